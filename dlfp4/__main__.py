@@ -1,0 +1,52 @@
+"""``python -m dlfp4 info | matrix | bench``."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+import dlfp4
+from dlfp4 import frameworks, matrix
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one of the commands; the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m dlfp4", description=dlfp4.__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("info", help="how dlfp4 was built, and what this machine has")
+    tried = commands.add_parser("matrix", help="try every installed framework and element type, both ways")
+    tried.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    tried.add_argument("--framework", action="append", choices=frameworks.NAMES, help="only this one (repeatable)")
+    tried.add_argument(
+        "--dtype", action="append", choices=matrix.ROWS, metavar="DTYPE", help="only this one (repeatable)"
+    )
+    bench = commands.add_parser("bench", help="run the benchmarks of a source checkout")
+    bench.add_argument("script", nargs="*", help="names of scripts; default: all")
+    options = parser.parse_args(arguments)
+    if options.command == "info":
+        dlfp4.show_config()
+        return 0
+    if options.command == "bench":
+        return run_benchmarks(options.script)
+    report = matrix.matrix(options.framework or frameworks.NAMES, options.dtype or matrix.ROWS)
+    print(matrix.as_json(report) if options.json else matrix.as_text(report))
+    return int(any(cell.outcome in (matrix.Outcome.WRONG, matrix.Outcome.CRASHED) for cell in report.cells))
+
+
+def run_benchmarks(names: list[str]) -> int:
+    """Run benchmark scripts beside the package, one process each; the first exit status that is not 0."""
+    folder = Path(dlfp4.__file__).parents[1] / "benchmarks"
+    scripts = sorted(folder.glob("bench_*.py"))
+    if names:
+        scripts = [folder / f"{name.removesuffix('.py')}.py" for name in names]
+    if not scripts:
+        print(f"No benchmarks at {folder}: they live in the source tree; run this from a checkout.", file=sys.stderr)
+        return 1
+    statuses = [subprocess.run([sys.executable, script], check=False).returncode for script in scripts]
+    return next((status for status in statuses if status), 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+# cython: language_level=3, binding=False, boundscheck=False, wraparound=False, initializedcheck=False
+# cython: cdivision=True, embedsignature=False, freethreading_compatible=True
+"""The core of dlfp4: one extension, whose parts follow the data from the producer to the consumer."""
+import math
+import operator
+import sys
+import threading
+
+import ml_dtypes
+import numpy as np
+
+from dlfp4 import frameworks
+
+cimport cython
+cimport numpy as cnp
+from cpython.object cimport PyTypeObject
+from cpython.pycapsule cimport (
+    PyCapsule_CheckExact, PyCapsule_Destructor, PyCapsule_GetName, PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New, PyCapsule_SetName,
+)
+from cpython.exc cimport PyErr_Clear
+from cpython.number cimport PyIndex_Check, PyNumber_AsSsize_t
+from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
+from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
+from libc.stdint cimport INT64_MAX, int8_t, int32_t, int64_t, uint64_t, uintptr_t
+from libc.string cimport memcmp, memcpy, memset
+
+from dlfp4._dlpack cimport *
+from dlfp4._kernels cimport *
+
+cdef extern from *:
+    """
+    #include <Python.h>
+    #include <numpy/arrayobject.h>
+
+    static inline int load_acquire(const int *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+    static inline void store_release(int *p, int value) { __atomic_store_n(p, value, __ATOMIC_RELEASE); }
+    static inline int ctz(int64_t value) { return __builtin_ctzll((unsigned long long)value); }
+
+    /* descriptor.__get__(x), or descriptor(x) for a method, straight through its C function: `x` is of the very type that
+     * the descriptor belongs to, so that no bound method and no argument tuple is needed. */
+    static inline PyObject *read_descriptor(PyObject *descriptor, PyObject *x) {
+        if (Py_TYPE(descriptor) == &PyGetSetDescr_Type) {
+            PyGetSetDef *attribute = ((PyGetSetDescrObject *)descriptor)->d_getset;
+            return attribute->get(x, attribute->closure);
+        }
+        if (Py_TYPE(descriptor) == &PyMethodDescr_Type) {
+            PyMethodDef *method = ((PyMethodDescrObject *)descriptor)->d_method;
+            if (method->ml_flags == METH_NOARGS) return method->ml_meth(x, NULL);
+        }
+        return PyObject_CallOneArg(descriptor, x);
+    }
+
+    /* An array over memory that it does not own. An empty tensor may have no address, which NumPy would take as a
+     * wish for memory of its own. */
+    static PyObject *new_array(PyObject *dtype, int ndim, const int64_t *shape, const npy_intp *strides, void *data,
+                               int flags) {
+        static char nothing[1];
+        Py_INCREF(dtype); /* PyArray_NewFromDescr takes this reference */
+        return PyArray_NewFromDescr(&PyArray_Type, (PyArray_Descr *)dtype, ndim, (const npy_intp *)shape, strides,
+                                    data != NULL ? data : nothing, flags, NULL);
+    }
+    """
+    int load_acquire(const int *) noexcept nogil
+    void store_release(int *, int) noexcept nogil
+    int ctz(int64_t) noexcept nogil
+    object read_descriptor(PyObject *, object)
+
+    PyTypeObject *Py_TYPE(object) noexcept
+    object new_array(object, int, const int64_t *, const cnp.npy_intp *, void *, int)
+
+cnp.import_array()
+
+cdef DLDevice CPU
+CPU.device_type = kDLCPU
+CPU.device_id = 0
+
+include "layout.pxi"
+include "dtype.pxi"
+include "device.pxi"
+include "importer.pxi"
+include "tensor.pxi"
+include "ops.pxi"
+include "exporter.pxi"

@@ -1,0 +1,33 @@
+"""What this build of dlfp4 is and what machine it runs on."""
+
+import importlib.util
+import os
+import platform
+import sys
+from importlib import metadata
+
+from dlfp4 import frameworks
+from dlfp4._core import cpu_isa, cuda_available, get_num_threads
+
+
+def get_include() -> str:
+    """The folder to give a C or C++ compiler for ``#include <dlfp4/dlpack.h>`` and ``<dlfp4/dlfp4.h>``."""
+    package = os.path.dirname(__file__)
+    installed = os.path.join(package, "include")
+    # An editable install leaves the headers where they are written, beside the package.
+    return installed if os.path.isdir(installed) else os.path.join(os.path.dirname(package), "include")
+
+
+def show_config() -> None:
+    """Print versions, the instruction set of the kernels, threads, CUDA, and the frameworks that are installed."""
+    rows = {
+        "dlfp4": metadata.version("dlfp4"),
+        "python": f"{sys.version.split()[0]} on {platform.system()} {platform.machine()}",
+        "numpy, ml_dtypes": f"{metadata.version('numpy')}, {metadata.version('ml_dtypes')}",
+        "kernels": f"{cpu_isa()}, {get_num_threads()} thread{'s' * (get_num_threads() != 1)}",
+        "CUDA driver": "found, with a device" if cuda_available() else "no driver or no device",
+        "headers": get_include(),
+        "frameworks": ", ".join(name for name in frameworks.NAMES if importlib.util.find_spec(name)),
+    }
+    for name, value in rows.items():
+        print(f"{name:18}{value}")

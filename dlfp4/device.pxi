@@ -1,0 +1,120 @@
+# Devices and streams: names for DLPack's device types, what the host may read, how a stream argument is understood.
+
+cdef dict DEVICE_NAMES = {
+    kDLCPU: "cpu", kDLCUDA: "cuda", kDLCUDAHost: "cuda_host", kDLOpenCL: "opencl", kDLVulkan: "vulkan",
+    kDLMetal: "metal", kDLVPI: "vpi", kDLROCM: "rocm", kDLROCMHost: "rocm_host", kDLExtDev: "ext_dev",
+    kDLCUDAManaged: "cuda_managed", kDLOneAPI: "oneapi", kDLWebGPU: "webgpu", kDLHexagon: "hexagon",
+    kDLMAIA: "maia", kDLTrn: "trn",
+}
+cdef dict DEVICE_CODES = {name: code for code, name in DEVICE_NAMES.items()}
+# Of these a process sees one: the name alone says it all.
+cdef frozenset SINGLE_DEVICES = frozenset(("cpu", "cuda_host", "cuda_managed", "rocm_host"))
+
+cdef enum:
+    LEGACY_STREAM = 1
+    PER_THREAD_STREAM = 2
+    NO_STREAM = -1
+
+
+class DriverError(RuntimeError):
+    """A call of the CUDA driver failed; the message holds its name and number."""
+
+
+@cython.final
+cdef class Device:
+    """Where a tensor lies: DLPack's device type and the index of the device.
+
+    ``str(device)`` is ``"cpu"``, ``"cuda:0"``, ``"cuda_host"``, ...; a device equals its string and its DLPack pair.
+    """
+    cdef readonly str type
+    cdef readonly int index
+    cdef int code
+
+    def __init__(self, str type, int index=0):
+        if type not in DEVICE_CODES:
+            raise ValueError(f"device type {type!r} is unknown; expected one of {', '.join(DEVICE_CODES)}")
+        if index < 0:
+            raise ValueError(f"device index {index} of {type!r} is negative")
+        self.type = type
+        self.index = index
+        self.code = DEVICE_CODES[type]
+
+    def __str__(self):
+        return self.type if self.index == 0 and self.type in SINGLE_DEVICES else f"{self.type}:{self.index}"
+
+    def __repr__(self):
+        return f"Device({str(self)!r})"
+
+    def __eq__(self, other):
+        if isinstance(other, Device):
+            return self.code == (<Device>other).code and self.index == (<Device>other).index
+        if isinstance(other, (str, tuple)):
+            try:
+                return self == parse_device(other)
+            except (ValueError, TypeError):
+                return False
+        return NotImplemented
+
+    def __hash__(self):
+        return hash((self.code, self.index))
+
+
+cdef Device device_from_dlpack(DLDevice device):
+    return Device(DEVICE_NAMES[device.device_type], device.device_id)
+
+
+cdef Device parse_device(device):
+    """A device argument: a Device, "cpu", "cuda:1", torch.device, or DLPack's (type, id) pair."""
+    if isinstance(device, Device):
+        return device
+    if isinstance(device, tuple):
+        code, index = device
+        if int(code) not in DEVICE_NAMES:
+            raise ValueError(f"DLPack device type {int(code)} is unknown; expected one of {sorted(DEVICE_NAMES)}")
+        return Device(DEVICE_NAMES[int(code)], int(index or 0))
+    if not isinstance(device, str) and type(device).__module__ != "torch":
+        raise TypeError(f"device {device!r} is a {type(device).__name__}; expected a string such as 'cpu' or 'cuda:0', "
+                        f"or a DLPack pair (type, id)")
+    name, colon, index = str(device).partition(":")
+    if colon and not index.isdecimal():
+        raise ValueError(f"device {device!r}: expected a number after the colon, as in 'cuda:0'")
+    return Device(name, int(index or 0))
+
+
+cdef inline bint is_device_type(int32_t code) noexcept nogil:
+    return kDLCPU <= code <= kDLTrn and code != 5 and code != 6   # 5 and 6 were never given out
+
+
+cdef inline bint host_readable(int32_t device_type) noexcept nogil:
+    """Memory the CPU may read at its own address, without a driver and without synchronising."""
+    return device_type == kDLCPU or device_type == kDLCUDAHost or device_type == kDLROCMHost
+
+
+cdef inline bint is_cuda(int32_t device_type) noexcept nogil:
+    return device_type == kDLCUDA or device_type == kDLCUDAManaged
+
+
+cdef int check_cuda(int status, str what) except -1:
+    if status != 0:
+        raise DriverError(f"{what}: {dlfp4_cuda_error_name(status).decode()} ({status})")
+    return 0
+
+
+cdef int64_t parse_stream(stream, DLDevice device) except? -2:
+    """A consumer's stream by the rules of the array API; NO_STREAM where nothing is to be ordered."""
+    cdef int64_t value
+    if stream is not None and (isinstance(stream, bool) or not hasattr(stream, "__index__")):
+        raise TypeError(f"stream={stream!r}: expected None or an integer")
+    value = NO_STREAM if stream is None else stream
+    if value < NO_STREAM:
+        raise ValueError(f"stream={stream}: expected None, -1 or a stream handle")
+    if is_cuda(device.device_type):
+        if value == 0:
+            raise ValueError("stream=0 is ambiguous on CUDA: pass 1 for the legacy default stream, "
+                             "2 for the per-thread default stream, or a handle")
+        return LEGACY_STREAM if stream is None else value
+    if device.device_type == kDLROCM and value in (1, 2):
+        raise ValueError(f"stream={value} has no meaning on ROCm: pass 0 for the default stream, or a handle")
+    if host_readable(device.device_type) and value != NO_STREAM:
+        raise ValueError(f"stream={stream}: host memory has no streams; pass None")
+    return value

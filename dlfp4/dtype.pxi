@@ -1,0 +1,114 @@
+# Element types: a row of src/dtypes.def is the index behind every type in the core; its Python face is the
+# numpy.dtype of NumPy or ml_dtypes. Here a row is found from each of the ways in which a type arrives.
+
+# numpy.dtype by row, in the order of dtypes.def.
+cdef list DTYPES = [
+    np.dtype(getattr(ml_dtypes, dlfp4_dtypes[row].name.decode(), None) or dlfp4_dtypes[row].name.decode())
+    for row in range(DLFP4_NUM_DTYPES)
+]
+
+cdef enum:
+    NUM_CODES = 18
+    NUM_NUMPY_TYPES = 512
+    NO_ROW = -1
+
+cdef int8_t ROW_OF_DLPACK[NUM_CODES][256]   # by DLPack code and bits
+cdef int8_t ROW_OF_NUMPY[NUM_NUMPY_TYPES]   # by NumPy type number
+cdef dict ROW_OF_ARGUMENT = {}              # by dtype argument, as met
+
+
+cdef int fill_row_tables() except -1:
+    cdef int row
+    memset(ROW_OF_DLPACK, NO_ROW, sizeof(ROW_OF_DLPACK))
+    memset(ROW_OF_NUMPY, NO_ROW, sizeof(ROW_OF_NUMPY))
+    for row in range(DLFP4_NUM_DTYPES):
+        ROW_OF_DLPACK[dlfp4_dtypes[row].code][dlfp4_dtypes[row].bits] = row
+        # A number past the table (hundreds of user types registered before ml_dtypes) is found by name, slower.
+        if DTYPES[row].num < NUM_NUMPY_TYPES:
+            ROW_OF_NUMPY[DTYPES[row].num] = row
+    for character in "bBhHiIlLqQ":  # C integer types that share a width have numbers of their own
+        alias = np.dtype(character)
+        ROW_OF_NUMPY[alias.num] = ROW_OF_NUMPY[np.dtype(alias.name).num]
+    return 0
+
+
+fill_row_tables()
+
+
+cdef inline int item_bits(int row) noexcept nogil:
+    return dlfp4_dtypes[row].bits
+
+
+cdef inline bint is_subbyte(int row) noexcept nogil:
+    return dlfp4_dtypes[row].bits < 8
+
+
+cdef inline bint is_float(int row) noexcept nogil:
+    return dlfp4_dtypes[row].specials != DLFP4_NONE
+
+
+cdef inline int row_of_array(cnp.ndarray array) except NO_ROW:
+    """The row of an array's elements; BufferError where DLPack has no such type, or not in this byte order."""
+    cdef int number = cnp.PyArray_TYPE(array), row = NO_ROW
+    if 0 <= number < NUM_NUMPY_TYPES and cnp.PyArray_ISNOTSWAPPED(array):
+        row = ROW_OF_NUMPY[number]
+    return row if row != NO_ROW else row_of_numpy(array.dtype)
+
+
+cdef int row_of_numpy(dtype) except NO_ROW:
+    cdef int row = row_of_name(dtype.name)
+    if row == NO_ROW:
+        raise BufferError(f"DLPack has no element type for NumPy's {dtype!r}; "
+                          f"dlfp4 carries {', '.join(d.name for d in DTYPES)}")
+    if not dtype.isnative:
+        raise BufferError(f"NumPy's {dtype!r} is not in this machine's byte order, which DLPack requires; "
+                          f"call .astype(x.dtype.newbyteorder('=')) first")
+    return row
+
+
+cdef int row_of_name(str name):
+    for row in range(DLFP4_NUM_DTYPES):
+        if DTYPES[row].name == name:
+            return row
+    return NO_ROW
+
+
+cdef str name_of_argument(dtype):
+    """The element type's name in whatever way a caller may give one: string, NumPy, ml_dtypes, JAX, PyTorch."""
+    if isinstance(dtype, str):
+        return dtype
+    if isinstance(dtype, np.dtype):
+        return dtype.name
+    if type(dtype).__module__ == "torch":   # torch.float8_e4m3fn; FP4 is named after its pairs there
+        return str(dtype).removeprefix("torch.").removesuffix("_x2")
+    if isinstance(getattr(dtype, "dtype", None), np.dtype):  # jax.numpy.float32 and its like
+        return dtype.dtype.name
+    return np.dtype(dtype).name
+
+
+cdef int row_of_argument(dtype) except NO_ROW:
+    """The row of a caller's dtype argument; TypeError where it names no type that dlfp4 carries."""
+    cached = ROW_OF_ARGUMENT.get(dtype)
+    if cached is not None:
+        return cached
+    cdef int row = row_of_name(name_of_argument(dtype))
+    if row == NO_ROW:
+        raise TypeError(f"dtype {dtype!r} is not one that dlfp4 carries; "
+                        f"expected one of {', '.join(d.name for d in DTYPES)}")
+    if len(ROW_OF_ARGUMENT) < 256:
+        ROW_OF_ARGUMENT[dtype] = row
+    return row
+
+
+cdef int row_of_dlpack(DLDataType dtype) except NO_ROW:
+    """The row of a type on the wire, its lanes aside; BufferError naming code, bits and lanes."""
+    cdef int row = NO_ROW
+    if dtype.code < NUM_CODES:
+        row = ROW_OF_DLPACK[dtype.code][dtype.bits]
+    # lanes = 2 of a 4-bit type is PyTorch's way to count FP4 in pairs; other vectors have no NumPy type.
+    if row == NO_ROW or not (dtype.lanes == 1 or (dtype.lanes == 2 and dtype.bits == 4)):
+        raise BufferError(
+            f"DLPack dtype (code={dtype.code}, bits={dtype.bits}, lanes={dtype.lanes}) is not one that dlfp4 carries: "
+            f"it takes the types of numpy.dtype and ml_dtypes with lanes=1, and 4-bit types also with lanes=2; "
+            f"export the tensor under one of those, for example as uint8 bytes, and use .view(dtype)")
+    return row

@@ -1,0 +1,285 @@
+# Exporter: a Tensor becomes a capsule or a managed tensor. What the asked form cannot say is refused, never dropped.
+
+cdef extern from *:
+    """
+    #include <Python.h>
+
+    #if PY_VERSION_HEX < 0x030D0000
+    #define Py_IsFinalizing _Py_IsFinalizing
+    #endif
+
+    /* Whether Python objects are out of reach: the interpreter is gone, or goes while this thread is not its own. */
+    static inline int python_is_gone(void) {
+        return !Py_IsInitialized() || (Py_IsFinalizing() && !PyGILState_Check());
+    }
+    """
+    bint python_is_gone() noexcept nogil
+
+
+# ---- Managed tensors: one block with the dimensions behind the struct, alive as long as its consumer wants
+
+cdef str pairs_problem(Tensor self):
+    return (f"{dtype_name(self)} of shape {shape_of(self)} and strides {strides_of(self)} (packed={is_packed(self)}) "
+            f"cannot be counted in pairs of two elements a byte: x2 needs packed 4-bit elements, an even extent along the "
+            f"dimension of stride 1 and even strides elsewhere; slice at even positions, or hand out .x2(False)")
+
+
+cdef inline bint goes_in_pairs(Tensor self) noexcept nogil:
+    return self.x2_ and self.dl.dtype.bits == 4 and not is_padded(self)
+
+
+cdef inline int fill_export(Tensor self, DLTensor *out, int64_t *dims) except -1:
+    """The tensor as it goes out: in pairs where its dialect says so; `dims` is room for shape and strides."""
+    cdef int64_t *source = self.dl.shape
+    check_alive(self)
+    out[0] = self.dl
+    if goes_in_pairs(self):
+        if self.pairs == NULL:
+            raise BufferError(pairs_problem(self))
+        source = self.pairs
+        out.dtype.lanes = 2
+    memcpy(dims, source, 2 * self.dl.ndim * sizeof(int64_t))
+    out.shape = dims
+    out.strides = dims + self.dl.ndim
+    return 0
+
+
+cdef DLManagedTensorVersioned *export_versioned(Tensor self, uint64_t flags) except NULL:
+    cdef DLManagedTensorVersioned *managed = <DLManagedTensorVersioned *> PyMem_RawMalloc(
+        sizeof(DLManagedTensorVersioned) + 2 * self.dl.ndim * sizeof(int64_t))
+    if managed == NULL:
+        raise MemoryError("no memory for a managed tensor")
+    try:
+        fill_export(self, &managed.dl_tensor, <int64_t *> (managed + 1))
+    except BufferError:
+        PyMem_RawFree(managed)
+        raise
+    managed.version.major = DLPACK_MAJOR_VERSION
+    managed.version.minor = DLPACK_MINOR_VERSION
+    managed.flags = self.flags | flags
+    managed.manager_ctx = <void *> self
+    managed.deleter = release_versioned
+    Py_INCREF(self)
+    return managed
+
+
+cdef DLManagedTensor *export_legacy(Tensor self) except NULL:
+    cdef DLManagedTensor *managed = <DLManagedTensor *> PyMem_RawMalloc(
+        sizeof(DLManagedTensor) + 2 * self.dl.ndim * sizeof(int64_t))
+    if managed == NULL:
+        raise MemoryError("no memory for a managed tensor")
+    try:
+        fill_export(self, &managed.dl_tensor, <int64_t *> (managed + 1))
+    except BufferError:
+        PyMem_RawFree(managed)
+        raise
+    managed.manager_ctx = <void *> self
+    managed.deleter = release_legacy
+    Py_INCREF(self)
+    return managed
+
+
+# A consumer may call a deleter from any thread, with the GIL or without, even while Python shuts down.
+
+cdef void release_versioned(DLManagedTensorVersioned *managed) noexcept nogil:
+    if not python_is_gone():
+        with gil:
+            drop_export(managed.manager_ctx, managed)
+
+
+cdef void release_legacy(DLManagedTensor *managed) noexcept nogil:
+    if not python_is_gone():
+        with gil:
+            drop_export(managed.manager_ctx, managed)
+
+
+cdef inline void drop_export(void *tensor, void *block) noexcept:
+    Py_DECREF(<object> tensor)
+    PyMem_RawFree(block)
+
+
+# ---- Capsules
+
+cdef void destroy_versioned(PyObject *capsule) noexcept:
+    """The capsule's end, with the GIL: what nobody consumed is still ours to release."""
+    if PyCapsule_IsValid(<object> capsule, VERSIONED):
+        delete_versioned(<DLManagedTensorVersioned *> PyCapsule_GetPointer(<object> capsule, VERSIONED))
+
+
+cdef void destroy_legacy(PyObject *capsule) noexcept:
+    if PyCapsule_IsValid(<object> capsule, LEGACY):
+        delete_legacy(<DLManagedTensor *> PyCapsule_GetPointer(<object> capsule, LEGACY))
+
+
+cdef bint wants_versioned(Tensor self, max_version) except -1:
+    """Which of the two capsules the consumer gets; BufferError where a legacy one would lose something."""
+    cdef bint padded = is_padded(self)
+    if max_version is None:
+        # Padded data goes out versioned all the same: a legacy consumer refuses the capsule by its name.
+        if padded:
+            return True
+    elif parse_major(max_version) >= 1:
+        return True
+    if padded:
+        raise BufferError(f"a capsule below version 1.0 cannot say that {dtype_name(self)} is padded to a byte an element; "
+                          f"ask for max_version=(1, 0) or newer, or dlfp4.pack it")
+    if self.flags & DLPACK_FLAG_BITMASK_READ_ONLY:
+        raise BufferError("a capsule below version 1.0 cannot say that the memory is read-only; "
+                          "ask for max_version=(1, 0) or newer, or hand out a .copy()")
+    return False
+
+
+cdef int64_t parse_major(max_version) except? -1:
+    if not isinstance(max_version, (tuple, list)) or len(max_version) != 2:
+        raise TypeError(f"max_version={max_version!r}: expected None or (major, minor)")
+    return max_version[0]
+
+
+cdef inline object export_capsule(Tensor self, max_version, uint64_t flags):
+    if has_negative_stride(self):
+        protect_consumer()
+    if wants_versioned(self, max_version):
+        return PyCapsule_New(export_versioned(self, flags), VERSIONED,
+                             <PyCapsule_Destructor> destroy_versioned)
+    return PyCapsule_New(export_legacy(self), LEGACY,
+                         <PyCapsule_Destructor> destroy_legacy)
+
+
+cdef inline bint has_negative_stride(Tensor self) noexcept nogil:
+    cdef int k
+    for k in range(self.dl.ndim):
+        if self.dl.strides[k] < 0 and self.dl.shape[k] > 1:
+            return True
+    return False
+
+
+cdef int protect_consumer() except -1:
+    """PyTorch (2.13) ends the process on a negative stride, so its own from_dlpack must not get one."""
+    if sys._getframe().f_globals.get("__name__", "").partition(".")[0] == "torch":
+        raise BufferError("PyTorch has no negative strides; hand it a .copy()")
+    return 0
+
+
+cdef object export_as_asked(Tensor self, stream, max_version, dl_device, copy):
+    cdef Tensor source = self
+    cdef int64_t consumer
+    cdef uint64_t flags = 0
+    check_copy(copy)
+    if dl_device is not None and not lies_on(self, parse_device(dl_device)):
+        if stream is not None:
+            raise ValueError(f"stream={stream!r} with a dl_device on another device: the copy is complete when it is "
+                             f"handed out; pass None")
+        source = export_to_host(self, parse_device(dl_device), copy)
+        if source.owner_kind == OWNER_HOST:   # copied, not merely named as host memory
+            flags = DLPACK_FLAG_BITMASK_IS_COPIED
+            copy = None
+    else:
+        consumer = parse_stream(stream, self.dl.device)
+        order_streams(self, consumer)
+    if copy is True:
+        source = duplicate(source)
+        flags = DLPACK_FLAG_BITMASK_IS_COPIED
+    return export_capsule(source, max_version, flags)
+
+
+cdef Tensor export_to_host(Tensor self, Device target, copy):
+    """The tensor for a consumer on the CPU: as it is where the host may read it, else a copy."""
+    cdef Tensor view
+    if target.code != kDLCPU or target.index != 0:
+        raise BufferError(f"dl_device={target}: this tensor lies on {device_from_dlpack(self.dl.device)} and can go out "
+                          f"there, or to the host as (1, 0); call .to_device({str(target)!r}) first")
+    if host_readable(self.dl.device.device_type):
+        view = share(self)
+        view.dl.device = CPU
+        return view
+    if copy is False:
+        raise BufferError(f"memory on {device_from_dlpack(self.dl.device)} reaches the host by a copy, "
+                          f"which copy=False forbids")
+    return move(self, target)
+
+
+cdef int order_streams(Tensor self, int64_t consumer) except -1:
+    """The consumer's stream waits for the stream on which the data becomes ready."""
+    if consumer == NO_STREAM or consumer == self.stream:
+        return 0
+    if is_cuda(self.dl.device.device_type):
+        check_cuda(dlfp4_cuda_order(self.dl.device.device_id, self.stream, consumer),
+                   f"making stream {consumer} wait for stream {self.stream}")
+    elif self.dl.device.device_type == kDLROCM and consumer > PER_THREAD_STREAM:
+        raise BufferError(f"stream={consumer}: dlfp4 has no ROCm driver to order streams with; "
+                          f"synchronise and pass stream=-1")
+    return 0
+
+
+# ---- The C exchange API, as a producer
+
+cdef DLPackExchangeAPI EXCHANGE_API
+
+
+cdef int table_allocate(DLTensor *prototype, DLManagedTensorVersioned **out, void *context,
+                        SetErrorFunction set_error) noexcept with gil:
+    cdef DLTensor wanted = prototype[0]
+    cdef Tensor described = Tensor.__new__(Tensor)
+    try:
+        wanted.data = <void *> ALIGNMENT   # a prototype has no memory; this address is checked, never read
+        wanted.strides = NULL
+        wanted.byte_offset = 0
+        describe(described, &wanted, 0)
+        out[0] = export_versioned(allocate_like(described, wanted.device), 0)
+        return 0
+    except Exception as error:   # whatever it is must reach the caller through set_error
+        set_error(context, type(error).__name__.encode(), str(error).encode())
+        return -1
+
+
+cdef int table_export(void *py_object, DLManagedTensorVersioned **out) except? -1:
+    out[0] = export_versioned(as_tensor(<object> py_object), 0)
+    return 0
+
+
+cdef int table_import(DLManagedTensorVersioned *managed, void **out) except? -1:
+    cdef Tensor self = adopt(managed, False)
+    Py_INCREF(self)
+    out[0] = <void *> self
+    return 0
+
+
+cdef int table_lend(void *py_object, DLTensor *out) except? -1:
+    cdef Tensor self = as_tensor(<object> py_object)
+    check_alive(self)
+    out[0] = self.dl
+    if goes_in_pairs(self):
+        if self.pairs == NULL:
+            raise BufferError(pairs_problem(self))
+        out.dtype.lanes = 2
+        out.shape = self.pairs
+        out.strides = self.pairs + self.dl.ndim
+    return 0
+
+
+cdef Tensor as_tensor(object x):
+    if type(x) is not Tensor:
+        raise TypeError(f"dlfp4's exchange table takes dlfp4.Tensor, got {type(x).__name__}")
+    return <Tensor> x
+
+
+cdef int table_stream(DLDeviceType device_type, int32_t device_id, void **out) except? -1:
+    """dlfp4 has no streams of its own: it works where the framework works whose tensors it carries."""
+    cdef int k
+    out[0] = NULL
+    for k in range(load_acquire(&NUM_PRODUCERS)):
+        if is_cuda(device_type) and PRODUCERS[k].api.current_work_stream != NULL:
+            return PRODUCERS[k].api.current_work_stream(device_type, device_id, out)
+    return 0
+
+
+cdef object make_exchange_capsule():
+    EXCHANGE_API.header.version.major = DLPACK_MAJOR_VERSION
+    EXCHANGE_API.header.version.minor = DLPACK_MINOR_VERSION
+    EXCHANGE_API.header.prev_api = NULL
+    EXCHANGE_API.managed_tensor_allocator = table_allocate
+    EXCHANGE_API.managed_tensor_from_py_object_no_sync = table_export
+    EXCHANGE_API.managed_tensor_to_py_object_no_sync = table_import
+    EXCHANGE_API.dltensor_from_py_object_no_sync = table_lend
+    EXCHANGE_API.current_work_stream = table_stream
+    return PyCapsule_New(&EXCHANGE_API, "dlpack_exchange_api", NULL)

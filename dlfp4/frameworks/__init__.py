@@ -1,0 +1,51 @@
+"""One file per framework; importing this package imports none of them.
+
+To add a framework, write its file, which ends in one ``FRAMEWORK`` row, and add its name to ``NAMES``.
+"""
+
+from importlib import import_module
+from types import ModuleType
+
+from dlfp4.frameworks.base import Framework
+
+__all__ = ["NAMES", "Framework", "counts_pairs", "framework", "load", "of_type"]
+
+NAMES = (
+    "numpy",
+    "torch",
+    "jax",
+    "cupy",
+    "tensorflow",
+    "pyarrow",
+    "mlx",
+    "onnxruntime",
+    "tvm_ffi",
+    "paddle",
+    "numkong",
+)
+
+
+def load(name: str) -> ModuleType:
+    """The file of a framework, as a module; it imports the framework itself only where a function needs it."""
+    return import_module(f"dlfp4.frameworks.{name}")
+
+
+def framework(name: str) -> Framework:
+    """The row of a framework."""
+    row: Framework = load(name).FRAMEWORK
+    return row
+
+
+def of_type(cls: type) -> Framework | None:
+    """The framework that a class, or one of its bases, comes from; None where no file here knows it."""
+    for base in cls.__mro__:
+        package = base.__module__.partition(".")[0]
+        if package in NAMES:
+            return framework(package)
+    return None
+
+
+def counts_pairs(cls: type) -> bool:
+    """Whether instances of a class count FP4 in pairs, as PyTorch's ``float4_e2m1fn_x2`` does."""
+    row = of_type(cls)
+    return row is not None and row.counts_pairs

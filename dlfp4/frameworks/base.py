@@ -1,0 +1,211 @@
+"""What dlfp4 asks of a framework, and what the framework files share. Knows no framework itself."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from dlfp4 import Tensor
+
+INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+FLOATS = ("float16", "float32", "float64")
+COMPLEX = ("complex64", "complex128")
+COMMON = ("bool", *INTEGERS, *FLOATS)
+FP8 = (
+    "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2",
+    "float8_e5m2fnuz", "float8_e8m0fnu",
+)  # fmt: skip
+# Bits of the types that may share a byte.
+SUBBYTE = {"float6_e2m3fn": 6, "float6_e3m2fn": 6, "float4_e2m1fn": 4, "int4": 4, "uint4": 4, "int2": 2, "uint2": 2}
+PADDED = " padded"
+
+
+@dataclass(frozen=True)
+class Framework:
+    """One framework, as the matrix and the core see it.
+
+    Attributes
+    ----------
+    module : str
+        What ``import`` takes; the first part names the file in this package.
+    dtypes : frozenset of str
+        What its arrays can hold, by dlfp4's names; ``"float4_e2m1fn"`` is packed, ``"float4_e2m1fn padded"`` is not.
+    make : callable
+        ``make(array, packed, device)``: the framework's own array of the values of a NumPy array.
+    from_tensor : callable
+        ``from_tensor(tensor, copy)``: the framework's array of a dlfp4 Tensor; BufferError where it takes none.
+    read : callable
+        ``read(native)``: its values as a NumPy array (one element an item), by a way around dlfp4.
+    pointer : callable
+        ``pointer(native)``: the address of its first element, None where it tells none.
+    errors : callable
+        The exceptions with which it refuses an exchange, apart from BufferError.
+    devices : tuple of str
+        Where it holds arrays: ``"cpu"``, ``"cuda"``.
+    gpu_missing : callable
+        Why its CUDA side cannot be used, or None.
+    counts_pairs : bool
+        It counts FP4 in pairs (DLPack lanes = 2).
+    guards : callable
+        ``(descriptor, dtypes, remedy)`` rows: what must be false of a tensor that the C exchange table hands out.
+    lends : bool
+        A tensor borrowed through its C exchange table is described in full: it is never read-only, nor padded.
+    current_stream : callable, optional
+        ``current_stream(index)``: the handle of the stream on which it works now on that CUDA device.
+    environ : dict of str
+        Environment of a process in which the matrix tries it.
+    """
+
+    module: str
+    dtypes: frozenset[str]
+    make: Callable[[np.ndarray, bool, str], Any]
+    from_tensor: Callable[[Tensor, bool | None], Any]
+    read: Callable[[Any], np.ndarray]
+    pointer: Callable[[Any], int | None]
+    errors: Callable[[], tuple[type[Exception], ...]] = lambda: (RuntimeError, TypeError, ValueError)
+    devices: tuple[str, ...] = ("cpu",)
+    gpu_missing: Callable[[], str | None] = lambda: None
+    counts_pairs: bool = False
+    guards: Callable[[], list[tuple[Any, tuple[str, ...], str]]] = field(default=list)
+    lends: bool = False
+    current_stream: Callable[[int], int] | None = None
+    environ: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The framework's name here: that of its file."""
+        return self.module.partition(".")[0]
+
+    def version(self) -> str:
+        """The installed version."""
+        return str(importlib.import_module(self.module).__version__)
+
+    def missing(self, device: str = "cpu") -> str | None:
+        """Why the framework cannot be used on a device, or None."""
+        if find_spec(self.name) is None:
+            return "not installed"
+        try:
+            importlib.import_module(self.module)
+        except ImportError as error:
+            return f"does not import: {first_line(error)}"
+        if device not in self.devices:
+            return f"no arrays on {device}"
+        return self.gpu_missing() if device == "cuda" else None
+
+
+def first_line(error: BaseException) -> str:
+    """What an exception says first, without the C++ source locations that ONNX Runtime and Paddle put around it."""
+    lines = str(error).strip().splitlines()
+    return re.sub(r"^\S+\.cc:\d+ .*\) | \(at \S+\.cc:\d+\)$", "", lines[0]) if lines else type(error).__name__
+
+
+def row_name(dtype: np.dtype, packed: bool) -> str:
+    """A type and its storage as one name: sub-byte elements are packed unless it says ``padded``."""
+    return dtype.name + PADDED if dtype.name in SUBBYTE and not packed else dtype.name
+
+
+def row_of(tensor: Tensor) -> str:
+    """The row name of a Tensor."""
+    return row_name(tensor.dtype, tensor.packed)
+
+
+# ---- Handing a Tensor over
+
+
+class RefusedError(BufferError):
+    """A framework cannot take a tensor; the message says what came, why not, and what to do instead."""
+
+    def __init__(self, framework: str, tensor: Tensor, reason: str, remedy: str) -> None:
+        self.reason = reason
+        what = f"{row_of(tensor)} of shape {tensor.shape} on {tensor.device}"
+        super().__init__(f"{framework} cannot take {what}: {reason}; {remedy}")
+
+
+def bytes_remedy(tensor: Tensor) -> str:
+    """What to call where a framework has no such element type."""
+    if tensor.dtype.name in SUBBYTE and not tensor.packed:
+        return 'call dlfp4.pack(t), or hand over the bytes with .view("uint8")'
+    return f'hand over the bits with .view("uint{8 * min(tensor.dtype.itemsize, 8)}")'
+
+
+@contextmanager
+def translated(framework: str, tensor: Tensor, errors: tuple[type[Exception], ...]) -> Iterator[None]:
+    """Turn a framework's own refusal into the BufferError that callers of dlfp4 expect."""
+    refusals: tuple[type[Exception], ...] = (BufferError, *errors)
+    try:
+        yield
+    except refusals as error:
+        raise RefusedError(framework, tensor, first_line(error), bytes_remedy(tensor)) from error
+
+
+def shareable(framework: str, tensor: Tensor, copy: bool | None, obstacle: str | None) -> Tensor:
+    """The tensor to hand over: itself, or a copy where `copy` asks for one or an obstacle makes one needed.
+
+    Raises
+    ------
+    BufferError
+        A copy is needed, and ``copy=False`` forbids it.
+    """
+    if copy is False and obstacle is not None:
+        raise RefusedError(framework, tensor, f"{obstacle}, and copy=False forbids a copy", "allow it with copy=None")
+    return tensor.copy() if copy or obstacle is not None else tensor
+
+
+def read_only_obstacle(tensor: Tensor) -> str | None:
+    """For frameworks without read-only arrays: they would write through to memory that must not be written."""
+    return "its arrays are always writable, this memory is read-only" if tensor.readonly else None
+
+
+def is_row_major(tensor: Tensor) -> bool:
+    """Whether the elements lie without gaps in row-major order; strides of extents below two mean nothing."""
+    expected = 1
+    for extent, stride in zip(reversed(tensor.shape), reversed(tensor.strides), strict=True):
+        if extent > 1 and stride != expected:
+            return False
+        expected *= max(extent, 1)
+    return True
+
+
+# ---- Values in and out, for frameworks whose own constructors do not know a type
+
+
+def pack_codes(codes: np.ndarray, bits: int) -> np.ndarray:
+    """Element codes, one a byte, as a little-endian stream of `bits` each: the bytes of DLPack's packed types."""
+    return np.packbits(np.unpackbits(codes.reshape(-1, 1), axis=1, bitorder="little")[:, :bits], bitorder="little")
+
+
+def unpack_codes(packed: np.ndarray, bits: int, count: int) -> np.ndarray:
+    """Undo :func:`pack_codes` for the first `count` elements."""
+    stream = np.unpackbits(packed.reshape(-1), bitorder="little")[: count * bits]
+    return np.packbits(stream.reshape(count, bits), axis=1, bitorder="little").reshape(-1)
+
+
+def codes_of(array: np.ndarray) -> np.ndarray:
+    """The elements of an ml_dtypes array below 8 bits as bytes with zero high bits (NumPy extends signs of int4)."""
+    return array.view(np.uint8) & ((1 << SUBBYTE[array.dtype.name]) - 1)
+
+
+def pack_array(array: np.ndarray) -> np.ndarray:
+    """The packed bytes of an ml_dtypes array below 8 bits."""
+    return pack_codes(codes_of(array), SUBBYTE[array.dtype.name])
+
+
+def bits_view(array: np.ndarray) -> np.ndarray:
+    """An array under the unsigned integer type of its width, which every framework knows."""
+    return array.view(f"uint{8 * array.dtype.itemsize}")
+
+
+def read_memory(pointer: int, shape: Iterable[int], dtype: np.dtype) -> np.ndarray:
+    """A copy of compact host memory, for arrays that offer no other way to look at them."""
+    dims = tuple(shape)
+    size = int(np.prod(dims, dtype=np.int64)) * dtype.itemsize
+    return np.frombuffer(ctypes.string_at(pointer, size), dtype).reshape(dims)

@@ -1,0 +1,151 @@
+"""JAX: bfloat16 and all FP8 both ways; FP4 out through DLPack, in through bytes; compact arrays on 64-byte borders."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dlfp4.frameworks import base
+
+if TYPE_CHECKING:
+    import jax
+
+    from dlfp4 import Tensor
+
+FP4 = "float4_e2m1fn"
+WIDE = ("int64", "uint64", "float64", "complex128")
+ALIGNMENT = 64
+
+
+def from_tensor(tensor: Tensor, copy: bool | None = None) -> jax.Array:
+    """A ``jax.Array`` of a dlfp4 Tensor, over its memory where JAX can share it.
+
+    JAX shares compact memory (also transposed) that starts on a 64-byte border and may be written; dlfp4 allocates
+    such memory. JAX believes that its arrays never change: do not write to memory that it shares.
+
+    Parameters
+    ----------
+    tensor : dlfp4.Tensor
+        Shape ``(...)``, on the host or a GPU that JAX sees.
+    copy : bool, optional
+        None shares, and copies where JAX cannot; False never copies; True always does.
+
+    Raises
+    ------
+    BufferError
+        JAX takes no such element type (FP6, 2- and 4-bit integers; 64-bit types unless ``jax_enable_x64`` is set, which
+        it would halve); or ``copy=False`` and a copy is needed, as it always is for FP4.
+    """
+    import jax
+
+    name = tensor.dtype.name
+    if name == FP4:
+        return _from_fp4(tensor, copy)
+    if name in base.SUBBYTE:
+        remedy = 'hand over the bytes of the packed tensor with .view("uint8")'
+        if name.endswith("int4"):
+            remedy += f", then jax.lax.bitcast_convert_type(x, jax.numpy.{name})"
+        raise base.RefusedError("JAX", tensor, "it exchanges no such type", remedy)
+    if name in WIDE and not jax.config.jax_enable_x64:
+        remedy = 'call jax.config.update("jax_enable_x64", True), or cast the tensor'
+        raise base.RefusedError("JAX", tensor, "it would round 64-bit types to 32 bits", remedy)
+    source = base.shareable("JAX", tensor, copy, _obstacle(tensor))
+    with base.translated("JAX", tensor, (RuntimeError, TypeError, ValueError)):
+        array = jax.dlpack.from_dlpack(source)
+    if copy is False and tensor.size and pointer(array) != tensor.data_ptr:
+        raise base.RefusedError(
+            "JAX", tensor, "it copied the data, which copy=False forbids", "allow it with copy=None"
+        )
+    return array
+
+
+def _obstacle(tensor: Tensor) -> str | None:
+    """Why JAX cannot share the memory of a tensor, or None."""
+    if tensor.readonly and not _takes_read_only():
+        return "this version of JAX asks for capsules that cannot say read-only"
+    if tensor.data_ptr % ALIGNMENT:
+        return f"its arrays start on a {ALIGNMENT}-byte border"
+    if not _is_compact(tensor):
+        return f"its arrays are compact, the strides are {tensor.strides}"
+    return None
+
+
+def _takes_read_only() -> bool:
+    """JAX 0.12 is the first to ask for DLPack 1.x."""
+    import jax
+
+    return jax.__version_info__ >= (0, 12)
+
+
+def _is_compact(tensor: Tensor) -> bool:
+    """Whether some order of the dimensions has no gaps."""
+    dims = sorted((stride, extent) for stride, extent in zip(tensor.strides, tensor.shape, strict=True) if extent != 1)
+    expected = 1
+    for stride, extent in dims:
+        if stride != expected:
+            return tensor.size == 0
+        expected *= extent
+    return True
+
+
+def _from_fp4(tensor: Tensor, copy: bool | None) -> jax.Array:
+    """FP4 through its bytes and a bitcast; through NumPy where the elements do not fill whole bytes."""
+    import jax
+
+    if copy is False:
+        reason = "it imports FP4 only by a copy of its bytes, which copy=False forbids"
+        raise base.RefusedError(
+            "JAX", tensor, reason, 'allow it with copy=None, or share the bytes with .view("uint8")'
+        )
+    if not tensor.packed or tensor.size % 2:
+        return jax.numpy.asarray(tensor.to_numpy())
+    compact = tensor if base.is_row_major(tensor) else tensor.copy()
+    octets = from_tensor(compact.reshape((tensor.size,)).view("uint8"))
+    return jax.lax.bitcast_convert_type(octets, jax.numpy.float4_e2m1fn).reshape(tensor.shape)
+
+
+def gpu_missing() -> str | None:
+    """Why JAX cannot use a GPU, or None."""
+    import jax
+
+    try:
+        jax.devices("cuda")
+    except RuntimeError as error:
+        return base.first_line(error)
+    return None
+
+
+def make(array: np.ndarray, packed: bool, device: str) -> jax.Array:
+    """An array of the same values on a device."""
+    import jax
+
+    with jax.default_device(jax.devices(device)[0]):
+        if array.dtype.name == FP4:
+            codes = base.pack_array(array).reshape(*array.shape[:-1], -1)
+            pairs = jax.lax.bitcast_convert_type(jax.numpy.array(codes), jax.numpy.float4_e2m1fn)
+            return pairs.reshape(array.shape)
+        return jax.numpy.array(array)
+
+
+def read(native: jax.Array) -> np.ndarray:
+    """The values through ``__array__``."""
+    return np.asarray(native)
+
+
+def pointer(native: jax.Array) -> int:
+    """The address of the first element."""
+    return int(native.unsafe_buffer_pointer())
+
+
+FRAMEWORK = base.Framework(
+    module="jax",
+    dtypes=frozenset((*base.COMMON, *base.COMPLEX, "bfloat16", *base.FP8, FP4, "int4", "uint4", "int2", "uint2")),
+    make=make,
+    from_tensor=from_tensor,
+    read=read,
+    pointer=pointer,
+    devices=("cpu", "cuda"),
+    gpu_missing=gpu_missing,
+    environ={"JAX_ENABLE_X64": "1", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
+)

@@ -1,0 +1,139 @@
+"""PyTorch: DLPack 1.x both ways; FP4 in pairs (``float4_e2m1fn_x2``); no read-only tensors, no negative strides."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+
+from dlfp4.frameworks import base
+
+if TYPE_CHECKING:
+    import torch
+
+    from dlfp4 import Tensor
+
+FP8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
+FP4 = "float4_e2m1fn"
+
+
+def from_tensor(tensor: Tensor, copy: bool | None = None) -> torch.Tensor:
+    """A ``torch.Tensor`` over the memory of a dlfp4 Tensor.
+
+    Packed FP4 becomes ``torch.float4_e2m1fn_x2``, whose last dimension counts pairs. PyTorch has no read-only
+    tensors, so read-only memory is copied rather than handed out writable; to share it all the same, and promise not
+    to write, call ``torch.from_dlpack(tensor)``.
+
+    Parameters
+    ----------
+    tensor : dlfp4.Tensor
+        Shape ``(...)``, on the host or a GPU that PyTorch sees.
+    copy : bool, optional
+        None shares, and copies only read-only memory; False never copies; True always does.
+
+    Raises
+    ------
+    BufferError
+        PyTorch has no such element type; a stride is negative (PyTorch would end the process); FP4 does not divide
+        into pairs; or ``copy=False`` and the memory is read-only.
+    """
+    import torch
+
+    if copy is not True and any(stride < 0 for stride in tensor.strides):
+        raise base.RefusedError("PyTorch", tensor, "it has no negative strides", "call .copy() first")
+    source = base.shareable("PyTorch", tensor, copy, base.read_only_obstacle(tensor))
+    if base.row_of(source) == FP4:
+        source = in_pairs(source)
+    with base.translated("PyTorch", tensor, (RuntimeError, TypeError)):
+        return torch.from_dlpack(source)
+
+
+def in_pairs(tensor: Tensor) -> Tensor:
+    """Packed FP4 as PyTorch counts it."""
+    try:
+        return tensor.x2()
+    except ValueError as error:
+        remedy = 'hand over the bytes with .view("uint8"), or slice to an even extent'
+        raise base.RefusedError("PyTorch", tensor, base.first_line(error), remedy) from error
+
+
+def guards() -> list[tuple[Any, tuple[str, ...], str]]:
+    """What PyTorch's exchange table hands out without a check, and the call that clears it.
+
+    A lazy negation comes from ``x.conj().imag``, hence only in the types of a complex number's parts, or in a complex
+    view of those; ``torch._neg_view``, which is private, could set it on any type.
+    """
+    import torch
+
+    tensor = torch._C.TensorBase
+    differentiable = (*base.FLOATS, *base.COMPLEX, "bfloat16", *FP8, FP4)
+    return [
+        (tensor.requires_grad, differentiable, ".detach()"),
+        (tensor.is_conj, base.COMPLEX, ".resolve_conj()"),
+        (tensor.is_neg, (*base.FLOATS, *base.COMPLEX), ".resolve_neg()"),
+    ]
+
+
+def current_stream(index: int) -> int:
+    """The handle of PyTorch's current stream on a CUDA device."""
+    import torch
+
+    return int(torch.cuda.current_stream(index).cuda_stream)
+
+
+def gpu_missing() -> str | None:
+    """Why PyTorch cannot use a GPU, or None."""
+    import torch
+
+    return None if torch.cuda.is_available() else "PyTorch sees no CUDA device"
+
+
+def make(array: np.ndarray, packed: bool, device: str) -> torch.Tensor:
+    """A tensor of the same values, from integers of the same width."""
+    import torch
+
+    name = array.dtype.name
+    if name == FP4:
+        codes = base.pack_array(array).reshape(*array.shape[:-1], -1)
+        return torch.tensor(codes, device=device).view(torch.float4_e2m1fn_x2)
+    if name in FP8 or name == "bfloat16":
+        return torch.tensor(base.bits_view(array), device=device).view(getattr(torch, name))
+    return torch.tensor(array, device=device)
+
+
+def read(native: torch.Tensor) -> np.ndarray:
+    """The values through a view of bytes and ``Tensor.numpy()``."""
+    import torch
+
+    name = str(native.dtype).removeprefix("torch.")
+    host = native.cpu()
+    if name == FP4 + "_x2":
+        packed = host.view(torch.uint8).numpy()
+        codes = base.unpack_codes(packed, 4, 2 * packed.size)
+        return codes.view(ml_dtypes.float4_e2m1fn).reshape(*packed.shape[:-1], -1)
+    if name in FP8 or name == "bfloat16":
+        bits = host.view(torch.uint8 if host.itemsize == 1 else torch.uint16).numpy()
+        return bits.view(getattr(ml_dtypes, name))
+    return host.numpy()
+
+
+def pointer(native: torch.Tensor) -> int:
+    """The address of the first element."""
+    return native.data_ptr()
+
+
+FRAMEWORK = base.Framework(
+    module="torch",
+    dtypes=frozenset((*base.COMMON, *base.COMPLEX, "bfloat16", *FP8, FP4)),
+    make=make,
+    from_tensor=from_tensor,
+    read=read,
+    pointer=pointer,
+    devices=("cpu", "cuda"),
+    gpu_missing=gpu_missing,
+    counts_pairs=True,
+    guards=guards,
+    lends=True,
+    current_stream=current_stream,
+)

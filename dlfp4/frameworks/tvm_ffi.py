@@ -1,0 +1,77 @@
+"""Apache TVM FFI: DLPack 1.3 and the C exchange API, packed FP6 and FP4 included; it allocates nothing itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import ml_dtypes
+import numpy as np
+
+from dlfp4.frameworks import base
+
+if TYPE_CHECKING:
+    import tvm_ffi
+
+    from dlfp4 import Tensor
+
+
+def from_tensor(tensor: Tensor, copy: bool | None = None) -> tvm_ffi.Tensor:
+    """A ``tvm_ffi.Tensor`` over the memory of a dlfp4 Tensor.
+
+    Parameters
+    ----------
+    tensor : dlfp4.Tensor
+        Shape ``(...)``, on any device.
+    copy : bool, optional
+        None shares, and copies only read-only memory, which TVM FFI would hand on as writable; False never copies;
+        True always does.
+
+    Raises
+    ------
+    BufferError
+        TVM FFI has no such element type (complex, padded sub-byte), or ``copy=False`` and the memory is read-only.
+    """
+    import tvm_ffi
+
+    source = base.shareable("TVM FFI", tensor, copy, base.read_only_obstacle(tensor))
+    with base.translated("TVM FFI", tensor, (RuntimeError, TypeError, ValueError)):
+        taken = tvm_ffi.from_dlpack(source)
+        str(taken.dtype)  # it takes types that it has no name for, and fails when it is asked
+    return taken
+
+
+def make(array: np.ndarray, packed: bool, device: str) -> tvm_ffi.Tensor:
+    """A tensor over memory of dlfp4, since there are no constructors but ``from_dlpack``."""
+    import dlfp4
+
+    if not packed:
+        return from_tensor(dlfp4.asarray(array), True)
+    return from_tensor(dlfp4.asarray(base.pack_array(array)).view(array.dtype).reshape(array.shape), True)
+
+
+def read(native: tvm_ffi.Tensor) -> np.ndarray:
+    """The values through NumPy, or from the address of compact memory where NumPy has no such type."""
+    name = str(native.dtype)
+    if name in base.COMMON:
+        return np.from_dlpack(native)
+    dtype = np.dtype(getattr(ml_dtypes, name, name))
+    if name not in base.SUBBYTE:
+        return base.read_memory(native.data_ptr(), native.shape, dtype)
+    bits, count = base.SUBBYTE[name], int(np.prod(native.shape))
+    packed = base.read_memory(native.data_ptr(), (-(-count * bits // 8),), np.dtype(np.uint8))
+    return base.unpack_codes(packed, bits, count).view(dtype).reshape(tuple(native.shape))
+
+
+def pointer(native: tvm_ffi.Tensor) -> int:
+    """The address of the first element."""
+    return int(native.data_ptr())
+
+
+FRAMEWORK = base.Framework(
+    module="tvm_ffi",
+    dtypes=frozenset((*base.COMMON, "bfloat16", *base.FP8, *base.SUBBYTE)),
+    make=make,
+    from_tensor=from_tensor,
+    read=read,
+    pointer=pointer,
+)

@@ -1,0 +1,147 @@
+# Layouts: arithmetic on shapes and strides alone. Nothing here touches Python or memory that a tensor describes;
+# strides count elements, a dimension of extent 1 may have any stride.
+
+cdef extern from *:
+    """
+    #define mul_overflows(a, b, out) __builtin_mul_overflow((int64_t)(a), (int64_t)(b), (out))
+    #define add_overflows(a, b, out) __builtin_add_overflow((int64_t)(a), (int64_t)(b), (out))
+    """
+    bint mul_overflows(int64_t, int64_t, int64_t *) noexcept nogil
+    bint add_overflows(int64_t, int64_t, int64_t *) noexcept nogil
+
+
+cdef inline int64_t count_elements(int ndim, const int64_t *shape) noexcept nogil:
+    """The product of the extents, or -1 where it does not fit 63 bits. One empty dimension makes it 0."""
+    cdef int64_t size = 1
+    cdef bint overflow = False
+    cdef int k
+    for k in range(ndim):
+        if shape[k] == 0:
+            return 0
+        overflow |= mul_overflows(size, shape[k], &size)
+    return -1 if overflow else size
+
+
+cdef inline bint fill_compact_strides(int ndim, const int64_t *shape, int64_t *strides) noexcept nogil:
+    """Row-major strides; False where one does not fit 63 bits."""
+    cdef int64_t stride = 1
+    cdef int k
+    for k in range(ndim - 1, -1, -1):
+        strides[k] = stride
+        if shape[k] > 1 and mul_overflows(stride, shape[k], &stride):
+            return False
+    return True
+
+
+cdef inline bint is_compact(int ndim, const int64_t *shape, const int64_t *strides) noexcept nogil:
+    """Row-major without gaps. Empty tensors are."""
+    cdef int64_t expected = 1
+    cdef bint compact = True
+    cdef int k
+    for k in range(ndim - 1, -1, -1):
+        if shape[k] == 0:
+            return True
+        if shape[k] != 1:
+            compact &= strides[k] == expected
+            expected *= shape[k]
+    return compact
+
+
+cdef inline bint find_extent(int ndim, const int64_t *shape, const int64_t *strides,
+                             int64_t *low, int64_t *high) noexcept nogil:
+    """The lowest and the highest element offset of a tensor that is not empty; False on overflow."""
+    cdef int64_t reach
+    cdef int k
+    low[0] = high[0] = 0
+    for k in range(ndim):
+        if shape[k] == 1:
+            continue
+        if mul_overflows(shape[k] - 1, strides[k], &reach):
+            return False
+        if add_overflows(low[0] if reach < 0 else high[0], reach, low if reach < 0 else high):
+            return False
+    return True
+
+
+cdef inline void fill_byte_range(const DLTensor *t, int64_t bits, int64_t *low, int64_t *high) noexcept nogil:
+    """The addresses between which the elements of a checked tensor lie; none of an empty one."""
+    low[0] = high[0] = <int64_t> t.data + <int64_t> t.byte_offset
+    cdef int64_t first = low[0], lowest, highest
+    cdef int64_t stride = 1, reach
+    cdef int k
+    if count_elements(t.ndim, t.shape) == 0:
+        return
+    lowest = highest = 0
+    for k in range(t.ndim - 1, -1, -1):
+        reach = (t.shape[k] - 1) * (t.strides[k] if t.strides != NULL else stride)
+        stride *= t.shape[k]
+        if reach < 0:
+            lowest += reach
+        else:
+            highest += reach
+    low[0] = first + lowest * bits // 8
+    high[0] = first + (highest * bits + bits + 7) // 8
+
+
+cdef inline int find_unit_dim(int ndim, const int64_t *shape, const int64_t *strides) noexcept nogil:
+    """The dimension along which neighbours in memory lie: the last of stride 1 and extent > 1, else the last of
+    stride 1, else the last of extent 1 (whose stride is free); -1 where there is none."""
+    cdef int unit = -1, single = -1
+    cdef int k
+    for k in range(ndim - 1, -1, -1):
+        if strides[k] == 1:
+            if shape[k] > 1:
+                return k
+            if unit < 0:
+                unit = k
+        elif shape[k] == 1 and single < 0:
+            single = k
+    return unit if unit >= 0 else single
+
+
+cdef bint rescale_layout(int ndim, int64_t *shape, int64_t *strides, int dim, int old_bits, int new_bits) noexcept nogil:
+    """The same bytes counted in elements of another width along `dim`; False where they do not divide."""
+    cdef int64_t scaled
+    cdef int k
+    for k in range(ndim):
+        if k == dim:
+            if mul_overflows(shape[k], old_bits, &scaled) or scaled % new_bits:
+                return False
+            shape[k] = scaled // new_bits
+            strides[k] = 1
+        else:
+            if mul_overflows(strides[k], old_bits, &scaled) or (scaled % new_bits and shape[k] > 1):
+                return False
+            strides[k] = scaled // new_bits
+    return True
+
+
+cdef bint fill_reshaped_strides(int old_ndim, const int64_t *old_shape, const int64_t *old_strides,
+                                int new_ndim, const int64_t *new_shape, int64_t *new_strides) noexcept nogil:
+    """Strides that show the same elements, in row-major order, under a new shape of the same size > 0; False where
+    that needs a copy. Dimensions are matched in groups of equal size, from the last; a group must lie evenly."""
+    cdef int old = old_ndim - 1, new = new_ndim - 1, first
+    cdef int64_t old_size, new_size, stride
+    while new >= 0:
+        while old >= 0 and old_shape[old] == 1:
+            old -= 1
+        old_size = old_shape[old] if old >= 0 else 1
+        stride = old_strides[old] if old >= 0 else 1
+        new_size = new_shape[new]
+        first = new
+        while old_size != new_size:
+            if old_size > new_size:
+                first -= 1
+                new_size *= new_shape[first]
+                continue
+            if old_shape[old - 1] != 1 and old_strides[old - 1] != old_size * stride:
+                return False
+            old -= 1
+            old_size *= old_shape[old]
+            # A dimension of extent 1 in between has a free stride; the group goes on as if it were not there.
+        while new >= first:
+            new_strides[new] = stride
+            stride *= new_shape[new]
+            new -= 1
+        old -= 1
+    return True

@@ -1,0 +1,292 @@
+# Operations: they take any producer, borrow its memory for the length of the call and return a Tensor.
+
+cdef enum:
+    RELEASE_GIL_FROM = 1 << 14   # elements; below, giving up the GIL costs more than it frees
+
+
+cdef int convert(Tensor source, Tensor result, const dlfp4_convert_options *options) except -1:
+    """result[i] = source[i], in result's type and packing; both on the host."""
+    cdef dlfp4_view src = host_view(source), dst = host_view(result)
+    cdef dlfp4_status status
+    if source.size_ < RELEASE_GIL_FROM:
+        status = dlfp4_convert(&src, &dst, options)
+    else:
+        with nogil:
+            status = dlfp4_convert(&src, &dst, options)
+    if status != DLFP4_OK:
+        raise TypeError(f"dlfp4 does not convert {dtype_name(source)} to {dtype_name(result)} (status {status}); "
+                        f"it converts between floating-point types")
+    return 0
+
+
+def asarray(x, /, *, dtype=None, copy=None):
+    """Anything with elements as a :class:`Tensor`, sharing its memory where it can.
+
+    Parameters
+    ----------
+    x : producer, capsule, numpy.ndarray or buffer
+        What :func:`from_dlpack` takes; NumPy arrays with the types of ml_dtypes (FP4, FP6 and 4-bit integers are padded
+        there, one element a byte); subclasses such as ``numpy.memmap``; any object with the buffer protocol, such as
+        ``bytes`` or ``mmap``.
+    dtype : dtype-like, optional
+        Convert to this element type (nearest even, saturating, packed), if it is not the one that `x` has.
+    copy : bool, optional
+        True always copies, False never does, None only for `dtype`.
+
+    Returns
+    -------
+    Tensor
+
+    Raises
+    ------
+    BufferError
+        The data cannot be exchanged, or needs a copy that ``copy=False`` forbids.
+    TypeError
+        `x` has no elements to share.
+    """
+    cdef Tensor self
+    check_copy(copy)
+    self = x if type(x) is Tensor else as_producer(x, copy)
+    if dtype is None or row_of_argument(dtype) == self.row:
+        return duplicate(self) if copy is True else self
+    if copy is False:
+        raise BufferError(f"{dtype_name(self)} to {dtype} needs a copy, which copy=False forbids")
+    return cast(self, dtype)
+
+
+cdef Tensor as_producer(object x, copy):
+    """What is no producer itself, under a face that is one."""
+    if isinstance(x, np.ndarray) and type(x) is not cnp.ndarray and not isinstance(x, np.ma.MaskedArray):
+        x = x.view(np.ndarray)   # a mask would be lost, other subclasses only add a face
+    elif not hasattr(type(x), "__dlpack__") and not PyCapsule_CheckExact(x):
+        try:
+            x = np.asarray(memoryview(x))
+        except TypeError:
+            raise TypeError(f"{type(x).__name__} has no memory to share: expected a DLPack producer or capsule, a NumPy "
+                            f"array or a buffer; for Python numbers call numpy.asarray first") from None
+    return retain(x, None, copy)
+
+
+cdef enum:
+    NO_ROUNDING = -1
+
+cdef dict ROUNDINGS = {
+    "nearest_even": DLFP4_NEAREST_EVEN,
+    "nearest_away": DLFP4_NEAREST_AWAY,
+    "toward_zero": DLFP4_TOWARD_ZERO,
+    "stochastic": DLFP4_STOCHASTIC,
+}
+
+
+cdef int fill_options(dlfp4_convert_options *options, rounding, saturate, seed) except -1:
+    options.rounding = ROUNDINGS.get(rounding, NO_ROUNDING)
+    if options.rounding == NO_ROUNDING:
+        raise ValueError(f"rounding={rounding!r}: expected one of {', '.join(ROUNDINGS)}")
+    if (seed is not None) != (options.rounding == DLFP4_STOCHASTIC):
+        raise ValueError(f"seed={seed!r} with rounding={rounding!r}: stochastic rounding needs a seed (an integer below "
+                         f"2**64), the others take none")
+    options.saturate = bool(saturate)
+    options.seed = 0 if seed is None else seed
+    return 0
+
+
+cdef Tensor prepare_out(out, Tensor source, int row):
+    """The caller's memory for a result of source's shape, checked before anything is written."""
+    cdef Tensor self = borrow(out)
+    if self.row != row:
+        raise TypeError(f"out has dtype {dtype_name(self)}, the result has {dlfp4_dtypes[row].name.decode()}")
+    if self.dl.ndim != source.dl.ndim or memcmp(self.dl.shape, source.dl.shape, self.dl.ndim * sizeof(int64_t)):
+        raise ValueError(f"out has shape {shape_of(self)}, the result has {shape_of(source)}")
+    if self.flags & DLPACK_FLAG_BITMASK_READ_ONLY:
+        raise BufferError("out is read-only; give a writable tensor, or a .copy()")
+    if not host_readable(self.dl.device.device_type):
+        raise BufferError(f"out lies on {device_from_dlpack(self.dl.device)}, which the CPU cannot write; "
+                          f"give a tensor on the host")
+    if repeats_elements(self):
+        raise ValueError(f"out has strides {strides_of(self)} for shape {shape_of(self)}: some elements share their "
+                         f"memory; give a tensor whose elements do not")
+    if overlaps(self, source) and not same_places(self, source):
+        raise ValueError("out overlaps the input; in place works where every element keeps its bytes, "
+                         "otherwise give other memory")
+    return self
+
+
+cdef bint repeats_elements(Tensor self) noexcept nogil:
+    """Whether a dimension of extent > 1 has stride 0: writes to it would race."""
+    cdef int k
+    for k in range(self.dl.ndim):
+        if self.dl.strides[k] == 0 and self.dl.shape[k] > 1 and self.size_ > 0:
+            return True
+    return False
+
+
+cdef bint overlaps(Tensor a, Tensor b) noexcept nogil:
+    """Whether the byte ranges of two host tensors meet."""
+    cdef int64_t a_low, a_high, b_low, b_high
+    if a.size_ == 0 or b.size_ == 0:
+        return False
+    fill_byte_range(&a.dl, storage_bits(a), &a_low, &a_high)
+    fill_byte_range(&b.dl, storage_bits(b), &b_low, &b_high)
+    return a_low < b_high and b_low < a_high
+
+
+cdef bint same_places(Tensor a, Tensor b) noexcept nogil:
+    """Whether every element of one lies on the same bytes as that of the other."""
+    return (a.dl.data == b.dl.data and storage_bits(a) == storage_bits(b) and storage_bits(a) >= 8
+            and memcmp(a.dl.strides, b.dl.strides, a.dl.ndim * sizeof(int64_t)) == 0)
+
+
+def cast(x, dtype, *, rounding="nearest_even", saturate=True, packed=True, seed=None, out=None, stream=None):
+    """Convert the elements of a tensor to another floating-point type, with one rounding.
+
+    Parameters
+    ----------
+    x : producer
+        Anything :func:`asarray` takes, of any shape and strides, on the host.
+    dtype : dtype-like
+        The element type of the result.
+    rounding : {"nearest_even", "nearest_away", "toward_zero", "stochastic"}
+        "nearest_away" sends ties away from zero; "stochastic" rounds up with the probability of the distance.
+    saturate : bool
+        True: finite values and infinities beyond the range become the largest finite value; NaN stays NaN where
+        `dtype` has one, and becomes the largest finite value where it has none (FP4, FP6). float8_e8m0fnu: zero and
+        all below 2**-127 give 2**-127, negative values NaN. False: what ``ml_dtypes``' ``astype`` does.
+    packed : bool
+        For results below 8 bits: several elements a byte (True), or one (False). Little-endian: element 0 in the low bits.
+    seed : int, optional
+        For "stochastic", below 2**64: the result depends on it and on each element's row-major index alone.
+    out : producer, optional
+        Writable memory of the result's shape and dtype, packed or padded. It may be `x` itself where the sizes are equal.
+    stream : None
+        For device memory, which this version does not convert.
+
+    Returns
+    -------
+    Tensor
+        Of x's shape; `out` as a Tensor where it was given. In pairs for PyTorch (x2) where `x` came from there.
+
+    Raises
+    ------
+    TypeError
+        The pair of types has no conversion, or `out` has another dtype.
+    ValueError
+        `out` has another shape or overlaps `x`; a bad `rounding` or `seed`.
+    BufferError
+        Memory that the CPU cannot read, or a read-only `out`.
+
+    Notes
+    -----
+    Formats and saturation: OCP Microscaling Formats (MX) v1.0 and OCP 8-bit Floating Point (OFP8) v1.0.
+
+    Examples
+    --------
+    >>> import numpy as np, dlfp4
+    >>> t = dlfp4.cast(np.array([0.3, -5.0, 100.0], dtype="float32"), "float4_e2m1fn")
+    >>> t.to_numpy().astype("float32")
+    array([ 0.5, -4. ,  6. ], dtype=float32)
+    """
+    cdef dlfp4_convert_options options
+    cdef int row = row_of_argument(dtype)
+    cdef Tensor source = borrow(x), result
+    if stream is not None:
+        raise ValueError(f"stream={stream!r}: host memory has no streams; pass None")
+    fill_options(&options, rounding, saturate, seed)
+    if row != source.row and not (is_float(row) and is_float(source.row)):
+        raise TypeError(f"dlfp4 does not cast {dtype_name(source)} to {dlfp4_dtypes[row].name.decode()}: it converts "
+                        f"between floating-point types; call .view(dtype) to reinterpret bytes")
+    if out is None:
+        result = allocate(row, source.dl.ndim, source.dl.shape, not packed, CPU, source.x2_)
+    else:
+        result = prepare_out(out, source, row)
+    convert(source, result, &options)
+    return result
+
+
+def pack(x, *, out=None):
+    """Elements below 8 bits from one a byte to densely packed, little-endian: FP4 two a byte, FP6 four in three bytes.
+
+    Parameters
+    ----------
+    x : producer
+        A tensor of a sub-byte type on the host, padded (the high bits of each byte are ignored) or packed.
+    out : producer, optional
+        Writable packed memory of the same shape and dtype.
+
+    Returns
+    -------
+    Tensor
+        Packed as a whole: a row need not be a whole number of bytes. The spare bits of the last byte are zero.
+
+    Raises
+    ------
+    TypeError
+        The elements are not below 8 bits.
+    ValueError, BufferError
+        As :func:`cast`.
+    """
+    return repack(x, False, out)
+
+
+def unpack(x, *, out=None):
+    """Elements below 8 bits from densely packed to one a byte, in the low bits, the high bits zero.
+
+    Parameters
+    ----------
+    x : producer
+        A tensor of a sub-byte type on the host.
+    out : producer, optional
+        Writable padded memory of the same shape and dtype.
+
+    Returns
+    -------
+    Tensor
+        Padded; NumPy shares it as an array of ml_dtypes.
+
+    Raises
+    ------
+    TypeError
+        The elements are not below 8 bits.
+    ValueError, BufferError
+        As :func:`cast`.
+    """
+    return repack(x, True, out)
+
+
+cdef Tensor repack(x, bint padded, out):
+    cdef Tensor source = borrow(x), result
+    if not is_subbyte(source.row):
+        raise TypeError(f"{dtype_name(source)} fills its bytes; pack and unpack take types below 8 bits")
+    if out is None:
+        result = allocate(source.row, source.dl.ndim, source.dl.shape, padded, CPU, source.x2_)
+    else:
+        result = prepare_out(out, source, source.row)
+        if is_padded(result) != padded:
+            raise ValueError(f"out is {'padded' if is_padded(result) else 'packed'}, the result is "
+                             f"{'padded' if padded else 'packed'}")
+    convert(source, result, NULL)
+    return result
+
+
+# ---- The machine
+
+def cpu_isa():
+    """The instruction set of the host kernels in use: "scalar", "avx2", "avx512" or "neon"."""
+    return dlfp4_isa().decode()
+
+
+def cuda_available():
+    """Whether a CUDA driver and a device are there. Opens the driver."""
+    cdef int count = 0
+    return dlfp4_cuda_device_count(&count) == 0 and count > 0
+
+
+def set_num_threads(int threads, /):
+    """Threads for large calls on the host; 0 restores the default. Results do not depend on it."""
+    if threads < 0:
+        raise ValueError(f"threads={threads}: expected 0 or a positive number")
+    dlfp4_set_num_threads(threads)
+
+
+def get_num_threads():
+    """Threads that large calls on the host use."""
+    return dlfp4_get_num_threads()

@@ -1,0 +1,35 @@
+// Which kernel serves a conversion at the level in use.
+// Layout: operands as in kernels.h, contiguous runs of any length.
+// Trick: a plan is one kernel where a level has it, else unpack, convert and pack block by block.
+#ifndef DLFP4_SRC_CPU_DISPATCH_H_
+#define DLFP4_SRC_CPU_DISPATCH_H_
+
+#include "kernels.h"
+
+namespace dlfp4 {
+
+// The kernels of a conversion in the order in which they run; a null one has nothing to do. `whole`
+// is alone where it is there.
+struct Plan {
+  Operand src;
+  Operand dst;
+  Kernel whole;
+  Kernel unpack;
+  Kernel convert;
+  Kernel pack;
+};
+
+// The level in use as an index, or -1: DLFP4_ISA names a level that is not there.
+int current_level();
+
+// The row of a DLPack type with lanes = 1, or -1.
+int find_row(uint8_t code, uint8_t bits);
+
+// `src` and `dst` are equal types or both floats.
+Plan make_plan(int level, Operand src, Operand dst, const Mode &mode);
+
+void run_plan(const Plan &plan, const uint8_t *src, uint8_t *dst, int64_t count, const Mode &mode);
+
+}  // namespace dlfp4
+
+#endif  // DLFP4_SRC_CPU_DISPATCH_H_

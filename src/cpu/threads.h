@@ -1,0 +1,20 @@
+// Splits a range of elements over threads.
+// Layout: [0, count), cut at multiples of kThreadAlign elements.
+// Trick: the cut keeps packed bytes and random blocks whole, so that results do not depend on it.
+#ifndef DLFP4_SRC_CPU_THREADS_H_
+#define DLFP4_SRC_CPU_THREADS_H_
+
+#include <stdint.h>
+
+namespace dlfp4 {
+
+constexpr int64_t kThreadAlign = 256;
+
+using RangeBody = void (*)(const void *context, int64_t first, int64_t last);
+
+// Calls body on disjoint ranges that make up [0, count); `grain` is the least worth a thread.
+void parallel_for(int64_t count, int64_t grain, RangeBody body, const void *context);
+
+}  // namespace dlfp4
+
+#endif  // DLFP4_SRC_CPU_THREADS_H_

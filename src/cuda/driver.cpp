@@ -1,0 +1,145 @@
+// libcuda behind dlopen: symbols.def names each function once, cuGetProcAddress finds them all at the first call.
+// The context is the caller's if it is current on the tensor's device, else the primary one, pushed and popped.
+// Nothing runs at load time, and a failed start is remembered, so that hosts without a driver pay for one dlopen.
+
+#include "driver.h"
+
+#include <dlfcn.h>
+
+#include <mutex>
+
+namespace {
+
+// The driver's ABI, as far as it is used here; declared so that building needs no CUDA toolkit.
+using CUresult = int;
+using CUdevice = int;
+using CUdeviceptr = uintptr_t;
+using CUcontext = struct CUctx_st *;
+using CUstream = struct CUstream_st *;
+using CUevent = struct CUevent_st *;
+using GetProcAddress = CUresult (*)(const char *, void **, int, uint64_t);
+
+constexpr unsigned kEventDisableTiming = 2;
+constexpr int kMaxDevices = 64;
+
+struct Driver {
+#define DLFP4_CUDA_SYMBOL(name, version, parameters) CUresult(*name) parameters;
+#include "symbols.def"
+#undef DLFP4_CUDA_SYMBOL
+  CUcontext primary[kMaxDevices];
+  int status;
+};
+
+Driver driver;
+std::once_flag opened;
+std::mutex primary_mutex;
+
+int load() {
+  void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) return DLFP4_CUDA_MISSING;
+  auto find = reinterpret_cast<GetProcAddress>(dlsym(library, "cuGetProcAddress"));
+  if (find == nullptr) return DLFP4_CUDA_MISSING;  // older than 11.3, or a stub
+#define DLFP4_CUDA_SYMBOL(name, version, parameters)                                       \
+  if (find(#name, reinterpret_cast<void **>(&driver.name), version, 0) != 0 || !driver.name) \
+    return DLFP4_CUDA_MISSING;
+#include "symbols.def"
+#undef DLFP4_CUDA_SYMBOL
+  return driver.cuInit(0);
+}
+
+int open() {
+  std::call_once(opened, [] { driver.status = load(); });
+  return driver.status;
+}
+
+// The primary context, retained once for the life of the process: frameworks use the same one.
+int primary_context(int device, CUcontext *out) {
+  if (device < 0 || device >= kMaxDevices) return 101;  // CUDA_ERROR_INVALID_DEVICE
+  std::lock_guard<std::mutex> lock(primary_mutex);
+  if (driver.primary[device] == nullptr) {
+    CUdevice handle = 0;
+    int status = driver.cuDeviceGet(&handle, device);
+    if (status == 0) status = driver.cuDevicePrimaryCtxRetain(&driver.primary[device], handle);
+    if (status != 0) return status;
+  }
+  *out = driver.primary[device];
+  return 0;
+}
+
+class ContextScope {
+ public:
+  explicit ContextScope(int device) {
+    status_ = open();
+    if (status_ != 0) return;
+    CUdevice current = -1;
+    if (driver.cuCtxGetDevice(&current) == 0 && current == device) return;
+    CUcontext context = nullptr;
+    status_ = primary_context(device, &context);
+    if (status_ == 0) status_ = driver.cuCtxPushCurrent(context);
+    pushed_ = status_ == 0;
+  }
+  ~ContextScope() {
+    CUcontext popped = nullptr;
+    if (pushed_) driver.cuCtxPopCurrent(&popped);
+  }
+  ContextScope(const ContextScope &) = delete;
+  ContextScope &operator=(const ContextScope &) = delete;
+  int status() const { return status_; }
+
+ private:
+  int status_ = 0;
+  bool pushed_ = false;
+};
+
+CUstream handle(uintptr_t stream) { return reinterpret_cast<CUstream>(stream); }
+
+CUdeviceptr address(const void *ptr) { return reinterpret_cast<CUdeviceptr>(ptr); }
+
+}  // namespace
+
+const char *dlfp4_cuda_error_name(int status) {
+  const char *name = nullptr;
+  if (status == DLFP4_CUDA_MISSING) return "no CUDA driver (libcuda.so.1, 11.3 or newer) on this machine";
+  if (driver.cuGetErrorName == nullptr || driver.cuGetErrorName(status, &name) != 0) return "unknown CUDA error";
+  return name;
+}
+
+int dlfp4_cuda_device_count(int *count) {
+  int status = open();
+  return status != 0 ? status : driver.cuDeviceGetCount(count);
+}
+
+int dlfp4_cuda_copy(int device, uintptr_t stream, void *dst, const void *src, size_t bytes) {
+  ContextScope context(device);
+  if (context.status() != 0) return context.status();
+  int status = driver.cuMemcpyAsync(address(dst), address(src), bytes, handle(stream));
+  return status != 0 ? status : driver.cuStreamSynchronize(handle(stream));
+}
+
+int dlfp4_cuda_alloc(int device, uintptr_t stream, size_t bytes, void **out) {
+  ContextScope context(device);
+  if (context.status() != 0) return context.status();
+  CUdeviceptr ptr = 0;
+  int status = driver.cuMemAllocAsync(&ptr, bytes, handle(stream));
+  *out = reinterpret_cast<void *>(ptr);
+  return status;
+}
+
+int dlfp4_cuda_free(int device, uintptr_t stream, void *ptr) {
+  ContextScope context(device);
+  if (context.status() != 0) return context.status();
+  return driver.cuMemFreeAsync(address(ptr), handle(stream));
+}
+
+int dlfp4_cuda_order(int device, uintptr_t earlier, uintptr_t later) {
+  ContextScope context(device);
+  if (context.status() != 0) return context.status();
+  CUevent event = nullptr;
+  int status = driver.cuEventCreate(&event, kEventDisableTiming);
+  if (status != 0) return status;
+  status = driver.cuEventRecord(event, handle(earlier));
+  if (status == 0) status = driver.cuStreamWaitEvent(handle(later), event, 0);
+  // Destroying a recorded event is deferred by the driver until it has completed.
+  int destroyed = driver.cuEventDestroy(event);
+  return status != 0 ? status : destroyed;
+}

@@ -1,0 +1,36 @@
+/* The few driver calls that moving memory needs: copy, allocate, order two streams.
+ *
+ * libcuda is opened at the first call, never linked: the library works, and imports, on hosts without a GPU.
+ * Every function returns a CUresult (0: success), or DLFP4_CUDA_MISSING where no usable driver is installed.
+ * Streams are handles as DLPack gives them: 0 and 1 the legacy default stream, 2 the per-thread default stream. */
+#ifndef DLFP4_SRC_CUDA_DRIVER_H_
+#define DLFP4_SRC_CUDA_DRIVER_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define DLFP4_CUDA_MISSING (-1)
+
+/* The driver's name for a status ("CUDA_ERROR_INVALID_VALUE"), static. */
+const char *dlfp4_cuda_error_name(int status);
+
+int dlfp4_cuda_device_count(int *count);
+
+/* Copies `bytes` between host and device or within `device`, after the work on `stream`, and waits for it. */
+int dlfp4_cuda_copy(int device, uintptr_t stream, void *dst, const void *src, size_t bytes);
+
+int dlfp4_cuda_alloc(int device, uintptr_t stream, size_t bytes, void **out);
+int dlfp4_cuda_free(int device, uintptr_t stream, void *ptr);
+
+/* Work put on `later` from now on runs after what `earlier` holds now. The host does not wait. */
+int dlfp4_cuda_order(int device, uintptr_t earlier, uintptr_t later);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* DLFP4_SRC_CUDA_DRIVER_H_ */

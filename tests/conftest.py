@@ -1,0 +1,26 @@
+"""Which tests run: those marked gpu or slow only when `-m` names their marker; those marked gpu never skip."""
+
+import re
+
+import pytest
+
+OPT_IN = ("gpu", "slow")
+
+
+def pytest_collection_modifyitems(config, items):
+    named = re.findall(r"\w+", config.option.markexpr)
+    unasked = [name for name in OPT_IN if name not in named]
+    chosen, left_out = [], []
+    for item in items:
+        (left_out if any(map(item.get_closest_marker, unasked)) else chosen).append(item)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = chosen
+
+
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("gpu"):
+        import dlfp4
+
+        if not dlfp4.cuda_available():
+            pytest.fail("marked gpu and asked for with -m, but no CUDA device is available", pytrace=False)

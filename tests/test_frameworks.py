@@ -1,0 +1,404 @@
+"""What goes to and comes from each framework under `copy=`, alignment, strides and read-only memory."""
+
+import array
+import mmap
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import dlfp4
+from dlfp4 import frameworks
+from dlfp4.frameworks import base
+
+FP4 = np.dtype(ml_dtypes.float4_e2m1fn)
+SUBBYTE = [np.dtype(getattr(ml_dtypes, name)) for name in base.SUBBYTE]
+NUMPY_LEARNS = hasattr(np.dtypes, "register_dlpack_dtype")
+
+
+def aligned(shape, dtype, offset=0):
+    """An array of random bytes that starts `offset` bytes behind a 64-byte border."""
+    dtype = np.dtype(dtype)
+    size = int(np.prod(shape)) * dtype.itemsize
+    block = np.random.default_rng(size).integers(0, 64, size + 128, np.uint8)
+    start = -block.ctypes.data % 64 + offset
+    return block[start : start + size].view(dtype).reshape(shape)
+
+
+def frozen(values):
+    values.flags.writeable = False
+    return values
+
+
+def fp4(shape):
+    """A packed FP4 Tensor of random codes, and its values as NumPy has them."""
+    codes = np.random.default_rng(len(shape)).integers(0, 16, shape, np.uint8)
+    octets = base.pack_codes(codes.reshape(-1), 4)
+    if codes.size % 2:  # as many elements as the last byte is full
+        padded = dlfp4.asarray(octets, copy=True).view(FP4)[: codes.size]
+        return padded.reshape(shape), codes.view(FP4)
+    return dlfp4.asarray(octets, copy=True).view(FP4).reshape(shape), codes.view(FP4)
+
+
+def same_bits(a, b):
+    return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+
+
+# ---- The package
+
+
+def test_importing_dlfp4_imports_no_framework():
+    others = [name for name in frameworks.NAMES if name != "numpy"]
+    code = (
+        "import sys, dlfp4.matrix, dlfp4.frameworks as f; [f.framework(n) for n in f.NAMES];"
+        f"print([n for n in {others} if n in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_class_belongs_to_the_framework_of_its_bases():
+    torch = pytest.importorskip("torch")
+
+    class Mine(torch.nn.Parameter):
+        pass
+
+    assert frameworks.of_type(Mine).name == "torch"
+    assert frameworks.counts_pairs(Mine)
+    assert frameworks.of_type(dict) is None
+    assert not frameworks.counts_pairs(np.ndarray)
+
+
+@pytest.mark.parametrize("bits", [2, 4, 6])
+def test_packed_codes_are_a_little_endian_stream(bits):
+    codes = np.arange(24, dtype=np.uint8) % (1 << bits)
+    packed = base.pack_codes(codes, bits)
+    stream = sum(int(code) << bits * k for k, code in enumerate(codes))
+    assert packed.tobytes() == stream.to_bytes(24 * bits // 8, "little")
+    assert base.unpack_codes(packed, bits, 24).tolist() == codes.tolist()
+
+
+def test_a_framework_that_is_not_installed_says_so():
+    row = base.Framework("no_such_framework", frozenset(), *[lambda *_: None] * 4)
+    assert row.missing() == "not installed"
+
+
+# ---- NumPy
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int16", "float32", "complex128", "bfloat16", *base.FP8])
+def test_to_numpy_shares_whole_bytes(dtype):
+    dtype = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    tensor = dlfp4.asarray(np.ones((4, 6), dtype))
+    shared, copied = tensor.to_numpy(copy=False), tensor.to_numpy(copy=True)
+    assert shared.dtype == dtype
+    assert shared.ctypes.data == tensor.to_numpy().ctypes.data == tensor.data_ptr
+    assert copied.ctypes.data != tensor.data_ptr
+    assert same_bits(shared, copied)
+
+
+def test_to_numpy_unpacks_into_a_fresh_array():
+    tensor, values = fp4((3, 8))
+    fresh = tensor.to_numpy()
+    assert same_bits(fresh, values)
+    assert fresh.flags.writeable
+    with pytest.raises(BufferError, match="copy=False"):
+        tensor.to_numpy(copy=False)
+
+
+def test_to_numpy_keeps_read_only():
+    tensor = dlfp4.asarray(frozen(np.arange(4.0)))
+    assert not tensor.to_numpy().flags.writeable
+    assert tensor.to_numpy(copy=True).flags.writeable
+
+
+@pytest.mark.parametrize("dtype", SUBBYTE, ids=str)
+def test_asarray_shares_padded_arrays(dtype):
+    values = np.arange(12).reshape(3, 4).astype(np.float32).astype(dtype)
+    tensor = dlfp4.asarray(values)
+    assert (tensor.dtype, tensor.packed, tensor.shape, tensor.data_ptr) == (dtype, False, (3, 4), values.ctypes.data)
+    back = tensor.to_numpy(copy=False)
+    assert back.ctypes.data == values.ctypes.data
+    assert same_bits(back, values)
+
+
+RAW = bytes(range(24))
+
+
+@pytest.mark.parametrize(
+    "source", [RAW, bytearray(RAW), memoryview(RAW), array.array("B", RAW)], ids=lambda x: type(x).__name__
+)
+def test_raw_bytes_enter_through_view(source):
+    octets = dlfp4.asarray(source)
+    assert octets.readonly == memoryview(source).readonly
+    assert octets.data_ptr == np.frombuffer(source, np.uint8).ctypes.data
+    tensor = octets.view(FP4)
+    assert (tensor.shape, tensor.packed, tensor.data_ptr) == ((48,), True, octets.data_ptr)
+    assert tensor.view("uint8").to_numpy().tobytes() == RAW
+    assert octets.view("float6_e2m3fn").shape == (32,)
+
+
+def test_mapped_files_enter_without_a_copy(tmp_path):
+    path = tmp_path / "weights.bin"
+    path.write_bytes(RAW)
+    mapped = np.memmap(path, np.uint8, mode="r")
+    tensor = dlfp4.asarray(mapped).view("float8_e4m3fn")
+    assert (tensor.readonly, tensor.data_ptr, tensor.shape) == (True, mapped.ctypes.data, (24,))
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
+        tensor = dlfp4.asarray(whole)
+        assert (tensor.readonly, tensor.to_numpy().tobytes()) == (True, RAW)
+        del tensor
+
+
+@pytest.mark.skipif(not NUMPY_LEARNS, reason="numpy.dtypes.register_dlpack_dtype is new in NumPy 2.5")
+@pytest.mark.parametrize("name", ["bfloat16", *base.FP8])
+def test_numpy_learns_the_types_that_fill_bytes(name):
+    values = aligned((4, 8), getattr(ml_dtypes, name))
+    shared = np.from_dlpack(dlfp4.asarray(values))
+    assert shared.ctypes.data == values.ctypes.data
+    assert same_bits(shared, values)
+    frameworks.load("numpy").register_dlpack_dtypes()  # twice does no harm
+
+
+@pytest.mark.skipif(not NUMPY_LEARNS, reason="numpy.dtypes.register_dlpack_dtype is new in NumPy 2.5")
+def test_numpy_then_takes_fp8_of_pytorch():
+    torch = pytest.importorskip("torch")
+    source = torch.arange(8).to(torch.float8_e4m3fn)
+    taken = np.from_dlpack(source)
+    assert (taken.dtype, taken.ctypes.data) == (ml_dtypes.float8_e4m3fn, source.data_ptr())
+
+
+# ---- PyTorch
+
+
+@pytest.fixture
+def torch():
+    return pytest.importorskip("torch")
+
+
+def test_to_torch_shares_or_copies_as_asked(torch):
+    tensor = dlfp4.asarray(aligned((4, 6), np.float32, offset=4))
+    assert tensor.to_torch().data_ptr() == tensor.to_torch(copy=False).data_ptr() == tensor.data_ptr
+    copied = tensor.to_torch(copy=True)
+    assert copied.data_ptr() != tensor.data_ptr
+    assert same_bits(copied.numpy(), tensor.to_numpy())
+
+
+def test_to_torch_copies_read_only_memory(torch):
+    tensor = dlfp4.asarray(frozen(aligned((8,), np.float32)))
+    copied = tensor.to_torch()
+    assert copied.data_ptr() != tensor.data_ptr
+    with pytest.raises(BufferError, match="read-only"):
+        tensor.to_torch(copy=False)
+
+
+@pytest.mark.parametrize("copy", [None, False])
+def test_to_torch_refuses_negative_strides(torch, copy):
+    tensor = dlfp4.asarray(np.arange(6.0))[::-1]
+    with pytest.raises(BufferError, match=r"\.copy\(\)"):
+        tensor.to_torch(copy=copy)
+    assert tensor.to_torch(copy=True).tolist() == tensor.copy().to_torch().tolist() == [5, 4, 3, 2, 1, 0]
+
+
+def test_to_torch_counts_fp4_in_pairs(torch):
+    tensor, values = fp4((4, 16))
+    shared = tensor.to_torch(copy=False)
+    assert (shared.dtype, shared.shape, shared.data_ptr()) == (torch.float4_e2m1fn_x2, (4, 8), tensor.data_ptr)
+    back = dlfp4.from_dlpack(tensor.to_torch(copy=True))
+    assert same_bits(back.to_numpy(), values)
+    rows = tensor[1:3, 4:8].to_torch()
+    assert (rows.shape, rows.stride(), rows.data_ptr()) == ((2, 2), (8, 1), tensor.data_ptr + 8 + 2)
+
+
+def test_to_torch_refuses_fp4_that_does_not_divide_into_pairs(torch):
+    with pytest.raises(BufferError, match=r"view\(\"uint8\"\)"):
+        fp4((5,))[0].to_torch()
+
+
+@pytest.mark.parametrize("name", ["float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float6_e2m3fn", "float6_e3m2fn"])
+def test_to_torch_names_the_remedy_for_types_it_lacks(torch, name):
+    tensor = dlfp4.asarray(np.zeros(48, np.uint8)).view(name)
+    with pytest.raises(BufferError, match=rf"{name}.*view\(\"uint8\"\)"):
+        tensor.to_torch()
+    assert tensor.view("uint8").to_torch(copy=False).data_ptr() == tensor.data_ptr
+
+
+def test_to_torch_tells_to_pack_padded_fp4(torch):
+    with pytest.raises(BufferError, match=r"dlfp4\.pack"):
+        dlfp4.asarray(np.zeros(4, FP4)).to_torch()
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+def test_guards_name_the_types_that_can_carry_each_bit(torch):
+    rows = {descriptor.__name__: names for descriptor, names, _ in frameworks.framework("torch").guards()}
+    floating = {name for name in frameworks.framework("torch").dtypes if is_differentiable(torch, name)}
+    assert set(rows["requires_grad"]) == floating
+    assert set(rows["is_conj"]) == set(base.COMPLEX)
+    parts = [torch.zeros(4, dtype=dtype).conj().imag for dtype in (torch.complex32, torch.complex64, torch.complex128)]
+    assert all(part.is_neg() for part in parts)
+    assert {str(part.dtype).removeprefix("torch.") for part in parts} < set(rows["is_neg"])
+
+
+def is_differentiable(torch, name):
+    dtype = getattr(torch, name, None) or torch.float4_e2m1fn_x2
+    return dtype.is_floating_point or dtype.is_complex
+
+
+# ---- JAX
+
+
+@pytest.fixture
+def jax():
+    return pytest.importorskip("jax")
+
+
+def test_to_jax_shares_aligned_memory(jax):
+    tensor = dlfp4.asarray(aligned((4, 16), np.float32))
+    assert tensor.to_jax().unsafe_buffer_pointer() == tensor.to_jax(copy=False).unsafe_buffer_pointer()
+    assert tensor.to_jax().unsafe_buffer_pointer() == tensor.data_ptr
+    assert tensor.T.to_jax(copy=False).unsafe_buffer_pointer() == tensor.data_ptr
+    assert np.array_equal(tensor.T.to_jax(copy=False), tensor.to_numpy().T)
+
+
+def test_to_jax_copy_is_fresh(jax):
+    tensor = dlfp4.asarray(aligned((16,), np.float32))
+    before = tensor.to_numpy(copy=True)
+    copied = tensor.to_jax(copy=True)
+    assert copied.unsafe_buffer_pointer() != tensor.data_ptr
+    tensor.to_numpy()[:] = 0
+    assert np.array_equal(copied, before)
+
+
+@pytest.mark.parametrize(
+    ("view", "reason"),
+    [
+        pytest.param(lambda: aligned((8,), np.float32, offset=16), "64-byte border", id="misaligned"),
+        pytest.param(lambda: aligned((8, 8), np.float32)[:, ::2], "compact", id="strided"),
+        pytest.param(lambda: aligned((8,), np.float32)[::-1], "border|compact", id="negative stride"),
+        pytest.param(lambda: np.broadcast_to(aligned((8,), np.float32), (3, 8)), "compact|read-only", id="broadcast"),
+    ],
+)
+def test_to_jax_copies_what_it_cannot_share(jax, view, reason):
+    values = view()
+    tensor = dlfp4.asarray(values)
+    assert np.array_equal(tensor.to_jax(), values)
+    with pytest.raises(BufferError, match=reason):
+        tensor.to_jax(copy=False)
+
+
+def test_to_jax_of_read_only_memory(jax):
+    values = frozen(aligned((8,), np.float32))
+    tensor = dlfp4.asarray(values)
+    assert np.array_equal(tensor.to_jax(), values)
+    if jax.__version_info__ >= (0, 12):
+        assert tensor.to_jax(copy=False).unsafe_buffer_pointer() == tensor.data_ptr
+    else:
+        with pytest.raises(BufferError, match="read-only"):
+            tensor.to_jax(copy=False)
+
+
+@pytest.mark.parametrize("name", ["int64", "uint64", "float64", "complex128"])
+def test_to_jax_never_narrows(jax, name):
+    tensor = dlfp4.asarray(aligned((8,), name))
+    with jax.enable_x64(False), pytest.raises(BufferError, match="jax_enable_x64"):
+        tensor.to_jax()
+    with jax.enable_x64(True):
+        array = tensor.to_jax(copy=False)
+        assert (array.dtype, array.unsafe_buffer_pointer()) == (tensor.dtype, tensor.data_ptr)
+
+
+@pytest.mark.parametrize("shape", [(4, 16), (3, 5), (), (1,), (0, 4), (2, 3, 2)], ids=str)
+def test_jax_fp4_both_ways(jax, shape):
+    tensor, values = fp4(shape)
+    taken = tensor.to_jax()
+    assert (taken.dtype, taken.shape) == (FP4, shape)
+    assert same_bits(np.asarray(taken), values)
+    back = dlfp4.asarray(taken)
+    assert (back.shape, back.dtype, back.packed) == (shape, FP4, True)
+    assert same_bits(back.to_numpy(), values)
+    with pytest.raises(BufferError, match="copy=False"):
+        tensor.to_jax(copy=False)
+
+
+def test_to_jax_of_transposed_and_padded_fp4(jax):
+    tensor, values = fp4((4, 6))
+    assert same_bits(np.asarray(tensor.T.to_jax()), np.ascontiguousarray(values.T))
+    assert same_bits(np.asarray(dlfp4.asarray(values).to_jax()), values)
+
+
+@pytest.mark.parametrize("name", ["float6_e2m3fn", "float6_e3m2fn", "int4", "uint4", "int2"])
+def test_to_jax_names_the_remedy_for_types_it_lacks(jax, name):
+    tensor = dlfp4.asarray(np.zeros(48, np.uint8)).view(name)
+    with pytest.raises(BufferError, match=r"view\(\"uint8\"\)"):
+        tensor.to_jax()
+
+
+# ---- Others: what they cannot take as it lies is copied first; each in a process of its own, which it could end
+
+ODD_MEMORY = """
+import sys
+import numpy as np
+import dlfp4
+from dlfp4 import frameworks
+
+framework = frameworks.framework(sys.argv[1])
+block = dlfp4.empty((16, 16), "float32").to_numpy()
+block[:] = np.arange(256).reshape(16, 16)
+read_only = block[:4].view()
+read_only.flags.writeable = False
+cases = {
+    "plain": block,
+    "read-only": read_only,
+    "strided": block[:, ::2],
+    "negative": block[::-1],
+    "misaligned": block.reshape(-1)[1:],
+    "broadcast": np.broadcast_to(block[0], (4, 16)),
+    "empty": block[:0],
+}
+for case, values in cases.items():
+    native = framework.from_tensor(dlfp4.asarray(values), None)
+    assert np.array_equal(framework.read(native).reshape(values.shape), values), case
+    fresh = framework.from_tensor(dlfp4.asarray(values), True)
+    assert values.size == 0 or framework.pointer(fresh) != values.ctypes.data, case
+"""
+
+
+@pytest.mark.parametrize("name", [n for n in frameworks.NAMES if n not in ("torch", "cupy")])
+def test_odd_memory_arrives_with_its_values(name):
+    framework = frameworks.framework(name)
+    if framework.missing():
+        pytest.skip(f"{name}: {framework.missing()}")
+    done = subprocess.run([sys.executable, "-P", "-c", ODD_MEMORY, name], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+# ---- CuPy
+
+
+@pytest.mark.gpu
+def test_to_cupy_shares_device_memory():
+    import cupy
+
+    tensor = dlfp4.asarray(aligned((4, 6), np.float32)).to_device("cuda:0")
+    assert tensor.to_cupy().data.ptr == tensor.to_cupy(copy=False).data.ptr == tensor.data_ptr
+    copied = tensor.to_cupy(copy=True)
+    assert copied.data.ptr != tensor.data_ptr
+    assert same_bits(cupy.asnumpy(copied), tensor.to_numpy())
+
+
+@pytest.mark.gpu
+def test_to_cupy_moves_host_memory():
+    tensor = dlfp4.asarray(aligned((4, 6), np.float32))
+    assert same_bits(tensor.to_cupy().get(), tensor.to_numpy())
+    with pytest.raises(BufferError, match="copy=False"):
+        tensor.to_cupy(copy=False)
+
+
+@pytest.mark.gpu
+def test_to_cupy_hands_over_the_bytes_of_small_types():
+    tensor, _ = fp4((4, 16))
+    octets = tensor.to_device("cuda:0").to_cupy(copy=False)
+    assert (octets.dtype, octets.shape) == (np.uint8, (4, 8))
+    assert octets.get().tobytes() == tensor.view("uint8").to_numpy().tobytes()

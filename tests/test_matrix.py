@@ -1,0 +1,181 @@
+"""The exchange matrix, cell by cell, against what is recorded here; and tensors that walk through several frameworks.
+
+A cell recorded as refused fails when it starts to work, one recorded as zero-copy when it copies: then change the
+record. The table has the form that `python -m dlfp4 matrix` prints.
+"""
+
+import functools
+import re
+
+import numpy as np
+import pytest
+
+import dlfp4
+from dlfp4 import frameworks
+from dlfp4.matrix import ROWS, SIGNS, Direction, Outcome, matrix, measure_apart, random_values
+
+# Framework -> dlfp4, dlfp4 -> framework:  = zero-copy  c copy  - refused  . the framework has no such type
+RECORD = """
+                      numpy  torch  torch cuda  jax  jax cuda  cupy cuda  tensorflow  pyarrow  mlx  onnxruntime  tvm_ffi  paddle  numkong
+bool                   = =    = =      = =      = =    = =        = =        = =        . -    = c      = -        = =     = =      . -
+int8                   = =    = =      = =      = =    = =        = =        = =        = =    = c      = =        = =     = =      = =
+int16                  = =    = =      = =      = =    = =        = =        = =        = =    = c      = =        = =     = =      = =
+int32                  = =    = =      = =      = =    = =        = =        = =        = =    = c      = =        = =     = =      = =
+int64                  = =    = =      = =      = =    = =        = =        = =        = =    = c      = =        = =     = =      = =
+uint8                  = =    = =      = =      = =    = =        = =        = =        = =    = c      = =        = =     = =      = =
+uint16                 = =    = =      = =      = =    = =        = =        = =        = =    = c      = =        = =     . =      = =
+uint32                 = =    = =      = =      = =    = =        = =        = =        = =    = c      = =        = =     . =      = =
+uint64                 = =    = =      = =      = =    = =        = =        = =        = =    = c      = =        = =     . =      = =
+float16                = =    = =      = =      = =    = =        = =        = =        = =    = c      = =        = =     = =      = =
+float32                = =    = =      = =      = =    = =        = =        = =        = =    = c      = =        = =     = =      = =
+float64                = =    = =      = =      = =    = =        = =        = =        = =    = -      = =        = =     = =      = =
+complex64              = =    = =      = =      = =    = =        = =        = =        . -    = c      . -        . -     = =      = =
+complex128             = =    = =      = =      = =    = =        = =        = =        . -    . -      . -        . -     = =      = =
+bfloat16               = =    = =      = =      = =    = =        = =        = =        . -    = c      = =        = =     = =      = =
+float8_e3m4            = =    . -      . -      = =    = =        . =        . -        . -    . -      . -        = =     . -      . -
+float8_e4m3            = =    . -      . -      = =    = =        . =        . -        . -    . -      . -        = =     . -      . -
+float8_e4m3b11fnuz     = =    . -      . -      = =    = =        . =        - -        . -    . -      . -        = =     . -      . -
+float8_e4m3fn          = =    = =      = =      = =    = =        . =        - -        . -    . -      - -        = =     = =      = =
+float8_e4m3fnuz        = =    = =      = =      = =    = =        . =        - -        . -    . -      - -        = =     . -      . -
+float8_e5m2            = =    = =      = =      = =    = =        . =        - -        . -    . -      - -        = =     = =      = =
+float8_e5m2fnuz        = =    = =      = =      = =    = =        . =        - -        . -    . -      - -        = =     . -      . -
+float8_e8m0fnu         = =    = =      = =      = =    = =        . =        . -        . -    . -      - -        = =     . -      . -
+float6_e2m3fn          . c    . -      . -      . -    . -        . =        . -        . -    . -      . -        = =     . -      . -
+float6_e2m3fn padded   = =    . -      . -      . -    . -        . =        . -        . -    . -      . -        . -     . -      = =
+float6_e3m2fn          . c    . -      . -      . -    . -        . =        . -        . -    . -      . -        = =     . -      . -
+float6_e3m2fn padded   = =    . -      . -      . -    . -        . =        . -        . -    . -      . -        . -     . -      = =
+float4_e2m1fn          . c    = =      = =      = c    = c        . =        . -        . -    . -      . -        = =     . -      . -
+float4_e2m1fn padded   = =    . -      . -      . c    . c        . =        - -        . -    . -      . -        . -     . -      . -
+int4                   . c    . -      . -      - -    - -        . =        . -        . -    . -      . -        = =     . -      . -
+int4 padded            = =    . -      . -      . -    . -        . =        - -        . -    . -      . -        . -     . -      . -
+uint4                  . c    . -      . -      - -    - -        . =        . -        . -    . -      . -        = =     . -      . -
+uint4 padded           = =    . -      . -      . -    . -        . =        - -        . -    . -      . -        . -     . -      . -
+int2                   . c    . -      . -      - -    - -        . =        . -        . -    . -      . -        = =     . -      . -
+int2 padded            = =    . -      . -      . -    . -        . =        - -        . -    . -      . -        . -     . -      . -
+uint2                  . c    . -      . -      - -    - -        . =        . -        . -    . -      . -        = =     . -      . -
+uint2 padded           = =    . -      . -      . -    . -        . =        - -        . -    . -      . -        . -     . -      . -
+"""  # noqa: E501
+
+# What a refusal says (a regular expression), by framework and direction.
+REFUSALS = {
+    ("torch", "export"): "Unsupported (code|k)",
+    ("jax", "import"): "has no DLPack equivalent",
+    ("jax", "export"): "exchanges no such type",
+    ("tensorflow", "import"): "is not supported by dlpack",
+    ("tensorflow", "export"): 'Unsupported (Type Codes|U?Int bits)|capsule with name "dltensor"',
+    ("pyarrow", "export"): "unsupported (DLPack type|(unsigned )?integer bit width)",
+    ("mlx", "export"): "Cannot convert array to mlx|narrow the values to 32 bits",
+    ("onnxruntime", "import"): "Unexpected data type",
+    ("onnxruntime", "export"): "Unsupported (code|kU?Int bits)|capsule named 'dltensor'",
+    ("tvm_ffi", "export"): "unknown type_code=5|Expect a dltensor field",
+    ("paddle", "export"): r"DLDataType(\.bits| code)",
+    ("numkong", "export"): "unsupported DLPack dtype",
+}
+
+# Exchanges that take place under another type.
+RENAMED = {("onnxruntime", "import", "bool"): "arrives as uint8"} | {
+    ("cupy", "export", row): "arrives as uint8" for row in ROWS if row.startswith(("float8", "float6", "float4"))
+}
+RENAMED |= {("cupy", "export", row): "arrives as uint8" for row in ROWS if re.match("u?int[24]", row)}
+
+
+def read_record():
+    """((column, row, direction), sign) of each recorded cell."""
+    header, *lines = RECORD.strip("\n").splitlines()
+    columns = re.split(r"\s{2,}", header.strip())
+    for line in lines:
+        row = re.split(r"\s{2,}", line)[0]
+        pairs = re.findall(r"(\S) (\S)", line[len(row) :])
+        assert len(pairs) == len(columns), line
+        for column, signs in zip(columns, pairs, strict=True):
+            for direction, sign in zip(Direction, signs, strict=True):
+                yield (column, row, direction), sign
+
+
+CELLS = dict(read_record())
+
+
+@functools.cache
+def measured(framework):
+    _, cells = measure_apart(framework, ROWS)
+    return {(cell.column, cell.dtype, cell.direction): cell for cell in cells}
+
+
+def as_case(key):
+    marks = [pytest.mark.gpu] if key[0].endswith("cuda") else []
+    return pytest.param(key, id="-".join(key).replace(" ", "_"), marks=marks)
+
+
+@pytest.mark.parametrize("key", [as_case(key) for key in CELLS])
+def test_cell(key):
+    column, row, direction = key
+    framework = column.split()[0]
+    cell = measured(framework)[key]
+    if cell.outcome is Outcome.MISSING and column == framework:
+        pytest.skip(f"{column}: {cell.reason}")
+    assert (SIGNS.get(cell.outcome), CELLS[key]) == (CELLS[key], CELLS[key]), f"{cell.outcome}: {cell.reason}"
+    if cell.outcome is Outcome.REFUSED:
+        assert re.search(REFUSALS[framework, direction], cell.reason)
+    else:
+        assert cell.reason == RENAMED.get((framework, direction, row), "")
+
+
+def test_record_is_complete():
+    columns = {
+        name if device == "cpu" else f"{name} {device}"
+        for name in frameworks.NAMES
+        for device in frameworks.framework(name).devices
+    }
+    assert set(CELLS) == {(column, row, way) for column in columns for row in ROWS for way in Direction}
+
+
+def test_report_of_one_framework():
+    report = matrix(["numpy"], ["float32", "float4_e2m1fn"])
+    assert report.versions["numpy"] == np.__version__
+    assert [cell.outcome for cell in report.cells] == ["zero-copy", "zero-copy", "no such type", "copy"]
+
+
+# ---- Chains
+
+
+def shares(tensor, pointer):
+    """Whether memory went on as it was; what arrived read-only PyTorch and old JAX may only copy."""
+    return tensor.readonly or tensor.data_ptr == pointer
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # JAX and PyTorch warn about each other's threads and buffers
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e8m0fnu", "bfloat16", "float32"])
+def test_chain_without_a_copy(name):
+    torch, jax = pytest.importorskip("torch"), pytest.importorskip("jax")
+    values = random_values(name)
+    start = dlfp4.asarray(values, copy=True).to_torch()  # our memory is aligned as JAX wants it
+    first = dlfp4.from_dlpack(start)
+    second = dlfp4.from_dlpack(first.to_jax(copy=False))
+    third = dlfp4.from_dlpack(second.to_numpy(copy=False))
+    end = third.to_torch()
+    assert isinstance(end, torch.Tensor)
+    assert isinstance(first.to_jax(), jax.Array)
+    assert end.dtype == start.dtype
+    assert first.data_ptr == second.data_ptr == third.data_ptr == start.data_ptr()
+    assert shares(third, end.data_ptr())
+    assert end.view(torch.uint8).numpy().tobytes() == values.tobytes()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_chain_of_fp4_copies_once():
+    torch, jax = pytest.importorskip("torch"), pytest.importorskip("jax")
+    octets = np.random.default_rng(4).integers(0, 256, (8, 32), np.uint8)
+    start = torch.tensor(octets).view(torch.float4_e2m1fn_x2)
+    first = dlfp4.from_dlpack(start)
+    assert (first.shape, first.data_ptr) == ((8, 64), start.data_ptr())
+    array = first.to_jax()  # the one copy: JAX imports FP4 only as bytes
+    assert (array.shape, array.dtype) == ((8, 64), jax.numpy.float4_e2m1fn)
+    second = dlfp4.from_dlpack(array)
+    assert second.data_ptr == array.unsafe_buffer_pointer()
+    bits = second.view("uint8").to_numpy(copy=False)  # NumPy has no packed FP4, but its bytes
+    assert bits.ctypes.data == second.data_ptr
+    third = dlfp4.from_dlpack(bits).view("float4_e2m1fn")
+    end = third.to_torch()
+    assert shares(third, end.data_ptr())
+    assert (end.dtype, end.shape) == (start.dtype, start.shape)
+    assert end.view(torch.uint8).numpy().tobytes() == octets.tobytes()

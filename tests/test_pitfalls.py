@@ -1,0 +1,547 @@
+"""The protocol's rules and known pitfalls, seen from both sides: what dlfp4 asks, hands out, keeps and refuses."""
+
+import gc
+
+import numpy as np
+import pytest
+
+import dlfp4
+
+from . import capsules
+from .capsules import DEVICES, IS_COPIED, PADDED, READ_ONLY, Made, Managed, Producer, framework, random_array
+
+NAMED = {name: name if name in ("cpu", "cuda_host", "rocm_host", "cuda_managed") else f"{name}:0" for name in DEVICES}
+
+
+def tensor_of(memory=None, **fields):
+    """A Tensor over a factory capsule, and the factory's record of it."""
+    made = Made(random_array((3, 4)) if memory is None else memory, **fields)
+    return dlfp4.from_dlpack(made.capsule), made
+
+
+def raw(array):
+    """The elements' bytes in row-major order, whatever the type."""
+    return np.ascontiguousarray(array).tobytes()
+
+
+# ---- consumer: what from_dlpack asks -------------------------------------------------------------------------------
+
+
+def test_asks_for_version_1_3():
+    producer = Producer(Made())
+    dlfp4.from_dlpack(producer)
+    assert [call["max_version"] for call in producer.calls] == [(1, 3)]
+
+
+@pytest.mark.parametrize("kind", [capsules.OldProducer, capsules.OldestProducer])
+@pytest.mark.parametrize("versioned", [False, True])
+def test_old_producers_are_asked_again(kind, versioned):
+    producer = kind(Made(versioned=versioned))
+    tensor = dlfp4.from_dlpack(producer)
+    assert len(producer.calls) == 1  # the call that was refused for its keywords never got into the body
+    assert tensor.data_ptr == producer.made.memory.ctypes.data
+    assert raw(tensor.to_numpy()) == raw(producer.made.memory)
+
+
+def test_a_type_error_of_the_producer_itself_comes_through():
+    with pytest.raises(TypeError, match="stopped halfway"):
+        dlfp4.from_dlpack(capsules.RaisingProducer(TypeError("stopped halfway")))
+
+
+def test_keyboard_interrupt_in_the_second_asking_propagates():
+    class Interrupted(Producer):
+        def __dlpack__(self, stream=None):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        dlfp4.from_dlpack(Interrupted(Made()))
+
+
+@pytest.mark.parametrize("kind", [Producer, capsules.OldProducer, capsules.OldestProducer])
+@pytest.mark.parametrize("copy", [None, False, True])
+def test_copy_on_import(kind, copy):
+    """The factory's producers ignore `copy`, as old ones do: the promise is dlfp4's to keep."""
+    producer = kind(Made())
+    memory = producer.made.memory
+    tensor = dlfp4.from_dlpack(producer, copy=copy)
+    assert (tensor.data_ptr == memory.ctypes.data) is (copy is not True)
+    assert raw(tensor.to_numpy()) == raw(memory)
+
+
+def test_copy_on_import_of_a_real_producer():
+    array = random_array((5, 3))
+    copied, shared = dlfp4.from_dlpack(array, copy=True), dlfp4.from_dlpack(array, copy=False)
+    assert shared.data_ptr == array.ctypes.data != copied.data_ptr
+    array += 1
+    assert raw(shared.to_numpy()) == raw(array) != raw(copied.to_numpy())
+
+
+@pytest.mark.parametrize("device", ["cpu", (1, 0)], ids=str)
+def test_device_on_import(device):
+    array = random_array((4,))
+    try:
+        tensor = dlfp4.from_dlpack(array, device=device)
+    except (TypeError, ValueError):
+        assert device != "cpu"  # the name is promised, the pair is a courtesy
+    else:
+        assert (str(tensor.device), raw(tensor.to_numpy())) == ("cpu", raw(array))
+
+
+def test_device_that_cannot_be_served_on_import():
+    with pytest.raises(BufferError):
+        dlfp4.from_dlpack(random_array((4,)), device="vulkan:0")
+    with pytest.raises((ValueError, TypeError)):
+        dlfp4.from_dlpack(random_array((4,)), device="toaster:0")
+
+
+def test_device_id_none_is_zero():
+    tensor = dlfp4.from_dlpack(Producer(Made(), (1, None)))
+    assert str(tensor.device) == "cpu"
+
+
+# ---- consumer: capsules --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("versioned", [True, False])
+def test_a_capsule_is_consumed_once(versioned):
+    tensor, made = tensor_of(versioned=versioned)
+    assert made.name == b"used_" + made.first_name
+    with pytest.raises((BufferError, TypeError), match=r"used_|consumed"):
+        dlfp4.from_dlpack(made.capsule)
+    assert raw(tensor.to_numpy()) == raw(made.memory)
+    made.drop()
+    assert made.deleted == 0
+    del tensor
+    assert made.deleted == 1
+
+
+@pytest.mark.parametrize("versioned", [True, False])
+def test_an_unconsumed_capsule_of_ours_releases_its_tensor(versioned):
+    tensor, made = tensor_of(versioned=versioned)
+    capsule = tensor.__dlpack__(max_version=(1, 3) if versioned else None)
+    del tensor
+    assert made.deleted == 0
+    del capsule
+    assert made.deleted == 1
+
+
+def test_a_consumed_capsule_of_ours_leaves_the_release_to_the_consumer():
+    tensor, made = tensor_of()
+    managed = Managed(tensor.__dlpack__(max_version=(1, 3))).consume()
+    del tensor
+    managed.capsule = None
+    assert made.deleted == 0
+    managed.capsule = managed.name = None
+    capsules.Deleter(managed.struct.deleter)(managed.address)
+    assert made.deleted == 1
+
+
+def test_capsule_names_are_static():
+    """A capsule keeps the pointer to its name alone: every capsule must show the same, immortal string."""
+    tensor, _ = tensor_of()
+    for version, name in (((1, 3), capsules.VERSIONED), (None, capsules.LEGACY)):
+        first, second = (tensor.__dlpack__(max_version=version) for _ in range(2))
+        assert capsules.capsule_name_address(first) == capsules.capsule_name_address(second)
+        assert capsules.capsule_name(first) == name
+        dlfp4.from_dlpack(first)
+        assert capsules.capsule_name(first) == b"used_" + name
+
+
+# ---- producer: versions --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [(1, 0), (1, 3), (1, 99), (2, 0)], ids=str)
+def test_versioned_export(version):
+    tensor, made = tensor_of()
+    managed = Managed(tensor.__dlpack__(max_version=version))
+    assert (managed.versioned, managed.version, managed.flags) == (True, (1, 3), 0)
+    check_plain_export(managed, made)
+
+
+@pytest.mark.parametrize("version", [None, (0, 8), (0, 0)], ids=str)
+def test_legacy_export(version):
+    tensor, made = tensor_of()
+    managed = Managed(tensor.__dlpack__(max_version=version))
+    assert not managed.versioned
+    check_plain_export(managed, made)
+
+
+def check_plain_export(managed, made):
+    assert (managed.shape, managed.strides, managed.dtype) == ((3, 4), (4, 1), (2, 32, 1))
+    assert (managed.data, managed.byte_offset, managed.device) == (made.memory.ctypes.data, 0, (1, 0))
+
+
+def test_no_arguments_means_legacy():
+    tensor, _ = tensor_of()
+    assert capsules.capsule_name(tensor.__dlpack__()) == capsules.LEGACY
+
+
+def test_arguments_are_keyword_only():
+    tensor, _ = tensor_of()
+    with pytest.raises(TypeError):
+        tensor.__dlpack__(None)
+
+
+@pytest.mark.parametrize("version", ["1.3", 1, (1,), (1, 0, 0), ("a", "b"), (-1, 0)], ids=str)
+def test_malformed_max_version(version):
+    tensor, _ = tensor_of()
+    try:
+        capsule = tensor.__dlpack__(max_version=version)
+    except (TypeError, ValueError, OverflowError):
+        return
+    assert Managed(capsule).shape == (3, 4)  # lenient is fine too, as long as the capsule is whole
+
+
+def test_exported_offset_is_zero_and_strides_are_there():
+    """Several consumers ignore byte_offset, and 1.2 forbids NULL strides: both are put right on the way through."""
+    memory = random_array((3, 4))
+    tensor, made = tensor_of(memory, shape=(2, 4), strides=None, byte_offset=16)
+    for version in ((1, 3), None):
+        managed = Managed(tensor.__dlpack__(max_version=version))
+        assert (managed.data, managed.byte_offset) == (made.memory.ctypes.data + 16, 0)
+        assert (managed.shape, managed.strides) == ((2, 4), (4, 1))
+        assert managed.bytes(32) == memory.tobytes()[16:]
+
+
+# ---- producer: flags -----------------------------------------------------------------------------------------------
+
+
+def test_read_only_in_both_directions():
+    tensor, _ = tensor_of(flags=READ_ONLY)
+    assert Managed(tensor.__dlpack__(max_version=(1, 3))).flags == READ_ONLY
+    assert dlfp4.from_dlpack(tensor).readonly
+    assert not np.from_dlpack(tensor).flags.writeable
+    for version in (None, (0, 8)):
+        with pytest.raises(BufferError, match=r"(?i)read.?only"):
+            tensor.__dlpack__(max_version=version)
+
+
+def test_read_only_of_real_producers():
+    array = random_array((4,))
+    array.flags.writeable = False
+    for tensor in (dlfp4.from_dlpack(array), dlfp4.asarray(array), dlfp4.asarray(bytes(array))):
+        assert tensor.readonly
+        assert not tensor.to_numpy().flags.writeable
+    assert not dlfp4.asarray(bytearray(array)).readonly
+
+
+@pytest.mark.parametrize("dtype", capsules.SUBBYTE)
+def test_padded_in_both_directions(dtype):
+    tensor, made = tensor_of(random_array((3, 4), dtype), flags=PADDED)
+    assert not tensor.packed
+    for version in (None, (1, 0), (1, 3)):  # with None a legacy consumer rejects the name: never silently packed
+        managed = Managed(tensor.__dlpack__(max_version=version))
+        assert (managed.versioned, managed.flags) == (True, PADDED)
+        assert managed.bytes(12) == made.memory.tobytes()
+    with pytest.raises(BufferError, match=r"(?i)padded"):
+        tensor.__dlpack__(max_version=(0, 8))
+    both, _ = tensor_of(random_array((3, 4), dtype), flags=PADDED | READ_ONLY)
+    assert Managed(both.__dlpack__(max_version=(1, 3))).flags == PADDED | READ_ONLY
+
+
+@pytest.mark.parametrize("version", [(1, 3), None], ids=str)
+def test_export_with_copy(version):
+    tensor, made = tensor_of()
+    managed = Managed(tensor.__dlpack__(max_version=version, copy=True))
+    assert managed.data != made.memory.ctypes.data
+    assert managed.bytes(48) == made.memory.tobytes()
+    if version:
+        assert managed.flags & IS_COPIED
+    tensor.to_numpy()[...] = 9
+    assert managed.bytes(48) != made.memory.tobytes()
+
+
+@pytest.mark.parametrize("copy", [None, False])
+@pytest.mark.parametrize("flags", [0, IS_COPIED])
+def test_export_without_copy(copy, flags):
+    """IS_COPIED says "yours alone": two exports of one imported copy must not both say so."""
+    tensor, made = tensor_of(flags=flags)
+    managed = Managed(tensor.__dlpack__(max_version=(1, 3), copy=copy))
+    assert (managed.data, managed.flags & IS_COPIED) == (made.memory.ctypes.data, 0)
+
+
+def test_copied_strided_memory_is_not_lost():
+    tensor, made = tensor_of(random_array((4, 6))[::2, ::-1])
+    managed = Managed(tensor.__dlpack__(max_version=(1, 3), copy=True))
+    assert managed.flags & IS_COPIED
+    assert raw(dlfp4.from_dlpack(managed.capsule).to_numpy()) == raw(made.memory)
+
+
+# ---- producer: devices and streams ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_every_device_round_trips(name):
+    tensor, made = tensor_of(device=(DEVICES[name], 0))
+    assert str(tensor.device) == NAMED[name]
+    assert tuple(map(int, tensor.__dlpack_device__())) == (DEVICES[name], 0)
+    managed = Managed(tensor.__dlpack__(max_version=(1, 3)))
+    assert (managed.device, managed.data) == ((DEVICES[name], 0), made.memory.ctypes.data)
+    again = dlfp4.from_dlpack(tensor)
+    assert (str(again.device), again.data_ptr) == (NAMED[name], tensor.data_ptr)
+    assert NAMED[name] in repr(tensor)
+
+
+@pytest.mark.parametrize("name", [name for name in DEVICES if NAMED[name].endswith(":0")])
+def test_device_index_is_kept(name):
+    tensor, _ = tensor_of(device=(DEVICES[name], 3))
+    assert str(tensor.device) == f"{name}:3"
+    assert tuple(map(int, tensor.__dlpack_device__())) == (DEVICES[name], 3)
+    assert Managed(tensor.__dlpack__(max_version=(1, 3))).device == (DEVICES[name], 3)
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda_host", "rocm_host"])
+def test_host_readable_devices_are_read(name):
+    tensor, made = tensor_of(device=(DEVICES[name], 0))
+    assert raw(tensor.to_numpy()) == raw(made.memory)
+
+
+@pytest.mark.parametrize("name", ["opencl", "vulkan", "rocm", "hexagon", "maia", "trn", "ext_dev"])
+def test_foreign_memory_is_not_read(name):
+    tensor, _ = tensor_of(device=(DEVICES[name], 0))
+    with pytest.raises(BufferError, match=NAMED[name]):
+        tensor.to_numpy()
+    with pytest.raises(BufferError):
+        tensor.copy()
+
+
+def test_cpu_is_always_offered():
+    tensor, made = tensor_of()
+    for stream in (None, -1):
+        managed = Managed(tensor.__dlpack__(max_version=(1, 3), dl_device=(1, 0), stream=stream))
+        assert (managed.data, managed.flags) == (made.memory.ctypes.data, 0)
+
+
+@pytest.mark.parametrize("device", [(4, 0), (7, 0), (10, 0)], ids=str)
+def test_devices_we_cannot_serve(device):
+    tensor, _ = tensor_of()
+    with pytest.raises(BufferError):
+        tensor.__dlpack__(max_version=(1, 3), dl_device=device)
+
+
+def test_another_device_without_a_copy_is_refused():
+    tensor, _ = tensor_of()
+    with pytest.raises(BufferError, match="cuda:0"):
+        tensor.__dlpack__(max_version=(1, 3), dl_device=(2, 0), copy=False)
+
+
+@pytest.mark.parametrize("device", ["gpu", 1, (1,), (1, 2, 3), ("a", 0), (99, 0), (2**40, 0)], ids=str)
+def test_malformed_dl_device(device):
+    tensor, _ = tensor_of()
+    with pytest.raises((TypeError, ValueError, BufferError)):
+        tensor.__dlpack__(max_version=(1, 3), dl_device=device)
+
+
+STREAMS = [
+    *(("cpu", stream, ()) for stream in (None, -1)),
+    *(("cpu", stream, (ValueError, BufferError)) for stream in (0, 1, 2, 7, -2)),
+    *(("cuda", stream, ()) for stream in (None, 1, -1)),  # none of these needs the driver
+    *(("cuda", stream, ValueError) for stream in (0, -2)),
+    *(("rocm", stream, ()) for stream in (None, 0, -1)),
+    *(("rocm", stream, ValueError) for stream in (1, 2, -2)),
+]
+
+
+@pytest.mark.parametrize(("device", "stream", "refusal"), STREAMS)
+def test_streams(device, stream, refusal):
+    tensor, made = tensor_of(device=(DEVICES[device], 0))
+    if refusal:
+        with pytest.raises(refusal, match=rf"(?i)stream.*{stream}"):
+            tensor.__dlpack__(max_version=(1, 3), stream=stream)
+    else:
+        assert Managed(tensor.__dlpack__(max_version=(1, 3), stream=stream)).data == made.memory.ctypes.data
+
+
+@pytest.mark.parametrize("stream", ["1", 1.5, (1,)], ids=repr)
+def test_malformed_stream(stream):
+    for device in ("cpu", "cuda"):
+        tensor, _ = tensor_of(device=(DEVICES[device], 0))
+        with pytest.raises((TypeError, ValueError, BufferError)):
+            tensor.__dlpack__(max_version=(1, 3), stream=stream)
+
+
+@pytest.mark.gpu
+def test_streams_with_a_driver():
+    """2 is the per-thread default, anything above a handle; the export waits or not, the memory is the same."""
+    torch = framework("torch")
+    tensor = dlfp4.empty((64,), "float32", device="cuda:0")
+    for stream in (None, 1, 2, -1, torch.cuda.Stream().cuda_stream):
+        managed = Managed(tensor.__dlpack__(max_version=(1, 3), stream=stream))
+        assert (managed.data, managed.device) == (tensor.data_ptr, (2, 0))
+    with pytest.raises(ValueError, match=r"stream.*0"):
+        tensor.__dlpack__(max_version=(1, 3), stream=0)
+
+
+@pytest.mark.gpu
+def test_cpu_is_offered_for_device_memory():
+    array = random_array((64,))
+    tensor = dlfp4.asarray(array).to_device("cuda:0")
+    managed = Managed(tensor.__dlpack__(max_version=(1, 3), dl_device=(1, 0)))
+    assert (managed.device, managed.bytes(256)) == ((1, 0), raw(array))
+    assert managed.flags & IS_COPIED
+    with pytest.raises((ValueError, BufferError), match="stream"):
+        tensor.__dlpack__(max_version=(1, 3), dl_device=(1, 0), stream=1)
+    with pytest.raises(BufferError, match="copy"):
+        tensor.__dlpack__(max_version=(1, 3), dl_device=(1, 0), copy=False)
+
+
+# ---- shapes and strides --------------------------------------------------------------------------------------------
+
+BASE = random_array((4, 6))
+LAYOUTS = {
+    "rows": BASE, "transposed": BASE.T, "strided": BASE[::2, 1::2], "negative": BASE[::-1, ::-2],
+    "broadcast": np.broadcast_to(BASE[0], (3, 6)), "scalar": BASE[0, 0:1].reshape(()), "empty": BASE[:0],
+    "empty-inside": BASE[:, 3:3], "offset": BASE[1:, 2:],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("version", [(1, 3), None], ids=str)
+def test_layouts_through_and_back(layout, version):
+    array = LAYOUTS[layout]
+    tensor, _ = tensor_of(array)
+    again = dlfp4.from_dlpack(tensor.__dlpack__(max_version=version))
+    for t in (tensor, again):
+        assert (t.shape, t.size, t.ndim) == (array.shape, array.size, array.ndim)
+        assert raw(t.to_numpy()) == raw(array)
+        if array.size:
+            assert t.data_ptr == array.ctypes.data
+            assert [s for n, s in zip(t.shape, t.strides, strict=True) if n > 1] == [
+                s // 4 for n, s in zip(array.shape, array.strides, strict=True) if n > 1
+            ]
+
+
+def test_strides_of_77_are_no_obstacle():
+    tensor, made = tensor_of(random_array((1, 4, 1)), strides=(77, 1, 77))
+    assert tensor.reshape((2, 2)).data_ptr == made.memory.ctypes.data  # contiguous all the same
+    assert raw(tensor.reshape((4,)).to_numpy()) == raw(made.memory)
+    assert tensor.view("uint8").shape == (1, 16, 1)
+
+
+def test_negative_strides_never_reach_torch():
+    torch = framework("torch")
+    tensor, made = tensor_of(random_array((6,))[::-1])
+    with pytest.raises(BufferError, match=r"(?is)negative.*copy"):
+        tensor.to_torch()
+    copied = tensor.to_torch(copy=True)
+    assert torch.equal(copied, torch.tensor(made.memory.tolist()))
+
+
+# ---- real producers ------------------------------------------------------------------------------------------------
+
+
+def swapped():
+    return random_array((4,)).astype(np.dtype("f4").newbyteorder())
+
+
+@pytest.mark.parametrize("entry", [dlfp4.from_dlpack, dlfp4.asarray], ids=["from_dlpack", "asarray"])
+def test_non_native_endianness(entry):
+    with pytest.raises(BufferError):
+        entry(swapped())
+    with pytest.raises(BufferError):
+        entry(memoryview(swapped()) if entry is dlfp4.asarray else swapped())
+
+
+@pytest.mark.parametrize(
+    "array", [np.array(["a"]), np.array([None]), np.zeros(2, "M8[s]"), np.zeros(2, "i4,f4")], ids=str
+)
+def test_arrays_that_no_dlpack_type_describes(array):
+    with pytest.raises((BufferError, TypeError)):
+        dlfp4.asarray(array)
+
+
+def conjugate(torch):
+    return torch.randn(4, dtype=torch.complex64).conj()
+
+
+def negated(torch):
+    return torch.randn(4, dtype=torch.complex64).conj().imag  # a float32 view with the neg bit
+
+
+def wants_grad(torch):
+    return torch.randn(4, requires_grad=True)
+
+
+def a_parameter(torch):
+    return torch.nn.Parameter(torch.randn(4))
+
+
+REFUSED = [
+    (conjugate, ".resolve_conj()"),
+    (negated, ".resolve_neg()"),
+    (wants_grad, ".detach()"),
+    (a_parameter, ".detach()"),
+]
+ENTRIES = {
+    "from_dlpack": dlfp4.from_dlpack,
+    "asarray": dlfp4.asarray,
+    "borrowed": lambda x: dlfp4.cast(x, "bfloat16"),  # ops read their input through the C exchange API
+}
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize(("make", "remedy"), REFUSED)
+def test_torch_tensors_that_are_not_what_their_memory_says(make, remedy, entry):
+    tensor = make(framework("torch"))
+    with pytest.raises(BufferError) as refusal:
+        ENTRIES[entry](tensor)
+    assert remedy in str(refusal.value)
+    solved = getattr(tensor, remedy.strip(".()"))()
+    if entry != "borrowed" or not solved.is_complex():
+        ENTRIES[entry](solved)
+
+
+def test_a_plain_tensor_is_taken_after_a_refused_one():
+    """The refusal must not be remembered for the type."""
+    torch = framework("torch")
+    for make, _ in REFUSED:
+        with pytest.raises(BufferError):
+            dlfp4.from_dlpack(make(torch))
+        plain = torch.randn(4)
+        assert dlfp4.from_dlpack(plain).data_ptr == plain.data_ptr()
+
+
+def test_torch_subclasses_answer_for_themselves():
+    """They inherit torch's exchange table, so the exact type decides whether it may be used."""
+    torch = framework("torch")
+    asked = []
+
+    class Secret(torch.Tensor):
+        def __dlpack__(self, **kwargs):
+            asked.append(kwargs)
+            return super().__dlpack__(**kwargs)
+
+    plain = torch.randn(4)
+    dlfp4.from_dlpack(plain)
+    tensor = dlfp4.from_dlpack(plain.as_subclass(Secret))
+    assert len(asked) == 1
+    assert tensor.data_ptr == plain.data_ptr()
+
+
+@pytest.mark.parametrize("wrap", ["Parameter", "Buffer", "subclass"])
+def test_harmless_torch_subclasses(wrap):
+    torch = framework("torch")
+    plain = torch.randn(2, 3)
+    wrapped = {
+        "Parameter": lambda: torch.nn.Parameter(plain, requires_grad=False),
+        "Buffer": lambda: torch.nn.Buffer(plain),
+        "subclass": lambda: plain.as_subclass(type("Sub", (torch.Tensor,), {})),
+    }[wrap]()
+    for entry in (dlfp4.from_dlpack, dlfp4.asarray):
+        tensor = entry(wrapped)
+        assert tensor.data_ptr == plain.data_ptr()
+        assert raw(tensor.to_numpy()) == plain.numpy().tobytes()
+
+
+def test_storage_outlives_a_torch_tensor_that_is_set_elsewhere():
+    """`set_` gives the exported tensor another storage: ours must keep the one it took."""
+    torch = framework("torch")
+    source = torch.arange(1000, dtype=torch.float32) + 1
+    before = source.numpy().tobytes()
+    tensor = dlfp4.from_dlpack(source)
+    source.set_(torch.zeros(1000))
+    del source
+    gc.collect()
+    litter = [torch.full((1000,), 7.0) for _ in range(20)]  # whoever freed the storage sees it written over
+    assert raw(tensor.to_numpy()) == before
+    assert len(litter) == 20

@@ -1,0 +1,449 @@
+"""Views: slices, transposes, reshapes and reinterpretations share memory and agree with numpy; the rest is refused."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+import dlfp4
+
+from . import capsules
+from .capsules import random_array
+
+VALUE_TYPES = [name for name, (_, bits) in capsules.DTYPES.items() if bits >= 8]
+WRONG = (BufferError, ValueError)
+
+
+def raw(array):
+    return np.ascontiguousarray(array).tobytes()
+
+
+def meaningful(shape, strides):
+    """The strides that a reader can notice: those of more than one step, in a tensor that holds something."""
+    return [s for n, s in zip(shape, strides, strict=True) if n > 1] if math.prod(shape) else []
+
+
+def check_same(tensor, array):
+    """Shape, strides, place and values are numpy's."""
+    assert type(tensor) is dlfp4.Tensor
+    assert (tensor.shape, tensor.ndim, tensor.size) == (array.shape, array.ndim, array.size)
+    assert np.dtype(tensor.dtype) == array.dtype
+    assert tensor.nbytes == array.nbytes
+    strides = tuple(s // array.itemsize for s in array.strides)
+    assert meaningful(tensor.shape, tensor.strides) == meaningful(array.shape, strides)
+    if array.size:
+        assert tensor.data_ptr == array.ctypes.data
+    assert raw(tensor.to_numpy()) == raw(array)
+
+
+# ---- attributes ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", VALUE_TYPES)
+def test_attributes(dtype):
+    array = random_array((3, 1, 4), dtype)
+    tensor = dlfp4.asarray(array)
+    check_same(tensor, array)
+    assert (tensor.strides, len(tensor), tensor.readonly) == ((4, 4, 1), 3, False)
+    assert all(type(n) is int for n in (*tensor.shape, *tensor.strides, tensor.ndim, tensor.size, tensor.nbytes))
+    assert type(tensor.shape) is type(tensor.strides) is tuple
+    assert isinstance(tensor.dtype, np.dtype)
+    assert str(tensor.device) == "cpu"
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [(n, b) for n, (_, b) in capsules.DTYPES.items()])
+@pytest.mark.parametrize("shape", [(), (1,), (3, 5), (7,), (2, 3, 4), (0, 4)], ids=str)
+def test_empty_and_nbytes(dtype, bits, shape):
+    tensor = dlfp4.empty(shape, dtype)
+    assert (tensor.shape, np.dtype(tensor.dtype).name, tensor.readonly) == (shape, dtype, False)
+    assert tensor.nbytes == -(-math.prod(shape) * bits // 8)
+    assert tensor.packed or bits >= 8
+    assert tensor.strides == capsules.compact(shape) or not tensor.size
+    assert tensor.data_ptr % 64 == 0
+    padded = dlfp4.empty(shape, dtype, packed=False)
+    assert padded.nbytes == math.prod(shape) * max(bits // 8, 1)
+    assert not padded.packed or bits >= 8
+
+
+@pytest.mark.parametrize("shape", [(-1,), (2**40, 2**40), (2**63 - 1, 2), ("a",), 1.5], ids=str)
+def test_empty_refuses_impossible_shapes(shape):
+    with pytest.raises((ValueError, TypeError, BufferError, MemoryError, OverflowError)):
+        dlfp4.empty(shape, "float32")
+
+
+def test_empty_refuses_bad_arguments():
+    with pytest.raises((TypeError, ValueError), match="float5"):
+        dlfp4.empty((2,), "float5")
+    with pytest.raises((ValueError, BufferError), match="toaster"):
+        dlfp4.empty((2,), "float32", device="toaster")
+
+
+def test_repr_is_metadata_only():
+    """No element is read: the memory may be on a device, or unreachable."""
+    nowhere = capsules.Made(data=4096, shape=(1000, 3), device=(2, 1))
+    for tensor in (dlfp4.from_dlpack(nowhere.capsule), dlfp4.empty((1000, 3), "float4_e2m1fn")):
+        text = repr(tensor)
+        assert len(text) < 300
+        for said in ("1000", "3", np.dtype(tensor.dtype).name, str(tensor.device)):
+            assert said in text
+
+
+def test_len_and_iteration():
+    array = random_array((3, 4))
+    tensor = dlfp4.asarray(array)
+    assert (len(tensor), len(tensor[:0])) == (3, 0)
+    assert [raw(row.to_numpy()) for row in tensor] == [raw(row) for row in array]
+    with pytest.raises(TypeError):
+        len(tensor[0, 0])
+
+
+SCALARS = {"float32": 1.5, "float64": -2.25, "int8": -7, "uint64": 2**64 - 1, "bool": True, "bfloat16": 3.0,
+           "complex64": 1 + 2j, "float8_e4m3fn": 448.0, "float8_e8m0fnu": 2.0**-127, "int64": -(2**63)}  # fmt: skip
+
+
+@pytest.mark.parametrize(("dtype", "value"), SCALARS.items())
+def test_item_float_and_tolist(dtype, value):
+    import ml_dtypes  # noqa: F401  (registers the names)
+
+    for shape in ((), (1,), (1, 1)):
+        tensor = dlfp4.asarray(np.full(shape, value, dtype))
+        item = tensor.item()
+        assert (item, type(item)) == (value, type(value))
+        nested = tensor.tolist()
+        for _ in shape:
+            (nested,) = nested
+        assert (nested, type(nested)) == (value, type(value))
+        if not isinstance(value, complex):
+            assert float(tensor) == float(value)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int16", "bool", "bfloat16", "float8_e5m2", "float4_e2m1fn"])
+def test_tolist_of_a_view(dtype):
+    array = random_array((3, 4), dtype)[::2, ::-1]
+    expected = [[float(x) for x in row] for row in array]
+    assert [[float(x) for x in row] for row in dlfp4.asarray(array).tolist()] == expected
+    assert dlfp4.asarray(array[:0]).tolist() == []
+    assert dlfp4.asarray(array[:, :0]).tolist() == [[], []]
+
+
+def test_item_of_many():
+    tensor = dlfp4.asarray(random_array((2, 2)))
+    with pytest.raises(ValueError, match=r"4|size|\(2, 2\)"):
+        tensor.item()
+    with pytest.raises((TypeError, ValueError)):
+        float(tensor)
+
+
+# ---- slicing -------------------------------------------------------------------------------------------------------
+
+BASE = np.arange(1, 1 + 5 * 6 * 7, dtype=np.int32).reshape(5, 6, 7)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    index=hnp.basic_indices(BASE.shape, min_dims=0, max_dims=6, allow_newaxis=True, allow_ellipsis=True),
+    dtype=st.sampled_from(["int32", "uint8", "float64"]),
+)
+def test_slicing_is_numpys(index, dtype):
+    array = BASE.astype(dtype)
+    expected = array[index] if isinstance(array[index], np.ndarray) else array[(*np.index_exp[index], ...)]
+    check_same(dlfp4.asarray(array)[index], expected)
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_slicing_a_slice_is_numpys(data):
+    array, tensor = BASE, dlfp4.asarray(BASE)
+    for _ in range(3):
+        index = data.draw(hnp.basic_indices(array.shape, min_dims=1, max_dims=5, allow_newaxis=True))
+        if isinstance(array[index], np.ndarray):
+            array, tensor = array[index], tensor[index]
+    check_same(tensor, array)
+
+
+@settings(max_examples=100, deadline=None)
+@given(slices=st.tuples(*[st.slices(8) | st.builds(slice, *[st.none() | st.integers(-20, 20)] * 2)] * 3))
+def test_slices_beyond_the_ends(slices):
+    check_same(dlfp4.asarray(BASE)[slices], BASE[slices])
+
+
+def test_huge_slice_bounds():
+    tensor = dlfp4.asarray(BASE)
+    for index in (slice(-(10**30), 10**30), slice(None, None, 10**30), slice(10**30, None, -(10**18))):
+        check_same(tensor[index], BASE[index])
+
+
+def test_slices_share_memory_both_ways():
+    array = BASE.copy()
+    view = dlfp4.asarray(array)[1:4, ::-2, 3]
+    array[1, 5, 3] = -99
+    seen = view.to_numpy()
+    assert seen[0, 0] == -99
+    seen[2, 2] = -77
+    assert array[3, 1, 3] == -77
+
+
+BAD_INDICES = [
+    *((i, IndexError) for i in (5, -6, (0, 6), (0, 0, -8), (0, 0, 0, 0), (..., ...), 10**30)),
+    (slice(None, None, 0), ValueError),
+    *((i, (TypeError, IndexError)) for i in (1.0, "a", [0, 1], (0, [1]), np.array([0, 1]), slice(1.0), object())),
+]
+
+
+@pytest.mark.parametrize(("index", "error"), BAD_INDICES, ids=lambda value: str(value)[:30])
+def test_bad_indices(index, error):
+    with pytest.raises(error):
+        dlfp4.asarray(BASE)[index]
+
+
+def test_out_of_range_says_the_numbers():
+    with pytest.raises(IndexError, match=r"(?s)9.*6"):
+        dlfp4.asarray(BASE)[0, 9]
+
+
+def test_index_objects():
+    class Two:
+        def __index__(self):
+            return 2
+
+    check_same(dlfp4.asarray(BASE)[Two(), np.int64(1) :], BASE[2, 1:])
+
+
+# ---- transposes and reshapes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float8_e4m3fn", "bfloat16"])
+def test_transposes(dtype):
+    array = random_array((2, 3, 4), dtype)
+    tensor = dlfp4.asarray(array)
+    check_same(tensor.mT, array.mT)
+    check_same(tensor[1].T, array[1].T)
+    check_same(tensor[1].T.T, array[1])
+    check_same(tensor.mT[:, ::-1].mT, array.mT[:, ::-1].mT)
+
+
+def test_transposes_of_too_few_dimensions():
+    with pytest.raises(WRONG):
+        _ = dlfp4.asarray(random_array((4,))).mT
+
+
+LAYOUTS = {
+    "rows": BASE,
+    "strided": BASE[:, ::2],
+    "gaps": BASE[..., :4],
+    "reversed": BASE[::-1],
+    "transposed": BASE.T,
+    "one": BASE[:1, :, :1],
+    "broadcast": np.broadcast_to(BASE[0, 0], (6, 7)),
+    "empty": BASE[:0],
+}
+
+
+def reshape_in_place(array, shape):
+    """numpy's own answer to "without a copy": the view, or None."""
+    result = array.reshape(shape)
+    return result if np.shares_memory(result, array) or not array.size else None
+
+
+def splits(size):
+    """Shapes of `size` elements: a chain of divisors, with some 1 and perhaps one -1."""
+
+    @st.composite
+    def draw_shape(draw):
+        rest, shape = size, []
+        while rest > 1 and len(shape) < 5:
+            n = draw(st.sampled_from([d for d in range(1, rest + 1) if rest % d == 0]))
+            shape.append(n)
+            rest //= n
+        return (*shape, rest)
+
+    return draw_shape()
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data(), layout=st.sampled_from([name for name in LAYOUTS if name != "empty"]))
+def test_reshape_is_numpys(data, layout):
+    array = LAYOUTS[layout]
+    shape = data.draw(splits(array.size))
+    made = capsules.Made(array)
+    expected = reshape_in_place(array, shape)
+    if expected is not None:
+        check_same(dlfp4.from_dlpack(made.capsule).reshape(shape), expected)
+    else:
+        with pytest.raises(WRONG, match="copy"):
+            dlfp4.from_dlpack(made.capsule).reshape(shape)
+
+
+def test_reshape_details():
+    tensor = dlfp4.asarray(BASE)
+    check_same(tensor.reshape((-1, 7)), BASE.reshape(-1, 7))
+    check_same(tensor.reshape([30, 7]), BASE.reshape(30, 7))
+    check_same(tensor[0, 0, 0].reshape((1, 1)), BASE[:1, 0, :1])
+    check_same(tensor[0, 0, :1].reshape(()), BASE[0, 0, 0, ...])
+    for shape in ((0,), (3, 0), (0, 10**9)):
+        assert tensor[:0].reshape(shape).shape == shape
+
+
+@pytest.mark.parametrize("shape", [(5,), (-1, 4), (-1, -1), (-2, 105), (2**32, 2**32), (210, 0), (1.5,), "ab"], ids=str)
+def test_reshape_refusals(shape):
+    with pytest.raises((ValueError, TypeError)):
+        dlfp4.asarray(BASE).reshape(shape)
+
+
+def test_reshape_refusal_says_the_shapes():
+    with pytest.raises(ValueError, match=r"(?s)5.*6.*7.*4.*4|4.*4.*5.*6.*7"):
+        dlfp4.asarray(BASE).reshape((4, 4))
+
+
+# ---- reinterpretation ----------------------------------------------------------------------------------------------
+
+PAIRS = [
+    ("float32", "uint8"), ("float32", "float16"), ("float64", "int32"), ("int16", "uint16"), ("bfloat16", "uint8"),
+    ("complex64", "float32"), ("float8_e4m3fn", "uint8"), ("float8_e8m0fnu", "int8"), ("bool", "uint8"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("wide", "narrow"), PAIRS)
+def test_view_and_back(wide, narrow):
+    array = random_array((3, 4), wide)
+    tensor = dlfp4.asarray(array)
+    check_same(tensor.view(narrow), array.view(narrow))
+    check_same(tensor.view(narrow).view(wide), array)
+    rows = tensor[::2].view(narrow)  # gaps between the rows are no obstacle
+    check_same(rows, array[::2].view(narrow))
+    check_same(rows.view(wide), array[::2])
+
+
+def test_view_follows_the_dimension_of_stride_1():
+    array = random_array((3, 4))
+    tensor = dlfp4.asarray(array).T  # (4, 3), of strides (1, 4)
+    seen = tensor.view("uint8")
+    assert (seen.shape, seen.strides, seen.data_ptr) == ((16, 3), (1, 16), array.ctypes.data)
+    assert raw(seen.to_numpy()) == raw(array.view(np.uint8).T)
+    check_same(seen.view("float32"), array.T)
+
+
+def test_view_takes_any_name_of_a_type():
+    import ml_dtypes
+
+    tensor = dlfp4.asarray(capsules.random_bytes(8))
+    for name in ("float8_e4m3fn", ml_dtypes.float8_e4m3fn, np.dtype(ml_dtypes.float8_e4m3fn)):
+        assert np.dtype(tensor.view(name).dtype) == np.dtype(ml_dtypes.float8_e4m3fn)
+    torch = capsules.framework("torch")
+    assert np.dtype(tensor.view(torch.float8_e4m3fn).dtype) == np.dtype(ml_dtypes.float8_e4m3fn)
+    jnp = capsules.framework("jax.numpy")
+    assert np.dtype(tensor.view(jnp.float8_e4m3fn).dtype) == np.dtype(ml_dtypes.float8_e4m3fn)
+
+
+def test_view_shares_memory_both_ways():
+    array = random_array((3, 4))
+    seen = dlfp4.asarray(array).view("uint8").to_numpy()
+    seen[1, 4:8] = np.float32(2.5).view(np.uint32).reshape(1).view(np.uint8)
+    assert array[1, 1] == 2.5
+    array[2, 3] = 7
+    assert seen[2, 12:].tobytes() == np.float32(7).tobytes()
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [("float4_e2m1fn", 4), ("float6_e2m3fn", 6), ("float6_e3m2fn", 6)])
+@pytest.mark.parametrize("shape", [(12,), (5, 6), (2, 3, 3)], ids=str)
+def test_view_bytes_as_packed_and_back(dtype, bits, shape):
+    array = capsules.random_bytes(math.prod(shape)).reshape(shape)
+    packed = dlfp4.asarray(array).view(dtype)
+    assert packed.shape == (*shape[:-1], shape[-1] * 8 // bits)
+    assert (packed.packed, packed.data_ptr, packed.nbytes) == (True, array.ctypes.data, array.nbytes)
+    assert packed.strides == capsules.compact(packed.shape)
+    codes = capsules.element_codes(array.tobytes(), bits, packed.shape, packed.strides)
+    assert list(packed.to_numpy().view(np.uint8).ravel()) == codes
+    check_same(packed.view("uint8"), array)
+
+
+def test_view_of_strided_rows_as_packed():
+    array = capsules.random_bytes(60).reshape(5, 12)
+    packed = dlfp4.asarray(array)[::2, :6].view("float4_e2m1fn")
+    assert (packed.shape, packed.strides) == ((3, 12), (48, 1))
+    assert list(packed.to_numpy().view(np.uint8).ravel()) == capsules.element_codes(
+        array[::2, :6].tobytes(), 4, (36,), (1,)
+    )
+    check_same(packed.view("uint8"), array[::2, :6])
+
+
+def test_view_of_padded_as_bytes():
+    array = random_array((3, 4), "float4_e2m1fn")
+    tensor = dlfp4.asarray(array)
+    assert not tensor.packed
+    check_same(tensor.view("uint8"), array.view(np.uint8))
+
+
+REFUSED_VIEWS = {
+    "length does not divide": (lambda: dlfp4.asarray(capsules.random_bytes(6)), "float32"),
+    "fp6 does not divide": (lambda: dlfp4.asarray(capsules.random_bytes(8)), "float6_e2m3fn"),
+    "odd count of fp4": (lambda: dlfp4.asarray(capsules.random_bytes(4)).view("float4_e2m1fn")[:7], "uint8"),
+    "odd row stride": (lambda: dlfp4.asarray(capsules.random_bytes(30).reshape(3, 10))[:, :8], "float32"),
+    "nothing of stride 1": (lambda: dlfp4.asarray(capsules.random_bytes(16))[::2], "float16"),
+    "scalar to narrow": (lambda: dlfp4.asarray(random_array((1,)))[0], "uint8"),
+}
+
+
+@pytest.mark.parametrize("why", REFUSED_VIEWS)
+def test_view_refusals(why):
+    make, dtype = REFUSED_VIEWS[why]
+    tensor = make()
+    with pytest.raises(WRONG, match=rf"{dtype}|stride"):
+        tensor.view(dtype)
+
+
+def test_view_of_an_unknown_type():
+    with pytest.raises((TypeError, ValueError), match="float5"):
+        dlfp4.asarray(BASE).view("float5")
+
+
+# ---- numpy ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", VALUE_TYPES)
+def test_to_numpy_shares(dtype):
+    array = random_array((3, 4), dtype)[:, ::2]
+    tensor = dlfp4.asarray(array)
+    for seen in (tensor.to_numpy(), tensor.to_numpy(copy=False), np.asarray(tensor)):
+        assert np.shares_memory(seen, array)
+        assert seen.dtype == array.dtype
+        assert raw(seen) == raw(array)
+    copied = tensor.to_numpy(copy=True)
+    assert not np.shares_memory(copied, array)
+    assert (copied.flags.writeable, raw(copied)) == (True, raw(array))
+
+
+def test_array_protocol():
+    array = random_array((3, 4))
+    tensor = dlfp4.asarray(array)
+    assert not np.shares_memory(np.array(tensor), array)
+    assert np.asarray(tensor, dtype=np.float64).tolist() == array.astype(np.float64).tolist()
+    assert np.shares_memory(np.asarray(tensor, copy=False), array)
+    with pytest.raises(ValueError, match="copy"):
+        np.asarray(tensor, dtype=np.float64, copy=False)
+
+
+def test_copy_owns_its_memory():
+    array = random_array((4, 6))
+    for view in (array, array[::2, ::-1], array.T, array[1, 2, ...], array[:0]):
+        made = capsules.Made(view, flags=capsules.READ_ONLY)
+        copied = dlfp4.from_dlpack(made.capsule).copy()
+        assert (copied.shape, raw(copied.to_numpy())) == (view.shape, raw(view))
+        assert not copied.readonly
+        if view.size:
+            assert not np.shares_memory(copied.to_numpy(), array)
+            assert copied.data_ptr % 64 == 0
+
+
+def test_buffers():
+    data = bytearray(random_array((12,)).tobytes())
+    tensor = dlfp4.asarray(memoryview(data).cast("f", (3, 4)))
+    assert (tensor.shape, np.dtype(tensor.dtype).name) == ((3, 4), "float32")
+    assert raw(tensor.to_numpy()) == bytes(data)
+    data[0:4] = np.float32(9).tobytes()
+    assert tensor[0, 0].item() == 9
+    check_same(dlfp4.asarray(data), np.frombuffer(data, np.uint8))
+    check_same(dlfp4.asarray(memoryview(data)[::2]), np.frombuffer(data, np.uint8)[::2])
