@@ -23,13 +23,13 @@ def main(arguments: list[str] | None = None) -> int:
         "--dtype", action="append", choices=matrix.ROWS, metavar="DTYPE", help="only this one (repeatable)"
     )
     bench = commands.add_parser("bench", help="run the benchmarks of a source checkout")
-    bench.add_argument("script", nargs="*", help="names of scripts; default: all")
+    bench.add_argument("name", nargs="*", help="such as `exchange` for bench_exchange.py; default: all")
     options = parser.parse_args(arguments)
     if options.command == "info":
         dlfp4.show_config()
         return 0
     if options.command == "bench":
-        return run_benchmarks(options.script)
+        return run_benchmarks(options.name)
     report = matrix.matrix(options.framework or frameworks.NAMES, options.dtype or matrix.ROWS)
     print(matrix.as_json(report) if options.json else matrix.as_text(report))
     return int(any(cell.outcome in (matrix.Outcome.WRONG, matrix.Outcome.CRASHED) for cell in report.cells))
@@ -38,13 +38,15 @@ def main(arguments: list[str] | None = None) -> int:
 def run_benchmarks(names: list[str]) -> int:
     """Run benchmark scripts beside the package, one process each; the first exit status that is not 0."""
     folder = Path(dlfp4.__file__).parents[1] / "benchmarks"
-    scripts = sorted(folder.glob("bench_*.py"))
-    if names:
-        scripts = [folder / f"{name.removesuffix('.py')}.py" for name in names]
+    scripts = {path.stem.removeprefix("bench_"): path for path in sorted(folder.glob("bench_*.py"))}
+    unknown = [name for name in names if name not in scripts]
     if not scripts:
         print(f"No benchmarks at {folder}: they live in the source tree; run this from a checkout.", file=sys.stderr)
         return 1
-    statuses = [subprocess.run([sys.executable, script], check=False).returncode for script in scripts]
+    if unknown:
+        print(f"No benchmark named {', '.join(unknown)}; there are: {', '.join(scripts)}.", file=sys.stderr)
+        return 1
+    statuses = [subprocess.run([sys.executable, scripts[name]], check=False).returncode for name in names or scripts]
     return next((status for status in statuses if status), 0)
 
 

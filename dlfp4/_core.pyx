@@ -32,6 +32,7 @@ cdef extern from *:
     #include <Python.h>
     #include <numpy/arrayobject.h>
 
+    static inline int raise_pending(void) { return PyErr_Occurred() ? -1 : 0; }
     static inline int load_acquire(const int *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
     static inline void store_release(int *p, int value) { __atomic_store_n(p, value, __ATOMIC_RELEASE); }
     static inline int ctz(int64_t value) { return __builtin_ctzll((unsigned long long)value); }
@@ -60,6 +61,7 @@ cdef extern from *:
                                     data != NULL ? data : nothing, flags, NULL);
     }
     """
+    int raise_pending() except -1
     int load_acquire(const int *) noexcept nogil
     void store_release(int *, int) noexcept nogil
     int ctz(int64_t) noexcept nogil
@@ -77,7 +79,11 @@ CPU.device_id = 0
 include "layout.pxi"
 include "dtype.pxi"
 include "device.pxi"
+include "describe.pxi"
+include "exchange.pxi"
 include "importer.pxi"
+include "memory.pxi"
+include "views.pxi"
 include "tensor.pxi"
 include "ops.pxi"
 include "exporter.pxi"

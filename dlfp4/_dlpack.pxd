@@ -74,8 +74,8 @@ cdef extern from "dlfp4/dlpack.h":
         DLPackExchangeAPIHeader header
         int (*managed_tensor_allocator)(
             DLTensor *, DLManagedTensorVersioned **, void *, SetErrorFunction) noexcept
-        # -1 comes with a Python exception, or from a careless producer without one: then it is returned as it is.
-        int (*managed_tensor_from_py_object_no_sync)(void *, DLManagedTensorVersioned **) except? -1
-        int (*managed_tensor_to_py_object_no_sync)(DLManagedTensorVersioned *, void **) except? -1
-        int (*dltensor_from_py_object_no_sync)(void *, DLTensor *) except? -1
-        int (*current_work_stream)(DLDeviceType, int32_t, void **) except? -1
+        # Nonzero comes with a Python exception, or from a careless producer without one.
+        int (*managed_tensor_from_py_object_no_sync)(void *, DLManagedTensorVersioned **) noexcept
+        int (*managed_tensor_to_py_object_no_sync)(DLManagedTensorVersioned *, void **) noexcept
+        int (*dltensor_from_py_object_no_sync)(void *, DLTensor *) noexcept
+        int (*current_work_stream)(DLDeviceType, int32_t, void **) noexcept

@@ -61,7 +61,11 @@ cdef extern from "cuda/driver.h" nogil:
         DLFP4_CUDA_MISSING
     const char *dlfp4_cuda_error_name(int)
     int dlfp4_cuda_device_count(int *)
-    int dlfp4_cuda_copy(int, uintptr_t, void *, const void *, size_t)
+    ctypedef enum dlfp4_cuda_direction "enum dlfp4_cuda_direction":
+        DLFP4_HOST_TO_DEVICE
+        DLFP4_DEVICE_TO_HOST
+        DLFP4_DEVICE_TO_DEVICE
+    int dlfp4_cuda_copy(int, uintptr_t, dlfp4_cuda_direction, void *, const void *, size_t)
     int dlfp4_cuda_alloc(int, uintptr_t, size_t, void **)
     int dlfp4_cuda_free(int, uintptr_t, void *)
     int dlfp4_cuda_order(int, uintptr_t, uintptr_t)

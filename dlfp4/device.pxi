@@ -63,10 +63,15 @@ cdef Device device_from_dlpack(DLDevice device):
     return Device(DEVICE_NAMES[device.device_type], device.device_id)
 
 
+cdef Device HOST = Device("cpu")
+
+
 cdef Device parse_device(device):
     """A device argument: a Device, "cpu", "cuda:1", torch.device, or DLPack's (type, id) pair."""
     if isinstance(device, Device):
         return device
+    if isinstance(device, str) and device == "cpu":
+        return HOST
     if isinstance(device, tuple):
         code, index = device
         if int(code) not in DEVICE_NAMES:

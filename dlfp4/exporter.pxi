@@ -232,19 +232,19 @@ cdef int table_allocate(DLTensor *prototype, DLManagedTensorVersioned **out, voi
         return -1
 
 
-cdef int table_export(void *py_object, DLManagedTensorVersioned **out) except? -1:
+cdef int table_export(void *py_object, DLManagedTensorVersioned **out) except -1:
     out[0] = export_versioned(as_tensor(<object> py_object), 0)
     return 0
 
 
-cdef int table_import(DLManagedTensorVersioned *managed, void **out) except? -1:
+cdef int table_import(DLManagedTensorVersioned *managed, void **out) except -1:
     cdef Tensor self = adopt(managed, False)
     Py_INCREF(self)
     out[0] = <void *> self
     return 0
 
 
-cdef int table_lend(void *py_object, DLTensor *out) except? -1:
+cdef int table_lend(void *py_object, DLTensor *out) except -1:
     cdef Tensor self = as_tensor(<object> py_object)
     check_alive(self)
     out[0] = self.dl
@@ -263,23 +263,25 @@ cdef Tensor as_tensor(object x):
     return <Tensor> x
 
 
-cdef int table_stream(DLDeviceType device_type, int32_t device_id, void **out) except? -1:
+cdef int table_stream(DLDeviceType device_type, int32_t device_id, void **out) except -1:
     """dlfp4 has no streams of its own: it works where the framework works whose tensors it carries."""
     cdef int k
     out[0] = NULL
     for k in range(load_acquire(&NUM_PRODUCERS)):
         if is_cuda(device_type) and PRODUCERS[k].api.current_work_stream != NULL:
-            return PRODUCERS[k].api.current_work_stream(device_type, device_id, out)
+            if PRODUCERS[k].api.current_work_stream(device_type, device_id, out) != 0:
+                raise_pending()
     return 0
 
 
+# Each returns -1 with the exception set, which is what the standard asks for and what Cython does without a wrapper.
 cdef object make_exchange_capsule():
     EXCHANGE_API.header.version.major = DLPACK_MAJOR_VERSION
     EXCHANGE_API.header.version.minor = DLPACK_MINOR_VERSION
     EXCHANGE_API.header.prev_api = NULL
     EXCHANGE_API.managed_tensor_allocator = table_allocate
-    EXCHANGE_API.managed_tensor_from_py_object_no_sync = table_export
-    EXCHANGE_API.managed_tensor_to_py_object_no_sync = table_import
-    EXCHANGE_API.dltensor_from_py_object_no_sync = table_lend
-    EXCHANGE_API.current_work_stream = table_stream
+    EXCHANGE_API.managed_tensor_from_py_object_no_sync = <int (*)(void *, DLManagedTensorVersioned **) noexcept> table_export
+    EXCHANGE_API.managed_tensor_to_py_object_no_sync = <int (*)(DLManagedTensorVersioned *, void **) noexcept> table_import
+    EXCHANGE_API.dltensor_from_py_object_no_sync = <int (*)(void *, DLTensor *) noexcept> table_lend
+    EXCHANGE_API.current_work_stream = <int (*)(DLDeviceType, int32_t, void **) noexcept> table_stream
     return PyCapsule_New(&EXCHANGE_API, "dlpack_exchange_api", NULL)

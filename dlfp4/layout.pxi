@@ -50,17 +50,20 @@ cdef inline bint is_compact(int ndim, const int64_t *shape, const int64_t *strid
 cdef inline bint find_extent(int ndim, const int64_t *shape, const int64_t *strides,
                              int64_t *low, int64_t *high) noexcept nogil:
     """The lowest and the highest element offset of a tensor that is not empty; False on overflow."""
-    cdef int64_t reach
+    cdef int64_t reach, down = 0, up = 0
+    cdef bint overflow = False
     cdef int k
-    low[0] = high[0] = 0
     for k in range(ndim):
         if shape[k] == 1:
             continue
-        if mul_overflows(shape[k] - 1, strides[k], &reach):
-            return False
-        if add_overflows(low[0] if reach < 0 else high[0], reach, low if reach < 0 else high):
-            return False
-    return True
+        overflow |= mul_overflows(shape[k] - 1, strides[k], &reach)
+        if reach < 0:
+            overflow |= add_overflows(down, reach, &down)
+        else:
+            overflow |= add_overflows(up, reach, &up)
+    low[0] = down
+    high[0] = up
+    return not overflow
 
 
 cdef inline void fill_byte_range(const DLTensor *t, int64_t bits, int64_t *low, int64_t *high) noexcept nogil:

@@ -436,8 +436,9 @@ def run_python(code, *, timeout=120):
     """Run `code` in a fresh interpreter that can import this module; its output, once it has exited cleanly."""
     here = os.path.dirname(os.path.abspath(__file__))
     path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
-    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=timeout, check=False,
-                          env={**os.environ, "PYTHONPATH": path, "PYTHONFAULTHANDLER": "1"})  # fmt: skip
+    command = [sys.executable, "-P", "-c", code]  # -P: the working folder must not hide the installed package
+    env = {**os.environ, "PYTHONPATH": path, "PYTHONFAULTHANDLER": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, env=env)
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     assert done.stderr == "", done.stderr
     return done.stdout

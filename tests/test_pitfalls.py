@@ -254,10 +254,11 @@ def test_export_with_copy(version):
 @pytest.mark.parametrize("copy", [None, False])
 @pytest.mark.parametrize("flags", [0, IS_COPIED])
 def test_export_without_copy(copy, flags):
-    """IS_COPIED says "yours alone": two exports of one imported copy must not both say so."""
+    """The flag goes on with the tensor it came with; a view shares its memory, so it cannot say "yours alone"."""
     tensor, made = tensor_of(flags=flags)
     managed = Managed(tensor.__dlpack__(max_version=(1, 3), copy=copy))
-    assert (managed.data, managed.flags & IS_COPIED) == (made.memory.ctypes.data, 0)
+    assert (managed.data, managed.flags & IS_COPIED) == (made.memory.ctypes.data, flags)
+    assert Managed(tensor[...].__dlpack__(max_version=(1, 3), copy=copy)).flags & IS_COPIED == 0
 
 
 def test_copied_strided_memory_is_not_lost():
@@ -533,15 +534,42 @@ def test_harmless_torch_subclasses(wrap):
         assert raw(tensor.to_numpy()) == plain.numpy().tobytes()
 
 
-def test_storage_outlives_a_torch_tensor_that_is_set_elsewhere():
-    """`set_` gives the exported tensor another storage: ours must keep the one it took."""
+def give_other_storage(source):
+    source.set_(framework("torch").zeros(1000))
+
+
+def assign_data(source):
+    source.data = framework("torch").zeros(1000)
+
+
+def grow(source):
+    source.resize_(1 << 20)
+
+
+def give_storage_back(source):
+    source.untyped_storage().resize_(0)
+
+
+@pytest.mark.parametrize("change", [give_other_storage, assign_data, grow, give_storage_back])
+def test_memory_that_torch_took_away_is_never_read(change):
+    """PyTorch frees or exchanges memory under every view of it; what is gone is refused, by name, at each use."""
     torch = framework("torch")
     source = torch.arange(1000, dtype=torch.float32) + 1
-    before = source.numpy().tobytes()
     tensor = dlfp4.from_dlpack(source)
-    source.set_(torch.zeros(1000))
-    del source
-    gc.collect()
-    litter = [torch.full((1000,), 7.0) for _ in range(20)]  # whoever freed the storage sees it written over
-    assert raw(tensor.to_numpy()) == before
-    assert len(litter) == 20
+    part = tensor[10:20]
+    assert part.tolist() == list(range(11, 21))
+    change(source)
+    for view in (tensor, part):
+        for use in (view.to_numpy, view.copy, view.tolist, view.__dlpack__, lambda v=view: dlfp4.cast(v, "bfloat16")):
+            with pytest.raises(BufferError, match="import it again"):
+                use()
+    assert (tensor.shape, part.shape) == ((1000,), (10,))
+
+
+@pytest.mark.parametrize("change", ["resize_(500)", "t_()", "add_(1)"])
+def test_changes_that_leave_the_memory_are_no_matter(change):
+    torch = framework("torch")
+    source = torch.arange(1000, dtype=torch.float32) + 1
+    head = dlfp4.from_dlpack(source)[:400]
+    {"resize_(500)": lambda: source.resize_(500), "t_()": source.t_, "add_(1)": lambda: source.add_(1)}[change]()
+    assert head.to_numpy().tobytes() == source[:400].numpy().tobytes()

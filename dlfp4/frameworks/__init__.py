@@ -8,7 +8,7 @@ from types import ModuleType
 
 from dlfp4.frameworks.base import Framework
 
-__all__ = ["NAMES", "Framework", "counts_pairs", "framework", "load", "of_type"]
+__all__ = ["NAMES", "Framework", "framework", "load", "of_type"]
 
 NAMES = (
     "numpy",
@@ -43,9 +43,3 @@ def of_type(cls: type) -> Framework | None:
         if package in NAMES:
             return framework(package)
     return None
-
-
-def counts_pairs(cls: type) -> bool:
-    """Whether instances of a class count FP4 in pairs, as PyTorch's ``float4_e2m1fn_x2`` does."""
-    row = of_type(cls)
-    return row is not None and row.counts_pairs

@@ -55,6 +55,9 @@ def from_tensor(tensor: Tensor, copy: bool | None = None) -> OrtValue:
     """
     from onnxruntime import OrtValue
 
+    if tensor.dtype.name in base.SUBBYTE and not tensor.packed:  # 1.30 ends the process on a capsule that is not legacy
+        reason = "it reads legacy capsules, which cannot say padded"
+        raise base.RefusedError("ONNX Runtime", tensor, reason, base.bytes_remedy(tensor))
     obstacle = None if base.is_row_major(tensor) else f"its tensors are compact, the strides are {tensor.strides}"
     source = base.shareable("ONNX Runtime", tensor, copy, obstacle or base.read_only_obstacle(tensor))
     with base.translated("ONNX Runtime", tensor, (RuntimeError, TypeError, ValueError)):

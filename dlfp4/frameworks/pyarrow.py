@@ -32,6 +32,9 @@ def from_tensor(tensor: Tensor, copy: bool | None = None) -> pa.Array | pa.Tenso
     """
     import pyarrow as pa
 
+    if not hasattr(pa.Tensor, "from_dlpack"):
+        remedy = "upgrade it, or call pyarrow.array(t.to_numpy())"
+        raise base.RefusedError("PyArrow", tensor, "it imports DLPack from version 26 on", remedy)
     source = base.shareable("PyArrow", tensor, copy, _obstacle(tensor))
     receiver = pa.Array if tensor.ndim == 1 else pa.Tensor
     with base.translated("PyArrow", tensor, (RuntimeError, TypeError, ValueError)):

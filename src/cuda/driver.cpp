@@ -109,10 +109,15 @@ int dlfp4_cuda_device_count(int *count) {
   return status != 0 ? status : driver.cuDeviceGetCount(count);
 }
 
-int dlfp4_cuda_copy(int device, uintptr_t stream, void *dst, const void *src, size_t bytes) {
+int dlfp4_cuda_copy(int device, uintptr_t stream, dlfp4_cuda_direction direction, void *dst, const void *src,
+                    size_t bytes) {
   ContextScope context(device);
   if (context.status() != 0) return context.status();
-  int status = driver.cuMemcpyAsync(address(dst), address(src), bytes, handle(stream));
+  int status = direction == DLFP4_HOST_TO_DEVICE
+                   ? driver.cuMemcpyHtoDAsync(address(dst), src, bytes, handle(stream))
+               : direction == DLFP4_DEVICE_TO_HOST
+                   ? driver.cuMemcpyDtoHAsync(dst, address(src), bytes, handle(stream))
+                   : driver.cuMemcpyDtoDAsync(address(dst), address(src), bytes, handle(stream));
   return status != 0 ? status : driver.cuStreamSynchronize(handle(stream));
 }
 

@@ -20,8 +20,11 @@ const char *dlfp4_cuda_error_name(int status);
 
 int dlfp4_cuda_device_count(int *count);
 
-/* Copies `bytes` between host and device or within `device`, after the work on `stream`, and waits for it. */
-int dlfp4_cuda_copy(int device, uintptr_t stream, void *dst, const void *src, size_t bytes);
+/* Copies `bytes` after the work on `stream`, and waits. A side that is said to be on the device must be: the driver
+ * refuses a host address there, where its general copy would read it as host memory. */
+enum dlfp4_cuda_direction { DLFP4_HOST_TO_DEVICE, DLFP4_DEVICE_TO_HOST, DLFP4_DEVICE_TO_DEVICE };
+int dlfp4_cuda_copy(int device, uintptr_t stream, enum dlfp4_cuda_direction direction, void *dst, const void *src,
+                    size_t bytes);
 
 int dlfp4_cuda_alloc(int device, uintptr_t stream, size_t bytes, void **out);
 int dlfp4_cuda_free(int device, uintptr_t stream, void *ptr);

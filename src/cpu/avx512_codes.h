@@ -1,0 +1,156 @@
+// Loading, spreading, looking up, packing and storing 64 codes at a time, for the AVX-512 kernels alone.
+// Layout: a vector of 64 codes, one a byte; in memory one a byte or packed, 2, 4 or 6 bits each.
+// Trick: a byte permutation brings a qword the bytes of its eight codes, one multishift spreads them.
+#ifndef DLFP4_SRC_CPU_AVX512_CODES_H_
+#define DLFP4_SRC_CPU_AVX512_CODES_H_
+
+#include <immintrin.h>
+#include <stdint.h>
+
+namespace dlfp4 {
+namespace {
+
+constexpr int kCodes = 64;  // elements a step
+
+// How many of a step's elements there are: all, or the `count` of the last step, from 1 to 63.
+struct Whole {};
+struct Part {
+  int64_t count;
+};
+
+// Calls step(first, Whole or Part) for all elements.
+template <class Step>
+void in_steps(int64_t count, Step step) {
+  int64_t first = 0;
+  for (; count - first >= kCodes; first += kCodes) step(first, Whole());
+  if (first < count) step(first, Part{count - first});
+}
+
+__mmask64 first_bytes(int64_t count) {
+  const uint32_t kept = count <= 0 ? 0 : count < 64 ? static_cast<uint32_t>(count) : 64;
+  return _bzhi_u64(~0ull, kept);
+}
+
+// --- Constant vectors ------------------------------------------------------------------------
+
+struct Constant {
+  alignas(64) uint8_t byte[64];
+};
+
+template <class Function>
+constexpr Constant make_constant(Function byte_at) {
+  Constant constant = {};
+  for (int i = 0; i < 64; ++i) constant.byte[i] = static_cast<uint8_t>(byte_at(i));
+  return constant;
+}
+
+__m512i load(const Constant &constant) { return _mm512_load_si512(constant.byte); }
+
+// --- Loading and spreading -------------------------------------------------------------------
+
+// Which code is where in a vector: in order, or so that unpacklo and unpackhi of bytes, which work within lanes, give
+// words in order.
+enum Order { kInOrder, kForWords };
+
+constexpr int code_at(Order order, int byte) {
+  const int lane = byte / 16, half = byte / 8 % 2;
+  return order == kInOrder ? byte : 8 * lane + 32 * half + byte % 8;
+}
+
+// Byte i of a qword's first `Bits` bytes, which hold its eight codes; the others are not used.
+template <int Bits, Order kOrder>
+constexpr Constant kBytesOfCodes = make_constant([](int i) {
+  return Bits == 8 ? code_at(kOrder, i) : code_at(kOrder, i / 8 * 8) * Bits / 8 + (i % 8 < Bits ? i % 8 : 0);
+});
+
+template <int Bits>
+constexpr Constant kShifts = make_constant([](int i) { return i % 8 * Bits; });
+
+template <int Bits>
+__m512i load_bytes(const uint8_t *src, Whole) {
+  if constexpr (Bits == 8) return _mm512_loadu_si512(src);
+  if constexpr (Bits == 6) return _mm512_maskz_loadu_epi8(0xFFFFFFFFFFFF, src);
+  if constexpr (Bits == 4) return _mm512_zextsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(src)));
+  if constexpr (Bits == 2) return _mm512_zextsi128_si512(_mm_loadu_si128(reinterpret_cast<const __m128i *>(src)));
+}
+
+template <int Bits>
+__m512i load_bytes(const uint8_t *src, Part part) {
+  return _mm512_maskz_loadu_epi8(first_bytes((part.count * Bits + 7) / 8), src);
+}
+
+// The codes' bits above the lowest `Bits` are noise.
+template <int Bits, Order kOrder, class Share>
+__m512i load_codes(const uint8_t *src, Share share) {
+  const __m512i bytes = load_bytes<Bits>(src, share);
+  if constexpr (Bits == 8 && kOrder == kInOrder) return bytes;
+  const __m512i gathered = _mm512_permutexvar_epi8(load(kBytesOfCodes<Bits, kOrder>), bytes);
+  if constexpr (Bits == 8) return gathered;
+  return _mm512_multishift_epi64_epi8(load(kShifts<Bits>), gathered);
+}
+
+template <int Bits>
+__m512i clear_noise(__m512i codes) {
+  return _mm512_and_si512(codes, _mm512_set1_epi8((1 << Bits) - 1));
+}
+
+// --- Looking up ------------------------------------------------------------------------------
+
+// A table of bytes in registers. With 64 entries a code's bits above the lowest six are ignored; with 128 the highest.
+template <int Size>
+struct Lookup {
+  __m512i part[Size / 64];
+
+  explicit Lookup(const uint8_t *table) {
+    for (int i = 0; i < Size / 64; ++i) part[i] = _mm512_loadu_si512(table + 64 * i);
+  }
+
+  __m512i operator()(__m512i codes) const {
+    if constexpr (Size == 64) return _mm512_permutexvar_epi8(codes, part[0]);
+    if constexpr (Size == 128) return _mm512_permutex2var_epi8(part[0], codes, part[1]);
+    if constexpr (Size == 256)
+      return _mm512_mask_blend_epi8(_mm512_movepi8_mask(codes), _mm512_permutex2var_epi8(part[0], codes, part[1]),
+                                    _mm512_permutex2var_epi8(part[2], codes, part[3]));
+  }
+};
+
+// --- Packing and storing ---------------------------------------------------------------------
+
+template <int Bytes, int Group>
+constexpr Constant kFirstOfGroups = make_constant([](int i) { return i / Bytes * Group + i % Bytes; });
+
+// Clean codes, packed into the vector's first 8 * Bits bytes.
+template <int Bits>
+__m512i pack(__m512i codes) {
+  if constexpr (Bits == 8) return codes;
+  const __m512i pairs = _mm512_maddubs_epi16(codes, _mm512_set1_epi16(1 | 1 << (8 + Bits)));
+  if constexpr (Bits == 4) return _mm512_permutexvar_epi8(load(kFirstOfGroups<1, 2>), pairs);
+  const __m512i fours = _mm512_madd_epi16(pairs, _mm512_set1_epi32(1 | 1 << (16 + 2 * Bits)));
+  return _mm512_permutexvar_epi8(load(kFirstOfGroups<(Bits == 6 ? 3 : 1), 4>), fours);
+}
+
+template <int Bits>
+void store_bytes(uint8_t *dst, __m512i packed, Whole) {
+  if constexpr (Bits == 8) _mm512_storeu_si512(dst, packed);
+  if constexpr (Bits == 6 || Bits == 4)
+    _mm256_storeu_si256(reinterpret_cast<__m256i *>(dst), _mm512_castsi512_si256(packed));
+  if constexpr (Bits == 6)
+    _mm_storeu_si128(reinterpret_cast<__m128i *>(dst + 32), _mm512_extracti32x4_epi32(packed, 2));
+  if constexpr (Bits == 2) _mm_storeu_si128(reinterpret_cast<__m128i *>(dst), _mm512_castsi512_si128(packed));
+}
+
+template <int Bits>
+void store_bytes(uint8_t *dst, __m512i packed, Part part) {
+  _mm512_mask_storeu_epi8(dst, first_bytes((part.count * Bits + 7) / 8), packed);
+}
+
+// Clean codes in order; those beyond a part's count must be zero where they are packed.
+template <int Bits, class Share>
+void store_codes(uint8_t *dst, __m512i codes, Share share) {
+  store_bytes<Bits>(dst, pack<Bits>(codes), share);
+}
+
+}  // namespace
+}  // namespace dlfp4
+
+#endif  // DLFP4_SRC_CPU_AVX512_CODES_H_
