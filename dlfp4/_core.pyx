@@ -20,7 +20,7 @@ from cpython.pycapsule cimport (
 from cpython.exc cimport PyErr_Clear
 from cpython.number cimport PyIndex_Check, PyNumber_AsSsize_t
 from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
-from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF, PyObject
 from libc.stdint cimport INT64_MAX, int8_t, int32_t, int64_t, uint64_t, uintptr_t
 from libc.string cimport memcmp, memcpy, memset
 
@@ -31,6 +31,9 @@ cdef extern from *:
     """
     #include <Python.h>
     #include <numpy/arrayobject.h>
+
+    /* Whether a type or one of its bases has an attribute; a miss costs no AttributeError. */
+    static inline int type_has(PyTypeObject *type, PyObject *name) { return _PyType_Lookup(type, name) != NULL; }
 
     static inline int raise_pending(void) { return PyErr_Occurred() ? -1 : 0; }
     static inline int load_acquire(const int *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
@@ -61,6 +64,7 @@ cdef extern from *:
                                     data != NULL ? data : nothing, flags, NULL);
     }
     """
+    bint type_has(PyTypeObject *, object) noexcept
     int raise_pending() except -1
     int load_acquire(const int *) noexcept nogil
     void store_release(int *, int) noexcept nogil
@@ -68,6 +72,8 @@ cdef extern from *:
     object read_descriptor(PyObject *, object)
 
     PyTypeObject *Py_TYPE(object) noexcept
+    int PySlice_Unpack(object, Py_ssize_t *, Py_ssize_t *, Py_ssize_t *) except -1
+    Py_ssize_t PySlice_AdjustIndices(Py_ssize_t, Py_ssize_t *, Py_ssize_t *, Py_ssize_t) noexcept
     object new_array(object, int, const int64_t *, const cnp.npy_intp *, void *, int)
 
 cnp.import_array()

@@ -16,7 +16,7 @@ cdef struct Producer:
     PyTypeObject *type
     const DLPackExchangeAPI *api
     bint counts_pairs                # hands FP4 out, and wants it back, as x2
-    bint lends                       # a loan from the table says all that a managed tensor would
+    PyObject *keeper                 # what gives the object that keeps a lent tensor's memory alive; NULL: no loans
     int num_guards
     Guard guards[MAX_GUARDS]
 
@@ -42,19 +42,20 @@ cdef const DLPackExchangeAPI *read_table(object capsule) except? NULL:
     return api
 
 
-cdef Producer *find_producer(PyTypeObject *type) except? NULL:
+cdef inline Producer *find_producer(PyTypeObject *type) except? NULL:
+    """The row of an exact type; NULL for those without a table of their own."""
     cdef int k
     for k in range(load_acquire(&NUM_PRODUCERS)):
         if PRODUCERS[k].type == type:
             return &PRODUCERS[k]
-    if getattr(<object> type, "__dlpack_c_exchange_api__", None) is None:
-        return NULL
-    return add_producer(type)
+    return add_producer(type) if type_has(type, "__dlpack_c_exchange_api__") else NULL
 
 
 cdef Producer *find_inherited(object type) except? NULL:
     """The row of the base from which a class inherits a table that is not its own, or NULL."""
     cdef Producer *producer
+    if not type_has(<PyTypeObject *> type, "__dlpack_c_exchange_api__"):
+        return NULL
     for base in type.__mro__[1:]:
         producer = find_producer(<PyTypeObject *> base)
         if producer != NULL:
@@ -90,8 +91,11 @@ cdef int add_guards(Producer *producer) except -1:
     cdef Guard *guard
     framework = frameworks.of_type(<object> producer.type)
     producer.counts_pairs = framework is not None and framework.counts_pairs
-    producer.lends = (framework is not None and framework.lends
-                      and producer.api.dltensor_from_py_object_no_sync != NULL)
+    producer.keeper = NULL
+    keeper = None if framework is None else framework.keeper()
+    if keeper is not None and producer.api.dltensor_from_py_object_no_sync != NULL:
+        Py_INCREF(keeper)
+        producer.keeper = <PyObject *> keeper
     producer.num_guards = 0
     for descriptor, names, remedy in () if framework is None else framework.guards():
         guard = &producer.guards[producer.num_guards]
@@ -120,7 +124,7 @@ cdef Tensor import_through_table(const Producer *producer, object x):
     """Through the table of x's exact type: on loan, where a loan can say all there is, else as a managed tensor."""
     cdef DLManagedTensorVersioned *managed = NULL
     cdef DLTensor lent
-    if producer.lends:
+    if producer.keeper != NULL:
         ask_loan(producer, x, &lent)
         if lent.dtype.bits >= 8 or lent.dtype.lanes == 2:   # packed or padded? Only a managed tensor has flags
             return check_import(take_loan(producer, x, &lent), producer, x)
@@ -151,7 +155,7 @@ cdef object refusal_of(object x, reason):
 
 
 cdef inline Tensor take_loan(const Producer *producer, object x, const DLTensor *lent):
-    """A Tensor that keeps `x` itself, which is half the price of a managed tensor, and checks the loan at each use."""
+    """A Tensor that holds `x` itself: half the price of a managed tensor, but to be secured at each use."""
     cdef Tensor self = Tensor.__new__(Tensor)
     self.x2_ = producer.counts_pairs
     self.stream = LEGACY_STREAM
@@ -162,14 +166,14 @@ cdef inline Tensor take_loan(const Producer *producer, object x, const DLTensor 
     return self
 
 
-cdef inline int check_alive(Tensor self) except -1:
-    """Before memory is read or handed on: a tensor on loan may have been given other memory since."""
-    return check_loan(self) if self.owner_kind == OWNER_LOAN else 0
+cdef inline int secure(Tensor self) except -1:
+    """Before memory is read or handed on: make sure that it is there, and stays with who gets it."""
+    return secure_loan(self) if self.owner_kind == OWNER_LOAN else 0
 
 
-cdef int check_loan(Tensor self) except -1:
-    """PyTorch's resize_, set_ and `.data =` free or exchange memory under every view of it; a managed tensor would not
-    keep it either. What the lender lends now must still hold all that this view describes."""
+cdef int secure_loan(Tensor self) except -1:
+    """PyTorch's set_, resize_ and `.data =` free or exchange memory under every view of a tensor; a managed tensor would
+    not keep it either. What is lent now must still hold all that this view describes; then its storage is held, too."""
     cdef object lender = <object> self.owner
     cdef const Producer *producer = find_producer(Py_TYPE(lender))
     cdef DLTensor lent
@@ -178,8 +182,19 @@ cdef int check_loan(Tensor self) except -1:
     fill_byte_range(&self.dl, storage_bits(self), &low, &high)
     fill_byte_range(&lent, lent.dtype.bits * lent.dtype.lanes, &lent_low, &lent_high)
     if self.size_ != 0 and (low < lent_low or high > lent_high):
-        raise BufferError(f"the {type(lender).__module__}.{type(lender).__name__} that this one shares memory with was resized or given other memory "
-                          f"since (resize_, set_, .data = ...): what it shared is gone; import it again")
+        raise BufferError(
+            f"the {type(lender).__module__}.{type(lender).__name__} that this Tensor shares memory with was resized or given "
+            f"other memory since (resize_, set_, .data = ...): what it shared is gone; import it again")
+    if self.held == NULL:
+        hold(self, read_descriptor(producer.keeper, lender))
+    return 0
+
+
+cdef int hold(Tensor self, object storage) except -1:
+    with cython.critical_section(self):
+        if self.held == NULL:   # another thread may have been faster
+            Py_INCREF(storage)
+            self.held = <void *> storage
     return 0
 
 

@@ -31,7 +31,7 @@ cdef inline bint goes_in_pairs(Tensor self) noexcept nogil:
 cdef inline int fill_export(Tensor self, DLTensor *out, int64_t *dims) except -1:
     """The tensor as it goes out: in pairs where its dialect says so; `dims` is room for shape and strides."""
     cdef int64_t *source = self.dl.shape
-    check_alive(self)
+    secure(self)
     out[0] = self.dl
     if goes_in_pairs(self):
         if self.pairs == NULL:
@@ -102,12 +102,12 @@ cdef inline void drop_export(void *tensor, void *block) noexcept:
 
 cdef void destroy_versioned(PyObject *capsule) noexcept:
     """The capsule's end, with the GIL: what nobody consumed is still ours to release."""
-    if PyCapsule_IsValid(<object> capsule, VERSIONED):
+    if PyCapsule_GetName(<object> capsule) == VERSIONED:   # the very string that we gave it
         delete_versioned(<DLManagedTensorVersioned *> PyCapsule_GetPointer(<object> capsule, VERSIONED))
 
 
 cdef void destroy_legacy(PyObject *capsule) noexcept:
-    if PyCapsule_IsValid(<object> capsule, LEGACY):
+    if PyCapsule_GetName(<object> capsule) == LEGACY:
         delete_legacy(<DLManagedTensor *> PyCapsule_GetPointer(<object> capsule, LEGACY))
 
 
@@ -130,6 +130,8 @@ cdef bint wants_versioned(Tensor self, max_version) except -1:
 
 
 cdef int64_t parse_major(max_version) except? -1:
+    if type(max_version) is tuple and len(<tuple> max_version) == 2:
+        return <object> (<tuple> max_version)[0]
     if not isinstance(max_version, (tuple, list)) or len(max_version) != 2:
         raise TypeError(f"max_version={max_version!r}: expected None or (major, minor)")
     return max_version[0]
@@ -246,7 +248,7 @@ cdef int table_import(DLManagedTensorVersioned *managed, void **out) except -1:
 
 cdef int table_lend(void *py_object, DLTensor *out) except -1:
     cdef Tensor self = as_tensor(<object> py_object)
-    check_alive(self)
+    secure(self)
     out[0] = self.dl
     if goes_in_pairs(self):
         if self.pairs == NULL:

@@ -175,10 +175,10 @@ cdef Tensor import_from_protocol(object x, Device device, copy):
     """The Python protocol: a capsule asked of `x`, already on `device` where the producer can do that."""
     cdef dict wanted = {}
     cdef Producer *producer
-    if not hasattr(type(x), "__dlpack__"):
+    if not type_has(Py_TYPE(x), "__dlpack__"):
         raise TypeError(f"{type(x).__name__} is no DLPack producer: expected an object with __dlpack__ and "
                         f"__dlpack_device__, or a capsule; for buffers and NumPy arrays call dlfp4.asarray")
-    source = device_of_producer(x) if hasattr(type(x), "__dlpack_device__") else (kDLCPU, 0)
+    source = device_of_producer(x) if type_has(Py_TYPE(x), "__dlpack_device__") else (kDLCPU, 0)
     if source[0] in (kDLCUDA, kDLCUDAManaged):
         wanted["stream"] = LEGACY_STREAM
     elif source[0] == kDLROCM:
@@ -224,7 +224,7 @@ cdef Tensor borrow(object x):
     """Any producer's memory as a Tensor, for an operation."""
     cdef Producer *producer
     if type(x) is Tensor:
-        check_alive(<Tensor> x)
+        secure(<Tensor> x)
         return <Tensor> x
     if type(x) is cnp.ndarray:
         return import_array(<cnp.ndarray> x)

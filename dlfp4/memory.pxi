@@ -78,7 +78,7 @@ cdef dlfp4_view host_view(Tensor self) except *:
 cdef Tensor duplicate(Tensor self):
     """A compact tensor of the same elements on the same device."""
     cdef Tensor result
-    check_alive(self)
+    secure(self)
     if not host_readable(self.dl.device.device_type):
         return move(self, device_from_dlpack(self.dl.device))
     result = allocate_like(self, CPU)
@@ -90,7 +90,7 @@ cdef Tensor move(Tensor self, Device device):
     """A compact copy on `device`; host and CUDA memory can be reached, the rest only through its own library."""
     cdef Tensor source = self, result
     cdef DLDevice target
-    check_alive(self)
+    secure(self)
     target.device_type = device.code
     target.device_id = device.index
     if host_readable(self.dl.device.device_type) and device.code == kDLCPU:
@@ -165,7 +165,7 @@ cdef object as_numpy(Tensor self):
 cdef Tensor on_host(Tensor self, copy):
     """`self` where NumPy can read it: host memory, one element a byte or more."""
     cdef Tensor source = self, result
-    check_alive(self)
+    secure(self)
     if not host_readable(self.dl.device.device_type):
         if copy is False:
             raise BufferError(f"NumPy cannot read memory on {device_from_dlpack(self.dl.device)}; "

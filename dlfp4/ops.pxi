@@ -46,7 +46,12 @@ def asarray(x, /, *, dtype=None, copy=None):
     """
     cdef Tensor self
     check_copy(copy)
-    self = x if type(x) is Tensor else as_producer(x, copy)
+    if type(x) is Tensor:
+        self = <Tensor> x
+    elif type(x) is cnp.ndarray or find_producer(Py_TYPE(x)) != NULL:
+        self = retain(x, None, copy)
+    else:
+        self = as_producer(x, copy)
     if dtype is None or row_of_argument(dtype) == self.row:
         return duplicate(self) if copy is True else self
     if copy is False:
@@ -58,7 +63,7 @@ cdef Tensor as_producer(object x, copy):
     """What is no producer itself, under a face that is one."""
     if isinstance(x, np.ndarray) and type(x) is not cnp.ndarray and not isinstance(x, np.ma.MaskedArray):
         x = x.view(np.ndarray)   # a mask would be lost, other subclasses only add a face
-    elif not hasattr(type(x), "__dlpack__") and not PyCapsule_CheckExact(x):
+    elif not type_has(Py_TYPE(x), "__dlpack__") and not PyCapsule_CheckExact(x):
         try:
             x = np.asarray(memoryview(x))
         except TypeError:

@@ -29,6 +29,7 @@ cdef class Tensor:
         if self.dl.shape != self.inline_dims:
             PyMem_RawFree(self.dl.shape)
         if self.owner_kind == OWNER_OBJECT or self.owner_kind == OWNER_LOAN:
+            Py_XDECREF(<PyObject *> self.held)
             Py_DECREF(<object> self.owner)
         elif self.owner_kind == OWNER_VERSIONED:
             delete_versioned(<DLManagedTensorVersioned *> self.owner)

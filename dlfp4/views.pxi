@@ -33,47 +33,60 @@ cdef int advance(Tensor self, int64_t elements) except -1:
     return 0
 
 
-cdef list expand_key(Tensor self, key):
-    """An index as a list with one entry a dimension of `self`, and None where a dimension is added."""
-    cdef list entries = list(key) if isinstance(key, tuple) else [key]
-    cdef int used = 0, ellipses = 0, k
-    for entry in entries:
+cdef int copy_dims(Tensor view, int new, Tensor self, int dim, int count) except -1:
+    """`count` dimensions as they are."""
+    for dim in range(dim, dim + count):
+        view.dl.shape[new] = self.dl.shape[dim]
+        view.dl.strides[new] = self.dl.strides[dim]
+        new += 1
+    return 0
+
+
+cdef int count_entries(Tensor self, tuple key, int *ndim) except -1:
+    """How many dimensions an index leaves, and (returned) how many of the tensor's it names."""
+    cdef int used = 0, ellipses = 0
+    ndim[0] = self.dl.ndim
+    for entry in key:
         if entry is Ellipsis:
             ellipses += 1
-        elif entry is not None:
+        elif entry is None:
+            ndim[0] += 1
+        else:
             used += 1
+            ndim[0] -= type(entry) is not slice
     if ellipses > 1:
         raise IndexError("an index can have one ellipsis ('...') at most")
     if used > self.dl.ndim:
         raise IndexError(f"{used} indices for a tensor of {self.dl.ndim} dimensions, shape {shape_of(self)}")
-    rest = [slice(None)] * (self.dl.ndim - used)
-    if not ellipses:
-        return entries + rest
-    k = [entry is Ellipsis for entry in entries].index(True)
-    return entries[:k] + rest + entries[k + 1:]
+    return used
 
 
 cdef Tensor slice_tensor(Tensor self, key):
-    cdef list entries = expand_key(self, key)
-    cdef int dim = 0, new = 0
-    cdef int64_t offset = 0, index, extent
-    cdef Tensor view = make_view(self, len([e for e in entries if e is None or isinstance(e, slice)]))
+    cdef tuple entries = <tuple> key if type(key) is tuple else (key,)
+    cdef int ndim, dim = 0, new = 0, rest = self.dl.ndim - count_entries(self, entries, &ndim)
+    cdef int64_t offset = 0
+    cdef Py_ssize_t start, stop, step
+    cdef Tensor view = make_view(self, ndim)
     for entry in entries:
         if entry is None:
             view.dl.shape[new] = view.dl.strides[new] = 1
             new += 1
-            continue
-        extent = self.dl.shape[dim]
-        if isinstance(entry, slice):
-            start, stop, step = entry.indices(extent)
-            view.dl.shape[new] = len(range(start, stop, step))
-            view.dl.strides[new] = self.dl.strides[dim] * step if view.dl.shape[new] > 1 else self.dl.strides[dim]
-            offset += self.dl.strides[dim] * <int64_t> start if view.dl.shape[new] else 0
+        elif entry is Ellipsis:
+            copy_dims(view, new, self, dim, rest)
+            new += rest
+            dim += rest
+            rest = 0
+        elif type(entry) is slice:
+            PySlice_Unpack(entry, &start, &stop, &step)
+            view.dl.shape[new] = PySlice_AdjustIndices(self.dl.shape[dim], &start, &stop, step)
+            view.dl.strides[new] = self.dl.strides[dim] * (step if view.dl.shape[new] > 1 else 1)
+            offset += self.dl.strides[dim] * start if view.dl.shape[new] else 0
             new += 1
+            dim += 1
         else:
-            index = as_index(entry, extent, dim)
-            offset += self.dl.strides[dim] * index
-        dim += 1
+            offset += self.dl.strides[dim] * as_index(entry, self.dl.shape[dim], dim)
+            dim += 1
+    copy_dims(view, new, self, dim, rest)
     finish_view(view)
     if view.size_ != 0:
         advance(view, offset)

@@ -11,14 +11,7 @@ enum {
   DLFP4_NUM_DTYPES
 };
 
-enum dlfp4_specials {
-  DLFP4_NONE,
-  DLFP4_IEEE,
-  DLFP4_FN,
-  DLFP4_FNUZ,
-  DLFP4_FINITE,
-  DLFP4_E8M0
-};
+enum dlfp4_specials { DLFP4_NONE, DLFP4_IEEE, DLFP4_FN, DLFP4_FNUZ, DLFP4_FINITE, DLFP4_E8M0 };
 
 typedef struct {
   const char *name;

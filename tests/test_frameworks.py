@@ -203,8 +203,7 @@ def test_to_torch_counts_fp4_in_pairs(torch):
     tensor, values = fp4((4, 16))
     shared = tensor.to_torch(copy=False)
     assert (shared.dtype, shared.shape, shared.data_ptr()) == (torch.float4_e2m1fn_x2, (4, 8), tensor.data_ptr)
-    back = dlfp4.from_dlpack(tensor.to_torch(copy=True))
-    assert same_bits(back.to_numpy(), values)
+    assert same_bits(dlfp4.from_dlpack(tensor.to_torch(copy=True)).to_numpy(), values)
     rows = tensor[1:3, 4:8].to_torch()
     assert (rows.shape, rows.stride(), rows.data_ptr()) == ((2, 2), (8, 1), tensor.data_ptr + 8 + 2)
 
@@ -257,8 +256,7 @@ def test_to_jax_shares_aligned_memory(jax):
 
 def test_to_jax_copy_is_fresh(jax):
     tensor = dlfp4.asarray(aligned((16,), np.float32))
-    before = tensor.to_numpy(copy=True)
-    copied = tensor.to_jax(copy=True)
+    before, copied = tensor.to_numpy(copy=True), tensor.to_jax(copy=True)
     assert copied.unsafe_buffer_pointer() != tensor.data_ptr
     tensor.to_numpy()[:] = 0
     assert np.array_equal(copied, before)

@@ -566,6 +566,26 @@ def test_memory_that_torch_took_away_is_never_read(change):
     assert (tensor.shape, part.shape) == ((1000,), (10,))
 
 
+@pytest.mark.parametrize("change", [give_other_storage, assign_data])
+@pytest.mark.parametrize("hand_on", ["to_numpy", "capsule", "view"])
+def test_what_was_handed_on_keeps_its_memory(hand_on, change):
+    torch = framework("torch")
+    source = torch.arange(1 << 20, dtype=torch.float32) + 1
+    before = source.numpy().tobytes()
+    tensor = dlfp4.from_dlpack(source)
+    ways = {
+        "to_numpy": tensor.to_numpy,
+        "capsule": lambda: np.from_dlpack(tensor),
+        "view": lambda: tensor.reshape((1 << 10, 1 << 10)).to_numpy(),
+    }
+    array = ways[hand_on]()
+    del tensor
+    change(source)
+    litter = [torch.full((1 << 20,), 7.0) for _ in range(4)]  # whoever freed the storage sees it written over
+    assert array.tobytes() == before
+    assert len(litter) == 4
+
+
 @pytest.mark.parametrize("change", ["resize_(500)", "t_()", "add_(1)"])
 def test_changes_that_leave_the_memory_are_no_matter(change):
     torch = framework("torch")

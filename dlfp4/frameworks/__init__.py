@@ -3,6 +3,7 @@
 To add a framework, write its file, which ends in one ``FRAMEWORK`` row, and add its name to ``NAMES``.
 """
 
+from functools import cache
 from importlib import import_module
 from types import ModuleType
 
@@ -25,6 +26,7 @@ NAMES = (
 )
 
 
+@cache
 def load(name: str) -> ModuleType:
     """The file of a framework, as a module; it imports the framework itself only where a function needs it."""
     return import_module(f"dlfp4.frameworks.{name}")

@@ -57,8 +57,9 @@ class Framework:
         It counts FP4 in pairs (DLPack lanes = 2).
     guards : callable
         ``(descriptor, dtypes, remedy)`` rows: what must be false of a tensor that the C exchange table hands out.
-    lends : bool
-        A tensor borrowed through its C exchange table is described in full: it is never read-only, nor padded.
+    keeper : callable
+        The attribute or method of its tensors that gives what keeps their memory alive, so that the core may borrow through
+        the C exchange table. Only where a borrowed description says all there is: never read-only, never padded.
     current_stream : callable, optional
         ``current_stream(index)``: the handle of the stream on which it works now on that CUDA device.
     environ : dict of str
@@ -76,7 +77,7 @@ class Framework:
     gpu_missing: Callable[[], str | None] = lambda: None
     counts_pairs: bool = False
     guards: Callable[[], list[tuple[Any, tuple[str, ...], str]]] = field(default=list)
-    lends: bool = False
+    keeper: Callable[[], Any] = lambda: None
     current_stream: Callable[[int], int] | None = None
     environ: dict[str, str] = field(default_factory=dict)
 

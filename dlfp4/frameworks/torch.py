@@ -40,10 +40,10 @@ def from_tensor(tensor: Tensor, copy: bool | None = None) -> torch.Tensor:
     """
     import torch
 
-    if copy is not True and any(stride < 0 for stride in tensor.strides):
+    if copy is not True and min(tensor.strides, default=0) < 0:
         raise base.RefusedError("PyTorch", tensor, "it has no negative strides", "call .copy() first")
     source = base.shareable("PyTorch", tensor, copy, base.read_only_obstacle(tensor))
-    if base.row_of(source) == FP4:
+    if source.packed and source.dtype.name == FP4:
         source = in_pairs(source)
     with base.translated("PyTorch", tensor, (RuntimeError, TypeError)):
         return torch.from_dlpack(source)
@@ -73,6 +73,13 @@ def guards() -> list[tuple[Any, tuple[str, ...], str]]:
         (tensor.is_conj, base.COMPLEX, ".resolve_conj()"),
         (tensor.is_neg, (*base.FLOATS, *base.COMPLEX), ".resolve_neg()"),
     ]
+
+
+def keeper() -> Any:
+    """What keeps a tensor's memory alive, whatever becomes of the tensor: its storage."""
+    import torch
+
+    return torch._C.TensorBase.untyped_storage
 
 
 def current_stream(index: int) -> int:
@@ -134,6 +141,6 @@ FRAMEWORK = base.Framework(
     gpu_missing=gpu_missing,
     counts_pairs=True,
     guards=guards,
-    lends=True,
+    keeper=keeper,
     current_stream=current_stream,
 )

@@ -15,10 +15,10 @@ extern "C" {
 
 typedef enum {
   DLFP4_OK = 0,
-  DLFP4_E_DTYPE,   /* a type, or a pair of types, that the operation does not have */
-  DLFP4_E_SHAPE,   /* shapes differ */
-  DLFP4_E_OPTION,  /* an option out of its range */
-  DLFP4_E_ISA      /* an instruction set that this machine, or this build, does not have */
+  DLFP4_E_DTYPE,  /* a type, or a pair of types, that the operation does not have */
+  DLFP4_E_SHAPE,  /* shapes differ */
+  DLFP4_E_OPTION, /* an option out of its range */
+  DLFP4_E_ISA     /* an instruction set that this machine, or this build, does not have */
 } dlfp4_status;
 
 /* Elements in host memory. `code` and `bits` are DLPack's, lanes = 1. Strides count elements, so that in packed
@@ -34,12 +34,7 @@ typedef struct {
   uint8_t padded;
 } dlfp4_view;
 
-typedef enum {
-  DLFP4_NEAREST_EVEN = 0,
-  DLFP4_NEAREST_AWAY,
-  DLFP4_TOWARD_ZERO,
-  DLFP4_STOCHASTIC
-} dlfp4_rounding;
+typedef enum { DLFP4_NEAREST_EVEN = 0, DLFP4_NEAREST_AWAY, DLFP4_TOWARD_ZERO, DLFP4_STOCHASTIC } dlfp4_rounding;
 
 typedef struct {
   dlfp4_rounding rounding;

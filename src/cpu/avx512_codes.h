@@ -4,13 +4,25 @@
 #ifndef DLFP4_SRC_CPU_AVX512_CODES_H_
 #define DLFP4_SRC_CPU_AVX512_CODES_H_
 
+// gcc 12 takes the undefined values of its own header for uninitialized ones.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#endif
+
 #include <immintrin.h>
 #include <stdint.h>
+
+#include "kernels.h"
 
 namespace dlfp4 {
 namespace {
 
 constexpr int kCodes = 64;  // elements a step
+
+// The modes whose result depends on the code alone, not on the element's index.
+constexpr int kNumFixedModes = mode_index(DLFP4_STOCHASTIC, false);
+constexpr Modes kFixedModes = (1 << kNumFixedModes) - 1;
 
 // How many of a step's elements there are: all, or the `count` of the last step, from 1 to 63.
 struct Whole {};
@@ -18,9 +30,9 @@ struct Part {
   int64_t count;
 };
 
-// Calls step(first, Whole or Part) for all elements.
+// Calls step(first, Whole or Part) for all elements. Inlined, so that a step's constants stay in registers.
 template <class Step>
-void in_steps(int64_t count, Step step) {
+__attribute__((always_inline)) inline void in_steps(int64_t count, Step step) {
   int64_t first = 0;
   for (; count - first >= kCodes; first += kCodes) step(first, Whole());
   if (first < count) step(first, Part{count - first});
@@ -29,6 +41,21 @@ void in_steps(int64_t count, Step step) {
 __mmask64 first_bytes(int64_t count) {
   const uint32_t kept = count <= 0 ? 0 : count < 64 ? static_cast<uint32_t>(count) : 64;
   return _bzhi_u64(~0ull, kept);
+}
+
+// Output that no cache holds goes past them: else each line would be read before it is overwritten.
+constexpr int64_t kStreamBytes = 64 << 20;
+
+// Calls run(src, dst, count, streams) for all elements, of so many bits each: once, or, where the output is large, for
+// those before a boundary of 64 bytes and then, with streams = true, for the others.
+template <int SrcBits, int DstBits, class Run>
+void in_runs(const uint8_t *src, uint8_t *dst, int64_t count, Run run) {
+  const int64_t unaligned = -reinterpret_cast<intptr_t>(dst) & 63, head = unaligned * 8 / DstBits;
+  const bool can_align = unaligned * 8 % DstBits == 0 && head * SrcBits % 8 == 0;
+  if (!can_align || count / 8 * DstBits < kStreamBytes) return run(src, dst, count, false);
+  run(src, dst, head, false);
+  run(src + head * SrcBits / 8, dst + unaligned, count - head, true);
+  _mm_sfence();
 }
 
 // --- Constant vectors ------------------------------------------------------------------------
@@ -83,10 +110,12 @@ __m512i load_bytes(const uint8_t *src, Part part) {
 template <int Bits, Order kOrder, class Share>
 __m512i load_codes(const uint8_t *src, Share share) {
   const __m512i bytes = load_bytes<Bits>(src, share);
-  if constexpr (Bits == 8 && kOrder == kInOrder) return bytes;
-  const __m512i gathered = _mm512_permutexvar_epi8(load(kBytesOfCodes<Bits, kOrder>), bytes);
-  if constexpr (Bits == 8) return gathered;
-  return _mm512_multishift_epi64_epi8(load(kShifts<Bits>), gathered);
+  if constexpr (Bits == 8 && kOrder == kInOrder) {
+    return bytes;
+  } else {
+    const __m512i gathered = _mm512_permutexvar_epi8(load(kBytesOfCodes<Bits, kOrder>), bytes);
+    return Bits == 8 ? gathered : _mm512_multishift_epi64_epi8(load(kShifts<Bits>), gathered);
+  }
 }
 
 template <int Bits>
@@ -119,35 +148,64 @@ struct Lookup {
 template <int Bytes, int Group>
 constexpr Constant kFirstOfGroups = make_constant([](int i) { return i / Bytes * Group + i % Bytes; });
 
+// Two clean codes a word.
+template <int Bits>
+__m512i join_pairs(__m512i codes) {
+  return _mm512_maddubs_epi16(codes, _mm512_set1_epi16(1 | 1 << (8 + Bits)));
+}
+
+// Four clean codes a dword.
+template <int Bits>
+__m512i join_fours(__m512i codes) {
+  return _mm512_madd_epi16(join_pairs<Bits>(codes), _mm512_set1_epi32(1 | 1 << (16 + 2 * Bits)));
+}
+
 // Clean codes, packed into the vector's first 8 * Bits bytes.
 template <int Bits>
 __m512i pack(__m512i codes) {
-  if constexpr (Bits == 8) return codes;
-  const __m512i pairs = _mm512_maddubs_epi16(codes, _mm512_set1_epi16(1 | 1 << (8 + Bits)));
-  if constexpr (Bits == 4) return _mm512_permutexvar_epi8(load(kFirstOfGroups<1, 2>), pairs);
-  const __m512i fours = _mm512_madd_epi16(pairs, _mm512_set1_epi32(1 | 1 << (16 + 2 * Bits)));
-  return _mm512_permutexvar_epi8(load(kFirstOfGroups<(Bits == 6 ? 3 : 1), 4>), fours);
+  if constexpr (Bits == 8)
+    return codes;
+  else if constexpr (Bits == 4)
+    return _mm512_permutexvar_epi8(load(kFirstOfGroups<1, 2>), join_pairs<4>(codes));
+  else
+    return _mm512_permutexvar_epi8(load(kFirstOfGroups<Bits / 2, 4>), join_fours<Bits>(codes));
 }
 
+void store_vector(uint8_t *dst, __m512i vector, bool streams) {
+  if (streams)
+    _mm512_stream_si512(reinterpret_cast<__m512i *>(dst), vector);
+  else
+    _mm512_storeu_si512(dst, vector);
+}
+
+void store_half(uint8_t *dst, __m512i vector, bool streams) {
+  __m256i *const to = reinterpret_cast<__m256i *>(dst);
+  if (streams)
+    _mm256_stream_si256(to, _mm512_castsi512_si256(vector));
+  else
+    _mm256_storeu_si256(to, _mm512_castsi512_si256(vector));
+}
+
+void store_quarter(uint8_t *dst, __m128i vector) { _mm_storeu_si128(reinterpret_cast<__m128i *>(dst), vector); }
+
 template <int Bits>
-void store_bytes(uint8_t *dst, __m512i packed, Whole) {
-  if constexpr (Bits == 8) _mm512_storeu_si512(dst, packed);
-  if constexpr (Bits == 6 || Bits == 4)
-    _mm256_storeu_si256(reinterpret_cast<__m256i *>(dst), _mm512_castsi512_si256(packed));
+void store_bytes(uint8_t *dst, __m512i packed, Whole, bool streams) {
+  if constexpr (Bits == 8) store_vector(dst, packed, streams);
   if constexpr (Bits == 6)
-    _mm_storeu_si128(reinterpret_cast<__m128i *>(dst + 32), _mm512_extracti32x4_epi32(packed, 2));
-  if constexpr (Bits == 2) _mm_storeu_si128(reinterpret_cast<__m128i *>(dst), _mm512_castsi512_si128(packed));
+    store_half(dst, packed, false), store_quarter(dst + 32, _mm512_extracti32x4_epi32(packed, 2));
+  if constexpr (Bits == 4) store_half(dst, packed, streams);
+  if constexpr (Bits == 2) store_quarter(dst, _mm512_castsi512_si128(packed));
 }
 
 template <int Bits>
-void store_bytes(uint8_t *dst, __m512i packed, Part part) {
+void store_bytes(uint8_t *dst, __m512i packed, Part part, bool) {
   _mm512_mask_storeu_epi8(dst, first_bytes((part.count * Bits + 7) / 8), packed);
 }
 
 // Clean codes in order; those beyond a part's count must be zero where they are packed.
 template <int Bits, class Share>
-void store_codes(uint8_t *dst, __m512i codes, Share share) {
-  store_bytes<Bits>(dst, pack<Bits>(codes), share);
+void store_codes(uint8_t *dst, __m512i codes, Share share, bool streams) {
+  store_bytes<Bits>(dst, pack<Bits>(codes), share, streams);
 }
 
 }  // namespace

@@ -4,8 +4,13 @@
 #ifndef DLFP4_SRC_CPU_AVX512_DECODE_H_
 #define DLFP4_SRC_CPU_AVX512_DECODE_H_
 
+#include <string.h>
+
+#include <type_traits>
+
 #include "../numerics.h"
 #include "avx512_codes.h"
+#include "kernels.h"
 
 namespace dlfp4 {
 namespace {
@@ -52,18 +57,10 @@ __m512i widen(__m512i words, int index) {
 
 // --- Storing ---------------------------------------------------------------------------------
 
-template <bool kStream>
-void store_vector(uint8_t *dst, __m512i vector) {
-  if constexpr (kStream)
-    _mm512_stream_si512(reinterpret_cast<__m512i *>(dst), vector);
-  else
-    _mm512_storeu_si512(dst, vector);
-}
-
 // The vector that starts `offset` bytes into a step's floats.
 template <int Bytes, bool kStream>
 void store_floats(uint8_t *dst, int64_t offset, __m512i vector, Whole) {
-  store_vector<kStream>(dst + offset, vector);
+  store_vector(dst + offset, vector, kStream);
 }
 
 template <int Bytes, bool kStream>
@@ -100,16 +97,48 @@ struct Decoder {
   }
 };
 
-// Packed 4-bit codes to float32: a dword a code, then a table of 16 floats.
+constexpr Constant kNibblesToDwords = make_constant([](int i) { return i % 4 == 0 ? i : 0; });
+
+// Packed 4-bit codes to float32: 16 of them are spread to a dword each, which index a table of 16 floats.
 template <bool kStream>
-struct Decoder<4, 64, 4, kStream> {
-  Decoder<4, 64, 4, false> general;
+struct NibbleDecoder : Decoder<4, 64, 4, kStream> {
+  __m512 floats;
+
+  explicit NibbleDecoder(const DecodeTable &table) : Decoder<4, 64, 4, kStream>(table) {
+    const __m128i high = _mm_load_si128(reinterpret_cast<const __m128i *>(table.high));
+    const __m128i low = _mm_load_si128(reinterpret_cast<const __m128i *>(table.low));
+    const __m256i words = _mm256_set_m128i(_mm_unpackhi_epi8(low, high), _mm_unpacklo_epi8(low, high));
+    floats = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16));
+  }
+
+  using Decoder<4, 64, 4, kStream>::operator();
+
+  void operator()(const uint8_t *src, uint8_t *dst, Whole) const {
+    for (int i = 0; i < 4; ++i) {
+      int64_t nibbles;
+      memcpy(&nibbles, src + 8 * i, sizeof(nibbles));
+      const __m512i codes = _mm512_multishift_epi64_epi8(load(kNibblesToDwords), _mm512_set1_epi64(nibbles));
+      store_vector(dst + 64 * i, _mm512_castps_si512(_mm512_permutexvar_ps(codes, floats)), kStream);
+    }
+  }
 };
 
 template <int Bits, int Size, int Bytes, bool kStream>
-void decode_all(const DecodeTable &table, const uint8_t *src, uint8_t *dst, int64_t count) {
-  const Decoder<Bits, Size, Bytes, kStream> decoder(table);
+__attribute__((noinline)) void decode(const DecodeTable &table, const uint8_t *src, uint8_t *dst, int64_t count) {
+  using Kind = std::conditional_t<Bits == 4 && Bytes == 4, NibbleDecoder<kStream>, Decoder<Bits, Size, Bytes, kStream>>;
+  const Kind decoder(table);
   in_steps(count, [&](int64_t first, auto share) { decoder(src + first * Bits / 8, dst + first * Bytes, share); });
+}
+
+template <int Src, bool kPacked, int Dst>
+void decode_rows(const uint8_t *src, uint8_t *dst, int64_t count, const Mode &) {
+  static constexpr DecodeTable kTable = make_decode_table<Src, Dst>();
+  constexpr int kBits = kPacked ? kFormats[Src].bits : 8, kBytes = kFormats[Dst].bits / 8;
+  constexpr int kSize = kFormats[Src].bits < 8 ? 64 : is_symmetric(kTable) ? 128 : 256;
+  constexpr auto kCached = decode<kBits, kSize, kBytes, false>, kStreamed = decode<kBits, kSize, kBytes, true>;
+  in_runs<kBits, 8 * kBytes>(src, dst, count, [=](const uint8_t *from, uint8_t *to, int64_t elements, bool streams) {
+    (streams ? kStreamed : kCached)(kTable, from, to, elements);
+  });
 }
 
 }  // namespace

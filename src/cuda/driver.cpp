@@ -20,6 +20,7 @@ using CUevent = struct CUevent_st *;
 using GetProcAddress = CUresult (*)(const char *, void **, int, uint64_t);
 
 constexpr unsigned kEventDisableTiming = 2;
+constexpr int kPointerMemoryType = 2;
 constexpr int kMaxDevices = 64;
 
 struct Driver {
@@ -39,9 +40,8 @@ int load() {
   if (library == nullptr) return DLFP4_CUDA_MISSING;
   auto find = reinterpret_cast<GetProcAddress>(dlsym(library, "cuGetProcAddress"));
   if (find == nullptr) return DLFP4_CUDA_MISSING;  // older than 11.3, or a stub
-#define DLFP4_CUDA_SYMBOL(name, version, parameters)                                       \
-  if (find(#name, reinterpret_cast<void **>(&driver.name), version, 0) != 0 || !driver.name) \
-    return DLFP4_CUDA_MISSING;
+#define DLFP4_CUDA_SYMBOL(name, version, parameters) \
+  if (find(#name, reinterpret_cast<void **>(&driver.name), version, 0) != 0 || !driver.name) return DLFP4_CUDA_MISSING;
 #include "symbols.def"
 #undef DLFP4_CUDA_SYMBOL
   return driver.cuInit(0);
@@ -95,6 +95,12 @@ CUstream handle(uintptr_t stream) { return reinterpret_cast<CUstream>(stream); }
 
 CUdeviceptr address(const void *ptr) { return reinterpret_cast<CUdeviceptr>(ptr); }
 
+// Fails for an address that the driver did not give out. Where the GPU can page in any host memory, a copy would not.
+int check_address(const void *ptr) {
+  unsigned type = 0;
+  return driver.cuPointerGetAttribute(&type, kPointerMemoryType, address(ptr));
+}
+
 }  // namespace
 
 const char *dlfp4_cuda_error_name(int status) {
@@ -113,11 +119,12 @@ int dlfp4_cuda_copy(int device, uintptr_t stream, dlfp4_cuda_direction direction
                     size_t bytes) {
   ContextScope context(device);
   if (context.status() != 0) return context.status();
-  int status = direction == DLFP4_HOST_TO_DEVICE
-                   ? driver.cuMemcpyHtoDAsync(address(dst), src, bytes, handle(stream))
-               : direction == DLFP4_DEVICE_TO_HOST
-                   ? driver.cuMemcpyDtoHAsync(dst, address(src), bytes, handle(stream))
-                   : driver.cuMemcpyDtoDAsync(address(dst), address(src), bytes, handle(stream));
+  int status = check_address(direction == DLFP4_HOST_TO_DEVICE ? dst : src);
+  if (status != 0) return status;
+  status = direction == DLFP4_HOST_TO_DEVICE ? driver.cuMemcpyHtoDAsync(address(dst), src, bytes, handle(stream))
+           : direction == DLFP4_DEVICE_TO_HOST
+               ? driver.cuMemcpyDtoHAsync(dst, address(src), bytes, handle(stream))
+               : driver.cuMemcpyDtoDAsync(address(dst), address(src), bytes, handle(stream));
   return status != 0 ? status : driver.cuStreamSynchronize(handle(stream));
 }
 
