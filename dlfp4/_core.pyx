@@ -15,7 +15,8 @@ cimport cython
 cimport numpy as cnp
 from cpython.object cimport PyTypeObject
 from cpython.pycapsule cimport (
-    PyCapsule_CheckExact, PyCapsule_Destructor, PyCapsule_GetName, PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New, PyCapsule_SetName,
+    PyCapsule_CheckExact, PyCapsule_Destructor, PyCapsule_GetName, PyCapsule_GetPointer, PyCapsule_IsValid,
+    PyCapsule_New, PyCapsule_SetName,
 )
 from cpython.exc cimport PyErr_Clear
 from cpython.number cimport PyIndex_Check, PyNumber_AsSsize_t
@@ -40,7 +41,7 @@ cdef extern from *:
     static inline void store_release(int *p, int value) { __atomic_store_n(p, value, __ATOMIC_RELEASE); }
     static inline int ctz(int64_t value) { return __builtin_ctzll((unsigned long long)value); }
 
-    /* descriptor.__get__(x), or descriptor(x) for a method, straight through its C function: `x` is of the very type that
+    /* descriptor.__get__(x), or descriptor(x) for a method, straight through its C function: `x` is of the type that
      * the descriptor belongs to, so that no bound method and no argument tuple is needed. */
     static inline PyObject *read_descriptor(PyObject *descriptor, PyObject *x) {
         if (Py_TYPE(descriptor) == &PyGetSetDescr_Type) {

@@ -1,6 +1,7 @@
 # Cython's view of include/dlfp4/dlpack.h. The enums are read as plain integers: a hostile struct may hold any value.
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
+
 ctypedef void (*SetErrorFunction)(void *context, const char *kind, const char *message) noexcept
 
 
@@ -66,6 +67,14 @@ cdef extern from "dlfp4/dlpack.h":
         uint64_t flags
         DLTensor dl_tensor
 
+    # Nonzero comes with a Python exception, or from a careless producer without one.
+    ctypedef int (*ExportFunction "DLPackManagedTensorFromPyObjectNoSync")(
+        void *, DLManagedTensorVersioned **) noexcept
+    ctypedef int (*ImportFunction "DLPackManagedTensorToPyObjectNoSync")(
+        DLManagedTensorVersioned *, void **) noexcept
+    ctypedef int (*LendFunction "DLPackDLTensorFromPyObjectNoSync")(void *, DLTensor *) noexcept
+    ctypedef int (*StreamFunction "DLPackCurrentWorkStream")(DLDeviceType, int32_t, void **) noexcept
+
     ctypedef struct DLPackExchangeAPIHeader:
         DLPackVersion version
         DLPackExchangeAPIHeader *prev_api
@@ -74,8 +83,7 @@ cdef extern from "dlfp4/dlpack.h":
         DLPackExchangeAPIHeader header
         int (*managed_tensor_allocator)(
             DLTensor *, DLManagedTensorVersioned **, void *, SetErrorFunction) noexcept
-        # Nonzero comes with a Python exception, or from a careless producer without one.
-        int (*managed_tensor_from_py_object_no_sync)(void *, DLManagedTensorVersioned **) noexcept
-        int (*managed_tensor_to_py_object_no_sync)(DLManagedTensorVersioned *, void **) noexcept
-        int (*dltensor_from_py_object_no_sync)(void *, DLTensor *) noexcept
-        int (*current_work_stream)(DLDeviceType, int32_t, void **) noexcept
+        ExportFunction managed_tensor_from_py_object_no_sync
+        ImportFunction managed_tensor_to_py_object_no_sync
+        LendFunction dltensor_from_py_object_no_sync
+        StreamFunction current_work_stream

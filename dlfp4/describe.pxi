@@ -1,5 +1,5 @@
-# Description: what a Tensor says of memory, and how a foreign DLTensor becomes that. Nothing in it is believed before it
-# is checked: device, rank and type first, so that no array is read past its end, then extents, reach and addresses.
+# Description: what a Tensor says of memory, and how a foreign DLTensor becomes that. Nothing in it is believed before
+# it is checked: device, rank and type first, so that no array is read past its end, then extents, reach and addresses.
 
 cdef enum:
     MAX_NDIM = 65535
@@ -29,6 +29,10 @@ cdef tuple shape_of(Tensor self):
 
 cdef tuple strides_of(Tensor self):
     return dims_to_tuple(self.dl.strides, self.dl.ndim)
+
+
+cdef Device device_of(Tensor self):
+    return device_from_dlpack(self.dl.device)
 
 
 cdef inline bint lies_on(Tensor self, Device device) noexcept:
@@ -109,8 +113,8 @@ cdef int expand_pairs(Tensor self, const DLTensor *src) except -1:
     dim = find_unit_dim(self.dl.ndim, self.dl.shape, self.dl.strides)
     if dim < 0:
         raise BufferError(
-            f"a {dtype_name(self)} tensor in pairs (lanes=2) of shape {shape_of(self)} and strides {strides_of(self)} has "
-            f"no dimension of stride 1 along which to count single elements; make it contiguous first")
+            f"a {dtype_name(self)} tensor in pairs (lanes=2) of shape {shape_of(self)} and strides {strides_of(self)} "
+            f"has no dimension of stride 1 along which to count single elements; make it contiguous first")
     if not rescale_layout(self.dl.ndim, self.dl.shape, self.dl.strides, dim, 8, 4):
         refuse(src, "shape or strides overflow when pairs are counted as single elements")
     return 0

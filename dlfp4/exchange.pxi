@@ -115,8 +115,8 @@ cdef int check_guards(const Producer *producer, object x, int row) except -1:
     for k in range(producer.num_guards):
         if producer.guards[k].rows >> row & 1 and read_descriptor(producer.guards[k].descriptor, x) is True:
             name = (<object> producer.guards[k].descriptor).__name__
-            raise BufferError(f"the tensor's {name} bit is set, which DLPack cannot carry: the receiver would read other "
-                              f"values, or lose the gradient; call {<object> producer.guards[k].remedy} first")
+            raise BufferError(f"the tensor's {name} bit is set, which DLPack cannot carry: the receiver would read "
+                              f"other values, or lose the gradient; call {<object> producer.guards[k].remedy} first")
     return 0
 
 
@@ -140,7 +140,7 @@ cdef inline int ask_loan(const Producer *producer, object x, DLTensor *lent) exc
 
 
 cdef int pass_refusal(object x) except -1:
-    """A table said no: its exception goes on, where it is a RuntimeError (sparse, meta) as the BufferError that it means."""
+    """A table said no: its exception goes on; a RuntimeError (sparse, meta) as the BufferError that it means."""
     try:
         raise_pending()
     except RuntimeError as error:
@@ -172,8 +172,9 @@ cdef inline int secure(Tensor self) except -1:
 
 
 cdef int secure_loan(Tensor self) except -1:
-    """PyTorch's set_, resize_ and `.data =` free or exchange memory under every view of a tensor; a managed tensor would
-    not keep it either. What is lent now must still hold all that this view describes; then its storage is held, too."""
+    """PyTorch's set_, resize_ and `.data =` free or exchange memory under every view of a tensor; a managed tensor
+    would not keep it either. What is lent now must still hold all that this view describes; then its storage is
+    held as well."""
     cdef object lender = <object> self.owner
     cdef const Producer *producer = find_producer(Py_TYPE(lender))
     cdef DLTensor lent
@@ -183,8 +184,8 @@ cdef int secure_loan(Tensor self) except -1:
     fill_byte_range(&lent, lent.dtype.bits * lent.dtype.lanes, &lent_low, &lent_high)
     if self.size_ != 0 and (low < lent_low or high > lent_high):
         raise BufferError(
-            f"the {type(lender).__module__}.{type(lender).__name__} that this Tensor shares memory with was resized or given "
-            f"other memory since (resize_, set_, .data = ...): what it shared is gone; import it again")
+            f"the {type(lender).__module__}.{type(lender).__name__} that this Tensor shares memory with was resized or "
+            f"given other memory since (resize_, set_, .data = ...): what it shared is gone; import it again")
     if self.held == NULL:
         hold(self, read_descriptor(producer.keeper, lender))
     return 0

@@ -20,8 +20,8 @@ cdef extern from *:
 
 cdef str pairs_problem(Tensor self):
     return (f"{dtype_name(self)} of shape {shape_of(self)} and strides {strides_of(self)} (packed={is_packed(self)}) "
-            f"cannot be counted in pairs of two elements a byte: x2 needs packed 4-bit elements, an even extent along the "
-            f"dimension of stride 1 and even strides elsewhere; slice at even positions, or hand out .x2(False)")
+            f"cannot be counted in pairs of two elements a byte: x2 needs packed 4-bit elements, an even extent along "
+            f"the dimension of stride 1 and even strides elsewhere; slice at even positions, or hand out .x2(False)")
 
 
 cdef inline bint goes_in_pairs(Tensor self) noexcept nogil:
@@ -121,8 +121,8 @@ cdef bint wants_versioned(Tensor self, max_version) except -1:
     elif parse_major(max_version) >= 1:
         return True
     if padded:
-        raise BufferError(f"a capsule below version 1.0 cannot say that {dtype_name(self)} is padded to a byte an element; "
-                          f"ask for max_version=(1, 0) or newer, or dlfp4.pack it")
+        raise BufferError(f"a capsule below version 1.0 cannot say that {dtype_name(self)} is padded to a byte an "
+                          f"element; ask for max_version=(1, 0) or newer, or dlfp4.pack it")
     if self.flags & DLPACK_FLAG_BITMASK_READ_ONLY:
         raise BufferError("a capsule below version 1.0 cannot say that the memory is read-only; "
                           "ask for max_version=(1, 0) or newer, or hand out a .copy()")
@@ -188,14 +188,14 @@ cdef Tensor export_to_host(Tensor self, Device target, copy):
     """The tensor for a consumer on the CPU: as it is where the host may read it, else a copy."""
     cdef Tensor view
     if target.code != kDLCPU or target.index != 0:
-        raise BufferError(f"dl_device={target}: this tensor lies on {device_from_dlpack(self.dl.device)} and can go out "
+        raise BufferError(f"dl_device={target}: this tensor lies on {device_of(self)} and can go out "
                           f"there, or to the host as (1, 0); call .to_device({str(target)!r}) first")
     if host_readable(self.dl.device.device_type):
         view = share(self)
         view.dl.device = CPU
         return view
     if copy is False:
-        raise BufferError(f"memory on {device_from_dlpack(self.dl.device)} reaches the host by a copy, "
+        raise BufferError(f"memory on {device_of(self)} reaches the host by a copy, "
                           f"which copy=False forbids")
     return move(self, target)
 
@@ -282,8 +282,8 @@ cdef object make_exchange_capsule():
     EXCHANGE_API.header.version.minor = DLPACK_MINOR_VERSION
     EXCHANGE_API.header.prev_api = NULL
     EXCHANGE_API.managed_tensor_allocator = table_allocate
-    EXCHANGE_API.managed_tensor_from_py_object_no_sync = <int (*)(void *, DLManagedTensorVersioned **) noexcept> table_export
-    EXCHANGE_API.managed_tensor_to_py_object_no_sync = <int (*)(DLManagedTensorVersioned *, void **) noexcept> table_import
-    EXCHANGE_API.dltensor_from_py_object_no_sync = <int (*)(void *, DLTensor *) noexcept> table_lend
-    EXCHANGE_API.current_work_stream = <int (*)(DLDeviceType, int32_t, void **) noexcept> table_stream
+    EXCHANGE_API.managed_tensor_from_py_object_no_sync = <ExportFunction> table_export
+    EXCHANGE_API.managed_tensor_to_py_object_no_sync = <ImportFunction> table_import
+    EXCHANGE_API.dltensor_from_py_object_no_sync = <LendFunction> table_lend
+    EXCHANGE_API.current_work_stream = <StreamFunction> table_stream
     return PyCapsule_New(&EXCHANGE_API, "dlpack_exchange_api", NULL)

@@ -66,8 +66,8 @@ cdef Tensor import_array(cnp.ndarray array):
         self.size_ *= shape[k]
         # The item size is a power of two: a mask and a shift instead of two divisions.
         if strides[k] & (itemsize - 1) and shape[k] > 1:
-            raise BufferError(f"NumPy's strides {(<object> array).strides} are no multiples of the item size {itemsize}; DLPack "
-                              f"counts strides in items: call numpy.ascontiguousarray first")
+            raise BufferError(f"NumPy's strides {(<object> array).strides} are no multiples of the item size "
+                              f"{itemsize}; DLPack counts strides in items: call numpy.ascontiguousarray first")
         self.dl.strides[k] = strides[k] >> ctz(itemsize)
     self.owner = <void *> array
     self.owner_kind = OWNER_OBJECT
@@ -255,7 +255,8 @@ def from_dlpack(x, /, *, device=None, copy=None):
     ------
     BufferError
         The data cannot be exchanged: a type or device that DLPack 1.3 does not have, a description that is not
-        valid, bits that a capsule cannot carry (PyTorch's conj, neg, requires_grad), or a copy that ``copy=False`` forbids.
+        valid, bits that a capsule cannot carry (PyTorch's conj, neg, requires_grad), or a copy that ``copy=False``
+        forbids.
     TypeError
         `x` is no producer.
     ValueError
@@ -284,8 +285,8 @@ def from_dlpack(x, /, *, device=None, copy=None):
         raise BufferError(f"{type(x).__name__} can only hand out a copy, which copy=False forbids")
     if target is not None and not lies_on(self, target):
         if copy is False:
-            raise BufferError(f"the data lies on {device_from_dlpack(self.dl.device)}; moving it to {target} needs a copy, "
-                              f"which copy=False forbids")
+            raise BufferError(f"the data lies on {device_of(self)}; moving it to {target} needs a copy, which "
+                              f"copy=False forbids")
         return move(self, target)
     return duplicate(self) if copy is True else self
 

@@ -102,7 +102,8 @@ cdef inline int find_unit_dim(int ndim, const int64_t *shape, const int64_t *str
     return unit if unit >= 0 else single
 
 
-cdef bint rescale_layout(int ndim, int64_t *shape, int64_t *strides, int dim, int old_bits, int new_bits) noexcept nogil:
+cdef bint rescale_layout(int ndim, int64_t *shape, int64_t *strides, int dim,
+                         int old_bits, int new_bits) noexcept nogil:
     """The same bytes counted in elements of another width along `dim`; False where they do not divide."""
     cdef int64_t scaled
     cdef int k

@@ -44,7 +44,7 @@ cdef int allocate_cuda(Tensor self) except -1:
     cdef void *block = NULL
     self.stream = LEGACY_STREAM
     check_cuda(dlfp4_cuda_alloc(self.dl.device.device_id, self.stream, max(1, count_bytes(self)), &block),
-               f"allocating {count_bytes(self)} bytes on {device_from_dlpack(self.dl.device)}")
+               f"allocating {count_bytes(self)} bytes on {device_of(self)}")
     self.owner = self.dl.data = block
     self.owner_kind = OWNER_CUDA
     return 0
@@ -61,9 +61,9 @@ cdef dlfp4_view host_view(Tensor self) except *:
     cdef dlfp4_view view
     cdef int count
     if is_cuda(self.dl.device.device_type):   # without a driver this is no device memory at all
-        check_cuda(dlfp4_cuda_device_count(&count), f"reading memory on {device_from_dlpack(self.dl.device)}")
+        check_cuda(dlfp4_cuda_device_count(&count), f"reading memory on {device_of(self)}")
     if not host_readable(self.dl.device.device_type):
-        raise BufferError(f"the CPU cannot read memory on {device_from_dlpack(self.dl.device)}; "
+        raise BufferError(f"the CPU cannot read memory on {device_of(self)}; "
                           f"call .to_device('cpu') first")
     view.data = self.dl.data
     view.shape = self.dl.shape
@@ -80,7 +80,7 @@ cdef Tensor duplicate(Tensor self):
     cdef Tensor result
     secure(self)
     if not host_readable(self.dl.device.device_type):
-        return move(self, device_from_dlpack(self.dl.device))
+        return move(self, device_of(self))
     result = allocate_like(self, CPU)
     convert(self, result, NULL)
     return result
@@ -96,7 +96,7 @@ cdef Tensor move(Tensor self, Device device):
     if host_readable(self.dl.device.device_type) and device.code == kDLCPU:
         return duplicate(self)
     if not is_cuda(self.dl.device.device_type) and not host_readable(self.dl.device.device_type):
-        raise BufferError(f"dlfp4 has no driver for {device_from_dlpack(self.dl.device)}; "
+        raise BufferError(f"dlfp4 has no driver for {device_of(self)}; "
                           f"move the tensor with its own library first")
     if host_readable(self.dl.device.device_type):
         source = self if is_compact_tensor(self) else duplicate(self)
@@ -113,7 +113,7 @@ cdef Tensor move_strided(Tensor self, Device device):
     cdef Tensor extent, staging, elements
     if device.code != kDLCPU:
         raise BufferError(f"a tensor of shape {shape_of(self)} and strides {strides_of(self)} on "
-                          f"{device_from_dlpack(self.dl.device)} is not contiguous; make it so with its own library first")
+                          f"{device_of(self)} is not contiguous; make it so with its own library first")
     find_extent(self.dl.ndim, self.dl.shape, self.dl.strides, &low, &high)
     low = low * bits // 8
     bytes = (high * bits + bits + 7) // 8 - low
@@ -141,8 +141,8 @@ cdef int copy_bytes(Tensor result, Tensor source, int64_t bytes) except -1:
         return 0
     with nogil:
         status = dlfp4_cuda_copy(device, stream, direction, result.dl.data, source.dl.data, bytes)
-    return check_cuda(status, f"copying {bytes} bytes from {device_from_dlpack(source.dl.device)} "
-                              f"to {device_from_dlpack(result.dl.device)}")
+    return check_cuda(status, f"copying {bytes} bytes from {device_of(source)} "
+                              f"to {device_of(result)}")
 
 
 # ---- NumPy
@@ -168,13 +168,13 @@ cdef Tensor on_host(Tensor self, copy):
     secure(self)
     if not host_readable(self.dl.device.device_type):
         if copy is False:
-            raise BufferError(f"NumPy cannot read memory on {device_from_dlpack(self.dl.device)}; "
+            raise BufferError(f"NumPy cannot read memory on {device_of(self)}; "
                               f"allow the copy (copy=None), or call .to_device('cpu') first")
         source = move(self, HOST)
     if is_packed(source):
         if copy is False:
-            raise BufferError(f"NumPy has no packed {dtype_name(self)}: one element a byte needs a copy, which copy=False "
-                              f"forbids; call .view('uint8') for the bytes")
+            raise BufferError(f"NumPy has no packed {dtype_name(self)}: one element a byte needs a copy, which "
+                              f"copy=False forbids; call .view('uint8') for the bytes")
         result = allocate(source.row, source.dl.ndim, source.dl.shape, True, CPU, False)
         convert(source, result, NULL)
         return result

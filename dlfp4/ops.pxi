@@ -67,8 +67,8 @@ cdef Tensor as_producer(object x, copy):
         try:
             x = np.asarray(memoryview(x))
         except TypeError:
-            raise TypeError(f"{type(x).__name__} has no memory to share: expected a DLPack producer or capsule, a NumPy "
-                            f"array or a buffer; for Python numbers call numpy.asarray first") from None
+            raise TypeError(f"{type(x).__name__} has no memory to share: expected a DLPack producer or capsule, a "
+                            f"NumPy array or a buffer; for Python numbers call numpy.asarray first") from None
     return retain(x, None, copy)
 
 
@@ -88,8 +88,8 @@ cdef int fill_options(dlfp4_convert_options *options, rounding, saturate, seed) 
     if options.rounding == NO_ROUNDING:
         raise ValueError(f"rounding={rounding!r}: expected one of {', '.join(ROUNDINGS)}")
     if (seed is not None) != (options.rounding == DLFP4_STOCHASTIC):
-        raise ValueError(f"seed={seed!r} with rounding={rounding!r}: stochastic rounding needs a seed (an integer below "
-                         f"2**64), the others take none")
+        raise ValueError(f"seed={seed!r} with rounding={rounding!r}: stochastic rounding needs a seed (an integer "
+                         f"below 2**64), the others take none")
     options.saturate = bool(saturate)
     options.seed = 0 if seed is None else seed
     return 0
@@ -105,7 +105,7 @@ cdef Tensor prepare_out(out, Tensor source, int row):
     if self.flags & DLPACK_FLAG_BITMASK_READ_ONLY:
         raise BufferError("out is read-only; give a writable tensor, or a .copy()")
     if not host_readable(self.dl.device.device_type):
-        raise BufferError(f"out lies on {device_from_dlpack(self.dl.device)}, which the CPU cannot write; "
+        raise BufferError(f"out lies on {device_of(self)}, which the CPU cannot write; "
                           f"give a tensor on the host")
     if repeats_elements(self):
         raise ValueError(f"out has strides {strides_of(self)} for shape {shape_of(self)}: some elements share their "
@@ -157,11 +157,11 @@ def cast(x, dtype, *, rounding="nearest_even", saturate=True, packed=True, seed=
         `dtype` has one, and becomes the largest finite value where it has none (FP4, FP6). float8_e8m0fnu: zero and
         all below 2**-127 give 2**-127, negative values NaN. False: what ``ml_dtypes``' ``astype`` does.
     packed : bool
-        For results below 8 bits: several elements a byte (True), or one (False). Little-endian: element 0 in the low bits.
+        For results below 8 bits: several elements a byte (True), the first in the low bits, or one a byte (False).
     seed : int, optional
         For "stochastic", below 2**64: the result depends on it and on each element's row-major index alone.
     out : producer, optional
-        Writable memory of the result's shape and dtype, packed or padded. It may be `x` itself where the sizes are equal.
+        Writable memory of the result's shape and dtype, packed or padded; `x` itself where the sizes are equal.
     stream : None
         For device memory, which this version does not convert.
 

@@ -75,7 +75,7 @@ cdef class Tensor:
     @property
     def device(self):
         """The :class:`Device` on which the memory lies."""
-        return device_from_dlpack(self.dl.device)
+        return device_of(self)
 
     @property
     def packed(self):
@@ -119,7 +119,7 @@ cdef class Tensor:
         if self.readonly:
             extra += ", readonly=True"
         return (f"Tensor(shape={shape_of(self)}, dtype={dtype_name(self)}, "
-                f"device={str(device_from_dlpack(self.dl.device))!r}{extra})")
+                f"device={str(device_of(self))!r}{extra})")
 
     def reshape(self, shape):
         """The same elements under another shape, without a copy.

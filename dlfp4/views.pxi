@@ -27,7 +27,7 @@ cdef int advance(Tensor self, int64_t elements) except -1:
     if is_address(self.dl.device.device_type):
         self.dl.data = <char *> self.dl.data + bits // 8
     elif <int64_t> self.dl.byte_offset + bits // 8 < 0:
-        raise BufferError(f"this view would start before the buffer on {device_from_dlpack(self.dl.device)}")
+        raise BufferError(f"this view would start before the buffer on {device_of(self)}")
     else:
         self.dl.byte_offset += bits // 8
     return 0
@@ -116,8 +116,8 @@ cdef Tensor reshape_tensor(Tensor self, shape):
         fill_compact_strides(view.dl.ndim, view.dl.shape, view.dl.strides)
     elif not fill_reshaped_strides(self.dl.ndim, self.dl.shape, self.dl.strides,
                                    view.dl.ndim, view.dl.shape, view.dl.strides):
-        raise BufferError(f"reshaping {shape_of(self)} with strides {strides_of(self)} to {tuple(wanted)} needs a copy; "
-                          f"call .copy().reshape(...)")
+        raise BufferError(f"reshaping {shape_of(self)} with strides {strides_of(self)} to {tuple(wanted)} needs a "
+                          f"copy; call .copy().reshape(...)")
     return finish_view(view)
 
 
@@ -165,6 +165,6 @@ cdef Tensor reinterpret(Tensor self, int row):
         if dim < 0 or not rescale_layout(view.dl.ndim, view.dl.shape, view.dl.strides, dim, old_bits, new_bits):
             raise ValueError(
                 f"cannot view {dtype_name(self)} ({old_bits} bits) of shape {shape_of(self)} and strides "
-                f"{strides_of(self)} as {dtype_name(view)} ({new_bits} bits): the bytes along the dimension of stride 1 "
-                f"must divide evenly; call .copy() if there is none, or slice to a multiple")
+                f"{strides_of(self)} as {dtype_name(view)} ({new_bits} bits): the bytes along the dimension of stride "
+                f"1 must divide evenly; call .copy() if there is none, or slice to a multiple")
     return finish_view(view)

@@ -171,7 +171,8 @@ def test_no_synchronisation_when_none_is_asked_for(torch):
     with torch.cuda.stream(producer):
         tensor = dlfp4.from_dlpack(source)
     capsule = tensor.__dlpack__(stream=-1, max_version=(1, 3))
-    assert other.query() and not producer.query()
+    assert other.query()
+    assert not producer.query()
     torch.cuda.synchronize()
     assert torch.from_dlpack(capsule).max().item() == 7.0
 

@@ -58,8 +58,8 @@ class Framework:
     guards : callable
         ``(descriptor, dtypes, remedy)`` rows: what must be false of a tensor that the C exchange table hands out.
     keeper : callable
-        The attribute or method of its tensors that gives what keeps their memory alive, so that the core may borrow through
-        the C exchange table. Only where a borrowed description says all there is: never read-only, never padded.
+        The attribute or method of its tensors that gives what keeps their memory alive, so that the core may borrow
+        through the C exchange table. Only where a loan says all there is: never read-only, never padded.
     current_stream : callable, optional
         ``current_stream(index)``: the handle of the stream on which it works now on that CUDA device.
     environ : dict of str

@@ -341,9 +341,11 @@ struct PowerEncoder {
 template <int Src, int DstBits, class CodesOf>
 __attribute__((noinline)) void encode(const CodesOf &codes_of, const uint8_t *src, uint8_t *dst, int64_t count,
                                       bool streams) {
+  constexpr int kSrcBytes = kFormats[Src].bits / 8;
   const CodesOf local = codes_of;
   in_steps(count, [&](int64_t first, auto share) {
-    const Floats floats = load_floats<Src>(src + first * (kFormats[Src].bits / 8), share);
+    prefetch<kCodes * kSrcBytes>(src + first * kSrcBytes, share);
+    const Floats floats = load_floats<Src>(src + first * kSrcBytes, share);
     store_codes<DstBits>(dst + first * DstBits / 8, local(floats), share, streams);
   });
 }

@@ -1,0 +1,100 @@
+"""All 2^32 float32 patterns into each type of at most 8 bits, both ways to saturate: minutes for each level.
+
+The expected codes are ml_dtypes' own, pattern for pattern (saturate=False), and what numerics' clamp rules make of them
+(saturate=True): nothing is sampled or inferred. `DLFP4_EXHAUSTIVE=float8_e4m3fn,float4_e2m1fn` takes these types alone;
+`DLFP4_ISA` names the level.
+"""
+
+import os
+import time
+
+import numpy as np
+import pytest
+
+import dlfp4
+
+from .codecs import LOW, Codec, codes_of
+
+pytestmark = pytest.mark.slow
+
+CHUNK = 1 << 22
+# first and one past the last pattern, negative, NaN
+RANGES = [
+    (0, 0x7F800001, False, False),
+    (0x7F800001, 0x80000000, False, True),
+    (0x80000000, 0xFF800001, True, False),
+    (0xFF800001, 1 << 32, True, True),
+]
+CHOSEN = os.environ.get("DLFP4_EXHAUSTIVE", "").replace(",", " ").split() or LOW
+
+
+def clamped(codec, negative, nan):
+    """The saturated code of an input of that sign and kind, by the code that ml_dtypes gave it."""
+    table = np.arange(256, dtype=np.uint8)
+    if nan:  # is what ml_dtypes says, where the type has one
+        return table if codec.has_nan else np.full_like(table, codec.largest)
+    if codec.unsigned:
+        return np.full_like(table, codec.nan) if negative else np.where(table == codec.nan, codec.largest, table)
+    largest = codec.largest | (codec.sign if negative else 0)
+    return np.where(codec.is_finite(table), table, np.uint8(largest))
+
+
+def saturated(codec, patterns, codes, table):
+    """The codes with saturate=True from those without."""
+    expected = table[codes]
+    if codec.unsigned and patterns[0] < 0x800000:  # ml_dtypes: +-0 is NaN, all between 2^-127 and 2^-126 goes up
+        low = patterns < 0x800000
+        expected[low] = patterns[low] >= 0x600000
+    elif codec.unsigned:
+        expected[patterns == 0x80000000] = 0
+    return expected
+
+
+def differences(got, expected, patterns):
+    wrong = np.flatnonzero(got != expected)
+    return len(wrong), [f"0x{patterns[i]:08X}: {got[i]:#x}, not {expected[i]:#x}" for i in wrong[:3]]
+
+
+class Tally:
+    def __init__(self, codec):
+        self.codec, self.seen, self.wrong, self.examples = codec, 0, {False: 0, True: 0}, []
+        self.native, self.out = np.empty(CHUNK, codec.dtype), np.empty(CHUNK, codec.dtype)
+
+    def add(self, patterns, table):
+        count, values = len(patterns), patterns.view(np.float32)
+        np.copyto(self.native[:count], values, casting="unsafe")
+        expected = codes_of(self.native[:count])
+        for saturate in (False, True):
+            self.out.view(np.uint8)[:count] = 0x55
+            dlfp4.cast(values, self.codec.dtype, saturate=saturate, out=self.out[:count])
+            if saturate:
+                expected = saturated(self.codec, patterns, expected, table)
+            got = codes_of(self.out[:count])
+            if not np.array_equal(got, expected):
+                number, examples = differences(got, expected, patterns)
+                self.wrong[saturate] += number
+                self.examples += [f"saturate={saturate} {example}" for example in examples]
+        self.seen += count
+
+
+@pytest.fixture
+def one_thread():
+    dlfp4.set_num_threads(1)
+    yield
+    dlfp4.set_num_threads(0)
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+@pytest.mark.usefixtures("one_thread")
+def test_every_float32(name):
+    codec, started = Codec(name), time.perf_counter()
+    tally, count = Tally(codec), np.arange(CHUNK, dtype=np.uint32)
+    with np.errstate(all="ignore"):
+        for first, last, negative, nan in RANGES:
+            table = clamped(codec, negative, nan)
+            for start in range(first, last, CHUNK):
+                tally.add(count[: min(CHUNK, last - start)] + np.uint32(start), table)
+    seconds = time.perf_counter() - started
+    print(f"\n{name} {dlfp4.cpu_isa()}: {tally.seen} patterns, mismatches {tally.wrong}, {seconds:.0f} s")
+    assert tally.seen == 1 << 32
+    assert tally.wrong == {False: 0, True: 0}, tally.examples[:10]
