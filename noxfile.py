@@ -145,7 +145,7 @@ def sanitize(session: nox.Session) -> None:
         "ASAN_OPTIONS": "detect_leaks=0",  # the interpreter itself leaves memory behind
         "PYTHONMALLOC": "malloc",  # so that every object has its own red zones
     }
-    session.run("python", "-m", "pytest", *session.posargs, env=env)
+    session.run("pytest", *session.posargs, env=env)
 
 
 @nox.session

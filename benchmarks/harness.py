@@ -48,18 +48,24 @@ class Case:
         if self.problem:
             return
         try:
-            self._timer.timeit(3)
+            self._timer.timeit(2)
+            once = self._timer.timeit(1)
         except Exception as error:  # noqa: BLE001 (a library's refusal is a result, and may be of any type)
             self.problem = f"{type(error).__name__}: {error}".splitlines()[0]
             return
-        once = min(self._timer.timeit(10) for _ in range(5)) / 10
-        self._calls = max(20, round(slice_seconds / once))
+        if once < slice_seconds:  # else one call is a slice
+            once = min(self._timer.timeit(10) for _ in range(5)) / 10
+            self._calls = max(20, round(slice_seconds / once))
 
     def run(self) -> None:
         """Time one slice, after a few calls that bring code and data back into the caches."""
         if not self.problem:
             self._timer.timeit(self._calls // 4)
             self.seconds.append(self._timer.timeit(self._calls) / self._calls)
+
+    def release(self) -> None:
+        """Let go of what the statement refers to; the samples stay."""
+        self._timer = timeit.Timer(EMPTY_LOOP)
 
     @property
     def median(self) -> float | None:

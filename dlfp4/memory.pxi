@@ -27,11 +27,33 @@ cdef Tensor allocate(int row, int ndim, const int64_t *shape, bint padded, DLDev
     return self
 
 
+cdef extern from *:
+    """
+    #include <sys/mman.h>
+
+    /* Large blocks by huge pages, as NumPy does: writing them first costs a hundredth of the page faults. */
+    static inline void advise_huge_pages(void *block, size_t bytes) {
+    #ifdef MADV_HUGEPAGE
+        const size_t page = (size_t)1 << 12, large = (size_t)1 << 22;
+        if (bytes >= large) {
+            size_t skipped = (page - (size_t)block % page) % page;
+            madvise((char *)block + skipped, bytes - skipped, MADV_HUGEPAGE); /* only advice: may fail */
+        }
+    #else
+        (void)block;
+        (void)bytes;
+    #endif
+    }
+    """
+    void advise_huge_pages(void *, size_t) noexcept nogil
+
+
 cdef int allocate_host(Tensor self) except -1:
     cdef int64_t bytes = count_bytes(self)
     cdef char *block = <char *> PyMem_RawMalloc(bytes + ALIGNMENT)
     if block == NULL:
         raise MemoryError(f"no memory for {bytes} bytes")
+    advise_huge_pages(block, bytes + ALIGNMENT)
     self.owner = block
     self.owner_kind = OWNER_HOST
     self.dl.data = block + (ALIGNMENT - <uintptr_t> block % ALIGNMENT) % ALIGNMENT

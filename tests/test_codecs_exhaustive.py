@@ -13,7 +13,7 @@ import pytest
 
 import dlfp4
 
-from .codecs import LOW, Codec, codes_of
+from .reference import LOW, codec, codes_of
 
 pytestmark = pytest.mark.slow
 
@@ -28,24 +28,24 @@ RANGES = [
 CHOSEN = os.environ.get("DLFP4_EXHAUSTIVE", "").replace(",", " ").split() or LOW
 
 
-def clamped(codec, negative, nan):
+def clamped(target, negative, nan):
     """The saturated code of an input of that sign and kind, by the code that ml_dtypes gave it."""
     table = np.arange(256, dtype=np.uint8)
     if nan:  # is what ml_dtypes says, where the type has one
-        return table if codec.has_nan else np.full_like(table, codec.largest)
-    if codec.unsigned:
-        return np.full_like(table, codec.nan) if negative else np.where(table == codec.nan, codec.largest, table)
-    largest = codec.largest | (codec.sign if negative else 0)
-    return np.where(codec.is_finite(table), table, np.uint8(largest))
+        return table if target.has_nan else np.full_like(table, target.largest)
+    if target.unsigned and negative:
+        return np.full_like(table, target.nans[0])
+    largest = target.largest | (target.sign if negative else 0)
+    return np.where(target.is_finite(table), table, np.uint8(largest))
 
 
-def saturated(codec, patterns, codes, table):
+def saturated(target, patterns, codes, table):
     """The codes with saturate=True from those without."""
     expected = table[codes]
-    if codec.unsigned and patterns[0] < 0x800000:  # ml_dtypes: +-0 is NaN, all between 2^-127 and 2^-126 goes up
+    if target.unsigned and patterns[0] < 0x800000:  # ml_dtypes: +-0 is NaN, all between 2^-127 and 2^-126 goes up
         low = patterns < 0x800000
         expected[low] = patterns[low] >= 0x600000
-    elif codec.unsigned:
+    elif target.unsigned:
         expected[patterns == 0x80000000] = 0
     return expected
 
@@ -56,9 +56,9 @@ def differences(got, expected, patterns):
 
 
 class Tally:
-    def __init__(self, codec):
-        self.codec, self.seen, self.wrong, self.examples = codec, 0, {False: 0, True: 0}, []
-        self.native, self.out = np.empty(CHUNK, codec.dtype), np.empty(CHUNK, codec.dtype)
+    def __init__(self, target):
+        self.target, self.seen, self.wrong, self.examples = target, 0, {False: 0, True: 0}, []
+        self.native, self.out = np.empty(CHUNK, target.dtype), np.empty(CHUNK, target.dtype)
 
     def add(self, patterns, table):
         count, values = len(patterns), patterns.view(np.float32)
@@ -66,9 +66,9 @@ class Tally:
         expected = codes_of(self.native[:count])
         for saturate in (False, True):
             self.out.view(np.uint8)[:count] = 0x55
-            dlfp4.cast(values, self.codec.dtype, saturate=saturate, out=self.out[:count])
+            dlfp4.cast(values, self.target.dtype, saturate=saturate, out=self.out[:count])
             if saturate:
-                expected = saturated(self.codec, patterns, expected, table)
+                expected = saturated(self.target, patterns, expected, table)
             got = codes_of(self.out[:count])
             if not np.array_equal(got, expected):
                 number, examples = differences(got, expected, patterns)
@@ -87,11 +87,11 @@ def one_thread():
 @pytest.mark.parametrize("name", CHOSEN)
 @pytest.mark.usefixtures("one_thread")
 def test_every_float32(name):
-    codec, started = Codec(name), time.perf_counter()
-    tally, count = Tally(codec), np.arange(CHUNK, dtype=np.uint32)
+    target, started = codec(name), time.perf_counter()
+    tally, count = Tally(target), np.arange(CHUNK, dtype=np.uint32)
     with np.errstate(all="ignore"):
         for first, last, negative, nan in RANGES:
-            table = clamped(codec, negative, nan)
+            table = clamped(target, negative, nan)
             for start in range(first, last, CHUNK):
                 tally.add(count[: min(CHUNK, last - start)] + np.uint32(start), table)
     seconds = time.perf_counter() - started

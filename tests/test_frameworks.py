@@ -396,3 +396,16 @@ def test_to_cupy_hands_over_the_bytes_of_small_types():
     octets = tensor.to_device("cuda:0").to_cupy(copy=False)
     assert (octets.dtype, octets.shape) == (np.uint8, (4, 8))
     assert octets.get().tobytes() == tensor.view("uint8").to_numpy().tobytes()
+
+
+@pytest.mark.parametrize("name", ["float32", "float8_e4m3fn", "float6_e2m3fn", "float4_e2m1fn"])
+def test_tvm_ffi_functions_take_our_tensor_and_give_it_back(name):
+    tvm_ffi = pytest.importorskip("tvm_ffi")
+    seen = []
+    identity = tvm_ffi.convert(lambda x: seen.append((x.shape, str(x.dtype))) or x)
+    tensor = dlfp4.cast(np.linspace(-6, 6, 24, dtype="float32").reshape(4, 6), name)
+    back = identity(tensor)
+    assert seen == [((4, 6), name)]
+    assert type(back) is dlfp4.Tensor
+    assert (back.data_ptr, back.dtype, back.packed) == (tensor.data_ptr, tensor.dtype, tensor.packed)
+    assert back.to_numpy().tobytes() == tensor.to_numpy().tobytes()

@@ -6,6 +6,7 @@
 #include "avx512_codes.h"
 #include "avx512_decode.h"
 #include "avx512_encode.h"
+#include "avx512_floats.h"
 #include "avx512_recode.h"
 
 namespace dlfp4 {
@@ -15,25 +16,26 @@ constexpr bool is_low(int row) { return is_float(kFormats[row]) && kFormats[row]
 constexpr bool is_wide(int row) { return is_float(kFormats[row]) && kFormats[row].bits > 8; }
 constexpr bool is_sub_byte(int row) { return kFormats[row].bits < 8; }
 
-constexpr int kMaxRows = 4 * DLFP4_NUM_DTYPES * DLFP4_NUM_DTYPES;
-
+template <int Size>
 struct Rows {
-  KernelRow row[kMaxRows];
+  KernelRow row[Size];
   int size;
   constexpr void add(Operand src, Operand dst, Modes modes, Kernel kernel) { row[size++] = {src, dst, modes, kernel}; }
 };
 
-// A decode that is not exact is one of the table of round-to-nearest.
+// Of what goes to more than 8 bits and is not exact there is round-to-nearest alone.
 template <int Src, int Dst>
-constexpr Modes decode_modes() {
+constexpr Modes wide_modes() {
   return holds_exactly(kFormats[Dst], kFormats[Src]) ? kAnyMode : kNearestEven;
 }
 
-template <int Src, bool kSrcPacked, int Dst, bool kDstPacked>
-constexpr void add_row(Rows *rows) {
+template <int Src, bool kSrcPacked, int Dst, bool kDstPacked, class Table>
+constexpr void add_row(Table *rows) {
   constexpr Operand kSrc = {Src, kSrcPacked}, kDst = {Dst, kDstPacked};
   if constexpr (is_low(Src) && is_wide(Dst) && !kDstPacked)
-    rows->add(kSrc, kDst, decode_modes<Src, Dst>(), decode_rows<Src, kSrcPacked, Dst>);
+    rows->add(kSrc, kDst, wide_modes<Src, Dst>(), decode_rows<Src, kSrcPacked, Dst>);
+  else if constexpr (is_wide(Src) && is_wide(Dst) && converts_through_float32(Src, Dst))
+    rows->add(kSrc, kDst, wide_modes<Src, Dst>(), float_rows<Src, Dst>);
   else if constexpr (is_wide(Src) && is_low(Dst) && !kSrcPacked)
     rows->add(kSrc, kDst, kFixedModes, encode_rows<Src, Dst, kDstPacked>);
   else if constexpr (is_low(Src) && is_low(Dst) && Src != Dst)
@@ -44,27 +46,29 @@ constexpr void add_row(Rows *rows) {
     rows->add(kSrc, kDst, kAnyMode, copy_codes<kFormats[Src].bits, 8>);
 }
 
-template <int Src, int Dst>
-constexpr void add_pair(Rows *rows) {
+template <int Src, int Dst, class Table>
+constexpr void add_pair(Table *rows) {
   add_row<Src, false, Dst, false>(rows);
   if constexpr (is_sub_byte(Src)) add_row<Src, true, Dst, false>(rows);
   if constexpr (is_sub_byte(Dst)) add_row<Src, false, Dst, true>(rows);
   if constexpr (is_sub_byte(Src) && is_sub_byte(Dst)) add_row<Src, true, Dst, true>(rows);
 }
 
-template <int Src, int... Dst>
-constexpr void add_source(Rows *rows, std::integer_sequence<int, Dst...>) {
+template <int Src, class Table, int... Dst>
+constexpr void add_source(Table *rows, std::integer_sequence<int, Dst...>) {
   (add_pair<Src, Dst>(rows), ...);
 }
 
-template <int... Src>
-constexpr Rows make_rows(std::integer_sequence<int, Src...> all_rows) {
-  Rows rows = {};
+template <int Size, int... Src>
+constexpr Rows<Size> make_rows(std::integer_sequence<int, Src...> all_rows) {
+  Rows<Size> rows = {};
   (add_source<Src>(&rows, all_rows), ...);
   return rows;
 }
 
-constexpr Rows kRows = make_rows(std::make_integer_sequence<int, DLFP4_NUM_DTYPES>());
+constexpr std::make_integer_sequence<int, DLFP4_NUM_DTYPES> kAllRows = {};
+constexpr int kMostRows = 4 * DLFP4_NUM_DTYPES * DLFP4_NUM_DTYPES;
+constexpr Rows kRows = make_rows<make_rows<kMostRows>(kAllRows).size>(kAllRows);
 
 }  // namespace
 

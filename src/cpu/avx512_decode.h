@@ -10,6 +10,7 @@
 
 #include "../numerics.h"
 #include "avx512_codes.h"
+#include "avx512_floats.h"
 #include "kernels.h"
 
 namespace dlfp4 {
@@ -55,29 +56,15 @@ __m512i widen(__m512i words, int index) {
   return _mm512_maskz_permutexvar_epi8(kHighestTwo<Bytes>, _mm512_add_epi8(load(kWordsOfFloats<Bytes>), first), words);
 }
 
-// --- Storing ---------------------------------------------------------------------------------
-
-// The vector that starts `offset` bytes into a step's floats.
-template <int Bytes, bool kStream>
-void store_floats(uint8_t *dst, int64_t offset, __m512i vector, Whole) {
-  store_vector(dst + offset, vector, kStream);
-}
-
-template <int Bytes, bool kStream>
-void store_floats(uint8_t *dst, int64_t offset, __m512i vector, Part part) {
-  const __mmask64 kept = first_bytes(part.count * Bytes - offset);
-  if (kept) _mm512_mask_storeu_epi8(dst + offset, kept, vector);
-}
+// --- Kernels ---------------------------------------------------------------------------------
 
 // `words` are the highest halves of the step's first or last 32 floats.
 template <int Bytes, bool kStream, class Share>
 void store_words(uint8_t *dst, int half, __m512i words, Share share) {
-  if constexpr (Bytes == 2) return store_floats<Bytes, kStream>(dst, 64 * half, words, share);
+  if constexpr (Bytes == 2) return store_vector<Bytes>(dst, 64 * half, words, share, kStream);
   for (int i = 0; i < Bytes / 2; ++i)
-    store_floats<Bytes, kStream>(dst, 32 * Bytes * half + 64 * i, widen<Bytes>(words, i), share);
+    store_vector<Bytes>(dst, 32 * Bytes * half + 64 * i, widen<Bytes>(words, i), share, kStream);
 }
-
-// --- Kernels ---------------------------------------------------------------------------------
 
 template <int Bits, int Size, int Bytes, bool kStream>
 struct Decoder {

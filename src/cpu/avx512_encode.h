@@ -4,65 +4,18 @@
 #ifndef DLFP4_SRC_CPU_AVX512_ENCODE_H_
 #define DLFP4_SRC_CPU_AVX512_ENCODE_H_
 
-#include <string.h>
-
 #include "../numerics.h"
 #include "avx512_codes.h"
+#include "avx512_floats.h"
 #include "kernels.h"
 
 namespace dlfp4 {
 namespace {
 
-// --- Sources: 64 floats as float32 -----------------------------------------------------------
-
 constexpr int kSmallerMagnitude = 0x0A;  // of _mm512_range_ps: the smaller magnitude, without a sign
-
-struct Floats {
-  __m512 part[4];
-};
-
-// Bytes [offset, offset + 64) of a step that starts at `src`, with zeros beyond a part's bytes.
-__m512i load_vector(const uint8_t *src, int64_t offset, int, Whole) { return _mm512_loadu_si512(src + offset); }
-__m512i load_vector(const uint8_t *src, int64_t offset, int bytes, Part part) {
-  const __mmask64 kept = first_bytes(part.count * bytes - offset);
-  return kept ? _mm512_maskz_loadu_epi8(kept, src + offset) : _mm512_setzero_si512();
-}
-
-// Rounded to odd: towards zero, then the last bit is set unless that was exact. A later rounding to fewer bits sees
-// what it would see in the double.
-__m256 round_to_odd(__m512d value) {
-  const __m256 rounded = _mm512_cvt_roundpd_ps(value, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
-  const __mmask8 inexact = _mm512_cmp_pd_mask(_mm512_cvtps_pd(rounded), value, _CMP_NEQ_UQ);
-  const __m256i bits = _mm256_castps_si256(rounded);
-  return _mm256_castsi256_ps(_mm256_mask_or_epi32(bits, inexact, bits, _mm256_set1_epi32(1)));
-}
-
-// A row's 64 floats at `src`. bfloat16 and float16 widen exactly.
-template <int Src, class Share>
-Floats load_floats(const uint8_t *src, Share share) {
-  Floats floats;
-  if constexpr (Src == DLFP4_float32) {
-    for (int i = 0; i < 4; ++i) floats.part[i] = _mm512_castsi512_ps(load_vector(src, 64 * i, 4, share));
-  } else if constexpr (Src == DLFP4_float64) {
-    for (int i = 0; i < 4; ++i) {
-      const __m256 low = round_to_odd(_mm512_castsi512_pd(load_vector(src, 128 * i, 8, share)));
-      const __m256 high = round_to_odd(_mm512_castsi512_pd(load_vector(src, 128 * i + 64, 8, share)));
-      floats.part[i] = _mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1);
-    }
-  } else {
-    for (int i = 0; i < 4; ++i) {
-      const __m512i words = load_vector(src, 64 * (i / 2), 2, share);
-      const __m256i half = i % 2 ? _mm512_extracti64x4_epi64(words, 1) : _mm512_castsi512_si256(words);
-      floats.part[i] = Src == DLFP4_float16 ? _mm512_cvtph_ps(half)
-                                            : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
-    }
-  }
-  return floats;
-}
+constexpr int kAnyInfinity = 0x18;       // of _mm512_fpclass_ps_mask
 
 // --- Rules -----------------------------------------------------------------------------------
-
-constexpr uint32_t kFloatInfinity = 0x7F800000, kFloatNan = 0x7FC00000, kFloatSign = 0x80000000;
 
 constexpr uint8_t code_of_float(Format to, uint32_t bits, Round round) {
   return static_cast<uint8_t>(convert(kFormats[DLFP4_float32], to, bits, round, {0, 0, 0}));
@@ -117,7 +70,7 @@ constexpr void make_rule(Format f, Round round, EncodeRule *rule) {
 // The quantum, as a power of two: half of the smallest subnormal, which every midpoint of two values is a multiple of.
 constexpr int quantum(Format f) { return smallest_normal_exponent(f) - f.mantissa - 1; }
 
-// The largest finite value in halves of a quantum, or more than any table has where it is not clamped to.
+// The largest finite value in halves of a quantum; more than any table has where not all beyond is clamped to it.
 constexpr int largest_sum(Format f) {
   const int exponent = largest_exponent(f) - quantum(f) + 1;
   if (f.specials != DLFP4_FINITE || exponent > 8) return 1 << 16;
@@ -182,6 +135,9 @@ constexpr Rules<Rule> make_rules(Format f) {
   return rules;
 }
 
+template <class Rule, int Row>
+constexpr Rules<Rule> kRules = make_rules<Rule>(kFormats[Row]);
+
 // --- Bytes of 64 floats ----------------------------------------------------------------------
 
 template <int Byte>
@@ -208,24 +164,10 @@ __m512i sign_bits(const Floats &floats) {
   return _mm512_and_si512(signs, _mm512_set1_epi8(static_cast<char>(1 << (Bits - 1))));
 }
 
-template <class Test>
-__mmask64 test_floats(const Floats &floats, Test test) {
-  __mmask64 result = 0;
-  for (int i = 0; i < 4; ++i) result |= static_cast<__mmask64>(test(floats.part[i])) << 16 * i;
-  return result;
-}
-
-bool has_nan(const Floats &floats) {
-  return _mm512_cmp_ps_mask(floats.part[0], floats.part[1], _CMP_UNORD_Q) |
-         _mm512_cmp_ps_mask(floats.part[2], floats.part[3], _CMP_UNORD_Q);
-}
-
-__mmask64 find_nans(const Floats &floats) {
-  return test_floats(floats, [](__m512 x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q); });
-}
+__mmask64 find_nans(const Floats &floats) { return test_floats(floats, nans_of); }
 
 __mmask64 find_infinities(const Floats &floats) {
-  return test_floats(floats, [](__m512 x) { return _mm512_fpclass_ps_mask(x, 0x18); });
+  return test_floats(floats, [](__m512 x) { return _mm512_fpclass_ps_mask(x, kAnyInfinity); });
 }
 
 __m512i put_special(__m512i codes, __mmask64 where, __m512i signs, Special special) {
@@ -239,7 +181,6 @@ __m512i put_nans(__m512i codes, const Floats &floats, __m512i signs, Special nan
   return __builtin_expect(has_nan(floats), 0) ? put_special(codes, find_nans(floats), signs, nan) : codes;
 }
 
-__m512i all(uint32_t value) { return _mm512_set1_epi32(static_cast<int>(value)); }
 __m512 all_floats(uint32_t bits) { return _mm512_castsi512_ps(all(bits)); }
 
 // --- Encoders --------------------------------------------------------------------------------
@@ -345,7 +286,7 @@ __attribute__((noinline)) void encode(const CodesOf &codes_of, const uint8_t *sr
   const CodesOf local = codes_of;
   in_steps(count, [&](int64_t first, auto share) {
     prefetch<kCodes * kSrcBytes>(src + first * kSrcBytes, share);
-    const Floats floats = load_floats<Src>(src + first * kSrcBytes, share);
+    const Floats floats = load_floats<Src>(src + first * kSrcBytes, share, round_to_odd);
     store_codes<DstBits>(dst + first * DstBits / 8, local(floats), share, streams);
   });
 }
@@ -362,18 +303,16 @@ template <int Src, int Dst, bool kPacked>
 void encode_rows(const uint8_t *src, uint8_t *dst, int64_t count, const Mode &mode) {
   constexpr Format kTo = kFormats[Dst];
   constexpr int kBits = kTo.bits, kDstBits = kPacked ? kBits : 8, kSums = largest_sum(kTo) + 1;
+  const Subnormals subnormals(Src == DLFP4_float64);
   const int index = mode_index(mode.rounding, mode.saturate);
   if constexpr (kTo.specials == DLFP4_E8M0) {
-    static constexpr auto kRules = make_rules<PowerRule>(kTo);
-    encode_runs<Src, kDstBits>(PowerEncoder(kRules.rule[index]), src, dst, count);
+    encode_runs<Src, kDstBits>(PowerEncoder(kRules<PowerRule, Dst>.rule[index]), src, dst, count);
   } else if constexpr (kSums <= 256) {
     constexpr int kSize = kSums <= 64 ? 64 : 256;
-    static constexpr auto kRules = make_rules<GridRule<kSize>>(kTo);
-    encode_runs<Src, kDstBits>(GridEncoder<kBits, kSize>(kRules.rule[index]), src, dst, count);
+    encode_runs<Src, kDstBits>(GridEncoder<kBits, kSize>(kRules<GridRule<kSize>, Dst>.rule[index]), src, dst, count);
   } else {
-    static constexpr auto kRules = make_rules<EncodeRule>(kTo);
     constexpr bool kSignsZeros = kTo.specials != DLFP4_FNUZ;
-    const EncodeRule &rule = kRules.rule[index];
+    const EncodeRule &rule = kRules<EncodeRule, Dst>.rule[index];
     if (mode.rounding == DLFP4_NEAREST_EVEN)
       encode_runs<Src, kDstBits>(Encoder<kBits, kSignsZeros, DLFP4_NEAREST_EVEN>(rule), src, dst, count);
     else if (mode.rounding == DLFP4_NEAREST_AWAY)

@@ -34,7 +34,8 @@ void fill_table(int src, int dst, const Mode &mode, uint8_t *table) {
 }
 
 // Who does not come first, and does not find it ready, uses a table of its own: nobody waits, not even a forked child.
-const uint8_t *find_table(RecodeTable *table, int src, int dst, const Mode &mode, uint8_t *own) {
+__attribute__((noinline)) const uint8_t *find_table(RecodeTable *table, int src, int dst, const Mode &mode,
+                                                    uint8_t *own) {
   if (__atomic_load_n(&table->state, __ATOMIC_ACQUIRE) == kReady) return table->code;
   fill_table(src, dst, mode, own);
   int empty = kEmpty;
@@ -47,8 +48,7 @@ const uint8_t *find_table(RecodeTable *table, int src, int dst, const Mode &mode
 
 // --- Kernels ---------------------------------------------------------------------------------
 
-// What a part has beyond its count is looked up too, or is a spare bit: it is cleared, for a packed byte's spare bits
-// must be zero.
+// A part's codes beyond its count are what a zero or a spare bit looks up: cleared, for spare bits written are zero.
 __m512i clear_beyond(__m512i codes, Whole) { return codes; }
 __m512i clear_beyond(__m512i codes, Part part) { return _mm512_maskz_mov_epi8(first_bytes(part.count), codes); }
 
@@ -62,15 +62,20 @@ __attribute__((noinline)) void recode(const uint8_t *table, const uint8_t *src, 
   });
 }
 
+template <int SrcBits, int DstBits, int Size>
+__attribute__((noinline)) void recode_runs(const uint8_t *table, const uint8_t *src, uint8_t *dst, int64_t count) {
+  in_runs<SrcBits, DstBits>(src, dst, count, [=](const uint8_t *from, uint8_t *to, int64_t elements, bool streams) {
+    recode<SrcBits, DstBits, Size>(table, from, to, elements, streams);
+  });
+}
+
 template <int Src, bool kSrcPacked, int Dst, bool kDstPacked>
 void recode_rows(const uint8_t *src, uint8_t *dst, int64_t count, const Mode &mode) {
   constexpr int kSrcBits = kSrcPacked ? kFormats[Src].bits : 8, kDstBits = kDstPacked ? kFormats[Dst].bits : 8;
   alignas(64) uint8_t own[256];
   RecodeTable *table = &recode_tables<Src, Dst>[mode_index(mode.rounding, mode.saturate)];
   const uint8_t *codes = find_table(table, Src, Dst, mode, own);
-  in_runs<kSrcBits, kDstBits>(src, dst, count, [=](const uint8_t *from, uint8_t *to, int64_t elements, bool streams) {
-    recode<kSrcBits, kDstBits, (kFormats[Src].bits < 8 ? 64 : 256)>(codes, from, to, elements, streams);
-  });
+  recode_runs<kSrcBits, kDstBits, (kFormats[Src].bits < 8 ? 64 : 256)>(codes, src, dst, count);
 }
 
 template <int SrcBits, int DstBits>

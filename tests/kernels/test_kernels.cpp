@@ -4,6 +4,9 @@
 #include <sys/wait.h>
 
 #include "support.h"
+#ifdef __SSE2__
+#include <immintrin.h>
+#endif
 
 namespace dlfp4 {
 namespace {
@@ -301,6 +304,57 @@ void test_stochastic_mean(double fraction) {
   check(error * error <= 25 * count * fraction * (1 - fraction), "stochastic mean", level_name);
 }
 
+// Programs may have the processor take subnormals for zeros; results do not depend on it.
+void test_flushing(Type src, Type dst) {
+#ifdef __SSE2__
+  const unsigned control = _mm_getcsr();
+  _mm_setcsr(control | 0x8040);
+  test_modes(src, dst);
+  check((_mm_getcsr() | 0x3F) == (control | 0x8040 | 0x3F), "flushing", "the processor's modes have changed");
+  _mm_setcsr(control);
+#else
+  (void)src, (void)dst;
+#endif
+}
+
+// Output too large for any cache, where kernels may write past the caches: repetitions of a short run.
+void test_large(Type src, Type dst, int64_t offset) {
+  const int64_t period = 4096, repeats = (int64_t{80} << 20) / bytes_for(dst, period);
+  const int64_t count = period * repeats + 77, src_bytes = bytes_for(src, period), dst_bytes = bytes_for(dst, period);
+  const Case c = {src, dst, mode_numbered(1)};
+  uint8_t *from = static_cast<uint8_t *>(malloc(static_cast<size_t>(src_bytes * (repeats + 1))));
+  uint8_t *to = static_cast<uint8_t *>(aligned_alloc(64, static_cast<size_t>(dst_bytes * (repeats + 1)) + 64));
+  fill(src, dst.row, from, period);
+  reference_run(c, from, image, period);
+  for (int64_t i = 1; i <= repeats; ++i) memcpy(from + i * src_bytes, from, static_cast<size_t>(src_bytes));
+  bool good = convert_run(c, from, to + offset, count) == DLFP4_OK;
+  for (int64_t i = 0; i <= repeats; ++i) {
+    const int64_t bytes = i < repeats ? dst_bytes : bytes_for(dst, 76);  // whole bytes of the last, short repetition
+    good = good && memcmp(to + offset + i * dst_bytes, image, static_cast<size_t>(bytes)) == 0;
+  }
+  report(good, "large", c, count);
+  free(from);
+  free(to);
+}
+
+void test_large_runs() {
+  const Type f32 = {DLFP4_float32, false}, bf16 = {DLFP4_bfloat16, false}, e4m3 = {DLFP4_float8_e4m3fn, false};
+  const Type e5m2 = {DLFP4_float8_e5m2, false}, fp6 = {DLFP4_float6_e3m2fn, true}, fp4 = {DLFP4_float4_e2m1fn, true};
+  const Type padded_fp4 = {DLFP4_float4_e2m1fn, false};
+  dlfp4_set_num_threads(1);
+  for (int64_t offset : {0, 3, 16}) {
+    test_large(e4m3, f32, offset);
+    test_large(fp4, f32, offset);
+    test_large(fp6, bf16, offset);
+    test_large(bf16, e4m3, offset);
+    test_large(bf16, f32, offset);
+    test_large(e4m3, e5m2, offset);
+    test_large(fp6, e4m3, offset);
+    test_large(padded_fp4, fp4, offset);
+  }
+  dlfp4_set_num_threads(0);
+}
+
 void test_errors() {
   int64_t shape[] = {4}, other[] = {5}, strides[] = {1};
   const Type f32 = {DLFP4_float32, false}, i32 = {DLFP4_int32, false};
@@ -344,11 +398,13 @@ void test_level(const char *name) {
   each_pair(test_lengths);
   each_pair(test_offsets);
   each_pair(test_modes);
+  each_pair(test_flushing);
   each_pair(test_all_codes);
   each_pair(test_in_place);
   each_pair(test_threads);
   for (int round = 0; round < 40; ++round) each_pair(test_strided);
   each_pair(test_threaded_rows);
+  test_large_runs();
   for (int row = 0; row < DLFP4_NUM_DTYPES; ++row) test_round_trip(row);
   for (double fraction : {0.0, 0.03, 0.5, 0.9, 1e-12}) test_stochastic_mean(fraction);
   printf("%s: %ld checks, %ld failures\n", name, checks, failures);

@@ -1,0 +1,162 @@
+"""Each level of instruction sets converts as the scalar kernels do, bit by bit; one that is not there is refused."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from .capsules import run_python
+
+LEVELS = ["scalar", "avx2", "avx512", "neon"]
+X86 = platform.machine().lower() in ("x86_64", "amd64")
+FOREIGN = ["neon"] if X86 else ["avx2", "avx512"]
+
+
+def start(level, code="import dlfp4; print(dlfp4.cpu_isa())"):
+    env = {**os.environ, "DLFP4_ISA": level}
+    return subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, env=env, check=False)
+
+
+@pytest.fixture(scope="module")
+def available():
+    return [level for level in LEVELS if start(level).stdout.strip() == level]
+
+
+# ---- equal bits ----------------------------------------------------------------------------------------------------
+
+# Prints a digest for each conversion: all pairs, packed and padded on either side, all modes; a long run and short ones
+# that start anywhere, of 0 to 130 elements in one mode, of some lengths in the others.
+DIGESTS = """
+import hashlib, json
+import numpy as np
+import dlfp4
+import reference
+from capsules import Made
+from reference import BITS, FLOATS, ROUNDINGS
+
+dlfp4.set_num_threads(1)
+MODES = [(r, s) for r in [*ROUNDINGS, "stochastic"] for s in (False, True)]
+
+def places(name):
+    return (True, False) if BITS[name] < 8 else (False,)
+
+def codes_for(name):
+    if BITS[name] <= 8:
+        return np.random.default_rng(1).integers(0, 1 << BITS[name], 5003, dtype=np.uint8)
+    if BITS[name] == 16:
+        return np.arange(1 << 16, dtype=np.uint16)
+    values = [reference.hard_values(target, name) for target in reference.LOW]
+    return reference.codes_of(np.concatenate([*values, reference.random_codes(name, 5003)]))
+
+def memory_of(codes, name, packed):
+    if packed:
+        return np.frombuffer(reference.packed_bytes(codes, BITS[name]), np.uint8)
+    garbage = 0xFF & ~((1 << BITS[name]) - 1) if BITS[name] < 8 else 0
+    return (codes | codes.dtype.type(garbage)).view(np.uint8)
+
+def size_of(count, name, packed):
+    return -(-count * BITS[name] // 8) if packed else count * (-(-BITS[name] // 8))
+
+def tensor_of(memory, count, name, packed):
+    if not packed:
+        return memory[:size_of(count, name, False)].view(reference.dtype_of(name))
+    return dlfp4.from_dlpack(Made(memory, dtype=name, shape=(count,), strides=(1,)).capsule)
+
+def convert(memory, start, count, source, packed, target, packs, options):
+    size = size_of(count, target, packs)
+    source = tensor_of(memory[start:] if count else memory, count, source, packed)
+    out = reference.misaligned(size + 2, count % 61, 0xA5)
+    result = tensor_of(out[1:], count, target, packs)
+    dlfp4.cast(source, target, out=result, **options)
+    assert out[0] == out[-1] == 0xA5
+    return out.tobytes()
+
+def digest(source, packed, target, packs, rounding, saturate):
+    options = {"rounding": rounding, "saturate": saturate, "seed": 9 if rounding == "stochastic" else None}
+    codes = CODES[source]
+    memory = memory_of(codes, source, packed)
+    found = hashlib.sha256(convert(memory, 0, len(codes), source, packed, target, packs, options))
+    every = rounding == "nearest_even" and saturate
+    for count in range(131) if every else (1, 15, 33, 63, 129):
+        start = count % 7 * (3 if packed else max(BITS[source] // 8, 1))
+        found.update(convert(memory, start, count, source, packed, target, packs, options))
+    return found.hexdigest()
+
+CODES = {name: codes_for(name) for name in FLOATS}
+print(dlfp4.cpu_isa())
+print(json.dumps({
+    f"{source}{' packed' * packed} to {target}{' packed' * packs}, {rounding}, saturate={saturate}":
+        digest(source, packed, target, packs, rounding, saturate)
+    for source in FLOATS for packed in places(source) for target in FLOATS for packs in places(target)
+    for rounding, saturate in MODES
+}))
+"""
+
+
+def digests(level):
+    env = pytest.MonkeyPatch()
+    with env.context() as context:
+        context.setenv("DLFP4_ISA", level)
+        used, found = run_python(DIGESTS, timeout=300).splitlines()
+    assert used == level
+    return json.loads(found)
+
+
+@pytest.fixture(scope="module")
+def scalar():
+    return digests("scalar")
+
+
+@pytest.mark.parametrize("level", LEVELS[1:])
+def test_equal_to_scalar(level, available, scalar):
+    if level not in available:
+        pytest.skip(f"{level} is not there")
+    found = digests(level)
+    assert len(found) == 18 * 18 * 8
+    wrong = [conversion for conversion in scalar if found[conversion] != scalar[conversion]]
+    assert not wrong, f"{len(wrong)} of {len(found)}: {wrong[:10]}"
+
+
+def test_digests_tell_modes_and_types_apart(scalar):
+    assert len(set(scalar.values())) > 1000
+    nearest = [scalar[f"float32 to float4_e2m1fn packed, {rounding}, saturate=True"] for rounding in
+               ("nearest_even", "nearest_away", "toward_zero", "stochastic")]  # fmt: skip
+    assert len(set(nearest)) == 4
+
+
+# ---- which level ---------------------------------------------------------------------------------------------------
+
+
+def test_the_level_is_one_of_those_there_are(available):
+    assert "scalar" in available
+    assert not set(FOREIGN) & set(available)
+    assert start("").stdout.strip() in available  # empty: as if it were not set
+    fastest = next(level for level in ("avx512", "avx2", "neon", "scalar") if level in available)
+    assert start("").stdout.strip() == fastest
+
+
+def assert_refused(level):
+    done = start(level)
+    assert done.returncode == 1, f"exit code {done.returncode}: {done.stdout} {done.stderr}"
+    error = done.stderr.strip().splitlines()[-1]
+    assert error.startswith(("ImportError:", "RuntimeError:"))
+    assert "DLFP4_ISA" in error
+    assert level in error
+    assert "scalar" in error.replace(level, "")  # what there is
+
+
+@pytest.mark.parametrize(
+    "level", ["nonsense", "AVX512", "scalar ", "avx51", "avx5122", "\N{LATIN SMALL LETTER E WITH ACUTE}"]
+)
+def test_an_unknown_level_is_refused(level):
+    assert_refused(level)
+
+
+def test_a_missing_level_is_refused(available):
+    missing = [level for level in LEVELS if level not in available]
+    assert missing
+    for level in missing:
+        assert_refused(level)
