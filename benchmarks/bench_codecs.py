@@ -219,8 +219,8 @@ def values(side: Side, elements: int) -> Any:
     return np.resize(block.astype(side.dtype), elements)
 
 
-def make_group(libs: Libraries, src: Side, dst: Side, elements: int, threads: int) -> Group:
-    """All who convert the pair."""
+def make_group(libs: Libraries, src: Side, dst: Side, elements: int, threads: int, peers: list[str]) -> Group:
+    """All who convert the pair, of the peers those that are wanted."""
     x = values(src, elements)
     source = dlfp4.pack(x) if src.packed else dlfp4.asarray(x)
     out = dlfp4.empty((elements,), dst.dtype, packed=dst.packed)
@@ -237,14 +237,14 @@ def make_group(libs: Libraries, src: Side, dst: Side, elements: int, threads: in
         "ml_dtypes": libs.ml_dtypes_case(src, dst, x),
         "numba": libs.numba_case(src, dst, x, threads),
     }
-    group.peers = {name: case for name, case in candidates.items() if case}
+    group.peers = {name: case for name, case in candidates.items() if case and name in peers}
     return group
 
 
 def measure(libs: Libraries, pair: tuple[Side, Side], elements: int, threads: int, options: Any) -> Group:
     """One pair, all libraries in turn."""
     libs.set_threads(threads)
-    group = make_group(libs, *pair, elements, threads)
+    group = make_group(libs, *pair, elements, threads, options.peers)
     rounds = max(3, options.rounds // 8) if elements >= LARGE else options.rounds
     harness.measure([group.ours, group.limit, *group.peers.values()], rounds, options.slice_ms)
     for case in (group.ours, group.limit, *group.peers.values()):
@@ -326,6 +326,9 @@ def main() -> None:
     parser.set_defaults(rounds=41, slice_ms=1.0)
     parser.add_argument("--sizes", type=list_of(parse_size), default="16,4Ki,1Mi,64Mi", help="elements: %(default)s")
     parser.add_argument("--threads", type=list_of(int), default="1,0", help="0 is all cores (default: %(default)s)")
+    parser.add_argument(
+        "--peers", type=lambda text: text.split(","), default=",".join(COLUMNS), help="columns (default: %(default)s)"
+    )
     parser.add_argument("--list", action="store_true", help="print the pairs and stop")
     options = parser.parse_args()
     pairs = [pair for pair in PAIRS if options.only in f"{pair[0]} -> {pair[1]}"]

@@ -3,6 +3,7 @@
 """The core of dlfp4: one extension, whose parts follow the data from the producer to the consumer."""
 import math
 import operator
+import os
 import sys
 import threading
 
@@ -23,7 +24,7 @@ from cpython.number cimport PyIndex_Check, PyNumber_AsSsize_t
 from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
 from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF, PyObject
 from libc.stdint cimport INT64_MAX, int8_t, int32_t, int64_t, uint64_t, uintptr_t
-from libc.string cimport memcmp, memcpy, memset
+from libc.string cimport memcmp, memcpy, memset, strncmp
 
 from dlfp4._dlpack cimport *
 from dlfp4._kernels cimport *

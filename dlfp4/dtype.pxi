@@ -78,7 +78,9 @@ cdef str name_of_argument(dtype):
     if isinstance(dtype, str):
         return dtype
     if isinstance(dtype, np.dtype):
-        return dtype.name
+        return dtype.name if dtype.isnative else dtype.str
+    if dtype is None:   # numpy.dtype(None) is float64
+        return "None"
     if type(dtype).__module__ == "torch":   # torch.float8_e4m3fn; FP4 is named after its pairs there
         return str(dtype).removeprefix("torch.").removesuffix("_x2")
     if isinstance(getattr(dtype, "dtype", None), np.dtype):  # jax.numpy.float32 and its like

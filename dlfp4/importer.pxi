@@ -147,7 +147,7 @@ cdef int refuse_capsule(object capsule) except -1:
     if name == NULL:
         PyErr_Clear()
     shown = "no name" if name == NULL else f"the name {name.decode(errors='replace')!r}"
-    used = name != NULL and name[:5] == b"used_"
+    used = name != NULL and strncmp(name, "used_", 5) == 0
     raise BufferError(f"the capsule has {shown}; expected 'dltensor_versioned' or 'dltensor'"
                       + ("; it was consumed before: ask the producer for a new one" if used else ""))
 

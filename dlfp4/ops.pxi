@@ -84,15 +84,23 @@ cdef dict ROUNDINGS = {
 
 
 cdef int fill_options(dlfp4_convert_options *options, rounding, saturate, seed) except -1:
-    options.rounding = ROUNDINGS.get(rounding, NO_ROUNDING)
-    if options.rounding == NO_ROUNDING:
+    cdef int mode = ROUNDINGS.get(rounding, NO_ROUNDING)
+    if mode == NO_ROUNDING:
         raise ValueError(f"rounding={rounding!r}: expected one of {', '.join(ROUNDINGS)}")
-    if (seed is not None) != (options.rounding == DLFP4_STOCHASTIC):
-        raise ValueError(f"seed={seed!r} with rounding={rounding!r}: stochastic rounding needs a seed (an integer "
-                         f"below 2**64), the others take none")
+    if (seed is not None) != (mode == DLFP4_STOCHASTIC):
+        raise ValueError(f"seed={seed!r} with rounding={rounding!r}: stochastic rounding needs a seed, the others take "
+                         f"none")
+    options.rounding = <dlfp4_rounding> mode
     options.saturate = bool(saturate)
-    options.seed = 0 if seed is None else seed
+    options.seed = 0 if seed is None else parse_seed(seed)
     return 0
+
+
+cdef uint64_t parse_seed(seed) except? 0:
+    number = operator.index(seed)
+    if not 0 <= number < 1 << 64:
+        raise ValueError(f"seed={seed}: expected an integer from 0 to 2**64 - 1")
+    return number
 
 
 cdef Tensor prepare_out(out, Tensor source, int row):
@@ -153,15 +161,17 @@ def cast(x, dtype, *, rounding="nearest_even", saturate=True, packed=True, seed=
     rounding : {"nearest_even", "nearest_away", "toward_zero", "stochastic"}
         "nearest_away" sends ties away from zero; "stochastic" rounds up with the probability of the distance.
     saturate : bool
-        True: finite values and infinities beyond the range become the largest finite value; NaN stays NaN where
-        `dtype` has one, and becomes the largest finite value where it has none (FP4, FP6). float8_e8m0fnu: zero and
-        all below 2**-127 give 2**-127, negative values NaN. False: what ``ml_dtypes``' ``astype`` does.
+        For results of 8 bits and fewer. True: finite values and infinities beyond the range become the largest finite
+        value; NaN stays NaN where `dtype` has one, and becomes the largest finite value where it has none (FP4, FP6).
+        float8_e8m0fnu: zero and all below 2**-127 give 2**-127, negative values NaN. False: what ``ml_dtypes``'
+        ``astype`` does. Wider results overflow to infinity either way.
     packed : bool
         For results below 8 bits: several elements a byte (True), the first in the low bits, or one a byte (False).
     seed : int, optional
         For "stochastic", below 2**64: the result depends on it and on each element's row-major index alone.
     out : producer, optional
-        Writable memory of the result's shape and dtype, packed or padded; `x` itself where the sizes are equal.
+        Writable memory of the result's shape and dtype, packed or padded; `x` itself where the sizes are equal. The
+        last byte of packed memory is written whole, its spare bits as zero.
     stream : None
         For device memory, which this version does not convert.
 
@@ -273,6 +283,18 @@ cdef Tensor repack(x, bint padded, out):
 
 
 # ---- The machine
+
+cdef int check_isa() except -1:
+    """DLFP4_ISA may ask for an instruction set that is not there; no kernel may run then."""
+    if dlfp4_isa() == NULL:
+        levels = [name for name in ("avx512", "avx2", "neon", "scalar") if dlfp4_set_isa(name.encode()) == DLFP4_OK]
+        raise ImportError(f"DLFP4_ISA={os.environ.get('DLFP4_ISA')!r}: this machine and this build of dlfp4 have "
+                          f"{', '.join(levels)}; set one of these, or unset it for the fastest")
+    return 0
+
+
+check_isa()
+
 
 def cpu_isa():
     """The instruction set of the host kernels in use: "scalar", "avx2", "avx512" or "neon"."""

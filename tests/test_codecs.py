@@ -13,6 +13,7 @@ from .reference import (
     BITS,
     FLOATS,
     LOW,
+    OLD_E8M0,
     PAIRS,
     SPECIAL,
     WIDE,
@@ -48,6 +49,8 @@ def agree(array, got, expected):
 
 @pytest.mark.parametrize("name", [name for name in FLOATS if BITS[name] <= 32])
 def test_the_reference_is_ml_dtypes_without_saturation(name):
+    if name == "float8_e8m0fnu" and OLD_E8M0:
+        pytest.skip("this ml_dtypes sends ties of float8_e8m0fnu to the even code")
     values = hard_values(name)
     if BITS[name] > 8:
         values = values[~np.isnan(values)]  # payloads are not the reference's business

@@ -13,7 +13,7 @@ import pytest
 
 import dlfp4
 
-from .reference import LOW, codec, codes_of
+from .reference import LOW, OLD_E8M0, codec, codes_of
 
 pytestmark = pytest.mark.slow
 
@@ -87,6 +87,8 @@ def one_thread():
 @pytest.mark.parametrize("name", CHOSEN)
 @pytest.mark.usefixtures("one_thread")
 def test_every_float32(name):
+    if name == "float8_e8m0fnu" and OLD_E8M0:
+        pytest.skip("this ml_dtypes sends ties of float8_e8m0fnu to the even code")
     target, started = codec(name), time.perf_counter()
     tally, count = Tally(target), np.arange(CHUNK, dtype=np.uint32)
     with np.errstate(all="ignore"):
