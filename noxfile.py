@@ -145,7 +145,8 @@ def sanitize(session: nox.Session) -> None:
         "ASAN_OPTIONS": "detect_leaks=0",  # the interpreter itself leaves memory behind
         "PYTHONMALLOC": "malloc",  # so that every object has its own red zones
     }
-    session.run("pytest", *session.posargs, env=env)
+    # Reports come from below Python and end the process: they must get past pytest's capture.
+    session.run("pytest", "--capture=sys", *session.posargs, env=env)
 
 
 @nox.session

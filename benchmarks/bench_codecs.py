@@ -219,8 +219,9 @@ def values(side: Side, elements: int) -> Any:
     return np.resize(block.astype(side.dtype), elements)
 
 
-def make_group(libs: Libraries, src: Side, dst: Side, elements: int, threads: int, peers: list[str]) -> Group:
+def make_group(libs: Libraries, pair: tuple[Side, Side], elements: int, threads: int, peers: list[str]) -> Group:
     """All who convert the pair, of the peers those that are wanted."""
+    src, dst = pair
     x = values(src, elements)
     source = dlfp4.pack(x) if src.packed else dlfp4.asarray(x)
     out = dlfp4.empty((elements,), dst.dtype, packed=dst.packed)
@@ -244,7 +245,7 @@ def make_group(libs: Libraries, src: Side, dst: Side, elements: int, threads: in
 def measure(libs: Libraries, pair: tuple[Side, Side], elements: int, threads: int, options: Any) -> Group:
     """One pair, all libraries in turn."""
     libs.set_threads(threads)
-    group = make_group(libs, *pair, elements, threads, options.peers)
+    group = make_group(libs, pair, elements, threads, options.peers)
     rounds = max(3, options.rounds // 8) if elements >= LARGE else options.rounds
     harness.measure([group.ours, group.limit, *group.peers.values()], rounds, options.slice_ms)
     for case in (group.ours, group.limit, *group.peers.values()):

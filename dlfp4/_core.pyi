@@ -115,7 +115,7 @@ def cast(
     rounding: _Rounding = "nearest_even",
     saturate: bool = True,
     packed: bool = True,
-    seed: int | None = None,
+    seed: SupportsIndex | None = None,
     out: _Elements | None = None,
     stream: None = None,
 ) -> Tensor: ...

@@ -90,10 +90,16 @@ cdef str name_of_argument(dtype):
 
 cdef int row_of_argument(dtype) except NO_ROW:
     """The row of a caller's dtype argument; TypeError where it names no type that dlfp4 carries."""
+    cdef int row = NO_ROW
+    # A numpy.dtype is found by number: those of ml_dtypes all hash alike, which would make the dictionary slow.
+    if isinstance(dtype, cnp.dtype) and 0 <= (<cnp.dtype> dtype).type_num < NUM_NUMPY_TYPES and dtype.isnative:
+        row = ROW_OF_NUMPY[(<cnp.dtype> dtype).type_num]
+    if row != NO_ROW:
+        return row
     cached = ROW_OF_ARGUMENT.get(dtype)
     if cached is not None:
         return cached
-    cdef int row = row_of_name(name_of_argument(dtype))
+    row = row_of_name(name_of_argument(dtype))
     if row == NO_ROW:
         raise TypeError(f"dtype {dtype!r} is not one that dlfp4 carries; "
                         f"expected one of {', '.join(d.name for d in DTYPES)}")

@@ -31,7 +31,7 @@ cdef const DLPackExchangeAPI *read_table(object capsule) except? NULL:
     """The newest table of our major version behind a capsule, or NULL where there is none to use."""
     cdef const DLPackExchangeAPIHeader *header
     cdef const DLPackExchangeAPI *api
-    if not PyCapsule_IsValid(capsule, "dlpack_exchange_api"):
+    if not PyCapsule_CheckExact(capsule) or not PyCapsule_IsValid(capsule, "dlpack_exchange_api"):
         return NULL
     header = <const DLPackExchangeAPIHeader *> PyCapsule_GetPointer(capsule, "dlpack_exchange_api")
     while header != NULL and header.version.major != DLPACK_MAJOR_VERSION:
@@ -70,7 +70,7 @@ cdef Producer *add_producer(PyTypeObject *type) except? NULL:
     cdef int k
     capsule = vars(<object> type).get("__dlpack_c_exchange_api__")
     row.type = type
-    row.api = NULL if capsule is None else read_table(capsule)
+    row.api = read_table(capsule)
     if row.api == NULL:
         return NULL
     add_guards(&row)

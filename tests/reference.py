@@ -7,6 +7,9 @@ holds exactly for all types of at most 32 bits.
 
 import ctypes
 import functools
+import os
+import subprocess
+import sys
 
 import ml_dtypes
 import numpy as np
@@ -71,10 +74,10 @@ class Codec:
         self.unsigned, self.fnuz = name == "float8_e8m0fnu", name.endswith("fnuz")
         self.sign = 0 if self.unsigned else 1 << (self.bits - 1)
         with np.errstate(all="ignore"):
-            nans = np.array([np.nan, -np.nan], np.float32).astype(self.dtype)
-        self.nans = codes_of(nans)  # of a positive and of a negative NaN, as ml_dtypes has them
-        self.has_nan = bool(np.isnan(nans.astype(np.float64)).all())
-        self.infinity = self._find_infinity()
+            ends = np.array([np.nan, -np.nan, np.inf], np.float32).astype(self.dtype)
+        self.nans = codes_of(ends[:2])  # of a positive and of a negative NaN, as ml_dtypes has them
+        self.has_nan = bool(np.isnan(ends[:2].astype(np.float64)).all())
+        self.infinity = int(codes_of(ends)[2]) if np.isinf(ends.astype(np.float64))[2] else None
         if self.bits == 32:
             self.largest, self.beyond = 0x7F7FFFFF, 2.0**128
         else:
@@ -83,10 +86,6 @@ class Codec:
             step = values[self.largest] - values[self.largest - 1]
             self.beyond = values[self.largest] * 2 if self.unsigned else values[self.largest] + step
             self.values = np.append(values[: self.largest + 1], self.beyond)
-
-    def _find_infinity(self):
-        code = native_cast(np.array([np.inf], np.float32), self.name)
-        return int(codes_of(code)[0]) if np.isinf(code.astype(np.float64))[0] else None
 
     def is_finite(self, codes):
         return np.isfinite(native_cast(of_codes(codes, self.name), "float64"))
@@ -180,6 +179,23 @@ def random_codes(name, count, seed=0):
     dtype = dtype_of(name)
     codes = rng.integers(0, 1 << BITS[name], count, dtype=np.uint64)
     return codes.astype(f"u{dtype.itemsize}").view(dtype)
+
+
+# ---- levels --------------------------------------------------------------------------------------------------------
+
+LEVELS = ["scalar", "avx2", "avx512", "neon"]
+
+
+def python_at(level, *arguments):
+    """A fresh interpreter at one level of instruction sets."""
+    command, env = [sys.executable, "-P", *arguments], {**os.environ, "DLFP4_ISA": level}
+    return subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+
+
+@functools.cache
+def available_levels():
+    ask = ("-c", "import dlfp4; print(dlfp4.cpu_isa())")
+    return [level for level in LEVELS if python_at(level, *ask).stdout.strip() == level]
 
 
 # ---- memory --------------------------------------------------------------------------------------------------------

@@ -14,7 +14,9 @@ from .capsules import PADDED, Made, compact, element_codes, run_python
 from .reference import (
     BITS,
     FLOATS_BELOW_8,
+    LEVELS,
     SUBBYTE,
+    available_levels,
     codec,
     codes_of,
     dtype_of,
@@ -341,5 +343,9 @@ print(done)
 """
 
 
-def test_no_byte_past_either_end():
+@pytest.mark.parametrize("level", LEVELS)
+def test_no_byte_past_either_end(level, monkeypatch):
+    if level not in available_levels():
+        pytest.skip(f"{level} is not there")
+    monkeypatch.setenv("DLFP4_ISA", level)
     assert int(run_python(GUARDED)) == 18 * 18 + len(SUBBYTE) * 4

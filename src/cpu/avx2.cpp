@@ -151,7 +151,7 @@ void unpack_codes(const uint8_t *src, uint8_t *dst, int64_t count, const Mode &)
   });
 }
 
-// --- Decoding -----------------------------------------------------------------------
+// --- Decoding --------------------------------------------------------------------------------
 
 struct Avx2 {
   using Bytes = __m256i;
@@ -243,7 +243,7 @@ void decode_codes(const uint8_t *src, uint8_t *dst, int64_t count, const Mode &)
   decode_steps<Src, kPacked, Dst, false>(src + body * kBits / 8, dst + body * kBytes, count - head - body);
 }
 
-// --- Encoding -----------------------------------------------------------------------
+// --- Encoding --------------------------------------------------------------------------------
 
 struct Floats {
   __m256 part[4];
