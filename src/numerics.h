@@ -50,13 +50,9 @@ DLFP4_RULE bool is_float(Format f) { return f.specials != DLFP4_NONE; }
 
 DLFP4_RULE int magnitude_bits(Format f) { return f.exponent + f.mantissa; }
 
-DLFP4_RULE uint64_t sign_bit(Format f, bool negative) {
-  return static_cast<uint64_t>(negative) << magnitude_bits(f);
-}
+DLFP4_RULE uint64_t sign_bit(Format f, bool negative) { return static_cast<uint64_t>(negative) << magnitude_bits(f); }
 
-DLFP4_RULE int smallest_normal_exponent(Format f) {
-  return f.specials == DLFP4_E8M0 ? -f.bias : 1 - f.bias;
-}
+DLFP4_RULE int smallest_normal_exponent(Format f) { return f.specials == DLFP4_E8M0 ? -f.bias : 1 - f.bias; }
 
 DLFP4_RULE uint64_t infinity_code(Format f) { return low_bits(f.exponent) << f.mantissa; }
 
@@ -66,16 +62,12 @@ DLFP4_RULE uint64_t largest_finite_code(Format f) {
   return f.specials == DLFP4_FN || f.specials == DLFP4_E8M0 ? all_ones - 1 : all_ones;
 }
 
-DLFP4_RULE int largest_exponent(Format f) {
-  return static_cast<int>(largest_finite_code(f) >> f.mantissa) - f.bias;
-}
+DLFP4_RULE int largest_exponent(Format f) { return static_cast<int>(largest_finite_code(f) >> f.mantissa) - f.bias; }
 
 // Whether every value of `from` is a value of `to`, an IEEE format.
 DLFP4_RULE bool holds_exactly(Format to, Format from) {
-  return to.specials == DLFP4_IEEE && to.mantissa >= from.mantissa &&
-         largest_exponent(to) >= largest_exponent(from) &&
-         smallest_normal_exponent(to) - to.mantissa <=
-             smallest_normal_exponent(from) - from.mantissa;
+  return to.specials == DLFP4_IEEE && to.mantissa >= from.mantissa && largest_exponent(to) >= largest_exponent(from) &&
+         smallest_normal_exponent(to) - to.mantissa <= smallest_normal_exponent(from) - from.mantissa;
 }
 
 // --- Decoding --------------------------------------------------------------------------------
@@ -157,8 +149,7 @@ DLFP4_RULE Draw draw_of(uint64_t seed, uint64_t index) {
 }
 
 DLFP4_RULE uint32_t random_word(const Draw &draw, uint32_t depth) {
-  return depth == 0 ? draw.first
-                    : philox(draw.seed, draw.index / 4, depth).word[draw.index % 4];
+  return depth == 0 ? draw.first : philox(draw.seed, draw.index / 4, depth).word[draw.index % 4];
 }
 
 // --- Rounding --------------------------------------------------------------------------------
@@ -187,8 +178,7 @@ DLFP4_RULE bool draws_below(uint64_t significand, int drop, const Draw &draw) {
 }
 
 // Whether significand / 2^drop, whose integer part is `kept`, rounds away from zero; drop > 0.
-DLFP4_RULE bool rounds_up(uint64_t significand, int drop, uint64_t kept, dlfp4_rounding rounding,
-                          const Draw &draw) {
+DLFP4_RULE bool rounds_up(uint64_t significand, int drop, uint64_t kept, dlfp4_rounding rounding, const Draw &draw) {
   if (rounding == DLFP4_TOWARD_ZERO) return false;
   if (rounding == DLFP4_STOCHASTIC) return draws_below(significand, drop, draw);
   if (drop > 64) return false;
@@ -291,8 +281,7 @@ DLFP4_RULE uint64_t encode_e8m0(Format f, const Value &value, Round round, const
   return rounded > largest ? overflow : rounded;
 }
 
-DLFP4_RULE uint64_t encode(Format f, const Value &value, NanRule rule, Round round,
-                           const Draw &draw) {
+DLFP4_RULE uint64_t encode(Format f, const Value &value, NanRule rule, Round round, const Draw &draw) {
   if (f.specials == DLFP4_E8M0) return encode_e8m0(f, value, round, draw);
   switch (value.kind) {
     case kFinite:

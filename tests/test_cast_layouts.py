@@ -250,6 +250,27 @@ def test_spare_bits_are_ignored_and_written_as_zero(name, count):
     assert out.tobytes() == clean + b"\xff"
 
 
+ODD = {
+    "reversed": lambda: values_of("float32", 7)[::-1],
+    "transposed": lambda: values_of("float32", 15).reshape(3, 5).T,
+    "rows apart": lambda: values_of("float32", 3 * 140).reshape(3, 140)[:, 3:70],
+    "every second": lambda: values_of("float32", 2001)[::2],
+    "broadcast": lambda: np.broadcast_to(values_of("float32", 9), (3, 9)),
+}
+
+
+@pytest.mark.parametrize("layout", ODD)
+@pytest.mark.parametrize("name", FLOATS_BELOW_8)
+def test_spare_bits_of_strided_inputs_are_zero(name, layout):
+    """Element by element or row by row, into memory full of ones; the byte behind is another's."""
+    values = ODD[layout]()
+    wanted = packed_bytes(converted(values, name), BITS[name])
+    assert values.size * BITS[name] % 8
+    out = np.full(len(wanted) + 1, 0xFF, np.uint8)
+    dlfp4.cast(values, name, out=tensor_over(out, values.shape, name, True))
+    assert out.tobytes() == wanted + b"\xff"
+
+
 @pytest.mark.parametrize("name", FLOATS_BELOW_8)
 def test_rows_that_end_within_a_byte(name):
     """A compact tensor packs as a whole; its transpose and its rows read the same elements."""

@@ -1,6 +1,6 @@
 """All 2^32 float32 patterns into each type of at most 8 bits, both ways to saturate: minutes for each level.
 
-The expected codes are ml_dtypes' own, pattern for pattern (saturate=False), and what numerics' clamp rules make of them
+The expected codes are ml_dtypes' own, pattern for pattern (saturate=False), and what the rules of clamping make of them
 (saturate=True): nothing is sampled or inferred. `DLFP4_EXHAUSTIVE=float8_e4m3fn,float4_e2m1fn` takes these types alone;
 `DLFP4_ISA` names the level.
 """

@@ -128,11 +128,12 @@ def philox(counter, key):
     return c
 
 
-def draws(seed, count, first=0):
-    """The 32 random bits of elements first, first + 1, ..."""
-    index = np.arange(first, first + count, dtype=np.uint64)
+def draws(seed, count, depth=0):
+    """32 random bits of each element; `depth` counts the words of one element."""
+    index = np.arange(count, dtype=np.uint64)
     block = index // np.uint64(4)
-    words = philox([block % 2**32, block >> np.uint64(32), block * 0, block * 0], [seed % 2**32, seed >> 32])
+    zero = np.zeros_like(block)
+    words = philox([block, zero, zero + np.uint64(depth), zero], [seed % 2**32, seed >> 32])
     return np.choose((index % np.uint64(4)).astype(np.intp), words)
 
 
@@ -161,6 +162,18 @@ def test_up_where_the_draw_is_below_the_fraction(name, seed):
         for saturate in (False, True):
             got = cast(values, name, "stochastic", saturate=saturate, seed=seed)
             assert got.tobytes() == drawn(values, name, seed, saturate).tobytes()
+
+
+def test_the_last_bit_of_a_draw_decides():
+    """A fraction of the very bits that are drawn is not above them; with one more in the last place it is."""
+    first, second = draws(77, 1001), draws(77, 1001, depth=1)
+    fraction = first * 2.0**-32
+    for values, code in ((fraction, 0), (fraction + 2.0**-32, 1)):
+        assert set(cast(values * 0.5, "float4_e2m1fn", "stochastic", seed=77).tolist()) == {code}
+    longer = fraction + (second >> np.uint64(12)) * 2.0**-52  # 52 bits: equal words, and the next ones compared
+    assert (longer > fraction).all()
+    for values, code in ((longer, 0), (longer + 2.0**-52, 1)):
+        assert set(cast(values * 0.5, "float4_e2m1fn", "stochastic", seed=77).tolist()) == {code}
 
 
 @pytest.fixture

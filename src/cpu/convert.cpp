@@ -11,9 +11,9 @@
 namespace dlfp4 {
 namespace {
 
-constexpr int64_t kGrain = 1 << 16;   // elements worth a thread
-constexpr int64_t kLongRow = 64;      // elements worth a kernel call
-constexpr int64_t kBlock = 512;       // elements gathered at a time
+constexpr int64_t kGrain = 1 << 18;  // elements worth waking a thread for
+constexpr int64_t kLongRow = 64;     // elements worth a kernel call
+constexpr int64_t kBlock = 512;      // elements gathered at a time
 constexpr int kMaxCodeBytes = 16;
 
 struct Job {
@@ -75,8 +75,8 @@ Mode mode_from(const Job &job, int64_t element) {
 
 void convert_run(const void *context, int64_t first, int64_t last) {
   const Job &job = *static_cast<const Job *>(context);
-  run_plan(job.plan, at(job.src, job.plan.src, first), at(job.dst, job.plan.dst, first),
-           last - first, mode_from(job, first));
+  run_plan(job.plan, at(job.src, job.plan.src, first), at(job.dst, job.plan.dst, first), last - first,
+           mode_from(job, first));
 }
 
 void convert_gathered(const Job &job, Cursor *src, Cursor *dst, int64_t first, int64_t last) {
@@ -106,8 +106,8 @@ void convert_rows(const void *context, int64_t first_row, int64_t last_row) {
   const int64_t first = first_row * extent, last = last_row * extent;
   Cursor src = cursor_at(*job.layout, kSrc, first), dst = cursor_at(*job.layout, kDst, first);
   for (int64_t element = first; element < last; element += extent) {
-    run_plan(job.plan, at(job.src, job.plan.src, src.offset), at(job.dst, job.plan.dst, dst.offset),
-             body, mode_from(job, element));
+    run_plan(job.plan, at(job.src, job.plan.src, src.offset), at(job.dst, job.plan.dst, dst.offset), body,
+             mode_from(job, element));
     advance(&src, body);
     advance(&dst, body);
     convert_gathered(job, &src, &dst, element + body, element + extent);
@@ -126,8 +126,7 @@ void convert_strided_all(const Job &job) {
   const Layout &layout = *job.layout;
   const int64_t extent = layout.extent[layout.ndim - 1];
   const bool rows = extent >= kLongRow && has_contiguous_rows(layout) &&
-                    rows_start_on_bytes(layout, kSrc, job.plan.src) &&
-                    rows_start_on_bytes(layout, kDst, job.plan.dst);
+                    rows_start_on_bytes(layout, kSrc, job.plan.src) && rows_start_on_bytes(layout, kDst, job.plan.dst);
   if (rows)
     parallel_for(layout.size / extent, (kGrain + extent - 1) / extent, convert_rows, &job);
   else
@@ -160,7 +159,6 @@ extern "C" dlfp4_status dlfp4_convert(const dlfp4_view *src, const dlfp4_view *d
   if (layout.size == 0) return DLFP4_OK;
   const Operand plain_from = {from.row, false}, plain_to = {to.row, false};
   convert_all({make_plan(level, from, to, mode), make_plan(level, plain_from, plain_to, mode),
-               static_cast<const uint8_t *>(src->data), static_cast<uint8_t *>(dst->data), mode,
-               &layout});
+               static_cast<const uint8_t *>(src->data), static_cast<uint8_t *>(dst->data), mode, &layout});
   return DLFP4_OK;
 }

@@ -92,8 +92,7 @@ int64_t bytes_of(Operand operand, int64_t count) {
   return operand.packed ? count * bits / 8 : count * ((bits + 7) / 8);
 }
 
-void run_block(const Plan &plan, const uint8_t *src, uint8_t *dst, int64_t count,
-               const Mode &mode) {
+void run_block(const Plan &plan, const uint8_t *src, uint8_t *dst, int64_t count, const Mode &mode) {
   uint8_t unpacked[kBlock];  // packed elements are smaller than a byte
   uint8_t converted[kBlock];
   if (plan.unpack) {
@@ -126,20 +125,17 @@ Plan make_plan(int level, Operand src, Operand dst, const Mode &mode) {
   return plan;
 }
 
-void run_plan(const Plan &plan, const uint8_t *src, uint8_t *dst, int64_t count,
-              const Mode &mode) {
+void run_plan(const Plan &plan, const uint8_t *src, uint8_t *dst, int64_t count, const Mode &mode) {
   if (plan.whole) return plan.whole(src, dst, count, mode);
   Mode block_mode = mode;
   for (int64_t done = 0; done < count; done += kBlock) {
     const int64_t block = count - done < kBlock ? count - done : kBlock;
     block_mode.first = mode.first + static_cast<uint64_t>(done);
-    run_block(plan, src + bytes_of(plan.src, done), dst + bytes_of(plan.dst, done), block,
-              block_mode);
+    run_block(plan, src + bytes_of(plan.src, done), dst + bytes_of(plan.dst, done), block, block_mode);
   }
 }
 
-void scalar_run(Operand src, Operand dst, const uint8_t *from, uint8_t *to, int64_t count,
-                const Mode &mode) {
+void scalar_run(Operand src, Operand dst, const uint8_t *from, uint8_t *to, int64_t count, const Mode &mode) {
   run_plan(make_plan(kScalar, src, dst, mode), from, to, count, mode);
 }
 

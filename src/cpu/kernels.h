@@ -57,8 +57,7 @@ struct Level {
 
 // The scalar kernels for any run and any mode: what a kernel of another level calls for the
 // elements that it does not do itself (with mode.first advanced to them).
-void scalar_run(Operand src, Operand dst, const uint8_t *from, uint8_t *to, int64_t count,
-                const Mode &mode);
+void scalar_run(Operand src, Operand dst, const uint8_t *from, uint8_t *to, int64_t count, const Mode &mode);
 
 }  // namespace dlfp4
 

@@ -16,14 +16,12 @@ bool is_empty(const dlfp4_view &view) {
 
 bool merges(const Layout &layout, Side side, int64_t extent, int64_t stride) {
   int64_t reach;
-  return !__builtin_mul_overflow(extent, stride, &reach) &&
-         layout.stride[side][layout.ndim - 1] == reach;
+  return !__builtin_mul_overflow(extent, stride, &reach) && layout.stride[side][layout.ndim - 1] == reach;
 }
 
 void append(Layout *layout, int64_t extent, int64_t src_stride, int64_t dst_stride) {
   const int last = layout->ndim - 1;
-  if (last >= 0 && merges(*layout, kSrc, extent, src_stride) &&
-      merges(*layout, kDst, extent, dst_stride)) {
+  if (last >= 0 && merges(*layout, kSrc, extent, src_stride) && merges(*layout, kDst, extent, dst_stride)) {
     layout->extent[last] *= extent;
   } else {
     ++layout->ndim;
@@ -51,12 +49,8 @@ void next_row(Cursor *cursor) {
 template <int Bytes>
 struct Whole {
   static constexpr int kCodeBytes = Bytes;
-  static void load(const uint8_t *data, int64_t offset, uint8_t *code) {
-    memcpy(code, data + offset * Bytes, Bytes);
-  }
-  static void store(uint8_t *data, int64_t offset, const uint8_t *code) {
-    memcpy(data + offset * Bytes, code, Bytes);
-  }
+  static void load(const uint8_t *data, int64_t offset, uint8_t *code) { memcpy(code, data + offset * Bytes, Bytes); }
+  static void store(uint8_t *data, int64_t offset, const uint8_t *code) { memcpy(data + offset * Bytes, code, Bytes); }
 };
 
 // Elements of less than a byte, in a byte each.
@@ -64,12 +58,8 @@ template <int Bits>
 struct Padded {
   static constexpr int kCodeBytes = 1;
   static constexpr uint8_t kMask = (1 << Bits) - 1;
-  static void load(const uint8_t *data, int64_t offset, uint8_t *code) {
-    *code = data[offset] & kMask;
-  }
-  static void store(uint8_t *data, int64_t offset, const uint8_t *code) {
-    data[offset] = *code & kMask;
-  }
+  static void load(const uint8_t *data, int64_t offset, uint8_t *code) { *code = data[offset] & kMask; }
+  static void store(uint8_t *data, int64_t offset, const uint8_t *code) { data[offset] = *code & kMask; }
 };
 
 // Elements of less than a byte, at any bit: a second byte is touched only where one spills into it.
@@ -225,8 +215,7 @@ void gather(Operand operand, const uint8_t *data, Cursor *cursor, uint8_t *codes
   move_elements(operand, Gather{data, cursor, codes, count});
 }
 
-void scatter(Operand operand, uint8_t *data, Cursor *cursor, const uint8_t *codes,
-             int64_t count) {
+void scatter(Operand operand, uint8_t *data, Cursor *cursor, const uint8_t *codes, int64_t count) {
   move_elements(operand, Scatter{data, cursor, codes, count});
 }
 

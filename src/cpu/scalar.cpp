@@ -32,7 +32,7 @@ struct CodeType<64> {
 
 // The integer that holds an unpacked code of a row.
 template <int Row>
-using Code = typename CodeType<kFormats[Row].bits < 8 ? 8 : kFormats[Row].bits>::type;
+using Code = typename CodeType < kFormats[Row].bits<8 ? 8 : kFormats[Row].bits>::type;
 
 template <class Integer>
 Integer load(const uint8_t *data, int64_t index) {
@@ -71,14 +71,12 @@ constexpr Table<Src, Dst> make_table(Round round) {
 
 template <int Src, int Dst>
 void look_up(const Table<Src, Dst> &table, const uint8_t *src, uint8_t *dst, int64_t count) {
-  for (int64_t i = 0; i < count; ++i)
-    store(dst, i, table.code[src[i] & (Table<Src, Dst>::kSize - 1)]);
+  for (int64_t i = 0; i < count; ++i) store(dst, i, table.code[src[i] & (Table<Src, Dst>::kSize - 1)]);
 }
 
 template <int Src, int Dst>
 void round_each(const uint8_t *src, uint8_t *dst, int64_t count, Round round) {
-  for (int64_t i = 0; i < count; ++i)
-    store(dst, i, convert_code<Src, Dst>(load<Code<Src>>(src, i), round, kNoDraw));
+  for (int64_t i = 0; i < count; ++i) store(dst, i, convert_code<Src, Dst>(load<Code<Src>>(src, i), round, kNoDraw));
 }
 
 template <int Src, int Dst>
@@ -98,8 +96,7 @@ void convert_codes(const uint8_t *src, uint8_t *dst, int64_t count, const Mode &
   if (mode.rounding == DLFP4_STOCHASTIC) return round_randomly<Src, Dst>(src, dst, count, mode);
   const Round round = {mode.rounding, mode.saturate};
   if constexpr (kFormats[Src].bits <= 8) {
-    if (count >= 4 * Table<Src, Dst>::kSize)
-      return look_up<Src, Dst>(make_table<Src, Dst>(round), src, dst, count);
+    if (count >= 4 * Table<Src, Dst>::kSize) return look_up<Src, Dst>(make_table<Src, Dst>(round), src, dst, count);
   }
   if (round.rounding == DLFP4_NEAREST_EVEN)  // The constant lets the compiler drop the other ways.
     round_each<Src, Dst>(src, dst, count, {DLFP4_NEAREST_EVEN, round.saturate});
@@ -176,8 +173,7 @@ void pack(const uint8_t *src, uint8_t *dst, int64_t count, const Mode &) {
   const int64_t groups = count / kElements, rest = count % kElements;
   for (int64_t i = 0; i < groups; ++i)
     store_bytes(dst + i * kBytes, pack_group<Bits>(src + i * kElements, kElements), kBytes);
-  store_bytes(dst + groups * kBytes, pack_group<Bits>(src + groups * kElements, rest),
-              (rest * Bits + 7) / 8);
+  store_bytes(dst + groups * kBytes, pack_group<Bits>(src + groups * kElements, rest), (rest * Bits + 7) / 8);
 }
 
 template <int Bits>
@@ -186,8 +182,7 @@ void unpack(const uint8_t *src, uint8_t *dst, int64_t count, const Mode &) {
   const int64_t groups = count / kElements, rest = count % kElements;
   for (int64_t i = 0; i < groups; ++i)
     unpack_group<Bits>(load_bytes(src + i * kBytes, kBytes), dst + i * kElements, kElements);
-  unpack_group<Bits>(load_bytes(src + groups * kBytes, (rest * Bits + 7) / 8),
-                     dst + groups * kElements, rest);
+  unpack_group<Bits>(load_bytes(src + groups * kBytes, (rest * Bits + 7) / 8), dst + groups * kElements, rest);
 }
 
 // --- The table -------------------------------------------------------------------------------

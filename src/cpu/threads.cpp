@@ -44,9 +44,7 @@ void run_shares(int64_t count, int threads, RangeBody body, const void *context)
 #else
 int usable_threads() { return 1; }
 
-void run_shares(int64_t count, int, RangeBody body, const void *context) {
-  body(context, 0, count);
-}
+void run_shares(int64_t count, int, RangeBody body, const void *context) { body(context, 0, count); }
 #endif
 
 }  // namespace

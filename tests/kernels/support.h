@@ -40,9 +40,7 @@ uint64_t random_bits() {  // splitmix64
   return z ^ (z >> 31);
 }
 
-int64_t random_below(int64_t bound) {
-  return static_cast<int64_t>(random_bits() % static_cast<uint64_t>(bound));
-}
+int64_t random_below(int64_t bound) { return static_cast<int64_t>(random_bits() % static_cast<uint64_t>(bound)); }
 
 // --- Memory between two pages that fault -----------------------------------------------------
 
@@ -138,14 +136,12 @@ void put_element(Type type, uint8_t *data, int64_t offset, Code code) {
   }
 }
 
-Code reference(Type src, Type dst, Code code, const dlfp4_convert_options &options,
-               uint64_t index) {
+Code reference(Type src, Type dst, Code code, const dlfp4_convert_options &options, uint64_t index) {
   if (src.row == dst.row) return code;
   uint64_t bits;
   memcpy(&bits, code.byte, sizeof(bits));
   const Round round = {options.rounding, options.saturate != 0};
-  bits = convert(kFormats[src.row], kFormats[dst.row], bits, round,
-                 draw_of(options.seed, index));
+  bits = convert(kFormats[src.row], kFormats[dst.row], bits, round, draw_of(options.seed, index));
   Code result = {};
   memcpy(result.byte, &bits, sizeof(bits));
   return result;
@@ -164,8 +160,7 @@ double value_of_code(int row, uint64_t code) {
 uint64_t code_of_value(int row, double value) {
   uint64_t bits;
   memcpy(&bits, &value, sizeof(bits));
-  return convert(kFormats[DLFP4_float64], kFormats[row], bits, {DLFP4_TOWARD_ZERO, false},
-                 {0, 0, 0});
+  return convert(kFormats[DLFP4_float64], kFormats[row], bits, {DLFP4_TOWARD_ZERO, false}, {0, 0, 0});
 }
 
 // A code of `src` at, or next to, a value of `dst` or the midpoint of two.
@@ -197,8 +192,7 @@ Code random_code(int src, int dst) {
   const uint64_t noise[2] = {random_bits(), random_bits()};
   memcpy(code.byte, noise, sizeof(noise));
   if (!is_float(kFormats[src]) || random_below(4) == 0) return code;
-  const uint64_t bits = random_below(4) == 0 || src == dst ? special_code(src)
-                                                           : near_boundary(src, dst);
+  const uint64_t bits = random_below(4) == 0 || src == dst ? special_code(src) : near_boundary(src, dst);
   memcpy(code.byte, &bits, sizeof(bits));
   return code;
 }

@@ -25,10 +25,9 @@ struct Case {
 void report(bool good, const char *test, const Case &c, int64_t count) {
   if (good) return check(true, test, "");
   char detail[256];
-  snprintf(detail, sizeof(detail), "%s, %s%s -> %s%s, rounding %d, saturate %d, %ld elements",
-           level_name, name_of(c.src), c.src.packed ? " packed" : "", name_of(c.dst),
-           c.dst.packed ? " packed" : "", c.options.rounding, c.options.saturate,
-           static_cast<long>(count));
+  snprintf(detail, sizeof(detail), "%s, %s%s -> %s%s, rounding %d, saturate %d, %ld elements", level_name,
+           name_of(c.src), c.src.packed ? " packed" : "", name_of(c.dst), c.dst.packed ? " packed" : "",
+           c.options.rounding, c.options.saturate, static_cast<long>(count));
   check(false, test, detail);
 }
 
@@ -74,8 +73,8 @@ void test_lengths(Type src, Type dst) {
     uint8_t *src_end = src_memory.end - bytes_for(src, count);
     uint8_t *dst_end = dst_memory.end - bytes_for(dst, count);
     check_run(c, src_end, dst_end, count, "length, at the end");
-    check_run({src, dst, mode_numbered(static_cast<int>(count % 2))}, src_memory.begin,
-              dst_memory.begin, count, "length, at the begin");
+    check_run({src, dst, mode_numbered(static_cast<int>(count % 2))}, src_memory.begin, dst_memory.begin, count,
+              "length, at the begin");
   }
 }
 
@@ -83,10 +82,8 @@ void test_offsets(Type src, Type dst) {
   for (int64_t offset = 0; offset < 64; ++offset) {
     const Case c = {src, dst, mode_numbered(static_cast<int>(offset % 8))};
     const int64_t count = 65 + random_below(66);
-    check_run(c, src_memory.begin + offset, dst_memory.begin + random_below(64), count,
-              "offset of source");
-    check_run(c, src_memory.begin + random_below(64), dst_memory.begin + offset, count,
-              "offset of destination");
+    check_run(c, src_memory.begin + offset, dst_memory.begin + random_below(64), count, "offset of source");
+    check_run(c, src_memory.begin + random_below(64), dst_memory.begin + offset, count, "offset of destination");
   }
 }
 
@@ -149,7 +146,7 @@ struct Strided {
   int ndim;
   int64_t shape[4];
   int64_t strides[2][4];
-  int64_t lowest[2];   // the element at the lowest address, counted from the first one
+  int64_t lowest[2];  // the element at the lowest address, counted from the first one
   int64_t highest[2];
 };
 
@@ -235,8 +232,7 @@ void test_strided(Type src_type, Type dst_type) {
   const int64_t elements = view.highest[kSrcSide] - view.lowest[kSrcSide] + 1;
   const int64_t below = (view.lowest[kSrcSide] * spacing_in_bits(src_type) - 7) / 8;
   fill(src_type, dst_type.row, src + below, elements);
-  for (uint8_t *at = dst_memory.end - window; at < dst_memory.end; ++at)
-    *at = static_cast<uint8_t>(random_bits());
+  for (uint8_t *at = dst_memory.end - window; at < dst_memory.end; ++at) *at = static_cast<uint8_t>(random_bits());
   memcpy(image, dst_memory.end - window, static_cast<size_t>(window));
   reference_strided(c, view, src, image + window - (dst_memory.end - dst));
   const dlfp4_view from = view_of(src_type, src, view.ndim, view.shape, view.strides[kSrcSide]);
@@ -285,8 +281,7 @@ void test_round_trip(int row) {
     uint64_t back;
     memcpy(&back, get_element(type, image, i).byte, sizeof(back));
     const uint64_t code = static_cast<uint64_t>(i);
-    check(back == code || (is_nan(row, code) && is_nan(row, back)), "round trip",
-          dlfp4_dtypes[row].name);
+    check(back == code || (is_nan(row, code) && is_nan(row, back)), "round trip", dlfp4_dtypes[row].name);
   }
 }
 
