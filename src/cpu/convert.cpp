@@ -11,7 +11,7 @@
 namespace dlfp4 {
 namespace {
 
-constexpr int64_t kGrain = 1 << 18;  // elements worth waking a thread for
+constexpr int64_t kGrain = 1 << 16;  // elements worth a thread
 constexpr int64_t kLongRow = 64;     // elements worth a kernel call
 constexpr int64_t kBlock = 512;      // elements gathered at a time
 constexpr int kMaxCodeBytes = 16;
