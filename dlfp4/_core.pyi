@@ -8,6 +8,8 @@ import numpy.typing as npt
 import torch
 from typing_extensions import Buffer, CapsuleType
 
+__version__: str
+
 # ---- What callers may give. Producers differ in their keywords, so that no signature of `__dlpack__` fits all.
 
 class _Producer(Protocol):

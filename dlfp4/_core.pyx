@@ -78,6 +78,11 @@ cdef extern from *:
     Py_ssize_t PySlice_AdjustIndices(Py_ssize_t, Py_ssize_t *, Py_ssize_t *, Py_ssize_t) noexcept
     object new_array(object, int, const int64_t *, const cnp.npy_intp *, void *, int)
 
+cdef extern from *:
+    const char *DLFP4_VERSION
+
+__version__ = DLFP4_VERSION.decode()
+
 cnp.import_array()
 
 cdef DLDevice CPU

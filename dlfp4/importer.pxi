@@ -111,7 +111,20 @@ cdef Tensor adopt(DLManagedTensorVersioned *managed, bint counts_pairs):
     self.x2_ = counts_pairs
     self.stream = LEGACY_STREAM
     describe(self, &managed.dl_tensor, managed.flags)
+    unwrap_owner(self)
     return self
+
+
+cdef inline void unwrap_owner(Tensor self) noexcept:
+    """Where the managed tensor is an export of our own, hold what that Tensor holds: otherwise a tensor exchanged over
+    and over would be released link by link, as deep as the chain is long."""
+    cdef void *managed = self.owner
+    if self.owner_kind == OWNER_VERSIONED and (<DLManagedTensorVersioned *> managed).deleter == release_versioned:
+        borrow_owner(self, <Tensor> (<DLManagedTensorVersioned *> managed).manager_ctx)
+        delete_versioned(<DLManagedTensorVersioned *> managed)
+    elif self.owner_kind == OWNER_LEGACY and (<DLManagedTensor *> managed).deleter == release_legacy:
+        borrow_owner(self, <Tensor> (<DLManagedTensor *> managed).manager_ctx)
+        delete_legacy(<DLManagedTensor *> managed)
 
 
 cdef Tensor import_capsule(object capsule, bint counts_pairs):
@@ -139,6 +152,7 @@ cdef Tensor import_capsule(object capsule, bint counts_pairs):
             self.owner_kind = OWNER_LEGACY
         else:
             refuse_capsule(capsule)
+    unwrap_owner(self)
     return self
 
 

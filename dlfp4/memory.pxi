@@ -178,7 +178,7 @@ cdef object as_numpy(Tensor self):
     if self.dl.ndim > 64:
         raise BufferError(f"NumPy takes 64 dimensions at most, this tensor has {self.dl.ndim}; reshape it first")
     for k in range(self.dl.ndim):
-        bytes_strides[k] = self.dl.strides[k] * itemsize
+        bytes_strides[k] = itemsize * (self.dl.strides[k] if self.dl.shape[k] > 1 and self.size_ != 0 else 1)
     array = new_array(DTYPES[self.row], self.dl.ndim, self.dl.shape, bytes_strides, self.dl.data, flags)
     cnp.set_array_base(array, self)
     return array

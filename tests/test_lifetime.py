@@ -69,7 +69,7 @@ LONG_CHAIN = """
 import capsules, dlfp4
 made = capsules.Made()
 tensor = dlfp4.from_dlpack(made.capsule)
-for _ in range(100_000):
+for _ in range(1_000_000):
     tensor = dlfp4.from_dlpack(tensor.__dlpack__(max_version=(1, 3)))
 assert made.deleted == 0 and tensor.to_numpy().tobytes() == made.memory.tobytes()
 del tensor
