@@ -3,39 +3,53 @@
 from dlfp4._core import (
     Device,
     DriverError,
+    ScaledTensor,
     Tensor,
     __version__,
     asarray,
     cast,
     cpu_isa,
     cuda_available,
+    dequantize,
     empty,
     from_dlpack,
     get_num_threads,
     pack,
+    quantize,
     set_num_threads,
+    shuffle_weight,
     unpack,
+    unshuffle_weight,
 )
 from dlfp4.config import get_include, show_config
+from dlfp4.formats import Format, Recipe, formats
 from dlfp4.frameworks.numpy import register_dlpack_dtypes
 
 __all__ = [
     "Device",
     "DriverError",
+    "Format",
+    "Recipe",
+    "ScaledTensor",
     "Tensor",
     "__version__",
     "asarray",
     "cast",
     "cpu_isa",
     "cuda_available",
+    "dequantize",
     "empty",
+    "formats",
     "from_dlpack",
     "get_include",
     "get_num_threads",
     "pack",
+    "quantize",
     "set_num_threads",
     "show_config",
+    "shuffle_weight",
     "unpack",
+    "unshuffle_weight",
 ]
 
 register_dlpack_dtypes()

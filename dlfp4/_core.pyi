@@ -1,5 +1,19 @@
 from types import EllipsisType
-from typing import Any, ClassVar, Literal, Never, Protocol, Self, SupportsIndex, SupportsInt, TypeAlias, final
+from typing import (
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    Never,
+    Protocol,
+    Self,
+    SupportsFloat,
+    SupportsIndex,
+    SupportsInt,
+    TypeAlias,
+    final,
+    overload,
+)
 
 import cupy
 import jax
@@ -7,6 +21,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from typing_extensions import Buffer, CapsuleType
+
+from dlfp4.formats import Format, Recipe
 
 __version__: str
 
@@ -123,6 +139,105 @@ def cast(
 ) -> Tensor: ...
 def pack(x: _Elements, *, out: _Elements | None = None) -> Tensor: ...
 def unpack(x: _Elements, *, out: _Elements | None = None) -> Tensor: ...
+
+# ---- Block scaling
+
+_ScaleLayout: TypeAlias = Literal["linear", "128x4", "8x4", "aiter"]
+_RecipeLike: TypeAlias = Recipe | Literal["ocp", "nvidia", "rocm"]
+_Axis: TypeAlias = Literal[-1, -2]
+_Scalar: TypeAlias = SupportsFloat | _Elements
+
+_ROUNDINGS: tuple[str, ...]
+_SCALE_RULES: dict[str, int]
+
+class _Parts(NamedTuple):
+    data: Any
+    scales: Any
+    global_scale: Any
+
+def _format_rows() -> list[tuple[Any, ...]]: ...
+def _scale_layouts() -> dict[str, tuple[int, int]]: ...
+
+@final
+class ScaledTensor:
+    # Made by quantize and from_parts, never by a call.
+    def __init__(self, never: Never, /) -> None: ...
+    @property
+    def data(self) -> Tensor: ...
+    @property
+    def scales(self) -> Tensor: ...
+    @property
+    def global_scale(self) -> Tensor | None: ...
+    @property
+    def format(self) -> Format: ...
+    @property
+    def axis(self) -> int: ...
+    @property
+    def scale_layout(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def device(self) -> Device: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def ndim(self) -> int: ...
+    @property
+    def mT(self) -> Self: ...
+    @staticmethod
+    def from_parts(
+        data: _Elements,
+        scales: _Elements,
+        global_scale: _Scalar | None = None,
+        *,
+        format: Format | str,
+        axis: _Axis = -1,
+        scale_layout: _ScaleLayout = "linear",
+        shape: _Shape | None = None,
+    ) -> ScaledTensor: ...
+    def dequantize(self, dtype: _DType = "float32") -> Tensor: ...
+    def with_scale_layout(self, name: _ScaleLayout, *, fill: SupportsIndex | None = None) -> Self: ...
+    def to_device(self, device: _DeviceLike) -> Self: ...
+    def to_numpy(self, copy: bool | None = None) -> _Parts: ...
+    def to_torch(self, copy: bool | None = None) -> _Parts: ...
+    def to_jax(self, copy: bool | None = None) -> _Parts: ...
+    def to_cupy(self, copy: bool | None = None) -> _Parts: ...
+
+@overload
+def quantize(
+    x: _Elements,
+    format: Format | str,
+    *,
+    recipe: _RecipeLike | None = None,
+    axis: _Axis = -1,
+    global_scale: _Scalar | None = None,
+    rounding: _Rounding | None = None,
+    seed: SupportsIndex | None = None,
+    scale_layout: _ScaleLayout = "linear",
+    pad: bool = False,
+    out: ScaledTensor | None = None,
+    stream: None = None,
+) -> ScaledTensor: ...
+@overload
+def quantize(
+    x: _Elements,
+    format: Format | str,
+    *,
+    recipe: _RecipeLike | None = None,
+    axis: tuple[_Axis, ...],
+    global_scale: _Scalar | None = None,
+    rounding: _Rounding | None = None,
+    seed: SupportsIndex | None = None,
+    scale_layout: _ScaleLayout = "linear",
+    pad: bool = False,
+    out: tuple[ScaledTensor, ...] | None = None,
+    stream: None = None,
+) -> tuple[ScaledTensor, ...]: ...
+def dequantize(
+    q: ScaledTensor, dtype: _DType = "float32", *, out: _Elements | None = None, stream: None = None
+) -> Tensor: ...
+def shuffle_weight(x: _Elements, layout: Literal["aiter"] = "aiter") -> Tensor: ...
+def unshuffle_weight(x: _Elements, layout: Literal["aiter"] = "aiter") -> Tensor: ...
 
 # ---- The machine
 

@@ -1,6 +1,7 @@
 # cython: language_level=3, binding=False, boundscheck=False, wraparound=False, initializedcheck=False
 # cython: cdivision=True, embedsignature=False, freethreading_compatible=True
 """The core of dlfp4: one extension, whose parts follow the data from the producer to the consumer."""
+import collections
 import math
 import operator
 import os
@@ -99,4 +100,6 @@ include "memory.pxi"
 include "views.pxi"
 include "tensor.pxi"
 include "ops.pxi"
+include "scaled.pxi"
+include "scaling.pxi"
 include "exporter.pxi"

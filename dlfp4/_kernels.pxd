@@ -19,6 +19,39 @@ cdef extern from "dtypes.h" nogil:
     const dlfp4_dtype_row dlfp4_dtypes[]
 
 
+cdef extern from "formats.h" nogil:
+    enum:
+        DLFP4_NUM_FORMATS
+        DLFP4_TWO_LEVEL
+        DLFP4_POWER
+        DLFP4_LARGEST
+
+    ctypedef struct dlfp4_format_row:
+        const char *name
+        uint8_t element
+        uint8_t scale
+        uint8_t kind
+        uint8_t repeats
+        int32_t lines
+        int32_t length
+
+    const dlfp4_format_row dlfp4_formats[]
+
+
+cdef extern from "layouts.h" nogil:
+    enum:
+        DLFP4_NUM_LAYOUTS
+        DLFP4_LAYOUT_linear
+
+    ctypedef struct dlfp4_layout_row:
+        const char *name
+        int32_t rows
+        int32_t columns
+        int32_t run
+
+    const dlfp4_layout_row dlfp4_layouts[]
+
+
 cdef extern from "dlfp4/dlfp4.h" nogil:
     ctypedef int dlfp4_status
     enum:
@@ -50,6 +83,52 @@ cdef extern from "dlfp4/dlfp4.h" nogil:
         uint64_t seed
 
     dlfp4_status dlfp4_convert(const dlfp4_view *, const dlfp4_view *, const dlfp4_convert_options *)
+
+    ctypedef int dlfp4_scale_rule
+    enum:
+        DLFP4_SCALE_FLOOR
+        DLFP4_SCALE_RCEIL
+        DLFP4_SCALE_CEIL
+        DLFP4_SCALE_EVEN
+
+    ctypedef struct dlfp4_recipe:
+        dlfp4_scale_rule scale_rule
+        dlfp4_rounding rounding
+        uint64_t seed
+        float eps
+        uint8_t pow2
+        uint8_t zero_scale
+        uint8_t drops_negative_zero
+
+    ctypedef struct dlfp4_tensor_scale:
+        float encode
+        float decode
+
+    ctypedef struct dlfp4_matrix:
+        void *data
+        int64_t rows
+        int64_t columns
+        int64_t strides[2]
+        uint8_t code
+        uint8_t bits
+
+    ctypedef struct dlfp4_blocks:
+        void *data
+        int64_t strides[2]
+        void *scales
+        int64_t scale_strides[2]
+        int32_t layout
+        uint8_t fill
+        int64_t length
+
+    dlfp4_status dlfp4_find_tensor_scale(const dlfp4_matrix *, int, const dlfp4_recipe *, dlfp4_tensor_scale *)
+    dlfp4_tensor_scale dlfp4_given_tensor_scale(float)
+    dlfp4_status dlfp4_quantize(const dlfp4_matrix *, int, const dlfp4_recipe *, const dlfp4_tensor_scale *,
+                                const dlfp4_blocks *, const dlfp4_blocks *)
+    dlfp4_status dlfp4_dequantize(const dlfp4_blocks *, int, float, const dlfp4_matrix *)
+    dlfp4_status dlfp4_convert_scales(const void *, int, void *, int, int64_t, int64_t, int, uint8_t)
+    dlfp4_status dlfp4_shuffle_weight(const void *, void *, int64_t, int64_t, int)
+
     const char *dlfp4_isa()
     dlfp4_status dlfp4_set_isa(const char *)
     void dlfp4_set_num_threads(int)

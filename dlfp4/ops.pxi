@@ -106,10 +106,19 @@ cdef uint64_t parse_seed(seed) except? 0:
 cdef Tensor prepare_out(out, Tensor source, int row):
     """The caller's memory for a result of source's shape, checked before anything is written."""
     cdef Tensor self = borrow(out)
-    if self.row != row:
-        raise TypeError(f"out has dtype {dtype_name(self)}, the result has {dlfp4_dtypes[row].name.decode()}")
+    check_writable(self, row)
     if self.dl.ndim != source.dl.ndim or memcmp(self.dl.shape, source.dl.shape, self.dl.ndim * sizeof(int64_t)):
         raise ValueError(f"out has shape {shape_of(self)}, the result has {shape_of(source)}")
+    if overlaps(self, source) and not same_places(self, source):
+        raise ValueError("out overlaps the input; in place works where every element keeps its bytes, "
+                         "otherwise give other memory")
+    return self
+
+
+cdef int check_writable(Tensor self, int row) except -1:
+    """Whether a result of that type may be written to the caller's memory."""
+    if self.row != row:
+        raise TypeError(f"out has dtype {dtype_name(self)}, the result has {dlfp4_dtypes[row].name.decode()}")
     if self.flags & DLPACK_FLAG_BITMASK_READ_ONLY:
         raise BufferError("out is read-only; give a writable tensor, or a .copy()")
     if not host_readable(self.dl.device.device_type):
@@ -118,10 +127,7 @@ cdef Tensor prepare_out(out, Tensor source, int row):
     if repeats_elements(self):
         raise ValueError(f"out has strides {strides_of(self)} for shape {shape_of(self)}: some elements share their "
                          f"memory; give a tensor whose elements do not")
-    if overlaps(self, source) and not same_places(self, source):
-        raise ValueError("out overlaps the input; in place works where every element keeps its bytes, "
-                         "otherwise give other memory")
-    return self
+    return 0
 
 
 cdef bint repeats_elements(Tensor self) noexcept nogil:

@@ -47,6 +47,76 @@ typedef struct {
  * src and dst may be the same memory only where every element keeps its byte (equal item sizes and strides). */
 dlfp4_status dlfp4_convert(const dlfp4_view *src, const dlfp4_view *dst, const dlfp4_convert_options *options);
 
+/* --- Block scaling ------------------------------------------------------------------------------------------- */
+
+/* A format is a row of formats.def; dlfp4_find_format gives its number, or -1. */
+int dlfp4_find_format(const char *name);
+
+/* How the exponent of a power-of-two scale follows from a block's largest magnitude a; emax and max are the element
+ * type's largest exponent and value: floor(log2 a) - emax (OCP MX v1.0, 6.3), ceil(log2(a / max)) of the exact
+ * quotient, ceil(log2 a) - emax, or the exponent of a rounded to the type's mantissa, ties up, - emax. */
+typedef enum { DLFP4_SCALE_FLOOR = 0, DLFP4_SCALE_RCEIL, DLFP4_SCALE_CEIL, DLFP4_SCALE_EVEN } dlfp4_scale_rule;
+
+typedef struct {
+  dlfp4_scale_rule scale_rule; /* of formats with power-of-two scales */
+  dlfp4_rounding rounding;     /* of the elements, which saturate */
+  uint64_t seed;               /* for DLFP4_STOCHASTIC, with the element's index line * length + position */
+  float eps;                   /* formats with float32 scales: smaller magnitudes count as this one */
+  uint8_t pow2;                /* formats with float32 scales: round the encode scale down to a power of two */
+  uint8_t zero_scale;          /* formats with power-of-two scales: the code of an all-zero block's scale */
+  uint8_t drops_negative_zero; /* elements that are -0 become +0 */
+} dlfp4_recipe;
+
+/* A scale of the whole tensor: elements are multiplied with `encode`, codes with `decode`. */
+typedef struct {
+  float encode;
+  float decode;
+} dlfp4_tensor_scale;
+
+typedef struct {
+  void *data;
+  int64_t rows, columns;
+  int64_t strides[2]; /* in elements */
+  uint8_t code, bits; /* DLPack's: float32, bfloat16 or float16 */
+} dlfp4_matrix;
+
+/* A quantized matrix, as lines along which the blocks run: rows, or columns. Element k of line i lies at element
+ * i * strides[0] + k * strides[1] of `data`, packed; types below 8 bits need strides[1] == 1 and lines that start on a
+ * byte. Scale (line, block) lies where `layout`, a row of layouts.h, puts it; linear scales at
+ * line * scale_strides[0] + block * scale_strides[1]. Where blocks span several lines, "line" counts groups of lines,
+ * unless the format repeats its scales. */
+typedef struct {
+  void *data;
+  int64_t strides[2];
+  void *scales;
+  int64_t scale_strides[2];
+  int32_t layout;
+  uint8_t fill;   /* the byte that a layout's padding gets */
+  int64_t length; /* elements of a line, at least those of the matrix: what lies beyond is written as zero */
+} dlfp4_blocks;
+
+/* The tensor's scale from its elements (formats with a scale of the whole tensor), or from a decode scale. */
+dlfp4_status dlfp4_find_tensor_scale(const dlfp4_matrix *x, int format, const dlfp4_recipe *recipe,
+                                     dlfp4_tensor_scale *scale);
+dlfp4_tensor_scale dlfp4_given_tensor_scale(float decode);
+
+/* `along_rows` has a line a row of x, `along_columns` a line a column; either may be NULL. `scale` is that of the whole
+ * tensor, for the formats that have one. Lines whose last block is incomplete are completed with zeros where
+ * blocks->length says so, and otherwise only taken by formats with float32 scales. */
+dlfp4_status dlfp4_quantize(const dlfp4_matrix *x, int format, const dlfp4_recipe *recipe,
+                            const dlfp4_tensor_scale *scale, const dlfp4_blocks *along_rows,
+                            const dlfp4_blocks *along_columns);
+
+/* Row i of the result is line i of q; the result's strides may be any. `decode` is the tensor's scale (1: none). */
+dlfp4_status dlfp4_dequantize(const dlfp4_blocks *q, int format, float decode, const dlfp4_matrix *result);
+
+/* A matrix of scales of `itemsize` bytes from one layout to another. `fill` is the byte of the padding. */
+dlfp4_status dlfp4_convert_scales(const void *src, int src_layout, void *dst, int dst_layout, int64_t rows,
+                                  int64_t columns, int itemsize, uint8_t fill);
+
+/* AITER's (16, 16) shuffle of a row-major matrix of bytes; `back` undoes it. src and dst are different memory. */
+dlfp4_status dlfp4_shuffle_weight(const void *src, void *dst, int64_t rows, int64_t columns, int back);
+
 /* The instruction set in use: "scalar", "avx2", "avx512" or "neon". Chosen at the first call from what the machine
  * has; dlfp4_set_isa forces one (NULL: choose again) and refuses one that is not there. */
 const char *dlfp4_isa(void);

@@ -444,6 +444,6 @@ constexpr Rows kRows = make_rows<Kernels>();
 }  // namespace
 
 extern const Level level_avx2;
-const Level level_avx2 = {"avx2", kRows.row, kRows.size};
+const Level level_avx2 = {"avx2", kRows.row, kRows.size, nullptr};
 
 }  // namespace dlfp4

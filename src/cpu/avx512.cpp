@@ -73,6 +73,6 @@ constexpr Rows kRows = make_rows<make_rows<kMostRows>(kAllRows).size>(kAllRows);
 }  // namespace
 
 extern const Level level_avx512;
-const Level level_avx512 = {"avx512", kRows.row, kRows.size};
+const Level level_avx512 = {"avx512", kRows.row, kRows.size, nullptr};
 
 }  // namespace dlfp4

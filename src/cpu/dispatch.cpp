@@ -3,6 +3,8 @@
 // Trick: the tables are filled once, slowest level first: faster rows overwrite slower ones.
 #include "dispatch.h"
 
+#include "block_kernels.h"
+
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,6 +31,7 @@ constexpr int kMaxCode = 32, kMaxBits = 128;
 constexpr int64_t kBlock = 1024;  // elements converted at a time through buffers in the L1 cache
 
 Kernel tables[kNumLevels][kNumOperands][kNumOperands][kNumModes];
+BlockKernels block_tables[kNumLevels];
 int8_t rows_of_types[kMaxCode][kMaxBits + 1];
 pthread_once_t tables_once = PTHREAD_ONCE_INIT;
 int default_level = kUnavailable;  // what DLFP4_ISA, or else the machine, asks for
@@ -43,6 +46,25 @@ void add_rows(int table, const Level &level) {
     for (int mode = 0; mode < kNumModes; ++mode)
       if (row.modes >> mode & 1) kernels[mode] = row.kernel;
   }
+}
+
+// BlockKernels is nothing but pointers, so that it can be filled as an array of them.
+void add_blocks(int table, const Level &level) {
+  using Pointer = void (*)();
+  constexpr size_t kPointers = sizeof(BlockKernels) / sizeof(Pointer);
+  if (!level.blocks) return;
+  Pointer from[kPointers], to[kPointers];
+  static_assert(sizeof(from) == sizeof(BlockKernels), "a table of pointers");
+  memcpy(from, level.blocks, sizeof(from));
+  memcpy(to, &block_tables[table], sizeof(to));
+  for (size_t i = 0; i < kPointers; ++i)
+    if (from[i]) to[i] = from[i];
+  memcpy(&block_tables[table], to, sizeof(to));
+}
+
+void add_level(int table, const Level &level) {
+  add_rows(table, level);
+  add_blocks(table, level);
 }
 
 bool is_available(int level) {
@@ -74,7 +96,7 @@ void fill_rows_of_types() {
 
 void initialize() {
   for (int table = 0; table < kNumLevels; ++table)
-    for (int level = kScalar; level >= table; --level) add_rows(table, *kLevels[level]);
+    for (int level = kScalar; level >= table; --level) add_level(table, *kLevels[level]);
   fill_rows_of_types();
   const char *wanted = getenv("DLFP4_ISA");
   default_level = wanted && *wanted ? level_named(wanted) : fastest_level();
@@ -109,6 +131,10 @@ int current_level() {
   initialize_once();
   return __atomic_load_n(&level_in_use, __ATOMIC_RELAXED);
 }
+
+const BlockKernels &block_kernels(int level) { return block_tables[level]; }
+
+const BlockKernels &scalar_block_kernels() { return block_tables[kScalar]; }
 
 int find_row(uint8_t code, uint8_t bits) {
   return code < kMaxCode && bits <= kMaxBits ? rows_of_types[code][bits] : -1;

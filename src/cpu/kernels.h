@@ -48,11 +48,14 @@ struct KernelRow {
   Kernel kernel;
 };
 
+struct BlockKernels;
+
 // What one file of kernels exports, as `const Level level_<name>`.
 struct Level {
   const char *name;
   const KernelRow *rows;
   int num_rows;
+  const BlockKernels *blocks;  // null: none
 };
 
 // The scalar kernels for any run and any mode: what a kernel of another level calls for the

@@ -301,6 +301,6 @@ constexpr Rows kRows = make_rows<Kernels>();
 }  // namespace
 
 extern const Level level_neon;
-const Level level_neon = {"neon", kRows.row, kRows.size};
+const Level level_neon = {"neon", kRows.row, kRows.size, nullptr};
 
 }  // namespace dlfp4

@@ -7,6 +7,7 @@
 
 #include "../numerics.h"
 #include "kernels.h"
+#include "scalar_blocks.h"
 
 namespace dlfp4 {
 namespace {
@@ -242,6 +243,6 @@ constexpr Rows kRows = make_rows(std::make_integer_sequence<int, DLFP4_NUM_DTYPE
 }  // namespace
 
 extern const Level level_scalar;
-const Level level_scalar = {"scalar", kRows.row, kRows.size};
+const Level level_scalar = {"scalar", kRows.row, kRows.size, &kBlockKernels};
 
 }  // namespace dlfp4

@@ -1,5 +1,5 @@
 // Splits a range of elements over OpenMP's threads.
-// Layout: [0, count), an equal share a thread, cut at multiples of kThreadAlign elements.
+// Layout: [0, count), an equal share a thread, cut at multiples of kThreadAlign elements, or of tiles.
 // Trick: a child forked after threaded work works alone, for OpenMP's threads did not follow it.
 #include "threads.h"
 
@@ -9,9 +9,53 @@
 #include <omp.h>
 #include <pthread.h>
 #endif
+#ifdef __SSE__
+#include <xmmintrin.h>
+#endif
 
 namespace dlfp4 {
 namespace {
+
+// As long as it lives, floats are rounded to nearest even and subnormals are numbers: some programs have the processor
+// take them for zeros (torch.set_flush_denormal).
+class FloatEnvironment {
+ public:
+  FloatEnvironment() : control_(read()) {
+    if (control_ != kDefault) write(kDefault);
+  }
+  FloatEnvironment(const FloatEnvironment &) = delete;
+  ~FloatEnvironment() {
+    if (control_ != kDefault) write(control_);
+  }
+
+ private:
+#if defined(__SSE__)
+  using Control = unsigned;
+  static constexpr Control kDefault = 0x1F80;              // all exceptions masked
+  static Control read() { return _mm_getcsr() & ~0x3Fu; }  // without the flags of past exceptions
+  static void write(Control control) { _mm_setcsr(control); }
+#elif defined(__aarch64__)
+  using Control = uint64_t;
+  static constexpr Control kDefault = 0;
+  static Control read() {
+    Control control;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(control));
+    return control;
+  }
+  static void write(Control control) { __asm__ volatile("msr fpcr, %0" : : "r"(control)); }
+#else
+  using Control = int;
+  static constexpr Control kDefault = 0;
+  static Control read() { return kDefault; }
+  static void write(Control) {}
+#endif
+  const Control control_;
+};
+
+void run_body(RangeBody body, const void *context, int64_t first, int64_t last) {
+  const FloatEnvironment environment;
+  body(context, first, last);
+}
 
 int chosen_threads = 0;  // by dlfp4_set_num_threads; 0: OpenMP's own number
 
@@ -29,33 +73,41 @@ int usable_threads() {
   return chosen > 0 ? chosen : omp_get_max_threads();
 }
 
-void run_shares(int64_t count, int threads, RangeBody body, const void *context) {
+void run_shares(int64_t count, int64_t align, int threads, RangeBody body, const void *context) {
   pthread_once(&fork_once, watch_forks);
 #pragma omp parallel num_threads(threads)
   {
     const int64_t team = omp_get_num_threads();
-    const int64_t pieces = (count + kThreadAlign - 1) / kThreadAlign;
-    const int64_t share = (pieces + team - 1) / team * kThreadAlign;
+    const int64_t pieces = (count + align - 1) / align;
+    const int64_t share = (pieces + team - 1) / team * align;
     const int64_t first = omp_get_thread_num() * share;
     const int64_t last = first + share < count ? first + share : count;
-    if (first < last) body(context, first, last);
+    if (first < last) run_body(body, context, first, last);
   }
 }
 #else
 int usable_threads() { return 1; }
 
-void run_shares(int64_t count, int, RangeBody body, const void *context) { body(context, 0, count); }
+void run_shares(int64_t count, int64_t, int, RangeBody body, const void *context) { run_body(body, context, 0, count); }
 #endif
+
+void split(int64_t count, int64_t grain, int64_t align, RangeBody body, const void *context) {
+  const int64_t worthwhile = count / grain;
+  if (worthwhile < 2) return run_body(body, context, 0, count);
+  const int64_t usable = usable_threads();
+  const int threads = static_cast<int>(usable < worthwhile ? usable : worthwhile);
+  if (threads < 2) return run_body(body, context, 0, count);
+  run_shares(count, align, threads, body, context);
+}
 
 }  // namespace
 
 void parallel_for(int64_t count, int64_t grain, RangeBody body, const void *context) {
-  const int64_t worthwhile = count / grain;
-  if (worthwhile < 2) return body(context, 0, count);
-  const int64_t usable = usable_threads();
-  const int threads = static_cast<int>(usable < worthwhile ? usable : worthwhile);
-  if (threads < 2) return body(context, 0, count);
-  run_shares(count, threads, body, context);
+  split(count, grain, kThreadAlign, body, context);
+}
+
+void parallel_for_tiles(int64_t count, int64_t grain, RangeBody body, const void *context) {
+  split(count, grain, 1, body, context);
 }
 
 }  // namespace dlfp4

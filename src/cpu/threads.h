@@ -1,6 +1,7 @@
 // Splits a range of elements over threads.
-// Layout: [0, count), cut at multiples of kThreadAlign elements.
-// Trick: the cut keeps packed bytes and random blocks whole, so that results do not depend on it.
+// Layout: [0, count), cut at multiples of kThreadAlign elements, or of tiles.
+// Trick: the cut keeps packed bytes and random blocks whole, so that results do not depend on it; neither do they on
+// what the caller has set the processor to, such as flushing subnormals.
 #ifndef DLFP4_SRC_CPU_THREADS_H_
 #define DLFP4_SRC_CPU_THREADS_H_
 
@@ -14,6 +15,9 @@ using RangeBody = void (*)(const void *context, int64_t first, int64_t last);
 
 // Calls body on disjoint ranges that make up [0, count); `grain` is the least worth a thread.
 void parallel_for(int64_t count, int64_t grain, RangeBody body, const void *context);
+
+// The same for `count` tiles, cut anywhere between them.
+void parallel_for_tiles(int64_t count, int64_t grain, RangeBody body, const void *context);
 
 }  // namespace dlfp4
 

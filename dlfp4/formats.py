@@ -1,0 +1,174 @@
+"""The block-scaled formats, and the recipes by which their scales are chosen.
+
+A format says how a tensor is stored: elements, blocks, scales. A recipe says how the scales follow from the data, and
+how elements are rounded. Formats are rows of ``src/formats.def``; nothing here repeats them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from types import MappingProxyType
+from typing import Any, Literal
+
+import numpy as np
+
+from dlfp4 import _core
+
+ScaleRule = Literal["floor", "rceil", "ceil", "even"]
+Rounding = Literal["nearest_even", "nearest_away", "toward_zero", "stochastic"]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Format:
+    """A block-scaled format: a row of :func:`formats`. It equals its name.
+
+    Parameters
+    ----------
+    name : str
+        Such as "nvfp4".
+    element, scale : numpy.dtype
+        Of the elements and of the stored scales, which are decode scales: value = element * scale (* global scale).
+    block : tuple of int or None
+        ``(lines, length)``: so many lines of so many elements share a scale; None: the whole tensor does.
+    kind : {"two_level", "power", "largest"}
+        Scales are float8_e4m3fn in units of a float32 scale of the tensor; powers of two; or float32 that map a block's
+        largest magnitude to the element type's largest value.
+    repeats_scales : bool
+        Each line of a block has a scale of its own in memory, all equal.
+    number : int
+        The row in ``src/formats.def``.
+
+    Examples
+    --------
+    >>> import dlfp4
+    >>> dlfp4.formats()["nvfp4"].block
+    (1, 16)
+    >>> dlfp4.formats()["nvfp4"] == "nvfp4"
+    True
+    """
+
+    name: str
+    element: np.dtype[Any]
+    scale: np.dtype[Any]
+    block: tuple[int, int] | None
+    kind: Literal["two_level", "power", "largest"]
+    repeats_scales: bool
+    number: int
+
+    @property
+    def has_global_scale(self) -> bool:
+        """Whether a float32 decode scale of the whole tensor goes with the blocks' scales."""
+        return self.kind == "two_level"
+
+    def __eq__(self, other: object) -> bool:
+        return self.name == (other.name if isinstance(other, Format) else other)
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return find_format, (self.name,)
+
+
+@cache
+def formats() -> Mapping[str, Format]:
+    """Every block-scaled format by its name, in a read-only table."""
+    return MappingProxyType({row[0]: Format(*row) for row in _core._format_rows()})
+
+
+def find_format(format: Format | str) -> Format:
+    """The format of that name; ValueError lists all names where there is none."""
+    try:
+        return formats()[str(format)]
+    except KeyError:
+        raise ValueError(f"format={format!r}: expected one of {', '.join(formats())}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How scales are chosen and elements are rounded.
+
+    Parameters
+    ----------
+    scale_rule : {"floor", "rceil", "ceil", "even"}, optional
+        The exponent of an MX block's scale, from the block's largest magnitude a and the element type's largest value
+        max = 2**emax * m: ``floor(log2 a) - emax`` (OCP MX v1.0, 6.3), ``ceil(log2(a / max))`` of the exact quotient
+        (NVIDIA), ``ceil(log2 a) - emax``, or the exponent of a rounded to the type's mantissa, ties up, ``- emax``
+        (AMD).
+        Default: "floor" for MX formats. Other formats have one rule each and take none.
+    rounding : {"nearest_even", "nearest_away", "toward_zero", "stochastic"}
+        Of the elements.
+    pow2 : bool, optional
+        Formats with float32 scales: round the encode scale down to a power of two. Default: False for one scale a
+        tensor, True for one a block.
+    eps : float
+        Formats with float32 scales: smaller magnitudes count as this one.
+    zero_scale : int
+        The e8m0 byte of an MX block of zeros.
+    keeps_negative_zero : bool
+        False: elements that are -0 become +0.
+
+    Examples
+    --------
+    >>> import dlfp4
+    >>> dlfp4.Recipe(scale_rule="ceil").rounding
+    'nearest_even'
+    """
+
+    scale_rule: ScaleRule | None = None
+    rounding: Rounding = "nearest_even"
+    pow2: bool | None = None
+    eps: float = 0.0
+    zero_scale: int = 0
+    keeps_negative_zero: bool = True
+
+    def __post_init__(self) -> None:
+        if self.scale_rule not in (None, *_core._SCALE_RULES):
+            raise ValueError(f"scale_rule={self.scale_rule!r}: expected None or one of {', '.join(_core._SCALE_RULES)}")
+        if self.rounding not in _core._ROUNDINGS:
+            raise ValueError(f"rounding={self.rounding!r}: expected one of {', '.join(_core._ROUNDINGS)}")
+        if not 0 <= self.zero_scale <= 254:
+            raise ValueError(f"zero_scale={self.zero_scale}: expected an e8m0 byte from 0 to 254")
+        if not 0 <= self.eps < np.inf:
+            raise ValueError(f"eps={self.eps}: expected a finite number, 0 or more")
+
+
+# What the world's libraries do with MX formats: the OCP reference and torchao; TransformerEngine, cuDNN and FlashInfer
+# on NVIDIA; TransformerEngine and AITER on AMD.
+RECIPES: Mapping[str, Recipe] = MappingProxyType(
+    {
+        "ocp": Recipe(scale_rule="floor"),
+        "nvidia": Recipe(scale_rule="rceil"),
+        "rocm": Recipe(scale_rule="even", rounding="nearest_away", zero_scale=127, keeps_negative_zero=False),
+    }
+)
+
+
+@cache
+def find_recipe(format: Format, recipe: Recipe | str | None) -> Recipe:
+    """The recipe for a format with every choice made; ValueError where the two do not go together."""
+    if format.kind == "power":
+        chosen = RECIPES["ocp"] if recipe is None else named_recipe(recipe)
+        return chosen if chosen.scale_rule else replace(chosen, scale_rule="floor")
+    # NVIDIA's recipe for the formats that it defined is their one rule.
+    chosen = Recipe() if recipe in (None, "nvidia") else named_recipe(recipe)
+    if chosen.scale_rule is not None:
+        raise ValueError(
+            f"recipe={recipe!r} chooses the scale rule {chosen.scale_rule!r}, but {format} has one rule of its own; "
+            f"scale rules are for the mx formats: leave recipe out, or give Recipe(...) without scale_rule"
+        )
+    return replace(chosen, pow2=format.block is not None) if chosen.pow2 is None else chosen
+
+
+def named_recipe(recipe: Recipe | str | None) -> Recipe:
+    """A recipe, given as one or by its name."""
+    if isinstance(recipe, Recipe):
+        return recipe
+    if recipe is not None and recipe in RECIPES:
+        return RECIPES[recipe]
+    raise ValueError(f"recipe={recipe!r}: expected a dlfp4.Recipe or one of {', '.join(RECIPES)}")

@@ -1,0 +1,380 @@
+# ScaledTensor: elements, their scales and what says how the two belong together. Like a Tensor it never changes.
+
+_Parts = collections.namedtuple("Parts", "data scales global_scale", module="dlfp4")
+_Parts.__doc__ = """The arrays of a :class:`ScaledTensor` in one library: data, scales, global_scale (or None)."""
+
+
+def _format_rows():
+    """The rows of formats.def, in the order of :class:`dlfp4.Format`'s fields."""
+    cdef const dlfp4_format_row *row
+    rows = []
+    for number in range(DLFP4_NUM_FORMATS):
+        row = &dlfp4_formats[number]
+        kind = {DLFP4_TWO_LEVEL: "two_level", DLFP4_POWER: "power", DLFP4_LARGEST: "largest"}[row.kind]
+        rows.append((row.name.decode(), DTYPES[row.element], DTYPES[row.scale],
+                     (row.lines, row.length) if row.length else None, kind, row.repeats != 0, number))
+    return rows
+
+
+def _scale_layouts():
+    """The scale layouts by name: what rows and columns are padded to."""
+    return {dlfp4_layouts[k].name.decode(): (dlfp4_layouts[k].rows, dlfp4_layouts[k].columns)
+            for k in range(DLFP4_NUM_LAYOUTS)}
+
+
+cdef dict LAYOUTS = {name: number for number, name in enumerate(_scale_layouts())}
+
+_ROUNDINGS = tuple(ROUNDINGS)
+_SCALE_RULES = {"floor": DLFP4_SCALE_FLOOR, "rceil": DLFP4_SCALE_RCEIL, "ceil": DLFP4_SCALE_CEIL,
+                "even": DLFP4_SCALE_EVEN}
+
+# After the tables above, which they read.
+from dlfp4.formats import find_format, find_recipe   # noqa: E402
+from dlfp4.proto import buffers_of   # noqa: E402
+
+
+@cython.final
+cdef class ScaledTensor:
+    """A block-scaled tensor: ``value = data * scale of its block (* global_scale)``.
+
+    It comes from :func:`quantize` or :meth:`from_parts`. The tensor of shape ``(..., K)`` is stored as a matrix of
+    M = prod(shape[:-1]) rows and K columns, with blocks along its rows (``axis=-1``) or its columns (``axis=-2``).
+
+    Attributes
+    ----------
+    data : Tensor
+        The elements, packed: ``(M, K)``. With ``axis=-2`` elements below 8 bits are stored transposed, ``(K, M)``.
+    scales : Tensor
+        Decode scales: ``(M, K / block)``, with ``axis=-2`` ``(K, M / block)`` for elements below 8 bits and
+        ``(M / block, K)`` for bytes; in the padded shape of other scale layouts than "linear"; 0-d for one scale a
+        tensor.
+    global_scale : Tensor or None
+        0-d float32, of formats with two levels of scales: a decode scale, which checkpoints call ``weight_scale_2``.
+    format : Format
+        What it is; equals its name.
+    axis : int
+        -1 or -2, along which the blocks run.
+    scale_layout : str
+        "linear", "128x4", "8x4" or "aiter".
+    shape : tuple of int
+        Of the tensor that was quantized, without padding.
+    """
+    cdef readonly Tensor data
+    cdef readonly Tensor scales
+    cdef readonly Tensor global_scale
+    cdef readonly object format
+    cdef readonly int axis
+    cdef readonly str scale_layout
+    cdef readonly tuple shape
+
+    def __init__(self):
+        raise TypeError("a ScaledTensor is made by dlfp4.quantize or ScaledTensor.from_parts")
+
+    @staticmethod
+    def from_parts(data, scales, global_scale=None, *, format, axis=-1, scale_layout="linear", shape=None):
+        """A ScaledTensor of parts that exist, such as those of a checkpoint, sharing their memory.
+
+        Parameters
+        ----------
+        data : producer
+            The elements, packed, or their bytes as uint8: ``(..., K)`` or ``(..., K * bits / 8)``.
+        scales : producer
+            The decode scales, of the format's scale type or as uint8; in the shape that :class:`ScaledTensor` says,
+            with leading dimensions as `data` has them, or flat for layouts other than "linear".
+        global_scale : float or producer, optional
+            A decode scale: what values are multiplied with. Libraries that keep an encode scale (FlashInfer,
+            compressed-tensors) have its reciprocal.
+        format : Format or str
+            See :func:`formats`.
+        axis : {-1, -2}
+            Along which the blocks run.
+        scale_layout : {"linear", "128x4", "8x4", "aiter"}
+            How `scales` lie.
+        shape : tuple of int, optional
+            Of the tensor, where the data is padded or has other leading dimensions.
+
+        Raises
+        ------
+        ValueError
+            The parts do not fit together; the message says what was expected.
+        TypeError
+            An element type that is not the format's.
+        BufferError
+            A part whose memory cannot be described so, such as FP4 that is not packed.
+        """
+        return assemble(data, scales, global_scale, find_format(format), parse_axis(axis), scale_layout, shape)
+
+    @property
+    def device(self):
+        """The :class:`Device` on which the data lies."""
+        return device_of(self.data)
+
+    @property
+    def nbytes(self):
+        """Bytes of the data, the scales and the global scale."""
+        return sum([part.nbytes for part in (self.data, self.scales, self.global_scale) if part is not None])
+
+    @property
+    def ndim(self):
+        """Number of dimensions of the tensor."""
+        return len(self.shape)
+
+    @property
+    def mT(self):
+        """The last two dimensions exchanged, without a copy; ValueError unless there are two."""
+        if len(self.shape) != 2:
+            raise ValueError(f"mT of a ScaledTensor needs two dimensions; this one has shape {self.shape}, whose "
+                             f"leading dimensions are stored as rows")
+        bytewise = not is_subbyte(self.data.row)
+        linear = self.scale_layout == "linear" and self.scales.dl.ndim == 2
+        return make_scaled(self.data.mT if bytewise else self.data,
+                           self.scales.mT if bytewise and linear else self.scales,
+                           self.global_scale, self.format, -3 - self.axis, self.scale_layout, self.shape[::-1])
+
+    def dequantize(self, dtype="float32"):
+        """The values as a :class:`Tensor`; see :func:`dequantize`."""
+        return dequantize(self, dtype)
+
+    def with_scale_layout(self, name, *, fill=None):
+        """The same tensor with its scales in another layout; itself where they are in it.
+
+        Parameters
+        ----------
+        name : {"linear", "128x4", "8x4", "aiter"}
+            "128x4": cuBLAS, CUTLASS, torchao's "blocked"; "8x4": TensorRT-LLM; "aiter": AITER's e8m0 shuffle.
+        fill : int, optional
+            The byte of the padding, which is always written. Default 0; AMD's libraries write 127.
+
+        Raises
+        ------
+        ValueError
+            An unknown layout, or one that the format's scales do not have.
+        """
+        return relayout(self, name, parse_fill(fill, 0))
+
+    def to_device(self, device):
+        """The tensor on `device`, all its parts; itself if it lies there."""
+        target = parse_device(device)
+        if lies_on(self.data, target):
+            return self
+        moved = [None if part is None else part.to_device(target)
+                 for part in (self.data, self.scales, self.global_scale)]
+        return make_scaled(moved[0], moved[1], moved[2], self.format, self.axis, self.scale_layout, self.shape)
+
+    def to_numpy(self, copy=None):
+        """The parts as NumPy arrays; see :meth:`Tensor.to_numpy`."""
+        return hand_out(self, "to_numpy", copy)
+
+    def to_torch(self, copy=None):
+        """The parts as PyTorch tensors; see :meth:`Tensor.to_torch`."""
+        return hand_out(self, "to_torch", copy)
+
+    def to_jax(self, copy=None):
+        """The parts as JAX arrays; see :meth:`Tensor.to_jax`."""
+        return hand_out(self, "to_jax", copy)
+
+    def to_cupy(self, copy=None):
+        """The parts as CuPy arrays; see :meth:`Tensor.to_cupy`."""
+        return hand_out(self, "to_cupy", copy)
+
+    def __repr__(self):
+        layout = "" if self.scale_layout == "linear" else f", scale_layout={self.scale_layout!r}"
+        axis = "" if self.axis == -1 else f", axis={self.axis}"
+        return (f"ScaledTensor(shape={self.shape}, format={self.format.name!r}, device={str(self.device)!r}"
+                f"{axis}{layout})")
+
+
+cdef ScaledTensor make_scaled(Tensor data, Tensor scales, Tensor global_scale, format, int axis, str scale_layout,
+                              tuple shape):
+    cdef ScaledTensor self = ScaledTensor.__new__(ScaledTensor)
+    self.data = data
+    self.scales = scales
+    self.global_scale = global_scale
+    self.format = format
+    self.axis = axis
+    self.scale_layout = scale_layout
+    self.shape = shape
+    return self
+
+
+cdef object hand_out(ScaledTensor self, str method, copy):
+    return _Parts(*[part if part is None else getattr(part, method)(copy)
+                    for part in (self.data, self.scales, self.global_scale)])
+
+
+cdef int parse_axis(axis) except? -1:
+    """-1 or -2."""
+    number = operator.index(axis)
+    if number not in (-1, -2):
+        raise ValueError(f"axis={axis}: blocks run along -1, the last axis, or -2, the others as one")
+    return number
+
+
+cdef int parse_fill(fill, int default) except -1:
+    if fill is None:
+        return default
+    number = operator.index(fill)
+    if not 0 <= number <= 255:
+        raise ValueError(f"fill={fill}: expected a byte, from 0 to 255")
+    return number
+
+
+# ---- From parts
+
+cdef ScaledTensor assemble(data, scales, global_scale, format, int axis, str scale_layout, shape):
+    cdef Tensor elements = as_type(retain_part(data), format.element, "data")
+    cdef Tensor stored = as_type(retain_part(scales), format.scale, "scales")
+    cdef tuple logical = shape_of(elements) if shape is None else tuple(parse_shape(shape))
+    if is_padded(elements):
+        raise BufferError(f"data of {dtype_name(elements)} has one element a byte; pack it first: dlfp4.pack(data)")
+    if shape is None and axis == -2 and is_subbyte(elements.row):   # stored transposed
+        *leading, lines, length = logical
+        logical = (*leading, length, lines)
+    buffers = buffers_of(logical, format, axis, scale_layout, True)
+    elements = fit_part(elements, buffers[0], logical, format)
+    stored = fit_part(stored, buffers[1], logical, format)
+    if (global_scale is not None) and not format.has_global_scale:
+        raise ValueError(f"{format} has no global scale; leave it out")
+    unit = None if global_scale is None else as_scalar(global_scale)
+    if is_subbyte(elements.row) and not rows_are_bytes(elements):
+        raise BufferError(f"data has strides {strides_of(elements)}: its rows must be packed, without gaps between "
+                          f"elements, and start on bytes; call .copy() first")
+    return make_scaled(elements, stored, unit, format, axis, scale_layout, logical)
+
+
+cdef Tensor retain_part(part):
+    cdef Tensor self = asarray(part)
+    return self
+
+
+cdef Tensor as_type(Tensor self, dtype, str name):
+    """A part of the format's type, given so or as bytes."""
+    cdef int row = row_of_argument(dtype)
+    if self.row == row:
+        return self
+    if self.row == row_of_argument("uint8") and dlfp4_dtypes[row].bits <= 8:
+        return reinterpret(self, row)
+    raise TypeError(f"{name} has dtype {dtype_name(self)}; expected {dtype}, or its bytes as uint8")
+
+
+cdef Tensor fit_part(Tensor self, buffer, tuple logical, format):
+    """A part in the shape of its buffer; leading dimensions may be apart, tiles of scales flat."""
+    expected = math.prod(buffer.shape)
+    same_rows = self.dl.ndim != 2 or len(buffer.shape) != 2 or shape_of(self) == buffer.shape
+    if self.size_ != expected or not same_rows:
+        raise ValueError(f"{buffer.name} has shape {shape_of(self)}; {format} of shape {logical} needs "
+                         f"{buffer.shape} of {buffer.dtype}")
+    return self if shape_of(self) == buffer.shape else reshape_tensor(self, buffer.shape)
+
+
+cdef bint rows_are_bytes(Tensor self) noexcept:
+    cdef int bits = self.dl.dtype.bits
+    return self.size_ == 0 or ((self.dl.strides[1] == 1 or self.dl.shape[1] == 1)
+                               and (self.dl.shape[0] == 1 or self.dl.strides[0] * bits % 8 == 0))
+
+
+cdef Tensor as_scalar(value):
+    """A 0-d float32 tensor of a number, or of a producer of one element."""
+    if isinstance(value, (float, int, np.floating, np.integer)):
+        value = np.array(value, np.float32)
+    cdef Tensor self = as_type(retain_part(value), np.dtype(np.float32), "global_scale")
+    if self.size_ != 1:
+        raise ValueError(f"global_scale has shape {shape_of(self)}; expected one number")
+    return self if self.dl.ndim == 0 else reshape_tensor(self, ())
+
+
+# ---- Layouts
+
+cdef ScaledTensor relayout(ScaledTensor self, name, int fill):
+    cdef Tensor scales = self.scales, result
+    cdef dlfp4_status status
+    cdef int64_t rows, columns
+    if name == self.scale_layout:
+        return self
+    buffer = buffers_of(self.shape, self.format, self.axis, name, True)[1]   # refuses what is unknown
+    rows, columns = lines_of_scales(self)
+    if self.scale_layout == "linear":
+        scales = canonical_scales(self)
+        scales = scales if is_compact_tensor(scales) else duplicate(scales)
+    host_view(scales)   # refuses what the CPU cannot read
+    transposed = name == "linear" and self.axis == -2 and not is_subbyte(self.data.row)
+    result = allocate_buffer((rows, columns) if transposed else buffer.shape, scales.row, False)
+    status = dlfp4_convert_scales(scales.dl.data, LAYOUTS[self.scale_layout], result.dl.data, LAYOUTS[name],
+                                  rows, columns, storage_bits(result) // 8, fill)
+    if status != DLFP4_OK:
+        raise RuntimeError(f"converting scales failed with status {status}")
+    return make_scaled(self.data, duplicate(result.mT) if transposed else result, self.global_scale, self.format,
+                       self.axis, name, self.shape)
+
+
+cdef tuple lines_of_scales(ScaledTensor self):
+    """The matrix of scales with a row a line, without padding."""
+    rows = buffers_of(self.shape, self.format, self.axis, "linear", True)[1].shape
+    return rows[::-1] if self.axis == -2 and not is_subbyte(self.data.row) else rows
+
+
+cdef Tensor canonical_scales(ScaledTensor self):
+    """Linear scales with a row a line."""
+    return self.scales.mT if self.axis == -2 and not is_subbyte(self.data.row) else self.scales
+
+
+cdef Tensor allocate_buffer(tuple shape, int row, bint x2):
+    """Host memory for one of a format's buffers."""
+    cdef int64_t dims[2]
+    cdef int k
+    for k in range(len(shape)):
+        dims[k] = shape[k]
+    return allocate(row, len(shape), dims, False, CPU, x2)
+
+
+# ---- Weights
+
+def shuffle_weight(x, layout="aiter"):
+    """A weight in the order that a library's matrix kernels read it in.
+
+    Parameters
+    ----------
+    x : producer
+        ``(N, K)``: packed elements, or their bytes; N a multiple of 16, the bytes of a row one of 32.
+    layout : {"aiter"}
+        AITER's (16, 16) shuffle: byte (i, j) of Kb a row goes to
+        ``(i//16)*16*Kb + (j//16)*256 + (i%16)*16 + j%16``.
+
+    Returns
+    -------
+    Tensor
+        Of x's shape and dtype.
+
+    Raises
+    ------
+    ValueError
+        The shape does not divide, or an unknown layout.
+    BufferError
+        Memory that the CPU cannot read.
+    """
+    return shuffle(x, layout, False)
+
+
+def unshuffle_weight(x, layout="aiter"):
+    """The inverse of :func:`shuffle_weight`."""
+    return shuffle(x, layout, True)
+
+
+cdef Tensor shuffle(x, layout, bint back):
+    cdef Tensor source = borrow(x), result
+    cdef int64_t row_bits
+    if layout != "aiter":
+        raise ValueError(f"layout={layout!r}: expected 'aiter'")
+    if source.dl.ndim != 2:
+        raise ValueError(f"a weight has two dimensions, (N, K); this tensor has shape {shape_of(source)}")
+    host_view(source)
+    if not is_compact_tensor(source):
+        source = duplicate(source)
+    row_bits = source.dl.shape[1] * storage_bits(source)
+    if source.dl.shape[0] % 16 or row_bits % 256:
+        raise ValueError(f"shape {shape_of(source)} of {dtype_name(source)}: the aiter shuffle needs rows in multiples "
+                         f"of 16 and row lengths in multiples of 32 bytes; pad the weight")
+    result = allocate_like(source, CPU)
+    if dlfp4_shuffle_weight(source.dl.data, result.dl.data, source.dl.shape[0], row_bits // 8, back) != DLFP4_OK:
+        raise RuntimeError("shuffling failed")
+    return result

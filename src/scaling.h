@@ -1,0 +1,160 @@
+// How a block's scale comes from its largest magnitude, and what the elements are multiplied with: every recipe, once.
+// Layout: one block at a time; magnitudes are the bits of non-negative float32 numbers, so that they order as integers.
+// Trick: a magnitude from kNotFinite on says that the block holds a NaN or an infinity.
+#ifndef DLFP4_SRC_SCALING_H_
+#define DLFP4_SRC_SCALING_H_
+
+#include <stdint.h>
+#include <string.h>
+
+#include "formats.h"
+#include "numerics.h"
+
+#ifdef __CUDACC__
+#define DLFP4_FLOAT_RULE __host__ __device__ __forceinline__
+#else
+#define DLFP4_FLOAT_RULE __attribute__((always_inline)) inline
+#endif
+
+namespace dlfp4 {
+
+// What a format and a recipe fix for all blocks of a tensor.
+struct ScaleRule {
+  dlfp4_scale_rule power;  // of DLFP4_POWER formats
+  int exponent;            // of the element type's largest value
+  int mantissa;            // bits of the element type
+  uint32_t largest;        // the element type's largest value, as float32 bits
+  uint32_t zero_scale;     // the code of an all-zero block's scale
+  uint32_t least;          // float32 bits: smaller magnitudes count as this one
+  bool pow2;               // round the encode scale down to a power of two
+  float encode, decode;    // of the whole tensor: what TWO_LEVEL scales are in units of
+  float sixth, unit;       // encode / 6 and 1 / encode, each rounded once
+};
+
+namespace {
+
+constexpr uint32_t kNotFinite = 0x7F800000;
+constexpr float kLargestFloat = 3.40282346638528859811704183484516925e+38f;
+constexpr float kSixth = 1.0f / 6.0f;              // of float4_e2m1fn's largest value
+constexpr float kLargestTwoLevel = 6.0f * 448.0f;  // the largest value times the largest scale
+
+DLFP4_FLOAT_RULE float float_of(uint32_t bits) {
+  float value;
+  memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+DLFP4_FLOAT_RULE uint32_t bits_of(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+
+DLFP4_FLOAT_RULE float finite(float value) { return value < kLargestFloat ? value : kLargestFloat; }
+
+// What is stored of a block's scale (a code, or a float32's bits), and what its elements are multiplied with.
+struct BlockScale {
+  uint32_t stored;
+  float multiplier;
+};
+
+DLFP4_RULE uint32_t largest_float_bits(Format f) {
+  const uint64_t code = largest_finite_code(f);
+  const uint64_t exponent = (code >> f.mantissa) + 127 - static_cast<uint64_t>(f.bias);
+  return static_cast<uint32_t>(exponent << 23 | (code & low_bits(f.mantissa)) << (23 - f.mantissa));
+}
+
+// --- The whole tensor ------------------------------------------------------------------------
+
+struct TensorScale {
+  float encode, decode;
+};
+
+// NVFP4: `largest` is the largest finite magnitude.
+DLFP4_FLOAT_RULE TensorScale two_level_scale(float largest) {
+  if (largest == 0) return {1, 1};
+  return {finite(kLargestTwoLevel / largest), largest / kLargestTwoLevel};
+}
+
+// A float32 scale that maps the largest magnitude to the element type's largest value: current scaling.
+DLFP4_FLOAT_RULE TensorScale largest_scale(const ScaleRule &rule, uint32_t magnitude) {
+  const uint32_t amax = magnitude < rule.least ? rule.least : magnitude;
+  if (amax == 0 || amax >= kNotFinite) return {1, 1};
+  float encode = finite(float_of(rule.largest) / float_of(amax));
+  if (rule.pow2) encode = float_of(bits_of(encode) & kNotFinite);
+  return {encode, 1 / encode};
+}
+
+DLFP4_FLOAT_RULE TensorScale scale_given(float decode) { return {finite(1 / decode), decode}; }
+
+// --- A block ---------------------------------------------------------------------------------
+
+// NVFP4, as TransformerEngine and FlashInfer's exact path: the order of the operations decides bytes.
+DLFP4_FLOAT_RULE BlockScale two_level_block(const ScaleRule &rule, uint32_t magnitude) {
+  constexpr Format kScale = kFormats[DLFP4_float8_e4m3fn];
+  if (magnitude >= kNotFinite) return {static_cast<uint32_t>(low_bits(7)), 0};
+  const float wanted = finite(float_of(magnitude) * rule.sixth);
+  const Round round = {DLFP4_NEAREST_EVEN, true};
+  const uint64_t code = convert(kFormats[DLFP4_float32], kScale, bits_of(wanted), round, {0, 0, 0});
+  const uint64_t scale = convert(kScale, kFormats[DLFP4_float32], code, round, {0, 0, 0});
+  return {static_cast<uint32_t>(code), finite(1 / (float_of(static_cast<uint32_t>(scale)) * rule.unit))};
+}
+
+// The biased exponent of an MX scale before it is clamped. A magnitude below 2^-126 ends at the lowest scale whichever
+// rule, so that its exponent field of 0 may stand for all its exponents.
+DLFP4_RULE int power_of_block(const ScaleRule &rule, uint32_t magnitude) {
+  const uint32_t fraction = magnitude & 0x7FFFFF;
+  const int exponent = static_cast<int>(magnitude >> 23) - rule.exponent;
+  switch (rule.power) {
+    case DLFP4_SCALE_RCEIL:
+      return exponent + (fraction > (rule.largest & 0x7FFFFF));
+    case DLFP4_SCALE_CEIL:
+      return exponent + (fraction != 0);
+    case DLFP4_SCALE_EVEN:
+      return static_cast<int>((magnitude + (1u << (22 - rule.mantissa))) >> 23) - rule.exponent;
+    default:
+      return exponent;
+  }
+}
+
+// 2^-(code - 127), which is subnormal for the highest code.
+DLFP4_FLOAT_RULE float power_multiplier(uint32_t code) { return float_of(code < 254 ? (254 - code) << 23 : 1u << 22); }
+
+DLFP4_FLOAT_RULE BlockScale power_block(const ScaleRule &rule, uint32_t magnitude) {
+  if (magnitude >= kNotFinite) return {0xFF, 0};
+  if (magnitude == 0) return {rule.zero_scale, 1};
+  const int power = power_of_block(rule, magnitude);
+  const uint32_t code = static_cast<uint32_t>(power < 0 ? 0 : power > 254 ? 254 : power);
+  return {code, power_multiplier(code)};
+}
+
+DLFP4_FLOAT_RULE BlockScale largest_block(const ScaleRule &rule, uint32_t magnitude) {
+  const TensorScale scale = largest_scale(rule, magnitude);
+  return {bits_of(scale.decode), scale.encode};
+}
+
+// --- Elements --------------------------------------------------------------------------------
+
+// What is rounded to the element type. Adding +0 turns -0 into +0, adding -0 changes nothing.
+DLFP4_FLOAT_RULE float scaled(float value, float multiplier, float zero) { return value * multiplier + zero; }
+
+// What a stored scale is worth: elements are multiplied with it.
+DLFP4_FLOAT_RULE float decode_scale(uint32_t stored, int scale_row, float tensor_decode) {
+  const Round round = {DLFP4_NEAREST_EVEN, true};
+  if (scale_row == DLFP4_float32) return float_of(stored);
+  const uint64_t bits = convert(kFormats[scale_row], kFormats[DLFP4_float32], stored, round, {0, 0, 0});
+  const float scale = float_of(static_cast<uint32_t>(bits));
+  return scale_row == DLFP4_float8_e4m3fn ? scale * tensor_decode : scale;
+}
+
+// An element's value times its scale. A NaN element stays itself; what else is NaN has the one positive, quiet pattern.
+DLFP4_FLOAT_RULE float decoded(float element, float scale) {
+  if (element != element) return element;
+  const float product = element * scale;
+  return product == product ? product : float_of(kNotFinite | 1u << 22);
+}
+
+}  // namespace
+}  // namespace dlfp4
+
+#endif  // DLFP4_SRC_SCALING_H_
