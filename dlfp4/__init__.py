@@ -24,6 +24,7 @@ from dlfp4._core import (
 from dlfp4.config import get_include, show_config
 from dlfp4.formats import Format, Recipe, formats
 from dlfp4.frameworks.numpy import register_dlpack_dtypes
+from dlfp4.proto import TensorProto
 
 __all__ = [
     "Device",
@@ -32,6 +33,7 @@ __all__ = [
     "Recipe",
     "ScaledTensor",
     "Tensor",
+    "TensorProto",
     "__version__",
     "asarray",
     "cast",

@@ -5,6 +5,7 @@ import collections
 import math
 import operator
 import os
+import pickle
 import sys
 import threading
 
@@ -24,7 +25,7 @@ from cpython.exc cimport PyErr_Clear
 from cpython.number cimport PyIndex_Check, PyNumber_AsSsize_t
 from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
 from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF, PyObject
-from libc.stdint cimport INT64_MAX, int8_t, int32_t, int64_t, uint64_t, uintptr_t
+from libc.stdint cimport INT64_MAX, int8_t, int32_t, int64_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcmp, memcpy, memset, strncmp
 
 from dlfp4._dlpack cimport *
@@ -97,9 +98,11 @@ include "describe.pxi"
 include "exchange.pxi"
 include "importer.pxi"
 include "memory.pxi"
+include "cuda.pxi"
 include "views.pxi"
 include "tensor.pxi"
 include "ops.pxi"
 include "scaled.pxi"
 include "scaling.pxi"
 include "exporter.pxi"
+include "pickling.pxi"

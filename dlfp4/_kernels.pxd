@@ -1,5 +1,5 @@
 # Cython's view of the native side: the element-type table, the host kernels, the CUDA driver.
-from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint64_t, uintptr_t
+from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 
 
 cdef extern from "dtypes.h" nogil:
@@ -133,6 +133,20 @@ cdef extern from "dlfp4/dlfp4.h" nogil:
     dlfp4_status dlfp4_set_isa(const char *)
     void dlfp4_set_num_threads(int)
     int dlfp4_get_num_threads()
+
+
+cdef extern from "cuda/kernels.h" nogil:
+    enum:
+        DLFP4_CUDA_REFUSED
+    int dlfp4_cuda_convert(int, uintptr_t, const dlfp4_view *, const dlfp4_view *, const dlfp4_convert_options *)
+    int dlfp4_cuda_quantize(int, uintptr_t, const dlfp4_matrix *, int, const dlfp4_recipe *, int, void *,
+                            const dlfp4_blocks *, const dlfp4_blocks *)
+    int dlfp4_cuda_set_word(int, uintptr_t, void *, uint32_t)
+    int dlfp4_cuda_copy_word(int, uintptr_t, void *, const void *)
+    int dlfp4_cuda_dequantize(int, uintptr_t, const dlfp4_blocks *, int, const float *, const dlfp4_matrix *)
+    int dlfp4_cuda_convert_scales(int, uintptr_t, const void *, int, void *, int, int64_t, int64_t, uint8_t)
+    int dlfp4_cuda_shuffle_weight(int, uintptr_t, const void *, void *, int64_t, int64_t, int)
+    const char *dlfp4_cuda_image()
 
 
 cdef extern from "cuda/driver.h" nogil:

@@ -58,6 +58,9 @@ cdef class Device:
     def __hash__(self):
         return hash((self.code, self.index))
 
+    def __reduce__(self):
+        return Device, (self.type, self.index)
+
 
 cdef Device device_from_dlpack(DLDevice device):
     return Device(DEVICE_NAMES[device.device_type], device.device_id)
@@ -84,6 +87,11 @@ cdef Device parse_device(device):
     if colon and not index.isdecimal():
         raise ValueError(f"device {device!r}: expected a number after the colon, as in 'cuda:0'")
     return Device(name, int(index or 0))
+
+
+def _parse_device(device):
+    """A device argument as the Device."""
+    return parse_device(device)
 
 
 cdef inline bint is_device_type(int32_t code) noexcept nogil:

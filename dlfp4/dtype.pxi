@@ -108,6 +108,11 @@ cdef int row_of_argument(dtype) except NO_ROW:
     return row
 
 
+def _parse_dtype(dtype):
+    """A dtype argument as the numpy.dtype."""
+    return DTYPES[row_of_argument(dtype)]
+
+
 cdef int row_of_dlpack(DLDataType dtype) except NO_ROW:
     """The row of a type on the wire, its lanes aside; BufferError naming code, bits and lanes."""
     cdef int row = NO_ROW

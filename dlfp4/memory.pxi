@@ -4,8 +4,9 @@ cdef enum:
     ALIGNMENT = 64   # JAX takes host memory without a copy only from here on
 
 
-cdef Tensor allocate(int row, int ndim, const int64_t *shape, bint padded, DLDevice device, bint x2):
-    """An uninitialised compact tensor; the spare bits of its last byte are zero."""
+cdef Tensor allocate(int row, int ndim, const int64_t *shape, bint padded, DLDevice device, bint x2,
+                     int64_t stream=LEGACY_STREAM):
+    """An uninitialised compact tensor; the spare bits of its last byte are zero. CUDA memory is ordered on `stream`."""
     cdef Tensor self = Tensor.__new__(Tensor)
     cdef int64_t bits
     self.x2_ = x2
@@ -20,7 +21,7 @@ cdef Tensor allocate(int row, int ndim, const int64_t *shape, bint padded, DLDev
     if device.device_type == kDLCPU:
         allocate_host(self)
     elif device.device_type == kDLCUDA:
-        allocate_cuda(self)
+        allocate_cuda(self, stream)
     else:
         raise BufferError(f"dlfp4 cannot allocate memory on {device_from_dlpack(device)}; expected 'cpu' or 'cuda:N'")
     fill_pairs(self)
@@ -62,9 +63,9 @@ cdef int allocate_host(Tensor self) except -1:
     return 0
 
 
-cdef int allocate_cuda(Tensor self) except -1:
+cdef int allocate_cuda(Tensor self, int64_t stream) except -1:
     cdef void *block = NULL
-    self.stream = LEGACY_STREAM
+    self.stream = stream
     check_cuda(dlfp4_cuda_alloc(self.dl.device.device_id, self.stream, max(1, count_bytes(self)), &block),
                f"allocating {count_bytes(self)} bytes on {device_of(self)}")
     self.owner = self.dl.data = block
@@ -78,15 +79,9 @@ cdef Tensor allocate_like(Tensor source, DLDevice device):
 
 # ---- Copies
 
-cdef dlfp4_view host_view(Tensor self) except *:
-    """The kernels' description of a tensor; BufferError where its memory is not the host's."""
+cdef dlfp4_view view_of(Tensor self) noexcept:
+    """The kernels' description of a tensor."""
     cdef dlfp4_view view
-    cdef int count
-    if is_cuda(self.dl.device.device_type):   # without a driver this is no device memory at all
-        check_cuda(dlfp4_cuda_device_count(&count), f"reading memory on {device_of(self)}")
-    if not host_readable(self.dl.device.device_type):
-        raise BufferError(f"the CPU cannot read memory on {device_of(self)}; "
-                          f"call .to_device('cpu') first")
     view.data = self.dl.data
     view.shape = self.dl.shape
     view.strides = self.dl.strides
@@ -97,13 +92,26 @@ cdef dlfp4_view host_view(Tensor self) except *:
     return view
 
 
+cdef dlfp4_view host_view(Tensor self) except *:
+    """The same; BufferError where the memory is not the host's."""
+    cdef int count
+    if is_cuda(self.dl.device.device_type):   # without a driver this is no device memory at all
+        check_cuda(dlfp4_cuda_device_count(&count), f"reading memory on {device_of(self)}")
+    if not host_readable(self.dl.device.device_type):
+        raise BufferError(f"the CPU cannot read memory on {device_of(self)}; "
+                          f"call .to_device('cpu') first")
+    return view_of(self)
+
+
 cdef Tensor duplicate(Tensor self):
     """A compact tensor of the same elements on the same device."""
     cdef Tensor result
     secure(self)
-    if not host_readable(self.dl.device.device_type):
+    if not on_cuda(self) and not host_readable(self.dl.device.device_type):
         return move(self, device_of(self))
-    result = allocate_like(self, CPU)
+    if on_cuda(self) and is_compact_tensor(self):   # needs no kernel
+        return move(self, device_of(self))
+    result = allocate_beside(self, self.row, self.dl.ndim, self.dl.shape, is_padded(self), self.stream, self.x2_)
     convert(self, result, NULL)
     return result
 
@@ -122,20 +130,19 @@ cdef Tensor move(Tensor self, Device device):
                           f"move the tensor with its own library first")
     if host_readable(self.dl.device.device_type):
         source = self if is_compact_tensor(self) else duplicate(self)
+    elif not is_compact_tensor(self) and device.code == kDLCPU:
+        return move_strided(self)
     elif not is_compact_tensor(self):
-        return move_strided(self, device)
+        source = duplicate(self)
     result = allocate_like(source, target)
     copy_bytes(result, source, count_bytes(source))
     return result
 
 
-cdef Tensor move_strided(Tensor self, Device device):
+cdef Tensor move_strided(Tensor self):
     """A strided CUDA tensor to the host: its whole extent as bytes, then its elements from there."""
     cdef int64_t low, high, bits = storage_bits(self), bytes
     cdef Tensor extent, staging, elements
-    if device.code != kDLCPU:
-        raise BufferError(f"a tensor of shape {shape_of(self)} and strides {strides_of(self)} on "
-                          f"{device_of(self)} is not contiguous; make it so with its own library first")
     find_extent(self.dl.ndim, self.dl.shape, self.dl.strides, &low, &high)
     low = low * bits // 8
     bytes = (high * bits + bits + 7) // 8 - low

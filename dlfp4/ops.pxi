@@ -4,10 +4,15 @@ cdef enum:
     RELEASE_GIL_FROM = 1 << 14   # elements; below, giving up the GIL costs more than it frees
 
 
-cdef int convert(Tensor source, Tensor result, const dlfp4_convert_options *options) except -1:
-    """result[i] = source[i], in result's type and packing; both on the host."""
-    cdef dlfp4_view src = host_view(source), dst = host_view(result)
+cdef int convert(Tensor source, Tensor result, const dlfp4_convert_options *options,
+                 int64_t stream=NO_STREAM) except -1:
+    """result[i] = source[i], in result's type and packing; both on the host, or on a CUDA device and a stream of it."""
+    cdef dlfp4_view src, dst
     cdef dlfp4_status status
+    if on_cuda(source):
+        return convert_on_cuda(source, result, options, stream if stream != NO_STREAM else source.stream)
+    src = host_view(source)
+    dst = host_view(result)
     if source.size_ < RELEASE_GIL_FROM:
         status = dlfp4_convert(&src, &dst, options)
     else:
@@ -107,6 +112,7 @@ cdef Tensor prepare_out(out, Tensor source, int row):
     """The caller's memory for a result of source's shape, checked before anything is written."""
     cdef Tensor self = borrow(out)
     check_writable(self, row)
+    check_beside(self, source)
     if self.dl.ndim != source.dl.ndim or memcmp(self.dl.shape, source.dl.shape, self.dl.ndim * sizeof(int64_t)):
         raise ValueError(f"out has shape {shape_of(self)}, the result has {shape_of(source)}")
     if overlaps(self, source) and not same_places(self, source):
@@ -121,9 +127,6 @@ cdef int check_writable(Tensor self, int row) except -1:
         raise TypeError(f"out has dtype {dtype_name(self)}, the result has {dlfp4_dtypes[row].name.decode()}")
     if self.flags & DLPACK_FLAG_BITMASK_READ_ONLY:
         raise BufferError("out is read-only; give a writable tensor, or a .copy()")
-    if not host_readable(self.dl.device.device_type):
-        raise BufferError(f"out lies on {device_of(self)}, which the CPU cannot write; "
-                          f"give a tensor on the host")
     if repeats_elements(self):
         raise ValueError(f"out has strides {strides_of(self)} for shape {shape_of(self)}: some elements share their "
                          f"memory; give a tensor whose elements do not")
@@ -161,7 +164,7 @@ def cast(x, dtype, *, rounding="nearest_even", saturate=True, packed=True, seed=
     Parameters
     ----------
     x : producer
-        Anything :func:`asarray` takes, of any shape and strides, on the host.
+        Anything :func:`asarray` takes, of any shape and strides, on the host or a CUDA device.
     dtype : dtype-like
         The element type of the result.
     rounding : {"nearest_even", "nearest_away", "toward_zero", "stochastic"}
@@ -178,8 +181,9 @@ def cast(x, dtype, *, rounding="nearest_even", saturate=True, packed=True, seed=
     out : producer, optional
         Writable memory of the result's shape and dtype, packed or padded; `x` itself where the sizes are equal. The
         last byte of packed memory is written whole, its spare bits as zero.
-    stream : None
-        For device memory, which this version does not convert.
+    stream : int or stream object, optional
+        CUDA memory: where to run, a handle or an object with ``__cuda_stream__`` or ``cuda_stream``; it waits for the
+        data. Default: the stream on which the data is made, of PyTorch the current one. The host does not wait.
 
     Returns
     -------
@@ -209,17 +213,16 @@ def cast(x, dtype, *, rounding="nearest_even", saturate=True, packed=True, seed=
     cdef dlfp4_convert_options options
     cdef int row = row_of_argument(dtype)
     cdef Tensor source = borrow(x), result
-    if stream is not None:
-        raise ValueError(f"stream={stream!r}: host memory has no streams; pass None")
+    cdef int64_t chosen = stream_for(source, stream)
     fill_options(&options, rounding, saturate, seed)
     if row != source.row and not (is_float(row) and is_float(source.row)):
         raise TypeError(f"dlfp4 does not cast {dtype_name(source)} to {dlfp4_dtypes[row].name.decode()}: it converts "
                         f"between floating-point types; call .view(dtype) to reinterpret bytes")
     if out is None:
-        result = allocate(row, source.dl.ndim, source.dl.shape, not packed, CPU, source.x2_)
+        result = allocate_beside(source, row, source.dl.ndim, source.dl.shape, not packed, chosen, source.x2_)
     else:
         result = prepare_out(out, source, row)
-    convert(source, result, &options)
+    convert(source, result, &options, chosen)
     return result
 
 
@@ -229,7 +232,8 @@ def pack(x, *, out=None):
     Parameters
     ----------
     x : producer
-        A tensor of a sub-byte type on the host, padded (the high bits of each byte are ignored) or packed.
+        A tensor of a sub-byte type on the host or a CUDA device, padded (the high bits of each byte are
+        ignored) or packed.
     out : producer, optional
         Writable packed memory of the same shape and dtype.
 
@@ -254,7 +258,7 @@ def unpack(x, *, out=None):
     Parameters
     ----------
     x : producer
-        A tensor of a sub-byte type on the host.
+        A tensor of a sub-byte type on the host or a CUDA device.
     out : producer, optional
         Writable padded memory of the same shape and dtype.
 
@@ -278,7 +282,8 @@ cdef Tensor repack(x, bint padded, out):
     if not is_subbyte(source.row):
         raise TypeError(f"{dtype_name(source)} fills its bytes; pack and unpack take types below 8 bits")
     if out is None:
-        result = allocate(source.row, source.dl.ndim, source.dl.shape, padded, CPU, source.x2_)
+        result = allocate_beside(source, source.row, source.dl.ndim, source.dl.shape, padded, source.stream,
+                                 source.x2_)
     else:
         result = prepare_out(out, source, source.row)
         if is_padded(result) != padded:

@@ -177,6 +177,13 @@ cdef class ScaledTensor:
         """The parts as CuPy arrays; see :meth:`Tensor.to_cupy`."""
         return hand_out(self, "to_cupy", copy)
 
+    def __reduce__(self):   # see pickling.pxi
+        return _restore_scaled, (self.data, self.scales, self.global_scale, self.format.name, self.axis,
+                                 self.scale_layout, self.shape)
+
+    def __copy__(self):
+        return self   # it never changes
+
     def __repr__(self):
         layout = "" if self.scale_layout == "linear" else f", scale_layout={self.scale_layout!r}"
         axis = "" if self.axis == -1 else f", axis={self.axis}"
@@ -259,9 +266,8 @@ cdef Tensor as_type(Tensor self, dtype, str name):
 
 cdef Tensor fit_part(Tensor self, buffer, tuple logical, format):
     """A part in the shape of its buffer; leading dimensions may be apart, tiles of scales flat."""
-    expected = math.prod(buffer.shape)
-    same_rows = self.dl.ndim != 2 or len(buffer.shape) != 2 or shape_of(self) == buffer.shape
-    if self.size_ != expected or not same_rows:
+    cdef bint same_rows = self.dl.ndim <= 1 or not buffer.shape or shape_of(self)[-1:] == buffer.shape[-1:]
+    if self.size_ != math.prod(buffer.shape) or not same_rows:
         raise ValueError(f"{buffer.name} has shape {shape_of(self)}; {format} of shape {logical} needs "
                          f"{buffer.shape} of {buffer.dtype}")
     return self if shape_of(self) == buffer.shape else reshape_tensor(self, buffer.shape)
@@ -287,7 +293,6 @@ cdef Tensor as_scalar(value):
 
 cdef ScaledTensor relayout(ScaledTensor self, name, int fill):
     cdef Tensor scales = self.scales, result
-    cdef dlfp4_status status
     cdef int64_t rows, columns
     if name == self.scale_layout:
         return self
@@ -296,15 +301,21 @@ cdef ScaledTensor relayout(ScaledTensor self, name, int fill):
     if self.scale_layout == "linear":
         scales = canonical_scales(self)
         scales = scales if is_compact_tensor(scales) else duplicate(scales)
-    host_view(scales)   # refuses what the CPU cannot read
     transposed = name == "linear" and self.axis == -2 and not is_subbyte(self.data.row)
-    result = allocate_buffer((rows, columns) if transposed else buffer.shape, scales.row, False)
-    status = dlfp4_convert_scales(scales.dl.data, LAYOUTS[self.scale_layout], result.dl.data, LAYOUTS[name],
-                                  rows, columns, storage_bits(result) // 8, fill)
-    if status != DLFP4_OK:
-        raise RuntimeError(f"converting scales failed with status {status}")
+    result = allocate_buffer(scales, (rows, columns) if transposed else buffer.shape, scales.row, scales.stream, False)
+    convert_scales(scales, LAYOUTS[self.scale_layout], result, LAYOUTS[name], rows, columns, fill)
     return make_scaled(self.data, duplicate(result.mT) if transposed else result, self.global_scale, self.format,
                        self.axis, name, self.shape)
+
+
+cdef int convert_scales(Tensor scales, int layout, Tensor result, int to, int64_t rows, int64_t columns,
+                        int fill) except -1:
+    if on_cuda(scales):
+        return check_kernel(dlfp4_cuda_convert_scales(scales.dl.device.device_id, scales.stream, scales.dl.data, layout,
+                                                      result.dl.data, to, rows, columns, fill), "converting scales")
+    host_view(scales)   # refuses what the CPU cannot read
+    return check_status(dlfp4_convert_scales(scales.dl.data, layout, result.dl.data, to, rows, columns,
+                                             storage_bits(result) // 8, fill))
 
 
 cdef tuple lines_of_scales(ScaledTensor self):
@@ -318,13 +329,13 @@ cdef Tensor canonical_scales(ScaledTensor self):
     return self.scales.mT if self.axis == -2 and not is_subbyte(self.data.row) else self.scales
 
 
-cdef Tensor allocate_buffer(tuple shape, int row, bint x2):
-    """Host memory for one of a format's buffers."""
+cdef Tensor allocate_buffer(Tensor source, tuple shape, int row, int64_t stream, bint x2):
+    """Memory for one of a format's buffers, beside what it is made of."""
     cdef int64_t dims[2]
     cdef int k
     for k in range(len(shape)):
         dims[k] = shape[k]
-    return allocate(row, len(shape), dims, False, CPU, x2)
+    return allocate_beside(source, row, len(shape), dims, False, stream, x2)
 
 
 # ---- Weights
@@ -350,7 +361,7 @@ def shuffle_weight(x, layout="aiter"):
     ValueError
         The shape does not divide, or an unknown layout.
     BufferError
-        Memory that the CPU cannot read.
+        Memory that dlfp4 cannot read.
     """
     return shuffle(x, layout, False)
 
@@ -367,14 +378,19 @@ cdef Tensor shuffle(x, layout, bint back):
         raise ValueError(f"layout={layout!r}: expected 'aiter'")
     if source.dl.ndim != 2:
         raise ValueError(f"a weight has two dimensions, (N, K); this tensor has shape {shape_of(source)}")
-    host_view(source)
+    if not on_cuda(source):
+        host_view(source)   # refuses what the CPU cannot read
     if not is_compact_tensor(source):
         source = duplicate(source)
     row_bits = source.dl.shape[1] * storage_bits(source)
     if source.dl.shape[0] % 16 or row_bits % 256:
         raise ValueError(f"shape {shape_of(source)} of {dtype_name(source)}: the aiter shuffle needs rows in multiples "
                          f"of 16 and row lengths in multiples of 32 bytes; pad the weight")
-    result = allocate_like(source, CPU)
-    if dlfp4_shuffle_weight(source.dl.data, result.dl.data, source.dl.shape[0], row_bits // 8, back) != DLFP4_OK:
-        raise RuntimeError("shuffling failed")
+    result = allocate_beside(source, source.row, 2, source.dl.shape, is_padded(source), source.stream, source.x2_)
+    if on_cuda(source):
+        check_kernel(dlfp4_cuda_shuffle_weight(source.dl.device.device_id, source.stream, source.dl.data,
+                                               result.dl.data, source.dl.shape[0], row_bits // 8, back),
+                     "shuffling a weight")
+    else:
+        check_status(dlfp4_shuffle_weight(source.dl.data, result.dl.data, source.dl.shape[0], row_bits // 8, back))
     return result

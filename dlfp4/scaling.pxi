@@ -14,8 +14,8 @@ def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=Non
     Parameters
     ----------
     x : producer
-        ``(..., K)`` of float32, bfloat16 or float16, of any strides, on the host. It counts as a matrix of
-        M = prod(shape[:-1]) rows.
+        ``(..., K)`` of float32, bfloat16 or float16, of any strides, on the host or a CUDA device. It counts as a
+        matrix of M = prod(shape[:-1]) rows.
     format : Format or str
         A row of :func:`formats`: "nvfp4", "nvfp4_16x16", "mxfp4", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp8_e4m3",
         "mxfp8_e5m2", "fp8_e4m3", "fp8_e5m2", "fp8_1x128", "fp8_128x128" and their "_e5m2" forms.
@@ -40,8 +40,8 @@ def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=Non
         Complete the last block of each line with zeros, instead of refusing shapes that do not divide.
     out : ScaledTensor or tuple of ScaledTensor, optional
         What an earlier call returned, to be refilled.
-    stream : None
-        For device memory, which this version does not quantize.
+    stream : int or stream object, optional
+        CUDA memory: where to run; see :func:`cast`.
 
     Returns
     -------
@@ -84,18 +84,21 @@ def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=Non
     cdef object chosen_format = find_format(format), chosen = find_recipe(chosen_format, recipe)
     cdef tuple axes = axis if type(axis) is tuple else (axis,), shape = shape_of(borrow(x))
     cdef list results
-    if stream is not None:
-        raise ValueError(f"stream={stream!r}: host memory has no streams; pass None")
+    cdef int64_t chosen_stream = stream_for(source, stream)
     check_axes(axes)
     fill_matrix(&request.x, source)
     request.format = chosen_format.number
     fill_recipe(&request.recipe, chosen, rounding, seed)
     if out is None:
-        results = [allocate_scaled(shape, chosen_format, a, scale_layout, bool(pad), source.x2_) for a in axes]
+        results = [allocate_scaled(source, shape, chosen_format, a, scale_layout, bool(pad), chosen_stream)
+                   for a in axes]
     else:
         results = check_out_scaled(out, axes, shape, chosen_format, scale_layout, bool(pad), source)
-    find_tensor_scale(&request, chosen_format, global_scale)
-    run_quantize(&request, results, chosen)
+    if on_cuda(source):
+        quantize_on_cuda(&request, results, chosen, global_scale, source, chosen_stream)
+    else:
+        find_tensor_scale(&request, chosen_format, global_scale)
+        run_quantize(&request, results, chosen)
     return tuple(results) if type(axis) is tuple else results[0]
 
 
@@ -121,7 +124,7 @@ cdef Tensor flatten(Tensor self):
 
 
 cdef int fill_matrix(dlfp4_matrix *matrix, Tensor self) except -1:
-    cdef dlfp4_view view = host_view(self)
+    cdef dlfp4_view view = readable_view(self)
     if self.row not in SOURCE_ROWS:
         raise TypeError(f"{dtype_name(self)} is not block-scaled: expected float32, bfloat16 or float16; "
                         f"convert it first, for example dlfp4.cast(x, 'float32')")
@@ -133,6 +136,11 @@ cdef int fill_matrix(dlfp4_matrix *matrix, Tensor self) except -1:
     matrix.code = view.code
     matrix.bits = view.bits
     return 0
+
+
+cdef dlfp4_view readable_view(Tensor self) except *:
+    """The description of memory that one of our kernels can read: the host's, or a CUDA device's."""
+    return view_of(self) if on_cuda(self) else host_view(self)
 
 
 cdef frozenset SOURCE_ROWS = frozenset([row_of_argument(name) for name in ("float32", "bfloat16", "float16")])
@@ -153,9 +161,10 @@ cdef int fill_recipe(dlfp4_recipe *recipe, chosen, rounding, seed) except -1:
 
 # ---- Results
 
-cdef ScaledTensor allocate_scaled(tuple shape, format, int axis, str scale_layout, bint pad, bint x2):
+cdef ScaledTensor allocate_scaled(Tensor source, tuple shape, format, int axis, str scale_layout, bint pad,
+                                  int64_t stream):
     buffers = buffers_of(shape, format, axis, scale_layout, pad)
-    parts = [allocate_buffer(buffer.shape, row_of_argument(buffer.dtype), x2 and number == 0)
+    parts = [allocate_buffer(source, buffer.shape, row_of_argument(buffer.dtype), stream, source.x2_ and number == 0)
              for number, buffer in enumerate(buffers)]
     return make_scaled(parts[0], parts[1], parts[2] if len(parts) == 3 else None, format, axis, scale_layout, shape)
 
@@ -186,15 +195,15 @@ cdef int check_out_part(part, buffer, Tensor source) except -1:
     self = part
     if self.flags & DLPACK_FLAG_BITMASK_READ_ONLY:
         raise BufferError(f"out's {buffer.name} is read-only; give writable memory")
-    host_view(self)
+    check_beside(self, source)
     if overlaps(self, source):
         raise ValueError(f"out's {buffer.name} overlaps the input; give other memory")
     return 0
 
 
-cdef dlfp4_blocks blocks_of(ScaledTensor self) except *:
+cdef dlfp4_blocks blocks_of(ScaledTensor self, recipe) except *:
     """The kernels' description of a ScaledTensor, line by line."""
-    cdef dlfp4_view data = host_view(self.data), scales = host_view(self.scales)
+    cdef dlfp4_view data = readable_view(self.data), scales = readable_view(self.scales)
     cdef dlfp4_blocks blocks
     cdef bint swapped = self.axis == -2 and not is_subbyte(self.data.row)
     blocks.data = data.data
@@ -205,7 +214,7 @@ cdef dlfp4_blocks blocks_of(ScaledTensor self) except *:
     blocks.scale_strides[0] = scales.strides[swapped] if scales.ndim == 2 else 0
     blocks.scale_strides[1] = scales.strides[not swapped] if scales.ndim == 2 else 0
     blocks.layout = LAYOUTS[self.scale_layout]
-    blocks.fill = 0
+    blocks.fill = recipe.zero_scale if recipe is not None and self.scale_layout == "aiter" else 0
     return blocks
 
 
@@ -214,9 +223,7 @@ cdef dlfp4_blocks blocks_of(ScaledTensor self) except *:
 cdef int find_tensor_scale(Request *request, format, global_scale) except -1:
     """The scale of the whole tensor, where the format has one: given, or found in the data."""
     cdef dlfp4_status status
-    if not format.has_global_scale and format.block is not None:
-        if global_scale is not None:
-            raise ValueError(f"{format} has no scale of the whole tensor; leave global_scale out")
+    if not has_tensor_scale(format, global_scale):
         return 0
     if global_scale is not None:
         request.scale = dlfp4_given_tensor_scale(parse_scale(global_scale))
@@ -226,6 +233,14 @@ cdef int find_tensor_scale(Request *request, format, global_scale) except -1:
     return check_status(status)
 
 
+cdef bint has_tensor_scale(format, global_scale) except -1:
+    if format.has_global_scale or format.block is None:
+        return True
+    if global_scale is not None:
+        raise ValueError(f"{format} has no scale of the whole tensor; leave global_scale out")
+    return False
+
+
 cdef float parse_scale(global_scale) except? -1:
     number = float(as_scalar(global_scale))
     if not 0 < number < float("inf"):
@@ -233,10 +248,9 @@ cdef float parse_scale(global_scale) except? -1:
     return number
 
 
-cdef int put_tensor_scale(ScaledTensor result, float decode) except -1:
-    cdef Tensor scale = result.global_scale if result.format.has_global_scale else result.scales
-    (<float *> scale.dl.data)[0] = decode
-    return 0
+cdef Tensor tensor_scale_of(ScaledTensor self):
+    """Where the scale of the whole tensor lies."""
+    return self.global_scale if self.format.has_global_scale else self.scales
 
 
 cdef int check_status(dlfp4_status status) except -1:
@@ -254,15 +268,61 @@ cdef int run_quantize(Request *request, list results, chosen) except -1:
     along[0] = along[1] = NULL
     for result in results:
         direction = -1 - result.axis
-        blocks[direction] = blocks_of(result)
-        if result.scale_layout == "aiter":
-            blocks[direction].fill = chosen.zero_scale
+        blocks[direction] = blocks_of(result, chosen)
         along[direction] = &blocks[direction]
         if result.format.has_global_scale or result.format.block is None:
-            put_tensor_scale(result, request.scale.decode)
+            (<float *> tensor_scale_of(result).dl.data)[0] = request.scale.decode
     with nogil:
         status = dlfp4_quantize(&request.x, request.format, &request.recipe, &request.scale, along[0], along[1])
     return check_status(status)
+
+
+cdef int quantize_on_cuda(Request *request, list results, chosen, global_scale, Tensor source,
+                          int64_t stream) except -1:
+    """The same on a CUDA device: what is not known on the host, such as the tensor's scale, stays on the device."""
+    cdef dlfp4_blocks blocks[2]
+    cdef const dlfp4_blocks *along[2]
+    cdef ScaledTensor result, first = results[0]
+    cdef Tensor place = None, part
+    cdef int direction, device = source.dl.device.device_id
+    along[0] = along[1] = NULL
+    for result in results:
+        for part in (result.data, result.scales, result.global_scale):
+            if part is not None:
+                wait_for(part, stream)
+        direction = -1 - result.axis
+        blocks[direction] = blocks_of(result, chosen)
+        along[direction] = &blocks[direction]
+    if has_tensor_scale(first.format, global_scale):
+        place = tensor_scale_of(first)
+        if global_scale is not None:
+            put_on_cuda(place, global_scale, stream)
+    check_kernel(dlfp4_cuda_quantize(device, stream, &request.x, request.format, &request.recipe,
+                                     global_scale is not None, NULL if place is None else place.dl.data, along[0],
+                                     along[1]), f"quantizing {dtype_name(source)} to {first.format}")
+    for result in results:
+        if place is not None and result is not first:
+            check_cuda(dlfp4_cuda_copy_word(device, stream, tensor_scale_of(result).dl.data, place.dl.data),
+                       "copying the tensor's scale")
+        for part in (result.data, result.scales, result.global_scale):
+            if part is not None:
+                hand_back(part, stream)
+    return 0
+
+
+cdef int put_on_cuda(Tensor place, global_scale, int64_t stream) except -1:
+    """A given scale to its place on the device: from there without waiting, or as a number of the host."""
+    cdef Tensor scale = as_scalar(global_scale)
+    cdef float number
+    cdef uint32_t bits
+    cdef int device = place.dl.device.device_id
+    if on_cuda(scale):
+        wait_for(scale, stream)
+        return check_cuda(dlfp4_cuda_copy_word(device, stream, place.dl.data, scale.dl.data),
+                          "copying the global scale")
+    number = parse_scale(scale)
+    memcpy(&bits, &number, sizeof(bits))
+    return check_cuda(dlfp4_cuda_set_word(device, stream, place.dl.data, bits), "writing the global scale")
 
 
 # ---- Back
@@ -273,13 +333,13 @@ def dequantize(q, dtype="float32", *, out=None, stream=None):
     Parameters
     ----------
     q : ScaledTensor
-        On the host.
+        On the host or a CUDA device.
     dtype : dtype-like
         float32, bfloat16 or float16.
     out : producer, optional
         Writable memory of q's shape and `dtype`, of any strides.
-    stream : None
-        For device memory, which this version does not dequantize.
+    stream : int or stream object, optional
+        CUDA memory: where to run; see :func:`cast`.
 
     Returns
     -------
@@ -306,23 +366,35 @@ def dequantize(q, dtype="float32", *, out=None, stream=None):
     cdef int row = row_of_argument(dtype)
     cdef ScaledTensor source
     cdef Tensor result, matrix
+    cdef int64_t chosen
     if type(q) is not ScaledTensor:
         raise TypeError(f"q is a {type(q).__name__}; expected a ScaledTensor, from quantize or ScaledTensor.from_parts")
     if row not in SOURCE_ROWS:
         raise TypeError(f"dtype={dtype}: block-scaled tensors dequantize to float32, bfloat16 or float16")
-    if stream is not None:
-        raise ValueError(f"stream={stream!r}: host memory has no streams; pass None")
     source = q
-    result = empty(source.shape, DTYPES[row]) if out is None else check_result(borrow(out), source, row)
+    chosen = stream_for(source.data, stream)
+    result = allocate_values(source, row, chosen) if out is None else check_result(borrow(out), source, row)
     matrix = flatten(result)
-    run_dequantize(source, matrix)
+    if on_cuda(source.data):
+        dequantize_on_cuda(source, matrix, chosen)
+    else:
+        run_dequantize(source, matrix)
     if out is not None and matrix.dl.data != result.dl.data:   # strides that are no matrix: through a copy
-        convert(reshape_tensor(matrix, source.shape), result, NULL)
+        convert(reshape_tensor(matrix, source.shape), result, NULL, chosen)
     return result
+
+
+cdef Tensor allocate_values(ScaledTensor source, int row, int64_t stream):
+    cdef int64_t dims[64]
+    cdef int k
+    for k in range(len(source.shape)):
+        dims[k] = source.shape[k]
+    return allocate_beside(source.data, row, len(source.shape), dims, False, stream, False)
 
 
 cdef Tensor check_result(Tensor self, ScaledTensor source, int row):
     check_writable(self, row)
+    check_beside(self, source.data)
     if shape_of(self) != source.shape:
         raise ValueError(f"out has shape {shape_of(self)}, the result has {source.shape}")
     if overlaps(self, source.data) or overlaps(self, source.scales):
@@ -330,16 +402,39 @@ cdef Tensor check_result(Tensor self, ScaledTensor source, int row):
     return self
 
 
+cdef int fill_lines(dlfp4_matrix *matrix, ScaledTensor source, Tensor result) except -1:
+    """The result with a row a line of the kernels' matrix: a column, where blocks run along columns."""
+    fill_matrix(matrix, result)
+    if source.axis == -2:
+        matrix.rows, matrix.columns = matrix.columns, matrix.rows
+        matrix.strides[0], matrix.strides[1] = matrix.strides[1], matrix.strides[0]
+    return 0
+
+
+cdef int dequantize_on_cuda(ScaledTensor source, Tensor result, int64_t stream) except -1:
+    cdef dlfp4_blocks blocks = blocks_of(source, None)
+    cdef dlfp4_matrix matrix
+    cdef Tensor part
+    cdef const float *decode = NULL
+    cdef int format = source.format.number
+    fill_lines(&matrix, source, result)
+    for part in (source.scales, source.global_scale, result):
+        if part is not None:
+            wait_for(part, stream)
+    if source.global_scale is not None:
+        decode = <const float *> source.global_scale.dl.data
+    check_kernel(dlfp4_cuda_dequantize(result.dl.device.device_id, stream, &blocks, format, decode, &matrix),
+                 f"dequantizing {source.format}")
+    return hand_back(result, stream)
+
+
 cdef int run_dequantize(ScaledTensor source, Tensor result) except -1:
-    cdef dlfp4_blocks blocks = blocks_of(source)
+    cdef dlfp4_blocks blocks = blocks_of(source, None)
     cdef dlfp4_matrix matrix
     cdef float decode = 1
     cdef int format = source.format.number
     cdef dlfp4_status status
-    fill_matrix(&matrix, result)
-    if source.axis == -2:   # a row of the kernels' matrix is a line: a column
-        matrix.rows, matrix.columns = matrix.columns, matrix.rows
-        matrix.strides[0], matrix.strides[1] = matrix.strides[1], matrix.strides[0]
+    fill_lines(&matrix, source, result)
     if source.global_scale is not None:
         decode = source.global_scale.item()
     with nogil:

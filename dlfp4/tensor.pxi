@@ -258,6 +258,17 @@ cdef class Tensor:
     def __float__(self):
         return float(self.item())
 
+    # ---- Copies of the object: see pickling.pxi
+
+    def __reduce_ex__(self, protocol):
+        return reduce_tensor(self, protocol)
+
+    def __copy__(self):
+        return self   # it never changes
+
+    def __deepcopy__(self, memo):
+        return duplicate(self)
+
     # ---- Exporter: see exporter.pxi
 
     __dlpack_c_exchange_api__ = make_exchange_capsule()

@@ -16,8 +16,6 @@
 #endif
 
 namespace dlfp4 {
-// Internal linkage, so that no file can be linked to a copy compiled for another instruction set.
-namespace {
 
 struct Format {
   int bits;
@@ -27,12 +25,27 @@ struct Format {
   int specials;
 };
 
+struct Round {
+  dlfp4_rounding rounding;
+  bool saturate;
+};
+
+// Internal linkage, so that no file can be linked to a copy compiled for another instruction set.
+namespace {
+
 constexpr Format kFormats[DLFP4_NUM_DTYPES] = {
 #define DLFP4_DTYPE(name, code, bits, exponent, mantissa, bias, specials) \
   {bits, exponent, mantissa, bias, DLFP4_##specials},
 #include "dtypes.def"
 #undef DLFP4_DTYPE
 };
+
+// For device code, which cannot read a table of the host.
+template <int Row>
+DLFP4_RULE Format format_of() {
+  constexpr Format format = kFormats[Row];
+  return format;
+}
 
 DLFP4_RULE uint64_t low_bits(int count) { return count < 64 ? (uint64_t{1} << count) - 1 : ~0ull; }
 
@@ -153,11 +166,6 @@ DLFP4_RULE uint32_t random_word(const Draw &draw, uint32_t depth) {
 }
 
 // --- Rounding --------------------------------------------------------------------------------
-
-struct Round {
-  dlfp4_rounding rounding;
-  bool saturate;
-};
 
 // Bits [32 * depth, 32 * depth + 32) of the binary fraction significand / 2^drop, integer part off.
 DLFP4_RULE uint32_t fraction_word(uint64_t significand, int drop, int depth) {

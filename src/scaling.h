@@ -91,12 +91,12 @@ DLFP4_FLOAT_RULE TensorScale scale_given(float decode) { return {finite(1 / deco
 
 // NVFP4, as TransformerEngine and FlashInfer's exact path: the order of the operations decides bytes.
 DLFP4_FLOAT_RULE BlockScale two_level_block(const ScaleRule &rule, uint32_t magnitude) {
-  constexpr Format kScale = kFormats[DLFP4_float8_e4m3fn];
+  constexpr Format kScale = format_of<DLFP4_float8_e4m3fn>();
   if (magnitude >= kNotFinite) return {static_cast<uint32_t>(low_bits(7)), 0};
   const float wanted = finite(float_of(magnitude) * rule.sixth);
   const Round round = {DLFP4_NEAREST_EVEN, true};
-  const uint64_t code = convert(kFormats[DLFP4_float32], kScale, bits_of(wanted), round, {0, 0, 0});
-  const uint64_t scale = convert(kScale, kFormats[DLFP4_float32], code, round, {0, 0, 0});
+  const uint64_t code = convert(format_of<DLFP4_float32>(), kScale, bits_of(wanted), round, {0, 0, 0});
+  const uint64_t scale = convert(kScale, format_of<DLFP4_float32>(), code, round, {0, 0, 0});
   return {static_cast<uint32_t>(code), finite(1 / (float_of(static_cast<uint32_t>(scale)) * rule.unit))};
 }
 
@@ -139,12 +139,13 @@ DLFP4_FLOAT_RULE BlockScale largest_block(const ScaleRule &rule, uint32_t magnit
 DLFP4_FLOAT_RULE float scaled(float value, float multiplier, float zero) { return value * multiplier + zero; }
 
 // What a stored scale is worth: elements are multiplied with it.
-DLFP4_FLOAT_RULE float decode_scale(uint32_t stored, int scale_row, float tensor_decode) {
+DLFP4_FLOAT_RULE float decode_scale(uint32_t stored, int kind, float tensor_decode) {
   const Round round = {DLFP4_NEAREST_EVEN, true};
-  if (scale_row == DLFP4_float32) return float_of(stored);
-  const uint64_t bits = convert(kFormats[scale_row], kFormats[DLFP4_float32], stored, round, {0, 0, 0});
+  if (kind == DLFP4_LARGEST) return float_of(stored);
+  const Format from = kind == DLFP4_POWER ? format_of<DLFP4_float8_e8m0fnu>() : format_of<DLFP4_float8_e4m3fn>();
+  const uint64_t bits = convert(from, format_of<DLFP4_float32>(), stored, round, {0, 0, 0});
   const float scale = float_of(static_cast<uint32_t>(bits));
-  return scale_row == DLFP4_float8_e4m3fn ? scale * tensor_decode : scale;
+  return kind == DLFP4_TWO_LEVEL ? scale * tensor_decode : scale;
 }
 
 // An element's value times its scale. A NaN element stays itself; what else is NaN has the one positive, quiet pattern.

@@ -58,6 +58,14 @@ def in_pairs(tensor: Tensor) -> Tensor:
         raise base.RefusedError("PyTorch", tensor, base.first_line(error), remedy) from error
 
 
+def describe(x: torch.Tensor) -> tuple[tuple[int, ...], str]:
+    """Shape in single elements and element type of a tensor that may have no memory (``device="meta"``)."""
+    name = str(x.dtype).removeprefix("torch.")
+    if name != FP4 + "_x2":
+        return tuple(x.shape), name
+    return ((*x.shape[:-1], 2 * x.shape[-1]) if x.ndim else (2,)), FP4
+
+
 def guards() -> list[tuple[Any, tuple[str, ...], str]]:
     """What PyTorch's exchange table hands out without a check, and the call that clears it.
 

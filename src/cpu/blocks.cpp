@@ -146,8 +146,10 @@ int64_t padded_bytes(int layout, int64_t rows, int64_t columns, int itemsize) {
   return round_up(rows, dlfp4_layouts[layout].rows) * round_up(columns, dlfp4_layouts[layout].columns) * itemsize;
 }
 
-bool is_addressable(const dlfp4_blocks &blocks, const FormatInfo &format) {
-  return format.bits == 8 || (blocks.strides[1] == 1 && blocks.strides[0] * format.bits % 8 == 0);
+bool is_addressable(const dlfp4_blocks &blocks, const FormatInfo &format, int64_t lines) {
+  const bool dense = blocks.length <= 1 || blocks.strides[1] == 1;
+  const bool whole_bytes = lines <= 1 || blocks.strides[0] * format.bits % 8 == 0;
+  return format.bits == 8 || blocks.length == 0 || (dense && whole_bytes);
 }
 
 void gather_items(const uint8_t *src, int64_t step, int64_t item, int64_t count, uint8_t *dst) {

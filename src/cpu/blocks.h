@@ -74,7 +74,7 @@ void load_scales_across(const Scales &scales, int64_t line, int64_t count, int64
 int64_t padded_bytes(int layout, int64_t rows, int64_t columns, int itemsize);
 
 // True where packed lines start on bytes and have no gaps between elements, or elements are bytes.
-bool is_addressable(const dlfp4_blocks &blocks, const FormatInfo &format);
+bool is_addressable(const dlfp4_blocks &blocks, const FormatInfo &format, int64_t lines);
 
 inline uint8_t *line_at(const dlfp4_blocks &blocks, const FormatInfo &format, int64_t line, int64_t position) {
   return static_cast<uint8_t *>(blocks.data) +

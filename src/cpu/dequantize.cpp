@@ -199,7 +199,7 @@ dlfp4_status dlfp4_dequantize(const dlfp4_blocks *q, int format, float decode, c
   Job job = {};
   if (!find_format(format, &job.format) || q->layout < 0 || q->layout >= DLFP4_NUM_LAYOUTS) return DLFP4_E_OPTION;
   if (!make_lines(*result, kAlongRows, &job.result)) return DLFP4_E_DTYPE;
-  if (q->length < job.result.length || !is_addressable(*q, job.format)) return DLFP4_E_SHAPE;
+  if (q->length < job.result.length || !is_addressable(*q, job.format, job.result.lines)) return DLFP4_E_SHAPE;
   job.kernels = &block_kernels(level);
   job.scalar = &scalar_block_kernels();
   job.decode = decode;

@@ -296,7 +296,7 @@ dlfp4_status check_blocks(const Job &job) {
   if (blocks.layout < 0 || blocks.layout >= DLFP4_NUM_LAYOUTS) return DLFP4_E_OPTION;
   const bool any_length = job.format.row->kind == DLFP4_LARGEST;
   if (blocks.length < job.x.length || (!any_length && blocks.length % job.format.block != 0)) return DLFP4_E_SHAPE;
-  return is_addressable(blocks, job.format) ? DLFP4_OK : DLFP4_E_SHAPE;
+  return is_addressable(blocks, job.format, job.x.lines) ? DLFP4_OK : DLFP4_E_SHAPE;
 }
 
 void fill_padding(const Job &job) {

@@ -93,8 +93,6 @@ bool find_scales(const ScaleRule &rule, const uint32_t *amax, int64_t count, uin
   return not_finite;
 }
 
-constexpr int kScaleRows[] = {DLFP4_float8_e4m3fn, DLFP4_float8_e8m0fnu, DLFP4_float32};  // by dlfp4_scale_kind
-
 template <int Kind>
 bool decode_scales(const uint8_t *stored, int64_t count, float decode, float *scales) {
   constexpr int kBytes = Kind == DLFP4_LARGEST ? 4 : 1;
@@ -102,7 +100,7 @@ bool decode_scales(const uint8_t *stored, int64_t count, float decode, float *sc
   for (int64_t b = 0; b < count; ++b) {
     uint32_t code = 0;
     memcpy(&code, stored + b * kBytes, kBytes);
-    scales[b] = decode_scale(code, kScaleRows[Kind], decode);
+    scales[b] = decode_scale(code, Kind, decode);
     not_finite |= (bits_of(scales[b]) & 0x7FFFFFFF) >= kNotFinite;
   }
   return not_finite;

@@ -8,28 +8,18 @@
 
 #include <mutex>
 
+#include "context.h"
+#include "kernels.h"
+
+namespace dlfp4 {
+namespace cuda {
 namespace {
 
-// The driver's ABI, as far as it is used here; declared so that building needs no CUDA toolkit.
-using CUresult = int;
-using CUdevice = int;
-using CUdeviceptr = uintptr_t;
-using CUcontext = struct CUctx_st *;
-using CUstream = struct CUstream_st *;
-using CUevent = struct CUevent_st *;
 using GetProcAddress = CUresult (*)(const char *, void **, int, uint64_t);
 
 constexpr unsigned kEventDisableTiming = 2;
 constexpr int kPointerMemoryType = 2;
-constexpr int kMaxDevices = 64;
-
-struct Driver {
-#define DLFP4_CUDA_SYMBOL(name, version, parameters) CUresult(*name) parameters;
-#include "symbols.def"
-#undef DLFP4_CUDA_SYMBOL
-  CUcontext primary[kMaxDevices];
-  int status;
-};
+constexpr int kFirstOptional = 12000;  // kernels need such symbols, moving memory does not
 
 Driver driver;
 std::once_flag opened;
@@ -40,8 +30,9 @@ int load() {
   if (library == nullptr) return DLFP4_CUDA_MISSING;
   auto find = reinterpret_cast<GetProcAddress>(dlsym(library, "cuGetProcAddress"));
   if (find == nullptr) return DLFP4_CUDA_MISSING;  // older than 11.3, or a stub
-#define DLFP4_CUDA_SYMBOL(name, version, parameters) \
-  if (find(#name, reinterpret_cast<void **>(&driver.name), version, 0) != 0 || !driver.name) return DLFP4_CUDA_MISSING;
+#define DLFP4_CUDA_SYMBOL(name, version, parameters)                                                \
+  if (find(#name, reinterpret_cast<void **>(&driver.name), version, 0) != 0) driver.name = nullptr; \
+  if (!driver.name && version < kFirstOptional) return DLFP4_CUDA_MISSING;
 #include "symbols.def"
 #undef DLFP4_CUDA_SYMBOL
   return driver.cuInit(0);
@@ -66,31 +57,6 @@ int primary_context(int device, CUcontext *out) {
   return 0;
 }
 
-class ContextScope {
- public:
-  explicit ContextScope(int device) {
-    status_ = open();
-    if (status_ != 0) return;
-    CUdevice current = -1;
-    if (driver.cuCtxGetDevice(&current) == 0 && current == device) return;
-    CUcontext context = nullptr;
-    status_ = primary_context(device, &context);
-    if (status_ == 0) status_ = driver.cuCtxPushCurrent(context);
-    pushed_ = status_ == 0;
-  }
-  ~ContextScope() {
-    CUcontext popped = nullptr;
-    if (pushed_) driver.cuCtxPopCurrent(&popped);
-  }
-  ContextScope(const ContextScope &) = delete;
-  ContextScope &operator=(const ContextScope &) = delete;
-  int status() const { return status_; }
-
- private:
-  int status_ = 0;
-  bool pushed_ = false;
-};
-
 CUstream handle(uintptr_t stream) { return reinterpret_cast<CUstream>(stream); }
 
 CUdeviceptr address(const void *ptr) { return reinterpret_cast<CUdeviceptr>(ptr); }
@@ -101,10 +67,40 @@ int check_address(const void *ptr) {
   return driver.cuPointerGetAttribute(&type, kPointerMemoryType, address(ptr));
 }
 
+bool is_capturing(uintptr_t stream) {
+  int status = 0;
+  return driver.cuStreamIsCapturing(handle(stream), &status) != 0 || status != 0;
+}
+
 }  // namespace
+
+const Driver &opened_driver() { return driver; }
+
+CurrentContext::CurrentContext(int device) {
+  status_ = open();
+  if (status_ != 0) return;
+  CUdevice current = -1;
+  if (driver.cuCtxGetDevice(&current) == 0 && current == device) return;
+  CUcontext context = nullptr;
+  status_ = primary_context(device, &context);
+  if (status_ == 0) status_ = driver.cuCtxPushCurrent(context);
+  pushed_ = status_ == 0;
+}
+
+CurrentContext::~CurrentContext() {
+  CUcontext popped = nullptr;
+  if (pushed_) driver.cuCtxPopCurrent(&popped);
+}
+
+}  // namespace cuda
+}  // namespace dlfp4
+
+using namespace dlfp4::cuda;
 
 const char *dlfp4_cuda_error_name(int status) {
   const char *name = nullptr;
+  if (status == DLFP4_CUDA_NO_IMAGE)
+    return "this build of dlfp4 has no CUDA kernels; install it where nvcc is on the path, with DLFP4_CUDA=ON";
   if (status == DLFP4_CUDA_MISSING) return "no CUDA driver (libcuda.so.1, 11.3 or newer) on this machine";
   if (driver.cuGetErrorName == nullptr || driver.cuGetErrorName(status, &name) != 0) return "unknown CUDA error";
   return name;
@@ -117,7 +113,7 @@ int dlfp4_cuda_device_count(int *count) {
 
 int dlfp4_cuda_copy(int device, uintptr_t stream, dlfp4_cuda_direction direction, void *dst, const void *src,
                     size_t bytes) {
-  ContextScope context(device);
+  const CurrentContext context(device);
   if (context.status() != 0) return context.status();
   int status = check_address(direction == DLFP4_HOST_TO_DEVICE ? dst : src);
   if (status != 0) return status;
@@ -129,7 +125,7 @@ int dlfp4_cuda_copy(int device, uintptr_t stream, dlfp4_cuda_direction direction
 }
 
 int dlfp4_cuda_alloc(int device, uintptr_t stream, size_t bytes, void **out) {
-  ContextScope context(device);
+  const CurrentContext context(device);
   if (context.status() != 0) return context.status();
   CUdeviceptr ptr = 0;
   int status = driver.cuMemAllocAsync(&ptr, bytes, handle(stream));
@@ -138,14 +134,15 @@ int dlfp4_cuda_alloc(int device, uintptr_t stream, size_t bytes, void **out) {
 }
 
 int dlfp4_cuda_free(int device, uintptr_t stream, void *ptr) {
-  ContextScope context(device);
+  const CurrentContext context(device);
   if (context.status() != 0) return context.status();
   return driver.cuMemFreeAsync(address(ptr), handle(stream));
 }
 
 int dlfp4_cuda_order(int device, uintptr_t earlier, uintptr_t later) {
-  ContextScope context(device);
+  const CurrentContext context(device);
   if (context.status() != 0) return context.status();
+  if (is_capturing(earlier) != is_capturing(later)) return 0;
   CUevent event = nullptr;
   int status = driver.cuEventCreate(&event, kEventDisableTiming);
   if (status != 0) return status;

@@ -1,0 +1,76 @@
+# Operations on CUDA memory: the same descriptions as on the host, handed to the kernels of the device, on a stream.
+
+cdef inline bint on_cuda(Tensor self) noexcept nogil:
+    return is_cuda(self.dl.device.device_type)
+
+
+cdef int check_kernel(int status, str what) except -1:
+    """The status of a kernel's launch: a description that it does not take, or the driver's error."""
+    if status <= -DLFP4_CUDA_REFUSED:
+        if -status - DLFP4_CUDA_REFUSED == DLFP4_E_SHAPE:
+            raise BufferError(f"{what}: CUDA kernels write packed elements only to rows that start on bytes and have "
+                              f"no gaps; give another out, or none")
+        raise TypeError(f"{what}: these element types have no such kernel (status {-status - DLFP4_CUDA_REFUSED})")
+    return check_cuda(status, what)
+
+
+cdef int64_t stream_for(Tensor source, stream) except? -2:
+    """The stream of an operation: the caller's, which then waits for the data, or the one on which the data is made."""
+    cdef int64_t chosen
+    if not on_cuda(source):
+        if stream is not None:
+            raise ValueError(f"stream={stream!r}: host memory has no streams; pass None")
+        return NO_STREAM
+    if stream is None:
+        return source.stream
+    if hasattr(stream, "__cuda_stream__"):   # of cuda.core, CuPy and others: (version, handle)
+        stream = stream.__cuda_stream__()[1]
+    elif hasattr(stream, "cuda_stream"):   # of PyTorch
+        stream = stream.cuda_stream
+    chosen = operator.index(stream) or LEGACY_STREAM
+    wait_for(source, chosen)
+    return chosen
+
+
+cdef int wait_for(Tensor source, int64_t stream) except -1:
+    """Let work on `stream` start after the one on which a tensor's data is made."""
+    if stream != source.stream:
+        check_cuda(dlfp4_cuda_order(source.dl.device.device_id, source.stream, stream), "ordering two streams")
+    return 0
+
+
+cdef Tensor allocate_beside(Tensor source, int row, int ndim, const int64_t *shape, bint padded, int64_t stream,
+                            bint x2):
+    """Memory for a result where an operation on `source` runs."""
+    cdef DLDevice device
+    if not on_cuda(source):
+        return allocate(row, ndim, shape, padded, CPU, x2)
+    device.device_type = kDLCUDA
+    device.device_id = source.dl.device.device_id
+    return allocate(row, ndim, shape, padded, device, x2, stream)
+
+
+cdef int check_beside(Tensor result, Tensor source) except -1:
+    """Whether the kernels that read `source` can write `result`."""
+    if on_cuda(source):
+        if not on_cuda(result) or result.dl.device.device_id != source.dl.device.device_id:
+            raise BufferError(f"out lies on {device_of(result)}, the input on {device_of(source)}; give a tensor there")
+    elif not host_readable(result.dl.device.device_type):
+        raise BufferError(f"out lies on {device_of(result)}, which the CPU cannot write; give a tensor on the host")
+    return 0
+
+
+cdef int convert_on_cuda(Tensor source, Tensor result, const dlfp4_convert_options *options, int64_t stream) except -1:
+    cdef dlfp4_view src = view_of(source), dst = view_of(result)
+    cdef int status
+    wait_for(result, stream)
+    status = dlfp4_cuda_convert(source.dl.device.device_id, stream, &src, &dst, options)
+    check_kernel(status, f"converting {dtype_name(source)} to {dtype_name(result)}")
+    return hand_back(result, stream)
+
+
+cdef int hand_back(Tensor result, int64_t stream) except -1:
+    """Let work on a result's own stream start after what was written on another."""
+    if stream != result.stream:
+        check_cuda(dlfp4_cuda_order(result.dl.device.device_id, stream, result.stream), "ordering two streams")
+    return 0

@@ -1,0 +1,51 @@
+// The opened driver, and the caller's context for as long as a call lasts.
+// Layout: the driver's ABI, as far as it is used; declared here so that building needs no CUDA toolkit.
+// Trick: the current context serves if it is on the tensor's device, else the primary one, pushed and popped.
+#ifndef DLFP4_SRC_CUDA_CONTEXT_H_
+#define DLFP4_SRC_CUDA_CONTEXT_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+namespace dlfp4 {
+namespace cuda {
+
+using CUresult = int;
+using CUdevice = int;
+using CUdeviceptr = uintptr_t;
+using CUcontext = struct CUctx_st *;
+using CUstream = struct CUstream_st *;
+using CUevent = struct CUevent_st *;
+using CUlibrary = struct CUlib_st *;
+using CUkernel = struct CUkern_st *;
+
+constexpr int kMaxDevices = 64;
+
+struct Driver {
+#define DLFP4_CUDA_SYMBOL(name, version, parameters) CUresult(*name) parameters;
+#include "symbols.def"
+#undef DLFP4_CUDA_SYMBOL
+  CUcontext primary[kMaxDevices];
+  int status;
+};
+
+// After a CurrentContext without an error.
+const Driver &opened_driver();
+
+class CurrentContext {
+ public:
+  explicit CurrentContext(int device);
+  ~CurrentContext();
+  CurrentContext(const CurrentContext &) = delete;
+  CurrentContext &operator=(const CurrentContext &) = delete;
+  int status() const { return status_; }
+
+ private:
+  int status_ = 0;
+  bool pushed_ = false;
+};
+
+}  // namespace cuda
+}  // namespace dlfp4
+
+#endif  // DLFP4_SRC_CUDA_CONTEXT_H_

@@ -1,0 +1,45 @@
+// Single elements on the device: any format, any bit of memory.
+// Layout: little-endian bits, as DLPack packs.
+// Trick: all rules are numerics.h's; what is here only moves bits.
+#ifndef DLFP4_SRC_CUDA_ELEMENTS_CUH_
+#define DLFP4_SRC_CUDA_ELEMENTS_CUH_
+
+#include "params.h"
+
+namespace dlfp4 {
+namespace cuda {
+
+__device__ inline int64_t global_thread() { return int64_t{blockIdx.x} * blockDim.x + threadIdx.x; }
+
+// Of 1, 2, 4 or 8 bytes, aligned to as many or not.
+__device__ inline uint64_t load_bytes(const uint8_t *from, int count) {
+  uint64_t word = 0;
+  for (int i = 0; i < count; ++i) word |= uint64_t{from[i]} << 8 * i;
+  return word;
+}
+
+__device__ inline void store_bytes(uint8_t *to, uint64_t word, int count) {
+  for (int i = 0; i < count; ++i) to[i] = static_cast<uint8_t>(word >> 8 * i);
+}
+
+// The code at `element` spacings of `bits` from `data`.
+__device__ inline uint64_t load_code(const uint8_t *data, int64_t element, int bits, Format format) {
+  if (bits >= 8) return load_bytes(data + element * (bits / 8), bits / 8) & low_bits(format.bits);
+  const int64_t bit = element * bits;
+  const int shift = static_cast<int>(bit & 7);
+  return load_bytes(data + (bit >> 3), shift + bits > 8 ? 2 : 1) >> shift & low_bits(format.bits);
+}
+
+__device__ inline float to_float(uint64_t code, Format from) {
+  return float_of(
+      static_cast<uint32_t>(convert(from, format_of<DLFP4_float32>(), code, {DLFP4_NEAREST_EVEN, true}, {0, 0, 0})));
+}
+
+__device__ inline uint64_t from_float(float value, Format to, Round round, const Draw &draw) {
+  return convert(format_of<DLFP4_float32>(), to, bits_of(value), round, draw);
+}
+
+}  // namespace cuda
+}  // namespace dlfp4
+
+#endif  // DLFP4_SRC_CUDA_ELEMENTS_CUH_

@@ -1,0 +1,98 @@
+// Loads the image at the first launch, finds its kernels, launches them.
+// Layout: one image for all devices; a kernel handle a row of kernels.def.
+// Trick: loading is allowed while a graph is captured, because the thread steps out of the capture for it.
+#include "launch.h"
+
+#include <mutex>
+
+#include "context.h"
+#include "kernels.h"
+#include "params.h"
+
+#ifdef DLFP4_CUDA_FATBIN
+__asm__(
+    ".section .rodata\n"
+    ".balign 16\n"
+    "dlfp4_cuda_fatbin:\n"
+    ".incbin \"" DLFP4_CUDA_FATBIN
+    "\"\n"
+    ".previous\n");
+extern "C" __attribute__((visibility("hidden"))) const unsigned char dlfp4_cuda_fatbin[];
+constexpr bool kHasImage = true;
+#else
+constexpr bool kHasImage = false;
+#define DLFP4_CUDA_TARGETS ""
+constexpr const unsigned char *dlfp4_cuda_fatbin = nullptr;
+#endif
+
+namespace dlfp4 {
+namespace cuda {
+namespace {
+
+constexpr int kNotSupported = 801;  // CUDA_ERROR_NOT_SUPPORTED
+constexpr int kInvalidValue = 1;    // CUDA_ERROR_INVALID_VALUE
+constexpr int kMultiprocessors = 16, kCaptureRelaxed = 2;
+constexpr int64_t kMostBlocks = INT32_MAX;
+constexpr int64_t kBlocksOfMultiprocessor = 2048 / kThreads;
+
+constexpr const char *kNames[kNumKernels] = {
+#define DLFP4_CUDA_KERNEL(name, parameters, body) #name,
+#include "kernels.def"
+#undef DLFP4_CUDA_KERNEL
+};
+
+std::once_flag loaded;
+int load_status;
+CUkernel kernels[kNumKernels];
+
+int load_image() {
+  const Driver &driver = opened_driver();
+  CUlibrary library = nullptr;
+  if (!kHasImage) return DLFP4_CUDA_NO_IMAGE;
+  if (!driver.cuLibraryLoadData || !driver.cuLibraryGetKernel) return kNotSupported;
+  int status = driver.cuLibraryLoadData(&library, dlfp4_cuda_fatbin, nullptr, nullptr, 0, nullptr, nullptr, 0);
+  for (int i = 0; i < kNumKernels && status == 0; ++i)
+    status = driver.cuLibraryGetKernel(&kernels[i], library, kNames[i]);
+  return status;
+}
+
+void load_once() {
+  int mode = kCaptureRelaxed;
+  opened_driver().cuThreadExchangeStreamCaptureMode(&mode);
+  load_status = load_image();
+  opened_driver().cuThreadExchangeStreamCaptureMode(&mode);
+}
+
+}  // namespace
+
+int launch(int kernel, int64_t blocks, void *params, uintptr_t stream) {
+  std::call_once(loaded, load_once);
+  if (load_status != 0) return load_status;
+  if (blocks > kMostBlocks) return kInvalidValue;
+  return opened_driver().cuLaunchKernel(kernels[kernel], static_cast<unsigned>(blocks), 1, 1, kThreads, 1, 1, 0,
+                                        reinterpret_cast<CUstream>(stream), &params, nullptr);
+}
+
+int set_word(void *place, uint32_t value, uintptr_t stream) {
+  return opened_driver().cuMemsetD32Async(reinterpret_cast<CUdeviceptr>(place), value, 1,
+                                          reinterpret_cast<CUstream>(stream));
+}
+
+int set_bytes(void *place, uint8_t value, int64_t count, uintptr_t stream) {
+  if (count == 0) return 0;
+  return opened_driver().cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(place), value, static_cast<size_t>(count),
+                                         reinterpret_cast<CUstream>(stream));
+}
+
+int64_t blocks_for_device() {
+  CUdevice device = 0;
+  int multiprocessors = 1;
+  if (opened_driver().cuCtxGetDevice(&device) == 0)
+    opened_driver().cuDeviceGetAttribute(&multiprocessors, kMultiprocessors, device);
+  return multiprocessors * kBlocksOfMultiprocessor;
+}
+
+}  // namespace cuda
+}  // namespace dlfp4
+
+extern "C" const char *dlfp4_cuda_image(void) { return DLFP4_CUDA_TARGETS; }

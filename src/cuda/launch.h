@@ -1,0 +1,34 @@
+// Kernels of the image: found once, launched on the caller's stream.
+// Layout: kernels.def's rows by number.
+// Trick: the image is a library of the driver's, which serves every context; it is loaded at the first launch.
+#ifndef DLFP4_SRC_CUDA_LAUNCH_H_
+#define DLFP4_SRC_CUDA_LAUNCH_H_
+
+#include <stdint.h>
+
+namespace dlfp4 {
+namespace cuda {
+
+enum KernelNumber {
+#define DLFP4_CUDA_KERNEL(name, parameters, body) kKernel_##name,
+#include "kernels.def"
+#undef DLFP4_CUDA_KERNEL
+  kNumKernels
+};
+
+// Launches `blocks` blocks of kThreads threads in the current context; `params` is the kernel's struct. A CUresult.
+int launch(int kernel, int64_t blocks, void *params, uintptr_t stream);
+
+// Sets four bytes on the device, in the order of the stream. A CUresult.
+int set_word(void *place, uint32_t value, uintptr_t stream);
+
+// Sets `count` bytes likewise.
+int set_bytes(void *place, uint8_t value, int64_t count, uintptr_t stream);
+
+// Blocks that fill the current device, for kernels that walk.
+int64_t blocks_for_device();
+
+}  // namespace cuda
+}  // namespace dlfp4
+
+#endif  // DLFP4_SRC_CUDA_LAUNCH_H_

@@ -1,0 +1,241 @@
+"""Operations on a GPU give the bytes that the host gives: casts, packing, block scaling, layouts."""
+
+import ctypes
+
+import numpy as np
+import pytest
+
+import dlfp4
+
+from . import reference
+
+pytestmark = pytest.mark.gpu
+
+CUDA = "cuda:0"
+FORMATS = list(dlfp4.formats())
+SOURCES = ["float32", "bfloat16", "float16"]
+MODES = [(rounding, saturate) for rounding in [*reference.ROUNDINGS, "stochastic"] for saturate in (True, False)]
+
+
+@pytest.fixture
+def torch():
+    return pytest.importorskip("torch", reason="PyTorch is not installed")
+
+
+def host_bytes(tensor):
+    host = dlfp4.from_dlpack(tensor, device="cpu").copy()
+    return ctypes.string_at(host.data_ptr, host.nbytes) if host.size else b""
+
+
+def parts_of(q):
+    return [part for part in (q.data, q.scales, q.global_scale) if part is not None]
+
+
+def assert_equal_parts(device, host):
+    for ours, theirs in zip(parts_of(device), parts_of(host), strict=True):
+        assert (ours.shape, host_bytes(ours)) == (theirs.shape, host_bytes(theirs))
+
+
+def hard_inputs(name, target):
+    """All codes of small types; values around every boundary of `target`, specials and random bits of wide ones."""
+    if reference.BITS[name] <= 16:
+        return reference.all_codes(name)
+    with np.errstate(all="ignore"):
+        values = [reference.hard_values(target, name)] if target in reference.LOW else []
+    return np.concatenate([*values, reference.of_codes(reference.random_codes(name, 4099), name)])
+
+
+# ---- Casts
+
+
+@pytest.mark.parametrize("source", reference.FLOATS)
+@pytest.mark.parametrize("target", reference.FLOATS)
+def test_cast_equals_the_host(source, target):
+    if source == target:
+        pytest.skip("nothing to cast")
+    x = hard_inputs(source, target)
+    device = dlfp4.asarray(x).to_device(CUDA)
+    for rounding, saturate in MODES:
+        seed = 5 if rounding == "stochastic" else None
+        options = {"rounding": rounding, "saturate": saturate, "seed": seed}
+        for packed in {True, reference.BITS[target] >= 8}:
+            ours = dlfp4.cast(device, target, packed=packed, **options)
+            theirs = dlfp4.cast(x, target, packed=packed, **options)
+            assert str(ours.device) == CUDA
+            assert host_bytes(ours) == host_bytes(theirs), (rounding, saturate, packed)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 5, 15, 16, 17, 31, 33, 255, 257, 4099])
+@pytest.mark.parametrize("target", ["float4_e2m1fn", "float6_e2m3fn", "float8_e4m3fn", "bfloat16"])
+def test_tails_and_offsets(count, target):
+    x = np.random.default_rng(count).standard_normal(count + 3).astype("float32")
+    device = dlfp4.asarray(x).to_device(CUDA)
+    for start in range(4):
+        ours, theirs = dlfp4.cast(device[start:][:count], target), dlfp4.cast(x[start:][:count], target)
+        assert host_bytes(ours) == host_bytes(theirs)
+        back = dlfp4.cast(ours, "float32")
+        assert host_bytes(back) == host_bytes(dlfp4.cast(theirs, "float32"))
+
+
+@pytest.mark.parametrize("name", reference.SUBBYTE)
+def test_pack_and_unpack(name):
+    codes = np.random.default_rng(1).integers(0, 256, (37, 101), dtype=np.uint8).view(reference.dtype_of(name))
+    packed = dlfp4.pack(dlfp4.asarray(codes).to_device(CUDA))
+    assert host_bytes(packed) == host_bytes(dlfp4.pack(codes))
+    assert host_bytes(dlfp4.unpack(packed)) == host_bytes(dlfp4.unpack(dlfp4.pack(codes)))
+
+
+def test_strides():
+    x = np.random.default_rng(2).standard_normal((6, 10, 14)).astype("float32")
+    device = dlfp4.asarray(x).to_device(CUDA)
+    for view in (lambda t: t[::2, 1:, ::-1], lambda t: t.T, lambda t: t[1:, ::3, 2:9]):
+        for target in ("float8_e5m2", "float4_e2m1fn", "float16"):
+            ours = dlfp4.cast(view(device), target)
+            assert host_bytes(ours) == host_bytes(dlfp4.cast(np.ascontiguousarray(view(x)), target))
+    assert device.T.copy().to_numpy().tobytes() == x.T.tobytes()
+
+
+def test_out_on_the_device(torch):
+    x = torch.randn(64, 48, device="cuda")
+    out = torch.empty(64, 48, dtype=torch.float8_e4m3fn, device="cuda")
+    result = dlfp4.cast(x, "float8_e4m3fn", out=out)
+    assert result.data_ptr == out.data_ptr()
+    assert out.cpu().view(torch.uint8).numpy().tobytes() == host_bytes(dlfp4.cast(x.cpu(), "float8_e4m3fn"))
+    with pytest.raises(BufferError, match=r"out lies on cpu, the input on cuda:0"):
+        dlfp4.cast(x, "float8_e4m3fn", out=out.cpu())
+    with pytest.raises(BufferError, match=r"out lies on cuda:0"):
+        dlfp4.cast(x.cpu(), "float8_e4m3fn", out=out)
+
+
+# ---- Block scaling
+
+
+def special_values(shape, name):
+    """Normal, heavy-tailed, zero, subnormal, largest and non-finite blocks of 16."""
+    rng = np.random.default_rng(7)
+    x = rng.standard_normal(shape) * np.exp(rng.standard_normal((*shape[:-1], 1)) * 4)
+    with np.errstate(all="ignore"):
+        x = x.astype(reference.dtype_of(name))
+        flat = x.reshape(-1)
+        limits = np.finfo(np.float32) if name != "float16" else np.finfo(np.float16)
+        picks = [0.0, -0.0, float(limits.tiny) / 4, float(limits.max), np.nan, np.inf, -np.inf]
+        for number, value in enumerate(picks):
+            first = 48 * (number + 1)
+            if first + 16 <= flat.size:
+                flat[first : first + (16 if value == 0 else 1)] = value
+    return x
+
+
+SHAPES = [(1, 16), (3, 32), (64, 128), (96, 384), (4, 8, 256)]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("name", FORMATS)
+def test_quantize_equals_the_host(name, source):
+    for shape in SHAPES:
+        x = special_values(shape, source)
+        device = dlfp4.asarray(x).to_device(CUDA)
+        for axis in (-1, -2):
+            host = dlfp4.quantize(x, name, axis=axis, pad=True)
+            ours = dlfp4.quantize(device, name, axis=axis, pad=True)
+            assert_equal_parts(ours, host)
+            for dtype in SOURCES:
+                assert host_bytes(ours.dequantize(dtype)) == host_bytes(host.dequantize(dtype))
+        both = [dlfp4.quantize(t, name, axis=(-1, -2), pad=True) for t in (device, x)]
+        for ours, host in zip(*both, strict=True):
+            assert_equal_parts(ours, host)
+
+
+@pytest.mark.parametrize("recipe", ["ocp", "nvidia", "rocm", dlfp4.Recipe(scale_rule="ceil", rounding="toward_zero")])
+@pytest.mark.parametrize("name", [name for name in FORMATS if name.startswith("mx")])
+def test_recipes_equal_the_host(name, recipe):
+    x = special_values((64, 256), "float32")
+    device = dlfp4.asarray(x).to_device(CUDA)
+    assert_equal_parts(dlfp4.quantize(device, name, recipe=recipe), dlfp4.quantize(x, name, recipe=recipe))
+    options = {"recipe": recipe, "rounding": "stochastic", "seed": 3, "axis": -2}
+    assert_equal_parts(dlfp4.quantize(device, name, **options), dlfp4.quantize(x, name, **options))
+
+
+@pytest.mark.parametrize("layout", ["128x4", "8x4", "aiter"])
+@pytest.mark.parametrize("axis", [-1, -2])
+@pytest.mark.parametrize("name", ["nvfp4", "mxfp4", "mxfp8_e4m3"])
+def test_scale_layouts_equal_the_host(name, axis, layout):
+    x = special_values((160, 96), "bfloat16")
+    device = dlfp4.asarray(x).to_device(CUDA)
+    host = dlfp4.quantize(x, name, axis=axis, scale_layout=layout)
+    ours = dlfp4.quantize(device, name, axis=axis, scale_layout=layout)
+    assert_equal_parts(ours, host)
+    assert host_bytes(ours.dequantize()) == host_bytes(host.dequantize())
+    assert_equal_parts(ours.with_scale_layout("linear"), host.with_scale_layout("linear"))
+    linear = dlfp4.quantize(device, name, axis=axis)
+    assert_equal_parts(linear.with_scale_layout(layout), host)
+
+
+def test_every_block_scale_of_nvfp4():
+    """The kernel has conversions of its own for e4m3 scales: magnitudes over their whole range, given scales."""
+    magnitudes = np.arange(0x30000000, 0x45000000, 997, dtype=np.uint32).view(np.float32)
+    magnitudes = magnitudes[: magnitudes.size // 64 * 64]
+    x = np.zeros((magnitudes.size, 16), np.float32)
+    x[:, 3], x[:, 9] = magnitudes, -magnitudes / 3
+    x = x.reshape(64, -1)
+    for scale in (1.0, 0.0123, 3e-5, 700.0):
+        device = dlfp4.quantize(dlfp4.asarray(x).to_device(CUDA), "nvfp4", global_scale=scale)
+        assert_equal_parts(device, dlfp4.quantize(x, "nvfp4", global_scale=scale))
+
+
+def test_given_scale_on_the_device(torch):
+    x = torch.randn(64, 128, device="cuda")
+    for name in ("nvfp4", "fp8_e4m3"):
+        ours = dlfp4.quantize(x, name, global_scale=torch.tensor(0.0123, device="cuda"))
+        assert_equal_parts(ours, dlfp4.quantize(x.cpu(), name, global_scale=0.0123))
+
+
+def test_shuffle_weight():
+    w = np.random.default_rng(3).integers(0, 256, (48, 96), dtype=np.uint8)
+    device = dlfp4.asarray(w).to_device(CUDA)
+    shuffled = dlfp4.shuffle_weight(device)
+    assert host_bytes(shuffled) == host_bytes(dlfp4.shuffle_weight(w))
+    assert host_bytes(dlfp4.unshuffle_weight(shuffled)) == w.tobytes()
+
+
+# ---- Streams and graphs
+
+
+def test_nothing_waits(torch):
+    x = torch.randn(256, 256, device="cuda")
+    q = dlfp4.quantize(x, "nvfp4")
+    y = torch.empty_like(x)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(200_000_000)
+    dlfp4.quantize(x, "nvfp4", out=q)
+    dlfp4.dequantize(q, out=y)
+    dlfp4.cast(x, "float8_e4m3fn")
+    assert not torch.cuda.current_stream().query()
+    torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("name", ["nvfp4", "mxfp8_e4m3", "fp8_e4m3", "fp8_128x128"])
+def test_a_graph_replays_what_was_captured(torch, name):
+    x = torch.randn(128, 256, device="cuda")
+    q, y = dlfp4.quantize(x, name), torch.empty_like(x)
+    graph = torch.cuda.CUDAGraph()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        held = dlfp4.ScaledTensor.from_parts(*q.to_torch(), format=name)
+        with torch.cuda.graph(graph, stream=side):
+            dlfp4.quantize(x, name, out=held)
+            dlfp4.dequantize(held, out=y)
+    x.copy_(torch.randn(128, 256, device="cuda") * 3)
+    graph.replay()
+    torch.cuda.synchronize()
+    host = dlfp4.quantize(x.cpu(), name)
+    assert y.cpu().numpy().tobytes() == host_bytes(host.dequantize())
+
+
+def test_another_stream(torch):
+    x = torch.randn(1 << 20, device="cuda").reshape(1024, 1024)
+    stream = torch.cuda.Stream()
+    ours = dlfp4.quantize(x, "mxfp4", stream=stream)
+    stream.synchronize()
+    assert_equal_parts(ours, dlfp4.quantize(x.cpu(), "mxfp4"))
