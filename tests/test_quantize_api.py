@@ -1,0 +1,276 @@
+"""quantize's arguments: memory to refill and its neighbours, what is refused and how, what frameworks get."""
+
+import ctypes
+import math
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import dlfp4
+
+from . import block_reference as reference
+from .block_reference import FORMATS, FP8, MX, RULES, TWO_LEVEL, assert_equal, make, same
+from .capsules import framework
+from .reference import BITS, native_cast, raw_bytes, unpacked_codes
+
+F = np.float32
+FLOATS = ["float32", "bfloat16", "float16"]
+LAYOUTS = ["128x4", "8x4", "aiter"]
+
+
+# ---- out -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"), [(name, layout) for name in FORMATS for layout in ("linear", *([] if name in FP8 else LAYOUTS))]
+)
+def test_out_is_refilled(name, layout):
+    """All of it, the padding of its scales too."""
+    x = make("normal", (50, 70))
+    for axis in (-1, -2):
+        options = {"axis": axis, "pad": True, "scale_layout": layout}
+        out = dlfp4.quantize(x * F(100), name, **options)
+        for part in (out.data, out.scales):
+            ctypes.memset(part.data_ptr, 0xA5, part.nbytes)
+        pointers = [out.data.data_ptr, out.scales.data_ptr]
+        assert dlfp4.quantize(x, name, out=out, **options) is out
+        assert_equal(out, reference.quantize(x, name, axis), layout)
+        assert [out.data.data_ptr, out.scales.data_ptr] == pointers
+
+
+def test_out_of_both_axes():
+    x, y = make("normal", (32, 64)), make("uniform", (32, 64))
+    out = dlfp4.quantize(x, "mxfp8_e4m3", axis=(-2, -1))
+    result = dlfp4.quantize(y, "mxfp8_e4m3", axis=(-2, -1), out=out)
+    assert all(a is b for a, b in zip(result, out, strict=True))
+    for q in out:
+        assert_equal(q, reference.quantize(y, "mxfp8_e4m3", q.axis))
+
+
+def test_out_over_the_callers_memory():
+    """With room around it that stays as it is, and rows apart for elements of a byte."""
+    x = make("normal", (32, 64))
+    data, scales = np.full((34, 80), 0xA5, np.uint8), np.full((34, 3), 0xA5, np.uint8)
+    out = dlfp4.ScaledTensor.from_parts(data[1:33, 8:72], scales[1:33, :2], format="mxfp8_e5m2")
+    dlfp4.quantize(x, "mxfp8_e5m2", out=out)
+    expected = reference.quantize(x, "mxfp8_e5m2")
+    assert data[1:33, 8:72].tolist() == expected.codes.tolist()
+    assert scales[1:33, :2].tolist() == expected.scales.tolist()
+    data[1:33, 8:72], scales[1:33, :2] = 0xA5, 0xA5
+    assert set(data.ravel()) == set(scales.ravel()) == {0xA5}
+
+
+def test_packed_out_with_rows_apart():
+    x = make("normal", (16, 32))
+    data, scales = np.full((16, 20), 0xA5, np.uint8), np.full((16, 2), 0xA5, np.uint8)
+    out = dlfp4.ScaledTensor.from_parts(data[:, 2:18], scales, 1.0, format="nvfp4")
+    dlfp4.quantize(x, "nvfp4", out=out)
+    expected = reference.quantize(x, "nvfp4")
+    assert data[:, 2:18].tobytes() == expected.data()[1]
+    assert set(data[:, :2].ravel()) == set(data[:, 18:].ravel()) == {0xA5}
+    assert (scales.tolist(), out.global_scale.item()) == (expected.scales.tolist(), float(expected.global_scale))
+
+
+def test_out_that_does_not_fit():
+    x = make("normal", (32, 64))
+    options = [
+        (dlfp4.quantize(x[:16], "mxfp4"), {}),
+        (dlfp4.quantize(x.reshape(1, 32, 64), "mxfp4"), {}),
+        (dlfp4.quantize(x, "nvfp4"), {}),
+        (dlfp4.quantize(x, "mxfp4", axis=-2), {}),
+        (dlfp4.quantize(x, "mxfp4"), {"axis": -2}),
+        (dlfp4.quantize(x, "mxfp4"), {"scale_layout": "8x4"}),
+        (dlfp4.quantize(x, "mxfp4", scale_layout="aiter"), {}),
+        (dlfp4.quantize(x, "mxfp4", axis=(-1, -2)), {}),
+        (dlfp4.quantize(x, "mxfp4"), {"axis": (-1, -2)}),
+        (dlfp4.quantize(x, "mxfp4", axis=(-1, -2)), {"axis": (-2, -1)}),
+    ]
+    for out, more in options:
+        with pytest.raises(ValueError, match="out"):
+            dlfp4.quantize(x, "mxfp4", out=out, **more)
+    for out in (dlfp4.quantize(x, "mxfp4").data, np.empty((32, 64), F), 3):
+        with pytest.raises(TypeError, match="ScaledTensor"):
+            dlfp4.quantize(x, "mxfp4", out=out)
+
+
+def test_out_that_may_not_be_written():
+    x = make("normal", (32, 64))
+    data, scales = np.zeros((32, 32), np.uint8), np.zeros((32, 2), np.uint8)
+    for frozen in (data, scales):
+        frozen.flags.writeable = False
+        out = dlfp4.ScaledTensor.from_parts(data, scales, format="mxfp4")
+        with pytest.raises(BufferError, match="read-only"):
+            dlfp4.quantize(x, "mxfp4", out=out)
+        frozen.flags.writeable = True
+    assert not data.any()
+
+
+def test_out_that_overlaps():
+    memory = np.zeros(32 * 64 * 4, np.uint8)
+    x = memory.view(F).reshape(32, 64)
+    scales = np.zeros((32, 2), np.uint8)
+    out = dlfp4.ScaledTensor.from_parts(memory[: 32 * 32].reshape(32, 32), scales, format="mxfp4")
+    with pytest.raises(ValueError, match="overlap"):
+        dlfp4.quantize(x, "mxfp4", out=out)
+
+
+# ---- arguments -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float64", "int32", "uint8", "bool", "complex64", "int64", "float8_e4m3fn", "float8_e8m0fnu"]
+)
+def test_other_element_types_are_refused(dtype):
+    x = np.ones((1, 32)).astype(getattr(ml_dtypes, dtype, dtype))
+    for name in ("nvfp4", "mxfp8_e4m3", "fp8_e4m3"):
+        with pytest.raises(TypeError, match=f"{dtype}.*float32, bfloat16 or float16"):
+            dlfp4.quantize(x, name)
+
+
+def test_what_is_no_tensor_is_refused():
+    for x in (None, 3.0, "x", [[1.0] * 32]):
+        with pytest.raises(TypeError):
+            dlfp4.quantize(x, "mxfp4")
+    with pytest.raises(ValueError, match="0-d"):
+        dlfp4.quantize(np.ones((), F), "fp8_e4m3")
+
+
+@pytest.mark.parametrize("axis", [0, 1, -3, (), (-1, -1), (-2, -2), (-1, -2, -1), (0,)])
+def test_other_axes_are_refused(axis):
+    with pytest.raises(ValueError, match="axis"):
+        dlfp4.quantize(np.ones((32, 32), F), "mxfp4", axis=axis)
+
+
+def test_columns_need_two_dimensions():
+    for name in ("nvfp4", "mxfp8_e5m2"):
+        with pytest.raises(ValueError, match="axis=-2"):
+            dlfp4.quantize(np.ones(32, F), name, axis=-2)
+
+
+def test_unknown_names_are_refused():
+    x = np.ones((32, 32), F)
+    for options, named in (
+        ({"format": "nvfp5"}, "nvfp4_16x16"),
+        ({"recipe": "amd"}, "rocm"),
+        ({"recipe": 3}, "rocm"),
+        ({"rounding": "up"}, "nearest_away"),
+        ({"scale_layout": "4x128"}, "128x4"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            dlfp4.quantize(x, **{"format": "mxfp4", **options})
+
+
+@pytest.mark.parametrize("name", FP8)
+def test_float32_scales_have_one_layout(name):
+    for layout in LAYOUTS:
+        with pytest.raises(ValueError, match="linear"):
+            dlfp4.quantize(np.ones((128, 128), F), name, scale_layout=layout)
+
+
+@pytest.mark.parametrize("name", [*TWO_LEVEL, *FP8])
+def test_scale_rules_are_for_mx_formats(name):
+    x = make("normal", (128, 128))
+    for recipe in ("ocp", "rocm", *(dlfp4.Recipe(scale_rule=rule) for rule in RULES)):
+        with pytest.raises(ValueError, match=name):
+            dlfp4.quantize(x, name, recipe=recipe)
+    for recipe in ("nvidia", dlfp4.Recipe()):
+        assert same(dlfp4.quantize(x, name, recipe=recipe), dlfp4.quantize(x, name))
+
+
+@pytest.mark.parametrize("name", MX)
+def test_the_default_recipe_is_ocps(name):
+    x = make("normal", (4, 64))
+    for recipe in ("ocp", dlfp4.Recipe(), dlfp4.Recipe(scale_rule="floor")):
+        assert same(dlfp4.quantize(x, name, recipe=recipe), dlfp4.quantize(x, name))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"scale_rule": "round"}, {"rounding": "up"}, {"zero_scale": 255}, {"zero_scale": -1}, {"eps": -1.0},
+        {"eps": math.inf}, {"eps": math.nan},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_recipes_that_are_none(options):
+    with pytest.raises(ValueError, match=next(iter(options))):
+        dlfp4.Recipe(**options)
+
+
+def test_formats_and_recipes_are_values():
+    assert list(dlfp4.formats()) == list(FORMATS)
+    for name, format in dlfp4.formats().items():
+        row = FORMATS[name]
+        assert (format.name, str(format)) == (name, name)
+        assert (format.element.name, format.scale.name) == (row.element, row.scale)
+        assert (format.block, format.kind) == (row.block, row.kind)
+        assert (format.has_global_scale, format.repeats_scales) == (name in TWO_LEVEL, name == "nvfp4_16x16")
+        assert (format == name, hash(format)) == (True, hash(name))
+        assert format != "float32"
+        with pytest.raises(AttributeError):
+            format.name = "other"
+    with pytest.raises(TypeError):
+        dlfp4.formats()["mine"] = format
+    assert dlfp4.Recipe("ceil") == dlfp4.Recipe(scale_rule="ceil")
+    assert len({dlfp4.Recipe("ceil"), dlfp4.Recipe("ceil"), dlfp4.Recipe()}) == 2
+    with pytest.raises(AttributeError):
+        dlfp4.Recipe().eps = 1.0
+    x = np.ones((1, 32), F)
+    assert same(dlfp4.quantize(x, dlfp4.formats()["mxfp4"]), dlfp4.quantize(x, "mxfp4"))
+
+
+def test_a_scaled_tensor_never_changes():
+    q = dlfp4.quantize(np.ones((2, 32), F), "nvfp4")
+    for name in ("data", "scales", "global_scale", "format", "axis", "scale_layout", "shape"):
+        with pytest.raises(AttributeError):
+            setattr(q, name, None)
+    assert q.nbytes == 2 * 16 + 2 * 2 + 4
+    assert str(q.device) == "cpu"
+    assert "nvfp4" in repr(q)
+    assert "(2, 32)" in repr(q)
+
+
+# ---- frameworks ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("name", ["nvfp4", "nvfp4_16x16", "mxfp4"])
+def test_pytorchs_dialect_is_inherited(name, dtype):
+    torch = framework("torch")
+    x = make("normal", (32, 64), "float32")
+    tensor = torch.from_numpy(x).to(getattr(torch, dtype))
+    values = native_cast(x, dtype)
+    for axis in (-1, -2):
+        q = dlfp4.quantize(tensor, name, axis=axis)
+        expected = reference.quantize(values, name, axis)
+        assert_equal(q, expected)
+        data = torch.from_dlpack(q.data)
+        shape, octets = expected.data()
+        assert (data.dtype, tuple(data.shape)) == (torch.float4_e2m1fn_x2, (shape[0], shape[1] // 2))
+        assert data.view(torch.uint8).numpy().tobytes() == octets
+        parts = q.to_torch()
+        assert parts.data.dtype == torch.float4_e2m1fn_x2
+        assert parts.scales.view(torch.uint8).numpy().tobytes() == expected.scales.tobytes()
+        again = dlfp4.quantize(tensor * 0, name, axis=axis)
+        assert_equal(dlfp4.quantize(tensor, name, axis=axis, out=again), expected)
+
+
+def test_pytorch_tensors_of_any_strides():
+    torch = framework("torch")
+    x = make("normal", (64, 96), "bfloat16")
+    tensor = torch.from_numpy(native_cast(x, "float32")).bfloat16()
+    for name in ("mxfp8_e4m3", "mxfp4", "fp8_e4m3"):
+        q = dlfp4.quantize(tensor.T, name)
+        assert_equal(q, reference.quantize(x.T, name))
+        expected = {8: torch.float8_e4m3fn, 4: torch.float4_e2m1fn_x2}[BITS[FORMATS[name].element]]
+        assert torch.from_dlpack(q.data).dtype == expected
+
+
+def test_numpy_parts_are_one_element_a_byte():
+    q = dlfp4.quantize(make("normal", (16, 32)), "nvfp4")
+    parts = q.to_numpy()
+    assert parts.data.dtype == ml_dtypes.float4_e2m1fn
+    assert parts.data.view(np.uint8).tolist() == unpacked_codes(raw_bytes(q.data), 4, 512).reshape(16, 32).tolist()
+    assert parts.scales.dtype == ml_dtypes.float8_e4m3fn
+    assert parts.global_scale.shape == ()
