@@ -14,7 +14,7 @@ STRICT = "-Ccmake.define.DLFP4_WERROR=ON"
 
 # Extras by Python. PyTorch: one Python is enough, its CPU builds are hard to come by for the others.
 EXTRAS = {
-    "3.11": "test,torch,frameworks",
+    "3.11": "test,demo,frameworks",
     "3.12": "test,frameworks",
     "3.13": "test,frameworks",
 }
@@ -54,7 +54,7 @@ def run_kernels(session: nox.Session, folder: Path, *launcher: str, **env: str) 
 def test(session: nox.Session) -> None:
     """Run the Python tests; arguments go to pytest."""
     install(session, EXTRAS[session.python])
-    if "torch" in EXTRAS[session.python]:
+    if "demo" in EXTRAS[session.python]:
         install_weights(session)
     session.run("pytest", *session.posargs)
 

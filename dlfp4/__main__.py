@@ -1,4 +1,4 @@
-"""``python -m dlfp4 info | matrix | bench``."""
+"""``python -m dlfp4 info | matrix | quantize | bench``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import dlfp4
-from dlfp4 import frameworks, matrix
+from dlfp4 import checkpoints, frameworks, matrix
+from dlfp4.checkpoints import convert
+from dlfp4.formats import RECIPES
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -22,6 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
     tried.add_argument(
         "--dtype", action="append", choices=matrix.ROWS, metavar="DTYPE", help="only this one (repeatable)"
     )
+    add_quantize(commands.add_parser("quantize", help="quantize the weights of a safetensors file"))
     bench = commands.add_parser("bench", help="run the benchmarks of a source checkout")
     bench.add_argument("name", nargs="*", help="such as `exchange` for bench_exchange.py; default: all")
     options = parser.parse_args(arguments)
@@ -30,9 +33,32 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     if options.command == "bench":
         return run_benchmarks(options.name)
+    if options.command == "quantize":
+        return convert.run(**{name: value for name, value in vars(options).items() if name != "command"})
     report = matrix.matrix(options.framework or frameworks.NAMES, options.dtype or matrix.ROWS)
     print(matrix.as_json(report) if options.json else matrix.as_text(report))
     return int(any(cell.outcome in (matrix.Outcome.WRONG, matrix.Outcome.CRASHED) for cell in report.cells))
+
+
+def add_quantize(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``quantize``, by the names that :func:`dlfp4.checkpoints.convert.run` gives them."""
+    parser.add_argument("source", metavar="model.safetensors")
+    parser.add_argument("-o", "--output", dest="target", required=True, metavar="FILE", help="where to write")
+    parser.add_argument(
+        "--format", required=True, choices=dlfp4.formats(), metavar="NAME", help=", ".join(dlfp4.formats())
+    )
+    parser.add_argument("--recipe", choices=RECIPES, help="how scales and elements are rounded; default: the format's")
+    parser.add_argument(
+        "--include", action="append", default=[], metavar="GLOB", help="only tensors of such names (repeatable)"
+    )
+    parser.add_argument(
+        "--exclude", action="append", default=[], metavar="GLOB", help="no tensors of such names (repeatable)"
+    )
+    parser.add_argument(
+        "--convention",
+        choices=checkpoints.CONVENTIONS,
+        help="store the parts as these do; default: as dlfp4.checkpoints.save",
+    )
 
 
 def run_benchmarks(names: list[str]) -> int:

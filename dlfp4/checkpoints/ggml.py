@@ -1,0 +1,146 @@
+"""MXFP4 and NVFP4 in the blocks of ggml (llama.cpp, GGUF): the same codes and scales in another order.
+
+ggml's ``block_mxfp4`` is an e8m0 byte and 16 bytes of elements; its ``block_nvfp4`` is four e4m3 bytes and 32 bytes of
+elements, for four groups of 16. A group of G elements takes G / 2 bytes: byte j has element j in its low nibble and
+element j + G / 2 in its high nibble, where dlfp4 has elements 2 j and 2 j + 1.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import dlfp4
+from dlfp4 import ScaledTensor, Tensor
+
+Octets = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Block:
+    """One of ggml's blocks: so many groups of so many elements, the scales of all groups in front."""
+
+    groups: int
+    length: int
+
+    @property
+    def elements(self) -> int:
+        """Elements of a block."""
+        return self.groups * self.length
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a block."""
+        return self.groups + self.elements // 2
+
+
+BLOCKS = {"mxfp4": Block(1, 32), "nvfp4": Block(4, 16)}
+
+
+def from_ggml(blocks: Any, format: str, shape: tuple[int, ...], *, global_scale: Any = None) -> ScaledTensor:
+    """A quantized tensor of ggml's blocks; one copy, since elements change places.
+
+    Parameters
+    ----------
+    blocks : producer
+        uint8, compact, of any shape: the data of a GGUF tensor.
+    format : {"mxfp4", "nvfp4"}
+        ``GGML_TYPE_MXFP4`` or ``GGML_TYPE_NVFP4``.
+    shape : tuple of int
+        Of the tensor in elements, (..., K), the contiguous axis last: GGUF's dimensions reversed. K is a multiple of 32
+        (mxfp4) or 64 (nvfp4).
+    global_scale : float or producer, optional
+        NVFP4's decode scale of the tensor. ggml's blocks have none: GGUF files keep it as a tensor of its own beside
+        ``NAME.weight``, called ``NAME.scale``.
+
+    Returns
+    -------
+    ScaledTensor
+        Every code and scale byte as in `blocks`. Values agree with ggml's, which has no NaN: the e4m3 scale 0x7F is 0
+        there, and the e8m0 scale 0xFF is 2**128.
+
+    Raises
+    ------
+    ValueError
+        A format that ggml has no blocks of, or a number of bytes that does not fit `shape`.
+    TypeError
+        `blocks` are not uint8.
+    """
+    block, octets = block_of(format), dlfp4.asarray(blocks)
+    if octets.dtype != np.uint8:
+        raise TypeError(f"blocks have dtype {octets.dtype}; expected uint8, such as blocks.view('uint8')")
+    count = count_blocks(shape, block, format)
+    if octets.size != count * block.nbytes:
+        raise ValueError(
+            f"{octets.size} bytes of blocks for shape {shape}; {format} needs {count * block.nbytes}, "
+            f"{block.nbytes} for {block.elements} elements"
+        )
+    rows = octets.to_numpy().reshape(count, block.nbytes)
+    scales = np.ascontiguousarray(rows[:, : block.groups]).reshape(*shape[:-1], shape[-1] // block.length)
+    data = interleave(rows[:, block.groups :].reshape(count * block.groups, block.length // 2))
+    return ScaledTensor.from_parts(data.reshape(*shape[:-1], shape[-1] // 2), scales, global_scale, format=format)
+
+
+def to_ggml(q: ScaledTensor) -> Tensor:
+    """The blocks of a quantized tensor, as ggml has them; the inverse of :func:`from_ggml`.
+
+    A global scale has no place in the blocks: write ``q.global_scale`` to the GGUF file as the tensor ``NAME.scale``.
+
+    Parameters
+    ----------
+    q : ScaledTensor
+        mxfp4 or nvfp4 on the host, blocks along the last axis, K a multiple of 32 (mxfp4) or 64 (nvfp4).
+
+    Returns
+    -------
+    Tensor
+        uint8, (..., K / 32 * 17) or (..., K / 64 * 36): the shape in bytes that the ``gguf`` package takes.
+
+    Raises
+    ------
+    ValueError
+        Another format, axis or K.
+    """
+    block = block_of(q.format.name)
+    count = count_blocks(q.shape, block, q.format.name)
+    if q.axis != -1:
+        raise ValueError(f"{q!r}: ggml's blocks run along the last axis; quantize with axis=-1")
+    scales = q.with_scale_layout("linear").scales.view("uint8").to_numpy()
+    data = q.data.view("uint8").to_numpy().reshape(count * block.groups, block.length // 2)
+    blocks = np.empty((count, block.nbytes), np.uint8)
+    blocks[:, : block.groups] = scales.reshape(count, block.groups)
+    blocks[:, block.groups :] = deinterleave(data).reshape(count, block.elements // 2)
+    return dlfp4.asarray(blocks.reshape(*q.shape[:-1], q.shape[-1] // block.elements * block.nbytes))
+
+
+def block_of(format: str) -> Block:
+    """The block of a format; ValueError where ggml has none."""
+    if str(format) not in BLOCKS:
+        raise ValueError(f"ggml has no blocks of {format}, only of {' and '.join(BLOCKS)}")
+    return BLOCKS[str(format)]
+
+
+def count_blocks(shape: tuple[int, ...], block: Block, format: str) -> int:
+    """How many blocks a tensor takes; ValueError where its rows do not divide into them."""
+    if not shape or shape[-1] % block.elements:
+        raise ValueError(f"shape {shape}: ggml's blocks of {format} need a last axis in multiples of {block.elements}")
+    return math.prod(shape) // block.elements
+
+
+def interleave(groups: Octets) -> Octets:
+    """Bytes with elements j and j + G / 2 to bytes with elements 2 j and 2 j + 1, a group a row."""
+    first, second = groups[:, 0::2], groups[:, 1::2]
+    return np.concatenate([first & 15 | second << 4, first >> 4 | second & 0xF0], axis=1)
+
+
+def deinterleave(groups: Octets) -> Octets:
+    """Undo :func:`interleave`."""
+    low, high = np.split(groups, 2, axis=1)
+    result = np.empty_like(groups)
+    result[:, 0::2] = low & 15 | high << 4
+    result[:, 1::2] = low >> 4 | high & 0xF0
+    return result

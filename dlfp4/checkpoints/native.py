@@ -1,0 +1,88 @@
+"""dlfp4's own way to keep quantized tensors in a file: every format, orientation and scale layout, exactly.
+
+The parts are tensors of their own types (F4, F6_E2M3, F8_E8M0, ...), named as NVIDIA ModelOpt names them: the data as
+the tensor, then ``_scale`` and ``_scale_2``. What they are is JSON under "dlfp4" in the metadata of the file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import dlfp4
+from dlfp4 import ScaledTensor, Tensor
+from dlfp4.checkpoints.conventions import Spelling, merge
+from dlfp4.checkpoints.safetensors import is_sizes
+from dlfp4.formats import find_format
+
+KEY = "dlfp4"
+VERSION = 1
+NAMES = Spelling("", (), global_scale="_scale_2")
+
+
+def split(tensors: Mapping[str, Any]) -> tuple[dict[str, Tensor], str]:
+    """The parts to store, and the description that brings them together again; "" where nothing is quantized."""
+    parts: dict[str, Tensor] = {}
+    described: dict[str, Any] = {}
+    for name, x in tensors.items():
+        if isinstance(x, ScaledTensor):
+            fields = {"format": x.format.name, "shape": x.shape, "axis": x.axis, "scale_layout": x.scale_layout}
+            described[name] = fields
+            merge(parts, dict(zip(NAMES.parts(name), shaped_parts(x), strict=False)))
+        else:
+            merge(parts, {name: dlfp4.asarray(x)})
+    description = json.dumps({"version": VERSION, "tensors": described}, separators=(",", ":"))
+    return parts, description if described else ""
+
+
+def shaped_parts(q: ScaledTensor) -> list[Tensor]:
+    """Data, scales and, if there is one, the global scale; N-D where they have the tensor's rows."""
+    data, scales = q.data, q.scales
+    if q.axis == -1:
+        data = data.reshape((*q.shape[:-1], data.shape[1]))
+        if q.scale_layout == "linear" and scales.ndim == 2 and scales.shape[0] == q.data.shape[0]:
+            scales = scales.reshape((*q.shape[:-1], scales.shape[1]))
+    return [data, scales] if q.global_scale is None else [data, scales, q.global_scale]
+
+
+def join(tensors: Mapping[str, Tensor], description: str) -> dict[str, Tensor | ScaledTensor]:
+    """Undo :func:`split`; ValueError where the description does not fit the tensors."""
+    parts = dict(tensors)
+    joined = {name: rebuild(name, fields, parts) for name, fields in parse(description).items()}
+    return {name: joined.get(name, part) for name, part in parts.items()}
+
+
+def parse(description: str) -> dict[str, Any]:
+    """The descriptions by the tensors' names."""
+    try:
+        content = json.loads(description)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the metadata under {KEY!r} is not JSON: {error}") from error
+    if not isinstance(content, dict) or not isinstance(content.get("tensors"), dict):
+        raise ValueError(f"the metadata under {KEY!r} has no object of tensors")
+    if content.get("version") != VERSION:
+        raise ValueError(
+            f"the metadata under {KEY!r} is version {content.get('version')!r}; this dlfp4 reads {VERSION}"
+        )
+    tensors: dict[str, Any] = content["tensors"]
+    return tensors
+
+
+def rebuild(name: str, fields: Any, parts: dict[str, Tensor]) -> ScaledTensor:
+    """One tensor of its parts, all of which but the data, whose name it has, are taken out."""
+    if not isinstance(fields, dict) or fields.keys() != {"format", "shape", "axis", "scale_layout"}:
+        raise ValueError(f"{name} is described by {fields!r}, expected format, shape, axis and scale_layout")
+    if not is_sizes(fields["shape"]):
+        raise ValueError(f"{name} is described with shape {fields['shape']!r}, expected a list of integers from 0")
+    data, scales, unit = NAMES.parts(name)
+    if data not in parts or scales not in parts:
+        raise ValueError(
+            f"{name} is described as {fields['format']!r}, but its parts {data} and {scales} are not there"
+        )
+    try:
+        decode = parts.pop(unit, None) if find_format(fields["format"]).has_global_scale else None
+        described = fields | {"shape": tuple(fields["shape"])}
+        return ScaledTensor.from_parts(parts[data], parts.pop(scales), decode, **described)
+    except (TypeError, ValueError, OverflowError, BufferError) as error:
+        raise ValueError(f"{name} is not what the metadata says: {error}") from error

@@ -1,0 +1,236 @@
+"""The safetensors file format: a header in JSON, then the tensors' bytes, which are mapped and not read.
+
+The format is followed here, without the ``safetensors`` package: its NumPy side (0.8) copies what it reads and has no
+FP4, FP6 or FP8, its PyTorch side has no FP6, and its writer takes no FP6. Files go both ways between the two.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import ml_dtypes
+import numpy as np
+
+import dlfp4
+from dlfp4 import Tensor
+from dlfp4.frameworks import base
+
+DTYPES = {
+    "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "U32": "uint32", "I32": "int32",
+    "U64": "uint64", "I64": "int64", "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64",
+    "C64": "complex64", "F4": "float4_e2m1fn", "F6_E2M3": "float6_e2m3fn", "F6_E3M2": "float6_e3m2fn",
+    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
+}  # fmt: skip
+CODES = {name: code for code, name in DTYPES.items()}
+LENGTH = 8  # bytes of the field in front of the header that says how long it is
+MAX_HEADER = 100_000_000  # bytes; the limit of the safetensors library
+METADATA = "__metadata__"
+ALIGNMENT = 64  # bytes: the data starts on a multiple, as memory that dlfp4 allocates does
+# Without a reservation a file larger than the memory can be mapped; the mmap module has no name for it before 3.13.
+MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+
+
+def item_bits(dtype: str) -> int:
+    """Bits of an element in a file, where elements below 8 bits are packed."""
+    return base.SUBBYTE.get(dtype) or 8 * np.dtype(getattr(ml_dtypes, dtype, dtype)).itemsize
+
+
+# ---- Reading
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor as the header describes it; its bytes are [start, stop) of the data."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Map a file: its tensors as they are stored, and the metadata of its header.
+
+    The mapping is private to the process: tensors are writable, so that PyTorch shares them too, and what is written
+    to them never reaches the file. A tensor that does not start on a multiple of its element's size is copied.
+
+    Raises
+    ------
+    ValueError
+        The file is not a safetensors file, or is damaged; the message says what is wrong with it.
+    """
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size < LENGTH:
+            raise ValueError(f"{path} is no safetensors file: it has {size} bytes, expected at least {LENGTH}")
+        flags, protection = mmap.MAP_PRIVATE | MAP_NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
+        memory = mmap.mmap(file.fileno(), size, flags=flags, prot=protection)
+    try:
+        entries, metadata, start = parse(memory)
+    except ValueError as error:
+        raise ValueError(f"{path} is no safetensors file, or damaged: {error}") from error
+    data = dlfp4.asarray(memory)[start:]
+    return {entry.name: make_view(data, entry) for entry in entries}, metadata
+
+
+def parse(memory: mmap.mmap) -> tuple[list[Entry], dict[str, str], int]:
+    """The checked header of a mapped file: entries in the header's order, metadata, and where the data starts."""
+    length, rest = int.from_bytes(memory[:LENGTH], "little"), len(memory) - LENGTH
+    if length > min(rest, MAX_HEADER):
+        raise ValueError(f"it says that its header has {length} bytes, {rest} are there and {MAX_HEADER} allowed")
+    header = parse_json(memory[LENGTH : LENGTH + length])
+    metadata = header.pop(METADATA, {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise ValueError(f"{METADATA} is not an object of strings")
+    entries = [parse_entry(name, fields) for name, fields in header.items()]
+    check_coverage(entries, rest - length)
+    return entries, metadata, LENGTH + length
+
+
+def parse_json(text: bytes) -> dict[str, Any]:
+    """The header as a dictionary."""
+    try:
+        header = json.loads(text.decode(), object_pairs_hook=as_unique)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"its header is not JSON: {error}") from error
+    if not isinstance(header, dict):
+        raise ValueError(f"its header is a JSON {type(header).__name__}, expected an object")
+    return header
+
+
+def as_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; a name that comes twice would hide one of two tensors."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} comes twice")
+    return found
+
+
+def is_sizes(value: object) -> bool:
+    """Whether a value of the header is a list of integers from 0."""
+    return isinstance(value, list) and all(type(size) is int and size >= 0 for size in value)
+
+
+def parse_entry(name: str, fields: Any) -> Entry:
+    """One tensor's entry, whose size agrees with its type and shape."""
+    if not isinstance(fields, dict) or not {"dtype", "shape", "data_offsets"} <= fields.keys():
+        raise ValueError(f"{name!r} is not an object with dtype, shape and data_offsets")
+    code, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
+    if not isinstance(code, str) or code not in DTYPES:
+        raise ValueError(f"{name!r} has dtype {code!r}, expected one of {', '.join(DTYPES)}")
+    if not is_sizes(shape):
+        raise ValueError(f"{name!r} has shape {shape!r}, expected a list of integers from 0")
+    if not is_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise ValueError(f"{name!r} has data_offsets {offsets!r}, expected [start, stop]")
+    bits, taken = math.prod(shape) * item_bits(DTYPES[code]), offsets[1] - offsets[0]
+    if bits != 8 * taken:
+        raise ValueError(f"{name!r} is {code} of shape {shape}, {bits} bits, but its data_offsets hold {taken} bytes")
+    return Entry(name, DTYPES[code], tuple(shape), offsets[0], offsets[1])
+
+
+def check_coverage(entries: list[Entry], size: int) -> None:
+    """Every byte of the data belongs to one tensor, as the format wants it."""
+    reached = 0
+    for entry in sorted(entries, key=lambda entry: (entry.start, entry.stop)):
+        if entry.start != reached:
+            raise ValueError(f"{entry.name!r} starts at byte {entry.start} of the data, expected {reached}")
+        if entry.stop > size:
+            raise ValueError(f"{entry.name!r} ends at byte {entry.stop} of the data, which has {size} bytes")
+        reached = entry.stop
+    if reached != size:
+        raise ValueError(f"the data has {size} bytes, its tensors take {reached}")
+
+
+def make_view(data: Tensor, entry: Entry) -> Tensor:
+    """One tensor in the mapped data."""
+    octets = data[entry.start : entry.stop]
+    if octets.data_ptr % max(1, item_bits(entry.dtype) // 8):
+        octets = octets.copy()  # writers that do not pad the header make such files
+    return octets.view(entry.dtype).reshape(entry.shape)
+
+
+# ---- Writing
+
+
+def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write a file straight from the tensors' memory; it takes the place of `path` once it is complete.
+
+    Raises
+    ------
+    ValueError
+        A tensor has a type or a size that the format cannot hold, or a name that it reserves.
+    TypeError
+        The metadata is not strings.
+    """
+    if not all(isinstance(text, str) for pair in metadata.items() for text in pair):
+        raise TypeError(f"metadata {dict(metadata)!r}: the format holds strings only; use json.dumps for the rest")
+    ready = {name: make_ready(name, tensor) for name, tensor in tensors.items()}
+    # The larger the elements, the further in front: so each tensor starts on a multiple of its element's size.
+    order = sorted(ready, key=lambda name: (-item_bits(ready[name].dtype.name), name))
+    header = make_header(ready, order, metadata)
+    with replacing(Path(path)) as file:
+        file.write(header)
+        for name in order:
+            file.write(octets_of(ready[name]))
+
+
+def make_ready(name: str, tensor: Tensor) -> Tensor:
+    """A tensor whose memory is what the file must hold: itself, or a copy of one with gaps or on a device."""
+    if name == METADATA:
+        raise ValueError(f"a tensor cannot be named {METADATA}: the format has another use for it")
+    dtype = tensor.dtype.name
+    if dtype not in CODES:
+        raise ValueError(f"{name}: safetensors has no {dtype}; save the bits with .view('uint8')")
+    if dtype in base.SUBBYTE and not tensor.packed:
+        raise ValueError(f"{name}: {dtype} with one element a byte cannot be saved; call dlfp4.pack first")
+    if tensor.size * item_bits(dtype) % 8:
+        raise ValueError(f"{name}: {tensor.size} elements of {dtype} are no whole number of bytes; pad the last axis")
+    if tensor.device.type != "cpu":
+        tensor = tensor.to_device("cpu")
+    return tensor if base.is_row_major(tensor) else tensor.copy()
+
+
+def octets_of(tensor: Tensor) -> memoryview:
+    """The memory of a compact tensor."""
+    return tensor.reshape(-1).view("uint8").to_numpy(copy=False).data
+
+
+def make_header(tensors: Mapping[str, Tensor], order: list[str], metadata: Mapping[str, str]) -> bytes:
+    """The header and its length; names in the order of `tensors`, data in that of `order`."""
+    stops = dict(zip(order, accumulate(tensors[name].nbytes for name in order), strict=True))
+    header: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
+    for name, tensor in tensors.items():
+        offsets = [stops[name] - tensor.nbytes, stops[name]]
+        header[name] = {"dtype": CODES[tensor.dtype.name], "shape": list(tensor.shape), "data_offsets": offsets}
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-(LENGTH + len(text)) % ALIGNMENT)
+    if len(text) > MAX_HEADER:
+        raise ValueError(f"the header takes {len(text)} bytes, {MAX_HEADER} are allowed; save fewer tensors in a file")
+    return len(text).to_bytes(LENGTH, "little") + text
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file that becomes `path` when all is written, and leaves no trace when something fails."""
+    temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

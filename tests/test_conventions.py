@@ -1,0 +1,288 @@
+"""Checkpoints of others: made here byte by byte as their exporters do, decoded by a formula that knows no dlfp4."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import dlfp4
+from dlfp4 import checkpoints
+from dlfp4.checkpoints import join_parts, split_parts
+
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+N, K = 48, 128
+
+
+@pytest.fixture
+def generator():
+    return np.random.default_rng(7)
+
+
+def fp4(generator, *shape):
+    """Random bytes, two elements each, and what they decode to: the low nibble first."""
+    packed = generator.integers(0, 256, shape, np.uint8)
+    return packed, np.stack([E2M1[packed & 15], E2M1[packed >> 4]], -1).reshape(*shape[:-1], -1)
+
+
+def fp8(generator, *shape):
+    codes = generator.integers(0, 0x7E, shape, np.uint8).view(ml_dtypes.float8_e4m3fn)
+    return codes, codes.astype(np.float32)
+
+
+def exponents(generator, *shape):
+    """e8m0 bytes and their values."""
+    octets = generator.integers(110, 140, shape, np.uint8)
+    return octets, np.exp2(octets.astype(np.float32) - 127)
+
+
+def positive(generator, *shape):
+    return generator.uniform(0.01, 2, shape).astype(np.float32)
+
+
+def assert_joined(parts, name, format, expected, kept=()):
+    """The parts become one tensor of that name, which shares their memory and decodes to the expected values."""
+    joined = join_parts(parts)
+    assert joined.keys() == {name, *kept}
+    q = joined[name]
+    assert (q.format, q.shape, q.axis, q.scale_layout) == (format, expected.shape, -1, "linear")
+    np.testing.assert_array_equal(q.dequantize().to_numpy(), expected)
+    assert q.data.data_ptr in {part.ctypes.data for part in parts.values() if isinstance(part, np.ndarray)}
+    return q
+
+
+@pytest.mark.parametrize("leading", [(), (3,)], ids=["matrix", "experts"])
+def test_nvfp4_of_modelopt(generator, leading):
+    packed, values = fp4(generator, *leading, N, K // 2)
+    scales, decoded = fp8(generator, *leading, N, K // 16)
+    unit = positive(generator)
+    parts = {
+        "up.weight": packed,
+        "up.weight_scale": scales,
+        "up.weight_scale_2": unit,
+        "up.input_scale": positive(generator),
+    }
+    expected = values * np.repeat(decoded * unit, 16, -1)
+    q = assert_joined(parts, "up.weight", "nvfp4", expected, {"up.input_scale"})
+    assert float(q.global_scale) == float(unit)
+
+
+def test_nvfp4_of_compressed_tensors_has_the_reciprocal_global_scale(generator):
+    packed, values = fp4(generator, N, K // 2)
+    scales, decoded = fp8(generator, N, K // 16)
+    unit = positive(generator, 1)
+    parts = {"up.weight_packed": packed, "up.weight_scale": scales, "up.weight_global_scale": unit}
+    assert_joined(parts, "up.weight", "nvfp4", values * np.repeat(decoded * (np.float32(1) / unit), 16, -1))
+
+
+@pytest.mark.parametrize(
+    ("data", "scales", "name", "container"),
+    [
+        ("up.weight", "up.weight_scale", "up.weight", "uint8"),
+        ("up.weight_packed", "up.weight_scale", "up.weight", "uint8"),
+        ("up.weight", "up.scale", "up.weight", "int8"),
+    ],
+    ids=["modelopt", "compressed-tensors", "deepseek-v4"],
+)
+def test_mxfp4(generator, data, scales, name, container):
+    packed, values = fp4(generator, N, K // 2)
+    octets, decoded = exponents(generator, N, K // 32)
+    for stored in (octets, octets.view(ml_dtypes.float8_e8m0fnu)):
+        assert_joined(
+            {data: packed.view(container), scales: stored}, name, "mxfp4", values * np.repeat(decoded, 32, -1)
+        )
+
+
+@pytest.mark.parametrize("dot", "_.")
+def test_mxfp4_of_gpt_oss(generator, dot):
+    experts, groups = 3, K // 32
+    packed, values = fp4(generator, experts, N, groups, 16)
+    octets, decoded = exponents(generator, experts, N, groups)
+    expected = (values * decoded[..., None]).reshape(experts, N, K)
+    name = "mlp.experts.gate_up_proj"
+    bias = {f"{name}_bias": positive(generator, experts, N)}
+    parts = {f"{name}{dot}blocks": packed, f"{name}{dot}scales": octets} | bias
+    assert_joined(parts, name, "mxfp4", expected, bias)
+
+
+def test_mxfp8(generator):
+    codes, values = fp8(generator, N, K)
+    octets, decoded = exponents(generator, N, K // 32)
+    parts = {"up.weight": codes, "up.weight_scale": octets}
+    assert_joined(parts, "up.weight", "mxfp8_e4m3", values * np.repeat(decoded, 32, -1))
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_fp8_with_one_scale(generator, shape):
+    codes, values = fp8(generator, N, K)
+    scale = positive(generator, *shape)
+    assert_joined({"up.weight": codes, "up.weight_scale": scale}, "up.weight", "fp8_e4m3", values * scale)
+
+
+@pytest.mark.parametrize("shape", [(256, 384), (200, 300), (2, 128, 256)])
+@pytest.mark.parametrize("suffix", ["_scale_inv", "_scale"])
+def test_fp8_in_tiles(generator, shape, suffix):
+    codes, values = fp8(generator, *shape)
+    scales = positive(generator, *shape[:-2], -(-shape[-2] // 128), -(-shape[-1] // 128))
+    whole = np.repeat(np.repeat(scales, 128, -2), 128, -1)[..., : shape[-2], : shape[-1]]
+    assert_joined({"up.weight": codes, f"up.weight{suffix}": scales}, "up.weight", "fp8_128x128", values * whole)
+
+
+def test_tiles_of_modelopt_and_of_qwen(generator):
+    codes, values = fp8(generator, 256, 384)
+    scales = positive(generator, 2, 3)
+    whole = np.repeat(np.repeat(scales, 128, 0), 128, 1)
+    assert_joined({"w": codes, "w_scale": scales.reshape(2, 1, 3, 1)}, "w", "fp8_128x128", values * whole)
+    half = scales.astype(ml_dtypes.bfloat16)
+    whole = np.repeat(np.repeat(half.astype(np.float32), 128, 0), 128, 1)
+    assert_joined({"w": codes, "w_scale_inv": half}, "w", "fp8_128x128", values * whole)
+
+
+def test_what_follows_no_convention_stays(generator):
+    packed, _ = fp4(generator, N, K // 2)
+    experts, _ = fp4(generator, 3, N, K // 2)
+    codes, _ = fp8(generator, N, K)
+    scales, _ = fp8(generator, N, K // 16)
+    octets, _ = exponents(generator, N, K // 32)
+    left_alone = [
+        {"w": packed, "w_scale": scales},  # no global scale
+        {"w": packed, "w_scale": scales, "w_scale_2": positive(generator, 3)},
+        {"w": packed, "w_scale": scales, "w_scale_2": np.float64(1)},
+        {"w": experts, "w_scale": np.stack([scales] * 3), "w_scale_2": positive(generator, 3)},  # one each
+        {"w": packed, "w_scale": octets[:-1]},
+        {"w": packed, "w_scale": octets.astype(np.float32)},
+        {"w": packed.astype(np.int32), "w_scale": octets},
+        {"w": packed[0], "w_scale": octets[0]},
+        {"w": codes, "w_scale": positive(generator, N, 1)},  # a scale a channel
+        {"w": codes.astype(np.float32), "w_scale": octets},
+        {"w_blocks": packed, "w_scales": octets},
+        {"experts.w": codes[None].repeat(2, 0), "experts.w_scale": positive(generator, 2, 1, 1)},  # 48 rows: no tile
+        {"input_scale": positive(generator), "output_scale": positive(generator)},
+        {"q.weight": packed, "q.weight_scale": octets, "q.comfy_quant": np.zeros(3, np.uint8)},
+        {"w_packed": packed, "w_scale": octets, "w": octets},  # the name is taken
+    ]
+    for parts in left_alone:
+        joined = join_parts(parts)
+        assert list(joined) == list(parts)
+        assert all(isinstance(tensor, dlfp4.Tensor) for tensor in joined.values())
+
+
+def test_order_and_quantized_tensors_are_kept(generator):
+    packed, _ = fp4(generator, N, K // 2)
+    octets, _ = exponents(generator, N, K // 32)
+    q = dlfp4.quantize(np.ones((2, 32), np.float32), "mxfp4")
+    parts = {"a": packed, "w_scales": octets, "q": q, "w_blocks": packed.reshape(N, K // 32, 16), "z": octets}
+    joined = join_parts(parts)
+    assert list(joined) == ["a", "q", "w", "z"]
+    assert joined["q"] is q
+
+
+def test_many_tensors_take_linear_time():
+    packed, octets = np.zeros((1, 16), np.uint8), np.zeros((1, 1), np.uint8)
+    parts = {f"{k}{end}": part for k in range(20_000) for end, part in (("", packed), ("_scale", octets))}
+    assert len(join_parts(parts)) == 20_000
+
+
+def test_state_dict_of_pytorch_is_shared(generator):
+    torch = pytest.importorskip("torch", exc_type=ImportError)
+    packed, values = fp4(generator, N, K // 2)
+    scales, decoded = fp8(generator, N, K // 16)
+    state = {
+        "weight": torch.from_numpy(packed),
+        "weight_scale": torch.from_numpy(scales.view(np.uint8)).view(torch.float8_e4m3fn),
+        "weight_scale_2": torch.tensor(0.5),
+    }
+    q = join_parts(state)["weight"]
+    assert [q.data.data_ptr, q.scales.data_ptr] == [state["weight"].data_ptr(), state["weight_scale"].data_ptr()]
+    np.testing.assert_array_equal(q.dequantize().to_numpy(), values * np.repeat(decoded * np.float32(0.5), 16, -1))
+
+
+# ---- And back
+
+STORED = [
+    ("modelopt", "nvfp4", {"w": "uint8", "w_scale": "float8_e4m3fn", "w_scale_2": "float32"}),
+    ("modelopt", "mxfp4", {"w": "uint8", "w_scale": "uint8"}),
+    ("modelopt", "mxfp8_e4m3", {"w": "float8_e4m3fn", "w_scale": "uint8"}),
+    ("modelopt", "fp8_e4m3", {"w": "float8_e4m3fn", "w_scale": "float32"}),
+    ("compressed-tensors", "nvfp4", {"w_packed": "uint8", "w_scale": "float8_e4m3fn", "w_global_scale": "float32"}),
+    ("compressed-tensors", "mxfp4", {"w_packed": "uint8", "w_scale": "uint8"}),
+    ("compressed-tensors", "mxfp8_e5m2", {"w": "float8_e5m2", "w_scale": "uint8"}),
+    ("compressed-tensors", "fp8_128x128", {"w": "float8_e4m3fn", "w_scale": "float32"}),
+    ("gpt-oss", "mxfp4", {"w_blocks": "uint8", "w_scales": "uint8"}),
+    ("deepseek", "fp8_128x128", {"w": "float8_e4m3fn", "w_scale_inv": "float32"}),
+]
+
+
+@pytest.mark.parametrize("shape", [(128, 256), (2, 128, 128)])
+@pytest.mark.parametrize(("convention", "format", "types"), STORED)
+def test_conventions_are_written_and_read(tmp_path, generator, convention, format, types, shape):
+    q = dlfp4.quantize(generator.normal(size=shape).astype(np.float32) / 8, format)
+    bias = generator.normal(size=3)
+    parts = split_parts({"w": q, "bias": bias}, convention)
+    assert {name: part.dtype.name for name, part in parts.items()} == types | {"bias": "float64"}
+    assert parts["w" if "w" in parts else next(iter(parts))].data_ptr == q.data.data_ptr
+    checkpoints.save(tmp_path / "a.safetensors", {"w": q, "bias": bias}, convention=convention)
+    loaded = checkpoints.load(tmp_path / "a.safetensors")
+    assert list(loaded) == ["w", "bias"]
+    back = loaded["w"]
+    assert (back.format, back.shape) == (format, shape)
+    for part in ("data", "scales"):
+        same = (getattr(tensor, part).reshape(-1).view("uint8").to_numpy() for tensor in (back, q))
+        np.testing.assert_array_equal(*same)
+    if q.global_scale is not None:  # two divisions, each half a unit off at most
+        assert float(back.global_scale) == pytest.approx(float(q.global_scale), rel=2**-23)
+
+
+def test_gpt_oss_has_an_axis_of_blocks(generator):
+    q = dlfp4.quantize(generator.normal(size=(2, 4, 96)).astype(np.float32), "mxfp4")
+    parts = split_parts({"down_proj": q}, "gpt-oss")
+    assert {name: part.shape for name, part in parts.items()} == {
+        "down_proj_blocks": (2, 4, 3, 16),
+        "down_proj_scales": (2, 4, 3),
+    }
+
+
+@pytest.mark.parametrize("convention", ["modelopt", "compressed-tensors"])
+def test_no_global_scale_is_stored_as_one(generator, convention):
+    packed, _ = fp4(generator, N, K // 2)
+    scales, _ = fp8(generator, N, K // 16)
+    q = dlfp4.ScaledTensor.from_parts(packed, scales, format="nvfp4")
+    back = join_parts(split_parts({"w": q}, convention))["w"]
+    assert float(back.global_scale) == 1
+    np.testing.assert_array_equal(back.dequantize().to_numpy(), q.dequantize().to_numpy())
+
+
+def test_square_blocks_are_stored_as_rows(generator):
+    q = dlfp4.quantize(generator.normal(size=(32, 64)).astype(np.float32), "nvfp4_16x16")
+    back = join_parts(split_parts({"w": q}, "modelopt"))["w"]
+    assert back.format == "nvfp4"
+    np.testing.assert_array_equal(back.dequantize().to_numpy(), q.dequantize().to_numpy())
+
+
+@pytest.mark.parametrize(
+    ("convention", "shape", "options", "message"),
+    [
+        ("onnx", (4, 64), {"format": "nvfp4"}, "convention='onnx': expected one of modelopt, compressed-tensors"),
+        ("", (4, 64), {"format": "mxfp4"}, "convention='': expected one of"),
+        ("gpt-oss", (4, 64), {"format": "nvfp4"}, "w is nvfp4, of which gpt-oss has none; it has mxfp4"),
+        ("modelopt", (4, 64), {"format": "mxfp6_e2m3"}, "w is mxfp6_e2m3, of which modelopt has none"),
+        (
+            "modelopt",
+            (32, 64),
+            {"format": "nvfp4", "axis": -2},
+            "w is .*axis=-2.* matrices of whole blocks along axis -1",
+        ),
+        ("modelopt", (4, 64), {"format": "nvfp4", "scale_layout": "128x4"}, "or use with_scale_layout"),
+        ("modelopt", (4, 40), {"format": "nvfp4", "pad": True}, "matrices of whole blocks"),
+        ("modelopt", (64,), {"format": "nvfp4"}, "matrices of whole blocks"),
+        ("deepseek", (2, 100, 128), {"format": "fp8_128x128"}, "matrices of whole blocks"),
+    ],
+)
+def test_what_a_convention_does_not_store(convention, shape, options, message):
+    q = dlfp4.quantize(np.ones(shape, np.float32), **options)
+    with pytest.raises(ValueError, match=message):
+        split_parts({"w": q}, convention)
+
+
+def test_two_of_one_name():
+    q = dlfp4.quantize(np.ones((4, 64), np.float32), "nvfp4")
+    with pytest.raises(ValueError, match="w_scale would be stored twice"):
+        split_parts({"w": q, "w_scale": np.ones(1)}, "modelopt")

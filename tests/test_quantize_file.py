@@ -1,0 +1,151 @@
+"""``python -m dlfp4 quantize``, as a user runs it, and what it calls."""
+
+import math
+import os
+import pty
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import dlfp4
+from dlfp4 import checkpoints
+from dlfp4.checkpoints.convert import quantize_file, signal_to_noise
+
+TENSORS = {
+    "embed.weight": np.random.default_rng(0).normal(size=(50, 64)).astype(np.float32),
+    "layer.0.weight": np.random.default_rng(1).normal(size=(16, 64)).astype(ml_dtypes.bfloat16),
+    "layer.0.bias": np.ones(64, np.float32),
+    "experts.weight": np.random.default_rng(2).normal(size=(2, 16, 32)).astype(np.float16),
+    "ragged.weight": np.ones((4, 50), np.float32),
+    "ids": np.arange(128).reshape(2, 64),
+    "double.weight": np.ones((2, 64)),
+    "empty.weight": np.ones((0, 64), np.float32),
+    "zeros.weight": np.zeros((2, 64), np.float32),
+}
+QUANTIZED = {"embed.weight", "layer.0.weight", "experts.weight", "empty.weight", "zeros.weight"}
+
+
+@pytest.fixture
+def source(tmp_path):
+    checkpoints.save(tmp_path / "model.safetensors", TENSORS, {"format": "pt"})
+    return tmp_path / "model.safetensors"
+
+
+@pytest.fixture
+def target(tmp_path):
+    return tmp_path / "out.safetensors"
+
+
+def run(*arguments, **options):
+    command = [sys.executable, "-P", "-m", "dlfp4", "quantize", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **options)
+
+
+def test_command_line(source, target):
+    result = run(source, "--format", "nvfp4", "-o", target)
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert lines[0].split() == ["tensor", "shape", "from", "to", "bytes", "bytes", "after", "SNR", "dB"]
+    rows = {line.split()[0]: line.split()[1:] for line in lines[1:] if line}
+    assert rows["embed.weight"][:5] == ["50x64", "float32", "nvfp4", "12,800", "1,804"]
+    assert 19 < float(rows["embed.weight"][5]) < 22
+    assert rows["ragged.weight"] == ["4x50", "float32", "kept", "800", "800"]
+    assert "layer.0.bias" not in rows
+    assert f"{target}: 5 of 9 tensors quantized" in lines[-1]
+    assert result.stderr.splitlines()[0] == "[1/9] embed.weight"
+    loaded = checkpoints.load(target)
+    assert list(loaded) == list(TENSORS)
+    assert {name for name, tensor in loaded.items() if isinstance(tensor, dlfp4.ScaledTensor)} == QUANTIZED
+    assert checkpoints.read_metadata(target) == {"format": "pt"}
+
+
+@pytest.mark.parametrize("format", list(dlfp4.formats()))
+def test_every_format(source, target, format):
+    outcomes = {outcome.name: outcome for outcome in quantize_file(source, target, format)}
+    assert list(outcomes) == list(TENSORS)
+    for name, tensor in checkpoints.load(target).items():
+        assert outcomes[name].before == TENSORS[name].nbytes
+        assert outcomes[name].after == tensor.nbytes
+        if isinstance(tensor, dlfp4.ScaledTensor):
+            expected = dlfp4.quantize(TENSORS[name], format)
+            np.testing.assert_array_equal(tensor.dequantize().to_numpy(), expected.dequantize().to_numpy())
+            assert outcomes[name].format == format
+        else:
+            np.testing.assert_array_equal(tensor.to_numpy(), TENSORS[name])
+            assert math.isnan(outcomes[name].snr)
+
+
+def test_patterns_recipe_and_convention(source, target):
+    options = ("--include", "*.weight", "--exclude", "embed.*", "--exclude", "e[m]pty*", "--convention", "modelopt")
+    result = run(source, "--format", "mxfp4", "--recipe", "rocm", "-o", target, *options)
+    assert result.returncode == 0, result.stderr
+    loaded = checkpoints.load(target)
+    assert {name for name, tensor in loaded.items() if isinstance(tensor, dlfp4.ScaledTensor)} == {
+        "layer.0.weight", "experts.weight", "zeros.weight"
+    }  # fmt: skip
+    assert checkpoints.load(target, join=False)["layer.0.weight"].dtype == np.uint8
+    assert set(loaded["zeros.weight"].scales.view("uint8").to_numpy().flat) == {127}  # as only the rocm recipe does
+
+
+def test_a_quantized_file_is_kept_as_it_is(source, target):
+    quantize_file(source, target, "nvfp4", exclude=["embed.weight"])
+    before = checkpoints.load(target)
+    outcomes = quantize_file(target, target, "mxfp4")
+    assert [outcome.name for outcome in outcomes if outcome.format] == ["embed.weight"]
+    after = checkpoints.load(target)
+    assert after["embed.weight"].format == "mxfp4"
+    assert after["layer.0.weight"].format == before["layer.0.weight"].format == "nvfp4"
+
+
+def test_bar_on_a_terminal(source, target):
+    pytest.importorskip("rich")
+    reader, writer = pty.openpty()
+    try:
+        command = [sys.executable, "-P", "-m", "dlfp4", "quantize", source, "--format", "mxfp4", "-o", target]
+        environment = os.environ | {"TERM": "xterm"}
+        subprocess.run(command, stdout=subprocess.DEVNULL, stderr=writer, timeout=120, check=True, env=environment)
+        shown = os.read(reader, 1 << 16).decode()
+    finally:
+        os.close(reader)
+        os.close(writer)
+    assert "quantizing" in shown
+    assert "[1/9]" not in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["--format", "nvfp5"], 2, "invalid choice: 'nvfp5'"),
+        (["--format", "nvfp4", "--recipe", "ocp"], 1, "nvfp4 has one rule of its own"),
+        (["--format", "nvfp4", "--convention", "gpt-oss"], 1, "is nvfp4, of which gpt-oss has none"),
+    ],
+)
+def test_mistakes_are_named(source, target, arguments, status, message):
+    result = run(source, "-o", target, *arguments)
+    assert result.returncode == status
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not target.exists()
+
+
+def test_no_file_and_no_safetensors_file(tmp_path, target):
+    result = run(tmp_path / "nothing", "--format", "nvfp4", "-o", target)
+    assert result.returncode == 1
+    assert "No such file" in result.stderr
+    (tmp_path / "text").write_text("hello world")
+    result = run(tmp_path / "text", "--format", "nvfp4", "-o", target)
+    assert result.returncode == 1
+    assert "is no safetensors file" in result.stderr
+
+
+def test_signal_to_noise():
+    x = np.random.default_rng(0).normal(size=(3, 1 << 20)).astype(np.float32)  # several chunks
+    q = dlfp4.quantize(x, "mxfp8_e4m3")
+    error = x.astype(np.float64) - q.dequantize().to_numpy()
+    expected = 10 * np.log10((x.astype(np.float64) ** 2).sum() / (error**2).sum())
+    assert signal_to_noise(dlfp4.asarray(x), q) == pytest.approx(expected, abs=1e-9)
+    zeros = dlfp4.asarray(np.zeros((2, 32), np.float32))
+    assert signal_to_noise(zeros, dlfp4.quantize(zeros, "mxfp4")) == math.inf
