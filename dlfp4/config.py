@@ -7,7 +7,7 @@ import sys
 from importlib import metadata
 
 from dlfp4 import frameworks
-from dlfp4._core import cpu_isa, cuda_available, get_num_threads
+from dlfp4._core import cpu_isa, cuda_available, cuda_image, get_num_threads
 
 
 def get_include() -> str:
@@ -26,6 +26,7 @@ def show_config() -> None:
         "numpy, ml_dtypes": f"{metadata.version('numpy')}, {metadata.version('ml_dtypes')}",
         "kernels": f"{cpu_isa()}, {get_num_threads()} thread{'s' * (get_num_threads() != 1)}",
         "CUDA driver": "found, with a device" if cuda_available() else "no driver or no device",
+        "CUDA kernels": cuda_image() or "none in this build",
         "headers": get_include(),
         "frameworks": ", ".join(name for name in frameworks.NAMES if importlib.util.find_spec(name)),
     }

@@ -14,6 +14,29 @@ cdef int check_kernel(int status, str what) except -1:
     return check_cuda(status, what)
 
 
+# Statuses that say: the image has nothing for this device, or only PTX that the driver cannot compile.
+cdef tuple UNSERVED = (DLFP4_CUDA_NO_IMAGE, 209, 218, 222)   # NO_BINARY_FOR_GPU, INVALID_PTX, UNSUPPORTED_PTX_VERSION
+cdef bint kernels_are_loaded = False
+
+
+cdef int load_kernels(int device) except -1:
+    """Load the build's kernels, or, where they do not serve the device, those that NVRTC makes of the same sources."""
+    global kernels_are_loaded
+    cdef int architecture = 0, status = DLFP4_CUDA_NO_IMAGE
+    cdef bytes image
+    if kernels_are_loaded:
+        return 0
+    if os.environ.get("DLFP4_CUDA_IMAGE") != "nvrtc":
+        status = dlfp4_cuda_load(device, NULL)
+    if status in UNSERVED:
+        check_cuda(dlfp4_cuda_architecture(device, &architecture), "asking for the compute capability")
+        image = importlib.import_module("dlfp4.nvrtc").load_image(str(architecture))
+        status = dlfp4_cuda_load(device, <const char *> image)
+    check_cuda(status, "loading the CUDA kernels")
+    kernels_are_loaded = True
+    return 0
+
+
 cdef int64_t stream_for(Tensor source, stream) except? -2:
     """The stream of an operation: the caller's, which then waits for the data, or the one on which the data is made."""
     cdef int64_t chosen
@@ -21,6 +44,7 @@ cdef int64_t stream_for(Tensor source, stream) except? -2:
         if stream is not None:
             raise ValueError(f"stream={stream!r}: host memory has no streams; pass None")
         return NO_STREAM
+    load_kernels(source.dl.device.device_id)
     if stream is None:
         return source.stream
     if hasattr(stream, "__cuda_stream__"):   # of cuda.core, CuPy and others: (version, handle)

@@ -318,6 +318,11 @@ def cuda_available():
     return dlfp4_cuda_device_count(&count) == 0 and count > 0
 
 
+def cuda_image():
+    """What the CUDA kernels of this build were compiled for, as ``"80 86 89 90a 100f 120f, PTX"``; or ``""``."""
+    return dlfp4_cuda_image().decode()
+
+
 def set_num_threads(int threads, /):
     """Threads for large calls on the host; 0 restores the default. Results do not depend on it."""
     if threads < 0:

@@ -266,7 +266,8 @@ cdef Tensor as_type(Tensor self, dtype, str name):
 
 cdef Tensor fit_part(Tensor self, buffer, tuple logical, format):
     """A part in the shape of its buffer; leading dimensions may be apart, tiles of scales flat."""
-    cdef bint same_rows = self.dl.ndim <= 1 or not buffer.shape or shape_of(self)[-1:] == buffer.shape[-1:]
+    cdef tuple shape = buffer.shape
+    cdef bint same_rows = self.dl.ndim <= 1 or not shape or self.dl.shape[self.dl.ndim - 1] == shape[len(shape) - 1]
     if self.size_ != math.prod(buffer.shape) or not same_rows:
         raise ValueError(f"{buffer.name} has shape {shape_of(self)}; {format} of shape {logical} needs "
                          f"{buffer.shape} of {buffer.dtype}")

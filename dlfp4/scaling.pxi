@@ -80,9 +80,9 @@ def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=Non
     True
     """
     cdef Request request
-    cdef Tensor source = flatten(borrow(x))
+    cdef Tensor given = borrow(x), source = flatten(given)
     cdef object chosen_format = find_format(format), chosen = find_recipe(chosen_format, recipe)
-    cdef tuple axes = axis if type(axis) is tuple else (axis,), shape = shape_of(borrow(x))
+    cdef tuple axes = axis if type(axis) is tuple else (axis,), shape = shape_of(given)
     cdef list results
     cdef int64_t chosen_stream = stream_for(source, stream)
     check_axes(axes)
@@ -103,6 +103,8 @@ def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=Non
 
 
 cdef int check_axes(tuple axes) except -1:
+    if len(axes) == 1 and type(axes[0]) is int and -2 <= axes[0] <= -1:
+        return 0
     if not axes or len(set([parse_axis(axis) for axis in axes])) != len(axes):
         raise ValueError(f"axis={axes}: expected -1, -2, (-1, -2) or (-2, -1)")
     return 0
@@ -171,33 +173,33 @@ cdef ScaledTensor allocate_scaled(Tensor source, tuple shape, format, int axis, 
 
 cdef list check_out_scaled(out, tuple axes, tuple shape, format, str scale_layout, bint pad, Tensor source):
     """The caller's ScaledTensors, if they are what would have been allocated."""
+    cdef ScaledTensor result
     results = list(out) if type(out) is tuple else [out]
     if len(results) != len(axes):
         raise ValueError(f"out has {len(results)} ScaledTensors for {len(axes)} axes")
-    for result, axis in zip(results, axes):
-        if type(result) is not ScaledTensor:
-            raise TypeError(f"out is a {type(result).__name__}; expected a ScaledTensor, as quantize returns it")
-        given = result.format, result.axis, result.scale_layout, result.shape
-        if given != (format, axis, scale_layout, shape):
+    for candidate, axis in zip(results, axes):
+        if type(candidate) is not ScaledTensor:
+            raise TypeError(f"out is a {type(candidate).__name__}; expected a ScaledTensor, as quantize returns it")
+        result = candidate
+        if (result.format is not format or result.axis != axis or result.scale_layout != scale_layout
+                or result.shape != shape):
             raise ValueError(f"out is {result!r}; the result has shape {shape}, format {format.name!r}, axis {axis} "
                              f"and scale_layout {scale_layout!r}")
-        for part, buffer in zip((result.data, result.scales, result.global_scale),
-                                buffers_of(shape, format, axis, scale_layout, pad)):
-            check_out_part(part, buffer, source)
+        # A ScaledTensor's parts have the shapes that follow from these; this refuses blocks that do not divide them.
+        buffers_of(shape, format, axis, scale_layout, pad)
+        check_out_part(result.data, "data", source)
+        check_out_part(result.scales, "scales", source)
+        if result.global_scale is not None:
+            check_out_part(result.global_scale, "global scale", source)
     return results
 
 
-cdef int check_out_part(part, buffer, Tensor source) except -1:
-    cdef Tensor self
-    if part is None or part.shape != buffer.shape:
-        raise ValueError(f"out's {buffer.name} has shape {None if part is None else part.shape}; "
-                         f"expected {buffer.shape}")
-    self = part
+cdef int check_out_part(Tensor self, str name, Tensor source) except -1:
     if self.flags & DLPACK_FLAG_BITMASK_READ_ONLY:
-        raise BufferError(f"out's {buffer.name} is read-only; give writable memory")
+        raise BufferError(f"out's {name} is read-only; give writable memory")
     check_beside(self, source)
     if overlaps(self, source):
-        raise ValueError(f"out's {buffer.name} overlaps the input; give other memory")
+        raise ValueError(f"out's {name} overlaps the input; give other memory")
     return 0
 
 
@@ -233,8 +235,12 @@ cdef int find_tensor_scale(Request *request, format, global_scale) except -1:
     return check_status(status)
 
 
+cdef inline bint is_two_level(format) except -1:
+    return format.kind == "two_level"   # a property of the format would cost a Python call
+
+
 cdef bint has_tensor_scale(format, global_scale) except -1:
-    if format.has_global_scale or format.block is None:
+    if is_two_level(format) or format.block is None:
         return True
     if global_scale is not None:
         raise ValueError(f"{format} has no scale of the whole tensor; leave global_scale out")
@@ -250,7 +256,7 @@ cdef float parse_scale(global_scale) except? -1:
 
 cdef Tensor tensor_scale_of(ScaledTensor self):
     """Where the scale of the whole tensor lies."""
-    return self.global_scale if self.format.has_global_scale else self.scales
+    return self.scales if self.global_scale is None else self.global_scale
 
 
 cdef int check_status(dlfp4_status status) except -1:
@@ -270,7 +276,7 @@ cdef int run_quantize(Request *request, list results, chosen) except -1:
         direction = -1 - result.axis
         blocks[direction] = blocks_of(result, chosen)
         along[direction] = &blocks[direction]
-        if result.format.has_global_scale or result.format.block is None:
+        if result.global_scale is not None or result.format.block is None:
             (<float *> tensor_scale_of(result).dl.data)[0] = request.scale.decode
     with nogil:
         status = dlfp4_quantize(&request.x, request.format, &request.recipe, &request.scale, along[0], along[1])
@@ -283,9 +289,14 @@ cdef int quantize_on_cuda(Request *request, list results, chosen, global_scale, 
     cdef dlfp4_blocks blocks[2]
     cdef const dlfp4_blocks *along[2]
     cdef ScaledTensor result, first = results[0]
-    cdef Tensor place = None, part
-    cdef int direction, device = source.dl.device.device_id
+    cdef Tensor part, given = None
+    cdef dlfp4_cuda_scale scale
+    cdef int direction, number = 0, device = source.dl.device.device_id
+    cdef bint scaled = has_tensor_scale(first.format, global_scale)
+    memset(&scale, 0, sizeof(scale))
     along[0] = along[1] = NULL
+    if global_scale is not None:
+        given = given_on_cuda(global_scale, stream, &scale)   # kept until the launch
     for result in results:
         for part in (result.data, result.scales, result.global_scale):
             if part is not None:
@@ -293,36 +304,28 @@ cdef int quantize_on_cuda(Request *request, list results, chosen, global_scale, 
         direction = -1 - result.axis
         blocks[direction] = blocks_of(result, chosen)
         along[direction] = &blocks[direction]
-    if has_tensor_scale(first.format, global_scale):
-        place = tensor_scale_of(first)
-        if global_scale is not None:
-            put_on_cuda(place, global_scale, stream)
-    check_kernel(dlfp4_cuda_quantize(device, stream, &request.x, request.format, &request.recipe,
-                                     global_scale is not None, NULL if place is None else place.dl.data, along[0],
+        if scaled:
+            part = tensor_scale_of(result)
+            scale.places[number] = <float *> part.dl.data
+            number += 1
+    check_kernel(dlfp4_cuda_quantize(device, stream, &request.x, request.format, &request.recipe, &scale, along[0],
                                      along[1]), f"quantizing {dtype_name(source)} to {first.format}")
     for result in results:
-        if place is not None and result is not first:
-            check_cuda(dlfp4_cuda_copy_word(device, stream, tensor_scale_of(result).dl.data, place.dl.data),
-                       "copying the tensor's scale")
         for part in (result.data, result.scales, result.global_scale):
             if part is not None:
                 hand_back(part, stream)
     return 0
 
 
-cdef int put_on_cuda(Tensor place, global_scale, int64_t stream) except -1:
-    """A given scale to its place on the device: from there without waiting, or as a number of the host."""
-    cdef Tensor scale = as_scalar(global_scale)
-    cdef float number
-    cdef uint32_t bits
-    cdef int device = place.dl.device.device_id
-    if on_cuda(scale):
-        wait_for(scale, stream)
-        return check_cuda(dlfp4_cuda_copy_word(device, stream, place.dl.data, scale.dl.data),
-                          "copying the global scale")
-    number = parse_scale(scale)
-    memcpy(&bits, &number, sizeof(bits))
-    return check_cuda(dlfp4_cuda_set_word(device, stream, place.dl.data, bits), "writing the global scale")
+cdef Tensor given_on_cuda(global_scale, int64_t stream, dlfp4_cuda_scale *scale):
+    """A given scale: on the device, where it is not waited for, or a number of the host."""
+    cdef Tensor given = as_scalar(global_scale)
+    if on_cuda(given):
+        wait_for(given, stream)
+        scale.given = <const float *> given.dl.data
+    else:
+        scale.number = parse_scale(given)
+    return given
 
 
 # ---- Back

@@ -18,6 +18,7 @@ using CUstream = struct CUstream_st *;
 using CUevent = struct CUevent_st *;
 using CUlibrary = struct CUlib_st *;
 using CUkernel = struct CUkern_st *;
+using CUfunction = struct CUfunc_st *;
 
 constexpr int kMaxDevices = 64;
 

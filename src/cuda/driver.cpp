@@ -111,6 +111,17 @@ int dlfp4_cuda_device_count(int *count) {
   return status != 0 ? status : driver.cuDeviceGetCount(count);
 }
 
+int dlfp4_cuda_architecture(int device, int *architecture) {
+  constexpr int kMajor = 75, kMinor = 76;
+  CUdevice number = 0;
+  int major = 0, minor = 0, status = open();
+  if (status == 0) status = driver.cuDeviceGet(&number, device);
+  if (status == 0) status = driver.cuDeviceGetAttribute(&major, kMajor, number);
+  if (status == 0) status = driver.cuDeviceGetAttribute(&minor, kMinor, number);
+  *architecture = 10 * major + minor;
+  return status;
+}
+
 int dlfp4_cuda_copy(int device, uintptr_t stream, dlfp4_cuda_direction direction, void *dst, const void *src,
                     size_t bytes) {
   const CurrentContext context(device);

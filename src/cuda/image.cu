@@ -3,6 +3,7 @@
 // Trick: none; nvcc makes a fatbin of this file, and NVRTC the same at run time where the fatbin does not fit.
 #include "blocks.cuh"
 #include "convert.cuh"
+#include "tiles.cuh"
 
 using namespace dlfp4;
 using namespace dlfp4::cuda;

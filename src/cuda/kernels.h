@@ -20,14 +20,16 @@ extern "C" {
 int dlfp4_cuda_convert(int device, uintptr_t stream, const dlfp4_view *src, const dlfp4_view *dst,
                        const dlfp4_convert_options *options);
 
-/* `place` is four bytes on the device for the decode scale of the whole tensor, of the formats that have one. With
- * `given` nonzero it holds that scale, otherwise it is found in x. */
-int dlfp4_cuda_quantize(int device, uintptr_t stream, const dlfp4_matrix *x, int format, const dlfp4_recipe *recipe,
-                        int given, void *place, const dlfp4_blocks *along_rows, const dlfp4_blocks *along_columns);
+/* The decode scale of the whole tensor, of formats that have one. All pointers are to the device. */
+typedef struct {
+  const float *given; /* NULL: `number` is the scale, or, if that is 0, it is found in x */
+  float number;
+  float *places[2]; /* where the scale of each result is kept; the second may be NULL */
+} dlfp4_cuda_scale;
 
-/* Four bytes to the device, and from one place on it to another, in the order of the stream. */
-int dlfp4_cuda_set_word(int device, uintptr_t stream, void *place, uint32_t value);
-int dlfp4_cuda_copy_word(int device, uintptr_t stream, void *dst, const void *src);
+int dlfp4_cuda_quantize(int device, uintptr_t stream, const dlfp4_matrix *x, int format, const dlfp4_recipe *recipe,
+                        const dlfp4_cuda_scale *scale, const dlfp4_blocks *along_rows,
+                        const dlfp4_blocks *along_columns);
 
 /* `decode` is on the device, or NULL. */
 int dlfp4_cuda_dequantize(int device, uintptr_t stream, const dlfp4_blocks *q, int format, const float *decode,
@@ -39,8 +41,15 @@ int dlfp4_cuda_convert_scales(int device, uintptr_t stream, const void *src, int
 int dlfp4_cuda_shuffle_weight(int device, uintptr_t stream, const void *src, void *dst, int64_t rows, int64_t columns,
                               int back);
 
-/* Whether this build has kernels, and what it was compiled for ("90a compute_80"), or "". */
+/* What this build's image was compiled for ("90a, PTX"), or "" where it has none. */
 const char *dlfp4_cuda_image(void);
+
+/* Loads the kernels, if they are not: the build's, or another image of the same sources. DLFP4_CUDA_NO_IMAGE where the
+ * build has none, CUDA_ERROR_NO_BINARY_FOR_GPU and the like where it does not serve the device. */
+int dlfp4_cuda_load(int device, const void *image);
+
+/* The device's compute capability: 90 for 9.0. */
+int dlfp4_cuda_architecture(int device, int *architecture);
 
 #ifdef __cplusplus
 }

@@ -1,8 +1,9 @@
-// Loads the image at the first launch, finds its kernels, launches them.
+// Loads the image once, finds its kernels, launches them.
 // Layout: one image for all devices; a kernel handle a row of kernels.def.
 // Trick: loading is allowed while a graph is captured, because the thread steps out of the capture for it.
 #include "launch.h"
 
+#include <atomic>
 #include <mutex>
 
 #include "context.h"
@@ -31,6 +32,7 @@ namespace {
 
 constexpr int kNotSupported = 801;  // CUDA_ERROR_NOT_SUPPORTED
 constexpr int kInvalidValue = 1;    // CUDA_ERROR_INVALID_VALUE
+constexpr int kNotInitialized = 3;  // CUDA_ERROR_NOT_INITIALIZED
 constexpr int kMultiprocessors = 16, kCaptureRelaxed = 2;
 constexpr int64_t kMostBlocks = INT32_MAX;
 constexpr int64_t kBlocksOfMultiprocessor = 2048 / kThreads;
@@ -41,33 +43,37 @@ constexpr const char *kNames[kNumKernels] = {
 #undef DLFP4_CUDA_KERNEL
 };
 
-std::once_flag loaded;
-int load_status;
+std::mutex load_mutex;
+std::atomic<bool> is_loaded{false};
 CUkernel kernels[kNumKernels];
 
-int load_image() {
+// The driver loads lazily: asking for a function finds out whether the image serves the current device.
+int load_image(const void *image) {
   const Driver &driver = opened_driver();
   CUlibrary library = nullptr;
-  if (!kHasImage) return DLFP4_CUDA_NO_IMAGE;
-  if (!driver.cuLibraryLoadData || !driver.cuLibraryGetKernel) return kNotSupported;
-  int status = driver.cuLibraryLoadData(&library, dlfp4_cuda_fatbin, nullptr, nullptr, 0, nullptr, nullptr, 0);
+  CUfunction function = nullptr;
+  if (!driver.cuLibraryLoadData || !driver.cuLibraryGetKernel || !driver.cuKernelGetFunction) return kNotSupported;
+  int status = driver.cuLibraryLoadData(&library, image, nullptr, nullptr, 0, nullptr, nullptr, 0);
   for (int i = 0; i < kNumKernels && status == 0; ++i)
     status = driver.cuLibraryGetKernel(&kernels[i], library, kNames[i]);
-  return status;
+  return status != 0 ? status : driver.cuKernelGetFunction(&function, kernels[0]);
 }
 
-void load_once() {
+int load_once(const void *image) {
+  const std::lock_guard<std::mutex> lock(load_mutex);
+  if (is_loaded) return 0;
   int mode = kCaptureRelaxed;
   opened_driver().cuThreadExchangeStreamCaptureMode(&mode);
-  load_status = load_image();
+  const int status = load_image(image);
   opened_driver().cuThreadExchangeStreamCaptureMode(&mode);
+  is_loaded = status == 0;
+  return status;
 }
 
 }  // namespace
 
 int launch(int kernel, int64_t blocks, void *params, uintptr_t stream) {
-  std::call_once(loaded, load_once);
-  if (load_status != 0) return load_status;
+  if (!is_loaded) return kNotInitialized;
   if (blocks > kMostBlocks) return kInvalidValue;
   return opened_driver().cuLaunchKernel(kernels[kernel], static_cast<unsigned>(blocks), 1, 1, kThreads, 1, 1, 0,
                                         reinterpret_cast<CUstream>(stream), &params, nullptr);
@@ -76,6 +82,11 @@ int launch(int kernel, int64_t blocks, void *params, uintptr_t stream) {
 int set_word(void *place, uint32_t value, uintptr_t stream) {
   return opened_driver().cuMemsetD32Async(reinterpret_cast<CUdeviceptr>(place), value, 1,
                                           reinterpret_cast<CUstream>(stream));
+}
+
+int copy_word(void *dst, const void *src, uintptr_t stream) {
+  return opened_driver().cuMemcpyDtoDAsync(reinterpret_cast<CUdeviceptr>(dst), reinterpret_cast<CUdeviceptr>(src), 4,
+                                           reinterpret_cast<CUstream>(stream));
 }
 
 int set_bytes(void *place, uint8_t value, int64_t count, uintptr_t stream) {
@@ -95,4 +106,14 @@ int64_t blocks_for_device() {
 }  // namespace cuda
 }  // namespace dlfp4
 
-extern "C" const char *dlfp4_cuda_image(void) { return DLFP4_CUDA_TARGETS; }
+extern "C" {
+
+const char *dlfp4_cuda_image(void) { return DLFP4_CUDA_TARGETS; }
+
+int dlfp4_cuda_load(int device, const void *image) {
+  const dlfp4::cuda::CurrentContext context(device);
+  if (context.status() != 0) return context.status();
+  if (!image && !kHasImage) return DLFP4_CUDA_NO_IMAGE;
+  return dlfp4::cuda::load_once(image ? image : dlfp4_cuda_fatbin);
+}
+}

@@ -1,6 +1,6 @@
 // Kernels of the image: found once, launched on the caller's stream.
 // Layout: kernels.def's rows by number.
-// Trick: the image is a library of the driver's, which serves every context; it is loaded at the first launch.
+// Trick: the image is a library of the driver's, which serves every context; it is loaded before the first launch.
 #ifndef DLFP4_SRC_CUDA_LAUNCH_H_
 #define DLFP4_SRC_CUDA_LAUNCH_H_
 
@@ -21,6 +21,9 @@ int launch(int kernel, int64_t blocks, void *params, uintptr_t stream);
 
 // Sets four bytes on the device, in the order of the stream. A CUresult.
 int set_word(void *place, uint32_t value, uintptr_t stream);
+
+// Copies four bytes on the device likewise.
+int copy_word(void *dst, const void *src, uintptr_t stream);
 
 // Sets `count` bytes likewise.
 int set_bytes(void *place, uint8_t value, int64_t count, uintptr_t stream);

@@ -59,6 +59,7 @@ struct DecodeParams {
   int64_t steps;
   Format from, to;
   Round round;
+  bool copies;  // equal types: bits are moved
 };
 
 // A matrix of floats as lines, and its quantized form.
@@ -80,9 +81,10 @@ struct QuantizeParams {
   dlfp4_rounding rounding;
   float zero;
   uint64_t seed;
-  // The whole tensor's largest magnitude or decode scale, on the device; both null: rule.encode holds its scale.
+  // The whole tensor's largest magnitude or decode scale, on the device; both null where the format has neither.
   const uint32_t *amax;
   const float *decode;
+  float *keep[2];  // where a given decode scale is written to, or null
 };
 
 struct QuantizeRowsParams {
@@ -90,13 +92,20 @@ struct QuantizeRowsParams {
   EncodeParams encode;
 };
 
+// Blocks along rows of row-major memory, along its columns, or both: `data` is null of what is not asked for.
+struct TileParams {
+  QuantizeParams rows, columns;
+  EncodeParams encode;
+  int64_t tiles_in_row;
+};
+
 struct DequantizeParams {
   const uint8_t *data;
   int64_t data_stride, data_step;
   const uint8_t *scales;
   int layout;
-  int64_t scale_stride, scale_step, padded_columns, lines_in_row;
-  int64_t block;
+  int64_t scale_stride, scale_step, padded_columns;
+  int line_shift, block_shift;  // log2 of the lines and elements that share a scale
   int kind;
   const float *decode;  // the tensor's scale, on the device; null: 1
   Format element, scale, target;
@@ -115,7 +124,7 @@ struct LargestParams {
 };
 
 struct TensorScaleParams {
-  uint32_t *place;  // a magnitude, to be replaced by the decode scale
+  uint32_t *places[2];  // for the decode scale; the first holds the magnitude, the second may be null
   int kind;
   ScaleRule rule;
 };

@@ -1,0 +1,291 @@
+"""What the CUDA kernels cost: GB/s on the device, microseconds of CPU time a call, dlfp4 beside its peers.
+
+    python benchmarks/bench_gpu.py [--only TEXT] [--size 8192] [--json FILE]
+
+On the device each case is captured in a CUDA graph of many calls, whose replays are timed by events, case after case,
+round after round; a figure is the median. Outputs are given (`out=`); peers that cannot write into given memory
+allocate inside the graph's pool, which costs no time in a replay.
+
+Two limits stand beside each figure. "bytes": the time that this traffic takes at the speed of a copy within the device,
+measured in the same run. "ops": the time that the kernel's instructions take to issue at four a cycle on each
+multiprocessor. A kernel cannot be faster than either.
+
+Peers: PyTorch, the same compiled (Triton kernels), torchao as it is and compiled. Rules differ in details from dlfp4's
+(tests/test_torchao.py lists torchao's); the work is the same.
+"""
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import harness
+from harness import Case, Table, number
+from scaling_peers import Torchao
+
+import dlfp4
+
+PACKAGES = ("torch", "triton", "torchao")
+CALLS = 20  # in a graph
+FORMATS = ("nvfp4", "nvfp4_16x16", "mxfp4", "mxfp6_e2m3", "mxfp8_e4m3", "fp8_1x128", "fp8_128x128", "fp8_e4m3")
+AXES: dict[str, Any] = {"": -1, " columns": -2, " both": (-1, -2)}
+# Instructions of a thread for its sixteen elements, about, on the straight way through the kernel for bfloat16.
+INSTRUCTIONS = {"cast": 220, "quantize": 330, "dequantize": 210}
+
+
+@dataclass
+class DeviceCase:
+    """A function that launches work on the current stream."""
+
+    label: str
+    run: Callable[[], Any]
+    problem: str = ""
+    microseconds: list[float] = field(default_factory=list)
+    graph: Any = None
+
+    def capture(self, torch: Any) -> None:
+        """Run it, so that all is compiled and loaded, and capture CALLS of it."""
+        stream = torch.cuda.Stream()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.stream(stream):
+                for _ in range(3):
+                    self.run()
+                stream.synchronize()
+                with torch.cuda.graph(graph, stream=stream):
+                    for _ in range(CALLS):
+                        self.run()
+        except Exception as error:  # noqa: BLE001 (a library's refusal is a result, and may be of any type)
+            self.problem = f"{type(error).__name__}: {error}".splitlines()[0][:60]
+            torch.cuda.synchronize()
+            return
+        self.graph = graph
+
+    def replay(self, torch: Any) -> None:
+        if self.graph is None:
+            return
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        self.graph.replay()
+        end.record()
+        end.synchronize()
+        self.microseconds.append(start.elapsed_time(end) / CALLS * 1e3)
+
+    @property
+    def median(self) -> float | None:
+        return statistics.median(self.microseconds) if self.microseconds else None
+
+
+@dataclass
+class Group:
+    """One task: ours, the peers by column, and what it moves."""
+
+    title: str
+    bytes: int
+    elements: int
+    kind: str
+    ours: DeviceCase
+    peers: dict[str, DeviceCase] = field(default_factory=dict)
+
+    @property
+    def best(self) -> float | None:
+        return min((case.median for case in self.peers.values() if case.median), default=None)
+
+
+COLUMNS = ("torch", "torch.compile", "torchao", "torchao compiled")
+
+
+def nbytes(*parts: Any) -> int:
+    return sum(part.nbytes if hasattr(part, "nbytes") else part.numel() * part.element_size() for part in parts)
+
+
+def cast_group(torch: Any, x: Any, target: str) -> Group:
+    out = dlfp4.cast(x, target)
+    source = str(x.dtype).split(".")[1]
+    group = Group(
+        f"{source} -> {target}", nbytes(x, out), x.numel(), "cast",
+        DeviceCase("dlfp4", lambda: dlfp4.cast(x, target, out=out)),
+    )  # fmt: skip
+    if target.startswith("float8"):
+        dtype = getattr(torch, target)
+        compiled = torch.compile(lambda t: t.to(dtype), dynamic=False)
+        group.peers = {
+            "torch": DeviceCase("torch", lambda: x.to(dtype)),
+            "torch.compile": DeviceCase("torch.compile", lambda: compiled(x)),
+        }
+    return group
+
+
+def back_group(torch: Any, x: Any, target: str) -> Group:
+    codes = dlfp4.cast(x, target)
+    name, out = str(x.dtype).split(".")[1], torch.empty_like(x)
+    here = torch.cuda.current_stream
+    group = Group(
+        f"{target} -> {name}", nbytes(codes, out), x.numel(), "cast",
+        DeviceCase("dlfp4", lambda: dlfp4.cast(codes, name, out=out, stream=here())),
+    )  # fmt: skip
+    if target.startswith("float8"):
+        held = torch.from_dlpack(codes)
+        compiled = torch.compile(lambda t: t.to(x.dtype), dynamic=False)
+        group.peers = {
+            "torch": DeviceCase("torch", lambda: held.to(x.dtype)),
+            "torch.compile": DeviceCase("torch.compile", lambda: compiled(held)),
+        }
+    return group
+
+
+def quantize_group(torch: Any, torchao: Torchao, x: Any, name: str, along: str, given: Any) -> Group:
+    axis = AXES[along]
+    options = {"axis": axis, **({} if given is None else {"global_scale": given})}
+    out = dlfp4.quantize(x, name, **options)
+    results = out if isinstance(out, tuple) else (out,)
+    reads = 2 if given is None and name in ("nvfp4", "fp8_e4m3", "nvfp4_16x16") else 1
+    source = str(x.dtype).split(".")[1]
+    group = Group(
+        f"{source} -> {name}{', scale given' * (given is not None)}{along}",
+        reads * nbytes(x) + sum(q.nbytes for q in results), x.numel() * len(results), "quantize",
+        DeviceCase("dlfp4", lambda: dlfp4.quantize(x, name, out=out, **options)),
+    )  # fmt: skip
+    if not torchao.missing and not along and name in ("nvfp4", "mxfp4", "mxfp8_e4m3", "fp8_128x128"):
+        function = torchao.quantize(name, "floor")
+        compiled = torch.compile(function, dynamic=False)
+        group.peers = {
+            "torchao": DeviceCase("torchao", lambda: function(x, given)),
+            "torchao compiled": DeviceCase("torchao compiled", lambda: compiled(x, given)),
+        }
+    return group
+
+
+def dequantize_group(torch: Any, torchao: Torchao, x: Any, name: str, along: str) -> Group:
+    q = dlfp4.quantize(x, name, axis=AXES[along])
+    out, dtype = torch.empty_like(x), str(x.dtype).split(".")[1]
+    here = torch.cuda.current_stream
+    group = Group(
+        f"{name} -> {dtype}{along}", nbytes(q, out), x.numel(), "dequantize",
+        DeviceCase("dlfp4", lambda: dlfp4.dequantize(q, dtype, out=out, stream=here())),
+    )  # fmt: skip
+    if not torchao.missing and not along and name in ("nvfp4", "mxfp4", "mxfp8_e4m3"):
+        unit = torch.tensor(0.01, device="cuda")
+        made = torchao.quantize(name, "floor")(x, unit)
+        function = torchao.dequantize(name, x.dtype)
+        compiled = torch.compile(function, dynamic=False)
+        group.peers = {
+            "torchao": DeviceCase("torchao", lambda: function(*made, unit)),
+            "torchao compiled": DeviceCase("torchao compiled", lambda: compiled(*made, unit)),
+        }
+    return group
+
+
+def make_groups(torch: Any, torchao: Torchao, size: int) -> list[Group]:
+    groups = []
+    given = torch.tensor(0.002, device="cuda")
+    for dtype in (torch.bfloat16, torch.float32):
+        x = torch.randn(size, size, device="cuda", dtype=dtype)
+        for target in ("float8_e4m3fn", "float8_e5m2", "float6_e2m3fn", "float4_e2m1fn"):
+            groups += [cast_group(torch, x, target), back_group(torch, x, target)]
+        for name in FORMATS:
+            for along in AXES:
+                if along != " both" or name.startswith(("nvfp4", "mx")):
+                    with_scale = given if name in ("nvfp4", "nvfp4_16x16", "fp8_e4m3") else None
+                    groups.append(quantize_group(torch, torchao, x, name, along, with_scale))
+            groups.append(dequantize_group(torch, torchao, x, name, ""))
+            groups.append(dequantize_group(torch, torchao, x, name, " columns"))
+        groups.append(quantize_group(torch, torchao, x, "nvfp4", "", None))
+    small = torch.randn(64, 4096, device="cuda", dtype=torch.bfloat16)
+    for name in ("nvfp4", "mxfp4", "mxfp8_e4m3"):
+        group = quantize_group(torch, torchao, small, name, "", given if name == "nvfp4" else None)
+        group.title += " 64x4096"
+        groups.append(group)
+    return groups
+
+
+def measure(torch: Any, groups: list[Group], rounds: int) -> float:
+    """Time all cases in turn. Returns the device's copy in bytes a microsecond, both ways counted."""
+    source = torch.randn(8192, 8192, device="cuda")
+    target = torch.empty_like(source)
+    copy = DeviceCase("copy", lambda: target.copy_(source))
+    cases = [copy, *(case for group in groups for case in (group.ours, *group.peers.values()))]
+    for case in cases:
+        case.capture(torch)
+    for _ in range(rounds):
+        for case in cases:
+            case.replay(torch)
+    assert copy.median is not None
+    return 2 * nbytes(source) / copy.median
+
+
+def instruction_limit(torch: Any, group: Group) -> float:
+    """Microseconds to issue the instructions of a group: a warp's instruction on each of four schedulers a cycle."""
+    properties = torch.cuda.get_device_properties(0)
+    clock = 1755e6  # Hz, an H200's boost under load: nvidia-smi -q -d CLOCK
+    a_second = properties.multi_processor_count * 4 * 32 * clock
+    return INSTRUCTIONS[group.kind] / 16 * group.elements / a_second * 1e6
+
+
+def device_table(torch: Any, groups: list[Group], copy: float) -> Table:
+    columns = ("<on the device, microseconds", "dlfp4", "GB/s", *COLUMNS, "best / ours", "bytes", "ops", "bytes / ours")
+    table = Table(columns)
+    for group in groups:
+        section = table.sections.setdefault(group.kind, [])
+        ours = group.ours.median
+        limit = group.bytes / copy
+        section.append((
+            group.title, number(ours) if ours else group.ours.problem, number(ours and group.bytes / ours / 1e3),
+            *(number(group.peers[c].median) if c in group.peers else "" for c in COLUMNS),
+            number(group.best and ours and group.best / ours), number(limit),
+            number(instruction_limit(torch, group)), number(ours and limit / ours),
+        ))  # fmt: skip
+    return table
+
+
+def host_cases(torch: Any) -> list[Case]:
+    """Calls whose work is next to nothing: what is timed is the CPU's part of a launch."""
+    x = torch.randn(4, 64, device="cuda", dtype=torch.bfloat16)
+    codes, bits = torch.empty(4, 64, device="cuda", dtype=torch.float8_e4m3fn), torch.float8_e4m3fn
+    q = dlfp4.quantize(x, "mxfp4")
+    names = {"x": x, "o": codes, "q": q, "d": dlfp4, "torch": torch, "b": bits}
+    return [
+        Case("dlfp4.cast(x, out=)", "d.cast(x, 'float8_e4m3fn', out=o)", **names),
+        Case("dlfp4.cast(x)", "d.cast(x, 'float8_e4m3fn')", **names),
+        Case("dlfp4.quantize(x, out=)", "d.quantize(x, 'mxfp4', out=q)", **names),
+        Case("dlfp4.quantize(x)", "d.quantize(x, 'mxfp4')", **names),
+        Case("dlfp4.dequantize(q, out=)", "d.dequantize(q, 'bfloat16', out=x)", **names),
+        Case("dlfp4.from_dlpack(x)", "d.from_dlpack(x)", **names),
+        Case("torch.add(x, 1, out=x)", "torch.add(x, 1, out=x)", **names),
+        Case("o.copy_(x)", "o.copy_(x)", **names),
+        Case("x.to(float8)", "x.to(b)", **names),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="tasks whose title has this text")
+    parser.add_argument("--size", type=int, default=8192, help="of the square matrix (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=31, help="interleaved repeats (default: %(default)s)")
+    parser.add_argument("--json", type=Path, help="write every figure to this file")
+    arguments = parser.parse_args()
+    torch = harness.load("torch")
+    if isinstance(torch, harness.Missing) or not dlfp4.cuda_available():
+        parser.error("needs PyTorch and a CUDA device")
+    groups = [g for g in make_groups(torch, Torchao(), arguments.size) if arguments.only in g.title]
+    machine = harness.describe_machine(PACKAGES)
+    print(torch.cuda.get_device_name(), f"CUDA {torch.version.cuda},", *harness.machine_lines(machine), sep="\n")
+    copy = measure(torch, groups, arguments.rounds)
+    print(f"copy within the device: {copy / 1e3:.0f} GB/s\n")
+    device_table(torch, groups, copy).print()
+    cases = host_cases(torch)
+    harness.measure(cases, arguments.rounds, 0.3)
+    table = Table(("<on the host, microseconds of CPU time", "a call"))
+    table.sections["(4, 64) bfloat16"] = [(c.label, number(c.median and c.median * 1e6) + c.problem) for c in cases]
+    print()
+    table.print()
+    if arguments.json:
+        figures = {g.title: {c.label: c.microseconds for c in (g.ours, *g.peers.values())} for g in groups}
+        arguments.json.write_text(json.dumps({"machine": machine, "copy": copy, "microseconds": figures}))
+
+
+if __name__ == "__main__":
+    main()

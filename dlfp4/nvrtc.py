@@ -1,0 +1,150 @@
+"""The CUDA kernels compiled at run time, where the image of the build does not fit the GPU or its driver.
+
+NVRTC compiles the sources that the image was made of, which are installed with the package, and the result is kept in
+the user's cache folder. Needs ``cuda-pathfinder``, which finds NVRTC, and ``platformdirs``: both come with the extras
+``cuda12`` and ``cuda13``.
+"""
+
+import ctypes
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+
+# What compiles to the same results as the image: no contraction of a*b+c, no flush of subnormals.
+OPTIONS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--device-as-default-execution-space")
+
+# NVRTC has no C library: the types that the sources take from it. memcpy is built in.
+HEADERS = {
+    "stdint.h": """#pragma once
+typedef signed char int8_t; typedef short int16_t; typedef int int32_t; typedef long long int64_t;
+typedef unsigned char uint8_t; typedef unsigned short uint16_t; typedef unsigned int uint32_t;
+typedef unsigned long long uint64_t; typedef unsigned long long uintptr_t;
+""",
+    "stddef.h": "#pragma once\n",  # size_t is built in
+    "string.h": "#pragma once\n",
+}
+
+
+def source_folder() -> Path:
+    """The folder of the kernels' sources: installed, or, in an editable install, where they are written."""
+    package = Path(__file__).parent
+    installed = package / "src"
+    return installed if installed.is_dir() else package.parent / "src"
+
+
+def load_image(architecture: str) -> bytes:
+    """Return the kernels for a GPU, from the cache or compiled.
+
+    Parameters
+    ----------
+    architecture
+        The compute capability without its point: ``"90"``.
+
+    Returns
+    -------
+    bytes
+        A cubin.
+
+    Raises
+    ------
+    ImportError
+        ``cuda-pathfinder`` or ``platformdirs`` is not installed.
+    RuntimeError
+        There is no NVRTC, or it cannot compile the sources; the message holds its log.
+    """
+    try:
+        import platformdirs
+    except ImportError as error:
+        raise ImportError(
+            "the image of CUDA kernels in this build does not serve this GPU or driver; to compile them at run time, "
+            "install the extra cuda12 or cuda13 (platformdirs and cuda-pathfinder)"
+        ) from error
+    nvrtc = Nvrtc()
+    path = Path(platformdirs.user_cache_path("dlfp4")) / f"kernels-{digest(architecture, nvrtc.version())}.cubin"
+    if path.is_file():
+        return path.read_bytes()
+    image = nvrtc.compile(architecture)
+    keep(path, image)
+    return image
+
+
+def digest(architecture: str, version: str) -> str:
+    """Name what an image depends on: the sources, the compiler, the GPU."""
+    content = hashlib.sha256(repr((architecture, version, OPTIONS)).encode())
+    for path in sorted(source_folder().rglob("*")):
+        if path.is_file() and path.parent.name != "cpu":
+            content.update(path.name.encode() + b"\0" + path.read_bytes())
+    return content.hexdigest()[:32]
+
+
+def keep(path: Path, image: bytes) -> None:
+    """Write a file at once or not at all; a folder that cannot be written to costs the next process a compilation."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(image)
+        os.replace(file.name, path)
+    except OSError:
+        return
+
+
+class Nvrtc:
+    """NVRTC through ctypes."""
+
+    def __init__(self) -> None:
+        try:
+            from cuda import pathfinder
+        except ImportError as error:
+            raise ImportError(
+                "cuda-pathfinder, which finds NVRTC, is not installed; pip install cuda-pathfinder"
+            ) from error
+        try:
+            self._library = ctypes.CDLL(pathfinder.load_nvidia_dynamic_lib("nvrtc").abs_path)
+        except pathfinder.DynamicLibNotFoundError as error:
+            raise RuntimeError(
+                "NVRTC, which compiles CUDA kernels at run time, was not found; install the CUDA toolkit, or "
+                "nvidia-cuda-nvrtc of the driver's major version"
+            ) from error
+
+    def version(self) -> str:
+        """Return the compiler's version."""
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        self._check(self._library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)), "nvrtcVersion")
+        return f"{major.value}.{minor.value}"
+
+    def compile(self, architecture: str) -> bytes:
+        """Compile the image's source for one GPU."""
+        from dlfp4.config import get_include
+
+        folder = source_folder()
+        options = [*OPTIONS, f"--gpu-architecture=sm_{architecture}", f"-I{folder / 'cuda'}", f"-I{get_include()}"]
+        program = ctypes.c_void_p()
+        texts, names = (
+            (ctypes.c_char_p * len(HEADERS))(*map(str.encode, each)) for each in (HEADERS.values(), HEADERS)
+        )
+        source = (folder / "cuda" / "image.cu").read_bytes()
+        create = self._library.nvrtcCreateProgram
+        status = create(ctypes.byref(program), source, b"image.cu", len(HEADERS), texts, names)
+        self._check(status, "nvrtcCreateProgram")
+        try:
+            arguments = (ctypes.c_char_p * len(options))(*map(os.fsencode, options))
+            if self._library.nvrtcCompileProgram(program, len(options), arguments) != 0:
+                log = self._read(program, "ProgramLog").decode(errors="replace")
+                raise RuntimeError(f"NVRTC {self.version()} cannot compile the kernels for sm_{architecture}:\n{log}")
+            return self._read(program, "CUBIN")
+        finally:
+            self._library.nvrtcDestroyProgram(ctypes.byref(program))
+
+    def _read(self, program: ctypes.c_void_p, what: str) -> bytes:
+        size = ctypes.c_size_t()
+        self._check(getattr(self._library, f"nvrtcGet{what}Size")(program, ctypes.byref(size)), f"nvrtcGet{what}Size")
+        buffer = ctypes.create_string_buffer(size.value)
+        self._check(getattr(self._library, f"nvrtcGet{what}")(program, buffer), f"nvrtcGet{what}")
+        return buffer.raw
+
+    def _check(self, status: int, call: str) -> None:
+        if status != 0:
+            name = self._library.nvrtcGetErrorString
+            name.restype = ctypes.c_char_p
+            raise RuntimeError(f"{call}: {name(status).decode()} ({status})")

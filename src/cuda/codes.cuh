@@ -1,0 +1,363 @@
+// Sixteen elements of a thread: between memory and registers, between floats and codes.
+// Layout: neighbours in aligned memory; packed codes in words, the first in the lowest bits.
+// Trick: FP4 is rounded by saturating multiplications, 6 and 8 bits by the conversion instructions of sm_89 and later.
+#ifndef DLFP4_SRC_CUDA_CODES_CUH_
+#define DLFP4_SRC_CUDA_CODES_CUH_
+
+#include "elements.cuh"
+
+namespace dlfp4 {
+namespace cuda {
+
+constexpr int kStep = 16;
+
+// --- Floats from memory ----------------------------------------------------------------------
+
+__device__ inline float half_to_float(uint16_t half) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(half));
+  if (value == value) return value;
+  return float_of((half & 0x8000u) << 16 | 0x7FC00000);  // the instruction drops a NaN's sign
+}
+
+template <int Row>
+__device__ inline void unpack_floats(uint32_t word, float *floats) {
+  if constexpr (Row == DLFP4_float32) {
+    floats[0] = float_of(word);
+  } else if constexpr (Row == DLFP4_bfloat16) {
+    floats[0] = float_of(word << 16);
+    floats[1] = float_of(word & 0xFFFF0000);
+  } else {
+    floats[0] = half_to_float(static_cast<uint16_t>(word));
+    floats[1] = half_to_float(static_cast<uint16_t>(word >> 16));
+  }
+}
+
+template <int Row>
+constexpr int kFloatBytes = kFormats[Row].bits / 8;
+
+template <int Row>
+constexpr int kFloatVectors = kStep * kFloatBytes<Row> / 16;
+
+template <int Row>
+__device__ inline void unpack_vectors(const uint4 *raw, float *floats) {
+#pragma unroll
+  for (int i = 0; i < 4 * kFloatVectors<Row>; ++i)
+    unpack_floats<Row>((&raw[i / 4].x)[i % 4], floats + i * (4 / kFloatBytes<Row>));
+}
+
+// A step, or zeros.
+template <int Row>
+__device__ inline void load_step(const uint8_t *src, bool there, uint4 *raw) {
+#pragma unroll
+  for (int i = 0; i < kFloatVectors<Row>; ++i)
+    raw[i] = there ? reinterpret_cast<const uint4 *>(src)[i] : make_uint4(0, 0, 0, 0);
+}
+
+template <int Row>
+__device__ inline void load_floats(const uint8_t *src, float *floats) {
+  uint4 raw[kFloatVectors<Row>];
+  load_step<Row>(src, true, raw);
+  unpack_vectors<Row>(raw, floats);
+}
+
+// Magnitudes as integers, two halves at a time; NaN and infinity win.
+__device__ inline uint32_t larger_halves(uint32_t largest, uint32_t word) {
+#if __CUDA_ARCH__ >= 900
+  asm("max.u16x2 %0, %1, %2;" : "=r"(largest) : "r"(largest), "r"(word & 0x7FFF7FFF));
+  return largest;
+#else
+  return __vmaxu2(largest, word & 0x7FFF7FFF);
+#endif
+}
+
+// The bits as float32 of the larger half of a word.
+template <int Row>
+__device__ inline uint32_t largest_half(uint32_t halves) {
+  const uint32_t half = max(halves & 0xFFFF, halves >> 16);
+  return Row == DLFP4_bfloat16 ? half << 16 : bits_of(half_to_float(static_cast<uint16_t>(half)));
+}
+
+// The larger magnitude of two floats; NaN wins.
+__device__ inline float larger_float(float largest, float value) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(largest), "f"(fabsf(value)));
+  return result;
+}
+
+// The bits of the largest magnitude of a step; of a NaN, more than infinity's.
+template <int Row>
+__device__ inline uint32_t largest_of(const uint4 *raw) {
+  uint32_t halves = 0;
+  float largest = 0;
+#pragma unroll
+  for (int i = 0; i < 4 * kFloatVectors<Row>; ++i) {
+    const uint32_t word = (&raw[i / 4].x)[i % 4];
+    if constexpr (Row == DLFP4_float32)
+      largest = larger_float(largest, float_of(word));
+    else
+      halves = larger_halves(halves, word);
+  }
+  return Row == DLFP4_float32 ? bits_of(largest) : largest_half<Row>(halves);
+}
+
+__device__ inline bool has_nan(const float *values) {
+  bool found = false;
+#pragma unroll
+  for (int i = 0; i < kStep; ++i) found |= values[i] != values[i];
+  return found;
+}
+
+// --- Codes to and from memory ----------------------------------------------------------------
+
+template <int Bits>
+constexpr int kCodeWords = kStep * Bits / 32;
+
+// On memory aligned to 16, 4 or 8 bytes for 8, 6 or 4 bits.
+template <int Bits>
+__device__ inline void store_codes(uint8_t *dst, const uint32_t *words) {
+  if constexpr (Bits == 8)
+    *reinterpret_cast<uint4 *>(dst) = make_uint4(words[0], words[1], words[2], words[3]);
+  else if constexpr (Bits == 4)
+    *reinterpret_cast<uint2 *>(dst) = make_uint2(words[0], words[1]);
+  else
+    for (int i = 0; i < 3; ++i) reinterpret_cast<uint32_t *>(dst)[i] = words[i];
+}
+
+template <int Bits>
+__device__ inline void load_codes(const uint8_t *src, uint32_t *words) {
+  if constexpr (Bits == 8) {
+    const uint4 raw = *reinterpret_cast<const uint4 *>(src);
+    words[0] = raw.x, words[1] = raw.y, words[2] = raw.z, words[3] = raw.w;
+  } else if constexpr (Bits == 4) {
+    const uint2 raw = *reinterpret_cast<const uint2 *>(src);
+    words[0] = raw.x, words[1] = raw.y;
+  } else {
+    for (int i = 0; i < 3; ++i) words[i] = reinterpret_cast<const uint32_t *>(src)[i];
+  }
+}
+
+template <int Bits>
+__device__ inline void pack_codes(const uint32_t *codes, uint32_t *words) {
+#pragma unroll
+  for (int i = 0; i < kCodeWords<Bits>; ++i) words[i] = 0;
+#pragma unroll
+  for (int i = 0; i < kStep; ++i) {
+    const int bit = i * Bits, word = bit / 32, shift = bit % 32;
+    words[word] |= codes[i] << shift;
+    if (shift + Bits > 32) words[word + 1] |= codes[i] >> (32 - shift) % 32;
+  }
+}
+
+template <int Bits>
+__device__ inline uint32_t code_at(const uint32_t *words, int i) {
+  const int bit = i * Bits, word = bit / 32, shift = bit % 32;
+  const uint32_t code = shift + Bits > 32 ? __funnelshift_r(words[word], words[word + 1], shift) : words[word] >> shift;
+  return code & ((1u << Bits) - 1);
+}
+
+// --- Floats to codes, rounded to nearest even ------------------------------------------------
+
+// Any format of at most 8 bits: see encode_rule.h.
+__device__ inline uint32_t encode_by_rule(const EncodeParams &p, float value) {
+  const uint32_t bits = bits_of(value), magnitude = bits & 0x7FFFFFFF;
+  const uint32_t clamped = min(magnitude, p.limit);
+  const uint32_t power = max(clamped & 0x7F800000, p.lowest);
+  const uint32_t sum = bits_of(float_of(clamped) + float_of(power + p.magic));
+  uint32_t code = (sum + (sum >> p.shift)) & 0xFF;
+  const uint32_t sign = static_cast<int32_t>(bits) < 0 && !(p.drops_sign_of_zero && code == 0) ? p.sign : 0;
+  code |= sign;
+  return magnitude > kNotFinite ? p.nan ^ (static_cast<int32_t>(bits) < 0 ? p.flip : 0) : code;
+}
+
+template <int Bits>
+__device__ inline void encode_step_by_rule(const EncodeParams &p, const float *values, uint32_t *words) {
+  uint32_t codes[kStep];
+#pragma unroll
+  for (int i = 0; i < kStep; ++i) codes[i] = encode_by_rule(p, values[i]);
+  pack_codes<Bits>(codes, words);
+}
+
+// value * factor + addend between 0 and 1; NaN becomes 0.
+__device__ inline float saturated(float value, float factor, float addend) {
+  float result;
+  asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(result) : "f"(value), "f"(factor), "f"(addend));
+  return result;
+}
+
+// Four magnitudes of E2M1 in the low 16 bits. The code of a magnitude y is 2y below 2, and grows by 1 for each 1 up to
+// 4, for each 2 up to 6: a sum of three saturated parts, each exact. Adding them to 1.5 * 2^23, whose last place is
+// worth 1, rounds the sum to an integer, ties to even; multiplying by 16 makes room for the next.
+__device__ inline uint32_t magnitudes_of_e2m1(const float *values) {
+  constexpr float kMagic = 12582912.0f;
+  float sum = kMagic;
+#pragma unroll
+  for (int i = 3; i >= 0; --i) {
+    const float y = fabsf(values[i]);
+    if (i < 3) sum = __fmaf_rn(sum, 16.0f, -15 * kMagic);
+    sum = __fmaf_rn(saturated(y, 0.5f, 0.0f), 4.0f, sum);
+    sum = __fmaf_rn(saturated(y, 0.5f, -1.0f), 2.0f, sum);
+    sum = __fadd_rn(saturated(y, 0.5f, -2.0f), sum);
+  }
+  return bits_of(sum);
+}
+
+template <unsigned Selector>
+__device__ inline uint32_t permute(uint32_t a, uint32_t b) {
+  uint32_t result;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "n"(Selector));
+  return result;
+}
+
+// Bytes of the signs of four floats: 0xFF or 0. A selector of 8 and more repeats the top bit of its byte.
+__device__ inline uint32_t signs_of(float a, float b, float c, float d) {
+  const uint32_t low = permute<0x00FB>(bits_of(a), bits_of(b)), high = permute<0xFB00>(bits_of(c), bits_of(d));
+  return permute<0x7610>(low, high);
+}
+
+// Eight floats as a word of E2M1.
+__device__ inline uint32_t word_of_e2m1(const float *v) {
+  const uint32_t magnitudes = permute<0x5410>(magnitudes_of_e2m1(v), magnitudes_of_e2m1(v + 4));
+  const uint32_t even = signs_of(v[0], v[2], v[4], v[6]), odd = signs_of(v[1], v[3], v[5], v[7]);
+  return magnitudes | (even & 0x08080808) | (odd & 0x80808080);
+}
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890
+constexpr bool kConvertsFp8 = true;
+#else
+constexpr bool kConvertsFp8 = false;
+#endif
+
+// Four floats as bytes of E4M3 or E5M2, saturating; NaN is 0x7F.
+template <int Row>
+__device__ inline uint32_t bytes_of_fp8(const float *v) {
+  uint16_t low, high;
+  if constexpr (Row == DLFP4_float8_e4m3fn) {
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(v[1]), "f"(v[0]));
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(v[3]), "f"(v[2]));
+  } else {
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(low) : "f"(v[1]), "f"(v[0]));
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(high) : "f"(v[3]), "f"(v[2]));
+  }
+  return low | static_cast<uint32_t>(high) << 16;
+}
+
+// E2M3 and E3M2 have the significands of E4M3 and E5M2: their codes are those of the value, with the exponents' biases
+// evened out by a power of two. Four codes in 24 bits.
+template <int Row>
+__device__ inline uint32_t codes_of_fp6(const float *v) {
+  constexpr bool kIsE2m3 = Row == DLFP4_float6_e2m3fn;
+  constexpr float kPower = kIsE2m3 ? 0.015625f : 0.000244140625f;  // 2^-6, 2^-12
+  constexpr float kLargest = kIsE2m3 ? 7.5f : 28.0f;
+  float moved[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) moved[i] = fmaxf(fminf(v[i], kLargest), -kLargest) * kPower;
+  const uint32_t bytes = bytes_of_fp8<kIsE2m3 ? DLFP4_float8_e4m3fn : DLFP4_float8_e5m2>(moved);
+  const uint32_t codes = (bytes & 0x1F1F1F1F) | (bytes >> 2 & 0x20202020);
+  return (codes & 0x3F) | (codes >> 2 & 0xFC0) | (codes >> 4 & 0x3F000) | (codes >> 6 & 0xFC0000);
+}
+
+// Sixteen floats, none of which is NaN, as codes; those of 8 bits saturate.
+template <int Row>
+__device__ inline void encode_step(const EncodeParams &p, const float *values, uint32_t *words) {
+  constexpr int kBits = kFormats[Row].bits;
+  if constexpr (kBits == 4) {
+    words[0] = word_of_e2m1(values);
+    words[1] = word_of_e2m1(values + 8);
+  } else if constexpr (!kConvertsFp8) {
+    encode_step_by_rule<kBits>(p, values, words);
+  } else if constexpr (kBits == 8) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) words[i] = bytes_of_fp8<Row>(values + 4 * i);
+  } else {
+    const uint32_t a = codes_of_fp6<Row>(values), b = codes_of_fp6<Row>(values + 4);
+    const uint32_t c = codes_of_fp6<Row>(values + 8), d = codes_of_fp6<Row>(values + 12);
+    words[0] = a | b << 24;
+    words[1] = b >> 8 | c << 16;
+    words[2] = c >> 16 | d << 8;
+  }
+}
+
+// --- Codes to floats -------------------------------------------------------------------------
+
+// A float as the target's code. What is NaN is rare, and takes the oracle's way.
+template <int Dst>
+__device__ inline uint32_t narrow(float value) {
+  const uint32_t bits = bits_of(value);
+  if constexpr (Dst == DLFP4_float32) return bits;
+  if (value != value)
+    return static_cast<uint32_t>(from_float(value, format_of<Dst>(), {DLFP4_NEAREST_EVEN, true}, {0, 0, 0}));
+  if constexpr (Dst == DLFP4_bfloat16) return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+  uint16_t half;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(value));
+  return half;
+}
+
+// Two floats, neither of which is NaN, in a word.
+template <int Dst>
+__device__ inline uint32_t narrow_pair(float low, float high) {
+  uint32_t word;
+  if constexpr (Dst == DLFP4_bfloat16)
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  else
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  return word;
+}
+
+// Sixteen floats in words of the target; `has_nan` where one of them may be NaN.
+template <int Dst>
+__device__ inline void narrow_step(const float *values, bool has_nan, uint32_t *words) {
+  if constexpr (kFloatBytes<Dst> == 4) {
+#pragma unroll
+    for (int i = 0; i < kStep; ++i) words[i] = bits_of(values[i]);
+  } else if (has_nan) {
+    for (int i = 0; i < kStep; i += 2) words[i / 2] = narrow<Dst>(values[i]) | narrow<Dst>(values[i + 1]) << 16;
+  } else {
+#pragma unroll
+    for (int i = 0; i < kStep; i += 2) words[i / 2] = narrow_pair<Dst>(values[i], values[i + 1]);
+  }
+}
+
+template <int Words>
+__device__ inline void store_vectors(uint8_t *dst, const uint32_t *words) {
+#pragma unroll
+  for (int i = 0; i < Words; i += 4)
+    reinterpret_cast<uint4 *>(dst)[i / 4] = make_uint4(words[i], words[i + 1], words[i + 2], words[i + 3]);
+}
+
+// The same by a whole warp, so that neighbouring lanes write neighbouring memory: chunks of 16 bytes change lanes
+// through shared memory, swizzled so that no two meet in a bank. `dst` is null in lanes that have nothing to store.
+template <int Words>
+struct WarpStore {
+  static constexpr int kChunks = Words / 4;
+  uint4 chunks[32 * kChunks];
+
+  __device__ static int place(int lane, int chunk) { return lane * kChunks + (chunk ^ lane / (8 / kChunks) % kChunks); }
+
+  __device__ void store(uint8_t *dst, const uint32_t *words) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i)
+      chunks[place(lane, i)] = make_uint4(words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]);
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) {
+      const int number = i * 32 + lane, from = number / kChunks, chunk = number % kChunks;
+      const unsigned long long to = __shfl_sync(0xFFFFFFFF, reinterpret_cast<unsigned long long>(dst), from);
+      if (to != 0) reinterpret_cast<uint4 *>(to)[chunk] = chunks[place(from, chunk)];
+    }
+    __syncwarp();
+  }
+};
+
+// A block's shared memory for it.
+template <int Words>
+__device__ inline WarpStore<Words> &warp_store() {
+  __shared__ WarpStore<Words> of_warp[kThreads / 32];
+  return of_warp[threadIdx.x / 32];
+}
+
+}  // namespace cuda
+}  // namespace dlfp4
+
+#endif  // DLFP4_SRC_CUDA_CODES_CUH_

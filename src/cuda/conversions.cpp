@@ -1,0 +1,165 @@
+// Conversions on CUDA memory: which kernel serves, with which parameters.
+// Layout: views as in dlfp4.h, their dimensions collapsed.
+// Trick: one run on aligned memory goes by whole steps; its rest, and all else, to the kernel for anything.
+#include <string.h>
+
+#include "../cpu/dispatch.h"
+#include "../cpu/layout.h"
+#include "context.h"
+#include "jobs.h"
+
+namespace dlfp4 {
+namespace cuda {
+namespace {
+
+struct Sides {
+  Operand src, dst;
+};
+
+int spacing(Operand operand) {
+  const int bits = dlfp4_dtypes[operand.row].bits;
+  return operand.packed || bits > 8 ? bits : 8;
+}
+
+bool find_operand(const dlfp4_view &view, Operand *operand) {
+  const int row = find_row(view.code, view.bits);
+  *operand = {static_cast<uint8_t>(row), view.bits < 8 && !view.padded};
+  return row >= 0;
+}
+
+int source_index(int row) {
+  for (int i = 0; i < kNumSources; ++i)
+    if (kSourceRows[i] == row) return i;
+  return -1;
+}
+
+// 0, 1, 2 for 4, 6 and 8 bits.
+int width_index(int bits) { return (bits - 4) / 2; }
+
+bool is_low(int row) { return is_float(kFormats[row]) && kFormats[row].bits <= 8; }
+
+// The kernel's number among a source's encoders.
+int encoder_of(int row, int bits, Round round) {
+  const bool saturates = round.saturate || kFormats[row].specials == DLFP4_FINITE;
+  for (int i = 0; i < kNumElements && saturates; ++i)
+    if (kElementRows[i] == row && bits == kFormats[row].bits)
+      return kKernel_encode_float32_e2m1 + i - kKernel_encode_float32_4;
+  return width_index(bits);
+}
+
+// The fast kernel of a contiguous run of whole steps, or -1.
+int find_run_kernel(Sides sides, Round round) {
+  constexpr int kEncoders = kKernel_encode_bfloat16_4 - kKernel_encode_float32_4;
+  const int from = spacing(sides.src), to = spacing(sides.dst);
+  const bool plain = round.rounding == DLFP4_NEAREST_EVEN;
+  const bool same = sides.src.row == sides.dst.row;
+  const int target = source_index(sides.dst.row), source = source_index(sides.src.row);
+  if (source >= 0 && is_low(sides.dst.row) && kFormats[sides.dst.row].specials != DLFP4_E8M0 && plain)
+    return kKernel_encode_float32_4 + kEncoders * source + encoder_of(sides.dst.row, to, round);
+  if (from < 4 || to < 4) return -1;
+  if (is_low(sides.src.row) && target >= 0 && holds_exactly(kFormats[sides.dst.row], kFormats[sides.src.row]))
+    return kKernel_decode_4_16 + 2 * width_index(from) + (target == kFromFloat32);
+  const bool codes = from <= 8 && to <= 8 && (same || (is_low(sides.src.row) && is_low(sides.dst.row)));
+  if (codes && (same || round.rounding != DLFP4_STOCHASTIC))
+    return kKernel_decode_4_4 + 3 * width_index(from) + width_index(to);
+  return -1;
+}
+
+int convert_run(Sides sides, Round round, const uint8_t *src, uint8_t *dst, int64_t steps, uintptr_t stream) {
+  const int kernel = find_run_kernel(sides, round);
+  if (kernel < kKernel_decode_4_16) {
+    EncodeParams params = encode_params(sides.dst.row, round);
+    params.src = src;
+    params.dst = dst;
+    params.steps = steps;
+    return run(static_cast<KernelNumber>(kernel), steps, params, stream);
+  }
+  const DecodeParams params = {
+      src, dst, steps, kFormats[sides.src.row], kFormats[sides.dst.row], round, sides.src.row == sides.dst.row};
+  return run_walk(kernel, steps, params, stream);
+}
+
+Place make_place(const uint8_t *data, Operand operand, const Layout &layout, Side side) {
+  Place place = {const_cast<uint8_t *>(data), kFormats[operand.row], spacing(operand), {}};
+  memcpy(place.stride, layout.stride[side], static_cast<size_t>(layout.ndim) * sizeof(int64_t));
+  return place;
+}
+
+bool is_compact(const Layout &layout, Side side) {
+  int64_t expected = 1;
+  for (int dim = layout.ndim - 1; dim >= 0; --dim) {
+    if (layout.stride[side][dim] != expected) return false;
+    expected *= layout.extent[dim];
+  }
+  return true;
+}
+
+// Packed destinations are compact, or have rows that start on bytes and have no gaps.
+bool can_write(const Layout &layout, Operand dst) {
+  if (!dst.packed || is_compact(layout, kDst)) return true;
+  const bool dense = layout.stride[kDst][layout.ndim - 1] == 1 || layout.extent[layout.ndim - 1] == 1;
+  return dense && (layout.ndim == 1 || rows_start_on_bytes(layout, kDst, dst));
+}
+
+int convert_any(Sides sides, const Layout &layout, const uint8_t *src, uint8_t *dst, Round round, uint64_t seed,
+                int64_t first, uintptr_t stream) {
+  if (layout.ndim > kMostDims || !can_write(layout, sides.dst)) return refuse(DLFP4_E_SHAPE);
+  ConvertParams params = {};
+  params.src = make_place(src, sides.src, layout, kSrc);
+  params.dst = make_place(dst, sides.dst, layout, kDst);
+  params.ndim = layout.ndim;
+  memcpy(params.extent, layout.extent, static_cast<size_t>(layout.ndim) * sizeof(int64_t));
+  params.group = sides.dst.packed ? 8 : 1;
+  params.compact = sides.dst.packed && is_compact(layout, kDst);
+  params.size = layout.size;
+  params.groups_in_row = divide_up(layout.extent[layout.ndim - 1], params.group);
+  params.groups = params.compact ? divide_up(layout.size, params.group)
+                                 : layout.size / layout.extent[layout.ndim - 1] * params.groups_in_row;
+  params.copies = sides.src.row == sides.dst.row;
+  params.kind = nan_rule(kFormats[sides.src.row], kFormats[sides.dst.row]);
+  params.round = round;
+  params.seed = seed;
+  params.first = static_cast<uint64_t>(first);
+  return run(kKernel_convert_any, params.groups, params, stream);
+}
+
+bool is_run(const Layout &layout) {
+  return layout.ndim == 1 && layout.stride[kSrc][0] == 1 && layout.stride[kDst][0] == 1;
+}
+
+// Whole steps of a run by a fast kernel, the rest by the one for anything.
+int convert_layout(Sides sides, Layout layout, const uint8_t *src, uint8_t *dst, Round round, uint64_t seed,
+                   uintptr_t stream) {
+  int64_t done = 0;
+  if (is_run(layout) && is_aligned(src, 16) && is_aligned(dst, 16) && find_run_kernel(sides, round) >= 0) {
+    const int64_t steps = layout.size / kStep;
+    if (const int status = convert_run(sides, round, src, dst, steps, stream)) return status;
+    done = steps * kStep;
+    layout.extent[0] = layout.size -= done;
+  }
+  if (layout.size == 0) return 0;
+  return convert_any(sides, layout, src + done * spacing(sides.src) / 8, dst + done * spacing(sides.dst) / 8, round,
+                     seed, done, stream);
+}
+
+}  // namespace
+}  // namespace cuda
+}  // namespace dlfp4
+
+extern "C" int dlfp4_cuda_convert(int device, uintptr_t stream, const dlfp4_view *src, const dlfp4_view *dst,
+                                  const dlfp4_convert_options *options) {
+  using namespace dlfp4;
+  using namespace dlfp4::cuda;
+  const CurrentContext context(device);
+  if (context.status()) return context.status();
+  Sides sides;
+  Layout layout;
+  const Round round = options ? Round{options->rounding, options->saturate != 0} : Round{DLFP4_NEAREST_EVEN, true};
+  if (!find_operand(*src, &sides.src) || !find_operand(*dst, &sides.dst)) return refuse(DLFP4_E_DTYPE);
+  const bool convertible = is_float(kFormats[sides.src.row]) && is_float(kFormats[sides.dst.row]);
+  if (sides.src.row != sides.dst.row && !convertible) return refuse(DLFP4_E_DTYPE);
+  if (!collapse(*src, *dst, &layout)) return refuse(DLFP4_E_SHAPE);
+  if (layout.size == 0) return 0;
+  return convert_layout(sides, layout, static_cast<const uint8_t *>(src->data), static_cast<uint8_t *>(dst->data),
+                        round, options ? options->seed : 0, stream);
+}

@@ -1,0 +1,58 @@
+// What the operations on CUDA memory share: launching by threads, refusals, the fast encoder's constants.
+// Layout: none of its own.
+// Trick: the fast kernels take whole steps on aligned memory; all else goes to one that takes anything.
+#ifndef DLFP4_SRC_CUDA_JOBS_H_
+#define DLFP4_SRC_CUDA_JOBS_H_
+
+#include <stdint.h>
+
+#include "../cpu/blocks.h"
+#include "../encode_rule.h"
+#include "dlfp4/dlfp4.h"
+#include "kernels.h"
+#include "launch.h"
+#include "params.h"
+
+namespace dlfp4 {
+namespace cuda {
+namespace {
+
+constexpr int64_t kStep = 16;  // elements a thread of the fast kernels
+
+inline int refuse(dlfp4_status status) { return -(DLFP4_CUDA_REFUSED + status); }
+
+template <class Params>
+int run(KernelNumber kernel, int64_t threads, Params params, uintptr_t stream) {
+  return threads > 0 ? launch(kernel, divide_up(threads, kThreads), &params, stream) : 0;
+}
+
+// Of kernels that walk, no more blocks than run at a time.
+template <class Params>
+int run_walk(int kernel, int64_t threads, Params params, uintptr_t stream) {
+  return threads > 0 ? launch(kernel, least(divide_up(threads, kThreads), blocks_for_device()), &params, stream) : 0;
+}
+
+inline bool is_aligned(const void *data, int64_t bytes) { return reinterpret_cast<uintptr_t>(data) % bytes == 0; }
+
+inline KernelNumber plus(KernelNumber first, int offset) { return static_cast<KernelNumber>(first + offset); }
+
+inline EncodeParams encode_params(int row, Round round) {
+  const Format format = kFormats[row];
+  const EncodeRule rule = make_encode_rule(format, round);
+  EncodeParams params = {};
+  params.limit = rule.limit;
+  params.lowest = rule.lowest;
+  params.magic = rule.magic;
+  params.shift = rule.shift;
+  params.sign = 1u << (format.bits - 1);
+  params.nan = rule.nan.base;
+  params.flip = rule.nan.flip;
+  params.drops_sign_of_zero = format.specials == DLFP4_FNUZ;
+  return params;
+}
+
+}  // namespace
+}  // namespace cuda
+}  // namespace dlfp4
+
+#endif  // DLFP4_SRC_CUDA_JOBS_H_

@@ -1,0 +1,101 @@
+// Scales on the device: of blocks and of the whole tensor, to and from memory.
+// Layout: any of layouts.h.
+// Trick: the e4m3 and e8m0 conversions are a few instructions; all else is scaling.h's.
+#ifndef DLFP4_SRC_CUDA_SCALES_CUH_
+#define DLFP4_SRC_CUDA_SCALES_CUH_
+
+#include "../layouts.h"
+#include "elements.cuh"
+
+namespace dlfp4 {
+namespace cuda {
+
+// The rule of a call whose tensor scale was found or given on the device. One thread keeps what was given.
+__device__ inline ScaleRule rule_of(const QuantizeParams &p) {
+  ScaleRule rule = p.rule;
+  if (p.amax == nullptr && p.decode == nullptr) return rule;
+  const TensorScale scale = p.decode != nullptr ? scale_given(*p.decode)
+                            : p.whole           ? largest_scale(rule, *p.amax)
+                                                : two_level_scale(float_of(*p.amax));
+  for (float *const keep : p.keep)
+    if (keep != nullptr && global_thread() == 0) *keep = *p.decode;
+  rule.encode = scale.encode;
+  rule.sixth = scale.encode * kSixth;
+  rule.unit = 1 / scale.encode;
+  return rule;
+}
+
+template <int Kind>
+__device__ inline ScaleRule rule_of_blocks(const QuantizeParams &p) {
+  return Kind == DLFP4_TWO_LEVEL ? rule_of(p) : p.rule;
+}
+
+__device__ inline float float_of_e4m3_magnitude(uint32_t code) {
+  return float_of(code << 20) * float_of(247u << 23);  // 2^120 moves the exponent to its place, subnormals too
+}
+
+// two_level_block: below 2^-6 the spacing is that of the smallest normal numbers.
+__device__ inline BlockScale two_level_fast(const ScaleRule &rule, uint32_t magnitude) {
+  if (magnitude >= kNotFinite) return {0x7F, 0};
+  const uint32_t wanted = min(bits_of(finite(float_of(magnitude) * rule.sixth)), 0x43E00000u);  // 448
+  const uint32_t power = max(wanted & 0x7F800000, 121u << 23);
+  const uint32_t sum = bits_of(float_of(wanted) + float_of(power + (20u << 23)));
+  const uint32_t code = (sum & 0xFFFFF) + ((power >> 20) - 121 * 8);
+  return {code, finite(1 / (float_of_e4m3_magnitude(code) * rule.unit))};
+}
+
+template <int Kind>
+__device__ inline BlockScale scale_of_block(const ScaleRule &rule, uint32_t magnitude) {
+  if constexpr (Kind == DLFP4_TWO_LEVEL) return two_level_fast(rule, magnitude);
+  if constexpr (Kind == DLFP4_POWER) return power_block(rule, magnitude);
+  return largest_block(rule, magnitude);
+}
+
+__device__ inline int64_t place_of_scale(int layout, int64_t stride, int64_t step, int64_t columns, int64_t row,
+                                         int64_t column) {
+  return layout == DLFP4_LAYOUT_linear ? row * stride + column * step
+                                       : dlfp4_scale_offset(layout, row, column, columns);
+}
+
+template <int Kind>
+__device__ inline void store_scale(const QuantizeParams &p, int64_t row, int64_t block, uint32_t stored) {
+  const int64_t place = place_of_scale(p.layout, p.scale_stride, p.scale_step, p.padded_columns, row, block);
+  if constexpr (Kind == DLFP4_LARGEST)
+    reinterpret_cast<uint32_t *>(p.scales)[place] = stored;
+  else
+    p.scales[place] = static_cast<uint8_t>(stored);
+}
+
+// What a stored scale is worth, as decode_scale.
+template <int Kind>
+__device__ inline float decode_fast(uint32_t stored, float tensor_decode) {
+  if constexpr (Kind == DLFP4_LARGEST) return float_of(stored);
+  if constexpr (Kind == DLFP4_POWER) {
+    if (stored == 0xFF) return float_of(0x7FC00000);
+    return float_of(stored == 0 ? 1u << 22 : stored << 23);
+  }
+  if ((stored & 0x7F) == 0x7F) return float_of(0x7FC00000);
+  const float magnitude = float_of_e4m3_magnitude(stored & 0x7F);
+  return (stored & 0x80 ? -magnitude : magnitude) * tensor_decode;
+}
+
+__device__ inline float decode_fast(int kind, uint32_t stored, float tensor_decode) {
+  if (kind == DLFP4_LARGEST) return decode_fast<DLFP4_LARGEST>(stored, tensor_decode);
+  if (kind == DLFP4_POWER) return decode_fast<DLFP4_POWER>(stored, tensor_decode);
+  return decode_fast<DLFP4_TWO_LEVEL>(stored, tensor_decode);
+}
+
+__device__ inline float tensor_decode(const DequantizeParams &p) { return p.decode == nullptr ? 1.0f : *p.decode; }
+
+__device__ inline float scale_at(const DequantizeParams &p, int64_t line, int64_t position, float decode) {
+  const int64_t place = place_of_scale(p.layout, p.scale_stride, p.scale_step, p.padded_columns, line >> p.line_shift,
+                                       position >> p.block_shift);
+  const uint32_t stored =
+      p.kind == DLFP4_LARGEST ? reinterpret_cast<const uint32_t *>(p.scales)[place] : p.scales[place];
+  return decode_fast(p.kind, stored, decode);
+}
+
+}  // namespace cuda
+}  // namespace dlfp4
+
+#endif  // DLFP4_SRC_CUDA_SCALES_CUH_

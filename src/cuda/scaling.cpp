@@ -1,0 +1,405 @@
+// Block scaling on CUDA memory: which kernel serves, with which parameters, in how many blocks.
+// Layout: matrices and blocks as in dlfp4.h.
+// Trick: rows that follow one another are one; what is the same along rows and columns goes along rows.
+#include <string.h>
+
+#include <cmath>
+#include <utility>
+
+#include "context.h"
+#include "jobs.h"
+
+namespace dlfp4 {
+namespace cuda {
+namespace {
+
+// --- Quantize --------------------------------------------------------------------------------
+
+// The whole tensor's largest magnitude or decode scale on the device, and where the latter is kept.
+struct TensorPlace {
+  const uint32_t *amax;
+  const float *decode;
+  float *keep[2];
+};
+
+QuantizeParams quantize_params(const Lines &x, const FormatInfo &format, const ScaleRule &rule,
+                               const dlfp4_recipe &recipe, const dlfp4_blocks &blocks, TensorPlace place) {
+  const Scales scales = make_scales(blocks, format);
+  QuantizeParams p = {};
+  p.src = x.data;
+  p.lines = x.lines;
+  p.length = x.length;
+  p.line_stride = x.line_stride;
+  p.step = x.step;
+  p.stored = blocks.length;
+  p.data = static_cast<uint8_t *>(blocks.data);
+  p.data_stride = blocks.strides[0];
+  p.data_step = blocks.strides[1];
+  p.scales = scales.data;
+  p.layout = blocks.layout;
+  p.scale_stride = scales.stride;
+  p.scale_step = scales.step;
+  p.padded_columns = scales.padded_columns;
+  p.group = format.group;
+  p.block = least(format.block, format.whole ? 4096 : format.block);
+  p.blocks = divide_up(blocks.length, p.block);
+  p.repeats = format.row->repeats;
+  p.whole = format.whole;
+  p.source = kFormats[kSourceRows[x.source]];
+  p.element = kFormats[format.row->element];
+  p.rule = rule;
+  p.rounding = recipe.rounding;
+  p.zero = recipe.drops_negative_zero ? 0.0f : -0.0f;
+  p.seed = recipe.seed;
+  p.amax = place.amax;
+  p.decode = place.decode;
+  memcpy(p.keep, place.keep, sizeof(p.keep));
+  return p;
+}
+
+// --- Quantize: the fast kernels --------------------------------------------------------------
+
+constexpr int kRowKernels = kKernel_rows_bfloat16_nvfp4 - kKernel_rows_float32_nvfp4;
+constexpr int kColumnKernels = kKernel_columns_bfloat16_nvfp4 - kKernel_columns_float32_nvfp4;
+constexpr int kFirstStrip = kKernel_columns_float32_fp8_1x128 - kKernel_columns_float32_nvfp4;
+constexpr int64_t kTileRows = 128, kTileColumns = 64;
+constexpr int64_t kMostSteps = UINT32_MAX;
+static_assert(kRowKernels == DLFP4_NUM_FORMATS, "a kernel for blocks along rows of each format");
+
+// One direction of a call.
+struct Job {
+  const dlfp4_blocks *blocks;  // null: not asked for
+  Direction direction;
+  Lines x;
+  QuantizeParams params;
+};
+
+bool is_row_major(const Lines &x) {
+  return x.step == 1 && x.length % kStep == 0 && is_aligned(x.data, 16) &&
+         (x.lines == 1 || x.line_stride * x.item % 16 == 0) && divide_up(x.lines * x.length, kStep) <= kMostSteps;
+}
+
+// The same matrix with its columns as lines, or the reverse.
+Lines transposed(Lines x) {
+  std::swap(x.lines, x.length);
+  std::swap(x.line_stride, x.step);
+  return x;
+}
+
+bool can_store_steps(const uint8_t *data, int64_t stride, int64_t step) {
+  return is_aligned(data, 16) && step == 1 && stride % kStep == 0;
+}
+
+bool is_plain(const QuantizeParams &p) { return p.rounding == DLFP4_NEAREST_EVEN && std::signbit(p.zero); }
+
+// Squares and whole tensors are the same along rows and columns, where elements are bytes.
+bool is_symmetric(const FormatInfo &format) {
+  return format.bits == 8 && (format.whole || format.group == format.block);
+}
+
+// As if along rows.
+void prefer_rows(Job *job, const FormatInfo &format) {
+  QuantizeParams &p = job->params;
+  if (!is_symmetric(format) || p.stored != p.length || job->x.step == 1) return;
+  job->x = transposed(job->x);
+  std::swap(p.lines, p.length);
+  std::swap(p.line_stride, p.step);
+  std::swap(p.data_stride, p.data_step);
+  std::swap(p.scale_stride, p.scale_step);
+  p.stored = p.length;
+  p.blocks = divide_up(p.stored, p.block);
+}
+
+// Rows without gaps between them are one row.
+void join_rows(QuantizeParams *p, const FormatInfo &format) {
+  const bool scales_follow = format.whole || (p->layout == DLFP4_LAYOUT_linear && p->scale_step == 1 &&
+                                              p->scale_stride == p->blocks && p->length % p->block == 0);
+  if (p->group != 1 || p->line_stride != p->length || p->data_stride != p->length || !scales_follow) return;
+  p->length = p->stored = p->lines * p->length;
+  p->lines = 1;
+}
+
+bool has_rows_kernel(const Job &job, const FormatInfo &format) {
+  const QuantizeParams &p = job.params;
+  const bool partial = p.group > 1 && !p.repeats;  // squares may end within
+  const bool whole_blocks = format.whole || partial || p.stored % p.block == 0;
+  return is_row_major(job.x) && is_plain(p) && p.stored == p.length && whole_blocks &&
+         can_store_steps(p.data, p.lines == 1 ? 0 : p.data_stride, p.data_step);
+}
+
+int64_t threads_of_rows(const QuantizeParams &p, const FormatInfo &format) {
+  if (format.group == 1) return p.lines * (p.stored / kStep);
+  if (format.row->repeats) return divide_up(p.lines, p.group) * divide_up(p.stored, kTileColumns) * 32;
+  return divide_up(p.lines, p.group) * p.blocks * kThreads;
+}
+
+int quantize_rows(const Job &job, const FormatInfo &format, int number, uintptr_t stream) {
+  QuantizeRowsParams params = {job.params, encode_params(format.row->element, {DLFP4_NEAREST_EVEN, true})};
+  join_rows(&params.quantize, format);
+  const KernelNumber kernel = plus(kKernel_rows_float32_nvfp4, kRowKernels * job.x.source + number);
+  return run(kernel, threads_of_rows(params.quantize, format), params, stream);
+}
+
+// A format's number among the kernels for blocks along columns, or -1.
+int find_columns_kernel(int number, const FormatInfo &format) {
+  if (number < kFirstStrip) return number;
+  return format.group == 1 && !format.whole ? number - DLFP4_FORMAT_fp8_1x128 + kFirstStrip : -1;
+}
+
+bool has_columns_kernel(const Job &job, const FormatInfo &format) {
+  const QuantizeParams &p = job.params;
+  const bool strip = format.row->kind == DLFP4_LARGEST;
+  if (!is_row_major(transposed(job.x)) || !is_plain(p) || (!strip && p.stored % p.block != 0)) return false;
+  return format.bits == 8 ? can_store_steps(p.data, p.data_step, p.data_stride)
+                          : can_store_steps(p.data, p.data_stride, p.data_step);
+}
+
+// Blocks along columns of row-major memory; with `rows`, along rows too.
+int quantize_columns(const Job &columns, const Job *rows, const FormatInfo &format, int number, uintptr_t stream) {
+  const Lines x = transposed(columns.x);
+  TileParams params = {};
+  params.columns = columns.params;
+  params.rows.src = x.data;
+  params.rows.lines = x.lines;
+  params.rows.length = x.length;
+  params.rows.line_stride = x.line_stride;
+  if (rows) params.rows = rows->params;
+  params.encode = encode_params(format.row->element, {DLFP4_NEAREST_EVEN, true});
+  params.tiles_in_row = divide_up(rows ? rows->params.stored : x.length, kTileColumns);
+  const int64_t tiles = params.tiles_in_row * divide_up(columns.params.stored, kTileRows);
+  const int kernel = kColumnKernels * x.source + find_columns_kernel(number, format);
+  return run(plus(kKernel_columns_float32_nvfp4, kernel), tiles * kThreads, params, stream);
+}
+
+int quantize_anyhow(const Job &job, const FormatInfo &format, uintptr_t stream) {
+  const QuantizeParams &p = job.params;
+  const int64_t warps = divide_up(p.lines, p.group) * p.blocks;
+  return run(plus(kKernel_quantize_any_two_level, format.row->kind), warps * 32, p, stream);
+}
+
+int quantize_job(const Job &job, const FormatInfo &format, int number, uintptr_t stream) {
+  if (has_rows_kernel(job, format)) return quantize_rows(job, format, number, stream);
+  if (find_columns_kernel(number, format) >= 0 && has_columns_kernel(job, format))
+    return quantize_columns(job, nullptr, format, number, stream);
+  return quantize_anyhow(job, format, stream);
+}
+
+// Both directions at once, where one kernel has both.
+int quantize_jobs(Job *jobs, const FormatInfo &format, int number, uintptr_t stream) {
+  const int along = jobs[kAlongRows].x.step == 1 ? kAlongRows : kAlongColumns;
+  const Job &rows = jobs[along], &columns = jobs[1 - along];
+  const bool both = rows.blocks && columns.blocks && number < kFirstStrip && format.group == 1;
+  if (both && has_columns_kernel(columns, format) && is_row_major(rows.x) &&
+      rows.params.stored % rows.params.block == 0 &&
+      can_store_steps(rows.params.data, rows.params.data_stride, rows.params.data_step))
+    return quantize_columns(columns, &rows, format, number, stream);
+  for (int i = 0; i < 2; ++i)
+    if (jobs[i].blocks)
+      if (const int status = quantize_job(jobs[i], format, number, stream)) return status;
+  return 0;
+}
+
+int find_largest(const Lines &x, const FormatInfo &format, uint32_t *place, uintptr_t stream) {
+  LargestParams p = {x.data,
+                     x.lines,
+                     x.length,
+                     x.line_stride,
+                     x.step,
+                     kFormats[kSourceRows[x.source]],
+                     format.row->kind == DLFP4_TWO_LEVEL,
+                     place};
+  if (const int status = set_word(place, 0, stream)) return status;
+  const int64_t count = x.lines * x.length;
+  const bool run = x.step == 1 && (x.line_stride == x.length || x.lines == 1) && is_aligned(x.data, 16);
+  if (run && count % kStep == 0) return run_walk(kKernel_largest_float32 + x.source, count / kStep, p, stream);
+  return run_walk(kKernel_largest_any, count, p, stream);
+}
+
+int fill_padding(const dlfp4_blocks &blocks, const FormatInfo &format, int64_t lines, uintptr_t stream) {
+  if (blocks.layout == DLFP4_LAYOUT_linear) return 0;
+  const int64_t rows = divide_up(lines, format.row->repeats ? 1 : format.group);
+  const int64_t columns = divide_up(blocks.length, format.block);
+  return set_bytes(blocks.scales, blocks.fill, padded_bytes(blocks.layout, rows, columns, format.scale_bytes), stream);
+}
+
+// Sees to it that a scale that was given lies in a result's place too: by the kernel that reads it, if one runs.
+int keep_scale(const dlfp4_cuda_scale &scale, int result, const Lines &x, TensorPlace *found, uintptr_t stream) {
+  float *const place = scale.places[result];
+  if (!place || place == scale.given) return 0;
+  if (!scale.given) {
+    uint32_t bits;
+    memcpy(&bits, &scale.number, sizeof(bits));
+    return set_word(place, bits, stream);
+  }
+  if (x.lines * x.length == 0) return copy_word(place, scale.given, stream);
+  found->keep[result] = place;
+  return 0;
+}
+
+// What one direction needs; no lines where there is nothing to do.
+int prepare_job(const dlfp4_matrix &x, Direction direction, const FormatInfo &format, const ScaleRule &rule,
+                const dlfp4_recipe &recipe, const dlfp4_blocks *blocks, TensorPlace place, uintptr_t stream, Job *job) {
+  job->direction = direction;
+  if (!make_lines(x, direction, &job->x)) return refuse(DLFP4_E_DTYPE);
+  if (!blocks) return 0;
+  if (blocks->length < job->x.length || !is_addressable(*blocks, format, job->x.lines)) return refuse(DLFP4_E_SHAPE);
+  if (const int status = fill_padding(*blocks, format, job->x.lines, stream)) return status;
+  if (job->x.lines == 0 || blocks->length == 0) return 0;
+  job->blocks = blocks;
+  job->params = quantize_params(job->x, format, rule, recipe, *blocks, place);
+  prefer_rows(job, format);
+  return 0;
+}
+
+// --- Dequantize ------------------------------------------------------------------------------
+
+int log2_of(int64_t power) { return __builtin_ctzll(static_cast<unsigned long long>(power)); }
+
+DequantizeParams dequantize_params(const dlfp4_blocks &q, const FormatInfo &format, const float *decode,
+                                   const Lines &result) {
+  const Scales scales = make_scales(q, format);
+  DequantizeParams p = {};
+  p.data = static_cast<const uint8_t *>(q.data);
+  p.data_stride = q.strides[0];
+  p.data_step = q.strides[1];
+  p.scales = scales.data;
+  p.layout = q.layout;
+  p.scale_stride = scales.stride;
+  p.scale_step = scales.step;
+  p.padded_columns = scales.padded_columns;
+  p.line_shift = log2_of(scales.lines_per_row);
+  p.block_shift = log2_of(format.block);
+  p.kind = format.row->kind;
+  p.decode = decode;
+  p.element = kFormats[format.row->element];
+  p.target = kFormats[kSourceRows[result.source]];
+  p.dst = result.data;
+  p.lines = result.lines;
+  p.length = result.length;
+  p.line_stride = result.line_stride;
+  p.step = result.step;
+  return p;
+}
+
+// Rows without gaps between them are one row.
+void join_rows(DequantizeParams *p) {
+  const int64_t blocks = p->length >> p->block_shift;
+  const bool scales_follow = p->line_shift == 0 && p->layout == DLFP4_LAYOUT_linear && p->scale_step == 1 &&
+                             p->scale_stride == blocks && blocks << p->block_shift == p->length;
+  if (p->line_stride != p->length || p->data_stride != p->length || !scales_follow) return;
+  p->length *= p->lines;
+  p->lines = 1;
+}
+
+int dequantize_lines(DequantizeParams p, Lines result, const FormatInfo &format, uintptr_t stream) {
+  const bool bytes = p.element.bits == 8;
+  const Element element = format.element;
+  if (is_symmetric(format) && p.data_step != 1) {
+    result = transposed(result);
+    std::swap(p.lines, p.length);
+    std::swap(p.line_stride, p.step);
+    std::swap(p.data_stride, p.data_step);
+    std::swap(p.scale_stride, p.scale_step);
+  }
+  if (is_row_major(result) && can_store_steps(p.data, p.lines == 1 ? 0 : p.data_stride, p.data_step)) {
+    join_rows(&p);
+    const int kernel = kKernel_dequantize_rows_float4_e2m1fn_float32 + kNumSources * element + result.source;
+    return run(static_cast<KernelNumber>(kernel), p.lines * (p.length / kStep), p, stream);
+  }
+  const bool across = is_row_major(transposed(result));
+  if (across && !bytes && can_store_steps(p.data, p.data_stride, p.data_step)) {
+    const int kernel = kKernel_dequantize_tile_float4_e2m1fn_float32 + kNumSources * element + result.source;
+    const int64_t tiles = divide_up(p.length, kTileRows) * divide_up(p.lines, kTileColumns);
+    return run(static_cast<KernelNumber>(kernel), tiles * kThreads, p, stream);
+  }
+  if (across && bytes && can_store_steps(p.data, p.data_step, p.data_stride)) {
+    const int kernel =
+        kKernel_dequantize_across_float8_e4m3fn_float32 + kNumSources * (element - kE4m3) + result.source;
+    return run_walk(kernel, p.length * (p.lines / kStep), p, stream);
+  }
+  return run(kKernel_dequantize_any, p.lines * p.length, p, stream);
+}
+
+}  // namespace
+}  // namespace cuda
+}  // namespace dlfp4
+
+extern "C" {
+
+int dlfp4_cuda_quantize(int device, uintptr_t stream, const dlfp4_matrix *x, int format, const dlfp4_recipe *recipe,
+                        const dlfp4_cuda_scale *scale, const dlfp4_blocks *along_rows,
+                        const dlfp4_blocks *along_columns) {
+  using namespace dlfp4;
+  using namespace dlfp4::cuda;
+  const CurrentContext context(device);
+  if (context.status()) return context.status();
+  FormatInfo info;
+  Lines lines;
+  if (!find_format(format, &info)) return refuse(DLFP4_E_OPTION);
+  if (!make_lines(*x, kAlongRows, &lines)) return refuse(DLFP4_E_DTYPE);
+  const bool scaled = info.whole || info.row->kind == DLFP4_TWO_LEVEL;
+  const bool searches = scaled && !scale->given && !(scale->number > 0);
+  const dlfp4_tensor_scale known = dlfp4_given_tensor_scale(scale->number);
+  const ScaleRule rule = make_rule(info, *recipe, scale->number > 0 ? &known : nullptr);
+  uint32_t *const word = reinterpret_cast<uint32_t *>(scale->places[0]);
+  TensorPlace found = {searches ? word : nullptr, scale->given, {nullptr, nullptr}};
+  int status = searches ? find_largest(lines, info, word, stream) : 0;
+  for (int i = 0; i < 2 && !status && scaled && !searches; ++i) status = keep_scale(*scale, i, lines, &found, stream);
+  Job jobs[2] = {};
+  const dlfp4_blocks *const results[] = {along_rows, along_columns};
+  for (int i = 0; i < 2 && !status; ++i)
+    status = prepare_job(*x, static_cast<Direction>(i), info, rule, *recipe, results[i], found, stream, &jobs[i]);
+  if (!status) status = quantize_jobs(jobs, info, format, stream);
+  if (status || !searches) return status;
+  const TensorScaleParams params = {{word, reinterpret_cast<uint32_t *>(scale->places[1])}, info.row->kind, rule};
+  return run(kKernel_tensor_scale, 1, params, stream);
+}
+
+int dlfp4_cuda_dequantize(int device, uintptr_t stream, const dlfp4_blocks *q, int format, const float *decode,
+                          const dlfp4_matrix *result) {
+  using namespace dlfp4;
+  using namespace dlfp4::cuda;
+  const CurrentContext context(device);
+  if (context.status()) return context.status();
+  FormatInfo info;
+  Lines lines;
+  if (!find_format(format, &info)) return refuse(DLFP4_E_OPTION);
+  if (!make_lines(*result, kAlongRows, &lines)) return refuse(DLFP4_E_DTYPE);
+  if (q->length < lines.length || !is_addressable(*q, info, lines.lines)) return refuse(DLFP4_E_SHAPE);
+  return dequantize_lines(dequantize_params(*q, info, decode, lines), lines, info, stream);
+}
+
+int dlfp4_cuda_convert_scales(int device, uintptr_t stream, const void *src, int src_layout, void *dst, int dst_layout,
+                              int64_t rows, int64_t columns, uint8_t fill) {
+  using namespace dlfp4;
+  using namespace dlfp4::cuda;
+  const CurrentContext context(device);
+  if (context.status()) return context.status();
+  const dlfp4_layout_row &from = dlfp4_layouts[src_layout], &to = dlfp4_layouts[dst_layout];
+  const int64_t padded_rows = divide_up(rows, to.rows) * to.rows;
+  const int64_t padded_columns = divide_up(columns, to.columns) * to.columns;
+  const ScalesParams p = {static_cast<const uint8_t *>(src),
+                          static_cast<uint8_t *>(dst),
+                          src_layout,
+                          dst_layout,
+                          columns,
+                          1,
+                          divide_up(columns, from.columns) * from.columns,
+                          rows,
+                          columns,
+                          padded_rows,
+                          padded_columns,
+                          fill};
+  return run(kKernel_convert_scales, padded_rows * padded_columns, p, stream);
+}
+
+int dlfp4_cuda_shuffle_weight(int device, uintptr_t stream, const void *src, void *dst, int64_t rows, int64_t columns,
+                              int back) {
+  using namespace dlfp4;
+  using namespace dlfp4::cuda;
+  const CurrentContext context(device);
+  if (context.status()) return context.status();
+  const ShuffleParams p = {static_cast<const uint8_t *>(src), static_cast<uint8_t *>(dst), rows, columns, back != 0};
+  return run(kKernel_shuffle_weight, rows * (columns / 16), p, stream);
+}
+}
