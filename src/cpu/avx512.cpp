@@ -3,6 +3,7 @@
 // Trick: the rows are made of dtypes.def's, as the kernels are of the formats' constants.
 #include <utility>
 
+#include "avx512_blocks.h"
 #include "avx512_codes.h"
 #include "avx512_decode.h"
 #include "avx512_encode.h"
@@ -73,6 +74,6 @@ constexpr Rows kRows = make_rows<make_rows<kMostRows>(kAllRows).size>(kAllRows);
 }  // namespace
 
 extern const Level level_avx512;
-const Level level_avx512 = {"avx512", kRows.row, kRows.size, nullptr};
+const Level level_avx512 = {"avx512", kRows.row, kRows.size, &kBlocks};
 
 }  // namespace dlfp4

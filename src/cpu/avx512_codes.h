@@ -94,13 +94,13 @@ template <int Bits>
 constexpr Constant kShifts = make_constant([](int i) { return i % 8 * Bits; });
 
 // Asks for the lines that the steps of a page from here read: the processor's own prefetcher stops where a page ends.
-template <int Bytes>
+template <int Bytes, int kAhead = 4096>
 void prefetch(const uint8_t *src, Whole) {
   for (int line = 0; line < Bytes; line += 64)
-    _mm_prefetch(reinterpret_cast<const char *>(reinterpret_cast<uintptr_t>(src) + 4096 + line), _MM_HINT_T0);
+    _mm_prefetch(reinterpret_cast<const char *>(reinterpret_cast<uintptr_t>(src) + kAhead + line), _MM_HINT_T0);
 }
 
-template <int Bytes>
+template <int Bytes, int kAhead = 4096>
 void prefetch(const uint8_t *, Part) {}
 
 template <int Bits>

@@ -1,9 +1,10 @@
 // Floats to codes of at most 8 bits, with one rounding, for the AVX-512 kernels alone.
 // Layout: floats in order, 64 a step; codes one a byte or packed.
-// Trick: adding a power of two chosen by the exponent leaves the rounded significand in a float's lowest bits.
+// Trick: one addition rounds, to the constants of encode_rule.h; few rounding decisions fit in a table of bytes.
 #ifndef DLFP4_SRC_CPU_AVX512_ENCODE_H_
 #define DLFP4_SRC_CPU_AVX512_ENCODE_H_
 
+#include "../encode_rule.h"
 #include "../numerics.h"
 #include "avx512_codes.h"
 #include "avx512_floats.h"
@@ -17,55 +18,7 @@ constexpr int kAnyInfinity = 0x18;       // of _mm512_fpclass_ps_mask
 
 // --- Rules -----------------------------------------------------------------------------------
 
-constexpr uint8_t code_of_float(Format to, uint32_t bits, Round round) {
-  return static_cast<uint8_t>(convert(kFormats[DLFP4_float32], to, bits, round, {0, 0, 0}));
-}
-
-// The code of a special value of each sign: base ^ (sign bit & flip).
-struct Special {
-  uint8_t base;
-  uint8_t flip;
-};
-
-constexpr Special make_special(Format to, uint32_t bits, Round round) {
-  const uint8_t positive = code_of_float(to, bits, round), negative = code_of_float(to, bits | kFloatSign, round);
-  return {positive, static_cast<uint8_t>(positive ^ negative)};
-}
-
-// What the encoder of one mode needs to know of a format, all but E8M0.
-struct EncodeRule {
-  uint32_t limit;   // a float32: what is larger has the code of this one
-  uint32_t lowest;  // a float32: the smallest normal value
-  uint32_t magic;   // added to a power of two's bits
-  uint32_t shift;   // from a float32's exponent to the code's
-  Special nan;
-  Special infinity;
-};
-
-// A magnitude's value in float32, were it neither infinite nor NaN.
-constexpr uint32_t float_of_magnitude(Format f, uint64_t magnitude) {
-  const uint64_t exponent = (magnitude >> f.mantissa) + 127 - static_cast<uint64_t>(f.bias);
-  return static_cast<uint32_t>(exponent << 23 | (magnitude & low_bits(f.mantissa)) << (23 - f.mantissa));
-}
-
-// With e the exponent, m the mantissa's bits and l the smallest normal exponent, the code is the rounded significand,
-// in units of 2^(e-m), plus (e-l) * 2^m. Adding 2^(e+23-m) to the float rounds it to these units and leaves the
-// significand in the lowest bits, the exponent above; shifted right by 23-m and added, it adds e * 2^m and a constant,
-// for which the magic makes up in advance. Ties away from zero take one unit more, halves, which is shifted out later.
-constexpr void make_rule(Format f, Round round, EncodeRule *rule) {
-  const bool halves = round.rounding == DLFP4_NEAREST_AWAY;
-  const bool clamps_finite = clamps(f, kFinite, round);
-  const uint32_t lift = static_cast<uint32_t>(23 - f.mantissa - halves);
-  const uint32_t lowest = static_cast<uint32_t>(127 + smallest_normal_exponent(f));
-  const uint32_t excess = (lowest + lift) << f.mantissa;
-  const uint32_t amends = -excess & 0xFF;
-  rule->limit = float_of_magnitude(f, largest_finite_code(f) + !clamps_finite);
-  rule->lowest = lowest << 23;
-  rule->magic = (lift << 23) + (halves ? 2 * amends + 1 : amends);
-  rule->shift = static_cast<uint32_t>(23 - f.mantissa);
-  rule->nan = make_special(f, kFloatNan, round);
-  rule->infinity = make_special(f, kFloatInfinity, round);
-}
+constexpr void make_rule(Format f, Round round, EncodeRule *rule) { *rule = make_encode_rule(f, round); }
 
 // The quantum, as a power of two: half of the smallest subnormal, which every midpoint of two values is a multiple of.
 constexpr int quantum(Format f) { return smallest_normal_exponent(f) - f.mantissa - 1; }
@@ -303,7 +256,6 @@ template <int Src, int Dst, bool kPacked>
 void encode_rows(const uint8_t *src, uint8_t *dst, int64_t count, const Mode &mode) {
   constexpr Format kTo = kFormats[Dst];
   constexpr int kBits = kTo.bits, kDstBits = kPacked ? kBits : 8, kSums = largest_sum(kTo) + 1;
-  const Subnormals subnormals(Src == DLFP4_float64);
   const int index = mode_index(mode.rounding, mode.saturate);
   if constexpr (kTo.specials == DLFP4_E8M0) {
     encode_runs<Src, kDstBits>(PowerEncoder(kRules<PowerRule, Dst>.rule[index]), src, dst, count);

@@ -5,6 +5,7 @@
 #ifndef DLFP4_SRC_CPU_AVX512_FLOATS_H_
 #define DLFP4_SRC_CPU_AVX512_FLOATS_H_
 
+#include "../encode_rule.h"
 #include "../numerics.h"
 #include "avx512_codes.h"
 #include "kernels.h"
@@ -12,28 +13,7 @@
 namespace dlfp4 {
 namespace {
 
-// --- The processor's modes -------------------------------------------------------------------
-
-// As long as it lives, subnormals are numbers where that is needed: some programs have the processor take them for
-// zeros. Only conversions from and to float64 compute with floats that may be subnormal.
-class Subnormals {
- public:
-  explicit Subnormals(bool needed) : control_(needed ? _mm_getcsr() : 0) {
-    if (control_ & kAreZeros) _mm_setcsr(control_ & ~kAreZeros);
-  }
-  Subnormals(const Subnormals &) = delete;
-  ~Subnormals() {
-    if (control_ & kAreZeros) _mm_setcsr(control_);
-  }
-
- private:
-  static constexpr unsigned kAreZeros = 0x8040;  // flush-to-zero, denormals-are-zeros
-  const unsigned control_;
-};
-
 // --- 64 floats as float32 --------------------------------------------------------------------
-
-constexpr uint32_t kFloatInfinity = 0x7F800000, kFloatNan = 0x7FC00000, kFloatSign = 0x80000000;
 
 __m512i all(uint32_t value) { return _mm512_set1_epi32(static_cast<int>(value)); }
 
@@ -202,7 +182,6 @@ void convert_floats(const uint8_t *src, uint8_t *dst, int64_t count, bool stream
 
 template <int Src, int Dst>
 void float_rows(const uint8_t *src, uint8_t *dst, int64_t count, const Mode &) {
-  const Subnormals subnormals(Src == DLFP4_float64 || Dst == DLFP4_float64);
   in_runs<kFormats[Src].bits, kFormats[Dst].bits>(src, dst, count, convert_floats<Src, Dst>);
 }
 

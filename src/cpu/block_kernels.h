@@ -31,7 +31,7 @@ struct BlockMode {
 
 constexpr int kNumRoundings = DLFP4_STOCHASTIC + 1;
 
-// No pointer need be aligned; not one byte past what is named is read or written.
+// Pointers to bytes need not be aligned, those to numbers are; not one byte past what is named is read or written.
 //
 // "count" elements make up blocks of "block" each: a multiple of 16, or at least `count` (one block). The last one may
 // be incomplete: of elements of 8 bits after any number, of packed ones where they fill whole bytes.
@@ -61,6 +61,11 @@ struct BlockKernels {
   // whole bytes.
   void (*pack_across[kNumElements])(const uint8_t *codes, int64_t pitch, int64_t rows, int64_t count, uint8_t *dst,
                                     int64_t stride);
+
+  // codes[k * pitch + i] = element k, k < rows, of line i of src, `stride` bytes after line i - 1: the way back. The
+  // last byte of a line need not be filled.
+  void (*unpack_across[kNumElements])(const uint8_t *src, int64_t stride, int64_t rows, int64_t count, uint8_t *codes,
+                                      int64_t pitch);
 
   // scales[i] = what stored code i is worth; `decode` is the tensor's scale, for DLFP4_TWO_LEVEL. Returns whether one
   // is not finite; such runs are decoded by the scalar level.

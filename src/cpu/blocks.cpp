@@ -137,6 +137,10 @@ void store_scales_across(const Scales &scales, int64_t line, int64_t count, int6
 
 void load_scales_across(const Scales &scales, int64_t line, int64_t count, int64_t block, uint8_t *stored) {
   const int64_t group = scales.lines_per_row;
+  if (group == 1)
+    return visit_column(scales, line, count, block, [&](const uint8_t *place, int64_t first, int64_t run) {
+      memcpy(stored + first * scales.bytes, place, static_cast<size_t>(run * scales.bytes));
+    });
   for (int64_t i = 0; i < count; ++i)
     memcpy(stored + i * scales.bytes, scales.data + offset_of(scales, (line + i) / group, block) * scales.bytes,
            static_cast<size_t>(scales.bytes));

@@ -1,6 +1,6 @@
 // dlfp4_dequantize and the scale of a whole tensor.
-// Layout: runs of lines whose elements are neighbours; columns of those whose lines are; else codes are gathered first.
-// Trick: a tile is decoded into buffers of neighbours, and transposed on its way out where the result needs that.
+// Layout: runs of lines whose elements are neighbours in the result, or rows of those whose lines are.
+// Trick: what has to be transposed is codes and scales, before they are decoded: they are smaller than floats.
 #include <string.h>
 
 #include "blocks.h"
@@ -10,16 +10,15 @@
 namespace dlfp4 {
 namespace {
 
-constexpr int64_t kRun = 2048;         // elements of a line at a time
-constexpr int64_t kTileLines = 32;     // lines of a tile that is transposed
-constexpr int64_t kLinesAcross = 512;  // lines of a tile whose lines are neighbours
-constexpr int64_t kTileLength = 128;   // positions of a tile, a multiple of every block
+constexpr int64_t kRun = 2048;               // elements of a line at a time
+constexpr int64_t kTileLines = 512;          // lines of a tile whose lines are neighbours
+constexpr int64_t kTileLength = 128;         // positions of such a tile, a multiple of every block
+constexpr int64_t kPitch = kTileLines + 64;  // of its rows: a power of two would have them share a cache's few places
 constexpr int64_t kGrain = 1 << 16;
-constexpr int64_t kMostScales = kRun / 16;
+constexpr int64_t kLeastBlock = 16;
+constexpr int64_t kMostBlocks = kTileLength / kLeastBlock;  // of a line in such a tile
+constexpr int64_t kMostScales = kRun / kLeastBlock;
 constexpr int kMostItem = 4, kScaleBytes = 4;
-
-// Codes and results are neighbours along lines; across lines; codes along and results across.
-enum Way { kAlong, kAcross, kTransposed };
 
 struct Job {
   const BlockKernels *kernels;
@@ -29,7 +28,7 @@ struct Job {
   const dlfp4_blocks *blocks;
   Scales scales;
   Lines result;
-  Way way;
+  bool across;  // whether neighbours in the result are elements of different lines
   int64_t tile_lines, tile_length;
 };
 
@@ -69,33 +68,67 @@ void put_run(const Job &job, int64_t line, int64_t first, int64_t count) {
 
 // --- Results whose neighbours belong to different lines --------------------------------------
 
-template <class Item>
-void transpose(const uint8_t *src, int64_t pitch, int64_t lines, int64_t length, uint8_t *dst, int64_t step) {
-  for (int64_t k = 0; k < length; ++k) {
-    Item row[kTileLines];
-    for (int64_t i = 0; i < lines; ++i) memcpy(&row[i], src + (i * pitch + k) * sizeof(Item), sizeof(Item));
-    memcpy(dst + k * step * static_cast<int64_t>(sizeof(Item)), row, static_cast<size_t>(lines) * sizeof(Item));
+// A part of the lines: [line, line + lines) x [first, first + count).
+struct Tile {
+  int64_t line, lines;
+  int64_t first, count;
+};
+
+// A tile's codes and stored scales by position.
+struct Turned {
+  alignas(64) uint8_t codes[kTileLength][kPitch];
+  alignas(64) uint8_t stored[kMostBlocks][kPitch * kScaleBytes];
+};
+
+// Scales of one byte that are neighbours along lines are turned.
+void turn_scales(const Job &job, const Tile &tile, Turned *turned) {
+  const Scales &scales = job.scales;
+  const int64_t block = tile.first / job.format.block;
+  const int64_t blocks = divide_up(tile.first + tile.count, job.format.block) - block;
+  const bool linear = scales.layout == DLFP4_LAYOUT_linear;
+  if (scales.bytes > 1 || scales.lines_per_row > 1 || (linear && scales.stride == 1)) {
+    for (int64_t b = 0; b < blocks; ++b)
+      load_scales_across(scales, tile.line, tile.lines, block + b, turned->stored[b]);
+    return;
   }
+  const auto turn = job.kernels->unpack_across[kE4m3];
+  if (linear && scales.step == 1)
+    return turn(scales.data + tile.line * scales.stride + block, scales.stride, blocks, tile.lines, turned->stored[0],
+                sizeof(turned->stored[0]));
+  uint8_t loaded[kTileLines][kMostBlocks];
+  for (int64_t i = 0; i < tile.lines; ++i) load_scales(scales, tile.line + i, block, blocks, loaded[i]);
+  turn(loaded[0], kMostBlocks, blocks, tile.lines, turned->stored[0], sizeof(turned->stored[0]));
 }
 
-void transpose_tile(const Job &job, int64_t line, int64_t lines, int64_t first, int64_t count) {
-  alignas(64) uint8_t tile[kTileLines * kTileLength * kMostItem];
-  for (int64_t i = 0; i < lines; ++i)
-    decode_along(job, line + i, first, count, tile + i * kTileLength * job.result.item);
-  const auto turn = job.result.item == 4 ? transpose<uint32_t> : transpose<uint16_t>;
-  turn(tile, kTileLength, lines, count, at(job.result, line, first), job.result.step);
+// Where codes of one position lie next to each other, there is nothing to turn.
+bool are_rows(const Job &job) { return job.blocks->strides[0] == 1 && job.format.bits == 8; }
+
+void turn_codes(const Job &job, const Tile &tile, Turned *turned) {
+  const uint8_t *const codes = line_at(*job.blocks, job.format, tile.line, tile.first);
+  const int64_t stride = job.blocks->strides[0], step = job.blocks->strides[1];
+  if (are_rows(job)) return;
+  if (step == 1)
+    return job.kernels->unpack_across[job.format.element](codes, stride * job.format.bits / 8, tile.count, tile.lines,
+                                                          turned->codes[0], kPitch);
+  for (int64_t k = 0; k < tile.count; ++k) gather_items(codes + k * step, stride, 1, tile.lines, turned->codes[k]);
 }
 
-// Codes and results of one position are neighbours.
-void decode_across(const Job &job, int64_t line, int64_t lines, int64_t first, int64_t count) {
-  alignas(64) uint8_t stored[kLinesAcross * kScaleBytes];
-  float scales[kLinesAcross];
-  for (int64_t k = first; k < first + count;) {
-    const int64_t block = k / job.format.block, last = least((block + 1) * job.format.block, first + count);
-    load_scales_across(job.scales, line, lines, block, stored);
-    const bool not_finite = job.kernels->decode_scales[job.format.row->kind](stored, lines, job.decode, scales);
+void decode_tile(const Job &job, const Tile &tile) {
+  float scales[kTileLines];
+  Turned turned;
+  turn_codes(job, tile, &turned);
+  turn_scales(job, tile, &turned);
+  const int64_t last = tile.first + tile.count;
+  for (int64_t k = tile.first, row = 0; k < last; ++row) {
+    const int64_t end = least((k / job.format.block + 1) * job.format.block, last);
+    const bool not_finite =
+        job.kernels->decode_scales[job.format.row->kind](turned.stored[row], tile.lines, job.decode, scales);
     const auto decode = kernels_for(job, not_finite).decode_across[job.format.element][job.result.source];
-    for (; k < last; ++k) decode(line_at(*job.blocks, job.format, line, k), lines, scales, at(job.result, line, k));
+    for (; k < end; ++k) {
+      const uint8_t *const codes =
+          are_rows(job) ? line_at(*job.blocks, job.format, tile.line, k) : turned.codes[k - tile.first];
+      decode(codes, tile.lines, scales, at(job.result, tile.line, k));
+    }
   }
 }
 
@@ -104,12 +137,10 @@ void decode_across(const Job &job, int64_t line, int64_t lines, int64_t first, i
 void dequantize_tile(const Job &job, int64_t line, int64_t first) {
   const int64_t lines = least(job.tile_lines, job.result.lines - line);
   const int64_t count = least(job.tile_length, job.result.length - first);
-  if (job.way == kAlong)
-    put_run(job, line, first, count);
-  else if (job.way == kAcross)
-    decode_across(job, line, lines, first, count);
+  if (job.across)
+    decode_tile(job, {line, lines, first, count});
   else
-    transpose_tile(job, line, lines, first, count);
+    put_run(job, line, first, count);
 }
 
 void dequantize_tiles(const void *context, int64_t first_tile, int64_t last_tile) {
@@ -119,15 +150,24 @@ void dequantize_tiles(const void *context, int64_t first_tile, int64_t last_tile
     dequantize_tile(job, number / in_line * job.tile_lines, number % in_line * job.tile_length);
 }
 
-Way find_way(const Job &job) {
-  if (job.result.step == 1 || job.result.line_stride != 1) return kAlong;
-  return job.blocks->strides[0] == 1 && job.format.bits == 8 ? kAcross : kTransposed;
+// Whether each line, its blocks and its scales follow those of the line before.
+bool are_one_line(const Job &job) {
+  const dlfp4_blocks &q = *job.blocks;
+  const int64_t length = job.result.length, block = job.format.block;
+  const bool codes = q.length == length && q.strides[0] == length && q.strides[1] == 1;
+  const bool scales = job.scales.layout == DLFP4_LAYOUT_linear && job.scales.step == 1 && length % block == 0 &&
+                      job.scales.stride == length / block && job.scales.lines_per_row == 1;
+  return job.result.step == 1 && job.result.line_stride == length && codes && (scales || job.format.whole);
 }
 
 void dequantize_all(Job *job) {
-  job->way = find_way(*job);
-  job->tile_lines = job->way == kAlong ? 1 : job->way == kAcross ? kLinesAcross : kTileLines;
-  job->tile_length = job->way == kAlong ? kRun : kTileLength;
+  job->across = job->result.step != 1 && job->result.line_stride == 1;
+  job->tile_lines = job->across ? kTileLines : 1;
+  job->tile_length = job->across ? kTileLength : kRun;
+  if (are_one_line(*job)) {
+    job->result.length *= job->result.lines;
+    job->result.lines = 1;
+  }
   const int64_t tiles = divide_up(job->result.lines, job->tile_lines) * divide_up(job->result.length, job->tile_length);
   parallel_for_tiles(tiles, divide_up(kGrain, job->tile_lines * job->tile_length), dequantize_tiles, job);
 }

@@ -13,16 +13,19 @@
 namespace dlfp4 {
 namespace {
 
-constexpr int64_t kRun = 2048;        // elements of a line at a time
-constexpr int64_t kTileLines = 128;   // lines of a tile across lines
-constexpr int64_t kTileLength = 128;  // positions of a tile across lines; a multiple of every block
-constexpr int64_t kSquareRun = 512;   // elements of a line at a time, where many lines are
-constexpr int64_t kGrain = 1 << 16;   // elements worth a thread
+constexpr int64_t kRun = 2048;               // elements of a line at a time
+constexpr int64_t kTileLines = 512;          // lines of a tile across lines
+constexpr int64_t kTileLength = 128;         // positions of a tile across lines; a multiple of every block
+constexpr int64_t kPitch = kTileLines + 64;  // of its rows: a power of two would have them share a cache's few places
+constexpr int64_t kAhead = 4;                // positions of such a tile to prefetch
+constexpr int64_t kSquareRun = 512;          // elements of a line at a time, where many lines are
+constexpr int64_t kGrain = 1 << 16;          // elements worth a thread
 constexpr int64_t kLeastBlock = 16;
-constexpr int64_t kMostScales = kRun / kLeastBlock;
+constexpr int64_t kMostBlocks = kTileLength / kLeastBlock;  // of a line in a tile across lines
+constexpr int64_t kMostScales = kTileLines;
 constexpr int kMostItem = 4, kScaleBytes = 4;
 
-static_assert(kTileLines <= kMostScales, "a tile's scales");
+static_assert(kRun / kLeastBlock <= kMostScales, "a run's scales");
 
 struct Job {
   const BlockKernels *kernels;
@@ -34,6 +37,7 @@ struct Job {
   bool across;  // whether neighbours in memory are elements of different lines
   const dlfp4_blocks *blocks;
   Scales scales;
+  const Job *along;  // the other direction of the same matrix, which this one, across lines, takes along
 };
 
 // A part of the lines: [line, last_line) x [first, last).
@@ -139,9 +143,13 @@ void quantize_along(const Job &job, const Tile &tile) {
 
 // --- Across lines ----------------------------------------------------------------------------
 
-struct Codes {
-  alignas(64) uint8_t of[kTileLength][kTileLines];
+// A tile's results by position: codes, and stored scales of one byte; of the longer ones a tile has a single row.
+struct Results {
+  alignas(64) uint8_t codes[kTileLength][kPitch];
+  alignas(64) uint8_t stored[kMostBlocks][kPitch];
 };
+
+static_assert(kTileLines * kScaleBytes <= sizeof(Results::stored), "a row of float32 scales");
 
 // Lines that share scales have the largest magnitude of them all.
 void join_groups(int64_t lines, int64_t group, uint32_t *amax) {
@@ -154,14 +162,23 @@ void join_groups(int64_t lines, int64_t group, uint32_t *amax) {
   }
 }
 
-void find_across(const Job &job, const Tile &block, Found *found) {
+// Asks for the elements of a later position: the processor does not expect where they lie.
+void prefetch_position(const Job &job, const Tile &tile, int64_t position) {
+  if (position >= job.x.length) return;
+  const uint8_t *const data = at(job.x, tile.line, position);
+  const int64_t bytes = (tile.last_line - tile.line) * job.x.item;
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(data + i);
+}
+
+void find_across(const Job &job, const Tile &block, Found *found, uint8_t *stored) {
   const int64_t lines = block.last_line - block.line;
   memset(found->amax, 0, static_cast<size_t>(lines) * sizeof(found->amax[0]));
-  for (int64_t k = block.first; k < least(block.last, job.x.length); ++k)
+  for (int64_t k = block.first; k < least(block.last, job.x.length); ++k) {
+    prefetch_position(job, block, k + kAhead);
     job.kernels->join_largest[job.x.source](at(job.x, block.line, k), lines, found->amax);
+  }
   join_groups(lines, job.format.group, found->amax);
-  found->has_special = find_scales(job, found->amax, lines, found->stored, found->multipliers);
-  store_scales_across(job.scales, block.line, lines, block.first / job.format.block, found->stored);
+  found->has_special = find_scales(job, found->amax, lines, stored, found->multipliers);
 }
 
 void encode_across(const Job &job, const Tile &tile, int64_t position, const Found &found, uint8_t *codes) {
@@ -175,35 +192,64 @@ void encode_across(const Job &job, const Tile &tile, int64_t position, const Fou
 }
 
 // Where the result's codes of one position lie next to each other, there is nothing to transpose.
-uint8_t *row_of_codes(const Job &job, const Tile &tile, int64_t position, Codes *codes) {
+uint8_t *row_of_codes(const Job &job, const Tile &tile, int64_t position, Results *results) {
   if (job.blocks->strides[0] == 1 && job.format.bits == 8) return line_at(*job.blocks, job.format, tile.line, position);
-  return codes->of[position - tile.first];
+  return results->codes[position - tile.first];
 }
 
-void put_codes(const Job &job, const Tile &tile, const Codes &codes) {
+void put_codes(const Job &job, const Tile &tile, const Results &results) {
   const int64_t lines = tile.last_line - tile.line, rows = tile.last - tile.first;
   if (job.blocks->strides[0] == 1 && job.format.bits == 8) return;
   uint8_t *const to = line_at(*job.blocks, job.format, tile.line, tile.first);
   if (job.blocks->strides[1] == 1)
-    return job.kernels->pack_across[job.format.element](codes.of[0], kTileLines, rows, lines, to,
+    return job.kernels->pack_across[job.format.element](results.codes[0], kPitch, rows, lines, to,
                                                         job.blocks->strides[0] * job.format.bits / 8);
   for (int64_t k = 0; k < rows; ++k)
-    scatter_items(codes.of[k], 1, lines, to + k * job.blocks->strides[1], job.blocks->strides[0]);
+    scatter_items(results.codes[k], 1, lines, to + k * job.blocks->strides[1], job.blocks->strides[0]);
+}
+
+// Scales of one byte that are no neighbours across lines are turned, so that those of a line are.
+void put_scales(const Job &job, const Tile &tile, const Results &results) {
+  const Scales &scales = job.scales;
+  const int64_t lines = tile.last_line - tile.line, block = tile.first / job.format.block;
+  const int64_t blocks = divide_up(tile.last - tile.first, job.format.block);
+  const bool linear = scales.layout == DLFP4_LAYOUT_linear;
+  if (scales.bytes > 1 || scales.lines_per_row > 1 || (linear && scales.stride == 1)) {
+    for (int64_t b = 0; b < blocks; ++b) store_scales_across(scales, tile.line, lines, block + b, results.stored[b]);
+    return;
+  }
+  const auto turn = job.kernels->pack_across[kE4m3];
+  if (linear && scales.step == 1)
+    return turn(results.stored[0], kPitch, blocks, lines, scales.data + tile.line * scales.stride + block,
+                scales.stride);
+  uint8_t turned[kTileLines][kMostBlocks];
+  turn(results.stored[0], kPitch, blocks, lines, turned[0], kMostBlocks);
+  for (int64_t i = 0; i < lines; ++i) store_scales(scales, tile.line + i, block, blocks, turned[i]);
+}
+
+// The other direction of a block, as long as it is in a cache. The last tile has the zeros that end its lines.
+void quantize_other(const Job &job, const Tile &block) {
+  const Job &along = *job.along;
+  const int64_t last = block.last_line == job.x.lines ? along.blocks->length : block.last_line;
+  if (block.first < along.x.lines)
+    quantize_along(along, {block.first, least(block.last, along.x.lines), block.line, last});
 }
 
 void quantize_tile_across(const Job &job, const Tile &tile) {
   Found found;
-  Codes codes;
+  Results results;
   found.has_special = false;
   for (int64_t i = 0; i < kTileLines; ++i) found.multipliers[i] = job.rule.encode;
   const int64_t block = least(job.format.block, kTileLength);
   for (int64_t first = tile.first; first < tile.last; first += block) {
     const Tile part = {tile.line, tile.last_line, first, least(first + block, tile.last)};
-    if (!job.format.whole) find_across(job, part, &found);
+    if (job.along) quantize_other(job, part);
+    if (!job.format.whole) find_across(job, part, &found, results.stored[(first - tile.first) / block]);
     for (int64_t k = part.first; k < part.last; ++k)
-      encode_across(job, tile, k, found, row_of_codes(job, tile, k, &codes));
+      encode_across(job, tile, k, found, row_of_codes(job, tile, k, &results));
   }
-  put_codes(job, tile, codes);
+  put_codes(job, tile, results);
+  if (!job.format.whole) put_scales(job, tile, results);
 }
 
 void quantize_across(const Job &job, const Tile &tile) {
@@ -215,10 +261,9 @@ void quantize_across(const Job &job, const Tile &tile) {
 
 // --- Tiles -----------------------------------------------------------------------------------
 
-// Jobs over one matrix, in tiles of so many of its rows and columns; blocks may add zeros to either.
+// A matrix in tiles of so many of its rows and columns; blocks may add zeros to either.
 struct Work {
-  Job jobs[2];
-  int num_jobs;
+  Job job;
   int64_t rows, columns;
   int64_t tile_rows, tile_columns;
 };
@@ -239,8 +284,7 @@ void quantize_tiles(const void *context, int64_t first_tile, int64_t last_tile) 
   const int64_t in_row = divide_up(work.columns, work.tile_columns);
   for (int64_t number = first_tile; number < last_tile; ++number) {
     const int64_t row = number / in_row * work.tile_rows, column = number % in_row * work.tile_columns;
-    for (int i = 0; i < work.num_jobs; ++i)
-      quantize_tile(work.jobs[i], row, row + work.tile_rows, column, column + work.tile_columns);
+    quantize_tile(work.job, row, row + work.tile_rows, column, column + work.tile_columns);
   }
 }
 
@@ -254,8 +298,7 @@ void run_work(const Work &work) {
 Work make_work(const Job &job, int64_t tile_lines, int64_t tile_length) {
   const bool rows = job.direction == kAlongRows;
   Work work = {};
-  work.jobs[0] = job;
-  work.num_jobs = 1;
+  work.job = job;
   work.rows = rows ? job.x.lines : job.blocks->length;
   work.columns = rows ? job.blocks->length : job.x.lines;
   work.tile_rows = rows ? tile_lines : tile_length;
@@ -263,22 +306,43 @@ Work make_work(const Job &job, int64_t tile_lines, int64_t tile_length) {
   return work;
 }
 
+// Whether each line, its blocks and its scales follow those of the line before.
+bool are_one_line(const Job &job) {
+  const dlfp4_blocks &blocks = *job.blocks;
+  const int64_t length = job.x.length, block = job.format.block;
+  const bool codes = blocks.length == length && blocks.strides[0] == length && blocks.strides[1] == 1;
+  const bool scales = job.scales.layout == DLFP4_LAYOUT_linear && job.scales.step == 1 && length % block == 0 &&
+                      job.scales.stride == length / block;
+  return job.x.step == 1 && job.x.line_stride == length && codes && (scales || job.format.whole);
+}
+
+// Short lines are joined to long ones where that makes no difference.
+void quantize_lines(const Job &job) {
+  dlfp4_blocks blocks = *job.blocks;
+  Job one = job;
+  one.blocks = &blocks;
+  if (are_one_line(job)) {
+    blocks.length = one.x.length = job.x.lines * job.x.length;
+    one.x.lines = 1;
+  }
+  run_work(make_work(one, 1, kRun));
+}
+
 void quantize_one_way(const Job &job) {
   if (job.across)
     run_work(make_work(job, kTileLines, kTileLength));
+  else if (job.format.group > 1)
+    run_work(make_work(job, job.format.group, kSquareRun));
   else
-    run_work(make_work(job, job.format.group, job.format.group == 1 ? kRun : kSquareRun));
+    quantize_lines(job);
 }
 
-// Both directions of a tile in turn, if one of them has its elements as neighbours.
+// Both directions, if one of them has its elements as neighbours.
 void quantize_both_ways(const Job &along, const Job &across) {
-  Work work = make_work(along, kTileLines, kSquareRun);
-  work.jobs[work.num_jobs++] = across;
-  if (along.direction == kAlongRows)
-    work.rows = across.blocks->length > work.rows ? across.blocks->length : work.rows;
-  else
-    work.columns = across.blocks->length > work.columns ? across.blocks->length : work.columns;
-  run_work(work);
+  if (across.x.lines == 0) return quantize_one_way(along);
+  Job both = across;
+  both.along = &along;
+  quantize_one_way(both);
 }
 
 // --- Arguments -------------------------------------------------------------------------------

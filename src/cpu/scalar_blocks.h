@@ -160,6 +160,23 @@ void pack_across(const uint8_t *codes, int64_t pitch, int64_t rows, int64_t coun
     pack_each<Dst>(rows, dst + i * stride, [&](int64_t k) { return uint64_t{codes[k * pitch + i]}; });
 }
 
+// The elements of a line's first bytes, a group of whole bytes at a time; of the last one, those that there are.
+template <int Row>
+void unpack_line(const uint8_t *src, int64_t rows, uint8_t *codes, int64_t pitch) {
+  using Pack = Packing<Row>;
+  for (int64_t k = 0; k < rows; src += Pack::kBytes) {
+    const int64_t last = rows - k < Pack::kElements ? rows : k + Pack::kElements;
+    uint64_t word = 0;
+    memcpy(&word, src, static_cast<size_t>(((last - k) * Pack::kBits + 7) / 8));
+    for (; k < last; ++k, word >>= Pack::kBits) codes[k * pitch] = static_cast<uint8_t>(word & low_bits(Pack::kBits));
+  }
+}
+
+template <int Src>
+void unpack_across(const uint8_t *src, int64_t stride, int64_t rows, int64_t count, uint8_t *codes, int64_t pitch) {
+  for (int64_t i = 0; i < count; ++i) unpack_line<Src>(src + i * stride, rows, codes + i, pitch);
+}
+
 // --- Decoding --------------------------------------------------------------------------------
 
 template <int Row>
@@ -221,6 +238,7 @@ constexpr BlockKernels make_block_kernels(std::integer_sequence<int, From...>, s
   BlockKernels kernels = {};
   (add_floats<From>(&kernels, to), ...);
   ((kernels.pack_across[To] = pack_across<kElementRows[To]>), ...);
+  ((kernels.unpack_across[To] = unpack_across<kElementRows[To]>), ...);
   ((kernels.find_scales[Kind] = find_scales<Kind>), ...);
   ((kernels.decode_scales[Kind] = decode_scales<Kind>), ...);
   return kernels;

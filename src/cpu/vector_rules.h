@@ -6,7 +6,9 @@
 
 #include <stdint.h>
 
+#include "../encode_rule.h"
 #include "../numerics.h"
+#include "vector_lanes.h"
 #include "vector_level.h"
 
 namespace dlfp4 {
@@ -162,39 +164,20 @@ DLFP4_ALWAYS_INLINE inline typename Isa::Bytes decode_byte(const Nibbles<Isa> &n
 
 // --- Encoding --------------------------------------------------------------------------------
 
-constexpr uint32_t kFloatInfinity = 0x7F800000, kFloatNan = 0x7FC00000, kFloatSign = 0x80000000;
-
-constexpr int code_of_float(Format to, uint32_t bits, bool saturate) {
-  return static_cast<int>(convert(kFormats[DLFP4_float32], to, bits, {DLFP4_NEAREST_EVEN, saturate}, {0, 0, 0}));
-}
-
-// What the encoder needs to know of a format, all but E8M0. Of a NaN the code is nan ^ (sign bit & nan_flip).
-struct EncodeRule {
-  uint32_t limit;   // a float32: what is larger has the code of this one
-  uint32_t lowest;  // a float32: the smallest normal value
-  uint32_t magic;   // added to a power of two's bits
-  int nan;
-  int nan_flip;
-};
-
-// A magnitude's value in float32, were it neither infinite nor NaN.
-constexpr uint32_t float_of_magnitude(Format f, uint64_t magnitude) {
-  const uint64_t exponent = (magnitude >> f.mantissa) + 127 - static_cast<uint64_t>(f.bias);
-  return static_cast<uint32_t>(exponent << 23 | (magnitude & low_bits(f.mantissa)) << (23 - f.mantissa));
-}
-
-// With e the exponent, m the mantissa's bits and l the smallest normal exponent, the code is the rounded significand,
-// in units of 2^(e-m), plus (e-l) * 2^m. Adding 2^(e+23-m) to the float rounds it to these units and leaves the
-// significand in the lowest bits, the exponent above; shifted right by 23-m and added, it adds e * 2^m and a constant,
-// for which the magic makes up in advance.
-constexpr EncodeRule make_encode_rule(Format f, bool saturate) {
-  const bool clamps_finite = clamps(f, kFinite, {DLFP4_NEAREST_EVEN, saturate});
-  const uint32_t lift = static_cast<uint32_t>(23 - f.mantissa);
-  const uint32_t lowest = static_cast<uint32_t>(127 + smallest_normal_exponent(f));
-  const uint32_t excess = (lowest + lift) << f.mantissa;
-  const int nan = code_of_float(f, kFloatNan, saturate);
-  return {float_of_magnitude(f, largest_finite_code(f) + !clamps_finite), lowest << 23, (lift << 23) + (-excess & 0xFF),
-          nan, nan ^ code_of_float(f, kFloatNan | kFloatSign, saturate)};
+// From the bits of floats the codes of their magnitudes, in the lowest byte of each dword; see encode_rule.h. Infinity
+// is as the rule's limit, NaN is anything. Isa has vectors of as many floats, F32, as dwords, U32.
+template <class Isa, int Dst, int Rounding>
+DLFP4_ALWAYS_INLINE inline typename Isa::U32 encode_magnitudes(typename Isa::U32 floats, const EncodeRule &rule) {
+  using U32 = typename Isa::U32;
+  using F32 = typename Isa::F32;
+  const U32 clamped = smaller<U32>(floats & ~kFloatSign, splat<U32>(rule.limit));
+  const U32 magic = larger<U32>(clamped & kFloatInfinity, splat<U32>(rule.lowest)) + rule.magic;
+  const F32 exact = reinterpret_cast<F32>(clamped), addend = reinterpret_cast<F32>(magic);
+  const F32 rounded = exact + addend;
+  U32 sum = reinterpret_cast<U32>(rounded);
+  if constexpr (Rounding != DLFP4_NEAREST_EVEN) sum += reinterpret_cast<U32>(rounded - addend > exact);  // one less
+  const U32 significand = Rounding == DLFP4_NEAREST_AWAY ? sum >> 1 : sum;
+  return significand + (sum >> (23 - kFormats[Dst].mantissa));
 }
 
 // What the encoder of E8M0 needs: a power of two's code is its float32's exponent, ties go up.
@@ -207,8 +190,9 @@ struct PowerRule {
 // The smallest float32 whose code is 1 is a subnormal: all others below 2^-126 have none but code 0.
 constexpr PowerRule make_power_rule(Format f, bool saturate) {
   const uint32_t lowest = 0x00400000, below_half = 0x005FFFFF;
-  return {code_of_float(f, lowest + 1, saturate) == 1 ? lowest : below_half,
-          static_cast<uint32_t>(code_of_float(f, kFloatInfinity, saturate)), code_of_float(f, 0, saturate) != 0};
+  const Round round = {DLFP4_NEAREST_EVEN, saturate};
+  return {code_of_float(f, lowest + 1, round) == 1 ? lowest : below_half,
+          static_cast<uint32_t>(code_of_float(f, kFloatInfinity, round)), code_of_float(f, 0, round) != 0};
 }
 
 }  // namespace
