@@ -171,7 +171,7 @@ def neon(session: nox.Session) -> None:
 @nox.session
 def bench(session: nox.Session) -> None:
     """Run the benchmarks; arguments are names of scripts."""
-    session.install(".[torch,frameworks]", *PINNED)
+    session.install(".[torch,frameworks]", "gguf", *PINNED)
     for script in session.posargs or sorted(path.stem for path in Path("benchmarks").glob("bench_*.py")):
         session.run("python", f"benchmarks/{script}.py")
 

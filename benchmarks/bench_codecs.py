@@ -15,7 +15,7 @@ from typing import Any
 import harness
 import ml_dtypes
 import numpy as np
-from harness import Case
+from harness import Case, list_of, number, parse_size
 
 import dlfp4
 
@@ -23,7 +23,6 @@ PEERS = ("numpy", "ml_dtypes", "torch", "numkong", "numba")
 COLUMNS = ("torch", "NumKong", "ml_dtypes", "numba")
 SMALL = 16  # elements of a call whose cost, not its speed, is of interest
 LARGE = 1 << 24  # elements from which there are fewer rounds
-UNITS = {"": 1, "Ki": 1 << 10, "Mi": 1 << 20}
 
 NUMKONG_NAMES = {
     "float64": "float64",
@@ -256,13 +255,6 @@ def measure(libs: Libraries, pair: tuple[Side, Side], elements: int, threads: in
 # ---- The results
 
 
-def number(value: float | None, digits: int = 3) -> str:
-    """A cell."""
-    if value is None:
-        return "-"
-    return f"{value:.0f}" if value >= 100 else f"{value:.{digits}g}"
-
-
 def row_of(group: Group) -> tuple[str, ...]:
     """A pair as a row of the table."""
 
@@ -304,20 +296,6 @@ def record_of(group: Group) -> dict[str, Any]:
         "ours_over_best_peer": best and best.ratio(group.ours),
         "ours_over_limit": group.limit.ratio(group.ours),
     }
-
-
-def parse_size(text: str) -> int:
-    """16, 4Ki, 64Mi."""
-    digits = text.rstrip("KMi")
-    try:
-        return int(digits) * UNITS[text[len(digits) :]]
-    except (KeyError, ValueError):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number with nothing, Ki or Mi after it") from None
-
-
-def list_of(parse: Callable[[str], int]) -> Callable[[str], list[int]]:
-    """A parser of numbers with commas between them."""
-    return lambda text: [parse(part) for part in text.split(",")]
 
 
 def main() -> None:

@@ -18,12 +18,13 @@ import platform
 import statistics
 import sys
 import timeit
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 EMPTY_LOOP = "pass"
+UNITS = {"": 1, "Ki": 1 << 10, "Mi": 1 << 20}
 
 
 class Case:
@@ -173,6 +174,13 @@ def machine_lines(machine: dict[str, Any]) -> list[str]:
 # ---- Results
 
 
+def number(value: float | None, digits: int = 3) -> str:
+    """A cell."""
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if value >= 100 else f"{value:.{digits}g}"
+
+
 @dataclass
 class Table:
     """Rows of text in sections; a column whose title starts with ``<`` is aligned to the left."""
@@ -224,6 +232,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--only", default="", metavar="TEXT", help="only the groups whose title contains TEXT")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the machine and all figures to FILE")
+
+
+def parse_size(text: str) -> int:
+    """16, 4Ki, 64Mi."""
+    digits = text.rstrip("KMi")
+    try:
+        return int(digits) * UNITS[text[len(digits) :]]
+    except (KeyError, ValueError):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number with nothing, Ki or Mi after it") from None
+
+
+def list_of(parse: Callable[[str], int]) -> Callable[[str], list[int]]:
+    """A parser of numbers with commas between them."""
+    return lambda text: [parse(part) for part in text.split(",")]
 
 
 def write_json(path: Path, machine: dict[str, Any], results: list[dict[str, Any]]) -> None:

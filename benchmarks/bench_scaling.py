@@ -1,0 +1,259 @@
+"""What block scaling costs: GB/s on the float side, dlfp4 beside its peers and beside a plain copy.
+
+    python benchmarks/bench_scaling.py [--only TEXT] [--sizes 4Ki,1Mi,64Mi] [--threads 1,0] [--json FILE]
+
+A square matrix is quantized along its rows, its columns, or both at once, and dequantized. dlfp4 writes into memory
+that it was given; the peers have no such argument. The limit is `np.copyto` of as many bytes in all as are read and
+written; NVFP4 reads its input twice where the scale of the tensor is not given. "ours / best" is the fastest peer's
+time over ours, "ours / limit" the copy's time over ours: more is better. "/ rows" is the time over that of rows.
+
+Peers: torchao as it is; torchao through torch.compile, which has no float8_e8m0fnu here, so that MX takes the rule
+rceil, and scales as bytes; NumPy with ml_dtypes; ggml in NumPy (its package gguf). torchao's columns are the rows of a
+transposed copy. From 16 Mi elements on only torchao is measured, and only along rows.
+"""
+
+import argparse
+import itertools
+from dataclasses import dataclass, field
+from typing import Any
+
+import harness
+import ml_dtypes
+import numpy as np
+from harness import Case, list_of, number, parse_size
+from scaling_peers import Torchao, ggml_case, numpy_case
+
+import dlfp4
+
+PEERS = ("numpy", "ml_dtypes", "torch", "torchao", "gguf")
+COLUMNS = ("torchao", "compiled", "NumPy", "ggml")
+FORMATS = ("nvfp4", "mxfp4", "mxfp6_e2m3", "mxfp8_e4m3", "fp8_128x128")
+LARGE = 1 << 24  # elements from which there are fewer rounds and peers
+AXES: dict[str, Any] = {"": -1, " columns": -2, " both": (-1, -2)}
+UNIT = 0.002  # a scale of the tensor for normal random numbers
+
+
+@dataclass(frozen=True)
+class Task:
+    """A format, a type, and which way. `given`: with a scale of the tensor, which NVFP4 has otherwise to find."""
+
+    format: str
+    dtype: str
+    back: bool = False
+    given: bool = False
+
+    @property
+    def title(self) -> str:
+        given = ", scale given" * self.given
+        return f"{self.format} -> {self.dtype}" if self.back else f"{self.dtype} -> {self.format}{given}"
+
+    @property
+    def unit(self) -> float | None:
+        return UNIT if self.given else None
+
+
+@dataclass
+class Group:
+    """One task along some axis at one size on some threads: ours, the copy, and the peers by column."""
+
+    task: Task
+    along: str
+    elements: int
+    threads: int
+    ours: Case
+    limit: Case
+    peers: dict[str, Case] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        return self.task.title + self.along
+
+    @property
+    def best(self) -> Case | None:
+        """The fastest peer."""
+        timed = [case for case in self.peers.values() if case.median is not None]
+        return min(timed, key=lambda case: case.median or 0.0, default=None)
+
+    def speed(self, case: Case) -> float | None:
+        """GB/s on the float side, which counts once."""
+        return case.median and np.dtype(dtype_of(self.task.dtype)).itemsize * self.elements / case.median / 1e9
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    """A float type of NumPy or ml_dtypes."""
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
+TASKS = [
+    *(Task("nvfp4", dtype, given=True) for dtype in ("float32", "bfloat16")),
+    *(
+        Task(name, dtype, back)
+        for back, name, dtype in itertools.product((False, True), FORMATS, ("float32", "bfloat16"))
+    ),
+]
+
+
+# ---- The cases
+
+
+def matrix(elements: int, dtype: str) -> Any:
+    """Normal random numbers in a square, or twice as wide as high."""
+    rows = 1 << (elements.bit_length() - 1) // 2
+    block = np.random.default_rng(1).standard_normal(min(elements, 1 << 20)).astype(dtype_of(dtype))
+    return np.resize(block, (rows, elements // rows))
+
+
+def our_case(task: Task, x: Any, axis: Any) -> tuple[Case, int]:
+    """The case, and how many bytes it reads and writes."""
+    source = dlfp4.asarray(x)
+    q = dlfp4.quantize(source, task.format, axis=axis, global_scale=task.unit)
+    parts = q if isinstance(q, tuple) else (q,)
+    small = sum(part.nbytes for part in parts)
+    if task.back:
+        out = dlfp4.empty(x.shape, x.dtype)
+        return Case("dlfp4", "f(q, t, out=o)", f=dlfp4.dequantize, q=q, t=x.dtype, o=out), x.nbytes + small
+    names = {"f": dlfp4.quantize, "x": source, "n": task.format, "a": axis, "u": task.unit, "o": q}
+    reads = 2 if task.format == "nvfp4" and not task.given else 1
+    return Case("dlfp4", "f(x, n, axis=a, global_scale=u, out=o)", **names), reads * x.nbytes + small
+
+
+def peer_cases(torchao: Torchao, gguf: Any, task: Task, x: Any, along: str) -> dict[str, Case]:
+    """All who can do it, by column."""
+    if along:
+        if task.back or x.size >= LARGE:
+            return {}
+        return {"torchao": torchao.columns_case(task.format, x, along == " both", task.unit)}
+    cases: dict[str, Case | None] = {
+        "torchao": torchao.case(task.format, x, task.back, task.unit, compiled=False),
+        "compiled": torchao.case(task.format, x, task.back, task.unit, compiled=True),
+    }
+    if x.size < LARGE:
+        cases["NumPy"] = numpy_case(task.format, x, task.back, task.unit)
+        cases["ggml"] = ggml_case(gguf, task.format, x, task.back)
+    return {name: case for name, case in cases.items() if case}
+
+
+def measure(torchao: Torchao, gguf: Any, task: Task, elements: int, threads: int, options: Any) -> list[Group]:
+    """One task along each axis, all libraries in turn."""
+    dlfp4.set_num_threads(threads)
+    torchao.set_threads(threads)
+    x, groups = matrix(elements, task.dtype), []
+    for along, axis in AXES.items():
+        if task.back and axis == (-1, -2):
+            continue
+        ours, moved = our_case(task, x, axis)
+        octets = np.ones(moved // 2, np.uint8)
+        limit = Case("copy", "f(o, x)", f=np.copyto, x=octets, o=octets.copy())
+        peers = peer_cases(torchao, gguf, task, x, along)
+        wanted = {name: case for name, case in peers.items() if name in options.peers}
+        groups.append(Group(task, along, elements, threads, ours, limit, wanted))
+    cases = [case for group in groups for case in (group.ours, group.limit, *group.peers.values())]
+    rounds = max(3, options.rounds // 8) if elements >= LARGE else options.rounds
+    harness.measure(cases, rounds, options.slice_ms)
+    for case in cases:
+        case.release()
+    return groups
+
+
+# ---- The results
+
+
+def row_of(group: Group, rows: Group) -> tuple[str, ...]:
+    """A group as a row of the table."""
+
+    def cell(case: Case | None) -> str:
+        if case and case.problem:
+            return "no"
+        return number(group.speed(case) if case else None)
+
+    best = group.best
+    return (
+        f"  {group.title}",
+        cell(group.ours),
+        *(cell(group.peers.get(name)) for name in COLUMNS),
+        number(best.ratio(group.ours) if best else None),
+        cell(group.limit),
+        number(group.limit.ratio(group.ours)),
+        number(group.ours.ratio(rows.ours)) if group.along else "",
+    )
+
+
+def section_of(group: Group) -> str:
+    """The title of the section that it belongs to."""
+    threads = "all cores" if group.threads == 0 else f"{group.threads} thread{'s' * (group.threads > 1)}"
+    return f"{group.elements:,} elements, {threads}, GB/s on the float side"
+
+
+def record_of(group: Group) -> dict[str, Any]:
+    """A group as a row of the JSON file."""
+    cases = {"dlfp4": group.ours, "copy": group.limit, **group.peers}
+    best = group.best
+    return {
+        "task": group.title,
+        "elements": group.elements,
+        "threads": group.threads,
+        "seconds": {name: case.median for name, case in cases.items()},
+        "middle_half": {name: case.spread for name, case in cases.items()},
+        "gigabytes_per_second": {name: group.speed(case) for name, case in cases.items()},
+        "problems": {name: case.problem for name, case in cases.items() if case.problem},
+        "ours_over_best_peer": best and best.ratio(group.ours),
+        "ours_over_limit": group.limit.ratio(group.ours),
+    }
+
+
+def print_problems(groups: list[Group]) -> None:
+    """Why a cell says no, each reason once."""
+    reasons: dict[str, str] = {}
+    for group in groups:
+        for name, case in {"dlfp4": group.ours, **group.peers}.items():
+            if case.problem:
+                reasons.setdefault(f"{name}: {case.problem}", group.title)
+    for reason, title in reasons.items():
+        print(f"\nno: {reason} ({title})")
+
+
+def square(text: str) -> int:
+    """A size that every format's blocks divide."""
+    elements = parse_size(text)
+    if elements < 4096 or elements & (elements - 1):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a power of two from 4Ki on")
+    return elements
+
+
+def main() -> None:
+    """Measure, print, and write what was asked for."""
+    parser = argparse.ArgumentParser(description="Speed of block scaling on the CPU.")
+    harness.add_arguments(parser)
+    parser.set_defaults(rounds=41, slice_ms=1.0)
+    parser.add_argument("--sizes", type=list_of(square), default="4Ki,1Mi,64Mi", help="elements (default: %(default)s)")
+    parser.add_argument("--threads", type=list_of(int), default="1", help="0 is all cores (default: %(default)s)")
+    parser.add_argument(
+        "--peers", type=lambda text: text.split(","), default=",".join(COLUMNS), help="columns (default: %(default)s)"
+    )
+    parser.add_argument("--list", action="store_true", help="print the tasks and stop")
+    options = parser.parse_args()
+    tasks = [task for task in TASKS if options.only in task.title]
+    if not tasks:
+        parser.error(f"no task has {options.only!r} in its title")
+    if options.list:
+        print("\n".join(task.title for task in tasks))
+        return
+
+    torchao, gguf = Torchao(), harness.load("gguf")
+    machine = harness.describe_machine(PEERS)
+    print("\n".join(harness.machine_lines(machine)))
+    results: list[Group] = []
+    table = harness.Table(("<", "dlfp4", *COLUMNS, "ours / best", "copy", "ours / limit", "/ rows"))
+    for elements, threads, task in itertools.product(options.sizes, options.threads, tasks):
+        groups = measure(torchao, gguf, task, elements, threads, options)
+        for group in groups:
+            table.sections.setdefault(section_of(group), []).append(row_of(group, groups[0]))
+        results += groups
+    table.print()
+    print_problems(results)
+    if options.json:
+        harness.write_json(options.json, machine, [record_of(group) for group in results])
+
+
+if __name__ == "__main__":
+    main()
