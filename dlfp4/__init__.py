@@ -1,6 +1,7 @@
 """Zero-copy interchange of FP4, FP6 and FP8 tensors between frameworks, over DLPack 1.3."""
 
 from dlfp4._core import (
+    BackendError,
     Device,
     DriverError,
     ScaledTensor,
@@ -11,6 +12,7 @@ from dlfp4._core import (
     cpu_isa,
     cuda_available,
     dequantize,
+    dot,
     empty,
     from_dlpack,
     get_num_threads,
@@ -20,13 +22,16 @@ from dlfp4._core import (
     shuffle_weight,
     unpack,
     unshuffle_weight,
+    vecdot,
 )
 from dlfp4.config import get_include, show_config
 from dlfp4.formats import Format, Recipe, formats
 from dlfp4.frameworks.numpy import register_dlpack_dtypes
+from dlfp4.matmul import backends, matmul
 from dlfp4.proto import TensorProto
 
 __all__ = [
+    "BackendError",
     "Device",
     "DriverError",
     "Format",
@@ -36,15 +41,18 @@ __all__ = [
     "TensorProto",
     "__version__",
     "asarray",
+    "backends",
     "cast",
     "cpu_isa",
     "cuda_available",
     "dequantize",
+    "dot",
     "empty",
     "formats",
     "from_dlpack",
     "get_include",
     "get_num_threads",
+    "matmul",
     "pack",
     "quantize",
     "set_num_threads",
@@ -52,6 +60,7 @@ __all__ = [
     "shuffle_weight",
     "unpack",
     "unshuffle_weight",
+    "vecdot",
 ]
 
 register_dlpack_dtypes()

@@ -2,6 +2,7 @@
 # cython: cdivision=True, embedsignature=False, freethreading_compatible=True
 """The core of dlfp4: one extension, whose parts follow the data from the producer to the consumer."""
 import collections
+import importlib
 import math
 import operator
 import os
@@ -25,7 +26,7 @@ from cpython.exc cimport PyErr_Clear
 from cpython.number cimport PyIndex_Check, PyNumber_AsSsize_t
 from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
 from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF, PyObject
-from libc.stdint cimport INT64_MAX, int8_t, int32_t, int64_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport INT64_MAX, int8_t, int32_t, int64_t, uint64_t, uintptr_t
 from libc.string cimport memcmp, memcpy, memset, strncmp
 
 from dlfp4._dlpack cimport *
@@ -104,5 +105,6 @@ include "tensor.pxi"
 include "ops.pxi"
 include "scaled.pxi"
 include "scaling.pxi"
+include "products.pxi"
 include "exporter.pxi"
 include "pickling.pxi"

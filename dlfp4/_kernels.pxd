@@ -129,6 +129,32 @@ cdef extern from "dlfp4/dlfp4.h" nogil:
     dlfp4_status dlfp4_convert_scales(const void *, int, void *, int, int64_t, int64_t, int, uint8_t)
     dlfp4_status dlfp4_shuffle_weight(const void *, void *, int64_t, int64_t, int)
 
+    ctypedef struct dlfp4_lines:
+        dlfp4_blocks blocks
+        int32_t format
+        uint8_t code
+        uint8_t bits
+        uint8_t padded
+        float decode
+        int64_t first
+        int64_t step
+
+    dlfp4_status dlfp4_vecdot(const dlfp4_lines *, const dlfp4_lines *, int64_t, int64_t, float *, int64_t)
+
+    ctypedef int dlfp4_activation
+    enum:
+        DLFP4_ACTIVATION_EXACT
+        DLFP4_ACTIVATION_INT8
+
+    ctypedef struct dlfp4_matmul_options:
+        dlfp4_activation activation
+        float alpha
+
+    int64_t dlfp4_matmul_workspace(const dlfp4_lines *, const dlfp4_lines *, int64_t, const dlfp4_matrix *,
+                                   const dlfp4_matmul_options *)
+    dlfp4_status dlfp4_matmul(const dlfp4_lines *, const dlfp4_lines *, int64_t, const dlfp4_matrix *,
+                              const dlfp4_matmul_options *, void *)
+
     const char *dlfp4_isa()
     dlfp4_status dlfp4_set_isa(const char *)
     void dlfp4_set_num_threads(int)
@@ -138,15 +164,20 @@ cdef extern from "dlfp4/dlfp4.h" nogil:
 cdef extern from "cuda/kernels.h" nogil:
     enum:
         DLFP4_CUDA_REFUSED
+        DLFP4_CUDA_NO_IMAGE
     int dlfp4_cuda_convert(int, uintptr_t, const dlfp4_view *, const dlfp4_view *, const dlfp4_convert_options *)
-    int dlfp4_cuda_quantize(int, uintptr_t, const dlfp4_matrix *, int, const dlfp4_recipe *, int, void *,
+    ctypedef struct dlfp4_cuda_scale:
+        const float *given
+        float number
+        float *places[2]
+    int dlfp4_cuda_quantize(int, uintptr_t, const dlfp4_matrix *, int, const dlfp4_recipe *, const dlfp4_cuda_scale *,
                             const dlfp4_blocks *, const dlfp4_blocks *)
-    int dlfp4_cuda_set_word(int, uintptr_t, void *, uint32_t)
-    int dlfp4_cuda_copy_word(int, uintptr_t, void *, const void *)
     int dlfp4_cuda_dequantize(int, uintptr_t, const dlfp4_blocks *, int, const float *, const dlfp4_matrix *)
     int dlfp4_cuda_convert_scales(int, uintptr_t, const void *, int, void *, int, int64_t, int64_t, uint8_t)
     int dlfp4_cuda_shuffle_weight(int, uintptr_t, const void *, void *, int64_t, int64_t, int)
     const char *dlfp4_cuda_image()
+    int dlfp4_cuda_load(int, const void *)
+    int dlfp4_cuda_architecture(int, int *)
 
 
 cdef extern from "cuda/driver.h" nogil:

@@ -117,6 +117,44 @@ dlfp4_status dlfp4_convert_scales(const void *src, int src_layout, void *dst, in
 /* AITER's (16, 16) shuffle of a row-major matrix of bytes; `back` undoes it. src and dst are different memory. */
 dlfp4_status dlfp4_shuffle_weight(const void *src, void *dst, int64_t rows, int64_t columns, int back);
 
+/* --- Products ------------------------------------------------------------------------------------------------ */
+
+/* Lines that are multiplied with other lines, element by element, and summed. Line i is number n = first + i * step;
+ * its element k lies at element n * blocks.strides[0] + k * blocks.strides[1] of `blocks.data`. Plain elements
+ * (format -1) are of type (code, bits), packed or one a byte, with any strides; of a format's they are as dlfp4_blocks
+ * has them, packed, with the scale of line n, and `decode` is the tensor's scale (1: none). A step of 0 repeats a
+ * line. blocks.length is the number of elements that are multiplied, or more. */
+typedef struct {
+  dlfp4_blocks blocks;
+  int32_t format; /* a row of formats.def, or -1 */
+  uint8_t code, bits, padded;
+  float decode;
+  int64_t first, step;
+} dlfp4_lines;
+
+/* result[i * stride] = the sum of a(i, k) * b(i, k) over k < length, for i < lines; 0 where length is 0. Elements are
+ * floats, or both integers of one type of at most 8 bits. FP4, FP6 and integers are summed exactly and rounded once;
+ * otherwise |error| <= length * 2^-24 * sum |a b|, where inputs and products below 2^-126 may count as zero. */
+dlfp4_status dlfp4_vecdot(const dlfp4_lines *a, const dlfp4_lines *b, int64_t lines, int64_t length, float *result,
+                          int64_t stride);
+
+/* How the lines of `a` are read: as they are, or, floats that are multiplied with FP4, rounded to int8 in blocks of 32
+ * with a scale each (largest magnitude / 127), which is faster and not exact. */
+typedef enum { DLFP4_ACTIVATION_EXACT = 0, DLFP4_ACTIVATION_INT8 } dlfp4_activation;
+
+typedef struct {
+  dlfp4_activation activation;
+  float alpha;
+} dlfp4_matmul_options;
+
+/* result(i, j) = alpha * the sum of a(i, k) * b(j, k) over k < length, for the result's rows i and columns j, rounded
+ * to its type. Elements are floats; the bound is that of dlfp4_vecdot, and one rounding. `workspace` is memory of
+ * dlfp4_matmul_workspace bytes, of any alignment; -1 where dlfp4_matmul will refuse. */
+int64_t dlfp4_matmul_workspace(const dlfp4_lines *a, const dlfp4_lines *b, int64_t length, const dlfp4_matrix *result,
+                               const dlfp4_matmul_options *options);
+dlfp4_status dlfp4_matmul(const dlfp4_lines *a, const dlfp4_lines *b, int64_t length, const dlfp4_matrix *result,
+                          const dlfp4_matmul_options *options, void *workspace);
+
 /* The instruction set in use: "scalar", "avx2", "avx512" or "neon". Chosen at the first call from what the machine
  * has; dlfp4_set_isa forces one (NULL: choose again) and refuses one that is not there. */
 const char *dlfp4_isa(void);

@@ -4,6 +4,7 @@
 #include "dispatch.h"
 
 #include "block_kernels.h"
+#include "product_kernels.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -14,6 +15,9 @@ namespace dlfp4 {
 #define DLFP4_LEVEL(name, available) extern const Level level_##name;
 #include "levels.def"
 #undef DLFP4_LEVEL
+#define DLFP4_PRODUCTS(level, available) extern const ProductKernels level##_products;
+#include "product_levels.def"
+#undef DLFP4_PRODUCTS
 
 namespace {
 
@@ -32,6 +36,7 @@ constexpr int64_t kBlock = 1024;  // elements converted at a time through buffer
 
 Kernel tables[kNumLevels][kNumOperands][kNumOperands][kNumModes];
 BlockKernels block_tables[kNumLevels];
+ProductKernels product_tables[kNumLevels];
 int8_t rows_of_types[kMaxCode][kMaxBits + 1];
 pthread_once_t tables_once = PTHREAD_ONCE_INIT;
 int default_level = kUnavailable;  // what DLFP4_ISA, or else the machine, asks for
@@ -48,23 +53,40 @@ void add_rows(int table, const Level &level) {
   }
 }
 
-// BlockKernels is nothing but pointers, so that it can be filled as an array of them.
-void add_blocks(int table, const Level &level) {
+// BlockKernels and ProductKernels are nothing but pointers, so that they can be filled as an array of them.
+template <class Kernels>
+void add_kernels(const Kernels &kernels, Kernels *table) {
   using Pointer = void (*)();
-  constexpr size_t kPointers = sizeof(BlockKernels) / sizeof(Pointer);
-  if (!level.blocks) return;
+  constexpr size_t kPointers = sizeof(Kernels) / sizeof(Pointer);
   Pointer from[kPointers], to[kPointers];
-  static_assert(sizeof(from) == sizeof(BlockKernels), "a table of pointers");
-  memcpy(from, level.blocks, sizeof(from));
-  memcpy(to, &block_tables[table], sizeof(to));
+  static_assert(sizeof(from) == sizeof(Kernels), "a table of pointers");
+  memcpy(from, &kernels, sizeof(from));
+  memcpy(to, table, sizeof(to));
   for (size_t i = 0; i < kPointers; ++i)
     if (from[i]) to[i] = from[i];
-  memcpy(&block_tables[table], to, sizeof(to));
+  memcpy(table, to, sizeof(to));
+}
+
+struct LevelProducts {
+  const char *level;
+  const ProductKernels *kernels;
+  bool available;
+};
+
+void add_products(int table, const Level &level) {
+  const LevelProducts products[] = {
+#define DLFP4_PRODUCTS(level, available) {#level, &level##_products, (available)},
+#include "product_levels.def"
+#undef DLFP4_PRODUCTS
+  };
+  for (const LevelProducts &row : products)
+    if (row.available && strcmp(row.level, level.name) == 0) add_kernels(*row.kernels, &product_tables[table]);
 }
 
 void add_level(int table, const Level &level) {
   add_rows(table, level);
-  add_blocks(table, level);
+  if (level.blocks) add_kernels(*level.blocks, &block_tables[table]);
+  add_products(table, level);
 }
 
 bool is_available(int level) {
@@ -135,6 +157,8 @@ int current_level() {
 const BlockKernels &block_kernels(int level) { return block_tables[level]; }
 
 const BlockKernels &scalar_block_kernels() { return block_tables[kScalar]; }
+
+const ProductKernels &product_kernels(int level) { return product_tables[level]; }
 
 int find_row(uint8_t code, uint8_t bits) {
   return code < kMaxCode && bits <= kMaxBits ? rows_of_types[code][bits] : -1;

@@ -81,7 +81,7 @@ int64_t spacing_in_bits(Type type) {
 
 int64_t bytes_for(Type type, int64_t count) { return (count * spacing_in_bits(type) + 7) / 8; }
 
-dlfp4_view view_of(Type type, void *data, int ndim, const int64_t *shape, const int64_t *strides) {
+inline dlfp4_view view_of(Type type, void *data, int ndim, const int64_t *shape, const int64_t *strides) {
   const dlfp4_dtype_row &row = dlfp4_dtypes[type.row];
   const uint8_t padded = row.bits < 8 && !type.packed;
   return {data, shape, strides, ndim, row.code, row.bits, padded};
@@ -136,7 +136,7 @@ void put_element(Type type, uint8_t *data, int64_t offset, Code code) {
   }
 }
 
-Code reference(Type src, Type dst, Code code, const dlfp4_convert_options &options, uint64_t index) {
+inline Code reference(Type src, Type dst, Code code, const dlfp4_convert_options &options, uint64_t index) {
   if (src.row == dst.row) return code;
   uint64_t bits;
   memcpy(&bits, code.byte, sizeof(bits));
@@ -198,7 +198,7 @@ Code random_code(int src, int dst) {
 }
 
 // Fills whole bytes, so that spare and padding bits hold noise.
-void fill(Type src, int dst, uint8_t *data, int64_t count) {
+inline void fill(Type src, int dst, uint8_t *data, int64_t count) {
   const int64_t bytes = bytes_for(src, count);
   for (int64_t i = 0; i < bytes; ++i) data[i] = static_cast<uint8_t>(random_bits());
   if (is_sub_byte(src.row)) return;

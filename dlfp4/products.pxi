@@ -1,0 +1,349 @@
+# Products: sums of products along an axis, of tensors and of block-scaled tensors.
+
+class BackendError(RuntimeError):
+    """No backend takes the problem; the message has the reason of each."""
+
+
+cdef struct Factor:            # one side of a product, as lines along the axis that is summed over
+    dlfp4_lines lines
+    int64_t length             # elements along that axis
+    int ndim                   # of the other axes
+    int64_t shape[64]
+    int64_t strides[64]        # from line to line; 0 where a line is repeated
+
+
+cdef int fill_factor(Factor *factor, x, axis, str name) except -1:
+    """Any operand as lines along an axis; `x` must live as long as the factor."""
+    memset(&factor.lines, 0, sizeof(factor.lines))   # what follows is large, and read as far as it is filled
+    factor.ndim = 0
+    factor.lines.decode = 1
+    factor.lines.format = -1
+    if type(x) is ScaledTensor:
+        return fill_scaled_factor(factor, x, axis, name)
+    return fill_plain_factor(factor, x, axis, name)
+
+
+cdef int fill_plain_factor(Factor *factor, Tensor self, axis, str name) except -1:
+    cdef dlfp4_view view = view_for_product(self, name)
+    cdef int along, k
+    if view.ndim == 0:
+        raise ValueError(f"{name} is 0-d and has no axis to sum over; reshape it to (1,) first")
+    along = along_axis(axis, view.ndim, name)
+    factor.lines.blocks.data = view.data
+    factor.lines.blocks.strides[0] = 1
+    factor.lines.blocks.strides[1] = view.strides[along]
+    factor.lines.blocks.length = factor.length = view.shape[along]
+    factor.lines.code = view.code
+    factor.lines.bits = view.bits
+    factor.lines.padded = view.padded
+    for k in range(view.ndim):
+        if k != along:
+            add_axis(factor, view.shape[k], view.strides[k])
+    return 0
+
+
+cdef int fill_scaled_factor(Factor *factor, ScaledTensor self, axis, str name) except -1:
+    cdef tuple shape = self.shape
+    cdef int along = along_axis(axis, len(shape), name), k
+    cdef int64_t stride = 1
+    if len(shape) + self.axis != along or (self.axis == -2 and len(shape) != 2):
+        raise ValueError(f"{name} is {self!r}, with blocks along axis {self.axis}, and is to be summed along "
+                         f"{along - len(shape)}; quantize it along that axis, or sum over .dequantize()")
+    view_for_product(self.data, name)
+    view_for_product(self.scales, name)
+    factor.lines.blocks = blocks_of(self, None)
+    factor.lines.format = self.format.number
+    if self.global_scale is not None:
+        view_for_product(self.global_scale, name)
+        factor.lines.decode = (<float *> self.global_scale.dl.data)[0]
+    factor.length = shape[along]
+    for k in range(len(shape) - 1, -1, -1):
+        if k != along:
+            add_axis(factor, shape[k], stride)
+            stride *= <int64_t> shape[k]
+    if stride == 1:   # of one line the stride in memory is free
+        factor.lines.blocks.strides[0] = factor.lines.blocks.length
+    reverse_axes(factor)
+    return 0
+
+
+cdef dlfp4_view view_for_product(Tensor self, str name) except *:
+    """The description of memory that the products' kernels read, which is the host's."""
+    secure(self)
+    if on_cuda(self):
+        raise BackendError(f"{name} lies on {device_of(self)}: cpu: reads host memory, call .to_device('cpu') first")
+    return host_view(self)
+
+
+cdef int along_axis(axis, int ndim, str name) except -1:
+    cdef int64_t number = operator.index(axis)
+    if not -ndim <= number < ndim:
+        raise ValueError(f"axis={axis} of {name}, which has {ndim} dimensions")
+    return number + ndim if number < 0 else number
+
+
+cdef void add_axis(Factor *factor, int64_t extent, int64_t stride) noexcept:
+    factor.shape[factor.ndim] = extent
+    factor.strides[factor.ndim] = stride
+    factor.ndim += 1
+
+
+cdef void reverse_axes(Factor *factor) noexcept:
+    cdef int k, other
+    for k in range(factor.ndim // 2):
+        other = factor.ndim - 1 - k
+        factor.shape[k], factor.shape[other] = factor.shape[other], factor.shape[k]
+        factor.strides[k], factor.strides[other] = factor.strides[other], factor.strides[k]
+
+
+# ---- Broadcasting
+
+cdef int broadcast_to(Factor *factor, int ndim, const int64_t *shape) noexcept:
+    """Leading axes of extent 1, then a stride of 0 along whatever is repeated."""
+    cdef int missing = ndim - factor.ndim, k
+    for k in range(ndim - 1, -1, -1):
+        if k < missing or (factor.shape[k - missing] == 1 and shape[k] != 1):
+            factor.strides[k] = 0
+        else:
+            factor.strides[k] = factor.strides[k - missing]
+        factor.shape[k] = shape[k]
+    factor.ndim = ndim
+    return 0
+
+
+cdef int broadcast(Factor *a, Factor *b) except -1:
+    """Both to their common shape."""
+    cdef int64_t shape[64]
+    cdef int ndim = max(a.ndim, b.ndim), k
+    cdef int64_t of_a, of_b
+    for k in range(ndim):
+        of_a = a.shape[k - ndim + a.ndim] if k >= ndim - a.ndim else 1
+        of_b = b.shape[k - ndim + b.ndim] if k >= ndim - b.ndim else 1
+        if of_a != of_b and of_a != 1 and of_b != 1:
+            raise ValueError(f"shapes {extents_of(a)} and {extents_of(b)}, without the axis that is summed over, do "
+                             f"not broadcast: {of_a} is not {of_b}")
+        shape[k] = of_b if of_a == 1 else of_a
+    broadcast_to(a, ndim, shape)
+    return broadcast_to(b, ndim, shape)
+
+
+cdef tuple extents_of(const Factor *factor):
+    return tuple([factor.shape[k] for k in range(factor.ndim)])
+
+
+cdef bint steps_evenly(const Factor *factor, int outer, int inner, int64_t extent) noexcept nogil:
+    return factor.strides[outer] == factor.strides[inner] * extent
+
+
+cdef void merge_axes(Factor *a, Factor *b) noexcept nogil:
+    """Neighbouring axes over which both sides step evenly become one, axes of extent 1 nothing; one is left."""
+    cdef int kept = 0, k
+    for k in range(a.ndim):
+        if a.shape[k] == 1:
+            continue
+        if kept and steps_evenly(a, kept - 1, k, a.shape[k]) and steps_evenly(b, kept - 1, k, a.shape[k]):
+            a.shape[kept - 1] *= a.shape[k]
+        else:
+            a.shape[kept] = a.shape[k]
+            kept += 1
+        a.strides[kept - 1] = a.strides[k]
+        b.strides[kept - 1] = b.strides[k]
+    if kept == 0:
+        a.shape[0] = 1
+        a.strides[0] = b.strides[0] = 0
+        kept = 1
+    a.ndim = b.ndim = kept
+
+
+# ---- Sums
+
+cdef dlfp4_status sum_products(Factor *a, Factor *b, float *result) noexcept nogil:
+    """All lines, those of the last axis at a time."""
+    cdef int64_t index[64]
+    cdef int last, k
+    cdef int64_t extent
+    cdef dlfp4_status status
+    merge_axes(a, b)
+    last = a.ndim - 1
+    extent = a.shape[last]
+    a.lines.step = a.strides[last]
+    b.lines.step = b.strides[last]
+    memset(index, 0, a.ndim * sizeof(int64_t))
+    while True:
+        status = dlfp4_vecdot(&a.lines, &b.lines, extent, a.length, result, 1)
+        if status != DLFP4_OK:
+            return status
+        result += extent
+        k = last - 1
+        while k >= 0:
+            index[k] += 1
+            a.lines.first += a.strides[k]
+            b.lines.first += b.strides[k]
+            if index[k] < a.shape[k]:
+                break
+            a.lines.first -= a.strides[k] * a.shape[k]
+            b.lines.first -= b.strides[k] * a.shape[k]
+            index[k] = 0
+            k -= 1
+        if k < 0:
+            return DLFP4_OK
+
+
+cdef Tensor sum_over(a, b, axis):
+    cdef object left = a if type(a) is ScaledTensor else borrow(a)
+    cdef object right = b if type(b) is ScaledTensor else borrow(b)
+    cdef Factor of_left, of_right
+    cdef Tensor result
+    cdef dlfp4_status status = DLFP4_OK
+    fill_factor(&of_left, left, axis, "a")
+    fill_factor(&of_right, right, axis, "b")
+    if of_left.length != of_right.length:
+        raise ValueError(f"a of shape {left.shape} has {of_left.length} elements along axis {axis}, b of shape "
+                         f"{right.shape} has {of_right.length}; both need the same number")
+    broadcast(&of_left, &of_right)
+    result = allocate(FLOAT32, of_left.ndim, of_left.shape, False, CPU, False)
+    if result.size_ * (of_left.length + 1) < RELEASE_GIL_FROM:
+        if result.size_:
+            status = sum_products(&of_left, &of_right, <float *> result.dl.data)
+    else:
+        with nogil:
+            status = sum_products(&of_left, &of_right, <float *> result.dl.data)
+    if status != DLFP4_OK:
+        raise TypeError(f"dlfp4 has no dot product of {name_of_factor(left)} and {name_of_factor(right)}: expected two "
+                        f"tensors of one type, floats of at most 32 bits (not float8_e8m0fnu) or integers of at most "
+                        f"8; two of different floating-point types; or ScaledTensors")
+    return result
+
+
+cdef int FLOAT32 = row_of_argument("float32")
+
+
+cdef str name_of_factor(x):
+    return x.format.name if type(x) is ScaledTensor else dtype_name(x)
+
+
+def vecdot(a, b, axis=-1):
+    """Sums of products along one axis, of low-precision tensors.
+
+    Parameters
+    ----------
+    a, b : producer or ScaledTensor
+        Of one element type: floats of at most 32 bits, FP4 and FP6 packed or padded, integers of at most 8 bits; or of
+        different floating-point types; of any strides. :class:`ScaledTensor` of any format, whose blocks run along
+        `axis`, on one side or both. On the host.
+    axis : int
+        The axis that is summed over, in both; the others broadcast.
+
+    Returns
+    -------
+    Tensor
+        float32, of the broadcast shape without `axis`. A sum of nothing is 0.
+
+    Raises
+    ------
+    ValueError
+        Lengths that differ, shapes that do not broadcast, blocks along another axis.
+    TypeError
+        Types that have no product.
+    BackendError
+        Memory on a GPU.
+
+    Notes
+    -----
+    FP4, FP6 and integers are summed exactly, whatever the length, and rounded once; so are the products within a block
+    of FP4 or FP6. Other sums are float32, in at most 2**12 steps, and float64 from there on: the error is at most
+    ``K * 2**-24 * sum(abs(a * b))``. NaN and infinity propagate as in float arithmetic. Inputs and products below
+    2**-126 may count as zero, as the processor's bfloat16 instructions have it. Results do not depend on the number of
+    threads.
+
+    Examples
+    --------
+    >>> import numpy as np, dlfp4
+    >>> x = dlfp4.cast(np.arange(-4, 4, dtype="float32").reshape(2, 4), "float4_e2m1fn")
+    >>> dlfp4.vecdot(x, x).tolist()
+    [30.0, 14.0]
+    """
+    return sum_over(a, b, axis)
+
+
+def dot(a, b):
+    """The sum of products of two vectors; :func:`vecdot` of 1-D tensors.
+
+    Parameters
+    ----------
+    a, b : producer or ScaledTensor
+        ``(K,)`` each.
+
+    Returns
+    -------
+    Tensor
+        0-d float32; ``float(t)`` and ``t.item()`` give the number.
+
+    Raises
+    ------
+    ValueError
+        More dimensions than one, or lengths that differ.
+    TypeError, BackendError
+        As :func:`vecdot`.
+
+    Examples
+    --------
+    >>> import numpy as np, dlfp4
+    >>> q = dlfp4.quantize(np.ones(32, "float32"), "nvfp4")
+    >>> float(dlfp4.dot(q, q))
+    32.0
+    """
+    cdef Tensor result = sum_over(a, b, -1)
+    if result.dl.ndim:
+        raise ValueError("dot takes two vectors; for more dimensions call vecdot (along an axis) or matmul")
+    return result
+
+
+# ---- Matrix products on the host; dlfp4/matmul.py chooses who multiplies
+
+def _multiply_on_host(a, b, result, alpha, rounds):
+    """result = alpha * a @ b of a matrix or more, and of a matrix; `result` is compact or a matrix of any strides."""
+    cdef Factor of_a, of_b
+    cdef dlfp4_matrix matrix
+    cdef dlfp4_matmul_options options
+    cdef object left = a if type(a) is ScaledTensor else as_rows(a)   # maybe a copy, to be kept until the end
+    cdef Tensor rows = as_rows(result)
+    fill_factor(&of_a, left, -1, "a")
+    fill_factor(&of_b, b, -2, "b")
+    of_a.lines.step = 1 if type(left) is ScaledTensor else of_a.strides[0]
+    of_b.lines.step = of_b.strides[0]
+    fill_matrix(&matrix, rows)
+    options.alpha = alpha
+    options.activation = DLFP4_ACTIVATION_INT8 if rounds else DLFP4_ACTIVATION_EXACT
+    run_matmul(&of_a, &of_b, &matrix, &options)
+
+
+cdef Tensor as_rows(Tensor self):
+    return flatten(self) if self.dl.ndim > 1 else reshape_tensor(self, (1, self.size_))
+
+
+cdef int run_matmul(Factor *a, Factor *b, dlfp4_matrix *matrix, dlfp4_matmul_options *options) except -1:
+    cdef int64_t bytes = dlfp4_matmul_workspace(&a.lines, &b.lines, a.length, matrix, options)
+    cdef dlfp4_status status
+    cdef void *workspace = PyMem_RawMalloc(max(1, bytes))
+    if workspace == NULL:
+        raise MemoryError(f"no memory for a workspace of {bytes} bytes")
+    with nogil:
+        status = dlfp4_matmul(&a.lines, &b.lines, a.length, matrix, options, workspace)
+    PyMem_RawFree(workspace)
+    return check_status(status)
+
+
+def _check_result(out, shape, dtype, inputs):
+    """Whether a matrix product may be written to `out`: its shape, type, and memory that no input shares."""
+    cdef Tensor result = out, part
+    check_writable(result, row_of_argument(dtype))
+    if shape_of(result) != shape:
+        raise ValueError(f"out has shape {shape_of(result)}, the result has {shape}")
+    for x in inputs:
+        for part in ((x.data, x.scales) if type(x) is ScaledTensor else (x,)):
+            check_beside(result, part)
+            if overlaps(result, part):
+                raise ValueError("out overlaps an input; give other memory")
+    if result.dl.ndim > 2 and not is_compact_tensor(result):
+        raise ValueError(f"out has strides {strides_of(result)}; with more than two dimensions it must be compact")

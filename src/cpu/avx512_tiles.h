@@ -1,0 +1,463 @@
+// Tiles of matrix products, for the AVX-512 kernels alone.
+// Layout: panels of 32 columns, two vectors from one position, or from the two or four that an instruction takes.
+// Trick: 16 lines are transposed by dwords while still packed, so that a vector holds eight positions of each.
+#ifndef DLFP4_SRC_CPU_AVX512_TILES_H_
+#define DLFP4_SRC_CPU_AVX512_TILES_H_
+
+#include <string.h>
+
+#include <utility>
+
+#include "avx512_block_dots.h"
+#include "avx512_dots.h"
+
+namespace dlfp4 {
+namespace {
+
+constexpr int kLanes = 16;  // lines whose dwords make a vector
+constexpr int kHalves = static_cast<int>(kColumns) / kLanes;
+
+// --- Transposing -----------------------------------------------------------------------------
+
+struct Square {
+  __m512i row[kLanes];
+};
+
+// Dword j of row i becomes dword i of row j.
+DLFP4_INLINE inline void transpose(Square *square) {
+  __m512i *const r = square->row;
+  Square t;
+  for (int i = 0; i < kLanes; i += 2) {
+    t.row[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+    t.row[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+  }
+  for (int i = 0; i < kLanes; i += 4) {
+    r[i] = _mm512_unpacklo_epi64(t.row[i], t.row[i + 2]);
+    r[i + 1] = _mm512_unpackhi_epi64(t.row[i], t.row[i + 2]);
+    r[i + 2] = _mm512_unpacklo_epi64(t.row[i + 1], t.row[i + 3]);
+    r[i + 3] = _mm512_unpackhi_epi64(t.row[i + 1], t.row[i + 3]);
+  }
+  for (int i = 0; i < 4; ++i) {  // 128 bits of four rows each: now of four times four
+    const __m512i low0 = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88), low1 = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xDD);
+    const __m512i high0 = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
+    const __m512i high1 = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xDD);
+    t.row[i] = _mm512_shuffle_i32x4(low0, high0, 0x88);
+    t.row[i + 4] = _mm512_shuffle_i32x4(low1, high1, 0x88);
+    t.row[i + 8] = _mm512_shuffle_i32x4(low0, high0, 0xDD);
+    t.row[i + 12] = _mm512_shuffle_i32x4(low1, high1, 0xDD);
+  }
+  *square = t;
+}
+
+// Dwords [first, first + count) of 16 lines, count <= 16, transposed; `line_at` gives a line's first, or null. What
+// comes next is asked for: so many lines at a time are more than the processor follows by itself.
+template <class LineAt>
+DLFP4_INLINE inline Square load_square(LineAt line_at, int64_t first, int64_t count) {
+  const __mmask16 kept = static_cast<__mmask16>(first_bytes(count));
+  Square square;
+  for (int i = 0; i < kLanes; ++i) {
+    const uint8_t *const line = line_at(i);
+    if (line) _mm_prefetch(reinterpret_cast<const char *>(line + 4 * (first + kLanes)), _MM_HINT_T0);
+    square.row[i] = line ? _mm512_maskz_loadu_epi32(kept, line + 4 * first) : _mm512_setzero_si512();
+  }
+  transpose(&square);
+  return square;
+}
+
+void pack_dwords(const uint8_t *rows, int64_t pitch, int64_t depth, uint8_t *panel) {
+  for (int64_t k = 0; k < depth; k += kLanes) {
+    const int64_t count = depth - k < kLanes ? depth - k : kLanes;
+    for (int half = 0; half < kHalves; ++half) {
+      const auto line_at = [=](int i) { return rows + 4 * pitch * (kLanes * half + i); };
+      const Square square = load_square(line_at, k, count);
+      for (int64_t j = 0; j < count; ++j) _mm512_store_si512(panel + 128 * (k + j) + 64 * half, square.row[j]);
+    }
+  }
+}
+
+void pack_float_tiles(const float *rows, int64_t pitch, int64_t depth, float *panel) {
+  pack_dwords(reinterpret_cast<const uint8_t *>(rows), pitch, depth, reinterpret_cast<uint8_t *>(panel));
+}
+
+void pack_bfloat_tiles(const uint16_t *rows, int64_t pitch, int64_t depth, uint16_t *panel) {
+  pack_dwords(reinterpret_cast<const uint8_t *>(rows), pitch / 2, depth / 2, reinterpret_cast<uint8_t *>(panel));
+}
+
+// Calls store(index, half, dword `index` of each of 16 lines) for `count` dwords of each line.
+template <class Store>
+DLFP4_INLINE inline void each_dword(const uint8_t *const *rows, int64_t lines, int64_t count, Store store) {
+  for (int64_t k = 0; k < count; k += kLanes) {
+    const int64_t some = count - k < kLanes ? count - k : kLanes;
+    for (int half = 0; half < kHalves; ++half) {
+      const auto line_at = [=](int i) { return kLanes * half + i < lines ? rows[kLanes * half + i] : nullptr; };
+      const Square square = load_square(line_at, k, some);
+      for (int64_t j = 0; j < some; ++j) store(k + j, half, square.row[j]);
+    }
+  }
+}
+
+// --- Scales ----------------------------------------------------------------------------------
+
+// Four codes a dword to floats, of which only the highest two bytes can be other than zero.
+template <int Kind>
+struct ScaleDecoder;
+
+template <>
+struct ScaleDecoder<DLFP4_TWO_LEVEL> {
+  const Bfloats<DLFP4_float8_e4m3fn> bfloats;
+
+  DLFP4_INLINE void operator()(__m512i codes, __m512 (&scales)[4]) const {
+    const __m512i low = bfloats.low(codes);
+    const __m512i high = _mm512_ternarylogic_epi64(bfloats.high(codes), codes, _mm512_set1_epi8(-128), 0xF8);
+    const __m512i third = _mm512_set1_epi32(0xFF0000);
+    for (int i = 0; i < 4; ++i) {
+      const __m512i middle = i < 3 ? _mm512_slli_epi32(low, 16 - 8 * i) : _mm512_srli_epi32(low, 8);
+      const __m512i highest = _mm512_slli_epi32(_mm512_srli_epi32(high, 8 * i), 24);
+      scales[i] = _mm512_castsi512_ps(_mm512_ternarylogic_epi32(highest, middle, third, 0xF8));
+    }
+  }
+};
+
+template <>
+struct ScaleDecoder<DLFP4_POWER> {
+  DLFP4_INLINE void operator()(__m512i codes, __m512 (&scales)[4]) const {
+    for (int i = 0; i < 4; ++i) {
+      const __m512i code = _mm512_and_si512(_mm512_srli_epi32(codes, 8 * i), _mm512_set1_epi32(0xFF));
+      const __mmask16 lowest = _mm512_testn_epi32_mask(code, code);
+      const __mmask16 nan = _mm512_cmpeq_epi32_mask(code, _mm512_set1_epi32(0xFF));
+      __m512i bits = _mm512_mask_mov_epi32(_mm512_slli_epi32(code, 23), lowest, _mm512_set1_epi32(1 << 22));
+      bits = _mm512_mask_mov_epi32(bits, nan, _mm512_set1_epi32(0x7FC00000));
+      scales[i] = _mm512_castsi512_ps(bits);
+    }
+  }
+};
+
+template <int Kind>
+void pack_scale_tiles(const uint8_t *const *stored, int64_t lines, int64_t count, float *panel) {
+  const ScaleDecoder<Kind> decode = {};
+  const uint8_t *rows[kColumns];
+  alignas(64) uint8_t last[kColumns][4] = {};
+  const auto store = [&](int64_t dword, int half, __m512i codes, int64_t most) DLFP4_INLINE {
+    __m512 scales[4];
+    decode(codes, scales);
+    for (int i = 0; i < most; ++i) _mm512_store_ps(panel + (4 * dword + i) * kColumns + kLanes * half, scales[i]);
+  };
+  each_dword(stored, lines, count / 4,
+             [&](int64_t dword, int half, __m512i codes) DLFP4_INLINE { store(dword, half, codes, 4); });
+  if (count % 4 == 0) return;
+  for (int64_t c = 0; c < lines; ++c) {
+    memcpy(last[c], stored[c] + count / 4 * 4, static_cast<size_t>(count % 4));
+    rows[c] = last[c];
+  }
+  each_dword(rows, lines, 1,
+             [&](int64_t, int half, __m512i codes) DLFP4_INLINE { store(count / 4, half, codes, count % 4); });
+}
+
+// --- FP4 -------------------------------------------------------------------------------------
+
+__m512 table_of_e2m1() { return _mm512_setr_ps(0, .5f, 1, 1.5f, 2, 3, 4, 6, -0.f, -.5f, -1, -1.5f, -2, -3, -4, -6); }
+
+template <int64_t kBlock>
+void pack_e2m1_blocks(const uint8_t *const *codes, int64_t lines, int64_t depth, const float *scales, uint8_t *panel) {
+  const __m512 table = table_of_e2m1();
+  each_dword(codes, lines, depth / 8, [&](int64_t octet, int half, __m512i octets) DLFP4_INLINE {
+    const __m512 scale = _mm512_load_ps(scales + octet * 8 / kBlock * kColumns + kLanes * half);
+    uint8_t *const to = panel + 512 * octet + 64 * half;
+    for (int pair = 0; pair < 4; ++pair) {
+      const __m512i even = _mm512_srli_epi32(octets, 8 * pair), odd = _mm512_srli_epi32(octets, 8 * pair + 4);
+      const __m512 first = _mm512_mul_ps(_mm512_permutexvar_ps(even, table), scale);
+      const __m512 second = _mm512_mul_ps(_mm512_permutexvar_ps(odd, table), scale);
+      const __m512i words = _mm512_mask_mov_epi16(_mm512_srli_epi32(_mm512_castps_si512(first), 16), 0xAAAAAAAA,
+                                                  _mm512_castps_si512(second));
+      _mm512_store_si512(to + 128 * pair, words);
+    }
+  });
+}
+
+void pack_e2m1_bfloats(const uint8_t *const *codes, int64_t lines, int64_t depth, const float *scales, int64_t block,
+                       uint16_t *panel) {
+  const auto pack = block == 16 ? pack_e2m1_blocks<16> : pack_e2m1_blocks<32>;
+  pack(codes, lines, depth, scales, reinterpret_cast<uint8_t *>(panel));
+}
+
+constexpr Constant kOffsetValues = [] {
+  Constant table = {};
+  for (int i = 0; i < 64; ++i)
+    table.byte[i] =
+        static_cast<uint8_t>(kIntegerOffset + integer_of(DLFP4_float4_e2m1fn, static_cast<uint64_t>(i) & 15));
+  return table;
+}();
+
+void pack_integer_tiles(const uint8_t *const *codes, int64_t lines, int64_t depth, uint8_t *panel) {
+  const __m512i values = load(kOffsetValues);
+  each_dword(codes, lines, depth / 8, [&](int64_t octet, int half, __m512i octets) DLFP4_INLINE {
+    uint8_t *const to = panel + 256 * octet + 64 * half;
+    _mm512_store_si512(to, _mm512_permutexvar_epi8(octets, values));
+    _mm512_store_si512(to + 128, _mm512_permutexvar_epi8(_mm512_srli_epi16(octets, 4), values));
+  });
+}
+
+void spread_integer_rows(const uint8_t *codes, int64_t count, int8_t *x) {
+  static constexpr Constant kValues = make_values(DLFP4_float4_e2m1fn, 0, 0);
+  const __m512i values = load(kValues), order = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
+  for (int64_t i = 0; i < count; i += 128) {
+    const int64_t left = count - i;
+    const __m512i pairs = _mm512_maskz_loadu_epi8(first_bytes(left / 2), codes + i / 2);
+    const __m512i even = _mm512_permutexvar_epi8(pairs, values);
+    const __m512i odd = _mm512_permutexvar_epi8(_mm512_srli_epi16(pairs, 4), values);
+    const __m512i low = _mm512_unpacklo_epi32(even, odd), high = _mm512_unpackhi_epi32(even, odd);
+    _mm512_mask_storeu_epi8(x + i, first_bytes(left), _mm512_permutex2var_epi64(low, order, high));
+    const __m512i last = _mm512_permutex2var_epi64(low, _mm512_add_epi64(order, _mm512_set1_epi64(4)), high);
+    if (left > 64) _mm512_mask_storeu_epi8(x + i + 64, first_bytes(left - 64), last);
+  }
+}
+
+// --- Multiplying -----------------------------------------------------------------------------
+
+void add_to(double *totals, __m512 sums) {
+  _mm512_storeu_pd(totals, _mm512_add_pd(_mm512_loadu_pd(totals), _mm512_cvtps_pd(_mm512_castps512_ps256(sums))));
+  _mm512_storeu_pd(totals + 8,
+                   _mm512_add_pd(_mm512_loadu_pd(totals + 8), _mm512_cvtps_pd(_mm512_extractf32x8_ps(sums, 1))));
+}
+
+template <int kRows>
+DLFP4_INLINE inline void add_rows(const __m512 (&sums)[kRows][kHalves], double *totals) {
+  for (int i = 0; i < kRows; ++i)
+    for (int half = 0; half < kHalves; ++half) add_to(totals + kColumns * i + kLanes * half, sums[i][half]);
+}
+
+// Calls function<rows>(first row) for runs of about equal length that make up all rows, of at most kMost.
+template <int kMost, class Call>
+DLFP4_INLINE inline void in_runs_of_rows(int64_t rows, Call call) {
+  const int64_t runs = (rows + kMost - 1) / kMost;
+  for (int64_t run = 0; run < runs; ++run) {
+    const int64_t first = rows * run / runs;
+    call(first, rows * (run + 1) / runs - first);
+  }
+}
+
+// table[n] is function<n>, for n from 1.
+template <template <int> class Function, int... Index>
+constexpr auto make_table(std::integer_sequence<int, Index...>) {
+  using Pointer = std::decay_t<decltype(Function<1>::run)>;
+  struct Table {
+    Pointer at[sizeof...(Index) + 1];
+  };
+  return Table{{nullptr, Function<Index + 1>::run...}};
+}
+
+constexpr int kMostRows = 12, kMostIntegerRows = 6;
+
+template <int kRows>
+struct FloatTile {
+  static void run(const float *panel, const float *x, int64_t pitch, int64_t depth, double *totals) {
+    __m512 sums[kRows][kHalves] = {};
+    for (int64_t k = 0; k < depth; ++k, panel += kColumns) {
+      const __m512 first = _mm512_load_ps(panel), second = _mm512_load_ps(panel + kLanes);
+      for (int i = 0; i < kRows; ++i) {
+        const __m512 value = _mm512_set1_ps(x[i * pitch + k]);
+        sums[i][0] = _mm512_fmadd_ps(first, value, sums[i][0]);
+        sums[i][1] = _mm512_fmadd_ps(second, value, sums[i][1]);
+      }
+    }
+    add_rows(sums, totals);
+  }
+};
+
+int load_int(const void *src) {
+  int value;
+  memcpy(&value, src, sizeof(value));
+  return value;
+}
+
+template <int kRows>
+struct BfloatTile {
+  static void run(const uint16_t *panel, const uint16_t *x, int64_t pitch, int64_t depth, double *totals) {
+    __m512 sums[kRows][kHalves] = {};
+    for (int64_t k = 0; k < depth; k += 2, panel += 2 * kColumns) {
+      const __m512bh first = reinterpret_cast<__m512bh>(_mm512_load_si512(panel));
+      const __m512bh second = reinterpret_cast<__m512bh>(_mm512_load_si512(panel + kColumns));
+      for (int i = 0; i < kRows; ++i) {
+        const __m512bh pair = reinterpret_cast<__m512bh>(_mm512_set1_epi32(load_int(x + i * pitch + k)));
+        sums[i][0] = _mm512_dpbf16_ps(sums[i][0], first, pair);
+        sums[i][1] = _mm512_dpbf16_ps(sums[i][1], second, pair);
+      }
+    }
+    add_rows(sums, totals);
+  }
+};
+
+template <int kQuads, int kRows>
+DLFP4_INLINE inline void add_block(const uint8_t *panel, const int8_t *x, int64_t pitch,
+                                   __m512i (&sums)[kRows][kHalves]) {
+  for (int quad = 0; quad < kQuads; ++quad) {
+    const __m512i first = _mm512_load_si512(panel + 128 * quad), second = _mm512_load_si512(panel + 128 * quad + 64);
+    for (int i = 0; i < kRows; ++i) {
+      const __m512i values = _mm512_set1_epi32(load_int(x + i * pitch + 4 * quad));
+      sums[i][0] = _mm512_dpbusd_epi32(sums[i][0], first, values);
+      sums[i][1] = _mm512_dpbusd_epi32(sums[i][1], second, values);
+    }
+  }
+}
+
+template <int kBlock, int kRows>
+void multiply_blocks(const uint8_t *panel, const float *scales, const IntegerRows &x, int64_t depth, double *totals) {
+  __m512 sums[kRows][kHalves] = {};
+  for (int64_t b = 0; b < depth / kBlock; ++b, scales += kColumns) {
+    __m512i products[kRows][kHalves];
+    for (int i = 0; i < kRows; ++i)
+      products[i][0] = products[i][1] = _mm512_set1_epi32(x.corrections[i * x.block_pitch + b]);
+    add_block<kBlock / 4, kRows>(panel + b * kBlock * kColumns, x.values + b * kBlock, x.pitch, products);
+    const __m512 first = _mm512_load_ps(scales), second = _mm512_load_ps(scales + kLanes);
+    for (int i = 0; i < kRows; ++i) {
+      const __m512 scale = _mm512_set1_ps(x.scales[i * x.block_pitch + b]);
+      sums[i][0] = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(products[i][0]), first), scale, sums[i][0]);
+      sums[i][1] = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(products[i][1]), second), scale, sums[i][1]);
+    }
+  }
+  add_rows(sums, totals);
+}
+
+template <int kRows>
+struct IntegerTile {
+  static void run(const uint8_t *panel, const float *scales, const IntegerRows &x, int64_t block, int64_t depth,
+                  double *totals) {
+    if (block == 16) return multiply_blocks<16, kRows>(panel, scales, x, depth, totals);
+    multiply_blocks<32, kRows>(panel, scales, x, depth, totals);
+  }
+};
+
+void multiply_float_tiles(const float *panel, const float *x, int64_t pitch, int64_t depth, int64_t rows,
+                          double *totals) {
+  static constexpr auto kTable = make_table<FloatTile>(std::make_integer_sequence<int, kMostRows>());
+  in_runs_of_rows<kMostRows>(rows, [&](int64_t first, int64_t count) {
+    kTable.at[count](panel, x + first * pitch, pitch, depth, totals + first * kColumns);
+  });
+}
+
+void multiply_bfloat_tiles(const uint16_t *panel, const uint16_t *x, int64_t pitch, int64_t depth, int64_t rows,
+                           double *totals) {
+  static constexpr auto kTable = make_table<BfloatTile>(std::make_integer_sequence<int, kMostRows>());
+  in_runs_of_rows<kMostRows>(rows, [&](int64_t first, int64_t count) {
+    kTable.at[count](panel, x + first * pitch, pitch, depth, totals + first * kColumns);
+  });
+}
+
+void multiply_integer_tiles(const uint8_t *panel, const float *scales, const IntegerRows &x, int64_t block,
+                            int64_t depth, int64_t rows, double *totals) {
+  static constexpr auto kTable = make_table<IntegerTile>(std::make_integer_sequence<int, kMostIntegerRows>());
+  in_runs_of_rows<kMostIntegerRows>(rows, [&](int64_t first, int64_t count) {
+    const IntegerRows some = {x.values + first * x.pitch, x.corrections + first * x.block_pitch,
+                              x.scales + first * x.block_pitch, x.pitch, x.block_pitch};
+    kTable.at[count](panel, scales, some, block, depth, totals + first * kColumns);
+  });
+}
+
+// --- A line of FP4 times rows of bfloat16 ----------------------------------------------------
+
+// Scales of 16 blocks.
+template <int Kind>
+__m512 decode_scales(__m128i stored) {
+  const __m512i codes = _mm512_cvtepu8_epi32(stored);
+  __m512 scales[4];
+  const ScaleDecoder<Kind> decode = {};
+  decode(codes, scales);
+  return scales[0];
+}
+
+// Both nibbles of 64 bytes as bfloat16, in the order of spread_bfloat.
+struct SpreadCodes {
+  __m512bh part[4];
+};
+
+DLFP4_INLINE inline SpreadCodes spread(const Bfloats<DLFP4_float4_e2m1fn> &bfloats, __m512i pairs) {
+  const BfloatPair even = bfloats(pairs), odd = bfloats(_mm512_srli_epi16(pairs, 4));
+  return {{even.first, odd.first, even.second, odd.second}};
+}
+
+__m512bh load_bfloats(const uint16_t *src) { return reinterpret_cast<__m512bh>(_mm512_loadu_si512(src)); }
+
+// 256 positions: two vectors of codes, and as many scales as a vector has, or half of them.
+template <int Kind, int kRows, class Share>
+DLFP4_INLINE inline void add_spread(const Bfloats<DLFP4_float4_e2m1fn> &bfloats, const uint8_t *codes,
+                                    const uint8_t *stored, const uint16_t *x, int64_t pitch, Share share,
+                                    __m512 (&sums)[kRows][2]) {
+  constexpr int64_t kBlock = Kind == DLFP4_TWO_LEVEL ? 16 : 32;
+  const __m256i stored_scales = load_scales<kBlock>(stored, share);
+  const __m512 scales = decode_scales<Kind>(_mm256_castsi256_si128(stored_scales));
+  const __m512i lanes = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+  for (int i = 0; i < 2; ++i) {
+    const SpreadCodes c = spread(bfloats, load_part(codes, i, share));
+    const __m512i first = _mm512_add_epi32(_mm512_slli_epi32(lanes, kBlock == 16), _mm512_set1_epi32(i * 128 / kBlock));
+    const __m512 scale0 = _mm512_permutexvar_ps(first, scales);
+    const __m512 scale1 =
+        kBlock == 16 ? _mm512_permutexvar_ps(_mm512_add_epi32(first, _mm512_set1_epi32(1)), scales) : scale0;
+    for (int r = 0; r < kRows; ++r) {
+      const uint16_t *const row = x + r * pitch + kSpread * i;
+      __m512 even = _mm512_dpbf16_ps(__m512{}, c.part[0], load_bfloats(row));
+      even = _mm512_dpbf16_ps(even, c.part[1], load_bfloats(row + 32));
+      __m512 odd = _mm512_dpbf16_ps(kBlock == 16 ? __m512{} : even, c.part[2], load_bfloats(row + 64));
+      odd = _mm512_dpbf16_ps(odd, c.part[3], load_bfloats(row + 96));
+      if (kBlock == 16) sums[r][0] = _mm512_fmadd_ps(even, scale0, sums[r][0]);
+      sums[r][1] = _mm512_fmadd_ps(odd, scale1, sums[r][1]);
+    }
+  }
+}
+
+template <int Kind, int kRows>
+void multiply_rows(const uint8_t *codes, const uint8_t *scales, const uint16_t *x, int64_t pitch, int64_t count,
+                   double *totals) {
+  constexpr int64_t kStep = 256, kBlock = Kind == DLFP4_TWO_LEVEL ? 16 : 32;
+  const Bfloats<DLFP4_float4_e2m1fn> bfloats;
+  __m512 sums[kRows][2] = {};
+  int64_t first = 0;
+  for (; count - first >= kStep; first += kStep)
+    add_spread<Kind, kRows>(bfloats, codes + first / 2, scales + first / kBlock, x + first, pitch, Part{kStep}, sums);
+  if (first < count)
+    add_spread<Kind, kRows>(bfloats, codes + first / 2, scales + first / kBlock, x + first, pitch, Part{count - first},
+                            sums);
+  for (int r = 0; r < kRows; ++r) totals[r * kColumns] += add_lanes(_mm512_add_ps(sums[r][0], sums[r][1]));
+}
+
+template <int kRows>
+struct TwoLevelRows {
+  static constexpr auto run = multiply_rows<DLFP4_TWO_LEVEL, kRows>;
+};
+
+template <int kRows>
+struct PowerRows {
+  static constexpr auto run = multiply_rows<DLFP4_POWER, kRows>;
+};
+
+constexpr int kMostSpreadRows = 8;
+
+template <template <int> class OfRows>
+void multiply_spread_rows(const uint8_t *codes, const uint8_t *scales, const uint16_t *x, int64_t pitch, int64_t count,
+                          int64_t rows, double *totals) {
+  static constexpr auto kTable = make_table<OfRows>(std::make_integer_sequence<int, kMostSpreadRows>());
+  in_runs_of_rows<kMostSpreadRows>(rows, [&](int64_t first, int64_t some) {
+    kTable.at[some](codes, scales, x + first * pitch, pitch, count, totals + first * kColumns);
+  });
+}
+
+constexpr TileKernels make_tiles() {
+  TileKernels kernels = {};
+  kernels.pack_floats = pack_float_tiles;
+  kernels.multiply_floats = multiply_float_tiles;
+  kernels.pack_bfloats = pack_bfloat_tiles;
+  kernels.multiply_bfloats = multiply_bfloat_tiles;
+  kernels.pack_scales[DLFP4_TWO_LEVEL] = pack_scale_tiles<DLFP4_TWO_LEVEL>;
+  kernels.pack_scales[DLFP4_POWER] = pack_scale_tiles<DLFP4_POWER>;
+  kernels.pack_scaled_bfloats = pack_e2m1_bfloats;
+  kernels.multiply_spread[DLFP4_TWO_LEVEL] = multiply_spread_rows<TwoLevelRows>;
+  kernels.multiply_spread[DLFP4_POWER] = multiply_spread_rows<PowerRows>;
+  kernels.pack_integers = pack_integer_tiles;
+  kernels.spread_integers = spread_integer_rows;
+  kernels.multiply_integers = multiply_integer_tiles;
+  return kernels;
+}
+
+}  // namespace
+}  // namespace dlfp4
+
+#endif  // DLFP4_SRC_CPU_AVX512_TILES_H_

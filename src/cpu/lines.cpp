@@ -1,0 +1,140 @@
+// Reads what is multiplied: runs of a line's codes, scales and values, however they lie.
+// Layout: see lines.h.
+// Trick: a plain tensor's lines may start at any bit, as elements of a packed tensor do.
+#include "lines.h"
+
+#include <string.h>
+
+#include "../numerics.h"
+
+namespace dlfp4 {
+namespace {
+
+int64_t line_number(const Reader &reader, int64_t line) { return reader.lines->first + line * reader.lines->step; }
+
+int64_t element_at(const Reader &reader, int64_t line, int64_t position) {
+  const dlfp4_blocks &blocks = reader.lines->blocks;
+  return line_number(reader, line) * blocks.strides[0] + position * blocks.strides[1];
+}
+
+int bits_in_memory(const Reader &reader) {
+  const int bits = dlfp4_dtypes[reader.row].bits;
+  return reader.packed || bits > 8 ? bits : 8;
+}
+
+void gather_packed(const uint8_t *data, int64_t first, int64_t step, int bits, int64_t count, uint8_t *codes) {
+  const unsigned mask = (1u << bits) - 1;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t bit = (first + i * step) * bits;
+    const int shift = static_cast<int>(bit & 7);
+    unsigned word = data[bit >> 3];
+    if (shift + bits > 8) word |= static_cast<unsigned>(data[(bit >> 3) + 1]) << 8;
+    codes[i] = static_cast<uint8_t>(word >> shift & mask);
+  }
+}
+
+// Elements that lie in order to those of another type, or to one a byte.
+void convert_run(const Reader &reader, bool packed, int row, const uint8_t *src, int64_t count, uint8_t *dst) {
+  const Operand from = {static_cast<uint8_t>(reader.row), packed}, to = {static_cast<uint8_t>(row), false};
+  const Mode mode = {DLFP4_NEAREST_EVEN, true, 0, 0};
+  run_plan(make_plan(reader.level, from, to, mode), src, dst, count, mode);
+}
+
+// A scale of the whole tensor becomes part of the factor.
+void fold_whole_scale(Reader *reader) {
+  float stored;
+  memcpy(&stored, reader->lines->blocks.scales, sizeof(stored));
+  reader->factor *= static_cast<double>(stored);
+  reader->scaled = false;
+}
+
+dlfp4_status describe_elements(const dlfp4_lines &lines, Reader *reader) {
+  if (lines.format < 0) {
+    reader->row = find_row(lines.code, lines.bits);
+    reader->packed = lines.bits < 8 && !lines.padded;
+    return reader->row < 0 ? DLFP4_E_DTYPE : DLFP4_OK;
+  }
+  if (!find_format(lines.format, &reader->format)) return DLFP4_E_OPTION;
+  if (lines.blocks.layout < 0 || lines.blocks.layout >= DLFP4_NUM_LAYOUTS) return DLFP4_E_OPTION;
+  reader->row = reader->format.row->element;
+  reader->packed = reader->format.bits < 8;
+  reader->scaled = true;
+  return is_addressable(lines.blocks, reader->format, 2) ? DLFP4_OK : DLFP4_E_SHAPE;
+}
+
+// Values of blocks, at most kMostRead of them.
+void read_blocks(const Reader &reader, int64_t line, int64_t first, int64_t count, Source type, uint8_t *values) {
+  float scales[kMostRead / 16 + 1];
+  uint8_t buffer[kMostRead];
+  const bool not_finite = read_scales(reader, line, first, count, scales);
+  const uint8_t *codes = find_codes(reader, line, first);
+  if (!codes) codes = read_codes(reader, line, first, count, buffer);
+  const BlockKernels &kernels = not_finite ? *reader.scalar : *reader.blocks;
+  kernels.decode[reader.format.element][type](codes, count, reader.format.block, scales, values);
+}
+
+}  // namespace
+
+dlfp4_status make_reader(const dlfp4_lines &lines, int level, Reader *reader) {
+  *reader = {};
+  reader->lines = &lines;
+  reader->level = level;
+  reader->blocks = &block_kernels(level);
+  reader->scalar = &scalar_block_kernels();
+  reader->factor = static_cast<double>(lines.decode);
+  const dlfp4_status status = describe_elements(lines, reader);
+  if (status != DLFP4_OK) return status;
+  if (!reader->scaled) return DLFP4_OK;
+  if (reader->format.whole)
+    fold_whole_scale(reader);
+  else
+    reader->scales = make_scales(lines.blocks, reader->format);
+  return DLFP4_OK;
+}
+
+const uint8_t *find_codes(const Reader &reader, int64_t line, int64_t first) {
+  const int64_t bit = element_at(reader, line, first) * bits_in_memory(reader);
+  if (reader.lines->blocks.strides[1] != 1 || bit % 8 != 0) return nullptr;
+  return static_cast<const uint8_t *>(reader.lines->blocks.data) + bit / 8;
+}
+
+const uint8_t *read_codes(const Reader &reader, int64_t line, int64_t first, int64_t count, uint8_t *buffer) {
+  const uint8_t *const found = find_codes(reader, line, first);
+  const uint8_t *const data = static_cast<const uint8_t *>(reader.lines->blocks.data);
+  const int64_t element = element_at(reader, line, first), step = reader.lines->blocks.strides[1];
+  if (found && !reader.packed) return found;
+  if (found) {
+    convert_run(reader, true, reader.row, found, count, buffer);
+  } else if (reader.packed) {
+    gather_packed(data, element, step, dlfp4_dtypes[reader.row].bits, count, buffer);
+  } else {
+    const int64_t item = bits_in_memory(reader) / 8;
+    gather_items(data + element * item, step, item, count, buffer);
+  }
+  return buffer;
+}
+
+const uint8_t *read_stored_scales(const Reader &reader, int64_t line, int64_t first, int64_t count, uint8_t *buffer) {
+  const Scales &scales = reader.scales;
+  const int64_t number = line_number(reader, line), block = first / reader.format.block;
+  if (scales.layout == DLFP4_LAYOUT_linear && scales.step == 1)
+    return scales.data + (number / scales.lines_per_row * scales.stride + block) * scales.bytes;
+  load_scales(scales, number, block, divide_up(first + count, reader.format.block) - block, buffer);
+  return buffer;
+}
+
+bool read_scales(const Reader &reader, int64_t line, int64_t first, int64_t count, float *scales) {
+  alignas(64) uint8_t buffer[(kMostRead / 16 + 1) * sizeof(float)];
+  const int64_t blocks = divide_up(first + count, reader.format.block) - first / reader.format.block;
+  const uint8_t *const stored = read_stored_scales(reader, line, first, count, buffer);
+  return reader.blocks->decode_scales[reader.format.row->kind](stored, blocks, 1, scales);
+}
+
+void read_values(const Reader &reader, int64_t line, int64_t first, int64_t count, Source type, uint8_t *values) {
+  if (reader.scaled) return read_blocks(reader, line, first, count, type, values);
+  alignas(64) uint8_t buffer[kMostRead * sizeof(float)];
+  const uint8_t *const codes = read_codes(reader, line, first, count, buffer);
+  convert_run(reader, false, kSourceRows[type], codes, count, values);
+}
+
+}  // namespace dlfp4

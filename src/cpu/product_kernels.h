@@ -1,0 +1,109 @@
+// The kernels of dot products and matrix products that a level may have.
+// Layout: runs of codes, one a byte or packed from a byte on; floats in order; tiles as said below.
+// Trick: a null entry falls through to the next level, as with KernelRow; the scalar level has them all.
+#ifndef DLFP4_SRC_CPU_PRODUCT_KERNELS_H_
+#define DLFP4_SRC_CPU_PRODUCT_KERNELS_H_
+
+#include <stdint.h>
+
+#include "block_kernels.h"
+#include "dtypes.h"
+
+namespace dlfp4 {
+
+// The most elements that one call of a kernel sums into floats: few enough for a float32 in a vector of them.
+constexpr int64_t kMostFloats = 1 << 13;  // one by one
+constexpr int64_t kMostSummed = 1 << 15;  // in blocks
+
+// Rows of integers with, a block each, scales and what the panel's offset makes too much: -kIntegerOffset times their
+// sum.
+struct IntegerRows {
+  const int8_t *values;
+  const int32_t *corrections;
+  const float *scales;
+  int64_t pitch, block_pitch;
+};
+
+// Matrix products go by panels: kColumns lines of the second matrix, across which neighbours lie, from one position on.
+constexpr int64_t kColumns = 32;
+constexpr int64_t kDepth = 1024;  // positions of a panel, a multiple of every block
+
+// Where position k of a line lies in the order that the bytes of packed 4-bit codes suggest: of 128 positions the even
+// ones of the even blocks of 16 come first, then the odd ones of these, then the same of the odd blocks.
+constexpr int64_t kSpread = 128;
+static constexpr int64_t spread_bfloat(int64_t k) {
+  return k / kSpread * kSpread + k / 16 % 2 * 64 + k % 2 * 32 + k % kSpread / 32 * 8 + k % 16 / 2;
+}
+
+// The same among 8 integers, the even positions first; and what is added to integers of a panel, so that they have no
+// sign.
+static constexpr int64_t spread_integer(int64_t k) { return k / 8 * 8 + k % 2 * 4 + k % 8 / 2; }
+constexpr int kIntegerOffset = 12;
+
+// Of a panel, lines beyond those that there are hold zeros. Pitches count elements. Panels are aligned to 64 bytes.
+struct TileKernels {
+  // panel[k][c] = rows[c * pitch + k], for k < depth.
+  void (*pack_floats)(const float *rows, int64_t pitch, int64_t depth, float *panel);
+
+  // totals[i][c] += the sum over k < depth of x[i * pitch + k] * panel[k][c], for i < rows; depth <= kDepth.
+  void (*multiply_floats)(const float *panel, const float *x, int64_t pitch, int64_t depth, int64_t rows,
+                          double *totals);
+
+  // The same of bfloat16: panel[k / 2][c][k % 2]; depth is even. May be null at all levels: float32 serves.
+  void (*pack_bfloats)(const uint16_t *rows, int64_t pitch, int64_t depth, uint16_t *panel);
+  void (*multiply_bfloats)(const uint16_t *panel, const uint16_t *x, int64_t pitch, int64_t depth, int64_t rows,
+                           double *totals);
+
+  // panel[k][c] = what stored scale k of line c is worth, for formats with scales of a byte.
+  void (*pack_scales[DLFP4_POWER + 1])(const uint8_t *const *stored, int64_t lines, int64_t count, float *panel);
+
+  // The same panel of packed float4_e2m1fn, codes[c] a line's: times scales[k / block][c]. depth is a multiple of 8.
+  void (*pack_scaled_bfloats)(const uint8_t *const *codes, int64_t lines, int64_t depth, const float *scales,
+                              int64_t block, uint16_t *panel);
+
+  // totals[i * kColumns] = the sum of a line's scaled float4_e2m1fn times row i of x, bfloat16 in the order of
+  // spread_bfloat, for i < rows; count is a multiple of the format's block. Null like pack_bfloats.
+  void (*multiply_spread[DLFP4_POWER + 1])(const uint8_t *codes, const uint8_t *scales, const uint16_t *x,
+                                           int64_t pitch, int64_t count, int64_t rows, double *totals);
+
+  // Packed float4_e2m1fn as bytes: with k = 8 j + 2 i + odd, panel[j][odd][c][i] = kIntegerOffset + twice the value.
+  void (*pack_integers)(const uint8_t *const *codes, int64_t lines, int64_t depth, uint8_t *panel);
+
+  // Twice the values of `count` codes, a multiple of 8: x[spread_integer(k)] of position k.
+  void (*spread_integers)(const uint8_t *codes, int64_t count, int8_t *x);
+
+  // totals[i][c] += the sum over blocks of ((the sum of panel * x, in that order, plus x.corrections) *
+  // scales[block][c]) * x.scales: depth is a multiple of the block, 16 or 32.
+  void (*multiply_integers)(const uint8_t *panel, const float *scales, const IntegerRows &x, int64_t block,
+                            int64_t depth, int64_t rows, double *totals);
+};
+
+// No pointer need be aligned; not one byte past what is named is read or written. Of codes below 8 bits one a byte the
+// high bits are ignored, of a packed last byte that `count` does not fill all but its own.
+struct ProductKernels {
+  // The sum of a[i] * b[i], exact, with elements in units of unit_of(row): types that integers can stand for, one a
+  // byte [0] or packed [1]; any count.
+  int64_t (*sum_integers[DLFP4_NUM_DTYPES][2])(const uint8_t *a, const uint8_t *b, int64_t count);
+
+  // The same of floats of at most 32 bits, one a byte and more; count <= kMostFloats.
+  double (*sum_floats[DLFP4_NUM_DTYPES])(const uint8_t *a, const uint8_t *b, int64_t count);
+
+  // The sum of scales[i / block] * a[i] * b[i] of packed elements that fill whole bytes, block a power of two from
+  // 32 on; count <= kMostSummed. The scales are finite.
+  double (*sum_scaled[kNumElements])(const uint8_t *a, const uint8_t *b, int64_t count, int64_t block,
+                                     const float *scales);
+
+  // The same of float4_e2m1fn in blocks of 16 with float8_e4m3fn scales [DLFP4_TWO_LEVEL], or of 32 with float8_e8m0fnu
+  // ones [DLFP4_POWER]; count is a multiple of the block.
+  double (*sum_blocks[DLFP4_POWER + 1])(const uint8_t *a, const uint8_t *a_scales, const uint8_t *b,
+                                        const uint8_t *b_scales, int64_t count);
+
+  TileKernels tiles;
+};
+
+// The kernels of the level in use, complete.
+const ProductKernels &product_kernels(int level);
+
+}  // namespace dlfp4
+
+#endif  // DLFP4_SRC_CPU_PRODUCT_KERNELS_H_

@@ -1,0 +1,48 @@
+// Which types are multiplied as integers, in which units, and which as floats.
+// Layout: one code at a time.
+// Trick: small floats without infinities are integers in units of their smallest value.
+#ifndef DLFP4_SRC_CPU_PRODUCT_RULES_H_
+#define DLFP4_SRC_CPU_PRODUCT_RULES_H_
+
+#include "../numerics.h"
+
+namespace dlfp4 {
+namespace {
+
+constexpr bool is_signed_integer(int row) { return row == DLFP4_int2 || row == DLFP4_int4 || row == DLFP4_int8; }
+
+constexpr bool is_unsigned_integer(int row) { return row == DLFP4_uint2 || row == DLFP4_uint4 || row == DLFP4_uint8; }
+
+// What is summed as integers: those of at most 8 bits, FP4 and FP6.
+constexpr bool is_integer(int row) {
+  return is_signed_integer(row) || is_unsigned_integer(row) || kFormats[row].specials == DLFP4_FINITE;
+}
+
+// What is summed as floats: float8, bfloat16, float16, float32. Powers of two are scales.
+constexpr bool is_summed_as_float(int row) {
+  return is_float(kFormats[row]) && kFormats[row].bits >= 8 && kFormats[row].bits <= 32 &&
+         kFormats[row].specials != DLFP4_E8M0;
+}
+
+// How many units are 1: all values of FP4 and FP6 are multiples of the smallest.
+constexpr int unit_of(int row) {
+  return is_float(kFormats[row]) ? 1 << (kFormats[row].bias + kFormats[row].mantissa - 1) : 1;
+}
+
+// A code's value in units.
+constexpr int integer_of(int row, uint64_t code) {
+  const Format f = kFormats[row];
+  if (!is_float(f)) {
+    const bool negative = is_signed_integer(row) && code >> (f.bits - 1) & 1;
+    return static_cast<int>(code) - (negative ? 1 << f.bits : 0);
+  }
+  const Value value = decode(f, code);
+  if (value.kind == kZero) return 0;
+  const int magnitude = static_cast<int>(value.significand >> (64 - value.exponent - f.bias - f.mantissa));
+  return value.negative ? -magnitude : magnitude;
+}
+
+}  // namespace
+}  // namespace dlfp4
+
+#endif  // DLFP4_SRC_CPU_PRODUCT_RULES_H_

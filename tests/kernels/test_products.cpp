@@ -1,0 +1,325 @@
+// Checks dlfp4_vecdot and dlfp4_matmul at every level that this machine runs against sums in float64.
+// Layout: every type, packed and padded, and every format; runs of any length that end at a page which faults.
+// Trick: values are decoded by numerics.h; where sums are exact they must be equal, elsewhere within the bound.
+#include <math.h>
+
+#include <vector>
+
+#include "formats.h"
+#include "scaling.h"
+#include "support.h"
+
+namespace dlfp4 {
+namespace {
+
+const char *level_name;
+Guarded a_memory, b_memory, a_scale_memory, b_scale_memory, result_memory;
+
+void report(bool good, const char *test, const char *name, int64_t rows, int64_t columns, int64_t length) {
+  char detail[256];
+  snprintf(detail, sizeof(detail), "%s, %s, %ld x %ld of %ld elements", level_name, name, static_cast<long>(rows),
+           static_cast<long>(columns), static_cast<long>(length));
+  check(good, test, detail);
+}
+
+// --- Operands --------------------------------------------------------------------------------
+
+// Lines of one length with their values in float64.
+struct Side {
+  dlfp4_lines lines;
+  std::vector<double> values;
+};
+
+double value_of(int row, uint64_t code) {
+  const Format f = kFormats[row];
+  if (is_float(f)) return value_of_code(row, code);
+  const bool negative = dlfp4_dtypes[row].code == 0 && code >> (f.bits - 1) & 1;
+  return static_cast<double>(code & low_bits(f.bits)) - (negative ? ldexp(1, f.bits) : 0);
+}
+
+void fill_with_noise(uint8_t *data, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; ++i) data[i] = static_cast<uint8_t>(random_bits());
+}
+
+// Floats whose products neither overflow nor vanish, with a NaN or an infinity now and then where asked for.
+uint64_t moderate_code(int row, bool specials) {
+  const uint64_t noise = random_bits();
+  const uint64_t special = special_code(row);
+  if (specials && random_below(40) == 0 && !isfinite(value_of(row, special))) return special;
+  if (kFormats[row].bits <= 8) {
+    const double value = value_of(row, noise);
+    return isfinite(value) ? noise : 0;
+  }
+  return code_of_value(row, ldexp(static_cast<double>(noise % 4001) - 2000, static_cast<int>(random_below(12)) - 10));
+}
+
+Side plain_side(Guarded *memory, Type type, int64_t lines, int64_t length, bool specials) {
+  Side side = {};
+  const int64_t bytes = bytes_for(type, lines * length);
+  uint8_t *const data = memory->end - bytes;
+  const dlfp4_dtype_row &row = dlfp4_dtypes[type.row];
+  fill_with_noise(data, bytes);
+  for (int64_t i = 0; i < lines * length; ++i) {
+    if (!is_sub_byte(type.row)) {
+      const uint64_t bits = row.specials == DLFP4_NONE ? random_bits() : moderate_code(type.row, specials);
+      Code code = {};
+      memcpy(code.byte, &bits, sizeof(bits));
+      put_element(type, data, i, code);
+    }
+    uint64_t bits;
+    memcpy(&bits, get_element(type, data, i).byte, sizeof(bits));
+    side.values.push_back(value_of(type.row, bits));
+  }
+  side.lines.blocks = {data, {1, 1}, nullptr, {0, 0}, 0, 0, length};
+  side.lines.format = -1;
+  side.lines.code = row.code;
+  side.lines.bits = row.bits;
+  side.lines.padded = row.bits < 8 && !type.packed;
+  side.lines.decode = 1;
+  side.lines.step = length;
+  return side;
+}
+
+uint32_t moderate_scale(int kind, bool specials) {
+  if (specials && random_below(60) == 0) return kind == DLFP4_LARGEST ? 0x7FC00000 : kind == DLFP4_POWER ? 0xFF : 0x7F;
+  if (kind == DLFP4_LARGEST) return bits_of(static_cast<float>(random_below(1000)) / 64);
+  if (kind == DLFP4_POWER) return static_cast<uint32_t>(random_below(30)) + 112;
+  return static_cast<uint32_t>(random_below(127));
+}
+
+// `length` elements of a format's lines, stored in whole blocks; what lies beyond them is noise.
+Side scaled_side(Guarded *memory, Guarded *scale_memory, int number, int64_t lines, int64_t length, bool specials) {
+  const dlfp4_format_row &format = dlfp4_formats[number];
+  const Type type = {format.element, true};
+  const int64_t block = format.length ? format.length : length + 1, group = format.repeats ? 1 : format.lines;
+  const int64_t stored = is_sub_byte(type.row) ? (length + block - 1) / block * block : length;
+  const int64_t blocks = format.length ? (stored + block - 1) / block : 1, item = dlfp4_dtypes[format.scale].bits / 8;
+  const int64_t scale_lines = format.length ? (lines + group - 1) / group : 1;
+  Side side = plain_side(memory, type, lines, stored, specials);
+  uint8_t *const scales = scale_memory->end - scale_lines * blocks * item;
+  for (int64_t i = 0; i < scale_lines * blocks; ++i) {
+    const uint32_t scale = moderate_scale(format.kind, specials);
+    memcpy(scales + i * item, &scale, static_cast<size_t>(item));
+  }
+  side.lines.blocks = {side.lines.blocks.data, {stored, 1}, scales, {blocks, 1}, 0, 0, stored};
+  side.lines.format = number;
+  side.lines.step = 1;
+  side.lines.decode = format.kind == DLFP4_TWO_LEVEL ? 0.0625f : 1.0f;
+  std::vector<double> values;
+  for (int64_t i = 0; i < lines * length; ++i) {
+    uint32_t scale = 0;
+    const int64_t line = i / length, k = i % length;
+    const int64_t at = format.length ? line / group * blocks + k / block : 0;
+    memcpy(&scale, scales + at * item, static_cast<size_t>(item));
+    const auto worth = static_cast<double>(decode_scale(scale, format.kind, side.lines.decode));
+    values.push_back(side.values[static_cast<size_t>(line * stored + k)] * worth);
+  }
+  side.values = values;
+  return side;
+}
+
+// --- Comparison ------------------------------------------------------------------------------
+
+// The result of line i of a by line j of b.
+bool is_within_bound(const Side &a, int64_t i, const Side &b, int64_t j, int64_t length, double got) {
+  double sum = 0, magnitudes = 0;
+  for (int64_t k = 0; k < length; ++k) {
+    const double product =
+        a.values[static_cast<size_t>(i * length + k)] * b.values[static_cast<size_t>(j * length + k)];
+    sum += product;
+    magnitudes += fabs(product);
+  }
+  if (isnan(sum)) return isnan(got);
+  if (isinf(sum)) return got == sum;
+  return fabs(got - sum) <= static_cast<double>(length + 1) * ldexp(magnitudes, -24) + ldexp(1, -120);
+}
+
+bool is_exact(const Side &a, const Side &b, int64_t length, double got) {
+  double sum = 0;
+  for (int64_t k = 0; k < length; ++k) sum += a.values[static_cast<size_t>(k)] * b.values[static_cast<size_t>(k)];
+  return got == static_cast<double>(static_cast<float>(sum));
+}
+
+// --- Dots ------------------------------------------------------------------------------------
+
+void check_dot(const Side &a, const Side &b, int64_t length, bool exact, const char *name) {
+  float got = -1;
+  const dlfp4_status status = dlfp4_vecdot(&a.lines, &b.lines, 1, length, &got, 1);
+  const bool right = exact ? is_exact(a, b, length, static_cast<double>(got))
+                           : is_within_bound(a, 0, b, 0, length, static_cast<double>(got));
+  report(status == DLFP4_OK && right, "dot", name, 1, 1, length);
+}
+
+int64_t length_numbered(int number) { return number <= 140 ? number : number * 37 + random_below(64); }
+
+void test_plain(int row, bool packed) {
+  const Type type = {row, packed};
+  const bool exact = dlfp4_dtypes[row].specials == DLFP4_NONE || dlfp4_dtypes[row].specials == DLFP4_FINITE;
+  for (int number = 0; number < 170; ++number) {
+    const int64_t length = length_numbered(number);
+    const Side a = plain_side(&a_memory, type, 1, length, number % 3 == 0);
+    check_dot(a, plain_side(&b_memory, type, 1, length, false), length, exact, name_of(type));
+  }
+}
+
+bool has_dots(int row) {
+  const dlfp4_dtype_row &type = dlfp4_dtypes[row];
+  if (type.specials == DLFP4_NONE) return type.code <= 1 && type.bits <= 8;
+  return type.specials != DLFP4_E8M0 && type.bits <= 32;
+}
+
+void test_plain_dots() {
+  for (int row = 0; row < DLFP4_NUM_DTYPES; ++row) {
+    if (!has_dots(row)) continue;
+    test_plain(row, false);
+    if (is_sub_byte(row)) test_plain(row, true);
+  }
+}
+
+void test_scaled_dots() {
+  const Type bfloat = {DLFP4_bfloat16, false};
+  for (int number = 0; number < DLFP4_NUM_FORMATS; ++number)
+    for (int round = 1; round < 60; ++round) {
+      const int64_t length = round < 40 ? 16 * round : random_below(6000);
+      const Side a = scaled_side(&a_memory, &a_scale_memory, number, 1, length, round % 3 == 0);
+      check_dot(a, scaled_side(&b_memory, &b_scale_memory, number, 1, length, false), length, false,
+                dlfp4_formats[number].name);
+      check_dot(a, plain_side(&b_memory, bfloat, 1, length, false), length, false, dlfp4_formats[number].name);
+    }
+}
+
+// 2^26 elements of the largest value: the sum is exact, and far beyond 32 bits.
+void test_no_wrap() {
+  constexpr int64_t kLength = 1 << 26;
+  const int rows[] = {DLFP4_float4_e2m1fn, DLFP4_float6_e2m3fn, DLFP4_float6_e3m2fn, DLFP4_int8, DLFP4_uint4};
+  const uint8_t codes[] = {0x77, 0, 0, 0x80, 0xFF};
+  std::vector<uint8_t> data(static_cast<size_t>(kLength));
+  for (size_t i = 0; i < 5; ++i) {
+    const Type type = {rows[i], true};
+    const uint64_t largest = is_float(kFormats[rows[i]]) ? largest_finite_code(kFormats[rows[i]]) : codes[i];
+    const uint64_t four = largest * 0x41041;  // of 6 bits each
+    for (int64_t byte = 0; byte < bytes_for(type, kLength); ++byte)
+      data[static_cast<size_t>(byte)] =
+          kFormats[rows[i]].bits == 6 ? static_cast<uint8_t>(four >> 8 * (byte % 3)) : codes[i];
+    Side side = plain_side(&a_memory, type, 1, 0, false);
+    side.lines.blocks.data = data.data();
+    side.lines.blocks.length = kLength;
+    float got = 0;
+    dlfp4_vecdot(&side.lines, &side.lines, 1, kLength, &got, 1);
+    const double value = value_of(rows[i], largest & low_bits(kFormats[rows[i]].bits));
+    report(static_cast<double>(got) == value * value * kLength, "no wrap", name_of(type), 1, 1, kLength);
+  }
+}
+
+// --- Matrices --------------------------------------------------------------------------------
+
+bool multiply(const Side &a, const Side &b, int64_t rows, int64_t columns, int64_t length, dlfp4_activation activation,
+              float *result) {
+  const dlfp4_matrix matrix = {result, rows, columns, {columns, 1}, 2, 32};
+  const dlfp4_matmul_options options = {activation, 1.0f};
+  const int64_t bytes = dlfp4_matmul_workspace(&a.lines, &b.lines, length, &matrix, &options);
+  if (bytes < 0) return false;
+  std::vector<uint8_t> workspace(static_cast<size_t>(bytes), 0xFF);
+  return dlfp4_matmul(&a.lines, &b.lines, length, &matrix, &options, workspace.data()) == DLFP4_OK;
+}
+
+void check_matmul(const Side &a, const Side &b, int64_t rows, int64_t columns, int64_t length, const char *name) {
+  float *const result = reinterpret_cast<float *>(result_memory.end) - rows * columns;
+  memset(result, 0xFF, static_cast<size_t>(rows * columns) * sizeof(float));
+  bool right = multiply(a, b, rows, columns, length, DLFP4_ACTIVATION_EXACT, result);
+  for (int64_t i = 0; right && i < rows; ++i)
+    for (int64_t j = 0; right && j < columns; ++j)
+      right = is_within_bound(a, i, b, j, length, static_cast<double>(result[i * columns + j]));
+  report(right, "matmul", name, rows, columns, length);
+}
+
+void test_matmuls() {
+  const Type plain[] = {
+      {DLFP4_float32, false}, {DLFP4_bfloat16, false}, {DLFP4_float16, false}, {DLFP4_float8_e4m3fn, false}};
+  for (int number = 0; number < DLFP4_NUM_FORMATS; ++number)
+    for (int round = 0; round < 24; ++round) {
+      const int64_t rows = 1 + random_below(round % 3 ? 9 : 230), columns = 1 + random_below(70);
+      const int64_t length = round % 5 ? 16 * random_below(40) : random_below(2300);
+      const Side b = scaled_side(&b_memory, &b_scale_memory, number, columns, length, round % 6 == 1);
+      const char *name = dlfp4_formats[number].name;
+      check_matmul(plain_side(&a_memory, plain[round % 4], rows, length, round % 6 == 2), b, rows, columns, length,
+                   name);
+      const int other = round % 2 ? number : static_cast<int>(random_below(DLFP4_NUM_FORMATS));
+      check_matmul(scaled_side(&a_memory, &a_scale_memory, other, rows, length, round % 6 == 3), b, rows, columns,
+                   length, name);
+    }
+}
+
+// Rounding to int8 costs at most half a step of each block's largest magnitude.
+void test_rounded_activations() {
+  for (int number : {DLFP4_FORMAT_nvfp4, DLFP4_FORMAT_mxfp4})
+    for (int round = 0; round < 10; ++round) {
+      const int64_t rows = 1 + random_below(20), columns = 1 + random_below(40), length = 32 * (1 + random_below(40));
+      const Side a = plain_side(&a_memory, {DLFP4_float32, false}, rows, length, false);
+      const Side b = scaled_side(&b_memory, &b_scale_memory, number, columns, length, false);
+      std::vector<float> result(static_cast<size_t>(rows * columns));
+      bool right = multiply(a, b, rows, columns, length, DLFP4_ACTIVATION_INT8, result.data());
+      double largest = 0, weights = 0, sum = 0;
+      for (int64_t k = 0; k < length; ++k) {
+        largest = fmax(largest, fabs(a.values[static_cast<size_t>(k)]));
+        weights += fabs(b.values[static_cast<size_t>(k)]);
+        sum += a.values[static_cast<size_t>(k)] * b.values[static_cast<size_t>(k)];
+      }
+      right = right && fabs(static_cast<double>(result[0]) - sum) <= largest / 127 * 0.51 * weights + 1e-6;
+      report(right, "int8 activations", dlfp4_formats[number].name, rows, columns, length);
+    }
+}
+
+// --- Threads, errors -------------------------------------------------------------------------
+
+void test_threads() {
+  constexpr int64_t kLength = 700001;
+  const Type e4m3 = {DLFP4_float8_e4m3fn, false};
+  const Side a = plain_side(&a_memory, e4m3, 1, kLength, false), b = plain_side(&b_memory, e4m3, 1, kLength, false);
+  float results[3];
+  for (int threads = 1; threads <= 3; ++threads) {
+    dlfp4_set_num_threads(threads);
+    dlfp4_vecdot(&a.lines, &b.lines, 1, kLength, &results[threads - 1], 1);
+  }
+  dlfp4_set_num_threads(0);
+  report(results[0] == results[1] && results[0] == results[2], "threads", "float8_e4m3fn", 1, 1, kLength);
+}
+
+void test_errors() {
+  level_name = "any level";
+  float result;
+  const Side f32 = plain_side(&a_memory, {DLFP4_float32, false}, 1, 4, false);
+  const Side int8 = plain_side(&b_memory, {DLFP4_int8, false}, 1, 4, false);
+  const Side e8m0 = plain_side(&b_scale_memory, {DLFP4_float8_e8m0fnu, false}, 1, 4, false);
+  check(dlfp4_vecdot(&f32.lines, &int8.lines, 1, 4, &result, 1) == DLFP4_E_DTYPE, "errors", "float by integer");
+  check(dlfp4_vecdot(&e8m0.lines, &e8m0.lines, 1, 4, &result, 1) == DLFP4_E_DTYPE, "errors", "scales");
+  check(dlfp4_vecdot(&f32.lines, &f32.lines, 1, 5, &result, 1) == DLFP4_E_SHAPE, "errors", "too short");
+  check(dlfp4_vecdot(&int8.lines, &int8.lines, 1, 0, &result, 1) == DLFP4_OK && result == 0, "errors", "nothing");
+  check(!multiply(f32, int8, 1, 1, 4, DLFP4_ACTIVATION_EXACT, &result), "errors", "matmul of integers");
+  check(!multiply(f32, f32, 1, 1, 4, DLFP4_ACTIVATION_INT8, &result), "errors", "int8 without FP4");
+}
+
+void test_level(const char *name) {
+  level_name = name;
+  test_plain_dots();
+  test_scaled_dots();
+  test_no_wrap();
+  test_matmuls();
+  test_rounded_activations();
+  test_threads();
+  printf("%s: %ld checks, %ld failures\n", name, checks, failures);
+}
+
+}  // namespace
+}  // namespace dlfp4
+
+int main() {
+  if (!dlfp4_isa()) {
+    printf("DLFP4_ISA names a level that is not there\n");
+    return 2;
+  }
+  dlfp4::test_errors();
+  dlfp4::each_level(dlfp4::test_level);
+  printf("%ld checks, %ld failures\n", dlfp4::checks, dlfp4::failures);
+  return dlfp4::failures != 0;
+}

@@ -1,0 +1,291 @@
+"""dot and vecdot against float64 sums of the decoded operands: types, formats, axes, batches, strides, specials."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import dlfp4
+
+from .block_reference import FORMATS
+from .reference import BITS, SUBBYTE, available_levels, dtype_of, native_cast, of_codes, python_at
+
+FLOATS = [name for name in BITS if "int" not in name and name not in ("float64", "float8_e8m0fnu")]
+INTEGERS = ["int2", "uint2", "int4", "uint4", "int8", "uint8"]
+EXACT = [*INTEGERS, "float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"]
+LENGTHS = [0, 1, 2, 7, 31, 64, 129, 1000]
+
+
+def elements(name, shape, seed=0):
+    """Finite ones, of moderate size where the type is wide."""
+    rng = np.random.default_rng([seed, *np.atleast_1d(shape)])
+    if name in INTEGERS:
+        info = ml_dtypes.iinfo(dtype_of(name))
+        return rng.integers(int(info.min), int(info.max) + 1, shape).astype(dtype_of(name))
+    return native_cast(rng.normal(size=shape).astype(np.float32), name)
+
+
+def wide(x):
+    """float64 values of anything."""
+    if isinstance(x, dlfp4.ScaledTensor):
+        x = x.dequantize()
+    array = x.to_numpy() if isinstance(x, dlfp4.Tensor) else x
+    return array.astype(np.float64)
+
+
+def tensor(array, packed):
+    """A Tensor of an array, below 8 bits packed or padded."""
+    return dlfp4.pack(array) if packed else dlfp4.asarray(array)
+
+
+def assert_bound(got, a, b, axis=-1):
+    """The bound of the products: K * 2**-24 * sum |a b|, and the rounding to float32."""
+    length = a.shape[axis]
+    expected, magnitudes = (a * b).sum(axis), np.abs(a * b).sum(axis)
+    got = got.to_numpy()
+    assert got.dtype == np.float32
+    assert got.shape == expected.shape
+    assert (np.abs(got - expected) <= (length + 1) * 2.0**-24 * magnitudes + 2.0**-126).all()
+
+
+# ---- types ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize(
+    ("name", "packed"),
+    [(n, p) for n in dict.fromkeys([*FLOATS, *INTEGERS]) for p in (False, True) if not p or n in SUBBYTE],
+)
+def test_every_type(name, packed, length):
+    a, b = elements(name, length), elements(name, length, seed=1)
+    got = dlfp4.dot(tensor(a, packed), tensor(b, packed))
+    assert got.shape == ()
+    assert_bound(got, wide(a), wide(b))
+    if name in EXACT:
+        assert float(got) == np.float32((wide(a) * wide(b)).sum())
+
+
+def test_one_side_packed_and_the_other_padded():
+    for name in ("float4_e2m1fn", "float6_e3m2fn", "int4"):
+        a, b = elements(name, 5001), elements(name, 5001, seed=1)
+        assert float(dlfp4.dot(dlfp4.pack(a), b)) == np.float32((wide(a) * wide(b)).sum())
+
+
+def test_high_bits_of_padded_elements_do_not_count():
+    a, b = elements("float4_e2m1fn", 500), elements("float4_e2m1fn", 500, seed=1)
+    noisy = (a.view(np.uint8) | 0xA0).view(a.dtype)
+    assert float(dlfp4.dot(noisy, b)) == np.float32((wide(a) * wide(b)).sum())
+
+
+def test_two_floating_point_types():
+    a, b = elements("bfloat16", (3, 700)), elements("float6_e2m3fn", (3, 700), seed=1)
+    assert_bound(dlfp4.vecdot(a, dlfp4.pack(b)), wide(a), wide(b))
+
+
+@pytest.mark.parametrize(
+    ("a", "b"), [("float8_e8m0fnu", "float8_e8m0fnu"), ("float32", "int8"), ("int8", "int4"), ("float64", "float64")]
+)
+def test_types_without_products(a, b):
+    with pytest.raises(TypeError, match="has no dot product of"):
+        dlfp4.dot(np.zeros(4, dtype_of(a)), np.zeros(4, dtype_of(b)))
+
+
+# ---- formats -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [16, 48, 128, 4096])
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format(name, length):
+    x, y = elements("float32", (16, length)), elements("float32", (16, length), seed=1)
+    a, b = (dlfp4.quantize(value, name, pad=True) for value in (x, y))
+    assert_bound(dlfp4.vecdot(a, b), wide(a), wide(b))
+    for other in ("float32", "bfloat16", "float16", "float8_e4m3fn"):
+        activation = native_cast(y, other)
+        assert_bound(dlfp4.vecdot(a, activation), wide(a), wide(activation))
+        assert_bound(dlfp4.vecdot(activation, a), wide(a), wide(activation))
+
+
+@pytest.mark.parametrize("layout", ["128x4", "8x4", "aiter"])
+@pytest.mark.parametrize("name", ["nvfp4", "mxfp4", "mxfp8_e4m3"])
+def test_scale_layouts(name, layout):
+    x, y = elements("float32", (40, 256)), elements("float32", (40, 256), seed=1)
+    a, b = dlfp4.quantize(x, name, scale_layout=layout), dlfp4.quantize(y, name)
+    linear = dlfp4.vecdot(dlfp4.quantize(x, name), b).tolist()
+    assert dlfp4.vecdot(a, b).tolist() == linear
+    assert dlfp4.vecdot(b, a).tolist() == linear
+
+
+def test_one_line_of_any_stride():
+    q = dlfp4.quantize(elements("float32", (3, 64)), "nvfp4")
+    data = np.zeros((1, 33), np.uint8)[:, :32]
+    data[...] = q.data.view("uint8").to_numpy()[:1]
+    odd = np.lib.stride_tricks.as_strided(data, (1, 32), (7, 1))
+    one = dlfp4.ScaledTensor.from_parts(odd, q.scales[:1], q.global_scale, format="nvfp4")
+    assert dlfp4.vecdot(one, one).tolist() == dlfp4.vecdot(q, q).tolist()[:1]
+
+
+def test_two_formats():
+    names = list(FORMATS)
+    for name, other in zip(names, names[3:] + names[:3], strict=True):
+        a, b = (dlfp4.quantize(elements("float32", (16, 256), seed), n) for seed, n in enumerate((name, other)))
+        assert_bound(dlfp4.vecdot(a, b), wide(a), wide(b))
+
+
+def test_incomplete_blocks():
+    for name in ("nvfp4", "mxfp4", "mxfp6_e2m3", "mxfp8_e5m2", "fp8_1x128"):
+        a, b = (dlfp4.quantize(elements("float32", (3, 77), seed), name, pad=True) for seed in (0, 1))
+        assert_bound(dlfp4.vecdot(a, b), wide(a), wide(b))
+
+
+def test_columns():
+    x, y = elements("float32", (64, 5)), elements("float32", (64, 5), seed=1)
+    for name in ("nvfp4", "mxfp4", "mxfp8_e4m3"):
+        a, b = (dlfp4.quantize(value, name, axis=-2) for value in (x, y))
+        assert_bound(dlfp4.vecdot(a, b, axis=-2), wide(a), wide(b), axis=0)
+        assert_bound(dlfp4.vecdot(a, y, axis=0), wide(a), wide(y), axis=0)
+        with pytest.raises(ValueError, match="with blocks along axis -2"):
+            dlfp4.vecdot(a, b)
+
+
+def test_batches_of_blocks():
+    x, y = elements("float32", (2, 3, 4, 64)), elements("float32", (3, 1, 64), seed=1)
+    a, b = dlfp4.quantize(x, "nvfp4"), dlfp4.quantize(y, "nvfp4")
+    assert_bound(dlfp4.vecdot(a, b), wide(a), np.broadcast_to(wide(b), x.shape))
+
+
+@pytest.mark.parametrize("name", ["nvfp4", "mxfp4", "mxfp6_e3m2", "mxfp8_e4m3"])
+def test_largest_scales(name):
+    """Blocks of zeros stay zeros under the largest scales; the smallest do not vanish."""
+    q = dlfp4.quantize(np.zeros((2, 128), np.float32), name)
+    largest = 0x7E if name == "nvfp4" else 0xFE
+    scales = of_codes(np.full(q.scales.shape, largest, np.uint8), q.scales.dtype.name)
+    a = dlfp4.ScaledTensor.from_parts(q.data, scales, q.global_scale, format=name)
+    assert dlfp4.vecdot(a, a).tolist() == [0, 0]
+
+
+# ---- shapes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2, -1, -3])
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float4_e2m1fn", "float32", "int8"])
+def test_axes(name, axis):
+    a, b = elements(name, (5, 6, 70)), elements(name, (5, 6, 70), seed=1)
+    assert_bound(dlfp4.vecdot(a, b, axis), wide(a), wide(b), axis)
+    if name in SUBBYTE:
+        assert_bound(dlfp4.vecdot(dlfp4.pack(a), dlfp4.pack(b), axis), wide(a), wide(b), axis)
+
+
+def test_broadcasting():
+    a, b = elements("bfloat16", (4, 1, 3, 33)), elements("bfloat16", (5, 1, 33), seed=1)
+    assert_bound(dlfp4.vecdot(a, b), *np.broadcast_arrays(wide(a), wide(b)))
+
+
+def test_packed_lines_that_start_within_a_byte():
+    a, b = elements("float4_e2m1fn", (7, 33)), elements("float4_e2m1fn", (7, 33), seed=1)
+    assert_bound(dlfp4.vecdot(dlfp4.pack(a), dlfp4.pack(b)), wide(a), wide(b))
+    assert_bound(dlfp4.vecdot(dlfp4.pack(a).T, dlfp4.pack(b).T, axis=0), wide(a), wide(b))
+
+
+@pytest.mark.parametrize("step", [2, -1, -3])
+def test_strides_and_offsets(step):
+    for name in ("float8_e5m2", "float16", "int8"):
+        a, b = elements(name, (9, 300)), elements(name, (9, 300), seed=1)
+        left, right = a[1::2, 3::step], b[1::2, 3::step]
+        assert_bound(dlfp4.vecdot(dlfp4.asarray(a)[1::2, 3::step], right), wide(left), wide(right))
+        assert_bound(dlfp4.vecdot(left, right), wide(left), wide(right))
+
+
+def test_nothing():
+    assert float(dlfp4.dot(np.zeros(0, np.int8), np.zeros(0, np.int8))) == 0
+    assert dlfp4.vecdot(np.zeros((3, 0), np.float32), np.zeros((3, 0), np.float32)).tolist() == [0, 0, 0]
+    assert dlfp4.vecdot(np.zeros((0, 4), np.float32), np.zeros((0, 4), np.float32)).shape == (0,)
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="both need the same number"):
+        dlfp4.dot(np.zeros(4, np.int8), np.zeros(5, np.int8))
+    with pytest.raises(ValueError, match="do not broadcast: 2 is not 3"):
+        dlfp4.vecdot(np.zeros((2, 4), np.int8), np.zeros((3, 4), np.int8))
+    with pytest.raises(ValueError, match="dot takes two vectors"):
+        dlfp4.dot(np.zeros((2, 4), np.int8), np.zeros((2, 4), np.int8))
+    with pytest.raises(ValueError, match="0-d"):
+        dlfp4.dot(np.zeros((), np.int8), np.zeros((), np.int8))
+    with pytest.raises(ValueError, match="axis=2 of a, which has 1 dimensions"):
+        dlfp4.vecdot(np.zeros(4, np.int8), np.zeros(4, np.int8), axis=2)
+
+
+# ---- numbers -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "bfloat16", "float16", "float32"])
+def test_nan_and_infinity(name):
+    ones = native_cast(np.ones(200, np.float32), name)
+    for special in (np.nan, np.inf, -np.inf):
+        a = ones.copy()
+        with np.errstate(all="ignore"):
+            a[117] = special
+        value = float(a[117])
+        got = float(dlfp4.dot(a, ones))
+        assert got == value or (np.isnan(value) and np.isnan(got))
+        if np.isinf(value):
+            b = ones.copy()
+            b[117] = 0
+            assert np.isnan(float(dlfp4.dot(a, b)))
+            a[5] = -special
+            assert np.isnan(float(dlfp4.dot(a, ones)))
+
+
+@pytest.mark.parametrize("name", ["nvfp4", "mxfp4", "mxfp6_e2m3", "mxfp8_e4m3"])
+def test_nan_blocks(name):
+    x = np.ones((4, 256), np.float32)
+    x[1, 37], x[3, 255] = np.nan, np.inf
+    q, one = dlfp4.quantize(x, name), dlfp4.quantize(np.ones((4, 256), np.float32), name)
+    assert np.isnan(dlfp4.vecdot(q, one).to_numpy()).tolist() == [False, True, False, True]
+    assert np.isnan(dlfp4.vecdot(np.ones(256, np.float32), q).to_numpy()).tolist() == [False, True, False, True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["float4_e2m1fn", "int8", "float8_e4m3fn", "bfloat16", "float32"])
+def test_long_sums_of_one_sign(name):
+    value = {"float4_e2m1fn": 6, "int8": -128, "float8_e4m3fn": 448}.get(name, 1.5)
+    a = native_cast(np.full(1 << 26, value, np.float32 if name != "int8" else np.int8), name)
+    got = float(dlfp4.dot(dlfp4.pack(a) if name in SUBBYTE else a, dlfp4.pack(a) if name in SUBBYTE else a))
+    assert abs(got / (value * value * 2.0**26) - 1) <= 1e-5
+
+
+def test_long_sums_of_one_sign_keep_their_digits():
+    a = np.full(1 << 20, 1.1, np.float32)
+    assert abs(float(dlfp4.dot(a, a)) / (float(a[0]) ** 2 * 2.0**20) - 1) <= 2e-6
+
+
+def test_threads_do_not_change_results():
+    a, b = elements("float8_e4m3fn", 3_000_001), elements("float8_e4m3fn", 3_000_001, seed=1)
+    q = dlfp4.quantize(elements("float32", (600, 4096)), "nvfp4")
+    results = []
+    for threads in (1, 2, 3, 0):
+        dlfp4.set_num_threads(threads)
+        results.append((float(dlfp4.dot(a, b)), dlfp4.vecdot(q, q).tolist()))
+    assert all(result == results[0] for result in results)
+
+
+LEVEL = """
+import numpy as np, dlfp4
+x = np.random.default_rng(0).integers(-4, 5, (3, 999)).astype("float32")
+for name in ("float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"):
+    for packed in (True, False):
+        print(dlfp4.vecdot(dlfp4.cast(x, name, packed=packed), dlfp4.cast(x[::-1], name, packed=packed)).tolist())
+"""
+
+
+def test_levels_agree_where_sums_are_exact():
+    found = {level: python_at(level, "-c", LEVEL).stdout for level in available_levels()}
+    assert len(set(found.values())) == 1
+    assert found["scalar"].count("[") == 6
+
+
+def test_torch():
+    torch = pytest.importorskip("torch")
+    a = torch.randn(4, 128).to(torch.float8_e4m3fn)
+    expected = (a.float() * a.float()).sum(-1)
+    assert torch.allclose(torch.from_dlpack(dlfp4.vecdot(a, a)), expected, rtol=1e-5)
+    q = dlfp4.quantize(torch.randn(4, 128), "nvfp4")
+    assert_bound(dlfp4.vecdot(q.data, q.data), wide(q.data), wide(q.data))
