@@ -7,8 +7,9 @@ of failing at it. To add one, write its functions and append its row to ``BACKEN
 from __future__ import annotations
 
 import importlib.util
+import operator
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -21,7 +22,10 @@ from dlfp4._core import (
     _check_result,
     _multiply_on_host,
     _parse_dtype,
+    _written_on,
     asarray,
+    cast,
+    dequantize,
     empty,
 )
 
@@ -51,6 +55,7 @@ class Problem:
     dtype: np.dtype[Any]
     alpha: float = 1.0
     activation: Literal["int8"] | None = None
+    stream: _Stream | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -158,24 +163,97 @@ def torch_missing() -> str | None:
 
 
 def torch_supports(problem: Problem) -> str | None:
-    """Whatever can be decoded to float32 on the host."""
+    """Whatever can be decoded, both on the host or both on one CUDA device."""
     if problem.activation is not None:
         return "it multiplies decoded values and does not round activations; leave activation out"
-    return not_on_host(problem) or not_floats(problem)
+    return not_together(problem) or not_floats(problem)
+
+
+def not_together(problem: Problem) -> str | None:
+    """Whether the operands lie apart, or where PyTorch does not multiply."""
+    a, b = problem.a.device, problem.b.device
+    if "cuda" not in (a.type, b.type):
+        return not_on_host(problem)
+    return None if a == b else f"a lies on {a}, b on {b}; bring them together with .to_device({str(a)!r})"
 
 
 def torch_run(problem: Problem, tactic: str, out: Tensor) -> None:  # noqa: ARG001
-    """Both sides as float32, so that operands are exact."""
+    """On the host both sides as float32, so that operands are exact."""
     import torch
 
+    if problem.a.device.type == "cuda":
+        return torch_run_on_cuda(problem, out)
     a, b = (decode(x).to_torch() for x in (problem.a, problem.b))
     product = torch.matmul(a, b) * problem.alpha
     out.to_torch().copy_(product)
+    return None
 
 
 def decode(x: Operand) -> Tensor:
     """An operand's values."""
     return x.dequantize("float32") if isinstance(x, ScaledTensor) else asarray(x, dtype="float32")
+
+
+def torch_run_on_cuda(problem: Problem, out: Tensor) -> None:
+    """By tensor cores, where a type of 16 bits holds both sides: they sum in float32, and nothing is rounded before.
+
+    What scales a whole tensor multiplies the float32 result.
+    """
+    import torch
+
+    name = next(
+        t for t in ("bfloat16", "float16", "float32") if all(t in exact_types(x) for x in (problem.a, problem.b))
+    )
+    with torch.cuda.device(problem.a.device.index), torch.cuda.stream(torch_stream(problem.stream)):
+        here = torch.cuda.current_stream()
+        (a, a_scale), (b, b_scale) = (values_on_cuda(x, name, here) for x in (problem.a, problem.b))
+        options = {} if name == "float32" else {"out_dtype": torch.float32}
+        product = torch.mm(a.reshape(-1, a.shape[-1]), b, **options)
+        for factor in (problem.alpha, a_scale, b_scale):
+            if factor is not None:
+                product *= factor
+        out.to_torch().copy_(product.reshape(out.shape))
+        _written_on(out, here.cuda_stream)
+
+
+def torch_stream(stream: Any) -> Any:
+    """A stream, in any of the forms that operations take, as PyTorch's."""
+    import torch
+
+    if stream is None or isinstance(stream, torch.cuda.Stream):
+        return stream
+    handle = stream.__cuda_stream__()[1] if hasattr(stream, "__cuda_stream__") else operator.index(stream)
+    return torch.cuda.ExternalStream(handle)
+
+
+def exact_types(x: Operand) -> tuple[str, ...]:
+    """The types that hold an operand's values, but for a scale of the whole tensor, exactly."""
+    if isinstance(x, ScaledTensor):
+        if x.format.kind == "two_level" or x.format.block is None:  # 6 significant bits, from 2**-10 to 2688; FP8
+            return RESULTS
+        # MX: 4 significant bits and bfloat16's exponents, down to 2**-126.
+        return ("bfloat16", "float32") if x.format.kind == "power" else ("float32",)
+    if x.dtype.itemsize == 1:
+        return RESULTS
+    return (x.dtype.name, "float32")
+
+
+def values_on_cuda(x: Operand, name: str, stream: Any) -> tuple[Any, Any]:
+    """An operand as a PyTorch tensor of some type, and the scale of the whole tensor, if it is left out of that."""
+    if not isinstance(x, ScaledTensor):
+        return (x if x.dtype.name == name else cast(x, name, stream=stream)).to_torch(), None
+    if x.axis == -2 and x.ndim == 2:  # the lines of its transpose are rows: less to turn around
+        values, scale = values_on_cuda(x.mT, name, stream)
+        return values.T, scale
+    if x.format.block is None:
+        return cast(x.data, name, stream=stream).to_torch().reshape(x.shape), x.scales.to_torch()
+    if x.global_scale is None:
+        return dequantize(x, name, stream=stream).to_torch(), None
+    scale = x.global_scale.to_torch()
+    bare = ScaledTensor.from_parts(
+        x.data, x.scales, scale.new_ones(()), format=x.format, axis=x.axis, scale_layout=x.scale_layout, shape=x.shape
+    )
+    return dequantize(bare, name, stream=stream).to_torch(), scale
 
 
 # ---- The table, in the order in which `auto` asks
@@ -340,7 +418,7 @@ def matmul(
     """
     if out is not None and out_dtype is None:
         out_dtype = asarray(out).dtype
-    problem = make_problem(a, b, alpha, out_dtype, activation)
+    problem = replace(make_problem(a, b, alpha, out_dtype, activation), stream=stream)
     chosen = choose(problem, backend)
     if stream is not None and problem.a.device.type == "cpu":
         raise ValueError(f"stream={stream!r}: host memory has no streams; pass None")
