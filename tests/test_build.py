@@ -50,6 +50,14 @@ def test_the_gpus_compiled_for_are_printed(tmp_path, decision):
 
 
 @needs_cmake
+def test_an_older_nvcc_leaves_families_to_ptx(tmp_path):
+    options = [fake_nvcc(tmp_path, "12.4.99"), "-DDLFP4_CUDA_ARCHITECTURES=80;90a;100f;120f"]
+    status, output = configure(tmp_path, *options)
+    assert status == 0, output
+    assert f"CUDA kernels for 80 90a by {tmp_path}/nvcc 12.4.99" in output
+
+
+@needs_cmake
 def test_an_nvcc_that_miscompiles_is_refused(tmp_path):
     status, output = configure(tmp_path, fake_nvcc(tmp_path, "13.2.1"))
     assert status != 0
