@@ -85,6 +85,7 @@ struct QuantizeParams {
   const uint32_t *amax;
   const float *decode;
   float *keep[2];  // where a given decode scale is written to, or null
+  int steps;       // of a thread, for blocks of one row
 };
 
 struct QuantizeRowsParams {

@@ -50,25 +50,47 @@ __device__ inline void encode_scaled(const EncodeParams &encode, const float *va
   }
 }
 
-// Blocks of one row.
-template <int Src, int Row, int BlockSize, int Kind>
-__device__ inline void quantize_rows(const QuantizeParams &p, const EncodeParams &encode) {
-  constexpr int kBits = kFormats[Row].bits;
-  const int64_t step = global_thread();
-  const bool there = step < p.lines * (p.stored / kStep);
-  const StepPlace at = place_of_step(p.lines, p.stored, there ? step : 0);
+// A step that is loaded, its line and position.
+template <int Src>
+struct LoadedStep {
+  bool there;
+  StepPlace at;
   uint4 raw[kFloatVectors<Src>];
-  load_step<Src>(p.src + (at.line * p.line_stride + at.first) * kFloatBytes<Src>, there, raw);
-  const ScaleRule rule = rule_of_blocks<Kind>(p);
-  const uint32_t largest = largest_of_lanes(largest_of<Src>(raw), BlockSize / kStep - 1);
-  if (!there) return;
+
+  __device__ void load(const QuantizeParams &p, int64_t step) {
+    there = step < p.lines * (p.stored / kStep);
+    at = place_of_step(p.lines, p.stored, there ? step : 0);
+    load_step<Src>(p.src + (at.line * p.line_stride + at.first) * kFloatBytes<Src>, there, raw);
+  }
+};
+
+template <int Src, int Row, int BlockSize, int Kind>
+__device__ inline void quantize_step(const QuantizeParams &p, const EncodeParams &encode, const ScaleRule &rule,
+                                     const LoadedStep<Src> &step) {
+  constexpr int kBits = kFormats[Row].bits;
+  const StepPlace at = step.at;
+  const uint32_t largest = largest_of_lanes(largest_of<Src>(step.raw), BlockSize / kStep - 1);
+  if (!step.there) return;
   float values[kStep];
   uint32_t words[kCodeWords<kBits>];
   const BlockScale scale = scale_of_block<Kind>(rule, largest);
   if (at.first % BlockSize == 0) store_scale<Kind>(p, at.line, at.first / BlockSize, scale.stored);
-  unpack_vectors<Src>(raw, values);
+  unpack_vectors<Src>(step.raw, values);
   encode_scaled<Row, Kind>(encode, values, scale, largest, words);
   store_codes<kBits>(p.data + (at.line * p.data_stride + at.first) * kBits / 8, words);
+}
+
+// Blocks of one row. `p.steps` of a thread lie a block of threads apart, and are loaded before the rule is known: two
+// of 16 bits share its price, where there are enough of them for all multiprocessors.
+template <int Src, int Row, int BlockSize, int Kind>
+__device__ inline void quantize_rows(const QuantizeParams &p, const EncodeParams &encode) {
+  const int64_t number = int64_t{blockIdx.x} * p.steps * kThreads + threadIdx.x;
+  LoadedStep<Src> first, second;
+  first.load(p, number);
+  if (kFloatBytes<Src> == 2 && p.steps == 2) second.load(p, number + kThreads);
+  const ScaleRule rule = rule_of_blocks<Kind>(p);
+  quantize_step<Src, Row, BlockSize, Kind>(p, encode, rule, first);
+  if (kFloatBytes<Src> == 2 && p.steps == 2) quantize_step<Src, Row, BlockSize, Kind>(p, encode, rule, second);
 }
 
 // One scale for the whole tensor, found or given.

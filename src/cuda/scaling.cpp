@@ -137,7 +137,10 @@ int quantize_rows(const Job &job, const FormatInfo &format, int number, uintptr_
   QuantizeRowsParams params = {job.params, encode_params(format.row->element, {DLFP4_NEAREST_EVEN, true})};
   join_rows(&params.quantize, format);
   const KernelNumber kernel = plus(kKernel_rows_float32_nvfp4, kRowKernels * job.x.source + number);
-  return run(kernel, threads_of_rows(params.quantize, format), params, stream);
+  const int64_t threads = threads_of_rows(params.quantize, format);
+  const bool one_row = format.group == 1 && !format.whole;
+  params.quantize.steps = one_row && job.x.item == 2 && threads >= 2 * kThreads * blocks_for_device() ? 2 : 1;
+  return run(kernel, divide_up(threads, params.quantize.steps), params, stream);
 }
 
 // A format's number among the kernels for blocks along columns, or -1.
