@@ -9,8 +9,6 @@
 namespace dlfp4 {
 namespace cuda {
 
-constexpr int kStep = 16;
-
 // --- Floats from memory ----------------------------------------------------------------------
 
 __device__ inline float half_to_float(uint16_t half) {

@@ -17,8 +17,6 @@ namespace dlfp4 {
 namespace cuda {
 namespace {
 
-constexpr int64_t kStep = 16;  // elements a thread of the fast kernels
-
 inline int refuse(dlfp4_status status) { return -(DLFP4_CUDA_REFUSED + status); }
 
 template <class Params>

@@ -13,6 +13,8 @@ namespace dlfp4 {
 namespace cuda {
 
 constexpr int kThreads = 256;
+constexpr int kStep = 16;                          // elements at a time of a thread of the fast kernels
+constexpr int kTileRows = 128, kTileColumns = 64;  // of a block of threads that works along columns
 constexpr int kMostDims = 12;
 
 // One side of a conversion. `stride` belongs to the shape that both sides share.

@@ -62,14 +62,12 @@ QuantizeParams quantize_params(const Lines &x, const FormatInfo &format, const S
 constexpr int kRowKernels = kKernel_rows_bfloat16_nvfp4 - kKernel_rows_float32_nvfp4;
 constexpr int kColumnKernels = kKernel_columns_bfloat16_nvfp4 - kKernel_columns_float32_nvfp4;
 constexpr int kFirstStrip = kKernel_columns_float32_fp8_1x128 - kKernel_columns_float32_nvfp4;
-constexpr int64_t kTileRows = 128, kTileColumns = 64;
 constexpr int64_t kMostSteps = UINT32_MAX;
 static_assert(kRowKernels == DLFP4_NUM_FORMATS, "a kernel for blocks along rows of each format");
 
-// One direction of a call.
+// A direction of a call.
 struct Job {
   const dlfp4_blocks *blocks;  // null: not asked for
-  Direction direction;
   Lines x;
   QuantizeParams params;
 };
@@ -242,7 +240,6 @@ int keep_scale(const dlfp4_cuda_scale &scale, int result, const Lines &x, Tensor
 // What one direction needs; no lines where there is nothing to do.
 int prepare_job(const dlfp4_matrix &x, Direction direction, const FormatInfo &format, const ScaleRule &rule,
                 const dlfp4_recipe &recipe, const dlfp4_blocks *blocks, TensorPlace place, uintptr_t stream, Job *job) {
-  job->direction = direction;
   if (!make_lines(x, direction, &job->x)) return refuse(DLFP4_E_DTYPE);
   if (!blocks) return 0;
   if (blocks->length < job->x.length || !is_addressable(*blocks, format, job->x.lines)) return refuse(DLFP4_E_SHAPE);

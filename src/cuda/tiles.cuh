@@ -10,7 +10,6 @@
 namespace dlfp4 {
 namespace cuda {
 
-constexpr int kTileRows = 128, kTileColumns = 64;
 constexpr int kStepsInTileRow = kTileColumns / kStep, kRowsOfPass = kThreads / kStepsInTileRow;
 constexpr int kTilePasses = kTileRows / kRowsOfPass;
 
