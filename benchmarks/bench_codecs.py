@@ -9,7 +9,7 @@ more is better. With 16 elements the table shows nanoseconds a call instead.
 
 import argparse
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import harness
@@ -84,26 +84,15 @@ PAIRS = [
 
 
 @dataclass
-class Group:
+class Group(harness.Comparison):
     """One pair at one size on some threads: ours, the copy that moves as many bytes, and the peers by column."""
 
     src: Side
     dst: Side
-    elements: int
-    threads: int
-    ours: Case
-    limit: Case
-    peers: dict[str, Case] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
         return f"{self.src} -> {self.dst}"
-
-    @property
-    def best(self) -> Case | None:
-        """The fastest peer."""
-        timed = [case for case in self.peers.values() if case.median is not None]
-        return min(timed, key=lambda case: case.median or 0.0, default=None)
 
     def speed(self, case: Case) -> float | None:
         """GB/s on the side that is wider in memory."""
@@ -230,7 +219,7 @@ def make_group(libs: Libraries, pair: tuple[Side, Side], elements: int, threads:
         ours = Case("dlfp4", "f(x, out=o)", f=dlfp4.pack if dst.packed else dlfp4.unpack, x=source, o=out)
     moved = np.ones((src.bits + dst.bits) * elements // 16, np.uint8)
     limit = Case("copy", "f(o, x)", f=np.copyto, x=moved, o=moved.copy())
-    group = Group(src, dst, elements, threads, ours, limit)
+    group = Group(src, dst, elements=elements, threads=threads, ours=ours, limit=limit)
     candidates = {
         "torch": libs.torch_case(src, dst, x),
         "NumKong": libs.numkong_case(src, dst, x),
@@ -281,23 +270,6 @@ def section_of(group: Group) -> str:
     return f"{what}{group.elements:,} elements, {threads}, {unit}"
 
 
-def record_of(group: Group) -> dict[str, Any]:
-    """A pair as a row of the JSON file."""
-    cases = {"dlfp4": group.ours, "copy": group.limit, **group.peers}
-    best = group.best
-    return {
-        "pair": group.title,
-        "elements": group.elements,
-        "threads": group.threads,
-        "seconds": {name: case.median for name, case in cases.items()},
-        "middle_half": {name: case.spread for name, case in cases.items()},
-        "gigabytes_per_second": {name: group.speed(case) for name, case in cases.items()},
-        "problems": {name: case.problem for name, case in cases.items() if case.problem},
-        "ours_over_best_peer": best and best.ratio(group.ours),
-        "ours_over_limit": group.limit.ratio(group.ours),
-    }
-
-
 def main() -> None:
     """Measure, print, and write what was asked for."""
     parser = argparse.ArgumentParser(description="Speed of conversions between element types on the CPU.")
@@ -329,7 +301,7 @@ def main() -> None:
                 table.sections.setdefault(section_of(groups[-1]), []).append(row_of(groups[-1]))
     table.print()
     if options.json:
-        harness.write_json(options.json, machine, [record_of(group) for group in groups])
+        harness.write_json(options.json, machine, [group.record("pair") for group in groups])
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ transposed copy. From 16 Mi elements on only torchao is measured, and only along
 
 import argparse
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import harness
@@ -53,26 +53,15 @@ class Task:
 
 
 @dataclass
-class Group:
+class Group(harness.Comparison):
     """One task along some axis at one size on some threads: ours, the copy, and the peers by column."""
 
     task: Task
     along: str
-    elements: int
-    threads: int
-    ours: Case
-    limit: Case
-    peers: dict[str, Case] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
         return self.task.title + self.along
-
-    @property
-    def best(self) -> Case | None:
-        """The fastest peer."""
-        timed = [case for case in self.peers.values() if case.median is not None]
-        return min(timed, key=lambda case: case.median or 0.0, default=None)
 
     def speed(self, case: Case) -> float | None:
         """GB/s on the float side, which counts once."""
@@ -146,7 +135,7 @@ def measure(torchao: Torchao, gguf: Any, task: Task, elements: int, threads: int
         limit = Case("copy", "f(o, x)", f=np.copyto, x=octets, o=octets.copy())
         peers = peer_cases(torchao, gguf, task, x, along)
         wanted = {name: case for name, case in peers.items() if name in options.peers}
-        groups.append(Group(task, along, elements, threads, ours, limit, wanted))
+        groups.append(Group(task, along, elements=elements, threads=threads, ours=ours, limit=limit, peers=wanted))
     cases = [case for group in groups for case in (group.ours, group.limit, *group.peers.values())]
     rounds = max(3, options.rounds // 8) if elements >= LARGE else options.rounds
     harness.measure(cases, rounds, options.slice_ms)
@@ -182,23 +171,6 @@ def section_of(group: Group) -> str:
     """The title of the section that it belongs to."""
     threads = "all cores" if group.threads == 0 else f"{group.threads} thread{'s' * (group.threads > 1)}"
     return f"{group.elements:,} elements, {threads}, GB/s on the float side"
-
-
-def record_of(group: Group) -> dict[str, Any]:
-    """A group as a row of the JSON file."""
-    cases = {"dlfp4": group.ours, "copy": group.limit, **group.peers}
-    best = group.best
-    return {
-        "task": group.title,
-        "elements": group.elements,
-        "threads": group.threads,
-        "seconds": {name: case.median for name, case in cases.items()},
-        "middle_half": {name: case.spread for name, case in cases.items()},
-        "gigabytes_per_second": {name: group.speed(case) for name, case in cases.items()},
-        "problems": {name: case.problem for name, case in cases.items() if case.problem},
-        "ours_over_best_peer": best and best.ratio(group.ours),
-        "ours_over_limit": group.limit.ratio(group.ours),
-    }
 
 
 def print_problems(groups: list[Group]) -> None:
@@ -252,7 +224,7 @@ def main() -> None:
     table.print()
     print_problems(results)
     if options.json:
-        harness.write_json(options.json, machine, [record_of(group) for group in results])
+        harness.write_json(options.json, machine, [group.record("task") for group in results])
 
 
 if __name__ == "__main__":

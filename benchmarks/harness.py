@@ -88,6 +88,47 @@ class Case:
         return statistics.median(a / b for a, b in zip(self.seconds, other.seconds, strict=True))
 
 
+@dataclass(kw_only=True)
+class Comparison:
+    """Our case at one size on some threads beside a copy of as many bytes and the peers, by column."""
+
+    elements: int
+    threads: int
+    ours: Case
+    limit: Case
+    peers: dict[str, Case] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """What is compared."""
+        raise NotImplementedError
+
+    def speed(self, case: Case) -> float | None:
+        """GB/s, of the side that the benchmark counts."""
+        raise NotImplementedError
+
+    @property
+    def best(self) -> Case | None:
+        """The fastest peer."""
+        timed = [case for case in self.peers.values() if case.median is not None]
+        return min(timed, key=lambda case: case.median or 0.0, default=None)
+
+    def record(self, what: str) -> dict[str, Any]:
+        """A row of the JSON file; `what` is the key of the title."""
+        cases = {"dlfp4": self.ours, "copy": self.limit, **self.peers}
+        return {
+            what: self.title,
+            "elements": self.elements,
+            "threads": self.threads,
+            "seconds": {name: case.median for name, case in cases.items()},
+            "middle_half": {name: case.spread for name, case in cases.items()},
+            "gigabytes_per_second": {name: self.speed(case) for name, case in cases.items()},
+            "problems": {name: case.problem for name, case in cases.items() if case.problem},
+            "ours_over_best_peer": self.best and self.best.ratio(self.ours),
+            "ours_over_limit": self.limit.ratio(self.ours),
+        }
+
+
 @dataclass(frozen=True)
 class Missing:
     """A library that cannot be imported, or an attribute of it: cases that name it say so instead of running."""
