@@ -41,7 +41,7 @@ cdef extern from "formats.h" nogil:
 cdef extern from "layouts.h" nogil:
     enum:
         DLFP4_NUM_LAYOUTS
-        DLFP4_LAYOUT_linear
+        DLFP4_LAYOUT_linear, DLFP4_LAYOUT_aiter
 
     ctypedef struct dlfp4_layout_row:
         const char *name
@@ -175,9 +175,42 @@ cdef extern from "cuda/kernels.h" nogil:
     int dlfp4_cuda_dequantize(int, uintptr_t, const dlfp4_blocks *, int, const float *, const dlfp4_matrix *)
     int dlfp4_cuda_convert_scales(int, uintptr_t, const void *, int, void *, int, int64_t, int64_t, uint8_t)
     int dlfp4_cuda_shuffle_weight(int, uintptr_t, const void *, void *, int64_t, int64_t, int)
+    ctypedef struct dlfp4_cuda_lines:
+        dlfp4_lines lines
+        const int64_t *strides
+        const float *decode
+    int64_t dlfp4_cuda_vecdot_workspace(int64_t, int64_t)
+    int dlfp4_cuda_vecdot(int, uintptr_t, const dlfp4_cuda_lines *, const dlfp4_cuda_lines *, int, const int64_t *,
+                          int64_t, float *, double *)
+    ctypedef struct dlfp4_cuda_prepared_size:
+        int64_t blocks, code_bytes, scale_bytes
+    ctypedef struct dlfp4_cuda_report:
+        uint32_t refused, largest, smallest
+    dlfp4_cuda_prepared_size dlfp4_cuda_size_prepared(int, int64_t, int64_t)
+    int dlfp4_cuda_inspect(int, uintptr_t, const dlfp4_blocks *, int, int64_t, dlfp4_cuda_report *)
+    bint dlfp4_cuda_can_prepare(int, const dlfp4_cuda_report *)
+    bint dlfp4_cuda_is_exact_in_half(int, const dlfp4_cuda_report *)
+    int dlfp4_cuda_prepare(int, uintptr_t, const dlfp4_blocks *, int, int64_t, int, void *, bint)
+    ctypedef struct dlfp4_cuda_product:
+        const void *weights
+        int format, largest
+        const void *x
+        int64_t x_stride
+        bint x_is_half
+        void *y
+        int64_t y_stride
+        int y_bytes
+        bint y_is_half
+        int64_t rows, columns, depth, stored_depth
+        float alpha
+        const float *factors[2]
+    const char *dlfp4_cuda_tactic_name(int)
+    int dlfp4_cuda_find_tactics(int, int, int64_t, int64_t, int64_t, int *, int)
+    int dlfp4_cuda_multiply(int, uintptr_t, const dlfp4_cuda_product *, int)
     const char *dlfp4_cuda_image()
     int dlfp4_cuda_load(int, const void *)
     int dlfp4_cuda_architecture(int, int *)
+    int dlfp4_cuda_device_name(int, char *, int)
 
 
 cdef extern from "cuda/driver.h" nogil:
@@ -192,4 +225,5 @@ cdef extern from "cuda/driver.h" nogil:
     int dlfp4_cuda_copy(int, uintptr_t, dlfp4_cuda_direction, void *, const void *, size_t)
     int dlfp4_cuda_alloc(int, uintptr_t, size_t, void **)
     int dlfp4_cuda_free(int, uintptr_t, void *)
+    int dlfp4_cuda_wait(int, uintptr_t)
     int dlfp4_cuda_order(int, uintptr_t, uintptr_t)

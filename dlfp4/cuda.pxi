@@ -63,6 +63,20 @@ cdef int wait_for(Tensor source, int64_t stream) except -1:
     return 0
 
 
+cdef Tensor place_managed(Tensor self, bint on_device):
+    """Managed memory as its device's, or as the host's after the work on its stream; other tensors as they are."""
+    cdef Tensor view
+    if self is None or self.dl.device.device_type != kDLCUDAManaged:
+        return self
+    view = share(self)
+    if on_device:
+        view.dl.device.device_type = kDLCUDA
+    else:
+        check_cuda(dlfp4_cuda_wait(self.dl.device.device_id, self.stream), "waiting for managed memory")
+        view.dl.device = CPU
+    return view
+
+
 cdef Tensor allocate_beside(Tensor source, int row, int ndim, const int64_t *shape, bint padded, int64_t stream,
                             bint x2):
     """Memory for a result where an operation on `source` runs."""
@@ -89,7 +103,8 @@ cdef int convert_on_cuda(Tensor source, Tensor result, const dlfp4_convert_optio
     cdef int status
     wait_for(result, stream)
     status = dlfp4_cuda_convert(source.dl.device.device_id, stream, &src, &dst, options)
-    check_kernel(status, f"converting {dtype_name(source)} to {dtype_name(result)}")
+    if status != 0:   # the message alone would cost a tenth of the call
+        check_kernel(status, f"converting {dtype_name(source)} to {dtype_name(result)}")
     return hand_back(result, stream)
 
 
@@ -103,3 +118,17 @@ cdef int hand_back(Tensor result, int64_t stream) except -1:
 def _written_on(Tensor result, stream):
     """The same after another library's work on a stream of its own."""
     hand_back(result, operator.index(stream) or LEGACY_STREAM)
+
+
+def _cuda_capability(int index):
+    """The compute capability of a CUDA device, as (major, minor)."""
+    cdef int architecture = 0
+    check_cuda(dlfp4_cuda_architecture(index, &architecture), "asking for the compute capability")
+    return divmod(architecture, 10)
+
+
+def _cuda_device_name(int index):
+    """The name of a CUDA device, as its driver tells it."""
+    cdef char name[256]
+    check_cuda(dlfp4_cuda_device_name(index, name, sizeof(name)), "asking for the name of a device")
+    return name.decode()

@@ -118,6 +118,8 @@ class Nvrtc:
         from dlfp4.config import get_include
 
         folder = source_folder()
+        if architecture == "90":  # with the instructions that only this GPU has, and the matrix kernels need
+            architecture = "90a"
         options = [*OPTIONS, f"--gpu-architecture=sm_{architecture}", f"-I{folder / 'cuda'}", f"-I{get_include()}"]
         program = ctypes.c_void_p()
         texts, names = (

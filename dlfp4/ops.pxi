@@ -89,19 +89,27 @@ cdef dict ROUNDINGS = {
 
 
 cdef int fill_options(dlfp4_convert_options *options, rounding, saturate, seed) except -1:
-    cdef int mode = ROUNDINGS.get(rounding, NO_ROUNDING)
-    if mode == NO_ROUNDING:
-        raise ValueError(f"rounding={rounding!r}: expected one of {', '.join(ROUNDINGS)}")
-    if (seed is not None) != (mode == DLFP4_STOCHASTIC):
-        raise ValueError(f"seed={seed!r} with rounding={rounding!r}: stochastic rounding needs a seed, the others take "
-                         f"none")
+    cdef int mode = parse_rounding(rounding)
     options.rounding = <dlfp4_rounding> mode
     options.saturate = bool(saturate)
-    options.seed = 0 if seed is None else parse_seed(seed)
+    options.seed = parse_seed(mode, seed)
     return 0
 
 
-cdef uint64_t parse_seed(seed) except? 0:
+cdef int parse_rounding(rounding) except -1:
+    cdef int mode = ROUNDINGS.get(rounding, NO_ROUNDING)
+    if mode == NO_ROUNDING:
+        raise ValueError(f"rounding={rounding!r}: expected one of {', '.join(ROUNDINGS)}")
+    return mode
+
+
+cdef uint64_t parse_seed(int mode, seed) except? 0:
+    if (seed is not None) != (mode == DLFP4_STOCHASTIC):
+        names = [name for name in ROUNDINGS if ROUNDINGS[name] == mode]
+        raise ValueError(f"seed={seed!r} with rounding={names[0]!r}: stochastic rounding needs a seed, the others take "
+                         f"none")
+    if seed is None:
+        return 0
     number = operator.index(seed)
     if not 0 <= number < 1 << 64:
         raise ValueError(f"seed={seed}: expected an integer from 0 to 2**64 - 1")

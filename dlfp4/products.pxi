@@ -6,6 +6,7 @@ class BackendError(RuntimeError):
 
 cdef struct Factor:            # one side of a product, as lines along the axis that is summed over
     dlfp4_lines lines
+    const float *decode        # the scale of the whole tensor, where that lies on a device
     int64_t length             # elements along that axis
     int ndim                   # of the other axes
     int64_t shape[64]
@@ -18,13 +19,14 @@ cdef int fill_factor(Factor *factor, x, axis, str name) except -1:
     factor.ndim = 0
     factor.lines.decode = 1
     factor.lines.format = -1
+    factor.decode = NULL
     if type(x) is ScaledTensor:
         return fill_scaled_factor(factor, x, axis, name)
     return fill_plain_factor(factor, x, axis, name)
 
 
 cdef int fill_plain_factor(Factor *factor, Tensor self, axis, str name) except -1:
-    cdef dlfp4_view view = view_for_product(self, name)
+    cdef dlfp4_view view = view_for_product(self)
     cdef int along, k
     if view.ndim == 0:
         raise ValueError(f"{name} is 0-d and has no axis to sum over; reshape it to (1,) first")
@@ -49,13 +51,16 @@ cdef int fill_scaled_factor(Factor *factor, ScaledTensor self, axis, str name) e
     if len(shape) + self.axis != along or (self.axis == -2 and len(shape) != 2):
         raise ValueError(f"{name} is {self!r}, with blocks along axis {self.axis}, and is to be summed along "
                          f"{along - len(shape)}; quantize it along that axis, or sum over .dequantize()")
-    view_for_product(self.data, name)
-    view_for_product(self.scales, name)
+    view_for_product(self.data)
+    view_for_product(self.scales)
     factor.lines.blocks = blocks_of(self, None)
     factor.lines.format = self.format.number
     if self.global_scale is not None:
-        view_for_product(self.global_scale, name)
-        factor.lines.decode = (<float *> self.global_scale.dl.data)[0]
+        view_for_product(self.global_scale)
+        if on_cuda(self.global_scale):
+            factor.decode = <const float *> self.global_scale.dl.data
+        else:
+            factor.lines.decode = (<float *> self.global_scale.dl.data)[0]
     factor.length = shape[along]
     for k in range(len(shape) - 1, -1, -1):
         if k != along:
@@ -67,12 +72,10 @@ cdef int fill_scaled_factor(Factor *factor, ScaledTensor self, axis, str name) e
     return 0
 
 
-cdef dlfp4_view view_for_product(Tensor self, str name) except *:
-    """The description of memory that the products' kernels read, which is the host's."""
+cdef dlfp4_view view_for_product(Tensor self) except *:
+    """The description of memory that the products' kernels read: the host's, or a CUDA device's."""
     secure(self)
-    if on_cuda(self):
-        raise BackendError(f"{name} lies on {device_of(self)}: cpu: reads host memory, call .to_device('cpu') first")
-    return host_view(self)
+    return readable_view(self)
 
 
 cdef int along_axis(axis, int ndim, str name) except -1:
@@ -190,32 +193,107 @@ cdef dlfp4_status sum_products(Factor *a, Factor *b, float *result) noexcept nog
 
 
 cdef Tensor sum_over(a, b, axis):
-    cdef object left = a if type(a) is ScaledTensor else borrow(a)
-    cdef object right = b if type(b) is ScaledTensor else borrow(b)
+    cdef object left = plain(a) if type(a) is ScaledTensor else borrow(a)
+    cdef object right = plain(b) if type(b) is ScaledTensor else borrow(b)
+    cdef Tensor elements, result
     cdef Factor of_left, of_right
-    cdef Tensor result
-    cdef dlfp4_status status = DLFP4_OK
+    cdef int64_t stream
+    cdef bint multiplied
+    if on_cuda(elements_of(left)) != on_cuda(elements_of(right)):
+        left, right = _meet(left, right)
+    elements = elements_of(left)
     fill_factor(&of_left, left, axis, "a")
     fill_factor(&of_right, right, axis, "b")
     if of_left.length != of_right.length:
         raise ValueError(f"a of shape {left.shape} has {of_left.length} elements along axis {axis}, b of shape "
                          f"{right.shape} has {of_right.length}; both need the same number")
     broadcast(&of_left, &of_right)
-    result = allocate(FLOAT32, of_left.ndim, of_left.shape, False, CPU, False)
-    if result.size_ * (of_left.length + 1) < RELEASE_GIL_FROM:
-        if result.size_:
-            status = sum_products(&of_left, &of_right, <float *> result.dl.data)
+    check_together(elements, elements_of(right))
+    stream = stream_for(elements, None)
+    result = allocate_beside(elements, FLOAT32, of_left.ndim, of_left.shape, False, stream, False)
+    if on_cuda(result):
+        multiplied = sum_on_cuda(&of_left, &of_right, parts_of(left) + parts_of(right), result)
     else:
-        with nogil:
-            status = sum_products(&of_left, &of_right, <float *> result.dl.data)
-    if status != DLFP4_OK:
+        multiplied = sum_on_host(&of_left, &of_right, result)
+    if not multiplied:
         raise TypeError(f"dlfp4 has no dot product of {name_of_factor(left)} and {name_of_factor(right)}: expected two "
                         f"tensors of one type, floats of at most 32 bits (not float8_e8m0fnu) or integers of at most "
                         f"8; two of different floating-point types; or ScaledTensors")
     return result
 
 
-cdef int FLOAT32 = row_of_argument("float32")
+cdef Tensor elements_of(x):
+    return (<ScaledTensor> x).data if type(x) is ScaledTensor else x
+
+
+cdef tuple parts_of(x):
+    """The tensors that hold an operand."""
+    if type(x) is not ScaledTensor:
+        return (x,)
+    return (x.data, x.scales) if x.global_scale is None else (x.data, x.scales, x.global_scale)
+
+
+def _meet(a, b):
+    """Two operands, managed memory among them as memory of the CUDA device that the other lies on, or of the host."""
+    cdef Tensor of_a = elements_of(a), of_b = elements_of(b)
+    cdef bint on_device = of_a.dl.device.device_type == kDLCUDA or of_b.dl.device.device_type == kDLCUDA
+    return place_operand(a, of_a, on_device), place_operand(b, of_b, on_device)
+
+
+cdef object place_operand(x, Tensor elements, bint on_device):
+    cdef ScaledTensor scaled
+    if elements.dl.device.device_type != kDLCUDAManaged:
+        return x
+    if elements is x:
+        return place_managed(elements, on_device)
+    scaled = x
+    return make_scaled(place_managed(scaled.data, on_device), place_managed(scaled.scales, on_device),
+                       place_managed(scaled.global_scale, on_device), scaled.format, scaled.axis, scaled.scale_layout,
+                       scaled.shape)
+
+
+cdef int check_together(Tensor a, Tensor b) except -1:
+    if on_cuda(a) != on_cuda(b) or (on_cuda(a) and a.dl.device.device_id != b.dl.device.device_id):
+        raise BackendError(f"a lies on {device_of(a)}, b on {device_of(b)}; bring them together with "
+                           f".to_device({str(device_of(a))!r})")
+    return 0
+
+
+cdef bint sum_on_host(Factor *a, Factor *b, Tensor result) except? False:
+    """The sums of all lines; false where the types have no product."""
+    cdef dlfp4_status status = DLFP4_OK
+    if result.size_ * (a.length + 1) < RELEASE_GIL_FROM:
+        if result.size_:
+            status = sum_products(a, b, <float *> result.dl.data)
+    else:
+        with nogil:
+            status = sum_products(a, b, <float *> result.dl.data)
+    return status == DLFP4_OK
+
+
+cdef bint sum_on_cuda(Factor *a, Factor *b, tuple parts, Tensor result) except? False:
+    """The same on the result's stream, which waits for the operands."""
+    cdef dlfp4_cuda_lines of_a, of_b
+    cdef Tensor part, workspace
+    cdef int64_t numbers = dlfp4_cuda_vecdot_workspace(result.size_, a.length)
+    cdef int status
+    if result.size_ == 0:
+        return True
+    for part in parts:
+        wait_for(part, result.stream)
+    workspace = allocate_beside(result, FLOAT64, 1, &numbers, False, result.stream, False) if numbers else None
+    merge_axes(a, b)
+    of_a.lines, of_a.strides, of_a.decode = a.lines, a.strides, a.decode
+    of_b.lines, of_b.strides, of_b.decode = b.lines, b.strides, b.decode
+    status = dlfp4_cuda_vecdot(result.dl.device.device_id, result.stream, &of_a, &of_b, a.ndim, a.shape, a.length,
+                               <float *> result.dl.data, <double *> workspace.dl.data if numbers else NULL)
+    if status <= -DLFP4_CUDA_REFUSED:
+        return False
+    check_cuda(status, "summing products")
+    return True
+
+
+cdef int FLOAT32 = row_of_argument("float32"), FLOAT64 = row_of_argument("float64")
 
 
 cdef str name_of_factor(x):
@@ -230,7 +308,7 @@ def vecdot(a, b, axis=-1):
     a, b : producer or ScaledTensor
         Of one element type: floats of at most 32 bits, FP4 and FP6 packed or padded, integers of at most 8 bits; or of
         different floating-point types; of any strides. :class:`ScaledTensor` of any format, whose blocks run along
-        `axis`, on one side or both. On the host.
+        `axis`, on one side or both. Both on the host, or on one CUDA device; managed memory lies on both.
     axis : int
         The axis that is summed over, in both; the others broadcast.
 
@@ -246,7 +324,7 @@ def vecdot(a, b, axis=-1):
     TypeError
         Types that have no product.
     BackendError
-        Memory on a GPU.
+        Operands on different devices.
 
     Notes
     -----
@@ -254,7 +332,8 @@ def vecdot(a, b, axis=-1):
     of FP4 or FP6. Other sums are float32, in at most 2**12 steps, and float64 from there on: the error is at most
     ``K * 2**-24 * sum(abs(a * b))``. NaN and infinity propagate as in float arithmetic. Inputs and products below
     2**-126 may count as zero, as the processor's bfloat16 instructions have it. Results do not depend on the number of
-    threads.
+    threads. On a CUDA device the work runs on the stream on which `a` becomes ready, which waits for `b`; the host does
+    not wait. Results there are the same at each call, but sums may be in another order than on the host.
 
     Examples
     --------

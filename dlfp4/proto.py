@@ -30,7 +30,9 @@ class Buffer(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def buffers_of(shape: tuple[int, ...], format: Format, axis: int, scale_layout: str, pad: bool) -> tuple[Buffer, ...]:
+def buffers_of(
+    shape: tuple[int, ...], format: Format | str, axis: int, scale_layout: str, pad: bool
+) -> tuple[Buffer, ...]:
     """The buffers of a tensor quantized along one axis: whatever allocates, checks or documents them asks here.
 
     The tensor counts as a matrix of M = prod(shape[:-1]) rows and K = shape[-1] columns. Along ``axis=-1`` a line is a
@@ -42,8 +44,8 @@ def buffers_of(shape: tuple[int, ...], format: Format, axis: int, scale_layout: 
     ----------
     shape : tuple of int
         (..., K), of the tensor before it is quantized.
-    format : Format
-        A row of :func:`dlfp4.formats`.
+    format : Format or str
+        A row of :func:`dlfp4.formats`; names are faster to look up.
     axis : {-1, -2}
         Along which the blocks run.
     scale_layout : str
@@ -61,6 +63,7 @@ def buffers_of(shape: tuple[int, ...], format: Format, axis: int, scale_layout: 
     ValueError
         The blocks do not divide the shape; the format or dlfp4 has no such layout; a bad axis or shape.
     """
+    format = find_format(format)
     lines, length = _as_lines(shape, axis)
     if format.block is not None and not pad and not divides(shape, format, axis):
         group, block = format.block

@@ -33,6 +33,12 @@ from dlfp4.formats import find_format, find_recipe   # noqa: E402
 from dlfp4.proto import buffers_of   # noqa: E402
 
 
+cdef struct Prepared:      # of a tensor in the layout "prepared": see prepared.pxi
+    int64_t rows, columns  # as stored without it
+    int largest            # byte of its scales, where they are powers of two
+    bint exact_in_half     # float16 holds its values
+
+
 @cython.final
 cdef class ScaledTensor:
     """A block-scaled tensor: ``value = data * scale of its block (* global_scale)``.
@@ -55,7 +61,7 @@ cdef class ScaledTensor:
     axis : int
         -1 or -2, along which the blocks run.
     scale_layout : str
-        "linear", "128x4", "8x4" or "aiter".
+        "linear", "128x4", "8x4" or "aiter"; "prepared", after :meth:`prepare`, when `data` and `scales` are bytes.
     shape : tuple of int
         Of the tensor that was quantized, without padding.
     """
@@ -66,6 +72,7 @@ cdef class ScaledTensor:
     cdef readonly int axis
     cdef readonly str scale_layout
     cdef readonly tuple shape
+    cdef Prepared prepared   # all zero where it is not
 
     def __init__(self):
         raise TypeError("a ScaledTensor is made by dlfp4.quantize or ScaledTensor.from_parts")
@@ -125,6 +132,8 @@ cdef class ScaledTensor:
         if len(self.shape) != 2:
             raise ValueError(f"mT of a ScaledTensor needs two dimensions; this one has shape {self.shape}, whose "
                              f"leading dimensions are stored as rows")
+        if is_prepared(self):
+            return turn_prepared(self)
         bytewise = not is_subbyte(self.data.row)
         linear = self.scale_layout == "linear" and self.scales.dl.ndim == 2
         return make_scaled(self.data.mT if bytewise else self.data,
@@ -150,16 +159,41 @@ cdef class ScaledTensor:
         ValueError
             An unknown layout, or one that the format's scales do not have.
         """
-        return relayout(self, name, parse_fill(fill, 0))
+        return relayout(plain(self), name, parse_fill(fill, 0))
+
+    def prepare(self):
+        """The same tensor as the weight of a :func:`matmul` likes it best: prepare once, multiply often.
+
+        On a CUDA device nvfp4, mxfp4, mxfp8_e4m3 and fp8_e4m3 with blocks along rows take the order in which the
+        matrix kernels read them; this waits for the device once. The result serves wherever the tensor does, and
+        ``with_scale_layout("linear")`` gives the same codes and scales back. A tensor that this order cannot hold
+        exactly (NaN or negative scales, zero scales over codes other than zero, power-of-two scales more than 2**120
+        apart, NaN elements) comes back with linear scales, as do other formats, and all on the host.
+
+        Returns
+        -------
+        ScaledTensor
+            Itself, if there is nothing to do.
+
+        Examples
+        --------
+        >>> import numpy as np, dlfp4
+        >>> w = dlfp4.quantize(np.eye(32, dtype="float32"), "mxfp4").prepare()
+        >>> dlfp4.matmul(np.ones((2, 32), "float32"), w.mT).shape
+        (2, 32)
+        """
+        return prepare_tensor(self)
 
     def to_device(self, device):
         """The tensor on `device`, all its parts; itself if it lies there."""
+        cdef ScaledTensor source
         target = parse_device(device)
         if lies_on(self.data, target):
             return self
+        source = plain(self)
         moved = [None if part is None else part.to_device(target)
-                 for part in (self.data, self.scales, self.global_scale)]
-        return make_scaled(moved[0], moved[1], moved[2], self.format, self.axis, self.scale_layout, self.shape)
+                 for part in (source.data, source.scales, source.global_scale)]
+        return make_scaled(moved[0], moved[1], moved[2], self.format, self.axis, source.scale_layout, self.shape)
 
     def to_numpy(self, copy=None):
         """The parts as NumPy arrays; see :meth:`Tensor.to_numpy`."""
@@ -178,6 +212,8 @@ cdef class ScaledTensor:
         return hand_out(self, "to_cupy", copy)
 
     def __reduce__(self):   # see pickling.pxi
+        if is_prepared(self):
+            return plain(self).__reduce__()
         return _restore_scaled, (self.data, self.scales, self.global_scale, self.format.name, self.axis,
                                  self.scale_layout, self.shape)
 
@@ -204,7 +240,13 @@ cdef ScaledTensor make_scaled(Tensor data, Tensor scales, Tensor global_scale, f
     return self
 
 
-cdef object hand_out(ScaledTensor self, str method, copy):
+def _without_global_scale(ScaledTensor self):
+    """The same tensor with a global scale of 1."""
+    return make_scaled(self.data, self.scales, None, self.format, self.axis, self.scale_layout, self.shape)
+
+
+cdef object hand_out(ScaledTensor given, str method, copy):
+    cdef ScaledTensor self = plain(given)
     return _Parts(*[part if part is None else getattr(part, method)(copy)
                     for part in (self.data, self.scales, self.global_scale)])
 

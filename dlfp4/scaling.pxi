@@ -81,24 +81,26 @@ def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=Non
     """
     cdef Request request
     cdef Tensor given = borrow(x), source = flatten(given)
-    cdef object chosen_format = find_format(format), chosen = find_recipe(chosen_format, recipe)
+    cdef object chosen_format = find_format(format)
+    cdef Rules rules = find_rules(chosen_format, recipe, rounding)
     cdef tuple axes = axis if type(axis) is tuple else (axis,), shape = shape_of(given)
     cdef list results
     cdef int64_t chosen_stream = stream_for(source, stream)
     check_axes(axes)
     fill_matrix(&request.x, source)
     request.format = chosen_format.number
-    fill_recipe(&request.recipe, chosen, rounding, seed)
+    request.recipe = rules.recipe
+    request.recipe.seed = parse_seed(rules.recipe.rounding, seed)
     if out is None:
         results = [allocate_scaled(source, shape, chosen_format, a, scale_layout, bool(pad), chosen_stream)
                    for a in axes]
     else:
         results = check_out_scaled(out, axes, shape, chosen_format, scale_layout, bool(pad), source)
     if on_cuda(source):
-        quantize_on_cuda(&request, results, chosen, global_scale, source, chosen_stream)
+        quantize_on_cuda(&request, results, rules, global_scale, source, chosen_stream)
     else:
         find_tensor_scale(&request, chosen_format, global_scale)
-        run_quantize(&request, results, chosen)
+        run_quantize(&request, results, rules)
     return tuple(results) if type(axis) is tuple else results[0]
 
 
@@ -148,24 +150,40 @@ cdef dlfp4_view readable_view(Tensor self) except *:
 cdef frozenset SOURCE_ROWS = frozenset([row_of_argument(name) for name in ("float32", "bfloat16", "float16")])
 
 
-cdef int fill_recipe(dlfp4_recipe *recipe, chosen, rounding, seed) except -1:
-    cdef dlfp4_convert_options options
-    fill_options(&options, chosen.rounding if rounding is None else rounding, True, seed)
-    recipe.rounding = options.rounding
-    recipe.seed = options.seed
-    recipe.scale_rule = <dlfp4_scale_rule> <int> _SCALE_RULES[chosen.scale_rule or "floor"]
-    recipe.eps = chosen.eps
-    recipe.pow2 = bool(chosen.pow2)
-    recipe.zero_scale = chosen.zero_scale
-    recipe.drops_negative_zero = not chosen.keeps_negative_zero
-    return 0
+@cython.final
+cdef class Rules:
+    """A recipe as the kernels take it, without a seed."""
+    cdef dlfp4_recipe recipe
+
+
+cdef dict RULES = {}   # of each format's name, recipe and rounding that a call had
+
+
+cdef Rules find_rules(format, recipe, rounding):
+    key = (format.name, recipe, rounding)
+    found = RULES.get(key)
+    if found is None:
+        found = RULES[key] = make_rules(find_recipe(format, recipe), rounding)
+    return found
+
+
+cdef Rules make_rules(chosen, rounding):
+    cdef Rules self = Rules()
+    self.recipe.rounding = <dlfp4_rounding> parse_rounding(chosen.rounding if rounding is None else rounding)
+    self.recipe.seed = 0
+    self.recipe.scale_rule = <dlfp4_scale_rule> <int> _SCALE_RULES[chosen.scale_rule or "floor"]
+    self.recipe.eps = chosen.eps
+    self.recipe.pow2 = bool(chosen.pow2)
+    self.recipe.zero_scale = chosen.zero_scale
+    self.recipe.drops_negative_zero = not chosen.keeps_negative_zero
+    return self
 
 
 # ---- Results
 
 cdef ScaledTensor allocate_scaled(Tensor source, tuple shape, format, int axis, str scale_layout, bint pad,
                                   int64_t stream):
-    buffers = buffers_of(shape, format, axis, scale_layout, pad)
+    buffers = buffers_of(shape, format.name, axis, scale_layout, pad)
     parts = [allocate_buffer(source, buffer.shape, row_of_argument(buffer.dtype), stream, source.x2_ and number == 0)
              for number, buffer in enumerate(buffers)]
     return make_scaled(parts[0], parts[1], parts[2] if len(parts) == 3 else None, format, axis, scale_layout, shape)
@@ -174,19 +192,23 @@ cdef ScaledTensor allocate_scaled(Tensor source, tuple shape, format, int axis, 
 cdef list check_out_scaled(out, tuple axes, tuple shape, format, str scale_layout, bint pad, Tensor source):
     """The caller's ScaledTensors, if they are what would have been allocated."""
     cdef ScaledTensor result
+    cdef int axis
+    cdef Py_ssize_t number
     results = list(out) if type(out) is tuple else [out]
     if len(results) != len(axes):
         raise ValueError(f"out has {len(results)} ScaledTensors for {len(axes)} axes")
-    for candidate, axis in zip(results, axes):
-        if type(candidate) is not ScaledTensor:
-            raise TypeError(f"out is a {type(candidate).__name__}; expected a ScaledTensor, as quantize returns it")
-        result = candidate
+    for number in range(len(axes)):
+        if type(results[number]) is not ScaledTensor:
+            raise TypeError(f"out is a {type(results[number]).__name__}; expected a ScaledTensor, as quantize returns "
+                            f"it")
+        result = results[number]
+        axis = axes[number]
         if (result.format is not format or result.axis != axis or result.scale_layout != scale_layout
                 or result.shape != shape):
             raise ValueError(f"out is {result!r}; the result has shape {shape}, format {format.name!r}, axis {axis} "
                              f"and scale_layout {scale_layout!r}")
         # A ScaledTensor's parts have the shapes that follow from these; this refuses blocks that do not divide them.
-        buffers_of(shape, format, axis, scale_layout, pad)
+        buffers_of(shape, format.name, axis, scale_layout, pad)
         check_out_part(result.data, "data", source)
         check_out_part(result.scales, "scales", source)
         if result.global_scale is not None:
@@ -203,7 +225,7 @@ cdef int check_out_part(Tensor self, str name, Tensor source) except -1:
     return 0
 
 
-cdef dlfp4_blocks blocks_of(ScaledTensor self, recipe) except *:
+cdef dlfp4_blocks blocks_of(ScaledTensor self, Rules rules) except *:
     """The kernels' description of a ScaledTensor, line by line."""
     cdef dlfp4_view data = readable_view(self.data), scales = readable_view(self.scales)
     cdef dlfp4_blocks blocks
@@ -216,7 +238,7 @@ cdef dlfp4_blocks blocks_of(ScaledTensor self, recipe) except *:
     blocks.scale_strides[0] = scales.strides[swapped] if scales.ndim == 2 else 0
     blocks.scale_strides[1] = scales.strides[not swapped] if scales.ndim == 2 else 0
     blocks.layout = LAYOUTS[self.scale_layout]
-    blocks.fill = recipe.zero_scale if recipe is not None and self.scale_layout == "aiter" else 0
+    blocks.fill = rules.recipe.zero_scale if rules is not None and blocks.layout == DLFP4_LAYOUT_aiter else 0
     return blocks
 
 
@@ -265,7 +287,7 @@ cdef int check_status(dlfp4_status status) except -1:
     return 0
 
 
-cdef int run_quantize(Request *request, list results, chosen) except -1:
+cdef int run_quantize(Request *request, list results, Rules rules) except -1:
     cdef dlfp4_blocks blocks[2]
     cdef const dlfp4_blocks *along[2]
     cdef ScaledTensor result
@@ -274,7 +296,7 @@ cdef int run_quantize(Request *request, list results, chosen) except -1:
     along[0] = along[1] = NULL
     for result in results:
         direction = -1 - result.axis
-        blocks[direction] = blocks_of(result, chosen)
+        blocks[direction] = blocks_of(result, rules)
         along[direction] = &blocks[direction]
         if result.global_scale is not None or result.format.block is None:
             (<float *> tensor_scale_of(result).dl.data)[0] = request.scale.decode
@@ -283,7 +305,7 @@ cdef int run_quantize(Request *request, list results, chosen) except -1:
     return check_status(status)
 
 
-cdef int quantize_on_cuda(Request *request, list results, chosen, global_scale, Tensor source,
+cdef int quantize_on_cuda(Request *request, list results, Rules rules, global_scale, Tensor source,
                           int64_t stream) except -1:
     """The same on a CUDA device: what is not known on the host, such as the tensor's scale, stays on the device."""
     cdef dlfp4_blocks blocks[2]
@@ -291,29 +313,39 @@ cdef int quantize_on_cuda(Request *request, list results, chosen, global_scale, 
     cdef ScaledTensor result, first = results[0]
     cdef Tensor part, given = None
     cdef dlfp4_cuda_scale scale
-    cdef int direction, number = 0, device = source.dl.device.device_id
+    cdef int direction, status, number = 0, device = source.dl.device.device_id
     cdef bint scaled = has_tensor_scale(first.format, global_scale)
     memset(&scale, 0, sizeof(scale))
     along[0] = along[1] = NULL
     if global_scale is not None:
         given = given_on_cuda(global_scale, stream, &scale)   # kept until the launch
     for result in results:
-        for part in (result.data, result.scales, result.global_scale):
-            if part is not None:
-                wait_for(part, stream)
+        wait_for_parts(result, stream)
         direction = -1 - result.axis
-        blocks[direction] = blocks_of(result, chosen)
+        blocks[direction] = blocks_of(result, rules)
         along[direction] = &blocks[direction]
         if scaled:
             part = tensor_scale_of(result)
             scale.places[number] = <float *> part.dl.data
             number += 1
-    check_kernel(dlfp4_cuda_quantize(device, stream, &request.x, request.format, &request.recipe, &scale, along[0],
-                                     along[1]), f"quantizing {dtype_name(source)} to {first.format}")
+    status = dlfp4_cuda_quantize(device, stream, &request.x, request.format, &request.recipe, &scale, along[0],
+                                 along[1])
+    if status != 0:   # the message alone would cost a tenth of the call
+        check_kernel(status, f"quantizing {dtype_name(source)} to {first.format}")
     for result in results:
-        for part in (result.data, result.scales, result.global_scale):
-            if part is not None:
-                hand_back(part, stream)
+        hand_back(result.data, stream)
+        hand_back(result.scales, stream)
+        if result.global_scale is not None:
+            hand_back(result.global_scale, stream)
+    return 0
+
+
+cdef int wait_for_parts(ScaledTensor self, int64_t stream) except -1:
+    """Let work on `stream` start after those on which a ScaledTensor's parts are made."""
+    wait_for(self.data, stream)
+    wait_for(self.scales, stream)
+    if self.global_scale is not None:
+        wait_for(self.global_scale, stream)
     return 0
 
 
@@ -374,7 +406,7 @@ def dequantize(q, dtype="float32", *, out=None, stream=None):
         raise TypeError(f"q is a {type(q).__name__}; expected a ScaledTensor, from quantize or ScaledTensor.from_parts")
     if row not in SOURCE_ROWS:
         raise TypeError(f"dtype={dtype}: block-scaled tensors dequantize to float32, bfloat16 or float16")
-    source = q
+    source = plain(q)
     chosen = stream_for(source.data, stream)
     result = allocate_values(source, row, chosen) if out is None else check_result(borrow(out), source, row)
     matrix = flatten(result)
@@ -417,17 +449,16 @@ cdef int fill_lines(dlfp4_matrix *matrix, ScaledTensor source, Tensor result) ex
 cdef int dequantize_on_cuda(ScaledTensor source, Tensor result, int64_t stream) except -1:
     cdef dlfp4_blocks blocks = blocks_of(source, None)
     cdef dlfp4_matrix matrix
-    cdef Tensor part
     cdef const float *decode = NULL
-    cdef int format = source.format.number
+    cdef int status, format = source.format.number
     fill_lines(&matrix, source, result)
-    for part in (source.scales, source.global_scale, result):
-        if part is not None:
-            wait_for(part, stream)
+    wait_for_parts(source, stream)
+    wait_for(result, stream)
     if source.global_scale is not None:
         decode = <const float *> source.global_scale.dl.data
-    check_kernel(dlfp4_cuda_dequantize(result.dl.device.device_id, stream, &blocks, format, decode, &matrix),
-                 f"dequantizing {source.format}")
+    status = dlfp4_cuda_dequantize(result.dl.device.device_id, stream, &blocks, format, decode, &matrix)
+    if status != 0:
+        check_kernel(status, f"dequantizing {source.format}")
     return hand_back(result, stream)
 
 

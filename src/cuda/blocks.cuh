@@ -112,45 +112,57 @@ __device__ inline void find_largest(const LargestParams &p) {
   if (threadIdx.x % kLanes == 0 && largest > 0) atomicMax(p.largest, largest);
 }
 
+template <int Row>
+constexpr int kFloatsOfVector = 16 / kFloatBytes<Row>;
+
 // Without what is not finite.
+template <int Count>
 __device__ inline uint32_t largest_finite_of(const float *values) {
   uint32_t largest = 0;
-  for (int i = 0; i < kStep; ++i) {
+#pragma unroll
+  for (int i = 0; i < Count; ++i) {
     const uint32_t magnitude = bits_of(values[i]) & 0x7FFFFFFF;
     if (magnitude < kNotFinite) largest = max(largest, magnitude);
   }
   return largest;
 }
 
+// The largest magnitude of four words, two halves at a time or one float.
 template <int Src>
-__device__ inline uint32_t largest_of_step(const LargestParams &p, const uint4 *raw) {
-  const uint32_t largest = largest_of<Src>(raw);
+__device__ inline uint32_t largest_of_vector(const LargestParams &p, uint4 raw) {
+  const uint32_t words[] = {raw.x, raw.y, raw.z, raw.w};
+  uint32_t largest = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    largest = kFloatBytes<Src> == 4 ? max(largest, words[i] & 0x7FFFFFFF) : larger_halves(largest, words[i]);
+  if constexpr (kFloatBytes<Src> == 2) largest = largest_half<Src>(largest);
   if (!p.finite_only || largest < kNotFinite) return largest;
-  float values[kStep];
-  unpack_vectors<Src>(raw, values);
-  return largest_finite_of(values);
+  float values[kFloatsOfVector<Src>];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) unpack_floats<Src>(words[i], values + i * kFloatsOfVector<Src> / 4);
+  return largest_finite_of<kFloatsOfVector<Src>>(values);
 }
 
-// The same of one run on aligned memory.
+// The same of one run on aligned memory, kLargestAhead vectors a thread: neighbours read neighbouring vectors, all at
+// once, and a block of threads writes once.
 template <int Src>
 __device__ inline void find_largest_run(const LargestParams &p) {
-  constexpr int kSteps = 8 / kFloatBytes<Src>;
-  const int64_t steps = p.lines * p.length / kStep, stride = int64_t{gridDim.x} * kThreads;
+  __shared__ uint32_t of_warp[kThreads / kLanes];
+  const uint4 *const src = reinterpret_cast<const uint4 *>(p.src);
+  const int64_t last = p.lines * p.length / kFloatsOfVector<Src> - 1;
+  const int64_t first = int64_t{blockIdx.x} * kThreads * kLargestAhead + threadIdx.x;
+  uint4 raw[kLargestAhead];
   uint32_t largest = 0;
-  for (int64_t step = global_thread(); step < steps; step += kSteps * stride) {
-    uint4 raw[kSteps][kFloatVectors<Src>];
 #pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-      const int64_t place = min(step + i * stride, steps - 1);  // one that is taken twice changes nothing
+  for (int i = 0; i < kLargestAhead; ++i) raw[i] = src[min(first + i * kThreads, last)];  // twice changes nothing
 #pragma unroll
-      for (int k = 0; k < kFloatVectors<Src>; ++k)
-        raw[i][k] = reinterpret_cast<const uint4 *>(p.src + place * kStep * kFloatBytes<Src>)[k];
-    }
-#pragma unroll
-    for (int i = 0; i < kSteps; ++i) largest = max(largest, largest_of_step<Src>(p, raw[i]));
-  }
+  for (int i = 0; i < kLargestAhead; ++i) largest = max(largest, largest_of_vector<Src>(p, raw[i]));
   largest = largest_of_lanes(largest, kLanes - 1);
-  if (threadIdx.x % kLanes == 0 && largest > 0) atomicMax(p.largest, largest);
+  if (threadIdx.x % kLanes == 0) of_warp[threadIdx.x / kLanes] = largest;
+  __syncthreads();
+  if (threadIdx.x >= kThreads / kLanes) return;
+  largest = __reduce_max_sync((1u << kThreads / kLanes) - 1, of_warp[threadIdx.x]);
+  if (threadIdx.x == 0 && largest > 0) atomicMax(p.largest, largest);
 }
 
 __device__ inline void finish_tensor_scale(const TensorScaleParams &p) {

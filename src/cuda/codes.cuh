@@ -111,6 +111,12 @@ __device__ inline bool has_nan(const float *values) {
 template <int Bits>
 constexpr int kCodeWords = kStep * Bits / 32;
 
+// Of a number of elements that fills bytes.
+template <int Bits>
+__device__ inline int64_t bytes_of(int64_t elements) {
+  return elements * Bits >> 3;
+}
+
 // On memory aligned to 16, 4 or 8 bytes for 8, 6 or 4 bits.
 template <int Bits>
 __device__ inline void store_codes(uint8_t *dst, const uint32_t *words) {
@@ -183,21 +189,16 @@ __device__ inline float saturated(float value, float factor, float addend) {
   return result;
 }
 
-// Four magnitudes of E2M1 in the low 16 bits. The code of a magnitude y is 2y below 2, and grows by 1 for each 1 up to
-// 4, for each 2 up to 6: a sum of three saturated parts, each exact. Adding them to 1.5 * 2^23, whose last place is
-// worth 1, rounds the sum to an integer, ties to even; multiplying by 16 makes room for the next.
-__device__ inline uint32_t magnitudes_of_e2m1(const float *values) {
-  constexpr float kMagic = 12582912.0f;
-  float sum = kMagic;
-#pragma unroll
-  for (int i = 3; i >= 0; --i) {
-    const float y = fabsf(values[i]);
-    if (i < 3) sum = __fmaf_rn(sum, 16.0f, -15 * kMagic);
-    sum = __fmaf_rn(saturated(y, 0.5f, 0.0f), 4.0f, sum);
-    sum = __fmaf_rn(saturated(y, 0.5f, -1.0f), 2.0f, sum);
-    sum = __fadd_rn(saturated(y, 0.5f, -2.0f), sum);
-  }
-  return bits_of(sum);
+// The bits of a float from which kE2m1Zero is subtracted to get the code of a magnitude y in E2M1: 2y up to 2, growing
+// by 1 for each 1 up to 4, for each 2 up to 6. Two saturated parts, each exact, are added to 2^24 - 6, which y == 4
+// makes 2^24: the last place is worth 1 below and 2 from there on, so that the second sum rounds as the code wants,
+// once, ties to even.
+constexpr uint32_t kE2m1Zero = 0x4B800000 - 6;
+
+__device__ inline uint32_t sum_of_e2m1(float value) {
+  const float y = fabsf(value);
+  const float upto2 = __fmaf_rn(saturated(y, 0.5f, 0.0f), 4.0f, 16777210.0f);
+  return bits_of(__fmaf_rn(saturated(y, 0.25f, -0.5f), 4.0f, upto2));
 }
 
 template <unsigned Selector>
@@ -215,9 +216,11 @@ __device__ inline uint32_t signs_of(float a, float b, float c, float d) {
 
 // Eight floats as a word of E2M1.
 __device__ inline uint32_t word_of_e2m1(const float *v) {
-  const uint32_t magnitudes = permute<0x5410>(magnitudes_of_e2m1(v), magnitudes_of_e2m1(v + 4));
+  uint32_t sum = sum_of_e2m1(v[7]);
+#pragma unroll
+  for (int i = 6; i >= 0; --i) sum = sum * 16 + sum_of_e2m1(v[i]);
   const uint32_t even = signs_of(v[0], v[2], v[4], v[6]), odd = signs_of(v[1], v[3], v[5], v[7]);
-  return magnitudes | (even & 0x08080808) | (odd & 0x80808080);
+  return sum - kE2m1Zero * 0x11111111 + ((even & 0x08080808) | (odd & 0x80808080));
 }
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890
@@ -238,6 +241,13 @@ __device__ inline uint32_t bytes_of_fp8(const float *v) {
     asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(high) : "f"(v[3]), "f"(v[2]));
   }
   return low | static_cast<uint32_t>(high) << 16;
+}
+
+// The same of one that is not negative.
+__device__ inline uint32_t byte_of_e4m3(float value) {
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(value));
+  return pair;
 }
 
 // E2M3 and E3M2 have the significands of E4M3 and E5M2: their codes are those of the value, with the exponents' biases
@@ -277,6 +287,86 @@ __device__ inline void encode_step(const EncodeParams &p, const float *values, u
 }
 
 // --- Codes to floats -------------------------------------------------------------------------
+
+// The values of all codes, for formats that are decoded by a table. Those of 8 bits go by the oracle; shorter ones have
+// no specials: shifted to its place, a magnitude lacks nothing but the difference of the biases.
+template <int Row>
+__device__ inline void fill_values(float *table) {
+  constexpr Format kFormat = kFormats[Row];
+  constexpr int kSign = 1 << (kFormat.bits - 1);
+  for (int code = threadIdx.x; code < 1 << kFormat.bits; code += kThreads) {
+    const float magnitude = float_of((code & (kSign - 1)) << (23 - kFormat.mantissa));
+    const float value = magnitude * float_of((254 - kFormat.bias) << 23);
+    table[code] = kFormat.bits == 8 ? to_float(code, format_of<Row>()) : code & kSign ? -value : value;
+  }
+  __syncthreads();
+}
+
+// Two bytes of E4M3 or E5M2 as floats, by the instructions of sm_89.
+template <int Row>
+__device__ inline void floats_of_fp8(uint32_t pair, float *values) {
+  uint32_t halves;
+  if constexpr (Row == DLFP4_float8_e4m3fn)
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<uint16_t>(pair)));
+  else
+    asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(halves) : "h"(static_cast<uint16_t>(pair)));
+  asm("{ .reg .f16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high; }"
+      : "=f"(values[0]), "=f"(values[1])
+      : "r"(halves));
+}
+
+// Eight codes of E2M1 as floats. A magnitude's three bits are the float's from bit 22 on, times 2^126; codes 4 apart
+// are moved there together, as halves.
+__device__ inline void floats_of_e2m1(uint32_t word, float *values) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t two = word >> 4 * i;
+    const uint32_t halves = (two << 6 & 0x01C001C0) | (two << 12 & 0x80008000);
+    values[i] = float_of(halves << 16) * float_of(253u << 23);
+    values[i + 4] = float_of(halves & 0xFFFF0000) * float_of(253u << 23);
+  }
+}
+
+// What the codes of a step are worth: by a table, or by instructions.
+template <int Row>
+struct Values {
+  static constexpr int kBits = kFormats[Row].bits;
+  static constexpr bool kByTable = kBits == 6 || (kBits == 8 && !kConvertsFp8);
+  float table[kByTable ? 1 << kBits : 1];
+
+  __device__ void fill() {
+    if constexpr (kByTable) fill_values<Row>(table);
+  }
+
+  __device__ void decode(const uint32_t *words, float *values) const {
+    if constexpr (kByTable) {
+#pragma unroll
+      for (int i = 0; i < kStep; ++i) values[i] = table[code_at<kBits>(words, i)];
+    } else if constexpr (kBits == 4) {
+      floats_of_e2m1(words[0], values);
+      floats_of_e2m1(words[1], values + 8);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kStep; i += 2) floats_of_fp8<Row>(words[i / 4] >> i % 4 * 8, values + i);
+    }
+  }
+
+  // As the oracle has it, whose NaN keep their signs.
+  __device__ static float decode_by_rule(const uint32_t *words, int i) {
+    return to_float(code_at<kBits>(words, i), format_of<Row>());
+  }
+};
+
+// Whether a step has a code that is not finite: adding 1 to E4M3's only NaN, or 4 to E5M2's, carries into the top bit.
+template <int Row>
+__device__ inline bool has_special(const uint32_t *words) {
+  if constexpr (kFormats[Row].bits < 8) return false;
+  constexpr uint32_t kCarry = Row == DLFP4_float8_e4m3fn ? 0x01010101 : 0x04040404;
+  uint32_t carried = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) carried |= (words[i] & 0x7F7F7F7F) + kCarry;
+  return carried & 0x80808080;
+}
 
 // A float as the target's code. What is NaN is rare, and takes the oracle's way.
 template <int Dst>

@@ -22,6 +22,26 @@ using CUfunction = struct CUfunc_st *;
 
 constexpr int kMaxDevices = 64;
 
+// CUlaunchAttribute and CUlaunchConfig.
+struct LaunchAttribute {
+  int id;
+  alignas(8) union {
+    char pad[64];
+    struct {
+      unsigned int x, y, z;
+    } cluster;
+    int programmatic;
+  } value;
+};
+
+struct LaunchConfig {
+  unsigned int grid[3], block[3];
+  unsigned int shared_bytes;
+  CUstream stream;
+  LaunchAttribute *attributes;
+  unsigned int num_attributes;
+};
+
 struct Driver {
 #define DLFP4_CUDA_SYMBOL(name, version, parameters) CUresult(*name) parameters;
 #include "symbols.def"

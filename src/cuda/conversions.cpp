@@ -38,12 +38,18 @@ int width_index(int bits) { return (bits - 4) / 2; }
 
 bool is_low(int row) { return is_float(kFormats[row]) && kFormats[row].bits <= 8; }
 
+int element_index(int row) {
+  for (int i = 0; i < kNumElements; ++i)
+    if (kElementRows[i] == row) return i;
+  return -1;
+}
+
 // The kernel's number among a source's encoders.
 int encoder_of(int row, int bits, Round round) {
   const bool saturates = round.saturate || kFormats[row].specials == DLFP4_FINITE;
-  for (int i = 0; i < kNumElements && saturates; ++i)
-    if (kElementRows[i] == row && bits == kFormats[row].bits)
-      return kKernel_encode_float32_e2m1 + i - kKernel_encode_float32_4;
+  const int element = element_index(row);
+  if (saturates && element >= 0 && bits == kFormats[row].bits)
+    return kKernel_encode_float32_e2m1 + element - kKernel_encode_float32_4;
   return width_index(bits);
 }
 
@@ -57,6 +63,8 @@ int find_run_kernel(Sides sides, Round round) {
   if (source >= 0 && is_low(sides.dst.row) && kFormats[sides.dst.row].specials != DLFP4_E8M0 && plain)
     return kKernel_encode_float32_4 + kEncoders * source + encoder_of(sides.dst.row, to, round);
   if (from < 4 || to < 4) return -1;
+  if (target >= 0 && element_index(sides.src.row) >= 0 && from == kFormats[sides.src.row].bits)
+    return kKernel_values_float4_e2m1fn_float32 + kNumSources * element_index(sides.src.row) + target;
   if (is_low(sides.src.row) && target >= 0 && holds_exactly(kFormats[sides.dst.row], kFormats[sides.src.row]))
     return kKernel_decode_4_16 + 2 * width_index(from) + (target == kFromFloat32);
   const bool codes = from <= 8 && to <= 8 && (same || (is_low(sides.src.row) && is_low(sides.dst.row)));
@@ -74,9 +82,11 @@ int convert_run(Sides sides, Round round, const uint8_t *src, uint8_t *dst, int6
     params.steps = steps;
     return run(static_cast<KernelNumber>(kernel), steps, params, stream);
   }
-  const DecodeParams params = {
-      src, dst, steps, kFormats[sides.src.row], kFormats[sides.dst.row], round, sides.src.row == sides.dst.row};
-  return run_walk(kernel, steps, params, stream);
+  DecodeParams params = {
+      src, dst, steps, kFormats[sides.src.row], kFormats[sides.dst.row], round, sides.src.row == sides.dst.row, 1};
+  if (kernel < kKernel_values_float4_e2m1fn_float32) return run_walk(kernel, steps, params, stream);
+  params.of_thread = steps_of_thread(steps);
+  return run(static_cast<KernelNumber>(kernel), divide_up(steps, params.of_thread), params, stream);
 }
 
 Place make_place(const uint8_t *data, Operand operand, const Layout &layout, Side side) {

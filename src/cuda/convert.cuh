@@ -129,6 +129,34 @@ __device__ inline void decode_run(const DecodeParams &p) {
   }
 }
 
+// Codes of the formats that codes.cuh decodes to floats that hold them; specials go by the oracle. `p.of_thread` steps,
+// one or two, lie a block of threads apart.
+template <int Row, int Dst>
+__device__ inline void decode_values(const DecodeParams &p) {
+  constexpr int kBits = kFormats[Row].bits, kWords = kStep * kFloatBytes<Dst> / 4;
+  __shared__ Values<Row> table;
+  const int64_t number = int64_t{blockIdx.x} * p.of_thread * kThreads + threadIdx.x;
+  uint32_t codes[2][kCodeWords<kBits>];
+#pragma unroll
+  for (int i = 0; i < 2; ++i)
+    if (i < p.of_thread && number + i * kThreads < p.steps)
+      load_codes<kBits>(p.src + (number + i * kThreads) * (kStep * kBits / 8), codes[i]);
+  table.fill();
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    if (i >= p.of_thread) break;
+    const int64_t step = number + i * kThreads;
+    float values[kStep];
+    uint32_t words[kWords];
+    table.decode(codes[i], values);
+    const bool special = has_special<Row>(codes[i]);
+    if (special)
+      for (int k = 0; k < kStep; ++k) values[k] = Values<Row>::decode_by_rule(codes[i], k);
+    narrow_step<Dst>(values, special, words);
+    warp_store<kWords>().store(step < p.steps ? p.dst + step * (kStep * kFloatBytes<Dst>) : nullptr, words);
+  }
+}
+
 }  // namespace cuda
 }  // namespace dlfp4
 

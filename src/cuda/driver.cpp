@@ -122,6 +122,13 @@ int dlfp4_cuda_architecture(int device, int *architecture) {
   return status;
 }
 
+int dlfp4_cuda_device_name(int device, char *name, int length) {
+  CUdevice number = 0;
+  int status = open();
+  if (status == 0) status = driver.cuDeviceGet(&number, device);
+  return status != 0 ? status : driver.cuDeviceGetName(name, length, number);
+}
+
 int dlfp4_cuda_copy(int device, uintptr_t stream, dlfp4_cuda_direction direction, void *dst, const void *src,
                     size_t bytes) {
   const CurrentContext context(device);
@@ -148,6 +155,11 @@ int dlfp4_cuda_free(int device, uintptr_t stream, void *ptr) {
   const CurrentContext context(device);
   if (context.status() != 0) return context.status();
   return driver.cuMemFreeAsync(address(ptr), handle(stream));
+}
+
+int dlfp4_cuda_wait(int device, uintptr_t stream) {
+  const CurrentContext context(device);
+  return context.status() != 0 ? context.status() : driver.cuStreamSynchronize(handle(stream));
 }
 
 int dlfp4_cuda_order(int device, uintptr_t earlier, uintptr_t later) {

@@ -29,6 +29,9 @@ int dlfp4_cuda_copy(int device, uintptr_t stream, enum dlfp4_cuda_direction dire
 int dlfp4_cuda_alloc(int device, uintptr_t stream, size_t bytes, void **out);
 int dlfp4_cuda_free(int device, uintptr_t stream, void *ptr);
 
+/* Waits for the work that `stream` holds. */
+int dlfp4_cuda_wait(int device, uintptr_t stream);
+
 /* Work put on `later` from now on runs after what `earlier` holds now. The host does not wait. While one of them is
  * captured into a graph there is no such order between the two, and none is made: what the graph reads has to be ready
  * when it is replayed. */

@@ -30,6 +30,9 @@ int run_walk(int kernel, int64_t threads, Params params, uintptr_t stream) {
   return threads > 0 ? launch(kernel, least(divide_up(threads, kThreads), blocks_for_device()), &params, stream) : 0;
 }
 
+// How many steps of a run a thread takes: two where there are enough of them for all multiprocessors.
+inline int steps_of_thread(int64_t steps) { return steps >= 2 * kThreads * blocks_for_device() ? 2 : 1; }
+
 inline bool is_aligned(const void *data, int64_t bytes) { return reinterpret_cast<uintptr_t>(data) % bytes == 0; }
 
 inline KernelNumber plus(KernelNumber first, int offset) { return static_cast<KernelNumber>(first + offset); }

@@ -41,6 +41,71 @@ int dlfp4_cuda_convert_scales(int device, uintptr_t stream, const void *src, int
 int dlfp4_cuda_shuffle_weight(int device, uintptr_t stream, const void *src, void *dst, int64_t rows, int64_t columns,
                               int back);
 
+/* One side of sums of products: lines of any number of axes. */
+typedef struct {
+  dlfp4_lines lines;      /* but for step and decode */
+  const int64_t *strides; /* from line to line, an axis each */
+  const float *decode;    /* the tensor's scale, on the device, or NULL */
+} dlfp4_cuda_lines;
+
+/* result[i] = the sum of a(i, k) * b(i, k) over k < length, for the lines i of `shape` in row-major order: see
+ * dlfp4_vecdot. `workspace` is of dlfp4_cuda_vecdot_workspace numbers, on the device. */
+int64_t dlfp4_cuda_vecdot_workspace(int64_t lines, int64_t length);
+int dlfp4_cuda_vecdot(int device, uintptr_t stream, const dlfp4_cuda_lines *a, const dlfp4_cuda_lines *b, int ndim,
+                      const int64_t *shape, int64_t length, float *result, double *workspace);
+
+/* --- Products with prepared weights: see prepared.h ----------------------------------------------------------------
+ */
+
+/* The prepared form of `rows` rows of a format's elements: blocks of code_bytes and, after them, scale_bytes. All zero
+ * for formats that have none. */
+typedef struct {
+  int64_t blocks, code_bytes, scale_bytes;
+} dlfp4_cuda_prepared_size;
+dlfp4_cuda_prepared_size dlfp4_cuda_size_prepared(int format, int64_t rows, int64_t columns);
+
+/* What dlfp4_cuda_inspect writes to the device, over zeros. */
+typedef struct {
+  uint32_t refused;  /* something is there that the prepared form does not hold */
+  uint32_t largest;  /* scale byte, of power-of-two scales */
+  uint32_t smallest; /* 255 - the smallest of blocks that are not all zero */
+} dlfp4_cuda_report;
+int dlfp4_cuda_inspect(int device, uintptr_t stream, const dlfp4_blocks *w, int format, int64_t rows,
+                       dlfp4_cuda_report *report);
+
+/* Whether weights with such a report can be prepared, and multiplied exactly as float16 as well as bfloat16. */
+int dlfp4_cuda_can_prepare(int format, const dlfp4_cuda_report *report);
+int dlfp4_cuda_is_exact_in_half(int format, const dlfp4_cuda_report *report);
+
+/* To the prepared form, or `back`. */
+int dlfp4_cuda_prepare(int device, uintptr_t stream, const dlfp4_blocks *w, int format, int64_t rows, int largest,
+                       void *prepared, int back);
+
+/* y = alpha * x @ w.T, with the factors (on the device, or NULL). x has 16-byte aligned rows and depth % 8 == 0. */
+typedef struct {
+  const void *weights;
+  int format;
+  int largest;
+  const void *x;
+  int64_t x_stride; /* in elements */
+  int x_is_half;    /* float16, not bfloat16 */
+  void *y;
+  int64_t y_stride;
+  int y_bytes, y_is_half;
+  int64_t rows, columns, depth;
+  int64_t stored_depth; /* what the weights were prepared with */
+  float alpha;
+  const float *factors[2];
+} dlfp4_cuda_product;
+
+/* The ways to compute it, by number; NULL past the last. */
+const char *dlfp4_cuda_tactic_name(int tactic);
+
+/* Those that the current image has for a device and that fit a problem, the best guess first; returns how many. */
+int dlfp4_cuda_find_tactics(int device, int format, int64_t rows, int64_t columns, int64_t depth, int *tactics,
+                            int capacity);
+int dlfp4_cuda_multiply(int device, uintptr_t stream, const dlfp4_cuda_product *product, int tactic);
+
 /* What this build's image was compiled for ("90a, PTX"), or "" where it has none. */
 const char *dlfp4_cuda_image(void);
 
@@ -50,6 +115,9 @@ int dlfp4_cuda_load(int device, const void *image);
 
 /* The device's compute capability: 90 for 9.0. */
 int dlfp4_cuda_architecture(int device, int *architecture);
+
+/* The device's name, of at most `length` bytes with the zero that ends it. */
+int dlfp4_cuda_device_name(int device, char *name, int length);
 
 #ifdef __cplusplus
 }

@@ -33,8 +33,10 @@ namespace {
 constexpr int kNotSupported = 801;  // CUDA_ERROR_NOT_SUPPORTED
 constexpr int kInvalidValue = 1;    // CUDA_ERROR_INVALID_VALUE
 constexpr int kNotInitialized = 3;  // CUDA_ERROR_NOT_INITIALIZED
-constexpr int kMultiprocessors = 16, kCaptureRelaxed = 2;
-constexpr int64_t kMostBlocks = INT32_MAX;
+constexpr int kMultiprocessors = 16, kSharedMemoryOptIn = 97, kCaptureRelaxed = 2;
+constexpr int kPtxVersion = 5, kDynamicSharedBytes = 8;               // of a function's attributes
+constexpr int kClusterDimension = 4, kProgrammaticSerialization = 6;  // of a launch's
+constexpr int64_t kMostBlocks = INT32_MAX, kMostBlocksAcross = 65535;
 constexpr int64_t kBlocksOfMultiprocessor = 2048 / kThreads;
 
 constexpr const char *kNames[kNumKernels] = {
@@ -79,6 +81,61 @@ int launch(int kernel, int64_t blocks, void *params, uintptr_t stream) {
                                         reinterpret_cast<CUstream>(stream), &params, nullptr);
 }
 
+namespace {
+
+// Once a kernel and device: more shared memory than 48 KiB is to be asked for.
+int allow_shared_memory(int kernel) {
+  static std::atomic<uint64_t> allowed[kNumKernels];
+  CUdevice device = 0;
+  int status = opened_driver().cuCtxGetDevice(&device);
+  if (status != 0 || allowed[kernel] >> device & 1) return status;
+  status = opened_driver().cuKernelSetAttribute(kDynamicSharedBytes, most_shared_memory(), kernels[kernel], device);
+  if (status == 0) allowed[kernel] |= uint64_t{1} << device;
+  return status;
+}
+
+LaunchAttribute cluster_of(int blocks) {
+  LaunchAttribute attribute = {};
+  attribute.id = kClusterDimension;
+  attribute.value.cluster = {static_cast<unsigned>(blocks), 1, 1};
+  return attribute;
+}
+
+LaunchAttribute overlapping() {
+  LaunchAttribute attribute = {};
+  attribute.id = kProgrammaticSerialization;
+  attribute.value.programmatic = 1;
+  return attribute;
+}
+
+}  // namespace
+
+int launch_shape(int kernel, const Shape &shape, void *params, uintptr_t stream) {
+  if (!is_loaded) return kNotInitialized;
+  if (!opened_driver().cuLaunchKernelEx || !opened_driver().cuKernelSetAttribute) return kNotSupported;
+  if (shape.blocks[0] > kMostBlocks || shape.blocks[1] > kMostBlocksAcross) return kInvalidValue;
+  const int status = allow_shared_memory(kernel);
+  if (status != 0) return status;
+  LaunchAttribute attributes[2];
+  unsigned count = 0;
+  if (shape.cluster > 1) attributes[count++] = cluster_of(shape.cluster);
+  if (shape.overlaps) attributes[count++] = overlapping();
+  const LaunchConfig config = {{static_cast<unsigned>(shape.blocks[0]), static_cast<unsigned>(shape.blocks[1]), 1},
+                               {static_cast<unsigned>(shape.threads), 1, 1},
+                               static_cast<unsigned>(shape.shared_bytes),
+                               reinterpret_cast<CUstream>(stream),
+                               attributes,
+                               count};
+  return opened_driver().cuLaunchKernelEx(&config, kernels[kernel], &params, nullptr);
+}
+
+int ptx_version(int kernel) {
+  CUdevice device = 0;
+  int version = 0;
+  if (!is_loaded || !opened_driver().cuKernelGetAttribute || opened_driver().cuCtxGetDevice(&device) != 0) return 0;
+  return opened_driver().cuKernelGetAttribute(&version, kPtxVersion, kernels[kernel], device) == 0 ? version : 0;
+}
+
 int set_word(void *place, uint32_t value, uintptr_t stream) {
   return opened_driver().cuMemsetD32Async(reinterpret_cast<CUdeviceptr>(place), value, 1,
                                           reinterpret_cast<CUstream>(stream));
@@ -95,13 +152,22 @@ int set_bytes(void *place, uint8_t value, int64_t count, uintptr_t stream) {
                                          reinterpret_cast<CUstream>(stream));
 }
 
-int64_t blocks_for_device() {
+namespace {
+
+int attribute_of_device(int attribute, int unknown) {
   CUdevice device = 0;
-  int multiprocessors = 1;
-  if (opened_driver().cuCtxGetDevice(&device) == 0)
-    opened_driver().cuDeviceGetAttribute(&multiprocessors, kMultiprocessors, device);
-  return multiprocessors * kBlocksOfMultiprocessor;
+  int value = unknown;
+  if (opened_driver().cuCtxGetDevice(&device) == 0) opened_driver().cuDeviceGetAttribute(&value, attribute, device);
+  return value;
 }
+
+}  // namespace
+
+int multiprocessors() { return attribute_of_device(kMultiprocessors, 1); }
+
+int most_shared_memory() { return attribute_of_device(kSharedMemoryOptIn, 48 * 1024); }
+
+int64_t blocks_for_device() { return multiprocessors() * kBlocksOfMultiprocessor; }
 
 }  // namespace cuda
 }  // namespace dlfp4

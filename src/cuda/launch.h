@@ -19,6 +19,23 @@ enum KernelNumber {
 // Launches `blocks` blocks of kThreads threads in the current context; `params` is the kernel's struct. A CUresult.
 int launch(int kernel, int64_t blocks, void *params, uintptr_t stream);
 
+// A launch with shared memory, of kernels that DLFP4_CUDA_PRODUCT names.
+struct Shape {
+  int64_t blocks[2];
+  int threads;
+  int shared_bytes;
+  int cluster;    // blocks of a cluster, along the first dimension; 1: none
+  bool overlaps;  // starts before the kernel before it has ended, for which it waits itself (sm_90)
+};
+int launch_shape(int kernel, const Shape &shape, void *params, uintptr_t stream);
+
+// The architecture that a kernel, as it runs on the current device, was compiled for: 80 for one that serves all GPUs.
+int ptx_version(int kernel);
+
+// Of the current device: how many, and the bytes that a block of threads may have if it asks for them.
+int multiprocessors();
+int most_shared_memory();
+
 // Sets four bytes on the device, in the order of the stream. A CUresult.
 int set_word(void *place, uint32_t value, uintptr_t stream);
 

@@ -8,6 +8,7 @@
 
 #include "../numerics.h"
 #include "../scaling.h"
+#include "prepared.h"
 
 namespace dlfp4 {
 namespace cuda {
@@ -16,6 +17,7 @@ constexpr int kThreads = 256;
 constexpr int kStep = 16;                          // elements at a time of a thread of the fast kernels
 constexpr int kTileRows = 128, kTileColumns = 64;  // of a block of threads that works along columns
 constexpr int kMostDims = 12;
+constexpr int kLargestAhead = 8;  // vectors of 16 bytes a thread, of the search for the largest
 
 // One side of a conversion. `stride` belongs to the shape that both sides share.
 struct Place {
@@ -61,7 +63,17 @@ struct DecodeParams {
   int64_t steps;
   Format from, to;
   Round round;
-  bool copies;  // equal types: bits are moved
+  bool copies;    // equal types: bits are moved
+  int of_thread;  // steps, where threads do not walk
+};
+
+// Lines of whole steps: how many there are, where a line starts. The quotient of a step's number and `in_line` is
+// (t + ((number - t) >> before)) >> after, with t the upper half of number * magic (Granlund, Montgomery, "Division by
+// invariant integers using multiplication", PLDI'94).
+struct StepLines {
+  uint32_t steps, in_line;
+  uint32_t magic, before, after;
+  int64_t float_bytes, code_bytes;  // from one line to the next
 };
 
 // A matrix of floats as lines, and its quantized form.
@@ -87,7 +99,9 @@ struct QuantizeParams {
   const uint32_t *amax;
   const float *decode;
   float *keep[2];  // where a given decode scale is written to, or null
-  int steps;       // of a thread, for blocks of one row
+  StepLines walk;  // of blocks of one row
+  int steps;       // of a thread that takes them
+  bool flat;       // one line, whose scales follow one another
 };
 
 struct QuantizeRowsParams {
@@ -115,6 +129,9 @@ struct DequantizeParams {
   uint8_t *dst;
   int64_t lines, length;
   int64_t line_stride, step;
+  StepLines walk;  // of blocks along rows
+  int steps;       // of a thread that takes them
+  bool flat;       // one line, whose scales follow one another
 };
 
 struct LargestParams {
@@ -146,6 +163,96 @@ struct ShuffleParams {
   uint8_t *dst;
   int64_t rows, columns;
   bool back;
+};
+
+// Weights of rows and columns, and their prepared form: see prepared.h.
+struct PrepareParams {
+  uint8_t *codes;
+  int64_t code_stride, code_step;  // bytes; FP4 has no step
+  uint8_t *scales;                 // null: the whole tensor has one, elsewhere
+  int64_t scale_stride, scale_step;
+  int64_t rows, columns;
+  WeightLayout layout;
+  uint8_t *prepared;
+  int64_t blocks_in_row;
+  int64_t threads;
+  int largest;       // scale, of the kinds that store scales relative to it
+  uint32_t *report;  // three numbers, see inspect_group
+};
+
+// Powers of two, by which kernels shift left: unknown to the compiler, so that it multiplies. The units that shift are
+// the busy ones.
+struct Shifts {
+  uint32_t by3 = 1 << 3, by4 = 1 << 4, by5 = 1 << 5, by6 = 1 << 6, by7 = 1 << 7, by8 = 1 << 8, by9 = 1 << 9;
+};
+
+// y = alpha * x @ w.T for prepared weights w.
+struct ProductParams {
+  const uint8_t *weights;
+  const uint8_t *x;  // rows of 16-bit floats, 16 bytes apart or multiples of it
+  int64_t x_stride;  // bytes
+  uint8_t *y;
+  int64_t y_stride;           // elements
+  int y_bytes;                // of an element
+  bool y_is_half;             // of two bytes: float16, not bfloat16
+  int rows, columns, depth;   // M, N, K
+  int blocks, blocks_in_row;  // of the weights, along K: those that count, and those that are there
+  float unit;                 // what one is in the prepared weights
+  float alpha;
+  const float *factors[2];  // scales of whole tensors, on the device, or null
+  Shifts shifts;
+};
+
+// Few rows: a block of threads has `tiles` tiles of 16 columns, all of K.
+struct StreamParams {
+  ProductParams product;
+  int tiles;
+  int slices_of_warp, full_warps;  // of K; warps from `full_warps` on have one less
+  bool reuses;                     // x's memory for partial sums, where every warp has one slice at most
+};
+
+// The driver's description of a matrix for bulk copies of boxes (CUtensorMap).
+struct alignas(64) TensorMap {
+  uint64_t words[16];
+};
+
+// More rows: a block of threads has `halves` times 64 columns of y. With one, its two warpgroups share K.
+struct ManyRowsParams {
+  TensorMap x;
+  ProductParams product;
+  int halves;
+  int stages;  // of the ring of blocks in flight
+  int group;   // of row blocks of weights that are multiplied before the next, where blocks of threads do many tiles
+};
+
+// One side of sums of products, as lines: see dlfp4_lines.
+struct DotSide {
+  const uint8_t *data;
+  int row;  // of dtypes.def
+  Format element;
+  bool is_signed;             // of integers
+  int bits;                   // from one element to the next where their step is 1
+  int64_t line_stride, step;  // in elements
+  int64_t first;              // line
+  int64_t stride[kMostDims];  // in lines
+  const uint8_t *scales;      // null: none, or one of the whole tensor
+  int layout;
+  int64_t scale_stride, scale_step, padded_columns;
+  int line_shift, block_shift;  // log2 of the lines and elements that share a scale
+  int kind;
+  const float *decode;  // the tensor's scale, on the device; null: 1
+};
+
+struct DotParams {
+  DotSide a, b;
+  int ndim;
+  int64_t extent[kMostDims];  // of lines
+  int64_t lines, length;
+  int64_t segment, segments;  // elements, and of a line
+  int team;                   // threads that share a segment: 32 or kThreads
+  const double *parts;        // what add_segments reads: `length` a line
+  double *sums;               // of segments; null: one segment is a line, and goes to
+  float *result;
 };
 
 }  // namespace cuda

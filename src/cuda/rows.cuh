@@ -50,41 +50,62 @@ __device__ inline void encode_scaled(const EncodeParams &encode, const float *va
   }
 }
 
-// A step that is loaded, its line and position.
+struct StepOfLine {
+  uint32_t line, step;
+};
+
+__device__ inline StepOfLine step_of_line(const StepLines &lines, uint32_t number) {
+  if (lines.steps == lines.in_line) return {0, number};
+  const uint32_t upper = __umulhi(number, lines.magic);
+  const uint32_t line = (upper + ((number - upper) >> lines.before)) >> lines.after;
+  return {line, number - line * lines.in_line};
+}
+
+// Where a step of `Bits` an element lies.
+template <int Bits, class Byte>
+__device__ inline Byte *address_of_step(Byte *data, int64_t line_bytes, StepOfLine at) {
+  return data + at.line * line_bytes + uint64_t{at.step} * (kStep * Bits / 8);
+}
+
+// A step that is loaded, or zeros.
 template <int Src>
 struct LoadedStep {
   bool there;
-  StepPlace at;
+  StepOfLine at;
   uint4 raw[kFloatVectors<Src>];
 
-  __device__ void load(const QuantizeParams &p, int64_t step) {
-    there = step < p.lines * (p.stored / kStep);
-    at = place_of_step(p.lines, p.stored, there ? step : 0);
-    load_step<Src>(p.src + (at.line * p.line_stride + at.first) * kFloatBytes<Src>, there, raw);
+  __device__ void load(const QuantizeParams &p, uint32_t number) {
+    there = number < p.walk.steps;
+    at = step_of_line(p.walk, number);
+    load_step<Src>(address_of_step<kFormats[Src].bits>(p.src, p.walk.float_bytes, at), there, raw);
   }
 };
 
 template <int Src, int Row, int BlockSize, int Kind>
 __device__ inline void quantize_step(const QuantizeParams &p, const EncodeParams &encode, const ScaleRule &rule,
                                      const LoadedStep<Src> &step) {
-  constexpr int kBits = kFormats[Row].bits;
-  const StepPlace at = step.at;
-  const uint32_t largest = largest_of_lanes(largest_of<Src>(step.raw), BlockSize / kStep - 1);
+  constexpr int kBits = kFormats[Row].bits, kStepsOfBlock = BlockSize / kStep;
+  const uint32_t largest = largest_of_lanes(largest_of<Src>(step.raw), kStepsOfBlock - 1);
   if (!step.there) return;
   float values[kStep];
   uint32_t words[kCodeWords<kBits>];
   const BlockScale scale = scale_of_block<Kind>(rule, largest);
-  if (at.first % BlockSize == 0) store_scale<Kind>(p, at.line, at.first / BlockSize, scale.stored);
+  if (step.at.step % kStepsOfBlock == 0) store_scale<Kind>(p, step.at.line, step.at.step / kStepsOfBlock, scale.stored);
   unpack_vectors<Src>(step.raw, values);
   encode_scaled<Row, Kind>(encode, values, scale, largest, words);
-  store_codes<kBits>(p.data + (at.line * p.data_stride + at.first) * kBits / 8, words);
+  store_codes<kBits>(address_of_step<kBits>(p.data, p.walk.code_bytes, step.at), words);
+}
+
+// The number of a block of threads. From the end where the tensor was just read to its end, some of which is cached.
+__device__ inline uint32_t block_number(const QuantizeParams &p) {
+  return p.amax == nullptr ? blockIdx.x : gridDim.x - 1 - blockIdx.x;
 }
 
 // Blocks of one row. `p.steps` of a thread lie a block of threads apart, and are loaded before the rule is known: two
 // of 16 bits share its price, where there are enough of them for all multiprocessors.
 template <int Src, int Row, int BlockSize, int Kind>
 __device__ inline void quantize_rows(const QuantizeParams &p, const EncodeParams &encode) {
-  const int64_t number = int64_t{blockIdx.x} * p.steps * kThreads + threadIdx.x;
+  const uint32_t number = block_number(p) * p.steps * kThreads + threadIdx.x;
   LoadedStep<Src> first, second;
   first.load(p, number);
   if (kFloatBytes<Src> == 2 && p.steps == 2) second.load(p, number + kThreads);
@@ -96,17 +117,15 @@ __device__ inline void quantize_rows(const QuantizeParams &p, const EncodeParams
 // One scale for the whole tensor, found or given.
 template <int Src, int Row>
 __device__ inline void quantize_whole(const QuantizeParams &p, const EncodeParams &encode) {
-  const int64_t step = global_thread();
-  if (step >= p.lines * (p.stored / kStep)) return;
-  const StepPlace at = place_of_step(p.lines, p.stored, step);
+  LoadedStep<Src> step;
+  step.load(p, block_number(p) * kThreads + threadIdx.x);
+  if (!step.there) return;
   float values[kStep];
   uint32_t words[kCodeWords<8>];
-  uint4 raw[kFloatVectors<Src>];
-  load_step<Src>(p.src + (at.line * p.line_stride + at.first) * kFloatBytes<Src>, true, raw);
   const BlockScale scale = {0, rule_of(p).encode};
-  unpack_vectors<Src>(raw, values);
-  encode_scaled<Row, DLFP4_LARGEST>(encode, values, scale, largest_of<Src>(raw), words);
-  store_codes<8>(p.data + at.line * p.data_stride + at.first, words);
+  unpack_vectors<Src>(step.raw, values);
+  encode_scaled<Row, DLFP4_LARGEST>(encode, values, scale, largest_of<Src>(step.raw), words);
+  store_codes<8>(address_of_step<8>(p.data, p.walk.code_bytes, step.at), words);
 }
 
 // Squares of 128 rows and columns that share a float32 scale: a square a block of threads. Rows and columns may end
@@ -147,86 +166,6 @@ __device__ inline void quantize_squares(const QuantizeParams &p, const EncodePar
 
 // --- Dequantize ------------------------------------------------------------------------------
 
-// The values of all codes, for formats that are decoded by a table. Those of 8 bits go by the oracle; shorter ones have
-// no specials: shifted to its place, a magnitude lacks nothing but the difference of the biases.
-template <int Row>
-__device__ inline void fill_values(float *table) {
-  constexpr Format kFormat = kFormats[Row];
-  constexpr int kSign = 1 << (kFormat.bits - 1);
-  for (int code = threadIdx.x; code < 1 << kFormat.bits; code += kThreads) {
-    const float magnitude = float_of((code & (kSign - 1)) << (23 - kFormat.mantissa));
-    const float value = magnitude * float_of((254 - kFormat.bias) << 23);
-    table[code] = kFormat.bits == 8 ? to_float(code, format_of<Row>()) : code & kSign ? -value : value;
-  }
-  __syncthreads();
-}
-
-// Two bytes of E4M3 or E5M2 as floats, by the instructions of sm_89.
-template <int Row>
-__device__ inline void floats_of_fp8(uint32_t pair, float *values) {
-  uint32_t halves;
-  if constexpr (Row == DLFP4_float8_e4m3fn)
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<uint16_t>(pair)));
-  else
-    asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(halves) : "h"(static_cast<uint16_t>(pair)));
-  asm("{ .reg .f16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high; }"
-      : "=f"(values[0]), "=f"(values[1])
-      : "r"(halves));
-}
-
-// Eight codes of E2M1 as floats. A magnitude's three bits are the float's from bit 22 on, times 2^126; codes 4 apart
-// are moved there together, as halves.
-__device__ inline void floats_of_e2m1(uint32_t word, float *values) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const uint32_t two = word >> 4 * i;
-    const uint32_t halves = (two << 6 & 0x01C001C0) | (two << 12 & 0x80008000);
-    values[i] = float_of(halves << 16) * float_of(253u << 23);
-    values[i + 4] = float_of(halves & 0xFFFF0000) * float_of(253u << 23);
-  }
-}
-
-// What the codes of a step are worth: by a table, or by instructions.
-template <int Row>
-struct Values {
-  static constexpr int kBits = kFormats[Row].bits;
-  static constexpr bool kByTable = kBits == 6 || (kBits == 8 && !kConvertsFp8);
-  float table[kByTable ? 1 << kBits : 1];
-
-  __device__ void fill() {
-    if constexpr (kByTable) fill_values<Row>(table);
-  }
-
-  __device__ void decode(const uint32_t *words, float *values) const {
-    if constexpr (kByTable) {
-#pragma unroll
-      for (int i = 0; i < kStep; ++i) values[i] = table[code_at<kBits>(words, i)];
-    } else if constexpr (kBits == 4) {
-      floats_of_e2m1(words[0], values);
-      floats_of_e2m1(words[1], values + 8);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kStep; i += 2) floats_of_fp8<Row>(words[i / 4] >> i % 4 * 8, values + i);
-    }
-  }
-
-  // As the oracle has it, whose NaN keep their signs.
-  __device__ static float decode_by_rule(const uint32_t *words, int i) {
-    return to_float(code_at<kBits>(words, i), format_of<Row>());
-  }
-};
-
-// Whether a step has a code that is not finite: adding 1 to E4M3's only NaN, or 4 to E5M2's, carries into the top bit.
-template <int Row>
-__device__ inline bool has_special(const uint32_t *words) {
-  if constexpr (kFormats[Row].bits < 8) return false;
-  constexpr uint32_t kCarry = Row == DLFP4_float8_e4m3fn ? 0x01010101 : 0x04040404;
-  uint32_t carried = 0;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) carried |= (words[i] & 0x7F7F7F7F) + kCarry;
-  return carried & 0x80808080;
-}
-
 // Products as words of the target. Where one may be NaN the oracle decides about its bits.
 template <int Row, int Dst>
 __device__ inline void dequantize_step(const Values<Row> &table, const uint32_t *codes, float scale, uint32_t *words) {
@@ -241,22 +180,41 @@ __device__ inline void dequantize_step(const Values<Row> &table, const uint32_t 
 }
 
 template <int Row, int Dst>
-__device__ inline void dequantize_rows(const DequantizeParams &p) {
-  constexpr int kBits = kFormats[Row].bits, kWords = kStep * kFloatBytes<Dst> / 4;
-  __shared__ Values<Row> table;
-  uint32_t codes[kCodeWords<kBits>], words[kWords];
-  uint8_t *dst = nullptr;
-  float scale = 1;
-  const int64_t step = global_thread();
-  if (step < p.lines * (p.length / kStep)) {
-    const StepPlace at = place_of_step(p.lines, p.length, step);
-    dst = p.dst + (at.line * p.line_stride + at.first) * kFloatBytes<Dst>;
-    load_codes<kBits>(p.data + (at.line * p.data_stride + at.first) * kBits / 8, codes);
-    scale = scale_at(p, at.line, at.first, tensor_decode(p));
+struct CodedStep {
+  static constexpr int kBits = kFormats[Row].bits, kWords = kStep * kFloatBytes<Dst> / 4;
+  uint32_t codes[kCodeWords<kBits>];
+  uint32_t scale;
+  uint8_t *dst;
+
+  __device__ void load(const DequantizeParams &p, uint32_t number) {
+    dst = nullptr;
+    if (number >= p.walk.steps) return;
+    const StepOfLine at = step_of_line(p.walk, number);
+    dst = address_of_step<kFormats[Dst].bits>(p.dst, p.walk.float_bytes, at);
+    load_codes<kBits>(address_of_step<kBits>(p.data, p.walk.code_bytes, at), codes);
+    scale = p.flat ? scale_in(p, uint64_t{at.step} * kStep >> p.block_shift)
+                   : stored_scale(p, at.line, int64_t{at.step} * kStep);
   }
+
+  __device__ void finish(const DequantizeParams &p, const Values<Row> &table, float decode) const {
+    uint32_t words[kWords];
+    if (dst != nullptr) dequantize_step<Row, Dst>(table, codes, decode_fast(p.kind, scale, decode), words);
+    warp_store<kWords>().store(dst, words);
+  }
+};
+
+// `p.steps` of a thread, one or two, lie a block of threads apart.
+template <int Row, int Dst>
+__device__ inline void dequantize_rows(const DequantizeParams &p) {
+  __shared__ Values<Row> table;
+  const uint32_t number = blockIdx.x * p.steps * kThreads + threadIdx.x;
+  CodedStep<Row, Dst> first, second;
+  first.load(p, number);
+  if (p.steps == 2) second.load(p, number + kThreads);
+  const float decode = tensor_decode(p);
   table.fill();
-  if (dst != nullptr) dequantize_step<Row, Dst>(table, codes, scale, words);
-  warp_store<kWords>().store(dst, words);
+#pragma unroll 1
+  for (int i = 0; i < p.steps; ++i, first = second) first.finish(p, table, decode);
 }
 
 }  // namespace cuda

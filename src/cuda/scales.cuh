@@ -5,7 +5,7 @@
 #define DLFP4_SRC_CUDA_SCALES_CUH_
 
 #include "../layouts.h"
-#include "elements.cuh"
+#include "codes.cuh"
 
 namespace dlfp4 {
 namespace cuda {
@@ -17,8 +17,9 @@ __device__ inline ScaleRule rule_of(const QuantizeParams &p) {
   const TensorScale scale = p.decode != nullptr ? scale_given(*p.decode)
                             : p.whole           ? largest_scale(rule, *p.amax)
                                                 : two_level_scale(float_of(*p.amax));
-  for (float *const keep : p.keep)
-    if (keep != nullptr && global_thread() == 0) *keep = *p.decode;
+  if (blockIdx.x == 0 && threadIdx.x == 0)
+    for (float *const keep : p.keep)
+      if (keep != nullptr) *keep = *p.decode;
   rule.encode = scale.encode;
   rule.sixth = scale.encode * kSixth;
   rule.unit = 1 / scale.encode;
@@ -37,6 +38,12 @@ __device__ inline float float_of_e4m3_magnitude(uint32_t code) {
 // two_level_block: below 2^-6 the spacing is that of the smallest normal numbers.
 __device__ inline BlockScale two_level_fast(const ScaleRule &rule, uint32_t magnitude) {
   if (magnitude >= kNotFinite) return {0x7F, 0};
+  if constexpr (kConvertsFp8) {
+    const uint32_t code = byte_of_e4m3(float_of(magnitude) * rule.sixth);
+    float scale[2];
+    floats_of_fp8<DLFP4_float8_e4m3fn>(code, scale);
+    return {code, finite(1 / (scale[0] * rule.unit))};
+  }
   const uint32_t wanted = min(bits_of(finite(float_of(magnitude) * rule.sixth)), 0x43E00000u);  // 448
   const uint32_t power = max(wanted & 0x7F800000, 121u << 23);
   const uint32_t sum = bits_of(float_of(wanted) + float_of(power + (20u << 23)));
@@ -59,7 +66,8 @@ __device__ inline int64_t place_of_scale(int layout, int64_t stride, int64_t ste
 
 template <int Kind>
 __device__ inline void store_scale(const QuantizeParams &p, int64_t row, int64_t block, uint32_t stored) {
-  const int64_t place = place_of_scale(p.layout, p.scale_stride, p.scale_step, p.padded_columns, row, block);
+  const int64_t place =
+      p.flat ? block : place_of_scale(p.layout, p.scale_stride, p.scale_step, p.padded_columns, row, block);
   if constexpr (Kind == DLFP4_LARGEST)
     reinterpret_cast<uint32_t *>(p.scales)[place] = stored;
   else
@@ -87,12 +95,17 @@ __device__ inline float decode_fast(int kind, uint32_t stored, float tensor_deco
 
 __device__ inline float tensor_decode(const DequantizeParams &p) { return p.decode == nullptr ? 1.0f : *p.decode; }
 
+__device__ inline uint32_t scale_in(const DequantizeParams &p, int64_t place) {
+  return p.kind == DLFP4_LARGEST ? reinterpret_cast<const uint32_t *>(p.scales)[place] : p.scales[place];
+}
+
+__device__ inline uint32_t stored_scale(const DequantizeParams &p, int64_t line, int64_t position) {
+  return scale_in(p, place_of_scale(p.layout, p.scale_stride, p.scale_step, p.padded_columns, line >> p.line_shift,
+                                    position >> p.block_shift));
+}
+
 __device__ inline float scale_at(const DequantizeParams &p, int64_t line, int64_t position, float decode) {
-  const int64_t place = place_of_scale(p.layout, p.scale_stride, p.scale_step, p.padded_columns, line >> p.line_shift,
-                                       position >> p.block_shift);
-  const uint32_t stored =
-      p.kind == DLFP4_LARGEST ? reinterpret_cast<const uint32_t *>(p.scales)[place] : p.scales[place];
-  return decode_fast(p.kind, stored, decode);
+  return decode_fast(p.kind, stored_scale(p, line, position), decode);
 }
 
 }  // namespace cuda

@@ -62,7 +62,7 @@ QuantizeParams quantize_params(const Lines &x, const FormatInfo &format, const S
 constexpr int kRowKernels = kKernel_rows_bfloat16_nvfp4 - kKernel_rows_float32_nvfp4;
 constexpr int kColumnKernels = kKernel_columns_bfloat16_nvfp4 - kKernel_columns_float32_nvfp4;
 constexpr int kFirstStrip = kKernel_columns_float32_fp8_1x128 - kKernel_columns_float32_nvfp4;
-constexpr int64_t kMostSteps = UINT32_MAX;
+constexpr int64_t kMostSteps = UINT32_MAX - 2 * kThreads;
 static_assert(kRowKernels == DLFP4_NUM_FORMATS, "a kernel for blocks along rows of each format");
 
 // A direction of a call.
@@ -125,6 +125,25 @@ bool has_rows_kernel(const Job &job, const FormatInfo &format) {
          can_store_steps(p.data, p.lines == 1 ? 0 : p.data_stride, p.data_step);
 }
 
+StepLines make_step_lines(int64_t lines, int64_t length, int64_t float_bytes, int64_t code_bytes) {
+  const uint64_t in_line = static_cast<uint64_t>(length / kStep);
+  uint32_t bits = 0;
+  while (uint64_t{1} << bits < in_line) ++bits;
+  const uint64_t magic = ((((uint64_t{1} << bits) - in_line) << 32) / in_line) + 1;
+  return {static_cast<uint32_t>(static_cast<uint64_t>(lines) * in_line),
+          static_cast<uint32_t>(in_line),
+          static_cast<uint32_t>(magic),
+          bits > 0 ? 1u : 0u,
+          bits > 0 ? bits - 1 : 0,
+          float_bytes,
+          code_bytes};
+}
+
+template <class Params>
+bool is_flat(const Params &p) {
+  return p.lines == 1 && p.layout == DLFP4_LAYOUT_linear && p.scale_step == 1;
+}
+
 int64_t threads_of_rows(const QuantizeParams &p, const FormatInfo &format) {
   if (format.group == 1) return p.lines * (p.stored / kStep);
   if (format.row->repeats) return divide_up(p.lines, p.group) * divide_up(p.stored, kTileColumns) * 32;
@@ -137,7 +156,11 @@ int quantize_rows(const Job &job, const FormatInfo &format, int number, uintptr_
   const KernelNumber kernel = plus(kKernel_rows_float32_nvfp4, kRowKernels * job.x.source + number);
   const int64_t threads = threads_of_rows(params.quantize, format);
   const bool one_row = format.group == 1 && !format.whole;
-  params.quantize.steps = one_row && job.x.item == 2 && threads >= 2 * kThreads * blocks_for_device() ? 2 : 1;
+  params.quantize.steps = one_row && job.x.item == 2 ? steps_of_thread(threads) : 1;
+  params.quantize.flat = is_flat(params.quantize);
+  params.quantize.walk =
+      make_step_lines(params.quantize.lines, params.quantize.stored, params.quantize.line_stride * job.x.item,
+                      params.quantize.data_stride * format.bits / 8);
   return run(kernel, divide_up(threads, params.quantize.steps), params, stream);
 }
 
@@ -150,6 +173,7 @@ int find_columns_kernel(int number, const FormatInfo &format) {
 bool has_columns_kernel(const Job &job, const FormatInfo &format) {
   const QuantizeParams &p = job.params;
   const bool strip = format.row->kind == DLFP4_LARGEST;
+  if (p.lines > kMostSteps || p.stored > kMostSteps) return false;  // counted in 32 bits
   if (!is_row_major(transposed(job.x)) || !is_plain(p) || (!strip && p.stored % p.block != 0)) return false;
   return format.bits == 8 ? can_store_steps(p.data, p.data_step, p.data_stride)
                           : can_store_steps(p.data, p.data_stride, p.data_step);
@@ -211,8 +235,11 @@ int find_largest(const Lines &x, const FormatInfo &format, uint32_t *place, uint
                      place};
   if (const int status = set_word(place, 0, stream)) return status;
   const int64_t count = x.lines * x.length;
-  const bool run = x.step == 1 && (x.line_stride == x.length || x.lines == 1) && is_aligned(x.data, 16);
-  if (run && count % kStep == 0) return run_walk(kKernel_largest_float32 + x.source, count / kStep, p, stream);
+  const bool is_run = x.step == 1 && (x.line_stride == x.length || x.lines == 1) && is_aligned(x.data, 16);
+  if (is_run && count % kStep == 0) {
+    const int64_t threads = divide_up(count * x.item / 16, kLargestAhead);
+    return run(plus(kKernel_largest_float32, x.source), threads, p, stream);
+  }
   return run_walk(kKernel_largest_any, count, p, stream);
 }
 
@@ -304,7 +331,11 @@ int dequantize_lines(DequantizeParams p, Lines result, const FormatInfo &format,
   if (is_row_major(result) && can_store_steps(p.data, p.lines == 1 ? 0 : p.data_stride, p.data_step)) {
     join_rows(&p);
     const int kernel = kKernel_dequantize_rows_float4_e2m1fn_float32 + kNumSources * element + result.source;
-    return run(static_cast<KernelNumber>(kernel), p.lines * (p.length / kStep), p, stream);
+    const int64_t steps = p.lines * (p.length / kStep);
+    p.steps = result.item == 2 ? steps_of_thread(steps) : 1;
+    p.flat = is_flat(p);
+    p.walk = make_step_lines(p.lines, p.length, p.line_stride * result.item, p.data_stride * p.element.bits / 8);
+    return run(static_cast<KernelNumber>(kernel), divide_up(steps, p.steps), p, stream);
   }
   const bool across = is_row_major(transposed(result));
   if (across && !bytes && can_store_steps(p.data, p.data_stride, p.data_step)) {

@@ -31,13 +31,14 @@ __device__ inline Unit unit_of_thread() {
   return {(warp / 4 * 4 + lane / 8) * kStep, (warp % 4 * 8 + lane % 8) * 2};
 }
 
+// Hosts see to it that rows and columns can be counted in 32 bits.
 struct TilePlace {
-  int64_t row, column;
+  uint32_t row, column;
 };
 
 __device__ inline TilePlace place_of_tile(const TileParams &p) {
-  return {int64_t{blockIdx.x / static_cast<uint32_t>(p.tiles_in_row)} * kTileRows,
-          int64_t{blockIdx.x % static_cast<uint32_t>(p.tiles_in_row)} * kTileColumns};
+  const uint32_t tile = block_number(p.columns), in_row = static_cast<uint32_t>(p.tiles_in_row);
+  return {tile / in_row * kTileRows, tile % in_row * kTileColumns};
 }
 
 // --- Quantize --------------------------------------------------------------------------------
@@ -79,13 +80,12 @@ __device__ inline int column_of_thread() { return threadIdx.x % kStepsInTileRow 
 
 template <int Src>
 __device__ inline void load_rows(const QuantizeParams &p, TilePlace at, TileRows<Src> *rows) {
-  const int64_t first = at.column + column_of_thread();
+  const uint32_t first = at.column + column_of_thread(), line = at.row + row_of_pass(0);
+  const uint8_t *const src = p.src + (line * p.line_stride + first) * kFloatBytes<Src>;
 #pragma unroll
-  for (int pass = 0; pass < kTilePasses; ++pass) {
-    const int64_t line = at.row + row_of_pass(pass);
-    load_step<Src>(p.src + (line * p.line_stride + first) * kFloatBytes<Src>, line < p.lines && first < p.length,
-                   rows->raw[pass]);
-  }
+  for (int pass = 0; pass < kTilePasses; ++pass)
+    load_step<Src>(src + pass * kRowsOfPass * p.line_stride * kFloatBytes<Src>,
+                   line + pass * kRowsOfPass < p.lines && first < p.length, rows->raw[pass]);
 }
 
 template <int Src>
@@ -105,19 +105,20 @@ __device__ inline void quantize_tile_rows(const TileParams &p, TilePlace at, con
                                           const TileRows<Src> &rows) {
   constexpr int kBits = kFormats[Row].bits;
   const QuantizeParams &q = p.rows;
-  const int64_t first = at.column + column_of_thread();
+  const uint32_t first = at.column + column_of_thread();
+  uint8_t *const data = q.data + bytes_of<kBits>((at.row + row_of_pass(0)) * q.data_stride + first);
 #pragma unroll
   for (int pass = 0; pass < kTilePasses; ++pass) {
-    const int64_t line = at.row + row_of_pass(pass);
+    const uint32_t line = at.row + row_of_pass(pass);
     float values[kStep];
     uint32_t words[kCodeWords<kBits>];
     const uint32_t largest = largest_of_lanes(largest_of<Src>(rows.raw[pass]), BlockSize / kStep - 1);
     unpack_vectors<Src>(rows.raw[pass], values);
     if (line >= q.lines || first >= q.stored) continue;
     const BlockScale scale = scale_of_block<Kind>(rule, largest);
-    if (first % BlockSize == 0) store_scale<Kind>(q, line, first / BlockSize, scale.stored);
+    if (first % BlockSize / kStep == 0) store_scale<Kind>(q, line, first / BlockSize, scale.stored);
     encode_scaled<Row, Kind>(p.encode, values, scale, largest, words);
-    store_codes<kBits>(q.data + (line * q.data_stride + first) * kBits / 8, words);
+    store_codes<kBits>(data + bytes_of<kBits>(pass * kRowsOfPass * q.data_stride), words);
   }
 }
 
@@ -136,7 +137,7 @@ __device__ inline void write_codes(const QuantizeParams &p, TilePlace at, const 
   for (int pass = 0; pass < kTilePasses; ++pass) {
     const int row = row_of_pass(pass);
     if (at.row + row >= p.stored || at.column + column >= p.lines) continue;
-    *reinterpret_cast<uint4 *>(p.data + at.column + column + (at.row + row) * p.data_step) =
+    *reinterpret_cast<uint4 *>(p.data + (at.column + column) + (at.row + row) * p.data_step) =
         *reinterpret_cast<const uint4 *>(tile + place_in_tile<1>(row, column));
   }
 }
@@ -155,8 +156,9 @@ __device__ inline void quantize_tile(const TileParams &p) {
   if (p.rows.data != nullptr) quantize_tile_rows<Src, Row, BlockSize, Kind>(p, at, rule, rows);
   __syncthreads();
   const Unit unit = unit_of_thread();
-  const int64_t first = at.row + unit.row, line = at.column + unit.column;
+  const uint32_t first = at.row + unit.row, line = at.column + unit.column;
   const bool there = first < columns.stored && line < columns.lines;
+  uint8_t *const data = columns.data + bytes_of<kBits>(line * columns.data_stride + first);
   float values[2][kStep];
   uint32_t largest[2], words[2][kCodeWords<kBits>];
   read_columns<Src>(tile, unit, values, largest);
@@ -167,9 +169,8 @@ __device__ inline void quantize_tile(const TileParams &p) {
   for (int i = 0; i < 2; ++i) {
     const BlockScale scale = scale_of_block<Kind>(rule, largest[i]);
     encode_scaled<Row, Kind>(p.encode, values[i], scale, largest[i], words[i]);
-    if (there && first % BlockSize == 0) store_scale<Kind>(columns, line + i, first / BlockSize, scale.stored);
-    if (kBits < 8 && there)
-      store_codes<kBits>(columns.data + ((line + i) * columns.data_stride + first) * kBits / 8, words[i]);
+    if (there && first % BlockSize / kStep == 0) store_scale<Kind>(columns, line + i, first / BlockSize, scale.stored);
+    if (kBits < 8 && there) store_codes<kBits>(data + bytes_of<kBits>(i * columns.data_stride), words[i]);
   }
   if constexpr (kBits == 8) {
     __syncthreads();
@@ -183,10 +184,10 @@ __device__ inline void quantize_tile(const TileParams &p) {
 template <int Src, int Row, int Kind>
 __device__ inline void quantize_small_squares(const QuantizeParams &p, const EncodeParams &encode) {
   constexpr int kBits = kFormats[Row].bits, kSide = 16, kPasses = 2, kRows = kSide / kPasses;
-  const int64_t warp = global_thread() / 32, in_row = (p.stored + kTileColumns - 1) / kTileColumns;
-  const int lane = threadIdx.x % 32;
-  const int64_t first = warp % in_row * kTileColumns + lane % kStepsInTileRow * kStep;
-  const int64_t line = warp / in_row * kSide + lane / kStepsInTileRow;
+  const uint32_t warp = block_number(p) * (kThreads / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
+  const uint32_t in_row = static_cast<uint32_t>((p.stored + kTileColumns - 1) / kTileColumns);
+  const uint32_t first = warp % in_row * kTileColumns + lane % kStepsInTileRow * kStep;
+  const uint32_t line = warp / in_row * kSide + lane / kStepsInTileRow;
   const bool there = line < p.lines && first < p.stored;
   uint4 raw[kPasses][kFloatVectors<Src>];
 #pragma unroll
@@ -207,11 +208,11 @@ __device__ inline void quantize_small_squares(const QuantizeParams &p, const Enc
   const BlockScale scale = scale_of_block<Kind>(rule, largest);
 #pragma unroll
   for (int pass = 0; pass < kPasses; ++pass) {
-    const int64_t i = line + pass * kRows;
+    const uint32_t i = line + pass * kRows;
     if (i >= p.lines) break;
     store_scale<Kind>(p, i, first / kSide, scale.stored);
     encode_scaled<Row, Kind>(encode, values[pass], scale, largest, words);
-    store_codes<kBits>(p.data + (i * p.data_stride + first) * kBits / 8, words);
+    store_codes<kBits>(p.data + bytes_of<kBits>(i * p.data_stride + first), words);
   }
 }
 
@@ -257,7 +258,7 @@ __device__ inline void quantize_strip(const TileParams &p) {
 #pragma unroll
   for (int pass = 0; pass < kTilePasses; ++pass) {
     const int64_t i = at.row + pass * kRowsOfPass + row;
-    load_step<Src>(q.src + (i * q.step + at.column + column) * kFloatBytes<Src>,
+    load_step<Src>(q.src + (i * q.step + (at.column + column)) * kFloatBytes<Src>,
                    i < q.length && at.column + column < q.lines, raw[pass]);
     unpack_vectors<Src>(raw[pass], values);
 #pragma unroll
@@ -280,7 +281,7 @@ __device__ inline void quantize_strip(const TileParams &p) {
       encode_step<Row>(p.encode, values, words);
     else
       encode_step_by_rule<8>(p.encode, values, words);
-    store_codes<8>(q.data + at.column + column + i * q.data_step, words);
+    store_codes<8>(q.data + (at.column + column) + i * q.data_step, words);
   }
 }
 

@@ -1,0 +1,192 @@
+# Weights in the order in which the matrix kernels of CUDA devices read them (src/cuda/prepared.h), and those kernels.
+# To the outside "prepared" is a scale layout; what does not know it takes `plain` tensors.
+
+cdef inline bint is_prepared(ScaledTensor self) noexcept:
+    return self.prepared.rows > 0
+
+
+cdef inline ScaledTensor plain(ScaledTensor self):
+    """The tensor in a layout that every operation reads."""
+    return restore(self) if is_prepared(self) else self
+
+
+cdef ScaledTensor prepare_tensor(ScaledTensor self):
+    if is_prepared(self):
+        return self
+    if self.axis == -2:
+        return self.mT.prepare().mT if self.ndim == 2 else self
+    if not on_cuda(self.data):
+        return relayout(self, "linear", 0)
+    return prepare_on_cuda(relayout(self, "linear", 0))
+
+
+cdef ScaledTensor prepare_on_cuda(ScaledTensor source):
+    """Prepared if the form can hold every code and scale exactly, else the tensor itself. Waits for the device once."""
+    cdef dlfp4_blocks blocks = blocks_of(source, None)
+    cdef int64_t rows = source.data.dl.shape[0], stream = stream_for(source.data, None)
+    cdef int format = source.format.number
+    cdef dlfp4_cuda_prepared_size size = dlfp4_cuda_size_prepared(format, rows, blocks.length)
+    cdef dlfp4_cuda_report report
+    if size.blocks == 0:
+        return source
+    inspect(source, &blocks, stream, &report)
+    if not dlfp4_cuda_can_prepare(format, &report):
+        return source
+    cdef Tensor memory = allocate_buffer(source.data, (size.blocks, size.code_bytes + size.scale_bytes), UINT8, stream,
+                                         False)
+    check_kernel(dlfp4_cuda_prepare(device_number(source.data), stream, &blocks, format, rows, report.largest,
+                                    memory.dl.data, False), f"preparing {source.format}")
+    return finish_prepared(source, memory, size, Prepared(
+        rows, blocks.length, report.largest, dlfp4_cuda_is_exact_in_half(format, &report)))
+
+
+cdef ScaledTensor finish_prepared(ScaledTensor source, Tensor memory, dlfp4_cuda_prepared_size size,
+                                  Prepared prepared):
+    cdef Tensor codes = slice_tensor(memory, (slice(None), slice(size.code_bytes)))
+    cdef Tensor scales = source.scales
+    if source.format.block is not None:
+        scales = slice_tensor(memory, (slice(None), slice(size.code_bytes, None)))
+    cdef ScaledTensor self = make_scaled(codes, scales, source.global_scale, source.format, source.axis, "prepared",
+                                         source.shape)
+    self.prepared = prepared
+    return self
+
+
+cdef int inspect(ScaledTensor source, const dlfp4_blocks *blocks, int64_t stream, dlfp4_cuda_report *report) except -1:
+    """What of the tensor decides whether it can be prepared."""
+    cdef Tensor memory = allocate_buffer(source.data, (sizeof(dlfp4_cuda_report),), UINT8, stream, False), copied
+    wait_for(source.scales, stream)
+    check_kernel(dlfp4_cuda_inspect(device_number(source.data), stream, blocks, source.format.number,
+                                    source.data.dl.shape[0], <dlfp4_cuda_report *> memory.dl.data),
+                 f"preparing {source.format}")
+    copied = memory.to_device("cpu")
+    memcpy(report, copied.dl.data, sizeof(dlfp4_cuda_report))
+    return 0
+
+
+def _restored(ScaledTensor x, stream):
+    """The tensor in a layout that every operation reads, made on a stream, so that a graph captures that work."""
+    return restore(x, stream) if is_prepared(x) else x
+
+
+cdef ScaledTensor restore(ScaledTensor self, given=None):
+    """The inverse of prepare_on_cuda: the same codes and scales, the latter linear."""
+    if self.axis == -2:
+        return restore(self.mT, given).mT
+    cdef Prepared prepared = self.prepared
+    cdef int64_t stream = stream_for(self.data, given)
+    cdef Tensor data = allocate_buffer(self.data, (prepared.rows, prepared.columns),
+                                       row_of_argument(self.format.element), stream, False)
+    cdef Tensor scales = self.scales
+    if self.format.block is not None:
+        scales = allocate_buffer(self.data, (prepared.rows, prepared.columns // self.format.block[1]),
+                                 row_of_argument(self.format.scale), stream, False)
+    cdef ScaledTensor result = make_scaled(data, scales, self.global_scale, self.format, -1, "linear", self.shape)
+    cdef dlfp4_blocks blocks = blocks_of(result, None)
+    check_kernel(dlfp4_cuda_prepare(device_number(data), stream, &blocks, self.format.number, prepared.rows,
+                                    prepared.largest, self.data.dl.data, True), f"restoring {self.format}")
+    return result
+
+
+cdef ScaledTensor turn_prepared(ScaledTensor self):
+    cdef ScaledTensor turned = make_scaled(self.data, self.scales, self.global_scale, self.format, -3 - self.axis,
+                                           self.scale_layout, self.shape[::-1])
+    turned.prepared = self.prepared
+    return turned
+
+
+cdef inline int device_number(Tensor self) noexcept:
+    return self.dl.device.device_id
+
+
+# ---- Products; dlfp4/engines/cuda.py says which operands are taken
+
+def _find_tactics(ScaledTensor b, rows):
+    """The names of the kernels for `rows` rows times prepared weights, the best guess first."""
+    cdef int numbers[64]
+    cdef int count, k
+    load_kernels(device_number(b.data))
+    count = dlfp4_cuda_find_tactics(device_number(b.data), b.format.number, rows, b.shape[1], b.shape[0], numbers, 64)
+    return tuple([dlfp4_cuda_tactic_name(numbers[k]).decode() for k in range(count)])
+
+
+cdef dict tactic_numbers():
+    cdef int number = 0
+    numbers = {}
+    while dlfp4_cuda_tactic_name(number) != NULL:
+        numbers[dlfp4_cuda_tactic_name(number).decode()] = number
+        number += 1
+    return numbers
+
+
+cdef dict TACTICS = tactic_numbers()
+
+
+def _exact_in_half(ScaledTensor b):
+    """Whether prepared weights are exact as float16."""
+    return b.prepared.exact_in_half
+
+
+def _multiply_on_cuda(Tensor a, ScaledTensor b, Tensor out, alpha, factor, str tactic, stream):
+    """out = alpha * factor * a @ b: a matrix of 16-bit floats by prepared weights (K, N), into compact memory."""
+    cdef int64_t chosen = stream_for(a, stream)
+    cdef Tensor rows = as_rows(a), target = as_rows(out), result = target
+    cdef dlfp4_cuda_product product
+    memset(&product, 0, sizeof(product))
+    if not has_aligned_rows(rows):
+        rows = copy_rows(rows, chosen)
+    if result.dl.shape[1] > 1 and result.dl.strides[1] != 1:
+        result = allocate_beside(target, target.row, 2, target.dl.shape, False, chosen, False)
+    product.x = rows.dl.data
+    product.x_stride = rows.dl.strides[0] if rows.dl.shape[0] > 1 else rows.dl.shape[1]
+    product.x_is_half = rows.row == FLOAT16
+    product.y = result.dl.data
+    product.y_stride = result.dl.strides[0] if result.dl.shape[0] > 1 else result.dl.shape[1]
+    product.y_bytes = storage_bits(result) // 8
+    product.y_is_half = result.row == FLOAT16
+    product.rows, product.columns, product.depth = rows.dl.shape[0], result.dl.shape[1], rows.dl.shape[1]
+    product.alpha = alpha
+    fill_weights(&product, b, factor, chosen)
+    wait_for(out, chosen)
+    check_kernel(dlfp4_cuda_multiply(device_number(a), chosen, &product, TACTICS[tactic]), "multiplying matrices")
+    if result is not target:
+        copy_values(result, target, chosen)
+    hand_back(out, chosen)
+
+
+cdef int fill_weights(dlfp4_cuda_product *product, ScaledTensor b, Tensor factor, int64_t stream) except -1:
+    cdef Tensor own = b.scales if b.format.block is None else b.global_scale, part
+    product.weights = b.data.dl.data
+    product.format = b.format.number
+    product.largest = b.prepared.largest
+    product.stored_depth = b.prepared.columns
+    for part in (b.data, own, factor):
+        if part is not None:
+            wait_for(part, stream)
+    if own is not None:
+        product.factors[0] = <const float *> own.dl.data
+    if factor is not None:
+        product.factors[1] = <const float *> factor.dl.data
+    return 0
+
+
+cdef bint has_aligned_rows(Tensor self) noexcept:
+    """Whether bulk copies can read the rows: 16 bytes at a time."""
+    cdef int64_t row = self.dl.strides[0] if self.dl.shape[0] > 1 else self.dl.shape[1]
+    return (self.dl.strides[1] == 1 or self.dl.shape[1] == 1) and row % 8 == 0 and row >= self.dl.shape[1] \
+        and <uintptr_t> self.dl.data % 16 == 0
+
+
+cdef Tensor copy_rows(Tensor self, int64_t stream):
+    cdef Tensor result = allocate_beside(self, self.row, 2, self.dl.shape, False, stream, False)
+    copy_values(self, result, stream)
+    return result
+
+
+cdef int copy_values(Tensor source, Tensor result, int64_t stream) except -1:
+    cdef dlfp4_convert_options options
+    fill_options(&options, "nearest_even", True, None)
+    return convert_on_cuda(source, result, &options, stream)
+
+
+cdef int UINT8 = row_of_argument("uint8"), FLOAT16 = row_of_argument("float16")

@@ -1,0 +1,243 @@
+// Instructions that work while the thread goes on: copies, barriers in shared memory, warpgroup products.
+// Layout: shared memory by its 32-bit addresses.
+// Trick: none; a function an instruction. Those of sm_90a are used only by kernels that run there.
+#ifndef DLFP4_SRC_CUDA_ASYNC_CUH_
+#define DLFP4_SRC_CUDA_ASYNC_CUH_
+
+#include "fragments.cuh"
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define DLFP4_HOPPER
+#endif
+
+namespace dlfp4 {
+namespace cuda {
+
+__device__ inline uint32_t shared_address(const void *ptr) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(ptr));
+}
+
+// --- Overlap with the kernel before (programmatic dependent launch) ----------------------------
+
+__device__ inline void wait_for_kernel_before() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+__device__ inline void let_next_kernel_start() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// --- Loads that are used once, or left out without a branch --------------------------------------
+
+__device__ inline void load_once(const uint8_t *from, bool wanted, uint32_t (&to)[1]) {
+  asm volatile("{.reg .pred wanted; setp.ne.b32 wanted, %2, 0; @wanted ld.global.nc.L1::no_allocate.u32 %0, [%1];}"
+               : "+r"(to[0])
+               : "l"(from), "r"(static_cast<int>(wanted)));
+}
+
+__device__ inline void load_once(const uint8_t *from, bool wanted, uint32_t (&to)[2]) {
+  asm volatile(
+      "{.reg .pred wanted; setp.ne.b32 wanted, %3, 0; @wanted ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];}"
+      : "+r"(to[0]), "+r"(to[1])
+      : "l"(from), "r"(static_cast<int>(wanted)));
+}
+
+__device__ inline void load_once_16(const uint8_t *from, bool wanted, uint32_t *to) {
+  asm volatile(
+      "{.reg .pred wanted; setp.ne.b32 wanted, %5, 0;\n"
+      "@wanted ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];}"
+      : "+r"(to[0]), "+r"(to[1]), "+r"(to[2]), "+r"(to[3])
+      : "l"(from), "r"(static_cast<int>(wanted)));
+}
+
+__device__ inline void load_shared(uint32_t address, uint32_t (&to)[1]) {
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(to[0]) : "r"(address));
+}
+
+__device__ inline void load_shared(uint32_t address, uint32_t (&to)[2]) {
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "r"(address));
+}
+
+__device__ inline void load_shared_16(uint32_t address, uint32_t *to) {
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(address));
+}
+
+// --- Copies of 16 bytes a thread, and products of a warp ---------------------------------------
+
+// 16 bytes, or zeros, and then nothing is read.
+__device__ inline void copy_16(uint32_t to, const uint8_t *from, bool there) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
+}
+
+__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ inline void wait_for_copies() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
+
+// Four matrices of 8 x 8 16-bit elements; the lane's address is that of a row.
+__device__ inline void load_matrices(uint32_t address, uint32_t *to) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(address));
+}
+
+#define DLFP4_MMA(type)                                                               \
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type                 \
+               ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
+               : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])           \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]))
+
+template <int Type>
+__device__ inline void multiply_tile(float *sums, const uint32_t *a, const uint32_t *b) {
+  if constexpr (Type == kBfloat16)
+    DLFP4_MMA("bf16");
+  else
+    DLFP4_MMA("f16");
+}
+#undef DLFP4_MMA
+
+#ifdef DLFP4_HOPPER
+// --- Barriers ------------------------------------------------------------------------------------
+
+__device__ inline void init_barrier(uint32_t barrier, uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
+}
+
+__device__ inline void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+__device__ inline void arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+__device__ inline void expect_bytes(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+__device__ inline void wait_for(uint32_t barrier, uint32_t phase) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "WAIT: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra WAIT;\n"
+      "}" ::"r"(barrier),
+      "r"(phase)
+      : "memory");
+}
+
+__device__ inline void sync_cluster() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// All threads of a block but the producer's.
+__device__ inline void sync_consumers() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
+
+// Four floats of another block of the cluster.
+__device__ inline float4 load_from_rank(uint32_t address, uint32_t rank) {
+  float4 value;
+  uint32_t there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+               : "r"(there));
+  return value;
+}
+
+// --- Bulk copies -----------------------------------------------------------------------------------
+
+// Of weights: each byte is read once, so it need not stay in the L2 cache.
+__device__ inline uint64_t evict_first() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+__device__ inline void copy_bytes(uint32_t to, const uint8_t *from, uint32_t bytes, uint32_t barrier, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+          "r"(to),
+      "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+      : "memory");
+}
+
+__device__ inline void copy_bytes(uint32_t to, const uint8_t *from, uint32_t bytes, uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+               "l"(from), "r"(bytes), "r"(barrier)
+               : "memory");
+}
+
+// The box of a tensor map at (column, row).
+__device__ inline void copy_box(uint32_t to, const TensorMap *map, int column, int row, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
+          to),
+      "l"(map), "r"(column), "r"(row), "r"(barrier)
+      : "memory");
+}
+
+// --- Products of a warpgroup -----------------------------------------------------------------------
+
+__device__ inline void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+template <int Pending>
+__device__ inline void wait_for_products() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
+}
+
+// Rows of 128 bytes of shared memory, swizzled by 128, as the operand B.
+__device__ inline uint64_t describe_rows(uint32_t address) {
+  return uint64_t{1} << 62 | uint64_t{1024 >> 4} << 32 | uint64_t{1} << 16 | (address & 0x3FFFF) >> 4;
+}
+
+#define DLFP4_SUM4(i) "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3])
+#define DLFP4_SUM16(i) DLFP4_SUM4(i), DLFP4_SUM4(i + 4), DLFP4_SUM4(i + 8), DLFP4_SUM4(i + 12)
+#define DLFP4_OPERANDS "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(adds))
+
+#define DLFP4_WGMMA_32(type)                                                      \
+  asm volatile(                                                                   \
+      "{.reg .pred adds; setp.ne.b32 adds, %21, 0;\n"                             \
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type                 \
+      " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, " \
+      "{%16, %17, %18, %19}, %20, adds, 1, 1, 0;}"                                \
+      : DLFP4_SUM16(0)                                                            \
+      : DLFP4_OPERANDS)
+
+#define DLFP4_WGMMA_64(type)                                                              \
+  asm volatile(                                                                           \
+      "{.reg .pred adds; setp.ne.b32 adds, %37, 0;\n"                                     \
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type                         \
+      " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "          \
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, " \
+      "{%32, %33, %34, %35}, %36, adds, 1, 1, 0;}"                                        \
+      : DLFP4_SUM16(0), DLFP4_SUM16(16)                                                   \
+      : DLFP4_OPERANDS)
+
+// sums = a @ b (+ sums): 64 rows of weights from registers, 32 or 64 rows of x from shared memory, 16 of K.
+template <int Type, int Rows>
+__device__ inline void multiply_rows(float *sums, const uint32_t *a, uint64_t b, bool adds) {
+  static_assert(Rows == 32 || Rows == 64, "");
+  if constexpr (Rows == 32 && Type == kBfloat16)
+    DLFP4_WGMMA_32("bf16");
+  else if constexpr (Rows == 32)
+    DLFP4_WGMMA_32("f16");
+  else if constexpr (Type == kBfloat16)
+    DLFP4_WGMMA_64("bf16");
+  else
+    DLFP4_WGMMA_64("f16");
+}
+
+#undef DLFP4_SUM4
+#undef DLFP4_SUM16
+#undef DLFP4_OPERANDS
+#undef DLFP4_WGMMA_32
+#undef DLFP4_WGMMA_64
+#endif  // DLFP4_HOPPER
+
+}  // namespace cuda
+}  // namespace dlfp4
+
+#endif  // DLFP4_SRC_CUDA_ASYNC_CUH_

@@ -1,0 +1,204 @@
+// Prepared weights as operands of the tensor cores: 16-bit floats, exact.
+// Layout: a lane's words of a block of 64 elements of K (prepared.h) to the four A operands of each k16 step.
+// Trick: a code's bits in the low exponent and high mantissa bits of a 16-bit float are its value times a power of two,
+// subnormal codes too, since the float is then subnormal as well. Scales bring the exponent back. Left shifts are
+// multiplications, which run beside the masks.
+#ifndef DLFP4_SRC_CUDA_FRAGMENTS_CUH_
+#define DLFP4_SRC_CUDA_FRAGMENTS_CUH_
+
+#include "params.h"
+
+namespace dlfp4 {
+namespace cuda {
+
+enum OperandType { kBfloat16, kFloat16 };
+
+__device__ inline uint32_t shift_left(uint32_t word, uint32_t power) {
+  uint32_t result;
+  asm("mul.lo.u32 %0, %1, %2;" : "=r"(result) : "r"(word), "r"(power));
+  return result;
+}
+
+// --- Codes -----------------------------------------------------------------------------------
+
+// Eight FP4 codes to values times 2^-126 (bfloat16) or 2^-14 (float16).
+template <int Type>
+__device__ inline void decode_fp4(uint32_t w, const Shifts &by, uint32_t *out) {
+  constexpr uint32_t kSigns = 0x80008000;
+  if constexpr (Type == kBfloat16) {
+    constexpr uint32_t kMagnitudes = 0x01C001C0;
+    out[0] = w & (kSigns | kMagnitudes);
+    out[1] = (shift_left(w, by.by3) & kMagnitudes) | (shift_left(w, by.by4) & kSigns);
+    out[2] = shift_left(w, by.by6) & (kSigns | kMagnitudes);
+    out[3] = ((w >> 6) & kMagnitudes) | (shift_left(w, by.by5) & kSigns);
+  } else {
+    constexpr uint32_t kMagnitudes = 0x0E000E00;
+    out[0] = (shift_left(w, by.by3) & kMagnitudes) | (w & kSigns);
+    out[1] = (shift_left(w, by.by6) & kMagnitudes) | (shift_left(w, by.by4) & kSigns);
+    out[2] = (shift_left(w, by.by9) & kMagnitudes) | (shift_left(w, by.by6) & kSigns);
+    out[3] = ((w >> 3) & kMagnitudes) | (shift_left(w, by.by5) & kSigns);
+  }
+}
+
+// Four codes of e4m3 to values times 2^-120 or 2^-8.
+template <int Type>
+__device__ inline void decode_fp8(uint32_t w, const Shifts &by, uint32_t *out) {
+  constexpr uint32_t kSigns = 0x80008000;
+  if constexpr (Type == kBfloat16) {
+    constexpr uint32_t kMagnitudes = 0x07F007F0;
+    out[0] = ((w >> 4) & kMagnitudes) | (w & kSigns);
+    out[1] = (shift_left(w, by.by4) & kMagnitudes) | (shift_left(w, by.by8) & kSigns);
+  } else {
+    constexpr uint32_t kMagnitudes = 0x3F803F80;
+    out[0] = ((w >> 1) & kMagnitudes) | (w & kSigns);
+    out[1] = (shift_left(w, by.by7) & kMagnitudes) | (shift_left(w, by.by8) & kSigns);
+  }
+}
+
+// --- Scales ------------------------------------------------------------------------------------
+
+// Of one row and block of 64: two of every second group in each of two words, low half first.
+struct RowScales {
+  uint32_t even, odd;
+};
+
+// Four e5m3 bytes to scales times 2^118 (bfloat16) or 2^6 (float16).
+template <int Type>
+__device__ inline RowScales decode_two_level(uint32_t bytes, const Shifts &by) {
+  if constexpr (Type == kBfloat16)
+    return {(shift_left(bytes, by.by4) & 0x0FF00FF0) | 0x70007000, ((bytes >> 4) & 0x0FF00FF0) | 0x70007000};
+  return {shift_left(bytes, by.by7) & 0x7F807F80, (bytes >> 1) & 0x7F807F80};
+}
+
+// Two exponents of bfloat16, in the low bytes; for float16 less kHalfOffset, those far below become zero.
+constexpr int kHalfOffset = kTopScale - 30;
+
+template <int Type>
+__device__ inline RowScales decode_power(uint32_t bytes, const Shifts &by) {
+  const uint32_t pair = __byte_perm(bytes, 0, 0x4140);
+  if constexpr (Type == kBfloat16) return {shift_left(pair, by.by7), 0};
+  constexpr uint32_t kOffsets = (0x10000u - kHalfOffset) * 0x00010001u;
+  return {__viaddmax_s16x2_relu(pair, kOffsets, 0) << 10, 0};
+}
+
+// Both halves of `value` times one half of `scales`, which the instruction picks itself if it is asked for so.
+#define DLFP4_SCALE_BY(half, multiply)                                                                                \
+  asm("{.reg .b16 low, high; .reg .b32 both; mov.b32 {low, high}, %2; mov.b32 both, {" half ", " half "};\n" multiply \
+      "}"                                                                                                             \
+      : "=r"(result)                                                                                                  \
+      : "r"(value), "r"(scales), "r"(0x80008000))
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#define DLFP4_MULTIPLY_BFLOAT16 "mul.rn.bf16x2 %0, %1, both;"
+#else
+#define DLFP4_MULTIPLY_BFLOAT16 "fma.rn.bf16x2 %0, %1, both, %3;"
+#endif
+
+template <int Type, bool High>
+__device__ inline uint32_t scale_by_half(uint32_t value, uint32_t scales) {
+  uint32_t result;
+  if constexpr (Type == kFloat16 && High)
+    DLFP4_SCALE_BY("high", "mul.rn.f16x2 %0, %1, both;");
+  else if constexpr (Type == kFloat16)
+    DLFP4_SCALE_BY("low", "mul.rn.f16x2 %0, %1, both;");
+  else if constexpr (High)
+    DLFP4_SCALE_BY("high", DLFP4_MULTIPLY_BFLOAT16);
+  else
+    DLFP4_SCALE_BY("low", DLFP4_MULTIPLY_BFLOAT16);
+  return result;
+}
+#undef DLFP4_SCALE_BY
+#undef DLFP4_MULTIPLY_BFLOAT16
+
+// --- A block -----------------------------------------------------------------------------------
+
+// A lane's words of a block of 64: codes, then the scales of its two rows.
+template <int Kind>
+struct LaneWords {
+  static constexpr WeightLayout kLayout = weight_layout(Kind);
+  static constexpr int kScaleWords = Kind == kNvfp4 ? 2 : 1;
+  uint32_t codes[kLayout.words()];
+  uint32_t scales[kScaleWords];
+};
+
+template <int Kind, int Type>
+__device__ inline void decode_scales(const LaneWords<Kind> &words, const Shifts &by, RowScales *of_row) {
+  if constexpr (Kind == kNvfp4) {
+    of_row[0] = decode_two_level<Type>(words.scales[0], by);
+    of_row[1] = decode_two_level<Type>(words.scales[1], by);
+  } else {
+    of_row[0] = decode_power<Type>(words.scales[0], by);
+    of_row[1] = decode_power<Type>(words.scales[0] >> 16, by);
+  }
+}
+
+// The four operands of each of the four k16 steps.
+template <int Kind, int Type>
+__device__ inline void decode_block(const LaneWords<Kind> &words, const Shifts &by, uint32_t *operands) {
+  RowScales of_row[2];
+  decode_scales<Kind, Type>(words, by, of_row);
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    uint32_t *out = operands + 4 * step;
+    if constexpr (Kind == kMxfp8) {
+      decode_fp8<Type>(words.codes[2 * step], by, out);
+      decode_fp8<Type>(words.codes[2 * step + 1], by, out + 2);
+    } else {
+      decode_fp4<Type>(words.codes[step], by, out);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const RowScales &row = of_row[i & 1];
+      const uint32_t scales = Kind == kNvfp4 && (step & 1) ? row.odd : row.even;
+      out[i] = step >> 1 ? scale_by_half<Type, true>(out[i], scales) : scale_by_half<Type, false>(out[i], scales);
+    }
+  }
+}
+
+// --- Results -----------------------------------------------------------------------------------
+
+__device__ inline uint32_t round_pair(float low, float high, bool is_half) {
+  uint32_t pair;
+  if (is_half)
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  else
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// What turns sums of prepared values into results: first the unit, which cannot round, then all else.
+struct Finish {
+  float unit, factor;
+
+  __device__ explicit Finish(const ProductParams &p) : unit(p.unit), factor(p.alpha) {
+    for (int i = 0; i < 2; ++i)
+      if (p.factors[i]) factor *= *p.factors[i];
+  }
+  __device__ float operator()(float sum) const { return sum * unit * factor; }
+};
+
+__device__ inline void store_result(const ProductParams &p, int row, int column, float value) {
+  uint8_t *to = p.y + (int64_t{row} * p.y_stride + column) * p.y_bytes;
+  if (p.y_bytes == 4)
+    *reinterpret_cast<float *>(to) = value;
+  else
+    *reinterpret_cast<uint16_t *>(to) = static_cast<uint16_t>(round_pair(value, 0.0f, p.y_is_half));
+}
+
+// Eight neighbours in a row, as far as the row goes.
+__device__ inline void store_eight(const ProductParams &p, int row, int column, const float *values) {
+  uint8_t *to = p.y + (int64_t{row} * p.y_stride + column) * p.y_bytes;
+  if (column + 8 <= p.columns && p.y_bytes == 2 && reinterpret_cast<uintptr_t>(to) % 16 == 0) {
+    *reinterpret_cast<uint4 *>(to) =
+        make_uint4(round_pair(values[0], values[1], p.y_is_half), round_pair(values[2], values[3], p.y_is_half),
+                   round_pair(values[4], values[5], p.y_is_half), round_pair(values[6], values[7], p.y_is_half));
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i)
+    if (column + i < p.columns) store_result(p, row, column + i, values[i]);
+}
+
+}  // namespace cuda
+}  // namespace dlfp4
+
+#endif  // DLFP4_SRC_CUDA_FRAGMENTS_CUH_

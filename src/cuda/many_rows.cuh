@@ -1,0 +1,432 @@
+// y = x @ w.T for more rows of x, on sm_90a: weights decoded in registers are the first operand of wgmma, x the second.
+// Layout: a warpgroup of threads copies blocks of 64 along K into a ring in shared memory; two multiply them.
+// Trick: two sets of operands, so that the next block is decoded while the tensor cores work on this one. Few columns
+// are shared out along K: to the two warpgroups, and to a cluster of blocks that read each other's sums. Many tiles of
+// y are walked by blocks that stay, so that copies for the next tile run while this one is stored.
+#ifndef DLFP4_SRC_CUDA_MANY_ROWS_CUH_
+#define DLFP4_SRC_CUDA_MANY_ROWS_CUH_
+
+#include "async.cuh"
+#include "few_rows.cuh"
+#include "many_rows.h"
+
+namespace dlfp4 {
+namespace cuda {
+
+#ifdef DLFP4_HOPPER
+// A warpgroup's number, in a form in which the compiler knows that a warp agrees on it.
+__device__ inline int warpgroup() { return __shfl_sync(~0u, static_cast<int>(threadIdx.x / kWarpgroup), 0); }
+
+// --- The ring ------------------------------------------------------------------------------------
+
+template <int Kind>
+struct Ring {
+  static constexpr WeightLayout kLayout = weight_layout(Kind);
+  uint32_t x, weights, full, empty;
+  int x_bytes, code_bytes, weight_bytes, stages;
+
+  __device__ Ring(int rows, int halves, int count)
+      : x_bytes(x_stage_bytes(rows)),
+        code_bytes(kLayout.code_bytes() / 2 * halves),
+        weight_bytes(weight_stage_bytes(Kind, halves)),
+        stages(count) {
+    x = shared_address(shared_memory);
+    weights = x + stages * x_bytes;
+    full = weights + stages * weight_bytes;
+    empty = full + stages * 8;
+  }
+
+  __device__ void init(int consumers) const {
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < stages; ++i) {
+        init_barrier(full + 8 * i, 1);
+        init_barrier(empty + 8 * i, consumers);
+      }
+      publish_barriers();
+    }
+    __syncthreads();
+  }
+};
+
+// A stage of the ring, and how often the ring has been passed, modulo two.
+struct Turn {
+  int stage, phase = 0;
+  __device__ explicit Turn(int first) : stage(first) {}
+  __device__ void advance(int by, int stages) {
+    stage += by;
+    if (stage >= stages) stage -= stages, phase ^= 1;
+  }
+};
+
+// Which blocks along K: `count` of them, of which a consumer takes `first`, first + `by`, ...
+struct Blocks {
+  int count, first, by;
+};
+
+// --- Multiplying ---------------------------------------------------------------------------------
+
+// A warpgroup's share: 64 columns of y by `Rows` rows.
+template <int Kind, int Type, int Rows>
+class Consumer {
+  static constexpr WeightLayout kLayout = weight_layout(Kind);
+  static constexpr int kChunk = Rows < 64 ? Rows : 64;  // rows of one instruction
+
+ public:
+  float sums[Rows / 2];  // of each eight rows 4: (row, column), (row + 1, c), (r, c + 8), (r + 1, c + 8)
+
+  __device__ Consumer(const Ring<Kind> &ring, const Shifts &by, int half, int first)
+      : ring_(ring), by_(by), turn_(first) {
+    const int tile = half * (kTilesInBlock / 2) + warp();
+    codes_ = ring.weights + tile * (kLayout.words() * 4 * kWarpSize) + lane() * 16;
+    scales_ =
+        ring.weights + ring.code_bytes + tile * (kTile * kLayout.groups()) + (lane() >> 2) * (2 * kLayout.groups());
+  }
+
+  __device__ static int lane() { return threadIdx.x % kWarpSize; }
+  __device__ static int warp() { return threadIdx.x % kWarpgroup / kWarpSize; }
+
+  __device__ void multiply(const Blocks &blocks) {
+    uint32_t operands[2][4 * kSteps];
+    int left = (blocks.count - blocks.first + blocks.by - 1) / blocks.by;
+    for (bool adds = false; left >= 2; left -= 2, adds = true) {
+      step(operands[0], adds, blocks.by);
+      step(operands[1], true, blocks.by);
+    }
+    if (left > 0) step(operands[0], blocks.count - blocks.first > blocks.by, blocks.by);
+    wait_for_products<0>();
+#pragma unroll
+    for (float &sum : sums) asm volatile("" : "+f"(sum)::"memory");
+  }
+
+  // Lets the producer have the last block's stage.
+  __device__ void release() const {
+    if (threadIdx.x % kWarpgroup == 0) arrive(ring_.empty + 8 * last_);
+  }
+
+ private:
+  __device__ void load(LaneWords<Kind> &words) const {
+    const uint32_t offset = turn_.stage * ring_.weight_bytes;
+#pragma unroll
+    for (int i = 0; i < kLayout.words(); i += 4) load_shared_16(codes_ + offset + i * 4 * kWarpSize, words.codes + i);
+    load_shared(scales_ + offset, words.scales);
+  }
+
+  __device__ void step(uint32_t *operands, bool adds, int by) {
+    wait_for(ring_.full + 8 * turn_.stage, turn_.phase);
+    LaneWords<Kind> words;
+    load(words);
+    decode_block<Kind, Type>(words, by_, operands);
+    const uint64_t rows = describe_rows(ring_.x + turn_.stage * ring_.x_bytes);
+    begin_products();
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i)
+#pragma unroll
+      for (int chunk = 0; chunk < Rows / kChunk; ++chunk)
+        multiply_rows<Type, kChunk>(sums + chunk * (kChunk / 2), operands + 4 * i,
+                                    rows + 2 * i + chunk * (kChunk * kBlockK * 2 / 16), adds || i > 0);
+    commit_products();
+    wait_for_products<1>();  // of the block before, whose stage is free then
+    if (adds) release();
+    last_ = turn_.stage;
+    turn_.advance(by, ring_.stages);
+  }
+
+  const Ring<Kind> &ring_;
+  const Shifts &by_;
+  uint32_t codes_, scales_;
+  Turn turn_;
+  int last_ = 0;
+};
+
+// --- One tile a block of threads, or a cluster -----------------------------------------------------
+
+__device__ inline int cluster_rank() {
+  uint32_t rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return static_cast<int>(rank);
+}
+
+__device__ inline int cluster_size() {
+  uint32_t size;
+  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+  return static_cast<int>(size);
+}
+
+template <int Kind, int Type, int Rows>
+class SharedTile {
+  const ManyRowsParams &p_;
+  const ProductParams &q_;
+  const Ring<Kind> ring_;
+  const int ranks_ = cluster_size(), rank_ = cluster_rank(), number_ = blockIdx.x / ranks_;
+  const int first_row_ = blockIdx.y * Rows;
+  const int begin_ = static_cast<int>(int64_t{q_.blocks} * rank_ / ranks_);
+  const int count_ = static_cast<int>(int64_t{q_.blocks} * (rank_ + 1) / ranks_) - begin_;
+
+ public:
+  __device__ explicit SharedTile(const ManyRowsParams &p) : p_(p), q_(p.product), ring_(Rows, p.halves, p.stages) {}
+
+  __device__ void run() {
+    ring_.init(p_.halves);
+    let_next_kernel_start();
+    if (warpgroup() == 0) {
+      asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+      if (threadIdx.x == 0) produce();
+      __syncwarp();
+      sync_cluster();  // sums are there
+      sync_cluster();  // and have been read
+    } else {
+      asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+      consume();
+    }
+  }
+
+ private:
+  __device__ void copy_weights(int block, int stage, uint64_t policy) const {
+    constexpr WeightLayout kLayout = weight_layout(Kind);
+    const uint32_t to = ring_.weights + stage * ring_.weight_bytes, barrier = ring_.full + 8 * stage;
+    const int row_block = p_.halves == 2 ? number_ : number_ / 2;
+    const uint8_t *from = q_.weights + (int64_t{row_block} * q_.blocks_in_row + begin_ + block) * kLayout.bytes();
+    if (p_.halves == 2) return copy_bytes(to, from, kLayout.bytes(), barrier, policy);
+    const int half = number_ % 2, scale_bytes = kLayout.scale_bytes() / 2;
+    copy_bytes(to, from + half * ring_.code_bytes, ring_.code_bytes, barrier, policy);
+    copy_bytes(to + ring_.code_bytes, from + kLayout.code_bytes() + half * scale_bytes, scale_bytes, barrier, policy);
+  }
+
+  __device__ void copy_x(int block, int stage) const {
+    copy_box(ring_.x + stage * ring_.x_bytes, &p_.x, (begin_ + block) * kBlockK, first_row_, ring_.full + 8 * stage);
+  }
+
+  __device__ void expect(int stage) const { expect_bytes(ring_.full + 8 * stage, ring_.x_bytes + ring_.weight_bytes); }
+
+  // Weights fill the ring before x is known to be there.
+  __device__ void produce() const {
+    const uint64_t policy = evict_first();
+    const int ahead = min(count_, ring_.stages);
+    for (int block = 0; block < ahead; ++block) {
+      expect(block);
+      copy_weights(block, block, policy);
+    }
+    wait_for_kernel_before();
+    for (int block = 0; block < ahead; ++block) copy_x(block, block);
+    Turn turn(0);
+    for (int block = ahead; block < count_; ++block) {
+      wait_for(ring_.empty + 8 * turn.stage, turn.phase);
+      expect(turn.stage);
+      copy_weights(block, turn.stage, policy);
+      copy_x(block, turn.stage);
+      turn.advance(1, ring_.stages);
+    }
+  }
+
+  __device__ void consume() const {
+    wait_for_kernel_before();
+    const Finish finish(q_);
+    const int group = warpgroup() - 1;
+    const int half = p_.halves == 2 ? group : 0, share = p_.halves == 2 ? 0 : group;
+    const Blocks blocks = {count_, share, p_.halves == 2 ? 1 : kConsumers};
+    Consumer<Kind, Type, Rows> consumer(ring_, q_.shifts, half, share);
+    consumer.multiply(blocks);
+    sync_consumers();  // the ring's memory is free
+    keep(consumer.sums, half, share);
+    sync_cluster();
+    const int parts = ranks_ * (kConsumers / p_.halves);
+    if (parts == 1)
+      store<1>(finish);
+    else if (parts == 2)
+      store<2>(finish);
+    else if (parts == 4)
+      store<4>(finish);
+    else
+      store<8>(finish);
+    sync_cluster();
+  }
+
+  __device__ void keep(const float *sums, int half, int share) const {
+    const int pitch = sums_pitch(p_.halves), lane = threadIdx.x % kWarpSize,
+              warp = threadIdx.x % kWarpgroup / kWarpSize;
+    float *to = reinterpret_cast<float *>(shared_memory) + share * Rows * pitch + half * kColumnsOfHalf + warp * kTile +
+                (lane >> 2);
+#pragma unroll
+    for (int i = 0; i < Rows / 2; ++i)
+      to[(i / 4 * 8 + (lane & 3) * 2 + (i & 1)) * pitch + (i >> 1 & 1) * 8] = share < count_ ? sums[i] : 0;
+  }
+
+  // This rank's rows: all ranks' sums of them, and of both warpgroups where they share K.
+  template <int Parts>
+  __device__ void store(const Finish &finish) const {
+    const int pitch = sums_pitch(p_.halves), eights = kColumnsOfHalf * p_.halves / 8, rows = Rows / ranks_;
+    const uint32_t sums_at = shared_address(shared_memory);
+    for (int i = threadIdx.x - kWarpgroup; i < rows * eights; i += kConsumers * kWarpgroup) {
+      const int in_tile = rank_ * rows + i / eights, row = first_row_ + in_tile;
+      const int column = number_ * kColumnsOfHalf * p_.halves + i % eights * 8;
+      if (row >= q_.rows || column >= q_.columns) continue;
+      float4 parts[Parts][2];
+#pragma unroll
+      for (int part = 0; part < Parts; ++part) {
+        const int rank = p_.halves == 2 ? part : part / kConsumers, share = p_.halves == 2 ? 0 : part % kConsumers;
+        const uint32_t at = sums_at + ((share * Rows + in_tile) * pitch + i % eights * 8) * 4;
+        parts[part][0] = load_from_rank(at, rank);
+        parts[part][1] = load_from_rank(at + 16, rank);
+      }
+      float sums[8];
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        sums[j] = (&parts[0][j / 4].x)[j % 4];
+#pragma unroll
+        for (int part = 1; part < Parts; ++part) sums[j] += (&parts[part][j / 4].x)[j % 4];
+        sums[j] = finish(sums[j]);
+      }
+      store_eight(q_, row, column, sums);
+    }
+  }
+};
+
+// --- Blocks of threads that walk over tiles ----------------------------------------------------------
+
+template <int Kind, int Type>
+class Walk {
+  static constexpr int kRows = kWalkRows;
+  const ManyRowsParams &p_;
+  const ProductParams &q_;
+  const Ring<Kind> ring_;
+  const int row_blocks_ = (q_.columns + kBlockRows - 1) / kBlockRows, x_tiles_ = (q_.rows + kRows - 1) / kRows;
+
+ public:
+  __device__ explicit Walk(const ManyRowsParams &p) : p_(p), q_(p.product), ring_(kRows, 2, p.stages) {}
+
+  __device__ void run() {
+    ring_.init(kConsumers);
+    let_next_kernel_start();
+    if (warpgroup() == 0) {
+      asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+      if (threadIdx.x == 0) produce();
+    } else {
+      asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+      consume();
+    }
+  }
+
+ private:
+  struct Place {
+    int row_block, x_tile;
+  };
+
+  // Some row blocks of weights by all rows of x, so that both stay in the L2 cache.
+  __device__ Place place_of(int tile) const {
+    const int in_group = p_.group * x_tiles_, group = tile / in_group, rest = tile % in_group;
+    const int height = min(row_blocks_ - group * p_.group, p_.group);
+    return {group * p_.group + rest % height, rest / height};
+  }
+
+  __device__ int tiles() const { return row_blocks_ * x_tiles_; }
+
+  __device__ void produce() const {
+    constexpr int kBytes = weight_layout(Kind).bytes();
+    wait_for_kernel_before();
+    Turn turn(0);
+    turn.phase = 1;  // every stage is free
+    for (int tile = blockIdx.x; tile < tiles(); tile += gridDim.x) {
+      const Place place = place_of(tile);
+      const uint8_t *weights = q_.weights + int64_t{place.row_block} * q_.blocks_in_row * kBytes;
+      for (int block = 0; block < q_.blocks; ++block) {
+        const uint32_t full = ring_.full + 8 * turn.stage;
+        wait_for(ring_.empty + 8 * turn.stage, turn.phase);
+        expect_bytes(full, ring_.x_bytes + ring_.weight_bytes);
+        copy_bytes(ring_.weights + turn.stage * ring_.weight_bytes, weights + int64_t{block} * kBytes, kBytes, full);
+        copy_box(ring_.x + turn.stage * ring_.x_bytes, &p_.x, block * kBlockK, place.x_tile * kRows, full);
+        turn.advance(1, ring_.stages);
+      }
+    }
+  }
+
+  __device__ void consume() const {
+    const int half = warpgroup() - 1;
+    Consumer<Kind, Type, kRows> consumer(ring_, q_.shifts, half, 0);
+    wait_for_kernel_before();
+    const Finish finish(q_);
+    for (int tile = blockIdx.x; tile < tiles(); tile += gridDim.x) {
+      consumer.multiply({q_.blocks, 0, 1});
+      consumer.release();
+      store(consumer.sums, place_of(tile), half, finish);
+    }
+  }
+
+  __device__ void store(const float *sums, Place place, int half, const Finish &finish) const {
+    const int warp = threadIdx.x % kWarpgroup / kWarpSize;
+    const int column = place.row_block * kBlockRows + half * kColumnsOfHalf + warp * kTile;
+    const bool is_whole =
+        column + kTile <= q_.columns && q_.y_stride % 8 == 0 && reinterpret_cast<uintptr_t>(q_.y) % 16 == 0;
+    if (q_.y_bytes == 2 && is_whole)
+      store_rows(sums, place.x_tile * kRows, column, finish);
+    else
+      store_each(sums, place.x_tile * kRows, column, finish);
+  }
+
+  __device__ void store_each(const float *sums, int first_row, int column, const Finish &finish) const {
+    const int lane = threadIdx.x % kWarpSize;
+#pragma unroll
+    for (int i = 0; i < kRows / 2; ++i) {
+      const int row = first_row + i / 4 * 8 + (lane & 3) * 2 + (i & 1), at = column + (lane >> 2) + (i >> 1 & 1) * 8;
+      if (row < q_.rows && at < q_.columns) store_result(q_, row, at, finish(sums[i]));
+    }
+  }
+
+  // A warp turns 32 rows of 16 columns at a time around in its own shared memory; the halves of a row lie exchanged in
+  // every second four rows, so that eight rows meet in different banks.
+  __device__ void store_rows(const float *sums, int first_row, int column, const Finish &finish) const {
+    const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize - kWarpgroup / kWarpSize;
+    const uint32_t staging = ring_.empty + ring_.stages * 8 + warp * (kStaging / 8);
+    uint8_t *y = q_.y + int64_t{column} * 2;
+#pragma unroll
+    for (int group = 0; group < kRows / 32; ++group) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float *from = sums + group * 16 + h * 8;
+        uint32_t pairs[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) pairs[i] = round_pair(finish(from[2 * i]), finish(from[2 * i + 1]), q_.y_is_half);
+        const int row = h * 16 + (lane & 7) + (lane >> 4) * 8, side = lane >> 3 & 1;
+        asm volatile(
+            "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(staged(staging, row, side)),
+            "r"(pairs[0]), "r"(pairs[1]), "r"(pairs[2]), "r"(pairs[3])
+            : "memory");
+      }
+      __syncwarp();
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int in_group = h * 16 + (lane >> 1), side = lane & 1, row = first_row + group * 32 + in_group;
+        uint32_t eight[4];
+        load_shared_16(staged(staging, in_group, side), eight);
+        if (row < q_.rows)
+          *reinterpret_cast<uint4 *>(y + row * (q_.y_stride * 2) + side * 16) =
+              make_uint4(eight[0], eight[1], eight[2], eight[3]);
+      }
+      __syncwarp();
+    }
+  }
+
+  __device__ static uint32_t staged(uint32_t staging, int row, int side) {
+    return staging + row * 32 + (side ^ (row >> 2 & 1)) * 16;
+  }
+};
+#endif  // DLFP4_HOPPER
+
+// On other GPUs, where the host does not call them, these are empty.
+template <int Kind, int Type, int Rows>
+__device__ inline void multiply_shared_tile(const ManyRowsParams &p) {
+#ifdef DLFP4_HOPPER
+  SharedTile<Kind, Type, Rows>(p).run();
+#endif
+}
+
+template <int Kind, int Type>
+__device__ inline void multiply_walking(const ManyRowsParams &p) {
+#ifdef DLFP4_HOPPER
+  Walk<Kind, Type>(p).run();
+#endif
+}
+
+}  // namespace cuda
+}  // namespace dlfp4
+
+#endif  // DLFP4_SRC_CUDA_MANY_ROWS_CUH_

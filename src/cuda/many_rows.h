@@ -1,0 +1,33 @@
+// What host and device agree on for products of many rows: the ring of blocks in shared memory.
+// Layout: [stage] rows of x, [stage] weights, barriers; then what the last step needs.
+#ifndef DLFP4_SRC_CUDA_MANY_ROWS_H_
+#define DLFP4_SRC_CUDA_MANY_ROWS_H_
+
+#include "prepared.h"
+
+namespace dlfp4 {
+namespace cuda {
+
+constexpr int kWarpgroup = 128, kConsumers = 2, kManyRowsThreads = kWarpgroup * (1 + kConsumers);
+constexpr int kMostShared = 227 * 1024;
+constexpr int kColumnsOfHalf = kBlockRows / 2;
+constexpr int kWalkRows = 256;      // of x in a tile of the walking kernel
+constexpr int kStaging = 8 * 1024;  // of the walking kernel
+
+DLFP4_RULE int x_stage_bytes(int rows) { return rows * kBlockK * 2; }
+
+DLFP4_RULE int weight_stage_bytes(int kind, int halves) { return weight_layout(kind).bytes() / 2 * halves; }
+
+DLFP4_RULE int stage_bytes(int kind, int rows, int halves) {
+  return x_stage_bytes(rows) + weight_stage_bytes(kind, halves) + 16;
+}
+
+// Floats of a row of sums in shared memory, four more than there are columns so that rows start in different banks.
+DLFP4_RULE int sums_pitch(int halves) { return kColumnsOfHalf * halves + 4; }
+
+DLFP4_RULE int sums_bytes(int rows, int halves) { return (kConsumers / halves) * rows * sums_pitch(halves) * 4; }
+
+}  // namespace cuda
+}  // namespace dlfp4
+
+#endif  // DLFP4_SRC_CUDA_MANY_ROWS_H_

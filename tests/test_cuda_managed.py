@@ -1,0 +1,76 @@
+"""CUDA managed memory: kernels of the device and of the host read it where it lies, after the work on its stream."""
+
+import numpy as np
+import pytest
+
+import dlfp4
+
+pytestmark = pytest.mark.gpu
+
+# Holds up the stream, then doubles what is there.
+DOUBLE_LATE = r"""
+extern "C" __global__ void double_late(float *x, int count) {
+  const long long start = clock64();
+  while (clock64() - start < 200000000) {
+  }
+  for (int i = threadIdx.x; i < count; i += blockDim.x) x[i] *= 2;
+}
+"""
+
+
+@pytest.fixture
+def cupy():
+    return pytest.importorskip("cupy", reason="CuPy is not installed")
+
+
+def managed(cupy, values):
+    """A CuPy array of the values in managed memory."""
+    array = cupy.ndarray(values.shape, values.dtype, memptr=cupy.cuda.malloc_managed(values.nbytes))
+    array.set(values)
+    return array
+
+
+def some(shape):
+    return np.random.default_rng(3).standard_normal(shape).astype("float32")
+
+
+def test_kernels_of_the_device_take_it(cupy):
+    x = some((4, 64))
+    tensor = dlfp4.from_dlpack(managed(cupy, x))
+    assert tensor.device.type == "cuda_managed"
+    for ours, host in (
+        (dlfp4.cast(tensor, "float8_e4m3fn"), dlfp4.cast(x, "float8_e4m3fn")),
+        (dlfp4.quantize(tensor, "nvfp4").data, dlfp4.quantize(x, "nvfp4").data),
+        (dlfp4.vecdot(tensor, tensor), dlfp4.vecdot(x, x)),
+    ):
+        assert ours.device.type == "cuda"
+        np.testing.assert_allclose(
+            ours.to_numpy().astype("float32"), host.to_numpy().astype("float32"), rtol=1e-6, atol=0
+        )
+
+
+def test_products_with_the_host_run_there(cupy):
+    x, w = some((4, 64)), some((8, 64))
+    tensor, weights = dlfp4.from_dlpack(managed(cupy, x)), dlfp4.quantize(w, "mxfp4")
+    parts = [
+        dlfp4.from_dlpack(managed(cupy, part.view("uint8").to_numpy())).view(part.dtype)
+        for part in (weights.data, weights.scales)
+    ]
+    moved = dlfp4.ScaledTensor.from_parts(*parts, format="mxfp4", shape=w.shape)
+    for a, b in ((tensor, weights), (x, moved), (tensor, moved)):
+        ours, host = dlfp4.matmul(a, b.mT, backend="cpu"), dlfp4.matmul(x, weights.mT, backend="cpu")
+        assert ours.device.type == "cpu"
+        assert ours.to_numpy().tobytes() == host.to_numpy().tobytes()
+    ours = dlfp4.vecdot(tensor, x)
+    assert ours.device.type == "cpu"
+    assert ours.to_numpy().tobytes() == dlfp4.vecdot(x, x).to_numpy().tobytes()
+
+
+def test_the_host_waits_for_its_stream(cupy):
+    x = some((4, 64))
+    array, kernel = managed(cupy, x), cupy.RawKernel(DOUBLE_LATE, "double_late")
+    with cupy.cuda.Stream(non_blocking=True):
+        kernel((1,), (256,), (array, array.size))
+        tensor = dlfp4.from_dlpack(array)
+        late = dlfp4.matmul(tensor, x.T, backend="cpu")
+    np.testing.assert_array_equal(late.to_numpy(), dlfp4.matmul(2 * x, x.T, backend="cpu").to_numpy())

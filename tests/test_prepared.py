@@ -1,0 +1,202 @@
+"""Prepared weights: the same tensor, exactly, wherever the unprepared one goes, and every scale that can be held."""
+
+import ctypes
+import pickle
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import dlfp4
+
+CUDA = "cuda:0"
+FORMATS = ["nvfp4", "mxfp4", "mxfp8_e4m3", "fp8_e4m3"]
+SHAPES = [(1, 32), (16, 64), (17, 96), (128, 256), (129, 320), (300, 1088)]
+gpu = pytest.mark.gpu
+
+
+def values(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+def host_bytes(tensor):
+    host = dlfp4.from_dlpack(tensor, device="cpu").copy()
+    return ctypes.string_at(host.data_ptr, host.nbytes)
+
+
+def assert_same(ours, theirs):
+    assert (ours.format, ours.axis, ours.shape) == (theirs.format, theirs.axis, theirs.shape)
+    for part in ("data", "scales", "global_scale"):
+        ours_part, theirs_part = getattr(ours, part), getattr(theirs, part)
+        if theirs_part is not None:
+            assert (ours_part.shape, ours_part.dtype) == (theirs_part.shape, theirs_part.dtype)
+            assert host_bytes(ours_part) == host_bytes(theirs_part), part
+
+
+def weights(codes, scales, fmt):
+    """A ScaledTensor on the GPU of any codes (one a byte) and scale bytes."""
+    if dlfp4.formats()[fmt].element.itemsize == 1 and "fp4" in fmt:
+        codes = (codes[:, ::2] | codes[:, 1::2] << 4).astype(np.uint8)
+    q = dlfp4.ScaledTensor.from_parts(codes, scales, np.float32(1) if fmt == "nvfp4" else None, format=fmt)
+    return q.to_device(CUDA)
+
+
+def product(x, q):
+    """X times the prepared weights by each kernel: the same values, in float32."""
+    x = dlfp4.asarray(x).to_device(CUDA)
+    w = q.mT
+    results = []
+    for tactic in dlfp4._core._find_tactics(w, x.shape[0]):
+        out = dlfp4.asarray(np.full((x.shape[0], w.shape[1]), np.nan, np.float32)).to_device(CUDA)
+        dlfp4._core._multiply_on_cuda(x, w, out, 1.0, None, tactic, None)
+        results.append(dlfp4.from_dlpack(out, device="cpu").to_numpy().astype(np.float64))
+    return results
+
+
+# ---- On the host
+
+
+@pytest.mark.parametrize("fmt", list(dlfp4.formats()))
+def test_on_the_host_scales_become_linear(fmt):
+    q = dlfp4.quantize(values(128, 128), fmt)
+    assert q.prepare() is q
+    if fmt.startswith(("nvfp4", "mx")):
+        assert_same(q.with_scale_layout("128x4").prepare(), q)
+    assert q.mT.prepare().axis == -2
+
+
+def test_on_the_host_products_are_those_of_the_unprepared():
+    q, x = dlfp4.quantize(values(24, 64), "nvfp4", scale_layout="128x4"), values(3, 64, seed=1)
+    ours, theirs = (dlfp4.matmul(x, w.mT).to_numpy() for w in (q.prepare(), q))
+    assert ours.tobytes() == theirs.tobytes()
+
+
+# ---- On a GPU: the same tensor
+
+
+@gpu
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_it_converts_back_exactly(fmt, shape):
+    q = dlfp4.quantize(values(*shape), fmt).to_device(CUDA)
+    prepared = q.prepare()
+    assert prepared.scale_layout == "prepared"
+    assert prepared.prepare() is prepared
+    assert_same(prepared.with_scale_layout("linear"), q)
+    assert_same(prepared.mT.mT.with_scale_layout("linear"), q)
+    assert_same(q.mT.prepare().mT.with_scale_layout("linear"), q)
+    assert_same(prepared.to_device("cpu"), q.to_device("cpu"))
+
+
+@gpu
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_it_serves_where_the_unprepared_one_does(fmt):
+    q = dlfp4.quantize(values(48, 96), fmt).to_device(CUDA)
+    prepared, x = q.prepare(), dlfp4.asarray(values(5, 96, seed=1)).to_device(CUDA)
+    assert host_bytes(prepared.dequantize("bfloat16")) == host_bytes(q.dequantize("bfloat16"))
+    assert host_bytes(prepared.mT.dequantize()) == host_bytes(q.mT.dequantize())
+    assert host_bytes(dlfp4.vecdot(x[0], prepared)) == host_bytes(dlfp4.vecdot(x[0], q))
+    assert host_bytes(dlfp4.matmul(x, prepared.mT, backend="torch")) == host_bytes(
+        dlfp4.matmul(x, q.mT, backend="torch")
+    )
+    with pytest.raises(BufferError, match="to_device"):
+        pickle.dumps(prepared)
+    assert_same(pickle.loads(pickle.dumps(prepared.to_device("cpu"))), q.to_device("cpu"))
+    for ours, theirs in zip(prepared.to_torch(), q.to_torch(), strict=True):
+        assert (ours is None and theirs is None) or host_bytes(ours) == host_bytes(theirs)
+
+
+@gpu
+def test_layouts_and_other_formats():
+    q = dlfp4.quantize(values(128, 128), "mxfp4").to_device(CUDA)
+    swizzled = q.with_scale_layout("128x4")
+    assert_same(swizzled.prepare().with_scale_layout("128x4"), swizzled)
+    for fmt in set(dlfp4.formats()) - set(FORMATS):
+        other = dlfp4.quantize(values(128, 128), fmt).to_device(CUDA)
+        assert other.prepare().scale_layout == "linear"
+
+
+# ---- On a GPU: every scale
+
+
+@gpu
+def test_every_scale_of_two_levels_and_every_code():
+    """All finite scales, subnormal and zero, over all codes: kernels see exactly what dequantize sees."""
+    scales = np.arange(127, dtype=np.uint8)[:, None]
+    codes = np.tile(np.arange(16, dtype=np.uint8), (127, 1))
+    codes[0, :] = 8 * (np.arange(16) % 2)  # under the zero scale only zeros of both signs
+    q = weights(codes, scales, "nvfp4")
+    prepared = q.prepare()
+    assert prepared.scale_layout == "prepared"
+    assert_same(prepared.with_scale_layout("linear"), q)
+    expected = q.to_device("cpu").dequantize().to_numpy().astype(np.float64)
+    for dtype in (ml_dtypes.bfloat16, np.float16):
+        for result in product(np.eye(16).astype(dtype), prepared):
+            assert np.array_equal(result, expected.T)
+
+
+@gpu
+@pytest.mark.parametrize("largest", [0, 1, 2, 60, 119, 127, 200, 249, 250])
+@pytest.mark.parametrize("fmt", ["mxfp4", "mxfp8_e4m3"])
+def test_powers_of_two_wherever_they_lie(fmt, largest):
+    """Every scale that bfloat16 holds beside the largest, and zeros under scales far below."""
+    scales = np.arange(max(0, largest - 120), largest + 1, dtype=np.uint8)[:, None]
+    codes = np.tile(np.array([0, 8, 1, 9, 5, 7, 15, 2] * 4, np.uint8), (len(scales), 1))
+    if fmt == "mxfp8_e4m3":
+        codes = np.tile(np.array([0, 128, 1, 129, 0x38, 0x7E, 0xFE, 0x08] * 4, np.uint8), (len(scales), 1))
+    zeros = np.zeros((3, 32), np.uint8)
+    q = weights(np.vstack([codes, zeros]), np.vstack([scales, np.uint8([[0], [largest // 2], [largest]])]), fmt)
+    prepared = q.prepare()
+    assert prepared.scale_layout == "prepared"
+    assert_same(prepared.with_scale_layout("linear"), q)
+    element = dlfp4.formats()[fmt].element
+    table = (np.arange(256 if fmt == "mxfp8_e4m3" else 16, dtype=np.uint8)).view(element).astype(np.float64)
+    exact = table[np.vstack([codes, zeros])] * np.exp2(np.vstack([scales, [[0], [0], [0]]]).astype(np.float64) - 127)
+    finite = np.abs(exact) < 3.4e38
+    normal = (np.abs(exact) >= 2.0**-126) | (exact == 0)  # what float32 sums hold exactly
+    for result in product(np.eye(32).astype(ml_dtypes.bfloat16), prepared):
+        assert np.array_equal(result.T[finite & normal], exact[finite & normal])
+
+
+@gpu
+@pytest.mark.parametrize("fmt", ["mxfp4", "mxfp8_e4m3"])
+def test_float16_is_offered_only_where_it_is_exact(fmt):
+    codes = np.full((2, 32), 1, np.uint8)
+    for span, exact in [(0, True), (22, True), (23, False), (120, False)]:
+        q = weights(codes, np.uint8([[127 - span], [127]]), fmt).prepare()
+        assert dlfp4._core._exact_in_half(q) is exact
+        x = dlfp4.asarray(np.eye(32, dtype=np.float16)).to_device(CUDA)
+        reason = dlfp4.backends(x, q.mT)["cuda"]
+        assert (reason is None) == exact
+        if exact:
+            expected = q.to_device("cpu").dequantize().to_numpy()
+            for result in product(np.eye(32, dtype=np.float16), q):
+                assert np.array_equal(result.T, expected)
+
+
+@gpu
+@pytest.mark.parametrize(
+    ("fmt", "codes", "scale"),
+    [
+        ("nvfp4", 1, 0x7F),  # NaN
+        ("nvfp4", 1, 0x81),  # negative
+        ("nvfp4", 0, 0x80),  # negative zero
+        ("nvfp4", 1, 0),  # codes that a zero scale hides
+        ("mxfp4", 1, 255),
+        ("mxfp4", 1, 251),  # the largest that bfloat16 holds beside its codes
+        ("mxfp4", 1, 6),  # too far below the other rows
+        ("mxfp8_e4m3", 0x7F, 127),  # an element that is NaN
+        ("mxfp8_e4m3", 0xFF, 127),
+    ],
+)
+def test_what_the_order_cannot_hold_stays_as_it_is(fmt, codes, scale):
+    block = 16 if fmt == "nvfp4" else 32
+    all_codes, scales = np.full((40, block), 2, np.uint8), np.full((40, 1), 127 if fmt != "nvfp4" else 56, np.uint8)
+    all_codes[20], scales[20] = codes, scale
+    q = weights(all_codes, scales, fmt)
+    prepared = q.prepare()
+    assert prepared is q
+    x = dlfp4.asarray(values(2, block).astype(ml_dtypes.bfloat16)).to_device(CUDA)
+    ours = dlfp4.from_dlpack(dlfp4.matmul(x, prepared.mT, out_dtype="float32"), device="cpu").to_numpy()
+    theirs = dlfp4.matmul(dlfp4.from_dlpack(x, device="cpu"), q.to_device("cpu").mT, out_dtype="float32").to_numpy()
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5)
