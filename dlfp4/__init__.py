@@ -24,6 +24,7 @@ from dlfp4._core import (
     unshuffle_weight,
     vecdot,
 )
+from dlfp4.autotune import autotune
 from dlfp4.config import get_include, show_config
 from dlfp4.formats import Format, Recipe, formats
 from dlfp4.frameworks.numpy import register_dlpack_dtypes
@@ -41,6 +42,7 @@ __all__ = [
     "TensorProto",
     "__version__",
     "asarray",
+    "autotune",
     "backends",
     "cast",
     "cpu_isa",

@@ -1,16 +1,23 @@
-"""matmul on a GPU against float64 products of the decoded operands; what has no backend says why."""
+"""matmul on a GPU against float64 products of the decoded operands: every backend and tactic; autotune; its errors."""
+
+import importlib
 
 import numpy as np
 import pytest
 
 import dlfp4
+from dlfp4.engines.problem import Problem
 
 from .reference import native_cast
-from .test_matmul import CASES, assert_product, values
+from .test_matmul import CASES, EPSILON, LARGE, assert_product, values
 
 pytestmark = pytest.mark.gpu
 
+matmul, autotune = (importlib.import_module(f"dlfp4.{name}") for name in ("matmul", "autotune"))
 CUDA = "cuda:0"
+PREPARABLE = ["nvfp4", "mxfp4", "mxfp8_e4m3", "fp8_e4m3"]
+# Of sums of FP8 products in Hopper's tensor cores, in units of the sum of magnitudes: some 14 bits, cut off.
+HOPPER_FP8 = 2.0**-10
 
 
 @pytest.fixture(autouse=True)
@@ -22,8 +29,53 @@ def on_cuda(x):
     return (x if isinstance(x, dlfp4.ScaledTensor) else dlfp4.asarray(x)).to_device(CUDA)
 
 
+class Expected:
+    """A product in float64 and the bound around it, on the device."""
+
+    def __init__(self, a, b, alpha=1.0, per_magnitude=None):
+        left, right = (wide_on_cuda(x) for x in (a, b))
+        per_magnitude = per_magnitude or max(left.shape[-1], 16) * 2.0**-24
+        self.values = alpha * (left @ right)
+        self.bound = abs(alpha) * per_magnitude * (left.abs() @ right.abs())
+
+    def check(self, got, what):
+        name = str(got.dtype).removeprefix("torch.")
+        bound = self.bound + EPSILON[name] * self.values.abs() + 2.0**-126
+        if name == "float16":
+            bound += 2.0**-25  # half of its smallest step
+        assert got.shape == self.values.shape
+        wrong = ~((got.double() - self.values).abs() <= bound)
+        assert not wrong.any(), f"{what}: {int(wrong.sum())} of {wrong.numel()} wrong, first at {wrong.nonzero()[0]}"
+
+
+def wide_on_cuda(x):
+    return (x.dequantize() if isinstance(x, dlfp4.ScaledTensor) else dlfp4.cast(x, "float32")).to_torch().double()
+
+
+def able(problem):
+    """The backends that take a problem, those among them that are asked by name alone."""
+    machine = matmul.machine_at(problem.device, matmul.BACKENDS)
+    return [row for row in matmul.BACKENDS if matmul.reason_of(row, problem, machine) is None]
+
+
+def run_everything(torch, a, b, dtype, expected, alpha=1.0):
+    """By every backend and tactic twice into memory full of NaN: the same bits, within the bound. Returns who ran."""
+    ran = []
+    problem = Problem(a, b, np.dtype(dtype), alpha)
+    for row in able(problem):
+        for tactic in row.tactics(problem):
+            name = f"{row.name}:{tactic}"
+            outs = [torch.full(problem.shape, float("nan"), device=CUDA, dtype=getattr(torch, dtype)) for _ in range(2)]
+            for out in outs:
+                row.run(problem, tactic, dlfp4.asarray(out))
+            assert torch.equal(*(out.view(torch.uint8) for out in outs)), f"{name}: not the same bits twice"
+            expected.check(outs[0], name)
+            ran.append(name)
+    return ran
+
+
 def check(a, b, **options):
-    """Twice the same bits, and within the bound."""
+    """As `auto` chooses: twice the same bits, and within the bound."""
     first, second = (dlfp4.matmul(on_cuda(a), on_cuda(b.mT).mT, **options) for _ in range(2))
     assert str(first.device) == CUDA
     host = first.to_device("cpu")
@@ -31,22 +83,72 @@ def check(a, b, **options):
     assert_product(host, a, b, options.get("alpha", 1.0))
 
 
+# ---- every backend and tactic
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", PREPARABLE)
+@pytest.mark.parametrize("case", CASES + LARGE, ids=str)
+def test_float_by_weight(torch, case, name, dtype):
+    m, n, k = case
+    a = on_cuda(native_cast(values((m, k)), dtype))
+    w = on_cuda(dlfp4.quantize(values((n, k), 1), name))
+    expected = Expected(a, w.mT, alpha=0.75)
+    for weight, is_ours in ((w, False), (w.prepare(), True)):
+        ran = run_everything(torch, a, weight.mT, dtype, expected, alpha=0.75)
+        assert "torch:default" in ran
+        assert any(each.startswith("cuda:") for each in ran) == is_ours
+
+
+@pytest.mark.parametrize("name", PREPARABLE)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_quantized_by_weight(torch, case, name):
+    m, n, k = case
+    a, w = (on_cuda(dlfp4.quantize(values(shape, seed), name)) for seed, shape in enumerate(((m, k), (n, k))))
+    expected = Expected(a, w.mT)
+    run_everything(torch, a, w.prepare().mT, "bfloat16", expected)
+    if name != "fp8_e4m3":  # which scaled_mm takes, too: see below
+        run_everything(torch, a, w.mT, "float32", expected)
+
+
+@pytest.mark.parametrize("m", [1, 16, 129])
+def test_every_type_of_result(torch, m):
+    a = on_cuda(native_cast(values((m, 512)), "bfloat16"))
+    w = on_cuda(dlfp4.quantize(values((200, 512), 1), "nvfp4")).prepare()
+    for dtype in EPSILON:
+        run_everything(torch, a, w.mT, dtype, Expected(a, w.mT))
+
+
+def test_scaled_mm(torch):
+    """By its name alone, within what the tensor cores keep of sums."""
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("this GPU has no FP8 product")
+    for m, n, k in ((1, 256, 512), (48, 512, 512), (129, 1088, 2048)):
+        a, w = (on_cuda(dlfp4.quantize(values(shape, seed), "fp8_e4m3")) for seed, shape in enumerate(((m, k), (n, k))))
+        expected = Expected(a, w.mT, alpha=0.5, per_magnitude=HOPPER_FP8)
+        outs = [dlfp4.matmul(a, w.mT, alpha=0.5, backend="scaled_mm") for _ in range(2)]
+        assert torch.equal(*(out.to_torch() for out in outs))
+        expected.check(outs[0].to_torch(), "scaled_mm")
+        assert dlfp4.backends(a, w.mT)["scaled_mm"].startswith("only by its name")
+        check_against = dlfp4.matmul(a, w.mT, alpha=0.5).to_torch()
+        Expected(a, w.mT, alpha=0.5).check(check_against, "auto")
+
+
+# ---- what `auto` makes of everything else
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-@pytest.mark.parametrize(
-    "name", ["nvfp4", "nvfp4_16x16", "mxfp4", "mxfp6_e2m3", "mxfp8_e4m3", "fp8_128x128", "fp8_e4m3"]
-)
-@pytest.mark.parametrize("case", [case for case in CASES if case[2] % 128 == 0 or case[0] == 17], ids=str)
-def test_float_by_weight(case, name, dtype):
+@pytest.mark.parametrize("name", ["nvfp4", "nvfp4_16x16", "mxfp4", "mxfp6_e2m3", "mxfp8_e5m2", "fp8_128x128"])
+@pytest.mark.parametrize("case", [(1, 256, 512), (13, 256, 128), (17, 1088, 576)], ids=str)
+def test_other_formats(case, name, dtype):
     m, n, k = case
     w = dlfp4.quantize(values((n, k), 1), name, pad=True)
     check(native_cast(values((m, k)), dtype), w.mT)
 
 
-@pytest.mark.parametrize("name", ["nvfp4", "mxfp4", "mxfp8_e5m2", "fp8_e5m2"])
-@pytest.mark.parametrize("case", CASES[:8], ids=str)
-def test_quantized_by_weight(case, name):
-    m, n, k = case
-    check(dlfp4.quantize(values((m, k)), name), dlfp4.quantize(values((n, k), 1), name).mT, alpha=0.5)
+@pytest.mark.parametrize("name", ["mxfp8_e5m2", "fp8_e5m2", "mxfp6_e3m2"])
+def test_other_formats_on_both_sides(name):
+    check(dlfp4.quantize(values((9, 256)), name), dlfp4.quantize(values((48, 256), 1), name).mT, alpha=0.5)
 
 
 def test_batches_and_plain_elements():
@@ -58,26 +160,28 @@ def test_batches_and_plain_elements():
 def test_out_and_streams(torch):
     w = dlfp4.quantize(torch.randn(512, 256, device="cuda"), "nvfp4")
     x = torch.randn(32, 256, device="cuda", dtype=torch.bfloat16)
-    out = torch.full((32, 512), float("nan"), device="cuda", dtype=torch.bfloat16)
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    result = dlfp4.matmul(x, w.mT, out=out, stream=stream)
-    assert result.data_ptr == out.data_ptr()
-    expected = x.double() @ w.dequantize().to_torch().double().T
-    assert (out.double() - expected).abs().max() <= 2**-8 * expected.abs().max()
-    torch.cuda.synchronize()
-    assert (torch.from_dlpack(dlfp4.matmul(x, w.mT)) == out).all()
+    for weight in (w, w.prepare()):
+        out = torch.full((32, 512), float("nan"), device="cuda", dtype=torch.bfloat16)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        result = dlfp4.matmul(x, weight.mT, out=out, stream=stream)
+        assert result.data_ptr == out.data_ptr()
+        expected = x.double() @ w.dequantize().to_torch().double().T
+        assert (out.double() - expected).abs().max() <= 2**-8 * expected.abs().max()
+        torch.cuda.synchronize()
+        assert (torch.from_dlpack(dlfp4.matmul(x, weight.mT)) == out).all()
 
 
 def test_nothing_waits(torch):
     w = dlfp4.quantize(torch.randn(512, 256, device="cuda"), "nvfp4")
     x = torch.randn(32, 256, device="cuda", dtype=torch.bfloat16)
-    dlfp4.matmul(x, w.mT)
-    torch.cuda.synchronize()
-    torch.cuda._sleep(200_000_000)
-    dlfp4.matmul(x, w.mT)
-    assert not torch.cuda.current_stream().query()
-    torch.cuda.synchronize()
+    for weight in (w, w.prepare()):
+        dlfp4.matmul(x, weight.mT)
+        torch.cuda.synchronize()
+        torch.cuda._sleep(200_000_000)
+        dlfp4.matmul(x, weight.mT)
+        assert not torch.cuda.current_stream().query()
+        torch.cuda.synchronize()
 
 
 def test_operands_apart():
@@ -85,3 +189,67 @@ def test_operands_apart():
     with pytest.raises(dlfp4.BackendError, match=r"a lies on cpu, b on cuda:0"):
         dlfp4.matmul(np.ones((2, 32), np.float32), on_cuda(w).mT)
     assert dlfp4.backends(on_cuda(np.ones((2, 32), np.float32)), on_cuda(w).mT)["torch"] is None
+
+
+# ---- autotune
+
+
+@pytest.fixture
+def cache(monkeypatch, tmp_path):
+    monkeypatch.setattr(autotune, "CHOICES", {})
+    return tmp_path / "choices.json"
+
+
+@pytest.mark.parametrize("is_prepared", [False, True], ids=["plain", "prepared"])
+@pytest.mark.parametrize("name", ["nvfp4", "mxfp4"])
+def test_rows_in_turn(torch, cache, name, is_prepared):
+    n, k = 1088, 1536
+    w = on_cuda(dlfp4.quantize(values((n, k), 1), name))
+    b = (w.prepare() if is_prepared else w).mT
+    for _ in range(2):  # the second time by look-up, from the file
+        for rows in (256, 4096, 17, 4097, 3, 256, 129):
+            a = on_cuda(native_cast(values((rows, k)), "bfloat16"))
+            with dlfp4.autotune(cache):
+                outs = [torch.full((rows, n), float("nan"), device=CUDA, dtype=torch.bfloat16) for _ in range(2)]
+                for out in outs:
+                    dlfp4.matmul(a, b, out=out)
+            assert torch.equal(*outs)
+            Expected(a, b).check(outs[0], f"{rows} rows")
+        if is_prepared:
+            assert sorted(key.rows for key in autotune.CHOICES) == [3, 32, 256, 4096, 8192]
+            assert {key.device for key in autotune.CHOICES} == {torch.cuda.get_device_name()}
+            assert all(0 < choice.microseconds < 1e5 for choice in autotune.CHOICES.values())
+        autotune.CHOICES.clear()
+    assert cache.exists() == is_prepared  # of plain weights, one backend alone has a tactic
+
+
+def test_every_backend_is_measured(torch, cache, monkeypatch):
+    """What wins is among the fastest of our tactics and of PyTorch's product, in graphs and by the wall clock."""
+    a = on_cuda(native_cast(values((64, 2048)), "bfloat16"))
+    b = on_cuda(dlfp4.quantize(values((4096, 2048), 1), "nvfp4")).prepare().mT
+    with dlfp4.autotune(cache):
+        dlfp4.matmul(a, b)
+    ((key, choice),) = autotune.CHOICES.items()
+    assert "torch:default" in key.candidates
+    assert choice.backend == "cuda"
+    monkeypatch.setattr(autotune, "CHOICES", {})
+    monkeypatch.setattr("dlfp4.engines.clocks.has_torch", lambda: False)
+    with dlfp4.autotune(cache.with_name("other.json")):  # by CuPy, where it is, else without graphs
+        Expected(a, b).check(dlfp4.matmul(a, b, backend="cuda").to_torch(), "cuda")
+    assert len(autotune.CHOICES) == 1
+
+
+def test_capture_is_not_measured(torch, cache):
+    a = torch.randn(8, 512, device="cuda", dtype=torch.bfloat16)
+    b = on_cuda(dlfp4.quantize(values((256, 512), 1), "nvfp4")).prepare().mT
+    out = torch.empty(8, 256, device="cuda", dtype=torch.bfloat16)
+    dlfp4.matmul(a, b, out=out)
+    expected = out.clone()
+    graph = torch.cuda.CUDAGraph()
+    with dlfp4.autotune(cache), torch.cuda.graph(graph):
+        dlfp4.matmul(a, b, out=out, stream=torch.cuda.current_stream())
+    assert not autotune.CHOICES
+    out.fill_(float("nan"))
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(out, expected)

@@ -173,8 +173,8 @@ def test_nothing():
     assert not dlfp4.matmul(np.zeros((2, 0), np.float32), np.zeros((0, 3), np.float32)).to_numpy().any()
 
 
-@pytest.mark.parametrize("m", [1, 4, 40])
-@pytest.mark.parametrize("name", ["nvfp4", "mxfp4", "mxfp8_e4m3"])
+@pytest.mark.parametrize("m", [1, 4, 11, 40])
+@pytest.mark.parametrize("name", ["nvfp4", "mxfp4", "mxfp6_e3m2", "mxfp8_e4m3", "mxfp8_e5m2", "fp8_1x128"])
 def test_nan_and_infinity(name, m):
     w = np.ones((34, 128), np.float32)
     w[3, 5] = np.nan
@@ -190,44 +190,75 @@ def test_nan_and_infinity(name, m):
 
 
 def test_threads_do_not_change_results():
-    w = dlfp4.quantize(values((300, 1024), 1), "nvfp4")
+    weights = [
+        dlfp4.quantize(values((300, 1024), 1), name) for name in ("nvfp4", "mxfp8_e4m3", "fp8_e4m3", "fp8_1x128")
+    ]
     inputs = [values((m, 1024)) for m in (1, 9, 250)]
     inputs += [native_cast(x, "bfloat16") for x in inputs] + [dlfp4.quantize(x, "nvfp4") for x in inputs]
     results = []
     for threads in (1, 2, 3, 0):
         dlfp4.set_num_threads(threads)
-        results.append([codes_of(dlfp4.matmul(x, w.mT)).tobytes() for x in inputs])
+        found = [codes_of(dlfp4.matmul(x, w.mT)).tobytes() for w in weights for x in inputs]
+        found += [codes_of(dlfp4.matmul(x, weights[0].mT, activation="int8")).tobytes() for x in inputs[:3]]
+        results.append(found)
     assert all(result == results[0] for result in results)
 
 
-@pytest.mark.parametrize("name", ["nvfp4", "mxfp4"])
-def test_int8_activations(name):
-    x, w = values((20, 1000), zeros=0), dlfp4.quantize(values((40, 1000), 1, zeros=0), name, pad=True)
-    blocks = np.pad(x, ((0, 0), (0, 24))).reshape(20, 32, 32)
+def rounded_to_int8(x):
+    """Blocks of 32 as integers with a scale, in float64."""
+    blocks = np.pad(x, ((0, 0), (0, -x.shape[1] % 32))).reshape(len(x), -1, 32)
     largest = np.abs(blocks).max(-1, keepdims=True)
-    rounded = (np.rint(blocks * (np.float32(127) / largest)) * (largest / 127)).reshape(20, 1024)[:, :1000]
-    got = dlfp4.matmul(x, w.mT, activation="int8")
-    assert np.allclose(got.to_numpy(), rounded.astype(np.float64) @ wide(w).T, rtol=1e-4, atol=1e-3)
-    tiny = np.full((2, 1000), 1e-42, np.float32)
+    integers = np.rint(blocks * (np.float32(127) / largest))
+    return (integers * (largest.astype(np.float64) / 127)).reshape(len(x), -1)[:, : x.shape[1]]
+
+
+@pytest.mark.parametrize("m", [1, 2, 5, 8, 9, 20])
+@pytest.mark.parametrize("name", ["nvfp4", "mxfp4"])
+def test_int8_activations(name, m):
+    for length in (1, 77, 512, 1000, 2080):
+        x, w = values((m, length), zeros=0), dlfp4.quantize(values((40, length), 1, zeros=0), name, pad=True)
+        left, right = rounded_to_int8(x), wide(w).T
+        got = dlfp4.matmul(x, w.mT, activation="int8").to_numpy()
+        bound = (length + 4) * 2.0**-24 * (np.abs(left) @ np.abs(right))
+        assert (np.abs(got - left @ right) <= bound).all()
+    tiny = np.full((m, 2080), 1e-42, np.float32)
     assert not dlfp4.matmul(tiny, w.mT, activation="int8").to_numpy().any()
-    x[3, 40] = np.nan
-    assert np.isnan(dlfp4.matmul(x, w.mT, activation="int8").to_numpy()).any(1).tolist() == [i == 3 for i in range(20)]
+    for special in (np.nan, np.inf):
+        x[m - 1, 40] = special
+        found = np.isnan(dlfp4.matmul(x, w.mT, activation="int8").to_numpy())
+        assert found.any(1).tolist() == found.all(1).tolist() == [i == m - 1 for i in range(m)]
+
+
+@pytest.mark.parametrize("m", [1, 3, 12, 13])
+def test_elements_and_infinities(m):
+    """Weights without scales, and infinities of their own, by few rows and more."""
+    for name in ("float8_e5m2", "float8_e4m3fnuz", "bfloat16", "float16"):
+        x, w = native_cast(values((m, 200)), "bfloat16"), native_cast(values((35, 200), 1), name)
+        assert_product(dlfp4.matmul(x, w.T, out_dtype="float32"), x, w.T)
+    w = native_cast(np.ones((33, 200), np.float32), "float8_e5m2")
+    w[5, 199] = np.inf
+    got = dlfp4.matmul(native_cast(np.ones((m, 200), np.float32), "bfloat16"), w.T, out_dtype="float32").to_numpy()
+    assert (got[:, 5] == np.inf).all()
+    assert (np.delete(got, 5, 1) == 200).all()
 
 
 LEVEL = """
 import numpy as np, dlfp4
 rng = np.random.default_rng(0)
-x, w = (rng.normal(size=shape).astype("float32") for shape in ((12, 512), (40, 512)))
-for name in dlfp4.formats():
-    q = dlfp4.quantize(np.pad(w, ((0, 8), (0, 0))), name)
-    scaled = dlfp4.quantize(np.pad(x, ((0, 4), (0, 0))), name)
-    for a in (x, dlfp4.cast(x, "bfloat16"), dlfp4.cast(x, "float16"), scaled):
-        left = (a.dequantize() if a is scaled else dlfp4.cast(a, "float32")).to_numpy().astype("f8")
+w = rng.normal(size=(48, 512)).astype("float32")
+for rows in (1, 8, 16):
+    x = rng.normal(size=(rows, 512)).astype("float32")
+    for name in dlfp4.formats():
+        q = dlfp4.quantize(w, name)
+        scaled = dlfp4.quantize(np.pad(x, ((0, -rows % 16), (0, 0))), name)
         right = q.dequantize().to_numpy().astype("f8").T
-        got = dlfp4.matmul(a, q.mT, out_dtype="float32").to_numpy()
-        assert (abs(got - left @ right) <= 513 * 2.0**-24 * (abs(left) @ abs(right))).all()
-    if q.data.dtype.name == "float4_e2m1fn":
-        dlfp4.matmul(x, q.mT, activation="int8")
+        for a in (x, dlfp4.cast(x, "bfloat16"), dlfp4.cast(x, "float16"), scaled):
+            left = (a.dequantize() if a is scaled else dlfp4.cast(a, "float32")).to_numpy().astype("f8")
+            got = dlfp4.matmul(a, q.mT, out_dtype="float32").to_numpy()
+            assert (abs(got - left @ right) <= 513 * 2.0**-24 * (abs(left) @ abs(right))).all()
+        if q.data.dtype.name == "float4_e2m1fn":
+            got = dlfp4.matmul(x, q.mT, activation="int8").to_numpy()
+            assert (abs(got - x.astype("f8") @ right) <= abs(x).max() / 127 * 0.51 * abs(right).sum(0)).all()
 print("fine")
 """
 
@@ -242,7 +273,7 @@ def test_levels(level):
 
 
 def test_backends():
-    assert list(dlfp4.backends()) == ["cpu", "torch"]
+    assert list(dlfp4.backends()) == ["cpu", "cuda", "torch", "scaled_mm", "flashinfer"]
     w = dlfp4.quantize(values((32, 64), 1), "nvfp4")
     assert dlfp4.backends(values((2, 64)), w.mT)["cpu"] is None
     across = dlfp4.quantize(values((64, 32), 1), "nvfp4")
@@ -268,7 +299,7 @@ def test_every_reason_is_told():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"backend": "abacus"}, ValueError, "expected 'auto' or one of cpu, torch"),
+        ({"backend": "abacus"}, ValueError, "expected 'auto' or one of cpu, cuda, torch"),
         ({"activation": "int4"}, ValueError, "expected None or 'int8'"),
         ({"out_dtype": "float8_e4m3fn"}, TypeError, "expected one of float32"),
         ({"stream": 1}, ValueError, "host memory has no streams"),

@@ -38,7 +38,7 @@ def in_source():
             if declared:
                 owner = declared
                 continue
-            untyped = re.sub(r"\b(?:int|str|bint|object|Tensor|ScaledTensor) (?=\w)", "", arguments)
+            untyped = re.sub(r"\b(?:int|int64_t|str|bint|object|Tensor|ScaledTensor) (?=\w)", "", arguments)
             function = ast.parse(f"def {name}({untyped}): ...").body[0]
             yield (f"{owner}.{name}" if indent else name), parameters(function)
 

@@ -3,6 +3,7 @@
 A call that must be refused carries an ignore, of which mypy says so when it is not needed.
 """
 
+from pathlib import Path
 from typing import Any, assert_type
 
 import numpy as np
@@ -92,6 +93,17 @@ def operations(tensor: dlfp4.Tensor, array: npt.NDArray[np.float32]) -> None:
     dlfp4.cast(array, "float4_e2m1fn", rounding="up")  # type: ignore[arg-type]
     assert_type(dlfp4.pack(tensor), dlfp4.Tensor)
     assert_type(dlfp4.unpack(tensor, out=array), dlfp4.Tensor)
+
+
+def products(array: npt.NDArray[np.float32], tensor: dlfp4.Tensor) -> None:
+    weight = dlfp4.quantize(array, "mxfp4").prepare()
+    assert_type(weight, dlfp4.ScaledTensor)
+    assert_type(dlfp4.backends(array, weight.mT), dict[str, str | None])
+    with dlfp4.autotune("choices.json"):
+        assert_type(dlfp4.matmul(tensor, weight.mT, alpha=2, out=array, backend="cpu"), dlfp4.Tensor)
+    with dlfp4.autotune(Path("choices.json")), dlfp4.autotune():
+        dlfp4.matmul(array, weight.mT, activation="int4")  # type: ignore[arg-type]
+    dlfp4.autotune(b"choices.json")  # type: ignore[arg-type]
 
 
 def machine() -> None:

@@ -1,0 +1,322 @@
+"""What activations times quantized weights cost on a GPU: microseconds, dlfp4 beside its peers.
+
+    python benchmarks/bench_matmul_gpu.py [--shapes 4096x4096,...] [--m 1,16,...] [--formats nvfp4,...] [--json FILE]
+
+Weights are (N, K) and cold: each case walks over copies of its weight that exceed the caches, in a CUDA graph whose
+replays are timed by events, case after case, round after round; a figure is the median. Activations are bfloat16 (M, K)
+and stay where they are, results are bfloat16. Weights are prepared before; what the FP8 peers do to activations is not
+counted either.
+
+The floor is the longer of two times: that in which the memory delivers weights, scales, activations and results
+(--bandwidth), and that of the operations at the rate of the tensor cores for bfloat16 (--rate). Both are an H200's
+unless given.
+
+Peers: cuBLAS (torch.mm of bfloat16 weights), PyTorch's FP8 product with one scale a tensor and with one a row, and
+Humming (humming-kernels), which multiplies bfloat16 by the same weights. "decode" is dlfp4's backend "torch": weights
+decoded at each call, then cuBLAS.
+"""
+
+import argparse
+import copy
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import harness
+import numpy as np
+from harness import Table, list_of, number
+
+import dlfp4
+from dlfp4.engines import cuda
+from dlfp4.engines.problem import Problem
+
+PACKAGES = ("torch", "humming-kernels")
+SHAPES = "4096x4096,14336x4096,4096x14336,8192x8192"
+ROWS = "1,8,16,32,64,128,256,1024,2048,4096"
+COLD_BYTES = 300e6
+SHORTEST = 2000.0  # microseconds of a graph, so that what an event adds does not count
+PEERS = ("cuBLAS", "fp8 tensor", "fp8 rows", "Humming", "decode")
+# Of Humming's layers, which take the same parts as checkpoints have.
+HUMMING = {
+    "nvfp4": {"quant_method": "modelopt", "quant_algo": "nvfp4"},
+    "mxfp4": {"quant_method": "mxfp4"},
+    "mxfp8_e4m3": {"quant_method": "modelopt", "quant_algo": "mxfp8"},
+    "fp8_e4m3": {"quant_method": "fp8"},
+}
+
+Call = Callable[[], Any]
+
+
+@dataclass
+class GraphCase:
+    """Calls of equal work on different copies of a weight."""
+
+    label: str
+    make: Callable[[], Sequence[Call]]
+    problem: str = ""
+    microseconds: list[float] = field(default_factory=list)
+    graph: Any = None
+    calls: int = 0
+
+    def capture(self, torch: Any) -> None:
+        """Run each call, so that all is compiled and loaded, and capture as many as take long enough."""
+        stream = torch.cuda.Stream()
+        try:
+            with torch.cuda.stream(stream):
+                calls = list(self.make())
+                once = self.time_eagerly(torch, calls)
+                calls *= max(1, math.ceil(SHORTEST / (once * len(calls))))
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, stream=stream):
+                    for call in calls:
+                        call()
+        except Exception as error:  # noqa: BLE001 (a library's refusal is a result, and may be of any type)
+            self.problem = f"{type(error).__name__}: {error}".splitlines()[0]
+            torch.cuda.synchronize()
+            return
+        self.graph, self.calls = graph, len(calls)
+
+    def time_eagerly(self, torch: Any, calls: Sequence[Call]) -> float:
+        """Microseconds a call, at least one, on the current stream."""
+        calls[0]()
+        torch.cuda.synchronize()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for call in calls:
+            call()
+        end.record()
+        end.synchronize()
+        return max(1.0, float(start.elapsed_time(end)) * 1e3 / len(calls))
+
+    def replay(self, torch: Any) -> None:
+        """One round."""
+        if self.graph is None:
+            return
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        self.graph.replay()
+        end.record()
+        end.synchronize()
+        self.microseconds.append(start.elapsed_time(end) / self.calls * 1e3)
+
+    @property
+    def median(self) -> float | None:
+        return statistics.median(self.microseconds) if self.microseconds else None
+
+
+@dataclass
+class Weights:
+    """One weight in every form that the cases multiply, in as many copies as are cold."""
+
+    torch: Any
+    format: str
+    shape: tuple[int, int]
+
+    def __post_init__(self) -> None:
+        plain = self.torch.randn(self.shape, device="cuda", dtype=self.torch.bfloat16)
+        quantized = dlfp4.quantize(plain, self.format)
+        self.nbytes = quantized.nbytes
+        self.quantized = [quantized, *self.copies(quantized, self.nbytes)]
+        self.prepared = [each.prepare() for each in self.quantized]
+        self.bfloat16 = [plain, *self.copies(plain, 2 * plain.numel())]
+        fp8 = plain.to(self.torch.float8_e4m3fn)
+        self.fp8 = [fp8, *self.copies(fp8, fp8.numel())]
+        self.layers: list[Any] = []
+
+    def copies(self, x: Any, nbytes: int) -> list[Any]:
+        """All but the first."""
+        return [copy.deepcopy(x) for _ in range(math.ceil(COLD_BYTES / nbytes))]
+
+    def humming(self) -> list[Any]:
+        """Layers, made when they are first asked for."""
+        if not self.layers:
+            layer = make_layer(self.torch, self.quantized[0], self.format)
+            self.layers = [layer, *self.copies(layer, self.nbytes)]
+        return self.layers
+
+
+def make_layer(torch: Any, w: Any, name: str) -> Any:
+    """A Humming layer over the parts of a weight."""
+    from humming.layer import HummingLayer
+
+    n, k = w.shape
+    layer = HummingLayer(shape_n=n, shape_k=k, weight_config=dict(HUMMING[name]), torch_dtype=torch.bfloat16).cuda()
+    parts = w.to_torch()
+    tensors = {"weight": parts.data, "weight_scale": parts.scales}
+    if w.data.dtype.name == "float4_e2m1fn":
+        tensors["weight"] = w.data.view("uint8").to_torch()
+    if name.startswith("mx"):
+        tensors["weight_scale"] = w.scales.view("uint8").to_torch()
+    if parts.scales.ndim == 0:
+        tensors["weight_scale"] = parts.scales.reshape(1)
+    if parts.global_scale is not None:
+        tensors["weight_scale_2"] = parts.global_scale.reshape(1)
+    layer.load_from_tensors(tensors)
+    layer.transform()
+    return layer
+
+
+@dataclass
+class Group:
+    """One M: ours by each tactic and as `auto` chooses, and the peers by column."""
+
+    rows: int
+    auto: GraphCase
+    tactics: dict[str, GraphCase]
+    peers: dict[str, GraphCase]
+    floor: float
+
+    @property
+    def cases(self) -> list[GraphCase]:
+        return [self.auto, *self.tactics.values(), *self.peers.values()]
+
+    @property
+    def best(self) -> tuple[str, float | None]:
+        """The fastest tactic and its time."""
+        timed = {name: case.median for name, case in self.tactics.items() if case.median is not None}
+        name = min(timed, key=lambda each: timed[each] or 0.0, default="-")
+        return name, timed.get(name)
+
+
+def make_group(torch: Any, weights: Weights, rows: int, options: argparse.Namespace) -> Group:
+    n, k = weights.shape
+    x = torch.randn(rows, k, device="cuda", dtype=torch.bfloat16)
+    out = torch.empty(rows, n, device="cuda", dtype=torch.bfloat16)
+    x8, one = x.to(torch.float8_e4m3fn), torch.ones((), device="cuda")
+    ones = torch.ones(rows, 1, device="cuda"), torch.ones(1, n, device="cuda")
+    here = torch.cuda.current_stream
+
+    def by(backend: str, ws: Sequence[Any]) -> list[Call]:
+        return [lambda w=w: dlfp4.matmul(x, w.mT, out=out, backend=backend, stream=here()) for w in ws]
+
+    def by_tactic(tactic: str) -> list[Call]:
+        a, y = dlfp4.asarray(x), dlfp4.asarray(out)
+        problems = [Problem(a, w.mT, np.dtype("bfloat16"), stream=here()) for w in weights.prepared]
+        return [lambda p=p: cuda.run(p, tactic, y) for p in problems]
+
+    def by_fp8(*scales: Any) -> list[Call]:
+        return [lambda w=w: torch._scaled_mm(x8, w.t(), *scales, out_dtype=torch.bfloat16) for w in weights.fp8]
+
+    def by_humming() -> list[Call]:
+        return [lambda layer=layer: layer(x, outputs=out) for layer in weights.humming()]
+
+    def by_cublas() -> list[Call]:
+        return [lambda w=w: torch.mm(x, w.t(), out=out) for w in weights.bfloat16]
+
+    problem = Problem(dlfp4.asarray(x), weights.prepared[0].mT, np.dtype("bfloat16"))
+    names = cuda.tactics(problem) if weights.prepared[0].scale_layout == "prepared" else ()
+    makers: dict[str, Callable[[], Sequence[Call]]] = {
+        "cuBLAS": by_cublas,
+        "fp8 tensor": lambda: by_fp8(one, one),
+        "fp8 rows": lambda: by_fp8(*ones),
+        "Humming": by_humming,
+        "decode": lambda: by("torch", weights.quantized),
+    }
+    moved = weights.nbytes + 2 * rows * (n + k)
+    return Group(
+        rows,
+        GraphCase("auto", lambda: by("auto", weights.prepared)),
+        {name: GraphCase(name, lambda name=name: by_tactic(name)) for name in names},
+        {name: GraphCase(name, make) for name, make in makers.items()},
+        max(moved / options.bandwidth / 1e3, 2 * rows * n * k / options.rate / 1e6),
+    )
+
+
+def measure(torch: Any, group: Group, rounds: int) -> None:
+    """Time all cases in turn, but for tactics that the first round shows to be more than twice as slow as the best."""
+    for case in group.cases:
+        case.capture(torch)
+        case.replay(torch)  # which loads the graph
+        case.microseconds.clear()
+        case.replay(torch)
+    best = group.best[1]
+    for case in group.tactics.values():
+        if best is not None and (case.median or 0.0) > 2 * best:
+            case.graph = None
+    for _ in range(rounds - 1):
+        for case in group.cases:
+            case.replay(torch)
+    for case in group.cases:
+        case.graph = None
+
+
+def fill_table(table: Table, title: str, group: Group) -> None:
+    auto, (name, best), cublas = group.auto.median, group.best, group.peers["cuBLAS"].median
+    table.sections.setdefault(title, []).append((
+        str(group.rows), number(auto), number(best), name,
+        *(number(group.peers[peer].median) for peer in PEERS), number(group.floor),
+        number(auto and cublas and cublas / auto), number(auto and auto / group.floor),
+    ))  # fmt: skip
+
+
+def record(name: str, shape: tuple[int, int], group: Group) -> dict[str, Any]:
+    """A row of the JSON file."""
+    return {
+        "format": name,
+        "n": shape[0],
+        "k": shape[1],
+        "m": group.rows,
+        "floor": group.floor,
+        "microseconds": {case.label: case.median for case in group.cases},
+        "rounds": {case.label: case.microseconds for case in group.cases},
+        "problems": {case.label: case.problem for case in group.cases if case.problem},
+    }
+
+
+def parse_shapes(text: str) -> list[tuple[int, int]]:
+    """4096x14336: N and K."""
+    try:
+        return [(int(n), int(k)) for n, k in (shape.split("x") for shape in text.split(","))]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected NxK, such as 4096x14336") from None
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", type=parse_shapes, default=SHAPES, help="NxK, with commas (default: %(default)s)")
+    parser.add_argument("--m", type=list_of(int), default=ROWS, help="rows of activations (default: %(default)s)")
+    parser.add_argument("--formats", default="nvfp4,mxfp4", help=f"of {', '.join(HUMMING)} (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=11, help="interleaved repeats (default: %(default)s)")
+    parser.add_argument("--bandwidth", type=float, default=4695.0, help="GB/s read (default: %(default)s)")
+    parser.add_argument("--rate", type=float, default=900.0, help="TFLOP/s of bfloat16 (default: %(default)s)")
+    parser.add_argument("--json", type=Path, help="write every figure to this file")
+    options = parser.parse_args()
+    options.formats = options.formats.split(",")
+    unknown = set(options.formats) - set(HUMMING)
+    if unknown:
+        parser.error(f"--formats: {', '.join(sorted(unknown))} is none of {', '.join(HUMMING)}")
+    if isinstance(harness.load("torch"), harness.Missing) or not dlfp4.cuda_available():
+        parser.error("needs PyTorch and a CUDA device")
+    return options
+
+
+def main() -> None:
+    options = parse_arguments()
+    torch = harness.load("torch")
+    machine = harness.describe_machine(PACKAGES)
+    print(torch.cuda.get_device_name(), f"CUDA {torch.version.cuda},", *harness.machine_lines(machine), sep="\n")
+    table = Table(("M", "dlfp4", "best tactic", "<its name", *PEERS, "floor", "cuBLAS / dlfp4", "dlfp4 / floor"))
+    results, problems = [], {}
+    for name in options.formats:
+        for shape in options.shapes:
+            weights = Weights(torch, name, shape)
+            for rows in options.m:
+                group = make_group(torch, weights, rows, options)
+                measure(torch, group, options.rounds)
+                fill_table(table, f"{name} {shape[0]} x {shape[1]}, microseconds", group)
+                results.append(record(name, shape, group))
+                problems |= {case.label: case.problem for case in group.cases if case.problem}
+            del weights, group
+            torch.cuda.empty_cache()
+    table.print()
+    for label, problem in problems.items():
+        print(f"{label}: {problem}")
+    if options.json:
+        harness.write_json(options.json, machine, results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""Our own kernels on the host."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dlfp4._core import ScaledTensor, Tensor, _multiply_on_host
+from dlfp4.engines import problem as common
+
+if TYPE_CHECKING:
+    from dlfp4.engines.problem import Machine, Problem
+
+
+def supports(problem: Problem, machine: Machine) -> str | None:  # noqa: ARG001
+    """Any floats and formats whose blocks run along K."""
+    return (
+        common.not_along_sums(problem)
+        or common.not_on_host(problem)
+        or common.not_floats(problem)
+        or refuses_activation(problem)
+    )
+
+
+def refuses_activation(problem: Problem) -> str | None:
+    """Rounding to int8 is for float activations and FP4 weights."""
+    if problem.activation is None:
+        return None
+    if isinstance(problem.a, ScaledTensor):
+        return "activation='int8' rounds a float a, and this a is quantized already; leave activation out"
+    b = problem.b
+    if not isinstance(b, ScaledTensor) or common.element_of(b) != common.FP4 or b.format.block is None:
+        return "activation='int8' needs b to be a ScaledTensor of FP4: nvfp4 or mxfp4"
+    return None
+
+
+def run(problem: Problem, tactic: str, out: Tensor) -> None:  # noqa: ARG001
+    """By dlfp4_matmul."""
+    _multiply_on_host(problem.a, problem.b, out, problem.alpha, problem.activation == "int8")
+
+
+BACKEND = common.Backend("cpu", common.never_missing, supports, common.one_tactic, run)

@@ -1,0 +1,100 @@
+"""Our own kernels on CUDA devices, for weights that were prepared: exact operands for tensor cores."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dlfp4._core import (
+    ScaledTensor,
+    Tensor,
+    _exact_in_half,
+    _find_tactics,
+    _multiply_on_cuda,
+    cast,
+)
+from dlfp4.engines import problem as common
+
+if TYPE_CHECKING:
+    from dlfp4._core import _Stream
+    from dlfp4.engines.problem import Machine, Operand, Problem
+
+OLDEST = (8, 0)
+BULK = 8  # elements of 16 bits that are copied at a time
+
+
+def supports(problem: Problem, machine: Machine) -> str | None:
+    """Floats of at most 16 bits, and a prepared weight of (N, K) as its transpose."""
+    return (
+        common.rounds_activations(problem)
+        or common.not_on_one_cuda_device(problem)
+        or not_capable(machine)
+        or refuses_weight(problem.b)
+        or refuses_activations(problem.a)
+        or (None if types_of(problem) else f"neither bfloat16 nor float16 holds both a and b, {problem.b!r}, exactly")
+        or (None if problem.b.shape[0] % BULK == 0 else f"K is {problem.b.shape[0]}; expected a multiple of {BULK}")
+    )
+
+
+def not_capable(machine: Machine) -> str | None:
+    """Whether the GPU is too old."""
+    if machine.capability is not None and machine.capability >= OLDEST:
+        return None
+    return f"the GPU has compute capability {machine.capability}; expected {OLDEST} or later"
+
+
+def refuses_weight(b: Operand) -> str | None:
+    """Whether b is prepared and K its blocks' direction."""
+    if not isinstance(b, ScaledTensor) or b.scale_layout != "prepared":
+        return "b is not prepared; call w.prepare() once for a weight w of (N, K), and pass its .mT"
+    return None if b.axis == -2 else "b is prepared along N; quantize w of (N, K) along its last axis, and pass w.mT"
+
+
+def refuses_activations(a: Operand) -> str | None:
+    """Whether a has a type that tensor cores multiply with nothing lost."""
+    if isinstance(a, ScaledTensor):
+        if a.axis != -1:
+            return f"the blocks of a, {a!r}, run across the products' sums"
+        return None if common.exact_types(a) != ("float32",) else f"{a.format} has no exact form of 16 bits"
+    if a.dtype.name in ("bfloat16", "float16") or (a.dtype.num in common.FACTORS and a.dtype.itemsize == 1):
+        return None
+    return f"a has dtype {a.dtype}; cast it to bfloat16 or float16"
+
+
+def weight_of(problem: Problem) -> ScaledTensor:
+    """B, a ScaledTensor wherever the problem is taken."""
+    b: Any = problem.b
+    weight: ScaledTensor = b
+    return weight
+
+
+def types_of(problem: Problem) -> list[str]:
+    """The 16-bit types that hold both operands, the better first."""
+    of_b = ("bfloat16", "float16") if _exact_in_half(weight_of(problem)) else ("bfloat16",)
+    return [name for name in of_b if name in common.exact_types(problem.a)]
+
+
+def tactics(problem: Problem) -> tuple[str, ...]:
+    """Tiles of y by rows and columns, "/" the blocks of threads that share K, the best guess first."""
+    return _find_tactics(weight_of(problem), common.bucket(problem.rows))
+
+
+def run(problem: Problem, tactic: str, out: Tensor) -> None:
+    """Decode a if it is no 16-bit float; the scales of whole tensors multiply the sums."""
+    a, factor = values_of(problem.a, types_of(problem)[0], problem.stream)
+    _multiply_on_cuda(a, weight_of(problem), out, problem.alpha, factor, tactic, problem.stream)
+
+
+def values_of(a: Operand, name: str, stream: _Stream | None) -> tuple[Tensor, Tensor | None]:
+    """A's values in a type, but for what scales the whole tensor."""
+    if isinstance(a, ScaledTensor):
+        return common.without_tensor_scale(a, name, stream)
+    return (a if a.dtype.name == name else cast(a, name, stream=stream)), None
+
+
+def rank(problem: Problem, machine: Machine) -> int:
+    """Before decoding and PyTorch's product, unless rows are many and the kernels are those for any GPU."""
+    is_fast = machine.capability is not None and machine.capability[0] == 9
+    return 0 if is_fast or problem.rows <= 64 else 1
+
+
+BACKEND = common.Backend("cuda", common.never_missing, supports, tactics, run, rank)

@@ -1,0 +1,244 @@
+"""What a matrix product is, what a backend is, and the questions that several backends ask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from dlfp4._core import ScaledTensor, Tensor, _parse_dtype, _restored, _without_global_scale, asarray, cast, dequantize
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from dlfp4._core import Device, _Stream
+
+Operand: TypeAlias = Tensor | ScaledTensor
+
+RESULTS = ("float32", "bfloat16", "float16")
+LOW = (
+    *("float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2"),
+    *("float8_e5m2fnuz", "float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fn"),
+)
+# By NumPy's numbers, for a type's name costs it a microsecond.
+RESULT_NUMBERS = frozenset(_parse_dtype(name).num for name in RESULTS)
+FACTORS = frozenset(_parse_dtype(name).num for name in (*RESULTS, *LOW))
+FP4 = _parse_dtype("float4_e2m1fn")
+ONE_TACTIC = ("default",)
+EXACT_ROWS = 16  # up to here kernels differ from M to M, and each has its own choice
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One matrix product: a of (..., M, K) and b of (K, N), and what is to become of it."""
+
+    a: Operand
+    b: Operand
+    dtype: np.dtype[Any]
+    alpha: float = 1.0
+    activation: Literal["int8"] | None = None
+    stream: _Stream | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the result."""
+        return (*self.a.shape[:-1], self.b.shape[-1])
+
+    @property
+    def rows(self) -> int:
+        """M, of all batches together."""
+        rows = 1
+        for extent in self.a.shape[:-1]:
+            rows *= extent
+        return rows
+
+    @property
+    def device(self) -> Device:
+        """Where the work is done: the CUDA device, if one operand lies on one."""
+        return self.b.device if self.b.device.type in ON_CUDA else self.a.device
+
+
+ON_CUDA = ("cuda", "cuda_managed")
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a choice depends on besides the problem.
+
+    Parameters
+    ----------
+    capability : tuple of int, optional
+        The compute capability of the CUDA device that the problem lies on; None on the host.
+    missing : mapping
+        Why this machine does not have a backend, by name; None for those that it has.
+    """
+
+    capability: tuple[int, int] | None
+    missing: Mapping[str, str | None]
+
+
+def serves_in_order(problem: Problem, machine: Machine) -> int:  # noqa: ARG001
+    """The rank of a backend that takes its turn."""
+    return 0
+
+
+def serves_always(problem: Problem, machine: Machine) -> None:
+    """What "auto" may choose for all that it takes."""
+
+
+# Compared by identity: rows are few, and part of the key of a cache that every call asks.
+@dataclass(frozen=True, eq=False, slots=True)
+class Backend:
+    """A way to multiply.
+
+    Parameters
+    ----------
+    name : str
+        What ``matmul(backend=...)`` takes.
+    missing : callable
+        Why this machine does not have it, or None.
+    supports : callable
+        Why it does not take a problem on a machine, or None where it does.
+    tactics : callable
+        The names of its ways to run a problem, the best guess first.
+    run : callable
+        Writes the product of a problem by a tactic to a Tensor.
+    rank : callable
+        0 or more: smaller ones are asked first, equal ones in the order of the table.
+    only_by_name : callable
+        Why "auto" does not choose it for a problem that it takes, or None where it may.
+    """
+
+    name: str
+    missing: Callable[[], str | None]
+    supports: Callable[[Problem, Machine], str | None]
+    tactics: Callable[[Problem], tuple[str, ...]]
+    run: Callable[[Problem, str, Tensor], None]
+    rank: Callable[[Problem, Machine], int] = serves_in_order
+    only_by_name: Callable[[Problem, Machine], str | None] = serves_always
+
+
+# ---- What several backends ask
+
+
+def bucket(rows: int) -> int:
+    """The largest M that shares a choice with `rows`."""
+    return rows if rows <= EXACT_ROWS else 1 << (rows - 1).bit_length()
+
+
+def never_missing() -> str | None:
+    """What every machine has."""
+    return None
+
+
+def one_tactic(problem: Problem) -> tuple[str, ...]:  # noqa: ARG001
+    """Of backends that choose for themselves."""
+    return ONE_TACTIC
+
+
+def element_of(x: Operand) -> np.dtype[Any]:
+    """The type of an operand's elements."""
+    return x.format.element if isinstance(x, ScaledTensor) else x.dtype
+
+
+def not_on_host(problem: Problem) -> str | None:
+    """Which operand the CPU cannot read."""
+    for name, x in (("a", problem.a), ("b", problem.b)):
+        if x.device.type not in ("cpu", "cuda_host", "rocm_host"):
+            return f"{name} lies on {x.device}, and this backend reads host memory; call .to_device('cpu') first"
+    return None
+
+
+def not_on_one_cuda_device(problem: Problem) -> str | None:
+    """Whether the operands lie apart, or on the host."""
+    a, b = problem.a.device, problem.b.device
+    if a != b:
+        return f"a lies on {a}, b on {b}; bring them together with .to_device({str(a)!r})"
+    if a.type != "cuda":
+        return f"the operands lie on {a}, and this backend reads CUDA memory; call .to_device('cuda:0') on both"
+    return None
+
+
+def not_floats(problem: Problem) -> str | None:
+    """Which operand has elements that are no floats of at most 32 bits."""
+    for name, x in (("a", problem.a), ("b", problem.b)):
+        dtype = element_of(x)
+        if dtype.num not in FACTORS:
+            return f"{name} has dtype {dtype}; expected floats of at most 32 bits, or a ScaledTensor; cast it first"
+    return None
+
+
+def not_along_sums(problem: Problem) -> str | None:
+    """Which operand has blocks that run across the sums."""
+    for name, x, axis in (("a", problem.a, -1), ("b", problem.b, -2)):
+        if isinstance(x, ScaledTensor) and x.axis != axis:
+            return (
+                f"the blocks of {name}, {x!r}, run across the products' sums; quantize a of (M, K) and w of (N, K) "
+                f"along the last axis and pass a and w.mT, or dequantize {name}"
+            )
+    return None
+
+
+def rounds_activations(problem: Problem) -> str | None:
+    """Whether activations are to be rounded, by a backend that does not."""
+    if problem.activation is None:
+        return None
+    return "it multiplies decoded values and does not round activations; leave activation out"
+
+
+def not_capable(machine: Machine, oldest: tuple[int, int]) -> str | None:
+    """Whether the GPU is too old."""
+    if machine.capability is not None and machine.capability >= oldest:
+        return None
+    here = (
+        "is no CUDA device" if machine.capability is None else f"has compute capability {version(machine.capability)}"
+    )
+    return f"what holds the operands {here}; expected compute capability {version(oldest)} or later"
+
+
+def version(numbers: tuple[int, int]) -> str:
+    """As 9.0."""
+    return ".".join(map(str, numbers))
+
+
+def refuses_layouts(problem: Problem, layout: str) -> str | None:
+    """Whether the scales of blocks lie in a layout along the sums, and elements as every format stores them."""
+    for name, x in (("a", problem.a), ("b", problem.b)):
+        if isinstance(x, ScaledTensor):
+            expected = "linear" if x.format.block is None else layout
+            if x.scale_layout != expected:
+                return (
+                    f"{name} has scale_layout {x.scale_layout!r}; expected {expected!r}, call "
+                    f"{name}.with_scale_layout({expected!r}) once"
+                )
+    return not_along_sums(problem)
+
+
+def describe(x: Operand) -> str:
+    """The format or type of an operand."""
+    return str(x.format) if isinstance(x, ScaledTensor) else x.dtype.name
+
+
+def decode(x: Operand) -> Tensor:
+    """An operand's values."""
+    return x.dequantize("float32") if isinstance(x, ScaledTensor) else asarray(x, dtype="float32")
+
+
+def exact_types(x: Operand) -> tuple[str, ...]:
+    """The types that hold an operand's values, but for a scale of the whole tensor, exactly."""
+    if isinstance(x, ScaledTensor):
+        if x.format.kind == "two_level" or x.format.block is None:  # 6 significant bits, from 2**-10 to 2688; FP8
+            return RESULTS
+        # MX: 4 significant bits and bfloat16's exponents, down to 2**-126.
+        return ("bfloat16", "float32") if x.format.kind == "power" else ("float32",)
+    if x.dtype.itemsize == 1:
+        return RESULTS
+    return (x.dtype.name, "float32")
+
+
+def without_tensor_scale(x: ScaledTensor, name: str, stream: _Stream | None) -> tuple[Tensor, Tensor | None]:
+    """A ScaledTensor's values in a type, but for the scale of the whole tensor, which comes beside them."""
+    plain = _restored(x, stream)
+    if plain.format.block is None:
+        return cast(plain.data, name, stream=stream).reshape(x.shape), plain.scales
+    return dequantize(_without_global_scale(plain), name, stream=stream), plain.global_scale
