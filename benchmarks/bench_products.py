@@ -1,26 +1,41 @@
-"""What dot products and matrix products cost on the CPU, dlfp4 beside NumKong and PyTorch.
+"""What dot products and matrix products cost on the CPU, dlfp4 beside PyTorch, NumKong and ggml.
 
     python benchmarks/bench_products.py [--only TEXT] [--sizes 256,4Ki,64Ki,1Mi] [--columns 1,8,64,512] [--threads 1]
-        [--json FILE]
+        [--ggml FOLDER] [--json FILE]
 
 Dots: nanoseconds a call, from Python, of two vectors in memory that a benchmark keeps in the caches where it fits; a
 peer's row is its own product of the same type, or where it has none (FP4, scales) the nearest one, which is named.
-Products: GFLOP/s of a [N, K] weight, 4096 x 4096, by so many columns (rows of the activations). The reference is
-PyTorch's bfloat16 product. "ours / peer" is the peer's time over ours: more is better.
+Products: GFLOP/s of a [N, K] weight, 4096 x 4096, by so many columns (rows of the activations), into memory that dlfp4
+was given. Every product stands beside PyTorch's of bfloat16, which is not quantized; FP8 beside PyTorch's and NumKong's
+of e4m3 by e4m3; int8 activations, and FP4 by FP4, beside PyTorch's plain int8, NumKong's plain int4 and ggml's of the
+same weight, whose activations it rounds to int8 (q8_0). The limit is `np.copyto` of as many bytes in all as the weight
+and the activations have. "ours / best" is the fastest peer's time over ours, "ours / limit" the copy's: more is better.
+
+ggml is called through the shared libraries of the package llama-cpp-python, or of the folder that --ggml names.
 """
 
 import argparse
-from dataclasses import dataclass
+import functools
+from dataclasses import dataclass, field
 from typing import Any
 
 import harness
 import ml_dtypes
 import numpy as np
 from harness import Case, list_of, number, parse_size
+from product_peers import (
+    Ggml,
+    numkong_case,
+    set_threads,
+    torch_case,
+    torch_float8_case,
+    torch_int8_case,
+)
 
 import dlfp4
 
-PEERS = ("torch", "numkong")
+PEERS = ("torch", "numkong", "llama-cpp-python")
+COLUMNS = ("torch bf16", "torch e4m3", "torch int8", "NumKong", "ggml")
 WEIGHT = 4096  # rows and columns of the weight
 
 # Type or format, and what NumKong multiplies instead or as well.
@@ -39,34 +54,67 @@ DOTS = {
     "int4": "int4",
 }
 
-# Weight, activation, and the option that goes with it.
-MATMULS = [
-    ("nvfp4", "bfloat16", None),
-    ("mxfp4", "bfloat16", None),
-    ("nvfp4", "nvfp4", None),
-    ("mxfp4", "mxfp4", None),
-    ("nvfp4", "bfloat16", "int8"),
-    ("mxfp4", "bfloat16", "int8"),
-    ("mxfp8_e4m3", "bfloat16", None),
-    ("fp8_e4m3", "bfloat16", None),
-    ("nvfp4", "float32", None),
-]
+
+@dataclass(frozen=True)
+class Task:
+    """A weight's format, the activation, and the option that goes with it."""
+
+    weight: str
+    activation: str
+    option: str | None = None
+
+    @property
+    def title(self) -> str:
+        return f"{self.weight} x {self.activation}" + (f", activation={self.option}" if self.option else "")
+
+    @property
+    def is_integer(self) -> bool:
+        """Multiplied as integers by us, and so beside the integers of others."""
+        return self.option == "int8" or self.activation in ("nvfp4", "mxfp4")
 
 
-@dataclass
-class Group:
-    """One product at one size: ours, the peer, and what the peer multiplies."""
+MATMULS = (
+    Task("nvfp4", "bfloat16"),
+    Task("mxfp4", "bfloat16"),
+    Task("nvfp4", "float32"),
+    Task("nvfp4", "nvfp4"),
+    Task("mxfp4", "mxfp4"),
+    Task("nvfp4", "bfloat16", "int8"),
+    Task("mxfp4", "bfloat16", "int8"),
+    Task("fp8_e4m3", "bfloat16"),
+    Task("fp8_1x128", "bfloat16"),
+    Task("mxfp8_e4m3", "bfloat16"),
+    Task("mxfp6_e2m3", "bfloat16"),
+)
 
-    title: str
-    section: str
-    operations: float  # of a call: products, or floating-point operations
-    ours: Case
-    peer: Case
-    peer_name: str
+
+# ---- Dots
+
+
+@dataclass(kw_only=True)
+class Dot(harness.Comparison):
+    """The product of two vectors: ours, the copy of one, and NumKong's."""
+
+    name: str
+
+    @property
+    def title(self) -> str:
+        return f"{self.name}, NumKong {DOTS[self.name]}"
+
+    @property
+    def section(self) -> str:
+        return f"dot of {self.elements:,}, ns"
 
     def speed(self, case: Case) -> float | None:
-        """Operations a nanosecond."""
-        return case.median and self.operations / case.median / 1e9
+        """Elements a nanosecond."""
+        return case.median and self.elements / case.median / 1e9
+
+    def row(self) -> tuple[str, ...]:
+        """A row of the table."""
+        peer = self.peers["NumKong"]
+        times = (number(case.median and case.median * 1e9) for case in (self.ours, peer))
+        ratios = (number(case.ratio(self.ours)) for case in (peer, self.limit))
+        return (f"  {self.title}", *times, number(self.speed(self.ours)), *ratios)
 
 
 def vector(name: str, elements: int) -> Any:
@@ -79,90 +127,135 @@ def vector(name: str, elements: int) -> Any:
     return dlfp4.quantize(x, name) if name in dlfp4.formats() else dlfp4.cast(x, name)
 
 
-def numkong_case(libs: Any, name: str, elements: int) -> Case:
+def numkong_dot(numkong: Any, name: str, elements: int) -> Case:
     """The same type's dot there."""
-    if isinstance(libs, harness.Missing):
-        return Case(name, "f()", f=libs)
+    if isinstance(numkong, harness.Missing):
+        return Case("NumKong", "f()", f=numkong)
     x = np.random.default_rng(1).uniform(-4, 4, elements).astype(np.float32)
-    return Case(name, "f(x, x)", f=libs.dot, x=libs.astype(x, name))
+    return Case("NumKong", "f(x, x)", f=numkong.dot, x=numkong.astype(x, name))
 
 
-def dot_group(numkong: Any, name: str, elements: int) -> Group:
+def make_dot(numkong: Any, name: str, elements: int) -> Dot:
     """One type or format."""
     x, y = vector(name, elements), vector(name, elements)
     ours = Case("dlfp4", "f(x, y)", f=dlfp4.dot, x=x, y=y)
-    peer = numkong_case(numkong, DOTS[name], elements)
-    return Group(name, f"dot of {elements:,}, ns", elements, ours, peer, f"NumKong {DOTS[name]}")
+    peers = {"NumKong": numkong_dot(numkong, DOTS[name], elements)}
+    limit = copy_case(2 * x.nbytes)
+    return Dot(name=name, elements=elements, threads=1, ours=ours, limit=limit, peers=peers)
 
 
-def matmul_group(torch: Any, task: tuple[str, str, str | None], columns: int, threads: int) -> Group:
+# ---- Matrix products
+
+
+@dataclass(kw_only=True)
+class Product(harness.Comparison):
     """One weight by activations of so many columns."""
-    name, activation, option = task
-    rng = np.random.default_rng(1)
-    w = dlfp4.quantize(rng.standard_normal((WEIGHT, WEIGHT)).astype(np.float32), name)
-    x = rng.standard_normal((columns, WEIGHT)).astype(np.float32)
-    a = dlfp4.quantize(x, activation) if activation in dlfp4.formats() else dlfp4.cast(x, activation)
+
+    task: Task
+    columns: int
+    others: tuple[str, ...] = field(default=COLUMNS)
+
+    @property
+    def title(self) -> str:
+        return self.task.title
+
+    @property
+    def section(self) -> str:
+        threads = "1 thread" if self.threads == 1 else f"{self.threads or 'all'} threads"
+        return f"weight [{WEIGHT}, {WEIGHT}] by {self.columns} columns, {threads}, GFLOP/s"
+
+    def speed(self, case: Case) -> float | None:
+        """Floating-point operations a nanosecond, two for a product and its sum."""
+        return case.median and 2.0 * WEIGHT * WEIGHT * self.columns / case.median / 1e9
+
+    def row(self) -> tuple[str, ...]:
+        """A row of the table."""
+        peers = (number(self.speed(self.peers[name])) if name in self.peers else "-" for name in self.others)
+        best, torch = self.best, self.peers["torch bf16"]
+        ratios = (best.ratio(self.ours) if best else None, torch.ratio(self.ours), self.limit.ratio(self.ours))
+        return (f"  {self.title}", number(self.speed(self.ours)), *peers, *map(number, ratios))
+
+
+def copy_case(octets: int) -> Case:
+    """A plain copy that reads and writes so many bytes in all."""
+    source = np.ones(max(1, octets // 2), np.uint8)
+    return Case("copy", "f(o, x)", f=np.copyto, x=source, o=source.copy())
+
+
+@functools.cache
+def weight_of(name: str) -> dlfp4.ScaledTensor:
+    """Normal random numbers in a format."""
+    return dlfp4.quantize(np.random.default_rng(1).standard_normal((WEIGHT, WEIGHT)).astype(np.float32), name)
+
+
+def peers_of(libs: dict[str, Any], task: Task, x: Any) -> dict[str, Case]:
+    """Who has a product near to ours, by column."""
+    rows, torch = len(x), libs["torch"]
+    peers = {"torch bf16": torch_case(torch, rows, WEIGHT)}
+    if task.is_integer:
+        peers["torch int8"] = torch_int8_case(torch, rows, WEIGHT)
+        peers["NumKong"] = numkong_case(libs["numkong"], "int4", rows, WEIGHT)
+        peers["ggml"] = libs["ggml"].case(task.weight, x, weight_of(task.weight))
+    if task.weight in ("fp8_e4m3", "mxfp8_e4m3"):
+        peers["torch e4m3"] = torch_float8_case(torch, rows, WEIGHT)
+        peers["NumKong"] = numkong_case(libs["numkong"], "e4m3", rows, WEIGHT)
+    if task.weight == "mxfp6_e2m3":
+        peers["NumKong"] = numkong_case(libs["numkong"], "e2m3", rows, WEIGHT)
+    return peers
+
+
+def make_product(libs: dict[str, Any], task: Task, columns: int, threads: int) -> Product:
+    """One weight by activations of so many columns."""
+    w = weight_of(task.weight)
+    x = np.random.default_rng(2).standard_normal((columns, WEIGHT)).astype(np.float32)
+    scaled = task.activation in dlfp4.formats()
+    a = dlfp4.quantize(x, task.activation) if scaled else dlfp4.cast(x, task.activation)
     out = dlfp4.empty((columns, WEIGHT), "float32")
-    ours = Case("dlfp4", "f(a, w, out=o, activation=t)", f=dlfp4.matmul, a=a, w=w.mT, o=out, t=option)
-    if isinstance(torch, harness.Missing):
-        peer = Case("torch", "f()", f=torch)
-    else:
-        weight, rows = (torch.randn(n, WEIGHT).to(torch.bfloat16) for n in (WEIGHT, columns))
-        peer = Case("torch", "f(x, w)", f=torch.matmul, x=rows, w=weight.T)
-    title = f"{name} x {activation}" + (f", activation={option}" if option else "")
-    section = f"weight [{WEIGHT}, {WEIGHT}] by {columns} columns, {threads or 'all'} threads, GFLOP/s"
-    return Group(title, section, 2.0 * WEIGHT * WEIGHT * columns, ours, peer, "PyTorch bfloat16")
+    ours = Case("dlfp4", "f(a, w, out=o, activation=t)", f=dlfp4.matmul, a=a, w=w.mT, o=out, t=task.option)
+    return Product(
+        task=task,
+        columns=columns,
+        elements=WEIGHT * WEIGHT,
+        threads=threads,
+        ours=ours,
+        limit=copy_case(w.nbytes + a.nbytes),
+        peers=peers_of(libs, task, x),
+    )
 
 
-def row_of(group: Group) -> tuple[str, ...]:
-    """A product as a row of the table."""
-    dots = group.section.startswith("dot")
-
-    def cell(case: Case) -> str:
-        return number(case.median and case.median * 1e9 if dots else group.speed(case))
-
-    rate = number(group.speed(group.ours)) if dots else "-"
-    ratio = number(group.peer.ratio(group.ours))
-    return (f"  {group.title}", cell(group.ours), rate, cell(group.peer), ratio, group.peer_name)
+# ---- The run
 
 
-def record_of(group: Group) -> dict[str, Any]:
-    """A product as a row of the JSON file."""
-    return {
-        "product": group.title,
-        "section": group.section,
-        "seconds": {"dlfp4": group.ours.median, group.peer_name: group.peer.median},
-        "middle_half": {"dlfp4": group.ours.spread, group.peer_name: group.peer.spread},
-        "giga_operations_per_second": group.speed(group.ours),
-        "problems": {case.label: case.problem for case in (group.ours, group.peer) if case.problem},
-        "ours_over_peer": group.peer.ratio(group.ours),
-    }
-
-
-def measure(group: Group, options: Any) -> Group:
-    """Ours and the peer in turn."""
-    slow = group.operations > 1e8
-    harness.measure([group.ours, group.peer], max(3, options.rounds // 8) if slow else options.rounds, options.slice_ms)
-    for case in (group.ours, group.peer):
+def measure(group: Dot | Product, options: Any) -> Dot | Product:
+    """Ours, the copy and the peers in turn."""
+    rounds = max(5, options.rounds // 4) if isinstance(group, Product) else options.rounds
+    cases = [group.ours, group.limit, *group.peers.values()]
+    harness.measure(cases, rounds, options.slice_ms)
+    for case in cases:
         case.release()
     return group
 
 
-def make_groups(options: Any) -> Any:
+def make_groups(options: Any, libs: dict[str, Any]) -> Any:
     """All that is asked for, one at a time."""
-    numkong, torch = harness.load("numkong"), harness.load("torch")
     dlfp4.set_num_threads(1)
     for elements in options.sizes:
         for name in DOTS:
             if options.only in f"dot {name}":
-                yield dot_group(numkong, name, elements)
+                yield make_dot(libs["numkong"], name, elements)
     for threads in options.threads:
         dlfp4.set_num_threads(threads)
-        torch.set_num_threads(threads or harness.usable_cores())
+        set_threads(libs["torch"], libs["ggml"], threads)
         for columns in options.columns:
             for task in MATMULS:
-                if options.only in f"matmul {task[0]} x {task[1]}":
-                    yield matmul_group(torch, task, columns, threads)
+                if options.only in f"matmul {task.title}":
+                    yield make_product(libs, task, columns, threads)
+
+
+def problems_of(groups: list[Dot | Product]) -> list[str]:
+    """What did not run, each once."""
+    cases = [case for group in groups for case in (group.ours, *group.peers.values())]
+    return sorted({f"{case.label}: {case.problem}" for case in cases if case.problem})
 
 
 def main() -> None:
@@ -173,17 +266,25 @@ def main() -> None:
     parser.add_argument("--sizes", type=list_of(parse_size), default="256,4Ki,64Ki,1Mi", help="of dots: %(default)s")
     parser.add_argument("--columns", type=list_of(int), default="1,8,64,512", help="of matmuls: %(default)s")
     parser.add_argument("--threads", type=list_of(int), default="1", help="of matmuls, 0 is all cores: %(default)s")
+    parser.add_argument("--ggml", metavar="FOLDER", default="", help="of ggml's shared libraries")
     options = parser.parse_args()
     machine = harness.describe_machine(PEERS)
     print("\n".join(harness.machine_lines(machine)))
-    table = harness.Table(("<", "dlfp4", "Gelem/s", "peer", "ours / peer", "<the peer"))
-    groups = []
-    for group in make_groups(options):
+    libs = {"torch": harness.load("torch"), "numkong": harness.load("numkong"), "ggml": Ggml(options.ggml)}
+    tables = {
+        Dot: harness.Table(("<", "dlfp4", "NumKong", "Gelem/s", "ours / peer", "ours / limit")),
+        Product: harness.Table(("<", "dlfp4", *COLUMNS, "ours / best", "ours / bf16", "ours / limit")),
+    }
+    groups: list[Dot | Product] = []
+    for group in make_groups(options, libs):
         groups.append(measure(group, options))
-        table.sections.setdefault(group.section, []).append(row_of(group))
-    table.print()
+        tables[type(group)].sections.setdefault(group.section, []).append(group.row())
+    for table in tables.values():
+        if table.sections:
+            table.print()
+    print("\n".join(problems_of(groups)))
     if options.json:
-        harness.write_json(options.json, machine, [record_of(group) for group in groups])
+        harness.write_json(options.json, machine, [group.record("product") for group in groups])
 
 
 if __name__ == "__main__":

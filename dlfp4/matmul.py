@@ -6,7 +6,6 @@ of failing at it. To add one, write its file in ``dlfp4/engines`` and append its
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
@@ -130,7 +129,7 @@ def backends(
     """
     if a is None or b is None:
         return {row.name: row.missing() for row in BACKENDS}
-    problem = make_problem(a, b, None, None, None)
+    problem = make_problem(a, b, None, None, None, None)
     return refusals(problem, machine_at(problem.device, BACKENDS), BACKENDS)
 
 
@@ -143,6 +142,7 @@ def make_problem(
     alpha: float | None,
     out_dtype: _DType | None,
     activation: Literal["int8"] | None,
+    stream: _Stream | None,
 ) -> Problem:
     """The operands as they are, checked against one another."""
     left = a if isinstance(a, ScaledTensor) else asarray(a)
@@ -157,7 +157,8 @@ def make_problem(
     if activation not in (None, "int8"):
         raise ValueError(f"activation={activation!r}: expected None or 'int8'")
     left, right = _core._meet(left, right)
-    return Problem(left, right, result_dtype(left, out_dtype), 1.0 if alpha is None else float(alpha), activation)
+    dtype = result_dtype(left, out_dtype)
+    return Problem(left, right, dtype, 1.0 if alpha is None else float(alpha), activation, stream)
 
 
 def result_dtype(a: Operand, asked: _DType | None) -> np.dtype[Any]:
@@ -244,7 +245,7 @@ def matmul(
     """
     if out is not None and out_dtype is None:
         out_dtype = asarray(out).dtype
-    problem = replace(make_problem(a, b, alpha, out_dtype, activation), stream=stream)
+    problem = make_problem(a, b, alpha, out_dtype, activation, stream)
     able = candidates(problem, backend)
     if stream is not None and problem.a.device.type == "cpu":
         raise ValueError(f"stream={stream!r}: host memory has no streams; pass None")

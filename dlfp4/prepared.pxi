@@ -101,13 +101,20 @@ cdef inline int device_number(Tensor self) noexcept:
 
 # ---- Products; dlfp4/engines/cuda.py says which operands are taken
 
+cdef dict FOUND_TACTICS = {}   # by device and problem: asking the driver costs microseconds
+
+
 def _find_tactics(ScaledTensor b, rows):
     """The names of the kernels for `rows` rows times prepared weights, the best guess first."""
     cdef int numbers[64]
-    cdef int count, k
-    load_kernels(device_number(b.data))
-    count = dlfp4_cuda_find_tactics(device_number(b.data), b.format.number, rows, b.shape[1], b.shape[0], numbers, 64)
-    return tuple([dlfp4_cuda_tactic_name(numbers[k]).decode() for k in range(count)])
+    cdef int device = device_number(b.data), count, k
+    key = (device, b.format.number, rows, b.shape)
+    found = FOUND_TACTICS.get(key)
+    if found is None:
+        load_kernels(device)
+        count = dlfp4_cuda_find_tactics(device, b.format.number, rows, b.shape[1], b.shape[0], numbers, 64)
+        found = FOUND_TACTICS[key] = tuple([dlfp4_cuda_tactic_name(numbers[k]).decode() for k in range(count)])
+    return found
 
 
 cdef dict tactic_numbers():

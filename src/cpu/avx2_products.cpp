@@ -1,4 +1,4 @@
-// The AVX2 level's kernels for products: FP4, float32 tiles and integer tiles.
+// The AVX2 level's kernels for products: FP4, float32 lines and tiles, integer tiles.
 // Layout: as in product_kernels.h; 32 bytes a vector.
 // Trick: |a| times b with a's sign, as bytes by vpshufb, through vpmaddubsw: sums of 16 bits, widened before they wrap.
 #include <immintrin.h>
@@ -212,6 +212,28 @@ void multiply_floats(const float *panel, const float *x, int64_t pitch, int64_t 
   for (; rows > 0; --rows, x += pitch, totals += kColumns) multiply_some_floats<1>(panel, x, pitch, depth, totals);
 }
 
+// A decoded line by some rows.
+template <int kRows>
+void multiply_some_rows(const float *line, const float *x, int64_t pitch, int64_t count, double *totals) {
+  __m256 sums[kRows][2] = {};
+  for (int64_t k = 0; k < count; k += 16)
+    for (int half = 0; half < 2; ++half) {
+      const __m256 values = _mm256_loadu_ps(line + k + 8 * half);
+      for (int r = 0; r < kRows; ++r)
+        sums[r][half] = _mm256_fmadd_ps(values, _mm256_loadu_ps(x + r * pitch + k + 8 * half), sums[r][half]);
+    }
+  for (int r = 0; r < kRows; ++r) totals[r * kColumns] += add_lanes(_mm256_add_ps(sums[r][0], sums[r][1]));
+}
+
+void multiply_rows(const float *line, const float *x, int64_t pitch, int64_t count, int64_t rows, double *totals) {
+  constexpr int kMost = 4;
+  for (; rows >= kMost; rows -= kMost, x += kMost * pitch, totals += kMost * kColumns)
+    multiply_some_rows<kMost>(line, x, pitch, count, totals);
+  if (rows == 3) return multiply_some_rows<3>(line, x, pitch, count, totals);
+  if (rows == 2) return multiply_some_rows<2>(line, x, pitch, count, totals);
+  if (rows == 1) multiply_some_rows<1>(line, x, pitch, count, totals);
+}
+
 struct Square {
   __m256i row[8];
 };
@@ -305,6 +327,7 @@ constexpr ProductKernels make_kernels() {
   kernels.tiles.multiply_floats = multiply_floats;
   kernels.tiles.pack_integers = pack_integers;
   kernels.tiles.multiply_integers = multiply_integers;
+  kernels.lines.multiply_floats = multiply_rows;
   return kernels;
 }
 

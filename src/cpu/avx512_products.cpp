@@ -6,6 +6,7 @@
 
 #include "avx512_block_dots.h"
 #include "avx512_dots.h"
+#include "avx512_lines.h"
 #include "avx512_tiles.h"
 
 namespace dlfp4 {
@@ -36,6 +37,7 @@ constexpr ProductKernels make_kernels(std::integer_sequence<int, Row...>) {
   kernels.sum_blocks[DLFP4_TWO_LEVEL] = sum_two_level;
   kernels.sum_blocks[DLFP4_POWER] = sum_power;
   kernels.tiles = make_tiles();
+  kernels.lines = make_lines(std::make_integer_sequence<int, DLFP4_NUM_DTYPES>());
   kernels.sum_scaled[kE2m3] = sum_scaled<DLFP4_float6_e2m3fn>;
   kernels.sum_scaled[kE3m2] = sum_scaled<DLFP4_float6_e3m2fn>;
   kernels.sum_scaled[kE4m3] = sum_scaled<DLFP4_float8_e4m3fn>;

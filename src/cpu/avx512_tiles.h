@@ -318,6 +318,11 @@ void multiply_blocks(const uint8_t *panel, const float *scales, const IntegerRow
   add_rows(sums, totals);
 }
 
+IntegerRows rows_from(const IntegerRows &x, int64_t first) {
+  return {x.values + first * x.pitch, x.corrections + first * x.block_pitch, x.scales + first * x.block_pitch, x.pitch,
+          x.block_pitch};
+}
+
 template <int kRows>
 struct IntegerTile {
   static void run(const uint8_t *panel, const float *scales, const IntegerRows &x, int64_t block, int64_t depth,
@@ -347,98 +352,11 @@ void multiply_integer_tiles(const uint8_t *panel, const float *scales, const Int
                             int64_t depth, int64_t rows, double *totals) {
   static constexpr auto kTable = make_table<IntegerTile>(std::make_integer_sequence<int, kMostIntegerRows>());
   in_runs_of_rows<kMostIntegerRows>(rows, [&](int64_t first, int64_t count) {
-    const IntegerRows some = {x.values + first * x.pitch, x.corrections + first * x.block_pitch,
-                              x.scales + first * x.block_pitch, x.pitch, x.block_pitch};
-    kTable.at[count](panel, scales, some, block, depth, totals + first * kColumns);
+    kTable.at[count](panel, scales, rows_from(x, first), block, depth, totals + first * kColumns);
   });
 }
 
-// --- A line of FP4 times rows of bfloat16 ----------------------------------------------------
-
-// Scales of 16 blocks.
-template <int Kind>
-__m512 decode_scales(__m128i stored) {
-  const __m512i codes = _mm512_cvtepu8_epi32(stored);
-  __m512 scales[4];
-  const ScaleDecoder<Kind> decode = {};
-  decode(codes, scales);
-  return scales[0];
-}
-
-// Both nibbles of 64 bytes as bfloat16, in the order of spread_bfloat.
-struct SpreadCodes {
-  __m512bh part[4];
-};
-
-DLFP4_INLINE inline SpreadCodes spread(const Bfloats<DLFP4_float4_e2m1fn> &bfloats, __m512i pairs) {
-  const BfloatPair even = bfloats(pairs), odd = bfloats(_mm512_srli_epi16(pairs, 4));
-  return {{even.first, odd.first, even.second, odd.second}};
-}
-
-__m512bh load_bfloats(const uint16_t *src) { return reinterpret_cast<__m512bh>(_mm512_loadu_si512(src)); }
-
-// 256 positions: two vectors of codes, and as many scales as a vector has, or half of them.
-template <int Kind, int kRows, class Share>
-DLFP4_INLINE inline void add_spread(const Bfloats<DLFP4_float4_e2m1fn> &bfloats, const uint8_t *codes,
-                                    const uint8_t *stored, const uint16_t *x, int64_t pitch, Share share,
-                                    __m512 (&sums)[kRows][2]) {
-  constexpr int64_t kBlock = Kind == DLFP4_TWO_LEVEL ? 16 : 32;
-  const __m256i stored_scales = load_scales<kBlock>(stored, share);
-  const __m512 scales = decode_scales<Kind>(_mm256_castsi256_si128(stored_scales));
-  const __m512i lanes = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
-  for (int i = 0; i < 2; ++i) {
-    const SpreadCodes c = spread(bfloats, load_part(codes, i, share));
-    const __m512i first = _mm512_add_epi32(_mm512_slli_epi32(lanes, kBlock == 16), _mm512_set1_epi32(i * 128 / kBlock));
-    const __m512 scale0 = _mm512_permutexvar_ps(first, scales);
-    const __m512 scale1 =
-        kBlock == 16 ? _mm512_permutexvar_ps(_mm512_add_epi32(first, _mm512_set1_epi32(1)), scales) : scale0;
-    for (int r = 0; r < kRows; ++r) {
-      const uint16_t *const row = x + r * pitch + kSpread * i;
-      __m512 even = _mm512_dpbf16_ps(__m512{}, c.part[0], load_bfloats(row));
-      even = _mm512_dpbf16_ps(even, c.part[1], load_bfloats(row + 32));
-      __m512 odd = _mm512_dpbf16_ps(kBlock == 16 ? __m512{} : even, c.part[2], load_bfloats(row + 64));
-      odd = _mm512_dpbf16_ps(odd, c.part[3], load_bfloats(row + 96));
-      if (kBlock == 16) sums[r][0] = _mm512_fmadd_ps(even, scale0, sums[r][0]);
-      sums[r][1] = _mm512_fmadd_ps(odd, scale1, sums[r][1]);
-    }
-  }
-}
-
-template <int Kind, int kRows>
-void multiply_rows(const uint8_t *codes, const uint8_t *scales, const uint16_t *x, int64_t pitch, int64_t count,
-                   double *totals) {
-  constexpr int64_t kStep = 256, kBlock = Kind == DLFP4_TWO_LEVEL ? 16 : 32;
-  const Bfloats<DLFP4_float4_e2m1fn> bfloats;
-  __m512 sums[kRows][2] = {};
-  int64_t first = 0;
-  for (; count - first >= kStep; first += kStep)
-    add_spread<Kind, kRows>(bfloats, codes + first / 2, scales + first / kBlock, x + first, pitch, Part{kStep}, sums);
-  if (first < count)
-    add_spread<Kind, kRows>(bfloats, codes + first / 2, scales + first / kBlock, x + first, pitch, Part{count - first},
-                            sums);
-  for (int r = 0; r < kRows; ++r) totals[r * kColumns] += add_lanes(_mm512_add_ps(sums[r][0], sums[r][1]));
-}
-
-template <int kRows>
-struct TwoLevelRows {
-  static constexpr auto run = multiply_rows<DLFP4_TWO_LEVEL, kRows>;
-};
-
-template <int kRows>
-struct PowerRows {
-  static constexpr auto run = multiply_rows<DLFP4_POWER, kRows>;
-};
-
-constexpr int kMostSpreadRows = 8;
-
-template <template <int> class OfRows>
-void multiply_spread_rows(const uint8_t *codes, const uint8_t *scales, const uint16_t *x, int64_t pitch, int64_t count,
-                          int64_t rows, double *totals) {
-  static constexpr auto kTable = make_table<OfRows>(std::make_integer_sequence<int, kMostSpreadRows>());
-  in_runs_of_rows<kMostSpreadRows>(rows, [&](int64_t first, int64_t some) {
-    kTable.at[some](codes, scales, x + first * pitch, pitch, count, totals + first * kColumns);
-  });
-}
+// --- The table -------------------------------------------------------------------------------
 
 constexpr TileKernels make_tiles() {
   TileKernels kernels = {};
@@ -449,8 +367,6 @@ constexpr TileKernels make_tiles() {
   kernels.pack_scales[DLFP4_TWO_LEVEL] = pack_scale_tiles<DLFP4_TWO_LEVEL>;
   kernels.pack_scales[DLFP4_POWER] = pack_scale_tiles<DLFP4_POWER>;
   kernels.pack_scaled_bfloats = pack_e2m1_bfloats;
-  kernels.multiply_spread[DLFP4_TWO_LEVEL] = multiply_spread_rows<TwoLevelRows>;
-  kernels.multiply_spread[DLFP4_POWER] = multiply_spread_rows<PowerRows>;
   kernels.pack_integers = pack_integer_tiles;
   kernels.spread_integers = spread_integer_rows;
   kernels.multiply_integers = multiply_integer_tiles;

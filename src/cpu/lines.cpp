@@ -137,4 +137,12 @@ void read_values(const Reader &reader, int64_t line, int64_t first, int64_t coun
   convert_run(reader, false, kSourceRows[type], codes, count, values);
 }
 
+void read_line(const Reader &reader, int64_t line, int64_t first, int64_t count, int64_t depth, Source type,
+               uint8_t *values) {
+  const int64_t item = type == kFromFloat32 ? 4 : 2;
+  for (int64_t done = 0; done < count; done += kMostRead)
+    read_values(reader, line, first + done, least(kMostRead, count - done), type, values + done * item);
+  memset(values + count * item, 0, static_cast<size_t>((depth - count) * item));
+}
+
 }  // namespace dlfp4

@@ -45,6 +45,10 @@ bool read_scales(const Reader &reader, int64_t line, int64_t first, int64_t coun
 constexpr int64_t kMostRead = 2048;
 void read_values(const Reader &reader, int64_t line, int64_t first, int64_t count, Source type, uint8_t *values);
 
+// The same of any number, from a block's first on, completed with zeros to `depth`; float32 or bfloat16.
+void read_line(const Reader &reader, int64_t line, int64_t first, int64_t count, int64_t depth, Source type,
+               uint8_t *values);
+
 }  // namespace dlfp4
 
 #endif  // DLFP4_SRC_CPU_LINES_H_

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "../numerics.h"
+#include "few_rows.h"
 #include "panels.h"
 #include "threads.h"
 
@@ -13,6 +14,7 @@ namespace {
 constexpr int64_t kMostWorkspace = 16 << 20;  // bytes, unless one group needs more
 constexpr int64_t kTileGrain = 1 << 20;       // products worth a thread
 constexpr int64_t kAlign = 64;
+constexpr int64_t kGroup = 256;  // rows of a tile, parts counted
 
 struct Job {
   Sides sides;
@@ -46,12 +48,25 @@ void put_totals(const Job &job, int64_t row, int64_t rows, int64_t column, int64
 
 int64_t rows_of_group(const Job &job) { return kGroup / job.sides.parts; }
 
+// Of a row's parts one total, in the row's place.
+void add_parts(int64_t parts, int64_t rows, double *totals) {
+  for (int64_t i = 0; parts > 1 && i < rows; ++i)
+    for (int64_t c = 0; c < kColumns; ++c) {
+      double total = 0;
+      for (int64_t p = 0; p < parts; ++p) total += totals[(i * parts + p) * kColumns + c];
+      totals[i * kColumns + c] = total;
+    }
+}
+
 void multiply_tile(const Job &job, int64_t row, int64_t column) {
   alignas(64) double totals[kGroup * kColumns];
   const int64_t rows = least(rows_of_group(job), job.result.rows - row);
   const int64_t columns = least(kColumns, job.result.columns - column);
-  memset(totals, 0, static_cast<size_t>(rows * job.sides.parts * kColumns) * sizeof(double));
-  multiply_lines(job.sides, job.rows, row, rows, column, columns, totals);
+  const int64_t parts = job.sides.parts;
+  const auto multiply = has_panels(job.sides) ? multiply_panels : multiply_few_rows;
+  memset(totals, 0, static_cast<size_t>(rows * parts * kColumns) * sizeof(double));
+  multiply(job.sides, job.rows, row * parts, rows * parts, column, columns, totals);
+  add_parts(parts, rows, totals);
   put_totals(job, row, rows, column, columns, totals);
 }
 

@@ -35,10 +35,19 @@ static constexpr int64_t spread_bfloat(int64_t k) {
   return k / kSpread * kSpread + k / 16 % 2 * 64 + k % 2 * 32 + k % kSpread / 32 * 8 + k % 16 / 2;
 }
 
-// The same among 8 integers, the even positions first; and what is added to integers of a panel, so that they have no
-// sign.
+// The same among 8 integers, the even positions first; and what is added to the second matrix's integers, so that they
+// have no sign.
 static constexpr int64_t spread_integer(int64_t k) { return k / 8 * 8 + k % 2 * 4 + k % 8 / 2; }
 constexpr int kIntegerOffset = 12;
+
+// The same of integers that are multiplied without panels, of 128 the even positions first; and where what belongs to a
+// block of 16 or 32 lies: lanes of products are collapsed in this order.
+static constexpr int64_t spread_rounded(int64_t k) { return k / kSpread * kSpread + k % 2 * 64 + k % kSpread / 2; }
+static constexpr int64_t spread_block(int64_t b, int64_t block) {
+  const int64_t lane = block == 16 ? b % 8 / 2 * 4 + b % 16 / 8 * 2 + b % 2 : b % 4 * 4 + b % 16 / 4;
+  return b / 16 * 16 + lane;
+}
+constexpr int64_t kRoundedStep = 512;  // positions that such a row is completed to with zeros
 
 // Of a panel, lines beyond those that there are hold zeros. Pitches count elements. Panels are aligned to 64 bytes.
 struct TileKernels {
@@ -61,11 +70,6 @@ struct TileKernels {
   void (*pack_scaled_bfloats)(const uint8_t *const *codes, int64_t lines, int64_t depth, const float *scales,
                               int64_t block, uint16_t *panel);
 
-  // totals[i * kColumns] = the sum of a line's scaled float4_e2m1fn times row i of x, bfloat16 in the order of
-  // spread_bfloat, for i < rows; count is a multiple of the format's block. Null like pack_bfloats.
-  void (*multiply_spread[DLFP4_POWER + 1])(const uint8_t *codes, const uint8_t *scales, const uint16_t *x,
-                                           int64_t pitch, int64_t count, int64_t rows, double *totals);
-
   // Packed float4_e2m1fn as bytes: with k = 8 j + 2 i + odd, panel[j][odd][c][i] = kIntegerOffset + twice the value.
   void (*pack_integers)(const uint8_t *const *codes, int64_t lines, int64_t depth, uint8_t *panel);
 
@@ -77,6 +81,33 @@ struct TileKernels {
   void (*multiply_integers)(const uint8_t *panel, const float *scales, const IntegerRows &x, int64_t block,
                             int64_t depth, int64_t rows, double *totals);
 };
+
+// For few rows panels do not pay: lines of the second matrix are multiplied as they lie. totals[i * kColumns] += the
+// sum of a line's `count` scaled elements times row i of x, for i < rows. Null at levels without such instructions:
+// lines of float32 and panels serve.
+struct LineKernels {
+  // Packed float4_e2m1fn by bfloat16 in the order of spread_bfloat, completed with zeros to 2 * kSpread; count is a
+  // multiple of the format's block.
+  void (*multiply_spread[DLFP4_POWER + 1])(const uint8_t *codes, const uint8_t *scales, const uint16_t *x,
+                                           int64_t pitch, int64_t count, int64_t rows, double *totals);
+
+  // Floats that bfloat16 holds, packed below 8 bits, by bfloat16 in order, completed with zeros to kElementStep.
+  // scales[k / block] is that of position k; block is a power of two from 32 on.
+  void (*multiply_elements[DLFP4_NUM_DTYPES])(const uint8_t *codes, const float *scales, int64_t block,
+                                              const uint16_t *x, int64_t pitch, int64_t count, int64_t rows,
+                                              double *totals);
+
+  // Twice packed float4_e2m1fn by integers in the order of spread_rounded, with scales and corrections in that of
+  // spread_block; all completed with zeros to kRoundedStep. count is a multiple of the format's block.
+  void (*multiply_rounded[DLFP4_POWER + 1])(const uint8_t *codes, const uint8_t *scales, const IntegerRows &x,
+                                            int64_t count, int64_t rows, double *totals);
+
+  // float32, decoded already, by the same in order; count is a multiple of kFloatStep.
+  void (*multiply_floats)(const float *line, const float *x, int64_t pitch, int64_t count, int64_t rows,
+                          double *totals);
+};
+
+constexpr int64_t kElementStep = 64, kFloatStep = 32;
 
 // No pointer need be aligned; not one byte past what is named is read or written. Of codes below 8 bits one a byte the
 // high bits are ignored, of a packed last byte that `count` does not fill all but its own.
@@ -99,6 +130,7 @@ struct ProductKernels {
                                         const uint8_t *b_scales, int64_t count);
 
   TileKernels tiles;
+  LineKernels lines;
 };
 
 // The kernels of the level in use, complete.

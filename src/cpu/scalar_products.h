@@ -123,6 +123,7 @@ constexpr ProductKernels make_product_kernels(std::integer_sequence<int, Row...>
   kernels.sum_blocks[DLFP4_TWO_LEVEL] = sum_blocks<DLFP4_TWO_LEVEL>;
   kernels.sum_blocks[DLFP4_POWER] = sum_blocks<DLFP4_POWER>;
   kernels.tiles = make_tile_kernels();
+  kernels.lines.multiply_floats = multiply_float_rows;
   return kernels;
 }
 

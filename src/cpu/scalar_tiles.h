@@ -31,6 +31,17 @@ void multiply_floats(const float *panel, const float *x, int64_t pitch, int64_t 
   }
 }
 
+// Neighbours go to sums of their own, which are what a compiler makes vectors of.
+void multiply_float_rows(const float *line, const float *x, int64_t pitch, int64_t count, int64_t rows,
+                         double *totals) {
+  for (int64_t i = 0; i < rows; ++i, x += pitch, totals += kColumns) {
+    float sums[kFloatStep] = {};
+    for (int64_t k = 0; k < count; k += kFloatStep)
+      for (int64_t j = 0; j < kFloatStep; ++j) sums[j] += line[k + j] * x[k + j];
+    for (float sum : sums) *totals += static_cast<double>(sum);
+  }
+}
+
 struct ScaleTable {
   uint32_t bits[256];
 };

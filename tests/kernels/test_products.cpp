@@ -223,14 +223,19 @@ bool multiply(const Side &a, const Side &b, int64_t rows, int64_t columns, int64
   return dlfp4_matmul(&a.lines, &b.lines, length, &matrix, &options, workspace.data()) == DLFP4_OK;
 }
 
-void check_matmul(const Side &a, const Side &b, int64_t rows, int64_t columns, int64_t length, const char *name) {
+void check_result(const Side &a, const Side &b, int64_t rows, int64_t columns, int64_t length,
+                  dlfp4_activation activation, const char *test, const char *name) {
   float *const result = reinterpret_cast<float *>(result_memory.end) - rows * columns;
   memset(result, 0xFF, static_cast<size_t>(rows * columns) * sizeof(float));
-  bool right = multiply(a, b, rows, columns, length, DLFP4_ACTIVATION_EXACT, result);
+  bool right = multiply(a, b, rows, columns, length, activation, result);
   for (int64_t i = 0; right && i < rows; ++i)
     for (int64_t j = 0; right && j < columns; ++j)
       right = is_within_bound(a, i, b, j, length, static_cast<double>(result[i * columns + j]));
-  report(right, "matmul", name, rows, columns, length);
+  report(right, test, name, rows, columns, length);
+}
+
+void check_matmul(const Side &a, const Side &b, int64_t rows, int64_t columns, int64_t length, const char *name) {
+  check_result(a, b, rows, columns, length, DLFP4_ACTIVATION_EXACT, "matmul", name);
 }
 
 void test_matmuls() {
@@ -250,23 +255,49 @@ void test_matmuls() {
     }
 }
 
-// Rounding to int8 costs at most half a step of each block's largest magnitude.
+// Both sides without scales, by few rows and by more than few.
+void test_plain_matmuls() {
+  for (int row = 0; row < DLFP4_NUM_DTYPES; ++row) {
+    if (!has_dots(row) || !is_float(kFormats[row])) continue;
+    for (int round = 0; round < 40; ++round) {
+      const Type type = {row, is_sub_byte(row) && round % 2}, bfloat = {DLFP4_bfloat16, false};
+      const int64_t rows = 1 + random_below(14), columns = 1 + random_below(40), length = random_below(round * 20 + 2);
+      const Side b = plain_side(&b_memory, type, columns, length, round % 4 == 1);
+      check_matmul(plain_side(&a_memory, round % 3 ? bfloat : type, rows, length, round % 4 == 2), b, rows, columns,
+                   length, name_of(type));
+    }
+  }
+}
+
+// Rounds each 32 values of a row to integers, with one scale; a block that is not finite is NaN.
+void round_values(Side *side, int64_t rows, int64_t length) {
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t first = 0; first < length; first += 32) {
+      double *const block = &side->values[static_cast<size_t>(i * length + first)];
+      const int64_t count = length - first < 32 ? length - first : 32;
+      float largest = 0;
+      bool finite = true;
+      for (int64_t k = 0; k < count; ++k) {
+        finite = finite && isfinite(block[k]);
+        largest = fmaxf(largest, static_cast<float>(fabs(block[k])));
+      }
+      for (int64_t k = 0; k < count; ++k) {
+        const float rounded = largest > 0 ? rintf(static_cast<float>(block[k]) * (127 / largest)) : 0;
+        block[k] = finite ? static_cast<double>(rounded) * static_cast<double>(largest) / 127 : NAN;
+      }
+    }
+}
+
 void test_rounded_activations() {
   for (int number : {DLFP4_FORMAT_nvfp4, DLFP4_FORMAT_mxfp4})
-    for (int round = 0; round < 10; ++round) {
-      const int64_t rows = 1 + random_below(20), columns = 1 + random_below(40), length = 32 * (1 + random_below(40));
-      const Side a = plain_side(&a_memory, {DLFP4_float32, false}, rows, length, false);
-      const Side b = scaled_side(&b_memory, &b_scale_memory, number, columns, length, false);
-      std::vector<float> result(static_cast<size_t>(rows * columns));
-      bool right = multiply(a, b, rows, columns, length, DLFP4_ACTIVATION_INT8, result.data());
-      double largest = 0, weights = 0, sum = 0;
-      for (int64_t k = 0; k < length; ++k) {
-        largest = fmax(largest, fabs(a.values[static_cast<size_t>(k)]));
-        weights += fabs(b.values[static_cast<size_t>(k)]);
-        sum += a.values[static_cast<size_t>(k)] * b.values[static_cast<size_t>(k)];
-      }
-      right = right && fabs(static_cast<double>(result[0]) - sum) <= largest / 127 * 0.51 * weights + 1e-6;
-      report(right, "int8 activations", dlfp4_formats[number].name, rows, columns, length);
+    for (int round = 0; round < 60; ++round) {
+      const Type type = {round % 2 ? DLFP4_float32 : DLFP4_bfloat16, false};
+      const int64_t rows = 1 + random_below(round % 4 ? 9 : 40), columns = 1 + random_below(70);
+      const int64_t length = round % 3 ? 16 * random_below(100) : random_below(1700);
+      Side a = plain_side(&a_memory, type, rows, length, round % 6 == 1);
+      const Side b = scaled_side(&b_memory, &b_scale_memory, number, columns, length, round % 6 == 2);
+      round_values(&a, rows, length);
+      check_result(a, b, rows, columns, length, DLFP4_ACTIVATION_INT8, "int8 activations", dlfp4_formats[number].name);
     }
 }
 
@@ -305,6 +336,7 @@ void test_level(const char *name) {
   test_scaled_dots();
   test_no_wrap();
   test_matmuls();
+  test_plain_matmuls();
   test_rounded_activations();
   test_threads();
   printf("%s: %ld checks, %ld failures\n", name, checks, failures);

@@ -1,0 +1,132 @@
+// Matrix products of few rows: the second side's lines are multiplied as they lie, without panels.
+// Layout: see few_rows.h.
+// Trick: see few_rows.h.
+#include "few_rows.h"
+
+namespace dlfp4 {
+namespace {
+
+constexpr int64_t kBytesInCache = 32 << 10;            // of rows: they are to stay in the L1 cache
+constexpr int64_t kMostPositions = kBytesInCache / 2;  // of one row of bfloat16
+constexpr int64_t kWholeLine = int64_t{1} << 62;       // a block that no line fills
+
+// Some rows by some lines of b.
+struct Task {
+  const Sides &sides;
+  const Rows &rows;
+  int64_t row, count, column, columns;
+  double *totals;
+};
+
+// Calls multiply(first, depth, line of b, its totals) for all positions, as many at a time as the rows have room for.
+template <class Multiply>
+void each_line(const Task &task, int64_t most, Multiply multiply) {
+  for (int64_t first = 0; first < task.sides.depth; first += most) {
+    const int64_t depth = least(most, task.sides.depth - first);
+    for (int64_t c = 0; c < task.columns; ++c) multiply(first, depth, task.column + c, task.totals + c);
+  }
+}
+
+int64_t positions_in_cache(const Task &task) {
+  const int64_t fitting = kBytesInCache / item_of(task.sides) / least(task.count, 8);
+  return least(kMostPositions, fitting / kDepth * kDepth);
+}
+
+const uint16_t *bfloats_of(const Task &task) {
+  return reinterpret_cast<const uint16_t *>(task.rows.values) + task.row * task.rows.pitch;
+}
+
+void multiply_spread(const Task &task) {
+  uint8_t buffer[kMostPositions / 16];
+  const Reader &b = task.sides.b;
+  const auto multiply = task.sides.kernels->lines.multiply_spread[b.format.row->kind];
+  each_line(task, positions_in_cache(task), [&](int64_t first, int64_t depth, int64_t line, double *totals) {
+    const uint8_t *const scales = read_stored_scales(b, line, first, depth, buffer);
+    multiply(find_codes(b, line, first), scales, bfloats_of(task) + first, task.rows.pitch, depth, task.count, totals);
+  });
+}
+
+void multiply_rounded(const Task &task) {
+  uint8_t buffer[kMostPositions / 16];
+  const Reader &b = task.sides.b;
+  const auto multiply = task.sides.kernels->lines.multiply_rounded[b.format.row->kind];
+  each_line(task, positions_in_cache(task), [&](int64_t first, int64_t depth, int64_t line, double *totals) {
+    const uint8_t *const scales = read_stored_scales(b, line, first, depth, buffer);
+    const IntegerRows x = integers_of(task.sides, task.rows, task.row, first);
+    multiply(find_codes(b, line, first), scales, x, depth, task.count, totals);
+  });
+}
+
+// What the scales of a line's blocks are worth; a line without scales is one block of the scale 1.
+void read_line_scales(const Reader &reader, int64_t line, int64_t first, int64_t count, float *scales) {
+  alignas(64) uint8_t buffer[kMostPositions / 32 * sizeof(float)];
+  scales[0] = 1;
+  if (!reader.scaled) return;
+  const uint8_t *const stored = read_stored_scales(reader, line, first, count, buffer);
+  reader.blocks->decode_scales[reader.format.row->kind](stored, divide_up(count, reader.format.block), 1, scales);
+}
+
+void multiply_elements(const Task &task) {
+  float scales[kMostPositions / 32];
+  const Reader &b = task.sides.b;
+  const int64_t block = b.scaled ? b.format.block : kWholeLine;
+  const auto multiply = task.sides.kernels->lines.multiply_elements[b.row];
+  each_line(task, positions_in_cache(task), [&](int64_t first, int64_t depth, int64_t line, double *totals) {
+    read_line_scales(b, line, first, depth, scales);
+    multiply(find_codes(b, line, first), scales, block, bfloats_of(task) + first, task.rows.pitch, depth, task.count,
+             totals);
+  });
+}
+
+// Each line is decoded to float32, once for all rows.
+void multiply_floats(const Task &task) {
+  alignas(64) float values[kMostRead];
+  const auto multiply = task.sides.kernels->lines.multiply_floats;
+  const float *const x = reinterpret_cast<const float *>(task.rows.values) + task.row * task.rows.pitch;
+  each_line(task, least(kMostRead, positions_in_cache(task)),
+            [&](int64_t first, int64_t depth, int64_t line, double *totals) {
+              const int64_t completed = round_up(depth, kFloatStep);
+              read_line(task.sides.b, line, first, depth, completed, kFromFloat32, reinterpret_cast<uint8_t *>(values));
+              multiply(values, x + first, task.rows.pitch, completed, task.count, totals);
+            });
+}
+
+double sum_blocks(const Sides &sides, int64_t a_line, int64_t b_line) {
+  uint8_t a_buffer[kMostSummed / 16], b_buffer[kMostSummed / 16];
+  const auto sum = sides.kernels->sum_blocks[sides.b.format.row->kind];
+  double total = 0;
+  for (int64_t first = 0; first < sides.depth; first += kMostSummed) {
+    const int64_t depth = least(kMostSummed, sides.depth - first);
+    const uint8_t *const a_scales = read_stored_scales(sides.a, a_line, first, depth, a_buffer);
+    const uint8_t *const b_scales = read_stored_scales(sides.b, b_line, first, depth, b_buffer);
+    total += sum(find_codes(sides.a, a_line, first), a_scales, find_codes(sides.b, b_line, first), b_scales, depth);
+  }
+  return total;
+}
+
+void multiply_blocks(const Task &task) {
+  for (int64_t c = 0; c < task.columns; ++c)
+    for (int64_t i = 0; i < task.count; ++i)
+      task.totals[i * kColumns + c] += sum_blocks(task.sides, task.rows.first_line + task.row + i, task.column + c);
+}
+
+}  // namespace
+
+void multiply_few_rows(const Sides &sides, const Rows &rows, int64_t row, int64_t count, int64_t column,
+                       int64_t columns, double *totals) {
+  const Task task = {sides, rows, row, count, column, columns, totals};
+  switch (sides.form) {
+    case kSpreadLines:
+      return multiply_spread(task);
+    case kElementLines:
+      return multiply_elements(task);
+    case kRoundedLines:
+      return multiply_rounded(task);
+    case kBlockLines:
+      return multiply_blocks(task);
+    default:
+      return multiply_floats(task);
+  }
+}
+
+}  // namespace dlfp4

@@ -1,0 +1,19 @@
+// Matrix products of few rows: the second side's lines are multiplied as they lie, without panels.
+// Layout: as lines.h reads them.
+// Trick: rows are multiplied by as many positions as fit a cache, by all lines, then by the next ones.
+#ifndef DLFP4_SRC_CPU_FEW_ROWS_H_
+#define DLFP4_SRC_CPU_FEW_ROWS_H_
+
+#include <stdint.h>
+
+#include "rows.h"
+
+namespace dlfp4 {
+
+// totals[i][c] += rows [row, row + count) times `columns` lines of b, from `column` on, at most kColumns.
+void multiply_few_rows(const Sides &sides, const Rows &rows, int64_t row, int64_t count, int64_t column,
+                       int64_t columns, double *totals);
+
+}  // namespace dlfp4
+
+#endif  // DLFP4_SRC_CPU_FEW_ROWS_H_

@@ -1,0 +1,235 @@
+// The NEON level's kernels for products: FP4, integers and float32.
+// Layout: as in product_kernels.h; 16 bytes a vector.
+// Trick: values of both sides by table, multiplied to 16 bits, which hold the sums of many products of FP4.
+#include <arm_neon.h>
+#include <string.h>
+
+#include "product_kernels.h"
+#include "product_rules.h"
+
+#define DLFP4_INLINE __attribute__((always_inline))
+
+namespace dlfp4 {
+namespace {
+
+// --- Integers --------------------------------------------------------------------------------
+
+struct Values {
+  int8_t of[16];
+};
+
+constexpr Values make_values(int row) {
+  Values values = {};
+  for (int code = 0; code < 16; ++code)
+    values.of[code] = static_cast<int8_t>(integer_of(row, static_cast<uint64_t>(code)));
+  return values;
+}
+
+// Products of 32 packed codes, four in each of 8 words: of FP4 at most 576. Bytes 0 to 7 go to `first`, the others to
+// `second`.
+template <int Row>
+struct Nibbles {
+  static constexpr Values kValues = make_values(Row);
+  const int8x16_t values = vld1q_s8(kValues.of);
+
+  DLFP4_INLINE int8x16_t low(uint8x16_t codes) const { return vqtbl1q_s8(values, vandq_u8(codes, vdupq_n_u8(15))); }
+  DLFP4_INLINE int8x16_t high(uint8x16_t codes) const { return vqtbl1q_s8(values, vshrq_n_u8(codes, 4)); }
+
+  DLFP4_INLINE int16x8_t first(uint8x16_t a, uint8x16_t b) const {
+    return vmlal_s8(vmull_s8(vget_low_s8(low(a)), vget_low_s8(low(b))), vget_low_s8(high(a)), vget_low_s8(high(b)));
+  }
+
+  DLFP4_INLINE int16x8_t second(uint8x16_t a, uint8x16_t b) const {
+    return vmlal_s8(vmull_s8(vget_high_s8(low(a)), vget_high_s8(low(b))), vget_high_s8(high(a)), vget_high_s8(high(b)));
+  }
+
+  DLFP4_INLINE int16x8_t both(uint8x16_t a, uint8x16_t b) const { return vaddq_s16(first(a, b), second(a, b)); }
+};
+
+template <int Row>
+int64_t sum_nibbles(const uint8_t *a, const uint8_t *b, int64_t count) {
+  constexpr int64_t kMost = 32 * 48;  // 48 * 576 fits a word
+  const Nibbles<Row> nibbles;
+  int64_t total = 0;
+  for (; count >= 32;) {
+    int16x8_t words = vdupq_n_s16(0);
+    for (int64_t left = count < kMost ? count : kMost; left >= 32; left -= 32, count -= 32, a += 16, b += 16)
+      words = vaddq_s16(words, nibbles.both(vld1q_u8(a), vld1q_u8(b)));
+    total += vaddlvq_s16(words);
+  }
+  uint8_t left[16] = {}, right[16] = {};
+  memcpy(left, a, static_cast<size_t>((count + 1) / 2));
+  memcpy(right, b, static_cast<size_t>((count + 1) / 2));
+  if (count % 2) left[count / 2] &= 15;
+  return total + vaddlvq_s16(nibbles.both(vld1q_u8(left), vld1q_u8(right)));
+}
+
+int32x4_t add_products(int32x4_t sums, int8x16_t a, int8x16_t b) {
+  sums = vpadalq_s16(sums, vmull_s8(vget_low_s8(a), vget_low_s8(b)));
+  return vpadalq_s16(sums, vmull_s8(vget_high_s8(a), vget_high_s8(b)));
+}
+
+int8x16_t load_integers(const uint8_t *src) { return vreinterpretq_s8_u8(vld1q_u8(src)); }
+
+int64_t sum_int8(const uint8_t *a, const uint8_t *b, int64_t count) {
+  constexpr int64_t kMost = 1 << 18;  // four products of 2^14 a lane and step fit 32 bits
+  int64_t total = 0;
+  while (count >= 16) {
+    int32x4_t sums = vdupq_n_s32(0);
+    for (int64_t left = count < kMost ? count : kMost; left >= 16; left -= 16, count -= 16, a += 16, b += 16)
+      sums = add_products(sums, load_integers(a), load_integers(b));
+    total += vaddlvq_s32(sums);
+  }
+  uint8_t left[16] = {}, right[16] = {};
+  memcpy(left, a, static_cast<size_t>(count));
+  memcpy(right, b, static_cast<size_t>(count));
+  return total + vaddlvq_s32(add_products(vdupq_n_s32(0), load_integers(left), load_integers(right)));
+}
+
+// --- FP4 in blocks ---------------------------------------------------------------------------
+
+struct Eight {
+  float32x4_t half[2];
+};
+
+// Eight codes of float8_e4m3fn, by float16: its exponents are 8 more.
+DLFP4_INLINE inline Eight decode_e4m3(uint8x8_t codes) {
+  const uint16x8_t words = vmovl_u8(codes), magnitudes = vandq_u16(words, vdupq_n_u16(0x7F));
+  const uint16x8_t sign = vshlq_n_u16(vandq_u16(words, vdupq_n_u16(0x80)), 8);
+  const uint16x8_t nan = vandq_u16(vceqq_u16(magnitudes, vdupq_n_u16(0x7F)), vdupq_n_u16(0x7C00));
+  const uint16x8_t bits = vorrq_u16(vorrq_u16(sign, nan), vshlq_n_u16(magnitudes, 7));
+  const float16x8_t halves = vreinterpretq_f16_u16(bits);
+  return {{vmulq_n_f32(vcvt_f32_f16(vget_low_f16(halves)), 256), vmulq_n_f32(vcvt_high_f32_f16(halves), 256)}};
+}
+
+DLFP4_INLINE inline float32x4_t decode_e8m0(uint32x4_t codes) {
+  const uint32x4_t quiet = vdupq_n_u32(1 << 22);
+  const uint32x4_t lowest = vandq_u32(vceqq_u32(codes, vdupq_n_u32(0)), quiet);
+  const uint32x4_t nan = vandq_u32(vceqq_u32(codes, vdupq_n_u32(255)), quiet);
+  return vreinterpretq_f32_u32(vorrq_u32(vshlq_n_u32(codes, 23), vorrq_u32(lowest, nan)));
+}
+
+// Products of eight blocks, a vector each, to eight sums: words hold those of 32 times 144.
+DLFP4_INLINE inline Eight collapse(const int16x8_t (&p)[8]) {
+  const int16x8_t low = vpaddq_s16(vpaddq_s16(p[0], p[1]), vpaddq_s16(p[2], p[3]));
+  const int16x8_t high = vpaddq_s16(vpaddq_s16(p[4], p[5]), vpaddq_s16(p[6], p[7]));
+  const int16x8_t sums = vpaddq_s16(low, high);
+  return {{vcvtq_f32_s32(vmovl_s16(vget_low_s16(sums))), vcvtq_f32_s32(vmovl_high_s16(sums))}};
+}
+
+using Fp4 = Nibbles<DLFP4_float4_e2m1fn>;
+
+// Eight blocks of 16, by both scales at once: a product of two float8 is exact.
+void add_two_level(const Fp4 &nibbles, const uint8_t *a, const uint8_t *a_scales, const uint8_t *b,
+                   const uint8_t *b_scales, float32x4_t (&sums)[2]) {
+  int16x8_t products[8];
+  for (int i = 0; i < 4; ++i) {
+    const uint8x16_t x = vld1q_u8(a + 16 * i), y = vld1q_u8(b + 16 * i);
+    products[2 * i] = nibbles.first(x, y);
+    products[2 * i + 1] = nibbles.second(x, y);
+  }
+  const Eight blocks = collapse(products), of_a = decode_e4m3(vld1_u8(a_scales)), of_b = decode_e4m3(vld1_u8(b_scales));
+  for (int i = 0; i < 2; ++i) sums[i] = vfmaq_f32(sums[i], blocks.half[i], vmulq_f32(of_a.half[i], of_b.half[i]));
+}
+
+// Eight blocks of 32. The smaller scale goes first: what it makes is exact, or finite.
+void add_power(const Fp4 &nibbles, const uint8_t *a, const uint8_t *a_scales, const uint8_t *b, const uint8_t *b_scales,
+               float32x4_t (&sums)[2]) {
+  int16x8_t products[8];
+  for (int i = 0; i < 8; ++i) products[i] = nibbles.both(vld1q_u8(a + 16 * i), vld1q_u8(b + 16 * i));
+  const Eight blocks = collapse(products);
+  const uint8x8_t of_a = vld1_u8(a_scales), of_b = vld1_u8(b_scales);
+  const uint16x8_t least = vmovl_u8(vmin_u8(of_a, of_b)), most = vmovl_u8(vmax_u8(of_a, of_b));
+  const uint32x4_t smaller[] = {vmovl_u16(vget_low_u16(least)), vmovl_high_u16(least)};
+  const uint32x4_t larger[] = {vmovl_u16(vget_low_u16(most)), vmovl_high_u16(most)};
+  for (int i = 0; i < 2; ++i)
+    sums[i] = vfmaq_f32(sums[i], vmulq_f32(blocks.half[i], decode_e8m0(smaller[i])), decode_e8m0(larger[i]));
+}
+
+double add_lanes(float32x4_t sums) {
+  return vaddvq_f64(vaddq_f64(vcvt_f64_f32(vget_low_f32(sums)), vcvt_high_f64_f32(sums)));
+}
+
+// Eight blocks at a time, the last ones followed by zeros.
+template <int64_t kBlock, class Add>
+DLFP4_INLINE inline double sum_eights(const uint8_t *a, const uint8_t *a_scales, const uint8_t *b,
+                                      const uint8_t *b_scales, int64_t count, Add add) {
+  constexpr int64_t kStep = 8 * kBlock;
+  const Fp4 nibbles;
+  float32x4_t sums[2] = {vdupq_n_f32(0), vdupq_n_f32(0)};
+  for (; count >= kStep; count -= kStep, a += kStep / 2, b += kStep / 2, a_scales += 8, b_scales += 8)
+    add(nibbles, a, a_scales, b, b_scales, sums);
+  if (count > 0) {
+    uint8_t left[kStep / 2] = {}, right[kStep / 2] = {}, of_left[8] = {}, of_right[8] = {};
+    memcpy(left, a, static_cast<size_t>(count / 2));
+    memcpy(right, b, static_cast<size_t>(count / 2));
+    memcpy(of_left, a_scales, static_cast<size_t>(count / kBlock));
+    memcpy(of_right, b_scales, static_cast<size_t>(count / kBlock));
+    add(nibbles, left, of_left, right, of_right, sums);
+  }
+  return (add_lanes(sums[0]) + add_lanes(sums[1])) / 4;  // of half units
+}
+
+double sum_two_level(const uint8_t *a, const uint8_t *a_scales, const uint8_t *b, const uint8_t *b_scales,
+                     int64_t count) {
+  return sum_eights<16>(a, a_scales, b, b_scales, count, add_two_level);
+}
+
+double sum_power(const uint8_t *a, const uint8_t *a_scales, const uint8_t *b, const uint8_t *b_scales, int64_t count) {
+  return sum_eights<32>(a, a_scales, b, b_scales, count, add_power);
+}
+
+// --- Floats ----------------------------------------------------------------------------------
+
+double sum_float32(const uint8_t *a, const uint8_t *b, int64_t count) {
+  float32x4_t sums[4] = {};
+  float left[16] = {}, right[16] = {};
+  for (; count >= 16; count -= 16, a += 64, b += 64)
+    for (int i = 0; i < 4; ++i)
+      sums[i] =
+          vfmaq_f32(sums[i], vreinterpretq_f32_u8(vld1q_u8(a + 16 * i)), vreinterpretq_f32_u8(vld1q_u8(b + 16 * i)));
+  memcpy(left, a, static_cast<size_t>(count) * sizeof(float));
+  memcpy(right, b, static_cast<size_t>(count) * sizeof(float));
+  for (int i = 0; i < 4; ++i) sums[i] = vfmaq_f32(sums[i], vld1q_f32(left + 4 * i), vld1q_f32(right + 4 * i));
+  return add_lanes(sums[0]) + add_lanes(sums[1]) + add_lanes(sums[2]) + add_lanes(sums[3]);
+}
+
+template <int kRows>
+void multiply_some_rows(const float *line, const float *x, int64_t pitch, int64_t count, double *totals) {
+  float32x4_t sums[kRows][4] = {};
+  for (int64_t k = 0; k < count; k += 16)
+    for (int i = 0; i < 4; ++i) {
+      const float32x4_t values = vld1q_f32(line + k + 4 * i);
+      for (int r = 0; r < kRows; ++r) sums[r][i] = vfmaq_f32(sums[r][i], values, vld1q_f32(x + r * pitch + k + 4 * i));
+    }
+  for (int r = 0; r < kRows; ++r)
+    for (int i = 0; i < 4; ++i) totals[r * kColumns] += add_lanes(sums[r][i]);
+}
+
+void multiply_rows(const float *line, const float *x, int64_t pitch, int64_t count, int64_t rows, double *totals) {
+  constexpr int kMost = 4;
+  for (; rows >= kMost; rows -= kMost, x += kMost * pitch, totals += kMost * kColumns)
+    multiply_some_rows<kMost>(line, x, pitch, count, totals);
+  for (; rows > 0; --rows, x += pitch, totals += kColumns) multiply_some_rows<1>(line, x, pitch, count, totals);
+}
+
+// --- The table -------------------------------------------------------------------------------
+
+constexpr ProductKernels make_kernels() {
+  ProductKernels kernels = {};
+  kernels.sum_integers[DLFP4_float4_e2m1fn][1] = sum_nibbles<DLFP4_float4_e2m1fn>;
+  kernels.sum_integers[DLFP4_int4][1] = sum_nibbles<DLFP4_int4>;
+  kernels.sum_integers[DLFP4_int8][0] = sum_int8;
+  kernels.sum_floats[DLFP4_float32] = sum_float32;
+  kernels.sum_blocks[DLFP4_TWO_LEVEL] = sum_two_level;
+  kernels.sum_blocks[DLFP4_POWER] = sum_power;
+  kernels.lines.multiply_floats = multiply_rows;
+  return kernels;
+}
+
+}  // namespace
+
+extern const ProductKernels neon_products;
+const ProductKernels neon_products = make_kernels();
+
+}  // namespace dlfp4

@@ -1,0 +1,184 @@
+// The rows of a matrix product's first side, prepared once in a workspace.
+// Layout: see rows.h.
+// Trick: see rows.h.
+#include "rows.h"
+
+#include <math.h>
+#include <string.h>
+
+namespace dlfp4 {
+namespace {
+
+constexpr int64_t kLine = 64;          // bytes of a cache line
+constexpr int64_t kIntegerBlock = 32;  // of floats that are rounded to int8
+constexpr float kLargestInteger = 127;
+constexpr float kLeastMagnitude = 0x1p-110f;  // of a block of floats: smaller ones are zeros
+
+// --- Integers --------------------------------------------------------------------------------
+
+struct IntegerRow {
+  int8_t *values;
+  int32_t *corrections;
+  float *scales;
+};
+
+// Of a block of floats, integers in order and the scale; a block that is not finite is NaN as a whole.
+float round_block(const float *values, int64_t count, int8_t *integers) {
+  float largest = 0, sum = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const float magnitude = fabsf(values[i]);
+    largest = magnitude > largest ? magnitude : largest;
+    sum += magnitude - magnitude;  // NaN, where one is not finite
+  }
+  if (largest < kLeastMagnitude) largest = 0;
+  const float multiplier = largest > 0 && sum == 0 ? kLargestInteger / largest : 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const float scaled = values[i] * multiplier;
+    integers[i] = sum == 0 ? static_cast<int8_t>(lrintf(scaled)) : int8_t{0};
+  }
+  return sum == 0 ? largest / kLargestInteger : sum;
+}
+
+int32_t correction_of(const int8_t *integers, int64_t count) {
+  int32_t sum = 0;
+  for (int64_t i = 0; i < count; ++i) sum += integers[i];
+  return -kIntegerOffset * sum;
+}
+
+// kIntegerBlock integers from position `first` on, with the scale of them all, in the order that the form wants.
+void put_integers(const Sides &sides, const int8_t *integers, float scale, int64_t first, const IntegerRow &row) {
+  const bool by_lines = sides.form == kRoundedLines;
+  for (int64_t i = 0; i < kIntegerBlock; ++i)
+    row.values[by_lines ? spread_rounded(first + i) : spread_integer(first + i)] = integers[i];
+  for (int64_t i = 0; i < kIntegerBlock && first + i < sides.depth; i += sides.block) {
+    const int64_t b = (first + i) / sides.block, at = by_lines ? spread_block(b, sides.block) : b;
+    row.scales[at] = scale;
+    row.corrections[at] = correction_of(integers + i, sides.block);
+  }
+}
+
+// A row of floats.
+void round_row(const Sides &sides, int64_t line, const IntegerRow &row) {
+  alignas(64) float values[kMostRead];
+  for (int64_t first = 0; first < sides.length; first += kMostRead) {
+    const int64_t count = least(kMostRead, sides.length - first);
+    read_values(sides.a, line, first, count, kFromFloat32, reinterpret_cast<uint8_t *>(values));
+    for (int64_t i = 0; i < count; i += kIntegerBlock) {
+      int8_t integers[kIntegerBlock] = {};
+      const float scale = round_block(values + i, least(kIntegerBlock, count - i), integers);
+      put_integers(sides, integers, scale, first + i, row);
+    }
+  }
+}
+
+// A row of FP4; what lies beyond the length does not count.
+void spread_row(const Sides &sides, int64_t line, const IntegerRow &row) {
+  float read[kMostRead / 16 + 1];
+  sides.kernels->tiles.spread_integers(find_codes(sides.a, line, 0), sides.depth, row.values);
+  for (int64_t k = sides.length; k < sides.depth; ++k) row.values[spread_integer(k)] = 0;
+  for (int64_t first = 0; first < sides.depth; first += kMostRead) {
+    const int64_t count = least(kMostRead, sides.depth - first);
+    read_scales(sides.a, line, first, count, read);
+    for (int64_t k = 0; k < count; k += sides.block) {
+      const int64_t b = (first + k) / sides.block;
+      row.scales[b] = read[k / sides.a.format.block];
+      row.corrections[b] = correction_of(row.values + b * sides.block, sides.block);
+    }
+  }
+}
+
+void prepare_integers(const Sides &sides, const Rows &rows, int64_t i, int64_t line) {
+  const int64_t block = i * rows.block_pitch;
+  const IntegerRow row = {reinterpret_cast<int8_t *>(rows.values) + i * rows.pitch, rows.corrections + block,
+                          rows.scales + block};
+  memset(row.values, 0, static_cast<size_t>(rows.pitch));
+  memset(row.corrections, 0, static_cast<size_t>(rows.block_pitch) * sizeof(*row.corrections));
+  memset(row.scales, 0, static_cast<size_t>(rows.block_pitch) * sizeof(*row.scales));
+  if (sides.rounds) return round_row(sides, line, row);
+  spread_row(sides, line, row);
+}
+
+// --- Floats ----------------------------------------------------------------------------------
+
+// The first bits of `count` floats as bfloat16, and what is left of them; of NaN and infinity nothing is.
+void take_part(float *values, int64_t count, uint16_t *part) {
+  for (int64_t k = 0; k < count; ++k) {
+    uint32_t bits;
+    memcpy(&bits, values + k, sizeof(bits));
+    const bool is_nan = values[k] != values[k];
+    part[k] = static_cast<uint16_t>(bits >> 16 | (is_nan ? 1 : 0));
+    bits &= 0xFFFF0000;
+    float taken;
+    memcpy(&taken, &bits, sizeof(taken));
+    const float left = values[k] - taken;
+    values[k] = left == left ? left : 0;
+  }
+}
+
+// A row as bfloat16, in as many rows as it has parts, each in order or in that of spread_bfloat.
+void prepare_bfloats(const Sides &sides, const Rows &rows, int64_t i, int64_t line) {
+  alignas(64) float values[kMostRead];
+  alignas(64) uint16_t part[kMostRead];
+  uint16_t *const x = reinterpret_cast<uint16_t *>(rows.values) + i * sides.parts * rows.pitch;
+  memset(x, 0, static_cast<size_t>(sides.parts * rows.pitch) * sizeof(*x));
+  for (int64_t first = 0; first < sides.length; first += kMostRead) {
+    const int64_t count = least(kMostRead, sides.length - first);
+    if (sides.parts > 1)
+      read_values(sides.a, line, first, count, kFromFloat32, reinterpret_cast<uint8_t *>(values));
+    else
+      read_values(sides.a, line, first, count, kFromBfloat16, reinterpret_cast<uint8_t *>(part));
+    for (int64_t p = 0; p < sides.parts; ++p) {
+      if (sides.parts > 1) take_part(values, count, part);
+      uint16_t *const row = x + p * rows.pitch;
+      if (sides.form != kSpreadLines) memcpy(row + first, part, static_cast<size_t>(count) * sizeof(*part));
+      for (int64_t k = 0; sides.form == kSpreadLines && k < count; ++k) row[spread_bfloat(first + k)] = part[k];
+    }
+  }
+}
+
+// --- The workspace ---------------------------------------------------------------------------
+
+// Of a row, with what its kernels read beyond the depth.
+int64_t positions_of_row(const Sides &sides) {
+  if (sides.form == kSpreadLines) return round_up(sides.depth, 2 * kSpread);
+  if (sides.form == kElementLines) return round_up(sides.depth, kElementStep);
+  if (sides.form == kRoundedLines) return round_up(sides.depth, kRoundedStep);
+  return round_up(sides.depth, has_integers(sides) ? kIntegerBlock : kFloatStep);
+}
+
+int64_t bytes_of_values(const Sides &sides) {
+  return round_up(positions_of_row(sides) * item_of(sides), kLine) | (item_of(sides) ? kLine : 0);
+}
+
+int64_t blocks_of_row(const Sides &sides) {
+  return has_integers(sides) ? round_up(positions_of_row(sides) / sides.block, 16) : 0;
+}
+
+}  // namespace
+
+int64_t bytes_of_rows(const Sides &sides, int64_t rows) {
+  return rows * sides.parts * (bytes_of_values(sides) + blocks_of_row(sides) * 8);
+}
+
+Rows place_rows(const Sides &sides, int64_t rows, uint8_t *workspace) {
+  const int64_t values = bytes_of_values(sides), blocks = blocks_of_row(sides);
+  int32_t *const corrections = reinterpret_cast<int32_t *>(workspace + rows * sides.parts * values);
+  float *const scales = reinterpret_cast<float *>(corrections + rows * blocks);
+  return {workspace, corrections, scales, item_of(sides) ? values / item_of(sides) : 0, blocks, 0};
+}
+
+void prepare_row(const Sides &sides, const Rows &rows, int64_t i) {
+  const int64_t line = rows.first_line + i;
+  if (sides.form == kBlockLines) return;
+  if (has_integers(sides)) return prepare_integers(sides, rows, i, line);
+  if (!has_floats(sides)) return prepare_bfloats(sides, rows, i, line);
+  read_line(sides.a, line, 0, sides.length, rows.pitch, kFromFloat32, rows.values + i * rows.pitch * item_of(sides));
+}
+
+IntegerRows integers_of(const Sides &sides, const Rows &rows, int64_t row, int64_t first) {
+  const int64_t block = row * rows.block_pitch + first / sides.block;
+  return {reinterpret_cast<const int8_t *>(rows.values) + row * rows.pitch + first, rows.corrections + block,
+          rows.scales + block, rows.pitch, rows.block_pitch};
+}
+
+}  // namespace dlfp4

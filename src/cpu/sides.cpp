@@ -1,0 +1,103 @@
+// The two sides of a matrix product, and the form in which they are multiplied.
+// Layout: see sides.h.
+// Trick: see sides.h.
+#include "sides.h"
+
+#include "../numerics.h"
+#include "product_rules.h"
+
+namespace dlfp4 {
+namespace {
+
+// The most rows that are multiplied by lines: as both sides lie; of bfloat16; of its parts, or by FP4; of integers; of
+// float32.
+constexpr int64_t kMostBlockRows = 2, kMostElementRows = 12, kMostSpreadRows = 8, kMostRoundedRows = 4;
+constexpr int64_t kMostFloatRows = 8;
+constexpr int64_t kMostRowsInParts = 32;  // of float32, by panels
+
+bool is_value(const Reader &reader) {
+  return reader.scaled || is_summed_as_float(reader.row) || (is_integer(reader.row) && is_float(kFormats[reader.row]));
+}
+
+// Elements times scales, but for the factor: FP4, FP6 and FP8 times a power of two or a float8 has few enough bits.
+bool fits_bfloat16(const Reader &reader) {
+  if (reader.scaled) return reader.format.row->kind != DLFP4_LARGEST;
+  return reader.row == DLFP4_bfloat16 || kFormats[reader.row].bits <= 8;
+}
+
+bool is_whole(const Sides &sides) { return sides.length % sides.b.format.block == 0; }
+
+// How many bfloat16 make up one of a's elements: float16 has 11 bits, float32 24. 0: they are no floats of their own.
+int64_t parts_of(const Reader &reader) {
+  if (fits_bfloat16(reader)) return 1;
+  return reader.scaled ? 0 : reader.row == DLFP4_float16 ? 2 : 3;
+}
+
+// Whether a kernel takes b's lines as they lie: their scales need not fit a bfloat16, for they are not multiplied with.
+bool has_line_elements(const Sides &sides) {
+  const Reader &b = sides.b;
+  const bool starts_on_bytes = b.scaled || kFormats[b.row].bits >= 8;
+  return sides.kernels->lines.multiply_elements[b.row] && starts_on_bytes && b.lines->blocks.strides[1] == 1;
+}
+
+// Parts cost less than float32 where b is FP4, which is then not decoded to it.
+Form choose_fp4(const Sides &sides, int64_t rows, int64_t parts) {
+  if (!sides.kernels->tiles.multiply_bfloats || parts == 0 || (parts > 2 && rows > kMostRowsInParts))
+    return rows <= kMostFloatRows ? kFloatLines : kFloatPanels;
+  return rows * parts <= kMostSpreadRows ? kSpreadLines : kBfloatPanels;
+}
+
+Form choose_values(const Sides &sides, int64_t rows, int64_t parts) {
+  const int64_t most = parts == 1 ? kMostElementRows : kMostSpreadRows;
+  if (parts && rows * parts <= most && has_line_elements(sides)) return kElementLines;
+  if (sides.kernels->tiles.multiply_bfloats && parts == 1 && fits_bfloat16(sides.b)) return kBfloatPanels;
+  return rows <= kMostFloatRows ? kFloatLines : kFloatPanels;
+}
+
+Form choose_rounded(const Sides &sides, int64_t rows) {
+  const bool has_lines = sides.kernels->lines.multiply_rounded[sides.b.format.row->kind];
+  return has_lines && rows <= kMostRoundedRows ? kRoundedLines : kIntegerPanels;
+}
+
+Form choose_form(const Sides &sides, int64_t rows) {
+  const bool fp4 = is_scaled_e2m1(sides.b), both = fp4 && is_scaled_e2m1(sides.a);
+  const int64_t parts = parts_of(sides.a);
+  if (sides.rounds) return choose_rounded(sides, rows);
+  if (!both) return fp4 ? choose_fp4(sides, rows, parts) : choose_values(sides, rows, parts);
+  const bool as_they_lie = sides.a.format.block == sides.b.format.block && is_whole(sides);
+  return as_they_lie && rows <= kMostBlockRows ? kBlockLines : kIntegerPanels;
+}
+
+// Positions that a row is completed to, for the kernels that take whole blocks or pairs.
+int64_t depth_of(const Sides &sides) {
+  const bool any = has_floats(sides) || sides.form == kElementLines;
+  return round_up(sides.length, any ? 1 : sides.block);
+}
+
+}  // namespace
+
+bool is_scaled_e2m1(const Reader &reader) { return reader.scaled && reader.format.element == kE2m1; }
+
+dlfp4_status make_sides(const dlfp4_lines &a, const dlfp4_lines &b, int64_t rows, int64_t length,
+                        dlfp4_activation activation, int level, Sides *sides) {
+  *sides = {};
+  dlfp4_status status = make_reader(a, level, &sides->a);
+  if (status == DLFP4_OK) status = make_reader(b, level, &sides->b);
+  if (status != DLFP4_OK) return status;
+  if (a.blocks.length < length || b.blocks.length < length) return DLFP4_E_SHAPE;
+  if (!is_value(sides->a) || !is_value(sides->b)) return DLFP4_E_DTYPE;
+  sides->kernels = &product_kernels(level);
+  sides->rounds = activation == DLFP4_ACTIVATION_INT8;
+  if (sides->rounds && (sides->a.scaled || !is_scaled_e2m1(sides->b))) return DLFP4_E_OPTION;
+  sides->length = length;
+  sides->form = choose_form(*sides, rows);
+  sides->parts = has_integers(*sides) || item_of(*sides) != 2 ? 1 : parts_of(sides->a);
+  sides->block = is_scaled_e2m1(sides->b) ? sides->b.format.block : 2;
+  if (is_scaled_e2m1(sides->a)) sides->block = least(sides->block, sides->a.format.block);
+  sides->depth = depth_of(*sides);
+  return DLFP4_OK;
+}
+
+double units_of(const Sides &sides) { return !has_integers(sides) ? 1 : sides.rounds ? 2 : 4; }
+
+}  // namespace dlfp4

@@ -1,0 +1,61 @@
+// The two sides of a matrix product, and the form in which they are multiplied.
+// Layout: as lines.h reads them.
+// Trick: what form both sides take follows from what holds them exactly, and from how many rows there are.
+#ifndef DLFP4_SRC_CPU_SIDES_H_
+#define DLFP4_SRC_CPU_SIDES_H_
+
+#include <stdint.h>
+
+#include "lines.h"
+#include "product_kernels.h"
+
+namespace dlfp4 {
+
+// By panels: float32; bfloat16, where it holds the elements of both sides; integers of a byte, of FP4 by FP4 or by
+// int8. For few rows, by lines as they lie: bfloat16 in the order of spread_bfloat by FP4; bfloat16 by other elements;
+// integers by FP4; FP4 by FP4; float32 by anything.
+enum Form {
+  kFloatPanels,
+  kBfloatPanels,
+  kIntegerPanels,
+  kSpreadLines,
+  kElementLines,
+  kRoundedLines,
+  kBlockLines,
+  kFloatLines,
+};
+
+struct Sides {
+  const ProductKernels *kernels;
+  Reader a, b;
+  Form form;
+  bool rounds;     // a's floats to int8
+  int64_t parts;   // of bfloat16 that a row of wider floats is made of
+  int64_t length;  // positions that are multiplied
+  int64_t depth;   // the same, completed with zeros to whole blocks or pairs
+  int64_t block;   // of integers
+};
+
+// DLFP4_OK, or why there is no such product of `rows` lines of a.
+dlfp4_status make_sides(const dlfp4_lines &a, const dlfp4_lines &b, int64_t rows, int64_t length,
+                        dlfp4_activation activation, int level, Sides *sides);
+
+bool is_scaled_e2m1(const Reader &reader);
+
+// What the totals are to be divided by.
+double units_of(const Sides &sides);
+
+inline bool has_panels(const Sides &sides) { return sides.form <= kIntegerPanels; }
+inline bool has_integers(const Sides &sides) { return sides.form == kIntegerPanels || sides.form == kRoundedLines; }
+inline bool has_floats(const Sides &sides) { return sides.form == kFloatPanels || sides.form == kFloatLines; }
+
+// Bytes of an element of a row; none where a is not prepared.
+inline int64_t item_of(const Sides &sides) {
+  return sides.form == kBlockLines ? 0 : has_integers(sides) ? 1 : has_floats(sides) ? 4 : 2;
+}
+
+inline int64_t round_up(int64_t value, int64_t multiple) { return divide_up(value, multiple) * multiple; }
+
+}  // namespace dlfp4
+
+#endif  // DLFP4_SRC_CPU_SIDES_H_
