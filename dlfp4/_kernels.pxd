@@ -205,7 +205,7 @@ cdef extern from "cuda/kernels.h" nogil:
         float alpha
         const float *factors[2]
     const char *dlfp4_cuda_tactic_name(int)
-    int dlfp4_cuda_find_tactics(int, int, int64_t, int64_t, int64_t, int *, int)
+    int dlfp4_cuda_find_tactics(int, int, int64_t, int64_t, int64_t, int *, int, int *)
     int dlfp4_cuda_multiply(int, uintptr_t, const dlfp4_cuda_product *, int)
     const char *dlfp4_cuda_image()
     int dlfp4_cuda_load(int, const void *)

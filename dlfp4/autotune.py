@@ -81,7 +81,8 @@ def autotune(cache: str | os.PathLike[str] | None = None) -> Iterator[None]:
     candidate that supports it, checked, timed, and the fastest one is kept, in this process and in a file. Outside,
     ``matmul(backend="auto")`` and products by a backend's name use the choices that this process has loaded or
     measured, in all threads; what has none takes the first of :func:`backends`. A process that only wants the choices
-    of earlier ones enters the context once around nothing.
+    of earlier ones enters the context once around nothing. A choice that the process has already is neither measured
+    nor written again; of two processes that write at the same moment, one's may be measured again later.
 
     Parameters
     ----------
@@ -111,8 +112,8 @@ def autotune(cache: str | os.PathLike[str] | None = None) -> Iterator[None]:
     Operands are copied until they exceed all caches (256 MiB, at most 64 copies), and calls walk over the copies. On
     CUDA devices graphs of such calls are timed, by PyTorch or CuPy if either is there; otherwise single calls. Figures
     are medians of nine rounds in which all candidates take turns. All that takes as long as some ten products by each
-    candidate on the host, some two hundred on a device, and two in float64. A product in a CUDA graph's capture is not
-    measured.
+    candidate on the host, some two hundred on a device, and two in float64. A product in a capture of PyTorch's is not
+    measured; leave the context around captures of others.
 
     Before it is timed, a candidate writes to memory full of NaN, and every element is held to the error bound of
     matmul against the float64 product of the decoded operands. A tactic whose launch fails with :class:`DriverError` is
@@ -281,7 +282,7 @@ def expect(problem: Problem, clock: Clock) -> tuple[Any, Any]:
 
     Factors below 2**-126 may count as zero.
     """
-    a, b = (clock.float64(decode(x)) for x in (problem.a, problem.b))
+    a, b = (clock.float64(decode(x, clock.stream)) for x in (problem.a, problem.b))
     a = a.reshape(-1, a.shape[-1])
     bound = (abs(a) @ abs(b)) * (max(b.shape[0], SHORTEST) * 2.0**-24)
     bound += (abs(a).sum(1).reshape(-1, 1) + abs(b).sum(0)) * 2.0**-126

@@ -66,13 +66,16 @@ cdef int wait_for(Tensor source, int64_t stream) except -1:
 cdef Tensor place_managed(Tensor self, bint on_device):
     """Managed memory as its device's, or as the host's after the work on its stream; other tensors as they are."""
     cdef Tensor view
+    cdef int status
     if self is None or self.dl.device.device_type != kDLCUDAManaged:
         return self
     view = share(self)
     if on_device:
         view.dl.device.device_type = kDLCUDA
     else:
-        check_cuda(dlfp4_cuda_wait(self.dl.device.device_id, self.stream), "waiting for managed memory")
+        with nogil:
+            status = dlfp4_cuda_wait(self.dl.device.device_id, self.stream)
+        check_cuda(status, "waiting for managed memory")
         view.dl.device = CPU
     return view
 

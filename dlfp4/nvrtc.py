@@ -78,12 +78,12 @@ def digest(architecture: str, version: str) -> str:
     return content.hexdigest()[:32]
 
 
-def keep(path: Path, image: bytes) -> None:
-    """Write a file at once or not at all; a folder that cannot be written to costs the next process a compilation."""
+def keep(path: Path, content: bytes) -> None:
+    """Write a file at once or not at all; where nothing can be written, the next process does the work again."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(image)
+            file.write(content)
         os.replace(file.name, path)
     except OSError:
         return

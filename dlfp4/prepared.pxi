@@ -21,12 +21,18 @@ cdef ScaledTensor prepare_tensor(ScaledTensor self):
 
 
 cdef ScaledTensor prepare_on_cuda(ScaledTensor source):
-    """Prepared if the form can hold every code and scale exactly, else the tensor itself. Waits for the device once."""
+    """Prepared if the form can hold every code and scale exactly, else the tensor itself.
+
+    Waits for the device, to look at the scales and at the end: products read weights before the kernel before them has
+    ended, so it must not be this one.
+    """
+    secure_parts(source)
     cdef dlfp4_blocks blocks = blocks_of(source, None)
     cdef int64_t rows = source.data.dl.shape[0], stream = stream_for(source.data, None)
     cdef int format = source.format.number
     cdef dlfp4_cuda_prepared_size size = dlfp4_cuda_size_prepared(format, rows, blocks.length)
     cdef dlfp4_cuda_report report
+    cdef int device = device_number(source.data), status
     if size.blocks == 0:
         return source
     inspect(source, &blocks, stream, &report)
@@ -34,10 +40,22 @@ cdef ScaledTensor prepare_on_cuda(ScaledTensor source):
         return source
     cdef Tensor memory = allocate_buffer(source.data, (size.blocks, size.code_bytes + size.scale_bytes), UINT8, stream,
                                          False)
-    check_kernel(dlfp4_cuda_prepare(device_number(source.data), stream, &blocks, format, rows, report.largest,
-                                    memory.dl.data, False), f"preparing {source.format}")
+    check_kernel(dlfp4_cuda_prepare(device, stream, &blocks, format, rows, report.largest, memory.dl.data, False),
+                 f"preparing {source.format}")
+    with nogil:
+        status = dlfp4_cuda_wait(device, stream)
+    check_cuda(status, "waiting for prepared weights")
     return finish_prepared(source, memory, size, Prepared(
-        rows, blocks.length, report.largest, dlfp4_cuda_is_exact_in_half(format, &report)))
+        rows, blocks.length, report.largest, dlfp4_cuda_is_exact_in_half(format, &report), source.data.x2_))
+
+
+cdef int secure_parts(ScaledTensor self) except -1:
+    """What was borrowed from a framework is still there."""
+    cdef Tensor part
+    for part in (self.data, self.scales, self.global_scale):
+        if part is not None:
+            secure(part)
+    return 0
 
 
 cdef ScaledTensor finish_prepared(ScaledTensor source, Tensor memory, dlfp4_cuda_prepared_size size,
@@ -76,7 +94,7 @@ cdef ScaledTensor restore(ScaledTensor self, given=None):
     cdef Prepared prepared = self.prepared
     cdef int64_t stream = stream_for(self.data, given)
     cdef Tensor data = allocate_buffer(self.data, (prepared.rows, prepared.columns),
-                                       row_of_argument(self.format.element), stream, False)
+                                       row_of_argument(self.format.element), stream, prepared.x2)
     cdef Tensor scales = self.scales
     if self.format.block is not None:
         scales = allocate_buffer(self.data, (prepared.rows, prepared.columns // self.format.block[1]),
@@ -112,7 +130,8 @@ def _find_tactics(ScaledTensor b, rows):
     found = FOUND_TACTICS.get(key)
     if found is None:
         load_kernels(device)
-        count = dlfp4_cuda_find_tactics(device, b.format.number, rows, b.shape[1], b.shape[0], numbers, 64)
+        check_cuda(dlfp4_cuda_find_tactics(device, b.format.number, rows, b.shape[1], b.shape[0], numbers, 64, &count),
+                   "choosing a kernel")
         found = FOUND_TACTICS[key] = tuple([dlfp4_cuda_tactic_name(numbers[k]).decode() for k in range(count)])
     return found
 
@@ -137,11 +156,13 @@ def _exact_in_half(ScaledTensor b):
 def _multiply_on_cuda(Tensor a, ScaledTensor b, Tensor out, alpha, factor, str tactic, stream):
     """out = alpha * factor * a @ b: a matrix of 16-bit floats by prepared weights (K, N), into compact memory."""
     cdef int64_t chosen = stream_for(a, stream)
-    cdef Tensor rows = as_rows(a), target = as_rows(out), result = target
+    cdef Tensor rows = as_rows(a, chosen), target = as_rows(out), result = target
     cdef dlfp4_cuda_product product
     memset(&product, 0, sizeof(product))
+    secure(a)
+    secure(out)
     if not has_aligned_rows(rows):
-        rows = copy_rows(rows, chosen)
+        rows = copy_on(rows, chosen)
     if result.dl.shape[1] > 1 and result.dl.strides[1] != 1:
         result = allocate_beside(target, target.row, 2, target.dl.shape, False, chosen, False)
     product.x = rows.dl.data
@@ -157,7 +178,7 @@ def _multiply_on_cuda(Tensor a, ScaledTensor b, Tensor out, alpha, factor, str t
     wait_for(out, chosen)
     check_kernel(dlfp4_cuda_multiply(device_number(a), chosen, &product, TACTICS[tactic]), "multiplying matrices")
     if result is not target:
-        copy_values(result, target, chosen)
+        convert(result, target, NULL, chosen)
     hand_back(out, chosen)
 
 
@@ -169,6 +190,7 @@ cdef int fill_weights(dlfp4_cuda_product *product, ScaledTensor b, Tensor factor
     product.stored_depth = b.prepared.columns
     for part in (b.data, own, factor):
         if part is not None:
+            secure(part)
             wait_for(part, stream)
     if own is not None:
         product.factors[0] = <const float *> own.dl.data
@@ -182,18 +204,6 @@ cdef bint has_aligned_rows(Tensor self) noexcept:
     cdef int64_t row = self.dl.strides[0] if self.dl.shape[0] > 1 else self.dl.shape[1]
     return (self.dl.strides[1] == 1 or self.dl.shape[1] == 1) and row % 8 == 0 and row >= self.dl.shape[1] \
         and <uintptr_t> self.dl.data % 16 == 0
-
-
-cdef Tensor copy_rows(Tensor self, int64_t stream):
-    cdef Tensor result = allocate_beside(self, self.row, 2, self.dl.shape, False, stream, False)
-    copy_values(self, result, stream)
-    return result
-
-
-cdef int copy_values(Tensor source, Tensor result, int64_t stream) except -1:
-    cdef dlfp4_convert_options options
-    fill_options(&options, "nearest_even", True, None)
-    return convert_on_cuda(source, result, &options, stream)
 
 
 cdef int UINT8 = row_of_argument("uint8"), FLOAT16 = row_of_argument("float16")

@@ -194,7 +194,7 @@ cdef dlfp4_status sum_products(Factor *a, Factor *b, float *result) noexcept nog
 
 cdef Tensor sum_over(a, b, axis):
     cdef object left = plain(a) if type(a) is ScaledTensor else borrow(a)
-    cdef object right = plain(b) if type(b) is ScaledTensor else borrow(b)
+    cdef object right = _restored(b, stream_beside(elements_of(left), b.data)) if type(b) is ScaledTensor else borrow(b)
     cdef Tensor elements, result
     cdef Factor of_left, of_right
     cdef int64_t stream
@@ -222,6 +222,12 @@ cdef Tensor sum_over(a, b, axis):
     return result
 
 
+cdef object stream_beside(Tensor self, Tensor other):
+    """The stream on which what belongs to `other` is made for an operation on `self`; None: its own."""
+    together = on_cuda(self) and on_cuda(other) and self.dl.device.device_id == other.dl.device.device_id
+    return self.stream if together else None
+
+
 cdef Tensor elements_of(x):
     return (<ScaledTensor> x).data if type(x) is ScaledTensor else x
 
@@ -246,7 +252,7 @@ cdef object place_operand(x, Tensor elements, bint on_device):
         return x
     if elements is x:
         return place_managed(elements, on_device)
-    scaled = x
+    scaled = plain(x)
     return make_scaled(place_managed(scaled.data, on_device), place_managed(scaled.scales, on_device),
                        place_managed(scaled.global_scale, on_device), scaled.format, scaled.axis, scaled.scale_layout,
                        scaled.shape)
@@ -397,8 +403,8 @@ def _multiply_on_host(a, b, result, alpha, rounds):
     run_matmul(&of_a, &of_b, &matrix, &options)
 
 
-cdef Tensor as_rows(Tensor self):
-    return flatten(self) if self.dl.ndim > 1 else reshape_tensor(self, (1, self.size_))
+cdef Tensor as_rows(Tensor self, int64_t stream=NO_STREAM):
+    return flatten(self, stream) if self.dl.ndim > 1 else reshape_tensor(self, (1, self.size_))
 
 
 cdef int run_matmul(Factor *a, Factor *b, dlfp4_matrix *matrix, dlfp4_matmul_options *options) except -1:

@@ -29,6 +29,11 @@ class Buffer(NamedTuple):
     dtype: np.dtype[Any]
 
 
+def layout_of(q: ScaledTensor) -> _ScaleLayout:
+    """Of the scales, for a prepared weight those of the tensor that it is."""
+    return "linear" if q.scale_layout == "prepared" else q.scale_layout
+
+
 @lru_cache(maxsize=1024)
 def buffers_of(
     shape: tuple[int, ...], format: Format | str, axis: int, scale_layout: str, pad: bool
@@ -296,7 +301,7 @@ class TensorProto:
             names = ", ".join(type(part).__name__ for part in parts)
             raise TypeError(f"expected a tensor, a ScaledTensor or a tuple of ScaledTensors, got ({names})")
         axes = [part.axis for part in parts]
-        kinds = {(part.shape, part.format, part.device, part.scale_layout) for part in parts}
+        kinds = {(part.shape, part.format, part.device, layout_of(part)) for part in parts}
         if len(kinds) > 1 or len(set(axes)) < len(axes):
             raise ValueError(f"{parts!r} is not one tensor quantized along axes -1 and -2, as quantize returns it")
         ((shape, format, device, scale_layout),) = kinds

@@ -37,6 +37,7 @@ cdef struct Prepared:      # of a tensor in the layout "prepared": see prepared.
     int64_t rows, columns  # as stored without it
     int largest            # byte of its scales, where they are powers of two
     bint exact_in_half     # float16 holds its values
+    bint x2                # FP4 was counted in pairs
 
 
 @cython.final
@@ -165,10 +166,11 @@ cdef class ScaledTensor:
         """The same tensor as the weight of a :func:`matmul` likes it best: prepare once, multiply often.
 
         On a CUDA device nvfp4, mxfp4, mxfp8_e4m3 and fp8_e4m3 with blocks along rows take the order in which the
-        matrix kernels read them; this waits for the device once. The result serves wherever the tensor does, and
+        matrix kernels read them; this waits for the device. The result serves wherever the tensor does, and
         ``with_scale_layout("linear")`` gives the same codes and scales back. A tensor that this order cannot hold
-        exactly (NaN or negative scales, zero scales over codes other than zero, power-of-two scales more than 2**120
-        apart, NaN elements) comes back with linear scales, as do other formats, and all on the host.
+        exactly comes back with linear scales: NaN or negative scales, zero scales over codes other than zero,
+        power-of-two scales above 2**123 or more than 2**120 apart, NaN elements. So do other formats, and all on the
+        host. A tensor of more than two dimensions with blocks along axis -2 stays as it is.
 
         Returns
         -------
@@ -241,7 +243,7 @@ cdef ScaledTensor make_scaled(Tensor data, Tensor scales, Tensor global_scale, f
 
 
 def _without_global_scale(ScaledTensor self):
-    """The same tensor with a global scale of 1."""
+    """The same tensor with a global scale of 1; not of prepared ones."""
     return make_scaled(self.data, self.scales, None, self.format, self.axis, self.scale_layout, self.shape)
 
 
@@ -339,6 +341,8 @@ cdef ScaledTensor relayout(ScaledTensor self, name, int fill):
     cdef int64_t rows, columns
     if name == self.scale_layout:
         return self
+    if name == "prepared":
+        raise ValueError("scale_layout='prepared': call .prepare(), which gives it where a tensor can have it")
     buffer = buffers_of(self.shape, self.format, self.axis, name, True)[1]   # refuses what is unknown
     rows, columns = lines_of_scales(self)
     if self.scale_layout == "linear":

@@ -80,12 +80,13 @@ def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=Non
     True
     """
     cdef Request request
-    cdef Tensor given = borrow(x), source = flatten(given)
+    cdef Tensor given = borrow(x)
+    cdef int64_t chosen_stream = stream_for(given, stream)
+    cdef Tensor source = flatten(given, chosen_stream)
     cdef object chosen_format = find_format(format)
-    cdef Rules rules = find_rules(chosen_format, recipe, rounding)
+    cdef _Rules rules = find_rules(chosen_format, recipe, rounding)
     cdef tuple axes = axis if type(axis) is tuple else (axis,), shape = shape_of(given)
     cdef list results
-    cdef int64_t chosen_stream = stream_for(source, stream)
     check_axes(axes)
     fill_matrix(&request.x, source)
     request.format = chosen_format.number
@@ -112,8 +113,8 @@ cdef int check_axes(tuple axes) except -1:
     return 0
 
 
-cdef Tensor flatten(Tensor self):
-    """The tensor as a matrix; a copy only where its leading dimensions are not one run."""
+cdef Tensor flatten(Tensor self, int64_t stream=NO_STREAM):
+    """The tensor as a matrix; a copy, made on `stream`, only where its leading dimensions are not one run."""
     cdef int64_t rows
     if self.dl.ndim == 2:
         return self
@@ -124,7 +125,15 @@ cdef Tensor flatten(Tensor self):
     try:
         return reshape_tensor(self, (rows, columns))
     except BufferError:
-        return reshape_tensor(duplicate(self), (rows, columns))
+        return reshape_tensor(duplicate(self) if stream == NO_STREAM else copy_on(self, stream), (rows, columns))
+
+
+cdef Tensor copy_on(Tensor self, int64_t stream):
+    """A compact copy, made and freed in the order of a CUDA stream."""
+    cdef Tensor result = allocate_beside(self, self.row, self.dl.ndim, self.dl.shape, is_padded(self), stream,
+                                         self.x2_)
+    convert(self, result, NULL, stream)
+    return result
 
 
 cdef int fill_matrix(dlfp4_matrix *matrix, Tensor self) except -1:
@@ -151,7 +160,7 @@ cdef frozenset SOURCE_ROWS = frozenset([row_of_argument(name) for name in ("floa
 
 
 @cython.final
-cdef class Rules:
+cdef class _Rules:
     """A recipe as the kernels take it, without a seed."""
     cdef dlfp4_recipe recipe
 
@@ -159,7 +168,7 @@ cdef class Rules:
 cdef dict RULES = {}   # of each format's name, recipe and rounding that a call had
 
 
-cdef Rules find_rules(format, recipe, rounding):
+cdef _Rules find_rules(format, recipe, rounding):
     key = (format.name, recipe, rounding)
     found = RULES.get(key)
     if found is None:
@@ -167,8 +176,8 @@ cdef Rules find_rules(format, recipe, rounding):
     return found
 
 
-cdef Rules make_rules(chosen, rounding):
-    cdef Rules self = Rules()
+cdef _Rules make_rules(chosen, rounding):
+    cdef _Rules self = _Rules()
     self.recipe.rounding = <dlfp4_rounding> parse_rounding(chosen.rounding if rounding is None else rounding)
     self.recipe.seed = 0
     self.recipe.scale_rule = <dlfp4_scale_rule> <int> _SCALE_RULES[chosen.scale_rule or "floor"]
@@ -225,7 +234,7 @@ cdef int check_out_part(Tensor self, str name, Tensor source) except -1:
     return 0
 
 
-cdef dlfp4_blocks blocks_of(ScaledTensor self, Rules rules) except *:
+cdef dlfp4_blocks blocks_of(ScaledTensor self, _Rules rules) except *:
     """The kernels' description of a ScaledTensor, line by line."""
     cdef dlfp4_view data = readable_view(self.data), scales = readable_view(self.scales)
     cdef dlfp4_blocks blocks
@@ -287,7 +296,7 @@ cdef int check_status(dlfp4_status status) except -1:
     return 0
 
 
-cdef int run_quantize(Request *request, list results, Rules rules) except -1:
+cdef int run_quantize(Request *request, list results, _Rules rules) except -1:
     cdef dlfp4_blocks blocks[2]
     cdef const dlfp4_blocks *along[2]
     cdef ScaledTensor result
@@ -305,7 +314,7 @@ cdef int run_quantize(Request *request, list results, Rules rules) except -1:
     return check_status(status)
 
 
-cdef int quantize_on_cuda(Request *request, list results, Rules rules, global_scale, Tensor source,
+cdef int quantize_on_cuda(Request *request, list results, _Rules rules, global_scale, Tensor source,
                           int64_t stream) except -1:
     """The same on a CUDA device: what is not known on the host, such as the tensor's scale, stays on the device."""
     cdef dlfp4_blocks blocks[2]
@@ -406,7 +415,7 @@ def dequantize(q, dtype="float32", *, out=None, stream=None):
         raise TypeError(f"q is a {type(q).__name__}; expected a ScaledTensor, from quantize or ScaledTensor.from_parts")
     if row not in SOURCE_ROWS:
         raise TypeError(f"dtype={dtype}: block-scaled tensors dequantize to float32, bfloat16 or float16")
-    source = plain(q)
+    source = _restored(q, stream)
     chosen = stream_for(source.data, stream)
     result = allocate_values(source, row, chosen) if out is None else check_result(borrow(out), source, row)
     matrix = flatten(result)

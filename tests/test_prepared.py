@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import dlfp4
+from dlfp4 import checkpoints
 
 CUDA = "cuda:0"
 FORMATS = ["nvfp4", "mxfp4", "mxfp8_e4m3", "fp8_e4m3"]
@@ -104,6 +105,71 @@ def test_it_serves_where_the_unprepared_one_does(fmt):
     assert_same(pickle.loads(pickle.dumps(prepared.to_device("cpu"))), q.to_device("cpu"))
     for ours, theirs in zip(prepared.to_torch(), q.to_torch(), strict=True):
         assert (ours is None and theirs is None) or host_bytes(ours) == host_bytes(theirs)
+
+
+@gpu
+def test_files_and_descriptions_hold_the_tensor_that_it_is(tmp_path):
+    q = dlfp4.quantize(values(128, 8192), "nvfp4").to_device(CUDA)  # as many blocks as rows
+    prepared = q.prepare()
+    checkpoints.save(tmp_path / "w.safetensors", {"w": prepared})
+    assert_same(checkpoints.load(tmp_path / "w.safetensors")["w"], q.to_device("cpu"))
+    assert dlfp4.TensorProto.of(prepared) == dlfp4.TensorProto.of(q)
+    with pytest.raises(ValueError, match="prepare"):
+        q.with_scale_layout("prepared")
+
+
+@gpu
+def test_a_pair_dialect_comes_back():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    codes = torch.zeros((32, 32), dtype=torch.uint8, device="cuda").view(torch.float4_e2m1fn_x2)
+    scales = torch.full((32, 2), 127, dtype=torch.uint8, device="cuda").view(torch.float8_e8m0fnu)
+    q = dlfp4.ScaledTensor.from_parts(codes, scales, format="mxfp4")
+    assert q.prepare().with_scale_layout("linear").data.x2 == q.data.x2
+
+
+@gpu
+def test_work_stays_on_the_stream_that_is_asked_for():
+    """Restored weights and copied rows are made and freed in the order of that stream: a graph replays them."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    q = dlfp4.quantize(values(256, 512), "nvfp4").to_device(CUDA).prepare()
+    x = torch.randn((4, 6, 512), device="cuda", dtype=torch.bfloat16).transpose(0, 1)[:, ::2]  # rows in no one run
+    expected = dlfp4.matmul(x, q.mT, out_dtype="float32").to_torch().clone(), q.dequantize().to_torch().clone()
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    product = torch.zeros((6, 2, 256), device="cuda")
+    decoded = torch.zeros((256, 512), device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=stream):
+        dlfp4.matmul(x, q.mT, out=product, stream=stream)
+        dlfp4.dequantize(q, out=decoded, stream=stream)
+    for _ in range(3):
+        product.fill_(float("nan"))
+        decoded.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(product, expected[0])
+        assert torch.equal(decoded, expected[1])
+
+
+@gpu
+def test_a_product_right_after_preparing_reads_what_was_prepared():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    x = torch.randn((3, 4096), device="cuda", dtype=torch.bfloat16)
+    for seed in range(5):
+        q = dlfp4.quantize(torch.randn((4096, 4096), device="cuda") * (seed + 1), "nvfp4")
+        ours = dlfp4.matmul(x, q.prepare().mT, out_dtype="float32", backend="cuda").to_torch()
+        theirs = dlfp4.matmul(x, q.mT, out_dtype="float32", backend="torch").to_torch()
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-3)
+
+
+@gpu
+def test_borrowed_memory_that_moved_is_refused():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    w = dlfp4.quantize(values(32, 64), "nvfp4").to_device(CUDA).prepare().mT
+    source = torch.zeros((2, 64), device="cuda", dtype=torch.bfloat16)
+    x = dlfp4.from_dlpack(source)
+    source.set_(torch.zeros((1, 64), device="cuda", dtype=torch.bfloat16))
+    with pytest.raises(BufferError, match="import it again"):
+        dlfp4.matmul(x, w, backend="cuda")
 
 
 @gpu

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import dlfp4
 from dlfp4 import ScaledTensor, Tensor
@@ -25,7 +25,8 @@ def split(tensors: Mapping[str, Any]) -> tuple[dict[str, Tensor], str]:
     """The parts to store, and the description that brings them together again; "" where nothing is quantized."""
     parts: dict[str, Tensor] = {}
     described: dict[str, Any] = {}
-    for name, x in tensors.items():
+    for name, given in tensors.items():
+        x = given.with_scale_layout("linear") if is_prepared(given) else given
         if isinstance(x, ScaledTensor):
             fields = {"format": x.format.name, "shape": x.shape, "axis": x.axis, "scale_layout": x.scale_layout}
             described[name] = fields
@@ -34,6 +35,11 @@ def split(tensors: Mapping[str, Any]) -> tuple[dict[str, Tensor], str]:
             merge(parts, {name: dlfp4.asarray(x)})
     description = json.dumps({"version": VERSION, "tensors": described}, separators=(",", ":"))
     return parts, description if described else ""
+
+
+def is_prepared(x: Any) -> TypeGuard[ScaledTensor]:
+    """Whether it is a weight in the order of some device's kernels, which files do not keep."""
+    return isinstance(x, ScaledTensor) and x.scale_layout == "prepared"
 
 
 def shaped_parts(q: ScaledTensor) -> list[Tensor]:

@@ -107,7 +107,7 @@ class TorchClock(GraphClock):
         import torch
 
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self.stream):
+        with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
             for call in calls:
                 call()
         return graph

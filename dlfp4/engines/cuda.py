@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 OLDEST = (8, 0)
 BULK = 8  # elements of 16 bits that are copied at a time
+MOST_BYTES = 2**34  # of weights, whose places kernels count in words of 32 bits
+MOST_ROWS = 2**20 - 16  # of a, in groups of 16 that are one dimension of a launch
 
 
 def supports(problem: Problem, machine: Machine) -> str | None:
@@ -27,19 +29,12 @@ def supports(problem: Problem, machine: Machine) -> str | None:
     return (
         common.rounds_activations(problem)
         or common.not_on_one_cuda_device(problem)
-        or not_capable(machine)
+        or common.not_capable(machine, OLDEST)
         or refuses_weight(problem.b)
         or refuses_activations(problem.a)
         or (None if types_of(problem) else f"neither bfloat16 nor float16 holds both a and b, {problem.b!r}, exactly")
-        or (None if problem.b.shape[0] % BULK == 0 else f"K is {problem.b.shape[0]}; expected a multiple of {BULK}")
+        or refuses_size(problem)
     )
-
-
-def not_capable(machine: Machine) -> str | None:
-    """Whether the GPU is too old."""
-    if machine.capability is not None and machine.capability >= OLDEST:
-        return None
-    return f"the GPU has compute capability {machine.capability}; expected {OLDEST} or later"
 
 
 def refuses_weight(b: Operand) -> str | None:
@@ -49,11 +44,21 @@ def refuses_weight(b: Operand) -> str | None:
     return None if b.axis == -2 else "b is prepared along N; quantize w of (N, K) along its last axis, and pass w.mT"
 
 
+def refuses_size(problem: Problem) -> str | None:
+    """Whether copies, places and launches can count so far."""
+    depth = problem.b.shape[0]
+    if depth % BULK:
+        return f"K is {depth}; expected a multiple of {BULK}"
+    if problem.b.nbytes > MOST_BYTES:
+        return f"b has {problem.b.nbytes} bytes; expected at most {MOST_BYTES}: split N"
+    return f"M is {problem.rows}; expected at most {MOST_ROWS}: split it" if problem.rows > MOST_ROWS else None
+
+
 def refuses_activations(a: Operand) -> str | None:
     """Whether a has a type that tensor cores multiply with nothing lost."""
     if isinstance(a, ScaledTensor):
         if a.axis != -1:
-            return f"the blocks of a, {a!r}, run across the products' sums"
+            return f"the blocks of a, {a!r}, run across the products' sums; quantize a along its last axis"
         return None if common.exact_types(a) != ("float32",) else f"{a.format} has no exact form of 16 bits"
     if a.dtype.name in ("bfloat16", "float16") or (a.dtype.num in common.FACTORS and a.dtype.itemsize == 1):
         return None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from dlfp4._core import ScaledTensor, Tensor, _parse_dtype, _restored, _without_global_scale, asarray, cast, dequantize
+from dlfp4._core import ScaledTensor, Tensor, _parse_dtype, _restored, _without_global_scale, cast, dequantize
 
 if TYPE_CHECKING:
     import numpy as np
@@ -219,9 +219,11 @@ def describe(x: Operand) -> str:
     return str(x.format) if isinstance(x, ScaledTensor) else x.dtype.name
 
 
-def decode(x: Operand) -> Tensor:
+def decode(x: Operand, stream: _Stream | None = None) -> Tensor:
     """An operand's values."""
-    return x.dequantize("float32") if isinstance(x, ScaledTensor) else asarray(x, dtype="float32")
+    if isinstance(x, ScaledTensor):
+        return dequantize(x, "float32", stream=stream)
+    return x if x.dtype.name == "float32" else cast(x, "float32", stream=stream)
 
 
 def exact_types(x: Operand) -> tuple[str, ...]:

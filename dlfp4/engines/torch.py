@@ -78,8 +78,9 @@ def stream_of(stream: Any) -> Any:
 
     if stream is None or isinstance(stream, torch.cuda.Stream):
         return stream
-    handle = stream.__cuda_stream__()[1] if hasattr(stream, "__cuda_stream__") else operator.index(stream)
-    return torch.cuda.ExternalStream(handle)
+    if hasattr(stream, "__cuda_stream__"):
+        return torch.cuda.ExternalStream(stream.__cuda_stream__()[1])
+    return torch.cuda.ExternalStream(operator.index(getattr(stream, "cuda_stream", stream)))
 
 
 def values_on_cuda(x: Operand, name: str, stream: Any) -> tuple[Any, Any]:

@@ -165,7 +165,7 @@ __device__ inline uint32_t round_pair(float low, float high, bool is_half) {
   return pair;
 }
 
-// What turns sums of prepared values into results: first the unit, which cannot round, then all else.
+// What turns sums of prepared values into results: first the unit, a power of two, then all else.
 struct Finish {
   float unit, factor;
 

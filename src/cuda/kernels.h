@@ -101,9 +101,9 @@ typedef struct {
 /* The ways to compute it, by number; NULL past the last. */
 const char *dlfp4_cuda_tactic_name(int tactic);
 
-/* Those that the current image has for a device and that fit a problem, the best guess first; returns how many. */
+/* Those that the current image has for a device and that fit a problem, the best guess first, and how many. */
 int dlfp4_cuda_find_tactics(int device, int format, int64_t rows, int64_t columns, int64_t depth, int *tactics,
-                            int capacity);
+                            int capacity, int *count);
 int dlfp4_cuda_multiply(int device, uintptr_t stream, const dlfp4_cuda_product *product, int tactic);
 
 /* What this build's image was compiled for ("90a, PTX"), or "" where it has none. */

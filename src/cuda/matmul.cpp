@@ -310,19 +310,19 @@ const char *dlfp4_cuda_tactic_name(int tactic) {
 }
 
 int dlfp4_cuda_find_tactics(int device, int format, int64_t rows, int64_t columns, int64_t depth, int *tactics,
-                            int capacity) {
+                            int capacity, int *count) {
   const CurrentContext context(device);
-  if (context.status() != 0) return 0;
+  if (context.status() != 0) return context.status();
   const Problem problem = {weight_kind(format), rows, columns, depth};
   const Tactic *last = kTactics + (has_hopper_kernels() ? kNumTactics : 1);
   const int processors = multiprocessors();
   const Tactic *first = &guess(problem, kTactics, last, processors);
-  int count = 0;
-  tactics[count++] = static_cast<int>(first - kTactics);
-  for (const Tactic *tactic = kTactics; tactic != last && count < capacity; ++tactic)
+  *count = 0;
+  tactics[(*count)++] = static_cast<int>(first - kTactics);
+  for (const Tactic *tactic = kTactics; tactic != last && *count < capacity; ++tactic)
     if (tactic != first && fits(*tactic, problem) && is_plausible(*tactic, problem, processors))
-      tactics[count++] = static_cast<int>(tactic - kTactics);
-  return count;
+      tactics[(*count)++] = static_cast<int>(tactic - kTactics);
+  return 0;
 }
 
 int dlfp4_cuda_multiply(int device, uintptr_t stream, const dlfp4_cuda_product *product, int tactic) {

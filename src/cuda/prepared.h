@@ -59,7 +59,7 @@ DLFP4_RULE uint8_t narrow_scale(uint8_t wide) {
   return static_cast<uint8_t>(exponent > 0 ? exponent << 3 | mantissa : (8 | mantissa) >> (1 - exponent));
 }
 
-// Relative to the largest, and back. The byte wraps where a scale of nothing but zeros lies far below.
+// Relative to the largest, and back.
 DLFP4_RULE uint8_t relative_scale(uint8_t byte, int largest) {
   return static_cast<uint8_t>(byte - largest + kTopScale);
 }
