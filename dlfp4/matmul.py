@@ -198,7 +198,8 @@ def matmul(
     a : producer or ScaledTensor
         ``(..., M, K)`` or ``(K,)``: floats of at most 32 bits, or a :class:`ScaledTensor` with blocks along K.
     b : producer or ScaledTensor
-        ``(K, N)``: usually ``w.mT`` of a ScaledTensor w that was quantized as ``(N, K)`` along its last axis.
+        ``(K, N)``: usually ``w.mT`` of a ScaledTensor w that was quantized as ``(N, K)`` along its last axis; on a GPU
+        best ``w.prepare().mT``, see :meth:`ScaledTensor.prepare`.
     alpha : float, optional
         A factor of the result.
     out_dtype : dtype-like, optional
@@ -231,10 +232,11 @@ def matmul(
     Notes
     -----
     Against the float64 product of the decoded operands: ``abs(error) <= K * 2**-24 * sum(abs(a * b))``, and one
-    rounding to the result's type. At most 1024 products go into one float32 before such sums are added in float64.
-    Decoded FP4 and FP8 are exact in what is multiplied: integers (FP4 by FP4), bfloat16 or float32. NaN and infinity
-    propagate as in float arithmetic; with ``activation="int8"`` a block of `a` that holds one is NaN as a whole.
-    Results do not depend on the number of threads.
+    rounding to the result's type. On hosts at most 1024 products go into one float32 before such sums are added in
+    float64; tensor cores sum in float32. Decoded FP4 and FP8 are exact in what is multiplied: integers (FP4 by FP4),
+    bfloat16, float16 or float32. NaN and infinity propagate as in float arithmetic; with ``activation="int8"`` a block
+    of `a` that holds one is NaN as a whole. Results do not depend on the number of threads, and a tactic gives the same
+    bits at each call.
 
     Examples
     --------
