@@ -7,7 +7,7 @@ import dlfp4
 
 from .block_reference import FORMATS
 from .reference import BITS, SUBBYTE, dtype_of, native_cast, of_codes
-from .test_products import EXACT, FLOATS, INTEGERS, elements, tensor, wide
+from .test_products import EXACT, FLOATS, INTEGERS, elements, special_products, tensor, wide
 
 pytestmark = pytest.mark.gpu
 
@@ -177,13 +177,19 @@ def test_batches_of_blocks():
 
 
 @pytest.mark.parametrize("name", ["nvfp4", "mxfp4", "mxfp6_e3m2", "mxfp8_e4m3"])
-def test_largest_scales(name):
+def test_scales_at_the_ends(name):
     """Blocks of zeros stay zeros under the largest scales; the smallest do not vanish."""
-    q = dlfp4.quantize(np.zeros((2, 128), np.float32), name)
-    largest = 0x7E if name == "nvfp4" else 0xFE
-    scales = of_codes(np.full(q.scales.shape, largest, np.uint8), q.scales.dtype.name)
-    a = on_cuda(dlfp4.ScaledTensor.from_parts(q.data, scales, q.global_scale, format=name))
-    assert dlfp4.vecdot(a, a).to_device("cpu").tolist() == [0, 0]
+    unit = np.float32(1) if name == "nvfp4" else None
+    for value, scale in ((0, 0x7E if name == "nvfp4" else 0xFE), (1, 1)):
+        q = dlfp4.quantize(np.full((2, 128), value, np.float32), name)
+        scales = of_codes(np.full(q.scales.shape, scale, np.uint8), q.scales.dtype.name)
+        x = dlfp4.ScaledTensor.from_parts(q.data, scales, unit, format=name)
+        expected = x.dequantize().to_numpy().astype(np.float64).sum(-1)
+        assert (expected != 0).all() == (value != 0)
+        ones = on_cuda(np.ones(128, np.float32))
+        assert dlfp4.vecdot(ones, on_cuda(x)).to_device("cpu").tolist() == expected.tolist()
+        if value == 0:
+            assert dlfp4.vecdot(on_cuda(x), on_cuda(x)).to_device("cpu").tolist() == [0, 0]
 
 
 # ---- Shapes
@@ -256,21 +262,10 @@ def test_errors():
 
 @pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "bfloat16", "float16", "float32"])
 def test_nan_and_infinity(name):
-    ones = native_cast(np.ones(200, np.float32), name)
-    for special in (np.nan, np.inf, -np.inf):
-        a = ones.copy()
-        with np.errstate(all="ignore"):
-            a[117] = special
-        value = float(a[117])
+    for a, b, expected in special_products(name):
         for first in (0, 1):  # vectors, and elements
-            got = float(dlfp4.dot(on_cuda(a)[first:], on_cuda(ones)[first:]).to_device("cpu"))
-            assert got == value or (np.isnan(value) and np.isnan(got))
-        if np.isinf(value):
-            b = ones.copy()
-            b[117] = 0
-            assert np.isnan(float(dlfp4.dot(on_cuda(a), on_cuda(b)).to_device("cpu")))
-            a[5] = -special
-            assert np.isnan(float(dlfp4.dot(on_cuda(a), on_cuda(ones)).to_device("cpu")))
+            got = dlfp4.dot(on_cuda(a)[first:], on_cuda(b)[first:]).to_device("cpu")
+            np.testing.assert_equal(float(got), expected)
 
 
 @pytest.mark.parametrize("name", ["nvfp4", "mxfp4", "mxfp6_e2m3", "mxfp8_e4m3"])

@@ -121,7 +121,7 @@ def test_files_and_descriptions_hold_the_tensor_that_it_is(tmp_path):
 @gpu
 def test_a_pair_dialect_comes_back():
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    codes = torch.zeros((32, 32), dtype=torch.uint8, device="cuda").view(torch.float4_e2m1fn_x2)
+    codes = torch.randint(0, 256, (32, 32), device="cuda").to(torch.uint8).view(torch.float4_e2m1fn_x2)
     scales = torch.full((32, 2), 127, dtype=torch.uint8, device="cuda").view(torch.float8_e8m0fnu)
     q = dlfp4.ScaledTensor.from_parts(codes, scales, format="mxfp4")
     assert q.prepare().with_scale_layout("linear").data.x2 == q.data.x2
