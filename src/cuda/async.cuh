@@ -75,8 +75,17 @@ __device__ inline void copy_16(uint32_t to, const uint8_t *from, bool there) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
 }
 
+__device__ inline void copy_4(uint32_t to, const void *from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
+
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-__device__ inline void wait_for_copies() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
+
+// Until at most so many groups, the last ones, are under way.
+template <int Pending>
+__device__ inline void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
+}
 
 // Four matrices of 8 x 8 16-bit elements; the lane's address is that of a row.
 __device__ inline void load_matrices(uint32_t address, uint32_t *to) {
@@ -195,46 +204,70 @@ __device__ inline uint64_t describe_rows(uint32_t address) {
 
 #define DLFP4_SUM4(i) "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3])
 #define DLFP4_SUM16(i) DLFP4_SUM4(i), DLFP4_SUM4(i + 4), DLFP4_SUM4(i + 8), DLFP4_SUM4(i + 12)
-#define DLFP4_OPERANDS "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(adds))
+#define DLFP4_SUM64(i) DLFP4_SUM16(i), DLFP4_SUM16(i + 16), DLFP4_SUM16(i + 32), DLFP4_SUM16(i + 48)
+#define DLFP4_NAME16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define DLFP4_NAME32 DLFP4_NAME16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define DLFP4_NAME64                                                                                  \
+  DLFP4_NAME32                                                                                        \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, " \
+  "%51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define DLFP4_NAME128                                                                                        \
+  DLFP4_NAME64                                                                                               \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, "   \
+  "%84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, " \
+  "%104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, "   \
+  "%121, %122, %123, %124, %125, %126, %127"
 
-#define DLFP4_WGMMA_32(type)                                                      \
-  asm volatile(                                                                   \
-      "{.reg .pred adds; setp.ne.b32 adds, %21, 0;\n"                             \
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type                 \
-      " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, " \
-      "{%16, %17, %18, %19}, %20, adds, 1, 1, 0;}"                                \
-      : DLFP4_SUM16(0)                                                            \
-      : DLFP4_OPERANDS)
+// `names` of the sums, then those of the four words of a, of b, and of whether to add.
+#define DLFP4_WGMMA(rows, type, names, of_a, of_b, of_adds, ...)                                                   \
+  asm volatile("{.reg .pred adds; setp.ne.b32 adds, " of_adds                                                      \
+               ", 0;\n"                                                                                            \
+               "wgmma.mma_async.sync.aligned.m64n" rows "k16.f32." type "." type " {" names "}, {" of_a "}, " of_b \
+               ", adds, 1, 1, 0;}"                                                                                 \
+               : __VA_ARGS__                                                                                       \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(adds)))
+#define DLFP4_WGMMA_32(type) DLFP4_WGMMA("32", type, DLFP4_NAME16, "%16, %17, %18, %19", "%20", "%21", DLFP4_SUM16(0))
+#define DLFP4_WGMMA_64(type) \
+  DLFP4_WGMMA("64", type, DLFP4_NAME32, "%32, %33, %34, %35", "%36", "%37", DLFP4_SUM16(0), DLFP4_SUM16(16))
+#define DLFP4_WGMMA_128(type) DLFP4_WGMMA("128", type, DLFP4_NAME64, "%64, %65, %66, %67", "%68", "%69", DLFP4_SUM64(0))
+#define DLFP4_WGMMA_256(type) \
+  DLFP4_WGMMA("256", type, DLFP4_NAME128, "%128, %129, %130, %131", "%132", "%133", DLFP4_SUM64(0), DLFP4_SUM64(64))
 
-#define DLFP4_WGMMA_64(type)                                                              \
-  asm volatile(                                                                           \
-      "{.reg .pred adds; setp.ne.b32 adds, %37, 0;\n"                                     \
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type                         \
-      " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "          \
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, " \
-      "{%32, %33, %34, %35}, %36, adds, 1, 1, 0;}"                                        \
-      : DLFP4_SUM16(0), DLFP4_SUM16(16)                                                   \
-      : DLFP4_OPERANDS)
-
-// sums = a @ b (+ sums): 64 rows of weights from registers, 32 or 64 rows of x from shared memory, 16 of K.
+// sums = a @ b (+ sums): 64 rows of weights from registers, some rows of x from shared memory, 16 of K.
 template <int Type, int Rows>
 __device__ inline void multiply_rows(float *sums, const uint32_t *a, uint64_t b, bool adds) {
-  static_assert(Rows == 32 || Rows == 64, "");
-  if constexpr (Rows == 32 && Type == kBfloat16)
-    DLFP4_WGMMA_32("bf16");
-  else if constexpr (Rows == 32)
+  static_assert(Rows == 32 || Rows == 64 || Rows == 128 || Rows == 256, "");
+  constexpr bool kIsHalf = Type == kFloat16;
+  if constexpr (Rows == 32 && kIsHalf)
     DLFP4_WGMMA_32("f16");
-  else if constexpr (Type == kBfloat16)
-    DLFP4_WGMMA_64("bf16");
-  else
+  else if constexpr (Rows == 32)
+    DLFP4_WGMMA_32("bf16");
+  else if constexpr (Rows == 64 && kIsHalf)
     DLFP4_WGMMA_64("f16");
+  else if constexpr (Rows == 64)
+    DLFP4_WGMMA_64("bf16");
+  else if constexpr (Rows == 128 && kIsHalf)
+    DLFP4_WGMMA_128("f16");
+  else if constexpr (Rows == 128)
+    DLFP4_WGMMA_128("bf16");
+  else if constexpr (kIsHalf)
+    DLFP4_WGMMA_256("f16");
+  else
+    DLFP4_WGMMA_256("bf16");
 }
 
 #undef DLFP4_SUM4
 #undef DLFP4_SUM16
-#undef DLFP4_OPERANDS
+#undef DLFP4_SUM64
+#undef DLFP4_NAME16
+#undef DLFP4_NAME32
+#undef DLFP4_NAME64
+#undef DLFP4_NAME128
+#undef DLFP4_WGMMA
 #undef DLFP4_WGMMA_32
 #undef DLFP4_WGMMA_64
+#undef DLFP4_WGMMA_128
+#undef DLFP4_WGMMA_256
 #endif  // DLFP4_HOPPER
 
 }  // namespace cuda

@@ -1,7 +1,8 @@
 // y = x @ w.T for up to 16 rows of x: the weights pass once, as fast as memory gives them.
 // Layout: a block of threads has some tiles of 16 rows of w and all of K; its warps share K in slices.
-// Trick: weights go straight to registers, two items ahead, and begin before the kernel that makes x has ended; x waits
-// in a warp's own shared memory and then in registers. Sums meet once, in shared memory, in the order of the warps.
+// Trick: a warp's next weights are under way while it multiplies, to its own shared memory, or to registers where 16
+// rows of x leave no room for them; the first begin before the kernel that makes x has ended. x waits in shared memory
+// and then in registers. Sums meet once, in shared memory, in the order of the warps.
 #ifndef DLFP4_SRC_CUDA_FEW_ROWS_CUH_
 #define DLFP4_SRC_CUDA_FEW_ROWS_CUH_
 
@@ -20,133 +21,189 @@ class FewRows {
   static constexpr int kBlocks = slice_blocks(kLayout.bits);
   static constexpr int kChunks = kBlocks * kBlockK / 8;  // of 16 bytes, in a row of a slice
   static constexpr int kRows = 8 * Eights;
-  static constexpr int kSums = kRows * kTile;         // of a tile
-  static constexpr int kAhead = Eights == 1 ? 2 : 1;  // tiles whose weights wait in registers
+  static constexpr int kSums = kRows * kTile;  // of a tile
   static constexpr int kTileCodes = kLayout.words() * 4 * kWarpSize, kTileScales = kTile * kLayout.groups();
+  static constexpr bool kIsStaged = has_stage(Eights);  // else weights go to registers
 
   // Of one tile and slice.
   struct Words {
     LaneWords<Kind> of_block[kBlocks];
   };
 
-  // What is loaded next: slice by slice, each through all tiles. Places count words of 32 bits.
+  // What is fetched next: slice by slice, each through all tiles. `block` is the slice's first in its row of blocks.
   struct Next {
-    int slice = 0, tile = 0;
-    uint32_t slice_begin, codes, scales;
+    int slice = 0, tile = 0, block;
   };
 
   const StreamParams &p_;
   const ProductParams &q_;
   const int lane_ = threadIdx.x % kWarpSize, warp_ = threadIdx.x / kWarpSize, warps_ = blockDim.x / kWarpSize;
-  const int first_tile_ = blockIdx.x * p_.tiles;
-  const int tiles_ = min(p_.tiles, (q_.columns + kTile - 1) / kTile - first_tile_);
+  const int first_tile_ = blockIdx.x * p_.tiles, tiles_ = min(p_.tiles, count_tiles(q_.columns) - first_tile_);
   const int first_row_ = blockIdx.y * kRows;
   const int slices_ = p_.slices_of_warp - (warp_ >= p_.full_warps);
-  uint32_t x_;   // this warp's slice of x
-  float *sums_;  // this warp's
+  uint32_t x_, stage_;  // this warp's slice of x, and weights
+  float *sums_;         // this warp's
   Next next_;
-  uint32_t to_codes_, to_scales_;  // from where a slice begins
-  int slice_ = 0, tile_ = 0;       // that are done
+  int slice_ = 0, tile_ = 0;
   uint32_t operands_[Eights][kBlocks * kSteps * 2];
 
  public:
   __device__ explicit FewRows(const StreamParams &p) : p_(p), q_(p.product) {
-    const int x_bytes = x_slice_bytes(Kind, Eights);
-    uint8_t *own = shared_memory + warp_ * warp_bytes(Kind, Eights, p.tiles, p.reuses);
+    uint8_t *own = shared_memory + warp_ * p.memory.bytes;
     x_ = shared_address(own);
-    sums_ = reinterpret_cast<float *>(p.reuses ? own : own + x_bytes);
+    stage_ = x_ + p.memory.stage;
+    sums_ = reinterpret_cast<float *>(own + p.memory.sums);
+    next_.block = warp_ * kBlocks;
   }
 
   __device__ void run() {
-    Words words[kAhead] = {};
-    place_next();
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) load_next(words[i]);
+    Words words = {};
+    kIsStaged ? copy_next() : load_next(words);
     let_next_kernel_start();
     wait_for_kernel_before();
-    load_x(0);
-    const Finish finish(q_);
-    while (slice_ < slices_)
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i)
-        if (slice_ < slices_) do_tile(words[i]);
+    if (threadIdx.x == 0) copy_factors();
+    copy_x(0);
+    for (; slice_ < slices_; ++slice_)
+      for (tile_ = 0; tile_ < tiles_; ++tile_) do_tile(words);
     __syncthreads();
-    store(finish);
+    store(Finish(q_, factors()));
   }
 
  private:
-  __device__ int slice_number(int index) const { return warp_ + index * warps_; }
+  __device__ static int count_tiles(uint32_t columns) { return (columns + kTile - 1) / kTile; }
 
-  __device__ void place_next() {
-    const int in_block = first_tile_ % kTilesInBlock;
-    const uint32_t number = first_tile_ / kTilesInBlock * q_.blocks_in_row + warp_ * kBlocks;
-    next_.slice_begin = number * (kLayout.bytes() / 4);
-    to_codes_ = (in_block * kTileCodes + lane_ * 16) / 4;
-    to_scales_ = (kLayout.code_bytes() + in_block * kTileScales + (lane_ >> 2) * (2 * kLayout.groups())) / 4;
-    next_.codes = next_.slice_begin + to_codes_;
-    next_.scales = next_.slice_begin + to_scales_;
+  // --- Weights
+
+  // Of the next tile, in its first block; other blocks of the slice follow in steps of a block's bytes.
+  __device__ const uint8_t *next_codes() const {
+    return next_block() + (first_tile_ + next_.tile) % uint32_t{kTilesInBlock} * kTileCodes;
+  }
+  __device__ const uint8_t *next_scales() const {
+    return next_block() + kLayout.code_bytes() + (first_tile_ + next_.tile) % uint32_t{kTilesInBlock} * kTileScales;
+  }
+  __device__ const uint8_t *next_block() const {
+    const uint32_t row = (first_tile_ + next_.tile) / uint32_t{kTilesInBlock};
+    return q_.weights + uint64_t{row * q_.blocks_in_row + next_.block} * kLayout.bytes();
   }
 
-  // Without a branch, so that loads in flight are not waited for where ways meet.
   __device__ void advance_next() {
-    const bool is_last = ++next_.tile == tiles_, leaves_block = (first_tile_ + next_.tile) % kTilesInBlock == 0;
-    const uint32_t row_of_blocks = leaves_block ? q_.blocks_in_row * (kLayout.bytes() / 4) : 0;
-    next_.slice += is_last;
+    const bool is_last = ++next_.tile == tiles_;
     next_.tile = is_last ? 0 : next_.tile;
-    next_.slice_begin += is_last ? warps_ * kBlocks * (kLayout.bytes() / 4) : 0;
-    next_.codes += kTileCodes / 4 + (leaves_block ? row_of_blocks - kTilesInBlock * kTileCodes / 4 : 0);
-    next_.scales += kTileScales / 4 + (leaves_block ? row_of_blocks - kTilesInBlock * kTileScales / 4 : 0);
-    next_.codes = is_last ? next_.slice_begin + to_codes_ : next_.codes;
-    next_.scales = is_last ? next_.slice_begin + to_scales_ : next_.scales;
+    next_.slice += is_last;
+    next_.block += is_last ? warps_ * kBlocks : 0;
   }
 
-  __device__ void load_next(Words &words) {
-    const bool wanted = next_.slice < slices_;
-    const uint8_t *codes = q_.weights + uint64_t{next_.codes} * 4, *scales = q_.weights + uint64_t{next_.scales} * 4;
+  // To the stage, as one group of copies; an empty one where no weights are left.
+  __device__ void copy_next() {
+    constexpr int kScaleChunks = kTileScales / 16;
+    if (next_.slice < slices_) {
+      const uint8_t *codes = next_codes() + lane_ * 16;
 #pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
-      LaneWords<Kind> &to = words.of_block[b];
+      for (int b = 0; b < kBlocks; ++b)
 #pragma unroll
-      for (int i = 0; i < kLayout.words(); i += 4)
-        load_once_16(codes + b * kLayout.bytes() + i * 4 * kWarpSize, wanted, to.codes + i);
-      load_once(scales + b * kLayout.bytes(), wanted, to.scales);
-    }
-    advance_next();
-  }
-
-  // Where 16 bytes of a row of x lie: swizzled, so that eight rows meet in eight different banks.
-  __device__ uint32_t x_address(int row, int chunk) const {
-    return x_ + (row * kChunks + ((chunk & ~7) | ((chunk ^ row) & 7))) * 16;
-  }
-
-  __device__ void load_x(int index) const {
-    if (index >= slices_) return;
-    const int first = slice_number(index) * kChunks, row = lane_ / kChunks, chunk = lane_ % kChunks;
-    const uint8_t *from = q_.x + (first_row_ + row) * q_.x_stride + (first + chunk) * 16;
-    const bool in_depth = (first + chunk) * 8 < q_.depth;
-#pragma unroll
-    for (int in_slice = 0; in_slice < kRows; in_slice += kWarpSize / kChunks) {
-      const bool there = in_depth && first_row_ + row + in_slice < q_.rows;
-      copy_16(x_address(row + in_slice, chunk), from, there);
-      from += kWarpSize / kChunks * q_.x_stride;
+        for (int i = 0; i < kTileCodes; i += 16 * kWarpSize)
+          copy_16(stage_ + b * kTileCodes + i + lane_ * 16, codes + b * kLayout.bytes() + i, true);
+      if (lane_ < kBlocks * kScaleChunks)
+        copy_16(stage_ + kBlocks * kTileCodes + lane_ * 16,
+                next_scales() + lane_ / kScaleChunks * kLayout.bytes() + lane_ % kScaleChunks * 16, true);
+      advance_next();
     }
     commit_copies();
   }
 
-  __device__ void take_x(int index) {
-    wait_for_copies();
-    __syncwarp();
+  __device__ void take_stage(Words &words) const {
+    const uint32_t codes = stage_ + lane_ * 16;
+    const uint32_t scales = stage_ + kBlocks * kTileCodes + (lane_ >> 2) * (2 * kLayout.groups());
 #pragma unroll
-    for (int n = 0; n < Eights; ++n)
+    for (int b = 0; b < kBlocks; ++b) {
 #pragma unroll
-      for (int i = 0; i < kBlocks * kSteps / 2; ++i)
-        load_matrices(x_address(n * 8 + (lane_ & 7), i * 4 + (lane_ >> 3)), &operands_[n][4 * i]);
+      for (int i = 0; i < kLayout.words(); i += 4)
+        load_shared_16(codes + b * kTileCodes + i * 4 * kWarpSize, words.of_block[b].codes + i);
+      load_shared(scales + b * kTileScales, words.of_block[b].scales);
+    }
     __syncwarp();
-    load_x(index + 1);
+  }
+
+  // Without a branch, so that loads in flight are not waited for where ways meet.
+  __device__ void load_next(Words &words) {
+    const uint8_t *codes = next_codes() + lane_ * 16, *scales = next_scales() + (lane_ >> 2) * (2 * kLayout.groups());
+    const bool wanted = next_.slice < slices_;
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+#pragma unroll
+      for (int i = 0; i < kLayout.words(); i += 4)
+        load_once_16(codes + b * kLayout.bytes() + i * 4 * kWarpSize, wanted, words.of_block[b].codes + i);
+      load_once(scales + b * kLayout.bytes(), wanted, words.of_block[b].scales);
+    }
+    advance_next();
+  }
+
+  // --- x
+
+  // Where 16 bytes of a row of x lie: swizzled, so that eight rows meet in eight different banks.
+  __device__ uint32_t x_address(int row, int chunk) const {
+    return ((x_ + chunk * 16) ^ row % 8 * 16) + row * (kChunks * 16);
+  }
+
+  // A slice, as one group of copies; an empty one where there is none.
+  __device__ void copy_x(int index) const {
+    if (index < slices_) {
+      const int in_row = (warp_ + index * warps_) * kChunks + lane_ % kChunks, row = lane_ / kChunks;
+      const uint8_t *from = q_.x + (first_row_ + row) * q_.x_stride + in_row * 16;
+      const bool in_depth = in_row * 8 < q_.depth;
+#pragma unroll
+      for (int in_slice = 0; in_slice < kRows; in_slice += kWarpSize / kChunks) {
+        const bool there = in_depth && first_row_ + row + in_slice < q_.rows;
+        copy_16(x_address(row + in_slice, lane_ % kChunks), from, there);
+        from += kWarpSize / kChunks * q_.x_stride;
+      }
+    }
+    commit_copies();
+  }
+
+  __device__ void take_x() {
+#pragma unroll
+    for (int n = 0; n < Eights; ++n) {
+      const uint32_t first = x_address(n * 8 + (lane_ & 7), lane_ >> 3);
+#pragma unroll
+      for (int i = 0; i < kBlocks * kSteps / 2;
+           ++i)  // four chunks at a time; x_address of the fifth is the first's ^ 64
+        load_matrices((first ^ i % 2 * 64) + i / 2 * 128, &operands_[n][4 * i]);
+    }
+    __syncwarp();
+  }
+
+  // --- The scales of whole tensors, behind the warps' memory: a load here would be waited for, a copy is not.
+
+  __device__ float *factors() const { return reinterpret_cast<float *>(shared_memory + warps_ * p_.memory.bytes); }
+
+  __device__ void copy_factors() const {
+    for (int i = 0; i < 2; ++i)
+      if (q_.factors[i])
+        copy_4(shared_address(factors() + i), q_.factors[i]);
+      else
+        factors()[i] = 1;
+  }
+
+  // --- Products
+
+  // Weights of a tile come before x of the next slice, which may take until the tile has been multiplied.
+  __device__ void wait_for_copies_of_tile() const {
+    if (kIsStaged && tile_ == 1)
+      wait_for_copies<1>();
+    else
+      wait_for_copies<0>();
+    __syncwarp();
   }
 
   __device__ void do_tile(Words &words) {
-    if (tile_ == 0) take_x(slice_);
+    if (kIsStaged || tile_ == 0) wait_for_copies_of_tile();
+    if (tile_ == 0) take_x();
+    if constexpr (kIsStaged) {
+      take_stage(words);
+      copy_next();
+    }
+    if (tile_ == 0) copy_x(slice_ + 1);
     float sums[Eights][2][4] = {};
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
@@ -159,9 +216,8 @@ class FewRows {
           multiply_tile<Type>(sums[n][Eights == 1 ? step & 1 : 0], weights + 4 * step,
                               &operands_[n][(b * kSteps + step) * 2]);
     }
-    load_next(words);
+    if constexpr (!kIsStaged) load_next(words);
     keep(sums);
-    if (++tile_ == tiles_) tile_ = 0, ++slice_;
   }
 
   // Adds to the slices before, again without a branch.
@@ -177,18 +233,24 @@ class FewRows {
       }
   }
 
-  __device__ void store(const Finish &finish) const {
-    const float *first =
-        reinterpret_cast<const float *>(shared_memory) + (p_.reuses ? 0 : x_slice_bytes(Kind, Eights) / 4);
-    const int next = warp_bytes(Kind, Eights, p_.tiles, p_.reuses) / 4;
-    for (int i = threadIdx.x; i < tiles_ * kSums; i += blockDim.x) {
-      const int row = first_row_ + i % kSums / kTile, column = (first_tile_ + i / kSums) * kTile + i % kTile;
-      if (row >= q_.rows || column >= q_.columns) continue;
-      float sum = 0;
+  // One of all warps' sums, in their order.
+  __device__ float sum_of_warps(const float *first, int next) const {
+    float sum = 0;
+    if (warps_ == kMostWarps) {
 #pragma unroll
-      for (int warp = 0; warp < kMostWarps; ++warp)
-        if (warp < warps_) sum += first[warp * next + i];
-      store_result(q_, row, column, finish(sum));
+      for (int warp = 0; warp < kMostWarps; ++warp) sum += first[warp * next];
+    } else {
+      for (int warp = 0; warp < warps_; ++warp) sum += first[warp * next];
+    }
+    return sum;
+  }
+
+  __device__ void store(const Finish &finish) const {
+    const float *first = reinterpret_cast<const float *>(shared_memory + p_.memory.sums);
+    for (uint32_t i = threadIdx.x; i < tiles_ * kSums; i += blockDim.x) {
+      const int row = first_row_ + i % kSums / kTile, column = (first_tile_ + i / kSums) * kTile + i % kTile;
+      if (row < q_.rows && column < q_.columns)
+        store_result(q_, row, column, finish(sum_of_warps(first + i, p_.memory.bytes / 4)));
     }
   }
 };

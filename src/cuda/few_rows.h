@@ -14,9 +14,26 @@ DLFP4_RULE int x_slice_bytes(int kind, int eights) {
   return slice_blocks(weight_layout(kind).bits) * kBlockK * 2 * 8 * eights;
 }
 
-DLFP4_RULE int warp_bytes(int kind, int eights, int tiles, bool reuses) {
+// Whether a warp's next weights wait in shared memory.
+DLFP4_RULE bool has_stage(int eights) { return eights == 1; }
+
+// Of a tile in a slice, in steps of 128.
+DLFP4_RULE int slice_of_tile_bytes(int kind) {
+  const WeightLayout layout = weight_layout(kind);
+  return (slice_blocks(layout.bits) * layout.bytes() / kTilesInBlock + 127) / 128 * 128;
+}
+
+constexpr int kFactorBytes = 16;  // of a block of threads: the scales of whole tensors
+
+// Shared memory of a warp: from its start, x, then sums and weights. Sums may lie over x where a warp has one slice.
+struct WarpMemory {
+  int sums, stage, bytes;
+};
+
+DLFP4_RULE WarpMemory warp_memory(int kind, int eights, int tiles, bool reuses) {
   const int x = x_slice_bytes(kind, eights), sums = tiles * 8 * eights * kTile * 4;
-  return reuses ? (x > sums ? x : sums) : x + sums;
+  const int stage = reuses ? (x > sums ? x : sums) : x + sums;
+  return {reuses ? 0 : x, stage, stage + (has_stage(eights) ? slice_of_tile_bytes(kind) : 0)};
 }
 
 }  // namespace cuda

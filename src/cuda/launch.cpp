@@ -36,6 +36,7 @@ constexpr int kNotInitialized = 3;  // CUDA_ERROR_NOT_INITIALIZED
 constexpr int kMultiprocessors = 16, kSharedMemoryOptIn = 97, kCaptureRelaxed = 2;
 constexpr int kPtxVersion = 5, kDynamicSharedBytes = 8;               // of a function's attributes
 constexpr int kClusterDimension = 4, kProgrammaticSerialization = 6;  // of a launch's
+constexpr int kSharedUnasked = 48 * 1024;
 constexpr int64_t kMostBlocks = INT32_MAX, kMostBlocksAcross = 65535;
 constexpr int64_t kBlocksOfMultiprocessor = 2048 / kThreads;
 
@@ -74,16 +75,9 @@ int load_once(const void *image) {
 
 }  // namespace
 
-int launch(int kernel, int64_t blocks, void *params, uintptr_t stream) {
-  if (!is_loaded) return kNotInitialized;
-  if (blocks > kMostBlocks) return kInvalidValue;
-  return opened_driver().cuLaunchKernel(kernels[kernel], static_cast<unsigned>(blocks), 1, 1, kThreads, 1, 1, 0,
-                                        reinterpret_cast<CUstream>(stream), &params, nullptr);
-}
-
 namespace {
 
-// Once a kernel and device: more shared memory than 48 KiB is to be asked for.
+// Once a kernel and device: more shared memory is to be asked for.
 int allow_shared_memory(int kernel) {
   static std::atomic<uint64_t> allowed[kNumKernels];
   CUdevice device = 0;
@@ -92,6 +86,19 @@ int allow_shared_memory(int kernel) {
   status = opened_driver().cuKernelSetAttribute(kDynamicSharedBytes, most_shared_memory(), kernels[kernel], device);
   if (status == 0) allowed[kernel] |= uint64_t{1} << device;
   return status;
+}
+
+// Whether kernels, as they run on the current device, wait for the kernel before them themselves: from sm_90 on.
+bool kernels_overlap() {
+  static std::atomic<uint64_t> known, that_do;
+  CUdevice device = 0;
+  if (opened_driver().cuCtxGetDevice(&device) != 0) return false;
+  const uint64_t bit = uint64_t{1} << device;
+  if (!(known & bit)) {
+    if (ptx_version(0) >= 90) that_do |= bit;
+    known |= bit;
+  }
+  return (that_do & bit) != 0;
 }
 
 LaunchAttribute cluster_of(int blocks) {
@@ -114,12 +121,12 @@ int launch_shape(int kernel, const Shape &shape, void *params, uintptr_t stream)
   if (!is_loaded) return kNotInitialized;
   if (!opened_driver().cuLaunchKernelEx || !opened_driver().cuKernelSetAttribute) return kNotSupported;
   if (shape.blocks[0] > kMostBlocks || shape.blocks[1] > kMostBlocksAcross) return kInvalidValue;
-  const int status = allow_shared_memory(kernel);
+  const int status = shape.shared_bytes > kSharedUnasked ? allow_shared_memory(kernel) : 0;
   if (status != 0) return status;
   LaunchAttribute attributes[2];
   unsigned count = 0;
   if (shape.cluster > 1) attributes[count++] = cluster_of(shape.cluster);
-  if (shape.overlaps) attributes[count++] = overlapping();
+  if (kernels_overlap()) attributes[count++] = overlapping();
   const LaunchConfig config = {{static_cast<unsigned>(shape.blocks[0]), static_cast<unsigned>(shape.blocks[1]), 1},
                                {static_cast<unsigned>(shape.threads), 1, 1},
                                static_cast<unsigned>(shape.shared_bytes),
@@ -127,6 +134,10 @@ int launch_shape(int kernel, const Shape &shape, void *params, uintptr_t stream)
                                attributes,
                                count};
   return opened_driver().cuLaunchKernelEx(&config, kernels[kernel], &params, nullptr);
+}
+
+int launch(int kernel, int64_t blocks, void *params, uintptr_t stream) {
+  return launch_shape(kernel, {{blocks, 1}, kThreads, 0, 1}, params, stream);
 }
 
 int ptx_version(int kernel) {

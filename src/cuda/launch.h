@@ -24,8 +24,7 @@ struct Shape {
   int64_t blocks[2];
   int threads;
   int shared_bytes;
-  int cluster;    // blocks of a cluster, along the first dimension; 1: none
-  bool overlaps;  // starts before the kernel before it has ended, for which it waits itself (sm_90)
+  int cluster;  // blocks of a cluster, along the first dimension; 1: none
 };
 int launch_shape(int kernel, const Shape &shape, void *params, uintptr_t stream);
 

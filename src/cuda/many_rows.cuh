@@ -36,10 +36,10 @@ struct Ring {
     empty = full + stages * 8;
   }
 
-  __device__ void init(int consumers) const {
+  __device__ void init(int producers, int consumers) const {
     if (threadIdx.x == 0) {
       for (int i = 0; i < stages; ++i) {
-        init_barrier(full + 8 * i, 1);
+        init_barrier(full + 8 * i, producers);
         init_barrier(empty + 8 * i, consumers);
       }
       publish_barriers();
@@ -65,15 +65,13 @@ struct Blocks {
 
 // --- Multiplying ---------------------------------------------------------------------------------
 
-// A warpgroup's share: 64 columns of y by `Rows` rows.
-template <int Kind, int Type, int Rows>
+// A warpgroup's share of tiles: 64 columns of y by `Rows` rows. Of each eight rows four sums: (row, column),
+// (row + 1, column), (row, column + 8), (row + 1, column + 8).
+template <int Kind, int Type>
 class Consumer {
   static constexpr WeightLayout kLayout = weight_layout(Kind);
-  static constexpr int kChunk = Rows < 64 ? Rows : 64;  // rows of one instruction
 
  public:
-  float sums[Rows / 2];  // of each eight rows 4: (row, column), (row + 1, c), (r, c + 8), (r + 1, c + 8)
-
   __device__ Consumer(const Ring<Kind> &ring, const Shifts &by, int half, int first)
       : ring_(ring), by_(by), turn_(first) {
     const int tile = half * (kTilesInBlock / 2) + warp();
@@ -85,14 +83,15 @@ class Consumer {
   __device__ static int lane() { return threadIdx.x % kWarpSize; }
   __device__ static int warp() { return threadIdx.x % kWarpgroup / kWarpSize; }
 
-  __device__ void multiply(const Blocks &blocks) {
+  template <int Rows>
+  __device__ void multiply(const Blocks &blocks, float (&sums)[Rows / 2]) {
     uint32_t operands[2][4 * kSteps];
     int left = (blocks.count - blocks.first + blocks.by - 1) / blocks.by;
     for (bool adds = false; left >= 2; left -= 2, adds = true) {
-      step(operands[0], adds, blocks.by);
-      step(operands[1], true, blocks.by);
+      step<Rows>(operands[0], adds, blocks.by, sums);
+      step<Rows>(operands[1], true, blocks.by, sums);
     }
-    if (left > 0) step(operands[0], blocks.count - blocks.first > blocks.by, blocks.by);
+    if (left > 0) step<Rows>(operands[0], blocks.count - blocks.first > blocks.by, blocks.by, sums);
     wait_for_products<0>();
 #pragma unroll
     for (float &sum : sums) asm volatile("" : "+f"(sum)::"memory");
@@ -111,7 +110,8 @@ class Consumer {
     load_shared(scales_ + offset, words.scales);
   }
 
-  __device__ void step(uint32_t *operands, bool adds, int by) {
+  template <int Rows>
+  __device__ void step(uint32_t *operands, bool adds, int by, float *sums) {
     wait_for(ring_.full + 8 * turn_.stage, turn_.phase);
     LaneWords<Kind> words;
     load(words);
@@ -119,11 +119,7 @@ class Consumer {
     const uint64_t rows = describe_rows(ring_.x + turn_.stage * ring_.x_bytes);
     begin_products();
 #pragma unroll
-    for (int i = 0; i < kSteps; ++i)
-#pragma unroll
-      for (int chunk = 0; chunk < Rows / kChunk; ++chunk)
-        multiply_rows<Type, kChunk>(sums + chunk * (kChunk / 2), operands + 4 * i,
-                                    rows + 2 * i + chunk * (kChunk * kBlockK * 2 / 16), adds || i > 0);
+    for (int i = 0; i < kSteps; ++i) multiply_rows<Type, Rows>(sums, operands + 4 * i, rows + 2 * i, adds || i > 0);
     commit_products();
     wait_for_products<1>();  // of the block before, whose stage is free then
     if (adds) release();
@@ -166,11 +162,12 @@ class SharedTile {
   __device__ explicit SharedTile(const ManyRowsParams &p) : p_(p), q_(p.product), ring_(Rows, p.halves, p.stages) {}
 
   __device__ void run() {
-    ring_.init(p_.halves);
+    ring_.init(2, p_.halves);
     let_next_kernel_start();
     if (warpgroup() == 0) {
       asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-      if (threadIdx.x == 0) produce();
+      if (threadIdx.x == 0) produce_weights();
+      if (threadIdx.x == kWarpSize) produce_x();
       __syncwarp();
       sync_cluster();  // sums are there
       sync_cluster();  // and have been read
@@ -192,28 +189,28 @@ class SharedTile {
     copy_bytes(to + ring_.code_bytes, from + kLayout.code_bytes() + half * scale_bytes, scale_bytes, barrier, policy);
   }
 
-  __device__ void copy_x(int block, int stage) const {
-    copy_box(ring_.x + stage * ring_.x_bytes, &p_.x, (begin_ + block) * kBlockK, first_row_, ring_.full + 8 * stage);
+  // Weights fill the ring before x is known to be there.
+  __device__ void produce_weights() const {
+    const uint64_t policy = evict_first();
+    Turn turn(0);
+    turn.phase = 1;  // every stage is free
+    for (int block = 0; block < count_; ++block) {
+      wait_for(ring_.empty + 8 * turn.stage, turn.phase);
+      expect_bytes(ring_.full + 8 * turn.stage, ring_.weight_bytes);
+      copy_weights(block, turn.stage, policy);
+      turn.advance(1, ring_.stages);
+    }
   }
 
-  __device__ void expect(int stage) const { expect_bytes(ring_.full + 8 * stage, ring_.x_bytes + ring_.weight_bytes); }
-
-  // Weights fill the ring before x is known to be there.
-  __device__ void produce() const {
-    const uint64_t policy = evict_first();
-    const int ahead = min(count_, ring_.stages);
-    for (int block = 0; block < ahead; ++block) {
-      expect(block);
-      copy_weights(block, block, policy);
-    }
+  __device__ void produce_x() const {
     wait_for_kernel_before();
-    for (int block = 0; block < ahead; ++block) copy_x(block, block);
     Turn turn(0);
-    for (int block = ahead; block < count_; ++block) {
+    turn.phase = 1;
+    for (int block = 0; block < count_; ++block) {
+      const uint32_t full = ring_.full + 8 * turn.stage;
       wait_for(ring_.empty + 8 * turn.stage, turn.phase);
-      expect(turn.stage);
-      copy_weights(block, turn.stage, policy);
-      copy_x(block, turn.stage);
+      expect_bytes(full, ring_.x_bytes);
+      copy_box(ring_.x + turn.stage * ring_.x_bytes, &p_.x, (begin_ + block) * kBlockK, first_row_, full);
       turn.advance(1, ring_.stages);
     }
   }
@@ -224,16 +221,19 @@ class SharedTile {
     const int group = warpgroup() - 1;
     const int half = p_.halves == 2 ? group : 0, share = p_.halves == 2 ? 0 : group;
     const Blocks blocks = {count_, share, p_.halves == 2 ? 1 : kConsumers};
-    Consumer<Kind, Type, Rows> consumer(ring_, q_.shifts, half, share);
-    consumer.multiply(blocks);
+    Consumer<Kind, Type> consumer(ring_, q_.shifts, half, share);
+    float sums[Rows / 2];
+    consumer.template multiply<Rows>(blocks, sums);
     sync_consumers();  // the ring's memory is free
-    keep(consumer.sums, half, share);
+    keep(sums, half, share);
     sync_cluster();
     const int parts = ranks_ * (kConsumers / p_.halves);
     if (parts == 1)
       store<1>(finish);
     else if (parts == 2)
       store<2>(finish);
+    else if (parts == 3)
+      store<3>(finish);
     else if (parts == 4)
       store<4>(finish);
     else
@@ -254,10 +254,11 @@ class SharedTile {
   // This rank's rows: all ranks' sums of them, and of both warpgroups where they share K.
   template <int Parts>
   __device__ void store(const Finish &finish) const {
-    const int pitch = sums_pitch(p_.halves), eights = kColumnsOfHalf * p_.halves / 8, rows = Rows / ranks_;
+    const int pitch = sums_pitch(p_.halves), eights = kColumnsOfHalf * p_.halves / 8;
+    const int begin = Rows * rank_ / ranks_, end = Rows * (rank_ + 1) / ranks_;
     const uint32_t sums_at = shared_address(shared_memory);
-    for (int i = threadIdx.x - kWarpgroup; i < rows * eights; i += kConsumers * kWarpgroup) {
-      const int in_tile = rank_ * rows + i / eights, row = first_row_ + in_tile;
+    for (int i = threadIdx.x - kWarpgroup + begin * eights; i < end * eights; i += kConsumers * kWarpgroup) {
+      const int in_tile = i / eights, row = first_row_ + in_tile;
       const int column = number_ * kColumnsOfHalf * p_.halves + i % eights * 8;
       if (row >= q_.rows || column >= q_.columns) continue;
       float4 parts[Parts][2];
@@ -283,19 +284,21 @@ class SharedTile {
 
 // --- Blocks of threads that walk over tiles ----------------------------------------------------------
 
+// The last tiles, too few for all blocks of threads, come in halves of their rows; so do rows that fill no more.
 template <int Kind, int Type>
 class Walk {
-  static constexpr int kRows = kWalkRows;
+  static constexpr int kRows = kWalkRows, kHalfRows = kWalkRows / 2;
   const ManyRowsParams &p_;
   const ProductParams &q_;
   const Ring<Kind> ring_;
-  const int row_blocks_ = (q_.columns + kBlockRows - 1) / kBlockRows, x_tiles_ = (q_.rows + kRows - 1) / kRows;
+  const int row_blocks_ = (q_.columns + kBlockRows - 1) / kBlockRows, x_tiles_ = walk_x_tiles(q_.rows);
+  const int split_ = row_blocks_ * x_tiles_ - p_.whole;
 
  public:
   __device__ explicit Walk(const ManyRowsParams &p) : p_(p), q_(p.product), ring_(kRows, 2, p.stages) {}
 
   __device__ void run() {
-    ring_.init(kConsumers);
+    ring_.init(1, kConsumers);
     let_next_kernel_start();
     if (warpgroup() == 0) {
       asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
@@ -307,65 +310,81 @@ class Walk {
   }
 
  private:
-  struct Place {
-    int row_block, x_tile;
+  struct Item {
+    int row_block, first_row;
+    bool is_half;
   };
 
-  // Some row blocks of weights by all rows of x, so that both stay in the L2 cache.
-  __device__ Place place_of(int tile) const {
-    const int in_group = p_.group * x_tiles_, group = tile / in_group, rest = tile % in_group;
-    const int height = min(row_blocks_ - group * p_.group, p_.group);
-    return {group * p_.group + rest % height, rest / height};
+  __device__ int items() const { return p_.whole + 2 * split_ + (q_.rows > x_tiles_ * kRows ? row_blocks_ : 0); }
+
+  __device__ Item item_at(int number) const {
+    const int rest = number - p_.whole;
+    if (rest < 0) return item_of(number, 0, false);
+    if (rest < 2 * split_) return item_of(p_.whole + rest / 2, rest % 2 * kHalfRows, true);
+    return {rest - 2 * split_, x_tiles_ * kRows, true};
   }
 
-  __device__ int tiles() const { return row_blocks_ * x_tiles_; }
+  // Some row blocks of weights by all rows of x, so that both stay in the L2 cache.
+  __device__ Item item_of(int tile, int row, bool is_half) const {
+    const int in_group = p_.group * x_tiles_, group = tile / in_group, place = tile % in_group;
+    const int height = min(row_blocks_ - group * p_.group, p_.group);
+    return {group * p_.group + place % height, place / height * kRows + row, is_half};
+  }
 
   __device__ void produce() const {
-    constexpr int kBytes = weight_layout(Kind).bytes();
     wait_for_kernel_before();
     Turn turn(0);
     turn.phase = 1;  // every stage is free
-    for (int tile = blockIdx.x; tile < tiles(); tile += gridDim.x) {
-      const Place place = place_of(tile);
-      const uint8_t *weights = q_.weights + int64_t{place.row_block} * q_.blocks_in_row * kBytes;
-      for (int block = 0; block < q_.blocks; ++block) {
-        const uint32_t full = ring_.full + 8 * turn.stage;
-        wait_for(ring_.empty + 8 * turn.stage, turn.phase);
-        expect_bytes(full, ring_.x_bytes + ring_.weight_bytes);
-        copy_bytes(ring_.weights + turn.stage * ring_.weight_bytes, weights + int64_t{block} * kBytes, kBytes, full);
-        copy_box(ring_.x + turn.stage * ring_.x_bytes, &p_.x, block * kBlockK, place.x_tile * kRows, full);
-        turn.advance(1, ring_.stages);
-      }
+    for (int number = blockIdx.x; number < items(); number += gridDim.x) copy(item_at(number), turn);
+  }
+
+  __device__ void copy(const Item &item, Turn &turn) const {
+    constexpr int kBytes = weight_layout(Kind).bytes();
+    const uint8_t *weights = q_.weights + int64_t{item.row_block} * q_.blocks_in_row * kBytes;
+    const uint32_t x_bytes = x_stage_bytes(kHalfRows);
+    for (int block = 0; block < q_.blocks; ++block) {
+      const uint32_t full = ring_.full + 8 * turn.stage, x = ring_.x + turn.stage * ring_.x_bytes;
+      wait_for(ring_.empty + 8 * turn.stage, turn.phase);
+      expect_bytes(full, (item.is_half ? x_bytes : 2 * x_bytes) + ring_.weight_bytes);
+      copy_bytes(ring_.weights + turn.stage * ring_.weight_bytes, weights + int64_t{block} * kBytes, kBytes, full);
+      copy_box(x, &p_.x, block * kBlockK, item.first_row, full);
+      if (!item.is_half) copy_box(x + x_bytes, &p_.x, block * kBlockK, item.first_row + kHalfRows, full);
+      turn.advance(1, ring_.stages);
     }
   }
 
   __device__ void consume() const {
     const int half = warpgroup() - 1;
-    Consumer<Kind, Type, kRows> consumer(ring_, q_.shifts, half, 0);
+    Consumer<Kind, Type> consumer(ring_, q_.shifts, half, 0);
     wait_for_kernel_before();
     const Finish finish(q_);
-    for (int tile = blockIdx.x; tile < tiles(); tile += gridDim.x) {
-      consumer.multiply({q_.blocks, 0, 1});
-      consumer.release();
-      store(consumer.sums, place_of(tile), half, finish);
-    }
+    int number = blockIdx.x;
+    for (; number < p_.whole; number += gridDim.x) multiply<kRows>(number, half, finish, consumer);
+    for (; number < items(); number += gridDim.x) multiply<kHalfRows>(number, half, finish, consumer);
   }
 
-  __device__ void store(const float *sums, Place place, int half, const Finish &finish) const {
+  template <int Rows>
+  __device__ void multiply(int number, int half, const Finish &finish, Consumer<Kind, Type> &consumer) const {
+    float sums[Rows / 2];
+    consumer.template multiply<Rows>({q_.blocks, 0, 1}, sums);
+    consumer.release();
+    asm volatile("" : "+r"(number));  // the item is found again, so that it takes no registers from the sums
+    const Item item = item_at(number);
     const int warp = threadIdx.x % kWarpgroup / kWarpSize;
-    const int column = place.row_block * kBlockRows + half * kColumnsOfHalf + warp * kTile;
+    const int column = item.row_block * kBlockRows + half * kColumnsOfHalf + warp * kTile;
     const bool is_whole =
         column + kTile <= q_.columns && q_.y_stride % 8 == 0 && reinterpret_cast<uintptr_t>(q_.y) % 16 == 0;
     if (q_.y_bytes == 2 && is_whole)
-      store_rows(sums, place.x_tile * kRows, column, finish);
+      store_rows<Rows>(sums, item.first_row, column, finish);
     else
-      store_each(sums, place.x_tile * kRows, column, finish);
+      store_each<Rows>(sums, item.first_row, column, finish);
   }
 
+  template <int Rows>
   __device__ void store_each(const float *sums, int first_row, int column, const Finish &finish) const {
     const int lane = threadIdx.x % kWarpSize;
 #pragma unroll
-    for (int i = 0; i < kRows / 2; ++i) {
+    for (int i = 0; i < Rows / 2; ++i) {
       const int row = first_row + i / 4 * 8 + (lane & 3) * 2 + (i & 1), at = column + (lane >> 2) + (i >> 1 & 1) * 8;
       if (row < q_.rows && at < q_.columns) store_result(q_, row, at, finish(sums[i]));
     }
@@ -373,12 +392,13 @@ class Walk {
 
   // A warp turns 32 rows of 16 columns at a time around in its own shared memory; the halves of a row lie exchanged in
   // every second four rows, so that eight rows meet in different banks.
+  template <int Rows>
   __device__ void store_rows(const float *sums, int first_row, int column, const Finish &finish) const {
     const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize - kWarpgroup / kWarpSize;
     const uint32_t staging = ring_.empty + ring_.stages * 8 + warp * (kStaging / 8);
     uint8_t *y = q_.y + int64_t{column} * 2;
 #pragma unroll
-    for (int group = 0; group < kRows / 32; ++group) {
+    for (int group = 0; group < Rows / 32; ++group) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const float *from = sums + group * 16 + h * 8;

@@ -14,6 +14,9 @@ constexpr int kColumnsOfHalf = kBlockRows / 2;
 constexpr int kWalkRows = 256;      // of x in a tile of the walking kernel
 constexpr int kStaging = 8 * 1024;  // of the walking kernel
 
+// Its tiles along the rows of x, without a last one that would be at most half full.
+DLFP4_RULE int walk_x_tiles(int rows) { return (rows + kWalkRows / 2 - 1) / kWalkRows; }
+
 DLFP4_RULE int x_stage_bytes(int rows) { return rows * kBlockK * 2; }
 
 DLFP4_RULE int weight_stage_bytes(int kind, int halves) { return weight_layout(kind).bytes() / 2 * halves; }

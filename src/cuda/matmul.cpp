@@ -1,6 +1,6 @@
-// Products with prepared weights: preparing them, choosing a kernel and its shape, launching it.
+// Products with prepared weights: preparing them, the shape of a kernel's launch, launching it.
 // Layout: prepared.h's.
-// Trick: a tactic is a row of a table; which are tried first is a matter of how many multiprocessors they keep busy.
+// Trick: none; tactics.cpp says which kernel.
 #include <algorithm>
 #include <cmath>
 
@@ -9,6 +9,7 @@
 #include "few_rows.h"
 #include "jobs.h"
 #include "many_rows.h"
+#include "tactics.h"
 
 namespace dlfp4 {
 namespace cuda {
@@ -58,105 +59,40 @@ PrepareParams prepare_params(const dlfp4_blocks &w, int format, int64_t rows) {
   return p;
 }
 
-// --- Tactics -----------------------------------------------------------------------------------
-
-enum KernelFamily { kStream, kShared, kWalking };
-
-// Tiles of `rows` of x by 64 * `halves` columns of y, with K shared out to `ranks` blocks of threads.
-struct Tactic {
-  const char *name;
-  KernelFamily family;
-  int rows, halves, ranks;
-};
-
-#define DLFP4_SHARED_TACTICS(rows)                                                                                \
-  {#rows "x128", kShared, rows, 2, 1}, {#rows "x128/2", kShared, rows, 2, 2}, {#rows "x64", kShared, rows, 1, 1}, \
-      {#rows "x64/2", kShared, rows, 1, 2}, {#rows "x64/4", kShared, rows, 1, 4}
-
-// The first and the last are the ones that guess() asks for by their place.
-constexpr Tactic kTactics[] = {
-    {"stream", kStream, 16, 0, 1}, DLFP4_SHARED_TACTICS(32),  DLFP4_SHARED_TACTICS(64),
-    DLFP4_SHARED_TACTICS(128),     DLFP4_SHARED_TACTICS(256), {"walk", kWalking, kWalkRows, 2, 1},
-};
-#undef DLFP4_SHARED_TACTICS
-constexpr int kNumTactics = sizeof(kTactics) / sizeof(kTactics[0]);
-
-struct Problem {
-  int kind;
-  int64_t rows, columns, depth;
-};
-
-int64_t tiles_of(const Tactic &tactic, const Problem &problem) {
-  return divide_up(problem.columns, kColumnsOfHalf * tactic.halves) * divide_up(problem.rows, tactic.rows);
-}
-
-bool fits(const Tactic &tactic, const Problem &problem) {
-  if (tactic.family == kStream) return true;
-  const int64_t ways = int64_t{tactic.ranks} * (kConsumers / tactic.halves);
-  return ways <= divide_up(problem.depth, kBlockK) && divide_up(problem.rows, tactic.rows) <= UINT16_MAX;
-}
-
-// Blocks of threads.
-int64_t blocks_of(const Tactic &tactic, const Problem &problem) { return tiles_of(tactic, problem) * tactic.ranks; }
-
-// Which of two is the better guess: more blocks of threads, as long as all run at once; then wide tiles, for which x is
-// read less often; then tall ones, for which weights are.
-bool is_better(const Tactic &a, const Tactic &b, const Problem &problem, int processors) {
-  const int64_t of_a = blocks_of(a, problem), of_b = blocks_of(b, problem);
-  if ((of_a <= processors) != (of_b <= processors)) return of_a <= processors;
-  if (of_a != of_b) return (of_a > of_b) == (of_a <= processors);
-  return a.halves != b.halves ? a.halves > b.halves : a.rows > b.rows;
-}
-
-// Which to try first. Walking pays where its large tiles fill the device; else tiles hold all rows, or half of many.
-const Tactic &guess(const Problem &problem, const Tactic *first, const Tactic *last, int processors) {
-  const Tactic &walk = last[-1];
-  if (problem.rows <= kTile || walk.family != kWalking) return *first;  // stream
-  if (problem.rows > kWalkRows / 2 && tiles_of(walk, problem) * 4 >= processors * 3) return walk;
-  const int64_t rows = std::min<int64_t>(problem.rows, kWalkRows), least_rows = rows > 64 ? rows / 2 : rows;
-  const Tactic *best = nullptr;
-  for (const Tactic *tactic = first; tactic != last; ++tactic) {
-    const bool suits = tactic->rows >= least_rows && tactic->rows < std::max<int64_t>(2 * rows, 64);
-    if (tactic->family != kShared || !suits) continue;
-    if (fits(*tactic, problem) && (!best || is_better(*tactic, *best, problem, processors))) best = tactic;
-  }
-  return best ? *best : *first;
-}
-
-// Whether it may be the fastest: tiles not far from the rows, blocks of threads for a good part of the device.
-bool is_plausible(const Tactic &tactic, const Problem &problem, int processors) {
-  if (tactic.family == kStream) return problem.rows <= 64;
-  const int64_t blocks = blocks_of(tactic, problem);
-  const bool fits_rows = tactic.rows < 4 * problem.rows && (tactic.rows * 4 >= problem.rows || tactic.rows >= 128);
-  return fits_rows && blocks * 3 >= processors && (tactic.ranks == 1 || blocks <= 3 * processors);
-}
-
 // --- Shapes ------------------------------------------------------------------------------------
-
-// Kernels for a GPU from sm_90 on wait for the one before them themselves; those for all GPUs do not.
-bool overlaps() { return ptx_version(kKernel_multiply_8_kNvfp4_bfloat16) >= 90; }
 
 bool has_hopper_kernels() { return ptx_version(kKernel_multiply_8_kNvfp4_bfloat16) == 90; }
 
-// As many warps as there are slices and memory for, with as little for each to do as that allows.
-int warps_of_stream(int kind, int eights, int slices) {
-  const int most = std::min(kMostWarps, most_shared_memory() / warp_bytes(kind, eights, 1, false));
-  return static_cast<int>(divide_up(slices, divide_up(slices, most)));
+// Warps go round the four schedulers of a multiprocessor, of which the busiest decides. Fewer than twelve leave them
+// waiting for memory.
+int warps_of_stream(int slices, int most) {
+  constexpr int kSchedulers = 4, kLeast = 12;
+  const auto time_of = [&](int warps) { return divide_up(warps, kSchedulers) * divide_up(slices, warps); };
+  int best = std::min(slices, most);
+  for (int warps = best - 1; warps >= kLeast; --warps)
+    if (time_of(warps) < time_of(best)) best = warps;
+  return best;
 }
 
+// A block of threads a multiprocessor, and no two on one: those of the next launch come before these have ended.
 StreamParams stream_params(const ProductParams &product, int kind, int eights, Shape *shape) {
   StreamParams p = {};
   p.product = product;
+  const int memory = most_shared_memory() - kFactorBytes;
   const int slices = static_cast<int>(divide_up(product.blocks, slice_blocks(weight_layout(kind).bits)));
-  const int warps = warps_of_stream(kind, eights, slices);
+  const int most = std::min(kMostWarps, memory / warp_memory(kind, eights, 1, false).bytes);
+  const int warps = warps_of_stream(slices, most);
   const int64_t tiles = divide_up(product.columns, kTile), groups = divide_up(product.rows, 8 * eights);
+  const auto bytes_with = [&](int tiles) {
+    return warps * warp_memory(kind, eights, tiles, p.slices_of_warp == 1).bytes;
+  };
   p.slices_of_warp = static_cast<int>(divide_up(slices, warps));
   p.full_warps = slices - (p.slices_of_warp - 1) * warps;
-  p.reuses = p.slices_of_warp == 1;
   p.tiles = static_cast<int>(divide_up(tiles * groups, multiprocessors()));
-  while (p.tiles > 1 && warps * warp_bytes(kind, eights, p.tiles, p.reuses) > most_shared_memory()) --p.tiles;
-  const int shared_bytes = warps * warp_bytes(kind, eights, p.tiles, p.reuses);
-  *shape = {{divide_up(tiles, p.tiles), groups}, warps * kWarpSize, shared_bytes, 1, overlaps()};
+  while (p.tiles > 1 && bytes_with(p.tiles) > memory) --p.tiles;
+  p.memory = warp_memory(kind, eights, p.tiles, p.slices_of_warp == 1);
+  const int shared_bytes = std::max(bytes_with(p.tiles) + kFactorBytes, memory / 2 + 1);
+  *shape = {{divide_up(tiles, p.tiles), groups}, warps * kWarpSize, shared_bytes, 1};
   return p;
 }
 
@@ -179,19 +115,18 @@ Shape many_rows_shape(const Tactic &tactic, const Problem &problem, ManyRowsPara
   const int blocks = static_cast<int>(divide_up(problem.depth, kBlockK));
   p->halves = tactic.halves;
   p->stages = std::min({kMostStages, (kMostShared - staging) / stage, std::max(blocks, 2)});
-  p->group = 32;
-  const int64_t tiles = tiles_of(tactic, problem);
   const int ring = p->stages * stage + staging;
   if (tactic.family == kWalking) {
-    const int64_t waves = divide_up(tiles, multiprocessors());
-    return {{divide_up(tiles, waves), 1}, kManyRowsThreads, ring, 1, true};
+    const WalkPlan plan = plan_walk(problem, multiprocessors());
+    p->group = 64;
+    p->whole = plan.whole;
+    return {{plan.blocks, 1}, kManyRowsThreads, ring, 1};
   }
   const int64_t across = divide_up(problem.columns, kColumnsOfHalf * tactic.halves);
   return {{across * tactic.ranks, divide_up(problem.rows, tactic.rows)},
           kManyRowsThreads,
           std::max(ring, sums_bytes(tactic.rows, tactic.halves)),
-          tactic.ranks,
-          true};
+          tactic.ranks};
 }
 
 // --- Products ----------------------------------------------------------------------------------
@@ -251,7 +186,8 @@ int multiply(const dlfp4_cuda_product &product, const Tactic &tactic, uintptr_t 
   ManyRowsParams p = {};
   p.product = product_params(product);
   shape = many_rows_shape(tactic, {kind, product.rows, product.columns, product.depth}, &p);
-  const int status = describe_x(p.product, is_half, tactic.rows, &p.x);
+  const int box = tactic.family == kWalking ? kWalkRows / 2 : tactic.rows;
+  const int status = describe_x(p.product, is_half, box, &p.x);
   return status != 0 ? status : launch_shape(kernel, shape, &p, stream);
 }
 
@@ -314,14 +250,7 @@ int dlfp4_cuda_find_tactics(int device, int format, int64_t rows, int64_t column
   const CurrentContext context(device);
   if (context.status() != 0) return context.status();
   const Problem problem = {weight_kind(format), rows, columns, depth};
-  const Tactic *last = kTactics + (has_hopper_kernels() ? kNumTactics : 1);
-  const int processors = multiprocessors();
-  const Tactic *first = &guess(problem, kTactics, last, processors);
-  *count = 0;
-  tactics[(*count)++] = static_cast<int>(first - kTactics);
-  for (const Tactic *tactic = kTactics; tactic != last && *count < capacity; ++tactic)
-    if (tactic != first && fits(*tactic, problem) && is_plausible(*tactic, problem, processors))
-      tactics[(*count)++] = static_cast<int>(tactic - kTactics);
+  *count = find_tactics(problem, multiprocessors(), has_hopper_kernels(), tactics, capacity);
   return 0;
 }
 

@@ -8,7 +8,7 @@
 
 #include "../numerics.h"
 #include "../scaling.h"
-#include "prepared.h"
+#include "few_rows.h"
 
 namespace dlfp4 {
 namespace cuda {
@@ -208,7 +208,7 @@ struct StreamParams {
   ProductParams product;
   int tiles;
   int slices_of_warp, full_warps;  // of K; warps from `full_warps` on have one less
-  bool reuses;                     // x's memory for partial sums, where every warp has one slice at most
+  WarpMemory memory;               // shared
 };
 
 // The driver's description of a matrix for bulk copies of boxes (CUtensorMap).
@@ -222,7 +222,9 @@ struct ManyRowsParams {
   ProductParams product;
   int halves;
   int stages;  // of the ring of blocks in flight
-  int group;   // of row blocks of weights that are multiplied before the next, where blocks of threads do many tiles
+  // Where blocks of threads walk over tiles:
+  int group;  // of row blocks of weights that are multiplied before the next
+  int whole;  // tiles before the last ones, which come in halves
 };
 
 // One side of sums of products, as lines: see dlfp4_lines.

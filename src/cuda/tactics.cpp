@@ -1,0 +1,108 @@
+// Which kernel multiplies: a table of tactics, and about how long each takes.
+// Layout: none.
+// Trick: none; the times are those of an H200 (docs/matmul.md), and only their order matters.
+#include "tactics.h"
+
+#include <algorithm>
+
+#include "../cpu/blocks.h"
+
+namespace dlfp4 {
+namespace cuda {
+
+#define DLFP4_SHARED_TACTICS(rows)                                                                                     \
+  {#rows "x128", kShared, rows, 2, 1}, {#rows "x128/2", kShared, rows, 2, 2}, {#rows "x128/3", kShared, rows, 2, 3},   \
+      {#rows "x128/4", kShared, rows, 2, 4}, {#rows "x64", kShared, rows, 1, 1}, {#rows "x64/2", kShared, rows, 1, 2}, \
+      {#rows "x64/4", kShared, rows, 1, 4}
+
+// The first one serves all GPUs, the others those of sm_90a.
+const Tactic kTactics[kNumTactics] = {
+    {"stream", kStream, 16, 0, 1}, DLFP4_SHARED_TACTICS(32),  DLFP4_SHARED_TACTICS(64),
+    DLFP4_SHARED_TACTICS(128),     DLFP4_SHARED_TACTICS(256), {"walk", kWalking, kWalkRows, 2, 1},
+};
+#undef DLFP4_SHARED_TACTICS
+
+namespace {
+
+bool fits(const Tactic &tactic, const Problem &problem) {
+  if (tactic.family != kShared) return true;
+  const int64_t ways = int64_t{tactic.ranks} * (kConsumers / tactic.halves);
+  return ways <= divide_up(problem.depth, kBlockK) && divide_up(problem.rows, tactic.rows) <= UINT16_MAX;
+}
+
+// --- Microseconds ------------------------------------------------------------------------------
+
+constexpr double kStart = 2.5;               // launch, first loads, last stores
+constexpr double kWeightsPerSecond = 2.6e6;  // bytes a microsecond, with 16 rows of x
+
+// A block of K: copies, decoding and products for a tile.
+double time_of_step(int rows, int halves) { return 0.18 + 0.00085 * rows * halves; }
+
+// Sums of several blocks of threads, or warpgroups, into one.
+double time_of_meeting(int rows, int halves) { return 0.6 + 0.0084 * rows * halves; }
+
+// Blocks of threads that run at once: clusters of three and four leave some multiprocessors of a group out.
+int64_t running_at_once(int ranks, int processors) {
+  return (ranks <= 2 ? processors : processors * (41 - ranks) / 40) / ranks * ranks;
+}
+
+double time_of_stream(const Problem &problem) {
+  const double bytes = static_cast<double>(problem.columns) * static_cast<double>(problem.depth) *
+                       weight_layout(problem.kind).bytes() / (kBlockRows * kBlockK);
+  return kStart + static_cast<double>(divide_up(problem.rows, kTile)) * bytes / kWeightsPerSecond;
+}
+
+double time_of_shared(const Tactic &tactic, const Problem &problem, int processors) {
+  const int64_t blocks =
+      divide_up(problem.columns, kColumnsOfHalf * tactic.halves) * divide_up(problem.rows, tactic.rows) * tactic.ranks;
+  const int64_t steps = divide_up(divide_up(problem.depth, kBlockK), tactic.ranks);
+  const bool is_shared = tactic.ranks * (kConsumers / tactic.halves) > 1;
+  const double meeting = is_shared ? time_of_meeting(tactic.rows, tactic.halves) : 0;
+  const auto waves = static_cast<double>(divide_up(blocks, running_at_once(tactic.ranks, processors)));
+  return kStart + waves * (static_cast<double>(steps) * time_of_step(tactic.rows, tactic.halves) + meeting);
+}
+
+double time_of_walk(const Problem &problem, int processors) {
+  const auto steps = static_cast<double>(divide_up(problem.depth, kBlockK));
+  const auto tiles = static_cast<double>(plan_walk(problem, processors).thirds) / 3;
+  return kStart + tiles * steps * time_of_step(kWalkRows, 2);
+}
+
+double time_of(const Tactic &tactic, const Problem &problem, int processors) {
+  if (tactic.family == kStream) return time_of_stream(problem);
+  return tactic.family == kShared ? time_of_shared(tactic, problem, processors) : time_of_walk(problem, processors);
+}
+
+}  // namespace
+
+// Whole are all tiles, or as many as each block of threads does equally often, whichever ends sooner.
+WalkPlan plan_walk(const Problem &problem, int processors) {
+  constexpr int kWhole = 3, kHalf = 2;  // thirds of a tile's time
+  const int64_t row_blocks = divide_up(problem.columns, kBlockRows);
+  const int64_t x_tiles = walk_x_tiles(static_cast<int>(problem.rows)), tiles = row_blocks * x_tiles;
+  const int64_t rest = problem.rows > x_tiles * kWalkRows ? row_blocks : 0, even = tiles / processors * processors;
+  const auto plan = [&](int64_t whole) {
+    const int64_t halves = 2 * (tiles - whole) + rest;
+    const int64_t thirds = divide_up(whole, processors) * kWhole + divide_up(halves, processors) * kHalf;
+    return WalkPlan{std::min<int64_t>(whole + halves, processors), static_cast<int>(whole), thirds};
+  };
+  const WalkPlan halved = plan(even), all = plan(tiles);
+  return halved.thirds < all.thirds ? halved : all;
+}
+
+int find_tactics(const Problem &problem, int processors, bool has_hopper_kernels, int *numbers, int capacity) {
+  constexpr double kTooSlow = 1.5;  // times the best guess
+  double times[kNumTactics];
+  int count = 0;
+  for (int i = 0; i < (has_hopper_kernels ? kNumTactics : 1); ++i) {
+    if (!fits(kTactics[i], problem) || count == capacity) continue;
+    times[i] = time_of(kTactics[i], problem, processors);
+    numbers[count++] = i;
+  }
+  std::stable_sort(numbers, numbers + count, [&](int a, int b) { return times[a] < times[b]; });
+  while (times[numbers[count - 1]] > kTooSlow * times[numbers[0]]) --count;
+  return count;
+}
+
+}  // namespace cuda
+}  // namespace dlfp4
