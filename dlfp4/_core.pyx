@@ -2,9 +2,9 @@
 # cython: cdivision=True, embedsignature=False, freethreading_compatible=True
 """The core of dlfp4: one extension, whose parts follow the data from the producer to the consumer."""
 import collections
+import functools
 import importlib
 import math
-import operator
 import os
 import pickle
 import sys
@@ -23,9 +23,12 @@ from cpython.pycapsule cimport (
     PyCapsule_New, PyCapsule_SetName,
 )
 from cpython.exc cimport PyErr_Clear
-from cpython.number cimport PyIndex_Check, PyNumber_AsSsize_t
+from cpython.long cimport PyLong_AsLongLongAndOverflow
+from cpython.number cimport PyIndex_Check, PyNumber_AsSsize_t, PyNumber_Index
 from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
 from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF, PyObject
+from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
+from libc.math cimport INFINITY
 from libc.stdint cimport INT64_MAX, int8_t, int32_t, int64_t, uint64_t, uintptr_t
 from libc.string cimport memcmp, memcpy, memset, strncmp
 

@@ -14,7 +14,6 @@ import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -24,7 +23,7 @@ import numpy as np
 from dlfp4 import _core
 from dlfp4._core import BackendError, DriverError, ScaledTensor, Tensor, asarray, cast, cpu_isa, empty, get_num_threads
 from dlfp4.engines.clocks import Clock, clock_at, is_capturing
-from dlfp4.engines.problem import ON_CUDA, Backend, Operand, Problem, bucket, decode, describe
+from dlfp4.engines.problem import ON_CUDA, Backend, Operand, Problem, bucket, decode, describe, name_of
 from dlfp4.nvrtc import keep
 
 if TYPE_CHECKING:
@@ -187,7 +186,7 @@ def key_of(problem: Problem, pairs: Sequence[Pair]) -> Key:
         op="matmul",
         a=describe_layout(problem.a),
         b=describe_layout(problem.b),
-        result=problem.dtype.name,
+        result=name_of(problem.dtype),
         n=problem.b.shape[1],
         k=problem.b.shape[0],
         rows=bucket(problem.rows),
@@ -240,7 +239,7 @@ def measure(problem: Problem, pairs: Sequence[Pair]) -> Choice:
     """The fastest of the candidates that run and whose results are right."""
     out = empty(problem.shape, problem.dtype, device=problem.device)
     with clock_at(problem.device, out) as clock:
-        problem = replace(problem, stream=clock.stream)
+        problem = problem._replace(stream=clock.stream)
         right = passing(problem, pairs, out, clock)
         copies = cold_copies(problem)
         times = clock.measure([[caller(pair, each, out) for each in copies] for pair in right])
@@ -302,7 +301,7 @@ def count_wrong(got: Any, expected: Any, bound: Any, result: str) -> int:
 def cold_copies(problem: Problem) -> list[Problem]:
     """The problem on so many copies of its operands that each finds the caches full of the others."""
     count = min(-(-COLD_BYTES // max(problem.a.nbytes + problem.b.nbytes, 1)), MOST_COPIES)
-    return [problem, *(replace(problem, a=twin(problem.a), b=twin(problem.b)) for _ in range(count - 1))]
+    return [problem, *(problem._replace(a=twin(problem.a), b=twin(problem.b)) for _ in range(count - 1))]
 
 
 def twin(x: Operand) -> Operand:

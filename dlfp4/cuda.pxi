@@ -47,11 +47,12 @@ cdef int64_t stream_for(Tensor source, stream) except? -2:
     load_kernels(source.dl.device.device_id)
     if stream is None:
         return source.stream
-    if hasattr(stream, "__cuda_stream__"):   # of cuda.core, CuPy and others: (version, handle)
-        stream = stream.__cuda_stream__()[1]
-    elif hasattr(stream, "cuda_stream"):   # of PyTorch
-        stream = stream.cuda_stream
-    chosen = operator.index(stream) or LEGACY_STREAM
+    if type(stream) is not int:
+        if hasattr(stream, "__cuda_stream__"):   # of cuda.core, CuPy and others: (version, handle)
+            stream = stream.__cuda_stream__()[1]
+        elif hasattr(stream, "cuda_stream"):   # of PyTorch
+            stream = stream.cuda_stream
+    chosen = PyNumber_Index(stream) or LEGACY_STREAM
     wait_for(source, chosen)
     return chosen
 
@@ -120,7 +121,7 @@ cdef int hand_back(Tensor result, int64_t stream) except -1:
 
 def _written_on(Tensor result, stream):
     """The same after another library's work on a stream of its own."""
-    hand_back(result, operator.index(stream) or LEGACY_STREAM)
+    hand_back(result, PyNumber_Index(stream) or LEGACY_STREAM)
 
 
 def _cuda_capability(int index):

@@ -20,11 +20,29 @@ cdef str dtype_name(Tensor self):
 
 
 cdef tuple dims_to_tuple(const int64_t *dims, int ndim):
-    return tuple([dims[k] for k in range(ndim)])
+    cdef tuple result = PyTuple_New(ndim)   # through a list it would take twice as long
+    cdef object extent
+    cdef int k
+    for k in range(ndim):
+        extent = dims[k]
+        Py_INCREF(extent)   # PyTuple_SET_ITEM takes this reference
+        PyTuple_SET_ITEM(result, k, extent)
+    return result
 
 
 cdef tuple shape_of(Tensor self):
     return dims_to_tuple(self.dl.shape, self.dl.ndim)
+
+
+cdef bint has_shape(Tensor self, tuple shape) except -1:
+    """The same as shape_of(self) == shape, without the tuple."""
+    cdef int k
+    if len(shape) != self.dl.ndim:
+        return False
+    for k in range(self.dl.ndim):
+        if self.dl.shape[k] != <int64_t> shape[k]:
+            return False
+    return True
 
 
 cdef tuple strides_of(Tensor self):

@@ -62,11 +62,13 @@ cdef class Device:
         return Device, (self.type, self.index)
 
 
-cdef Device device_from_dlpack(DLDevice device):
-    return Device(DEVICE_NAMES[device.device_type], device.device_id)
-
-
 cdef Device HOST = Device("cpu")
+
+
+cdef Device device_from_dlpack(DLDevice device):
+    if device.device_type == kDLCPU and device.device_id == 0:
+        return HOST
+    return Device(DEVICE_NAMES[device.device_type], device.device_id)
 
 
 cdef Device parse_device(device):

@@ -92,7 +92,8 @@ cdef int row_of_argument(dtype) except NO_ROW:
     """The row of a caller's dtype argument; TypeError where it names no type that dlfp4 carries."""
     cdef int row = NO_ROW
     # A numpy.dtype is found by number: those of ml_dtypes all hash alike, which would make the dictionary slow.
-    if isinstance(dtype, cnp.dtype) and 0 <= (<cnp.dtype> dtype).type_num < NUM_NUMPY_TYPES and dtype.isnative:
+    if isinstance(dtype, cnp.dtype) and 0 <= (<cnp.dtype> dtype).type_num < NUM_NUMPY_TYPES \
+            and cnp.PyArray_IsNativeByteOrder((<cnp.dtype> dtype).byteorder):
         row = ROW_OF_NUMPY[(<cnp.dtype> dtype).type_num]
     if row != NO_ROW:
         return row
@@ -111,6 +112,11 @@ cdef int row_of_argument(dtype) except NO_ROW:
 def _parse_dtype(dtype):
     """A dtype argument as the numpy.dtype."""
     return DTYPES[row_of_argument(dtype)]
+
+
+cdef int UINT8 = row_of_argument("uint8"), FLOAT16 = row_of_argument("float16")
+cdef int BFLOAT16 = row_of_argument("bfloat16")
+cdef int FLOAT32 = row_of_argument("float32"), FLOAT64 = row_of_argument("float64")
 
 
 cdef int row_of_dlpack(DLDataType dtype) except NO_ROW:

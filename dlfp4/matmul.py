@@ -17,11 +17,13 @@ from dlfp4._core import (
     BackendError,
     ScaledTensor,
     Tensor,
+    _allocate_result,
     _check_result,
+    _meet,
     _parse_dtype,
+    _traits,
     asarray,
     cuda_available,
-    empty,
 )
 from dlfp4.autotune import choose, is_idle
 from dlfp4.engines import cpu, cuda, flashinfer, scaled_mm, torch
@@ -84,7 +86,23 @@ def refusals(problem: Problem, machine: Machine, rows: tuple[Backend, ...]) -> d
     return able | others
 
 
+ABLE: dict[tuple[Any, ...], list[Backend]] = {}  # by all that reasons and ranks depend on; refusals are found anew
+MOST_ABLE = 4096
+
+
 def candidates(problem: Problem, name: str) -> list[Backend]:
+    """The backends that may run a problem, or the one of that name, from memory if they were asked before."""
+    key = (_traits(problem.a), _traits(problem.b), problem.dtype.num, problem.activation, name, is_idle(), BACKENDS)
+    able = ABLE.get(key)
+    if able is None:
+        able = ask(problem, name)
+        if len(ABLE) >= MOST_ABLE:
+            ABLE.clear()
+        ABLE[key] = able
+    return able
+
+
+def ask(problem: Problem, name: str) -> list[Backend]:
     """The backends that may run a problem, or the one of that name; BackendError with every reason.
 
     Where nothing was measured, the best guess alone.
@@ -135,6 +153,8 @@ def backends(
 
 # ---- The call
 
+FLOAT32 = np.dtype(np.float32)
+
 
 def make_problem(
     a: _Elements | ScaledTensor,
@@ -147,16 +167,17 @@ def make_problem(
     """The operands as they are, checked against one another."""
     left = a if isinstance(a, ScaledTensor) else asarray(a)
     right = b if isinstance(b, ScaledTensor) else asarray(b)
-    if left.ndim < 1 or right.ndim != 2:
-        raise ValueError(f"a has shape {left.shape} and b {right.shape}; expected (..., M, K) and (K, N)")
-    if left.shape[-1] != right.shape[0]:
+    of_a, of_b = left.shape, right.shape
+    if not of_a or len(of_b) != 2:
+        raise ValueError(f"a has shape {of_a} and b {of_b}; expected (..., M, K) and (K, N)")
+    if of_a[-1] != of_b[0]:
         raise ValueError(
-            f"a has shape {left.shape} and b {right.shape}: K is {left.shape[-1]} and {right.shape[0]}; expected "
-            f"(..., M, K) and (K, N), for a weight w of (N, K) pass w.mT"
+            f"a has shape {of_a} and b {of_b}: K is {of_a[-1]} and {of_b[0]}; expected (..., M, K) and (K, N), for a "
+            f"weight w of (N, K) pass w.mT"
         )
     if activation not in (None, "int8"):
         raise ValueError(f"activation={activation!r}: expected None or 'int8'")
-    left, right = _core._meet(left, right)
+    left, right = _meet(left, right)
     dtype = result_dtype(left, out_dtype)
     return Problem(left, right, dtype, 1.0 if alpha is None else float(alpha), activation, stream)
 
@@ -164,20 +185,20 @@ def make_problem(
 def result_dtype(a: Operand, asked: _DType | None) -> np.dtype[Any]:
     """What was asked for, else a's float type, else float32."""
     if asked is None:
-        return a.dtype if isinstance(a, Tensor) and a.dtype.num in RESULT_NUMBERS else np.dtype(np.float32)
+        own = a.dtype if isinstance(a, Tensor) else FLOAT32
+        return own if own.num in RESULT_NUMBERS else FLOAT32
     dtype = _parse_dtype(asked)
     if dtype.num not in RESULT_NUMBERS:
         raise TypeError(f"out_dtype={asked}: expected one of {', '.join(RESULTS)}")
     return dtype
 
 
-def prepare_result(problem: Problem, out: _Elements | None) -> Tensor:
+def prepare_result(problem: Problem, given: Tensor | None) -> Tensor:
     """The caller's memory, or our own."""
-    if out is None:
-        return empty(problem.shape, problem.dtype, device=problem.a.device)
-    result = asarray(out)
-    _check_result(result, problem.shape, problem.dtype, (problem.a, problem.b))
-    return result
+    if given is None:
+        return _allocate_result(problem.a, problem.shape, problem.dtype, problem.stream)
+    _check_result(given, problem.shape, problem.dtype, (problem.a, problem.b))
+    return given
 
 
 def matmul(
@@ -233,7 +254,8 @@ def matmul(
     -----
     Against the float64 product of the decoded operands: ``abs(error) <= K * 2**-24 * sum(abs(a * b))``, and one
     rounding to the result's type. On hosts at most 1024 products go into one float32 before such sums are added in
-    float64; tensor cores sum in float32. Decoded FP4 and FP8 are exact in what is multiplied: integers (FP4 by FP4),
+    float64; tensor cores sum in float32. Where a block's scale multiplies the sum of its products, these must not
+    overflow float32 without it. Decoded FP4 and FP8 are exact in what is multiplied: integers (FP4 by FP4),
     bfloat16, float16 or float32. NaN and infinity propagate as in float arithmetic; with ``activation="int8"`` a block
     of `a` that holds one is NaN as a whole. Results do not depend on the number of threads, and a tactic gives the same
     bits at each call.
@@ -245,13 +267,14 @@ def matmul(
     >>> dlfp4.matmul(np.ones((2, 32), "float32"), w.mT)
     Tensor(shape=(2, 32), dtype=float32, device='cpu')
     """
-    if out is not None and out_dtype is None:
-        out_dtype = asarray(out).dtype
+    given = None if out is None else asarray(out)
+    if given is not None and out_dtype is None:
+        out_dtype = given.dtype
     problem = make_problem(a, b, alpha, out_dtype, activation, stream)
     able = candidates(problem, backend)
     if stream is not None and problem.a.device.type == "cpu":
         raise ValueError(f"stream={stream!r}: host memory has no streams; pass None")
-    result = prepare_result(problem, out)
+    result = prepare_result(problem, given)
     if result.size:
         row, tactic = choose(problem, able)
         row.run(problem, tactic, result)

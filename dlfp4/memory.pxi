@@ -9,11 +9,13 @@ cdef Tensor allocate(int row, int ndim, const int64_t *shape, bint padded, DLDev
     """An uninitialised compact tensor; the spare bits of its last byte are zero. CUDA memory is ordered on `stream`."""
     cdef Tensor self = Tensor.__new__(Tensor)
     cdef int64_t bits
+    cdef int k
     self.x2_ = x2
     set_dtype(self, row, padded)
     self.dl.device = device
     reserve_dims(self, ndim)
-    memcpy(self.dl.shape, shape, ndim * sizeof(int64_t))
+    for k in range(ndim):   # a call of memcpy costs more than the few numbers
+        self.dl.shape[k] = shape[k]
     self.size_ = count_elements(ndim, shape)
     if self.size_ < 0 or mul_overflows(self.size_, storage_bits(self), &bits) \
             or not fill_compact_strides(ndim, self.dl.shape, self.dl.strides):
@@ -65,9 +67,12 @@ cdef int allocate_host(Tensor self) except -1:
 
 cdef int allocate_cuda(Tensor self, int64_t stream) except -1:
     cdef void *block = NULL
+    cdef int64_t bytes = count_bytes(self)
+    cdef int status
     self.stream = stream
-    check_cuda(dlfp4_cuda_alloc(self.dl.device.device_id, self.stream, max(1, count_bytes(self)), &block),
-               f"allocating {count_bytes(self)} bytes on {device_of(self)}")
+    status = dlfp4_cuda_alloc(self.dl.device.device_id, stream, bytes if bytes > 0 else 1, &block)
+    if status != 0:   # the message alone would cost as much as the allocation
+        check_cuda(status, f"allocating {bytes} bytes on {device_of(self)}")
     self.owner = self.dl.data = block
     self.owner_kind = OWNER_CUDA
     return 0
@@ -92,15 +97,26 @@ cdef dlfp4_view view_of(Tensor self) noexcept:
     return view
 
 
-cdef dlfp4_view host_view(Tensor self) except *:
-    """The same; BufferError where the memory is not the host's."""
+cdef int check_host(Tensor self) except -1:
+    """BufferError where the memory is not the host's."""
     cdef int count
     if is_cuda(self.dl.device.device_type):   # without a driver this is no device memory at all
         check_cuda(dlfp4_cuda_device_count(&count), f"reading memory on {device_of(self)}")
     if not host_readable(self.dl.device.device_type):
         raise BufferError(f"the CPU cannot read memory on {device_of(self)}; "
                           f"call .to_device('cpu') first")
+    return 0
+
+
+cdef dlfp4_view host_view(Tensor self) except *:
+    """The kernels' description of memory on the host."""
+    check_host(self)
     return view_of(self)
+
+
+cdef inline int check_readable(Tensor self) except -1:
+    """Whether our kernels can read the memory: the host's, or a CUDA device's."""
+    return 0 if on_cuda(self) else check_host(self)
 
 
 cdef Tensor duplicate(Tensor self):
@@ -241,16 +257,29 @@ def empty(shape, dtype, *, device="cpu", packed=True):
         The memory is not there.
     """
     cdef int64_t dims[64]
+    cdef int ndim = fill_extents(dims, parse_shape(shape))
+    cdef Device where = parse_device(device)
     cdef DLDevice target
-    cdef list extents = parse_shape(shape)
-    cdef int k
-    if len(extents) > 64 or min(extents, default=0) < 0:
-        raise ValueError(f"shape {tuple(extents)}: expected 64 dimensions at most, of extent 0 or more")
-    if math.prod(extents) > INT64_MAX // 16:
-        raise MemoryError(f"shape {tuple(extents)} has more elements than memory can hold")
-    for k in range(len(extents)):
-        dims[k] = extents[k]
-    where = parse_device(device)
     target.device_type = where.code
     target.device_id = where.index
-    return allocate(row_of_argument(dtype), len(extents), dims, not packed, target, False)
+    return allocate(row_of_argument(dtype), ndim, dims, not packed, target, False)
+
+
+cdef int fill_extents(int64_t *dims, list extents) except -1:
+    """What memory can be allocated for, and (returned) the number of dimensions."""
+    cdef int overflow, k, ndim = len(extents)
+    cdef bint fits = True
+    if ndim > 64:
+        refuse_extents(extents)
+    for k in range(ndim):
+        dims[k] = PyLong_AsLongLongAndOverflow(extents[k], &overflow)
+        if overflow < 0 or (overflow == 0 and dims[k] < 0):
+            refuse_extents(extents)
+        fits &= overflow == 0
+    if not fits or not 0 <= count_elements(ndim, dims) <= INT64_MAX // 16:
+        raise MemoryError(f"shape {tuple(extents)} has more elements than memory can hold")
+    return ndim
+
+
+cdef int refuse_extents(list extents) except -1:
+    raise ValueError(f"shape {tuple(extents)}: expected 64 dimensions at most, of extent 0 or more")

@@ -26,10 +26,10 @@ cdef ScaledTensor prepare_on_cuda(ScaledTensor source):
     Waits for the device, to look at the scales and at the end: products read weights before the kernel before them has
     ended, so it must not be this one.
     """
-    secure_parts(source)
-    cdef dlfp4_blocks blocks = blocks_of(source, None)
+    cdef dlfp4_blocks blocks
+    fill_blocks(&blocks, source, 0)
     cdef int64_t rows = source.data.dl.shape[0], stream = stream_for(source.data, None)
-    cdef int format = source.format.number
+    cdef int format = source.number
     cdef dlfp4_cuda_prepared_size size = dlfp4_cuda_size_prepared(format, rows, blocks.length)
     cdef dlfp4_cuda_report report
     cdef int device = device_number(source.data), status
@@ -49,23 +49,14 @@ cdef ScaledTensor prepare_on_cuda(ScaledTensor source):
         rows, blocks.length, report.largest, dlfp4_cuda_is_exact_in_half(format, &report), source.data.x2_))
 
 
-cdef int secure_parts(ScaledTensor self) except -1:
-    """What was borrowed from a framework is still there."""
-    cdef Tensor part
-    for part in (self.data, self.scales, self.global_scale):
-        if part is not None:
-            secure(part)
-    return 0
-
-
 cdef ScaledTensor finish_prepared(ScaledTensor source, Tensor memory, dlfp4_cuda_prepared_size size,
                                   Prepared prepared):
     cdef Tensor codes = slice_tensor(memory, (slice(None), slice(size.code_bytes)))
-    cdef Tensor scales = source.scales
+    cdef Tensor scales = place_managed(source.scales, True)
     if source.format.block is not None:
         scales = slice_tensor(memory, (slice(None), slice(size.code_bytes, None)))
-    cdef ScaledTensor self = make_scaled(codes, scales, source.global_scale, source.format, source.axis, "prepared",
-                                         source.shape)
+    cdef ScaledTensor self = make_scaled(codes, scales, place_managed(source.global_scale, True), source.format,
+                                         source.axis, "prepared", source.shape)
     self.prepared = prepared
     return self
 
@@ -74,7 +65,7 @@ cdef int inspect(ScaledTensor source, const dlfp4_blocks *blocks, int64_t stream
     """What of the tensor decides whether it can be prepared."""
     cdef Tensor memory = allocate_buffer(source.data, (sizeof(dlfp4_cuda_report),), UINT8, stream, False), copied
     wait_for(source.scales, stream)
-    check_kernel(dlfp4_cuda_inspect(device_number(source.data), stream, blocks, source.format.number,
+    check_kernel(dlfp4_cuda_inspect(device_number(source.data), stream, blocks, source.number,
                                     source.data.dl.shape[0], <dlfp4_cuda_report *> memory.dl.data),
                  f"preparing {source.format}")
     copied = memory.to_device("cpu")
@@ -82,9 +73,14 @@ cdef int inspect(ScaledTensor source, const dlfp4_blocks *blocks, int64_t stream
     return 0
 
 
-def _restored(ScaledTensor x, stream):
+cdef inline ScaledTensor restored(ScaledTensor x, stream):
     """The tensor in a layout that every operation reads, made on a stream, so that a graph captures that work."""
     return restore(x, stream) if is_prepared(x) else x
+
+
+def _restored(ScaledTensor x, stream):
+    """The same for dlfp4's Python files."""
+    return restored(x, stream)
 
 
 cdef ScaledTensor restore(ScaledTensor self, given=None):
@@ -100,8 +96,9 @@ cdef ScaledTensor restore(ScaledTensor self, given=None):
         scales = allocate_buffer(self.data, (prepared.rows, prepared.columns // self.format.block[1]),
                                  row_of_argument(self.format.scale), stream, False)
     cdef ScaledTensor result = make_scaled(data, scales, self.global_scale, self.format, -1, "linear", self.shape)
-    cdef dlfp4_blocks blocks = blocks_of(result, None)
-    check_kernel(dlfp4_cuda_prepare(device_number(data), stream, &blocks, self.format.number, prepared.rows,
+    cdef dlfp4_blocks blocks
+    fill_blocks(&blocks, result, 0)
+    check_kernel(dlfp4_cuda_prepare(device_number(data), stream, &blocks, self.number, prepared.rows,
                                     prepared.largest, self.data.dl.data, True), f"restoring {self.format}")
     return result
 
@@ -126,11 +123,11 @@ def _find_tactics(ScaledTensor b, rows):
     """The names of the kernels for `rows` rows times prepared weights, the best guess first."""
     cdef int numbers[64]
     cdef int device = device_number(b.data), count, k
-    key = (device, b.format.number, rows, b.shape)
+    key = (device, b.number, rows, b.shape)
     found = FOUND_TACTICS.get(key)
     if found is None:
         load_kernels(device)
-        check_cuda(dlfp4_cuda_find_tactics(device, b.format.number, rows, b.shape[1], b.shape[0], numbers, 64, &count),
+        check_cuda(dlfp4_cuda_find_tactics(device, b.number, rows, b.shape[1], b.shape[0], numbers, 64, &count),
                    "choosing a kernel")
         found = FOUND_TACTICS[key] = tuple([dlfp4_cuda_tactic_name(numbers[k]).decode() for k in range(count)])
     return found
@@ -146,6 +143,17 @@ cdef dict tactic_numbers():
 
 
 cdef dict TACTICS = tactic_numbers()
+
+
+def _traits(x):
+    """What backends judge an operand by: they take both of two that are equal here, or neither."""
+    cdef Tensor elements = elements_of(x)
+    cdef ScaledTensor self
+    if type(x) is not ScaledTensor:
+        return elements.row, shape_of(elements), elements.dl.device.device_type, elements.dl.device.device_id
+    self = x
+    return (self.number, self.shape, elements.dl.device.device_type, elements.dl.device.device_id, self.axis,
+            self.scale_layout, self.prepared.exact_in_half)
 
 
 def _exact_in_half(ScaledTensor b):
@@ -183,9 +191,9 @@ def _multiply_on_cuda(Tensor a, ScaledTensor b, Tensor out, alpha, factor, str t
 
 
 cdef int fill_weights(dlfp4_cuda_product *product, ScaledTensor b, Tensor factor, int64_t stream) except -1:
-    cdef Tensor own = b.scales if b.format.block is None else b.global_scale, part
+    cdef Tensor own = b.scales if scales_whole(b.number) else b.global_scale, part
     product.weights = b.data.dl.data
-    product.format = b.format.number
+    product.format = b.number
     product.largest = b.prepared.largest
     product.stored_depth = b.prepared.columns
     for part in (b.data, own, factor):
@@ -204,6 +212,3 @@ cdef bint has_aligned_rows(Tensor self) noexcept:
     cdef int64_t row = self.dl.strides[0] if self.dl.shape[0] > 1 else self.dl.shape[1]
     return (self.dl.strides[1] == 1 or self.dl.shape[1] == 1) and row % 8 == 0 and row >= self.dl.shape[1] \
         and <uintptr_t> self.dl.data % 16 == 0
-
-
-cdef int UINT8 = row_of_argument("uint8"), FLOAT16 = row_of_argument("float16")

@@ -13,7 +13,7 @@ cdef struct Factor:            # one side of a product, as lines along the axis 
     int64_t strides[64]        # from line to line; 0 where a line is repeated
 
 
-cdef int fill_factor(Factor *factor, x, axis, str name) except -1:
+cdef int fill_factor(Factor *factor, x, int64_t axis, str name) except -1:
     """Any operand as lines along an axis; `x` must live as long as the factor."""
     memset(&factor.lines, 0, sizeof(factor.lines))   # what follows is large, and read as far as it is filled
     factor.ndim = 0
@@ -25,44 +25,43 @@ cdef int fill_factor(Factor *factor, x, axis, str name) except -1:
     return fill_plain_factor(factor, x, axis, name)
 
 
-cdef int fill_plain_factor(Factor *factor, Tensor self, axis, str name) except -1:
-    cdef dlfp4_view view = view_for_product(self)
+cdef int fill_plain_factor(Factor *factor, Tensor self, int64_t axis, str name) except -1:
+    cdef const DLTensor *dl = &self.dl
     cdef int along, k
-    if view.ndim == 0:
+    secure(self)
+    check_readable(self)
+    if dl.ndim == 0:
         raise ValueError(f"{name} is 0-d and has no axis to sum over; reshape it to (1,) first")
-    along = along_axis(axis, view.ndim, name)
-    factor.lines.blocks.data = view.data
+    along = along_axis(axis, dl.ndim, name)
+    factor.lines.blocks.data = dl.data
     factor.lines.blocks.strides[0] = 1
-    factor.lines.blocks.strides[1] = view.strides[along]
-    factor.lines.blocks.length = factor.length = view.shape[along]
-    factor.lines.code = view.code
-    factor.lines.bits = view.bits
-    factor.lines.padded = view.padded
-    for k in range(view.ndim):
+    factor.lines.blocks.strides[1] = dl.strides[along]
+    factor.lines.blocks.length = factor.length = dl.shape[along]
+    factor.lines.code = dl.dtype.code
+    factor.lines.bits = dl.dtype.bits
+    factor.lines.padded = is_padded(self)
+    for k in range(dl.ndim):
         if k != along:
-            add_axis(factor, view.shape[k], view.strides[k])
+            add_axis(factor, dl.shape[k], dl.strides[k])
     return 0
 
 
-cdef int fill_scaled_factor(Factor *factor, ScaledTensor self, axis, str name) except -1:
+cdef int fill_scaled_factor(Factor *factor, ScaledTensor self, int64_t axis, str name) except -1:
     cdef tuple shape = self.shape
-    cdef int along = along_axis(axis, len(shape), name), k
+    cdef int ndim = len(shape), along = along_axis(axis, ndim, name), k
     cdef int64_t stride = 1
-    if len(shape) + self.axis != along or (self.axis == -2 and len(shape) != 2):
+    if ndim + self.axis != along or (self.axis == -2 and ndim != 2):
         raise ValueError(f"{name} is {self!r}, with blocks along axis {self.axis}, and is to be summed along "
-                         f"{along - len(shape)}; quantize it along that axis, or sum over .dequantize()")
-    view_for_product(self.data)
-    view_for_product(self.scales)
-    factor.lines.blocks = blocks_of(self, None)
-    factor.lines.format = self.format.number
+                         f"{along - ndim}; quantize it along that axis, or sum over .dequantize()")
+    fill_blocks(&factor.lines.blocks, self, 0)
+    factor.lines.format = self.number
     if self.global_scale is not None:
-        view_for_product(self.global_scale)
         if on_cuda(self.global_scale):
             factor.decode = <const float *> self.global_scale.dl.data
         else:
-            factor.lines.decode = (<float *> self.global_scale.dl.data)[0]
+            factor.lines.decode = read_scalar(self.global_scale)
     factor.length = shape[along]
-    for k in range(len(shape) - 1, -1, -1):
+    for k in range(ndim - 1, -1, -1):
         if k != along:
             add_axis(factor, shape[k], stride)
             stride *= <int64_t> shape[k]
@@ -72,17 +71,10 @@ cdef int fill_scaled_factor(Factor *factor, ScaledTensor self, axis, str name) e
     return 0
 
 
-cdef dlfp4_view view_for_product(Tensor self) except *:
-    """The description of memory that the products' kernels read: the host's, or a CUDA device's."""
-    secure(self)
-    return readable_view(self)
-
-
-cdef int along_axis(axis, int ndim, str name) except -1:
-    cdef int64_t number = operator.index(axis)
-    if not -ndim <= number < ndim:
+cdef int along_axis(int64_t axis, int ndim, str name) except -1:
+    if not -ndim <= axis < ndim:
         raise ValueError(f"axis={axis} of {name}, which has {ndim} dimensions")
-    return number + ndim if number < 0 else number
+    return axis + ndim if axis < 0 else axis
 
 
 cdef void add_axis(Factor *factor, int64_t extent, int64_t stride) noexcept:
@@ -192,23 +184,25 @@ cdef dlfp4_status sum_products(Factor *a, Factor *b, float *result) noexcept nog
             return DLFP4_OK
 
 
-cdef Tensor sum_over(a, b, axis):
-    cdef object left = plain(a) if type(a) is ScaledTensor else borrow(a)
-    cdef object right = _restored(b, stream_beside(elements_of(left), b.data)) if type(b) is ScaledTensor else borrow(b)
-    cdef Tensor elements, result
+cdef Tensor sum_over(a, b, int64_t axis):
+    cdef object left = plain(<ScaledTensor> a) if type(a) is ScaledTensor else borrow(a)
+    cdef Tensor elements = elements_of(left), others, result
+    cdef object right = restored_beside(elements, <ScaledTensor> b) if type(b) is ScaledTensor else borrow(b)
     cdef Factor of_left, of_right
     cdef int64_t stream
     cdef bint multiplied
-    if on_cuda(elements_of(left)) != on_cuda(elements_of(right)):
+    others = elements_of(right)
+    if on_cuda(elements) != on_cuda(others):
         left, right = _meet(left, right)
-    elements = elements_of(left)
+        elements = elements_of(left)
+        others = elements_of(right)
     fill_factor(&of_left, left, axis, "a")
     fill_factor(&of_right, right, axis, "b")
     if of_left.length != of_right.length:
         raise ValueError(f"a of shape {left.shape} has {of_left.length} elements along axis {axis}, b of shape "
                          f"{right.shape} has {of_right.length}; both need the same number")
     broadcast(&of_left, &of_right)
-    check_together(elements, elements_of(right))
+    check_together(elements, others)
     stream = stream_for(elements, None)
     result = allocate_beside(elements, FLOAT32, of_left.ndim, of_left.shape, False, stream, False)
     if on_cuda(result):
@@ -222,13 +216,15 @@ cdef Tensor sum_over(a, b, axis):
     return result
 
 
-cdef object stream_beside(Tensor self, Tensor other):
-    """The stream on which what belongs to `other` is made for an operation on `self`; None: its own."""
-    together = on_cuda(self) and on_cuda(other) and self.dl.device.device_id == other.dl.device.device_id
-    return self.stream if together else None
+cdef ScaledTensor restored_beside(Tensor self, ScaledTensor other):
+    """`other` in a layout that every operation reads, made on the stream of an operation on `self`, if that is its
+    device's; else on its own."""
+    cdef Tensor data = other.data
+    together = on_cuda(self) and on_cuda(data) and self.dl.device.device_id == data.dl.device.device_id
+    return restored(other, self.stream if together else None)
 
 
-cdef Tensor elements_of(x):
+cdef inline Tensor elements_of(x):
     return (<ScaledTensor> x).data if type(x) is ScaledTensor else x
 
 
@@ -299,9 +295,6 @@ cdef bint sum_on_cuda(Factor *a, Factor *b, tuple parts, Tensor result) except? 
     return True
 
 
-cdef int FLOAT32 = row_of_argument("float32"), FLOAT64 = row_of_argument("float64")
-
-
 cdef str name_of_factor(x):
     return x.format.name if type(x) is ScaledTensor else dtype_name(x)
 
@@ -348,7 +341,7 @@ def vecdot(a, b, axis=-1):
     >>> dlfp4.vecdot(x, x).tolist()
     [30.0, 14.0]
     """
-    return sum_over(a, b, axis)
+    return sum_over(a, b, PyNumber_AsSsize_t(axis, OverflowError))
 
 
 def dot(a, b):
@@ -419,11 +412,19 @@ cdef int run_matmul(Factor *a, Factor *b, dlfp4_matrix *matrix, dlfp4_matmul_opt
     return check_status(status)
 
 
+def _allocate_result(a, shape, dtype, stream):
+    """Memory for a matrix product, where `a` lies and in the order of the stream on which it is multiplied."""
+    cdef Tensor elements = elements_of(a)
+    cdef int64_t dims[64]
+    cdef int ndim = fill_extents(dims, list(shape))
+    return allocate_beside(elements, row_of_argument(dtype), ndim, dims, False, stream_for(elements, stream), False)
+
+
 def _check_result(out, shape, dtype, inputs):
     """Whether a matrix product may be written to `out`: its shape, type, and memory that no input shares."""
     cdef Tensor result = out, part
     check_writable(result, row_of_argument(dtype))
-    if shape_of(result) != shape:
+    if not has_shape(result, shape):
         raise ValueError(f"out has shape {shape_of(result)}, the result has {shape}")
     for x in inputs:
         for part in ((x.data, x.scales) if type(x) is ScaledTensor else (x,)):

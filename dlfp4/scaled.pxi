@@ -22,6 +22,9 @@ def _scale_layouts():
             for k in range(DLFP4_NUM_LAYOUTS)}
 
 
+cdef enum:
+    NO_LAYOUT = -1
+
 cdef dict LAYOUTS = {name: number for number, name in enumerate(_scale_layouts())}
 
 _ROUNDINGS = tuple(ROUNDINGS)
@@ -73,6 +76,9 @@ cdef class ScaledTensor:
     cdef readonly int axis
     cdef readonly str scale_layout
     cdef readonly tuple shape
+    cdef int number          # the format's row: asking `format` takes Python's time
+    cdef int layout          # number of the scale layout; NO_LAYOUT where it is "prepared"
+    cdef bint divides        # blocks are known to divide the shape
     cdef Prepared prepared   # all zero where it is not
 
     def __init__(self):
@@ -81,6 +87,9 @@ cdef class ScaledTensor:
     @staticmethod
     def from_parts(data, scales, global_scale=None, *, format, axis=-1, scale_layout="linear", shape=None):
         """A ScaledTensor of parts that exist, such as those of a checkpoint, sharing their memory.
+
+        All on the host, pinned or not, or all on one device. CUDA managed memory lies where the other parts lie; on
+        the host this waits for its stream.
 
         Parameters
         ----------
@@ -91,7 +100,7 @@ cdef class ScaledTensor:
             with leading dimensions as `data` has them, or flat for layouts other than "linear".
         global_scale : float or producer, optional
             A decode scale: what values are multiplied with. Libraries that keep an encode scale (FlashInfer,
-            compressed-tensors) have its reciprocal.
+            compressed-tensors) have its reciprocal. A number is copied to the device on which `data` lies.
         format : Format or str
             See :func:`formats`.
         axis : {-1, -2}
@@ -104,7 +113,7 @@ cdef class ScaledTensor:
         Raises
         ------
         ValueError
-            The parts do not fit together; the message says what was expected.
+            The parts do not fit together, or lie on different devices; the message says what was expected.
         TypeError
             An element type that is not the format's.
         BufferError
@@ -190,7 +199,7 @@ cdef class ScaledTensor:
         """The tensor on `device`, all its parts; itself if it lies there."""
         cdef ScaledTensor source
         target = parse_device(device)
-        if lies_on(self.data, target):
+        if all([lies_on(part, target) for part in parts_of(self)]):
             return self
         source = plain(self)
         moved = [None if part is None else part.to_device(target)
@@ -236,10 +245,17 @@ cdef ScaledTensor make_scaled(Tensor data, Tensor scales, Tensor global_scale, f
     self.scales = scales
     self.global_scale = global_scale
     self.format = format
+    self.number = format.number
     self.axis = axis
     self.scale_layout = scale_layout
+    self.layout = LAYOUTS.get(scale_layout, NO_LAYOUT)
     self.shape = shape
     return self
+
+
+cdef inline bint scales_whole(int format) noexcept:
+    """Whether a format has one scale, of the whole tensor."""
+    return dlfp4_formats[format].length == 0
 
 
 def _without_global_scale(ScaledTensor self):
@@ -255,7 +271,7 @@ cdef object hand_out(ScaledTensor given, str method, copy):
 
 cdef int parse_axis(axis) except? -1:
     """-1 or -2."""
-    number = operator.index(axis)
+    number = PyNumber_Index(axis)
     if number not in (-1, -2):
         raise ValueError(f"axis={axis}: blocks run along -1, the last axis, or -2, the others as one")
     return number
@@ -264,7 +280,7 @@ cdef int parse_axis(axis) except? -1:
 cdef int parse_fill(fill, int default) except -1:
     if fill is None:
         return default
-    number = operator.index(fill)
+    number = PyNumber_Index(fill)
     if not 0 <= number <= 255:
         raise ValueError(f"fill={fill}: expected a byte, from 0 to 255")
     return number
@@ -273,8 +289,9 @@ cdef int parse_fill(fill, int default) except -1:
 # ---- From parts
 
 cdef ScaledTensor assemble(data, scales, global_scale, format, int axis, str scale_layout, shape):
-    cdef Tensor elements = as_type(retain_part(data), format.element, "data")
-    cdef Tensor stored = as_type(retain_part(scales), format.scale, "scales")
+    cdef const dlfp4_format_row *row = &dlfp4_formats[<int> format.number]
+    cdef Tensor elements = as_type(retain_part(data), row.element, "data")
+    cdef Tensor stored = as_type(retain_part(scales), row.scale, "scales")
     cdef tuple logical = shape_of(elements) if shape is None else tuple(parse_shape(shape))
     if is_padded(elements):
         raise BufferError(f"data of {dtype_name(elements)} has one element a byte; pack it first: dlfp4.pack(data)")
@@ -286,10 +303,11 @@ cdef ScaledTensor assemble(data, scales, global_scale, format, int axis, str sca
     stored = fit_part(stored, buffers[1], logical, format)
     if (global_scale is not None) and not format.has_global_scale:
         raise ValueError(f"{format} has no global scale; leave it out")
-    unit = None if global_scale is None else as_scalar(global_scale)
+    unit = None if global_scale is None else as_scalar_beside(elements, global_scale)
     if is_subbyte(elements.row) and not rows_are_bytes(elements):
         raise BufferError(f"data has strides {strides_of(elements)}: its rows must be packed, without gaps between "
                           f"elements, and start on bytes; call .copy() first")
+    elements, stored, unit = place_parts((elements, stored, unit))
     return make_scaled(elements, stored, unit, format, axis, scale_layout, logical)
 
 
@@ -298,14 +316,14 @@ cdef Tensor retain_part(part):
     return self
 
 
-cdef Tensor as_type(Tensor self, dtype, str name):
+cdef Tensor as_type(Tensor self, int row, str name):
     """A part of the format's type, given so or as bytes."""
-    cdef int row = row_of_argument(dtype)
     if self.row == row:
         return self
-    if self.row == row_of_argument("uint8") and dlfp4_dtypes[row].bits <= 8:
+    if self.row == UINT8 and dlfp4_dtypes[row].bits <= 8:
         return reinterpret(self, row)
-    raise TypeError(f"{name} has dtype {dtype_name(self)}; expected {dtype}, or its bytes as uint8")
+    raise TypeError(f"{name} has dtype {dtype_name(self)}; expected {dlfp4_dtypes[row].name.decode()}, or its bytes as "
+                    f"uint8")
 
 
 cdef Tensor fit_part(Tensor self, buffer, tuple logical, format):
@@ -315,7 +333,7 @@ cdef Tensor fit_part(Tensor self, buffer, tuple logical, format):
     if self.size_ != math.prod(buffer.shape) or not same_rows:
         raise ValueError(f"{buffer.name} has shape {shape_of(self)}; {format} of shape {logical} needs "
                          f"{buffer.shape} of {buffer.dtype}")
-    return self if shape_of(self) == buffer.shape else reshape_tensor(self, buffer.shape)
+    return self if has_shape(self, shape) else reshape_tensor(self, shape)
 
 
 cdef bint rows_are_bytes(Tensor self) noexcept:
@@ -324,11 +342,54 @@ cdef bint rows_are_bytes(Tensor self) noexcept:
                                and (self.dl.shape[0] == 1 or self.dl.strides[0] * bits % 8 == 0))
 
 
+cdef tuple place_parts(tuple parts):
+    """The parts of a tensor, in the order of its fields, where the same kernels read all of them: managed memory as the
+    device's or the host's on which another part lies."""
+    cdef Tensor part, anchor
+    cdef int k, held = 0   # by the first part that is not managed, if there is one
+    for k, part in enumerate(parts):
+        if part is not None and part.dl.device.device_type != kDLCUDAManaged:
+            held = k
+            break
+    anchor = parts[held]
+    for k, part in enumerate(parts):
+        if part is not None and not is_read_beside(part, anchor):
+            place = HOST if host_readable(anchor.dl.device.device_type) else device_of(anchor)
+            raise ValueError(f"{_Parts._fields[k]} lies on {device_of(part)}, {_Parts._fields[held]} on "
+                             f"{device_of(anchor)}; the same kernels must read all parts: call "
+                             f".to_device({str(place)!r}) first")
+    if anchor.dl.device.device_type == kDLCUDAManaged:
+        return parts
+    return tuple([place_managed(part, on_cuda(anchor)) for part in parts])
+
+
+cdef bint is_read_beside(Tensor self, Tensor anchor):
+    """Whether the kernels that read `anchor` can read another part, managed memory in either's place."""
+    if on_cuda(anchor):
+        return on_cuda(self) and self.dl.device.device_id == anchor.dl.device.device_id
+    if host_readable(anchor.dl.device.device_type):
+        return host_readable(self.dl.device.device_type) or self.dl.device.device_type == kDLCUDAManaged
+    return lies_on(self, device_of(anchor))
+
+
+cdef bint is_number(value):
+    return type(value) is not Tensor and isinstance(value, (float, int, np.floating, np.integer))
+
+
+cdef Tensor as_scalar_beside(Tensor data, value):
+    """The same as `as_scalar`; a number, which lies nowhere yet, on the device of `data`."""
+    cdef Tensor self = as_scalar(value)
+    if is_number(value) and on_cuda(data):
+        return move(self, Device("cuda", data.dl.device.device_id))
+    return self
+
+
 cdef Tensor as_scalar(value):
     """A 0-d float32 tensor of a number, or of a producer of one element."""
-    if isinstance(value, (float, int, np.floating, np.integer)):
+    cdef Tensor self
+    if is_number(value):
         value = np.array(value, np.float32)
-    cdef Tensor self = as_type(retain_part(value), np.dtype(np.float32), "global_scale")
+    self = as_type(retain_part(value), FLOAT32, "global_scale")
     if self.size_ != 1:
         raise ValueError(f"global_scale has shape {shape_of(self)}; expected one number")
     return self if self.dl.ndim == 0 else reshape_tensor(self, ())
@@ -350,17 +411,19 @@ cdef ScaledTensor relayout(ScaledTensor self, name, int fill):
         scales = scales if is_compact_tensor(scales) else duplicate(scales)
     transposed = name == "linear" and self.axis == -2 and not is_subbyte(self.data.row)
     result = allocate_buffer(scales, (rows, columns) if transposed else buffer.shape, scales.row, scales.stream, False)
-    convert_scales(scales, LAYOUTS[self.scale_layout], result, LAYOUTS[name], rows, columns, fill)
-    return make_scaled(self.data, duplicate(result.mT) if transposed else result, self.global_scale, self.format,
-                       self.axis, name, self.shape)
+    convert_scales(scales, self.layout, result, LAYOUTS[name], rows, columns, fill)
+    # Beside scales of the device, managed memory is the device's as well: the host could not read all parts.
+    return make_scaled(place_managed(self.data, True), duplicate(result.mT) if transposed else result,
+                       place_managed(self.global_scale, True), self.format, self.axis, name, self.shape)
 
 
 cdef int convert_scales(Tensor scales, int layout, Tensor result, int to, int64_t rows, int64_t columns,
                         int fill) except -1:
+    secure(scales)
     if on_cuda(scales):
         return check_kernel(dlfp4_cuda_convert_scales(scales.dl.device.device_id, scales.stream, scales.dl.data, layout,
                                                       result.dl.data, to, rows, columns, fill), "converting scales")
-    host_view(scales)   # refuses what the CPU cannot read
+    check_host(scales)
     return check_status(dlfp4_convert_scales(scales.dl.data, layout, result.dl.data, to, rows, columns,
                                              storage_bits(result) // 8, fill))
 
@@ -426,7 +489,7 @@ cdef Tensor shuffle(x, layout, bint back):
     if source.dl.ndim != 2:
         raise ValueError(f"a weight has two dimensions, (N, K); this tensor has shape {shape_of(source)}")
     if not on_cuda(source):
-        host_view(source)   # refuses what the CPU cannot read
+        check_host(source)
     if not is_compact_tensor(source):
         source = duplicate(source)
     row_bits = source.dl.shape[1] * storage_bits(source)

@@ -83,26 +83,27 @@ def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=Non
     cdef Tensor given = borrow(x)
     cdef int64_t chosen_stream = stream_for(given, stream)
     cdef Tensor source = flatten(given, chosen_stream)
-    cdef object chosen_format = find_format(format)
-    cdef _Rules rules = find_rules(chosen_format, recipe, rounding)
-    cdef tuple axes = axis if type(axis) is tuple else (axis,), shape = shape_of(given)
-    cdef list results
+    cdef _Rules rules = find_rules(format, recipe, rounding)
+    cdef tuple axes = axis if type(axis) is tuple else (axis,), results
     check_axes(axes)
     fill_matrix(&request.x, source)
-    request.format = chosen_format.number
+    request.format = rules.number
     request.recipe = rules.recipe
     request.recipe.seed = parse_seed(rules.recipe.rounding, seed)
     if out is None:
-        results = [allocate_scaled(source, shape, chosen_format, a, scale_layout, bool(pad), chosen_stream)
-                   for a in axes]
+        results = allocate_results(axes, given, rules, scale_layout, bool(pad), chosen_stream)
     else:
-        results = check_out_scaled(out, axes, shape, chosen_format, scale_layout, bool(pad), source)
+        results = check_out_scaled(out, axes, given, rules, scale_layout, bool(pad))
     if on_cuda(source):
         quantize_on_cuda(&request, results, rules, global_scale, source, chosen_stream)
     else:
-        find_tensor_scale(&request, chosen_format, global_scale)
+        find_tensor_scale(&request, global_scale)
         run_quantize(&request, results, rules)
-    return tuple(results) if type(axis) is tuple else results[0]
+    return results if type(axis) is tuple else results[0]
+
+
+cdef inline bint is_small(const Request *request) noexcept:
+    return request.x.rows * request.x.columns < RELEASE_GIL_FROM
 
 
 cdef int check_axes(tuple axes) except -1:
@@ -115,17 +116,19 @@ cdef int check_axes(tuple axes) except -1:
 
 cdef Tensor flatten(Tensor self, int64_t stream=NO_STREAM):
     """The tensor as a matrix; a copy, made on `stream`, only where its leading dimensions are not one run."""
-    cdef int64_t rows
+    cdef Tensor view
     if self.dl.ndim == 2:
         return self
     if self.dl.ndim == 0:
         raise ValueError("a 0-d tensor has no axis for blocks to run along; reshape it to (1,) first")
-    columns = self.dl.shape[self.dl.ndim - 1]
-    rows = count_elements(self.dl.ndim - 1, self.dl.shape)
-    try:
-        return reshape_tensor(self, (rows, columns))
-    except BufferError:
-        return reshape_tensor(duplicate(self) if stream == NO_STREAM else copy_on(self, stream), (rows, columns))
+    view = make_view(self, 2)
+    view.dl.shape[0] = count_elements(self.dl.ndim - 1, self.dl.shape)
+    view.dl.shape[1] = self.dl.shape[self.dl.ndim - 1]
+    if view.dl.shape[0] < 0:
+        raise ValueError(f"shape {shape_of(self)} has more rows than can be counted")
+    if lay_out(view, self):
+        return finish_view(view)
+    return flatten(duplicate(self) if stream == NO_STREAM else copy_on(self, stream))
 
 
 cdef Tensor copy_on(Tensor self, int64_t stream):
@@ -137,31 +140,28 @@ cdef Tensor copy_on(Tensor self, int64_t stream):
 
 
 cdef int fill_matrix(dlfp4_matrix *matrix, Tensor self) except -1:
-    cdef dlfp4_view view = readable_view(self)
-    if self.row not in SOURCE_ROWS:
+    check_readable(self)
+    if not SOURCE_ROWS >> self.row & 1:
         raise TypeError(f"{dtype_name(self)} is not block-scaled: expected float32, bfloat16 or float16; "
                         f"convert it first, for example dlfp4.cast(x, 'float32')")
-    matrix.data = view.data
-    matrix.rows = view.shape[0]
-    matrix.columns = view.shape[1]
-    matrix.strides[0] = view.strides[0]
-    matrix.strides[1] = view.strides[1]
-    matrix.code = view.code
-    matrix.bits = view.bits
+    matrix.data = self.dl.data
+    matrix.rows = self.dl.shape[0]
+    matrix.columns = self.dl.shape[1]
+    matrix.strides[0] = self.dl.strides[0]
+    matrix.strides[1] = self.dl.strides[1]
+    matrix.code = self.dl.dtype.code
+    matrix.bits = self.dl.dtype.bits
     return 0
 
 
-cdef dlfp4_view readable_view(Tensor self) except *:
-    """The description of memory that one of our kernels can read: the host's, or a CUDA device's."""
-    return view_of(self) if on_cuda(self) else host_view(self)
-
-
-cdef frozenset SOURCE_ROWS = frozenset([row_of_argument(name) for name in ("float32", "bfloat16", "float16")])
+cdef uint64_t SOURCE_ROWS = (<uint64_t> 1 << FLOAT32) | (<uint64_t> 1 << FLOAT16) | (<uint64_t> 1 << BFLOAT16)
 
 
 @cython.final
 cdef class _Rules:
-    """A recipe as the kernels take it, without a seed."""
+    """A format, and a recipe for it as the kernels take it, without a seed."""
+    cdef object format
+    cdef int number
     cdef dlfp4_recipe recipe
 
 
@@ -169,15 +169,19 @@ cdef dict RULES = {}   # of each format's name, recipe and rounding that a call 
 
 
 cdef _Rules find_rules(format, recipe, rounding):
-    key = (format.name, recipe, rounding)
+    name = format if type(format) is str else str(format)
+    key = (name, recipe, rounding)
     found = RULES.get(key)
     if found is None:
-        found = RULES[key] = make_rules(find_recipe(format, recipe), rounding)
+        format = find_format(name)
+        found = RULES[key] = make_rules(format, find_recipe(format, recipe), rounding)
     return found
 
 
-cdef _Rules make_rules(chosen, rounding):
+cdef _Rules make_rules(format, chosen, rounding):
     cdef _Rules self = _Rules()
+    self.format = format
+    self.number = format.number
     self.recipe.rounding = <dlfp4_rounding> parse_rounding(chosen.rounding if rounding is None else rounding)
     self.recipe.seed = 0
     self.recipe.scale_rule = <dlfp4_scale_rule> <int> _SCALE_RULES[chosen.scale_rule or "floor"]
@@ -190,20 +194,57 @@ cdef _Rules make_rules(chosen, rounding):
 
 # ---- Results
 
+@cython.final
+cdef class _Layout:
+    """The buffers of a tensor, as memory is allocated: shapes and types of the data, the scales, and the scale of the
+    whole tensor, if that comes beside them."""
+    cdef int64_t shapes[3][2]
+    cdef int ndims[3]
+    cdef int rows[3]
+    cdef bint has_global_scale
+
+
+@functools.lru_cache(maxsize=1024)
+def _find_layout(*described):
+    """What buffers_of says, once for all calls."""
+    cdef _Layout self = _Layout()
+    cdef int number, k
+    buffers = buffers_of(*described)
+    for number, buffer in enumerate(buffers):
+        self.rows[number] = row_of_argument(buffer.dtype)
+        self.ndims[number] = len(buffer.shape)
+        for k in range(self.ndims[number]):
+            self.shapes[number][k] = buffer.shape[k]
+    self.has_global_scale = len(buffers) == 3
+    return self
+
+
+cdef Tensor allocate_part(Tensor source, _Layout layout, int number, int64_t stream, bint x2):
+    return allocate_beside(source, layout.rows[number], layout.ndims[number], layout.shapes[number], False, stream, x2)
+
+
+cdef tuple allocate_results(tuple axes, Tensor source, _Rules rules, str scale_layout, bint pad, int64_t stream):
+    shape = shape_of(source)
+    if len(axes) == 1:
+        return (allocate_scaled(source, shape, rules.format, axes[0], scale_layout, pad, stream),)
+    return tuple([allocate_scaled(source, shape, rules.format, axis, scale_layout, pad, stream) for axis in axes])
+
+
 cdef ScaledTensor allocate_scaled(Tensor source, tuple shape, format, int axis, str scale_layout, bint pad,
                                   int64_t stream):
-    buffers = buffers_of(shape, format.name, axis, scale_layout, pad)
-    parts = [allocate_buffer(source, buffer.shape, row_of_argument(buffer.dtype), stream, source.x2_ and number == 0)
-             for number, buffer in enumerate(buffers)]
-    return make_scaled(parts[0], parts[1], parts[2] if len(parts) == 3 else None, format, axis, scale_layout, shape)
+    cdef _Layout layout = _find_layout(shape, format.name, axis, scale_layout, pad)
+    cdef Tensor data = allocate_part(source, layout, 0, stream, source.x2_)
+    cdef Tensor scales = allocate_part(source, layout, 1, stream, False)
+    cdef Tensor unit = allocate_part(source, layout, 2, stream, False) if layout.has_global_scale else None
+    return make_scaled(data, scales, unit, format, axis, scale_layout, shape)
 
 
-cdef list check_out_scaled(out, tuple axes, tuple shape, format, str scale_layout, bint pad, Tensor source):
+cdef tuple check_out_scaled(out, tuple axes, Tensor source, _Rules rules, str scale_layout, bint pad):
     """The caller's ScaledTensors, if they are what would have been allocated."""
     cdef ScaledTensor result
     cdef int axis
     cdef Py_ssize_t number
-    results = list(out) if type(out) is tuple else [out]
+    cdef tuple results = out if type(out) is tuple else (out,)
     if len(results) != len(axes):
         raise ValueError(f"out has {len(results)} ScaledTensors for {len(axes)} axes")
     for number in range(len(axes)):
@@ -212,12 +253,14 @@ cdef list check_out_scaled(out, tuple axes, tuple shape, format, str scale_layou
                             f"it")
         result = results[number]
         axis = axes[number]
-        if (result.format is not format or result.axis != axis or result.scale_layout != scale_layout
-                or result.shape != shape):
-            raise ValueError(f"out is {result!r}; the result has shape {shape}, format {format.name!r}, axis {axis} "
-                             f"and scale_layout {scale_layout!r}")
+        if (result.number != rules.number or result.axis != axis or result.scale_layout != scale_layout
+                or not has_shape(source, result.shape)):
+            raise ValueError(f"out is {result!r}; the result has shape {shape_of(source)}, format "
+                             f"{rules.format.name!r}, axis {axis} and scale_layout {scale_layout!r}")
         # A ScaledTensor's parts have the shapes that follow from these; this refuses blocks that do not divide them.
-        buffers_of(shape, format.name, axis, scale_layout, pad)
+        if pad or not result.divides:
+            buffers_of(result.shape, rules.format.name, axis, scale_layout, pad)
+            result.divides = not pad
         check_out_part(result.data, "data", source)
         check_out_part(result.scales, "scales", source)
         if result.global_scale is not None:
@@ -234,11 +277,23 @@ cdef int check_out_part(Tensor self, str name, Tensor source) except -1:
     return 0
 
 
-cdef dlfp4_blocks blocks_of(ScaledTensor self, _Rules rules) except *:
-    """The kernels' description of a ScaledTensor, line by line."""
-    cdef dlfp4_view data = readable_view(self.data), scales = readable_view(self.scales)
-    cdef dlfp4_blocks blocks
+cdef int secure_parts(ScaledTensor self) except -1:
+    """What was borrowed from a framework is still there."""
+    secure(self.data)
+    secure(self.scales)
+    if self.global_scale is not None:
+        secure(self.global_scale)
+    return 0
+
+
+cdef int fill_blocks(dlfp4_blocks *blocks, ScaledTensor self, uint8_t zero_scale) except -1:
+    """The kernels' description of a ScaledTensor, line by line; of one to be written, `zero_scale` is its recipe's."""
+    cdef const DLTensor *data = &self.data.dl
+    cdef const DLTensor *scales = &self.scales.dl
     cdef bint swapped = self.axis == -2 and not is_subbyte(self.data.row)
+    secure_parts(self)
+    check_readable(self.data)
+    check_readable(self.scales)
     blocks.data = data.data
     blocks.strides[0] = data.strides[swapped]
     blocks.strides[1] = data.strides[not swapped]
@@ -246,43 +301,51 @@ cdef dlfp4_blocks blocks_of(ScaledTensor self, _Rules rules) except *:
     blocks.scales = scales.data
     blocks.scale_strides[0] = scales.strides[swapped] if scales.ndim == 2 else 0
     blocks.scale_strides[1] = scales.strides[not swapped] if scales.ndim == 2 else 0
-    blocks.layout = LAYOUTS[self.scale_layout]
-    blocks.fill = rules.recipe.zero_scale if rules is not None and blocks.layout == DLFP4_LAYOUT_aiter else 0
-    return blocks
+    blocks.layout = self.layout
+    blocks.fill = zero_scale if self.layout == DLFP4_LAYOUT_aiter else 0
+    return 0
 
 
 # ---- The tensor's scale
 
-cdef int find_tensor_scale(Request *request, format, global_scale) except -1:
+cdef int find_tensor_scale(Request *request, global_scale) except -1:
     """The scale of the whole tensor, where the format has one: given, or found in the data."""
     cdef dlfp4_status status
-    if not has_tensor_scale(format, global_scale):
+    if not has_tensor_scale(request.format, global_scale):
         return 0
     if global_scale is not None:
         request.scale = dlfp4_given_tensor_scale(parse_scale(global_scale))
         return 0
-    with nogil:
+    if is_small(request):
         status = dlfp4_find_tensor_scale(&request.x, request.format, &request.recipe, &request.scale)
+    else:
+        with nogil:
+            status = dlfp4_find_tensor_scale(&request.x, request.format, &request.recipe, &request.scale)
     return check_status(status)
 
 
-cdef inline bint is_two_level(format) except -1:
-    return format.kind == "two_level"   # a property of the format would cost a Python call
-
-
-cdef bint has_tensor_scale(format, global_scale) except -1:
-    if is_two_level(format) or format.block is None:
+cdef bint has_tensor_scale(int format, global_scale) except -1:
+    if dlfp4_formats[format].kind == DLFP4_TWO_LEVEL or scales_whole(format):
         return True
     if global_scale is not None:
-        raise ValueError(f"{format} has no scale of the whole tensor; leave global_scale out")
+        raise ValueError(f"{dlfp4_formats[format].name.decode()} has no scale of the whole tensor; leave global_scale "
+                         f"out")
     return False
 
 
 cdef float parse_scale(global_scale) except? -1:
-    number = float(as_scalar(global_scale))
-    if not 0 < number < float("inf"):
+    cdef float number = global_scale if type(global_scale) is float else read_scalar(as_scalar(global_scale))
+    if not 0 < number < INFINITY:
         raise ValueError(f"global_scale={number}: a decode scale is a positive, finite float32")
     return number
+
+
+cdef float read_scalar(Tensor self) except? -1:
+    """The number in a 0-d float32 tensor."""
+    if not host_readable(self.dl.device.device_type):
+        return self.item()
+    secure(self)
+    return (<float *> self.dl.data)[0]
 
 
 cdef Tensor tensor_scale_of(ScaledTensor self):
@@ -296,7 +359,7 @@ cdef int check_status(dlfp4_status status) except -1:
     return 0
 
 
-cdef int run_quantize(Request *request, list results, _Rules rules) except -1:
+cdef int run_quantize(Request *request, tuple results, _Rules rules) except -1:
     cdef dlfp4_blocks blocks[2]
     cdef const dlfp4_blocks *along[2]
     cdef ScaledTensor result
@@ -305,25 +368,28 @@ cdef int run_quantize(Request *request, list results, _Rules rules) except -1:
     along[0] = along[1] = NULL
     for result in results:
         direction = -1 - result.axis
-        blocks[direction] = blocks_of(result, rules)
+        fill_blocks(&blocks[direction], result, rules.recipe.zero_scale)
         along[direction] = &blocks[direction]
-        if result.global_scale is not None or result.format.block is None:
+        if result.global_scale is not None or scales_whole(result.number):
             (<float *> tensor_scale_of(result).dl.data)[0] = request.scale.decode
-    with nogil:
+    if is_small(request):
         status = dlfp4_quantize(&request.x, request.format, &request.recipe, &request.scale, along[0], along[1])
+    else:
+        with nogil:
+            status = dlfp4_quantize(&request.x, request.format, &request.recipe, &request.scale, along[0], along[1])
     return check_status(status)
 
 
-cdef int quantize_on_cuda(Request *request, list results, _Rules rules, global_scale, Tensor source,
+cdef int quantize_on_cuda(Request *request, tuple results, _Rules rules, global_scale, Tensor source,
                           int64_t stream) except -1:
     """The same on a CUDA device: what is not known on the host, such as the tensor's scale, stays on the device."""
     cdef dlfp4_blocks blocks[2]
     cdef const dlfp4_blocks *along[2]
-    cdef ScaledTensor result, first = results[0]
+    cdef ScaledTensor result
     cdef Tensor part, given = None
     cdef dlfp4_cuda_scale scale
     cdef int direction, status, number = 0, device = source.dl.device.device_id
-    cdef bint scaled = has_tensor_scale(first.format, global_scale)
+    cdef bint scaled = has_tensor_scale(request.format, global_scale)
     memset(&scale, 0, sizeof(scale))
     along[0] = along[1] = NULL
     if global_scale is not None:
@@ -331,7 +397,7 @@ cdef int quantize_on_cuda(Request *request, list results, _Rules rules, global_s
     for result in results:
         wait_for_parts(result, stream)
         direction = -1 - result.axis
-        blocks[direction] = blocks_of(result, rules)
+        fill_blocks(&blocks[direction], result, rules.recipe.zero_scale)
         along[direction] = &blocks[direction]
         if scaled:
             part = tensor_scale_of(result)
@@ -340,7 +406,7 @@ cdef int quantize_on_cuda(Request *request, list results, _Rules rules, global_s
     status = dlfp4_cuda_quantize(device, stream, &request.x, request.format, &request.recipe, &scale, along[0],
                                  along[1])
     if status != 0:   # the message alone would cost a tenth of the call
-        check_kernel(status, f"quantizing {dtype_name(source)} to {first.format}")
+        check_kernel(status, f"quantizing {dtype_name(source)} to {rules.format}")
     for result in results:
         hand_back(result.data, stream)
         hand_back(result.scales, stream)
@@ -360,12 +426,12 @@ cdef int wait_for_parts(ScaledTensor self, int64_t stream) except -1:
 
 cdef Tensor given_on_cuda(global_scale, int64_t stream, dlfp4_cuda_scale *scale):
     """A given scale: on the device, where it is not waited for, or a number of the host."""
-    cdef Tensor given = as_scalar(global_scale)
-    if on_cuda(given):
+    cdef Tensor given = None if type(global_scale) is float else as_scalar(global_scale)
+    if given is not None and on_cuda(given):
         wait_for(given, stream)
         scale.given = <const float *> given.dl.data
     else:
-        scale.number = parse_scale(given)
+        scale.number = parse_scale(global_scale if given is None else given)
     return given
 
 
@@ -413,9 +479,9 @@ def dequantize(q, dtype="float32", *, out=None, stream=None):
     cdef int64_t chosen
     if type(q) is not ScaledTensor:
         raise TypeError(f"q is a {type(q).__name__}; expected a ScaledTensor, from quantize or ScaledTensor.from_parts")
-    if row not in SOURCE_ROWS:
+    if not SOURCE_ROWS >> row & 1:
         raise TypeError(f"dtype={dtype}: block-scaled tensors dequantize to float32, bfloat16 or float16")
-    source = _restored(q, stream)
+    source = restored(q, stream)
     chosen = stream_for(source.data, stream)
     result = allocate_values(source, row, chosen) if out is None else check_result(borrow(out), source, row)
     matrix = flatten(result)
@@ -439,7 +505,7 @@ cdef Tensor allocate_values(ScaledTensor source, int row, int64_t stream):
 cdef Tensor check_result(Tensor self, ScaledTensor source, int row):
     check_writable(self, row)
     check_beside(self, source.data)
-    if shape_of(self) != source.shape:
+    if not has_shape(self, source.shape):
         raise ValueError(f"out has shape {shape_of(self)}, the result has {source.shape}")
     if overlaps(self, source.data) or overlaps(self, source.scales):
         raise ValueError("out overlaps the quantized tensor; give other memory")
@@ -456,30 +522,35 @@ cdef int fill_lines(dlfp4_matrix *matrix, ScaledTensor source, Tensor result) ex
 
 
 cdef int dequantize_on_cuda(ScaledTensor source, Tensor result, int64_t stream) except -1:
-    cdef dlfp4_blocks blocks = blocks_of(source, None)
+    cdef dlfp4_blocks blocks
     cdef dlfp4_matrix matrix
     cdef const float *decode = NULL
-    cdef int status, format = source.format.number
+    cdef int status
+    fill_blocks(&blocks, source, 0)
     fill_lines(&matrix, source, result)
     wait_for_parts(source, stream)
     wait_for(result, stream)
     if source.global_scale is not None:
         decode = <const float *> source.global_scale.dl.data
-    status = dlfp4_cuda_dequantize(result.dl.device.device_id, stream, &blocks, format, decode, &matrix)
+    status = dlfp4_cuda_dequantize(result.dl.device.device_id, stream, &blocks, source.number, decode, &matrix)
     if status != 0:
         check_kernel(status, f"dequantizing {source.format}")
     return hand_back(result, stream)
 
 
 cdef int run_dequantize(ScaledTensor source, Tensor result) except -1:
-    cdef dlfp4_blocks blocks = blocks_of(source, None)
+    cdef dlfp4_blocks blocks
     cdef dlfp4_matrix matrix
     cdef float decode = 1
-    cdef int format = source.format.number
+    cdef int format = source.number
     cdef dlfp4_status status
+    fill_blocks(&blocks, source, 0)
     fill_lines(&matrix, source, result)
     if source.global_scale is not None:
-        decode = source.global_scale.item()
-    with nogil:
+        decode = read_scalar(source.global_scale)
+    if result.size_ < RELEASE_GIL_FROM:
         status = dlfp4_dequantize(&blocks, format, decode, &matrix)
+    else:
+        with nogil:
+            status = dlfp4_dequantize(&blocks, format, decode, &matrix)
     return check_status(status)

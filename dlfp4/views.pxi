@@ -112,18 +112,24 @@ cdef Tensor reshape_tensor(Tensor self, shape):
     view = make_view(self, len(wanted))
     for k in range(len(wanted)):
         view.dl.shape[k] = wanted[k]
-    if self.size_ == 0:
-        fill_compact_strides(view.dl.ndim, view.dl.shape, view.dl.strides)
-    elif not fill_reshaped_strides(self.dl.ndim, self.dl.shape, self.dl.strides,
-                                   view.dl.ndim, view.dl.shape, view.dl.strides):
+    if not lay_out(view, self):
         raise BufferError(f"reshaping {shape_of(self)} with strides {strides_of(self)} to {tuple(wanted)} needs a "
                           f"copy; call .copy().reshape(...)")
     return finish_view(view)
 
 
+cdef bint lay_out(Tensor view, Tensor self) noexcept:
+    """Strides by which a view of another shape, but the same size, shows the same elements; False: only a copy can."""
+    if self.size_ == 0:   # which any strides show
+        fill_compact_strides(view.dl.ndim, view.dl.shape, view.dl.strides)
+        return True
+    return fill_reshaped_strides(self.dl.ndim, self.dl.shape, self.dl.strides,
+                                 view.dl.ndim, view.dl.shape, view.dl.strides)
+
+
 cdef list parse_shape(shape):
     """A shape argument as a list of Python integers, unchecked but for their type."""
-    return [operator.index(extent) for extent in (shape if isinstance(shape, (tuple, list)) else (shape,))]
+    return [PyNumber_Index(extent) for extent in (shape if isinstance(shape, (tuple, list)) else (shape,))]
 
 
 cdef int resolve_unknown(Tensor self, list wanted) except -1:

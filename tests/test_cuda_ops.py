@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import dlfp4
+from dlfp4.checkpoints import join_parts, split_parts
 
 from . import reference
 
@@ -297,6 +298,35 @@ def test_a_graph_replays_what_was_captured(torch, name):
     torch.cuda.synchronize()
     host = dlfp4.quantize(x.cpu(), name)
     assert y.cpu().numpy().tobytes() == host_bytes(host.dequantize())
+
+
+def test_parts_on_both_sides_are_refused(torch):
+    x = np.linspace(-6, 6, 4 * 64, dtype=np.float32).reshape(4, 64)
+    host = dlfp4.quantize(x, "nvfp4")
+    for q, other in ((host, CUDA), (host.to_device(CUDA), "cpu")):
+        parts = q.to_torch()
+        with pytest.raises(ValueError, match=f"global_scale lies on {other}, data on {q.device}.*to_device"):
+            dlfp4.ScaledTensor.from_parts(parts.data, parts.scales, parts.global_scale.to(other), format="nvfp4")
+        with pytest.raises(ValueError, match=f"scales lies on {other}, data on {q.device}.*to_device"):
+            dlfp4.ScaledTensor.from_parts(parts.data, parts.scales.to(other), parts.global_scale, format="nvfp4")
+
+
+def test_a_number_goes_where_the_data_lies(torch):
+    host = dlfp4.quantize(np.linspace(-6, 6, 4 * 64, dtype=np.float32).reshape(4, 64), "nvfp4")
+    parts = host.to_device(CUDA).to_torch()
+    q = dlfp4.ScaledTensor.from_parts(parts.data, parts.scales, float(host.global_scale), format="nvfp4")
+    assert_equal_parts(q, host)
+    assert str(q.global_scale.device) == CUDA
+    assert host_bytes(q.dequantize()) == host_bytes(host.dequantize())
+
+
+def test_the_reciprocal_of_a_checkpoint_goes_where_the_data_lies(torch):
+    host = dlfp4.quantize(np.linspace(-6, 6, 4 * 64, dtype=np.float32).reshape(4, 64), "nvfp4")
+    stored = split_parts({"w": host}, "compressed-tensors")
+    theirs = join_parts({name: part.to_device(CUDA) for name, part in stored.items()})["w"]
+    ours = join_parts(stored)["w"]
+    assert_equal_parts(theirs, ours)
+    assert host_bytes(theirs.dequantize()) == host_bytes(ours.dequantize())
 
 
 def test_another_stream(torch):

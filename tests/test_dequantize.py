@@ -12,7 +12,7 @@ import dlfp4
 
 from . import block_reference as reference
 from .block_reference import BYTEWISE, FORMATS, FP4, FP8, INPUTS, MX, TWO_LEVEL, assert_equal, divides, make, same
-from .capsules import framework
+from .capsules import Made, framework
 from .reference import BITS, SPECIAL, dtype_of, native_cast, of_codes, packed_bytes, raw_bytes
 
 F = np.float32
@@ -367,6 +367,65 @@ def test_packed_parts_with_gaps_are_refused():
     ):
         with pytest.raises((BufferError, ValueError), match="copy"):
             dlfp4.ScaledTensor.from_parts(data, its_scales, format="mxfp4")
+
+
+HOST, PINNED, CUDA, OTHER_CUDA, MANAGED, ROCM = (1, 0), (3, 0), (2, 0), (2, 1), (13, 0), (10, 0)
+
+
+def parts_said_to_lie_on(*devices):
+    """Data, scales and the global scale of an NVFP4 tensor: host memory that claims to be a device's."""
+    arrays = OCTETS, np.zeros((4, 4), np.uint8), np.ones((), F)
+    return [
+        dlfp4.from_dlpack(Made(array.copy(), device=device).capsule)
+        for array, device in zip(arrays, devices, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("devices", "message"),
+    [
+        ((HOST, HOST, CUDA), r"global_scale lies on cuda:0, data on cpu.*to_device\('cpu'\)"),
+        ((CUDA, CUDA, HOST), r"global_scale lies on cpu, data on cuda:0.*to_device\('cuda:0'\)"),
+        ((CUDA, HOST, CUDA), r"scales lies on cpu, data on cuda:0.*to_device\('cuda:0'\)"),
+        ((PINNED, CUDA, HOST), r"scales lies on cuda:0, data on cuda_host.*to_device\('cpu'\)"),
+        ((CUDA, CUDA, OTHER_CUDA), r"global_scale lies on cuda:1, data on cuda:0.*to_device\('cuda:0'\)"),
+        ((MANAGED, OTHER_CUDA, MANAGED), r"data lies on cuda_managed, scales on cuda:1.*to_device\('cuda:1'\)"),
+        ((MANAGED, HOST, CUDA), r"global_scale lies on cuda:0, scales on cpu.*to_device\('cpu'\)"),
+        ((ROCM, ROCM, HOST), r"global_scale lies on cpu, data on rocm:0"),
+        ((HOST, ROCM, HOST), r"scales lies on rocm:0, data on cpu"),
+    ],
+)
+def test_parts_on_different_devices_are_refused(devices, message):
+    with pytest.raises(ValueError, match=message):
+        dlfp4.ScaledTensor.from_parts(*parts_said_to_lie_on(*devices), format="nvfp4")
+
+
+@pytest.mark.parametrize(
+    ("devices", "expected"),
+    [
+        ((HOST, PINNED, HOST), ["cpu", "cuda_host", "cpu"]),
+        ((CUDA, CUDA, CUDA), ["cuda:0"] * 3),
+        ((MANAGED, MANAGED, MANAGED), ["cuda_managed"] * 3),
+        ((MANAGED, CUDA, MANAGED), ["cuda:0"] * 3),
+        ((CUDA, MANAGED, CUDA), ["cuda:0"] * 3),
+        ((ROCM, ROCM, ROCM), ["rocm:0"] * 3),
+    ],
+)
+def test_parts_that_the_same_kernels_read(devices, expected):
+    parts = parts_said_to_lie_on(*devices)
+    q = dlfp4.ScaledTensor.from_parts(*parts, format="nvfp4")
+    found = q.data, q.scales, q.global_scale
+    assert [str(part.device) for part in found] == expected
+    assert [part.data_ptr for part in found] == [part.data_ptr for part in parts]
+
+
+def test_all_parts_are_moved():
+    """Though the data lies where it is asked for."""
+    q = dlfp4.ScaledTensor.from_parts(*parts_said_to_lie_on(HOST, PINNED, HOST), format="nvfp4")
+    moved = q.to_device("cpu")
+    assert moved.data is q.data
+    assert str(moved.scales.device) == "cpu"
+    assert moved.to_device("cpu") is moved
 
 
 def test_it_is_made_by_quantize_or_from_parts():

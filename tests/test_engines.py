@@ -3,6 +3,7 @@
 Operands are descriptions of CUDA memory, which need no driver.
 """
 
+import dataclasses
 import importlib
 from types import SimpleNamespace
 
@@ -214,6 +215,41 @@ def test_our_kernels_want_prepared_weights():
     assert "call w.prepare() once" in cuda.supports(asked, HOPPER)
     for rows, machine, rank in ((1, HOPPER, 0), (4096, HOPPER, 0), (64, BLACKWELL, 0), (65, BLACKWELL, 1)):
         assert cuda.rank(SimpleNamespace(rows=rows), machine) == rank
+
+
+def test_backends_are_asked_once_for_what_they_judge_alike(monkeypatch):
+    asked = []
+
+    def supports(problem, machine):
+        asked.append(problem.a.shape)
+        return "b is a Tensor" if isinstance(problem.b, dlfp4.Tensor) else None
+
+    monkeypatch.setattr(matmul, "BACKENDS", (dataclasses.replace(matmul.BACKENDS[0], supports=supports),))
+    w = dlfp4.quantize(values((32, 64), 1), "nvfp4")
+    other = dlfp4.quantize(values((32, 64), 2), "nvfp4")
+    for x in (values((2, 64)), values((2, 64), 3)):
+        for weight in (w, other):
+            np.testing.assert_allclose(dlfp4.matmul(x, weight.mT), x @ weight.dequantize().to_numpy().T, 1e-5, 1e-4)
+    assert asked == [(2, 64)]
+    for x, weight, options in (
+        (values((3, 64)), w, {}),
+        (dlfp4.cast(values((2, 64)), "bfloat16"), w, {}),
+        (dlfp4.quantize(values((2, 64)), "mxfp8_e4m3"), w, {}),
+        (values((2, 64)), dlfp4.quantize(values((32, 64)), "mxfp4"), {}),
+        (values((2, 64)), w.with_scale_layout("128x4"), {}),
+        (values((2, 64)), w, {"out_dtype": "float16"}),
+        (values((2, 64)), w, {"activation": "int8"}),
+        (values((2, 64)), w, {"backend": "cpu"}),
+    ):
+        asked.clear()
+        for _ in range(2):
+            dlfp4.matmul(x, weight.mT, **options)
+        assert len(asked) == 1
+    for _ in range(2):  # reasons are told anew
+        asked.clear()
+        with pytest.raises(dlfp4.BackendError, match="b is a Tensor"):
+            dlfp4.matmul(values((2, 64)), values((64, 3)))
+        assert asked
 
 
 def test_a_backend_by_name_needs_no_rank(monkeypatch):

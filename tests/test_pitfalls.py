@@ -564,6 +564,23 @@ def test_memory_that_torch_took_away_is_never_read(change):
     assert (tensor.shape, part.shape) == ((1000,), (10,))
 
 
+@pytest.mark.parametrize("part", ["data", "scales", "global_scale"])
+def test_parts_that_torch_took_away_are_never_read(part):
+    torch = framework("torch")
+    parts = {"data": torch.zeros(4, 64, dtype=torch.uint8), "scales": torch.zeros(4, 8, dtype=torch.uint8)}
+    parts["global_scale"] = torch.ones(())
+    q = dlfp4.ScaledTensor.from_parts(*parts.values(), format="nvfp4")
+    parts[part].set_()
+    uses = [lambda: dlfp4.dequantize(q), lambda: dlfp4.dot(q, q), lambda: dlfp4.vecdot(q, q)]
+    if part != "global_scale":  # which is only written, where x has none
+        uses += [lambda: dlfp4.matmul(np.ones((2, 128), "float32"), q.mT)]
+    if part == "scales":
+        uses += [lambda: q.with_scale_layout("128x4")]
+    for use in (*uses, lambda: dlfp4.quantize(np.ones((4, 128), "float32"), "nvfp4", out=q)):
+        with pytest.raises(BufferError, match="import it again"):
+            use()
+
+
 HAND_ON = {
     "to_numpy": lambda tensor: tensor.to_numpy(),
     "capsule": np.from_dlpack,

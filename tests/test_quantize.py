@@ -359,7 +359,7 @@ def test_the_found_global_scale_can_be_given_again():
     assert_equal(again, reference.quantize(x, "nvfp4", global_scale=F(8) / F(2688)))
 
 
-@pytest.mark.parametrize("scale", [0.0, -1.0, np.inf, np.nan, 1e-50])
+@pytest.mark.parametrize("scale", [0.0, -1.0, np.inf, np.nan, 1e-50, 1e300])
 def test_global_scales_that_are_none(scale):
     with pytest.raises(ValueError, match="global_scale"):
         dlfp4.quantize(np.ones((1, 16), F), "nvfp4", global_scale=scale)

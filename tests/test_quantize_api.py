@@ -11,7 +11,7 @@ import dlfp4
 
 from . import block_reference as reference
 from .block_reference import FORMATS, FP8, MX, RULES, TWO_LEVEL, assert_equal, make, same
-from .capsules import framework
+from .capsules import Made, framework
 from .reference import BITS, native_cast, raw_bytes, unpacked_codes
 
 F = np.float32
@@ -94,6 +94,18 @@ def test_out_that_does_not_fit():
             dlfp4.quantize(x, "mxfp4", out=out)
 
 
+def test_out_of_completed_blocks_is_for_padded_calls():
+    x = make("normal", (4, 40))
+    out = dlfp4.quantize(x, "mxfp4", pad=True)
+    whole = dlfp4.quantize(x[:, :32], "mxfp4")
+    for _ in range(2):  # what is known of a tensor from one call must not let another pass
+        assert dlfp4.quantize(x, "mxfp4", pad=True, out=out) is out
+        with pytest.raises(ValueError, match="pass pad=True"):
+            dlfp4.quantize(x, "mxfp4", out=out)
+        for pad in (False, True):
+            assert dlfp4.quantize(x[:, :32], "mxfp4", pad=pad, out=whole) is whole
+
+
 def test_out_that_may_not_be_written():
     x = make("normal", (32, 64))
     data, scales = np.zeros((32, 32), np.uint8), np.zeros((32, 2), np.uint8)
@@ -126,6 +138,12 @@ def test_other_element_types_are_refused(dtype):
     for name in ("nvfp4", "mxfp8_e4m3", "fp8_e4m3"):
         with pytest.raises(TypeError, match=f"{dtype}.*float32, bfloat16 or float16"):
             dlfp4.quantize(x, name)
+
+
+def test_rows_that_cannot_be_counted_are_refused():
+    x = Made(np.zeros(1, F), shape=(1 << 40, 1 << 40, 0), strides=(0, 0, 1))
+    with pytest.raises(ValueError, match="more rows than can be counted"):
+        dlfp4.quantize(x.capsule, "mxfp4")
 
 
 def test_what_is_no_tensor_is_refused():

@@ -54,6 +54,27 @@ def test_attributes(dtype):
     assert str(tensor.device) == "cpu"
 
 
+@pytest.mark.parametrize(
+    ("shape", "error"),
+    [
+        ((-1, 2), ValueError),
+        ((2, -(1 << 70)), ValueError),
+        ((1,) * 65, ValueError),
+        ((1 << 62,), MemoryError),
+        ((1 << 70,), MemoryError),
+        ((1 << 40, 1 << 40), MemoryError),
+        ((0, 1 << 70), MemoryError),
+        ((2, 1.5), TypeError),
+        (None, TypeError),
+    ],
+    ids=str,
+)
+def test_shapes_that_memory_cannot_have(shape, error):
+    for name in ("float4_e2m1fn", "float32"):
+        with pytest.raises(error):
+            dlfp4.empty(shape, name)
+
+
 @pytest.mark.parametrize(("dtype", "bits"), [(n, b) for n, (_, b) in capsules.DTYPES.items()])
 @pytest.mark.parametrize("shape", [(), (1,), (3, 5), (7,), (2, 3, 4), (0, 4)], ids=str)
 def test_empty_and_nbytes(dtype, bits, shape):

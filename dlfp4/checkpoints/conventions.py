@@ -171,10 +171,10 @@ def as_float32(scales: Tensor) -> Tensor:
     return dlfp4.cast(scales, "float32") if scales.dtype.name == "bfloat16" else scales
 
 
-def reciprocal(scale: Tensor) -> Tensor:
-    """1 / the global scale, in the same shape."""
+def reciprocal(scale: Tensor) -> np.float32:
+    """1 / the global scale, as a number, which goes wherever the other parts lie."""
     with np.errstate(divide="ignore", invalid="ignore"):  # of a broken checkpoint: it decodes to what it says
-        return dlfp4.asarray(np.asarray(np.float32(1) / scale.to_numpy()))
+        return np.float32(1) / np.float32(scale.item())
 
 
 # ---- Tensors to parts
@@ -245,6 +245,9 @@ def split_one(name: str, q: ScaledTensor, convention: str) -> dict[str, Tensor]:
         scales = scales.view("uint8")
     parts = [data, scales]
     if spelling.global_scale:  # a tensor without one, as ggml's are, has 1
-        unit = dlfp4.asarray(np.ones((), np.float32)) if q.global_scale is None else q.global_scale
-        parts.append(reciprocal(unit).reshape((1,)) if spelling.encodes else unit)
+        unit = q.global_scale
+        if unit is None or spelling.encodes:
+            number = np.float32(1) if unit is None else reciprocal(unit)
+            unit = dlfp4.asarray(np.full((1,) if spelling.encodes else (), number)).to_device(data.device)
+        parts.append(unit)
     return dict(zip(spelling.parts(name), parts, strict=True))

@@ -60,7 +60,7 @@ def refuses_activations(a: Operand) -> str | None:
         if a.axis != -1:
             return f"the blocks of a, {a!r}, run across the products' sums; quantize a along its last axis"
         return None if common.exact_types(a) != ("float32",) else f"{a.format} has no exact form of 16 bits"
-    if a.dtype.name in ("bfloat16", "float16") or (a.dtype.num in common.FACTORS and a.dtype.itemsize == 1):
+    if common.name_of(a.dtype) in ("bfloat16", "float16") or (a.dtype.num in common.FACTORS and a.dtype.itemsize == 1):
         return None
     return f"a has dtype {a.dtype}; cast it to bfloat16 or float16"
 
@@ -75,7 +75,8 @@ def weight_of(problem: Problem) -> ScaledTensor:
 def types_of(problem: Problem) -> list[str]:
     """The 16-bit types that hold both operands, the better first."""
     of_b = ("bfloat16", "float16") if _exact_in_half(weight_of(problem)) else ("bfloat16",)
-    return [name for name in of_b if name in common.exact_types(problem.a)]
+    of_a = common.exact_types(problem.a)
+    return [name for name in of_b if name in of_a]
 
 
 def tactics(problem: Problem) -> tuple[str, ...]:
@@ -93,7 +94,7 @@ def values_of(a: Operand, name: str, stream: _Stream | None) -> tuple[Tensor, Te
     """A's values in a type, but for what scales the whole tensor."""
     if isinstance(a, ScaledTensor):
         return common.without_tensor_scale(a, name, stream)
-    return (a if a.dtype.name == name else cast(a, name, stream=stream)), None
+    return (a if common.name_of(a.dtype) == name else cast(a, name, stream=stream)), None
 
 
 def rank(problem: Problem, machine: Machine) -> int:

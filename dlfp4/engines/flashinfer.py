@@ -49,7 +49,7 @@ def refuses_formats(problem: Problem) -> str | None:
 
 def refuses_result(problem: Problem) -> str | None:
     """The type of the result, and steps of 16 bytes along K and N."""
-    if problem.dtype.name not in RESULTS:
+    if common.name_of(problem.dtype) not in RESULTS:
         return f"the result is {problem.dtype}; expected {' or '.join(RESULTS)}, pass out_dtype"
     k, n = problem.b.shape
     return None if k % 32 == 0 and n % 8 == 0 else f"K is {k} and N {n}; expected multiples of 32 and 8"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from dlfp4._core import ScaledTensor, Tensor, _parse_dtype, _restored, _without_global_scale, cast, dequantize
 
@@ -22,14 +23,13 @@ LOW = (
 )
 # By NumPy's numbers, for a type's name costs it a microsecond.
 RESULT_NUMBERS = frozenset(_parse_dtype(name).num for name in RESULTS)
-FACTORS = frozenset(_parse_dtype(name).num for name in (*RESULTS, *LOW))
+FACTORS = {_parse_dtype(name).num: name for name in (*RESULTS, *LOW)}
 FP4 = _parse_dtype("float4_e2m1fn")
 ONE_TACTIC = ("default",)
 EXACT_ROWS = 16  # up to here kernels differ from M to M, and each has its own choice
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(NamedTuple):
     """One matrix product: a of (..., M, K) and b of (K, N), and what is to become of it."""
 
     a: Operand
@@ -42,15 +42,12 @@ class Problem:
     @property
     def shape(self) -> tuple[int, ...]:
         """Of the result."""
-        return (*self.a.shape[:-1], self.b.shape[-1])
+        return self.a.shape[:-1] + self.b.shape[-1:]
 
     @property
     def rows(self) -> int:
         """M, of all batches together."""
-        rows = 1
-        for extent in self.a.shape[:-1]:
-            rows *= extent
-        return rows
+        return math.prod(self.a.shape[:-1])
 
     @property
     def device(self) -> Device:
@@ -90,6 +87,10 @@ def serves_always(problem: Problem, machine: Machine) -> None:
 @dataclass(frozen=True, eq=False, slots=True)
 class Backend:
     """A way to multiply.
+
+    What `supports`, `rank` and `only_by_name` make of a problem is remembered, and not asked again for one whose
+    operands have the same types or formats, shapes, scale layouts and devices (``_core._traits``), with the same type
+    of result and activation: nothing else may count for them.
 
     Parameters
     ----------
@@ -214,16 +215,21 @@ def refuses_layouts(problem: Problem, layout: str) -> str | None:
     return not_along_sums(problem)
 
 
+def name_of(dtype: np.dtype[Any]) -> str:
+    """A type's name."""
+    return FACTORS.get(dtype.num) or dtype.name
+
+
 def describe(x: Operand) -> str:
     """The format or type of an operand."""
-    return str(x.format) if isinstance(x, ScaledTensor) else x.dtype.name
+    return x.format.name if isinstance(x, ScaledTensor) else name_of(x.dtype)
 
 
 def decode(x: Operand, stream: _Stream | None = None) -> Tensor:
     """An operand's values."""
     if isinstance(x, ScaledTensor):
         return dequantize(x, "float32", stream=stream)
-    return x if x.dtype.name == "float32" else cast(x, "float32", stream=stream)
+    return x if name_of(x.dtype) == "float32" else cast(x, "float32", stream=stream)
 
 
 def exact_types(x: Operand) -> tuple[str, ...]:
@@ -235,7 +241,7 @@ def exact_types(x: Operand) -> tuple[str, ...]:
         return ("bfloat16", "float32") if x.format.kind == "power" else ("float32",)
     if x.dtype.itemsize == 1:
         return RESULTS
-    return (x.dtype.name, "float32")
+    return (name_of(x.dtype), "float32")
 
 
 def without_tensor_scale(x: ScaledTensor, name: str, stream: _Stream | None) -> tuple[Tensor, Tensor | None]:

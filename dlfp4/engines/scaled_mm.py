@@ -41,7 +41,7 @@ def kind_of(x: Operand) -> str | None:
     """The row of RECIPES that an operand belongs to."""
     if isinstance(x, ScaledTensor) and x.format.block is not None:
         return x.format.name if x.format.name in RECIPES else None
-    return WHOLE if common.element_of(x).name in FP8 else None
+    return WHOLE if common.name_of(common.element_of(x)) in FP8 else None
 
 
 def refuses_formats(problem: Problem, machine: Machine) -> str | None:
@@ -52,7 +52,7 @@ def refuses_formats(problem: Problem, machine: Machine) -> str | None:
             f"a is {common.describe(problem.a)} and b {common.describe(problem.b)}; expected float8_e4m3fn or "
             f"float8_e5m2 with one scale a tensor on both sides, or one of nvfp4, mxfp8_e4m3 on both"
         )
-    if all(common.element_of(x).name == "float8_e5m2" for x in (problem.a, problem.b)):
+    if all(common.name_of(common.element_of(x)) == "float8_e5m2" for x in (problem.a, problem.b)):
         return "both operands are float8_e5m2; expected float8_e4m3fn on one side at least"
     return common.not_capable(machine, RECIPES[kinds[0]][1])
 

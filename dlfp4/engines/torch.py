@@ -86,7 +86,7 @@ def stream_of(stream: Any) -> Any:
 def values_on_cuda(x: Operand, name: str, stream: Any) -> tuple[Any, Any]:
     """An operand as a PyTorch tensor of some type, and the scale of the whole tensor, if it is left out of that."""
     if not isinstance(x, ScaledTensor):
-        return (x if x.dtype.name == name else cast(x, name, stream=stream)).to_torch(), None
+        return (x if common.name_of(x.dtype) == name else cast(x, name, stream=stream)).to_torch(), None
     if x.axis == -2 and x.ndim == 2:  # the lines of its transpose are rows: less to turn around
         values, scale = values_on_cuda(x.mT, name, stream)
         return values.T, scale
