@@ -16,14 +16,12 @@ Peers: PyTorch, the same compiled (Triton kernels), torchao as it is and compile
 
 import argparse
 import json
-import statistics
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import harness
-from harness import Case, Table, number
+from harness import Call, Case, GraphCase, Table, number
 from scaling_peers import Torchao
 
 import dlfp4
@@ -37,47 +35,15 @@ AXES: dict[str, Any] = {"": -1, " columns": -2, " both": (-1, -2)}
 INSTRUCTIONS = {"cast": 155, "quantize": 240, "dequantize": 235}
 
 
-@dataclass
-class DeviceCase:
-    """A function that launches work on the current stream."""
+def device_case(label: str, run: Call) -> GraphCase:
+    """A function that launches work on the current stream, CALLS times after some that are not timed."""
 
-    label: str
-    run: Callable[[], Any]
-    problem: str = ""
-    microseconds: list[float] = field(default_factory=list)
-    graph: Any = None
+    def make() -> list[Call]:
+        for _ in range(3):
+            run()
+        return [run] * CALLS
 
-    def capture(self, torch: Any) -> None:
-        """Run it, so that all is compiled and loaded, and capture CALLS of it."""
-        stream = torch.cuda.Stream()
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.stream(stream):
-                for _ in range(3):
-                    self.run()
-                stream.synchronize()
-                with torch.cuda.graph(graph, stream=stream):
-                    for _ in range(CALLS):
-                        self.run()
-        except Exception as error:  # noqa: BLE001 (a library's refusal is a result, and may be of any type)
-            self.problem = f"{type(error).__name__}: {error}".splitlines()[0][:60]
-            torch.cuda.synchronize()
-            return
-        self.graph = graph
-
-    def replay(self, torch: Any) -> None:
-        if self.graph is None:
-            return
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        self.graph.replay()
-        end.record()
-        end.synchronize()
-        self.microseconds.append(start.elapsed_time(end) / CALLS * 1e3)
-
-    @property
-    def median(self) -> float | None:
-        return statistics.median(self.microseconds) if self.microseconds else None
+    return GraphCase(label, make)
 
 
 @dataclass
@@ -88,8 +54,8 @@ class Group:
     bytes: int
     elements: int
     kind: str
-    ours: DeviceCase
-    peers: dict[str, DeviceCase] = field(default_factory=dict)
+    ours: GraphCase
+    peers: dict[str, GraphCase] = field(default_factory=dict)
 
     @property
     def best(self) -> float | None:
@@ -108,14 +74,14 @@ def cast_group(torch: Any, x: Any, target: str) -> Group:
     source = str(x.dtype).split(".")[1]
     group = Group(
         f"{source} -> {target}", nbytes(x, out), x.numel(), "cast",
-        DeviceCase("dlfp4", lambda: dlfp4.cast(x, target, out=out)),
+        device_case("dlfp4", lambda: dlfp4.cast(x, target, out=out)),
     )  # fmt: skip
     if target.startswith("float8"):
         dtype = getattr(torch, target)
         compiled = torch.compile(lambda t: t.to(dtype), dynamic=False)
         group.peers = {
-            "torch": DeviceCase("torch", lambda: x.to(dtype)),
-            "torch.compile": DeviceCase("torch.compile", lambda: compiled(x)),
+            "torch": device_case("torch", lambda: x.to(dtype)),
+            "torch.compile": device_case("torch.compile", lambda: compiled(x)),
         }
     return group
 
@@ -126,14 +92,14 @@ def back_group(torch: Any, x: Any, target: str) -> Group:
     here = torch.cuda.current_stream
     group = Group(
         f"{target} -> {name}", nbytes(codes, out), x.numel(), "cast",
-        DeviceCase("dlfp4", lambda: dlfp4.cast(codes, name, out=out, stream=here())),
+        device_case("dlfp4", lambda: dlfp4.cast(codes, name, out=out, stream=here())),
     )  # fmt: skip
     if target.startswith("float8"):
         held = torch.from_dlpack(codes)
         compiled = torch.compile(lambda t: t.to(x.dtype), dynamic=False)
         group.peers = {
-            "torch": DeviceCase("torch", lambda: held.to(x.dtype)),
-            "torch.compile": DeviceCase("torch.compile", lambda: compiled(held)),
+            "torch": device_case("torch", lambda: held.to(x.dtype)),
+            "torch.compile": device_case("torch.compile", lambda: compiled(held)),
         }
     return group
 
@@ -148,14 +114,14 @@ def quantize_group(torch: Any, torchao: Torchao, x: Any, name: str, along: str, 
     group = Group(
         f"{source} -> {name}{', scale given' * (given is not None)}{along}",
         reads * nbytes(x) + sum(q.nbytes for q in results), x.numel() * len(results), "quantize",
-        DeviceCase("dlfp4", lambda: dlfp4.quantize(x, name, out=out, **options)),
+        device_case("dlfp4", lambda: dlfp4.quantize(x, name, out=out, **options)),
     )  # fmt: skip
     if not torchao.missing and not along and name in ("nvfp4", "mxfp4", "mxfp8_e4m3", "fp8_128x128"):
         function = torchao.quantize(name, "floor")
         compiled = torch.compile(function, dynamic=False)
         group.peers = {
-            "torchao": DeviceCase("torchao", lambda: function(x, given)),
-            "torchao compiled": DeviceCase("torchao compiled", lambda: compiled(x, given)),
+            "torchao": device_case("torchao", lambda: function(x, given)),
+            "torchao compiled": device_case("torchao compiled", lambda: compiled(x, given)),
         }
     return group
 
@@ -166,7 +132,7 @@ def dequantize_group(torch: Any, torchao: Torchao, x: Any, name: str, along: str
     here = torch.cuda.current_stream
     group = Group(
         f"{name} -> {dtype}{along}", nbytes(q, out), x.numel(), "dequantize",
-        DeviceCase("dlfp4", lambda: dlfp4.dequantize(q, dtype, out=out, stream=here())),
+        device_case("dlfp4", lambda: dlfp4.dequantize(q, dtype, out=out, stream=here())),
     )  # fmt: skip
     if not torchao.missing and not along and name in ("nvfp4", "mxfp4", "mxfp8_e4m3"):
         unit = torch.tensor(0.01, device="cuda")
@@ -174,8 +140,8 @@ def dequantize_group(torch: Any, torchao: Torchao, x: Any, name: str, along: str
         function = torchao.dequantize(name, x.dtype)
         compiled = torch.compile(function, dynamic=False)
         group.peers = {
-            "torchao": DeviceCase("torchao", lambda: function(*made, unit)),
-            "torchao compiled": DeviceCase("torchao compiled", lambda: compiled(*made, unit)),
+            "torchao": device_case("torchao", lambda: function(*made, unit)),
+            "torchao compiled": device_case("torchao compiled", lambda: compiled(*made, unit)),
         }
     return group
 
@@ -207,7 +173,7 @@ def measure(torch: Any, groups: list[Group], rounds: int) -> float:
     """Time all cases in turn. Returns the device's copy in bytes a microsecond, both ways counted."""
     source = torch.randn(8192, 8192, device="cuda")
     target = torch.empty_like(source)
-    copy = DeviceCase("copy", lambda: target.copy_(source))
+    copy = device_case("copy", lambda: target.copy_(source))
     cases = [copy, *(case for group in groups for case in (group.ours, *group.peers.values()))]
     for case in cases:
         case.capture(torch)
@@ -234,7 +200,7 @@ def device_table(torch: Any, groups: list[Group], copy: float) -> Table:
         ours = group.ours.median
         limit = group.bytes / copy
         section.append((
-            group.title, number(ours) if ours else group.ours.problem, number(ours and group.bytes / ours / 1e3),
+            group.title, number(ours) if ours else group.ours.problem[:60], number(ours and group.bytes / ours / 1e3),
             *(number(group.peers[c].median) if c in group.peers else "" for c in COLUMNS),
             number(group.best and ours and group.best / ours), number(limit),
             number(instruction_limit(torch, group)), number(ours and limit / ours),

@@ -19,15 +19,15 @@ decoded at each call, then cuBLAS.
 import argparse
 import copy
 import math
-import statistics
+import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import harness
 import numpy as np
-from harness import Table, list_of, number
+from harness import Call, GraphCase, Table, list_of, number, run_all, time_on_device
 
 import dlfp4
 from dlfp4.engines import cuda
@@ -47,64 +47,13 @@ HUMMING = {
     "fp8_e4m3": {"quant_method": "fp8"},
 }
 
-Call = Callable[[], Any]
 
-
-@dataclass
-class GraphCase:
-    """Calls of equal work on different copies of a weight."""
-
-    label: str
-    make: Callable[[], Sequence[Call]]
-    problem: str = ""
-    microseconds: list[float] = field(default_factory=list)
-    graph: Any = None
-    calls: int = 0
-
-    def capture(self, torch: Any) -> None:
-        """Run each call, so that all is compiled and loaded, and capture as many as take long enough."""
-        stream = torch.cuda.Stream()
-        try:
-            with torch.cuda.stream(stream):
-                calls = list(self.make())
-                once = self.time_eagerly(torch, calls)
-                calls *= max(1, math.ceil(SHORTEST / (once * len(calls))))
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, stream=stream):
-                    for call in calls:
-                        call()
-        except Exception as error:  # noqa: BLE001 (a library's refusal is a result, and may be of any type)
-            self.problem = f"{type(error).__name__}: {error}".splitlines()[0]
-            torch.cuda.synchronize()
-            return
-        self.graph, self.calls = graph, len(calls)
-
-    def time_eagerly(self, torch: Any, calls: Sequence[Call]) -> float:
-        """Microseconds a call, at least one, on the current stream."""
-        calls[0]()
-        torch.cuda.synchronize()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for call in calls:
-            call()
-        end.record()
-        end.synchronize()
-        return max(1.0, float(start.elapsed_time(end)) * 1e3 / len(calls))
-
-    def replay(self, torch: Any) -> None:
-        """One round."""
-        if self.graph is None:
-            return
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        self.graph.replay()
-        end.record()
-        end.synchronize()
-        self.microseconds.append(start.elapsed_time(end) / self.calls * 1e3)
-
-    @property
-    def median(self) -> float | None:
-        return statistics.median(self.microseconds) if self.microseconds else None
+def fill_graph(torch: Any, calls: Sequence[Call]) -> list[Call]:
+    """The calls, each on another copy of a weight, as often as takes long enough; run before, to find that out."""
+    calls[0]()
+    torch.cuda.synchronize()
+    once = max(1.0, time_on_device(torch, lambda: run_all(calls)) / len(calls))
+    return list(calls) * max(1, math.ceil(SHORTEST / (once * len(calls))))
 
 
 @dataclass
@@ -206,6 +155,9 @@ def make_group(torch: Any, weights: Weights, rows: int, options: argparse.Namesp
     def by_cublas() -> list[Call]:
         return [lambda w=w: torch.mm(x, w.t(), out=out) for w in weights.bfloat16]
 
+    def cold(label: str, make: Callable[[], Sequence[Call]]) -> GraphCase:
+        return GraphCase(label, lambda: fill_graph(torch, make()))
+
     problem = Problem(dlfp4.asarray(x), weights.prepared[0].mT, np.dtype("bfloat16"))
     names = cuda.tactics(problem) if weights.prepared[0].scale_layout == "prepared" else ()
     makers: dict[str, Callable[[], Sequence[Call]]] = {
@@ -218,15 +170,18 @@ def make_group(torch: Any, weights: Weights, rows: int, options: argparse.Namesp
     moved = weights.nbytes + 2 * rows * (n + k)
     return Group(
         rows,
-        GraphCase("auto", lambda: by("auto", weights.prepared)),
-        {name: GraphCase(name, lambda name=name: by_tactic(name)) for name in names},
-        {name: GraphCase(name, make) for name, make in makers.items()},
+        cold("auto", lambda: by("auto", weights.prepared)),
+        {name: cold(name, lambda name=name: by_tactic(name)) for name in names},
+        {name: cold(name, make) for name, make in makers.items()},
         max(moved / options.bandwidth / 1e3, 2 * rows * n * k / options.rate / 1e6),
     )
 
 
 def measure(torch: Any, group: Group, rounds: int) -> None:
-    """Time all cases in turn, but for tactics that the first round shows to be more than twice as slow as the best."""
+    """Time all cases in turn, but for tactics that the first round shows to be more than twice as slow as the best.
+
+    Each round has another order: a case that follows a busy one finds the device at a lower clock.
+    """
     for case in group.cases:
         case.capture(torch)
         case.replay(torch)  # which loads the graph
@@ -236,8 +191,9 @@ def measure(torch: Any, group: Group, rounds: int) -> None:
     for case in group.tactics.values():
         if best is not None and (case.median or 0.0) > 2 * best:
             case.graph = None
+    order = random.Random(0)
     for _ in range(rounds - 1):
-        for case in group.cases:
+        for case in order.sample(group.cases, len(group.cases)):
             case.replay(torch)
     for case in group.cases:
         case.graph = None

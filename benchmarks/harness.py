@@ -25,6 +25,7 @@ from typing import Any
 
 EMPTY_LOOP = "pass"
 UNITS = {"": 1, "Ki": 1 << 10, "Mi": 1 << 20}
+Call = Callable[[], Any]
 
 
 class Case:
@@ -163,6 +164,66 @@ def measure(cases: Sequence[Case], rounds: int, slice_ms: float) -> float:
         for case in everything:
             case.run()
     return statistics.median(empty.seconds)
+
+
+# ---- On a GPU
+
+
+@dataclass
+class GraphCase:
+    """Calls of equal work on the device, captured in a CUDA graph whose replays are timed.
+
+    `make` runs on the stream of the capture: it runs what it returns, so that all is compiled and loaded.
+    """
+
+    label: str
+    make: Callable[[], Sequence[Call]]
+    problem: str = ""
+    microseconds: list[float] = field(default_factory=list)  # a call, by round
+    graph: Any = None
+    calls: int = 0
+
+    def capture(self, torch: Any) -> None:
+        """Make the calls and capture them, or find the problem."""
+        stream = torch.cuda.Stream()
+        try:
+            with torch.cuda.stream(stream):
+                calls = self.make()
+                stream.synchronize()
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, stream=stream):
+                    run_all(calls)
+        except Exception as error:  # noqa: BLE001 (a library's refusal is a result, and may be of any type)
+            self.problem = f"{type(error).__name__}: {error}".splitlines()[0]
+            torch.cuda.synchronize()
+            return
+        self.graph, self.calls = graph, len(calls)
+
+    def replay(self, torch: Any) -> None:
+        """One round."""
+        if self.graph is not None:
+            self.microseconds.append(time_on_device(torch, self.graph.replay) / self.calls)
+
+    @property
+    def median(self) -> float | None:
+        """Microseconds a call."""
+        return statistics.median(self.microseconds) if self.microseconds else None
+
+
+def run_all(calls: Iterable[Call]) -> None:
+    """Each result is dropped before the next call, which may take its memory."""
+    for call in calls:
+        call()
+
+
+def time_on_device(torch: Any, work: Call) -> float:
+    """Microseconds between events before and after `work` on the current stream."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    work()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) * 1e3
 
 
 # ---- The machine
