@@ -99,8 +99,12 @@ def test_every_format(name, m):
 
 
 @pytest.mark.parametrize(
-    "names", [("nvfp4", "mxfp4"), ("mxfp4", "nvfp4"), ("mxfp8_e4m3", "nvfp4"), ("fp8_e4m3", "mxfp4")]
-)
+    "names",
+    [
+        ("nvfp4", "mxfp4"), ("mxfp4", "nvfp4"), ("mxfp8_e4m3", "nvfp4"), ("fp8_e4m3", "mxfp4"),
+        ("fp8_1x128", "fp8_128x128"), ("fp8_1x128_e5m2", "fp8_1x128"), ("fp8_1x128", "nvfp4"), ("nvfp4", "fp8_1x128"),
+    ],
+)  # fmt: skip
 def test_two_formats(names):
     for m in (1, 2, 33):
         a, w = dlfp4.quantize(values((m, 1056)), names[0]), dlfp4.quantize(values((40, 1056), 1), names[1])
@@ -237,9 +241,10 @@ def test_elements_and_infinities(m):
         assert_product(dlfp4.matmul(x, w.T, out_dtype="float32"), x, w.T)
     w = native_cast(np.ones((33, 200), np.float32), "float8_e5m2")
     w[5, 199] = np.inf
-    got = dlfp4.matmul(native_cast(np.ones((m, 200), np.float32), "bfloat16"), w.T, out_dtype="float32").to_numpy()
-    assert (got[:, 5] == np.inf).all()
-    assert (np.delete(got, 5, 1) == 200).all()
+    for dtype in ("bfloat16", "float16", "float32"):
+        got = dlfp4.matmul(native_cast(np.ones((m, 200), np.float32), dtype), w.T, out_dtype="float32").to_numpy()
+        assert (got[:, 5] == np.inf).all()
+        assert (np.delete(got, 5, 1) == 200).all()
 
 
 LEVEL = """

@@ -298,7 +298,7 @@ DLFP4_INLINE inline void add_sixteen(const uint8_t *panel, const int8_t *x, __m2
 }
 
 void multiply_integers(const uint8_t *panel, const float *scales, const IntegerRows &x, int64_t block, int64_t depth,
-                       int64_t rows, double *totals) {
+                       int64_t rows, const Ahead &, double *totals) {
   for (int64_t i = 0; i < rows; ++i, totals += kColumns) {
     __m256 sums[kVectors] = {};
     for (int64_t b = 0; b < depth / block; ++b) {

@@ -128,19 +128,23 @@ struct HalfScales {
       : scales(all), last(count - 1), shift(__builtin_ctzll(static_cast<uint64_t>(block))) {}
 
   __m512 operator()(int64_t first) const { return _mm512_set1_ps(scales[(first < last ? first : last) >> shift]); }
+
+  // Of the step from `first` on, a half in each half of the vector.
+  __m512 both(int64_t first) const { return _mm512_mask_mov_ps((*this)(first), 0xFF00, (*this)(first + 32)); }
 };
 
-// Half a step's products are exact in a float32 where the elements are FP6: integers below 2^24 of their units.
+// Codes in order become words of which each 128 bits hold some of the same 16, so a lane sums four products of one half
+// of a step: exactly where the elements are FP6, integers below 2^24 of their units.
 template <int Row>
 double sum_scaled(const uint8_t *a, const uint8_t *b, int64_t count, int64_t block, const float *scales) {
   constexpr int kBits = kFormats[Row].bits;
   const Bfloats<Row> bfloats;
   const HalfScales scale(scales, count, block);
   return sum_steps<__m512, 64>(count, [&](__m512 sum, int64_t first, auto share) DLFP4_INLINE {
-    const BfloatPair left = bfloats(load_codes<kBits, kForWords>(a + first * kBits / 8, share));
-    const BfloatPair right = bfloats(load_codes<kBits, kForWords>(b + first * kBits / 8, share));
-    sum = _mm512_fmadd_ps(_mm512_dpbf16_ps(__m512{}, left.first, right.first), scale(first), sum);
-    return _mm512_fmadd_ps(_mm512_dpbf16_ps(__m512{}, left.second, right.second), scale(first + 32), sum);
+    const BfloatPair left = bfloats(load_codes<kBits, kInOrder>(a + first * kBits / 8, share));
+    const BfloatPair right = bfloats(load_codes<kBits, kInOrder>(b + first * kBits / 8, share));
+    const __m512 half = _mm512_dpbf16_ps(__m512{}, left.first, right.first);
+    return _mm512_fmadd_ps(_mm512_dpbf16_ps(half, left.second, right.second), scale.both(first), sum);
   });
 }
 

@@ -13,6 +13,12 @@ namespace {
 
 constexpr int kMostSpreadRows = 8, kMostElementRows = 8, kMostRoundedRows = 4, kMostFloatRows = 8;
 
+template <int kRows>
+DLFP4_INLINE inline void add_to_totals(const __m512 (&sums)[kRows][2], double *totals) {
+  each_row<kRows>([&](int r)
+                      DLFP4_INLINE { totals[r * kColumns] += add_lanes(_mm512_add_ps(sums[r][0], sums[r][1])); });
+}
+
 // --- A line of FP4 times rows of bfloat16 ----------------------------------------------------
 
 // Scales of 16 blocks.
@@ -70,14 +76,15 @@ void multiply_rows(const uint8_t *codes, const uint8_t *scales, const uint16_t *
                    double *totals) {
   constexpr int64_t kStep = 256, kBlock = Kind == DLFP4_TWO_LEVEL ? 16 : 32;
   const Bfloats<DLFP4_float4_e2m1fn> bfloats;
-  __m512 sums[kRows][2] = {};
+  __m512 sums[kRows][2];
+  clear(&sums);
   int64_t first = 0;
   for (; count - first >= kStep; first += kStep)
     add_spread<Kind, kRows>(bfloats, codes + first / 2, scales + first / kBlock, x + first, pitch, Part{kStep}, sums);
   if (first < count)
     add_spread<Kind, kRows>(bfloats, codes + first / 2, scales + first / kBlock, x + first, pitch, Part{count - first},
                             sums);
-  for (int r = 0; r < kRows; ++r) totals[r * kColumns] += add_lanes(_mm512_add_ps(sums[r][0], sums[r][1]));
+  add_to_totals(sums, totals);
 }
 
 template <int kRows>
@@ -129,23 +136,31 @@ struct LineElements<DLFP4_bfloat16> {
 };
 
 // Blocks of 32 have a scale each half of a step, and sums of their own; longer ones have one a step.
+template <bool kShort, int kRows>
+DLFP4_INLINE inline void add_elements(const BfloatPair &line, const HalfScales &scale, int64_t first, const uint16_t *x,
+                                      int64_t pitch, __m512 (&sums)[kRows][2]) {
+  const __m512 scale0 = scale(first), scale1 = kShort ? scale(first + 32) : scale0;
+  each_row<kRows>([&](int r) DLFP4_INLINE {
+    const uint16_t *const row = x + r * pitch + first;
+    const __m512 half = _mm512_dpbf16_ps(__m512{}, line.first, load_bfloats(row));
+    const __m512 rest = _mm512_dpbf16_ps(kShort ? __m512{} : half, line.second, load_bfloats(row + 32));
+    if (kShort) sums[r][0] = _mm512_fmadd_ps(half, scale0, sums[r][0]);
+    sums[r][1] = _mm512_fmadd_ps(rest, scale1, sums[r][1]);
+  });
+}
+
 template <int Row, bool kShort, int kRows>
 DLFP4_INLINE inline void multiply_steps(const uint8_t *codes, const HalfScales &scale, const uint16_t *x, int64_t pitch,
                                         int64_t count, double *totals) {
   const LineElements<Row> elements;
-  __m512 sums[kRows][2] = {};
-  in_steps(count, [&](int64_t first, auto share) DLFP4_INLINE {
-    const BfloatPair line = elements(codes, first, share);
-    const __m512 scale0 = scale(first), scale1 = kShort ? scale(first + 32) : scale0;
-    for (int r = 0; r < kRows; ++r) {
-      const uint16_t *const row = x + r * pitch + first;
-      const __m512 half = _mm512_dpbf16_ps(__m512{}, line.first, load_bfloats(row));
-      const __m512 rest = _mm512_dpbf16_ps(kShort ? __m512{} : half, line.second, load_bfloats(row + 32));
-      if (kShort) sums[r][0] = _mm512_fmadd_ps(half, scale0, sums[r][0]);
-      sums[r][1] = _mm512_fmadd_ps(rest, scale1, sums[r][1]);
-    }
-  });
-  for (int r = 0; r < kRows; ++r) totals[r * kColumns] += add_lanes(_mm512_add_ps(sums[r][0], sums[r][1]));
+  __m512 sums[kRows][2];
+  clear(&sums);
+  int64_t first = 0;
+  for (; count - first >= kElementStep; first += kElementStep)
+    add_elements<kShort, kRows>(elements(codes, first, Whole()), scale, first, x, pitch, sums);
+  if (first < count)
+    add_elements<kShort, kRows>(elements(codes, first, Part{count - first}), scale, first, x, pitch, sums);
+  add_to_totals(sums, totals);
 }
 
 template <int Row>
@@ -277,14 +292,16 @@ struct RoundedRows {
 template <int kRows>
 struct FloatRows {
   static void run(const float *line, const float *x, int64_t pitch, int64_t count, double *totals) {
-    __m512 sums[kRows][2] = {};
+    __m512 sums[kRows][2];
+    clear(&sums);
     for (int64_t k = 0; k < count; k += kFloatStep)
       for (int half = 0; half < 2; ++half) {
         const __m512 values = _mm512_loadu_ps(line + k + kLanes * half);
-        for (int r = 0; r < kRows; ++r)
+        each_row<kRows>([&](int r) DLFP4_INLINE {
           sums[r][half] = _mm512_fmadd_ps(values, _mm512_loadu_ps(x + r * pitch + k + kLanes * half), sums[r][half]);
+        });
       }
-    for (int r = 0; r < kRows; ++r) totals[r * kColumns] += add_lanes(_mm512_add_ps(sums[r][0], sums[r][1]));
+    add_to_totals(sums, totals);
   }
 };
 

@@ -36,7 +36,7 @@ constexpr ProductKernels make_kernels(std::integer_sequence<int, Row...>) {
   kernels.sum_floats[DLFP4_float32] = sum_float32;
   kernels.sum_blocks[DLFP4_TWO_LEVEL] = sum_two_level;
   kernels.sum_blocks[DLFP4_POWER] = sum_power;
-  kernels.tiles = make_tiles();
+  kernels.tiles = make_tiles(std::make_integer_sequence<int, DLFP4_NUM_DTYPES>());
   kernels.lines = make_lines(std::make_integer_sequence<int, DLFP4_NUM_DTYPES>());
   kernels.sum_scaled[kE2m3] = sum_scaled<DLFP4_float6_e2m3fn>;
   kernels.sum_scaled[kE3m2] = sum_scaled<DLFP4_float6_e3m2fn>;

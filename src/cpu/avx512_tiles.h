@@ -153,6 +153,45 @@ void pack_scale_tiles(const uint8_t *const *stored, int64_t lines, int64_t count
              [&](int64_t, int half, __m512i codes) DLFP4_INLINE { store(count / 4, half, codes, count % 4); });
 }
 
+// --- Elements of a byte ----------------------------------------------------------------------
+
+// Of each 128 bits, which are four codes of four lines, the first two of each line, then the last two.
+__m512i order_of_pairs() {
+  return _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
+}
+
+// The upper halves of floats, those of `first` in even words.
+__m512i join_words(__m512 first, __m512 second) {
+  return _mm512_mask_mov_epi16(_mm512_srli_epi32(_mm512_castps_si512(first), 16), 0xAAAAAAAA,
+                               _mm512_castps_si512(second));
+}
+
+__m512i multiply_words(__m512i words, __m512 scale) {
+  const __m512 first = _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
+  const __m512 second = _mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32(-0x10000)));
+  return join_words(_mm512_mul_ps(first, scale), _mm512_mul_ps(second, scale));
+}
+
+template <int Row>
+void pack_element_tiles(const uint8_t *const *codes, int64_t lines, int64_t depth, const float *scales, int64_t block,
+                        uint16_t *panel) {
+  const Bfloats<Row> bfloats;
+  const __m512i order = order_of_pairs();
+  const auto pack = [&](auto finish) DLFP4_INLINE {
+    each_dword(codes, lines, depth / 4, [&](int64_t dword, int half, __m512i fours) DLFP4_INLINE {
+      const BfloatPair pairs = bfloats(_mm512_shuffle_epi8(fours, order));
+      uint16_t *const to = panel + 4 * kColumns * dword + 2 * kLanes * half;
+      _mm512_store_si512(to, finish(reinterpret_cast<__m512i>(pairs.first), dword, half));
+      _mm512_store_si512(to + 2 * kColumns, finish(reinterpret_cast<__m512i>(pairs.second), dword, half));
+    });
+  };
+  if (!scales) return pack([](__m512i words, int64_t, int) DLFP4_INLINE { return words; });
+  const int shift = __builtin_ctzll(static_cast<uint64_t>(block / 4));
+  pack([&](__m512i words, int64_t dword, int half) DLFP4_INLINE {
+    return multiply_words(words, _mm512_load_ps(scales + (dword >> shift) * kColumns + kLanes * half));
+  });
+}
+
 // --- FP4 -------------------------------------------------------------------------------------
 
 __m512 table_of_e2m1() { return _mm512_setr_ps(0, .5f, 1, 1.5f, 2, 3, 4, 6, -0.f, -.5f, -1, -1.5f, -2, -3, -4, -6); }
@@ -167,9 +206,7 @@ void pack_e2m1_blocks(const uint8_t *const *codes, int64_t lines, int64_t depth,
       const __m512i even = _mm512_srli_epi32(octets, 8 * pair), odd = _mm512_srli_epi32(octets, 8 * pair + 4);
       const __m512 first = _mm512_mul_ps(_mm512_permutexvar_ps(even, table), scale);
       const __m512 second = _mm512_mul_ps(_mm512_permutexvar_ps(odd, table), scale);
-      const __m512i words = _mm512_mask_mov_epi16(_mm512_srli_epi32(_mm512_castps_si512(first), 16), 0xAAAAAAAA,
-                                                  _mm512_castps_si512(second));
-      _mm512_store_si512(to + 128 * pair, words);
+      _mm512_store_si512(to + 128 * pair, join_words(first, second));
     }
   });
 }
@@ -220,6 +257,23 @@ void add_to(double *totals, __m512 sums) {
                    _mm512_add_pd(_mm512_loadu_pd(totals + 8), _mm512_cvtps_pd(_mm512_extractf32x8_ps(sums, 1))));
 }
 
+template <class Call, int... Row>
+DLFP4_INLINE inline void each_row(Call call, std::integer_sequence<int, Row...>) {
+  (call(Row), ...);
+}
+
+// Calls call(row) for all rows. What a loop indexes the compiler keeps in memory, unless it knows each index early.
+template <int kRows, class Call>
+DLFP4_INLINE inline void each_row(Call call) {
+  each_row(call, std::make_integer_sequence<int, kRows>());
+}
+
+// Not by initializing the array as a whole, which is a loop through memory.
+template <int kRows>
+DLFP4_INLINE inline void clear(__m512 (*sums)[kRows][2]) {
+  each_row<kRows>([&](int i) DLFP4_INLINE { (*sums)[i][0] = (*sums)[i][1] = _mm512_setzero_ps(); });
+}
+
 template <int kRows>
 DLFP4_INLINE inline void add_rows(const __m512 (&sums)[kRows][kHalves], double *totals) {
   for (int i = 0; i < kRows; ++i)
@@ -236,6 +290,22 @@ DLFP4_INLINE inline void in_runs_of_rows(int64_t rows, Call call) {
   }
 }
 
+// The part of what lies ahead that some of the rows ask for, in so many steps.
+class Asking {
+ public:
+  Asking(const Ahead &ahead, int64_t first, int64_t count, int64_t rows, int64_t steps)
+      : at_(ahead.from + ahead.bytes * first / rows), step_((ahead.bytes * count / rows + steps - 1) / steps) {}
+
+  DLFP4_INLINE void operator()() {
+    _mm_prefetch(reinterpret_cast<const char *>(at_), _MM_HINT_T0);
+    at_ += step_;
+  }
+
+ private:
+  const uint8_t *at_;
+  int64_t step_;
+};
+
 // table[n] is function<n>, for n from 1.
 template <template <int> class Function, int... Index>
 constexpr auto make_table(std::integer_sequence<int, Index...>) {
@@ -251,7 +321,8 @@ constexpr int kMostRows = 12, kMostIntegerRows = 6;
 template <int kRows>
 struct FloatTile {
   static void run(const float *panel, const float *x, int64_t pitch, int64_t depth, double *totals) {
-    __m512 sums[kRows][kHalves] = {};
+    __m512 sums[kRows][kHalves];
+    clear(&sums);
     for (int64_t k = 0; k < depth; ++k, panel += kColumns) {
       const __m512 first = _mm512_load_ps(panel), second = _mm512_load_ps(panel + kLanes);
       for (int i = 0; i < kRows; ++i) {
@@ -271,26 +342,58 @@ int load_int(const void *src) {
 }
 
 template <int kRows>
-struct BfloatTile {
-  static void run(const uint16_t *panel, const uint16_t *x, int64_t pitch, int64_t depth, double *totals) {
-    __m512 sums[kRows][kHalves] = {};
-    for (int64_t k = 0; k < depth; k += 2, panel += 2 * kColumns) {
-      const __m512bh first = reinterpret_cast<__m512bh>(_mm512_load_si512(panel));
-      const __m512bh second = reinterpret_cast<__m512bh>(_mm512_load_si512(panel + kColumns));
-      for (int i = 0; i < kRows; ++i) {
-        const __m512bh pair = reinterpret_cast<__m512bh>(_mm512_set1_epi32(load_int(x + i * pitch + k)));
-        sums[i][0] = _mm512_dpbf16_ps(sums[i][0], first, pair);
-        sums[i][1] = _mm512_dpbf16_ps(sums[i][1], second, pair);
-      }
+DLFP4_INLINE inline void sum_bfloats(const uint16_t *panel, const uint16_t *x, int64_t pitch, int64_t depth,
+                                     Asking *ask, __m512 (&sums)[kRows][kHalves]) {
+  for (int64_t k = 0; k < depth; k += 2, panel += 2 * kColumns) {
+    (*ask)();
+    const __m512bh first = reinterpret_cast<__m512bh>(_mm512_load_si512(panel));
+    const __m512bh second = reinterpret_cast<__m512bh>(_mm512_load_si512(panel + kColumns));
+    for (int i = 0; i < kRows; ++i) {
+      const __m512bh pair = reinterpret_cast<__m512bh>(_mm512_set1_epi32(load_int(x + i * pitch + k)));
+      sums[i][0] = _mm512_dpbf16_ps(sums[i][0], first, pair);
+      sums[i][1] = _mm512_dpbf16_ps(sums[i][1], second, pair);
     }
+  }
+}
+
+template <int kRows>
+struct BfloatTile {
+  static void run(const uint16_t *panel, const uint16_t *x, int64_t pitch, int64_t depth, Asking ask, double *totals) {
+    __m512 sums[kRows][kHalves];
+    clear(&sums);
+    sum_bfloats<kRows>(panel, x, pitch, depth, &ask, sums);
     add_rows(sums, totals);
   }
 };
 
+// There are registers for the sums of a block; those of all blocks are in memory.
+template <int kRows>
+struct ScaledBfloatTile {
+  static void run(const uint16_t *panel, const float *scales, const BfloatRows &x, int64_t block, int64_t depth,
+                  Asking ask, double *totals) {
+    __m512 of_all[kRows][kHalves];
+    clear(&of_all);
+    for (int64_t k = 0, b = 0; k < depth; k += block, ++b, scales += kColumns) {
+      __m512 sums[kRows][kHalves];
+      clear(&sums);
+      sum_bfloats<kRows>(panel + k * kColumns, x.values + k, x.pitch, depth - k < block ? depth - k : block, &ask,
+                         sums);
+      const __m512 first = _mm512_load_ps(scales), second = _mm512_load_ps(scales + kLanes);
+      for (int i = 0; i < kRows; ++i) {
+        const __m512 scale = _mm512_set1_ps(x.scales[i * x.block_pitch + b]);
+        of_all[i][0] = _mm512_fmadd_ps(sums[i][0], _mm512_mul_ps(first, scale), of_all[i][0]);
+        of_all[i][1] = _mm512_fmadd_ps(sums[i][1], _mm512_mul_ps(second, scale), of_all[i][1]);
+      }
+    }
+    add_rows(of_all, totals);
+  }
+};
+
 template <int kQuads, int kRows>
-DLFP4_INLINE inline void add_block(const uint8_t *panel, const int8_t *x, int64_t pitch,
+DLFP4_INLINE inline void add_block(const uint8_t *panel, const int8_t *x, int64_t pitch, Asking *ask,
                                    __m512i (&sums)[kRows][kHalves]) {
   for (int quad = 0; quad < kQuads; ++quad) {
+    (*ask)();
     const __m512i first = _mm512_load_si512(panel + 128 * quad), second = _mm512_load_si512(panel + 128 * quad + 64);
     for (int i = 0; i < kRows; ++i) {
       const __m512i values = _mm512_set1_epi32(load_int(x + i * pitch + 4 * quad));
@@ -301,13 +404,15 @@ DLFP4_INLINE inline void add_block(const uint8_t *panel, const int8_t *x, int64_
 }
 
 template <int kBlock, int kRows>
-void multiply_blocks(const uint8_t *panel, const float *scales, const IntegerRows &x, int64_t depth, double *totals) {
-  __m512 sums[kRows][kHalves] = {};
+void multiply_blocks(const uint8_t *panel, const float *scales, const IntegerRows &x, int64_t depth, Asking ask,
+                     double *totals) {
+  __m512 sums[kRows][kHalves];
+  clear(&sums);
   for (int64_t b = 0; b < depth / kBlock; ++b, scales += kColumns) {
     __m512i products[kRows][kHalves];
     for (int i = 0; i < kRows; ++i)
       products[i][0] = products[i][1] = _mm512_set1_epi32(x.corrections[i * x.block_pitch + b]);
-    add_block<kBlock / 4, kRows>(panel + b * kBlock * kColumns, x.values + b * kBlock, x.pitch, products);
+    add_block<kBlock / 4, kRows>(panel + b * kBlock * kColumns, x.values + b * kBlock, x.pitch, &ask, products);
     const __m512 first = _mm512_load_ps(scales), second = _mm512_load_ps(scales + kLanes);
     for (int i = 0; i < kRows; ++i) {
       const __m512 scale = _mm512_set1_ps(x.scales[i * x.block_pitch + b]);
@@ -326,9 +431,9 @@ IntegerRows rows_from(const IntegerRows &x, int64_t first) {
 template <int kRows>
 struct IntegerTile {
   static void run(const uint8_t *panel, const float *scales, const IntegerRows &x, int64_t block, int64_t depth,
-                  double *totals) {
-    if (block == 16) return multiply_blocks<16, kRows>(panel, scales, x, depth, totals);
-    multiply_blocks<32, kRows>(panel, scales, x, depth, totals);
+                  Asking ask, double *totals) {
+    if (block == 16) return multiply_blocks<16, kRows>(panel, scales, x, depth, ask, totals);
+    multiply_blocks<32, kRows>(panel, scales, x, depth, ask, totals);
   }
 };
 
@@ -341,29 +446,54 @@ void multiply_float_tiles(const float *panel, const float *x, int64_t pitch, int
 }
 
 void multiply_bfloat_tiles(const uint16_t *panel, const uint16_t *x, int64_t pitch, int64_t depth, int64_t rows,
-                           double *totals) {
+                           const Ahead &ahead, double *totals) {
   static constexpr auto kTable = make_table<BfloatTile>(std::make_integer_sequence<int, kMostRows>());
   in_runs_of_rows<kMostRows>(rows, [&](int64_t first, int64_t count) {
-    kTable.at[count](panel, x + first * pitch, pitch, depth, totals + first * kColumns);
+    const Asking ask(ahead, first, count, rows, depth / 2);
+    kTable.at[count](panel, x + first * pitch, pitch, depth, ask, totals + first * kColumns);
+  });
+}
+
+BfloatRows rows_from(const BfloatRows &x, int64_t first) {
+  return {x.values + first * x.pitch, x.scales + first * x.block_pitch, x.pitch, x.block_pitch};
+}
+
+void multiply_scaled_bfloat_tiles(const uint16_t *panel, const float *scales, const BfloatRows &x, int64_t block,
+                                  int64_t depth, int64_t rows, const Ahead &ahead, double *totals) {
+  static constexpr auto kTable = make_table<ScaledBfloatTile>(std::make_integer_sequence<int, kMostRows>());
+  in_runs_of_rows<kMostRows>(rows, [&](int64_t first, int64_t count) {
+    const Asking ask(ahead, first, count, rows, depth / 2);
+    kTable.at[count](panel, scales, rows_from(x, first), block, depth, ask, totals + first * kColumns);
   });
 }
 
 void multiply_integer_tiles(const uint8_t *panel, const float *scales, const IntegerRows &x, int64_t block,
-                            int64_t depth, int64_t rows, double *totals) {
+                            int64_t depth, int64_t rows, const Ahead &ahead, double *totals) {
   static constexpr auto kTable = make_table<IntegerTile>(std::make_integer_sequence<int, kMostIntegerRows>());
   in_runs_of_rows<kMostIntegerRows>(rows, [&](int64_t first, int64_t count) {
-    kTable.at[count](panel, scales, rows_from(x, first), block, depth, totals + first * kColumns);
+    const Asking ask(ahead, first, count, rows, depth / 4);
+    kTable.at[count](panel, scales, rows_from(x, first), block, depth, ask, totals + first * kColumns);
   });
 }
 
 // --- The table -------------------------------------------------------------------------------
 
-constexpr TileKernels make_tiles() {
+constexpr bool has_element_tiles(int row) {
+  return is_float(kFormats[row]) && kFormats[row].specials != DLFP4_E8M0 && kFormats[row].bits <= 8;
+}
+
+template <int... Row>
+constexpr TileKernels make_tiles(std::integer_sequence<int, Row...>) {
   TileKernels kernels = {};
+  const auto add = [&](auto row) {
+    if constexpr (has_element_tiles(row())) kernels.pack_elements[row()] = pack_element_tiles<row()>;
+  };
+  (add(std::integral_constant<int, Row>()), ...);
   kernels.pack_floats = pack_float_tiles;
   kernels.multiply_floats = multiply_float_tiles;
   kernels.pack_bfloats = pack_bfloat_tiles;
   kernels.multiply_bfloats = multiply_bfloat_tiles;
+  kernels.multiply_scaled_bfloats = multiply_scaled_bfloat_tiles;
   kernels.pack_scales[DLFP4_TWO_LEVEL] = pack_scale_tiles<DLFP4_TWO_LEVEL>;
   kernels.pack_scales[DLFP4_POWER] = pack_scale_tiles<DLFP4_POWER>;
   kernels.pack_scaled_bfloats = pack_e2m1_bfloats;

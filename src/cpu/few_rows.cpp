@@ -19,11 +19,18 @@ struct Task {
 };
 
 // Calls multiply(first, depth, line of b, its totals) for all positions, as many at a time as the rows have room for.
+// Kernels ask for what follows in memory; of lines in pieces that is not what is next.
 template <class Multiply>
 void each_line(const Task &task, int64_t most, Multiply multiply) {
+  const bool in_pieces = most < task.sides.depth;
   for (int64_t first = 0; first < task.sides.depth; first += most) {
     const int64_t depth = least(most, task.sides.depth - first);
-    for (int64_t c = 0; c < task.columns; ++c) multiply(first, depth, task.column + c, task.totals + c);
+    for (int64_t c = 0; c < task.columns; ++c) {
+      const int64_t line = task.column + c;
+      if (in_pieces && c + 1 < task.columns)
+        prefetch_codes(task.sides.b, line + 1, first, least(depth, task.sides.length - first));
+      multiply(first, depth, line, task.totals + c);
+    }
   }
 }
 

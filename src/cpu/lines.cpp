@@ -62,6 +62,17 @@ dlfp4_status describe_elements(const dlfp4_lines &lines, Reader *reader) {
   return is_addressable(lines.blocks, reader->format, 2) ? DLFP4_OK : DLFP4_E_SHAPE;
 }
 
+void prefetch_run(const uint8_t *src, int64_t bytes) {
+  for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(src + byte);
+}
+
+// Where the scales of a line lie in order, from a block's on; null where they do not.
+const uint8_t *find_stored_scales(const Reader &reader, int64_t line, int64_t block) {
+  const Scales &scales = reader.scales;
+  if (scales.layout != DLFP4_LAYOUT_linear || scales.step != 1) return nullptr;
+  return scales.data + (line_number(reader, line) / scales.lines_per_row * scales.stride + block) * scales.bytes;
+}
+
 // Values of blocks, at most kMostRead of them.
 void read_blocks(const Reader &reader, int64_t line, int64_t first, int64_t count, Source type, uint8_t *values) {
   float scales[kMostRead / 16 + 1];
@@ -114,12 +125,22 @@ const uint8_t *read_codes(const Reader &reader, int64_t line, int64_t first, int
   return buffer;
 }
 
+void prefetch_codes(const Reader &reader, int64_t line, int64_t first, int64_t count) {
+  const uint8_t *const codes = find_codes(reader, line, first);
+  if (codes) prefetch_run(codes, count * bits_in_memory(reader) / 8);
+}
+
+void prefetch_scales(const Reader &reader, int64_t line, int64_t count) {
+  const uint8_t *const stored = reader.scaled ? find_stored_scales(reader, line, 0) : nullptr;
+  if (stored) prefetch_run(stored, divide_up(count, reader.format.block) * reader.scales.bytes);
+}
+
 const uint8_t *read_stored_scales(const Reader &reader, int64_t line, int64_t first, int64_t count, uint8_t *buffer) {
-  const Scales &scales = reader.scales;
-  const int64_t number = line_number(reader, line), block = first / reader.format.block;
-  if (scales.layout == DLFP4_LAYOUT_linear && scales.step == 1)
-    return scales.data + (number / scales.lines_per_row * scales.stride + block) * scales.bytes;
-  load_scales(scales, number, block, divide_up(first + count, reader.format.block) - block, buffer);
+  const int64_t block = first / reader.format.block;
+  const uint8_t *const stored = find_stored_scales(reader, line, block);
+  if (stored) return stored;
+  load_scales(reader.scales, line_number(reader, line), block, divide_up(first + count, reader.format.block) - block,
+              buffer);
   return buffer;
 }
 
@@ -131,7 +152,11 @@ bool read_scales(const Reader &reader, int64_t line, int64_t first, int64_t coun
 }
 
 void read_values(const Reader &reader, int64_t line, int64_t first, int64_t count, Source type, uint8_t *values) {
-  if (reader.scaled) return read_blocks(reader, line, first, count, type, values);
+  const auto read = reader.scaled ? read_blocks : read_elements;
+  read(reader, line, first, count, type, values);
+}
+
+void read_elements(const Reader &reader, int64_t line, int64_t first, int64_t count, Source type, uint8_t *values) {
   alignas(64) uint8_t buffer[kMostRead * sizeof(float)];
   const uint8_t *const codes = read_codes(reader, line, first, count, buffer);
   convert_run(reader, false, kSourceRows[type], codes, count, values);

@@ -34,6 +34,12 @@ const uint8_t *find_codes(const Reader &reader, int64_t line, int64_t first);
 // Elements one a byte and more, in `buffer` where they do not lie so.
 const uint8_t *read_codes(const Reader &reader, int64_t line, int64_t first, int64_t count, uint8_t *buffer);
 
+// Asks for the codes of [first, first + count), where they lie in order.
+void prefetch_codes(const Reader &reader, int64_t line, int64_t first, int64_t count);
+
+// Asks for the stored scales of a line's blocks up to `count`, where they lie in order.
+void prefetch_scales(const Reader &reader, int64_t line, int64_t count);
+
 // The stored scales of the blocks that hold [first, first + count), from where they lie or in `buffer`; first is a
 // multiple of the block.
 const uint8_t *read_stored_scales(const Reader &reader, int64_t line, int64_t first, int64_t count, uint8_t *buffer);
@@ -45,7 +51,10 @@ bool read_scales(const Reader &reader, int64_t line, int64_t first, int64_t coun
 constexpr int64_t kMostRead = 2048;
 void read_values(const Reader &reader, int64_t line, int64_t first, int64_t count, Source type, uint8_t *values);
 
-// The same of any number, from a block's first on, completed with zeros to `depth`; float32 or bfloat16.
+// The same of elements alone, without the scales of their blocks.
+void read_elements(const Reader &reader, int64_t line, int64_t first, int64_t count, Source type, uint8_t *values);
+
+// Elements times scales of any number, from a block's first on, completed with zeros to `depth`; float32 or bfloat16.
 void read_line(const Reader &reader, int64_t line, int64_t first, int64_t count, int64_t depth, Source type,
                uint8_t *values);
 

@@ -21,6 +21,9 @@ void fill_scales(const Sides &sides, int64_t column, int64_t columns, int64_t fi
     memmove(panel + k * kColumns, panel + k / repeats * kColumns, kRow);
 }
 
+constexpr int64_t kPrefetched = 4096;    // positions, of whole panels: the L2 cache holds them of all lines
+constexpr int64_t kMostAhead = 1 << 19;  // bytes, for the same reason
+
 constexpr int64_t kMostItem = sizeof(float);
 
 struct Panel {
@@ -41,6 +44,48 @@ void fill_e2m1(const Sides &sides, int64_t column, int64_t columns, int64_t firs
   tiles.pack_scaled_bfloats(codes, columns, depth, panel->scales, block, reinterpret_cast<uint16_t *>(panel->values));
 }
 
+// Float32 scales as they are; of lines that are not there, zeros.
+void fill_float_scales(const Sides &sides, int64_t column, int64_t columns, int64_t first, int64_t depth,
+                       float *panel) {
+  float scales[kDepth / 16];
+  const int64_t count = divide_up(depth, sides.block);
+  memset(panel, 0, static_cast<size_t>(count * kColumns) * sizeof(float));
+  for (int64_t c = 0; c < columns; ++c) {
+    read_scales(sides.b, column + c, first, depth, scales);
+    for (int64_t b = 0; b < count; ++b) panel[b * kColumns + c] = scales[b];
+  }
+}
+
+// `count` codes one a byte, from where they lie, or in `buffer`, completed with zeros to `depth`.
+const uint8_t *read_whole_codes(const Reader &reader, int64_t line, int64_t first, int64_t count, int64_t depth,
+                                uint8_t *buffer) {
+  const uint8_t *const codes = read_codes(reader, line, first, count, buffer);
+  if (count == depth) return codes;
+  if (codes != buffer) memcpy(buffer, codes, static_cast<size_t>(count));
+  memset(buffer + count, 0, static_cast<size_t>(depth - count));
+  return buffer;
+}
+
+// Elements of at most 8 bits: times their scales, unless these are applied to sums.
+void fill_elements(const Sides &sides, int64_t column, int64_t columns, int64_t first, int64_t depth, Panel *panel) {
+  constexpr int64_t kPitch = 256;  // a multiple of the blocks whose scales are applied here
+  const bool scales_elements = sides.b.scaled && sides.form == kBfloatPanels;
+  const int64_t block = scales_elements ? sides.b.format.block : kPitch;
+  uint8_t buffer[kColumns][kPitch];
+  const uint8_t *codes[kColumns];
+  uint16_t *const values = reinterpret_cast<uint16_t *>(panel->values);
+  if (scales_elements) fill_scales(sides, column, columns, first, depth, block, panel->scales);
+  if (sides.form == kScaledPanels) fill_float_scales(sides, column, columns, first, depth, panel->scales);
+  for (int64_t k = 0; k < depth; k += kPitch) {
+    const int64_t here = least(kPitch, depth - k), count = least(here, sides.length - first - k);
+    for (int64_t c = 0; c < columns; ++c)
+      codes[c] = read_whole_codes(sides.b, column + c, first + k, count, here, buffer[c]);
+    const float *const scales = scales_elements ? panel->scales + k / block * kColumns : nullptr;
+    sides.kernels->tiles.pack_elements[sides.b.row](codes, columns, here, scales, block, values + k * kColumns);
+  }
+}
+
+// Elements of more bits, and those of levels that have no kernel for others.
 void fill_values(const Sides &sides, int64_t column, int64_t columns, int64_t first, int64_t depth, Panel *panel) {
   constexpr int64_t kPitch = 256;
   alignas(64) uint8_t rows[kColumns * kPitch * kMostItem];
@@ -63,21 +108,56 @@ void fill_values(const Sides &sides, int64_t column, int64_t columns, int64_t fi
 void fill_panel(const Sides &sides, int64_t column, int64_t columns, int64_t first, int64_t depth, Panel *panel) {
   if (sides.form != kFloatPanels && is_scaled_e2m1(sides.b))
     return fill_e2m1(sides, column, columns, first, depth, panel);
+  if (!has_floats(sides) && sides.kernels->tiles.pack_elements[sides.b.row])
+    return fill_elements(sides, column, columns, first, depth, panel);
   fill_values(sides, column, columns, first, depth, panel);
 }
 
 void multiply_panel(const Sides &sides, const Rows &rows, int64_t row, int64_t count, int64_t first, int64_t depth,
-                    const Panel &panel, double *totals) {
+                    const Panel &panel, const Ahead &ahead, double *totals) {
   const TileKernels &tiles = sides.kernels->tiles;
   const uint8_t *const values = rows.values + (row * rows.pitch + first) * item_of(sides);
-  if (sides.form == kFloatPanels)
-    return tiles.multiply_floats(reinterpret_cast<const float *>(panel.values), reinterpret_cast<const float *>(values),
-                                 rows.pitch, depth, count, totals);
-  if (sides.form == kBfloatPanels)
-    return tiles.multiply_bfloats(reinterpret_cast<const uint16_t *>(panel.values),
-                                  reinterpret_cast<const uint16_t *>(values), rows.pitch, depth, count, totals);
-  tiles.multiply_integers(panel.values, panel.scales, integers_of(sides, rows, row, first), sides.block, depth, count,
-                          totals);
+  const auto *const bfloats = reinterpret_cast<const uint16_t *>(panel.values);
+  switch (sides.form) {
+    case kBfloatPanels:
+      return tiles.multiply_bfloats(bfloats, reinterpret_cast<const uint16_t *>(values), rows.pitch, depth, count,
+                                    ahead, totals);
+    case kScaledPanels:
+      return tiles.multiply_scaled_bfloats(bfloats, panel.scales, bfloats_of(sides, rows, row, first), sides.block,
+                                           depth, count, ahead, totals);
+    case kIntegerPanels:
+      return tiles.multiply_integers(panel.values, panel.scales, integers_of(sides, rows, row, first), sides.block,
+                                     depth, count, ahead, totals);
+    default:
+      return tiles.multiply_floats(reinterpret_cast<const float *>(panel.values),
+                                   reinterpret_cast<const float *>(values), rows.pitch, depth, count, totals);
+  }
+}
+
+// --- What comes next -------------------------------------------------------------------------
+
+// Asks for the codes of a tile's lines, one line after another: panels read a little of many lines in turn, which no
+// prefetcher of the processor follows.
+void prefetch_lines(const Sides &sides, int64_t column, int64_t columns, int64_t first) {
+  if (dlfp4_dtypes[sides.b.row].bits > 8) return;
+  const int64_t count = least(kPrefetched, sides.length - first);
+  for (int64_t c = 0; c < columns; ++c) prefetch_codes(sides.b, column + c, first, count);
+}
+
+// Asks for the scales of the next tile's lines: they are few.
+void prefetch_next_scales(const Sides &sides, int64_t column) {
+  const int64_t next = column + kColumns, lines = least(kColumns, sides.columns - next);
+  for (int64_t c = 0; c < lines; ++c) prefetch_scales(sides.b, next + c, sides.length);
+}
+
+// Of the next tile's lines, where they lie one after another, the part that is asked for while the panel from `first`
+// on is multiplied; else what is in the cache anyway.
+Ahead find_ahead(const Sides &sides, int64_t column, int64_t first, int64_t depth, const Panel &panel) {
+  const int64_t next = column + kColumns, lines = least(kColumns, sides.columns - next);
+  const uint8_t *const from = lines > 0 ? find_codes(sides.b, next, 0) : nullptr;
+  const int64_t all = from ? lines * (from - find_codes(sides.b, next - 1, 0)) : 0;
+  if (all <= 0 || all > kMostAhead) return {panel.values, 0};
+  return {from + all * first / sides.depth, all * depth / sides.depth};
 }
 
 }  // namespace
@@ -85,10 +165,13 @@ void multiply_panel(const Sides &sides, const Rows &rows, int64_t row, int64_t c
 void multiply_panels(const Sides &sides, const Rows &rows, int64_t row, int64_t count, int64_t column, int64_t columns,
                      double *totals) {
   Panel panel;
+  prefetch_next_scales(sides, column);
   for (int64_t first = 0; first < sides.depth; first += panel_depth(sides)) {
     const int64_t depth = least(panel_depth(sides), sides.depth - first);
+    const Ahead ahead = find_ahead(sides, column, first, depth, panel);
+    if ((column == 0 || has_floats(sides)) && first % kPrefetched == 0) prefetch_lines(sides, column, columns, first);
     fill_panel(sides, column, columns, first, depth, &panel);
-    multiply_panel(sides, rows, row, count, first, depth, panel, totals);
+    multiply_panel(sides, rows, row, count, first, depth, panel, ahead, totals);
   }
 }
 

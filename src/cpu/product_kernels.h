@@ -24,6 +24,20 @@ struct IntegerRows {
   int64_t pitch, block_pitch;
 };
 
+// Rows of bfloat16 with scales, a block each.
+struct BfloatRows {
+  const uint16_t *values;
+  const float *scales;
+  int64_t pitch, block_pitch;
+};
+
+// Memory that is read next: kernels of panels ask for it, a little with each step, while they multiply. Asked for at
+// once it would keep the processor waiting.
+struct Ahead {
+  const uint8_t *from;
+  int64_t bytes;
+};
+
 // Matrix products go by panels: kColumns lines of the second matrix, across which neighbours lie, from one position on.
 constexpr int64_t kColumns = 32;
 constexpr int64_t kDepth = 1024;  // positions of a panel, a multiple of every block
@@ -61,7 +75,17 @@ struct TileKernels {
   // The same of bfloat16: panel[k / 2][c][k % 2]; depth is even. May be null at all levels: float32 serves.
   void (*pack_bfloats)(const uint16_t *rows, int64_t pitch, int64_t depth, uint16_t *panel);
   void (*multiply_bfloats)(const uint16_t *panel, const uint16_t *x, int64_t pitch, int64_t depth, int64_t rows,
-                           double *totals);
+                           const Ahead &ahead, double *totals);
+
+  // totals[i][c] += the sum over blocks of (the sum of such a panel * x) * scales[block][c] * x.scales. May be null,
+  // as multiply_bfloats may.
+  void (*multiply_scaled_bfloats)(const uint16_t *panel, const float *scales, const BfloatRows &x, int64_t block,
+                                  int64_t depth, int64_t rows, const Ahead &ahead, double *totals);
+
+  // Such a panel of codes of at most 8 bits, one a byte: times scales[k / block][c], or as they are where `scales` is
+  // null. depth is a multiple of 4.
+  void (*pack_elements[DLFP4_NUM_DTYPES])(const uint8_t *const *codes, int64_t lines, int64_t depth,
+                                          const float *scales, int64_t block, uint16_t *panel);
 
   // panel[k][c] = what stored scale k of line c is worth, for formats with scales of a byte.
   void (*pack_scales[DLFP4_POWER + 1])(const uint8_t *const *stored, int64_t lines, int64_t count, float *panel);
@@ -79,7 +103,7 @@ struct TileKernels {
   // totals[i][c] += the sum over blocks of ((the sum of panel * x, in that order, plus x.corrections) *
   // scales[block][c]) * x.scales: depth is a multiple of the block, 16 or 32.
   void (*multiply_integers)(const uint8_t *panel, const float *scales, const IntegerRows &x, int64_t block,
-                            int64_t depth, int64_t rows, double *totals);
+                            int64_t depth, int64_t rows, const Ahead &ahead, double *totals);
 };
 
 // For few rows panels do not pay: lines of the second matrix are multiplied as they lie. totals[i * kColumns] += the

@@ -3,6 +3,7 @@
 // Trick: a line is cut into segments of fixed length, each summed by one thread and all added in order, so that results
 // do not depend on the threads.
 #include "../numerics.h"
+#include "../scaling.h"
 #include "lines.h"
 #include "product_kernels.h"
 #include "product_rules.h"
@@ -11,9 +12,10 @@
 namespace dlfp4 {
 namespace {
 
-constexpr int64_t kSegment = 1 << 17;    // elements, a multiple of every block
-constexpr int64_t kGrain = 1 << 19;      // elements worth a thread
-constexpr int64_t kMostSegments = 1024;  // added at a time
+constexpr int64_t kSegment = 1 << 17;            // elements, a multiple of every block
+constexpr int64_t kGrain = 1 << 19;              // elements worth a thread
+constexpr int64_t kMostSegments = 1024;          // added at a time
+constexpr int64_t kMostScales = kMostRead / 16;  // read at a time
 constexpr float kLargestScale = 0x1p100f;
 
 // How two lines are multiplied: as integers; as floats; as FP4 in blocks, by stored scales; as elements in blocks, by
@@ -97,14 +99,16 @@ double sum_stored_blocks(const Job &job, int64_t line, int64_t first, int64_t co
   return whole == count ? total : total + sum_values(job, line, first + whole, count - whole);
 }
 
-// scales *= others. Whether one is so large, or NaN, that zeros may not stay zero.
+// scales *= others. Whether one is so large, or NaN, that zeros may not stay zero: bits are compared, in a loop that
+// becomes one of vectors.
 bool multiply_scales(float *scales, const float *others, int64_t count) {
-  bool large = false;
+  int32_t largest = 0;
   for (int64_t i = 0; i < count; ++i) {
     scales[i] *= others[i];
-    large |= !(scales[i] < kLargestScale && scales[i] > -kLargestScale);
+    const auto magnitude = static_cast<int32_t>(bits_of(scales[i]) & 0x7FFFFFFF);
+    largest = magnitude > largest ? magnitude : largest;
   }
-  return large;
+  return largest >= static_cast<int32_t>(bits_of(kLargestScale));
 }
 
 // Elements as they lie, where they do so in order, else gathered.
@@ -113,10 +117,10 @@ const uint8_t *packed_codes(const Reader &reader, int64_t line, int64_t first, i
   return found ? found : read_codes(reader, line, first, count, buffer);
 }
 
-// `count` elements that fill whole bytes.
+// `count` elements that fill whole bytes, and start a block; at most kMostRead, unless they are read where they lie.
 double sum_some_blocks(const Job &job, int64_t line, int64_t first, int64_t count) {
   alignas(64) uint8_t a_buffer[kMostRead], b_buffer[kMostRead];
-  float scales[kMostRead / 16 + 1], others[kMostRead / 16 + 1];
+  float scales[kMostScales], others[kMostScales];
   const int64_t block = job.a.format.block;
   read_scales(job.a, line, first, count, scales);
   read_scales(job.b, line, first, count, others);
@@ -128,9 +132,10 @@ double sum_some_blocks(const Job &job, int64_t line, int64_t first, int64_t coun
 
 double sum_scaled_blocks(const Job &job, int64_t line, int64_t first, int64_t count) {
   const int64_t whole = job.a.packed ? count / job.a.format.block * job.a.format.block : count;
-  const double total = add_pieces(first, whole, kMostRead, [&](int64_t from, int64_t elements) {
-    return sum_some_blocks(job, line, from, elements);
-  });
+  const bool in_order = find_codes(job.a, line, first) && find_codes(job.b, line, first);
+  const int64_t most = in_order ? kMostScales * job.a.format.block : kMostRead;
+  const double total = add_pieces(
+      first, whole, most, [&](int64_t from, int64_t elements) { return sum_some_blocks(job, line, from, elements); });
   return whole == count ? total : total + sum_values(job, line, first + whole, count - whole);
 }
 

@@ -115,10 +115,20 @@ void take_part(float *values, int64_t count, uint16_t *part) {
   }
 }
 
+// The scales of a row's blocks, or 1 for all of them.
+void prepare_scales(const Sides &sides, const Rows &rows, int64_t i, int64_t line) {
+  float *const scales = rows.scales + i * rows.block_pitch;
+  for (int64_t b = 0; b < rows.block_pitch; ++b) scales[b] = 1;
+  if (!has_float_scales(sides.a)) return;
+  for (int64_t first = 0; first < sides.length; first += kMostRead)
+    read_scales(sides.a, line, first, least(kMostRead, sides.length - first), scales + first / sides.block);
+}
+
 // A row as bfloat16, in as many rows as it has parts, each in order or in that of spread_bfloat.
 void prepare_bfloats(const Sides &sides, const Rows &rows, int64_t i, int64_t line) {
   alignas(64) float values[kMostRead];
   alignas(64) uint16_t part[kMostRead];
+  const auto read = sides.form == kScaledPanels && has_float_scales(sides.a) ? read_elements : read_values;
   uint16_t *const x = reinterpret_cast<uint16_t *>(rows.values) + i * sides.parts * rows.pitch;
   memset(x, 0, static_cast<size_t>(sides.parts * rows.pitch) * sizeof(*x));
   for (int64_t first = 0; first < sides.length; first += kMostRead) {
@@ -126,7 +136,7 @@ void prepare_bfloats(const Sides &sides, const Rows &rows, int64_t i, int64_t li
     if (sides.parts > 1)
       read_values(sides.a, line, first, count, kFromFloat32, reinterpret_cast<uint8_t *>(values));
     else
-      read_values(sides.a, line, first, count, kFromBfloat16, reinterpret_cast<uint8_t *>(part));
+      read(sides.a, line, first, count, kFromBfloat16, reinterpret_cast<uint8_t *>(part));
     for (int64_t p = 0; p < sides.parts; ++p) {
       if (sides.parts > 1) take_part(values, count, part);
       uint16_t *const row = x + p * rows.pitch;
@@ -151,7 +161,8 @@ int64_t bytes_of_values(const Sides &sides) {
 }
 
 int64_t blocks_of_row(const Sides &sides) {
-  return has_integers(sides) ? round_up(positions_of_row(sides) / sides.block, 16) : 0;
+  const bool has_blocks = has_integers(sides) || sides.form == kScaledPanels;
+  return has_blocks ? round_up(divide_up(positions_of_row(sides), sides.block), 16) : 0;
 }
 
 }  // namespace
@@ -171,6 +182,7 @@ void prepare_row(const Sides &sides, const Rows &rows, int64_t i) {
   const int64_t line = rows.first_line + i;
   if (sides.form == kBlockLines) return;
   if (has_integers(sides)) return prepare_integers(sides, rows, i, line);
+  if (sides.form == kScaledPanels) prepare_scales(sides, rows, i, line);
   if (!has_floats(sides)) return prepare_bfloats(sides, rows, i, line);
   read_line(sides.a, line, 0, sides.length, rows.pitch, kFromFloat32, rows.values + i * rows.pitch * item_of(sides));
 }
@@ -179,6 +191,12 @@ IntegerRows integers_of(const Sides &sides, const Rows &rows, int64_t row, int64
   const int64_t block = row * rows.block_pitch + first / sides.block;
   return {reinterpret_cast<const int8_t *>(rows.values) + row * rows.pitch + first, rows.corrections + block,
           rows.scales + block, rows.pitch, rows.block_pitch};
+}
+
+BfloatRows bfloats_of(const Sides &sides, const Rows &rows, int64_t row, int64_t first) {
+  const uint16_t *const values = reinterpret_cast<const uint16_t *>(rows.values);
+  return {values + row * rows.pitch + first, rows.scales + row * rows.block_pitch + first / sides.block, rows.pitch,
+          rows.block_pitch};
 }
 
 }  // namespace dlfp4

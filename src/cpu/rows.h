@@ -27,6 +27,9 @@ void prepare_row(const Sides &sides, const Rows &rows, int64_t i);
 // What the kernels for integers take, of rows from one position on, a multiple of the block.
 IntegerRows integers_of(const Sides &sides, const Rows &rows, int64_t row, int64_t first);
 
+// The same of the kernels for bfloat16 with scales.
+BfloatRows bfloats_of(const Sides &sides, const Rows &rows, int64_t row, int64_t first);
+
 }  // namespace dlfp4
 
 #endif  // DLFP4_SRC_CPU_ROWS_H_

@@ -77,7 +77,7 @@ void spread_integers(const uint8_t *codes, int64_t count, int8_t *x) {
 }
 
 void multiply_integers(const uint8_t *panel, const float *scales, const IntegerRows &x, int64_t block, int64_t depth,
-                       int64_t rows, double *totals) {
+                       int64_t rows, const Ahead &, double *totals) {
   for (int64_t i = 0; i < rows; ++i, totals += kColumns) {
     float sum[kColumns] = {};
     for (int64_t b = 0; b < depth / block; ++b) {

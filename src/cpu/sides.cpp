@@ -21,16 +21,22 @@ bool is_value(const Reader &reader) {
 
 // Elements times scales, but for the factor: FP4, FP6 and FP8 times a power of two or a float8 has few enough bits.
 bool fits_bfloat16(const Reader &reader) {
-  if (reader.scaled) return reader.format.row->kind != DLFP4_LARGEST;
+  if (reader.scaled) return !has_float_scales(reader);
   return reader.row == DLFP4_bfloat16 || kFormats[reader.row].bits <= 8;
 }
 
 bool is_whole(const Sides &sides) { return sides.length % sides.b.format.block == 0; }
 
-// How many bfloat16 make up one of a's elements: float16 has 11 bits, float32 24. 0: they are no floats of their own.
+// How many bfloat16 make up one of a's elements: float16 has 11 bits, float32, as which all others are read, 24.
 int64_t parts_of(const Reader &reader) {
   if (fits_bfloat16(reader)) return 1;
-  return reader.scaled ? 0 : reader.row == DLFP4_float16 ? 2 : 3;
+  return reader.row == DLFP4_float16 ? 2 : 3;
+}
+
+// Whether blocks are summed before they are multiplied with b's float32 scales, and a's where it has such.
+bool can_scale_sums(const Sides &sides, int64_t parts) {
+  return sides.kernels->tiles.multiply_scaled_bfloats && has_float_scales(sides.b) &&
+         (parts == 1 || has_float_scales(sides.a));
 }
 
 // Whether a kernel takes b's lines as they lie: their scales need not fit a bfloat16, for they are not multiplied with.
@@ -42,15 +48,18 @@ bool has_line_elements(const Sides &sides) {
 
 // Parts cost less than float32 where b is FP4, which is then not decoded to it.
 Form choose_fp4(const Sides &sides, int64_t rows, int64_t parts) {
-  if (!sides.kernels->tiles.multiply_bfloats || parts == 0 || (parts > 2 && rows > kMostRowsInParts))
+  if (!sides.kernels->tiles.multiply_bfloats || (parts > 2 && rows > kMostRowsInParts))
     return rows <= kMostFloatRows ? kFloatLines : kFloatPanels;
   return rows * parts <= kMostSpreadRows ? kSpreadLines : kBfloatPanels;
 }
 
 Form choose_values(const Sides &sides, int64_t rows, int64_t parts) {
   const int64_t most = parts == 1 ? kMostElementRows : kMostSpreadRows;
-  if (parts && rows * parts <= most && has_line_elements(sides)) return kElementLines;
+  const bool is_exact =
+      parts == 1 || kFormats[sides.b.row].specials != DLFP4_IEEE;  // a part of 0 makes NaN of infinity
+  if (rows * parts <= most && is_exact && has_line_elements(sides)) return kElementLines;
   if (sides.kernels->tiles.multiply_bfloats && parts == 1 && fits_bfloat16(sides.b)) return kBfloatPanels;
+  if (can_scale_sums(sides, parts)) return kScaledPanels;
   return rows <= kMostFloatRows ? kFloatLines : kFloatPanels;
 }
 
@@ -68,13 +77,20 @@ Form choose_form(const Sides &sides, int64_t rows) {
   return as_they_lie && rows <= kMostBlockRows ? kBlockLines : kIntegerPanels;
 }
 
-// Positions that a row is completed to, for the kernels that take whole blocks or pairs.
+int64_t block_of(const Sides &sides) {
+  if (sides.form == kScaledPanels || !is_scaled_e2m1(sides.a)) return sides.b.format.block;
+  return least(sides.b.format.block, sides.a.format.block);
+}
+
+// Positions that a row is completed to, for the kernels that take whole blocks of FP4, or the codes of a dword.
 int64_t depth_of(const Sides &sides) {
   const bool any = has_floats(sides) || sides.form == kElementLines;
-  return round_up(sides.length, any ? 1 : sides.block);
+  return round_up(sides.length, any ? 1 : is_scaled_e2m1(sides.b) ? sides.block : 4);
 }
 
 }  // namespace
+
+bool has_float_scales(const Reader &reader) { return reader.scaled && reader.format.row->kind == DLFP4_LARGEST; }
 
 bool is_scaled_e2m1(const Reader &reader) { return reader.scaled && reader.format.element == kE2m1; }
 
@@ -91,9 +107,8 @@ dlfp4_status make_sides(const dlfp4_lines &a, const dlfp4_lines &b, int64_t rows
   if (sides->rounds && (sides->a.scaled || !is_scaled_e2m1(sides->b))) return DLFP4_E_OPTION;
   sides->length = length;
   sides->form = choose_form(*sides, rows);
-  sides->parts = has_integers(*sides) || item_of(*sides) != 2 ? 1 : parts_of(sides->a);
-  sides->block = is_scaled_e2m1(sides->b) ? sides->b.format.block : 2;
-  if (is_scaled_e2m1(sides->a)) sides->block = least(sides->block, sides->a.format.block);
+  sides->parts = item_of(*sides) != 2 || sides->form == kScaledPanels ? 1 : parts_of(sides->a);
+  sides->block = block_of(*sides);
   sides->depth = depth_of(*sides);
   return DLFP4_OK;
 }

@@ -11,12 +11,14 @@
 
 namespace dlfp4 {
 
-// By panels: float32; bfloat16, where it holds the elements of both sides; integers of a byte, of FP4 by FP4 or by
+// By panels: float32; bfloat16, where it holds the elements of both sides; the same where it holds them without their
+// float32 scales, with which the sums of blocks are multiplied; integers of a byte, of FP4 by FP4 or by
 // int8. For few rows, by lines as they lie: bfloat16 in the order of spread_bfloat by FP4; bfloat16 by other elements;
 // integers by FP4; FP4 by FP4; float32 by anything.
 enum Form {
   kFloatPanels,
   kBfloatPanels,
+  kScaledPanels,
   kIntegerPanels,
   kSpreadLines,
   kElementLines,
@@ -29,11 +31,12 @@ struct Sides {
   const ProductKernels *kernels;
   Reader a, b;
   Form form;
-  bool rounds;     // a's floats to int8
-  int64_t parts;   // of bfloat16 that a row of wider floats is made of
-  int64_t length;  // positions that are multiplied
-  int64_t depth;   // the same, completed with zeros to whole blocks or pairs
-  int64_t block;   // of integers
+  bool rounds;      // a's floats to int8
+  int64_t parts;    // of bfloat16 that a row of wider floats is made of
+  int64_t columns;  // lines of b
+  int64_t length;   // positions that are multiplied
+  int64_t depth;    // the same, completed with zeros to whole blocks or pairs
+  int64_t block;    // of integers, and of scales that sums are multiplied with
 };
 
 // DLFP4_OK, or why there is no such product of `rows` lines of a.
@@ -41,6 +44,9 @@ dlfp4_status make_sides(const dlfp4_lines &a, const dlfp4_lines &b, int64_t rows
                         dlfp4_activation activation, int level, Sides *sides);
 
 bool is_scaled_e2m1(const Reader &reader);
+
+// Whether scales are float32, which no bfloat16 holds times an element.
+bool has_float_scales(const Reader &reader);
 
 // What the totals are to be divided by.
 double units_of(const Sides &sides);
