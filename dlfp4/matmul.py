@@ -254,11 +254,11 @@ def matmul(
     -----
     Against the float64 product of the decoded operands: ``abs(error) <= K * 2**-24 * sum(abs(a * b))``, and one
     rounding to the result's type. On hosts at most 1024 products go into one float32 before such sums are added in
-    float64; tensor cores sum in float32. Where a block's scale multiplies the sum of its products, these must not
-    overflow float32 without it. Decoded FP4 and FP8 are exact in what is multiplied: integers (FP4 by FP4),
-    bfloat16, float16 or float32. NaN and infinity propagate as in float arithmetic; with ``activation="int8"`` a block
-    of `a` that holds one is NaN as a whole. Results do not depend on the number of threads, and a tactic gives the same
-    bits at each call.
+    float64; tensor cores sum in float32. Where a block's scale multiplies the sum of its products, that sum must not
+    overflow float32 without it, and an infinite scale counts once for the block. Decoded FP4 and FP8 are exact in what
+    is multiplied: integers (FP4 by FP4), bfloat16, float16 or float32. NaN and infinity propagate as in float
+    arithmetic; with ``activation="int8"`` a block of `a` that holds one is NaN as a whole. Results do not depend on the
+    number of threads, and a tactic gives the same bits at each call.
 
     Examples
     --------

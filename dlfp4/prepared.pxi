@@ -145,6 +145,11 @@ cdef dict tactic_numbers():
 cdef dict TACTICS = tactic_numbers()
 
 
+def _tactic_names():
+    """Of all kernels, whatever the device and problem: the first for every GPU, the others for compute capability 9.0."""
+    return tuple(TACTICS)
+
+
 def _traits(x):
     """What backends judge an operand by: they take both of two that are equal here, or neither."""
     cdef Tensor elements = elements_of(x)

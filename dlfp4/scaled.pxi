@@ -100,7 +100,8 @@ cdef class ScaledTensor:
             with leading dimensions as `data` has them, or flat for layouts other than "linear".
         global_scale : float or producer, optional
             A decode scale: what values are multiplied with. Libraries that keep an encode scale (FlashInfer,
-            compressed-tensors) have its reciprocal. A number is copied to the device on which `data` lies.
+            compressed-tensors) have its reciprocal. A number is copied to the device on which `data` lies;
+            managed memory is then that device's.
         format : Format or str
             See :func:`formats`.
         axis : {-1, -2}

@@ -166,6 +166,7 @@ cdef class _Rules:
 
 
 cdef dict RULES = {}   # of each format's name, recipe and rounding that a call had
+cdef int MOST_RULES = 1024
 
 
 cdef _Rules find_rules(format, recipe, rounding):
@@ -174,7 +175,10 @@ cdef _Rules find_rules(format, recipe, rounding):
     found = RULES.get(key)
     if found is None:
         format = find_format(name)
-        found = RULES[key] = make_rules(format, find_recipe(format, recipe), rounding)
+        found = make_rules(format, find_recipe(format, recipe), rounding)
+        if len(RULES) >= MOST_RULES:
+            RULES.clear()
+        RULES[key] = found
     return found
 
 

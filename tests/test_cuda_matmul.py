@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import dlfp4
+from dlfp4._core import _cuda_capability, _tactic_names
+from dlfp4.engines import cuda
 from dlfp4.engines.problem import Problem
 
 from .reference import native_cast
@@ -98,6 +100,28 @@ def test_float_by_weight(torch, case, name, dtype):
         ran = run_everything(torch, a, weight.mT, dtype, expected, alpha=0.75)
         assert "torch:default" in ran
         assert any(each.startswith("cuda:") for each in ran) == is_ours
+
+
+# One tile, tails, slices of K shared out unevenly, more of them than warps, x that fills half a tile and less.
+SHAPES_OF_TACTICS = [
+    (1, 264, 512), (3, 272, 14336), (8, 272, 4352), (9, 130, 8288), (16, 4096, 1024), (33, 520, 2048), (129, 384, 1536),
+    (130, 392, 704), (257, 16384, 64), (300, 1088, 768), (1100, 14336, 128), (4097, 256, 256), (5, 64, 64),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PREPARABLE)
+@pytest.mark.parametrize("case", SHAPES_OF_TACTICS, ids=str)
+def test_every_tactic_by_its_name(torch, case, name):
+    """Those too that nobody would choose for the problem."""
+    m, n, k = case
+    a = on_cuda(native_cast(values((m, k)), "bfloat16"))
+    w = on_cuda(dlfp4.quantize(values((n, k), 1), name)).prepare()
+    problem, expected = Problem(a, w.mT, np.dtype("float32")), Expected(a, w.mT)
+    names = _tactic_names() if _cuda_capability(0) == (9, 0) else _tactic_names()[:1]
+    for tactic in names:
+        out = torch.full((m, n), float("nan"), device=CUDA)
+        cuda.BACKEND.run(problem, tactic, dlfp4.asarray(out))
+        expected.check(out, tactic)
 
 
 @pytest.mark.parametrize("name", PREPARABLE)

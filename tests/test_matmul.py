@@ -111,6 +111,19 @@ def test_two_formats(names):
         assert_product(dlfp4.matmul(a, w.mT), a, w.mT)
 
 
+@pytest.mark.parametrize("m", [1, 9, 33])
+@pytest.mark.parametrize("scale", [1e20, 2.0**-75, 1e-21])
+def test_scales_whose_product_no_float32_holds(m, scale):
+    """Results are ordinary numbers, or 0 where no element meets another."""
+    k = 1024
+    scales = [np.full((rows, k // 128), scale, np.float32) for rows in (m, 36)]
+    codes = [dlfp4.cast(np.abs(values((rows, k), rows, zeros=0)) * 200, "float8_e4m3fn").to_numpy() for rows in (m, 36)]
+    if scale > 1:
+        codes[0][:, ::2], codes[1][:, 1::2] = 0, 0
+    a, w = (dlfp4.ScaledTensor.from_parts(c, s, format="fp8_1x128") for c, s in zip(codes, scales, strict=True))
+    assert_product(dlfp4.matmul(a, w.mT), a, w.mT)
+
+
 def test_plain_elements():
     for name in ("float4_e2m1fn", "float6_e3m2fn", "float8_e4m3fn", "float8_e5m2fnuz", "bfloat16", "float32"):
         a, w = dlfp4.cast(values((6, 77)), name), dlfp4.cast(values((35, 77), 1), name)

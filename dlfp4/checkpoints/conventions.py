@@ -248,6 +248,7 @@ def split_one(name: str, q: ScaledTensor, convention: str) -> dict[str, Tensor]:
         unit = q.global_scale
         if unit is None or spelling.encodes:
             number = np.float32(1) if unit is None else reciprocal(unit)
-            unit = dlfp4.asarray(np.full((1,) if spelling.encodes else (), number)).to_device(data.device)
+            unit = dlfp4.asarray(np.full((1,) if spelling.encodes else (), number))
+            unit = unit.to_device(data.device) if data.device.type == "cuda" else unit
         parts.append(unit)
     return dict(zip(spelling.parts(name), parts, strict=True))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 OLDEST = (8, 0)
 BULK = 8  # elements of 16 bits that are copied at a time
-MOST_BYTES = 2**34  # of weights, whose places kernels count in words of 32 bits
+MOST_BYTES = 2**34  # of weights; more was never tried
 MOST_ROWS = 2**20 - 16  # of a, in groups of 16 that are one dimension of a launch
 
 

@@ -379,10 +379,10 @@ struct ScaledBfloatTile {
       sum_bfloats<kRows>(panel + k * kColumns, x.values + k, x.pitch, depth - k < block ? depth - k : block, &ask,
                          sums);
       const __m512 first = _mm512_load_ps(scales), second = _mm512_load_ps(scales + kLanes);
-      for (int i = 0; i < kRows; ++i) {
+      for (int i = 0; i < kRows; ++i) {  // not scale by scale: that product may be none of float32's
         const __m512 scale = _mm512_set1_ps(x.scales[i * x.block_pitch + b]);
-        of_all[i][0] = _mm512_fmadd_ps(sums[i][0], _mm512_mul_ps(first, scale), of_all[i][0]);
-        of_all[i][1] = _mm512_fmadd_ps(sums[i][1], _mm512_mul_ps(second, scale), of_all[i][1]);
+        of_all[i][0] = _mm512_fmadd_ps(_mm512_mul_ps(sums[i][0], first), scale, of_all[i][0]);
+        of_all[i][1] = _mm512_fmadd_ps(_mm512_mul_ps(sums[i][1], second), scale, of_all[i][1]);
       }
     }
     add_rows(of_all, totals);

@@ -33,10 +33,12 @@ int64_t parts_of(const Reader &reader) {
   return reader.row == DLFP4_float16 ? 2 : 3;
 }
 
-// Whether blocks are summed before they are multiplied with b's float32 scales, and a's where it has such.
+// Whether blocks are summed before they are multiplied with b's float32 scales, and a's where it has such of as many.
 bool can_scale_sums(const Sides &sides, int64_t parts) {
-  return sides.kernels->tiles.multiply_scaled_bfloats && has_float_scales(sides.b) &&
-         (parts == 1 || has_float_scales(sides.a));
+  const TileKernels &tiles = sides.kernels->tiles;
+  const bool scales_a = has_float_scales(sides.a) && sides.a.format.block == sides.b.format.block;
+  return tiles.multiply_scaled_bfloats && tiles.pack_elements[sides.b.row] && has_float_scales(sides.b) &&
+         (parts == 1 || scales_a);
 }
 
 // Whether a kernel takes b's lines as they lie: their scales need not fit a bfloat16, for they are not multiplied with.

@@ -9,7 +9,7 @@ namespace cuda {
 
 constexpr int kMostWarps = 16;
 
-// Of a slice of K, which has as many blocks as a lane's registers hold twice.
+// Of a slice of K.
 DLFP4_RULE int x_slice_bytes(int kind, int eights) {
   return slice_blocks(weight_layout(kind).bits) * kBlockK * 2 * 8 * eights;
 }

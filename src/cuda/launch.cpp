@@ -73,10 +73,6 @@ int load_once(const void *image) {
   return status;
 }
 
-}  // namespace
-
-namespace {
-
 // Once a kernel and device: more shared memory is to be asked for.
 int allow_shared_memory(int kernel) {
   static std::atomic<uint64_t> allowed[kNumKernels];

@@ -19,7 +19,7 @@ enum KernelNumber {
 // Launches `blocks` blocks of kThreads threads in the current context; `params` is the kernel's struct. A CUresult.
 int launch(int kernel, int64_t blocks, void *params, uintptr_t stream);
 
-// A launch with shared memory, of kernels that DLFP4_CUDA_PRODUCT names.
+// A launch of any shape, with shared memory beyond what the kernel declares.
 struct Shape {
   int64_t blocks[2];
   int threads;

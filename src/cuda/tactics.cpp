@@ -41,9 +41,11 @@ double time_of_step(int rows, int halves) { return 0.18 + 0.00085 * rows * halve
 // Sums of several blocks of threads, or warpgroups, into one.
 double time_of_meeting(int rows, int halves) { return 0.6 + 0.0084 * rows * halves; }
 
-// Blocks of threads that run at once: clusters of three and four leave some multiprocessors of a group out.
+// Blocks of threads that run at once: a cluster stays within a group of multiprocessors, and those of three and four
+// leave some of a group out, 6 and 12 of an H200's 132.
 int64_t running_at_once(int ranks, int processors) {
-  return (ranks <= 2 ? processors : processors * (41 - ranks) / 40) / ranks * ranks;
+  const int left_out = ranks == 3 ? processors / 22 : ranks == 4 ? processors / 11 : 0;
+  return (processors - left_out) / ranks * ranks;
 }
 
 double time_of_stream(const Problem &problem) {
