@@ -146,7 +146,7 @@ cdef dict TACTICS = tactic_numbers()
 
 
 def _tactic_names():
-    """Of all kernels, whatever the device and problem: the first for every GPU, the others for compute capability 9.0."""
+    """Of all kernels, whatever the problem: the first is for every GPU, the others for compute capability 9.0."""
     return tuple(TACTICS)
 
 
