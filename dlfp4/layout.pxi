@@ -35,15 +35,15 @@ cdef inline bint fill_compact_strides(int ndim, const int64_t *shape, int64_t *s
 
 cdef inline bint is_compact(int ndim, const int64_t *shape, const int64_t *strides) noexcept nogil:
     """Row-major without gaps. Empty tensors are."""
-    cdef int64_t expected = 1
+    cdef uint64_t expected = 1   # which may wrap before an empty dimension
     cdef bint compact = True
     cdef int k
     for k in range(ndim - 1, -1, -1):
         if shape[k] == 0:
             return True
         if shape[k] != 1:
-            compact &= strides[k] == expected
-            expected *= shape[k]
+            compact &= <uint64_t> strides[k] == expected
+            expected *= <uint64_t> shape[k]
     return compact
 
 
