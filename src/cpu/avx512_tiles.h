@@ -458,20 +458,13 @@ BfloatRows rows_from(const BfloatRows &x, int64_t first) {
   return {x.values + first * x.pitch, x.scales + first * x.block_pitch, x.pitch, x.block_pitch};
 }
 
-void multiply_scaled_bfloat_tiles(const uint16_t *panel, const float *scales, const BfloatRows &x, int64_t block,
-                                  int64_t depth, int64_t rows, const Ahead &ahead, double *totals) {
-  static constexpr auto kTable = make_table<ScaledBfloatTile>(std::make_integer_sequence<int, kMostRows>());
-  in_runs_of_rows<kMostRows>(rows, [&](int64_t first, int64_t count) {
-    const Asking ask(ahead, first, count, rows, depth / 2);
-    kTable.at[count](panel, scales, rows_from(x, first), block, depth, ask, totals + first * kColumns);
-  });
-}
-
-void multiply_integer_tiles(const uint8_t *panel, const float *scales, const IntegerRows &x, int64_t block,
-                            int64_t depth, int64_t rows, const Ahead &ahead, double *totals) {
-  static constexpr auto kTable = make_table<IntegerTile>(std::make_integer_sequence<int, kMostIntegerRows>());
-  in_runs_of_rows<kMostIntegerRows>(rows, [&](int64_t first, int64_t count) {
-    const Asking ask(ahead, first, count, rows, depth / 4);
+// Tiles whose sums of blocks are scaled; a step is of so many positions.
+template <template <int> class Tile, int kMost, int kStep, class Value, class Rows>
+void multiply_scaled_tiles(const Value *panel, const float *scales, const Rows &x, int64_t block, int64_t depth,
+                           int64_t rows, const Ahead &ahead, double *totals) {
+  static constexpr auto kTable = make_table<Tile>(std::make_integer_sequence<int, kMost>());
+  in_runs_of_rows<kMost>(rows, [&](int64_t first, int64_t count) {
+    const Asking ask(ahead, first, count, rows, depth / kStep);
     kTable.at[count](panel, scales, rows_from(x, first), block, depth, ask, totals + first * kColumns);
   });
 }
@@ -493,13 +486,13 @@ constexpr TileKernels make_tiles(std::integer_sequence<int, Row...>) {
   kernels.multiply_floats = multiply_float_tiles;
   kernels.pack_bfloats = pack_bfloat_tiles;
   kernels.multiply_bfloats = multiply_bfloat_tiles;
-  kernels.multiply_scaled_bfloats = multiply_scaled_bfloat_tiles;
+  kernels.multiply_scaled_bfloats = multiply_scaled_tiles<ScaledBfloatTile, kMostRows, 2>;
   kernels.pack_scales[DLFP4_TWO_LEVEL] = pack_scale_tiles<DLFP4_TWO_LEVEL>;
   kernels.pack_scales[DLFP4_POWER] = pack_scale_tiles<DLFP4_POWER>;
   kernels.pack_scaled_bfloats = pack_e2m1_bfloats;
   kernels.pack_integers = pack_integer_tiles;
   kernels.spread_integers = spread_integer_rows;
-  kernels.multiply_integers = multiply_integer_tiles;
+  kernels.multiply_integers = multiply_scaled_tiles<IntegerTile, kMostIntegerRows, 4>;
   return kernels;
 }
 
