@@ -198,13 +198,19 @@ cdef _Rules make_rules(format, chosen, rounding):
 
 # ---- Results
 
+cdef enum:
+    PART_ALIGNMENT = 256   # of each part within their memory, as of memory that CUDA allocates
+
+
 @cython.final
 cdef class _Layout:
-    """The buffers of a tensor, as memory is allocated: shapes and types of the data, the scales, and the scale of the
-    whole tensor, if that comes beside them."""
+    """The buffers of a tensor in one piece of memory: shapes, types and first bytes of the data, the scales, and the
+    scale of the whole tensor, if that comes beside them; and all their bytes."""
     cdef int64_t shapes[3][2]
+    cdef int64_t offsets[3]
     cdef int ndims[3]
     cdef int rows[3]
+    cdef int64_t bytes
     cdef bint has_global_scale
 
 
@@ -214,17 +220,33 @@ def _find_layout(*described):
     cdef _Layout self = _Layout()
     cdef int number, k
     buffers = buffers_of(*described)
+    bytes = 0
     for number, buffer in enumerate(buffers):
         self.rows[number] = row_of_argument(buffer.dtype)
         self.ndims[number] = len(buffer.shape)
         for k in range(self.ndims[number]):
             self.shapes[number][k] = buffer.shape[k]
+        self.offsets[number] = bytes
+        bytes += math.prod(buffer.shape) * dlfp4_dtypes[self.rows[number]].bits // 8
+        bytes += -bytes % PART_ALIGNMENT
+        if bytes > INT64_MAX:
+            raise MemoryError(f"shape {described[0]} in {described[1]} has more bytes than memory can hold")
+    self.bytes = bytes
     self.has_global_scale = len(buffers) == 3
     return self
 
 
-cdef Tensor allocate_part(Tensor source, _Layout layout, int number, int64_t stream, bint x2):
-    return allocate_beside(source, layout.rows[number], layout.ndims[number], layout.shapes[number], False, stream, x2)
+cdef Tensor part_of(Tensor memory, _Layout layout, int number, bint x2):
+    """A buffer as a view of all its tensor's memory."""
+    cdef Tensor part = make_view(memory, layout.ndims[number])
+    cdef int k
+    part.x2_ = x2
+    set_dtype(part, layout.rows[number], False)
+    for k in range(layout.ndims[number]):
+        part.dl.shape[k] = layout.shapes[number][k]
+    fill_compact_strides(part.dl.ndim, part.dl.shape, part.dl.strides)
+    part.dl.data = <char *> memory.dl.data + layout.offsets[number]
+    return finish_view(part)
 
 
 cdef tuple allocate_results(tuple axes, Tensor source, _Rules rules, str scale_layout, bint pad, int64_t stream):
@@ -236,11 +258,12 @@ cdef tuple allocate_results(tuple axes, Tensor source, _Rules rules, str scale_l
 
 cdef ScaledTensor allocate_scaled(Tensor source, tuple shape, format, int axis, str scale_layout, bint pad,
                                   int64_t stream):
+    """One allocation for all parts: on a CUDA device each costs as much as a quarter of a small tensor's call."""
     cdef _Layout layout = _find_layout(shape, format.name, axis, scale_layout, pad)
-    cdef Tensor data = allocate_part(source, layout, 0, stream, source.x2_)
-    cdef Tensor scales = allocate_part(source, layout, 1, stream, False)
-    cdef Tensor unit = allocate_part(source, layout, 2, stream, False) if layout.has_global_scale else None
-    return make_scaled(data, scales, unit, format, axis, scale_layout, shape)
+    cdef Tensor memory = allocate_beside(source, UINT8, 1, &layout.bytes, False, stream, False)
+    return make_scaled(part_of(memory, layout, 0, source.x2_), part_of(memory, layout, 1, False),
+                       part_of(memory, layout, 2, False) if layout.has_global_scale else None,
+                       format, axis, scale_layout, shape)
 
 
 cdef tuple check_out_scaled(out, tuple axes, Tensor source, _Rules rules, str scale_layout, bint pad):
