@@ -20,15 +20,14 @@ namespace dlfp4 {
 
 // What a format and a recipe fix for all blocks of a tensor.
 struct ScaleRule {
-  dlfp4_scale_rule power;  // of DLFP4_POWER formats
-  int exponent;            // of the element type's largest value
-  int mantissa;            // bits of the element type
-  uint32_t largest;        // the element type's largest value, as float32 bits
-  uint32_t zero_scale;     // the code of an all-zero block's scale
-  uint32_t least;          // float32 bits: smaller magnitudes count as this one
-  bool pow2;               // round the encode scale down to a power of two
-  float encode, decode;    // of the whole tensor: what TWO_LEVEL scales are in units of
-  float sixth, unit;       // encode / 6 and 1 / encode, each rounded once
+  uint32_t carry;        // of DLFP4_POWER formats: carry_of_power
+  int exponent;          // of the element type's largest value
+  uint32_t largest;      // the element type's largest value, as float32 bits
+  uint32_t zero_scale;   // the code of an all-zero block's scale
+  uint32_t least;        // float32 bits: smaller magnitudes count as this one
+  bool pow2;             // round the encode scale down to a power of two
+  float encode, decode;  // of the whole tensor: what TWO_LEVEL scales are in units of
+  float sixth, unit;     // encode / 6 and 1 / encode, each rounded once
 };
 
 namespace {
@@ -100,20 +99,19 @@ DLFP4_FLOAT_RULE BlockScale two_level_block(const ScaleRule &rule, uint32_t magn
   return {static_cast<uint32_t>(code), finite(1 / (float_of(static_cast<uint32_t>(scale)) * rule.unit))};
 }
 
-// The biased exponent of an MX scale before it is clamped. A magnitude below 2^-126 ends at the lowest scale whichever
-// rule, so that its exponent field of 0 may stand for all its exponents.
-DLFP4_RULE int power_of_block(const ScaleRule &rule, uint32_t magnitude) {
-  const uint32_t fraction = magnitude & 0x7FFFFF;
-  const int exponent = static_cast<int>(magnitude >> 23) - rule.exponent;
-  switch (rule.power) {
+// What an MX scale's rule adds to a magnitude before all but its exponent is cut off. `largest` is the element type's
+// largest value, as float32 bits, and `mantissa` the bits of its fraction.
+DLFP4_RULE uint32_t carry_of_power(dlfp4_scale_rule rule, uint32_t largest, int mantissa) {
+  constexpr uint32_t kFraction = 0x7FFFFF;
+  switch (rule) {
     case DLFP4_SCALE_RCEIL:
-      return exponent + (fraction > (rule.largest & 0x7FFFFF));
+      return kFraction - (largest & kFraction);
     case DLFP4_SCALE_CEIL:
-      return exponent + (fraction != 0);
+      return kFraction;
     case DLFP4_SCALE_EVEN:
-      return static_cast<int>((magnitude + (1u << (22 - rule.mantissa))) >> 23) - rule.exponent;
+      return 1u << (22 - mantissa);
     default:
-      return exponent;
+      return 0;
   }
 }
 
@@ -123,7 +121,8 @@ DLFP4_FLOAT_RULE float power_multiplier(uint32_t code) { return float_of(code < 
 DLFP4_FLOAT_RULE BlockScale power_block(const ScaleRule &rule, uint32_t magnitude) {
   if (magnitude >= kNotFinite) return {0xFF, 0};
   if (magnitude == 0) return {rule.zero_scale, 1};
-  const int power = power_of_block(rule, magnitude);
+  // Below 2^-126 the scale is the lowest one whichever rule, so that an exponent of 0 may stand for all of those.
+  const int power = static_cast<int>((magnitude + rule.carry) >> 23) - rule.exponent;
   const uint32_t code = static_cast<uint32_t>(power < 0 ? 0 : power > 254 ? 254 : power);
   return {code, power_multiplier(code)};
 }

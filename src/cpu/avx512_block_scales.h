@@ -189,24 +189,9 @@ bool find_two_level(const ScaleRule &rule, const uint32_t *amax, int64_t count, 
   return any;
 }
 
-// What power_of_block adds to a magnitude before all but its exponent is cut off.
-uint32_t carry_of_power(const ScaleRule &rule) {
-  const uint32_t fraction = 0x7FFFFF;
-  switch (rule.power) {
-    case DLFP4_SCALE_RCEIL:
-      return fraction - (rule.largest & fraction);
-    case DLFP4_SCALE_CEIL:
-      return fraction;
-    case DLFP4_SCALE_EVEN:
-      return 1u << (22 - rule.mantissa);
-    default:
-      return 0;
-  }
-}
-
 // power_block of scaling.h.
 bool find_powers(const ScaleRule &rule, const uint32_t *amax, int64_t count, uint8_t *stored, float *multipliers) {
-  const __m512i carry = all(carry_of_power(rule)), exponent = all(static_cast<uint32_t>(rule.exponent));
+  const __m512i carry = all(rule.carry), exponent = all(static_cast<uint32_t>(rule.exponent));
   const __m512i zero_scale = all(rule.zero_scale), one = _mm512_castps_si512(_mm512_set1_ps(1));
   __mmask16 any = 0;
   in_sixteens(count, [&](int64_t first, __mmask16 kept) {

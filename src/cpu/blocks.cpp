@@ -89,10 +89,9 @@ bool find_format(int number, FormatInfo *format) {
 ScaleRule make_rule(const FormatInfo &format, const dlfp4_recipe &recipe, const dlfp4_tensor_scale *scale) {
   const Format element = kFormats[format.row->element];
   ScaleRule rule = {};
-  rule.power = recipe.scale_rule;
   rule.exponent = largest_exponent(element);
-  rule.mantissa = element.mantissa;
   rule.largest = largest_float_bits(element);
+  rule.carry = carry_of_power(recipe.scale_rule, rule.largest, element.mantissa);
   rule.zero_scale = recipe.zero_scale;
   rule.least = bits_of(recipe.eps);
   rule.pow2 = recipe.pow2;

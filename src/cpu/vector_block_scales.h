@@ -188,24 +188,9 @@ struct BlockScales {
     });
   }
 
-  // What power_of_block adds to a magnitude before all but its exponent is cut off.
-  static uint32_t carry_of_power(const ScaleRule &rule) {
-    constexpr uint32_t kFraction = 0x7FFFFF;
-    switch (rule.power) {
-      case DLFP4_SCALE_RCEIL:
-        return kFraction - (rule.largest & kFraction);
-      case DLFP4_SCALE_CEIL:
-        return kFraction;
-      case DLFP4_SCALE_EVEN:
-        return 1u << (22 - rule.mantissa);
-      default:
-        return 0;
-    }
-  }
-
   static bool find_powers(const ScaleRule &rule, const uint32_t *amax, int64_t count, uint8_t *stored,
                           float *multipliers) {
-    const U32 carry = splat<U32>(carry_of_power(rule)), lowest = splat<U32>(static_cast<uint32_t>(rule.exponent));
+    const U32 carry = splat<U32>(rule.carry), lowest = splat<U32>(static_cast<uint32_t>(rule.exponent));
     const U32 zero_scale = splat<U32>(rule.zero_scale), one = splat<U32>(bits_of(1.0f));
     return each_magnitude(amax, count, multipliers, [&](int64_t first, int64_t lanes, U32 magnitudes) {
       const U32 special = not_finite(magnitudes);

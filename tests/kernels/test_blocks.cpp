@@ -236,7 +236,6 @@ ScaleRule rule_of(int format, float tensor_decode) {
   const TensorScale tensor = scale_given(tensor_decode);
   ScaleRule rule = {};
   rule.exponent = largest_exponent(element);
-  rule.mantissa = element.mantissa;
   rule.largest = largest_float_bits(element);
   rule.encode = tensor.encode;
   rule.decode = tensor.decode;
@@ -291,7 +290,7 @@ void test_powers(int format) {
   if (dlfp4_formats[format].kind != DLFP4_POWER) return;
   for (dlfp4_scale_rule power : {DLFP4_SCALE_FLOOR, DLFP4_SCALE_RCEIL, DLFP4_SCALE_CEIL, DLFP4_SCALE_EVEN}) {
     ScaleRule rule = rule_of(format, 1);
-    rule.power = power;
+    rule.carry = carry_of_power(power, rule.largest, kFormats[dlfp4_formats[format].element].mantissa);
     rule.zero_scale = 127;
     test_scale_lengths(rule, DLFP4_POWER);
     snprintf(context, sizeof(context), "%s, scale rule %d", dlfp4_formats[format].name, power);
