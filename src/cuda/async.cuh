@@ -13,6 +13,8 @@
 namespace dlfp4 {
 namespace cuda {
 
+extern __shared__ __align__(1024) uint8_t shared_memory[];  // as much as the launch asks for
+
 __device__ inline uint32_t shared_address(const void *ptr) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(ptr));
 }

@@ -134,7 +134,7 @@ __device__ inline uint32_t largest_of_vector(const LargestParams &p, uint4 raw) 
   uint32_t largest = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i)
-    largest = kFloatBytes<Src> == 4 ? max(largest, words[i] & 0x7FFFFFFF) : larger_halves(largest, words[i]);
+    largest = kFloatBytes<Src> == 4 ? max(largest, words[i] & 0x7FFFFFFF) : larger_halves<Src>(largest, words[i]);
   if constexpr (kFloatBytes<Src> == 2) largest = largest_half<Src>(largest);
   if (!p.finite_only || largest < kNotFinite) return largest;
   float values[kFloatsOfVector<Src>];

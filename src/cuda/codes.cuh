@@ -59,20 +59,24 @@ __device__ inline void load_floats(const uint8_t *src, float *floats) {
   unpack_vectors<Row>(raw, floats);
 }
 
-// Magnitudes as integers, two halves at a time; NaN and infinity win.
+// The larger magnitudes of two halves each, whose signs mean nothing; NaN wins.
+template <int Row>
 __device__ inline uint32_t larger_halves(uint32_t largest, uint32_t word) {
-#if __CUDA_ARCH__ >= 900
-  asm("max.u16x2 %0, %1, %2;" : "=r"(largest) : "r"(largest), "r"(word & 0x7FFF7FFF));
-  return largest;
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ < 860
+  return __vmaxu2(largest & 0x7FFF7FFF, word & 0x7FFF7FFF);
 #else
-  return __vmaxu2(largest, word & 0x7FFF7FFF);
+  if constexpr (Row == DLFP4_bfloat16)
+    asm("max.NaN.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(largest) : "r"(largest), "r"(word));
+  else
+    asm("max.NaN.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(largest) : "r"(largest), "r"(word));
+  return largest;
 #endif
 }
 
-// The bits as float32 of the larger half of a word.
+// The bits as float32 of the larger magnitude of two halves.
 template <int Row>
 __device__ inline uint32_t largest_half(uint32_t halves) {
-  const uint32_t half = max(halves & 0xFFFF, halves >> 16);
+  const uint32_t half = max(halves & 0x7FFF, halves >> 16 & 0x7FFF);
   return Row == DLFP4_bfloat16 ? half << 16 : bits_of(half_to_float(static_cast<uint16_t>(half)));
 }
 
@@ -94,7 +98,7 @@ __device__ inline uint32_t largest_of(const uint4 *raw) {
     if constexpr (Row == DLFP4_float32)
       largest = larger_float(largest, float_of(word));
     else
-      halves = larger_halves(halves, word);
+      halves = larger_halves<Row>(halves, word);
   }
   return Row == DLFP4_float32 ? bits_of(largest) : largest_half<Row>(halves);
 }

@@ -12,8 +12,6 @@
 namespace dlfp4 {
 namespace cuda {
 
-extern __shared__ __align__(1024) uint8_t shared_memory[];
-
 // What a warp does; `Eights` is rows of x by eight.
 template <int Kind, int Type, int Eights>
 class FewRows {

@@ -14,8 +14,15 @@ namespace dlfp4 {
 namespace cuda {
 
 constexpr int kThreads = 256;
-constexpr int kStep = 16;                          // elements at a time of a thread of the fast kernels
-constexpr int kTileRows = 128, kTileColumns = 64;  // of a block of threads that works along columns
+constexpr int kStep = 16;  // elements at a time of a thread of the fast kernels
+// What a block of threads takes that works along columns, or turns rows into columns.
+constexpr int kTileRows = 128, kTileColumns = 128, kStripColumns = 64;
+constexpr int kSquaresOfWarp = 2;  // of 16 rows, along rows
+
+// Shared memory: for what a tile's threads share of a rule, then for its floats, then for codes of a byte.
+constexpr int kTileRuleBytes = 512;
+DLFP4_RULE int tile_bytes(int item) { return kTileRows * kTileColumns * item; }
+
 constexpr int kMostDims = 12;
 constexpr int kLargestAhead = 8;  // vectors of 16 bytes a thread, of the search for the largest
 
@@ -113,7 +120,7 @@ struct QuantizeRowsParams {
 struct TileParams {
   QuantizeParams rows, columns;
   EncodeParams encode;
-  int64_t tiles_in_row;
+  uint32_t tiles_in_row;
 };
 
 struct DequantizeParams {
@@ -224,7 +231,7 @@ struct ManyRowsParams {
   int stages;  // of the ring of blocks in flight
   // Where blocks of threads walk over tiles:
   int group;  // of row blocks of weights that are multiplied before the next
-  int whole;  // tiles before the last ones, which come in halves
+  int whole;  // tiles before the last ones, which clusters share
 };
 
 // One side of sums of products, as lines: see dlfp4_lines.

@@ -35,20 +35,29 @@ __device__ inline float float_of_e4m3_magnitude(uint32_t code) {
   return float_of(code << 20) * float_of(247u << 23);  // 2^120 moves the exponent to its place, subnormals too
 }
 
-// two_level_block: below 2^-6 the spacing is that of the smallest normal numbers.
-__device__ inline BlockScale two_level_fast(const ScaleRule &rule, uint32_t magnitude) {
-  if (magnitude >= kNotFinite) return {0x7F, 0};
-  if constexpr (kConvertsFp8) {
-    const uint32_t code = byte_of_e4m3(float_of(magnitude) * rule.sixth);
-    float scale[2];
-    floats_of_fp8<DLFP4_float8_e4m3fn>(code, scale);
-    return {code, finite(1 / (scale[0] * rule.unit))};
-  }
+// two_level_block in two halves: the code of the scale, and what values are multiplied by for it. Without a conversion
+// instruction: below 2^-6 the spacing is that of the smallest normal numbers.
+__device__ inline uint32_t two_level_code(const ScaleRule &rule, uint32_t magnitude) {
+  if constexpr (kConvertsFp8) return byte_of_e4m3(float_of(magnitude) * rule.sixth);
   const uint32_t wanted = min(bits_of(finite(float_of(magnitude) * rule.sixth)), 0x43E00000u);  // 448
   const uint32_t power = max(wanted & 0x7F800000, 121u << 23);
   const uint32_t sum = bits_of(float_of(wanted) + float_of(power + (20u << 23)));
-  const uint32_t code = (sum & 0xFFFFF) + ((power >> 20) - 121 * 8);
-  return {code, finite(1 / (float_of_e4m3_magnitude(code) * rule.unit))};
+  return (sum & 0xFFFFF) + ((power >> 20) - 121 * 8);
+}
+
+__device__ inline float two_level_multiplier(const ScaleRule &rule, uint32_t code) {
+  float scale[2];
+  if constexpr (kConvertsFp8)
+    floats_of_fp8<DLFP4_float8_e4m3fn>(code, scale);
+  else
+    scale[0] = float_of_e4m3_magnitude(code);
+  return finite(1 / (scale[0] * rule.unit));
+}
+
+__device__ inline BlockScale two_level_fast(const ScaleRule &rule, uint32_t magnitude) {
+  if (magnitude >= kNotFinite) return {0x7F, 0};
+  const uint32_t code = two_level_code(rule, magnitude);
+  return {code, two_level_multiplier(rule, code)};
 }
 
 template <int Kind>

@@ -146,7 +146,8 @@ bool is_flat(const Params &p) {
 
 int64_t threads_of_rows(const QuantizeParams &p, const FormatInfo &format) {
   if (format.group == 1) return p.lines * (p.stored / kStep);
-  if (format.row->repeats) return divide_up(p.lines, p.group) * divide_up(p.stored, kTileColumns) * 32;
+  if (format.row->repeats)
+    return divide_up(p.lines, p.group * kSquaresOfWarp) * divide_up(p.stored, kStripColumns) * 32;
   return divide_up(p.lines, p.group) * p.blocks * kThreads;
 }
 
@@ -190,10 +191,15 @@ int quantize_columns(const Job &columns, const Job *rows, const FormatInfo &form
   params.rows.line_stride = x.line_stride;
   if (rows) params.rows = rows->params;
   params.encode = encode_params(format.row->element, {DLFP4_NEAREST_EVEN, true});
-  params.tiles_in_row = divide_up(rows ? rows->params.stored : x.length, kTileColumns);
-  const int64_t tiles = params.tiles_in_row * divide_up(columns.params.stored, kTileRows);
-  const int kernel = kColumnKernels * x.source + find_columns_kernel(number, format);
-  return run(plus(kKernel_columns_float32_nvfp4, kernel), tiles * kThreads, params, stream);
+  const int kernel = find_columns_kernel(number, format);
+  const bool strip = kernel >= kFirstStrip;
+  const int64_t tiles_in_row = divide_up(rows ? rows->params.stored : x.length, strip ? kStripColumns : kTileColumns);
+  params.tiles_in_row = static_cast<uint32_t>(tiles_in_row);
+  const int64_t tiles = tiles_in_row * divide_up(columns.params.stored, kTileRows);
+  const int shared_bytes = strip ? 0 : kTileRuleBytes + tile_bytes(x.item) + (format.bits == 8 ? tile_bytes(1) : 0);
+  if (tiles == 0) return 0;
+  return launch_shape(plus(kKernel_columns_float32_nvfp4, kColumnKernels * x.source + kernel),
+                      {{tiles, 1}, kThreads, shared_bytes, 1}, &params, stream);
 }
 
 int quantize_anyhow(const Job &job, const FormatInfo &format, uintptr_t stream) {
@@ -340,7 +346,7 @@ int dequantize_lines(DequantizeParams p, Lines result, const FormatInfo &format,
   const bool across = is_row_major(transposed(result));
   if (across && !bytes && can_store_steps(p.data, p.data_stride, p.data_step)) {
     const int kernel = kKernel_dequantize_tile_float4_e2m1fn_float32 + kNumSources * element + result.source;
-    const int64_t tiles = divide_up(p.length, kTileRows) * divide_up(p.lines, kTileColumns);
+    const int64_t tiles = divide_up(p.length, kTileRows) * divide_up(p.lines, kStripColumns);
     return run(static_cast<KernelNumber>(kernel), tiles * kThreads, p, stream);
   }
   if (across && bytes && can_store_steps(p.data, p.data_step, p.data_stride)) {

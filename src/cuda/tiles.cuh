@@ -1,65 +1,152 @@
 // Blocks along columns of row-major memory, alone or together with those along rows; squares of 16; and back.
-// Layout: a block of threads takes 128 rows and 64 columns through shared memory, in chunks of 16 bytes.
-// Trick: chunks are swizzled by the row, so that rows 16 apart lie in different banks: a warp reads columns of four
+// Layout: a block of threads takes 128 rows of some columns through shared memory, in chunks of 16 bytes.
+// Trick: chunks are swizzled by the row, so that rows 16 apart lie in different banks: a warp reads columns of eight
 // such segments at once, and what it writes of a column fills whole sectors.
 #ifndef DLFP4_SRC_CUDA_TILES_CUH_
 #define DLFP4_SRC_CUDA_TILES_CUH_
 
+#include "async.cuh"
 #include "rows.cuh"
 
 namespace dlfp4 {
 namespace cuda {
 
-constexpr int kStepsInTileRow = kTileColumns / kStep, kRowsOfPass = kThreads / kStepsInTileRow;
-constexpr int kTilePasses = kTileRows / kRowsOfPass;
-
-// The byte of a tile where columns [column, column + 16 / bytes) of a row start.
-template <int Bytes>
+// The byte of a tile where columns [column, column + 16 / bytes) of a row start. Segments of 16 rows lie in different
+// banks, and so do the steps of a row.
+template <int Bytes, int Columns>
 __device__ inline int place_in_tile(int row, int column) {
-  constexpr int kChunks = kTileColumns * Bytes / 16, kSpread = kChunks / 4;
-  const int byte = column * Bytes, chunk = byte / 16 ^ row / 16 % 4 * kSpread;
+  constexpr int kChunks = Columns * Bytes / 16;
+  const int byte = column * Bytes, segment = row / kStep;
+  const int turn = (segment & 1) << 2 | (segment & 2) | (segment >> 2 & 1);
+  const int chunk = byte / 16 ^ byte / 128 % 4 ^ turn % kChunks;
   return (row * kChunks + chunk) * 16 + byte % 16;
 }
 
-// Where a thread works on columns: two neighbours, sixteen rows.
+// Where a thread works on columns: two neighbours, sixteen rows. So many `Lanes` of a warp take the same rows.
 struct Unit {
   int row, column;
 };
 
+template <int Lanes>
 __device__ inline Unit unit_of_thread() {
+  constexpr int kSegments = 32 / Lanes, kWarpsAbove = kTileRows / kStep / kSegments;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  return {(warp / 4 * 4 + lane / 8) * kStep, (warp % 4 * 8 + lane % 8) * 2};
+  return {(warp % kWarpsAbove * kSegments + lane / Lanes) * kStep, (warp / kWarpsAbove * Lanes + lane % Lanes) * 2};
 }
+
+constexpr int kLanesOfSegment = 4, kUnitColumns = kThreads * 2 * kStep / kTileRows;
 
 // Hosts see to it that rows and columns can be counted in 32 bits.
 struct TilePlace {
   uint32_t row, column;
 };
 
+template <int Columns>
 __device__ inline TilePlace place_of_tile(const TileParams &p) {
-  const uint32_t tile = block_number(p.columns), in_row = static_cast<uint32_t>(p.tiles_in_row);
-  return {tile / in_row * kTileRows, tile % in_row * kTileColumns};
+  const uint32_t tile = block_number(p.columns);
+  return {tile / p.tiles_in_row * kTileRows, tile % p.tiles_in_row * Columns};
 }
 
 // --- Quantize --------------------------------------------------------------------------------
 
+// What a tile's threads share of a two-level rule: the multipliers of its 127 scales, so that each is divided for once.
+template <int Kind>
+class TileRule {
+  float multipliers_[Kind == DLFP4_TWO_LEVEL ? 128 : 1];
+  static_assert(sizeof(multipliers_) <= kTileRuleBytes, "");
+
+ public:
+  __device__ void fill(const ScaleRule &rule) {
+    if (Kind == DLFP4_TWO_LEVEL && threadIdx.x < 0x7F)
+      multipliers_[threadIdx.x] = two_level_multiplier(rule, threadIdx.x);
+  }
+
+  __device__ BlockScale operator()(const ScaleRule &rule, uint32_t magnitude) const {
+    if constexpr (Kind != DLFP4_TWO_LEVEL) return scale_of_block<Kind>(rule, magnitude);
+    if (magnitude >= kNotFinite) return {0x7F, 0};
+    const uint32_t code = two_level_code(rule, magnitude);
+    return {code, multipliers_[code]};
+  }
+};
+
+// A scale whose place is known if the layout is linear.
+template <int Kind>
+__device__ inline void store_scale(const QuantizeParams &p, uint8_t *linear, uint32_t row, uint32_t block,
+                                   uint32_t stored) {
+  if (p.layout == DLFP4_LAYOUT_linear)
+    *linear = static_cast<uint8_t>(stored);
+  else
+    store_scale<Kind>(p, row, block, stored);
+}
+
+__device__ inline uint8_t *linear_scale(const QuantizeParams &p, uint32_t row, uint32_t block) {
+  return p.scales + row * p.scale_stride + block * p.scale_step;
+}
+
+// The tile's rows into shared memory, with zeros for what is not there.
+template <int Bytes>
+__device__ inline void copy_tile(const QuantizeParams &p, TilePlace at, uint8_t *tile) {
+  constexpr int kInRow = kTileColumns * Bytes / 16, kRows = kThreads / kInRow;
+  const int column = threadIdx.x % kInRow * (16 / Bytes), row = threadIdx.x / kInRow;
+  const uint32_t lines = static_cast<uint32_t>(p.lines);
+  const bool has_columns = at.column + column < static_cast<uint32_t>(p.length);
+  const uint8_t *from = p.src + ((at.row + row) * p.line_stride + at.column + column) * Bytes;
+#pragma unroll
+  for (int i = 0; i < kTileRows; i += kRows, from += kRows * p.line_stride * Bytes)
+    copy_16(shared_address(tile + place_in_tile<Bytes, kTileColumns>(row + i, column)), from,
+            has_columns && at.row + row + i < lines);
+  commit_copies();
+}
+
+// Blocks along the tile's rows: four neighbours a thread.
+template <int Src, int Row, int BlockSize, int Kind>
+__device__ inline void quantize_tile_rows(const TileParams &p, TilePlace at, const ScaleRule &rule,
+                                          const TileRule<Kind> &scales, const uint8_t *tile) {
+  constexpr int kBits = kFormats[Row].bits, kBytes = kFloatBytes<Src>, kSteps = kTileColumns / kStep;
+  constexpr int kRows = kTileRows / (kThreads / kSteps);
+  const QuantizeParams &q = p.rows;
+  const int row = threadIdx.x / kSteps * kRows, column = threadIdx.x % kSteps * kStep;
+  const uint32_t line = at.row + row, first = at.column + column, lines = static_cast<uint32_t>(q.lines);
+  const bool has_columns = first < static_cast<uint32_t>(q.stored), is_first = first % BlockSize / kStep == 0;
+  uint8_t *data = q.data + bytes_of<kBits>(line * q.data_stride + first);
+  uint8_t *scale_place = linear_scale(q, line, first / BlockSize);
+#pragma unroll
+  for (int i = 0; i < kRows; ++i, data += bytes_of<kBits>(q.data_stride), scale_place += q.scale_stride) {
+    uint4 raw[kFloatVectors<Src>];
+    float values[kStep];
+    uint32_t words[kCodeWords<kBits>];
+#pragma unroll
+    for (int k = 0; k < kFloatVectors<Src>; ++k)
+      raw[k] = *reinterpret_cast<const uint4 *>(
+          tile + place_in_tile<kBytes, kTileColumns>(row, column + k * 16 / kBytes) + i * (kTileColumns * kBytes));
+    const uint32_t largest = largest_of_lanes(largest_of<Src>(raw), BlockSize / kStep - 1);
+    if (!has_columns || line + i >= lines) continue;
+    const BlockScale scale = scales(rule, largest);
+    if (is_first) store_scale<Kind>(q, scale_place, line + i, first / BlockSize, scale.stored);
+    unpack_vectors<Src>(raw, values);
+    encode_scaled<Row, Kind>(p.encode, values, scale, largest, words);
+    store_codes<kBits>(data, words);
+  }
+}
+
 // Two columns' values of sixteen rows, and their largest magnitudes.
 template <int Src>
 __device__ inline void read_columns(const uint8_t *tile, Unit unit, float (*values)[kStep], uint32_t *largest) {
+  constexpr int kBytes = kFloatBytes<Src>;
+  const uint8_t *const from = tile + place_in_tile<kBytes, kTileColumns>(unit.row, unit.column);
   uint32_t halves = 0;
   float floats[2] = {0, 0};
 #pragma unroll
   for (int i = 0; i < kStep; ++i) {
-    const uint8_t *const from = tile + place_in_tile<kFloatBytes<Src>>(unit.row + i, unit.column);
     float pair[2];
     if constexpr (Src == DLFP4_float32) {
-      const float2 both = *reinterpret_cast<const float2 *>(from);
+      const float2 both = *reinterpret_cast<const float2 *>(from + i * (kTileColumns * kBytes));
       pair[0] = both.x, pair[1] = both.y;
       for (int k = 0; k < 2; ++k) floats[k] = larger_float(floats[k], pair[k]);
     } else {
-      const uint32_t word = *reinterpret_cast<const uint32_t *>(from);
+      const uint32_t word = *reinterpret_cast<const uint32_t *>(from + i * (kTileColumns * kBytes));
       unpack_floats<Src>(word, pair);
-      halves = larger_halves(halves, word);
+      halves = larger_halves<Src>(halves, word);
     }
     values[0][i] = pair[0];
     values[1][i] = pair[1];
@@ -68,173 +155,140 @@ __device__ inline void read_columns(const uint8_t *tile, Unit unit, float (*valu
   largest[1] = Src == DLFP4_float32 ? bits_of(floats[1]) : largest_half<Src>(halves >> 16);
 }
 
-// The tile's rows, four steps a row.
-template <int Src>
-struct TileRows {
-  uint4 raw[kTilePasses][kFloatVectors<Src>];
-};
-
-__device__ inline int row_of_pass(int pass) { return pass * kRowsOfPass + threadIdx.x / kStepsInTileRow; }
-
-__device__ inline int column_of_thread() { return threadIdx.x % kStepsInTileRow * kStep; }
-
-template <int Src>
-__device__ inline void load_rows(const QuantizeParams &p, TilePlace at, TileRows<Src> *rows) {
-  const uint32_t first = at.column + column_of_thread(), line = at.row + row_of_pass(0);
-  const uint8_t *const src = p.src + (line * p.line_stride + first) * kFloatBytes<Src>;
-#pragma unroll
-  for (int pass = 0; pass < kTilePasses; ++pass)
-    load_step<Src>(src + pass * kRowsOfPass * p.line_stride * kFloatBytes<Src>,
-                   line + pass * kRowsOfPass < p.lines && first < p.length, rows->raw[pass]);
-}
-
-template <int Src>
-__device__ inline void stage_rows(const TileRows<Src> &rows, uint8_t *tile) {
-  constexpr int kBytes = kFloatBytes<Src>;
-#pragma unroll
-  for (int pass = 0; pass < kTilePasses; ++pass)
-#pragma unroll
-    for (int i = 0; i < kFloatVectors<Src>; ++i)
-      *reinterpret_cast<uint4 *>(
-          tile + place_in_tile<kBytes>(row_of_pass(pass), column_of_thread() + i * 16 / kBytes)) = rows.raw[pass][i];
-}
-
-// Blocks along the tile's rows.
-template <int Src, int Row, int BlockSize, int Kind>
-__device__ inline void quantize_tile_rows(const TileParams &p, TilePlace at, const ScaleRule &rule,
-                                          const TileRows<Src> &rows) {
-  constexpr int kBits = kFormats[Row].bits;
-  const QuantizeParams &q = p.rows;
-  const uint32_t first = at.column + column_of_thread();
-  uint8_t *const data = q.data + bytes_of<kBits>((at.row + row_of_pass(0)) * q.data_stride + first);
-#pragma unroll
-  for (int pass = 0; pass < kTilePasses; ++pass) {
-    const uint32_t line = at.row + row_of_pass(pass);
-    float values[kStep];
-    uint32_t words[kCodeWords<kBits>];
-    const uint32_t largest = largest_of_lanes(largest_of<Src>(rows.raw[pass]), BlockSize / kStep - 1);
-    unpack_vectors<Src>(rows.raw[pass], values);
-    if (line >= q.lines || first >= q.stored) continue;
-    const BlockScale scale = scale_of_block<Kind>(rule, largest);
-    if (first % BlockSize / kStep == 0) store_scale<Kind>(q, line, first / BlockSize, scale.stored);
-    encode_scaled<Row, Kind>(p.encode, values, scale, largest, words);
-    store_codes<kBits>(data + bytes_of<kBits>(pass * kRowsOfPass * q.data_stride), words);
-  }
-}
-
-// Codes of two columns as bytes of sixteen rows, in the tile that is no longer needed.
-__device__ inline void stage_codes(uint8_t *tile, Unit unit, const uint32_t (*words)[kCodeWords<8>]) {
+// Codes of two columns as bytes of sixteen rows.
+__device__ inline void stage_codes(uint8_t *staged, Unit unit, const uint32_t (*words)[kCodeWords<8>]) {
+  uint8_t *const to = staged + place_in_tile<1, kTileColumns>(unit.row, unit.column);
 #pragma unroll
   for (int i = 0; i < kStep; ++i) {
     const uint32_t pair = code_at<8>(words[0], i) | code_at<8>(words[1], i) << 8;
-    *reinterpret_cast<uint16_t *>(tile + place_in_tile<1>(unit.row + i, unit.column)) = static_cast<uint16_t>(pair);
+    *reinterpret_cast<uint16_t *>(to + i * kTileColumns) = static_cast<uint16_t>(pair);
   }
 }
 
-__device__ inline void write_codes(const QuantizeParams &p, TilePlace at, const uint8_t *tile) {
-  const int column = column_of_thread();
+__device__ inline void write_codes(const QuantizeParams &p, TilePlace at, const uint8_t *staged) {
+  constexpr int kSteps = kTileColumns / kStep, kRows = kThreads / kSteps;
+  const int column = threadIdx.x % kSteps * kStep;
 #pragma unroll
-  for (int pass = 0; pass < kTilePasses; ++pass) {
-    const int row = row_of_pass(pass);
+  for (int i = 0; i < kTileRows; i += kRows) {
+    const int row = threadIdx.x / kSteps + i;
     if (at.row + row >= p.stored || at.column + column >= p.lines) continue;
     *reinterpret_cast<uint4 *>(p.data + (at.column + column) + (at.row + row) * p.data_step) =
-        *reinterpret_cast<const uint4 *>(tile + place_in_tile<1>(row, column));
+        *reinterpret_cast<const uint4 *>(staged + place_in_tile<1, kTileColumns>(row, column));
   }
 }
 
-template <int Src, int Row, int BlockSize, int Kind, bool Square>
-__device__ inline void quantize_tile(const TileParams &p) {
+// Blocks along the columns of a unit. Codes of a byte each are left in `staged`.
+template <int Src, int Row, int BlockSize, int Kind, bool Square, int Lanes>
+__device__ inline void quantize_unit(const TileParams &p, TilePlace at, Unit unit, const ScaleRule &rule,
+                                     const TileRule<Kind> &scales, const uint8_t *tile, uint8_t *staged) {
   constexpr int kBits = kFormats[Row].bits;
-  constexpr int kLaneOfSegment = 8;
-  __shared__ __align__(16) uint8_t tile[kTileRows * kTileColumns * kFloatBytes<Src>];
-  const TilePlace at = place_of_tile(p);
-  const QuantizeParams &columns = p.columns;
-  TileRows<Src> rows;
-  load_rows(p.rows, at, &rows);
-  const ScaleRule rule = rule_of_blocks<Kind>(columns);
-  stage_rows(rows, tile);
-  if (p.rows.data != nullptr) quantize_tile_rows<Src, Row, BlockSize, Kind>(p, at, rule, rows);
-  __syncthreads();
-  const Unit unit = unit_of_thread();
-  const uint32_t first = at.row + unit.row, line = at.column + unit.column;
-  const bool there = first < columns.stored && line < columns.lines;
-  uint8_t *const data = columns.data + bytes_of<kBits>(line * columns.data_stride + first);
+  const QuantizeParams &q = p.columns;
+  const uint32_t first = at.row + unit.row, line = at.column + unit.column, block = first / BlockSize;
+  const bool there = first < static_cast<uint32_t>(q.stored) && line < static_cast<uint32_t>(q.lines);
+  const bool is_first = there && first % BlockSize / kStep == 0;
+  uint8_t *const data = q.data + bytes_of<kBits>(line * q.data_stride + first);
+  uint8_t *const scale_place = linear_scale(q, line, block);
   float values[2][kStep];
   uint32_t largest[2], words[2][kCodeWords<kBits>];
   read_columns<Src>(tile, unit, values, largest);
 #pragma unroll
-  for (int i = 0; i < 2; ++i) largest[i] = largest_of_lanes(largest[i], kLaneOfSegment * (BlockSize / kStep - 1));
-  if constexpr (Square) largest[0] = largest[1] = largest_of_lanes(max(largest[0], largest[1]), kLaneOfSegment - 1);
+  for (int i = 0; i < 2; ++i) largest[i] = largest_of_lanes(largest[i], Lanes * (BlockSize / kStep - 1));
+  if constexpr (Square) largest[0] = largest[1] = largest_of_lanes(max(largest[0], largest[1]), Lanes - 1);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const BlockScale scale = scale_of_block<Kind>(rule, largest[i]);
+    const BlockScale scale = scales(rule, largest[i]);
     encode_scaled<Row, Kind>(p.encode, values[i], scale, largest[i], words[i]);
-    if (there && first % BlockSize / kStep == 0) store_scale<Kind>(columns, line + i, first / BlockSize, scale.stored);
-    if (kBits < 8 && there) store_codes<kBits>(data + bytes_of<kBits>(i * columns.data_stride), words[i]);
+    if (is_first) store_scale<Kind>(q, scale_place + i * q.scale_stride, line + i, block, scale.stored);
+    if (kBits < 8 && there) store_codes<kBits>(data + bytes_of<kBits>(i * q.data_stride), words[i]);
   }
-  if constexpr (kBits == 8) {
+  if constexpr (kBits == 8) stage_codes(staged, unit, words);
+}
+
+template <int Src, int Row, int BlockSize, int Kind, bool Square>
+__device__ inline void quantize_tile(const TileParams &p) {
+  constexpr int kLanes = Square ? 2 * kLanesOfSegment : kLanesOfSegment;
+  constexpr bool kHasBytes = kFormats[Row].bits == 8;
+  uint8_t *const tile = shared_memory + kTileRuleBytes, *const staged = tile + tile_bytes(kFloatBytes<Src>);
+  TileRule<Kind> &scales = *reinterpret_cast<TileRule<Kind> *>(shared_memory);
+  const TilePlace at = place_of_tile<kTileColumns>(p);
+  copy_tile<kFloatBytes<Src>>(p.rows, at, tile);
+  const ScaleRule rule = rule_of_blocks<Kind>(p.columns);
+  scales.fill(rule);
+  wait_for_copies<0>();
+  __syncthreads();
+  if (p.rows.data != nullptr) quantize_tile_rows<Src, Row, BlockSize, Kind>(p, at, rule, scales, tile);
+  const Unit unit = unit_of_thread<kLanes>();
+#pragma unroll 1
+  for (int column = 0; column < kTileColumns; column += kUnitColumns)
+    quantize_unit<Src, Row, BlockSize, Kind, Square, kLanes>(p, at, {unit.row, unit.column + column}, rule, scales,
+                                                             tile, staged);
+  if constexpr (kHasBytes) {
     __syncthreads();
-    stage_codes(tile, unit, words);
-    __syncthreads();
-    write_codes(columns, at, tile);
+    write_codes(p.columns, at, staged);
   }
 }
 
-// Squares of 16 along rows, each row of which has the scale: 16 rows and 64 columns a warp.
+constexpr int kStepsInStrip = kStripColumns / kStep;
+
+// Squares of 16 along rows, each row of which has the scale: 64 columns of some squares below one another a warp.
 template <int Src, int Row, int Kind>
 __device__ inline void quantize_small_squares(const QuantizeParams &p, const EncodeParams &encode) {
   constexpr int kBits = kFormats[Row].bits, kSide = 16, kPasses = 2, kRows = kSide / kPasses;
   const uint32_t warp = block_number(p) * (kThreads / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
-  const uint32_t in_row = static_cast<uint32_t>((p.stored + kTileColumns - 1) / kTileColumns);
-  const uint32_t first = warp % in_row * kTileColumns + lane % kStepsInTileRow * kStep;
-  const uint32_t line = warp / in_row * kSide + lane / kStepsInTileRow;
-  const bool there = line < p.lines && first < p.stored;
-  uint4 raw[kPasses][kFloatVectors<Src>];
+  const uint32_t in_row = static_cast<uint32_t>((p.stored + kStripColumns - 1) / kStripColumns);
+  const uint32_t first = warp % in_row * kStripColumns + lane % kStepsInStrip * kStep;
+  const uint32_t line = warp / in_row * (kSide * kSquaresOfWarp) + lane / kStepsInStrip;
+  const auto is_there = [&](int square, int pass) {
+    return first < p.stored && line + square * kSide + pass * kRows < p.lines;
+  };
+  uint4 raw[kSquaresOfWarp][kPasses][kFloatVectors<Src>];
 #pragma unroll
-  for (int pass = 0; pass < kPasses; ++pass) {
-    load_step<Src>(p.src + ((line + pass * kRows) * p.line_stride + first) * kFloatBytes<Src>,
-                   there && line + pass * kRows < p.lines, raw[pass]);
-  }
+  for (int square = 0; square < kSquaresOfWarp; ++square)
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass)
+      load_step<Src>(p.src + ((line + square * kSide + pass * kRows) * p.line_stride + first) * kFloatBytes<Src>,
+                     is_there(square, pass), raw[square][pass]);
   const ScaleRule rule = rule_of_blocks<Kind>(p);
-  float values[kPasses][kStep];
-  uint32_t largest = 0, words[kCodeWords<kBits>];
 #pragma unroll
-  for (int pass = 0; pass < kPasses; ++pass) {
-    unpack_vectors<Src>(raw[pass], values[pass]);
-    largest = max(largest, largest_of<Src>(raw[pass]));
-  }
-  largest = largest_of_lanes(largest, 32 - kStepsInTileRow);
-  if (!there) return;
-  const BlockScale scale = scale_of_block<Kind>(rule, largest);
+  for (int square = 0; square < kSquaresOfWarp; ++square) {
+    uint32_t largest = max(largest_of<Src>(raw[square][0]), largest_of<Src>(raw[square][1]));
+    largest = largest_of_lanes(largest, 32 - kStepsInStrip);
+    const BlockScale scale = scale_of_block<Kind>(rule, largest);
 #pragma unroll
-  for (int pass = 0; pass < kPasses; ++pass) {
-    const uint32_t i = line + pass * kRows;
-    if (i >= p.lines) break;
-    store_scale<Kind>(p, i, first / kSide, scale.stored);
-    encode_scaled<Row, Kind>(encode, values[pass], scale, largest, words);
-    store_codes<kBits>(p.data + bytes_of<kBits>(i * p.data_stride + first), words);
+    for (int pass = 0; pass < kPasses; ++pass) {
+      if (!is_there(square, pass)) continue;
+      const uint32_t i = line + square * kSide + pass * kRows;
+      float values[kStep];
+      uint32_t words[kCodeWords<kBits>];
+      unpack_vectors<Src>(raw[square][pass], values);
+      store_scale<Kind>(p, i, first / kSide, scale.stored);
+      encode_scaled<Row, Kind>(encode, values, scale, largest, words);
+      store_codes<kBits>(p.data + bytes_of<kBits>(i * p.data_stride + first), words);
+    }
   }
 }
 
 // --- Blocks of 128 along columns, one byte an element ----------------------------------------
 
+constexpr int kRowsOfPass = kThreads / kStepsInStrip, kPassesOfStrip = kTileRows / kRowsOfPass;
+
 struct Strip {
-  uint32_t largest[kRowsOfPass][kTileColumns];
-  uint32_t quarters[kThreads / kTileColumns][kTileColumns];
-  float multipliers[kTileColumns];
-  uint32_t of_column[kTileColumns];
+  uint32_t largest[kRowsOfPass][kStripColumns];
+  uint32_t quarters[kThreads / kStripColumns][kStripColumns];
+  float multipliers[kStripColumns];
+  uint32_t of_column[kStripColumns];
 };
 
 // The largest magnitude and the multiplier of each column of a tile.
 __device__ inline void find_strip_scales(const QuantizeParams &p, TilePlace at, Strip *strip) {
-  constexpr int kQuarters = kThreads / kTileColumns, kRows = kRowsOfPass / kQuarters;
-  const int column = threadIdx.x % kTileColumns, quarter = threadIdx.x / kTileColumns;
+  constexpr int kQuarters = kThreads / kStripColumns, kRows = kRowsOfPass / kQuarters;
+  const int column = threadIdx.x % kStripColumns, quarter = threadIdx.x / kStripColumns;
   uint32_t largest = 0;
 #pragma unroll
   for (int i = 0; i < kRows; ++i) largest = max(largest, strip->largest[quarter * kRows + i][column]);
   strip->quarters[quarter][column] = largest;
   __syncthreads();
-  if (threadIdx.x < kTileColumns) {
+  if (threadIdx.x < kStripColumns) {
 #pragma unroll
     for (int i = 0; i < kQuarters; ++i) largest = max(largest, strip->quarters[i][column]);
     const BlockScale scale = scale_of_block<DLFP4_LARGEST>(p.rule, largest);
@@ -250,13 +304,13 @@ template <int Src, int Row>
 __device__ inline void quantize_strip(const TileParams &p) {
   __shared__ Strip strip;
   const QuantizeParams &q = p.columns;
-  const TilePlace at = place_of_tile(p);
-  const int column = column_of_thread(), row = row_of_pass(0);
-  uint4 raw[kTilePasses][kFloatVectors<Src>];
+  const TilePlace at = place_of_tile<kStripColumns>(p);
+  const int column = threadIdx.x % kStepsInStrip * kStep, row = threadIdx.x / kStepsInStrip;
+  uint4 raw[kPassesOfStrip][kFloatVectors<Src>];
   uint32_t largest[kStep] = {}, words[kCodeWords<8>];
   float values[kStep];
 #pragma unroll
-  for (int pass = 0; pass < kTilePasses; ++pass) {
+  for (int pass = 0; pass < kPassesOfStrip; ++pass) {
     const int64_t i = at.row + pass * kRowsOfPass + row;
     load_step<Src>(q.src + (i * q.step + (at.column + column)) * kFloatBytes<Src>,
                    i < q.length && at.column + column < q.lines, raw[pass]);
@@ -271,7 +325,7 @@ __device__ inline void quantize_strip(const TileParams &p) {
 #pragma unroll
   for (int k = 0; k < kStep; ++k) worst = max(worst, strip.of_column[column + k]);
 #pragma unroll
-  for (int pass = 0; pass < kTilePasses; ++pass) {
+  for (int pass = 0; pass < kPassesOfStrip; ++pass) {
     const int64_t i = at.row + pass * kRowsOfPass + row;
     if (i >= q.stored || at.column + column >= q.lines) continue;
     unpack_vectors<Src>(raw[pass], values);
@@ -292,11 +346,11 @@ template <int Row, int Dst>
 __device__ inline void dequantize_tile(const DequantizeParams &p) {
   constexpr int kBits = kFormats[Row].bits, kBytes = kFloatBytes<Dst>, kWords = kStep * kBytes / 4;
   __shared__ Values<Row> table;
-  __shared__ __align__(16) uint8_t tile[kTileRows * kTileColumns * kBytes];
+  __shared__ __align__(16) uint8_t tile[kTileRows * kStripColumns * kBytes];
   table.fill();
-  const uint32_t in_row = static_cast<uint32_t>((p.lines + kTileColumns - 1) / kTileColumns);
-  const int64_t top = int64_t{blockIdx.x / in_row} * kTileRows, left = int64_t{blockIdx.x % in_row} * kTileColumns;
-  const Unit unit = unit_of_thread();
+  const uint32_t in_row = static_cast<uint32_t>((p.lines + kStripColumns - 1) / kStripColumns);
+  const int64_t top = int64_t{blockIdx.x / in_row} * kTileRows, left = int64_t{blockIdx.x % in_row} * kStripColumns;
+  const Unit unit = unit_of_thread<kLanesOfSegment>();
   const int64_t first = top + unit.row;
   uint32_t words[2][kWords];
 #pragma unroll
@@ -309,7 +363,7 @@ __device__ inline void dequantize_tile(const DequantizeParams &p) {
   }
 #pragma unroll
   for (int i = 0; i < kStep; ++i) {
-    uint8_t *const to = tile + place_in_tile<kBytes>(unit.row + i, unit.column);
+    uint8_t *const to = tile + place_in_tile<kBytes, kStripColumns>(unit.row + i, unit.column);
     if constexpr (kBytes == 4)
       *reinterpret_cast<uint2 *>(to) = make_uint2(words[0][i], words[1][i]);
     else if (i % 2 == 0)
@@ -318,13 +372,13 @@ __device__ inline void dequantize_tile(const DequantizeParams &p) {
       *reinterpret_cast<uint32_t *>(to) = permute<0x7632>(words[0][i / 2], words[1][i / 2]);
   }
   __syncthreads();
-  constexpr int kElements = 16 / kBytes, kChunks = kTileColumns / kElements;
+  constexpr int kElements = 16 / kBytes, kChunks = kStripColumns / kElements;
 #pragma unroll
   for (int chunk = threadIdx.x; chunk < kTileRows * kChunks; chunk += kThreads) {
     const int row = chunk / kChunks, column = chunk % kChunks * kElements;
     if (top + row >= p.length || left + column >= p.lines) continue;
     *reinterpret_cast<uint4 *>(p.dst + (left + column + (top + row) * p.step) * kBytes) =
-        *reinterpret_cast<const uint4 *>(tile + place_in_tile<kBytes>(row, column));
+        *reinterpret_cast<const uint4 *>(tile + place_in_tile<kBytes, kStripColumns>(row, column));
   }
 }
 
