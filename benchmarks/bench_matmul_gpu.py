@@ -11,9 +11,9 @@ The floor is the longer of two times: that in which the memory delivers weights,
 (--bandwidth), and that of the operations at the rate of the tensor cores for bfloat16 (--rate). Both are an H200's
 unless given.
 
-Peers: cuBLAS (torch.mm of bfloat16 weights), PyTorch's FP8 product with one scale a tensor and with one a row, and
-Humming (humming-kernels), which multiplies bfloat16 by the same weights. "decode" is dlfp4's backend "torch": weights
-decoded at each call, then cuBLAS.
+"x quantized" is dlfp4 with activations in the format of the weight. Peers: cuBLAS (torch.mm of bfloat16 weights),
+PyTorch's FP8 product with one scale a tensor and with one a row, and Humming (humming-kernels), which multiplies
+bfloat16 by the same weights. "decode" is dlfp4's backend "torch": weights decoded at each call, then cuBLAS.
 """
 
 import argparse
@@ -38,7 +38,7 @@ SHAPES = "4096x4096,14336x4096,4096x14336,8192x8192"
 ROWS = "1,8,16,32,64,128,256,1024,2048,4096"
 COLD_BYTES = 300e6
 SHORTEST = 2000.0  # microseconds of a graph, so that what an event adds does not count
-PEERS = ("cuBLAS", "fp8 tensor", "fp8 rows", "Humming", "decode")
+PEERS = ("x quantized", "cuBLAS", "fp8 tensor", "fp8 rows", "Humming", "decode")
 # Of Humming's layers, which take the same parts as checkpoints have.
 HUMMING = {
     "nvfp4": {"quant_method": "modelopt", "quant_algo": "nvfp4"},
@@ -137,9 +137,10 @@ def make_group(torch: Any, weights: Weights, rows: int, options: argparse.Namesp
     x8, one = x.to(torch.float8_e4m3fn), torch.ones((), device="cuda")
     ones = torch.ones(rows, 1, device="cuda"), torch.ones(1, n, device="cuda")
     here = torch.cuda.current_stream
+    quantized = dlfp4.quantize(x, weights.format)  # lives as long as the graphs that read it
 
-    def by(backend: str, ws: Sequence[Any]) -> list[Call]:
-        return [lambda w=w: dlfp4.matmul(x, w.mT, out=out, backend=backend, stream=here()) for w in ws]
+    def by(backend: str, ws: Sequence[Any], a: Any = x) -> list[Call]:
+        return [lambda w=w: dlfp4.matmul(a, w.mT, out=out, backend=backend, stream=here()) for w in ws]
 
     def by_tactic(tactic: str) -> list[Call]:
         a, y = dlfp4.asarray(x), dlfp4.asarray(out)
@@ -161,6 +162,7 @@ def make_group(torch: Any, weights: Weights, rows: int, options: argparse.Namesp
     problem = Problem(dlfp4.asarray(x), weights.prepared[0].mT, np.dtype("bfloat16"))
     names = cuda.tactics(problem) if weights.prepared[0].scale_layout == "prepared" else ()
     makers: dict[str, Callable[[], Sequence[Call]]] = {
+        "x quantized": lambda: by("auto", weights.prepared, quantized),
         "cuBLAS": by_cublas,
         "fp8 tensor": lambda: by_fp8(one, one),
         "fp8 rows": lambda: by_fp8(*ones),

@@ -284,7 +284,8 @@ class SharedTile {
 
 // --- Blocks of threads that walk over tiles ----------------------------------------------------------
 
-// The last tiles, too few for all blocks of threads, come in halves of their rows; so do rows that fill no more.
+// Tiles at the end, too few for all blocks of threads, are shared by the two of a cluster: each takes half of K, and
+// half of the rows of the sums. What is left of x where half of a tile holds it comes first.
 template <int Kind, int Type>
 class Walk {
   static constexpr int kRows = kWalkRows, kHalfRows = kWalkRows / 2;
@@ -292,7 +293,7 @@ class Walk {
   const ProductParams &q_;
   const Ring<Kind> ring_;
   const int row_blocks_ = (q_.columns + kBlockRows - 1) / kBlockRows, x_tiles_ = walk_x_tiles(q_.rows);
-  const int split_ = row_blocks_ * x_tiles_ - p_.whole;
+  const int rest_ = q_.rows > x_tiles_ *kRows ? row_blocks_ : 0;
 
  public:
   __device__ explicit Walk(const ManyRowsParams &p) : p_(p), q_(p.product), ring_(kRows, 2, p.stages) {}
@@ -303,6 +304,8 @@ class Walk {
     if (warpgroup() == 0) {
       asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
       if (threadIdx.x == 0) produce();
+      __syncwarp();
+      if (shared_tile() != kNone) sync_cluster(), sync_cluster();  // as those who share it
     } else {
       asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
       consume();
@@ -310,74 +313,131 @@ class Walk {
   }
 
  private:
-  struct Item {
-    int row_block, first_row;
-    bool is_half;
-  };
+  static constexpr int kNone = -1;
 
-  __device__ int items() const { return p_.whole + 2 * split_ + (q_.rows > x_tiles_ * kRows ? row_blocks_ : 0); }
+  // From the last block on: the first ones have shared tiles.
+  __device__ int first_rest() const { return gridDim.x - 1 - blockIdx.x; }
 
-  __device__ Item item_at(int number) const {
-    const int rest = number - p_.whole;
-    if (rest < 0) return item_of(number, 0, false);
-    if (rest < 2 * split_) return item_of(p_.whole + rest / 2, rest % 2 * kHalfRows, true);
-    return {rest - 2 * split_, x_tiles_ * kRows, true};
+  __device__ int first_tile() const { return blockIdx.x < p_.whole ? blockIdx.x : shared_tile(); }
+
+  __device__ int next_tile(int tile) const {
+    if (tile >= p_.whole) return kNone;
+    return tile + gridDim.x < p_.whole ? tile + gridDim.x : shared_tile();
   }
 
-  // Some row blocks of weights by all rows of x, so that both stay in the L2 cache.
-  __device__ Item item_of(int tile, int row, bool is_half) const {
+  __device__ int shared_tile() const {
+    const int tile = p_.whole + blockIdx.x / kWalkRanks;
+    return tile < row_blocks_ * x_tiles_ ? tile : kNone;
+  }
+
+  // Where a tile is: some row blocks of weights by all rows of x, so that both stay in the L2 cache.
+  struct Place {
+    int row_block, first_row;
+  };
+
+  __device__ Place place_of(int tile) const {
     const int in_group = p_.group * x_tiles_, group = tile / in_group, place = tile % in_group;
     const int height = min(row_blocks_ - group * p_.group, p_.group);
-    return {group * p_.group + place % height, place / height * kRows + row, is_half};
+    return {group * p_.group + place % height, place / height * kRows};
+  }
+
+  __device__ Place place_of_rest(int rest) const { return {rest, x_tiles_ * kRows}; }
+
+  // The blocks along K of this block of threads.
+  __device__ int begin_of(int tile) const { return tile < p_.whole ? 0 : q_.blocks * cluster_rank() / kWalkRanks; }
+  __device__ int end_of(int tile) const {
+    return tile < p_.whole ? q_.blocks : q_.blocks * (cluster_rank() + 1) / kWalkRanks;
   }
 
   __device__ void produce() const {
     wait_for_kernel_before();
     Turn turn(0);
     turn.phase = 1;  // every stage is free
-    for (int number = blockIdx.x; number < items(); number += gridDim.x) copy(item_at(number), turn);
+    for (int rest = first_rest(); rest < rest_; rest += gridDim.x) copy(place_of_rest(rest), 0, q_.blocks, 1, turn);
+    for (int tile = first_tile(); tile != kNone; tile = next_tile(tile))
+      copy(place_of(tile), begin_of(tile), end_of(tile), 2, turn);
   }
 
-  __device__ void copy(const Item &item, Turn &turn) const {
+  __device__ void copy(const Place &place, int begin, int end, int boxes, Turn &turn) const {
     constexpr int kBytes = weight_layout(Kind).bytes();
-    const uint8_t *weights = q_.weights + int64_t{item.row_block} * q_.blocks_in_row * kBytes;
-    const uint32_t x_bytes = x_stage_bytes(kHalfRows);
-    for (int block = 0; block < q_.blocks; ++block) {
+    const uint8_t *weights = q_.weights + int64_t{place.row_block} * q_.blocks_in_row * kBytes;
+    const uint32_t box_bytes = x_stage_bytes(kHalfRows);
+    for (int block = begin; block < end; ++block) {
       const uint32_t full = ring_.full + 8 * turn.stage, x = ring_.x + turn.stage * ring_.x_bytes;
       wait_for(ring_.empty + 8 * turn.stage, turn.phase);
-      expect_bytes(full, (item.is_half ? x_bytes : 2 * x_bytes) + ring_.weight_bytes);
+      expect_bytes(full, boxes * box_bytes + ring_.weight_bytes);
       copy_bytes(ring_.weights + turn.stage * ring_.weight_bytes, weights + int64_t{block} * kBytes, kBytes, full);
-      copy_box(x, &p_.x, block * kBlockK, item.first_row, full);
-      if (!item.is_half) copy_box(x + x_bytes, &p_.x, block * kBlockK, item.first_row + kHalfRows, full);
+      for (int box = 0; box < boxes; ++box)
+        copy_box(x + box * box_bytes, &p_.x, block * kBlockK, place.first_row + box * kHalfRows, full);
       turn.advance(1, ring_.stages);
     }
   }
 
   __device__ void consume() const {
-    const int half = warpgroup() - 1;
-    Consumer<Kind, Type> consumer(ring_, q_.shifts, half, 0);
+    Consumer<Kind, Type> consumer(ring_, q_.shifts, half(), 0);
     wait_for_kernel_before();
     const Finish finish(q_);
-    int number = blockIdx.x;
-    for (; number < p_.whole; number += gridDim.x) multiply<kRows>(number, half, finish, consumer);
-    for (; number < items(); number += gridDim.x) multiply<kHalfRows>(number, half, finish, consumer);
+    for (int rest = first_rest(); rest < rest_; rest += gridDim.x) {
+      float sums[kHalfRows / 2];
+      multiply<kHalfRows>(consumer, q_.blocks, sums);
+      store<kHalfRows>(sums, place_of_rest(rest), finish);
+    }
+    for (int tile = first_tile(); tile != kNone; tile = next_tile(tile)) {
+      float sums[kRows / 2];
+      multiply<kRows>(consumer, end_of(tile) - begin_of(tile), sums);
+      asm volatile("" : "+r"(tile));  // the place is found again, so that it takes no registers from the sums
+      if (tile < p_.whole)
+        store<kRows>(sums, place_of(tile), finish);
+      else
+        share(sums, place_of(tile), finish);
+    }
+  }
+
+  __device__ static int half() { return warpgroup() - 1; }
+
+  template <int Rows>
+  __device__ void multiply(Consumer<Kind, Type> &consumer, int blocks, float (&sums)[Rows / 2]) const {
+    consumer.template multiply<Rows>({blocks, 0, 1}, sums);
+    consumer.release();
+  }
+
+  // The other block of the cluster gets the half of the sums that it stores, in the memory of the ring, which is empty.
+  __device__ void share(const float *sums, Place place, const Finish &finish) const {
+    constexpr int kFours = kRows / 4 / 4, kStride = kConsumers * kWarpgroup * 16;
+    const int rank = cluster_rank(), thread = threadIdx.x - kWarpgroup;
+    float4 *to = reinterpret_cast<float4 *>(shared_memory) + thread;
+    float own[4 * kFours];
+    sync_consumers();
+#pragma unroll
+    for (int i = 0; i < kFours; ++i) {
+      float others[4];
+#pragma unroll
+      for (int k = 4 * i; k < 4 * i + 4; ++k) {
+        own[k] = rank ? sums[4 * kFours + k] : sums[k];
+        others[k % 4] = rank ? sums[k] : sums[4 * kFours + k];
+      }
+      to[i * (kStride / 16)] = make_float4(others[0], others[1], others[2], others[3]);
+    }
+    sync_cluster();
+#pragma unroll
+    for (int i = 0; i < kFours; ++i) {
+      const float4 others = load_from_rank(shared_address(to) + i * kStride, rank ^ 1);
+      own[4 * i] += others.x, own[4 * i + 1] += others.y, own[4 * i + 2] += others.z, own[4 * i + 3] += others.w;
+    }
+    sync_cluster();
+    store<kHalfRows>(own, {place.row_block, place.first_row + rank * kHalfRows}, finish);
   }
 
   template <int Rows>
-  __device__ void multiply(int number, int half, const Finish &finish, Consumer<Kind, Type> &consumer) const {
-    float sums[Rows / 2];
-    consumer.template multiply<Rows>({q_.blocks, 0, 1}, sums);
-    consumer.release();
-    asm volatile("" : "+r"(number));  // the item is found again, so that it takes no registers from the sums
-    const Item item = item_at(number);
+  __device__ void store(const float *sums, Place place, const Finish &finish) const {
     const int warp = threadIdx.x % kWarpgroup / kWarpSize;
-    const int column = item.row_block * kBlockRows + half * kColumnsOfHalf + warp * kTile;
+    const int column = place.row_block * kBlockRows + half() * kColumnsOfHalf + warp * kTile;
     const bool is_whole =
         column + kTile <= q_.columns && q_.y_stride % 8 == 0 && reinterpret_cast<uintptr_t>(q_.y) % 16 == 0;
     if (q_.y_bytes == 2 && is_whole)
-      store_rows<Rows>(sums, item.first_row, column, finish);
+      store_rows<Rows>(sums, place.first_row, column, finish);
     else
-      store_each<Rows>(sums, item.first_row, column, finish);
+      store_each<Rows>(sums, place.first_row, column, finish);
   }
 
   template <int Rows>

@@ -11,8 +11,9 @@ namespace cuda {
 constexpr int kWarpgroup = 128, kConsumers = 2, kManyRowsThreads = kWarpgroup * (1 + kConsumers);
 constexpr int kMostShared = 227 * 1024;
 constexpr int kColumnsOfHalf = kBlockRows / 2;
-constexpr int kWalkRows = 256;      // of x in a tile of the walking kernel
-constexpr int kStaging = 8 * 1024;  // of the walking kernel
+
+// Of the walking kernel: rows of x in a tile, blocks of threads of a cluster, memory for results.
+constexpr int kWalkRows = 256, kWalkRanks = 2, kStaging = 8 * 1024;
 
 // Its tiles along the rows of x, without a last one that would be at most half full.
 DLFP4_RULE int walk_x_tiles(int rows) { return (rows + kWalkRows / 2 - 1) / kWalkRows; }

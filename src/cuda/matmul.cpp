@@ -120,7 +120,7 @@ Shape many_rows_shape(const Tactic &tactic, const Problem &problem, ManyRowsPara
     const WalkPlan plan = plan_walk(problem, multiprocessors());
     p->group = 64;
     p->whole = plan.whole;
-    return {{plan.blocks, 1}, kManyRowsThreads, ring, 1};
+    return {{plan.blocks, 1}, kManyRowsThreads, ring, kWalkRanks};
   }
   const int64_t across = divide_up(problem.columns, kColumnsOfHalf * tactic.halves);
   return {{across * tactic.ranks, divide_up(problem.rows, tactic.rows)},

@@ -34,12 +34,13 @@ bool fits(const Tactic &tactic, const Problem &problem) {
 
 constexpr double kStart = 2.5;               // launch, first loads, last stores
 constexpr double kWeightsPerSecond = 2.6e6;  // bytes a microsecond, with 16 rows of x
+constexpr double kSharing = 2.5;             // of the walk: two blocks of threads exchange sums
 
 // A block of K: copies, decoding and products for a tile.
 double time_of_step(int rows, int halves) { return 0.18 + 0.00085 * rows * halves; }
 
-// Sums of several blocks of threads, or warpgroups, into one.
-double time_of_meeting(int rows, int halves) { return 0.6 + 0.0084 * rows * halves; }
+// Sums through shared memory, of several blocks of threads or warpgroups into one, to y.
+double time_of_sums(int rows, int halves, bool are_shared) { return (are_shared ? 0.6 : 0) + 0.0084 * rows * halves; }
 
 // Blocks of threads that run at once: a cluster stays within a group of multiprocessors, and those of three and four
 // leave some of a group out, 6 and 12 of an H200's 132.
@@ -58,38 +59,38 @@ double time_of_shared(const Tactic &tactic, const Problem &problem, int processo
   const int64_t blocks =
       divide_up(problem.columns, kColumnsOfHalf * tactic.halves) * divide_up(problem.rows, tactic.rows) * tactic.ranks;
   const int64_t steps = divide_up(divide_up(problem.depth, kBlockK), tactic.ranks);
-  const bool is_shared = tactic.ranks * (kConsumers / tactic.halves) > 1;
-  const double meeting = is_shared ? time_of_meeting(tactic.rows, tactic.halves) : 0;
+  const double sums = time_of_sums(tactic.rows, tactic.halves, tactic.ranks * (kConsumers / tactic.halves) > 1);
   const auto waves = static_cast<double>(divide_up(blocks, running_at_once(tactic.ranks, processors)));
-  return kStart + waves * (static_cast<double>(steps) * time_of_step(tactic.rows, tactic.halves) + meeting);
-}
-
-double time_of_walk(const Problem &problem, int processors) {
-  const auto steps = static_cast<double>(divide_up(problem.depth, kBlockK));
-  const auto tiles = static_cast<double>(plan_walk(problem, processors).thirds) / 3;
-  return kStart + tiles * steps * time_of_step(kWalkRows, 2);
+  return kStart + waves * (static_cast<double>(steps) * time_of_step(tactic.rows, tactic.halves) + sums);
 }
 
 double time_of(const Tactic &tactic, const Problem &problem, int processors) {
   if (tactic.family == kStream) return time_of_stream(problem);
-  return tactic.family == kShared ? time_of_shared(tactic, problem, processors) : time_of_walk(problem, processors);
+  return tactic.family == kShared ? time_of_shared(tactic, problem, processors) : plan_walk(problem, processors).time;
 }
 
 }  // namespace
 
-// Whole are all tiles, or as many as each block of threads does equally often, whichever ends sooner.
+// Alone are multiplied all tiles, or as many as each block of threads does equally often, whichever ends sooner.
 WalkPlan plan_walk(const Problem &problem, int processors) {
-  constexpr int kWhole = 3, kHalf = 2;  // thirds of a tile's time
-  const int64_t row_blocks = divide_up(problem.columns, kBlockRows);
+  const int64_t row_blocks = divide_up(problem.columns, kBlockRows), steps = divide_up(problem.depth, kBlockK);
   const int64_t x_tiles = walk_x_tiles(static_cast<int>(problem.rows)), tiles = row_blocks * x_tiles;
-  const int64_t rest = problem.rows > x_tiles * kWalkRows ? row_blocks : 0, even = tiles / processors * processors;
-  const auto plan = [&](int64_t whole) {
-    const int64_t halves = 2 * (tiles - whole) + rest;
-    const int64_t thirds = divide_up(whole, processors) * kWhole + divide_up(halves, processors) * kHalf;
-    return WalkPlan{std::min<int64_t>(whole + halves, processors), static_cast<int>(whole), thirds};
+  const int64_t rest = problem.rows > x_tiles * kWalkRows ? row_blocks : 0;
+  const int64_t most = std::max(processors / kWalkRanks, 1) * kWalkRanks, even = tiles / most * most;
+  const auto rounds_of = [&](int64_t items, int64_t steps, int rows) {
+    return static_cast<double>(divide_up(items, most) * steps) * time_of_step(rows, 2);
   };
-  const WalkPlan halved = plan(even), all = plan(tiles);
-  return halved.thirds < all.thirds ? halved : all;
+  const auto plan = [&](int64_t whole) {
+    const int64_t shared = tiles - whole;
+    const double last = shared > 0 ? rounds_of(1, divide_up(steps, kWalkRanks), kWalkRows) + kSharing : 0;
+    const int64_t blocks = std::min(most, std::max({whole, rest, shared * kWalkRanks}));
+    return WalkPlan{divide_up(blocks, kWalkRanks) * kWalkRanks, static_cast<int>(whole),
+                    kStart + rounds_of(whole, steps, kWalkRows) + rounds_of(rest, steps, kWalkRows / 2) + last};
+  };
+  const WalkPlan all = plan(tiles);
+  if (steps < kWalkRanks || (tiles - even) * kWalkRanks > most) return all;
+  const WalkPlan shared = plan(even);
+  return shared.time < all.time ? shared : all;
 }
 
 int find_tactics(const Problem &problem, int processors, bool has_hopper_kernels, int *numbers, int capacity) {
