@@ -284,19 +284,20 @@ class SharedTile {
 
 // --- Blocks of threads that walk over tiles ----------------------------------------------------------
 
-// Tiles at the end, too few for all blocks of threads, are shared by the two of a cluster: each takes half of K, and
-// half of the rows of the sums. What is left of x where half of a tile holds it comes first.
+// In the order of WalkOrder. The two blocks of a cluster that share a tile each store half of its rows.
 template <int Kind, int Type>
 class Walk {
   static constexpr int kRows = kWalkRows, kHalfRows = kWalkRows / 2;
+  using Place = WalkOrder::Place;
   const ManyRowsParams &p_;
   const ProductParams &q_;
+  const WalkOrder &order_;
   const Ring<Kind> ring_;
-  const int row_blocks_ = (q_.columns + kBlockRows - 1) / kBlockRows, x_tiles_ = walk_x_tiles(q_.rows);
-  const int rest_ = q_.rows > x_tiles_ *kRows ? row_blocks_ : 0;
+  const int rank_ = cluster_rank(), shared_tile_ = order_.shared_tile(blockIdx.x / kWalkRanks);
 
  public:
-  __device__ explicit Walk(const ManyRowsParams &p) : p_(p), q_(p.product), ring_(kRows, 2, p.stages) {}
+  __device__ explicit Walk(const ManyRowsParams &p)
+      : p_(p), q_(p.product), order_(p.order), ring_(kRows, 2, p.stages) {}
 
   __device__ void run() {
     ring_.init(1, kConsumers);
@@ -305,7 +306,7 @@ class Walk {
       asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
       if (threadIdx.x == 0) produce();
       __syncwarp();
-      if (shared_tile() != kNone) sync_cluster(), sync_cluster();  // as those who share it
+      if (has_share()) sync_cluster(), sync_cluster();  // as those who exchange sums
     } else {
       asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
       consume();
@@ -313,51 +314,23 @@ class Walk {
   }
 
  private:
-  static constexpr int kNone = -1;
-
-  // From the last block on: the first ones have shared tiles.
   __device__ int first_rest() const { return gridDim.x - 1 - blockIdx.x; }
-
-  __device__ int first_tile() const { return blockIdx.x < p_.whole ? blockIdx.x : shared_tile(); }
-
-  __device__ int next_tile(int tile) const {
-    if (tile >= p_.whole) return kNone;
-    return tile + gridDim.x < p_.whole ? tile + gridDim.x : shared_tile();
-  }
-
-  __device__ int shared_tile() const {
-    const int tile = p_.whole + blockIdx.x / kWalkRanks;
-    return tile < row_blocks_ * x_tiles_ ? tile : kNone;
-  }
-
-  // Where a tile is: some row blocks of weights by all rows of x, so that both stay in the L2 cache.
-  struct Place {
-    int row_block, first_row;
-  };
-
-  __device__ Place place_of(int tile) const {
-    const int in_group = p_.group * x_tiles_, group = tile / in_group, place = tile % in_group;
-    const int height = min(row_blocks_ - group * p_.group, p_.group);
-    return {group * p_.group + place % height, place / height * kRows};
-  }
-
-  __device__ Place place_of_rest(int rest) const { return {rest, x_tiles_ * kRows}; }
-
-  // The blocks along K of this block of threads.
-  __device__ int begin_of(int tile) const { return tile < p_.whole ? 0 : q_.blocks * cluster_rank() / kWalkRanks; }
-  __device__ int end_of(int tile) const {
-    return tile < p_.whole ? q_.blocks : q_.blocks * (cluster_rank() + 1) / kWalkRanks;
-  }
+  __device__ bool has_share() const { return shared_tile_ != WalkOrder::kNone; }
+  __device__ int begin_of_share() const { return q_.blocks * rank_ / kWalkRanks; }
+  __device__ int end_of_share() const { return q_.blocks * (rank_ + 1) / kWalkRanks; }
 
   __device__ void produce() const {
     wait_for_kernel_before();
     Turn turn(0);
     turn.phase = 1;  // every stage is free
-    for (int rest = first_rest(); rest < rest_; rest += gridDim.x) copy(place_of_rest(rest), 0, q_.blocks, 1, turn);
-    for (int tile = first_tile(); tile != kNone; tile = next_tile(tile))
-      copy(place_of(tile), begin_of(tile), end_of(tile), 2, turn);
+    for (int rest = first_rest(); rest < order_.rests(); rest += gridDim.x)
+      copy(order_.place_of_rest(rest), 0, q_.blocks, 1, turn);
+    for (int tile = blockIdx.x; tile < order_.alone; tile += gridDim.x)
+      copy(order_.place_of(tile), 0, q_.blocks, 2, turn);
+    if (has_share()) copy(order_.place_of(shared_tile_), begin_of_share(), end_of_share(), 2, turn);
   }
 
+  // Blocks of weights, and as many boxes of half a tile's rows of x.
   __device__ void copy(const Place &place, int begin, int end, int boxes, Turn &turn) const {
     constexpr int kBytes = weight_layout(Kind).bytes();
     const uint8_t *weights = q_.weights + int64_t{place.row_block} * q_.blocks_in_row * kBytes;
@@ -377,19 +350,21 @@ class Walk {
     Consumer<Kind, Type> consumer(ring_, q_.shifts, half(), 0);
     wait_for_kernel_before();
     const Finish finish(q_);
-    for (int rest = first_rest(); rest < rest_; rest += gridDim.x) {
+    for (int rest = first_rest(); rest < order_.rests(); rest += gridDim.x) {
       float sums[kHalfRows / 2];
       multiply<kHalfRows>(consumer, q_.blocks, sums);
-      store<kHalfRows>(sums, place_of_rest(rest), finish);
+      store<kHalfRows>(sums, order_.place_of_rest(rest), finish);
     }
-    for (int tile = first_tile(); tile != kNone; tile = next_tile(tile)) {
+    for (int tile = blockIdx.x; tile < order_.alone || has_share(); tile += gridDim.x) {
+      const bool is_alone = tile < order_.alone;
       float sums[kRows / 2];
-      multiply<kRows>(consumer, end_of(tile) - begin_of(tile), sums);
-      asm volatile("" : "+r"(tile));  // the place is found again, so that it takes no registers from the sums
-      if (tile < p_.whole)
-        store<kRows>(sums, place_of(tile), finish);
-      else
-        share(sums, place_of(tile), finish);
+      multiply<kRows>(consumer, is_alone ? q_.blocks : end_of_share() - begin_of_share(), sums);
+      if (!is_alone) {
+        share(sums, order_.place_of(shared_tile_), finish);
+        break;
+      }
+      asm volatile("" : "+r"(tile));  // the place is found here, so that it takes no registers from the sums
+      store<kRows>(sums, order_.place_of(tile), finish);
     }
   }
 
@@ -404,7 +379,7 @@ class Walk {
   // The other block of the cluster gets the half of the sums that it stores, in the memory of the ring, which is empty.
   __device__ void share(const float *sums, Place place, const Finish &finish) const {
     constexpr int kFours = kRows / 4 / 4, kStride = kConsumers * kWarpgroup * 16;
-    const int rank = cluster_rank(), thread = threadIdx.x - kWarpgroup;
+    const int thread = threadIdx.x - kWarpgroup;
     float4 *to = reinterpret_cast<float4 *>(shared_memory) + thread;
     float own[4 * kFours];
     sync_consumers();
@@ -413,19 +388,19 @@ class Walk {
       float others[4];
 #pragma unroll
       for (int k = 4 * i; k < 4 * i + 4; ++k) {
-        own[k] = rank ? sums[4 * kFours + k] : sums[k];
-        others[k % 4] = rank ? sums[k] : sums[4 * kFours + k];
+        own[k] = rank_ ? sums[4 * kFours + k] : sums[k];
+        others[k % 4] = rank_ ? sums[k] : sums[4 * kFours + k];
       }
       to[i * (kStride / 16)] = make_float4(others[0], others[1], others[2], others[3]);
     }
     sync_cluster();
 #pragma unroll
     for (int i = 0; i < kFours; ++i) {
-      const float4 others = load_from_rank(shared_address(to) + i * kStride, rank ^ 1);
+      const float4 others = load_from_rank(shared_address(to) + i * kStride, rank_ ^ 1);
       own[4 * i] += others.x, own[4 * i + 1] += others.y, own[4 * i + 2] += others.z, own[4 * i + 3] += others.w;
     }
     sync_cluster();
-    store<kHalfRows>(own, {place.row_block, place.first_row + rank * kHalfRows}, finish);
+    store<kHalfRows>(own, {place.row_block, place.first_row + rank_ * kHalfRows}, finish);
   }
 
   template <int Rows>

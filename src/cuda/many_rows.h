@@ -11,13 +11,6 @@ namespace cuda {
 constexpr int kWarpgroup = 128, kConsumers = 2, kManyRowsThreads = kWarpgroup * (1 + kConsumers);
 constexpr int kMostShared = 227 * 1024;
 constexpr int kColumnsOfHalf = kBlockRows / 2;
-
-// Of the walking kernel: rows of x in a tile, blocks of threads of a cluster, memory for results.
-constexpr int kWalkRows = 256, kWalkRanks = 2, kStaging = 8 * 1024;
-
-// Its tiles along the rows of x, without a last one that would be at most half full.
-DLFP4_RULE int walk_x_tiles(int rows) { return (rows + kWalkRows / 2 - 1) / kWalkRows; }
-
 DLFP4_RULE int x_stage_bytes(int rows) { return rows * kBlockK * 2; }
 
 DLFP4_RULE int weight_stage_bytes(int kind, int halves) { return weight_layout(kind).bytes() / 2 * halves; }
@@ -30,6 +23,42 @@ DLFP4_RULE int stage_bytes(int kind, int rows, int halves) {
 DLFP4_RULE int sums_pitch(int halves) { return kColumnsOfHalf * halves + 4; }
 
 DLFP4_RULE int sums_bytes(int rows, int halves) { return (kConsumers / halves) * rows * sums_pitch(halves) * 4; }
+
+// --- The walking kernel ----------------------------------------------------------------------
+
+// Rows of x in a tile, blocks of threads of a cluster, memory for results.
+constexpr int kWalkRows = 256, kWalkRanks = 2, kStaging = 8 * 1024;
+
+// Its tiles along the rows of x, without a last one that would be at most half full.
+DLFP4_RULE int walk_x_tiles(int rows) { return (rows + kWalkRows / 2 - 1) / kWalkRows; }
+
+// Which tiles of y a block of threads multiplies: first those of rows of x that fill at most half a tile, then `alone`
+// whole ones, each a grid apart, at last one that it shares with the other block of its cluster, half of K each. The
+// first of these orders starts at the last block, because the first blocks have shared tiles.
+struct WalkOrder {
+  static constexpr int kNone = -1;
+  static constexpr int kGroup =
+      64;  // row blocks that meet all rows of x before the next, so that both stay in the cache
+
+  struct Place {
+    int row_block, first_row;
+  };
+
+  int row_blocks, x_tiles, alone;
+  bool has_rest;
+
+  DLFP4_RULE int tiles() const { return row_blocks * x_tiles; }
+  DLFP4_RULE int rests() const { return has_rest ? row_blocks : 0; }
+  DLFP4_RULE Place place_of_rest(int rest) const { return {rest, x_tiles * kWalkRows}; }
+
+  DLFP4_RULE Place place_of(int tile) const {
+    const int in_group = kGroup * x_tiles, group = tile / in_group, place = tile % in_group;
+    const int left = row_blocks - group * kGroup, height = left < kGroup ? left : kGroup;
+    return {group * kGroup + place % height, place / height * kWalkRows};
+  }
+
+  DLFP4_RULE int shared_tile(int cluster) const { return cluster < tiles() - alone ? alone + cluster : kNone; }
+};
 
 }  // namespace cuda
 }  // namespace dlfp4

@@ -118,8 +118,7 @@ Shape many_rows_shape(const Tactic &tactic, const Problem &problem, ManyRowsPara
   const int ring = p->stages * stage + staging;
   if (tactic.family == kWalking) {
     const WalkPlan plan = plan_walk(problem, multiprocessors());
-    p->group = 64;
-    p->whole = plan.whole;
+    p->order = plan.order;
     return {{plan.blocks, 1}, kManyRowsThreads, ring, kWalkRanks};
   }
   const int64_t across = divide_up(problem.columns, kColumnsOfHalf * tactic.halves);

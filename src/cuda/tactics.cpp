@@ -46,7 +46,7 @@ double time_of_sums(int rows, int halves, bool are_shared) { return (are_shared 
 // leave some of a group out, 6 and 12 of an H200's 132.
 int64_t running_at_once(int ranks, int processors) {
   const int left_out = ranks == 3 ? processors / 22 : ranks == 4 ? processors / 11 : 0;
-  return (processors - left_out) / ranks * ranks;
+  return std::max((processors - left_out) / ranks, 1) * ranks;
 }
 
 double time_of_stream(const Problem &problem) {
@@ -73,22 +73,24 @@ double time_of(const Tactic &tactic, const Problem &problem, int processors) {
 
 // Alone are multiplied all tiles, or as many as each block of threads does equally often, whichever ends sooner.
 WalkPlan plan_walk(const Problem &problem, int processors) {
-  const int64_t row_blocks = divide_up(problem.columns, kBlockRows), steps = divide_up(problem.depth, kBlockK);
-  const int64_t x_tiles = walk_x_tiles(static_cast<int>(problem.rows)), tiles = row_blocks * x_tiles;
-  const int64_t rest = problem.rows > x_tiles * kWalkRows ? row_blocks : 0;
-  const int64_t most = std::max(processors / kWalkRanks, 1) * kWalkRanks, even = tiles / most * most;
-  const auto rounds_of = [&](int64_t items, int64_t steps, int rows) {
-    return static_cast<double>(divide_up(items, most) * steps) * time_of_step(rows, 2);
+  const int rows = static_cast<int>(problem.rows), most = std::max(processors / kWalkRanks, 1) * kWalkRanks;
+  WalkOrder order = {static_cast<int>(divide_up(problem.columns, kBlockRows)), walk_x_tiles(rows), 0, false};
+  order.has_rest = rows > order.x_tiles * kWalkRows;
+  const int64_t steps = divide_up(problem.depth, kBlockK);
+  const auto time_of_rounds = [&](int64_t tiles, int64_t steps, int rows) {
+    return static_cast<double>(divide_up(tiles, most) * steps) * time_of_step(rows, 2);
   };
-  const auto plan = [&](int64_t whole) {
-    const int64_t shared = tiles - whole;
-    const double last = shared > 0 ? rounds_of(1, divide_up(steps, kWalkRanks), kWalkRows) + kSharing : 0;
-    const int64_t blocks = std::min(most, std::max({whole, rest, shared * kWalkRanks}));
-    return WalkPlan{divide_up(blocks, kWalkRanks) * kWalkRanks, static_cast<int>(whole),
-                    kStart + rounds_of(whole, steps, kWalkRows) + rounds_of(rest, steps, kWalkRows / 2) + last};
+  const auto plan = [&](int alone) {
+    order.alone = alone;
+    const int shared = order.tiles() - alone, busy = std::max({alone, order.rests(), shared * kWalkRanks});
+    const double last = shared > 0 ? time_of_rounds(1, divide_up(steps, kWalkRanks), kWalkRows) + kSharing : 0;
+    return WalkPlan{
+        std::min(static_cast<int>(divide_up(busy, kWalkRanks)) * kWalkRanks, most), order,
+        kStart + time_of_rounds(alone, steps, kWalkRows) + time_of_rounds(order.rests(), steps, kWalkRows / 2) + last};
   };
-  const WalkPlan all = plan(tiles);
-  if (steps < kWalkRanks || (tiles - even) * kWalkRanks > most) return all;
+  const int even = order.tiles() / most * most;
+  const WalkPlan all = plan(order.tiles());
+  if (steps < kWalkRanks || (order.tiles() - even) * kWalkRanks > most) return all;
   const WalkPlan shared = plan(even);
   return shared.time < all.time ? shared : all;
 }

@@ -27,11 +27,10 @@ struct Problem {
 // The numbers of those that fit a problem and may be the fastest, the best guess first; how many.
 int find_tactics(const Problem &problem, int processors, bool has_hopper_kernels, int *numbers, int capacity);
 
-// Blocks of threads that walk, the tiles that each multiplies alone before the last ones, which clusters share, and
-// the microseconds of all that.
+// The blocks of threads that walk, in which order, and the microseconds of all that.
 struct WalkPlan {
-  int64_t blocks;
-  int whole;
+  int blocks;
+  WalkOrder order;
   double time;
 };
 WalkPlan plan_walk(const Problem &problem, int processors);

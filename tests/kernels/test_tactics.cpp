@@ -1,0 +1,127 @@
+// Checks which tiles the walking matrix kernel multiplies, and the tactics that a problem gets, without a GPU.
+// Layout: y in half tiles, 128 by 128.
+// Trick: the kernel and this program ask the same WalkOrder; here its answers are counted.
+#include "cuda/tactics.h"
+
+#include <math.h>
+
+#include <set>
+#include <vector>
+
+#include "support.h"
+
+namespace dlfp4 {
+namespace cuda {
+namespace {
+
+constexpr int kProcessors[] = {1, 2, 3, 16, 78, 114, 131, 132, 144};
+constexpr int64_t kRows[] = {1, 16, 17, 127, 128, 129, 255, 256, 257, 300, 384, 385, 511, 512, 1000, 1024, 3000, 4097};
+constexpr int64_t kColumns[] = {1, 96, 128, 129, 256, 384, 512, 2688, 4096, 4224, 14336};
+constexpr int64_t kDepths[] = {8, 64, 65, 128, 192, 4096, 14336};
+
+char detail[128];
+
+void describe(const Problem &problem, int processors) {
+  snprintf(detail, sizeof(detail), "%ld x %ld of %ld on %d multiprocessors", static_cast<long>(problem.rows),
+           static_cast<long>(problem.columns), static_cast<long>(problem.depth), processors);
+}
+
+// --- The order of the walk ---------------------------------------------------------------------
+
+// How often each half tile of y is multiplied.
+struct Count {
+  const WalkOrder &order;
+  int halves;  // of a column of tiles
+  std::vector<int> times;
+  bool is_inside = true;
+
+  Count(const WalkOrder &walk, int64_t rows)
+      : order(walk),
+        halves(static_cast<int>((rows + kWalkRows / 2 - 1) / (kWalkRows / 2))),
+        times(static_cast<size_t>(walk.row_blocks) * static_cast<size_t>(halves)) {}
+
+  void add(WalkOrder::Place place, int count) {
+    is_inside &= place.row_block < order.row_blocks;
+    for (int i = 0; i < count && is_inside; ++i) {
+      const int half = place.first_row / (kWalkRows / 2) + i;
+      if (half < halves)
+        ++times[static_cast<size_t>(place.row_block) * static_cast<size_t>(halves) + static_cast<size_t>(half)];
+      else
+        is_inside &= i > 0;  // the second half of a last tile that is not full
+    }
+  }
+};
+
+// As Walk does, for a block of threads.
+void walk_block(const WalkOrder &order, int block, int blocks, Count *count) {
+  for (int rest = blocks - 1 - block; rest < order.rests(); rest += blocks) count->add(order.place_of_rest(rest), 1);
+  for (int tile = block; tile < order.alone; tile += blocks) count->add(order.place_of(tile), 2);
+  const int tile = order.shared_tile(block / kWalkRanks);
+  if (tile != order.kNone && block % kWalkRanks == 0) count->add(order.place_of(tile), 2);
+}
+
+void test_walk(const Problem &problem, int processors) {
+  const WalkPlan plan = plan_walk(problem, processors);
+  describe(problem, processors);
+  check(plan.blocks >= kWalkRanks && plan.blocks % kWalkRanks == 0 && plan.blocks <= (processors < 2 ? 2 : processors),
+        "blocks of the walk", detail);
+  check(std::isfinite(plan.time) && plan.time > 0, "the time of the walk", detail);
+  Count count(plan.order, problem.rows);
+  for (int block = 0; block < plan.blocks; ++block) walk_block(plan.order, block, plan.blocks, &count);
+  bool each_once = count.is_inside;
+  for (int times : count.times) each_once &= times == 1;
+  check(each_once, "each half tile once", detail);
+  const bool is_shared = plan.order.alone < plan.order.tiles();
+  check(!is_shared || problem.depth > kBlockK, "a shared tile has two blocks along K", detail);
+}
+
+// --- Tactics -------------------------------------------------------------------------------------
+
+void test_tactics(const Problem &problem, int processors) {
+  int numbers[kNumTactics];
+  describe(problem, processors);
+  const int count = find_tactics(problem, processors, true, numbers, kNumTactics);
+  check(count >= 1 && count <= kNumTactics, "tactics", detail);
+  check(std::set<int>(numbers, numbers + count).size() == static_cast<size_t>(count), "each tactic once", detail);
+  for (int i = 0; i < count; ++i) {
+    const Tactic &tactic = kTactics[numbers[i]];
+    const int64_t ways = tactic.family == kShared ? tactic.ranks * (kConsumers / tactic.halves) : 1;
+    check(ways <= (problem.depth + kBlockK - 1) / kBlockK, "each part of K has a block", detail);
+  }
+  check(find_tactics(problem, processors, false, numbers, kNumTactics) == 1 && kTactics[numbers[0]].family == kStream,
+        "the kernel for every GPU", detail);
+}
+
+// What is measured to be the fastest is guessed: few rows, many rows.
+void test_guesses() {
+  int numbers[kNumTactics];
+  for (int64_t depth : {4096, 14336}) {
+    const Problem few = {kNvfp4, 1, 4096, depth}, many = {kNvfp4, 4096, 4096, depth};
+    describe(few, 132);
+    find_tactics(few, 132, true, numbers, kNumTactics);
+    check(kTactics[numbers[0]].family == kStream, "one row streams", detail);
+    describe(many, 132);
+    find_tactics(many, 132, true, numbers, kNumTactics);
+    check(kTactics[numbers[0]].family == kWalking, "many rows walk", detail);
+  }
+}
+
+}  // namespace
+}  // namespace cuda
+}  // namespace dlfp4
+
+int main() {
+  using namespace dlfp4;
+  using namespace dlfp4::cuda;
+  for (int processors : kProcessors)
+    for (int64_t rows : kRows)
+      for (int64_t columns : kColumns)
+        for (int64_t depth : kDepths) {
+          const Problem problem = {kNvfp4, rows, columns, depth};
+          test_walk(problem, processors);
+          test_tactics(problem, processors);
+        }
+  test_guesses();
+  printf("%ld checks, %ld failures\n", checks, failures);
+  return failures != 0;
+}
