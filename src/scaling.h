@@ -32,7 +32,7 @@ struct ScaleRule {
 
 namespace {
 
-constexpr uint32_t kNotFinite = 0x7F800000;
+constexpr uint32_t kNotFinite = 0x7F800000, kQuietNan = 0x7FC00000;
 constexpr float kLargestFloat = 3.40282346638528859811704183484516925e+38f;
 constexpr float kSixth = 1.0f / 6.0f;              // of float4_e2m1fn's largest value
 constexpr float kLargestTwoLevel = 6.0f * 448.0f;  // the largest value times the largest scale
@@ -151,7 +151,7 @@ DLFP4_FLOAT_RULE float decode_scale(uint32_t stored, int kind, float tensor_deco
 DLFP4_FLOAT_RULE float decoded(float element, float scale) {
   if (element != element) return element;
   const float product = element * scale;
-  return product == product ? product : float_of(kNotFinite | 1u << 22);
+  return product == product ? product : float_of(kQuietNan);
 }
 
 }  // namespace

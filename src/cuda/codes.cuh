@@ -396,6 +396,15 @@ __device__ inline uint32_t narrow_pair(float low, float high) {
   return word;
 }
 
+// The same of two that may be a positive, quiet NaN.
+template <int Dst>
+__device__ inline uint32_t quiet_pair(uint32_t pair, float low, float high) {
+  constexpr int kMantissa = kFormats[Dst].mantissa;
+  constexpr uint32_t kQuiet = ((1u << (16 - kMantissa)) - 1) << (kMantissa - 1);
+  const uint32_t low_half = low != low ? kQuiet : pair & 0xFFFF, high_half = high != high ? kQuiet : pair >> 16;
+  return low_half | high_half << 16;
+}
+
 // Sixteen floats in words of the target; `has_nan` where one of them may be NaN.
 template <int Dst>
 __device__ inline void narrow_step(const float *values, bool has_nan, uint32_t *words) {

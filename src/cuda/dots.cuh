@@ -460,7 +460,7 @@ struct PowerSum {
   double sum = 0;
 
   __device__ static double power(uint32_t a, uint32_t b) {
-    if (a == 0xFF || b == 0xFF) return static_cast<double>(float_of(0x7FC00000));
+    if (a == 0xFF || b == 0xFF) return static_cast<double>(float_of(kQuietNan));
     return __longlong_as_double(static_cast<long long>(a + b + 1023 - 2 * 127) << 52);
   }
 

@@ -9,6 +9,7 @@
 #include "../numerics.h"
 #include "../scaling.h"
 #include "few_rows.h"
+#include "many_rows.h"
 
 namespace dlfp4 {
 namespace cuda {
@@ -228,10 +229,8 @@ struct ManyRowsParams {
   TensorMap x;
   ProductParams product;
   int halves;
-  int stages;  // of the ring of blocks in flight
-  // Where blocks of threads walk over tiles:
-  int group;  // of row blocks of weights that are multiplied before the next
-  int whole;  // tiles before the last ones, which clusters share
+  int stages;       // of the ring of blocks in flight
+  WalkOrder order;  // where blocks of threads walk over tiles
 };
 
 // One side of sums of products, as lines: see dlfp4_lines.

@@ -166,17 +166,18 @@ __device__ inline void quantize_squares(const QuantizeParams &p, const EncodePar
 
 // --- Dequantize ------------------------------------------------------------------------------
 
-// Products as words of the target. Where one may be NaN the oracle decides about its bits.
-template <int Row, int Dst>
-__device__ inline void dequantize_step(const Values<Row> &table, const uint32_t *codes, float scale, uint32_t *words) {
-  float values[kStep];
+// Products; returns whether one may be NaN, about whose bits the oracle decides.
+template <int Row>
+__device__ inline bool decode_step(const Values<Row> &table, const uint32_t *codes, float scale, float *values) {
   const bool special = has_special<Row>(codes) || !(fabsf(scale) <= kLargestFloat);
   table.decode(codes, values);
 #pragma unroll
   for (int i = 0; i < kStep; ++i) values[i] = __fmul_rn(values[i], scale);
-  if (special)
+  if (special && kFormats[Row].bits == 8)
     for (int i = 0; i < kStep; ++i) values[i] = decoded(Values<Row>::decode_by_rule(codes, i), scale);
-  narrow_step<Dst>(values, special, words);
+  else if (special)
+    for (int i = 0; i < kStep; ++i) values[i] = values[i] == values[i] ? values[i] : float_of(kQuietNan);
+  return special;
 }
 
 template <int Row, int Dst>
@@ -198,7 +199,11 @@ struct CodedStep {
 
   __device__ void finish(const DequantizeParams &p, const Values<Row> &table, float decode) const {
     uint32_t words[kWords];
-    if (dst != nullptr) dequantize_step<Row, Dst>(table, codes, decode_fast(p.kind, scale, decode), words);
+    if (dst != nullptr) {
+      float values[kStep];
+      const bool special = decode_step(table, codes, decode_fast(p.kind, scale, decode), values);
+      narrow_step<Dst>(values, special, words);
+    }
     warp_store<kWords>().store(dst, words);
   }
 };

@@ -88,10 +88,10 @@ template <int Kind>
 __device__ inline float decode_fast(uint32_t stored, float tensor_decode) {
   if constexpr (Kind == DLFP4_LARGEST) return float_of(stored);
   if constexpr (Kind == DLFP4_POWER) {
-    if (stored == 0xFF) return float_of(0x7FC00000);
+    if (stored == 0xFF) return float_of(kQuietNan);
     return float_of(stored == 0 ? 1u << 22 : stored << 23);
   }
-  if ((stored & 0x7F) == 0x7F) return float_of(0x7FC00000);
+  if ((stored & 0x7F) == 0x7F) return float_of(kQuietNan);
   const float magnitude = float_of_e4m3_magnitude(stored & 0x7F);
   return (stored & 0x80 ? -magnitude : magnitude) * tensor_decode;
 }

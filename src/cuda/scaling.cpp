@@ -346,8 +346,9 @@ int dequantize_lines(DequantizeParams p, Lines result, const FormatInfo &format,
   const bool across = is_row_major(transposed(result));
   if (across && !bytes && can_store_steps(p.data, p.data_stride, p.data_step)) {
     const int kernel = kKernel_dequantize_tile_float4_e2m1fn_float32 + kNumSources * element + result.source;
-    const int64_t tiles = divide_up(p.length, kTileRows) * divide_up(p.lines, kStripColumns);
-    return run(static_cast<KernelNumber>(kernel), tiles * kThreads, p, stream);
+    const int64_t tiles = divide_up(p.length, kTileRows) * divide_up(p.lines, kTileColumns);
+    if (tiles == 0) return 0;
+    return launch_shape(kernel, {{tiles, 1}, kThreads, kTileRuleBytes + tile_bytes(result.item), 1}, &p, stream);
   }
   if (across && bytes && can_store_steps(p.data, p.data_step, p.data_stride)) {
     const int kernel =

@@ -344,41 +344,51 @@ __device__ inline void quantize_strip(const TileParams &p) {
 // Lines that are columns of the result: packed codes along them.
 template <int Row, int Dst>
 __device__ inline void dequantize_tile(const DequantizeParams &p) {
-  constexpr int kBits = kFormats[Row].bits, kBytes = kFloatBytes<Dst>, kWords = kStep * kBytes / 4;
-  __shared__ Values<Row> table;
-  __shared__ __align__(16) uint8_t tile[kTileRows * kStripColumns * kBytes];
-  table.fill();
-  const uint32_t in_row = static_cast<uint32_t>((p.lines + kStripColumns - 1) / kStripColumns);
-  const int64_t top = int64_t{blockIdx.x / in_row} * kTileRows, left = int64_t{blockIdx.x % in_row} * kStripColumns;
+  constexpr int kBits = kFormats[Row].bits, kBytes = kFloatBytes<Dst>, kUnits = kTileColumns / kUnitColumns;
+  constexpr int kPitch = kTileColumns * kBytes, kElements = 16 / kBytes, kChunks = kTileColumns / kElements;
+  static_assert(sizeof(Values<Row>) <= kTileRuleBytes, "");
+  Values<Row> &table = *reinterpret_cast<Values<Row> *>(shared_memory);
+  uint8_t *const tile = shared_memory + kTileRuleBytes;
+  const uint32_t in_row = static_cast<uint32_t>((p.lines + kTileColumns - 1) / kTileColumns);
+  const int64_t top = int64_t{blockIdx.x / in_row} * kTileRows, left = int64_t{blockIdx.x % in_row} * kTileColumns;
   const Unit unit = unit_of_thread<kLanesOfSegment>();
   const int64_t first = top + unit.row;
-  uint32_t words[2][kWords];
+  uint32_t codes[kUnits][2][kCodeWords<kBits>] = {}, scales[kUnits][2] = {};
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int64_t line = left + unit.column + i;
+  for (int i = 0; i < 2 * kUnits; ++i) {
+    const int64_t line = left + unit.column + i / 2 * kUnitColumns + i % 2;
     if (first >= p.length || line >= p.lines) continue;
-    uint32_t codes[kCodeWords<kBits>];
-    load_codes<kBits>(p.data + (line * p.data_stride + first) * kBits / 8, codes);
-    dequantize_step<Row, Dst>(table, codes, scale_at(p, line, first, tensor_decode(p)), words[i]);
+    load_codes<kBits>(p.data + (line * p.data_stride + first) * kBits / 8, codes[i / 2][i % 2]);
+    scales[i / 2][i % 2] = stored_scale(p, line, first);
   }
+  const float decode = tensor_decode(p);
+  table.fill();
 #pragma unroll
-  for (int i = 0; i < kStep; ++i) {
-    uint8_t *const to = tile + place_in_tile<kBytes, kStripColumns>(unit.row + i, unit.column);
-    if constexpr (kBytes == 4)
-      *reinterpret_cast<uint2 *>(to) = make_uint2(words[0][i], words[1][i]);
-    else if (i % 2 == 0)
-      *reinterpret_cast<uint32_t *>(to) = permute<0x5410>(words[0][i / 2], words[1][i / 2]);
-    else
-      *reinterpret_cast<uint32_t *>(to) = permute<0x7632>(words[0][i / 2], words[1][i / 2]);
+  for (int number = 0; number < kUnits; ++number) {
+    uint8_t *const to = tile + place_in_tile<kBytes, kTileColumns>(unit.row, unit.column + number * kUnitColumns);
+    float values[2][kStep];
+    bool special = false;
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      special |= decode_step(table, codes[number][i], decode_fast(p.kind, scales[number][i], decode), values[i]);
+#pragma unroll
+    for (int i = 0; i < kStep; ++i) {
+      if constexpr (kBytes == 4) {
+        *reinterpret_cast<float2 *>(to + i * kPitch) = make_float2(values[0][i], values[1][i]);
+      } else {
+        const uint32_t pair = narrow_pair<Dst>(values[0][i], values[1][i]);
+        *reinterpret_cast<uint32_t *>(to + i * kPitch) =
+            special ? quiet_pair<Dst>(pair, values[0][i], values[1][i]) : pair;
+      }
+    }
   }
   __syncthreads();
-  constexpr int kElements = 16 / kBytes, kChunks = kStripColumns / kElements;
 #pragma unroll
-  for (int chunk = threadIdx.x; chunk < kTileRows * kChunks; chunk += kThreads) {
-    const int row = chunk / kChunks, column = chunk % kChunks * kElements;
+  for (int i = 0; i < kTileRows * kChunks; i += kThreads) {
+    const int row = (threadIdx.x + i) / kChunks, column = threadIdx.x % kChunks * kElements;
     if (top + row >= p.length || left + column >= p.lines) continue;
     *reinterpret_cast<uint4 *>(p.dst + (left + column + (top + row) * p.step) * kBytes) =
-        *reinterpret_cast<const uint4 *>(tile + place_in_tile<kBytes, kStripColumns>(row, column));
+        *reinterpret_cast<const uint4 *>(tile + place_in_tile<kBytes, kTileColumns>(row, column));
   }
 }
 
