@@ -21,7 +21,7 @@ constexpr int kTileRows = 128, kTileColumns = 128, kStripColumns = 64;
 constexpr int kSquaresOfWarp = 2;  // of 16 rows, along rows
 
 // Shared memory: for what a tile's threads share of a rule, then for its floats, then for codes of a byte.
-constexpr int kTileRuleBytes = 512;
+constexpr int kTileRuleBytes = 1024;
 DLFP4_RULE int tile_bytes(int item) { return kTileRows * kTileColumns * item; }
 
 constexpr int kMostDims = 12;

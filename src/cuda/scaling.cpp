@@ -219,7 +219,7 @@ int quantize_job(const Job &job, const FormatInfo &format, int number, uintptr_t
 int quantize_jobs(Job *jobs, const FormatInfo &format, int number, uintptr_t stream) {
   const int along = jobs[kAlongRows].x.step == 1 ? kAlongRows : kAlongColumns;
   const Job &rows = jobs[along], &columns = jobs[1 - along];
-  const bool both = rows.blocks && columns.blocks && number < kFirstStrip && format.group == 1;
+  const bool both = rows.blocks && columns.blocks && number < kFirstStrip;
   if (both && has_columns_kernel(columns, format) && is_row_major(rows.x) &&
       rows.params.stored % rows.params.block == 0 &&
       can_store_steps(rows.params.data, rows.params.data_stride, rows.params.data_step))

@@ -52,8 +52,10 @@ __device__ inline TilePlace place_of_tile(const TileParams &p) {
 // What a tile's threads share of a two-level rule: the multipliers of its 127 scales, so that each is divided for once.
 template <int Kind>
 class TileRule {
+  static constexpr int kSide = 16, kNanScale = 0x7F;
   float multipliers_[Kind == DLFP4_TWO_LEVEL ? 128 : 1];
-  static_assert(sizeof(multipliers_) <= kTileRuleBytes, "");
+  uint8_t squares_[kTileRows / kSide][kTileColumns / kSide];
+  static_assert(sizeof(multipliers_) + sizeof(squares_) <= kTileRuleBytes, "");
 
  public:
   __device__ void fill(const ScaleRule &rule) {
@@ -63,9 +65,20 @@ class TileRule {
 
   __device__ BlockScale operator()(const ScaleRule &rule, uint32_t magnitude) const {
     if constexpr (Kind != DLFP4_TWO_LEVEL) return scale_of_block<Kind>(rule, magnitude);
-    if (magnitude >= kNotFinite) return {0x7F, 0};
+    if (magnitude >= kNotFinite) return {kNanScale, 0};
     const uint32_t code = two_level_code(rule, magnitude);
     return {code, multipliers_[code]};
+  }
+
+  // The scale of a square, found along columns, for its rows. Returns instead of the largest magnitude one that is as
+  // finite.
+  __device__ void keep_square(Unit at, uint32_t stored) {
+    squares_[at.row / kSide][at.column / kSide] = static_cast<uint8_t>(stored);
+  }
+  __device__ uint32_t take_square(int row, int column, BlockScale *scale) const {
+    const uint32_t stored = squares_[row / kSide][column / kSide];
+    *scale = {stored, stored == kNanScale ? 0.0f : multipliers_[stored]};
+    return stored == kNanScale ? kNotFinite : 0;
   }
 };
 
@@ -98,8 +111,8 @@ __device__ inline void copy_tile(const QuantizeParams &p, TilePlace at, uint8_t 
   commit_copies();
 }
 
-// Blocks along the tile's rows: four neighbours a thread.
-template <int Src, int Row, int BlockSize, int Kind>
+// Blocks along the tile's rows, or rows of squares whose scales were found: four neighbours a thread.
+template <int Src, int Row, int BlockSize, int Kind, bool Square>
 __device__ inline void quantize_tile_rows(const TileParams &p, TilePlace at, const ScaleRule &rule,
                                           const TileRule<Kind> &scales, const uint8_t *tile) {
   constexpr int kBits = kFormats[Row].bits, kBytes = kFloatBytes<Src>, kSteps = kTileColumns / kStep;
@@ -119,9 +132,13 @@ __device__ inline void quantize_tile_rows(const TileParams &p, TilePlace at, con
     for (int k = 0; k < kFloatVectors<Src>; ++k)
       raw[k] = *reinterpret_cast<const uint4 *>(
           tile + place_in_tile<kBytes, kTileColumns>(row, column + k * 16 / kBytes) + i * (kTileColumns * kBytes));
-    const uint32_t largest = largest_of_lanes(largest_of<Src>(raw), BlockSize / kStep - 1);
+    uint32_t largest = largest_of_lanes(largest_of<Src>(raw), BlockSize / kStep - 1);
     if (!has_columns || line + i >= lines) continue;
-    const BlockScale scale = scales(rule, largest);
+    BlockScale scale;
+    if constexpr (Square)
+      largest = scales.take_square(row, column, &scale);
+    else
+      scale = scales(rule, largest);
     if (is_first) store_scale<Kind>(q, scale_place, line + i, first / BlockSize, scale.stored);
     unpack_vectors<Src>(raw, values);
     encode_scaled<Row, Kind>(p.encode, values, scale, largest, words);
@@ -180,7 +197,7 @@ __device__ inline void write_codes(const QuantizeParams &p, TilePlace at, const 
 // Blocks along the columns of a unit. Codes of a byte each are left in `staged`.
 template <int Src, int Row, int BlockSize, int Kind, bool Square, int Lanes>
 __device__ inline void quantize_unit(const TileParams &p, TilePlace at, Unit unit, const ScaleRule &rule,
-                                     const TileRule<Kind> &scales, const uint8_t *tile, uint8_t *staged) {
+                                     TileRule<Kind> *scales, const uint8_t *tile, uint8_t *staged) {
   constexpr int kBits = kFormats[Row].bits;
   const QuantizeParams &q = p.columns;
   const uint32_t first = at.row + unit.row, line = at.column + unit.column, block = first / BlockSize;
@@ -196,7 +213,8 @@ __device__ inline void quantize_unit(const TileParams &p, TilePlace at, Unit uni
   if constexpr (Square) largest[0] = largest[1] = largest_of_lanes(max(largest[0], largest[1]), Lanes - 1);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const BlockScale scale = scales(rule, largest[i]);
+    const BlockScale scale = (*scales)(rule, largest[i]);
+    if (Square && i == 0 && unit.column % BlockSize == 0) scales->keep_square(unit, scale.stored);
     encode_scaled<Row, Kind>(p.encode, values[i], scale, largest[i], words[i]);
     if (is_first) store_scale<Kind>(q, scale_place + i * q.scale_stride, line + i, block, scale.stored);
     if (kBits < 8 && there) store_codes<kBits>(data + bytes_of<kBits>(i * q.data_stride), words[i]);
@@ -216,12 +234,17 @@ __device__ inline void quantize_tile(const TileParams &p) {
   scales.fill(rule);
   wait_for_copies<0>();
   __syncthreads();
-  if (p.rows.data != nullptr) quantize_tile_rows<Src, Row, BlockSize, Kind>(p, at, rule, scales, tile);
+  if (!Square && p.rows.data != nullptr)
+    quantize_tile_rows<Src, Row, BlockSize, Kind, false>(p, at, rule, scales, tile);
   const Unit unit = unit_of_thread<kLanes>();
 #pragma unroll 1
   for (int column = 0; column < kTileColumns; column += kUnitColumns)
-    quantize_unit<Src, Row, BlockSize, Kind, Square, kLanes>(p, at, {unit.row, unit.column + column}, rule, scales,
+    quantize_unit<Src, Row, BlockSize, Kind, Square, kLanes>(p, at, {unit.row, unit.column + column}, rule, &scales,
                                                              tile, staged);
+  if (Square && p.rows.data != nullptr) {
+    __syncthreads();
+    quantize_tile_rows<Src, Row, BlockSize, Kind, true>(p, at, rule, scales, tile);
+  }
   if constexpr (kHasBytes) {
     __syncthreads();
     write_codes(p.columns, at, staged);
