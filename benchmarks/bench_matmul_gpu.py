@@ -137,7 +137,7 @@ def make_group(torch: Any, weights: Weights, rows: int, options: argparse.Namesp
     x8, one = x.to(torch.float8_e4m3fn), torch.ones((), device="cuda")
     ones = torch.ones(rows, 1, device="cuda"), torch.ones(1, n, device="cuda")
     here = torch.cuda.current_stream
-    quantized = dlfp4.quantize(x, weights.format)  # lives as long as the graphs that read it
+    quantized = dlfp4.quantize(x, weights.format)
 
     def by(backend: str, ws: Sequence[Any], a: Any = x) -> list[Call]:
         return [lambda w=w: dlfp4.matmul(a, w.mT, out=out, backend=backend, stream=here()) for w in ws]

@@ -42,23 +42,26 @@ cdef ScaledTensor prepare_on_cuda(ScaledTensor source):
                                          False)
     check_kernel(dlfp4_cuda_prepare(device, stream, &blocks, format, rows, report.largest, memory.dl.data, False),
                  f"preparing {source.format}")
+    cdef ScaledTensor self = divide_prepared(source, memory, size, stream)
+    self.prepared = Prepared(rows, blocks.length, report.largest, dlfp4_cuda_is_exact_in_half(format, &report),
+                             source.data.x2_)
     with nogil:
         status = dlfp4_cuda_wait(device, stream)
     check_cuda(status, "waiting for prepared weights")
-    return finish_prepared(source, memory, size, Prepared(
-        rows, blocks.length, report.largest, dlfp4_cuda_is_exact_in_half(format, &report), source.data.x2_))
+    return self
 
 
-cdef ScaledTensor finish_prepared(ScaledTensor source, Tensor memory, dlfp4_cuda_prepared_size size,
-                                  Prepared prepared):
-    cdef Tensor codes = slice_tensor(memory, (slice(None), slice(size.code_bytes)))
-    cdef Tensor scales = place_managed(source.scales, True)
+cdef ScaledTensor divide_prepared(ScaledTensor source, Tensor memory, dlfp4_cuda_prepared_size size, int64_t stream):
+    """Codes and scales of blocks in one piece of memory. A scale of the whole tensor is copied: it may lie beside the
+    codes of the source, and would keep them."""
+    cdef Tensor codes = slice_tensor(memory, (slice(None), slice(size.code_bytes))), scales, unit = None
     if source.format.block is not None:
         scales = slice_tensor(memory, (slice(None), slice(size.code_bytes, None)))
-    cdef ScaledTensor self = make_scaled(codes, scales, place_managed(source.global_scale, True), source.format,
-                                         source.axis, "prepared", source.shape)
-    self.prepared = prepared
-    return self
+    else:
+        scales = copy_on(place_managed(source.scales, True), stream)
+    if source.global_scale is not None:
+        unit = copy_on(place_managed(source.global_scale, True), stream)
+    return make_scaled(codes, scales, unit, source.format, source.axis, "prepared", source.shape)
 
 
 cdef int inspect(ScaledTensor source, const dlfp4_blocks *blocks, int64_t stream, dlfp4_cuda_report *report) except -1:

@@ -163,12 +163,20 @@ def test_other_strides_equal_the_host(name, source):
                 assert host_bytes(one.dequantize("bfloat16")) == host_bytes(other.dequantize("bfloat16"))
 
 
-@pytest.mark.parametrize("recipe", ["ocp", "nvidia", "rocm", dlfp4.Recipe(scale_rule="ceil", rounding="toward_zero")])
+@pytest.mark.parametrize(
+    "recipe",
+    ["ocp", "nvidia", "rocm", dlfp4.Recipe(scale_rule="ceil"), dlfp4.Recipe(scale_rule="ceil", rounding="toward_zero")],
+)
 @pytest.mark.parametrize("name", [name for name in FORMATS if name.startswith("mx")])
 def test_recipes_equal_the_host(name, recipe):
     x = special_values((64, 256), "float32")
     device = dlfp4.asarray(x).to_device(CUDA)
-    assert_equal_parts(dlfp4.quantize(device, name, recipe=recipe), dlfp4.quantize(x, name, recipe=recipe))
+    for axis in (-1, -2):
+        ours, host = (dlfp4.quantize(t, name, recipe=recipe, axis=axis) for t in (device, x))
+        assert_equal_parts(ours, host)
+    both = [dlfp4.quantize(t, name, recipe=recipe, axis=(-1, -2)) for t in (device, x)]
+    for ours, host in zip(*both, strict=True):
+        assert_equal_parts(ours, host)
     options = {"recipe": recipe, "rounding": "stochastic", "seed": 3, "axis": -2}
     assert_equal_parts(dlfp4.quantize(device, name, **options), dlfp4.quantize(x, name, **options))
 
@@ -186,6 +194,8 @@ def test_scale_layouts_equal_the_host(name, axis, layout):
     assert_equal_parts(ours.with_scale_layout("linear"), host.with_scale_layout("linear"))
     linear = dlfp4.quantize(device, name, axis=axis)
     assert_equal_parts(linear.with_scale_layout(layout), host)
+    along_axis = dlfp4.quantize(device, name, axis=(axis, -3 - axis), scale_layout=layout)[0]
+    assert_equal_parts(along_axis, host)
 
 
 def test_every_block_scale_of_nvfp4():
@@ -195,16 +205,39 @@ def test_every_block_scale_of_nvfp4():
     x = np.zeros((magnitudes.size, 16), np.float32)
     x[:, 3], x[:, 9] = magnitudes, -magnitudes / 3
     x = x.reshape(64, -1)
+    turned = np.ascontiguousarray(x.T)
     for scale in (1.0, 0.0123, 3e-5, 700.0):
-        device = dlfp4.quantize(dlfp4.asarray(x).to_device(CUDA), "nvfp4", global_scale=scale)
-        assert_equal_parts(device, dlfp4.quantize(x, "nvfp4", global_scale=scale))
+        for source, axis in ((x, -1), (turned, -2)):
+            device = dlfp4.quantize(dlfp4.asarray(source).to_device(CUDA), "nvfp4", axis=axis, global_scale=scale)
+            assert_equal_parts(device, dlfp4.quantize(source, "nvfp4", axis=axis, global_scale=scale))
+        along_rows, _ = dlfp4.quantize(dlfp4.asarray(x).to_device(CUDA), "nvfp4", axis=(-1, -2), global_scale=scale)
+        assert_equal_parts(along_rows, dlfp4.quantize(x, "nvfp4", global_scale=scale))
 
 
 def test_given_scale_on_the_device(torch):
     x = torch.randn(64, 128, device="cuda")
-    for name in ("nvfp4", "fp8_e4m3"):
-        ours = dlfp4.quantize(x, name, global_scale=torch.tensor(0.0123, device="cuda"))
-        assert_equal_parts(ours, dlfp4.quantize(x.cpu(), name, global_scale=0.0123))
+    for name in ("nvfp4", "nvfp4_16x16", "fp8_e4m3"):
+        for axis in (-1, -2):
+            ours = dlfp4.quantize(x, name, axis=axis, global_scale=torch.tensor(0.0123, device="cuda"))
+            assert_equal_parts(ours, dlfp4.quantize(x.cpu(), name, axis=axis, global_scale=0.0123))
+        given = torch.tensor(0.0123, device="cuda")
+        both = dlfp4.quantize(x, name, axis=(-1, -2), global_scale=given)
+        for ours, host in zip(both, dlfp4.quantize(x.cpu(), name, axis=(-1, -2), global_scale=0.0123), strict=True):
+            assert_equal_parts(ours, host)
+
+
+@pytest.mark.parametrize("scale", [-1.0, -0.0, 0.0, float("inf"), float("-inf"), float("nan")])
+def test_a_given_scale_that_is_none_gives_the_same_along_rows_and_columns(torch, scale):
+    """Nobody looks at a scale on the device before the kernels: they must read nothing else for it."""
+    x = torch.randn(256, 128, device="cuda")
+    x[:16, :3], x[16, 3], x[32, 4] = 0.0, float("inf"), float("nan")
+    given, turned = torch.tensor(scale, device="cuda"), x.t().contiguous()
+    columns, rows = (
+        dlfp4.quantize(x, "nvfp4", axis=-2, global_scale=given),
+        dlfp4.quantize(turned, "nvfp4", global_scale=given),
+    )
+    assert host_bytes(columns.data) == host_bytes(rows.data)
+    assert host_bytes(columns.scales) == host_bytes(rows.scales)
 
 
 def test_shuffle_weight():

@@ -1,6 +1,8 @@
 """quantize's arguments: memory to refill and its neighbours, what is refused and how, what frameworks get."""
 
 import ctypes
+import gc
+import itertools
 import math
 
 import ml_dtypes
@@ -125,6 +127,46 @@ def test_out_that_overlaps():
     out = dlfp4.ScaledTensor.from_parts(memory[: 32 * 32].reshape(32, 32), scales, format="mxfp4")
     with pytest.raises(ValueError, match="overlap"):
         dlfp4.quantize(x, "mxfp4", out=out)
+
+
+# ---- one piece of memory -------------------------------------------------------------------------------------------
+
+
+def parts_of(q):
+    assert (q.global_scale is not None) == (q.format in TWO_LEVEL)
+    return [part for part in (q.data, q.scales, q.global_scale) if part is not None]
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3, 37])
+@pytest.mark.parametrize("name", FORMATS)
+def test_parts_lie_apart(name, rows):
+    parts = parts_of(dlfp4.quantize(make("normal", (rows, 200)), name, pad=True))
+    for part in parts:
+        assert part.data_ptr % 64 == 0
+        assert not part.readonly
+    places = sorted((part.data_ptr, part.data_ptr + part.nbytes) for part in parts)
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(places))
+    for number, part in enumerate(parts):
+        ctypes.memset(part.data_ptr, number, part.nbytes)
+    for number, part in enumerate(parts):
+        assert raw_bytes(part) == bytes([number]) * part.nbytes
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3, 37])
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_part_outlives_its_tensor(name, rows):
+    """And the other parts: the memory of all of them is in use as long as one is."""
+    x = make("normal", (rows, 200))
+    for number in range(3 if name in TWO_LEVEL else 2):
+        q = dlfp4.quantize(x, name, pad=True)
+        part = parts_of(q)[number]
+        expected = raw_bytes(part)
+        del q
+        gc.collect()
+        others = [parts_of(dlfp4.quantize(x, name, pad=True)) for _ in range(8)]  # would get the memory if it were free
+        for other in itertools.chain(*others):
+            ctypes.memset(other.data_ptr, 0xA5, other.nbytes)
+        assert raw_bytes(part) == expected
 
 
 # ---- arguments -----------------------------------------------------------------------------------------------------

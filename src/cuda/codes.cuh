@@ -15,7 +15,7 @@ __device__ inline float half_to_float(uint16_t half) {
   float value;
   asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(half));
   if (value == value) return value;
-  return float_of((half & 0x8000u) << 16 | 0x7FC00000);  // the instruction drops a NaN's sign
+  return float_of((half & 0x8000u) << 16 | kQuietNan);  // the instruction drops a NaN's sign
 }
 
 template <int Row>

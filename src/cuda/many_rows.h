@@ -1,4 +1,4 @@
-// What host and device agree on for products of many rows: the ring of blocks in shared memory.
+// What host and device agree on for products of many rows: the ring of blocks in shared memory, the order of the walk.
 // Layout: [stage] rows of x, [stage] weights, barriers; then what the last step needs.
 #ifndef DLFP4_SRC_CUDA_MANY_ROWS_H_
 #define DLFP4_SRC_CUDA_MANY_ROWS_H_
@@ -11,6 +11,7 @@ namespace cuda {
 constexpr int kWarpgroup = 128, kConsumers = 2, kManyRowsThreads = kWarpgroup * (1 + kConsumers);
 constexpr int kMostShared = 227 * 1024;
 constexpr int kColumnsOfHalf = kBlockRows / 2;
+
 DLFP4_RULE int x_stage_bytes(int rows) { return rows * kBlockK * 2; }
 
 DLFP4_RULE int weight_stage_bytes(int kind, int halves) { return weight_layout(kind).bytes() / 2 * halves; }
@@ -37,8 +38,8 @@ DLFP4_RULE int walk_x_tiles(int rows) { return (rows + kWalkRows / 2 - 1) / kWal
 // first of these orders starts at the last block, because the first blocks have shared tiles.
 struct WalkOrder {
   static constexpr int kNone = -1;
-  static constexpr int kGroup =
-      64;  // row blocks that meet all rows of x before the next, so that both stay in the cache
+  // Row blocks that meet all rows of x before the next, so that both stay in the cache.
+  static constexpr int kGroup = 64;
 
   struct Place {
     int row_block, first_row;

@@ -161,6 +161,13 @@ ProductParams product_params(const dlfp4_cuda_product &product) {
   return p;
 }
 
+// Kernels count rows, columns and K in 32 bits, each rounded up to tiles, and blocks of weights and tiles of y too.
+bool can_count(int64_t rows, int64_t columns, int64_t depth) {
+  constexpr int64_t kMost = INT32_MAX - kWalkRows;
+  return rows <= kMost && columns <= kMost && depth <= kMost &&
+         divide_up(columns, kBlockRows) * std::max(divide_up(depth, kBlockK), divide_up(rows, kWalkRows)) <= kMost;
+}
+
 // The number of a kernel of DLFP4_CUDA_PRODUCTS, whose rows go by kind, type and size.
 KernelNumber product_kernel(int kind, bool is_half, int size) {
   constexpr int kSizes = kKernel_multiply_8_kNvfp4_float16 - kKernel_multiply_8_kNvfp4_bfloat16;
@@ -249,6 +256,8 @@ int dlfp4_cuda_find_tactics(int device, int format, int64_t rows, int64_t column
   const CurrentContext context(device);
   if (context.status() != 0) return context.status();
   const Problem problem = {weight_kind(format), rows, columns, depth};
+  if (problem.kind == kNoKind) return refuse(DLFP4_E_OPTION);
+  if (!can_count(rows, columns, depth)) return refuse(DLFP4_E_SHAPE);
   *count = find_tactics(problem, multiprocessors(), has_hopper_kernels(), tactics, capacity);
   return 0;
 }
@@ -257,10 +266,7 @@ int dlfp4_cuda_multiply(int device, uintptr_t stream, const dlfp4_cuda_product *
   const CurrentContext context(device);
   if (context.status() != 0) return context.status();
   if (tactic < 0 || tactic >= kNumTactics || weight_kind(product->format) == kNoKind) return refuse(DLFP4_E_OPTION);
-  const int64_t words = dlfp4_cuda_size_prepared(product->format, product->columns, product->stored_depth).blocks *
-                        weight_layout(weight_kind(product->format)).bytes() / 4;
-  if (words > UINT32_MAX || product->rows > INT32_MAX || product->columns > INT32_MAX || product->depth > INT32_MAX)
-    return refuse(DLFP4_E_SHAPE);
+  if (!can_count(product->rows, product->columns, product->stored_depth)) return refuse(DLFP4_E_SHAPE);
   return multiply(*product, kTactics[tactic], stream);
 }
 }

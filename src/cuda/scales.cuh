@@ -54,8 +54,10 @@ __device__ inline float two_level_multiplier(const ScaleRule &rule, uint32_t cod
   return finite(1 / (scale[0] * rule.unit));
 }
 
+constexpr BlockScale kTwoLevelNan = {0x7F, 0};  // of a block that is not finite
+
 __device__ inline BlockScale two_level_fast(const ScaleRule &rule, uint32_t magnitude) {
-  if (magnitude >= kNotFinite) return {0x7F, 0};
+  if (magnitude >= kNotFinite) return kTwoLevelNan;
   const uint32_t code = two_level_code(rule, magnitude);
   return {code, two_level_multiplier(rule, code)};
 }

@@ -197,7 +197,6 @@ int quantize_columns(const Job &columns, const Job *rows, const FormatInfo &form
   params.tiles_in_row = static_cast<uint32_t>(tiles_in_row);
   const int64_t tiles = tiles_in_row * divide_up(columns.params.stored, kTileRows);
   const int shared_bytes = strip ? 0 : kTileRuleBytes + tile_bytes(x.item) + (format.bits == 8 ? tile_bytes(1) : 0);
-  if (tiles == 0) return 0;
   return launch_shape(plus(kKernel_columns_float32_nvfp4, kColumnKernels * x.source + kernel),
                       {{tiles, 1}, kThreads, shared_bytes, 1}, &params, stream);
 }

@@ -105,7 +105,7 @@ int find_tactics(const Problem &problem, int processors, bool has_hopper_kernels
     numbers[count++] = i;
   }
   std::stable_sort(numbers, numbers + count, [&](int a, int b) { return times[a] < times[b]; });
-  while (times[numbers[count - 1]] > kTooSlow * times[numbers[0]]) --count;
+  while (count > 1 && times[numbers[count - 1]] > kTooSlow * times[numbers[0]]) --count;
   return count;
 }
 

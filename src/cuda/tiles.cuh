@@ -1,7 +1,8 @@
 // Blocks along columns of row-major memory, alone or together with those along rows; squares of 16; and back.
-// Layout: a block of threads takes 128 rows of some columns through shared memory, in chunks of 16 bytes.
+// Layout: a block of threads takes 128 rows and columns through shared memory, in chunks of 16 bytes; strips of 64
+// columns stay in registers.
 // Trick: chunks are swizzled by the row, so that rows 16 apart lie in different banks: a warp reads columns of eight
-// such segments at once, and what it writes of a column fills whole sectors.
+// such segments at once, of squares four, and what it writes of a column fills whole sectors.
 #ifndef DLFP4_SRC_CUDA_TILES_CUH_
 #define DLFP4_SRC_CUDA_TILES_CUH_
 
@@ -49,36 +50,42 @@ __device__ inline TilePlace place_of_tile(const TileParams &p) {
 
 // --- Quantize --------------------------------------------------------------------------------
 
-// What a tile's threads share of a two-level rule: the multipliers of its 127 scales, so that each is divided for once.
+// What a tile's threads share: of a two-level rule the multipliers of its 127 scales, so that each is divided for once;
+// the scales of squares, found along columns, for their rows. A given scale that is no positive number makes codes
+// beyond these, which go the long way.
 template <int Kind>
 class TileRule {
-  static constexpr int kSide = 16, kNanScale = 0x7F;
-  float multipliers_[Kind == DLFP4_TWO_LEVEL ? 128 : 1];
-  uint8_t squares_[kTileRows / kSide][kTileColumns / kSide];
+  static constexpr int kSide = 16, kScales = 0x7F;
+  static constexpr uint32_t kIsFinite = 0x100;  // beside a square's code
+  float multipliers_[Kind == DLFP4_TWO_LEVEL ? kScales : 1];
+  uint16_t squares_[kTileRows / kSide][kTileColumns / kSide];
   static_assert(sizeof(multipliers_) + sizeof(squares_) <= kTileRuleBytes, "");
+
+  __device__ BlockScale with_multiplier(const ScaleRule &rule, uint32_t code) const {
+    return {code, code < kScales ? multipliers_[code] : two_level_multiplier(rule, code)};
+  }
 
  public:
   __device__ void fill(const ScaleRule &rule) {
-    if (Kind == DLFP4_TWO_LEVEL && threadIdx.x < 0x7F)
+    if (Kind == DLFP4_TWO_LEVEL && threadIdx.x < kScales)
       multipliers_[threadIdx.x] = two_level_multiplier(rule, threadIdx.x);
   }
 
   __device__ BlockScale operator()(const ScaleRule &rule, uint32_t magnitude) const {
     if constexpr (Kind != DLFP4_TWO_LEVEL) return scale_of_block<Kind>(rule, magnitude);
-    if (magnitude >= kNotFinite) return {kNanScale, 0};
-    const uint32_t code = two_level_code(rule, magnitude);
-    return {code, multipliers_[code]};
+    if (magnitude >= kNotFinite) return kTwoLevelNan;
+    return with_multiplier(rule, two_level_code(rule, magnitude));
   }
 
-  // The scale of a square, found along columns, for its rows. Returns instead of the largest magnitude one that is as
-  // finite.
-  __device__ void keep_square(Unit at, uint32_t stored) {
-    squares_[at.row / kSide][at.column / kSide] = static_cast<uint8_t>(stored);
+  __device__ void keep_square(Unit at, uint32_t code, uint32_t largest) {
+    squares_[at.row / kSide][at.column / kSide] = static_cast<uint16_t>(code | (largest < kNotFinite ? kIsFinite : 0));
   }
-  __device__ uint32_t take_square(int row, int column, BlockScale *scale) const {
-    const uint32_t stored = squares_[row / kSide][column / kSide];
-    *scale = {stored, stored == kNanScale ? 0.0f : multipliers_[stored]};
-    return stored == kNanScale ? kNotFinite : 0;
+
+  // Returns a magnitude that is as finite as the largest.
+  __device__ uint32_t take_square(const ScaleRule &rule, int row, int column, BlockScale *scale) const {
+    const uint32_t kept = squares_[row / kSide][column / kSide];
+    *scale = kept & kIsFinite ? with_multiplier(rule, kept & 0xFF) : kTwoLevelNan;
+    return kept & kIsFinite ? 0 : kNotFinite;
   }
 };
 
@@ -86,6 +93,7 @@ class TileRule {
 template <int Kind>
 __device__ inline void store_scale(const QuantizeParams &p, uint8_t *linear, uint32_t row, uint32_t block,
                                    uint32_t stored) {
+  static_assert(Kind != DLFP4_LARGEST, "scales of one byte");
   if (p.layout == DLFP4_LAYOUT_linear)
     *linear = static_cast<uint8_t>(stored);
   else
@@ -136,7 +144,7 @@ __device__ inline void quantize_tile_rows(const TileParams &p, TilePlace at, con
     if (!has_columns || line + i >= lines) continue;
     BlockScale scale;
     if constexpr (Square)
-      largest = scales.take_square(row, column, &scale);
+      largest = scales.take_square(rule, row, column, &scale);
     else
       scale = scales(rule, largest);
     if (is_first) store_scale<Kind>(q, scale_place, line + i, first / BlockSize, scale.stored);
@@ -214,7 +222,7 @@ __device__ inline void quantize_unit(const TileParams &p, TilePlace at, Unit uni
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const BlockScale scale = (*scales)(rule, largest[i]);
-    if (Square && i == 0 && unit.column % BlockSize == 0) scales->keep_square(unit, scale.stored);
+    if (Square && i == 0 && unit.column % BlockSize == 0) scales->keep_square(unit, scale.stored, largest[i]);
     encode_scaled<Row, Kind>(p.encode, values[i], scale, largest[i], words[i]);
     if (is_first) store_scale<Kind>(q, scale_place + i * q.scale_stride, line + i, block, scale.stored);
     if (kBits < 8 && there) store_codes<kBits>(data + bytes_of<kBits>(i * q.data_stride), words[i]);

@@ -286,6 +286,50 @@ void test_two_level() {
   }
 }
 
+// The exponent that is left of a magnitude, as the formats' papers state each rule: without a number to add.
+uint32_t exponent_by_rule(dlfp4_scale_rule rule, int element, uint32_t magnitude) {
+  const uint32_t exponent = magnitude >> 23, fraction = magnitude & 0x7FFFFF;
+  const double largest = value_of_code(element, largest_finite_code(kFormats[element]));
+  const double significand = 1 + ldexp(fraction, -23);  // as that of a normal number, below 2^-126 too
+  switch (rule) {
+    case DLFP4_SCALE_RCEIL:
+      return exponent + (fraction > (bits_of(static_cast<float>(largest)) & 0x7FFFFF));
+    case DLFP4_SCALE_CEIL:
+      return exponent + (fraction != 0);
+    case DLFP4_SCALE_EVEN:
+      return exponent + (significand + ldexp(0.5, -kFormats[element].mantissa) >= 2);
+    default:
+      return exponent;
+  }
+}
+
+void check_carry(dlfp4_scale_rule rule, int element, uint32_t magnitude) {
+  const uint32_t carry = carry_of_power(rule, largest_float_bits(kFormats[element]), kFormats[element].mantissa);
+  const uint32_t found = (magnitude + carry) >> 23, expected = exponent_by_rule(rule, element, magnitude);
+  if (found != expected)
+    snprintf(context, sizeof(context), "%s, scale rule %d, magnitude %08x: %u, not %u", dlfp4_dtypes[element].name,
+             rule, magnitude, found, expected);
+  check(found == expected, "carry_of_power", context);
+}
+
+// With every exponent: no fraction, the largest value's, and the least that rounds up; then any magnitudes.
+void test_carry(int format) {
+  if (dlfp4_formats[format].kind != DLFP4_POWER) return;
+  const int element = dlfp4_formats[format].element;
+  const uint32_t of_largest = largest_float_bits(kFormats[element]) & 0x7FFFFF;
+  const uint32_t rounds_up = (1u << 23) - (1u << (22 - kFormats[element].mantissa));
+  for (dlfp4_scale_rule rule : {DLFP4_SCALE_FLOOR, DLFP4_SCALE_RCEIL, DLFP4_SCALE_CEIL, DLFP4_SCALE_EVEN}) {
+    for (uint32_t exponent = 0; exponent < 256; ++exponent)
+      for (uint32_t fraction : {0u, of_largest, rounds_up})
+        for (uint32_t near = 0; near < 3; ++near) {
+          const uint32_t magnitude = (exponent << 23 | fraction) + near - 1;
+          if (magnitude < kNotFinite) check_carry(rule, element, magnitude);
+        }
+    for (int64_t below : {int64_t{1} << 23, int64_t{kNotFinite}})  // subnormal, finite
+      for (int round = 0; round < 3000; ++round) check_carry(rule, element, static_cast<uint32_t>(random_below(below)));
+  }
+}
+
 void test_powers(int format) {
   if (dlfp4_formats[format].kind != DLFP4_POWER) return;
   for (dlfp4_scale_rule power : {DLFP4_SCALE_FLOOR, DLFP4_SCALE_RCEIL, DLFP4_SCALE_CEIL, DLFP4_SCALE_EVEN}) {
@@ -563,7 +607,7 @@ void test_all() {
   for (int source = 0; source < kNumSources; ++source) test_largest(source);
   for (int source = 0; source < kNumSources; ++source) test_all_halves(source);
   test_two_level();
-  for (int format = 0; format < DLFP4_NUM_FORMATS; ++format) test_powers(format);
+  for (int format = 0; format < DLFP4_NUM_FORMATS; ++format) test_carry(format), test_powers(format);
   for (int format : {DLFP4_FORMAT_fp8_1x128, DLFP4_FORMAT_fp8_1x128_e5m2}) test_float_scales(format);
   test_decode_scales();
   for (int rounding = 0; rounding < kNumRoundings; ++rounding)

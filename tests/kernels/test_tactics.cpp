@@ -1,6 +1,10 @@
 // Checks which tiles the walking matrix kernel multiplies, and the tactics that a problem gets, without a GPU.
 // Layout: y in half tiles, 128 by 128.
 // Trick: the kernel and this program ask the same WalkOrder; here its answers are counted.
+#if defined(__GNUC__)
+#pragma GCC diagnostic ignored "-Wunused-function"  // not all of the support is for tactics
+#endif
+
 #include "cuda/tactics.h"
 
 #include <math.h>
@@ -15,7 +19,8 @@ namespace cuda {
 namespace {
 
 constexpr int kProcessors[] = {1, 2, 3, 16, 78, 114, 131, 132, 144};
-constexpr int64_t kRows[] = {1, 16, 17, 127, 128, 129, 255, 256, 257, 300, 384, 385, 511, 512, 1000, 1024, 3000, 4097};
+constexpr int64_t kRows[] = {1,   16,  17,  127, 128,  129,  255,  256,  257,    300,
+                             384, 385, 511, 512, 1000, 1024, 3000, 4097, 1 << 20};
 constexpr int64_t kColumns[] = {1, 96, 128, 129, 256, 384, 512, 2688, 4096, 4224, 14336};
 constexpr int64_t kDepths[] = {8, 64, 65, 128, 192, 4096, 14336};
 
@@ -33,6 +38,7 @@ struct Count {
   const WalkOrder &order;
   int halves;  // of a column of tiles
   std::vector<int> times;
+  int sharers = 0;  // blocks of threads with a shared tile
   bool is_inside = true;
 
   Count(const WalkOrder &walk, int64_t rows)
@@ -57,7 +63,9 @@ void walk_block(const WalkOrder &order, int block, int blocks, Count *count) {
   for (int rest = blocks - 1 - block; rest < order.rests(); rest += blocks) count->add(order.place_of_rest(rest), 1);
   for (int tile = block; tile < order.alone; tile += blocks) count->add(order.place_of(tile), 2);
   const int tile = order.shared_tile(block / kWalkRanks);
-  if (tile != order.kNone && block % kWalkRanks == 0) count->add(order.place_of(tile), 2);
+  if (tile == order.kNone) return;
+  ++count->sharers;
+  if (block % kWalkRanks == 0) count->add(order.place_of(tile), 2);
 }
 
 void test_walk(const Problem &problem, int processors) {
@@ -71,8 +79,19 @@ void test_walk(const Problem &problem, int processors) {
   bool each_once = count.is_inside;
   for (int times : count.times) each_once &= times == 1;
   check(each_once, "each half tile once", detail);
-  const bool is_shared = plan.order.alone < plan.order.tiles();
-  check(!is_shared || problem.depth > kBlockK, "a shared tile has two blocks along K", detail);
+  const int shared = plan.order.tiles() - plan.order.alone;
+  check(count.sharers == shared * kWalkRanks, "all blocks of threads of a shared tile run", detail);
+  check(shared == 0 || problem.depth > kBlockK, "a shared tile has two blocks along K", detail);
+}
+
+// What is checked of shared tiles says nothing if there are none.
+void test_shared_tiles() {
+  const Problem problem = {kNvfp4, 1024, 14336, 4096};
+  const WalkOrder order = plan_walk(problem, 132).order;
+  describe(problem, 132);
+  check(order.alone == 396, "whole tiles of each block of threads", detail);
+  check(order.tiles() - order.alone == 52, "shared tiles", detail);
+  check(order.shared_tile(51) == 447 && order.shared_tile(52) == order.kNone, "the last shared tile", detail);
 }
 
 // --- Tactics -------------------------------------------------------------------------------------
@@ -121,6 +140,7 @@ int main() {
           test_walk(problem, processors);
           test_tactics(problem, processors);
         }
+  test_shared_tiles();
   test_guesses();
   printf("%ld checks, %ld failures\n", checks, failures);
   return failures != 0;
