@@ -32,9 +32,9 @@ bool fits(const Tactic &tactic, const Problem &problem) {
 
 // --- Microseconds ------------------------------------------------------------------------------
 
-constexpr double kStart = 2.5;               // launch, first loads, last stores
-constexpr double kWeightsPerSecond = 2.6e6;  // bytes a microsecond, with 16 rows of x
-constexpr double kSharing = 2.5;             // of the walk: two blocks of threads exchange sums
+constexpr double kStart = 2.5;       // launch, first loads, last stores
+constexpr double kReadRate = 4.4e6;  // bytes of weights that arrive in a microsecond
+constexpr double kSharing = 2.5;     // of the walk: two blocks of threads exchange sums
 
 // A block of K: copies, decoding and products for a tile.
 double time_of_step(int rows, int halves) { return 0.18 + 0.00085 * rows * halves; }
@@ -49,10 +49,12 @@ int64_t running_at_once(int ranks, int processors) {
   return std::max((processors - left_out) / ranks, 1) * ranks;
 }
 
+// Weights arrive, or are decoded and multiplied, whichever takes longer: 4 bits wait for the latter.
 double time_of_stream(const Problem &problem) {
-  const double bytes = static_cast<double>(problem.columns) * static_cast<double>(problem.depth) *
-                       weight_layout(problem.kind).bytes() / (kBlockRows * kBlockK);
-  return kStart + static_cast<double>(divide_up(problem.rows, kTile)) * bytes / kWeightsPerSecond;
+  const double weights = static_cast<double>(problem.columns) * static_cast<double>(problem.depth);
+  const double arrival = weight_layout(problem.kind).bytes() / double{kBlockRows * kBlockK} / kReadRate;
+  const double work = problem.rows <= 8 ? 0.155e-6 : 0.225e-6;
+  return kStart + static_cast<double>(divide_up(problem.rows, kTile)) * weights * std::max(arrival, work);
 }
 
 double time_of_shared(const Tactic &tactic, const Problem &problem, int processors) {

@@ -115,10 +115,14 @@ void test_tactics(const Problem &problem, int processors) {
 void test_guesses() {
   int numbers[kNumTactics];
   for (int64_t depth : {4096, 14336}) {
-    const Problem few = {kNvfp4, 1, 4096, depth}, many = {kNvfp4, 4096, 4096, depth};
-    describe(few, 132);
-    find_tactics(few, 132, true, numbers, kNumTactics);
-    check(kTactics[numbers[0]].family == kStream, "one row streams", detail);
+    for (int kind : {kNvfp4, kMxfp4, kMxfp8})
+      for (int64_t rows : {1, 16}) {
+        const Problem few = {kind, rows, 4096, depth};
+        describe(few, 132);
+        find_tactics(few, 132, true, numbers, kNumTactics);
+        check(kTactics[numbers[0]].family == kStream, "few rows stream", detail);
+      }
+    const Problem many = {kNvfp4, 4096, 4096, depth};
     describe(many, 132);
     find_tactics(many, 132, true, numbers, kNumTactics);
     check(kTactics[numbers[0]].family == kWalking, "many rows walk", detail);
