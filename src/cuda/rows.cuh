@@ -166,7 +166,7 @@ __device__ inline void quantize_squares(const QuantizeParams &p, const EncodePar
 
 // --- Dequantize ------------------------------------------------------------------------------
 
-// Products; returns whether one may be NaN, about whose bits the oracle decides.
+// Products; returns whether one may be NaN. Elements of 8 bits may be that too: the oracle decides about its bits.
 template <int Row>
 __device__ inline bool decode_step(const Values<Row> &table, const uint32_t *codes, float scale, float *values) {
   const bool special = has_special<Row>(codes) || !(fabsf(scale) <= kLargestFloat);
