@@ -209,6 +209,7 @@ cdef extern from "cuda/kernels.h" nogil:
     int dlfp4_cuda_multiply(int, uintptr_t, const dlfp4_cuda_product *, int)
     const char *dlfp4_cuda_image()
     int dlfp4_cuda_load(int, const void *)
+    bint dlfp4_cuda_is_loaded(int)
     int dlfp4_cuda_architecture(int, int *)
     int dlfp4_cuda_device_name(int, char *, int)
 

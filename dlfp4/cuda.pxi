@@ -16,15 +16,12 @@ cdef int check_kernel(int status, str what) except -1:
 
 # Statuses that say: the image has nothing for this device, or only PTX that the driver cannot compile.
 cdef tuple UNSERVED = (DLFP4_CUDA_NO_IMAGE, 209, 218, 222)   # NO_BINARY_FOR_GPU, INVALID_PTX, UNSUPPORTED_PTX_VERSION
-cdef bint kernels_are_loaded = False
-
 
 cdef int load_kernels(int device) except -1:
-    """Load the build's kernels, or, where they do not serve the device, those that NVRTC makes of the same sources."""
-    global kernels_are_loaded
+    """Load a device's kernels: the build's, or, where they do not serve it, what NVRTC makes of the same sources."""
     cdef int architecture = 0, status = DLFP4_CUDA_NO_IMAGE
     cdef bytes image
-    if kernels_are_loaded:
+    if dlfp4_cuda_is_loaded(device):
         return 0
     if os.environ.get("DLFP4_CUDA_IMAGE") != "nvrtc":
         status = dlfp4_cuda_load(device, NULL)
@@ -32,8 +29,7 @@ cdef int load_kernels(int device) except -1:
         check_cuda(dlfp4_cuda_architecture(device, &architecture), "asking for the compute capability")
         image = importlib.import_module("dlfp4.nvrtc").load_image(str(architecture))
         status = dlfp4_cuda_load(device, <const char *> image)
-    check_cuda(status, "loading the CUDA kernels")
-    kernels_are_loaded = True
+    check_cuda(status, f"loading the CUDA kernels of cuda:{device}")
     return 0
 
 

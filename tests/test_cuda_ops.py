@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import dlfp4
+from dlfp4._core import _cuda_capability
 from dlfp4.checkpoints import join_parts, split_parts
 
 from . import reference
@@ -276,26 +277,44 @@ def test_more_elements_than_an_int_counts(torch):
 # ---- The image
 
 
+def devices():
+    """The numbers of the first CUDA device and, where there is one, the second."""
+    count = ctypes.c_int()
+    assert ctypes.CDLL("libcuda.so.1").cuDeviceGetCount(ctypes.byref(count)) == 0
+    return range(min(count.value, 2))
+
+
+def test_each_device_runs_its_kernels():
+    x = np.random.default_rng(0).standard_normal((64, 256)).astype("float32")
+    host = dlfp4.quantize(x, "nvfp4")
+    for number in devices():
+        q = dlfp4.quantize(dlfp4.asarray(x).to_device(f"cuda:{number}"), "nvfp4")
+        assert str(q.device) == f"cuda:{number}"
+        assert_equal_parts(q, host)
+
+
 def test_kernels_that_nvrtc_compiled(tmp_path):
-    """The same sources at run time, and then from the cache."""
+    """The same sources at run time, for each device, and then from the cache: an image an architecture."""
     pytest.importorskip("platformdirs", reason="platformdirs is not installed")
     pytest.importorskip("cuda.pathfinder", reason="cuda-pathfinder is not installed")
     code = """
-import os, pathlib
+import os, pathlib, sys
 import numpy as np, dlfp4
 x = np.random.default_rng(0).standard_normal((64, 256)).astype("float32")
-q = dlfp4.quantize(dlfp4.asarray(x).to_device("cuda:0"), "nvfp4")
-host = dlfp4.quantize(x, "nvfp4")
-assert q.data.to_device("cpu").view("uint8").to_numpy().tobytes() == host.data.view("uint8").to_numpy().tobytes()
-(cubin,) = pathlib.Path(os.environ["XDG_CACHE_HOME"], "dlfp4").iterdir()
-print(cubin.stat().st_mtime_ns)
+host = dlfp4.quantize(x, "nvfp4").data.view("uint8").to_numpy().tobytes()
+for number in sys.argv[1:]:
+    q = dlfp4.quantize(dlfp4.asarray(x).to_device(f"cuda:{number}"), "nvfp4")
+    assert q.data.to_device("cpu").view("uint8").to_numpy().tobytes() == host, number
+cubins = pathlib.Path(os.environ["XDG_CACHE_HOME"], "dlfp4").iterdir()
+print(*sorted((cubin.name, cubin.stat().st_mtime_ns) for cubin in cubins), sep="\\n")
 """
     env = {**os.environ, "DLFP4_CUDA_IMAGE": "nvrtc", "XDG_CACHE_HOME": str(tmp_path)}
+    command = [sys.executable, "-P", "-c", code, *map(str, devices())]
     first, second = (
-        subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True, text=True).stdout
-        for _ in range(2)
+        subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout for _ in range(2)
     )
     assert first == second  # the second found what the first had kept
+    assert len(first.splitlines()) == len({_cuda_capability(number) for number in devices()})
 
 
 # ---- Streams and graphs

@@ -109,9 +109,13 @@ int dlfp4_cuda_multiply(int device, uintptr_t stream, const dlfp4_cuda_product *
 /* What this build's image was compiled for ("90a, PTX"), or "" where it has none. */
 const char *dlfp4_cuda_image(void);
 
-/* Loads the kernels, if they are not: the build's, or another image of the same sources. DLFP4_CUDA_NO_IMAGE where the
- * build has none, CUDA_ERROR_NO_BINARY_FOR_GPU and the like where it does not serve the device. */
+/* Loads kernels for a device that has none: the build's, or, from another image of the same sources, its own.
+ * DLFP4_CUDA_NO_IMAGE where the build has none, CUDA_ERROR_NO_BINARY_FOR_GPU and the like where it does not serve the
+ * device. */
 int dlfp4_cuda_load(int device, const void *image);
+
+/* Whether that has been done. Opens no driver. */
+int dlfp4_cuda_is_loaded(int device);
 
 /* The device's compute capability: 90 for 9.0. */
 int dlfp4_cuda_architecture(int device, int *architecture);

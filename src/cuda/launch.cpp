@@ -1,5 +1,5 @@
-// Loads the image once, finds its kernels, launches them.
-// Layout: one image for all devices; a kernel handle a row of kernels.def.
+// Loads images once a device, finds their kernels, launches them.
+// Layout: a table by device of the library that serves it; a library has a kernel handle a row of kernels.def.
 // Trick: loading is allowed while a graph is captured, because the thread steps out of the capture for it.
 #include "launch.h"
 
@@ -10,29 +10,14 @@
 #include "kernels.h"
 #include "params.h"
 
-#ifdef DLFP4_CUDA_FATBIN
-__asm__(
-    ".section .rodata\n"
-    ".balign 16\n"
-    "dlfp4_cuda_fatbin:\n"
-    ".incbin \"" DLFP4_CUDA_FATBIN
-    "\"\n"
-    ".previous\n");
-extern "C" __attribute__((visibility("hidden"))) const unsigned char dlfp4_cuda_fatbin[];
-constexpr bool kHasImage = true;
-#else
-constexpr bool kHasImage = false;
-#define DLFP4_CUDA_TARGETS ""
-constexpr const unsigned char *dlfp4_cuda_fatbin = nullptr;
-#endif
-
 namespace dlfp4 {
 namespace cuda {
 namespace {
 
-constexpr int kNotSupported = 801;  // CUDA_ERROR_NOT_SUPPORTED
-constexpr int kInvalidValue = 1;    // CUDA_ERROR_INVALID_VALUE
-constexpr int kNotInitialized = 3;  // CUDA_ERROR_NOT_INITIALIZED
+constexpr int kNotSupported = 801;   // CUDA_ERROR_NOT_SUPPORTED
+constexpr int kInvalidValue = 1;     // CUDA_ERROR_INVALID_VALUE
+constexpr int kNotInitialized = 3;   // CUDA_ERROR_NOT_INITIALIZED
+constexpr int kInvalidDevice = 101;  // CUDA_ERROR_INVALID_DEVICE
 constexpr int kMultiprocessors = 16, kSharedMemoryOptIn = 97, kCaptureRelaxed = 2;
 constexpr int kPtxVersion = 5, kDynamicSharedBytes = 8;               // of a function's attributes
 constexpr int kClusterDimension = 4, kProgrammaticSerialization = 6;  // of a launch's
@@ -46,55 +31,112 @@ constexpr const char *kNames[kNumKernels] = {
 #undef DLFP4_CUDA_KERNEL
 };
 
-std::mutex load_mutex;
-std::atomic<bool> is_loaded{false};
-CUkernel kernels[kNumKernels];
+struct Library {
+  CUlibrary handle;
+  CUkernel kernels[kNumKernels];
+};
 
-// The driver loads lazily: asking for a function finds out whether the image serves the current device.
-int load_image(const void *image) {
-  const Driver &driver = opened_driver();
-  CUlibrary library = nullptr;
-  CUfunction function = nullptr;
-  if (!driver.cuLibraryLoadData || !driver.cuLibraryGetKernel || !driver.cuKernelGetFunction) return kNotSupported;
-  int status = driver.cuLibraryLoadData(&library, image, nullptr, nullptr, 0, nullptr, nullptr, 0);
-  for (int i = 0; i < kNumKernels && status == 0; ++i)
-    status = driver.cuLibraryGetKernel(&kernels[i], library, kNames[i]);
-  return status != 0 ? status : driver.cuKernelGetFunction(&function, kernels[0]);
+// What serves a device; the rest is as it stays once there is a library.
+struct Service {
+  std::atomic<const Library *> library;
+  bool overlaps;  // kernels wait for the kernel before them themselves: from sm_90 on
+};
+
+std::mutex load_mutex;                     // of the libraries, until a device is served by them
+Library built_library;                     // of the build's image, for all devices that it serves
+Library libraries_of_device[kMaxDevices];  // of images that were given
+Service services[kMaxDevices];
+
+bool has_needed_symbols(const Driver &driver) {
+  return driver.cuLibraryLoadData && driver.cuLibraryUnload && driver.cuLibraryGetKernel &&
+         driver.cuKernelGetFunction && driver.cuLaunchKernelEx && driver.cuKernelGetAttribute &&
+         driver.cuKernelSetAttribute;
 }
 
-int load_once(const void *image) {
+void unload(Library *library) {
+  opened_driver().cuLibraryUnload(library->handle);
+  library->handle = nullptr;
+}
+
+int load_image(const void *image, Library *library) {
+  const Driver &driver = opened_driver();
+  int status = driver.cuLibraryLoadData(&library->handle, image, nullptr, nullptr, 0, nullptr, nullptr, 0);
+  if (status != 0) {
+    library->handle = nullptr;
+    return status;
+  }
+  for (int i = 0; i < kNumKernels && status == 0; ++i)
+    status = driver.cuLibraryGetKernel(&library->kernels[i], library->handle, kNames[i]);
+  if (status != 0) unload(library);
+  return status;
+}
+
+int version_of(CUkernel kernel, CUdevice device) {
+  int version = 0;
+  return opened_driver().cuKernelGetAttribute(&version, kPtxVersion, kernel, device) == 0 ? version : 0;
+}
+
+// The driver loads lazily: asking for a function finds out whether the library serves the current device.
+int serve(int device, const Library &library) {
+  CUfunction function = nullptr;
+  const int status = opened_driver().cuKernelGetFunction(&function, library.kernels[0]);
+  if (status != 0) return status;
+  services[device].overlaps = version_of(library.kernels[0], device) >= 90;
+  services[device].library = &library;
+  return 0;
+}
+
+// The library stays when it does not serve this device: it may serve another, and loading it again changes nothing.
+int serve_built(int device) {
+  if (!built_image()) return DLFP4_CUDA_NO_IMAGE;
+  const int status = built_library.handle ? 0 : load_image(built_image(), &built_library);
+  return status != 0 ? status : serve(device, built_library);
+}
+
+int serve_given(int device, const void *image) {
+  Library *library = &libraries_of_device[device];
+  int status = load_image(image, library);
+  if (status != 0) return status;
+  status = serve(device, *library);
+  if (status != 0) unload(library);
+  return status;
+}
+
+int load_once(int device, const void *image) {
   const std::lock_guard<std::mutex> lock(load_mutex);
-  if (is_loaded) return 0;
+  if (services[device].library) return 0;
+  if (!has_needed_symbols(opened_driver())) return kNotSupported;
   int mode = kCaptureRelaxed;
   opened_driver().cuThreadExchangeStreamCaptureMode(&mode);
-  const int status = load_image(image);
+  const int status = image ? serve_given(device, image) : serve_built(device);
   opened_driver().cuThreadExchangeStreamCaptureMode(&mode);
-  is_loaded = status == 0;
   return status;
+}
+
+bool is_in_table(int device) { return device >= 0 && device < kMaxDevices; }
+
+// The device of the current context, and its kernels: null where none are loaded.
+struct Current {
+  CUdevice device;
+  const Library *library;
+};
+
+Current current_kernels() {
+  Current current = {0, nullptr};
+  if (opened_driver().cuCtxGetDevice(&current.device) == 0 && is_in_table(current.device))
+    current.library = services[current.device].library.load(std::memory_order_acquire);
+  return current;
 }
 
 // Once a kernel and device: more shared memory is to be asked for.
-int allow_shared_memory(int kernel) {
+int allow_shared_memory(int kernel, const Current &current) {
   static std::atomic<uint64_t> allowed[kNumKernels];
-  CUdevice device = 0;
-  int status = opened_driver().cuCtxGetDevice(&device);
-  if (status != 0 || allowed[kernel] >> device & 1) return status;
-  status = opened_driver().cuKernelSetAttribute(kDynamicSharedBytes, most_shared_memory(), kernels[kernel], device);
-  if (status == 0) allowed[kernel] |= uint64_t{1} << device;
+  const uint64_t bit = uint64_t{1} << current.device;
+  if (allowed[kernel] & bit) return 0;
+  const int status = opened_driver().cuKernelSetAttribute(kDynamicSharedBytes, most_shared_memory(),
+                                                          current.library->kernels[kernel], current.device);
+  if (status == 0) allowed[kernel] |= bit;
   return status;
-}
-
-// Whether kernels, as they run on the current device, wait for the kernel before them themselves: from sm_90 on.
-bool kernels_overlap() {
-  static std::atomic<uint64_t> known, that_do;
-  CUdevice device = 0;
-  if (opened_driver().cuCtxGetDevice(&device) != 0) return false;
-  const uint64_t bit = uint64_t{1} << device;
-  if (!(known & bit)) {
-    if (ptx_version(0) >= 90) that_do |= bit;
-    known |= bit;
-  }
-  return (that_do & bit) != 0;
 }
 
 LaunchAttribute cluster_of(int blocks) {
@@ -114,22 +156,22 @@ LaunchAttribute overlapping() {
 }  // namespace
 
 int launch_shape(int kernel, const Shape &shape, void *params, uintptr_t stream) {
-  if (!is_loaded) return kNotInitialized;
-  if (!opened_driver().cuLaunchKernelEx || !opened_driver().cuKernelSetAttribute) return kNotSupported;
+  const Current current = current_kernels();
+  if (!current.library) return kNotInitialized;
   if (shape.blocks[0] > kMostBlocks || shape.blocks[1] > kMostBlocksAcross) return kInvalidValue;
-  const int status = shape.shared_bytes > kSharedUnasked ? allow_shared_memory(kernel) : 0;
+  const int status = shape.shared_bytes > kSharedUnasked ? allow_shared_memory(kernel, current) : 0;
   if (status != 0) return status;
   LaunchAttribute attributes[2];
   unsigned count = 0;
   if (shape.cluster > 1) attributes[count++] = cluster_of(shape.cluster);
-  if (kernels_overlap()) attributes[count++] = overlapping();
+  if (services[current.device].overlaps) attributes[count++] = overlapping();
   const LaunchConfig config = {{static_cast<unsigned>(shape.blocks[0]), static_cast<unsigned>(shape.blocks[1]), 1},
                                {static_cast<unsigned>(shape.threads), 1, 1},
                                static_cast<unsigned>(shape.shared_bytes),
                                reinterpret_cast<CUstream>(stream),
                                attributes,
                                count};
-  return opened_driver().cuLaunchKernelEx(&config, kernels[kernel], &params, nullptr);
+  return opened_driver().cuLaunchKernelEx(&config, current.library->kernels[kernel], &params, nullptr);
 }
 
 int launch(int kernel, int64_t blocks, void *params, uintptr_t stream) {
@@ -137,10 +179,8 @@ int launch(int kernel, int64_t blocks, void *params, uintptr_t stream) {
 }
 
 int ptx_version(int kernel) {
-  CUdevice device = 0;
-  int version = 0;
-  if (!is_loaded || !opened_driver().cuKernelGetAttribute || opened_driver().cuCtxGetDevice(&device) != 0) return 0;
-  return opened_driver().cuKernelGetAttribute(&version, kPtxVersion, kernels[kernel], device) == 0 ? version : 0;
+  const Current current = current_kernels();
+  return current.library ? version_of(current.library->kernels[kernel], current.device) : 0;
 }
 
 int set_word(void *place, uint32_t value, uintptr_t stream) {
@@ -179,14 +219,12 @@ int64_t blocks_for_device() { return multiprocessors() * kBlocksOfMultiprocessor
 }  // namespace cuda
 }  // namespace dlfp4
 
-extern "C" {
-
-const char *dlfp4_cuda_image(void) { return DLFP4_CUDA_TARGETS; }
+using namespace dlfp4::cuda;
 
 int dlfp4_cuda_load(int device, const void *image) {
-  const dlfp4::cuda::CurrentContext context(device);
+  const CurrentContext context(device);
   if (context.status() != 0) return context.status();
-  if (!image && !kHasImage) return DLFP4_CUDA_NO_IMAGE;
-  return dlfp4::cuda::load_once(image ? image : dlfp4_cuda_fatbin);
+  return is_in_table(device) ? load_once(device, image) : kInvalidDevice;
 }
-}
+
+int dlfp4_cuda_is_loaded(int device) { return is_in_table(device) && services[device].library; }

@@ -1,6 +1,6 @@
-// Kernels of the image: found once, launched on the caller's stream.
+// Kernels of each device: found once, launched on the caller's stream.
 // Layout: kernels.def's rows by number.
-// Trick: the image is a library of the driver's, which serves every context; it is loaded before the first launch.
+// Trick: an image is a library of the driver's, which serves every context; it is loaded before the first launch.
 #ifndef DLFP4_SRC_CUDA_LAUNCH_H_
 #define DLFP4_SRC_CUDA_LAUNCH_H_
 
@@ -16,7 +16,8 @@ enum KernelNumber {
   kNumKernels
 };
 
-// Launches `blocks` blocks of kThreads threads in the current context; `params` is the kernel's struct. A CUresult.
+// Launches `blocks` blocks of kThreads threads in the current context; `params` is the kernel's struct. A CUresult, of
+// CUDA_ERROR_NOT_INITIALIZED where the device has no kernels.
 int launch(int kernel, int64_t blocks, void *params, uintptr_t stream);
 
 // A launch of any shape, with shared memory beyond what the kernel declares.
@@ -28,7 +29,8 @@ struct Shape {
 };
 int launch_shape(int kernel, const Shape &shape, void *params, uintptr_t stream);
 
-// The architecture that a kernel, as it runs on the current device, was compiled for: 80 for one that serves all GPUs.
+// The architecture that a kernel, as it runs on the current device, was compiled for: 80 for one that serves all GPUs,
+// 0 where the device has no kernels.
 int ptx_version(int kernel);
 
 // Of the current device: how many, and the bytes that a block of threads may have if it asks for them.
@@ -46,6 +48,9 @@ int set_bytes(void *place, uint8_t value, int64_t count, uintptr_t stream);
 
 // Blocks that fill the current device, for kernels that walk.
 int64_t blocks_for_device();
+
+// The image in this library, which nvcc made; null where the build has none.
+const void *built_image();
 
 }  // namespace cuda
 }  // namespace dlfp4

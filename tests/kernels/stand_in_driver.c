@@ -1,0 +1,115 @@
+/* A libcuda.so.1 with two devices of different compute capability, for tests of dlfp4 on machines without a GPU.
+ *
+ * Kernels do nothing, but say on standard output on which device they were launched and from which image: a fatbin,
+ * which serves the first device alone, or text, "sm_" and the compute capability that it serves. */
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { kSuccess = 0, kOutOfMemory = 2, kInvalidDevice = 101, kInvalidContext = 201, kNoBinaryForGpu = 209 };
+enum { kDevices = 2, kMajor = 75, kMinor = 76 };
+
+static const int kCapabilities[kDevices] = {90, 120};
+static _Thread_local int contexts[16], depth; /* device numbers, as if pushed */
+
+static int do_nothing(void) { return kSuccess; }
+
+static int get_count(int *count) {
+  *count = kDevices;
+  return kSuccess;
+}
+
+static int get_device(int *device, int ordinal) {
+  *device = ordinal;
+  return ordinal < kDevices ? kSuccess : kInvalidDevice;
+}
+
+static int get_device_attribute(int *value, int attribute, int device) {
+  *value = attribute == kMajor   ? kCapabilities[device] / 10
+           : attribute == kMinor ? kCapabilities[device] % 10
+                                 : 1 << 17;
+  return kSuccess;
+}
+
+static int retain_context(void **context, int device) {
+  *context = (void *)(intptr_t)(device + 1);
+  return kSuccess;
+}
+
+static int push(void *context) {
+  contexts[depth++] = (int)(intptr_t)context - 1;
+  return kSuccess;
+}
+
+static int pop(void **context) { return retain_context(context, contexts[--depth]); }
+
+static int get_current_device(int *device) {
+  if (depth == 0) return kInvalidContext;
+  *device = contexts[depth - 1];
+  return kSuccess;
+}
+
+static int allocate(void **ptr, size_t bytes, void *stream) {
+  (void)stream;
+  *ptr = malloc(bytes);
+  return *ptr ? kSuccess : kOutOfMemory;
+}
+
+static int release(void *ptr, void *stream) {
+  (void)stream;
+  free(ptr);
+  return kSuccess;
+}
+
+/* A library, and each of its kernels, is the number that its image was made for: 0 for a fatbin. */
+static int load_library(void **library, const char *image) {
+  *library = (void *)(intptr_t)(1 + (strncmp(image, "sm_", 3) == 0 ? atoi(image + 3) : 0));
+  return kSuccess;
+}
+
+static int get_kernel(void **kernel, void *library, const char *name) {
+  (void)name;
+  *kernel = library;
+  return kSuccess;
+}
+
+static int get_function(void **function, void *kernel) {
+  const int made_for = (int)(intptr_t)kernel - 1, device = contexts[depth - 1];
+  *function = kernel;
+  return made_for == (made_for == 0 ? device : kCapabilities[device]) ? kSuccess : kNoBinaryForGpu;
+}
+
+static int launch(const void *config, void *kernel) {
+  (void)config;
+  printf("%d sm_%d\n", contexts[depth - 1], (int)(intptr_t)kernel - 1);
+  fflush(stdout);
+  return kSuccess;
+}
+
+static const struct {
+  const char *name;
+  void *function;
+} kFunctions[] = {
+    {"cuDeviceGetCount", get_count},
+    {"cuDeviceGet", get_device},
+    {"cuDeviceGetAttribute", get_device_attribute},
+    {"cuDevicePrimaryCtxRetain", retain_context},
+    {"cuCtxPushCurrent", push},
+    {"cuCtxPopCurrent", pop},
+    {"cuCtxGetDevice", get_current_device},
+    {"cuMemAllocAsync", allocate},
+    {"cuMemFreeAsync", release},
+    {"cuLibraryLoadData", load_library},
+    {"cuLibraryGetKernel", get_kernel},
+    {"cuKernelGetFunction", get_function},
+    {"cuLaunchKernelEx", launch},
+};
+
+int cuGetProcAddress(const char *name, void **function, int version, uint64_t flags) {
+  (void)version, (void)flags;
+  *function = do_nothing;
+  for (size_t i = 0; i < sizeof(kFunctions) / sizeof(*kFunctions); ++i)
+    if (strcmp(name, kFunctions[i].name) == 0) *function = kFunctions[i].function;
+  return kSuccess;
+}

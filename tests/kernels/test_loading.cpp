@@ -1,0 +1,311 @@
+// Checks which kernels each device gets, without a GPU: launch.cpp on a driver and a build's image that are made here.
+// Layout: an image says which devices it serves; a library remembers its image; a kernel its library and number.
+// Trick: the driver is a table of functions, so that the linker takes this file's instead of driver.cpp.
+#if defined(__GNUC__)
+#pragma GCC diagnostic ignored "-Wunused-function"  // not all of the support is for loading
+#endif
+
+#include <chrono>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "cuda/context.h"
+#include "cuda/kernels.h"
+#include "cuda/launch.h"
+#include "support.h"
+
+namespace dlfp4 {
+namespace cuda {
+namespace {
+
+constexpr int kRelaxed = 2, kSharedBytes = 227 * 1024;
+constexpr int kNotInitialized = 3, kInvalidImage = 200, kInvalidContext = 201, kNoBinary = 209, kInvalidDevice = 101;
+constexpr int kNotFound = 500, kNotSupported = 801, kCaptureForbids = 900;
+
+// --- A driver -------------------------------------------------------------------------------------
+
+struct Image {
+  uint64_t devices;  // that it serves, a bit each
+  int version;       // of its kernels, on all of them
+  int num_kernels = kNumKernels;
+  int status = 0;  // of loading it
+};
+
+struct FakeLibrary;
+
+struct FakeKernel {
+  const FakeLibrary *library;
+  int number;
+};
+
+struct FakeLibrary {
+  const Image *image;
+  bool is_open;
+  int found;  // kernels
+  FakeKernel kernels[kNumKernels];
+};
+
+struct Launched {
+  const FakeKernel *kernel;
+  int device;
+  bool overlaps;
+};
+
+constexpr int kMostLoads = 16;
+FakeLibrary libraries[kMostLoads];
+int loads = 0;
+Launched last_launch;
+int launches = 0;
+std::vector<Launched> given_shared_memory;
+const Image *image_of_build = nullptr;
+thread_local int current_device = -1, capture_mode = 0;
+
+int open_libraries() {
+  int count = 0;
+  for (const FakeLibrary &library : libraries) count += library.is_open;
+  return count;
+}
+
+const FakeKernel *fake(CUkernel kernel) { return reinterpret_cast<const FakeKernel *>(kernel); }
+
+CUresult get_device(CUdevice *device) {
+  *device = current_device;
+  return current_device < 0 ? kInvalidContext : 0;
+}
+
+CUresult exchange_capture_mode(int *mode) {
+  std::swap(*mode, capture_mode);
+  return 0;
+}
+
+CUresult load_data(CUlibrary *out, const void *data, int *, void **, unsigned, int *, void **, unsigned) {
+  const Image *image = static_cast<const Image *>(data);
+  if (capture_mode != kRelaxed) return kCaptureForbids;
+  *out = reinterpret_cast<CUlibrary>(&libraries[loads]);  // as a failing call may
+  if (image->status != 0) return image->status;
+  std::this_thread::sleep_for(std::chrono::milliseconds(2));  // so that other threads come
+  libraries[loads].image = image;
+  libraries[loads].is_open = true;
+  ++loads;
+  return 0;
+}
+
+CUresult unload(CUlibrary library) {
+  FakeLibrary *closed = reinterpret_cast<FakeLibrary *>(library);
+  check(closed->is_open, "unloaded once", "");
+  closed->is_open = false;
+  return 0;
+}
+
+// Kernels are asked for in the order of their numbers.
+CUresult get_kernel(CUkernel *kernel, CUlibrary handle, const char *) {
+  FakeLibrary *library = reinterpret_cast<FakeLibrary *>(handle);
+  if (library->found == library->image->num_kernels) return kNotFound;
+  FakeKernel *found = &library->kernels[library->found];
+  *found = {library, library->found++};
+  *kernel = reinterpret_cast<CUkernel>(found);
+  return 0;
+}
+
+bool serves(const FakeKernel *kernel, int device) {
+  return kernel->library->is_open && (kernel->library->image->devices >> device & 1);
+}
+
+CUresult get_function(CUfunction *, CUkernel kernel) { return serves(fake(kernel), current_device) ? 0 : kNoBinary; }
+
+CUresult get_attribute(int *value, int, CUkernel kernel, CUdevice device) {
+  if (!serves(fake(kernel), device)) return kNoBinary;
+  *value = fake(kernel)->library->image->version;
+  return 0;
+}
+
+CUresult set_attribute(int, int value, CUkernel kernel, CUdevice device) {
+  check(value == kSharedBytes, "the device's shared memory", "");
+  given_shared_memory.push_back({fake(kernel), device, false});
+  return 0;
+}
+
+CUresult launch_kernel(const LaunchConfig *config, CUkernel kernel, void **, void **) {
+  if (!serves(fake(kernel), current_device)) return kNoBinary;
+  last_launch = {fake(kernel), current_device, config->num_attributes == 1};
+  ++launches;
+  return 0;
+}
+
+CUresult get_device_attribute(int *value, int, CUdevice) {
+  *value = kSharedBytes;
+  return 0;
+}
+
+Driver make_driver() {
+  Driver driver = {};
+  driver.cuCtxGetDevice = get_device;
+  driver.cuDeviceGetAttribute = get_device_attribute;
+  driver.cuThreadExchangeStreamCaptureMode = exchange_capture_mode;
+  driver.cuLibraryLoadData = load_data;
+  driver.cuLibraryUnload = unload;
+  driver.cuLibraryGetKernel = get_kernel;
+  driver.cuKernelGetFunction = get_function;
+  driver.cuKernelGetAttribute = get_attribute;
+  driver.cuKernelSetAttribute = set_attribute;
+  driver.cuLaunchKernelEx = launch_kernel;
+  return driver;
+}
+
+Driver driver = make_driver();
+
+}  // namespace
+
+const Driver &opened_driver() { return driver; }
+
+// The devices' contexts: each test leaves the thread without one.
+CurrentContext::CurrentContext(int device) { current_device = device; }
+CurrentContext::~CurrentContext() { current_device = -1; }
+
+const void *built_image() { return image_of_build; }
+
+namespace {
+
+// --- Tests: the devices and, by number, what serves them ---------------------------------------------
+
+constexpr int kServed = 0, kUnserved = 1, kNewer = 2, kRaced = 3, kUnloaded = 4;
+constexpr int kSome = kNumKernels / 2;  // a kernel
+const Image kBuilt = {1 << kServed | 1 << kNewer, 80};
+const Image kOwn = {1 << kUnserved, 90};
+const Image kDamaged = {1 << kServed | 1 << kUnserved, 90, kNumKernels, kInvalidImage};
+
+int launch_on(int device, int kernel, int shared_bytes = 0) {
+  const CurrentContext context(device);
+  return launch_shape(kernel, {{1, 1}, 128, shared_bytes, 1}, nullptr, 0);
+}
+
+int version_on(int device) {
+  const CurrentContext context(device);
+  return ptx_version(kSome);
+}
+
+void check_unloaded(int device, const char *when) {
+  const int before = launches;
+  check(!dlfp4_cuda_is_loaded(device), "not loaded", when);
+  check(launch_on(device, kSome) == kNotInitialized && launches == before, "no launch", when);
+  check(version_on(device) == 0, "no version", when);
+}
+
+void check_launch(int device, const Image &image, const char *when) {
+  for (int number : {0, kSome, kNumKernels - 1}) {
+    check(launch_on(device, number) == 0 && last_launch.device == device, "a launch", when);
+    check(last_launch.kernel->number == number, "the kernel asked for", when);
+    check(last_launch.kernel->library->image == &image, "the kernels of the device", when);
+    check(last_launch.overlaps == (image.version >= 90), "overlap of what was compiled for sm_90 alone", when);
+  }
+  check(dlfp4_cuda_is_loaded(device) && version_on(device) == image.version, "the version", when);
+}
+
+void test_nothing_to_load() {
+  check_unloaded(kServed, "at the start");
+  check(dlfp4_cuda_load(kServed, nullptr) == DLFP4_CUDA_NO_IMAGE, "no image", "in the build");
+  check_unloaded(kServed, "without an image");
+  image_of_build = &kDamaged;
+  for (int time = 0; time < 2; ++time)
+    check(dlfp4_cuda_load(kServed, nullptr) == kInvalidImage, "load", "the build's, damaged");
+  check_unloaded(kServed, "with a damaged image");
+  image_of_build = &kBuilt;
+  driver.cuLibraryUnload = nullptr;
+  check(dlfp4_cuda_load(kServed, nullptr) == kNotSupported && loads == 0, "not supported", "by an old driver");
+  driver = make_driver();
+}
+
+void test_the_image_of_the_build() {
+  for (int time = 0; time < 2; ++time) check(dlfp4_cuda_load(kServed, nullptr) == 0, "load", "the build's");
+  check(dlfp4_cuda_load(kServed, &kOwn) == 0, "load", "over the build's");
+  check(loads == 1 && open_libraries() == 1, "loading again loads nothing", "the build's");
+  check_launch(kServed, kBuilt, "the build's");
+  check_unloaded(kUnserved, "beside a device that is served");
+}
+
+void test_a_device_that_it_does_not_serve() {
+  for (int time = 0; time < 2; ++time) check(dlfp4_cuda_load(kUnserved, nullptr) == kNoBinary, "load", "unserved");
+  check(loads == 1 && open_libraries() == 1, "the build's library stays", "unserved");
+  check_unloaded(kUnserved, "by the build's");
+  const struct {
+    const char *name;
+    Image image;
+    int status;
+  } bad[] = {{"of another device", {1 << kServed, 90}, kNoBinary},
+             {"damaged", kDamaged, kInvalidImage},
+             {"without the last kernel", {1 << kUnserved, 90, kNumKernels - 1}, kNotFound}};
+  for (const auto &row : bad) {
+    check(dlfp4_cuda_load(kUnserved, &row.image) == row.status, "status of an image", row.name);
+    check(open_libraries() == 1, "unloaded", row.name);
+    check_unloaded(kUnserved, row.name);
+  }
+  const int before = loads;
+  for (int time = 0; time < 2; ++time) check(dlfp4_cuda_load(kUnserved, &kOwn) == 0, "load", "its own");
+  check(loads == before + 1 && open_libraries() == 2, "loading again loads nothing", "its own");
+  check_launch(kUnserved, kOwn, "its own");
+  check_launch(kServed, kBuilt, "beside a device with its own");
+}
+
+void test_a_library_is_shared() {
+  const int before = loads;
+  check(dlfp4_cuda_load(kNewer, nullptr) == 0 && loads == before, "no second load", "of the build's");
+  check_launch(kNewer, kBuilt, "a second device");
+}
+
+// More shared memory is asked for once a kernel and device, of the device's kernel.
+void test_shared_memory() {
+  const Image *images[] = {&kBuilt, &kOwn, &kBuilt};
+  for (int time = 0; time < 2; ++time)
+    for (int device : {kServed, kUnserved, kNewer}) check(launch_on(device, kSome, 100 << 10) == 0, "launch", "shared");
+  check(given_shared_memory.size() == 3, "once a device", "shared");
+  for (size_t i = 0; i < given_shared_memory.size() && i < 3; ++i) {
+    const Launched &given = given_shared_memory[i];
+    check(given.device == static_cast<int>(i) && given.kernel->library->image == images[i], "the device's", "shared");
+  }
+}
+
+// One of many threads loads; all find the kernels there. The capture that each is in goes on.
+void test_threads() {
+  static const Image image = {1 << kRaced, 90};
+  const int before = loads;
+  int statuses[8];
+  std::vector<std::thread> threads;
+  for (int &status : statuses)
+    threads.emplace_back([&status] {
+      capture_mode = 1;
+      status = dlfp4_cuda_load(kRaced, &image);
+      if (status == 0 && capture_mode != 1) status = kCaptureForbids;
+    });
+  for (std::thread &thread : threads) thread.join();
+  for (int status : statuses) check(status == 0, "load", "by many threads");
+  check(loads == before + 1, "one load", "by many threads");
+  check_launch(kRaced, image, "loaded by many threads");
+}
+
+void test_devices_beyond_the_table() {
+  static const Image image = {~uint64_t{0}, 90};
+  for (int device : {-1, kMaxDevices, 1 << 30}) {
+    check(dlfp4_cuda_load(device, &image) == kInvalidDevice, "an invalid device", "beyond the table");
+    check_unloaded(device, "beyond the table");
+  }
+  check_unloaded(kUnloaded, "at the end");
+}
+
+}  // namespace
+}  // namespace cuda
+}  // namespace dlfp4
+
+int main() {
+  using namespace dlfp4;
+  using namespace dlfp4::cuda;
+  test_nothing_to_load();
+  test_the_image_of_the_build();
+  test_a_device_that_it_does_not_serve();
+  test_a_library_is_shared();
+  test_shared_memory();
+  test_threads();
+  test_devices_beyond_the_table();
+  printf("%ld checks, %ld failures\n", checks, failures);
+  return failures != 0;
+}

@@ -1,0 +1,99 @@
+"""Which CUDA kernels a device gets, the build's or NVRTC's, on a driver that is compiled here and needs no GPU."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dlfp4.config
+
+COMPILER = shutil.which("cc")
+DRIVER = Path(__file__).parent / "kernels" / "stand_in_driver.c"
+BUILT = "sm_0"  # as the driver names an image that serves the first device alone
+
+pytestmark = [
+    pytest.mark.skipif(not COMPILER, reason="no C compiler is on PATH"),
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="libcuda.so.1 is Linux's"),
+]
+
+
+@pytest.fixture(scope="module")
+def driver_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("driver")
+    subprocess.run([COMPILER, "-shared", "-fPIC", "-o", folder / "libcuda.so.1", DRIVER], check=True)
+    return folder
+
+
+def run(folder, code, **env):
+    """Run code where the driver is the stand-in and NVRTC only says what it is asked for; return the lines printed."""
+    preamble = """
+import os, sys, types
+import dlfp4
+
+def load_image(architecture):
+    os.write(1, b"compile %s\\n" % architecture.encode())  # at once, between the lines that the driver writes
+    return b"sm_" + architecture.encode()
+
+def cast(device):
+    dlfp4.cast(dlfp4.empty((4, 32), "float32", device=f"cuda:{device}"), "float16")
+
+sys.modules["dlfp4.nvrtc"] = types.SimpleNamespace(load_image=load_image)
+"""
+    env = {**os.environ, "LD_LIBRARY_PATH": str(folder), **env}
+    command = [sys.executable, "-P", "-c", preamble + code]
+    return subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout.splitlines()
+
+
+EACH_DEVICE_TWICE = "for device in (0, 1, 0, 1): cast(device)"
+
+
+@pytest.mark.skipif(not dlfp4.config.cuda_image(), reason="this build has no CUDA kernels")
+def test_nvrtc_is_asked_for_the_device_that_the_build_does_not_serve(driver_folder):
+    printed = run(driver_folder, EACH_DEVICE_TWICE)
+    assert printed == [f"0 {BUILT}", "compile 120", "1 sm_120", f"0 {BUILT}", "1 sm_120"]
+
+
+def test_nvrtc_is_asked_for_every_device_where_that_is_wanted(driver_folder):
+    printed = run(driver_folder, EACH_DEVICE_TWICE, DLFP4_CUDA_IMAGE="nvrtc")
+    assert printed == ["compile 90", "0 sm_90", "compile 120", "1 sm_120", "0 sm_90", "1 sm_120"]
+
+
+def test_what_nvrtc_cannot_compile_is_asked_for_again(driver_folder):
+    code = """
+def fail(architecture):
+    raise RuntimeError(architecture)
+
+sys.modules["dlfp4.nvrtc"].load_image = fail
+for device in (1, 1):
+    try:
+        cast(device)
+    except RuntimeError as error:
+        print("failed", error, flush=True)
+sys.modules["dlfp4.nvrtc"].load_image = load_image
+cast(1)
+"""
+    printed = run(driver_folder, code, DLFP4_CUDA_IMAGE="nvrtc")
+    assert printed == ["failed 120", "failed 120", "compile 120", "1 sm_120"]
+
+
+def test_threads_launch_the_kernels_of_their_devices(driver_folder):
+    code = """
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+barrier = Barrier(8)
+
+def work(number):
+    barrier.wait()
+    for _ in range(50):
+        cast(number % 2)
+
+with ThreadPoolExecutor(8) as pool:
+    list(pool.map(work, range(8)))
+"""
+    printed = run(driver_folder, code, DLFP4_CUDA_IMAGE="nvrtc")
+    launched = [line for line in printed if not line.startswith("compile")]
+    assert (launched.count("0 sm_90"), launched.count("1 sm_120"), len(launched)) == (200, 200, 400)
