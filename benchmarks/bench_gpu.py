@@ -27,7 +27,6 @@ from scaling_peers import Torchao
 import dlfp4
 
 PACKAGES = ("torch", "triton", "torchao")
-CALLS = 20  # in a graph
 FORMATS = ("nvfp4", "nvfp4_16x16", "mxfp4", "mxfp6_e2m3", "mxfp8_e4m3", "fp8_1x128", "fp8_128x128", "fp8_e4m3")
 AXES: dict[str, Any] = {"": -1, " columns": -2, " both": (-1, -2)}
 # Instructions of a warp for sixteen elements of each thread, as Nsight Compute counts them (smsp__inst_executed):
@@ -36,12 +35,12 @@ INSTRUCTIONS = {"cast": 155, "quantize": 240, "quantize both": 226, "dequantize"
 
 
 def device_case(label: str, run: Call) -> GraphCase:
-    """A function that launches work on the current stream, CALLS times after some that are not timed."""
+    """A function that launches work on the current stream, after some calls that are not timed."""
 
     def make() -> list[Call]:
         for _ in range(3):
             run()
-        return [run] * CALLS
+        return [run] * 4
 
     return GraphCase(label, make)
 

@@ -27,7 +27,7 @@ from typing import Any
 
 import harness
 import numpy as np
-from harness import Call, GraphCase, Table, list_of, number, run_all, time_on_device
+from harness import Call, GraphCase, Table, list_of, number
 
 import dlfp4
 from dlfp4.engines import cuda
@@ -37,7 +37,6 @@ PACKAGES = ("torch", "humming-kernels")
 SHAPES = "4096x4096,14336x4096,4096x14336,8192x8192"
 ROWS = "1,8,16,32,64,128,256,1024,2048,4096"
 COLD_BYTES = 300e6
-SHORTEST = 2000.0  # microseconds of a graph, so that what an event adds does not count
 PEERS = ("x quantized", "cuBLAS", "fp8 tensor", "fp8 rows", "Humming", "decode")
 # Of Humming's layers, which take the same parts as checkpoints have.
 HUMMING = {
@@ -48,12 +47,10 @@ HUMMING = {
 }
 
 
-def fill_graph(torch: Any, calls: Sequence[Call]) -> list[Call]:
-    """The calls, each on another copy of a weight, as often as takes long enough; run before, to find that out."""
+def warmed(calls: Sequence[Call]) -> Sequence[Call]:
+    """The calls, each on another copy of a weight, of which one was made: what it needs is loaded."""
     calls[0]()
-    torch.cuda.synchronize()
-    once = max(1.0, time_on_device(torch, lambda: run_all(calls)) / len(calls))
-    return list(calls) * max(1, math.ceil(SHORTEST / (once * len(calls))))
+    return calls
 
 
 @dataclass
@@ -157,7 +154,7 @@ def make_group(torch: Any, weights: Weights, rows: int, options: argparse.Namesp
         return [lambda w=w: torch.mm(x, w.t(), out=out) for w in weights.bfloat16]
 
     def cold(label: str, make: Callable[[], Sequence[Call]]) -> GraphCase:
-        return GraphCase(label, lambda: fill_graph(torch, make()))
+        return GraphCase(label, lambda: warmed(make()))
 
     problem = Problem(dlfp4.asarray(x), weights.prepared[0].mT, np.dtype("bfloat16"))
     names = cuda.tactics(problem) if weights.prepared[0].scale_layout == "prepared" else ()

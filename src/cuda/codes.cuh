@@ -254,17 +254,21 @@ __device__ inline uint32_t byte_of_e4m3(float value) {
   return pair;
 }
 
-// E2M3 and E3M2 have the significands of E4M3 and E5M2: their codes are those of the value, with the exponents' biases
-// evened out by a power of two. Four codes in 24 bits.
+// E2M3 and E3M2 have the significands of E4M3 and E5M2: their codes are those of the value times a power of two, which
+// evens out the exponents' biases.
+template <int Row>
+constexpr int kFp8OfFp6 = Row == DLFP4_float6_e2m3fn ? DLFP4_float8_e4m3fn : DLFP4_float8_e5m2;
+template <int Row>
+constexpr float kPowerOfFp6 = Row == DLFP4_float6_e2m3fn ? 0x1p-6f : 0x1p-12f;
+
+// Four codes in 24 bits.
 template <int Row>
 __device__ inline uint32_t codes_of_fp6(const float *v) {
-  constexpr bool kIsE2m3 = Row == DLFP4_float6_e2m3fn;
-  constexpr float kPower = kIsE2m3 ? 0.015625f : 0.000244140625f;  // 2^-6, 2^-12
-  constexpr float kLargest = kIsE2m3 ? 7.5f : 28.0f;
+  constexpr float kLargest = Row == DLFP4_float6_e2m3fn ? 7.5f : 28.0f;
   float moved[4];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) moved[i] = fmaxf(fminf(v[i], kLargest), -kLargest) * kPower;
-  const uint32_t bytes = bytes_of_fp8<kIsE2m3 ? DLFP4_float8_e4m3fn : DLFP4_float8_e5m2>(moved);
+  for (int i = 0; i < 4; ++i) moved[i] = fmaxf(fminf(v[i], kLargest), -kLargest) * kPowerOfFp6<Row>;
+  const uint32_t bytes = bytes_of_fp8<kFp8OfFp6<Row>>(moved);
   const uint32_t codes = (bytes & 0x1F1F1F1F) | (bytes >> 2 & 0x20202020);
   return (codes & 0x3F) | (codes >> 2 & 0xFC0) | (codes >> 4 & 0x3F000) | (codes >> 6 & 0xFC0000);
 }
@@ -292,13 +296,13 @@ __device__ inline void encode_step(const EncodeParams &p, const float *values, u
 
 // --- Codes to floats -------------------------------------------------------------------------
 
-// The values of all codes, for formats that are decoded by a table. Those of 8 bits go by the oracle; shorter ones have
-// no specials: shifted to its place, a magnitude lacks nothing but the difference of the biases.
+// The values of all codes, where they are decoded by a table. Those of 8 bits go by the oracle; shorter ones have no
+// specials: shifted to its place, a magnitude lacks nothing but the difference of the biases.
 template <int Row>
 __device__ inline void fill_values(float *table) {
   constexpr Format kFormat = kFormats[Row];
   constexpr int kSign = 1 << (kFormat.bits - 1);
-  for (int code = threadIdx.x; code < 1 << kFormat.bits; code += kThreads) {
+  for (int code = threadIdx.x; code < 1 << kFormat.bits; code += blockDim.x) {
     const float magnitude = float_of((code & (kSign - 1)) << (23 - kFormat.mantissa));
     const float value = magnitude * float_of((254 - kFormat.bias) << 23);
     table[code] = kFormat.bits == 8 ? to_float(code, format_of<Row>()) : code & kSign ? -value : value;
@@ -319,23 +323,33 @@ __device__ inline void floats_of_fp8(uint32_t pair, float *values) {
       : "r"(halves));
 }
 
-// Eight codes of E2M1 as floats. A magnitude's three bits are the float's from bit 22 on, times 2^126; codes 4 apart
-// are moved there together, as halves.
+// Eight codes of E2M1 as floats in units of 2^126: a magnitude's three bits are the float's from bit 22 on, which is
+// where codes 4 apart are moved together, as halves.
 __device__ inline void floats_of_e2m1(uint32_t word, float *values) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const uint32_t two = word >> 4 * i;
-    const uint32_t halves = (two << 6 & 0x01C001C0) | (two << 12 & 0x80008000);
-    values[i] = float_of(halves << 16) * float_of(253u << 23);
-    values[i + 4] = float_of(halves & 0xFFFF0000) * float_of(253u << 23);
+    const uint32_t sign = word << (12 - 4 * i), magnitude = i < 2 ? word << (6 - 4 * i) : word >> (4 * i - 6);
+    const uint32_t halves = (sign & 0x80008000) | (magnitude & 0x01C001C0);
+    values[i] = float_of(halves << 16);
+    values[i + 4] = float_of(halves & 0xFFFF0000);
   }
 }
 
-// What the codes of a step are worth: by a table, or by instructions.
+// Four codes of E2M3 or E3M2, in 24 bits, as floats in units of the power of two by which encode_step moves them.
+template <int Row>
+__device__ inline void floats_of_fp6(uint32_t codes, float *values) {
+  const uint32_t bytes = (codes & 0x3F) | (codes << 2 & 0x3F00) | (codes << 4 & 0x3F0000) | (codes << 6 & 0x3F000000);
+  const uint32_t moved = (bytes & 0x1F1F1F1F) | (bytes << 2 & 0x80808080);
+  floats_of_fp8<kFp8OfFp6<Row>>(moved, values);
+  floats_of_fp8<kFp8OfFp6<Row>>(moved >> 16, values + 2);
+}
+
+// What the codes of a step are worth, in units of kUnit: by a table, or by instructions.
 template <int Row>
 struct Values {
   static constexpr int kBits = kFormats[Row].bits;
-  static constexpr bool kByTable = kBits == 6 || (kBits == 8 && !kConvertsFp8);
+  static constexpr bool kByTable = kBits > 4 && !kConvertsFp8;
+  static constexpr float kUnit = kBits == 4 ? 0x1p126f : kBits == 6 && kConvertsFp8 ? 1 / kPowerOfFp6<Row> : 1;
   float table[kByTable ? 1 << kBits : 1];
 
   __device__ void fill() {
@@ -349,6 +363,11 @@ struct Values {
     } else if constexpr (kBits == 4) {
       floats_of_e2m1(words[0], values);
       floats_of_e2m1(words[1], values + 8);
+    } else if constexpr (kBits == 6) {
+      floats_of_fp6<Row>(words[0], values);
+      floats_of_fp6<Row>(__funnelshift_r(words[0], words[1], 24), values + 4);
+      floats_of_fp6<Row>(__funnelshift_r(words[1], words[2], 16), values + 8);
+      floats_of_fp6<Row>(words[2] >> 8, values + 12);
     } else {
 #pragma unroll
       for (int i = 0; i < kStep; i += 2) floats_of_fp8<Row>(words[i / 4] >> i % 4 * 8, values + i);
@@ -394,15 +413,6 @@ __device__ inline uint32_t narrow_pair(float low, float high) {
   else
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
   return word;
-}
-
-// The same of two that may be a positive, quiet NaN.
-template <int Dst>
-__device__ inline uint32_t quiet_pair(uint32_t pair, float low, float high) {
-  constexpr int kMantissa = kFormats[Dst].mantissa;
-  constexpr uint32_t kQuiet = ((1u << (16 - kMantissa)) - 1) << (kMantissa - 1);
-  const uint32_t low_half = low != low ? kQuiet : pair & 0xFFFF, high_half = high != high ? kQuiet : pair >> 16;
-  return low_half | high_half << 16;
 }
 
 // Sixteen floats in words of the target; `has_nan` where one of them may be NaN.

@@ -149,6 +149,8 @@ __device__ inline void decode_values(const DecodeParams &p) {
     float values[kStep];
     uint32_t words[kWords];
     table.decode(codes[i], values);
+#pragma unroll
+    for (int k = 0; k < kStep; ++k) values[k] *= Values<Row>::kUnit;
     const bool special = has_special<Row>(codes[i]);
     if (special)
       for (int k = 0; k < kStep; ++k) values[k] = Values<Row>::decode_by_rule(codes[i], k);

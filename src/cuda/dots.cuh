@@ -195,12 +195,15 @@ __device__ inline void unpack_fp8(uint32_t word, float *values) {
 
 template <int Row>
 __device__ inline void decode_word(uint32_t word, float *values) {
-  if constexpr (kFormats[Row].bits == 4)
+  if constexpr (kFormats[Row].bits == 4) {
     floats_of_e2m1(word, values);
-  else if constexpr (kFormats[Row].bits == 8)
+#pragma unroll
+    for (int i = 0; i < 8; ++i) values[i] *= Values<Row>::kUnit;
+  } else if constexpr (kFormats[Row].bits == 8) {
     unpack_fp8<Row>(word, values);
-  else
+  } else {
     unpack_floats<Row>(word, values);
+  }
 }
 
 template <int Row>

@@ -13,12 +13,14 @@ using namespace dlfp4;
 using namespace dlfp4::cuda;
 
 // All kernels wait for the one before them themselves: launches overlap.
-#define DLFP4_CUDA_KERNEL(name, parameters, body)                                                     \
-  extern "C" __global__ void __launch_bounds__(kThreads) name(const __grid_constant__ parameters p) { \
-    let_next_kernel_start();                                                                          \
-    wait_for_kernel_before();                                                                         \
-    body;                                                                                             \
+#define DLFP4_CUDA_WAITING(name, parameters, body, ...)                                                  \
+  extern "C" __global__ void __launch_bounds__(__VA_ARGS__) name(const __grid_constant__ parameters p) { \
+    let_next_kernel_start();                                                                             \
+    wait_for_kernel_before();                                                                            \
+    body;                                                                                                \
   }
+#define DLFP4_CUDA_KERNEL(name, parameters, body) DLFP4_CUDA_WAITING(name, parameters, body, kThreads)
+#define DLFP4_CUDA_LEAN(name, parameters, body) DLFP4_CUDA_WAITING(name, parameters, body, kThreads, 4)
 #define DLFP4_CUDA_PRODUCT(name, parameters, threads, body) \
   extern "C" __global__ void __launch_bounds__(threads, 1) name(const __grid_constant__ parameters p) { body; }
 #include "kernels.def"

@@ -17,8 +17,9 @@ namespace cuda {
 constexpr int kThreads = 256;
 constexpr int kStep = 16;  // elements at a time of a thread of the fast kernels
 // What a block of threads takes that works along columns, or turns rows into columns.
-constexpr int kTileRows = 128, kTileColumns = 128, kStripColumns = 64;
-constexpr int kSquaresOfWarp = 2;  // of 16 rows, along rows
+constexpr int kTileRows = 128, kTileColumns = 128;
+DLFP4_RULE int strip_columns(int item) { return 256 / item; }
+constexpr int kSquaresColumns = 64, kSquaresOfWarp = 2;  // squares of 16 along rows, those of a warp
 
 // Shared memory: for what a tile's threads share of a rule, then for its floats, then for codes of a byte.
 constexpr int kTileRuleBytes = 1024;
@@ -84,32 +85,33 @@ struct StepLines {
   int64_t float_bytes, code_bytes;  // from one line to the next
 };
 
-// A matrix of floats as lines, and its quantized form.
+// A matrix of floats as lines, and its quantized form. What all kernels read comes first, in few lines of the constant
+// cache: where a call is short, each line that a multiprocessor fetches is a tenth of it.
 struct QuantizeParams {
   const uint8_t *src;
+  uint8_t *data;
+  uint8_t *scales;
+  StepLines walk;  // of blocks of one row
+  int steps;       // of a thread that takes them
+  bool flat;       // one line, whose scales follow one another
+  // The whole tensor's largest magnitude or decode scale, on the device; both null where the format has neither.
+  const uint32_t *amax;
+  const float *decode;
+  ScaleRule rule;
+  float *keep[2];             // where a given decode scale is written to, or null
   int64_t lines, length;      // of the matrix
   int64_t line_stride, step;  // of src
   int64_t stored;             // elements of a stored line, zeros included
-  uint8_t *data;
   int64_t data_stride, data_step;
-  uint8_t *scales;
   int layout;
   int64_t scale_stride, scale_step, padded_columns;
   int64_t group, block;  // lines and elements that share a scale
   int64_t blocks;        // of a line
   bool repeats, whole;
   Format source, element;
-  ScaleRule rule;
   dlfp4_rounding rounding;
   float zero;
   uint64_t seed;
-  // The whole tensor's largest magnitude or decode scale, on the device; both null where the format has neither.
-  const uint32_t *amax;
-  const float *decode;
-  float *keep[2];  // where a given decode scale is written to, or null
-  StepLines walk;  // of blocks of one row
-  int steps;       // of a thread that takes them
-  bool flat;       // one line, whose scales follow one another
 };
 
 struct QuantizeRowsParams {
@@ -126,20 +128,20 @@ struct TileParams {
 
 struct DequantizeParams {
   const uint8_t *data;
-  int64_t data_stride, data_step;
   const uint8_t *scales;
-  int layout;
-  int64_t scale_stride, scale_step, padded_columns;
-  int line_shift, block_shift;  // log2 of the lines and elements that share a scale
-  int kind;
-  const float *decode;  // the tensor's scale, on the device; null: 1
-  Format element, scale, target;
   uint8_t *dst;
-  int64_t lines, length;
-  int64_t line_stride, step;
   StepLines walk;  // of blocks along rows
   int steps;       // of a thread that takes them
   bool flat;       // one line, whose scales follow one another
+  int kind;
+  const float *decode;          // the tensor's scale, on the device; null: 1
+  int line_shift, block_shift;  // log2 of the lines and elements that share a scale
+  int layout;
+  int64_t scale_stride, scale_step, padded_columns;
+  int64_t data_stride, data_step;
+  int64_t lines, length;
+  int64_t line_stride, step;
+  Format element, scale, target;
 };
 
 struct LargestParams {

@@ -105,10 +105,10 @@ __device__ inline uint32_t block_number(const QuantizeParams &p) {
 // of 16 bits share its price, where there are enough of them for all multiprocessors.
 template <int Src, int Row, int BlockSize, int Kind>
 __device__ inline void quantize_rows(const QuantizeParams &p, const EncodeParams &encode) {
-  const uint32_t number = block_number(p) * p.steps * kThreads + threadIdx.x;
+  const uint32_t number = block_number(p) * p.steps * blockDim.x + threadIdx.x;
   LoadedStep<Src> first, second;
   first.load(p, number);
-  if (kFloatBytes<Src> == 2 && p.steps == 2) second.load(p, number + kThreads);
+  if (kFloatBytes<Src> == 2 && p.steps == 2) second.load(p, number + blockDim.x);
   const ScaleRule rule = rule_of_blocks<Kind>(p);
   quantize_step<Src, Row, BlockSize, Kind>(p, encode, rule, first);
   if (kFloatBytes<Src> == 2 && p.steps == 2) quantize_step<Src, Row, BlockSize, Kind>(p, encode, rule, second);
@@ -166,17 +166,20 @@ __device__ inline void quantize_squares(const QuantizeParams &p, const EncodePar
 
 // --- Dequantize ------------------------------------------------------------------------------
 
-// Products; returns whether one may be NaN. Elements of 8 bits may be that too: the oracle decides about its bits.
+// Products; returns whether one may be NaN. Elements of 8 bits may be that too: the oracle decides about its bits. The
+// scale takes the values' unit, but where it is too large for that.
 template <int Row>
 __device__ inline bool decode_step(const Values<Row> &table, const uint32_t *codes, float scale, float *values) {
-  const bool special = has_special<Row>(codes) || !(fabsf(scale) <= kLargestFloat);
+  constexpr float kUnit = Values<Row>::kUnit;
+  const float in_units = scale * kUnit;
+  const bool special = has_special<Row>(codes) || !(fabsf(in_units) <= kLargestFloat);
   table.decode(codes, values);
 #pragma unroll
-  for (int i = 0; i < kStep; ++i) values[i] = __fmul_rn(values[i], scale);
+  for (int i = 0; i < kStep; ++i) values[i] = __fmul_rn(values[i], special ? kUnit : in_units);
   if (special && kFormats[Row].bits == 8)
     for (int i = 0; i < kStep; ++i) values[i] = decoded(Values<Row>::decode_by_rule(codes, i), scale);
   else if (special)
-    for (int i = 0; i < kStep; ++i) values[i] = values[i] == values[i] ? values[i] : float_of(kQuietNan);
+    for (int i = 0; i < kStep; ++i) values[i] = decoded(values[i], scale);
   return special;
 }
 
@@ -212,10 +215,10 @@ struct CodedStep {
 template <int Row, int Dst>
 __device__ inline void dequantize_rows(const DequantizeParams &p) {
   __shared__ Values<Row> table;
-  const uint32_t number = blockIdx.x * p.steps * kThreads + threadIdx.x;
+  const uint32_t number = blockIdx.x * p.steps * blockDim.x + threadIdx.x;
   CodedStep<Row, Dst> first, second;
   first.load(p, number);
-  if (p.steps == 2) second.load(p, number + kThreads);
+  if (p.steps == 2) second.load(p, number + blockDim.x);
   const float decode = tensor_decode(p);
   table.fill();
 #pragma unroll 1

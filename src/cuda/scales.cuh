@@ -14,12 +14,13 @@ namespace cuda {
 __device__ inline ScaleRule rule_of(const QuantizeParams &p) {
   ScaleRule rule = p.rule;
   if (p.amax == nullptr && p.decode == nullptr) return rule;
-  const TensorScale scale = p.decode != nullptr ? scale_given(*p.decode)
-                            : p.whole           ? largest_scale(rule, *p.amax)
-                                                : two_level_scale(float_of(*p.amax));
+  const uint32_t bits = p.decode != nullptr ? bits_of(*p.decode) : *p.amax;
+  const TensorScale scale = p.decode != nullptr ? scale_given(float_of(bits))
+                            : p.whole           ? largest_scale(rule, bits)
+                                                : two_level_scale(float_of(bits));
   if (blockIdx.x == 0 && threadIdx.x == 0)
     for (float *const keep : p.keep)
-      if (keep != nullptr) *keep = *p.decode;
+      if (keep != nullptr) *keep = float_of(bits);
   rule.encode = scale.encode;
   rule.sixth = scale.encode * kSixth;
   rule.unit = 1 / scale.encode;
@@ -110,9 +111,25 @@ __device__ inline uint32_t scale_in(const DequantizeParams &p, int64_t place) {
   return p.kind == DLFP4_LARGEST ? reinterpret_cast<const uint32_t *>(p.scales)[place] : p.scales[place];
 }
 
+__device__ inline int64_t place_of_scale(const DequantizeParams &p, int64_t line, int64_t position) {
+  return place_of_scale(p.layout, p.scale_stride, p.scale_step, p.padded_columns, line >> p.line_shift,
+                        position >> p.block_shift);
+}
+
 __device__ inline uint32_t stored_scale(const DequantizeParams &p, int64_t line, int64_t position) {
-  return scale_in(p, place_of_scale(p.layout, p.scale_stride, p.scale_step, p.padded_columns, line >> p.line_shift,
-                                    position >> p.block_shift));
+  return scale_in(p, place_of_scale(p, line, position));
+}
+
+// Some scales at once: loads after branches, which would wait for those before them.
+template <int Count>
+__device__ inline void load_scales(const DequantizeParams &p, const int64_t *places, uint32_t *stored) {
+  if (p.kind == DLFP4_LARGEST) {
+#pragma unroll
+    for (int i = 0; i < Count; ++i) stored[i] = reinterpret_cast<const uint32_t *>(p.scales)[places[i]];
+  } else {
+#pragma unroll
+    for (int i = 0; i < Count; ++i) stored[i] = p.scales[places[i]];
+  }
 }
 
 __device__ inline float scale_at(const DequantizeParams &p, int64_t line, int64_t position, float decode) {

@@ -147,7 +147,7 @@ bool is_flat(const Params &p) {
 int64_t threads_of_rows(const QuantizeParams &p, const FormatInfo &format) {
   if (format.group == 1) return p.lines * (p.stored / kStep);
   if (format.row->repeats)
-    return divide_up(p.lines, p.group * kSquaresOfWarp) * divide_up(p.stored, kStripColumns) * 32;
+    return divide_up(p.lines, p.group * kSquaresOfWarp) * divide_up(p.stored, kSquaresColumns) * 32;
   return divide_up(p.lines, p.group) * p.blocks * kThreads;
 }
 
@@ -162,7 +162,8 @@ int quantize_rows(const Job &job, const FormatInfo &format, int number, uintptr_
   params.quantize.walk =
       make_step_lines(params.quantize.lines, params.quantize.stored, params.quantize.line_stride * job.x.item,
                       params.quantize.data_stride * format.bits / 8);
-  return run(kernel, divide_up(threads, params.quantize.steps), params, stream);
+  return one_row ? run_steps(kernel, threads, params, params.quantize.steps, stream)
+                 : run(kernel, threads, params, stream);
 }
 
 // A format's number among the kernels for blocks along columns, or -1.
@@ -193,7 +194,8 @@ int quantize_columns(const Job &columns, const Job *rows, const FormatInfo &form
   params.encode = encode_params(format.row->element, {DLFP4_NEAREST_EVEN, true});
   const int kernel = find_columns_kernel(number, format);
   const bool strip = kernel >= kFirstStrip;
-  const int64_t tiles_in_row = divide_up(rows ? rows->params.stored : x.length, strip ? kStripColumns : kTileColumns);
+  const int64_t tiles_in_row =
+      divide_up(rows ? rows->params.stored : x.length, strip ? strip_columns(x.item) : kTileColumns);
   params.tiles_in_row = static_cast<uint32_t>(tiles_in_row);
   const int64_t tiles = tiles_in_row * divide_up(columns.params.stored, kTileRows);
   const int shared_bytes = strip ? 0 : kTileRuleBytes + tile_bytes(x.item) + (format.bits == 8 ? tile_bytes(1) : 0);
@@ -340,19 +342,19 @@ int dequantize_lines(DequantizeParams p, Lines result, const FormatInfo &format,
     p.steps = result.item == 2 ? steps_of_thread(steps) : 1;
     p.flat = is_flat(p);
     p.walk = make_step_lines(p.lines, p.length, p.line_stride * result.item, p.data_stride * p.element.bits / 8);
-    return run(static_cast<KernelNumber>(kernel), divide_up(steps, p.steps), p, stream);
+    return run_steps(kernel, steps, p, p.steps, stream);
   }
-  const bool across = is_row_major(transposed(result));
+  const bool across = is_row_major(transposed(result)) && p.lines <= kMostSteps && p.length <= kMostSteps;
+  const int64_t tiles = divide_up(p.length, kTileRows) * divide_up(p.lines, kTileColumns);
+  if (across && tiles == 0) return 0;
   if (across && !bytes && can_store_steps(p.data, p.data_stride, p.data_step)) {
     const int kernel = kKernel_dequantize_tile_float4_e2m1fn_float32 + kNumSources * element + result.source;
-    const int64_t tiles = divide_up(p.length, kTileRows) * divide_up(p.lines, kTileColumns);
-    if (tiles == 0) return 0;
     return launch_shape(kernel, {{tiles, 1}, kThreads, kTileRuleBytes + tile_bytes(result.item), 1}, &p, stream);
   }
   if (across && bytes && can_store_steps(p.data, p.data_step, p.data_stride)) {
     const int kernel =
         kKernel_dequantize_across_float8_e4m3fn_float32 + kNumSources * (element - kE4m3) + result.source;
-    return run_walk(kernel, p.length * (p.lines / kStep), p, stream);
+    return launch(kernel, tiles, &p, stream);
   }
   return run(kKernel_dequantize_any, p.lines * p.length, p, stream);
 }

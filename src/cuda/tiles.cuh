@@ -37,6 +37,21 @@ __device__ inline Unit unit_of_thread() {
 
 constexpr int kLanesOfSegment = 4, kUnitColumns = kThreads * 2 * kStep / kTileRows;
 
+// A float for each column, some steps of them, so that neighbouring threads take theirs from different banks.
+template <int Steps>
+struct StepFloats {
+  float4 fours[4][Steps];
+
+  __device__ float &at(int column) { return (&fours[column % kStep / 4][column / kStep].x)[column % 4]; }
+  __device__ void take(int step, float *floats) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float4 four = fours[i][step];
+      floats[4 * i] = four.x, floats[4 * i + 1] = four.y, floats[4 * i + 2] = four.z, floats[4 * i + 3] = four.w;
+    }
+  }
+};
+
 // Hosts see to it that rows and columns can be counted in 32 bits.
 struct TilePlace {
   uint32_t row, column;
@@ -100,7 +115,8 @@ __device__ inline void store_scale(const QuantizeParams &p, uint8_t *linear, uin
     store_scale<Kind>(p, row, block, stored);
 }
 
-__device__ inline uint8_t *linear_scale(const QuantizeParams &p, uint32_t row, uint32_t block) {
+template <class Params>
+__device__ inline auto linear_scale(const Params &p, uint32_t row, uint32_t block) {
   return p.scales + row * p.scale_stride + block * p.scale_step;
 }
 
@@ -259,219 +275,268 @@ __device__ inline void quantize_tile(const TileParams &p) {
   }
 }
 
-constexpr int kStepsInStrip = kStripColumns / kStep;
+constexpr int kStepsOfSquares = kSquaresColumns / kStep;
 
-// Squares of 16 along rows, each row of which has the scale: 64 columns of some squares below one another a warp.
+// Squares of 16 along rows, each row of which has the scale: 64 columns of some squares below one another a warp, eight
+// rows at a time.
 template <int Src, int Row, int Kind>
 __device__ inline void quantize_small_squares(const QuantizeParams &p, const EncodeParams &encode) {
-  constexpr int kBits = kFormats[Row].bits, kSide = 16, kPasses = 2, kRows = kSide / kPasses;
+  constexpr int kBits = kFormats[Row].bits, kSide = 16, kPasses = 2 * kSquaresOfWarp, kRows = 32 / kStepsOfSquares;
+  static_assert(kSide == 2 * kRows, "");
   const uint32_t warp = block_number(p) * (kThreads / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
-  const uint32_t in_row = static_cast<uint32_t>((p.stored + kStripColumns - 1) / kStripColumns);
-  const uint32_t first = warp % in_row * kStripColumns + lane % kStepsInStrip * kStep;
-  const uint32_t line = warp / in_row * (kSide * kSquaresOfWarp) + lane / kStepsInStrip;
-  const auto is_there = [&](int square, int pass) {
-    return first < p.stored && line + square * kSide + pass * kRows < p.lines;
-  };
-  uint4 raw[kSquaresOfWarp][kPasses][kFloatVectors<Src>];
+  const uint32_t in_row = static_cast<uint32_t>((p.stored + kSquaresColumns - 1) / kSquaresColumns);
+  const uint32_t first = warp % in_row * kSquaresColumns + lane % kStepsOfSquares * kStep, block = first / kSide;
+  const uint32_t line = warp / in_row * (kSide * kSquaresOfWarp) + lane / kStepsOfSquares;
+  const auto is_there = [&](int pass) { return first < p.stored && line + pass * kRows < p.lines; };
+  const uint8_t *const from = p.src + (line * p.line_stride + first) * kFloatBytes<Src>;
+  uint8_t *to = p.data + bytes_of<kBits>(line * p.data_stride + first), *scale_place = linear_scale(p, line, block);
+  uint4 raw[kPasses][kFloatVectors<Src>];
 #pragma unroll
-  for (int square = 0; square < kSquaresOfWarp; ++square)
-#pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass)
-      load_step<Src>(p.src + ((line + square * kSide + pass * kRows) * p.line_stride + first) * kFloatBytes<Src>,
-                     is_there(square, pass), raw[square][pass]);
+  for (int pass = 0; pass < kPasses; ++pass)
+    load_step<Src>(from + pass * (kRows * p.line_stride * kFloatBytes<Src>), is_there(pass), raw[pass]);
   const ScaleRule rule = rule_of_blocks<Kind>(p);
+  uint32_t largest = 0;
+  BlockScale scale = {};
 #pragma unroll
-  for (int square = 0; square < kSquaresOfWarp; ++square) {
-    uint32_t largest = max(largest_of<Src>(raw[square][0]), largest_of<Src>(raw[square][1]));
-    largest = largest_of_lanes(largest, 32 - kStepsInStrip);
-    const BlockScale scale = scale_of_block<Kind>(rule, largest);
-#pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) {
-      if (!is_there(square, pass)) continue;
-      const uint32_t i = line + square * kSide + pass * kRows;
+  for (int pass = 0; pass < kPasses; ++pass) {
+    if (pass % 2 == 0) {
+      largest = max(largest_of<Src>(raw[pass]), largest_of<Src>(raw[pass + 1]));
+      largest = largest_of_lanes(largest, 32 - kStepsOfSquares);
+      scale = scale_of_block<Kind>(rule, largest);
+    }
+    if (is_there(pass)) {
       float values[kStep];
       uint32_t words[kCodeWords<kBits>];
-      unpack_vectors<Src>(raw[square][pass], values);
-      store_scale<Kind>(p, i, first / kSide, scale.stored);
+      unpack_vectors<Src>(raw[pass], values);
+      store_scale<Kind>(p, scale_place, line + pass * kRows, block, scale.stored);
       encode_scaled<Row, Kind>(encode, values, scale, largest, words);
-      store_codes<kBits>(p.data + bytes_of<kBits>(i * p.data_stride + first), words);
+      store_codes<kBits>(to, words);
     }
+    to += bytes_of<kBits>(kRows * p.data_stride);
+    scale_place += kRows * p.scale_stride;
   }
 }
 
 // --- Blocks of 128 along columns, one byte an element ----------------------------------------
 
-constexpr int kRowsOfPass = kThreads / kStepsInStrip, kPassesOfStrip = kTileRows / kRowsOfPass;
-
+// Sixteen columns a thread, all rows of the strip in some passes. Words hold one or two magnitudes, as they lie in src.
+template <int Src>
 struct Strip {
-  uint32_t largest[kRowsOfPass][kStripColumns];
-  uint32_t quarters[kThreads / kStripColumns][kStripColumns];
-  float multipliers[kStripColumns];
-  uint32_t of_column[kStripColumns];
+  static constexpr int kColumns = strip_columns(kFloatBytes<Src>), kSteps = kColumns / kStep;
+  static constexpr int kRowsOfPass = kThreads / kSteps, kPasses = kTileRows / kRowsOfPass;
+  static constexpr int kWords = 4 * kFloatVectors<Src>, kWordsOfRow = kSteps * kWords,
+                       kColumnsOfWord = 4 / kFloatBytes<Src>;
+  static constexpr int kTeam = kThreads / kWordsOfRow;     // threads that share a word's rows
+  static constexpr int kPitch = kWordsOfRow + 32 / kTeam;  // so that a team reads different banks
+  uint32_t largest[kRowsOfPass * kPitch];
+  StepFloats<kSteps> multipliers;
 };
 
-// The largest magnitude and the multiplier of each column of a tile.
-__device__ inline void find_strip_scales(const QuantizeParams &p, TilePlace at, Strip *strip) {
-  constexpr int kQuarters = kThreads / kStripColumns, kRows = kRowsOfPass / kQuarters;
-  const int column = threadIdx.x % kStripColumns, quarter = threadIdx.x / kStripColumns;
+// The larger magnitudes of two words of floats.
+template <int Src>
+__device__ inline uint32_t larger_of_words(uint32_t largest, uint32_t word) {
+  if constexpr (Src == DLFP4_float32) return bits_of(larger_float(float_of(largest), float_of(word)));
+  return larger_halves<Src>(largest, word);
+}
+
+// The multiplier of each column from the largest magnitudes of the threads; returns whether all are finite.
+template <int Src>
+__device__ inline bool find_strip_scales(const QuantizeParams &p, TilePlace at, Strip<Src> *strip) {
+  using S = Strip<Src>;
+  const int member = threadIdx.x % S::kTeam, word = threadIdx.x / S::kTeam;
   uint32_t largest = 0;
 #pragma unroll
-  for (int i = 0; i < kRows; ++i) largest = max(largest, strip->largest[quarter * kRows + i][column]);
-  strip->quarters[quarter][column] = largest;
-  __syncthreads();
-  if (threadIdx.x < kStripColumns) {
+  for (int i = 0; i < S::kRowsOfPass / S::kTeam; ++i)
+    largest =
+        larger_of_words<Src>(largest, strip->largest[(member * (S::kRowsOfPass / S::kTeam) + i) * S::kPitch + word]);
 #pragma unroll
-    for (int i = 0; i < kQuarters; ++i) largest = max(largest, strip->quarters[i][column]);
+  for (int lane = 1; lane < S::kTeam; lane *= 2)
+    largest = larger_of_words<Src>(largest, __shfl_xor_sync(kAllLanes, largest, lane));
+  if (member < S::kColumnsOfWord) {
+    const int column = word * S::kColumnsOfWord + member;
+    largest = S::kColumnsOfWord == 1 ? largest & 0x7FFFFFFF : largest_half<Src>(largest >> 16 * member & 0xFFFF);
     const BlockScale scale = scale_of_block<DLFP4_LARGEST>(p.rule, largest);
-    strip->multipliers[column] = scale.multiplier;
-    strip->of_column[column] = largest;
+    strip->multipliers.at(column) = scale.multiplier;
     if (at.column + column < p.lines)
       store_scale<DLFP4_LARGEST>(p, at.column + column, at.row / kTileRows, scale.stored);
+  } else {
+    largest = 0;
   }
-  __syncthreads();
+  return !__syncthreads_or(largest >= kNotFinite);
 }
 
 template <int Src, int Row>
 __device__ inline void quantize_strip(const TileParams &p) {
-  __shared__ Strip strip;
+  using S = Strip<Src>;
+  __shared__ S strip;
   const QuantizeParams &q = p.columns;
-  const TilePlace at = place_of_tile<kStripColumns>(p);
-  const int column = threadIdx.x % kStepsInStrip * kStep, row = threadIdx.x / kStepsInStrip;
-  uint4 raw[kPassesOfStrip][kFloatVectors<Src>];
-  uint32_t largest[kStep] = {}, words[kCodeWords<8>];
-  float values[kStep];
+  const TilePlace at = place_of_tile<S::kColumns>(p);
+  const int step = threadIdx.x % S::kSteps, row = threadIdx.x / S::kSteps;
+  const uint32_t line = at.column + step * kStep, first = at.row + row;
+  const bool has_lines = line < q.lines;
+  const uint8_t *from = q.src + (first * q.step + line) * kFloatBytes<Src>;
+  uint4 raw[S::kPasses][kFloatVectors<Src>];
 #pragma unroll
-  for (int pass = 0; pass < kPassesOfStrip; ++pass) {
-    const int64_t i = at.row + pass * kRowsOfPass + row;
-    load_step<Src>(q.src + (i * q.step + (at.column + column)) * kFloatBytes<Src>,
-                   i < q.length && at.column + column < q.lines, raw[pass]);
-    unpack_vectors<Src>(raw[pass], values);
+  for (int pass = 0; pass < S::kPasses; ++pass, from += S::kRowsOfPass * q.step * kFloatBytes<Src>)
+    load_step<Src>(from, has_lines && first + pass * S::kRowsOfPass < q.length, raw[pass]);
+  uint32_t largest[S::kWords] = {};
 #pragma unroll
-    for (int k = 0; k < kStep; ++k) largest[k] = max(largest[k], bits_of(values[k]) & 0x7FFFFFFF);
-  }
-  store_vectors<kStep>(reinterpret_cast<uint8_t *>(&strip.largest[row][column]), largest);
+  for (int pass = 0; pass < S::kPasses; ++pass)
+#pragma unroll
+    for (int i = 0; i < S::kWords; ++i) largest[i] = larger_of_words<Src>(largest[i], (&raw[pass][i / 4].x)[i % 4]);
+  store_vectors<S::kWords>(reinterpret_cast<uint8_t *>(strip.largest + row * S::kPitch + step * S::kWords), largest);
   __syncthreads();
-  find_strip_scales(q, at, &strip);
-  uint32_t worst = 0;
+  const bool is_finite = find_strip_scales<Src>(q, at, &strip);
+  float multipliers[kStep], values[kStep];
+  uint32_t words[kCodeWords<8>];
+  strip.multipliers.take(step, multipliers);
+  uint8_t *to = q.data + line + first * q.data_step;
 #pragma unroll
-  for (int k = 0; k < kStep; ++k) worst = max(worst, strip.of_column[column + k]);
-#pragma unroll
-  for (int pass = 0; pass < kPassesOfStrip; ++pass) {
-    const int64_t i = at.row + pass * kRowsOfPass + row;
-    if (i >= q.stored || at.column + column >= q.lines) continue;
+  for (int pass = 0; pass < S::kPasses; ++pass, to += S::kRowsOfPass * q.data_step) {
+    if (!has_lines || first + pass * S::kRowsOfPass >= q.stored) continue;
     unpack_vectors<Src>(raw[pass], values);
 #pragma unroll
-    for (int k = 0; k < kStep; ++k) values[k] = __fmul_rn(values[k], strip.multipliers[column + k]);
-    if (worst < kNotFinite)
+    for (int k = 0; k < kStep; ++k) values[k] = __fmul_rn(values[k], multipliers[k]);
+    if (is_finite)
       encode_step<Row>(p.encode, values, words);
     else
       encode_step_by_rule<8>(p.encode, values, words);
-    store_codes<8>(q.data + (at.column + column) + i * q.data_step, words);
+    store_codes<8>(to, words);
   }
 }
 
 // --- Dequantize ------------------------------------------------------------------------------
 
-// Lines that are columns of the result: packed codes along them.
+// Hosts see to it that lines and their elements can be counted in 32 bits.
+template <int Columns>
+__device__ inline TilePlace place_of_tile(const DequantizeParams &p) {
+  const uint32_t in_row = (static_cast<uint32_t>(p.lines) + Columns - 1) / Columns;
+  return {blockIdx.x / in_row * kTileRows, blockIdx.x % in_row * Columns};
+}
+
+// A tile of floats from shared memory to the result.
+template <int Bytes>
+__device__ inline void write_tile(const DequantizeParams &p, TilePlace at, const uint8_t *tile) {
+  constexpr int kInRow = kTileColumns * Bytes / 16, kRows = kThreads / kInRow;
+  const uint32_t column = threadIdx.x % kInRow * (16 / Bytes), row = threadIdx.x / kInRow % kRows;
+  const uint32_t rows = static_cast<uint32_t>(p.length) - at.row;
+  uint8_t *to = p.dst + (int64_t{at.row + row} * p.step + (at.column + column)) * Bytes;
+  if (at.column + column >= static_cast<uint32_t>(p.lines)) return;
+#pragma unroll
+  for (int i = 0; i < kTileRows; i += kRows, to += kRows * p.step * Bytes)
+    if (row + i < rows)
+      *reinterpret_cast<uint4 *>(to) =
+          *reinterpret_cast<const uint4 *>(tile + place_in_tile<Bytes, kTileColumns>(row + i, column));
+}
+
+// Two columns' values of sixteen rows, to shared memory.
+template <int Dst>
+__device__ inline void write_columns(uint8_t *tile, Unit unit, const float (*values)[kStep], bool special) {
+  constexpr int kBytes = kFloatBytes<Dst>, kHalf = kStep / 2;
+  uint8_t *const to = tile + place_in_tile<kBytes, kTileColumns>(unit.row, unit.column);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float pairs[kStep];
+    uint32_t words[kStep * kBytes / 4];
+#pragma unroll
+    for (int i = 0; i < kStep; ++i) pairs[i] = values[i % 2][half * kHalf + i / 2];
+    narrow_step<Dst>(pairs, special, words);
+#pragma unroll
+    for (int i = 0; i < kHalf; ++i) {
+      uint8_t *const place = to + (half * kHalf + i) * (kTileColumns * kBytes);
+      if constexpr (kBytes == 4)
+        *reinterpret_cast<uint2 *>(place) = make_uint2(words[2 * i], words[2 * i + 1]);
+      else
+        *reinterpret_cast<uint32_t *>(place) = words[i];
+    }
+  }
+}
+
+// Lines that are columns of the result: packed codes along them, scales of a byte. What lies beyond the last ones is
+// read from them instead: a branch would wait for the loads before it.
 template <int Row, int Dst>
 __device__ inline void dequantize_tile(const DequantizeParams &p) {
-  constexpr int kBits = kFormats[Row].bits, kBytes = kFloatBytes<Dst>, kUnits = kTileColumns / kUnitColumns;
-  constexpr int kPitch = kTileColumns * kBytes, kElements = 16 / kBytes, kChunks = kTileColumns / kElements;
+  constexpr int kBits = kFormats[Row].bits, kUnits = kTileColumns / kUnitColumns;
   static_assert(sizeof(Values<Row>) <= kTileRuleBytes, "");
   Values<Row> &table = *reinterpret_cast<Values<Row> *>(shared_memory);
   uint8_t *const tile = shared_memory + kTileRuleBytes;
-  const uint32_t in_row = static_cast<uint32_t>((p.lines + kTileColumns - 1) / kTileColumns);
-  const int64_t top = int64_t{blockIdx.x / in_row} * kTileRows, left = int64_t{blockIdx.x % in_row} * kTileColumns;
+  const TilePlace at = place_of_tile<kTileColumns>(p);
   const Unit unit = unit_of_thread<kLanesOfSegment>();
-  const int64_t first = top + unit.row;
-  uint32_t codes[kUnits][2][kCodeWords<kBits>] = {}, scales[kUnits][2] = {};
+  const uint32_t first = min((at.row + unit.row) / kStep, (static_cast<uint32_t>(p.length) - 1) / kStep) * kStep;
+  int64_t places[2 * kUnits];
+  uint32_t codes[2 * kUnits][kCodeWords<kBits>], scales[2 * kUnits];
+  const auto line_of = [&](int i) {
+    return min(at.column + unit.column + i / 2 * kUnitColumns + i % 2, static_cast<uint32_t>(p.lines) - 1);
+  };
 #pragma unroll
-  for (int i = 0; i < 2 * kUnits; ++i) {
-    const int64_t line = left + unit.column + i / 2 * kUnitColumns + i % 2;
-    if (first >= p.length || line >= p.lines) continue;
-    load_codes<kBits>(p.data + (line * p.data_stride + first) * kBits / 8, codes[i / 2][i % 2]);
-    scales[i / 2][i % 2] = stored_scale(p, line, first);
-  }
+  for (int i = 0; i < 2 * kUnits; ++i) places[i] = place_of_scale(p, line_of(i), first);
+#pragma unroll
+  for (int i = 0; i < 2 * kUnits; ++i)
+    load_codes<kBits>(p.data + bytes_of<kBits>(line_of(i) * p.data_stride + first), codes[i]);
+  load_scales<2 * kUnits>(p, places, scales);
   const float decode = tensor_decode(p);
   table.fill();
 #pragma unroll
-  for (int number = 0; number < kUnits; ++number) {
-    uint8_t *const to = tile + place_in_tile<kBytes, kTileColumns>(unit.row, unit.column + number * kUnitColumns);
+  for (int i = 0; i < kUnits; ++i) {
     float values[2][kStep];
     bool special = false;
 #pragma unroll
-    for (int i = 0; i < 2; ++i)
-      special |= decode_step(table, codes[number][i], decode_fast(p.kind, scales[number][i], decode), values[i]);
-#pragma unroll
-    for (int i = 0; i < kStep; ++i) {
-      if constexpr (kBytes == 4) {
-        *reinterpret_cast<float2 *>(to + i * kPitch) = make_float2(values[0][i], values[1][i]);
-      } else {
-        const uint32_t pair = narrow_pair<Dst>(values[0][i], values[1][i]);
-        *reinterpret_cast<uint32_t *>(to + i * kPitch) =
-            special ? quiet_pair<Dst>(pair, values[0][i], values[1][i]) : pair;
-      }
-    }
+    for (int k = 0; k < 2; ++k)
+      special |= decode_step(table, codes[2 * i + k], decode_fast(p.kind, scales[2 * i + k], decode), values[k]);
+    write_columns<Dst>(tile, {unit.row, unit.column + i * kUnitColumns}, values, special);
   }
   __syncthreads();
-#pragma unroll
-  for (int i = 0; i < kTileRows * kChunks; i += kThreads) {
-    const int row = (threadIdx.x + i) / kChunks, column = threadIdx.x % kChunks * kElements;
-    if (top + row >= p.length || left + column >= p.lines) continue;
-    *reinterpret_cast<uint4 *>(p.dst + (left + column + (top + row) * p.step) * kBytes) =
-        *reinterpret_cast<const uint4 *>(tile + place_in_tile<kBytes, kTileColumns>(row, column));
-  }
+  write_tile<kFloatBytes<Dst>>(p, at, tile);
 }
 
-// Scales of sixteen lines at one position: next to each other where that is how they lie.
-__device__ inline void load_scales(const DequantizeParams &p, int64_t line, int64_t position, float decode,
-                                   float *scales) {
-  const int64_t place = line * p.scale_stride + (position >> p.block_shift) * p.scale_step;
-  const uint4 *const from = reinterpret_cast<const uint4 *>(p.scales + (p.kind == DLFP4_LARGEST ? place * 4 : place));
-  const bool vectors = p.layout == DLFP4_LAYOUT_linear && p.scale_stride == 1 && p.line_shift == 0 &&
-                       reinterpret_cast<uintptr_t>(from) % 16 == 0;
-  if (vectors && p.kind == DLFP4_POWER) {
-    const uint4 raw = *from;
-#pragma unroll
-    for (int i = 0; i < kStep; ++i) scales[i] = decode_fast<DLFP4_POWER>((&raw.x)[i / 4] >> i % 4 * 8 & 0xFF, decode);
-  } else if (vectors && p.kind == DLFP4_LARGEST) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const uint4 raw = from[i];
-      scales[4 * i] = float_of(raw.x), scales[4 * i + 1] = float_of(raw.y);
-      scales[4 * i + 2] = float_of(raw.z), scales[4 * i + 3] = float_of(raw.w);
-    }
-  } else {
-    for (int i = 0; i < kStep; ++i) scales[i] = scale_at(p, line + i, position, decode);
-  }
-}
-
-// Lines that are columns of the codes' memory too, a byte an element.
+// Lines that are columns of the codes' memory too, a byte an element, with scales of 32 elements and more: sixteen
+// columns a thread.
 template <int Row, int Dst>
 __device__ inline void dequantize_across(const DequantizeParams &p) {
-  constexpr int kWords = kStep * kFloatBytes<Dst> / 4;
+  constexpr int kSteps = kTileColumns / kStep, kRows = kThreads / kSteps, kPasses = kTileRows / kRows;
+  constexpr int kWords = kStep * kFloatBytes<Dst> / 4, kScales = kPasses * kTileColumns / kThreads;
   __shared__ Values<Row> table;
-  table.fill();
-  const float decode = tensor_decode(p);
-  const int64_t steps = p.length * (p.lines / kStep), stride = int64_t{gridDim.x} * kThreads;
-  for (int64_t step = global_thread(); step - threadIdx.x % 32 < steps; step += stride) {
-    uint32_t codes[kCodeWords<8>], words[kWords];
-    float values[kStep], scales[kStep];
-    uint8_t *dst = nullptr;
-    if (step < steps) {
-      const StepPlace at = place_of_step(p.length, p.lines, step);
-      dst = p.dst + (at.first + at.line * p.step) * kFloatBytes<Dst>;
-      load_codes<8>(p.data + at.first + at.line * p.data_step, codes);
-      load_scales(p, at.first, at.line, decode, scales);
-      table.decode(codes, values);
+  __shared__ StepFloats<kSteps> scales[kPasses];
+  const TilePlace at = place_of_tile<kTileColumns>(p);
+  const uint32_t lines = static_cast<uint32_t>(p.lines), length = static_cast<uint32_t>(p.length);
+  const uint32_t step = threadIdx.x % kSteps, line = at.column + step * kStep, first = at.row + threadIdx.x / kSteps;
+  int64_t places[kScales];
+  uint32_t codes[kPasses][kCodeWords<8>], stored[kScales];
 #pragma unroll
-      for (int i = 0; i < kStep; ++i) values[i] = __fmul_rn(values[i], scales[i]);
-      const bool special = has_nan(values);
-      if (special)
-        for (int i = 0; i < kStep; ++i) values[i] = decoded(Values<Row>::decode_by_rule(codes, i), scales[i]);
-      narrow_step<Dst>(values, special, words);
-    }
-    warp_store<kWords>().store(dst, words);
+  for (int i = 0; i < kScales; ++i) {
+    const uint32_t number = threadIdx.x + i * kThreads, row = at.row + number / kTileColumns * kRows;
+    places[i] = place_of_scale(p, min(at.column + number % kTileColumns, lines - 1), min(row, length - 1));
+  }
+#pragma unroll
+  for (int i = 0; i < kPasses; ++i)
+    load_codes<8>(p.data + min(line, lines - kStep) + min(first + i * kRows, length - 1) * p.data_step, codes[i]);
+  load_scales<kScales>(p, places, stored);
+  const float decode = tensor_decode(p);
+  bool special = false;
+#pragma unroll
+  for (int i = 0; i < kScales; ++i) {
+    const int number = threadIdx.x + i * kThreads;
+    const float scale = decode_fast(p.kind, stored[i], decode);
+    scales[number / kTileColumns].at(number % kTileColumns) = scale;
+    special |= !(fabsf(scale) <= kLargestFloat);
+  }
+  table.fill();
+  special = __syncthreads_or(special);
+#pragma unroll
+  for (int i = 0; i < kPasses; ++i) {
+    const uint32_t row = first + i * kRows;
+    float values[kStep], factors[kStep];
+    uint32_t words[kWords];
+    const bool has_nan = special || has_special<Row>(codes[i]);
+    scales[i].take(step, factors);
+    table.decode(codes[i], values);
+#pragma unroll
+    for (int k = 0; k < kStep; ++k) values[k] = __fmul_rn(values[k], factors[k]);
+    if (has_nan)
+      for (int k = 0; k < kStep; ++k) values[k] = decoded(Values<Row>::decode_by_rule(codes[i], k), factors[k]);
+    narrow_step<Dst>(values, has_nan, words);
+    const bool there = line < lines && row < length;
+    warp_store<kWords>().store(there ? p.dst + (line + row * p.step) * kFloatBytes<Dst> : nullptr, words);
   }
 }
 
