@@ -197,6 +197,8 @@ cdef extern from "cuda/kernels.h" nogil:
         const void *x
         int64_t x_stride
         bint x_is_half
+        const void *x_scales
+        int64_t x_scale_stride
         void *y
         int64_t y_stride
         int y_bytes

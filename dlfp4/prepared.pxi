@@ -169,21 +169,46 @@ def _exact_in_half(ScaledTensor b):
     return b.prepared.exact_in_half
 
 
-def _multiply_on_cuda(Tensor a, ScaledTensor b, Tensor out, alpha, factor, str tactic, stream):
-    """out = alpha * factor * a @ b: a matrix of 16-bit floats by prepared weights (K, N), into compact memory."""
+cdef enum:
+    SLICE = 256   # elements of K of FP4 that kernels for few rows take at a time: slice_blocks in prepared.h
+
+
+def _reads_codes(ScaledTensor a, ScaledTensor b, str tactic):
+    """Whether a kernel reads the codes and scales of a as they lie, beside prepared weights b."""
+    return (tactic == "stream" and a.number == b.number and is_subbyte(a.data.row) and a.axis == -1
+            and a.layout == DLFP4_LAYOUT_linear and a.data.dl.shape[1] % SLICE == 0
+            and has_rows_at(a.data, 16) and has_rows_at(a.scales, SLICE // dlfp4_formats[a.number].length))
+
+
+cdef bint has_rows_at(Tensor self, int64_t step) noexcept:
+    """Whether the rows of a matrix lie at multiples of so many bytes, their elements side by side."""
+    return self.dl.strides[1] == 1 and <uintptr_t> self.dl.data % step == 0 \
+        and (self.dl.shape[0] == 1 or self.dl.strides[0] * storage_bits(self) % (8 * step) == 0)
+
+
+def _multiply_on_cuda(Tensor a, ScaledTensor b, Tensor out, alpha, factor, str tactic, stream, Tensor scales=None):
+    """out = alpha * factor * a @ b: a matrix of 16-bit floats by prepared weights (K, N), into compact memory.
+
+    With `scales`, a has codes: what _reads_codes says.
+    """
     cdef int64_t chosen = stream_for(a, stream)
     cdef Tensor rows = as_rows(a, chosen), target = as_rows(out), result = target
     cdef dlfp4_cuda_product product
     memset(&product, 0, sizeof(product))
     secure(a)
     secure(out)
-    if not has_aligned_rows(rows):
+    if scales is None and not has_aligned_rows(rows):
         rows = copy_on(rows, chosen)
     if result.dl.shape[1] > 1 and result.dl.strides[1] != 1:
         result = allocate_beside(target, target.row, 2, target.dl.shape, False, chosen, False)
     product.x = rows.dl.data
     product.x_stride = rows.dl.strides[0] if rows.dl.shape[0] > 1 else rows.dl.shape[1]
     product.x_is_half = rows.row == FLOAT16
+    if scales is not None:
+        secure(scales)
+        wait_for(scales, chosen)
+        product.x_scales = scales.dl.data
+        product.x_scale_stride = scales.dl.strides[0]
     product.y = result.dl.data
     product.y_stride = result.dl.strides[0] if result.dl.shape[0] > 1 else result.dl.shape[1]
     product.y_bytes = storage_bits(result) // 8

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import dlfp4
-from dlfp4._core import _cuda_capability, _tactic_names
+from dlfp4._core import _cuda_capability, _multiply_on_cuda, _tactic_names
 from dlfp4.engines import cuda
 from dlfp4.engines.problem import Problem
 
@@ -135,6 +135,152 @@ def test_quantized_by_weight(torch, case, name):
     run_everything(torch, a, w.prepare().mT, "bfloat16", expected)
     if name != "fp8_e4m3":  # which scaled_mm takes, too: see below
         run_everything(torch, a, w.mT, "float32", expected)
+
+
+# ---- few rows that are quantized as the weight is: kernels read their codes
+
+CODED = ["nvfp4", "mxfp4"]
+SHAPES_OF_CODED = [
+    (1, 256, 256), (1, 4096, 4096), (2, 130, 512), (3, 272, 14336), (7, 264, 1024), (8, 1000, 4096), (8, 272, 4352),
+    (9, 130, 8192), (15, 264, 512), (16, 4096, 4096), (16, 14336, 512), (16, 144, 14336), (17, 264, 512),
+    (40, 136, 768),
+]  # fmt: skip
+
+
+def by_values(torch, a, b, dtype, alpha=1.0):
+    """By the kernel of floats, from the values of a."""
+    out = torch.full((a.shape[0], b.shape[1]), float("nan"), device=CUDA, dtype=getattr(torch, dtype))
+    values_of_a, factor = cuda.values_of(a, "bfloat16", None)
+    _multiply_on_cuda(values_of_a, b, dlfp4.asarray(out), alpha, factor, "stream", None)
+    return out
+
+
+@pytest.fixture
+def by_codes(torch, monkeypatch):
+    """By the kernel of codes: nothing is decoded before it."""
+
+    def refuse(*given):
+        pytest.fail(f"{given} is decoded")
+
+    def multiply(a, b, dtype, alpha=1.0):
+        out = torch.full((a.shape[0], b.shape[1]), float("nan"), device=CUDA, dtype=getattr(torch, dtype))
+        with monkeypatch.context() as patched:
+            patched.setattr(cuda, "values_of", refuse)
+            cuda.BACKEND.run(Problem(a, b, np.dtype(dtype), alpha), "stream", dlfp4.asarray(out))
+        return out
+
+    return multiply
+
+
+def same_bits(torch, ours, theirs):
+    return torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
+
+
+def of_codes(codes, scales, name):
+    """A ScaledTensor of codes, one a byte, and scale bytes."""
+    packed = (codes[:, ::2] | codes[:, 1::2] << 4).astype(np.uint8)
+    return on_cuda(dlfp4.ScaledTensor.from_parts(packed, scales.astype(np.uint8), format=name))
+
+
+@pytest.mark.parametrize("name", CODED)
+@pytest.mark.parametrize("case", SHAPES_OF_CODED, ids=str)
+def test_codes_are_worth_their_values(torch, by_codes, case, name):
+    m, n, k = case
+    a, w = (on_cuda(dlfp4.quantize(values(shape, seed), name)) for seed, shape in enumerate(((m, k), (n, k))))
+    b = w.prepare().mT
+    expected = Expected(a, w.mT, alpha=0.75)
+    for dtype in EPSILON:
+        ours = by_codes(a, b, dtype, 0.75)
+        assert same_bits(torch, ours, by_values(torch, a, b, dtype, 0.75)), dtype
+        expected.check(ours, dtype)
+
+
+@pytest.mark.parametrize("rows", [8, 16])
+@pytest.mark.parametrize("name", CODED)
+def test_every_scale_and_code_of_x(torch, by_codes, name, rows):
+    """NaN, negative and subnormal scales, powers of two to the last: a row of each, times a unit matrix."""
+    one = 127 if name == "mxfp4" else 0x38
+    length = dlfp4.formats()[name].block[1]
+    b = of_codes(2 * np.eye(256, dtype=np.uint8), np.full((256, 256 // length), one), name).prepare().mT
+    assert b.scale_layout == "prepared"
+    codes = np.random.default_rng(0).integers(0, 16, (rows, 256), np.uint8)
+    codes[:, :32] = np.arange(32) % 16
+    for first in range(0, 256, rows):
+        scales = np.repeat(np.arange(first, first + rows)[:, None], 256 // length, axis=1)
+        a = of_codes(codes, scales, name)
+        ours = by_codes(a, b, "float32")
+        assert same_bits(torch, ours, by_values(torch, a, b, "float32")), first
+        if name == "nvfp4":
+            torch.testing.assert_close(ours, a.dequantize().to_torch(), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", CODED)
+def test_scales_of_x_that_differ_in_a_row(torch, by_codes, name):
+    """Each group has its own, and no other row's."""
+    rng = np.random.default_rng(0)
+    length = dlfp4.formats()[name].block[1]
+    b = on_cuda(dlfp4.quantize(values((264, 1024), 1), name)).prepare().mT
+    for m in (1, 6, 16):
+        scales = rng.integers(0, 127, (m, 1024 // length)) + (64 if name == "mxfp4" else 0)
+        a = of_codes(rng.integers(0, 16, (m, 1024), np.uint8), scales, name)
+        assert same_bits(torch, by_codes(a, b, "float32"), by_values(torch, a, b, "float32"))
+
+
+@pytest.mark.parametrize("name", CODED)
+def test_codes_between_others(torch, by_codes, name):
+    q = on_cuda(dlfp4.quantize(values((40, 512)), name))
+    b = on_cuda(dlfp4.quantize(values((264, 512), 1), name)).prepare().mT
+    for rows in (slice(3, 7), slice(1, 33, 2), slice(9, 10), slice(None, None, 4)):
+        a = dlfp4.ScaledTensor.from_parts(q.data[rows], q.scales[rows], q.global_scale, format=name)
+        assert same_bits(torch, by_codes(a, b, "float32"), by_values(torch, a, b, "float32"))
+
+
+@pytest.mark.parametrize("name", CODED)
+def test_codes_that_are_decoded_first(torch, name):
+    """Where K is not whole slices, rows lie anywhere, scales lie in tiles, or formats differ."""
+    wide = on_cuda(dlfp4.quantize(values((5, 1024)), name))
+    step = dlfp4.formats()[name].block[1]
+    parts = wide.data[:, 32:544], wide.scales[:, 32 // step : 544 // step]
+    other = CODED[1 - CODED.index(name)]
+    for a in (
+        on_cuda(dlfp4.quantize(values((5, 288)), name)),
+        dlfp4.ScaledTensor.from_parts(*parts, wide.global_scale, format=name),
+        wide.with_scale_layout("128x4"),
+        on_cuda(dlfp4.quantize(values((5, 512)), other)),
+    ):
+        b = on_cuda(dlfp4.quantize(values((264, a.shape[1]), 1), name)).prepare().mT
+        out = torch.full((5, 264), float("nan"), device=CUDA)
+        cuda.BACKEND.run(Problem(a, b, np.dtype("float32")), "stream", dlfp4.asarray(out))
+        Expected(a, b).check(out, a)
+
+
+@pytest.mark.parametrize("name", CODED)
+def test_codes_in_a_graph(torch, by_codes, name):
+    """Replayed on new codes, scales and tensor's scale in the same memory."""
+    a, new = (on_cuda(dlfp4.quantize(scale * values((4, 512), seed), name)) for seed, scale in enumerate((1, 3), 2))
+    b = on_cuda(dlfp4.quantize(values((256, 512), 1), name)).prepare().mT
+    expected = [by_codes(x, b, "bfloat16") for x in (a, new)]
+    out, graph = torch.full_like(expected[0], float("nan")), torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        dlfp4.matmul(a, b, out=out, stream=torch.cuda.current_stream(), backend="cuda")
+    for want in expected:
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(out, want)
+        for part, source in zip(a.to_torch(), new.to_torch(), strict=True):
+            if part is not None:
+                part.reshape(-1).view(torch.uint8).copy_(source.reshape(-1).view(torch.uint8))
+
+
+def test_codes_whose_memory_moved_are_refused(torch):
+    b = on_cuda(dlfp4.quantize(values((32, 256)), "mxfp4")).prepare().mT
+    for moved in (0, 1):
+        parts = [torch.zeros((2, columns), device=CUDA, dtype=torch.uint8) for columns in (128, 8)]
+        a = dlfp4.ScaledTensor.from_parts(*parts, format="mxfp4")
+        parts[moved].set_(torch.zeros((1, 8), device=CUDA, dtype=torch.uint8))
+        with pytest.raises(BufferError, match="import it again"):
+            dlfp4.matmul(a, b, backend="cuda")
 
 
 @pytest.mark.parametrize("m", [1, 16, 129])

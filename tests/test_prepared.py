@@ -72,6 +72,29 @@ def test_on_the_host_products_are_those_of_the_unprepared():
     assert ours.tobytes() == theirs.tobytes()
 
 
+@pytest.mark.parametrize("fmt", ["nvfp4", "mxfp4"])
+def test_which_codes_kernels_read_as_they_are(fmt):
+    """Of the weight's format, whole slices of K in aligned rows, and linear scales; by the kernel for few rows."""
+    q, step = dlfp4.quantize(values(3, 1024), fmt), dlfp4.formats()[fmt].block[1]
+    b, reads = dlfp4.quantize(values(8, 1024), fmt).mT, dlfp4._core._reads_codes
+
+    def part(*columns):
+        scales = q.scales[:, slice(*(column // step for column in columns))]
+        return dlfp4.ScaledTensor.from_parts(q.data[:, slice(*columns)], scales, q.global_scale, format=fmt)
+
+    assert reads(q, b, "stream")
+    assert reads(part(256, 768), b, "stream")
+    assert not reads(q, b, "32x64")
+    assert not reads(part(0, 1024 - step), b, "stream")
+    assert not reads(part(32, 544), b, "stream")
+    assert not reads(q.with_scale_layout("128x4"), b, "stream")
+    for other in {"nvfp4", "mxfp4", "nvfp4_16x16", "mxfp8_e4m3"} - {fmt}:
+        assert not reads(dlfp4.quantize(values(16, 1024), other), b, "stream")
+    eights = dlfp4.quantize(values(3, 1024), "mxfp8_e4m3")
+    assert not reads(eights, eights, "stream")
+    assert not reads(dlfp4.quantize(values(256, 256), fmt, axis=-2), b, "stream")
+
+
 # ---- On a GPU: the same tensor
 
 

@@ -10,6 +10,7 @@ from dlfp4._core import (
     _exact_in_half,
     _find_tactics,
     _multiply_on_cuda,
+    _reads_codes,
     cast,
 )
 from dlfp4.engines import problem as common
@@ -85,9 +86,13 @@ def tactics(problem: Problem) -> tuple[str, ...]:
 
 
 def run(problem: Problem, tactic: str, out: Tensor) -> None:
-    """Decode a if it is no 16-bit float; the scales of whole tensors multiply the sums."""
-    a, factor = values_of(problem.a, types_of(problem)[0], problem.stream)
-    _multiply_on_cuda(a, weight_of(problem), out, problem.alpha, factor, tactic, problem.stream)
+    """Decode a if the kernel reads neither its floats nor its codes; scales of whole tensors multiply the sums."""
+    a, weight, stream = problem.a, weight_of(problem), problem.stream
+    if isinstance(a, ScaledTensor) and _reads_codes(a, weight, tactic):
+        _multiply_on_cuda(a.data, weight, out, problem.alpha, a.global_scale, tactic, stream, a.scales)
+    else:
+        values, factor = values_of(a, types_of(problem)[0], stream)
+        _multiply_on_cuda(values, weight, out, problem.alpha, factor, tactic, stream)
 
 
 def values_of(a: Operand, name: str, stream: _Stream | None) -> tuple[Tensor, Tensor | None]:

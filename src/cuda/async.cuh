@@ -70,11 +70,28 @@ __device__ inline void load_shared_16(uint32_t address, uint32_t *to) {
                : "r"(address));
 }
 
+// The byte's sign is the result's.
+__device__ inline uint32_t load_shared_byte(uint32_t address) {
+  uint32_t value;
+  asm volatile("ld.shared.s8 %0, [%1];" : "=r"(value) : "r"(address));
+  return value;
+}
+
+__device__ inline void store_shared_16(uint32_t address, const uint32_t *from) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(from[0]), "r"(from[1]), "r"(from[2]),
+               "r"(from[3])
+               : "memory");
+}
+
 // --- Copies of 16 bytes a thread, and products of a warp ---------------------------------------
 
 // 16 bytes, or zeros, and then nothing is read.
 __device__ inline void copy_16(uint32_t to, const uint8_t *from, bool there) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
+}
+
+__device__ inline void copy_8(uint32_t to, const uint8_t *from, bool there) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(there ? 8 : 0) : "memory");
 }
 
 __device__ inline void copy_4(uint32_t to, const void *from) {

@@ -1,20 +1,23 @@
 // y = x @ w.T for up to 16 rows of x: the weights pass once, as fast as memory gives them.
 // Layout: a block of threads has some tiles of 16 rows of w and all of K; its warps share K in slices.
 // Trick: a warp's next weights are under way while it multiplies, to its own shared memory, or to registers where 16
-// rows of x leave no room for them; the first begin before the kernel that makes x has ended. x waits in shared memory
-// and then in registers. Sums meet once, in shared memory, in the order of the warps.
+// rows of x leave no room for them; the first begin before the kernel that makes x has ended. x waits in shared memory,
+// where a quantized one becomes bfloat16, and then in registers. Sums meet once, in shared memory, in the order of the
+// warps.
 #ifndef DLFP4_SRC_CUDA_FEW_ROWS_CUH_
 #define DLFP4_SRC_CUDA_FEW_ROWS_CUH_
 
 #include "async.cuh"
+#include "coded_x.cuh"
 #include "few_rows.h"
 
 namespace dlfp4 {
 namespace cuda {
 
-// What a warp does; `Eights` is rows of x by eight.
-template <int Kind, int Type, int Eights>
+// What a warp does; `Eights` is rows of x by eight, `IsCoded` whether they are quantized, as the weights are.
+template <int Kind, int Type, int Eights, bool IsCoded>
 class FewRows {
+  static_assert(!IsCoded || (Kind != kMxfp8 && Type == kBfloat16), "");
   static constexpr WeightLayout kLayout = weight_layout(Kind);
   static constexpr int kBlocks = slice_blocks(kLayout.bits);
   static constexpr int kChunks = kBlocks * kBlockK / 8;  // of 16 bytes, in a row of a slice
@@ -146,20 +149,70 @@ class FewRows {
   // A slice, as one group of copies; an empty one where there is none.
   __device__ void copy_x(int index) const {
     if (index < slices_) {
-      const int in_row = (warp_ + index * warps_) * kChunks + lane_ % kChunks, row = lane_ / kChunks;
-      const uint8_t *from = q_.x + (first_row_ + row) * q_.x_stride + in_row * 16;
-      const bool in_depth = in_row * 8 < q_.depth;
-#pragma unroll
-      for (int in_slice = 0; in_slice < kRows; in_slice += kWarpSize / kChunks) {
-        const bool there = in_depth && first_row_ + row + in_slice < q_.rows;
-        copy_16(x_address(row + in_slice, lane_ % kChunks), from, there);
-        from += kWarpSize / kChunks * q_.x_stride;
-      }
+      if constexpr (IsCoded)
+        copy_codes(warp_ + index * warps_);
+      else
+        copy_values(warp_ + index * warps_);
     }
     commit_copies();
   }
 
+  __device__ void copy_values(int slice) const {
+    const int in_row = slice * kChunks + lane_ % kChunks, row = lane_ / kChunks;
+    const uint8_t *from = q_.x + (first_row_ + row) * q_.x_stride + in_row * 16;
+    const bool in_depth = in_row * 8 < q_.depth;
+#pragma unroll
+    for (int in_slice = 0; in_slice < kRows; in_slice += kWarpSize / kChunks) {
+      const bool there = in_depth && first_row_ + row + in_slice < q_.rows;
+      copy_16(x_address(row + in_slice, lane_ % kChunks), from, there);
+      from += kWarpSize / kChunks * q_.x_stride;
+    }
+  }
+
+  // Where the codes of a row lie, then its scales: behind what decode_x writes before it reads them.
+  __device__ uint32_t codes_address(int row) const { return x_ + kRows * (kChunks * 16 - kCodedRow) + row * kCodedRow; }
+
+  // K has no tail: it is whole slices.
+  __device__ void copy_codes(int slice) const {
+    constexpr int kBytes = kChunks * 4, kScales = kBlocks * kLayout.groups(), kAtOnce = kWarpSize / (kBytes / 16);
+    const int row = lane_ / (kBytes / 16), in_row = lane_ % (kBytes / 16) * 16;
+    const uint8_t *from = q_.x + (first_row_ + row) * q_.x_stride + slice * kBytes + in_row;
+#pragma unroll
+    for (int in_slice = 0; in_slice < kRows; in_slice += kAtOnce) {
+      copy_16(codes_address(row + in_slice) + in_row, from, first_row_ + row + in_slice < q_.rows);
+      from += kAtOnce * q_.x_stride;
+    }
+    if (lane_ >= kRows) return;
+    const uint8_t *scales = q_.x_scales + (first_row_ + lane_) * q_.x_scale_stride + slice * kScales;
+    const bool there = first_row_ + lane_ < q_.rows;
+    if constexpr (kScales == 16)
+      copy_16(codes_address(lane_) + kBytes, scales, there);
+    else
+      copy_8(codes_address(lane_) + kBytes, scales, there);
+  }
+
+  // In place, two rows at a time, 16 elements a lane; rows beyond M stay what they are, for nothing reads their sums.
+  __device__ void decode_x() const {
+    constexpr int kScales = kBlocks * kLayout.groups();
+    const int rows = min(kRows, q_.rows - first_row_), own_row = lane_ % 2, own = lane_ / 2;
+    const uint32_t from = codes_address(own_row) + own * 8, to = x_address(own_row, 2 * own);
+    const uint32_t scales = codes_address(own_row) + kChunks * 4 + own * kScales / 16;
+#pragma unroll 1
+    for (int row = 0; row < rows; row += 2) {
+      uint32_t codes[2], values[8];
+      load_shared(from + row * kCodedRow, codes);
+      const uint32_t scale = load_shared_byte(scales + row * kCodedRow);
+      __syncwarp();
+      decode_neighbours<Kind>(codes, scale, q_.shifts, values);
+      const uint32_t chunk = (to ^ row % 8 * 16) + row * (kChunks * 16);  // as x_address; its neighbour's is ^ 16
+      store_shared_16(chunk, values);
+      store_shared_16(chunk ^ 16, values + 4);
+    }
+    __syncwarp();
+  }
+
   __device__ void take_x() {
+    if constexpr (IsCoded) decode_x();
 #pragma unroll
     for (int n = 0; n < Eights; ++n) {
       const uint32_t first = x_address(n * 8 + (lane_ & 7), lane_ >> 3);
@@ -253,9 +306,9 @@ class FewRows {
   }
 };
 
-template <int Kind, int Type, int Eights>
+template <int Kind, int Type, int Eights, bool IsCoded>
 __device__ inline void multiply_few_rows(const StreamParams &p) {
-  FewRows<Kind, Type, Eights>(p).run();
+  FewRows<Kind, Type, Eights, IsCoded>(p).run();
 }
 
 }  // namespace cuda

@@ -23,6 +23,9 @@ DLFP4_RULE int slice_of_tile_bytes(int kind) {
   return (slice_blocks(layout.bits) * layout.bytes() / kTilesInBlock + 127) / 128 * 128;
 }
 
+// What one is in a quantized x that the kernels decode; MXFP4's is decoded to what it is.
+DLFP4_RULE float coded_unit(int kind) { return kind == kNvfp4 ? 0x1p8f : 1; }
+
 constexpr int kFactorBytes = 16;  // of a block of threads: the scales of whole tensors
 
 // Shared memory of a warp: from its start, x, then sums and weights. Sums may lie over x where a warp has one slice.

@@ -81,7 +81,10 @@ int dlfp4_cuda_is_exact_in_half(int format, const dlfp4_cuda_report *report);
 int dlfp4_cuda_prepare(int device, uintptr_t stream, const dlfp4_blocks *w, int format, int64_t rows, int largest,
                        void *prepared, int back);
 
-/* y = alpha * x @ w.T, with the factors (on the device, or NULL). x has 16-byte aligned rows and depth % 8 == 0. */
+/* y = alpha * x @ w.T, with the factors (on the device, or NULL). x has 16-byte aligned rows and depth % 8 == 0.
+ *
+ * With x_scales, x is FP4 of the weights' format, which "stream" alone takes: packed codes and linear scales with rows
+ * that are multiples of 16 bytes apart and aligned so (scales of MXFP4: of 8 bytes), and depth % 256 == 0. */
 typedef struct {
   const void *weights;
   int format;
@@ -89,6 +92,8 @@ typedef struct {
   const void *x;
   int64_t x_stride; /* in elements */
   int x_is_half;    /* float16, not bfloat16 */
+  const void *x_scales;
+  int64_t x_scale_stride;
   void *y;
   int64_t y_stride;
   int y_bytes, y_is_half;

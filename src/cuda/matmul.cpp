@@ -143,7 +143,9 @@ ProductParams product_params(const dlfp4_cuda_product &product) {
   ProductParams p = {};
   p.weights = static_cast<const uint8_t *>(product.weights);
   p.x = static_cast<const uint8_t *>(product.x);
-  p.x_stride = product.x_stride * 2;
+  p.x_stride = product.x_scales ? product.x_stride / 2 : product.x_stride * 2;
+  p.x_scales = static_cast<const uint8_t *>(product.x_scales);
+  p.x_scale_stride = product.x_scale_stride;
   p.y = static_cast<uint8_t *>(product.y);
   p.y_stride = product.y_stride;
   p.y_bytes = product.y_bytes;
@@ -154,6 +156,7 @@ ProductParams product_params(const dlfp4_cuda_product &product) {
   p.blocks = static_cast<int>(divide_up(product.depth, kBlockK));
   p.blocks_in_row = static_cast<int>(blocks_in_row(kind, product.stored_depth));
   p.unit = unit_of(kind, product.x_is_half != 0, product.format, product.largest);
+  if (product.x_scales) p.unit *= coded_unit(kind);
   p.alpha = product.alpha;
   p.factors[0] = product.factors[0];
   p.factors[1] = product.factors[1];
@@ -168,8 +171,10 @@ bool can_count(int64_t rows, int64_t columns, int64_t depth) {
          divide_up(columns, kBlockRows) * std::max(divide_up(depth, kBlockK), divide_up(rows, kWalkRows)) <= kMost;
 }
 
-// The number of a kernel of DLFP4_CUDA_PRODUCTS, whose rows go by kind, type and size.
-KernelNumber product_kernel(int kind, bool is_half, int size) {
+// The number of a kernel of DLFP4_CUDA_PRODUCTS, whose rows go by kind, type and size; or, of a quantized x, of
+// DLFP4_CUDA_CODED_PRODUCTS, by kind and size.
+KernelNumber product_kernel(int kind, bool is_half, bool is_coded, int size) {
+  if (is_coded) return plus(kKernel_multiply_8_kNvfp4_coded, kind * 2 + size);
   constexpr int kSizes = kKernel_multiply_8_kNvfp4_float16 - kKernel_multiply_8_kNvfp4_bfloat16;
   return plus(kKernel_multiply_8_kNvfp4_bfloat16, (kind * 2 + is_half) * kSizes + size);
 }
@@ -180,10 +185,16 @@ int size_of(const Tactic &tactic, int64_t rows) {
   return tactic.rows == 32 ? 2 : tactic.rows == 64 ? 3 : tactic.rows == 128 ? 4 : 5;
 }
 
+bool reads_codes(const dlfp4_cuda_product &product, const Tactic &tactic) {
+  const int kind = weight_kind(product.format);
+  return tactic.family == kStream && kind != kMxfp8 && product.depth % (slice_blocks(4) * kBlockK) == 0;
+}
+
 int multiply(const dlfp4_cuda_product &product, const Tactic &tactic, uintptr_t stream) {
   const int kind = weight_kind(product.format);
   const bool is_half = product.x_is_half != 0;
-  const KernelNumber kernel = product_kernel(kind, is_half, size_of(tactic, product.rows));
+  const bool is_coded = product.x_scales != nullptr;
+  const KernelNumber kernel = product_kernel(kind, is_half, is_coded, size_of(tactic, product.rows));
   Shape shape;
   if (tactic.family == kStream) {
     StreamParams p = stream_params(product_params(product), kind, product.rows > 8 ? 2 : 1, &shape);
@@ -266,6 +277,7 @@ int dlfp4_cuda_multiply(int device, uintptr_t stream, const dlfp4_cuda_product *
   const CurrentContext context(device);
   if (context.status() != 0) return context.status();
   if (tactic < 0 || tactic >= kNumTactics || weight_kind(product->format) == kNoKind) return refuse(DLFP4_E_OPTION);
+  if (product->x_scales && !reads_codes(*product, kTactics[tactic])) return refuse(DLFP4_E_OPTION);
   if (!can_count(product->rows, product->columns, product->stored_depth)) return refuse(DLFP4_E_SHAPE);
   return multiply(*product, kTactics[tactic], stream);
 }

@@ -193,14 +193,17 @@ struct PrepareParams {
 // Powers of two, by which kernels shift left: unknown to the compiler, so that it multiplies. The units that shift are
 // the busy ones.
 struct Shifts {
-  uint32_t by3 = 1 << 3, by4 = 1 << 4, by5 = 1 << 5, by6 = 1 << 6, by7 = 1 << 7, by8 = 1 << 8, by9 = 1 << 9;
+  uint32_t by2 = 1 << 2, by3 = 1 << 3, by4 = 1 << 4, by5 = 1 << 5, by6 = 1 << 6, by7 = 1 << 7, by8 = 1 << 8,
+           by9 = 1 << 9;
 };
 
 // y = alpha * x @ w.T for prepared weights w.
 struct ProductParams {
   const uint8_t *weights;
-  const uint8_t *x;  // rows of 16-bit floats, 16 bytes apart or multiples of it
-  int64_t x_stride;  // bytes
+  const uint8_t *x;         // rows of 16-bit floats, or of codes like the weights': 16 bytes apart or multiples of it
+  int64_t x_stride;         // bytes
+  const uint8_t *x_scales;  // of the codes, linear; null: x is floats
+  int64_t x_scale_stride;   // bytes
   uint8_t *y;
   int64_t y_stride;           // elements
   int y_bytes;                // of an element
