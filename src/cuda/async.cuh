@@ -19,6 +19,13 @@ __device__ inline uint32_t shared_address(const void *ptr) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(ptr));
 }
 
+// This thread's lane, anew at every call: what is computed from it holds no registers before.
+__device__ inline int read_lane() {
+  int lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane;
+}
+
 // --- Overlap with the kernel before (programmatic dependent launch) ----------------------------
 
 __device__ inline void wait_for_kernel_before() {

@@ -194,7 +194,7 @@ class FewRows {
   // In place, two rows at a time, 16 elements a lane; rows beyond M stay what they are, for nothing reads their sums.
   __device__ void decode_x() const {
     constexpr int kScales = kBlocks * kLayout.groups();
-    const int rows = min(kRows, q_.rows - first_row_), own_row = lane_ % 2, own = lane_ / 2;
+    const int rows = min(kRows, q_.rows - first_row_), lane = read_lane(), own_row = lane % 2, own = lane / 2;
     const uint32_t from = codes_address(own_row) + own * 8, to = x_address(own_row, 2 * own);
     const uint32_t scales = codes_address(own_row) + kChunks * 4 + own * kScales / 16;
 #pragma unroll 1
