@@ -208,6 +208,7 @@ cdef extern from "cuda/kernels.h" nogil:
         const float *factors[2]
     const char *dlfp4_cuda_tactic_name(int)
     int dlfp4_cuda_find_tactics(int, int, int64_t, int64_t, int64_t, int *, int, int *)
+    int64_t dlfp4_cuda_reads_codes(int, int64_t, int)
     int dlfp4_cuda_multiply(int, uintptr_t, const dlfp4_cuda_product *, int)
     const char *dlfp4_cuda_image()
     int dlfp4_cuda_load(int, const void *)

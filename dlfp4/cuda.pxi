@@ -17,6 +17,7 @@ cdef int check_kernel(int status, str what) except -1:
 # Statuses that say: the image has nothing for this device, or only PTX that the driver cannot compile.
 cdef tuple UNSERVED = (DLFP4_CUDA_NO_IMAGE, 209, 218, 222)   # NO_BINARY_FOR_GPU, INVALID_PTX, UNSUPPORTED_PTX_VERSION
 
+
 cdef int load_kernels(int device) except -1:
     """Load a device's kernels: the build's, or, where they do not serve it, what NVRTC makes of the same sources."""
     cdef int architecture = 0, status = DLFP4_CUDA_NO_IMAGE
@@ -101,6 +102,7 @@ cdef int check_beside(Tensor result, Tensor source) except -1:
 cdef int convert_on_cuda(Tensor source, Tensor result, const dlfp4_convert_options *options, int64_t stream) except -1:
     cdef dlfp4_view src = view_of(source), dst = view_of(result)
     cdef int status
+    load_kernels(source.dl.device.device_id)
     wait_for(result, stream)
     status = dlfp4_cuda_convert(source.dl.device.device_id, stream, &src, &dst, options)
     if status != 0:   # the message alone would cost a tenth of the call

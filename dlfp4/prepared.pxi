@@ -119,7 +119,10 @@ cdef inline int device_number(Tensor self) noexcept:
 
 # ---- Products; dlfp4/engines/cuda.py says which operands are taken
 
-cdef dict FOUND_TACTICS = {}   # by device and problem: asking the driver costs microseconds
+cdef dict FOUND_TACTICS = {}   # by device and problem: finding them costs microseconds
+
+cdef enum:
+    MOST_FOUND = 4096   # then all are forgotten: weights may come in ever new shapes
 
 
 def _find_tactics(ScaledTensor b, rows):
@@ -130,6 +133,8 @@ def _find_tactics(ScaledTensor b, rows):
     found = FOUND_TACTICS.get(key)
     if found is None:
         load_kernels(device)
+        if len(FOUND_TACTICS) >= MOST_FOUND:
+            FOUND_TACTICS.clear()
         check_cuda(dlfp4_cuda_find_tactics(device, b.number, rows, b.shape[1], b.shape[0], numbers, 64, &count),
                    "choosing a kernel")
         found = FOUND_TACTICS[key] = tuple([dlfp4_cuda_tactic_name(numbers[k]).decode() for k in range(count)])
@@ -169,15 +174,13 @@ def _exact_in_half(ScaledTensor b):
     return b.prepared.exact_in_half
 
 
-cdef enum:
-    SLICE = 256   # elements of K of FP4 that kernels for few rows take at a time: slice_blocks in prepared.h
-
-
 def _reads_codes(ScaledTensor a, ScaledTensor b, str tactic):
     """Whether a kernel reads the codes and scales of a as they lie, beside prepared weights b."""
-    return (tactic == "stream" and a.number == b.number and is_subbyte(a.data.row) and a.axis == -1
-            and a.layout == DLFP4_LAYOUT_linear and a.data.dl.shape[1] % SLICE == 0
-            and has_rows_at(a.data, 16) and has_rows_at(a.scales, SLICE // dlfp4_formats[a.number].length))
+    cdef int64_t depth = a.shape[len(a.shape) - 1], slice
+    if a.number != b.number or a.axis != -1 or a.layout != DLFP4_LAYOUT_linear or a.data.dl.shape[1] != depth:
+        return False
+    slice = dlfp4_cuda_reads_codes(a.number, depth, TACTICS[tactic])
+    return slice > 0 and has_rows_at(a.data, 16) and has_rows_at(a.scales, slice // dlfp4_formats[a.number].length)
 
 
 cdef bint has_rows_at(Tensor self, int64_t step) noexcept:

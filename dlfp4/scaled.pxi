@@ -422,6 +422,7 @@ cdef int convert_scales(Tensor scales, int layout, Tensor result, int to, int64_
                         int fill) except -1:
     secure(scales)
     if on_cuda(scales):
+        load_kernels(scales.dl.device.device_id)
         return check_kernel(dlfp4_cuda_convert_scales(scales.dl.device.device_id, scales.stream, scales.dl.data, layout,
                                                       result.dl.data, to, rows, columns, fill), "converting scales")
     check_host(scales)
@@ -499,6 +500,7 @@ cdef Tensor shuffle(x, layout, bint back):
                          f"of 16 and row lengths in multiples of 32 bytes; pad the weight")
     result = allocate_beside(source, source.row, 2, source.dl.shape, is_padded(source), source.stream, source.x2_)
     if on_cuda(source):
+        load_kernels(source.dl.device.device_id)
         check_kernel(dlfp4_cuda_shuffle_weight(source.dl.device.device_id, source.stream, source.dl.data,
                                                result.dl.data, source.dl.shape[0], row_bits // 8, back),
                      "shuffling a weight")

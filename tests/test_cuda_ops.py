@@ -182,6 +182,55 @@ def test_recipes_equal_the_host(name, recipe):
     assert_equal_parts(dlfp4.quantize(device, name, **options), dlfp4.quantize(x, name, **options))
 
 
+def every_code_by_every_scale(name, axis):
+    """A line for each scale byte, with all codes, which lie along lines if packed, across if bytes along columns."""
+    form = dlfp4.formats()[name]
+    codes = np.broadcast_to(np.arange(256, dtype=np.uint8), (256, 256))
+    scales = np.repeat(np.arange(256, dtype=np.uint8)[:, None], 256 // form.block[1], axis=1)
+    if name.startswith("mxfp8"):
+        codes, scales = (codes, scales) if axis == -1 else (codes.T, scales.T)
+        data = np.ascontiguousarray(codes)
+    else:
+        data = dlfp4.pack(np.ascontiguousarray(codes).view(form.element))
+    global_scales = [None, 1e-30, 1e30] if form.has_global_scale else [None]
+    return [
+        dlfp4.ScaledTensor.from_parts(data, np.ascontiguousarray(scales), given, format=name, axis=axis)
+        for given in global_scales
+    ]
+
+
+@pytest.mark.parametrize("axis", [-1, -2])
+@pytest.mark.parametrize("name", [n for n in FORMATS if n.startswith(("nvfp4", "mx")) and n != "nvfp4_16x16"])
+def test_every_code_by_every_scale_equals_the_host(name, axis):
+    """Also scales too large to take the unit in which codes are decoded, and products beyond float32."""
+    for host in every_code_by_every_scale(name, axis):
+        ours = host.to_device(CUDA)
+        for dtype in SOURCES:
+            assert host_bytes(ours.dequantize(dtype)) == host_bytes(host.dequantize(dtype)), dtype
+
+
+@pytest.mark.parametrize("axis", [-1, -2])
+def test_every_code_by_float_scales_equals_the_host(axis):
+    """Scales that are negative, subnormal or not finite beside ordinary ones."""
+    scales = np.resize(np.float32([1, -0.5, 1e-44, 0, -0.0, 3e38, np.inf, -np.inf, np.nan, 2**-126]), (2, 256))
+    codes = np.broadcast_to(np.arange(256, dtype=np.uint8)[:, None], (256, 256))
+    parts = (codes, scales) if axis == -2 else (codes.T, scales.T)
+    for name in ("fp8_1x128", "fp8_1x128_e5m2"):
+        host = dlfp4.ScaledTensor.from_parts(*map(np.ascontiguousarray, parts), format=name, axis=axis)
+        ours = host.to_device(CUDA)
+        for dtype in SOURCES:
+            assert host_bytes(ours.dequantize(dtype)) == host_bytes(host.dequantize(dtype)), dtype
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_columns_beside_one_that_is_not_finite(source):
+    x = np.random.default_rng(5).standard_normal((256, 272)).astype(reference.dtype_of(source))
+    x[7, 3], x[200, 40], x[255, 271] = np.inf, np.nan, -np.inf
+    for name in FORMATS:
+        ours, host = (dlfp4.quantize(t, name, axis=-2) for t in (dlfp4.asarray(x).to_device(CUDA), x))
+        assert_equal_parts(ours, host)
+
+
 @pytest.mark.parametrize("layout", ["128x4", "8x4", "aiter"])
 @pytest.mark.parametrize("axis", [-1, -2])
 @pytest.mark.parametrize("name", ["nvfp4", "mxfp4", "mxfp8_e4m3"])
@@ -269,8 +318,15 @@ def test_more_elements_than_an_int_counts(torch):
     q, host = dlfp4.quantize(x, "mxfp4"), dlfp4.quantize(ends, "mxfp4")
     assert_ends(q.data, host.data)
     assert_ends(q.scales, host.scales)
-    columnwise = dlfp4.quantize(x, "mxfp8_e4m3", axis=-2)
-    assert_ends(columnwise.data, dlfp4.quantize(ends, "mxfp8_e4m3", axis=-2).data)
+    columnwise = dlfp4.quantize(x, "fp8_1x128", axis=-2)
+    for part in (slice(None, 128), slice(-64, None)):  # a whole block of rows, and the last, shorter one
+        alone = dlfp4.quantize(x[part].cpu(), "fp8_1x128", axis=-2)
+        assert host_bytes(columnwise.data[part]) == host_bytes(alone.data)
+    columnwise = [dlfp4.quantize(x, name, axis=-2) for name in ("mxfp8_e4m3", "mxfp4")]
+    of_ends = [dlfp4.quantize(ends, name, axis=-2) for name in ("mxfp8_e4m3", "mxfp4")]
+    assert_ends(columnwise[0].data, of_ends[0].data)
+    for ours, theirs in zip(columnwise, of_ends, strict=True):
+        assert_ends(dlfp4.dequantize(ours, "bfloat16", out=x), theirs.dequantize("bfloat16"))
     assert_ends(dlfp4.dequantize(q, "bfloat16", out=x), host.dequantize("bfloat16"))
 
 

@@ -42,7 +42,8 @@ def cast(device):
 
 sys.modules["dlfp4.nvrtc"] = types.SimpleNamespace(load_image=load_image)
 """
-    env = {**os.environ, "LD_LIBRARY_PATH": str(folder), **env}
+    inherited = {name: value for name, value in os.environ.items() if name != "DLFP4_CUDA_IMAGE"}
+    env = {**inherited, "LD_LIBRARY_PATH": str(folder), **env}
     command = [sys.executable, "-P", "-c", preamble + code]
     return subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout.splitlines()
 
@@ -59,6 +60,31 @@ def test_nvrtc_is_asked_for_the_device_that_the_build_does_not_serve(driver_fold
 def test_nvrtc_is_asked_for_every_device_where_that_is_wanted(driver_folder):
     printed = run(driver_folder, EACH_DEVICE_TWICE, DLFP4_CUDA_IMAGE="nvrtc")
     assert printed == ["compile 90", "0 sm_90", "compile 120", "1 sm_120", "0 sm_90", "1 sm_120"]
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        "dlfp4.cast(x, 'float16')",
+        "x.T.copy()",
+        "dlfp4.quantize(x, 'nvfp4')",
+        "dlfp4.shuffle_weight(x)",
+        "q.with_scale_layout('128x4')",
+        "q.dequantize()",
+        "dlfp4.vecdot(x, x)",
+    ],
+)
+def test_any_operation_may_be_the_first_on_a_device(driver_folder, operation):
+    code = f"""
+cast(0)
+x = dlfp4.empty((32, 32), "float32", device="cuda:1")
+parts = (dlfp4.empty(shape, "uint8", device="cuda:1") for shape in ((32, 16), (32, 1)))
+q = dlfp4.ScaledTensor.from_parts(*parts, format="mxfp4")
+{operation}
+"""
+    printed = run(driver_folder, code, DLFP4_CUDA_IMAGE="nvrtc")
+    assert printed[:4] == ["compile 90", "0 sm_90", "compile 120", "1 sm_120"]
+    assert set(printed[4:]) <= {"1 sm_120"}
 
 
 def test_what_nvrtc_cannot_compile_is_asked_for_again(driver_folder):

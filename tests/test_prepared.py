@@ -87,6 +87,12 @@ def test_which_codes_kernels_read_as_they_are(fmt):
     assert not reads(q, b, "32x64")
     assert not reads(part(0, 1024 - step), b, "stream")
     assert not reads(part(32, 544), b, "stream")
+    for offset, pitch, scale_pitch, expected in ((0, 272, 64, 1), (8, 272, 64, 0), (0, 264, 64, 0), (0, 272, 33, 0)):
+        codes, scales = np.zeros((3, pitch), np.uint8), np.zeros((3, scale_pitch), np.uint8)
+        parts = codes[:, offset : offset + 256], scales[:, : 512 // step]
+        assert reads(dlfp4.ScaledTensor.from_parts(*parts, format=fmt), b, "stream") == bool(expected), (offset, pitch)
+    padded = dlfp4.ScaledTensor.from_parts(q.data[:, :256], q.scales[:, : 256 // step], format=fmt, shape=(3, 248))
+    assert not reads(padded, b, "stream")
     assert not reads(q.with_scale_layout("128x4"), b, "stream")
     for other in {"nvfp4", "mxfp4", "nvfp4_16x16", "mxfp8_e4m3"} - {fmt}:
         assert not reads(dlfp4.quantize(values(16, 1024), other), b, "stream")

@@ -5,6 +5,7 @@
 #ifndef DLFP4_SRC_CUDA_CODED_X_CUH_
 #define DLFP4_SRC_CUDA_CODED_X_CUH_
 
+#include "codes.cuh"
 #include "fragments.cuh"
 
 namespace dlfp4 {
@@ -14,21 +15,13 @@ namespace cuda {
 // every second row to other banks.
 constexpr int kCodedRow = 192;
 
-// Of the bytes of two words, those that `selector` names; 8 more: eight copies of that byte's highest bit.
-template <int Selector>
-__device__ inline uint32_t permute_bytes(uint32_t low, uint32_t high) {
-  uint32_t result;
-  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(result) : "r"(low), "r"(high), "n"(Selector));
-  return result;
-}
-
 // Two neighbours, times 2^-126. Of odd places codes are in the upper halves of bytes; so are those of even places here.
 template <int Byte>
 __device__ inline uint32_t decode_pair(uint32_t even, uint32_t odd, const Shifts &by) {
-  return shift_left(permute_bytes<0xC480 + Byte * 0x1111>(even, odd), by.by2) & 0x81C081C0;
+  return shift_left(permute<0xC480 + Byte * 0x1111>(even, odd), by.by2) & 0x81C081C0;
 }
 
-__device__ inline void decode_word(uint32_t odd, const Shifts &by, uint32_t *out) {
+__device__ inline void decode_eight(uint32_t odd, const Shifts &by, uint32_t *out) {
   const uint32_t even = shift_left(odd, by.by4);
   out[0] = decode_pair<0>(even, odd, by);
   out[1] = decode_pair<1>(even, odd, by);
@@ -36,7 +29,8 @@ __device__ inline void decode_word(uint32_t odd, const Shifts &by, uint32_t *out
   out[3] = decode_pair<3>(even, odd, by);
 }
 
-// A scale as a float, all of which is in its upper half; NVFP4's times 2^118. `byte` is signed.
+// A scale as a float, all of which is in its upper half, as decode_fast has it in more instructions; NVFP4's times
+// 2^118. `byte` is signed.
 template <int Kind>
 __device__ inline uint32_t decode_coded_scale(uint32_t byte) {
   constexpr uint32_t kNan = 0x7FC00000;
@@ -53,8 +47,8 @@ template <int Kind>
 __device__ inline void decode_neighbours(const uint32_t (&codes)[2], uint32_t scale, const Shifts &by, uint32_t *out) {
   constexpr uint32_t kPower126 = 0x7E800000;  // for which MXFP4's scales leave no room
   const uint32_t factor = decode_coded_scale<Kind>(scale);
-  decode_word(codes[0], by, out);
-  decode_word(codes[1], by, out + 4);
+  decode_eight(codes[0], by, out);
+  decode_eight(codes[1], by, out + 4);
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     if constexpr (Kind == kMxfp4) out[i] = scale_by_half<kBfloat16, true>(out[i], kPower126);

@@ -197,8 +197,9 @@ class FewRows {
     const int rows = min(kRows, q_.rows - first_row_), lane = read_lane(), own_row = lane % 2, own = lane / 2;
     const uint32_t from = codes_address(own_row) + own * 8, to = x_address(own_row, 2 * own);
     const uint32_t scales = codes_address(own_row) + kChunks * 4 + own * kScales / 16;
-#pragma unroll 1
-    for (int row = 0; row < rows; row += 2) {
+#pragma unroll
+    for (int row = 0; row < kRows; row += 2) {
+      if (row >= rows) break;
       uint32_t codes[2], values[8];
       load_shared(from + row * kCodedRow, codes);
       const uint32_t scale = load_shared_byte(scales + row * kCodedRow);

@@ -176,10 +176,12 @@ struct Finish {
   __device__ float operator()(float sum) const { return sum * unit * (alpha * factors[0] * factors[1]); }
 
  private:
-  // The load is where the call stands; what needs the number comes later.
+  // The load is where the call stands; what needs the number comes later. A branch would wait for it.
   __device__ static float load_factor(const float *from) {
-    float value = 1;
-    if (from) asm volatile("ld.global.f32 %0, [%1];" : "=f"(value) : "l"(from));
+    float value;
+    asm volatile("{.reg .pred there; setp.ne.u64 there, %1, 0; mov.f32 %0, 1.0; @there ld.global.f32 %0, [%1];}"
+                 : "=f"(value)
+                 : "l"(from));
     return value;
   }
 };

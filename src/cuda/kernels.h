@@ -84,7 +84,8 @@ int dlfp4_cuda_prepare(int device, uintptr_t stream, const dlfp4_blocks *w, int 
 /* y = alpha * x @ w.T, with the factors (on the device, or NULL). x has 16-byte aligned rows and depth % 8 == 0.
  *
  * With x_scales, x is FP4 of the weights' format, which "stream" alone takes: packed codes and linear scales with rows
- * that are multiples of 16 bytes apart and aligned so (scales of MXFP4: of 8 bytes), and depth % 256 == 0. */
+ * that are multiples of 16 bytes apart and aligned so (scales of MXFP4: of 8 bytes), and a depth that
+ * dlfp4_cuda_reads_codes knows. */
 typedef struct {
   const void *weights;
   int format;
@@ -109,6 +110,11 @@ const char *dlfp4_cuda_tactic_name(int tactic);
 /* Those that the current image has for a device and that fit a problem, the best guess first, and how many. */
 int dlfp4_cuda_find_tactics(int device, int format, int64_t rows, int64_t columns, int64_t depth, int *tactics,
                             int capacity, int *count);
+
+/* The elements of K that such a tactic takes at a time of an x in codes of this format, so that depth is a multiple of
+ * them; 0 where it takes none. */
+int64_t dlfp4_cuda_reads_codes(int format, int64_t depth, int tactic);
+
 int dlfp4_cuda_multiply(int device, uintptr_t stream, const dlfp4_cuda_product *product, int tactic);
 
 /* What this build's image was compiled for ("90a, PTX"), or "" where it has none. */

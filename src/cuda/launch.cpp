@@ -40,6 +40,7 @@ struct Library {
 struct Service {
   std::atomic<const Library *> library;
   bool overlaps;  // kernels wait for the kernel before them themselves: from sm_90 on
+  int multiprocessors, shared_memory;
 };
 
 std::mutex load_mutex;                     // of the libraries, until a device is served by them
@@ -76,12 +77,19 @@ int version_of(CUkernel kernel, CUdevice device) {
   return opened_driver().cuKernelGetAttribute(&version, kPtxVersion, kernel, device) == 0 ? version : 0;
 }
 
+int attribute_of(CUdevice device, int attribute, int unknown) {
+  int value = 0;
+  return opened_driver().cuDeviceGetAttribute(&value, attribute, device) == 0 ? value : unknown;
+}
+
 // The driver loads lazily: asking for a function finds out whether the library serves the current device.
 int serve(int device, const Library &library) {
   CUfunction function = nullptr;
   const int status = opened_driver().cuKernelGetFunction(&function, library.kernels[0]);
   if (status != 0) return status;
   services[device].overlaps = version_of(library.kernels[0], device) >= 90;
+  services[device].multiprocessors = attribute_of(device, kMultiprocessors, 1);
+  services[device].shared_memory = attribute_of(device, kSharedMemoryOptIn, kSharedUnasked);
   services[device].library = &library;
   return 0;
 }
@@ -133,7 +141,7 @@ int allow_shared_memory(int kernel, const Current &current) {
   static std::atomic<uint64_t> allowed[kNumKernels];
   const uint64_t bit = uint64_t{1} << current.device;
   if (allowed[kernel] & bit) return 0;
-  const int status = opened_driver().cuKernelSetAttribute(kDynamicSharedBytes, most_shared_memory(),
+  const int status = opened_driver().cuKernelSetAttribute(kDynamicSharedBytes, services[current.device].shared_memory,
                                                           current.library->kernels[kernel], current.device);
   if (status == 0) allowed[kernel] |= bit;
   return status;
@@ -199,20 +207,15 @@ int set_bytes(void *place, uint8_t value, int64_t count, uintptr_t stream) {
                                          reinterpret_cast<CUstream>(stream));
 }
 
-namespace {
-
-int attribute_of_device(int attribute, int unknown) {
-  CUdevice device = 0;
-  int value = unknown;
-  if (opened_driver().cuCtxGetDevice(&device) == 0) opened_driver().cuDeviceGetAttribute(&value, attribute, device);
-  return value;
+int multiprocessors() {
+  const Current current = current_kernels();
+  return current.library ? services[current.device].multiprocessors : 1;
 }
 
-}  // namespace
-
-int multiprocessors() { return attribute_of_device(kMultiprocessors, 1); }
-
-int most_shared_memory() { return attribute_of_device(kSharedMemoryOptIn, 48 * 1024); }
+int most_shared_memory() {
+  const Current current = current_kernels();
+  return current.library ? services[current.device].shared_memory : kSharedUnasked;
+}
 
 int64_t blocks_for_device() { return multiprocessors() * kBlocksOfMultiprocessor; }
 

@@ -33,7 +33,8 @@ int launch_shape(int kernel, const Shape &shape, void *params, uintptr_t stream)
 // 0 where the device has no kernels.
 int ptx_version(int kernel);
 
-// Of the current device: how many, and the bytes that a block of threads may have if it asks for them.
+// Of the current device, once its kernels are loaded: how many, and the bytes that a block of threads may have if it
+// asks for them.
 int multiprocessors();
 int most_shared_memory();
 

@@ -185,11 +185,6 @@ int size_of(const Tactic &tactic, int64_t rows) {
   return tactic.rows == 32 ? 2 : tactic.rows == 64 ? 3 : tactic.rows == 128 ? 4 : 5;
 }
 
-bool reads_codes(const dlfp4_cuda_product &product, const Tactic &tactic) {
-  const int kind = weight_kind(product.format);
-  return tactic.family == kStream && kind != kMxfp8 && product.depth % (slice_blocks(4) * kBlockK) == 0;
-}
-
 int multiply(const dlfp4_cuda_product &product, const Tactic &tactic, uintptr_t stream) {
   const int kind = weight_kind(product.format);
   const bool is_half = product.x_is_half != 0;
@@ -273,11 +268,18 @@ int dlfp4_cuda_find_tactics(int device, int format, int64_t rows, int64_t column
   return 0;
 }
 
+int64_t dlfp4_cuda_reads_codes(int format, int64_t depth, int tactic) {
+  constexpr int64_t kSlice = slice_blocks(4) * kBlockK;
+  const int kind = weight_kind(format);
+  return kTactics[tactic].family == kStream && (kind == kNvfp4 || kind == kMxfp4) && depth % kSlice == 0 ? kSlice : 0;
+}
+
 int dlfp4_cuda_multiply(int device, uintptr_t stream, const dlfp4_cuda_product *product, int tactic) {
   const CurrentContext context(device);
   if (context.status() != 0) return context.status();
   if (tactic < 0 || tactic >= kNumTactics || weight_kind(product->format) == kNoKind) return refuse(DLFP4_E_OPTION);
-  if (product->x_scales && !reads_codes(*product, kTactics[tactic])) return refuse(DLFP4_E_OPTION);
+  if (product->x_scales && dlfp4_cuda_reads_codes(product->format, product->depth, tactic) == 0)
+    return refuse(DLFP4_E_OPTION);
   if (!can_count(product->rows, product->columns, product->stored_depth)) return refuse(DLFP4_E_SHAPE);
   return multiply(*product, kTactics[tactic], stream);
 }

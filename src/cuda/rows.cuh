@@ -20,17 +20,6 @@ __device__ inline uint32_t largest_of_lanes(uint32_t value, int lanes) {
   return value;
 }
 
-struct StepPlace {
-  int64_t line, first;
-};
-
-// The place of a step: hosts see to it that their number fits 32 bits.
-__device__ inline StepPlace place_of_step(int64_t lines, int64_t length, int64_t step) {
-  if (lines == 1) return {0, step * kStep};
-  const uint32_t in_line = static_cast<uint32_t>(length / kStep), number = static_cast<uint32_t>(step);
-  return {number / in_line, int64_t{number % in_line} * kStep};
-}
-
 // --- Quantize --------------------------------------------------------------------------------
 
 // Sixteen values times their multiplier, as codes; zeros where the block has no finite largest magnitude.
@@ -172,14 +161,19 @@ template <int Row>
 __device__ inline bool decode_step(const Values<Row> &table, const uint32_t *codes, float scale, float *values) {
   constexpr float kUnit = Values<Row>::kUnit;
   const float in_units = scale * kUnit;
-  const bool special = has_special<Row>(codes) || !(fabsf(in_units) <= kLargestFloat);
+  const bool special = has_special<Row>(codes) || !(fabsf(scale) <= kLargestFloat);
   table.decode(codes, values);
+  if (fabsf(in_units) <= kLargestFloat) {
 #pragma unroll
-  for (int i = 0; i < kStep; ++i) values[i] = __fmul_rn(values[i], special ? kUnit : in_units);
+    for (int i = 0; i < kStep; ++i) values[i] = __fmul_rn(values[i], in_units);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kStep; ++i) values[i] = __fmul_rn(__fmul_rn(values[i], kUnit), scale);
+  }
   if (special && kFormats[Row].bits == 8)
     for (int i = 0; i < kStep; ++i) values[i] = decoded(Values<Row>::decode_by_rule(codes, i), scale);
   else if (special)
-    for (int i = 0; i < kStep; ++i) values[i] = decoded(values[i], scale);
+    for (int i = 0; i < kStep; ++i) values[i] = values[i] == values[i] ? values[i] : float_of(kQuietNan);
   return special;
 }
 

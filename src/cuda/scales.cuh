@@ -57,15 +57,18 @@ __device__ inline float two_level_multiplier(const ScaleRule &rule, uint32_t cod
 
 constexpr BlockScale kTwoLevelNan = {0x7F, 0};  // of a block that is not finite
 
-__device__ inline BlockScale two_level_fast(const ScaleRule &rule, uint32_t magnitude) {
+template <class MultiplierOf>
+__device__ inline BlockScale two_level_fast(const ScaleRule &rule, uint32_t magnitude,
+                                            const MultiplierOf &multiplier_of) {
   if (magnitude >= kNotFinite) return kTwoLevelNan;
   const uint32_t code = two_level_code(rule, magnitude);
-  return {code, two_level_multiplier(rule, code)};
+  return {code, multiplier_of(code)};
 }
 
 template <int Kind>
 __device__ inline BlockScale scale_of_block(const ScaleRule &rule, uint32_t magnitude) {
-  if constexpr (Kind == DLFP4_TWO_LEVEL) return two_level_fast(rule, magnitude);
+  if constexpr (Kind == DLFP4_TWO_LEVEL)
+    return two_level_fast(rule, magnitude, [&](uint32_t code) { return two_level_multiplier(rule, code); });
   if constexpr (Kind == DLFP4_POWER) return power_block(rule, magnitude);
   return largest_block(rule, magnitude);
 }

@@ -84,6 +84,9 @@ Lines transposed(Lines x) {
   return x;
 }
 
+// Kernels of tiles count lines and their elements in 32 bits.
+bool has_tiles(int64_t lines, int64_t length) { return lines <= kMostSteps && length <= kMostSteps; }
+
 bool can_store_steps(const uint8_t *data, int64_t stride, int64_t step) {
   return is_aligned(data, 16) && step == 1 && stride % kStep == 0;
 }
@@ -175,7 +178,7 @@ int find_columns_kernel(int number, const FormatInfo &format) {
 bool has_columns_kernel(const Job &job, const FormatInfo &format) {
   const QuantizeParams &p = job.params;
   const bool strip = format.row->kind == DLFP4_LARGEST;
-  if (p.lines > kMostSteps || p.stored > kMostSteps) return false;  // counted in 32 bits
+  if (!has_tiles(p.lines, p.stored)) return false;
   if (!is_row_major(transposed(job.x)) || !is_plain(p) || (!strip && p.stored % p.block != 0)) return false;
   return format.bits == 8 ? can_store_steps(p.data, p.data_step, p.data_stride)
                           : can_store_steps(p.data, p.data_stride, p.data_step);
@@ -344,7 +347,7 @@ int dequantize_lines(DequantizeParams p, Lines result, const FormatInfo &format,
     p.walk = make_step_lines(p.lines, p.length, p.line_stride * result.item, p.data_stride * p.element.bits / 8);
     return run_steps(kernel, steps, p, p.steps, stream);
   }
-  const bool across = is_row_major(transposed(result)) && p.lines <= kMostSteps && p.length <= kMostSteps;
+  const bool across = is_row_major(transposed(result)) && has_tiles(p.lines, p.length);
   const int64_t tiles = divide_up(p.length, kTileRows) * divide_up(p.lines, kTileColumns);
   if (across && tiles == 0) return 0;
   if (across && !bytes && can_store_steps(p.data, p.data_stride, p.data_step)) {

@@ -1,6 +1,6 @@
 // Blocks along columns of row-major memory, alone or together with those along rows; squares of 16; and back.
-// Layout: a block of threads takes 128 rows and columns through shared memory, in chunks of 16 bytes; strips of 64
-// columns stay in registers.
+// Layout: a block of threads takes 128 rows and columns through shared memory, in chunks of 16 bytes; bytes that lie
+// across lines, and strips of 256 bytes a row with one scale for 128 rows, stay in registers.
 // Trick: chunks are swizzled by the row, so that rows 16 apart lie in different banks: a warp reads columns of eight
 // such segments at once, of squares four, and what it writes of a column fills whole sectors.
 #ifndef DLFP4_SRC_CUDA_TILES_CUH_
@@ -76,8 +76,8 @@ class TileRule {
   uint16_t squares_[kTileRows / kSide][kTileColumns / kSide];
   static_assert(sizeof(multipliers_) + sizeof(squares_) <= kTileRuleBytes, "");
 
-  __device__ BlockScale with_multiplier(const ScaleRule &rule, uint32_t code) const {
-    return {code, code < kScales ? multipliers_[code] : two_level_multiplier(rule, code)};
+  __device__ float multiplier(const ScaleRule &rule, uint32_t code) const {
+    return code < kScales ? multipliers_[code] : two_level_multiplier(rule, code);
   }
 
  public:
@@ -88,8 +88,7 @@ class TileRule {
 
   __device__ BlockScale operator()(const ScaleRule &rule, uint32_t magnitude) const {
     if constexpr (Kind != DLFP4_TWO_LEVEL) return scale_of_block<Kind>(rule, magnitude);
-    if (magnitude >= kNotFinite) return kTwoLevelNan;
-    return with_multiplier(rule, two_level_code(rule, magnitude));
+    return two_level_fast(rule, magnitude, [&](uint32_t code) { return multiplier(rule, code); });
   }
 
   __device__ void keep_square(Unit at, uint32_t code, uint32_t largest) {
@@ -99,7 +98,7 @@ class TileRule {
   // Returns a magnitude that is as finite as the largest.
   __device__ uint32_t take_square(const ScaleRule &rule, int row, int column, BlockScale *scale) const {
     const uint32_t kept = squares_[row / kSide][column / kSide];
-    *scale = kept & kIsFinite ? with_multiplier(rule, kept & 0xFF) : kTwoLevelNan;
+    *scale = kept & kIsFinite ? BlockScale{kept & 0xFF, multiplier(rule, kept & 0xFF)} : kTwoLevelNan;
     return kept & kIsFinite ? 0 : kNotFinite;
   }
 };
@@ -115,8 +114,7 @@ __device__ inline void store_scale(const QuantizeParams &p, uint8_t *linear, uin
     store_scale<Kind>(p, row, block, stored);
 }
 
-template <class Params>
-__device__ inline auto linear_scale(const Params &p, uint32_t row, uint32_t block) {
+__device__ inline uint8_t *linear_scale(const QuantizeParams &p, uint32_t row, uint32_t block) {
   return p.scales + row * p.scale_stride + block * p.scale_step;
 }
 
@@ -418,7 +416,8 @@ __device__ inline TilePlace place_of_tile(const DequantizeParams &p) {
 template <int Bytes>
 __device__ inline void write_tile(const DequantizeParams &p, TilePlace at, const uint8_t *tile) {
   constexpr int kInRow = kTileColumns * Bytes / 16, kRows = kThreads / kInRow;
-  const uint32_t column = threadIdx.x % kInRow * (16 / Bytes), row = threadIdx.x / kInRow % kRows;
+  const uint32_t column = threadIdx.x % kInRow * (16 / Bytes);
+  const uint32_t row = threadIdx.x / kInRow % kRows;  // says that it is less: places are known but for a few bits then
   const uint32_t rows = static_cast<uint32_t>(p.length) - at.row;
   uint8_t *to = p.dst + (int64_t{at.row + row} * p.step + (at.column + column)) * Bytes;
   if (at.column + column >= static_cast<uint32_t>(p.lines)) return;
@@ -495,6 +494,8 @@ template <int Row, int Dst>
 __device__ inline void dequantize_across(const DequantizeParams &p) {
   constexpr int kSteps = kTileColumns / kStep, kRows = kThreads / kSteps, kPasses = kTileRows / kRows;
   constexpr int kWords = kStep * kFloatBytes<Dst> / 4, kScales = kPasses * kTileColumns / kThreads;
+  static_assert(kRows == 32, "a pass has one scale a column: the shortest block of bytes");
+  static_assert(Values<Row>::kUnit == 1, "scales are those of values");
   __shared__ Values<Row> table;
   __shared__ StepFloats<kSteps> scales[kPasses];
   const TilePlace at = place_of_tile<kTileColumns>(p);
