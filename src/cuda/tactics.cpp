@@ -35,6 +35,7 @@ bool fits(const Tactic &tactic, const Problem &problem) {
 constexpr double kStart = 2.5;       // launch, first loads, last stores
 constexpr double kReadRate = 4.4e6;  // bytes of weights that arrive in a microsecond
 constexpr double kSharing = 2.5;     // of the walk: two blocks of threads exchange sums
+constexpr double kHalfTile = 1.1;    // of the walk: times what a tile of as many rows takes elsewhere
 
 // A block of K: copies, decoding and products for a tile.
 double time_of_step(int rows, int halves) { return 0.18 + 0.00085 * rows * halves; }
@@ -86,9 +87,9 @@ WalkPlan plan_walk(const Problem &problem, int processors) {
     order.alone = alone;
     const int shared = order.tiles() - alone, busy = std::max({alone, order.rests(), shared * kWalkRanks});
     const double last = shared > 0 ? time_of_rounds(1, divide_up(steps, kWalkRanks), kWalkRows) + kSharing : 0;
-    return WalkPlan{
-        std::min(static_cast<int>(divide_up(busy, kWalkRanks)) * kWalkRanks, most), order,
-        kStart + time_of_rounds(alone, steps, kWalkRows) + time_of_rounds(order.rests(), steps, kWalkRows / 2) + last};
+    return WalkPlan{std::min(static_cast<int>(divide_up(busy, kWalkRanks)) * kWalkRanks, most), order,
+                    kStart + time_of_rounds(alone, steps, kWalkRows) +
+                        kHalfTile * time_of_rounds(order.rests(), steps, kWalkRows / 2) + last};
   };
   const int even = order.tiles() / most * most;
   const WalkPlan all = plan(order.tiles());
