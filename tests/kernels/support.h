@@ -29,6 +29,12 @@ void check(bool good, const char *what, const char *detail) {
   if (++failures <= 20) printf("FAIL %s: %s\n", what, detail);
 }
 
+// What a program ends with: says how it went, and returns its exit status.
+int report() {
+  printf("%ld checks, %ld failures\n", checks, failures);
+  return failures != 0;
+}
+
 // --- Random numbers --------------------------------------------------------------------------
 
 uint64_t random_state = 0x5EED;

@@ -628,6 +628,5 @@ int main() {
   }
   dlfp4::collect_levels();
   dlfp4::test_all();
-  printf("%ld checks, %ld failures\n", dlfp4::checks, dlfp4::failures);
-  return dlfp4::failures != 0;
+  return dlfp4::report();
 }

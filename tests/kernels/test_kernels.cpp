@@ -416,6 +416,5 @@ int main() {
   dlfp4::test_errors();
   dlfp4::each_level(dlfp4::test_level);
   dlfp4::test_fork();
-  printf("%ld checks, %ld failures\n", dlfp4::checks, dlfp4::failures);
-  return dlfp4::failures != 0;
+  return dlfp4::report();
 }

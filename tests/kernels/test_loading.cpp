@@ -306,6 +306,5 @@ int main() {
   test_shared_memory();
   test_threads();
   test_devices_beyond_the_table();
-  printf("%ld checks, %ld failures\n", checks, failures);
-  return failures != 0;
+  return report();
 }

@@ -146,6 +146,5 @@ int main() {
         }
   test_shared_tiles();
   test_guesses();
-  printf("%ld checks, %ld failures\n", checks, failures);
-  return failures != 0;
+  return report();
 }
