@@ -64,7 +64,7 @@ __device__ inline void quantize_block(const QuantizeParams &p) {
   constexpr int kGroup = 8;
   const int64_t number = global_thread() / kLanes;
   if (number >= p.blocks * ((p.lines + p.group - 1) / p.group)) return;
-  const ScaleRule rule = rule_of(p);
+  const ScaleRule rule = rule_of(p, load_given(p));
   const Block b = block_of(p, number);
   BlockScale scale = {0, rule.encode};
   bool zeroes = false;
@@ -93,7 +93,7 @@ __device__ inline void dequantize_element(const DequantizeParams &p) {
   const int64_t line = number / p.length, position = number % p.length;
   const uint64_t code = load_code(p.data, line * p.data_stride + position * p.data_step, p.element.bits, p.element);
   const uint64_t value =
-      decoded_code(to_float(code, p.element), scale_at(p, line, position, tensor_decode(p)), p.target);
+      decoded_code(to_float(code, p.element), scale_at(p, line, position, load_or_one(p.decode)), p.target);
   store_bytes(p.dst + (line * p.line_stride + position * p.step) * (p.target.bits / 8), value, p.target.bits / 8);
 }
 

@@ -11,6 +11,18 @@ namespace cuda {
 
 __device__ inline int64_t global_thread() { return int64_t{blockIdx.x} * blockDim.x + threadIdx.x; }
 
+// The word at an address, or another for null. Without a branch, which would wait for the loads before it: this one is
+// under way together with them from where the call stands.
+__device__ inline uint32_t load_or(const void *from, uint32_t otherwise) {
+  uint32_t word;
+  asm volatile("{.reg .pred there; setp.ne.u64 there, %1, 0; mov.b32 %0, %2; @there ld.global.b32 %0, [%1];}"
+               : "=r"(word)
+               : "l"(from), "r"(otherwise));
+  return word;
+}
+
+__device__ inline float load_or_one(const float *from) { return float_of(load_or(from, bits_of(1.0f))); }
+
 // Of 1, 2, 4 or 8 bytes, aligned to as many or not.
 __device__ inline uint64_t load_bytes(const uint8_t *from, int count) {
   uint64_t word = 0;

@@ -6,7 +6,7 @@
 #ifndef DLFP4_SRC_CUDA_FRAGMENTS_CUH_
 #define DLFP4_SRC_CUDA_FRAGMENTS_CUH_
 
-#include "params.h"
+#include "elements.cuh"
 
 namespace dlfp4 {
 namespace cuda {
@@ -172,18 +172,8 @@ struct Finish {
   __device__ Finish(const ProductParams &p, const float *factors_of_tensors)
       : unit(p.unit), alpha(p.alpha), factors{factors_of_tensors[0], factors_of_tensors[1]} {}
   __device__ explicit Finish(const ProductParams &p)
-      : unit(p.unit), alpha(p.alpha), factors{load_factor(p.factors[0]), load_factor(p.factors[1])} {}
+      : unit(p.unit), alpha(p.alpha), factors{load_or_one(p.factors[0]), load_or_one(p.factors[1])} {}
   __device__ float operator()(float sum) const { return sum * unit * (alpha * factors[0] * factors[1]); }
-
- private:
-  // The load is where the call stands; what needs the number comes later. A branch would wait for it.
-  __device__ static float load_factor(const float *from) {
-    float value;
-    asm volatile("{.reg .pred there; setp.ne.u64 there, %1, 0; mov.f32 %0, 1.0; @there ld.global.f32 %0, [%1];}"
-                 : "=f"(value)
-                 : "l"(from));
-    return value;
-  }
 };
 
 __device__ inline void store_result(const ProductParams &p, int row, int column, float value) {

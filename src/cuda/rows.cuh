@@ -95,10 +95,11 @@ __device__ inline uint32_t block_number(const QuantizeParams &p) {
 template <int Src, int Row, int BlockSize, int Kind>
 __device__ inline void quantize_rows(const QuantizeParams &p, const EncodeParams &encode) {
   const uint32_t number = block_number(p) * p.steps * blockDim.x + threadIdx.x;
+  const uint32_t given = load_given_to_blocks<Kind>(p);
   LoadedStep<Src> first, second;
   first.load(p, number);
   if (kFloatBytes<Src> == 2 && p.steps == 2) second.load(p, number + blockDim.x);
-  const ScaleRule rule = rule_of_blocks<Kind>(p);
+  const ScaleRule rule = rule_of_blocks<Kind>(p, given);
   quantize_step<Src, Row, BlockSize, Kind>(p, encode, rule, first);
   if (kFloatBytes<Src> == 2 && p.steps == 2) quantize_step<Src, Row, BlockSize, Kind>(p, encode, rule, second);
 }
@@ -106,12 +107,13 @@ __device__ inline void quantize_rows(const QuantizeParams &p, const EncodeParams
 // One scale for the whole tensor, found or given.
 template <int Src, int Row>
 __device__ inline void quantize_whole(const QuantizeParams &p, const EncodeParams &encode) {
+  const uint32_t given = load_given(p);
   LoadedStep<Src> step;
   step.load(p, block_number(p) * kThreads + threadIdx.x);
   if (!step.there) return;
   float values[kStep];
   uint32_t words[kCodeWords<8>];
-  const BlockScale scale = {0, rule_of(p).encode};
+  const BlockScale scale = {0, rule_of(p, given).encode};
   unpack_vectors<Src>(step.raw, values);
   encode_scaled<Row, DLFP4_LARGEST>(encode, values, scale, largest_of<Src>(step.raw), words);
   store_codes<8>(address_of_step<8>(p.data, p.walk.code_bytes, step.at), words);
@@ -210,10 +212,10 @@ template <int Row, int Dst>
 __device__ inline void dequantize_rows(const DequantizeParams &p) {
   __shared__ Values<Row> table;
   const uint32_t number = blockIdx.x * p.steps * blockDim.x + threadIdx.x;
+  const float decode = load_or_one(p.decode);
   CodedStep<Row, Dst> first, second;
   first.load(p, number);
   if (p.steps == 2) second.load(p, number + blockDim.x);
-  const float decode = tensor_decode(p);
   table.fill();
 #pragma unroll 1
   for (int i = 0; i < p.steps; ++i, first = second) first.finish(p, table, decode);

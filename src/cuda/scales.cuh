@@ -10,11 +10,15 @@
 namespace dlfp4 {
 namespace cuda {
 
+// Bits of the tensor's scale, or of its largest magnitude, where they are on the device.
+__device__ inline uint32_t load_given(const QuantizeParams &p) {
+  return load_or(p.decode != nullptr ? static_cast<const void *>(p.decode) : p.amax, 0);
+}
+
 // The rule of a call whose tensor scale was found or given on the device. One thread keeps what was given.
-__device__ inline ScaleRule rule_of(const QuantizeParams &p) {
+__device__ inline ScaleRule rule_of(const QuantizeParams &p, uint32_t bits) {
   ScaleRule rule = p.rule;
   if (p.amax == nullptr && p.decode == nullptr) return rule;
-  const uint32_t bits = p.decode != nullptr ? bits_of(*p.decode) : *p.amax;
   const TensorScale scale = p.decode != nullptr ? scale_given(float_of(bits))
                             : p.whole           ? largest_scale(rule, bits)
                                                 : two_level_scale(float_of(bits));
@@ -27,9 +31,15 @@ __device__ inline ScaleRule rule_of(const QuantizeParams &p) {
   return rule;
 }
 
+// The same of blocks, of which two levels alone have a scale of the tensor.
 template <int Kind>
-__device__ inline ScaleRule rule_of_blocks(const QuantizeParams &p) {
-  return Kind == DLFP4_TWO_LEVEL ? rule_of(p) : p.rule;
+__device__ inline uint32_t load_given_to_blocks(const QuantizeParams &p) {
+  return Kind == DLFP4_TWO_LEVEL ? load_given(p) : 0;
+}
+
+template <int Kind>
+__device__ inline ScaleRule rule_of_blocks(const QuantizeParams &p, uint32_t bits) {
+  return Kind == DLFP4_TWO_LEVEL ? rule_of(p, bits) : p.rule;
 }
 
 __device__ inline float float_of_e4m3_magnitude(uint32_t code) {
@@ -107,8 +117,6 @@ __device__ inline float decode_fast(int kind, uint32_t stored, float tensor_deco
   if (kind == DLFP4_POWER) return decode_fast<DLFP4_POWER>(stored, tensor_decode);
   return decode_fast<DLFP4_TWO_LEVEL>(stored, tensor_decode);
 }
-
-__device__ inline float tensor_decode(const DequantizeParams &p) { return p.decode == nullptr ? 1.0f : *p.decode; }
 
 __device__ inline uint32_t scale_in(const DequantizeParams &p, int64_t place) {
   return p.kind == DLFP4_LARGEST ? reinterpret_cast<const uint32_t *>(p.scales)[place] : p.scales[place];

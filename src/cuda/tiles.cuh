@@ -118,11 +118,11 @@ __device__ inline uint8_t *linear_scale(const QuantizeParams &p, uint32_t row, u
   return p.scales + row * p.scale_stride + block * p.scale_step;
 }
 
-// The tile's rows into shared memory, with zeros for what is not there.
+// The tile's columns from `first` on, as many as a pass takes, into shared memory, with zeros for what is not there.
 template <int Bytes>
-__device__ inline void copy_tile(const QuantizeParams &p, TilePlace at, uint8_t *tile) {
-  constexpr int kInRow = kTileColumns * Bytes / 16, kRows = kThreads / kInRow;
-  const int column = threadIdx.x % kInRow * (16 / Bytes), row = threadIdx.x / kInRow;
+__device__ inline void copy_columns(const QuantizeParams &p, TilePlace at, int first, uint8_t *tile) {
+  constexpr int kInRow = kUnitColumns * Bytes / 16, kRows = kThreads / kInRow;
+  const int column = first + threadIdx.x % kInRow * (16 / Bytes), row = threadIdx.x / kInRow;
   const uint32_t lines = static_cast<uint32_t>(p.lines);
   const bool has_columns = at.column + column < static_cast<uint32_t>(p.length);
   const uint8_t *from = p.src + ((at.row + row) * p.line_stride + at.column + column) * Bytes;
@@ -251,21 +251,23 @@ __device__ inline void quantize_tile(const TileParams &p) {
   uint8_t *const tile = shared_memory + kTileRuleBytes, *const staged = tile + tile_bytes(kFloatBytes<Src>);
   TileRule<Kind> &scales = *reinterpret_cast<TileRule<Kind> *>(shared_memory);
   const TilePlace at = place_of_tile<kTileColumns>(p);
-  copy_tile<kFloatBytes<Src>>(p.rows, at, tile);
-  const ScaleRule rule = rule_of_blocks<Kind>(p.columns);
+  const uint32_t given = load_given_to_blocks<Kind>(p.columns);
+  static_assert(kTileColumns == 2 * kUnitColumns, "the second half arrives while the first is worked on");
+  copy_columns<kFloatBytes<Src>>(p.rows, at, 0, tile);
+  copy_columns<kFloatBytes<Src>>(p.rows, at, kUnitColumns, tile);
+  const ScaleRule rule = rule_of_blocks<Kind>(p.columns, given);
   scales.fill(rule);
-  wait_for_copies<0>();
-  __syncthreads();
-  if (!Square && p.rows.data != nullptr)
-    quantize_tile_rows<Src, Row, BlockSize, Kind, false>(p, at, rule, scales, tile);
   const Unit unit = unit_of_thread<kLanes>();
 #pragma unroll 1
-  for (int column = 0; column < kTileColumns; column += kUnitColumns)
+  for (int column = 0; column < kTileColumns; column += kUnitColumns) {
+    column == 0 ? wait_for_copies<1>() : wait_for_copies<0>();
+    __syncthreads();
     quantize_unit<Src, Row, BlockSize, Kind, Square, kLanes>(p, at, {unit.row, unit.column + column}, rule, &scales,
                                                              tile, staged);
-  if (Square && p.rows.data != nullptr) {
-    __syncthreads();
-    quantize_tile_rows<Src, Row, BlockSize, Kind, true>(p, at, rule, scales, tile);
+  }
+  if (p.rows.data != nullptr) {
+    if constexpr (Square) __syncthreads();  // for the scales
+    quantize_tile_rows<Src, Row, BlockSize, Kind, Square>(p, at, rule, scales, tile);
   }
   if constexpr (kHasBytes) {
     __syncthreads();
@@ -288,11 +290,12 @@ __device__ inline void quantize_small_squares(const QuantizeParams &p, const Enc
   const auto is_there = [&](int pass) { return first < p.stored && line + pass * kRows < p.lines; };
   const uint8_t *const from = p.src + (line * p.line_stride + first) * kFloatBytes<Src>;
   uint8_t *to = p.data + bytes_of<kBits>(line * p.data_stride + first), *scale_place = linear_scale(p, line, block);
+  const uint32_t given = load_given_to_blocks<Kind>(p);
   uint4 raw[kPasses][kFloatVectors<Src>];
 #pragma unroll
   for (int pass = 0; pass < kPasses; ++pass)
     load_step<Src>(from + pass * (kRows * p.line_stride * kFloatBytes<Src>), is_there(pass), raw[pass]);
-  const ScaleRule rule = rule_of_blocks<Kind>(p);
+  const ScaleRule rule = rule_of_blocks<Kind>(p, given);
   uint32_t largest = 0;
   BlockScale scale = {};
 #pragma unroll
@@ -406,11 +409,17 @@ __device__ inline void quantize_strip(const TileParams &p) {
 // --- Dequantize ------------------------------------------------------------------------------
 
 // Hosts see to it that lines and their elements can be counted in 32 bits.
-template <int Columns>
-__device__ inline TilePlace place_of_tile(const DequantizeParams &p) {
-  const uint32_t in_row = (static_cast<uint32_t>(p.lines) + Columns - 1) / Columns;
-  return {blockIdx.x / in_row * kTileRows, blockIdx.x % in_row * Columns};
+__device__ inline TilePlace place_of_tile(const DequantizeParams &p, uint32_t tile) {
+  const uint32_t in_row = (static_cast<uint32_t>(p.lines) + kTileColumns - 1) / kTileColumns;
+  return {tile / in_row * kTileRows, tile % in_row * kTileColumns};
 }
+
+// How many tiles ahead codes are fetched to the L2 cache: they are few beside what is stored, and would come late while
+// all blocks of threads store. A round of an H200's multiprocessors is as good as two and a half.
+constexpr uint32_t kTilesAhead = 200;
+static_assert(kThreads == 2 * kTileRows && kThreads == 2 * kTileColumns, "a thread fetches half of a line");
+
+__device__ inline void prefetch(const uint8_t *from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
 
 // A tile of floats from shared memory to the result.
 template <int Bytes>
@@ -459,9 +468,10 @@ __device__ inline void dequantize_tile(const DequantizeParams &p) {
   static_assert(sizeof(Values<Row>) <= kTileRuleBytes, "");
   Values<Row> &table = *reinterpret_cast<Values<Row> *>(shared_memory);
   uint8_t *const tile = shared_memory + kTileRuleBytes;
-  const TilePlace at = place_of_tile<kTileColumns>(p);
+  const TilePlace at = place_of_tile(p, blockIdx.x), later = place_of_tile(p, blockIdx.x + kTilesAhead);
   const Unit unit = unit_of_thread<kLanesOfSegment>();
   const uint32_t first = min((at.row + unit.row) / kStep, (static_cast<uint32_t>(p.length) - 1) / kStep) * kStep;
+  const float decode = load_or_one(p.decode);
   int64_t places[2 * kUnits];
   uint32_t codes[2 * kUnits][kCodeWords<kBits>], scales[2 * kUnits];
   const auto line_of = [&](int i) {
@@ -473,7 +483,9 @@ __device__ inline void dequantize_tile(const DequantizeParams &p) {
   for (int i = 0; i < 2 * kUnits; ++i)
     load_codes<kBits>(p.data + bytes_of<kBits>(line_of(i) * p.data_stride + first), codes[i]);
   load_scales<2 * kUnits>(p, places, scales);
-  const float decode = tensor_decode(p);
+  const uint32_t later_line = later.column + threadIdx.x / 2, later_row = later.row + threadIdx.x % 2 * (kTileRows / 2);
+  if (later_line < p.lines && later_row < p.length)
+    prefetch(p.data + bytes_of<kBits>(later_line * p.data_stride + later_row));
   table.fill();
 #pragma unroll
   for (int i = 0; i < kUnits; ++i) {
@@ -498,9 +510,10 @@ __device__ inline void dequantize_across(const DequantizeParams &p) {
   static_assert(Values<Row>::kUnit == 1, "scales are those of values");
   __shared__ Values<Row> table;
   __shared__ StepFloats<kSteps> scales[kPasses];
-  const TilePlace at = place_of_tile<kTileColumns>(p);
+  const TilePlace at = place_of_tile(p, blockIdx.x), later = place_of_tile(p, blockIdx.x + kTilesAhead);
   const uint32_t lines = static_cast<uint32_t>(p.lines), length = static_cast<uint32_t>(p.length);
   const uint32_t step = threadIdx.x % kSteps, line = at.column + step * kStep, first = at.row + threadIdx.x / kSteps;
+  const float decode = load_or_one(p.decode);
   int64_t places[kScales];
   uint32_t codes[kPasses][kCodeWords<8>], stored[kScales];
 #pragma unroll
@@ -512,7 +525,9 @@ __device__ inline void dequantize_across(const DequantizeParams &p) {
   for (int i = 0; i < kPasses; ++i)
     load_codes<8>(p.data + min(line, lines - kStep) + min(first + i * kRows, length - 1) * p.data_step, codes[i]);
   load_scales<kScales>(p, places, stored);
-  const float decode = tensor_decode(p);
+  const uint32_t later_row = later.row + threadIdx.x / 2;
+  const uint32_t later_line = later.column + threadIdx.x % 2 * (kTileColumns / 2);
+  if (later_line < lines && later_row < length) prefetch(p.data + later_line + later_row * p.data_step);
   bool special = false;
 #pragma unroll
   for (int i = 0; i < kScales; ++i) {
