@@ -196,13 +196,13 @@ __device__ inline float saturated(float value, float factor, float addend) {
 // The bits of a float from which kE2m1Zero is subtracted to get the code of a magnitude y in E2M1: 2y up to 2, growing
 // by 1 for each 1 up to 4, for each 2 up to 6. Two saturated parts, each exact, are added to 2^24 - 6, which y == 4
 // makes 2^24: the last place is worth 1 below and 2 from there on, so that the second sum rounds as the code wants,
-// once, ties to even.
+// once, ties to even. y is a value times a power of two, which costs nothing here.
 constexpr uint32_t kE2m1Zero = 0x4B800000 - 6;
 
-__device__ inline uint32_t sum_of_e2m1(float value) {
-  const float y = fabsf(value);
-  const float upto2 = __fmaf_rn(saturated(y, 0.5f, 0.0f), 4.0f, 16777210.0f);
-  return bits_of(__fmaf_rn(saturated(y, 0.25f, -0.5f), 4.0f, upto2));
+__device__ inline uint32_t sum_of_e2m1(float value, float power) {
+  const float magnitude = fabsf(value);
+  const float upto2 = __fmaf_rn(saturated(magnitude, power * 0.5f, 0.0f), 4.0f, 16777210.0f);
+  return bits_of(__fmaf_rn(saturated(magnitude, power * 0.25f, -0.5f), 4.0f, upto2));
 }
 
 template <unsigned Selector>
@@ -218,11 +218,11 @@ __device__ inline uint32_t signs_of(float a, float b, float c, float d) {
   return permute<0x7610>(low, high);
 }
 
-// Eight floats as a word of E2M1.
-__device__ inline uint32_t word_of_e2m1(const float *v) {
-  uint32_t sum = sum_of_e2m1(v[7]);
+// Eight floats times a power of two as a word of E2M1.
+__device__ inline uint32_t word_of_e2m1(const float *v, float power) {
+  uint32_t sum = sum_of_e2m1(v[7], power);
 #pragma unroll
-  for (int i = 6; i >= 0; --i) sum = sum * 16 + sum_of_e2m1(v[i]);
+  for (int i = 6; i >= 0; --i) sum = sum * 16 + sum_of_e2m1(v[i], power);
   const uint32_t even = signs_of(v[0], v[2], v[4], v[6]), odd = signs_of(v[1], v[3], v[5], v[7]);
   return sum - kE2m1Zero * 0x11111111 + ((even & 0x08080808) | (odd & 0x80808080));
 }
@@ -261,36 +261,40 @@ constexpr int kFp8OfFp6 = Row == DLFP4_float6_e2m3fn ? DLFP4_float8_e4m3fn : DLF
 template <int Row>
 constexpr float kPowerOfFp6 = Row == DLFP4_float6_e2m3fn ? 0x1p-6f : 0x1p-12f;
 
-// Four codes in 24 bits.
+// Four floats times a power of two as codes in 24 bits. Magnitudes of more than five bits become the largest.
 template <int Row>
-__device__ inline uint32_t codes_of_fp6(const float *v) {
-  constexpr float kLargest = Row == DLFP4_float6_e2m3fn ? 7.5f : 28.0f;
+__device__ inline uint32_t codes_of_fp6(const float *v, float power) {
   float moved[4];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) moved[i] = fmaxf(fminf(v[i], kLargest), -kLargest) * kPowerOfFp6<Row>;
-  const uint32_t bytes = bytes_of_fp8<kFp8OfFp6<Row>>(moved);
-  const uint32_t codes = (bytes & 0x1F1F1F1F) | (bytes >> 2 & 0x20202020);
+  for (int i = 0; i < 4; ++i) moved[i] = v[i] * (power * kPowerOfFp6<Row>);
+  const uint32_t bytes = bytes_of_fp8<kFp8OfFp6<Row>>(moved), beyond = (bytes | bytes >> 1) & 0x20202020;
+  const uint32_t codes = ((bytes | (beyond - (beyond >> 5))) & 0x1F1F1F1F) | (bytes >> 2 & 0x20202020);
   return (codes & 0x3F) | (codes >> 2 & 0xFC0) | (codes >> 4 & 0x3F000) | (codes >> 6 & 0xFC0000);
 }
 
-// Sixteen floats, none of which is NaN, as codes; those of 8 bits saturate.
+// Sixteen floats, none of which is NaN, times a power of two, as codes; those of 8 bits saturate.
 template <int Row>
-__device__ inline void encode_step(const EncodeParams &p, const float *values, uint32_t *words) {
+__device__ inline void encode_step(const EncodeParams &p, const float *values, uint32_t *words, float power = 1) {
   constexpr int kBits = kFormats[Row].bits;
   if constexpr (kBits == 4) {
-    words[0] = word_of_e2m1(values);
-    words[1] = word_of_e2m1(values + 8);
-  } else if constexpr (!kConvertsFp8) {
-    encode_step_by_rule<kBits>(p, values, words);
-  } else if constexpr (kBits == 8) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) words[i] = bytes_of_fp8<Row>(values + 4 * i);
-  } else {
-    const uint32_t a = codes_of_fp6<Row>(values), b = codes_of_fp6<Row>(values + 4);
-    const uint32_t c = codes_of_fp6<Row>(values + 8), d = codes_of_fp6<Row>(values + 12);
+    words[0] = word_of_e2m1(values, power);
+    words[1] = word_of_e2m1(values + 8, power);
+  } else if constexpr (kBits == 6 && kConvertsFp8) {
+    const uint32_t a = codes_of_fp6<Row>(values, power), b = codes_of_fp6<Row>(values + 4, power);
+    const uint32_t c = codes_of_fp6<Row>(values + 8, power), d = codes_of_fp6<Row>(values + 12, power);
     words[0] = a | b << 24;
     words[1] = b >> 8 | c << 16;
     words[2] = c >> 16 | d << 8;
+  } else {
+    float moved[kStep];
+#pragma unroll
+    for (int i = 0; i < kStep; ++i) moved[i] = values[i] * power;
+    if constexpr (kConvertsFp8) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) words[i] = bytes_of_fp8<Row>(moved + 4 * i);
+    } else {
+      encode_step_by_rule<kBits>(p, moved, words);
+    }
   }
 }
 

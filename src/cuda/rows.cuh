@@ -22,7 +22,8 @@ __device__ inline uint32_t largest_of_lanes(uint32_t value, int lanes) {
 
 // --- Quantize --------------------------------------------------------------------------------
 
-// Sixteen values times their multiplier, as codes; zeros where the block has no finite largest magnitude.
+// Sixteen values times their multiplier, as codes; zeros where the block has no finite largest magnitude. Products by
+// powers of two are exact, so that they can be part of others.
 template <int Row, int Kind>
 __device__ inline void encode_scaled(const EncodeParams &encode, const float *values, BlockScale scale,
                                      uint32_t largest, uint32_t *words) {
@@ -30,7 +31,8 @@ __device__ inline void encode_scaled(const EncodeParams &encode, const float *va
 #pragma unroll
   for (int i = 0; i < kStep; ++i) scaled[i] = __fmul_rn(values[i], scale.multiplier);
   if (largest < kNotFinite) {
-    encode_step<Row>(encode, scaled, words);
+    Kind == DLFP4_POWER ? encode_step<Row>(encode, values, words, scale.multiplier)
+                        : encode_step<Row>(encode, scaled, words);
   } else if constexpr (Kind == DLFP4_LARGEST) {
     encode_step_by_rule<kFormats[Row].bits>(encode, scaled, words);
   } else {
