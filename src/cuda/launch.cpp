@@ -39,7 +39,7 @@ struct Library {
 // What serves a device; the rest is as it stays once there is a library.
 struct Service {
   std::atomic<const Library *> library;
-  bool overlaps;  // kernels wait for the kernel before them themselves: from sm_90 on
+  int ptx_version;  // that its kernels were compiled for
   int multiprocessors, shared_memory;
 };
 
@@ -87,7 +87,7 @@ int serve(int device, const Library &library) {
   CUfunction function = nullptr;
   const int status = opened_driver().cuKernelGetFunction(&function, library.kernels[0]);
   if (status != 0) return status;
-  services[device].overlaps = version_of(library.kernels[0], device) >= 90;
+  services[device].ptx_version = version_of(library.kernels[0], device);
   services[device].multiprocessors = attribute_of(device, kMultiprocessors, 1);
   services[device].shared_memory = attribute_of(device, kSharedMemoryOptIn, kSharedUnasked);
   services[device].library = &library;
@@ -154,6 +154,9 @@ LaunchAttribute cluster_of(int blocks) {
   return attribute;
 }
 
+// From sm_90 on kernels wait for the kernel before them themselves.
+bool overlaps(const Service &service) { return service.ptx_version >= 90; }
+
 LaunchAttribute overlapping() {
   LaunchAttribute attribute = {};
   attribute.id = kProgrammaticSerialization;
@@ -172,7 +175,7 @@ int launch_shape(int kernel, const Shape &shape, void *params, uintptr_t stream)
   LaunchAttribute attributes[2];
   unsigned count = 0;
   if (shape.cluster > 1) attributes[count++] = cluster_of(shape.cluster);
-  if (services[current.device].overlaps) attributes[count++] = overlapping();
+  if (overlaps(services[current.device])) attributes[count++] = overlapping();
   const LaunchConfig config = {{static_cast<unsigned>(shape.blocks[0]), static_cast<unsigned>(shape.blocks[1]), 1},
                                {static_cast<unsigned>(shape.threads), 1, 1},
                                static_cast<unsigned>(shape.shared_bytes),
@@ -186,9 +189,9 @@ int launch(int kernel, int64_t blocks, void *params, uintptr_t stream) {
   return launch_shape(kernel, {{blocks, 1}, kThreads, 0, 1}, params, stream);
 }
 
-int ptx_version(int kernel) {
+int ptx_version() {
   const Current current = current_kernels();
-  return current.library ? version_of(current.library->kernels[kernel], current.device) : 0;
+  return current.library ? services[current.device].ptx_version : 0;
 }
 
 int set_word(void *place, uint32_t value, uintptr_t stream) {

@@ -29,9 +29,9 @@ struct Shape {
 };
 int launch_shape(int kernel, const Shape &shape, void *params, uintptr_t stream);
 
-// The architecture that a kernel, as it runs on the current device, was compiled for: 80 for one that serves all GPUs,
-// 0 where the device has no kernels.
-int ptx_version(int kernel);
+// The architecture for which the current device's kernels were compiled: 80 if they serve all GPUs, 0 where there are
+// none.
+int ptx_version();
 
 // Of the current device, once its kernels are loaded: how many, and the bytes that a block of threads may have if it
 // asks for them.

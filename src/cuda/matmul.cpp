@@ -61,7 +61,8 @@ PrepareParams prepare_params(const dlfp4_blocks &w, int format, int64_t rows) {
 
 // --- Shapes ------------------------------------------------------------------------------------
 
-bool has_hopper_kernels() { return ptx_version(kKernel_multiply_8_kNvfp4_bfloat16) == 90; }
+// Elsewhere the kernels of all tactics but "stream" are empty.
+bool has_hopper_kernels() { return ptx_version() == 90; }
 
 // Warps go round the four schedulers of a multiprocessor, of which the busiest decides. Fewer than twelve leave them
 // waiting for memory.
@@ -278,6 +279,7 @@ int dlfp4_cuda_multiply(int device, uintptr_t stream, const dlfp4_cuda_product *
   const CurrentContext context(device);
   if (context.status() != 0) return context.status();
   if (tactic < 0 || tactic >= kNumTactics || weight_kind(product->format) == kNoKind) return refuse(DLFP4_E_OPTION);
+  if (kTactics[tactic].family != kStream && !has_hopper_kernels()) return refuse(DLFP4_E_OPTION);
   if (product->x_scales && dlfp4_cuda_reads_codes(product->format, product->depth, tactic) == 0)
     return refuse(DLFP4_E_OPTION);
   if (!can_count(product->rows, product->columns, product->stored_depth)) return refuse(DLFP4_E_SHAPE);

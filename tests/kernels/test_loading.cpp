@@ -182,7 +182,7 @@ int launch_on(int device, int kernel, int shared_bytes = 0) {
 
 int version_on(int device) {
   const CurrentContext context(device);
-  return ptx_version(kSome);
+  return ptx_version();
 }
 
 void check_unloaded(int device, const char *when) {
