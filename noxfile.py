@@ -37,11 +37,10 @@ def install_weights(session: nox.Session) -> None:
 
 
 def build_kernels(session: nox.Session, folder: Path, *options: str) -> None:
-    """Build the C++ tests without Python and without the extension."""
+    """Build the C++ tests without Python, the extension and the image, which they do not need."""
     session.install("cmake", "ninja")
-    session.run(
-        "cmake", "-S", ".", "-B", str(folder), "-G", "Ninja", "-DDLFP4_KERNEL_TESTS=ON", "-DDLFP4_WERROR=ON", *options
-    )
+    fixed = ("-DDLFP4_KERNEL_TESTS=ON", "-DDLFP4_WERROR=ON", "-DDLFP4_CUDA=OFF")
+    session.run("cmake", "-S", ".", "-B", str(folder), "-G", "Ninja", *fixed, *options)
     session.run("cmake", "--build", str(folder))
 
 
@@ -54,11 +53,13 @@ def run_kernels(session: nox.Session, folder: Path, *launcher: str, **env: str) 
 @nox.session(python=list(EXTRAS))
 def test(session: nox.Session) -> None:
     """Run the Python tests; arguments go to pytest. The CUDA kernels do not depend on Python: one build has them."""
-    has_kernels = session.python == "3.11" or "gpu" in session.posargs
+    on_gpu = "gpu" in session.posargs
+    has_kernels = session.python == "3.11" or on_gpu
     install(session, EXTRAS[session.python], *(() if has_kernels else (HOST_ONLY,)))
     if "demo" in EXTRAS[session.python]:
         install_weights(session)
-    session.run("pytest", *session.posargs)
+    session.install("pytest-xdist", *PINNED)
+    session.run("pytest", *(() if on_gpu else ("--numprocesses", "auto")), *session.posargs)
 
 
 @nox.session
@@ -79,7 +80,7 @@ def oldest(session: nox.Session) -> None:
 @nox.session
 def walk(session: nox.Session) -> None:
     """Run the example of the README on real weights."""
-    install(session, "demo")
+    install(session, "demo", HOST_ONLY)
     install_weights(session)
     session.run("python", "examples/walk.py", *session.posargs)
 

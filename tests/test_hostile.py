@@ -352,7 +352,7 @@ def test_rank_65_is_whole_or_refused(worker):
 # ---- not a capsule at all ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", [None, 3, "dltensor", b"dltensor", (), object(), np.float32(1)], ids=repr)
+@pytest.mark.parametrize("value", [None, 3, "dltensor", b"dltensor", (), len, np.float32(1)], ids=repr)
 def test_dlpack_returns_no_capsule(value):
     import dlfp4
 
@@ -369,7 +369,7 @@ def test_dlpack_returns_a_foreign_capsule():
         dlfp4.from_dlpack(capsules.Producer(datetime.datetime_CAPI))
 
 
-@pytest.mark.parametrize("value", [None, 3, "text", object(), [1.0, 2.0]], ids=str)
+@pytest.mark.parametrize("value", [None, 3, "text", len, [1.0, 2.0]], ids=str)
 def test_not_a_producer(value):
     import dlfp4
 

@@ -210,7 +210,7 @@ def test_slices_share_memory_both_ways():
 BAD_INDICES = [
     *((i, IndexError) for i in (5, -6, (0, 6), (0, 0, -8), (0, 0, 0, 0), (..., ...), 10**30)),
     (slice(None, None, 0), ValueError),
-    *((i, (TypeError, IndexError)) for i in (1.0, "a", [0, 1], (0, [1]), np.array([0, 1]), slice(1.0), object())),
+    *((i, (TypeError, IndexError)) for i in (1.0, "a", [0, 1], (0, [1]), np.array([0, 1]), slice(1.0), len)),
 ]
 
 
