@@ -53,7 +53,7 @@ def run_kernels(session: nox.Session, folder: Path, *launcher: str, **env: str) 
 @nox.session(python=list(EXTRAS))
 def test(session: nox.Session) -> None:
     """Run the Python tests; arguments go to pytest. The CUDA kernels do not depend on Python: one build has them."""
-    on_gpu = "gpu" in session.posargs
+    on_gpu = any("gpu" in argument for argument in session.posargs)
     has_kernels = session.python == "3.11" or on_gpu
     install(session, EXTRAS[session.python], *(() if has_kernels else (HOST_ONLY,)))
     if "demo" in EXTRAS[session.python]:
@@ -73,7 +73,7 @@ def apart(session: nox.Session, requirements: list[str]) -> None:
 @nox.session
 def oldest(session: nox.Session) -> None:
     """Run the tests with the oldest NumPy and ml_dtypes that pyproject.toml admits."""
-    session.install(".[test]", STRICT, "-c", "tests/constraints-oldest.txt")
+    session.install(".[test]", STRICT, HOST_ONLY, "-c", "tests/constraints-oldest.txt")
     session.run("pytest", *session.posargs)
 
 
@@ -137,7 +137,7 @@ def sanitize(session: nox.Session) -> None:
     build_kernels(session, folder, *options)
     run_kernels(session, folder)
     session.install(
-        ".[test]", *(f"-Ccmake.define.{option[2:]}" for option in options), "-Cinstall.strip=false", *PINNED
+        ".[test]", HOST_ONLY, *(f"-Ccmake.define.{option[2:]}" for option in options), "-Cinstall.strip=false", *PINNED
     )
     libraries = [
         str(session.run("gcc", f"-print-file-name={name}", external=True, silent=True)).strip()
@@ -182,5 +182,5 @@ def bench(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """Build the documentation; a warning is an error."""
-    session.install(".[docs]", *PINNED)
+    session.install(".[docs]", HOST_ONLY, *PINNED)
     session.run("sphinx-build", "-W", "-b", "html", "docs", "docs/_build")

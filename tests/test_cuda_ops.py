@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -220,6 +221,40 @@ def test_every_code_by_float_scales_equals_the_host(axis):
         ours = host.to_device(CUDA)
         for dtype in SOURCES:
             assert host_bytes(ours.dequantize(dtype)) == host_bytes(host.dequantize(dtype)), dtype
+
+
+def extreme_blocks(source):
+    """Of 32 rows and columns each: magnitudes from subnormal ones to the largest, in steps of some binades."""
+    rng = np.random.default_rng(3)
+    limits = ml_dtypes.finfo(reference.dtype_of(source))
+    powers = np.linspace(int(limits.minexp) - limits.nmant, int(limits.maxexp) - 1, 64).round().reshape(8, 8)
+    x = rng.uniform(-2, 2, (256, 256)) * np.exp2(np.kron(powers, np.ones((32, 32))))
+    return np.clip(x, -float(limits.max), float(limits.max)).astype(reference.dtype_of(source))
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("name", FORMATS)
+def test_blocks_of_every_magnitude(name, source):
+    """Scales from the first to the last, whose products are subnormal, or rounded beyond the largest code."""
+    x = extreme_blocks(source)
+    both = [dlfp4.quantize(t, name, axis=(-1, -2)) for t in (dlfp4.asarray(x).to_device(CUDA), x)]
+    for ours, host in zip(*both, strict=True):
+        assert_equal_parts(ours, host)
+    if name.startswith("mx") and source != "float16":  # which has fewer exponents than the scales
+        scales = np.unique(both[1][0].scales.to_numpy().view(np.uint8))
+        assert scales[0] == 0
+        assert scales[-1] > 235
+
+
+@pytest.mark.parametrize("name", ["nvfp4", "mxfp6_e2m3", "mxfp8_e4m3"])
+def test_more_tiles_than_are_fetched_ahead(name):
+    """The last ones are half empty, both ways."""
+    x = np.random.default_rng(1).standard_normal((3040, 2000)).astype("float32")
+    host = dlfp4.quantize(x, name, axis=-2)
+    ours = host.to_device(CUDA)
+    assert host_bytes(ours.dequantize("bfloat16")) == host_bytes(host.dequantize("bfloat16"))
+    along = dlfp4.quantize(x[:, :1984], name)
+    assert host_bytes(along.to_device(CUDA).dequantize("bfloat16")) == host_bytes(along.dequantize("bfloat16"))
 
 
 @pytest.mark.parametrize("source", SOURCES)

@@ -286,14 +286,14 @@ __device__ inline void encode_step(const EncodeParams &p, const float *values, u
     words[1] = b >> 8 | c << 16;
     words[2] = c >> 16 | d << 8;
   } else {
-    float moved[kStep];
+    float scaled[kStep];
 #pragma unroll
-    for (int i = 0; i < kStep; ++i) moved[i] = values[i] * power;
+    for (int i = 0; i < kStep; ++i) scaled[i] = values[i] * power;
     if constexpr (kConvertsFp8) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) words[i] = bytes_of_fp8<Row>(moved + 4 * i);
+      for (int i = 0; i < 4; ++i) words[i] = bytes_of_fp8<Row>(scaled + 4 * i);
     } else {
-      encode_step_by_rule<kBits>(p, moved, words);
+      encode_step_by_rule<kBits>(p, scaled, words);
     }
   }
 }
@@ -339,7 +339,7 @@ __device__ inline void floats_of_e2m1(uint32_t word, float *values) {
   }
 }
 
-// Four codes of E2M3 or E3M2, in 24 bits, as floats in units of the power of two by which encode_step moves them.
+// Four codes of E2M3 or E3M2, in 24 bits, as floats in units of 1 / kPowerOfFp6.
 template <int Row>
 __device__ inline void floats_of_fp6(uint32_t codes, float *values) {
   const uint32_t bytes = (codes & 0x3F) | (codes << 2 & 0x3F00) | (codes << 4 & 0x3F0000) | (codes << 6 & 0x3F000000);

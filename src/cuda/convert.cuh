@@ -141,6 +141,8 @@ __device__ inline void decode_values(const DecodeParams &p) {
   for (int i = 0; i < 2; ++i)
     if (i < p.of_thread && number + i * kThreads < p.steps)
       load_codes<kBits>(p.src + (number + i * kThreads) * (kStep * kBits / 8), codes[i]);
+  const int64_t later = (int64_t{blockIdx.x} + kBlocksAhead) * kThreads * p.of_thread + threadIdx.x * p.of_thread;
+  if (later < p.steps) prefetch(p.src + later * (kStep * kBits / 8));
   table.fill();
 #pragma unroll
   for (int i = 0; i < 2; ++i) {

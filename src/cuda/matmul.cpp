@@ -61,6 +61,8 @@ PrepareParams prepare_params(const dlfp4_blocks &w, int format, int64_t rows) {
 
 // --- Shapes ------------------------------------------------------------------------------------
 
+constexpr int kNoBinary = 209;  // CUDA_ERROR_NO_BINARY_FOR_GPU
+
 // Elsewhere the kernels of all tactics but "stream" are empty.
 bool has_hopper_kernels() { return ptx_version() == 90; }
 
@@ -279,7 +281,7 @@ int dlfp4_cuda_multiply(int device, uintptr_t stream, const dlfp4_cuda_product *
   const CurrentContext context(device);
   if (context.status() != 0) return context.status();
   if (tactic < 0 || tactic >= kNumTactics || weight_kind(product->format) == kNoKind) return refuse(DLFP4_E_OPTION);
-  if (kTactics[tactic].family != kStream && !has_hopper_kernels()) return refuse(DLFP4_E_OPTION);
+  if (kTactics[tactic].family != kStream && !has_hopper_kernels()) return kNoBinary;
   if (product->x_scales && dlfp4_cuda_reads_codes(product->format, product->depth, tactic) == 0)
     return refuse(DLFP4_E_OPTION);
   if (!can_count(product->rows, product->columns, product->stored_depth)) return refuse(DLFP4_E_SHAPE);

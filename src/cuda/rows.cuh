@@ -23,22 +23,23 @@ __device__ inline uint32_t largest_of_lanes(uint32_t value, int lanes) {
 // --- Quantize --------------------------------------------------------------------------------
 
 // Sixteen values times their multiplier, as codes; zeros where the block has no finite largest magnitude. Products by
-// powers of two are exact, so that they can be part of others.
+// powers of two are exact, or so small that their code is zero: they can be part of others.
 template <int Row, int Kind>
 __device__ inline void encode_scaled(const EncodeParams &encode, const float *values, BlockScale scale,
                                      uint32_t largest, uint32_t *words) {
-  float scaled[kStep];
-#pragma unroll
-  for (int i = 0; i < kStep; ++i) scaled[i] = __fmul_rn(values[i], scale.multiplier);
-  if (largest < kNotFinite) {
-    Kind == DLFP4_POWER ? encode_step<Row>(encode, values, words, scale.multiplier)
-                        : encode_step<Row>(encode, scaled, words);
-  } else if constexpr (Kind == DLFP4_LARGEST) {
-    encode_step_by_rule<kFormats[Row].bits>(encode, scaled, words);
+  constexpr int kBits = kFormats[Row].bits;
+  const bool is_finite = largest < kNotFinite;
+  if constexpr (Kind == DLFP4_POWER) {
+    if (is_finite) return encode_step<Row>(encode, values, words, scale.multiplier);
   } else {
+    float scaled[kStep];
 #pragma unroll
-    for (int i = 0; i < kCodeWords<kFormats[Row].bits>; ++i) words[i] = 0;
+    for (int i = 0; i < kStep; ++i) scaled[i] = __fmul_rn(values[i], scale.multiplier);
+    if (is_finite) return encode_step<Row>(encode, scaled, words);
+    if constexpr (Kind == DLFP4_LARGEST) return encode_step_by_rule<kBits>(encode, scaled, words);
   }
+#pragma unroll
+  for (int i = 0; i < kCodeWords<kBits>; ++i) words[i] = 0;
 }
 
 struct StepOfLine {
@@ -218,6 +219,9 @@ __device__ inline void dequantize_rows(const DequantizeParams &p) {
   CodedStep<Row, Dst> first, second;
   first.load(p, number);
   if (p.steps == 2) second.load(p, number + blockDim.x);
+  const uint32_t later = ((blockIdx.x + kBlocksAhead) * blockDim.x + threadIdx.x) * p.steps;
+  if (later < p.walk.steps)
+    prefetch(address_of_step<kFormats[Row].bits>(p.data, p.walk.code_bytes, step_of_line(p.walk, later)));
   table.fill();
 #pragma unroll 1
   for (int i = 0; i < p.steps; ++i, first = second) first.finish(p, table, decode);

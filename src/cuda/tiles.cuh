@@ -260,7 +260,10 @@ __device__ inline void quantize_tile(const TileParams &p) {
   const Unit unit = unit_of_thread<kLanes>();
 #pragma unroll 1
   for (int column = 0; column < kTileColumns; column += kUnitColumns) {
-    column == 0 ? wait_for_copies<1>() : wait_for_copies<0>();
+    if (column == 0)
+      wait_for_copies<1>();
+    else
+      wait_for_copies<0>();
     __syncthreads();
     quantize_unit<Src, Row, BlockSize, Kind, Square, kLanes>(p, at, {unit.row, unit.column + column}, rule, &scales,
                                                              tile, staged);
@@ -414,18 +417,13 @@ __device__ inline TilePlace place_of_tile(const DequantizeParams &p, uint32_t ti
   return {tile / in_row * kTileRows, tile % in_row * kTileColumns};
 }
 
-// How many tiles ahead codes are fetched to the L2 cache: they are few beside what is stored, and would come late while
-// all blocks of threads store. A round of an H200's multiprocessors is as good as two and a half.
-constexpr uint32_t kTilesAhead = 200;
-static_assert(kThreads == 2 * kTileRows && kThreads == 2 * kTileColumns, "a thread fetches half of a line");
+static_assert(kThreads == 2 * kTileRows && kThreads == 2 * kTileColumns, "a thread prefetches half of a line");
 
-__device__ inline void prefetch(const uint8_t *from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
-
-// A tile of floats from shared memory to the result.
+// A tile's columns of floats from `first` on, as many as a pass makes, from shared memory to the result.
 template <int Bytes>
-__device__ inline void write_tile(const DequantizeParams &p, TilePlace at, const uint8_t *tile) {
-  constexpr int kInRow = kTileColumns * Bytes / 16, kRows = kThreads / kInRow;
-  const uint32_t column = threadIdx.x % kInRow * (16 / Bytes);
+__device__ inline void store_columns(const DequantizeParams &p, TilePlace at, int first, const uint8_t *tile) {
+  constexpr int kInRow = kUnitColumns * Bytes / 16, kRows = kThreads / kInRow;
+  const uint32_t column = first + threadIdx.x % kInRow * (16 / Bytes);
   const uint32_t row = threadIdx.x / kInRow % kRows;  // says that it is less: places are known but for a few bits then
   const uint32_t rows = static_cast<uint32_t>(p.length) - at.row;
   uint8_t *to = p.dst + (int64_t{at.row + row} * p.step + (at.column + column)) * Bytes;
@@ -439,7 +437,7 @@ __device__ inline void write_tile(const DequantizeParams &p, TilePlace at, const
 
 // Two columns' values of sixteen rows, to shared memory.
 template <int Dst>
-__device__ inline void write_columns(uint8_t *tile, Unit unit, const float (*values)[kStep], bool special) {
+__device__ inline void stage_columns(uint8_t *tile, Unit unit, const float (*values)[kStep], bool special) {
   constexpr int kBytes = kFloatBytes<Dst>, kHalf = kStep / 2;
   uint8_t *const to = tile + place_in_tile<kBytes, kTileColumns>(unit.row, unit.column);
 #pragma unroll
@@ -468,7 +466,7 @@ __device__ inline void dequantize_tile(const DequantizeParams &p) {
   static_assert(sizeof(Values<Row>) <= kTileRuleBytes, "");
   Values<Row> &table = *reinterpret_cast<Values<Row> *>(shared_memory);
   uint8_t *const tile = shared_memory + kTileRuleBytes;
-  const TilePlace at = place_of_tile(p, blockIdx.x), later = place_of_tile(p, blockIdx.x + kTilesAhead);
+  const TilePlace at = place_of_tile(p, blockIdx.x), later = place_of_tile(p, blockIdx.x + kBlocksAhead);
   const Unit unit = unit_of_thread<kLanesOfSegment>();
   const uint32_t first = min((at.row + unit.row) / kStep, (static_cast<uint32_t>(p.length) - 1) / kStep) * kStep;
   const float decode = load_or_one(p.decode);
@@ -494,10 +492,10 @@ __device__ inline void dequantize_tile(const DequantizeParams &p) {
 #pragma unroll
     for (int k = 0; k < 2; ++k)
       special |= decode_step(table, codes[2 * i + k], decode_fast(p.kind, scales[2 * i + k], decode), values[k]);
-    write_columns<Dst>(tile, {unit.row, unit.column + i * kUnitColumns}, values, special);
+    stage_columns<Dst>(tile, {unit.row, unit.column + i * kUnitColumns}, values, special);
+    __syncthreads();
+    store_columns<kFloatBytes<Dst>>(p, at, i * kUnitColumns, tile);
   }
-  __syncthreads();
-  write_tile<kFloatBytes<Dst>>(p, at, tile);
 }
 
 // Lines that are columns of the codes' memory too, a byte an element, with scales of 32 elements and more: sixteen
@@ -510,7 +508,7 @@ __device__ inline void dequantize_across(const DequantizeParams &p) {
   static_assert(Values<Row>::kUnit == 1, "scales are those of values");
   __shared__ Values<Row> table;
   __shared__ StepFloats<kSteps> scales[kPasses];
-  const TilePlace at = place_of_tile(p, blockIdx.x), later = place_of_tile(p, blockIdx.x + kTilesAhead);
+  const TilePlace at = place_of_tile(p, blockIdx.x), later = place_of_tile(p, blockIdx.x + kBlocksAhead);
   const uint32_t lines = static_cast<uint32_t>(p.lines), length = static_cast<uint32_t>(p.length);
   const uint32_t step = threadIdx.x % kSteps, line = at.column + step * kStep, first = at.row + threadIdx.x / kSteps;
   const float decode = load_or_one(p.decode);
