@@ -1,4 +1,5 @@
-// Checks which kernels each device gets, without a GPU: launch.cpp on a driver and a build's image that are made here.
+// Checks which kernels each device gets, without a GPU: launch.cpp, and the products that need kernels compiled for a
+// GPU, on a driver and a build's image that are made here.
 // Layout: an image says which devices it serves; a library remembers its image; a kernel its library and number.
 // Trick: the driver is a table of functions, so that the linker takes this file's instead of driver.cpp.
 #if defined(__GNUC__)
@@ -13,6 +14,7 @@
 #include "cuda/context.h"
 #include "cuda/kernels.h"
 #include "cuda/launch.h"
+#include "formats.h"
 #include "support.h"
 
 namespace dlfp4 {
@@ -138,6 +140,11 @@ CUresult get_device_attribute(int *value, int, CUdevice) {
   return 0;
 }
 
+CUresult describe_tensor(void *, int, uint32_t, void *, const uint64_t *, const uint64_t *, const uint32_t *,
+                         const uint32_t *, int, int, int, int) {
+  return 0;
+}
+
 Driver make_driver() {
   Driver driver = {};
   driver.cuCtxGetDevice = get_device;
@@ -150,6 +157,7 @@ Driver make_driver() {
   driver.cuKernelGetAttribute = get_attribute;
   driver.cuKernelSetAttribute = set_attribute;
   driver.cuLaunchKernelEx = launch_kernel;
+  driver.cuTensorMapEncodeTiled = describe_tensor;
   return driver;
 }
 
@@ -292,6 +300,33 @@ void test_devices_beyond_the_table() {
   check_unloaded(kUnloaded, "at the end");
 }
 
+// Of an image for every GPU the kernels of the other tactics are empty: nothing is launched.
+void test_products() {
+  int tactics[64], all = 0;
+  dlfp4_cuda_product product = {};
+  product.format = DLFP4_FORMAT_nvfp4;
+  product.rows = 64;
+  product.columns = product.depth = product.stored_depth = product.x_stride = product.y_stride = 512;
+  product.y_bytes = 2;
+  while (dlfp4_cuda_tactic_name(all)) ++all;
+  const struct {
+    const char *name;
+    int device;
+    bool has_all;
+  } rows[] = {{"PTX", kServed, false}, {"its own", kUnserved, true}};
+  for (const auto &row : rows) {
+    int count = 0;
+    check(dlfp4_cuda_find_tactics(row.device, product.format, 64, 512, 512, tactics, 64, &count) == 0, "tactics",
+          row.name);
+    check(row.has_all ? count > 1 : count == 1 && tactics[0] == 0, "what is offered", row.name);
+    for (int tactic = 0; tactic < all; ++tactic) {
+      const int before = launches, status = dlfp4_cuda_multiply(row.device, 0, &product, tactic);
+      const bool is_there = row.has_all || tactic == 0;
+      check(status == (is_there ? 0 : kNoBinary) && launches == before + is_there, "a product", row.name);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace cuda
 }  // namespace dlfp4
@@ -306,5 +341,6 @@ int main() {
   test_shared_memory();
   test_threads();
   test_devices_beyond_the_table();
+  test_products();
   return report();
 }
