@@ -124,8 +124,8 @@ cdef Tensor prepare_out(out, Tensor source, int row):
     if self.dl.ndim != source.dl.ndim or memcmp(self.dl.shape, source.dl.shape, self.dl.ndim * sizeof(int64_t)):
         raise ValueError(f"out has shape {shape_of(self)}, the result has {shape_of(source)}")
     if overlaps(self, source) and not same_places(self, source):
-        raise ValueError("out overlaps the input; in place works where every element keeps its bytes, "
-                         "otherwise give other memory")
+        refuse_overlap(self, source, "out overlaps the input; in place works where every element keeps its bytes, "
+                                     "otherwise give other memory")
     return self
 
 
@@ -158,6 +158,13 @@ cdef bint overlaps(Tensor a, Tensor b) noexcept nogil:
     fill_byte_range(&a.dl, storage_bits(a), &a_low, &a_high)
     fill_byte_range(&b.dl, storage_bits(b), &b_low, &b_high)
     return a_low < b_high and b_low < a_high
+
+
+cdef int refuse_overlap(Tensor out, Tensor given, str message) except -1:
+    """ValueError; but where the memory of one is gone, the other may lie there by chance, and that is the error."""
+    secure(out)
+    secure(given)
+    raise ValueError(message)
 
 
 cdef bint same_places(Tensor a, Tensor b) noexcept nogil:

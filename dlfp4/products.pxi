@@ -430,6 +430,6 @@ def _check_result(out, shape, dtype, inputs):
         for part in ((x.data, x.scales) if type(x) is ScaledTensor else (x,)):
             check_beside(result, part)
             if overlaps(result, part):
-                raise ValueError("out overlaps an input; give other memory")
+                refuse_overlap(result, part, "out overlaps an input; give other memory")
     if result.dl.ndim > 2 and not is_compact_tensor(result):
         raise ValueError(f"out has strides {strides_of(result)}; with more than two dimensions it must be compact")

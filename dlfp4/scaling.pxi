@@ -301,7 +301,7 @@ cdef int check_out_part(Tensor self, str name, Tensor source) except -1:
         raise BufferError(f"out's {name} is read-only; give writable memory")
     check_beside(self, source)
     if overlaps(self, source):
-        raise ValueError(f"out's {name} overlaps the input; give other memory")
+        refuse_overlap(self, source, f"out's {name} overlaps the input; give other memory")
     return 0
 
 
@@ -531,12 +531,14 @@ cdef Tensor allocate_values(ScaledTensor source, int row, int64_t stream):
 
 
 cdef Tensor check_result(Tensor self, ScaledTensor source, int row):
+    cdef Tensor part
     check_writable(self, row)
     check_beside(self, source.data)
     if not has_shape(self, source.shape):
         raise ValueError(f"out has shape {shape_of(self)}, the result has {source.shape}")
-    if overlaps(self, source.data) or overlaps(self, source.scales):
-        raise ValueError("out overlaps the quantized tensor; give other memory")
+    part = source.scales if overlaps(self, source.scales) else source.data
+    if overlaps(self, part):
+        refuse_overlap(self, part, "out overlaps the quantized tensor; give other memory")
     return self
 
 

@@ -581,6 +581,35 @@ def test_parts_that_torch_took_away_are_never_read(part):
             use()
 
 
+def test_memory_that_is_gone_overlaps_nothing():
+    """What lies there now is another tensor's: the error is that the first one's is gone."""
+    torch = framework("torch")
+    memory = torch.arange(1024, dtype=torch.float32)
+
+    def borrowed(elements):
+        part = memory[:elements]
+        tensor = dlfp4.from_dlpack(part)
+        part.set_()
+        return tensor
+
+    scale = memory[7]
+    parts = torch.zeros(4, 64, dtype=torch.uint8), torch.zeros(4, 8, dtype=torch.uint8), scale
+    q = dlfp4.ScaledTensor.from_parts(*parts, format="nvfp4")
+    scale.set_()
+    given = dlfp4.quantize(memory.reshape(4, 256), "mxfp4")
+    half = dlfp4.ScaledTensor.from_parts(
+        memory[:64].view(torch.uint8).reshape(4, 64), given.scales[:, :4], format="mxfp4"
+    )
+    for use in (
+        lambda: dlfp4.quantize(memory[:512].reshape(4, 128), "nvfp4", out=q),
+        lambda: dlfp4.cast(memory[4:20], "float32", out=borrowed(16)),
+        lambda: dlfp4.dequantize(half, out=borrowed(512).reshape((4, 128))),
+        lambda: dlfp4.matmul(memory[:512].reshape(4, 128), half.mT, out=borrowed(16).reshape((4, 4))),
+    ):
+        with pytest.raises(BufferError, match="import it again"):
+            use()
+
+
 HAND_ON = {
     "to_numpy": lambda tensor: tensor.to_numpy(),
     "capsule": np.from_dlpack,
