@@ -417,7 +417,6 @@ __device__ inline TilePlace place_of_tile(const DequantizeParams &p, uint32_t ti
   return {tile / in_row * kTileRows, tile % in_row * kTileColumns};
 }
 
-constexpr uint32_t kTilesAhead = kBlocksAhead * 2 / 3;  // a tile takes longer than other blocks of threads do
 static_assert(kThreads == 2 * kTileRows && kThreads == 2 * kTileColumns, "a thread prefetches half of a line");
 
 // A tile's columns of floats from `first` on, as many as a pass makes, from shared memory to the result.
@@ -467,7 +466,7 @@ __device__ inline void dequantize_tile(const DequantizeParams &p) {
   static_assert(sizeof(Values<Row>) <= kTileRuleBytes, "");
   Values<Row> &table = *reinterpret_cast<Values<Row> *>(shared_memory);
   uint8_t *const tile = shared_memory + kTileRuleBytes;
-  const TilePlace at = place_of_tile(p, blockIdx.x), later = place_of_tile(p, blockIdx.x + kTilesAhead);
+  const TilePlace at = place_of_tile(p, blockIdx.x), later = place_of_tile(p, blockIdx.x + kBlocksAhead);
   const Unit unit = unit_of_thread<kLanesOfSegment>();
   const uint32_t first = min((at.row + unit.row) / kStep, (static_cast<uint32_t>(p.length) - 1) / kStep) * kStep;
   const float decode = load_or_one(p.decode);
@@ -509,7 +508,7 @@ __device__ inline void dequantize_across(const DequantizeParams &p) {
   static_assert(Values<Row>::kUnit == 1, "scales are those of values");
   __shared__ Values<Row> table;
   __shared__ StepFloats<kSteps> scales[kPasses];
-  const TilePlace at = place_of_tile(p, blockIdx.x), later = place_of_tile(p, blockIdx.x + kTilesAhead);
+  const TilePlace at = place_of_tile(p, blockIdx.x), later = place_of_tile(p, blockIdx.x + kBlocksAhead);
   const uint32_t lines = static_cast<uint32_t>(p.lines), length = static_cast<uint32_t>(p.length);
   const uint32_t step = threadIdx.x % kSteps, line = at.column + step * kStep, first = at.row + threadIdx.x / kSteps;
   const float decode = load_or_one(p.decode);
