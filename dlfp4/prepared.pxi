@@ -21,7 +21,7 @@ cdef ScaledTensor prepare_tensor(ScaledTensor self):
 
 
 cdef ScaledTensor prepare_on_cuda(ScaledTensor source):
-    """Prepared if the form can hold every code and scale exactly, else the tensor itself.
+    """Prepared if the form can hold every value exactly, else the tensor itself.
 
     Waits for the device, to look at the scales and at the end: products read weights before the kernel before them has
     ended, so it must not be this one.
@@ -87,7 +87,7 @@ def _restored(ScaledTensor x, stream):
 
 
 cdef ScaledTensor restore(ScaledTensor self, given=None):
-    """The inverse of prepare_on_cuda: the same codes and scales, the latter linear."""
+    """The inverse of prepare_on_cuda: the same codes, but for those worth zero, and the same scales, linear."""
     if self.axis == -2:
         return restore(self.mT, given).mT
     cdef Prepared prepared = self.prepared

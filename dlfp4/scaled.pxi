@@ -177,10 +177,11 @@ cdef class ScaledTensor:
 
         On a CUDA device nvfp4, mxfp4, mxfp8_e4m3 and fp8_e4m3 with blocks along rows take the order in which the
         matrix kernels read them; this waits for the device. The result serves wherever the tensor does, and
-        ``with_scale_layout("linear")`` gives the same codes and scales back. A tensor that this order cannot hold
-        exactly comes back with linear scales: NaN or negative scales, zero scales over codes other than zero,
-        power-of-two scales above 2**123 or more than 2**120 apart, NaN elements. So do other formats, and all on the
-        host. A tensor of more than two dimensions with blocks along axis -2 stays as it is.
+        ``with_scale_layout("linear")`` gives the same codes and scales back; of codes under a zero scale, which are
+        worth zero, it gives zeros of the same signs. A tensor that this order cannot hold exactly comes back with
+        linear scales: NaN or negative scales, power-of-two scales above 2**123 or more than 2**120 apart, NaN elements.
+        So do other formats, and all on the host. A tensor of more than two dimensions with blocks along axis -2 stays
+        as it is.
 
         Returns
         -------

@@ -107,6 +107,7 @@ SHAPES_OF_TACTICS = [
     (1, 264, 512), (3, 272, 14336), (8, 272, 4352), (9, 130, 8288), (16, 4096, 1024), (33, 520, 2048), (129, 384, 1536),
     (130, 392, 704), (257, 16384, 64), (300, 1088, 768), (1100, 14336, 128), (4097, 256, 256), (5, 64, 64),
     (1100, 14336, 704),  # all that the walk has: rests of rows, whole tiles, tiles that clusters share
+    (16, 6416, 8192), (80, 8192, 4096),  # of "stream", fewer warps and fewer tiles, for which there is shared memory
 ]  # fmt: skip
 
 

@@ -40,28 +40,7 @@ __device__ inline void let_next_kernel_start() {
 #endif
 }
 
-// --- Loads that are used once, or left out without a branch --------------------------------------
-
-__device__ inline void load_once(const uint8_t *from, bool wanted, uint32_t (&to)[1]) {
-  asm volatile("{.reg .pred wanted; setp.ne.b32 wanted, %2, 0; @wanted ld.global.nc.L1::no_allocate.u32 %0, [%1];}"
-               : "+r"(to[0])
-               : "l"(from), "r"(static_cast<int>(wanted)));
-}
-
-__device__ inline void load_once(const uint8_t *from, bool wanted, uint32_t (&to)[2]) {
-  asm volatile(
-      "{.reg .pred wanted; setp.ne.b32 wanted, %3, 0; @wanted ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];}"
-      : "+r"(to[0]), "+r"(to[1])
-      : "l"(from), "r"(static_cast<int>(wanted)));
-}
-
-__device__ inline void load_once_16(const uint8_t *from, bool wanted, uint32_t *to) {
-  asm volatile(
-      "{.reg .pred wanted; setp.ne.b32 wanted, %5, 0;\n"
-      "@wanted ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];}"
-      : "+r"(to[0]), "+r"(to[1]), "+r"(to[2]), "+r"(to[3])
-      : "l"(from), "r"(static_cast<int>(wanted)));
-}
+// --- Shared memory ---------------------------------------------------------------------------
 
 __device__ inline void load_shared(uint32_t address, uint32_t (&to)[1]) {
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(to[0]) : "r"(address));
@@ -77,6 +56,12 @@ __device__ inline void load_shared_16(uint32_t address, uint32_t *to) {
                : "r"(address));
 }
 
+__device__ inline void load_shared_16(uint32_t address, float *to) {
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(to[0]), "=f"(to[1]), "=f"(to[2]), "=f"(to[3])
+               : "r"(address));
+}
+
 // The byte's sign is the result's.
 __device__ inline uint32_t load_shared_byte(uint32_t address) {
   uint32_t value;
@@ -87,6 +72,12 @@ __device__ inline uint32_t load_shared_byte(uint32_t address) {
 __device__ inline void store_shared_16(uint32_t address, const uint32_t *from) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(from[0]), "r"(from[1]), "r"(from[2]),
                "r"(from[3])
+               : "memory");
+}
+
+__device__ inline void store_shared_16(uint32_t address, const float *from) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(from[0]), "f"(from[1]), "f"(from[2]),
+               "f"(from[3])
                : "memory");
 }
 

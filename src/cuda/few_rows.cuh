@@ -1,9 +1,9 @@
 // y = x @ w.T for up to 16 rows of x: the weights pass once, as fast as memory gives them.
 // Layout: a block of threads has some tiles of 16 rows of w and all of K; its warps share K in slices.
-// Trick: a warp's next weights are under way while it multiplies, to its own shared memory, or to registers where 16
-// rows of x leave no room for them; the first begin before the kernel that makes x has ended. x waits in shared memory,
-// where a quantized one becomes bfloat16, and then in registers. Sums meet once, in shared memory, in the order of the
-// warps.
+// Trick: a warp's next weights are under way to its own shared memory while it multiplies, the first of them before the
+// kernel that makes x has ended. x waits in shared memory, where a quantized one becomes bfloat16, and then in
+// registers. Sums meet once, in shared memory, in the order of the warps. Instructions are what is scarce: what a turn
+// of the loop needs stays in registers, and what lies in shared memory lies so that addresses are sums of constants.
 #ifndef DLFP4_SRC_CUDA_FEW_ROWS_CUH_
 #define DLFP4_SRC_CUDA_FEW_ROWS_CUH_
 
@@ -20,11 +20,10 @@ class FewRows {
   static_assert(!IsCoded || (Kind != kMxfp8 && Type == kBfloat16), "");
   static constexpr WeightLayout kLayout = weight_layout(Kind);
   static constexpr int kBlocks = slice_blocks(kLayout.bits);
-  static constexpr int kChunks = kBlocks * kBlockK / 8;  // of 16 bytes, in a row of a slice
+  static constexpr int kChunks = kBlocks * kBlockK / 8, kRowBytes = kChunks * 16;  // of a row of a slice
   static constexpr int kRows = 8 * Eights;
   static constexpr int kSums = kRows * kTile;  // of a tile
   static constexpr int kTileCodes = kLayout.words() * 4 * kWarpSize, kTileScales = kTile * kLayout.groups();
-  static constexpr bool kIsStaged = has_stage(Eights);  // else weights go to registers
 
   // Of one tile and slice.
   struct Words {
@@ -38,34 +37,32 @@ class FewRows {
 
   const StreamParams &p_;
   const ProductParams &q_;
-  const int lane_ = threadIdx.x % kWarpSize, warp_ = threadIdx.x / kWarpSize, warps_ = blockDim.x / kWarpSize;
+  const uint32_t lane_ = read_lane();
+  const int warp_ = __shfl_sync(~0u, static_cast<int>(threadIdx.x / kWarpSize), 0), warps_ = blockDim.x / kWarpSize;
   const int first_tile_ = blockIdx.x * p_.tiles, tiles_ = min(p_.tiles, count_tiles(q_.columns) - first_tile_);
   const int first_row_ = blockIdx.y * kRows;
-  const int slices_ = p_.slices_of_warp - (warp_ >= p_.full_warps);
-  uint32_t x_, stage_;  // this warp's slice of x, and weights
-  float *sums_;         // this warp's
+  const int slices_ = held(p_.slices_of_warp - (warp_ >= p_.full_warps)), blocks_of_warps_ = held(warps_ * kBlocks);
+  const uint32_t x_ = held(shared_address(shared_memory) + warp_ * p_.memory.bytes);  // this warp's slice of x
+  const uint32_t stage_ = held(x_ + p_.memory.stage + lane_ * 16);                    // this lane's codes
+  const uint32_t scale_offset_ = held(lane_ / (kTileScales / 16) * kLayout.bytes() + lane_ % (kTileScales / 16) * 16);
+  uint32_t staged_scales_, sums_;  // this lane's
   Next next_;
   int slice_ = 0, tile_ = 0;
   uint32_t operands_[Eights][kBlocks * kSteps * 2];
 
  public:
-  __device__ explicit FewRows(const StreamParams &p) : p_(p), q_(p.product) {
-    uint8_t *own = shared_memory + warp_ * p.memory.bytes;
-    x_ = shared_address(own);
-    stage_ = x_ + p.memory.stage;
-    sums_ = reinterpret_cast<float *>(own + p.memory.sums);
-    next_.block = warp_ * kBlocks;
-  }
+  __device__ explicit FewRows(const StreamParams &p) : p_(p), q_(p.product) { next_.block = warp_ * kBlocks; }
 
   __device__ void run() {
-    Words words = {};
-    kIsStaged ? copy_next() : load_next(words);
+    copy_next();
     let_next_kernel_start();
+    staged_scales_ = held(x_ + p_.memory.stage + kBlocks * kTileCodes + lane_ / 4 * (2 * kLayout.groups()));
+    sums_ = held(x_ + p_.memory.sums + slot(lane_ >> 2, lane_ & 3) * 16);
     wait_for_kernel_before();
     if (threadIdx.x == 0) copy_factors();
     copy_x(0);
     for (; slice_ < slices_; ++slice_)
-      for (tile_ = 0; tile_ < tiles_; ++tile_) do_tile(words);
+      for (tile_ = 0; tile_ < tiles_; ++tile_) do_tile();
     __syncthreads();
     store(Finish(q_, factors()));
   }
@@ -73,77 +70,67 @@ class FewRows {
  private:
   __device__ static int count_tiles(uint32_t columns) { return (columns + kTile - 1) / kTile; }
 
+  // A value that stays in a register, instead of being computed anew in each turn of the loop.
+  __device__ static uint32_t held(uint32_t value) {
+    asm volatile("" : "+r"(value));
+    return value;
+  }
+
   // --- Weights
 
   // Of the next tile, in its first block; other blocks of the slice follow in steps of a block's bytes.
   __device__ const uint8_t *next_codes() const {
-    return next_block() + (first_tile_ + next_.tile) % uint32_t{kTilesInBlock} * kTileCodes;
+    const uint32_t row = next_tile() / kTilesInBlock;
+    return q_.weights + uint64_t{row * q_.blocks_in_row + next_.block} * kLayout.bytes() +
+           next_tile() % kTilesInBlock * kTileCodes;
   }
-  __device__ const uint8_t *next_scales() const {
-    return next_block() + kLayout.code_bytes() + (first_tile_ + next_.tile) % uint32_t{kTilesInBlock} * kTileScales;
-  }
-  __device__ const uint8_t *next_block() const {
-    const uint32_t row = (first_tile_ + next_.tile) / uint32_t{kTilesInBlock};
-    return q_.weights + uint64_t{row * q_.blocks_in_row + next_.block} * kLayout.bytes();
+  __device__ uint32_t next_tile() const { return first_tile_ + next_.tile; }
+
+  // From codes of the next tile to its scales.
+  __device__ uint32_t next_scales() const {
+    return kLayout.code_bytes() - next_tile() % kTilesInBlock * (kTileCodes - kTileScales);
   }
 
   __device__ void advance_next() {
     const bool is_last = ++next_.tile == tiles_;
     next_.tile = is_last ? 0 : next_.tile;
     next_.slice += is_last;
-    next_.block += is_last ? warps_ * kBlocks : 0;
+    next_.block += is_last ? blocks_of_warps_ : 0;
   }
 
-  // To the stage, as one group of copies; an empty one where no weights are left.
+  // To the stage, as one group of copies; zeros where no weights are left.
   __device__ void copy_next() {
-    constexpr int kScaleChunks = kTileScales / 16;
-    if (next_.slice < slices_) {
-      const uint8_t *codes = next_codes() + lane_ * 16;
+    const uint8_t *codes = next_codes();
+    const uint8_t *scales = codes + (next_scales() + scale_offset_);
+    const bool wanted = next_.slice < slices_;
+    codes += lane_ * 16;
 #pragma unroll
-      for (int b = 0; b < kBlocks; ++b)
+    for (int b = 0; b < kBlocks; ++b)
 #pragma unroll
-        for (int i = 0; i < kTileCodes; i += 16 * kWarpSize)
-          copy_16(stage_ + b * kTileCodes + i + lane_ * 16, codes + b * kLayout.bytes() + i, true);
-      if (lane_ < kBlocks * kScaleChunks)
-        copy_16(stage_ + kBlocks * kTileCodes + lane_ * 16,
-                next_scales() + lane_ / kScaleChunks * kLayout.bytes() + lane_ % kScaleChunks * 16, true);
-      advance_next();
-    }
+      for (int i = 0; i < kTileCodes; i += 16 * kWarpSize)
+        copy_16(stage_ + b * kTileCodes + i, codes + b * kLayout.bytes() + i, wanted);
+    if (lane_ < kBlocks * (kTileScales / 16)) copy_16(stage_ + kBlocks * kTileCodes, scales, wanted);
     commit_copies();
+    advance_next();
   }
 
   __device__ void take_stage(Words &words) const {
-    const uint32_t codes = stage_ + lane_ * 16;
-    const uint32_t scales = stage_ + kBlocks * kTileCodes + (lane_ >> 2) * (2 * kLayout.groups());
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
 #pragma unroll
       for (int i = 0; i < kLayout.words(); i += 4)
-        load_shared_16(codes + b * kTileCodes + i * 4 * kWarpSize, words.of_block[b].codes + i);
-      load_shared(scales + b * kTileScales, words.of_block[b].scales);
+        load_shared_16(stage_ + b * kTileCodes + i * 4 * kWarpSize, words.of_block[b].codes + i);
+      load_shared(staged_scales_ + b * kTileScales, words.of_block[b].scales);
     }
     __syncwarp();
   }
 
-  // Without a branch, so that loads in flight are not waited for where ways meet.
-  __device__ void load_next(Words &words) {
-    const uint8_t *codes = next_codes() + lane_ * 16, *scales = next_scales() + (lane_ >> 2) * (2 * kLayout.groups());
-    const bool wanted = next_.slice < slices_;
-#pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
-#pragma unroll
-      for (int i = 0; i < kLayout.words(); i += 4)
-        load_once_16(codes + b * kLayout.bytes() + i * 4 * kWarpSize, wanted, words.of_block[b].codes + i);
-      load_once(scales + b * kLayout.bytes(), wanted, words.of_block[b].scales);
-    }
-    advance_next();
-  }
-
   // --- x
 
-  // Where 16 bytes of a row of x lie: swizzled, so that eight rows meet in eight different banks.
+  // Where 16 bytes of a row of x lie: swizzled, so that eight rows meet in eight different banks. A line of the cache
+  // still becomes a line of shared memory; rows 16 bytes further apart instead, of which it fills two, took 2 us more.
   __device__ uint32_t x_address(int row, int chunk) const {
-    return ((x_ + chunk * 16) ^ row % 8 * 16) + row * (kChunks * 16);
+    return ((x_ + chunk * 16) ^ row % 8 * 16) + row * kRowBytes;
   }
 
   // A slice, as one group of copies; an empty one where there is none.
@@ -157,20 +144,33 @@ class FewRows {
     commit_copies();
   }
 
+  // Four rows at a time, eight lanes each.
   __device__ void copy_values(int slice) const {
-    const int in_row = slice * kChunks + lane_ % kChunks, row = lane_ / kChunks;
-    const uint8_t *from = q_.x + (first_row_ + row) * q_.x_stride + in_row * 16;
-    const bool in_depth = in_row * 8 < q_.depth;
+    if ((slice + 1) * kChunks * 8 <= q_.depth)
+      copy_rows<true>(slice * kChunks);
+    else
+      copy_rows<false>(slice * kChunks);
+  }
+
+  // Zeros beyond M and, if the slice is not whole, beyond K.
+  template <bool IsWhole>
+  __device__ void copy_rows(int first_chunk) const {
+    constexpr uint32_t kLanes = 8, kAtOnce = kWarpSize / kLanes;
+    const int row = lane_ / kLanes, chunk = lane_ % kLanes, left = q_.rows - first_row_ - row;
+    const uint8_t *from = q_.x + (first_row_ + row) * q_.x_stride + (first_chunk + chunk) * 16;
+    const uint32_t to = x_address(row, chunk);
 #pragma unroll
-    for (int in_slice = 0; in_slice < kRows; in_slice += kWarpSize / kChunks) {
-      const bool there = in_depth && first_row_ + row + in_slice < q_.rows;
-      copy_16(x_address(row + in_slice, lane_ % kChunks), from, there);
-      from += kWarpSize / kChunks * q_.x_stride;
+    for (int rows = 0; rows < kRows; rows += kAtOnce) {
+#pragma unroll
+      for (int i = 0; i < kChunks; i += kLanes)
+        copy_16((to ^ rows % 8 * 16) + rows * kRowBytes + i * 16, from + i * 16,
+                rows < left && (IsWhole || (first_chunk + chunk + i) * 8 < q_.depth));
+      from += kAtOnce * q_.x_stride;
     }
   }
 
   // Where the codes of a row lie, then its scales: behind what decode_x writes before it reads them.
-  __device__ uint32_t codes_address(int row) const { return x_ + kRows * (kChunks * 16 - kCodedRow) + row * kCodedRow; }
+  __device__ uint32_t codes_address(int row) const { return x_ + kRows * (kRowBytes - kCodedRow) + row * kCodedRow; }
 
   // K has no tail: it is whole slices.
   __device__ void copy_codes(int slice) const {
@@ -205,7 +205,7 @@ class FewRows {
       const uint32_t scale = load_shared_byte(scales + row * kCodedRow);
       __syncwarp();
       decode_neighbours<Kind>(codes, scale, q_.shifts, values);
-      const uint32_t chunk = (to ^ row % 8 * 16) + row * (kChunks * 16);  // as x_address; its neighbour's is ^ 16
+      const uint32_t chunk = (to ^ row % 8 * 16) + row * kRowBytes;  // as x_address; its neighbour's is ^ 16
       store_shared_16(chunk, values);
       store_shared_16(chunk ^ 16, values + 4);
     }
@@ -214,14 +214,12 @@ class FewRows {
 
   __device__ void take_x() {
     if constexpr (IsCoded) decode_x();
+    const uint32_t first = x_address(lane_ & 7, lane_ >> 3);
 #pragma unroll
-    for (int n = 0; n < Eights; ++n) {
-      const uint32_t first = x_address(n * 8 + (lane_ & 7), lane_ >> 3);
+    for (int n = 0; n < Eights; ++n)
 #pragma unroll
-      for (int i = 0; i < kBlocks * kSteps / 2;
-           ++i)  // four chunks at a time; x_address of the fifth is the first's ^ 64
-        load_matrices((first ^ i % 2 * 64) + i / 2 * 128, &operands_[n][4 * i]);
-    }
+      for (int i = 0; i < kBlocks * kSteps / 2; ++i)  // four chunks at a time
+        load_matrices((first ^ i % 2 * 64) + n * 8 * kRowBytes + i / 2 * 128, &operands_[n][4 * i]);
     __syncwarp();
   }
 
@@ -239,24 +237,25 @@ class FewRows {
 
   // --- Products
 
-  // Weights of a tile come before x of the next slice, which may take until the tile has been multiplied.
-  __device__ void wait_for_copies_of_tile() const {
-    if (kIsStaged && tile_ == 1)
-      wait_for_copies<1>();
-    else
+  // Of the first tile's copies, weights come before x of the next slice, which may take until the next tile is done.
+  __device__ void do_tile() {
+    if (tile_ == 0) {
       wait_for_copies<0>();
-    __syncwarp();
-  }
-
-  __device__ void do_tile(Words &words) {
-    if (kIsStaged || tile_ == 0) wait_for_copies_of_tile();
-    if (tile_ == 0) take_x();
-    if constexpr (kIsStaged) {
-      take_stage(words);
-      copy_next();
+      __syncwarp();
+      take_x();
+    } else {
+      wait_for_copies<1>();
+      __syncwarp();
     }
-    if (tile_ == 0) copy_x(slice_ + 1);
-    float sums[Eights][2][4] = {};
+    Words words;
+    take_stage(words);
+    copy_next();
+    if (tile_ == 0)
+      copy_x(slice_ + 1);
+    else
+      commit_copies();
+    float sums[Eights][4] = {}, more[Eights][4] = {};  // two chains
+    if (slice_ > 0) take_sums(sums);
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
       uint32_t weights[4 * kSteps];
@@ -264,25 +263,33 @@ class FewRows {
 #pragma unroll
       for (int step = 0; step < kSteps; ++step)
 #pragma unroll
-        for (int n = 0; n < Eights; ++n)  // of eight rows, two chains of sums
-          multiply_tile<Type>(sums[n][Eights == 1 ? step & 1 : 0], weights + 4 * step,
-                              &operands_[n][(b * kSteps + step) * 2]);
+        for (int n = 0; n < Eights; ++n)
+          multiply_tile<Type>(step % 2 ? more[n] : sums[n], weights + 4 * step, &operands_[n][(b * kSteps + step) * 2]);
     }
-    if constexpr (!kIsStaged) load_next(words);
-    keep(sums);
-  }
-
-  // Adds to the slices before, again without a branch.
-  __device__ void keep(const float (&sums)[Eights][2][4]) const {
-    float *to = sums_ + tile_ * kSums + (lane_ & 3) * 2 * kTile + (lane_ >> 2);
 #pragma unroll
     for (int n = 0; n < Eights; ++n)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        float *place = to + (n * 8 + (i & 1)) * kTile + (i >> 1) * 8;
-        const float sum = Eights == 1 ? sums[n][0][i] + sums[n][1][i] : sums[n][0][i];
-        *place = sum + (slice_ > 0 ? *place : 0);
-      }
+      for (int i = 0; i < 4; ++i) sums[n][i] += more[n][i];
+    keep_sums(sums);
+  }
+
+  // --- Sums: a lane's four of eight rows side by side
+
+  // Where those of a column and a pair of rows lie, so that neither lanes that keep theirs nor columns of a row meet in
+  // a bank.
+  __device__ static int slot(int column, int pair) { return (column + 2 * pair) % 8 + 8 * pair; }
+
+  __device__ uint32_t address_of_sums(int eight) const { return sums_ + (tile_ * kSums + eight * 8 * kTile) * 4; }
+
+  // Of the slices before.
+  __device__ void take_sums(float (&sums)[Eights][4]) const {
+#pragma unroll
+    for (int n = 0; n < Eights; ++n) load_shared_16(address_of_sums(n), sums[n]);
+  }
+
+  __device__ void keep_sums(const float (&sums)[Eights][4]) const {
+#pragma unroll
+    for (int n = 0; n < Eights; ++n) store_shared_16(address_of_sums(n), sums[n]);
   }
 
   // One of all warps' sums, in their order.
@@ -300,9 +307,11 @@ class FewRows {
   __device__ void store(const Finish &finish) const {
     const float *first = reinterpret_cast<const float *>(shared_memory + p_.memory.sums);
     for (uint32_t i = threadIdx.x; i < tiles_ * kSums; i += blockDim.x) {
-      const int row = first_row_ + i % kSums / kTile, column = (first_tile_ + i / kSums) * kTile + i % kTile;
-      if (row < q_.rows && column < q_.columns)
-        store_result(q_, row, column, finish(sum_of_warps(first + i, p_.memory.bytes / 4)));
+      const int tile = i / kSums, row = i % kSums / kTile, column = i % kTile;
+      const int at = tile * kSums + row / 8 * 8 * kTile + slot(column % 8, row % 8 / 2) * 4 + row % 2 + column / 8 * 2;
+      const int y_row = first_row_ + row, y_column = (first_tile_ + tile) * kTile + column;
+      if (y_row < q_.rows && y_column < q_.columns)
+        store_result(q_, y_row, y_column, finish(sum_of_warps(first + at, p_.memory.bytes / 4)));
     }
   }
 };

@@ -14,10 +14,7 @@ DLFP4_RULE int x_slice_bytes(int kind, int eights) {
   return slice_blocks(weight_layout(kind).bits) * kBlockK * 2 * 8 * eights;
 }
 
-// Whether a warp's next weights wait in shared memory.
-DLFP4_RULE bool has_stage(int eights) { return eights == 1; }
-
-// Of a tile in a slice, in steps of 128.
+// Of weights, a tile in a slice, in steps of 128.
 DLFP4_RULE int slice_of_tile_bytes(int kind) {
   const WeightLayout layout = weight_layout(kind);
   return (slice_blocks(layout.bits) * layout.bytes() / kTilesInBlock + 127) / 128 * 128;
@@ -36,7 +33,7 @@ struct WarpMemory {
 DLFP4_RULE WarpMemory warp_memory(int kind, int eights, int tiles, bool reuses) {
   const int x = x_slice_bytes(kind, eights), sums = tiles * 8 * eights * kTile * 4;
   const int stage = reuses ? (x > sums ? x : sums) : x + sums;
-  return {reuses ? 0 : x, stage, stage + (has_stage(eights) ? slice_of_tile_bytes(kind) : 0)};
+  return {reuses ? 0 : x, stage, stage + slice_of_tile_bytes(kind)};
 }
 
 }  // namespace cuda

@@ -66,7 +66,8 @@ struct RowScales {
 template <int Type>
 __device__ inline RowScales decode_two_level(uint32_t bytes, const Shifts &by) {
   if constexpr (Type == kBfloat16)
-    return {(shift_left(bytes, by.by4) & 0x0FF00FF0) | 0x70007000, ((bytes >> 4) & 0x0FF00FF0) | 0x70007000};
+    return {(shift_left(bytes, by.by4) & 0x0FF00FF0) | by.scale_exponents,
+            ((bytes >> 4) & 0x0FF00FF0) | by.scale_exponents};
   return {shift_left(bytes, by.by7) & 0x7F807F80, (bytes >> 1) & 0x7F807F80};
 }
 

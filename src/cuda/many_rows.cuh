@@ -425,37 +425,31 @@ class Walk {
     }
   }
 
-  // A warp turns 32 rows of 16 columns at a time around in its own shared memory; the halves of a row lie exchanged in
+  // A warp turns 16 rows of 16 columns at a time around in its own shared memory; the halves of a row lie exchanged in
   // every second four rows, so that eight rows meet in different banks.
   template <int Rows>
   __device__ void store_rows(const float *sums, int first_row, int column, const Finish &finish) const {
     const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize - kWarpgroup / kWarpSize;
     const uint32_t staging = ring_.empty + ring_.stages * 8 + warp * (kStaging / 8);
-    uint8_t *y = q_.y + int64_t{column} * 2;
+    const uint32_t to = staged(staging, (lane & 7) + (lane >> 4) * 8, lane >> 3 & 1);
+    const int in_group = lane >> 1, side = lane & 1;
+    const uint32_t from = staged(staging, in_group, side);
+    uint8_t *y = q_.y + int64_t{column} * 2 + side * 16;
 #pragma unroll
-    for (int group = 0; group < Rows / 32; ++group) {
+    for (int group = 0; group < Rows / 16; ++group) {
+      const float *own = sums + group * 8;
+      uint32_t pairs[4];
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float *from = sums + group * 16 + h * 8;
-        uint32_t pairs[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) pairs[i] = round_pair(finish(from[2 * i]), finish(from[2 * i + 1]), q_.y_is_half);
-        const int row = h * 16 + (lane & 7) + (lane >> 4) * 8, side = lane >> 3 & 1;
-        asm volatile(
-            "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(staged(staging, row, side)),
-            "r"(pairs[0]), "r"(pairs[1]), "r"(pairs[2]), "r"(pairs[3])
-            : "memory");
-      }
+      for (int i = 0; i < 4; ++i) pairs[i] = round_pair(finish(own[2 * i]), finish(own[2 * i + 1]), q_.y_is_half);
+      asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(pairs[0]),
+                   "r"(pairs[1]), "r"(pairs[2]), "r"(pairs[3])
+                   : "memory");
       __syncwarp();
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int in_group = h * 16 + (lane >> 1), side = lane & 1, row = first_row + group * 32 + in_group;
-        uint32_t eight[4];
-        load_shared_16(staged(staging, in_group, side), eight);
-        if (row < q_.rows)
-          *reinterpret_cast<uint4 *>(y + row * (q_.y_stride * 2) + side * 16) =
-              make_uint4(eight[0], eight[1], eight[2], eight[3]);
-      }
+      const int row = first_row + group * 16 + in_group;
+      uint32_t eight[4];
+      load_shared_16(from, eight);
+      if (row < q_.rows)
+        *reinterpret_cast<uint4 *>(y + row * (q_.y_stride * 2)) = make_uint4(eight[0], eight[1], eight[2], eight[3]);
       __syncwarp();
     }
   }

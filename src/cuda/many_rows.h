@@ -28,7 +28,7 @@ DLFP4_RULE int sums_bytes(int rows, int halves) { return (kConsumers / halves) *
 // --- The walking kernel ----------------------------------------------------------------------
 
 // Rows of x in a tile, blocks of threads of a cluster, memory for results.
-constexpr int kWalkRows = 256, kWalkRanks = 2, kStaging = 8 * 1024;
+constexpr int kWalkRows = 256, kWalkRanks = 2, kStaging = 4 * 1024;
 
 // Its tiles along the rows of x, without a last one that would be at most half full.
 DLFP4_RULE int walk_x_tiles(int rows) { return (rows + kWalkRows / 2 - 1) / kWalkRows; }

@@ -66,15 +66,10 @@ constexpr int kNoBinary = 209;  // CUDA_ERROR_NO_BINARY_FOR_GPU
 // Elsewhere the kernels of all tactics but "stream" are empty.
 bool has_hopper_kernels() { return ptx_version() == 90; }
 
-// Warps go round the four schedulers of a multiprocessor, of which the busiest decides. Fewer than twelve leave them
-// waiting for memory.
-int warps_of_stream(int slices, int most) {
-  constexpr int kSchedulers = 4, kLeast = 12;
-  const auto time_of = [&](int warps) { return divide_up(warps, kSchedulers) * divide_up(slices, warps); };
-  int best = std::min(slices, most);
-  for (int warps = best - 1; warps >= kLeast; --warps)
-    if (time_of(warps) < time_of(best)) best = warps;
-  return best;
+// Warps go round the four schedulers of a multiprocessor, of which the busiest decides: how many slices its warps have.
+int slices_of_scheduler(int slices, int warps) {
+  constexpr int kSchedulers = 4;
+  return static_cast<int>(divide_up(warps, kSchedulers) * (slices / warps) + divide_up(slices % warps, kSchedulers));
 }
 
 // A block of threads a multiprocessor, and no two on one: those of the next launch come before these have ended.
@@ -83,18 +78,25 @@ StreamParams stream_params(const ProductParams &product, int kind, int eights, S
   p.product = product;
   const int memory = most_shared_memory() - kFactorBytes;
   const int slices = static_cast<int>(divide_up(product.blocks, slice_blocks(weight_layout(kind).bits)));
-  const int most = std::min(kMostWarps, memory / warp_memory(kind, eights, 1, false).bytes);
-  const int warps = warps_of_stream(slices, most);
-  const int64_t tiles = divide_up(product.columns, kTile), groups = divide_up(product.rows, 8 * eights);
-  const auto bytes_with = [&](int tiles) {
-    return warps * warp_memory(kind, eights, tiles, p.slices_of_warp == 1).bytes;
+  const auto memory_of = [&](int warps, int tiles) { return warp_memory(kind, eights, tiles, warps >= slices); };
+  // As many warps as share K best, but none fewer than twelve, which would wait for memory; 0 where they do not fit.
+  const int most = std::min({slices, kMostWarps, memory / warp_memory(kind, eights, 1, false).bytes});
+  const auto warps_for = [&](int tiles) {
+    int best = 0;
+    for (int warps = most; warps >= std::min(most, 12); --warps)
+      if (warps * memory_of(warps, tiles).bytes <= memory &&
+          (best == 0 || slices_of_scheduler(slices, warps) < slices_of_scheduler(slices, best)))
+        best = warps;
+    return best;
   };
+  const int64_t tiles = divide_up(product.columns, kTile), groups = divide_up(product.rows, 8 * eights);
+  p.tiles = static_cast<int>(divide_up(tiles * groups, multiprocessors()));
+  while (p.tiles > 1 && warps_for(p.tiles) == 0) --p.tiles;
+  const int warps = warps_for(p.tiles);
   p.slices_of_warp = static_cast<int>(divide_up(slices, warps));
   p.full_warps = slices - (p.slices_of_warp - 1) * warps;
-  p.tiles = static_cast<int>(divide_up(tiles * groups, multiprocessors()));
-  while (p.tiles > 1 && bytes_with(p.tiles) > memory) --p.tiles;
-  p.memory = warp_memory(kind, eights, p.tiles, p.slices_of_warp == 1);
-  const int shared_bytes = std::max(bytes_with(p.tiles) + kFactorBytes, memory / 2 + 1);
+  p.memory = memory_of(warps, p.tiles);
+  const int shared_bytes = std::max(warps * p.memory.bytes + kFactorBytes, memory / 2 + 1);
   *shape = {{divide_up(tiles, p.tiles), groups}, warps * kWarpSize, shared_bytes, 1};
   return p;
 }

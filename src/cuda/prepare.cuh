@@ -10,6 +10,10 @@
 namespace dlfp4 {
 namespace cuda {
 
+__device__ inline int64_t scale_offset(const PrepareParams &p, int64_t row, int64_t group) {
+  return row * p.scale_stride + group * p.scale_step;
+}
+
 // The two codes of neighbours along K: 8 bits of FP4, 16 of FP8.
 __device__ inline uint32_t load_pair(const PrepareParams &p, int64_t row, int64_t k) {
   if (row >= p.rows || k >= p.columns) return 0;
@@ -70,8 +74,12 @@ struct Fragment {
   }
 };
 
-__device__ inline int64_t scale_offset(const PrepareParams &p, int64_t row, int64_t group) {
-  return row * p.scale_stride + group * p.scale_step;
+// Under an E4M3 scale of zero all codes are worth zero. The kernels have no such scale: the codes become zeros instead,
+// of the same signs.
+__device__ inline uint32_t load_valued_pair(const PrepareParams &p, int64_t row, int64_t k) {
+  const uint32_t pair = load_pair(p, row, k);
+  const bool is_hidden = p.layout.group == 16 && pair != 0 && p.scales[scale_offset(p, row, k / p.layout.group)] == 0;
+  return is_hidden ? pair & 0x88 : pair;
 }
 
 // Scales whose rows or groups do not exist belong to codes that are zero, and only have to be finite.
@@ -109,7 +117,7 @@ __device__ inline void prepare_fragment(const PrepareParams &p) {
     for (int i = 0; i < places; ++i) {
       const int step = index * places / 4, place = index * places % 4 + i;
       const uint32_t pair =
-          load_pair(p, at.row + fragment_row(at.lane, place), at.k + fragment_k(at.lane, step, place));
+          load_valued_pair(p, at.row + fragment_row(at.lane, place), at.k + fragment_k(at.lane, step, place));
       word |= place_pair(pair, bits, place);
     }
     *at.word(bits, index) = word;
@@ -156,10 +164,6 @@ __device__ inline GroupContent look_at_group(const PrepareParams &p, int64_t row
   return content;
 }
 
-__device__ inline bool two_level_is_held(uint8_t scale, bool any) {
-  return scale < 0x7F && (scale != 0 || !any);  // neither NaN nor negative; codes of a zero scale would count
-}
-
 __device__ inline void report_largest(uint32_t *place, uint32_t value, uint32_t lanes) {
   const uint32_t largest = __reduce_max_sync(lanes, value);
   if (threadIdx.x % kWarpSize == 0 && largest > 0) atomicMax(place, largest);
@@ -173,11 +177,10 @@ __device__ inline void inspect_group(const PrepareParams &p) {
   if (thread >= p.threads) return;
   const int64_t groups = (p.columns + p.layout.group - 1) / p.layout.group;
   const int64_t row = thread / groups, group = thread % groups;
-  const GroupContent content = look_at_group(p, row, group * p.layout.group);
   const uint8_t scale = p.scales ? p.scales[scale_offset(p, row, group)] : 127;
-  const bool held = p.layout.group == 16 ? two_level_is_held(scale, content.any) : scale != 255 && !content.has_nan;
-  report_largest(&p.report[0], !held, lanes);
-  if (p.layout.group == 16) return;
+  if (p.layout.group == 16) return report_largest(&p.report[0], scale >= 0x7F, lanes);  // NaN, negative
+  const GroupContent content = look_at_group(p, row, group * p.layout.group);
+  report_largest(&p.report[0], scale == 255 || content.has_nan, lanes);
   report_largest(&p.report[1], scale, lanes);
   report_largest(&p.report[2], content.any ? 255u - scale : 0, lanes);
 }
