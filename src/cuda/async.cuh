@@ -56,10 +56,11 @@ __device__ inline void load_shared_16(uint32_t address, uint32_t *to) {
                : "r"(address));
 }
 
-__device__ inline void load_shared_16(uint32_t address, float *to) {
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(to[0]), "=f"(to[1]), "=f"(to[2]), "=f"(to[3])
-               : "r"(address));
+// Left out without a branch where they are not wanted.
+__device__ inline void load_shared_16(uint32_t address, bool wanted, float *to) {
+  asm volatile("{.reg .pred wanted; setp.ne.b32 wanted, %5, 0; @wanted ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];}"
+               : "+f"(to[0]), "+f"(to[1]), "+f"(to[2]), "+f"(to[3])
+               : "r"(address), "r"(static_cast<int>(wanted)));
 }
 
 // The byte's sign is the result's.

@@ -255,7 +255,7 @@ class FewRows {
     else
       commit_copies();
     float sums[Eights][4] = {}, more[Eights][4] = {};  // two chains
-    if (slice_ > 0) take_sums(sums);
+    take_sums(sums);
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
       uint32_t weights[4 * kSteps];
@@ -281,10 +281,10 @@ class FewRows {
 
   __device__ uint32_t address_of_sums(int eight) const { return sums_ + (tile_ * kSums + eight * 8 * kTile) * 4; }
 
-  // Of the slices before.
+  // Of the slices before, if there are any.
   __device__ void take_sums(float (&sums)[Eights][4]) const {
 #pragma unroll
-    for (int n = 0; n < Eights; ++n) load_shared_16(address_of_sums(n), sums[n]);
+    for (int n = 0; n < Eights; ++n) load_shared_16(address_of_sums(n), slice_ > 0, sums[n]);
   }
 
   __device__ void keep_sums(const float (&sums)[Eights][4]) const {
