@@ -87,7 +87,7 @@ def _restored(ScaledTensor x, stream):
 
 
 cdef ScaledTensor restore(ScaledTensor self, given=None):
-    """The inverse of prepare_on_cuda: the same codes, but for those worth zero, and the same scales, linear."""
+    """The inverse of prepare_on_cuda: the same codes, but for those under a zero scale, and the same scales, linear."""
     if self.axis == -2:
         return restore(self.mT, given).mT
     cdef Prepared prepared = self.prepared

@@ -45,7 +45,7 @@ class FewRows {
   const uint32_t x_ = held(shared_address(shared_memory) + warp_ * p_.memory.bytes);  // this warp's slice of x
   const uint32_t stage_ = held(x_ + p_.memory.stage + lane_ * 16);                    // this lane's codes
   const uint32_t scale_offset_ = held(lane_ / (kTileScales / 16) * kLayout.bytes() + lane_ % (kTileScales / 16) * 16);
-  uint32_t staged_scales_, sums_;  // this lane's
+  uint32_t staged_scales_, sums_;  // this lane's; found when the first copies are under way
   Next next_;
   int slice_ = 0, tile_ = 0;
   uint32_t operands_[Eights][kBlocks * kSteps * 2];
@@ -57,7 +57,7 @@ class FewRows {
     copy_next();
     let_next_kernel_start();
     staged_scales_ = held(x_ + p_.memory.stage + kBlocks * kTileCodes + lane_ / 4 * (2 * kLayout.groups()));
-    sums_ = held(x_ + p_.memory.sums + slot(lane_ >> 2, lane_ & 3) * 16);
+    sums_ = held(x_ + p_.memory.sums + slot(lane_ / 4, lane_ % 4) * 16);
     wait_for_kernel_before();
     if (threadIdx.x == 0) copy_factors();
     copy_x(0);

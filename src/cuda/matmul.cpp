@@ -79,18 +79,20 @@ StreamParams stream_params(const ProductParams &product, int kind, int eights, S
   const int memory = most_shared_memory() - kFactorBytes;
   const int slices = static_cast<int>(divide_up(product.blocks, slice_blocks(weight_layout(kind).bits)));
   const auto memory_of = [&](int warps, int tiles) { return warp_memory(kind, eights, tiles, warps >= slices); };
-  // As many warps as share K best, but none fewer than twelve, which would wait for memory; 0 where they do not fit.
+  // As many warps as share K best, but where twelve fit none fewer, which would wait for memory; 0 for too many tiles.
   const int most = std::min({slices, kMostWarps, memory / warp_memory(kind, eights, 1, false).bytes});
+  const int least = std::min(most, 12);
   const auto warps_for = [&](int tiles) {
     int best = 0;
-    for (int warps = most; warps >= std::min(most, 12); --warps)
+    for (int warps = most; warps >= least; --warps)
       if (warps * memory_of(warps, tiles).bytes <= memory &&
           (best == 0 || slices_of_scheduler(slices, warps) < slices_of_scheduler(slices, best)))
         best = warps;
     return best;
   };
   const int64_t tiles = divide_up(product.columns, kTile), groups = divide_up(product.rows, 8 * eights);
-  p.tiles = static_cast<int>(divide_up(tiles * groups, multiprocessors()));
+  const int64_t most_tiles = std::min<int64_t>(tiles, memory / (least * sums_bytes_of_tile(eights)));
+  p.tiles = static_cast<int>(std::min(most_tiles, divide_up(tiles * groups, multiprocessors())));
   while (p.tiles > 1 && warps_for(p.tiles) == 0) --p.tiles;
   const int warps = warps_for(p.tiles);
   p.slices_of_warp = static_cast<int>(divide_up(slices, warps));

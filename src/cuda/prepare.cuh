@@ -74,8 +74,8 @@ struct Fragment {
   }
 };
 
-// Under an E4M3 scale of zero all codes are worth zero. The kernels have no such scale: the codes become zeros instead,
-// of the same signs.
+// Under an E4M3 scale of zero all codes are worth zero. As bfloat16 the kernels have no such scale: the codes become
+// zeros instead, of the same signs.
 __device__ inline uint32_t load_valued_pair(const PrepareParams &p, int64_t row, int64_t k) {
   const uint32_t pair = load_pair(p, row, k);
   const bool is_hidden = p.layout.group == 16 && pair != 0 && p.scales[scale_offset(p, row, k / p.layout.group)] == 0;
@@ -169,8 +169,8 @@ __device__ inline void report_largest(uint32_t *place, uint32_t value, uint32_t 
   if (threadIdx.x % kWarpSize == 0 && largest > 0) atomicMax(place, largest);
 }
 
-// A thread a group of a row. The report: whether something cannot be held, the largest scale, 255 - the smallest scale
-// of codes that are not all zero.
+// A thread a group of a row. The report: whether something cannot be held and, of powers of two, the largest scale and
+// 255 - the smallest scale of codes that are not all zero.
 __device__ inline void inspect_group(const PrepareParams &p) {
   const int64_t thread = global_thread();
   const uint32_t lanes = __ballot_sync(~0u, thread < p.threads);

@@ -3,7 +3,8 @@
 // codes lie in fragments of mma.m16n8k16: [tile of 16 rows][lane][k16 step] words, so that a lane loads 16 bytes at a
 // time. Trick: a word of FP4 holds the codes where masks and one shift a field make 16-bit floats of them
 // (fragments.cuh), and scales are unsigned with five exponent bits, which a shift makes 16-bit floats of. What cannot
-// be stored so is refused by inspect_weights; all else converts back exactly.
+// be stored so is refused by inspect_weights; all else converts back exactly, but for codes under a zero scale, of
+// which the signs are left.
 #ifndef DLFP4_SRC_CUDA_PREPARED_H_
 #define DLFP4_SRC_CUDA_PREPARED_H_
 

@@ -54,7 +54,7 @@ int64_t running_at_once(int ranks, int processors) {
 double time_of_stream(const Problem &problem) {
   const double weights = static_cast<double>(problem.columns) * static_cast<double>(problem.depth);
   const double arrival = weight_layout(problem.kind).bytes() / double{kBlockRows * kBlockK} / kReadRate;
-  const double work = problem.rows <= 8 ? 0.14e-6 : 0.19e-6;
+  const double work = problem.rows <= 8 ? 0.14e-6 : 0.175e-6;
   return kStart + static_cast<double>(divide_up(problem.rows, kTile)) * weights * std::max(arrival, work);
 }
 

@@ -12,8 +12,10 @@
 #include <vector>
 
 #include "cuda/context.h"
+#include "cuda/few_rows.h"
 #include "cuda/kernels.h"
 #include "cuda/launch.h"
+#include "cuda/params.h"
 #include "formats.h"
 #include "support.h"
 
@@ -21,7 +23,7 @@ namespace dlfp4 {
 namespace cuda {
 namespace {
 
-constexpr int kRelaxed = 2, kSharedBytes = 227 * 1024;
+constexpr int kRelaxed = 2, kSharedBytes = 227 * 1024, kMultiprocessors = 108;
 constexpr int kNotInitialized = 3, kInvalidImage = 200, kInvalidContext = 201, kNoBinary = 209, kInvalidDevice = 101;
 constexpr int kNotFound = 500, kNotSupported = 801, kCaptureForbids = 900;
 
@@ -128,15 +130,19 @@ CUresult set_attribute(int, int value, CUkernel kernel, CUdevice device) {
   return 0;
 }
 
-CUresult launch_kernel(const LaunchConfig *config, CUkernel kernel, void **, void **) {
+void (*look_at_launch)(const LaunchConfig &config, const void *parameters) = nullptr;
+
+CUresult launch_kernel(const LaunchConfig *config, CUkernel kernel, void **parameters, void **) {
   if (!serves(fake(kernel), current_device)) return kNoBinary;
   last_launch = {fake(kernel), current_device, config->num_attributes == 1};
+  if (look_at_launch) look_at_launch(*config, parameters[0]);
   ++launches;
   return 0;
 }
 
-CUresult get_device_attribute(int *value, int, CUdevice) {
-  *value = kSharedBytes;
+CUresult get_device_attribute(int *value, int attribute, CUdevice) {
+  constexpr int kMultiprocessorCount = 16;
+  *value = attribute == kMultiprocessorCount ? kMultiprocessors : kSharedBytes;
   return 0;
 }
 
@@ -327,6 +333,44 @@ void test_products() {
   }
 }
 
+// What a block of threads has lies in the shared memory that it asks for, and blocks reach all of y.
+void check_stream(const LaunchConfig &config, const void *parameters) {
+  const StreamParams &p = *static_cast<const StreamParams *>(parameters);
+  const int64_t warps = config.block[0] / kWarpSize, eights = p.product.rows > 8 ? 2 : 1;
+  const int64_t sums = p.memory.sums + int64_t{p.tiles} * sums_bytes_of_tile(static_cast<int>(eights));
+  constexpr unsigned int kReserved = 1024;  // of a block of threads, besides
+  const char *what = "the shape of a product";
+  check(warps >= 1 && warps <= kMostWarps && p.tiles >= 1, "warps and tiles", what);
+  check(sums <= p.memory.stage && p.memory.stage < p.memory.bytes, "sums before weights", what);
+  check(p.memory.bytes % 128 == 0 && p.memory.stage % 128 == 0, "places of warps", what);
+  check(warps * p.memory.bytes + kFactorBytes <= config.shared_bytes, "shared memory", what);
+  check(config.shared_bytes <= kSharedBytes, "what there is", what);
+  check(2 * (config.shared_bytes + kReserved) > kSharedBytes + kReserved, "one block at a time", what);
+  check(int64_t{config.grid[0]} * p.tiles * kTile >= p.product.columns, "columns", what);
+  check(config.grid[1] * 8 * eights >= p.product.rows && config.grid[1] <= UINT16_MAX, "rows", what);
+  const int64_t slices = int64_t{p.full_warps} * p.slices_of_warp + (warps - p.full_warps) * (p.slices_of_warp - 1);
+  const int depth = 64 * slice_blocks(p.product.weights == nullptr ? 4 : 8);
+  check(slices == (p.product.depth + depth - 1) / depth, "slices of K", what);
+}
+
+void test_shapes_of_stream() {
+  look_at_launch = check_stream;
+  for (int format : {DLFP4_FORMAT_nvfp4, DLFP4_FORMAT_mxfp4, DLFP4_FORMAT_mxfp8_e4m3})
+    for (int64_t rows : {1, 8, 9, 16, 80, 32768, (1 << 20) - 16})
+      for (int64_t columns : {1, 4096, 6416, 128256})
+        for (int64_t depth : {8, 256, 4096, 8192, 14336}) {
+          dlfp4_cuda_product product = {};
+          product.format = format;
+          product.weights = format == DLFP4_FORMAT_mxfp8_e4m3 ? &product : nullptr;  // says it to check_stream
+          product.rows = rows;
+          product.columns = product.y_stride = columns;
+          product.depth = product.stored_depth = product.x_stride = depth;
+          product.y_bytes = 2;
+          check(dlfp4_cuda_multiply(kServed, 0, &product, 0) == 0, "launched", "the shape of a product");
+        }
+  look_at_launch = nullptr;
+}
+
 }  // namespace
 }  // namespace cuda
 }  // namespace dlfp4
@@ -342,5 +386,6 @@ int main() {
   test_threads();
   test_devices_beyond_the_table();
   test_products();
+  test_shapes_of_stream();
   return report();
 }
