@@ -18,11 +18,11 @@ constexpr int kCodedRow = 192;
 // Two neighbours, times 2^-126. Of odd places codes are in the upper halves of bytes; so are those of even places here.
 template <int Byte>
 __device__ inline uint32_t decode_pair(uint32_t even, uint32_t odd, const Shifts &by) {
-  return shift_left(permute<0xC480 + Byte * 0x1111>(even, odd), by.by2) & 0x81C081C0;
+  return permute<0xC480 + Byte * 0x1111>(even, odd) * by.by2 & field_mask(4);
 }
 
 __device__ inline void decode_eight(uint32_t odd, const Shifts &by, uint32_t *out) {
-  const uint32_t even = shift_left(odd, by.by4);
+  const uint32_t even = odd * by.by4;
   out[0] = decode_pair<0>(even, odd, by);
   out[1] = decode_pair<1>(even, odd, by);
   out[2] = decode_pair<2>(even, odd, by);

@@ -2,7 +2,7 @@
 // Layout: a lane's words of a block of 64 elements of K (prepared.h) to the four A operands of each k16 step.
 // Trick: a code's bits in the low exponent and high mantissa bits of a 16-bit float are its value times a power of two,
 // subnormal codes too, since the float is then subnormal as well. Scales bring the exponent back. Left shifts are
-// multiplications, which run beside the masks.
+// multiplications, which run beside the masks. FP4 takes eight operations for eight codes, e4m3 four for four.
 #ifndef DLFP4_SRC_CUDA_FRAGMENTS_CUH_
 #define DLFP4_SRC_CUDA_FRAGMENTS_CUH_
 
@@ -13,46 +13,20 @@ namespace cuda {
 
 enum OperandType { kBfloat16, kFloat16 };
 
-__device__ inline uint32_t shift_left(uint32_t word, uint32_t power) {
-  uint32_t result;
-  asm("mul.lo.u32 %0, %1, %2;" : "=r"(result) : "r"(word), "r"(power));
-  return result;
-}
-
 // --- Codes -----------------------------------------------------------------------------------
 
-// Eight FP4 codes to values times 2^-126 (bfloat16) or 2^-14 (float16).
-template <int Type>
-__device__ inline void decode_fp4(uint32_t w, const Shifts &by, uint32_t *out) {
-  constexpr uint32_t kSigns = 0x80008000;
-  if constexpr (Type == kBfloat16) {
-    constexpr uint32_t kMagnitudes = 0x01C001C0;
-    out[0] = w & (kSigns | kMagnitudes);
-    out[1] = (shift_left(w, by.by3) & kMagnitudes) | (shift_left(w, by.by4) & kSigns);
-    out[2] = shift_left(w, by.by6) & (kSigns | kMagnitudes);
-    out[3] = ((w >> 6) & kMagnitudes) | (shift_left(w, by.by5) & kSigns);
-  } else {
-    constexpr uint32_t kMagnitudes = 0x0E000E00;
-    out[0] = (shift_left(w, by.by3) & kMagnitudes) | (w & kSigns);
-    out[1] = (shift_left(w, by.by6) & kMagnitudes) | (shift_left(w, by.by4) & kSigns);
-    out[2] = (shift_left(w, by.by9) & kMagnitudes) | (shift_left(w, by.by6) & kSigns);
-    out[3] = ((w >> 3) & kMagnitudes) | (shift_left(w, by.by5) & kSigns);
-  }
+// A field as a 16-bit float: FP4 times 2^-126 (bfloat16) or 2^-14 (float16), e4m3 times 2^-120 or 2^-8.
+template <int Type, int Bits>
+__device__ inline uint32_t decode_field(uint32_t field, const Shifts &by) {
+  if constexpr (Type == kBfloat16) return field & field_mask(Bits);
+  return (field * by.by3 & magnitude_mask(Bits) << 3) | (field & kSigns);
 }
 
-// Four codes of e4m3 to values times 2^-120 or 2^-8.
-template <int Type>
-__device__ inline void decode_fp8(uint32_t w, const Shifts &by, uint32_t *out) {
-  constexpr uint32_t kSigns = 0x80008000;
-  if constexpr (Type == kBfloat16) {
-    constexpr uint32_t kMagnitudes = 0x07F007F0;
-    out[0] = ((w >> 4) & kMagnitudes) | (w & kSigns);
-    out[1] = (shift_left(w, by.by4) & kMagnitudes) | (shift_left(w, by.by8) & kSigns);
-  } else {
-    constexpr uint32_t kMagnitudes = 0x3F803F80;
-    out[0] = ((w >> 1) & kMagnitudes) | (w & kSigns);
-    out[1] = (shift_left(w, by.by7) & kMagnitudes) | (shift_left(w, by.by8) & kSigns);
-  }
+template <int Type, int Bits>
+__device__ inline void decode_word(uint32_t word, const Shifts &by, uint32_t *out) {
+  spread_fields(Bits, word, by, out);
+#pragma unroll
+  for (int i = 0; i < fields_of_word(Bits); ++i) out[i] = decode_field<Type, Bits>(out[i], by);
 }
 
 // --- Scales ------------------------------------------------------------------------------------
@@ -62,24 +36,23 @@ struct RowScales {
   uint32_t even, odd;
 };
 
-// Four e5m3 bytes to scales times 2^118 (bfloat16) or 2^6 (float16).
+// Four e5m3 to scales times 2^118 (bfloat16) or 2^6 (float16).
 template <int Type>
-__device__ inline RowScales decode_two_level(uint32_t bytes, const Shifts &by) {
+__device__ inline RowScales decode_two_level(uint32_t word, const Shifts &by) {
   if constexpr (Type == kBfloat16)
-    return {(shift_left(bytes, by.by4) & 0x0FF00FF0) | by.scale_exponents,
-            ((bytes >> 4) & 0x0FF00FF0) | by.scale_exponents};
-  return {shift_left(bytes, by.by7) & 0x7F807F80, (bytes >> 1) & 0x7F807F80};
+    return {(word & 0x0FF00FF0) | by.scale_exponents, (rotate_right(word, 8) & 0x0FF00FF0) | by.scale_exponents};
+  return {word * by.by3 & 0x7F807F80, rotate_right(word, 5) & 0x7F807F80};
 }
 
-// Two exponents of bfloat16, in the low bytes; for float16 less kHalfOffset, those far below become zero.
+// Two exponents of bfloat16; for float16 less kHalfOffset, those far below become zero. `row` is 0, or 1 for that eight
+// further down.
 constexpr int kHalfOffset = kTopScale - 30;
 
 template <int Type>
-__device__ inline RowScales decode_power(uint32_t bytes, const Shifts &by) {
-  const uint32_t pair = __byte_perm(bytes, 0, 0x4140);
-  if constexpr (Type == kBfloat16) return {shift_left(pair, by.by7), 0};
+__device__ inline RowScales decode_power(uint32_t word, int row) {
+  if constexpr (Type == kBfloat16) return {(row ? rotate_right(word, 8) : word) & 0x7F807F80, 0};
   constexpr uint32_t kOffsets = (0x10000u - kHalfOffset) * 0x00010001u;
-  return {__viaddmax_s16x2_relu(pair, kOffsets, 0) << 10, 0};
+  return {__viaddmax_s16x2_relu((row ? rotate_right(word, 15) : word >> 7) & 0x00FF00FF, kOffsets, 0) << 10, 0};
 }
 
 // Both halves of `value` times one half of `scales`, which the instruction picks itself if it is asked for so.
@@ -127,8 +100,8 @@ __device__ inline void decode_scales(const LaneWords<Kind> &words, const Shifts 
     of_row[0] = decode_two_level<Type>(words.scales[0], by);
     of_row[1] = decode_two_level<Type>(words.scales[1], by);
   } else {
-    of_row[0] = decode_power<Type>(words.scales[0], by);
-    of_row[1] = decode_power<Type>(words.scales[0] >> 16, by);
+    of_row[0] = decode_power<Type>(words.scales[0], 0);
+    of_row[1] = decode_power<Type>(words.scales[0], 1);
   }
 }
 
@@ -141,10 +114,10 @@ __device__ inline void decode_block(const LaneWords<Kind> &words, const Shifts &
   for (int step = 0; step < kSteps; ++step) {
     uint32_t *out = operands + 4 * step;
     if constexpr (Kind == kMxfp8) {
-      decode_fp8<Type>(words.codes[2 * step], by, out);
-      decode_fp8<Type>(words.codes[2 * step + 1], by, out + 2);
+      decode_word<Type, 8>(words.codes[2 * step], by, out);
+      decode_word<Type, 8>(words.codes[2 * step + 1], by, out + 2);
     } else {
-      decode_fp4<Type>(words.codes[step], by, out);
+      decode_word<Type, 4>(words.codes[step], by, out);
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

@@ -190,14 +190,6 @@ struct PrepareParams {
   uint32_t *report;  // three numbers, see inspect_group
 };
 
-// Constants that the compiler is not to know: powers of two, by which kernels shift left, so that it multiplies, for
-// the units that shift are the busy ones; and bits to be set, so that one operation masks and sets.
-struct Shifts {
-  uint32_t by2 = 1 << 2, by3 = 1 << 3, by4 = 1 << 4, by5 = 1 << 5, by6 = 1 << 6, by7 = 1 << 7, by8 = 1 << 8,
-           by9 = 1 << 9;
-  uint32_t scale_exponents = 0x70007000;
-};
-
 // y = alpha * x @ w.T for prepared weights w.
 struct ProductParams {
   const uint8_t *weights;

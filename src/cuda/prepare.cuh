@@ -33,17 +33,13 @@ __device__ inline void store_pair(const PrepareParams &p, int64_t row, int64_t k
   if (k + 1 < p.columns) codes[(k + 1) * p.code_step] = static_cast<uint8_t>(pair >> 8);
 }
 
-// Where a pair lies in a lane's words of a block: FP4 has four places in each half of a word, FP8 two bytes.
-__device__ inline uint32_t place_pair(uint32_t pair, int bits, int place) {
-  if (bits == 4) return place_code(pair & 15, place) | place_code(pair >> 4 & 15, place) << 16;
-  const int shift = place & 1 ? 0 : 8;
-  return (pair & 0xFF) << shift | (pair >> 8 & 0xFF) << (16 + shift);
+// The field of a word that holds a pair, and back.
+__device__ inline uint32_t field_of_pair(uint32_t pair, int bits) {
+  return field_of_codes(bits, pair & ((1u << bits) - 1), pair >> bits);
 }
 
-__device__ inline uint32_t pair_at(uint32_t word, int bits, int place) {
-  if (bits == 4) return code_at(word & 0xFFFF, place) | code_at(word >> 16, place) << 4;
-  const int shift = place & 1 ? 0 : 8;
-  return (word >> shift & 0xFF) | (word >> (16 + shift) & 0xFF) << 8;
+__device__ inline uint32_t pair_of_field(uint32_t field, int bits) {
+  return code_of_field(bits, field, 0) | code_of_field(bits, field, 1) << bits;
 }
 
 // A thread's place: a lane of a tile of 16 rows, in a block.
@@ -67,10 +63,8 @@ struct Fragment {
     return reinterpret_cast<uint32_t *>(block) + (run * kWarpSize + lane) * 4 + index % 4;
   }
 
-  // The scale of group `group` of row `row` of the tile: a row's, then those of the row eight further down.
-  __device__ uint8_t *scale(const WeightLayout &layout, int in_tile, int group) const {
-    const int groups = layout.groups();
-    return block + layout.code_bytes() + ((tile * 8 + (in_tile & 7)) * 2 + in_tile / 8) * groups + group;
+  __device__ uint32_t *scale_word(const WeightLayout &layout, int index) const {
+    return reinterpret_cast<uint32_t *>(block + layout.code_bytes()) + tile * layout.scale_words() + index;
   }
 };
 
@@ -96,51 +90,73 @@ __device__ inline void restore_scale(const PrepareParams &p, int64_t row, int64_
       p.layout.group == 16 ? narrow_scale(stored) : absolute_scale(stored, p.largest);
 }
 
-// The scales of a tile are spread over its lanes.
-template <class Do>
-__device__ inline void for_each_scale(const PrepareParams &p, const Fragment &at, Do &&apply) {
-  const int groups = p.layout.groups();
-  for (int i = at.lane; i < kTile * groups; i += kWarpSize) {
-    const int row = i / groups, group = i % groups;
-    apply(at.row + row, at.k / p.layout.group + group, at.scale(p.layout, row, group));
+// The words of a tile's scales are spread over its lanes.
+__device__ inline void prepare_scales(const PrepareParams &p, const Fragment &at) {
+  const int group = p.layout.group;
+  for (int i = at.lane; i < p.layout.scale_words(); i += kWarpSize) {
+    uint32_t word = 0;
+    for (int byte = 0; byte < 4; ++byte) {
+      const ScalePlace place = scale_place(group, i, byte);
+      word |= uint32_t{prepare_scale(p, at.row + place.row, at.k / group + place.group)} << 8 * byte;
+    }
+    *at.scale_word(p.layout, i) = rotate_right(word, 32 - turn_of_scales(group));
   }
 }
+
+__device__ inline void restore_scales(const PrepareParams &p, const Fragment &at) {
+  const int group = p.layout.group;
+  for (int i = at.lane; i < p.layout.scale_words(); i += kWarpSize) {
+    const uint32_t word = rotate_right(*at.scale_word(p.layout, i), turn_of_scales(group));
+    for (int byte = 0; byte < 4; ++byte) {
+      const ScalePlace place = scale_place(group, i, byte);
+      restore_scale(p, at.row + place.row, at.k / group + place.group, static_cast<uint8_t>(word >> 8 * byte));
+    }
+  }
+}
+
+// Of field `field` of word `index` of a lane: where its pair lies.
+struct PairPlace {
+  int64_t row, k;
+
+  __device__ PairPlace(const Fragment &at, int bits, int index, int field) {
+    const int number = index * fields_of_word(bits) + field;  // among the operands of the lane, four a step
+    row = at.row + fragment_row(at.lane, number % 4);
+    k = at.k + fragment_k(at.lane, number / 4, number % 4);
+  }
+};
 
 __device__ inline void prepare_fragment(const PrepareParams &p) {
   const int64_t thread = global_thread();
   if (thread >= p.threads) return;
   const Fragment at(p, thread);
-  const int bits = p.layout.bits, places = 16 / bits;  // in a word
+  const int bits = p.layout.bits;
 #pragma unroll 1
-  for (int index = 0; index < bits; ++index) {
-    uint32_t word = 0;
-    for (int i = 0; i < places; ++i) {
-      const int step = index * places / 4, place = index * places % 4 + i;
-      const uint32_t pair =
-          load_valued_pair(p, at.row + fragment_row(at.lane, place), at.k + fragment_k(at.lane, step, place));
-      word |= place_pair(pair, bits, place);
+  for (int index = 0; index < p.layout.words(); ++index) {
+    uint32_t fields[4] = {};
+    for (int i = 0; i < fields_of_word(bits); ++i) {
+      const PairPlace place(at, bits, index, i);
+      fields[i] = field_of_pair(load_valued_pair(p, place.row, place.k), bits);
     }
-    *at.word(bits, index) = word;
+    *at.word(bits, index) = word_of_fields(bits, fields);
   }
-  for_each_scale(p, at, [&](int64_t row, int64_t group, uint8_t *stored) { *stored = prepare_scale(p, row, group); });
+  prepare_scales(p, at);
 }
 
 __device__ inline void restore_fragment(const PrepareParams &p) {
   const int64_t thread = global_thread();
   if (thread >= p.threads) return;
   const Fragment at(p, thread);
-  const int bits = p.layout.bits, places = 16 / bits;
+  const int bits = p.layout.bits;
 #pragma unroll 1
-  for (int index = 0; index < bits; ++index) {
-    const uint32_t word = *at.word(bits, index);
-    for (int i = 0; i < places; ++i) {
-      const int step = index * places / 4, place = index * places % 4 + i;
-      store_pair(p, at.row + fragment_row(at.lane, place), at.k + fragment_k(at.lane, step, place),
-                 pair_at(word, bits, place));
+  for (int index = 0; index < p.layout.words(); ++index) {
+    uint32_t fields[4] = {};
+    spread_fields(bits, *at.word(bits, index), Shifts(), fields);
+    for (int i = 0; i < fields_of_word(bits); ++i) {
+      const PairPlace place(at, bits, index, i);
+      store_pair(p, place.row, place.k, pair_of_field(fields[i], bits));
     }
   }
-  for_each_scale(p, at,
-                 [&](int64_t row, int64_t group, const uint8_t *stored) { restore_scale(p, row, group, *stored); });
+  restore_scales(p, at);
 }
 
 // --- What the prepared form can hold -----------------------------------------------------------
