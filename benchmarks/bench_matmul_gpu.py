@@ -11,6 +11,11 @@ The floor is the longer of two times: that in which the memory delivers weights,
 (--bandwidth), and that of the operations at the rate of the tensor cores for bfloat16 (--rate). Both are an H200's
 unless given.
 
+A product of many rows runs at the limit of the device's power, and at the clock which the cases before it have left: in
+turns, a case that needs less power gives clock to those that need more. From --alone-from rows on, a second table shows
+each case by itself, replayed for --seconds without a pause, at the clock that its own power allows: what a program sees
+that does its work one way.
+
 "x quantized" is dlfp4 with activations in the format of the weight. Peers: cuBLAS (torch.mm of bfloat16 weights),
 PyTorch's FP8 product with one scale a tensor and with one a row, and Humming (humming-kernels), which multiplies
 bfloat16 by the same weights. "decode" is dlfp4's backend "torch": weights decoded at each call, then cuBLAS.
@@ -20,6 +25,7 @@ import argparse
 import copy
 import math
 import random
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +44,7 @@ SHAPES = "4096x4096,14336x4096,4096x14336,8192x8192"
 ROWS = "1,8,16,32,64,128,256,1024,2048,4096"
 COLD_BYTES = 300e6
 PEERS = ("x quantized", "cuBLAS", "fp8 tensor", "fp8 rows", "Humming", "decode")
+ALONE = ("x quantized", "cuBLAS", "Humming")
 # Of Humming's layers, which take the same parts as checkpoints have.
 HUMMING = {
     "nvfp4": {"quant_method": "modelopt", "quant_algo": "nvfp4"},
@@ -194,8 +201,21 @@ def measure(torch: Any, group: Group, rounds: int) -> None:
     for _ in range(rounds - 1):
         for case in order.sample(group.cases, len(group.cases)):
             case.replay(torch)
-    for case in group.cases:
-        case.graph = None
+
+
+def measure_alone(torch: Any, group: Group, seconds: float) -> None:
+    """One case after the other, with time to cool, so that all begin alike."""
+    for case in (group.auto, *(group.peers[name] for name in ALONE)):
+        time.sleep(seconds / 2)
+        case.replay_alone(torch, seconds)
+
+
+def fill_alone(table: Table, title: str, group: Group) -> None:
+    auto, cublas = group.auto.alone, group.peers["cuBLAS"].alone
+    table.sections.setdefault(title, []).append((
+        str(group.rows), number(auto), *(number(group.peers[name].alone) for name in ALONE),
+        number(auto and cublas and cublas / auto),
+    ))  # fmt: skip
 
 
 def fill_table(table: Table, title: str, group: Group) -> None:
@@ -217,6 +237,7 @@ def record(name: str, shape: tuple[int, int], group: Group) -> dict[str, Any]:
         "floor": group.floor,
         "microseconds": {case.label: case.median for case in group.cases},
         "rounds": {case.label: case.microseconds for case in group.cases},
+        "alone": {case.label: case.alone for case in group.cases if case.alone is not None},
         "problems": {case.label: case.problem for case in group.cases if case.problem},
     }
 
@@ -235,6 +256,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--m", type=list_of(int), default=ROWS, help="rows of activations (default: %(default)s)")
     parser.add_argument("--formats", default="nvfp4,mxfp4", help=f"of {', '.join(HUMMING)} (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=11, help="interleaved repeats (default: %(default)s)")
+    parser.add_argument("--alone-from", type=int, default=1024, help="rows of the second table (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=0.5, help="of each of its cases (default: %(default)s)")
     parser.add_argument("--bandwidth", type=float, default=4695.0, help="GB/s read (default: %(default)s)")
     parser.add_argument("--rate", type=float, default=900.0, help="TFLOP/s of bfloat16 (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="write every figure to this file")
@@ -254,19 +277,26 @@ def main() -> None:
     machine = harness.describe_machine(PACKAGES)
     print(torch.cuda.get_device_name(), f"CUDA {torch.version.cuda},", *harness.machine_lines(machine), sep="\n")
     table = Table(("M", "dlfp4", "best tactic", "<its name", *PEERS, "floor", "cuBLAS / dlfp4", "dlfp4 / floor"))
+    alone = Table(("M", "dlfp4", *ALONE, "cuBLAS / dlfp4"))
     results, problems = [], {}
     for name in options.formats:
         for shape in options.shapes:
             weights = Weights(torch, name, shape)
             for rows in options.m:
                 group = make_group(torch, weights, rows, options)
+                title = f"{name} {shape[0]} x {shape[1]}, microseconds"
                 measure(torch, group, options.rounds)
-                fill_table(table, f"{name} {shape[0]} x {shape[1]}, microseconds", group)
+                fill_table(table, title, group)
+                if rows >= options.alone_from:
+                    measure_alone(torch, group, options.seconds)
+                    fill_alone(alone, f"{title}, each alone", group)
                 results.append(record(name, shape, group))
                 problems |= {case.label: case.problem for case in group.cases if case.problem}
             del weights, group
             torch.cuda.empty_cache()
     table.print()
+    if alone.sections:
+        alone.print()
     for label, problem in problems.items():
         print(f"{label}: {problem}")
     if options.json:

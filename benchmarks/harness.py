@@ -18,6 +18,7 @@ import os
 import platform
 import statistics
 import sys
+import time
 import timeit
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -183,6 +184,7 @@ class GraphCase:
     make: Callable[[], Sequence[Call]]
     problem: str = ""
     microseconds: list[float] = field(default_factory=list)  # a call, by round
+    alone: float | None = None  # a call, at the clock that the case keeps by itself
     graph: Any = None
     calls: int = 0
 
@@ -207,6 +209,14 @@ class GraphCase:
         """One round."""
         if self.graph is not None:
             self.microseconds.append(time_on_device(torch, self.graph.replay) / self.calls)
+
+    def replay_alone(self, torch: Any, seconds: float) -> None:
+        """One replay after another: the median of the second half of them, by when the clock has settled."""
+        times: list[float] = []
+        end = time.perf_counter() + seconds
+        while self.graph is not None and time.perf_counter() < end:
+            times.append(time_on_device(torch, self.graph.replay) / self.calls)
+        self.alone = statistics.median(times[len(times) // 2 :]) if times else None
 
     @property
     def median(self) -> float | None:

@@ -19,6 +19,8 @@ using CUevent = struct CUevent_st *;
 using CUlibrary = struct CUlib_st *;
 using CUkernel = struct CUkern_st *;
 using CUfunction = struct CUfunc_st *;
+using CUgraph = struct CUgraph_st *;
+using CUuserObject = struct CUuserObject_st *;
 
 constexpr int kMaxDevices = 64;
 
@@ -64,6 +66,19 @@ class CurrentContext {
  private:
   int status_ = 0;
   bool pushed_ = false;
+};
+
+// While it lives, this thread may do what no graph can hold, though a stream is captured.
+class OutOfCapture {
+ public:
+  OutOfCapture() { opened_driver().cuThreadExchangeStreamCaptureMode(&mode_); }
+  ~OutOfCapture() { opened_driver().cuThreadExchangeStreamCaptureMode(&mode_); }
+  OutOfCapture(const OutOfCapture &) = delete;
+  OutOfCapture &operator=(const OutOfCapture &) = delete;
+
+ private:
+  static constexpr int kRelaxed = 2;
+  int mode_ = kRelaxed;
 };
 
 }  // namespace cuda

@@ -8,6 +8,7 @@
 
 #include <mutex>
 
+#include "captured.h"
 #include "context.h"
 #include "kernels.h"
 
@@ -145,8 +146,11 @@ int dlfp4_cuda_copy(int device, uintptr_t stream, dlfp4_cuda_direction direction
 int dlfp4_cuda_alloc(int device, uintptr_t stream, size_t bytes, void **out) {
   const CurrentContext context(device);
   if (context.status() != 0) return context.status();
+  bool is_taken = false;
+  int status = allocate_if_captured(device, stream, bytes, out, &is_taken);
+  if (is_taken) return status;
   CUdeviceptr ptr = 0;
-  int status = driver.cuMemAllocAsync(&ptr, bytes, handle(stream));
+  status = driver.cuMemAllocAsync(&ptr, bytes, handle(stream));
   *out = reinterpret_cast<void *>(ptr);
   return status;
 }
@@ -154,7 +158,11 @@ int dlfp4_cuda_alloc(int device, uintptr_t stream, size_t bytes, void **out) {
 int dlfp4_cuda_free(int device, uintptr_t stream, void *ptr) {
   const CurrentContext context(device);
   if (context.status() != 0) return context.status();
-  return driver.cuMemFreeAsync(address(ptr), handle(stream));
+  bool is_taken = false;
+  int status = free_if_captured(device, stream, ptr, &is_taken);
+  if (is_taken) return status;
+  status = driver.cuMemFreeAsync(address(ptr), handle(stream));
+  return status == 0 ? 0 : keep_if_captured(device, stream, ptr, status);
 }
 
 int dlfp4_cuda_wait(int device, uintptr_t stream) {

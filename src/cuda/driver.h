@@ -26,6 +26,7 @@ enum dlfp4_cuda_direction { DLFP4_HOST_TO_DEVICE, DLFP4_DEVICE_TO_HOST, DLFP4_DE
 int dlfp4_cuda_copy(int device, uintptr_t stream, enum dlfp4_cuda_direction direction, void *dst, const void *src,
                     size_t bytes);
 
+/* In the order of the stream. What a capture allocates stays until the graph has ended and it was freed. */
 int dlfp4_cuda_alloc(int device, uintptr_t stream, size_t bytes, void **out);
 int dlfp4_cuda_free(int device, uintptr_t stream, void *ptr);
 

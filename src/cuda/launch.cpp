@@ -18,7 +18,7 @@ constexpr int kNotSupported = 801;   // CUDA_ERROR_NOT_SUPPORTED
 constexpr int kInvalidValue = 1;     // CUDA_ERROR_INVALID_VALUE
 constexpr int kNotInitialized = 3;   // CUDA_ERROR_NOT_INITIALIZED
 constexpr int kInvalidDevice = 101;  // CUDA_ERROR_INVALID_DEVICE
-constexpr int kMultiprocessors = 16, kSharedMemoryOptIn = 97, kCaptureRelaxed = 2;
+constexpr int kMultiprocessors = 16, kSharedMemoryOptIn = 97;
 constexpr int kPtxVersion = 5, kDynamicSharedBytes = 8;               // of a function's attributes
 constexpr int kClusterDimension = 4, kProgrammaticSerialization = 6;  // of a launch's
 constexpr int kSharedUnasked = 48 * 1024;
@@ -114,11 +114,8 @@ int load_once(int device, const void *image) {
   const std::lock_guard<std::mutex> lock(load_mutex);
   if (services[device].library) return 0;
   if (!has_needed_symbols(opened_driver())) return kNotSupported;
-  int mode = kCaptureRelaxed;
-  opened_driver().cuThreadExchangeStreamCaptureMode(&mode);
-  const int status = image ? serve_given(device, image) : serve_built(device);
-  opened_driver().cuThreadExchangeStreamCaptureMode(&mode);
-  return status;
+  const OutOfCapture outside;
+  return image ? serve_given(device, image) : serve_built(device);
 }
 
 bool is_in_table(int device) { return device >= 0 && device < kMaxDevices; }

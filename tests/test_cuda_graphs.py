@@ -1,0 +1,224 @@
+"""Memory that is allocated while a graph is captured: whose it is, how long it lives, what serves again."""
+
+import ctypes
+import gc
+
+import numpy as np
+import pytest
+
+import dlfp4
+
+pytestmark = pytest.mark.gpu
+
+CUDA = "cuda:0"
+MEGABYTE = 2**20
+
+
+@pytest.fixture
+def torch():
+    return pytest.importorskip("torch", reason="PyTorch is not installed")
+
+
+def host_bytes(tensor):
+    host = dlfp4.from_dlpack(tensor, device="cpu").copy()
+    return ctypes.string_at(host.data_ptr, host.nbytes)
+
+
+def all_bytes(result):
+    parts = (result.data, result.scales, result.global_scale) if isinstance(result, dlfp4.ScaledTensor) else (result,)
+    return [host_bytes(part) for part in parts if part is not None]
+
+
+def capture(torch, work, stream=None):
+    """A graph of the work, which gets the stream, and what it returned."""
+    graph, stream = torch.cuda.CUDAGraph(), stream or torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=stream):
+        result = work(stream)
+    return graph, result
+
+
+def randn(torch, *shape, dtype="float32"):
+    return torch.randn(shape, device="cuda").to(getattr(torch, dtype))
+
+
+def multiply_coded(x, stream):
+    """Rows enough that x is decoded into memory for a moment."""
+    w = dlfp4.quantize(np.linspace(-3, 3, 256 * 512, dtype=np.float32).reshape(256, 512), "nvfp4")
+    prepared = w.to_device(CUDA).prepare()
+    return lambda: dlfp4.matmul(dlfp4.quantize(x, "nvfp4", stream=stream()), prepared.mT, stream=stream())
+
+
+OPERATIONS = {
+    "cast": lambda x, stream: lambda: dlfp4.cast(x, "float8_e4m3fn", stream=stream()),
+    "quantize": lambda x, stream: lambda: dlfp4.quantize(x, "nvfp4", stream=stream()),
+    "both": lambda x, stream: lambda: dlfp4.quantize(x, "mxfp8_e4m3", axis=(-1, -2), stream=stream())[1],
+    "matmul": multiply_coded,
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_results_of_a_capture(torch, name):
+    """Replays write where they were captured, what the same call gives outside."""
+    x = randn(torch, 96, 512, dtype="bfloat16")
+    run = OPERATIONS[name](x, torch.cuda.current_stream)
+    run()
+    graph, result = capture(torch, lambda stream: run())
+    for scale in (1, 3):
+        x.copy_(randn(torch, 96, 512, dtype="bfloat16") * scale)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert all_bytes(result) == all_bytes(run())
+
+
+def test_a_result_outlives_its_graph(torch):
+    x = randn(torch, 1024, 1024)
+    expected = host_bytes(dlfp4.cast(x, "bfloat16"))
+    graph, y = capture(torch, lambda stream: dlfp4.cast(x, "bfloat16", stream=stream))
+    graph.replay()
+    torch.cuda.synchronize()
+    del graph
+    gc.collect()
+    others = [dlfp4.cast(randn(torch, 1024, 1024), "bfloat16") for _ in range(20)]
+    torch.cuda.synchronize()
+    assert host_bytes(y) == expected
+    assert y.data_ptr not in {other.data_ptr for other in others}
+
+
+def test_a_graph_outlives_its_results(torch):
+    """What it writes to is nobody else's, though no tensor has it."""
+    x = randn(torch, 1024, 1024)
+    graph, y = capture(torch, lambda stream: dlfp4.cast(x, "bfloat16", stream=stream))
+    address = y.data_ptr
+    del y
+    zeros = torch.zeros(1024, 1024, device="cuda", dtype=torch.bfloat16)
+    others = [dlfp4.cast(zeros, "float16") for _ in range(20)]
+    assert address not in {other.data_ptr for other in others}
+    for _ in range(3):
+        graph.replay()
+    torch.cuda.synchronize()
+    assert not any(any(host_bytes(other)) for other in others)
+
+
+def test_what_is_freed_in_a_capture_serves_it_again(torch):
+    x = randn(torch, 512, 512)
+
+    def work(stream):
+        addresses = []
+        for target in ("bfloat16", "float16", "float8_e4m3fn"):
+            y = dlfp4.cast(x, target, stream=stream)
+            addresses.append(y.data_ptr)
+            del y
+        held = [dlfp4.cast(x, "bfloat16", stream=stream) for _ in range(2)]
+        return addresses, held
+
+    graph, (addresses, held) = capture(torch, work)
+    assert len(set(addresses)) == 1
+    assert held[0].data_ptr == addresses[0]
+    assert held[1].data_ptr != addresses[0]
+    graph.replay()
+    torch.cuda.synchronize()
+    expected = host_bytes(dlfp4.cast(x, "bfloat16"))
+    assert [host_bytes(y) for y in held] == [expected, expected]
+
+
+def test_branches_of_a_capture_share_nothing(torch):
+    """Work on two streams of one capture may run at once."""
+    x, other = randn(torch, 512, 512), torch.cuda.Stream()
+
+    def work(stream):
+        first = dlfp4.cast(x, "bfloat16", stream=stream)
+        fork, join = torch.cuda.Event(), torch.cuda.Event()
+        address = first.data_ptr
+        del first
+        fork.record(stream)
+        other.wait_event(fork)
+        second = dlfp4.cast(x, "bfloat16", stream=other)
+        assert second.data_ptr != address
+        join.record(other)
+        stream.wait_event(join)
+        return second
+
+    graph, second = capture(torch, work)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert host_bytes(second) == host_bytes(dlfp4.cast(x, "bfloat16"))
+
+
+def test_graphs_share_nothing(torch):
+    """Two that were captured on one stream are replayed on others, at once."""
+    x = [randn(torch, 2048, 2048) for _ in range(2)]
+    graphs, stream = [torch.cuda.CUDAGraph() for _ in x], torch.cuda.Stream()
+    results = [torch.empty_like(each) for each in x]
+    torch.cuda.synchronize()
+    for graph, each, result in zip(graphs, x, results, strict=True):
+        with torch.cuda.graph(graph, stream=stream):
+            dlfp4.dequantize(dlfp4.quantize(each, "nvfp4", stream=stream), out=result, stream=stream)
+    replaying = [torch.cuda.Stream() for _ in x]
+    for _ in range(10):
+        for graph, on in zip(graphs, replaying, strict=True):
+            with torch.cuda.stream(on):
+                graph.replay()
+    torch.cuda.synchronize()
+    for each, result in zip(x, results, strict=True):
+        assert host_bytes(result) == host_bytes(dlfp4.dequantize(dlfp4.quantize(each, "nvfp4")))
+
+
+@pytest.mark.parametrize("keeps", ["nothing", "result", "from before"])
+def test_memory_comes_back(torch, keeps):
+    """Of graphs, of their results, whichever ends first, and of tensors that end in a capture: 32 MB each, 64 times."""
+    x = randn(torch, 4096, 4096)
+
+    def free():
+        torch.cuda.synchronize()
+        dlfp4.cast(x[:1], "bfloat16")  # a call gives back what has ended
+        torch.cuda.synchronize()
+        return torch.cuda.mem_get_info()[0]
+
+    def work(stream, held):
+        held.clear()
+        return dlfp4.cast(x, "bfloat16", stream=stream)
+
+    before = free()
+    for _ in range(64):
+        stream = torch.cuda.Stream()
+        held = [dlfp4.cast(x, "bfloat16", stream=stream)] if keeps == "from before" else []
+        graph, y = capture(torch, lambda stream, held=held: work(stream, held), stream)
+        if keeps == "nothing":
+            del y
+        graph.replay()
+        del graph
+    y = None
+    assert before - free() < 256 * MEGABYTE
+
+
+def test_a_tensor_from_before_ends_within_a_capture(torch):
+    """Its memory is no node of the graph, which is replayed more than once."""
+    x, stream = randn(torch, 512, 512), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    before = [dlfp4.cast(x, "bfloat16", stream=stream)]
+    result, graph = torch.empty(512, 512, device="cuda", dtype=torch.bfloat16), torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=stream):
+        dlfp4.cast(x, "bfloat16", out=result, stream=stream)
+        before.clear()
+        dlfp4.cast(x, "float16", stream=stream)
+    for _ in range(3):
+        result.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert host_bytes(result) == host_bytes(dlfp4.cast(x, "bfloat16"))
+
+
+def test_a_capture_that_fails_leaves_nothing_behind(torch):
+    x, stream = randn(torch, 512, 512), torch.cuda.Stream()
+
+    def fail(stream):
+        y = dlfp4.cast(x, "bfloat16", stream=stream)
+        stream.synchronize()  # which ends the capture
+        return y
+
+    with pytest.raises(Exception, match="capture"):
+        capture(torch, fail, stream)
+    torch.cuda.synchronize()
+    assert host_bytes(dlfp4.cast(x, "bfloat16", stream=stream)) == host_bytes(dlfp4.cast(x, "bfloat16"))
