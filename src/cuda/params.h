@@ -19,7 +19,7 @@ constexpr int kStep = 16;  // elements at a time of a thread of the fast kernels
 // What a block of threads takes that works along columns, or turns rows into columns.
 constexpr int kTileRows = 128, kTileColumns = 128;
 DLFP4_RULE int strip_columns(int item) { return 256 / item; }  // 256 bytes of a row
-constexpr int kSquaresColumns = 64, kSquaresOfWarp = 2;        // squares of 16 along rows, those of a warp
+constexpr int kSquaresColumns = 128;                           // of squares of 16 along rows, those of a warp
 
 // Shared memory: for what a tile's threads share of a rule, then for its floats, then for codes of a byte.
 constexpr int kTileRuleBytes = 1024;

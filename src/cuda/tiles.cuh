@@ -216,6 +216,24 @@ __device__ inline void write_codes(const QuantizeParams &p, TilePlace at, const 
   }
 }
 
+// Twelve bytes of FP6 of each of eight lanes, so many apart, which lie side by side: exchanged, so that each store
+// fills sectors. The first `lanes` of them are there.
+template <int Apart>
+__device__ inline void store_run(uint8_t *run, int number, int lanes, const uint32_t *words) {
+  uint32_t received[3];
+#pragma unroll
+  for (int i = 0; i < 3; ++i) {  // word i of a lane, every third of the run
+    const int word = number + (2 * i + number) % 3 * 8;
+    received[i] = __shfl_sync(kAllLanes, words[i], threadIdx.x % 32 + (word / 3 - number) * Apart);
+  }
+#pragma unroll
+  for (int i = 0; i < 3; ++i) {
+    const int word = number + i * 8, which = word % 3;
+    if (word / 3 < lanes)
+      reinterpret_cast<uint32_t *>(run)[word] = which == 0 ? received[0] : which == 1 ? received[1] : received[2];
+  }
+}
+
 // Blocks along the columns of a unit. Codes of a byte each are left in `staged`.
 template <int Src, int Row, int BlockSize, int Kind, bool Square, int Lanes>
 __device__ inline void quantize_unit(const TileParams &p, TilePlace at, Unit unit, const ScaleRule &rule,
@@ -224,6 +242,7 @@ __device__ inline void quantize_unit(const TileParams &p, TilePlace at, Unit uni
   const QuantizeParams &q = p.columns;
   const uint32_t first = at.row + unit.row, line = at.column + unit.column, block = first / BlockSize;
   const bool there = first < static_cast<uint32_t>(q.stored) && line < static_cast<uint32_t>(q.lines);
+  const int segments = line < q.lines ? static_cast<int>(min(q.stored - at.row, int64_t{kTileRows}) / kStep) : 0;
   const bool is_first = there && first % BlockSize / kStep == 0;
   uint8_t *const data = q.data + bytes_of<kBits>(line * q.data_stride + first);
   uint8_t *const scale_place = linear_scale(q, line, block);
@@ -239,7 +258,11 @@ __device__ inline void quantize_unit(const TileParams &p, TilePlace at, Unit uni
     if (Square && i == 0 && unit.column % BlockSize == 0) scales->keep_square(unit, scale.stored, largest[i]);
     encode_scaled<Row, Kind>(p.encode, values[i], scale, largest[i], words[i]);
     if (is_first) store_scale<Kind>(q, scale_place + i * q.scale_stride, line + i, block, scale.stored);
-    if (kBits < 8 && there) store_codes<kBits>(data + bytes_of<kBits>(i * q.data_stride), words[i]);
+    uint8_t *const to = data + bytes_of<kBits>(i * q.data_stride);
+    if constexpr (kBits == 6)
+      store_run<Lanes>(to - bytes_of<kBits>(unit.row), unit.row / kStep, segments, words[i]);
+    else if (kBits < 8 && there)
+      store_codes<kBits>(to, words[i]);
   }
   if constexpr (kBits == 8) stage_codes(staged, unit, words);
 }
@@ -280,16 +303,15 @@ __device__ inline void quantize_tile(const TileParams &p) {
 
 constexpr int kStepsOfSquares = kSquaresColumns / kStep;
 
-// Squares of 16 along rows, each row of which has the scale: 64 columns of some squares below one another a warp, eight
-// rows at a time.
+// Squares of 16 along rows, each row of which has the scale: 128 columns a warp, four rows at a time.
 template <int Src, int Row, int Kind>
 __device__ inline void quantize_small_squares(const QuantizeParams &p, const EncodeParams &encode) {
-  constexpr int kBits = kFormats[Row].bits, kSide = 16, kPasses = 2 * kSquaresOfWarp, kRows = 32 / kStepsOfSquares;
-  static_assert(kSide == 2 * kRows, "");
+  constexpr int kBits = kFormats[Row].bits, kSide = 16, kRows = 32 / kStepsOfSquares;
+  constexpr int kPasses = kSide / kRows;
   const uint32_t warp = block_number(p) * (kThreads / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
   const uint32_t in_row = static_cast<uint32_t>((p.stored + kSquaresColumns - 1) / kSquaresColumns);
   const uint32_t first = warp % in_row * kSquaresColumns + lane % kStepsOfSquares * kStep, block = first / kSide;
-  const uint32_t line = warp / in_row * (kSide * kSquaresOfWarp) + lane / kStepsOfSquares;
+  const uint32_t line = warp / in_row * kSide + lane / kStepsOfSquares;
   const auto is_there = [&](int pass) { return first < p.stored && line + pass * kRows < p.lines; };
   const uint8_t *const from = p.src + (line * p.line_stride + first) * kFloatBytes<Src>;
   uint8_t *to = p.data + bytes_of<kBits>(line * p.data_stride + first), *scale_place = linear_scale(p, line, block);
@@ -300,14 +322,12 @@ __device__ inline void quantize_small_squares(const QuantizeParams &p, const Enc
     load_step<Src>(from + pass * (kRows * p.line_stride * kFloatBytes<Src>), is_there(pass), raw[pass]);
   const ScaleRule rule = rule_of_blocks<Kind>(p, given);
   uint32_t largest = 0;
-  BlockScale scale = {};
+#pragma unroll
+  for (int pass = 0; pass < kPasses; ++pass) largest = max(largest, largest_of<Src>(raw[pass]));
+  largest = largest_of_lanes(largest, 32 - kStepsOfSquares);
+  const BlockScale scale = scale_of_block<Kind>(rule, largest);
 #pragma unroll
   for (int pass = 0; pass < kPasses; ++pass) {
-    if (pass % 2 == 0) {
-      largest = max(largest_of<Src>(raw[pass]), largest_of<Src>(raw[pass + 1]));
-      largest = largest_of_lanes(largest, 32 - kStepsOfSquares);
-      scale = scale_of_block<Kind>(rule, largest);
-    }
     if (is_there(pass)) {
       float values[kStep];
       uint32_t words[kCodeWords<kBits>];
