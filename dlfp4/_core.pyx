@@ -9,6 +9,7 @@ import os
 import pickle
 import sys
 import threading
+import weakref
 
 import ml_dtypes
 import numpy as np
@@ -80,6 +81,7 @@ cdef extern from *:
     object read_descriptor(PyObject *, object)
 
     PyTypeObject *Py_TYPE(object) noexcept
+    bint PyType_SUPPORTS_WEAKREFS(PyTypeObject *) noexcept
     int PySlice_Unpack(object, Py_ssize_t *, Py_ssize_t *, Py_ssize_t *) except -1
     Py_ssize_t PySlice_AdjustIndices(Py_ssize_t, Py_ssize_t *, Py_ssize_t *, Py_ssize_t) noexcept
     object new_array(object, int, const int64_t *, const cnp.npy_intp *, void *, int)

@@ -44,14 +44,37 @@ cdef int64_t stream_for(Tensor source, stream) except? -2:
     load_kernels(source.dl.device.device_id)
     if stream is None:
         return source.stream
-    if type(stream) is not int:
-        if hasattr(stream, "__cuda_stream__"):   # of cuda.core, CuPy and others: (version, handle)
-            stream = stream.__cuda_stream__()[1]
-        elif hasattr(stream, "cuda_stream"):   # of PyTorch
-            stream = stream.cuda_stream
-    chosen = PyNumber_Index(stream) or LEGACY_STREAM
+    chosen = PyNumber_Index(stream if type(stream) is int else handle_of(stream)) or LEGACY_STREAM
     wait_for(source, chosen)
     return chosen
+
+
+cdef dict STREAM_OBJECTS = {}   # by handle: a weak reference to the object that was last given for it
+
+
+cdef object handle_of(stream):
+    """The handle of a stream object, which is remembered where it may own its stream."""
+    if hasattr(stream, "cuda_stream"):   # PyTorch's own none, and do not bear weak references
+        return stream.cuda_stream
+    if not hasattr(stream, "__cuda_stream__"):
+        return stream
+    handle = stream.__cuda_stream__()[1]   # of cuda.core, CuPy and others: (version, handle)
+    if PyType_SUPPORTS_WEAKREFS(Py_TYPE(stream)):
+        STREAM_OBJECTS[handle] = weakref.ref(stream)
+    return handle
+
+
+cdef PyObject *keep_stream(int64_t stream) except? NULL:
+    """A reference to the object of a stream, if there is one: its end may destroy the stream, on which memory is still
+    to be freed, and the driver does not survive a stream that is gone."""
+    if stream <= PER_THREAD_STREAM or not STREAM_OBJECTS:
+        return NULL
+    known = STREAM_OBJECTS.get(stream)
+    kept = None if known is None else known()
+    if kept is None:
+        return NULL
+    Py_INCREF(kept)
+    return <PyObject *> kept
 
 
 cdef int wait_for(Tensor source, int64_t stream) except -1:

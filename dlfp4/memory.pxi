@@ -75,6 +75,7 @@ cdef int allocate_cuda(Tensor self, int64_t stream) except -1:
         check_cuda(status, f"allocating {bytes} bytes on {device_of(self)}")
     self.owner = self.dl.data = block
     self.owner_kind = OWNER_CUDA
+    self.held = keep_stream(stream)
     return 0
 
 

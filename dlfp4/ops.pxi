@@ -199,6 +199,7 @@ def cast(x, dtype, *, rounding="nearest_even", saturate=True, packed=True, seed=
     stream : int or stream object, optional
         CUDA memory: where to run, a handle or an object with ``__cuda_stream__`` or ``cuda_stream``; it waits for the
         data. Default: the stream on which the data is made, of PyTorch the current one. The host does not wait.
+        Results keep the object; a stream that is given by its handle has to outlive them.
 
     Returns
     -------

@@ -41,6 +41,7 @@ cdef class Tensor:
         elif self.owner_kind == OWNER_CUDA:
             # Nothing to report a failure to: the context may be gone at exit, and its memory with it.
             dlfp4_cuda_free(self.dl.device.device_id, self.stream, self.owner)
+            Py_XDECREF(<PyObject *> self.held)
 
     @property
     def shape(self):

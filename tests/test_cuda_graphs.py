@@ -1,7 +1,9 @@
-"""Memory that is allocated while a graph is captured: whose it is, how long it lives, what serves again."""
+"""Memory that is allocated on a stream: how long the stream lives; while it is captured, whose memory it is, how long
+that lives, what serves again."""
 
 import ctypes
 import gc
+import weakref
 
 import numpy as np
 import pytest
@@ -222,3 +224,56 @@ def test_a_capture_that_fails_leaves_nothing_behind(torch):
         capture(torch, fail, stream)
     torch.cuda.synchronize()
     assert host_bytes(dlfp4.cast(x, "bfloat16", stream=stream)) == host_bytes(dlfp4.cast(x, "bfloat16"))
+
+
+# ---- Streams that end
+
+
+@pytest.fixture
+def cupy():
+    return pytest.importorskip("cupy", reason="CuPy is not installed")
+
+
+def test_what_is_made_on_a_stream_keeps_it(cupy):
+    """CuPy destroys a stream with its object: the driver would read freed memory when the result is freed."""
+    x = dlfp4.from_dlpack(cupy.linspace(-6, 6, 4096, dtype="float32"))
+    stream = cupy.cuda.Stream(non_blocking=True)
+    y = dlfp4.quantize(x, "mxfp4", stream=stream)
+    view, other = y.data[:2048], dlfp4.cast(x, "bfloat16")
+    z = dlfp4.dequantize(y)
+    alive = weakref.ref(stream)
+    del stream, y
+    gc.collect()
+    assert alive() is not None
+    del view
+    gc.collect()
+    assert alive() is not None  # of z, which was made where y was
+    expected = host_bytes(dlfp4.dequantize(dlfp4.quantize(x, "mxfp4")))
+    assert host_bytes(z) == expected
+    del z
+    gc.collect()
+    assert alive() is None
+    assert host_bytes(other) == host_bytes(dlfp4.cast(x, "bfloat16"))
+
+
+def test_a_graph_outlives_its_stream(cupy):
+    x = dlfp4.from_dlpack(cupy.linspace(-6, 6, 4096, dtype="float32"))
+    expected = host_bytes(dlfp4.cast(x, "bfloat16"))
+    cupy.cuda.Device().synchronize()
+    for first in ("graph", "result"):
+        held = {}
+        stream = cupy.cuda.Stream(non_blocking=True)
+        with stream:
+            stream.begin_capture()
+            held["result"] = dlfp4.cast(x, "bfloat16", stream=stream)
+            held["graph"] = stream.end_capture()
+        del stream
+        held["graph"].launch()
+        cupy.cuda.Device().synchronize()
+        assert host_bytes(held["result"]) == expected
+        del held[first]
+        gc.collect()
+        if "graph" in held:
+            held["graph"].launch()
+        cupy.cuda.Device().synchronize()
+        assert "result" not in held or host_bytes(held["result"]) == expected
