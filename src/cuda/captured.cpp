@@ -36,7 +36,7 @@ struct Block {
 struct Blocks {
   std::mutex mutex;  // never held while the driver is called, which may wait for `end`
   std::unordered_map<void *, std::unique_ptr<Block>> by_address;
-  std::atomic<size_t> count{0}, over{0};
+  std::atomic<size_t> count{0}, over[kMaxDevices]{};
 };
 
 // Never destroyed: graphs may end after static objects do.
@@ -47,23 +47,24 @@ Blocks &blocks() {
 
 // The driver says on any thread, where it may not be called, that neither a graph nor a tensor has a block.
 void end(void *block) {
+  const int device = static_cast<Block *>(block)->device;
   static_cast<Block *>(block)->is_over = true;
-  ++blocks().over;
+  ++blocks().over[device];
 }
 
-CUdeviceptr address(void *memory) { return reinterpret_cast<CUdeviceptr>(memory); }
-
-// What a stream is captured into; no graph where it is not.
+// What a stream is captured into: no graph where it is not, or no longer because something went wrong.
 struct Capture {
+  int state = 0;
   uint64_t id = 0;
   CUgraph graph = nullptr;
 
   explicit Capture(uintptr_t stream) {
-    int state = 0;
     const int status = opened_driver().cuStreamGetCaptureInfo(reinterpret_cast<CUstream>(stream), &state, &id, &graph,
                                                               nullptr, nullptr);
-    if (status != 0 || state != kCaptureActive) graph = nullptr;
+    if (status != 0) state = 0;
+    if (state != kCaptureActive) graph = nullptr;
   }
+  bool is_there() const { return state != 0; }
 };
 
 // A stream for a moment, outside of all captures.
@@ -97,38 +98,33 @@ int allocate_now(size_t bytes, void **out) {
   return status;
 }
 
-int give_back(const Block &block) {
-  const Driver &driver = opened_driver();
-  const OwnStream own;
-  int status = own.status();
-  if (block.last_use) {
-    if (status == 0) status = driver.cuStreamWaitEvent(own.get(), block.last_use, 0);
-    driver.cuEventDestroy(block.last_use);
+std::vector<std::unique_ptr<Block>> take_what_is_over(int device) {
+  std::vector<std::unique_ptr<Block>> over;
+  const std::lock_guard<std::mutex> lock(blocks().mutex);
+  auto &all = blocks().by_address;
+  for (auto each = all.begin(); each != all.end();) {
+    const bool is_over = each->second->device == device && each->second->is_over;
+    if (is_over) over.push_back(std::move(each->second));
+    each = is_over ? all.erase(each) : std::next(each);
   }
-  return status != 0 ? status : driver.cuMemFreeAsync(address(block.memory), own.get());
+  blocks().count = all.size();
+  blocks().over[device] -= over.size();
+  return over;
 }
 
-// Of the current device.
-int give_back_what_is_over(int device) {
-  if (blocks().over == 0) return 0;
-  std::vector<std::unique_ptr<Block>> over;
-  {
-    const std::lock_guard<std::mutex> lock(blocks().mutex);
-    auto &all = blocks().by_address;
-    for (auto each = all.begin(); each != all.end();) {
-      const bool is_over = each->second->device == device && each->second->is_over;
-      if (is_over) over.push_back(std::move(each->second));
-      each = is_over ? all.erase(each) : std::next(each);
+// Of the current device. What fails concerns nobody who calls now.
+void give_back_what_is_over(int device) {
+  if (blocks().over[device] == 0) return;
+  const Driver &driver = opened_driver();
+  const OwnStream own;
+  if (own.status() != 0) return;
+  for (const auto &block : take_what_is_over(device)) {
+    if (block->last_use) {
+      driver.cuStreamWaitEvent(own.get(), block->last_use, 0);
+      driver.cuEventDestroy(block->last_use);
     }
-    blocks().count = all.size();
-    blocks().over -= over.size();
+    driver.cuMemFreeAsync(reinterpret_cast<CUdeviceptr>(block->memory), own.get());
   }
-  int status = 0;
-  for (const auto &block : over) {
-    const int given_back = give_back(*block);
-    if (status == 0) status = given_back;
-  }
-  return status;
 }
 
 // The smallest that is idle and large enough, for another tensor.
@@ -144,33 +140,41 @@ Block *take_idle(uint64_t capture, uintptr_t stream, size_t bytes) {
   return best;
 }
 
-// From then on its end is the driver's to tell.
-int belong_to(CUgraph graph, std::unique_ptr<Block> block, unsigned references) {
-  const Driver &driver = opened_driver();
+Block *add_block(void *memory, size_t bytes, int device, uintptr_t stream, const Capture &capture) {
+  std::unique_ptr<Block> block(new Block{memory, bytes, device, stream, capture.id});
   Block *own = block.get();
-  {
-    const std::lock_guard<std::mutex> lock(blocks().mutex);
-    blocks().by_address[own->memory] = std::move(block);
-    blocks().count = blocks().by_address.size();
-  }
-  int status = driver.cuUserObjectCreate(&own->object, own, end, references, kNoDestructorSync);
-  if (status != 0) {
-    end(own);
-    return status;
-  }
-  status = driver.cuGraphRetainUserObject(graph, own->object, 1, kMoveToGraph);
-  if (status != 0) driver.cuUserObjectRelease(own->object, references);
-  return status;
+  const std::lock_guard<std::mutex> lock(blocks().mutex);
+  blocks().by_address[memory] = std::move(block);
+  blocks().count = blocks().by_address.size();
+  return own;
 }
 
-std::unique_ptr<Block> make_block(void *memory, size_t bytes, int device, uintptr_t stream, const Capture &capture) {
-  return std::unique_ptr<Block>(new Block{memory, bytes, device, stream, capture.id});
+// From then on its end is the driver's to tell.
+int belong_to(CUgraph graph, Block *block, unsigned references) {
+  const Driver &driver = opened_driver();
+  const int status = driver.cuUserObjectCreate(&block->object, block, end, references, kNoDestructorSync);
+  return status != 0 ? status : driver.cuGraphRetainUserObject(graph, block->object, 1, kMoveToGraph);
 }
 
 int allocate_new(int device, uintptr_t stream, const Capture &capture, size_t bytes, void **out) {
-  const int status = allocate_now(bytes, out);
+  int status = allocate_now(bytes, out);
   if (status != 0) return status;
-  return belong_to(capture.graph, make_block(*out, bytes, device, stream, capture), kGraphAndTensor);
+  Block *block = add_block(*out, bytes, device, stream, capture);
+  status = belong_to(capture.graph, block, kGraphAndTensor);
+  if (status != 0 && block->object)
+    opened_driver().cuUserObjectRelease(block->object, kGraphAndTensor);
+  else if (status != 0)
+    end(block);
+  return status;
+}
+
+// Memory from before the capture, which the driver does not free now: as long as the graph, whose nodes may use it, or
+// until the next call where the capture has failed. Work from before the capture is taken to have ended by then.
+int keep(int device, uintptr_t stream, const Capture &capture, void *memory) {
+  Block *block = add_block(memory, 0, device, stream, capture);
+  if (capture.graph) return belong_to(capture.graph, block, kGraph);
+  end(block);
+  return 0;
 }
 
 // After a capture a tensor may have been read by work of the stream that no graph knows of.
@@ -178,6 +182,22 @@ int mark_last_use(Block *block) {
   const Driver &driver = opened_driver();
   const int status = driver.cuEventCreate(&block->last_use, kEventDisableTiming);
   return status != 0 ? status : driver.cuEventRecord(block->last_use, reinterpret_cast<CUstream>(block->stream));
+}
+
+void set_idle(Block *block) {
+  const std::lock_guard<std::mutex> lock(blocks().mutex);
+  block->is_idle = true;
+}
+
+// The end of the tensor that has it. Another capture may have used it, whose graph then has it too.
+int free_block(Block *block, const Capture &capture) {
+  const Driver &driver = opened_driver();
+  if (capture.graph && capture.id != block->capture)
+    return driver.cuGraphRetainUserObject(capture.graph, block->object, 1, kMoveToGraph);
+  if (capture.graph) set_idle(block);
+  const int status = capture.is_there() ? 0 : mark_last_use(block);
+  const int released = driver.cuUserObjectRelease(block->object, 1);
+  return status != 0 ? status : released;
 }
 
 Block *find(void *memory) {
@@ -188,37 +208,24 @@ Block *find(void *memory) {
 
 }  // namespace
 
-int allocate_if_captured(int device, uintptr_t stream, size_t bytes, void **out, bool *is_taken) {
-  const int status = give_back_what_is_over(device);
+bool allocate_if_captured(int device, uintptr_t stream, size_t bytes, void **out, int *status) {
+  give_back_what_is_over(device);
   const Capture capture(stream);
-  *is_taken = capture.graph != nullptr || status != 0;
-  if (!*is_taken || status != 0) return status;
+  if (!capture.graph) return false;
   Block *idle = take_idle(capture.id, stream, bytes);
-  if (!idle) return allocate_new(device, stream, capture, bytes, out);
-  *out = idle->memory;
-  return opened_driver().cuUserObjectRetain(idle->object, 1);
+  if (idle) *out = idle->memory;
+  *status =
+      idle ? opened_driver().cuUserObjectRetain(idle->object, 1) : allocate_new(device, stream, capture, bytes, out);
+  return true;
 }
 
-int free_if_captured(int device, uintptr_t stream, void *memory, bool *is_taken) {
+bool free_if_captured(int device, uintptr_t stream, void *memory, int *status) {
+  const Capture capture(stream);
   Block *block = blocks().count > 0 ? find(memory) : nullptr;
-  *is_taken = block != nullptr;
-  if (!block) return 0;
-  const Capture capture(stream);
-  int status = capture.graph ? 0 : mark_last_use(block);
-  {
-    const std::lock_guard<std::mutex> lock(blocks().mutex);
-    block->is_idle = capture.graph && capture.id == block->capture;
-  }
-  const int released = opened_driver().cuUserObjectRelease(block->object, 1);
-  if (status == 0) status = released;
-  const int given_back = give_back_what_is_over(device);
-  return status != 0 ? status : given_back;
-}
-
-int keep_if_captured(int device, uintptr_t stream, void *memory, int status) {
-  const Capture capture(stream);
-  if (!capture.graph) return status;
-  return belong_to(capture.graph, make_block(memory, 0, device, stream, capture), kGraph);
+  if (!block && !capture.is_there()) return false;
+  *status = block ? free_block(block, capture) : keep(device, stream, capture, memory);
+  give_back_what_is_over(device);
+  return true;
 }
 
 }  // namespace cuda

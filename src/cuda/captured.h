@@ -8,14 +8,10 @@
 namespace dlfp4 {
 namespace cuda {
 
-// Each with a context of `device` current. What a capture has not allocated or freed is left to the caller:
-// `*is_taken`.
-int allocate_if_captured(int device, uintptr_t stream, size_t bytes, void **out, bool *is_taken);
-int free_if_captured(int device, uintptr_t stream, void *memory, bool *is_taken);
-
-// Memory from before, which the driver does not free while the stream is captured: as long as the graph. `status` where
-// it is not captured.
-int keep_if_captured(int device, uintptr_t stream, void *memory, int status);
+// Each with a context of `device` current, and false where neither the stream is captured nor the memory is a
+// capture's: it is the caller's then.
+bool allocate_if_captured(int device, uintptr_t stream, size_t bytes, void **out, int *status);
+bool free_if_captured(int device, uintptr_t stream, void *memory, int *status);
 
 }  // namespace cuda
 }  // namespace dlfp4

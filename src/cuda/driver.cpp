@@ -146,9 +146,8 @@ int dlfp4_cuda_copy(int device, uintptr_t stream, dlfp4_cuda_direction direction
 int dlfp4_cuda_alloc(int device, uintptr_t stream, size_t bytes, void **out) {
   const CurrentContext context(device);
   if (context.status() != 0) return context.status();
-  bool is_taken = false;
-  int status = allocate_if_captured(device, stream, bytes, out, &is_taken);
-  if (is_taken) return status;
+  int status = 0;
+  if (allocate_if_captured(device, stream, bytes, out, &status)) return status;
   CUdeviceptr ptr = 0;
   status = driver.cuMemAllocAsync(&ptr, bytes, handle(stream));
   *out = reinterpret_cast<void *>(ptr);
@@ -158,11 +157,8 @@ int dlfp4_cuda_alloc(int device, uintptr_t stream, size_t bytes, void **out) {
 int dlfp4_cuda_free(int device, uintptr_t stream, void *ptr) {
   const CurrentContext context(device);
   if (context.status() != 0) return context.status();
-  bool is_taken = false;
-  int status = free_if_captured(device, stream, ptr, &is_taken);
-  if (is_taken) return status;
-  status = driver.cuMemFreeAsync(address(ptr), handle(stream));
-  return status == 0 ? 0 : keep_if_captured(device, stream, ptr, status);
+  int status = 0;
+  return free_if_captured(device, stream, ptr, &status) ? status : driver.cuMemFreeAsync(address(ptr), handle(stream));
 }
 
 int dlfp4_cuda_wait(int device, uintptr_t stream) {

@@ -113,8 +113,8 @@ DLFP4_RULE uint32_t own_bits(int bits, int field, uint32_t of_field) {
   return rotate_right(of_field & ~0x01000100u, 22) | (of_field & 0x01000100) << 2;
 }
 
-// The word that has these fields: what is wrong is put right, until nothing is. A bit that was changed may make another
-// wrong that depends on it too; after four rounds at most there is none left.
+// The word that has these fields: what is wrong is put right, until nothing is. No bit is two fields' own. One that was
+// changed may make another wrong that depends on it too; after four rounds at most there is none left.
 DLFP4_RULE uint32_t word_of_fields(int bits, const uint32_t *fields) {
   uint32_t word = 0, wrong = 1;
   while (wrong != 0) {

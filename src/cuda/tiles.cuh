@@ -220,9 +220,10 @@ __device__ inline void write_codes(const QuantizeParams &p, TilePlace at, const 
 // fills sectors. The first `lanes` of them are there.
 template <int Apart>
 __device__ inline void store_run(uint8_t *run, int number, int lanes, const uint32_t *words) {
+  static_assert(8 * Apart == 32, "lanes of one warp");
   uint32_t received[3];
 #pragma unroll
-  for (int i = 0; i < 3; ++i) {  // word i of a lane, every third of the run
+  for (int i = 0; i < 3; ++i) {  // word i of a lane, every third of the run: eight further is two further among three
     const int word = number + (2 * i + number) % 3 * 8;
     received[i] = __shfl_sync(kAllLanes, words[i], threadIdx.x % 32 + (word / 3 - number) * Apart);
   }
@@ -242,7 +243,6 @@ __device__ inline void quantize_unit(const TileParams &p, TilePlace at, Unit uni
   const QuantizeParams &q = p.columns;
   const uint32_t first = at.row + unit.row, line = at.column + unit.column, block = first / BlockSize;
   const bool there = first < static_cast<uint32_t>(q.stored) && line < static_cast<uint32_t>(q.lines);
-  const int segments = line < q.lines ? static_cast<int>(min(q.stored - at.row, int64_t{kTileRows}) / kStep) : 0;
   const bool is_first = there && first % BlockSize / kStep == 0;
   uint8_t *const data = q.data + bytes_of<kBits>(line * q.data_stride + first);
   uint8_t *const scale_place = linear_scale(q, line, block);
@@ -259,9 +259,10 @@ __device__ inline void quantize_unit(const TileParams &p, TilePlace at, Unit uni
     encode_scaled<Row, Kind>(p.encode, values[i], scale, largest[i], words[i]);
     if (is_first) store_scale<Kind>(q, scale_place + i * q.scale_stride, line + i, block, scale.stored);
     uint8_t *const to = data + bytes_of<kBits>(i * q.data_stride);
-    if constexpr (kBits == 6)
-      store_run<Lanes>(to - bytes_of<kBits>(unit.row), unit.row / kStep, segments, words[i]);
-    else if (kBits < 8 && there)
+    if constexpr (kBits == 6) {
+      const int lanes = line < q.lines ? static_cast<int>(min(q.stored - at.row, int64_t{kTileRows}) / kStep) : 0;
+      store_run<Lanes>(to - bytes_of<kBits>(unit.row), unit.row / kStep, lanes, words[i]);
+    } else if (kBits < 8 && there)
       store_codes<kBits>(to, words[i]);
   }
   if constexpr (kBits == 8) stage_codes(staged, unit, words);
