@@ -149,8 +149,7 @@ bool is_flat(const Params &p) {
 
 int64_t threads_of_rows(const QuantizeParams &p, const FormatInfo &format) {
   if (format.group == 1) return p.lines * (p.stored / kStep);
-  if (format.row->repeats)
-    return divide_up(p.lines, p.group) * divide_up(p.stored, kSquaresColumns) * 32;
+  if (format.row->repeats) return divide_up(p.lines, p.group) * divide_up(p.stored, kSquaresColumns) * 32;
   return divide_up(p.lines, p.group) * p.blocks * kThreads;
 }
 
