@@ -299,6 +299,11 @@ cdef class Tensor:
             The data cannot go out as asked; the message says what to do.
         ValueError
             An argument has a value that means nothing.
+
+        Notes
+        -----
+        CUDA memory of dlfp4's own is freed in the order of the stream on which it was made. Where a consumer works on
+        another stream, keep the tensor until that work has ended.
         """
         if stream is None and dl_device is None and copy is None and not is_cuda(self.dl.device.device_type):
             return export_capsule(self, max_version, 0)

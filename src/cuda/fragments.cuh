@@ -2,8 +2,8 @@
 // Layout: a lane's words of a block of 64 elements of K (prepared.h) to the four A operands of each k16 step.
 // Trick: a code's bits in the low exponent and high mantissa bits of a 16-bit float are its value times a power of two,
 // subnormal codes too, since the float is then subnormal as well. Scales bring the exponent back. Left shifts are
-// multiplications, which run beside the masks. As bfloat16, FP4 takes eight
-// operations for eight codes, e4m3 four for four.
+// multiplications, which run beside the masks. As bfloat16, FP4 takes eight operations for eight codes, e4m3 four for
+// four.
 #ifndef DLFP4_SRC_CUDA_FRAGMENTS_CUH_
 #define DLFP4_SRC_CUDA_FRAGMENTS_CUH_
 
