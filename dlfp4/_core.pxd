@@ -2,6 +2,7 @@
 from libc.stdint cimport int64_t, uint8_t
 
 from dlfp4._dlpack cimport DLTensor
+from dlfp4._kernels cimport dlfp4_cuda_uses
 
 cdef enum:
     INLINE_DIMS = 12   # shape and strides of up to six dimensions lie in the object itself
@@ -23,6 +24,7 @@ cdef class Tensor:
     cdef int64_t stream          # CUDA stream on which the data becomes ready
     cdef void *owner             # what keeps the memory alive, a thing of kind owner_kind
     cdef void *held              # beside the owner: the storage of a loan that was handed on, a stream, or NULL
+    cdef dlfp4_cuda_uses *uses   # of our own device memory, on other streams; NULL where there are none
     cdef int64_t *pairs          # shape and strides in pairs, for the x2 dialect; NULL where it does not apply
     cdef uint8_t owner_kind
     cdef uint8_t row             # element type, an index into dtypes.def

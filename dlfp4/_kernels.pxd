@@ -228,6 +228,9 @@ cdef extern from "cuda/driver.h" nogil:
         DLFP4_DEVICE_TO_DEVICE
     int dlfp4_cuda_copy(int, uintptr_t, dlfp4_cuda_direction, void *, const void *, size_t)
     int dlfp4_cuda_alloc(int, uintptr_t, size_t, void **)
-    int dlfp4_cuda_free(int, uintptr_t, void *)
+    struct dlfp4_cuda_uses:
+        pass
+    int dlfp4_cuda_free(int, uintptr_t, void *, dlfp4_cuda_uses *)
+    int dlfp4_cuda_add_use(int, dlfp4_cuda_uses **, uintptr_t)
     int dlfp4_cuda_wait(int, uintptr_t)
     int dlfp4_cuda_order(int, uintptr_t, uintptr_t)

@@ -84,6 +84,24 @@ cdef int wait_for(Tensor source, int64_t stream) except -1:
     return 0
 
 
+cdef int used_on(Tensor self, int64_t stream) except -1:
+    """Memory of our own is freed in the order of one stream: keep it for what others hold that read or wrote it."""
+    cdef Tensor base = base_of(self)
+    cdef int status
+    if base.owner_kind != OWNER_CUDA or base.stream == stream:
+        return 0
+    with cython.critical_section(base):
+        status = dlfp4_cuda_add_use(base.dl.device.device_id, &base.uses, stream)
+    return check_cuda(status, f"keeping memory for stream {stream}")
+
+
+cdef inline Tensor base_of(Tensor self):
+    """The Tensor whose memory a view shares."""
+    if self.owner_kind == OWNER_OBJECT and type(<object> self.owner) is Tensor:
+        return <Tensor> self.owner
+    return self
+
+
 cdef Tensor place_managed(Tensor self, bint on_device):
     """Managed memory as its device's, or as the host's after the work on its stream; other tensors as they are."""
     cdef Tensor view
@@ -130,6 +148,7 @@ cdef int convert_on_cuda(Tensor source, Tensor result, const dlfp4_convert_optio
     status = dlfp4_cuda_convert(source.dl.device.device_id, stream, &src, &dst, options)
     if status != 0:   # the message alone would cost a tenth of the call
         check_kernel(status, f"converting {dtype_name(source)} to {dtype_name(result)}")
+    used_on(source, stream)
     return hand_back(result, stream)
 
 
@@ -137,7 +156,7 @@ cdef int hand_back(Tensor result, int64_t stream) except -1:
     """Let work on a result's own stream start after what was written on another."""
     if stream != result.stream:
         check_cuda(dlfp4_cuda_order(result.dl.device.device_id, stream, result.stream), "ordering two streams")
-    return 0
+    return used_on(result, stream)
 
 
 def _written_on(Tensor result, stream):

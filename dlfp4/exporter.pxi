@@ -14,6 +14,7 @@ cdef extern from *:
     }
     """
     bint python_is_gone() noexcept nogil
+    bint Py_IsFinalizing() noexcept nogil
 
 
 # ---- Managed tensors: one block with the dimensions behind the struct, alive as long as its consumer wants
@@ -93,9 +94,21 @@ cdef void release_legacy(DLManagedTensor *managed) noexcept nogil:
             drop_export(managed.manager_ctx, managed)
 
 
-cdef inline void drop_export(void *tensor, void *block) noexcept:
+cdef void drop_export(void *tensor, void *block) noexcept:
+    if base_of(<Tensor> tensor).owner_kind == OWNER_CUDA and not Py_IsFinalizing():
+        keep_for_consumers(<Tensor> tensor)
     Py_DECREF(<object> tensor)
     PyMem_RawFree(block)
+
+
+cdef void keep_for_consumers(Tensor self) noexcept:
+    """Who drops a tensor may still have work under way that reads it, on a stream of which only its framework knows. A
+    deleter may be called while an exception is."""
+    cdef PyObject *kind, *value, *traceback
+    PyErr_Fetch(&kind, &value, &traceback)
+    for stream in frameworks.current_streams(self.dl.device.device_id):
+        used_on(self, stream or LEGACY_STREAM)
+    PyErr_Restore(kind, value, traceback)
 
 
 # ---- Capsules

@@ -103,6 +103,7 @@ cdef ScaledTensor restore(ScaledTensor self, given=None):
     fill_blocks(&blocks, result, 0)
     check_kernel(dlfp4_cuda_prepare(device_number(data), stream, &blocks, self.number, prepared.rows,
                                     prepared.largest, self.data.dl.data, True), f"restoring {self.format}")
+    used_on(self.data, stream)
     return result
 
 
@@ -195,7 +196,7 @@ def _multiply_on_cuda(Tensor a, ScaledTensor b, Tensor out, alpha, factor, str t
     With `scales`, a has codes: what _reads_codes says.
     """
     cdef int64_t chosen = stream_for(a, stream)
-    cdef Tensor rows = as_rows(a, chosen), target = as_rows(out), result = target
+    cdef Tensor rows = as_rows(a, chosen), target = as_rows(out), result = target, read
     cdef dlfp4_cuda_product product
     memset(&product, 0, sizeof(product))
     secure(a)
@@ -223,6 +224,9 @@ def _multiply_on_cuda(Tensor a, ScaledTensor b, Tensor out, alpha, factor, str t
     check_kernel(dlfp4_cuda_multiply(device_number(a), chosen, &product, TACTICS[tactic]), "multiplying matrices")
     if result is not target:
         convert(result, target, NULL, chosen)
+    for read in (rows, scales, b.data, b.scales, b.global_scale, factor):
+        if read is not None:
+            used_on(read, chosen)
     hand_back(out, chosen)
 
 

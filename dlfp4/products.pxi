@@ -292,6 +292,8 @@ cdef bint sum_on_cuda(Factor *a, Factor *b, tuple parts, Tensor result) except? 
     if status <= -DLFP4_CUDA_REFUSED:
         return False
     check_cuda(status, "summing products")
+    for part in parts:
+        used_on(part, result.stream)
     return True
 
 

@@ -435,6 +435,9 @@ cdef int quantize_on_cuda(Request *request, tuple results, _Rules rules, global_
                                  along[1])
     if status != 0:   # the message alone would cost a tenth of the call
         check_kernel(status, f"quantizing {dtype_name(source)} to {rules.format}")
+    used_on(source, stream)
+    if given is not None:
+        used_on(given, stream)
     for result in results:
         hand_back(result.data, stream)
         hand_back(result.scales, stream)
@@ -565,6 +568,10 @@ cdef int dequantize_on_cuda(ScaledTensor source, Tensor result, int64_t stream) 
     status = dlfp4_cuda_dequantize(result.dl.device.device_id, stream, &blocks, source.number, decode, &matrix)
     if status != 0:
         check_kernel(status, f"dequantizing {source.format}")
+    used_on(source.data, stream)
+    used_on(source.scales, stream)
+    if source.global_scale is not None:
+        used_on(source.global_scale, stream)
     return hand_back(result, stream)
 
 

@@ -40,7 +40,7 @@ cdef class Tensor:
             PyMem_RawFree(self.owner)
         elif self.owner_kind == OWNER_CUDA:
             # Nothing to report a failure to: the context may be gone at exit, and its memory with it.
-            dlfp4_cuda_free(self.dl.device.device_id, self.stream, self.owner)
+            dlfp4_cuda_free(self.dl.device.device_id, self.stream, self.owner, self.uses)
             Py_XDECREF(<PyObject *> self.held)
 
     @property
@@ -302,8 +302,9 @@ cdef class Tensor:
 
         Notes
         -----
-        CUDA memory of dlfp4's own is freed in the order of the stream on which it was made. Where a consumer works on
-        another stream, keep the tensor until that work has ended.
+        CUDA memory of dlfp4's own is freed in the order of the stream on which it was made, and after the work that
+        PyTorch's and CuPy's current streams hold when a consumer drops it. JAX drops what it no longer reads. Where
+        work is under way on other streams, keep the tensor until it has ended.
         """
         if stream is None and dl_device is None and copy is None and not is_cuda(self.dl.device.device_type):
             return export_capsule(self, max_version, 0)

@@ -1,5 +1,5 @@
-"""Memory that is allocated on a stream: how long the stream lives; while it is captured, whose memory it is, how long
-that lives, what serves again."""
+"""Memory that is allocated on a stream: how long the stream lives; what reads it on others; while it is captured, whose
+memory it is, how long that lives, what serves again."""
 
 import ctypes
 import gc
@@ -296,3 +296,97 @@ def test_a_graph_outlives_its_stream(cupy):
             held["graph"].launch()
         cupy.cuda.Device().synchronize()
         assert "result" not in held or host_bytes(held["result"]) == expected
+
+
+# ---- Readers on other streams
+
+
+def in_bfloat16(values):
+    return dlfp4.cast(values, "bfloat16")
+
+
+def in_blocks(values):
+    return dlfp4.quantize(values, "nvfp4")
+
+
+def as_weights(values):
+    return dlfp4.quantize(values, "nvfp4").prepare()
+
+
+class Named:
+    """A stream by its handle, as CuPy takes one."""
+
+    def __init__(self, stream):
+        self.handle = stream.cuda_stream
+
+    def __cuda_stream__(self):
+        return 0, self.handle
+
+
+def copy_by_cupy(t, stream):
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+    with cupy.cuda.Stream.from_external(Named(stream)):
+        return cupy.from_dlpack(t.view("uint16")).copy()
+
+
+# What is made of values, and who reads it on a stream, which is PyTorch's current one, beside other values or weights.
+READERS = {
+    "cast": (in_bfloat16, lambda t, stream, x, w: dlfp4.cast(t, "float8_e4m3fn", stream=stream)),
+    "quantize": (in_bfloat16, lambda t, stream, x, w: dlfp4.quantize(t[8:], "mxfp4", stream=stream)),
+    "given scale": (
+        lambda values: dlfp4.cast(values[:1, :1].abs(), "float32")[0, 0],
+        lambda t, stream, x, w: dlfp4.quantize(x, "nvfp4", global_scale=t, stream=stream),
+    ),
+    "dequantize": (in_blocks, lambda t, stream, x, w: dlfp4.dequantize(t, stream=stream)),
+    "dot": (in_bfloat16, lambda t, stream, x, w: dlfp4.vecdot(x, t)),
+    "rows": (in_bfloat16, lambda t, stream, x, w: dlfp4.matmul(t[:16], w.mT, stream=stream)),
+    "coded rows": (in_blocks, lambda t, stream, x, w: dlfp4.matmul(t, w.mT, stream=stream)),
+    "weights": (as_weights, lambda t, stream, x, w: dlfp4.matmul(x, t.mT, stream=stream)),
+    "restored weights": (as_weights, lambda t, stream, x, w: dlfp4.dequantize(t, stream=stream)),
+    "to_torch": (in_bfloat16, lambda t, stream, x, w: t.to_torch().clone()),
+    "a view": (in_bfloat16, lambda t, stream, x, w: dlfp4.from_dlpack(t)[8:].view("uint8").to_torch().clone()),
+    "CuPy": (in_bfloat16, lambda t, stream, x, w: copy_by_cupy(t, stream)),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_memory_outlasts_what_reads_it(torch, name):
+    """It is dropped while the reader has yet to start, and what is made next would lie there."""
+    make, read = READERS[name]
+    values, others = (randn(torch, 1024, 1024) for _ in range(2))
+    beside = randn(torch, 1024, 1024, dtype="bfloat16"), as_weights(randn(torch, 1024, 1024))
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        expected = all_bytes(read(make(values), stream, *beside))
+    t = make(values)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(200_000_000)
+        result = read(t, stream, *beside)
+    del t
+    made_next = make(others)
+    torch.cuda.synchronize()
+    assert all_bytes(result) == expected
+    assert all_bytes(made_next) == all_bytes(make(others))
+
+
+def test_readers_streams_may_end_first(cupy):
+    """CuPy destroys its streams: what they read is freed later, by no call that names them."""
+    x = cupy.linspace(-6, 6, 2**20, dtype="float32")
+    t = dlfp4.cast(x, "bfloat16")
+    expected = host_bytes(dlfp4.cast(t, "float8_e4m3fn"))
+    for _ in range(8):
+        stream = cupy.cuda.Stream(non_blocking=True)
+        with stream:
+            out = cupy.empty(x.shape, "uint8")
+            dlfp4.cast(t, "float8_e4m3fn", out=dlfp4.from_dlpack(out).view("float8_e4m3fn"), stream=stream.ptr)
+            copied = cupy.from_dlpack(t.view("uint16")).copy()
+        stream.synchronize()
+        assert out.get().tobytes() == expected
+        assert copied.get().tobytes() == host_bytes(t)
+        del stream
+        gc.collect()
+    del t
+    gc.collect()
+    assert host_bytes(dlfp4.cast(dlfp4.cast(x, "bfloat16"), "float8_e4m3fn")) == expected

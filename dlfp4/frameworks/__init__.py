@@ -3,13 +3,14 @@
 To add a framework, write its file, which ends in one ``FRAMEWORK`` row, and add its name to ``NAMES``.
 """
 
+import sys
 from functools import cache
 from importlib import import_module
 from types import ModuleType
 
 from dlfp4.frameworks.base import Framework
 
-__all__ = ["NAMES", "Framework", "framework", "load", "of_type"]
+__all__ = ["NAMES", "Framework", "current_streams", "framework", "load", "of_type"]
 
 NAMES = (
     "numpy",
@@ -36,6 +37,12 @@ def framework(name: str) -> Framework:
     """The row of a framework."""
     row: Framework = load(name).FRAMEWORK
     return row
+
+
+def current_streams(index: int) -> list[int]:
+    """The streams on which the frameworks that are loaded work now on a CUDA device."""
+    asked = [framework(name).current_stream for name in NAMES if name in sys.modules]
+    return [current_stream(index) for current_stream in asked if current_stream is not None]
 
 
 def of_type(cls: type) -> Framework | None:

@@ -91,10 +91,10 @@ def keeper() -> Any:
 
 
 def current_stream(index: int) -> int:
-    """The handle of PyTorch's current stream on a CUDA device."""
+    """The handle of PyTorch's current stream on a CUDA device; before it uses CUDA, which asking would start, 0."""
     import torch
 
-    return int(torch.cuda.current_stream(index).cuda_stream)
+    return int(torch.cuda.current_stream(index).cuda_stream) if torch.cuda.is_initialized() else 0
 
 
 def gpu_missing() -> str | None:

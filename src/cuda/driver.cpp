@@ -6,7 +6,9 @@
 
 #include <dlfcn.h>
 
+#include <memory>
 #include <mutex>
+#include <vector>
 
 #include "captured.h"
 #include "context.h"
@@ -98,6 +100,42 @@ CurrentContext::~CurrentContext() {
 
 using namespace dlfp4::cuda;
 
+// The last use of memory on each stream that is not the one in whose order it is freed.
+struct dlfp4_cuda_uses {
+  struct Use {
+    uintptr_t stream;
+    CUevent event;
+  };
+  std::vector<Use> last;
+
+  ~dlfp4_cuda_uses() {
+    for (const Use &use : last) driver.cuEventDestroy(use.event);
+  }
+
+  // Work of a stream that is gone may have to be waited for under the handle that another has now.
+  int add(uintptr_t stream) {
+    for (const Use &use : last) {
+      if (use.stream != stream) continue;
+      const int status = driver.cuStreamWaitEvent(handle(stream), use.event, 0);
+      return status != 0 ? status : driver.cuEventRecord(use.event, handle(stream));
+    }
+    CUevent event = nullptr;
+    const int status = driver.cuEventCreate(&event, kEventDisableTiming);
+    if (status != 0) return status;
+    last.push_back({stream, event});
+    return driver.cuEventRecord(event, handle(stream));
+  }
+
+  // A capture keeps what is freed in it, and cannot wait for what is outside of it.
+  int order_before(uintptr_t stream) const {
+    int status = 0;
+    if (is_capturing(stream)) return 0;
+    for (const Use &use : last)
+      if (status == 0) status = driver.cuStreamWaitEvent(handle(stream), use.event, 0);
+    return status;
+  }
+};
+
 const char *dlfp4_cuda_error_name(int status) {
   const char *name = nullptr;
   if (status == DLFP4_CUDA_NO_IMAGE)
@@ -154,11 +192,21 @@ int dlfp4_cuda_alloc(int device, uintptr_t stream, size_t bytes, void **out) {
   return status;
 }
 
-int dlfp4_cuda_free(int device, uintptr_t stream, void *ptr) {
+int dlfp4_cuda_free(int device, uintptr_t stream, void *ptr, dlfp4_cuda_uses *uses) {
+  const CurrentContext context(device);
+  const std::unique_ptr<const dlfp4_cuda_uses> ended(uses);
+  if (context.status() != 0) return context.status();
+  int status = uses ? uses->order_before(stream) : 0;
+  if (status != 0) return status;
+  return free_if_captured(device, stream, ptr, &status) ? status : driver.cuMemFreeAsync(address(ptr), handle(stream));
+}
+
+int dlfp4_cuda_add_use(int device, dlfp4_cuda_uses **uses, uintptr_t stream) {
   const CurrentContext context(device);
   if (context.status() != 0) return context.status();
-  int status = 0;
-  return free_if_captured(device, stream, ptr, &status) ? status : driver.cuMemFreeAsync(address(ptr), handle(stream));
+  if (is_capturing(stream)) return 0;
+  if (!*uses) *uses = new dlfp4_cuda_uses;
+  return (*uses)->add(stream);
 }
 
 int dlfp4_cuda_wait(int device, uintptr_t stream) {

@@ -27,8 +27,14 @@ int dlfp4_cuda_copy(int device, uintptr_t stream, enum dlfp4_cuda_direction dire
                     size_t bytes);
 
 /* In the order of the stream. What a capture allocates stays until the graph has ended and it was freed. */
+struct dlfp4_cuda_uses;
 int dlfp4_cuda_alloc(int device, uintptr_t stream, size_t bytes, void **out);
-int dlfp4_cuda_free(int device, uintptr_t stream, void *ptr);
+int dlfp4_cuda_free(int device, uintptr_t stream, void *ptr, struct dlfp4_cuda_uses *uses);
+
+/* Memory is freed after what `stream` holds now as well, whatever becomes of the stream; `uses` starts as NULL and ends
+ * with dlfp4_cuda_free. What a graph uses is not added: who replays it keeps that. Calls for one memory exclude each
+ * other. */
+int dlfp4_cuda_add_use(int device, struct dlfp4_cuda_uses **uses, uintptr_t stream);
 
 /* Waits for the work that `stream` holds. */
 int dlfp4_cuda_wait(int device, uintptr_t stream);
