@@ -22,7 +22,7 @@ import numpy as np
 
 from dlfp4 import _core
 from dlfp4._core import BackendError, DriverError, ScaledTensor, Tensor, asarray, cast, cpu_isa, empty, get_num_threads
-from dlfp4.engines.clocks import Clock, clock_at, is_capturing
+from dlfp4.engines.clocks import Clock, clock_at
 from dlfp4.engines.problem import ON_CUDA, Backend, Operand, Problem, bucket, decode, describe, name_of
 from dlfp4.nvrtc import keep
 
@@ -164,7 +164,7 @@ def choose(problem: Problem, rows: Sequence[Backend]) -> Pair:
         return pairs[0]
     key = key_of(problem, pairs)
     found = CHOICES.get(key)
-    if found is None and path is not None and not is_capturing(problem):
+    if found is None and path is not None and not _core._is_captured(problem.a, problem.stream):
         found = find(problem, pairs, key, path)
     if found is None:
         return pairs[0]

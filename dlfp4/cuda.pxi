@@ -164,6 +164,12 @@ def _written_on(Tensor result, stream):
     hand_back(result, PyNumber_Index(stream) or LEGACY_STREAM)
 
 
+def _is_captured(x, stream):
+    """Whether an operation whose first operand is `x` goes into a graph, in which nothing can be measured."""
+    cdef Tensor source = elements_of(x)
+    return on_cuda(source) and dlfp4_cuda_is_capturing(source.dl.device.device_id, stream_for(source, stream))
+
+
 def _cuda_capability(int index):
     """The compute capability of a CUDA device, as (major, minor)."""
     cdef int architecture = 0

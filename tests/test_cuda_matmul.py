@@ -450,3 +450,25 @@ def test_capture_is_not_measured(torch, cache):
     graph.replay()
     torch.cuda.synchronize()
     assert torch.equal(out, expected)
+
+
+def test_capture_by_cupy_is_not_measured(torch, cache, monkeypatch):
+    """The driver knows, where there is no PyTorch to ask."""
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+    monkeypatch.setattr("dlfp4.engines.clocks.has_torch", lambda: False)
+    a = on_cuda(native_cast(values((8, 512)), "bfloat16"))
+    b = on_cuda(dlfp4.quantize(values((256, 512), 1), "nvfp4")).prepare().mT
+    out = dlfp4.empty((8, 256), "bfloat16", device="cuda:0")
+    expected = dlfp4.matmul(a, b, out=out).to_device("cpu").view("uint16").tolist()
+    stream = cupy.cuda.Stream(non_blocking=True)
+    torch.cuda.synchronize()
+    with dlfp4.autotune(cache), stream:
+        stream.begin_capture()
+        dlfp4.matmul(a, b, out=out, stream=stream)
+        graph = stream.end_capture()
+    assert not autotune.CHOICES
+    out.to_torch().fill_(float("nan"))
+    torch.cuda.synchronize()
+    graph.launch(stream)
+    stream.synchronize()
+    assert out.to_device("cpu").view("uint16").tolist() == expected

@@ -17,11 +17,9 @@ import numpy as np
 
 from dlfp4._core import Tensor, asarray
 from dlfp4.engines.problem import ON_CUDA
-from dlfp4.engines.torch import stream_of
 
 if TYPE_CHECKING:
     from dlfp4._core import Device, _Stream
-    from dlfp4.engines.problem import Problem
 
 Call = Callable[[], None]
 
@@ -200,13 +198,3 @@ def has_torch() -> bool:
 def wait_for(x: Tensor) -> None:
     """Until what writes a tensor is done: copies to the host wait for it."""
     x.view("uint8").reshape(-1)[:1].to_device("cpu")
-
-
-def is_capturing(problem: Problem) -> bool:
-    """Whether the problem is being captured in a graph of PyTorch's, in which nothing can be measured."""
-    if problem.device.type not in ON_CUDA or not has_torch():
-        return False
-    import torch
-
-    with torch.cuda.device(problem.device.index), torch.cuda.stream(stream_of(problem.stream)):
-        return bool(torch.cuda.is_current_stream_capturing())

@@ -214,6 +214,11 @@ int dlfp4_cuda_wait(int device, uintptr_t stream) {
   return context.status() != 0 ? context.status() : driver.cuStreamSynchronize(handle(stream));
 }
 
+bool dlfp4_cuda_is_capturing(int device, uintptr_t stream) {
+  const CurrentContext context(device);
+  return context.status() == 0 && is_capturing(stream);
+}
+
 int dlfp4_cuda_order(int device, uintptr_t earlier, uintptr_t later) {
   const CurrentContext context(device);
   if (context.status() != 0) return context.status();

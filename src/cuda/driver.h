@@ -6,6 +6,7 @@
 #ifndef DLFP4_SRC_CUDA_DRIVER_H_
 #define DLFP4_SRC_CUDA_DRIVER_H_
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -38,6 +39,9 @@ int dlfp4_cuda_add_use(int device, struct dlfp4_cuda_uses **uses, uintptr_t stre
 
 /* Waits for the work that `stream` holds. */
 int dlfp4_cuda_wait(int device, uintptr_t stream);
+
+/* Whether work on `stream` goes into a graph, or may not be done while another stream is captured. */
+bool dlfp4_cuda_is_capturing(int device, uintptr_t stream);
 
 /* Work put on `later` from now on runs after what `earlier` holds now. The host does not wait. While one of them is
  * captured into a graph there is no such order between the two, and none is made: what the graph reads has to be ready
