@@ -111,8 +111,8 @@ def autotune(cache: str | os.PathLike[str] | None = None) -> Iterator[None]:
     Operands are copied until they exceed all caches (256 MiB, at most 64 copies), and calls walk over the copies. On
     CUDA devices graphs of such calls are timed, by PyTorch or CuPy if either is there; otherwise single calls. Figures
     are medians of nine rounds in which all candidates take turns. All that takes as long as some ten products by each
-    candidate on the host, some two hundred on a device, and two in float64. A product in a capture of PyTorch's is not
-    measured; leave the context around captures of others.
+    candidate on the host, some two hundred on a device, and two in float64. A product that is captured in a graph
+    is not measured.
 
     Before it is timed, a candidate writes to memory full of NaN, and every element is held to the error bound of
     matmul against the float64 product of the decoded operands. A tactic whose launch fails with :class:`DriverError` is

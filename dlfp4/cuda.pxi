@@ -156,7 +156,7 @@ cdef int hand_back(Tensor result, int64_t stream) except -1:
     """Let work on a result's own stream start after what was written on another."""
     if stream != result.stream:
         check_cuda(dlfp4_cuda_order(result.dl.device.device_id, stream, result.stream), "ordering two streams")
-    return used_on(result, stream)
+    return 0 if base_of(result).stream == result.stream else used_on(result, stream)
 
 
 def _written_on(Tensor result, stream):
@@ -165,9 +165,19 @@ def _written_on(Tensor result, stream):
 
 
 def _is_captured(x, stream):
-    """Whether an operation whose first operand is `x` goes into a graph, in which nothing can be measured."""
+    """Whether an operation whose first operand is `x` goes into a graph, in which nothing can be measured; without a
+    stream a backend may follow a framework's."""
     cdef Tensor source = elements_of(x)
-    return on_cuda(source) and dlfp4_cuda_is_capturing(source.dl.device.device_id, stream_for(source, stream))
+    cdef int64_t each
+    if not on_cuda(source):
+        return False
+    streams = [stream_for(source, stream)]
+    if stream is None:
+        streams += frameworks.current_streams(source.dl.device.device_id)
+    for each in streams:
+        if dlfp4_cuda_is_capturing(source.dl.device.device_id, each):
+            return True
+    return False
 
 
 def _cuda_capability(int index):

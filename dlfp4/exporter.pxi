@@ -94,20 +94,27 @@ cdef void release_legacy(DLManagedTensor *managed) noexcept nogil:
             drop_export(managed.manager_ctx, managed)
 
 
-cdef void drop_export(void *tensor, void *block) noexcept:
+cdef inline void drop_export(void *tensor, void *block) noexcept:
     if base_of(<Tensor> tensor).owner_kind == OWNER_CUDA and not Py_IsFinalizing():
         keep_for_consumers(<Tensor> tensor)
+    free_export(tensor, block)
+
+
+cdef inline void free_export(void *tensor, void *block) noexcept:
     Py_DECREF(<object> tensor)
     PyMem_RawFree(block)
 
 
 cdef void keep_for_consumers(Tensor self) noexcept:
-    """Who drops a tensor may still have work under way that reads it, on a stream of which only its framework knows. A
-    deleter may be called while an exception is."""
+    """Who drops a tensor may still have work under way that reads it, on a stream of which only its framework knows.
+    An exception that is on its way while a deleter is called goes on; one of a framework's own can only be told."""
     cdef PyObject *kind, *value, *traceback
     PyErr_Fetch(&kind, &value, &traceback)
-    for stream in frameworks.current_streams(self.dl.device.device_id):
-        used_on(self, stream or LEGACY_STREAM)
+    try:
+        for stream in frameworks.current_streams(self.dl.device.device_id):
+            used_on(self, stream or LEGACY_STREAM)
+    except Exception:
+        PyErr_WriteUnraisable(self)
     PyErr_Restore(kind, value, traceback)
 
 

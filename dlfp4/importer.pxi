@@ -121,10 +121,10 @@ cdef inline void unwrap_owner(Tensor self) noexcept:
     cdef void *managed = self.owner
     if self.owner_kind == OWNER_VERSIONED and (<DLManagedTensorVersioned *> managed).deleter == release_versioned:
         borrow_owner(self, <Tensor> (<DLManagedTensorVersioned *> managed).manager_ctx)
-        delete_versioned(<DLManagedTensorVersioned *> managed)
+        free_export((<DLManagedTensorVersioned *> managed).manager_ctx, managed)
     elif self.owner_kind == OWNER_LEGACY and (<DLManagedTensor *> managed).deleter == release_legacy:
         borrow_owner(self, <Tensor> (<DLManagedTensor *> managed).manager_ctx)
-        delete_legacy(<DLManagedTensor *> managed)
+        free_export((<DLManagedTensor *> managed).manager_ctx, managed)
 
 
 cdef Tensor import_capsule(object capsule, bint counts_pairs):

@@ -151,7 +151,11 @@ cdef Tensor move(Tensor self, Device device):
         return move_strided(self)
     elif not is_compact_tensor(self):
         source = duplicate(self)
-    result = allocate_like(source, target)
+    if on_cuda(source) and target.device_type == kDLCUDA and target.device_id == source.dl.device.device_id:
+        result = allocate_beside(source, source.row, source.dl.ndim, source.dl.shape, is_padded(source), source.stream,
+                                 source.x2_)   # on the stream of the copy
+    else:
+        result = allocate_like(source, target)
     copy_bytes(result, source, count_bytes(source))
     return result
 
@@ -175,10 +179,11 @@ cdef Tensor move_strided(Tensor self):
 
 
 cdef int copy_bytes(Tensor result, Tensor source, int64_t bytes) except -1:
-    """Through the driver, after the work on the CUDA side's stream."""
+    """Through the driver, after the work on the CUDA side's stream, or on those of both."""
     cdef bint from_cuda = is_cuda(source.dl.device.device_type)
     cdef Tensor cuda = source if from_cuda else result
-    cdef int device = cuda.dl.device.device_id, status
+    cdef int device = cuda.dl.device.device_id, other = result.dl.device.device_id, status = 0
+    cdef uintptr_t made_on = result.stream
     cdef uintptr_t stream = cuda.stream
     cdef dlfp4_cuda_direction direction = DLFP4_HOST_TO_DEVICE
     if from_cuda:
@@ -186,7 +191,10 @@ cdef int copy_bytes(Tensor result, Tensor source, int64_t bytes) except -1:
     if bytes == 0:
         return 0
     with nogil:
-        status = dlfp4_cuda_copy(device, stream, direction, result.dl.data, source.dl.data, bytes)
+        if direction == DLFP4_DEVICE_TO_DEVICE and other != device:
+            status = dlfp4_cuda_wait(other, made_on)
+        if status == 0:
+            status = dlfp4_cuda_copy(device, stream, direction, result.dl.data, source.dl.data, bytes)
     return check_cuda(status, f"copying {bytes} bytes from {device_of(source)} "
                               f"to {device_of(result)}")
 

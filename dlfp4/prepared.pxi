@@ -224,7 +224,8 @@ def _multiply_on_cuda(Tensor a, ScaledTensor b, Tensor out, alpha, factor, str t
     check_kernel(dlfp4_cuda_multiply(device_number(a), chosen, &product, TACTICS[tactic]), "multiplying matrices")
     if result is not target:
         convert(result, target, NULL, chosen)
-    for read in (rows, scales, b.data, b.scales, b.global_scale, factor):
+    used_parts_on(b, chosen)
+    for read in (rows, scales, factor):
         if read is not None:
             used_on(read, chosen)
     hand_back(out, chosen)

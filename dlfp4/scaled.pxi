@@ -424,8 +424,9 @@ cdef int convert_scales(Tensor scales, int layout, Tensor result, int to, int64_
     secure(scales)
     if on_cuda(scales):
         load_kernels(scales.dl.device.device_id)
-        return check_kernel(dlfp4_cuda_convert_scales(scales.dl.device.device_id, scales.stream, scales.dl.data, layout,
-                                                      result.dl.data, to, rows, columns, fill), "converting scales")
+        check_kernel(dlfp4_cuda_convert_scales(scales.dl.device.device_id, scales.stream, scales.dl.data, layout,
+                                               result.dl.data, to, rows, columns, fill), "converting scales")
+        return used_on(scales, scales.stream)
     check_host(scales)
     return check_status(dlfp4_convert_scales(scales.dl.data, layout, result.dl.data, to, rows, columns,
                                              storage_bits(result) // 8, fill))
@@ -505,6 +506,7 @@ cdef Tensor shuffle(x, layout, bint back):
         check_kernel(dlfp4_cuda_shuffle_weight(source.dl.device.device_id, source.stream, source.dl.data,
                                                result.dl.data, source.dl.shape[0], row_bits // 8, back),
                      "shuffling a weight")
+        used_on(source, source.stream)
     else:
         check_status(dlfp4_shuffle_weight(source.dl.data, result.dl.data, source.dl.shape[0], row_bits // 8, back))
     return result

@@ -455,6 +455,16 @@ cdef int wait_for_parts(ScaledTensor self, int64_t stream) except -1:
     return 0
 
 
+cdef int used_parts_on(ScaledTensor self, int64_t stream) except -1:
+    """As used_on; parts that share memory share its uses."""
+    cdef Tensor base = base_of(self.data), part
+    used_on(base, stream)
+    for part in (self.scales, self.global_scale):
+        if part is not None and base_of(part) is not base:
+            used_on(part, stream)
+    return 0
+
+
 cdef Tensor given_on_cuda(global_scale, int64_t stream, dlfp4_cuda_scale *scale):
     """A given scale: on the device, where it is not waited for, or a number of the host."""
     cdef Tensor given = None if type(global_scale) is float else as_scalar(global_scale)
@@ -568,10 +578,7 @@ cdef int dequantize_on_cuda(ScaledTensor source, Tensor result, int64_t stream) 
     status = dlfp4_cuda_dequantize(result.dl.device.device_id, stream, &blocks, source.number, decode, &matrix)
     if status != 0:
         check_kernel(status, f"dequantizing {source.format}")
-    used_on(source.data, stream)
-    used_on(source.scales, stream)
-    if source.global_scale is not None:
-        used_on(source.global_scale, stream)
+    used_parts_on(source, stream)
     return hand_back(result, stream)
 
 

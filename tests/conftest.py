@@ -1,6 +1,7 @@
 """Which tests run: those marked gpu or slow only when `-m` names their marker; those marked gpu never skip."""
 
 import re
+import sys
 
 import pytest
 
@@ -24,3 +25,5 @@ def pytest_runtest_setup(item):
 
         if not dlfp4.cuda_available():
             pytest.fail("marked gpu and asked for with -m, but no CUDA device is available", pytrace=False)
+        if "torch" in sys.modules:  # JAX leaves the last of several GPUs current when it starts
+            sys.modules["torch"].cuda.set_device(0)

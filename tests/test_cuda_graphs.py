@@ -329,7 +329,7 @@ def copy_by_cupy(t, stream):
         return cupy.from_dlpack(t.view("uint16")).copy()
 
 
-# What is made of values, and who reads it on a stream, which is PyTorch's current one, beside other values or weights.
+# What is made of values, and who reads it on a stream, beside other values or weights.
 READERS = {
     "cast": (in_bfloat16, lambda t, stream, x, w: dlfp4.cast(t, "float8_e4m3fn", stream=stream)),
     "quantize": (in_bfloat16, lambda t, stream, x, w: dlfp4.quantize(t[8:], "mxfp4", stream=stream)),
@@ -338,37 +338,95 @@ READERS = {
         lambda t, stream, x, w: dlfp4.quantize(x, "nvfp4", global_scale=t, stream=stream),
     ),
     "dequantize": (in_blocks, lambda t, stream, x, w: dlfp4.dequantize(t, stream=stream)),
-    "dot": (in_bfloat16, lambda t, stream, x, w: dlfp4.vecdot(x, t)),
     "rows": (in_bfloat16, lambda t, stream, x, w: dlfp4.matmul(t[:16], w.mT, stream=stream)),
     "coded rows": (in_blocks, lambda t, stream, x, w: dlfp4.matmul(t, w.mT, stream=stream)),
     "weights": (as_weights, lambda t, stream, x, w: dlfp4.matmul(x, t.mT, stream=stream)),
     "restored weights": (as_weights, lambda t, stream, x, w: dlfp4.dequantize(t, stream=stream)),
+    "by PyTorch": (in_bfloat16, lambda t, stream, x, w: dlfp4.matmul(t, x, stream=stream, backend="torch")),
+    "by scaled_mm": (
+        lambda values: dlfp4.quantize(values, "fp8_e4m3", global_scale=0.01),
+        lambda t, stream, x, w: dlfp4.matmul(t, t.mT, stream=stream, backend="scaled_mm"),
+    ),
+}
+# The same where that stream is PyTorch's current one.
+CONSUMERS = {
+    "dot": (in_bfloat16, lambda t, stream, x, w: dlfp4.vecdot(x[0], t)),
     "to_torch": (in_bfloat16, lambda t, stream, x, w: t.to_torch().clone()),
     "a view": (in_bfloat16, lambda t, stream, x, w: dlfp4.from_dlpack(t)[8:].view("uint8").to_torch().clone()),
     "CuPy": (in_bfloat16, lambda t, stream, x, w: copy_by_cupy(t, stream)),
 }
 
 
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("name", [*READERS, *CONSUMERS])
 def test_memory_outlasts_what_reads_it(torch, name):
     """It is dropped while the reader has yet to start, and what is made next would lie there."""
-    make, read = READERS[name]
+    make, read = READERS.get(name) or CONSUMERS[name]
     values, others = (randn(torch, 1024, 1024) for _ in range(2))
     beside = randn(torch, 1024, 1024, dtype="bfloat16"), as_weights(randn(torch, 1024, 1024))
     stream = torch.cuda.Stream()
+    current = torch.cuda.stream(stream if name in CONSUMERS else torch.cuda.current_stream())
     torch.cuda.synchronize()
-    with torch.cuda.stream(stream):
+    with current:
         expected = all_bytes(read(make(values), stream, *beside))
     t = make(values)
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
         torch.cuda._sleep(200_000_000)
+    with current:
         result = read(t, stream, *beside)
     del t
     made_next = make(others)
     torch.cuda.synchronize()
     assert all_bytes(result) == expected
     assert all_bytes(made_next) == all_bytes(make(others))
+
+
+def test_copies_wait_for_the_memory_they_get(torch):
+    """A copy of what was made on a stream is made on it, and so is its memory."""
+    x, y = (randn(torch, 1024, 1024) for _ in range(2))
+    reader, maker = torch.cuda.Stream(), torch.cuda.Stream()
+    t, u = dlfp4.cast(x, "bfloat16"), dlfp4.cast(y, "bfloat16", stream=maker)
+    expected = host_bytes(dlfp4.cast(t, "float8_e4m3fn")), host_bytes(u)
+    with torch.cuda.stream(reader):
+        torch.cuda._sleep(200_000_000)
+    result = dlfp4.cast(t, "float8_e4m3fn", stream=reader)
+    del t
+    copy = u.copy()
+    assert (host_bytes(result), host_bytes(copy)) == expected
+
+
+def test_branches_of_a_capture_read_what_was_dropped(torch):
+    """What a branch reads does not serve the stream again on which it was made, which does not wait for the branch."""
+    x, other = randn(torch, 2048, 2048), torch.cuda.Stream()
+
+    def work(stream):
+        fork, join = torch.cuda.Event(), torch.cuda.Event()
+        first = dlfp4.cast(x, "bfloat16", stream=stream)
+        address = first.data_ptr
+        fork.record(stream)
+        other.wait_event(fork)
+        with torch.cuda.stream(other):
+            torch.cuda._sleep(20_000_000)
+        read = dlfp4.cast(first, "float8_e4m3fn", stream=other)
+        del first
+        second = dlfp4.cast(x[:, :1024].contiguous(), "float16", stream=stream)
+        assert second.data_ptr != address
+        join.record(other)
+        stream.wait_event(join)
+        return read, second
+
+    graph, (read, _) = capture(torch, work)
+    for _ in range(2):
+        graph.replay()
+    torch.cuda.synchronize()
+    assert host_bytes(read) == host_bytes(dlfp4.cast(dlfp4.cast(x, "bfloat16"), "float8_e4m3fn"))
+
+
+def test_an_exception_survives_a_deleter():
+    """The capsule ends while the exception is on its way."""
+    t = dlfp4.empty((4, 64), "float32", device=CUDA)
+    with pytest.raises(TypeError, match="int"):
+        int(t.__dlpack__(stream=1))
 
 
 def test_readers_streams_may_end_first(cupy):

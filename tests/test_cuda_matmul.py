@@ -436,7 +436,8 @@ def test_every_backend_is_measured(torch, cache, monkeypatch):
     assert len(autotune.CHOICES) == (len(tactics_of_image()) > 1)  # there is nothing to choose from otherwise
 
 
-def test_capture_is_not_measured(torch, cache):
+@pytest.mark.parametrize("known", [True, False], ids=["stream given", "PyTorch's own"])
+def test_capture_is_not_measured(torch, cache, known):
     a = torch.randn(8, 512, device="cuda", dtype=torch.bfloat16)
     b = on_cuda(dlfp4.quantize(values((256, 512), 1), "nvfp4")).prepare().mT
     out = torch.empty(8, 256, device="cuda", dtype=torch.bfloat16)
@@ -444,7 +445,7 @@ def test_capture_is_not_measured(torch, cache):
     expected = out.clone()
     graph = torch.cuda.CUDAGraph()
     with dlfp4.autotune(cache), torch.cuda.graph(graph):
-        dlfp4.matmul(a, b, out=out, stream=torch.cuda.current_stream())
+        dlfp4.matmul(a, b, out=out, stream=torch.cuda.current_stream() if known else None)
     assert not autotune.CHOICES
     out.fill_(float("nan"))
     graph.replay()

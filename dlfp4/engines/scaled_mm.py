@@ -78,10 +78,15 @@ def run(problem: Problem, tactic: str, out: Tensor) -> None:  # noqa: ARG001
     import torch
 
     with torch.cuda.device(problem.a.device.index), torch.cuda.stream(decoding.stream_of(problem.stream)):
-        a, a_scale, a_factor = parts_of(problem.a, problem.device.index)
-        b, b_scale, b_factor = parts_of(problem.b.mT, problem.device.index)
-        product = multiply(a, b.t(), a_scale, b_scale, RECIPES[kind_of(problem.a) or WHOLE][0])
-        decoding.write(problem, out, product, (a_factor, b_factor))
+        run_here(problem, out)
+
+
+def run_here(problem: Problem, out: Tensor) -> None:
+    """The same on the current stream, on which what it shares with dlfp4 has to end, too: dlfp4 frees it after that."""
+    a, a_scale, a_factor = parts_of(problem.a, problem.device.index)
+    b, b_scale, b_factor = parts_of(problem.b.mT, problem.device.index)
+    product = multiply(a, b.t(), a_scale, b_scale, RECIPES[kind_of(problem.a) or WHOLE][0])
+    decoding.write(problem, out, product, (a_factor, b_factor))
 
 
 def parts_of(x: Operand, index: int) -> tuple[Any, Any, Any]:

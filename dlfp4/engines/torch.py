@@ -50,15 +50,22 @@ def run_on_cuda(problem: Problem, out: Tensor) -> None:
     """
     import torch
 
+    with torch.cuda.device(problem.a.device.index), torch.cuda.stream(stream_of(problem.stream)):
+        run_here(problem, out)
+
+
+def run_here(problem: Problem, out: Tensor) -> None:
+    """The same on the current stream, on which what it shares with dlfp4 has to end, too: dlfp4 frees it after that."""
+    import torch
+
     name = next(
         t for t in ("bfloat16", "float16", "float32") if all(t in common.exact_types(x) for x in (problem.a, problem.b))
     )
-    with torch.cuda.device(problem.a.device.index), torch.cuda.stream(stream_of(problem.stream)):
-        here = torch.cuda.current_stream()
-        (a, a_scale), (b, b_scale) = (values_on_cuda(x, name, here) for x in (problem.a, problem.b))
-        options = {} if name == "float32" else {"out_dtype": torch.float32}
-        product = torch.mm(a.reshape(-1, a.shape[-1]), b, **options)
-        write(problem, out, product, (a_scale, b_scale))
+    here = torch.cuda.current_stream()
+    (a, a_scale), (b, b_scale) = (values_on_cuda(x, name, here) for x in (problem.a, problem.b))
+    options = {} if name == "float32" else {"out_dtype": torch.float32}
+    product = torch.mm(a.reshape(-1, a.shape[-1]), b, **options)
+    write(problem, out, product, (a_scale, b_scale))
 
 
 def write(problem: Problem, out: Tensor, product: Any, factors: tuple[Any, ...]) -> None:

@@ -4,6 +4,7 @@ To add a framework, write its file, which ends in one ``FRAMEWORK`` row, and add
 """
 
 import sys
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from types import ModuleType
@@ -41,8 +42,14 @@ def framework(name: str) -> Framework:
 
 def current_streams(index: int) -> list[int]:
     """The streams on which the frameworks that are loaded work now on a CUDA device."""
-    asked = [framework(name).current_stream for name in NAMES if name in sys.modules]
-    return [current_stream(index) for current_stream in asked if current_stream is not None]
+    return [current_stream(index) for name, current_stream in _with_streams() if sys.modules.get(name) is not None]
+
+
+@cache
+def _with_streams() -> tuple[tuple[str, Callable[[int], int]], ...]:
+    """The frameworks that can say so."""
+    rows = ((name, framework(name).current_stream) for name in NAMES)
+    return tuple((name, current_stream) for name, current_stream in rows if current_stream is not None)
 
 
 def of_type(cls: type) -> Framework | None:

@@ -190,11 +190,11 @@ void set_idle(Block *block) {
 }
 
 // The end of the tensor that has it. Another capture may have used it, whose graph then has it too.
-int free_block(Block *block, const Capture &capture) {
+int free_block(Block *block, const Capture &capture, bool serves_again) {
   const Driver &driver = opened_driver();
   if (capture.graph && capture.id != block->capture)
     return driver.cuGraphRetainUserObject(capture.graph, block->object, 1, kMoveToGraph);
-  if (capture.graph) set_idle(block);
+  if (capture.graph && serves_again) set_idle(block);
   const int status = capture.is_there() ? 0 : mark_last_use(block);
   const int released = driver.cuUserObjectRelease(block->object, 1);
   return status != 0 ? status : released;
@@ -219,11 +219,11 @@ bool allocate_if_captured(int device, uintptr_t stream, size_t bytes, void **out
   return true;
 }
 
-bool free_if_captured(int device, uintptr_t stream, void *memory, int *status) {
+bool free_if_captured(int device, uintptr_t stream, void *memory, bool serves_again, int *status) {
   const Capture capture(stream);
   Block *block = blocks().count > 0 ? find(memory) : nullptr;
   if (!block && !capture.is_there()) return false;
-  *status = block ? free_block(block, capture) : keep(device, stream, capture, memory);
+  *status = block ? free_block(block, capture, serves_again) : keep(device, stream, capture, memory);
   give_back_what_is_over(device);
   return true;
 }

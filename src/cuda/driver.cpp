@@ -107,6 +107,7 @@ struct dlfp4_cuda_uses {
     CUevent event;
   };
   std::vector<Use> last;
+  bool in_graph = false;  // on another stream that was captured
 
   ~dlfp4_cuda_uses() {
     for (const Use &use : last) driver.cuEventDestroy(use.event);
@@ -198,15 +199,19 @@ int dlfp4_cuda_free(int device, uintptr_t stream, void *ptr, dlfp4_cuda_uses *us
   if (context.status() != 0) return context.status();
   int status = uses ? uses->order_before(stream) : 0;
   if (status != 0) return status;
-  return free_if_captured(device, stream, ptr, &status) ? status : driver.cuMemFreeAsync(address(ptr), handle(stream));
+  const bool serves_again = !uses || !uses->in_graph;
+  return free_if_captured(device, stream, ptr, serves_again, &status)
+             ? status
+             : driver.cuMemFreeAsync(address(ptr), handle(stream));
 }
 
 int dlfp4_cuda_add_use(int device, dlfp4_cuda_uses **uses, uintptr_t stream) {
   const CurrentContext context(device);
   if (context.status() != 0) return context.status();
-  if (is_capturing(stream)) return 0;
   if (!*uses) *uses = new dlfp4_cuda_uses;
-  return (*uses)->add(stream);
+  if (!is_capturing(stream)) return (*uses)->add(stream);
+  (*uses)->in_graph = true;
+  return 0;
 }
 
 int dlfp4_cuda_wait(int device, uintptr_t stream) {

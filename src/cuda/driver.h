@@ -1,7 +1,7 @@
 /* The few driver calls that moving memory needs: copy, allocate, order two streams.
  *
  * libcuda is opened at the first call, never linked: the library works, and imports, on hosts without a GPU.
- * Every function returns a CUresult (0: success), or DLFP4_CUDA_MISSING where no usable driver is installed.
+ * Functions return a CUresult (0: success), or DLFP4_CUDA_MISSING where no usable driver is installed.
  * Streams are handles as DLPack gives them: 0 and 1 the legacy default stream, 2 the per-thread default stream. */
 #ifndef DLFP4_SRC_CUDA_DRIVER_H_
 #define DLFP4_SRC_CUDA_DRIVER_H_
@@ -27,14 +27,15 @@ enum dlfp4_cuda_direction { DLFP4_HOST_TO_DEVICE, DLFP4_DEVICE_TO_HOST, DLFP4_DE
 int dlfp4_cuda_copy(int device, uintptr_t stream, enum dlfp4_cuda_direction direction, void *dst, const void *src,
                     size_t bytes);
 
-/* In the order of the stream. What a capture allocates stays until the graph has ended and it was freed. */
 struct dlfp4_cuda_uses;
+
+/* In the order of the stream. What a capture allocates stays until the graph has ended and it was freed. */
 int dlfp4_cuda_alloc(int device, uintptr_t stream, size_t bytes, void **out);
 int dlfp4_cuda_free(int device, uintptr_t stream, void *ptr, struct dlfp4_cuda_uses *uses);
 
 /* Memory is freed after what `stream` holds now as well, whatever becomes of the stream; `uses` starts as NULL and ends
- * with dlfp4_cuda_free. What a graph uses is not added: who replays it keeps that. Calls for one memory exclude each
- * other. */
+ * with dlfp4_cuda_free. What a graph uses is not waited for: who replays it keeps that, and what the capture itself has
+ * made does not serve it again. Calls for one memory exclude each other. */
 int dlfp4_cuda_add_use(int device, struct dlfp4_cuda_uses **uses, uintptr_t stream);
 
 /* Waits for the work that `stream` holds. */

@@ -197,9 +197,9 @@ void *take(Stream *stream, size_t bytes, int device = kDevice) {
   return reinterpret_cast<void *>(address);
 }
 
-void drop(Stream *stream, void *memory, int device = kDevice) {
+void drop(Stream *stream, void *memory, int device = kDevice, bool serves_again = true) {
   int status = 0;
-  if (!free_if_captured(device, handle(stream), memory, &status))
+  if (!free_if_captured(device, handle(stream), memory, serves_again, &status))
     status = release(reinterpret_cast<CUdeviceptr>(memory), reinterpret_cast<CUstream>(stream));
   check(status == 0, "memory is freed", "");
 }
@@ -238,6 +238,20 @@ void test_outliving(bool graph_first) {
     destroy(graph);
   }
   check_nothing_left(graph_first ? "graph first" : "tensor first");
+}
+
+void test_use_on_another_stream() {
+  Stream stream;
+  Graph *graph = begin(&stream);
+  void *read = take(&stream, 64), *other = take(&stream, 64);
+  drop(&stream, read, kDevice, false);
+  drop(&stream, other);
+  check(take(&stream, 64) == other, "what another stream of the capture reads does not serve again", "");
+  drop(&stream, other);
+  finish(&stream);
+  check(is_live(read), "but stays with the graph", "");
+  destroy(graph);
+  check_nothing_left("use on another stream");
 }
 
 void test_reuse() {
@@ -351,6 +365,7 @@ int main() {
     test_two_captures(first);
   }
   test_reuse();
+  test_use_on_another_stream();
   test_from_before();
   test_failed_capture();
   test_failures();
