@@ -20,6 +20,17 @@ DLFP4_RULE int stage_bytes(int kind, int rows, int halves) {
   return x_stage_bytes(rows) + weight_stage_bytes(kind, halves) + 16;
 }
 
+// Stages of the ring: what there is memory for, or blocks. Warpgroups that take blocks in turn have stages of their
+// own, an even number together, and two each if they have as many blocks: a barrier tells a stage's use from the next
+// one, but not from the one after that, which would be a warpgroup's next if the two shared stages.
+DLFP4_RULE int ring_stages(int kind, int rows, int halves, int blocks, int other_bytes) {
+  constexpr int kMostStages = 32;
+  const int takers = kConsumers / halves, in_memory = (kMostShared - other_bytes) / stage_bytes(kind, rows, halves);
+  const int most = (in_memory < kMostStages ? in_memory : kMostStages) / takers * takers;
+  const int wanted = blocks < 2 ? 2 : (blocks + takers - 1) / takers * takers;
+  return wanted < most ? wanted : most;
+}
+
 // Floats of a row of sums in shared memory, four more than there are columns so that rows start in different banks.
 DLFP4_RULE int sums_pitch(int halves) { return kColumnsOfHalf * halves + 4; }
 

@@ -116,13 +116,11 @@ int describe_x(const ProductParams &product, bool is_half, int rows, TensorMap *
 }
 
 Shape many_rows_shape(const Tactic &tactic, const Problem &problem, ManyRowsParams *p) {
-  constexpr int kMostStages = 32;
-  const int stage = stage_bytes(problem.kind, tactic.rows, tactic.halves);
   const int staging = tactic.family == kWalking ? kStaging : 0;
   const int blocks = static_cast<int>(divide_up(problem.depth, kBlockK));
   p->halves = tactic.halves;
-  p->stages = std::min({kMostStages, (kMostShared - staging) / stage, std::max(blocks, 2)});
-  const int ring = p->stages * stage + staging;
+  p->stages = ring_stages(problem.kind, tactic.rows, tactic.halves, blocks, staging);
+  const int ring = p->stages * stage_bytes(problem.kind, tactic.rows, tactic.halves) + staging;
   if (tactic.family == kWalking) {
     const WalkPlan plan = plan_walk(problem, multiprocessors());
     p->order = plan.order;

@@ -9,6 +9,7 @@
 
 #include <math.h>
 
+#include <algorithm>
 #include <set>
 #include <vector>
 
@@ -111,6 +112,17 @@ void test_tactics(const Problem &problem, int processors) {
         "the kernel for every GPU", detail);
 }
 
+// A warpgroup waits for every use of its stages, and may have the next block on its way while it multiplies one.
+void test_stages(const Tactic &tactic, int kind, int blocks) {
+  const int staging = tactic.family == kWalking ? kStaging : 0, takers = kConsumers / tactic.halves;
+  const int stages = ring_stages(kind, tactic.rows, tactic.halves, blocks, staging);
+  const int of_each = (blocks + takers - 1) / takers;
+  snprintf(detail, sizeof(detail), "%s, kind %d, %d blocks: %d stages", tactic.name, kind, blocks, stages);
+  check(stages % takers == 0, "no stage is shared", detail);
+  check(stages / takers >= std::min(of_each, 2), "enough stages", detail);
+  check(stages * stage_bytes(kind, tactic.rows, tactic.halves) + staging <= kMostShared, "there is memory", detail);
+}
+
 // What is measured to be the fastest is guessed: few rows, many rows.
 void test_guesses() {
   int numbers[kNumTactics];
@@ -144,6 +156,9 @@ int main() {
           test_walk(problem, processors);
           test_tactics(problem, processors);
         }
+  for (const Tactic &tactic : kTactics)
+    for (int kind = 0; kind < kNumWeightKinds; ++kind)
+      for (int blocks = 1; tactic.family != kStream && blocks <= 64; ++blocks) test_stages(tactic, kind, blocks);
   test_shared_tiles();
   test_guesses();
   return report();
