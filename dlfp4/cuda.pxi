@@ -153,7 +153,8 @@ cdef int convert_on_cuda(Tensor source, Tensor result, const dlfp4_convert_optio
 
 
 cdef int hand_back(Tensor result, int64_t stream) except -1:
-    """Let work on a result's own stream start after what was written on another."""
+    """Let work on a result's own stream start after what was written on another; its memory is then freed after that,
+    too, unless that is done in the order of a third."""
     if stream != result.stream:
         check_cuda(dlfp4_cuda_order(result.dl.device.device_id, stream, result.stream), "ordering two streams")
     return 0 if base_of(result).stream == result.stream else used_on(result, stream)

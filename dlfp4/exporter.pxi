@@ -106,16 +106,18 @@ cdef inline void free_export(void *tensor, void *block) noexcept:
 
 
 cdef void keep_for_consumers(Tensor self) noexcept:
-    """Who drops a tensor may still have work under way that reads it, on a stream of which only its framework knows.
-    An exception that is on its way while a deleter is called goes on; one of a framework's own can only be told."""
+    """An exception that is on its way while a deleter is called goes on."""
     cdef PyObject *kind, *value, *traceback
     PyErr_Fetch(&kind, &value, &traceback)
-    try:
-        for stream in frameworks.current_streams(self.dl.device.device_id):
-            used_on(self, stream or LEGACY_STREAM)
-    except Exception:
-        PyErr_WriteUnraisable(self)
+    keep_for_streams(self)
     PyErr_Restore(kind, value, traceback)
+
+
+cdef void keep_for_streams(Tensor self) noexcept:
+    """Who drops a tensor may still have work under way that reads it, on a stream of which only its framework knows.
+    What goes wrong there can only be told: Cython hands it to sys.unraisablehook."""
+    for stream in frameworks.current_streams(self.dl.device.device_id):
+        used_on(self, stream or LEGACY_STREAM)
 
 
 # ---- Capsules

@@ -422,11 +422,19 @@ def test_branches_of_a_capture_read_what_was_dropped(torch):
     assert host_bytes(read) == host_bytes(dlfp4.cast(dlfp4.cast(x, "bfloat16"), "float8_e4m3fn"))
 
 
-def test_an_exception_survives_a_deleter():
-    """The capsule ends while the exception is on its way."""
+def test_an_exception_survives_a_deleter(monkeypatch):
+    """The capsule ends while the exception is on its way, and a framework cannot tell its stream."""
+
+    def fail(index):
+        raise RuntimeError(f"no stream on device {index}")
+
+    told = []
+    monkeypatch.setattr("dlfp4.frameworks.current_streams", fail)
+    monkeypatch.setattr(sys, "unraisablehook", lambda failure: told.append(str(failure.exc_value)))
     t = dlfp4.empty((4, 64), "float32", device=CUDA)
     with pytest.raises(TypeError, match="int"):
         int(t.__dlpack__(stream=1))
+    assert told == ["no stream on device 0"]
 
 
 def test_readers_streams_may_end_first(cupy):
