@@ -140,6 +140,55 @@ def test_every_tactic_by_its_name(torch, case, name):
                     cuda.BACKEND.run(*given)
 
 
+# Of results in larger memory: where they start, from one row to the next, and the step of rows.
+LAYOUTS = {
+    "rows apart": (0, 1096, 1),
+    "an odd pitch": (8, 1091, 1),
+    "misaligned": (1, 1088, 1),
+    "upwards": (8, 1096, -1),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("case", [(300, 1088, 768), (641, 1085, 320)], ids=str)
+def test_results_lie_anywhere(torch, case, layout):
+    """By every tactic the same bytes as in memory of their own, and not a byte beside them."""
+    m, n, k = case
+    start, pitch, step = LAYOUTS[layout]
+    a = on_cuda(native_cast(values((m, k)), "bfloat16"))
+    problem = Problem(a, on_cuda(dlfp4.quantize(values((n, k), 1), "nvfp4")).prepare().mT, np.dtype("bfloat16"))
+    for tactic in tactics_of_image():
+        expected = torch.full((m, n), float("nan"), device=CUDA, dtype=torch.bfloat16)
+        cuda.BACKEND.run(problem, tactic, dlfp4.asarray(expected))
+        memory = torch.full((start + m * pitch + 64,), 1234, device=CUDA, dtype=torch.int16)
+        left = memory.clone()
+        there = memory.view(torch.bfloat16).as_strided((m, n), (pitch, 1), start)
+        cuda.BACKEND.run(problem, tactic, dlfp4.asarray(there)[::step])
+        assert torch.equal((there if step > 0 else there.flip(0)).view(torch.int16), expected.view(torch.int16)), tactic
+        left.as_strided((m, n), (pitch, 1), start).copy_(there.view(torch.int16))
+        assert torch.equal(memory, left), f"{tactic}: memory beside the results"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PREPARABLE)
+@pytest.mark.parametrize("case", [(16, 6416, 8192), (80, 8192, 4096), (1100, 14336, 704)], ids=str)
+def test_every_product_is_the_same(torch, case, name):
+    """Thousands by each tactic: a race that one product in ten thousand loses shows here."""
+    m, n, k = case
+    a = on_cuda(native_cast(values((m, k)), "bfloat16"))
+    problem = Problem(a, on_cuda(dlfp4.quantize(values((n, k), 1), name)).prepare().mT, np.dtype("bfloat16"))
+    outs = torch.empty((8, m, n), device=CUDA, dtype=torch.bfloat16)
+    for tactic in tactics_of_image():
+        cuda.BACKEND.run(problem, tactic, dlfp4.asarray(outs[0]))
+        first, wrong = outs[0].clone(), torch.zeros((), device=CUDA, dtype=torch.int64)
+        for _ in range(500):
+            outs.fill_(float("nan"))
+            for out in outs:
+                cuda.BACKEND.run(problem, tactic, dlfp4.asarray(out))
+            wrong += (outs.view(torch.int16) != first.view(torch.int16)).flatten(1).any(1).sum()
+        assert int(wrong) == 0, f"{tactic}: {int(wrong)} of 4000"
+
+
 @pytest.mark.parametrize("name", PREPARABLE)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_quantized_by_weight(torch, case, name):

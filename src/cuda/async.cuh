@@ -112,6 +112,13 @@ __device__ inline void load_matrices(uint32_t address, uint32_t *to) {
                : "r"(address));
 }
 
+// Four matrices turned around; the lane's address is that of a row.
+__device__ inline void store_matrices_turned(uint32_t address, const uint32_t *from) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(from[0]),
+               "r"(from[1]), "r"(from[2]), "r"(from[3])
+               : "memory");
+}
+
 #define DLFP4_MMA(type)                                                               \
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type                 \
                ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
@@ -162,7 +169,10 @@ __device__ inline void sync_cluster() {
 // All threads of a block but the producer's.
 __device__ inline void sync_consumers() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
 
-// Four floats of another block of the cluster.
+// A consumer's warpgroup.
+__device__ inline void sync_consumer(int number) { asm volatile("bar.sync %0, 128;" ::"r"(2 + number) : "memory"); }
+
+// Four floats of a block of the cluster.
 __device__ inline float4 load_from_rank(uint32_t address, uint32_t rank) {
   float4 value;
   uint32_t there;
@@ -171,6 +181,14 @@ __device__ inline float4 load_from_rank(uint32_t address, uint32_t rank) {
                : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
                : "r"(there));
   return value;
+}
+
+__device__ inline void store_to_rank(uint32_t address, uint32_t rank, const float *from) {
+  uint32_t there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(there), "f"(from[0]), "f"(from[1]),
+               "f"(from[2]), "f"(from[3])
+               : "memory");
 }
 
 // --- Bulk copies -----------------------------------------------------------------------------------
@@ -203,6 +221,21 @@ __device__ inline void copy_box(uint32_t to, const TensorMap *map, int column, i
           to),
       "l"(map), "r"(column), "r"(row), "r"(barrier)
       : "memory");
+}
+
+// Lets bulk copies see what this thread has written to shared memory.
+__device__ inline void publish_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// What lies outside of the matrix is left out.
+__device__ inline void store_box(const TensorMap *map, int column, int row, uint32_t from) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map), "r"(column),
+               "r"(row), "r"(from)
+               : "memory");
+}
+
+// Until the memory that this thread's stores read is free.
+__device__ inline void wait_for_stores() {
+  asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
 // --- Products of a warpgroup -----------------------------------------------------------------------

@@ -25,12 +25,12 @@ struct Ring {
   uint32_t x, weights, full, empty;
   int x_bytes, code_bytes, weight_bytes, stages;
 
-  __device__ Ring(int rows, int halves, int count)
+  __device__ Ring(int rows, int halves, int count, int first)
       : x_bytes(x_stage_bytes(rows)),
         code_bytes(kLayout.code_bytes() / 2 * halves),
         weight_bytes(weight_stage_bytes(Kind, halves)),
         stages(count) {
-    x = shared_address(shared_memory);
+    x = shared_address(shared_memory) + first;
     weights = x + stages * x_bytes;
     full = weights + stages * weight_bytes;
     empty = full + stages * 8;
@@ -159,7 +159,7 @@ class SharedTile {
   const int count_ = static_cast<int>(int64_t{q_.blocks} * (rank_ + 1) / ranks_) - begin_;
 
  public:
-  __device__ explicit SharedTile(const ManyRowsParams &p) : p_(p), q_(p.product), ring_(Rows, p.halves, p.stages) {}
+  __device__ explicit SharedTile(const ManyRowsParams &p) : p_(p), q_(p.product), ring_(Rows, p.halves, p.stages, 0) {}
 
   __device__ void run() {
     ring_.init(2, p_.halves);
@@ -297,7 +297,7 @@ class Walk {
 
  public:
   __device__ explicit Walk(const ManyRowsParams &p)
-      : p_(p), q_(p.product), order_(p.order), ring_(kRows, 2, p.stages) {}
+      : p_(p), q_(p.product), order_(p.order), ring_(kRows, 2, p.stages, kStaging) {}
 
   __device__ void run() {
     ring_.init(1, kConsumers);
@@ -366,9 +366,11 @@ class Walk {
       asm volatile("" : "+r"(tile));  // the place is found here, so that it takes no registers from the sums
       store<kRows>(sums, order_.place_of(tile), finish);
     }
+    wait_for_stores();  // this block's memory lasts until they have read it
   }
 
   __device__ static int half() { return warpgroup() - 1; }
+  __device__ static uint32_t staging() { return shared_address(shared_memory) + half() * (kStaging / kConsumers); }
 
   template <int Rows>
   __device__ void multiply(Consumer<Kind, Type> &consumer, int blocks, float (&sums)[Rows / 2]) const {
@@ -376,13 +378,14 @@ class Walk {
     consumer.release();
   }
 
-  // The other block of the cluster gets the half of the sums that it stores, in the memory of the ring, which is empty.
+  // Each block of the cluster gets the sums of the half that it stores, in its memory for results.
   __device__ void share(const float *sums, Place place, const Finish &finish) const {
-    constexpr int kFours = kRows / 4 / 4, kStride = kConsumers * kWarpgroup * 16;
-    const int thread = threadIdx.x - kWarpgroup;
-    float4 *to = reinterpret_cast<float4 *>(shared_memory) + thread;
+    constexpr int kFours = kRows / 4 / 4, kStride = kWarpgroup * 16;
+    static_assert(kFours * kStride * kConsumers <= kStaging, "");
+    const uint32_t to = staging() + threadIdx.x % kWarpgroup * 16;
     float own[4 * kFours];
-    sync_consumers();
+    wait_for_stores();
+    sync_cluster();
 #pragma unroll
     for (int i = 0; i < kFours; ++i) {
       float others[4];
@@ -391,71 +394,61 @@ class Walk {
         own[k] = rank_ ? sums[4 * kFours + k] : sums[k];
         others[k % 4] = rank_ ? sums[k] : sums[4 * kFours + k];
       }
-      to[i * (kStride / 16)] = make_float4(others[0], others[1], others[2], others[3]);
+      store_to_rank(to + i * kStride, rank_ ^ 1, others);
     }
     sync_cluster();
 #pragma unroll
     for (int i = 0; i < kFours; ++i) {
-      const float4 others = load_from_rank(shared_address(to) + i * kStride, rank_ ^ 1);
-      own[4 * i] += others.x, own[4 * i + 1] += others.y, own[4 * i + 2] += others.z, own[4 * i + 3] += others.w;
+      float others[4];
+      load_shared_16(to + i * kStride, true, others);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) own[4 * i + k] += others[k];
     }
-    sync_cluster();
     store<kHalfRows>(own, {place.row_block, place.first_row + rank_ * kHalfRows}, finish);
   }
 
   template <int Rows>
   __device__ void store(const float *sums, Place place, const Finish &finish) const {
-    const int warp = threadIdx.x % kWarpgroup / kWarpSize;
-    const int column = place.row_block * kBlockRows + half() * kColumnsOfHalf + warp * kTile;
-    const bool is_whole =
-        column + kTile <= q_.columns && q_.y_stride % 8 == 0 && reinterpret_cast<uintptr_t>(q_.y) % 16 == 0;
-    if (q_.y_bytes == 2 && is_whole)
-      store_rows<Rows>(sums, place.first_row, column, finish);
+    const int column = place.row_block * kBlockRows + half() * kColumnsOfHalf;
+    if (p_.maps_y)
+      store_by_copy<Rows>(sums, place.first_row, column, finish);
     else
       store_each<Rows>(sums, place.first_row, column, finish);
   }
 
   template <int Rows>
   __device__ void store_each(const float *sums, int first_row, int column, const Finish &finish) const {
-    const int lane = threadIdx.x % kWarpSize;
+    const int lane = threadIdx.x % kWarpSize, tile = column + threadIdx.x % kWarpgroup / kWarpSize * kTile;
 #pragma unroll
     for (int i = 0; i < Rows / 2; ++i) {
-      const int row = first_row + i / 4 * 8 + (lane & 3) * 2 + (i & 1), at = column + (lane >> 2) + (i >> 1 & 1) * 8;
+      const int row = first_row + i / 4 * 8 + (lane & 3) * 2 + (i & 1), at = tile + (lane >> 2) + (i >> 1 & 1) * 8;
       if (row < q_.rows && at < q_.columns) store_result(q_, row, at, finish(sums[i]));
     }
   }
 
-  // A warp turns 16 rows of 16 columns at a time around in its own shared memory; the halves of a row lie exchanged in
-  // every second four rows, so that eight rows meet in different banks.
+  // A warpgroup turns its columns around in shared memory, from where they leave while the next tile is multiplied.
   template <int Rows>
-  __device__ void store_rows(const float *sums, int first_row, int column, const Finish &finish) const {
-    const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize - kWarpgroup / kWarpSize;
-    const uint32_t staging = ring_.empty + ring_.stages * 8 + warp * (kStaging / 8);
-    const uint32_t to = staged(staging, (lane & 7) + (lane >> 4) * 8, lane >> 3 & 1);
-    const int in_group = lane >> 1, side = lane & 1;
-    const uint32_t from = staged(staging, in_group, side);
-    uint8_t *y = q_.y + int64_t{column} * 2 + side * 16;
+  __device__ void store_by_copy(const float *sums, int first_row, int column, const Finish &finish) const {
+    constexpr int kRowBytes = kColumnsOfHalf * 2;
+    const int number = half(), lane = threadIdx.x % kWarpSize, warp = threadIdx.x % kWarpgroup / kWarpSize;
+    const int eight = warp * 2 + (lane >> 3 & 1), row = (lane & 7) + (lane >> 4) * 8;
+    const uint32_t from = staging();
+    const uint32_t to = from + row * kRowBytes + (eight ^ (lane & 7)) * 16;  // as the copy expects it swizzled
+    wait_for_stores();
+    sync_consumer(number);
 #pragma unroll
     for (int group = 0; group < Rows / 16; ++group) {
       const float *own = sums + group * 8;
       uint32_t pairs[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) pairs[i] = round_pair(finish(own[2 * i]), finish(own[2 * i + 1]), q_.y_is_half);
-      asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(pairs[0]),
-                   "r"(pairs[1]), "r"(pairs[2]), "r"(pairs[3])
-                   : "memory");
-      __syncwarp();
-      const int row = first_row + group * 16 + in_group;
-      uint32_t eight[4];
-      load_shared_16(from, eight);
-      if (row < q_.rows)
-        *reinterpret_cast<uint4 *>(y + row * (q_.y_stride * 2)) = make_uint4(eight[0], eight[1], eight[2], eight[3]);
-      __syncwarp();
+      store_matrices_turned(to + group * (16 * kRowBytes), pairs);
     }
-  }
-
-  __device__ static uint32_t staged(uint32_t staging, int row, int side) {
-    return staging + row * 32 + (side ^ (row >> 2 & 1)) * 16;
+    publish_writes();
+    sync_consumer(number);
+    if (threadIdx.x % kWarpgroup == 0)
+      for (int box = 0; box < Rows; box += kHalfRows) store_box(&p_.y, column, first_row + box, from + box * kRowBytes);
+    __syncwarp();
   }
 };
 #endif  // DLFP4_HOPPER

@@ -1,5 +1,5 @@
 // What host and device agree on for products of many rows: the ring of blocks in shared memory, the order of the walk.
-// Layout: [stage] rows of x, [stage] weights, barriers; then what the last step needs.
+// Layout: [stage] rows of x, [stage] weights, barriers; before them the walking kernel's results.
 #ifndef DLFP4_SRC_CUDA_MANY_ROWS_H_
 #define DLFP4_SRC_CUDA_MANY_ROWS_H_
 
@@ -11,6 +11,9 @@ namespace cuda {
 constexpr int kWarpgroup = 128, kConsumers = 2, kManyRowsThreads = kWarpgroup * (1 + kConsumers);
 constexpr int kMostShared = 227 * 1024;
 constexpr int kColumnsOfHalf = kBlockRows / 2;
+constexpr int kBoxColumns = 64;  // of 16 bits, in boxes of bulk copies: what is swizzled
+
+static_assert(kBoxColumns == kBlockK && kBoxColumns == kColumnsOfHalf, "");
 
 DLFP4_RULE int x_stage_bytes(int rows) { return rows * kBlockK * 2; }
 
@@ -38,8 +41,8 @@ DLFP4_RULE int sums_bytes(int rows, int halves) { return (kConsumers / halves) *
 
 // --- The walking kernel ----------------------------------------------------------------------
 
-// Rows of x in a tile, blocks of threads of a cluster, memory for results.
-constexpr int kWalkRows = 256, kWalkRanks = 2, kStaging = 4 * 1024;
+// Rows of x in a tile, blocks of threads of a cluster, memory for a tile's results of 16 bits, before the ring.
+constexpr int kWalkRows = 256, kWalkRanks = 2, kStaging = kWalkRows * kBlockRows * 2;
 
 // Its tiles along the rows of x, without a last one that would be at most half full.
 DLFP4_RULE int walk_x_tiles(int rows) { return (rows + kWalkRows / 2 - 1) / kWalkRows; }

@@ -103,16 +103,27 @@ StreamParams stream_params(const ProductParams &product, int kind, int eights, S
   return p;
 }
 
-// The driver's description of x, for boxes of `rows` by kBlockK.
-int describe_x(const ProductParams &product, bool is_half, int rows, TensorMap *map) {
+// The driver's description of a matrix of 16-bit floats, its rows `stride` bytes apart, for boxes of `box_rows` by 64.
+int describe(const uint8_t *data, bool is_half, int rows, int columns, int64_t stride, int box_rows, TensorMap *map) {
   constexpr int kFloat16Type = 6, kBfloat16Type = 9, kSwizzle128 = 3, kPromote256 = 3;
-  const uint64_t extents[2] = {static_cast<uint64_t>(product.depth), static_cast<uint64_t>(product.rows)};
-  const uint64_t strides[1] = {static_cast<uint64_t>(product.x_stride)};
-  const uint32_t box[2] = {kBlockK, static_cast<uint32_t>(rows)}, steps[2] = {1, 1};
+  const uint64_t extents[2] = {static_cast<uint64_t>(columns), static_cast<uint64_t>(rows)};
+  const uint64_t strides[1] = {static_cast<uint64_t>(stride)};
+  const uint32_t box[2] = {kBoxColumns, static_cast<uint32_t>(box_rows)}, steps[2] = {1, 1};
   if (!opened_driver().cuTensorMapEncodeTiled) return 801;  // CUDA_ERROR_NOT_SUPPORTED
   return opened_driver().cuTensorMapEncodeTiled(map, is_half ? kFloat16Type : kBfloat16Type, 2,
-                                                const_cast<uint8_t *>(product.x), extents, strides, box, steps, 0,
+                                                const_cast<uint8_t *>(data), extents, strides, box, steps, 0,
                                                 kSwizzle128, kPromote256, 0);
+}
+
+int describe_matrices(const Tactic &tactic, bool is_half, ManyRowsParams *p) {
+  const ProductParams &q = p->product;
+  const bool walks = tactic.family == kWalking;
+  const int box_rows = walks ? kWalkRows / 2 : tactic.rows;
+  const int status = describe(q.x, is_half, q.rows, q.depth, q.x_stride, box_rows, &p->x);
+  p->maps_y = walks && q.y_bytes == 2 && q.y_stride >= q.columns && q.y_stride % 8 == 0 &&
+              reinterpret_cast<uintptr_t>(q.y) % 16 == 0;
+  return status != 0 || !p->maps_y ? status
+                                   : describe(q.y, q.y_is_half, q.rows, q.columns, q.y_stride * 2, box_rows, &p->y);
 }
 
 Shape many_rows_shape(const Tactic &tactic, const Problem &problem, ManyRowsParams *p) {
@@ -203,8 +214,7 @@ int multiply(const dlfp4_cuda_product &product, const Tactic &tactic, uintptr_t 
   ManyRowsParams p = {};
   p.product = product_params(product);
   shape = many_rows_shape(tactic, {kind, product.rows, product.columns, product.depth}, &p);
-  const int box = tactic.family == kWalking ? kWalkRows / 2 : tactic.rows;
-  const int status = describe_x(p.product, is_half, box, &p.x);
+  const int status = describe_matrices(tactic, is_half, &p);
   return status != 0 ? status : launch_shape(kernel, shape, &p, stream);
 }
 

@@ -225,7 +225,9 @@ struct alignas(64) TensorMap {
 // More rows: a block of threads has `halves` times 64 columns of y. With one, its two warpgroups share K.
 struct ManyRowsParams {
   TensorMap x;
+  TensorMap y;  // where `maps_y`
   ProductParams product;
+  bool maps_y;  // results leave by bulk copies
   int halves;
   int stages;       // of the ring of blocks in flight
   WalkOrder order;  // where blocks of threads walk over tiles
