@@ -172,22 +172,24 @@ __device__ inline void sync_consumers() { asm volatile("bar.sync 1, 256;" ::: "m
 // A consumer's warpgroup.
 __device__ inline void sync_consumer(int number) { asm volatile("bar.sync %0, 128;" ::"r"(2 + number) : "memory"); }
 
-// Four floats of a block of the cluster.
-__device__ inline float4 load_from_rank(uint32_t address, uint32_t rank) {
-  float4 value;
+// The same place in the memory of a block of the cluster.
+__device__ inline uint32_t address_at_rank(uint32_t address, uint32_t rank) {
   uint32_t there;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+  return there;
+}
+
+__device__ inline float4 load_from_cluster(uint32_t address) {
+  float4 value;
   asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
                : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
-               : "r"(there));
+               : "r"(address));
   return value;
 }
 
-__device__ inline void store_to_rank(uint32_t address, uint32_t rank, const float *from) {
-  uint32_t there;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
-  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(there), "f"(from[0]), "f"(from[1]),
-               "f"(from[2]), "f"(from[3])
+__device__ inline void store_to_cluster(uint32_t address, float4 value) {
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(value.x), "f"(value.y),
+               "f"(value.z), "f"(value.w)
                : "memory");
 }
 
@@ -226,17 +228,17 @@ __device__ inline void copy_box(uint32_t to, const TensorMap *map, int column, i
 // Lets bulk copies see what this thread has written to shared memory.
 __device__ inline void publish_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// What lies outside of the matrix is left out.
+// What lies outside of the matrix is left out, 16 bytes at a time.
 __device__ inline void store_box(const TensorMap *map, int column, int row, uint32_t from) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map), "r"(column),
                "r"(row), "r"(from)
                : "memory");
 }
 
+__device__ inline void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
 // Until the memory that this thread's stores read is free.
-__device__ inline void wait_for_stores() {
-  asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
-}
+__device__ inline void wait_for_stores() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 
 // --- Products of a warpgroup -----------------------------------------------------------------------
 

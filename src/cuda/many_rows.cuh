@@ -2,7 +2,8 @@
 // Layout: a warpgroup of threads copies blocks of 64 along K into a ring in shared memory; two multiply them.
 // Trick: two sets of operands, so that the next block is decoded while the tensor cores work on this one. Few columns
 // are shared out along K: to the two warpgroups, and to a cluster of blocks that read each other's sums. Many tiles of
-// y are walked by blocks that stay, so that copies for the next tile run while this one is stored.
+// y are walked by blocks that stay, so that copies for the next tile run while this one is stored, and results leave
+// while the next one is multiplied.
 #ifndef DLFP4_SRC_CUDA_MANY_ROWS_CUH_
 #define DLFP4_SRC_CUDA_MANY_ROWS_CUH_
 
@@ -266,8 +267,8 @@ class SharedTile {
       for (int part = 0; part < Parts; ++part) {
         const int rank = p_.halves == 2 ? part : part / kConsumers, share = p_.halves == 2 ? 0 : part % kConsumers;
         const uint32_t at = sums_at + ((share * Rows + in_tile) * pitch + i % eights * 8) * 4;
-        parts[part][0] = load_from_rank(at, rank);
-        parts[part][1] = load_from_rank(at + 16, rank);
+        parts[part][0] = load_from_cluster(address_at_rank(at, rank));
+        parts[part][1] = load_from_cluster(address_at_rank(at + 16, rank));
       }
       float sums[8];
 #pragma unroll
@@ -289,6 +290,7 @@ template <int Kind, int Type>
 class Walk {
   static constexpr int kRows = kWalkRows, kHalfRows = kWalkRows / 2;
   using Place = WalkOrder::Place;
+  using Lanes = Consumer<Kind, Type>;
   const ManyRowsParams &p_;
   const ProductParams &q_;
   const WalkOrder &order_;
@@ -366,11 +368,13 @@ class Walk {
       asm volatile("" : "+r"(tile));  // the place is found here, so that it takes no registers from the sums
       store<kRows>(sums, order_.place_of(tile), finish);
     }
-    wait_for_stores();  // this block's memory lasts until they have read it
+    wait_for_stores();  // they read this block's memory, which ends with it
   }
 
   __device__ static int half() { return warpgroup() - 1; }
-  __device__ static uint32_t staging() { return shared_address(shared_memory) + half() * (kStaging / kConsumers); }
+  __device__ static uint32_t staging(int half) {
+    return shared_address(shared_memory) + half * (kStaging / kConsumers);
+  }
 
   template <int Rows>
   __device__ void multiply(Consumer<Kind, Type> &consumer, int blocks, float (&sums)[Rows / 2]) const {
@@ -382,7 +386,7 @@ class Walk {
   __device__ void share(const float *sums, Place place, const Finish &finish) const {
     constexpr int kFours = kRows / 4 / 4, kStride = kWarpgroup * 16;
     static_assert(kFours * kStride * kConsumers <= kStaging, "");
-    const uint32_t to = staging() + threadIdx.x % kWarpgroup * 16;
+    const uint32_t here = staging(half()) + threadIdx.x % kWarpgroup * 16, there = address_at_rank(here, rank_ ^ 1);
     float own[4 * kFours];
     wait_for_stores();
     sync_cluster();
@@ -394,31 +398,31 @@ class Walk {
         own[k] = rank_ ? sums[4 * kFours + k] : sums[k];
         others[k % 4] = rank_ ? sums[k] : sums[4 * kFours + k];
       }
-      store_to_rank(to + i * kStride, rank_ ^ 1, others);
+      store_to_cluster(there + i * kStride, make_float4(others[0], others[1], others[2], others[3]));
     }
     sync_cluster();
 #pragma unroll
     for (int i = 0; i < kFours; ++i) {
-      float others[4];
-      load_shared_16(to + i * kStride, true, others);
+      uint32_t others[4];
+      load_shared_16(here + i * kStride, others);
 #pragma unroll
-      for (int k = 0; k < 4; ++k) own[4 * i + k] += others[k];
+      for (int k = 0; k < 4; ++k) own[4 * i + k] += __uint_as_float(others[k]);
     }
     store<kHalfRows>(own, {place.row_block, place.first_row + rank_ * kHalfRows}, finish);
   }
 
   template <int Rows>
   __device__ void store(const float *sums, Place place, const Finish &finish) const {
-    const int column = place.row_block * kBlockRows + half() * kColumnsOfHalf;
+    const int number = half(), column = place.row_block * kBlockRows + number * kColumnsOfHalf;
     if (p_.maps_y)
-      store_by_copy<Rows>(sums, place.first_row, column, finish);
+      store_by_copy<Rows>(sums, number, place.first_row, column, finish);
     else
       store_each<Rows>(sums, place.first_row, column, finish);
   }
 
   template <int Rows>
   __device__ void store_each(const float *sums, int first_row, int column, const Finish &finish) const {
-    const int lane = threadIdx.x % kWarpSize, tile = column + threadIdx.x % kWarpgroup / kWarpSize * kTile;
+    const int lane = Lanes::lane(), tile = column + Lanes::warp() * kTile;
 #pragma unroll
     for (int i = 0; i < Rows / 2; ++i) {
       const int row = first_row + i / 4 * 8 + (lane & 3) * 2 + (i & 1), at = tile + (lane >> 2) + (i >> 1 & 1) * 8;
@@ -428,12 +432,11 @@ class Walk {
 
   // A warpgroup turns its columns around in shared memory, from where they leave while the next tile is multiplied.
   template <int Rows>
-  __device__ void store_by_copy(const float *sums, int first_row, int column, const Finish &finish) const {
+  __device__ void store_by_copy(const float *sums, int number, int first_row, int column, const Finish &finish) const {
     constexpr int kRowBytes = kColumnsOfHalf * 2;
-    const int number = half(), lane = threadIdx.x % kWarpSize, warp = threadIdx.x % kWarpgroup / kWarpSize;
-    const int eight = warp * 2 + (lane >> 3 & 1), row = (lane & 7) + (lane >> 4) * 8;
-    const uint32_t from = staging();
-    const uint32_t to = from + row * kRowBytes + (eight ^ (lane & 7)) * 16;  // as the copy expects it swizzled
+    const int lane = Lanes::lane(), eight = Lanes::warp() * 2 + (lane >> 3 & 1), row = (lane & 7) + (lane >> 4) * 8;
+    const uint32_t from = staging(number),
+                   to = from + row * kRowBytes + (eight ^ (lane & 7)) * 16;  // as the copy expects it swizzled
     wait_for_stores();
     sync_consumer(number);
 #pragma unroll
@@ -446,8 +449,10 @@ class Walk {
     }
     publish_writes();
     sync_consumer(number);
-    if (threadIdx.x % kWarpgroup == 0)
+    if (threadIdx.x % kWarpgroup == 0) {
       for (int box = 0; box < Rows; box += kHalfRows) store_box(&p_.y, column, first_row + box, from + box * kRowBytes);
+      commit_stores();
+    }
     __syncwarp();
   }
 };

@@ -119,11 +119,11 @@ int describe_matrices(const Tactic &tactic, bool is_half, ManyRowsParams *p) {
   const ProductParams &q = p->product;
   const bool walks = tactic.family == kWalking;
   const int box_rows = walks ? kWalkRows / 2 : tactic.rows;
-  const int status = describe(q.x, is_half, q.rows, q.depth, q.x_stride, box_rows, &p->x);
-  p->maps_y = walks && q.y_bytes == 2 && q.y_stride >= q.columns && q.y_stride % 8 == 0 &&
-              reinterpret_cast<uintptr_t>(q.y) % 16 == 0;
-  return status != 0 || !p->maps_y ? status
-                                   : describe(q.y, q.y_is_half, q.rows, q.columns, q.y_stride * 2, box_rows, &p->y);
+  // Bulk copies write whole 16 bytes, at the end of a row too.
+  p->maps_y = walks && q.y_bytes == 2 && q.columns % 8 == 0 && q.y_stride >= q.columns && q.y_stride % 8 == 0 &&
+              reinterpret_cast<uintptr_t>(q.y) % 16 == 0 &&
+              describe(q.y, q.y_is_half, q.rows, q.columns, q.y_stride * 2, box_rows, &p->y) == 0;
+  return describe(q.x, is_half, q.rows, q.depth, q.x_stride, box_rows, &p->x);
 }
 
 Shape many_rows_shape(const Tactic &tactic, const Problem &problem, ManyRowsParams *p) {
