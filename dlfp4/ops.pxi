@@ -66,8 +66,10 @@ def asarray(x, /, *, dtype=None, copy=None):
 
 cdef Tensor as_producer(object x, copy):
     """What is no producer itself, under a face that is one."""
+    if isinstance(x, ScaledTensor):
+        raise TypeError("a ScaledTensor is several tensors: take its .data or .scales, or .dequantize() it")
     if isinstance(x, np.ndarray) and type(x) is not cnp.ndarray and not isinstance(x, np.ma.MaskedArray):
-        x = x.view(np.ndarray)   # a mask would be lost, other subclasses only add a face
+        x = x.view(np.ndarray)   # subclasses only add a face
     elif not type_has(Py_TYPE(x), "__dlpack__") and not PyCapsule_CheckExact(x):
         try:
             x = np.asarray(memoryview(x))

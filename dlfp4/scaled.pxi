@@ -1,6 +1,6 @@
 # ScaledTensor: elements, their scales and what says how the two belong together. Like a Tensor it never changes.
 
-_Parts = collections.namedtuple("Parts", "data scales global_scale", module="dlfp4")
+_Parts = collections.namedtuple("_Parts", "data scales global_scale", module="dlfp4._core")
 _Parts.__doc__ = """The arrays of a :class:`ScaledTensor` in one library: data, scales, global_scale (or None)."""
 
 
@@ -81,7 +81,7 @@ cdef class ScaledTensor:
     cdef bint divides        # blocks are known to divide the shape
     cdef Prepared prepared   # all zero where it is not
 
-    def __init__(self):
+    def __init__(self, *args, **options):
         raise TypeError("a ScaledTensor is made by dlfp4.quantize or ScaledTensor.from_parts")
 
     @staticmethod
@@ -99,9 +99,9 @@ cdef class ScaledTensor:
             The decode scales, of the format's scale type or as uint8; in the shape that :class:`ScaledTensor` says,
             with leading dimensions as `data` has them, or flat for layouts other than "linear".
         global_scale : float or producer, optional
-            A decode scale: what values are multiplied with. Libraries that keep an encode scale (FlashInfer,
-            compressed-tensors) have its reciprocal. A number is copied to the device on which `data` lies;
-            managed memory is then that device's.
+            A decode scale: what values are multiplied with; None counts as 1. Libraries that keep an encode scale
+            (FlashInfer, compressed-tensors) have its reciprocal. A number is copied to the device on which `data`
+            lies; managed memory is then that device's.
         format : Format or str
             See :func:`formats`.
         axis : {-1, -2}

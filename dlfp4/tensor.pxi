@@ -9,7 +9,7 @@ cdef class Tensor:
     A Tensor comes from :func:`from_dlpack`, :func:`asarray`, :func:`empty` or an operation, and goes out through
     ``__dlpack__``, the C exchange API and the ``to_*`` methods. It counts logical elements: a packed FP4 tensor of
     shape (2, 8) is 8 bytes. Its description never changes; slicing, ``T``, ``reshape`` and ``view`` share memory, and
-    raise rather than copy.
+    raise rather than copy. ``==`` is identity: values are compared as NumPy's, with :meth:`to_numpy`.
     """
 
     def __cinit__(self):
@@ -22,7 +22,7 @@ cdef class Tensor:
         self.dl.dtype.bits = dlfp4_dtypes[0].bits
         self.dl.dtype.lanes = 1
 
-    def __init__(self):
+    def __init__(self, *args, **options):
         raise TypeError("a Tensor is made by dlfp4.from_dlpack, dlfp4.asarray or dlfp4.empty")
 
     def __dealloc__(self):
@@ -112,6 +112,15 @@ cdef class Tensor:
 
     def __getitem__(self, key):
         return slice_tensor(self, key)
+
+    def __iter__(self):
+        return map(self.__getitem__, range(len(self)))
+
+    def __contains__(self, value):
+        raise TypeError("a Tensor does not compare its elements; ask .to_numpy()")
+
+    def __bool__(self):
+        raise TypeError("a Tensor has no truth value; compare its elements with .to_numpy(), or ask for its .size")
 
     def __repr__(self):
         extra = ", packed=True" if is_packed(self) else ", packed=False" if is_padded(self) else ""
@@ -287,7 +296,8 @@ cdef class Tensor:
             The consumer's stream. CUDA: None or 1 the legacy default, 2 the per-thread default, a handle, or -1 for
             no synchronisation. Host memory: None.
         max_version : tuple of int, optional
-            The newest version the consumer understands. Default, or below (1, 0): a legacy capsule.
+            The newest version the consumer understands. Default, or below (1, 0): a legacy capsule, but a versioned one
+            of padded elements, which a legacy one cannot say.
         dl_device : tuple of int, optional
             Where the consumer wants the data: the tensor's own device, or (1, 0) for the host.
         copy : bool, optional

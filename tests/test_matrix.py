@@ -6,6 +6,7 @@ record. The table has the form that `python -m dlfp4 matrix` prints.
 
 import functools
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -81,9 +82,9 @@ RENAMED = {("onnxruntime", "import", "bool"): "arrives as uint8"} | {
 RECORDED_FROM = {"pyarrow": 26}
 
 
-def read_record():
+def read_record(table):
     """((column, row, direction), sign) of each recorded cell."""
-    header, *lines = RECORD.strip("\n").splitlines()
+    header, *lines = table.strip("\n").splitlines()
     columns = re.split(r"\s{2,}", header.strip())
     for line in lines:
         row = re.split(r"\s{2,}", line)[0]
@@ -94,7 +95,15 @@ def read_record():
                 yield (column, row, direction), sign
 
 
-CELLS = dict(read_record())
+CELLS = dict(read_record(RECORD))
+
+
+def test_readme_says_what_is_recorded():
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    table = next(block for block in readme.split("```") if block.lstrip().startswith("numpy"))
+    said = dict(read_record(table))
+    assert len(said) > 100
+    assert said == {cell: CELLS[cell] for cell in said}
 
 
 @functools.cache

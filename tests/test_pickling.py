@@ -180,6 +180,15 @@ def test_scaled_out_of_band_is_zero_copy():
         assert TensorProto.of(back) == TensorProto.of(q)
 
 
+def test_parts():
+    parts = next(iter(quantized())).to_numpy()
+    back = pickle.loads(pickle.dumps(parts))
+    assert type(back) is type(parts)
+    assert [None if part is None else part.tobytes() for part in back] == [
+        None if part is None else part.tobytes() for part in parts
+    ]
+
+
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_scaled_in_band(protocol):
     for q in quantized():

@@ -449,6 +449,21 @@ def test_arrays_that_no_dlpack_type_describes(array):
         dlfp4.asarray(array)
 
 
+@pytest.mark.parametrize("entry", [dlfp4.asarray, dlfp4.from_dlpack, lambda x: dlfp4.quantize(x, "mxfp4")])
+def test_masks_are_not_lost(entry):
+    x = np.ma.array(np.linspace(0, 1, 32, dtype=np.float32), mask=[False] * 31 + [True])
+    with pytest.raises(BufferError, match=r"filled\(value\)"):
+        entry(x)
+    for plain in (x.filled(2), x.data):
+        entry(plain)
+
+
+@pytest.mark.parametrize("entry", [dlfp4.asarray, lambda q: dlfp4.cast(q, "float32"), dlfp4.pack])
+def test_scaled_tensors_are_no_tensors(entry):
+    with pytest.raises(TypeError, match=r"several tensors.*dequantize"):
+        entry(dlfp4.quantize(np.linspace(0, 1, 32, dtype=np.float32).reshape(1, 32), "mxfp4"))
+
+
 def conjugate(torch):
     return torch.randn(4, dtype=torch.complex64).conj()
 

@@ -117,8 +117,16 @@ def test_len_and_iteration():
     tensor = dlfp4.asarray(array)
     assert (len(tensor), len(tensor[:0])) == (3, 0)
     assert [raw(row.to_numpy()) for row in tensor] == [raw(row) for row in array]
-    with pytest.raises(TypeError):
-        len(tensor[0, 0])
+    for act in (len, iter):
+        with pytest.raises(TypeError, match="0-d"):
+            act(tensor[0, 0])
+
+
+def test_no_truth_and_no_search():
+    tensor = dlfp4.asarray(np.array([[0.0, 3.0]], np.float32))
+    for act in (bool, lambda t: not t[0, 0], lambda t: 3.0 in t):
+        with pytest.raises(TypeError, match="to_numpy"):
+            act(tensor)
 
 
 SCALARS = {"float32": 1.5, "float64": -2.25, "int8": -7, "uint64": 2**64 - 1, "bool": True, "bfloat16": 3.0,
@@ -217,6 +225,12 @@ BAD_INDICES = [
 @pytest.mark.parametrize(("index", "error"), BAD_INDICES, ids=lambda value: str(value)[:30])
 def test_bad_indices(index, error):
     with pytest.raises(error):
+        dlfp4.asarray(BASE)[index]
+
+
+@pytest.mark.parametrize("index", [[0, 1], np.array([0, 1]), BASE > 0, 1.0], ids=["list", "array", "mask", "float"])
+def test_what_no_view_can_say_is_named(index):
+    with pytest.raises(TypeError, match=r"a Tensor takes integers, slices.*index \.to_numpy"):
         dlfp4.asarray(BASE)[index]
 
 

@@ -101,7 +101,7 @@ def save(
 
     Examples
     --------
-    >>> import dlfp4, numpy as np, os, tempfile
+    >>> import dlfp4.checkpoints, numpy as np, os, tempfile
     >>> q = dlfp4.quantize(np.ones((4, 64), np.float32), "nvfp4")
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = os.path.join(folder, "model.safetensors")

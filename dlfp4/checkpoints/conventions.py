@@ -200,7 +200,7 @@ def split_parts(tensors: Mapping[str, Any], convention: str) -> dict[str, Tensor
 
     Examples
     --------
-    >>> import dlfp4, numpy as np
+    >>> import dlfp4.checkpoints, numpy as np
     >>> q = dlfp4.quantize(np.ones((4, 64), np.float32), "mxfp4")
     >>> parts = dlfp4.checkpoints.split_parts({"experts.down_proj": q}, "gpt-oss")
     >>> {name: (part.dtype.name, part.shape) for name, part in parts.items()}

@@ -133,7 +133,7 @@ class RefusedError(BufferError):
 
 def bytes_remedy(tensor: Tensor) -> str:
     """What to call where a framework has no such element type."""
-    if tensor.dtype.name in SUBBYTE and not tensor.packed:
+    if tensor.dtype.name == "float4_e2m1fn" and not tensor.packed:
         return 'call dlfp4.pack(t), or hand over the bytes with .view("uint8")'
     return f'hand over the bits with .view("uint{8 * min(tensor.dtype.itemsize, 8)}")'
 

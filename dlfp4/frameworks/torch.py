@@ -54,8 +54,9 @@ def in_pairs(tensor: Tensor) -> Tensor:
     try:
         return tensor.x2()
     except ValueError as error:
-        remedy = 'hand over the bytes with .view("uint8"), or slice to an even extent'
-        raise base.RefusedError("PyTorch", tensor, base.first_line(error), remedy) from error
+        is_odd = tensor.ndim == 0 or tensor.shape[-1] % 2
+        remedy = "pad the last axis to an even extent" if is_odd else "call .copy() first"
+        raise base.RefusedError("PyTorch", tensor, "it counts FP4 in pairs of neighbours", remedy) from error
 
 
 def describe(x: torch.Tensor) -> tuple[tuple[int, ...], str]:

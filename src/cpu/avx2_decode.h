@@ -4,6 +4,8 @@
 #ifndef DLFP4_SRC_CPU_AVX2_DECODE_H_
 #define DLFP4_SRC_CPU_AVX2_DECODE_H_
 
+#include <type_traits>
+
 #include "avx2_codes.h"
 #include "vector_rules.h"
 
@@ -77,21 +79,30 @@ void decode_steps(const uint8_t *src, uint8_t *dst, int64_t count) {
       [](const uint8_t *from, uint8_t *to) DLFP4_ALWAYS_INLINE { decode_step<Src, kPacked, Dst, kStream>(from, to); });
 }
 
-// Output that no cache holds goes past them: it is not read before it is overwritten.
+// Output that no cache holds goes past them: it is not read before it is overwritten. Calls
+// steps(src, dst, count, streams) for all elements, of so many bits and bytes: once, or for those before a boundary of
+// 32 bytes, those of whole steps, which may go past the caches, and the others.
 constexpr int64_t kStreamBytes = 64 << 20;
+
+template <int SrcBits, int DstBytes, class Steps>
+void in_stretches(const uint8_t *src, uint8_t *dst, int64_t count, Steps steps) {
+  const int64_t unaligned = -reinterpret_cast<intptr_t>(dst) & 31, head = unaligned / DstBytes;
+  if (count * DstBytes < kStreamBytes || unaligned % DstBytes != 0 || head * SrcBits % 8 != 0)
+    return steps(src, dst, count, std::false_type());
+  const int64_t body = (count - head) / kCodes * kCodes;
+  steps(src, dst, head, std::false_type());
+  src += head * SrcBits / 8, dst += unaligned;
+  steps(src, dst, body, std::true_type());
+  _mm_sfence();
+  steps(src + body * SrcBits / 8, dst + body * DstBytes, count - head - body, std::false_type());
+}
 
 template <int Src, bool kPacked, int Dst>
 void decode_codes(const uint8_t *src, uint8_t *dst, int64_t count, const Mode &) {
-  constexpr int kBits = kPacked ? kFormats[Src].bits : 8, kBytes = kFormats[Dst].bits / 8;
-  const int64_t unaligned = -reinterpret_cast<intptr_t>(dst) & 31, head = unaligned / kBytes;
-  if (count * kBytes < kStreamBytes || unaligned % kBytes != 0 || head * kBits % 8 != 0)
-    return decode_steps<Src, kPacked, Dst, false>(src, dst, count);
-  const int64_t body = (count - head) / kCodes * kCodes;
-  decode_steps<Src, kPacked, Dst, false>(src, dst, head);
-  src += head * kBits / 8, dst += unaligned;
-  decode_steps<Src, kPacked, Dst, true>(src, dst, body);
-  _mm_sfence();
-  decode_steps<Src, kPacked, Dst, false>(src + body * kBits / 8, dst + body * kBytes, count - head - body);
+  constexpr int kBits = kPacked ? kFormats[Src].bits : 8;
+  in_stretches<kBits, kFormats[Dst].bits / 8>(src, dst, count, [](auto from, auto to, int64_t elements, auto streams) {
+    decode_steps<Src, kPacked, Dst, decltype(streams)::value>(from, to, elements);
+  });
 }
 
 }  // namespace
