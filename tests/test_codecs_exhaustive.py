@@ -1,4 +1,5 @@
-"""All 2^32 float32 patterns into each type of at most 8 bits, both ways to saturate: minutes for each level.
+"""All 2^32 float32 patterns into each type of at most 8 bits, both ways to saturate, and into those of 16: minutes for
+each level.
 
 The expected codes are ml_dtypes' own, pattern for pattern (saturate=False), and what the rules of clamping make of them
 (saturate=True): nothing is sampled or inferred. `DLFP4_EXHAUSTIVE=float8_e4m3fn,float4_e2m1fn` takes these types alone;
@@ -13,7 +14,7 @@ import pytest
 
 import dlfp4
 
-from .reference import LOW, OLD_E8M0, codec, codes_of, packed_bytes, raw_bytes
+from .reference import LOW, OLD_E8M0, codec, codes_of, dtype_of, packed_bytes, raw_bytes
 
 pytestmark = pytest.mark.slow
 
@@ -108,3 +109,21 @@ def test_every_float32(name):
     assert tally.seen == 1 << 32
     assert tally.wrong == {False: 0, True: 0}, tally.examples[:10]
     assert tally.wrong_packed == 0
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float16"])
+@pytest.mark.usefixtures("one_thread")
+def test_every_float32_in_16_bits(name):
+    """Bytes as ml_dtypes' and numpy's own: rounding, infinities and what NaNs keep of their payloads."""
+    expected, got = np.empty(CHUNK, dtype_of(name)), np.empty(CHUNK, dtype_of(name))
+    count, wrong, examples = np.arange(CHUNK, dtype=np.uint32), 0, []
+    for start in range(0, 1 << 32, CHUNK):
+        patterns = count + np.uint32(start)
+        with np.errstate(all="ignore"):
+            np.copyto(expected, patterns.view(np.float32), casting="unsafe")
+        got.view(np.uint8)[:] = 0x55
+        dlfp4.cast(patterns.view(np.float32), got.dtype, out=got)
+        number, some = differences(got.view(np.uint16), expected.view(np.uint16), patterns)
+        wrong, examples = wrong + number, examples + some
+    print(f"\n{name} {dlfp4.cpu_isa()}: {1 << 32} patterns, {wrong} mismatches")
+    assert wrong == 0, examples[:10]

@@ -14,17 +14,52 @@ struct Floats {
   __m256 part[4];
 };
 
-// bfloat16 and float16 widen exactly.
-template <int Src>
+// Eight floats of a vector of doubles and the next one.
+__m256 narrow_doubles(__m256d low, __m256d high) {
+  return _mm256_set_m128(_mm256_cvtpd_ps(high), _mm256_cvtpd_ps(low));
+}
+
+// Eight masks of dwords of those of qwords.
+__m256i narrow_masks(__m256d low, __m256d high) {
+  constexpr int kEvenDwords = 0x88, kOuterQuartersFirst = 0xD8;
+  const __m256 masks = _mm256_shuffle_ps(_mm256_castpd_ps(low), _mm256_castpd_ps(high), kEvenDwords);
+  return _mm256_permute4x64_epi64(_mm256_castps_si256(masks), kOuterQuartersFirst);
+}
+
+// Of the two floats next to a double, the one whose last bit is set: what rounds this to fewer bits sees what it would
+// see in the double. The nearest one is that already, or the other is next to it on the double's side.
+__m256 round_to_odd(__m256d low, __m256d high) {
+  const __m256 nearest = narrow_doubles(low, high);
+  const __m256d nearest_low = _mm256_cvtps_pd(_mm256_castps256_ps128(nearest));
+  const __m256d nearest_high = _mm256_cvtps_pd(_mm256_extractf128_ps(nearest, 1));
+  const auto is_above = [](__m256d a, __m256d b) DLFP4_ALWAYS_INLINE {
+    const __m256d sign = _mm256_set1_pd(-0.0);
+    return _mm256_cmp_pd(_mm256_andnot_pd(sign, a), _mm256_andnot_pd(sign, b), _CMP_GT_OQ);
+  };
+  const __m256i inexact =
+      narrow_masks(_mm256_cmp_pd(nearest_low, low, _CMP_NEQ_UQ), _mm256_cmp_pd(nearest_high, high, _CMP_NEQ_UQ));
+  const __m256i above = narrow_masks(is_above(nearest_low, low), is_above(nearest_high, high));
+  const __m256i to_other = _mm256_sub_epi32(_mm256_add_epi32(above, above), inexact);  // -1, 1, or 0 where it is exact
+  const __m256i bits = _mm256_castps_si256(nearest), is_even = _mm256_sub_epi32(_mm256_and_si256(bits, all(1)), all(1));
+  return _mm256_castsi256_ps(_mm256_add_epi32(bits, _mm256_and_si256(to_other, is_even)));
+}
+
+// bfloat16 and float16 widen exactly; float64 is rounded to nearest, or to odd.
+template <int Src, bool kToOdd = true>
 Floats load_floats(const uint8_t *src) {
   Floats floats;
   for (int i = 0; i < 4; ++i) {
-    if constexpr (Src == DLFP4_float32)
+    if constexpr (Src == DLFP4_float64) {
+      const __m256d low = _mm256_castsi256_pd(load_32_bytes(src + 64 * i));
+      const __m256d high = _mm256_castsi256_pd(load_32_bytes(src + 64 * i + 32));
+      floats.part[i] = kToOdd ? round_to_odd(low, high) : narrow_doubles(low, high);
+    } else if constexpr (Src == DLFP4_float32) {
       floats.part[i] = _mm256_castsi256_ps(load_32_bytes(src + 32 * i));
-    else if constexpr (Src == DLFP4_float16)
+    } else if constexpr (Src == DLFP4_float16) {
       floats.part[i] = _mm256_cvtph_ps(load_16_bytes(src + 16 * i));
-    else
+    } else {
       floats.part[i] = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_16_bytes(src + 16 * i)), 16));
+    }
   }
   return floats;
 }

@@ -9,26 +9,12 @@
 #include "avx512_encode.h"
 #include "avx512_floats.h"
 #include "avx512_recode.h"
+#include "kernel_rows.h"
 
 namespace dlfp4 {
 namespace {
 
-constexpr bool is_low(int row) { return is_float(kFormats[row]) && kFormats[row].bits <= 8; }
-constexpr bool is_wide(int row) { return is_float(kFormats[row]) && kFormats[row].bits > 8; }
 constexpr bool is_sub_byte(int row) { return kFormats[row].bits < 8; }
-
-template <int Size>
-struct Rows {
-  KernelRow row[Size];
-  int size;
-  constexpr void add(Operand src, Operand dst, Modes modes, Kernel kernel) { row[size++] = {src, dst, modes, kernel}; }
-};
-
-// Of what goes to more than 8 bits and is not exact there is round-to-nearest alone.
-template <int Src, int Dst>
-constexpr Modes wide_modes() {
-  return holds_exactly(kFormats[Dst], kFormats[Src]) ? kAnyMode : kNearestEven;
-}
 
 template <int Src, bool kSrcPacked, int Dst, bool kDstPacked, class Table>
 constexpr void add_row(Table *rows) {

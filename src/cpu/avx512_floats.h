@@ -9,6 +9,7 @@
 #include "../numerics.h"
 #include "avx512_codes.h"
 #include "kernels.h"
+#include "vector_floats.h"
 
 namespace dlfp4 {
 namespace {
@@ -20,6 +21,11 @@ __m512i all(uint32_t value) { return _mm512_set1_epi32(static_cast<int>(value));
 struct Floats {
   __m512 part[4];
 };
+
+using U32 = uint32_t __attribute__((vector_size(64)));
+
+U32 dwords(__m512i vector) { return reinterpret_cast<U32>(vector); }
+U32 bits_of(__m512 floats) { return reinterpret_cast<U32>(floats); }
 
 // The vector `offset` bytes into a step's floats of `Bytes` each, with zeros beyond a part's.
 template <int Bytes>
@@ -105,43 +111,23 @@ __mmask16 nans_of(__m512 floats) { return _mm512_cmp_ps_mask(floats, floats, _CM
 // --- To 16 bits ------------------------------------------------------------------------------
 
 template <int Dst>
-__m512i round_to_words(__m512 floats) {
+U32 round_to_words(__m512 floats) {
   if constexpr (Dst == DLFP4_float16)
-    return _mm512_cvtepu16_epi32(_mm512_cvt_roundps_ph(floats, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-  const __m512i bits = _mm512_castps_si512(floats);
-  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), all(1));
-  return _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(bits, all(0x7FFF)), odd), 16);
-}
-
-// What a NaN becomes, in the low half of a dword: the one with the quiet bit alone, or what fits of its payload.
-template <int Src, int Dst>
-__m512i words_of_nans(__m512 floats) {
-  constexpr Format kTo = kFormats[Dst];
-  const __m512i bits = _mm512_castps_si512(floats);
-  const __m512i sign = _mm512_and_si512(_mm512_srli_epi32(bits, 16), all(0x8000));
-  const __m512i infinity = _mm512_or_si512(sign, all(static_cast<uint32_t>(infinity_code(kTo))));
-  if constexpr (nan_rule(kFormats[Src], kTo) == kCanonical)
-    return _mm512_or_si512(infinity, all(1 << (kTo.mantissa - 1)));
-  const __m512i payload = _mm512_srli_epi32(_mm512_and_si512(bits, all(0x7FFFFF)), 23 - kTo.mantissa);
-  return _mm512_or_si512(infinity, _mm512_max_epu32(payload, all(1)));
+    return dwords(_mm512_cvtepu16_epi32(_mm512_cvt_roundps_ph(floats, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)));
+  return round_to_bfloat16(bits_of(floats));
 }
 
 template <int Src, int Dst>
 __m256i narrow(__m512 floats) {
-  __m512i words = round_to_words<Dst>(floats);
-  const __mmask16 nans = nans_of(floats);
-  if (__builtin_expect(nans, 0)) words = _mm512_mask_mov_epi32(words, nans, words_of_nans<Src, Dst>(floats));
-  return _mm512_cvtepi32_epi16(words);
+  U32 words = round_to_words<Dst>(floats);
+  if (__builtin_expect(nans_of(floats), 0)) words = put_nans<Src, Dst>(words, bits_of(floats));
+  return _mm512_cvtepi32_epi16(reinterpret_cast<__m512i>(words));
 }
 
 // --- Kernels ---------------------------------------------------------------------------------
 
-// Of a float16's NaN the processor sets the quiet bit; here it keeps its own.
 __m512 restore_payloads(__m512 floats, __m256i words) {
-  const __m512i fraction = _mm512_and_si512(_mm512_cvtepu16_epi32(words), all(0x3FF));
-  const __m512i bits = _mm512_castps_si512(floats);
-  const __m512i payload = _mm512_or_si512(_mm512_andnot_si512(all(0x7FFFFF), bits), _mm512_slli_epi32(fraction, 13));
-  return _mm512_castsi512_ps(_mm512_mask_mov_epi32(bits, nans_of(floats), payload));
+  return reinterpret_cast<__m512>(restore_payloads(bits_of(floats), dwords(_mm512_cvtepu16_epi32(words))));
 }
 
 template <int Dst, class Share>
@@ -183,12 +169,6 @@ void convert_floats(const uint8_t *src, uint8_t *dst, int64_t count, bool stream
 template <int Src, int Dst>
 void float_rows(const uint8_t *src, uint8_t *dst, int64_t count, const Mode &) {
   in_runs<kFormats[Src].bits, kFormats[Dst].bits>(src, dst, count, convert_floats<Src, Dst>);
-}
-
-// NaNs between float16 and float64 keep payloads that do not pass through a float32.
-constexpr bool converts_through_float32(int src, int dst) {
-  const bool doubles = src == DLFP4_float64 || dst == DLFP4_float64;
-  return src != dst && !(doubles && (src == DLFP4_float16 || dst == DLFP4_float16));
 }
 
 }  // namespace

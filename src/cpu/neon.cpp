@@ -1,10 +1,11 @@
-// The NEON level: codes of at most 8 bits to wider floats, and from all of these but float64; packing; block scaling.
+// The NEON level: between codes of at most 8 bits and wider floats, and between these; packing; block scaling.
 // Layout: runs, packed or one code a byte, against floats or codes; 16 elements a step.
 // Trick: the steps lie in headers, which hold nothing with external linkage.
 #include "kernels.h"
 #include "neon_blocks.h"
 #include "neon_decode.h"
 #include "neon_encode.h"
+#include "neon_floats.h"
 #include "vector_level.h"
 
 namespace dlfp4 {
@@ -15,6 +16,8 @@ struct Kernels {
   static constexpr Kernel decode = decode_codes<Src, kPacked, Dst>;
   template <int Src, int Dst, bool kPacked>
   static constexpr Kernel encode = encode_floats<Src, Dst, kPacked>;
+  template <int Src, int Dst>
+  static constexpr Kernel convert = convert_floats<Src, Dst>;
   template <int Bits>
   static constexpr Kernel pack = pack_codes<Bits>;
   template <int Bits>

@@ -10,19 +10,31 @@
 namespace dlfp4 {
 namespace {
 
+uint16x4_t load_words(const uint8_t *src) { return vreinterpret_u16_u8(vld1_u8(src)); }
+
 struct Floats {
   float32x4_t part[4];
 };
 
-// bfloat16 and float16 widen exactly.
-template <int Src>
+// Of the two floats next to a double, the one whose last bit is set: what rounds this to fewer bits sees what it would
+// see in the double.
+float32x4_t round_to_odd(float64x2_t low, float64x2_t high) { return vcvtx_high_f32_f64(vcvtx_f32_f64(low), high); }
+
+float32x4_t round_to_even(float64x2_t low, float64x2_t high) { return vcvt_high_f32_f64(vcvt_f32_f64(low), high); }
+
+// bfloat16 and float16 widen exactly; float64 is rounded to nearest, or to odd.
+template <int Src, bool kToOdd = true>
 Floats load_floats(const uint8_t *src) {
   Floats floats;
   for (int i = 0; i < 4; ++i) {
-    if constexpr (Src == DLFP4_float32) {
+    if constexpr (Src == DLFP4_float64) {
+      const float64x2_t low = vreinterpretq_f64_u8(vld1q_u8(src + 32 * i));
+      const float64x2_t high = vreinterpretq_f64_u8(vld1q_u8(src + 32 * i + 16));
+      floats.part[i] = kToOdd ? round_to_odd(low, high) : round_to_even(low, high);
+    } else if constexpr (Src == DLFP4_float32) {
       floats.part[i] = vreinterpretq_f32_u8(vld1q_u8(src + 16 * i));
     } else {
-      const uint16x4_t words = vreinterpret_u16_u8(vld1_u8(src + 8 * i));
+      const uint16x4_t words = load_words(src + 8 * i);
       floats.part[i] = Src == DLFP4_float16 ? vcvt_f32_f16(vreinterpret_f16_u16(words))
                                             : vreinterpretq_f32_u32(vshll_n_u16(words, 16));
     }

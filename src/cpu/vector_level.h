@@ -9,8 +9,7 @@
 
 #include <utility>
 
-#include "../numerics.h"
-#include "kernels.h"
+#include "kernel_rows.h"
 
 // For the steps: what is called once an iteration would load its constants each time.
 #define DLFP4_ALWAYS_INLINE __attribute__((always_inline))
@@ -33,52 +32,45 @@ void in_steps(const uint8_t *src, uint8_t *dst, int64_t count, Step step) {
 
 // --- The table -------------------------------------------------------------------------------
 
-constexpr bool is_low(int row) { return is_float(kFormats[row]) && kFormats[row].bits <= 8; }
-constexpr bool is_wide(int row) { return is_float(kFormats[row]) && kFormats[row].bits > 8; }
+constexpr int kMostRows = 16 * DLFP4_NUM_DTYPES;
 
-struct Rows {
-  KernelRow row[16 * DLFP4_NUM_DTYPES];
-  int size;
-  constexpr void add(Operand src, Operand dst, Modes modes, Kernel kernel) { row[size++] = {src, dst, modes, kernel}; }
-};
-
-// Encoding float64 would take a rounding to odd first.
 template <class Kernels, int Low, bool kPacked, int Wide>
-constexpr void add_conversions(Rows *rows) {
+constexpr void add_codes(Rows<kMostRows> *rows) {
   constexpr Operand kLow = {Low, kPacked}, kWide = {Wide, false};
   if constexpr (holds_exactly(kFormats[Wide], kFormats[Low]))
     rows->add(kLow, kWide, kAnyMode, Kernels::template decode<Low, kPacked, Wide>);
-  if constexpr (Wide != DLFP4_float64)
-    rows->add(kWide, kLow, kNearestEven, Kernels::template encode<Wide, Low, kPacked>);
+  rows->add(kWide, kLow, kNearestEven, Kernels::template encode<Wide, Low, kPacked>);
 }
 
-template <class Kernels, int Low, int Wide>
-constexpr void add_pair(Rows *rows) {
-  if constexpr (is_low(Low) && is_wide(Wide)) {
-    add_conversions<Kernels, Low, false, Wide>(rows);
-    if constexpr (kFormats[Low].bits < 8) add_conversions<Kernels, Low, true, Wide>(rows);
+template <class Kernels, int Row, int Wide>
+constexpr void add_pair(Rows<kMostRows> *rows) {
+  if constexpr (is_low(Row) && is_wide(Wide)) {
+    add_codes<Kernels, Row, false, Wide>(rows);
+    if constexpr (kFormats[Row].bits < 8) add_codes<Kernels, Row, true, Wide>(rows);
   }
+  if constexpr (is_wide(Row) && is_wide(Wide) && converts_through_float32(Row, Wide))
+    rows->add({Row, false}, {Wide, false}, wide_modes<Row, Wide>(), Kernels::template convert<Row, Wide>);
 }
 
-template <class Kernels, int Low, int... Wide>
-constexpr void add_type(Rows *rows, std::integer_sequence<int, Wide...>) {
-  if constexpr (kFormats[Low].bits < 8) {
-    rows->add({Low, false}, {Low, true}, kAnyMode, Kernels::template pack<kFormats[Low].bits>);
-    rows->add({Low, true}, {Low, false}, kAnyMode, Kernels::template unpack<kFormats[Low].bits>);
+template <class Kernels, int Row, int... Wide>
+constexpr void add_type(Rows<kMostRows> *rows, std::integer_sequence<int, Wide...>) {
+  if constexpr (kFormats[Row].bits < 8) {
+    rows->add({Row, false}, {Row, true}, kAnyMode, Kernels::template pack<kFormats[Row].bits>);
+    rows->add({Row, true}, {Row, false}, kAnyMode, Kernels::template unpack<kFormats[Row].bits>);
   }
-  (add_pair<Kernels, Low, Wide>(rows), ...);
+  (add_pair<Kernels, Row, Wide>(rows), ...);
 }
 
-template <class Kernels, int... Low>
-constexpr Rows make_rows(std::integer_sequence<int, Low...> all_rows) {
-  Rows rows = {};
-  (add_type<Kernels, Low>(&rows, all_rows), ...);
+template <class Kernels, int... Row>
+constexpr Rows<kMostRows> make_rows(std::integer_sequence<int, Row...> all_rows) {
+  Rows<kMostRows> rows = {};
+  (add_type<Kernels, Row>(&rows, all_rows), ...);
   return rows;
 }
 
 // `Kernels` has the templates that are named here, functions in the sense of Kernel.
 template <class Kernels>
-constexpr Rows make_rows() {
+constexpr Rows<kMostRows> make_rows() {
   return make_rows<Kernels>(std::make_integer_sequence<int, DLFP4_NUM_DTYPES>());
 }
 
