@@ -80,7 +80,8 @@ cdef PyObject *keep_stream(int64_t stream) except? NULL:
 cdef int wait_for(Tensor source, int64_t stream) except -1:
     """Let work on `stream` start after the one on which a tensor's data is made."""
     if stream != source.stream:
-        check_cuda(dlfp4_cuda_order(source.dl.device.device_id, source.stream, stream), "ordering two streams")
+        check_cuda(dlfp4_cuda_order(source.dl.device.device_id, source.stream, stream),
+                   f"making stream {stream} wait for stream {source.stream}")
     return 0
 
 

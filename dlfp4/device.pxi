@@ -24,7 +24,8 @@ class DriverError(RuntimeError):
 cdef class Device:
     """Where a tensor lies: DLPack's device type and the index of the device.
 
-    ``str(device)`` is ``"cpu"``, ``"cuda:0"``, ``"cuda_host"``, ...; a device equals its string and its DLPack pair.
+    ``str(device)`` is ``"cpu"``, ``"cuda:0"``, ``"cuda_host"``, ...; a device equals its string and its DLPack pair,
+    but as a key of a dictionary it is found by a Device alone.
     """
     cdef readonly str type
     cdef readonly int index
@@ -32,7 +33,8 @@ cdef class Device:
 
     def __init__(self, str type, int index=0):
         if type not in DEVICE_CODES:
-            raise ValueError(f"device type {type!r} is unknown; expected one of {', '.join(DEVICE_CODES)}")
+            raise ValueError(f"device type {type!r} is unknown; expected one of {', '.join(DEVICE_CODES)}, and the "
+                             f"index apart: Device('cuda', 0)")
         if index < 0:
             raise ValueError(f"device index {index} of {type!r} is negative")
         self.type = type
@@ -71,6 +73,17 @@ cdef Device device_from_dlpack(DLDevice device):
     return Device(DEVICE_NAMES[device.device_type], device.device_id)
 
 
+cdef Device parse_pair(tuple pair):
+    """DLPack's (type, id); the types are often members of an enumeration."""
+    if len(pair) != 2 or isinstance(pair[0], str):
+        raise TypeError(f"device {pair!r}: expected a DLPack pair of integers, (type, id), or a string such as "
+                        f"'cuda:0'")
+    code = int(pair[0])
+    if code not in DEVICE_NAMES:
+        raise ValueError(f"DLPack device type {code} is unknown; expected one of {sorted(DEVICE_NAMES)}")
+    return Device(DEVICE_NAMES[code], int(pair[1] or 0))
+
+
 cdef Device parse_device(device):
     """A device argument: a Device, "cpu", "cuda:1", torch.device, or DLPack's (type, id) pair."""
     if isinstance(device, Device):
@@ -78,10 +91,7 @@ cdef Device parse_device(device):
     if isinstance(device, str) and device == "cpu":
         return HOST
     if isinstance(device, tuple):
-        code, index = device
-        if int(code) not in DEVICE_NAMES:
-            raise ValueError(f"DLPack device type {int(code)} is unknown; expected one of {sorted(DEVICE_NAMES)}")
-        return Device(DEVICE_NAMES[int(code)], int(index or 0))
+        return parse_pair(device)
     if not isinstance(device, str) and type(device).__module__ != "torch":
         raise TypeError(f"device {device!r} is a {type(device).__name__}; expected a string such as 'cpu' or 'cuda:0', "
                         f"or a DLPack pair (type, id)")

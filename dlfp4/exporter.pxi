@@ -227,8 +227,7 @@ cdef int order_streams(Tensor self, int64_t consumer) except -1:
     if consumer == NO_STREAM or consumer == self.stream:
         return 0
     if is_cuda(self.dl.device.device_type):
-        check_cuda(dlfp4_cuda_order(self.dl.device.device_id, self.stream, consumer),
-                   f"making stream {consumer} wait for stream {self.stream}")
+        wait_for(self, consumer)
     elif self.dl.device.device_type == kDLROCM and consumer > PER_THREAD_STREAM:
         raise BufferError(f"stream={consumer}: dlfp4 has no ROCm driver to order streams with; "
                           f"synchronise and pass stream=-1")

@@ -231,7 +231,7 @@ cdef Tensor retain(object x, Device device, copy):
     producer = find_producer(type)
     if producer != NULL:
         return import_through_table(producer, x)
-    if isinstance(x, np.ma.MaskedArray):
+    if cnp.PyArray_Check(x) and isinstance(x, np.ma.MaskedArray):
         raise BufferError("a MaskedArray's mask cannot be carried; hand over x.filled(value), or x.data to go without")
     return import_from_protocol(x, device, copy)
 

@@ -132,7 +132,7 @@ def backends(
     Parameters
     ----------
     a, b : producer or ScaledTensor, optional
-        Operands of a product; without them only the machine counts.
+        Operands of a product; without both only the machine counts.
 
     Returns
     -------
@@ -146,8 +146,11 @@ def backends(
     >>> dlfp4.backends()["cpu"] is None
     True
     """
+    if a is None and b is None:
+        no_gpu = None if cuda_available() else "no CUDA device can be used here"
+        return {row.name: row.missing() or (no_gpu if row.needs_gpu else None) for row in BACKENDS}
     if a is None or b is None:
-        return {row.name: row.missing() for row in BACKENDS}
+        raise TypeError("backends() takes both operands of a product, or none")
     problem = make_problem(a, b, None, None, None, None)
     return refusals(problem, machine_at(problem.device, BACKENDS), BACKENDS)
 
@@ -199,7 +202,7 @@ def result_dtype(a: Operand, asked: _DType | None) -> np.dtype[Any]:
         return own if own.num in RESULT_NUMBERS else FLOAT32
     dtype = _parse_dtype(asked)
     if dtype.num not in RESULT_NUMBERS:
-        raise TypeError(f"out_dtype={asked}: expected one of {', '.join(RESULTS)}")
+        raise TypeError(f"a result of {dtype} was asked for, by out_dtype or out; expected one of {', '.join(RESULTS)}")
     return dtype
 
 

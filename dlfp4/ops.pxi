@@ -112,7 +112,7 @@ cdef uint64_t parse_seed(int mode, seed) except? 0:
                          f"none")
     if seed is None:
         return 0
-    number = PyNumber_Index(seed)
+    number = parse_integer(seed, "seed")
     if not 0 <= number < 1 << 64:
         raise ValueError(f"seed={seed}: expected an integer from 0 to 2**64 - 1")
     return number

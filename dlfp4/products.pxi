@@ -343,7 +343,7 @@ def vecdot(a, b, axis=-1):
     >>> dlfp4.vecdot(x, x).tolist()
     [30.0, 14.0]
     """
-    return sum_over(a, b, PyNumber_AsSsize_t(axis, OverflowError))
+    return sum_over(a, b, PyNumber_AsSsize_t(parse_integer(axis, "axis"), OverflowError))
 
 
 def dot(a, b):

@@ -85,7 +85,7 @@ cdef class ScaledTensor:
         raise TypeError("a ScaledTensor is made by dlfp4.quantize or ScaledTensor.from_parts")
 
     @staticmethod
-    def from_parts(data, scales, global_scale=None, *, format, axis=-1, scale_layout="linear", shape=None):
+    def from_parts(data, scales, global_scale=None, *, format, axis=-1, str scale_layout="linear", shape=None):
         """A ScaledTensor of parts that exist, such as those of a checkpoint, sharing their memory.
 
         All on the host, pinned or not, or all on one device. CUDA managed memory lies where the other parts lie; on
@@ -273,7 +273,7 @@ cdef object hand_out(ScaledTensor given, str method, copy):
 
 cdef int parse_axis(axis) except? -1:
     """-1 or -2."""
-    number = PyNumber_Index(axis)
+    number = parse_integer(axis, "axis")
     if number not in (-1, -2):
         raise ValueError(f"axis={axis}: blocks run along -1, the last axis, or -2, the others as one")
     return number
@@ -282,7 +282,7 @@ cdef int parse_axis(axis) except? -1:
 cdef int parse_fill(fill, int default) except -1:
     if fill is None:
         return default
-    number = PyNumber_Index(fill)
+    number = parse_integer(fill, "fill")
     if not 0 <= number <= 255:
         raise ValueError(f"fill={fill}: expected a byte, from 0 to 255")
     return number

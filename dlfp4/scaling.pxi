@@ -7,7 +7,7 @@ cdef struct Request:            # one call of quantize
     int format
 
 
-def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=None, seed=None, scale_layout="linear",
+def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=None, seed=None, str scale_layout="linear",
              pad=False, out=None, stream=None):
     """Quantize a tensor to a block-scaled format.
 

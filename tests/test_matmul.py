@@ -296,6 +296,16 @@ def test_levels(level):
 # ---- backends and errors -------------------------------------------------------------------------------------------
 
 
+def test_backends_of_a_machine(monkeypatch):
+    for has_gpu in (False, True):
+        monkeypatch.setitem(dlfp4.matmul.__globals__, "cuda_available", lambda has_gpu=has_gpu: has_gpu)
+        found = dlfp4.backends()
+        assert found["cpu"] is None
+        assert (found["cuda"] is None) == has_gpu
+    with pytest.raises(TypeError, match="both operands"):
+        dlfp4.backends(values((2, 64)))
+
+
 def test_backends():
     assert list(dlfp4.backends()) == ["cpu", "cuda", "torch", "scaled_mm", "flashinfer"]
     w = dlfp4.quantize(values((32, 64), 1), "nvfp4")
@@ -328,6 +338,7 @@ def test_every_reason_is_told():
         ({"out_dtype": "float8_e4m3fn"}, TypeError, "expected one of float32"),
         ({"stream": 1}, ValueError, "host memory has no streams"),
         ({"out": np.zeros((2, 31), np.float32)}, ValueError, "out has shape"),
+        ({"out": np.zeros((2, 32))}, TypeError, "float64 was asked for, by out_dtype or out; expected one of float32"),
         ({"out": np.zeros((2, 32), np.float32), "out_dtype": "bfloat16"}, TypeError, "out has dtype float32"),
     ],
 )

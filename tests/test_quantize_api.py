@@ -221,6 +221,16 @@ def test_unknown_names_are_refused():
             dlfp4.quantize(x, **{"format": "mxfp4", **options})
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"axis": [0]}, {"axis": "0"}, {"axis": 1.0}, {"seed": "a", "rounding": "stochastic"}, {"scale_layout": 3}],
+    ids=str,
+)
+def test_arguments_of_other_types_are_named(options):
+    with pytest.raises(TypeError, match=next(iter(options))):
+        dlfp4.quantize(np.ones((32, 32), F), "mxfp4", **options)
+
+
 @pytest.mark.parametrize("name", FP8)
 def test_float32_scales_have_one_layout(name):
     for layout in LAYOUTS:

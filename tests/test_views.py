@@ -100,6 +100,20 @@ def test_empty_refuses_bad_arguments():
         dlfp4.empty((2,), "float5")
     with pytest.raises((ValueError, BufferError), match="toaster"):
         dlfp4.empty((2,), "float32", device="toaster")
+    for shape in ("ab", 2.5, (2, None)):
+        with pytest.raises(TypeError, match=r"shape=.*expected an integer"):
+            dlfp4.empty(shape, "float32")
+
+
+@pytest.mark.parametrize("pair", [("cpu", 0), (1, 0, 0), (1,), ()], ids=str)
+def test_pairs_that_are_no_devices(pair):
+    with pytest.raises(TypeError, match=r"expected a DLPack pair of integers, \(type, id\), or a string"):
+        dlfp4.empty((2,), "float32", device=pair)
+
+
+def test_device_takes_its_index_apart():
+    with pytest.raises(ValueError, match=r"Device\('cuda', 0\)"):
+        dlfp4.Device("cuda:0")
 
 
 def test_repr_is_metadata_only():

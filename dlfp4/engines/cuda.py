@@ -108,4 +108,4 @@ def rank(problem: Problem, machine: Machine) -> int:
     return 0 if is_fast or problem.rows <= 64 else 1
 
 
-BACKEND = common.Backend("cuda", common.never_missing, supports, tactics, run, rank)
+BACKEND = common.Backend("cuda", common.never_missing, supports, tactics, run, rank, needs_gpu=True)

@@ -100,4 +100,6 @@ def factor_of(problem: Problem) -> Any:
     return factor
 
 
-BACKEND = common.Backend("flashinfer", missing, supports, common.one_tactic, run, only_by_name=only_by_name)
+BACKEND = common.Backend(
+    "flashinfer", missing, supports, common.one_tactic, run, only_by_name=only_by_name, needs_gpu=True
+)

@@ -108,6 +108,8 @@ class Backend:
         0 or more: smaller ones are asked first, equal ones in the order of the table.
     only_by_name : callable
         Why "auto" does not choose it for a problem that it takes, or None where it may.
+    needs_gpu : bool
+        It takes no problem on the host.
     """
 
     name: str
@@ -117,6 +119,7 @@ class Backend:
     run: Callable[[Problem, str, Tensor], None]
     rank: Callable[[Problem, Machine], int] = serves_in_order
     only_by_name: Callable[[Problem, Machine], str | None] = serves_always
+    needs_gpu: bool = False
 
 
 # ---- What several backends ask

@@ -121,4 +121,6 @@ def multiply(a: Any, b: Any, a_scale: Any, b_scale: Any, recipe: str) -> Any:
     )
 
 
-BACKEND = common.Backend("scaled_mm", decoding.missing, supports, common.one_tactic, run, only_by_name=only_by_name)
+BACKEND = common.Backend(
+    "scaled_mm", decoding.missing, supports, common.one_tactic, run, only_by_name=only_by_name, needs_gpu=True
+)

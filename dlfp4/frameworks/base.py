@@ -24,8 +24,9 @@ FP8 = (
     "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2",
     "float8_e5m2fnuz", "float8_e8m0fnu",
 )  # fmt: skip
+FP4 = "float4_e2m1fn"
 # Bits of the types that may share a byte.
-SUBBYTE = {"float6_e2m3fn": 6, "float6_e3m2fn": 6, "float4_e2m1fn": 4, "int4": 4, "uint4": 4, "int2": 2, "uint2": 2}
+SUBBYTE = {"float6_e2m3fn": 6, "float6_e3m2fn": 6, FP4: 4, "int4": 4, "uint4": 4, "int2": 2, "uint2": 2}
 PADDED = " padded"
 
 
@@ -133,7 +134,7 @@ class RefusedError(BufferError):
 
 def bytes_remedy(tensor: Tensor) -> str:
     """What to call where a framework has no such element type."""
-    if tensor.dtype.name == "float4_e2m1fn" and not tensor.packed:
+    if tensor.dtype.name == FP4 and not tensor.packed:
         return 'call dlfp4.pack(t), or hand over the bytes with .view("uint8")'
     return f'hand over the bits with .view("uint{8 * min(tensor.dtype.itemsize, 8)}")'
 

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
     from dlfp4 import Tensor
 
-FP4 = "float4_e2m1fn"
 WIDE = ("int64", "uint64", "float64", "complex128")
 ALIGNMENT = 64
 
@@ -40,7 +39,7 @@ def from_tensor(tensor: Tensor, copy: bool | None = None) -> jax.Array:
     import jax
 
     name = tensor.dtype.name
-    if name == FP4:
+    if name == base.FP4:
         return _from_fp4(tensor, copy)
     if name in base.SUBBYTE:
         remedy = 'hand over the bytes of the packed tensor with .view("uint8")'
@@ -121,7 +120,7 @@ def make(array: np.ndarray, packed: bool, device: str) -> jax.Array:
     import jax
 
     with jax.default_device(jax.devices(device)[0]):
-        if array.dtype.name == FP4:
+        if array.dtype.name == base.FP4:
             codes = base.pack_array(array).reshape(*array.shape[:-1], -1)
             pairs = jax.lax.bitcast_convert_type(jax.numpy.array(codes), jax.numpy.float4_e2m1fn)
             return pairs.reshape(array.shape)
@@ -140,7 +139,7 @@ def pointer(native: jax.Array) -> int:
 
 FRAMEWORK = base.Framework(
     module="jax",
-    dtypes=frozenset((*base.COMMON, *base.COMPLEX, "bfloat16", *base.FP8, FP4, "int4", "uint4", "int2", "uint2")),
+    dtypes=frozenset((*base.COMMON, *base.COMPLEX, "bfloat16", *base.FP8, base.FP4, "int4", "uint4", "int2", "uint2")),
     make=make,
     from_tensor=from_tensor,
     read=read,

@@ -89,7 +89,7 @@ FRAMEWORK = base.Framework(
     dtypes=frozenset(
         (
             *(*base.COMMON, *base.COMPLEX, "bfloat16", *FP8),
-            *(t + base.PADDED for t in ("float4_e2m1fn", "int4", "uint4", "int2", "uint2")),
+            *(t + base.PADDED for t in (base.FP4, "int4", "uint4", "int2", "uint2")),
         )
     ),
     make=make,

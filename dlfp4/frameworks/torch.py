@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from dlfp4 import Tensor
 
 FP8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
-FP4 = "float4_e2m1fn"
 
 
 def from_tensor(tensor: Tensor, copy: bool | None = None) -> torch.Tensor:
@@ -43,7 +42,7 @@ def from_tensor(tensor: Tensor, copy: bool | None = None) -> torch.Tensor:
     if copy is not True and min(tensor.strides, default=0) < 0:
         raise base.RefusedError("PyTorch", tensor, "it has no negative strides", "call .copy() first")
     source = base.shareable("PyTorch", tensor, copy, base.read_only_obstacle(tensor))
-    if source.packed and source.dtype.name == FP4:
+    if source.packed and source.dtype.name == base.FP4:
         source = in_pairs(source)
     with base.translated("PyTorch", tensor, (RuntimeError, TypeError)):
         return torch.from_dlpack(source)
@@ -62,9 +61,9 @@ def in_pairs(tensor: Tensor) -> Tensor:
 def describe(x: torch.Tensor) -> tuple[tuple[int, ...], str]:
     """Shape in single elements and element type of a tensor that may have no memory (``device="meta"``)."""
     name = str(x.dtype).removeprefix("torch.")
-    if name != FP4 + "_x2":
+    if name != base.FP4 + "_x2":
         return tuple(x.shape), name
-    return ((*x.shape[:-1], 2 * x.shape[-1]) if x.ndim else (2,)), FP4
+    return ((*x.shape[:-1], 2 * x.shape[-1]) if x.ndim else (2,)), base.FP4
 
 
 def guards() -> list[tuple[Any, tuple[str, ...], str]]:
@@ -76,7 +75,7 @@ def guards() -> list[tuple[Any, tuple[str, ...], str]]:
     import torch
 
     tensor = torch._C.TensorBase
-    differentiable = (*base.FLOATS, *base.COMPLEX, "bfloat16", *FP8, FP4)
+    differentiable = (*base.FLOATS, *base.COMPLEX, "bfloat16", *FP8, base.FP4)
     return [
         (tensor.requires_grad, differentiable, ".detach()"),
         (tensor.is_conj, base.COMPLEX, ".resolve_conj()"),
@@ -110,7 +109,7 @@ def make(array: np.ndarray, packed: bool, device: str) -> torch.Tensor:
     import torch
 
     name = array.dtype.name
-    if name == FP4:
+    if name == base.FP4:
         codes = base.pack_array(array).reshape(*array.shape[:-1], -1)
         return torch.tensor(codes, device=device).view(torch.float4_e2m1fn_x2)
     if name in FP8 or name == "bfloat16":
@@ -124,7 +123,7 @@ def read(native: torch.Tensor) -> np.ndarray:
 
     name = str(native.dtype).removeprefix("torch.")
     host = native.cpu()
-    if name == FP4 + "_x2":
+    if name == base.FP4 + "_x2":
         packed = host.view(torch.uint8).numpy()
         codes = base.unpack_codes(packed, 4, 2 * packed.size)
         return codes.view(ml_dtypes.float4_e2m1fn).reshape(*packed.shape[:-1], -1)
@@ -141,7 +140,7 @@ def pointer(native: torch.Tensor) -> int:
 
 FRAMEWORK = base.Framework(
     module="torch",
-    dtypes=frozenset((*base.COMMON, *base.COMPLEX, "bfloat16", *FP8, FP4)),
+    dtypes=frozenset((*base.COMMON, *base.COMPLEX, "bfloat16", *FP8, base.FP4)),
     make=make,
     from_tensor=from_tensor,
     read=read,
