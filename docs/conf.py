@@ -33,6 +33,7 @@ def read_signatures() -> dict[str, str]:
 
 
 SIGNATURES = read_signatures()
+PAGES = {"DESIGN.md": "design.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changes.md"}
 
 
 def sign(app, what, name, *_):
@@ -43,6 +44,13 @@ def sign(app, what, name, *_):
     return (signature, None) if signature else None
 
 
+def link_pages(app, relative_path, parent_docname, content):
+    """Point links of an included file to the pages that include their targets."""
+    for name, page in PAGES.items():
+        content[0] = content[0].replace(f"]({name})", f"]({page})")
+
+
 def setup(app: sphinx.application.Sphinx) -> None:
-    """Connect the hook."""
+    """Connect the hooks."""
     app.connect("autodoc-process-signature", sign)
+    app.connect("include-read", link_pages)
