@@ -47,6 +47,20 @@ cdef extern from *:
     static inline int raise_pending(void) { return PyErr_Occurred() ? -1 : 0; }
     static inline int load_acquire(const int *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
     static inline void store_release(int *p, int value) { __atomic_store_n(p, value, __ATOMIC_RELEASE); }
+    /* A new reference to what a dictionary has under a key, or to None. Cython's dict.get borrows the value for a
+     * moment, in which another thread of a free-threaded Python may take the last reference away. */
+    static inline PyObject *look_up(PyObject *dict, PyObject *key) {
+    #if PY_VERSION_HEX >= 0x030D0000
+        PyObject *value;
+        if (PyDict_GetItemRef(dict, key, &value) < 0) return NULL;
+    #else
+        PyObject *value = PyDict_GetItemWithError(dict, key);
+        if (value == NULL && PyErr_Occurred()) return NULL;
+        Py_XINCREF(value);
+    #endif
+        return value != NULL ? value : Py_NewRef(Py_None);
+    }
+
     static inline int ctz(int64_t value) { return __builtin_ctzll((unsigned long long)value); }
 
     /* descriptor.__get__(x), or descriptor(x) for a method, straight through its C function: `x` is of the type that
@@ -78,6 +92,7 @@ cdef extern from *:
     int load_acquire(const int *) noexcept nogil
     void store_release(int *, int) noexcept nogil
     int ctz(int64_t) noexcept nogil
+    object look_up(dict, object)
     object read_descriptor(PyObject *, object)
 
     PyTypeObject *Py_TYPE(object) noexcept

@@ -69,7 +69,7 @@ cdef PyObject *keep_stream(int64_t stream) except? NULL:
     to be freed, and the driver does not survive a stream that is gone."""
     if stream <= PER_THREAD_STREAM or not STREAM_OBJECTS:
         return NULL
-    known = STREAM_OBJECTS.get(stream)
+    known = look_up(STREAM_OBJECTS, stream)
     kept = None if known is None else known()
     if kept is None:
         return NULL

@@ -97,7 +97,7 @@ cdef int row_of_argument(dtype) except NO_ROW:
         row = ROW_OF_NUMPY[(<cnp.dtype> dtype).type_num]
     if row != NO_ROW:
         return row
-    cached = ROW_OF_ARGUMENT.get(dtype)
+    cached = look_up(ROW_OF_ARGUMENT, dtype)
     if cached is not None:
         return cached
     row = row_of_name(name_of_argument(dtype))

@@ -77,8 +77,10 @@ cdef Producer *add_producer(PyTypeObject *type) except? NULL:
     with PRODUCERS_LOCK:
         for k in range(NUM_PRODUCERS):   # another thread may have been faster
             if PRODUCERS[k].type == type:
+                drop_guards(&row)
                 return &PRODUCERS[k]
         if NUM_PRODUCERS == MAX_PRODUCERS:
+            drop_guards(&row)
             return NULL
         Py_INCREF(<object> type)
         PRODUCERS[NUM_PRODUCERS] = row
@@ -108,6 +110,15 @@ cdef int add_guards(Producer *producer) except -1:
         Py_INCREF(remedy)
         producer.num_guards += 1
     return 0
+
+
+cdef void drop_guards(Producer *producer) noexcept:
+    """The references of a row that is not kept."""
+    cdef int k
+    Py_XDECREF(producer.keeper)
+    for k in range(producer.num_guards):
+        Py_DECREF(<object> producer.guards[k].descriptor)
+        Py_DECREF(<object> producer.guards[k].remedy)
 
 
 cdef int check_guards(const Producer *producer, object x, int row) except -1:
@@ -179,6 +190,9 @@ cdef int secure_loan(Tensor self) except -1:
     cdef const Producer *producer = find_producer(Py_TYPE(lender))
     cdef DLTensor lent
     cdef int64_t low, high, lent_low, lent_high
+    cdef object storage = None
+    if self.held == NULL:   # before the loan is asked for: what is lent from another storage then does not pass
+        storage = read_descriptor(producer.keeper, lender)
     ask_loan(producer, lender, &lent)
     fill_byte_range(&self.dl, storage_bits(self), &low, &high)
     fill_byte_range(&lent, lent.dtype.bits * lent.dtype.lanes, &lent_low, &lent_high)
@@ -186,8 +200,8 @@ cdef int secure_loan(Tensor self) except -1:
         raise BufferError(
             f"the {type(lender).__module__}.{type(lender).__name__} that this Tensor shares memory with was resized or "
             f"given other memory since (resize_, set_, .data = ...): what it shared is gone; import it again")
-    if self.held == NULL:
-        hold(self, read_descriptor(producer.keeper, lender))
+    if storage is not None:
+        hold(self, storage)
     return 0
 
 

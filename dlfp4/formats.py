@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -149,7 +149,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
 )
 
 
-@cache
+@lru_cache(maxsize=1024)
 def find_recipe(format: Format, recipe: Recipe | str | None) -> Recipe:
     """The recipe for a format with every choice made; ValueError where the two do not go together."""
     if format.kind == "power":

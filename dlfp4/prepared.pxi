@@ -131,7 +131,7 @@ def _find_tactics(ScaledTensor b, rows):
     cdef int numbers[64]
     cdef int device = device_number(b.data), count, k
     key = (device, b.number, rows, b.shape)
-    found = FOUND_TACTICS.get(key)
+    found = look_up(FOUND_TACTICS, key)
     if found is None:
         load_kernels(device)
         if len(FOUND_TACTICS) >= MOST_FOUND:

@@ -172,7 +172,10 @@ cdef int MOST_RULES = 1024
 cdef _Rules find_rules(format, recipe, rounding):
     name = format if type(format) is str else str(format)
     key = (name, recipe, rounding)
-    found = RULES.get(key)
+    try:
+        found = look_up(RULES, key)
+    except TypeError:
+        raise TypeError(f"recipe={recipe!r} and rounding={rounding!r}: expected names, or a dlfp4.Recipe") from None
     if found is None:
         format = find_format(name)
         found = make_rules(format, find_recipe(format, recipe), rounding)

@@ -223,7 +223,15 @@ def test_unknown_names_are_refused():
 
 @pytest.mark.parametrize(
     "options",
-    [{"axis": [0]}, {"axis": "0"}, {"axis": 1.0}, {"seed": "a", "rounding": "stochastic"}, {"scale_layout": 3}],
+    [
+        {"axis": [0]},
+        {"axis": "0"},
+        {"axis": 1.0},
+        {"seed": "a", "rounding": "stochastic"},
+        {"scale_layout": 3},
+        {"recipe": []},
+        {"rounding": {}},
+    ],
     ids=str,
 )
 def test_arguments_of_other_types_are_named(options):
