@@ -171,8 +171,7 @@ class SharedTile {
       if (threadIdx.x == 0) produce_weights();
       if (threadIdx.x == kWarpSize) produce_x();
       __syncwarp();
-      sync_cluster();  // sums are there
-      sync_cluster();  // and have been read
+      if (ranks_ > 1) sync_cluster(), sync_cluster();  // as those who share sums
     } else {
       asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
       consume();
@@ -228,7 +227,10 @@ class SharedTile {
     consumer.template multiply<Rows>(blocks, sums);
     sync_consumers();  // the ring's memory is free
     keep(sums, half, share);
-    sync_cluster();
+    if (ranks_ > 1)
+      sync_cluster();
+    else
+      sync_consumers();  // a cluster's barrier orders memory for the whole GPU
     const int parts = ranks_ * (kConsumers / p_.halves);
     if (parts == 1)
       store<1>(finish);
@@ -240,7 +242,7 @@ class SharedTile {
       store<4>(finish);
     else
       store<8>(finish);
-    sync_cluster();
+    if (ranks_ > 1) sync_cluster();  // others have read the sums of this block
   }
 
   __device__ void keep(const float *sums, int half, int share) const {
