@@ -2,6 +2,7 @@
 # it is checked: device, rank and type first, so that no array is read past its end, then extents, reach and addresses.
 
 cdef enum:
+    MOST_DIMS = 64   # of results, and of what is multiplied: NumPy has no more
     MAX_NDIM = 65535
 
 

@@ -203,12 +203,13 @@ cdef int copy_bytes(Tensor result, Tensor source, int64_t bytes) except -1:
 
 cdef object as_numpy(Tensor self):
     """A NumPy array over host memory, one item an element."""
-    cdef cnp.npy_intp bytes_strides[64]
+    cdef cnp.npy_intp bytes_strides[MOST_DIMS]
     cdef int64_t itemsize = storage_bits(self) // 8
     cdef int flags = 0 if self.flags & DLPACK_FLAG_BITMASK_READ_ONLY else cnp.NPY_ARRAY_WRITEABLE
     cdef int k
-    if self.dl.ndim > 64:
-        raise BufferError(f"NumPy takes 64 dimensions at most, this tensor has {self.dl.ndim}; reshape it first")
+    if self.dl.ndim > MOST_DIMS:
+        raise BufferError(f"NumPy takes {MOST_DIMS} dimensions at most, this tensor has {self.dl.ndim}; "
+                          f"reshape it first")
     for k in range(self.dl.ndim):
         bytes_strides[k] = itemsize * (self.dl.strides[k] if self.dl.shape[k] > 1 and self.size_ != 0 else 1)
     array = new_array(DTYPES[self.row], self.dl.ndim, self.dl.shape, bytes_strides, self.dl.data, flags)
@@ -265,7 +266,7 @@ def empty(shape, dtype, *, device="cpu", packed=True):
     MemoryError, DriverError
         The memory is not there.
     """
-    cdef int64_t dims[64]
+    cdef int64_t dims[MOST_DIMS]
     cdef int ndim = fill_extents(dims, parse_shape(shape))
     cdef Device where = parse_device(device)
     cdef DLDevice target
@@ -278,7 +279,7 @@ cdef int fill_extents(int64_t *dims, list extents) except -1:
     """What memory can be allocated for, and (returned) the number of dimensions."""
     cdef int overflow, k, ndim = len(extents)
     cdef bint fits = True
-    if ndim > 64:
+    if ndim > MOST_DIMS:
         refuse_extents(extents)
     for k in range(ndim):
         dims[k] = PyLong_AsLongLongAndOverflow(extents[k], &overflow)
@@ -291,4 +292,4 @@ cdef int fill_extents(int64_t *dims, list extents) except -1:
 
 
 cdef int refuse_extents(list extents) except -1:
-    raise ValueError(f"shape {tuple(extents)}: expected 64 dimensions at most, of extent 0 or more")
+    raise ValueError(f"shape {tuple(extents)}: expected {MOST_DIMS} dimensions at most, of extent 0 or more")

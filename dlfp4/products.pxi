@@ -9,8 +9,8 @@ cdef struct Factor:            # one side of a product, as lines along the axis 
     const float *decode        # the scale of the whole tensor, where that lies on a device
     int64_t length             # elements along that axis
     int ndim                   # of the other axes
-    int64_t shape[64]
-    int64_t strides[64]        # from line to line; 0 where a line is repeated
+    int64_t shape[MOST_DIMS]
+    int64_t strides[MOST_DIMS]  # from line to line; 0 where a line is repeated
 
 
 cdef int fill_factor(Factor *factor, x, int64_t axis, str name) except -1:
@@ -72,6 +72,8 @@ cdef int fill_scaled_factor(Factor *factor, ScaledTensor self, int64_t axis, str
 
 
 cdef int along_axis(int64_t axis, int ndim, str name) except -1:
+    if ndim > MOST_DIMS:
+        raise ValueError(f"{name} has {ndim} dimensions; expected {MOST_DIMS} at most: reshape it first")
     if not -ndim <= axis < ndim:
         raise ValueError(f"axis={axis} of {name}, which has {ndim} dimensions")
     return axis + ndim if axis < 0 else axis
@@ -108,7 +110,7 @@ cdef int broadcast_to(Factor *factor, int ndim, const int64_t *shape) noexcept:
 
 cdef int broadcast(Factor *a, Factor *b) except -1:
     """Both to their common shape."""
-    cdef int64_t shape[64]
+    cdef int64_t shape[MOST_DIMS]
     cdef int ndim = max(a.ndim, b.ndim), k
     cdef int64_t of_a, of_b
     for k in range(ndim):
@@ -154,7 +156,7 @@ cdef void merge_axes(Factor *a, Factor *b) noexcept nogil:
 
 cdef dlfp4_status sum_products(Factor *a, Factor *b, float *result) noexcept nogil:
     """All lines, those of the last axis at a time."""
-    cdef int64_t index[64]
+    cdef int64_t index[MOST_DIMS]
     cdef int last, k
     cdef int64_t extent
     cdef dlfp4_status status
@@ -417,7 +419,7 @@ cdef int run_matmul(Factor *a, Factor *b, dlfp4_matrix *matrix, dlfp4_matmul_opt
 def _allocate_result(a, shape, dtype, stream):
     """Memory for a matrix product, where `a` lies and in the order of the stream on which it is multiplied."""
     cdef Tensor elements = elements_of(a)
-    cdef int64_t dims[64]
+    cdef int64_t dims[MOST_DIMS]
     cdef int ndim = fill_extents(dims, list(shape))
     return allocate_beside(elements, row_of_argument(dtype), ndim, dims, False, stream_for(elements, stream), False)
 

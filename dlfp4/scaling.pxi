@@ -539,11 +539,9 @@ def dequantize(q, dtype="float32", *, out=None, stream=None):
 
 
 cdef Tensor allocate_values(ScaledTensor source, int row, int64_t stream):
-    cdef int64_t dims[64]
-    cdef int k
-    for k in range(len(source.shape)):
-        dims[k] = source.shape[k]
-    return allocate_beside(source.data, row, len(source.shape), dims, False, stream, False)
+    cdef int64_t dims[MOST_DIMS]
+    cdef int ndim = fill_extents(dims, list(source.shape))
+    return allocate_beside(source.data, row, ndim, dims, False, stream, False)
 
 
 cdef Tensor check_result(Tensor self, ScaledTensor source, int row):

@@ -10,6 +10,7 @@ import math
 import os
 import subprocess
 import sys
+import threading
 import warnings
 import weakref
 from ctypes import (
@@ -430,6 +431,25 @@ def pack_codes(codes, bits):
 
 
 # ---- running snippets, finding frameworks -------------------------------------------------------------------------
+
+
+def together(count, action):
+    """`count` threads run `action(i)` at the same moment; their results, exceptions included."""
+    barrier, results = threading.Barrier(count), [None] * count
+
+    def run(i):
+        barrier.wait()
+        try:
+            results[i] = action(i)
+        except Exception as error:
+            results[i] = error.with_traceback(None)  # whose frames would hold the results
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
 
 
 def run_python(code, *, timeout=120):

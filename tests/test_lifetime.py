@@ -4,7 +4,6 @@ import ctypes
 import gc
 import os
 import sys
-import threading
 import time
 import tracemalloc
 
@@ -14,7 +13,7 @@ import pytest
 import dlfp4
 
 from . import capsules
-from .capsules import Made, Managed, Producer, framework, random_array, run_python
+from .capsules import Made, Managed, Producer, framework, random_array, run_python, together
 
 MILLION = 1_000_000
 
@@ -364,25 +363,6 @@ def test_deleters_called_from_threads_python_has_never_seen(version):
     for thread in threads:
         assert libc.pthread_join(thread, None) == 0
     assert [record.deleted for record in made] == [1] * len(made)
-
-
-def together(count, action):
-    """`count` threads run `action(i)` at the same moment; their results, exceptions included."""
-    barrier, results = threading.Barrier(count), [None] * count
-
-    def run(i):
-        barrier.wait()
-        try:
-            results[i] = action(i)
-        except Exception as error:
-            results[i] = error.with_traceback(None)  # whose frames would hold the results
-
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
 
 
 def test_deleters_called_without_the_gil_from_python_threads():

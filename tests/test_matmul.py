@@ -88,6 +88,16 @@ def test_large(case, dtype):
     check(dlfp4.quantize(values((m, k)), "nvfp4"), w.mT, "float32")
 
 
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_float32_keeps_its_last_bits(k):
+    """So few products that a bit lost of an operand shows beside the bound."""
+    rng = np.random.default_rng(k)
+    x, w = (rng.uniform(1, 2, (rows, k)).astype("float32") for rows in (2, 40))
+    w = dlfp4.cast(w, "float8_e4m3fn")
+    exact = x.astype(np.float64) @ wide(w).T
+    assert (abs(dlfp4.matmul(x, w.mT).to_numpy() - exact) <= (k + 1) * 2.0**-24 * exact).all()
+
+
 @pytest.mark.parametrize("m", [1, 2, 3, 5, 8, 9, 16, 200])
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format(name, m):

@@ -281,6 +281,14 @@ def test_every_device_round_trips(name):
     assert NAMED[name] in repr(tensor)
 
 
+def test_offsets_from_opaque_handles_stay_offsets():
+    made = Made(np.arange(12, dtype=np.float32), device=(DEVICES["vulkan"], 0), byte_offset=16, shape=(8,))
+    tensor = dlfp4.from_dlpack(made.capsule)
+    for view, offset in ((tensor, 16), (tensor[2:], 24)):
+        managed = Managed(view.__dlpack__(max_version=(1, 3)))
+        assert (managed.data, managed.byte_offset) == (made.memory.ctypes.data, offset)
+
+
 @pytest.mark.parametrize("name", [name for name in DEVICES if NAMED[name].endswith(":0")])
 def test_device_index_is_kept(name):
     tensor, _ = tensor_of(device=(DEVICES[name], 3))

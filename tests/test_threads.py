@@ -2,7 +2,6 @@
 
 import re
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 
 import dlfp4
 
-from .capsules import Made, run_python
+from .capsules import run_python, together
 from .reference import raw_bytes
 
 THREADS = 8
@@ -24,43 +23,8 @@ def in_turns():
     sys.setswitchinterval(interval)
 
 
-def at_once(work):
-    """What `work(number)` gives or raises in each of several threads that start together."""
-    barrier, found = threading.Barrier(THREADS), [None] * THREADS
-
-    def run(number):
-        barrier.wait()
-        try:
-            found[number] = work(number)
-        except Exception as error:
-            found[number] = error.with_traceback(None)  # which would hold everything
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
-
-
 def bytes_of(q):
     return raw_bytes(q.data) + raw_bytes(q.scales)
-
-
-@pytest.mark.parametrize("versioned", [True, False])
-def test_one_thread_wins_a_capsule(versioned):
-    for _ in range(200):
-        made = Made(versioned=versioned)
-        found = at_once(lambda _, made=made: dlfp4.from_dlpack(made.capsule))
-        won = [each for each in found if isinstance(each, dlfp4.Tensor)]
-        lost = [str(each) for each in found if isinstance(each, BufferError)]
-        assert (len(won), len(lost)) == (1, THREADS - 1), found
-        assert all("consumed" in message for message in lost)
-        assert won[0].to_numpy().tobytes() == made.memory.tobytes()
-        assert made.deleted == 0
-        del found, won
-        made.drop()
-        assert made.deleted == 1
 
 
 def test_remembered_rules_are_forgotten_meanwhile():
@@ -74,7 +38,7 @@ def test_remembered_rules_are_forgotten_meanwhile():
                     for i in range(number * 1000, number * 1000 + 1500)}  # fmt: skip
         return {bytes_of(dlfp4.quantize(x, "mxfp4", recipe="nvidia")) for _ in range(1500)}
 
-    assert at_once(work) == [{expected}] * THREADS
+    assert together(THREADS, work) == [{expected}] * THREADS
 
 
 def test_values_are_borrowed_from_no_dictionary():
