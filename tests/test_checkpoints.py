@@ -80,7 +80,10 @@ def test_every_format_axis_layout_comes_back(path, format):
 
 
 def test_a_missing_global_scale_stays_missing(path):
-    q = dlfp4.ScaledTensor.from_parts(np.zeros((2, 32), np.uint8), np.zeros((2, 4), np.uint8), format="nvfp4")
+    rng = np.random.default_rng(4)
+    data, scales = rng.integers(1, 256, (2, 32), np.uint8), rng.integers(1, 0x7F, (2, 4), np.uint8)
+    q = dlfp4.ScaledTensor.from_parts(data, scales, format="nvfp4")
+    assert q.global_scale is None
     checkpoints.save(path, {"q": q})
     assert_same(checkpoints.load(path)["q"], q)
 

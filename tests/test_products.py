@@ -153,13 +153,18 @@ def test_batches_of_blocks():
 
 
 @pytest.mark.parametrize("name", ["nvfp4", "mxfp4", "mxfp6_e3m2", "mxfp8_e4m3"])
-def test_largest_scales(name):
+def test_scales_at_the_ends(name):
     """Blocks of zeros stay zeros under the largest scales; the smallest do not vanish."""
-    q = dlfp4.quantize(np.zeros((2, 128), np.float32), name)
-    largest = 0x7E if name == "nvfp4" else 0xFE
-    scales = of_codes(np.full(q.scales.shape, largest, np.uint8), q.scales.dtype.name)
-    a = dlfp4.ScaledTensor.from_parts(q.data, scales, q.global_scale, format=name)
-    assert dlfp4.vecdot(a, a).tolist() == [0, 0]
+    unit = np.float32(1) if name == "nvfp4" else None
+    for value, scale in ((0, 0x7E if name == "nvfp4" else 0xFE), (1, 1)):
+        q = dlfp4.quantize(np.full((2, 128), value, np.float32), name)
+        scales = of_codes(np.full(q.scales.shape, scale, np.uint8), q.scales.dtype.name)
+        a = dlfp4.ScaledTensor.from_parts(q.data, scales, unit, format=name)
+        expected = a.dequantize().to_numpy().astype(np.float64).sum(-1)
+        assert (expected != 0).all() == (value != 0)
+        assert dlfp4.vecdot(a, np.ones(128, np.float32)).tolist() == expected.tolist()
+        if value == 0:
+            assert dlfp4.vecdot(a, a).tolist() == [0, 0]
 
 
 # ---- shapes --------------------------------------------------------------------------------------------------------
