@@ -156,6 +156,7 @@ cdef extern from "dlfp4/dlfp4.h" nogil:
                               const dlfp4_matmul_options *, void *)
 
     const char *dlfp4_isa()
+    const char *dlfp4_products_isa()
     dlfp4_status dlfp4_set_isa(const char *)
     void dlfp4_set_num_threads(int)
     int dlfp4_get_num_threads()

@@ -24,7 +24,7 @@ from dlfp4 import _core
 from dlfp4._core import BackendError, DriverError, ScaledTensor, Tensor, asarray, cast, cpu_isa, empty, get_num_threads
 from dlfp4.engines.clocks import Clock, clock_at
 from dlfp4.engines.problem import ON_CUDA, Backend, Operand, Problem, bucket, decode, describe, name_of
-from dlfp4.nvrtc import keep
+from dlfp4.files import keep
 
 if TYPE_CHECKING:
     from dlfp4._core import Device

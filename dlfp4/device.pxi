@@ -73,15 +73,26 @@ cdef Device device_from_dlpack(DLDevice device):
     return Device(DEVICE_NAMES[device.device_type], device.device_id)
 
 
-cdef Device parse_pair(tuple pair):
-    """DLPack's (type, id); the types are often members of an enumeration."""
-    if len(pair) != 2 or isinstance(pair[0], str):
+cdef tuple read_pair(pair):
+    """DLPack's (type, id) as integers; None where it is none. The types are often members of an enumeration, and an id
+    of None, which PaddlePaddle gives, is 0."""
+    if not isinstance(pair, tuple) or len(pair) != 2 or isinstance(pair[0], str) or isinstance(pair[1], str):
+        return None
+    try:
+        return int(pair[0]), int(pair[1] or 0)
+    except (TypeError, ValueError):
+        return None
+
+
+cdef Device parse_pair(pair):
+    numbers = read_pair(pair)
+    if numbers is None:
         raise TypeError(f"device {pair!r}: expected a DLPack pair of integers, (type, id), or a string such as "
                         f"'cuda:0'")
-    code = int(pair[0])
+    code, index = numbers
     if code not in DEVICE_NAMES:
         raise ValueError(f"DLPack device type {code} is unknown; expected one of {sorted(DEVICE_NAMES)}")
-    return Device(DEVICE_NAMES[code], int(pair[1] or 0))
+    return Device(DEVICE_NAMES[code], index)
 
 
 cdef Device parse_device(device):
@@ -93,8 +104,8 @@ cdef Device parse_device(device):
     if isinstance(device, tuple):
         return parse_pair(device)
     if not isinstance(device, str) and type(device).__module__ != "torch":
-        raise TypeError(f"device {device!r} is a {type(device).__name__}; expected a string such as 'cpu' or 'cuda:0', "
-                        f"or a DLPack pair (type, id)")
+        raise TypeError(f"device {device!r} is of type {type(device).__name__}; expected a string such as 'cpu' or "
+                        "'cuda:0', or a DLPack pair (type, id)")
     name, colon, index = str(device).partition(":")
     if colon and not index.isdecimal():
         raise ValueError(f"device {device!r}: expected a number after the colon, as in 'cuda:0'")

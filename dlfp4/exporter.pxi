@@ -152,11 +152,11 @@ cdef bint wants_versioned(Tensor self, max_version) except -1:
 
 
 cdef int64_t parse_major(max_version) except? -1:
-    if type(max_version) is tuple and len(<tuple> max_version) == 2:
+    if type(max_version) is tuple and len(<tuple> max_version) == 2 and PyIndex_Check((<tuple> max_version)[0]):
         return <object> (<tuple> max_version)[0]
-    if not isinstance(max_version, (tuple, list)) or len(max_version) != 2:
-        raise TypeError(f"max_version={max_version!r}: expected None or (major, minor)")
-    return max_version[0]
+    if isinstance(max_version, (tuple, list)) and len(max_version) == 2 and PyIndex_Check(max_version[0]):
+        return max_version[0]
+    raise TypeError(f"max_version={max_version!r}: expected None or (major, minor)")
 
 
 cdef inline object export_capsule(Tensor self, max_version, uint64_t flags):

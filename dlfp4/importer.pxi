@@ -167,12 +167,12 @@ cdef int refuse_capsule(object capsule) except -1:
 
 
 cdef tuple device_of_producer(object x):
-    """x.__dlpack_device__() as (type, id), to choose a stream by; the capsule has the last word. An id of None, which
-    PaddlePaddle gives, is 0."""
+    """x.__dlpack_device__() as (type, id), to choose a stream by; the capsule has the last word."""
     pair = x.__dlpack_device__()
-    if not (isinstance(pair, tuple) and len(pair) == 2):
+    numbers = read_pair(pair)
+    if numbers is None:
         raise TypeError(f"{type(x).__name__}.__dlpack_device__() returned {pair!r}; expected (device_type, device_id)")
-    return int(pair[0]), int(pair[1] or 0)
+    return numbers
 
 
 cdef object request_capsule(object x, dict wanted):
@@ -209,7 +209,8 @@ cdef Tensor import_from_protocol(object x, Device device, copy):
     else:
         capsule = request_capsule(x, wanted)
     if not PyCapsule_CheckExact(capsule):
-        raise TypeError(f"{type(x).__name__}.__dlpack__() returned a {type(capsule).__name__}; expected a capsule")
+        raise TypeError(f"{type(x).__name__}.__dlpack__() returned an object of type {type(capsule).__name__}; "
+                        "expected a capsule")
     producer = find_inherited(type(x))
     if producer == NULL:
         return import_capsule(capsule, False)

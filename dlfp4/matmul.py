@@ -191,7 +191,7 @@ def parse_alpha(alpha: object) -> float:
     if alpha is None:
         return 1.0
     if not isinstance(alpha, numbers.Real):
-        raise TypeError(f"alpha={alpha!r} is a {type(alpha).__name__}; expected a number, such as float(alpha)")
+        raise TypeError(f"alpha={alpha!r} is of type {type(alpha).__name__}; expected a number, such as float(alpha)")
     return float(alpha)
 
 

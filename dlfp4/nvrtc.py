@@ -8,8 +8,9 @@ the user's cache folder. Needs ``cuda-pathfinder``, which finds NVRTC, and ``pla
 import ctypes
 import hashlib
 import os
-import tempfile
 from pathlib import Path
+
+from dlfp4.files import keep
 
 # What compiles to the same results as the image: no contraction of a*b+c, no flush of subnormals.
 OPTIONS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--device-as-default-execution-space")
@@ -76,17 +77,6 @@ def digest(architecture: str, version: str) -> str:
         if path.is_file() and path.parent.name != "cpu":
             content.update(path.name.encode() + b"\0" + path.read_bytes())
     return content.hexdigest()[:32]
-
-
-def keep(path: Path, content: bytes) -> None:
-    """Write a file at once or not at all; where nothing can be written, the next process does the work again."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(content)
-        os.replace(file.name, path)
-    except OSError:
-        return
 
 
 class Nvrtc:

@@ -313,6 +313,9 @@ cdef Tensor repack(x, bint padded, out):
 
 # ---- The machine
 
+MOST_THREADS = 4096  # OpenMP ends the process where the system gives it fewer than it was told to use
+
+
 cdef int check_isa() except -1:
     """DLFP4_ISA may ask for an instruction set that is not there; no kernel may run then."""
     if dlfp4_isa() == NULL:
@@ -330,6 +333,11 @@ def cpu_isa():
     return dlfp4_isa().decode()
 
 
+def _products_isa():
+    """The same of the kernels for products, which not every AVX-512 has all instructions for."""
+    return dlfp4_products_isa().decode()
+
+
 def cuda_available():
     """Whether a CUDA driver and a device are there. Opens the driver."""
     cdef int count = 0
@@ -341,11 +349,12 @@ def cuda_image():
     return dlfp4_cuda_image().decode()
 
 
-def set_num_threads(int threads, /):
+def set_num_threads(threads, /):
     """Threads for large calls on the host; 0 restores the default. Results do not depend on it."""
-    if threads < 0:
-        raise ValueError(f"threads={threads}: expected 0 or a positive number")
-    dlfp4_set_num_threads(threads)
+    count = parse_integer(threads, "threads")
+    if not 0 <= count <= MOST_THREADS:
+        raise ValueError(f"threads={count}: expected 0 to {MOST_THREADS}")
+    dlfp4_set_num_threads(count)
 
 
 def get_num_threads():

@@ -419,7 +419,8 @@ class TensorProto:
         """The buffers in declared order, none absent and none extra."""
         names = [buffer.name for buffer in self.buffers()]
         if not isinstance(buffers, (Mapping, list, tuple)):
-            raise TypeError(f"buffers is a {type(buffers).__name__}; expected a mapping, list or tuple of {names}")
+            kind = type(buffers).__name__
+            raise TypeError(f"buffers is of type {kind}; expected a mapping, list or tuple of {names}")
         if not isinstance(buffers, Mapping):
             extras = [f"number {number}" for number in range(len(names), len(buffers))]
             buffers = dict(zip([*names, *extras], buffers, strict=False))

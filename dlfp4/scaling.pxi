@@ -280,8 +280,8 @@ cdef tuple check_out_scaled(out, tuple axes, Tensor source, _Rules rules, str sc
         raise ValueError(f"out has {len(results)} ScaledTensors for {len(axes)} axes")
     for number in range(len(axes)):
         if type(results[number]) is not ScaledTensor:
-            raise TypeError(f"out is a {type(results[number]).__name__}; expected a ScaledTensor, as quantize returns "
-                            f"it")
+            raise TypeError(f"out is of type {type(results[number]).__name__}; expected a ScaledTensor, as quantize "
+                            "returns it")
         result = results[number]
         axis = axes[number]
         if (result.number != rules.number or result.axis != axis or result.scale_layout != scale_layout
@@ -522,7 +522,8 @@ def dequantize(q, dtype="float32", *, out=None, stream=None):
     cdef Tensor result, matrix
     cdef int64_t chosen
     if type(q) is not ScaledTensor:
-        raise TypeError(f"q is a {type(q).__name__}; expected a ScaledTensor, from quantize or ScaledTensor.from_parts")
+        raise TypeError(f"q is of type {type(q).__name__}; expected a ScaledTensor, from quantize or "
+                        "ScaledTensor.from_parts")
     if not SOURCE_ROWS >> row & 1:
         raise TypeError(f"dtype={dtype}: block-scaled tensors dequantize to float32, bfloat16 or float16")
     source = restored(q, stream)

@@ -94,8 +94,8 @@ cdef Tensor slice_tensor(Tensor self, key):
 
 
 cdef object no_index(entry):
-    return TypeError(f"index {entry!r} is a {type(entry).__name__}; a Tensor takes integers, slices, '...' and None "
-                     f"(views without a copy); for more, index .to_numpy()")
+    return TypeError(f"index {entry!r} is of type {type(entry).__name__}; a Tensor takes integers, slices, '...' and "
+                     "None (views without a copy); for more, index .to_numpy()")
 
 
 cdef int64_t as_index(entry, int64_t extent, int dim) except -1:
@@ -139,7 +139,7 @@ cdef object parse_integer(value, str name):
     try:
         return PyNumber_Index(value)
     except TypeError:
-        raise TypeError(f"{name}={value!r} is a {type(value).__name__}; expected an integer") from None
+        raise TypeError(f"{name}={value!r} is of type {type(value).__name__}; expected an integer") from None
 
 
 cdef list parse_shape(shape):

@@ -452,12 +452,12 @@ def together(count, action):
     return results
 
 
-def run_python(code, *, timeout=120):
+def run_python(code, *, timeout=120, **environ):
     """Run `code` in a fresh interpreter that can import this module; its output, once it has exited cleanly."""
     here = os.path.dirname(os.path.abspath(__file__))
     path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
     command = [sys.executable, "-P", "-c", code]  # -P: the working folder must not hide the installed package
-    env = {**os.environ, "PYTHONPATH": path, "PYTHONFAULTHANDLER": "1"}
+    env = {**os.environ, "PYTHONPATH": path, "PYTHONFAULTHANDLER": "1", **environ}
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, env=env)
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     assert done.stderr == "", done.stderr

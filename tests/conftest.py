@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+import dlfp4
+
 OPT_IN = ("gpu", "slow")
 
 
@@ -21,9 +23,22 @@ def pytest_collection_modifyitems(config, items):
 
 def pytest_runtest_setup(item):
     if item.get_closest_marker("gpu"):
-        import dlfp4
-
         if not dlfp4.cuda_available():
             pytest.fail("marked gpu and asked for with -m, but no CUDA device is available", pytrace=False)
         if "torch" in sys.modules:  # JAX leaves the last of several GPUs current when it starts
             sys.modules["torch"].cuda.set_device(0)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    report = yield
+    if report.skipped and item.get_closest_marker("gpu"):
+        report.outcome, report.longrepr = "failed", f"marked gpu and asked for with -m, but it {report.longrepr[-1]}"
+    return report
+
+
+@pytest.fixture
+def threads():
+    """Sets how many threads work, for this test."""
+    yield dlfp4.set_num_threads
+    dlfp4.set_num_threads(0)

@@ -7,12 +7,12 @@ holds exactly for all types of at most 32 bits.
 
 import ctypes
 import functools
-import os
-import subprocess
-import sys
+import mmap
 
 import ml_dtypes
 import numpy as np
+
+import dlfp4
 
 BITS = {
     "float8_e3m4": 8, "float8_e4m3": 8, "float8_e4m3b11fnuz": 8, "float8_e4m3fn": 8, "float8_e4m3fnuz": 8,
@@ -181,23 +181,6 @@ def random_codes(name, count, seed=0):
     return codes.astype(f"u{dtype.itemsize}").view(dtype)
 
 
-# ---- levels --------------------------------------------------------------------------------------------------------
-
-LEVELS = ["scalar", "avx2", "avx512", "neon"]
-
-
-def python_at(level, *arguments):
-    """A fresh interpreter at one level of instruction sets."""
-    command, env = [sys.executable, "-P", *arguments], {**os.environ, "DLFP4_ISA": level}
-    return subprocess.run(command, capture_output=True, text=True, env=env, check=False)
-
-
-@functools.cache
-def available_levels():
-    ask = ("-c", "import dlfp4; print(dlfp4.cpu_isa())")
-    return [level for level in LEVELS if python_at(level, *ask).stdout.strip() == level]
-
-
 # ---- memory --------------------------------------------------------------------------------------------------------
 
 
@@ -218,6 +201,11 @@ def raw_bytes(tensor):
     return ctypes.string_at(tensor.data_ptr, tensor.nbytes) if tensor.nbytes else b""
 
 
+def host_bytes(tensor):
+    """The same of any producer's memory, wherever it lies."""
+    return raw_bytes(dlfp4.from_dlpack(tensor, device="cpu").copy())
+
+
 def expected_bytes(codes, name, packed):
     """What compact memory with those codes must hold."""
     return packed_bytes(codes, BITS[name]) if packed and BITS[name] < 8 else codes.tobytes()
@@ -228,3 +216,21 @@ def misaligned(nbytes, offset, fill=0):
     block = np.full(nbytes + 128, fill, np.uint8)
     start = -block.ctypes.data % 64 + offset
     return block[start : start + nbytes]
+
+
+class Guarded:
+    """Bytes with no memory on either side."""
+
+    def __init__(self, room):
+        page = mmap.PAGESIZE
+        inner = -(-room // page) * page
+        self.map = mmap.mmap(-1, inner + 2 * page)
+        whole = np.frombuffer(self.map, np.uint8)
+        self.inner = whole[page : page + inner]
+        protect = ctypes.CDLL(None, use_errno=True).mprotect
+        for start in (whole.ctypes.data, whole.ctypes.data + page + inner):
+            assert protect(ctypes.c_void_p(start), ctypes.c_size_t(page), 0) == 0
+
+    def flush(self, size, right):
+        """Its last bytes, or its first."""
+        return self.inner[len(self.inner) - size :] if right else self.inner[:size]

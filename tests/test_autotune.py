@@ -389,7 +389,6 @@ def test_two_processes(path):
 
 
 def test_default_path(monkeypatch, tmp_path):
-    pytest.importorskip("platformdirs")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert autotune.default_path().name == "autotune.json"
     monkeypatch.setitem(sys.modules, "platformdirs", None)

@@ -1,12 +1,9 @@
 """Each level of instruction sets quantizes and dequantizes as the scalar kernels do, bit by bit, and touches no byte
 past either end of its memory."""
 
-import json
-
 import pytest
 
-from .capsules import run_python
-from .reference import LEVELS, available_levels
+from .levels import LEVELS, digests_at, run_at
 
 # ---- levels --------------------------------------------------------------------------------------------------------
 
@@ -62,24 +59,14 @@ print(json.dumps({
 """
 
 
-def digests(level):
-    with pytest.MonkeyPatch.context() as context:
-        context.setenv("DLFP4_ISA", level)
-        used, found = run_python(DIGESTS, timeout=300).splitlines()
-    assert used == level
-    return json.loads(found)
-
-
 @pytest.fixture(scope="module")
 def scalar():
-    return digests("scalar")
+    return digests_at("scalar", DIGESTS)
 
 
-@pytest.mark.parametrize("level", LEVELS[1:])
+@pytest.mark.parametrize("level", LEVELS[:-1])
 def test_levels_equal_scalar(level, scalar):
-    if level not in available_levels():
-        pytest.skip(f"{level} is not there")
-    found = digests(level)
+    found = digests_at(level, DIGESTS)
     assert len(found) == (5 * 5 + 2 * 2 + 6 * 3) * 9
     wrong = [case for case in scalar if found[case] != scalar[case]]
     assert not wrong, f"{len(wrong)} of {len(found)}: {wrong[:10]}"
@@ -88,25 +75,10 @@ def test_levels_equal_scalar(level, scalar):
 # ---- guard pages ---------------------------------------------------------------------------------------------------
 
 GUARDED = """
-import ctypes, mmap
+import ctypes
 import numpy as np
 import dlfp4
-from reference import native_cast
-
-PAGE = mmap.PAGESIZE
-libc = ctypes.CDLL(None, use_errno=True)
-
-class Guarded:  # bytes with no memory on either side
-    def __init__(self, room):
-        inner = -(-room // PAGE) * PAGE
-        self.map = mmap.mmap(-1, inner + 2 * PAGE)
-        whole = np.frombuffer(self.map, np.uint8)
-        self.inner = whole[PAGE:PAGE + inner]
-        for start in (whole.ctypes.data, whole.ctypes.data + PAGE + inner):
-            assert libc.mprotect(ctypes.c_void_p(start), ctypes.c_size_t(PAGE), 0) == 0
-
-    def flush(self, size, right):
-        return self.inner[len(self.inner) - size:] if right else self.inner[:size]
+from reference import Guarded, native_cast
 
 X, DATA, SCALES, BACK = (Guarded(1 << 16) for _ in range(4))
 
@@ -146,8 +118,5 @@ print(done)
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_no_byte_past_either_end(level, monkeypatch):
-    if level not in available_levels():
-        pytest.skip(f"{level} is not there")
-    monkeypatch.setenv("DLFP4_ISA", level)
-    assert int(run_python(GUARDED)) == 13 * 11 * 3 * 2 * 2
+def test_no_byte_past_either_end(level):
+    assert int(run_at(level, GUARDED)) == 13 * 11 * 3 * 2 * 2

@@ -359,12 +359,6 @@ def test_defaults_are_nearest_even_saturating_packed():
 # ---- threads -------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def threads():
-    yield dlfp4.set_num_threads
-    dlfp4.set_num_threads(0)
-
-
 MILLIONS = 3_000_001
 THREADED = {
     "to FP4": ("float32", FP4, lambda a: a),

@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 
 import dlfp4
 
-from .capsules import PADDED, Made, compact, element_codes, run_python
+from .capsules import PADDED, Made, compact, element_codes
+from .levels import LEVELS, run_at
 from .reference import (
     BITS,
     FLOATS_BELOW_8,
-    LEVELS,
     SUBBYTE,
-    available_levels,
     codec,
     codes_of,
     dtype_of,
@@ -299,27 +298,11 @@ def test_byte_order_of_groups():
 # ---- guard pages ---------------------------------------------------------------------------------------------------
 
 GUARDED = """
-import ctypes, mmap
 import numpy as np
 import dlfp4
 import reference
 from capsules import Made
-from reference import BITS, FLOATS, SUBBYTE
-
-PAGE = mmap.PAGESIZE
-libc = ctypes.CDLL(None, use_errno=True)
-
-class Guarded:  # bytes with no memory on either side
-    def __init__(self, room):
-        inner = -(-room // PAGE) * PAGE
-        self.map = mmap.mmap(-1, inner + 2 * PAGE)
-        whole = np.frombuffer(self.map, np.uint8)
-        self.inner = whole[PAGE:PAGE + inner]
-        for start in (whole.ctypes.data, whole.ctypes.data + PAGE + inner):
-            assert libc.mprotect(ctypes.c_void_p(start), ctypes.c_size_t(PAGE), 0) == 0
-
-    def flush(self, size, right):
-        return self.inner[len(self.inner) - size:] if right else self.inner[:size]
+from reference import BITS, FLOATS, SUBBYTE, Guarded
 
 def places(name):
     return (True, False) if BITS[name] < 8 else (False,)
@@ -365,8 +348,5 @@ print(done)
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_no_byte_past_either_end(level, monkeypatch):
-    if level not in available_levels():
-        pytest.skip(f"{level} is not there")
-    monkeypatch.setenv("DLFP4_ISA", level)
-    assert int(run_python(GUARDED)) == 18 * 18 + len(SUBBYTE) * 4
+def test_no_byte_past_either_end(level):
+    assert int(run_at(level, GUARDED)) == 18 * 18 + len(SUBBYTE) * 4

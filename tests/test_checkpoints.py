@@ -270,6 +270,17 @@ def test_what_cannot_be_saved(path):
     assert not path.exists()
 
 
+def test_a_header_beyond_the_limit_is_not_written(path, monkeypatch):
+    monkeypatch.setattr(safetensors, "MAX_HEADER", 1000)
+    with pytest.raises(ValueError, match=r"the header takes \d{4} bytes, 1000 are allowed; save fewer tensors"):
+        checkpoints.save(path, {f"layer.{number}": values(1) for number in range(20)})
+    assert list(path.parent.iterdir()) == []
+    checkpoints.save(path, {"w": values(3)})
+    monkeypatch.setattr(safetensors, "MAX_HEADER", 10)
+    with pytest.raises(ValueError, match=r"its header has \d+ bytes, \d+ are there and 10 allowed"):
+        checkpoints.load(path)
+
+
 def make_file(header, data=b""):
     """A file with a header of (dtype, shape, start, stop) rows, of any object, or of bytes."""
     if isinstance(header, dict):
@@ -293,6 +304,8 @@ HOSTILE = {
     "a list": (make_file([]), "JSON list, expected an object"),
     "twice": (make_file(b'{"a": {}, "a": {}}'), "'a' comes twice"),
     "metadata": (make_file({"__metadata__": {"a": 1}}), "not an object of strings"),
+    "metadata list": (make_file({"__metadata__": []}), "not an object of strings"),
+    "metadata null": (make_file({"__metadata__": None}), "not an object of strings"),
     "no entry": (make_file({"a": 3}), "'a' is not an object with dtype"),
     "no shape": (make_file({"a": {"dtype": "U8", "data_offsets": [0, 0]}}), "'a' is not an object with dtype"),
     "dtype": (make_file({"a": ("F5", [1], 0, 1)}, b"1"), "'a' has dtype 'F5', expected one of BOOL"),
@@ -305,6 +318,8 @@ HOSTILE = {
     "size": (make_file({"a": ("F32", [2], 0, 4)}, b"1234"), r"'a' is F32 of shape \[2\], 64 bits, .* hold 4 bytes"),
     "half a byte": (make_file({"a": ("F4", [3], 0, 2)}, b"12"), "'a' is F4 .* 12 bits, .* hold 2 bytes"),
     "backwards": (make_file({"a": ("U8", [1], 1, 0)}, b"1"), r"'a' has data_offsets \[1, 0\]"),
+    "offsets in words": (make_file({"a": ("U8", [1], "0", "1")}, b"1"), r"'a' has data_offsets \['0', '1'\]"),
+    "offsets of halves": (make_file({"a": ("U8", [1], 0.0, 1.0)}, b"1"), r"'a' has data_offsets \[0\.0, 1\.0\]"),
     "one offset": (make_file({"a": ("U8", [1], 0)}, b"1"), r"'a' has data_offsets \[0\]"),
     "beyond": (make_file({"a": ("U8", [2], 0, 2)}, b"1"), "'a' ends at byte 2 of the data, which has 1 bytes"),
     "hole": (make_file({"a": ("U8", [1], 1, 2)}, b"12"), "'a' starts at byte 1 of the data, expected 0"),
@@ -321,6 +336,26 @@ def test_damage_is_named(path, content):
         checkpoints.load(path)
     with pytest.raises(ValueError, match=message):
         checkpoints.read_metadata(path)
+
+
+COMFYUI = {
+    "by a tensor a layer": ({"up.comfy_quant": np.frombuffer(b'{"format": "nvfp4"}', np.uint8)}, {}),
+    "by the header": ({}, {"_quantization_metadata": '{"layers": {"up": {"format": "nvfp4"}}}'}),
+}
+
+
+@pytest.mark.parametrize("marked", COMFYUI)
+def test_layers_of_comfyui_stay_as_they_are(path, marked):
+    """ModelOpt's names and types, but another order inside: what decoded them as ModelOpt's would give wrong values."""
+    tensors, metadata = COMFYUI[marked]
+    q = dlfp4.quantize(values((128, 64)), "nvfp4")
+    checkpoints.save(path, checkpoints.split_parts({"up.weight": q}, "modelopt") | tensors, metadata)
+    loaded = checkpoints.load(path)
+    assert loaded.keys() == {"up.weight", "up.weight_scale", "up.weight_scale_2", *tensors}
+    assert all(isinstance(tensor, dlfp4.Tensor) for tensor in loaded.values())
+    assert octets(loaded["up.weight"]) == octets(q.data)
+    checkpoints.save(path, checkpoints.split_parts({"up.weight": q}, "modelopt"))
+    assert_same(checkpoints.load(path)["up.weight"], q)
 
 
 def test_every_truncation_is_noticed(path):
@@ -419,7 +454,7 @@ def test_the_library_knows_every_type(path):
 
 
 def test_pytorch_reads_our_files(path):
-    torch = pytest.importorskip("torch", exc_type=ImportError)
+    torch = pytest.importorskip("torch")
     load_file = pytest.importorskip("safetensors.torch").load_file
     saved = {"fp4": dlfp4.quantize(values((6, 64)), "nvfp4"), "fp8": dlfp4.quantize(values((6, 64)), "mxfp8_e4m3")}
     checkpoints.save(path, saved | {"x": values((2, 3), "bfloat16")})
@@ -441,7 +476,7 @@ def test_pytorch_reads_our_files(path):
 
 
 def test_we_read_the_files_of_pytorch(path):
-    torch = pytest.importorskip("torch", exc_type=ImportError)
+    torch = pytest.importorskip("torch")
     save_file = pytest.importorskip("safetensors.torch").save_file
     codes = torch.arange(48, dtype=torch.uint8).reshape(3, 16)  # the library refuses tensors that share memory
     fp8 = ("float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu")
@@ -457,7 +492,7 @@ def test_we_read_the_files_of_pytorch(path):
 
 
 def test_pytorch_shares_the_mapping(path):
-    torch = pytest.importorskip("torch", exc_type=ImportError)
+    torch = pytest.importorskip("torch")
     checkpoints.save(path, {"q": dlfp4.quantize(values((64, 256)), "nvfp4")})
     loaded = checkpoints.load(path)["q"]
     data, scales, _ = loaded.to_torch()

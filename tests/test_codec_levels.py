@@ -1,22 +1,13 @@
 """Each level of instruction sets converts as the scalar kernels do, bit by bit; one that is not there is refused."""
 
-import json
-import platform
+import re
 from pathlib import Path
 
 import pytest
 
-from .capsules import run_python
-from .reference import LEVELS, available_levels, python_at
+from .levels import LEVELS, available_levels, digests_at, python_at, require, run_at
 
-X86 = platform.machine().lower() in ("x86_64", "amd64")
-FOREIGN = ["neon"] if X86 else ["avx2", "avx512"]
-
-
-def require(level):
-    if level not in available_levels():
-        pytest.skip(f"{level} is not there")
-
+CPUINFO = Path("/proc/cpuinfo")
 
 # ---- equal bits ----------------------------------------------------------------------------------------------------
 
@@ -89,23 +80,14 @@ print(json.dumps({
 """
 
 
-def digests(level):
-    with pytest.MonkeyPatch.context() as context:
-        context.setenv("DLFP4_ISA", level)
-        used, found = run_python(DIGESTS, timeout=300).splitlines()
-    assert used == level
-    return json.loads(found)
-
-
 @pytest.fixture(scope="module")
 def scalar():
-    return digests("scalar")
+    return digests_at("scalar", DIGESTS)
 
 
-@pytest.mark.parametrize("level", LEVELS[1:])
+@pytest.mark.parametrize("level", LEVELS[:-1])
 def test_equal_to_scalar(level, scalar):
-    require(level)
-    found = digests(level)
+    found = digests_at(level, DIGESTS)
     assert len(found) == 18 * 18 * 8
     wrong = [conversion for conversion in scalar if found[conversion] != scalar[conversion]]
     assert not wrong, f"{len(wrong)} of {len(found)}: {wrong[:10]}"
@@ -136,12 +118,34 @@ def level_of(setting):
     return done.stdout.strip()
 
 
-def test_the_level_is_one_of_those_there_are():
-    available = available_levels()
-    assert "scalar" in available
-    assert not set(FOREIGN) & set(available)
-    fastest = next(level for level in ("avx512", "avx2", "neon", "scalar") if level in available)
-    assert level_of("") == fastest  # empty: as if it were not set
+# What Linux calls the features that each level, and its products, are made of.
+FLAGS = {
+    "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vbmi", "avx2", "fma", "bmi2"},
+    "avx2": {"avx2", "fma", "bmi2"},
+    "neon": {"asimd"},
+    "scalar": set(),
+}
+PRODUCT_FLAGS = {**FLAGS, "avx512": FLAGS["avx512"] | {"avx512_vnni", "avx512_bf16"}}
+
+
+@pytest.fixture
+def flags():
+    """What the operating system says of the processor."""
+    if not CPUINFO.exists():
+        pytest.skip(f"no {CPUINFO}")
+    lines = dict(re.split(r"\s*:\s*", line, maxsplit=1) for line in CPUINFO.read_text().splitlines() if ":" in line)
+    return set((lines.get("flags") or lines["Features"]).split())
+
+
+def test_every_level_of_this_processor_is_there(flags):
+    assert available_levels() == [level for level in LEVELS if FLAGS[level] <= flags]
+    assert level_of("") == available_levels()[0]  # empty: as if it were not set
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_products_are_by_what_the_processor_has(level, flags):
+    used = run_at(level, "from dlfp4 import _core; print(_core._products_isa())").strip()
+    assert used == next(below for below in LEVELS[LEVELS.index(level) :] if PRODUCT_FLAGS[below] <= flags)
 
 
 def assert_refused(level):

@@ -11,6 +11,7 @@ import pytest
 import dlfp4
 
 from . import capsules
+from .reference import host_bytes
 
 pytestmark = pytest.mark.gpu
 
@@ -24,11 +25,6 @@ def torch():
 
 def random_bytes(torch, *shape):
     return torch.randint(1, 255, shape, dtype=torch.uint8, device="cuda")
-
-
-def host_bytes(tensor):
-    """The bytes of a dlfp4 Tensor, by way of the host."""
-    return tensor.to_device("cpu").view("uint8").to_numpy().tobytes()
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "int64", *FP8])

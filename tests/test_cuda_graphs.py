@@ -1,7 +1,6 @@
 """Memory that is allocated on a stream: how long the stream lives; what reads it on others; while it is captured, whose
 memory it is, how long that lives, what serves again."""
 
-import ctypes
 import gc
 import subprocess
 import sys
@@ -12,6 +11,8 @@ import pytest
 
 import dlfp4
 
+from .reference import host_bytes
+
 pytestmark = pytest.mark.gpu
 
 CUDA = "cuda:0"
@@ -21,11 +22,6 @@ MEGABYTE = 2**20
 @pytest.fixture
 def torch():
     return pytest.importorskip("torch", reason="PyTorch is not installed")
-
-
-def host_bytes(tensor):
-    host = dlfp4.from_dlpack(tensor, device="cpu").copy()
-    return ctypes.string_at(host.data_ptr, host.nbytes)
 
 
 def all_bytes(result):

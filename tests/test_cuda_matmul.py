@@ -1,13 +1,16 @@
 """matmul on a GPU against float64 products of the decoded operands: every backend and tactic; autotune; its errors."""
 
 import importlib
+import sys
+from types import SimpleNamespace
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 import dlfp4
 from dlfp4._core import _cuda_capability, _find_tactics, _multiply_on_cuda, _tactic_names, cuda_image
-from dlfp4.engines import cuda
+from dlfp4.engines import cuda, flashinfer
 from dlfp4.engines.problem import Problem
 
 from .reference import native_cast
@@ -430,6 +433,77 @@ def test_nothing_waits(torch):
         dlfp4.matmul(x, weight.mT)
         assert not torch.cuda.current_stream().query()
         torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("name", ["nvfp4", "mxfp4"])
+def test_flashinfer_is_called_as_it_expects(torch, name, monkeypatch):
+    """By a stand-in that decodes what it is given: FlashInfer's own function needs a Blackwell."""
+    sizes = []
+
+    def mm_fp4(a, b, a_scales, b_scales, alpha, out_dtype, *, block_size, use_nvfp4):
+        assert {part.dtype for part in (a, b, a_scales, b_scales)} == {torch.uint8}
+        sizes.append((block_size, use_nvfp4))
+        left, right = (
+            wide_on_cuda(dlfp4.ScaledTensor.from_parts(data, scales, format=name, scale_layout="128x4"))
+            for data, scales in ((a, a_scales), (b.T, b_scales.T))
+        )
+        return (alpha * (left @ right.T)).to(out_dtype)
+
+    monkeypatch.setitem(sys.modules, "flashinfer", SimpleNamespace(mm_fp4=mm_fp4))
+    x, w = (on_cuda(dlfp4.quantize(values(shape), name, scale_layout="128x4")) for shape in ((2, 20, 256), (48, 256)))
+    out = torch.full((2, 20, 48), float("nan"), device=CUDA, dtype=torch.bfloat16)
+    flashinfer.run(Problem(x, w.mT, np.dtype(ml_dtypes.bfloat16), 0.5), "default", dlfp4.asarray(out))
+    assert sizes == [(16, True) if name == "nvfp4" else (32, False)]
+    Expected(x, w.mT, 0.5).check(out, name)
+
+
+# ---- what it does not take
+
+
+def refusal(a, b):
+    return dlfp4.backends(a, b)["cuda"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_dtypes_of_x_that_need_a_cast(dtype):
+    w = on_cuda(dlfp4.quantize(values((128, 64)), "nvfp4")).prepare()
+    assert refusal(on_cuda(np.ones((8, 64), dtype)), w.mT) == f"a has dtype {dtype}; cast it to bfloat16 or float16"
+
+
+def test_formats_that_16_bits_do_not_hold():
+    w = on_cuda(dlfp4.quantize(values((128, 256)), "nvfp4")).prepare()
+    x = on_cuda(dlfp4.quantize(values((8, 256)), "fp8_1x128"))
+    assert refusal(x, w.mT) == "fp8_1x128 has no exact form of 16 bits"
+    tiny = on_cuda(dlfp4.quantize(values((128, 256)) * np.float32(2**-100), "mxfp4")).prepare()
+    half = on_cuda(dlfp4.cast(values((8, 256)), "float16"))
+    assert "neither bfloat16 nor float16 holds both a and b" in refusal(half, tiny.mT)
+    assert refusal(dlfp4.cast(half, "bfloat16"), tiny.mT) is None
+
+
+def test_blocks_across_the_sums():
+    w = on_cuda(dlfp4.quantize(values((128, 64)), "nvfp4"))
+    across = on_cuda(dlfp4.quantize(values((64, 16)), "nvfp4")).mT
+    assert "run across the products' sums; quantize a along its last axis" in refusal(across, w.prepare().mT)
+    x = on_cuda(dlfp4.cast(values((8, 64)), "bfloat16"))
+    assert "b is not prepared; call w.prepare() once for a weight w of (N, K)" in refusal(x, w.mT)
+    assert refusal(x, w.prepare().mT) is None
+
+
+def test_depths_that_are_not_copied_whole():
+    w = on_cuda(dlfp4.quantize(values((128, 20)), "fp8_e4m3")).prepare()
+    x = on_cuda(dlfp4.cast(values((8, 20)), "bfloat16"))
+    assert refusal(x, w.mT) == "K is 20; expected a multiple of 8"
+
+
+def test_more_than_a_launch_counts(monkeypatch):
+    w = on_cuda(dlfp4.quantize(values((128, 64)), "nvfp4")).prepare()
+    x = on_cuda(dlfp4.cast(values((8, 64)), "bfloat16"))
+    monkeypatch.setattr(cuda, "MOST_ROWS", 7)
+    assert refusal(x, w.mT) == "M is 8; expected at most 7: split it"
+    monkeypatch.setattr(cuda, "MOST_BYTES", 7)
+    assert refusal(x, w.mT) == f"b has {w.nbytes} bytes; expected at most 7: split N"
+    with pytest.raises(dlfp4.BackendError, match="expected at most 7: split N"):
+        dlfp4.matmul(x, w.mT, backend="cuda")
 
 
 def test_operands_apart():

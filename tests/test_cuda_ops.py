@@ -15,6 +15,7 @@ from dlfp4._core import _cuda_capability
 from dlfp4.checkpoints import join_parts, split_parts
 
 from . import reference
+from .reference import host_bytes
 
 pytestmark = pytest.mark.gpu
 
@@ -27,11 +28,6 @@ MODES = [(rounding, saturate) for rounding in [*reference.ROUNDINGS, "stochastic
 @pytest.fixture
 def torch():
     return pytest.importorskip("torch", reason="PyTorch is not installed")
-
-
-def host_bytes(tensor):
-    host = dlfp4.from_dlpack(tensor, device="cpu").copy()
-    return ctypes.string_at(host.data_ptr, host.nbytes) if host.size else b""
 
 
 def parts_of(q):

@@ -30,7 +30,7 @@ NEEDS = {
 def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """An example's result, whatever its exit status; skips where it cannot run."""
     for module in NEEDS[name]:
-        pytest.importorskip(module, exc_type=ImportError)
+        pytest.importorskip(module)
     command = [sys.executable, str(EXAMPLES / name), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 

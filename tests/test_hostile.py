@@ -387,10 +387,10 @@ for rank in (64, 65, 66, 200):
 def test_operations_on_many_dimensions():
     found = capsules.run_python(RANKS).splitlines()
     assert len(found) == 4 * 9
-    assert all(line.endswith("ok") for line in found if line.startswith("64 "))
-    for rank in (65, 66, 200):
-        assert f"{rank} vecdot refused" in found
-        assert f"{rank} dequantize refused" in found
+    assert all(line.startswith("64 ") and line.endswith("ok") for line in found[:9])
+    for line in found[9:]:
+        anyone = line.split()[1] in ("cast", "copy", "pickle")
+        assert line.endswith("ok" if anyone else "refused"), line
 
 
 # ---- not a capsule at all ------------------------------------------------------------------------------------------
@@ -400,7 +400,7 @@ def test_operations_on_many_dimensions():
 def test_dlpack_returns_no_capsule(value):
     import dlfp4
 
-    with pytest.raises((TypeError, BufferError)):
+    with pytest.raises(TypeError, match=f"an object of type {type(value).__name__}; expected a capsule"):
         dlfp4.from_dlpack(capsules.Producer(value))
 
 
@@ -421,17 +421,22 @@ def test_not_a_producer(value):
         dlfp4.from_dlpack(value)
 
 
-@pytest.mark.parametrize("device", [None, 1, "cpu", (), (1,), ("a", "b"), (1, 0, 0), (2**40, 0)], ids=str)
-def test_malformed_device_is_never_a_crash(device):
+@pytest.mark.parametrize("device", [None, 1, "cpu", (), (1,), ("a", "b"), (1, 0, 0)], ids=str)
+def test_malformed_device_of_a_producer(device):
     import dlfp4
 
     made = capsules.Made()
-    try:
-        tensor = dlfp4.from_dlpack(capsules.Producer(made, device))
-    except (TypeError, ValueError, BufferError):
-        assert made.untouched
-    else:
-        assert tensor.to_numpy().tobytes() == made.memory.tobytes()  # the capsule's own device is the true one
+    with pytest.raises(TypeError, match=re.escape(f"returned {device!r}; expected (device_type, device_id)")):
+        dlfp4.from_dlpack(capsules.Producer(made, device))
+    assert made.untouched
+
+
+def test_the_capsules_own_device_is_the_true_one():
+    import dlfp4
+
+    made = capsules.Made()
+    tensor = dlfp4.from_dlpack(capsules.Producer(made, (2**40, 0)))
+    assert (str(tensor.device), tensor.to_numpy().tobytes()) == ("cpu", made.memory.tobytes())
 
 
 @pytest.mark.parametrize("at", ["dlpack", "device"])

@@ -3,10 +3,12 @@
 import ctypes
 import gc
 import os
+import pickle
 import sys
 import time
 import tracemalloc
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -115,6 +117,10 @@ def spy(managed, counts, number):
 SOURCE = dlfp4.asarray(random_array((3, 4)))
 PACKED = dlfp4.asarray(capsules.random_bytes(12).reshape(3, 4)).view("float4_e2m1fn")
 SWAPPED = np.ones(3, ">f4")  # made once: NumPy 2.1 leaks a reference to float32 each time
+ROWS = random_array((32, 64))
+WEIGHT = dlfp4.quantize(ROWS, "nvfp4")
+PADDED = ROWS.astype(ml_dtypes.float4_e2m1fn)
+PRODUCT = np.empty((32, 32), np.float32)
 READONLY = dlfp4.asarray(bytes(random_array((12,))))
 ARRAY = random_array((3, 4))
 # Asking numpy for these anew each time fills a cache of its own, which looks like a leak for a few thousand calls.
@@ -127,6 +133,12 @@ def refusal(action):
             action()
 
     return call
+
+
+def out_of_band():
+    buffers = []
+    pickled = pickle.dumps(WEIGHT, 5, buffer_callback=buffers.append)
+    return pickle.loads(pickled, buffers=buffers)
 
 
 def hostile(**fields):
@@ -168,6 +180,27 @@ KINDS = {
     "exchange table": lambda: through_the_table(SOURCE),
     "factory": lambda: dlfp4.from_dlpack(Made(ARRAY, **KNOWN).capsule),
     "old producer": lambda: dlfp4.from_dlpack(capsules.OldProducer(Made(ARRAY, **KNOWN))),
+    "cast": lambda: dlfp4.cast(ARRAY, "float8_e4m3fn"),
+    "pack": lambda: dlfp4.unpack(dlfp4.pack(PADDED)),
+    "quantize": lambda: dlfp4.quantize(ROWS, "nvfp4"),
+    "quantize both ways": lambda: dlfp4.quantize(ROWS, "mxfp6_e2m3", axis=(-1, -2), recipe="nvidia"),
+    "dequantize": lambda: WEIGHT.dequantize("bfloat16"),
+    "scaled views": lambda: (WEIGHT.mT, WEIGHT.data, WEIGHT.scales, WEIGHT.global_scale, repr(WEIGHT)),
+    "scale layout": lambda: WEIGHT.with_scale_layout("128x4").with_scale_layout("linear"),
+    "from parts": lambda: dlfp4.ScaledTensor.from_parts(
+        WEIGHT.data, WEIGHT.scales, WEIGHT.global_scale, format="nvfp4"
+    ),
+    "vecdot": lambda: dlfp4.vecdot(WEIGHT, ROWS),
+    "matmul": lambda: dlfp4.matmul(ROWS, WEIGHT.mT),
+    "matmul into": lambda: dlfp4.matmul(ROWS, WEIGHT.mT, out=PRODUCT, activation="int8"),
+    "backends": lambda: dlfp4.backends(ROWS, WEIGHT.mT),
+    "pickle": lambda: (pickle.loads(pickle.dumps(SOURCE)), pickle.loads(pickle.dumps(WEIGHT, 5))),
+    "out of band": out_of_band,
+    "bad cast": refusal(lambda: dlfp4.cast(ARRAY, "float8_e4m3fn", rounding="up")),
+    "bad quantize": refusal(lambda: dlfp4.quantize(ROWS, "nvfp4", out=WEIGHT.mT)),
+    "bad parts": refusal(lambda: dlfp4.ScaledTensor.from_parts(WEIGHT.data, WEIGHT.data, format="nvfp4")),
+    "bad vecdot": refusal(lambda: dlfp4.vecdot(WEIGHT, ROWS[:, :16])),
+    "bad matmul": refusal(lambda: dlfp4.matmul(ROWS, WEIGHT)),
     "consumed twice": refusal(consumed_twice),
     "read-only legacy": refusal(lambda: READONLY.__dlpack__()),
     "bad stream": refusal(lambda: SOURCE.__dlpack__(stream=7)),

@@ -1,5 +1,7 @@
 """The protocol's rules and known pitfalls, seen from both sides: what dlfp4 asks, hands out, keeps and refuses."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -15,11 +17,6 @@ def tensor_of(memory=None, **fields):
     """A Tensor over a factory capsule, and the factory's record of it."""
     made = Made(random_array((3, 4)) if memory is None else memory, **fields)
     return dlfp4.from_dlpack(made.capsule), made
-
-
-def raw(array):
-    """The elements' bytes in row-major order, whatever the type."""
-    return np.ascontiguousarray(array).tobytes()
 
 
 # ---- consumer: what from_dlpack asks -------------------------------------------------------------------------------
@@ -38,7 +35,7 @@ def test_old_producers_are_asked_again(kind, versioned):
     tensor = dlfp4.from_dlpack(producer)
     assert len(producer.calls) == 1  # the call that was refused for its keywords never got into the body
     assert tensor.data_ptr == producer.made.memory.ctypes.data
-    assert raw(tensor.to_numpy()) == raw(producer.made.memory)
+    assert tensor.to_numpy().tobytes() == producer.made.memory.tobytes()
 
 
 def test_a_type_error_of_the_producer_itself_comes_through():
@@ -63,7 +60,7 @@ def test_copy_on_import(kind, copy):
     memory = producer.made.memory
     tensor = dlfp4.from_dlpack(producer, copy=copy)
     assert (tensor.data_ptr == memory.ctypes.data) is (copy is not True)
-    assert raw(tensor.to_numpy()) == raw(memory)
+    assert tensor.to_numpy().tobytes() == memory.tobytes()
 
 
 def test_copy_on_import_of_a_real_producer():
@@ -71,24 +68,20 @@ def test_copy_on_import_of_a_real_producer():
     copied, shared = dlfp4.from_dlpack(array, copy=True), dlfp4.from_dlpack(array, copy=False)
     assert shared.data_ptr == array.ctypes.data != copied.data_ptr
     array += 1
-    assert raw(shared.to_numpy()) == raw(array) != raw(copied.to_numpy())
+    assert shared.to_numpy().tobytes() == array.tobytes() != copied.to_numpy().tobytes()
 
 
-@pytest.mark.parametrize("device", ["cpu", (1, 0)], ids=str)
+@pytest.mark.parametrize("device", ["cpu", (1, 0), dlfp4.Device("cpu")], ids=repr)
 def test_device_on_import(device):
     array = random_array((4,))
-    try:
-        tensor = dlfp4.from_dlpack(array, device=device)
-    except (TypeError, ValueError):
-        assert device != "cpu"  # the name is promised, the pair is a courtesy
-    else:
-        assert (str(tensor.device), raw(tensor.to_numpy())) == ("cpu", raw(array))
+    tensor = dlfp4.from_dlpack(array, device=device)
+    assert (str(tensor.device), tensor.to_numpy().tobytes()) == ("cpu", array.tobytes())
 
 
 def test_device_that_cannot_be_served_on_import():
-    with pytest.raises(BufferError):
+    with pytest.raises(BufferError, match="cannot allocate memory on vulkan:0; expected 'cpu' or 'cuda:N'"):
         dlfp4.from_dlpack(random_array((4,)), device="vulkan:0")
-    with pytest.raises((ValueError, TypeError)):
+    with pytest.raises(ValueError, match="type 'toaster' is unknown"):
         dlfp4.from_dlpack(random_array((4,)), device="toaster:0")
 
 
@@ -106,7 +99,7 @@ def test_a_capsule_is_consumed_once(versioned):
     assert made.name == b"used_" + made.first_name
     with pytest.raises((BufferError, TypeError), match=r"used_|consumed"):
         dlfp4.from_dlpack(made.capsule)
-    assert raw(tensor.to_numpy()) == raw(made.memory)
+    assert tensor.to_numpy().tobytes() == made.memory.tobytes()
     made.drop()
     assert made.deleted == 0
     del tensor
@@ -180,14 +173,11 @@ def test_arguments_are_keyword_only():
         tensor.__dlpack__(None)
 
 
-@pytest.mark.parametrize("version", ["1.3", 1, (1,), (1, 0, 0), ("a", "b"), (-1, 0)], ids=str)
+@pytest.mark.parametrize("version", ["1.3", 1, (1,), (1, 0, 0), ("a", "b"), [1.5, 0]], ids=str)
 def test_malformed_max_version(version):
     tensor, _ = tensor_of()
-    try:
-        capsule = tensor.__dlpack__(max_version=version)
-    except (TypeError, ValueError, OverflowError):
-        return
-    assert Managed(capsule).shape == (3, 4)  # lenient is fine too, as long as the capsule is whole
+    with pytest.raises(TypeError, match=re.escape(f"max_version={version!r}: expected None or (major, minor)")):
+        tensor.__dlpack__(max_version=version)
 
 
 def test_exported_offset_is_zero_and_strides_are_there():
@@ -263,7 +253,7 @@ def test_copied_strided_memory_is_not_lost():
     tensor, made = tensor_of(random_array((4, 6))[::2, ::-1])
     managed = Managed(tensor.__dlpack__(max_version=(1, 3), copy=True))
     assert managed.flags & IS_COPIED
-    assert raw(dlfp4.from_dlpack(managed.capsule).to_numpy()) == raw(made.memory)
+    assert dlfp4.from_dlpack(managed.capsule).to_numpy().tobytes() == made.memory.tobytes()
 
 
 # ---- producer: devices and streams ---------------------------------------------------------------------------------
@@ -300,7 +290,7 @@ def test_device_index_is_kept(name):
 @pytest.mark.parametrize("name", ["cpu", "cuda_host", "rocm_host"])
 def test_host_readable_devices_are_read(name):
     tensor, made = tensor_of(device=(DEVICES[name], 0))
-    assert raw(tensor.to_numpy()) == raw(made.memory)
+    assert tensor.to_numpy().tobytes() == made.memory.tobytes()
 
 
 @pytest.mark.parametrize("name", ["opencl", "vulkan", "rocm", "hexagon", "maia", "trn", "ext_dev"])
@@ -322,7 +312,7 @@ def test_cpu_is_always_offered():
 @pytest.mark.parametrize("device", [(4, 0), (7, 0), (10, 0)], ids=str)
 def test_devices_we_cannot_serve(device):
     tensor, _ = tensor_of()
-    with pytest.raises(BufferError):
+    with pytest.raises(BufferError, match="this tensor lies on cpu and can go out there, or to the host"):
         tensor.__dlpack__(max_version=(1, 3), dl_device=device)
 
 
@@ -332,20 +322,30 @@ def test_another_device_without_a_copy_is_refused():
         tensor.__dlpack__(max_version=(1, 3), dl_device=(2, 0), copy=False)
 
 
-@pytest.mark.parametrize("device", ["gpu", 1, (1,), (1, 2, 3), ("a", 0), (99, 0), (2**40, 0)], ids=str)
-def test_malformed_dl_device(device):
+@pytest.mark.parametrize(
+    ("device", "error", "message"),
+    [
+        ("gpu", ValueError, "device type 'gpu' is unknown"),
+        (1, TypeError, "device 1 is of type int"),
+        *((pair, TypeError, "expected a DLPack pair of integers") for pair in ((1,), (1, 2, 3), ("a", 0), (1, "b"))),
+        *(((code, 0), ValueError, f"device type {code} is unknown") for code in (99, -1, 2**40)),
+    ],
+    ids=str,
+)
+def test_malformed_dl_device(device, error, message):
     tensor, _ = tensor_of()
-    with pytest.raises((TypeError, ValueError, BufferError)):
+    with pytest.raises(error, match=message):
         tensor.__dlpack__(max_version=(1, 3), dl_device=device)
 
 
 STREAMS = [
     *(("cpu", stream, ()) for stream in (None, -1)),
-    *(("cpu", stream, (ValueError, BufferError)) for stream in (0, 1, 2, 7, -2)),
+    *(("cpu", stream, ValueError) for stream in (0, 1, 2, 7, -2)),
     *(("cuda", stream, ()) for stream in (None, 1, -1)),  # none of these needs the driver
     *(("cuda", stream, ValueError) for stream in (0, -2)),
     *(("rocm", stream, ()) for stream in (None, 0, -1)),
     *(("rocm", stream, ValueError) for stream in (1, 2, -2)),
+    ("rocm", 7, BufferError),  # a handle, of a driver that is not ours
 ]
 
 
@@ -361,9 +361,9 @@ def test_streams(device, stream, refusal):
 
 @pytest.mark.parametrize("stream", ["1", 1.5, (1,)], ids=repr)
 def test_malformed_stream(stream):
-    for device in ("cpu", "cuda"):
+    for device in ("cpu", "cuda", "rocm"):
         tensor, _ = tensor_of(device=(DEVICES[device], 0))
-        with pytest.raises((TypeError, ValueError, BufferError)):
+        with pytest.raises(TypeError, match=re.escape(f"stream={stream!r}: expected None or an integer")):
             tensor.__dlpack__(max_version=(1, 3), stream=stream)
 
 
@@ -384,7 +384,7 @@ def test_cpu_is_offered_for_device_memory():
     array = random_array((64,))
     tensor = dlfp4.asarray(array).to_device("cuda:0")
     managed = Managed(tensor.__dlpack__(max_version=(1, 3), dl_device=(1, 0)))
-    assert (managed.device, managed.bytes(256)) == ((1, 0), raw(array))
+    assert (managed.device, managed.bytes(256)) == ((1, 0), array.tobytes())
     assert managed.flags & IS_COPIED
     with pytest.raises((ValueError, BufferError), match="stream"):
         tensor.__dlpack__(max_version=(1, 3), dl_device=(1, 0), stream=1)
@@ -410,7 +410,7 @@ def test_layouts_through_and_back(layout, version):
     again = dlfp4.from_dlpack(tensor.__dlpack__(max_version=version))
     for t in (tensor, again):
         assert (t.shape, t.size, t.ndim) == (array.shape, array.size, array.ndim)
-        assert raw(t.to_numpy()) == raw(array)
+        assert t.to_numpy().tobytes() == array.tobytes()
         if array.size:
             assert t.data_ptr == array.ctypes.data
             assert [s for n, s in zip(t.shape, t.strides, strict=True) if n > 1] == [
@@ -421,7 +421,7 @@ def test_layouts_through_and_back(layout, version):
 def test_strides_of_77_are_no_obstacle():
     tensor, made = tensor_of(random_array((1, 4, 1)), strides=(77, 1, 77))
     assert tensor.reshape((2, 2)).data_ptr == made.memory.ctypes.data  # contiguous all the same
-    assert raw(tensor.reshape((4,)).to_numpy()) == raw(made.memory)
+    assert tensor.reshape((4,)).to_numpy().tobytes() == made.memory.tobytes()
     assert tensor.view("uint8").shape == (1, 16, 1)
 
 
@@ -552,7 +552,7 @@ def test_harmless_torch_subclasses(wrap):
     for entry in (dlfp4.from_dlpack, dlfp4.asarray):
         tensor = entry(wrapped)
         assert tensor.data_ptr == plain.data_ptr()
-        assert raw(tensor.to_numpy()) == plain.numpy().tobytes()
+        assert tensor.to_numpy().tobytes() == plain.numpy().tobytes()
 
 
 def give_other_storage(source):

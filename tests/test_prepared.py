@@ -1,6 +1,5 @@
 """Prepared weights: the same tensor, exactly, wherever the unprepared one goes, and every scale that can be held."""
 
-import ctypes
 import pickle
 
 import ml_dtypes
@@ -10,6 +9,8 @@ import pytest
 import dlfp4
 from dlfp4 import checkpoints
 
+from .reference import host_bytes
+
 CUDA = "cuda:0"
 FORMATS = ["nvfp4", "mxfp4", "mxfp8_e4m3", "fp8_e4m3"]
 SHAPES = [(1, 32), (16, 64), (17, 96), (128, 256), (129, 320), (300, 1088)]
@@ -18,11 +19,6 @@ gpu = pytest.mark.gpu
 
 def values(*shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape, np.float32)
-
-
-def host_bytes(tensor):
-    host = dlfp4.from_dlpack(tensor, device="cpu").copy()
-    return ctypes.string_at(host.data_ptr, host.nbytes)
 
 
 def assert_same(ours, theirs):

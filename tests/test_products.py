@@ -7,7 +7,8 @@ import pytest
 import dlfp4
 
 from .block_reference import FORMATS
-from .reference import BITS, SUBBYTE, available_levels, dtype_of, native_cast, of_codes, python_at
+from .levels import available_levels, run_at
+from .reference import BITS, SUBBYTE, dtype_of, native_cast, of_codes
 
 FLOATS = [name for name in BITS if "int" not in name and name not in ("float64", "float8_e8m0fnu")]
 INTEGERS = ["int2", "uint2", "int4", "uint4", "int8", "uint8"]
@@ -287,7 +288,7 @@ for name in ("float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"):
 
 
 def test_levels_agree_where_sums_are_exact():
-    found = {level: python_at(level, "-c", LEVEL).stdout for level in available_levels()}
+    found = {level: run_at(level, LEVEL) for level in available_levels()}
     assert len(set(found.values())) == 1
     assert found["scalar"].count("[") == 6
 

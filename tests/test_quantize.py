@@ -425,12 +425,6 @@ def test_seeds_differ():
 # ---- threads -------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def threads():
-    yield dlfp4.set_num_threads
-    dlfp4.set_num_threads(0)
-
-
 @pytest.mark.parametrize("name", FORMATS)
 def test_threads_change_nothing(name, threads):
     options = {"pad": True, "scale_layout": "linear" if name in FP8 else "aiter"}

@@ -176,12 +176,6 @@ def test_the_last_bit_of_a_draw_decides():
         assert set(cast(values * 0.5, "float4_e2m1fn", "stochastic", seed=77).tolist()) == {code}
 
 
-@pytest.fixture
-def threads():
-    yield dlfp4.set_num_threads
-    dlfp4.set_num_threads(0)
-
-
 @pytest.mark.parametrize("name", ["float4_e2m1fn", "float6_e3m2fn", "float8_e5m2", "float16"])
 def test_independent_of_threads_and_of_layout(name, threads):
     values = random_codes("float32", 3 * 70001).reshape(3, 70001)

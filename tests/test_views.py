@@ -17,10 +17,6 @@ VALUE_TYPES = [name for name, (_, bits) in capsules.DTYPES.items() if bits >= 8]
 WRONG = (BufferError, ValueError)
 
 
-def raw(array):
-    return np.ascontiguousarray(array).tobytes()
-
-
 def meaningful(shape, strides):
     """The strides that a reader can notice: those of more than one step, in a tensor that holds something."""
     return [s for n, s in zip(shape, strides, strict=True) if n > 1] if math.prod(shape) else []
@@ -36,7 +32,7 @@ def check_same(tensor, array):
     assert meaningful(tensor.shape, tensor.strides) == meaningful(array.shape, strides)
     if array.size:
         assert tensor.data_ptr == array.ctypes.data
-    assert raw(tensor.to_numpy()) == raw(array)
+    assert tensor.to_numpy().tobytes() == array.tobytes()
 
 
 # ---- attributes ----------------------------------------------------------------------------------------------------
@@ -89,14 +85,8 @@ def test_empty_and_nbytes(dtype, bits, shape):
     assert not padded.packed or bits >= 8
 
 
-@pytest.mark.parametrize("shape", [(-1,), (2**40, 2**40), (2**63 - 1, 2), ("a",), 1.5], ids=str)
-def test_empty_refuses_impossible_shapes(shape):
-    with pytest.raises((ValueError, TypeError, BufferError, MemoryError, OverflowError)):
-        dlfp4.empty(shape, "float32")
-
-
 def test_empty_refuses_bad_arguments():
-    with pytest.raises((TypeError, ValueError), match="float5"):
+    with pytest.raises(TypeError, match="dtype 'float5' is not one that dlfp4 carries"):
         dlfp4.empty((2,), "float5")
     with pytest.raises((ValueError, BufferError), match="toaster"):
         dlfp4.empty((2,), "float32", device="toaster")
@@ -130,7 +120,7 @@ def test_len_and_iteration():
     array = random_array((3, 4))
     tensor = dlfp4.asarray(array)
     assert (len(tensor), len(tensor[:0])) == (3, 0)
-    assert [raw(row.to_numpy()) for row in tensor] == [raw(row) for row in array]
+    assert [row.to_numpy().tobytes() for row in tensor] == [row.tobytes() for row in array]
     for act in (len, iter):
         with pytest.raises(TypeError, match="0-d"):
             act(tensor[0, 0])
@@ -371,7 +361,7 @@ def test_view_follows_the_dimension_of_stride_1():
     tensor = dlfp4.asarray(array).T  # (4, 3), of strides (1, 4)
     seen = tensor.view("uint8")
     assert (seen.shape, seen.strides, seen.data_ptr) == ((16, 3), (1, 16), array.ctypes.data)
-    assert raw(seen.to_numpy()) == raw(array.view(np.uint8).T)
+    assert seen.to_numpy().tobytes() == array.view(np.uint8).T.tobytes()
     check_same(seen.view("float32"), array.T)
 
 
@@ -445,7 +435,7 @@ def test_view_refusals(why):
 
 
 def test_view_of_an_unknown_type():
-    with pytest.raises((TypeError, ValueError), match="float5"):
+    with pytest.raises(TypeError, match="dtype 'float5' is not one that dlfp4 carries"):
         dlfp4.asarray(BASE).view("float5")
 
 
@@ -459,10 +449,10 @@ def test_to_numpy_shares(dtype):
     for seen in (tensor.to_numpy(), tensor.to_numpy(copy=False), np.asarray(tensor)):
         assert np.shares_memory(seen, array)
         assert seen.dtype == array.dtype
-        assert raw(seen) == raw(array)
+        assert seen.tobytes() == array.tobytes()
     copied = tensor.to_numpy(copy=True)
     assert not np.shares_memory(copied, array)
-    assert (copied.flags.writeable, raw(copied)) == (True, raw(array))
+    assert (copied.flags.writeable, copied.tobytes()) == (True, array.tobytes())
 
 
 def test_array_protocol():
@@ -480,7 +470,7 @@ def test_copy_owns_its_memory():
     for view in (array, array[::2, ::-1], array.T, array[1, 2, ...], array[:0]):
         made = capsules.Made(view, flags=capsules.READ_ONLY)
         copied = dlfp4.from_dlpack(made.capsule).copy()
-        assert (copied.shape, raw(copied.to_numpy())) == (view.shape, raw(view))
+        assert (copied.shape, copied.to_numpy().tobytes()) == (view.shape, view.tobytes())
         assert not copied.readonly
         if view.size:
             assert not np.shares_memory(copied.to_numpy(), array)
@@ -491,7 +481,7 @@ def test_buffers():
     data = bytearray(random_array((12,)).tobytes())
     tensor = dlfp4.asarray(memoryview(data).cast("f", (3, 4)))
     assert (tensor.shape, np.dtype(tensor.dtype).name) == ((3, 4), "float32")
-    assert raw(tensor.to_numpy()) == bytes(data)
+    assert tensor.to_numpy().tobytes() == bytes(data)
     data[0:4] = np.float32(9).tobytes()
     assert tensor[0, 0].item() == 9
     check_same(dlfp4.asarray(data), np.frombuffer(data, np.uint8))

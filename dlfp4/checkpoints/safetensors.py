@@ -10,19 +10,18 @@ import json
 import math
 import mmap
 import os
-import secrets
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 import dlfp4
 from dlfp4 import Tensor
+from dlfp4.files import replacing
 from dlfp4.frameworks import base
 
 DTYPES = {
@@ -220,17 +219,3 @@ def make_header(tensors: Mapping[str, Tensor], order: list[str], metadata: Mappi
     if len(text) > MAX_HEADER:
         raise ValueError(f"the header takes {len(text)} bytes, {MAX_HEADER} are allowed; save fewer tensors in a file")
     return len(text).to_bytes(LENGTH, "little") + text
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that becomes `path` when all is written, and leaves no trace when something fails."""
-    temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
-    try:
-        with temporary.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

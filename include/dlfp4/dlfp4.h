@@ -162,6 +162,10 @@ dlfp4_status dlfp4_matmul(const dlfp4_lines *a, const dlfp4_lines *b, int64_t le
 const char *dlfp4_isa(void);
 dlfp4_status dlfp4_set_isa(const char *name);
 
+/* The instruction set of the kernels for products, which want more of AVX-512 than the others: the one in use or one
+ * below it. */
+const char *dlfp4_products_isa(void);
+
 /* Threads for large calls; results do not depend on it. 0 restores the default (the CPUs this process may use). */
 void dlfp4_set_num_threads(int threads);
 int dlfp4_get_num_threads(void);

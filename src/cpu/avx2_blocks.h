@@ -19,7 +19,7 @@ struct Avx2Blocks : Avx2 {
   using QuarterU8 = uint8_t __attribute__((vector_size(8)));
   static constexpr int kCodes = dlfp4::kCodes;
 
-  static __m256i join_quarters(__m256i narrowed) { return _mm256_permute4x64_epi64(narrowed, 0xD8); }
+  static __m256i join_quarters(__m256i narrowed) { return outer_quarters_first(narrowed); }
 
   // --- Floats of 16 bits ---
 

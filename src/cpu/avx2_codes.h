@@ -65,12 +65,14 @@ constexpr int code_at(int byte) {
 constexpr Constant kEvenPairsFirst =
     make_constant([](int i) { return i % 16 < 8 ? i % 8 / 2 * 4 + i % 2 : i % 8 / 2 * 4 + i % 2 + 2; });
 
+// What joins two vectors within their halves leaves the quarters of each next to the other's.
+__m256i outer_quarters_first(__m256i vector) { return _mm256_permute4x64_epi64(vector, 0xD8); }
+
 template <int Bytes>
 __m256i reorder(__m256i codes) {
-  constexpr int kOuterQuartersFirst = 0xD8;
   if constexpr (Bytes == 4) return _mm256_permutevar8x32_epi32(codes, _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
   if constexpr (Bytes == 8) codes = _mm256_shuffle_epi8(codes, load(kEvenPairsFirst));
-  return Bytes == 1 ? codes : _mm256_permute4x64_epi64(codes, kOuterQuartersFirst);
+  return Bytes == 1 ? codes : outer_quarters_first(codes);
 }
 
 // Nibbles: every code's byte is brought to it, then those in the upper nibble are shifted down.

@@ -21,9 +21,9 @@ __m256 narrow_doubles(__m256d low, __m256d high) {
 
 // Eight masks of dwords of those of qwords.
 __m256i narrow_masks(__m256d low, __m256d high) {
-  constexpr int kEvenDwords = 0x88, kOuterQuartersFirst = 0xD8;
+  constexpr int kEvenDwords = 0x88;
   const __m256 masks = _mm256_shuffle_ps(_mm256_castpd_ps(low), _mm256_castpd_ps(high), kEvenDwords);
-  return _mm256_permute4x64_epi64(_mm256_castps_si256(masks), kOuterQuartersFirst);
+  return outer_quarters_first(_mm256_castps_si256(masks));
 }
 
 // Of the two floats next to a double, the one whose last bit is set: what rounds this to fewer bits sees what it would

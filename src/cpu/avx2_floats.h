@@ -15,10 +15,7 @@ namespace {
 // --- To 16 bits ------------------------------------------------------------------------------
 
 // Sixteen dwords as words, in order; none is above 16 bits.
-__m256i narrow_dwords(__m256i low, __m256i high) {
-  constexpr int kOuterQuartersFirst = 0xD8;
-  return _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), kOuterQuartersFirst);
-}
+__m256i narrow_dwords(__m256i low, __m256i high) { return outer_quarters_first(_mm256_packus_epi32(low, high)); }
 
 Avx2::U32 dwords(__m256i vector) { return reinterpret_cast<Avx2::U32>(vector); }
 Avx2::U32 bits_of(__m256 floats) { return reinterpret_cast<Avx2::U32>(floats); }

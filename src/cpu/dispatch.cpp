@@ -37,6 +37,7 @@ constexpr int64_t kBlock = 1024;  // elements converted at a time through buffer
 Kernel tables[kNumLevels][kNumOperands][kNumOperands][kNumModes];
 BlockKernels block_tables[kNumLevels];
 ProductKernels product_tables[kNumLevels];
+const char *product_levels[kNumLevels];  // the fastest one whose kernels a table has
 int8_t rows_of_types[kMaxCode][kMaxBits + 1];
 pthread_once_t tables_once = PTHREAD_ONCE_INIT;
 int default_level = kUnavailable;  // what DLFP4_ISA, or else the machine, asks for
@@ -79,8 +80,11 @@ void add_products(int table, const Level &level) {
 #include "product_levels.def"
 #undef DLFP4_PRODUCTS
   };
-  for (const LevelProducts &row : products)
-    if (row.available && strcmp(row.level, level.name) == 0) add_kernels(*row.kernels, &product_tables[table]);
+  for (const LevelProducts &row : products) {
+    if (!row.available || strcmp(row.level, level.name) != 0) continue;
+    add_kernels(*row.kernels, &product_tables[table]);
+    product_levels[table] = row.level;
+  }
 }
 
 void add_level(int table, const Level &level) {
@@ -196,6 +200,11 @@ extern "C" {
 const char *dlfp4_isa(void) {
   const int level = dlfp4::current_level();
   return level == dlfp4::kUnavailable ? nullptr : dlfp4::kLevels[level]->name;
+}
+
+const char *dlfp4_products_isa(void) {
+  const int level = dlfp4::current_level();
+  return level == dlfp4::kUnavailable ? nullptr : dlfp4::product_levels[level];
 }
 
 dlfp4_status dlfp4_set_isa(const char *name) {

@@ -1,0 +1,190 @@
+"""What a caller does wrong: the exception, and that it says what came, what was expected and what to do."""
+
+import re
+
+import numpy as np
+import pytest
+
+import dlfp4
+
+from .capsules import PADDED, Made, framework, random_array, random_bytes
+
+X = random_array((1, 64))
+TENSOR = dlfp4.asarray(X)
+W = dlfp4.quantize(random_array((32, 64), seed=1), "nvfp4")
+NO_FLAG = "copy=1: expected True, False or None"
+RECORDS = np.frombuffer(random_bytes(60), "u1,f4")
+
+MISTAKES = {
+    # ---- exchange
+    "a flag that is a number": (lambda: dlfp4.from_dlpack(X, copy=1), ValueError, NO_FLAG),
+    "the same by asarray": (lambda: dlfp4.asarray(X, copy=1), ValueError, NO_FLAG),
+    "the same on the way out": (lambda: TENSOR.__dlpack__(copy=1), ValueError, NO_FLAG),
+    "the same to NumPy": (lambda: TENSOR.to_numpy(copy=0), ValueError, "copy=0: expected True, False or None"),
+    "another type without a copy": (
+        lambda: dlfp4.asarray(X, dtype="float16", copy=False),
+        BufferError,
+        "float32 to float16 needs a copy, which copy=False forbids",
+    ),
+    "another device without a copy": (
+        lambda: dlfp4.from_dlpack(TENSOR, device="cuda:0", copy=False),
+        BufferError,
+        "the data lies on cpu; moving it to cuda:0 needs a copy, which copy=False forbids",
+    ),
+    "a stream for the host": (
+        lambda: TENSOR.to_device("cpu", stream=3),
+        ValueError,
+        "stream=3: to_device waits for the copy, so it takes no stream; pass None",
+    ),
+    "strides that are no items": (
+        lambda: dlfp4.asarray(RECORDS["f1"]),
+        BufferError,
+        "strides (5,) are no multiples of the item size 4; DLPack counts strides in items: call "
+        "numpy.ascontiguousarray first",
+    ),
+    "a device of no type": (lambda: dlfp4.Device("gpu"), ValueError, "type 'gpu' is unknown; expected one of cpu,"),
+    "a device before the first": (lambda: dlfp4.Device("cuda", -1), ValueError, "index -1 of 'cuda' is negative"),
+    "a device of half a pair": (
+        lambda: dlfp4.from_dlpack(X, device=(1,)),
+        TypeError,
+        "(1,): expected a DLPack pair of integers, (type, id), or a string such as 'cuda:0'",
+    ),
+    "a device that is a number": (
+        lambda: dlfp4.from_dlpack(X, device=1.5),
+        TypeError,
+        "device 1.5 is of type float; expected a string such as 'cpu' or 'cuda:0', or a DLPack pair",
+    ),
+    "a tensor of nothing": (dlfp4.Tensor, TypeError, "is made by dlfp4.from_dlpack, dlfp4.asarray or dlfp4.empty"),
+    "a scaled one of nothing": (dlfp4.ScaledTensor, TypeError, "made by dlfp4.quantize or ScaledTensor.from_parts"),
+    # ---- operations
+    "pairs apart": (
+        lambda: dlfp4.vecdot(X, X[:, :32]),
+        ValueError,
+        "a of shape (1, 64) has 64 elements along axis -1, b of shape (1, 32) has 32; both need the same number",
+    ),
+    "a matrix for a vector": (lambda: dlfp4.dot(X, X), ValueError, "dot takes two vectors; for more dimensions call"),
+    "a number for a matrix": (
+        lambda: dlfp4.matmul(np.float32(1), W.mT),
+        ValueError,
+        "a has shape () and b (64, 32); expected (..., M, K) and (K, N)",
+    ),
+    "a weight as it was quantized": (
+        lambda: dlfp4.matmul(X, W),
+        ValueError,
+        "K is 64 and 32; expected (..., M, K) and (K, N), for a weight w of (N, K) pass w.mT",
+    ),
+    "no such backend": (
+        lambda: dlfp4.matmul(X, W.mT, backend="blas"),
+        ValueError,
+        "backend='blas': expected 'auto' or one of cpu, cuda, torch, scaled_mm, flashinfer",
+    ),
+    "no such activation": (
+        lambda: dlfp4.matmul(X, W.mT, activation="int4"),
+        ValueError,
+        "activation='int4': expected None or 'int8'",
+    ),
+    "a factor that is a word": (
+        lambda: dlfp4.matmul(X, W.mT, alpha="2"),
+        TypeError,
+        "alpha='2' is of type str; expected a number",
+    ),
+    "a result of integers": (
+        lambda: dlfp4.matmul(X, W.mT, out_dtype="int8"),
+        TypeError,
+        "a result of int8 was asked for, by out_dtype or out; expected one of float32, bfloat16, float16",
+    ),
+    "no such rounding": (
+        lambda: dlfp4.cast(X, "float4_e2m1fn", rounding="up"),
+        ValueError,
+        "rounding='up': expected one of nearest_even, nearest_away, toward_zero, stochastic",
+    ),
+    "chance without a seed": (
+        lambda: dlfp4.cast(X, "float4_e2m1fn", rounding="stochastic"),
+        ValueError,
+        "seed=None with rounding='stochastic': stochastic rounding needs a seed",
+    ),
+    "bytes to pack": (lambda: dlfp4.pack(X), TypeError, "float32 fills its bytes; pack and unpack take types below 8"),
+    "an axis by name": (
+        lambda: dlfp4.quantize(X, "nvfp4", axis="rows"),
+        TypeError,
+        "axis='rows' is of type str; expected an integer",
+    ),
+    "a number to write to": (
+        lambda: dlfp4.quantize(X, "nvfp4", out=3),
+        TypeError,
+        "out is of type int; expected a ScaledTensor, as quantize returns it",
+    ),
+    "a plain tensor to dequantize": (
+        lambda: dlfp4.dequantize(TENSOR),
+        TypeError,
+        "q is of type Tensor; expected a ScaledTensor, from quantize or ScaledTensor.from_parts",
+    ),
+    "integers of blocks": (
+        lambda: W.dequantize("int8"),
+        TypeError,
+        "dtype=int8: block-scaled tensors dequantize to float32, bfloat16 or float16",
+    ),
+    "no such order of weights": (
+        lambda: dlfp4.shuffle_weight(X, "zigzag"),
+        ValueError,
+        "layout='zigzag': expected 'aiter'",
+    ),
+    # ---- the machine
+    "threads below none": (lambda: dlfp4.set_num_threads(-1), ValueError, "threads=-1: expected 0 to 4096"),
+    "threads beyond all": (lambda: dlfp4.set_num_threads(2**70), ValueError, f"threads={2**70}: expected 0 to 4096"),
+    "threads by name": (
+        lambda: dlfp4.set_num_threads("two"),
+        TypeError,
+        "threads='two' is of type str; expected an integer",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_is_named(mistake):
+    action, error, message = MISTAKES[mistake]
+    with pytest.raises(error, match=re.escape(message)):
+        action()
+
+
+def test_threads_stay_as_they_were_after_a_refusal(threads):
+    threads(2)
+    for wrong in (-1, 2**70, "two"):
+        with pytest.raises((ValueError, TypeError)):
+            threads(wrong)
+    assert dlfp4.get_num_threads() == 2
+
+
+# ---- what has no memory, or other memory than it seems
+
+
+@pytest.mark.parametrize("entry", [dlfp4.from_dlpack, dlfp4.asarray, lambda x: dlfp4.quantize(x, "mxfp4")])
+@pytest.mark.parametrize("kind", ["sparse", "meta"])
+def test_torch_tensors_without_memory(kind, entry):
+    torch = framework("torch")
+    whole = torch.arange(64.0).reshape(2, 32)
+    tensor = whole.to_sparse() if kind == "sparse" else whole.to("meta")
+    with pytest.raises(BufferError, match=r"torch\.Tensor cannot be exchanged: Cannot .*(storage|meta)"):
+        entry(tensor)
+
+
+def test_one_field_of_records_is_a_view():
+    field = RECORDS["f0"]
+    tensor = dlfp4.asarray(field)
+    assert (tensor.strides, tensor.data_ptr) == ((5,), field.ctypes.data)
+    assert tensor.tolist() == field.tolist()
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_a_pair_cannot_be_padded(lanes):
+    """The flag says that each element fills a byte, two lanes that two share one."""
+    memory = random_bytes(12)
+    made = Made(memory, dtype="float4_e2m1fn", lanes=lanes, flags=PADDED, shape=(3, 4), strides=(4, 1))
+    if lanes == 1:
+        tensor = dlfp4.from_dlpack(made.capsule)
+        assert (tensor.shape, tensor.packed) == ((3, 4), False)
+        return
+    with pytest.raises(BufferError, match="padded") as refusal:
+        dlfp4.from_dlpack(made.capsule)
+    assert "lanes" in str(refusal.value)
+    assert made.deleted == 0
