@@ -30,4 +30,5 @@ cdef class Tensor:
     cdef uint8_t row             # element type, an index into dtypes.def
     cdef uint8_t flags           # DLPack's READ_ONLY, IS_COPIED and IS_SUBBYTE_TYPE_PADDED
     cdef uint8_t x2_             # hand 4-bit data out in pairs, as PyTorch counts it
+    cdef uint8_t is_part         # a view of a tensor with more elements: some may share its last byte
     cdef int64_t inline_dims[INLINE_DIMS]

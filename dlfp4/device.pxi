@@ -14,6 +14,7 @@ cdef enum:
     LEGACY_STREAM = 1
     PER_THREAD_STREAM = 2
     NO_STREAM = -1
+    MOST_INDEX = 0x7FFFFFFF   # of a device, in DLPack
 
 
 class DriverError(RuntimeError):
@@ -31,14 +32,15 @@ cdef class Device:
     cdef readonly int index
     cdef int code
 
-    def __init__(self, str type, int index=0):
+    def __init__(self, str type, index=0):
         if type not in DEVICE_CODES:
             raise ValueError(f"device type {type!r} is unknown; expected one of {', '.join(DEVICE_CODES)}, and the "
                              f"index apart: Device('cuda', 0)")
-        if index < 0:
-            raise ValueError(f"device index {index} of {type!r} is negative")
+        number = parse_integer(index, "index")
+        if not 0 <= number <= MOST_INDEX:
+            raise ValueError(f"device index {number} of {type!r}: expected 0 to {MOST_INDEX}")
         self.type = type
-        self.index = index
+        self.index = number
         self.code = DEVICE_CODES[type]
 
     def __str__(self):

@@ -97,7 +97,11 @@ cdef int row_of_argument(dtype) except NO_ROW:
         row = ROW_OF_NUMPY[(<cnp.dtype> dtype).type_num]
     if row != NO_ROW:
         return row
-    cached = look_up(ROW_OF_ARGUMENT, dtype)
+    try:
+        cached = look_up(ROW_OF_ARGUMENT, dtype)
+    except TypeError:   # what no dictionary can hold
+        raise TypeError(f"dtype {dtype!r} is of type {type(dtype).__name__}; expected a name, a numpy.dtype, or "
+                        f"what a framework calls an element type") from None
     if cached is not None:
         return cached
     row = row_of_name(name_of_argument(dtype))

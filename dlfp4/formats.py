@@ -132,10 +132,13 @@ class Recipe:
             raise ValueError(f"scale_rule={self.scale_rule!r}: expected None or one of {', '.join(_core._SCALE_RULES)}")
         if self.rounding not in _core._ROUNDINGS:
             raise ValueError(f"rounding={self.rounding!r}: expected one of {', '.join(_core._ROUNDINGS)}")
-        if not 0 <= self.zero_scale <= 254:
-            raise ValueError(f"zero_scale={self.zero_scale}: expected an e8m0 byte from 0 to 254")
-        if not 0 <= self.eps < np.inf:
-            raise ValueError(f"eps={self.eps}: expected a finite number, 0 or more")
+        if self.zero_scale not in range(255):
+            raise ValueError(f"zero_scale={self.zero_scale!r}: expected an e8m0 byte, an integer from 0 to 254")
+        if not 0 <= self.eps <= float(np.finfo(np.float32).max):
+            raise ValueError(f"eps={self.eps}: expected a finite float32, 0 or more")
+        for name, flags in (("pow2", (None, True, False)), ("keeps_negative_zero", (True, False))):
+            if not any(getattr(self, name) is flag for flag in flags):
+                raise ValueError(f"{name}={getattr(self, name)!r}: expected {', '.join(map(str, flags))}")
 
 
 # What the world's libraries do with MX formats: the OCP reference and torchao; TransformerEngine, cuDNN and FlashInfer

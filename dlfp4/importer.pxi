@@ -33,6 +33,7 @@ cdef inline void copy_description(Tensor self, Tensor source) noexcept:
     self.stream = source.stream
     self.row = source.row
     self.flags = source.flags
+    self.is_part = source.is_part
 
 
 cdef inline void borrow_owner(Tensor self, Tensor source) noexcept:
@@ -247,6 +248,21 @@ cdef Tensor borrow(object x):
         return import_array(<cnp.ndarray> x)
     producer = find_producer(Py_TYPE(x))
     return as_producer(x, None) if producer == NULL else import_through_table(producer, x)
+
+
+cdef Tensor borrow_out(object out):
+    """The caller's memory for a result. Some libraries cannot say in a capsule that it is not to be written to."""
+    if type(out) is not Tensor and type(out) is not cnp.ndarray and find_producer(Py_TYPE(out)) == NULL:
+        framework = frameworks.of_type(type(out))
+        if framework is not None and framework.immutable:
+            raise BufferError(f"out is an array of {framework.name}, which are immutable; give memory of dlfp4.empty "
+                              f"or another library, and hand on the result")
+    return borrow(out)
+
+
+def _borrow_out(out):
+    """The same, for backends."""
+    return borrow_out(out)
 
 
 def from_dlpack(x, /, *, device=None, copy=None):

@@ -19,6 +19,8 @@ from dlfp4._core import (
     ScaledTensor,
     Tensor,
     _allocate_result,
+    _as_float32,
+    _borrow_out,
     _check_result,
     _meet,
     _parse_dtype,
@@ -192,7 +194,7 @@ def parse_alpha(alpha: object) -> float:
         return 1.0
     if not isinstance(alpha, numbers.Real):
         raise TypeError(f"alpha={alpha!r} is of type {type(alpha).__name__}; expected a number, such as float(alpha)")
-    return float(alpha)
+    return _as_float32(alpha, "alpha")
 
 
 def result_dtype(a: Operand, asked: _DType | None) -> np.dtype[Any]:
@@ -267,11 +269,14 @@ def matmul(
     -----
     Against the float64 product of the decoded operands: ``abs(error) <= K * 2**-24 * sum(abs(a * b))``, and one
     rounding to the result's type. On hosts at most 1024 products go into one float32 before such sums are added in
-    float64; tensor cores sum in float32. Where a block's scale multiplies the sum of its products, that sum must not
-    overflow float32 without it, and an infinite scale counts once for the block. Decoded FP4 and FP8 are exact in what
-    is multiplied: integers (FP4 by FP4), bfloat16, float16 or float32. NaN and infinity propagate as in float
-    arithmetic; with ``activation="int8"`` a block of `a` that holds one is NaN as a whole. Results do not depend on the
-    number of threads, and a tactic gives the same bits at each call.
+    float64; tensor cores sum in float32. The scale of a whole tensor multiplies sums, and that of a block may multiply
+    the sum of its products: a sum must not overflow float32 without them (large finite values by tiny scales give
+    infinity or NaN), and an infinite scale counts once for the block. Where a host multiplies in bfloat16 (AVX-512),
+    products, and the last bits of a float32 `a`, count as zero below 2**-126, so that the bound holds for a's
+    magnitudes from 2**-100 on. Decoded FP4 and FP8 are exact in what is multiplied: integers (FP4 by FP4), bfloat16,
+    float16 or float32. NaN and infinity propagate as in float arithmetic; with ``activation="int8"`` a block of `a`
+    that holds one is NaN as a whole, and one without magnitudes of 2**-110 or more is zeros. Results do not depend on
+    the number of threads, and a tactic gives the same bits at each call.
 
     Examples
     --------
@@ -280,7 +285,7 @@ def matmul(
     >>> dlfp4.matmul(np.ones((2, 32), "float32"), w.mT)
     Tensor(shape=(2, 32), dtype=float32, device='cpu')
     """
-    given = None if out is None else asarray(out)
+    given = None if out is None else _borrow_out(out)
     if given is not None and out_dtype is None:
         out_dtype = given.dtype
     problem = make_problem(a, b, alpha, out_dtype, activation, stream)

@@ -9,10 +9,15 @@ cdef int convert(Tensor source, Tensor result, const dlfp4_convert_options *opti
     """result[i] = source[i], in result's type and packing; both on the host, or on a CUDA device and a stream of it."""
     cdef dlfp4_view src, dst
     cdef dlfp4_status status
+    cdef uint8_t *shared = NULL
+    cdef uint8_t beside = 0
     if on_cuda(source):
         return convert_on_cuda(source, result, options, stream if stream != NO_STREAM else source.stream)
     src = host_view(source)
     dst = host_view(result)
+    if ends_in_shared_byte(result):
+        shared = <uint8_t *> result.dl.data + result.size_ * result.dl.dtype.bits // 8
+        beside = shared[0] & (0xFF << result.size_ * result.dl.dtype.bits % 8)
     if source.size_ < RELEASE_GIL_FROM:
         status = dlfp4_convert(&src, &dst, options)
     else:
@@ -21,7 +26,16 @@ cdef int convert(Tensor source, Tensor result, const dlfp4_convert_options *opti
     if status != DLFP4_OK:
         raise TypeError(f"dlfp4 does not convert {dtype_name(source)} to {dtype_name(result)} (status {status}); "
                         f"it converts between floating-point types")
+    if shared != NULL:
+        shared[0] |= beside   # over the zeros with which a kernel completes the byte
     return 0
+
+
+cdef inline bint ends_in_shared_byte(Tensor self) noexcept nogil:
+    """Whether kernels would complete the last byte where elements of other views may lie. In views with gaps they
+    write no more than elements."""
+    return (self.is_part and not is_padded(self) and self.size_ * self.dl.dtype.bits % 8 != 0
+            and is_compact_tensor(self))
 
 
 def asarray(x, /, *, dtype=None, copy=None):
@@ -120,9 +134,12 @@ cdef uint64_t parse_seed(int mode, seed) except? 0:
 
 cdef Tensor prepare_out(out, Tensor source, int row):
     """The caller's memory for a result of source's shape, checked before anything is written."""
-    cdef Tensor self = borrow(out)
+    cdef Tensor self = borrow_out(out)
     check_writable(self, row)
     check_beside(self, source)
+    if on_cuda(self) and ends_in_shared_byte(self):
+        raise ValueError(f"out is a view of shape {shape_of(self)} that ends within a byte, which other elements of "
+                         f"packed {dtype_name(self)} share; on {device_of(self)} give one that ends with its bytes")
     if self.dl.ndim != source.dl.ndim or memcmp(self.dl.shape, source.dl.shape, self.dl.ndim * sizeof(int64_t)):
         raise ValueError(f"out has shape {shape_of(self)}, the result has {shape_of(source)}")
     if overlaps(self, source) and not same_places(self, source):
@@ -137,18 +154,37 @@ cdef int check_writable(Tensor self, int row) except -1:
         raise TypeError(f"out has dtype {dtype_name(self)}, the result has {dlfp4_dtypes[row].name.decode()}")
     if self.flags & DLPACK_FLAG_BITMASK_READ_ONLY:
         raise BufferError("out is read-only; give a writable tensor, or a .copy()")
-    if repeats_elements(self):
-        raise ValueError(f"out has strides {strides_of(self)} for shape {shape_of(self)}: some elements share their "
-                         f"memory; give a tensor whose elements do not")
+    if meets_itself(self):
+        raise ValueError(f"out has strides {strides_of(self)} for shape {shape_of(self)}: elements may share "
+                         f"memory; give a tensor in which each has its own")
     return 0
 
 
-cdef bint repeats_elements(Tensor self) noexcept nogil:
-    """Whether a dimension of extent > 1 has stride 0: writes to it would race."""
-    cdef int k
+cdef bint meets_itself(Tensor self) noexcept nogil:
+    """Whether elements may share memory, so that writes to them would race: unless each dimension steps beyond all that
+    those with smaller steps reach. (Strides that interleave without meeting count as well; nobody has such memory.)"""
+    cdef int64_t steps[64]   # of dimensions with more than one element there are 62 at most
+    cdef int64_t reaches[64]
+    cdef int64_t step, reached = 0
+    cdef int count = 0, k, place
+    if self.size_ < 2 or is_compact_tensor(self):
+        return False
     for k in range(self.dl.ndim):
-        if self.dl.strides[k] == 0 and self.dl.shape[k] > 1 and self.size_ > 0:
+        if self.dl.shape[k] < 2:
+            continue
+        step = self.dl.strides[k] if self.dl.strides[k] > 0 else -self.dl.strides[k]
+        place = count
+        while place > 0 and steps[place - 1] > step:
+            steps[place] = steps[place - 1]
+            reaches[place] = reaches[place - 1]
+            place -= 1
+        steps[place] = step
+        reaches[place] = step * (self.dl.shape[k] - 1)
+        count += 1
+    for k in range(count):
+        if steps[k] <= reached:
             return True
+        reached += reaches[k]
     return False
 
 
@@ -197,7 +233,8 @@ def cast(x, dtype, *, rounding="nearest_even", saturate=True, packed=True, seed=
         For "stochastic", below 2**64: the result depends on it and on each element's row-major index alone.
     out : producer, optional
         Writable memory of the result's shape and dtype, packed or padded; `x` itself where the sizes are equal. The
-        last byte of packed memory is written whole, its spare bits as zero.
+        last byte of packed memory is written whole, its spare bits as zero, unless `out` is a part of a Tensor whose
+        other elements lie there.
     stream : int or stream object, optional
         CUDA memory: where to run, a handle or an object with ``__cuda_stream__`` or ``cuda_stream``; it waits for the
         data. Default: the stream on which the data is made, of PyTorch the current one. The host does not wait.
@@ -313,7 +350,7 @@ cdef Tensor repack(x, bint padded, out):
 
 # ---- The machine
 
-MOST_THREADS = 4096  # OpenMP ends the process where the system gives it fewer than it was told to use
+cdef int MOST_THREADS = 4096  # OpenMP ends the process where the system gives it fewer than it was told to use
 
 
 cdef int check_isa() except -1:

@@ -233,6 +233,10 @@ cdef class ScaledTensor:
     def __copy__(self):
         return self   # it never changes
 
+    def __array__(self, dtype=None, copy=None):
+        raise TypeError("a ScaledTensor is no array, and NumPy would wrap it as an object; call .dequantize() for its "
+                        "values, .to_numpy() for its parts")
+
     def __repr__(self):
         layout = "" if self.scale_layout == "linear" else f", scale_layout={self.scale_layout!r}"
         axis = "" if self.axis == -1 else f", axis={self.axis}"
@@ -375,7 +379,23 @@ cdef bint is_read_beside(Tensor self, Tensor anchor):
 
 
 cdef bint is_number(value):
-    return type(value) is not Tensor and isinstance(value, (float, int, np.floating, np.integer))
+    """Python's, NumPy's and ml_dtypes' numbers, and all that become floats and have no memory to share."""
+    return isinstance(value, (float, int, np.generic)) or (hasattr(value, "__float__")
+                                                           and not hasattr(value, "__dlpack__"))
+
+
+cdef double FLOAT32_INFINITE = 2.0**128 - 2.0**103   # from here on float32 rounds to infinity
+
+
+def _as_float32(value, str name):
+    """A number that float32 holds, but for its last bits."""
+    try:
+        number = float(value)
+    except OverflowError:
+        number = INFINITY
+    if abs(number) >= FLOAT32_INFINITE and value not in (INFINITY, -INFINITY):
+        raise ValueError(f"{name}={value} is beyond float32, which holds numbers up to 3.4e38")
+    return number
 
 
 cdef Tensor as_scalar_beside(Tensor data, value):
@@ -390,7 +410,7 @@ cdef Tensor as_scalar(value):
     """A 0-d float32 tensor of a number, or of a producer of one element."""
     cdef Tensor self
     if is_number(value):
-        value = np.array(value, np.float32)
+        value = np.array(_as_float32(value, "global_scale"), np.float32)
     self = as_type(retain_part(value), FLOAT32, "global_scale")
     if self.size_ != 1:
         raise ValueError(f"global_scale has shape {shape_of(self)}; expected one number")

@@ -84,7 +84,7 @@ def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=Non
     cdef int64_t chosen_stream = stream_for(given, stream)
     cdef Tensor source = flatten(given, chosen_stream)
     cdef _Rules rules = find_rules(format, recipe, rounding)
-    cdef tuple axes = axis if type(axis) is tuple else (axis,), results
+    cdef tuple axes = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,), results
     check_axes(axes)
     fill_matrix(&request.x, source)
     request.format = rules.number
@@ -99,7 +99,7 @@ def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=Non
     else:
         find_tensor_scale(&request, global_scale)
         run_quantize(&request, results, rules)
-    return results if type(axis) is tuple else results[0]
+    return results if isinstance(axis, (tuple, list)) else results[0]
 
 
 cdef inline bint is_small(const Request *request) noexcept:
@@ -528,7 +528,7 @@ def dequantize(q, dtype="float32", *, out=None, stream=None):
         raise TypeError(f"dtype={dtype}: block-scaled tensors dequantize to float32, bfloat16 or float16")
     source = restored(q, stream)
     chosen = stream_for(source.data, stream)
-    result = allocate_values(source, row, chosen) if out is None else check_result(borrow(out), source, row)
+    result = allocate_values(source, row, chosen) if out is None else check_result(borrow_out(out), source, row)
     matrix = flatten(result)
     if on_cuda(source.data):
         dequantize_on_cuda(source, matrix, chosen)

@@ -88,6 +88,7 @@ cdef Tensor slice_tensor(Tensor self, key):
             dim += 1
     copy_dims(view, new, self, dim, rest)
     finish_view(view)
+    view.is_part |= view.size_ != self.size_
     if view.size_ != 0:
         advance(view, offset)
     return view

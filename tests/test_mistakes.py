@@ -1,13 +1,19 @@
 """What a caller does wrong: the exception, and that it says what came, what was expected and what to do."""
 
 import re
+from decimal import Decimal
+from fractions import Fraction
 
+import ml_dtypes
 import numpy as np
 import pytest
+from numpy.lib.stride_tricks import as_strided
 
 import dlfp4
+from dlfp4 import frameworks
 
 from .capsules import PADDED, Made, framework, random_array, random_bytes
+from .reference import codes_of, of_codes, raw_bytes
 
 X = random_array((1, 64))
 TENSOR = dlfp4.asarray(X)
@@ -43,7 +49,7 @@ MISTAKES = {
         "numpy.ascontiguousarray first",
     ),
     "a device of no type": (lambda: dlfp4.Device("gpu"), ValueError, "type 'gpu' is unknown; expected one of cpu,"),
-    "a device before the first": (lambda: dlfp4.Device("cuda", -1), ValueError, "index -1 of 'cuda' is negative"),
+    "a device before the first": (lambda: dlfp4.Device("cuda", -1), ValueError, "index -1 of 'cuda': expected 0 to"),
     "a device of half a pair": (
         lambda: dlfp4.from_dlpack(X, device=(1,)),
         TypeError,
@@ -56,7 +62,32 @@ MISTAKES = {
     ),
     "a tensor of nothing": (dlfp4.Tensor, TypeError, "is made by dlfp4.from_dlpack, dlfp4.asarray or dlfp4.empty"),
     "a scaled one of nothing": (dlfp4.ScaledTensor, TypeError, "made by dlfp4.quantize or ScaledTensor.from_parts"),
+    "a device beyond DLPack's": (lambda: dlfp4.Device("cuda", 2**40), ValueError, f"index {2**40} of 'cuda': expected"),
+    "a device of a fraction": (lambda: dlfp4.Device("cuda", 1.5), TypeError, "index=1.5 is of type float; expected"),
+    "a list of types": (lambda: dlfp4.cast(X, ["float32"]), TypeError, "dtype ['float32'] is of type list;"),
+    "an array of three parts": (lambda: np.asarray(W), TypeError, "a ScaledTensor is no array"),
     # ---- operations
+    "memory of elements that meet": (
+        lambda: dlfp4.cast(random_array((4, 16)), "float32", out=as_strided(np.zeros(19, np.float32), (4, 16), (4, 4))),
+        ValueError,
+        "out has strides (1, 1) for shape (4, 16): elements may share memory",
+    ),
+    "memory of one element": (
+        lambda: dlfp4.matmul(X, W.mT, out=np.broadcast_to(np.float32(0), (1, 32)).view()),
+        BufferError,
+        "out is read-only",
+    ),
+    "a factor beyond float32": (lambda: dlfp4.matmul(X, W.mT, alpha=1e39), ValueError, "alpha=1e+39 is beyond float32"),
+    "a factor beyond all floats": (
+        lambda: dlfp4.matmul(X, W.mT, alpha=10**400),
+        ValueError,
+        "is beyond float32, which holds numbers up to 3.4e38",
+    ),
+    "a scale beyond float32": (
+        lambda: dlfp4.ScaledTensor.from_parts(W.data, W.scales, 1e300, format="nvfp4"),
+        ValueError,
+        "global_scale=1e+300 is beyond float32",
+    ),
     "pairs apart": (
         lambda: dlfp4.vecdot(X, X[:, :32]),
         ValueError,
@@ -153,6 +184,90 @@ def test_threads_stay_as_they_were_after_a_refusal(threads):
         with pytest.raises((ValueError, TypeError)):
             threads(wrong)
     assert dlfp4.get_num_threads() == 2
+
+
+@pytest.mark.parametrize(
+    "scale", [ml_dtypes.bfloat16(0.5), np.float16(0.5), np.float64(0.5), Decimal("0.5"), Fraction(1, 2)]
+)
+def test_scales_are_any_numbers(scale):
+    expected = dlfp4.quantize(X, "nvfp4", global_scale=0.5)
+    q = dlfp4.quantize(X, "nvfp4", global_scale=scale)
+    assert (q.global_scale.item(), raw_bytes(q.data)) == (0.5, raw_bytes(expected.data))
+
+
+def test_axes_are_a_tuple_or_a_list():
+    x = random_array((32, 64))
+    by_tuple, by_list = (dlfp4.quantize(x, "mxfp4", axis=axis) for axis in ((-1, -2), [-1, -2]))
+    assert [raw_bytes(q.scales) for q in by_list] == [raw_bytes(q.scales) for q in by_tuple]
+
+
+# ---- memory that is not only the caller's
+
+FP4 = "float4_e2m1fn"
+
+
+PARTS = {
+    "a row": ((3, 5), lambda t: t[0]),
+    "an element": ((8,), lambda t: t[4]),
+    "a run": ((12,), lambda t: t[4:7]),
+    "a run of a run": ((13,), lambda t: t[4:][:3]),
+    "another shape of a run": ((2, 12), lambda t: t[0, :4][:3].reshape((3, 1))),
+    "columns": ((2, 8), lambda t: t[:, :3]),
+}
+
+
+@pytest.mark.parametrize("which", PARTS)
+@pytest.mark.parametrize("name", [FP4, "int4", "uint2"])
+def test_elements_beside_a_part_stay(name, which):
+    """Where a part ends within a byte that other elements share."""
+    shape, part = PARTS[which]
+    codes = np.arange(1, np.prod(shape) + 1).reshape(shape) % 3 + 1
+    whole = dlfp4.pack(of_codes(codes, name))
+    values = of_codes(3 - codes % 3, name)
+    expected = codes.copy()
+    expected_part = part(dlfp4.asarray(expected)).to_numpy()
+    expected_part[...] = part(dlfp4.asarray(codes_of(values).astype(np.int64))).to_numpy()
+    dlfp4.pack(part(dlfp4.asarray(values)), out=part(whole))
+    assert codes_of(dlfp4.unpack(whole)).tolist() == expected.tolist()
+
+
+def test_the_last_byte_of_a_whole_tensor_is_completed():
+    out = dlfp4.asarray(np.full(8, 0xFF, np.uint8)).view(FP4)
+    whole = dlfp4.cast(np.ones(15, np.float32), FP4, out=dlfp4.empty(15, FP4))
+    assert raw_bytes(whole)[-1] == 0x02
+    dlfp4.cast(np.ones(15, np.float32), FP4, out=out[:15])
+    assert raw_bytes(out)[-1] == 0xF2  # a part of what had 16
+
+
+@pytest.mark.parametrize("name", ["jax", "tensorflow"])
+def test_immutable_arrays_are_not_written_to(name):
+    framework(name)
+    array = frameworks.framework(name).make(np.zeros((1, 32), np.float32), False, "cpu")
+    before = np.asarray(array).tolist()
+    message = f"out is an array of {name}, which are immutable"
+    with pytest.raises(BufferError, match=message):
+        dlfp4.cast(X[:, :32], "float32", out=array)
+    with pytest.raises(BufferError, match=message):
+        dlfp4.dequantize(dlfp4.quantize(X[:, :32], "mxfp4"), out=array)
+    with pytest.raises(BufferError, match=message):
+        dlfp4.matmul(X, W.mT, out=array)
+    assert np.asarray(array).tolist() == before
+
+
+@pytest.mark.parametrize("steps", [(1, 0), (0, 1), (1, 1), (2, 1), (3, 1), (5, 2), (1, 4), (-1, 3), (-5, -2)], ids=str)
+def test_strides_that_meet(steps):
+    """The rule, for two dimensions of 4 and 3 elements, against the places themselves."""
+    places = [steps[0] * i + steps[1] * j for i in range(4) for j in range(3)]
+    block = np.zeros(64, np.float32)
+    out = as_strided(block[20:], (4, 3), (4 * steps[0], 4 * steps[1]))
+    values = np.arange(1, 13, dtype=np.float32).reshape(4, 3)
+    if len(set(places)) == 12:
+        dlfp4.cast(values, "float32", out=out)
+        assert [block[20 + place] for place in places] == values.ravel().tolist()
+    else:
+        with pytest.raises(ValueError, match="elements may share memory"):
+            dlfp4.cast(values, "float32", out=out)
+        assert not block.any()
 
 
 # ---- what has no memory, or other memory than it seems

@@ -224,7 +224,7 @@ def test_unknown_names_are_refused():
 @pytest.mark.parametrize(
     "options",
     [
-        {"axis": [0]},
+        {"axis": ["rows"]},
         {"axis": "0"},
         {"axis": 1.0},
         {"seed": "a", "rounding": "stochastic"},
@@ -267,7 +267,8 @@ def test_the_default_recipe_is_ocps(name):
     "options",
     [
         {"scale_rule": "round"}, {"rounding": "up"}, {"zero_scale": 255}, {"zero_scale": -1}, {"eps": -1.0},
-        {"eps": math.inf}, {"eps": math.nan},
+        {"eps": math.inf}, {"eps": math.nan}, {"eps": 1e39}, {"zero_scale": 1.5}, {"pow2": "no"},
+        {"keeps_negative_zero": None},
     ],
     ids=str,
 )  # fmt: skip

@@ -1,5 +1,6 @@
 """``python -m dlfp4 quantize``, as a user runs it, and what it calls."""
 
+import itertools
 import math
 import os
 import pty
@@ -12,7 +13,7 @@ import pytest
 
 import dlfp4
 from dlfp4 import checkpoints
-from dlfp4.checkpoints.convert import quantize_file, signal_to_noise
+from dlfp4.checkpoints.convert import Outcome, quantize_file, signal_to_noise, sum_up
 
 TENSORS = {
     "embed.weight": np.random.default_rng(0).normal(size=(50, 64)).astype(np.float32),
@@ -139,6 +140,16 @@ def test_no_file_and_no_safetensors_file(tmp_path, target):
     result = run(tmp_path / "text", "--format", "nvfp4", "-o", target)
     assert result.returncode == 1
     assert "is no safetensors file" in result.stderr
+
+
+def test_what_has_no_ratio_is_the_worst():
+    def outcome(name, snr):
+        return Outcome(name, (2, 32), "float32", "mxfp4", 256, 34, snr)
+
+    for order in itertools.permutations(
+        (outcome("good", 20.0), outcome("broken", math.nan), outcome("exact", math.inf))
+    ):
+        assert sum_up(order).endswith("SNR 20.0 dB (median), nan dB (broken)")
 
 
 def test_signal_to_noise():

@@ -164,7 +164,10 @@ def table(outcomes: Sequence[Outcome]) -> list[str]:
 
 def sum_up(outcomes: Sequence[Outcome]) -> str:
     """How much was quantized, and how well."""
-    quantized = sorted((outcome for outcome in outcomes if outcome.format), key=lambda outcome: outcome.snr)
+    # A tensor with NaN or infinities has no ratio at all, which is the worst.
+    quantized = sorted(
+        (outcome for outcome in outcomes if outcome.format), key=lambda each: (not math.isnan(each.snr), each.snr)
+    )
     before, after = (sum(getattr(outcome, field) for outcome in outcomes) for field in ("before", "after"))
     text = f"{len(quantized)} of {len(outcomes)} tensors quantized, {before:,} -> {after:,} bytes"
     if quantized:

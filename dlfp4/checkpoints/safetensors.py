@@ -188,6 +188,8 @@ def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata:
 
 def make_ready(name: str, tensor: Tensor) -> Tensor:
     """A tensor whose memory is what the file must hold: itself, or a copy of one with gaps or on a device."""
+    if not isinstance(name, str):
+        raise TypeError(f"a tensor is named {name!r}; expected a string")
     if name == METADATA:
         raise ValueError(f"a tensor cannot be named {METADATA}: the format has another use for it")
     dtype = tensor.dtype.name

@@ -63,6 +63,8 @@ class Framework:
         through the C exchange table. Only where a loan says all there is: never read-only, never padded.
     current_stream : callable, optional
         ``current_stream(index)``: the handle of the stream on which it works now on that CUDA device.
+    immutable : bool
+        Its arrays are not to be written to, whatever a capsule says.
     environ : dict of str
         Environment of a process in which the matrix tries it.
     """
@@ -80,6 +82,7 @@ class Framework:
     guards: Callable[[], list[tuple[Any, tuple[str, ...], str]]] = field(default=list)
     keeper: Callable[[], Any] = lambda: None
     current_stream: Callable[[int], int] | None = None
+    immutable: bool = False
     environ: dict[str, str] = field(default_factory=dict)
 
     @property

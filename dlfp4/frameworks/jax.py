@@ -146,5 +146,6 @@ FRAMEWORK = base.Framework(
     pointer=pointer,
     devices=("cpu", "cuda"),
     gpu_missing=gpu_missing,
+    immutable=True,
     environ={"JAX_ENABLE_X64": "1", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
 )

@@ -97,5 +97,6 @@ FRAMEWORK = base.Framework(
     read=read,
     pointer=pointer,
     errors=errors,
+    immutable=True,
     environ={"TF_CPP_MIN_LOG_LEVEL": "3"},
 )
