@@ -13,7 +13,7 @@ import pytest
 
 import dlfp4
 
-from .capsules import PADDED, READ_ONLY, Made, framework, run_python
+from .capsules import PADDED, READ_ONLY, Made, framework, random_array, run_python
 from .reference import (
     BITS,
     FLOATS,
@@ -415,12 +415,29 @@ def test_callers_in_several_threads(threads):
     assert [found[number] for number in range(4)] == [{raw} for raw in expected]
 
 
+def large():
+    return random_array((2000, 2048))
+
+
+LONG = {
+    "cast": (lambda: (large().T,), lambda x: dlfp4.cast(x, FP4)),
+    "pack": (lambda: (large().astype(ml_dtypes.float4_e2m1fn),), dlfp4.pack),
+    "copy": (lambda: (dlfp4.asarray(large()).T,), lambda x: x.copy()),
+    "quantize": (lambda: (large(),), lambda x: dlfp4.quantize(x, "nvfp4", axis=-2)),
+    "dequantize": (lambda: (dlfp4.quantize(large(), "mxfp6_e2m3"),), lambda q: q.dequantize()),
+    "vecdot": (lambda: (dlfp4.quantize(large(), "nvfp4"), large()), dlfp4.vecdot),
+    "matmul": (lambda: (large()[:64], dlfp4.quantize(large(), "nvfp4").mT), dlfp4.matmul),
+}
+
+
 @pytest.mark.skipif(not getattr(sys, "_is_gil_enabled", lambda: True)(), reason="there is no GIL")
-def test_large_calls_release_the_gil(threads):
+@pytest.mark.parametrize("operation", LONG)
+def test_large_calls_release_the_gil(operation, threads):
     """Nothing but a call that gives the GIL up lets the other thread on: the interpreter itself will not switch."""
     threads(1)
     ticks, stop, interval = [0], threading.Event(), sys.getswitchinterval()
-    values = np.ones((2000, 2000), np.float32).T
+    make, run = LONG[operation]
+    operands = make()
 
     def tick():
         while not stop.is_set():
@@ -435,7 +452,7 @@ def test_large_calls_release_the_gil(threads):
         sum(range(1_000_000))
         alone = ticks[0] - start
         for _ in range(200):
-            dlfp4.cast(values, FP4)
+            run(*operands)
             if ticks[0] > start + 5:
                 break
         together = ticks[0] - start

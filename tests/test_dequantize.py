@@ -236,11 +236,11 @@ def rebuilt(q, data, scales, **options):
     return dlfp4.ScaledTensor.from_parts(data, scales, q.global_scale, **options)
 
 
-@pytest.mark.parametrize("layout", ["linear", *LAYOUTS])
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [(n, layout) for n in FORMATS for layout in ("linear", *LAYOUTS) if layout == "linear" or n not in FP8],
+)
 def test_parts_go_and_come_back(name, layout):
-    if layout != "linear" and name in FP8:
-        layout = "linear"
     for shape, axis in itertools.product([(48, 160), (3, 32, 64), (40, 50)], (-1, -2)):
         q = dlfp4.quantize(make("normal", shape), name, axis=axis, scale_layout=layout, pad=True)
         again = rebuilt(q, q.data, q.scales, shape=shape)

@@ -383,12 +383,11 @@ def test_of_does_not_consume_a_capsule():
 # ---- flatten, unflatten
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("name", "layout"), [(n, layout) for n in FORMATS for layout in LAYOUTS if has_layout(n, layout)]
+)
 @pytest.mark.parametrize("axis", AXES, ids=str)
-@pytest.mark.parametrize("name", FORMATS)
 def test_flatten_and_back(name, axis, layout):
-    if not has_layout(name, layout):
-        return
     x = values((2, 24, 40))
     q = dlfp4.quantize(x, name, axis=axis, scale_layout=layout, pad=True)
     p = TensorProto.of(q)
