@@ -2,8 +2,10 @@
 
 import array
 import mmap
+import re
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import ml_dtypes
 import numpy as np
@@ -81,6 +83,16 @@ def test_packed_codes_are_a_little_endian_stream(bits):
 def test_a_framework_that_is_not_installed_says_so():
     row = base.Framework("no_such_framework", frozenset(), *[lambda *_: None] * 4)
     assert row.missing() == "not installed"
+
+
+@pytest.mark.parametrize("name", frameworks.NAMES)
+def test_a_framework_that_is_installed_can_be_used(name):
+    """A broken one must not look like a missing one, whose tests skip."""
+    if find_spec(name) is None:
+        pytest.skip(f"{name}: not installed")
+    code = f"import dlfp4.frameworks as f; row = f.framework({name!r}); print(row.missing(), row.version())"
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False)
+    assert re.match(r"None \d+\.\d+", done.stdout), done.stdout + done.stderr
 
 
 # ---- NumPy
