@@ -87,6 +87,7 @@ cdef tuple read_pair(pair):
 
 
 cdef Device parse_pair(pair):
+    """A DLPack pair as a Device."""
     numbers = read_pair(pair)
     if numbers is None:
         raise TypeError(f"device {pair!r}: expected a DLPack pair of integers, (type, id), or a string such as "
