@@ -150,7 +150,8 @@ def backends(
     """
     if a is None and b is None:
         no_gpu = None if cuda_available() else "no CUDA device can be used here"
-        return {row.name: row.missing() or (no_gpu if row.needs_gpu else None) for row in BACKENDS}
+        told = {row.name: row.missing() or (no_gpu if row.needs_gpu else None) for row in BACKENDS}
+        return dict(sorted(told.items(), key=lambda item: item[1] is not None))
     if a is None or b is None:
         raise TypeError("backends() takes both operands of a product, or none")
     problem = make_problem(a, b, None, None, None, None)
@@ -232,7 +233,8 @@ def matmul(
     Parameters
     ----------
     a : producer or ScaledTensor
-        ``(..., M, K)`` or ``(K,)``: floats of at most 32 bits, or a :class:`ScaledTensor` with blocks along K.
+        ``(..., M, K)`` or ``(K,)``: floats of at most 32 bits, not float8_e8m0fnu, or a :class:`ScaledTensor` with
+        blocks along K.
     b : producer or ScaledTensor
         ``(K, N)``: usually ``w.mT`` of a ScaledTensor w that was quantized as ``(N, K)`` along its last axis; on a GPU
         best ``w.prepare().mT``, see :meth:`ScaledTensor.prepare`.

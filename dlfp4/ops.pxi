@@ -230,7 +230,8 @@ def cast(x, dtype, *, rounding="nearest_even", saturate=True, packed=True, seed=
     packed : bool
         For results below 8 bits: several elements a byte (True), the first in the low bits, or one a byte (False).
     seed : int, optional
-        For "stochastic", below 2**64: the result depends on it and on each element's row-major index alone.
+        Needed by "stochastic", refused by the others: below 2**64. The result depends on it and on each element's
+        row-major index alone.
     out : producer, optional
         Writable memory of the result's shape and dtype, packed or padded; `x` itself where the sizes are equal. The
         last byte of packed memory is written whole, its spare bits as zero, unless `out` is a part of a Tensor whose

@@ -309,9 +309,10 @@ def vecdot(a, b, axis=-1):
     Parameters
     ----------
     a, b : producer or ScaledTensor
-        Of one element type: floats of at most 32 bits, FP4 and FP6 packed or padded, integers of at most 8 bits; or of
-        different floating-point types; of any strides. :class:`ScaledTensor` of any format, whose blocks run along
-        `axis`, on one side or both. Both on the host, or on one CUDA device; managed memory lies on both.
+        Of one element type: floats of at most 32 bits (not float8_e8m0fnu), FP4 and FP6 packed or padded, integers of
+        at most 8 bits; or of different floating-point types; of any strides. :class:`ScaledTensor` of any format, whose
+        blocks run along `axis`, on one side or both. Both on the host, or on one CUDA device; managed memory lies on
+        both.
     axis : int
         The axis that is summed over, in both; the others broadcast.
 

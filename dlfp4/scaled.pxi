@@ -55,7 +55,7 @@ cdef class ScaledTensor:
     data : Tensor
         The elements, packed: ``(M, K)``. With ``axis=-2`` elements below 8 bits are stored transposed, ``(K, M)``.
     scales : Tensor
-        Decode scales: ``(M, K / block)``, with ``axis=-2`` ``(K, M / block)`` for elements below 8 bits and
+        Decode scales: ``(M, ceil(K / block))``, with ``axis=-2`` ``(K, M / block)`` for elements below 8 bits and
         ``(M / block, K)`` for bytes; in the padded shape of other scale layouts than "linear"; 0-d for one scale a
         tensor.
     global_scale : Tensor or None
@@ -161,7 +161,7 @@ cdef class ScaledTensor:
         Parameters
         ----------
         name : {"linear", "128x4", "8x4", "aiter"}
-            "128x4": cuBLAS, CUTLASS, torchao's "blocked"; "8x4": TensorRT-LLM; "aiter": AITER's e8m0 shuffle.
+            "128x4": cuBLAS, CUTLASS, torchao's "blocked"; "8x4": TensorRT-LLM; "aiter": AITER's shuffle.
         fill : int, optional
             The byte of the padding, which is always written. Default 0; AMD's libraries write 127.
 
@@ -338,7 +338,7 @@ cdef Tensor fit_part(Tensor self, buffer, tuple logical, format):
     cdef bint same_rows = self.dl.ndim <= 1 or not shape or self.dl.shape[self.dl.ndim - 1] == shape[len(shape) - 1]
     if self.size_ != math.prod(buffer.shape) or not same_rows:
         raise ValueError(f"{buffer.name} has shape {shape_of(self)}; {format} of shape {logical} needs "
-                         f"{buffer.shape} of {buffer.dtype}")
+                         f"{buffer.shape} of {buffer.dtype}, or as many in one dimension")
     return self if has_shape(self, shape) else reshape_tensor(self, shape)
 
 

@@ -32,12 +32,13 @@ def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=Non
     rounding : {"nearest_even", "nearest_away", "toward_zero", "stochastic"}, optional
         Of the elements, instead of the recipe's.
     seed : int, optional
-        For "stochastic", below 2**64.
+        Needed by "stochastic", refused by the others: below 2**64.
     scale_layout : {"linear", "128x4", "8x4", "aiter"}
         How the scales lie in memory; see :meth:`ScaledTensor.with_scale_layout`. The padding is written: 0, or with
         "aiter" the recipe's byte of a zero block.
     pad : bool
-        Complete the last block of each line with zeros, instead of refusing shapes that do not divide.
+        Complete the last block of each line with zeros, instead of refusing shapes that do not divide. FP8 needs none:
+        its last blocks may be smaller.
     out : ScaledTensor or tuple of ScaledTensor, optional
         What an earlier call returned, to be refilled.
     stream : int or stream object, optional
@@ -51,7 +52,7 @@ def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=Non
     Raises
     ------
     ValueError
-        The shape does not divide into blocks; options that do not go together; `out` that does not fit.
+        The shape does not divide into blocks (NVFP4, MX); options that do not go together; `out` that does not fit.
     TypeError
         Another element type.
     BufferError
@@ -66,7 +67,8 @@ def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=Non
     ``q = e2m1(x * (1 / (s * (1 / G))))``. A block whose scale rounds to 0 decodes to 0, though its codes are not.
     MX (OCP Microscaling Formats v1.0): ``q = round(x * 2**-e)``, with e by the recipe, between -127 and 127.
     FP8: ``encode = max / a``, ``s = 1 / encode``, ``q = round(x * encode)``; max is the element type's largest value.
-    Quotients are clamped to the largest float32. Elements saturate. A block of NVFP4 or MX with a NaN or an infinity
+    Where a is 0, infinite or NaN, encode is 1 (as TransformerEngine has it): elements are cast as they are. Quotients
+    are clamped to the largest float32. Elements saturate. A block of NVFP4 or MX with a NaN or an infinity
     decodes to NaN: its scale is NaN, its elements are 0; no other block is touched.
 
     Examples

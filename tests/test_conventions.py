@@ -198,6 +198,15 @@ def test_state_dict_of_pytorch_is_shared(generator):
     np.testing.assert_array_equal(q.dequantize().to_numpy(), values * np.repeat(decoded * np.float32(0.5), 16, -1))
 
 
+def test_global_scales_without_a_reciprocal_are_refused():
+    q = dlfp4.quantize(np.linspace(-1e-36, 1e-36, 256, dtype=np.float32).reshape(4, 64), "nvfp4")
+    assert 0 < q.global_scale.item() < 2.0**-128
+    with pytest.raises(ValueError, match="w has a global scale whose reciprocal is inf"):
+        split_parts({"w": q}, "compressed-tensors")
+    again = join_parts(split_parts({"w": q}, "modelopt"))["w"]
+    np.testing.assert_array_equal(again.dequantize().to_numpy(), q.dequantize().to_numpy())
+
+
 # ---- And back
 
 STORED = [
@@ -271,9 +280,9 @@ def test_square_blocks_are_stored_as_rows(generator):
             "modelopt",
             (32, 64),
             {"format": "nvfp4", "axis": -2},
-            "w is .*axis=-2.* matrices of whole blocks along axis -1",
+            "w is .*axis=-2.* stores blocks along axis -1",
         ),
-        ("modelopt", (32, 64), {"format": "mxfp8_e4m3", "axis": -2}, "matrices of whole blocks along axis -1"),
+        ("modelopt", (32, 64), {"format": "mxfp8_e4m3", "axis": -2}, "stores blocks along axis -1"),
         ("modelopt", (4, 64), {"format": "nvfp4", "scale_layout": "128x4"}, "or use with_scale_layout"),
         ("modelopt", (4, 40), {"format": "nvfp4", "pad": True}, "matrices of whole blocks"),
         ("modelopt", (64,), {"format": "nvfp4"}, "matrices of whole blocks"),

@@ -142,6 +142,19 @@ def test_no_file_and_no_safetensors_file(tmp_path, target):
     assert "is no safetensors file" in result.stderr
 
 
+def test_what_a_convention_cannot_store_is_kept(tmp_path, target):
+    """128 rows of a block would be of two experts."""
+    experts = np.random.default_rng(3).normal(size=(2, 192, 256)).astype(np.float32)
+    checkpoints.save(tmp_path / "experts.safetensors", {"experts": experts, "whole": experts[0, :128]})
+    for convention, kept in (("deepseek", True), (None, False)):
+        outcomes = quantize_file(tmp_path / "experts.safetensors", target, "fp8_128x128", convention=convention)
+        assert [outcome.format for outcome in outcomes] == ["" if kept else "fp8_128x128", "fp8_128x128"]
+    quantize_file(tmp_path / "experts.safetensors", target, "fp8_128x128", convention="deepseek")
+    loaded = checkpoints.load(target)
+    assert loaded["experts"].to_numpy().tobytes() == experts.tobytes()
+    assert isinstance(loaded["whole"], dlfp4.ScaledTensor)
+
+
 def test_what_has_no_ratio_is_the_worst():
     def outcome(name, snr):
         return Outcome(name, (2, 32), "float32", "mxfp4", 256, 34, snr)

@@ -173,7 +173,7 @@ def as_float32(scales: Tensor) -> Tensor:
 
 def reciprocal(scale: Tensor) -> np.float32:
     """1 / the global scale, as a number, which goes wherever the other parts lie."""
-    with np.errstate(divide="ignore", invalid="ignore"):  # of a broken checkpoint: it decodes to what it says
+    with np.errstate(divide="ignore", over="ignore"):  # of a broken checkpoint: it decodes to what it says
         return np.float32(1) / np.float32(scale.item())
 
 
@@ -183,7 +183,9 @@ def reciprocal(scale: Tensor) -> np.float32:
 def split_parts(tensors: Mapping[str, Any], convention: str) -> dict[str, Tensor]:
     """Take quantized tensors apart into what a convention stores; the inverse of :func:`join_parts`.
 
-    Memory is shared, but for the global scale of "compressed-tensors", which is the reciprocal of ours.
+    Memory is shared, but for the global scale of "compressed-tensors", which is the reciprocal of ours: rounded twice,
+    it may come back with another last bit. What looks like another format comes back as that one, with the same
+    values: "nvfp4_16x16" as "nvfp4", and in "compressed-tensors" "fp8_128x128" of one block as "fp8_e4m3".
 
     Parameters
     ----------
@@ -196,7 +198,7 @@ def split_parts(tensors: Mapping[str, Any], convention: str) -> dict[str, Tensor
     ------
     ValueError
         An unknown convention; a tensor of a format that it does not store, or not with blocks along the last axis and
-        linear scales; two parts of one name.
+        linear scales; a global scale without a finite reciprocal; two parts of one name.
 
     Examples
     --------
@@ -228,10 +230,14 @@ def split_one(name: str, q: ScaledTensor, convention: str) -> dict[str, Tensor]:
         known = [known for s in SPELLINGS if s.convention == convention for known in s.formats]
         raise ValueError(f"{name} is {q.format}, of which {convention} has none; it has {', '.join(known)}")
     expected = scales_shape(q.format, q.shape) if len(q.shape) > 1 else None
-    if q.axis != -1 or q.scale_layout != "linear" or expected is None or q.data.shape[-1] != q.shape[-1]:
+    if q.axis != -1 or q.scale_layout != "linear":
         raise ValueError(
-            f"{name} is {q!r}, but {convention} stores matrices of whole blocks along axis -1 with linear scales; "
-            f"quantize it so, or use with_scale_layout('linear')"
+            f"{name} is {q!r}, but {convention} stores blocks along axis -1 with linear scales; quantize it so, or use "
+            f"with_scale_layout('linear')"
+        )
+    if expected is None or q.data.shape[-1] != q.shape[-1]:
+        raise ValueError(
+            f"{name} is {q!r}, but {convention} stores matrices of whole blocks, each of a stack by itself"
         )
     spelling = spellings[0]
     data, scales = q.data.reshape(q.shape), q.scales
@@ -244,11 +250,18 @@ def split_one(name: str, q: ScaledTensor, convention: str) -> dict[str, Tensor]:
     if q.format.kind == "power":
         scales = scales.view("uint8")
     parts = [data, scales]
-    if spelling.global_scale:  # a tensor without one, as ggml's are, has 1
-        unit = q.global_scale
-        if unit is None or spelling.encodes:
-            number = np.float32(1) if unit is None else reciprocal(unit)
-            unit = dlfp4.asarray(np.full((1,) if spelling.encodes else (), number))
-            unit = unit.to_device(data.device) if data.device.type == "cuda" else unit
-        parts.append(unit)
+    if spelling.global_scale:
+        parts.append(stored_unit(name, q, spelling))
     return dict(zip(spelling.parts(name), parts, strict=True))
+
+
+def stored_unit(name: str, q: ScaledTensor, spelling: Spelling) -> Tensor:
+    """The global scale as it is stored; a tensor without one, as ggml's are, has 1."""
+    unit = q.global_scale
+    if unit is not None and not spelling.encodes:
+        return unit
+    number = np.float32(1) if unit is None else reciprocal(unit)
+    if not np.isfinite(number):
+        raise ValueError(f"{name} has a global scale whose reciprocal is {number}, which decodes to nothing")
+    stored = dlfp4.asarray(np.full((1,) if spelling.encodes else (), number))
+    return stored.to_device(q.device) if q.device.type == "cuda" else stored

@@ -16,6 +16,7 @@ import numpy as np
 
 import dlfp4
 from dlfp4 import Recipe, ScaledTensor, Tensor, checkpoints
+from dlfp4.checkpoints.conventions import scales_shape
 from dlfp4.formats import Format, find_format
 from dlfp4.proto import buffers_of
 
@@ -48,8 +49,9 @@ def quantize_file(
 ) -> list[Outcome]:
     """Quantize the float matrices of a safetensors file along their last axis into another file.
 
-    Tensors of two or three dimensions in float32, bfloat16 or float16 are quantized where the format's blocks divide
-    them, all others are kept. The results are held in memory until the file is written.
+    Tensors of two or three dimensions in float32, bfloat16 or float16 are quantized where their rows divide into the
+    format's blocks (FP8's last ones may be smaller) and the convention, if any, can store them; all others are kept.
+    The results are held in memory until the file is written.
 
     Parameters
     ----------
@@ -81,7 +83,7 @@ def quantize_file(
         tensor = tensors[name]
         result: Tensor | ScaledTensor = tensor
         wanted = matches(name, include or ["*"]) and not matches(name, exclude)
-        if wanted and isinstance(tensor, Tensor) and fits(tensor, chosen):
+        if wanted and isinstance(tensor, Tensor) and fits(tensor, chosen, convention):
             result = tensors[name] = dlfp4.quantize(tensor, chosen, recipe=recipe)
         outcomes.append(judge(name, tensor, result))
     checkpoints.save(target, tensors, checkpoints.read_metadata(source), convention=convention)
@@ -93,9 +95,11 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def fits(tensor: Tensor, format: Format) -> bool:
-    """Whether a tensor is a float matrix, or a stack of them, that the format's blocks divide."""
+def fits(tensor: Tensor, format: Format, convention: str | None) -> bool:
+    """Whether a tensor is a float matrix, or a stack of them, that the format takes, and the convention, if any."""
     if tensor.ndim not in (2, 3) or tensor.dtype.name not in ("float32", "bfloat16", "float16"):
+        return False
+    if convention and scales_shape(format, tensor.shape) is None:
         return False
     try:
         buffers_of(tensor.shape, format, -1, "linear", False)

@@ -60,8 +60,8 @@ def from_ggml(blocks: Any, format: str, shape: tuple[int, ...], *, global_scale:
     Returns
     -------
     ScaledTensor
-        Every code and scale byte as in `blocks`. Values agree with ggml's, which has no NaN: the e4m3 scale 0x7F is 0
-        there, and the e8m0 scale 0xFF is 2**128.
+        Every code and scale byte as in `blocks`. Values agree with ggml's, which has no NaN and no sign of scales: it
+        does not look at the highest bit of an e4m3 scale, 0x7F is 0 there, and the e8m0 scale 0xFF is 2**128.
 
     Raises
     ------

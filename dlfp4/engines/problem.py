@@ -168,7 +168,9 @@ def not_floats(problem: Problem) -> str | None:
     for name, x in (("a", problem.a), ("b", problem.b)):
         dtype = element_of(x)
         if dtype.num not in FACTORS:
-            return f"{name} has dtype {dtype}; expected floats of at most 32 bits, or a ScaledTensor; cast it first"
+            return (
+                f"{name} has dtype {dtype}; expected signed floats of at most 32 bits, or a ScaledTensor; cast it first"
+            )
     return None
 
 
