@@ -7,7 +7,7 @@ import dlfp4
 
 from .block_reference import FORMATS
 from .reference import BITS, SUBBYTE, dtype_of, native_cast, of_codes
-from .test_products import EXACT, FLOATS, INTEGERS, elements, special_products, tensor, wide
+from .test_products import EXACT, FLOATS, INTEGERS, at_the_ends, elements, special_products, tensor, wide
 
 pytestmark = pytest.mark.gpu
 
@@ -179,13 +179,7 @@ def test_batches_of_blocks():
 @pytest.mark.parametrize("name", ["nvfp4", "mxfp4", "mxfp6_e3m2", "mxfp8_e4m3"])
 def test_scales_at_the_ends(name):
     """Blocks of zeros stay zeros under the largest scales; the smallest do not vanish."""
-    unit = np.float32(1) if name == "nvfp4" else None
-    for value, scale in ((0, 0x7E if name == "nvfp4" else 0xFE), (1, 1)):
-        q = dlfp4.quantize(np.full((2, 128), value, np.float32), name)
-        scales = of_codes(np.full(q.scales.shape, scale, np.uint8), q.scales.dtype.name)
-        x = dlfp4.ScaledTensor.from_parts(q.data, scales, unit, format=name)
-        expected = x.dequantize().to_numpy().astype(np.float64).sum(-1)
-        assert (expected != 0).all() == (value != 0)
+    for value, x, expected in at_the_ends(name):
         ones = on_cuda(np.ones(128, np.float32))
         assert dlfp4.vecdot(ones, on_cuda(x)).to_device("cpu").tolist() == expected.tolist()
         if value == 0:
