@@ -69,6 +69,7 @@ cdef extern from "dlfp4/dlfp4.h" nogil:
         uint8_t code
         uint8_t bits
         uint8_t padded
+        uint8_t part
 
     ctypedef int dlfp4_rounding
     enum:

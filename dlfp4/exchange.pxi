@@ -95,11 +95,12 @@ cdef int add_guards(Producer *producer) except -1:
     producer.counts_pairs = framework is not None and framework.counts_pairs
     producer.keeper = NULL
     keeper = None if framework is None else framework.keeper()
+    guards = () if framework is None else framework.guards()   # before there are references to drop
     if keeper is not None and producer.api.dltensor_from_py_object_no_sync != NULL:
         Py_INCREF(keeper)
         producer.keeper = <PyObject *> keeper
     producer.num_guards = 0
-    for descriptor, names, remedy in () if framework is None else framework.guards():
+    for descriptor, names, remedy in guards:
         guard = &producer.guards[producer.num_guards]
         guard.descriptor = <PyObject *> descriptor
         guard.remedy = <PyObject *> remedy

@@ -152,10 +152,10 @@ cdef bint wants_versioned(Tensor self, max_version) except -1:
 
 
 cdef int64_t parse_major(max_version) except? -1:
-    if type(max_version) is tuple and len(<tuple> max_version) == 2 and PyIndex_Check((<tuple> max_version)[0]):
-        return <object> (<tuple> max_version)[0]
-    if isinstance(max_version, (tuple, list)) and len(max_version) == 2 and PyIndex_Check(max_version[0]):
-        return max_version[0]
+    if isinstance(max_version, (tuple, list)) and len(max_version) == 2:
+        major = max_version[0]
+        if PyIndex_Check(major):
+            return major
     raise TypeError(f"max_version={max_version!r}: expected None or (major, minor)")
 
 

@@ -238,8 +238,8 @@ cdef Tensor retain(object x, Device device, copy):
     return import_from_protocol(x, device, copy)
 
 
-cdef Tensor borrow(object x):
-    """Any producer's memory as a Tensor, for an operation."""
+cdef Tensor borrow(object x, bint is_out=False):
+    """Any producer's memory as a Tensor, for an operation that reads it or, as its `out`, writes to it."""
     cdef Producer *producer
     if type(x) is Tensor:
         secure(<Tensor> x)
@@ -247,22 +247,25 @@ cdef Tensor borrow(object x):
     if type(x) is cnp.ndarray:
         return import_array(<cnp.ndarray> x)
     producer = find_producer(Py_TYPE(x))
-    return as_producer(x, None) if producer == NULL else import_through_table(producer, x)
+    if producer != NULL:
+        return import_through_table(producer, x)
+    if is_out:
+        check_mutable(x)
+    return as_producer(x, None)
 
 
-cdef Tensor borrow_out(object out):
-    """The caller's memory for a result. Some libraries cannot say in a capsule that it is not to be written to."""
-    if type(out) is not Tensor and type(out) is not cnp.ndarray and find_producer(Py_TYPE(out)) == NULL:
-        framework = frameworks.of_type(type(out))
-        if framework is not None and framework.immutable:
-            raise BufferError(f"out is an array of {framework.name}, which are immutable; give memory of dlfp4.empty "
-                              f"or another library, and hand on the result")
-    return borrow(out)
+cdef int check_mutable(object out) except -1:
+    """Some libraries cannot say in a capsule that it is not to be written to."""
+    framework = frameworks.of_type(type(out))
+    if framework is not None and framework.immutable:
+        raise BufferError(f"out is an array of {framework.name}, which are immutable; give memory of dlfp4.empty "
+                          f"or another library, and hand on the result")
+    return 0
 
 
 def _borrow_out(out):
-    """The same, for backends."""
-    return borrow_out(out)
+    """The memory for a backend's result."""
+    return borrow(out, is_out=True)
 
 
 def from_dlpack(x, /, *, device=None, copy=None):

@@ -95,6 +95,7 @@ cdef dlfp4_view view_of(Tensor self) noexcept:
     view.code = self.dl.dtype.code
     view.bits = self.dl.dtype.bits
     view.padded = is_padded(self)
+    view.part = self.is_part
     return view
 
 

@@ -9,15 +9,10 @@ cdef int convert(Tensor source, Tensor result, const dlfp4_convert_options *opti
     """result[i] = source[i], in result's type and packing; both on the host, or on a CUDA device and a stream of it."""
     cdef dlfp4_view src, dst
     cdef dlfp4_status status
-    cdef uint8_t *shared = NULL
-    cdef uint8_t beside = 0
     if on_cuda(source):
         return convert_on_cuda(source, result, options, stream if stream != NO_STREAM else source.stream)
     src = host_view(source)
     dst = host_view(result)
-    if ends_in_shared_byte(result):
-        shared = <uint8_t *> result.dl.data + result.size_ * result.dl.dtype.bits // 8
-        beside = shared[0] & (0xFF << result.size_ * result.dl.dtype.bits % 8)
     if source.size_ < RELEASE_GIL_FROM:
         status = dlfp4_convert(&src, &dst, options)
     else:
@@ -26,16 +21,7 @@ cdef int convert(Tensor source, Tensor result, const dlfp4_convert_options *opti
     if status != DLFP4_OK:
         raise TypeError(f"dlfp4 does not convert {dtype_name(source)} to {dtype_name(result)} (status {status}); "
                         f"it converts between floating-point types")
-    if shared != NULL:
-        shared[0] |= beside   # over the zeros with which a kernel completes the byte
     return 0
-
-
-cdef inline bint ends_in_shared_byte(Tensor self) noexcept nogil:
-    """Whether kernels would complete the last byte where elements of other views may lie. In views with gaps they
-    write no more than elements."""
-    return (self.is_part and not is_padded(self) and self.size_ * self.dl.dtype.bits % 8 != 0
-            and is_compact_tensor(self))
 
 
 def asarray(x, /, *, dtype=None, copy=None):
@@ -134,12 +120,9 @@ cdef uint64_t parse_seed(int mode, seed) except? 0:
 
 cdef Tensor prepare_out(out, Tensor source, int row):
     """The caller's memory for a result of source's shape, checked before anything is written."""
-    cdef Tensor self = borrow_out(out)
+    cdef Tensor self = borrow(out, is_out=True)
     check_writable(self, row)
     check_beside(self, source)
-    if on_cuda(self) and ends_in_shared_byte(self):
-        raise ValueError(f"out is a view of shape {shape_of(self)} that ends within a byte, which other elements of "
-                         f"packed {dtype_name(self)} share; on {device_of(self)} give one that ends with its bytes")
     if self.dl.ndim != source.dl.ndim or memcmp(self.dl.shape, source.dl.shape, self.dl.ndim * sizeof(int64_t)):
         raise ValueError(f"out has shape {shape_of(self)}, the result has {shape_of(source)}")
     if overlaps(self, source) and not same_places(self, source):

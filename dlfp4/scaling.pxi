@@ -530,7 +530,10 @@ def dequantize(q, dtype="float32", *, out=None, stream=None):
         raise TypeError(f"dtype={dtype}: block-scaled tensors dequantize to float32, bfloat16 or float16")
     source = restored(q, stream)
     chosen = stream_for(source.data, stream)
-    result = allocate_values(source, row, chosen) if out is None else check_result(borrow_out(out), source, row)
+    if out is None:
+        result = allocate_values(source, row, chosen)
+    else:
+        result = check_result(borrow(out, is_out=True), source, row)
     matrix = flatten(result)
     if on_cuda(source.data):
         dequantize_on_cuda(source, matrix, chosen)

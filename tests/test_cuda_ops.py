@@ -95,19 +95,6 @@ def test_strides():
     assert device.T.copy().to_numpy().tobytes() == x.T.tobytes()
 
 
-def test_parts_that_share_a_byte():
-    """Kernels complete the last byte of what has no gaps; in what has, they write no more than elements."""
-    values = np.arange(1, 17, dtype=np.float32) % 6
-    whole = dlfp4.cast(values, "float4_e2m1fn").to_device(CUDA)
-    before = host_bytes(whole)
-    part = dlfp4.asarray(np.full(3, 3, np.float32)).to_device(CUDA)
-    with pytest.raises(ValueError, match=r"ends within a byte, which other elements of packed float4_e2m1fn share"):
-        dlfp4.cast(part, "float4_e2m1fn", out=whole[4:7])
-    assert host_bytes(whole) == before
-    dlfp4.cast(dlfp4.asarray(np.full(4, 3, np.float32)).to_device(CUDA), "float4_e2m1fn", out=whole[4:8])
-    assert host_bytes(whole) == before[:2] + b"\x55\x55" + before[4:]
-
-
 def test_out_on_the_device(torch):
     x = torch.randn(64, 48, device="cuda")
     out = torch.empty(64, 48, dtype=torch.float8_e4m3fn, device="cuda")

@@ -13,7 +13,7 @@ import dlfp4
 from dlfp4 import frameworks
 
 from .capsules import PADDED, Made, framework, random_array, random_bytes
-from .reference import codes_of, of_codes, raw_bytes
+from .reference import raw_bytes
 
 X = random_array((1, 64))
 TENSOR = dlfp4.asarray(X)
@@ -204,39 +204,6 @@ def test_axes_are_a_tuple_or_a_list():
 # ---- memory that is not only the caller's
 
 FP4 = "float4_e2m1fn"
-
-
-PARTS = {
-    "a row": ((3, 5), lambda t: t[0]),
-    "an element": ((8,), lambda t: t[4]),
-    "a run": ((12,), lambda t: t[4:7]),
-    "a run of a run": ((13,), lambda t: t[4:][:3]),
-    "another shape of a run": ((2, 12), lambda t: t[0, :4][:3].reshape((3, 1))),
-    "columns": ((2, 8), lambda t: t[:, :3]),
-}
-
-
-@pytest.mark.parametrize("which", PARTS)
-@pytest.mark.parametrize("name", [FP4, "int4", "uint2"])
-def test_elements_beside_a_part_stay(name, which):
-    """Where a part ends within a byte that other elements share."""
-    shape, part = PARTS[which]
-    codes = np.arange(1, np.prod(shape) + 1).reshape(shape) % 3 + 1
-    whole = dlfp4.pack(of_codes(codes, name))
-    values = of_codes(3 - codes % 3, name)
-    expected = codes.copy()
-    expected_part = part(dlfp4.asarray(expected)).to_numpy()
-    expected_part[...] = part(dlfp4.asarray(codes_of(values).astype(np.int64))).to_numpy()
-    dlfp4.pack(part(dlfp4.asarray(values)), out=part(whole))
-    assert codes_of(dlfp4.unpack(whole)).tolist() == expected.tolist()
-
-
-def test_the_last_byte_of_a_whole_tensor_is_completed():
-    out = dlfp4.asarray(np.full(8, 0xFF, np.uint8)).view(FP4)
-    whole = dlfp4.cast(np.ones(15, np.float32), FP4, out=dlfp4.empty(15, FP4))
-    assert raw_bytes(whole)[-1] == 0x02
-    dlfp4.cast(np.ones(15, np.float32), FP4, out=out[:15])
-    assert raw_bytes(out)[-1] == 0xF2  # a part of what had 16
 
 
 @pytest.mark.parametrize("name", ["jax", "tensorflow"])

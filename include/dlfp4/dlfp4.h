@@ -23,7 +23,8 @@ typedef enum {
 
 /* Elements in host memory. `code` and `bits` are DLPack's, lanes = 1. Strides count elements, so that in packed
  * sub-byte data element (i, j) lies at bit (i*strides[0] + j*strides[1]) * bits from `data`; padded data holds one
- * element in the low bits of each byte. `data` needs no alignment. */
+ * element in the low bits of each byte. `data` needs no alignment. Writing completes the last byte of packed data with
+ * zeros, but in a `part`, where other elements may lie there, and in data with gaps, those bits stay. */
 typedef struct {
   void *data;
   const int64_t *shape;
@@ -32,6 +33,7 @@ typedef struct {
   uint8_t code;
   uint8_t bits;
   uint8_t padded;
+  uint8_t part;
 } dlfp4_view;
 
 typedef enum { DLFP4_NEAREST_EVEN = 0, DLFP4_NEAREST_AWAY, DLFP4_TOWARD_ZERO, DLFP4_STOCHASTIC } dlfp4_rounding;

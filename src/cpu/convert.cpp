@@ -23,6 +23,7 @@ struct Job {
   uint8_t *dst;
   Mode mode;
   const Layout *layout;
+  bool part;  // other elements may lie in the last byte
 };
 
 // --- Arguments -------------------------------------------------------------------------------
@@ -117,11 +118,6 @@ void convert_rows(const void *context, int64_t first_row, int64_t last_row) {
 // Packed elements that threads could share a byte of are written by one of them.
 int64_t strided_grain(const Job &job) { return job.plan.dst.packed ? job.layout->size : kGrain; }
 
-void clear_spare_bits(const Job &job) {
-  const int64_t bits = job.layout->size * dlfp4_dtypes[job.plan.dst.row].bits;
-  if (bits % 8 != 0) job.dst[bits / 8] &= static_cast<uint8_t>((1 << bits % 8) - 1);
-}
-
 void convert_strided_all(const Job &job) {
   const Layout &layout = *job.layout;
   const int64_t extent = layout.extent[layout.ndim - 1];
@@ -131,14 +127,23 @@ void convert_strided_all(const Job &job) {
     parallel_for(layout.size / extent, (kGrain + extent - 1) / extent, convert_rows, &job);
   else
     parallel_for(layout.size, strided_grain(job), convert_strided, &job);
-  if (job.plan.dst.packed && is_dense(layout, kDst)) clear_spare_bits(job);
 }
 
-void convert_all(const Job &job) {
+void convert_elements(const Job &job) {
   if (job.layout->ndim == 1 && has_contiguous_rows(*job.layout))
     parallel_for(job.layout->size, kGrain, convert_run, &job);
   else
     convert_strided_all(job);
+}
+
+// Of packed codes without gaps the last byte may have bits to spare: zeros, or what other elements have there.
+void convert_all(const Job &job) {
+  const int64_t bits = job.layout->size * dlfp4_dtypes[job.plan.dst.row].bits;
+  if (!job.plan.dst.packed || bits % 8 == 0 || !is_dense(*job.layout, kDst)) return convert_elements(job);
+  const uint8_t spare = static_cast<uint8_t>(0xFF << bits % 8);
+  const uint8_t beside = job.part ? job.dst[bits / 8] & spare : 0;
+  convert_elements(job);
+  job.dst[bits / 8] = static_cast<uint8_t>((job.dst[bits / 8] & ~spare) | beside);
 }
 
 }  // namespace
@@ -159,6 +164,7 @@ extern "C" dlfp4_status dlfp4_convert(const dlfp4_view *src, const dlfp4_view *d
   if (layout.size == 0) return DLFP4_OK;
   const Operand plain_from = {from.row, false}, plain_to = {to.row, false};
   convert_all({make_plan(level, from, to, mode), make_plan(level, plain_from, plain_to, mode),
-               static_cast<const uint8_t *>(src->data), static_cast<uint8_t *>(dst->data), mode, &layout});
+               static_cast<const uint8_t *>(src->data), static_cast<uint8_t *>(dst->data), mode, &layout,
+               dst->part != 0});
   return DLFP4_OK;
 }

@@ -14,6 +14,7 @@ namespace {
 
 struct Sides {
   Operand src, dst;
+  bool part;  // of memory with other elements is the destination
 };
 
 int spacing(Operand operand) {
@@ -126,6 +127,7 @@ int convert_any(Sides sides, const Layout &layout, const uint8_t *src, uint8_t *
   params.groups = params.compact ? divide_up(layout.size, params.group)
                                  : layout.size / layout.extent[layout.ndim - 1] * params.groups_in_row;
   params.copies = sides.src.row == sides.dst.row;
+  params.shares = sides.part || !params.compact;
   params.kind = nan_rule(kFormats[sides.src.row], kFormats[sides.dst.row]);
   params.round = round;
   params.seed = seed;
@@ -162,7 +164,7 @@ extern "C" int dlfp4_cuda_convert(int device, uintptr_t stream, const dlfp4_view
   using namespace dlfp4::cuda;
   const CurrentContext context(device);
   if (context.status()) return context.status();
-  Sides sides;
+  Sides sides = {{}, {}, dst->part != 0};
   Layout layout;
   const Round round = options ? Round{options->rounding, options->saturate != 0} : Round{DLFP4_NEAREST_EVEN, true};
   if (!find_operand(*src, &sides.src) || !find_operand(*dst, &sides.dst)) return refuse(DLFP4_E_DTYPE);

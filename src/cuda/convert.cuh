@@ -27,6 +27,14 @@ __device__ inline uint64_t converted(const ConvertParams &p, uint64_t code, uint
   return encode(p.dst.format, decode(p.src.format, code), static_cast<NanRule>(p.kind), p.round, draw);
 }
 
+// A group's codes, from an element on; in the byte that it does not fill, the spare bits become zero or stay.
+__device__ inline void store_group(const ConvertParams &p, int64_t first, uint64_t word, int count) {
+  const int whole = count * p.dst.bits / 8, filled = count * p.dst.bits % 8;
+  uint8_t *to = p.dst.data + first * p.dst.bits / 8;
+  if (p.shares && filled != 0) word |= static_cast<uint64_t>(to[whole] >> filled << filled) << 8 * whole;
+  store_bytes(to, word, whole + (filled != 0));
+}
+
 __device__ inline void convert_compact_group(const ConvertParams &p, int64_t number) {
   const int64_t first = number * p.group, last = p.extent[p.ndim - 1], rest = p.size - first;
   const int count = static_cast<int>(rest < p.group ? rest : p.group);
@@ -37,7 +45,7 @@ __device__ inline void convert_compact_group(const ConvertParams &p, int64_t num
     const uint64_t code = load_code(p.src.data, from, p.src.bits, p.src.format);
     word |= converted(p, code, p.first + static_cast<uint64_t>(first + i)) << (i * p.dst.bits);
   }
-  store_bytes(p.dst.data + first * p.dst.bits / 8, word, (count * p.dst.bits + 7) / 8);
+  store_group(p, first, word, count);
 }
 
 __device__ inline void convert_group(const ConvertParams &p, int64_t number) {
@@ -52,7 +60,7 @@ __device__ inline void convert_group(const ConvertParams &p, int64_t number) {
     const uint64_t code = load_code(p.src.data, from + i * p.src.stride[p.ndim - 1], p.src.bits, p.src.format);
     word |= converted(p, code, index + static_cast<uint64_t>(i)) << (i * p.dst.bits);
   }
-  store_bytes(p.dst.data + to * p.dst.bits / 8, word, (count * p.dst.bits + 7) / 8);
+  store_group(p, to, word, count);
 }
 
 __device__ inline void convert_groups(const ConvertParams &p) {

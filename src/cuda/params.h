@@ -52,6 +52,7 @@ struct ConvertParams {
   uint64_t seed;
   uint64_t first;  // the logical index of the first element
   bool copies;     // equal types: bits are moved
+  bool shares;     // bits of a last byte that no group fills are other elements'
 };
 
 // Floats to codes of at most 8 bits in one run, rounded to nearest even: see encode_rule.h.

@@ -90,7 +90,7 @@ int64_t bytes_for(Type type, int64_t count) { return (count * spacing_in_bits(ty
 inline dlfp4_view view_of(Type type, void *data, int ndim, const int64_t *shape, const int64_t *strides) {
   const dlfp4_dtype_row &row = dlfp4_dtypes[type.row];
   const uint8_t padded = row.bits < 8 && !type.packed;
-  return {data, shape, strides, ndim, row.code, row.bits, padded};
+  return {data, shape, strides, ndim, row.code, row.bits, padded, 0};
 }
 
 bool convertible(Type src, Type dst) {
