@@ -274,8 +274,8 @@ def test_square_blocks_are_stored_as_rows(generator):
     [
         ("onnx", (4, 64), {"format": "nvfp4"}, "convention='onnx': expected one of modelopt, compressed-tensors"),
         ("", (4, 64), {"format": "mxfp4"}, "convention='': expected one of"),
-        ("gpt-oss", (4, 64), {"format": "nvfp4"}, "w is nvfp4, of which gpt-oss has none; it has mxfp4"),
-        ("modelopt", (4, 64), {"format": "mxfp6_e2m3"}, "w is mxfp6_e2m3, of which modelopt has none"),
+        ("gpt-oss", (4, 64), {"format": "nvfp4"}, "w: gpt-oss stores no nvfp4; it has mxfp4"),
+        ("modelopt", (4, 64), {"format": "mxfp6_e2m3"}, "w: modelopt stores no mxfp6_e2m3"),
         (
             "modelopt",
             (32, 64),

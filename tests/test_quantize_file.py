@@ -121,7 +121,7 @@ def test_bar_on_a_terminal(source, target):
     [
         (["--format", "nvfp5"], 2, "invalid choice: 'nvfp5'"),
         (["--format", "nvfp4", "--recipe", "ocp"], 1, "nvfp4 has one rule of its own"),
-        (["--format", "nvfp4", "--convention", "gpt-oss"], 1, "is nvfp4, of which gpt-oss has none"),
+        (["--format", "nvfp4", "--convention", "gpt-oss"], 1, "gpt-oss stores no nvfp4; it has mxfp4"),
     ],
 )
 def test_mistakes_are_named(source, target, arguments, status, message):
@@ -130,6 +130,11 @@ def test_mistakes_are_named(source, target, arguments, status, message):
     assert message in result.stderr
     assert "Traceback" not in result.stderr
     assert not target.exists()
+
+
+def test_a_convention_without_the_format_is_told_before_any_work(source, target):
+    with pytest.raises(ValueError, match="gpt-oss stores no nvfp4"):
+        quantize_file(source, target, "nvfp4", convention="gpt-oss", track=lambda names: pytest.fail("work began"))
 
 
 def test_no_file_and_no_safetensors_file(tmp_path, target):

@@ -208,12 +208,28 @@ def split_parts(tensors: Mapping[str, Any], convention: str) -> dict[str, Tensor
     >>> {name: (part.dtype.name, part.shape) for name, part in parts.items()}
     {'experts.down_proj_blocks': ('uint8', (4, 2, 16)), 'experts.down_proj_scales': ('uint8', (4, 2))}
     """
-    if convention not in CONVENTIONS:
-        raise ValueError(f"convention={convention!r}: expected one of {', '.join(CONVENTIONS)}")
+    check_convention(convention)
     parts: dict[str, Tensor] = {}
     for name, x in tensors.items():
         merge(parts, split_one(name, x, convention) if isinstance(x, ScaledTensor) else {name: dlfp4.asarray(x)})
     return parts
+
+
+def check_convention(convention: str) -> None:
+    """ValueError where nothing is known by that name."""
+    if convention not in CONVENTIONS:
+        raise ValueError(f"convention={convention!r}: expected one of {', '.join(CONVENTIONS)}")
+
+
+def find_spelling(format: Format, convention: str) -> Spelling:
+    """How a convention stores a format; ValueError where it does not."""
+    check_convention(convention)
+    spellings = [spelling for spelling in SPELLINGS if spelling.convention == convention]
+    for spelling in spellings:
+        if format.name in spelling.formats:
+            return spelling
+    known = [name for spelling in spellings for name in spelling.formats]
+    raise ValueError(f"{convention} stores no {format}; it has {', '.join(known)}")
 
 
 def merge(parts: dict[str, Tensor], more: Mapping[str, Tensor]) -> None:
@@ -225,10 +241,10 @@ def merge(parts: dict[str, Tensor], more: Mapping[str, Tensor]) -> None:
 
 def split_one(name: str, q: ScaledTensor, convention: str) -> dict[str, Tensor]:
     """The parts of one tensor."""
-    spellings = [s for s in SPELLINGS if s.convention == convention and q.format.name in s.formats]
-    if not spellings:
-        known = [known for s in SPELLINGS if s.convention == convention for known in s.formats]
-        raise ValueError(f"{name} is {q.format}, of which {convention} has none; it has {', '.join(known)}")
+    try:
+        spelling = find_spelling(q.format, convention)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
     expected = scales_shape(q.format, q.shape) if len(q.shape) > 1 else None
     if q.axis != -1 or q.scale_layout != "linear":
         raise ValueError(
@@ -239,7 +255,6 @@ def split_one(name: str, q: ScaledTensor, convention: str) -> dict[str, Tensor]:
         raise ValueError(
             f"{name} is {q!r}, but {convention} stores matrices of whole blocks, each of a stack by itself"
         )
-    spelling = spellings[0]
     data, scales = q.data.reshape(q.shape), q.scales
     if q.format.element.name == "float4_e2m1fn":
         data = data.view("uint8")

@@ -16,7 +16,7 @@ import numpy as np
 
 import dlfp4
 from dlfp4 import Recipe, ScaledTensor, Tensor, checkpoints
-from dlfp4.checkpoints.conventions import scales_shape
+from dlfp4.checkpoints.conventions import find_spelling, scales_shape
 from dlfp4.formats import Format, find_format
 from dlfp4.proto import buffers_of
 
@@ -77,6 +77,8 @@ def quantize_file(
         A damaged file, an unknown format, a recipe or convention that does not go with it.
     """
     chosen = find_format(format)
+    if convention is not None:
+        find_spelling(chosen, convention)  # rather than after all the work
     tensors = checkpoints.load(source)
     outcomes = []
     for name in track(list(tensors)):
