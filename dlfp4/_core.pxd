@@ -31,4 +31,5 @@ cdef class Tensor:
     cdef uint8_t flags           # DLPack's READ_ONLY, IS_COPIED and IS_SUBBYTE_TYPE_PADDED
     cdef uint8_t x2_             # hand 4-bit data out in pairs, as PyTorch counts it
     cdef uint8_t is_part         # a view of a tensor with more elements: some may share its last byte
+    cdef uint8_t immutable       # never to be written to, which its library's capsules cannot say
     cdef int64_t inline_dims[INLINE_DIMS]

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from dlfp4 import _core
-from dlfp4._core import BackendError, DriverError, ScaledTensor, Tensor, asarray, cast, cpu_isa, empty, get_num_threads
+from dlfp4._core import BackendError, DriverError, ScaledTensor, Tensor, asarray, cast, cpu_isa, get_num_threads
 from dlfp4.engines.clocks import Clock, clock_at
 from dlfp4.engines.problem import ON_CUDA, Backend, Operand, Problem, bucket, decode, describe, name_of
 from dlfp4.files import keep
@@ -237,8 +237,8 @@ def cpu_name() -> str:
 
 def measure(problem: Problem, pairs: Sequence[Pair]) -> Choice:
     """The fastest of the candidates that run and whose results are right."""
-    out = empty(problem.shape, problem.dtype, device=problem.device)
-    with clock_at(problem.device, out) as clock:
+    out = _core._allocate_result(problem.a, problem.shape, problem.dtype, None)
+    with clock_at(out.device, out) as clock:
         problem = problem._replace(stream=clock.stream)
         right = passing(problem, pairs, out, clock)
         copies = cold_copies(problem)

@@ -96,6 +96,8 @@ cdef int add_guards(Producer *producer) except -1:
     producer.keeper = NULL
     keeper = None if framework is None else framework.keeper()
     guards = () if framework is None else framework.guards()   # before there are references to drop
+    if len(guards) > MAX_GUARDS:
+        raise RuntimeError(f"{framework.name} has {len(guards)} guards; a row has room for {MAX_GUARDS}")
     if keeper is not None and producer.api.dltensor_from_py_object_no_sync != NULL:
         Py_INCREF(keeper)
         producer.keeper = <PyObject *> keeper
@@ -192,6 +194,9 @@ cdef int secure_loan(Tensor self) except -1:
     cdef DLTensor lent
     cdef int64_t low, high, lent_low, lent_high
     cdef object storage = None
+    if producer == NULL or producer.keeper == NULL:
+        raise BufferError(f"the tensor that this Tensor shares memory with became a {type(lender).__module__}."
+                          f"{type(lender).__name__} since (__class__ = ...); import it again")
     if self.held == NULL:   # before the loan is asked for: what is lent from another storage then does not pass
         storage = read_descriptor(producer.keeper, lender)
     ask_loan(producer, lender, &lent)

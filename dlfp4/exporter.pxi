@@ -29,32 +29,36 @@ cdef inline bint goes_in_pairs(Tensor self) noexcept nogil:
     return self.x2_ and self.dl.dtype.bits == 4 and not is_padded(self)
 
 
-cdef inline int fill_export(Tensor self, DLTensor *out, int64_t *dims) except -1:
-    """The tensor as it goes out: in pairs where its dialect says so; `dims` is room for shape and strides."""
-    cdef int64_t *source = self.dl.shape
+cdef inline int lend(Tensor self, DLTensor *out) except -1:
+    """The tensor as it goes out: in pairs where its dialect says so. Its dimensions stay with `self`."""
     secure(self)
     out[0] = self.dl
     if goes_in_pairs(self):
         if self.pairs == NULL:
             raise BufferError(pairs_problem(self))
-        source = self.pairs
         out.dtype.lanes = 2
-    memcpy(dims, source, 2 * self.dl.ndim * sizeof(int64_t))
-    out.shape = dims
-    out.strides = dims + self.dl.ndim
+        out.shape = self.pairs
+        out.strides = self.pairs + self.dl.ndim
     return 0
 
 
+cdef inline void own_dims(DLTensor *self, int64_t *dims) noexcept:
+    """Move the dimensions of what is lent to `dims`."""
+    memcpy(dims, self.shape, 2 * self.ndim * sizeof(int64_t))   # the strides lie behind
+    self.shape = dims
+    self.strides = dims + self.ndim
+
+
 cdef DLManagedTensorVersioned *export_versioned(Tensor self, uint64_t flags) except NULL:
-    cdef DLManagedTensorVersioned *managed = <DLManagedTensorVersioned *> PyMem_RawMalloc(
-        sizeof(DLManagedTensorVersioned) + 2 * self.dl.ndim * sizeof(int64_t))
+    cdef DLTensor lent
+    cdef DLManagedTensorVersioned *managed
+    lend(self, &lent)   # what can be refused is, before there is a block to free
+    managed = <DLManagedTensorVersioned *> PyMem_RawMalloc(
+        sizeof(DLManagedTensorVersioned) + 2 * lent.ndim * sizeof(int64_t))
     if managed == NULL:
         raise MemoryError("no memory for a managed tensor")
-    try:
-        fill_export(self, &managed.dl_tensor, <int64_t *> (managed + 1))
-    except BufferError:
-        PyMem_RawFree(managed)
-        raise
+    managed.dl_tensor = lent
+    own_dims(&managed.dl_tensor, <int64_t *> (managed + 1))
     managed.version.major = DLPACK_MAJOR_VERSION
     managed.version.minor = DLPACK_MINOR_VERSION
     managed.flags = self.flags | flags
@@ -65,15 +69,15 @@ cdef DLManagedTensorVersioned *export_versioned(Tensor self, uint64_t flags) exc
 
 
 cdef DLManagedTensor *export_legacy(Tensor self) except NULL:
-    cdef DLManagedTensor *managed = <DLManagedTensor *> PyMem_RawMalloc(
-        sizeof(DLManagedTensor) + 2 * self.dl.ndim * sizeof(int64_t))
+    cdef DLTensor lent
+    cdef DLManagedTensor *managed
+    lend(self, &lent)   # what can be refused is, before there is a block to free
+    managed = <DLManagedTensor *> PyMem_RawMalloc(
+        sizeof(DLManagedTensor) + 2 * lent.ndim * sizeof(int64_t))
     if managed == NULL:
         raise MemoryError("no memory for a managed tensor")
-    try:
-        fill_export(self, &managed.dl_tensor, <int64_t *> (managed + 1))
-    except BufferError:
-        PyMem_RawFree(managed)
-        raise
+    managed.dl_tensor = lent
+    own_dims(&managed.dl_tensor, <int64_t *> (managed + 1))
     managed.manager_ctx = <void *> self
     managed.deleter = release_legacy
     Py_INCREF(self)
@@ -186,24 +190,22 @@ cdef int protect_consumer() except -1:
 
 cdef object export_as_asked(Tensor self, stream, max_version, dl_device, copy):
     cdef Tensor source = self
-    cdef int64_t consumer
-    cdef uint64_t flags = 0
+    cdef int64_t consumer = NO_STREAM
+    cdef bint copied = False
     check_copy(copy)
     if dl_device is not None and not lies_on(self, parse_device(dl_device)):
         if stream is not None:
             raise ValueError(f"stream={stream!r} with a dl_device on another device: the copy is complete when it is "
                              f"handed out; pass None")
         source = export_to_host(self, parse_device(dl_device), copy)
-        if source.owner_kind == OWNER_HOST:   # copied, not merely named as host memory
-            flags = DLPACK_FLAG_BITMASK_IS_COPIED
-            copy = None
+        copied = source.owner_kind == OWNER_HOST   # not merely named as host memory
     else:
         consumer = parse_stream(stream, self.dl.device)
-        order_streams(self, consumer)
-    if copy is True:
+    if copy is True and not copied:
         source = duplicate(source)
-        flags = DLPACK_FLAG_BITMASK_IS_COPIED
-    return export_capsule(source, max_version, flags)
+        copied = True
+    order_streams(source, consumer)   # after a copy, which may be under way
+    return export_capsule(source, max_version, DLPACK_FLAG_BITMASK_IS_COPIED if copied else 0)
 
 
 cdef Tensor export_to_host(Tensor self, Device target, copy):
@@ -242,8 +244,9 @@ cdef DLPackExchangeAPI EXCHANGE_API
 cdef int table_allocate(DLTensor *prototype, DLManagedTensorVersioned **out, void *context,
                         SetErrorFunction set_error) noexcept with gil:
     cdef DLTensor wanted = prototype[0]
-    cdef Tensor described = Tensor.__new__(Tensor)
+    cdef Tensor described
     try:
+        described = Tensor.__new__(Tensor)
         wanted.data = <void *> ALIGNMENT   # a prototype has no memory; this address is checked, never read
         wanted.strides = NULL
         wanted.byte_offset = 0
@@ -268,16 +271,7 @@ cdef int table_import(DLManagedTensorVersioned *managed, void **out) except -1:
 
 
 cdef int table_lend(void *py_object, DLTensor *out) except -1:
-    cdef Tensor self = as_tensor(<object> py_object)
-    secure(self)
-    out[0] = self.dl
-    if goes_in_pairs(self):
-        if self.pairs == NULL:
-            raise BufferError(pairs_problem(self))
-        out.dtype.lanes = 2
-        out.shape = self.pairs
-        out.strides = self.pairs + self.dl.ndim
-    return 0
+    return lend(as_tensor(<object> py_object), out)
 
 
 cdef Tensor as_tensor(object x):

@@ -34,6 +34,7 @@ cdef inline void copy_description(Tensor self, Tensor source) noexcept:
     self.row = source.row
     self.flags = source.flags
     self.is_part = source.is_part
+    self.immutable = source.immutable
 
 
 cdef inline void borrow_owner(Tensor self, Tensor source) noexcept:
@@ -52,7 +53,7 @@ cdef Tensor import_array(cnp.ndarray array):
     cdef Tensor self = Tensor.__new__(Tensor)
     cdef int row = row_of_array(array)
     cdef int ndim = cnp.PyArray_NDIM(array), k
-    cdef int64_t itemsize = max(1, item_bits(row) // 8)
+    cdef int64_t itemsize = max(1, item_bits(row) // 8), bits
     cdef const cnp.npy_intp *shape = cnp.PyArray_DIMS(array)
     cdef const cnp.npy_intp *strides = cnp.PyArray_STRIDES(array)
     set_dtype(self, row, True)
@@ -70,6 +71,8 @@ cdef Tensor import_array(cnp.ndarray array):
             raise BufferError(f"NumPy's strides {(<object> array).strides} are no multiples of the item size "
                               f"{itemsize}; DLPack counts strides in items: call numpy.ascontiguousarray first")
         self.dl.strides[k] = strides[k] >> ctz(itemsize)
+    if mul_overflows(self.size_, storage_bits(self), &bits):   # by strides of 0
+        raise BufferError(f"shape {shape_of(self)} of {dtype_name(self)} has more elements than memory can hold")
     self.owner = <void *> array
     self.owner_kind = OWNER_OBJECT
     Py_INCREF(array)
@@ -182,6 +185,8 @@ cdef object request_capsule(object x, dict wanted):
     try:
         return method(max_version=(DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION), **wanted)
     except TypeError:
+        if wanted.pop("copy", None) is not None:   # unknown to some, but then not made by themselves either
+            return request_capsule(x, wanted)
         # Array API 2022 and older: no keyword but stream.
         return method(stream=wanted["stream"]) if "stream" in wanted else method()
 
@@ -190,6 +195,7 @@ cdef Tensor import_from_protocol(object x, Device device, copy):
     """The Python protocol: a capsule asked of `x`, already on `device` where the producer can do that."""
     cdef dict wanted = {}
     cdef Producer *producer
+    cdef Tensor self
     if not type_has(Py_TYPE(x), "__dlpack__"):
         raise TypeError(f"{type(x).__name__} is no DLPack producer: expected an object with __dlpack__ and "
                         f"__dlpack_device__, or a capsule; for buffers and NumPy arrays call dlfp4.asarray")
@@ -213,9 +219,12 @@ cdef Tensor import_from_protocol(object x, Device device, copy):
         raise TypeError(f"{type(x).__name__}.__dlpack__() returned an object of type {type(capsule).__name__}; "
                         "expected a capsule")
     producer = find_inherited(type(x))
-    if producer == NULL:
-        return import_capsule(capsule, False)
-    return check_import(import_capsule(capsule, producer.counts_pairs), producer, x)
+    if producer != NULL:
+        return check_import(import_capsule(capsule, producer.counts_pairs), producer, x)
+    self = import_capsule(capsule, False)
+    framework = frameworks.of_type(type(x))
+    self.immutable = framework is not None and framework.immutable
+    return self
 
 
 # ---- The entry
@@ -238,8 +247,8 @@ cdef Tensor retain(object x, Device device, copy):
     return import_from_protocol(x, device, copy)
 
 
-cdef Tensor borrow(object x, bint is_out=False):
-    """Any producer's memory as a Tensor, for an operation that reads it or, as its `out`, writes to it."""
+cdef Tensor borrow(object x):
+    """Any producer's memory as a Tensor, for an operation."""
     cdef Producer *producer
     if type(x) is Tensor:
         secure(<Tensor> x)
@@ -247,25 +256,12 @@ cdef Tensor borrow(object x, bint is_out=False):
     if type(x) is cnp.ndarray:
         return import_array(<cnp.ndarray> x)
     producer = find_producer(Py_TYPE(x))
-    if producer != NULL:
-        return import_through_table(producer, x)
-    if is_out:
-        check_mutable(x)
-    return as_producer(x, None)
-
-
-cdef int check_mutable(object out) except -1:
-    """Some libraries cannot say in a capsule that it is not to be written to."""
-    framework = frameworks.of_type(type(out))
-    if framework is not None and framework.immutable:
-        raise BufferError(f"out is an array of {framework.name}, which are immutable; give memory of dlfp4.empty "
-                          f"or another library, and hand on the result")
-    return 0
+    return as_producer(x, None) if producer == NULL else import_through_table(producer, x)
 
 
 def _borrow_out(out):
     """The memory for a backend's result."""
-    return borrow(out, is_out=True)
+    return borrow(out)
 
 
 def from_dlpack(x, /, *, device=None, copy=None):
@@ -299,6 +295,8 @@ def from_dlpack(x, /, *, device=None, copy=None):
         `device` is not known.
     DriverError
         The CUDA driver failed while data was moved.
+    Exception
+        What the producer's own ``__dlpack__`` raises comes through as it is.
 
     Notes
     -----

@@ -68,22 +68,15 @@ cdef inline bint find_extent(int ndim, const int64_t *shape, const int64_t *stri
 
 cdef inline void fill_byte_range(const DLTensor *t, int64_t bits, int64_t *low, int64_t *high) noexcept nogil:
     """The addresses between which the elements of a checked tensor lie; none of an empty one."""
-    low[0] = high[0] = <int64_t> t.data + <int64_t> t.byte_offset
-    cdef int64_t first = low[0], lowest, highest
-    cdef int64_t stride = 1, reach
-    cdef int k
-    if count_elements(t.ndim, t.shape) == 0:
+    cdef int64_t first = <int64_t> t.data + <int64_t> t.byte_offset
+    cdef int64_t size = count_elements(t.ndim, t.shape), lowest = 0, highest = size - 1
+    low[0] = high[0] = first
+    if size == 0:
         return
-    lowest = highest = 0
-    for k in range(t.ndim - 1, -1, -1):
-        reach = (t.shape[k] - 1) * (t.strides[k] if t.strides != NULL else stride)
-        stride *= t.shape[k]
-        if reach < 0:
-            lowest += reach
-        else:
-            highest += reach
-    low[0] = first + lowest * bits // 8
-    high[0] = first + (highest * bits + bits + 7) // 8
+    if t.strides != NULL:
+        find_extent(t.ndim, t.shape, t.strides, &lowest, &highest)
+    low[0] = first + (lowest * bits >> 3)   # rounded down, below zero as well
+    high[0] = first + ((highest * bits + bits + 7) >> 3)
 
 
 cdef inline int find_unit_dim(int ndim, const int64_t *shape, const int64_t *strides) noexcept nogil:

@@ -122,13 +122,14 @@ cdef inline int check_readable(Tensor self) except -1:
 
 
 cdef Tensor duplicate(Tensor self):
-    """A compact tensor of the same elements on the same device."""
+    """A compact tensor of the same elements where an operation on them runs: pinned memory is copied to the host's,
+    managed memory to its device's."""
     cdef Tensor result
     secure(self)
-    if not on_cuda(self) and not host_readable(self.dl.device.device_type):
-        return move(self, device_of(self))
     if on_cuda(self) and is_compact_tensor(self):   # needs no kernel
-        return move(self, device_of(self))
+        return move(self, Device("cuda", self.dl.device.device_id))
+    if not on_cuda(self) and not host_readable(self.dl.device.device_type):
+        return move(self, device_of(self))   # which says why not
     result = allocate_beside(self, self.row, self.dl.ndim, self.dl.shape, is_padded(self), self.stream, self.x2_)
     convert(self, result, NULL)
     return result
@@ -163,18 +164,17 @@ cdef Tensor move(Tensor self, Device device):
 
 cdef Tensor move_strided(Tensor self):
     """A strided CUDA tensor to the host: its whole extent as bytes, then its elements from there."""
-    cdef int64_t low, high, bits = storage_bits(self), bytes
+    cdef int64_t low, high, bytes
     cdef Tensor extent, staging, elements
-    find_extent(self.dl.ndim, self.dl.shape, self.dl.strides, &low, &high)
-    low = low * bits // 8
-    bytes = (high * bits + bits + 7) // 8 - low
+    fill_byte_range(&self.dl, storage_bits(self), &low, &high)
+    bytes = high - low
     extent = share(self)
-    extent.dl.data = <char *> self.dl.data + low
-    staging = allocate(row_of_argument("uint8"), 1, &bytes, False, CPU, self.x2_)
+    extent.dl.data = <void *> low
+    staging = allocate(UINT8, 1, &bytes, False, CPU, self.x2_)
     copy_bytes(staging, extent, bytes)
     elements = make_view(staging, self.dl.ndim)
     memcpy(elements.dl.shape, self.dl.shape, 2 * self.dl.ndim * sizeof(int64_t))
-    elements.dl.data = <char *> staging.dl.data - low
+    elements.dl.data = <char *> staging.dl.data + (<int64_t> self.dl.data - low)
     set_dtype(elements, self.row, is_padded(self))
     return duplicate(finish_view(elements))
 
@@ -206,7 +206,8 @@ cdef object as_numpy(Tensor self):
     """A NumPy array over host memory, one item an element."""
     cdef cnp.npy_intp bytes_strides[MOST_DIMS]
     cdef int64_t itemsize = storage_bits(self) // 8
-    cdef int flags = 0 if self.flags & DLPACK_FLAG_BITMASK_READ_ONLY else cnp.NPY_ARRAY_WRITEABLE
+    cdef bint writable = not (self.flags & DLPACK_FLAG_BITMASK_READ_ONLY or self.immutable)
+    cdef int flags = cnp.NPY_ARRAY_WRITEABLE if writable else 0
     cdef int k
     if self.dl.ndim > MOST_DIMS:
         raise BufferError(f"NumPy takes {MOST_DIMS} dimensions at most, this tensor has {self.dl.ndim}; "

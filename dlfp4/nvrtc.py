@@ -72,8 +72,10 @@ def load_image(architecture: str) -> bytes:
 
 def digest(architecture: str, version: str) -> str:
     """Name what an image depends on: the sources, the compiler, the GPU."""
+    from dlfp4.config import get_include
+
     content = hashlib.sha256(repr((architecture, version, OPTIONS)).encode())
-    for path in sorted(source_folder().rglob("*")):
+    for path in sorted([*source_folder().rglob("*"), *Path(get_include()).rglob("*")]):
         if path.is_file() and path.parent.name != "cpu":
             content.update(path.name.encode() + b"\0" + path.read_bytes())
     return content.hexdigest()[:32]

@@ -73,7 +73,7 @@ cdef Tensor as_producer(object x, copy):
     elif not type_has(Py_TYPE(x), "__dlpack__") and not PyCapsule_CheckExact(x):
         try:
             x = np.asarray(memoryview(x))
-        except TypeError:
+        except (TypeError, ValueError):   # ValueError: items that NumPy has no type for
             raise TypeError(f"{type(x).__name__} has no memory to share: expected a DLPack producer or capsule, a "
                             f"NumPy array or a buffer; for Python numbers call numpy.asarray first") from None
     return retain(x, None, copy)
@@ -99,7 +99,7 @@ cdef int fill_options(dlfp4_convert_options *options, rounding, saturate, seed) 
 
 
 cdef int parse_rounding(rounding) except -1:
-    cdef int mode = ROUNDINGS.get(rounding, NO_ROUNDING)
+    cdef int mode = ROUNDINGS.get(rounding, NO_ROUNDING) if isinstance(rounding, str) else NO_ROUNDING
     if mode == NO_ROUNDING:
         raise ValueError(f"rounding={rounding!r}: expected one of {', '.join(ROUNDINGS)}")
     return mode
@@ -120,7 +120,7 @@ cdef uint64_t parse_seed(int mode, seed) except? 0:
 
 cdef Tensor prepare_out(out, Tensor source, int row):
     """The caller's memory for a result of source's shape, checked before anything is written."""
-    cdef Tensor self = borrow(out, is_out=True)
+    cdef Tensor self = borrow(out)
     check_writable(self, row)
     check_beside(self, source)
     if self.dl.ndim != source.dl.ndim or memcmp(self.dl.shape, source.dl.shape, self.dl.ndim * sizeof(int64_t)):
@@ -135,10 +135,18 @@ cdef int check_writable(Tensor self, int row) except -1:
     """Whether a result of that type may be written to the caller's memory."""
     if self.row != row:
         raise TypeError(f"out has dtype {dtype_name(self)}, the result has {dlfp4_dtypes[row].name.decode()}")
+    return check_own_memory(self, "out")
+
+
+cdef int check_own_memory(Tensor self, str out) except -1:
+    """Whether a result may be written there: to `out`, or what part of it is called so."""
+    if self.immutable:
+        raise BufferError(f"{out} has the memory of an array that never changes, as those of JAX and TensorFlow do; "
+                          f"give memory of dlfp4.empty or of another library, and hand on the result")
     if self.flags & DLPACK_FLAG_BITMASK_READ_ONLY:
-        raise BufferError("out is read-only; give a writable tensor, or a .copy()")
+        raise BufferError(f"{out} is read-only; give writable memory, or a .copy()")
     if meets_itself(self):
-        raise ValueError(f"out has strides {strides_of(self)} for shape {shape_of(self)}: elements may share "
+        raise ValueError(f"{out} has strides {strides_of(self)} for shape {shape_of(self)}: elements may share "
                          f"memory; give a tensor in which each has its own")
     return 0
 
@@ -172,7 +180,7 @@ cdef bint meets_itself(Tensor self) noexcept nogil:
 
 
 cdef bint overlaps(Tensor a, Tensor b) noexcept nogil:
-    """Whether the byte ranges of two host tensors meet."""
+    """Whether the byte ranges of two tensors in one address space meet."""
     cdef int64_t a_low, a_high, b_low, b_high
     if a.size_ == 0 or b.size_ == 0:
         return False

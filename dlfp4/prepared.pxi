@@ -5,9 +5,14 @@ cdef inline bint is_prepared(ScaledTensor self) noexcept:
     return self.prepared.rows > 0
 
 
-cdef inline ScaledTensor plain(ScaledTensor self):
-    """The tensor in a layout that every operation reads."""
-    return restore(self) if is_prepared(self) else self
+cdef inline ScaledTensor plain(ScaledTensor self, stream=None):
+    """The tensor in a layout that every operation reads; made on a stream, so that a graph captures that work."""
+    return restore(self, stream) if is_prepared(self) else self
+
+
+def _plain(ScaledTensor self, stream):
+    """The same for dlfp4's Python files."""
+    return plain(self, stream)
 
 
 cdef ScaledTensor prepare_tensor(ScaledTensor self):
@@ -76,28 +81,18 @@ cdef int inspect(ScaledTensor source, const dlfp4_blocks *blocks, int64_t stream
     return 0
 
 
-cdef inline ScaledTensor restored(ScaledTensor x, stream):
-    """The tensor in a layout that every operation reads, made on a stream, so that a graph captures that work."""
-    return restore(x, stream) if is_prepared(x) else x
-
-
-def _restored(ScaledTensor x, stream):
-    """The same for dlfp4's Python files."""
-    return restored(x, stream)
-
-
-cdef ScaledTensor restore(ScaledTensor self, given=None):
+cdef ScaledTensor restore(ScaledTensor self, given):
     """The inverse of prepare_on_cuda: the same codes, but for those under a zero scale, and the same scales, linear."""
     if self.axis == -2:
         return restore(self.mT, given).mT
     cdef Prepared prepared = self.prepared
     cdef int64_t stream = stream_for(self.data, given)
     cdef Tensor data = allocate_buffer(self.data, (prepared.rows, prepared.columns),
-                                       row_of_argument(self.format.element), stream, prepared.x2)
+                                       dlfp4_formats[self.number].element, stream, prepared.x2)
     cdef Tensor scales = self.scales
     if self.format.block is not None:
-        scales = allocate_buffer(self.data, (prepared.rows, prepared.columns // self.format.block[1]),
-                                 row_of_argument(self.format.scale), stream, False)
+        scales = allocate_buffer(self.data, (prepared.rows, prepared.columns // dlfp4_formats[self.number].length),
+                                 dlfp4_formats[self.number].scale, stream, False)
     cdef ScaledTensor result = make_scaled(data, scales, self.global_scale, self.format, -1, "linear", self.shape)
     cdef dlfp4_blocks blocks
     fill_blocks(&blocks, result, 0)

@@ -223,7 +223,7 @@ cdef ScaledTensor restored_beside(Tensor self, ScaledTensor other):
     device's; else on its own."""
     cdef Tensor data = other.data
     together = on_cuda(self) and on_cuda(data) and self.dl.device.device_id == data.dl.device.device_id
-    return restored(other, self.stream if together else None)
+    return plain(other, self.stream if together else None)
 
 
 cdef inline Tensor elements_of(x):
@@ -259,7 +259,7 @@ cdef object place_operand(x, Tensor elements, bint on_device):
 cdef int check_together(Tensor a, Tensor b) except -1:
     if on_cuda(a) != on_cuda(b) or (on_cuda(a) and a.dl.device.device_id != b.dl.device.device_id):
         raise BackendError(f"a lies on {device_of(a)}, b on {device_of(b)}; bring them together with "
-                           f".to_device({str(device_of(a))!r})")
+                           f".to_device({str(place_beside(a))!r})")
     return 0
 
 

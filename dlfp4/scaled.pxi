@@ -259,6 +259,11 @@ cdef ScaledTensor make_scaled(Tensor data, Tensor scales, Tensor global_scale, f
     return self
 
 
+cdef inline bint lies_across(ScaledTensor self) noexcept:
+    """Whether blocks run across the rows of data and scales; elements below 8 bits are stored transposed instead."""
+    return self.axis == -2 and not is_subbyte(self.data.row)
+
+
 cdef inline bint scales_whole(int format) noexcept:
     """Whether a format has one scale, of the whole tensor."""
     return dlfp4_formats[format].length == 0
@@ -313,6 +318,9 @@ cdef ScaledTensor assemble(data, scales, global_scale, format, int axis, str sca
     if is_subbyte(elements.row) and not rows_are_bytes(elements):
         raise BufferError(f"data has strides {strides_of(elements)}: its rows must be packed, without gaps between "
                           f"elements, and start on bytes; call .copy() first")
+    if scale_layout != "linear" and not is_compact_tensor(stored):
+        raise BufferError(f"scales of shape {shape_of(stored)} have strides {strides_of(stored)}, but tiles of "
+                          f"{scale_layout!r} follow one another without gaps; call .copy() first")
     elements, stored, unit = place_parts((elements, stored, unit))
     return make_scaled(elements, stored, unit, format, axis, scale_layout, logical)
 
@@ -328,8 +336,8 @@ cdef Tensor as_type(Tensor self, int row, str name):
         return self
     if self.row == UINT8 and dlfp4_dtypes[row].bits <= 8:
         return reinterpret(self, row)
-    raise TypeError(f"{name} has dtype {dtype_name(self)}; expected {dlfp4_dtypes[row].name.decode()}, or its bytes as "
-                    f"uint8")
+    or_bytes = ", or its bytes as uint8" if dlfp4_dtypes[row].bits <= 8 else ""
+    raise TypeError(f"{name} has dtype {dtype_name(self)}; expected {dlfp4_dtypes[row].name.decode()}{or_bytes}")
 
 
 cdef Tensor fit_part(Tensor self, buffer, tuple logical, format):
@@ -360,13 +368,17 @@ cdef tuple place_parts(tuple parts):
     anchor = parts[held]
     for k, part in enumerate(parts):
         if part is not None and not is_read_beside(part, anchor):
-            place = HOST if host_readable(anchor.dl.device.device_type) else device_of(anchor)
             raise ValueError(f"{_Parts._fields[k]} lies on {device_of(part)}, {_Parts._fields[held]} on "
                              f"{device_of(anchor)}; the same kernels must read all parts: call "
-                             f".to_device({str(place)!r}) first")
+                             f".to_device({str(place_beside(anchor))!r}) first")
     if anchor.dl.device.device_type == kDLCUDAManaged:
         return parts
     return tuple([place_managed(part, on_cuda(anchor)) for part in parts])
+
+
+cdef object place_beside(Tensor anchor):
+    """Where to move a tensor for the kernels that read `anchor`."""
+    return HOST if host_readable(anchor.dl.device.device_type) else device_of(anchor)
 
 
 cdef bint is_read_beside(Tensor self, Tensor anchor):
@@ -431,7 +443,7 @@ cdef ScaledTensor relayout(ScaledTensor self, name, int fill):
     if self.scale_layout == "linear":
         scales = canonical_scales(self)
         scales = scales if is_compact_tensor(scales) else duplicate(scales)
-    transposed = name == "linear" and self.axis == -2 and not is_subbyte(self.data.row)
+    transposed = name == "linear" and lies_across(self)
     result = allocate_buffer(scales, (rows, columns) if transposed else buffer.shape, scales.row, scales.stream, False)
     convert_scales(scales, self.layout, result, LAYOUTS[name], rows, columns, fill)
     # Beside scales of the device, managed memory is the device's as well: the host could not read all parts.
@@ -455,12 +467,12 @@ cdef int convert_scales(Tensor scales, int layout, Tensor result, int to, int64_
 cdef tuple lines_of_scales(ScaledTensor self):
     """The matrix of scales with a row a line, without padding."""
     rows = buffers_of(self.shape, self.format, self.axis, "linear", True)[1].shape
-    return rows[::-1] if self.axis == -2 and not is_subbyte(self.data.row) else rows
+    return rows[::-1] if lies_across(self) else rows
 
 
 cdef Tensor canonical_scales(ScaledTensor self):
     """Linear scales with a row a line."""
-    return self.scales.mT if self.axis == -2 and not is_subbyte(self.data.row) else self.scales
+    return self.scales.mT if lies_across(self) else self.scales
 
 
 cdef Tensor allocate_buffer(Tensor source, tuple shape, int row, int64_t stream, bint x2):
@@ -512,8 +524,7 @@ cdef Tensor shuffle(x, layout, bint back):
         raise ValueError(f"layout={layout!r}: expected 'aiter'")
     if source.dl.ndim != 2:
         raise ValueError(f"a weight has two dimensions, (N, K); this tensor has shape {shape_of(source)}")
-    if not on_cuda(source):
-        check_host(source)
+    check_readable(source)
     if not is_compact_tensor(source):
         source = duplicate(source)
     row_bits = source.dl.shape[1] * storage_bits(source)

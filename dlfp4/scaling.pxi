@@ -145,7 +145,7 @@ cdef int fill_matrix(dlfp4_matrix *matrix, Tensor self) except -1:
     check_readable(self)
     if not SOURCE_ROWS >> self.row & 1:
         raise TypeError(f"{dtype_name(self)} is not block-scaled: expected float32, bfloat16 or float16; "
-                        f"convert it first, for example dlfp4.cast(x, 'float32')")
+                        f"convert it first, {'by dlfp4.cast' if is_float(self.row) else 'with its own library'}")
     matrix.data = self.dl.data
     matrix.rows = self.dl.shape[0]
     matrix.columns = self.dl.shape[1]
@@ -290,24 +290,61 @@ cdef tuple check_out_scaled(out, tuple axes, Tensor source, _Rules rules, str sc
                 or not has_shape(source, result.shape)):
             raise ValueError(f"out is {result!r}; the result has shape {shape_of(source)}, format "
                              f"{rules.format.name!r}, axis {axis} and scale_layout {scale_layout!r}")
+        if result.global_scale is None and dlfp4_formats[rules.number].kind == DLFP4_TWO_LEVEL:
+            raise ValueError(f"out is {result!r} without a global scale, which the result needs memory for; give one "
+                             f"that quantize returned")
         # A ScaledTensor's parts have the shapes that follow from these; this refuses blocks that do not divide them.
         if pad or not result.divides:
             buffers_of(result.shape, rules.format.name, axis, scale_layout, pad)
             result.divides = not pad
-        check_out_part(result.data, "data", source)
-        check_out_part(result.scales, "scales", source)
-        if result.global_scale is not None:
-            check_out_part(result.global_scale, "global scale", source)
+        check_out_parts(result, source)
+    if len(results) == 2:
+        check_apart(parts_of(results[0]), parts_of(results[1]))
     return results
 
 
+cdef int check_out_parts(ScaledTensor self, Tensor source) except -1:
+    check_out_part(self.data, "out's data", source)
+    check_out_part(self.scales, "out's scales", source)
+    check_apart((self.data,), (self.scales,))
+    if self.global_scale is not None:
+        check_out_part(self.global_scale, "out's global scale", source)
+        check_apart((self.data, self.scales), (self.global_scale,))
+    return 0
+
+
 cdef int check_out_part(Tensor self, str name, Tensor source) except -1:
-    if self.flags & DLPACK_FLAG_BITMASK_READ_ONLY:
-        raise BufferError(f"out's {name} is read-only; give writable memory")
+    check_own_memory(self, name)
     check_beside(self, source)
     if overlaps(self, source):
-        refuse_overlap(self, source, f"out's {name} overlaps the input; give other memory")
+        refuse_overlap(self, source, f"{name} overlaps the input; give other memory")
     return 0
+
+
+cdef int check_apart(tuple some, tuple others) except -1:
+    """Whether parts of results have memory of their own, if only rows between those of another; two results may have
+    the tensor's scale in common."""
+    cdef Tensor part, other
+    for part in some:
+        for other in others:
+            if (part is None or other is None or not overlaps(part, other) or alternates(part, other)
+                    or (part.size_ == 1 and same_places(part, other))):
+                continue
+            refuse_overlap(part, other, "parts of out overlap one another; give each its own memory")
+    return 0
+
+
+cdef bint alternates(Tensor a, Tensor b) noexcept nogil:
+    """Whether two matrices lie side by side in rows of one pitch, as of records that hold a row of each."""
+    cdef int64_t pitch = a.dl.strides[0] * storage_bits(a) >> 3, low, high, a_low, a_high
+    if a.dl.ndim != 2 or b.dl.ndim != 2 or a.dl.shape[0] < 1 or pitch <= 0:
+        return False
+    if a.dl.strides[1] != 1 or b.dl.strides[1] != 1 or b.dl.strides[0] * storage_bits(b) != pitch * 8:
+        return False
+    low = (<int64_t> b.dl.data - <int64_t> a.dl.data) % pitch
+    low += pitch if low < 0 else 0
+    high = low + (b.dl.shape[1] * storage_bits(b) + 7 >> 3)
+    return low >= (a.dl.shape[1] * storage_bits(a) + 7 >> 3) and high <= pitch
 
 
 cdef int secure_parts(ScaledTensor self) except -1:
@@ -323,7 +360,7 @@ cdef int fill_blocks(dlfp4_blocks *blocks, ScaledTensor self, uint8_t zero_scale
     """The kernels' description of a ScaledTensor, line by line; of one to be written, `zero_scale` is its recipe's."""
     cdef const DLTensor *data = &self.data.dl
     cdef const DLTensor *scales = &self.scales.dl
-    cdef bint swapped = self.axis == -2 and not is_subbyte(self.data.row)
+    cdef bint swapped = lies_across(self)
     secure_parts(self)
     check_readable(self.data)
     check_readable(self.scales)
@@ -369,7 +406,8 @@ cdef bint has_tensor_scale(int format, global_scale) except -1:
 cdef float parse_scale(global_scale) except? -1:
     cdef float number = global_scale if type(global_scale) is float else read_scalar(as_scalar(global_scale))
     if not 0 < number < INFINITY:
-        raise ValueError(f"global_scale={number}: a decode scale is a positive, finite float32")
+        shown = global_scale if type(global_scale) is float else number
+        raise ValueError(f"global_scale={shown}: a decode scale is a positive, finite float32")
     return number
 
 
@@ -426,7 +464,7 @@ cdef int quantize_on_cuda(Request *request, tuple results, _Rules rules, global_
     memset(&scale, 0, sizeof(scale))
     along[0] = along[1] = NULL
     if global_scale is not None:
-        given = given_on_cuda(global_scale, stream, &scale)   # kept until the launch
+        given = given_on_cuda(global_scale, source, stream, &scale)   # kept until the launch
     for result in results:
         wait_for_parts(result, stream)
         direction = -1 - result.axis
@@ -470,10 +508,13 @@ cdef int used_parts_on(ScaledTensor self, int64_t stream) except -1:
     return 0
 
 
-cdef Tensor given_on_cuda(global_scale, int64_t stream, dlfp4_cuda_scale *scale):
+cdef Tensor given_on_cuda(global_scale, Tensor source, int64_t stream, dlfp4_cuda_scale *scale):
     """A given scale: on the device, where it is not waited for, or a number of the host."""
     cdef Tensor given = None if type(global_scale) is float else as_scalar(global_scale)
     if given is not None and on_cuda(given):
+        if given.dl.device.device_id != source.dl.device.device_id:
+            raise ValueError(f"global_scale lies on {device_of(given)}, the input on {device_of(source)}; move it "
+                             f"there, or give a number")
         wait_for(given, stream)
         scale.given = <const float *> given.dl.data
     else:
@@ -528,12 +569,12 @@ def dequantize(q, dtype="float32", *, out=None, stream=None):
                         "ScaledTensor.from_parts")
     if not SOURCE_ROWS >> row & 1:
         raise TypeError(f"dtype={dtype}: block-scaled tensors dequantize to float32, bfloat16 or float16")
-    source = restored(q, stream)
+    source = plain(q, stream)
     chosen = stream_for(source.data, stream)
     if out is None:
         result = allocate_values(source, row, chosen)
     else:
-        result = check_result(borrow(out, is_out=True), source, row)
+        result = check_result(borrow(out), source, row)
     matrix = flatten(result)
     if on_cuda(source.data):
         dequantize_on_cuda(source, matrix, chosen)
@@ -556,9 +597,9 @@ cdef Tensor check_result(Tensor self, ScaledTensor source, int row):
     check_beside(self, source.data)
     if not has_shape(self, source.shape):
         raise ValueError(f"out has shape {shape_of(self)}, the result has {source.shape}")
-    part = source.scales if overlaps(self, source.scales) else source.data
-    if overlaps(self, part):
-        refuse_overlap(self, part, "out overlaps the quantized tensor; give other memory")
+    for part in (source.data, source.scales, source.global_scale):
+        if part is not None and overlaps(self, part):
+            refuse_overlap(self, part, "out overlaps the quantized tensor; give other memory")
     return self
 
 

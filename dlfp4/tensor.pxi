@@ -85,7 +85,7 @@ cdef class Tensor:
 
     @property
     def readonly(self):
-        """True where the memory must not be written."""
+        """True where the producer says that the memory must not be written."""
         return self.flags & DLPACK_FLAG_BITMASK_READ_ONLY != 0
 
     @property
@@ -188,7 +188,9 @@ cdef class Tensor:
         return result
 
     def copy(self):
-        """A compact copy on the same device, aligned to 64 bytes on the host, and writable."""
+        """A compact copy on the same device, aligned to 64 bytes on the host, and writable.
+
+        Of pinned memory it is on ``"cpu"``, of managed memory on its ``"cuda:N"``."""
         return duplicate(self)
 
     def to_device(self, device, /, *, stream=None):

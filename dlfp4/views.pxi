@@ -20,9 +20,9 @@ cdef Tensor finish_view(Tensor self):
 cdef int advance(Tensor self, int64_t elements) except -1:
     """Move the first element; packed elements must go on starting on a byte."""
     cdef int64_t bits = elements * storage_bits(self)
-    if bits % 8:
+    if bits & 7:
         raise BufferError(
-            f"this view of packed {dtype_name(self)} starts {bits % 8} bits into a byte (element {elements} from the "
+            f"this view of packed {dtype_name(self)} starts {bits & 7} bits into a byte (element {elements} from the "
             f"first), where DLPack has no address; slice a copy with one element a byte: dlfp4.unpack(t)[...]")
     if is_address(self.dl.device.device_type):
         self.dl.data = <char *> self.dl.data + bits // 8

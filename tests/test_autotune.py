@@ -13,6 +13,7 @@ import pytest
 import dlfp4
 from dlfp4.engines.problem import Backend
 
+from .capsules import Made
 from .test_matmul import assert_product, values
 
 matmul, autotune = (importlib.import_module(f"dlfp4.{name}") for name in ("matmul", "autotune"))
@@ -173,6 +174,14 @@ def test_rounded_activations_are_not_measured(use, path):
     with dlfp4.autotune(path):
         dlfp4.matmul(values((3, K)), W.mT, activation="int8")
     assert not autotune.CHOICES
+
+
+def test_activations_in_pinned_memory(use, path):
+    use(first=Tactics(slow=slow, right=right))
+    a = dlfp4.from_dlpack(Made(values((3, K)), device=(3, 0)).capsule)
+    with dlfp4.autotune(path):
+        assert_product(dlfp4.matmul(a, W.mT), a, W.mT)
+    assert winners() == {(3, "first", "right")}
 
 
 def test_a_backend_by_name_has_its_tactics_measured(use, path):

@@ -10,7 +10,7 @@ import pytest
 
 import dlfp4
 
-from . import capsules
+from . import capsules, reference
 from .reference import host_bytes
 
 pytestmark = pytest.mark.gpu
@@ -108,6 +108,16 @@ def test_strided_packed_fp4_reaches_the_host(torch):
     assert transposed.to_numpy().view(np.uint8).tobytes() == nibbles.T.tobytes()
 
 
+@pytest.mark.parametrize("name", ["float4_e2m1fn", "float6_e2m3fn"])
+@pytest.mark.parametrize("index", [slice(4, 0, -1), slice(None, None, -1), slice(28, 3, -3)], ids=str)
+def test_packed_memory_backwards_reaches_the_host(name, index):
+    """Whose lowest element may begin within a byte."""
+    whole = dlfp4.pack(np.resize(reference.all_codes(name), 29))
+    codes = reference.codes_of(dlfp4.unpack(whole))[index]
+    taken = whole.to_device("cuda:0")[index].to_device("cpu")
+    assert reference.codes_of(dlfp4.unpack(taken)).tolist() == codes.tolist()
+
+
 def test_host_copy_through_the_protocol(torch):
     source = torch.randn(5, 7, device="cuda")
     array = np.from_dlpack(dlfp4.from_dlpack(source), device="cpu")
@@ -158,6 +168,21 @@ def test_the_consumer_waits_for_the_producer(torch, consumer):
     with torch.cuda.stream(reader):
         copied = torch.from_dlpack(capsule).clone()
     reader.synchronize()
+    assert copied.min().item() == copied.max().item() == 7.0
+
+
+@pytest.mark.parametrize("view", [lambda t: t, lambda t: t.T], ids=["compact", "strided"])
+def test_the_consumer_waits_for_the_copy(torch, view):
+    """Which itself waits for the producer."""
+    producer, other = torch.cuda.Stream(), torch.cuda.Stream()
+    source = slow_fill(torch, producer, 7.0).reshape(1024, 1024)
+    with torch.cuda.stream(producer):
+        tensor = dlfp4.from_dlpack(source)
+    capsule = view(tensor).__dlpack__(stream=other.cuda_stream, max_version=(1, 3), copy=True)
+    with torch.cuda.stream(other):
+        copied = torch.from_dlpack(capsule).clone()
+    other.synchronize()
+    assert copied.data_ptr() != source.data_ptr()
     assert copied.min().item() == copied.max().item() == 7.0
 
 

@@ -1,6 +1,7 @@
 """CUDA managed memory: kernels of the device and of the host read it where it lies, after the work on its stream."""
 
 import itertools
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -102,3 +103,10 @@ def test_the_host_waits_for_its_stream(cupy):
         tensor = dlfp4.from_dlpack(array)
         late = dlfp4.matmul(tensor, x.T, backend="cpu")
     np.testing.assert_array_equal(late.to_numpy(), dlfp4.matmul(2 * x, x.T, backend="cpu").to_numpy())
+
+
+def test_copies_lie_on_the_device(cupy):
+    tensor = dlfp4.from_dlpack(managed(cupy, some((6, 64))))
+    for view in (tensor, tensor[1:], tensor.T, tensor[:, ::2]):
+        for copied in (view.copy(), dlfp4.from_dlpack(view, copy=True), dlfp4.asarray(view, copy=True), deepcopy(view)):
+            assert (str(copied.device), copied.to_numpy().tobytes()) == ("cuda:0", view.to_numpy().tobytes())

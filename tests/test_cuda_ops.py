@@ -12,9 +12,10 @@ import pytest
 
 import dlfp4
 from dlfp4._core import _cuda_capability
-from dlfp4.checkpoints import join_parts, split_parts
+from dlfp4.checkpoints import join_parts, split_parts, to_ggml
 
 from . import reference
+from .capsules import Made
 from .reference import host_bytes
 
 pytestmark = pytest.mark.gpu
@@ -474,3 +475,29 @@ def test_another_stream(torch):
     ours = dlfp4.quantize(x, "mxfp4", stream=stream)
     stream.synchronize()
     assert_equal_parts(ours, dlfp4.quantize(x.cpu(), "mxfp4"))
+
+
+def test_out_needs_room_for_the_global_scale():
+    """Which would be written over scales of blocks."""
+    x = dlfp4.asarray(np.random.default_rng(6).standard_normal((32, 64)).astype("float32")).to_device(CUDA)
+    q = dlfp4.quantize(x, "nvfp4")
+    out = dlfp4.ScaledTensor.from_parts(q.data, q.scales, format="nvfp4")
+    before = host_bytes(q.scales)
+    with pytest.raises(ValueError, match="without a global scale"):
+        dlfp4.quantize(x, "nvfp4", out=out)
+    assert host_bytes(q.scales) == before
+
+
+@pytest.mark.parametrize("name", ["nvfp4", "mxfp4"])
+def test_ggmls_blocks_of_a_prepared_weight(name):
+    q = dlfp4.quantize(np.random.default_rng(7).standard_normal((128, 512)).astype("float32"), name)
+    prepared = q.to_device(CUDA).prepare()
+    assert prepared.scale_layout == "prepared"
+    assert host_bytes(to_ggml(prepared)) == host_bytes(to_ggml(q))
+
+
+def test_a_global_scale_on_another_device():
+    x = dlfp4.asarray(np.ones((32, 64), np.float32)).to_device(CUDA)
+    elsewhere = dlfp4.from_dlpack(Made(np.ones(1, np.float32), device=(2, 1)).capsule)
+    with pytest.raises(ValueError, match=r"global_scale lies on cuda:1, the input on cuda:0"):
+        dlfp4.quantize(x, "nvfp4", global_scale=elsewhere)

@@ -196,6 +196,17 @@ def test_out_of_any_strides(name, place):
         assert block.tobytes() == model.tobytes()
 
 
+def test_out_over_the_global_scale():
+    out = np.zeros((32, 64), np.float32)
+    unit = out.reshape(-1)[5:6]
+    unit[:] = 2
+    q = dlfp4.quantize(np.ones((32, 64), np.float32), "nvfp4", global_scale=2.0)
+    q = dlfp4.ScaledTensor.from_parts(q.data, q.scales, unit, format="nvfp4")
+    with pytest.raises(ValueError, match="out overlaps the quantized tensor"):
+        dlfp4.dequantize(q, out=out)
+    assert (unit[0], np.count_nonzero(out)) == (2, 1)
+
+
 def test_out_that_does_not_fit():
     q = dlfp4.quantize(make("normal", (4, 32)), "mxfp8_e4m3")
     for shape in ((4, 31), (32, 4), (128,), (1, 4, 32)):

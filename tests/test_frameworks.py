@@ -425,3 +425,10 @@ def test_tvm_ffi_functions_take_our_tensor_and_give_it_back(name):
     assert type(back) is dlfp4.Tensor
     assert (back.data_ptr, back.dtype, back.packed) == (tensor.data_ptr, tensor.dtype, tensor.packed)
     assert back.to_numpy().tobytes() == tensor.to_numpy().tobytes()
+
+
+def test_one_row_backwards_is_shared(torch):
+    """The stride of a dimension of one element means nothing."""
+    tensor = dlfp4.asarray(aligned((1, 16), "float32")[::-1])
+    assert tensor.strides[0] < 0
+    assert tensor.to_torch(copy=False).data_ptr() == tensor.data_ptr

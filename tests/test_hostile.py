@@ -439,6 +439,25 @@ def test_the_capsules_own_device_is_the_true_one():
     assert (str(tensor.device), tensor.to_numpy().tobytes()) == ("cpu", made.memory.tobytes())
 
 
+def test_a_producer_without_copy_is_asked_for_the_newest_version():
+    """Only so can NumPy say that memory is read-only."""
+    import dlfp4
+
+    array = np.arange(8.0)
+    array.flags.writeable = False
+
+    class Producer:
+        def __dlpack_device__(self):
+            return (1, 0)
+
+        def __dlpack__(self, *, stream=None, max_version=None):
+            return array.__dlpack__(max_version=max_version)
+
+    for copy in (None, False):
+        tensor = dlfp4.from_dlpack(Producer(), copy=copy)
+        assert (tensor.readonly, tensor.data_ptr) == (True, array.ctypes.data)
+
+
 @pytest.mark.parametrize("at", ["dlpack", "device"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, RuntimeError, MemoryError, BufferError, ValueError])
 def test_a_producers_exception_propagates(error, at):

@@ -1,5 +1,6 @@
 """The protocol's rules and known pitfalls, seen from both sides: what dlfp4 asks, hands out, keeps and refuses."""
 
+import copy
 import re
 
 import numpy as np
@@ -470,3 +471,12 @@ def test_masks_are_not_lost(entry):
 def test_scaled_tensors_are_no_tensors(entry):
     with pytest.raises(TypeError, match=r"several tensors.*dequantize"):
         entry(dlfp4.quantize(np.linspace(0, 1, 32, dtype=np.float32).reshape(1, 32), "mxfp4"))
+
+
+def test_copies_of_pinned_memory_lie_on_the_host():
+    made = Made(random_array((6, 64)), device=(3, 0))
+    tensor = dlfp4.from_dlpack(made.capsule)
+    assert str(tensor.device) == "cuda_host"
+    for view in (tensor, tensor[1:, ::2]):
+        for copied in (view.copy(), dlfp4.from_dlpack(view, copy=True), copy.deepcopy(view)):
+            assert (str(copied.device), copied.to_numpy().tobytes()) == ("cpu", view.to_numpy().tobytes())

@@ -129,6 +129,60 @@ def test_out_that_overlaps():
         dlfp4.quantize(x, "mxfp4", out=out)
 
 
+def test_out_needs_room_for_the_global_scale():
+    x = make("normal", (32, 64))
+    q = dlfp4.quantize(x, "nvfp4")
+    out = dlfp4.ScaledTensor.from_parts(q.data.copy(), q.scales.copy(), format="nvfp4")
+    before = raw_bytes(out.data), raw_bytes(out.scales)
+    with pytest.raises(ValueError, match="without a global scale, which the result needs memory for"):
+        dlfp4.quantize(make("uniform", (32, 64)), "nvfp4", out=out)
+    assert (raw_bytes(out.data), raw_bytes(out.scales)) == before
+
+
+def test_out_whose_elements_meet():
+    x = make("normal", (32, 64))
+    data, scales = np.zeros((32, 32), np.uint8), np.zeros((32, 2), np.uint8)
+    for part, out in (
+        ("data", (np.broadcast_to(data[:1], (32, 32)), scales)),
+        ("scales", (data, np.broadcast_to(scales[:1], (32, 2)))),
+    ):
+        for each in out:
+            each.flags.writeable = True
+        with pytest.raises(ValueError, match=rf"out's {part} has strides \(0, 1\) .* elements may share memory"):
+            dlfp4.quantize(x, "mxfp4", out=dlfp4.ScaledTensor.from_parts(*out, format="mxfp4"))
+    assert not data.any()
+
+
+def test_parts_of_out_that_overlap():
+    x = make("normal", (256, 256))
+    memory = np.zeros((256, 136), np.uint8)
+    message = "parts of out overlap one another"
+    for data, scales in ((memory[:, :128], memory[:, 120:128]), (memory[:, 8:], memory[:, 1:9])):
+        with pytest.raises(ValueError, match=message):
+            dlfp4.quantize(x, "mxfp4", out=dlfp4.ScaledTensor.from_parts(data, scales, format="mxfp4"))
+    unit = memory[3, 8:12].view(F)
+    whole = dlfp4.ScaledTensor.from_parts(memory[:, 8:], np.zeros((256, 16), np.uint8), unit, format="nvfp4")
+    with pytest.raises(ValueError, match=message):
+        dlfp4.quantize(x, "nvfp4", out=whole)
+    assert not memory.any()
+    q = dlfp4.quantize(x, "fp8_1x128")
+    with pytest.raises(ValueError, match=message):
+        dlfp4.quantize(x, "fp8_1x128", axis=(-1, -2), out=(q, q.mT))
+
+
+@pytest.mark.parametrize("first", ["data", "scales"])
+def test_rows_of_out_in_records(first):
+    """A row of codes and its scales side by side, as caches of keys and values have them."""
+    x = make("normal", (64, 96))
+    records = np.full((64, 60), 0xA5, np.uint8)
+    data, scales = (records[:, 2:50], records[:, 50:53]) if first == "data" else (records[:, 5:53], records[:, 2:5])
+    out = dlfp4.ScaledTensor.from_parts(data, scales, format="mxfp4")
+    dlfp4.quantize(x, "mxfp4", out=out)
+    expected = reference.quantize(x, "mxfp4")
+    assert (data.tobytes(), scales.tolist()) == (expected.data()[1], expected.scales.tolist())
+    assert set(records[:, :2].ravel()) == set(records[:, 53:].ravel()) == {0xA5}
+
+
 # ---- one piece of memory -------------------------------------------------------------------------------------------
 
 

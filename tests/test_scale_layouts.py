@@ -146,6 +146,22 @@ def test_scales_of_any_strides(name):
     assert (wide == before).all()
 
 
+@pytest.mark.parametrize("layout", ["128x4", "8x4", "aiter"])
+def test_tiles_have_no_gaps(layout):
+    q = dlfp4.quantize(make("normal", (256, 256)), "mxfp4", scale_layout=layout)
+    raw = q.scales.view("uint8").to_numpy()
+    for name, scales in (
+        ("in a wider buffer", np.concatenate([raw, raw], axis=1)[:, : raw.shape[1]]),
+        ("by columns", np.asfortranarray(raw)),
+        ("backwards", raw[::-1].copy()[::-1]),
+        ("flat, with gaps", np.repeat(raw.ravel(), 2)[::2]),
+    ):
+        with pytest.raises(BufferError, match=rf"tiles of '{layout}' follow one another without gaps; call .copy()"):
+            dlfp4.ScaledTensor.from_parts(q.data, scales, format="mxfp4", scale_layout=layout)
+        held = dlfp4.ScaledTensor.from_parts(q.data, scales.copy("C"), format="mxfp4", scale_layout=layout)
+        assert raw_bytes(held.dequantize()) == raw_bytes(q.dequantize()), name
+
+
 def test_leading_dimensions_count_as_lines():
     x = make("normal", (3, 5, 7, 96))
     for name, layout in itertools.product(["nvfp4", "mxfp4", "mxfp8_e4m3"], LAYOUTS):

@@ -6,6 +6,7 @@ import pytest
 import dlfp4
 
 from .capsules import framework
+from .reference import raw_bytes
 
 
 def conjugate(torch):
@@ -196,3 +197,39 @@ def test_changes_that_leave_the_memory_are_no_matter(change):
     head = dlfp4.from_dlpack(source)[:400]
     {"resize_(500)": lambda: source.resize_(500), "t_()": source.t_, "add_(1)": lambda: source.add_(1)}[change]()
     assert head.to_numpy().tobytes() == source[:400].numpy().tobytes()
+
+
+def test_a_tensor_that_became_a_parameter():
+    """As PyTorch makes its lazy parameters into real ones."""
+    torch = framework("torch")
+    x = torch.arange(1.0, 9.0)
+    tensor = dlfp4.from_dlpack(x)
+    x.__class__ = torch.nn.Parameter
+    for use in (tensor.to_numpy, tensor.to_torch, tensor.__dlpack__, lambda: dlfp4.cast(tensor, "bfloat16")):
+        with pytest.raises(BufferError, match=r"became a torch\.nn\.parameter\.Parameter since .* import it again"):
+            use()
+    assert dlfp4.from_dlpack(x.detach()).to_numpy().tolist() == list(range(1, 9))
+
+
+def test_subnormals_where_pytorch_flushes_them():
+    """In the scales of a whole tensor, too."""
+    torch = framework("torch")
+    x = torch.randn(4, 64, generator=torch.Generator().manual_seed(1)) * 1e-36
+
+    def run():
+        results = []
+        for name in ("nvfp4", "fp8_e4m3", "mxfp4"):
+            q = dlfp4.quantize(x, name)
+            parts = [part for part in (q.data, q.scales, q.global_scale, q.dequantize()) if part is not None]
+            results += [raw_bytes(part) for part in parts]
+        return results
+
+    expected = run()
+    if not torch.set_flush_denormal(True):
+        pytest.skip("PyTorch cannot flush subnormals on this processor")
+    try:
+        flushed = run()
+    finally:
+        torch.set_flush_denormal(False)
+    assert flushed == expected
+    assert any(expected[3])

@@ -486,3 +486,23 @@ def test_buffers():
     assert tensor[0, 0].item() == 9
     check_same(dlfp4.asarray(data), np.frombuffer(data, np.uint8))
     check_same(dlfp4.asarray(memoryview(data)[::2]), np.frombuffer(data, np.uint8)[::2])
+
+
+def test_packed_views_that_share_one_byte():
+    """One of them runs backwards and ends within the byte in which the other ends."""
+    codes = np.random.default_rng(1).integers(0, 256, 1 << 8, dtype=np.uint8)
+    memory = dlfp4.asarray(codes).view("float4_e2m1fn")
+    x, out = memory[510:254:-1], memory[0:256]
+    assert (x.shape, out.shape) == ((256,), (256,))
+    before = codes.copy()
+    with pytest.raises(ValueError, match="overlap"):
+        dlfp4.pack(x, out=out)
+    assert (codes == before).all()
+
+
+@pytest.mark.parametrize("shape", [(1 << 62,), (1 << 40, 1 << 20)], ids=str)
+def test_more_elements_than_bytes_can_be_counted(shape):
+    """By strides of 0 NumPy describes them."""
+    with pytest.raises(BufferError, match="has more elements than memory can hold"):
+        dlfp4.asarray(np.broadcast_to(np.ones(1, np.uint8), shape))
+    assert dlfp4.asarray(np.broadcast_to(np.ones(1, np.uint8), (1 << 59,))).nbytes == 1 << 59

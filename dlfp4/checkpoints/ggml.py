@@ -109,7 +109,8 @@ def to_ggml(q: ScaledTensor) -> Tensor:
     count = count_blocks(q.shape, block, q.format.name)
     if q.axis != -1:
         raise ValueError(f"{q!r}: ggml's blocks run along the last axis; quantize with axis=-1")
-    scales = q.with_scale_layout("linear").scales.view("uint8").to_numpy()
+    q = q.with_scale_layout("linear")  # of prepared weights, which have an order of their own, too
+    scales = q.scales.view("uint8").to_numpy()
     data = q.data.view("uint8").to_numpy().reshape(count * block.groups, block.length // 2)
     blocks = np.empty((count, block.nbytes), np.uint8)
     blocks[:, : block.groups] = scales.reshape(count, block.groups)

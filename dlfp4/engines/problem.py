@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-from dlfp4._core import ScaledTensor, Tensor, _parse_dtype, _restored, _without_global_scale, cast, dequantize
+from dlfp4._core import ScaledTensor, Tensor, _parse_dtype, _plain, _without_global_scale, cast, dequantize
 
 if TYPE_CHECKING:
     import numpy as np
@@ -157,7 +157,8 @@ def not_on_one_cuda_device(problem: Problem) -> str | None:
     """Whether the operands lie apart, or on the host."""
     a, b = problem.a.device, problem.b.device
     if a != b:
-        return f"a lies on {a}, b on {b}; bring them together with .to_device({str(a)!r})"
+        place = str(a) if a.type == "cuda" else "cpu"
+        return f"a lies on {a}, b on {b}; bring them together with .to_device({place!r})"
     if a.type != "cuda":
         return f"the operands lie on {a}, and this backend reads CUDA memory; call .to_device('cuda:0') on both"
     return None
@@ -251,7 +252,7 @@ def exact_types(x: Operand) -> tuple[str, ...]:
 
 def without_tensor_scale(x: ScaledTensor, name: str, stream: _Stream | None) -> tuple[Tensor, Tensor | None]:
     """A ScaledTensor's values in a type, but for the scale of the whole tensor, which comes beside them."""
-    plain = _restored(x, stream)
+    plain = _plain(x, stream)
     if plain.format.block is None:
         return cast(plain.data, name, stream=stream).reshape(x.shape), plain.scales
     return dequantize(_without_global_scale(plain), name, stream=stream), plain.global_scale

@@ -139,6 +139,8 @@ def bytes_remedy(tensor: Tensor) -> str:
     """What to call where a framework has no such element type."""
     if tensor.dtype.name == FP4 and not tensor.packed:
         return 'call dlfp4.pack(t), or hand over the bytes with .view("uint8")'
+    if tensor.packed and tensor.ndim and tensor.shape[-1] * SUBBYTE[tensor.dtype.name] % 8:
+        return 'hand over one element a byte, with dlfp4.unpack(t).view("uint8")'
     return f'hand over the bits with .view("uint{8 * min(tensor.dtype.itemsize, 8)}")'
 
 

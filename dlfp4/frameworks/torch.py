@@ -39,7 +39,8 @@ def from_tensor(tensor: Tensor, copy: bool | None = None) -> torch.Tensor:
     """
     import torch
 
-    if copy is not True and min(tensor.strides, default=0) < 0:
+    backwards = any(stride < 0 and extent > 1 for extent, stride in zip(tensor.shape, tensor.strides, strict=True))
+    if copy is not True and backwards:
         raise base.RefusedError("PyTorch", tensor, "it has no negative strides", "call .copy() first")
     source = base.shareable("PyTorch", tensor, copy, base.read_only_obstacle(tensor))
     if source.packed and source.dtype.name == base.FP4:

@@ -6,11 +6,10 @@
 #include <string.h>
 
 #include "dispatch.h"
+#include "threads.h"
 
 namespace dlfp4 {
 namespace {
-
-int64_t round_up(int64_t value, int64_t multiple) { return divide_up(value, multiple) * multiple; }
 
 bool find_source(uint8_t code, uint8_t bits, Source *source) {
   const int row = find_row(code, bits);
@@ -97,8 +96,10 @@ ScaleRule make_rule(const FormatInfo &format, const dlfp4_recipe &recipe, const 
   rule.pow2 = recipe.pow2;
   rule.encode = scale ? scale->encode : 1;
   rule.decode = scale ? scale->decode : 1;
-  rule.sixth = rule.encode * kSixth;
-  rule.unit = 1 / rule.encode;
+  compute([&] {
+    rule.sixth = rule.encode * kSixth;
+    rule.unit = 1 / rule.encode;
+  });
   return rule;
 }
 

@@ -45,6 +45,13 @@ struct FormatInfo {
   bool whole;       // one scale for the tensor
 };
 
+// Tiles across lines that are neighbours in memory.
+constexpr int64_t kTileLines = 512;
+constexpr int64_t kTileLength = 128;             // positions, a multiple of every block
+constexpr int64_t kTilePitch = kTileLines + 64;  // of rows: a power of two would have them share a cache's few places
+constexpr int64_t kLeastBlock = 16;
+constexpr int64_t kTileBlocks = kTileLength / kLeastBlock;  // of a line
+
 // False where there is no such format.
 bool find_format(int number, FormatInfo *format);
 
@@ -82,6 +89,10 @@ inline uint8_t *line_at(const dlfp4_blocks &blocks, const FormatInfo &format, in
 }
 
 inline int64_t divide_up(int64_t count, int64_t size) { return (count + size - 1) / size; }
+
+inline int64_t round_up(int64_t value, int64_t multiple) { return divide_up(value, multiple) * multiple; }
+
+inline int log2_of(int64_t power) { return __builtin_ctzll(static_cast<unsigned long long>(power)); }
 
 inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 

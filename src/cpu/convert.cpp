@@ -28,18 +28,6 @@ struct Job {
 
 // --- Arguments -------------------------------------------------------------------------------
 
-bool is_operand(const dlfp4_view &view, Operand *operand) {
-  const int row = find_row(view.code, view.bits);
-  if (row < 0) return false;
-  operand->row = static_cast<uint8_t>(row);
-  operand->packed = view.bits < 8 && !view.padded;
-  return true;
-}
-
-bool are_convertible(Operand from, Operand to) {
-  return from.row == to.row || (is_float(kFormats[from.row]) && is_float(kFormats[to.row]));
-}
-
 bool have_one_shape(const dlfp4_view &src, const dlfp4_view &dst) {
   if (src.ndim != dst.ndim || src.ndim < 0) return false;
   for (int32_t dim = 0; dim < src.ndim; ++dim)
@@ -60,8 +48,7 @@ bool is_mode(const dlfp4_convert_options *options, Mode *mode) {
 // --- Runs ------------------------------------------------------------------------------------
 
 const uint8_t *at(const uint8_t *data, Operand operand, int64_t element) {
-  const int64_t bits = dlfp4_dtypes[operand.row].bits;
-  return data + (operand.packed ? element * bits / 8 : element * ((bits + 7) / 8));
+  return data + element * spacing(operand) / 8;
 }
 
 uint8_t *at(uint8_t *data, Operand operand, int64_t element) {
@@ -155,7 +142,7 @@ extern "C" dlfp4_status dlfp4_convert(const dlfp4_view *src, const dlfp4_view *d
   const int level = current_level();
   if (level < 0) return DLFP4_E_ISA;
   Operand from, to;
-  if (!is_operand(*src, &from) || !is_operand(*dst, &to)) return DLFP4_E_DTYPE;
+  if (!find_operand(*src, &from) || !find_operand(*dst, &to)) return DLFP4_E_DTYPE;
   if (!are_convertible(from, to)) return DLFP4_E_DTYPE;
   Mode mode;
   if (!is_mode(options, &mode)) return DLFP4_E_OPTION;

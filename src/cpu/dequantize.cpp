@@ -10,13 +10,8 @@
 namespace dlfp4 {
 namespace {
 
-constexpr int64_t kRun = 2048;               // elements of a line at a time
-constexpr int64_t kTileLines = 512;          // lines of a tile whose lines are neighbours
-constexpr int64_t kTileLength = 128;         // positions of such a tile, a multiple of every block
-constexpr int64_t kPitch = kTileLines + 64;  // of its rows: a power of two would have them share a cache's few places
+constexpr int64_t kRun = 2048;  // elements of a line at a time
 constexpr int64_t kGrain = 1 << 16;
-constexpr int64_t kLeastBlock = 16;
-constexpr int64_t kMostBlocks = kTileLength / kLeastBlock;  // of a line in such a tile
 constexpr int64_t kMostScales = kRun / kLeastBlock;
 constexpr int kMostItem = 4, kScaleBytes = 4;
 
@@ -76,8 +71,8 @@ struct Tile {
 
 // A tile's codes and stored scales by position.
 struct Turned {
-  alignas(64) uint8_t codes[kTileLength][kPitch];
-  alignas(64) uint8_t stored[kMostBlocks][kPitch * kScaleBytes];
+  alignas(64) uint8_t codes[kTileLength][kTilePitch];
+  alignas(64) uint8_t stored[kTileBlocks][kTilePitch * kScaleBytes];
 };
 
 // Scales of one byte that are neighbours along lines are turned.
@@ -95,9 +90,9 @@ void turn_scales(const Job &job, const Tile &tile, Turned *turned) {
   if (linear && scales.step == 1)
     return turn(scales.data + tile.line * scales.stride + block, scales.stride, blocks, tile.lines, turned->stored[0],
                 sizeof(turned->stored[0]));
-  uint8_t loaded[kTileLines][kMostBlocks];
+  uint8_t loaded[kTileLines][kTileBlocks];
   for (int64_t i = 0; i < tile.lines; ++i) load_scales(scales, tile.line + i, block, blocks, loaded[i]);
-  turn(loaded[0], kMostBlocks, blocks, tile.lines, turned->stored[0], sizeof(turned->stored[0]));
+  turn(loaded[0], kTileBlocks, blocks, tile.lines, turned->stored[0], sizeof(turned->stored[0]));
 }
 
 // Where codes of one position lie next to each other, there is nothing to turn.
@@ -109,7 +104,7 @@ void turn_codes(const Job &job, const Tile &tile, Turned *turned) {
   if (are_rows(job)) return;
   if (step == 1)
     return job.kernels->unpack_across[job.format.element](codes, stride * job.format.bits / 8, tile.count, tile.lines,
-                                                          turned->codes[0], kPitch);
+                                                          turned->codes[0], kTilePitch);
   for (int64_t k = 0; k < tile.count; ++k) gather_items(codes + k * step, stride, 1, tile.lines, turned->codes[k]);
 }
 
@@ -263,9 +258,11 @@ dlfp4_status dlfp4_find_tensor_scale(const dlfp4_matrix *x, int format, const dl
   search.finite_only = info.row->kind == DLFP4_TWO_LEVEL;
   const int64_t runs = search.x.lines * divide_up(search.x.length, kRun);
   parallel_for_tiles(runs, divide_up(kGrain, kRun), search_runs, &search);
-  const TensorScale found = search.finite_only ? two_level_scale(float_of(search.largest))
-                                               : largest_scale(make_rule(info, *recipe, nullptr), search.largest);
-  *scale = {found.encode, found.decode};
+  compute([&] {
+    const TensorScale found = search.finite_only ? two_level_scale(float_of(search.largest))
+                                                 : largest_scale(make_rule(info, *recipe, nullptr), search.largest);
+    *scale = {found.encode, found.decode};
+  });
   return DLFP4_OK;
 }
 }

@@ -168,6 +168,16 @@ int find_row(uint8_t code, uint8_t bits) {
   return code < kMaxCode && bits <= kMaxBits ? rows_of_types[code][bits] : -1;
 }
 
+bool find_operand(const dlfp4_view &view, Operand *operand) {
+  const int row = find_row(view.code, view.bits);
+  *operand = {static_cast<uint8_t>(row), view.bits < 8 && !view.padded};
+  return row >= 0;
+}
+
+bool are_convertible(Operand from, Operand to) {
+  return from.row == to.row || (is_float(kFormats[from.row]) && is_float(kFormats[to.row]));
+}
+
 Plan make_plan(int level, Operand src, Operand dst, const Mode &mode) {
   const int index = mode_index(mode.rounding, mode.saturate);
   Plan plan = {src, dst, find_kernel(level, src, dst, index), nullptr, nullptr, nullptr};

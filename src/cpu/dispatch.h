@@ -25,7 +25,19 @@ int current_level();
 // The row of a DLPack type with lanes = 1, or -1.
 int find_row(uint8_t code, uint8_t bits);
 
-// `src` and `dst` are equal types or both floats.
+// What the elements of a view are; false where they are of no known type.
+bool find_operand(const dlfp4_view &view, Operand *operand);
+
+// Bits from one element to the next.
+inline int spacing(Operand operand) {
+  const int bits = dlfp4_dtypes[operand.row].bits;
+  return operand.packed || bits > 8 ? bits : 8;
+}
+
+// Whether they are equal types or both floats.
+bool are_convertible(Operand from, Operand to);
+
+// `src` and `dst` are convertible.
 Plan make_plan(int level, Operand src, Operand dst, const Mode &mode);
 
 void run_plan(const Plan &plan, const uint8_t *src, uint8_t *dst, int64_t count, const Mode &mode);

@@ -8,7 +8,6 @@ namespace {
 
 constexpr int64_t kBytesInCache = 32 << 10;            // of rows: they are to stay in the L1 cache
 constexpr int64_t kMostPositions = kBytesInCache / 2;  // of one row of bfloat16
-constexpr int64_t kWholeLine = int64_t{1} << 62;       // a block that no line fills
 
 // Some rows by some lines of b.
 struct Task {

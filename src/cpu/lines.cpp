@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "../numerics.h"
+#include "product_rules.h"
 
 namespace dlfp4 {
 namespace {
@@ -17,10 +18,7 @@ int64_t element_at(const Reader &reader, int64_t line, int64_t position) {
   return line_number(reader, line) * blocks.strides[0] + position * blocks.strides[1];
 }
 
-int bits_in_memory(const Reader &reader) {
-  const int bits = dlfp4_dtypes[reader.row].bits;
-  return reader.packed || bits > 8 ? bits : 8;
-}
+int bits_in_memory(const Reader &reader) { return spacing({static_cast<uint8_t>(reader.row), reader.packed}); }
 
 void gather_packed(const uint8_t *data, int64_t first, int64_t step, int bits, int64_t count, uint8_t *codes) {
   const unsigned mask = (1u << bits) - 1;
@@ -101,6 +99,10 @@ dlfp4_status make_reader(const dlfp4_lines &lines, int level, Reader *reader) {
   else
     reader->scales = make_scales(lines.blocks, reader->format);
   return DLFP4_OK;
+}
+
+bool is_value(const Reader &reader) {
+  return reader.scaled || is_summed_as_float(reader.row) || (is_integer(reader.row) && is_float(kFormats[reader.row]));
 }
 
 const uint8_t *find_codes(const Reader &reader, int64_t line, int64_t first) {

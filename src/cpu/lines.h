@@ -28,6 +28,9 @@ struct Reader {
 // DLFP4_OK, or what is wrong with the description.
 dlfp4_status make_reader(const dlfp4_lines &lines, int level, Reader *reader);
 
+// Whether elements are multiplied as floats; integers of two plain operands are not.
+bool is_value(const Reader &reader);
+
 // Where elements of a line lie in order and start on a byte, packed or not; null where they do not.
 const uint8_t *find_codes(const Reader &reader, int64_t line, int64_t first);
 

@@ -32,10 +32,6 @@ struct Job {
   int64_t stride;
 };
 
-bool is_value(const Reader &reader) {
-  return reader.scaled || is_summed_as_float(reader.row) || (is_integer(reader.row) && is_float(kFormats[reader.row]));
-}
-
 bool have_equal_blocks(const Reader &a, const Reader &b) {
   return a.scaled && b.scaled && a.row == b.row && a.format.block == b.format.block;
 }

@@ -13,15 +13,10 @@
 namespace dlfp4 {
 namespace {
 
-constexpr int64_t kRun = 2048;               // elements of a line at a time
-constexpr int64_t kTileLines = 512;          // lines of a tile across lines
-constexpr int64_t kTileLength = 128;         // positions of a tile across lines; a multiple of every block
-constexpr int64_t kPitch = kTileLines + 64;  // of its rows: a power of two would have them share a cache's few places
-constexpr int64_t kAhead = 4;                // positions of such a tile to prefetch
-constexpr int64_t kSquareRun = 512;          // elements of a line at a time, where many lines are
-constexpr int64_t kGrain = 1 << 16;          // elements worth a thread
-constexpr int64_t kLeastBlock = 16;
-constexpr int64_t kMostBlocks = kTileLength / kLeastBlock;  // of a line in a tile across lines
+constexpr int64_t kRun = 2048;       // elements of a line at a time
+constexpr int64_t kAhead = 4;        // positions of such a tile to prefetch
+constexpr int64_t kSquareRun = 512;  // elements of a line at a time, where many lines are
+constexpr int64_t kGrain = 1 << 16;  // elements worth a thread
 constexpr int64_t kMostScales = kTileLines;
 constexpr int kMostItem = 4, kScaleBytes = 4;
 
@@ -145,8 +140,8 @@ void quantize_along(const Job &job, const Tile &tile) {
 
 // A tile's results by position: codes, and stored scales of one byte; of the longer ones a tile has a single row.
 struct Results {
-  alignas(64) uint8_t codes[kTileLength][kPitch];
-  alignas(64) uint8_t stored[kMostBlocks][kPitch];
+  alignas(64) uint8_t codes[kTileLength][kTilePitch];
+  alignas(64) uint8_t stored[kTileBlocks][kTilePitch];
 };
 
 static_assert(kTileLines * kScaleBytes <= sizeof(Results::stored), "a row of float32 scales");
@@ -202,7 +197,7 @@ void put_codes(const Job &job, const Tile &tile, const Results &results) {
   if (job.blocks->strides[0] == 1 && job.format.bits == 8) return;
   uint8_t *const to = line_at(*job.blocks, job.format, tile.line, tile.first);
   if (job.blocks->strides[1] == 1)
-    return job.kernels->pack_across[job.format.element](results.codes[0], kPitch, rows, lines, to,
+    return job.kernels->pack_across[job.format.element](results.codes[0], kTilePitch, rows, lines, to,
                                                         job.blocks->strides[0] * job.format.bits / 8);
   for (int64_t k = 0; k < rows; ++k)
     scatter_items(results.codes[k], 1, lines, to + k * job.blocks->strides[1], job.blocks->strides[0]);
@@ -220,10 +215,10 @@ void put_scales(const Job &job, const Tile &tile, const Results &results) {
   }
   const auto turn = job.kernels->pack_across[kE4m3];
   if (linear && scales.step == 1)
-    return turn(results.stored[0], kPitch, blocks, lines, scales.data + tile.line * scales.stride + block,
+    return turn(results.stored[0], kTilePitch, blocks, lines, scales.data + tile.line * scales.stride + block,
                 scales.stride);
-  uint8_t turned[kTileLines][kMostBlocks];
-  turn(results.stored[0], kPitch, blocks, lines, turned[0], kMostBlocks);
+  uint8_t turned[kTileLines][kTileBlocks];
+  turn(results.stored[0], kTilePitch, blocks, lines, turned[0], kTileBlocks);
   for (int64_t i = 0; i < lines; ++i) store_scales(scales, tile.line + i, block, blocks, turned[i]);
 }
 
@@ -377,7 +372,8 @@ void fill_padding(const Job &job) {
 extern "C" {
 
 dlfp4_tensor_scale dlfp4_given_tensor_scale(float decode) {
-  const dlfp4::TensorScale scale = dlfp4::scale_given(decode);
+  dlfp4::TensorScale scale = {};
+  dlfp4::compute([&] { scale = dlfp4::scale_given(decode); });
   return {scale.encode, scale.decode};
 }
 

@@ -15,10 +15,6 @@ constexpr int64_t kMostBlockRows = 2, kMostElementRows = 12, kMostSpreadRows = 8
 constexpr int64_t kMostFloatRows = 8;
 constexpr int64_t kMostRowsInParts = 32;  // of float32, by panels
 
-bool is_value(const Reader &reader) {
-  return reader.scaled || is_summed_as_float(reader.row) || (is_integer(reader.row) && is_float(kFormats[reader.row]));
-}
-
 // Elements times scales, but for the factor: FP4, FP6 and FP8 times a power of two or a float8 has few enough bits.
 bool fits_bfloat16(const Reader &reader) {
   if (reader.scaled) return !has_float_scales(reader);

@@ -60,8 +60,6 @@ inline int64_t item_of(const Sides &sides) {
   return sides.form == kBlockLines ? 0 : has_integers(sides) ? 1 : has_floats(sides) ? 4 : 2;
 }
 
-inline int64_t round_up(int64_t value, int64_t multiple) { return divide_up(value, multiple) * multiple; }
-
 }  // namespace dlfp4
 
 #endif  // DLFP4_SRC_CPU_SIDES_H_

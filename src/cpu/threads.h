@@ -19,6 +19,13 @@ void parallel_for(int64_t count, int64_t grain, RangeBody body, const void *cont
 // The same for `count` tiles, cut anywhere between them.
 void parallel_for_tiles(int64_t count, int64_t grain, RangeBody body, const void *context);
 
+// Calls body() once, here, in the environment of floats that ranges get.
+template <class Body>
+void compute(const Body &body) {
+  parallel_for_tiles(
+      1, 1, [](const void *context, int64_t, int64_t) { (*static_cast<const Body *>(context))(); }, &body);
+}
+
 }  // namespace dlfp4
 
 #endif  // DLFP4_SRC_CPU_THREADS_H_

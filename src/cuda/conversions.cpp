@@ -17,17 +17,6 @@ struct Sides {
   bool part;  // of memory with other elements is the destination
 };
 
-int spacing(Operand operand) {
-  const int bits = dlfp4_dtypes[operand.row].bits;
-  return operand.packed || bits > 8 ? bits : 8;
-}
-
-bool find_operand(const dlfp4_view &view, Operand *operand) {
-  const int row = find_row(view.code, view.bits);
-  *operand = {static_cast<uint8_t>(row), view.bits < 8 && !view.padded};
-  return row >= 0;
-}
-
 int source_index(int row) {
   for (int i = 0; i < kNumSources; ++i)
     if (kSourceRows[i] == row) return i;
@@ -168,8 +157,7 @@ extern "C" int dlfp4_cuda_convert(int device, uintptr_t stream, const dlfp4_view
   Layout layout;
   const Round round = options ? Round{options->rounding, options->saturate != 0} : Round{DLFP4_NEAREST_EVEN, true};
   if (!find_operand(*src, &sides.src) || !find_operand(*dst, &sides.dst)) return refuse(DLFP4_E_DTYPE);
-  const bool convertible = is_float(kFormats[sides.src.row]) && is_float(kFormats[sides.dst.row]);
-  if (sides.src.row != sides.dst.row && !convertible) return refuse(DLFP4_E_DTYPE);
+  if (!are_convertible(sides.src, sides.dst)) return refuse(DLFP4_E_DTYPE);
   if (!collapse(*src, *dst, &layout)) return refuse(DLFP4_E_SHAPE);
   if (layout.size == 0) return 0;
   return convert_layout(sides, layout, static_cast<const uint8_t *>(src->data), static_cast<uint8_t *>(dst->data),

@@ -20,7 +20,6 @@ constexpr int64_t kMostOfWarp = 1 << 13;      // elements
 constexpr int64_t kMostOfBlock = 1 << 15;     // elements; a thread's integers fit 32 bits
 constexpr int64_t kManySegments = 1 << 9;     // of the smaller size: from there on there are fewer
 constexpr int64_t kSegmentsOfWarp = 1 << 10;  // that a warp adds up
-constexpr int64_t kMostBlocks = INT32_MAX;
 constexpr int kWarp = 32;
 
 struct Segments {
@@ -37,8 +36,6 @@ Segments cut_line(int64_t length) {
 }
 
 // --- Sides -----------------------------------------------------------------------------------
-
-int log2_of(int64_t power) { return __builtin_ctzll(static_cast<unsigned long long>(power)); }
 
 void describe_blocks(const dlfp4_blocks &blocks, const FormatInfo &format, DotSide *side) {
   const Scales scales = make_scales(blocks, format);

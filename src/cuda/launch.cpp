@@ -22,7 +22,7 @@ constexpr int kMultiprocessors = 16, kSharedMemoryOptIn = 97;
 constexpr int kPtxVersion = 5, kDynamicSharedBytes = 8;               // of a function's attributes
 constexpr int kClusterDimension = 4, kProgrammaticSerialization = 6;  // of a launch's
 constexpr int kSharedUnasked = 48 * 1024;
-constexpr int64_t kMostBlocks = INT32_MAX, kMostBlocksAcross = 65535;
+constexpr int64_t kMostBlocksAcross = 65535;
 constexpr int64_t kBlocksOfMultiprocessor = 2048 / kThreads;
 
 constexpr const char *kNames[kNumKernels] = {

@@ -16,6 +16,8 @@ enum KernelNumber {
   kNumKernels
 };
 
+constexpr int64_t kMostBlocks = INT32_MAX;  // of a launch, along the first dimension
+
 // Launches `blocks` blocks of kThreads threads in the current context; `params` is the kernel's struct. A CUresult, of
 // CUDA_ERROR_NOT_INITIALIZED where the device has no kernels.
 int launch(int kernel, int64_t blocks, void *params, uintptr_t stream);

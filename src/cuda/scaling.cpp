@@ -171,7 +171,8 @@ int quantize_rows(const Job &job, const FormatInfo &format, int number, uintptr_
 // A format's number among the kernels for blocks along columns, or -1.
 int find_columns_kernel(int number, const FormatInfo &format) {
   if (number < kFirstStrip) return number;
-  return format.group == 1 && !format.whole ? number - DLFP4_FORMAT_fp8_1x128 + kFirstStrip : -1;
+  const int strip = number - DLFP4_FORMAT_fp8_1x128 + kFirstStrip;
+  return format.group == 1 && !format.whole && strip < kColumnKernels ? strip : -1;
 }
 
 bool has_columns_kernel(const Job &job, const FormatInfo &format) {
@@ -288,8 +289,6 @@ int prepare_job(const dlfp4_matrix &x, Direction direction, const FormatInfo &fo
 }
 
 // --- Dequantize ------------------------------------------------------------------------------
-
-int log2_of(int64_t power) { return __builtin_ctzll(static_cast<unsigned long long>(power)); }
 
 DequantizeParams dequantize_params(const dlfp4_blocks &q, const FormatInfo &format, const float *decode,
                                    const Lines &result) {
