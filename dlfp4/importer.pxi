@@ -300,7 +300,9 @@ def from_dlpack(x, /, *, device=None, copy=None):
 
     Notes
     -----
-    Memory is not read. Protocol: https://dmlc.github.io/dlpack/latest/python_spec.html
+    Memory is not read. The Tensor holds `x`: kept among x's own attributes, it would keep both for ever.
+
+    Protocol: https://dmlc.github.io/dlpack/latest/python_spec.html
 
     Examples
     --------

@@ -217,7 +217,7 @@ def cast(x, dtype, *, rounding="nearest_even", saturate=True, packed=True, seed=
         For results of 8 bits and fewer. True: finite values and infinities beyond the range become the largest finite
         value; NaN stays NaN where `dtype` has one, and becomes the largest finite value where it has none (FP4, FP6).
         float8_e8m0fnu: zero and all below 2**-127 give 2**-127, negative values NaN. False: what ``ml_dtypes``'
-        ``astype`` does. Wider results overflow to infinity either way.
+        ``astype`` does (but for float64, which that rounds twice). Wider results overflow to infinity either way.
     packed : bool
         For results below 8 bits: several elements a byte (True), the first in the low bits, or one a byte (False).
     seed : int, optional
@@ -226,7 +226,8 @@ def cast(x, dtype, *, rounding="nearest_even", saturate=True, packed=True, seed=
     out : producer, optional
         Writable memory of the result's shape and dtype, packed or padded; `x` itself where the sizes are equal. The
         last byte of packed memory is written whole, its spare bits as zero, unless `out` is a part of a Tensor whose
-        other elements lie there.
+        other elements lie there. PyTorch does not see the write: where autograd keeps `out`, call
+        ``torch.autograd.graph.increment_version``.
     stream : int or stream object, optional
         CUDA memory: where to run, a handle or an object with ``__cuda_stream__`` or ``cuda_stream``; it waits for the
         data. Default: the stream on which the data is made, of PyTorch the current one. The host does not wait.
@@ -347,8 +348,13 @@ cdef int MOST_THREADS = 4096  # OpenMP ends the process where the system gives i
 
 cdef int check_isa() except -1:
     """DLFP4_ISA may ask for an instruction set that is not there; no kernel may run then."""
+    cdef int number = 0
     if dlfp4_isa() == NULL:
-        levels = [name for name in ("avx512", "avx2", "neon", "scalar") if dlfp4_set_isa(name.encode()) == DLFP4_OK]
+        levels = []
+        while dlfp4_isa_numbered(number) != NULL:
+            if dlfp4_set_isa(dlfp4_isa_numbered(number)) == DLFP4_OK:
+                levels.append(dlfp4_isa_numbered(number).decode())
+            number += 1
         raise ImportError(f"DLFP4_ISA={os.environ.get('DLFP4_ISA')!r}: this machine and this build of dlfp4 have "
                           f"{', '.join(levels)}; set one of these, or unset it for the fastest")
     return 0

@@ -79,6 +79,7 @@ cdef class ScaledTensor:
     cdef int number          # the format's row: asking `format` takes Python's time
     cdef int layout          # number of the scale layout; NO_LAYOUT where it is "prepared"
     cdef bint divides        # blocks are known to divide the shape
+    cdef bint is_writable    # each part is known to have memory of its own, which may be written to
     cdef Prepared prepared   # all zero where it is not
 
     def __init__(self, *args, **options):

@@ -297,27 +297,32 @@ cdef tuple check_out_scaled(out, tuple axes, Tensor source, _Rules rules, str sc
         if pad or not result.divides:
             buffers_of(result.shape, rules.format.name, axis, scale_layout, pad)
             result.divides = not pad
-        check_out_parts(result, source)
+        if not result.is_writable:
+            check_writable_parts(result)
+            result.is_writable = True
+        check_out_part(result.data, "data", source)
+        check_out_part(result.scales, "scales", source)
+        if result.global_scale is not None:
+            check_out_part(result.global_scale, "global scale", source)
     if len(results) == 2:
         check_apart(parts_of(results[0]), parts_of(results[1]))
     return results
 
 
-cdef int check_out_parts(ScaledTensor self, Tensor source) except -1:
-    check_out_part(self.data, "out's data", source)
-    check_out_part(self.scales, "out's scales", source)
+cdef int check_writable_parts(ScaledTensor self) except -1:
+    check_own_memory(self.data, "out's data")
+    check_own_memory(self.scales, "out's scales")
     check_apart((self.data,), (self.scales,))
     if self.global_scale is not None:
-        check_out_part(self.global_scale, "out's global scale", source)
+        check_own_memory(self.global_scale, "out's global scale")
         check_apart((self.data, self.scales), (self.global_scale,))
     return 0
 
 
 cdef int check_out_part(Tensor self, str name, Tensor source) except -1:
-    check_own_memory(self, name)
     check_beside(self, source)
     if overlaps(self, source):
-        refuse_overlap(self, source, f"{name} overlaps the input; give other memory")
+        refuse_overlap(self, source, f"out's {name} overlaps the input; give other memory")
     return 0
 
 

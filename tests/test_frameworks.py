@@ -14,6 +14,9 @@ import pytest
 import dlfp4
 from dlfp4 import frameworks
 from dlfp4.frameworks import base
+from dlfp4.frameworks.numpy import REGISTRABLE
+
+from . import capsules
 
 FP4 = np.dtype(ml_dtypes.float4_e2m1fn)
 needs_numpy_25 = pytest.mark.skipif(
@@ -47,6 +50,13 @@ def same_bits(a, b):
 
 
 # ---- The package
+
+
+def test_tables_by_name_have_all_small_types():
+    small = {name: wire for name, wire in capsules.DTYPES.items() if wire[1] <= 8 and name.startswith("float")}
+    assert {*base.FP8, *(name for name in base.SUBBYTE if name.startswith("float"))} == set(small)
+    assert {name: bits for name, (_, bits) in capsules.DTYPES.items() if bits < 8} == base.SUBBYTE
+    assert {name: capsules.DTYPES[name] for name in ("bfloat16", *base.FP8)} == REGISTRABLE
 
 
 def test_importing_dlfp4_imports_no_framework():

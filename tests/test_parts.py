@@ -23,6 +23,7 @@ PARTS = {
     "a column": ((5, 8), lambda t: t[:, 4:5]),
     "long rows": ((3, 160), lambda t: t[:, 4:103]),
     "rows of rows": ((2, 3, 12), lambda t: t[:, 1:, :5]),
+    "every fourth, backwards": ((3, 32), lambda t: t[:, 28:3:-4]),
 }
 SCATTERED = {
     "a transposed part": ((3, 3, 3), lambda t: t[0].T),

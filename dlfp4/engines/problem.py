@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from dlfp4._core import ScaledTensor, Tensor, _parse_dtype, _plain, _without_global_scale, cast, dequantize
+from dlfp4.frameworks import base
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,10 +18,7 @@ if TYPE_CHECKING:
 Operand: TypeAlias = Tensor | ScaledTensor
 
 RESULTS = ("float32", "bfloat16", "float16")
-LOW = (
-    *("float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2"),
-    *("float8_e5m2fnuz", "float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fn"),
-)
+LOW = tuple(name for name in (*base.FP8, *base.SUBBYTE) if name.startswith("float") and name != "float8_e8m0fnu")
 # By NumPy's numbers, for a type's name costs it a microsecond.
 RESULT_NUMBERS = frozenset(_parse_dtype(name).num for name in RESULTS)
 FACTORS = {_parse_dtype(name).num: name for name in (*RESULTS, *LOW)}

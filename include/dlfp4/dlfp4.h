@@ -164,6 +164,9 @@ dlfp4_status dlfp4_matmul(const dlfp4_lines *a, const dlfp4_lines *b, int64_t le
 const char *dlfp4_isa(void);
 dlfp4_status dlfp4_set_isa(const char *name);
 
+/* The instruction sets of this build by number, the fastest first; NULL behind the last. */
+const char *dlfp4_isa_numbered(int number);
+
 /* The instruction set of the kernels for products, which want more of AVX-512 than the others: the one in use or one
  * below it. */
 const char *dlfp4_products_isa(void);

@@ -212,6 +212,10 @@ const char *dlfp4_isa(void) {
   return level == dlfp4::kUnavailable ? nullptr : dlfp4::kLevels[level]->name;
 }
 
+const char *dlfp4_isa_numbered(int number) {
+  return number >= 0 && number < dlfp4::kNumLevels ? dlfp4::kLevels[number]->name : nullptr;
+}
+
 const char *dlfp4_products_isa(void) {
   const int level = dlfp4::current_level();
   return level == dlfp4::kUnavailable ? nullptr : dlfp4::product_levels[level];

@@ -94,22 +94,25 @@ bool is_compact(const Layout &layout, Side side) {
   return true;
 }
 
-// Packed destinations are compact, or have rows that start on bytes and have no gaps.
-bool can_write(const Layout &layout, Operand dst) {
-  if (!dst.packed || is_compact(layout, kDst)) return true;
-  const bool dense = layout.stride[kDst][layout.ndim - 1] == 1 || layout.extent[layout.ndim - 1] == 1;
-  return dense && (layout.ndim == 1 || rows_start_on_bytes(layout, kDst, dst));
+// How many elements a thread writes at a time, to bytes that no other thread writes; 0 where there is no such number.
+int group_of(const Layout &layout, Operand dst) {
+  if (!dst.packed) return 1;
+  if (is_compact(layout, kDst)) return 8;
+  if (!rows_start_on_bytes(layout, kDst, dst)) return 0;
+  const int64_t step = layout.stride[kDst][layout.ndim - 1];
+  if (step == 1) return 8;
+  return step * spacing(dst) % 8 == 0 ? 1 : 0;
 }
 
 int convert_any(Sides sides, const Layout &layout, const uint8_t *src, uint8_t *dst, Round round, uint64_t seed,
                 int64_t first, uintptr_t stream) {
-  if (layout.ndim > kMostDims || !can_write(layout, sides.dst)) return refuse(DLFP4_E_SHAPE);
   ConvertParams params = {};
+  params.group = group_of(layout, sides.dst);
+  if (layout.ndim > kMostDims || params.group == 0) return refuse(DLFP4_E_SHAPE);
   params.src = make_place(src, sides.src, layout, kSrc);
   params.dst = make_place(dst, sides.dst, layout, kDst);
   params.ndim = layout.ndim;
   memcpy(params.extent, layout.extent, static_cast<size_t>(layout.ndim) * sizeof(int64_t));
-  params.group = sides.dst.packed ? 8 : 1;
   params.compact = sides.dst.packed && is_compact(layout, kDst);
   params.size = layout.size;
   params.groups_in_row = divide_up(layout.extent[layout.ndim - 1], params.group);
