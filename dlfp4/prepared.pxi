@@ -37,7 +37,7 @@ cdef ScaledTensor prepare_on_cuda(ScaledTensor source):
     cdef int format = source.number
     cdef dlfp4_cuda_prepared_size size = dlfp4_cuda_size_prepared(format, rows, blocks.length)
     cdef dlfp4_cuda_report report
-    cdef int device = device_number(source.data), status
+    cdef int device = source.data.dl.device.device_id, status
     if size.blocks == 0:
         return source
     inspect(source, &blocks, stream, &report)
@@ -73,7 +73,7 @@ cdef int inspect(ScaledTensor source, const dlfp4_blocks *blocks, int64_t stream
     """What of the tensor decides whether it can be prepared."""
     cdef Tensor memory = allocate_buffer(source.data, (sizeof(dlfp4_cuda_report),), UINT8, stream, False), copied
     wait_for(source.scales, stream)
-    check_kernel(dlfp4_cuda_inspect(device_number(source.data), stream, blocks, source.number,
+    check_kernel(dlfp4_cuda_inspect(source.data.dl.device.device_id, stream, blocks, source.number,
                                     source.data.dl.shape[0], <dlfp4_cuda_report *> memory.dl.data),
                  f"preparing {source.format}")
     copied = memory.to_device("cpu")
@@ -96,7 +96,7 @@ cdef ScaledTensor restore(ScaledTensor self, given):
     cdef ScaledTensor result = make_scaled(data, scales, self.global_scale, self.format, -1, "linear", self.shape)
     cdef dlfp4_blocks blocks
     fill_blocks(&blocks, result, 0)
-    check_kernel(dlfp4_cuda_prepare(device_number(data), stream, &blocks, self.number, prepared.rows,
+    check_kernel(dlfp4_cuda_prepare(data.dl.device.device_id, stream, &blocks, self.number, prepared.rows,
                                     prepared.largest, self.data.dl.data, True), f"restoring {self.format}")
     used_on(self.data, stream)
     return result
@@ -107,10 +107,6 @@ cdef ScaledTensor turn_prepared(ScaledTensor self):
                                            self.scale_layout, self.shape[::-1])
     turned.prepared = self.prepared
     return turned
-
-
-cdef inline int device_number(Tensor self) noexcept:
-    return self.dl.device.device_id
 
 
 # ---- Products; dlfp4/engines/cuda.py says which operands are taken
@@ -124,7 +120,7 @@ cdef enum:
 def _find_tactics(ScaledTensor b, rows):
     """The names of the kernels for `rows` rows times prepared weights, the best guess first."""
     cdef int numbers[64]
-    cdef int device = device_number(b.data), count, k
+    cdef int device = b.data.dl.device.device_id, count, k
     key = (device, b.number, rows, b.shape)
     found = look_up(FOUND_TACTICS, key)
     if found is None:
@@ -200,23 +196,12 @@ def _multiply_on_cuda(Tensor a, ScaledTensor b, Tensor out, alpha, factor, str t
         rows = copy_on(rows, chosen)
     if result.dl.shape[1] > 1 and result.dl.strides[1] != 1:
         result = allocate_beside(target, target.row, 2, target.dl.shape, False, chosen, False)
-    product.x = rows.dl.data
-    product.x_stride = rows.dl.strides[0] if rows.dl.shape[0] > 1 else rows.dl.shape[1]
-    product.x_is_half = rows.row == FLOAT16
-    if scales is not None:
-        secure(scales)
-        wait_for(scales, chosen)
-        product.x_scales = scales.dl.data
-        product.x_scale_stride = scales.dl.strides[0]
-    product.y = result.dl.data
-    product.y_stride = result.dl.strides[0] if result.dl.shape[0] > 1 else result.dl.shape[1]
-    product.y_bytes = storage_bits(result) // 8
-    product.y_is_half = result.row == FLOAT16
-    product.rows, product.columns, product.depth = rows.dl.shape[0], result.dl.shape[1], rows.dl.shape[1]
+    fill_rows(&product, rows, scales, chosen)
+    fill_result(&product, result)
     product.alpha = alpha
     fill_weights(&product, b, factor, chosen)
     wait_for(out, chosen)
-    check_kernel(dlfp4_cuda_multiply(device_number(a), chosen, &product, TACTICS[tactic]), "multiplying matrices")
+    check_kernel(dlfp4_cuda_multiply(a.dl.device.device_id, chosen, &product, TACTICS[tactic]), "multiplying matrices")
     if result is not target:
         convert(result, target, NULL, chosen)
     used_parts_on(b, chosen)
@@ -224,6 +209,28 @@ def _multiply_on_cuda(Tensor a, ScaledTensor b, Tensor out, alpha, factor, str t
         if read is not None:
             used_on(read, chosen)
     hand_back(out, chosen)
+
+
+cdef int fill_rows(dlfp4_cuda_product *product, Tensor rows, Tensor scales, int64_t stream) except -1:
+    product.rows, product.depth = rows.dl.shape[0], rows.dl.shape[1]
+    product.x = rows.dl.data
+    product.x_stride = rows.dl.strides[0] if rows.dl.shape[0] > 1 else rows.dl.shape[1]
+    product.x_is_half = rows.row == FLOAT16
+    if scales is not None:
+        secure(scales)
+        wait_for(scales, stream)
+        product.x_scales = scales.dl.data
+        product.x_scale_stride = scales.dl.strides[0]
+    return 0
+
+
+cdef int fill_result(dlfp4_cuda_product *product, Tensor result) except -1:
+    product.columns = result.dl.shape[1]
+    product.y = result.dl.data
+    product.y_stride = result.dl.strides[0] if result.dl.shape[0] > 1 else result.dl.shape[1]
+    product.y_bytes = storage_bits(result) // 8
+    product.y_is_half = result.row == FLOAT16
+    return 0
 
 
 cdef int fill_weights(dlfp4_cuda_product *product, ScaledTensor b, Tensor factor, int64_t stream) except -1:

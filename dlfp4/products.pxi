@@ -434,7 +434,9 @@ def _check_result(out, shape, dtype, inputs):
     if not has_shape(result, shape):
         raise ValueError(f"out has shape {shape_of(result)}, the result has {shape}")
     for x in inputs:
-        for part in ((x.data, x.scales) if type(x) is ScaledTensor else (x,)):
+        for part in ((x.data, x.scales, x.global_scale) if type(x) is ScaledTensor else (x,)):
+            if part is None:
+                continue
             check_beside(result, part)
             if overlaps(result, part):
                 refuse_overlap(result, part, "out overlaps an input; give other memory")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import operator
 from collections.abc import Mapping, Sequence
@@ -246,15 +247,8 @@ class TensorProto:
 
     def _options(self) -> list[tuple[str, Any]]:
         """What differs from the default, apart from shape, dtype or format, and device."""
-        defaults = {
-            "requires_grad": False,
-            "packed": True,
-            "scale_layout": "linear",
-            "pad": False,
-            "rowwise": True,
-            "columnwise": False,
-        }
-        return [(name, getattr(self, name)) for name, value in defaults.items() if getattr(self, name) != value]
+        options = ((name, default, getattr(self, name)) for name, default in _option_defaults().items())
+        return [(name, value) for name, default, value in options if value != default]
 
     def __repr__(self) -> str:
         kind = f"dtype={self.dtype}" if self.format is None else f"format={self.format.name!r}"
@@ -464,6 +458,14 @@ class TensorProto:
             for axis in self._axes
         ]
         return results[0] if len(results) == 1 else (results[0], results[1])
+
+
+@lru_cache(maxsize=1)
+def _option_defaults() -> dict[str, Any]:
+    """Of the keywords that say more than shape, dtype or format, and device."""
+    parameters = inspect.signature(TensorProto.__init__).parameters
+    said = ("self", "shape", "dtype", "format", "device")
+    return {name: each.default for name, each in parameters.items() if name not in said}
 
 
 def _parse_shape(shape: Any) -> tuple[int, ...]:

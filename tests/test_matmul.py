@@ -378,3 +378,7 @@ def test_out_shares_no_memory():
     x = values((32, 32))
     with pytest.raises(ValueError, match="overlaps an input"):
         dlfp4.matmul(x, np.eye(32, dtype=np.float32), out=x)
+    w = dlfp4.quantize(values((32, 32), 1), "nvfp4")
+    w = dlfp4.ScaledTensor.from_parts(w.data, w.scales, x[3, 4:5], format="nvfp4")
+    with pytest.raises(ValueError, match="overlaps an input"):
+        dlfp4.matmul(values((32, 32)), w.mT, out=x)
