@@ -253,5 +253,5 @@ cdef int fill_weights(dlfp4_cuda_product *product, ScaledTensor b, Tensor factor
 cdef bint has_aligned_rows(Tensor self) noexcept:
     """Whether bulk copies can read the rows: 16 bytes at a time."""
     cdef int64_t row = self.dl.strides[0] if self.dl.shape[0] > 1 else self.dl.shape[1]
-    return (self.dl.strides[1] == 1 or self.dl.shape[1] == 1) and row % 8 == 0 and row >= self.dl.shape[1] \
+    return has_dense_rows(self) and row % 8 == 0 and row >= self.dl.shape[1] \
         and <uintptr_t> self.dl.data % 16 == 0

@@ -351,10 +351,14 @@ cdef Tensor fit_part(Tensor self, buffer, tuple logical, format):
     return self if has_shape(self, shape) else reshape_tensor(self, shape)
 
 
+cdef inline bint has_dense_rows(Tensor self) noexcept nogil:
+    """Whether the elements of a matrix's rows lie side by side."""
+    return self.dl.strides[1] == 1 or self.dl.shape[1] == 1
+
+
 cdef bint rows_are_bytes(Tensor self) noexcept:
     cdef int bits = self.dl.dtype.bits
-    return self.size_ == 0 or ((self.dl.strides[1] == 1 or self.dl.shape[1] == 1)
-                               and (self.dl.shape[0] == 1 or self.dl.strides[0] * bits % 8 == 0))
+    return self.size_ == 0 or (has_dense_rows(self) and (self.dl.shape[0] == 1 or self.dl.strides[0] * bits % 8 == 0))
 
 
 cdef tuple place_parts(tuple parts):

@@ -341,15 +341,19 @@ cdef int check_apart(tuple some, tuple others) except -1:
 
 cdef bint alternates(Tensor a, Tensor b) noexcept nogil:
     """Whether two matrices lie side by side in rows of one pitch, as of records that hold a row of each."""
-    cdef int64_t pitch = a.dl.strides[0] * storage_bits(a) >> 3, low, high, a_low, a_high
-    if a.dl.ndim != 2 or b.dl.ndim != 2 or a.dl.shape[0] < 1 or pitch <= 0:
+    cdef int64_t pitch, first
+    if a.dl.ndim != 2 or b.dl.ndim != 2 or not (has_dense_rows(a) and has_dense_rows(b)):
         return False
-    if a.dl.strides[1] != 1 or b.dl.strides[1] != 1 or b.dl.strides[0] * storage_bits(b) != pitch * 8:
+    pitch = a.dl.strides[0] * storage_bits(a) >> 3
+    if pitch <= 0 or b.dl.strides[0] * storage_bits(b) != pitch * 8:
         return False
-    low = (<int64_t> b.dl.data - <int64_t> a.dl.data) % pitch
-    low += pitch if low < 0 else 0
-    high = low + (b.dl.shape[1] * storage_bits(b) + 7 >> 3)
-    return low >= (a.dl.shape[1] * storage_bits(a) + 7 >> 3) and high <= pitch
+    first = (<int64_t> b.dl.data - <int64_t> a.dl.data) % pitch
+    first += pitch if first < 0 else 0
+    return first >= row_bytes(a) and first + row_bytes(b) <= pitch
+
+
+cdef inline int64_t row_bytes(Tensor self) noexcept nogil:
+    return (self.dl.shape[1] * storage_bits(self) + 7) >> 3
 
 
 cdef int secure_parts(ScaledTensor self) except -1:

@@ -170,17 +170,21 @@ def test_parts_of_out_that_overlap():
         dlfp4.quantize(x, "fp8_1x128", axis=(-1, -2), out=(q, q.mT))
 
 
+@pytest.mark.parametrize("length", [32, 96])
 @pytest.mark.parametrize("first", ["data", "scales"])
-def test_rows_of_out_in_records(first):
+def test_rows_of_out_in_records(first, length):
     """A row of codes and its scales side by side, as caches of keys and values have them."""
-    x = make("normal", (64, 96))
+    x = make("normal", (64, length))
     records = np.full((64, 60), 0xA5, np.uint8)
-    data, scales = (records[:, 2:50], records[:, 50:53]) if first == "data" else (records[:, 5:53], records[:, 2:5])
+    n = length // 32  # scales of a row
+    data, scales = (records[:, 2 : 2 + 16 * n], records[:, 2 + 16 * n : 2 + 17 * n])
+    if first == "scales":
+        scales, data = records[:, 2 : 2 + n], records[:, 2 + n : 2 + 17 * n]
     out = dlfp4.ScaledTensor.from_parts(data, scales, format="mxfp4")
     dlfp4.quantize(x, "mxfp4", out=out)
     expected = reference.quantize(x, "mxfp4")
     assert (data.tobytes(), scales.tolist()) == (expected.data()[1], expected.scales.tolist())
-    assert set(records[:, :2].ravel()) == set(records[:, 53:].ravel()) == {0xA5}
+    assert set(records[:, :2].ravel()) == set(records[:, 2 + 17 * n :].ravel()) == {0xA5}
 
 
 # ---- one piece of memory -------------------------------------------------------------------------------------------
