@@ -111,7 +111,7 @@ class Recipe:
     zero_scale : int
         The e8m0 byte of an MX block of zeros.
     keeps_negative_zero : bool
-        False: elements that are -0 become +0.
+        False: inputs of -0 become +0; what is rounded to zero keeps its sign.
 
     Examples
     --------

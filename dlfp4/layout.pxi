@@ -81,9 +81,11 @@ cdef inline void fill_byte_range(const DLTensor *t, int64_t bits, int64_t *low, 
 
 cdef inline int find_unit_dim(int ndim, const int64_t *shape, const int64_t *strides) noexcept nogil:
     """The dimension along which neighbours in memory lie: the last of stride 1 and extent > 1, else the last of
-    stride 1, else the last of extent 1 (whose stride is free); -1 where there is none."""
+    stride 1, else the last of extent 1 (whose stride is free); -1 where there is none. Of empty tensors the last."""
     cdef int unit = -1, single = -1
     cdef int k
+    if count_elements(ndim, shape) == 0:
+        return ndim - 1
     for k in range(ndim - 1, -1, -1):
         if strides[k] == 1:
             if shape[k] > 1:
@@ -98,6 +100,7 @@ cdef inline int find_unit_dim(int ndim, const int64_t *shape, const int64_t *str
 cdef bint rescale_layout(int ndim, int64_t *shape, int64_t *strides, int dim,
                          int old_bits, int new_bits) noexcept nogil:
     """The same bytes counted in elements of another width along `dim`; False where they do not divide."""
+    cdef bint is_empty = count_elements(ndim, shape) == 0
     cdef int64_t scaled
     cdef int k
     for k in range(ndim):
@@ -107,7 +110,7 @@ cdef bint rescale_layout(int ndim, int64_t *shape, int64_t *strides, int dim,
             shape[k] = scaled // new_bits
             strides[k] = 1
         else:
-            if mul_overflows(strides[k], old_bits, &scaled) or (scaled % new_bits and shape[k] > 1):
+            if mul_overflows(strides[k], old_bits, &scaled) or (scaled % new_bits and shape[k] > 1 and not is_empty):
                 return False
             strides[k] = scaled // new_bits
     return True

@@ -243,7 +243,8 @@ def matmul(
     out_dtype : dtype-like, optional
         float32, bfloat16 or float16. Default: that of `out`, else a's if it is one of these, else float32.
     out : producer, optional
-        Writable memory of the result's shape and dtype, which shares none with the operands.
+        Writable memory of the result's shape and dtype, which shares none with the operands; a matrix of any strides,
+        or compact.
     activation : {"int8"}, optional
         Round a float `a` to int8 in blocks of 32, with a scale of largest magnitude / 127 each, on the way to FP4
         weights: faster on hosts, not exact.
@@ -269,16 +270,16 @@ def matmul(
 
     Notes
     -----
-    Against the float64 product of the decoded operands: ``abs(error) <= K * 2**-24 * sum(abs(a * b))``, and one
-    rounding to the result's type. On hosts at most 1024 products go into one float32 before such sums are added in
-    float64; tensor cores sum in float32. The scale of a whole tensor multiplies sums, and that of a block may multiply
-    the sum of its products: a sum must not overflow float32 without them (large finite values by tiny scales give
-    infinity or NaN), and an infinite scale counts once for the block. Where a host multiplies in bfloat16 (AVX-512),
-    products, and the last bits of a float32 `a`, count as zero below 2**-126, so that the bound holds for a's
-    magnitudes from 2**-100 on. Decoded FP4 and FP8 are exact in what is multiplied: integers (FP4 by FP4), bfloat16,
-    float16 or float32. NaN and infinity propagate as in float arithmetic; with ``activation="int8"`` a block of `a`
-    that holds one is NaN as a whole, and one without magnitudes of 2**-110 or more is zeros. Results do not depend on
-    the number of threads, and a tactic gives the same bits at each call.
+    Against the float64 product of the decoded operands: ``abs(error) <= max(K, 16) * 2**-24 * sum(abs(a * b))``, with
+    `alpha` as float32, and one rounding to the result's type. On hosts at most 1024 products go into one float32 before
+    such sums are added in float64; tensor cores sum in float32. The scale of a whole tensor multiplies sums, and that
+    of a block may multiply the sum of its products: a sum must not overflow float32 without them (large finite values
+    by tiny scales give infinity or NaN), and an infinite scale counts once for the block. Where a host multiplies in
+    bfloat16 (AVX-512), products, and the last bits of a float32 `a`, count as zero below 2**-126, so that the bound
+    holds for a's magnitudes from 2**-100 on. Decoded FP4 and FP8 are exact in what is multiplied: integers (FP4 by
+    FP4), bfloat16, float16 or float32. NaN and infinity propagate as in float arithmetic; with ``activation="int8"`` a
+    block of `a` that holds one is NaN as a whole, and one without magnitudes of 2**-110 or more is zeros. Results do
+    not depend on the number of threads, and a tactic gives the same bits at each call.
 
     Examples
     --------

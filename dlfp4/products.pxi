@@ -334,7 +334,7 @@ def vecdot(a, b, axis=-1):
     -----
     FP4, FP6 and integers are summed exactly, whatever the length, and rounded once; so are the products within a block
     of FP4 or FP6. Other sums are float32, in at most 2**12 steps, and float64 from there on: the error is at most
-    ``K * 2**-24 * sum(abs(a * b))``. NaN and infinity propagate as in float arithmetic. The scale of a whole
+    ``max(K, 16) * 2**-24 * sum(abs(a * b))``. NaN and infinity propagate as in float arithmetic. The scale of a whole
     tensor multiplies sums, and that of a block may multiply the sum of its products: without them no sum must overflow
     float32. Inputs, the last bits of float32 inputs, and products below 2**-126 may count as zero, as the processor's
     bfloat16 instructions have it. Results do not depend on the number of

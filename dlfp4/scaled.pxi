@@ -164,7 +164,7 @@ cdef class ScaledTensor:
         name : {"linear", "128x4", "8x4", "aiter"}
             "128x4": cuBLAS, CUTLASS, torchao's "blocked"; "8x4": TensorRT-LLM; "aiter": AITER's shuffle.
         fill : int, optional
-            The byte of the padding, which is always written. Default 0; AMD's libraries write 127.
+            The byte of the padding, which is written with another layout. Default 0; AMD's libraries write 127.
 
         Raises
         ------

@@ -606,9 +606,11 @@ cdef Tensor check_result(Tensor self, ScaledTensor source, int row):
     check_beside(self, source.data)
     if not has_shape(self, source.shape):
         raise ValueError(f"out has shape {shape_of(self)}, the result has {source.shape}")
-    for part in (source.data, source.scales, source.global_scale):
-        if part is not None and overlaps(self, part):
-            refuse_overlap(self, part, "out overlaps the quantized tensor; give other memory")
+    part = source.scales if overlaps(self, source.scales) else source.data
+    if source.global_scale is not None and overlaps(self, source.global_scale):
+        part = source.global_scale
+    if overlaps(self, part):
+        refuse_overlap(self, part, "out overlaps the quantized tensor; give other memory")
     return self
 
 

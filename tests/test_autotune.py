@@ -184,6 +184,14 @@ def test_activations_in_pinned_memory(use, path):
     assert winners() == {(3, "first", "right")}
 
 
+def test_sums_of_nothing_are_not_measured(use, path):
+    use(first=Tactics(slow=slow, right=right))
+    with dlfp4.autotune(path):
+        out = dlfp4.matmul(np.ones((2, 0), np.float32), np.ones((0, 3), np.float32))
+    assert out.tolist() == [[0.0] * 3] * 2
+    assert not winners()
+
+
 def test_a_backend_by_name_has_its_tactics_measured(use, path):
     use(fast=Tactics(right=right), fake=Tactics(slow=slow, right=right))
     with dlfp4.autotune(path):

@@ -487,6 +487,32 @@ assert dlfp4.cast(values, "float4_e2m1fn").to_numpy().tobytes() == expected
 """
 
 
+OTHERS_FORKED = """
+import os, signal, warnings
+import torch
+import numpy as np
+import dlfp4
+
+warnings.simplefilter("ignore")
+torch.set_num_threads(4)
+assert (torch.ones(1 << 24) * 2).sum() == 1 << 25
+values = np.random.default_rng(0).normal(size=2_000_000).astype("float32")
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    codes = dlfp4.cast(values, "float4_e2m1fn").to_numpy().tobytes()
+    os._exit(0 if len(codes) == values.size else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
+def test_fork_after_threaded_work_of_others():
+    """They may have the same OpenMP, whose threads a child does not get."""
+    framework("torch")
+    run_python(OTHERS_FORKED)
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
 def test_fork_after_threaded_work():
     run_python(FORKED)

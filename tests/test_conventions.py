@@ -299,3 +299,48 @@ def test_two_of_one_name():
     q = dlfp4.quantize(np.ones((4, 64), np.float32), "nvfp4")
     with pytest.raises(ValueError, match="w_scale would be stored twice"):
         split_parts({"w": q, "w_scale": np.ones(1)}, "modelopt")
+
+
+def test_two_tensors_of_one_name_are_both_kept():
+    """The parts of the second one stay parts."""
+    octets = np.arange(64, dtype=np.uint8).reshape(4, 16)
+    parts = {
+        "w_packed": octets,
+        "w_scale": np.full((4, 1), 127, np.uint8),
+        "w_blocks": octets.reshape(4, 1, 16),
+        "w_scales": np.full((4, 1), 128, np.uint8),
+    }
+    joined = checkpoints.join_parts(parts)
+    assert {name: type(x).__name__ for name, x in joined.items()} == {
+        "w": "ScaledTensor",
+        "w_blocks": "Tensor",
+        "w_scales": "Tensor",
+    }
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"x": np.ones((4, 32), np.uint8)[:, ::2], "x_scale": np.ones(7, np.float32)},
+        {"x_blocks": np.ones((4, 4, 16), np.uint8)[:, ::2], "x_scales": np.ones((4, 2), np.uint8)},
+        {"x": np.ones((0, 3), np.uint8), "x_scale": np.ones(3, np.float32)},
+    ],
+    ids=["rows apart", "blocks apart", "nothing"],
+)
+def test_bytes_that_are_no_elements_stay(parts):
+    joined = checkpoints.join_parts(parts | {"w": np.ones(3, np.float32)})
+    assert list(joined) == [*parts, "w"]
+
+
+@pytest.mark.parametrize("shape", [(0, 64), (3, 0), (0, 0), (2, 3, 0), (2, 0, 64)])
+def test_tensors_of_nothing(shape):
+    """In every form that others have."""
+    q = dlfp4.quantize(np.ones(shape, np.float32), "mxfp4")
+    for convention in ("modelopt", "gpt-oss"):
+        (joined,) = checkpoints.join_parts(checkpoints.split_parts({"w": q}, convention)).values()
+        assert joined.shape == shape
+    assert checkpoints.from_ggml(checkpoints.to_ggml(q), "mxfp4", shape).shape == shape
+    rows = (int(np.prod(shape[:-1])), shape[-1])
+    assert q.to_torch()[0].shape == (rows[0], rows[1] // 2)
+    held = dlfp4.ScaledTensor.from_parts(q.data.view("uint8").to_numpy(), q.scales.to_numpy(), format="mxfp4")
+    assert held.shape == rows

@@ -127,7 +127,7 @@ def special_values(shape, name):
     return x
 
 
-SHAPES = [(1, 16), (3, 32), (64, 128), (96, 384), (4, 8, 256), (129, 80), (200, 208), (17, 33)]
+SHAPES = [(1, 16), (3, 32), (64, 128), (96, 384), (4, 8, 256), (129, 80), (200, 208), (17, 33), (0, 32), (1, 0), (4, 0)]
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -501,3 +501,25 @@ def test_a_global_scale_on_another_device():
     elsewhere = dlfp4.from_dlpack(Made(np.ones(1, np.float32), device=(2, 1)).capsule)
     with pytest.raises(ValueError, match=r"global_scale lies on cuda:1, the input on cuda:0"):
         dlfp4.quantize(x, "nvfp4", global_scale=elsewhere)
+
+
+@pytest.mark.parametrize("shape", [(0,), (1, 0), (4, 0), (0, 32), (2, 0, 64)], ids=str)
+@pytest.mark.parametrize("name", FORMATS)
+def test_values_of_nothing(name, shape):
+    x = dlfp4.empty(shape, "float32", device=CUDA)
+    q = dlfp4.quantize(x, name)
+    for values in (q.dequantize(), dlfp4.dequantize(q, "bfloat16", out=dlfp4.empty(shape, "bfloat16", device=CUDA))):
+        assert (values.shape, str(values.device)) == (shape, CUDA)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_stochastic_rounding_equals_the_host(name):
+    """Draws are by the places of elements in the lines that were asked for, however these lie."""
+    x = np.random.default_rng(8).standard_normal((256, 384)).astype("float32")
+    device = dlfp4.asarray(x).to_device(CUDA)
+    for axis, view in itertools.product((-1, -2), (lambda t: t, lambda t: t.T, lambda t: t[:128, ::2])):
+        options = {"rounding": "stochastic", "seed": 7, "axis": axis}
+        assert_equal_parts(dlfp4.quantize(view(device), name, **options), dlfp4.quantize(view(x), name, **options))
+    options = {"rounding": "stochastic", "seed": 9, "axis": (-1, -2)}
+    for ours, host in zip(dlfp4.quantize(device, name, **options), dlfp4.quantize(x, name, **options), strict=True):
+        assert_equal_parts(ours, host)

@@ -306,3 +306,43 @@ def test_torch():
     assert torch.allclose(torch.from_dlpack(dlfp4.vecdot(a, a)), expected, rtol=1e-5)
     q = dlfp4.quantize(torch.randn(4, 128), "nvfp4")
     assert_bound(dlfp4.vecdot(q.data, q.data), wide(q.data), wide(q.data))
+
+
+def lines_of(name, code, scale, global_scale=None):
+    """A line of equal elements in blocks of equal scales."""
+    form = dlfp4.formats()[name]
+    length = form.block[1]
+    data = np.full((1, length * BITS[form.element.name] // 8), code, np.uint8)
+    scales = np.full((1, 1), scale, np.uint8 if form.scale.itemsize == 1 else np.float32)
+    return dlfp4.ScaledTensor.from_parts(data, scales, global_scale, format=name)
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "scale"),
+    [("mxfp8_e5m2", 0x78, 52), ("mxfp8_e5m2", 0x78, 50), ("fp8_1x128", 0x7E, 7.3e-22), ("fp8_1x128", 0x7E, 1.3e-21)],
+)
+def test_products_of_scales_that_float32_has_not(name, code, scale):
+    """Those of the elements are normal numbers."""
+    q = lines_of(name, code, scale)
+    value = float(q.dequantize().to_numpy()[0, 0])
+    exact = value * value * q.shape[-1]
+    assert value * value > 2.0**-126
+    assert float(dlfp4.vecdot(q, q).to_numpy()[0]) == pytest.approx(exact, rel=q.shape[-1] * 2.0**-24)
+    assert float(dlfp4.matmul(q, q.mT).to_numpy()[0, 0]) == pytest.approx(exact, rel=q.shape[-1] * 2.0**-24)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 64])
+@pytest.mark.parametrize("exponents", [(61, 61), (121, 0), (0, 121)])
+def test_sums_that_are_finite(exponents, rows):
+    """Up to float32's last binade, though FP4 by FP4 counts in quarters."""
+    codes = np.zeros((rows, 16), np.uint8)
+    codes[:, 3] = 0x07  # one 6 a line
+    a, b = (
+        dlfp4.ScaledTensor.from_parts(codes, np.full((rows, 1), 127 + exponent, np.uint8), format="mxfp4")
+        for exponent in exponents
+    )
+    exact = 36 * 2.0 ** sum(exponents)
+    assert 2.0**128 > exact > 2.0**126
+    assert set(dlfp4.vecdot(a, b).to_numpy().tolist()) == {exact}
+    if exponents[1] < 120:  # b's scale alone may not make a sum overflow
+        assert set(dlfp4.matmul(a, b.mT).to_numpy().ravel().tolist()) == {exact}

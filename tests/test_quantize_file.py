@@ -137,6 +137,19 @@ def test_a_convention_without_the_format_is_told_before_any_work(source, target)
         quantize_file(source, target, "nvfp4", convention="gpt-oss", track=lambda names: pytest.fail("work began"))
 
 
+def test_what_the_convention_does_not_store_is_told_before_any_work(tmp_path, target):
+    w = np.ones((4, 64), np.float32)
+    checkpoints.save(tmp_path / "mixed.safetensors", {"a": dlfp4.quantize(w, "mxfp6_e2m3"), "b": w})
+    with pytest.raises(ValueError, match="a: modelopt stores no mxfp6_e2m3"):
+        quantize_file(
+            tmp_path / "mixed.safetensors",
+            target,
+            "nvfp4",
+            convention="modelopt",
+            track=lambda names: pytest.fail("work began"),
+        )
+
+
 def test_no_file_and_no_safetensors_file(tmp_path, target):
     result = run(tmp_path / "nothing", "--format", "nvfp4", "-o", target)
     assert result.returncode == 1

@@ -103,14 +103,17 @@ def join_parts(tensors: Mapping[str, Any]) -> dict[str, Tensor | ScaledTensor]:
     found = {name: x if isinstance(x, ScaledTensor) else dlfp4.asarray(x) for name, x in tensors.items()}
     joined: dict[str, tuple[str, ScaledTensor]] = {}  # by the name of the data, whose place they take
     used: set[str] = set()
+    wholes: set[str] = set()
     for spelling in SPELLINGS:
         for stem in [name.removesuffix(spelling.scales) for name in found if name.endswith(spelling.scales)]:
             names, whole = spelling.parts(stem), stem + spelling.name
-            if not used.isdisjoint(names) or is_foreign(names[0], found) or (whole in found and whole not in names):
+            taken = whole in wholes or (whole in found and whole not in names)
+            if taken or not used.isdisjoint(names) or is_foreign(names[0], found):
                 continue
             quantized = assemble([found.get(name) for name in names], spelling)
             if quantized is not None:
                 joined[names[0]] = whole, quantized
+                wholes.add(whole)
                 used.update(names)
     kept = {name: (name, tensor) for name, tensor in found.items() if name not in used}
     return dict((joined.get(name) or kept[name]) for name in found if name in joined or name in kept)
@@ -140,13 +143,14 @@ def assemble(parts: list[Any], spelling: Spelling) -> ScaledTensor | None:
 
 def as_elements(data: Tensor, spelling: Spelling) -> Tensor | None:
     """Data with its elements counted, (..., K), or None where it cannot be what the spelling says."""
-    if spelling.splits_blocks:
-        if data.ndim < 3 or data.shape[-1] != GPT_OSS_BYTES:
-            return None
-        data = data.reshape((*data.shape[:-2], data.shape[-2] * GPT_OSS_BYTES))
-    if data.ndim < 2:
+    if data.ndim < 2 + spelling.splits_blocks or (spelling.splits_blocks and data.shape[-1] != GPT_OSS_BYTES):
         return None
-    return data.view("float4_e2m1fn") if data.dtype.name in ("uint8", "int8") else data
+    try:
+        if spelling.splits_blocks:
+            data = data.reshape((*data.shape[:-2], data.shape[-2] * GPT_OSS_BYTES))
+        return data.view("float4_e2m1fn") if data.dtype.name in ("uint8", "int8") else data
+    except (BufferError, ValueError):  # bytes that do not lie in rows
+        return None
 
 
 def fits(scales: Tensor, format: Format, shape: tuple[int, ...]) -> bool:

@@ -77,9 +77,10 @@ def quantize_file(
         A damaged file, an unknown format, a recipe or convention that does not go with it.
     """
     chosen = find_format(format)
-    if convention is not None:
-        find_spelling(chosen, convention)  # rather than after all the work
     tensors = checkpoints.load(source)
+    if convention is not None:  # what it does not store is refused before the work
+        find_spelling(chosen, convention)
+        checkpoints.split_parts({name: x for name, x in tensors.items() if isinstance(x, ScaledTensor)}, convention)
     outcomes = []
     for name in track(list(tensors)):
         tensor = tensors[name]

@@ -82,7 +82,8 @@ def from_ggml(blocks: Any, format: str, shape: tuple[int, ...], *, global_scale:
     rows = octets.to_numpy().reshape(count, block.nbytes)
     scales = np.ascontiguousarray(rows[:, : block.groups]).reshape(*shape[:-1], shape[-1] // block.length)
     data = interleave(rows[:, block.groups :].reshape(count * block.groups, block.length // 2))
-    return ScaledTensor.from_parts(data.reshape(*shape[:-1], shape[-1] // 2), scales, global_scale, format=format)
+    packed = data.reshape(*shape[:-1], shape[-1] // 2)
+    return ScaledTensor.from_parts(packed, scales, global_scale, format=format, shape=shape)
 
 
 def to_ggml(q: ScaledTensor) -> Tensor:

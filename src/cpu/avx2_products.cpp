@@ -150,19 +150,19 @@ double sum_power(const uint8_t *a, const uint8_t *a_scales, const uint8_t *b, co
   const Nibbles nibbles;
   const __m128i order = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, -1, -1, -1, -1, -1, -1, -1, -1);
   __m256 sums = _mm256_setzero_ps();
-  each_eight<32>(
-      a, a_scales, b, b_scales, count,
-      [&](const uint8_t *x, const uint8_t *x_scales, const uint8_t *y, const uint8_t *y_scales) DLFP4_INLINE {
-        const __m256i p0 = nibbles(load(x), load(y)), p1 = nibbles(load(x + 32), load(y + 32));
-        const __m256i p2 = nibbles(load(x + 64), load(y + 64)), p3 = nibbles(load(x + 96), load(y + 96));
-        const __m256i words = _mm256_hadd_epi16(_mm256_hadd_epi16(p0, p1), _mm256_hadd_epi16(p2, p3));
-        const __m256i left = _mm256_cvtepu8_epi32(_mm_shuffle_epi8(load_eight(x_scales), order));
-        const __m256i right = _mm256_cvtepu8_epi32(_mm_shuffle_epi8(load_eight(y_scales), order));
-        const __m256 blocks =
-            _mm256_mul_ps(_mm256_cvtepi32_ps(add_pairs(words)), decode_e8m0(_mm256_min_epu32(left, right)));
-        sums = _mm256_fmadd_ps(blocks, decode_e8m0(_mm256_max_epu32(left, right)), sums);
-      });
-  return add_lanes(sums) / 4;
+  each_eight<32>(a, a_scales, b, b_scales, count,
+                 [&](const uint8_t *x, const uint8_t *x_scales, const uint8_t *y, const uint8_t *y_scales)
+                     DLFP4_INLINE {
+                       const __m256i p0 = nibbles(load(x), load(y)), p1 = nibbles(load(x + 32), load(y + 32));
+                       const __m256i p2 = nibbles(load(x + 64), load(y + 64)), p3 = nibbles(load(x + 96), load(y + 96));
+                       const __m256i words = _mm256_hadd_epi16(_mm256_hadd_epi16(p0, p1), _mm256_hadd_epi16(p2, p3));
+                       const __m256i left = _mm256_cvtepu8_epi32(_mm_shuffle_epi8(load_eight(x_scales), order));
+                       const __m256i right = _mm256_cvtepu8_epi32(_mm_shuffle_epi8(load_eight(y_scales), order));
+                       const __m256 whole = _mm256_mul_ps(_mm256_cvtepi32_ps(add_pairs(words)), _mm256_set1_ps(0.25f));
+                       const __m256 blocks = _mm256_mul_ps(whole, decode_e8m0(_mm256_min_epu32(left, right)));
+                       sums = _mm256_fmadd_ps(blocks, decode_e8m0(_mm256_max_epu32(left, right)), sums);
+                     });
+  return add_lanes(sums);
 }
 
 // --- Floats ----------------------------------------------------------------------------------

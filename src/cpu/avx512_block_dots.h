@@ -93,11 +93,11 @@ double sum_two_level(const uint8_t *a, const uint8_t *a_scales, const uint8_t *b
 // Blocks of 32: after two add_pairs lane d of 128 bits l holds block 4 d + l.
 __m128i order_of_32() { return _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15); }
 
-// 2^(a + b - 254), as an exponent; NaN where a code is 0xFF.
+// 2^(a + b - 254), as an exponent, of sums in quarters; NaN where a code is 0xFF.
 __m512 exponents_of(__m128i a, __m128i b) {
   const __mmask16 nans = _mm_cmpeq_epi8_mask(a, _mm_set1_epi8(-1)) | _mm_cmpeq_epi8_mask(b, _mm_set1_epi8(-1));
   const __m512i sum = _mm512_add_epi32(_mm512_cvtepu8_epi32(a), _mm512_cvtepu8_epi32(b));
-  const __m512 exponents = _mm512_cvtepi32_ps(_mm512_sub_epi32(sum, _mm512_set1_epi32(254)));
+  const __m512 exponents = _mm512_cvtepi32_ps(_mm512_sub_epi32(sum, _mm512_set1_epi32(256)));
   return _mm512_mask_mov_ps(exponents, nans, _mm512_set1_ps(__builtin_nanf("")));
 }
 
@@ -113,7 +113,7 @@ double sum_power(const uint8_t *a, const uint8_t *a_scales, const uint8_t *b, co
     const __m512i blocks = add_pairs(add_pairs(p.part[0], p.part[1]), add_pairs(p.part[2], p.part[3]));
     sum = _mm512_add_ps(sum, _mm512_scalef_ps(_mm512_cvtepi32_ps(blocks), exponents));
   });
-  return add_lanes(sum) / 4;
+  return add_lanes(sum);
 }
 
 // --- FP6 and FP8 by the products of their scales ---------------------------------------------

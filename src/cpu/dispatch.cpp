@@ -5,6 +5,7 @@
 
 #include "block_kernels.h"
 #include "product_kernels.h"
+#include "threads.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -121,6 +122,7 @@ void fill_rows_of_types() {
 }
 
 void initialize() {
+  watch_forks();
   for (int table = 0; table < kNumLevels; ++table)
     for (int level = kScalar; level >= table; --level) add_level(table, *kLevels[level]);
   fill_rows_of_types();
@@ -165,6 +167,7 @@ const BlockKernels &scalar_block_kernels() { return block_tables[kScalar]; }
 const ProductKernels &product_kernels(int level) { return product_tables[level]; }
 
 int find_row(uint8_t code, uint8_t bits) {
+  initialize_once();
   return code < kMaxCode && bits <= kMaxBits ? rows_of_types[code][bits] : -1;
 }
 

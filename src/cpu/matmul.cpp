@@ -112,7 +112,7 @@ dlfp4_status make_job(const dlfp4_lines &a, const dlfp4_lines &b, int64_t length
   if (!make_lines(result, kAlongRows, &lines)) return DLFP4_E_DTYPE;
   const Operand from = {DLFP4_float32, false}, to = {static_cast<uint8_t>(kSourceRows[lines.source]), false};
   job->to_result = make_plan(level, from, to, {DLFP4_NEAREST_EVEN, true, 0, 0});
-  job->factor = job->sides.a.factor * job->sides.b.factor * static_cast<double>(options.alpha) / units_of(job->sides);
+  job->factor = job->sides.a.factor * job->sides.b.factor * static_cast<double>(options.alpha);
   return DLFP4_OK;
 }
 

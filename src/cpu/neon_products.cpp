@@ -114,7 +114,8 @@ DLFP4_INLINE inline Eight collapse(const int16x8_t (&p)[8]) {
   const int16x8_t low = vpaddq_s16(vpaddq_s16(p[0], p[1]), vpaddq_s16(p[2], p[3]));
   const int16x8_t high = vpaddq_s16(vpaddq_s16(p[4], p[5]), vpaddq_s16(p[6], p[7]));
   const int16x8_t sums = vpaddq_s16(low, high);
-  return {{vcvtq_f32_s32(vmovl_s16(vget_low_s16(sums))), vcvtq_f32_s32(vmovl_high_s16(sums))}};
+  // Their unit is a quarter: as fixed-point numbers with two bits behind the point they are whole.
+  return {{vcvtq_n_f32_s32(vmovl_s16(vget_low_s16(sums)), 2), vcvtq_n_f32_s32(vmovl_high_s16(sums), 2)}};
 }
 
 using Fp4 = Nibbles<DLFP4_float4_e2m1fn>;
@@ -167,7 +168,7 @@ DLFP4_INLINE inline double sum_eights(const uint8_t *a, const uint8_t *a_scales,
     memcpy(of_right, b_scales, static_cast<size_t>(count / kBlock));
     add(nibbles, left, of_left, right, of_right, sums);
   }
-  return (add_lanes(sums[0]) + add_lanes(sums[1])) / 4;  // of half units
+  return add_lanes(sums[0]) + add_lanes(sums[1]);
 }
 
 double sum_two_level(const uint8_t *a, const uint8_t *a_scales, const uint8_t *b, const uint8_t *b_scales,

@@ -17,6 +17,7 @@ constexpr int64_t kGrain = 1 << 19;              // elements worth a thread
 constexpr int64_t kMostSegments = 1024;          // added at a time
 constexpr int64_t kMostScales = kMostRead / 16;  // read at a time
 constexpr float kLargestScale = 0x1p100f;
+constexpr int32_t kSmallestNormal = 1 << 23;  // as bits
 
 // How two lines are multiplied: as integers; as floats; as FP4 in blocks, by stored scales; as elements in blocks, by
 // the product of their scales; as float32 values.
@@ -95,16 +96,18 @@ double sum_stored_blocks(const Job &job, int64_t line, int64_t first, int64_t co
   return whole == count ? total : total + sum_values(job, line, first + whole, count - whole);
 }
 
-// scales *= others. Whether one is so large, or NaN, that zeros may not stay zero: bits are compared, in a loop that
-// becomes one of vectors.
+// scales *= others. Whether one is so large, or NaN, that zeros may not stay zero, or so small that it lost bits: bits
+// are compared, in a loop that becomes one of vectors.
 bool multiply_scales(float *scales, const float *others, int64_t count) {
-  int32_t largest = 0;
+  int32_t largest = 0, lost = 0;
   for (int64_t i = 0; i < count; ++i) {
+    const bool is_zero = scales[i] == 0 || others[i] == 0;
     scales[i] *= others[i];
     const auto magnitude = static_cast<int32_t>(bits_of(scales[i]) & 0x7FFFFFFF);
     largest = magnitude > largest ? magnitude : largest;
+    lost |= !is_zero & (magnitude < kSmallestNormal);
   }
-  return largest >= static_cast<int32_t>(bits_of(kLargestScale));
+  return lost != 0 || largest >= static_cast<int32_t>(bits_of(kLargestScale));
 }
 
 // Elements as they lie, where they do so in order, else gathered.

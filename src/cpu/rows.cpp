@@ -94,8 +94,13 @@ void prepare_integers(const Sides &sides, const Rows &rows, int64_t i, int64_t l
   memset(row.values, 0, static_cast<size_t>(rows.pitch));
   memset(row.corrections, 0, static_cast<size_t>(rows.block_pitch) * sizeof(*row.corrections));
   memset(row.scales, 0, static_cast<size_t>(rows.block_pitch) * sizeof(*row.scales));
-  if (sides.rounds) return round_row(sides, line, row);
-  spread_row(sides, line, row);
+  if (sides.rounds)
+    round_row(sides, line, row);
+  else
+    spread_row(sides, line, row);
+  // The unit of the sums goes into the scales, so that sums are no larger than results.
+  const float unit = sides.rounds ? 0.5f : 0.25f;
+  for (int64_t b = 0; b < rows.block_pitch; ++b) row.scales[b] *= unit;
 }
 
 // --- Floats ----------------------------------------------------------------------------------

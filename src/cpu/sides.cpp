@@ -111,6 +111,4 @@ dlfp4_status make_sides(const dlfp4_lines &a, const dlfp4_lines &b, int64_t rows
   return DLFP4_OK;
 }
 
-double units_of(const Sides &sides) { return !has_integers(sides) ? 1 : sides.rounds ? 2 : 4; }
-
 }  // namespace dlfp4

@@ -48,9 +48,6 @@ bool is_scaled_e2m1(const Reader &reader);
 // Whether scales are float32, which no bfloat16 holds times an element.
 bool has_float_scales(const Reader &reader);
 
-// What the totals are to be divided by.
-double units_of(const Sides &sides);
-
 inline bool has_panels(const Sides &sides) { return sides.form <= kIntegerPanels; }
 inline bool has_integers(const Sides &sides) { return sides.form == kIntegerPanels || sides.form == kRoundedLines; }
 inline bool has_floats(const Sides &sides) { return sides.form == kFloatPanels || sides.form == kFloatLines; }

@@ -1,6 +1,6 @@
 // Splits a range of elements over OpenMP's threads.
 // Layout: [0, count), an equal share a thread, cut at multiples of kThreadAlign elements, or of tiles.
-// Trick: a child forked after threaded work works alone, for OpenMP's threads did not follow it.
+// Trick: a forked child works alone, for OpenMP's threads did not follow it.
 #include "threads.h"
 
 #include "dlfp4/dlfp4.h"
@@ -61,11 +61,8 @@ int chosen_threads = 0;  // by dlfp4_set_num_threads; 0: OpenMP's own number
 
 #ifdef _OPENMP
 bool works_alone = false;
-pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 
 void become_a_forked_child() { works_alone = true; }
-
-void watch_forks() { pthread_atfork(nullptr, nullptr, become_a_forked_child); }
 
 int usable_threads() {
   if (works_alone) return 1;
@@ -74,7 +71,6 @@ int usable_threads() {
 }
 
 void run_shares(int64_t count, int64_t align, int threads, RangeBody body, const void *context) {
-  pthread_once(&fork_once, watch_forks);
 #pragma omp parallel num_threads(threads)
   {
     const int64_t team = omp_get_num_threads();
@@ -101,6 +97,12 @@ void split(int64_t count, int64_t grain, int64_t align, RangeBody body, const vo
 }
 
 }  // namespace
+
+void watch_forks() {
+#ifdef _OPENMP
+  pthread_atfork(nullptr, nullptr, become_a_forked_child);
+#endif
+}
 
 void parallel_for(int64_t count, int64_t grain, RangeBody body, const void *context) {
   split(count, grain, kThreadAlign, body, context);

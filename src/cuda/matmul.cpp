@@ -296,7 +296,9 @@ int dlfp4_cuda_multiply(int device, uintptr_t stream, const dlfp4_cuda_product *
   if (kTactics[tactic].family != kStream && !has_hopper_kernels()) return kNoBinary;
   if (product->x_scales && dlfp4_cuda_reads_codes(product->format, product->depth, tactic) == 0)
     return refuse(DLFP4_E_OPTION);
-  if (!can_count(product->rows, product->columns, product->stored_depth)) return refuse(DLFP4_E_SHAPE);
+  if (product->depth == 0 || !can_count(product->rows, product->columns, product->stored_depth))
+    return refuse(DLFP4_E_SHAPE);
+  if (product->rows * product->columns == 0) return 0;
   return multiply(*product, kTactics[tactic], stream);
 }
 }

@@ -98,9 +98,10 @@ bool is_symmetric(const FormatInfo &format) {
   return format.bits == 8 && (format.whole || format.group == format.block);
 }
 
-// As if along rows.
+// As if along rows; but stochastic rounding draws for the places of elements in the lines that were asked for.
 void prefer_rows(Job *job, const FormatInfo &format) {
   QuantizeParams &p = job->params;
+  if (p.rounding == DLFP4_STOCHASTIC) return;
   if (!is_symmetric(format) || p.stored != p.length || job->x.step == 1) return;
   job->x = transposed(job->x);
   std::swap(p.lines, p.length);
@@ -406,6 +407,7 @@ int dlfp4_cuda_dequantize(int device, uintptr_t stream, const dlfp4_blocks *q, i
   if (!find_format(format, &info)) return refuse(DLFP4_E_OPTION);
   if (!make_lines(*result, kAlongRows, &lines)) return refuse(DLFP4_E_DTYPE);
   if (q->length < lines.length || !is_addressable(*q, info, lines.lines)) return refuse(DLFP4_E_SHAPE);
+  if (lines.lines * lines.length == 0) return 0;
   return dequantize_lines(dequantize_params(*q, info, decode, lines), lines, info, stream);
 }
 

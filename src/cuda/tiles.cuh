@@ -66,8 +66,8 @@ __device__ inline TilePlace place_of_tile(const TileParams &p) {
 // --- Quantize --------------------------------------------------------------------------------
 
 // What a tile's threads share: of a two-level rule the multipliers of its 127 scales, so that each is divided for once;
-// the scales of squares, found along columns, for their rows. A given scale that is no positive number makes codes
-// beyond these, which go the long way.
+// the scales of squares, found along columns, for their rows. A given scale that is no positive number, which the host
+// cannot see, makes other codes, which go the long way; what they are is not defined.
 template <int Kind>
 class TileRule {
   static constexpr int kSide = 16, kScales = 0x7F;
