@@ -15,8 +15,8 @@ from dlfp4._core import _cuda_capability
 from dlfp4.checkpoints import join_parts, split_parts, to_ggml
 
 from . import reference
-from .capsules import Made
-from .reference import host_bytes
+from .capsules import DTYPES, Made
+from .reference import dtype_of, host_bytes, raw_bytes
 
 pytestmark = pytest.mark.gpu
 
@@ -94,6 +94,18 @@ def test_strides():
             ours = dlfp4.cast(view(device), target)
             assert host_bytes(ours) == host_bytes(dlfp4.cast(np.ascontiguousarray(view(x)), target))
     assert device.T.copy().to_numpy().tobytes() == x.T.tobytes()
+
+
+@pytest.mark.parametrize("name", sorted(DTYPES))
+def test_strided_copies_of_every_type(name):
+    if reference.BITS.get(name, 8) < 8:
+        codes = dlfp4.asarray(np.random.default_rng(3).integers(0, 256, (6, 10), dtype=np.uint8).view(dtype_of(name)))
+    else:
+        octets = np.random.default_rng(3).integers(0, 2, (6, 10, dtype_of(name).itemsize), dtype=np.uint8)
+        codes = dlfp4.asarray(octets.view(dtype_of(name))[..., 0])
+    device = codes.to_device(CUDA)
+    for view in (lambda t: t.T, lambda t: t[::2, 1::3], lambda t: t[::-1], lambda t: t[:, ::-2]):
+        assert host_bytes(view(device).copy()) == raw_bytes(view(codes).copy())
 
 
 def test_out_on_the_device(torch):

@@ -3,6 +3,8 @@
 // Trick: one run on aligned memory goes by whole steps; its rest, and all else, to the kernel for anything.
 #include <string.h>
 
+#include <initializer_list>
+
 #include "../cpu/dispatch.h"
 #include "../cpu/layout.h"
 #include "context.h"
@@ -127,6 +129,19 @@ int convert_any(Sides sides, const Layout &layout, const uint8_t *src, uint8_t *
   return run(kKernel_convert_any, params.groups, params, stream);
 }
 
+// Elements of 16 bytes, which are only moved, as two of eight. False for too many dimensions.
+bool halve_elements(Layout *layout, Sides *sides) {
+  if (layout->ndim == kMaxDims) return false;
+  for (int dim = 0; dim < layout->ndim; ++dim)
+    for (Side side : {kSrc, kDst}) layout->stride[side][dim] *= 2;
+  layout->extent[layout->ndim] = 2;
+  layout->stride[kSrc][layout->ndim] = layout->stride[kDst][layout->ndim] = 1;
+  ++layout->ndim;
+  layout->size *= 2;
+  sides->src.row = sides->dst.row = DLFP4_uint64;
+  return true;
+}
+
 bool is_run(const Layout &layout) {
   return layout.ndim == 1 && layout.stride[kSrc][0] == 1 && layout.stride[kDst][0] == 1;
 }
@@ -163,6 +178,7 @@ extern "C" int dlfp4_cuda_convert(int device, uintptr_t stream, const dlfp4_view
   if (!are_convertible(sides.src, sides.dst)) return refuse(DLFP4_E_DTYPE);
   if (!collapse(*src, *dst, &layout)) return refuse(DLFP4_E_SHAPE);
   if (layout.size == 0) return 0;
+  if (kFormats[sides.dst.row].bits == 128 && !halve_elements(&layout, &sides)) return refuse(DLFP4_E_SHAPE);
   return convert_layout(sides, layout, static_cast<const uint8_t *>(src->data), static_cast<uint8_t *>(dst->data),
                         round, options ? options->seed : 0, stream);
 }
