@@ -81,11 +81,9 @@ cdef inline void fill_byte_range(const DLTensor *t, int64_t bits, int64_t *low, 
 
 cdef inline int find_unit_dim(int ndim, const int64_t *shape, const int64_t *strides) noexcept nogil:
     """The dimension along which neighbours in memory lie: the last of stride 1 and extent > 1, else the last of
-    stride 1, else the last of extent 1 (whose stride is free); -1 where there is none. Of empty tensors the last."""
+    stride 1, else the last of extent 1 (whose stride is free); -1 where there is none."""
     cdef int unit = -1, single = -1
     cdef int k
-    if count_elements(ndim, shape) == 0:
-        return ndim - 1
     for k in range(ndim - 1, -1, -1):
         if strides[k] == 1:
             if shape[k] > 1:
@@ -100,7 +98,6 @@ cdef inline int find_unit_dim(int ndim, const int64_t *shape, const int64_t *str
 cdef bint rescale_layout(int ndim, int64_t *shape, int64_t *strides, int dim,
                          int old_bits, int new_bits) noexcept nogil:
     """The same bytes counted in elements of another width along `dim`; False where they do not divide."""
-    cdef bint is_empty = count_elements(ndim, shape) == 0
     cdef int64_t scaled
     cdef int k
     for k in range(ndim):
@@ -110,10 +107,19 @@ cdef bint rescale_layout(int ndim, int64_t *shape, int64_t *strides, int dim,
             shape[k] = scaled // new_bits
             strides[k] = 1
         else:
-            if mul_overflows(strides[k], old_bits, &scaled) or (scaled % new_bits and shape[k] > 1 and not is_empty):
+            if mul_overflows(strides[k], old_bits, &scaled) or (scaled % new_bits and shape[k] > 1):
                 return False
             strides[k] = scaled // new_bits
     return True
+
+
+cdef bint rescale_empty(int ndim, int64_t *shape, int64_t *strides, int old_bits, int new_bits) noexcept nogil:
+    """The same of a tensor without elements, whose strides mean nothing: along the last dimension."""
+    cdef int64_t scaled
+    if mul_overflows(shape[ndim - 1], old_bits, &scaled) or scaled % new_bits:
+        return False
+    shape[ndim - 1] = scaled // new_bits
+    return fill_compact_strides(ndim, shape, strides)
 
 
 cdef bint fill_reshaped_strides(int old_ndim, const int64_t *old_shape, const int64_t *old_strides,

@@ -206,8 +206,7 @@ cdef object as_numpy(Tensor self):
     """A NumPy array over host memory, one item an element."""
     cdef cnp.npy_intp bytes_strides[MOST_DIMS]
     cdef int64_t itemsize = storage_bits(self) // 8
-    cdef bint writable = not (self.flags & DLPACK_FLAG_BITMASK_READ_ONLY or self.immutable)
-    cdef int flags = cnp.NPY_ARRAY_WRITEABLE if writable else 0
+    cdef int flags = 0 if self.flags & DLPACK_FLAG_BITMASK_READ_ONLY else cnp.NPY_ARRAY_WRITEABLE
     cdef int k
     if self.dl.ndim > MOST_DIMS:
         raise BufferError(f"NumPy takes {MOST_DIMS} dimensions at most, this tensor has {self.dl.ndim}; "

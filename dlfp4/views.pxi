@@ -178,13 +178,18 @@ cdef Tensor reinterpret(Tensor self, int row):
     """The same bytes as elements of another type, along the dimension where neighbours lie in memory."""
     cdef Tensor view = make_view(self, self.dl.ndim)
     cdef int old_bits = storage_bits(self), new_bits, dim
+    cdef bint divides
     memcpy(view.dl.shape, self.dl.shape, 2 * self.dl.ndim * sizeof(int64_t))
     # Only a type of the same width keeps one element a byte; anything else reads the bytes as packed.
     set_dtype(view, row, is_padded(self) and dlfp4_dtypes[row].bits == self.dl.dtype.bits)
     new_bits = storage_bits(view)
     if new_bits != old_bits:
-        dim = find_unit_dim(view.dl.ndim, view.dl.shape, view.dl.strides)
-        if dim < 0 or not rescale_layout(view.dl.ndim, view.dl.shape, view.dl.strides, dim, old_bits, new_bits):
+        if self.size_ == 0:
+            divides = rescale_empty(view.dl.ndim, view.dl.shape, view.dl.strides, old_bits, new_bits)
+        else:
+            dim = find_unit_dim(view.dl.ndim, view.dl.shape, view.dl.strides)
+            divides = dim >= 0 and rescale_layout(view.dl.ndim, view.dl.shape, view.dl.strides, dim, old_bits, new_bits)
+        if not divides:
             raise ValueError(
                 f"cannot view {dtype_name(self)} ({old_bits} bits) of shape {shape_of(self)} and strides "
                 f"{strides_of(self)} as {dtype_name(view)} ({new_bits} bits): the bytes along the dimension of stride "

@@ -341,6 +341,5 @@ def test_tensors_of_nothing(shape):
         assert joined.shape == shape
     assert checkpoints.from_ggml(checkpoints.to_ggml(q), "mxfp4", shape).shape == shape
     rows = (int(np.prod(shape[:-1])), shape[-1])
-    assert q.to_torch()[0].shape == (rows[0], rows[1] // 2)
     held = dlfp4.ScaledTensor.from_parts(q.data.view("uint8").to_numpy(), q.scales.to_numpy(), format="mxfp4")
     assert held.shape == rows

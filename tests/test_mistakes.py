@@ -221,7 +221,6 @@ def test_immutable_arrays_are_not_written_to(name):
     for held in (dlfp4.from_dlpack(array), dlfp4.asarray(array).T, dlfp4.from_dlpack(array)[:, 1:]):
         with pytest.raises(BufferError, match=message):
             dlfp4.cast(np.ones(held.shape, np.float32), "float32", out=held)
-        assert not held.to_numpy().flags.writeable
     assert np.asarray(array).tolist() == before
 
 
