@@ -21,7 +21,7 @@ from dlfp4._core import (
     _allocate_result,
     _as_float32,
     _borrow_out,
-    _check_result,
+    _check_out_product,
     _meet,
     _parse_dtype,
     _traits,
@@ -213,7 +213,7 @@ def prepare_result(problem: Problem, given: Tensor | None) -> Tensor:
     """The caller's memory, or our own."""
     if given is None:
         return _allocate_result(problem.a, problem.shape, problem.dtype, problem.stream)
-    _check_result(given, problem.shape, problem.dtype, (problem.a, problem.b))
+    _check_out_product(given, problem.shape, problem.dtype, problem.a, problem.b)
     return given
 
 

@@ -118,90 +118,6 @@ cdef uint64_t parse_seed(int mode, seed) except? 0:
     return number
 
 
-cdef Tensor prepare_out(out, Tensor source, int row):
-    """The caller's memory for a result of source's shape, checked before anything is written."""
-    cdef Tensor self = borrow(out)
-    check_writable(self, row)
-    check_beside(self, source)
-    if self.dl.ndim != source.dl.ndim or memcmp(self.dl.shape, source.dl.shape, self.dl.ndim * sizeof(int64_t)):
-        raise ValueError(f"out has shape {shape_of(self)}, the result has {shape_of(source)}")
-    if overlaps(self, source) and not same_places(self, source):
-        refuse_overlap(self, source, "out overlaps the input; in place works where every element keeps its bytes, "
-                                     "otherwise give other memory")
-    return self
-
-
-cdef int check_writable(Tensor self, int row) except -1:
-    """Whether a result of that type may be written to the caller's memory."""
-    if self.row != row:
-        raise TypeError(f"out has dtype {dtype_name(self)}, the result has {dlfp4_dtypes[row].name.decode()}")
-    return check_own_memory(self, "out")
-
-
-cdef int check_own_memory(Tensor self, str out) except -1:
-    """Whether a result may be written there: to `out`, or what part of it is called so."""
-    if self.immutable:
-        raise BufferError(f"{out} has the memory of an array that never changes, as those of JAX and TensorFlow do; "
-                          f"give memory of dlfp4.empty or of another library, and hand on the result")
-    if self.flags & DLPACK_FLAG_BITMASK_READ_ONLY:
-        raise BufferError(f"{out} is read-only; give writable memory, or a .copy()")
-    if meets_itself(self):
-        raise ValueError(f"{out} has strides {strides_of(self)} for shape {shape_of(self)}: elements may share "
-                         f"memory; give a tensor in which each has its own")
-    return 0
-
-
-cdef bint meets_itself(Tensor self) noexcept nogil:
-    """Whether elements may share memory, so that writes to them would race: unless each dimension steps beyond all that
-    those with smaller steps reach. (Strides that interleave without meeting count as well; nobody has such memory.)"""
-    cdef int64_t steps[64]   # of dimensions with more than one element there are 62 at most
-    cdef int64_t reaches[64]
-    cdef int64_t step, reached = 0
-    cdef int count = 0, k, place
-    if self.size_ < 2 or is_compact_tensor(self):
-        return False
-    for k in range(self.dl.ndim):
-        if self.dl.shape[k] < 2:
-            continue
-        step = self.dl.strides[k] if self.dl.strides[k] > 0 else -self.dl.strides[k]
-        place = count
-        while place > 0 and steps[place - 1] > step:
-            steps[place] = steps[place - 1]
-            reaches[place] = reaches[place - 1]
-            place -= 1
-        steps[place] = step
-        reaches[place] = step * (self.dl.shape[k] - 1)
-        count += 1
-    for k in range(count):
-        if steps[k] <= reached:
-            return True
-        reached += reaches[k]
-    return False
-
-
-cdef bint overlaps(Tensor a, Tensor b) noexcept nogil:
-    """Whether the byte ranges of two tensors in one address space meet."""
-    cdef int64_t a_low, a_high, b_low, b_high
-    if a.size_ == 0 or b.size_ == 0:
-        return False
-    fill_byte_range(&a.dl, storage_bits(a), &a_low, &a_high)
-    fill_byte_range(&b.dl, storage_bits(b), &b_low, &b_high)
-    return a_low < b_high and b_low < a_high
-
-
-cdef int refuse_overlap(Tensor out, Tensor given, str message) except -1:
-    """ValueError; but where the memory of one is gone, the other may lie there by chance, and that is the error."""
-    secure(out)
-    secure(given)
-    raise ValueError(message)
-
-
-cdef bint same_places(Tensor a, Tensor b) noexcept nogil:
-    """Whether every element of one lies on the same bytes as that of the other."""
-    return (a.dl.data == b.dl.data and storage_bits(a) == storage_bits(b) and storage_bits(a) >= 8
-            and memcmp(a.dl.strides, b.dl.strides, a.dl.ndim * sizeof(int64_t)) == 0)
-
-
 def cast(x, dtype, *, rounding="nearest_even", saturate=True, packed=True, seed=None, out=None, stream=None):
     """Convert the elements of a tensor to another floating-point type, with one rounding.
 
@@ -269,7 +185,7 @@ def cast(x, dtype, *, rounding="nearest_even", saturate=True, packed=True, seed=
     if out is None:
         result = allocate_beside(source, row, source.dl.ndim, source.dl.shape, not packed, chosen, source.x2_)
     else:
-        result = prepare_out(out, source, row)
+        result = check_out(out, source, row)
     convert(source, result, &options, chosen)
     return result
 
@@ -333,7 +249,7 @@ cdef Tensor repack(x, bint padded, out):
         result = allocate_beside(source, source.row, source.dl.ndim, source.dl.shape, padded, source.stream,
                                  source.x2_)
     else:
-        result = prepare_out(out, source, source.row)
+        result = check_out(out, source, source.row)
         if is_padded(result) != padded:
             raise ValueError(f"out is {'padded' if is_padded(result) else 'packed'}, the result is "
                              f"{'padded' if padded else 'packed'}")

@@ -226,17 +226,6 @@ cdef ScaledTensor restored_beside(Tensor self, ScaledTensor other):
     return plain(other, self.stream if together else None)
 
 
-cdef inline Tensor elements_of(x):
-    return (<ScaledTensor> x).data if type(x) is ScaledTensor else x
-
-
-cdef tuple parts_of(x):
-    """The tensors that hold an operand."""
-    if type(x) is not ScaledTensor:
-        return (x,)
-    return (x.data, x.scales) if x.global_scale is None else (x.data, x.scales, x.global_scale)
-
-
 def _meet(a, b):
     """Two operands, managed memory among them as memory of the CUDA device that the other lies on, or of the host."""
     cdef Tensor of_a = elements_of(a), of_b = elements_of(b)
@@ -425,20 +414,3 @@ def _allocate_result(a, shape, dtype, stream):
     cdef int64_t dims[MOST_DIMS]
     cdef int ndim = fill_extents(dims, list(shape))
     return allocate_beside(elements, row_of_argument(dtype), ndim, dims, False, stream_for(elements, stream), False)
-
-
-def _check_result(out, shape, dtype, inputs):
-    """Whether a matrix product may be written to `out`: its shape, type, and memory that no input shares."""
-    cdef Tensor result = out, part
-    check_writable(result, row_of_argument(dtype))
-    if not has_shape(result, shape):
-        raise ValueError(f"out has shape {shape_of(result)}, the result has {shape}")
-    for x in inputs:
-        for part in ((x.data, x.scales, x.global_scale) if type(x) is ScaledTensor else (x,)):
-            if part is None:
-                continue
-            check_beside(result, part)
-            if overlaps(result, part):
-                refuse_overlap(result, part, "out overlaps an input; give other memory")
-    if result.dl.ndim > 2 and not is_compact_tensor(result):
-        raise ValueError(f"out has strides {strides_of(result)}; with more than two dimensions it must be compact")

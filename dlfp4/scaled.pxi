@@ -260,6 +260,17 @@ cdef ScaledTensor make_scaled(Tensor data, Tensor scales, Tensor global_scale, f
     return self
 
 
+cdef inline Tensor elements_of(x):
+    return (<ScaledTensor> x).data if type(x) is ScaledTensor else x
+
+
+cdef tuple parts_of(x):
+    """The tensors that hold an operand."""
+    if type(x) is not ScaledTensor:
+        return (x,)
+    return (x.data, x.scales) if x.global_scale is None else (x.data, x.scales, x.global_scale)
+
+
 cdef inline bint lies_across(ScaledTensor self) noexcept:
     """Whether blocks run across the rows of data and scales; elements below 8 bits are stored transposed instead."""
     return self.axis == -2 and not is_subbyte(self.data.row)

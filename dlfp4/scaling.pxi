@@ -272,90 +272,6 @@ cdef ScaledTensor allocate_scaled(Tensor source, tuple shape, format, int axis, 
                        format, axis, scale_layout, shape)
 
 
-cdef tuple check_out_scaled(out, tuple axes, Tensor source, _Rules rules, str scale_layout, bint pad):
-    """The caller's ScaledTensors, if they are what would have been allocated."""
-    cdef ScaledTensor result
-    cdef int axis
-    cdef Py_ssize_t number
-    cdef tuple results = out if type(out) is tuple else (out,)
-    if len(results) != len(axes):
-        raise ValueError(f"out has {len(results)} ScaledTensors for {len(axes)} axes")
-    for number in range(len(axes)):
-        if type(results[number]) is not ScaledTensor:
-            raise TypeError(f"out is of type {type(results[number]).__name__}; expected a ScaledTensor, as quantize "
-                            "returns it")
-        result = results[number]
-        axis = axes[number]
-        if (result.number != rules.number or result.axis != axis or result.scale_layout != scale_layout
-                or not has_shape(source, result.shape)):
-            raise ValueError(f"out is {result!r}; the result has shape {shape_of(source)}, format "
-                             f"{rules.format.name!r}, axis {axis} and scale_layout {scale_layout!r}")
-        if result.global_scale is None and dlfp4_formats[rules.number].kind == DLFP4_TWO_LEVEL:
-            raise ValueError(f"out is {result!r} without a global scale, which the result needs memory for; give one "
-                             f"that quantize returned")
-        # A ScaledTensor's parts have the shapes that follow from these; this refuses blocks that do not divide them.
-        if pad or not result.divides:
-            buffers_of(result.shape, rules.format.name, axis, scale_layout, pad)
-            result.divides = not pad
-        if not result.is_writable:
-            check_writable_parts(result)
-            result.is_writable = True
-        check_out_part(result.data, "data", source)
-        check_out_part(result.scales, "scales", source)
-        if result.global_scale is not None:
-            check_out_part(result.global_scale, "global scale", source)
-    if len(results) == 2:
-        check_apart(parts_of(results[0]), parts_of(results[1]))
-    return results
-
-
-cdef int check_writable_parts(ScaledTensor self) except -1:
-    check_own_memory(self.data, "out's data")
-    check_own_memory(self.scales, "out's scales")
-    check_apart((self.data,), (self.scales,))
-    if self.global_scale is not None:
-        check_own_memory(self.global_scale, "out's global scale")
-        check_apart((self.data, self.scales), (self.global_scale,))
-    return 0
-
-
-cdef int check_out_part(Tensor self, str name, Tensor source) except -1:
-    check_beside(self, source)
-    if overlaps(self, source):
-        refuse_overlap(self, source, f"out's {name} overlaps the input; give other memory")
-    return 0
-
-
-cdef int check_apart(tuple some, tuple others) except -1:
-    """Whether parts of results have memory of their own, if only rows between those of another; two results may have
-    the tensor's scale in common."""
-    cdef Tensor part, other
-    for part in some:
-        for other in others:
-            if (part is None or other is None or not overlaps(part, other) or alternates(part, other)
-                    or (part.size_ == 1 and same_places(part, other))):
-                continue
-            refuse_overlap(part, other, "parts of out overlap one another; give each its own memory")
-    return 0
-
-
-cdef bint alternates(Tensor a, Tensor b) noexcept nogil:
-    """Whether two matrices lie side by side in rows of one pitch, as of records that hold a row of each."""
-    cdef int64_t pitch, first
-    if a.dl.ndim != 2 or b.dl.ndim != 2 or not (has_dense_rows(a) and has_dense_rows(b)):
-        return False
-    pitch = a.dl.strides[0] * storage_bits(a) >> 3
-    if pitch <= 0 or b.dl.strides[0] * storage_bits(b) != pitch * 8:
-        return False
-    first = (<int64_t> b.dl.data - <int64_t> a.dl.data) % pitch
-    first += pitch if first < 0 else 0
-    return first >= row_bytes(a) and first + row_bytes(b) <= pitch
-
-
-cdef inline int64_t row_bytes(Tensor self) noexcept nogil:
-    return (self.dl.shape[1] * storage_bits(self) + 7) >> 3
-
-
 cdef int secure_parts(ScaledTensor self) except -1:
     """What was borrowed from a framework is still there."""
     secure(self.data)
@@ -583,7 +499,7 @@ def dequantize(q, dtype="float32", *, out=None, stream=None):
     if out is None:
         result = allocate_values(source, row, chosen)
     else:
-        result = check_result(borrow(out), source, row)
+        result = check_out_values(out, source, row)
     matrix = flatten(result)
     if on_cuda(source.data):
         dequantize_on_cuda(source, matrix, chosen)
@@ -598,20 +514,6 @@ cdef Tensor allocate_values(ScaledTensor source, int row, int64_t stream):
     cdef int64_t dims[MOST_DIMS]
     cdef int ndim = fill_extents(dims, list(source.shape))
     return allocate_beside(source.data, row, ndim, dims, False, stream, False)
-
-
-cdef Tensor check_result(Tensor self, ScaledTensor source, int row):
-    cdef Tensor part
-    check_writable(self, row)
-    check_beside(self, source.data)
-    if not has_shape(self, source.shape):
-        raise ValueError(f"out has shape {shape_of(self)}, the result has {source.shape}")
-    part = source.scales if overlaps(self, source.scales) else source.data
-    if source.global_scale is not None and overlaps(self, source.global_scale):
-        part = source.global_scale
-    if overlaps(self, part):
-        refuse_overlap(self, part, "out overlaps the quantized tensor; give other memory")
-    return self
 
 
 cdef int fill_lines(dlfp4_matrix *matrix, ScaledTensor source, Tensor result) except -1:

@@ -1,0 +1,205 @@
+# Results in the caller's memory, out=: whether they fit there and disturb nothing, before anything is written.
+
+cdef Tensor check_out(out, Tensor source, int row):
+    """Memory for a result of source's shape, which may be source's own where every element keeps its bytes."""
+    cdef Tensor self = borrow(out)
+    check_writable(self, row)
+    check_beside(self, source)
+    if self.dl.ndim != source.dl.ndim or memcmp(self.dl.shape, source.dl.shape, self.dl.ndim * sizeof(int64_t)):
+        refuse_shape(self, shape_of(source))
+    if overlaps(self, source) and not same_places(self, source):
+        refuse_overlap(self, source, "out overlaps the input; in place works where every element keeps its bytes, "
+                                     "otherwise give other memory")
+    return self
+
+
+cdef Tensor check_out_values(out, ScaledTensor source, int row):
+    """Memory for the values of a block-scaled tensor."""
+    cdef Tensor self = borrow(out)
+    check_writable(self, row)
+    if not has_shape(self, source.shape):
+        refuse_shape(self, source.shape)
+    check_clear_of_parts(self, source)
+    return self
+
+
+def _check_out_product(Tensor out, shape, dtype, a, b):
+    """Memory for a matrix product."""
+    check_writable(out, row_of_argument(dtype))
+    if not has_shape(out, shape):
+        refuse_shape(out, shape)
+    check_clear_of_parts(out, a)
+    check_clear_of_parts(out, b)
+    if out.dl.ndim > 2 and not is_compact_tensor(out):
+        raise ValueError(f"out has strides {strides_of(out)}; with more than two dimensions it must be compact")
+
+
+cdef tuple check_out_scaled(out, tuple axes, Tensor source, _Rules rules, str scale_layout, bint pad):
+    """The caller's ScaledTensors, if they are what would have been allocated."""
+    cdef ScaledTensor result
+    cdef int axis
+    cdef Py_ssize_t number
+    cdef tuple results = out if type(out) is tuple else (out,)
+    if len(results) != len(axes):
+        raise ValueError(f"out has {len(results)} ScaledTensors for {len(axes)} axes")
+    for number in range(len(axes)):
+        if type(results[number]) is not ScaledTensor:
+            raise TypeError(f"out is of type {type(results[number]).__name__}; expected a ScaledTensor, as quantize "
+                            "returns it")
+        result = results[number]
+        axis = axes[number]
+        if (result.number != rules.number or result.axis != axis or result.scale_layout != scale_layout
+                or not has_shape(source, result.shape)):
+            raise ValueError(f"out is {result!r}; the result has shape {shape_of(source)}, format "
+                             f"{rules.format.name!r}, axis {axis} and scale_layout {scale_layout!r}")
+        if result.global_scale is None and dlfp4_formats[rules.number].kind == DLFP4_TWO_LEVEL:
+            raise ValueError(f"out is {result!r} without a global scale, which the result needs memory for; give one "
+                             f"that quantize returned")
+        # A ScaledTensor's parts have the shapes that follow from these; this refuses blocks that do not divide them.
+        if pad or not result.divides:
+            buffers_of(result.shape, rules.format.name, axis, scale_layout, pad)
+            result.divides = not pad
+        if not result.is_writable:
+            check_writable_parts(result)
+            result.is_writable = True
+        check_clear_of(result.data, "out's data", source)
+        check_clear_of(result.scales, "out's scales", source)
+        if result.global_scale is not None:
+            check_clear_of(result.global_scale, "out's global scale", source)
+    if len(results) == 2:
+        check_apart(parts_of(results[0]), parts_of(results[1]))
+    return results
+
+
+# ---- The rules
+
+cdef int check_writable(Tensor self, int row) except -1:
+    """Whether a result of that type may be written to the caller's memory."""
+    if self.row != row:
+        raise TypeError(f"out has dtype {dtype_name(self)}, the result has {dlfp4_dtypes[row].name.decode()}")
+    return check_own_memory(self, "out")
+
+
+cdef int refuse_shape(Tensor self, tuple shape) except -1:
+    raise ValueError(f"out has shape {shape_of(self)}, the result has {shape}")
+
+
+cdef int check_writable_parts(ScaledTensor self) except -1:
+    check_own_memory(self.data, "out's data")
+    check_own_memory(self.scales, "out's scales")
+    check_apart((self.data,), (self.scales,))
+    if self.global_scale is not None:
+        check_own_memory(self.global_scale, "out's global scale")
+        check_apart((self.data, self.scales), (self.global_scale,))
+    return 0
+
+
+cdef int check_own_memory(Tensor self, str out) except -1:
+    """Whether a result may be written there: to `out`, or what part of it is called so."""
+    if self.immutable:
+        raise BufferError(f"{out} has the memory of an array that never changes, as those of JAX and TensorFlow do; "
+                          f"give memory of dlfp4.empty or of another library, and hand on the result")
+    if self.flags & DLPACK_FLAG_BITMASK_READ_ONLY:
+        raise BufferError(f"{out} is read-only; give writable memory, or a .copy()")
+    if meets_itself(self):
+        raise ValueError(f"{out} has strides {strides_of(self)} for shape {shape_of(self)}: elements may share "
+                         f"memory; give a tensor in which each has its own")
+    return 0
+
+
+cdef int check_clear_of(Tensor self, str out, Tensor given) except -1:
+    """Whether the kernels that read an input can write there, and leave the input as it is."""
+    check_beside(self, given)
+    if overlaps(self, given):
+        refuse_overlap(self, given, f"{out} overlaps an input; give other memory")
+    return 0
+
+
+cdef int check_clear_of_parts(Tensor self, x) except -1:
+    cdef Tensor part
+    for part in parts_of(x):
+        check_clear_of(self, "out", part)
+    return 0
+
+
+cdef int check_apart(tuple some, tuple others) except -1:
+    """Whether parts of results have memory of their own, if only rows between those of another; two results may have
+    the tensor's scale in common."""
+    cdef Tensor part, other
+    for part in some:
+        for other in others:
+            if (part is None or other is None or not overlaps(part, other) or alternates(part, other)
+                    or (part.size_ == 1 and same_places(part, other))):
+                continue
+            refuse_overlap(part, other, "parts of out overlap one another; give each its own memory")
+    return 0
+
+
+cdef int refuse_overlap(Tensor out, Tensor given, str message) except -1:
+    """ValueError; but where the memory of one is gone, the other may lie there by chance, and that is the error."""
+    secure(out)
+    secure(given)
+    raise ValueError(message)
+
+
+# ---- Who shares memory
+
+cdef bint overlaps(Tensor a, Tensor b) noexcept nogil:
+    """Whether the byte ranges of two tensors in one address space meet."""
+    cdef int64_t a_low, a_high, b_low, b_high
+    if a.size_ == 0 or b.size_ == 0:
+        return False
+    fill_byte_range(&a.dl, storage_bits(a), &a_low, &a_high)
+    fill_byte_range(&b.dl, storage_bits(b), &b_low, &b_high)
+    return a_low < b_high and b_low < a_high
+
+
+cdef bint same_places(Tensor a, Tensor b) noexcept nogil:
+    """Whether every element of one lies on the same bytes as that of the other."""
+    return (a.dl.data == b.dl.data and storage_bits(a) == storage_bits(b) and storage_bits(a) >= 8
+            and memcmp(a.dl.strides, b.dl.strides, a.dl.ndim * sizeof(int64_t)) == 0)
+
+
+cdef bint meets_itself(Tensor self) noexcept nogil:
+    """Whether elements may share memory, so that writes to them would race: unless each dimension steps beyond all that
+    those with smaller steps reach. (Strides that interleave without meeting count as well; nobody has such memory.)"""
+    cdef int64_t steps[64]   # of dimensions with more than one element there are 62 at most
+    cdef int64_t reaches[64]
+    cdef int64_t step, reached = 0
+    cdef int count = 0, k, place
+    if self.size_ < 2 or is_compact_tensor(self):
+        return False
+    for k in range(self.dl.ndim):
+        if self.dl.shape[k] < 2:
+            continue
+        step = self.dl.strides[k] if self.dl.strides[k] > 0 else -self.dl.strides[k]
+        place = count
+        while place > 0 and steps[place - 1] > step:
+            steps[place] = steps[place - 1]
+            reaches[place] = reaches[place - 1]
+            place -= 1
+        steps[place] = step
+        reaches[place] = step * (self.dl.shape[k] - 1)
+        count += 1
+    for k in range(count):
+        if steps[k] <= reached:
+            return True
+        reached += reaches[k]
+    return False
+
+
+cdef bint alternates(Tensor a, Tensor b) noexcept nogil:
+    """Whether two matrices lie side by side in rows of one pitch, as of records that hold a row of each."""
+    cdef int64_t pitch, first
+    if a.dl.ndim != 2 or b.dl.ndim != 2 or not (has_dense_rows(a) and has_dense_rows(b)):
+        return False
+    pitch = a.dl.strides[0] * storage_bits(a) >> 3
+    if pitch <= 0 or b.dl.strides[0] * storage_bits(b) != pitch * 8:
+        return False
+    first = (<int64_t> b.dl.data - <int64_t> a.dl.data) % pitch
+    first += pitch if first < 0 else 0
+    return first >= row_bytes(a) and first + row_bytes(b) <= pitch
+
+
+cdef inline int64_t row_bytes(Tensor self) noexcept nogil:
+    return (self.dl.shape[1] * storage_bits(self) + 7) >> 3
