@@ -86,6 +86,12 @@ cdef extern from *:
         return PyArray_NewFromDescr(&PyArray_Type, (PyArray_Descr *)dtype, ndim, (const npy_intp *)shape, strides,
                                     data != NULL ? data : nothing, flags, NULL);
     }
+
+    /* What an array's memory belongs to, if that is another object. */
+    static inline PyObject *array_base(PyArrayObject *array) {
+        PyObject *base = PyArray_BASE(array);
+        return Py_NewRef(base != NULL ? base : Py_None);
+    }
     """
     bint type_has(PyTypeObject *, object) noexcept
     int raise_pending() except -1
@@ -99,6 +105,7 @@ cdef extern from *:
     bint PyType_SUPPORTS_WEAKREFS(PyTypeObject *) noexcept
     int PySlice_Unpack(object, Py_ssize_t *, Py_ssize_t *, Py_ssize_t *) except -1
     Py_ssize_t PySlice_AdjustIndices(Py_ssize_t, Py_ssize_t *, Py_ssize_t *, Py_ssize_t) noexcept
+    object array_base(cnp.ndarray)
     object new_array(object, int, const int64_t *, const cnp.npy_intp *, void *, int)
 
 cdef extern from *:

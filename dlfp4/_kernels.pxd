@@ -56,10 +56,7 @@ cdef extern from "dlfp4/dlfp4.h" nogil:
     ctypedef int dlfp4_status
     enum:
         DLFP4_OK
-        DLFP4_E_DTYPE
         DLFP4_E_SHAPE
-        DLFP4_E_OPTION
-        DLFP4_E_ISA
 
     ctypedef struct dlfp4_view:
         void *data
@@ -221,8 +218,6 @@ cdef extern from "cuda/kernels.h" nogil:
 
 
 cdef extern from "cuda/driver.h" nogil:
-    enum:
-        DLFP4_CUDA_MISSING
     const char *dlfp4_cuda_error_name(int)
     int dlfp4_cuda_device_count(int *)
     ctypedef enum dlfp4_cuda_direction "enum dlfp4_cuda_direction":

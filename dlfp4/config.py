@@ -7,7 +7,7 @@ import sys
 from importlib import metadata
 
 from dlfp4 import frameworks
-from dlfp4._core import _products_isa, cpu_isa, cuda_available, cuda_image, get_num_threads
+from dlfp4._core import __version__, _products_isa, cpu_isa, cuda_available, cuda_image, get_num_threads
 
 
 def get_include() -> str:
@@ -22,7 +22,7 @@ def show_config() -> None:
     """Print versions, the instruction set of the kernels, threads, CUDA, and the frameworks that are installed."""
     threads = get_num_threads()
     rows = {
-        "dlfp4": metadata.version("dlfp4"),
+        "dlfp4": __version__,
         "python": f"{sys.version.split()[0]} on {platform.system()} {platform.machine()}",
         "numpy, ml_dtypes": f"{metadata.version('numpy')}, {metadata.version('ml_dtypes')}",
         "kernels": f"{cpu_isa()}, products {_products_isa()}, {threads} thread{'s' * (threads != 1)}",

@@ -8,8 +8,8 @@ cdef int check_kernel(int status, str what) except -1:
     """The status of a kernel's launch: a description that it does not take, or the driver's error."""
     if status <= -DLFP4_CUDA_REFUSED:
         if -status - DLFP4_CUDA_REFUSED == DLFP4_E_SHAPE:
-            raise BufferError(f"{what}: CUDA kernels write packed elements only to rows that start on bytes and have "
-                              f"no gaps; give another out, or none")
+            raise BufferError(f"{what}: CUDA kernels have no way to this layout; packed elements are written only to "
+                              f"rows that start on bytes and have no gaps: give a .copy(), another out, or none")
         raise TypeError(f"{what}: these element types have no such kernel (status {-status - DLFP4_CUDA_REFUSED})")
     return check_cuda(status, what)
 
@@ -44,9 +44,17 @@ cdef int64_t stream_for(Tensor source, stream) except? -2:
     load_kernels(source.dl.device.device_id)
     if stream is None:
         return source.stream
-    chosen = PyNumber_Index(stream if type(stream) is int else handle_of(stream)) or LEGACY_STREAM
+    chosen = parse_handle(stream if type(stream) is int else handle_of(stream))
     wait_for(source, chosen)
     return chosen
+
+
+cdef int64_t parse_handle(handle) except -1:
+    """The handle of a CUDA stream, as the driver takes it."""
+    number = parse_integer(handle, "stream")
+    if not 0 <= number <= INT64_MAX:
+        raise ValueError(f"stream={number}: expected the handle of a stream, 0 or more")
+    return number or LEGACY_STREAM
 
 
 cdef dict STREAM_OBJECTS = {}   # by handle: a weak reference to the object that was last given for it
@@ -141,6 +149,19 @@ cdef int check_beside(Tensor result, Tensor source) except -1:
     return 0
 
 
+cdef bint is_aligned(Tensor self) noexcept nogil:
+    """Whether elements start on multiples of their size, without which a GPU reads none whole."""
+    return <uintptr_t> self.dl.data % max(1, self.dl.dtype.bits // 8) == 0
+
+
+cdef int check_aligned(Tensor self, str name) except -1:
+    """For what CUDA kernels read whole: the scales of a tensor."""
+    if on_cuda(self) and not is_aligned(self):
+        raise BufferError(f"{name} of {dtype_name(self)} starts at address {<uintptr_t> self.dl.data:#x}, no multiple "
+                          f"of its element size; call .copy() first")
+    return 0
+
+
 cdef int convert_on_cuda(Tensor source, Tensor result, const dlfp4_convert_options *options, int64_t stream) except -1:
     cdef dlfp4_view src = view_of(source), dst = view_of(result)
     cdef int status
@@ -163,7 +184,7 @@ cdef int hand_back(Tensor result, int64_t stream) except -1:
 
 def _written_on(Tensor result, stream):
     """The same after another library's work on a stream of its own."""
-    hand_back(result, PyNumber_Index(stream) or LEGACY_STREAM)
+    hand_back(result, parse_handle(stream))
 
 
 def _is_captured(x, stream):

@@ -71,9 +71,11 @@ cdef int refuse(const DLTensor *src, str problem) except -1:
 
 cdef inline int reserve_dims(Tensor self, int ndim) except -1:
     """Room for shape and strides, and for both once more in pairs where the tensor may go out as x2."""
-    cdef int64_t needed = 2 * ndim * (1 + self.x2_)
+    cdef int64_t needed = <int64_t> 2 * ndim * (1 + self.x2_)
     cdef int64_t *dims = self.inline_dims
     if needed > INLINE_DIMS:
+        if ndim > MAX_NDIM:
+            raise ValueError(f"{ndim} dimensions: a tensor has {MAX_NDIM} at most")
         dims = <int64_t *> PyMem_RawMalloc(needed * sizeof(int64_t))
         if dims == NULL:
             raise MemoryError(f"no memory for {ndim} dimensions")
@@ -137,6 +139,22 @@ cdef int expand_pairs(Tensor self, const DLTensor *src) except -1:
     if not rescale_layout(self.dl.ndim, self.dl.shape, self.dl.strides, dim, 8, 4):
         refuse(src, "shape or strides overflow when pairs are counted as single elements")
     return 0
+
+
+def _single_shape(shape, strides):
+    """The shape in single elements of a tensor of pairs, which may have no memory."""
+    cdef Tensor self = Tensor.__new__(Tensor)
+    cdef DLTensor unknown
+    cdef int k, ndim = len(shape)
+    reserve_dims(self, max(1, ndim))
+    self.dl.shape[0] = self.dl.strides[0] = 1   # rank 0 is a vector of one pair
+    for k in range(ndim):
+        self.dl.shape[k] = shape[k]
+        self.dl.strides[k] = strides[k]
+    set_dtype(self, row_of_argument("float4_e2m1fn"), False)
+    memset(&unknown, 0, sizeof(unknown))
+    expand_pairs(self, &unknown)
+    return shape_of(self)
 
 
 cdef int check_memory(Tensor self, const DLTensor *src) except -1:

@@ -32,7 +32,7 @@ cdef class Device:
     cdef readonly int index
     cdef int code
 
-    def __init__(self, str type, index=0):
+    def __cinit__(self, str type, index=0):   # once: a Device never changes
         if type not in DEVICE_CODES:
             raise ValueError(f"device type {type!r} is unknown; expected one of {', '.join(DEVICE_CODES)}, and the "
                              f"index apart: Device('cuda', 0)")
@@ -144,9 +144,10 @@ cdef int64_t parse_stream(stream, DLDevice device) except? -2:
     cdef int64_t value
     if stream is not None and (isinstance(stream, bool) or not hasattr(stream, "__index__")):
         raise TypeError(f"stream={stream!r}: expected None or an integer")
-    value = NO_STREAM if stream is None else stream
-    if value < NO_STREAM:
+    number = NO_STREAM if stream is None else PyNumber_Index(stream)
+    if not NO_STREAM <= number <= INT64_MAX:
         raise ValueError(f"stream={stream}: expected None, -1 or a stream handle")
+    value = number
     if is_cuda(device.device_type):
         if value == 0:
             raise ValueError("stream=0 is ambiguous on CUDA: pass 1 for the legacy default stream, "

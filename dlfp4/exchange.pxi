@@ -56,7 +56,7 @@ cdef Producer *find_inherited(object type) except? NULL:
     cdef Producer *producer
     if not type_has(<PyTypeObject *> type, "__dlpack_c_exchange_api__"):
         return NULL
-    for base in type.__mro__[1:]:
+    for base in frameworks.bases_of(type)[1:]:
         producer = find_producer(<PyTypeObject *> base)
         if producer != NULL:
             return producer

@@ -61,7 +61,8 @@ cdef DLManagedTensorVersioned *export_versioned(Tensor self, uint64_t flags) exc
     own_dims(&managed.dl_tensor, <int64_t *> (managed + 1))
     managed.version.major = DLPACK_MAJOR_VERSION
     managed.version.minor = DLPACK_MINOR_VERSION
-    managed.flags = self.flags | flags
+    # A copy that was ours alone is no longer, once it is shared.
+    managed.flags = (self.flags & ~DLPACK_FLAG_BITMASK_IS_COPIED) | flags
     managed.manager_ctx = <void *> self
     managed.deleter = release_versioned
     Py_INCREF(self)
@@ -144,7 +145,7 @@ cdef bint wants_versioned(Tensor self, max_version) except -1:
         # Padded data goes out versioned all the same: a legacy consumer refuses the capsule by its name.
         if padded:
             return True
-    elif parse_major(max_version) >= 1:
+    elif knows_versions(max_version):
         return True
     if padded:
         raise BufferError(f"a capsule below version 1.0 cannot say that {dtype_name(self)} is padded to a byte an "
@@ -155,17 +156,18 @@ cdef bint wants_versioned(Tensor self, max_version) except -1:
     return False
 
 
-cdef int64_t parse_major(max_version) except? -1:
+cdef bint knows_versions(max_version) except -1:
+    """Whether a consumer that knows that version takes versioned capsules."""
     if isinstance(max_version, (tuple, list)) and len(max_version) == 2:
-        major = max_version[0]
-        if PyIndex_Check(major):
-            return major
+        major, minor = max_version
+        if PyIndex_Check(major) and PyIndex_Check(minor):
+            return PyNumber_Index(major) >= 1
     raise TypeError(f"max_version={max_version!r}: expected None or (major, minor)")
 
 
 cdef inline object export_capsule(Tensor self, max_version, uint64_t flags):
-    if has_negative_stride(self):
-        protect_consumer()
+    if torch_problem(self) is not None:
+        protect_consumer(self)
     if wants_versioned(self, max_version):
         return PyCapsule_New(export_versioned(self, flags), VERSIONED,
                              <PyCapsule_Destructor> destroy_versioned)
@@ -181,10 +183,30 @@ cdef inline bint has_negative_stride(Tensor self) noexcept nogil:
     return False
 
 
-cdef int protect_consumer() except -1:
-    """PyTorch (2.13) ends the process on a negative stride, so its own from_dlpack must not get one."""
-    if sys._getframe().f_globals.get("__name__", "").partition(".")[0] == "torch":
-        raise BufferError("PyTorch has no negative strides; hand it a .copy()")
+cdef tuple torch_problem(Tensor self):
+    """What PyTorch (2.13) would end the process for, or lose its GPU by, and what helps; or None."""
+    if has_negative_stride(self):
+        return "it has no negative strides", "call .copy() first"
+    if self.dl.device.device_type == kDLOpenCL:
+        return "it has no OpenCL memory", "copy it to the host with its own library first"
+    if on_cuda(self) and not is_aligned(self):
+        return "it reads memory of a GPU in whole elements, which start on multiples of their size", \
+            "call .copy() first"
+    if self.size_ == 0 and not has_countable_extents(self.dl.ndim, self.dl.shape):
+        return "it multiplies extents, of empty tensors too, to more than 63 bits", "call .reshape((0,)) first"
+    return None
+
+
+def _torch_problem(Tensor self):
+    """The same for the framework's own file."""
+    return torch_problem(self)
+
+
+cdef int protect_consumer(Tensor self) except -1:
+    """PyTorch's own from_dlpack must not get what ends the process."""
+    if str(sys._getframe().f_globals.get("__name__")).partition(".")[0] == "torch":
+        reason, remedy = torch_problem(self)
+        raise BufferError(f"PyTorch cannot take this tensor: {reason}; {remedy}")
     return 0
 
 
@@ -192,12 +214,13 @@ cdef object export_as_asked(Tensor self, stream, max_version, dl_device, copy):
     cdef Tensor source = self
     cdef int64_t consumer = NO_STREAM
     cdef bint copied = False
+    cdef Device target = None if dl_device is None else parse_target(dl_device)
     check_copy(copy)
-    if dl_device is not None and not lies_on(self, parse_device(dl_device)):
+    if target is not None and not lies_on(self, target):
         if stream is not None:
             raise ValueError(f"stream={stream!r} with a dl_device on another device: the copy is complete when it is "
                              f"handed out; pass None")
-        source = export_to_host(self, parse_device(dl_device), copy)
+        source = export_to_host(self, target, copy)
         copied = source.owner_kind == OWNER_HOST   # not merely named as host memory
     else:
         consumer = parse_stream(stream, self.dl.device)
@@ -206,6 +229,16 @@ cdef object export_as_asked(Tensor self, stream, max_version, dl_device, copy):
         copied = True
     order_streams(source, consumer)   # after a copy, which may be under way
     return export_capsule(source, max_version, DLPACK_FLAG_BITMASK_IS_COPIED if copied else 0)
+
+
+cdef Device parse_target(dl_device):
+    """A consumer's device; BufferError for a pair that nobody can serve, as for those that we cannot."""
+    try:
+        return parse_device(dl_device)
+    except ValueError as error:
+        if not isinstance(dl_device, tuple):
+            raise
+        raise BufferError(f"dl_device={dl_device}: {error}") from None
 
 
 cdef Tensor export_to_host(Tensor self, Device target, copy):
@@ -245,6 +278,7 @@ cdef int table_allocate(DLTensor *prototype, DLManagedTensorVersioned **out, voi
                         SetErrorFunction set_error) noexcept with gil:
     cdef DLTensor wanted = prototype[0]
     cdef Tensor described
+    out[0] = NULL
     try:
         described = Tensor.__new__(Tensor)
         wanted.data = <void *> ALIGNMENT   # a prototype has no memory; this address is checked, never read
@@ -253,8 +287,8 @@ cdef int table_allocate(DLTensor *prototype, DLManagedTensorVersioned **out, voi
         describe(described, &wanted, 0)
         out[0] = export_versioned(allocate_like(described, wanted.device), 0)
         return 0
-    except Exception as error:   # whatever it is must reach the caller through set_error
-        set_error(context, type(error).__name__.encode(), str(error).encode())
+    except BaseException as error:   # whatever it is must reach the caller through set_error
+        set_error(context, type(error).__name__.encode(errors="replace"), str(error).encode(errors="replace"))
         return -1
 
 
@@ -281,11 +315,12 @@ cdef Tensor as_tensor(object x):
 
 
 cdef int table_stream(DLDeviceType device_type, int32_t device_id, void **out) except -1:
-    """dlfp4 has no streams of its own: it works where the framework works whose tensors it carries."""
+    """dlfp4 has no streams of its own: it works where the framework works whose tensors it carries, the one that came
+    first if there are several."""
     cdef int k
     out[0] = NULL
     for k in range(load_acquire(&NUM_PRODUCERS)):
-        if is_cuda(device_type) and PRODUCERS[k].api.current_work_stream != NULL:
+        if is_cuda(device_type) and out[0] == NULL and PRODUCERS[k].api.current_work_stream != NULL:
             if PRODUCERS[k].api.current_work_stream(device_type, device_id, out) != 0:
                 raise_pending()
     return 0

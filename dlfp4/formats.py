@@ -111,7 +111,8 @@ class Recipe:
     zero_scale : int
         The e8m0 byte of an MX block of zeros.
     keeps_negative_zero : bool
-        False: inputs of -0 become +0; what is rounded to zero keeps its sign.
+        False: -0 becomes +0, as a product of an input and the encode scale that float32 has no room for; what the
+        element type rounds to zero keeps its sign.
 
     Examples
     --------
@@ -132,10 +133,10 @@ class Recipe:
             raise ValueError(f"scale_rule={self.scale_rule!r}: expected None or one of {', '.join(_core._SCALE_RULES)}")
         if self.rounding not in _core._ROUNDINGS:
             raise ValueError(f"rounding={self.rounding!r}: expected one of {', '.join(_core._ROUNDINGS)}")
-        if self.zero_scale not in range(255):
+        if isinstance(self.zero_scale, (bool, float)) or self.zero_scale not in range(255):
             raise ValueError(f"zero_scale={self.zero_scale!r}: expected an e8m0 byte, an integer from 0 to 254")
-        if not 0 <= self.eps <= float(np.finfo(np.float32).max):
-            raise ValueError(f"eps={self.eps}: expected a finite float32, 0 or more")
+        if isinstance(self.eps, str) or not 0 <= self.eps <= float(np.finfo(np.float32).max):
+            raise ValueError(f"eps={self.eps!r}: expected a finite float32, 0 or more")
         for name, flags in (("pow2", (None, True, False)), ("keeps_negative_zero", (True, False))):
             if not any(getattr(self, name) is flag for flag in flags):
                 raise ValueError(f"{name}={getattr(self, name)!r}: expected {', '.join(map(str, flags))}")

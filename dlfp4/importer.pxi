@@ -73,10 +73,24 @@ cdef Tensor import_array(cnp.ndarray array):
         self.dl.strides[k] = strides[k] >> ctz(itemsize)
     if mul_overflows(self.size_, storage_bits(self), &bits):   # by strides of 0
         raise BufferError(f"shape {shape_of(self)} of {dtype_name(self)} has more elements than memory can hold")
+    hold_array(self, array)
+    return self
+
+
+cdef inline int hold_array(Tensor self, cnp.ndarray array) except -1:
+    """Keep an array's memory alive: by the Tensor that it came from, if it did, for the reason that unwrap_owner has.
+    A loan, though, is secured by the array alone."""
+    cdef object base = array_base(array)
+    if base is not None and type(base) is cnp.ndarray:   # a view of the array that was handed out
+        base = array_base(<cnp.ndarray> base)
+    if base is not None and type(base) is Tensor and (<Tensor> base).owner_kind != OWNER_LOAN:
+        self.immutable = (<Tensor> base).immutable
+        borrow_owner(self, <Tensor> base)
+        return 0
     self.owner = <void *> array
     self.owner_kind = OWNER_OBJECT
     Py_INCREF(array)
-    return self
+    return 0
 
 
 # ---- Managed tensors and capsules
@@ -219,9 +233,11 @@ cdef Tensor import_from_protocol(object x, Device device, copy):
         raise TypeError(f"{type(x).__name__}.__dlpack__() returned an object of type {type(capsule).__name__}; "
                         "expected a capsule")
     producer = find_inherited(type(x))
+    self = import_capsule(capsule, producer != NULL and producer.counts_pairs)
+    if copy is False and self.flags & DLPACK_FLAG_BITMASK_IS_COPIED:
+        raise BufferError(f"{type(x).__name__} can only hand out a copy, which copy=False forbids")
     if producer != NULL:
-        return check_import(import_capsule(capsule, producer.counts_pairs), producer, x)
-    self = import_capsule(capsule, False)
+        return check_import(self, producer, x)
     framework = frameworks.of_type(type(x))
     self.immutable = framework is not None and framework.immutable
     return self
@@ -317,8 +333,6 @@ def from_dlpack(x, /, *, device=None, copy=None):
     check_copy(copy)
     target = None if device is None else parse_device(device)
     self = retain(x, target, copy)
-    if copy is False and self.flags & DLPACK_FLAG_BITMASK_IS_COPIED and type(x) is not Tensor:
-        raise BufferError(f"{type(x).__name__} can only hand out a copy, which copy=False forbids")
     if target is not None and not lies_on(self, target):
         if copy is False:
             raise BufferError(f"the data lies on {device_of(self)}; moving it to {target} needs a copy, which "

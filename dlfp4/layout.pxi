@@ -33,6 +33,16 @@ cdef inline bint fill_compact_strides(int ndim, const int64_t *shape, int64_t *s
     return True
 
 
+cdef inline bint has_countable_extents(int ndim, const int64_t *shape) noexcept nogil:
+    """Whether the product of the extents above zero fits 63 bits."""
+    cdef int64_t size = 1
+    cdef int k
+    for k in range(ndim):
+        if shape[k] > 0 and mul_overflows(size, shape[k], &size):
+            return False
+    return True
+
+
 cdef inline bint is_compact(int ndim, const int64_t *shape, const int64_t *strides) noexcept nogil:
     """Row-major without gaps. Empty tensors are."""
     cdef uint64_t expected = 1   # which may wrap before an empty dimension
@@ -81,8 +91,8 @@ cdef inline void fill_byte_range(const DLTensor *t, int64_t bits, int64_t *low, 
 
 cdef inline int find_unit_dim(int ndim, const int64_t *shape, const int64_t *strides) noexcept nogil:
     """The dimension along which neighbours in memory lie: the last of stride 1 and extent > 1, else the last of
-    stride 1, else the last of extent 1 (whose stride is free); -1 where there is none."""
-    cdef int unit = -1, single = -1
+    stride 1, else the last dimension, if an extent of 1 leaves its stride free; -1 where there is none."""
+    cdef int unit = -1
     cdef int k
     for k in range(ndim - 1, -1, -1):
         if strides[k] == 1:
@@ -90,9 +100,12 @@ cdef inline int find_unit_dim(int ndim, const int64_t *shape, const int64_t *str
                 return k
             if unit < 0:
                 unit = k
-        elif shape[k] == 1 and single < 0:
-            single = k
-    return unit if unit >= 0 else single
+    return ndim - 1 if unit < 0 and ndim > 0 and shape[ndim - 1] == 1 else unit
+
+
+cdef inline int find_run(int ndim, const int64_t *shape, const int64_t *strides) noexcept nogil:
+    """The same for views of other types, where the last dimension comes first: (n, 1) bytes are n rows of one."""
+    return ndim - 1 if ndim > 0 and strides[ndim - 1] == 1 else find_unit_dim(ndim, shape, strides)
 
 
 cdef bint rescale_layout(int ndim, int64_t *shape, int64_t *strides, int dim,

@@ -15,19 +15,19 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from importlib.metadata import version
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 import dlfp4
-from dlfp4 import frameworks
+from dlfp4 import __version__, frameworks
 from dlfp4.frameworks import base
 
 SHAPE = (4, 16)
 SEED = 20261121
 TIMEOUT = 120  # seconds a framework, most of it its import
+ANSWER = b"dlfp4.matrix: "  # begins the line with a process's cells; frameworks print lines, too
 ROWS: tuple[str, ...] = (
     *base.COMMON,
     *base.COMPLEX,
@@ -207,7 +207,10 @@ def measure_apart(name: str, rows: Sequence[str]) -> tuple[str, list[Cell]]:
     except subprocess.CalledProcessError as error:
         told = error.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
         return "", crashed(framework, rows, f"exit status {error.returncode}: {told[-1]}")
-    answer = json.loads(done.stdout.splitlines()[-1])
+    answers = [line for line in done.stdout.splitlines() if line.startswith(ANSWER)]
+    if not answers:
+        return "", crashed(framework, rows, "its process ended without an answer")
+    answer = json.loads(answers[0].removeprefix(ANSWER))
     return answer["version"], [as_cell(cell) for cell in answer["cells"]]
 
 
@@ -242,7 +245,7 @@ def matrix(names: Iterable[str] = frameworks.NAMES, rows: Iterable[str] = ROWS) 
         A cell for each, in that order; those of frameworks that are not installed say so.
     """
     rows, cells = tuple(rows), []
-    versions = {"dlfp4": version("dlfp4"), "python": platform.python_version(), "ml_dtypes": ml_dtypes.__version__}
+    versions = {"dlfp4": __version__, "python": platform.python_version(), "ml_dtypes": ml_dtypes.__version__}
     for name in names:
         installed, column = measure_apart(name, rows)
         if installed:
@@ -310,4 +313,4 @@ def as_json(report: Report) -> str:
 
 if __name__ == "__main__":
     measured, found = measure(sys.argv[1], sys.argv[2:])
-    print(json.dumps({"version": measured, "cells": [asdict(cell) for cell in found]}))
+    print("\n", ANSWER.decode(), json.dumps({"version": measured, "cells": [asdict(cell) for cell in found]}), sep="")

@@ -20,7 +20,7 @@ cdef Tensor allocate(int row, int ndim, const int64_t *shape, bint padded, DLDev
     if self.size_ < 0 or mul_overflows(self.size_, storage_bits(self), &bits) \
             or not fill_compact_strides(ndim, self.dl.shape, self.dl.strides):
         raise MemoryError(f"shape {shape_of(self)} of {dtype_name(self)} has more elements than memory can hold")
-    if device.device_type == kDLCPU:
+    if device.device_type == kDLCPU and device.device_id == 0:
         allocate_host(self)
     elif device.device_type == kDLCUDA:
         allocate_cuda(self, stream)
@@ -142,6 +142,8 @@ cdef Tensor move(Tensor self, Device device):
     secure(self)
     target.device_type = device.code
     target.device_id = device.index
+    if device.code == kDLCPU and device.index != 0:
+        raise BufferError(f"dlfp4 cannot move to {device}: the host is one device, 'cpu'")
     if host_readable(self.dl.device.device_type) and device.code == kDLCPU:
         return duplicate(self)
     if not is_cuda(self.dl.device.device_type) and not host_readable(self.dl.device.device_type):

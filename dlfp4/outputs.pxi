@@ -129,7 +129,7 @@ cdef int check_apart(tuple some, tuple others) except -1:
     for part in some:
         for other in others:
             if (part is None or other is None or not overlaps(part, other) or alternates(part, other)
-                    or (part.size_ == 1 and same_places(part, other))):
+                    or (part.size_ == 1 and other.size_ == 1 and same_places(part, other))):
                 continue
             refuse_overlap(part, other, "parts of out overlap one another; give each its own memory")
     return 0
@@ -155,9 +155,14 @@ cdef bint overlaps(Tensor a, Tensor b) noexcept nogil:
 
 
 cdef bint same_places(Tensor a, Tensor b) noexcept nogil:
-    """Whether every element of one lies on the same bytes as that of the other."""
-    return (a.dl.data == b.dl.data and storage_bits(a) == storage_bits(b) and storage_bits(a) >= 8
-            and memcmp(a.dl.strides, b.dl.strides, a.dl.ndim * sizeof(int64_t)) == 0)
+    """Whether every element of one lies on the same bytes as that of the other, which has its shape."""
+    cdef int k
+    if a.dl.data != b.dl.data or storage_bits(a) != storage_bits(b) or storage_bits(a) < 8:
+        return False
+    for k in range(a.dl.ndim):
+        if a.dl.shape[k] > 1 and a.dl.strides[k] != b.dl.strides[k]:
+            return False
+    return True
 
 
 cdef bint meets_itself(Tensor self) noexcept nogil:

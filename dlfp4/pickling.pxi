@@ -40,6 +40,8 @@ def _restore_tensor(buffer, shape, dtype, padded, x2):
     borrow_owner(self, memory)
     set_dtype(self, row_of_argument(dtype), padded)
     for k in range(self.dl.ndim):
+        if not 0 <= shape[k] <= INT64_MAX:
+            raise ValueError(f"shape {shape} has an extent that no Tensor has: the pickle is damaged")
         self.dl.shape[k] = shape[k]
     self.size_ = count_elements(self.dl.ndim, self.dl.shape)
     if not fill_compact_strides(self.dl.ndim, self.dl.shape, self.dl.strides) or count_bytes(self) != memory.size_:

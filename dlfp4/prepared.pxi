@@ -194,7 +194,7 @@ def _multiply_on_cuda(Tensor a, ScaledTensor b, Tensor out, alpha, factor, str t
     secure(out)
     if scales is None and not has_aligned_rows(rows):
         rows = copy_on(rows, chosen)
-    if result.dl.shape[1] > 1 and result.dl.strides[1] != 1:
+    if (result.dl.shape[1] > 1 and result.dl.strides[1] != 1) or not is_aligned(result):
         result = allocate_beside(target, target.row, 2, target.dl.shape, False, chosen, False)
     fill_rows(&product, rows, scales, chosen)
     fill_result(&product, result)

@@ -337,7 +337,10 @@ def vecdot(a, b, axis=-1):
     >>> dlfp4.vecdot(x, x).tolist()
     [30.0, 14.0]
     """
-    return sum_over(a, b, PyNumber_AsSsize_t(parse_integer(axis, "axis"), OverflowError))
+    number = parse_integer(axis, "axis")
+    if not -MOST_DIMS <= number < MOST_DIMS:
+        raise ValueError(f"axis={number}: operands have {MOST_DIMS} dimensions at most")
+    return sum_over(a, b, number)
 
 
 def dot(a, b):
@@ -367,10 +370,16 @@ def dot(a, b):
     >>> float(dlfp4.dot(q, q))
     32.0
     """
-    cdef Tensor result = sum_over(a, b, -1)
-    if result.dl.ndim:
-        raise ValueError("dot takes two vectors; for more dimensions call vecdot (along an axis) or matmul")
-    return result
+    return sum_over(as_vector(a, "a"), as_vector(b, "b"), -1)
+
+
+cdef object as_vector(x, str name):
+    """An operand of one dimension."""
+    operand = x if type(x) is ScaledTensor else borrow(x)
+    if len(operand.shape) != 1:
+        raise ValueError(f"{name} has shape {operand.shape}: dot takes two vectors; for more dimensions call vecdot "
+                         f"(along an axis) or matmul")
+    return operand
 
 
 # ---- Matrix products on the host; dlfp4/matmul.py chooses who multiplies

@@ -288,8 +288,9 @@ def _without_global_scale(ScaledTensor self):
 
 cdef object hand_out(ScaledTensor given, str method, copy):
     cdef ScaledTensor self = plain(given)
-    return _Parts(*[part if part is None else getattr(part, method)(copy)
-                    for part in (self.data, self.scales, self.global_scale)])
+    unit = self.global_scale
+    return _Parts(getattr(self.data, method)(copy), getattr(self.scales, method)(copy),
+                  None if unit is None else getattr(unit, method)(copy))
 
 
 cdef int parse_axis(axis) except? -1:
@@ -314,7 +315,7 @@ cdef int parse_fill(fill, int default) except -1:
 cdef ScaledTensor assemble(data, scales, global_scale, format, int axis, str scale_layout, shape):
     cdef const dlfp4_format_row *row = &dlfp4_formats[<int> format.number]
     cdef Tensor elements = as_type(retain_part(data), row.element, "data")
-    cdef Tensor stored = as_type(retain_part(scales), row.scale, "scales")
+    cdef Tensor stored = as_scales(scales, elements, format)
     cdef tuple logical = shape_of(elements) if shape is None else tuple(parse_shape(shape))
     if is_padded(elements):
         raise BufferError(f"data of {dtype_name(elements)} has one element a byte; pack it first: dlfp4.pack(data)")
@@ -326,7 +327,7 @@ cdef ScaledTensor assemble(data, scales, global_scale, format, int axis, str sca
     stored = fit_part(stored, buffers[1], logical, format)
     if (global_scale is not None) and not format.has_global_scale:
         raise ValueError(f"{format} has no global scale; leave it out")
-    unit = None if global_scale is None else as_scalar_beside(elements, global_scale)
+    unit = None if global_scale is None else as_scalar_beside(elements, global_scale, "global_scale")
     if is_subbyte(elements.row) and not rows_are_bytes(elements):
         raise BufferError(f"data has strides {strides_of(elements)}: its rows must be packed, without gaps between "
                           f"elements, and start on bytes; call .copy() first")
@@ -334,12 +335,22 @@ cdef ScaledTensor assemble(data, scales, global_scale, format, int axis, str sca
         raise BufferError(f"scales of shape {shape_of(stored)} have strides {strides_of(stored)}, but tiles of "
                           f"{scale_layout!r} follow one another without gaps; call .copy() first")
     elements, stored, unit = place_parts((elements, stored, unit))
+    check_aligned(stored, "scales")
+    if unit is not None:
+        check_aligned(unit, "global_scale")
     return make_scaled(elements, stored, unit, format, axis, scale_layout, logical)
 
 
 cdef Tensor retain_part(part):
     cdef Tensor self = asarray(part)
     return self
+
+
+cdef Tensor as_scales(scales, Tensor elements, format):
+    """The scales of a tensor, where that has one a number, too."""
+    if format.block is None and is_number(scales):
+        return as_scalar_beside(elements, scales, "scales")
+    return as_type(retain_part(scales), dlfp4_formats[<int> format.number].scale, "scales")
 
 
 cdef Tensor as_type(Tensor self, int row, str name):
@@ -389,7 +400,9 @@ cdef tuple place_parts(tuple parts):
                              f".to_device({str(place_beside(anchor))!r}) first")
     if anchor.dl.device.device_type == kDLCUDAManaged:
         return parts
-    return tuple([place_managed(part, on_cuda(anchor)) for part in parts])
+    data, scales, unit = parts
+    return place_managed(data, on_cuda(anchor)), place_managed(scales, on_cuda(anchor)), \
+        place_managed(unit, on_cuda(anchor))
 
 
 cdef object place_beside(Tensor anchor):
@@ -407,9 +420,10 @@ cdef bint is_read_beside(Tensor self, Tensor anchor):
 
 
 cdef bint is_number(value):
-    """Python's, NumPy's and ml_dtypes' numbers, and all that become floats and have no memory to share."""
-    return isinstance(value, (float, int, np.generic)) or (hasattr(value, "__float__")
-                                                           and not hasattr(value, "__dlpack__"))
+    """Python's, NumPy's and ml_dtypes' real numbers, and all that become floats and have no memory to share."""
+    if isinstance(value, np.generic):
+        return not isinstance(value, (np.complexfloating, np.flexible))
+    return isinstance(value, (float, int)) or (hasattr(value, "__float__") and not hasattr(value, "__dlpack__"))
 
 
 cdef double FLOAT32_INFINITE = 2.0**128 - 2.0**103   # from here on float32 rounds to infinity
@@ -426,22 +440,22 @@ def _as_float32(value, str name):
     return number
 
 
-cdef Tensor as_scalar_beside(Tensor data, value):
+cdef Tensor as_scalar_beside(Tensor data, value, str name):
     """The same as `as_scalar`; a number, which lies nowhere yet, on the device of `data`."""
-    cdef Tensor self = as_scalar(value)
+    cdef Tensor self = as_scalar(value, name)
     if is_number(value) and on_cuda(data):
         return move(self, Device("cuda", data.dl.device.device_id))
     return self
 
 
-cdef Tensor as_scalar(value):
+cdef Tensor as_scalar(value, str name):
     """A 0-d float32 tensor of a number, or of a producer of one element."""
     cdef Tensor self
     if is_number(value):
-        value = np.array(_as_float32(value, "global_scale"), np.float32)
-    self = as_type(retain_part(value), FLOAT32, "global_scale")
+        value = np.array(_as_float32(value, name), np.float32)
+    self = as_type(retain_part(value), FLOAT32, name)
     if self.size_ != 1:
-        raise ValueError(f"global_scale has shape {shape_of(self)}; expected one number")
+        raise ValueError(f"{name} has shape {shape_of(self)}; expected one number")
     return self if self.dl.ndim == 0 else reshape_tensor(self, ())
 
 
@@ -469,15 +483,19 @@ cdef ScaledTensor relayout(ScaledTensor self, name, int fill):
 
 cdef int convert_scales(Tensor scales, int layout, Tensor result, int to, int64_t rows, int64_t columns,
                         int fill) except -1:
+    cdef int status, itemsize = storage_bits(result) // 8
     secure(scales)
+    if result.size_ == 0:
+        return 0
     if on_cuda(scales):
         load_kernels(scales.dl.device.device_id)
         check_kernel(dlfp4_cuda_convert_scales(scales.dl.device.device_id, scales.stream, scales.dl.data, layout,
                                                result.dl.data, to, rows, columns, fill), "converting scales")
         return used_on(scales, scales.stream)
     check_host(scales)
-    return check_status(dlfp4_convert_scales(scales.dl.data, layout, result.dl.data, to, rows, columns,
-                                             storage_bits(result) // 8, fill))
+    with nogil:
+        status = dlfp4_convert_scales(scales.dl.data, layout, result.dl.data, to, rows, columns, itemsize, fill)
+    return check_status(status)
 
 
 cdef tuple lines_of_scales(ScaledTensor self):
@@ -536,6 +554,7 @@ def unshuffle_weight(x, layout="aiter"):
 cdef Tensor shuffle(x, layout, bint back):
     cdef Tensor source = borrow(x), result
     cdef int64_t row_bits
+    cdef int status
     if layout != "aiter":
         raise ValueError(f"layout={layout!r}: expected 'aiter'")
     if source.dl.ndim != 2:
@@ -548,6 +567,8 @@ cdef Tensor shuffle(x, layout, bint back):
         raise ValueError(f"shape {shape_of(source)} of {dtype_name(source)}: the aiter shuffle needs rows in multiples "
                          f"of 16 and row lengths in multiples of 32 bytes; pad the weight")
     result = allocate_beside(source, source.row, 2, source.dl.shape, is_padded(source), source.stream, source.x2_)
+    if source.size_ == 0:
+        return result
     if on_cuda(source):
         load_kernels(source.dl.device.device_id)
         check_kernel(dlfp4_cuda_shuffle_weight(source.dl.device.device_id, source.stream, source.dl.data,
@@ -555,5 +576,7 @@ cdef Tensor shuffle(x, layout, bint back):
                      "shuffling a weight")
         used_on(source, source.stream)
     else:
-        check_status(dlfp4_shuffle_weight(source.dl.data, result.dl.data, source.dl.shape[0], row_bits // 8, back))
+        with nogil:
+            status = dlfp4_shuffle_weight(source.dl.data, result.dl.data, source.dl.shape[0], row_bits // 8, back)
+        check_status(status)
     return result

@@ -32,7 +32,8 @@ def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=Non
     rounding : {"nearest_even", "nearest_away", "toward_zero", "stochastic"}, optional
         Of the elements, instead of the recipe's.
     seed : int, optional
-        Needed by "stochastic", refused by the others: below 2**64.
+        Needed by "stochastic", refused by the others: below 2**64. Elements are counted block by block along each
+        line, the padding of `pad` included.
     scale_layout : {"linear", "128x4", "8x4", "aiter"}
         How the scales lie in memory; see :meth:`ScaledTensor.with_scale_layout`. The padding is written: 0, or with
         "aiter" the recipe's byte of a zero block.
@@ -123,6 +124,8 @@ cdef Tensor flatten(Tensor self, int64_t stream=NO_STREAM):
         return self
     if self.dl.ndim == 0:
         raise ValueError("a 0-d tensor has no axis for blocks to run along; reshape it to (1,) first")
+    if self.dl.ndim > MOST_DIMS:
+        raise ValueError(f"{self.dl.ndim} dimensions: expected {MOST_DIMS} at most; reshape it first")
     view = make_view(self, 2)
     view.dl.shape[0] = count_elements(self.dl.ndim - 1, self.dl.shape)
     view.dl.shape[1] = self.dl.shape[self.dl.ndim - 1]
@@ -172,7 +175,7 @@ cdef int MOST_RULES = 1024
 
 
 cdef _Rules find_rules(format, recipe, rounding):
-    name = format if type(format) is str else str(format)
+    name = str.__str__(format) if isinstance(format, str) else str(format)
     key = (name, recipe, rounding)
     try:
         found = look_up(RULES, key)
@@ -258,7 +261,8 @@ cdef tuple allocate_results(tuple axes, Tensor source, _Rules rules, str scale_l
     shape = shape_of(source)
     if len(axes) == 1:
         return (allocate_scaled(source, shape, rules.format, axes[0], scale_layout, pad, stream),)
-    return tuple([allocate_scaled(source, shape, rules.format, axis, scale_layout, pad, stream) for axis in axes])
+    return (allocate_scaled(source, shape, rules.format, axes[0], scale_layout, pad, stream),
+            allocate_scaled(source, shape, rules.format, axes[1], scale_layout, pad, stream))
 
 
 cdef ScaledTensor allocate_scaled(Tensor source, tuple shape, format, int axis, str scale_layout, bint pad,
@@ -329,7 +333,7 @@ cdef bint has_tensor_scale(int format, global_scale) except -1:
 
 
 cdef float parse_scale(global_scale) except? -1:
-    cdef float number = global_scale if type(global_scale) is float else read_scalar(as_scalar(global_scale))
+    cdef float number = global_scale if type(global_scale) is float else read_scalar(as_scalar(global_scale, "global_scale"))
     if not 0 < number < INFINITY:
         shown = global_scale if type(global_scale) is float else number
         raise ValueError(f"global_scale={shown}: a decode scale is a positive, finite float32")
@@ -435,11 +439,12 @@ cdef int used_parts_on(ScaledTensor self, int64_t stream) except -1:
 
 cdef Tensor given_on_cuda(global_scale, Tensor source, int64_t stream, dlfp4_cuda_scale *scale):
     """A given scale: on the device, where it is not waited for, or a number of the host."""
-    cdef Tensor given = None if type(global_scale) is float else as_scalar(global_scale)
+    cdef Tensor given = None if type(global_scale) is float else as_scalar(global_scale, "global_scale")
     if given is not None and on_cuda(given):
         if given.dl.device.device_id != source.dl.device.device_id:
             raise ValueError(f"global_scale lies on {device_of(given)}, the input on {device_of(source)}; move it "
                              f"there, or give a number")
+        check_aligned(given, "global_scale")
         wait_for(given, stream)
         scale.given = <const float *> given.dl.data
     else:

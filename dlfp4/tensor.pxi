@@ -34,8 +34,7 @@ cdef class Tensor:
         elif self.owner_kind == OWNER_VERSIONED:
             delete_versioned(<DLManagedTensorVersioned *> self.owner)
         elif self.owner_kind == OWNER_LEGACY:
-            if (<DLManagedTensor *> self.owner).deleter != NULL:
-                (<DLManagedTensor *> self.owner).deleter(<DLManagedTensor *> self.owner)
+            delete_legacy(<DLManagedTensor *> self.owner)
         elif self.owner_kind == OWNER_HOST:
             PyMem_RawFree(self.owner)
         elif self.owner_kind == OWNER_CUDA:
@@ -235,12 +234,18 @@ cdef class Tensor:
         return as_numpy(on_host(self, copy))
 
     def __array__(self, dtype=None, copy=None):
-        array = self.to_numpy(copy)
-        if dtype is None or array.dtype == dtype:
-            return array
-        if copy is False:
-            raise ValueError(f"{array.dtype} to {np.dtype(dtype)} needs a copy, which copy=False forbids")
-        return array.astype(dtype)
+        cdef object own = DTYPES[self.row]
+        check_copy(copy)
+        if dtype is not None and own != dtype:
+            if copy is False:
+                raise ValueError(f"{own} to {np.dtype(dtype)} needs a copy, which copy=False forbids")
+            return values_of(self).astype(dtype)
+        try:
+            return as_numpy(on_host(self, copy))
+        except BufferError as error:
+            if copy is False:   # where NumPy's protocol wants a ValueError
+                raise ValueError(str(error)) from None
+            raise
 
     def to_torch(self, copy=None):
         """A ``torch.Tensor``; see :func:`dlfp4.frameworks.torch.from_tensor`."""

@@ -6,7 +6,6 @@ cdef Tensor make_view(Tensor source, int ndim):
     self.x2_ = source.x2_
     reserve_dims(self, ndim)
     copy_description(self, source)
-    self.flags &= ~DLPACK_FLAG_BITMASK_IS_COPIED   # "yours alone" is no longer true of memory with two views
     borrow_owner(self, source)
     return self
 
@@ -121,6 +120,8 @@ cdef Tensor reshape_tensor(Tensor self, shape):
     for k in range(len(wanted)):
         view.dl.shape[k] = wanted[k]
     if not lay_out(view, self):
+        if self.size_ == 0:
+            raise ValueError(f"shape {tuple(wanted)} has more elements along its other dimensions than can be counted")
         raise BufferError(f"reshaping {shape_of(self)} with strides {strides_of(self)} to {tuple(wanted)} needs a "
                           f"copy; call .copy().reshape(...)")
     return finish_view(view)
@@ -129,8 +130,7 @@ cdef Tensor reshape_tensor(Tensor self, shape):
 cdef bint lay_out(Tensor view, Tensor self) noexcept:
     """Strides by which a view of another shape, but the same size, shows the same elements; False: only a copy can."""
     if self.size_ == 0:   # which any strides show
-        fill_compact_strides(view.dl.ndim, view.dl.shape, view.dl.strides)
-        return True
+        return fill_compact_strides(view.dl.ndim, view.dl.shape, view.dl.strides)
     return fill_reshaped_strides(self.dl.ndim, self.dl.shape, self.dl.strides,
                                  view.dl.ndim, view.dl.shape, view.dl.strides)
 
@@ -156,7 +156,7 @@ cdef int resolve_unknown(Tensor self, list wanted) except -1:
         raise ValueError(f"shape {given} is none: extents are 0 or more, and one of them may be -1")
     if -1 in wanted and known > 0:
         wanted[wanted.index(-1)] = self.size_ // known
-    if math.prod(wanted) != self.size_ or -1 in wanted:
+    if math.prod(wanted) != self.size_ or -1 in wanted or max(wanted, default=0) > INT64_MAX:
         raise ValueError(f"cannot reshape {shape_of(self)} ({self.size_} elements) to {given}")
     return 0
 
@@ -187,7 +187,7 @@ cdef Tensor reinterpret(Tensor self, int row):
         if self.size_ == 0:
             divides = rescale_empty(view.dl.ndim, view.dl.shape, view.dl.strides, old_bits, new_bits)
         else:
-            dim = find_unit_dim(view.dl.ndim, view.dl.shape, view.dl.strides)
+            dim = find_run(view.dl.ndim, view.dl.shape, view.dl.strides)
             divides = dim >= 0 and rescale_layout(view.dl.ndim, view.dl.shape, view.dl.strides, dim, old_bits, new_bits)
         if not divides:
             raise ValueError(

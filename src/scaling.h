@@ -26,7 +26,7 @@ struct ScaleRule {
   uint32_t zero_scale;   // the code of an all-zero block's scale
   uint32_t least;        // float32 bits: smaller magnitudes count as this one
   bool pow2;             // round the encode scale down to a power of two
-  float encode, decode;  // of the whole tensor: what TWO_LEVEL scales are in units of
+  float encode;          // of the whole tensor: what TWO_LEVEL scales are in units of
   float sixth, unit;     // encode / 6 and 1 / encode, each rounded once
 };
 

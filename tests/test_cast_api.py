@@ -445,8 +445,9 @@ def test_large_calls_release_the_gil(operation, threads):
             time.sleep(0.0005)
 
     clock = threading.Thread(target=tick)
-    clock.start()
     sys.setswitchinterval(1000)
+    clock.start()
+    time.sleep(0.05)  # by then no thread waits for the GIL that asked for it under the old interval
     try:
         start = ticks[0]
         sum(range(1_000_000))

@@ -219,7 +219,9 @@ def test_errors():
         dlfp4.vecdot(np.zeros((2, 4), np.int8), np.zeros((3, 4), np.int8))
     with pytest.raises(ValueError, match="dot takes two vectors"):
         dlfp4.dot(np.zeros((2, 4), np.int8), np.zeros((2, 4), np.int8))
-    with pytest.raises(ValueError, match="0-d"):
+    with pytest.raises(ValueError, match=r"b has shape \(2, 4\): dot takes two vectors"):
+        dlfp4.dot(np.zeros(4, np.int8), np.zeros((2, 4), np.int8))
+    with pytest.raises(ValueError, match=r"a has shape \(\): dot takes two vectors"):
         dlfp4.dot(np.zeros((), np.int8), np.zeros((), np.int8))
     with pytest.raises(ValueError, match="axis=2 of a, which has 1 dimensions"):
         dlfp4.vecdot(np.zeros(4, np.int8), np.zeros(4, np.int8), axis=2)

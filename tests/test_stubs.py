@@ -38,6 +38,8 @@ def in_source():
             if declared:
                 owner = declared
                 continue
+            if name == "__cinit__":
+                name, arguments = "__new__", arguments.replace("self", "cls", 1)
             untyped = re.sub(r"\b(?:int|int64_t|str|bint|object|Tensor|ScaledTensor) (?=\w)", "", arguments)
             function = ast.parse(f"def {name}({untyped}): ...").body[0]
             yield (f"{owner}.{name}" if indent else name), parameters(function)

@@ -129,7 +129,8 @@ def signal_to_noise(x: Tensor, q: ScaledTensor) -> float:
         exact = values[start : start + CHUNK].to_numpy().astype(np.float64)
         error = exact - decoded[start : start + CHUNK].to_numpy()
         signal, noise = signal + float(exact @ exact), noise + float(error @ error)
-    return 10 * math.log10(signal / noise) if noise else math.inf
+    ratio = signal / noise if noise else math.inf
+    return 10 * math.log10(ratio) if ratio else -math.inf
 
 
 # ---- On the command line

@@ -80,7 +80,9 @@ def rebuild(name: str, fields: Any, parts: dict[str, Tensor]) -> ScaledTensor:
     if not isinstance(fields, dict) or fields.keys() != {"format", "shape", "axis", "scale_layout"}:
         raise ValueError(f"{name} is described by {fields!r}, expected format, shape, axis and scale_layout")
     if not is_sizes(fields["shape"]):
-        raise ValueError(f"{name} is described with shape {fields['shape']!r}, expected a list of integers from 0")
+        raise ValueError(
+            f"{name} is described with shape {fields['shape']!r}, expected a list of integers from 0, below 2**63"
+        )
     data, scales, unit = NAMES.parts(name)
     if data not in parts or scales not in parts:
         raise ValueError(

@@ -10,6 +10,7 @@ import json
 import math
 import mmap
 import os
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
@@ -113,14 +114,14 @@ def as_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object; a name that comes twice would hide one of two tensors."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} comes twice")
+        name, _ = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise ValueError(f"{name!r} comes twice")
     return found
 
 
 def is_sizes(value: object) -> bool:
-    """Whether a value of the header is a list of integers from 0."""
-    return isinstance(value, list) and all(type(size) is int and size >= 0 for size in value)
+    """Whether a value of the header is a list of integers from 0 that memory may have."""
+    return isinstance(value, list) and all(type(size) is int and 0 <= size < 1 << 63 for size in value)
 
 
 def parse_entry(name: str, fields: Any) -> Entry:
@@ -131,7 +132,7 @@ def parse_entry(name: str, fields: Any) -> Entry:
     if not isinstance(code, str) or code not in DTYPES:
         raise ValueError(f"{name!r} has dtype {code!r}, expected one of {', '.join(DTYPES)}")
     if not is_sizes(shape):
-        raise ValueError(f"{name!r} has shape {shape!r}, expected a list of integers from 0")
+        raise ValueError(f"{name!r} has shape {shape!r}, expected a list of integers from 0, below 2**63")
     if not is_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise ValueError(f"{name!r} has data_offsets {offsets!r}, expected [start, stop]")
     bits, taken = math.prod(shape) * item_bits(DTYPES[code]), offsets[1] - offsets[0]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlfp4._core import ScaledTensor, Tensor, _written_on, cast
 from dlfp4.engines import problem as common
+from dlfp4.frameworks.base import runs_backwards
 
 if TYPE_CHECKING:
     from dlfp4.engines.problem import Machine, Operand, Problem
@@ -37,10 +38,15 @@ def run(problem: Problem, tactic: str, out: Tensor) -> None:  # noqa: ARG001
 
     if problem.a.device.type == "cuda":
         return run_on_cuda(problem, out)
-    a, b = (common.decode(x).to_torch() for x in (problem.a, problem.b))
-    product = torch.matmul(a, b) * problem.alpha
-    out.to_torch().copy_(product)
+    a, b = (values_on_host(x) for x in (problem.a, problem.b))
+    cast(torch.matmul(a, b) * problem.alpha, out.dtype, out=out)  # of any strides, which PyTorch has not
     return None
+
+
+def values_on_host(x: Operand) -> Any:
+    """An operand as a PyTorch tensor of float32."""
+    values = common.decode(x)
+    return (values.copy() if runs_backwards(values) else values).to_torch()
 
 
 def run_on_cuda(problem: Problem, out: Tensor) -> None:

@@ -52,10 +52,14 @@ def _with_streams() -> tuple[tuple[str, Callable[[int], int]], ...]:
     return tuple((name, current_stream) for name, current_stream in rows if current_stream is not None)
 
 
+# The bases of a class as they are, whatever its metaclass says of them.
+bases_of: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
+
+
 def of_type(cls: type) -> Framework | None:
     """The framework that a class, or one of its bases, comes from; None where no file here knows it."""
-    for base in cls.__mro__:
-        package = base.__module__.partition(".")[0]
+    for base in bases_of(cls):
+        package = str(base.__module__).partition(".")[0]
         if package in NAMES:
             return framework(package)
     return None

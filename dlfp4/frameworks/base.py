@@ -172,13 +172,40 @@ def read_only_obstacle(tensor: Tensor) -> str | None:
     return "its arrays are always writable, this memory is read-only" if tensor.readonly else None
 
 
+def steps(tensor: Tensor) -> list[int]:
+    """The strides that mean something: of extents of two and more, if there are elements at all."""
+    return [stride for extent, stride in zip(tensor.shape, tensor.strides, strict=True) if extent > 1 and tensor.size]
+
+
+def runs_backwards(tensor: Tensor) -> bool:
+    """Whether a stride is negative, which few frameworks know."""
+    return any(stride < 0 for stride in steps(tensor))
+
+
+def plain_strides(tensor: Tensor) -> Tensor:
+    """The same tensor with row-major strides where they mean nothing, for frameworks that read them all the same."""
+    return tensor.reshape(tensor.shape)
+
+
+def starts_on_border(tensor: Tensor, alignment: int) -> bool:
+    """Whether the first element lies on a multiple of so many bytes, if there is one."""
+    return tensor.size == 0 or tensor.data_ptr % alignment == 0
+
+
+def check_shared(framework: str, tensor: Tensor, copy: bool | None, pointer: int) -> None:
+    """BufferError where a framework copied, though ``copy=False`` forbids it."""
+    if copy is False and tensor.size and pointer != tensor.data_ptr:
+        reason = "it copied the data, which copy=False forbids"
+        raise RefusedError(framework, tensor, reason, "allow it with copy=None")
+
+
 def is_row_major(tensor: Tensor) -> bool:
-    """Whether the elements lie without gaps in row-major order; strides of extents below two mean nothing."""
+    """Whether the elements lie without gaps in row-major order."""
     expected = 1
     for extent, stride in zip(reversed(tensor.shape), reversed(tensor.strides), strict=True):
         if extent > 1 and stride != expected:
-            return False
-        expected *= max(extent, 1)
+            return tensor.size == 0
+        expected *= extent
     return True
 
 

@@ -52,10 +52,7 @@ def from_tensor(tensor: Tensor, copy: bool | None = None) -> jax.Array:
     source = base.shareable("JAX", tensor, copy, _obstacle(tensor))
     with base.translated("JAX", tensor, (RuntimeError, TypeError, ValueError)):
         array = jax.dlpack.from_dlpack(source)
-    if copy is False and tensor.size and pointer(array) != tensor.data_ptr:
-        raise base.RefusedError(
-            "JAX", tensor, "it copied the data, which copy=False forbids", "allow it with copy=None"
-        )
+    base.check_shared("JAX", tensor, copy, pointer(array))
     return array
 
 
@@ -63,7 +60,7 @@ def _obstacle(tensor: Tensor) -> str | None:
     """Why JAX cannot share the memory of a tensor, or None."""
     if tensor.readonly and not _takes_read_only():
         return "this version of JAX asks for capsules that cannot say read-only"
-    if tensor.data_ptr % ALIGNMENT:
+    if not base.starts_on_border(tensor, ALIGNMENT):
         return f"its arrays start on a {ALIGNMENT}-byte border"
     if not _is_compact(tensor):
         return f"its arrays are compact, the strides are {tensor.strides}"

@@ -37,15 +37,12 @@ def from_tensor(tensor: Tensor, copy: bool | None = None) -> mx.array:
     if tensor.dtype.name in NARROWED:
         raise base.RefusedError("MLX", tensor, "it would narrow the values to 32 bits", "cast the tensor first")
     obstacle = "it asks for capsules that cannot say read-only" if tensor.readonly else None
-    if any(stride < 0 for stride in tensor.strides):
+    if base.runs_backwards(tensor):
         obstacle = "it has no negative strides"
-    source = base.shareable("MLX", tensor, copy, obstacle)
+    source = base.shareable("MLX", tensor, False if copy is False else None, obstacle)
     with base.translated("MLX", tensor, (RuntimeError, TypeError, ValueError)):
-        array = mx.from_dlpack(source)
-    if copy is False and tensor.size and pointer(array) != tensor.data_ptr:
-        raise base.RefusedError(
-            "MLX", tensor, "it copied the data, which copy=False forbids", "allow it with copy=None"
-        )
+        array = mx.from_dlpack(base.plain_strides(source))
+    base.check_shared("MLX", tensor, copy, pointer(array))
     return array
 
 

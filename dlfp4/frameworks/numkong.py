@@ -43,7 +43,7 @@ def from_tensor(tensor: Tensor, copy: bool | None = None) -> numkong.Tensor:
     if tensor.ndim == 0:
         raise base.RefusedError("NumKong", tensor, "it has no tensors without a dimension", "call .reshape((1,)) first")
     obstacle = base.read_only_obstacle(tensor)
-    if 0 in tensor.strides:
+    if 0 in base.steps(tensor):
         obstacle = "it has no stride of zero"
     source = base.shareable("NumKong", tensor, copy, obstacle)
     with base.translated("NumKong", tensor, (RuntimeError, TypeError, ValueError)):

@@ -36,11 +36,11 @@ def from_tensor(tensor: Tensor, copy: bool | None = None) -> paddle.Tensor:
     import paddle
 
     obstacle = base.read_only_obstacle(tensor)
-    if any(stride < 0 for stride in tensor.strides):
+    if base.runs_backwards(tensor):
         obstacle = "it has no negative strides"
     source = base.shareable("PaddlePaddle", tensor, copy, obstacle)
     with base.translated("PaddlePaddle", tensor, (RuntimeError, TypeError, ValueError)):
-        return paddle.from_dlpack(source)
+        return paddle.from_dlpack(base.plain_strides(source))
 
 
 def guards() -> list[tuple[Any, tuple[str, ...], str]]:

@@ -38,12 +38,12 @@ def from_tensor(tensor: Tensor, copy: bool | None = None) -> pa.Array | pa.Tenso
     source = base.shareable("PyArrow", tensor, copy, _obstacle(tensor))
     receiver = pa.Array if tensor.ndim == 1 else pa.Tensor
     with base.translated("PyArrow", tensor, (RuntimeError, TypeError, ValueError)):
-        return receiver.from_dlpack(source)
+        return receiver.from_dlpack(base.plain_strides(source))
 
 
 def _obstacle(tensor: Tensor) -> str | None:
     """Why Arrow cannot share the memory of a tensor, or None."""
-    if any(stride < 0 for stride in tensor.strides):
+    if base.runs_backwards(tensor):
         return "it has no negative strides"
     if tensor.ndim == 1 and not base.is_row_major(tensor):
         return "its one-dimensional arrays are contiguous"

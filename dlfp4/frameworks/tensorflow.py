@@ -46,7 +46,7 @@ def _obstacle(tensor: Tensor) -> str | None:
     """Why TensorFlow cannot share the memory of a tensor, or None."""
     if tensor.readonly:
         return "its capsules cannot say read-only"
-    if tensor.data_ptr % ALIGNMENT:
+    if not base.starts_on_border(tensor, ALIGNMENT):
         return f"its tensors start on a {ALIGNMENT}-byte border"
     if not base.is_row_major(tensor):
         return f"its tensors are compact, the strides are {tensor.strides}"

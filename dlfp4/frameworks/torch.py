@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
+from dlfp4._core import _single_shape, _torch_problem
 from dlfp4.frameworks import base
 
 if TYPE_CHECKING:
@@ -39,14 +40,19 @@ def from_tensor(tensor: Tensor, copy: bool | None = None) -> torch.Tensor:
     """
     import torch
 
-    backwards = any(stride < 0 and extent > 1 for extent, stride in zip(tensor.shape, tensor.strides, strict=True))
-    if copy is not True and backwards:
-        raise base.RefusedError("PyTorch", tensor, "it has no negative strides", "call .copy() first")
     source = base.shareable("PyTorch", tensor, copy, base.read_only_obstacle(tensor))
+    problem = _torch_problem(source)
+    if problem is not None:
+        raise base.RefusedError("PyTorch", tensor, *problem)
     if source.packed and source.dtype.name == base.FP4:
         source = in_pairs(source)
-    with base.translated("PyTorch", tensor, (RuntimeError, TypeError)):
+    with base.translated("PyTorch", tensor, errors()):
         return torch.from_dlpack(source)
+
+
+def errors() -> tuple[type[Exception], ...]:
+    """The exceptions with which PyTorch refuses an exchange, devices that its build does not know among them."""
+    return AssertionError, ImportError, RuntimeError, TypeError
 
 
 def in_pairs(tensor: Tensor) -> Tensor:
@@ -64,7 +70,7 @@ def describe(x: torch.Tensor) -> tuple[tuple[int, ...], str]:
     name = str(x.dtype).removeprefix("torch.")
     if name != base.FP4 + "_x2":
         return tuple(x.shape), name
-    return ((*x.shape[:-1], 2 * x.shape[-1]) if x.ndim else (2,)), base.FP4
+    return _single_shape(tuple(x.shape), x.stride()), base.FP4
 
 
 def guards() -> list[tuple[Any, tuple[str, ...], str]]:
@@ -148,6 +154,7 @@ FRAMEWORK = base.Framework(
     pointer=pointer,
     devices=("cpu", "cuda"),
     gpu_missing=gpu_missing,
+    errors=errors,
     counts_pairs=True,
     guards=guards,
     keeper=keeper,

@@ -95,7 +95,6 @@ ScaleRule make_rule(const FormatInfo &format, const dlfp4_recipe &recipe, const 
   rule.least = bits_of(recipe.eps);
   rule.pow2 = recipe.pow2;
   rule.encode = scale ? scale->encode : 1;
-  rule.decode = scale ? scale->decode : 1;
   compute([&] {
     rule.sixth = rule.encode * kSixth;
     rule.unit = 1 / rule.encode;

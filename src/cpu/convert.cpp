@@ -111,7 +111,7 @@ void convert_strided_all(const Job &job) {
   const bool rows = extent >= kLongRow && has_contiguous_rows(layout) &&
                     rows_start_on_bytes(layout, kSrc, job.plan.src) && rows_start_on_bytes(layout, kDst, job.plan.dst);
   if (rows)
-    parallel_for(layout.size / extent, (kGrain + extent - 1) / extent, convert_rows, &job);
+    parallel_for_tiles(layout.size / extent, (kGrain + extent - 1) / extent, convert_rows, &job);
   else
     parallel_for(layout.size, strided_grain(job), convert_strided, &job);
 }

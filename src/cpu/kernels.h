@@ -38,7 +38,6 @@ static constexpr int mode_index(dlfp4_rounding rounding, bool saturate) {
   return 2 * static_cast<int>(rounding) + (saturate ? 1 : 0);
 }
 constexpr Modes kNearestEven = 3 << mode_index(DLFP4_NEAREST_EVEN, false);
-constexpr Modes kNearestEvenSaturating = 1 << mode_index(DLFP4_NEAREST_EVEN, true);
 constexpr Modes kAnyMode = 0xFF;  // also of what never rounds: copies, exact decodes
 
 struct KernelRow {

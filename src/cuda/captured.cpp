@@ -156,23 +156,27 @@ int belong_to(CUgraph graph, Block *block, unsigned references) {
   return status != 0 ? status : driver.cuGraphRetainUserObject(graph, block->object, 1, kMoveToGraph);
 }
 
-int allocate_new(int device, uintptr_t stream, const Capture &capture, size_t bytes, void **out) {
-  int status = allocate_now(bytes, out);
-  if (status != 0) return status;
-  Block *block = add_block(*out, bytes, device, stream, capture);
-  status = belong_to(capture.graph, block, kGraphAndTensor);
+// The same; what the graph does not take ends here.
+int give_to(CUgraph graph, Block *block, unsigned references) {
+  const int status = belong_to(graph, block, references);
   if (status != 0 && block->object)
-    opened_driver().cuUserObjectRelease(block->object, kGraphAndTensor);
+    opened_driver().cuUserObjectRelease(block->object, references);
   else if (status != 0)
     end(block);
   return status;
+}
+
+int allocate_new(int device, uintptr_t stream, const Capture &capture, size_t bytes, void **out) {
+  if (const int status = allocate_now(bytes, out)) return status;
+  Block *block = add_block(*out, bytes, device, stream, capture);
+  return give_to(capture.graph, block, kGraphAndTensor);
 }
 
 // Memory from before the capture, which the driver does not free now: as long as the graph, whose nodes may use it, or
 // until the next call where the capture has failed. Work from before the capture is taken to have ended by then.
 int keep(int device, uintptr_t stream, const Capture &capture, void *memory) {
   Block *block = add_block(memory, 0, device, stream, capture);
-  if (capture.graph) return belong_to(capture.graph, block, kGraph);
+  if (capture.graph) return give_to(capture.graph, block, kGraph);
   end(block);
   return 0;
 }

@@ -110,7 +110,7 @@ int convert_any(Sides sides, const Layout &layout, const uint8_t *src, uint8_t *
                 int64_t first, uintptr_t stream) {
   ConvertParams params = {};
   params.group = group_of(layout, sides.dst);
-  if (layout.ndim > kMostDims || params.group == 0) return refuse(DLFP4_E_SHAPE);
+  if (params.group == 0) return refuse(DLFP4_E_SHAPE);
   params.src = make_place(src, sides.src, layout, kSrc);
   params.dst = make_place(dst, sides.dst, layout, kDst);
   params.ndim = layout.ndim;
@@ -147,8 +147,8 @@ bool is_run(const Layout &layout) {
 }
 
 // Whole steps of a run by a fast kernel, the rest by the one for anything.
-int convert_layout(Sides sides, Layout layout, const uint8_t *src, uint8_t *dst, Round round, uint64_t seed,
-                   uintptr_t stream) {
+int convert_inner(Sides sides, Layout layout, const uint8_t *src, uint8_t *dst, Round round, uint64_t seed,
+                  int64_t first, uintptr_t stream) {
   int64_t done = 0;
   if (is_run(layout) && is_aligned(src, 16) && is_aligned(dst, 16) && find_run_kernel(sides, round) >= 0) {
     const int64_t steps = layout.size / kStep;
@@ -158,7 +158,25 @@ int convert_layout(Sides sides, Layout layout, const uint8_t *src, uint8_t *dst,
   }
   if (layout.size == 0) return 0;
   return convert_any(sides, layout, src + done * spacing(sides.src) / 8, dst + done * spacing(sides.dst) / 8, round,
-                     seed, done, stream);
+                     seed, first + done, stream);
+}
+
+// A launch for each place of the dimensions that kernels have no room for.
+int convert_layout(Sides sides, const Layout &layout, const uint8_t *src, uint8_t *dst, Round round, uint64_t seed,
+                   int64_t first, uintptr_t stream) {
+  if (layout.ndim <= kMostDims) return convert_inner(sides, layout, src, dst, round, seed, first, stream);
+  Layout inner = {layout.ndim - 1, layout.size / layout.extent[0], {}, {}};
+  memcpy(inner.extent, layout.extent + 1, static_cast<size_t>(inner.ndim) * sizeof(int64_t));
+  for (Side side : {kSrc, kDst})
+    memcpy(inner.stride[side], layout.stride[side] + 1, static_cast<size_t>(inner.ndim) * sizeof(int64_t));
+  const int64_t from = layout.stride[kSrc][0] * spacing(sides.src), to = layout.stride[kDst][0] * spacing(sides.dst);
+  if (from % 8 != 0 || to % 8 != 0) return refuse(DLFP4_E_SHAPE);
+  for (int64_t i = 0; i < layout.extent[0]; ++i) {
+    const int status = convert_layout(sides, inner, src + i * from / 8, dst + i * to / 8, round, seed,
+                                      first + i * inner.size, stream);
+    if (status != 0) return status;
+  }
+  return 0;
 }
 
 }  // namespace
@@ -180,5 +198,5 @@ extern "C" int dlfp4_cuda_convert(int device, uintptr_t stream, const dlfp4_view
   if (layout.size == 0) return 0;
   if (kFormats[sides.dst.row].bits == 128 && !halve_elements(&layout, &sides)) return refuse(DLFP4_E_SHAPE);
   return convert_layout(sides, layout, static_cast<const uint8_t *>(src->data), static_cast<uint8_t *>(dst->data),
-                        round, options ? options->seed : 0, stream);
+                        round, options ? options->seed : 0, 0, stream);
 }

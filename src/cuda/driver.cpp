@@ -173,7 +173,8 @@ int dlfp4_cuda_copy(int device, uintptr_t stream, dlfp4_cuda_direction direction
                     size_t bytes) {
   const CurrentContext context(device);
   if (context.status() != 0) return context.status();
-  int status = check_address(direction == DLFP4_HOST_TO_DEVICE ? dst : src);
+  int status = direction == DLFP4_HOST_TO_DEVICE ? 0 : check_address(src);
+  if (status == 0 && direction != DLFP4_DEVICE_TO_HOST) status = check_address(dst);
   if (status != 0) return status;
   status = direction == DLFP4_HOST_TO_DEVICE ? driver.cuMemcpyHtoDAsync(address(dst), src, bytes, handle(stream))
            : direction == DLFP4_DEVICE_TO_HOST

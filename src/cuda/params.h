@@ -142,7 +142,7 @@ struct DequantizeParams {
   int64_t data_stride, data_step;
   int64_t lines, length;
   int64_t line_stride, step;
-  Format element, scale, target;
+  Format element, target;
 };
 
 struct LargestParams {
