@@ -333,7 +333,8 @@ cdef bint has_tensor_scale(int format, global_scale) except -1:
 
 
 cdef float parse_scale(global_scale) except? -1:
-    cdef float number = global_scale if type(global_scale) is float else read_scalar(as_scalar(global_scale, "global_scale"))
+    cdef float number
+    number = global_scale if type(global_scale) is float else read_scalar(as_scalar(global_scale, "global_scale"))
     if not 0 < number < INFINITY:
         shown = global_scale if type(global_scale) is float else number
         raise ValueError(f"global_scale={shown}: a decode scale is a positive, finite float32")

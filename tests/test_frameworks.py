@@ -221,6 +221,34 @@ def test_to_torch_refuses_negative_strides(torch, copy):
     assert tensor.to_torch(copy=True).tolist() == tensor.copy().to_torch().tolist() == [5, 4, 3, 2, 1, 0]
 
 
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"device": (4, 0)}, "no OpenCL memory; copy it to the host"),
+        ({"shape": (2**40, 2**40, 0), "strides": (1, 1, 1)}, r"63 bits; call .reshape\(\(0,\)\)"),
+    ],
+    ids=["OpenCL", "empty and beyond counting"],
+)
+def test_pytorch_never_gets_what_ends_its_process(torch, fields, reason):
+    made = capsules.Made(np.arange(4, dtype=np.float32), **{"shape": (4,), **fields})
+    tensor = dlfp4.from_dlpack(made.capsule)
+    with pytest.raises(BufferError, match=reason):
+        tensor.to_torch()
+    with pytest.raises(BufferError, match=reason):
+        torch.from_dlpack(tensor)
+    del tensor
+    assert made.deleted == 1
+
+
+@pytest.mark.parametrize("device", [(2, 0), (10, 0), (12, 0), (7, 0)], ids=["cuda", "rocm", "ext_dev", "vulkan"])
+def test_to_torch_refuses_devices_of_other_builds(torch, device):
+    if torch.cuda.is_available():
+        pytest.skip("this build of PyTorch knows such devices")
+    made = capsules.Made(np.arange(4, dtype=np.float32), device=device)
+    with pytest.raises(BufferError, match="PyTorch cannot take float32"):
+        dlfp4.from_dlpack(made.capsule).to_torch()
+
+
 def test_to_torch_counts_fp4_in_pairs(torch):
     tensor, values = fp4((4, 16))
     shared = tensor.to_torch(copy=False)
@@ -377,9 +405,17 @@ cases = {
     "misaligned": block.reshape(-1)[1:],
     "broadcast": np.broadcast_to(block[0], (4, 16)),
     "empty": block[:0],
+    "empty and odd": block[:0, 1:][::-1],
+    "new axis": block[None],
+    "one of a row backwards": block[0, ::-1][15:],
 }
+shares = framework.pointer(framework.from_tensor(dlfp4.asarray(block), None)) == block.ctypes.data
 for case, values in cases.items():
     native = framework.from_tensor(dlfp4.asarray(values), None)
+    if case in ("new axis", "one of a row backwards"):  # strides that mean nothing
+        assert (framework.pointer(native) == values.ctypes.data) == shares, case
+    if case.startswith("empty") and shares:
+        framework.from_tensor(dlfp4.asarray(values), False)
     assert np.array_equal(framework.read(native).reshape(values.shape), values), case
     fresh = framework.from_tensor(dlfp4.asarray(values), True)
     assert values.size == 0 or framework.pointer(fresh) != values.ctypes.data, case

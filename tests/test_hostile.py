@@ -358,7 +358,8 @@ for rank in (64, 65, 66, 200):
     shape = (1,) * (rank - 1) + (32,)
     t = dlfp4.asarray(x).reshape(shape)
     flat, weight = dlfp4.quantize(x, "mxfp4"), dlfp4.quantize(x.reshape(1, 32), "mxfp4")
-    parts = dlfp4.ScaledTensor.from_parts(flat.data.view("uint8"), flat.scales.view("uint8"), format="mxfp4", shape=shape)
+    codes, scales = (part.view("uint8") for part in (flat.data, flat.scales))
+    parts = dlfp4.ScaledTensor.from_parts(codes, scales, format="mxfp4", shape=shape)
     assert t.shape == parts.shape == shape
     products = {
         "cast": (lambda: dlfp4.cast(t, "float8_e4m3fn").reshape((32,)), dlfp4.cast(x, "float8_e4m3fn")),
@@ -390,6 +391,26 @@ def test_operations_on_many_dimensions():
     for line in found[9:]:
         anyone = line.split()[1] in ("cast", "copy", "pickle")
         assert line.endswith("ok" if anyone else "refused"), line
+
+
+# ---- classes that lie about themselves
+
+
+def test_a_metaclass_with_bases_of_its_own():
+    """Its attribute is no list of types, nor of those that the object's memory is laid out for."""
+    import dlfp4
+
+    torch = capsules.framework("torch")
+    for bases in ((5,), (torch.Tensor,), None):
+
+        class Lying(type):
+            __mro__ = property(lambda cls, bases=bases: bases and (cls, *bases))
+
+        class Strange(capsules.Producer, metaclass=Lying):
+            __dlpack_c_exchange_api__ = None
+
+        made = capsules.Made()
+        assert dlfp4.from_dlpack(Strange(made)).to_numpy().tobytes() == made.memory.tobytes()
 
 
 # ---- not a capsule at all ------------------------------------------------------------------------------------------

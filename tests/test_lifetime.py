@@ -83,6 +83,34 @@ def test_a_long_chain_of_exchanges():
     run_python(LONG_CHAIN)
 
 
+CHAIN_THROUGH_NUMPY = """
+import capsules, dlfp4
+made = capsules.Made()
+tensor = dlfp4.from_dlpack(made.capsule)
+for number in range(200_000):
+    array = tensor.to_numpy()
+    tensor = dlfp4.from_dlpack(array[:] if number % 2 else array)
+assert made.deleted == 0 and tensor.to_numpy().tobytes() == made.memory.tobytes()
+del tensor, array
+assert made.deleted == 1
+"""
+
+
+def test_a_long_chain_through_numpy():
+    run_python(CHAIN_THROUGH_NUMPY)
+
+
+def test_an_array_of_a_loan_is_held_itself():
+    """PyTorch may take a loan's memory away, but not under an array that was handed out before."""
+    torch = framework("torch")
+    source = torch.arange(1024.0)
+    array = dlfp4.from_dlpack(source).to_numpy()
+    again = dlfp4.from_dlpack(array)
+    source.set_(torch.zeros(3))
+    del array
+    assert again.tolist() == list(range(1024))
+
+
 @pytest.mark.parametrize("version", [(1, 3), None], ids=str)
 def test_our_deleter_runs_exactly_once_per_export(version):
     """A counting deleter is slipped into each exported struct; it passes the call on."""

@@ -6,6 +6,7 @@ import pytest
 import dlfp4
 
 from .block_reference import FORMATS
+from .capsules import framework
 from .levels import LEVELS, run_at
 from .reference import codes_of, native_cast
 
@@ -198,6 +199,16 @@ def test_strided_inputs_and_results():
         assert_product(dlfp4.matmul(view, w.mT), np.ascontiguousarray(view), w.mT)
     for out in (poisoned((40, 20), "float32").T, poisoned((40, 80), "bfloat16")[::2, ::2]):
         dlfp4.matmul(x, w.mT, out=out)
+        assert_product(dlfp4.asarray(out), x, w.mT)
+
+
+def test_pytorch_multiplies_what_runs_backwards():
+    framework("torch")
+    x, w = values((20, 128)), dlfp4.quantize(values((40, 128), 1), "nvfp4")
+    for view in (x[::-1], x[:, ::-1]):
+        assert_product(dlfp4.matmul(view, w.mT, backend="torch"), np.ascontiguousarray(view), w.mT)
+    for out in (poisoned((20, 40), "float32")[::-1], poisoned((20, 40), "bfloat16")[:, ::-1]):
+        dlfp4.matmul(x, w.mT, out=out, backend="torch")
         assert_product(dlfp4.asarray(out), x, w.mT)
 
 

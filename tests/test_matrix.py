@@ -113,6 +113,25 @@ def measured(framework):
     return version, {(cell.column, cell.dtype, cell.direction): cell for cell in cells}
 
 
+CHATTY = """
+import atexit, os
+atexit.register(print, "goodbye")
+print("hello")
+if "silent" in os.environ.get("DLFP4_TEST", ""):
+    os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_what_else_a_framework_prints_is_no_answer(tmp_path, monkeypatch, silent):
+    (tmp_path / "sitecustomize.py").write_text(CHATTY)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("DLFP4_TEST", "silent" * silent)
+    _, cells = measure_apart("numpy", ["float32"])
+    assert {cell.outcome for cell in cells} == {Outcome.CRASHED if silent else Outcome.ZERO_COPY}
+    assert all("without an answer" in cell.reason for cell in cells) == silent
+
+
 def as_case(key):
     marks = [pytest.mark.gpu] if key[0].endswith("cuda") else []
     return pytest.param(key, id="-".join(key).replace(" ", "_"), marks=marks)

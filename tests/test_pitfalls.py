@@ -250,6 +250,46 @@ def test_export_without_copy(copy, flags):
         assert (managed.data, managed.flags & IS_COPIED) == (made.memory.ctypes.data, 0)
 
 
+def test_what_can_only_hand_out_a_copy_is_refused_by_all_who_take_none():
+    for take in (dlfp4.from_dlpack, dlfp4.asarray):
+        made = Made(flags=IS_COPIED)
+        with pytest.raises(BufferError, match="only hand out a copy"):
+            take(Producer(made), copy=False)
+        assert take(Producer(Made(flags=IS_COPIED))).size == 4
+
+
+def test_the_host_is_one_device():
+    tensor, _ = tensor_of()
+    for move in (lambda: tensor.to_device("cpu:1"), lambda: dlfp4.from_dlpack(tensor, device="cpu:1")):
+        with pytest.raises(BufferError, match="the host is one device"):
+            move()
+    with pytest.raises(BufferError, match="cannot allocate memory on cpu:1"):
+        dlfp4.empty(4, "uint8", device="cpu:1")
+
+
+def test_a_device_never_changes():
+    device = dlfp4.empty(1, "uint8").device
+    device.__init__("cuda", 3)
+    assert str(device) == str(dlfp4.asarray(b"1").device) == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"stream": 2**70}, ValueError),
+        ({"max_version": (1, "x")}, TypeError),
+        ({"dl_device": (99, 0)}, BufferError),
+        ({"dl_device": (2, -1)}, BufferError),
+    ],
+    ids=str,
+)
+def test_arguments_of_dlpack_beyond_bounds(options, error):
+    tensor, _ = tensor_of()
+    assert Managed(tensor.__dlpack__(max_version=(2**70, 0))).versioned
+    with pytest.raises(error, match=next(iter(options))):
+        tensor.__dlpack__(**options)
+
+
 def test_copied_strided_memory_is_not_lost():
     tensor, made = tensor_of(random_array((4, 6))[::2, ::-1])
     managed = Managed(tensor.__dlpack__(max_version=(1, 3), copy=True))

@@ -355,6 +355,9 @@ def test_of_what_pytorch_has_no_memory_for():
     for pairs, shape in [((2, 8), (2, 16)), ((), (2,))]:
         fp4 = torch.empty(pairs, dtype=torch.uint8, device="meta").view(torch.float4_e2m1fn_x2)
         assert TensorProto.of(fp4) == TensorProto(shape, F4)
+    real = torch.zeros((4, 8), dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    for view in (lambda x: x.T, lambda x: x[:, :1], lambda x: x[:1], lambda x: x[None]):
+        assert TensorProto.of(view(real.to("meta"))) == TensorProto.of(view(real))
 
 
 def test_of_what_is_no_tensor():

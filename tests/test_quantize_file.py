@@ -189,5 +189,7 @@ def test_signal_to_noise():
     error = x.astype(np.float64) - q.dequantize().to_numpy()
     expected = 10 * np.log10((x.astype(np.float64) ** 2).sum() / (error**2).sum())
     assert signal_to_noise(dlfp4.asarray(x), q) == pytest.approx(expected, abs=1e-9)
+    largest = dlfp4.asarray(np.full((2, 32), np.finfo(np.float32).max, np.float32))
+    assert signal_to_noise(largest, dlfp4.quantize(largest, "mxfp4", recipe="nvidia")) == -math.inf
     zeros = dlfp4.asarray(np.zeros((2, 32), np.float32))
     assert signal_to_noise(zeros, dlfp4.quantize(zeros, "mxfp4")) == math.inf

@@ -215,6 +215,8 @@ def test_subnormals_where_pytorch_flushes_them():
     """In the scales of a whole tensor, too."""
     torch = framework("torch")
     x = torch.randn(4, 64, generator=torch.Generator().manual_seed(1)) * 1e-36
+    large = np.full((4, 64), 1e30, np.float32)
+    tiny = dlfp4.ScaledTensor.from_parts(np.full((4, 64), 0x38, np.uint8), 1e-40, format="fp8_e4m3")
 
     def run():
         results = []
@@ -222,7 +224,7 @@ def test_subnormals_where_pytorch_flushes_them():
             q = dlfp4.quantize(x, name)
             parts = [part for part in (q.data, q.scales, q.global_scale, q.dequantize()) if part is not None]
             results += [raw_bytes(part) for part in parts]
-        return results
+        return [*results, raw_bytes(dlfp4.vecdot(tiny, large)), raw_bytes(dlfp4.matmul(large, tiny.mT))]
 
     expected = run()
     if not torch.set_flush_denormal(True):
@@ -232,4 +234,4 @@ def test_subnormals_where_pytorch_flushes_them():
     finally:
         torch.set_flush_denormal(False)
     assert flushed == expected
-    assert any(expected[3])
+    assert all(any(expected[k]) for k in (3, -2, -1))

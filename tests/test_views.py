@@ -326,6 +326,22 @@ def test_reshape_details():
         assert tensor[:0].reshape(shape).shape == shape
 
 
+def test_reshape_of_nothing_to_great_extents():
+    empty = dlfp4.asarray(BASE)[:0]
+    assert empty.reshape((2**62, 0)).strides == (1, 1)
+    for shape in ((2**63, 0), (0, 2**70), (0, 2**40, 2**40), (2**40, 2**40, 0)):
+        with pytest.raises(ValueError, match=r"reshape|counted"):
+            empty.reshape(shape)
+
+
+def test_no_more_dimensions_than_the_importer_takes():
+    tensor = dlfp4.asarray(BASE)
+    assert dlfp4.from_dlpack(tensor[(None,) * (65_535 - BASE.ndim)]).ndim == 65_535
+    for grow in (lambda: tensor[(None,) * 65_533], lambda: tensor.reshape((1,) * 70_000 + (BASE.size,))):
+        with pytest.raises(ValueError, match="65535 at most"):
+            grow()
+
+
 @pytest.mark.parametrize("shape", [(5,), (-1, 4), (-1, -1), (-2, 105), (2**32, 2**32), (210, 0), (1.5,), "ab"], ids=str)
 def test_reshape_refusals(shape):
     with pytest.raises((ValueError, TypeError)):
@@ -363,6 +379,18 @@ def test_view_follows_the_dimension_of_stride_1():
     assert (seen.shape, seen.strides, seen.data_ptr) == ((16, 3), (1, 16), array.ctypes.data)
     assert seen.to_numpy().tobytes() == array.view(np.uint8).T.tobytes()
     check_same(seen.view("float32"), array.T)
+
+
+def test_view_of_one_byte_a_row_is_along_the_row():
+    octets = np.arange(20, dtype=np.uint8).reshape(5, 4)
+    column = dlfp4.asarray(octets).view("int32")
+    assert (column.shape, column.view("uint8").shape, column.view("float4_e2m1fn").shape) == ((5, 1), (5, 4), (5, 8))
+    assert column.view("uint8").tolist() == octets.tolist()
+    pairs = dlfp4.asarray(octets[:, :1].copy()).view("float4_e2m1fn")
+    assert (pairs.shape, pairs.strides) == ((5, 2), (2, 1))
+    for strided in (octets[:1, ::2], octets[:3, ::2], np.broadcast_to(octets[:1, :1], (1, 3))):
+        with pytest.raises(ValueError, match="stride 1"):  # whatever the number of rows
+            dlfp4.asarray(strided).view("float4_e2m1fn")
 
 
 def test_view_takes_any_name_of_a_type():
