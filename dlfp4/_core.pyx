@@ -119,6 +119,8 @@ cdef DLDevice CPU
 CPU.device_type = kDLCPU
 CPU.device_id = 0
 
+include "arguments.pxi"
+include "machine.pxi"
 include "layout.pxi"
 include "dtype.pxi"
 include "device.pxi"

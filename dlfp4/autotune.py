@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+import ml_dtypes
 import numpy as np
 
 from dlfp4 import _core
@@ -25,6 +26,7 @@ from dlfp4._core import BackendError, DriverError, ScaledTensor, Tensor, asarray
 from dlfp4.engines.clocks import Clock, clock_at
 from dlfp4.engines.problem import ON_CUDA, Backend, Operand, Problem, bucket, decode, describe, name_of
 from dlfp4.files import keep
+from dlfp4.formats import FLOATS
 
 if TYPE_CHECKING:
     from dlfp4._core import Device
@@ -37,9 +39,8 @@ MOST_COPIES = 64  # of small operands, which then stay in the cache
 FILE_FORMAT, FILE_VERSION = "dlfp4 autotune", 1
 # Relative size of half a step of a result, half the smallest step, and the largest finite value.
 ROUNDING = {
-    "float32": (2.0**-24, 2.0**-150, float(np.finfo(np.float32).max)),
-    "bfloat16": (2.0**-8, 2.0**-134, 3.3895313892515355e38),
-    "float16": (2.0**-11, 2.0**-25, 65504.0),
+    name: (float(limits.eps) / 2, float(limits.smallest_subnormal) / 2, float(limits.max))
+    for name, limits in ((name, ml_dtypes.finfo(name)) for name in FLOATS)  # type: ignore[no-untyped-call]
 }
 
 

@@ -135,12 +135,15 @@ class Recipe:
             raise ValueError(f"rounding={self.rounding!r}: expected one of {', '.join(_core._ROUNDINGS)}")
         if isinstance(self.zero_scale, (bool, float)) or self.zero_scale not in range(255):
             raise ValueError(f"zero_scale={self.zero_scale!r}: expected an e8m0 byte, an integer from 0 to 254")
-        if isinstance(self.eps, str) or not 0 <= self.eps <= float(np.finfo(np.float32).max):
+        if not 0 <= self.eps <= float(np.finfo(np.float32).max):
             raise ValueError(f"eps={self.eps!r}: expected a finite float32, 0 or more")
         for name, flags in (("pow2", (None, True, False)), ("keeps_negative_zero", (True, False))):
             if not any(getattr(self, name) is flag for flag in flags):
                 raise ValueError(f"{name}={getattr(self, name)!r}: expected {', '.join(map(str, flags))}")
 
+
+# What is quantized, and what values and products come back as.
+FLOATS = ("float32", "bfloat16", "float16")
 
 # What the world's libraries do with MX formats: the OCP reference and torchao; TransformerEngine, cuDNN and FlashInfer
 # on NVIDIA; TransformerEngine and AITER on AMD.

@@ -275,6 +275,21 @@ cdef Tensor borrow(object x):
     return as_producer(x, None) if producer == NULL else import_through_table(producer, x)
 
 
+cdef Tensor as_producer(object x, copy):
+    """What is no producer itself, under a face that is one."""
+    if isinstance(x, ScaledTensor):
+        raise TypeError("a ScaledTensor is several tensors: take its .data or .scales, or .dequantize() it")
+    if isinstance(x, np.ndarray) and type(x) is not cnp.ndarray and not isinstance(x, np.ma.MaskedArray):
+        x = x.view(np.ndarray)   # subclasses only add a face
+    elif not type_has(Py_TYPE(x), "__dlpack__") and not PyCapsule_CheckExact(x):
+        try:
+            x = np.asarray(memoryview(x))
+        except (TypeError, ValueError):   # ValueError: items that NumPy has no type for
+            raise TypeError(f"{type(x).__name__} has no memory to share: expected a DLPack producer or capsule, a "
+                            f"NumPy array or a buffer; for Python numbers call numpy.asarray first") from None
+    return retain(x, None, copy)
+
+
 def _borrow_out(out):
     """The memory for a backend's result."""
     return borrow(out)
@@ -341,7 +356,41 @@ def from_dlpack(x, /, *, device=None, copy=None):
     return duplicate(self) if copy is True else self
 
 
-cdef int check_copy(copy) except -1:
-    if copy is not None and copy is not True and copy is not False:
-        raise ValueError(f"copy={copy!r}: expected True, False or None")
-    return 0
+def asarray(x, /, *, dtype=None, copy=None):
+    """Anything with elements as a :class:`Tensor`, sharing its memory where it can.
+
+    Parameters
+    ----------
+    x : producer, capsule, numpy.ndarray or buffer
+        What :func:`from_dlpack` takes; NumPy arrays with the types of ml_dtypes (FP4, FP6 and 4-bit integers are padded
+        there, one element a byte); subclasses such as ``numpy.memmap``; any object with the buffer protocol, such as
+        ``bytes`` or ``mmap``.
+    dtype : dtype-like, optional
+        Convert to this element type (nearest even, saturating, packed), if it is not the one that `x` has.
+    copy : bool, optional
+        True always copies, False never does, None only for `dtype`.
+
+    Returns
+    -------
+    Tensor
+
+    Raises
+    ------
+    BufferError
+        The data cannot be exchanged, or needs a copy that ``copy=False`` forbids.
+    TypeError
+        `x` has no elements to share.
+    """
+    cdef Tensor self
+    check_copy(copy)
+    if type(x) is Tensor:
+        self = <Tensor> x
+    elif type(x) is cnp.ndarray or find_producer(Py_TYPE(x)) != NULL:
+        self = retain(x, None, copy)
+    else:
+        self = as_producer(x, copy)
+    if dtype is None or row_of_argument(dtype) == self.row:
+        return duplicate(self) if copy is True else self
+    if copy is False:
+        raise BufferError(f"{dtype_name(self)} to {dtype} needs a copy, which copy=False forbids")
+    return cast(self, dtype)

@@ -30,7 +30,8 @@ from dlfp4._core import (
 )
 from dlfp4.autotune import choose, is_idle
 from dlfp4.engines import cpu, cuda, flashinfer, scaled_mm, torch
-from dlfp4.engines.problem import ON_CUDA, RESULT_NUMBERS, RESULTS, Backend, Machine, Operand, Problem
+from dlfp4.engines.problem import FLOAT_NUMBERS, ON_CUDA, Backend, Machine, Operand, Problem
+from dlfp4.formats import FLOATS
 
 if TYPE_CHECKING:
     from dlfp4._core import Device, _DType, _Elements, _Stream
@@ -202,10 +203,10 @@ def result_dtype(a: Operand, asked: _DType | None) -> np.dtype[Any]:
     """What was asked for, else a's float type, else float32."""
     if asked is None:
         own = a.dtype if isinstance(a, Tensor) else FLOAT32
-        return own if own.num in RESULT_NUMBERS else FLOAT32
+        return own if own.num in FLOAT_NUMBERS else FLOAT32
     dtype = _parse_dtype(asked)
-    if dtype.num not in RESULT_NUMBERS:
-        raise TypeError(f"a result of {dtype} was asked for, by out_dtype or out; expected one of {', '.join(RESULTS)}")
+    if dtype.num not in FLOAT_NUMBERS:
+        raise TypeError(f"a result of {dtype} was asked for, by out_dtype or out; expected one of {', '.join(FLOATS)}")
     return dtype
 
 

@@ -32,7 +32,7 @@ _SCALE_RULES = {"floor": DLFP4_SCALE_FLOOR, "rceil": DLFP4_SCALE_RCEIL, "ceil": 
                 "even": DLFP4_SCALE_EVEN}
 
 # After the tables above, which they read.
-from dlfp4.formats import find_format, find_recipe   # noqa: E402
+from dlfp4.formats import FLOATS as _FLOATS, find_format, find_recipe   # noqa: E402
 from dlfp4.proto import buffers_of   # noqa: E402
 
 

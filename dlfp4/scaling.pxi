@@ -159,7 +159,7 @@ cdef int fill_matrix(dlfp4_matrix *matrix, Tensor self) except -1:
     return 0
 
 
-cdef uint64_t SOURCE_ROWS = (<uint64_t> 1 << FLOAT32) | (<uint64_t> 1 << FLOAT16) | (<uint64_t> 1 << BFLOAT16)
+cdef uint64_t SOURCE_ROWS = sum([1 << row_of_argument(name) for name in _FLOATS])
 
 
 @cython.final

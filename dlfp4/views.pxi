@@ -135,19 +135,6 @@ cdef bint lay_out(Tensor view, Tensor self) noexcept:
                                  view.dl.ndim, view.dl.shape, view.dl.strides)
 
 
-cdef object parse_integer(value, str name):
-    """An argument that is to be an integer, as one of Python's."""
-    try:
-        return PyNumber_Index(value)
-    except TypeError:
-        raise TypeError(f"{name}={value!r} is of type {type(value).__name__}; expected an integer") from None
-
-
-cdef list parse_shape(shape):
-    """A shape argument as a list of Python integers, unchecked but for their type."""
-    return [parse_integer(extent, "shape") for extent in (shape if isinstance(shape, (tuple, list)) else (shape,))]
-
-
 cdef int resolve_unknown(Tensor self, list wanted) except -1:
     """Replace the -1 of a shape, of which there may be one, by the extent that fits; ValueError where none does."""
     given = tuple(wanted)

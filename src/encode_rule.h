@@ -11,7 +11,7 @@
 namespace dlfp4 {
 namespace {
 
-constexpr uint32_t kFloatInfinity = 0x7F800000, kFloatNan = 0x7FC00000, kFloatSign = 0x80000000;
+constexpr uint32_t kFloatSign = 0x80000000;
 
 constexpr uint8_t code_of_float(Format to, uint32_t bits, Round round) {
   return static_cast<uint8_t>(convert(kFormats[DLFP4_float32], to, bits, round, {0, 0, 0}));
@@ -36,12 +36,6 @@ struct EncodeRule {
   Special nan;
   Special infinity;
 };
-
-// A magnitude's value in float32, were it neither infinite nor NaN.
-constexpr uint32_t float_of_magnitude(Format f, uint64_t magnitude) {
-  const uint64_t exponent = (magnitude >> f.mantissa) + 127 - static_cast<uint64_t>(f.bias);
-  return static_cast<uint32_t>(exponent << 23 | (magnitude & low_bits(f.mantissa)) << (23 - f.mantissa));
-}
 
 // With e the exponent, m the mantissa's bits and l the smallest normal exponent, the code is the rounded significand,
 // in units of 2^(e-m), plus (e-l) * 2^m. Adding 2^(e+23-m) to the float rounds it to these units and leaves the

@@ -61,6 +61,9 @@ DLFP4_RULE int leading_zeros(uint64_t value) {
 
 DLFP4_RULE bool is_float(Format f) { return f.specials != DLFP4_NONE; }
 
+// Whether a row has floats of at most 8 bits.
+constexpr bool is_low(int row) { return is_float(kFormats[row]) && kFormats[row].bits <= 8; }
+
 DLFP4_RULE int magnitude_bits(Format f) { return f.exponent + f.mantissa; }
 
 DLFP4_RULE uint64_t sign_bit(Format f, bool negative) { return static_cast<uint64_t>(negative) << magnitude_bits(f); }
@@ -76,6 +79,15 @@ DLFP4_RULE uint64_t largest_finite_code(Format f) {
 }
 
 DLFP4_RULE int largest_exponent(Format f) { return static_cast<int>(largest_finite_code(f) >> f.mantissa) - f.bias; }
+
+// The bits of float32's first magnitude that is no number's, and of a NaN.
+constexpr uint32_t kFloatInfinity = 0x7F800000, kFloatNan = 0x7FC00000;
+
+// A magnitude's value in float32, were it neither infinite nor NaN.
+DLFP4_RULE uint32_t float_of_magnitude(Format f, uint64_t magnitude) {
+  const uint64_t exponent = (magnitude >> f.mantissa) + 127 - static_cast<uint64_t>(f.bias);
+  return static_cast<uint32_t>(exponent << 23 | (magnitude & low_bits(f.mantissa)) << (23 - f.mantissa));
+}
 
 // Whether every value of `from` is a value of `to`, an IEEE format.
 DLFP4_RULE bool holds_exactly(Format to, Format from) {

@@ -1,6 +1,6 @@
 // How a block's scale comes from its largest magnitude, and what the elements are multiplied with: every recipe, once.
 // Layout: one block at a time; magnitudes are the bits of non-negative float32 numbers, so that they order as integers.
-// Trick: a magnitude from kNotFinite on says that the block holds a NaN or an infinity.
+// Trick: a magnitude from kFloatInfinity on says that the block holds a NaN or an infinity.
 #ifndef DLFP4_SRC_SCALING_H_
 #define DLFP4_SRC_SCALING_H_
 
@@ -20,19 +20,18 @@ namespace dlfp4 {
 
 // What a format and a recipe fix for all blocks of a tensor.
 struct ScaleRule {
-  uint32_t carry;        // of DLFP4_POWER formats: carry_of_power
-  int exponent;          // of the element type's largest value
-  uint32_t largest;      // the element type's largest value, as float32 bits
-  uint32_t zero_scale;   // the code of an all-zero block's scale
-  uint32_t least;        // float32 bits: smaller magnitudes count as this one
-  bool pow2;             // round the encode scale down to a power of two
-  float encode;          // of the whole tensor: what TWO_LEVEL scales are in units of
-  float sixth, unit;     // encode / 6 and 1 / encode, each rounded once
+  uint32_t carry;       // of DLFP4_POWER formats: carry_of_power
+  int exponent;         // of the element type's largest value
+  uint32_t largest;     // the element type's largest value, as float32 bits
+  uint32_t zero_scale;  // the code of an all-zero block's scale
+  uint32_t least;       // float32 bits: smaller magnitudes count as this one
+  bool pow2;            // round the encode scale down to a power of two
+  float encode;         // of the whole tensor: what TWO_LEVEL scales are in units of
+  float sixth, unit;    // encode / 6 and 1 / encode, each rounded once
 };
 
 namespace {
 
-constexpr uint32_t kNotFinite = 0x7F800000, kQuietNan = 0x7FC00000;
 constexpr float kLargestFloat = 3.40282346638528859811704183484516925e+38f;
 constexpr float kSixth = 1.0f / 6.0f;              // of float4_e2m1fn's largest value
 constexpr float kLargestTwoLevel = 6.0f * 448.0f;  // the largest value times the largest scale
@@ -57,12 +56,6 @@ struct BlockScale {
   float multiplier;
 };
 
-DLFP4_RULE uint32_t largest_float_bits(Format f) {
-  const uint64_t code = largest_finite_code(f);
-  const uint64_t exponent = (code >> f.mantissa) + 127 - static_cast<uint64_t>(f.bias);
-  return static_cast<uint32_t>(exponent << 23 | (code & low_bits(f.mantissa)) << (23 - f.mantissa));
-}
-
 // --- The whole tensor ------------------------------------------------------------------------
 
 struct TensorScale {
@@ -78,9 +71,9 @@ DLFP4_FLOAT_RULE TensorScale two_level_scale(float largest) {
 // A float32 scale that maps the largest magnitude to the element type's largest value: current scaling.
 DLFP4_FLOAT_RULE TensorScale largest_scale(const ScaleRule &rule, uint32_t magnitude) {
   const uint32_t amax = magnitude < rule.least ? rule.least : magnitude;
-  if (amax == 0 || amax >= kNotFinite) return {1, 1};
+  if (amax == 0 || amax >= kFloatInfinity) return {1, 1};
   float encode = finite(float_of(rule.largest) / float_of(amax));
-  if (rule.pow2) encode = float_of(bits_of(encode) & kNotFinite);
+  if (rule.pow2) encode = float_of(bits_of(encode) & kFloatInfinity);
   return {encode, 1 / encode};
 }
 
@@ -91,7 +84,7 @@ DLFP4_FLOAT_RULE TensorScale scale_given(float decode) { return {finite(1 / deco
 // NVFP4, as TransformerEngine and FlashInfer's exact path: the order of the operations decides bytes.
 DLFP4_FLOAT_RULE BlockScale two_level_block(const ScaleRule &rule, uint32_t magnitude) {
   constexpr Format kScale = format_of<DLFP4_float8_e4m3fn>();
-  if (magnitude >= kNotFinite) return {static_cast<uint32_t>(low_bits(7)), 0};
+  if (magnitude >= kFloatInfinity) return {static_cast<uint32_t>(low_bits(7)), 0};
   const float wanted = finite(float_of(magnitude) * rule.sixth);
   const Round round = {DLFP4_NEAREST_EVEN, true};
   const uint64_t code = convert(format_of<DLFP4_float32>(), kScale, bits_of(wanted), round, {0, 0, 0});
@@ -119,7 +112,7 @@ DLFP4_RULE uint32_t carry_of_power(dlfp4_scale_rule rule, uint32_t largest, int 
 DLFP4_FLOAT_RULE float power_multiplier(uint32_t code) { return float_of(code < 254 ? (254 - code) << 23 : 1u << 22); }
 
 DLFP4_FLOAT_RULE BlockScale power_block(const ScaleRule &rule, uint32_t magnitude) {
-  if (magnitude >= kNotFinite) return {0xFF, 0};
+  if (magnitude >= kFloatInfinity) return {0xFF, 0};
   if (magnitude == 0) return {rule.zero_scale, 1};
   // Below 2^-126 the scale is the lowest one whichever rule, so that an exponent of 0 may stand for all of those.
   const int power = static_cast<int>((magnitude + rule.carry) >> 23) - rule.exponent;
@@ -151,7 +144,7 @@ DLFP4_FLOAT_RULE float decode_scale(uint32_t stored, int kind, float tensor_deco
 DLFP4_FLOAT_RULE float decoded(float element, float scale) {
   if (element != element) return element;
   const float product = element * scale;
-  return product == product ? product : float_of(kQuietNan);
+  return product == product ? product : float_of(kFloatNan);
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ import numpy as np
 import dlfp4
 from dlfp4 import Recipe, ScaledTensor, Tensor, checkpoints
 from dlfp4.checkpoints.conventions import find_spelling, scales_shape
-from dlfp4.formats import Format, find_format
+from dlfp4.formats import FLOATS, Format, find_format
 from dlfp4.proto import buffers_of
 
 CHUNK = 1 << 20  # elements that are compared at a time: float64 copies of a whole embedding take gigabytes
@@ -100,7 +100,7 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 
 def fits(tensor: Tensor, format: Format, convention: str | None) -> bool:
     """Whether a tensor is a float matrix, or a stack of them, that the format takes, and the convention, if any."""
-    if tensor.ndim not in (2, 3) or tensor.dtype.name not in ("float32", "bfloat16", "float16"):
+    if tensor.ndim not in (2, 3) or tensor.dtype.name not in FLOATS:
         return False
     if convention and scales_shape(format, tensor.shape) is None:
         return False

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dlfp4.engines.problem import Machine, Problem
 
 FORMATS = ("nvfp4", "mxfp4")
-RESULTS = ("bfloat16", "float16")
+DTYPES = ("bfloat16", "float16")
 OLDEST = (10, 0)
 LAYOUT = "128x4"
 
@@ -49,8 +49,8 @@ def refuses_formats(problem: Problem) -> str | None:
 
 def refuses_result(problem: Problem) -> str | None:
     """The type of the result, and steps of 16 bytes along K and N."""
-    if common.name_of(problem.dtype) not in RESULTS:
-        return f"the result is {problem.dtype}; expected {' or '.join(RESULTS)}, pass out_dtype"
+    if common.name_of(problem.dtype) not in DTYPES:
+        return f"the result is {problem.dtype}; expected {' or '.join(DTYPES)}, pass out_dtype"
     k, n = problem.b.shape
     return None if k % 32 == 0 and n % 8 == 0 else f"K is {k} and N {n}; expected multiples of 32 and 8"
 

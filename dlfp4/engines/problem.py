@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from dlfp4._core import ScaledTensor, Tensor, _parse_dtype, _plain, _without_global_scale, cast, dequantize
+from dlfp4.formats import FLOATS
 from dlfp4.frameworks import base
 
 if TYPE_CHECKING:
@@ -17,11 +18,10 @@ if TYPE_CHECKING:
 
 Operand: TypeAlias = Tensor | ScaledTensor
 
-RESULTS = ("float32", "bfloat16", "float16")
 LOW = tuple(name for name in (*base.FP8, *base.SUBBYTE) if name.startswith("float") and name != "float8_e8m0fnu")
 # By NumPy's numbers, for a type's name costs it a microsecond.
-RESULT_NUMBERS = frozenset(_parse_dtype(name).num for name in RESULTS)
-FACTORS = {_parse_dtype(name).num: name for name in (*RESULTS, *LOW)}
+FLOAT_NUMBERS = frozenset(_parse_dtype(name).num for name in FLOATS)
+FACTORS = {_parse_dtype(name).num: name for name in (*FLOATS, *LOW)}
 FP4 = _parse_dtype("float4_e2m1fn")
 ONE_TACTIC = ("default",)
 EXACT_ROWS = 16  # up to here kernels differ from M to M, and each has its own choice
@@ -240,11 +240,11 @@ def exact_types(x: Operand) -> tuple[str, ...]:
     """The types that hold an operand's values, but for a scale of the whole tensor, exactly."""
     if isinstance(x, ScaledTensor):
         if x.format.kind == "two_level" or x.format.block is None:  # 6 significant bits, from 2**-10 to 2688; FP8
-            return RESULTS
+            return FLOATS
         # MX: 4 significant bits and bfloat16's exponents, down to 2**-126.
         return ("bfloat16", "float32") if x.format.kind == "power" else ("float32",)
     if x.dtype.itemsize == 1:
-        return RESULTS
+        return FLOATS
     return (name_of(x.dtype), "float32")
 
 

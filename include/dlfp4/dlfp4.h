@@ -136,9 +136,9 @@ typedef struct {
 
 /* result[i * stride] = the sum of a(i, k) * b(i, k) over k < length, for i < lines; 0 where length is 0. Elements are
  * floats, or both integers of one type of at most 8 bits. FP4, FP6 and integers are summed exactly and rounded once;
- * otherwise |error| <= max(length, 16) * 2^-24 * sum |a b|, where inputs and products below 2^-126 may count as zero. Scales of
- * blocks may be applied to the sums of these: what holds for products then holds for products of elements alone, which
- * must not overflow either. */
+ * otherwise |error| <= max(length, 16) * 2^-24 * sum |a b|, where inputs and products below 2^-126 may count as zero.
+ * Scales of blocks may be applied to the sums of these: what holds for products then holds for products of elements
+ * alone, which must not overflow either. */
 dlfp4_status dlfp4_vecdot(const dlfp4_lines *a, const dlfp4_lines *b, int64_t lines, int64_t length, float *result,
                           int64_t stride);
 

@@ -154,7 +154,7 @@ __attribute__((always_inline)) inline void in_sixteens(int64_t count, Step step)
     step(first, static_cast<__mmask16>(first_bytes(count - first)));
 }
 
-__mmask16 not_finite(__m512i magnitudes) { return _mm512_cmpge_epu32_mask(magnitudes, all(kNotFinite)); }
+__mmask16 not_finite(__m512i magnitudes) { return _mm512_cmpge_epu32_mask(magnitudes, all(kFloatInfinity)); }
 
 __m512 finite(__m512 values) { return _mm512_min_ps(values, _mm512_set1_ps(kLargestFloat)); }
 
@@ -213,7 +213,7 @@ bool find_powers(const ScaleRule &rule, const uint32_t *amax, int64_t count, uin
 bool find_float_scales(const ScaleRule &rule, const uint32_t *amax, int64_t count, uint8_t *stored,
                        float *multipliers) {
   const __m512 largest = all_floats(rule.largest), one = _mm512_set1_ps(1);
-  const __m512i kept_bits = all(rule.pow2 ? kNotFinite : 0xFFFFFFFF), least = all(rule.least);
+  const __m512i kept_bits = all(rule.pow2 ? kFloatInfinity : 0xFFFFFFFF), least = all(rule.least);
   __mmask16 any = 0;
   in_sixteens(count, [&](int64_t first, __mmask16 kept) {
     const __m512i magnitudes = _mm512_maskz_loadu_epi32(kept, amax + first);

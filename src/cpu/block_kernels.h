@@ -20,6 +20,19 @@ enum Element { kE2m1, kE2m3, kE3m2, kE4m3, kE5m2, kNumElements };
 constexpr int kElementRows[kNumElements] = {DLFP4_float4_e2m1fn, DLFP4_float6_e2m3fn, DLFP4_float6_e3m2fn,
                                             DLFP4_float8_e4m3fn, DLFP4_float8_e5m2};
 
+// A row's place among these, or -1.
+constexpr int source_of(int row) {
+  int place = kNumSources - 1;
+  while (place >= 0 && kSourceRows[place] != row) --place;
+  return place;
+}
+
+constexpr int element_of(int row) {
+  int place = kNumElements - 1;
+  while (place >= 0 && kElementRows[place] != row) --place;
+  return place;
+}
+
 // How scaled values become elements; they saturate.
 struct BlockMode {
   dlfp4_rounding rounding;

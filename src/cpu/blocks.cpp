@@ -12,10 +12,9 @@ namespace dlfp4 {
 namespace {
 
 bool find_source(uint8_t code, uint8_t bits, Source *source) {
-  const int row = find_row(code, bits);
-  for (int i = 0; i < kNumSources; ++i)
-    if (kSourceRows[i] == row) return *source = static_cast<Source>(i), true;
-  return false;
+  const int place = source_of(find_row(code, bits));
+  *source = static_cast<Source>(place);
+  return place >= 0;
 }
 
 template <int kBytes>
@@ -73,10 +72,8 @@ bool find_format(int number, FormatInfo *format) {
   if (number < 0 || number >= DLFP4_NUM_FORMATS) return false;
   const dlfp4_format_row &row = dlfp4_formats[number];
   const bool whole = row.length == 0;
-  int element = 0;
-  while (kElementRows[element] != row.element) ++element;
   *format = {&row,
-             static_cast<Element>(element),
+             static_cast<Element>(element_of(row.element)),
              dlfp4_dtypes[row.element].bits,
              dlfp4_dtypes[row.scale].bits / 8,
              whole ? kWholeLine : row.length,
@@ -89,7 +86,7 @@ ScaleRule make_rule(const FormatInfo &format, const dlfp4_recipe &recipe, const 
   const Format element = kFormats[format.row->element];
   ScaleRule rule = {};
   rule.exponent = largest_exponent(element);
-  rule.largest = largest_float_bits(element);
+  rule.largest = float_of_magnitude(element, largest_finite_code(element));
   rule.carry = carry_of_power(recipe.scale_rule, rule.largest, element.mantissa);
   rule.zero_scale = recipe.zero_scale;
   rule.least = bits_of(recipe.eps);

@@ -186,11 +186,11 @@ uint32_t largest_finite(const Search &search, const uint8_t *src, int64_t count)
   find(src, count, kBlock, amax);
   for (int64_t first = 0; first < count; first += kBlock) {
     const uint32_t of_block = amax[first / kBlock];
-    if (of_block < kNotFinite) largest = larger(largest, of_block);
-    for (int64_t i = first; of_block >= kNotFinite && i < least(first + kBlock, count); ++i) {
+    if (of_block < kFloatInfinity) largest = larger(largest, of_block);
+    for (int64_t i = first; of_block >= kFloatInfinity && i < least(first + kBlock, count); ++i) {
       uint32_t magnitude;
       find(src + i * search.x.item, 1, kBlock, &magnitude);
-      if (magnitude < kNotFinite) largest = larger(largest, magnitude);
+      if (magnitude < kFloatInfinity) largest = larger(largest, magnitude);
     }
   }
   return largest;
@@ -205,7 +205,7 @@ uint32_t largest_of_run(const Search &search, int64_t line, int64_t first, int64
   }
   uint32_t largest;
   search.kernels->find_largest[search.x.source](src, count, kRun, &largest);
-  return search.finite_only && largest >= kNotFinite ? largest_finite(search, src, count) : largest;
+  return search.finite_only && largest >= kFloatInfinity ? largest_finite(search, src, count) : largest;
 }
 
 void search_runs(const void *context, int64_t first_run, int64_t last_run) {

@@ -10,7 +10,6 @@
 namespace dlfp4 {
 namespace {
 
-constexpr bool is_low(int row) { return is_float(kFormats[row]) && kFormats[row].bits <= 8; }
 constexpr bool is_wide(int row) { return is_float(kFormats[row]) && kFormats[row].bits > 8; }
 
 template <int Size>

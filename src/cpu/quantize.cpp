@@ -69,7 +69,7 @@ const uint8_t *stage(const Lines &x, int64_t line, int64_t first, int64_t count,
 void zero_blocks(const Job &job, const uint32_t *amax, int64_t count, int64_t blocks, uint8_t *codes) {
   const int64_t block = job.format.block;
   for (int64_t b = 0; b < blocks; ++b) {
-    if (amax[b] < kNotFinite) continue;
+    if (amax[b] < kFloatInfinity) continue;
     const int64_t first = b * block, last = least(count, first + block);
     memset(codes + first * job.format.bits / 8, 0, static_cast<size_t>((last - first) * job.format.bits / 8));
   }
@@ -183,7 +183,7 @@ void encode_across(const Job &job, const Tile &tile, int64_t position, const Fou
       at(job.x, tile.line, position), lines, found.multipliers, codes,
       mode_at(job, tile.line, position, job.blocks->length));
   for (int64_t i = 0; found.has_special && i < lines; ++i)
-    if (found.amax[i] >= kNotFinite) codes[i] = 0;
+    if (found.amax[i] >= kFloatInfinity) codes[i] = 0;
 }
 
 // Where the result's codes of one position lie next to each other, there is nothing to transpose.

@@ -88,7 +88,7 @@ bool find_scales(const ScaleRule &rule, const uint32_t *amax, int64_t count, uin
     const BlockScale scale = scale_block<Kind>(rule, amax[b]);
     memcpy(stored + b * kBytes, &scale.stored, kBytes);
     multipliers[b] = scale.multiplier;
-    not_finite |= amax[b] >= kNotFinite;
+    not_finite |= amax[b] >= kFloatInfinity;
   }
   return not_finite;
 }
@@ -101,7 +101,7 @@ bool decode_scales(const uint8_t *stored, int64_t count, float decode, float *sc
     uint32_t code = 0;
     memcpy(&code, stored + b * kBytes, kBytes);
     scales[b] = decode_scale(code, Kind, decode);
-    not_finite |= (bits_of(scales[b]) & 0x7FFFFFFF) >= kNotFinite;
+    not_finite |= (bits_of(scales[b]) & 0x7FFFFFFF) >= kFloatInfinity;
   }
   return not_finite;
 }

@@ -145,7 +145,7 @@ struct BlockScales {
   static F32 finite(F32 values) { return smaller(values, splat<F32>(kLargestFloat)); }
 
   // All ones or zeros.
-  static U32 not_finite(U32 magnitudes) { return reinterpret_cast<U32>(magnitudes >= kNotFinite); }
+  static U32 not_finite(U32 magnitudes) { return reinterpret_cast<U32>(magnitudes >= kFloatInfinity); }
 
   static bool has_any(U32 lanes) {
     uint32_t any = 0;
@@ -206,12 +206,12 @@ struct BlockScales {
   static bool find_float_scales(const ScaleRule &rule, const uint32_t *amax, int64_t count, uint8_t *stored,
                                 float *multipliers) {
     const F32 largest = splat<F32>(float_of(rule.largest));
-    const U32 kept = splat<U32>(rule.pow2 ? kNotFinite : ~0u), smallest = splat<U32>(rule.least);
+    const U32 kept = splat<U32>(rule.pow2 ? kFloatInfinity : ~0u), smallest = splat<U32>(rule.least);
     const U32 one = splat<U32>(bits_of(1.0f));
     return each_magnitude(amax, count, multipliers, [&](int64_t first, int64_t lanes, U32 magnitudes) {
       const U32 counted = larger<U32>(magnitudes, smallest);
       const U32 encode = bits(finite(largest / floats(counted))) & kept;
-      const U32 multiplier = counted - 1 >= kNotFinite - 1 ? one : encode;  // 0 wraps around
+      const U32 multiplier = counted - 1 >= kFloatInfinity - 1 ? one : encode;  // 0 wraps around
       store_part(stored + 4 * first, 1.0f / floats(multiplier), 4 * lanes);
       return multiplier;
     });

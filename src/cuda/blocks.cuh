@@ -70,7 +70,7 @@ __device__ inline void quantize_block(const QuantizeParams &p) {
   bool zeroes = false;
   if (!p.whole) {
     const uint32_t largest = largest_of_block(p, b);
-    zeroes = Kind != DLFP4_LARGEST && largest >= kNotFinite;
+    zeroes = Kind != DLFP4_LARGEST && largest >= kFloatInfinity;
     scale = exact_scale<Kind>(rule, largest);
     const int64_t rows = p.repeats ? b.last_line - b.line : 1;
     for (int64_t i = threadIdx.x % kLanes; i < rows; i += kLanes)
@@ -106,7 +106,7 @@ __device__ inline void find_largest(const LargestParams &p) {
     const int64_t place = i / p.length * p.line_stride + i % p.length * p.step;
     const uint32_t magnitude =
         bits_of(to_float(load_code(p.src, place, p.source.bits, p.source), p.source)) & 0x7FFFFFFF;
-    if (!p.finite_only || magnitude < kNotFinite) largest = max(largest, magnitude);
+    if (!p.finite_only || magnitude < kFloatInfinity) largest = max(largest, magnitude);
   }
   largest = largest_of_lanes(largest, kLanes - 1);
   if (threadIdx.x % kLanes == 0 && largest > 0) atomicMax(p.largest, largest);
@@ -122,7 +122,7 @@ __device__ inline uint32_t largest_finite_of(const float *values) {
 #pragma unroll
   for (int i = 0; i < Count; ++i) {
     const uint32_t magnitude = bits_of(values[i]) & 0x7FFFFFFF;
-    if (magnitude < kNotFinite) largest = max(largest, magnitude);
+    if (magnitude < kFloatInfinity) largest = max(largest, magnitude);
   }
   return largest;
 }
@@ -136,7 +136,7 @@ __device__ inline uint32_t largest_of_vector(const LargestParams &p, uint4 raw) 
   for (int i = 0; i < 4; ++i)
     largest = kFloatBytes<Src> == 4 ? max(largest, words[i] & 0x7FFFFFFF) : larger_halves<Src>(largest, words[i]);
   if constexpr (kFloatBytes<Src> == 2) largest = largest_half<Src>(largest);
-  if (!p.finite_only || largest < kNotFinite) return largest;
+  if (!p.finite_only || largest < kFloatInfinity) return largest;
   float values[kFloatsOfVector<Src>];
 #pragma unroll
   for (int i = 0; i < 4; ++i) unpack_floats<Src>(words[i], values + i * kFloatsOfVector<Src> / 4);

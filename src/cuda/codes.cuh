@@ -15,7 +15,7 @@ __device__ inline float half_to_float(uint16_t half) {
   float value;
   asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(half));
   if (value == value) return value;
-  return float_of((half & 0x8000u) << 16 | kQuietNan);  // the instruction drops a NaN's sign
+  return float_of((half & 0x8000u) << 16 | kFloatNan);  // the instruction drops a NaN's sign
 }
 
 template <int Row>
@@ -175,7 +175,7 @@ __device__ inline uint32_t encode_by_rule(const EncodeParams &p, float value) {
   uint32_t code = (sum + (sum >> p.shift)) & 0xFF;
   const uint32_t sign = static_cast<int32_t>(bits) < 0 && !(p.drops_sign_of_zero && code == 0) ? p.sign : 0;
   code |= sign;
-  return magnitude > kNotFinite ? p.nan ^ (static_cast<int32_t>(bits) < 0 ? p.flip : 0) : code;
+  return magnitude > kFloatInfinity ? p.nan ^ (static_cast<int32_t>(bits) < 0 ? p.flip : 0) : code;
 }
 
 template <int Bits>

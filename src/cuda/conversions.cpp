@@ -19,27 +19,13 @@ struct Sides {
   bool part;  // of memory with other elements is the destination
 };
 
-int source_index(int row) {
-  for (int i = 0; i < kNumSources; ++i)
-    if (kSourceRows[i] == row) return i;
-  return -1;
-}
-
 // 0, 1, 2 for 4, 6 and 8 bits.
 int width_index(int bits) { return (bits - 4) / 2; }
-
-bool is_low(int row) { return is_float(kFormats[row]) && kFormats[row].bits <= 8; }
-
-int element_index(int row) {
-  for (int i = 0; i < kNumElements; ++i)
-    if (kElementRows[i] == row) return i;
-  return -1;
-}
 
 // The kernel's number among a source's encoders.
 int encoder_of(int row, int bits, Round round) {
   const bool saturates = round.saturate || kFormats[row].specials == DLFP4_FINITE;
-  const int element = element_index(row);
+  const int element = element_of(row);
   if (saturates && element >= 0 && bits == kFormats[row].bits)
     return kKernel_encode_float32_e2m1 + element - kKernel_encode_float32_4;
   return width_index(bits);
@@ -51,12 +37,12 @@ int find_run_kernel(Sides sides, Round round) {
   const int from = spacing(sides.src), to = spacing(sides.dst);
   const bool plain = round.rounding == DLFP4_NEAREST_EVEN;
   const bool same = sides.src.row == sides.dst.row;
-  const int target = source_index(sides.dst.row), source = source_index(sides.src.row);
+  const int target = source_of(sides.dst.row), source = source_of(sides.src.row);
   if (source >= 0 && is_low(sides.dst.row) && kFormats[sides.dst.row].specials != DLFP4_E8M0 && plain)
     return kKernel_encode_float32_4 + kEncoders * source + encoder_of(sides.dst.row, to, round);
   if (from < 4 || to < 4) return -1;
-  if (target >= 0 && element_index(sides.src.row) >= 0 && from == kFormats[sides.src.row].bits)
-    return kKernel_values_float4_e2m1fn_float32 + kNumSources * element_index(sides.src.row) + target;
+  if (target >= 0 && element_of(sides.src.row) >= 0 && from == kFormats[sides.src.row].bits)
+    return kKernel_values_float4_e2m1fn_float32 + kNumSources * element_of(sides.src.row) + target;
   if (is_low(sides.src.row) && target >= 0 && holds_exactly(kFormats[sides.dst.row], kFormats[sides.src.row]))
     return kKernel_decode_4_16 + 2 * width_index(from) + (target == kFromFloat32);
   const bool codes = from <= 8 && to <= 8 && (same || (is_low(sides.src.row) && is_low(sides.dst.row)));
@@ -172,8 +158,8 @@ int convert_layout(Sides sides, const Layout &layout, const uint8_t *src, uint8_
   const int64_t from = layout.stride[kSrc][0] * spacing(sides.src), to = layout.stride[kDst][0] * spacing(sides.dst);
   if (from % 8 != 0 || to % 8 != 0) return refuse(DLFP4_E_SHAPE);
   for (int64_t i = 0; i < layout.extent[0]; ++i) {
-    const int status = convert_layout(sides, inner, src + i * from / 8, dst + i * to / 8, round, seed,
-                                      first + i * inner.size, stream);
+    const int status =
+        convert_layout(sides, inner, src + i * from / 8, dst + i * to / 8, round, seed, first + i * inner.size, stream);
     if (status != 0) return status;
   }
   return 0;

@@ -1,7 +1,7 @@
 // Sums of products of lines: any two types, formats and strides, and fast ones of what lies in order.
-// Layout: a team of threads, a warp or a block, takes a segment of a line; sums of segments are added by a second
-// kernel. Trick: segments, teams and their trees of additions follow from a line's length alone: the grid changes no
-// bit of a result. Products go as integers or as float32 that hold them, a few at a time, and from there on as float64.
+// Layout: a team of threads, a warp or a block, takes a segment of a line; a second kernel adds sums of segments.
+// Trick: segments, teams and their trees of additions follow from a line's length alone: the grid changes no bit of a
+// result. Products go as integers or as float32 that hold them, a few at a time, and from there on as float64.
 #ifndef DLFP4_SRC_CUDA_DOTS_CUH_
 #define DLFP4_SRC_CUDA_DOTS_CUH_
 
@@ -463,7 +463,7 @@ struct PowerSum {
   double sum = 0;
 
   __device__ static double power(uint32_t a, uint32_t b) {
-    if (a == 0xFF || b == 0xFF) return static_cast<double>(float_of(kQuietNan));
+    if (a == 0xFF || b == 0xFF) return static_cast<double>(float_of(kFloatNan));
     return __longlong_as_double(static_cast<long long>(a + b + 1023 - 2 * 127) << 52);
   }
 

@@ -28,7 +28,7 @@ template <int Row, int Kind>
 __device__ inline void encode_scaled(const EncodeParams &encode, const float *values, BlockScale scale,
                                      uint32_t largest, uint32_t *words) {
   constexpr int kBits = kFormats[Row].bits;
-  const bool is_finite = largest < kNotFinite;
+  const bool is_finite = largest < kFloatInfinity;
   if constexpr (Kind == DLFP4_POWER) {
     if (is_finite) return encode_step<Row>(encode, values, words, scale.multiplier);
   } else {
@@ -178,7 +178,7 @@ __device__ inline bool decode_step(const Values<Row> &table, const uint32_t *cod
   if (special && kFormats[Row].bits == 8)
     for (int i = 0; i < kStep; ++i) values[i] = decoded(Values<Row>::decode_by_rule(codes, i), scale);
   else if (special)
-    for (int i = 0; i < kStep; ++i) values[i] = values[i] == values[i] ? values[i] : float_of(kQuietNan);
+    for (int i = 0; i < kStep; ++i) values[i] = values[i] == values[i] ? values[i] : float_of(kFloatNan);
   return special;
 }
 

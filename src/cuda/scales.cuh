@@ -70,7 +70,7 @@ constexpr BlockScale kTwoLevelNan = {0x7F, 0};  // of a block that is not finite
 template <class MultiplierOf>
 __device__ inline BlockScale two_level_fast(const ScaleRule &rule, uint32_t magnitude,
                                             const MultiplierOf &multiplier_of) {
-  if (magnitude >= kNotFinite) return kTwoLevelNan;
+  if (magnitude >= kFloatInfinity) return kTwoLevelNan;
   const uint32_t code = two_level_code(rule, magnitude);
   return {code, multiplier_of(code)};
 }
@@ -104,10 +104,10 @@ template <int Kind>
 __device__ inline float decode_fast(uint32_t stored, float tensor_decode) {
   if constexpr (Kind == DLFP4_LARGEST) return float_of(stored);
   if constexpr (Kind == DLFP4_POWER) {
-    if (stored == 0xFF) return float_of(kQuietNan);
+    if (stored == 0xFF) return float_of(kFloatNan);
     return float_of(stored == 0 ? 1u << 22 : stored << 23);
   }
-  if ((stored & 0x7F) == 0x7F) return float_of(kQuietNan);
+  if ((stored & 0x7F) == 0x7F) return float_of(kFloatNan);
   const float magnitude = float_of_e4m3_magnitude(stored & 0x7F);
   return (stored & 0x80 ? -magnitude : magnitude) * tensor_decode;
 }

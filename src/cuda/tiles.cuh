@@ -92,14 +92,15 @@ class TileRule {
   }
 
   __device__ void keep_square(Unit at, uint32_t code, uint32_t largest) {
-    squares_[at.row / kSide][at.column / kSide] = static_cast<uint16_t>(code | (largest < kNotFinite ? kIsFinite : 0));
+    squares_[at.row / kSide][at.column / kSide] =
+        static_cast<uint16_t>(code | (largest < kFloatInfinity ? kIsFinite : 0));
   }
 
   // Returns a magnitude that is as finite as the largest.
   __device__ uint32_t take_square(const ScaleRule &rule, int row, int column, BlockScale *scale) const {
     const uint32_t kept = squares_[row / kSide][column / kSide];
     *scale = kept & kIsFinite ? BlockScale{kept & 0xFF, multiplier(rule, kept & 0xFF)} : kTwoLevelNan;
-    return kept & kIsFinite ? 0 : kNotFinite;
+    return kept & kIsFinite ? 0 : kFloatInfinity;
   }
 };
 
@@ -387,7 +388,7 @@ __device__ inline bool find_strip_scales(const QuantizeParams &p, TilePlace at, 
   } else {
     largest = 0;
   }
-  return !__syncthreads_or(largest >= kNotFinite);
+  return !__syncthreads_or(largest >= kFloatInfinity);
 }
 
 template <int Src, int Row>

@@ -1,0 +1,19 @@
+# Arguments that many functions take: what they may be, and the exceptions for what they are not.
+
+cdef object parse_integer(value, str name):
+    """An argument that is to be an integer, as one of Python's."""
+    try:
+        return PyNumber_Index(value)
+    except TypeError:
+        raise TypeError(f"{name}={value!r} is of type {type(value).__name__}; expected an integer") from None
+
+
+cdef list parse_shape(shape):
+    """A shape argument as a list of Python integers, unchecked but for their type."""
+    return [parse_integer(extent, "shape") for extent in (shape if isinstance(shape, (tuple, list)) else (shape,))]
+
+
+cdef int check_copy(copy) except -1:
+    if copy is not None and copy is not True and copy is not False:
+        raise ValueError(f"copy={copy!r}: expected True, False or None")
+    return 0

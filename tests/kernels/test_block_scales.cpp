@@ -1,0 +1,261 @@
+// Checks how the block-scaling kernels of every level find and read scales, against the scalar ones, bit for bit.
+// Layout: see block_support.h.
+// Trick: see block_support.h.
+#if defined(__GNUC__)
+#pragma GCC diagnostic ignored "-Wunused-function"  // not all of the support is for these
+#endif
+
+#include "block_support.h"
+
+namespace dlfp4 {
+namespace {
+
+// --- Largest magnitudes ----------------------------------------------------------------------
+
+void check_find_largest(int source, const uint8_t *src, int64_t count, int64_t block, Place at) {
+  const int64_t blocks = number_of_blocks(count, block);
+  uint32_t *const amax = reinterpret_cast<uint32_t *>(place(result_memory, 4 * blocks, at));
+  snprintf(context, sizeof(context), "%s, %ld elements, blocks of %ld, place %d", name_of_source(source),
+           static_cast<long>(count), static_cast<long>(block), at);
+  compare(
+      "find_largest", {Output(result_memory, amax, 4 * blocks)},
+      [=](const BlockKernels &kernels) { return kernels.find_largest[source]; },
+      [=](auto kernel) { return kernel(src, count, block, amax), true; });
+}
+
+void check_join_largest(int source, const uint8_t *src, int64_t count, uint8_t *result) {
+  fill({DLFP4_float32, false}, DLFP4_float8_e4m3fn, stored_memory.begin, count);
+  for (int64_t i = 0; i < count; ++i) stored_memory.begin[4 * i + 3] &= 0x7F;
+  uint32_t *const amax = reinterpret_cast<uint32_t *>(result);
+  snprintf(context, sizeof(context), "%s, %ld elements", name_of_source(source), static_cast<long>(count));
+  compare(
+      "join_largest", {Output(result_memory, amax, 4 * count)},
+      [=](const BlockKernels &kernels) { return kernels.join_largest[source]; },
+      [=](auto kernel) {
+        memcpy(amax, stored_memory.begin, static_cast<size_t>(4 * count));
+        return kernel(src, count, amax), true;
+      });
+}
+
+// Mostly of one magnitude, or with a single element that counts.
+void calm(int source, uint8_t *floats, int64_t count) {
+  const int64_t bytes = bytes_of(source);
+  if (count == 0) return;
+  for (int64_t i = 1; i < count; ++i) memcpy(floats + i * bytes, floats, static_cast<size_t>(bytes));
+  fill({kSourceRows[source], false}, DLFP4_float8_e4m3fn, floats + random_below(count) * bytes, 1);
+}
+
+void test_largest(int source) {
+  for (int64_t count = 0; count <= 200; ++count) {
+    for (Place at : {kAtEnd, kAtBegin}) {
+      uint8_t *const src = fill_floats(source, kE4m3, count, at);
+      if (random_below(2)) calm(source, src, count);
+      for (int64_t block : {int64_t{16}, int64_t{32}, int64_t{48}, int64_t{128}, some_block(count)})
+        check_find_largest(source, src, count, block, at);
+      check_join_largest(source, src, count, place(result_memory, 4 * count, at));
+    }
+  }
+  for (int round = 0; round < 100; ++round) {
+    const int64_t count = random_below(round < 90 ? 2400 : 9000);
+    uint8_t *const src = fill_floats(source, kE4m3, count + 64, kAtBegin) + round % 64;
+    if (random_below(4)) calm(source, src, count);
+    for (int64_t block : {16, 32, 48, 128, 2048}) check_find_largest(source, src, count, block, kAtEnd);
+    check_join_largest(source, src, count, result_memory.begin + 4 * random_below(16));
+  }
+}
+
+// Every float of 16 bits as a block, and as an element of one.
+void test_all_halves(int source) {
+  if (bytes_of(source) != 2) return;
+  const int64_t count = 1 << 16;
+  for (int64_t i = 0; i < count; ++i) memcpy(floats_memory.begin + 2 * i, &i, 2);
+  for (int64_t i = 0; i < count; i += 4096) {
+    check_join_largest(source, floats_memory.begin + 2 * i, 4096, result_memory.begin);
+    check_find_largest(source, floats_memory.begin + 2 * i, 4096, 16, kAtBegin);
+  }
+  memset(floats_memory.begin, 0, 32 * count);
+  for (int64_t i = 0; i < count; ++i) memcpy(floats_memory.begin + 32 * i + i % 16 * 2, &i, 2);
+  for (int64_t i = 0; i < count; i += 128)
+    check_find_largest(source, floats_memory.begin + 32 * i, 2048, i & 128 ? 16 : 32, kAtBegin);
+}
+
+// --- Scales ----------------------------------------------------------------------------------
+
+void check_find_scales(const ScaleRule &rule, int kind, const uint32_t *amax, int64_t count, Place at) {
+  const int64_t bytes = (kind == DLFP4_LARGEST ? 4 : 1) * count;
+  uint8_t *const stored = place(stored_memory, bytes, at);
+  float *const multipliers = reinterpret_cast<float *>(place(result_memory, 4 * count, at));
+  compare(
+      "find_scales", {Output(stored_memory, stored, bytes), Output(result_memory, multipliers, 4 * count)},
+      [=](const BlockKernels &kernels) { return kernels.find_scales[kind]; },
+      [=](auto kernel) { return kernel(rule, amax, count, stored, multipliers); });
+}
+
+uint32_t largest_of(int row) { return float_of_magnitude(kFormats[row], largest_finite_code(kFormats[row])); }
+
+ScaleRule rule_of(int format, float tensor_decode) {
+  const int row = dlfp4_formats[format].element;
+  const TensorScale tensor = scale_given(tensor_decode);
+  ScaleRule rule = {};
+  rule.exponent = largest_exponent(kFormats[row]);
+  rule.largest = largest_of(row);
+  rule.encode = tensor.encode;
+  rule.sixth = tensor.encode * kSixth;
+  rule.unit = 1 / tensor.encode;
+  return rule;
+}
+
+// Magnitudes `step` apart, then those next to every power of two.
+void sweep_magnitudes(const ScaleRule &rule, int kind, uint32_t step) {
+  constexpr int64_t kChunk = 1 << 16;
+  uint32_t *const amax = reinterpret_cast<uint32_t *>(factors_memory.begin);
+  uint64_t next = 0;
+  while (next < kSignBit) {
+    int64_t count = 0;
+    for (; count < kChunk && next < kSignBit; next += step) amax[count++] = static_cast<uint32_t>(next);
+    check_find_scales(rule, kind, amax, count, kAtEnd);
+  }
+  int64_t count = 0;
+  for (uint32_t exponent = 0; exponent < 256; ++exponent)
+    for (uint32_t fraction = 0; fraction < 1 << 23; fraction += 1 << 18)
+      for (uint32_t near = 0; near < 3; ++near) amax[count++] = ((exponent << 23 | fraction) + near - 1) & 0x7FFFFFFF;
+  check_find_scales(rule, kind, amax, count, kAtEnd);
+}
+
+// Every length, most without and some with a block that is not finite.
+void test_scale_lengths(ScaleRule rule, int kind) {
+  for (int64_t count = 0; count <= 200; ++count) {
+    for (Place at : {kAtEnd, kAtBegin}) {
+      uint32_t *const amax = reinterpret_cast<uint32_t *>(place(factors_memory, 4 * count, at));
+      const uint32_t below = random_below(3) ? kFloatInfinity : kSignBit;
+      for (int64_t i = 0; i < count; ++i) amax[i] = random_below(9) ? static_cast<uint32_t>(random_below(below)) : 0;
+      rule.zero_scale = static_cast<uint32_t>(random_below(256));
+      snprintf(context, sizeof(context), "kind %d, %ld scales", kind, static_cast<long>(count));
+      check_find_scales(rule, kind, amax, count, at);
+    }
+  }
+}
+
+void test_two_level() {
+  const float scales[] = {1, 0.37f, 448, 1e-3f, 3e-36f, 1.2e-38f, 1e-40f, 1e30f, 3e38f, 0, -0.5f, INFINITY};
+  int number = 0;
+  for (float scale : scales) {
+    const ScaleRule rule = rule_of(DLFP4_FORMAT_nvfp4, scale);
+    test_scale_lengths(rule, DLFP4_TWO_LEVEL);
+    snprintf(context, sizeof(context), "two levels, a tensor scale of %g", static_cast<double>(scale));
+    sweep_magnitudes(rule, DLFP4_TWO_LEVEL, number++ < 2 ? 251 : 4093);
+  }
+}
+
+// The exponent that is left of a magnitude, as the formats' papers state each rule: without a number to add.
+uint32_t exponent_by_rule(dlfp4_scale_rule rule, int element, uint32_t magnitude) {
+  const uint32_t exponent = magnitude >> 23, fraction = magnitude & 0x7FFFFF;
+  const double largest = value_of_code(element, largest_finite_code(kFormats[element]));
+  const double significand = 1 + ldexp(fraction, -23);  // as that of a normal number, below 2^-126 too
+  switch (rule) {
+    case DLFP4_SCALE_RCEIL:
+      return exponent + (fraction > (bits_of(static_cast<float>(largest)) & 0x7FFFFF));
+    case DLFP4_SCALE_CEIL:
+      return exponent + (fraction != 0);
+    case DLFP4_SCALE_EVEN:
+      return exponent + (significand + ldexp(0.5, -kFormats[element].mantissa) >= 2);
+    default:
+      return exponent;
+  }
+}
+
+void check_carry(dlfp4_scale_rule rule, int element, uint32_t magnitude) {
+  const uint32_t carry = carry_of_power(rule, largest_of(element), kFormats[element].mantissa);
+  const uint32_t found = (magnitude + carry) >> 23, expected = exponent_by_rule(rule, element, magnitude);
+  if (found != expected)
+    snprintf(context, sizeof(context), "%s, scale rule %d, magnitude %08x: %u, not %u", dlfp4_dtypes[element].name,
+             rule, magnitude, found, expected);
+  check(found == expected, "carry_of_power", context);
+}
+
+// With every exponent: no fraction, the largest value's, and the least that rounds up; then any magnitudes.
+void test_carry(int format) {
+  if (dlfp4_formats[format].kind != DLFP4_POWER) return;
+  const int element = dlfp4_formats[format].element;
+  const uint32_t of_largest = largest_of(element) & 0x7FFFFF;
+  const uint32_t rounds_up = (1u << 23) - (1u << (22 - kFormats[element].mantissa));
+  for (dlfp4_scale_rule rule : {DLFP4_SCALE_FLOOR, DLFP4_SCALE_RCEIL, DLFP4_SCALE_CEIL, DLFP4_SCALE_EVEN}) {
+    for (uint32_t exponent = 0; exponent < 256; ++exponent)
+      for (uint32_t fraction : {0u, of_largest, rounds_up})
+        for (uint32_t near = 0; near < 3; ++near) {
+          const uint32_t magnitude = (exponent << 23 | fraction) + near - 1;
+          if (magnitude < kFloatInfinity) check_carry(rule, element, magnitude);
+        }
+    for (int64_t below : {int64_t{1} << 23, int64_t{kFloatInfinity}})  // subnormal, finite
+      for (int round = 0; round < 3000; ++round) check_carry(rule, element, static_cast<uint32_t>(random_below(below)));
+  }
+}
+
+void test_powers(int format) {
+  if (dlfp4_formats[format].kind != DLFP4_POWER) return;
+  for (dlfp4_scale_rule power : {DLFP4_SCALE_FLOOR, DLFP4_SCALE_RCEIL, DLFP4_SCALE_CEIL, DLFP4_SCALE_EVEN}) {
+    ScaleRule rule = rule_of(format, 1);
+    rule.carry = carry_of_power(power, rule.largest, kFormats[dlfp4_formats[format].element].mantissa);
+    rule.zero_scale = 127;
+    test_scale_lengths(rule, DLFP4_POWER);
+    snprintf(context, sizeof(context), "%s, scale rule %d", dlfp4_formats[format].name, power);
+    sweep_magnitudes(rule, DLFP4_POWER, format == DLFP4_FORMAT_mxfp4 ? 251 : 1021);
+  }
+}
+
+void test_float_scales(int format) {
+  if (dlfp4_formats[format].kind != DLFP4_LARGEST) return;
+  for (float least : {0.0f, 1e-12f, 1e-45f, 2.0f, INFINITY}) {
+    for (bool pow2 : {false, true}) {
+      ScaleRule rule = rule_of(format, 1);
+      rule.least = bits_of(least);
+      rule.pow2 = pow2;
+      test_scale_lengths(rule, DLFP4_LARGEST);
+      snprintf(context, sizeof(context), "%s, pow2 %d, at least %g", dlfp4_formats[format].name, pow2,
+               static_cast<double>(least));
+      sweep_magnitudes(rule, DLFP4_LARGEST, 65521);
+    }
+  }
+}
+
+void check_decode_scales(int kind, const uint8_t *stored, int64_t count, float decode, Place at) {
+  float *const scales = reinterpret_cast<float *>(place(result_memory, 4 * count, at));
+  snprintf(context, sizeof(context), "kind %d, %ld scales, a tensor scale of %g", kind, static_cast<long>(count),
+           static_cast<double>(decode));
+  compare(
+      "decode_scales", {Output(result_memory, scales, 4 * count)},
+      [=](const BlockKernels &kernels) { return kernels.decode_scales[kind]; },
+      [=](auto kernel) { return kernel(stored, count, decode, scales); });
+}
+
+void test_decode_scales() {
+  const float decodes[] = {1, 0.37f, 3e-40f, 1.5e-45f, 3e38f, 0, -2, INFINITY};
+  for (int kind : {DLFP4_TWO_LEVEL, DLFP4_POWER, DLFP4_LARGEST}) {
+    const int64_t bytes = kind == DLFP4_LARGEST ? 4 : 1;
+    for (float decode : decodes) {
+      for (int64_t i = 0; i < 256; ++i) stored_memory.begin[i] = static_cast<uint8_t>(i);
+      check_decode_scales(kind, stored_memory.begin, 256 / bytes, decode, kAtEnd);
+      for (int64_t i = 0; i < 256; ++i) check_decode_scales(kind, stored_memory.begin + i, 1, decode, kAtBegin);
+      for (int64_t count = 0; count <= 200; ++count)
+        for (Place at : {kAtEnd, kAtBegin})
+          check_decode_scales(kind, fill_bytes(stored_memory, count * bytes, at, random_below(2) ? 6 : 8), count,
+                              decode, at);
+    }
+  }
+}
+
+// --- All of it -------------------------------------------------------------------------------
+
+void test_all() {
+  for (int source = 0; source < kNumSources; ++source) test_largest(source);
+  for (int source = 0; source < kNumSources; ++source) test_all_halves(source);
+  test_two_level();
+  for (int format = 0; format < DLFP4_NUM_FORMATS; ++format) test_carry(format), test_powers(format);
+  for (int format : {DLFP4_FORMAT_fp8_1x128, DLFP4_FORMAT_fp8_1x128_e5m2}) test_float_scales(format);
+  test_decode_scales();
+}
+
+}  // namespace
+}  // namespace dlfp4
+
+int main() { return dlfp4::run_at_every_level(dlfp4::test_all); }
