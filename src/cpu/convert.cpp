@@ -117,7 +117,7 @@ void convert_strided_all(const Job &job) {
 }
 
 void convert_elements(const Job &job) {
-  if (job.layout->ndim == 1 && has_contiguous_rows(*job.layout))
+  if (is_run(*job.layout))
     parallel_for(job.layout->size, kGrain, convert_run, &job);
   else
     convert_strided_all(job);

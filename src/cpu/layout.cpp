@@ -173,6 +173,8 @@ bool has_contiguous_rows(const Layout &layout) {
   return layout.stride[kSrc][layout.ndim - 1] == 1 && layout.stride[kDst][layout.ndim - 1] == 1;
 }
 
+bool is_run(const Layout &layout) { return layout.ndim == 1 && has_contiguous_rows(layout); }
+
 bool rows_start_on_bytes(const Layout &layout, Side side, Operand operand) {
   if (!operand.packed) return true;
   for (int dim = 0; dim < layout.ndim - 1; ++dim)

@@ -30,6 +30,9 @@ bool collapse(const dlfp4_view &src, const dlfp4_view &dst, Layout *layout);
 // True where elements next to each other in the last dimension are so in memory, on both sides.
 bool has_contiguous_rows(const Layout &layout);
 
+// True where all elements are neighbours, on both sides.
+bool is_run(const Layout &layout);
+
 // True where each row of `side` starts on a byte.
 bool rows_start_on_bytes(const Layout &layout, Side side, Operand operand);
 

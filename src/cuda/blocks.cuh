@@ -11,8 +11,6 @@
 namespace dlfp4 {
 namespace cuda {
 
-constexpr int kLanes = 32;
-
 // --- Any quantization: a warp a block --------------------------------------------------------
 
 __device__ inline float element_at(const QuantizeParams &p, int64_t line, int64_t position) {
@@ -32,9 +30,9 @@ __device__ inline Block block_of(const QuantizeParams &p, int64_t number) {
 __device__ inline uint32_t largest_of_block(const QuantizeParams &p, const Block &b) {
   uint32_t largest = 0;
   for (int64_t line = b.line; line < b.last_line; ++line)
-    for (int64_t k = b.first + threadIdx.x % kLanes; k < b.last; k += kLanes)
+    for (int64_t k = b.first + threadIdx.x % kWarpSize; k < b.last; k += kWarpSize)
       largest = max(largest, bits_of(element_at(p, line, k)) & 0x7FFFFFFF);
-  return largest_of_lanes(largest, kLanes - 1);
+  return largest_of_lanes(largest, kWarpSize - 1);
 }
 
 // Up to eight elements from a byte on.
@@ -62,7 +60,7 @@ __device__ inline BlockScale exact_scale(const ScaleRule &rule, uint32_t magnitu
 template <int Kind>
 __device__ inline void quantize_block(const QuantizeParams &p) {
   constexpr int kGroup = 8;
-  const int64_t number = global_thread() / kLanes;
+  const int64_t number = global_thread() / kWarpSize;
   if (number >= p.blocks * ((p.lines + p.group - 1) / p.group)) return;
   const ScaleRule rule = rule_of(p, load_given(p));
   const Block b = block_of(p, number);
@@ -73,11 +71,11 @@ __device__ inline void quantize_block(const QuantizeParams &p) {
     zeroes = Kind != DLFP4_LARGEST && largest >= kFloatInfinity;
     scale = exact_scale<Kind>(rule, largest);
     const int64_t rows = p.repeats ? b.last_line - b.line : 1;
-    for (int64_t i = threadIdx.x % kLanes; i < rows; i += kLanes)
+    for (int64_t i = threadIdx.x % kWarpSize; i < rows; i += kWarpSize)
       store_scale<Kind>(p, p.repeats ? b.line + i : b.line / p.group, b.first / p.block, scale.stored);
   }
   for (int64_t line = b.line; line < b.last_line; ++line)
-    for (int64_t k = b.first + threadIdx.x % kLanes * kGroup; k < b.last; k += kLanes * kGroup)
+    for (int64_t k = b.first + threadIdx.x % kWarpSize * kGroup; k < b.last; k += kWarpSize * kGroup)
       encode_group(p, scale.multiplier, zeroes, line, k, static_cast<int>(min(b.last - k, int64_t{kGroup})));
 }
 
@@ -108,8 +106,8 @@ __device__ inline void find_largest(const LargestParams &p) {
         bits_of(to_float(load_code(p.src, place, p.source.bits, p.source), p.source)) & 0x7FFFFFFF;
     if (!p.finite_only || magnitude < kFloatInfinity) largest = max(largest, magnitude);
   }
-  largest = largest_of_lanes(largest, kLanes - 1);
-  if (threadIdx.x % kLanes == 0 && largest > 0) atomicMax(p.largest, largest);
+  largest = largest_of_lanes(largest, kWarpSize - 1);
+  if (threadIdx.x % kWarpSize == 0 && largest > 0) atomicMax(p.largest, largest);
 }
 
 template <int Row>
@@ -147,7 +145,7 @@ __device__ inline uint32_t largest_of_vector(const LargestParams &p, uint4 raw) 
 // once, and a block of threads writes once.
 template <int Src>
 __device__ inline void find_largest_run(const LargestParams &p) {
-  __shared__ uint32_t of_warp[kThreads / kLanes];
+  __shared__ uint32_t of_warp[kThreads / kWarpSize];
   const uint4 *const src = reinterpret_cast<const uint4 *>(p.src);
   const int64_t last = p.lines * p.length / kFloatsOfVector<Src> - 1;
   const int64_t first = int64_t{blockIdx.x} * kThreads * kLargestAhead + threadIdx.x;
@@ -157,11 +155,11 @@ __device__ inline void find_largest_run(const LargestParams &p) {
   for (int i = 0; i < kLargestAhead; ++i) raw[i] = src[min(first + i * kThreads, last)];  // twice changes nothing
 #pragma unroll
   for (int i = 0; i < kLargestAhead; ++i) largest = max(largest, largest_of_vector<Src>(p, raw[i]));
-  largest = largest_of_lanes(largest, kLanes - 1);
-  if (threadIdx.x % kLanes == 0) of_warp[threadIdx.x / kLanes] = largest;
+  largest = largest_of_lanes(largest, kWarpSize - 1);
+  if (threadIdx.x % kWarpSize == 0) of_warp[threadIdx.x / kWarpSize] = largest;
   __syncthreads();
-  if (threadIdx.x >= kThreads / kLanes) return;
-  largest = __reduce_max_sync((1u << kThreads / kLanes) - 1, of_warp[threadIdx.x]);
+  if (threadIdx.x >= kThreads / kWarpSize) return;
+  largest = __reduce_max_sync((1u << kThreads / kWarpSize) - 1, of_warp[threadIdx.x]);
   if (threadIdx.x == 0 && largest > 0) atomicMax(p.largest, largest);
 }
 

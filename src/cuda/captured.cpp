@@ -18,7 +18,7 @@ namespace cuda {
 namespace {
 
 constexpr int kCaptureActive = 1;
-constexpr unsigned kNonBlocking = 1, kEventDisableTiming = 2, kNoDestructorSync = 1, kMoveToGraph = 1;
+constexpr unsigned kNonBlocking = 1, kNoDestructorSync = 1, kMoveToGraph = 1;
 constexpr unsigned kGraph = 1, kGraphAndTensor = 2;  // who refers to a block
 
 struct Block {

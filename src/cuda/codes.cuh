@@ -458,7 +458,7 @@ struct WarpStore {
 #pragma unroll
     for (int i = 0; i < kChunks; ++i) {
       const int number = i * 32 + lane, from = number / kChunks, chunk = number % kChunks;
-      const unsigned long long to = __shfl_sync(0xFFFFFFFF, reinterpret_cast<unsigned long long>(dst), from);
+      const unsigned long long to = __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(dst), from);
       if (to != 0) reinterpret_cast<uint4 *>(to)[chunk] = chunks[place(from, chunk)];
     }
     __syncwarp();

@@ -24,6 +24,17 @@ using CUuserObject = struct CUuserObject_st *;
 
 constexpr int kMaxDevices = 64;
 
+// CUresult, those that are given or told apart here.
+enum Status {
+  kInvalidValue = 1,
+  kNotInitialized = 3,
+  kInvalidDevice = 101,
+  kNoBinary = 209,  // for this GPU
+  kNotSupported = 801
+};
+
+constexpr unsigned kEventDisableTiming = 2;
+
 // CUlaunchAttribute and CUlaunchConfig.
 struct LaunchAttribute {
   int id;

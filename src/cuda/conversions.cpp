@@ -128,10 +128,6 @@ bool halve_elements(Layout *layout, Sides *sides) {
   return true;
 }
 
-bool is_run(const Layout &layout) {
-  return layout.ndim == 1 && layout.stride[kSrc][0] == 1 && layout.stride[kDst][0] == 1;
-}
-
 // Whole steps of a run by a fast kernel, the rest by the one for anything.
 int convert_inner(Sides sides, Layout layout, const uint8_t *src, uint8_t *dst, Round round, uint64_t seed,
                   int64_t first, uintptr_t stream) {

@@ -20,7 +20,6 @@ constexpr int64_t kMostOfWarp = 1 << 13;      // elements
 constexpr int64_t kMostOfBlock = 1 << 15;     // elements; a thread's integers fit 32 bits
 constexpr int64_t kManySegments = 1 << 9;     // of the smaller size: from there on there are fewer
 constexpr int64_t kSegmentsOfWarp = 1 << 10;  // that a warp adds up
-constexpr int kWarp = 32;
 
 struct Segments {
   int64_t length, count;
@@ -29,7 +28,7 @@ struct Segments {
 
 // Of a line's length alone, so that nothing else decides about a result's bits.
 Segments cut_line(int64_t length) {
-  if (length <= kMostOfWarp) return {kMostOfWarp, 1, kWarp};
+  if (length <= kMostOfWarp) return {kMostOfWarp, 1, kWarpSize};
   if (length <= kMostOfBlock) return {kMostOfBlock, 1, kThreads};
   const int64_t segment = length <= kManySegments * kMostOfWarp ? kMostOfWarp : kMostOfBlock;
   return {segment, divide_up(length, segment), kThreads};
@@ -186,7 +185,7 @@ int add_segments(const DotParams &of_segments, uintptr_t stream) {
   p.lines = of_segments.lines;
   p.length = p.segment = of_segments.segments;
   p.segments = 1;
-  p.team = p.length <= kSegmentsOfWarp ? kWarp : kThreads;
+  p.team = p.length <= kSegmentsOfWarp ? kWarpSize : kThreads;
   p.parts = of_segments.sums;
   p.result = of_segments.result;
   return launch_dot(kKernel_dot_segments, p, stream);

@@ -34,7 +34,7 @@ __device__ inline Segment segment_of(const DotParams &p, int64_t number) {
 }
 
 __device__ inline double add_lanes(double sum) {
-  for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xFFFFFFFF, sum, distance);
+  for (int distance = kWarpSize / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(kAllLanes, sum, distance);
   return sum;
 }
 

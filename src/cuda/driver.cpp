@@ -20,7 +20,6 @@ namespace {
 
 using GetProcAddress = CUresult (*)(const char *, void **, int, uint64_t);
 
-constexpr unsigned kEventDisableTiming = 2;
 constexpr int kPointerMemoryType = 2;
 constexpr int kFirstOptional = 12000;  // kernels need such symbols, moving memory does not
 
@@ -48,7 +47,7 @@ int open() {
 
 // The primary context, retained once for the life of the process: frameworks use the same one.
 int primary_context(int device, CUcontext *out) {
-  if (device < 0 || device >= kMaxDevices) return 101;  // CUDA_ERROR_INVALID_DEVICE
+  if (device < 0 || device >= kMaxDevices) return kInvalidDevice;
   std::lock_guard<std::mutex> lock(primary_mutex);
   if (driver.primary[device] == nullptr) {
     CUdevice handle = 0;

@@ -38,7 +38,8 @@ class FewRows {
   const StreamParams &p_;
   const ProductParams &q_;
   const uint32_t lane_ = read_lane();
-  const int warp_ = __shfl_sync(~0u, static_cast<int>(threadIdx.x / kWarpSize), 0), warps_ = blockDim.x / kWarpSize;
+  const int warp_ = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / kWarpSize), 0),
+            warps_ = blockDim.x / kWarpSize;
   const int first_tile_ = blockIdx.x * p_.tiles, tiles_ = min(p_.tiles, count_tiles(q_.columns) - first_tile_);
   const int first_row_ = blockIdx.y * kRows;
   const int slices_ = held(p_.slices_of_warp - (warp_ >= p_.full_warps)), blocks_of_warps_ = held(warps_ * kBlocks);

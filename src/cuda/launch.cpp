@@ -14,10 +14,6 @@ namespace dlfp4 {
 namespace cuda {
 namespace {
 
-constexpr int kNotSupported = 801;   // CUDA_ERROR_NOT_SUPPORTED
-constexpr int kInvalidValue = 1;     // CUDA_ERROR_INVALID_VALUE
-constexpr int kNotInitialized = 3;   // CUDA_ERROR_NOT_INITIALIZED
-constexpr int kInvalidDevice = 101;  // CUDA_ERROR_INVALID_DEVICE
 constexpr int kMultiprocessors = 16, kSharedMemoryOptIn = 97;
 constexpr int kPtxVersion = 5, kDynamicSharedBytes = 8;               // of a function's attributes
 constexpr int kClusterDimension = 4, kProgrammaticSerialization = 6;  // of a launch's

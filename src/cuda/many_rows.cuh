@@ -16,7 +16,7 @@ namespace cuda {
 
 #ifdef DLFP4_HOPPER
 // A warpgroup's number, in a form in which the compiler knows that a warp agrees on it.
-__device__ inline int warpgroup() { return __shfl_sync(~0u, static_cast<int>(threadIdx.x / kWarpgroup), 0); }
+__device__ inline int warpgroup() { return __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / kWarpgroup), 0); }
 
 // --- The ring ------------------------------------------------------------------------------------
 

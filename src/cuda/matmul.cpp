@@ -61,8 +61,6 @@ PrepareParams prepare_params(const dlfp4_blocks &w, int format, int64_t rows) {
 
 // --- Shapes ------------------------------------------------------------------------------------
 
-constexpr int kNoBinary = 209;  // CUDA_ERROR_NO_BINARY_FOR_GPU
-
 // Elsewhere the kernels of all tactics but "stream" are empty.
 bool has_hopper_kernels() { return ptx_version() == 90; }
 
@@ -109,7 +107,7 @@ int describe(const uint8_t *data, bool is_half, int rows, int columns, int64_t s
   const uint64_t extents[2] = {static_cast<uint64_t>(columns), static_cast<uint64_t>(rows)};
   const uint64_t strides[1] = {static_cast<uint64_t>(stride)};
   const uint32_t box[2] = {kBoxColumns, static_cast<uint32_t>(box_rows)}, steps[2] = {1, 1};
-  if (!opened_driver().cuTensorMapEncodeTiled) return 801;  // CUDA_ERROR_NOT_SUPPORTED
+  if (!opened_driver().cuTensorMapEncodeTiled) return kNotSupported;
   return opened_driver().cuTensorMapEncodeTiled(map, is_half ? kFloat16Type : kBfloat16Type, 2,
                                                 const_cast<uint8_t *>(data), extents, strides, box, steps, 0,
                                                 kSwizzle128, kPromote256, 0);

@@ -189,7 +189,7 @@ __device__ inline void report_largest(uint32_t *place, uint32_t value, uint32_t 
 // 255 - the smallest scale of codes that are not all zero.
 __device__ inline void inspect_group(const PrepareParams &p) {
   const int64_t thread = global_thread();
-  const uint32_t lanes = __ballot_sync(~0u, thread < p.threads);
+  const uint32_t lanes = __ballot_sync(kAllLanes, thread < p.threads);
   if (thread >= p.threads) return;
   const int64_t groups = (p.columns + p.layout.group - 1) / p.layout.group;
   const int64_t row = thread / groups, group = thread % groups;

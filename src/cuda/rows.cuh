@@ -10,8 +10,6 @@
 namespace dlfp4 {
 namespace cuda {
 
-constexpr unsigned kAllLanes = 0xFFFFFFFF;
-
 // The largest of the lanes whose numbers differ in the bits of `lanes`: 7 is eight neighbours.
 __device__ inline uint32_t largest_of_lanes(uint32_t value, int lanes) {
 #pragma unroll

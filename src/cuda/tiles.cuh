@@ -226,7 +226,7 @@ __device__ inline void store_run(uint8_t *run, int number, int lanes, const uint
 #pragma unroll
   for (int i = 0; i < 3; ++i) {  // word i of a lane, every third of the run: eight further is two further among three
     const int word = number + (2 * i + number) % 3 * 8;
-    received[i] = __shfl_sync(kAllLanes, words[i], threadIdx.x % 32 + (word / 3 - number) * Apart);
+    received[i] = __shfl_sync(kAllLanes, words[i], threadIdx.x % kWarpSize + (word / 3 - number) * Apart);
   }
 #pragma unroll
   for (int i = 0; i < 3; ++i) {
