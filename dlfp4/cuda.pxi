@@ -151,7 +151,7 @@ cdef int check_beside(Tensor result, Tensor source) except -1:
 
 cdef bint is_aligned(Tensor self) noexcept nogil:
     """Whether elements start on multiples of their size, without which a GPU reads none whole."""
-    return <uintptr_t> self.dl.data % max(1, self.dl.dtype.bits // 8) == 0
+    return self.size_ == 0 or <uintptr_t> self.dl.data % max(1, self.dl.dtype.bits // 8) == 0
 
 
 cdef int check_aligned(Tensor self, str name) except -1:

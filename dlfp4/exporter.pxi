@@ -166,8 +166,9 @@ cdef bint knows_versions(max_version) except -1:
 
 
 cdef inline object export_capsule(Tensor self, max_version, uint64_t flags):
-    if torch_problem(self) is not None:
-        protect_consumer(self)
+    cdef tuple problem = torch_problem(self)
+    if problem is not None:
+        protect_consumer(problem)
     if wants_versioned(self, max_version):
         return PyCapsule_New(export_versioned(self, flags), VERSIONED,
                              <PyCapsule_Destructor> destroy_versioned)
@@ -202,10 +203,10 @@ def _torch_problem(Tensor self):
     return torch_problem(self)
 
 
-cdef int protect_consumer(Tensor self) except -1:
+cdef int protect_consumer(tuple problem) except -1:
     """PyTorch's own from_dlpack must not get what ends the process."""
     if str(sys._getframe().f_globals.get("__name__")).partition(".")[0] == "torch":
-        reason, remedy = torch_problem(self)
+        reason, remedy = problem
         raise BufferError(f"PyTorch cannot take this tensor: {reason}; {remedy}")
     return 0
 
@@ -320,9 +321,10 @@ cdef int table_stream(DLDeviceType device_type, int32_t device_id, void **out) e
     cdef int k
     out[0] = NULL
     for k in range(load_acquire(&NUM_PRODUCERS)):
-        if is_cuda(device_type) and out[0] == NULL and PRODUCERS[k].api.current_work_stream != NULL:
+        if is_cuda(device_type) and PRODUCERS[k].api.current_work_stream != NULL:
             if PRODUCERS[k].api.current_work_stream(device_type, device_id, out) != 0:
                 raise_pending()
+            break
     return 0
 
 

@@ -133,7 +133,7 @@ class Recipe:
             raise ValueError(f"scale_rule={self.scale_rule!r}: expected None or one of {', '.join(_core._SCALE_RULES)}")
         if self.rounding not in _core._ROUNDINGS:
             raise ValueError(f"rounding={self.rounding!r}: expected one of {', '.join(_core._ROUNDINGS)}")
-        if isinstance(self.zero_scale, (bool, float)) or self.zero_scale not in range(255):
+        if type(self.zero_scale) is not int or self.zero_scale not in range(255):
             raise ValueError(f"zero_scale={self.zero_scale!r}: expected an e8m0 byte, an integer from 0 to 254")
         if not 0 <= self.eps <= float(np.finfo(np.float32).max):
             raise ValueError(f"eps={self.eps!r}: expected a finite float32, 0 or more")

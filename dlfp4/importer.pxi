@@ -234,8 +234,6 @@ cdef Tensor import_from_protocol(object x, Device device, copy):
                         "expected a capsule")
     producer = find_inherited(type(x))
     self = import_capsule(capsule, producer != NULL and producer.counts_pairs)
-    if copy is False and self.flags & DLPACK_FLAG_BITMASK_IS_COPIED:
-        raise BufferError(f"{type(x).__name__} can only hand out a copy, which copy=False forbids")
     if producer != NULL:
         return check_import(self, producer, x)
     framework = frameworks.of_type(type(x))
@@ -247,6 +245,14 @@ cdef Tensor import_from_protocol(object x, Device device, copy):
 
 cdef Tensor retain(object x, Device device, copy):
     """Any producer's memory as a Tensor that keeps it alive."""
+    cdef Tensor self = receive(x, device, copy)
+    if copy is False and self.flags & DLPACK_FLAG_BITMASK_IS_COPIED:
+        raise BufferError(f"{type(x).__name__} can only hand out a copy, which copy=False forbids")
+    return self
+
+
+cdef Tensor receive(object x, Device device, copy):
+    """The same by whichever way it comes."""
     cdef Producer *producer
     cdef PyTypeObject *type = Py_TYPE(x)
     if type == <PyTypeObject *> Tensor:

@@ -103,11 +103,6 @@ cdef inline int find_unit_dim(int ndim, const int64_t *shape, const int64_t *str
     return ndim - 1 if unit < 0 and ndim > 0 and shape[ndim - 1] == 1 else unit
 
 
-cdef inline int find_run(int ndim, const int64_t *shape, const int64_t *strides) noexcept nogil:
-    """The same for views of other types, where the last dimension comes first: (n, 1) bytes are n rows of one."""
-    return ndim - 1 if ndim > 0 and strides[ndim - 1] == 1 else find_unit_dim(ndim, shape, strides)
-
-
 cdef bint rescale_layout(int ndim, int64_t *shape, int64_t *strides, int dim,
                          int old_bits, int new_bits) noexcept nogil:
     """The same bytes counted in elements of another width along `dim`; False where they do not divide."""

@@ -126,7 +126,8 @@ def cast(x, dtype, *, rounding="nearest_even", saturate=True, packed=True, seed=
     fill_options(&options, rounding, saturate, seed)
     if row != source.row and not (is_float(row) and is_float(source.row)):
         raise TypeError(f"dlfp4 does not cast {dtype_name(source)} to {dlfp4_dtypes[row].name.decode()}: it converts "
-                        f"between floating-point types; call .view(dtype) to reinterpret bytes")
+                        f"between floating-point types; convert others with their own library, such as NumPy's "
+                        f".astype('float32') (.view(dtype) keeps the bits and changes the values)")
     if out is None:
         result = allocate_beside(source, row, source.dl.ndim, source.dl.shape, not packed, chosen, source.x2_)
     else:

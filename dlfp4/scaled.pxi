@@ -143,7 +143,7 @@ cdef class ScaledTensor:
         """The last two dimensions exchanged, without a copy; ValueError unless there are two."""
         if len(self.shape) != 2:
             raise ValueError(f"mT of a ScaledTensor needs two dimensions; this one has shape {self.shape}, whose "
-                             f"leading dimensions are stored as rows")
+                             f"leading dimensions are stored as rows: take one matrix of a stack, q[k].mT")
         if is_prepared(self):
             return turn_prepared(self)
         bytewise = not is_subbyte(self.data.row)
@@ -151,6 +151,13 @@ cdef class ScaledTensor:
         return make_scaled(self.data.mT if bytewise else self.data,
                            self.scales.mT if bytewise and linear else self.scales,
                            self.global_scale, self.format, -3 - self.axis, self.scale_layout, self.shape[::-1])
+
+    def __getitem__(self, index):
+        """One tensor of a stack ``(E, ..., N, K)``, such as experts' weights, over the same memory.
+
+        Its scales must be linear, along the last axis, and no block may hold rows of two: ValueError.
+        """
+        return take_one(self, index)
 
     def dequantize(self, dtype="float32"):
         """The values as a :class:`Tensor`; see :func:`dequantize`."""
@@ -284,6 +291,24 @@ cdef inline bint scales_whole(int format) noexcept:
 def _without_global_scale(ScaledTensor self):
     """The same tensor with a global scale of 1; not of prepared ones."""
     return make_scaled(self.data, self.scales, None, self.format, self.axis, self.scale_layout, self.shape)
+
+
+cdef ScaledTensor take_one(ScaledTensor self, index):
+    cdef tuple shape = self.shape
+    cdef int64_t lines = 1 if self.format.block is None else self.format.block[0], rows, number
+    cdef Tensor scales = self.scales
+    if len(shape) < 3:
+        raise TypeError(f"{self!r} is no stack: index its .data or .scales, or the values of .dequantize()")
+    rows = math.prod(shape[1:-1])
+    if self.axis != -1 or self.scale_layout != "linear" or rows % lines:
+        raise ValueError(f"{self!r} cannot be taken apart: expected blocks along axis -1, of rows of one tensor of the "
+                         f"stack, and linear scales, as of .with_scale_layout('linear')")
+    number = as_index(index, shape[0], 0)
+    if self.format.block is not None:
+        lines = 1 if self.format.repeats_scales else lines
+        scales = slice_tensor(scales, slice(number * rows // lines, (number + 1) * rows // lines))
+    return make_scaled(slice_tensor(self.data, slice(number * rows, (number + 1) * rows)), scales, self.global_scale,
+                       self.format, -1, "linear", shape[1:])
 
 
 cdef object hand_out(ScaledTensor given, str method, copy):

@@ -124,8 +124,6 @@ cdef Tensor flatten(Tensor self, int64_t stream=NO_STREAM):
         return self
     if self.dl.ndim == 0:
         raise ValueError("a 0-d tensor has no axis for blocks to run along; reshape it to (1,) first")
-    if self.dl.ndim > MOST_DIMS:
-        raise ValueError(f"{self.dl.ndim} dimensions: expected {MOST_DIMS} at most; reshape it first")
     view = make_view(self, 2)
     view.dl.shape[0] = count_elements(self.dl.ndim - 1, self.dl.shape)
     view.dl.shape[1] = self.dl.shape[self.dl.ndim - 1]
@@ -159,7 +157,7 @@ cdef int fill_matrix(dlfp4_matrix *matrix, Tensor self) except -1:
     return 0
 
 
-cdef uint64_t SOURCE_ROWS = sum([1 << row_of_argument(name) for name in _FLOATS])
+cdef uint64_t SOURCE_ROWS = sum([(<uint64_t> 1) << row_of_argument(name) for name in _FLOATS])
 
 
 @cython.final

@@ -150,8 +150,9 @@ cdef class Tensor:
     def view(self, dtype):
         """The same bytes as elements of another type, without a copy.
 
-        Along the dimension of stride 1 the extent changes with the width: uint8 ``(..., n)`` becomes FP4
-        ``(..., 2n)`` or FP6 ``(..., 8n/6)``, and back. Raw bytes enter this way: ``asarray(x).view(dtype)``.
+        Along the dimension of stride 1, of several the last that divides, the extent changes with the width: uint8
+        ``(..., n)`` becomes FP4 ``(..., 2n)`` or FP6 ``(..., 8n/6)``, and back. Raw bytes enter this way:
+        ``asarray(x).view(dtype)``.
 
         Parameters
         ----------

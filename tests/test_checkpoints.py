@@ -367,6 +367,14 @@ def test_every_truncation_is_noticed(path):
             checkpoints.load(path)
 
 
+@pytest.mark.parametrize("convention", [None, "modelopt"])
+def test_what_is_no_tensor_is_named(path, convention):
+    for stranger, error in ((0.1, TypeError), (np.ones(2, ">f4"), BufferError)):
+        with pytest.raises(error, match=r"^lr: "):
+            checkpoints.save(path, {"x": values(3), "lr": stranger}, convention=convention)
+    assert not path.exists()
+
+
 def test_random_damage_gives_a_tensor_or_a_ValueError(path):
     checkpoints.save(path, {"q": dlfp4.quantize(values((2, 64)), "nvfp4"), "x": values(3)})
     whole = np.frombuffer(path.read_bytes(), np.uint8)

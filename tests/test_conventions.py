@@ -283,7 +283,7 @@ def test_square_blocks_are_stored_as_rows(generator):
             "w is .*axis=-2.* stores blocks along axis -1",
         ),
         ("modelopt", (32, 64), {"format": "mxfp8_e4m3", "axis": -2}, "stores blocks along axis -1"),
-        ("modelopt", (4, 64), {"format": "nvfp4", "scale_layout": "128x4"}, "or use with_scale_layout"),
+        ("modelopt", (4, 64), {"format": "nvfp4", "scale_layout": "128x4"}, "call .with_scale_layout"),
         ("modelopt", (4, 40), {"format": "nvfp4", "pad": True}, "matrices of whole blocks"),
         ("modelopt", (64,), {"format": "nvfp4"}, "matrices of whole blocks"),
         ("deepseek", (2, 100, 128), {"format": "fp8_128x128"}, "matrices of whole blocks"),

@@ -79,6 +79,18 @@ def test_products_off_borders(m, dtype):
     assert host_bytes(out) == host_bytes(expected)
 
 
+@pytest.mark.parametrize("m", [5, 300])
+def test_pytorch_multiplies_what_it_cannot_have_as_it_lies(torch, m):
+    x, w = dlfp4.cast(floats((m, 128)), "bfloat16"), dlfp4.quantize(floats((48, 128), 1), "nvfp4").to_device("cuda:0")
+    expected = host_bytes(dlfp4.matmul(x.to_device("cuda:0"), w.mT, backend="torch"))
+    for given in (moved(x), x.to_device("cuda:0")[::-1].copy()[::-1]):
+        assert host_bytes(dlfp4.matmul(given, w.mT, backend="torch")) == expected
+    room = dlfp4.empty((m, 48), "bfloat16", device="cuda:0")
+    for out in (moved(room), room[::-1], room[:, ::-1]):
+        dlfp4.matmul(x.to_device("cuda:0"), w.mT, out=out, backend="torch")
+        assert host_bytes(out.copy()) == expected
+
+
 def test_pytorch_gets_whole_elements_alone(torch):
     off = moved(floats((4, 4)))
     with pytest.raises(BufferError, match=r"multiples of their size; call .copy\(\)"):
@@ -97,6 +109,8 @@ def test_more_dimensions_than_a_kernel_has(ndim):
     for options in ({"packed": False}, {"rounding": "stochastic", "seed": 3, "packed": False}):
         found = dlfp4.cast(device, "float4_e2m1fn", **options)
         assert host_bytes(found) == host_bytes(dlfp4.cast(view, "float4_e2m1fn", **options))
+    for target in ("float4_e2m1fn", "float6_e2m3fn"):
+        assert host_bytes(dlfp4.cast(device, target)) == host_bytes(dlfp4.cast(view, target))
     wide = dlfp4.asarray((floats((2,) * ndim) * 1j).astype(np.complex128))
     assert host_bytes(wide.to_device("cuda:0").T.copy()) == host_bytes(wide.T.copy())
 

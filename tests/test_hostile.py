@@ -357,16 +357,16 @@ x = np.random.default_rng(5).normal(size=32).astype("float32")
 for rank in (64, 65, 66, 200):
     shape = (1,) * (rank - 1) + (32,)
     t = dlfp4.asarray(x).reshape(shape)
+    q = dlfp4.quantize(t, "mxfp4")
+    parts = dlfp4.ScaledTensor.from_parts(q.data.view("uint8"), q.scales.view("uint8"), format="mxfp4", shape=shape)
+    assert t.shape == q.shape == parts.shape == shape
     flat, weight = dlfp4.quantize(x, "mxfp4"), dlfp4.quantize(x.reshape(1, 32), "mxfp4")
-    codes, scales = (part.view("uint8") for part in (flat.data, flat.scales))
-    parts = dlfp4.ScaledTensor.from_parts(codes, scales, format="mxfp4", shape=shape)
-    assert t.shape == parts.shape == shape
     products = {
         "cast": (lambda: dlfp4.cast(t, "float8_e4m3fn").reshape((32,)), dlfp4.cast(x, "float8_e4m3fn")),
         "copy": (lambda: t.copy().reshape((32,)), x),
         "to_numpy": (lambda: t.to_numpy().reshape(32), x),
         "pickle": (lambda: pickle.loads(pickle.dumps(t)).reshape((32,)), x),
-        "quantize": (lambda: dlfp4.quantize(t, "mxfp4").dequantize().reshape((32,)), flat.dequantize()),
+        "dequantize": (lambda: q.dequantize().reshape((32,)), flat.dequantize()),
         "dequantize parts": (lambda: parts.dequantize().reshape((32,)), flat.dequantize()),
         "vecdot": (lambda: dlfp4.vecdot(t, t).reshape(()), dlfp4.vecdot(x, x)),
         "vecdot parts": (lambda: dlfp4.vecdot(parts, x).reshape(()), dlfp4.vecdot(flat, x)),

@@ -255,6 +255,10 @@ def test_what_can_only_hand_out_a_copy_is_refused_by_all_who_take_none():
         made = Made(flags=IS_COPIED)
         with pytest.raises(BufferError, match="only hand out a copy"):
             take(Producer(made), copy=False)
+        made = Made(flags=IS_COPIED)
+        with pytest.raises(BufferError, match="only hand out a copy"):
+            take(made.capsule, copy=False)
+        assert made.deleted == 1
         assert take(Producer(Made(flags=IS_COPIED))).size == 4
 
 

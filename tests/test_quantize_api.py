@@ -411,3 +411,36 @@ def test_numpy_parts_are_one_element_a_byte():
     assert parts.data.view(np.uint8).tolist() == unpacked_codes(raw_bytes(q.data), 4, 512).reshape(16, 32).tolist()
     assert parts.scales.dtype == ml_dtypes.float8_e4m3fn
     assert parts.global_scale.shape == ()
+
+
+# ---- stacks ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_one_of_a_stack(name):
+    x = np.random.default_rng(3).standard_normal((3, 2, 128, 256)).astype("float32")
+    q = dlfp4.quantize(x, name)
+    for whole, stack in ((q, x), (q[1], x[1])):
+        taken = [whole[k] for k in range(len(stack))]
+        values = np.stack([one.dequantize().to_numpy() for one in taken])
+        assert values.tobytes() == whole.dequantize().to_numpy().tobytes()
+        assert all(one.shape == stack.shape[1:] and one.format == name for one in taken)
+        assert taken[0].data.data_ptr == whole.data.data_ptr
+        assert whole[-1].dequantize().to_numpy().tobytes() == values[-1].tobytes()
+    assert dlfp4.matmul(x[0, 0, :4], q[1][1].mT).shape == (4, 128)
+    with pytest.raises(TypeError, match="no stack"):
+        q[0][0][0]
+    with pytest.raises(IndexError, match="index 3 is out of bounds"):
+        q[3]
+    if name not in ("fp8_e4m3", "fp8_e5m2"):
+        with pytest.raises(ValueError, match="cannot be taken apart"):
+            dlfp4.quantize(x, name, axis=-2)[0]
+
+
+def test_blocks_that_hold_rows_of_two_are_not_taken_apart():
+    x = np.ones((2, 24, 128), np.float32)
+    for name in ("nvfp4_16x16", "fp8_128x128"):
+        with pytest.raises(ValueError, match="rows of one tensor"):
+            dlfp4.quantize(x, name, pad=True)[0]
+    with pytest.raises(ValueError, match=r"with_scale_layout\('linear'\)"):
+        dlfp4.quantize(x, "nvfp4", scale_layout="128x4")[0]

@@ -4,6 +4,7 @@ import itertools
 import math
 import os
 import pty
+import re
 import subprocess
 import sys
 
@@ -148,6 +149,13 @@ def test_what_the_convention_does_not_store_is_told_before_any_work(tmp_path, ta
             convention="modelopt",
             track=lambda names: pytest.fail("work began"),
         )
+
+
+def test_a_place_where_no_file_can_be_is_told_before_any_work(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(dlfp4, "quantize", None)  # not to be called
+    for target, error in ((tmp_path, IsADirectoryError), (tmp_path / "no" / "out.safetensors", FileNotFoundError)):
+        with pytest.raises(error, match=re.escape(repr(str(target)))):
+            quantize_file(source, target, format="mxfp4")
 
 
 def test_no_file_and_no_safetensors_file(tmp_path, target):

@@ -388,6 +388,9 @@ def test_view_of_one_byte_a_row_is_along_the_row():
     assert column.view("uint8").tolist() == octets.tolist()
     pairs = dlfp4.asarray(octets[:, :1].copy()).view("float4_e2m1fn")
     assert (pairs.shape, pairs.strides) == ((5, 2), (2, 1))
+    assert dlfp4.asarray(np.asfortranarray(octets)[:, :1]).view("float4_e2m1fn").shape == (10, 1)  # as they lie
+    assert dlfp4.empty((8, 1), "float4_e2m1fn").view("uint8").shape == (4, 1)  # no whole byte a row
+    assert dlfp4.empty((8, 1), "uint8").view("uint16").shape == (4, 1)
     for strided in (octets[:1, ::2], octets[:3, ::2], np.broadcast_to(octets[:1, :1], (1, 3))):
         with pytest.raises(ValueError, match="stride 1"):  # whatever the number of rows
             dlfp4.asarray(strided).view("float4_e2m1fn")

@@ -100,7 +100,7 @@ def join_parts(tensors: Mapping[str, Any]) -> dict[str, Tensor | ScaledTensor]:
     >>> {name: (str(q.format), q.shape) for name, q in checkpoints.join_parts(parts).items()}
     {'up.weight': ('mxfp4', (4, 32))}
     """
-    found = {name: x if isinstance(x, ScaledTensor) else dlfp4.asarray(x) for name, x in tensors.items()}
+    found = {name: x if isinstance(x, ScaledTensor) else named(name, x) for name, x in tensors.items()}
     joined: dict[str, tuple[str, ScaledTensor]] = {}  # by the name of the data, whose place they take
     used: set[str] = set()
     wholes: set[str] = set()
@@ -215,7 +215,7 @@ def split_parts(tensors: Mapping[str, Any], convention: str) -> dict[str, Tensor
     check_convention(convention)
     parts: dict[str, Tensor] = {}
     for name, x in tensors.items():
-        merge(parts, split_one(name, x, convention) if isinstance(x, ScaledTensor) else {name: dlfp4.asarray(x)})
+        merge(parts, split_one(name, x, convention) if isinstance(x, ScaledTensor) else {name: named(name, x)})
     return parts
 
 
@@ -243,6 +243,15 @@ def merge(parts: dict[str, Tensor], more: Mapping[str, Tensor]) -> None:
     parts.update(more)
 
 
+def named(name: str, x: Any) -> Tensor:
+    """A tensor of a checkpoint; what it cannot be is said with its name."""
+    try:
+        return dlfp4.asarray(x)
+    except (BufferError, TypeError) as error:
+        kind = TypeError if isinstance(error, TypeError) else BufferError
+        raise kind(f"{name}: {error}") from error
+
+
 def split_one(name: str, q: ScaledTensor, convention: str) -> dict[str, Tensor]:
     """The parts of one tensor."""
     try:
@@ -251,10 +260,8 @@ def split_one(name: str, q: ScaledTensor, convention: str) -> dict[str, Tensor]:
         raise ValueError(f"{name}: {error}") from None
     expected = scales_shape(q.format, q.shape) if len(q.shape) > 1 else None
     if q.axis != -1 or q.scale_layout != "linear":
-        raise ValueError(
-            f"{name} is {q!r}, but {convention} stores blocks along axis -1 with linear scales; quantize it so, or use "
-            f"with_scale_layout('linear')"
-        )
+        remedy = "quantize it so" if q.axis != -1 else "call .with_scale_layout('linear')"
+        raise ValueError(f"{name} is {q!r}, but {convention} stores blocks along axis -1 with linear scales; {remedy}")
     if expected is None or q.data.shape[-1] != q.shape[-1]:
         raise ValueError(
             f"{name} is {q!r}, but {convention} stores matrices of whole blocks, each of a stack by itself"

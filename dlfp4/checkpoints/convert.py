@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy as np
 import dlfp4
 from dlfp4 import Recipe, ScaledTensor, Tensor, checkpoints
 from dlfp4.checkpoints.conventions import find_spelling, scales_shape
+from dlfp4.files import check_place
 from dlfp4.formats import FLOATS, Format, find_format
 from dlfp4.proto import buffers_of
 
@@ -77,6 +79,7 @@ def quantize_file(
         A damaged file, an unknown format, a recipe or convention that does not go with it.
     """
     chosen = find_format(format)
+    check_place(Path(target))
     tensors = checkpoints.load(source)
     if convention is not None:  # what it does not store is refused before the work
         find_spelling(chosen, convention)

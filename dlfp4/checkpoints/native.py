@@ -10,9 +10,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
-import dlfp4
 from dlfp4 import ScaledTensor, Tensor
-from dlfp4.checkpoints.conventions import Spelling, merge
+from dlfp4.checkpoints.conventions import Spelling, merge, named
 from dlfp4.checkpoints.safetensors import is_sizes
 from dlfp4.formats import find_format
 
@@ -32,7 +31,7 @@ def split(tensors: Mapping[str, Any]) -> tuple[dict[str, Tensor], str]:
             described[name] = fields
             merge(parts, dict(zip(NAMES.parts(name), shaped_parts(x), strict=False)))
         else:
-            merge(parts, {name: dlfp4.asarray(x)})
+            merge(parts, {name: named(name, x)})
     description = json.dumps({"version": VERSION, "tensors": described}, separators=(",", ":"))
     return parts, description if described else ""
 

@@ -168,7 +168,8 @@ def not_floats(problem: Problem) -> str | None:
         dtype = element_of(x)
         if dtype.num not in FACTORS:
             return (
-                f"{name} has dtype {dtype}; expected signed floats of at most 32 bits, or a ScaledTensor; cast it first"
+                f"{name} has dtype {dtype}; expected signed floats of at most 32 bits, or a ScaledTensor; convert it "
+                f"first, floats by dlfp4.cast, others with their own library (vecdot sums integers as they are)"
             )
     return None
 

@@ -7,9 +7,8 @@ import operator
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from dlfp4._core import ScaledTensor, Tensor, _written_on, cast
+from dlfp4._core import ScaledTensor, Tensor, _torch_problem, cast
 from dlfp4.engines import problem as common
-from dlfp4.frameworks.base import runs_backwards
 
 if TYPE_CHECKING:
     from dlfp4.engines.problem import Machine, Operand, Problem
@@ -45,8 +44,12 @@ def run(problem: Problem, tactic: str, out: Tensor) -> None:  # noqa: ARG001
 
 def values_on_host(x: Operand) -> Any:
     """An operand as a PyTorch tensor of float32."""
-    values = common.decode(x)
-    return (values.copy() if runs_backwards(values) else values).to_torch()
+    return taken(common.decode(x))
+
+
+def taken(values: Tensor) -> Any:
+    """A Tensor as PyTorch's: a copy, where that could not have its memory as it lies."""
+    return (values.copy() if _torch_problem(values) else values).to_torch()
 
 
 def run_on_cuda(problem: Problem, out: Tensor) -> None:
@@ -81,8 +84,7 @@ def write(problem: Problem, out: Tensor, product: Any, factors: tuple[Any, ...])
     scales = [factor for factor in factors if factor is not None]
     for factor in scales if problem.alpha == 1 else [problem.alpha, *scales]:
         product *= factor
-    out.to_torch().copy_(product.reshape(out.shape))
-    _written_on(out, torch.cuda.current_stream().cuda_stream)
+    cast(product.reshape(out.shape), out.dtype, out=out, stream=torch.cuda.current_stream())  # strides, as on the host
 
 
 def stream_of(stream: Any) -> Any:
@@ -99,7 +101,7 @@ def stream_of(stream: Any) -> Any:
 def values_on_cuda(x: Operand, name: str, stream: Any) -> tuple[Any, Any]:
     """An operand as a PyTorch tensor of some type, and the scale of the whole tensor, if it is left out of that."""
     if not isinstance(x, ScaledTensor):
-        return (x if common.name_of(x.dtype) == name else cast(x, name, stream=stream)).to_torch(), None
+        return taken(x if common.name_of(x.dtype) == name else cast(x, name, stream=stream)), None
     if x.axis == -2 and x.ndim == 2:  # the lines of its transpose are rows: less to turn around
         values, scale = values_on_cuda(x.mT, name, stream)
         return values.T, scale

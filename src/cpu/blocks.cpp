@@ -13,7 +13,7 @@ namespace {
 
 bool find_source(uint8_t code, uint8_t bits, Source *source) {
   const int place = source_of(find_row(code, bits));
-  *source = static_cast<Source>(place);
+  if (place >= 0) *source = static_cast<Source>(place);
   return place >= 0;
 }
 

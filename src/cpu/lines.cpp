@@ -7,6 +7,7 @@
 
 #include "../numerics.h"
 #include "product_rules.h"
+#include "threads.h"
 
 namespace dlfp4 {
 namespace {
@@ -38,19 +39,11 @@ void convert_run(const Reader &reader, bool packed, int row, const uint8_t *src,
   run_plan(make_plan(reader.level, from, to, mode), src, dst, count, mode);
 }
 
-// Exactly, also where the processor takes subnormals for zeros, as a caller may have it.
-double widened(float value) {
-  const uint32_t bits = bits_of(value), fraction = bits & 0x7FFFFF;
-  if ((bits & 0x7FFFFFFF) != fraction) return static_cast<double>(value);
-  return (bits >> 31 ? -1.0 : 1.0) * static_cast<double>(fraction) * 0x1p-149;
-}
-
-// A scale of the whole tensor becomes part of the factor.
-void fold_whole_scale(Reader *reader) {
-  float stored;
-  memcpy(&stored, reader->lines->blocks.scales, sizeof(stored));
-  reader->factor *= widened(stored);
-  reader->scaled = false;
+// What sums are multiplied with: scales of the whole tensor.
+double factor_of(const dlfp4_lines &lines, bool is_whole) {
+  float stored = 1;
+  if (is_whole) memcpy(&stored, lines.blocks.scales, sizeof(stored));
+  return static_cast<double>(lines.decode) * static_cast<double>(stored);
 }
 
 dlfp4_status describe_elements(const dlfp4_lines &lines, Reader *reader) {
@@ -97,14 +90,12 @@ dlfp4_status make_reader(const dlfp4_lines &lines, int level, Reader *reader) {
   reader->level = level;
   reader->blocks = &block_kernels(level);
   reader->scalar = &scalar_block_kernels();
-  reader->factor = widened(lines.decode);
   const dlfp4_status status = describe_elements(lines, reader);
   if (status != DLFP4_OK) return status;
-  if (!reader->scaled) return DLFP4_OK;
-  if (reader->format.whole)
-    fold_whole_scale(reader);
-  else
-    reader->scales = make_scales(lines.blocks, reader->format);
+  const bool is_whole = reader->scaled && reader->format.whole;
+  compute([&] { reader->factor = factor_of(lines, is_whole); });  // they may be subnormal
+  if (reader->scaled && !is_whole) reader->scales = make_scales(lines.blocks, reader->format);
+  reader->scaled = reader->scaled && !is_whole;
   return DLFP4_OK;
 }
 

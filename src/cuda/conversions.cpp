@@ -151,6 +151,7 @@ int convert_layout(Sides sides, const Layout &layout, const uint8_t *src, uint8_
   memcpy(inner.extent, layout.extent + 1, static_cast<size_t>(inner.ndim) * sizeof(int64_t));
   for (Side side : {kSrc, kDst})
     memcpy(inner.stride[side], layout.stride[side] + 1, static_cast<size_t>(inner.ndim) * sizeof(int64_t));
+  sides.part = true;  // the others' elements lie beside
   const int64_t from = layout.stride[kSrc][0] * spacing(sides.src), to = layout.stride[kDst][0] * spacing(sides.dst);
   if (from % 8 != 0 || to % 8 != 0) return refuse(DLFP4_E_SHAPE);
   for (int64_t i = 0; i < layout.extent[0]; ++i) {
