@@ -245,7 +245,10 @@ cdef Tensor import_from_protocol(object x, Device device, copy):
 
 cdef Tensor retain(object x, Device device, copy):
     """Any producer's memory as a Tensor that keeps it alive."""
-    cdef Tensor self = receive(x, device, copy)
+    cdef Tensor self
+    if type(x) is Tensor:
+        return share(<Tensor> x)
+    self = receive(x, device, copy)
     if copy is False and self.flags & DLPACK_FLAG_BITMASK_IS_COPIED:
         raise BufferError(f"{type(x).__name__} can only hand out a copy, which copy=False forbids")
     return self
@@ -255,8 +258,6 @@ cdef Tensor receive(object x, Device device, copy):
     """The same by whichever way it comes."""
     cdef Producer *producer
     cdef PyTypeObject *type = Py_TYPE(x)
-    if type == <PyTypeObject *> Tensor:
-        return share(<Tensor> x)
     if type == <PyTypeObject *> cnp.ndarray:
         return import_array(<cnp.ndarray> x)
     if PyCapsule_CheckExact(x):

@@ -262,6 +262,13 @@ def test_what_can_only_hand_out_a_copy_is_refused_by_all_who_take_none():
         assert take(Producer(Made(flags=IS_COPIED))).size == 4
 
 
+def test_what_came_as_a_copy_is_shared_from_then_on():
+    tensor, made = tensor_of(flags=IS_COPIED)
+    for shared in (tensor, tensor[...], tensor.reshape((12,)), dlfp4.asarray(tensor, copy=False)):
+        again = dlfp4.from_dlpack(shared, copy=False)
+        assert (again.data_ptr, again.to_numpy(copy=False).ctypes.data) == (made.memory.ctypes.data,) * 2
+
+
 def test_the_host_is_one_device():
     tensor, _ = tensor_of()
     for move in (lambda: tensor.to_device("cpu:1"), lambda: dlfp4.from_dlpack(tensor, device="cpu:1")):
