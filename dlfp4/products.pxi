@@ -374,9 +374,11 @@ def dot(a, b):
 
 
 cdef object as_vector(x, str name):
-    """An operand of one dimension."""
-    operand = x if type(x) is ScaledTensor else borrow(x)
-    if len(operand.shape) != 1:
+    """An operand of one dimension; a Tensor's shape as a tuple would cost as much as a short sum."""
+    cdef bint scaled = type(x) is ScaledTensor
+    cdef object operand = x if scaled else borrow(x)
+    cdef Py_ssize_t ndim = len((<ScaledTensor> operand).shape) if scaled else (<Tensor> operand).dl.ndim
+    if ndim != 1:
         raise ValueError(f"{name} has shape {operand.shape}: dot takes two vectors; for more dimensions call vecdot "
                          f"(along an axis) or matmul")
     return operand

@@ -37,14 +37,9 @@ def run(problem: Problem, tactic: str, out: Tensor) -> None:  # noqa: ARG001
 
     if problem.a.device.type == "cuda":
         return run_on_cuda(problem, out)
-    a, b = (values_on_host(x) for x in (problem.a, problem.b))
+    a, b = (taken(common.decode(x)) for x in (problem.a, problem.b))
     cast(torch.matmul(a, b) * problem.alpha, out.dtype, out=out)  # of any strides, which PyTorch has not
     return None
-
-
-def values_on_host(x: Operand) -> Any:
-    """An operand as a PyTorch tensor of float32."""
-    return taken(common.decode(x))
 
 
 def taken(values: Tensor) -> Any:

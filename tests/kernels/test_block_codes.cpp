@@ -114,6 +114,11 @@ void test_encode(const Encoding &e) {
 
 // --- Packing across lines --------------------------------------------------------------------
 
+void name_rows(int element, int64_t rows, int64_t count, int64_t pitch, int64_t stride) {
+  snprintf(context, sizeof(context), "%s, %ld rows of %ld, pitch %ld, stride %ld", name_of_element(element),
+           static_cast<long>(rows), static_cast<long>(count), static_cast<long>(pitch), static_cast<long>(stride));
+}
+
 void check_pack(int element, int64_t rows, int64_t count, int64_t pitch, int64_t gap) {
   const int bits = bits_of_element(element);
   const int64_t line = rows * bits / 8, stride = line + gap;
@@ -121,8 +126,7 @@ void check_pack(int element, int64_t rows, int64_t count, int64_t pitch, int64_t
   const int64_t dst_bytes = rows && count ? (count - 1) * stride + line : 0;
   const uint8_t *const codes = fill_bytes(codes_memory, src_bytes, kAtEnd, bits);
   uint8_t *const dst = place(result_memory, dst_bytes, kAtEnd);
-  snprintf(context, sizeof(context), "%s, %ld rows of %ld, pitch %ld, stride %ld", name_of_element(element),
-           static_cast<long>(rows), static_cast<long>(count), static_cast<long>(pitch), static_cast<long>(stride));
+  name_rows(element, rows, count, pitch, stride);
   compare(
       "pack_across", {Output(result_memory, dst, dst_bytes)},
       [=](const BlockKernels &kernels) { return kernels.pack_across[element]; },
@@ -146,8 +150,7 @@ void check_unpack(int element, int64_t rows, int64_t count, int64_t pitch, int64
   const int64_t codes_bytes = rows && count ? (rows - 1) * pitch + count : 0;
   const uint8_t *const src = fill_bytes(codes_memory, src_bytes, kAtEnd, 8);
   uint8_t *const codes = place(result_memory, codes_bytes, kAtEnd);
-  snprintf(context, sizeof(context), "%s, %ld rows of %ld, pitch %ld, stride %ld", name_of_element(element),
-           static_cast<long>(rows), static_cast<long>(count), static_cast<long>(pitch), static_cast<long>(stride));
+  name_rows(element, rows, count, pitch, stride);
   compare(
       "unpack_across", {Output(result_memory, codes, codes_bytes)},
       [=](const BlockKernels &kernels) { return kernels.unpack_across[element]; },
