@@ -79,7 +79,7 @@ __m256i reorder(__m256i codes) {
 template <int Bytes>
 constexpr Constant kBytesOfNibbles = make_constant([](int i) { return code_at<Bytes>(i) / 2; });
 
-__m256i select_nibbles(__m256i bytes) {
+inline __m256i select_nibbles(__m256i bytes) {
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), all_words(0x0F00));
   return _mm256_or_si256(_mm256_and_si256(bytes, all_words(0x000F)), odd);
 }

@@ -53,16 +53,22 @@ struct Words {
   __m256i half[2];
 };
 
-// The highest 16 bits of a step's floats, in the order for them.
-template <int Src, int SrcBits, int Dst>
-DLFP4_ALWAYS_INLINE inline Words decode_words(const uint8_t *src) {
+// The highest 16 bits of the floats that codes are worth.
+template <int Src, int Dst>
+DLFP4_ALWAYS_INLINE inline Words words_of(__m256i noisy) {
   constexpr const DecodeRule &kRule = kDecodeRule<Src, Dst>;
-  const Nibbles<Avx2> nibbles = split<kFormats[Src].bits>(load_codes<SrcBits, kFormats[Dst].bits / 8>(src), kRule.sign);
+  const Nibbles<Avx2> nibbles = split<kFormats[Src].bits>(noisy, kRule.sign);
   const __m256i low = decode_byte<Avx2, Src, Dst, 0>(nibbles), high = decode_byte<Avx2, Src, Dst, 1>(nibbles);
   Words words = {{_mm256_unpacklo_epi8(low, high), _mm256_unpackhi_epi8(low, high)}};
   if constexpr (kRule.offset != 0)
     for (__m256i &half : words.half) half = _mm256_add_epi16(half, all_words(kRule.offset));
   return words;
+}
+
+// The same of a step's codes, in the order for the floats.
+template <int Src, int SrcBits, int Dst>
+DLFP4_ALWAYS_INLINE inline Words decode_words(const uint8_t *src) {
+  return words_of<Src, Dst>(load_codes<SrcBits, kFormats[Dst].bits / 8>(src));
 }
 
 template <int Src, bool kPacked, int Dst, bool kStream>

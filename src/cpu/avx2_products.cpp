@@ -1,88 +1,20 @@
 // The AVX2 level's kernels for products: FP4, float32 lines and tiles, integer tiles.
 // Layout: as in product_kernels.h; 32 bytes a vector.
 // Trick: |a| times b with a's sign, as bytes by vpshufb, through vpmaddubsw: sums of 16 bits, widened before they wrap.
-#include <immintrin.h>
-#include <string.h>
+#include <utility>
 
-#include "product_kernels.h"
-#include "product_rules.h"
-
-#define DLFP4_INLINE __attribute__((always_inline))
+#include "avx2_dots.h"
 
 namespace dlfp4 {
 namespace {
 
-// --- Adding up -------------------------------------------------------------------------------
+using Fp4 = Nibble<DLFP4_float4_e2m1fn>;
 
-int64_t add_lanes(__m256i sums) {
-  alignas(32) int32_t lanes[8];
-  int64_t total = 0;
-  _mm256_store_si256(reinterpret_cast<__m256i *>(lanes), sums);
-  for (int32_t lane : lanes) total += lane;
-  return total;
-}
+__m256i multiply_fp4(const uint8_t *a, const uint8_t *b) { return Fp4::nibbles(load_32_bytes(a), load_32_bytes(b)); }
 
 double add_lanes(__m256 sums) {
-  alignas(32) float lanes[8];
   double total = 0;
-  _mm256_store_ps(lanes, sums);
-  for (float lane : lanes) total += static_cast<double>(lane);
-  return total;
-}
-
-__m256i load(const uint8_t *src) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(src)); }
-
-__m256i add_pairs(__m256i words) { return _mm256_madd_epi16(words, _mm256_set1_epi16(1)); }
-
-// --- FP4 -------------------------------------------------------------------------------------
-
-__m256i table_of(const int8_t (&bytes)[16]) {
-  return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i *>(bytes)));
-}
-
-constexpr int8_t kMagnitudes[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, 1, 2, 3, 4, 6, 8, 12};
-constexpr int8_t kValues[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
-constexpr int8_t kOffsetValues[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
-
-// Products of 64 packed codes, four of neighbouring ones in each of 16 words: at most 576.
-struct Nibbles {
-  const __m256i magnitudes = table_of(kMagnitudes), values = table_of(kValues);
-
-  DLFP4_INLINE __m256i multiply(__m256i a, __m256i turned) const {
-    const __m256i low = _mm256_set1_epi8(15);
-    return _mm256_maddubs_epi16(_mm256_shuffle_epi8(magnitudes, _mm256_and_si256(a, low)),
-                                _mm256_shuffle_epi8(values, _mm256_and_si256(turned, low)));
-  }
-
-  DLFP4_INLINE __m256i operator()(__m256i a, __m256i b) const {
-    const __m256i turned = _mm256_xor_si256(b, _mm256_and_si256(a, _mm256_set1_epi8(-120)));  // 0x88
-    return _mm256_add_epi16(multiply(a, turned), multiply(_mm256_srli_epi16(a, 4), _mm256_srli_epi16(turned, 4)));
-  }
-};
-
-// Calls step(a, b) for all packed codes, 64 at a time, the last ones followed by zeros.
-template <class Step>
-DLFP4_INLINE inline void each_vector(const uint8_t *a, const uint8_t *b, int64_t count, Step step) {
-  for (; count >= 64; count -= 64, a += 32, b += 32) step(load(a), load(b));
-  if (count == 0) return;
-  uint8_t left[32] = {}, right[32] = {};
-  memcpy(left, a, static_cast<size_t>((count + 1) / 2));
-  memcpy(right, b, static_cast<size_t>((count + 1) / 2));
-  if (count % 2) left[count / 2] &= 15;
-  step(load(left), load(right));
-}
-
-int64_t sum_nibbles(const uint8_t *a, const uint8_t *b, int64_t count) {
-  constexpr int64_t kMost = 64 * 48;  // 48 * 576 fits a word
-  const Nibbles nibbles;
-  int64_t total = 0;
-  for (int64_t first = 0; first < count; first += kMost) {
-    __m256i words = _mm256_setzero_si256();
-    const int64_t some = count - first < kMost ? count - first : kMost;
-    each_vector(a + first / 2, b + first / 2, some,
-                [&](__m256i x, __m256i y) DLFP4_INLINE { words = _mm256_add_epi16(words, nibbles(x, y)); });
-    total += add_lanes(add_pairs(words));
-  }
+  for (int lane = 0; lane < 8; ++lane) total += static_cast<double>(sums[lane]);
   return total;
 }
 
@@ -110,8 +42,8 @@ __m128i load_eight(const uint8_t *src) { return _mm_loadl_epi64(reinterpret_cast
 
 // Calls step(a, a's scales, b, b's scales) for eight blocks at a time, the last ones followed by zeros.
 template <int64_t kBlock, class Step>
-DLFP4_INLINE inline void each_eight(const uint8_t *a, const uint8_t *a_scales, const uint8_t *b,
-                                    const uint8_t *b_scales, int64_t count, Step step) {
+DLFP4_ALWAYS_INLINE inline void each_eight(const uint8_t *a, const uint8_t *a_scales, const uint8_t *b,
+                                           const uint8_t *b_scales, int64_t count, Step step) {
   constexpr int64_t kStep = 8 * kBlock;
   int64_t first = 0;
   for (; count - first >= kStep; first += kStep)
@@ -129,14 +61,13 @@ DLFP4_INLINE inline void each_eight(const uint8_t *a, const uint8_t *a_scales, c
 // After pairs are added, 128 bits l hold blocks 2 l, 2 l + 1 of the first vector, then of the second.
 double sum_two_level(const uint8_t *a, const uint8_t *a_scales, const uint8_t *b, const uint8_t *b_scales,
                      int64_t count) {
-  const Nibbles nibbles;
   const __m128i order = _mm_setr_epi8(0, -1, 1, -1, 4, -1, 5, -1, 2, -1, 3, -1, 6, -1, 7, -1);
   __m256 sums = _mm256_setzero_ps();
   each_eight<16>(a, a_scales, b, b_scales, count,
                  [&](const uint8_t *x, const uint8_t *x_scales, const uint8_t *y, const uint8_t *y_scales)
-                     DLFP4_INLINE {
-                       const __m256i first = add_pairs(nibbles(load(x), load(y)));
-                       const __m256i second = add_pairs(nibbles(load(x + 32), load(y + 32)));
+                     DLFP4_ALWAYS_INLINE {
+                       const __m256i first = add_pairs(multiply_fp4(x, y));
+                       const __m256i second = add_pairs(multiply_fp4(x + 32, y + 32));
                        const __m256 blocks = _mm256_cvtepi32_ps(add_pairs(_mm256_packs_epi32(first, second)));
                        const __m256 scales = _mm256_mul_ps(decode_e4m3(_mm_shuffle_epi8(load_eight(x_scales), order)),
                                                            decode_e4m3(_mm_shuffle_epi8(load_eight(y_scales), order)));
@@ -147,14 +78,13 @@ double sum_two_level(const uint8_t *a, const uint8_t *a_scales, const uint8_t *b
 
 // 128 bits l hold block l of each of four vectors. The smaller scale goes first: what it makes is exact, or finite.
 double sum_power(const uint8_t *a, const uint8_t *a_scales, const uint8_t *b, const uint8_t *b_scales, int64_t count) {
-  const Nibbles nibbles;
   const __m128i order = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, -1, -1, -1, -1, -1, -1, -1, -1);
   __m256 sums = _mm256_setzero_ps();
   each_eight<32>(a, a_scales, b, b_scales, count,
                  [&](const uint8_t *x, const uint8_t *x_scales, const uint8_t *y, const uint8_t *y_scales)
-                     DLFP4_INLINE {
-                       const __m256i p0 = nibbles(load(x), load(y)), p1 = nibbles(load(x + 32), load(y + 32));
-                       const __m256i p2 = nibbles(load(x + 64), load(y + 64)), p3 = nibbles(load(x + 96), load(y + 96));
+                     DLFP4_ALWAYS_INLINE {
+                       const __m256i p0 = multiply_fp4(x, y), p1 = multiply_fp4(x + 32, y + 32);
+                       const __m256i p2 = multiply_fp4(x + 64, y + 64), p3 = multiply_fp4(x + 96, y + 96);
                        const __m256i words = _mm256_hadd_epi16(_mm256_hadd_epi16(p0, p1), _mm256_hadd_epi16(p2, p3));
                        const __m256i left = _mm256_cvtepu8_epi32(_mm_shuffle_epi8(load_eight(x_scales), order));
                        const __m256i right = _mm256_cvtepu8_epi32(_mm_shuffle_epi8(load_eight(y_scales), order));
@@ -165,22 +95,8 @@ double sum_power(const uint8_t *a, const uint8_t *a_scales, const uint8_t *b, co
   return add_lanes(sums);
 }
 
-// --- Floats ----------------------------------------------------------------------------------
-
-double sum_float32(const uint8_t *a, const uint8_t *b, int64_t count) {
-  __m256 sums[4] = {};
-  const float *const x = reinterpret_cast<const float *>(a), *const y = reinterpret_cast<const float *>(b);
-  int64_t k = 0;
-  for (; count - k >= 32; k += 32)
-    for (int i = 0; i < 4; ++i)
-      sums[i] = _mm256_fmadd_ps(_mm256_loadu_ps(x + k + 8 * i), _mm256_loadu_ps(y + k + 8 * i), sums[i]);
-  float left[32] = {}, right[32] = {};
-  memcpy(left, a + 4 * k, static_cast<size_t>(count - k) * 4);
-  memcpy(right, b + 4 * k, static_cast<size_t>(count - k) * 4);
-  for (int i = 0; i < 4; ++i)
-    sums[i] = _mm256_fmadd_ps(_mm256_loadu_ps(left + 8 * i), _mm256_loadu_ps(right + 8 * i), sums[i]);
-  return add_lanes(_mm256_add_ps(_mm256_add_ps(sums[0], sums[1]), _mm256_add_ps(sums[2], sums[3])));
-}
+constexpr Constant kOffsetValues = make_constant(
+    [](int i) { return kIntegerOffset + integer_of(DLFP4_float4_e2m1fn, static_cast<uint64_t>(i % 16)); });
 
 // --- Tiles -----------------------------------------------------------------------------------
 
@@ -239,7 +155,7 @@ struct Square {
 };
 
 // Dword j of row i becomes dword i of row j.
-DLFP4_INLINE inline Square transpose(const Square &square) {
+DLFP4_ALWAYS_INLINE inline Square transpose(const Square &square) {
   const __m256i *const r = square.row;
   Square pairs, fours, result;
   for (int i = 0; i < 8; i += 2) {
@@ -260,12 +176,12 @@ DLFP4_INLINE inline Square transpose(const Square &square) {
 
 // Eight lines of 64 packed codes at most to 16 vectors of the panel: even and odd codes of each octet.
 void pack_eight(const uint8_t *const *codes, int64_t lines, int64_t first, int64_t octets, uint8_t *panel) {
-  const __m256i values = table_of(kOffsetValues), low = _mm256_set1_epi8(15);
+  const __m256i values = load(kOffsetValues), low = _mm256_set1_epi8(15);
   Square square;
   for (int i = 0; i < 8; ++i) {
     uint8_t line[32] = {};
     if (i < lines) memcpy(line, codes[i] + 4 * first, static_cast<size_t>(octets) * 4);
-    square.row[i] = load(line);
+    square.row[i] = load_32_bytes(line);
   }
   square = transpose(square);
   for (int64_t j = 0; j < octets; ++j) {
@@ -285,14 +201,15 @@ void pack_integers(const uint8_t *const *codes, int64_t lines, int64_t depth, ui
 }
 
 // 16 positions of a row times 8 columns each: sums of 16 bits hold 4 * 2 * 24 * 127.
-DLFP4_INLINE inline void add_sixteen(const uint8_t *panel, const int8_t *x, __m256i (&sums)[kVectors]) {
+DLFP4_ALWAYS_INLINE inline void add_sixteen(const uint8_t *panel, const int8_t *x, __m256i (&sums)[kVectors]) {
   __m256i words[kVectors] = {};
   for (int quad = 0; quad < 4; ++quad) {
     int value;
     memcpy(&value, x + 4 * quad, sizeof(value));
     const __m256i values = _mm256_set1_epi32(value);
     for (int v = 0; v < kVectors; ++v)
-      words[v] = _mm256_add_epi16(words[v], _mm256_maddubs_epi16(load(panel + 4 * kColumns * quad + 32 * v), values));
+      words[v] =
+          _mm256_add_epi16(words[v], _mm256_maddubs_epi16(load_32_bytes(panel + 4 * kColumns * quad + 32 * v), values));
   }
   for (int v = 0; v < kVectors; ++v) sums[v] = _mm256_add_epi32(sums[v], add_pairs(words[v]));
 }
@@ -318,10 +235,25 @@ void multiply_integers(const uint8_t *panel, const float *scales, const IntegerR
 
 // --- The table -------------------------------------------------------------------------------
 
-constexpr ProductKernels make_kernels() {
+template <int Row>
+constexpr void add_sums(ProductKernels *kernels) {
+  constexpr int kBits = kFormats[Row].bits;
+  if constexpr (is_summed_as_float(Row)) {
+    kernels->sum_floats[Row] = sum_floats<Avx2Dots, Row>;
+  } else if constexpr (Row == DLFP4_int8 || Row == DLFP4_uint8) {
+    kernels->sum_integers[Row][0] = sum_whole<is_signed_integer(Row)>;
+  } else if constexpr (is_integer(Row)) {
+    kernels->sum_integers[Row][0] = sum_bytes<Row, 8>;
+    if constexpr (kBits == 4) kernels->sum_integers[Row][1] = sum_nibbles<Row>;
+    if constexpr (kBits == 2 || kBits == 6) kernels->sum_integers[Row][1] = sum_bytes<Row, kBits>;
+  }
+}
+
+template <int... Row>
+constexpr ProductKernels make_kernels(std::integer_sequence<int, Row...>) {
   ProductKernels kernels = {};
-  kernels.sum_integers[DLFP4_float4_e2m1fn][1] = sum_nibbles;
-  kernels.sum_floats[DLFP4_float32] = sum_float32;
+  (add_sums<Row>(&kernels), ...);
+  add_scaled_sums<Avx2Dots>(&kernels);
   kernels.sum_blocks[DLFP4_TWO_LEVEL] = sum_two_level;
   kernels.sum_blocks[DLFP4_POWER] = sum_power;
   kernels.tiles.multiply_floats = multiply_floats;
@@ -334,6 +266,6 @@ constexpr ProductKernels make_kernels() {
 }  // namespace
 
 extern const ProductKernels avx2_products;
-const ProductKernels avx2_products = make_kernels();
+const ProductKernels avx2_products = make_kernels(std::make_integer_sequence<int, DLFP4_NUM_DTYPES>());
 
 }  // namespace dlfp4

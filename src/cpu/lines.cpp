@@ -3,11 +3,11 @@
 // Trick: a plain tensor's lines may start at any bit, as elements of a packed tensor do.
 #include "lines.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "../numerics.h"
 #include "product_rules.h"
-#include "threads.h"
 
 namespace dlfp4 {
 namespace {
@@ -39,11 +39,18 @@ void convert_run(const Reader &reader, bool packed, int row, const uint8_t *src,
   run_plan(make_plan(reader.level, from, to, mode), src, dst, count, mode);
 }
 
+// A float32 as a double, also where the processor has been told to take subnormals for zeros.
+double widen(float value) {
+  const uint32_t magnitude = bits_of(value) & 0x7FFFFFFF;
+  const auto widened = static_cast<double>(value);
+  return magnitude >> 23 ? widened : copysign(magnitude * 0x1p-149, widened);
+}
+
 // What sums are multiplied with: scales of the whole tensor.
 double factor_of(const dlfp4_lines &lines, bool is_whole) {
   float stored = 1;
   if (is_whole) memcpy(&stored, lines.blocks.scales, sizeof(stored));
-  return static_cast<double>(lines.decode) * static_cast<double>(stored);
+  return widen(lines.decode) * widen(stored);
 }
 
 dlfp4_status describe_elements(const dlfp4_lines &lines, Reader *reader) {
@@ -85,15 +92,15 @@ void read_blocks(const Reader &reader, int64_t line, int64_t first, int64_t coun
 }  // namespace
 
 dlfp4_status make_reader(const dlfp4_lines &lines, int level, Reader *reader) {
-  *reader = {};
   reader->lines = &lines;
   reader->level = level;
   reader->blocks = &block_kernels(level);
   reader->scalar = &scalar_block_kernels();
+  reader->scaled = false;
   const dlfp4_status status = describe_elements(lines, reader);
   if (status != DLFP4_OK) return status;
   const bool is_whole = reader->scaled && reader->format.whole;
-  compute([&] { reader->factor = factor_of(lines, is_whole); });  // they may be subnormal
+  reader->factor = factor_of(lines, is_whole);
   if (reader->scaled && !is_whole) reader->scales = make_scales(lines.blocks, reader->format);
   reader->scaled = reader->scaled && !is_whole;
   return DLFP4_OK;

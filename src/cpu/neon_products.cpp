@@ -1,13 +1,16 @@
-// The NEON level's kernels for products: FP4, integers and float32.
+// The NEON level's kernels for products: FP4, FP6, integers and floats.
 // Layout: as in product_kernels.h; 16 bytes a vector.
 // Trick: values of both sides by table, multiplied to 16 bits, which hold the sums of many products of FP4.
 #include <arm_neon.h>
 #include <string.h>
 
+#include <utility>
+
+#include "neon_decode.h"
+#include "neon_encode.h"
 #include "product_kernels.h"
 #include "product_rules.h"
-
-#define DLFP4_INLINE __attribute__((always_inline))
+#include "vector_dots.h"
 
 namespace dlfp4 {
 namespace {
@@ -28,28 +31,30 @@ constexpr Values make_values(int row) {
 // Products of 32 packed codes, four in each of 8 words: of FP4 at most 576. Bytes 0 to 7 go to `first`, the others to
 // `second`.
 template <int Row>
-struct Nibbles {
+struct Nibble {
   static constexpr Values kValues = make_values(Row);
   const int8x16_t values = vld1q_s8(kValues.of);
 
-  DLFP4_INLINE int8x16_t low(uint8x16_t codes) const { return vqtbl1q_s8(values, vandq_u8(codes, vdupq_n_u8(15))); }
-  DLFP4_INLINE int8x16_t high(uint8x16_t codes) const { return vqtbl1q_s8(values, vshrq_n_u8(codes, 4)); }
+  DLFP4_ALWAYS_INLINE int8x16_t low(uint8x16_t codes) const {
+    return vqtbl1q_s8(values, vandq_u8(codes, vdupq_n_u8(15)));
+  }
+  DLFP4_ALWAYS_INLINE int8x16_t high(uint8x16_t codes) const { return vqtbl1q_s8(values, vshrq_n_u8(codes, 4)); }
 
-  DLFP4_INLINE int16x8_t first(uint8x16_t a, uint8x16_t b) const {
+  DLFP4_ALWAYS_INLINE int16x8_t first(uint8x16_t a, uint8x16_t b) const {
     return vmlal_s8(vmull_s8(vget_low_s8(low(a)), vget_low_s8(low(b))), vget_low_s8(high(a)), vget_low_s8(high(b)));
   }
 
-  DLFP4_INLINE int16x8_t second(uint8x16_t a, uint8x16_t b) const {
+  DLFP4_ALWAYS_INLINE int16x8_t second(uint8x16_t a, uint8x16_t b) const {
     return vmlal_s8(vmull_s8(vget_high_s8(low(a)), vget_high_s8(low(b))), vget_high_s8(high(a)), vget_high_s8(high(b)));
   }
 
-  DLFP4_INLINE int16x8_t both(uint8x16_t a, uint8x16_t b) const { return vaddq_s16(first(a, b), second(a, b)); }
+  DLFP4_ALWAYS_INLINE int16x8_t both(uint8x16_t a, uint8x16_t b) const { return vaddq_s16(first(a, b), second(a, b)); }
 };
 
 template <int Row>
 int64_t sum_nibbles(const uint8_t *a, const uint8_t *b, int64_t count) {
   constexpr int64_t kMost = 32 * 48;  // 48 * 576 fits a word
-  const Nibbles<Row> nibbles;
+  const Nibble<Row> nibbles;
   int64_t total = 0;
   for (; count >= 32;) {
     int16x8_t words = vdupq_n_s16(0);
@@ -93,7 +98,7 @@ struct Eight {
 };
 
 // Eight codes of float8_e4m3fn, by float16: its exponents are 8 more.
-DLFP4_INLINE inline Eight decode_e4m3(uint8x8_t codes) {
+DLFP4_ALWAYS_INLINE inline Eight decode_e4m3(uint8x8_t codes) {
   const uint16x8_t words = vmovl_u8(codes), magnitudes = vandq_u16(words, vdupq_n_u16(0x7F));
   const uint16x8_t sign = vshlq_n_u16(vandq_u16(words, vdupq_n_u16(0x80)), 8);
   const uint16x8_t nan = vandq_u16(vceqq_u16(magnitudes, vdupq_n_u16(0x7F)), vdupq_n_u16(0x7C00));
@@ -102,7 +107,7 @@ DLFP4_INLINE inline Eight decode_e4m3(uint8x8_t codes) {
   return {{vmulq_n_f32(vcvt_f32_f16(vget_low_f16(halves)), 256), vmulq_n_f32(vcvt_high_f32_f16(halves), 256)}};
 }
 
-DLFP4_INLINE inline float32x4_t decode_e8m0(uint32x4_t codes) {
+DLFP4_ALWAYS_INLINE inline float32x4_t decode_e8m0(uint32x4_t codes) {
   const uint32x4_t quiet = vdupq_n_u32(1 << 22);
   const uint32x4_t lowest = vandq_u32(vceqq_u32(codes, vdupq_n_u32(0)), quiet);
   const uint32x4_t nan = vandq_u32(vceqq_u32(codes, vdupq_n_u32(255)), quiet);
@@ -110,7 +115,7 @@ DLFP4_INLINE inline float32x4_t decode_e8m0(uint32x4_t codes) {
 }
 
 // Products of eight blocks, a vector each, to eight sums: words hold those of 32 times 144.
-DLFP4_INLINE inline Eight collapse(const int16x8_t (&p)[8]) {
+DLFP4_ALWAYS_INLINE inline Eight collapse(const int16x8_t (&p)[8]) {
   const int16x8_t low = vpaddq_s16(vpaddq_s16(p[0], p[1]), vpaddq_s16(p[2], p[3]));
   const int16x8_t high = vpaddq_s16(vpaddq_s16(p[4], p[5]), vpaddq_s16(p[6], p[7]));
   const int16x8_t sums = vpaddq_s16(low, high);
@@ -118,7 +123,7 @@ DLFP4_INLINE inline Eight collapse(const int16x8_t (&p)[8]) {
   return {{vcvtq_n_f32_s32(vmovl_s16(vget_low_s16(sums)), 2), vcvtq_n_f32_s32(vmovl_high_s16(sums), 2)}};
 }
 
-using Fp4 = Nibbles<DLFP4_float4_e2m1fn>;
+using Fp4 = Nibble<DLFP4_float4_e2m1fn>;
 
 // Eight blocks of 16, by both scales at once: a product of two float8 is exact.
 void add_two_level(const Fp4 &nibbles, const uint8_t *a, const uint8_t *a_scales, const uint8_t *b,
@@ -153,8 +158,8 @@ double add_lanes(float32x4_t sums) {
 
 // Eight blocks at a time, the last ones followed by zeros.
 template <int64_t kBlock, class Add>
-DLFP4_INLINE inline double sum_eights(const uint8_t *a, const uint8_t *a_scales, const uint8_t *b,
-                                      const uint8_t *b_scales, int64_t count, Add add) {
+DLFP4_ALWAYS_INLINE inline double sum_eights(const uint8_t *a, const uint8_t *a_scales, const uint8_t *b,
+                                             const uint8_t *b_scales, int64_t count, Add add) {
   constexpr int64_t kStep = 8 * kBlock;
   const Fp4 nibbles;
   float32x4_t sums[2] = {vdupq_n_f32(0), vdupq_n_f32(0)};
@@ -182,18 +187,30 @@ double sum_power(const uint8_t *a, const uint8_t *a_scales, const uint8_t *b, co
 
 // --- Floats ----------------------------------------------------------------------------------
 
-double sum_float32(const uint8_t *a, const uint8_t *b, int64_t count) {
-  float32x4_t sums[4] = {};
-  float left[16] = {}, right[16] = {};
-  for (; count >= 16; count -= 16, a += 64, b += 64)
-    for (int i = 0; i < 4; ++i)
-      sums[i] =
-          vfmaq_f32(sums[i], vreinterpretq_f32_u8(vld1q_u8(a + 16 * i)), vreinterpretq_f32_u8(vld1q_u8(b + 16 * i)));
-  memcpy(left, a, static_cast<size_t>(count) * sizeof(float));
-  memcpy(right, b, static_cast<size_t>(count) * sizeof(float));
-  for (int i = 0; i < 4; ++i) sums[i] = vfmaq_f32(sums[i], vld1q_f32(left + 4 * i), vld1q_f32(right + 4 * i));
-  return add_lanes(sums[0]) + add_lanes(sums[1]) + add_lanes(sums[2]) + add_lanes(sums[3]);
-}
+struct NeonDots : Neon {
+  using Factors = Floats;
+  static constexpr int kCodes = dlfp4::kCodes;
+
+  static F32 multiply_add(F32 a, F32 b, F32 sum) { return vfmaq_f32(sum, a, b); }
+
+  template <int Row>
+  static Floats load_wide(const uint8_t *src) {
+    return load_floats<Row>(src);
+  }
+
+  static Floats widen_bytes(const uint8_t *src) {
+    const uint16x8_t pairs = vreinterpretq_u16_u8(vld1q_u8(src));
+    const float16x8_t even = vreinterpretq_f16_u16(vshlq_n_u16(pairs, 8));
+    const float16x8_t odd = vreinterpretq_f16_u16(vandq_u16(pairs, vdupq_n_u16(0xFF00)));
+    return {{vcvt_f32_f16(vget_low_f16(even)), vcvt_high_f32_f16(even), vcvt_f32_f16(vget_low_f16(odd)),
+             vcvt_high_f32_f16(odd)}};
+  }
+
+  template <int Row, int Bits>
+  static Words words_of(const uint8_t *src) {
+    return decode_words<Row, Bits, DLFP4_bfloat16>(src);
+  }
+};
 
 template <int kRows>
 void multiply_some_rows(const float *line, const float *x, int64_t pitch, int64_t count, double *totals) {
@@ -216,12 +233,24 @@ void multiply_rows(const float *line, const float *x, int64_t pitch, int64_t cou
 
 // --- The table -------------------------------------------------------------------------------
 
-constexpr ProductKernels make_kernels() {
+template <int Row>
+constexpr void add_sums(ProductKernels *kernels) {
+  if constexpr (is_summed_as_float(Row)) {
+    kernels->sum_floats[Row] = sum_floats<NeonDots, Row>;
+  } else if constexpr (is_float(kFormats[Row]) && is_integer(Row)) {
+    kernels->sum_integers[Row][0] = sum_as_floats<NeonDots, Row, 8>;
+    kernels->sum_integers[Row][1] = sum_as_floats<NeonDots, Row, kFormats[Row].bits>;
+  }
+}
+
+template <int... Row>
+constexpr ProductKernels make_kernels(std::integer_sequence<int, Row...>) {
   ProductKernels kernels = {};
+  (add_sums<Row>(&kernels), ...);
   kernels.sum_integers[DLFP4_float4_e2m1fn][1] = sum_nibbles<DLFP4_float4_e2m1fn>;
   kernels.sum_integers[DLFP4_int4][1] = sum_nibbles<DLFP4_int4>;
   kernels.sum_integers[DLFP4_int8][0] = sum_int8;
-  kernels.sum_floats[DLFP4_float32] = sum_float32;
+  add_scaled_sums<NeonDots>(&kernels);
   kernels.sum_blocks[DLFP4_TWO_LEVEL] = sum_two_level;
   kernels.sum_blocks[DLFP4_POWER] = sum_power;
   kernels.lines.multiply_floats = multiply_rows;
@@ -231,6 +260,6 @@ constexpr ProductKernels make_kernels() {
 }  // namespace
 
 extern const ProductKernels neon_products;
-const ProductKernels neon_products = make_kernels();
+const ProductKernels neon_products = make_kernels(std::make_integer_sequence<int, DLFP4_NUM_DTYPES>());
 
 }  // namespace dlfp4

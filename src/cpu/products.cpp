@@ -203,7 +203,7 @@ extern "C" dlfp4_status dlfp4_vecdot(const dlfp4_lines *a, const dlfp4_lines *b,
   using namespace dlfp4;
   const int level = current_level();
   if (level < 0) return DLFP4_E_ISA;
-  Job job = {};
+  Job job;
   dlfp4_status status = make_reader(*a, level, &job.a);
   if (status == DLFP4_OK) status = make_reader(*b, level, &job.b);
   if (status != DLFP4_OK) return status;

@@ -88,9 +88,8 @@ void run_shares(int64_t count, int64_t, int, RangeBody body, const void *context
 #endif
 
 void split(int64_t count, int64_t grain, int64_t align, RangeBody body, const void *context) {
-  const int64_t worthwhile = count / grain;
-  if (worthwhile < 2) return run_body(body, context, 0, count);
-  const int64_t usable = usable_threads();
+  if (count - grain < grain) return run_body(body, context, 0, count);  // a division would cost short ranges dear
+  const int64_t worthwhile = count / grain, usable = usable_threads();
   const int threads = static_cast<int>(usable < worthwhile ? usable : worthwhile);
   if (threads < 2) return run_body(body, context, 0, count);
   run_shares(count, align, threads, body, context);

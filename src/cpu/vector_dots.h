@@ -1,0 +1,122 @@
+// Sums of products of floats, as far as they are the same for every vector.
+// Layout: codes one a byte or packed, floats in order; a step's products are four vectors.
+// Trick: a bfloat16 is the upper half of a float32, so that the two of a dword widen by a shift and a mask; the order
+// in which that leaves a step's floats is the same on both sides.
+#ifndef DLFP4_SRC_CPU_VECTOR_DOTS_H_
+#define DLFP4_SRC_CPU_VECTOR_DOTS_H_
+
+#include <stdint.h>
+#include <string.h>
+
+#include "../numerics.h"
+#include "product_kernels.h"
+#include "product_rules.h"
+#include "vector_lanes.h"
+#include "vector_level.h"
+
+namespace dlfp4 {
+namespace {
+
+// Calls step(a, b) for `Elements` of `Bits` each at a time. The last ones are followed by zeros, a last byte's spare
+// bits are cleared of one side: zero times anything finite is zero.
+template <int Elements, int Bits, class Step>
+DLFP4_ALWAYS_INLINE inline void in_steps_of_both(const uint8_t *a, const uint8_t *b, int64_t count, Step step) {
+  constexpr int kBytes = Elements * Bits / 8;
+  for (; count >= Elements; count -= Elements, a += kBytes, b += kBytes) step(a, b);
+  if (count == 0) return;
+  uint8_t left[kBytes] = {}, right[kBytes] = {};
+  const int64_t bits = count * Bits;
+  memcpy(left, a, static_cast<size_t>((bits + 7) / 8));
+  memcpy(right, b, static_cast<size_t>((bits + 7) / 8));
+  if (bits % 8) left[bits / 8] &= static_cast<uint8_t>((1 << bits % 8) - 1);
+  step(left, right);
+}
+
+// --- Elements as float32 ---------------------------------------------------------------------
+
+// A step's elements, in an order that depends on their type alone. Isa has vectors F32 and U32, kCodes elements a step,
+// load_wide<Row>(src) for elements of more than 8 bits, widen_bytes(src) for the upper bytes of float16s, and
+// words_of<Row, Bits>(src): bfloat16s.
+template <class Isa, int Row, int Bits>
+DLFP4_ALWAYS_INLINE inline typename Isa::Factors load_factors(const uint8_t *src) {
+  using U32 = typename Isa::U32;
+  using F32 = typename Isa::F32;
+  if constexpr (kFormats[Row].bits > 8) {
+    return Isa::template load_wide<Row>(src);
+  } else if constexpr (Row == DLFP4_float8_e5m2) {
+    return Isa::widen_bytes(src);
+  } else {
+    const auto words = Isa::template words_of<Row, Bits>(src);
+    const U32 low = reinterpret_cast<U32>(words.half[0]), high = reinterpret_cast<U32>(words.half[1]);
+    return {{reinterpret_cast<F32>(low << 16), reinterpret_cast<F32>(low & 0xFFFF0000u),
+             reinterpret_cast<F32>(high << 16), reinterpret_cast<F32>(high & 0xFFFF0000u)}};
+  }
+}
+
+// --- Sums ------------------------------------------------------------------------------------
+
+template <class F32>
+double add_up(const F32 (&sums)[4]) {
+  const F32 sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  double total = 0;
+  for (size_t lane = 0; lane < sizeof(sum) / sizeof(float); ++lane) total += static_cast<double>(sum[lane]);
+  return total;
+}
+
+template <class Isa, int Row, int Bits>
+double sum_products(const uint8_t *a, const uint8_t *b, int64_t count) {
+  typename Isa::F32 sums[4] = {};
+  in_steps_of_both<Isa::kCodes, Bits>(a, b, count, [&](const uint8_t *x, const uint8_t *y) DLFP4_ALWAYS_INLINE {
+    const auto left = load_factors<Isa, Row, Bits>(x), right = load_factors<Isa, Row, Bits>(y);
+    for (int i = 0; i < 4; ++i) sums[i] = Isa::multiply_add(left.part[i], right.part[i], sums[i]);
+  });
+  return add_up(sums);
+}
+
+template <class Isa, int Row>
+double sum_floats(const uint8_t *a, const uint8_t *b, int64_t count) {
+  return sum_products<Isa, Row, kFormats[Row].bits>(a, b, count);
+}
+
+// FP4 and FP6, exactly: float32 holds the sum of so many steps' products, each below 2^18 units, in every lane.
+template <class Isa, int Row, int Bits>
+int64_t sum_as_floats(const uint8_t *a, const uint8_t *b, int64_t count) {
+  constexpr int64_t kMost = 16 * Isa::kCodes;  // four vectors are added up: 2^18 * 16 * 4
+  constexpr int kUnit = unit_of(Row);
+  double total = 0;
+  for (int64_t first = 0; first < count; first += kMost) {
+    const int64_t at = first * Bits / 8;
+    total += sum_products<Isa, Row, Bits>(a + at, b + at, least(kMost, count - first));
+  }
+  return static_cast<int64_t>(total * (kUnit * kUnit));
+}
+
+// Packed elements in blocks; a step lies in one.
+template <class Isa, int Row>
+double sum_scaled(const uint8_t *a, const uint8_t *b, int64_t count, int64_t block, const float *scales) {
+  using F32 = typename Isa::F32;
+  constexpr int kBits = kFormats[Row].bits;
+  const int shift = __builtin_ctzll(static_cast<uint64_t>(block));
+  F32 sums[4] = {};
+  int64_t first = 0;
+  in_steps_of_both<Isa::kCodes, kBits>(a, b, count, [&](const uint8_t *x, const uint8_t *y) DLFP4_ALWAYS_INLINE {
+    const auto left = load_factors<Isa, Row, kBits>(x), right = load_factors<Isa, Row, kBits>(y);
+    const F32 scale = splat<F32>(scales[first >> shift]);
+    for (int i = 0; i < 4; ++i) sums[i] = Isa::multiply_add(left.part[i] * right.part[i], scale, sums[i]);
+    first += Isa::kCodes;
+  });
+  return add_up(sums);
+}
+
+template <class Isa>
+constexpr void add_scaled_sums(ProductKernels *kernels) {
+  kernels->sum_scaled[kE2m3] = sum_scaled<Isa, DLFP4_float6_e2m3fn>;
+  kernels->sum_scaled[kE3m2] = sum_scaled<Isa, DLFP4_float6_e3m2fn>;
+  kernels->sum_scaled[kE4m3] = sum_scaled<Isa, DLFP4_float8_e4m3fn>;
+  kernels->sum_scaled[kE5m2] = sum_scaled<Isa, DLFP4_float8_e5m2>;
+}
+
+}  // namespace
+}  // namespace dlfp4
+
+#endif  // DLFP4_SRC_CPU_VECTOR_DOTS_H_
