@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import io
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -76,5 +78,21 @@ def run_benchmarks(names: list[str]) -> int:
     return next((status for status in statuses if status), 0)
 
 
+def run() -> int:
+    """The same for a terminal or a pipe: names that it cannot show, readers that leave, and Ctrl-C are no errors."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        status = main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is flushed there at the end
+        return 0
+    except KeyboardInterrupt:
+        return 130  # as shells count it
+    return status
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run())

@@ -1,5 +1,5 @@
 # cython: language_level=3, binding=False, boundscheck=False, wraparound=False, initializedcheck=False
-# cython: cdivision=True, embedsignature=False, freethreading_compatible=True
+# cython: cdivision=True, embedsignature=True, embedsignature.format=clinic, freethreading_compatible=True
 """The core of dlfp4: one extension, whose parts follow the data from the producer to the consumer."""
 import collections
 import functools

@@ -15,7 +15,8 @@ cdef int check_kernel(int status, str what) except -1:
 
 
 # Statuses that say: the image has nothing for this device, or only PTX that the driver cannot compile.
-cdef tuple UNSERVED = (DLFP4_CUDA_NO_IMAGE, 209, 218, 222)   # NO_BINARY_FOR_GPU, INVALID_PTX, UNSUPPORTED_PTX_VERSION
+# NO_BINARY_FOR_GPU, INVALID_PTX, JIT_COMPILER_NOT_FOUND, UNSUPPORTED_PTX_VERSION, JIT_COMPILATION_DISABLED
+cdef tuple UNSERVED = (DLFP4_CUDA_NO_IMAGE, 209, 218, 221, 222, 223)
 
 
 cdef int load_kernels(int device) except -1:
@@ -87,9 +88,12 @@ cdef PyObject *keep_stream(int64_t stream) except? NULL:
 
 cdef int wait_for(Tensor source, int64_t stream) except -1:
     """Let work on `stream` start after the one on which a tensor's data is made."""
-    if stream != source.stream:
-        check_cuda(dlfp4_cuda_order(source.dl.device.device_id, source.stream, stream),
-                   f"making stream {stream} wait for stream {source.stream}")
+    cdef int status
+    if stream == source.stream:
+        return 0
+    status = dlfp4_cuda_order(source.dl.device.device_id, source.stream, stream)
+    if status != 0:   # as everywhere on this way, messages are made of failures alone
+        check_cuda(status, f"making stream {stream} wait for stream {source.stream}")
     return 0
 
 
@@ -101,7 +105,9 @@ cdef int used_on(Tensor self, int64_t stream) except -1:
         return 0
     with cython.critical_section(base):
         status = dlfp4_cuda_add_use(base.dl.device.device_id, &base.uses, stream)
-    return check_cuda(status, f"keeping memory for stream {stream}")
+    if status != 0:
+        check_cuda(status, f"keeping memory for stream {stream}")
+    return 0
 
 
 cdef inline Tensor base_of(Tensor self):

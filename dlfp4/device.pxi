@@ -32,10 +32,14 @@ cdef class Device:
     cdef readonly int index
     cdef int code
 
-    def __cinit__(self, str type, index=0):   # once: a Device never changes
+    def __cinit__(self, str type, index=None):   # once: a Device never changes
+        name, colon, digits = type.partition(":")
+        if colon and index is None and digits.isdecimal():
+            type, index = name, int(digits)
+        index = 0 if index is None else index
         if type not in DEVICE_CODES:
-            raise ValueError(f"device type {type!r} is unknown; expected one of {', '.join(DEVICE_CODES)}, and the "
-                             f"index apart: Device('cuda', 0)")
+            raise ValueError(f"device type {type!r} is unknown; expected one of {', '.join(DEVICE_CODES)}; with an "
+                             f"index 'cuda:0', or Device('cuda', 0)")
         number = parse_integer(index, "index")
         if not 0 <= number <= MOST_INDEX:
             raise ValueError(f"device index {number} of {type!r}: expected 0 to {MOST_INDEX}")
@@ -80,10 +84,9 @@ cdef tuple read_pair(pair):
     of None, which PaddlePaddle gives, is 0."""
     if not isinstance(pair, tuple) or len(pair) != 2 or isinstance(pair[0], str) or isinstance(pair[1], str):
         return None
-    try:
-        return int(pair[0]), int(pair[1] or 0)
-    except (TypeError, ValueError):
+    if not PyIndex_Check(pair[0]) or not (pair[1] is None or PyIndex_Check(pair[1])):
         return None
+    return PyNumber_Index(pair[0]), 0 if pair[1] is None else PyNumber_Index(pair[1])
 
 
 cdef Device parse_pair(pair):

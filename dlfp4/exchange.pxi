@@ -65,10 +65,13 @@ cdef Producer *find_inherited(object type) except? NULL:
 
 cdef Producer *add_producer(PyTypeObject *type) except? NULL:
     """The row of a type that has a table of its own; NULL where it only inherits one (a table takes its exact type
-    alone), where the table is not usable, or where the rows are used up: `__dlpack__` serves all of these."""
+    alone, and those that its framework's file names), where the table is not usable, or where the rows are used up:
+    `__dlpack__` serves all of these."""
     cdef Producer row
     cdef int k
     capsule = vars(<object> type).get("__dlpack_c_exchange_api__")
+    if capsule is None and frameworks.shares_table(<object> type):
+        capsule = (<object> type).__dlpack_c_exchange_api__
     row.type = type
     row.api = read_table(capsule)
     if row.api == NULL:

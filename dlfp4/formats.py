@@ -63,7 +63,7 @@ class Format:
         return self.kind == "two_level"
 
     def __eq__(self, other: object) -> bool:
-        return self.name == (other.name if isinstance(other, Format) else other)
+        return self is other or self.name == other
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -83,10 +83,12 @@ def formats() -> Mapping[str, Format]:
 
 def find_format(format: Format | str) -> Format:
     """The format of that name; ValueError lists all names where there is none."""
-    try:
-        return formats()[str(format)]
-    except KeyError:
-        raise ValueError(f"format={format!r}: expected one of {', '.join(formats())}") from None
+    found = formats().get(str(format))
+    if found is None:
+        raise ValueError(f"format={format!r}: expected one of {', '.join(formats())}")
+    if isinstance(format, Format) and format is not found:
+        raise ValueError(f"format={format!r} is none that kernels know: expected a row of dlfp4.formats(), or its name")
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,7 @@ class Recipe:
             raise ValueError(f"rounding={self.rounding!r}: expected one of {', '.join(_core._ROUNDINGS)}")
         if type(self.zero_scale) is not int or self.zero_scale not in range(255):
             raise ValueError(f"zero_scale={self.zero_scale!r}: expected an e8m0 byte, an integer from 0 to 254")
-        if not 0 <= self.eps <= float(np.finfo(np.float32).max):
+        if not hasattr(self.eps, "__float__") or not 0 <= self.eps <= float(np.finfo(np.float32).max):
             raise ValueError(f"eps={self.eps!r}: expected a finite float32, 0 or more")
         for name, flags in (("pow2", (None, True, False)), ("keeps_negative_zero", (True, False))):
             if not any(getattr(self, name) is flag for flag in flags):

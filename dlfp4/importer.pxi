@@ -12,13 +12,8 @@ cdef const char *USED_VERSIONED = "used_dltensor_versioned"
 
 cdef Tensor share(Tensor source):
     """A Tensor of its own over the same memory, with the same description."""
-    cdef Tensor self = Tensor.__new__(Tensor)
-    cdef int ndim = source.dl.ndim
-    self.x2_ = source.x2_
-    reserve_dims(self, ndim)
-    memcpy(self.dl.shape, source.dl.shape, 2 * ndim * sizeof(int64_t))
-    copy_description(self, source)
-    borrow_owner(self, source)
+    cdef Tensor self = make_view(source, source.dl.ndim)
+    memcpy(self.dl.shape, source.dl.shape, 2 * source.dl.ndim * sizeof(int64_t))
     fill_pairs(self)
     return self
 
@@ -46,6 +41,19 @@ cdef inline void borrow_owner(Tensor self, Tensor source) noexcept:
         self.owner = <void *> source
         self.owner_kind = OWNER_OBJECT
     Py_INCREF(<object> self.owner)
+
+
+cdef inline bint share_owner(Tensor self, Tensor source) noexcept:
+    """Hold what `source` holds, of which it was made by way of another form, and know what that could not say; false of
+    a loan, which is secured by the other form alone."""
+    if source.owner_kind == OWNER_LOAN:
+        return False
+    self.is_part = source.is_part
+    self.immutable = source.immutable
+    if source.immutable:   # a NumPy array of it is read-only, but nobody asked for more copies
+        self.flags = (self.flags & ~DLPACK_FLAG_BITMASK_READ_ONLY) | (source.flags & DLPACK_FLAG_BITMASK_READ_ONLY)
+    borrow_owner(self, source)
+    return True
 
 
 cdef Tensor import_array(cnp.ndarray array):
@@ -78,14 +86,12 @@ cdef Tensor import_array(cnp.ndarray array):
 
 
 cdef inline int hold_array(Tensor self, cnp.ndarray array) except -1:
-    """Keep an array's memory alive: by the Tensor that it came from, if it did, for the reason that unwrap_owner has.
-    A loan, though, is secured by the array alone."""
+    """Keep an array's memory alive: by the Tensor that it came from, if it did, for the reason that unwrap_owner
+    has."""
     cdef object base = array_base(array)
     if base is not None and type(base) is cnp.ndarray:   # a view of the array that was handed out
         base = array_base(<cnp.ndarray> base)
-    if base is not None and type(base) is Tensor and (<Tensor> base).owner_kind != OWNER_LOAN:
-        self.immutable = (<Tensor> base).immutable
-        borrow_owner(self, <Tensor> base)
+    if base is not None and type(base) is Tensor and share_owner(self, <Tensor> base):
         return 0
     self.owner = <void *> array
     self.owner_kind = OWNER_OBJECT
@@ -138,11 +144,11 @@ cdef inline void unwrap_owner(Tensor self) noexcept:
     and over would be released link by link, as deep as the chain is long."""
     cdef void *managed = self.owner
     if self.owner_kind == OWNER_VERSIONED and (<DLManagedTensorVersioned *> managed).deleter == release_versioned:
-        borrow_owner(self, <Tensor> (<DLManagedTensorVersioned *> managed).manager_ctx)
-        free_export((<DLManagedTensorVersioned *> managed).manager_ctx, managed)
+        if share_owner(self, <Tensor> (<DLManagedTensorVersioned *> managed).manager_ctx):
+            free_export((<DLManagedTensorVersioned *> managed).manager_ctx, managed)
     elif self.owner_kind == OWNER_LEGACY and (<DLManagedTensor *> managed).deleter == release_legacy:
-        borrow_owner(self, <Tensor> (<DLManagedTensor *> managed).manager_ctx)
-        free_export((<DLManagedTensor *> managed).manager_ctx, managed)
+        if share_owner(self, <Tensor> (<DLManagedTensor *> managed).manager_ctx):
+            free_export((<DLManagedTensor *> managed).manager_ctx, managed)
 
 
 cdef Tensor import_capsule(object capsule, bint counts_pairs):
@@ -198,7 +204,9 @@ cdef object request_capsule(object x, dict wanted):
     method = x.__dlpack__
     try:
         return method(max_version=(DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION), **wanted)
-    except TypeError:
+    except TypeError as error:
+        if type(error) is not TypeError:   # the data's, not the call's
+            raise
         if wanted.pop("copy", None) is not None:   # unknown to some, but then not made by themselves either
             return request_capsule(x, wanted)
         # Array API 2022 and older: no keyword but stream.
@@ -213,6 +221,9 @@ cdef Tensor import_from_protocol(object x, Device device, copy):
     if not type_has(Py_TYPE(x), "__dlpack__"):
         raise TypeError(f"{type(x).__name__} is no DLPack producer: expected an object with __dlpack__ and "
                         f"__dlpack_device__, or a capsule; for buffers and NumPy arrays call dlfp4.asarray")
+    framework = frameworks.of_type(type(x))
+    if framework is not None and (problem := framework.problem(x)) is not None:
+        raise BufferError(f"{framework.name} cannot hand this over: {problem}")
     source = device_of_producer(x) if type_has(Py_TYPE(x), "__dlpack_device__") else (kDLCPU, 0)
     if source[0] in (kDLCUDA, kDLCUDAManaged):
         wanted["stream"] = LEGACY_STREAM
@@ -236,7 +247,6 @@ cdef Tensor import_from_protocol(object x, Device device, copy):
     self = import_capsule(capsule, producer != NULL and producer.counts_pairs)
     if producer != NULL:
         return check_import(self, producer, x)
-    framework = frameworks.of_type(type(x))
     self.immutable = framework is not None and framework.immutable
     return self
 

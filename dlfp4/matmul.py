@@ -214,7 +214,7 @@ def prepare_result(problem: Problem, given: Tensor | None) -> Tensor:
     """The caller's memory, or our own."""
     if given is None:
         return _allocate_result(problem.a, problem.shape, problem.dtype, problem.stream)
-    _check_out_product(given, problem.shape, problem.dtype, problem.a, problem.b)
+    _check_out_product(given, problem.shape, problem.dtype, problem.a, problem.b, problem.stream)
     return given
 
 
@@ -294,8 +294,6 @@ def matmul(
         out_dtype = given.dtype
     problem = make_problem(a, b, alpha, out_dtype, activation, stream)
     able = candidates(problem, backend)
-    if stream is not None and problem.a.device.type == "cpu":
-        raise ValueError(f"stream={stream!r}: host memory has no streams; pass None")
     result = prepare_result(problem, given)
     if result.size:
         row, tactic = choose(problem, able)

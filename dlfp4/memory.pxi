@@ -198,8 +198,9 @@ cdef int copy_bytes(Tensor result, Tensor source, int64_t bytes) except -1:
             status = dlfp4_cuda_wait(other, made_on)
         if status == 0:
             status = dlfp4_cuda_copy(device, stream, direction, result.dl.data, source.dl.data, bytes)
-    return check_cuda(status, f"copying {bytes} bytes from {device_of(source)} "
-                              f"to {device_of(result)}")
+    if status != 0:   # the message alone costs more than a short copy
+        check_cuda(status, f"copying {bytes} bytes from {device_of(source)} to {device_of(result)}")
+    return 0
 
 
 # ---- NumPy
@@ -208,16 +209,23 @@ cdef object as_numpy(Tensor self):
     """A NumPy array over host memory, one item an element."""
     cdef cnp.npy_intp bytes_strides[MOST_DIMS]
     cdef int64_t itemsize = storage_bits(self) // 8
-    cdef int flags = 0 if self.flags & DLPACK_FLAG_BITMASK_READ_ONLY else cnp.NPY_ARRAY_WRITEABLE
     cdef int k
     if self.dl.ndim > MOST_DIMS:
         raise BufferError(f"NumPy takes {MOST_DIMS} dimensions at most, this tensor has {self.dl.ndim}; "
                           f"reshape it first")
     for k in range(self.dl.ndim):
         bytes_strides[k] = itemsize * (self.dl.strides[k] if self.dl.shape[k] > 1 and self.size_ != 0 else 1)
-    array = new_array(DTYPES[self.row], self.dl.ndim, self.dl.shape, bytes_strides, self.dl.data, flags)
+    try:
+        array = new_array(DTYPES[self.row], self.dl.ndim, self.dl.shape, bytes_strides, self.dl.data, array_flags(self))
+    except ValueError as error:   # of an empty tensor's other extents
+        raise BufferError(f"NumPy has no array of shape {shape_of(self)}: {error}; call .reshape((0,)) first") from None
     cnp.set_array_base(array, self)
     return array
+
+
+cdef inline int array_flags(Tensor self) noexcept:
+    """Of a NumPy array over the memory."""
+    return 0 if self.immutable or self.flags & DLPACK_FLAG_BITMASK_READ_ONLY else cnp.NPY_ARRAY_WRITEABLE
 
 
 cdef Tensor on_host(Tensor self, copy):

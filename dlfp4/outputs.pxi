@@ -23,8 +23,9 @@ cdef Tensor check_out_values(out, ScaledTensor source, int row):
     return self
 
 
-def _check_out_product(Tensor out, shape, dtype, a, b):
-    """Memory for a matrix product."""
+def _check_out_product(Tensor out, shape, dtype, a, b, stream):
+    """Memory for a matrix product, and whether that has such a stream."""
+    stream_for(elements_of(a), stream)
     check_writable(out, row_of_argument(dtype))
     if not has_shape(out, shape):
         refuse_shape(out, shape)

@@ -17,8 +17,7 @@ cdef object bytes_of(Tensor self):
     """The memory of a compact tensor as an array of bytes, which keeps it alive."""
     cdef cnp.npy_intp stride = 1
     cdef int64_t count = count_bytes(self)
-    cdef int flags = 0 if self.flags & DLPACK_FLAG_BITMASK_READ_ONLY else cnp.NPY_ARRAY_WRITEABLE
-    array = new_array(np.dtype(np.uint8), 1, &count, &stride, self.dl.data, flags)
+    array = new_array(np.dtype(np.uint8), 1, &count, &stride, self.dl.data, array_flags(self))
     cnp.set_array_base(array, self)
     return array
 

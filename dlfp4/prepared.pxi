@@ -127,8 +127,8 @@ def _find_tactics(ScaledTensor b, rows):
         load_kernels(device)
         if len(FOUND_TACTICS) >= MOST_FOUND:
             FOUND_TACTICS.clear()
-        check_cuda(dlfp4_cuda_find_tactics(device, b.number, rows, b.shape[1], b.shape[0], numbers, 64, &count),
-                   "choosing a kernel")
+        check_kernel(dlfp4_cuda_find_tactics(device, b.number, rows, b.shape[1], b.shape[0], numbers, 64, &count),
+                     "choosing a kernel")
         found = FOUND_TACTICS[key] = tuple([dlfp4_cuda_tactic_name(numbers[k]).decode() for k in range(count)])
     return found
 
@@ -187,11 +187,13 @@ def _multiply_on_cuda(Tensor a, ScaledTensor b, Tensor out, alpha, factor, str t
     With `scales`, a has codes: what _reads_codes says.
     """
     cdef int64_t chosen = stream_for(a, stream)
-    cdef Tensor rows = as_rows(a, chosen), target = as_rows(out), result = target, read
+    cdef Tensor rows, target, result, read
     cdef dlfp4_cuda_product product
     memset(&product, 0, sizeof(product))
     secure(a)
     secure(out)
+    rows = as_rows(a, chosen)
+    target = result = as_rows(out)
     if scales is None and not has_aligned_rows(rows):
         rows = copy_on(rows, chosen)
     if (result.dl.shape[1] > 1 and result.dl.strides[1] != 1) or not is_aligned(result):
@@ -211,10 +213,15 @@ def _multiply_on_cuda(Tensor a, ScaledTensor b, Tensor out, alpha, factor, str t
     hand_back(out, chosen)
 
 
+cdef inline int64_t row_step(Tensor matrix) noexcept:
+    """From row to row; of one row the stride in memory is free."""
+    return matrix.dl.strides[0] if matrix.dl.shape[0] > 1 else matrix.dl.shape[1]
+
+
 cdef int fill_rows(dlfp4_cuda_product *product, Tensor rows, Tensor scales, int64_t stream) except -1:
     product.rows, product.depth = rows.dl.shape[0], rows.dl.shape[1]
     product.x = rows.dl.data
-    product.x_stride = rows.dl.strides[0] if rows.dl.shape[0] > 1 else rows.dl.shape[1]
+    product.x_stride = row_step(rows)
     product.x_is_half = rows.row == FLOAT16
     if scales is not None:
         secure(scales)
@@ -227,13 +234,14 @@ cdef int fill_rows(dlfp4_cuda_product *product, Tensor rows, Tensor scales, int6
 cdef int fill_result(dlfp4_cuda_product *product, Tensor result) except -1:
     product.columns = result.dl.shape[1]
     product.y = result.dl.data
-    product.y_stride = result.dl.strides[0] if result.dl.shape[0] > 1 else result.dl.shape[1]
+    product.y_stride = row_step(result)
     product.y_bytes = storage_bits(result) // 8
     product.y_is_half = result.row == FLOAT16
     return 0
 
 
 cdef int fill_weights(dlfp4_cuda_product *product, ScaledTensor b, Tensor factor, int64_t stream) except -1:
+    """Of prepared weights nothing is waited for: preparing them has, and they do not change."""
     cdef Tensor own = b.scales if scales_whole(b.number) else b.global_scale, part
     product.weights = b.data.dl.data
     product.format = b.number
@@ -242,7 +250,8 @@ cdef int fill_weights(dlfp4_cuda_product *product, ScaledTensor b, Tensor factor
     for part in (b.data, own, factor):
         if part is not None:
             secure(part)
-            wait_for(part, stream)
+    if factor is not None:
+        wait_for(factor, stream)
     if own is not None:
         product.factors[0] = <const float *> own.dl.data
     if factor is not None:
@@ -252,6 +261,6 @@ cdef int fill_weights(dlfp4_cuda_product *product, ScaledTensor b, Tensor factor
 
 cdef bint has_aligned_rows(Tensor self) noexcept:
     """Whether bulk copies can read the rows: 16 bytes at a time."""
-    cdef int64_t row = self.dl.strides[0] if self.dl.shape[0] > 1 else self.dl.shape[1]
+    cdef int64_t row = row_step(self)
     return has_dense_rows(self) and row % 8 == 0 and row >= self.dl.shape[1] \
         and <uintptr_t> self.dl.data % 16 == 0

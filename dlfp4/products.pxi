@@ -187,9 +187,11 @@ cdef dlfp4_status sum_products(Factor *a, Factor *b, float *result) noexcept nog
 
 
 cdef Tensor sum_over(a, b, int64_t axis):
-    cdef object left = plain(<ScaledTensor> a) if type(a) is ScaledTensor else borrow(a)
+    """Of Tensors, which fill_factor secures, and of what is not yet one."""
+    cdef object left = plain(<ScaledTensor> a) if type(a) is ScaledTensor else a if type(a) is Tensor else borrow(a)
     cdef Tensor elements = elements_of(left), others, result
-    cdef object right = restored_beside(elements, <ScaledTensor> b) if type(b) is ScaledTensor else borrow(b)
+    cdef object right = restored_beside(elements, <ScaledTensor> b) if type(b) is ScaledTensor \
+        else b if type(b) is Tensor else borrow(b)
     cdef Factor of_left, of_right
     cdef int64_t stream
     cdef bint multiplied
@@ -376,7 +378,7 @@ def dot(a, b):
 cdef object as_vector(x, str name):
     """An operand of one dimension; a Tensor's shape as a tuple would cost as much as a short sum."""
     cdef bint scaled = type(x) is ScaledTensor
-    cdef object operand = x if scaled else borrow(x)
+    cdef object operand = x if scaled or type(x) is Tensor else borrow(x)
     cdef Py_ssize_t ndim = len((<ScaledTensor> operand).shape) if scaled else (<Tensor> operand).dl.ndim
     if ndim != 1:
         raise ValueError(f"{name} has shape {operand.shape}: dot takes two vectors; for more dimensions call vecdot "

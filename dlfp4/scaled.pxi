@@ -69,6 +69,7 @@ cdef class ScaledTensor:
     shape : tuple of int
         Of the tensor that was quantized, without padding.
     """
+    cdef object __weakref__
     cdef readonly Tensor data
     cdef readonly Tensor scales
     cdef readonly Tensor global_scale
@@ -126,7 +127,7 @@ cdef class ScaledTensor:
     @property
     def device(self):
         """The :class:`Device` on which the data lies."""
-        return device_of(self.data)
+        return self.data.device
 
     @property
     def nbytes(self):
@@ -303,6 +304,9 @@ cdef ScaledTensor take_one(ScaledTensor self, index):
     if self.axis != -1 or self.scale_layout != "linear" or rows % lines:
         raise ValueError(f"{self!r} cannot be taken apart: expected blocks along axis -1, of rows of one tensor of the "
                          f"stack, and linear scales, as of .with_scale_layout('linear')")
+    if isinstance(index, bool) or not PyIndex_Check(index):
+        raise TypeError(f"index {index!r} is of type {type(index).__name__}; one tensor of a stack is taken by an "
+                        f"integer")
     number = as_index(index, shape[0], 0)
     if self.format.block is not None:
         lines = 1 if self.format.repeats_scales else lines
@@ -344,7 +348,7 @@ cdef ScaledTensor assemble(data, scales, global_scale, format, int axis, str sca
     cdef tuple logical = shape_of(elements) if shape is None else tuple(parse_shape(shape))
     if is_padded(elements):
         raise BufferError(f"data of {dtype_name(elements)} has one element a byte; pack it first: dlfp4.pack(data)")
-    if shape is None and axis == -2 and is_subbyte(elements.row):   # stored transposed
+    if shape is None and axis == -2 and is_subbyte(elements.row) and elements.dl.ndim > 1:   # stored transposed
         *leading, lines, length = logical
         logical = (*leading, length, lines)
     buffers = buffers_of(logical, format, axis, scale_layout, True)

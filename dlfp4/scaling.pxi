@@ -117,8 +117,8 @@ cdef int check_axes(tuple axes) except -1:
     return 0
 
 
-cdef Tensor flatten(Tensor self, int64_t stream=NO_STREAM):
-    """The tensor as a matrix; a copy, made on `stream`, only where its leading dimensions are not one run."""
+cdef Tensor view_matrix(Tensor self):
+    """The tensor as a matrix, without a copy; None where its leading dimensions are not one run."""
     cdef Tensor view
     if self.dl.ndim == 2:
         return self
@@ -129,15 +129,22 @@ cdef Tensor flatten(Tensor self, int64_t stream=NO_STREAM):
     view.dl.shape[1] = self.dl.shape[self.dl.ndim - 1]
     if view.dl.shape[0] < 0:
         raise ValueError(f"shape {shape_of(self)} has more rows than can be counted")
-    if lay_out(view, self):
-        return finish_view(view)
-    return flatten(duplicate(self) if stream == NO_STREAM else copy_on(self, stream))
+    return finish_view(view) if lay_out(view, self) else None
+
+
+cdef Tensor flatten(Tensor self, int64_t stream=NO_STREAM):
+    """The tensor as a matrix; a copy, made on `stream`, only where there is no view."""
+    cdef Tensor view = view_matrix(self)
+    if view is not None:
+        return view
+    return view_matrix(duplicate(self) if stream == NO_STREAM else copy_on(self, stream))
 
 
 cdef Tensor copy_on(Tensor self, int64_t stream):
-    """A compact copy, made and freed in the order of a CUDA stream."""
+    """A compact copy, made and freed in the order of a CUDA stream, which waits for the tensor's own."""
     cdef Tensor result = allocate_beside(self, self.row, self.dl.ndim, self.dl.shape, is_padded(self), stream,
                                          self.x2_)
+    wait_for(self, stream)
     convert(self, result, NULL, stream)
     return result
 
@@ -173,7 +180,7 @@ cdef int MOST_RULES = 1024
 
 
 cdef _Rules find_rules(format, recipe, rounding):
-    name = str.__str__(format) if isinstance(format, str) else str(format)
+    name = str.__str__(format) if isinstance(format, str) else find_format(format).name
     key = (name, recipe, rounding)
     try:
         found = look_up(RULES, key)
@@ -420,8 +427,9 @@ cdef int quantize_on_cuda(Request *request, tuple results, _Rules rules, global_
 cdef int wait_for_parts(ScaledTensor self, int64_t stream) except -1:
     """Let work on `stream` start after those on which a ScaledTensor's parts are made."""
     wait_for(self.data, stream)
-    wait_for(self.scales, stream)
-    if self.global_scale is not None:
+    if self.scales.stream != self.data.stream:
+        wait_for(self.scales, stream)
+    if self.global_scale is not None and self.global_scale.stream != self.data.stream:
         wait_for(self.global_scale, stream)
     return 0
 
@@ -504,12 +512,14 @@ def dequantize(q, dtype="float32", *, out=None, stream=None):
         result = allocate_values(source, row, chosen)
     else:
         result = check_out_values(out, source, row)
-    matrix = flatten(result)
+    matrix = view_matrix(result)
+    if matrix is None:   # through memory of our own
+        matrix = view_matrix(allocate_values(source, row, chosen))
     if on_cuda(source.data):
         dequantize_on_cuda(source, matrix, chosen)
     else:
         run_dequantize(source, matrix)
-    if out is not None and matrix.dl.data != result.dl.data:   # strides that are no matrix: through a copy
+    if out is not None and matrix.dl.data != result.dl.data:
         convert(reshape_tensor(matrix, source.shape), result, NULL, chosen)
     return result
 

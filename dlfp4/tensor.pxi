@@ -276,6 +276,13 @@ cdef class Tensor:
     def __float__(self):
         return float(self.item())
 
+    def __int__(self):
+        return int(self.item())
+
+    def __format__(self, spec):
+        """By a specification the element of a tensor that has one, such as the result of a dot."""
+        return format(self.item(), spec) if spec else str(self)
+
     # ---- Copies of the object: see pickling.pxi
 
     def __reduce_ex__(self, protocol):

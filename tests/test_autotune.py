@@ -128,7 +128,7 @@ def test_results_of_every_type_are_checked(use, path, dtype):
 def test_nan_and_infinity_are_right_where_they_belong(use, path):
     use(fake=Tactics(right=right, slow=slow))
     x = values((4, K))
-    x[0, 0], x[1, 1], x[2, 2:4] = np.nan, np.inf, (-1e38, 3e38)
+    x[0, 0], x[1, 1], x[2, 2:4] = np.nan, np.inf, (-1e35, 3e35)
     with dlfp4.autotune(path):
         dlfp4.matmul(x, W.mT, out_dtype="float16")
     assert winners() == {(4, "fake", "right")}
@@ -461,3 +461,34 @@ def test_contexts_end(use, path):
         1 / 0  # noqa: B018
     multiply()
     assert not autotune.CHOICES
+
+
+def test_what_was_multiplied_before_is_measured_too(use, path):
+    first, second = Tactics(right=slow), Tactics(right=right)
+    use(first=first, second=second)
+    multiply()  # idle: the best guess alone is remembered
+    assert second.calls["right"] == 0
+    with dlfp4.autotune(path):
+        multiply()
+    assert second.calls["right"] > 0
+
+
+def test_choices_that_others_have_written_stay(use, path):
+    key = autotune.Key("matmul", "a", "b", "float32", 1, 1, 1, ("cpu:default",), "other", "0")
+    mine = key._replace(device="mine")
+    for each in (key, mine):
+        autotune.CHOICES.clear()  # as of another process
+        autotune.CHOICES[each] = autotune.Choice("cpu", "default", 1.0)
+        autotune.write(path, each)
+    assert set(autotune.read(path)) == {key, mine}
+
+
+def test_choices_depend_on_the_number_of_threads():
+    names = set()
+    try:
+        for threads in (1, 2):
+            dlfp4.set_num_threads(threads)
+            names.add(autotune.device_name(dlfp4.Device("cpu")))
+    finally:
+        dlfp4.set_num_threads(0)
+    assert len(names) == 2

@@ -343,6 +343,13 @@ for name in SUBBYTE:
         for packed in (True, False):
             run(operation, name, packed, name, packs, range(1, 131))
             done += 1
+for rows, columns, name in ((130, 65, "float8_e4m3fn"), (64, 40, "float32"), (70, 20, "bfloat16")):
+    for left, right in ENDS:
+        size = size_of(rows * columns, name, False)
+        x = A.flush(size, left).view(reference.dtype_of(name)).reshape(rows, columns)
+        out = B.flush(size, right).view(x.dtype).reshape(columns, rows)
+        dlfp4.cast(x.T, name, out=out)
+        assert out.tobytes() == x.T.tobytes()
 print(done)
 """
 
@@ -350,3 +357,45 @@ print(done)
 @pytest.mark.parametrize("level", LEVELS)
 def test_no_byte_past_either_end(level):
     assert int(run_at(level, GUARDED)) == 18 * 18 + len(SUBBYTE) * 4
+
+
+TURNS = {
+    "columns": lambda x: x.reshape(130, -1).T,
+    "stack": lambda x: x.reshape(3, 26, -1).transpose(0, 2, 1),
+    "reversed dimensions": lambda x: x.reshape(10, 13, -1).T,
+    "outer neighbours": lambda x: x.reshape(10, 13, -1).transpose(2, 0, 1),
+    "backwards": lambda x: x.reshape(130, -1)[::-1].T,
+    "part": lambda x: x.reshape(130, -1)[1:, 3:90].T[:, 1:],
+    "repeated": lambda x: np.broadcast_to(x.reshape(-1, 130)[0][:, None], (130, 20)),
+}
+TURNED = [
+    ("float32", "float32"), ("float32", "float8_e4m3fn"), ("bfloat16", "float32"), ("float16", "float4_e2m1fn"),
+    ("float8_e5m2", "bfloat16"), ("float64", "float6_e2m3fn"), ("complex128", "complex128"), ("uint8", "uint8"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("turn", TURNS)
+@pytest.mark.parametrize(("source", "target"), TURNED)
+def test_rows_whose_elements_lie_apart(source, target, turn):
+    """Tiles of rows that are neighbours in memory: by the same bytes as from memory in order, on any threads."""
+    bits = np.random.default_rng(3).integers(0, 256, 130 * 300 * 16, np.uint8)
+    x = TURNS[turn](bits.view(dtype_of(source))[: 130 * 300])
+    for options in ({}, {"rounding": "stochastic", "seed": 9}):
+        if source == target and options:
+            continue
+        expected = raw_bytes(dlfp4.cast(np.ascontiguousarray(x), target, **options))
+        for threads in (1, 3):
+            dlfp4.set_num_threads(threads)
+            try:
+                assert raw_bytes(dlfp4.cast(x, target, **options)) == expected, threads
+            finally:
+                dlfp4.set_num_threads(0)
+
+
+def test_long_packed_rows_that_start_within_a_byte():
+    raw = np.random.default_rng(0).integers(0, 256, 128, np.uint8)
+    tensor = dlfp4.from_dlpack(Made(raw, code=17, bits=4, shape=(3, 65), strides=(67, 1)).capsule)
+    codes = np.stack([raw & 15, raw >> 4], axis=1).reshape(-1)
+    expected = np.stack([codes[i * 67 : i * 67 + 65] for i in range(3)])
+    assert dlfp4.unpack(tensor).view("uint8").tolist() == expected.tolist()
+    assert dlfp4.cast(tensor, "float32").tolist() == expected.view("float4_e2m1fn").astype(np.float32).tolist()

@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import re
+import sys
 import tracemalloc
 
 import ml_dtypes
@@ -537,3 +538,30 @@ def test_real_weights(real, path):
     checkpoints.save(path, saved)
     for name, q in checkpoints.load(path).items():
         assert_same(q, saved[name])
+
+
+def test_a_plain_tensor_where_a_global_scale_would_be(tmp_path):
+    path = tmp_path / "model.safetensors"
+    plain = np.array([1, 2], np.float32)
+    checkpoints.save(path, {"w": dlfp4.quantize(np.ones((4, 64), np.float32), "mxfp4"), "w_scale_2": plain})
+    loaded = checkpoints.load(path)
+    assert loaded["w_scale_2"].tolist() == [1, 2]
+    assert loaded["w"].global_scale is None
+    q = dlfp4.quantize(np.ones((4, 64), np.float32), "nvfp4")
+    without = dlfp4.ScaledTensor.from_parts(q.data, q.scales, format="nvfp4")
+    with pytest.raises(ValueError, match="w_scale_2 is the name of a global scale"):
+        checkpoints.save(path, {"w": without, "w_scale_2": np.array(3, np.float32)})
+    checkpoints.save(path, {"w": without})
+    assert checkpoints.load(path)["w"].global_scale is None
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="descriptors are counted in /proc")
+def test_loaded_files_keep_a_descriptor_each_at_most(tmp_path):
+    """None, from Python 3.13 on."""
+    before = len(os.listdir("/proc/self/fd"))
+    held = []
+    for number in range(8):
+        checkpoints.save(tmp_path / f"{number}", {"x": np.arange(4.0)})
+        held.append(checkpoints.load(tmp_path / f"{number}"))
+    assert [each["x"].tolist() for each in held] == 8 * [[0, 1, 2, 3]]
+    assert len(os.listdir("/proc/self/fd")) - before <= (0 if sys.version_info >= (3, 13) else 8)

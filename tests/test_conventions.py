@@ -343,3 +343,28 @@ def test_tensors_of_nothing(shape):
     rows = (int(np.prod(shape[:-1])), shape[-1])
     held = dlfp4.ScaledTensor.from_parts(q.data.view("uint8").to_numpy(), q.scales.to_numpy(), format="mxfp4")
     assert held.shape == rows
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"w": np.zeros((256, 256), "float8_e4m3fn"), "w_scale": np.ones((2, 3, 2, 3), np.float32)},
+        {"w": np.zeros((4, 12), np.uint8), "w_scale": np.zeros((4, 1), np.uint8)},
+    ],
+    ids=["no squares", "no blocks"],
+)
+def test_scales_of_no_convention_stay(parts):
+    assert join_parts(parts).keys() == parts.keys()
+
+
+def test_a_part_belongs_to_one_tensor():
+    shapes = {"w": (32, 512), "w_scale": (32, 32), "w_scale_scale": (32, 2)}
+    joined = join_parts({name: np.zeros(shape, np.uint8) for name, shape in shapes.items()})
+    assert {name: type(x).__name__ for name, x in joined.items()} == {"w": "ScaledTensor", "w_scale_scale": "Tensor"}
+
+
+def test_a_missing_global_scale_is_stored_as_one():
+    q = dlfp4.quantize(np.ones((4, 32), np.float32), "nvfp4")
+    q = dlfp4.ScaledTensor.from_parts(q.data, q.scales, format="nvfp4")
+    part = split_parts({"w": q}, "modelopt")["w_scale_2"]
+    assert (part.shape, part.item()) == ((), 1.0)

@@ -478,3 +478,12 @@ def test_numpy_elements_pack_to_parts():
     assert one.dequantize().to_numpy().tolist() == native_cast(codes, "float32").tolist()
     assert math.prod(one.shape) == one.data.size
     assert one.data.dtype == dtype_of(FP4)
+
+
+@pytest.mark.parametrize("name", ["mxfp4", "nvfp4", "fp8_e4m3"])
+def test_out_with_rows_apart(name):
+    q = dlfp4.quantize(np.random.default_rng(0).normal(size=(256, 128)).astype(np.float32), name)
+    memory = np.full((256, 160), 7, np.float32)
+    dlfp4.dequantize(q, out=memory[:, :128])
+    assert (memory[:, :128] == q.dequantize().to_numpy()).all()
+    assert (memory[:, 128:] == 7).all()

@@ -239,6 +239,9 @@ TYPES = [
 ]
 DEVICES = [
     accepted("cuda-marked-host-pointer", shaped((4,), device=(2, 0)), read=False),
+    *(refused(f"device-index-{pair}", shaped((4,), device=pair), "device") for pair in ((1, -1), (2, -1))),
+    refused("stride-below-zero", shaped((2,), strides=(-(2**58),)), "outside the address space"),
+    refused("stride-before-a-handle", shaped((2,), strides=(-4,), device=(7, 0)), "outside the address space"),
     *(refused(f"device-{n}", shaped((4,), device=(n, 0)), rf"{n}\b") for n in (0, -1, 5, 6, 19, 99, 2**31 - 1)),
 ]
 VERSIONS = [

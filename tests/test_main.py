@@ -1,6 +1,7 @@
 """``python -m dlfp4 info | matrix | bench``, as a user runs them; test_quantize_file.py has ``quantize``."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 import dlfp4
-from dlfp4 import matrix
+from dlfp4 import checkpoints, matrix
 from dlfp4.__main__ import main
 from dlfp4.matrix import Cell, Direction, Outcome, Report
 
@@ -158,3 +159,20 @@ def test_no_benchmarks_beside_an_installed_package(checkout, capsys):
         path.unlink()
     assert main(["bench"]) == 1
     assert f"No benchmarks at {checkout}" in capsys.readouterr().err
+
+
+def test_output_that_cannot_be_shown_or_read(tmp_path):
+    """Names beyond the terminal's letters, and a reader that leaves, are no errors."""
+    source, target = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    checkpoints.save(source, {"h\u00e9.weight": np.ones((32, 32), np.float32)})
+    command = [sys.executable, "-P", "-m", "dlfp4", "quantize", str(source), "-o", str(target), "--format", "mxfp4"]
+    environ = os.environ | {"PYTHONIOENCODING": "ascii"}
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=environ)
+    assert "h\\xe9.weight" in shown.stdout
+    reading, writing = os.pipe()
+    os.close(reading)
+    left = subprocess.run(
+        [sys.executable, "-P", "-m", "dlfp4", "info"], stdout=writing, stderr=subprocess.PIPE, timeout=120, check=False
+    )
+    os.close(writing)
+    assert (left.returncode, left.stderr) == (0, b"")

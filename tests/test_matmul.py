@@ -393,3 +393,26 @@ def test_out_shares_no_memory():
     w = dlfp4.ScaledTensor.from_parts(w.data, w.scales, x[3, 4:5], format="nvfp4")
     with pytest.raises(ValueError, match="overlaps an input"):
         dlfp4.matmul(values((32, 32)), w.mT, out=x)
+
+
+def test_out_of_batches_is_compact():
+    w = dlfp4.quantize(np.eye(32, dtype=np.float32), "mxfp4").mT
+    out = np.zeros((3, 2, 32), np.float32).transpose(1, 0, 2)
+    with pytest.raises(ValueError, match="must be compact"):
+        dlfp4.matmul(np.ones((2, 3, 32), np.float32), w, out=out)
+
+
+def test_a_stack_of_second_operands_is_refused():
+    with pytest.raises(ValueError, match=r"expected \(\.\.\., M, K\) and \(K, N\)"):
+        dlfp4.matmul(np.ones((2, 32), np.float32), np.zeros((32, 4, 2), np.float32))
+
+
+def test_alpha_at_the_end_of_float32():
+    w = dlfp4.quantize(np.eye(32, dtype=np.float32), "mxfp4").mT
+    x = np.eye(32, dtype=np.float32) * 2.0**-126
+    for alpha in (2.0**128 - 2.0**103, -(2.0**128 - 2.0**103)):
+        with pytest.raises(ValueError, match="beyond float32"):
+            dlfp4.matmul(x, w, alpha=alpha)
+    largest = float(np.nextafter(2.0**128 - 2.0**103, 0))
+    assert np.isfinite(dlfp4.matmul(x, w, alpha=largest).to_numpy()).all()
+    assert dlfp4.matmul(np.ones((1, 32), np.float32), w, alpha=np.inf).tolist() == [[np.inf] * 32]

@@ -12,7 +12,7 @@ from numpy.lib.stride_tricks import as_strided
 import dlfp4
 from dlfp4 import frameworks
 
-from .capsules import PADDED, Made, framework, random_array, random_bytes
+from .capsules import DEVICES, PADDED, Made, framework, random_array, random_bytes
 from .reference import raw_bytes
 
 X = random_array((1, 64))
@@ -218,10 +218,18 @@ def test_immutable_arrays_are_not_written_to(name):
         dlfp4.dequantize(dlfp4.quantize(X[:, :32], "mxfp4"), out=array)
     with pytest.raises(BufferError, match=message):
         dlfp4.matmul(X, W.mT, out=array)
-    for held in (dlfp4.from_dlpack(array), dlfp4.asarray(array).T, dlfp4.from_dlpack(array)[:, 1:]):
+    tensor = dlfp4.from_dlpack(array)
+    values = tensor.to_numpy()
+    for held in (
+        *(tensor, tensor.T, tensor[:, 1:], values, values[:, 1:]),
+        *(dlfp4.from_dlpack(tensor.__dlpack__(max_version=version)) for version in (None, (1, 3))),
+    ):
         with pytest.raises(BufferError, match=message):
             dlfp4.cast(np.ones(held.shape, np.float32), "float32", out=held)
+    with pytest.raises(ValueError, match="read-only"):
+        values[0] = 1
     assert np.asarray(array).tolist() == before
+    assert not dlfp4.from_dlpack(values).readonly  # others share it as they do the array itself
 
 
 @pytest.mark.parametrize("steps", [(1, 0), (0, 1), (1, 1), (2, 1), (3, 1), (5, 2), (1, 4), (-1, 3), (-5, -2)], ids=str)
@@ -273,3 +281,49 @@ def test_a_pair_cannot_be_padded(lanes):
         dlfp4.from_dlpack(made.capsule)
     assert "lanes" in str(refusal.value)
     assert made.deleted == 0
+
+
+def test_a_capsule_of_a_part_is_a_part():
+    """The element beside it in the last byte stays."""
+    memory = dlfp4.asarray(np.full(8, 0x55, np.uint8)).view("float4_e2m1fn")
+    part = dlfp4.from_dlpack(memory[:3].__dlpack__(max_version=(1, 3)))
+    dlfp4.cast(np.zeros(3, np.float32), "float4_e2m1fn", out=part)
+    assert memory.view("uint8").tolist() == [0x00, 0x50] + 6 * [0x55]
+
+
+def test_a_capsule_keeps_what_a_loan_does_not():
+    torch = framework("torch")
+    x = torch.arange(1.0, 5.0)
+    tensor = dlfp4.from_dlpack(x)
+    capsule = tensor.__dlpack__(max_version=(1, 3))
+    del tensor
+    x.data = torch.zeros(4)
+    assert dlfp4.from_dlpack(capsule).tolist() == [1, 2, 3, 4]
+
+
+def test_packed_parts_that_share_a_byte():
+    memory = dlfp4.empty(8, "float4_e2m1fn")
+    with pytest.raises(ValueError, match="overlap"):
+        dlfp4.cast(memory[:3], "float4_e2m1fn", out=memory[2:5])
+    with pytest.raises(ValueError, match="overlap"):
+        dlfp4.cast(memory, "float4_e2m1fn", out=memory)
+
+
+def test_one_of_a_stack_is_taken_by_an_integer():
+    q = dlfp4.quantize(np.ones((2, 4, 32), np.float32), "mxfp4")
+    for index in (slice(0, 1), ..., 0.0, True):
+        with pytest.raises(TypeError, match="is taken by an integer"):
+            q[index]
+
+
+@pytest.mark.parametrize("given", [{}, {"out": np.zeros((3, 32), np.float32)}], ids=["allocated", "out"])
+def test_pinned_memory_has_no_stream(given):
+    pinned = dlfp4.from_dlpack(Made(X[:, :32].copy(), device=(DEVICES["cuda_host"], 0)).capsule)
+    with pytest.raises(ValueError, match="host memory has no streams"):
+        dlfp4.matmul(pinned, dlfp4.quantize(np.eye(32, dtype=np.float32), "mxfp4").mT, stream=1, **given)
+
+
+def test_empty_tensors_that_numpy_cannot_count():
+    made = Made(np.zeros(1, np.float32), shape=(2**62, 2**62, 0), strides=(1, 1, 1))
+    with pytest.raises(BufferError, match=r"NumPy has no array of shape .*reshape\(\(0,\)\)"):
+        dlfp4.from_dlpack(made.capsule).to_numpy()

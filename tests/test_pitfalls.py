@@ -531,3 +531,35 @@ def test_copies_of_pinned_memory_lie_on_the_host():
     for view in (tensor, tensor[1:, ::2]):
         for copied in (view.copy(), dlfp4.from_dlpack(view, copy=True), copy.deepcopy(view)):
             assert (str(copied.device), copied.to_numpy().tobytes()) == ("cpu", view.to_numpy().tobytes())
+
+
+def test_pinned_memory_as_the_hosts():
+    pinned = dlfp4.from_dlpack(Made(np.arange(4, dtype=np.float32), device=(DEVICES["cuda_host"], 0)).capsule)
+    shared = Managed(pinned.__dlpack__(max_version=(1, 3), dl_device=(1, 0)))
+    assert (shared.data, shared.flags & IS_COPIED) == (pinned.data_ptr, 0)
+    copied = Managed(pinned.__dlpack__(max_version=(1, 3), dl_device=(1, 0), copy=True))
+    assert copied.data != pinned.data_ptr
+    assert copied.flags & IS_COPIED
+
+
+def test_what_a_producer_says_of_its_data_comes_through():
+    pyarrow = framework("pyarrow")
+    with pytest.raises(pyarrow.ArrowTypeError, match="no nulls"):
+        dlfp4.from_dlpack(pyarrow.array([1.0, None]))
+
+
+def test_tensors_without_numbers():
+    """TensorFlow ends the process when it is asked for a capsule of them."""
+    tensorflow = framework("tensorflow")
+    with pytest.raises(BufferError, match="a tensor of string has no numbers"):
+        dlfp4.from_dlpack(tensorflow.constant(["a", "b"]))
+
+
+def test_arrays_of_jax_that_are_gone_or_have_no_values():
+    jax = framework("jax")
+    gone = jax.numpy.arange(4.0)
+    gone.delete()
+    with pytest.raises(BufferError, match="deleted or donated"):
+        dlfp4.from_dlpack(gone)
+    with pytest.raises(BufferError, match="outside of jit"):
+        jax.jit(lambda x: dlfp4.from_dlpack(x).shape)(jax.numpy.arange(4.0))

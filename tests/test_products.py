@@ -1,5 +1,7 @@
 """dot and vecdot against float64 sums of the decoded operands: types, formats, axes, batches, strides, specials."""
 
+import itertools
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -125,9 +127,11 @@ def test_one_line_of_any_stride():
 
 
 def test_two_formats():
-    names = list(FORMATS)
-    for name, other in zip(names, names[3:] + names[:3], strict=True):
-        a, b = (dlfp4.quantize(elements("float32", (16, 256), seed), n) for seed, n in enumerate((name, other)))
+    """Of one element type and blocks of two lengths, too."""
+    left, right = (
+        {name: dlfp4.quantize(elements("float32", (16, 256), seed), name) for name in FORMATS} for seed in (0, 1)
+    )
+    for a, b in itertools.product(left.values(), right.values()):
         assert_bound(dlfp4.vecdot(a, b), wide(a), wide(b))
 
 
@@ -348,3 +352,17 @@ def test_sums_that_are_finite(exponents, rows):
     assert set(dlfp4.vecdot(a, b).to_numpy().tolist()) == {exact}
     if exponents[1] < 120:  # b's scale alone may not make a sum overflow
         assert set(dlfp4.matmul(a, b.mT).to_numpy().ravel().tolist()) == {exact}
+
+
+def test_columns_of_a_stack_are_refused():
+    q = dlfp4.quantize(np.ones((2, 32, 8), np.float32), "mxfp8_e4m3", axis=-2)
+    with pytest.raises(ValueError, match="quantize it along that axis"):
+        dlfp4.vecdot(q, q, axis=-2)
+
+
+def test_a_sum_is_a_number():
+    x = dlfp4.asarray(np.array([1.5, -2.25], np.float32))
+    total = dlfp4.dot(x, x)
+    assert (f"{total:.2f}", f"{total:>7}", f"{total}", int(total)) == ("7.31", " 7.3125", str(total), 7)
+    with pytest.raises(ValueError, match="one element"):
+        format(x, ".2f")

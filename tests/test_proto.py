@@ -506,3 +506,10 @@ def test_flatten_refuses_a_part_that_is_not_there():
     bare = dlfp4.ScaledTensor.from_parts(q.data, q.scales, format="nvfp4")
     with pytest.raises(ValueError, match="global_scale absent"):
         TensorProto.of(q).flatten(bare)
+
+
+def test_directions_with_scales_in_two_layouts():
+    rows, columns = dlfp4.quantize(np.ones((128, 128), np.float32), "nvfp4", axis=(-1, -2))
+    for parts in ((rows, columns.with_scale_layout("128x4")), (rows.with_scale_layout("128x4"), columns)):
+        with pytest.raises(ValueError, match="not one tensor"):
+            TensorProto.of(parts)

@@ -1,6 +1,7 @@
 """quantize's arguments: memory to refill and its neighbours, what is refused and how, what frameworks get."""
 
 import ctypes
+import dataclasses
 import gc
 import itertools
 import math
@@ -444,3 +445,52 @@ def test_blocks_that_hold_rows_of_two_are_not_taken_apart():
             dlfp4.quantize(x, name, pad=True)[0]
     with pytest.raises(ValueError, match=r"with_scale_layout\('linear'\)"):
         dlfp4.quantize(x, "nvfp4", scale_layout="128x4")[0]
+
+
+@pytest.mark.parametrize("name", ["nvfp4", "mxfp4", "mxfp6_e2m3", "mxfp8_e4m3"])
+def test_scales_of_out_apart(name):
+    x = np.random.default_rng(1).normal(size=(5, 64)).astype(np.float32)
+    expected = dlfp4.quantize(x, name)
+    width = expected.scales.shape[1]
+    memory = np.full((5, 2 * width), 7, np.uint8)
+    unit = None if expected.global_scale is None else expected.global_scale.copy()
+    out = dlfp4.ScaledTensor.from_parts(expected.data.copy(), memory[:, :width], unit, format=name)
+    dlfp4.quantize(x, name, out=out)
+    assert (memory[:, :width] == expected.scales.view("uint8").to_numpy()).all()
+    assert (memory[:, width:] == 7).all()
+
+
+def test_global_scale_of_out_in_the_input():
+    x = np.ones((4, 32), np.float32)
+    q = dlfp4.quantize(x, "nvfp4")
+    out = dlfp4.ScaledTensor.from_parts(q.data, q.scales, x[0, :1].reshape(()), format="nvfp4")
+    with pytest.raises(ValueError, match="out's global scale overlaps"):
+        dlfp4.quantize(x, "nvfp4", out=out)
+
+
+def test_a_recipe_keeps_its_choices_beside_a_default_rule():
+    x = np.zeros((1, 32), np.float32)
+    assert dlfp4.quantize(x, "mxfp4", recipe=dlfp4.Recipe(zero_scale=127)).scales.view("uint8").tolist() == [[127]]
+    x[0, 1] = -0.0
+    q = dlfp4.quantize(x, "mxfp4", recipe=dlfp4.Recipe(keeps_negative_zero=False))
+    assert not q.data.view("uint8").to_numpy().any()
+
+
+def test_formats_are_rows_of_the_table():
+    changed = dataclasses.replace(dlfp4.formats()["nvfp4"], block=(1, 32))
+    with pytest.raises(ValueError, match=r"expected a row of dlfp4\.formats\(\)"):
+        dlfp4.quantize(np.ones((2, 64), np.float32), changed)
+    with pytest.raises(ValueError, match="eps='a'"):
+        dlfp4.Recipe(eps="a")
+
+
+def test_parts_of_one_dimension_along_columns():
+    with pytest.raises(ValueError, match="blocks along columns need two dimensions"):
+        dlfp4.ScaledTensor.from_parts(np.zeros(16, np.uint8), np.zeros(1, np.uint8), format="mxfp4", axis=-2)
+
+
+def test_rows_of_parts_start_on_bytes():
+    made = Made(np.zeros(200, np.uint8), code=15, bits=6, shape=(4, 32), strides=(33, 1))
+    scales = np.zeros((4, 1), np.uint8)
+    with pytest.raises(BufferError, match="start on bytes"):
+        dlfp4.ScaledTensor.from_parts(dlfp4.from_dlpack(made.capsule), scales, format="mxfp6_e2m3")

@@ -309,3 +309,12 @@ def test_seed_is_any_integer():
     expected = cast(values, "float4_e2m1fn", "stochastic", seed=1)
     for seed in (np.int32(1), np.uint64(1), True):
         assert cast(values, "float4_e2m1fn", "stochastic", seed=seed).tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("name", ["float4_e2m1fn", "float8_e4m3fn"])
+def test_stochastic_rounding_of_rows_apart(name):
+    x = np.random.default_rng(0).normal(size=(5, 200)).astype(np.float32)[:, :100]
+    strided, compact = (
+        dlfp4.cast(given, name, rounding="stochastic", seed=7, packed=False).view("uint8") for given in (x, x.copy())
+    )
+    assert strided.tolist() == compact.tolist()

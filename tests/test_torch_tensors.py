@@ -199,16 +199,32 @@ def test_changes_that_leave_the_memory_are_no_matter(change):
     assert head.to_numpy().tobytes() == source[:400].numpy().tobytes()
 
 
-def test_a_tensor_that_became_a_parameter():
-    """As PyTorch makes its lazy parameters into real ones."""
+def test_a_tensor_that_became_another():
+    torch = framework("torch")
+
+    class Other(torch.Tensor):
+        """A class with rules of its own."""
+
+    x = torch.arange(1.0, 9.0)
+    tensor = dlfp4.from_dlpack(x)
+    x.__class__ = Other
+    for use in (tensor.to_numpy, tensor.to_torch, tensor.__dlpack__, lambda: dlfp4.cast(tensor, "bfloat16")):
+        with pytest.raises(BufferError, match=r"became a .*Other since .* import it again"):
+            use()
+    assert dlfp4.from_dlpack(x.detach()).to_numpy().tolist() == list(range(1, 9))
+
+
+def test_parameters():
+    """Also what becomes one, as PyTorch's lazy parameters do."""
     torch = framework("torch")
     x = torch.arange(1.0, 9.0)
     tensor = dlfp4.from_dlpack(x)
     x.__class__ = torch.nn.Parameter
-    for use in (tensor.to_numpy, tensor.to_torch, tensor.__dlpack__, lambda: dlfp4.cast(tensor, "bfloat16")):
-        with pytest.raises(BufferError, match=r"became a torch\.nn\.parameter\.Parameter since .* import it again"):
-            use()
-    assert dlfp4.from_dlpack(x.detach()).to_numpy().tolist() == list(range(1, 9))
+    x.mul_(2)
+    for held in (tensor, dlfp4.from_dlpack(torch.nn.Parameter(x, requires_grad=False))):
+        assert (held.tolist(), held.data_ptr) == ([2.0 * i for i in range(1, 9)], x.data_ptr())
+    with pytest.raises(BufferError, match=r"requires_grad bit is set.*call \.detach\(\) first"):
+        dlfp4.from_dlpack(torch.nn.Parameter(torch.ones(3)))
 
 
 def test_subnormals_where_pytorch_flushes_them():

@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 import dlfp4
 
 from . import capsules
-from .capsules import random_array
+from .capsules import framework, random_array
 
 VALUE_TYPES = [name for name, (_, bits) in capsules.DTYPES.items() if bits >= 8]
 WRONG = (BufferError, ValueError)
@@ -101,9 +101,22 @@ def test_pairs_that_are_no_devices(pair):
         dlfp4.empty((2,), "float32", device=pair)
 
 
-def test_device_takes_its_index_apart():
-    with pytest.raises(ValueError, match=r"Device\('cuda', 0\)"):
-        dlfp4.Device("cuda:0")
+def test_device_by_its_name():
+    for text in ("cuda:3", "cpu", "cuda_host", "opencl:1"):
+        device = dlfp4.Device(text)
+        assert str(device) == text
+        assert eval(repr(device), {"Device": dlfp4.Device}) == device
+    assert dlfp4.Device("cuda:3") == dlfp4.Device("cuda", 3)
+    for arguments in (("cuda:x",), ("cuda:",), ("cuda:1", 1), ("gpu",)):
+        with pytest.raises(ValueError, match=r"Device\('cuda', 0\)"):
+            dlfp4.Device(*arguments)
+
+
+@pytest.mark.parametrize("pair", [(2.9, 0.7), (1, 0.0), (float("inf"), 0), (1, "0")], ids=str)
+def test_pairs_of_what_is_no_integer(pair):
+    assert dlfp4.Device("cuda") != pair
+    with pytest.raises(TypeError, match="expected a DLPack pair of integers"):
+        dlfp4.empty((2,), "float32", device=pair)
 
 
 def test_repr_is_metadata_only():
@@ -537,3 +550,27 @@ def test_more_elements_than_bytes_can_be_counted(shape):
     with pytest.raises(BufferError, match="has more elements than memory can hold"):
         dlfp4.asarray(np.broadcast_to(np.ones(1, np.uint8), shape))
     assert dlfp4.asarray(np.broadcast_to(np.ones(1, np.uint8), (1 << 59,))).nbytes == 1 << 59
+
+
+def test_booleans_are_no_indices():
+    for index in (True, False, (False,)):
+        with pytest.raises(TypeError, match="takes integers"):
+            dlfp4.asarray(np.arange(4.0))[index]
+
+
+def test_padded_elements_as_those_of_another_width():
+    padded = dlfp4.asarray(np.arange(6, dtype=np.uint8).reshape(2, 3).view("float4_e2m1fn"))
+    bits = padded.view("int2")
+    assert (bits.shape, bits.packed) == ((2, 12), True)
+
+
+def test_strides_of_extents_of_one_are_free():
+    torch = framework("torch")
+    x = np.arange(8.0).reshape(2, 4)
+    made = capsules.Made(x, shape=(2, 1, 4), strides=(4, 77, 1))
+    assert dlfp4.from_dlpack(made.capsule).reshape((8,)).tolist() == x.reshape(-1).tolist()
+    assert dlfp4.asarray(np.zeros((4, 8), np.uint8)[:, ::3][:, :1]).view("float4_e2m1fn").shape == (4, 2)
+    row = dlfp4.asarray(np.arange(16, dtype=np.float32).reshape(4, 4)[::-1][:1])
+    shared = row.to_torch(copy=False)
+    assert (shared.data_ptr(), shared.tolist()) == (row.data_ptr, [[12, 13, 14, 15]])
+    assert isinstance(shared, torch.Tensor)

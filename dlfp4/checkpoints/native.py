@@ -24,14 +24,19 @@ def split(tensors: Mapping[str, Any]) -> tuple[dict[str, Tensor], str]:
     """The parts to store, and the description that brings them together again; "" where nothing is quantized."""
     parts: dict[str, Tensor] = {}
     described: dict[str, Any] = {}
+    reserved: set[str] = set()  # a tensor of such a name would come back as a global scale
     for name, given in tensors.items():
         x = given.with_scale_layout("linear") if is_prepared(given) else given
         if isinstance(x, ScaledTensor):
             fields = {"format": x.format.name, "shape": x.shape, "axis": x.axis, "scale_layout": x.scale_layout}
             described[name] = fields
             merge(parts, dict(zip(NAMES.parts(name), shaped_parts(x), strict=False)))
+            if x.format.has_global_scale and x.global_scale is None:
+                reserved.add(NAMES.parts(name)[2])
         else:
             merge(parts, {name: named(name, x)})
+    for name in reserved & parts.keys():
+        raise ValueError(f"{name} is the name of a global scale that its tensor does not have; call it otherwise")
     description = json.dumps({"version": VERSION, "tensors": described}, separators=(",", ":"))
     return parts, description if described else ""
 

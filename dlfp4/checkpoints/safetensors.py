@@ -10,6 +10,7 @@ import json
 import math
 import mmap
 import os
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ METADATA = "__metadata__"
 ALIGNMENT = 64  # bytes: the data starts on a multiple, as memory that dlfp4 allocates does
 # Without a reservation a file larger than the memory can be mapped; the mmap module has no name for it before 3.13.
 MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+# Before 3.13 a mapping keeps a descriptor of the file, and a model of many files may need more than there are.
+UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 
 
 def item_bits(dtype: str) -> int:
@@ -76,7 +79,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str
         if size < LENGTH:
             raise ValueError(f"{path} is no safetensors file: it has {size} bytes, expected at least {LENGTH}")
         flags, protection = mmap.MAP_PRIVATE | MAP_NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
-        memory = mmap.mmap(file.fileno(), size, flags=flags, prot=protection)
+        memory = mmap.mmap(file.fileno(), size, flags=flags, prot=protection, **UNTRACKED)
     try:
         entries, metadata, start = parse(memory)
     except ValueError as error:

@@ -11,7 +11,7 @@ from types import ModuleType
 
 from dlfp4.frameworks.base import Framework
 
-__all__ = ["NAMES", "Framework", "current_streams", "framework", "load", "of_type"]
+__all__ = ["NAMES", "Framework", "current_streams", "framework", "load", "of_type", "shares_table"]
 
 NAMES = (
     "numpy",
@@ -63,3 +63,9 @@ def of_type(cls: type) -> Framework | None:
         if package in NAMES:
             return framework(package)
     return None
+
+
+def shares_table(cls: type) -> bool:
+    """Whether a class is served by the C exchange table that it inherits."""
+    row = of_type(cls)
+    return row is not None and cls in row.table_shared_with()

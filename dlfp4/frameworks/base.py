@@ -63,6 +63,11 @@ class Framework:
         through the C exchange table. Only where a loan says all there is: never read-only, never padded.
     current_stream : callable, optional
         ``current_stream(index)``: the handle of the stream on which it works now on that CUDA device.
+    problem : callable
+        ``problem(native)``: why that array cannot be handed over, and what helps, or None; where the framework's own
+        exception says less, or the process would end.
+    table_shared_with : callable
+        Subclasses of a type with a C exchange table that the table takes as well.
     immutable : bool
         Its arrays are not to be written to, whatever a capsule says.
     environ : dict of str
@@ -82,6 +87,8 @@ class Framework:
     guards: Callable[[], list[tuple[Any, tuple[str, ...], str]]] = field(default=list)
     keeper: Callable[[], Any] = lambda: None
     current_stream: Callable[[int], int] | None = None
+    problem: Callable[[Any], str | None] = lambda _: None
+    table_shared_with: Callable[[], tuple[type, ...]] = lambda: ()
     immutable: bool = False
     environ: dict[str, str] = field(default_factory=dict)
 

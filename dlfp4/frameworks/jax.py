@@ -134,6 +134,21 @@ def pointer(native: jax.Array) -> int:
     return int(native.unsafe_buffer_pointer())
 
 
+def problem(native: jax.Array) -> str | None:
+    """What JAX's own exceptions do not say, or not how to go on."""
+    import jax
+
+    if isinstance(native, jax.core.Tracer):
+        return "it has no values while it is traced; call dlfp4 outside of jit, or by jax.pure_callback"
+    if native.is_deleted():
+        return "the array was deleted or donated"
+    if len(native.devices()) > 1:
+        return "it lies on several devices; hand over each x.addressable_shards[i].data"
+    if native.dtype.name in base.SUBBYTE and native.dtype.name != base.FP4:
+        return f"its {native.dtype.name} has no DLPack equivalent; call dlfp4.asarray(numpy.asarray(x)), a copy"
+    return None
+
+
 FRAMEWORK = base.Framework(
     module="jax",
     dtypes=frozenset((*base.COMMON, *base.COMPLEX, "bfloat16", *base.FP8, base.FP4, "int4", "uint4", "int2", "uint2")),
@@ -143,6 +158,7 @@ FRAMEWORK = base.Framework(
     pointer=pointer,
     devices=("cpu", "cuda"),
     gpu_missing=gpu_missing,
+    problem=problem,
     immutable=True,
     environ={"JAX_ENABLE_X64": "1", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
 )

@@ -97,6 +97,13 @@ def keeper() -> Any:
     return torch._C.TensorBase.untyped_storage
 
 
+def table_shared_with() -> tuple[type, ...]:
+    """Parameters are tensors that do nothing else."""
+    import torch
+
+    return (torch.nn.Parameter,)
+
+
 def current_stream(index: int) -> int:
     """The handle of PyTorch's current stream on a CUDA device; before it uses CUDA, which asking would start, 0."""
     import torch
@@ -158,5 +165,6 @@ FRAMEWORK = base.Framework(
     counts_pairs=True,
     guards=guards,
     keeper=keeper,
+    table_shared_with=table_shared_with,
     current_stream=current_stream,
 )

@@ -102,16 +102,104 @@ void convert_rows(const void *context, int64_t first_row, int64_t last_row) {
   }
 }
 
-// Packed elements that threads could share a byte of are written by one of them.
-int64_t strided_grain(const Job &job) { return job.plan.dst.packed ? job.layout->size : kGrain; }
+// Packed elements that threads could share a byte of are written by one of them. In row-major order they share none.
+int64_t strided_grain(const Job &job) {
+  return job.plan.dst.packed && !is_row_major(*job.layout, kDst) ? job.layout->size : kGrain;
+}
+
+// --- Rows of columns -------------------------------------------------------------------------
+
+// Rows of the result whose elements lie far apart, as those of a transposed matrix, each a neighbour of the next row's.
+// Tiles of both are read by cache lines: far apart often means in the same few places of a cache.
+constexpr int64_t kTileRows = 64, kTileBytes = 1 << 15, kLeastRows = 8, kLeastColumns = 16;
+
+int64_t item_of(const Job &job) { return spacing(job.plan.src) / 8; }
+int64_t tiles_along(const Layout &layout, int dim) { return (layout.extent[dim] + kTileRows - 1) / kTileRows; }
+
+// The dimension of these rows, or -1 where this is not how elements lie.
+int find_rows_of_columns(const Job &job) {
+  const Layout &layout = *job.layout;
+  const int last = layout.ndim - 1;
+  const bool to_bytes = !job.plan.dst.packed || (rows_start_on_bytes(layout, kDst, job.plan.dst) &&
+                                                 in_whole_bytes(layout.extent[last]) == layout.extent[last]);
+  if (job.plan.src.packed || layout.stride[kDst][last] != 1 || !to_bytes || layout.extent[last] < kLeastColumns)
+    return -1;
+  for (int dim = 0; dim < last; ++dim)
+    if (layout.stride[kSrc][dim] == 1 && layout.extent[dim] >= kLeastRows) return dim;
+  return -1;
+}
+
+// Columns as rows, kTileBytes / kTileRows apart.
+template <int kItem>
+void turn_items(const uint8_t *src, int64_t step, int64_t rows, int64_t columns, uint8_t *tile) {
+  for (int64_t c = 0; c < columns; ++c, src += step * kItem, tile += kItem)
+    for (int64_t r = 0; r < rows; ++r) memcpy(tile + r * (kTileBytes / kTileRows), src + r * kItem, kItem);
+}
+
+void turn(int64_t item, const uint8_t *src, int64_t step, int64_t rows, int64_t columns, uint8_t *tile) {
+  if (item == 1) return turn_items<1>(src, step, rows, columns, tile);
+  if (item == 2) return turn_items<2>(src, step, rows, columns, tile);
+  if (item == 4) return turn_items<4>(src, step, rows, columns, tile);
+  if (item == 8) return turn_items<8>(src, step, rows, columns, tile);
+  turn_items<16>(src, step, rows, columns, tile);
+}
+
+// Where some rows start: in memory, and in row-major order, in which the next row is `next` elements on.
+struct Rows {
+  int64_t count, src, dst, element, next;
+};
+
+Rows find_rows(const Layout &layout, int dim, int64_t tile) {
+  const int64_t first = tile % tiles_along(layout, dim) * kTileRows, left = layout.extent[dim] - first;
+  Rows rows = {left < kTileRows ? left : kTileRows, 0, 0, 0, 0};
+  int64_t number = layout.extent[layout.ndim - 1];
+  tile /= tiles_along(layout, dim);
+  for (int k = layout.ndim - 2; k >= 0; --k) {
+    const int64_t index = k == dim ? first : tile % layout.extent[k];
+    if (k == dim)
+      rows.next = number;
+    else
+      tile /= layout.extent[k];
+    rows.src += index * layout.stride[kSrc][k];
+    rows.dst += index * layout.stride[kDst][k];
+    rows.element += index * number;
+    number *= layout.extent[k];
+  }
+  return rows;
+}
+
+void convert_tiles(const void *context, int64_t first, int64_t last_tile) {
+  alignas(64) uint8_t tile[kTileBytes];
+  const Job &job = *static_cast<const Job *>(context);
+  const Layout &layout = *job.layout;
+  const int dim = find_rows_of_columns(job), last = layout.ndim - 1;
+  const int64_t item = item_of(job), columns = kTileBytes / kTileRows / item, step = layout.stride[kSrc][last];
+  for (int64_t number = first; number < last_tile; ++number) {
+    const Rows rows = find_rows(layout, dim, number);
+    for (int64_t c = 0; c < layout.extent[last]; c += columns) {
+      const int64_t left = layout.extent[last] - c, count = left < columns ? left : columns;
+      turn(item, job.src + (rows.src + c * step) * item, step, rows.count, count, tile);
+      for (int64_t r = 0; r < rows.count; ++r)
+        run_plan(job.plan, tile + r * (kTileBytes / kTileRows),
+                 at(job.dst, job.plan.dst, rows.dst + r * layout.stride[kDst][dim] + c), count,
+                 mode_from(job, rows.element + r * rows.next + c));
+    }
+  }
+}
+
+// --- All -------------------------------------------------------------------------------------
 
 void convert_strided_all(const Job &job) {
   const Layout &layout = *job.layout;
   const int64_t extent = layout.extent[layout.ndim - 1];
   const bool rows = extent >= kLongRow && has_contiguous_rows(layout) &&
                     rows_start_on_bytes(layout, kSrc, job.plan.src) && rows_start_on_bytes(layout, kDst, job.plan.dst);
+  const int dim = rows ? -1 : find_rows_of_columns(job);
   if (rows)
     parallel_for_tiles(layout.size / extent, (kGrain + extent - 1) / extent, convert_rows, &job);
+  else if (dim >= 0)
+    parallel_for_tiles(layout.size / extent / layout.extent[dim] * tiles_along(layout, dim),
+                       (kGrain / kTileRows + extent - 1) / extent, convert_tiles, &job);
   else
     parallel_for(layout.size, strided_grain(job), convert_strided, &job);
 }

@@ -175,6 +175,15 @@ bool has_contiguous_rows(const Layout &layout) {
 
 bool is_run(const Layout &layout) { return layout.ndim == 1 && has_contiguous_rows(layout); }
 
+bool is_row_major(const Layout &layout, Side side) {
+  int64_t stride = 1;
+  for (int dim = layout.ndim - 1; dim >= 0; --dim) {
+    if (layout.stride[side][dim] != stride) return false;
+    stride *= layout.extent[dim];
+  }
+  return true;
+}
+
 bool rows_start_on_bytes(const Layout &layout, Side side, Operand operand) {
   if (!operand.packed) return true;
   for (int dim = 0; dim < layout.ndim - 1; ++dim)

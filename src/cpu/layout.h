@@ -33,6 +33,9 @@ bool has_contiguous_rows(const Layout &layout);
 // True where all elements are neighbours, on both sides.
 bool is_run(const Layout &layout);
 
+// True where the elements of a side are neighbours in row-major order.
+bool is_row_major(const Layout &layout, Side side);
+
 // True where each row of `side` starts on a byte.
 bool rows_start_on_bytes(const Layout &layout, Side side, Operand operand);
 

@@ -141,18 +141,28 @@ __device__ inline uint32_t largest_of_vector(const LargestParams &p, uint4 raw) 
   return largest_finite_of<kFloatsOfVector<Src>>(values);
 }
 
-// The same of one run on aligned memory, kLargestAhead vectors a thread: neighbours read neighbouring vectors, all at
+// Vector `number` of rows of whole steps.
+template <int Src>
+__device__ inline uint4 vector_of_rows(const LargestParams &p, int64_t number) {
+  constexpr int kInStep = kStep / kFloatsOfVector<Src>;
+  if (p.walk.steps == p.walk.in_line) return reinterpret_cast<const uint4 *>(p.src)[number];
+  const StepOfLine at = step_of_line(p.walk, static_cast<uint32_t>(number / kInStep));
+  const uint8_t *const step = address_of_step<kFormats[Src].bits>(p.src, p.walk.float_bytes, at);
+  return reinterpret_cast<const uint4 *>(step)[number % kInStep];
+}
+
+// The same of rows on aligned memory, kLargestAhead vectors a thread: neighbours read neighbouring vectors, all at
 // once, and a block of threads writes once.
 template <int Src>
-__device__ inline void find_largest_run(const LargestParams &p) {
+__device__ inline void find_largest_of_rows(const LargestParams &p) {
   __shared__ uint32_t of_warp[kThreads / kWarpSize];
-  const uint4 *const src = reinterpret_cast<const uint4 *>(p.src);
   const int64_t last = p.lines * p.length / kFloatsOfVector<Src> - 1;
   const int64_t first = int64_t{blockIdx.x} * kThreads * kLargestAhead + threadIdx.x;
   uint4 raw[kLargestAhead];
   uint32_t largest = 0;
 #pragma unroll
-  for (int i = 0; i < kLargestAhead; ++i) raw[i] = src[min(first + i * kThreads, last)];  // twice changes nothing
+  for (int i = 0; i < kLargestAhead; ++i)
+    raw[i] = vector_of_rows<Src>(p, min(first + i * kThreads, last));  // twice changes nothing
 #pragma unroll
   for (int i = 0; i < kLargestAhead; ++i) largest = max(largest, largest_of_vector<Src>(p, raw[i]));
   largest = largest_of_lanes(largest, kWarpSize - 1);
@@ -163,7 +173,9 @@ __device__ inline void find_largest_run(const LargestParams &p) {
   if (threadIdx.x == 0 && largest > 0) atomicMax(p.largest, largest);
 }
 
+// By one thread: the scale overwrites the magnitude that it is made of.
 __device__ inline void finish_tensor_scale(const TensorScaleParams &p) {
+  if (global_thread() != 0) return;
   const uint32_t amax = *p.places[0];
   const TensorScale scale = p.kind == DLFP4_TWO_LEVEL ? two_level_scale(float_of(amax)) : largest_scale(p.rule, amax);
   for (uint32_t *const place : p.places)

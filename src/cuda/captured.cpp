@@ -17,7 +17,7 @@ namespace dlfp4 {
 namespace cuda {
 namespace {
 
-constexpr int kCaptureActive = 1;
+constexpr int kCaptureActive = 1, kCaptureFails = 2;
 constexpr unsigned kNonBlocking = 1, kNoDestructorSync = 1, kMoveToGraph = 1;
 constexpr unsigned kGraph = 1, kGraphAndTensor = 2;  // who refers to a block
 
@@ -28,8 +28,8 @@ struct Block {
   uintptr_t stream;
   uint64_t capture;
   CUuserObject object = nullptr;
-  CUevent last_use = nullptr;  // of a tensor that outlived the capture
-  bool is_idle = false;        // no tensor has it
+  std::vector<CUevent> last_uses = {};  // outside of the capture
+  bool is_idle = false;                 // no tensor has it
   std::atomic<bool> is_over{false};
 };
 
@@ -61,7 +61,7 @@ struct Capture {
   explicit Capture(uintptr_t stream) {
     const int status = opened_driver().cuStreamGetCaptureInfo(reinterpret_cast<CUstream>(stream), &state, &id, &graph,
                                                               nullptr, nullptr);
-    if (status != 0) state = 0;
+    if (status != 0) state = kCaptureFails;  // the legacy stream's, while a stream that waits for it is captured
     if (state != kCaptureActive) graph = nullptr;
   }
   bool is_there() const { return state != 0; }
@@ -119,9 +119,9 @@ void give_back_what_is_over(int device) {
   const OwnStream own;
   if (own.status() != 0) return;
   for (const auto &block : take_what_is_over(device)) {
-    if (block->last_use) {
-      driver.cuStreamWaitEvent(own.get(), block->last_use, 0);
-      driver.cuEventDestroy(block->last_use);
+    for (CUevent use : block->last_uses) {
+      driver.cuStreamWaitEvent(own.get(), use, 0);
+      driver.cuEventDestroy(use);
     }
     driver.cuMemFreeAsync(reinterpret_cast<CUdeviceptr>(block->memory), own.get());
   }
@@ -174,8 +174,9 @@ int allocate_new(int device, uintptr_t stream, const Capture &capture, size_t by
 
 // Memory from before the capture, which the driver does not free now: as long as the graph, whose nodes may use it, or
 // until the next call where the capture has failed. Work from before the capture is taken to have ended by then.
-int keep(int device, uintptr_t stream, const Capture &capture, void *memory) {
+int keep(int device, uintptr_t stream, const Capture &capture, void *memory, std::vector<CUevent> readers) {
   Block *block = add_block(memory, 0, device, stream, capture);
+  block->last_uses = std::move(readers);
   if (capture.graph) return give_to(capture.graph, block, kGraph);
   end(block);
   return 0;
@@ -184,8 +185,11 @@ int keep(int device, uintptr_t stream, const Capture &capture, void *memory) {
 // After a capture a tensor may have been read by work of the stream that no graph knows of.
 int mark_last_use(Block *block) {
   const Driver &driver = opened_driver();
-  const int status = driver.cuEventCreate(&block->last_use, kEventDisableTiming);
-  return status != 0 ? status : driver.cuEventRecord(block->last_use, reinterpret_cast<CUstream>(block->stream));
+  CUevent event = nullptr;
+  const int status = driver.cuEventCreate(&event, kEventDisableTiming);
+  if (status != 0) return status;
+  block->last_uses.push_back(event);
+  return driver.cuEventRecord(event, reinterpret_cast<CUstream>(block->stream));
 }
 
 void set_idle(Block *block) {
@@ -194,8 +198,9 @@ void set_idle(Block *block) {
 }
 
 // The end of the tensor that has it. Another capture may have used it, whose graph then has it too.
-int free_block(Block *block, const Capture &capture, bool serves_again) {
+int free_block(Block *block, const Capture &capture, bool serves_again, const std::vector<CUevent> &readers) {
   const Driver &driver = opened_driver();
+  block->last_uses.insert(block->last_uses.end(), readers.begin(), readers.end());
   if (capture.graph && capture.id != block->capture)
     return driver.cuGraphRetainUserObject(capture.graph, block->object, 1, kMoveToGraph);
   if (capture.graph && serves_again) set_idle(block);
@@ -223,11 +228,13 @@ bool allocate_if_captured(int device, uintptr_t stream, size_t bytes, void **out
   return true;
 }
 
-bool free_if_captured(int device, uintptr_t stream, void *memory, bool serves_again, int *status) {
+bool free_if_captured(int device, uintptr_t stream, void *memory, bool serves_again, std::vector<CUevent> readers,
+                      int *status) {
   const Capture capture(stream);
   Block *block = blocks().count > 0 ? find(memory) : nullptr;
   if (!block && !capture.is_there()) return false;
-  *status = block ? free_block(block, capture, serves_again) : keep(device, stream, capture, memory);
+  *status = block ? free_block(block, capture, serves_again, readers)
+                  : keep(device, stream, capture, memory, std::move(readers));
   give_back_what_is_over(device);
   return true;
 }

@@ -69,9 +69,16 @@ int check_address(const void *ptr) {
   return driver.cuPointerGetAttribute(&type, kPointerMemoryType, address(ptr));
 }
 
+// Whether work on the stream goes into a graph.
+bool is_in_graph(uintptr_t stream) {
+  int state = 0;
+  return driver.cuStreamIsCapturing(handle(stream), &state) == 0 && state != 0;
+}
+
+// The same, or whether the driver takes none: the legacy stream's while a stream that waits for it is captured.
 bool is_capturing(uintptr_t stream) {
-  int status = 0;
-  return driver.cuStreamIsCapturing(handle(stream), &status) != 0 || status != 0;
+  int state = 0;
+  return driver.cuStreamIsCapturing(handle(stream), &state) != 0 || state != 0;
 }
 
 }  // namespace
@@ -126,13 +133,18 @@ struct dlfp4_cuda_uses {
     return driver.cuEventRecord(event, handle(stream));
   }
 
-  // A capture keeps what is freed in it, and cannot wait for what is outside of it.
   int order_before(uintptr_t stream) const {
     int status = 0;
-    if (is_capturing(stream)) return 0;
     for (const Use &use : last)
       if (status == 0) status = driver.cuStreamWaitEvent(handle(stream), use.event, 0);
     return status;
+  }
+
+  std::vector<CUevent> take() {
+    std::vector<CUevent> events;
+    for (const Use &use : last) events.push_back(use.event);
+    last.clear();
+    return events;
   }
 };
 
@@ -197,10 +209,13 @@ int dlfp4_cuda_free(int device, uintptr_t stream, void *ptr, dlfp4_cuda_uses *us
   const CurrentContext context(device);
   const std::unique_ptr<const dlfp4_cuda_uses> ended(uses);
   if (context.status() != 0) return context.status();
-  int status = uses ? uses->order_before(stream) : 0;
+  // A capture keeps what is freed in it, and cannot wait for what is outside of it.
+  const bool waits = uses && !is_capturing(stream);
+  int status = waits ? uses->order_before(stream) : 0;
   if (status != 0) return status;
   const bool serves_again = !uses || !uses->in_graph;
-  return free_if_captured(device, stream, ptr, serves_again, &status)
+  std::vector<CUevent> readers = uses && !waits ? uses->take() : std::vector<CUevent>();
+  return free_if_captured(device, stream, ptr, serves_again, std::move(readers), &status)
              ? status
              : driver.cuMemFreeAsync(address(ptr), handle(stream));
 }
@@ -227,7 +242,7 @@ bool dlfp4_cuda_is_capturing(int device, uintptr_t stream) {
 int dlfp4_cuda_order(int device, uintptr_t earlier, uintptr_t later) {
   const CurrentContext context(device);
   if (context.status() != 0) return context.status();
-  if (is_capturing(earlier) != is_capturing(later)) return 0;
+  if (is_in_graph(earlier) != is_in_graph(later)) return 0;
   CUevent event = nullptr;
   int status = driver.cuEventCreate(&event, kEventDisableTiming);
   if (status != 0) return status;

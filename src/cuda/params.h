@@ -152,6 +152,7 @@ struct LargestParams {
   Format source;
   bool finite_only;
   uint32_t *largest;
+  StepLines walk;
 };
 
 struct TensorScaleParams {

@@ -235,7 +235,7 @@ int quantize_jobs(Job *jobs, const FormatInfo &format, int number, uintptr_t str
   return 0;
 }
 
-int find_largest(const Lines &x, const FormatInfo &format, uint32_t *place, uintptr_t stream) {
+int raise_largest(const Lines &x, const FormatInfo &format, uint32_t *place, uintptr_t stream) {
   LargestParams p = {x.data,
                      x.lines,
                      x.length,
@@ -243,21 +243,35 @@ int find_largest(const Lines &x, const FormatInfo &format, uint32_t *place, uint
                      x.step,
                      kFormats[kSourceRows[x.source]],
                      format.row->kind == DLFP4_TWO_LEVEL,
-                     place};
-  if (const int status = set_word(place, 0, stream)) return status;
+                     place,
+                     {}};
   const int64_t count = x.lines * x.length;
-  const bool is_run = x.step == 1 && (x.line_stride == x.length || x.lines == 1) && is_aligned(x.data, 16);
-  if (is_run && count % kStep == 0) {
-    const int64_t threads = divide_up(count * x.item / 16, kLargestAhead);
-    return run(plus(kKernel_largest_float32, x.source), threads, p, stream);
-  }
-  return run_walk(kKernel_largest_any, count, p, stream);
+  if (!is_row_major(x)) return run_walk(kKernel_largest_any, count, p, stream);
+  p.walk = make_step_lines(x.lines, x.length, x.line_stride * x.item, 0);
+  return run(plus(kKernel_largest_float32, x.source), divide_up(count * x.item / 16, kLargestAhead), p, stream);
+}
+
+// In whatever order: columns that are rows, rows that are one, and what is left of it after whole steps.
+int find_largest(Lines x, const FormatInfo &format, uint32_t *place, uintptr_t stream) {
+  if (const int status = set_word(place, 0, stream)) return status;
+  if (x.lines * x.length == 0) return 0;
+  if (x.step != 1 && x.line_stride == 1) x = transposed(x);
+  if (x.step == 1 && x.line_stride == x.length) x = {x.data, x.source, x.item, 1, x.lines * x.length, 0, 1};
+  const int64_t rest = x.lines == 1 && x.length > kStep ? x.length % kStep : 0;
+  x.length -= rest;
+  const int status = raise_largest(x, format, place, stream);
+  if (status != 0 || rest == 0) return status;
+  x.data += x.length * x.step * x.item;
+  x.length = rest;
+  return raise_largest(x, format, place, stream);
 }
 
 int fill_padding(const dlfp4_blocks &blocks, const FormatInfo &format, int64_t lines, uintptr_t stream) {
   if (blocks.layout == DLFP4_LAYOUT_linear) return 0;
   const int64_t rows = divide_up(lines, format.row->repeats ? 1 : format.group);
   const int64_t columns = divide_up(blocks.length, format.block);
+  const dlfp4_layout_row &layout = dlfp4_layouts[blocks.layout];
+  if (rows % layout.rows == 0 && columns % layout.columns == 0) return 0;
   return set_bytes(blocks.scales, blocks.fill, padded_bytes(blocks.layout, rows, columns, format.scale_bytes), stream);
 }
 

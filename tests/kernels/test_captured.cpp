@@ -21,7 +21,7 @@ namespace {
 // --- The driver ----------------------------------------------------------------------------------
 
 constexpr int kRefused = 1, kOutOfMemory = 2;
-enum State { kNotCaptured, kCaptured, kInvalidated };
+enum State { kNotCaptured, kCaptured, kInvalidated, kImplicit };
 
 struct Object {
   void *block;
@@ -52,6 +52,7 @@ uintptr_t handle(Stream *stream) { return reinterpret_cast<uintptr_t>(stream); }
 bool fails(int *times) { return *times > 0 && (*times)-- > 0; }
 
 CUresult get_capture_info(CUstream stream, int *state, uint64_t *id, CUgraph *graph, const void **, size_t *) {
+  if (fake(stream)->state == kImplicit) return kRefused;
   *state = fake(stream)->state;
   if (*state != kCaptured) return 0;
   *id = fake(stream)->graph->id;
@@ -197,9 +198,11 @@ void *take(Stream *stream, size_t bytes, int device = kDevice) {
   return reinterpret_cast<void *>(address);
 }
 
-void drop(Stream *stream, void *memory, int device = kDevice, bool serves_again = true) {
+void drop(Stream *stream, void *memory, int device = kDevice, bool serves_again = true, int readers = 0) {
   int status = 0;
-  if (!free_if_captured(device, handle(stream), memory, serves_again, &status))
+  std::vector<CUevent> events(static_cast<size_t>(readers));
+  for (CUevent &event : events) create_event(&event, 0);
+  if (!free_if_captured(device, handle(stream), memory, serves_again, events, &status))
     status = release(reinterpret_cast<CUdeviceptr>(memory), reinterpret_cast<CUstream>(stream));
   check(status == 0, "memory is freed", "");
 }
@@ -310,6 +313,31 @@ void test_from_before() {
   check_nothing_left("from before");
 }
 
+// Streams that are not captured may still read it.
+void test_readers(bool from_before) {
+  Stream stream;
+  void *memory = from_before ? take(&stream, 64) : nullptr;
+  Graph *graph = begin(&stream);
+  if (!from_before) memory = take(&stream, 64);
+  drop(&stream, memory, kDevice, true, 2);
+  finish(&stream);
+  destroy(graph);
+  call();
+  check(waits[reinterpret_cast<CUdeviceptr>(memory)] == 2, "memory is given back after its readers",
+        from_before ? "from before" : "of the capture");
+  check_nothing_left("readers");
+}
+
+// The legacy stream's own, while a stream is captured that waits for it: the driver frees nothing there.
+void test_legacy_stream() {
+  Stream legacy;
+  void *memory = take(&legacy, 64);
+  legacy.state = kImplicit;
+  drop(&legacy, memory, kDevice, true, 1);
+  check(!is_live(memory), "freed on another stream", "");
+  check_nothing_left("legacy stream");
+}
+
 void test_failed_capture() {
   Stream stream;
   void *before = take(&stream, 64);
@@ -367,6 +395,9 @@ int main() {
   test_reuse();
   test_use_on_another_stream();
   test_from_before();
+  test_readers(true);
+  test_readers(false);
+  test_legacy_stream();
   test_failed_capture();
   test_failures();
   test_devices();
