@@ -8,7 +8,7 @@ cdef list DTYPES = [
 ]
 
 cdef enum:
-    NUM_CODES = 18
+    NUM_CODES = 32   # as src/cpu/dispatch.cpp has it
     NUM_NUMPY_TYPES = 512
     NO_ROW = -1
 

@@ -78,7 +78,8 @@ def cast(x, dtype, *, rounding="nearest_even", saturate=True, packed=True, seed=
         For results of 8 bits and fewer. True: finite values and infinities beyond the range become the largest finite
         value; NaN stays NaN where `dtype` has one, and becomes the largest finite value where it has none (FP4, FP6).
         float8_e8m0fnu: zero and all below 2**-127 give 2**-127, negative values NaN. False: what ``ml_dtypes``'
-        ``astype`` does (but for float64, which that rounds twice). Wider results overflow to infinity either way.
+        ``astype`` does (but for float64, which that rounds twice). Wider results overflow to infinity either way; what
+        has the type of the result already is copied as it is, infinities included.
     packed : bool
         For results below 8 bits: several elements a byte (True), the first in the low bits, or one a byte (False).
     seed : int, optional

@@ -56,8 +56,8 @@ cdef class ScaledTensor:
         The elements, packed: ``(M, K)``. With ``axis=-2`` elements below 8 bits are stored transposed, ``(K, M)``.
     scales : Tensor
         Decode scales: ``(M, ceil(K / block))``, with ``axis=-2`` ``(K, M / block)`` for elements below 8 bits and
-        ``(M / block, K)`` for bytes; in the padded shape of other scale layouts than "linear"; 0-d for one scale a
-        tensor.
+        ``(M / block, K)`` for bytes; 0-d for one scale a tensor. Other scale layouts than "linear" have their padded
+        shape, of ``(K, M / block)`` for bytes, too: a row for each line of blocks, as matrix kernels read them.
     global_scale : Tensor or None
         0-d float32, of formats with two levels of scales: a decode scale, which checkpoints call ``weight_scale_2``.
     format : Format

@@ -128,17 +128,21 @@ void multiply_floats(const float *panel, const float *x, int64_t pitch, int64_t 
   for (; rows > 0; --rows, x += pitch, totals += kColumns) multiply_some_floats<1>(panel, x, pitch, depth, totals);
 }
 
-// A decoded line by some rows.
+// A decoded line by some rows: of one alone, two sums would wait for each other.
 template <int kRows>
 void multiply_some_rows(const float *line, const float *x, int64_t pitch, int64_t count, double *totals) {
-  __m256 sums[kRows][2] = {};
-  for (int64_t k = 0; k < count; k += 16)
-    for (int half = 0; half < 2; ++half) {
-      const __m256 values = _mm256_loadu_ps(line + k + 8 * half);
+  constexpr int kSums = kRows == 1 ? 4 : 2;
+  __m256 sums[kRows][kSums] = {};
+  for (int64_t k = 0; k < count; k += 8 * kSums)
+    for (int i = 0; i < kSums; ++i) {
+      const __m256 values = _mm256_loadu_ps(line + k + 8 * i);
       for (int r = 0; r < kRows; ++r)
-        sums[r][half] = _mm256_fmadd_ps(values, _mm256_loadu_ps(x + r * pitch + k + 8 * half), sums[r][half]);
+        sums[r][i] = _mm256_fmadd_ps(values, _mm256_loadu_ps(x + r * pitch + k + 8 * i), sums[r][i]);
     }
-  for (int r = 0; r < kRows; ++r) totals[r * kColumns] += add_lanes(_mm256_add_ps(sums[r][0], sums[r][1]));
+  for (int r = 0; r < kRows; ++r) {
+    for (int i = 1; i < kSums; ++i) sums[r][0] = _mm256_add_ps(sums[r][0], sums[r][i]);
+    totals[r * kColumns] += add_lanes(sums[r][0]);
+  }
 }
 
 void multiply_rows(const float *line, const float *x, int64_t pitch, int64_t count, int64_t rows, double *totals) {

@@ -110,6 +110,14 @@ Scales make_scales(const dlfp4_blocks &blocks, const FormatInfo &format) {
           format.row->repeats ? 1 : format.group};
 }
 
+bool are_one_line(const dlfp4_blocks &blocks, const Scales &scales, const Lines &floats, const FormatInfo &format) {
+  const int64_t length = floats.length;
+  const bool codes = blocks.length == length && blocks.strides[0] == length && blocks.strides[1] == 1;
+  const bool follow = scales.layout == DLFP4_LAYOUT_linear && scales.step == 1 && scales.lines_per_row == 1 &&
+                      length % format.block == 0 && scales.stride == length / format.block;
+  return floats.step == 1 && floats.line_stride == length && codes && (follow || format.whole);
+}
+
 void store_scales(const Scales &scales, int64_t line, int64_t block, int64_t count, const uint8_t *stored) {
   visit_row(scales, line / scales.lines_per_row, block, count, [&](uint8_t *place, int64_t first, int64_t run) {
     memcpy(place, stored + first * scales.bytes, static_cast<size_t>(run * scales.bytes));

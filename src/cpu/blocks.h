@@ -69,6 +69,9 @@ struct Scales {
 
 Scales make_scales(const dlfp4_blocks &blocks, const FormatInfo &format);
 
+// Whether all lines are one, of floats, codes and scales alike: what short ones cost is saved.
+bool are_one_line(const dlfp4_blocks &blocks, const Scales &scales, const Lines &floats, const FormatInfo &format);
+
 // `count` scales of a line's blocks, from `block` on, to and from memory.
 void store_scales(const Scales &scales, int64_t line, int64_t block, int64_t count, const uint8_t *stored);
 void load_scales(const Scales &scales, int64_t line, int64_t block, int64_t count, uint8_t *stored);

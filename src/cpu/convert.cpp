@@ -38,8 +38,7 @@ bool have_one_shape(const dlfp4_view &src, const dlfp4_view &dst) {
 bool is_mode(const dlfp4_convert_options *options, Mode *mode) {
   *mode = {DLFP4_NEAREST_EVEN, true, 0, 0};
   if (!options) return true;
-  int rounding;  // read as what it is in memory: C callers may store any number in the enum
-  memcpy(&rounding, &options->rounding, sizeof(rounding));
+  const int rounding = number_of(options->rounding);
   if (rounding < DLFP4_NEAREST_EVEN || rounding > DLFP4_STOCHASTIC) return false;
   *mode = {static_cast<dlfp4_rounding>(rounding), options->saturate != 0, options->seed, 0};
   return true;

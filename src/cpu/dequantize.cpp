@@ -145,21 +145,11 @@ void dequantize_tiles(const void *context, int64_t first_tile, int64_t last_tile
     dequantize_tile(job, number / in_line * job.tile_lines, number % in_line * job.tile_length);
 }
 
-// Whether each line, its blocks and its scales follow those of the line before.
-bool are_one_line(const Job &job) {
-  const dlfp4_blocks &q = *job.blocks;
-  const int64_t length = job.result.length, block = job.format.block;
-  const bool codes = q.length == length && q.strides[0] == length && q.strides[1] == 1;
-  const bool scales = job.scales.layout == DLFP4_LAYOUT_linear && job.scales.step == 1 && length % block == 0 &&
-                      job.scales.stride == length / block && job.scales.lines_per_row == 1;
-  return job.result.step == 1 && job.result.line_stride == length && codes && (scales || job.format.whole);
-}
-
 void dequantize_all(Job *job) {
   job->across = job->result.step != 1 && job->result.line_stride == 1;
   job->tile_lines = job->across ? kTileLines : 1;
   job->tile_length = job->across ? kTileLength : kRun;
-  if (are_one_line(*job)) {
+  if (are_one_line(*job->blocks, job->scales, job->result, job->format)) {
     job->result.length *= job->result.lines;
     job->result.lines = 1;
   }

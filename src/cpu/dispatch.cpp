@@ -33,6 +33,12 @@ constexpr int kUnavailable = -1;
 
 constexpr int kNumOperands = 2 * DLFP4_NUM_DTYPES;
 constexpr int kMaxCode = 32, kMaxBits = 128;
+static_assert(DLFP4_NUM_DTYPES <= 64, "sets of types are 64 bits");
+#define DLFP4_DTYPE(name, code, bits, exponent, mantissa, bias, specials)                                      \
+  static_assert(code < kMaxCode && bits <= kMaxBits && (bits == 6 || (bits >= 2 && (bits & (bits - 1)) == 0)), \
+                "tables and copies know no such code or width: " #name);
+#include "dtypes.def"
+#undef DLFP4_DTYPE
 constexpr int64_t kBlock = 1024;  // elements converted at a time through buffers in the L1 cache
 
 Kernel tables[kNumLevels][kNumOperands][kNumOperands][kNumModes];

@@ -4,6 +4,8 @@
 #ifndef DLFP4_SRC_CPU_DISPATCH_H_
 #define DLFP4_SRC_CPU_DISPATCH_H_
 
+#include <string.h>
+
 #include "kernels.h"
 
 namespace dlfp4 {
@@ -32,6 +34,15 @@ bool find_operand(const dlfp4_view &view, Operand *operand);
 inline int spacing(Operand operand) {
   const int bits = dlfp4_dtypes[operand.row].bits;
   return operand.packed || bits > 8 ? bits : 8;
+}
+
+// A field that is an enum, as the number that it is in memory: C callers may store any.
+template <class Enum>
+int number_of(const Enum &field) {
+  int number;
+  static_assert(sizeof(number) == sizeof(field), "an enum is as wide as an int");
+  memcpy(&number, &field, sizeof(number));
+  return number;
 }
 
 // Whether they are equal types or both floats.

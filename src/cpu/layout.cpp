@@ -147,7 +147,7 @@ void move_elements(Operand operand, const Move &move) {
       return each_row<Whole<4>>(move);
     case 64:
       return each_row<Whole<8>>(move);
-    default:
+    case 128:
       return each_row<Whole<16>>(move);
   }
 }

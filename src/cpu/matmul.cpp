@@ -97,7 +97,8 @@ int64_t rows_at_a_time(const Sides &sides, int64_t rows) {
 }
 
 bool is_activation(const dlfp4_matmul_options &options) {
-  return options.activation == DLFP4_ACTIVATION_EXACT || options.activation == DLFP4_ACTIVATION_INT8;
+  const int activation = number_of(options.activation);
+  return activation == DLFP4_ACTIVATION_EXACT || activation == DLFP4_ACTIVATION_INT8;
 }
 
 dlfp4_status make_job(const dlfp4_lines &a, const dlfp4_lines &b, int64_t length, const dlfp4_matrix &result,

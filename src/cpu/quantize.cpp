@@ -302,21 +302,12 @@ Work make_work(const Job &job, int64_t tile_lines, int64_t tile_length) {
 }
 
 // Whether each line, its blocks and its scales follow those of the line before.
-bool are_one_line(const Job &job) {
-  const dlfp4_blocks &blocks = *job.blocks;
-  const int64_t length = job.x.length, block = job.format.block;
-  const bool codes = blocks.length == length && blocks.strides[0] == length && blocks.strides[1] == 1;
-  const bool scales = job.scales.layout == DLFP4_LAYOUT_linear && job.scales.step == 1 && length % block == 0 &&
-                      job.scales.stride == length / block;
-  return job.x.step == 1 && job.x.line_stride == length && codes && (scales || job.format.whole);
-}
-
 // Short lines are joined to long ones where that makes no difference.
 void quantize_lines(const Job &job) {
   dlfp4_blocks blocks = *job.blocks;
   Job one = job;
   one.blocks = &blocks;
-  if (are_one_line(job)) {
+  if (are_one_line(*job.blocks, job.scales, job.x, job.format)) {
     blocks.length = one.x.length = job.x.lines * job.x.length;
     one.x.lines = 1;
   }
@@ -343,9 +334,7 @@ void quantize_both_ways(const Job &along, const Job &across) {
 // --- Arguments -------------------------------------------------------------------------------
 
 bool is_recipe(const dlfp4_recipe &recipe) {
-  int rounding, rule;  // read as what they are in memory: C callers may store any number in an enum
-  memcpy(&rounding, &recipe.rounding, sizeof(rounding));
-  memcpy(&rule, &recipe.scale_rule, sizeof(rule));
+  const int rounding = number_of(recipe.rounding), rule = number_of(recipe.scale_rule);
   return rounding >= DLFP4_NEAREST_EVEN && rounding <= DLFP4_STOCHASTIC && rule >= DLFP4_SCALE_FLOOR &&
          rule <= DLFP4_SCALE_EVEN && recipe.eps >= 0;
 }

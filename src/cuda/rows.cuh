@@ -36,8 +36,10 @@ __device__ inline void encode_scaled(const EncodeParams &encode, const float *va
     if (is_finite) return encode_step<Row>(encode, scaled, words);
     if constexpr (Kind == DLFP4_LARGEST) return encode_step_by_rule<kBits>(encode, scaled, words);
   }
+  if constexpr (Kind != DLFP4_LARGEST) {
 #pragma unroll
-  for (int i = 0; i < kCodeWords<kBits>; ++i) words[i] = 0;
+    for (int i = 0; i < kCodeWords<kBits>; ++i) words[i] = 0;
+  }
 }
 
 struct StepOfLine {
