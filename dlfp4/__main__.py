@@ -79,7 +79,11 @@ def run_benchmarks(names: list[str]) -> int:
 
 
 def run() -> int:
-    """The same for a terminal or a pipe: names that it cannot show, readers that leave, and Ctrl-C are no errors."""
+    """The same for a terminal or a pipe.
+
+    Names that it cannot show are escaped; readers that leave, and Ctrl-C, end it quietly, by the statuses that shells
+    have for them.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -88,9 +92,9 @@ def run() -> int:
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is flushed there at the end
-        return 0
+        return 141
     except KeyboardInterrupt:
-        return 130  # as shells count it
+        return 130
     return status
 
 

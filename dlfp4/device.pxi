@@ -26,17 +26,18 @@ cdef class Device:
     """Where a tensor lies: DLPack's device type and the index of the device.
 
     ``str(device)`` is ``"cpu"``, ``"cuda:0"``, ``"cuda_host"``, ...; a device equals its string and its DLPack pair,
-    but as a key of a dictionary it is found by a Device alone.
+    but as a key of a dictionary it is found by a Device alone. ``Device("cuda:1")`` is ``Device("cuda", 1)``.
     """
     cdef readonly str type
     cdef readonly int index
     cdef int code
 
     def __cinit__(self, str type, index=None):   # once: a Device never changes
-        name, colon, digits = type.partition(":")
-        if colon and index is None and digits.isdecimal():
-            type, index = name, int(digits)
-        index = 0 if index is None else index
+        if index is None:
+            index = 0
+            name, colon, digits = type.partition(":")
+            if colon and digits.isdecimal():
+                type, index = name, int(digits)
         if type not in DEVICE_CODES:
             raise ValueError(f"device type {type!r} is unknown; expected one of {', '.join(DEVICE_CODES)}; with an "
                              f"index 'cuda:0', or Device('cuda', 0)")
@@ -112,10 +113,7 @@ cdef Device parse_device(device):
     if not isinstance(device, str) and type(device).__module__ != "torch":
         raise TypeError(f"device {device!r} is of type {type(device).__name__}; expected a string such as 'cpu' or "
                         "'cuda:0', or a DLPack pair (type, id)")
-    name, colon, index = str(device).partition(":")
-    if colon and not index.isdecimal():
-        raise ValueError(f"device {device!r}: expected a number after the colon, as in 'cuda:0'")
-    return Device(name, int(index or 0))
+    return Device(str(device))
 
 
 def _parse_device(device):

@@ -309,8 +309,8 @@ cdef int table_lend(void *py_object, DLTensor *out) except -1:
     """What a DLTensor alone cannot say is refused: the table's managed tensors can."""
     cdef Tensor self = as_tensor(<object> py_object)
     if is_padded(self) or self.flags & DLPACK_FLAG_BITMASK_READ_ONLY:
-        raise BufferError(f"a DLTensor alone cannot say that {dtype_name(self)} is padded to a byte an element, nor "
-                          f"that memory is read-only; ask for a managed tensor")
+        what = f"{dtype_name(self)} is padded to a byte an element" if is_padded(self) else "memory is read-only"
+        raise BufferError(f"a DLTensor alone cannot say that {what}; ask for a managed tensor")
     return lend(self, out)
 
 

@@ -12,14 +12,20 @@ from pathlib import Path
 from typing import BinaryIO
 
 
-def check_place(path: Path) -> None:
-    """OSError where no file can appear: to be asked before much work is done for it, too."""
-    if path.is_dir():
-        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if path.exists() and not path.is_file():
+def check_place(path: Path) -> Path:
+    """Where the file will lie, links followed; OSError where none can appear: to be asked before much work, too."""
+    target = Path(os.path.realpath(path))
+    code = (
+        errno.EISDIR if target.is_dir()
+        else errno.ELOOP if target.is_symlink()
+        else errno.ENOENT if not target.parent.is_dir()
+        else 0
+    )  # fmt: skip
+    if code:
+        raise OSError(code, os.strerror(code), str(path))
+    if target.exists() and not target.is_file():
         raise OSError(errno.EINVAL, "a device, pipe or socket, which no file can replace; give another name", str(path))
-    if not path.parent.is_dir():
-        raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    return target
 
 
 @contextlib.contextmanager
@@ -28,16 +34,15 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
     Where `path` is a link, what it points to is replaced; permissions stay as they were.
     """
-    check_place(path)
-    target = path.resolve()
+    target = check_place(path)
     temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
         with temporary.open("xb") as file:
+            if target.exists():
+                os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))  # before there is anything to read
             yield file
             file.flush()
             os.fsync(file.fileno())
-        if target.exists():
-            temporary.chmod(stat.S_IMODE(target.stat().st_mode))
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)

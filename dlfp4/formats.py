@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
+from numbers import Real
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -137,7 +138,8 @@ class Recipe:
             raise ValueError(f"rounding={self.rounding!r}: expected one of {', '.join(_core._ROUNDINGS)}")
         if type(self.zero_scale) is not int or self.zero_scale not in range(255):
             raise ValueError(f"zero_scale={self.zero_scale!r}: expected an e8m0 byte, an integer from 0 to 254")
-        if not hasattr(self.eps, "__float__") or not 0 <= self.eps <= float(np.finfo(np.float32).max):
+        eps: Any = self.eps
+        if not isinstance(eps, Real) or not 0 <= float(eps) <= float(np.finfo(np.float32).max):
             raise ValueError(f"eps={self.eps!r}: expected a finite float32, 0 or more")
         for name, flags in (("pow2", (None, True, False)), ("keeps_negative_zero", (True, False))):
             if not any(getattr(self, name) is flag for flag in flags):

@@ -24,8 +24,9 @@ cdef Tensor check_out_values(out, ScaledTensor source, int row):
 
 
 def _check_out_product(Tensor out, shape, dtype, a, b, stream):
-    """Memory for a matrix product, and whether that has such a stream."""
-    stream_for(elements_of(a), stream)
+    """Memory for a matrix product; a stream is refused where there are none."""
+    if not on_cuda(elements_of(a)):
+        stream_for(elements_of(a), stream)
     check_writable(out, row_of_argument(dtype))
     if not has_shape(out, shape):
         refuse_shape(out, shape)
@@ -98,8 +99,9 @@ cdef int check_writable_parts(ScaledTensor self) except -1:
 cdef int check_own_memory(Tensor self, str out) except -1:
     """Whether a result may be written there: to `out`, or what part of it is called so."""
     if self.immutable:
-        raise BufferError(f"{out} has the memory of an array that never changes, as those of JAX and TensorFlow do; "
-                          f"give memory of dlfp4.empty or of another library, and hand on the result")
+        raise BufferError(f"{out} has the memory of an array that never changes, as those of JAX and TensorFlow do, "
+                          f"or of prepared weights; give memory of dlfp4.empty or of another library, and hand on the "
+                          f"result")
     if self.flags & DLPACK_FLAG_BITMASK_READ_ONLY:
         raise BufferError(f"{out} is read-only; give writable memory, or a .copy()")
     if meets_itself(self):

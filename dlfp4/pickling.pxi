@@ -7,7 +7,7 @@ cdef tuple reduce_tensor(Tensor self, int protocol):
         raise BufferError(f"a Tensor on {device_of(self)} cannot be pickled: its memory belongs to a device of this "
                           f"process; call .to_device('cpu') first")
     secure(self)
-    if not is_compact_tensor(self):
+    if self.immutable or not is_compact_tensor(self):   # what comes back may be written to
         source = duplicate(self)
     return _restore_tensor, (
         pickled_bytes(bytes_of(source), protocol), shape_of(self), dtype_name(self), is_padded(self), self.x2_ != 0)

@@ -59,13 +59,16 @@ cdef ScaledTensor prepare_on_cuda(ScaledTensor source):
 cdef ScaledTensor divide_prepared(ScaledTensor source, Tensor memory, dlfp4_cuda_prepared_size size, int64_t stream):
     """Codes and scales of blocks in one piece of memory. A scale of the whole tensor is copied: it may lie beside the
     codes of the source, and would keep them."""
-    cdef Tensor codes = slice_tensor(memory, (slice(None), slice(size.code_bytes))), scales, unit = None
+    cdef Tensor codes = slice_tensor(memory, (slice(None), slice(size.code_bytes))), scales, unit = None, part
     if source.format.block is not None:
         scales = slice_tensor(memory, (slice(None), slice(size.code_bytes, None)))
     else:
         scales = copy_on(place_managed(source.scales, True), stream)
     if source.global_scale is not None:
         unit = copy_on(place_managed(source.global_scale, True), stream)
+    for part in (codes, scales, unit):
+        if part is not None:
+            part.immutable = True   # products do not wait for them
     return make_scaled(codes, scales, unit, source.format, source.axis, "prepared", source.shape)
 
 

@@ -219,7 +219,8 @@ cdef class Tensor:
         """A NumPy array of the element type of NumPy or ml_dtypes.
 
         Host memory is shared, except packed elements: those become a fresh array with one element a byte, high bits
-        zero. Device memory is copied.
+        zero. Device memory is copied. What is shared is read-only where the tensor is, or where its memory is an
+        array's that never changes (JAX, TensorFlow); ``numpy.from_dlpack`` is not told the latter.
 
         Parameters
         ----------
@@ -229,7 +230,7 @@ cdef class Tensor:
         Raises
         ------
         BufferError
-            ``copy=False``, and a copy is needed.
+            ``copy=False``, and a copy is needed; or NumPy has no such array.
         """
         check_copy(copy)
         return as_numpy(on_host(self, copy))

@@ -483,12 +483,9 @@ def test_choices_that_others_have_written_stay(use, path):
     assert set(autotune.read(path)) == {key, mine}
 
 
-def test_choices_depend_on_the_number_of_threads():
+def test_choices_depend_on_the_number_of_threads(threads):
     names = set()
-    try:
-        for threads in (1, 2):
-            dlfp4.set_num_threads(threads)
-            names.add(autotune.device_name(dlfp4.Device("cpu")))
-    finally:
-        dlfp4.set_num_threads(0)
+    for count in (1, 2):
+        threads(count)
+        names.add(autotune.device_name(dlfp4.Device("cpu")))
     assert len(names) == 2

@@ -359,14 +359,16 @@ def test_no_byte_past_either_end(level):
     assert int(run_at(level, GUARDED)) == 18 * 18 + len(SUBBYTE) * 4
 
 
+TURNED_SIZE = 130 * 2400  # enough for several threads
 TURNS = {
     "columns": lambda x: x.reshape(130, -1).T,
     "stack": lambda x: x.reshape(3, 26, -1).transpose(0, 2, 1),
-    "reversed dimensions": lambda x: x.reshape(10, 13, -1).T,
-    "outer neighbours": lambda x: x.reshape(10, 13, -1).transpose(2, 0, 1),
+    "short rows": lambda x: x.reshape(10, 13, -1).T,
+    "outer neighbours": lambda x: x.reshape(20, 40, -1)[:, :30].transpose(2, 0, 1),
+    "reversed dimensions": lambda x: x.reshape(20, 26, -1).T,
     "backwards": lambda x: x.reshape(130, -1)[::-1].T,
-    "part": lambda x: x.reshape(130, -1)[1:, 3:90].T[:, 1:],
-    "repeated": lambda x: np.broadcast_to(x.reshape(-1, 130)[0][:, None], (130, 20)),
+    "part": lambda x: x.reshape(130, -1)[1:, 3:2100].T[:, 1:],
+    "repeated": lambda x: np.broadcast_to(x[:2400][:, None], (2400, 200)),
 }
 TURNED = [
     ("float32", "float32"), ("float32", "float8_e4m3fn"), ("bfloat16", "float32"), ("float16", "float4_e2m1fn"),
@@ -376,20 +378,17 @@ TURNED = [
 
 @pytest.mark.parametrize("turn", TURNS)
 @pytest.mark.parametrize(("source", "target"), TURNED)
-def test_rows_whose_elements_lie_apart(source, target, turn):
+def test_rows_whose_elements_lie_apart(source, target, turn, threads):
     """Tiles of rows that are neighbours in memory: by the same bytes as from memory in order, on any threads."""
-    bits = np.random.default_rng(3).integers(0, 256, 130 * 300 * 16, np.uint8)
-    x = TURNS[turn](bits.view(dtype_of(source))[: 130 * 300])
+    bits = np.random.default_rng(3).integers(0, 256, TURNED_SIZE * 16, np.uint8)
+    x = TURNS[turn](bits.view(dtype_of(source))[:TURNED_SIZE])
     for options in ({}, {"rounding": "stochastic", "seed": 9}):
         if source == target and options:
             continue
         expected = raw_bytes(dlfp4.cast(np.ascontiguousarray(x), target, **options))
-        for threads in (1, 3):
-            dlfp4.set_num_threads(threads)
-            try:
-                assert raw_bytes(dlfp4.cast(x, target, **options)) == expected, threads
-            finally:
-                dlfp4.set_num_threads(0)
+        for count in (1, 3):
+            threads(count)
+            assert raw_bytes(dlfp4.cast(x, target, **options)) == expected, count
 
 
 def test_long_packed_rows_that_start_within_a_byte():

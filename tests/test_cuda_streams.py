@@ -1,4 +1,4 @@
-"""Order between streams: what waits for what, and what need not."""
+"""Order between streams: what waits for what, and what need not; memory that must be there, and written, in time."""
 
 import gc
 import time

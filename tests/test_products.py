@@ -305,6 +305,24 @@ def test_levels_agree_where_sums_are_exact():
     assert found["scalar"].count("[") == 6
 
 
+LARGEST = """
+import ml_dtypes, numpy as np, dlfp4
+for name in ("float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"):
+    largest = float(ml_dtypes.finfo(name).max)
+    for packed in (True, False):
+        x = dlfp4.cast(np.full(200_001, largest, np.float32), name, packed=packed)
+        assert dlfp4.dot(x, x).item() == np.float32(200_001 * largest**2), (name, packed)
+for name in ("int8", "uint8"):
+    x = np.full(200_001, np.iinfo(name).min or 255, name)
+    assert dlfp4.dot(x, x).item() == np.float32(200_001 * int(x[0]) ** 2), name
+"""
+
+
+@pytest.mark.parametrize("level", available_levels())
+def test_as_many_of_the_largest_as_lanes_hold_and_more(level):
+    run_at(level, LARGEST)
+
+
 def test_torch():
     torch = pytest.importorskip("torch")
     a = torch.randn(4, 128).to(torch.float8_e4m3fn)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import ml_dtypes
 import numpy as np
 
 from dlfp4.frameworks import base
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from dlfp4 import Tensor
 
 WIDE = ("int64", "uint64", "float64", "complex128")
+WITHOUT_DLPACK = frozenset(np.dtype(getattr(ml_dtypes, name)) for name in base.SUBBYTE if name != base.FP4)
 ALIGNMENT = 64
 
 
@@ -144,7 +146,7 @@ def problem(native: jax.Array) -> str | None:
         return "the array was deleted or donated"
     if len(native.devices()) > 1:
         return "it lies on several devices; hand over each x.addressable_shards[i].data"
-    if native.dtype.name in base.SUBBYTE and native.dtype.name != base.FP4:
+    if native.dtype in WITHOUT_DLPACK:
         return f"its {native.dtype.name} has no DLPack equivalent; call dlfp4.asarray(numpy.asarray(x)), a copy"
     return None
 

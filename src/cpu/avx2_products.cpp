@@ -1,6 +1,6 @@
-// The AVX2 level's kernels for products: FP4, float32 lines and tiles, integer tiles.
+// The AVX2 level's kernels for products: dots of every type (avx2_dots.h, vector_dots.h), FP4 in blocks, tiles, lines.
 // Layout: as in product_kernels.h; 32 bytes a vector.
-// Trick: |a| times b with a's sign, as bytes by vpshufb, through vpmaddubsw: sums of 16 bits, widened before they wrap.
+// Trick: sums of blocks are collapsed in the order in which lanes leave them, and scales are put into that order.
 #include <utility>
 
 #include "avx2_dots.h"
@@ -11,12 +11,6 @@ namespace {
 using Fp4 = Nibble<DLFP4_float4_e2m1fn>;
 
 __m256i multiply_fp4(const uint8_t *a, const uint8_t *b) { return Fp4::nibbles(load_32_bytes(a), load_32_bytes(b)); }
-
-double add_lanes(__m256 sums) {
-  double total = 0;
-  for (int lane = 0; lane < 8; ++lane) total += static_cast<double>(sums[lane]);
-  return total;
-}
 
 // --- FP4 in blocks ---------------------------------------------------------------------------
 

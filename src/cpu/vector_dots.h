@@ -56,11 +56,15 @@ DLFP4_ALWAYS_INLINE inline typename Isa::Factors load_factors(const uint8_t *src
 // --- Sums ------------------------------------------------------------------------------------
 
 template <class F32>
-double add_up(const F32 (&sums)[4]) {
-  const F32 sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+double add_lanes(F32 sums) {
   double total = 0;
-  for (size_t lane = 0; lane < sizeof(sum) / sizeof(float); ++lane) total += static_cast<double>(sum[lane]);
+  for (size_t lane = 0; lane < sizeof(sums) / sizeof(float); ++lane) total += static_cast<double>(sums[lane]);
   return total;
+}
+
+template <class F32>
+double add_up(const F32 (&sums)[4]) {
+  return add_lanes((sums[0] + sums[1]) + (sums[2] + sums[3]));
 }
 
 template <class Isa, int Row, int Bits>
@@ -83,6 +87,7 @@ template <class Isa, int Row, int Bits>
 int64_t sum_as_floats(const uint8_t *a, const uint8_t *b, int64_t count) {
   constexpr int64_t kMost = 16 * Isa::kCodes;  // four vectors are added up: 2^18 * 16 * 4
   constexpr int kUnit = unit_of(Row);
+  static_assert(Isa::kCodes == 4 * sizeof(typename Isa::F32) / sizeof(float), "a product a lane and step");
   double total = 0;
   for (int64_t first = 0; first < count; first += kMost) {
     const int64_t at = first * Bits / 8;

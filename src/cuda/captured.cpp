@@ -17,7 +17,8 @@ namespace dlfp4 {
 namespace cuda {
 namespace {
 
-constexpr int kCaptureActive = 1, kCaptureFails = 2;
+constexpr int kCaptureActive = 1, kCaptureRefused = 3;  // 2: a capture that has failed
+constexpr uintptr_t kLegacyStream = 1;                  // 0 is the same
 constexpr unsigned kNonBlocking = 1, kNoDestructorSync = 1, kMoveToGraph = 1;
 constexpr unsigned kGraph = 1, kGraphAndTensor = 2;  // who refers to a block
 
@@ -29,6 +30,7 @@ struct Block {
   uint64_t capture;
   CUuserObject object = nullptr;
   std::vector<CUevent> last_uses = {};  // outside of the capture
+  bool of_legacy = false;               // freed when the legacy stream takes work again, in its order
   bool is_idle = false;                 // no tensor has it
   std::atomic<bool> is_over{false};
 };
@@ -61,7 +63,8 @@ struct Capture {
   explicit Capture(uintptr_t stream) {
     const int status = opened_driver().cuStreamGetCaptureInfo(reinterpret_cast<CUstream>(stream), &state, &id, &graph,
                                                               nullptr, nullptr);
-    if (status != 0) state = kCaptureFails;  // the legacy stream's, while a stream that waits for it is captured
+    // The driver takes nothing on the legacy stream while a stream that waits for it is captured.
+    if (status != 0) state = stream <= kLegacyStream ? kCaptureRefused : 0;
     if (state != kCaptureActive) graph = nullptr;
   }
   bool is_there() const { return state != 0; }
@@ -98,12 +101,13 @@ int allocate_now(size_t bytes, void **out) {
   return status;
 }
 
-std::vector<std::unique_ptr<Block>> take_what_is_over(int device) {
+std::vector<std::unique_ptr<Block>> take_what_is_over(int device, bool legacy_is_refused) {
   std::vector<std::unique_ptr<Block>> over;
   const std::lock_guard<std::mutex> lock(blocks().mutex);
   auto &all = blocks().by_address;
   for (auto each = all.begin(); each != all.end();) {
-    const bool is_over = each->second->device == device && each->second->is_over;
+    const bool stays = each->second->of_legacy && legacy_is_refused;
+    const bool is_over = each->second->device == device && each->second->is_over && !stays;
     if (is_over) over.push_back(std::move(each->second));
     each = is_over ? all.erase(each) : std::next(each);
   }
@@ -118,12 +122,13 @@ void give_back_what_is_over(int device) {
   const Driver &driver = opened_driver();
   const OwnStream own;
   if (own.status() != 0) return;
-  for (const auto &block : take_what_is_over(device)) {
+  for (const auto &block : take_what_is_over(device, Capture(kLegacyStream).is_there())) {
+    const CUstream order = block->of_legacy ? reinterpret_cast<CUstream>(block->stream) : own.get();
     for (CUevent use : block->last_uses) {
-      driver.cuStreamWaitEvent(own.get(), use, 0);
+      driver.cuStreamWaitEvent(order, use, 0);
       driver.cuEventDestroy(use);
     }
-    driver.cuMemFreeAsync(reinterpret_cast<CUdeviceptr>(block->memory), own.get());
+    driver.cuMemFreeAsync(reinterpret_cast<CUdeviceptr>(block->memory), order);
   }
 }
 
@@ -173,12 +178,15 @@ int allocate_new(int device, uintptr_t stream, const Capture &capture, size_t by
 }
 
 // Memory from before the capture, which the driver does not free now: as long as the graph, whose nodes may use it, or
-// until the next call where the capture has failed. Work from before the capture is taken to have ended by then.
-int keep(int device, uintptr_t stream, const Capture &capture, void *memory, std::vector<CUevent> readers) {
+// until the next call where the capture has failed. Work from before the capture is taken to have ended by then. Memory
+// of the legacy stream is freed after the capture, or never, where a graph reads it that nobody could be asked for.
+int keep(int device, uintptr_t stream, const Capture &capture, void *memory, bool in_graph,
+         std::vector<CUevent> readers) {
   Block *block = add_block(memory, 0, device, stream, capture);
   block->last_uses = std::move(readers);
+  block->of_legacy = capture.state == kCaptureRefused;
   if (capture.graph) return give_to(capture.graph, block, kGraph);
-  end(block);
+  if (!block->of_legacy || !in_graph) end(block);
   return 0;
 }
 
@@ -234,7 +242,7 @@ bool free_if_captured(int device, uintptr_t stream, void *memory, bool serves_ag
   Block *block = blocks().count > 0 ? find(memory) : nullptr;
   if (!block && !capture.is_there()) return false;
   *status = block ? free_block(block, capture, serves_again, readers)
-                  : keep(device, stream, capture, memory, std::move(readers));
+                  : keep(device, stream, capture, memory, !serves_again, std::move(readers));
   give_back_what_is_over(device);
   return true;
 }

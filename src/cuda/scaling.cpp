@@ -257,11 +257,11 @@ int find_largest(Lines x, const FormatInfo &format, uint32_t *place, uintptr_t s
   if (x.lines * x.length == 0) return 0;
   if (x.step != 1 && x.line_stride == 1) x = transposed(x);
   if (x.step == 1 && x.line_stride == x.length) x = {x.data, x.source, x.item, 1, x.lines * x.length, 0, 1};
-  const int64_t rest = x.lines == 1 && x.length > kStep ? x.length % kStep : 0;
+  const int64_t rest = x.lines == 1 && x.step == 1 && x.length > kStep ? x.length % kStep : 0;
   x.length -= rest;
   const int status = raise_largest(x, format, place, stream);
   if (status != 0 || rest == 0) return status;
-  x.data += x.length * x.step * x.item;
+  x.data += x.length * x.item;
   x.length = rest;
   return raise_largest(x, format, place, stream);
 }

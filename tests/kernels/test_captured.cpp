@@ -44,10 +44,14 @@ std::map<CUdeviceptr, int> waits;  // for the last use of freed memory
 CUdeviceptr next_address = 0x1000;
 int open_streams, open_events, waited, failing_streams, failing_objects;
 
-Stream *fake(CUstream stream) { return reinterpret_cast<Stream *>(stream); }
+Stream legacy;  // whose handle is 1
+
+Stream *fake(CUstream stream) {
+  return reinterpret_cast<uintptr_t>(stream) == 1 ? &legacy : reinterpret_cast<Stream *>(stream);
+}
 Graph *fake(CUgraph graph) { return reinterpret_cast<Graph *>(graph); }
 Object *fake(CUuserObject object) { return reinterpret_cast<Object *>(object); }
-uintptr_t handle(Stream *stream) { return reinterpret_cast<uintptr_t>(stream); }
+uintptr_t handle(Stream *stream) { return stream == &legacy ? 1 : reinterpret_cast<uintptr_t>(stream); }
 
 bool fails(int *times) { return *times > 0 && (*times)-- > 0; }
 
@@ -330,11 +334,17 @@ void test_readers(bool from_before) {
 
 // The legacy stream's own, while a stream is captured that waits for it: the driver frees nothing there.
 void test_legacy_stream() {
-  Stream legacy;
-  void *memory = take(&legacy, 64);
+  void *memory = take(&legacy, 64), *in_graph = take(&legacy, 64);
   legacy.state = kImplicit;
   drop(&legacy, memory, kDevice, true, 1);
-  check(!is_live(memory), "freed on another stream", "");
+  drop(&legacy, in_graph, kDevice, false);
+  call();
+  check(is_live(memory), "kept while the driver refuses", "");
+  legacy.state = kNotCaptured;
+  call();
+  check(!is_live(memory) && waits[reinterpret_cast<CUdeviceptr>(memory)] == 1, "freed after it and its reader", "");
+  check(is_live(in_graph), "kept for a graph that is not known", "");
+  live.erase(reinterpret_cast<CUdeviceptr>(in_graph));
   check_nothing_left("legacy stream");
 }
 
