@@ -220,16 +220,17 @@ def test_immutable_arrays_are_not_written_to(name):
         dlfp4.matmul(X, W.mT, out=array)
     tensor = dlfp4.from_dlpack(array)
     values = tensor.to_numpy()
+    versions = ((1, 3),) if tensor.readonly else (None, (1, 3))  # as JAX says itself, from 0.12 on
     for held in (
         *(tensor, tensor.T, tensor[:, 1:], values, values[:, 1:]),
-        *(dlfp4.from_dlpack(tensor.__dlpack__(max_version=version)) for version in (None, (1, 3))),
+        *(dlfp4.from_dlpack(tensor.__dlpack__(max_version=version)) for version in versions),
     ):
         with pytest.raises(BufferError, match=message):
             dlfp4.cast(np.ones(held.shape, np.float32), "float32", out=held)
     with pytest.raises(ValueError, match="read-only"):
         values[0] = 1
     assert np.asarray(array).tolist() == before
-    assert not dlfp4.from_dlpack(values).readonly  # others share it as they do the array itself
+    assert dlfp4.from_dlpack(values).readonly == tensor.readonly  # others share it as they do the array itself
 
 
 @pytest.mark.parametrize("steps", [(1, 0), (0, 1), (1, 1), (2, 1), (3, 1), (5, 2), (1, 4), (-1, 3), (-5, -2)], ids=str)
