@@ -73,19 +73,10 @@ Place make_place(const uint8_t *data, Operand operand, const Layout &layout, Sid
   return place;
 }
 
-bool is_compact(const Layout &layout, Side side) {
-  int64_t expected = 1;
-  for (int dim = layout.ndim - 1; dim >= 0; --dim) {
-    if (layout.stride[side][dim] != expected) return false;
-    expected *= layout.extent[dim];
-  }
-  return true;
-}
-
 // How many elements a thread writes at a time, to bytes that no other thread writes; 0 where there is no such number.
 int group_of(const Layout &layout, Operand dst) {
   if (!dst.packed) return 1;
-  if (is_compact(layout, kDst)) return 8;
+  if (is_row_major(layout, kDst)) return 8;
   if (!rows_start_on_bytes(layout, kDst, dst)) return 0;
   const int64_t step = layout.stride[kDst][layout.ndim - 1];
   if (step == 1) return 8;
@@ -101,7 +92,7 @@ int convert_any(Sides sides, const Layout &layout, const uint8_t *src, uint8_t *
   params.dst = make_place(dst, sides.dst, layout, kDst);
   params.ndim = layout.ndim;
   memcpy(params.extent, layout.extent, static_cast<size_t>(layout.ndim) * sizeof(int64_t));
-  params.compact = sides.dst.packed && is_compact(layout, kDst);
+  params.compact = sides.dst.packed && is_row_major(layout, kDst);
   params.size = layout.size;
   params.groups_in_row = divide_up(layout.extent[layout.ndim - 1], params.group);
   params.groups = params.compact ? divide_up(layout.size, params.group)
