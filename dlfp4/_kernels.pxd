@@ -225,6 +225,7 @@ cdef extern from "cuda/driver.h" nogil:
         DLFP4_DEVICE_TO_HOST
         DLFP4_DEVICE_TO_DEVICE
     int dlfp4_cuda_copy(int, uintptr_t, dlfp4_cuda_direction, void *, const void *, size_t)
+    int dlfp4_cuda_copy_to_peer(int, uintptr_t, int, void *, const void *, size_t)
     int dlfp4_cuda_alloc(int, uintptr_t, size_t, void **)
     struct dlfp4_cuda_uses:
         pass

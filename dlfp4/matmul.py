@@ -6,7 +6,6 @@ of failing at it. To add one, write its file in ``dlfp4/engines`` and append its
 
 from __future__ import annotations
 
-import numbers
 from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
@@ -187,16 +186,7 @@ def make_problem(
         raise ValueError(f"activation={activation!r}: expected None or 'int8'")
     left, right = _meet(left, right)
     dtype = result_dtype(left, out_dtype)
-    return Problem(left, right, dtype, parse_alpha(alpha), activation, stream)
-
-
-def parse_alpha(alpha: object) -> float:
-    """A number, 1 by default."""
-    if alpha is None:
-        return 1.0
-    if not isinstance(alpha, numbers.Real):
-        raise TypeError(f"alpha={alpha!r} is of type {type(alpha).__name__}; expected a number, such as float(alpha)")
-    return _as_float32(alpha, "alpha")
+    return Problem(left, right, dtype, 1.0 if alpha is None else _as_float32(alpha, "alpha"), activation, stream)
 
 
 def result_dtype(a: Operand, asked: _DType | None) -> np.dtype[Any]:

@@ -183,20 +183,23 @@ cdef Tensor move_strided(Tensor self):
 
 cdef int copy_bytes(Tensor result, Tensor source, int64_t bytes) except -1:
     """Through the driver, after the work on the CUDA side's stream, or on those of both."""
-    cdef bint from_cuda = is_cuda(source.dl.device.device_type)
+    cdef bint from_cuda = is_cuda(source.dl.device.device_type), to_cuda = is_cuda(result.dl.device.device_type)
     cdef Tensor cuda = source if from_cuda else result
     cdef int device = cuda.dl.device.device_id, other = result.dl.device.device_id, status = 0
-    cdef uintptr_t made_on = result.stream
-    cdef uintptr_t stream = cuda.stream
+    cdef bint apart = from_cuda and to_cuda and other != device
+    cdef bint are_peers = apart and source.dl.device.device_type == kDLCUDA   # managed memory is everywhere
+    cdef uintptr_t made_on = result.stream, stream = cuda.stream
     cdef dlfp4_cuda_direction direction = DLFP4_HOST_TO_DEVICE
     if from_cuda:
-        direction = DLFP4_DEVICE_TO_DEVICE if is_cuda(result.dl.device.device_type) else DLFP4_DEVICE_TO_HOST
+        direction = DLFP4_DEVICE_TO_DEVICE if to_cuda else DLFP4_DEVICE_TO_HOST
     if bytes == 0:
         return 0
     with nogil:
-        if direction == DLFP4_DEVICE_TO_DEVICE and other != device:
+        if apart:
             status = dlfp4_cuda_wait(other, made_on)
-        if status == 0:
+        if status == 0 and are_peers:
+            status = dlfp4_cuda_copy_to_peer(device, stream, other, result.dl.data, source.dl.data, bytes)
+        elif status == 0:
             status = dlfp4_cuda_copy(device, stream, direction, result.dl.data, source.dl.data, bytes)
     if status != 0:   # the message alone costs more than a short copy
         check_cuda(status, f"copying {bytes} bytes from {device_of(source)} to {device_of(result)}")

@@ -460,6 +460,8 @@ cdef double FLOAT32_INFINITE = 2.0**128 - 2.0**103   # from here on float32 roun
 
 def _as_float32(value, str name):
     """A number that float32 holds, but for its last bits."""
+    if not is_number(value):
+        raise TypeError(f"{name}={value!r} is of type {type(value).__name__}; expected a number, such as float({name})")
     try:
         number = float(value)
     except OverflowError:

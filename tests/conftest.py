@@ -1,5 +1,6 @@
-"""Which tests run: those marked gpu or slow only when `-m` names their marker; those marked gpu never skip."""
+"""Which tests run: those marked gpu, gpus or slow only when `-m` names their marker; those of GPUs never skip."""
 
+import functools
 import re
 import sys
 
@@ -7,7 +8,7 @@ import pytest
 
 import dlfp4
 
-OPT_IN = ("gpu", "slow")
+OPT_IN = ("gpu", "gpus", "slow")
 
 
 def pytest_collection_modifyitems(config, items):
@@ -22,18 +23,34 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_runtest_setup(item):
-    if item.get_closest_marker("gpu"):
-        if not dlfp4.cuda_available():
-            pytest.fail("marked gpu and asked for with -m, but no CUDA device is available", pytrace=False)
-        if "torch" in sys.modules:  # JAX leaves the last of several GPUs current when it starts
-            sys.modules["torch"].cuda.set_device(0)
+    if not needs_gpu(item):
+        return
+    if not dlfp4.cuda_available():
+        pytest.fail("asked for with -m, but no CUDA device is available", pytrace=False)
+    if item.get_closest_marker("gpus") and not has_two_devices():
+        pytest.fail("marked gpus and asked for with -m, but there is no second CUDA device", pytrace=False)
+    if "torch" in sys.modules:  # JAX leaves the last of several GPUs current when it starts
+        sys.modules["torch"].cuda.set_device(0)
+
+
+def needs_gpu(item):
+    return item.get_closest_marker("gpu") or item.get_closest_marker("gpus")
+
+
+@functools.cache
+def has_two_devices():
+    try:
+        dlfp4.empty(1, "uint8", device="cuda:1")
+    except dlfp4.DriverError:
+        return False
+    return True
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item):
     report = yield
-    if report.skipped and item.get_closest_marker("gpu"):
-        report.outcome, report.longrepr = "failed", f"marked gpu and asked for with -m, but it {report.longrepr[-1]}"
+    if report.skipped and needs_gpu(item):
+        report.outcome, report.longrepr = "failed", f"asked for with -m, but it {report.longrepr[-1]}"
     return report
 
 

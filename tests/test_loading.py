@@ -1,4 +1,4 @@
-"""Which CUDA kernels a device gets, the build's or NVRTC's, on a driver that is compiled here and needs no GPU."""
+"""Which kernels and copies the devices get, on a driver that is compiled here and needs no GPU."""
 
 import os
 import shutil
@@ -123,3 +123,19 @@ with ThreadPoolExecutor(8) as pool:
     printed = run(driver_folder, code, DLFP4_CUDA_IMAGE="nvrtc")
     launched = [line for line in printed if not line.startswith("compile")]
     assert (launched.count("0 sm_90"), launched.count("1 sm_120"), len(launched)) == (200, 200, 400)
+
+
+def test_copies_between_devices_name_both(driver_folder):
+    """The driver's general copy refuses memory of GPUs that cannot reach each other's."""
+    code = """
+import numpy as np
+
+x = np.arange(1, 1025, dtype=np.float32)
+first = dlfp4.asarray(x).to_device("cuda:0")
+second = first.to_device("cuda:1")
+back = second[24:].to_device("cuda:0")
+print(second.to_device("cpu").to_numpy().tobytes() == x.tobytes(), back.tolist() == x[24:].tolist(), flush=True)
+first.to_device("cuda:0")
+"""
+    printed = run(driver_folder, code)
+    assert printed == ["copy 4096 from 0 to 1 on 0", "copy 4000 from 1 to 0 on 1", "True True"]

@@ -1,5 +1,9 @@
 """matmul on the host against float64 products of the decoded operands, by each backend; its choice; its errors."""
 
+from decimal import Decimal
+from fractions import Fraction
+
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -169,6 +173,12 @@ def test_scale_layouts(layout):
 def test_alpha_that_is_no_number(alpha):
     with pytest.raises(TypeError, match=r"alpha=.*expected a number"):
         dlfp4.matmul(values((1, 64)), values((64, 1)), alpha=alpha)
+
+
+@pytest.mark.parametrize("alpha", [np.float32(0.5), ml_dtypes.bfloat16(0.5), Fraction(1, 2), Decimal("0.5")], ids=repr)
+def test_alpha_of_any_number(alpha):
+    a, b = values((3, 64)), values((64, 5), 1)
+    assert dlfp4.matmul(a, b, alpha=alpha).tolist() == dlfp4.matmul(a, b, alpha=0.5).tolist()
 
 
 def test_alpha_and_result_types():

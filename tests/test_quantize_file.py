@@ -123,6 +123,7 @@ def test_bar_on_a_terminal(source, target):
         (["--format", "nvfp5"], 2, "invalid choice: 'nvfp5'"),
         (["--format", "nvfp4", "--recipe", "ocp"], 1, "nvfp4 has one rule of its own"),
         (["--format", "nvfp4", "--convention", "gpt-oss"], 1, "gpt-oss stores no nvfp4; it has mxfp4"),
+        (["--format", "nvfp4", "--include", "*.weigth"], 1, "include='*.weigth' matches no tensor of"),
     ],
 )
 def test_mistakes_are_named(source, target, arguments, status, message):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -62,7 +63,8 @@ def quantize_file(
     format, recipe
         As :func:`dlfp4.quantize` takes them.
     include, exclude : sequence of str
-        Shell patterns of names: what matches one of `include`, if there are any, and none of `exclude`.
+        Shell patterns of names: what matches one of `include`, if there are any, and none of `exclude`. Each of
+        `include` has to match a name of the file.
     convention : str, optional
         See :func:`dlfp4.checkpoints.save`.
     track : callable
@@ -76,7 +78,8 @@ def quantize_file(
     Raises
     ------
     ValueError
-        A damaged file, an unknown format, a recipe or convention that does not go with it.
+        A damaged file, an unknown format, a recipe or convention that does not go with it, a pattern in `include` that
+        matches nothing.
     """
     chosen = find_format(format)
     check_place(Path(target))
@@ -84,6 +87,7 @@ def quantize_file(
     if convention is not None:  # what it does not store is refused before the work
         find_spelling(chosen, convention)
         checkpoints.split_parts({name: x for name, x in tensors.items() if isinstance(x, ScaledTensor)}, convention)
+    check_patterns(include, tensors, source)
     outcomes = []
     for name in track(list(tensors)):
         tensor = tensors[name]
@@ -94,6 +98,14 @@ def quantize_file(
         outcomes.append(judge(name, tensor, result))
     checkpoints.save(target, tensors, checkpoints.read_metadata(source), convention=convention)
     return outcomes
+
+
+def check_patterns(patterns: Iterable[str], names: Collection[str], source: str | os.PathLike[str]) -> None:
+    """ValueError for a pattern that no name matches, before hours of work leave out what was meant."""
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            some = ", ".join(islice(names, 3))
+            raise ValueError(f"include={pattern!r} matches no tensor of {os.fspath(source)}; its names are like {some}")
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:

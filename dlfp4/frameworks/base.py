@@ -5,8 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import re
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -151,14 +150,23 @@ def bytes_remedy(tensor: Tensor) -> str:
     return f'hand over the bits with .view("uint{8 * min(tensor.dtype.itemsize, 8)}")'
 
 
-@contextmanager
-def translated(framework: str, tensor: Tensor, errors: tuple[type[Exception], ...]) -> Iterator[None]:
-    """Turn a framework's own refusal into the BufferError that callers of dlfp4 expect."""
-    refusals: tuple[type[Exception], ...] = (BufferError, *errors)
-    try:
-        yield
-    except refusals as error:
-        raise RefusedError(framework, tensor, first_line(error), bytes_remedy(tensor)) from error
+class translated:  # noqa: N801
+    """Turn a framework's own refusal into the BufferError that callers of dlfp4 expect.
+
+    A class, because a generator for a context would take as long as the exchange itself.
+    """
+
+    __slots__ = ("errors", "framework", "tensor")
+
+    def __init__(self, framework: str, tensor: Tensor, errors: tuple[type[Exception], ...]) -> None:
+        self.framework, self.tensor, self.errors = framework, tensor, errors
+
+    def __enter__(self) -> None:
+        """Nothing is to be prepared."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None and isinstance(error, (BufferError, *self.errors)):
+            raise RefusedError(self.framework, self.tensor, first_line(error), bytes_remedy(self.tensor)) from error
 
 
 def shareable(framework: str, tensor: Tensor, copy: bool | None, obstacle: str | None) -> Tensor:

@@ -44,7 +44,7 @@ def from_tensor(tensor: Tensor, copy: bool | None = None) -> torch.Tensor:
     problem = _torch_problem(source)
     if problem is not None:
         raise base.RefusedError("PyTorch", tensor, *problem)
-    if source.packed and source.dtype.name == base.FP4:
+    if source.packed and source.dtype == ml_dtypes.float4_e2m1fn:
         source = in_pairs(source)
     with base.translated("PyTorch", tensor, errors()):
         return torch.from_dlpack(source)

@@ -194,6 +194,18 @@ int dlfp4_cuda_copy(int device, uintptr_t stream, dlfp4_cuda_direction direction
   return status != 0 ? status : driver.cuStreamSynchronize(handle(stream));
 }
 
+int dlfp4_cuda_copy_to_peer(int device, uintptr_t stream, int peer, void *dst, const void *src, size_t bytes) {
+  const CurrentContext context(device);
+  CUcontext from = nullptr, to = nullptr;
+  int status = context.status();
+  if (status == 0) status = check_address(src);
+  if (status == 0) status = check_address(dst);
+  if (status == 0) status = primary_context(device, &from);
+  if (status == 0) status = primary_context(peer, &to);
+  if (status == 0) status = driver.cuMemcpyPeerAsync(address(dst), to, address(src), from, bytes, handle(stream));
+  return status != 0 ? status : driver.cuStreamSynchronize(handle(stream));
+}
+
 int dlfp4_cuda_alloc(int device, uintptr_t stream, size_t bytes, void **out) {
   const CurrentContext context(device);
   if (context.status() != 0) return context.status();

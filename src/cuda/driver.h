@@ -27,6 +27,10 @@ enum dlfp4_cuda_direction { DLFP4_HOST_TO_DEVICE, DLFP4_DEVICE_TO_HOST, DLFP4_DE
 int dlfp4_cuda_copy(int device, uintptr_t stream, enum dlfp4_cuda_direction direction, void *dst, const void *src,
                     size_t bytes);
 
+/* The same from the memory of `device` to that of another. GPUs that cannot reach each other's memory need this: the
+ * driver's general copy refuses what they allocate in the order of a stream. */
+int dlfp4_cuda_copy_to_peer(int device, uintptr_t stream, int peer, void *dst, const void *src, size_t bytes);
+
 struct dlfp4_cuda_uses;
 
 /* In the order of the stream. What a capture allocates stays until the graph has ended and it was freed. */

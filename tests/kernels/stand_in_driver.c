@@ -62,6 +62,22 @@ static int release(void *ptr, void *stream) {
   return kSuccess;
 }
 
+/* Memory of any device is the host's. */
+static int copy_to_peer(void *dst, void *dst_context, const void *src, void *src_context, size_t bytes, void *stream) {
+  (void)stream;
+  printf("copy %zu from %d to %d on %d\n", bytes, (int)(intptr_t)src_context - 1, (int)(intptr_t)dst_context - 1,
+         contexts[depth - 1]);
+  fflush(stdout);
+  memcpy(dst, src, bytes);
+  return kSuccess;
+}
+
+static int copy(void *dst, const void *src, size_t bytes, void *stream) {
+  (void)stream;
+  memcpy(dst, src, bytes);
+  return kSuccess;
+}
+
 /* A library, and each of its kernels, is the number that its image was made for: 0 for a fatbin. */
 static int load_library(void **library, const char *image) {
   *library = (void *)(intptr_t)(1 + (strncmp(image, "sm_", 3) == 0 ? atoi(image + 3) : 0));
@@ -108,6 +124,9 @@ static const struct {
     {"cuCtxGetDevice", get_current_device},
     {"cuMemAllocAsync", allocate},
     {"cuMemFreeAsync", release},
+    {"cuMemcpyHtoDAsync", copy},
+    {"cuMemcpyDtoHAsync", copy},
+    {"cuMemcpyPeerAsync", copy_to_peer},
     {"cuLibraryLoadData", load_library},
     {"cuLibraryGetKernel", get_kernel},
     {"cuKernelGetFunction", get_function},
