@@ -233,4 +233,5 @@ cdef extern from "cuda/driver.h" nogil:
     int dlfp4_cuda_add_use(int, dlfp4_cuda_uses **, uintptr_t)
     int dlfp4_cuda_wait(int, uintptr_t)
     int dlfp4_cuda_order(int, uintptr_t, uintptr_t)
+    int dlfp4_cuda_device_of_stream(int, uintptr_t)
     bint dlfp4_cuda_is_capturing(int, uintptr_t)

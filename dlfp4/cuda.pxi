@@ -46,8 +46,22 @@ cdef int64_t stream_for(Tensor source, stream) except? -2:
     if stream is None:
         return source.stream
     chosen = parse_handle(stream if type(stream) is int else handle_of(stream))
-    wait_for(source, chosen)
+    if chosen != source.stream:
+        check_stream(chosen, source)
+        wait_for(source, chosen)
     return chosen
+
+
+cdef int check_stream(int64_t stream, Tensor source) except -1:
+    """ValueError for a stream of another device, where kernels would read outside of their memory."""
+    cdef int device = source.dl.device.device_id
+    if stream <= PER_THREAD_STREAM:   # of the device that is current
+        return 0
+    place = dlfp4_cuda_device_of_stream(device, stream)
+    if place != device:
+        raise ValueError(f"stream={stream}: a stream of cuda:{place}, and the data lies on {device_of(source)}; "
+                         f"pass a stream of cuda:{device}")
+    return 0
 
 
 cdef int64_t parse_handle(handle) except -1:

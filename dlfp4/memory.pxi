@@ -187,7 +187,6 @@ cdef int copy_bytes(Tensor result, Tensor source, int64_t bytes) except -1:
     cdef Tensor cuda = source if from_cuda else result
     cdef int device = cuda.dl.device.device_id, other = result.dl.device.device_id, status = 0
     cdef bint apart = from_cuda and to_cuda and other != device
-    cdef bint are_peers = apart and source.dl.device.device_type == kDLCUDA   # managed memory is everywhere
     cdef uintptr_t made_on = result.stream, stream = cuda.stream
     cdef dlfp4_cuda_direction direction = DLFP4_HOST_TO_DEVICE
     if from_cuda:
@@ -197,7 +196,7 @@ cdef int copy_bytes(Tensor result, Tensor source, int64_t bytes) except -1:
     with nogil:
         if apart:
             status = dlfp4_cuda_wait(other, made_on)
-        if status == 0 and are_peers:
+        if status == 0 and apart:
             status = dlfp4_cuda_copy_to_peer(device, stream, other, result.dl.data, source.dl.data, bytes)
         elif status == 0:
             status = dlfp4_cuda_copy(device, stream, direction, result.dl.data, source.dl.data, bytes)

@@ -131,10 +131,12 @@ def test_exchange_shares_memory(torch, device, name):
 def test_jax_gets_its_device(torch, device):
     jax = framework("jax")
     tensor = dlfp4.cast(MATRIX, "float8_e4m3fn").to_device(device)
-    array = tensor.to_jax(copy=False)
+    with torch.cuda.device(torch.cuda.current_device()):  # XLA leaves the device current on which it worked
+        array = tensor.to_jax(copy=False)
+        again = dlfp4.from_dlpack(jax.numpy.asarray(array))
+        fp4 = dlfp4.cast(MATRIX, "float4_e2m1fn").to_device(device).to_jax()
     assert (array.unsafe_buffer_pointer(), next(iter(array.devices())).id) == (tensor.data_ptr, int(device[-1]))
-    assert dlfp4.from_dlpack(jax.numpy.asarray(array)).device == device
-    fp4 = dlfp4.cast(MATRIX, "float4_e2m1fn").to_device(device).to_jax()
+    assert again.device == device
     assert next(iter(fp4.devices())).id == int(device[-1])
     assert (
         np.asarray(fp4).view(np.uint8).tobytes()
@@ -235,7 +237,7 @@ def test_graphs_of_either(torch, device):
         dlfp4.quantize(x, "nvfp4")
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, stream=torch.cuda.Stream()):  # its own is of the device that had the first graph
             q = dlfp4.quantize(x, "nvfp4", stream=torch.cuda.current_stream())
             values = dlfp4.dequantize(q, stream=torch.cuda.current_stream())
         x.copy_(torch.from_numpy(MATRIX))
@@ -269,7 +271,9 @@ REFUSED = {
     "cast": lambda here, there, q, r: dlfp4.cast(here, "bfloat16", out=dlfp4.cast(there, "bfloat16")),
     "quantize": lambda here, there, q, r: dlfp4.quantize(here, "nvfp4", out=r),
     "global scale": lambda here, there, q, r: dlfp4.quantize(here, "nvfp4", global_scale=r.global_scale),
-    "dequantize": lambda here, there, q, r: dlfp4.dequantize(q, out=dlfp4.cast(there, "bfloat16")),
+    "dequantize": lambda here, there, q, r: dlfp4.dequantize(
+        q, out=dlfp4.empty((64, 256), "float32", device=str(there.device))
+    ),
     "parts": lambda here, there, q, r: dlfp4.ScaledTensor.from_parts(q.data, r.scales, format="nvfp4"),
     "vecdot": lambda here, there, q, r: dlfp4.vecdot(q, r),
     "matmul": lambda here, there, q, r: dlfp4.matmul(dlfp4.cast(here, "bfloat16"), r.mT),
@@ -281,15 +285,22 @@ REFUSED = {
 
 @pytest.mark.parametrize("operation", REFUSED.values(), ids=REFUSED.keys())
 def test_operands_of_both_are_refused(torch, device, operation):
-    with pytest.raises((BufferError, ValueError), match=r"cuda:[01].*cuda:[01]"):
+    with pytest.raises((BufferError, ValueError, dlfp4.BackendError), match=r"cuda:[01].*cuda:[01]"):
         operation(*both_devices(device))
 
 
 def test_streams_of_the_other_device(torch, device):
     x = dlfp4.asarray(MATRIX).to_device(device)
     stream = torch.cuda.Stream(other(device))
-    with pytest.raises((ValueError, dlfp4.DriverError), match="stream"):
-        dlfp4.cast(x, "bfloat16", stream=stream)
+    q = dlfp4.quantize(x, "nvfp4")
+    for operation in (
+        lambda: dlfp4.cast(x, "bfloat16", stream=stream),
+        lambda: dlfp4.quantize(x, "nvfp4", stream=stream),
+        lambda: dlfp4.dequantize(q, stream=stream),
+        lambda: dlfp4.matmul(x, q.mT, stream=stream.cuda_stream),
+    ):
+        with pytest.raises(ValueError, match=f"a stream of {other(device)}, and the data lies on {device}"):
+            operation()
     torch.cuda.synchronize(device)
     assert host_bytes(dlfp4.cast(x, "bfloat16")) == host_bytes(dlfp4.cast(MATRIX, "bfloat16"))
     assert reference.codes_of(x.to_device("cpu")).size == MATRIX.size

@@ -125,6 +125,24 @@ with ThreadPoolExecutor(8) as pool:
     assert (launched.count("0 sm_90"), launched.count("1 sm_120"), len(launched)) == (200, 200, 400)
 
 
+def test_streams_of_another_device_are_refused(driver_folder):
+    code = """
+for device in (0, 1):
+    x = dlfp4.empty((4, 32), "float32", device=f"cuda:{device}")
+    for stream in (1, 2, 16, 1016):
+        try:
+            dlfp4.cast(x, "float16", stream=stream)
+        except ValueError as error:
+            print(error, flush=True)
+"""
+    printed = run(driver_folder, code, DLFP4_CUDA_IMAGE="nvrtc")
+    assert [line for line in printed if line.startswith("stream=")] == [
+        "stream=1016: a stream of cuda:1, and the data lies on cuda:0; pass a stream of cuda:0",
+        "stream=16: a stream of cuda:0, and the data lies on cuda:1; pass a stream of cuda:1",
+    ]
+    assert (printed.count("0 sm_90"), printed.count("1 sm_120")) == (3, 3)
+
+
 def test_copies_between_devices_name_both(driver_folder):
     """The driver's general copy refuses memory of GPUs that cannot reach each other's."""
     code = """

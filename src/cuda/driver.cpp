@@ -246,6 +246,17 @@ int dlfp4_cuda_wait(int device, uintptr_t stream) {
   return context.status() != 0 ? context.status() : driver.cuStreamSynchronize(handle(stream));
 }
 
+int dlfp4_cuda_device_of_stream(int device, uintptr_t stream) {
+  const CurrentContext current(device);
+  CUcontext context = nullptr, popped = nullptr;
+  CUdevice found = device;
+  if (current.status() != 0 || driver.cuStreamGetCtx(handle(stream), &context) != 0) return device;
+  if (driver.cuCtxPushCurrent(context) != 0) return device;
+  const int status = driver.cuCtxGetDevice(&found);
+  driver.cuCtxPopCurrent(&popped);
+  return status == 0 ? found : device;
+}
+
 bool dlfp4_cuda_is_capturing(int device, uintptr_t stream) {
   const CurrentContext context(device);
   return context.status() == 0 && is_capturing(stream);

@@ -45,6 +45,10 @@ int dlfp4_cuda_add_use(int device, struct dlfp4_cuda_uses **uses, uintptr_t stre
 /* Waits for the work that `stream` holds. */
 int dlfp4_cuda_wait(int device, uintptr_t stream);
 
+/* The device of a stream; `device` where the driver does not say. A kernel launched on a stream of another device reads
+ * outside of its memory, which ends the process's use of the GPU. */
+int dlfp4_cuda_device_of_stream(int device, uintptr_t stream);
+
 /* Whether work on `stream` goes into a graph, or may not be done while another stream is captured. */
 bool dlfp4_cuda_is_capturing(int device, uintptr_t stream);
 

@@ -44,6 +44,11 @@ static int push(void *context) {
 
 static int pop(void **context) { return retain_context(context, contexts[--depth]); }
 
+/* Streams are numbers: those of the second device begin at 1000. */
+static int get_stream_context(void *stream, void **context) {
+  return retain_context(context, (intptr_t)stream >= 1000);
+}
+
 static int get_current_device(int *device) {
   if (depth == 0) return kInvalidContext;
   *device = contexts[depth - 1];
@@ -122,6 +127,7 @@ static const struct {
     {"cuCtxPushCurrent", push},
     {"cuCtxPopCurrent", pop},
     {"cuCtxGetDevice", get_current_device},
+    {"cuStreamGetCtx", get_stream_context},
     {"cuMemAllocAsync", allocate},
     {"cuMemFreeAsync", release},
     {"cuMemcpyHtoDAsync", copy},
