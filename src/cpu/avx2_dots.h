@@ -39,6 +39,17 @@ struct Avx2Dots : Avx2 {
   static Words words_of(const uint8_t *src) {
     return dlfp4::words_of<Row, DLFP4_bfloat16>(load_codes<Bits, 1>(src));
   }
+
+  template <int Row>
+  static Floats decode(const uint8_t *src) {
+    const Words words = dlfp4::words_of<Row, DLFP4_bfloat16>(load_codes<kFormats[Row].bits, sizeof(float)>(src));
+    Floats floats;
+    for (int half = 0; half < 2; ++half) {
+      floats.part[2 * half] = _mm256_castsi256_ps(_mm256_unpacklo_epi16(_mm256_setzero_si256(), words.half[half]));
+      floats.part[2 * half + 1] = _mm256_castsi256_ps(_mm256_unpackhi_epi16(_mm256_setzero_si256(), words.half[half]));
+    }
+    return floats;
+  }
 };
 
 // --- Adding up -------------------------------------------------------------------------------

@@ -3,94 +3,10 @@
 // Trick: sums of blocks are collapsed in the order in which lanes leave them, and scales are put into that order.
 #include <utility>
 
-#include "avx2_dots.h"
+#include "avx2_lines.h"
 
 namespace dlfp4 {
 namespace {
-
-using Fp4 = Nibble<DLFP4_float4_e2m1fn>;
-
-__m256i multiply_fp4(const uint8_t *a, const uint8_t *b) { return Fp4::nibbles(load_32_bytes(a), load_32_bytes(b)); }
-
-// --- FP4 in blocks ---------------------------------------------------------------------------
-
-// Eight codes of float8_e4m3fn in the low bytes of words, as floats.
-__m256 decode_e4m3(__m128i codes) {
-  const __m128i sign = _mm_slli_epi16(_mm_and_si128(codes, _mm_set1_epi16(0x80)), 8);
-  const __m128i magnitude = _mm_and_si128(codes, _mm_set1_epi16(0x7F));
-  const __m128i nan = _mm_and_si128(_mm_cmpeq_epi16(magnitude, _mm_set1_epi16(0x7F)), _mm_set1_epi16(0x7C00));
-  const __m128i half = _mm_or_si128(_mm_or_si128(sign, nan), _mm_slli_epi16(magnitude, 7));
-  return _mm256_mul_ps(_mm256_cvtph_ps(half), _mm256_set1_ps(256));
-}
-
-// Eight codes of float8_e8m0fnu.
-__m256 decode_e8m0(__m256i codes) {
-  const __m256i lowest =
-      _mm256_and_si256(_mm256_cmpeq_epi32(codes, _mm256_setzero_si256()), _mm256_set1_epi32(1 << 22));
-  const __m256i nan = _mm256_cmpeq_epi32(codes, _mm256_set1_epi32(255));
-  const __m256i quiet = _mm256_and_si256(nan, _mm256_set1_epi32(1 << 22));
-  return _mm256_castsi256_ps(_mm256_or_si256(_mm256_slli_epi32(codes, 23), _mm256_or_si256(lowest, quiet)));
-}
-
-__m128i load_eight(const uint8_t *src) { return _mm_loadl_epi64(reinterpret_cast<const __m128i *>(src)); }
-
-// Calls step(a, a's scales, b, b's scales) for eight blocks at a time, the last ones followed by zeros.
-template <int64_t kBlock, class Step>
-DLFP4_ALWAYS_INLINE inline void each_eight(const uint8_t *a, const uint8_t *a_scales, const uint8_t *b,
-                                           const uint8_t *b_scales, int64_t count, Step step) {
-  constexpr int64_t kStep = 8 * kBlock;
-  int64_t first = 0;
-  for (; count - first >= kStep; first += kStep)
-    step(a + first / 2, a_scales + first / kBlock, b + first / 2, b_scales + first / kBlock);
-  if (first == count) return;
-  uint8_t left[kStep / 2] = {}, right[kStep / 2] = {}, of_left[8] = {}, of_right[8] = {};
-  const size_t bytes = static_cast<size_t>(count - first) / 2, blocks = static_cast<size_t>((count - first) / kBlock);
-  memcpy(left, a + first / 2, bytes);
-  memcpy(right, b + first / 2, bytes);
-  memcpy(of_left, a_scales + first / kBlock, blocks);
-  memcpy(of_right, b_scales + first / kBlock, blocks);
-  step(left, of_left, right, of_right);
-}
-
-// After pairs are added, 128 bits l hold blocks 2 l, 2 l + 1 of the first vector, then of the second.
-double sum_two_level(const uint8_t *a, const uint8_t *a_scales, const uint8_t *b, const uint8_t *b_scales,
-                     int64_t count) {
-  const __m128i order = _mm_setr_epi8(0, -1, 1, -1, 4, -1, 5, -1, 2, -1, 3, -1, 6, -1, 7, -1);
-  __m256 sums = _mm256_setzero_ps();
-  each_eight<16>(a, a_scales, b, b_scales, count,
-                 [&](const uint8_t *x, const uint8_t *x_scales, const uint8_t *y, const uint8_t *y_scales)
-                     DLFP4_ALWAYS_INLINE {
-                       const __m256i first = add_pairs(multiply_fp4(x, y));
-                       const __m256i second = add_pairs(multiply_fp4(x + 32, y + 32));
-                       const __m256 blocks = _mm256_cvtepi32_ps(add_pairs(_mm256_packs_epi32(first, second)));
-                       const __m256 scales = _mm256_mul_ps(decode_e4m3(_mm_shuffle_epi8(load_eight(x_scales), order)),
-                                                           decode_e4m3(_mm_shuffle_epi8(load_eight(y_scales), order)));
-                       sums = _mm256_fmadd_ps(blocks, scales, sums);
-                     });
-  return add_lanes(sums) / 4;
-}
-
-// 128 bits l hold block l of each of four vectors. The smaller scale goes first: what it makes is exact, or finite.
-double sum_power(const uint8_t *a, const uint8_t *a_scales, const uint8_t *b, const uint8_t *b_scales, int64_t count) {
-  const __m128i order = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, -1, -1, -1, -1, -1, -1, -1, -1);
-  __m256 sums = _mm256_setzero_ps();
-  each_eight<32>(a, a_scales, b, b_scales, count,
-                 [&](const uint8_t *x, const uint8_t *x_scales, const uint8_t *y, const uint8_t *y_scales)
-                     DLFP4_ALWAYS_INLINE {
-                       const __m256i p0 = multiply_fp4(x, y), p1 = multiply_fp4(x + 32, y + 32);
-                       const __m256i p2 = multiply_fp4(x + 64, y + 64), p3 = multiply_fp4(x + 96, y + 96);
-                       const __m256i words = _mm256_hadd_epi16(_mm256_hadd_epi16(p0, p1), _mm256_hadd_epi16(p2, p3));
-                       const __m256i left = _mm256_cvtepu8_epi32(_mm_shuffle_epi8(load_eight(x_scales), order));
-                       const __m256i right = _mm256_cvtepu8_epi32(_mm_shuffle_epi8(load_eight(y_scales), order));
-                       const __m256 whole = _mm256_mul_ps(_mm256_cvtepi32_ps(add_pairs(words)), _mm256_set1_ps(0.25f));
-                       const __m256 blocks = _mm256_mul_ps(whole, decode_e8m0(_mm256_min_epu32(left, right)));
-                       sums = _mm256_fmadd_ps(blocks, decode_e8m0(_mm256_max_epu32(left, right)), sums);
-                     });
-  return add_lanes(sums);
-}
-
-constexpr Constant kOffsetValues = make_constant(
-    [](int i) { return kIntegerOffset + integer_of(DLFP4_float4_e2m1fn, static_cast<uint64_t>(i % 16)); });
 
 // --- Tiles -----------------------------------------------------------------------------------
 
@@ -120,32 +36,6 @@ void multiply_floats(const float *panel, const float *x, int64_t pitch, int64_t 
   for (; rows >= kMost; rows -= kMost, x += kMost * pitch, totals += kMost * kColumns)
     multiply_some_floats<kMost>(panel, x, pitch, depth, totals);
   for (; rows > 0; --rows, x += pitch, totals += kColumns) multiply_some_floats<1>(panel, x, pitch, depth, totals);
-}
-
-// A decoded line by some rows: of one alone, two sums would wait for each other.
-template <int kRows>
-void multiply_some_rows(const float *line, const float *x, int64_t pitch, int64_t count, double *totals) {
-  constexpr int kSums = kRows == 1 ? 4 : 2;
-  __m256 sums[kRows][kSums] = {};
-  for (int64_t k = 0; k < count; k += 8 * kSums)
-    for (int i = 0; i < kSums; ++i) {
-      const __m256 values = _mm256_loadu_ps(line + k + 8 * i);
-      for (int r = 0; r < kRows; ++r)
-        sums[r][i] = _mm256_fmadd_ps(values, _mm256_loadu_ps(x + r * pitch + k + 8 * i), sums[r][i]);
-    }
-  for (int r = 0; r < kRows; ++r) {
-    for (int i = 1; i < kSums; ++i) sums[r][0] = _mm256_add_ps(sums[r][0], sums[r][i]);
-    totals[r * kColumns] += add_lanes(sums[r][0]);
-  }
-}
-
-void multiply_rows(const float *line, const float *x, int64_t pitch, int64_t count, int64_t rows, double *totals) {
-  constexpr int kMost = 4;
-  for (; rows >= kMost; rows -= kMost, x += kMost * pitch, totals += kMost * kColumns)
-    multiply_some_rows<kMost>(line, x, pitch, count, totals);
-  if (rows == 3) return multiply_some_rows<3>(line, x, pitch, count, totals);
-  if (rows == 2) return multiply_some_rows<2>(line, x, pitch, count, totals);
-  if (rows == 1) multiply_some_rows<1>(line, x, pitch, count, totals);
 }
 
 struct Square {
@@ -257,7 +147,11 @@ constexpr ProductKernels make_kernels(std::integer_sequence<int, Row...>) {
   kernels.tiles.multiply_floats = multiply_floats;
   kernels.tiles.pack_integers = pack_integers;
   kernels.tiles.multiply_integers = multiply_integers;
-  kernels.lines.multiply_floats = multiply_rows;
+  kernels.lines.multiply_rounded[DLFP4_TWO_LEVEL] = multiply_rounded<DLFP4_TWO_LEVEL>;
+  kernels.lines.multiply_rounded[DLFP4_POWER] = multiply_rounded<DLFP4_POWER>;
+  kernels.lines.most_rounded_rows = 24;
+  kernels.lines.multiply_floats = multiply_float_lines<Avx2Dots>;
+  (add_codes<Avx2Dots, Row>(&kernels.lines), ...);
   return kernels;
 }
 

@@ -331,6 +331,7 @@ constexpr LineKernels make_lines(std::integer_sequence<int, Row...>) {
   (add(std::integral_constant<int, Row>()), ...);
   kernels.multiply_rounded[DLFP4_TWO_LEVEL] = RoundedRows<DLFP4_TWO_LEVEL>::multiply;
   kernels.multiply_rounded[DLFP4_POWER] = RoundedRows<DLFP4_POWER>::multiply;
+  kernels.most_rounded_rows = 4;
   kernels.multiply_floats = multiply_float_rows;
   return kernels;
 }

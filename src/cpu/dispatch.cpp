@@ -61,7 +61,8 @@ void add_rows(int table, const Level &level) {
   }
 }
 
-// BlockKernels and ProductKernels are nothing but pointers, so that they can be filled as an array of them.
+// BlockKernels and ProductKernels are nothing but pointers and numbers of their size, so that they can be filled as an
+// array of them: what is not zero replaces what is there.
 template <class Kernels>
 void add_kernels(const Kernels &kernels, Kernels *table) {
   using Pointer = void (*)();

@@ -8,6 +8,7 @@ namespace {
 
 constexpr int64_t kBytesInCache = 32 << 10;            // of rows: they are to stay in the L1 cache
 constexpr int64_t kMostPositions = kBytesInCache / 2;  // of one row of bfloat16
+constexpr int64_t kMostScales = kMostPositions / 32;   // rows of float32 have half of these, in blocks of 16
 
 // Some rows by some lines of b.
 struct Task {
@@ -63,17 +64,19 @@ void multiply_rounded(const Task &task) {
   });
 }
 
-// What the scales of a line's blocks are worth; a line without scales is one block of the scale 1.
+// What the scales of a line's blocks are worth, and a zero; a line without scales is one block of the scale 1.
 void read_line_scales(const Reader &reader, int64_t line, int64_t first, int64_t count, float *scales) {
-  alignas(64) uint8_t buffer[kMostPositions / 32 * sizeof(float)];
+  alignas(64) uint8_t buffer[kMostScales * sizeof(float)];
+  const int64_t blocks = divide_up(count, reader.format.block);
   scales[0] = 1;
   if (!reader.scaled) return;
   const uint8_t *const stored = read_stored_scales(reader, line, first, count, buffer);
-  reader.blocks->decode_scales[reader.format.row->kind](stored, divide_up(count, reader.format.block), 1, scales);
+  reader.blocks->decode_scales[reader.format.row->kind](stored, blocks, 1, scales);
+  scales[blocks] = 0;
 }
 
 void multiply_elements(const Task &task) {
-  float scales[kMostPositions / 32];
+  float scales[kMostScales + 1];
   const Reader &b = task.sides.b;
   const int64_t block = b.scaled ? b.format.block : kWholeLine;
   const auto multiply = task.sides.kernels->lines.multiply_elements[b.row];
@@ -84,11 +87,33 @@ void multiply_elements(const Task &task) {
   });
 }
 
+const float *floats_of(const Task &task) {
+  return reinterpret_cast<const float *>(task.rows.values) + task.row * task.rows.pitch;
+}
+
+void multiply_codes(const Task &task) {
+  float scales[kMostScales + 1];
+  const Reader &b = task.sides.b;
+  const int64_t block = b.scaled ? b.format.block : kWholeLine;
+  const auto multiply = task.sides.kernels->lines.multiply_codes[b.row];
+  each_line(task, positions_in_cache(task), [&](int64_t first, int64_t depth, int64_t line, double *totals) {
+    read_line_scales(b, line, first, depth, scales);
+    multiply(find_codes(b, line, first), scales, block, floats_of(task) + first, task.rows.pitch, depth, task.count,
+             totals);
+  });
+}
+
+// Of more rows than it takes at a time, a kernel would decode the codes again.
+bool has_code_kernel(const Task &task) {
+  const Reader &b = task.sides.b;
+  return task.count <= kMostCodeRows && task.sides.kernels->lines.multiply_codes[b.row] && lies_in_bytes(b);
+}
+
 // Each line is decoded to float32, once for all rows.
 void multiply_floats(const Task &task) {
   alignas(64) float values[kMostRead];
   const auto multiply = task.sides.kernels->lines.multiply_floats;
-  const float *const x = reinterpret_cast<const float *>(task.rows.values) + task.row * task.rows.pitch;
+  const float *const x = floats_of(task);
   each_line(task, least(kMostRead, positions_in_cache(task)),
             [&](int64_t first, int64_t depth, int64_t line, double *totals) {
               const int64_t completed = round_up(depth, kFloatStep);
@@ -131,7 +156,7 @@ void multiply_few_rows(const Sides &sides, const Rows &rows, int64_t row, int64_
     case kBlockLines:
       return multiply_blocks(task);
     default:
-      return multiply_floats(task);
+      return has_code_kernel(task) ? multiply_codes(task) : multiply_floats(task);
   }
 }
 

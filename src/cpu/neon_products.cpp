@@ -10,7 +10,7 @@
 #include "neon_encode.h"
 #include "product_kernels.h"
 #include "product_rules.h"
-#include "vector_dots.h"
+#include "vector_lines.h"
 
 namespace dlfp4 {
 namespace {
@@ -210,26 +210,20 @@ struct NeonDots : Neon {
   static Words words_of(const uint8_t *src) {
     return decode_words<Row, Bits, DLFP4_bfloat16>(src);
   }
-};
 
-template <int kRows>
-void multiply_some_rows(const float *line, const float *x, int64_t pitch, int64_t count, double *totals) {
-  float32x4_t sums[kRows][4] = {};
-  for (int64_t k = 0; k < count; k += 16)
-    for (int i = 0; i < 4; ++i) {
-      const float32x4_t values = vld1q_f32(line + k + 4 * i);
-      for (int r = 0; r < kRows; ++r) sums[r][i] = vfmaq_f32(sums[r][i], values, vld1q_f32(x + r * pitch + k + 4 * i));
+  template <int Row>
+  static Floats decode(const uint8_t *src) {
+    const Words words = words_of<Row, kFormats[Row].bits>(src);
+    const uint16x8_t zero = vdupq_n_u16(0);
+    Floats floats;
+    for (int half = 0; half < 2; ++half) {
+      const uint16x8_t upper = vreinterpretq_u16_u8(words.half[half]);
+      floats.part[2 * half] = vreinterpretq_f32_u16(vzip1q_u16(zero, upper));
+      floats.part[2 * half + 1] = vreinterpretq_f32_u16(vzip2q_u16(zero, upper));
     }
-  for (int r = 0; r < kRows; ++r)
-    for (int i = 0; i < 4; ++i) totals[r * kColumns] += add_lanes(sums[r][i]);
-}
-
-void multiply_rows(const float *line, const float *x, int64_t pitch, int64_t count, int64_t rows, double *totals) {
-  constexpr int kMost = 4;
-  for (; rows >= kMost; rows -= kMost, x += kMost * pitch, totals += kMost * kColumns)
-    multiply_some_rows<kMost>(line, x, pitch, count, totals);
-  for (; rows > 0; --rows, x += pitch, totals += kColumns) multiply_some_rows<1>(line, x, pitch, count, totals);
-}
+    return floats;
+  }
+};
 
 // --- The table -------------------------------------------------------------------------------
 
@@ -253,7 +247,8 @@ constexpr ProductKernels make_kernels(std::integer_sequence<int, Row...>) {
   add_scaled_sums<NeonDots>(&kernels);
   kernels.sum_blocks[DLFP4_TWO_LEVEL] = sum_two_level;
   kernels.sum_blocks[DLFP4_POWER] = sum_power;
-  kernels.lines.multiply_floats = multiply_rows;
+  kernels.lines.multiply_floats = multiply_float_lines<NeonDots>;
+  (add_codes<NeonDots, Row>(&kernels.lines), ...);
   return kernels;
 }
 

@@ -125,13 +125,19 @@ struct LineKernels {
   // spread_block; all completed with zeros to kRoundedStep. count is a multiple of the format's block.
   void (*multiply_rounded[DLFP4_POWER + 1])(const uint8_t *codes, const uint8_t *scales, const IntegerRows &x,
                                             int64_t count, int64_t rows, double *totals);
+  intptr_t most_rounded_rows;  // for which they cost less than panels; none at levels without them
+
+  // Floats, packed below 8 bits, by float32 in order, completed with zeros to kFloatStep.
+  // scales[k / block] is that of position k, up to where x ends; block is a power of two from 16 on.
+  void (*multiply_codes[DLFP4_NUM_DTYPES])(const uint8_t *codes, const float *scales, int64_t block, const float *x,
+                                           int64_t pitch, int64_t count, int64_t rows, double *totals);
 
   // float32, decoded already, by the same in order; count is a multiple of kFloatStep.
   void (*multiply_floats)(const float *line, const float *x, int64_t pitch, int64_t count, int64_t rows,
                           double *totals);
 };
 
-constexpr int64_t kElementStep = 64, kFloatStep = 32;
+constexpr int64_t kElementStep = 64, kFloatStep = 32, kMostCodeRows = 4;
 
 // No pointer need be aligned; not one byte past what is named is read or written. Of codes below 8 bits one a byte the
 // high bits are ignored, of a packed last byte that `count` does not fill all but its own.

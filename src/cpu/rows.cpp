@@ -45,16 +45,13 @@ int32_t correction_of(const int8_t *integers, int64_t count) {
   return -kIntegerOffset * sum;
 }
 
-// kIntegerBlock integers from position `first` on, with the scale of them all, in the order that the form wants.
-void put_integers(const Sides &sides, const int8_t *integers, float scale, int64_t first, const IntegerRow &row) {
-  const bool by_lines = sides.form == kRoundedLines;
-  for (int64_t i = 0; i < kIntegerBlock; ++i)
-    row.values[by_lines ? spread_rounded(first + i) : spread_integer(first + i)] = integers[i];
-  for (int64_t i = 0; i < kIntegerBlock && first + i < sides.depth; i += sides.block) {
-    const int64_t b = (first + i) / sides.block, at = by_lines ? spread_block(b, sides.block) : b;
-    row.scales[at] = scale;
-    row.corrections[at] = correction_of(integers + i, sides.block);
-  }
+bool is_by_lines(const Sides &sides) { return sides.form == kRoundedLines; }
+
+// The scale of block b and what its integers, in any order, correct.
+void put_block(const Sides &sides, int64_t b, const int8_t *integers, float scale, const IntegerRow &row) {
+  const int64_t at = is_by_lines(sides) ? spread_block(b, sides.block) : b;
+  row.scales[at] = scale;
+  row.corrections[at] = correction_of(integers, sides.block);
 }
 
 // A row of floats.
@@ -66,24 +63,28 @@ void round_row(const Sides &sides, int64_t line, const IntegerRow &row) {
     for (int64_t i = 0; i < count; i += kIntegerBlock) {
       int8_t integers[kIntegerBlock] = {};
       const float scale = round_block(values + i, least(kIntegerBlock, count - i), integers);
-      put_integers(sides, integers, scale, first + i, row);
+      for (int64_t k = 0; k < kIntegerBlock; ++k)
+        row.values[is_by_lines(sides) ? spread_rounded(first + i + k) : spread_integer(first + i + k)] = integers[k];
+      for (int64_t k = 0; k < kIntegerBlock && first + i + k < sides.depth; k += sides.block)
+        put_block(sides, (first + i + k) / sides.block, integers + k, scale, row);
     }
   }
 }
 
 // A row of FP4; what lies beyond the length does not count.
 void spread_row(const Sides &sides, int64_t line, const IntegerRow &row) {
-  float read[kMostRead / 16 + 1];
-  sides.kernels->tiles.spread_integers(find_codes(sides.a, line, 0), sides.depth, row.values);
-  for (int64_t k = sides.length; k < sides.depth; ++k) row.values[spread_integer(k)] = 0;
+  alignas(64) int8_t integers[kMostRead];
+  float scales[kMostRead / 16 + 1];
   for (int64_t first = 0; first < sides.depth; first += kMostRead) {
     const int64_t count = least(kMostRead, sides.depth - first);
-    read_scales(sides.a, line, first, count, read);
-    for (int64_t k = 0; k < count; k += sides.block) {
-      const int64_t b = (first + k) / sides.block;
-      row.scales[b] = read[k / sides.a.format.block];
-      row.corrections[b] = correction_of(row.values + b * sides.block, sides.block);
-    }
+    sides.kernels->tiles.spread_integers(find_codes(sides.a, line, first), count, integers);
+    for (int64_t k = sides.length - first; k < count; ++k) integers[spread_integer(k)] = 0;
+    if (!is_by_lines(sides)) memcpy(row.values + first, integers, static_cast<size_t>(count));
+    for (int64_t k = 0; is_by_lines(sides) && k < count; ++k)
+      row.values[spread_rounded(first + k)] = integers[spread_integer(k)];
+    read_scales(sides.a, line, first, count, scales);
+    for (int64_t k = 0; k < count; k += sides.block)
+      put_block(sides, (first + k) / sides.block, integers + k, scales[k / sides.a.format.block], row);
   }
 }
 

@@ -9,9 +9,9 @@
 namespace dlfp4 {
 namespace {
 
-// The most rows that are multiplied by lines: as both sides lie; of bfloat16; of its parts, or by FP4; of integers; of
-// float32.
-constexpr int64_t kMostBlockRows = 2, kMostElementRows = 12, kMostSpreadRows = 8, kMostRoundedRows = 4;
+// The most rows that are multiplied by lines: as both sides lie; of bfloat16; of its parts, or by FP4; of float32. Of
+// integers each level has its own.
+constexpr int64_t kMostBlockRows = 2, kMostElementRows = 12, kMostSpreadRows = 8;
 constexpr int64_t kMostFloatRows = 8;
 constexpr int64_t kMostRowsInParts = 32;  // of float32, by panels
 
@@ -39,9 +39,7 @@ bool can_scale_sums(const Sides &sides, int64_t parts) {
 
 // Whether a kernel takes b's lines as they lie: their scales need not fit a bfloat16, for they are not multiplied with.
 bool has_line_elements(const Sides &sides) {
-  const Reader &b = sides.b;
-  const bool starts_on_bytes = b.scaled || kFormats[b.row].bits >= 8;
-  return sides.kernels->lines.multiply_elements[b.row] && starts_on_bytes && b.lines->blocks.strides[1] == 1;
+  return sides.kernels->lines.multiply_elements[sides.b.row] && lies_in_bytes(sides.b);
 }
 
 // Parts cost less than float32 where b is FP4, which is then not decoded to it.
@@ -61,23 +59,22 @@ Form choose_values(const Sides &sides, int64_t rows, int64_t parts) {
   return rows <= kMostFloatRows ? kFloatLines : kFloatPanels;
 }
 
-Form choose_rounded(const Sides &sides, int64_t rows) {
-  const bool has_lines = sides.kernels->lines.multiply_rounded[sides.b.format.row->kind];
-  return has_lines && rows <= kMostRoundedRows ? kRoundedLines : kIntegerPanels;
+int64_t block_of(const Sides &sides) {
+  if (sides.form == kScaledPanels || !is_scaled_e2m1(sides.a)) return sides.b.format.block;
+  return least(sides.b.format.block, sides.a.format.block);
+}
+
+// Both sides as integers; a's blocks are b's or longer where lines serve.
+Form choose_integers(const Sides &sides, int64_t rows, bool as_they_lie) {
+  if (rows <= sides.kernels->lines.most_rounded_rows && block_of(sides) == sides.b.format.block) return kRoundedLines;
+  return as_they_lie && rows <= kMostBlockRows ? kBlockLines : kIntegerPanels;
 }
 
 Form choose_form(const Sides &sides, int64_t rows) {
   const bool fp4 = is_scaled_e2m1(sides.b), both = fp4 && is_scaled_e2m1(sides.a);
   const int64_t parts = parts_of(sides.a);
-  if (sides.rounds) return choose_rounded(sides, rows);
-  if (!both) return fp4 ? choose_fp4(sides, rows, parts) : choose_values(sides, rows, parts);
-  const bool as_they_lie = sides.a.format.block == sides.b.format.block && is_whole(sides);
-  return as_they_lie && rows <= kMostBlockRows ? kBlockLines : kIntegerPanels;
-}
-
-int64_t block_of(const Sides &sides) {
-  if (sides.form == kScaledPanels || !is_scaled_e2m1(sides.a)) return sides.b.format.block;
-  return least(sides.b.format.block, sides.a.format.block);
+  if (!sides.rounds && !both) return fp4 ? choose_fp4(sides, rows, parts) : choose_values(sides, rows, parts);
+  return choose_integers(sides, rows, both && sides.a.format.block == sides.b.format.block && is_whole(sides));
 }
 
 // Positions that a row is completed to, for the kernels that take whole blocks of FP4, or the codes of a dword.
@@ -89,6 +86,10 @@ int64_t depth_of(const Sides &sides) {
 }  // namespace
 
 bool has_float_scales(const Reader &reader) { return reader.scaled && reader.format.row->kind == DLFP4_LARGEST; }
+
+bool lies_in_bytes(const Reader &reader) {
+  return (reader.scaled || kFormats[reader.row].bits >= 8) && reader.lines->blocks.strides[1] == 1;
+}
 
 bool is_scaled_e2m1(const Reader &reader) { return reader.scaled && reader.format.element == kE2m1; }
 

@@ -45,6 +45,9 @@ dlfp4_status make_sides(const dlfp4_lines &a, const dlfp4_lines &b, int64_t rows
 
 bool is_scaled_e2m1(const Reader &reader);
 
+// Whether lines lie in order, and each starts on a byte.
+bool lies_in_bytes(const Reader &reader);
+
 // Whether scales are float32, which no bfloat16 holds times an element.
 bool has_float_scales(const Reader &reader);
 

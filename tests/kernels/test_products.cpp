@@ -255,6 +255,20 @@ void test_matmuls() {
     }
 }
 
+// FP4 by FP4, blocks of either side in those of the other or as long, from one row to more than lines serve.
+void test_fp4_matmuls() {
+  const int formats[] = {DLFP4_FORMAT_nvfp4, DLFP4_FORMAT_nvfp4_16x16, DLFP4_FORMAT_mxfp4};
+  for (int of_a : formats)
+    for (int of_b : formats)
+      for (int round = 0; round < 30; ++round) {
+        const int64_t rows = 1 + round % 15 * 2, columns = 1 + random_below(40);
+        const int64_t length = round % 2 ? 16 * random_below(150) : random_below(2300);
+        const Side b = scaled_side(&b_memory, &b_scale_memory, of_b, columns, length, round % 5 == 1);
+        const Side a = scaled_side(&a_memory, &a_scale_memory, of_a, rows, length, round % 5 == 2);
+        check_matmul(a, b, rows, columns, length, dlfp4_formats[of_b].name);
+      }
+}
+
 // Both sides without scales, by few rows and by more than few.
 void test_plain_matmuls() {
   for (int row = 0; row < DLFP4_NUM_DTYPES; ++row) {
@@ -337,6 +351,7 @@ void test_level(const char *name) {
   test_no_wrap();
   test_matmuls();
   test_plain_matmuls();
+  test_fp4_matmuls();
   test_rounded_activations();
   test_threads();
   printf("%s: %ld checks, %ld failures\n", name, checks, failures);
