@@ -1,6 +1,7 @@
 // Sums of products of FP4 in blocks with scales, for the AVX2 kernels alone.
 // Layout: packed codes and stored scales in order; eight blocks a step.
 // Trick: sums of blocks are collapsed in the order in which lanes leave them, and scales are put into that order.
+// Scales are taken for plain ones, which cost less, while the loop finds out whether they are.
 #ifndef DLFP4_SRC_CPU_AVX2_BLOCK_DOTS_H_
 #define DLFP4_SRC_CPU_AVX2_BLOCK_DOTS_H_
 
@@ -51,41 +52,84 @@ DLFP4_ALWAYS_INLINE inline void each_eight(const uint8_t *a, const uint8_t *a_sc
   step(left, of_left, right, of_right);
 }
 
-// After pairs are added, 128 bits l hold blocks 2 l, 2 l + 1 of the first vector, then of the second.
-double sum_two_level(const uint8_t *a, const uint8_t *a_scales, const uint8_t *b, const uint8_t *b_scales,
-                     int64_t count) {
+// --- Scales of float8_e4m3fn -----------------------------------------------------------------
+
+// Of eight blocks of 16, as floats in quarters: after pairs are added, 128 bits l hold blocks 2 l, 2 l + 1 of the first
+// vector, then of the second.
+DLFP4_ALWAYS_INLINE inline __m256 sum_eight_of_16(const uint8_t *a, const uint8_t *b) {
+  const __m256i first = add_pairs(multiply_fp4(a, b)), second = add_pairs(multiply_fp4(a + 32, b + 32));
+  return _mm256_cvtepi32_ps(add_pairs(_mm256_packs_epi32(first, second)));
+}
+
+// Scales in that order, in the low bytes of words.
+__m128i order_of_16(const uint8_t *scales) {
   const __m128i order = _mm_setr_epi8(0, -1, 1, -1, 4, -1, 5, -1, 2, -1, 3, -1, 6, -1, 7, -1);
+  return _mm_shuffle_epi8(load_eight(scales), order);
+}
+
+double sum_two_level_by_any(const uint8_t *a, const uint8_t *a_scales, const uint8_t *b, const uint8_t *b_scales,
+                            int64_t count) {
   __m256 sums = _mm256_setzero_ps();
-  each_eight<16>(a, a_scales, b, b_scales, count,
-                 [&](const uint8_t *x, const uint8_t *x_scales, const uint8_t *y, const uint8_t *y_scales)
-                     DLFP4_ALWAYS_INLINE {
-                       const __m256i first = add_pairs(multiply_fp4(x, y));
-                       const __m256i second = add_pairs(multiply_fp4(x + 32, y + 32));
-                       const __m256 blocks = _mm256_cvtepi32_ps(add_pairs(_mm256_packs_epi32(first, second)));
-                       const __m256 scales = _mm256_mul_ps(decode_e4m3(_mm_shuffle_epi8(load_eight(x_scales), order)),
-                                                           decode_e4m3(_mm_shuffle_epi8(load_eight(y_scales), order)));
-                       sums = _mm256_fmadd_ps(blocks, scales, sums);
-                     });
+  each_eight<16>(
+      a, a_scales, b, b_scales, count,
+      [&](const uint8_t *x, const uint8_t *x_scales, const uint8_t *y, const uint8_t *y_scales) DLFP4_ALWAYS_INLINE {
+        const __m256 scales = _mm256_mul_ps(decode_e4m3(order_of_16(x_scales)), decode_e4m3(order_of_16(y_scales)));
+        sums = _mm256_fmadd_ps(sum_eight_of_16(x, y), scales, sums);
+      });
   return add_lanes(sums) / 4;
 }
 
-// 128 bits l hold block l of each of four vectors. The smaller scale goes first: what it makes is exact, or finite.
-double sum_power(const uint8_t *a, const uint8_t *a_scales, const uint8_t *b, const uint8_t *b_scales, int64_t count) {
-  const __m128i order = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, -1, -1, -1, -1, -1, -1, -1, -1);
+// A positive scale, shifted, is a float16 of 2^-8 of its value.
+double sum_two_level(const uint8_t *a, const uint8_t *a_scales, const uint8_t *b, const uint8_t *b_scales,
+                     int64_t count) {
+  const auto decode = [](const uint8_t *scales)
+                          DLFP4_ALWAYS_INLINE { return _mm256_cvtph_ps(_mm_slli_epi16(order_of_16(scales), 7)); };
   __m256 sums = _mm256_setzero_ps();
+  __m128i largest = _mm_setzero_si128();
+  each_eight<16>(
+      a, a_scales, b, b_scales, count,
+      [&](const uint8_t *x, const uint8_t *x_scales, const uint8_t *y, const uint8_t *y_scales) DLFP4_ALWAYS_INLINE {
+        largest = _mm_max_epu8(largest, _mm_max_epu8(load_eight(x_scales), load_eight(y_scales)));
+        sums = _mm256_fmadd_ps(sum_eight_of_16(x, y), _mm256_mul_ps(decode(x_scales), decode(y_scales)), sums);
+      });
+  const bool are_plain = _mm_testz_si128(_mm_adds_epu8(largest, _mm_set1_epi8(1)), _mm_set1_epi8(-128));
+  return are_plain ? add_lanes(sums) * (256 * 256 / 4) : sum_two_level_by_any(a, a_scales, b, b_scales, count);
+}
+
+// --- Scales of float8_e8m0fnu ----------------------------------------------------------------
+
+// Of eight blocks of 32, as floats in quarters: 128 bits l hold block l of each of four vectors.
+DLFP4_ALWAYS_INLINE inline __m256 sum_eight_of_32(const uint8_t *a, const uint8_t *b) {
+  const __m256i p0 = multiply_fp4(a, b), p1 = multiply_fp4(a + 32, b + 32);
+  const __m256i p2 = multiply_fp4(a + 64, b + 64), p3 = multiply_fp4(a + 96, b + 96);
+  const __m256i words = _mm256_hadd_epi16(_mm256_hadd_epi16(p0, p1), _mm256_hadd_epi16(p2, p3));
+  return _mm256_cvtepi32_ps(add_pairs(words));
+}
+
+// Eight scales in that order, where a float has its exponent.
+DLFP4_ALWAYS_INLINE inline __m256i exponents_of_32(__m128i scales) {
+  const __m128i order = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, -1, -1, -1, -1, -1, -1, -1, -1);
+  return _mm256_slli_epi32(_mm256_cvtepu8_epi32(_mm_shuffle_epi8(scales, order)), 23);
+}
+
+// The smaller scale goes first: what it makes is exact, or finite. The larger one is divided by 4, because of the
+// quarters; where it has no room for that, the product vanishes anyway. NaN makes the sum NaN, whatever its block.
+double sum_power(const uint8_t *a, const uint8_t *a_scales, const uint8_t *b, const uint8_t *b_scales, int64_t count) {
+  __m256 sums = _mm256_setzero_ps();
+  __m128i largest = _mm_setzero_si128();
   each_eight<32>(a, a_scales, b, b_scales, count,
                  [&](const uint8_t *x, const uint8_t *x_scales, const uint8_t *y, const uint8_t *y_scales)
                      DLFP4_ALWAYS_INLINE {
-                       const __m256i p0 = multiply_fp4(x, y), p1 = multiply_fp4(x + 32, y + 32);
-                       const __m256i p2 = multiply_fp4(x + 64, y + 64), p3 = multiply_fp4(x + 96, y + 96);
-                       const __m256i words = _mm256_hadd_epi16(_mm256_hadd_epi16(p0, p1), _mm256_hadd_epi16(p2, p3));
-                       const __m256i left = _mm256_cvtepu8_epi32(_mm_shuffle_epi8(load_eight(x_scales), order));
-                       const __m256i right = _mm256_cvtepu8_epi32(_mm_shuffle_epi8(load_eight(y_scales), order));
-                       const __m256 whole = _mm256_mul_ps(_mm256_cvtepi32_ps(add_pairs(words)), _mm256_set1_ps(0.25f));
-                       const __m256 blocks = _mm256_mul_ps(whole, decode_e8m0(_mm256_min_epu32(left, right)));
-                       sums = _mm256_fmadd_ps(blocks, decode_e8m0(_mm256_max_epu32(left, right)), sums);
+                       const __m128i left = load_eight(x_scales), right = load_eight(y_scales);
+                       const __m128i smaller = _mm_min_epu8(left, right), larger = _mm_max_epu8(left, right);
+                       const __m256i first = _mm256_max_epu32(exponents_of_32(smaller), _mm256_set1_epi32(1 << 22));
+                       const __m256i second = exponents_of_32(_mm_subs_epu8(larger, _mm_set1_epi8(2)));
+                       largest = _mm_max_epu8(largest, larger);
+                       const __m256 blocks = _mm256_mul_ps(sum_eight_of_32(x, y), _mm256_castsi256_ps(first));
+                       sums = _mm256_fmadd_ps(blocks, _mm256_castsi256_ps(second), sums);
                      });
-  return add_lanes(sums);
+  const bool has_nan = _mm_movemask_epi8(_mm_cmpeq_epi8(largest, _mm_set1_epi8(-1))) != 0;
+  return has_nan ? __builtin_nan("") : add_lanes(sums);
 }
 
 }  // namespace

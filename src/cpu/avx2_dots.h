@@ -204,11 +204,36 @@ int64_t sum_whole(const uint8_t *a, const uint8_t *b, int64_t count) {
   });
 }
 
+constexpr int largest_integer(int row) {
+  int largest = 0;
+  for (uint64_t code = 0; code < uint64_t{1} << kFormats[row].bits; ++code) {
+    const int value = integer_of(row, code), magnitude = value < 0 ? -value : value;
+    if (magnitude > largest) largest = magnitude;
+  }
+  return largest;
+}
+
+// Two codes a byte. Words hold the sums of so many elements, of which each step adds four products to one.
 template <int Row>
 int64_t sum_nibbles(const uint8_t *a, const uint8_t *b, int64_t count) {
-  return sum_steps<2 * kCodes, 4>(a, b, count, [](const uint8_t *x, const uint8_t *y) DLFP4_ALWAYS_INLINE {
-    return add_pairs(Nibble<Row>::nibbles(load_32_bytes(x), load_32_bytes(y)));
-  });
+  constexpr int kStep = 2 * kCodes, kLargest = largest_integer(Row);
+  constexpr int64_t kMostInWords = INT16_MAX / (4 * kLargest * kLargest) * kStep;
+  int64_t total = 0;
+  for (int64_t first = 0; first < count; first += kMostInLanes) {
+    const int64_t end = least(count, first + kMostInLanes);
+    __m256i sums = _mm256_setzero_si256();
+    for (int64_t k = first; k < end; k += kMostInWords) {
+      __m256i words = _mm256_setzero_si256();
+      in_steps_of_both<kStep, 4>(a + k / 2, b + k / 2, least(kMostInWords, end - k),
+                                 [&](const uint8_t *x, const uint8_t *y) DLFP4_ALWAYS_INLINE {
+                                   words = _mm256_add_epi16(words,
+                                                            Nibble<Row>::nibbles(load_32_bytes(x), load_32_bytes(y)));
+                                 });
+      sums = _mm256_add_epi32(sums, add_pairs(words));
+    }
+    total += add_lanes(sums);
+  }
+  return total;
 }
 
 }  // namespace

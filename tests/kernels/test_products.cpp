@@ -87,8 +87,11 @@ uint32_t moderate_scale(int kind, bool specials) {
   return static_cast<uint32_t>(random_below(127));
 }
 
-// `length` elements of a format's lines, stored in whole blocks; what lies beyond them is noise.
-Side scaled_side(Guarded *memory, Guarded *scale_memory, int number, int64_t lines, int64_t length, bool specials) {
+// `length` elements of a format's lines, stored in whole blocks with scales scale_of(i); what lies beyond them is
+// noise.
+template <class ScaleOf>
+Side scaled_side(Guarded *memory, Guarded *scale_memory, int number, int64_t lines, int64_t length, bool specials,
+                 ScaleOf scale_of) {
   const dlfp4_format_row &format = dlfp4_formats[number];
   const Type type = {format.element, true};
   const int64_t block = format.length ? format.length : length + 1, group = format.repeats ? 1 : format.lines;
@@ -98,7 +101,7 @@ Side scaled_side(Guarded *memory, Guarded *scale_memory, int number, int64_t lin
   Side side = plain_side(memory, type, lines, stored, specials);
   uint8_t *const scales = scale_memory->end - scale_lines * blocks * item;
   for (int64_t i = 0; i < scale_lines * blocks; ++i) {
-    const uint32_t scale = moderate_scale(format.kind, specials);
+    const uint32_t scale = scale_of(i);
     memcpy(scales + i * item, &scale, static_cast<size_t>(item));
   }
   side.lines.blocks = {side.lines.blocks.data, {stored, 1}, scales, {blocks, 1}, 0, 0, stored};
@@ -116,6 +119,12 @@ Side scaled_side(Guarded *memory, Guarded *scale_memory, int number, int64_t lin
   }
   side.values = values;
   return side;
+}
+
+Side scaled_side(Guarded *memory, Guarded *scale_memory, int number, int64_t lines, int64_t length, bool specials) {
+  const int kind = dlfp4_formats[number].kind;
+  return scaled_side(memory, scale_memory, number, lines, length, specials,
+                     [=](int64_t) { return moderate_scale(kind, specials); });
 }
 
 // --- Comparison ------------------------------------------------------------------------------
@@ -186,6 +195,27 @@ void test_scaled_dots() {
                 dlfp4_formats[number].name);
       check_dot(a, plain_side(&b_memory, bfloat, 1, length, false), length, false, dlfp4_formats[number].name);
     }
+}
+
+// Scales at the ends of their type, whose product is near 1 or vanishes; and one of many that is NaN or negative.
+void test_far_scales() {
+  const uint8_t powers[][2] = {{250, 6}, {6, 250}, {254, 0}, {0, 254}, {0, 250}, {1, 140}, {2, 2}, {127, 127}};
+  const uint8_t magnitudes[][2] = {{0x7E, 0x01}, {0x01, 0x7E}, {0x00, 0x7E}, {0x81, 0x7E}, {0xFE, 0xC0}, {0x38, 0x38}};
+  for (int number = 0; number < DLFP4_NUM_FORMATS; ++number) {
+    const int kind = dlfp4_formats[number].kind;
+    if (kind == DLFP4_LARGEST) continue;
+    for (int round = 0; round < 48; ++round) {
+      const uint8_t *const pair = kind == DLFP4_POWER ? powers[round % 8] : magnitudes[round % 6];
+      const int64_t blocks = 1 + random_below(40), length = blocks * dlfp4_formats[number].length;
+      const int64_t with_nan = round % 5 == 4 ? random_below(blocks) : -1;
+      const uint32_t nan = kind == DLFP4_POWER ? 0xFF : 0x7F;
+      const Side a =
+          scaled_side(&a_memory, &a_scale_memory, number, 1, length, false, [=](int64_t) { return uint32_t{pair[0]}; });
+      const Side b = scaled_side(&b_memory, &b_scale_memory, number, 1, length, false,
+                                 [=](int64_t i) { return i == with_nan ? nan : uint32_t{pair[1]}; });
+      check_dot(a, b, length, false, dlfp4_formats[number].name);
+    }
+  }
 }
 
 // 2^26 elements of the largest value: the sum is exact, and far beyond 32 bits.
@@ -348,6 +378,7 @@ void test_level(const char *name) {
   level_name = name;
   test_plain_dots();
   test_scaled_dots();
+  test_far_scales();
   test_no_wrap();
   test_matmuls();
   test_plain_matmuls();
