@@ -9,6 +9,46 @@
 namespace dlfp4 {
 namespace cuda {
 
+// --- Signs -----------------------------------------------------------------------------------
+
+template <unsigned Selector>
+__device__ inline uint32_t permute(uint32_t a, uint32_t b) {
+  uint32_t result;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "n"(Selector));
+  return result;
+}
+
+// Eight signs in a word of E2M1, from bytes that are all sign: of elements 0, 2, 4, 6, and of the others.
+__device__ inline uint32_t place_signs(uint32_t even, uint32_t odd) { return (even & 0x08080808) | (odd & 0x80808080); }
+
+// Bytes of the signs of two words of 16-bit floats: of their low halves, then of the high ones. A selector of 8 and
+// more repeats the top bit of its byte.
+__device__ inline uint32_t signs_of_halves(uint32_t a, uint32_t b) { return permute<0xFBD9>(a, b); }
+
+// Those of eight neighbours in four words.
+__device__ inline uint32_t signs_of_neighbours(const uint32_t *words) {
+  const uint32_t low = signs_of_halves(words[0], words[1]), high = signs_of_halves(words[2], words[3]);
+  return place_signs(permute<0x5410>(low, high), permute<0x7632>(low, high));
+}
+
+// Those of eight low halves, and of eight high ones.
+__device__ inline void signs_of_columns(const uint32_t *words, uint32_t *low, uint32_t *high) {
+  const uint32_t first = place_signs(signs_of_halves(words[0], words[2]), signs_of_halves(words[1], words[3]));
+  const uint32_t last = place_signs(signs_of_halves(words[4], words[6]), signs_of_halves(words[5], words[7]));
+  *low = permute<0x5410>(first, last);
+  *high = permute<0x7632>(first, last);
+}
+
+// Those of eight floats.
+__device__ inline uint32_t signs_of_floats(const float *v) {
+  const auto of_four = [v](int first) {
+    const uint32_t low = permute<0x00FB>(bits_of(v[first]), bits_of(v[first + 2]));
+    const uint32_t high = permute<0xFB00>(bits_of(v[first + 4]), bits_of(v[first + 6]));
+    return permute<0x7610>(low, high);
+  };
+  return place_signs(of_four(0), of_four(1));
+}
+
 // --- Floats from memory ----------------------------------------------------------------------
 
 __device__ inline float half_to_float(uint16_t half) {
@@ -37,11 +77,22 @@ constexpr int kFloatBytes = kFormats[Row].bits / 8;
 template <int Row>
 constexpr int kFloatVectors = kStep * kFloatBytes<Row> / 16;
 
+// A step of floats, and their signs where words of E2M1 have them.
+struct FloatStep {
+  float values[kStep];
+  uint32_t signs[2];
+};
+
 template <int Row>
-__device__ inline void unpack_vectors(const uint4 *raw, float *floats) {
+__device__ inline FloatStep unpack_step(const uint4 *raw) {
+  FloatStep step;
 #pragma unroll
   for (int i = 0; i < 4 * kFloatVectors<Row>; ++i)
-    unpack_floats<Row>((&raw[i / 4].x)[i % 4], floats + i * (4 / kFloatBytes<Row>));
+    unpack_floats<Row>((&raw[i / 4].x)[i % 4], step.values + i * (4 / kFloatBytes<Row>));
+#pragma unroll
+  for (int i = 0; i < 2; ++i)
+    step.signs[i] = kFloatBytes<Row> == 4 ? signs_of_floats(step.values + 8 * i) : signs_of_neighbours(&raw[i].x);
+  return step;
 }
 
 // A step, or zeros.
@@ -53,10 +104,10 @@ __device__ inline void load_step(const uint8_t *src, bool there, uint4 *raw) {
 }
 
 template <int Row>
-__device__ inline void load_floats(const uint8_t *src, float *floats) {
+__device__ inline FloatStep load_floats(const uint8_t *src) {
   uint4 raw[kFloatVectors<Row>];
   load_step<Row>(src, true, raw);
-  unpack_vectors<Row>(raw, floats);
+  return unpack_step<Row>(raw);
 }
 
 // The larger magnitudes of two halves each, whose signs mean nothing; NaN wins.
@@ -205,26 +256,12 @@ __device__ inline uint32_t sum_of_e2m1(float value, float power) {
   return bits_of(__fmaf_rn(saturated(magnitude, power * 0.25f, -0.5f), 4.0f, upto2));
 }
 
-template <unsigned Selector>
-__device__ inline uint32_t permute(uint32_t a, uint32_t b) {
-  uint32_t result;
-  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "n"(Selector));
-  return result;
-}
-
-// Bytes of the signs of four floats: 0xFF or 0. A selector of 8 and more repeats the top bit of its byte.
-__device__ inline uint32_t signs_of(float a, float b, float c, float d) {
-  const uint32_t low = permute<0x00FB>(bits_of(a), bits_of(b)), high = permute<0xFB00>(bits_of(c), bits_of(d));
-  return permute<0x7610>(low, high);
-}
-
 // Eight floats times a power of two as a word of E2M1.
-__device__ inline uint32_t word_of_e2m1(const float *v, float power) {
+__device__ inline uint32_t word_of_e2m1(const float *v, float power, uint32_t signs) {
   uint32_t sum = sum_of_e2m1(v[7], power);
 #pragma unroll
   for (int i = 6; i >= 0; --i) sum = sum * 16 + sum_of_e2m1(v[i], power);
-  const uint32_t even = signs_of(v[0], v[2], v[4], v[6]), odd = signs_of(v[1], v[3], v[5], v[7]);
-  return sum - kE2m1Zero * 0x11111111 + ((even & 0x08080808) | (odd & 0x80808080));
+  return sum - kE2m1Zero * 0x11111111 + signs;
 }
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890
@@ -261,6 +298,10 @@ constexpr int kFp8OfFp6 = Row == DLFP4_float6_e2m3fn ? DLFP4_float8_e4m3fn : DLF
 template <int Row>
 constexpr float kPowerOfFp6 = Row == DLFP4_float6_e2m3fn ? 0x1p-6f : 0x1p-12f;
 
+// Bits of `a` where the mask has them, else of `b`: one operation. With b another place of a, fields of bytes or halves
+// move together; between them is left what neither needs.
+__device__ inline uint32_t select_bits(uint32_t mask, uint32_t a, uint32_t b) { return (a & mask) | (b & ~mask); }
+
 // Four floats times a power of two as codes in 24 bits. Magnitudes of more than five bits become the largest.
 template <int Row>
 __device__ inline uint32_t codes_of_fp6(const float *v, float power) {
@@ -269,16 +310,18 @@ __device__ inline uint32_t codes_of_fp6(const float *v, float power) {
   for (int i = 0; i < 4; ++i) moved[i] = v[i] * (power * kPowerOfFp6<Row>);
   const uint32_t bytes = bytes_of_fp8<kFp8OfFp6<Row>>(moved), beyond = (bytes | bytes >> 1) & 0x20202020;
   const uint32_t codes = ((bytes | (beyond - (beyond >> 5))) & 0x1F1F1F1F) | (bytes >> 2 & 0x20202020);
-  return (codes & 0x3F) | (codes >> 2 & 0xFC0) | (codes >> 4 & 0x3F000) | (codes >> 6 & 0xFC0000);
+  const uint32_t pairs = select_bits(0x003F003F, codes, codes >> 2);
+  return select_bits(0xFFF, pairs, pairs >> 4);
 }
 
 // Sixteen floats, none of which is NaN, times a power of two, as codes; those of 8 bits saturate.
 template <int Row>
-__device__ inline void encode_step(const EncodeParams &p, const float *values, uint32_t *words, float power = 1) {
+__device__ inline void encode_step(const EncodeParams &p, const FloatStep &step, uint32_t *words, float power = 1) {
   constexpr int kBits = kFormats[Row].bits;
+  const float *const values = step.values;
   if constexpr (kBits == 4) {
-    words[0] = word_of_e2m1(values, power);
-    words[1] = word_of_e2m1(values + 8, power);
+    words[0] = word_of_e2m1(values, power, step.signs[0]);
+    words[1] = word_of_e2m1(values + 8, power, step.signs[1]);
   } else if constexpr (kBits == 6 && kConvertsFp8) {
     const uint32_t a = codes_of_fp6<Row>(values, power), b = codes_of_fp6<Row>(values + 4, power);
     const uint32_t c = codes_of_fp6<Row>(values + 8, power), d = codes_of_fp6<Row>(values + 12, power);
@@ -342,7 +385,7 @@ __device__ inline void floats_of_e2m1(uint32_t word, float *values) {
 // Four codes of E2M3 or E3M2, in 24 bits, as floats in units of 1 / kPowerOfFp6.
 template <int Row>
 __device__ inline void floats_of_fp6(uint32_t codes, float *values) {
-  const uint32_t bytes = (codes & 0x3F) | (codes << 2 & 0x3F00) | (codes << 4 & 0x3F0000) | (codes << 6 & 0x3F000000);
+  const uint32_t halves = select_bits(0xFFF, codes, codes << 4), bytes = select_bits(0x003F003F, halves, halves << 2);
   const uint32_t moved = (bytes & 0x1F1F1F1F) | (bytes << 2 & 0x80808080);
   floats_of_fp8<kFp8OfFp6<Row>>(moved, values);
   floats_of_fp8<kFp8OfFp6<Row>>(moved >> 16, values + 2);

@@ -82,16 +82,15 @@ template <int Src, int Bits, int Row>
 __device__ inline void encode_run(const EncodeParams &p) {
   const int64_t step = global_thread();
   if (step >= p.steps) return;
-  float values[kStep];
   uint32_t words[kCodeWords<Bits>];
-  load_floats<Src>(p.src + step * kStep * kFloatBytes<Src>, values);
+  const FloatStep floats = load_floats<Src>(p.src + step * kStep * kFloatBytes<Src>);
   if constexpr (Row == kAnyRow) {
-    encode_step_by_rule<Bits>(p, values, words);
+    encode_step_by_rule<Bits>(p, floats.values, words);
   } else {
-    if (has_nan(values))
-      encode_step_by_rule<Bits>(p, values, words);
+    if (has_nan(floats.values))
+      encode_step_by_rule<Bits>(p, floats.values, words);
     else
-      encode_step<Row>(p, values, words);
+      encode_step<Row>(p, floats, words);
   }
   store_codes<Bits>(p.dst + step * kStep * Bits / 8, words);
 }

@@ -23,18 +23,18 @@ __device__ inline uint32_t largest_of_lanes(uint32_t value, int lanes) {
 // Sixteen values times their multiplier, as codes; zeros where the block has no finite largest magnitude. Products by
 // powers of two are exact, or so small that their code is zero: they can be part of others.
 template <int Row, int Kind>
-__device__ inline void encode_scaled(const EncodeParams &encode, const float *values, BlockScale scale,
+__device__ inline void encode_scaled(const EncodeParams &encode, const FloatStep &step, BlockScale scale,
                                      uint32_t largest, uint32_t *words) {
   constexpr int kBits = kFormats[Row].bits;
   const bool is_finite = largest < kFloatInfinity;
   if constexpr (Kind == DLFP4_POWER) {
-    if (is_finite) return encode_step<Row>(encode, values, words, scale.multiplier);
+    if (is_finite) return encode_step<Row>(encode, step, words, scale.multiplier);
   } else {
-    float scaled[kStep];
+    FloatStep scaled = step;  // by what is not negative
 #pragma unroll
-    for (int i = 0; i < kStep; ++i) scaled[i] = __fmul_rn(values[i], scale.multiplier);
+    for (float &value : scaled.values) value = __fmul_rn(value, scale.multiplier);
     if (is_finite) return encode_step<Row>(encode, scaled, words);
-    if constexpr (Kind == DLFP4_LARGEST) return encode_step_by_rule<kBits>(encode, scaled, words);
+    if constexpr (Kind == DLFP4_LARGEST) return encode_step_by_rule<kBits>(encode, scaled.values, words);
   }
   if constexpr (Kind != DLFP4_LARGEST) {
 #pragma unroll
@@ -79,12 +79,10 @@ __device__ inline void quantize_step(const QuantizeParams &p, const EncodeParams
   constexpr int kBits = kFormats[Row].bits, kStepsOfBlock = BlockSize / kStep;
   const uint32_t largest = largest_of_lanes(largest_of<Src>(step.raw), kStepsOfBlock - 1);
   if (!step.there) return;
-  float values[kStep];
   uint32_t words[kCodeWords<kBits>];
   const BlockScale scale = scale_of_block<Kind>(rule, largest);
   if (step.at.step % kStepsOfBlock == 0) store_scale<Kind>(p, step.at.line, step.at.step / kStepsOfBlock, scale.stored);
-  unpack_vectors<Src>(step.raw, values);
-  encode_scaled<Row, Kind>(encode, values, scale, largest, words);
+  encode_scaled<Row, Kind>(encode, unpack_step<Src>(step.raw), scale, largest, words);
   store_codes<kBits>(address_of_step<kBits>(p.data, p.walk.code_bytes, step.at), words);
 }
 
@@ -114,11 +112,9 @@ __device__ inline void quantize_whole(const QuantizeParams &p, const EncodeParam
   LoadedStep<Src> step;
   step.load(p, block_number(p) * kThreads + threadIdx.x);
   if (!step.there) return;
-  float values[kStep];
   uint32_t words[kCodeWords<8>];
   const BlockScale scale = {0, rule_of(p, given).encode};
-  unpack_vectors<Src>(step.raw, values);
-  encode_scaled<Row, DLFP4_LARGEST>(encode, values, scale, largest_of<Src>(step.raw), words);
+  encode_scaled<Row, DLFP4_LARGEST>(encode, unpack_step<Src>(step.raw), scale, largest_of<Src>(step.raw), words);
   store_codes<8>(address_of_step<8>(p.data, p.walk.code_bytes, step.at), words);
 }
 
@@ -132,7 +128,6 @@ __device__ inline void quantize_squares(const QuantizeParams &p, const EncodePar
   const int64_t first = column * kSide + threadIdx.x % kStepsInRow * kStep;
   const int64_t line = row * kSide + threadIdx.x / kStepsInRow;
   uint4 raw[kPasses][kFloatVectors<Src>];
-  float values[kStep];
   uint32_t largest = 0, words[kCodeWords<8>];
 #pragma unroll
   for (int pass = 0; pass < kPasses; ++pass) {
@@ -152,8 +147,7 @@ __device__ inline void quantize_squares(const QuantizeParams &p, const EncodePar
   for (int pass = 0; pass < kPasses; ++pass) {
     const int64_t i = line + pass * kRows;
     if (i >= p.lines || first >= p.stored) continue;
-    unpack_vectors<Src>(raw[pass], values);
-    encode_scaled<Row, DLFP4_LARGEST>(encode, values, scale, largest, words);
+    encode_scaled<Row, DLFP4_LARGEST>(encode, unpack_step<Src>(raw[pass]), scale, largest, words);
     store_codes<8>(p.data + i * p.data_stride + first, words);
   }
 }

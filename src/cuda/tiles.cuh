@@ -1,8 +1,9 @@
 // Blocks along columns of row-major memory, alone or together with those along rows; squares of 16; and back.
 // Layout: a block of threads takes 128 rows and columns through shared memory, in chunks of 16 bytes; bytes that lie
 // across lines, and strips of 256 bytes a row with one scale for 128 rows, stay in registers.
-// Trick: chunks are swizzled by the row, so that rows 16 apart lie in different banks: a warp reads columns of eight
-// such segments at once, of squares four, and what it writes of a column fills whole sectors.
+// Trick: rows 16 apart lie side by side, their chunks swizzled, so that a warp reads columns of eight such segments at
+// once, of squares four, without two in one bank, and what it writes of a column fills whole sectors. All that a thread
+// reads or writes is then a fixed number of bytes apart.
 #ifndef DLFP4_SRC_CUDA_TILES_CUH_
 #define DLFP4_SRC_CUDA_TILES_CUH_
 
@@ -12,16 +13,31 @@
 namespace dlfp4 {
 namespace cuda {
 
-// The byte of a tile where columns [column, column + 16 / bytes) of a row start. Segments of 16 rows lie in different
-// banks, and so do the steps of a row.
-template <int Bytes, int Columns>
-__device__ inline int place_in_tile(int row, int column) {
-  constexpr int kChunks = Columns * Bytes / 16;
-  const int byte = column * Bytes, segment = row / kStep;
-  const int turn = (segment & 1) << 2 | (segment & 2) | (segment >> 2 & 1);
-  const int chunk = byte / 16 ^ byte / 128 % 4 ^ turn % kChunks;
-  return (row * kChunks + chunk) * 16 + byte % 16;
+// A tile is boxes of 128 bytes of each row. Rows with the same place in their segments of sixteen lie side by side, and
+// their chunks of 16 bytes are swizzled by the segment and the box: lanes that read columns of several segments, or
+// neighbours in a row, meet in no bank. Where the lanes of one segment take several chunks, segments that are read
+// together lie as far apart.
+constexpr int kSegments = kTileRows / kStep, kBoxBytes = 128, kRowPitch = kSegments * kBoxBytes;
+
+// The byte of a tile where an element lies, for units whose rows so many `Lanes` take. The next row of a segment is
+// kRowPitch further.
+template <int Bytes, int Lanes>
+__device__ inline uint32_t place_in_tile(uint32_t row, uint32_t column) {
+  constexpr uint32_t kChunks = Lanes * 2 * Bytes / 16, kApart = kChunks > 1 ? kChunks : 1;
+  constexpr uint32_t kTogether = kSegments / kApart;
+  const uint32_t byte = column * Bytes, box = byte / kBoxBytes, segment = row / kStep;
+  const uint32_t place = segment % kTogether * kApart + segment / kTogether;
+  const uint32_t chunk = byte % kBoxBytes / 16 ^ (place + box) % kSegments;
+  return box * (kTileRows * kBoxBytes) + row % kStep * kRowPitch + place * kBoxBytes + chunk * 16 + byte % 16;
 }
+
+// A thread's share of rows of `InRow` chunks each: those of one segment that are `kApart` apart.
+template <int InRow>
+struct Share {
+  static constexpr int kApart = kThreads / InRow / kSegments, kRows = kStep / kApart;
+  uint32_t chunk = threadIdx.x % InRow;
+  uint32_t row = threadIdx.x / InRow % kSegments * kStep + threadIdx.x / (InRow * kSegments) % kApart;
+};
 
 // Where a thread works on columns: two neighbours, sixteen rows. So many `Lanes` of a warp take the same rows.
 struct Unit {
@@ -30,12 +46,12 @@ struct Unit {
 
 template <int Lanes>
 __device__ inline Unit unit_of_thread() {
-  constexpr int kSegments = 32 / Lanes, kWarpsAbove = kTileRows / kStep / kSegments;
+  constexpr int kOfWarp = 32 / Lanes, kWarpsAbove = kSegments / kOfWarp;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  return {(warp % kWarpsAbove * kSegments + lane / Lanes) * kStep, (warp / kWarpsAbove * Lanes + lane % Lanes) * 2};
+  return {(warp % kWarpsAbove * kOfWarp + lane / Lanes) * kStep, (warp / kWarpsAbove * Lanes + lane % Lanes) * 2};
 }
 
-constexpr int kLanesOfSegment = 4, kUnitColumns = kThreads * 2 * kStep / kTileRows;
+constexpr int kLanesOfSegment = 4, kLanesOfSquares = 8, kUnitColumns = kThreads * 2 * kStep / kTileRows;
 
 // A float for each column, some steps of them, so that neighbouring threads take theirs from different banks.
 template <int Steps>
@@ -120,22 +136,22 @@ __device__ inline uint8_t *linear_scale(const QuantizeParams &p, uint32_t row, u
 }
 
 // The tile's columns from `first` on, as many as a pass takes, into shared memory, with zeros for what is not there.
-template <int Bytes>
+template <int Bytes, int Lanes>
 __device__ inline void copy_columns(const QuantizeParams &p, TilePlace at, int first, uint8_t *tile) {
-  constexpr int kInRow = kUnitColumns * Bytes / 16, kRows = kThreads / kInRow;
-  const int column = first + threadIdx.x % kInRow * (16 / Bytes), row = threadIdx.x / kInRow;
-  const uint32_t lines = static_cast<uint32_t>(p.lines);
+  using S = Share<kUnitColumns * Bytes / 16>;
+  const S share;
+  const uint32_t column = first + share.chunk * (16 / Bytes), line = at.row + share.row;
   const bool has_columns = at.column + column < static_cast<uint32_t>(p.length);
-  const uint8_t *from = p.src + ((at.row + row) * p.line_stride + at.column + column) * Bytes;
+  const uint8_t *from = p.src + (line * p.line_stride + at.column + column) * Bytes;
+  const uint32_t to = shared_address(tile) + place_in_tile<Bytes, Lanes>(share.row, column);
 #pragma unroll
-  for (int i = 0; i < kTileRows; i += kRows, from += kRows * p.line_stride * Bytes)
-    copy_16(shared_address(tile + place_in_tile<Bytes, kTileColumns>(row + i, column)), from,
-            has_columns && at.row + row + i < lines);
+  for (int i = 0; i < S::kRows; ++i, from += S::kApart * p.line_stride * Bytes)
+    copy_16(to + i * S::kApart * kRowPitch, from, has_columns && line + i * S::kApart < static_cast<uint32_t>(p.lines));
   commit_copies();
 }
 
 // Blocks along the tile's rows, or rows of squares whose scales were found: four neighbours a thread.
-template <int Src, int Row, int BlockSize, int Kind, bool Square>
+template <int Src, int Row, int BlockSize, int Kind, bool Square, int Lanes>
 __device__ inline void quantize_tile_rows(const TileParams &p, TilePlace at, const ScaleRule &rule,
                                           const TileRule<Kind> &scales, const uint8_t *tile) {
   constexpr int kBits = kFormats[Row].bits, kBytes = kFloatBytes<Src>, kSteps = kTileColumns / kStep;
@@ -149,12 +165,11 @@ __device__ inline void quantize_tile_rows(const TileParams &p, TilePlace at, con
 #pragma unroll
   for (int i = 0; i < kRows; ++i, data += bytes_of<kBits>(q.data_stride), scale_place += q.scale_stride) {
     uint4 raw[kFloatVectors<Src>];
-    float values[kStep];
     uint32_t words[kCodeWords<kBits>];
 #pragma unroll
     for (int k = 0; k < kFloatVectors<Src>; ++k)
-      raw[k] = *reinterpret_cast<const uint4 *>(
-          tile + place_in_tile<kBytes, kTileColumns>(row, column + k * 16 / kBytes) + i * (kTileColumns * kBytes));
+      raw[k] = *reinterpret_cast<const uint4 *>(tile + place_in_tile<kBytes, Lanes>(row, column + k * 16 / kBytes) +
+                                                i * kRowPitch);
     uint32_t largest = largest_of_lanes(largest_of<Src>(raw), BlockSize / kStep - 1);
     if (!has_columns || line + i >= lines) continue;
     BlockScale scale;
@@ -163,58 +178,68 @@ __device__ inline void quantize_tile_rows(const TileParams &p, TilePlace at, con
     else
       scale = scales(rule, largest);
     if (is_first) store_scale<Kind>(q, scale_place, line + i, first / BlockSize, scale.stored);
-    unpack_vectors<Src>(raw, values);
-    encode_scaled<Row, Kind>(p.encode, values, scale, largest, words);
+    encode_scaled<Row, Kind>(p.encode, unpack_step<Src>(raw), scale, largest, words);
     store_codes<kBits>(data, words);
   }
 }
 
-// Two columns' values of sixteen rows, and their largest magnitudes.
-template <int Src>
-__device__ inline void read_columns(const uint8_t *tile, Unit unit, float (*values)[kStep], uint32_t *largest) {
-  constexpr int kBytes = kFloatBytes<Src>;
-  const uint8_t *const from = tile + place_in_tile<kBytes, kTileColumns>(unit.row, unit.column);
-  uint32_t halves = 0;
-  float floats[2] = {0, 0};
+// Two columns of sixteen rows, and their largest magnitudes.
+template <int Src, int Lanes>
+__device__ inline void read_columns(const uint8_t *tile, Unit unit, FloatStep *columns, uint32_t *largest) {
+  const uint8_t *const from = tile + place_in_tile<kFloatBytes<Src>, Lanes>(unit.row, unit.column);
+  if constexpr (Src == DLFP4_float32) {
+    float floats[2] = {0, 0};
 #pragma unroll
-  for (int i = 0; i < kStep; ++i) {
-    float pair[2];
-    if constexpr (Src == DLFP4_float32) {
-      const float2 both = *reinterpret_cast<const float2 *>(from + i * (kTileColumns * kBytes));
-      pair[0] = both.x, pair[1] = both.y;
-      for (int k = 0; k < 2; ++k) floats[k] = larger_float(floats[k], pair[k]);
-    } else {
-      const uint32_t word = *reinterpret_cast<const uint32_t *>(from + i * (kTileColumns * kBytes));
-      unpack_floats<Src>(word, pair);
-      halves = larger_halves<Src>(halves, word);
+    for (int i = 0; i < kStep; ++i) {
+      const float2 pair = *reinterpret_cast<const float2 *>(from + i * kRowPitch);
+      columns[0].values[i] = pair.x;
+      columns[1].values[i] = pair.y;
+      floats[0] = larger_float(floats[0], pair.x);
+      floats[1] = larger_float(floats[1], pair.y);
     }
-    values[0][i] = pair[0];
-    values[1][i] = pair[1];
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      largest[k] = bits_of(floats[k]);
+      for (int i = 0; i < 2; ++i) columns[k].signs[i] = signs_of_floats(columns[k].values + 8 * i);
+    }
+  } else {
+    uint32_t words[kStep], halves = 0;
+#pragma unroll
+    for (int i = 0; i < kStep; ++i) {
+      words[i] = *reinterpret_cast<const uint32_t *>(from + i * kRowPitch);
+      halves = larger_halves<Src>(halves, words[i]);
+      float pair[2];
+      unpack_floats<Src>(words[i], pair);
+      columns[0].values[i] = pair[0];
+      columns[1].values[i] = pair[1];
+    }
+    for (int i = 0; i < 2; ++i) signs_of_columns(words + 8 * i, &columns[0].signs[i], &columns[1].signs[i]);
+    largest[0] = largest_half<Src>(halves & 0xFFFF);
+    largest[1] = largest_half<Src>(halves >> 16);
   }
-  largest[0] = Src == DLFP4_float32 ? bits_of(floats[0]) : largest_half<Src>(halves & 0xFFFF);
-  largest[1] = Src == DLFP4_float32 ? bits_of(floats[1]) : largest_half<Src>(halves >> 16);
 }
 
 // Codes of two columns as bytes of sixteen rows.
 __device__ inline void stage_codes(uint8_t *staged, Unit unit, const uint32_t (*words)[kCodeWords<8>]) {
-  uint8_t *const to = staged + place_in_tile<1, kTileColumns>(unit.row, unit.column);
+  uint8_t *const to = staged + place_in_tile<1, kLanesOfSegment>(unit.row, unit.column);
 #pragma unroll
   for (int i = 0; i < kStep; ++i) {
     const uint32_t pair = code_at<8>(words[0], i) | code_at<8>(words[1], i) << 8;
-    *reinterpret_cast<uint16_t *>(to + i * kTileColumns) = static_cast<uint16_t>(pair);
+    *reinterpret_cast<uint16_t *>(to + i * kRowPitch) = static_cast<uint16_t>(pair);
   }
 }
 
 __device__ inline void write_codes(const QuantizeParams &p, TilePlace at, const uint8_t *staged) {
-  constexpr int kSteps = kTileColumns / kStep, kRows = kThreads / kSteps;
-  const int column = threadIdx.x % kSteps * kStep;
+  using S = Share<kTileColumns / 16>;
+  const S share;
+  const uint32_t column = at.column + share.chunk * 16, row = at.row + share.row;
+  const uint8_t *const from = staged + place_in_tile<1, kLanesOfSegment>(share.row, share.chunk * 16);
+  uint8_t *to = p.data + column + row * p.data_step;
+  if (column >= static_cast<uint32_t>(p.lines)) return;
 #pragma unroll
-  for (int i = 0; i < kTileRows; i += kRows) {
-    const int row = threadIdx.x / kSteps + i;
-    if (at.row + row >= p.stored || at.column + column >= p.lines) continue;
-    *reinterpret_cast<uint4 *>(p.data + (at.column + column) + (at.row + row) * p.data_step) =
-        *reinterpret_cast<const uint4 *>(staged + place_in_tile<1, kTileColumns>(row, column));
-  }
+  for (int i = 0; i < S::kRows; ++i, to += S::kApart * p.data_step)
+    if (row + i * S::kApart < static_cast<uint32_t>(p.stored))
+      *reinterpret_cast<uint4 *>(to) = *reinterpret_cast<const uint4 *>(from + i * S::kApart * kRowPitch);
 }
 
 // Twelve bytes of FP6 of each of eight lanes, so many apart, which lie side by side: exchanged, so that each store
@@ -247,9 +272,9 @@ __device__ inline void quantize_unit(const TileParams &p, TilePlace at, Unit uni
   const bool is_first = there && first % BlockSize / kStep == 0;
   uint8_t *const data = q.data + bytes_of<kBits>(line * q.data_stride + first);
   uint8_t *const scale_place = linear_scale(q, line, block);
-  float values[2][kStep];
+  FloatStep columns[2];
   uint32_t largest[2], words[2][kCodeWords<kBits>];
-  read_columns<Src>(tile, unit, values, largest);
+  read_columns<Src, Lanes>(tile, unit, columns, largest);
 #pragma unroll
   for (int i = 0; i < 2; ++i) largest[i] = largest_of_lanes(largest[i], Lanes * (BlockSize / kStep - 1));
   if constexpr (Square) largest[0] = largest[1] = largest_of_lanes(max(largest[0], largest[1]), Lanes - 1);
@@ -257,7 +282,7 @@ __device__ inline void quantize_unit(const TileParams &p, TilePlace at, Unit uni
   for (int i = 0; i < 2; ++i) {
     const BlockScale scale = (*scales)(rule, largest[i]);
     if (Square && i == 0 && unit.column % BlockSize == 0) scales->keep_square(unit, scale.stored, largest[i]);
-    encode_scaled<Row, Kind>(p.encode, values[i], scale, largest[i], words[i]);
+    encode_scaled<Row, Kind>(p.encode, columns[i], scale, largest[i], words[i]);
     if (is_first) store_scale<Kind>(q, scale_place + i * q.scale_stride, line + i, block, scale.stored);
     uint8_t *const to = data + bytes_of<kBits>(i * q.data_stride);
     if constexpr (kBits == 6) {
@@ -271,15 +296,15 @@ __device__ inline void quantize_unit(const TileParams &p, TilePlace at, Unit uni
 
 template <int Src, int Row, int BlockSize, int Kind, bool Square>
 __device__ inline void quantize_tile(const TileParams &p) {
-  constexpr int kLanes = Square ? 2 * kLanesOfSegment : kLanesOfSegment;
+  constexpr int kLanes = Square ? kLanesOfSquares : kLanesOfSegment;
   constexpr bool kHasBytes = kFormats[Row].bits == 8;
   uint8_t *const tile = shared_memory + kTileRuleBytes, *const staged = tile + tile_bytes(kFloatBytes<Src>);
   TileRule<Kind> &scales = *reinterpret_cast<TileRule<Kind> *>(shared_memory);
   const TilePlace at = place_of_tile<kTileColumns>(p);
   const uint32_t given = load_given_to_blocks<Kind>(p.columns);
   static_assert(kTileColumns == 2 * kUnitColumns, "the second half arrives while the first is worked on");
-  copy_columns<kFloatBytes<Src>>(p.rows, at, 0, tile);
-  copy_columns<kFloatBytes<Src>>(p.rows, at, kUnitColumns, tile);
+  copy_columns<kFloatBytes<Src>, kLanes>(p.rows, at, 0, tile);
+  copy_columns<kFloatBytes<Src>, kLanes>(p.rows, at, kUnitColumns, tile);
   const ScaleRule rule = rule_of_blocks<Kind>(p.columns, given);
   scales.fill(rule);
   const Unit unit = unit_of_thread<kLanes>();
@@ -295,7 +320,7 @@ __device__ inline void quantize_tile(const TileParams &p) {
   }
   if (p.rows.data != nullptr) {
     if constexpr (Square) __syncthreads();  // for the scales
-    quantize_tile_rows<Src, Row, BlockSize, Kind, Square>(p, at, rule, scales, tile);
+    quantize_tile_rows<Src, Row, BlockSize, Kind, Square, kLanes>(p, at, rule, scales, tile);
   }
   if constexpr (kHasBytes) {
     __syncthreads();
@@ -331,11 +356,9 @@ __device__ inline void quantize_small_squares(const QuantizeParams &p, const Enc
 #pragma unroll
   for (int pass = 0; pass < kPasses; ++pass) {
     if (is_there(pass)) {
-      float values[kStep];
       uint32_t words[kCodeWords<kBits>];
-      unpack_vectors<Src>(raw[pass], values);
       store_scale<Kind>(p, scale_place, line + pass * kRows, block, scale.stored);
-      encode_scaled<Row, Kind>(encode, values, scale, largest, words);
+      encode_scaled<Row, Kind>(encode, unpack_step<Src>(raw[pass]), scale, largest, words);
       store_codes<kBits>(to, words);
     }
     to += bytes_of<kBits>(kRows * p.data_stride);
@@ -413,20 +436,20 @@ __device__ inline void quantize_strip(const TileParams &p) {
   store_vectors<S::kWords>(reinterpret_cast<uint8_t *>(strip.largest + row * S::kPitch + step * S::kWords), largest);
   __syncthreads();
   const bool is_finite = find_strip_scales<Src>(q, at, &strip);
-  float multipliers[kStep], values[kStep];
+  float multipliers[kStep];
   uint32_t words[kCodeWords<8>];
   strip.multipliers.take(step, multipliers);
   uint8_t *to = q.data + line + first * q.data_step;
 #pragma unroll
   for (int pass = 0; pass < S::kPasses; ++pass, to += S::kRowsOfPass * q.data_step) {
     if (!has_lines || first + pass * S::kRowsOfPass >= q.stored) continue;
-    unpack_vectors<Src>(raw[pass], values);
+    FloatStep floats = unpack_step<Src>(raw[pass]);
 #pragma unroll
-    for (int k = 0; k < kStep; ++k) values[k] = __fmul_rn(values[k], multipliers[k]);
+    for (int k = 0; k < kStep; ++k) floats.values[k] = __fmul_rn(floats.values[k], multipliers[k]);
     if (is_finite)
-      encode_step<Row>(p.encode, values, words);
+      encode_step<Row>(p.encode, floats, words);
     else
-      encode_step_by_rule<8>(p.encode, values, words);
+      encode_step_by_rule<8>(p.encode, floats.values, words);
     store_codes<8>(to, words);
   }
 }
@@ -444,24 +467,23 @@ static_assert(kThreads == 2 * kTileRows && kThreads == 2 * kTileColumns, "a thre
 // A tile's columns of floats from `first` on, as many as a pass makes, from shared memory to the result.
 template <int Bytes>
 __device__ inline void store_columns(const DequantizeParams &p, TilePlace at, int first, const uint8_t *tile) {
-  constexpr int kInRow = kUnitColumns * Bytes / 16, kRows = kThreads / kInRow;
-  const uint32_t column = first + threadIdx.x % kInRow * (16 / Bytes);
-  const uint32_t row = threadIdx.x / kInRow % kRows;  // says that it is less: places are known but for a few bits then
-  const uint32_t rows = static_cast<uint32_t>(p.length) - at.row;
-  uint8_t *to = p.dst + (int64_t{at.row + row} * p.step + (at.column + column)) * Bytes;
+  using S = Share<kUnitColumns * Bytes / 16>;
+  const S share;
+  const uint32_t column = first + share.chunk * (16 / Bytes), line = at.row + share.row;
+  const uint8_t *const from = tile + place_in_tile<Bytes, kLanesOfSegment>(share.row, column);
+  uint8_t *to = p.dst + (int64_t{line} * p.step + (at.column + column)) * Bytes;
   if (at.column + column >= static_cast<uint32_t>(p.lines)) return;
 #pragma unroll
-  for (int i = 0; i < kTileRows; i += kRows, to += kRows * p.step * Bytes)
-    if (row + i < rows)
-      *reinterpret_cast<uint4 *>(to) =
-          *reinterpret_cast<const uint4 *>(tile + place_in_tile<Bytes, kTileColumns>(row + i, column));
+  for (int i = 0; i < S::kRows; ++i, to += S::kApart * p.step * Bytes)
+    if (line + i * S::kApart < static_cast<uint32_t>(p.length))
+      *reinterpret_cast<uint4 *>(to) = *reinterpret_cast<const uint4 *>(from + i * S::kApart * kRowPitch);
 }
 
 // Two columns' values of sixteen rows, to shared memory.
 template <int Dst>
 __device__ inline void stage_columns(uint8_t *tile, Unit unit, const float (*values)[kStep], bool special) {
   constexpr int kBytes = kFloatBytes<Dst>, kHalf = kStep / 2;
-  uint8_t *const to = tile + place_in_tile<kBytes, kTileColumns>(unit.row, unit.column);
+  uint8_t *const to = tile + place_in_tile<kBytes, kLanesOfSegment>(unit.row, unit.column);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     float pairs[kStep];
@@ -471,7 +493,7 @@ __device__ inline void stage_columns(uint8_t *tile, Unit unit, const float (*val
     narrow_step<Dst>(pairs, special, words);
 #pragma unroll
     for (int i = 0; i < kHalf; ++i) {
-      uint8_t *const place = to + (half * kHalf + i) * (kTileColumns * kBytes);
+      uint8_t *const place = to + (half * kHalf + i) * kRowPitch;
       if constexpr (kBytes == 4)
         *reinterpret_cast<uint2 *>(place) = make_uint2(words[2 * i], words[2 * i + 1]);
       else
