@@ -233,5 +233,7 @@ def test_live_device_tensors_at_exit():
         capsule = taken.__dlpack__(max_version=(1, 3))
         print("done")
     """
-    done = subprocess.run([sys.executable, "-P", "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
