@@ -1,7 +1,7 @@
 // Sums of products of FP4 in blocks with scales, for the AVX2 kernels alone.
 // Layout: packed codes and stored scales in order; eight blocks a step.
 // Trick: sums of blocks are collapsed in the order in which lanes leave them, and scales are put into that order.
-// Scales are taken for plain ones, which cost less, while the loop finds out whether they are.
+// Scales that are plain, as nearly all are, cost less; others have loops of their own.
 #ifndef DLFP4_SRC_CPU_AVX2_BLOCK_DOTS_H_
 #define DLFP4_SRC_CPU_AVX2_BLOCK_DOTS_H_
 
@@ -32,6 +32,14 @@ __m256 decode_e8m0(__m256i codes) {
   return _mm256_castsi256_ps(_mm256_or_si256(_mm256_slli_epi32(codes, 23), _mm256_or_si256(lowest, quiet)));
 }
 
+// sum + blocks * a * b. Of scales that may be far the smaller one goes first: what powers make is exact then, or
+// finite. The order of the operands keeps NaN of either.
+template <bool kFar>
+__m256 add_scaled(__m256 blocks, __m256 a, __m256 b, __m256 sum) {
+  const __m256 first = kFar ? _mm256_min_ps(a, b) : a, second = kFar ? _mm256_max_ps(b, a) : b;
+  return _mm256_fmadd_ps(_mm256_mul_ps(blocks, first), second, sum);
+}
+
 __m128i load_eight(const uint8_t *src) { return _mm_loadl_epi64(reinterpret_cast<const __m128i *>(src)); }
 
 // Calls step(a, a's scales, b, b's scales) for eight blocks at a time, the last ones followed by zeros.
@@ -39,16 +47,15 @@ template <int64_t kBlock, class Step>
 DLFP4_ALWAYS_INLINE inline void each_eight(const uint8_t *a, const uint8_t *a_scales, const uint8_t *b,
                                            const uint8_t *b_scales, int64_t count, Step step) {
   constexpr int64_t kStep = 8 * kBlock;
-  int64_t first = 0;
-  for (; count - first >= kStep; first += kStep)
-    step(a + first / 2, a_scales + first / kBlock, b + first / 2, b_scales + first / kBlock);
-  if (first == count) return;
+  for (; count >= kStep; count -= kStep, a += kStep / 2, b += kStep / 2, a_scales += 8, b_scales += 8)
+    step(a, a_scales, b, b_scales);
+  if (count == 0) return;
   uint8_t left[kStep / 2] = {}, right[kStep / 2] = {}, of_left[8] = {}, of_right[8] = {};
-  const size_t bytes = static_cast<size_t>(count - first) / 2, blocks = static_cast<size_t>((count - first) / kBlock);
-  memcpy(left, a + first / 2, bytes);
-  memcpy(right, b + first / 2, bytes);
-  memcpy(of_left, a_scales + first / kBlock, blocks);
-  memcpy(of_right, b_scales + first / kBlock, blocks);
+  const size_t bytes = static_cast<size_t>(count) / 2, blocks = static_cast<size_t>(count / kBlock);
+  memcpy(left, a, bytes);
+  memcpy(right, b, bytes);
+  memcpy(of_left, a_scales, blocks);
+  memcpy(of_right, b_scales, blocks);
   step(left, of_left, right, of_right);
 }
 
@@ -79,21 +86,21 @@ double sum_two_level_by_any(const uint8_t *a, const uint8_t *a_scales, const uin
   return add_lanes(sums) / 4;
 }
 
-// A positive scale, shifted, is a float16 of 2^-8 of its value.
+// A finite scale that is not negative, shifted, is a float16 of 2^-8 of its value.
 double sum_two_level(const uint8_t *a, const uint8_t *a_scales, const uint8_t *b, const uint8_t *b_scales,
                      int64_t count) {
+  constexpr uint8_t kLargest = 0x7E;
+  if (!are_between(0, kLargest, a_scales, count / 16) || !are_between(0, kLargest, b_scales, count / 16))
+    return sum_two_level_by_any(a, a_scales, b, b_scales, count);
   const auto decode = [](const uint8_t *scales)
                           DLFP4_ALWAYS_INLINE { return _mm256_cvtph_ps(_mm_slli_epi16(order_of_16(scales), 7)); };
   __m256 sums = _mm256_setzero_ps();
-  __m128i largest = _mm_setzero_si128();
   each_eight<16>(
       a, a_scales, b, b_scales, count,
       [&](const uint8_t *x, const uint8_t *x_scales, const uint8_t *y, const uint8_t *y_scales) DLFP4_ALWAYS_INLINE {
-        largest = _mm_max_epu8(largest, _mm_max_epu8(load_eight(x_scales), load_eight(y_scales)));
         sums = _mm256_fmadd_ps(sum_eight_of_16(x, y), _mm256_mul_ps(decode(x_scales), decode(y_scales)), sums);
       });
-  const bool are_plain = _mm_testz_si128(_mm_adds_epu8(largest, _mm_set1_epi8(1)), _mm_set1_epi8(-128));
-  return are_plain ? add_lanes(sums) * (256 * 256 / 4) : sum_two_level_by_any(a, a_scales, b, b_scales, count);
+  return add_lanes(sums) * (256 * 256 / 4);
 }
 
 // --- Scales of float8_e8m0fnu ----------------------------------------------------------------
@@ -106,30 +113,38 @@ DLFP4_ALWAYS_INLINE inline __m256 sum_eight_of_32(const uint8_t *a, const uint8_
   return _mm256_cvtepi32_ps(add_pairs(words));
 }
 
-// Eight scales in that order, where a float has its exponent.
-DLFP4_ALWAYS_INLINE inline __m256i exponents_of_32(__m128i scales) {
+// Eight scales in that order, each in the low byte of a dword.
+DLFP4_ALWAYS_INLINE inline __m256i order_of_32(__m128i scales) {
   const __m128i order = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, -1, -1, -1, -1, -1, -1, -1, -1);
-  return _mm256_slli_epi32(_mm256_cvtepu8_epi32(_mm_shuffle_epi8(scales, order)), 23);
+  return _mm256_cvtepu8_epi32(_mm_shuffle_epi8(scales, order));
 }
 
-// The smaller scale goes first: what it makes is exact, or finite. The larger one is divided by 4, because of the
-// quarters; where it has no room for that, the product vanishes anyway. NaN makes the sum NaN, whatever its block.
-double sum_power(const uint8_t *a, const uint8_t *a_scales, const uint8_t *b, const uint8_t *b_scales, int64_t count) {
+double sum_power_by_any(const uint8_t *a, const uint8_t *a_scales, const uint8_t *b, const uint8_t *b_scales,
+                        int64_t count) {
   __m256 sums = _mm256_setzero_ps();
-  __m128i largest = _mm_setzero_si128();
-  each_eight<32>(a, a_scales, b, b_scales, count,
-                 [&](const uint8_t *x, const uint8_t *x_scales, const uint8_t *y, const uint8_t *y_scales)
-                     DLFP4_ALWAYS_INLINE {
-                       const __m128i left = load_eight(x_scales), right = load_eight(y_scales);
-                       const __m128i smaller = _mm_min_epu8(left, right), larger = _mm_max_epu8(left, right);
-                       const __m256i first = _mm256_max_epu32(exponents_of_32(smaller), _mm256_set1_epi32(1 << 22));
-                       const __m256i second = exponents_of_32(_mm_subs_epu8(larger, _mm_set1_epi8(2)));
-                       largest = _mm_max_epu8(largest, larger);
-                       const __m256 blocks = _mm256_mul_ps(sum_eight_of_32(x, y), _mm256_castsi256_ps(first));
-                       sums = _mm256_fmadd_ps(blocks, _mm256_castsi256_ps(second), sums);
-                     });
-  const bool has_nan = _mm_movemask_epi8(_mm_cmpeq_epi8(largest, _mm_set1_epi8(-1))) != 0;
-  return has_nan ? __builtin_nan("") : add_lanes(sums);
+  each_eight<32>(
+      a, a_scales, b, b_scales, count,
+      [&](const uint8_t *x, const uint8_t *x_scales, const uint8_t *y, const uint8_t *y_scales) DLFP4_ALWAYS_INLINE {
+        const __m256 left = decode_e8m0(order_of_32(load_eight(x_scales)));
+        const __m256 right = decode_e8m0(order_of_32(load_eight(y_scales)));
+        sums = add_scaled<true>(sum_eight_of_32(x, y), left, _mm256_mul_ps(right, _mm256_set1_ps(0.25f)), sums);
+      });
+  return add_lanes(sums);
+}
+
+double sum_power(const uint8_t *a, const uint8_t *a_scales, const uint8_t *b, const uint8_t *b_scales, int64_t count) {
+  if (!are_plain_powers(a_scales, count / 32) || !are_plain_powers(b_scales, count / 32))
+    return sum_power_by_any(a, a_scales, b, b_scales, count);
+  const __m128i bias = _mm_set1_epi8(static_cast<char>(kQuarterBias));
+  __m256 sums = _mm256_setzero_ps();
+  each_eight<32>(
+      a, a_scales, b, b_scales, count,
+      [&](const uint8_t *x, const uint8_t *x_scales, const uint8_t *y, const uint8_t *y_scales) DLFP4_ALWAYS_INLINE {
+        const __m128i exponents = _mm_sub_epi8(_mm_add_epi8(load_eight(x_scales), load_eight(y_scales)), bias);
+        const __m256i scales = _mm256_slli_epi32(order_of_32(exponents), 23);
+        sums = _mm256_fmadd_ps(sum_eight_of_32(x, y), _mm256_castsi256_ps(scales), sums);
+      });
+  return add_lanes(sums);
 }
 
 }  // namespace

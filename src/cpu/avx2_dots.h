@@ -88,20 +88,23 @@ struct Nibble {
     return kIsFloat ? _mm256_xor_si256(b, _mm256_and_si256(a, all_bytes(0x88))) : b;
   }
 
-  static __m256i multiply(__m256i a, __m256i turned) {
+  // vpshufb looks at a byte's bit 7 and its lowest four: without signs, those of FP4 need no other mask.
+  static __m256i unsign(__m256i codes) { return kIsFloat ? _mm256_and_si256(codes, all_bytes(0x77)) : codes; }
+
+  static __m256i multiply(__m256i unsigned_a, __m256i turned) {
     const __m256i right = look_up(kValues, turned);
-    if constexpr (kIsFloat) return _mm256_maddubs_epi16(look_up(kMagnitudes, a), right);
-    const __m256i left = look_up(kValues, a);
+    if constexpr (kIsFloat) return _mm256_maddubs_epi16(_mm256_shuffle_epi8(load(kMagnitudes), unsigned_a), right);
+    const __m256i left = look_up(kValues, unsigned_a);
     return _mm256_maddubs_epi16(_mm256_abs_epi8(left), _mm256_sign_epi8(right, left));
   }
 
   // Of one code a byte.
-  static __m256i bytes(__m256i a, __m256i b) { return multiply(a, turn(a, b)); }
+  static __m256i bytes(__m256i a, __m256i b) { return multiply(unsign(a), turn(a, b)); }
 
   // Of two, four products in each word.
   static __m256i nibbles(__m256i a, __m256i b) {
-    const __m256i turned = turn(a, b);
-    return _mm256_add_epi16(multiply(a, turned), multiply(_mm256_srli_epi16(a, 4), _mm256_srli_epi16(turned, 4)));
+    const __m256i left = unsign(a), turned = turn(a, b);
+    return _mm256_add_epi16(multiply(left, turned), multiply(_mm256_srli_epi16(left, 4), _mm256_srli_epi16(turned, 4)));
   }
 };
 

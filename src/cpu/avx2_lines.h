@@ -94,6 +94,17 @@ struct EightBlocks<DLFP4_POWER> {
 
 // --- Lines -----------------------------------------------------------------------------------
 
+void spread_codes(const uint8_t *codes, int64_t count, int8_t *x) {
+  in_steps_of_line<kSpread, 4>(codes, count, [=](const uint8_t *src, int64_t first) DLFP4_ALWAYS_INLINE {
+    for (int i = 0; i < 2; ++i) {
+      const __m256i pairs = load_32_bytes(src + 32 * i);
+      __m256i *const place = reinterpret_cast<__m256i *>(x + first + 32 * i);
+      _mm256_storeu_si256(place, Fp4::look_up(Fp4::kValues, pairs));
+      _mm256_storeu_si256(place + 2, Fp4::look_up(Fp4::kValues, _mm256_srli_epi16(pairs, 4)));
+    }
+  });
+}
+
 // Calls step(codes, scales, position) for 512 positions at a time, the last ones followed by zeros.
 template <int64_t kBlock, class Step>
 DLFP4_ALWAYS_INLINE inline void in_rounded_steps(const uint8_t *codes, const uint8_t *scales, int64_t count,
@@ -122,8 +133,8 @@ void multiply_rounded(const uint8_t *codes, const uint8_t *scales, const Integer
               const __m256i corrections = load_32_bytes(reinterpret_cast<const uint8_t *>(x.corrections + at));
               const __m256i sum =
                   _mm256_add_epi32(blocks.multiply(x.values + (row + r) * x.pitch + first), corrections);
-              const __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(sum), blocks.scales);
-              sums[r] = _mm256_fmadd_ps(scaled, _mm256_loadu_ps(x.scales + at), sums[r]);
+              const __m256 of_row = _mm256_loadu_ps(x.scales + at);
+              sums[r] = add_scaled<Kind == DLFP4_POWER>(_mm256_cvtepi32_ps(sum), blocks.scales, of_row, sums[r]);
             }
           }
         });

@@ -1,6 +1,6 @@
 // The AVX2 level's kernels for products: dots of every type (avx2_dots.h, vector_dots.h), FP4 in blocks, tiles, lines.
 // Layout: as in product_kernels.h; 32 bytes a vector.
-// Trick: sums of blocks are collapsed in the order in which lanes leave them, and scales are put into that order.
+// Trick: of a panel's columns eight make a vector; products of integers are summed in words as long as these hold them.
 #include <utility>
 
 #include "avx2_lines.h"
@@ -102,8 +102,9 @@ DLFP4_ALWAYS_INLINE inline void add_sixteen(const uint8_t *panel, const int8_t *
   for (int v = 0; v < kVectors; ++v) sums[v] = _mm256_add_epi32(sums[v], add_pairs(words[v]));
 }
 
-void multiply_integers(const uint8_t *panel, const float *scales, const IntegerRows &x, int64_t block, int64_t depth,
-                       int64_t rows, const Ahead &, double *totals) {
+template <bool kFar>
+void multiply_blocks(const uint8_t *panel, const float *scales, const IntegerRows &x, int64_t block, int64_t depth,
+                     int64_t rows, double *totals) {
   for (int64_t i = 0; i < rows; ++i, totals += kColumns) {
     __m256 sums[kVectors] = {};
     for (int64_t b = 0; b < depth / block; ++b) {
@@ -114,11 +115,17 @@ void multiply_integers(const uint8_t *panel, const float *scales, const IntegerR
       const __m256 scale = _mm256_set1_ps(x.scales[i * x.block_pitch + b]);
       for (int v = 0; v < kVectors; ++v) {
         const __m256 column_scales = _mm256_load_ps(scales + b * kColumns + 8 * v);
-        sums[v] = _mm256_fmadd_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(products[v]), column_scales), scale, sums[v]);
+        sums[v] = add_scaled<kFar>(_mm256_cvtepi32_ps(products[v]), column_scales, scale, sums[v]);
       }
     }
     for (int v = 0; v < kVectors; ++v) add_to(totals + 8 * v, sums[v]);
   }
+}
+
+void multiply_integers(const uint8_t *panel, const float *scales, const IntegerRows &x, int64_t block, int64_t depth,
+                       int64_t rows, const Ahead &, double *totals) {
+  const auto multiply = are_far(scales, depth / block * kColumns) ? multiply_blocks<true> : multiply_blocks<false>;
+  multiply(panel, scales, x, block, depth, rows, totals);
 }
 
 // --- The table -------------------------------------------------------------------------------
@@ -149,6 +156,7 @@ constexpr ProductKernels make_kernels(std::integer_sequence<int, Row...>) {
   kernels.tiles.multiply_integers = multiply_integers;
   kernels.lines.multiply_rounded[DLFP4_TWO_LEVEL] = multiply_rounded<DLFP4_TWO_LEVEL>;
   kernels.lines.multiply_rounded[DLFP4_POWER] = multiply_rounded<DLFP4_POWER>;
+  kernels.lines.spread_codes = spread_codes;
   kernels.lines.most_rounded_rows = 24;
   kernels.lines.multiply_floats = multiply_float_lines<Avx2Dots>;
   (add_codes<Avx2Dots, Row>(&kernels.lines), ...);

@@ -28,7 +28,7 @@ struct ElementTable {
 
   template <class Share>
   Floats operator()(const uint8_t *src, Share share) const {
-    const __m512i codes = load_codes<Bits, kForWords>(src, share);
+    const __m512i codes = load_run<Bits, kForWords>(src, share);
     __m512i highest = high(codes);
     if constexpr (Size == 128)  // with the code's sign: high | (codes & 0x80)
       highest = _mm512_ternarylogic_epi64(highest, codes, _mm512_set1_epi8(-128), 0xF8);

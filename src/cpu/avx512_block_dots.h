@@ -101,17 +101,38 @@ __m512 exponents_of(__m128i a, __m128i b) {
   return _mm512_mask_mov_ps(exponents, nans, _mm512_set1_ps(__builtin_nanf("")));
 }
 
-double sum_power(const uint8_t *a, const uint8_t *a_scales, const uint8_t *b, const uint8_t *b_scales, int64_t count) {
+// Calls add(sums of 16 blocks of 32, as floats in quarters, a's scales, b's): the sums in order_of_32.
+template <class Add>
+DLFP4_INLINE inline void in_powers(const uint8_t *a, const uint8_t *a_scales, const uint8_t *b, const uint8_t *b_scales,
+                                   int64_t count, Add add) {
   const Integers<DLFP4_float4_e2m1fn> integers;
-  const __m128i order = order_of_32();
-  __m512 sum = {};
   in_block_steps(count, [&](int64_t first, auto share) DLFP4_INLINE {
-    const __m128i of_a = _mm256_castsi256_si128(load_scales<32>(a_scales + first / 32, share));
-    const __m128i of_b = _mm256_castsi256_si128(load_scales<32>(b_scales + first / 32, share));
-    const __m512 exponents = exponents_of(_mm_shuffle_epi8(of_a, order), _mm_shuffle_epi8(of_b, order));
     const Products p = multiply(integers, a + first / 2, b + first / 2, share);
     const __m512i blocks = add_pairs(add_pairs(p.part[0], p.part[1]), add_pairs(p.part[2], p.part[3]));
-    sum = _mm512_add_ps(sum, _mm512_scalef_ps(_mm512_cvtepi32_ps(blocks), exponents));
+    add(_mm512_cvtepi32_ps(blocks), _mm256_castsi256_si128(load_scales<32>(a_scales + first / 32, share)),
+        _mm256_castsi256_si128(load_scales<32>(b_scales + first / 32, share)));
+  });
+}
+
+double sum_power_by_any(const uint8_t *a, const uint8_t *a_scales, const uint8_t *b, const uint8_t *b_scales,
+                        int64_t count) {
+  __m512 sum = {};
+  in_powers(a, a_scales, b, b_scales, count, [&](__m512 blocks, __m128i of_a, __m128i of_b) DLFP4_INLINE {
+    const __m128i order = order_of_32();
+    const __m512 exponents = exponents_of(_mm_shuffle_epi8(of_a, order), _mm_shuffle_epi8(of_b, order));
+    sum = _mm512_add_ps(sum, _mm512_scalef_ps(blocks, exponents));
+  });
+  return add_lanes(sum);
+}
+
+double sum_power(const uint8_t *a, const uint8_t *a_scales, const uint8_t *b, const uint8_t *b_scales, int64_t count) {
+  if (!are_plain_powers(a_scales, count / 32) || !are_plain_powers(b_scales, count / 32))
+    return sum_power_by_any(a, a_scales, b, b_scales, count);
+  __m512 sum = {};
+  in_powers(a, a_scales, b, b_scales, count, [&](__m512 blocks, __m128i of_a, __m128i of_b) DLFP4_INLINE {
+    const __m128i exponents = _mm_sub_epi8(_mm_add_epi8(of_a, of_b), _mm_set1_epi8(static_cast<char>(kQuarterBias)));
+    const __m512i scales = _mm512_slli_epi32(_mm512_cvtepu8_epi32(_mm_shuffle_epi8(exponents, order_of_32())), 23);
+    sum = _mm512_fmadd_ps(blocks, _mm512_castsi512_ps(scales), sum);
   });
   return add_lanes(sum);
 }

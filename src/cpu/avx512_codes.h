@@ -104,8 +104,7 @@ template <int Bytes, int kAhead = 4096>
 void prefetch(const uint8_t *, Part) {}
 
 template <int Bits>
-__m512i load_bytes(const uint8_t *src, Whole whole) {
-  prefetch<8 * Bits>(src, whole);
+__m512i load_bytes(const uint8_t *src, Whole) {
   if constexpr (Bits == 8) return _mm512_loadu_si512(src);
   if constexpr (Bits == 6) return _mm512_maskz_loadu_epi8(0xFFFFFFFFFFFF, src);
   if constexpr (Bits == 4) return _mm512_zextsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(src)));
@@ -127,6 +126,13 @@ __m512i load_codes(const uint8_t *src, Share share) {
     const __m512i gathered = _mm512_permutexvar_epi8(load(kBytesOfCodes<Bits, kOrder>), bytes);
     return Bits == 8 ? gathered : _mm512_multishift_epi64_epi8(load(kShifts<Bits>), gathered);
   }
+}
+
+// The same of a run that is read alone, for which the page ahead is asked. Of two runs at once this made sums slower.
+template <int Bits, Order kOrder, class Share>
+__m512i load_run(const uint8_t *src, Share share) {
+  prefetch<8 * Bits>(src, share);
+  return load_codes<Bits, kOrder>(src, share);
 }
 
 template <int Bits>

@@ -236,8 +236,8 @@ template <int Row>
 double sum_float8(const uint8_t *a, const uint8_t *b, int64_t count) {
   const Bfloats<Row> bfloats;
   return sum_steps<__m512, 64>(count, [&](__m512 sum, int64_t first, auto share) DLFP4_INLINE {
-    const BfloatPair left = bfloats(load_bytes<8>(a + first, share));
-    const BfloatPair right = bfloats(load_bytes<8>(b + first, share));
+    const BfloatPair left = bfloats(load_codes<8, kInOrder>(a + first, share));
+    const BfloatPair right = bfloats(load_codes<8, kInOrder>(b + first, share));
     return _mm512_dpbf16_ps(_mm512_dpbf16_ps(sum, left.first, right.first), left.second, right.second);
   });
 }

@@ -116,7 +116,7 @@ struct LineElements {
 
   template <class Share>
   DLFP4_INLINE BfloatPair operator()(const uint8_t *codes, int64_t first, Share share) const {
-    return bfloats(load_codes<kBits, kForWords>(codes + first * kBits / 8, share));
+    return bfloats(load_run<kBits, kForWords>(codes + first * kBits / 8, share));
   }
 };
 
@@ -257,9 +257,18 @@ DLFP4_INLINE inline void add_rounded(__m512i values, const StepScales<Kind> &sca
     collapse(products[r], blocks);
     for (int i = 0; i < kScales; ++i) {
       const __m512i sum = _mm512_add_epi32(blocks[i], _mm512_loadu_si512(x.corrections + at + kLanes * i));
-      const __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), scales[i]);
-      sums[r] = _mm512_fmadd_ps(scaled, _mm512_loadu_ps(x.scales + at + kLanes * i), sums[r]);
+      const __m512 of_row = _mm512_loadu_ps(x.scales + at + kLanes * i);
+      sums[r] = add_scaled(_mm512_cvtepi32_ps(sum), scales[i], of_row, sums[r]);
     }
+  }
+}
+
+void spread_codes(const uint8_t *codes, int64_t count, int8_t *x) {
+  const __m512i values = load(SignedMagnitudes<DLFP4_float4_e2m1fn>::kValues);
+  for (int64_t first = 0; first < count; first += kSpread) {
+    const __m512i pairs = load_pairs(codes + first / 2, Part{count - first < kSpread ? count - first : kSpread});
+    _mm512_storeu_si512(x + first, _mm512_permutexvar_epi8(pairs, values));
+    _mm512_storeu_si512(x + first + kSpread / 2, _mm512_permutexvar_epi8(_mm512_srli_epi16(pairs, 4), values));
   }
 }
 
@@ -331,6 +340,7 @@ constexpr LineKernels make_lines(std::integer_sequence<int, Row...>) {
   (add(std::integral_constant<int, Row>()), ...);
   kernels.multiply_rounded[DLFP4_TWO_LEVEL] = RoundedRows<DLFP4_TWO_LEVEL>::multiply;
   kernels.multiply_rounded[DLFP4_POWER] = RoundedRows<DLFP4_POWER>::multiply;
+  kernels.spread_codes = spread_codes;
   kernels.most_rounded_rows = 4;
   kernels.multiply_floats = multiply_float_rows;
   return kernels;

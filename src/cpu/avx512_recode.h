@@ -57,7 +57,7 @@ __attribute__((noinline)) void recode(const uint8_t *table, const uint8_t *src, 
                                       bool streams) {
   const Lookup<Size> look_up(table);
   in_steps(count, [&](int64_t first, auto share) {
-    const __m512i codes = load_codes<SrcBits, kInOrder>(src + first * SrcBits / 8, share);
+    const __m512i codes = load_run<SrcBits, kInOrder>(src + first * SrcBits / 8, share);
     store_codes<DstBits>(dst + first * DstBits / 8, clear_beyond(look_up(codes), share), share, streams);
   });
 }
@@ -81,7 +81,7 @@ void recode_rows(const uint8_t *src, uint8_t *dst, int64_t count, const Mode &mo
 template <int SrcBits, int DstBits>
 void copy_steps(const uint8_t *src, uint8_t *dst, int64_t count, bool streams) {
   in_steps(count, [=](int64_t first, auto share) {
-    const __m512i noisy = load_codes<SrcBits, kInOrder>(src + first * SrcBits / 8, share);
+    const __m512i noisy = load_run<SrcBits, kInOrder>(src + first * SrcBits / 8, share);
     const __m512i codes = clear_noise<(SrcBits < DstBits ? SrcBits : DstBits)>(noisy);
     store_codes<DstBits>(dst + first * DstBits / 8, clear_beyond(codes, share), share, streams);
   });

@@ -39,81 +39,74 @@ int64_t positions_in_cache(const Task &task) {
   return least(kMostPositions, fitting / kDepth * kDepth);
 }
 
-const uint16_t *bfloats_of(const Task &task) {
-  return reinterpret_cast<const uint16_t *>(task.rows.values) + task.row * task.rows.pitch;
+// The task's rows from their first position on, of bfloat16 or float32.
+template <class Item>
+const Item *rows_of(const Task &task) {
+  return reinterpret_cast<const Item *>(task.rows.values) + task.row * task.rows.pitch;
+}
+
+// --- By stored scales ------------------------------------------------------------------------
+
+// Calls multiply(first, depth, codes, scales, its totals) for pieces of each line.
+template <class Multiply>
+void each_stored_line(const Task &task, Multiply multiply) {
+  uint8_t buffer[kMostPositions / 16];
+  const Reader &b = task.sides.b;
+  each_line(task, positions_in_cache(task), [&](int64_t first, int64_t depth, int64_t line, double *totals) {
+    multiply(first, depth, find_codes(b, line, first), read_stored_scales(b, line, first, depth, buffer), totals);
+  });
 }
 
 void multiply_spread(const Task &task) {
-  uint8_t buffer[kMostPositions / 16];
-  const Reader &b = task.sides.b;
-  const auto multiply = task.sides.kernels->lines.multiply_spread[b.format.row->kind];
-  each_line(task, positions_in_cache(task), [&](int64_t first, int64_t depth, int64_t line, double *totals) {
-    const uint8_t *const scales = read_stored_scales(b, line, first, depth, buffer);
-    multiply(find_codes(b, line, first), scales, bfloats_of(task) + first, task.rows.pitch, depth, task.count, totals);
-  });
+  const auto multiply = task.sides.kernels->lines.multiply_spread[task.sides.b.format.row->kind];
+  const uint16_t *const x = rows_of<uint16_t>(task);
+  each_stored_line(task,
+                   [&](int64_t first, int64_t depth, const uint8_t *codes, const uint8_t *scales, double *totals) {
+                     multiply(codes, scales, x + first, task.rows.pitch, depth, task.count, totals);
+                   });
 }
 
 void multiply_rounded(const Task &task) {
-  uint8_t buffer[kMostPositions / 16];
-  const Reader &b = task.sides.b;
-  const auto multiply = task.sides.kernels->lines.multiply_rounded[b.format.row->kind];
-  each_line(task, positions_in_cache(task), [&](int64_t first, int64_t depth, int64_t line, double *totals) {
-    const uint8_t *const scales = read_stored_scales(b, line, first, depth, buffer);
-    const IntegerRows x = integers_of(task.sides, task.rows, task.row, first);
-    multiply(find_codes(b, line, first), scales, x, depth, task.count, totals);
-  });
+  const auto multiply = task.sides.kernels->lines.multiply_rounded[task.sides.b.format.row->kind];
+  each_stored_line(
+      task, [&](int64_t first, int64_t depth, const uint8_t *codes, const uint8_t *scales, double *totals) {
+        multiply(codes, scales, integers_of(task.sides, task.rows, task.row, first), depth, task.count, totals);
+      });
 }
 
-// What the scales of a line's blocks are worth, and a zero; a line without scales is one block of the scale 1.
+// --- By what the scales are worth ------------------------------------------------------------
+
+// Of a line's blocks, and a zero; a line without scales is one block of the scale 1.
 void read_line_scales(const Reader &reader, int64_t line, int64_t first, int64_t count, float *scales) {
   alignas(64) uint8_t buffer[kMostScales * sizeof(float)];
-  const int64_t blocks = divide_up(count, reader.format.block);
   scales[0] = 1;
   if (!reader.scaled) return;
+  const int64_t blocks = divide_up(count, reader.format.block);
   const uint8_t *const stored = read_stored_scales(reader, line, first, count, buffer);
   reader.blocks->decode_scales[reader.format.row->kind](stored, blocks, 1, scales);
   scales[blocks] = 0;
 }
 
-void multiply_elements(const Task &task) {
+// Codes as they lie, by rows of `Item`.
+template <class Item, class Kernel>
+void multiply_scaled(const Task &task, Kernel multiply) {
   float scales[kMostScales + 1];
   const Reader &b = task.sides.b;
   const int64_t block = b.scaled ? b.format.block : kWholeLine;
-  const auto multiply = task.sides.kernels->lines.multiply_elements[b.row];
+  const Item *const x = rows_of<Item>(task);
   each_line(task, positions_in_cache(task), [&](int64_t first, int64_t depth, int64_t line, double *totals) {
     read_line_scales(b, line, first, depth, scales);
-    multiply(find_codes(b, line, first), scales, block, bfloats_of(task) + first, task.rows.pitch, depth, task.count,
-             totals);
+    multiply(find_codes(b, line, first), scales, block, x + first, task.rows.pitch, depth, task.count, totals);
   });
 }
 
-const float *floats_of(const Task &task) {
-  return reinterpret_cast<const float *>(task.rows.values) + task.row * task.rows.pitch;
-}
-
-void multiply_codes(const Task &task) {
-  float scales[kMostScales + 1];
-  const Reader &b = task.sides.b;
-  const int64_t block = b.scaled ? b.format.block : kWholeLine;
-  const auto multiply = task.sides.kernels->lines.multiply_codes[b.row];
-  each_line(task, positions_in_cache(task), [&](int64_t first, int64_t depth, int64_t line, double *totals) {
-    read_line_scales(b, line, first, depth, scales);
-    multiply(find_codes(b, line, first), scales, block, floats_of(task) + first, task.rows.pitch, depth, task.count,
-             totals);
-  });
-}
-
-// Of more rows than it takes at a time, a kernel would decode the codes again.
-bool has_code_kernel(const Task &task) {
-  const Reader &b = task.sides.b;
-  return task.count <= kMostCodeRows && task.sides.kernels->lines.multiply_codes[b.row] && lies_in_bytes(b);
-}
+// --- Others ----------------------------------------------------------------------------------
 
 // Each line is decoded to float32, once for all rows.
 void multiply_floats(const Task &task) {
   alignas(64) float values[kMostRead];
   const auto multiply = task.sides.kernels->lines.multiply_floats;
-  const float *const x = floats_of(task);
+  const float *const x = rows_of<float>(task);
   each_line(task, least(kMostRead, positions_in_cache(task)),
             [&](int64_t first, int64_t depth, int64_t line, double *totals) {
               const int64_t completed = round_up(depth, kFloatStep);
@@ -146,17 +139,20 @@ void multiply_blocks(const Task &task) {
 void multiply_few_rows(const Sides &sides, const Rows &rows, int64_t row, int64_t count, int64_t column,
                        int64_t columns, double *totals) {
   const Task task = {sides, rows, row, count, column, columns, totals};
+  const LineKernels &lines = sides.kernels->lines;
+  // Of more rows than it takes at a time, a kernel would decode the codes again.
+  const bool has_codes = count <= kMostCodeRows && lines.multiply_codes[sides.b.row] && lies_in_bytes(sides.b);
   switch (sides.form) {
     case kSpreadLines:
       return multiply_spread(task);
     case kElementLines:
-      return multiply_elements(task);
+      return multiply_scaled<uint16_t>(task, lines.multiply_elements[sides.b.row]);
     case kRoundedLines:
       return multiply_rounded(task);
     case kBlockLines:
       return multiply_blocks(task);
     default:
-      return has_code_kernel(task) ? multiply_codes(task) : multiply_floats(task);
+      return has_codes ? multiply_scaled<float>(task, lines.multiply_codes[sides.b.row]) : multiply_floats(task);
   }
 }
 

@@ -106,9 +106,9 @@ dlfp4_status make_job(const dlfp4_lines &a, const dlfp4_lines &b, int64_t length
   const int level = current_level();
   if (level < 0) return DLFP4_E_ISA;
   if (!is_activation(options)) return DLFP4_E_OPTION;
-  const dlfp4_status status = make_sides(a, b, result.rows, length, options.activation, level, &job->sides);
+  const dlfp4_status status =
+      make_sides(a, b, result.rows, result.columns, length, options.activation, level, &job->sides);
   if (status != DLFP4_OK) return status;
-  job->sides.columns = result.columns;
   Lines lines;
   if (!make_lines(result, kAlongRows, &lines)) return DLFP4_E_DTYPE;
   const Operand from = {DLFP4_float32, false}, to = {static_cast<uint8_t>(kSourceRows[lines.source]), false};

@@ -33,7 +33,9 @@ constexpr Values make_values(int row) {
 template <int Row>
 struct Nibble {
   static constexpr Values kValues = make_values(Row);
-  const int8x16_t values = vld1q_s8(kValues.of);
+  const int8x16_t values;
+
+  Nibble() : values(vld1q_s8(kValues.of)) {}  // clang's vld1q_s8 is no expression for a default member initializer
 
   DLFP4_ALWAYS_INLINE int8x16_t low(uint8x16_t codes) const {
     return vqtbl1q_s8(values, vandq_u8(codes, vdupq_n_u8(15)));

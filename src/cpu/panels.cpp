@@ -34,11 +34,24 @@ struct Panel {
 // Positions of a panel: float32 is twice as wide.
 int64_t panel_depth(const Sides &sides) { return sides.form == kFloatPanels ? kDepth / 2 : kDepth; }
 
+// Packed codes of positions up to the length; those beyond it, in the same block, are zeros, whatever lies there: times
+// its scale such a one could be infinite. `buffer` has room for `depth` of them.
+const uint8_t *find_whole_pairs(const Sides &sides, int64_t line, int64_t first, int64_t depth, uint8_t *buffer) {
+  const uint8_t *const codes = find_codes(sides.b, line, first);
+  const int64_t count = sides.length - first;
+  if (count >= depth) return codes;
+  memset(buffer, 0, static_cast<size_t>(depth / 2));
+  memcpy(buffer, codes, static_cast<size_t>((count + 1) / 2));
+  if (count % 2) buffer[count / 2] &= 15;
+  return buffer;
+}
+
 void fill_e2m1(const Sides &sides, int64_t column, int64_t columns, int64_t first, int64_t depth, Panel *panel) {
+  uint8_t buffer[kColumns][kDepth / 2];
   const uint8_t *codes[kColumns];
   const TileKernels &tiles = sides.kernels->tiles;
   const int64_t block = sides.form == kIntegerPanels ? sides.block : sides.b.format.block;
-  for (int64_t c = 0; c < columns; ++c) codes[c] = find_codes(sides.b, column + c, first);
+  for (int64_t c = 0; c < columns; ++c) codes[c] = find_whole_pairs(sides, column + c, first, depth, buffer[c]);
   fill_scales(sides, column, columns, first, depth, block, panel->scales);
   if (sides.form == kIntegerPanels) return tiles.pack_integers(codes, columns, depth, panel->values);
   tiles.pack_scaled_bfloats(codes, columns, depth, panel->scales, block, reinterpret_cast<uint16_t *>(panel->values));

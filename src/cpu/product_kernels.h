@@ -121,6 +121,9 @@ struct LineKernels {
                                               const uint16_t *x, int64_t pitch, int64_t count, int64_t rows,
                                               double *totals);
 
+  // Twice the values of packed float4_e2m1fn in the order of spread_rounded, completed with zeros to kSpread.
+  void (*spread_codes)(const uint8_t *codes, int64_t count, int8_t *x);
+
   // Twice packed float4_e2m1fn by integers in the order of spread_rounded, with scales and corrections in that of
   // spread_block; all completed with zeros to kRoundedStep. count is a multiple of the format's block.
   void (*multiply_rounded[DLFP4_POWER + 1])(const uint8_t *codes, const uint8_t *scales, const IntegerRows &x,

@@ -42,6 +42,32 @@ constexpr int integer_of(int row, uint64_t code) {
   return value.negative ? -magnitude : magnitude;
 }
 
+// Stored powers of two any two of which, over the quarters in which FP4 by FP4 counts, multiply to a normal float32:
+// its exponent is a + b - kQuarterBias.
+constexpr uint8_t kLeastPlainPower = 65, kMostPlainPower = 191;
+constexpr int kQuarterBias = 127 + 2;
+
+// Whether all of `count` bytes are in [least, most]: a loop that a compiler makes vectors of.
+inline bool are_between(uint8_t least, uint8_t most, const uint8_t *bytes, int64_t count) {
+  uint8_t largest = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const uint8_t above = static_cast<uint8_t>(bytes[i] - least);
+    largest = above > largest ? above : largest;
+  }
+  return largest <= most - least;
+}
+
+// Whether one times the sum of a block could leave float32.
+inline bool are_far(const float *scales, int64_t count) {
+  unsigned far = 0;
+  for (int64_t i = 0; i < count; ++i) far |= scales[i] > 0x1p100f;
+  return far != 0;
+}
+
+inline bool are_plain_powers(const uint8_t *scales, int64_t count) {
+  return are_between(kLeastPlainPower, kMostPlainPower, scales, count);
+}
+
 }  // namespace
 }  // namespace dlfp4
 

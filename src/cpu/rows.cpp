@@ -39,19 +39,19 @@ float round_block(const float *values, int64_t count, int8_t *integers) {
   return sum == 0 ? largest / kLargestInteger : sum;
 }
 
-int32_t correction_of(const int8_t *integers, int64_t count) {
+int32_t sum_of(const int8_t *integers, int64_t count) {
   int32_t sum = 0;
   for (int64_t i = 0; i < count; ++i) sum += integers[i];
-  return -kIntegerOffset * sum;
+  return sum;
 }
 
 bool is_by_lines(const Sides &sides) { return sides.form == kRoundedLines; }
 
-// The scale of block b and what its integers, in any order, correct.
-void put_block(const Sides &sides, int64_t b, const int8_t *integers, float scale, const IntegerRow &row) {
+// The scale of block b and what its integers, by their sum, correct.
+void put_block(const Sides &sides, int64_t b, int32_t sum, float scale, const IntegerRow &row) {
   const int64_t at = is_by_lines(sides) ? spread_block(b, sides.block) : b;
   row.scales[at] = scale;
-  row.corrections[at] = correction_of(integers, sides.block);
+  row.corrections[at] = -kIntegerOffset * sum;
 }
 
 // A row of floats.
@@ -66,25 +66,27 @@ void round_row(const Sides &sides, int64_t line, const IntegerRow &row) {
       for (int64_t k = 0; k < kIntegerBlock; ++k)
         row.values[is_by_lines(sides) ? spread_rounded(first + i + k) : spread_integer(first + i + k)] = integers[k];
       for (int64_t k = 0; k < kIntegerBlock && first + i + k < sides.depth; k += sides.block)
-        put_block(sides, (first + i + k) / sides.block, integers + k, scale, row);
+        put_block(sides, (first + i + k) / sides.block, sum_of(integers + k, sides.block), scale, row);
     }
   }
 }
 
-// A row of FP4; what lies beyond the length does not count.
+// Twice the values of a row of FP4; what lies beyond the length does not count.
+void spread_codes(const Sides &sides, const uint8_t *codes, int8_t *values) {
+  if (is_by_lines(sides)) return sides.kernels->lines.spread_codes(codes, sides.length, values);
+  sides.kernels->tiles.spread_integers(codes, sides.depth, values);
+  for (int64_t k = sides.length; k < sides.depth; ++k) values[spread_integer(k)] = 0;
+}
+
 void spread_row(const Sides &sides, int64_t line, const IntegerRow &row) {
-  alignas(64) int8_t integers[kMostRead];
   float scales[kMostRead / 16 + 1];
-  for (int64_t first = 0; first < sides.depth; first += kMostRead) {
-    const int64_t count = least(kMostRead, sides.depth - first);
-    sides.kernels->tiles.spread_integers(find_codes(sides.a, line, first), count, integers);
-    for (int64_t k = sides.length - first; k < count; ++k) integers[spread_integer(k)] = 0;
-    if (!is_by_lines(sides)) memcpy(row.values + first, integers, static_cast<size_t>(count));
-    for (int64_t k = 0; is_by_lines(sides) && k < count; ++k)
-      row.values[spread_rounded(first + k)] = integers[spread_integer(k)];
-    read_scales(sides.a, line, first, count, scales);
-    for (int64_t k = 0; k < count; k += sides.block)
-      put_block(sides, (first + k) / sides.block, integers + k, scales[k / sides.a.format.block], row);
+  spread_codes(sides, find_codes(sides.a, line, 0), row.values);
+  const int64_t half = sides.block / 2, odd = is_by_lines(sides) ? kSpread / 2 : half;
+  for (int64_t k = 0; k < sides.depth; k += sides.block) {
+    if (k % kMostRead == 0) read_scales(sides.a, line, k, least(kMostRead, sides.depth - k), scales);
+    const int8_t *const integers = row.values + (is_by_lines(sides) ? spread_rounded(k) : k);
+    const int32_t sum = sum_of(integers, half) + sum_of(integers + odd, half);
+    put_block(sides, k / sides.block, sum, scales[k % kMostRead / sides.a.format.block], row);
   }
 }
 

@@ -87,8 +87,12 @@ void multiply_integers(const uint8_t *panel, const float *scales, const IntegerR
         for (int64_t c = 0; c < kColumns; ++c)
           of_block[c] += panel[k / 4 * 4 * kColumns + 4 * c + k % 4] * x.values[i * x.pitch + k];
       const float scale = x.scales[i * x.block_pitch + b];
-      for (int64_t c = 0; c < kColumns; ++c)
-        sum[c] += static_cast<float>(of_block[c]) * scales[b * kColumns + c] * scale;
+      for (int64_t c = 0; c < kColumns; ++c) {  // the smaller scale first: what it makes is finite
+        const float column_scale = scales[b * kColumns + c];
+        const bool is_smaller = column_scale < scale;
+        const float first = is_smaller ? column_scale : scale, second = is_smaller ? scale : column_scale;
+        sum[c] += static_cast<float>(of_block[c]) * first * second;
+      }
     }
     for (int64_t c = 0; c < kColumns; ++c) totals[c] += static_cast<double>(sum[c]);
   }

@@ -14,6 +14,7 @@ namespace {
 constexpr int64_t kMostBlockRows = 2, kMostElementRows = 12, kMostSpreadRows = 8;
 constexpr int64_t kMostFloatRows = 8;
 constexpr int64_t kMostRowsInParts = 32;  // of float32, by panels
+constexpr int64_t kLeastColumns = 64;     // for which it pays to make integers of a row of FP4
 
 // Elements times scales, but for the factor: FP4, FP6 and FP8 times a power of two or a float8 has few enough bits.
 bool fits_bfloat16(const Reader &reader) {
@@ -64,10 +65,13 @@ int64_t block_of(const Sides &sides) {
   return least(sides.b.format.block, sides.a.format.block);
 }
 
-// Both sides as integers; a's blocks are b's or longer where lines serve.
+// Both sides as integers; a's blocks are b's or longer where lines serve. Blocks are multiplied as they lie where levels
+// have no such lines, or rows meet few columns.
 Form choose_integers(const Sides &sides, int64_t rows, bool as_they_lie) {
-  if (rows <= sides.kernels->lines.most_rounded_rows && block_of(sides) == sides.b.format.block) return kRoundedLines;
-  return as_they_lie && rows <= kMostBlockRows ? kBlockLines : kIntegerPanels;
+  const bool by_blocks = as_they_lie && rows <= kMostBlockRows;
+  const bool by_lines = rows <= sides.kernels->lines.most_rounded_rows && block_of(sides) == sides.b.format.block;
+  if (by_lines && !(by_blocks && sides.columns < kLeastColumns)) return kRoundedLines;
+  return by_blocks ? kBlockLines : kIntegerPanels;
 }
 
 Form choose_form(const Sides &sides, int64_t rows) {
@@ -93,7 +97,7 @@ bool lies_in_bytes(const Reader &reader) {
 
 bool is_scaled_e2m1(const Reader &reader) { return reader.scaled && reader.format.element == kE2m1; }
 
-dlfp4_status make_sides(const dlfp4_lines &a, const dlfp4_lines &b, int64_t rows, int64_t length,
+dlfp4_status make_sides(const dlfp4_lines &a, const dlfp4_lines &b, int64_t rows, int64_t columns, int64_t length,
                         dlfp4_activation activation, int level, Sides *sides) {
   *sides = {};
   dlfp4_status status = make_reader(a, level, &sides->a);
@@ -104,6 +108,7 @@ dlfp4_status make_sides(const dlfp4_lines &a, const dlfp4_lines &b, int64_t rows
   sides->kernels = &product_kernels(level);
   sides->rounds = activation == DLFP4_ACTIVATION_INT8;
   if (sides->rounds && (sides->a.scaled || !is_scaled_e2m1(sides->b))) return DLFP4_E_OPTION;
+  sides->columns = columns;
   sides->length = length;
   sides->form = choose_form(*sides, rows);
   sides->parts = item_of(*sides) != 2 || sides->form == kScaledPanels ? 1 : parts_of(sides->a);

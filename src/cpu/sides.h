@@ -39,8 +39,8 @@ struct Sides {
   int64_t block;    // of integers, and of scales that sums are multiplied with
 };
 
-// DLFP4_OK, or why there is no such product of `rows` lines of a.
-dlfp4_status make_sides(const dlfp4_lines &a, const dlfp4_lines &b, int64_t rows, int64_t length,
+// DLFP4_OK, or why there is no such product of `rows` lines of a and `columns` of b.
+dlfp4_status make_sides(const dlfp4_lines &a, const dlfp4_lines &b, int64_t rows, int64_t columns, int64_t length,
                         dlfp4_activation activation, int level, Sides *sides);
 
 bool is_scaled_e2m1(const Reader &reader);

@@ -17,18 +17,22 @@
 namespace dlfp4 {
 namespace {
 
-// Calls step(a, b) for `Elements` of `Bits` each at a time. The last ones are followed by zeros, a last byte's spare
-// bits are cleared of one side: zero times anything finite is zero.
+// `bits` of codes, without a last byte's spare bits.
+inline void copy_codes(uint8_t *dst, const uint8_t *src, int64_t bits) {
+  memcpy(dst, src, static_cast<size_t>((bits + 7) / 8));
+  if (bits % 8) dst[bits / 8] &= static_cast<uint8_t>((1 << bits % 8) - 1);
+}
+
+// Calls step(a, b) for `Elements` of `Bits` each at a time. The last ones are followed by zeros, whatever a last
+// byte's spare bits are.
 template <int Elements, int Bits, class Step>
 DLFP4_ALWAYS_INLINE inline void in_steps_of_both(const uint8_t *a, const uint8_t *b, int64_t count, Step step) {
   constexpr int kBytes = Elements * Bits / 8;
   for (; count >= Elements; count -= Elements, a += kBytes, b += kBytes) step(a, b);
   if (count == 0) return;
   uint8_t left[kBytes] = {}, right[kBytes] = {};
-  const int64_t bits = count * Bits;
-  memcpy(left, a, static_cast<size_t>((bits + 7) / 8));
-  memcpy(right, b, static_cast<size_t>((bits + 7) / 8));
-  if (bits % 8) left[bits / 8] &= static_cast<uint8_t>((1 << bits % 8) - 1);
+  copy_codes(left, a, count * Bits);
+  copy_codes(right, b, count * Bits);
   step(left, right);
 }
 

@@ -68,7 +68,7 @@ DLFP4_ALWAYS_INLINE inline void in_steps_of_line(const uint8_t *codes, int64_t c
   for (; count - first >= Elements; first += Elements, codes += kBytes) step(codes, first);
   if (first == count) return;
   uint8_t last[kBytes] = {};
-  memcpy(last, codes, static_cast<size_t>(((count - first) * Bits + 7) / 8));
+  copy_codes(last, codes, (count - first) * Bits);
   step(last, first);
 }
 

@@ -19,6 +19,8 @@ namespace cuda {
 // together lie as far apart.
 constexpr int kSegments = kTileRows / kStep, kBoxBytes = 128, kRowPitch = kSegments * kBoxBytes;
 
+static_assert(kBoxBytes == 16 * kSegments, "a swizzle that stays in the box: as many chunks as segments");
+
 // The byte of a tile where an element lies, for units whose rows so many `Lanes` take. The next row of a segment is
 // kRowPitch further.
 template <int Bytes, int Lanes>

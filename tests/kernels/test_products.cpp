@@ -291,12 +291,46 @@ void test_fp4_matmuls() {
   for (int of_a : formats)
     for (int of_b : formats)
       for (int round = 0; round < 30; ++round) {
-        const int64_t rows = 1 + round % 15 * 2, columns = 1 + random_below(40);
+        const int64_t rows = 1 + round % 15 * 2, columns = 1 + random_below(round % 3 ? 40 : 90);
         const int64_t length = round % 2 ? 16 * random_below(150) : random_below(2300);
         const Side b = scaled_side(&b_memory, &b_scale_memory, of_b, columns, length, round % 5 == 1);
         const Side a = scaled_side(&a_memory, &a_scale_memory, of_a, rows, length, round % 5 == 2);
         check_matmul(a, b, rows, columns, length, dlfp4_formats[of_b].name);
       }
+}
+
+// Scales of which one alone times a sum leaves float32, by lines of few rows and by panels.
+void test_far_matmuls() {
+  const uint8_t powers[][2] = {{20, 250}, {250, 20}, {0, 254}, {254, 0}, {30, 245}, {200, 10}};
+  for (int round = 0; round < 60; ++round) {
+    const uint8_t *const pair = powers[round % 6];
+    const int64_t rows = round % 5 ? 1 + random_below(6) : 25 + random_below(9), columns = round % 2 ? 3 : 70;
+    const int64_t length = 32 * (1 + random_below(40)), with_nan = round % 4 ? -1 : random_below(rows);
+    const auto of_a = [=](int64_t i) { return i / (length / 32) == with_nan ? 0xFF : uint32_t{pair[0]}; };
+    const Side a = scaled_side(&a_memory, &a_scale_memory, DLFP4_FORMAT_mxfp4, rows, length, false, of_a);
+    const Side b = scaled_side(&b_memory, &b_scale_memory, DLFP4_FORMAT_mxfp4, columns, length, false,
+                               [=](int64_t) { return uint32_t{pair[1]}; });
+    check_matmul(a, b, rows, columns, length, "far scales");
+  }
+}
+
+// Noise beyond the length that would be infinite, times its scale.
+void test_noise_beyond() {
+  constexpr int64_t kLength = 31, kColumns = 5;
+  for (int64_t rows = 1; rows < 40; ++rows) {
+    Side a = plain_side(&a_memory, {DLFP4_float32, false}, rows, kLength, false);
+    Side b = scaled_side(&b_memory, &b_scale_memory, DLFP4_FORMAT_mxfp4, kColumns, kLength, false,
+                         [](int64_t) { return uint32_t{254}; });
+    float *const x = static_cast<float *>(a.lines.blocks.data);
+    uint8_t *const codes = static_cast<uint8_t *>(b.lines.blocks.data);
+    for (int64_t i = 0; i < rows * kLength; ++i) {
+      x[i] = ldexpf(static_cast<float>(i % 7 - 3), -100);
+      a.values[static_cast<size_t>(i)] = static_cast<double>(x[i]);
+    }
+    for (int64_t i = 0; i < kColumns * 16; ++i) codes[i] = i % 16 == 15 ? 0x71 : 0x11;
+    b.values.assign(static_cast<size_t>(kColumns * kLength), ldexp(1, 126));
+    check_matmul(a, b, rows, kColumns, kLength, "noise beyond");
+  }
 }
 
 // Both sides without scales, by few rows and by more than few.
@@ -383,6 +417,8 @@ void test_level(const char *name) {
   test_matmuls();
   test_plain_matmuls();
   test_fp4_matmuls();
+  test_far_matmuls();
+  test_noise_beyond();
   test_rounded_activations();
   test_threads();
   printf("%s: %ld checks, %ld failures\n", name, checks, failures);
