@@ -131,8 +131,9 @@ def numkong_dot(numkong: Any, name: str, elements: int) -> Case:
     """The same type's dot there."""
     if isinstance(numkong, harness.Missing):
         return Case("NumKong", "f()", f=numkong)
-    x = np.random.default_rng(1).uniform(-4, 4, elements).astype(np.float32)
-    return Case("NumKong", "f(x, x)", f=numkong.dot, x=numkong.astype(x, name))
+    values = np.random.default_rng(1).uniform(-4, 4, elements).astype(np.float32)
+    x, y = numkong.astype(values, name), numkong.astype(values, name)
+    return Case("NumKong", "f(x, y)", f=numkong.dot, x=x, y=y)
 
 
 def make_dot(numkong: Any, name: str, elements: int) -> Dot:
