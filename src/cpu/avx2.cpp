@@ -5,6 +5,7 @@
 #include "avx2_decode.h"
 #include "avx2_encode.h"
 #include "avx2_floats.h"
+#include "avx2_recode.h"
 #include "kernels.h"
 #include "vector_level.h"
 
@@ -18,6 +19,8 @@ struct Kernels {
   static constexpr Kernel encode = encode_floats<Src, Dst, kPacked>;
   template <int Src, int Dst>
   static constexpr Kernel convert = convert_floats<Src, Dst>;
+  template <int Src, bool kSrcPacked, int Dst, bool kDstPacked>
+  static constexpr Kernel recode = dlfp4::recode<Src, kSrcPacked, Dst, kDstPacked>;
   template <int Bits>
   static constexpr Kernel pack = pack_codes<Bits>;
   template <int Bits>

@@ -20,10 +20,6 @@ namespace {
 
 constexpr int kCodes = 64;  // elements a step
 
-// The modes whose result depends on the code alone, not on the element's index.
-constexpr int kNumFixedModes = mode_index(DLFP4_STOCHASTIC, false);
-constexpr Modes kFixedModes = (1 << kNumFixedModes) - 1;
-
 // How many of a step's elements there are: all, or the `count` of the last step, from 1 to 63.
 struct Whole {};
 struct Part {

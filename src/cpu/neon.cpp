@@ -6,6 +6,7 @@
 #include "neon_decode.h"
 #include "neon_encode.h"
 #include "neon_floats.h"
+#include "neon_recode.h"
 #include "vector_level.h"
 
 namespace dlfp4 {
@@ -18,6 +19,8 @@ struct Kernels {
   static constexpr Kernel encode = encode_floats<Src, Dst, kPacked>;
   template <int Src, int Dst>
   static constexpr Kernel convert = convert_floats<Src, Dst>;
+  template <int Src, bool kSrcPacked, int Dst, bool kDstPacked>
+  static constexpr Kernel recode = dlfp4::recode<Src, kSrcPacked, Dst, kDstPacked>;
   template <int Bits>
   static constexpr Kernel pack = pack_codes<Bits>;
   template <int Bits>

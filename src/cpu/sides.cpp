@@ -65,8 +65,8 @@ int64_t block_of(const Sides &sides) {
   return least(sides.b.format.block, sides.a.format.block);
 }
 
-// Both sides as integers; a's blocks are b's or longer where lines serve. Blocks are multiplied as they lie where levels
-// have no such lines, or rows meet few columns.
+// Both sides as integers; a's blocks are b's or longer where lines serve. Blocks are multiplied as they lie where
+// levels have no such lines, or rows meet few columns.
 Form choose_integers(const Sides &sides, int64_t rows, bool as_they_lie) {
   const bool by_blocks = as_they_lie && rows <= kMostBlockRows;
   const bool by_lines = rows <= sides.kernels->lines.most_rounded_rows && block_of(sides) == sides.b.format.block;

@@ -17,12 +17,6 @@
 namespace dlfp4 {
 namespace {
 
-// `bits` of codes, without a last byte's spare bits.
-inline void copy_codes(uint8_t *dst, const uint8_t *src, int64_t bits) {
-  memcpy(dst, src, static_cast<size_t>((bits + 7) / 8));
-  if (bits % 8) dst[bits / 8] &= static_cast<uint8_t>((1 << bits % 8) - 1);
-}
-
 // Calls step(a, b) for `Elements` of `Bits` each at a time. The last ones are followed by zeros, whatever a last
 // byte's spare bits are.
 template <int Elements, int Bits, class Step>

@@ -17,61 +17,80 @@
 namespace dlfp4 {
 namespace {
 
+// `bits` of codes, without a last byte's spare bits.
+inline void copy_codes(uint8_t *dst, const uint8_t *src, int64_t bits) {
+  memcpy(dst, src, static_cast<size_t>((bits + 7) / 8));
+  if (bits % 8) dst[bits / 8] &= static_cast<uint8_t>((1 << bits % 8) - 1);
+}
+
 // Calls step(source, destination) for `Elements` of them at a time. The last ones are followed by zeros, which have
-// code zero where codes are packed: so are a last byte's spare bits.
+// code zero where codes are packed: so are a last byte's spare bits, whatever they are in the source.
 template <int Elements, int SrcBits, int DstBits, class Step>
 void in_steps(const uint8_t *src, uint8_t *dst, int64_t count, Step step) {
   constexpr int kSrcBytes = Elements * SrcBits / 8, kDstBytes = Elements * DstBits / 8;
   for (; count >= Elements; count -= Elements, src += kSrcBytes, dst += kDstBytes) step(src, dst);
   if (count <= 0) return;
   alignas(32) uint8_t from[kSrcBytes] = {}, to[kDstBytes];
-  memcpy(from, src, static_cast<size_t>((count * SrcBits + 7) / 8));
+  copy_codes(from, src, count * SrcBits);
   step(from, to);
   memcpy(dst, to, static_cast<size_t>((count * DstBits + 7) / 8));
 }
 
 // --- The table -------------------------------------------------------------------------------
 
-constexpr int kMostRows = 16 * DLFP4_NUM_DTYPES;
+constexpr bool is_sub_byte(int row) { return kFormats[row].bits < 8; }
 
-template <class Kernels, int Low, bool kPacked, int Wide>
-constexpr void add_codes(Rows<kMostRows> *rows) {
+template <class Kernels, int Low, bool kPacked, int Wide, class Table>
+constexpr void add_codes(Table *rows) {
   constexpr Operand kLow = {Low, kPacked}, kWide = {Wide, false};
   if constexpr (holds_exactly(kFormats[Wide], kFormats[Low]))
     rows->add(kLow, kWide, kAnyMode, Kernels::template decode<Low, kPacked, Wide>);
   rows->add(kWide, kLow, kNearestEven, Kernels::template encode<Wide, Low, kPacked>);
 }
 
-template <class Kernels, int Row, int Wide>
-constexpr void add_pair(Rows<kMostRows> *rows) {
-  if constexpr (is_low(Row) && is_wide(Wide)) {
-    add_codes<Kernels, Row, false, Wide>(rows);
-    if constexpr (kFormats[Row].bits < 8) add_codes<Kernels, Row, true, Wide>(rows);
-  }
-  if constexpr (is_wide(Row) && is_wide(Wide) && converts_through_float32(Row, Wide))
-    rows->add({Row, false}, {Wide, false}, wide_modes<Row, Wide>(), Kernels::template convert<Row, Wide>);
+template <class Kernels, int Src, bool kSrcPacked, int Dst, class Table>
+constexpr void add_recodes(Table *rows) {
+  rows->add({Src, kSrcPacked}, {Dst, false}, kFixedModes, Kernels::template recode<Src, kSrcPacked, Dst, false>);
+  if constexpr (is_sub_byte(Dst))
+    rows->add({Src, kSrcPacked}, {Dst, true}, kFixedModes, Kernels::template recode<Src, kSrcPacked, Dst, true>);
 }
 
-template <class Kernels, int Row, int... Wide>
-constexpr void add_type(Rows<kMostRows> *rows, std::integer_sequence<int, Wide...>) {
-  if constexpr (kFormats[Row].bits < 8) {
+template <class Kernels, int Row, int Other, class Table>
+constexpr void add_pair(Table *rows) {
+  if constexpr (is_low(Row) && is_wide(Other)) {
+    add_codes<Kernels, Row, false, Other>(rows);
+    if constexpr (is_sub_byte(Row)) add_codes<Kernels, Row, true, Other>(rows);
+  }
+  if constexpr (is_low(Row) && is_low(Other) && Row != Other) {
+    add_recodes<Kernels, Row, false, Other>(rows);
+    if constexpr (is_sub_byte(Row)) add_recodes<Kernels, Row, true, Other>(rows);
+  }
+  if constexpr (is_wide(Row) && is_wide(Other) && converts_through_float32(Row, Other))
+    rows->add({Row, false}, {Other, false}, wide_modes<Row, Other>(), Kernels::template convert<Row, Other>);
+}
+
+template <class Kernels, int Row, class Table, int... Other>
+constexpr void add_type(Table *rows, std::integer_sequence<int, Other...>) {
+  if constexpr (is_sub_byte(Row)) {
     rows->add({Row, false}, {Row, true}, kAnyMode, Kernels::template pack<kFormats[Row].bits>);
     rows->add({Row, true}, {Row, false}, kAnyMode, Kernels::template unpack<kFormats[Row].bits>);
   }
-  (add_pair<Kernels, Row, Wide>(rows), ...);
+  (add_pair<Kernels, Row, Other>(rows), ...);
 }
 
-template <class Kernels, int... Row>
-constexpr Rows<kMostRows> make_rows(std::integer_sequence<int, Row...> all_rows) {
-  Rows<kMostRows> rows = {};
+template <class Kernels, int Size, int... Row>
+constexpr Rows<Size> make_rows(std::integer_sequence<int, Row...> all_rows) {
+  Rows<Size> rows = {};
   (add_type<Kernels, Row>(&rows, all_rows), ...);
   return rows;
 }
 
 // `Kernels` has the templates that are named here, functions in the sense of Kernel.
 template <class Kernels>
-constexpr Rows<kMostRows> make_rows() {
-  return make_rows<Kernels>(std::make_integer_sequence<int, DLFP4_NUM_DTYPES>());
+constexpr auto make_rows() {
+  constexpr std::make_integer_sequence<int, DLFP4_NUM_DTYPES> kAllRows = {};
+  constexpr int kMostRows = 4 * DLFP4_NUM_DTYPES * DLFP4_NUM_DTYPES;
+  return make_rows<Kernels, make_rows<Kernels, kMostRows>(kAllRows).size>(kAllRows);
 }
 
 }  // namespace
