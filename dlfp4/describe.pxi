@@ -166,7 +166,8 @@ cdef int check_memory(Tensor self, const DLTensor *src) except -1:
     if self.size_ == 0:
         return 0
     if src.data == NULL:
-        refuse(src, f"data is NULL for shape {shape_of(self)}: it has no memory, as fake tensors have none")
+        refuse(src, f"data is NULL for shape {shape_of(self)}: it has no memory, as fake tensors have "
+                    f"none, and subclasses whose data is in other tensors: pass those")
     low = 0
     high = self.size_ - 1
     if (not is_compact_tensor(self) and not find_extent(self.dl.ndim, self.dl.shape, self.dl.strides, &low, &high)

@@ -85,7 +85,10 @@ cdef str name_of_argument(dtype):
         return str(dtype).removeprefix("torch.").removesuffix("_x2")
     if isinstance(getattr(dtype, "dtype", None), np.dtype):  # jax.numpy.float32 and its like
         return dtype.dtype.name
-    return np.dtype(dtype).name
+    try:
+        return np.dtype(dtype).name
+    except TypeError:
+        return ""   # names no type
 
 
 cdef int row_of_argument(dtype) except NO_ROW:

@@ -303,7 +303,8 @@ cdef Tensor as_producer(object x, copy):
             x = np.asarray(memoryview(x))
         except (TypeError, ValueError):   # ValueError: items that NumPy has no type for
             raise TypeError(f"{type(x).__name__} has no memory to share: expected a DLPack producer or capsule, a "
-                            f"NumPy array or a buffer; for Python numbers call numpy.asarray first") from None
+                            f"NumPy array or a buffer; for Python numbers call numpy.asarray first, of a variable "
+                            f"pass its value") from None
     return retain(x, None, copy)
 
 

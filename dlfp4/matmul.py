@@ -225,7 +225,7 @@ def matmul(
     ----------
     a : producer or ScaledTensor
         ``(..., M, K)`` or ``(K,)``: floats of at most 32 bits, not float8_e8m0fnu, or a :class:`ScaledTensor` with
-        blocks along K.
+        blocks along K; blocks along M are decoded first, by a framework's backend.
     b : producer or ScaledTensor
         ``(K, N)``: usually ``w.mT`` of a ScaledTensor w that was quantized as ``(N, K)`` along its last axis; on a GPU
         best ``w.prepare().mT``, see :meth:`ScaledTensor.prepare`.
@@ -266,8 +266,9 @@ def matmul(
     such sums are added in float64; tensor cores sum in float32. The scale of a whole tensor multiplies sums, and that
     of a block may multiply the sum of its products: a sum must not overflow float32 without them (large finite values
     by tiny scales give infinity or NaN), and an infinite scale counts once for the block. Where a host multiplies in
-    bfloat16 (AVX-512), products, and the last bits of a float32 `a`, count as zero below 2**-126, so that the bound
-    holds for a's magnitudes from 2**-100 on. Decoded FP4 and FP8 are exact in what is multiplied: integers (FP4 by
+    bfloat16 (AVX-512), operands (elements times the scales of their blocks), the last bits of a float32 `a`, and
+    products count as zero below 2**-126: the bound holds for operands of at least that magnitude, a float32 `a` of
+    2**-100 and more. Decoded FP4 and FP8 are exact in what is multiplied: integers (FP4 by
     FP4), bfloat16, float16 or float32. NaN and infinity propagate as in float arithmetic; with ``activation="int8"`` a
     block of `a` that holds one is NaN as a whole, and one without magnitudes of 2**-110 or more is zeros. Results do
     not depend on the number of threads, and a tactic gives the same bits at each call.

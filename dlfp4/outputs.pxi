@@ -78,7 +78,8 @@ cdef tuple check_out_scaled(out, tuple axes, Tensor source, _Rules rules, str sc
 cdef int check_writable(Tensor self, int row) except -1:
     """Whether a result of that type may be written to the caller's memory."""
     if self.row != row:
-        raise TypeError(f"out has dtype {dtype_name(self)}, the result has {dlfp4_dtypes[row].name.decode()}")
+        raise TypeError(f"out has dtype {dtype_name(self)}, the result has {dlfp4_dtypes[row].name.decode()}: give "
+                        f"memory of that type, or ask for the result in that of out")
     return check_own_memory(self, "out")
 
 
@@ -199,7 +200,7 @@ cdef bint meets_itself(Tensor self) noexcept nogil:
 cdef bint alternates(Tensor a, Tensor b) noexcept nogil:
     """Whether two matrices lie side by side in rows of one pitch, as of records that hold a row of each."""
     cdef int64_t pitch, first
-    if a.dl.ndim != 2 or b.dl.ndim != 2 or not (has_dense_rows(a) and has_dense_rows(b)):
+    if a.dl.ndim != 2 or b.dl.ndim != 2 or not (has_dense_lines(a) and has_dense_lines(b)):
         return False
     pitch = a.dl.strides[0] * storage_bits(a) >> 3
     if pitch <= 0 or b.dl.strides[0] * storage_bits(b) != pitch * 8:

@@ -265,5 +265,5 @@ cdef int fill_weights(dlfp4_cuda_product *product, ScaledTensor b, Tensor factor
 cdef bint has_aligned_rows(Tensor self) noexcept:
     """Whether bulk copies can read the rows: 16 bytes at a time."""
     cdef int64_t row = row_step(self)
-    return has_dense_rows(self) and row % 8 == 0 and row >= self.dl.shape[1] \
+    return has_dense_lines(self) and row % 8 == 0 and row >= self.dl.shape[1] \
         and <uintptr_t> self.dl.data % 16 == 0

@@ -55,9 +55,10 @@ cdef class ScaledTensor:
     data : Tensor
         The elements, packed: ``(M, K)``. With ``axis=-2`` elements below 8 bits are stored transposed, ``(K, M)``.
     scales : Tensor
-        Decode scales: ``(M, ceil(K / block))``, with ``axis=-2`` ``(K, M / block)`` for elements below 8 bits and
-        ``(M / block, K)`` for bytes; 0-d for one scale a tensor. Other scale layouts than "linear" have their padded
-        shape, of ``(K, M / block)`` for bytes, too: a row for each line of blocks, as matrix kernels read them.
+        Decode scales: ``(M, ceil(K / block))``, with ``axis=-2`` ``(K, ceil(M / block))`` for elements below 8 bits
+        and ``(ceil(M / block), K)`` for bytes; of squares those that both dimensions have; 0-d for one scale a tensor.
+        Other scale layouts than "linear" have their padded shape, of ``(K, ceil(M / block))`` for bytes, too: a row for
+        each line of blocks, as matrix kernels read them.
     global_scale : Tensor or None
         0-d float32, of formats with two levels of scales: a decode scale, which checkpoints call ``weight_scale_2``.
     format : Format
@@ -102,8 +103,8 @@ cdef class ScaledTensor:
             with leading dimensions as `data` has them, or flat for layouts other than "linear".
         global_scale : float or producer, optional
             A decode scale: what values are multiplied with; None counts as 1. Libraries that keep an encode scale
-            (FlashInfer, compressed-tensors) have its reciprocal. A number is copied to the device on which `data`
-            lies; managed memory is then that device's.
+            (FlashInfer, compressed-tensors) have its reciprocal. Whatever a checkpoint has is taken, also 0. A number
+            is copied to the device on which `data` lies; managed memory is then that device's.
         format : Format or str
             See :func:`formats`.
         axis : {-1, -2}
@@ -387,6 +388,9 @@ cdef Tensor as_type(Tensor self, int row, str name):
     if self.row == row:
         return self
     if self.row == UINT8 and dlfp4_dtypes[row].bits <= 8:
+        if dlfp4_dtypes[row].bits < 8 and not has_dense_lines(self):
+            raise BufferError(f"{name} has strides {strides_of(self)}: its bytes must lie side by side along the last "
+                              f"dimension; call .copy() first")
         return reinterpret(self, row)
     or_bytes = ", or its bytes as uint8" if dlfp4_dtypes[row].bits <= 8 else ""
     raise TypeError(f"{name} has dtype {dtype_name(self)}; expected {dlfp4_dtypes[row].name.decode()}{or_bytes}")
@@ -402,14 +406,15 @@ cdef Tensor fit_part(Tensor self, buffer, tuple logical, format):
     return self if has_shape(self, shape) else reshape_tensor(self, shape)
 
 
-cdef inline bint has_dense_rows(Tensor self) noexcept nogil:
-    """Whether the elements of a matrix's rows lie side by side."""
-    return self.dl.strides[1] == 1 or self.dl.shape[1] == 1
+cdef inline bint has_dense_lines(Tensor self) noexcept nogil:
+    """Whether neighbours along the last dimension lie side by side."""
+    cdef int last = self.dl.ndim - 1
+    return last < 0 or self.dl.strides[last] == 1 or self.dl.shape[last] == 1
 
 
 cdef bint rows_are_bytes(Tensor self) noexcept:
     cdef int bits = self.dl.dtype.bits
-    return self.size_ == 0 or (has_dense_rows(self) and (self.dl.shape[0] == 1 or self.dl.strides[0] * bits % 8 == 0))
+    return self.size_ == 0 or (has_dense_lines(self) and (self.dl.shape[0] == 1 or self.dl.strides[0] * bits % 8 == 0))
 
 
 cdef tuple place_parts(tuple parts):

@@ -69,7 +69,8 @@ def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=Non
     MX (OCP Microscaling Formats v1.0): ``q = round(x * 2**-e)``, with e by the recipe, between -127 and 127.
     FP8: ``encode = max / a``, ``s = 1 / encode``, ``q = round(x * encode)``; max is the element type's largest value.
     Where a is 0, infinite or NaN, encode is 1 (as TransformerEngine has it): elements are cast as they are. Quotients
-    are clamped to the largest float32. Elements saturate. A block of NVFP4 or MX with a NaN or an infinity
+    are clamped to the largest float32: NVFP4 of tensors without magnitudes of 2**-116 decodes to less than they have.
+    Elements saturate. A block of NVFP4 or MX with a NaN or an infinity
     decodes to NaN: its scale is NaN, its elements are 0; no other block is touched.
 
     Examples

@@ -180,7 +180,7 @@ cdef Tensor reinterpret(Tensor self, int row):
             raise ValueError(
                 f"cannot view {dtype_name(self)} ({old_bits} bits) of shape {shape_of(self)} and strides "
                 f"{strides_of(self)} as {dtype_name(view)} ({new_bits} bits): the bytes along the dimension of stride "
-                f"1 must divide evenly; call .copy() if there is none, or slice to a multiple")
+                f"1 must divide evenly; slice to a multiple, call .copy() if there is none, .reshape((1,)) if 0-d")
     return finish_view(view)
 
 

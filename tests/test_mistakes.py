@@ -61,6 +61,14 @@ MISTAKES = {
         "device 1.5 is of type float; expected a string such as 'cpu' or 'cuda:0', or a DLPack pair",
     ),
     "a tensor of nothing": (dlfp4.Tensor, TypeError, "is made by dlfp4.from_dlpack, dlfp4.asarray or dlfp4.empty"),
+    "bytes in columns": (
+        lambda: dlfp4.ScaledTensor.from_parts(
+            np.asfortranarray(random_array((8, 64), dtype="uint8")), W.scales.view("uint8"), format="nvfp4"
+        ),
+        BufferError,
+        "data has strides (1, 8): its bytes must lie side by side along the last dimension; call .copy() first",
+    ),
+    "a number for a type": (lambda: dlfp4.cast(X, 3), TypeError, "dtype 3 is not one that dlfp4 carries; expected one"),
     "a scaled one of nothing": (dlfp4.ScaledTensor, TypeError, "made by dlfp4.quantize or ScaledTensor.from_parts"),
     "a device beyond DLPack's": (lambda: dlfp4.Device("cuda", 2**40), ValueError, f"index {2**40} of 'cuda': expected"),
     "a device of a fraction": (lambda: dlfp4.Device("cuda", 1.5), TypeError, "index=1.5 is of type float; expected"),

@@ -373,7 +373,7 @@ def test_sums_that_are_finite(exponents, rows):
 
 def test_columns_of_a_stack_are_refused():
     q = dlfp4.quantize(np.ones((2, 32, 8), np.float32), "mxfp8_e4m3", axis=-2)
-    with pytest.raises(ValueError, match="quantize it along that axis"):
+    with pytest.raises(ValueError, match="quantize it along its last axis"):
         dlfp4.vecdot(q, q, axis=-2)
 
 

@@ -134,9 +134,13 @@ def test_mistakes_are_named(source, target, arguments, status, message):
     assert not target.exists()
 
 
-def test_a_convention_without_the_format_is_told_before_any_work(source, target):
-    with pytest.raises(ValueError, match="gpt-oss stores no nvfp4"):
-        quantize_file(source, target, "nvfp4", convention="gpt-oss", track=lambda names: pytest.fail("work began"))
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"convention": "gpt-oss"}, "gpt-oss stores no nvfp4"), ({"recipe": "ocp"}, "nvfp4 has one rule of its own")],
+)
+def test_what_does_not_go_with_the_format_is_told_before_any_work(source, target, options, message):
+    with pytest.raises(ValueError, match=message):
+        quantize_file(source, target, "nvfp4", **options, track=lambda names: pytest.fail("work began"))
 
 
 def test_what_the_convention_does_not_store_is_told_before_any_work(tmp_path, target):

@@ -84,7 +84,9 @@ def quantize_file(
     chosen = find_format(format)
     check_place(Path(target))
     tensors = checkpoints.load(source)
-    if convention is not None:  # what it does not store is refused before the work
+    # What does not go together is refused before the work.
+    dlfp4.quantize(dlfp4.empty((0, 128), "float32"), chosen, recipe=recipe)
+    if convention is not None:
         find_spelling(chosen, convention)
         checkpoints.split_parts({name: x for name, x in tensors.items() if isinstance(x, ScaledTensor)}, convention)
     check_patterns(include, tensors, source)

@@ -158,7 +158,10 @@ def not_on_one_cuda_device(problem: Problem) -> str | None:
         place = str(a) if a.type == "cuda" else "cpu"
         return f"a lies on {a}, b on {b}; bring them together with .to_device({place!r})"
     if a.type != "cuda":
-        return f"the operands lie on {a}, and this backend reads CUDA memory; call .to_device('cuda:0') on both"
+        return (
+            f"the operands lie on {a}, and this backend reads CUDA memory; where there is a GPU, call "
+            f".to_device('cuda:0') on both"
+        )
     return None
 
 

@@ -34,8 +34,15 @@ def from_tensor(tensor: Tensor, copy: bool | None = None) -> cupy.ndarray:
         ``copy=False``, and the memory is on the host or read-only; or packed elements do not fill whole bytes.
     DriverError
         The copy to the device failed.
+    ModuleNotFoundError
+        CuPy is not installed.
     """
-    import cupy
+    try:
+        import cupy
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"{error}: CuPy comes with the extras dlfp4[cuda12] and dlfp4[cuda13]", name=error.name
+        ) from error
 
     if _on_gpu(tensor):
         source = base.shareable("CuPy", tensor, copy, base.read_only_obstacle(tensor))

@@ -49,14 +49,20 @@ static constexpr int64_t spread_bfloat(int64_t k) {
   return k / kSpread * kSpread + k / 16 % 2 * 64 + k % 2 * 32 + k % kSpread / 32 * 8 + k % 16 / 2;
 }
 
-// The same among 8 integers, the even positions first; and what is added to the second matrix's integers, so that they
-// have no sign.
-static constexpr int64_t spread_integer(int64_t k) { return k / 8 * 8 + k % 2 * 4 + k % 8 / 2; }
+// Integers lie so that of each kRun the even positions come first: of 8 where they are multiplied by panels, of 128
+// where they are not.
+template <int64_t kRun>
+static constexpr int64_t evens_first(int64_t k) {
+  return k / kRun * kRun + k % 2 * (kRun / 2) + k % kRun / 2;
+}
+constexpr int64_t kPanelSpread = 8;
+static constexpr int64_t spread_integer(int64_t k) { return evens_first<kPanelSpread>(k); }
+static constexpr int64_t spread_rounded(int64_t k) { return evens_first<kSpread>(k); }
+
+// What is added to the second matrix's integers in panels, so that they have no sign.
 constexpr int kIntegerOffset = 12;
 
-// The same of integers that are multiplied without panels, of 128 the even positions first; and where what belongs to a
-// block of 16 or 32 lies: lanes of products are collapsed in this order.
-static constexpr int64_t spread_rounded(int64_t k) { return k / kSpread * kSpread + k % 2 * 64 + k % kSpread / 2; }
+// Where what belongs to a block of 16 or 32 lies beside spread_rounded: lanes of products are collapsed in this order.
 static constexpr int64_t spread_block(int64_t b, int64_t block) {
   const int64_t lane = block == 16 ? b % 8 / 2 * 4 + b % 16 / 8 * 2 + b % 2 : b % 4 * 4 + b % 16 / 4;
   return b / 16 * 16 + lane;

@@ -22,21 +22,36 @@ struct IntegerRow {
   float *scales;
 };
 
-// Of a block of floats, integers in order and the scale; a block that is not finite is NaN as a whole.
-float round_block(const float *values, int64_t count, int8_t *integers) {
-  float largest = 0, sum = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    const float magnitude = fabsf(values[i]);
-    largest = magnitude > largest ? magnitude : largest;
-    sum += magnitude - magnitude;  // NaN, where one is not finite
+// Of a block of floats, integers in order and the scale; a block that is not finite is NaN as a whole. A compiler makes
+// vectors of these loops: magnitudes are compared as bits, and a float that is added rounds to integers.
+float round_block(const float *values, int8_t *integers) {
+  constexpr float kRounding = 0x1.8p23f;
+  int32_t largest_bits = 0;
+  for (int64_t i = 0; i < kIntegerBlock; ++i) {
+    const auto bits = static_cast<int32_t>(bits_of(values[i]) & 0x7FFFFFFF);
+    largest_bits = bits > largest_bits ? bits : largest_bits;
   }
-  if (largest < kLeastMagnitude) largest = 0;
-  const float multiplier = largest > 0 && sum == 0 ? kLargestInteger / largest : 0;
-  for (int64_t i = 0; i < count; ++i) {
-    const float scaled = values[i] * multiplier;
-    integers[i] = sum == 0 ? static_cast<int8_t>(lrintf(scaled)) : int8_t{0};
+  const float largest = float_of(static_cast<uint32_t>(largest_bits));
+  const bool is_zero = !(largest >= kLeastMagnitude && largest < INFINITY);
+  const float multiplier = is_zero ? 0 : kLargestInteger / largest;
+  for (int64_t i = 0; i < kIntegerBlock; ++i) {
+    const float value = is_zero ? 0 : values[i];
+    integers[i] = static_cast<int8_t>(bits_of(value * multiplier + kRounding) - bits_of(kRounding));
   }
-  return sum == 0 ? largest / kLargestInteger : sum;
+  return largest < kLeastMagnitude ? 0 : largest - largest + largest / kLargestInteger;  // NaN of infinity
+}
+
+// Puts the block that starts at position k where evens_first has it.
+template <int64_t kRun>
+void put_integers(const int8_t *integers, int64_t k, int8_t *x) {
+  constexpr int64_t kPairs = (kRun < kIntegerBlock ? kRun : kIntegerBlock) / 2;
+  for (int64_t i = 0; i < kIntegerBlock; i += 2 * kPairs) {
+    int8_t *const even = x + evens_first<kRun>(k + i), *const odd = even + kRun / 2;
+    for (int64_t j = 0; j < kPairs; ++j) {
+      even[j] = integers[i + 2 * j];
+      odd[j] = integers[i + 2 * j + 1];
+    }
+  }
 }
 
 int32_t sum_of(const int8_t *integers, int64_t count) {
@@ -57,14 +72,15 @@ void put_block(const Sides &sides, int64_t b, int32_t sum, float scale, const In
 // A row of floats.
 void round_row(const Sides &sides, int64_t line, const IntegerRow &row) {
   alignas(64) float values[kMostRead];
+  const auto put = is_by_lines(sides) ? put_integers<kSpread> : put_integers<kPanelSpread>;
   for (int64_t first = 0; first < sides.length; first += kMostRead) {
-    const int64_t count = least(kMostRead, sides.length - first);
+    const int64_t count = least(kMostRead, sides.length - first), completed = round_up(count, kIntegerBlock);
     read_values(sides.a, line, first, count, kFromFloat32, reinterpret_cast<uint8_t *>(values));
-    for (int64_t i = 0; i < count; i += kIntegerBlock) {
-      int8_t integers[kIntegerBlock] = {};
-      const float scale = round_block(values + i, least(kIntegerBlock, count - i), integers);
-      for (int64_t k = 0; k < kIntegerBlock; ++k)
-        row.values[is_by_lines(sides) ? spread_rounded(first + i + k) : spread_integer(first + i + k)] = integers[k];
+    memset(values + count, 0, static_cast<size_t>(completed - count) * sizeof(float));
+    for (int64_t i = 0; i < completed; i += kIntegerBlock) {
+      int8_t integers[kIntegerBlock];
+      const float scale = round_block(values + i, integers);
+      put(integers, first + i, row.values);
       for (int64_t k = 0; k < kIntegerBlock && first + i + k < sides.depth; k += sides.block)
         put_block(sides, (first + i + k) / sides.block, sum_of(integers + k, sides.block), scale, row);
     }
