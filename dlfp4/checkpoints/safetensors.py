@@ -178,9 +178,9 @@ def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata:
     TypeError
         The metadata is not strings.
     """
-    others = {key: value for key, value in metadata.items() if not (isinstance(key, str) and isinstance(value, str))}
+    others = [pair for pair in metadata.items() if not all(isinstance(text, str) for text in pair)]
     if others:
-        raise TypeError(f"metadata has {others!r}: the format holds strings only; use json.dumps for the rest")
+        raise TypeError(f"metadata has {dict(others)!r}: the format holds strings only; use json.dumps for the rest")
     ready = {name: make_ready(name, tensor) for name, tensor in tensors.items()}
     # The larger the elements, the further in front: so each tensor starts on a multiple of its element's size.
     order = sorted(ready, key=lambda name: (-item_bits(ready[name].dtype.name), name))
