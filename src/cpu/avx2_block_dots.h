@@ -59,6 +59,19 @@ DLFP4_ALWAYS_INLINE inline void each_eight(const uint8_t *a, const uint8_t *a_sc
   step(left, of_left, right, of_right);
 }
 
+// The sum of sum_eight(a, b) * scale_of(a's scales, b's).
+template <int64_t kBlock, class SumEight, class ScaleOf>
+DLFP4_ALWAYS_INLINE inline double sum_scaled_eights(const uint8_t *a, const uint8_t *a_scales, const uint8_t *b,
+                                                    const uint8_t *b_scales, int64_t count, SumEight sum_eight,
+                                                    ScaleOf scale_of) {
+  __m256 sums = _mm256_setzero_ps();
+  each_eight<kBlock>(
+      a, a_scales, b, b_scales, count,
+      [&](const uint8_t *x, const uint8_t *x_scales, const uint8_t *y, const uint8_t *y_scales)
+          DLFP4_ALWAYS_INLINE { sums = _mm256_fmadd_ps(sum_eight(x, y), scale_of(x_scales, y_scales), sums); });
+  return add_lanes(sums);
+}
+
 // --- Scales of float8_e4m3fn -----------------------------------------------------------------
 
 // Of eight blocks of 16, as floats in quarters: after pairs are added, 128 bits l hold blocks 2 l, 2 l + 1 of the first
@@ -76,14 +89,10 @@ __m128i order_of_16(const uint8_t *scales) {
 
 double sum_two_level_by_any(const uint8_t *a, const uint8_t *a_scales, const uint8_t *b, const uint8_t *b_scales,
                             int64_t count) {
-  __m256 sums = _mm256_setzero_ps();
-  each_eight<16>(
-      a, a_scales, b, b_scales, count,
-      [&](const uint8_t *x, const uint8_t *x_scales, const uint8_t *y, const uint8_t *y_scales) DLFP4_ALWAYS_INLINE {
-        const __m256 scales = _mm256_mul_ps(decode_e4m3(order_of_16(x_scales)), decode_e4m3(order_of_16(y_scales)));
-        sums = _mm256_fmadd_ps(sum_eight_of_16(x, y), scales, sums);
-      });
-  return add_lanes(sums) / 4;
+  const auto scale_of = [](const uint8_t *x, const uint8_t *y) DLFP4_ALWAYS_INLINE {
+    return _mm256_mul_ps(decode_e4m3(order_of_16(x)), decode_e4m3(order_of_16(y)));
+  };
+  return sum_scaled_eights<16>(a, a_scales, b, b_scales, count, sum_eight_of_16, scale_of) / 4;
 }
 
 // A finite scale that is not negative, shifted, is a float16 of 2^-8 of its value.
@@ -94,13 +103,9 @@ double sum_two_level(const uint8_t *a, const uint8_t *a_scales, const uint8_t *b
     return sum_two_level_by_any(a, a_scales, b, b_scales, count);
   const auto decode = [](const uint8_t *scales)
                           DLFP4_ALWAYS_INLINE { return _mm256_cvtph_ps(_mm_slli_epi16(order_of_16(scales), 7)); };
-  __m256 sums = _mm256_setzero_ps();
-  each_eight<16>(
-      a, a_scales, b, b_scales, count,
-      [&](const uint8_t *x, const uint8_t *x_scales, const uint8_t *y, const uint8_t *y_scales) DLFP4_ALWAYS_INLINE {
-        sums = _mm256_fmadd_ps(sum_eight_of_16(x, y), _mm256_mul_ps(decode(x_scales), decode(y_scales)), sums);
-      });
-  return add_lanes(sums) * (256 * 256 / 4);
+  const auto scale_of = [=](const uint8_t *x, const uint8_t *y)
+                            DLFP4_ALWAYS_INLINE { return _mm256_mul_ps(decode(x), decode(y)); };
+  return sum_scaled_eights<16>(a, a_scales, b, b_scales, count, sum_eight_of_16, scale_of) * (256 * 256 / 4);
 }
 
 // --- Scales of float8_e8m0fnu ----------------------------------------------------------------
@@ -136,15 +141,11 @@ double sum_power(const uint8_t *a, const uint8_t *a_scales, const uint8_t *b, co
   if (!are_plain_powers(a_scales, count / 32) || !are_plain_powers(b_scales, count / 32))
     return sum_power_by_any(a, a_scales, b, b_scales, count);
   const __m128i bias = _mm_set1_epi8(static_cast<char>(kQuarterBias));
-  __m256 sums = _mm256_setzero_ps();
-  each_eight<32>(
-      a, a_scales, b, b_scales, count,
-      [&](const uint8_t *x, const uint8_t *x_scales, const uint8_t *y, const uint8_t *y_scales) DLFP4_ALWAYS_INLINE {
-        const __m128i exponents = _mm_sub_epi8(_mm_add_epi8(load_eight(x_scales), load_eight(y_scales)), bias);
-        const __m256i scales = _mm256_slli_epi32(order_of_32(exponents), 23);
-        sums = _mm256_fmadd_ps(sum_eight_of_32(x, y), _mm256_castsi256_ps(scales), sums);
-      });
-  return add_lanes(sums);
+  const auto scale_of = [=](const uint8_t *x, const uint8_t *y) DLFP4_ALWAYS_INLINE {
+    const __m128i exponents = _mm_sub_epi8(_mm_add_epi8(load_eight(x), load_eight(y)), bias);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(order_of_32(exponents), 23));
+  };
+  return sum_scaled_eights<32>(a, a_scales, b, b_scales, count, sum_eight_of_32, scale_of);
 }
 
 }  // namespace

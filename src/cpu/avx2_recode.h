@@ -6,7 +6,7 @@
 #define DLFP4_SRC_CPU_AVX2_RECODE_H_
 
 #include "avx2_codes.h"
-#include "recode_tables.h"
+#include "vector_recode.h"
 
 namespace dlfp4 {
 namespace {
@@ -37,20 +37,22 @@ struct Table {
   }
 };
 
-template <int SrcBits, int DstBits, int Size>
-__attribute__((noinline)) void recode_steps(const uint8_t *codes, const uint8_t *src, uint8_t *dst, int64_t count) {
-  const Table<Size> table(codes);
-  in_steps<kCodes, SrcBits, DstBits>(src, dst, count, [&](const uint8_t *from, uint8_t *to) DLFP4_ALWAYS_INLINE {
-    store_codes<DstBits>(to, table(load_codes<SrcBits, 1>(from)));
-  });
-}
+struct Avx2Recode {
+  static constexpr int kCodes = dlfp4::kCodes;
 
-template <int Src, bool kSrcPacked, int Dst, bool kDstPacked>
-void recode(const uint8_t *src, uint8_t *dst, int64_t count, const Mode &mode) {
-  constexpr int kSrcBits = kSrcPacked ? kFormats[Src].bits : 8, kDstBits = kDstPacked ? kFormats[Dst].bits : 8;
-  uint8_t own[256];
-  recode_steps<kSrcBits, kDstBits, 1 << kFormats[Src].bits>(find_table<Src, Dst>(mode, own), src, dst, count);
-}
+  template <int Size>
+  using Table = dlfp4::Table<Size>;
+
+  template <int Bits>
+  static __m256i load(const uint8_t *src) {
+    return load_codes<Bits, 1>(src);
+  }
+
+  template <int Bits>
+  static void store(uint8_t *dst, __m256i codes) {
+    store_codes<Bits>(dst, codes);
+  }
+};
 
 }  // namespace
 }  // namespace dlfp4

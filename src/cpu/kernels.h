@@ -5,6 +5,7 @@
 #define DLFP4_SRC_CPU_KERNELS_H_
 
 #include <stdint.h>
+#include <string.h>
 
 #include "dlfp4/dlfp4.h"
 #include "dtypes.h"
@@ -42,6 +43,12 @@ constexpr Modes kNearestEven = 3 << mode_index(DLFP4_NEAREST_EVEN, false);
 constexpr int kNumFixedModes = mode_index(DLFP4_STOCHASTIC, false);
 constexpr Modes kFixedModes = (1 << kNumFixedModes) - 1;
 constexpr Modes kAnyMode = 0xFF;  // also of what never rounds: copies, exact decodes
+
+// Copies `bits` of codes, without a last byte's spare bits.
+static inline void copy_codes(uint8_t *dst, const uint8_t *src, int64_t bits) {
+  memcpy(dst, src, static_cast<size_t>((bits + 7) / 8));
+  if (bits % 8) dst[bits / 8] &= static_cast<uint8_t>((1 << bits % 8) - 1);
+}
 
 struct KernelRow {
   Operand src;

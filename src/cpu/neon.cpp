@@ -20,7 +20,7 @@ struct Kernels {
   template <int Src, int Dst>
   static constexpr Kernel convert = convert_floats<Src, Dst>;
   template <int Src, bool kSrcPacked, int Dst, bool kDstPacked>
-  static constexpr Kernel recode = dlfp4::recode<Src, kSrcPacked, Dst, kDstPacked>;
+  static constexpr Kernel recode = dlfp4::recode<NeonRecode, Src, kSrcPacked, Dst, kDstPacked>;
   template <int Bits>
   static constexpr Kernel pack = pack_codes<Bits>;
   template <int Bits>

@@ -5,7 +5,7 @@
 #define DLFP4_SRC_CPU_NEON_RECODE_H_
 
 #include "neon_codes.h"
-#include "recode_tables.h"
+#include "vector_recode.h"
 
 namespace dlfp4 {
 namespace {
@@ -28,20 +28,22 @@ struct Table {
   }
 };
 
-template <int SrcBits, int DstBits, int Size>
-__attribute__((noinline)) void recode_steps(const uint8_t *codes, const uint8_t *src, uint8_t *dst, int64_t count) {
-  const Table<Size> table(codes);
-  in_steps<kCodes, SrcBits, DstBits>(src, dst, count, [&](const uint8_t *from, uint8_t *to) DLFP4_ALWAYS_INLINE {
-    store_codes<DstBits>(to, table(load_codes<SrcBits>(from)));
-  });
-}
+struct NeonRecode {
+  static constexpr int kCodes = dlfp4::kCodes;
 
-template <int Src, bool kSrcPacked, int Dst, bool kDstPacked>
-void recode(const uint8_t *src, uint8_t *dst, int64_t count, const Mode &mode) {
-  constexpr int kSrcBits = kSrcPacked ? kFormats[Src].bits : 8, kDstBits = kDstPacked ? kFormats[Dst].bits : 8;
-  uint8_t own[256];
-  recode_steps<kSrcBits, kDstBits, 1 << kFormats[Src].bits>(find_table<Src, Dst>(mode, own), src, dst, count);
-}
+  template <int Size>
+  using Table = dlfp4::Table<Size>;
+
+  template <int Bits>
+  static uint8x16_t load(const uint8_t *src) {
+    return load_codes<Bits>(src);
+  }
+
+  template <int Bits>
+  static void store(uint8_t *dst, uint8x16_t codes) {
+    store_codes<Bits>(dst, codes);
+  }
+};
 
 }  // namespace
 }  // namespace dlfp4

@@ -41,8 +41,7 @@ const uint8_t *find_whole_pairs(const Sides &sides, int64_t line, int64_t first,
   const int64_t count = sides.length - first;
   if (count >= depth) return codes;
   memset(buffer, 0, static_cast<size_t>(depth / 2));
-  memcpy(buffer, codes, static_cast<size_t>((count + 1) / 2));
-  if (count % 2) buffer[count / 2] &= 15;
+  copy_codes(buffer, codes, 4 * count);
   return buffer;
 }
 

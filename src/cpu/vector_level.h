@@ -17,12 +17,6 @@
 namespace dlfp4 {
 namespace {
 
-// `bits` of codes, without a last byte's spare bits.
-inline void copy_codes(uint8_t *dst, const uint8_t *src, int64_t bits) {
-  memcpy(dst, src, static_cast<size_t>((bits + 7) / 8));
-  if (bits % 8) dst[bits / 8] &= static_cast<uint8_t>((1 << bits % 8) - 1);
-}
-
 // Calls step(source, destination) for `Elements` of them at a time. The last ones are followed by zeros, which have
 // code zero where codes are packed: so are a last byte's spare bits, whatever they are in the source.
 template <int Elements, int SrcBits, int DstBits, class Step>
