@@ -29,7 +29,8 @@ cdef class Tensor:
     cdef uint8_t owner_kind
     cdef uint8_t row             # element type, an index into dtypes.def
     cdef uint8_t flags           # DLPack's READ_ONLY, IS_COPIED and IS_SUBBYTE_TYPE_PADDED
-    cdef uint8_t x2_             # hand 4-bit data out in pairs, as PyTorch counts it
+    cdef uint8_t x2_             # hand 4-bit data out in pairs, whoever asks
+    cdef uint8_t origin          # whose current stream operations follow, a number of exchange.pxi; 0: nobody's
     cdef uint8_t is_part         # a view of a tensor with more elements: some may share its last byte
     cdef uint8_t immutable       # never to be written to, which its library's capsules cannot say
     cdef int64_t inline_dims[INLINE_DIMS]

@@ -104,6 +104,7 @@ cdef extern from *:
     PyTypeObject *Py_TYPE(object) noexcept
     bint PyType_SUPPORTS_WEAKREFS(PyTypeObject *) noexcept
     int PySlice_Unpack(object, Py_ssize_t *, Py_ssize_t *, Py_ssize_t *) except -1
+    PyObject *PyEval_GetGlobals()
     Py_ssize_t PySlice_AdjustIndices(Py_ssize_t, Py_ssize_t *, Py_ssize_t *, Py_ssize_t) noexcept
     object array_base(cnp.ndarray)
     object new_array(object, int, const int64_t *, const cnp.npy_intp *, void *, int)
@@ -125,6 +126,8 @@ include "layout.pxi"
 include "dtype.pxi"
 include "device.pxi"
 include "describe.pxi"
+include "natives.pxi"
+include "origins.pxi"
 include "exchange.pxi"
 include "importer.pxi"
 include "memory.pxi"

@@ -165,6 +165,7 @@ cdef extern from "cuda/kernels.h" nogil:
     enum:
         DLFP4_CUDA_REFUSED
         DLFP4_CUDA_NO_IMAGE
+        DLFP4_CUDA_CAPTURE_IMPLICIT
     int dlfp4_cuda_convert(int, uintptr_t, const dlfp4_view *, const dlfp4_view *, const dlfp4_convert_options *)
     ctypedef struct dlfp4_cuda_scale:
         const float *given

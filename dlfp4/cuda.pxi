@@ -35,21 +35,56 @@ cdef int load_kernels(int device) except -1:
     return 0
 
 
-cdef int64_t stream_for(Tensor source, stream) except? -2:
-    """The stream of an operation: the caller's, which then waits for the data, or the one on which the data is made."""
-    cdef int64_t chosen
+cdef struct Work:        # where an operation runs
+    int64_t stream       # NO_STREAM on the host
+    int origin           # whose current stream that is, as its results shall know
+
+
+cdef inline Work work_of(Tensor source) noexcept:
+    """Where a tensor was made."""
+    return Work(source.stream if on_cuda(source) else NO_STREAM, source.origin)
+
+
+cdef Work work_for(Tensor source, stream, x, y=None, z=None) except *:
+    """Where an operation on `source` runs: on the stream given, else on the current one of the framework that calls,
+    known by the operands x, y and z, else where the data is made. The stream then waits for the data."""
+    cdef Work work = Work(NO_STREAM, NO_ORIGIN)
+    if on_cuda(source):
+        load_kernels(source.dl.device.device_id)
+        work = work_on_cuda(source, stream, x, y, z)
+        if work.stream != source.stream:
+            wait_for(source, work.stream)
+    elif stream is not None:
+        raise ValueError(f"stream={stream!r}: host memory has no streams; pass None")
+    return work
+
+
+cdef Work work_on_cuda(Tensor source, stream, x, y, z) except *:
+    """The same for memory of a device, without waiting."""
+    cdef Work work = Work(source.stream, choose_origin(x, y, z))
+    if stream is not None:
+        work.stream = parse_handle(stream if type(stream) is int else handle_of(stream))
+        if work.stream != source.stream:
+            check_stream(work.stream, source)
+    elif work.origin != NO_ORIGIN:
+        work.stream = current_stream_of(work.origin, source.dl.device)
+    if work.stream == LEGACY_STREAM:
+        check_capture(source.dl.device, work.origin if stream is None else NO_ORIGIN)
+    return work
+
+
+def _stream_of_product(a, b, out, stream):
+    """The stream of a matrix product of operands as they were given, as a handle; None on the host."""
+    cdef Tensor source = elements_of(a if is_ours(a) else borrow(a))
+    cdef Work work
+    if not on_cuda(source):
+        source = elements_of(b if is_ours(b) else borrow(b))
     if not on_cuda(source):
         if stream is not None:
             raise ValueError(f"stream={stream!r}: host memory has no streams; pass None")
-        return NO_STREAM
-    load_kernels(source.dl.device.device_id)
-    if stream is None:
-        return source.stream
-    chosen = parse_handle(stream if type(stream) is int else handle_of(stream))
-    if chosen != source.stream:
-        check_stream(chosen, source)
-        wait_for(source, chosen)
-    return chosen
+        return None
+    work = work_on_cuda(source, stream, a, b, out)
+    return work.stream
 
 
 cdef int check_stream(int64_t stream, Tensor source) except -1:
@@ -148,15 +183,14 @@ cdef Tensor place_managed(Tensor self, bint on_device):
     return view
 
 
-cdef Tensor allocate_beside(Tensor source, int row, int ndim, const int64_t *shape, bint padded, int64_t stream,
-                            bint x2):
+cdef Tensor allocate_beside(Tensor source, int row, int ndim, const int64_t *shape, bint padded, Work work):
     """Memory for a result where an operation on `source` runs."""
     cdef DLDevice device
     if not on_cuda(source):
-        return allocate(row, ndim, shape, padded, CPU, x2)
+        return allocate(row, ndim, shape, padded, CPU)
     device.device_type = kDLCUDA
     device.device_id = source.dl.device.device_id
-    return allocate(row, ndim, shape, padded, device, x2, stream)
+    return allocate(row, ndim, shape, padded, device, work.stream, work.origin)
 
 
 cdef int check_beside(Tensor result, Tensor source) except -1:
@@ -208,19 +242,8 @@ def _written_on(Tensor result, stream):
 
 
 def _is_captured(x, stream):
-    """Whether an operation whose first operand is `x` goes into a graph, in which nothing can be measured; without a
-    stream a backend may follow a framework's."""
-    cdef Tensor source = elements_of(x)
-    cdef int64_t each
-    if not on_cuda(source):
-        return False
-    streams = [stream_for(source, stream)]
-    if stream is None:
-        streams += frameworks.current_streams(source.dl.device.device_id)
-    for each in streams:
-        if dlfp4_cuda_is_capturing(source.dl.device.device_id, each):
-            return True
-    return False
+    """Whether an operation on `x` and a stream's handle goes into a graph, in which nothing can be measured."""
+    return stream is not None and dlfp4_cuda_is_capturing(elements_of(x).dl.device.device_id, stream)
 
 
 def _cuda_capability(int index):

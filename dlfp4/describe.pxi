@@ -4,6 +4,7 @@
 cdef enum:
     MOST_DIMS = 64   # of results, and of what is multiplied: NumPy has no more
     MAX_NDIM = 65535
+    FIRST_PAGE = 4096   # bytes at the start of the address space that are nobody's: an offset from NULL leads there
 
 
 cdef inline bint is_packed(Tensor self) noexcept nogil:
@@ -70,7 +71,7 @@ cdef int refuse(const DLTensor *src, str problem) except -1:
 
 
 cdef inline int reserve_dims(Tensor self, int ndim) except -1:
-    """Room for shape and strides, and for both once more in pairs where the tensor may go out as x2."""
+    """Room for shape and strides, and for both once more in pairs where the tensor goes out as x2."""
     cdef int64_t needed = <int64_t> 2 * ndim * (1 + self.x2_)
     cdef int64_t *dims = self.inline_dims
     if needed > INLINE_DIMS:
@@ -113,25 +114,28 @@ cdef inline bint is_address(int32_t device_type) noexcept nogil:
 
 
 cdef inline void fill_pairs(Tensor self) noexcept nogil:
-    """Shape and strides in pairs, where the x2 dialect applies and the layout divides."""
+    """Shape and strides in pairs, where the x2 dialect applies, the layout divides, and the same one comes back."""
     cdef int ndim = self.dl.ndim
     cdef int64_t *pairs
     cdef int dim
     self.pairs = NULL
     if self.x2_ and self.dl.dtype.bits == 4 and not is_padded(self):
         pairs = self.dl.strides + ndim
-        dim = find_unit_dim(ndim, self.dl.shape, self.dl.strides)
+        dim = find_unit_dim(ndim, self.dl.shape, self.dl.strides, 4, 8)
         memcpy(pairs, self.dl.shape, 2 * ndim * sizeof(int64_t))
-        if dim >= 0 and rescale_layout(ndim, pairs, pairs + ndim, dim, 4, 8):
+        if (dim >= 0 and rescale_layout(ndim, pairs, pairs + ndim, dim, 4, 8)
+                and find_unit_dim(ndim, pairs, pairs + ndim, 8, 4) == dim):
             self.pairs = pairs
+            if self.size_ == 0:
+                settle_strides(ndim, pairs, pairs + ndim, 0)
 
 
 cdef int expand_pairs(Tensor self, const DLTensor *src) except -1:
-    """From pairs (lanes = 2) to logical elements."""
-    cdef int dim
+    """From pairs (lanes = 2) to logical elements, by the rule of fill_pairs."""
+    cdef int dim = find_unit_dim(self.dl.ndim, self.dl.shape, self.dl.strides, 8, 4)
     if self.dl.ndim == 0:
-        raise BufferError("a rank-0 tensor of pairs has no room for its shape")  # callers reserve one dimension
-    dim = find_unit_dim(self.dl.ndim, self.dl.shape, self.dl.strides)
+        raise BufferError(f"a {dtype_name(self)} tensor in pairs (lanes=2) of rank 0 has no dimension along which to "
+                          f"count its two elements; reshape it to (1,) first")
     if dim < 0:
         raise BufferError(
             f"a {dtype_name(self)} tensor in pairs (lanes=2) of shape {shape_of(self)} and strides {strides_of(self)} "
@@ -146,8 +150,7 @@ def _single_shape(shape, strides):
     cdef Tensor self = Tensor.__new__(Tensor)
     cdef DLTensor unknown
     cdef int k, ndim = len(shape)
-    reserve_dims(self, max(1, ndim))
-    self.dl.shape[0] = self.dl.strides[0] = 1   # rank 0 is a vector of one pair
+    reserve_dims(self, ndim)
     for k in range(ndim):
         self.dl.shape[k] = shape[k]
         self.dl.strides[k] = strides[k]
@@ -165,9 +168,10 @@ cdef int check_memory(Tensor self, const DLTensor *src) except -1:
         refuse(src, f"shape {shape_of(self)} has more elements than memory can hold")
     if self.size_ == 0:
         return 0
-    if src.data == NULL:
-        refuse(src, f"data is NULL for shape {shape_of(self)}: it has no memory, as fake tensors have "
-                    f"none, and subclasses whose data is in other tensors: pass those")
+    if src.data == NULL or (is_address(self.dl.device.device_type) and <uintptr_t> src.data < FIRST_PAGE):
+        where = "NULL" if src.data == NULL else f"address {<uintptr_t> src.data:#x}, an offset from NULL,"
+        refuse(src, f"data is {where} for shape {shape_of(self)}: it has no memory, as fake tensors have none, and "
+                    f"subclasses whose data is in other tensors: pass those")
     low = 0
     high = self.size_ - 1
     if (not is_compact_tensor(self) and not find_extent(self.dl.ndim, self.dl.shape, self.dl.strides, &low, &high)
@@ -197,11 +201,8 @@ cdef int describe(Tensor self, const DLTensor *src, uint64_t flags) except -1:
     if in_pairs:
         if is_padded(self):
             refuse(src, "the elements are flagged as padded (one a byte) and counted in pairs (two a byte)")
-        self.x2_ = True
     self.dl.device = src.device
-    reserve_dims(self, 1 if in_pairs and ndim == 0 else ndim)
-    if in_pairs and ndim == 0:
-        self.dl.shape[0] = self.dl.strides[0] = 1
+    reserve_dims(self, ndim)
     for k in range(ndim):
         if src.shape[k] < 0:
             refuse(src, f"shape[{k}]={src.shape[k]} is negative")
@@ -216,10 +217,11 @@ cdef int describe(Tensor self, const DLTensor *src, uint64_t flags) except -1:
     self.dl.data = src.data
     self.dl.byte_offset = src.byte_offset
     if is_address(src.device.device_type) and src.byte_offset != 0:
-        if src.byte_offset > <uint64_t> INT64_MAX or add_overflows(<int64_t> src.data, src.byte_offset, &self.size_):
+        if (<int64_t> src.data < 0 or src.byte_offset > <uint64_t> INT64_MAX
+                or add_overflows(<int64_t> src.data, src.byte_offset, &self.size_)):
             refuse(src, "byte_offset reaches outside the address space")
         self.dl.data = <char *> src.data + src.byte_offset
         self.dl.byte_offset = 0
     check_memory(self, src)
-    fill_pairs(self)
+    settle_strides(ndim, self.dl.shape, self.dl.strides, self.size_)
     return 0

@@ -1,7 +1,10 @@
 # Exchange tables: producers whose type carries a C exchange table (DLPack 1.3) are read through it, without a capsule.
 
 cdef struct Guard:
-    # What a producer's table does not check: an attribute that must be false for the types in `rows`.
+    # What a producer's table does not check: an attribute that must be false for the types in `rows`. It is asked of
+    # the tensor's implementation, of its handle, or by the descriptor: of the first of these that is there.
+    uint8_t (*of_impl)(void *) noexcept
+    uint8_t (*of_handle)(void **) noexcept
     PyObject *descriptor
     PyObject *remedy
     uint64_t rows
@@ -15,8 +18,11 @@ cdef enum:
 cdef struct Producer:
     PyTypeObject *type
     const DLPackExchangeAPI *api
-    bint counts_pairs                # hands FP4 out, and wants it back, as x2
+    int origin
     PyObject *keeper                 # what gives the object that keeps a lent tensor's memory alive; NULL: no loans
+    PyObject *problem                # why a tensor cannot be handed over, by its framework's file; NULL: never asked
+    bint has_natives
+    Natives natives
     int num_guards
     Guard guards[MAX_GUARDS]
 
@@ -93,28 +99,45 @@ cdef Producer *add_producer(PyTypeObject *type) except? NULL:
 
 cdef int add_guards(Producer *producer) except -1:
     """What the framework's own file says its table leaves unchecked."""
-    cdef Guard *guard
     framework = frameworks.of_type(<object> producer.type)
-    producer.counts_pairs = framework is not None and framework.counts_pairs
-    producer.keeper = NULL
-    keeper = None if framework is None else framework.keeper()
-    guards = () if framework is None else framework.guards()   # before there are references to drop
+    producer.keeper = producer.problem = NULL
+    producer.has_natives = False
+    producer.num_guards = 0
+    if framework is None:
+        producer.origin = add_origin((<object> producer.type).__module__, None, producer.api)
+        return 0
+    producer.origin = add_origin(framework.name, framework.current_stream, producer.api)
+    keeper, guards, natives = framework.keeper(), framework.guards(), framework.natives()
     if len(guards) > MAX_GUARDS:
         raise RuntimeError(f"{framework.name} has {len(guards)} guards; a row has room for {MAX_GUARDS}")
+    if natives is not None:
+        fill_natives(&producer.natives, natives)
+        producer.has_natives = True
+    if framework.problem is not None:   # the row of a framework lives for ever
+        producer.problem = <PyObject *> framework.problem
     if keeper is not None and producer.api.dltensor_from_py_object_no_sync != NULL:
         Py_INCREF(keeper)
         producer.keeper = <PyObject *> keeper
-    producer.num_guards = 0
     for descriptor, names, remedy in guards:
-        guard = &producer.guards[producer.num_guards]
-        guard.descriptor = <PyObject *> descriptor
-        guard.remedy = <PyObject *> remedy
-        guard.rows = 0
-        for name in names:
-            guard.rows |= (<uint64_t> 1) << row_of_argument(name)
-        Py_INCREF(descriptor)
-        Py_INCREF(remedy)
+        fill_guard(&producer.guards[producer.num_guards], descriptor, names, remedy, natives)
         producer.num_guards += 1
+    return 0
+
+
+cdef int fill_guard(Guard *guard, descriptor, names, remedy, natives) except -1:
+    cdef uintptr_t of_impl = 0, of_handle = 0
+    if natives is not None:
+        of_impl = natives.flags_of_impl.get(descriptor.__name__, 0)
+        of_handle = natives.flags_of_handle.get(descriptor.__name__, 0)
+    guard.of_impl = <uint8_t (*)(void *) noexcept> of_impl
+    guard.of_handle = <uint8_t (*)(void **) noexcept> of_handle
+    guard.rows = 0
+    for name in names:
+        guard.rows |= (<uint64_t> 1) << row_of_argument(name)
+    guard.descriptor = <PyObject *> descriptor
+    guard.remedy = <PyObject *> remedy
+    Py_INCREF(descriptor)
+    Py_INCREF(remedy)
     return 0
 
 
@@ -127,13 +150,42 @@ cdef void drop_guards(Producer *producer) noexcept:
         Py_DECREF(<object> producer.guards[k].remedy)
 
 
+cdef inline bint is_set(const Guard *guard, const Producer *producer, object x):
+    if guard.of_impl != NULL:
+        return guard.of_impl(handle_in(&producer.natives, x)[0])
+    if guard.of_handle != NULL:
+        return guard.of_handle(handle_in(&producer.natives, x))
+    return read_descriptor(guard.descriptor, x) is True
+
+
 cdef int check_guards(const Producer *producer, object x, int row) except -1:
     cdef int k
     for k in range(producer.num_guards):
-        if producer.guards[k].rows >> row & 1 and read_descriptor(producer.guards[k].descriptor, x) is True:
+        if producer.guards[k].rows >> row & 1 and is_set(&producer.guards[k], producer, x):
             name = (<object> producer.guards[k].descriptor).__name__
             raise BufferError(f"the tensor's {name} bit is set, which DLPack cannot carry: the receiver would read "
                               f"other values, or lose the gradient; call {<object> producer.guards[k].remedy} first")
+    return 0
+
+
+cdef inline int check_usual(const Producer *producer, object x, const DLTensor *seen) except -1:
+    """Whether a tensor is what its description says, with memory behind it, and only that; where it may not be, its
+    framework's file has the words."""
+    cdef int64_t low, high, bits = seen.dtype.bits * seen.dtype.lanes
+    if producer.problem == NULL:
+        return 0
+    if producer.has_natives:
+        fill_byte_range(seen, bits, &low, &high)
+        if (is_in_storage(&producer.natives, x, seen.data, max(1, bits >> 3), low, high)
+                and is_seen_through(&producer.natives, x, seen)):
+            return 0
+    return refuse_problem(x, (<object> producer.problem)(x))
+
+
+cdef int refuse_problem(object x, problem) except -1:
+    """BufferError for what a framework's file says of one of its tensors, if it says anything."""
+    if problem is not None:
+        raise BufferError(f"this {type(x).__module__}.{type(x).__name__} cannot be exchanged: {problem}")
     return 0
 
 
@@ -144,23 +196,27 @@ cdef Tensor import_through_table(const Producer *producer, object x):
     if producer.keeper != NULL:
         ask_loan(producer, x, &lent)
         if lent.dtype.bits >= 8 or lent.dtype.lanes == 2:   # packed or padded? Only a managed tensor has flags
-            return check_import(take_loan(producer, x, &lent), producer, x)
+            check_usual(producer, x, &lent)
+            return check_import(take_loan(x, &lent), producer, x)
     if producer.api.managed_tensor_from_py_object_no_sync(<void *> x, &managed) != 0 or managed == NULL:
-        pass_refusal(x)
-    return check_import(adopt(managed, producer.counts_pairs), producer, x)
+        pass_refusal(producer, x)
+    return check_import(adopt(managed), producer, x)
 
 
 cdef inline int ask_loan(const Producer *producer, object x, DLTensor *lent) except -1:
     if producer.api.dltensor_from_py_object_no_sync(<void *> x, lent) != 0:
-        pass_refusal(x)
+        pass_refusal(producer, x)
     return 0
 
 
-cdef int pass_refusal(object x) except -1:
-    """A table said no: its exception goes on; a RuntimeError (sparse, meta) as the BufferError that it means."""
+cdef int pass_refusal(const Producer *producer, object x) except -1:
+    """A table said no: its framework's file may know better words, and its exception goes on; a RuntimeError (sparse,
+    meta) as the BufferError that it means."""
     try:
         raise_pending()
     except RuntimeError as error:
+        if producer.problem != NULL:
+            refuse_problem(x, (<object> producer.problem)(x))
         raise refusal_of(x, error) from error
     raise refusal_of(x, "its exchange table gave no reason")
 
@@ -171,10 +227,9 @@ cdef object refusal_of(object x, reason):
                        f"{lines[0] if lines else type(reason).__name__}")
 
 
-cdef inline Tensor take_loan(const Producer *producer, object x, const DLTensor *lent):
+cdef inline Tensor take_loan(object x, const DLTensor *lent):
     """A Tensor that holds `x` itself: half the price of a managed tensor, but to be secured at each use."""
     cdef Tensor self = Tensor.__new__(Tensor)
-    self.x2_ = producer.counts_pairs
     self.stream = LEGACY_STREAM
     describe(self, lent, 0)
     Py_INCREF(x)
@@ -190,28 +245,37 @@ cdef inline int secure(Tensor self) except -1:
 
 cdef int secure_loan(Tensor self) except -1:
     """PyTorch's set_, resize_ and `.data =` free or exchange memory under every view of a tensor; a managed tensor
-    would not keep it either. What is lent now must still hold all that this view describes; then its storage is
+    would not keep it either. What the lender has now must still hold all that this view describes; then its storage is
     held as well."""
     cdef object lender = <object> self.owner
     cdef const Producer *producer = find_producer(Py_TYPE(lender))
-    cdef DLTensor lent
-    cdef int64_t low, high, lent_low, lent_high
     cdef object storage = None
     if producer == NULL or producer.keeper == NULL:
         raise BufferError(f"the tensor that this Tensor shares memory with became a {type(lender).__module__}."
                           f"{type(lender).__name__} since (__class__ = ...); import it again")
-    if self.held == NULL:   # before the loan is asked for: what is lent from another storage then does not pass
+    if self.held == NULL:   # before the lender is asked: what it has from another storage then does not pass
         storage = read_descriptor(producer.keeper, lender)
-    ask_loan(producer, lender, &lent)
-    fill_byte_range(&self.dl, storage_bits(self), &low, &high)
-    fill_byte_range(&lent, lent.dtype.bits * lent.dtype.lanes, &lent_low, &lent_high)
-    if self.size_ != 0 and (low < lent_low or high > lent_high):
+    if not still_lends(self, producer, lender):
         raise BufferError(
             f"the {type(lender).__module__}.{type(lender).__name__} that this Tensor shares memory with was resized or "
             f"given other memory since (resize_, set_, .data = ...): what it shared is gone; import it again")
     if storage is not None:
         hold(self, storage)
     return 0
+
+
+cdef inline bint still_lends(Tensor self, const Producer *producer, object lender) except *:
+    """Whether the memory that a view describes is still its lender's: in its storage or, where nobody can ask for that,
+    in the loan."""
+    cdef DLTensor lent
+    cdef int64_t low, high, lent_low, lent_high
+    fill_byte_range(&self.dl, storage_bits(self), &low, &high)
+    if producer.has_natives:
+        return still_stores(&producer.natives, lender, low, high)
+    ask_loan(producer, lender, &lent)
+    check_usual(producer, lender, &lent)
+    fill_byte_range(&lent, lent.dtype.bits * lent.dtype.lanes, &lent_low, &lent_high)
+    return self.size_ == 0 or (low >= lent_low and high <= lent_high)
 
 
 cdef int hold(Tensor self, object storage) except -1:
@@ -225,16 +289,7 @@ cdef int hold(Tensor self, object storage) except -1:
 cdef inline Tensor check_import(Tensor self, const Producer *producer, object x):
     if producer.num_guards:
         check_guards(producer, x, self.row)
+    self.origin = producer.origin
     if is_cuda(self.dl.device.device_type):
         self.stream = current_work_stream(producer.api, self.dl.device)
     return self
-
-
-cdef int64_t current_work_stream(const DLPackExchangeAPI *api, DLDevice device) except? -2:
-    """The stream on which the producer works now, as DLPack numbers streams."""
-    cdef void *stream = NULL
-    if api.current_work_stream == NULL:
-        return LEGACY_STREAM
-    if api.current_work_stream(device.device_type, device.device_id, &stream) != 0:
-        raise_pending()
-    return <int64_t> stream if stream != NULL else LEGACY_STREAM

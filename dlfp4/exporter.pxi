@@ -19,23 +19,43 @@ cdef extern from *:
 
 # ---- Managed tensors: one block with the dimensions behind the struct, alive as long as its consumer wants
 
-cdef str pairs_problem(Tensor self):
-    return (f"{dtype_name(self)} of shape {shape_of(self)} and strides {strides_of(self)} (packed={is_packed(self)}) "
-            f"cannot be counted in pairs of two elements a byte: x2 needs packed 4-bit elements, an even extent along "
-            f"the dimension of stride 1 and even strides elsewhere; slice at even positions, or hand out .x2(False)")
+cdef inline bint holds_pairs(Tensor self) noexcept nogil:
+    """Whether two elements share a byte."""
+    return self.dl.dtype.bits == 4 and not is_padded(self)
 
 
-cdef inline bint goes_in_pairs(Tensor self) noexcept nogil:
-    return self.x2_ and self.dl.dtype.bits == 4 and not is_padded(self)
+cdef Tensor with_dialect(Tensor self, bint x2):
+    """The same tensor, handed out in pairs or singly."""
+    cdef Tensor view = Tensor.__new__(Tensor)
+    view.x2_ = x2
+    reserve_dims(view, self.dl.ndim)
+    copy_description(view, self)
+    borrow_owner(view, self)
+    memcpy(view.dl.shape, self.dl.shape, 2 * self.dl.ndim * sizeof(int64_t))
+    return finish_view(view)
+
+
+cdef tuple pairs_problem(Tensor self):
+    """Why a tensor of packed 4-bit elements cannot be counted in pairs, and what helps."""
+    cdef int dim = find_unit_dim(self.dl.ndim, self.dl.shape, self.dl.strides, 8, 4)   # as if it divided
+    if dim < 0:
+        return f"no dimension of strides {strides_of(self)} has stride 1", "call .copy() first"
+    if self.dl.shape[dim] % 2:
+        return (f"its elements lie side by side along dimension {dim}, of extent {self.dl.shape[dim]}, which is odd",
+                "pad that to an even extent, or reshape it")
+    return f"rows of strides {strides_of(self)} start within a byte, or pairs would be read along another", \
+        "call .copy() first"
 
 
 cdef inline int lend(Tensor self, DLTensor *out) except -1:
     """The tensor as it goes out: in pairs where its dialect says so. Its dimensions stay with `self`."""
     secure(self)
     out[0] = self.dl
-    if goes_in_pairs(self):
+    if self.x2_ and holds_pairs(self):
         if self.pairs == NULL:
-            raise BufferError(pairs_problem(self))
+            reason, remedy = pairs_problem(self)
+            raise BufferError(f"{dtype_name(self)} of shape {shape_of(self)} cannot be counted in pairs (x2): "
+                              f"{reason}; {remedy}, or hand out .x2(False)")
         out.dtype.lanes = 2
         out.shape = self.pairs
         out.strides = self.pairs + self.dl.ndim
@@ -43,10 +63,14 @@ cdef inline int lend(Tensor self, DLTensor *out) except -1:
 
 
 cdef inline void own_dims(DLTensor *self, int64_t *dims) noexcept:
-    """Move the dimensions of what is lent to `dims`."""
+    """Move the dimensions of what is lent to `dims`. Only pairs tell extents of 1 at the end from others by strides."""
+    cdef int k = self.ndim - 1
     memcpy(dims, self.shape, 2 * self.ndim * sizeof(int64_t))   # the strides lie behind
     self.shape = dims
     self.strides = dims + self.ndim
+    while k >= 0 and self.shape[k] == 1 and self.dtype.lanes == 1:
+        self.strides[k] = 1
+        k -= 1
 
 
 cdef DLManagedTensorVersioned *export_versioned(Tensor self, uint64_t flags) except NULL:
@@ -122,7 +146,7 @@ cdef void keep_for_streams(Tensor self) noexcept:
     """Who drops a tensor may still have work under way that reads it, on a stream of which only its framework knows.
     What goes wrong there can only be told: Cython hands it to sys.unraisablehook."""
     for stream in frameworks.current_streams(self.dl.device.device_id):
-        used_on(self, stream or LEGACY_STREAM)
+        used_on(self, parse_handle(handle_of(stream)))
 
 
 # ---- Capsules
@@ -166,9 +190,6 @@ cdef bint knows_versions(max_version) except -1:
 
 
 cdef inline object export_capsule(Tensor self, max_version, uint64_t flags):
-    cdef tuple problem = torch_problem(self)
-    if problem is not None:
-        protect_consumer(problem)
     if wants_versioned(self, max_version):
         return PyCapsule_New(export_versioned(self, flags), VERSIONED,
                              <PyCapsule_Destructor> destroy_versioned)
@@ -176,16 +197,51 @@ cdef inline object export_capsule(Tensor self, max_version, uint64_t flags):
                          <PyCapsule_Destructor> destroy_legacy)
 
 
+# ---- PyTorch: what it cannot take, and what only it wants
+
 cdef inline bint has_negative_stride(Tensor self) noexcept nogil:
     cdef int k
     for k in range(self.dl.ndim):
-        if self.dl.strides[k] < 0 and self.dl.shape[k] > 1:
+        if self.dl.strides[k] < 0:   # of an extent above 1
             return True
     return False
 
 
+cdef inline bint is_packed_fp4(Tensor self) noexcept nogil:
+    return self.row == FLOAT4 and not is_padded(self)
+
+
+cdef inline bint concerns_torch(Tensor self) noexcept nogil:
+    """Whether it matters that it is PyTorch that asks; else nobody looks."""
+    return (is_packed_fp4(self) or self.flags & DLPACK_FLAG_BITMASK_READ_ONLY != 0 or has_negative_stride(self)
+            or self.dl.device.device_type == kDLOpenCL or (on_cuda(self) and not is_aligned(self))
+            or (self.size_ == 0 and not has_countable_extents(self.dl.ndim, self.dl.shape)))
+
+
+cdef bint is_torch_asking() except -1:
+    """Whether the function that called into this extension is one of PyTorch's own."""
+    cdef PyObject *caller = PyEval_GetGlobals()
+    name = None if caller == NULL else look_up(<dict> caller, "__name__")
+    return isinstance(name, str) and (name == "torch" or name.startswith("torch."))
+
+
+cdef Tensor suit_torch(Tensor self, copy, bint *copied):
+    """The tensor as PyTorch takes it: FP4 in pairs, read-only memory as a copy, for it ignores that flag."""
+    if self.flags & DLPACK_FLAG_BITMASK_READ_ONLY:
+        if copy is False:
+            raise frameworks.RefusedError(
+                "PyTorch", self, "its tensors are always writable, this memory is read-only", "allow a copy")
+        self = duplicate(self)
+        copied[0] = True
+    problem = torch_problem(self)
+    if problem is not None:
+        raise frameworks.RefusedError("PyTorch", self, *problem)
+    return with_dialect(self, True) if is_packed_fp4(self) else self
+
+
 cdef tuple torch_problem(Tensor self):
-    """What PyTorch (2.13) would end the process for, or lose its GPU by, and what helps; or None."""
+    """What PyTorch has no way to take, or (2.13) would end the process for, or lose its GPU by, and what helps; or
+    None."""
     if has_negative_stride(self):
         return "it has no negative strides", "call .copy() first"
     if self.dl.device.device_type == kDLOpenCL:
@@ -195,6 +251,9 @@ cdef tuple torch_problem(Tensor self):
             "call .copy() first"
     if self.size_ == 0 and not has_countable_extents(self.dl.ndim, self.dl.shape):
         return "it multiplies extents, of empty tensors too, to more than 63 bits", "call .reshape((0,)) first"
+    if is_packed_fp4(self) and with_dialect(self, True).pairs == NULL:
+        reason, remedy = pairs_problem(self)
+        return f"it counts FP4 in pairs of neighbours, and {reason}", remedy
     return None
 
 
@@ -203,12 +262,14 @@ def _torch_problem(Tensor self):
     return torch_problem(self)
 
 
-cdef int protect_consumer(tuple problem) except -1:
-    """PyTorch's own from_dlpack must not get what ends the process."""
-    if str(sys._getframe().f_globals.get("__name__")).partition(".")[0] == "torch":
-        reason, remedy = problem
-        raise BufferError(f"PyTorch cannot take this tensor: {reason}; {remedy}")
-    return 0
+# ---- As a consumer asks
+
+cdef object export_as_it_is(Tensor self, max_version):
+    """Memory that has no streams, where it lies."""
+    cdef bint copied = False
+    if concerns_torch(self) and is_torch_asking():
+        self = suit_torch(self, None, &copied)
+    return export_capsule(self, max_version, DLPACK_FLAG_BITMASK_IS_COPIED if copied else 0)
 
 
 cdef object export_as_asked(Tensor self, stream, max_version, dl_device, copy):
@@ -228,6 +289,8 @@ cdef object export_as_asked(Tensor self, stream, max_version, dl_device, copy):
     if copy is True and not copied:
         source = duplicate(source)
         copied = True
+    if concerns_torch(source) and is_torch_asking():
+        source = suit_torch(source, copy, &copied)
     order_streams(source, consumer)   # after a copy, which may be under way
     return export_capsule(source, max_version, DLPACK_FLAG_BITMASK_IS_COPIED if copied else 0)
 
@@ -282,7 +345,7 @@ cdef int table_allocate(DLTensor *prototype, DLManagedTensorVersioned **out, voi
     out[0] = NULL
     try:
         described = Tensor.__new__(Tensor)
-        wanted.data = <void *> ALIGNMENT   # a prototype has no memory; this address is checked, never read
+        wanted.data = <void *> FIRST_PAGE   # a prototype has no memory; this address is checked, never read
         wanted.strides = NULL
         wanted.byte_offset = 0
         describe(described, &wanted, 0)
@@ -299,7 +362,7 @@ cdef int table_export(void *py_object, DLManagedTensorVersioned **out) except -1
 
 
 cdef int table_import(DLManagedTensorVersioned *managed, void **out) except -1:
-    cdef Tensor self = adopt(managed, False)
+    cdef Tensor self = adopt(managed)
     Py_INCREF(self)
     out[0] = <void *> self
     return 0

@@ -26,6 +26,7 @@ cdef inline void copy_description(Tensor self, Tensor source) noexcept:
     self.dl.dtype = source.dl.dtype
     self.size_ = source.size_
     self.stream = source.stream
+    self.origin = source.origin
     self.row = source.row
     self.flags = source.flags
     self.is_part = source.is_part
@@ -79,6 +80,7 @@ cdef Tensor import_array(cnp.ndarray array):
             raise BufferError(f"NumPy's strides {(<object> array).strides} are no multiples of the item size "
                               f"{itemsize}; DLPack counts strides in items: call numpy.ascontiguousarray first")
         self.dl.strides[k] = strides[k] >> ctz(itemsize)
+    settle_strides(ndim, self.dl.shape, self.dl.strides, self.size_)
     if mul_overflows(self.size_, storage_bits(self), &bits):   # by strides of 0
         raise BufferError(f"shape {shape_of(self)} of {dtype_name(self)} has more elements than memory can hold")
     hold_array(self, array)
@@ -125,14 +127,13 @@ cdef inline int check_version(DLManagedTensorVersioned *managed) except -1:
     return 0
 
 
-cdef Tensor adopt(DLManagedTensorVersioned *managed, bint counts_pairs):
+cdef Tensor adopt(DLManagedTensorVersioned *managed):
     """A Tensor that owns `managed` from the start: what is refused is released with it."""
     cdef Tensor self
     check_version(managed)
     self = Tensor.__new__(Tensor)
     self.owner = managed
     self.owner_kind = OWNER_VERSIONED
-    self.x2_ = counts_pairs
     self.stream = LEGACY_STREAM
     describe(self, &managed.dl_tensor, managed.flags)
     unwrap_owner(self)
@@ -151,12 +152,11 @@ cdef inline void unwrap_owner(Tensor self) noexcept:
             free_export((<DLManagedTensor *> managed).manager_ctx, managed)
 
 
-cdef Tensor import_capsule(object capsule, bint counts_pairs):
+cdef Tensor import_capsule(object capsule):
     """Consume a capsule: its name changes only once the tensor is ours, and by one consumer alone."""
     cdef DLManagedTensorVersioned *versioned
     cdef DLManagedTensor *legacy
     cdef Tensor self = Tensor.__new__(Tensor)
-    self.x2_ = counts_pairs
     self.stream = LEGACY_STREAM
     with cython.critical_section(capsule):
         if PyCapsule_IsValid(capsule, VERSIONED):
@@ -217,16 +217,17 @@ cdef Tensor import_from_protocol(object x, Device device, copy):
     """The Python protocol: a capsule asked of `x`, already on `device` where the producer can do that."""
     cdef dict wanted = {}
     cdef Producer *producer
+    cdef int origin = NO_ORIGIN
     cdef Tensor self
     if not type_has(Py_TYPE(x), "__dlpack__"):
         raise TypeError(f"{type(x).__name__} is no DLPack producer: expected an object with __dlpack__ and "
                         f"__dlpack_device__, or a capsule; for buffers and NumPy arrays call dlfp4.asarray")
     framework = frameworks.of_type(type(x))
-    if framework is not None and (problem := framework.problem(x)) is not None:
-        raise BufferError(f"{framework.name} cannot hand this over: {problem}")
+    if framework is not None and framework.problem is not None:
+        refuse_problem(x, framework.problem(x))
     source = device_of_producer(x) if type_has(Py_TYPE(x), "__dlpack_device__") else (kDLCPU, 0)
     if source[0] in (kDLCUDA, kDLCUDAManaged):
-        wanted["stream"] = LEGACY_STREAM
+        wanted["stream"] = stream_to_ask_for(framework, source, &origin)
     elif source[0] == kDLROCM:
         wanted["stream"] = 0
     if copy is False:
@@ -244,11 +245,24 @@ cdef Tensor import_from_protocol(object x, Device device, copy):
         raise TypeError(f"{type(x).__name__}.__dlpack__() returned an object of type {type(capsule).__name__}; "
                         "expected a capsule")
     producer = find_inherited(type(x))
-    self = import_capsule(capsule, producer != NULL and producer.counts_pairs)
+    self = import_capsule(capsule)
+    if is_cuda(self.dl.device.device_type):
+        self.stream = wanted.get("stream", LEGACY_STREAM)
+        self.origin = origin
     if producer != NULL:
-        return check_import(self, producer, x)
+        check_usual(producer, x, &self.dl)
+        check_guards(producer, x, self.row)
     self.immutable = framework is not None and framework.immutable
     return self
+
+
+cdef object stream_to_ask_for(framework, tuple source, int *origin):
+    """The framework's own, which then has nothing to order, within a capture above all; else the legacy default."""
+    cdef DLDevice device
+    device.device_type = kDLCUDA
+    device.device_id = source[1]
+    origin[0] = origin_of_framework(framework)
+    return LEGACY_STREAM if origin[0] == NO_ORIGIN else current_stream_of(origin[0], device)
 
 
 # ---- The entry
@@ -271,7 +285,7 @@ cdef Tensor receive(object x, Device device, copy):
     if type == <PyTypeObject *> cnp.ndarray:
         return import_array(<cnp.ndarray> x)
     if PyCapsule_CheckExact(x):
-        return import_capsule(x, False)
+        return import_capsule(x)
     producer = find_producer(type)
     if producer != NULL:
         return import_through_table(producer, x)
@@ -329,8 +343,8 @@ def from_dlpack(x, /, *, device=None, copy=None):
     Returns
     -------
     Tensor
-        With logical elements: FP4 that PyTorch counts in pairs has its last dimension doubled, and goes back to
-        PyTorch as it came. Read-only memory stays read-only.
+        With logical elements: of FP4 that PyTorch counts in pairs the last dimension of stride 1 is doubled, and goes
+        back to PyTorch as it came. Read-only memory stays read-only.
 
     Raises
     ------

@@ -89,23 +89,26 @@ cdef inline void fill_byte_range(const DLTensor *t, int64_t bits, int64_t *low, 
     high[0] = first + ((highest * bits + bits + 7) >> 3)
 
 
-cdef inline int find_unit_dim(int ndim, const int64_t *shape, const int64_t *strides) noexcept nogil:
-    """The dimension along which neighbours in memory lie: the last of stride 1 and extent > 1, else the last of
-    stride 1, else the last dimension, if an extent of 1 leaves its stride free; -1 where there is none."""
-    cdef int unit = -1
+cdef inline int find_unit_dim(int ndim, const int64_t *shape, const int64_t *strides,
+                              int old_bits, int new_bits) noexcept nogil:
+    """The dimension along which bytes are counted in elements of another width: the last of stride 1 that divides; the
+    last of all, where an extent of 1 leaves its stride free or the tensor is empty; -1: none."""
+    cdef bint is_free = ndim > 0 and shape[ndim - 1] == 1
     cdef int k
+    if count_elements(ndim, shape) == 0:
+        return ndim - 1
     for k in range(ndim - 1, -1, -1):
         if strides[k] == 1:
-            if shape[k] > 1:
+            is_free = False
+            if shape[k] % new_bits * old_bits % new_bits == 0:
                 return k
-            if unit < 0:
-                unit = k
-    return ndim - 1 if unit < 0 and ndim > 0 and shape[ndim - 1] == 1 else unit
+    return ndim - 1 if is_free else -1
 
 
 cdef bint rescale_layout(int ndim, int64_t *shape, int64_t *strides, int dim,
                          int old_bits, int new_bits) noexcept nogil:
     """The same bytes counted in elements of another width along `dim`; False where they do not divide."""
+    cdef bint is_empty = count_elements(ndim, shape) == 0   # its strides say nothing
     cdef int64_t scaled
     cdef int k
     for k in range(ndim):
@@ -115,19 +118,30 @@ cdef bint rescale_layout(int ndim, int64_t *shape, int64_t *strides, int dim,
             shape[k] = scaled // new_bits
             strides[k] = 1
         else:
-            if mul_overflows(strides[k], old_bits, &scaled) or (scaled % new_bits and shape[k] > 1):
+            if mul_overflows(strides[k], old_bits, &scaled) or (scaled % new_bits and shape[k] > 1 and not is_empty):
                 return False
             strides[k] = scaled // new_bits
     return True
 
 
-cdef bint rescale_empty(int ndim, int64_t *shape, int64_t *strides, int old_bits, int new_bits) noexcept nogil:
-    """The same of a tensor without elements, whose strides mean nothing: along the last dimension."""
-    cdef int64_t scaled
-    if mul_overflows(shape[ndim - 1], old_bits, &scaled) or scaled % new_bits:
-        return False
-    shape[ndim - 1] = scaled // new_bits
-    return fill_compact_strides(ndim, shape, strides)
+cdef inline void settle_strides(int ndim, const int64_t *shape, int64_t *strides, int64_t size) noexcept nogil:
+    """Row-major strides of extents of 1, and of empty tensors: theirs mean nothing, and consumers multiply by them.
+
+    At the end such a stride says one thing, whether the extent is the unit dimension: one that is not steps past all
+    elements.
+    """
+    cdef int64_t stride = 1
+    cdef int k
+    if size == 0:
+        if not fill_compact_strides(ndim, shape, strides):
+            for k in range(ndim):
+                strides[k] = 1
+        return
+    for k in range(ndim - 1, -1, -1):
+        if shape[k] == 1 and strides[k] != stride:
+            strides[k] = size + 2 if stride == 1 else stride
+        if mul_overflows(shape[k], strides[k] if strides[k] >= 0 else -strides[k], &stride):
+            stride = 1
 
 
 cdef bint fill_reshaped_strides(int old_ndim, const int64_t *old_shape, const int64_t *old_strides,

@@ -23,6 +23,7 @@ from dlfp4._core import (
     _check_out_product,
     _meet,
     _parse_dtype,
+    _stream_of_product,
     _traits,
     asarray,
     cuda_available,
@@ -169,7 +170,7 @@ def make_problem(
     alpha: float | None,
     out_dtype: _DType | None,
     activation: Literal["int8"] | None,
-    stream: _Stream | None,
+    stream: int | None,
 ) -> Problem:
     """The operands as they are, checked against one another."""
     left = a if isinstance(a, ScaledTensor) else asarray(a)
@@ -204,7 +205,7 @@ def prepare_result(problem: Problem, given: Tensor | None) -> Tensor:
     """The caller's memory, or our own."""
     if given is None:
         return _allocate_result(problem.a, problem.shape, problem.dtype, problem.stream)
-    _check_out_product(given, problem.shape, problem.dtype, problem.a, problem.b, problem.stream)
+    _check_out_product(given, problem.shape, problem.dtype, problem.a, problem.b)
     return given
 
 
@@ -243,7 +244,7 @@ def matmul(
         "auto", the first one of :func:`backends` or, after :func:`autotune`, the one measured to be the fastest; or a
         name.
     stream : int or stream object, optional
-        For CUDA memory.
+        CUDA memory: where to run; see :func:`cast`.
 
     Returns
     -------
@@ -283,7 +284,7 @@ def matmul(
     given = None if out is None else _borrow_out(out)
     if given is not None and out_dtype is None:
         out_dtype = given.dtype
-    problem = make_problem(a, b, alpha, out_dtype, activation, stream)
+    problem = make_problem(a, b, alpha, out_dtype, activation, _stream_of_product(a, b, out, stream))
     able = candidates(problem, backend)
     result = prepare_result(problem, given)
     if result.size:

@@ -4,13 +4,13 @@ cdef enum:
     ALIGNMENT = 64   # JAX takes host memory without a copy only from here on
 
 
-cdef Tensor allocate(int row, int ndim, const int64_t *shape, bint padded, DLDevice device, bint x2,
-                     int64_t stream=LEGACY_STREAM):
+cdef Tensor allocate(int row, int ndim, const int64_t *shape, bint padded, DLDevice device,
+                     int64_t stream=LEGACY_STREAM, int origin=NO_ORIGIN):
     """An uninitialised compact tensor; the spare bits of its last byte are zero. CUDA memory is ordered on `stream`."""
     cdef Tensor self = Tensor.__new__(Tensor)
     cdef int64_t bits
     cdef int k
-    self.x2_ = x2
+    self.origin = origin
     set_dtype(self, row, padded)
     self.dl.device = device
     reserve_dims(self, ndim)
@@ -26,7 +26,6 @@ cdef Tensor allocate(int row, int ndim, const int64_t *shape, bint padded, DLDev
         allocate_cuda(self, stream)
     else:
         raise BufferError(f"dlfp4 cannot allocate memory on {device_from_dlpack(device)}; expected 'cpu' or 'cuda:N'")
-    fill_pairs(self)
     return self
 
 
@@ -80,7 +79,7 @@ cdef int allocate_cuda(Tensor self, int64_t stream) except -1:
 
 
 cdef Tensor allocate_like(Tensor source, DLDevice device):
-    return allocate(source.row, source.dl.ndim, source.dl.shape, is_padded(source), device, source.x2_)
+    return allocate(source.row, source.dl.ndim, source.dl.shape, is_padded(source), device)
 
 
 # ---- Copies
@@ -125,13 +124,15 @@ cdef Tensor duplicate(Tensor self):
     """A compact tensor of the same elements where an operation on them runs: pinned memory is copied to the host's,
     managed memory to its device's."""
     cdef Tensor result
+    cdef Work work
     secure(self)
     if on_cuda(self) and is_compact_tensor(self):   # needs no kernel
         return move(self, Device("cuda", self.dl.device.device_id))
     if not on_cuda(self) and not host_readable(self.dl.device.device_type):
         return move(self, device_of(self))   # which says why not
-    result = allocate_beside(self, self.row, self.dl.ndim, self.dl.shape, is_padded(self), self.stream, self.x2_)
-    convert(self, result, NULL)
+    work = work_for(self, None, self)
+    result = allocate_beside(self, self.row, self.dl.ndim, self.dl.shape, is_padded(self), work)
+    convert(self, result, NULL, work.stream)
     return result
 
 
@@ -156,8 +157,8 @@ cdef Tensor move(Tensor self, Device device):
     elif not is_compact_tensor(self):
         source = duplicate(self)
     if on_cuda(source) and target.device_type == kDLCUDA and target.device_id == source.dl.device.device_id:
-        result = allocate_beside(source, source.row, source.dl.ndim, source.dl.shape, is_padded(source), source.stream,
-                                 source.x2_)   # on the stream of the copy
+        result = allocate_beside(source, source.row, source.dl.ndim, source.dl.shape, is_padded(source),
+                                 work_of(source))   # on the stream of the copy
     else:
         result = allocate_like(source, target)
     copy_bytes(result, source, count_bytes(source))
@@ -172,7 +173,7 @@ cdef Tensor move_strided(Tensor self):
     bytes = high - low
     extent = share(self)
     extent.dl.data = <void *> low
-    staging = allocate(UINT8, 1, &bytes, False, CPU, self.x2_)
+    staging = allocate(UINT8, 1, &bytes, False, CPU)
     copy_bytes(staging, extent, bytes)
     elements = make_view(staging, self.dl.ndim)
     memcpy(elements.dl.shape, self.dl.shape, 2 * self.dl.ndim * sizeof(int64_t))
@@ -243,7 +244,7 @@ cdef Tensor on_host(Tensor self, copy):
         if copy is False:
             raise BufferError(f"NumPy has no packed {dtype_name(self)}: one element a byte needs a copy, which "
                               f"copy=False forbids; call .view('uint8') for the bytes")
-        result = allocate(source.row, source.dl.ndim, source.dl.shape, True, CPU, False)
+        result = allocate(source.row, source.dl.ndim, source.dl.shape, True, CPU)
         convert(source, result, NULL)
         return result
     return duplicate(source) if copy is True and source is self else source
@@ -285,7 +286,7 @@ def empty(shape, dtype, *, device="cpu", packed=True):
     cdef DLDevice target
     target.device_type = where.code
     target.device_id = where.index
-    return allocate(row_of_argument(dtype), ndim, dims, not packed, target, False)
+    return allocate(row_of_argument(dtype), ndim, dims, not packed, target)
 
 
 cdef int fill_extents(int64_t *dims, list extents) except -1:

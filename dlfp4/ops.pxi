@@ -92,13 +92,14 @@ def cast(x, dtype, *, rounding="nearest_even", saturate=True, packed=True, seed=
         ``torch.autograd.graph.increment_version``.
     stream : int or stream object, optional
         CUDA memory: where to run, a handle or an object with ``__cuda_stream__`` or ``cuda_stream``; it waits for the
-        data. Default: the stream on which the data is made, of PyTorch the current one. The host does not wait.
-        Results keep the object; a stream that is given by its handle has to outlive them.
+        data. Default: the current stream of the framework that calls, known by an operand or `out` of PyTorch or CuPy,
+        else of the framework from which the Tensors came, else the stream on which the data is made. The host does not
+        wait. Results keep the object; a stream that is given by its handle has to outlive them.
 
     Returns
     -------
     Tensor
-        Of x's shape; `out` as a Tensor where it was given. In pairs for PyTorch (x2) where `x` came from there.
+        Of x's shape; `out` as a Tensor where it was given.
 
     Raises
     ------
@@ -108,6 +109,9 @@ def cast(x, dtype, *, rounding="nearest_even", saturate=True, packed=True, seed=
         `out` has another shape or overlaps `x`; a bad `rounding` or `seed`.
     BufferError
         Memory that the CPU cannot read, or a read-only `out`.
+    DriverError
+        CUDA failed; or the work would run on the legacy default stream while a framework captures another of this
+        thread, and miss its graph.
 
     Notes
     -----
@@ -123,17 +127,17 @@ def cast(x, dtype, *, rounding="nearest_even", saturate=True, packed=True, seed=
     cdef dlfp4_convert_options options
     cdef int row = row_of_argument(dtype)
     cdef Tensor source = borrow(x), result
-    cdef int64_t chosen = stream_for(source, stream)
+    cdef Work work = work_for(source, stream, x, out)
     fill_options(&options, rounding, saturate, seed)
     if row != source.row and not (is_float(row) and is_float(source.row)):
         raise TypeError(f"dlfp4 does not cast {dtype_name(source)} to {dlfp4_dtypes[row].name.decode()}: it converts "
                         f"between floating-point types; convert others with their own library, such as NumPy's "
                         f".astype('float32') (.view(dtype) keeps the bits and changes the values)")
     if out is None:
-        result = allocate_beside(source, row, source.dl.ndim, source.dl.shape, not packed, chosen, source.x2_)
+        result = allocate_beside(source, row, source.dl.ndim, source.dl.shape, not packed, work)
     else:
         result = check_out(out, source, row)
-    convert(source, result, &options, chosen)
+    convert(source, result, &options, work.stream)
     return result
 
 
@@ -190,15 +194,16 @@ def unpack(x, *, out=None):
 
 cdef Tensor repack(x, bint padded, out):
     cdef Tensor source = borrow(x), result
+    cdef Work work
     if not is_subbyte(source.row):
         raise TypeError(f"{dtype_name(source)} fills its bytes; pack and unpack take types below 8 bits")
+    work = work_for(source, None, x, out)
     if out is None:
-        result = allocate_beside(source, source.row, source.dl.ndim, source.dl.shape, padded, source.stream,
-                                 source.x2_)
+        result = allocate_beside(source, source.row, source.dl.ndim, source.dl.shape, padded, work)
     else:
         result = check_out(out, source, source.row)
         if is_padded(result) != padded:
             raise ValueError(f"out is {'padded' if is_padded(result) else 'packed'}, the result is "
                              f"{'padded' if padded else 'packed'}")
-    convert(source, result, NULL)
+    convert(source, result, NULL, work.stream)
     return result

@@ -23,10 +23,8 @@ cdef Tensor check_out_values(out, ScaledTensor source, int row):
     return self
 
 
-def _check_out_product(Tensor out, shape, dtype, a, b, stream):
-    """Memory for a matrix product; a stream is refused where there are none."""
-    if not on_cuda(elements_of(a)):
-        stream_for(elements_of(a), stream)
+def _check_out_product(Tensor out, shape, dtype, a, b):
+    """Memory for a matrix product."""
     check_writable(out, row_of_argument(dtype))
     if not has_shape(out, shape):
         refuse_shape(out, shape)

@@ -33,50 +33,50 @@ cdef ScaledTensor prepare_on_cuda(ScaledTensor source):
     """
     cdef dlfp4_blocks blocks
     fill_blocks(&blocks, source, 0)
-    cdef int64_t rows = source.data.dl.shape[0], stream = stream_for(source.data, None)
+    cdef int64_t rows = source.data.dl.shape[0]
     cdef int format = source.number
     cdef dlfp4_cuda_prepared_size size = dlfp4_cuda_size_prepared(format, rows, blocks.length)
     cdef dlfp4_cuda_report report
     cdef int device = source.data.dl.device.device_id, status
+    cdef Work work
     if size.blocks == 0:
         return source
-    inspect(source, &blocks, stream, &report)
+    work = work_for(source.data, None, source)
+    inspect(source, &blocks, work, &report)
     if not dlfp4_cuda_can_prepare(format, &report):
         return source
-    cdef Tensor memory = allocate_buffer(source.data, (size.blocks, size.code_bytes + size.scale_bytes), UINT8, stream,
-                                         False)
-    check_kernel(dlfp4_cuda_prepare(device, stream, &blocks, format, rows, report.largest, memory.dl.data, False),
+    cdef Tensor memory = allocate_buffer(source.data, (size.blocks, size.code_bytes + size.scale_bytes), UINT8, work)
+    check_kernel(dlfp4_cuda_prepare(device, work.stream, &blocks, format, rows, report.largest, memory.dl.data, False),
                  f"preparing {source.format}")
-    cdef ScaledTensor self = divide_prepared(source, memory, size, stream)
-    self.prepared = Prepared(rows, blocks.length, report.largest, dlfp4_cuda_is_exact_in_half(format, &report),
-                             source.data.x2_)
+    cdef ScaledTensor self = divide_prepared(source, memory, size, work)
+    self.prepared = Prepared(rows, blocks.length, report.largest, dlfp4_cuda_is_exact_in_half(format, &report))
     with nogil:
-        status = dlfp4_cuda_wait(device, stream)
+        status = dlfp4_cuda_wait(device, work.stream)
     check_cuda(status, "waiting for prepared weights")
     return self
 
 
-cdef ScaledTensor divide_prepared(ScaledTensor source, Tensor memory, dlfp4_cuda_prepared_size size, int64_t stream):
+cdef ScaledTensor divide_prepared(ScaledTensor source, Tensor memory, dlfp4_cuda_prepared_size size, Work work):
     """Codes and scales of blocks in one piece of memory. A scale of the whole tensor is copied: it may lie beside the
     codes of the source, and would keep them."""
     cdef Tensor codes = slice_tensor(memory, (slice(None), slice(size.code_bytes))), scales, unit = None, part
     if source.format.block is not None:
         scales = slice_tensor(memory, (slice(None), slice(size.code_bytes, None)))
     else:
-        scales = copy_on(place_managed(source.scales, True), stream)
+        scales = copy_on(place_managed(source.scales, True), work)
     if source.global_scale is not None:
-        unit = copy_on(place_managed(source.global_scale, True), stream)
+        unit = copy_on(place_managed(source.global_scale, True), work)
     for part in (codes, scales, unit):
         if part is not None:
             part.immutable = True   # products do not wait for them
     return make_scaled(codes, scales, unit, source.format, source.axis, "prepared", source.shape)
 
 
-cdef int inspect(ScaledTensor source, const dlfp4_blocks *blocks, int64_t stream, dlfp4_cuda_report *report) except -1:
+cdef int inspect(ScaledTensor source, const dlfp4_blocks *blocks, Work work, dlfp4_cuda_report *report) except -1:
     """What of the tensor decides whether it can be prepared."""
-    cdef Tensor memory = allocate_buffer(source.data, (sizeof(dlfp4_cuda_report),), UINT8, stream, False), copied
-    wait_for(source.scales, stream)
-    check_kernel(dlfp4_cuda_inspect(source.data.dl.device.device_id, stream, blocks, source.number,
+    cdef Tensor memory = allocate_buffer(source.data, (sizeof(dlfp4_cuda_report),), UINT8, work), copied
+    wait_for(source.scales, work.stream)
+    check_kernel(dlfp4_cuda_inspect(source.data.dl.device.device_id, work.stream, blocks, source.number,
                                     source.data.dl.shape[0], <dlfp4_cuda_report *> memory.dl.data),
                  f"preparing {source.format}")
     copied = memory.to_device("cpu")
@@ -89,19 +89,19 @@ cdef ScaledTensor restore(ScaledTensor self, given):
     if self.axis == -2:
         return restore(self.mT, given).mT
     cdef Prepared prepared = self.prepared
-    cdef int64_t stream = stream_for(self.data, given)
+    cdef Work work = work_for(self.data, given, self)
     cdef Tensor data = allocate_buffer(self.data, (prepared.rows, prepared.columns),
-                                       dlfp4_formats[self.number].element, stream, prepared.x2)
+                                       dlfp4_formats[self.number].element, work)
     cdef Tensor scales = self.scales
     if self.format.block is not None:
         scales = allocate_buffer(self.data, (prepared.rows, prepared.columns // dlfp4_formats[self.number].length),
-                                 dlfp4_formats[self.number].scale, stream, False)
+                                 dlfp4_formats[self.number].scale, work)
     cdef ScaledTensor result = make_scaled(data, scales, self.global_scale, self.format, -1, "linear", self.shape)
     cdef dlfp4_blocks blocks
     fill_blocks(&blocks, result, 0)
-    check_kernel(dlfp4_cuda_prepare(data.dl.device.device_id, stream, &blocks, self.number, prepared.rows,
+    check_kernel(dlfp4_cuda_prepare(data.dl.device.device_id, work.stream, &blocks, self.number, prepared.rows,
                                     prepared.largest, self.data.dl.data, True), f"restoring {self.format}")
-    used_on(self.data, stream)
+    used_on(self.data, work.stream)
     return result
 
 
@@ -189,18 +189,19 @@ def _multiply_on_cuda(Tensor a, ScaledTensor b, Tensor out, alpha, factor, str t
 
     With `scales`, a has codes: what _reads_codes says.
     """
-    cdef int64_t chosen = stream_for(a, stream)
+    cdef Work work = work_for(a, stream, a, out)
+    cdef int64_t chosen = work.stream
     cdef Tensor rows, target, result, read
     cdef dlfp4_cuda_product product
     memset(&product, 0, sizeof(product))
     secure(a)
     secure(out)
-    rows = as_rows(a, chosen)
+    rows = as_rows(a, &work)
     target = result = as_rows(out)
     if scales is None and not has_aligned_rows(rows):
-        rows = copy_on(rows, chosen)
+        rows = copy_on(rows, work)
     if (result.dl.shape[1] > 1 and result.dl.strides[1] != 1) or not is_aligned(result):
-        result = allocate_beside(target, target.row, 2, target.dl.shape, False, chosen, False)
+        result = allocate_beside(target, target.row, 2, target.dl.shape, False, work)
     fill_rows(&product, rows, scales, chosen)
     fill_result(&product, result)
     product.alpha = alpha

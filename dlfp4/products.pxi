@@ -191,27 +191,26 @@ cdef dlfp4_status sum_products(Factor *a, Factor *b, float *result) noexcept nog
 
 cdef Tensor sum_over(a, b, int64_t axis):
     """Of Tensors, which fill_factor secures, and of what is not yet one."""
-    cdef object left = plain(<ScaledTensor> a) if type(a) is ScaledTensor else a if type(a) is Tensor else borrow(a)
-    cdef Tensor elements = elements_of(left), others, result
-    cdef object right = restored_beside(elements, <ScaledTensor> b) if type(b) is ScaledTensor \
-        else b if type(b) is Tensor else borrow(b)
+    cdef object left = a if is_ours(a) else borrow(a), right = b if is_ours(b) else borrow(b)
+    cdef Tensor elements, others, result
     cdef Factor of_left, of_right
-    cdef int64_t stream
+    cdef Work work
     cdef bint multiplied
-    others = elements_of(right)
-    if on_cuda(elements) != on_cuda(others):
+    if on_cuda(elements_of(left)) != on_cuda(elements_of(right)):
         left, right = _meet(left, right)
-        elements = elements_of(left)
-        others = elements_of(right)
+    elements = elements_of(left)
+    others = elements_of(right)
+    check_together(elements, others)
+    work = work_for(elements, None, a, b)
+    left = plain_on(left, work)
+    right = plain_on(right, work)
     fill_factor(&of_left, left, axis, "a")
     fill_factor(&of_right, right, axis, "b")
     if of_left.length != of_right.length:
         raise ValueError(f"a of shape {left.shape} has {of_left.length} elements along axis {axis}, b of shape "
                          f"{right.shape} has {of_right.length}; both need the same number")
     broadcast(&of_left, &of_right)
-    check_together(elements, others)
-    stream = stream_for(elements, None)
-    result = allocate_beside(elements, FLOAT32, of_left.ndim, of_left.shape, False, stream, False)
+    result = allocate_beside(elements, FLOAT32, of_left.ndim, of_left.shape, False, work)
     if on_cuda(result):
         multiplied = sum_on_cuda(&of_left, &of_right, parts_of(left) + parts_of(right), result)
     else:
@@ -223,12 +222,9 @@ cdef Tensor sum_over(a, b, int64_t axis):
     return result
 
 
-cdef ScaledTensor restored_beside(Tensor self, ScaledTensor other):
-    """`other` in a layout that every operation reads, made on the stream of an operation on `self`, if that is its
-    device's; else on its own."""
-    cdef Tensor data = other.data
-    together = on_cuda(self) and on_cuda(data) and self.dl.device.device_id == data.dl.device.device_id
-    return plain(other, self.stream if together else None)
+cdef inline object plain_on(x, Work work):
+    """An operand in a layout that every operation reads, made where the operation runs."""
+    return restore(x, work.stream) if type(x) is ScaledTensor and is_prepared(x) else x
 
 
 def _meet(a, b):
@@ -279,7 +275,7 @@ cdef bint sum_on_cuda(Factor *a, Factor *b, tuple parts, Tensor result) except? 
         return True
     for part in parts:
         wait_for(part, result.stream)
-    workspace = allocate_beside(result, FLOAT64, 1, &numbers, False, result.stream, False) if numbers else None
+    workspace = allocate_beside(result, FLOAT64, 1, &numbers, False, work_of(result)) if numbers else None
     merge_axes(a, b)
     of_a.lines, of_a.strides, of_a.decode = a.lines, a.strides, a.decode
     of_b.lines, of_b.strides, of_b.decode = b.lines, b.strides, b.decode
@@ -408,8 +404,8 @@ def _multiply_on_host(a, b, result, alpha, rounds):
     run_matmul(&of_a, &of_b, &matrix, &options)
 
 
-cdef Tensor as_rows(Tensor self, int64_t stream=NO_STREAM):
-    return flatten(self, stream) if self.dl.ndim > 1 else reshape_tensor(self, (1, self.size_))
+cdef Tensor as_rows(Tensor self, const Work *work=NULL):
+    return flatten(self, work) if self.dl.ndim > 1 else reshape_tensor(self, (1, self.size_))
 
 
 cdef int run_matmul(Factor *a, Factor *b, dlfp4_matrix *matrix, dlfp4_matmul_options *options) except -1:
@@ -429,4 +425,4 @@ def _allocate_result(a, shape, dtype, stream):
     cdef Tensor elements = elements_of(a)
     cdef int64_t dims[MOST_DIMS]
     cdef int ndim = fill_extents(dims, list(shape))
-    return allocate_beside(elements, row_of_argument(dtype), ndim, dims, False, stream_for(elements, stream), False)
+    return allocate_beside(elements, row_of_argument(dtype), ndim, dims, False, work_for(elements, stream, a))

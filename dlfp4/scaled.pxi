@@ -40,7 +40,6 @@ cdef struct Prepared:      # of a tensor in the layout "prepared": see prepared.
     int64_t rows, columns  # as stored without it
     int largest            # byte of its scales, where they are powers of two
     bint exact_in_half     # float16 holds its values
-    bint x2                # FP4 was counted in pairs
 
 
 @cython.final
@@ -500,6 +499,7 @@ cdef Tensor as_scalar(value, str name):
 cdef ScaledTensor relayout(ScaledTensor self, name, int fill):
     cdef Tensor scales = self.scales, result
     cdef int64_t rows, columns
+    cdef Work work
     if name == self.scale_layout:
         return self
     if name == "prepared":
@@ -510,24 +510,24 @@ cdef ScaledTensor relayout(ScaledTensor self, name, int fill):
         scales = canonical_scales(self)
         scales = scales if is_compact_tensor(scales) else duplicate(scales)
     transposed = name == "linear" and lies_across(self)
-    result = allocate_buffer(scales, (rows, columns) if transposed else buffer.shape, scales.row, scales.stream, False)
-    convert_scales(scales, self.layout, result, LAYOUTS[name], rows, columns, fill)
+    work = work_for(scales, None, self)
+    result = allocate_buffer(scales, (rows, columns) if transposed else buffer.shape, scales.row, work)
+    convert_scales(scales, self.layout, result, LAYOUTS[name], rows, columns, fill, work)
     # Beside scales of the device, managed memory is the device's as well: the host could not read all parts.
     return make_scaled(place_managed(self.data, True), duplicate(result.mT) if transposed else result,
                        place_managed(self.global_scale, True), self.format, self.axis, name, self.shape)
 
 
 cdef int convert_scales(Tensor scales, int layout, Tensor result, int to, int64_t rows, int64_t columns,
-                        int fill) except -1:
+                        int fill, Work work) except -1:
     cdef int status, itemsize = storage_bits(result) // 8
     secure(scales)
     if result.size_ == 0:
         return 0
     if on_cuda(scales):
-        load_kernels(scales.dl.device.device_id)
-        check_kernel(dlfp4_cuda_convert_scales(scales.dl.device.device_id, scales.stream, scales.dl.data, layout,
+        check_kernel(dlfp4_cuda_convert_scales(scales.dl.device.device_id, work.stream, scales.dl.data, layout,
                                                result.dl.data, to, rows, columns, fill), "converting scales")
-        return used_on(scales, scales.stream)
+        return used_on(scales, work.stream)
     check_host(scales)
     with nogil:
         status = dlfp4_convert_scales(scales.dl.data, layout, result.dl.data, to, rows, columns, itemsize, fill)
@@ -545,13 +545,13 @@ cdef Tensor canonical_scales(ScaledTensor self):
     return self.scales.mT if lies_across(self) else self.scales
 
 
-cdef Tensor allocate_buffer(Tensor source, tuple shape, int row, int64_t stream, bint x2):
+cdef Tensor allocate_buffer(Tensor source, tuple shape, int row, Work work):
     """Memory for one of a format's buffers, beside what it is made of."""
     cdef int64_t dims[2]
     cdef int k
     for k in range(len(shape)):
         dims[k] = shape[k]
-    return allocate_beside(source, row, len(shape), dims, False, stream, x2)
+    return allocate_beside(source, row, len(shape), dims, False, work)
 
 
 # ---- Weights
@@ -591,6 +591,7 @@ cdef Tensor shuffle(x, layout, bint back):
     cdef Tensor source = borrow(x), result
     cdef int64_t row_bits
     cdef int status
+    cdef Work work
     if layout != "aiter":
         raise ValueError(f"layout={layout!r}: expected 'aiter'")
     if source.dl.ndim != 2:
@@ -602,15 +603,15 @@ cdef Tensor shuffle(x, layout, bint back):
     if source.dl.shape[0] % 16 or row_bits % 256:
         raise ValueError(f"shape {shape_of(source)} of {dtype_name(source)}: the aiter shuffle needs rows in multiples "
                          f"of 16 and row lengths in multiples of 32 bytes; pad the weight")
-    result = allocate_beside(source, source.row, 2, source.dl.shape, is_padded(source), source.stream, source.x2_)
+    work = work_for(source, None, x)
+    result = allocate_beside(source, source.row, 2, source.dl.shape, is_padded(source), work)
     if source.size_ == 0:
         return result
     if on_cuda(source):
-        load_kernels(source.dl.device.device_id)
-        check_kernel(dlfp4_cuda_shuffle_weight(source.dl.device.device_id, source.stream, source.dl.data,
+        check_kernel(dlfp4_cuda_shuffle_weight(source.dl.device.device_id, work.stream, source.dl.data,
                                                result.dl.data, source.dl.shape[0], row_bits // 8, back),
                      "shuffling a weight")
-        used_on(source, source.stream)
+        used_on(source, work.stream)
     else:
         with nogil:
             status = dlfp4_shuffle_weight(source.dl.data, result.dl.data, source.dl.shape[0], row_bits // 8, back)

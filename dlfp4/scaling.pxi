@@ -85,8 +85,8 @@ def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=Non
     """
     cdef Request request
     cdef Tensor given = borrow(x)
-    cdef int64_t chosen_stream = stream_for(given, stream)
-    cdef Tensor source = flatten(given, chosen_stream)
+    cdef Work work = work_for(given, stream, x, global_scale, out[0] if type(out) is tuple and out else out)
+    cdef Tensor source = flatten(given, &work)
     cdef _Rules rules = find_rules(format, recipe, rounding)
     cdef tuple axes = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,), results
     check_axes(axes)
@@ -95,11 +95,11 @@ def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=Non
     request.recipe = rules.recipe
     request.recipe.seed = parse_seed(rules.recipe.rounding, seed)
     if out is None:
-        results = allocate_results(axes, given, rules, scale_layout, bool(pad), chosen_stream)
+        results = allocate_results(axes, given, rules, scale_layout, bool(pad), work)
     else:
         results = check_out_scaled(out, axes, given, rules, scale_layout, bool(pad))
     if on_cuda(source):
-        quantize_on_cuda(&request, results, rules, global_scale, source, chosen_stream)
+        quantize_on_cuda(&request, results, rules, global_scale, source, work.stream)
     else:
         find_tensor_scale(&request, global_scale)
         run_quantize(&request, results, rules)
@@ -133,20 +133,19 @@ cdef Tensor view_matrix(Tensor self):
     return finish_view(view) if lay_out(view, self) else None
 
 
-cdef Tensor flatten(Tensor self, int64_t stream=NO_STREAM):
-    """The tensor as a matrix; a copy, made on `stream`, only where there is no view."""
+cdef Tensor flatten(Tensor self, const Work *work=NULL):
+    """The tensor as a matrix; a copy, made where an operation runs, only where there is no view."""
     cdef Tensor view = view_matrix(self)
     if view is not None:
         return view
-    return view_matrix(duplicate(self) if stream == NO_STREAM else copy_on(self, stream))
+    return view_matrix(copy_on(self, work[0]) if work != NULL and on_cuda(self) else duplicate(self))
 
 
-cdef Tensor copy_on(Tensor self, int64_t stream):
+cdef Tensor copy_on(Tensor self, Work work):
     """A compact copy, made and freed in the order of a CUDA stream, which waits for the tensor's own."""
-    cdef Tensor result = allocate_beside(self, self.row, self.dl.ndim, self.dl.shape, is_padded(self), stream,
-                                         self.x2_)
-    wait_for(self, stream)
-    convert(self, result, NULL, stream)
+    cdef Tensor result = allocate_beside(self, self.row, self.dl.ndim, self.dl.shape, is_padded(self), work)
+    wait_for(self, work.stream)
+    convert(self, result, NULL, work.stream)
     return result
 
 
@@ -250,11 +249,10 @@ def _find_layout(*described):
     return self
 
 
-cdef Tensor part_of(Tensor memory, _Layout layout, int number, bint x2):
+cdef Tensor part_of(Tensor memory, _Layout layout, int number):
     """A buffer as a view of all its tensor's memory."""
     cdef Tensor part = make_view(memory, layout.ndims[number])
     cdef int k
-    part.x2_ = x2
     set_dtype(part, layout.rows[number], False)
     for k in range(layout.ndims[number]):
         part.dl.shape[k] = layout.shapes[number][k]
@@ -263,22 +261,22 @@ cdef Tensor part_of(Tensor memory, _Layout layout, int number, bint x2):
     return finish_view(part)
 
 
-cdef tuple allocate_results(tuple axes, Tensor source, _Rules rules, str scale_layout, bint pad, int64_t stream):
+cdef tuple allocate_results(tuple axes, Tensor source, _Rules rules, str scale_layout, bint pad, Work work):
     shape = shape_of(source)
     if len(axes) == 1:
-        return (allocate_scaled(source, shape, rules.format, axes[0], scale_layout, pad, stream),)
-    return (allocate_scaled(source, shape, rules.format, axes[0], scale_layout, pad, stream),
-            allocate_scaled(source, shape, rules.format, axes[1], scale_layout, pad, stream))
+        return (allocate_scaled(source, shape, rules.format, axes[0], scale_layout, pad, work),)
+    return (allocate_scaled(source, shape, rules.format, axes[0], scale_layout, pad, work),
+            allocate_scaled(source, shape, rules.format, axes[1], scale_layout, pad, work))
 
 
 cdef ScaledTensor allocate_scaled(Tensor source, tuple shape, format, int axis, str scale_layout, bint pad,
-                                  int64_t stream):
+                                  Work work):
     """One allocation for all parts, which each of them keeps: on a CUDA device an allocation is a fifth of a small
     tensor's call."""
     cdef _Layout layout = _find_layout(shape, format.name, axis, scale_layout, pad)
-    cdef Tensor memory = allocate_beside(source, UINT8, 1, &layout.bytes, False, stream, False)
-    return make_scaled(part_of(memory, layout, 0, source.x2_), part_of(memory, layout, 1, False),
-                       part_of(memory, layout, 2, False) if layout.has_global_scale else None,
+    cdef Tensor memory = allocate_beside(source, UINT8, 1, &layout.bytes, False, work)
+    return make_scaled(part_of(memory, layout, 0), part_of(memory, layout, 1),
+                       part_of(memory, layout, 2) if layout.has_global_scale else None,
                        format, axis, scale_layout, shape)
 
 
@@ -501,34 +499,34 @@ def dequantize(q, dtype="float32", *, out=None, stream=None):
     cdef int row = row_of_argument(dtype)
     cdef ScaledTensor source
     cdef Tensor result, matrix
-    cdef int64_t chosen
+    cdef Work work
     if type(q) is not ScaledTensor:
         raise TypeError(f"q is of type {type(q).__name__}; expected a ScaledTensor, from quantize or "
                         "ScaledTensor.from_parts")
     if not SOURCE_ROWS >> row & 1:
         raise TypeError(f"dtype={dtype}: block-scaled tensors dequantize to float32, bfloat16 or float16")
-    source = plain(q, stream)
-    chosen = stream_for(source.data, stream)
+    work = work_for((<ScaledTensor> q).data, stream, q, out)
+    source = plain_on(q, work)
     if out is None:
-        result = allocate_values(source, row, chosen)
+        result = allocate_values(source, row, work)
     else:
         result = check_out_values(out, source, row)
     matrix = view_matrix(result)
     if matrix is None:   # through memory of our own
-        matrix = view_matrix(allocate_values(source, row, chosen))
+        matrix = view_matrix(allocate_values(source, row, work))
     if on_cuda(source.data):
-        dequantize_on_cuda(source, matrix, chosen)
+        dequantize_on_cuda(source, matrix, work.stream)
     else:
         run_dequantize(source, matrix)
     if out is not None and matrix.dl.data != result.dl.data:
-        convert(reshape_tensor(matrix, source.shape), result, NULL, chosen)
+        convert(reshape_tensor(matrix, source.shape), result, NULL, work.stream)
     return result
 
 
-cdef Tensor allocate_values(ScaledTensor source, int row, int64_t stream):
+cdef Tensor allocate_values(ScaledTensor source, int row, Work work):
     cdef int64_t dims[MOST_DIMS]
     cdef int ndim = fill_extents(dims, list(source.shape))
-    return allocate_beside(source.data, row, ndim, dims, False, stream, False)
+    return allocate_beside(source.data, row, ndim, dims, False, work)
 
 
 cdef int fill_lines(dlfp4_matrix *matrix, ScaledTensor source, Tensor result) except -1:

@@ -169,22 +169,22 @@ cdef class Tensor:
         return reinterpret(self, row_of_argument(dtype))
 
     def x2(self, enable=True, /):
-        """The same tensor, handed out in pairs of 4-bit elements (PyTorch's ``float4_e2m1fn_x2``), or singly.
+        """The same tensor, handed out in pairs of 4-bit elements (lanes = 2) to whoever asks; singly with False.
 
-        The Tensor itself counts single elements either way; only ``__dlpack__`` and the C exchange API differ.
+        PyTorch gets FP4 in pairs (``float4_e2m1fn_x2``) without this. The Tensor itself counts single elements either
+        way; only ``__dlpack__`` and the C exchange API differ. Pairs run along the last dimension of stride 1.
 
         Raises
         ------
         ValueError
-            The elements are not packed 4-bit ones, or do not divide into pairs.
+            The elements are not packed 4-bit ones, do not divide into pairs, or would come back under another shape.
         """
-        cdef Tensor result = make_view(self, 0)
-        result.x2_ = bool(enable)
-        reserve_dims(result, self.dl.ndim)
-        memcpy(result.dl.shape, self.dl.shape, 2 * self.dl.ndim * sizeof(int64_t))
-        finish_view(result)
+        cdef Tensor result = with_dialect(self, bool(enable))
         if result.x2_ and result.pairs == NULL:
-            raise ValueError(pairs_problem(self))
+            reason, remedy = pairs_problem(self) if holds_pairs(self) else (
+                f"it is {dtype_name(self)} with {storage_bits(self)} bits an element", "pack 4-bit elements first")
+            raise ValueError(f"this tensor of shape {shape_of(self)} cannot be counted in pairs of 4-bit elements: "
+                             f"{reason}; {remedy}")
         return result
 
     def copy(self):
@@ -333,5 +333,5 @@ cdef class Tensor:
         work is under way on other streams, keep the tensor until it has ended.
         """
         if stream is None and dl_device is None and copy is None and not is_cuda(self.dl.device.device_type):
-            return export_capsule(self, max_version, 0)
+            return export_as_it_is(self, max_version)
         return export_as_asked(self, stream, max_version, dl_device, copy)

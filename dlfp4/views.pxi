@@ -12,6 +12,7 @@ cdef Tensor make_view(Tensor source, int ndim):
 
 cdef Tensor finish_view(Tensor self):
     self.size_ = count_elements(self.dl.ndim, self.dl.shape)
+    settle_strides(self.dl.ndim, self.dl.shape, self.dl.strides, self.size_)
     fill_pairs(self)
     return self
 
@@ -164,34 +165,16 @@ cdef Tensor permute(Tensor self, bint last_two):
 cdef Tensor reinterpret(Tensor self, int row):
     """The same bytes as elements of another type, along the dimension where neighbours lie in memory."""
     cdef Tensor view = make_view(self, self.dl.ndim)
-    cdef int old_bits = storage_bits(self), new_bits
-    cdef bint divides
+    cdef int old_bits = storage_bits(self), new_bits, dim
     memcpy(view.dl.shape, self.dl.shape, 2 * self.dl.ndim * sizeof(int64_t))
     # Only a type of the same width keeps one element a byte; anything else reads the bytes as packed.
     set_dtype(view, row, is_padded(self) and dlfp4_dtypes[row].bits == self.dl.dtype.bits)
     new_bits = storage_bits(view)
     if new_bits != old_bits:
-        if self.size_ == 0:
-            divides = rescale_empty(view.dl.ndim, view.dl.shape, view.dl.strides, old_bits, new_bits)
-        else:
-            divides = rescale_along(view, self, last_run(view), old_bits, new_bits) or rescale_along(
-                view, self, find_unit_dim(self.dl.ndim, self.dl.shape, self.dl.strides), old_bits, new_bits)
-        if not divides:
+        dim = find_unit_dim(view.dl.ndim, view.dl.shape, view.dl.strides, old_bits, new_bits)
+        if dim < 0 or not rescale_layout(view.dl.ndim, view.dl.shape, view.dl.strides, dim, old_bits, new_bits):
             raise ValueError(
                 f"cannot view {dtype_name(self)} ({old_bits} bits) of shape {shape_of(self)} and strides "
                 f"{strides_of(self)} as {dtype_name(view)} ({new_bits} bits): the bytes along the dimension of stride "
                 f"1 must divide evenly; slice to a multiple, call .copy() if there is none, .reshape((1,)) if 0-d")
     return finish_view(view)
-
-
-cdef inline int last_run(Tensor self) noexcept nogil:
-    """The last dimension, where its stride is 1: compact (n, 1) bytes are n rows of one."""
-    cdef int last = self.dl.ndim - 1
-    return last if last >= 0 and self.dl.strides[last] == 1 else -1
-
-
-cdef bint rescale_along(Tensor view, Tensor self, int dim, int old_bits, int new_bits) noexcept nogil:
-    """The layout of `self` in elements of another width along `dim`, if there is such a dimension and they divide."""
-    memcpy(view.dl.shape, self.dl.shape, self.dl.ndim * sizeof(int64_t))
-    memcpy(view.dl.strides, self.dl.strides, self.dl.ndim * sizeof(int64_t))
-    return dim >= 0 and rescale_layout(view.dl.ndim, view.dl.shape, view.dl.strides, dim, old_bits, new_bits)

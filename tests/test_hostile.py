@@ -301,7 +301,7 @@ def check_values(answer, case, fields):
     assert tuple(answer["shape"]) == shape
     if strides is not None:
         for n, ours, theirs in zip(shape, answer["strides"], strides, strict=True):
-            assert n <= 1 or ours == theirs
+            assert n <= 1 or 0 in shape or ours == theirs  # of empty tensors they mean nothing
         assert low_bits(answer, fields["bits"]) == expected_bytes(fields, shape, strides)
 
 

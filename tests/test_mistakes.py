@@ -261,12 +261,12 @@ def test_strides_that_meet(steps):
 
 
 @pytest.mark.parametrize("entry", [dlfp4.from_dlpack, dlfp4.asarray, lambda x: dlfp4.quantize(x, "mxfp4")])
-@pytest.mark.parametrize("kind", ["sparse", "meta"])
-def test_torch_tensors_without_memory(kind, entry):
+@pytest.mark.parametrize(("kind", "remedy"), [("sparse", r"\.to_dense\(\)"), ("meta", r"\.to_empty\(")])
+def test_torch_tensors_without_memory(kind, remedy, entry):
     torch = framework("torch")
     whole = torch.arange(64.0).reshape(2, 32)
     tensor = whole.to_sparse() if kind == "sparse" else whole.to("meta")
-    with pytest.raises(BufferError, match=r"torch\.Tensor cannot be exchanged: Cannot .*(storage|meta)"):
+    with pytest.raises(BufferError, match=rf"torch\.Tensor cannot be exchanged: .*{remedy}"):
         entry(tensor)
 
 

@@ -19,7 +19,7 @@ from dlfp4._core import Tensor, asarray
 from dlfp4.engines.problem import ON_CUDA
 
 if TYPE_CHECKING:
-    from dlfp4._core import Device, _Stream
+    from dlfp4._core import Device
 
 Call = Callable[[], None]
 
@@ -31,8 +31,8 @@ class Clock(Protocol):
     """What tuning asks of a device."""
 
     @property
-    def stream(self) -> _Stream | None:
-        """On which the calls are made."""
+    def stream(self) -> int | None:
+        """The handle of that on which the calls are made."""
 
     def float64(self, x: Tensor) -> Any:
         """Values as an array of float64 where they lie; NumPy's, PyTorch's or CuPy's."""
@@ -45,7 +45,7 @@ class WallClock:
     """time.perf_counter around each call; `wait` ends those that do not end by themselves."""
 
     def __init__(self, wait: Call | None = None) -> None:
-        self.stream: _Stream | None = None
+        self.stream: int | None = None
         self._wait = wait or (lambda: None)
 
     def float64(self, x: Tensor) -> Any:
@@ -94,7 +94,8 @@ class TorchClock(GraphClock):
     """On a stream of PyTorch's."""
 
     def __init__(self, stream: Any) -> None:
-        self.stream: Any = stream
+        self.stream: int = stream.cuda_stream
+        self._stream = stream
 
     def float64(self, x: Tensor) -> Any:
         """On the device."""
@@ -105,7 +106,7 @@ class TorchClock(GraphClock):
         import torch
 
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
             for call in calls:
                 call()
         return graph
@@ -115,9 +116,9 @@ class TorchClock(GraphClock):
         import torch
 
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record(self.stream)
+        start.record(self._stream)
         graph.replay()
-        end.record(self.stream)
+        end.record(self._stream)
         end.synchronize()
         return float(start.elapsed_time(end))
 

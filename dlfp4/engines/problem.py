@@ -28,14 +28,14 @@ EXACT_ROWS = 16  # up to here kernels differ from M to M, and each has its own c
 
 
 class Problem(NamedTuple):
-    """One matrix product: a of (..., M, K) and b of (K, N), and what is to become of it."""
+    """One matrix product: a of (..., M, K) and b of (K, N), what is to become of it, and the handle of its stream."""
 
     a: Operand
     b: Operand
     dtype: np.dtype[Any]
     alpha: float = 1.0
     activation: Literal["int8"] | None = None
-    stream: _Stream | None = None
+    stream: int | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import operator
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -82,15 +81,17 @@ def write(problem: Problem, out: Tensor, product: Any, factors: tuple[Any, ...])
     cast(product.reshape(out.shape), out.dtype, out=out, stream=torch.cuda.current_stream())  # strides, as on the host
 
 
-def stream_of(stream: Any) -> Any:
-    """A stream, in any of the forms that operations take, as PyTorch's."""
+LEGACY_STREAM = 1  # as CUDA names it; PyTorch's default stream, which it calls 0
+
+
+def stream_of(stream: int | None) -> Any:
+    """The stream of a handle as PyTorch's: its own object where it has one, for its allocator goes by that."""
     import torch
 
-    if stream is None or isinstance(stream, torch.cuda.Stream):
-        return stream
-    if hasattr(stream, "__cuda_stream__"):
-        return torch.cuda.ExternalStream(stream.__cuda_stream__()[1])
-    return torch.cuda.ExternalStream(operator.index(getattr(stream, "cuda_stream", stream)))
+    current = torch.cuda.current_stream()
+    if stream in (None, current.cuda_stream or LEGACY_STREAM):
+        return current
+    return torch.cuda.default_stream() if stream == LEGACY_STREAM else torch.cuda.ExternalStream(stream)
 
 
 def values_on_cuda(x: Operand, name: str, stream: Any) -> tuple[Any, Any]:

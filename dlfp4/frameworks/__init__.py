@@ -8,10 +8,21 @@ from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
-from dlfp4.frameworks.base import Framework
+from dlfp4.frameworks.base import Framework, RefusedError
 
-__all__ = ["NAMES", "Framework", "current_streams", "framework", "load", "of_type", "shares_table"]
+__all__ = [
+    "NAMES",
+    "Framework",
+    "RefusedError",
+    "current_streams",
+    "framework",
+    "load",
+    "of_type",
+    "shares_table",
+    "with_streams",
+]
 
 NAMES = (
     "numpy",
@@ -40,16 +51,15 @@ def framework(name: str) -> Framework:
     return row
 
 
-def current_streams(index: int) -> list[int]:
-    """The streams on which the frameworks that are loaded work now on a CUDA device."""
-    return [current_stream(index) for name, current_stream in _with_streams() if sys.modules.get(name) is not None]
+def current_streams(index: int) -> list[Any]:
+    """The streams on which the frameworks that are loaded work now on a CUDA device: objects, or handles."""
+    return [row.current_stream(index) for row in with_streams() if row.current_stream and sys.modules.get(row.name)]
 
 
 @cache
-def _with_streams() -> tuple[tuple[str, Callable[[int], int]], ...]:
+def with_streams() -> tuple[Framework, ...]:
     """The frameworks that can say so."""
-    rows = ((name, framework(name).current_stream) for name in NAMES)
-    return tuple((name, current_stream) for name, current_stream in rows if current_stream is not None)
+    return tuple(row for row in map(framework, NAMES) if row.current_stream is not None)
 
 
 # The bases of a class as they are, whatever its metaclass says of them.

@@ -30,6 +30,45 @@ PADDED = " padded"
 
 
 @dataclass(frozen=True)
+class Natives:
+    """Addresses of a framework's C functions, by which the core asks about a tensor in nanoseconds.
+
+    A handle is the address of a pointer to what implements the tensor. The functions return 0 where they answered, as
+    PyTorch's stable C interface has it; see ``natives.pxi``.
+
+    Attributes
+    ----------
+    impl : int
+        Bytes from the Python object of a tensor to that pointer.
+    data, storage_offset, storage_bytes, dtype : int
+        ``int f(void **handle, T *answer)``: where the first element lies (``void *``); which element of its storage
+        that is, and the bytes of that storage now (``int64_t``); the number of its type (``int32_t``).
+    itemsize : int
+        ``size_t f(int32_t dtype)``.
+    bytes : tuple of int
+        The numbers of the two types that are integers of 8 bits, and no more than that.
+    trace : int
+        ``void **f()``: where this thread keeps its trace; NULL is there outside of one.
+    has_modes : int
+        ``bool f(bool)``, given false: whether modes stand between this thread's calls and tensors.
+    flags_of_impl, flags_of_handle : dict of str
+        ``bool f(void *)`` of the implementation, or of the handle, for attributes that `guards` names.
+    """
+
+    impl: int
+    data: int
+    storage_offset: int
+    storage_bytes: int
+    dtype: int
+    itemsize: int
+    bytes: tuple[int, int]
+    trace: int
+    has_modes: int
+    flags_of_impl: dict[str, int]
+    flags_of_handle: dict[str, int]
+
+
+@dataclass(frozen=True)
 class Framework:
     """One framework, as the matrix and the core see it.
 
@@ -53,18 +92,18 @@ class Framework:
         Where it holds arrays: ``"cpu"``, ``"cuda"``.
     gpu_missing : callable
         Why its CUDA side cannot be used, or None.
-    counts_pairs : bool
-        It counts FP4 in pairs (DLPack lanes = 2).
     guards : callable
         ``(descriptor, dtypes, remedy)`` rows: what must be false of a tensor that the C exchange table hands out.
     keeper : callable
         The attribute or method of its tensors that gives what keeps their memory alive, so that the core may borrow
         through the C exchange table. Only where a loan says all there is: never read-only, never padded.
+    natives : callable
+        Its C functions that the core asks what a description does not tell, or None where it has not all of them.
     current_stream : callable, optional
-        ``current_stream(index)``: the handle of the stream on which it works now on that CUDA device.
-    problem : callable
+        ``current_stream(index)``: the stream on which it works now on that CUDA device, an object or a handle.
+    problem : callable, optional
         ``problem(native)``: why that array cannot be handed over, and what helps, or None; where the framework's own
-        exception says less, or the process would end.
+        exception says less, there is none, or the process would end.
     table_shared_with : callable
         Subclasses of a type with a C exchange table that the table takes as well.
     immutable : bool
@@ -82,11 +121,11 @@ class Framework:
     errors: Callable[[], tuple[type[Exception], ...]] = lambda: (RuntimeError, TypeError, ValueError)
     devices: tuple[str, ...] = ("cpu",)
     gpu_missing: Callable[[], str | None] = lambda: None
-    counts_pairs: bool = False
     guards: Callable[[], list[tuple[Any, tuple[str, ...], str]]] = field(default=list)
     keeper: Callable[[], Any] = lambda: None
-    current_stream: Callable[[int], int] | None = None
-    problem: Callable[[Any], str | None] = lambda _: None
+    natives: Callable[[], Natives | None] = lambda: None
+    current_stream: Callable[[int], Any] | None = None
+    problem: Callable[[Any], str | None] | None = None
     table_shared_with: Callable[[], tuple[type, ...]] = lambda: ()
     immutable: bool = False
     environ: dict[str, str] = field(default_factory=dict)

@@ -70,12 +70,12 @@ def _has_bfloat16() -> bool:
     return int(cupy.__version__.partition(".")[0]) >= 14
 
 
-def current_stream(index: int) -> int:
-    """The handle of CuPy's current stream on a CUDA device."""
+def current_stream(index: int) -> cupy.cuda.Stream:
+    """CuPy's current stream on a CUDA device, which may own it: what is made there keeps the object."""
     import cupy
 
     with cupy.cuda.Device(index):
-        return int(cupy.cuda.get_current_stream().ptr)
+        return cupy.cuda.get_current_stream()
 
 
 def gpu_missing() -> str | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -22,8 +24,8 @@ def from_tensor(tensor: Tensor, copy: bool | None = None) -> torch.Tensor:
     """A ``torch.Tensor`` over the memory of a dlfp4 Tensor.
 
     Packed FP4 becomes ``torch.float4_e2m1fn_x2``, whose last dimension counts pairs. PyTorch has no read-only
-    tensors, so read-only memory is copied rather than handed out writable; to share it all the same, and promise not
-    to write, call ``torch.from_dlpack(tensor)``.
+    tensors, so read-only memory is copied rather than handed out writable, as ``torch.from_dlpack(tensor)`` has it; to
+    share it all the same, and promise not to write, call ``torch.from_dlpack(tensor.__dlpack__(max_version=(1, 0)))``.
 
     Parameters
     ----------
@@ -36,7 +38,7 @@ def from_tensor(tensor: Tensor, copy: bool | None = None) -> torch.Tensor:
     ------
     BufferError
         PyTorch has no such element type; a stride is negative (PyTorch would end the process); FP4 does not divide
-        into pairs; or ``copy=False`` and the memory is read-only.
+        into pairs along the last dimension of stride 1; or ``copy=False`` and the memory is read-only.
     """
     import torch
 
@@ -44,8 +46,6 @@ def from_tensor(tensor: Tensor, copy: bool | None = None) -> torch.Tensor:
     problem = _torch_problem(source)
     if problem is not None:
         raise base.RefusedError("PyTorch", tensor, *problem)
-    if source.packed and source.dtype == ml_dtypes.float4_e2m1fn:
-        source = in_pairs(source)
     with base.translated("PyTorch", tensor, errors()):
         return torch.from_dlpack(source)
 
@@ -53,16 +53,6 @@ def from_tensor(tensor: Tensor, copy: bool | None = None) -> torch.Tensor:
 def errors() -> tuple[type[Exception], ...]:
     """The exceptions with which PyTorch refuses an exchange, devices that its build does not know among them."""
     return AssertionError, ImportError, RuntimeError, TypeError
-
-
-def in_pairs(tensor: Tensor) -> Tensor:
-    """Packed FP4 as PyTorch counts it."""
-    try:
-        return tensor.x2()
-    except ValueError as error:
-        is_odd = tensor.ndim == 0 or tensor.shape[-1] % 2
-        remedy = "pad the last axis to an even extent" if is_odd else "call .copy() first"
-        raise base.RefusedError("PyTorch", tensor, "it counts FP4 in pairs of neighbours", remedy) from error
 
 
 def describe(x: torch.Tensor) -> tuple[tuple[int, ...], str]:
@@ -102,6 +92,145 @@ def table_shared_with() -> tuple[type, ...]:
     import torch
 
     return (torch.nn.Parameter,)
+
+
+LIBRARY_FUNCTIONS = {
+    "data": "aoti_torch_get_data_ptr",
+    "storage_offset": "aoti_torch_get_storage_offset",
+    "storage_bytes": "aoti_torch_get_storage_size",
+    "dtype": "aoti_torch_get_dtype",
+    "itemsize": "aoti_torch_dtype_element_size",
+    "trace": "_ZN5torch3jit6tracer15getTracingStateEv",  # torch::jit::tracer::getTracingState()
+    "has_modes": "_ZN3c104impl20TorchDispatchModeTLS13any_modes_setEb",  # TorchDispatchModeTLS::any_modes_set
+}
+FLAGS_OF_IMPL = {"requires_grad": "_ZNK3c1010TensorImpl13requires_gradEv"}
+FLAGS_OF_HANDLE = {
+    "is_neg": "_ZN2at6native6is_negERKNS_6TensorE",
+    "is_conj": "_ZN2at6native7is_conjERKNS_6TensorE",
+}
+
+
+def natives() -> base.Natives | None:
+    """PyTorch's C functions: its stable interface and, for what that does not tell, C++ functions by their symbols."""
+    import torch
+
+    library = ctypes.CDLL(torch._C.__file__)  # which all of PyTorch's libraries are found through
+
+    def address(symbol: str) -> int:
+        return ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value or 0
+
+    try:
+        return base.Natives(
+            impl=_offset_of_impl(),
+            **{name: address(symbol) for name, symbol in LIBRARY_FUNCTIONS.items()},
+            bytes=(library.aoti_torch_dtype_uint8(), library.aoti_torch_dtype_int8()),
+            flags_of_impl={name: address(symbol) for name, symbol in FLAGS_OF_IMPL.items()},
+            flags_of_handle={name: address(symbol) for name, symbol in FLAGS_OF_HANDLE.items()},
+        )
+    except (AttributeError, LookupError):  # a symbol that this version has not, or another layout of tensors
+        return None
+
+
+def _offset_of_impl() -> int:
+    """Where in a tensor's Python object the pointer lies that its ``_cdata`` tells."""
+    import torch
+
+    tensor = torch.empty(0)
+    words = range(object.__basicsize__, torch._C.TensorBase.__basicsize__, ctypes.sizeof(ctypes.c_void_p))
+    for offset in words:
+        if ctypes.c_void_p.from_address(id(tensor) + offset).value == tensor._cdata:
+            return offset
+    raise LookupError("no word of a tensor's object is the address of its implementation")
+
+
+def problem(native: torch.Tensor) -> str | None:
+    """What DLPack cannot say of a tensor, and what would hand out other memory than its values'."""
+    import torch
+
+    if torch._C._get_tracing_state() is not None:
+        return f"torch.jit.trace {BAKES}"
+    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None:
+        return f"make_fx, or what exports by it, {BAKES}"
+    with torch._C.DisableTorchFunctionSubclass():
+        return _problem_of_kind(native) or _problem_of_memory(native)
+
+
+BAKES = "would make a constant of the result, without a word: call dlfp4 outside of what is traced"
+
+
+def _problem_of_kind(native: torch.Tensor) -> str | None:
+    """Tensors that are not one piece of strided numbers."""
+    import torch
+
+    if torch._C._functorch.is_functorch_wrapped_tensor(native):
+        return (
+            "within vmap, grad, jvp or functionalize it stands for others and has no memory of its own; call dlfp4 "
+            "outside of the transform, or in a torch.autograd.Function with the rule that the transform needs"
+        )
+    if native.is_nested:
+        return "it is nested, rows of different length; hand over the parts of .unbind(), or of to_padded_tensor"
+    if native.layout is not torch.strided:
+        return f"its layout is {native.layout}, without one element after another; call .to_dense() first"
+    if native.is_quantized:
+        return "its numbers are codes of a scale that DLPack cannot say; hand over .int_repr(), or .dequantize() it"
+    if native.dtype in _shells():
+        return (
+            f"DLPack would call its {native.dtype} an integer of 8 bits; hand over the bytes, .view(torch.uint8), and "
+            f'say what they are, for example with dlfp4.asarray(...).view("int4") for two elements a byte'
+        )
+    return None
+
+
+@cache
+def _shells() -> frozenset[torch.dtype]:
+    """Types of PyTorch that are a name and a size."""
+    import torch
+
+    names = (f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8))
+    return frozenset(getattr(torch, name) for name in names if hasattr(torch, name))
+
+
+def _problem_of_memory(native: torch.Tensor) -> str | None:
+    """Tensors whose address is a number beside no storage, or whose storage was shrunk below them."""
+    import torch
+
+    if type(native).__dlpack__ is not torch.Tensor.__dlpack__:
+        return None  # a class that hands out memory by its own rule
+    if native.device.type == "meta":
+        return 'it has no values on device "meta"; make it on a device with memory, as .to_empty(device="cpu") does'
+    if native.numel() == 0:
+        return None
+    storage = native.untyped_storage()
+    first, end = _reach(native)
+    if not 0 <= first < end <= storage.nbytes():
+        return f"it ends at byte {end} of a storage that was resized to {storage.nbytes()} bytes under it"
+    return None if _address(storage) else _no_memory(native)
+
+
+def _address(storage: torch.UntypedStorage) -> int:
+    """Where a storage begins, 0 if nowhere: that of a fake tensor refuses to tell."""
+    try:
+        return storage.data_ptr()
+    except RuntimeError:
+        return 0
+
+
+def _no_memory(native: torch.Tensor) -> str:
+    """What a tensor without memory is, and what has its values."""
+    if hasattr(native, "to_local"):
+        return "it is distributed; hand over this process's part of it, .to_local(), or .full_tensor()"
+    if hasattr(native, "fake_mode"):
+        return "it is a fake tensor, which has a shape and no values"
+    return (
+        "it has no memory of its own: functional and zero tensors have none, and subclasses whose values are in others"
+    )
+
+
+def _reach(native: torch.Tensor) -> tuple[int, int]:
+    """Between which bytes of its storage a tensor's elements lie."""
+    start = native.storage_offset()
+    last = start + sum((extent - 1) * stride for extent, stride in zip(native.shape, native.stride(), strict=True))
+    return start * native.itemsize, (last + 1) * native.itemsize
 
 
 def current_stream(index: int) -> int:
@@ -162,9 +291,10 @@ FRAMEWORK = base.Framework(
     devices=("cpu", "cuda"),
     gpu_missing=gpu_missing,
     errors=errors,
-    counts_pairs=True,
     guards=guards,
     keeper=keeper,
+    natives=natives,
+    problem=problem,
     table_shared_with=table_shared_with,
     current_stream=current_stream,
 )

@@ -16,6 +16,7 @@ extern "C" {
 
 #define DLFP4_CUDA_NO_IMAGE (-2) /* this build has no CUDA kernels */
 #define DLFP4_CUDA_REFUSED 100
+#define DLFP4_CUDA_CAPTURE_IMPLICIT 906 /* CUDA_ERROR_STREAM_CAPTURE_IMPLICIT */
 
 int dlfp4_cuda_convert(int device, uintptr_t stream, const dlfp4_view *src, const dlfp4_view *dst,
                        const dlfp4_convert_options *options);

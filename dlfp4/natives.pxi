@@ -1,0 +1,68 @@
+# Natives: what a DLTensor does not tell of a framework's tensor, asked of the framework's own C functions. An answer
+# takes nanoseconds, where one through Python would cost more than the exchange.
+
+cdef struct Natives:
+    # A handle is the address of a pointer to what implements the tensor; 0 says that the function answered.
+    Py_ssize_t impl                                        # bytes into the Python object, where that pointer lies
+    int (*data)(void **, void **) noexcept
+    int (*storage_offset)(void **, int64_t *) noexcept     # in elements
+    int (*storage_bytes)(void **, int64_t *) noexcept
+    int (*dtype)(void **, int32_t *) noexcept
+    size_t (*itemsize)(int32_t) noexcept                   # of a dtype
+    int32_t bytes[2]                                       # the two dtypes that are integers of 8 bits
+    void **(*trace)() noexcept                             # where this thread keeps its trace, if it has one
+    uint8_t (*has_modes)(uint8_t) noexcept                 # whether something stands between calls and tensors
+
+
+cdef int fill_natives(Natives *self, natives) except -1:
+    """From the addresses that the framework's file found: see frameworks.base.Natives."""
+    self.impl = natives.impl
+    self.data = <int (*)(void **, void **) noexcept> <uintptr_t> natives.data
+    self.storage_offset = <int (*)(void **, int64_t *) noexcept> <uintptr_t> natives.storage_offset
+    self.storage_bytes = <int (*)(void **, int64_t *) noexcept> <uintptr_t> natives.storage_bytes
+    self.dtype = <int (*)(void **, int32_t *) noexcept> <uintptr_t> natives.dtype
+    self.itemsize = <size_t (*)(int32_t) noexcept> <uintptr_t> natives.itemsize
+    self.bytes[0], self.bytes[1] = natives.bytes
+    self.trace = <void **(*)() noexcept> <uintptr_t> natives.trace
+    self.has_modes = <uint8_t (*)(uint8_t) noexcept> <uintptr_t> natives.has_modes
+    return 0
+
+
+cdef inline void **handle_in(const Natives *natives, object x) noexcept:
+    return <void **> (<char *> <void *> x + natives.impl)
+
+
+cdef inline bint is_in_storage(const Natives *natives, object x, const void *data, int64_t itemsize,
+                               int64_t low, int64_t high) noexcept:
+    """Whether the storage behind a tensor has the memory of an address range: it may be freed, or smaller than its
+    views, whose addresses are then those of nothing, or of others. `data` and `itemsize` are the tensor's."""
+    cdef int64_t offset = 0, bytes = 0, first
+    if low == high:
+        return True
+    if natives.storage_offset(handle_in(natives, x), &offset) or natives.storage_bytes(handle_in(natives, x), &bytes):
+        return False
+    first = <int64_t> data - offset * itemsize
+    return first >= FIRST_PAGE and low >= first and high <= first + bytes
+
+
+cdef inline bint still_stores(const Natives *natives, object x, int64_t low, int64_t high) noexcept:
+    """The same for memory that was a tensor's before, which may have other memory, of another type, by now."""
+    cdef void *data = NULL
+    cdef int32_t dtype = 0
+    if low == high:
+        return True
+    if natives.data(handle_in(natives, x), &data) or natives.dtype(handle_in(natives, x), &dtype):
+        return False
+    return is_in_storage(natives, x, data, natives.itemsize(dtype), low, high)
+
+
+cdef inline bint is_seen_through(const Natives *natives, object x, const DLTensor *seen) noexcept:
+    """Whether nothing stands between this thread and the values of a tensor, no trace and no mode, and its type is what
+    its description says: PyTorch's integers below 8 bits call themselves int8."""
+    cdef int32_t dtype = -1
+    if natives.trace()[0] != NULL or natives.has_modes(False):
+        return False
+    if seen.dtype.bits != 8 or seen.dtype.code > 1:   # neither int nor uint
+        return True
+    natives.dtype(handle_in(natives, x), &dtype)
+    return dtype == natives.bytes[0] or dtype == natives.bytes[1]
