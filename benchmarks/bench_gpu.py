@@ -213,13 +213,19 @@ def host_cases(torch: Any) -> list[Case]:
     x = torch.randn(4, 64, device="cuda", dtype=torch.bfloat16)
     codes, bits = torch.empty(4, 64, device="cuda", dtype=torch.float8_e4m3fn), torch.float8_e4m3fn
     q = dlfp4.quantize(x, "mxfp4")
-    names = {"x": x, "o": codes, "q": q, "d": dlfp4, "torch": torch, "b": bits}
+    own, into = dlfp4.from_dlpack(x), dlfp4.from_dlpack(codes)
+    w = dlfp4.quantize(torch.randn(64, 64, device="cuda"), "mxfp4").prepare()
+    names = {"x": x, "o": codes, "q": q, "d": dlfp4, "torch": torch, "b": bits, "own": own, "into": into, "w": w.mT}
+    names["y"] = torch.empty(4, 64, device="cuda", dtype=torch.bfloat16)
     return [
         Case("dlfp4.cast(x, out=)", "d.cast(x, 'float8_e4m3fn', out=o)", **names),
+        Case("dlfp4.cast(Tensor, out=Tensor)", "d.cast(own, 'float8_e4m3fn', out=into)", **names),
         Case("dlfp4.cast(x)", "d.cast(x, 'float8_e4m3fn')", **names),
         Case("dlfp4.quantize(x, out=)", "d.quantize(x, 'mxfp4', out=q)", **names),
         Case("dlfp4.quantize(x)", "d.quantize(x, 'mxfp4')", **names),
         Case("dlfp4.dequantize(q, out=)", "d.dequantize(q, 'bfloat16', out=x)", **names),
+        Case("dlfp4.matmul(x, w.mT, out=)", "d.matmul(x, w, out=y)", **names),
+        Case("dlfp4.matmul(Tensor, w.mT, out=)", "d.matmul(own, w, out=y)", **names),
         Case("dlfp4.from_dlpack(x)", "d.from_dlpack(x)", **names),
         Case("torch.add(x, 1, out=x)", "torch.add(x, 1, out=x)", **names),
         Case("o.copy_(x)", "o.copy_(x)", **names),

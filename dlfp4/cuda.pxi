@@ -55,8 +55,12 @@ cdef Work work_for(Tensor source, stream, x, y=None, z=None) except *:
         if work.stream != source.stream:
             wait_for(source, work.stream)
     elif stream is not None:
-        raise ValueError(f"stream={stream!r}: host memory has no streams; pass None")
+        refuse_stream(stream)
     return work
+
+
+cdef int refuse_stream(stream) except -1:
+    raise ValueError(f"stream={stream!r}: host memory has no streams; pass None")
 
 
 cdef Work work_on_cuda(Tensor source, stream, x, y, z) except *:
@@ -73,18 +77,17 @@ cdef Work work_on_cuda(Tensor source, stream, x, y, z) except *:
     return work
 
 
-def _stream_of_product(a, b, out, stream):
-    """The stream of a matrix product of operands as they were given, as a handle; None on the host."""
-    cdef Tensor source = elements_of(a if is_ours(a) else borrow(a))
+def _stream_of_product(a, b, given, stream):
+    """The handle of the stream of a matrix product, None on the host; `given` has the operands and `out` as they came."""
+    cdef Tensor source = elements_of(a) if on_cuda(elements_of(a)) else elements_of(b)
     cdef Work work
-    if not on_cuda(source):
-        source = elements_of(b if is_ours(b) else borrow(b))
-    if not on_cuda(source):
-        if stream is not None:
-            raise ValueError(f"stream={stream!r}: host memory has no streams; pass None")
-        return None
-    work = work_on_cuda(source, stream, a, b, out)
-    return work.stream
+    if on_cuda(source):
+        x, y, z = given
+        work = work_on_cuda(source, stream, x, y, z)
+        return work.stream
+    if stream is not None:
+        refuse_stream(stream)
+    return None
 
 
 cdef int check_stream(int64_t stream, Tensor source) except -1:

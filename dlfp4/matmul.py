@@ -155,7 +155,7 @@ def backends(
         return dict(sorted(told.items(), key=lambda item: item[1] is not None))
     if a is None or b is None:
         raise TypeError("backends() takes both operands of a product, or none")
-    problem = make_problem(a, b, None, None, None, None)
+    problem = make_problem(a, b, None, None, None, None, None)
     return refusals(problem, machine_at(problem.device, BACKENDS), BACKENDS)
 
 
@@ -170,7 +170,8 @@ def make_problem(
     alpha: float | None,
     out_dtype: _DType | None,
     activation: Literal["int8"] | None,
-    stream: int | None,
+    out: _Elements | None,
+    stream: _Stream | None,
 ) -> Problem:
     """The operands as they are, checked against one another."""
     left = a if isinstance(a, ScaledTensor) else asarray(a)
@@ -187,7 +188,8 @@ def make_problem(
         raise ValueError(f"activation={activation!r}: expected None or 'int8'")
     left, right = _meet(left, right)
     dtype = result_dtype(left, out_dtype)
-    return Problem(left, right, dtype, 1.0 if alpha is None else _as_float32(alpha, "alpha"), activation, stream)
+    place = _stream_of_product(left, right, (a, b, out), stream)
+    return Problem(left, right, dtype, 1.0 if alpha is None else _as_float32(alpha, "alpha"), activation, place)
 
 
 def result_dtype(a: Operand, asked: _DType | None) -> np.dtype[Any]:
@@ -284,7 +286,7 @@ def matmul(
     given = None if out is None else _borrow_out(out)
     if given is not None and out_dtype is None:
         out_dtype = given.dtype
-    problem = make_problem(a, b, alpha, out_dtype, activation, _stream_of_product(a, b, out, stream))
+    problem = make_problem(a, b, alpha, out_dtype, activation, out, stream)
     able = candidates(problem, backend)
     result = prepare_result(problem, given)
     if result.size:

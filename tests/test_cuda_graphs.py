@@ -255,7 +255,7 @@ def test_what_is_made_on_a_stream_keeps_it(cupy):
     stream = cupy.cuda.Stream(non_blocking=True)
     y = dlfp4.quantize(x, "mxfp4", stream=stream)
     view, other = y.data[:2048], dlfp4.cast(x, "bfloat16")
-    z = dlfp4.dequantize(y)
+    z = dlfp4.dequantize(y, stream=stream)
     alive = weakref.ref(stream)
     del stream, y
     gc.collect()

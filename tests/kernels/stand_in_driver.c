@@ -1,7 +1,8 @@
 /* A libcuda.so.1 with two devices of different compute capability, for tests of dlfp4 on machines without a GPU.
  *
  * Kernels do nothing, but say on standard output on which device they were launched and from which image: a fatbin,
- * which serves the first device alone, or text, "sm_" and the compute capability that it serves. */
+ * which serves the first device alone, or text, "sm_" and the compute capability that it serves; and on which stream, if
+ * the variable STAND_IN_STREAMS is set, as do events. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,6 +10,7 @@
 
 enum { kSuccess = 0, kOutOfMemory = 2, kInvalidDevice = 101, kInvalidContext = 201, kNoBinaryForGpu = 209 };
 enum { kDevices = 2, kMajor = 75, kMinor = 76 };
+enum { kStreamOfLaunch = 32, kFirstCaptured = 500 };
 
 static const int kCapabilities[kDevices] = {90, 120};
 static _Thread_local int contexts[16], depth; /* device numbers, as if pushed */
@@ -52,6 +54,30 @@ static int get_stream_context(void *stream, void **context) {
 static int get_current_device(int *device) {
   if (depth == 0) return kInvalidContext;
   *device = contexts[depth - 1];
+  return kSuccess;
+}
+
+static void say(const char *what, const void *stream) {
+  if (getenv("STAND_IN_STREAMS") == NULL) return;
+  printf("%s %d\n", what, (int)(intptr_t)stream);
+  fflush(stdout);
+}
+
+/* Streams from 500 on are being captured. */
+static int is_capturing(void *stream, int *status) {
+  *status = (intptr_t)stream >= kFirstCaptured && (intptr_t)stream < 1000;
+  return kSuccess;
+}
+
+static int record(void *event, void *stream) {
+  (void)event;
+  say("record", stream);
+  return kSuccess;
+}
+
+static int wait_event(void *stream, void *event, unsigned flags) {
+  (void)event, (void)flags;
+  say("wait", stream);
   return kSuccess;
 }
 
@@ -102,7 +128,7 @@ static int get_function(void **function, void *kernel) {
 }
 
 static int launch(const void *config, void *kernel) {
-  (void)config;
+  say("launch", *(void *const *)((const char *)config + kStreamOfLaunch));
   printf("%d sm_%d\n", contexts[depth - 1], (int)(intptr_t)kernel - 1);
   fflush(stdout);
   return kSuccess;
@@ -128,6 +154,9 @@ static const struct {
     {"cuCtxPopCurrent", pop},
     {"cuCtxGetDevice", get_current_device},
     {"cuStreamGetCtx", get_stream_context},
+    {"cuStreamIsCapturing", is_capturing},
+    {"cuStreamWaitEvent", wait_event},
+    {"cuEventRecord", record},
     {"cuMemAllocAsync", allocate},
     {"cuMemFreeAsync", release},
     {"cuMemcpyHtoDAsync", copy},
