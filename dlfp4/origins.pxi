@@ -70,14 +70,16 @@ cdef inline bint is_ours(object x) noexcept:
 
 cdef int choose_origin(object x, object y, object z) except -1:
     """Of up to three operands (None: one less) the first foreign object's, else the first of our own that has one."""
-    cdef int found, own = NO_ORIGIN
-    for operand in (x, y, z):
-        found = origin_of(operand)
-        if found != NO_ORIGIN:
-            if not is_ours(operand):
-                return found
-            own = own or found
-    return own
+    cdef int of_x = origin_of(x), of_y, of_z
+    if of_x != NO_ORIGIN and not is_ours(x):
+        return of_x
+    of_y = origin_of(y)
+    if of_y != NO_ORIGIN and not is_ours(y):
+        return of_y
+    of_z = origin_of(z)
+    if of_z != NO_ORIGIN and not is_ours(z):
+        return of_z
+    return of_x or of_y or of_z
 
 
 cdef int64_t current_stream_of(int origin, DLDevice device) except? -2:
@@ -97,11 +99,19 @@ cdef int64_t current_work_stream(const DLPackExchangeAPI *api, DLDevice device) 
     return <int64_t> stream if stream != NULL else LEGACY_STREAM
 
 
+cdef dict LOADED = sys.modules
+cdef Py_ssize_t NUM_LOADED = 0                    # when they were looked at
+cdef list UNMET = list(frameworks.NAMES)
+
+
 cdef int meet_loaded() except -1:
-    """Number the frameworks that are loaded, though none of their tensors came here yet."""
-    for framework in frameworks.with_streams():
-        if framework.name not in ORIGIN_BY_NAME and sys.modules.get(framework.name) is not None:
-            origin_of_framework(framework)
+    """Number the frameworks that were loaded since the last time, though none of their tensors came here yet."""
+    global NUM_LOADED, UNMET
+    NUM_LOADED = len(LOADED)
+    for name in UNMET:
+        if name in LOADED:
+            origin_of_framework(frameworks.framework(name))
+    UNMET = [name for name in UNMET if name not in LOADED]
     return 0
 
 
@@ -110,7 +120,8 @@ cdef int check_capture(DLDevice device, int chosen) except -1:
     wait for that one let it pass, and the graph has nothing of it."""
     cdef int64_t stream
     cdef int k
-    meet_loaded()
+    if len(LOADED) != NUM_LOADED:
+        meet_loaded()
     for k in range(1, load_acquire(&NUM_ORIGINS)):
         if k == chosen:   # which works on the legacy stream itself
             continue

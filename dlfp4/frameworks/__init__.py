@@ -21,7 +21,6 @@ __all__ = [
     "load",
     "of_type",
     "shares_table",
-    "with_streams",
 ]
 
 NAMES = (
@@ -53,13 +52,14 @@ def framework(name: str) -> Framework:
 
 def current_streams(index: int) -> list[Any]:
     """The streams on which the frameworks that are loaded work now on a CUDA device: objects, or handles."""
-    return [row.current_stream(index) for row in with_streams() if row.current_stream and sys.modules.get(row.name)]
+    return [current_stream(index) for name, current_stream in _with_streams() if sys.modules.get(name) is not None]
 
 
 @cache
-def with_streams() -> tuple[Framework, ...]:
+def _with_streams() -> tuple[tuple[str, Callable[[int], Any]], ...]:
     """The frameworks that can say so."""
-    return tuple(row for row in map(framework, NAMES) if row.current_stream is not None)
+    rows = ((name, framework(name).current_stream) for name in NAMES)
+    return tuple((name, current_stream) for name, current_stream in rows if current_stream is not None)
 
 
 # The bases of a class as they are, whatever its metaclass says of them.
