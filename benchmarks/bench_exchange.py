@@ -123,6 +123,10 @@ def export_groups(libs: Libraries) -> list[Group]:
         # The legacy call has no target of its own.
         targets = {f"numkong {shown}": 0.3} if form == "versioned" else {}
         groups.append(Group(f"Export: {form} capsule, dropped", ours, peers, targets))
+        if form == "versioned":
+            lent = Case(f"dlfp4 {shown} of PyTorch's", statement, x=dlfp4.from_dlpack(libs.float32), v=MAX_VERSION)
+            peer = Case(f"numkong {shown}", statement, x=libs.nk, v=MAX_VERSION)
+            groups.append(Group("Export: the same of a Tensor that borrows from PyTorch", lent, [peer], targets))
     return groups
 
 

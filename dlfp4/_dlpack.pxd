@@ -30,6 +30,9 @@ cdef extern from "dlfp4/dlpack.h":
         kDLHexagon
         kDLMAIA
         kDLTrn
+        kDLTPU
+        kDLTPUHost
+        kDLAscend
 
     ctypedef int32_t DLDeviceType
 

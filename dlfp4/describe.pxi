@@ -194,7 +194,7 @@ cdef int describe(Tensor self, const DLTensor *src, uint64_t flags) except -1:
     if ndim > 0 and src.shape == NULL:
         refuse(src, "shape is NULL")
     if src.device.device_id < 0 or not is_device_type(src.device.device_type):
-        refuse(src, "the device is none of DLPack 1.3's")
+        refuse(src, "the device is none of DLPack's")
     row = row_of_dlpack(src.dtype)
     self.flags = flags & (DLPACK_FLAG_BITMASK_READ_ONLY | DLPACK_FLAG_BITMASK_IS_COPIED)
     set_dtype(self, row, flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED != 0)

@@ -4,11 +4,11 @@ cdef dict DEVICE_NAMES = {
     kDLCPU: "cpu", kDLCUDA: "cuda", kDLCUDAHost: "cuda_host", kDLOpenCL: "opencl", kDLVulkan: "vulkan",
     kDLMetal: "metal", kDLVPI: "vpi", kDLROCM: "rocm", kDLROCMHost: "rocm_host", kDLExtDev: "ext_dev",
     kDLCUDAManaged: "cuda_managed", kDLOneAPI: "oneapi", kDLWebGPU: "webgpu", kDLHexagon: "hexagon",
-    kDLMAIA: "maia", kDLTrn: "trn",
+    kDLMAIA: "maia", kDLTrn: "trn", kDLTPU: "tpu", kDLTPUHost: "tpu_host", kDLAscend: "ascend",
 }
 cdef dict DEVICE_CODES = {name: code for code, name in DEVICE_NAMES.items()}
 # Of these a process sees one: the name alone says it all.
-cdef frozenset SINGLE_DEVICES = frozenset(("cpu", "cuda_host", "cuda_managed", "rocm_host"))
+cdef frozenset SINGLE_DEVICES = frozenset(("cpu", "cuda_host", "cuda_managed", "rocm_host", "tpu_host"))
 
 cdef enum:
     LEGACY_STREAM = 1
@@ -122,12 +122,13 @@ def _parse_device(device):
 
 
 cdef inline bint is_device_type(int32_t code) noexcept nogil:
-    return kDLCPU <= code <= kDLTrn and code != 5 and code != 6   # 5 and 6 were never given out
+    return kDLCPU <= code <= kDLAscend and code != 5 and code != 6   # 5 and 6 were never given out
 
 
 cdef inline bint host_readable(int32_t device_type) noexcept nogil:
     """Memory the CPU may read at its own address, without a driver and without synchronising."""
-    return device_type == kDLCPU or device_type == kDLCUDAHost or device_type == kDLROCMHost
+    return (device_type == kDLCPU or device_type == kDLCUDAHost or device_type == kDLROCMHost
+            or device_type == kDLTPUHost)
 
 
 cdef inline bint is_cuda(int32_t device_type) noexcept nogil:

@@ -1,11 +1,17 @@
 # Element types: a row of src/dtypes.def is the index behind every type in the core; its Python face is the
 # numpy.dtype of NumPy or ml_dtypes. Here a row is found from each of the ways in which a type arrives.
 
+cdef object find_dtype(str name):
+    """ml_dtypes' or NumPy's type of a name; None where this version of ml_dtypes is older than it."""
+    try:
+        return np.dtype(getattr(ml_dtypes, name, name))
+    except TypeError:
+        return None
+
+
 # numpy.dtype by row, in the order of dtypes.def.
-cdef list DTYPES = [
-    np.dtype(getattr(ml_dtypes, dlfp4_dtypes[row].name.decode(), None) or dlfp4_dtypes[row].name.decode())
-    for row in range(DLFP4_NUM_DTYPES)
-]
+cdef list DTYPES = [find_dtype(dlfp4_dtypes[row].name.decode()) for row in range(DLFP4_NUM_DTYPES)]
+cdef str KNOWN_NAMES = ", ".join([dtype.name for dtype in DTYPES if dtype is not None])
 
 cdef enum:
     NUM_CODES = 32   # as src/cpu/dispatch.cpp has it
@@ -22,6 +28,8 @@ cdef int fill_row_tables() except -1:
     memset(ROW_OF_DLPACK, NO_ROW, sizeof(ROW_OF_DLPACK))
     memset(ROW_OF_NUMPY, NO_ROW, sizeof(ROW_OF_NUMPY))
     for row in range(DLFP4_NUM_DTYPES):
+        if DTYPES[row] is None:
+            continue
         ROW_OF_DLPACK[dlfp4_dtypes[row].code][dlfp4_dtypes[row].bits] = row
         # A number past the table (hundreds of user types registered before ml_dtypes) is found by name, slower.
         if DTYPES[row].num < NUM_NUMPY_TYPES:
@@ -59,7 +67,7 @@ cdef int row_of_numpy(dtype) except NO_ROW:
     cdef int row = row_of_name(dtype.name)
     if row == NO_ROW:
         raise BufferError(f"DLPack has no element type for NumPy's {dtype!r}; "
-                          f"dlfp4 carries {', '.join(d.name for d in DTYPES)}")
+                          f"dlfp4 carries {KNOWN_NAMES}")
     if not dtype.isnative:
         raise BufferError(f"NumPy's {dtype!r} is not in this machine's byte order, which DLPack requires; "
                           f"call .astype(x.dtype.newbyteorder('=')) first")
@@ -68,7 +76,7 @@ cdef int row_of_numpy(dtype) except NO_ROW:
 
 cdef int row_of_name(str name):
     for row in range(DLFP4_NUM_DTYPES):
-        if DTYPES[row].name == name:
+        if DTYPES[row] is not None and DTYPES[row].name == name:
             return row
     return NO_ROW
 
@@ -85,10 +93,22 @@ cdef str name_of_argument(dtype):
         return str(dtype).removeprefix("torch.").removesuffix("_x2")
     if isinstance(getattr(dtype, "dtype", None), np.dtype):  # jax.numpy.float32 and its like
         return dtype.dtype.name
+    if type_has(Py_TYPE(dtype), "__dlpack_data_type__"):   # of tvm-ffi and PaddlePaddle (array-api #972)
+        return name_of_dlpack(dtype.__dlpack_data_type__())
     try:
         return np.dtype(dtype).name
     except TypeError:
         return ""   # names no type
+
+
+cdef str name_of_dlpack(wire):
+    """The name of (code, bits, lanes); "" where that is no type."""
+    cdef DLDataType dtype
+    code, bits, lanes = wire
+    if not (0 <= code < NUM_CODES and 0 < bits < 256 and 0 < lanes < 1 << 16):
+        return ""
+    dtype.code, dtype.bits, dtype.lanes = code, bits, lanes
+    return dlfp4_dtypes[row_of_dlpack(dtype)].name.decode() if is_carried(dtype) else ""
 
 
 cdef int row_of_argument(dtype) except NO_ROW:
@@ -109,8 +129,7 @@ cdef int row_of_argument(dtype) except NO_ROW:
         return cached
     row = row_of_name(name_of_argument(dtype))
     if row == NO_ROW:
-        raise TypeError(f"dtype {dtype!r} is not one that dlfp4 carries; "
-                        f"expected one of {', '.join(d.name for d in DTYPES)}")
+        raise TypeError(f"dtype {dtype!r} is not one that dlfp4 carries; expected one of {KNOWN_NAMES}")
     if len(ROW_OF_ARGUMENT) < 256:
         ROW_OF_ARGUMENT[dtype] = row
     return row
@@ -127,15 +146,17 @@ cdef int FLOAT4 = row_of_argument("float4_e2m1fn")
 cdef int FLOAT32 = row_of_argument("float32"), FLOAT64 = row_of_argument("float64")
 
 
+cdef inline bint is_carried(DLDataType dtype) noexcept nogil:
+    """lanes = 2 of a 4-bit type is PyTorch's way to count FP4 in pairs; other vectors have no NumPy type."""
+    return (dtype.code < NUM_CODES and ROW_OF_DLPACK[dtype.code][dtype.bits] != NO_ROW
+            and (dtype.lanes == 1 or (dtype.lanes == 2 and dtype.bits == 4)))
+
+
 cdef int row_of_dlpack(DLDataType dtype) except NO_ROW:
     """The row of a type on the wire, its lanes aside; BufferError naming code, bits and lanes."""
-    cdef int row = NO_ROW
-    if dtype.code < NUM_CODES:
-        row = ROW_OF_DLPACK[dtype.code][dtype.bits]
-    # lanes = 2 of a 4-bit type is PyTorch's way to count FP4 in pairs; other vectors have no NumPy type.
-    if row == NO_ROW or not (dtype.lanes == 1 or (dtype.lanes == 2 and dtype.bits == 4)):
+    if not is_carried(dtype):
         raise BufferError(
             f"DLPack dtype (code={dtype.code}, bits={dtype.bits}, lanes={dtype.lanes}) is not one that dlfp4 carries: "
             f"it takes the types of numpy.dtype and ml_dtypes with lanes=1, and 4-bit types also with lanes=2; "
             f"export the tensor under one of those, for example as uint8 bytes, and use .view(dtype)")
-    return row
+    return ROW_OF_DLPACK[dtype.code][dtype.bits]

@@ -37,7 +37,8 @@ LEGACY, VERSIONED = b"dltensor", b"dltensor_versioned"
 
 DEVICES = {
     "cpu": 1, "cuda": 2, "cuda_host": 3, "opencl": 4, "vulkan": 7, "metal": 8, "vpi": 9, "rocm": 10, "rocm_host": 11,
-    "ext_dev": 12, "cuda_managed": 13, "oneapi": 14, "webgpu": 15, "hexagon": 16, "maia": 17, "trn": 18,
+    "ext_dev": 12, "cuda_managed": 13, "oneapi": 14, "webgpu": 15, "hexagon": 16, "maia": 17, "trn": 18, "tpu": 19,
+    "tpu_host": 20, "ascend": 21,
 }  # fmt: skip
 
 # name: (DLPack code, bits)
@@ -45,7 +46,7 @@ DTYPES = {
     "bool": (6, 8), "int8": (0, 8), "int16": (0, 16), "int32": (0, 32), "int64": (0, 64),
     "uint8": (1, 8), "uint16": (1, 16), "uint32": (1, 32), "uint64": (1, 64),
     "float16": (2, 16), "float32": (2, 32), "float64": (2, 64), "bfloat16": (4, 16),
-    "complex64": (5, 64), "complex128": (5, 128),
+    "complex32": (5, 32), "complex64": (5, 64), "complex128": (5, 128), "bcomplex32": (18, 32),
     "float8_e3m4": (7, 8), "float8_e4m3": (8, 8), "float8_e4m3b11fnuz": (9, 8), "float8_e4m3fn": (10, 8),
     "float8_e4m3fnuz": (11, 8), "float8_e5m2": (12, 8), "float8_e5m2fnuz": (13, 8), "float8_e8m0fnu": (14, 8),
     "float6_e2m3fn": (15, 6), "float6_e3m2fn": (16, 6), "float4_e2m1fn": (17, 4), "int4": (0, 4), "uint4": (1, 4),
@@ -284,12 +285,12 @@ def random_array(shape, dtype="float32", seed=0):
     rng = np.random.default_rng([seed, *shape])
     if dtype == "bool":
         return rng.integers(0, 2, shape).astype(bool)
-    if dtype.startswith("complex"):
-        return (rng.uniform(1, 2, shape) + 1j * rng.uniform(1, 2, shape)).astype(dtype)
     if dtype.startswith(("float16", "float32", "float64")):
         return rng.uniform(1, 2, shape).astype(dtype)
     import ml_dtypes  # noqa: F401  (registers its names with np.dtype)
 
+    if "complex" in dtype:
+        return (rng.uniform(1, 2, shape) + 1j * rng.uniform(1, 2, shape)).astype(np.complex64).astype(dtype)
     if dtype.startswith(("int", "uint")):
         bits = DTYPES[dtype][1]
         return rng.integers(1, 2 ** min(bits - 1, 30), shape).astype(dtype)

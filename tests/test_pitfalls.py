@@ -3,6 +3,7 @@
 import copy
 import re
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -11,7 +12,10 @@ import dlfp4
 from . import capsules
 from .capsules import DEVICES, IS_COPIED, PADDED, READ_ONLY, Made, Managed, Producer, framework, random_array
 
-NAMED = {name: name if name in ("cpu", "cuda_host", "rocm_host", "cuda_managed") else f"{name}:0" for name in DEVICES}
+NAMED = {
+    name: name if name in ("cpu", "cuda_host", "rocm_host", "tpu_host", "cuda_managed") else f"{name}:0"
+    for name in DEVICES
+}
 
 
 def tensor_of(memory=None, **fields):
@@ -339,13 +343,13 @@ def test_device_index_is_kept(name):
     assert Managed(tensor.__dlpack__(max_version=(1, 3))).device == (DEVICES[name], 3)
 
 
-@pytest.mark.parametrize("name", ["cpu", "cuda_host", "rocm_host"])
+@pytest.mark.parametrize("name", ["cpu", "cuda_host", "rocm_host", "tpu_host"])
 def test_host_readable_devices_are_read(name):
     tensor, made = tensor_of(device=(DEVICES[name], 0))
     assert tensor.to_numpy().tobytes() == made.memory.tobytes()
 
 
-@pytest.mark.parametrize("name", ["opencl", "vulkan", "rocm", "hexagon", "maia", "trn", "ext_dev"])
+@pytest.mark.parametrize("name", ["opencl", "vulkan", "rocm", "hexagon", "maia", "trn", "tpu", "ascend", "ext_dev"])
 def test_foreign_memory_is_not_read(name):
     tensor, _ = tensor_of(device=(DEVICES[name], 0))
     with pytest.raises(BufferError, match=NAMED[name]):
@@ -563,3 +567,77 @@ def test_arrays_of_jax_that_are_gone_or_have_no_values():
         dlfp4.from_dlpack(gone)
     with pytest.raises(BufferError, match="outside of jit"):
         jax.jit(lambda x: dlfp4.from_dlpack(x).shape)(jax.numpy.arange(4.0))
+
+
+# ---- what DLPack's main branch has beyond 1.3
+
+
+@pytest.mark.parametrize("name", ["complex32", "bcomplex32"])
+def test_complex_numbers_of_16_bit_parts(name):
+    """Carried where ml_dtypes has them, in and out and through views; never converted."""
+    if not hasattr(ml_dtypes, name):
+        with pytest.raises(TypeError, match=name):
+            dlfp4.empty((2,), name)
+        return
+    array = capsules.random_array((3, 4), name)
+    tensor = dlfp4.asarray(array)
+    managed = Managed(tensor.T[1:].__dlpack__(max_version=(1, 3)))
+    assert (managed.dtype, managed.shape, managed.strides) == ((*capsules.DTYPES[name], 1), (3, 3), (1, 4))
+    assert dlfp4.from_dlpack(managed.capsule).to_numpy().tobytes() == array.T[1:].tobytes()
+    assert tensor.T.copy().to_numpy().tobytes() == array.T.tobytes()
+    assert tensor.view("uint16").shape == (3, 8)
+    with pytest.raises(TypeError, match=f"does not cast {name}"):
+        dlfp4.cast(tensor, "float32")
+
+
+def test_complex_halves_of_pytorch():
+    torch = capsules.framework("torch")
+    if not hasattr(ml_dtypes, "complex32"):
+        pytest.skip("this ml_dtypes has no complex32")
+    parts = torch.randn(4, 2, dtype=torch.float16)
+    halves = torch.view_as_complex(parts)
+    tensor = dlfp4.from_dlpack(halves)
+    assert (tensor.dtype.name, tensor.data_ptr) == ("complex32", parts.data_ptr())
+    assert torch.view_as_real(torch.from_dlpack(tensor)).tolist() == parts.tolist()
+    for view, remedy in ((halves.conj(), "resolve_conj"), (halves.conj().imag, "resolve_neg")):
+        with pytest.raises(BufferError, match=remedy):
+            dlfp4.from_dlpack(view)
+
+
+# ---- dtypes that say what they are on the wire
+
+
+class Wire:
+    """As the dtypes of tvm-ffi and PaddlePaddle (array-api #972)."""
+
+    def __init__(self, *wire):
+        self.wire = wire
+
+    def __dlpack_data_type__(self):
+        return self.wire
+
+
+@pytest.mark.parametrize("name", [name for name in capsules.DTYPES if "complex32" not in name])
+def test_dtype_arguments_by_their_wire(name):
+    assert dlfp4.empty((2,), Wire(*capsules.DTYPES[name], 1)).dtype.name == name
+
+
+def test_fp4_by_its_wire_in_pairs():
+    assert dlfp4.empty((2,), Wire(17, 4, 2)).dtype.name == "float4_e2m1fn"
+
+
+@pytest.mark.parametrize("wire", [(200, 8, 1), (2, 32, 2), (2, 7, 1), (-1, 8, 1), (2, 2**40, 1)], ids=str)
+def test_wires_that_are_no_type(wire):
+    with pytest.raises(TypeError, match="is not one that dlfp4 carries"):
+        dlfp4.empty((2,), Wire(*wire))
+
+
+def test_dtypes_of_tvm_ffi():
+    tvm_ffi = capsules.framework("tvm_ffi")
+    for name in ("float32", "bfloat16", "float8_e4m3fn", "float4_e2m1fn"):
+        assert dlfp4.empty((2, 4), tvm_ffi.dtype(name)).dtype.name == name
+
+
+def test_what_numpy_owns_says_nothing_new():
+    assert not hasattr(np.dtype("float32"), "__dlpack_data_type__")
+    assert not hasattr(dlfp4.empty((2,), "bfloat16").dtype, "__dlpack_data_type__")

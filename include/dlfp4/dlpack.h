@@ -1,4 +1,5 @@
-/* The DLPack 1.3 ABI (https://dmlc.github.io/dlpack), declared for C11 and C++17.
+/* The DLPack 1.3 ABI (https://dmlc.github.io/dlpack), declared for C11 and C++17, and the values that its main branch has
+ * added since (dmlc/dlpack#187 to #189), which change no layout.
  *
  * Names, values and layouts are the standard's; the static asserts at the end hold every size and offset, and
  * tests/test_abi.py compares them with the header that PyTorch ships.
@@ -42,7 +43,10 @@ typedef enum {
   kDLWebGPU = 15,
   kDLHexagon = 16,
   kDLMAIA = 17,
-  kDLTrn = 18
+  kDLTrn = 18,
+  kDLTPU = 19,
+  kDLTPUHost = 20,
+  kDLAscend = 21
 } DLDeviceType;
 
 typedef struct {
@@ -68,7 +72,8 @@ typedef enum {
   kDLFloat8_e8m0fnu = 14U,
   kDLFloat6_e2m3fn = 15U, /* bits must be 6 */
   kDLFloat6_e3m2fn = 16U, /* bits must be 6 */
-  kDLFloat4_e2m1fn = 17U  /* bits must be 4 */
+  kDLFloat4_e2m1fn = 17U, /* bits must be 4 */
+  kDLBcomplex = 18U       /* two of bfloat16 */
 } DLDataTypeCode;
 
 typedef struct {
