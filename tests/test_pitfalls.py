@@ -572,9 +572,9 @@ def test_arrays_of_jax_that_are_gone_or_have_no_values():
 # ---- what DLPack's main branch has beyond 1.3
 
 
-@pytest.mark.parametrize("name", ["complex32", "bcomplex32"])
-def test_complex_numbers_of_16_bit_parts(name):
+def test_complex_numbers_of_bfloat16():
     """Carried where ml_dtypes has them, in and out and through views; never converted."""
+    name = "bcomplex32"
     if not hasattr(ml_dtypes, name):
         with pytest.raises(TypeError, match=name):
             dlfp4.empty((2,), name)
@@ -590,20 +590,6 @@ def test_complex_numbers_of_16_bit_parts(name):
         dlfp4.cast(tensor, "float32")
 
 
-def test_complex_halves_of_pytorch():
-    torch = capsules.framework("torch")
-    if not hasattr(ml_dtypes, "complex32"):
-        pytest.skip("this ml_dtypes has no complex32")
-    parts = torch.randn(4, 2, dtype=torch.float16)
-    halves = torch.view_as_complex(parts)
-    tensor = dlfp4.from_dlpack(halves)
-    assert (tensor.dtype.name, tensor.data_ptr) == ("complex32", parts.data_ptr())
-    assert torch.view_as_real(torch.from_dlpack(tensor)).tolist() == parts.tolist()
-    for view, remedy in ((halves.conj(), "resolve_conj"), (halves.conj().imag, "resolve_neg")):
-        with pytest.raises(BufferError, match=remedy):
-            dlfp4.from_dlpack(view)
-
-
 # ---- dtypes that say what they are on the wire
 
 
@@ -617,7 +603,7 @@ class Wire:
         return self.wire
 
 
-@pytest.mark.parametrize("name", [name for name in capsules.DTYPES if "complex32" not in name])
+@pytest.mark.parametrize("name", [name for name in capsules.DTYPES if name != "bcomplex32"])
 def test_dtype_arguments_by_their_wire(name):
     assert dlfp4.empty((2,), Wire(*capsules.DTYPES[name], 1)).dtype.name == name
 

@@ -574,3 +574,53 @@ def test_strides_of_extents_of_one_are_free():
     shared = row.to_torch(copy=False)
     assert (shared.data_ptr(), shared.tolist()) == (row.data_ptr, [[12, 13, 14, 15]])
     assert isinstance(shared, torch.Tensor)
+
+
+# ---- strides that mean nothing
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "settled"),
+    [
+        ((1, 4), (-(2**62), 1), (4, 1)),
+        ((4, 1, 2), (2, 77, 1), (2, 2, 1)),
+        ((1, 1, 1), (5, -6, 2**62), (1, 1, 1)),
+        ((0, 3), (-1, 2**62), (3, 1)),
+        ((3, 0, 2), (2**62, 2**62, -(2**63)), (2, 2, 1)),
+        ((4, 1), (2, 9), (2, 1)),
+        ((1, 3), (7, 2), (6, 2)),
+    ],
+    ids=str,
+)
+def test_strides_that_mean_nothing_leave_as_row_major(shape, strides, settled):
+    made = capsules.Made(capsules.random_array((64,)), shape=shape, strides=strides)
+    tensor = dlfp4.from_dlpack(made.capsule)
+    views = [tensor, tensor[...], tensor.reshape(shape) if 0 in shape or shape[-1] != 1 else tensor]
+    for view in views:
+        assert capsules.Managed(view.__dlpack__(max_version=(1, 3))).strides == settled
+        assert capsules.Managed(view.__dlpack__()).strides == settled
+
+
+def test_steps_through_them_do_not_overflow():
+    """However far the strides of a producer and the steps of a slice reach."""
+    for shape in ((1, 4), (0, 4), (4, 0)):
+        made = capsules.Made(capsules.random_array((64,)), shape=shape, strides=(2**62, 1))
+        tensor = dlfp4.from_dlpack(made.capsule)
+        for step in (2, 2**62, -(2**62)):
+            stepped = tensor[::step, ::step]
+            assert stepped.shape == np.empty(shape)[::step, ::step].shape
+            free = [n for n, extent in enumerate(stepped.shape) if 0 in shape or extent == 1]
+            assert all(0 <= stepped.strides[n] <= 4 for n in free)
+
+
+def test_one_row_transposed_is_one_row_when_it_comes_back():
+    """A trailing extent of 1 says whether elements lie along it: that survives views, and pairs."""
+    row = dlfp4.asarray(np.arange(8, dtype=np.uint8)[None])
+    assert row.view("float4_e2m1fn").T.shape == row.T.view("float4_e2m1fn").shape == (16, 1)
+    assert row.T.T.view("float4_e2m1fn").shape == (1, 16)
+    pairs = capsules.Managed(row.T.view("float4_e2m1fn").x2().__dlpack__(max_version=(1, 3)))
+    assert pairs.shape == (8, 1)
+    assert pairs.strides[0] == 1 != pairs.strides[1]
+    assert dlfp4.from_dlpack(pairs.capsule).shape == (16, 1)
+    single = capsules.Managed(row.T.view("float4_e2m1fn").__dlpack__(max_version=(1, 3)))
+    assert (single.shape, single.strides) == ((16, 1), (1, 1))

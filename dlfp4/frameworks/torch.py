@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
 FP8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
 
-COMPLEX = tuple(name for name in (*base.COMPLEX, *base.NARROW_COMPLEX) if name != "bcomplex32")
-VIEWED = (*FP8, "bfloat16", *(name for name in base.NARROW_COMPLEX if name in COMPLEX))  # NumPy's own lack these
-
 
 def from_tensor(tensor: Tensor, copy: bool | None = None) -> torch.Tensor:
     """A ``torch.Tensor`` over the memory of a dlfp4 Tensor.
@@ -75,11 +72,11 @@ def guards() -> list[tuple[Any, tuple[str, ...], str]]:
     import torch
 
     tensor = torch._C.TensorBase
-    differentiable = (*base.FLOATS, *COMPLEX, "bfloat16", *FP8, base.FP4)
+    differentiable = (*base.FLOATS, *base.COMPLEX, "bfloat16", *FP8, base.FP4)
     return [
         (tensor.requires_grad, differentiable, ".detach()"),
-        (tensor.is_conj, COMPLEX, ".resolve_conj()"),
-        (tensor.is_neg, (*base.FLOATS, *COMPLEX), ".resolve_neg()"),
+        (tensor.is_conj, base.COMPLEX, ".resolve_conj()"),
+        (tensor.is_neg, (*base.FLOATS, *base.COMPLEX), ".resolve_neg()"),
     ]
 
 
@@ -258,7 +255,7 @@ def make(array: np.ndarray, packed: bool, device: str) -> torch.Tensor:
     if name == base.FP4:
         codes = base.pack_array(array).reshape(*array.shape[:-1], -1)
         return torch.tensor(codes, device=device).view(torch.float4_e2m1fn_x2)
-    if name in VIEWED:
+    if name in FP8 or name == "bfloat16":
         return torch.tensor(base.bits_view(array), device=device).view(getattr(torch, name))
     return torch.tensor(array, device=device)
 
@@ -273,7 +270,7 @@ def read(native: torch.Tensor) -> np.ndarray:
         packed = host.view(torch.uint8).numpy()
         codes = base.unpack_codes(packed, 4, 2 * packed.size)
         return codes.view(ml_dtypes.float4_e2m1fn).reshape(*packed.shape[:-1], -1)
-    if name in VIEWED:
+    if name in FP8 or name == "bfloat16":
         return host.view(getattr(torch, f"uint{8 * host.itemsize}")).numpy().view(getattr(ml_dtypes, name))
     return host.numpy()
 
@@ -285,7 +282,7 @@ def pointer(native: torch.Tensor) -> int:
 
 FRAMEWORK = base.Framework(
     module="torch",
-    dtypes=frozenset((*base.COMMON, *COMPLEX, "bfloat16", *FP8, base.FP4)),
+    dtypes=frozenset((*base.COMMON, *base.COMPLEX, "bfloat16", *FP8, base.FP4)),
     make=make,
     from_tensor=from_tensor,
     read=read,
