@@ -1,5 +1,7 @@
 """Zero-copy interchange of FP4, FP6 and FP8 tensors between frameworks, over DLPack 1.3."""
 
+from typing import TYPE_CHECKING
+
 from dlfp4._core import (
     BackendError,
     Device,
@@ -27,6 +29,7 @@ from dlfp4._core import (
 from dlfp4.autotune import autotune
 from dlfp4.config import get_include, show_config
 from dlfp4.formats import Format, Recipe, formats
+from dlfp4.frameworks.base import RefusedError
 from dlfp4.frameworks.numpy import register_dlpack_dtypes
 from dlfp4.matmul import backends, matmul
 from dlfp4.proto import TensorProto
@@ -37,6 +40,7 @@ __all__ = [
     "DriverError",
     "Format",
     "Recipe",
+    "RefusedError",
     "ScaledTensor",
     "Tensor",
     "TensorProto",
@@ -45,6 +49,7 @@ __all__ = [
     "autotune",
     "backends",
     "cast",
+    "checkpoints",
     "cpu_isa",
     "cuda_available",
     "dequantize",
@@ -64,5 +69,25 @@ __all__ = [
     "unshuffle_weight",
     "vecdot",
 ]
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from dlfp4 import checkpoints
+else:
+
+    def __getattr__(name: str) -> "ModuleType":
+        """``dlfp4.checkpoints``, which is imported when it is first asked for."""
+        if name == "checkpoints":
+            from importlib import import_module
+
+            return import_module("dlfp4.checkpoints")
+        raise AttributeError(f"module 'dlfp4' has no attribute {name!r}", name=name)
+
+
+def __dir__() -> list[str]:
+    """What there is, and what is there when it is asked for."""
+    return sorted({*globals(), *__all__})
+
 
 register_dlpack_dtypes()

@@ -18,7 +18,7 @@ from dlfp4.formats import RECIPES
 def main(arguments: list[str] | None = None) -> int:
     """Run one of the commands; the exit status."""
     parser = argparse.ArgumentParser(prog="python -m dlfp4", description=dlfp4.__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
+    commands = parser.add_subparsers(dest="command")
     commands.add_parser("info", help="how dlfp4 was built, and what this machine has")
     tried = commands.add_parser("matrix", help="try every installed framework and element type, both ways")
     tried.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -30,6 +30,9 @@ def main(arguments: list[str] | None = None) -> int:
     bench = commands.add_parser("bench", help="run the benchmarks of a source checkout")
     bench.add_argument("name", nargs="*", help="such as `exchange` for bench_exchange.py; default: all")
     options = parser.parse_args(arguments)
+    if options.command is None:
+        parser.print_help()
+        return 0
     if options.command == "info":
         dlfp4.show_config()
         return 0
@@ -78,21 +81,50 @@ def run_benchmarks(names: list[str]) -> int:
     return next((status for status in statuses if status), 0)
 
 
+class OutputLost(Exception):  # noqa: N818 (no error of the program's)
+    """What was printed could not be written; argparse, which passes over an OSError, does not pass over this."""
+
+
+class Output(io.TextIOWrapper):
+    """Standard output that says so when it is gone."""
+
+    def write(self, text: str) -> int:
+        """Write text, or tell that it went nowhere."""
+        try:
+            return super().write(text)
+        except OSError as error:
+            raise OutputLost from error
+
+    def flush(self) -> None:
+        """The same of what is left."""
+        try:
+            super().flush()
+        except OSError as error:
+            raise OutputLost from error
+
+
 def run() -> int:
-    """The same for a terminal or a pipe.
+    """The same for a terminal, a pipe or a file.
 
     Names that it cannot show are escaped; readers that leave, and Ctrl-C, end it quietly, by the statuses that shells
-    have for them.
+    have for them; a full disk is told in a line.
     """
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr.reconfigure(errors="backslashreplace")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        encoding, by_lines = sys.stdout.encoding, sys.stdout.line_buffering
+        sys.stdout = Output(sys.stdout.detach(), encoding, "backslashreplace", line_buffering=by_lines)
     try:
-        status = main()
-        sys.stdout.flush()
-    except BrokenPipeError:
+        try:
+            status = main()
+        finally:  # argparse ends by an exception, after it has printed
+            sys.stdout.flush()
+    except OutputLost as lost:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is flushed there at the end
-        return 141
+        if isinstance(lost.__cause__, BrokenPipeError):
+            return 141
+        print(f"python -m dlfp4: the output could not be written: {lost.__cause__}", file=sys.stderr)
+        return 74  # EX_IOERR
     except KeyboardInterrupt:
         return 130
     return status

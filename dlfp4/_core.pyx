@@ -2,6 +2,7 @@
 # cython: cdivision=True, embedsignature=True, embedsignature.format=clinic, freethreading_compatible=True
 """The core of dlfp4: one extension, whose parts follow the data from the producer to the consumer."""
 import collections
+import difflib
 import functools
 import importlib
 import math

@@ -17,3 +17,23 @@ cdef int check_copy(copy) except -1:
     if copy is not None and copy is not True and copy is not False:
         raise ValueError(f"copy={copy!r}: expected True, False or None")
     return 0
+
+
+cdef bint parse_flag(value, str name) except -1:
+    """A flag: True or False, NumPy's too, and nothing that merely counts as one ("no" would be true)."""
+    if value is True or value is False:
+        return value is True
+    if isinstance(value, np.bool_):
+        return bool(value)
+    raise TypeError(f"{name}={value!r} is of type {type(value).__name__}; expected True or False")
+
+
+def _parse_flag(value, str name):
+    """The same for dlfp4's Python files."""
+    return parse_flag(value, name)
+
+
+def _did_you_mean(given, names):
+    """What to add to the refusal of a name: the one that is nearest, if one is near."""
+    near = difflib.get_close_matches(given, names, 1) if isinstance(given, str) else ()
+    return f"; did you mean {near[0]!r}?" if near else ""

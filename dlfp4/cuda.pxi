@@ -78,7 +78,7 @@ cdef Work work_on_cuda(Tensor source, stream, x, y, z) except *:
 
 
 def _stream_of_product(a, b, given, stream):
-    """The handle of the stream of a matrix product, None on the host; `given` has the operands and `out` as they came."""
+    """The handle of a matrix product's stream, None on the host; `given` has the operands and `out` as they came."""
     cdef Tensor source = elements_of(a) if on_cuda(elements_of(a)) else elements_of(b)
     cdef Work work
     if on_cuda(source):

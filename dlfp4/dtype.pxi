@@ -81,10 +81,37 @@ cdef int row_of_name(str name):
     return NO_ROW
 
 
+# What people call types that have no other name. "e4m3" and "fp8" are not among them: there are several of each.
+cdef dict ALIASES = {
+    "fp4": "float4_e2m1fn", "e2m1": "float4_e2m1fn", "e2m1fn": "float4_e2m1fn", "float4_e2m1fn_x2": "float4_e2m1fn",
+    "e2m3": "float6_e2m3fn", "e2m3fn": "float6_e2m3fn", "e3m2": "float6_e3m2fn", "e3m2fn": "float6_e3m2fn",
+    "e4m3fn": "float8_e4m3fn", "e5m2": "float8_e5m2", "e8m0": "float8_e8m0fnu", "ue8m0": "float8_e8m0fnu",
+    "bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "fp64": "float64",
+}
+cdef dict SEVERAL = {
+    "e4m3": "float8_e4m3fn (no infinities, up to 448: FP8 in most frameworks), or float8_e4m3 (IEEE's, up to 240)",
+    "fp8": "float8_e4m3fn or float8_e5m2", "float8": "float8_e4m3fn or float8_e5m2",
+    "fp6": "float6_e2m3fn or float6_e3m2fn", "float6": "float6_e2m3fn or float6_e3m2fn",
+}
+
+
+cdef str remedy_of_name(dtype):
+    """What a string may have meant that names no element type."""
+    if not isinstance(dtype, str):
+        return ""
+    if dtype in SEVERAL:
+        return f"; did you mean {SEVERAL[dtype]}?"
+    format = importlib.import_module("dlfp4.formats").formats().get(dtype)
+    if format is not None:
+        return (f"; it is a block-scaled format, whose elements are {format.element}: quantize(x, {dtype!r}) makes a "
+                f"tensor of it")
+    return _did_you_mean(dtype.removeprefix("torch."), [*KNOWN_NAMES.split(", "), *ALIASES])
+
+
 cdef str name_of_argument(dtype):
     """The element type's name in whatever way a caller may give one: string, NumPy, ml_dtypes, JAX, PyTorch."""
     if isinstance(dtype, str):
-        return dtype
+        return ALIASES.get(dtype, dtype)
     if isinstance(dtype, np.dtype):
         return dtype.name if dtype.isnative else dtype.str
     if dtype is None:   # numpy.dtype(None) is float64
@@ -129,7 +156,8 @@ cdef int row_of_argument(dtype) except NO_ROW:
         return cached
     row = row_of_name(name_of_argument(dtype))
     if row == NO_ROW:
-        raise TypeError(f"dtype {dtype!r} is not one that dlfp4 carries; expected one of {KNOWN_NAMES}")
+        raise TypeError(f"dtype {dtype!r} is not one that dlfp4 carries; expected one of {KNOWN_NAMES}"
+                        f"{remedy_of_name(dtype)}")
     if len(ROW_OF_ARGUMENT) < 256:
         ROW_OF_ARGUMENT[dtype] = row
     return row

@@ -6,7 +6,7 @@ how elements are rounded. Formats are rows of ``src/formats.def``; nothing here 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from numbers import Real
@@ -76,17 +76,57 @@ class Format:
         return find_format, (self.name,)
 
 
+class FormatTable(Mapping[str, Format]):
+    """The formats by their names: a mapping that nobody changes, and that prints as a table."""
+
+    __slots__ = ("_rows",)
+
+    def __init__(self, rows: dict[str, Format]) -> None:
+        self._rows = rows
+
+    def __getitem__(self, name: str) -> Format:
+        return self._rows[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __repr__(self) -> str:
+        head = ("format", "element", "block", "scale", "global scale")
+        lines = [head, *map(_described, self._rows.values())]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+
+
+def _described(row: Format) -> tuple[str, ...]:
+    """A format in words, a word a column."""
+    block = "tensor" if row.block is None else "x".join(map(str, row.block))
+    return row.name, row.element.name, block, row.scale.name, "float32" if row.has_global_scale else "-"
+
+
 @cache
-def formats() -> Mapping[str, Format]:
-    """Every block-scaled format by its name, in a read-only table."""
-    return MappingProxyType({row[0]: Format(*row) for row in _core._format_rows()})
+def formats() -> FormatTable:
+    """Every block-scaled format by its name, in a read-only mapping that prints as a table.
+
+    Examples
+    --------
+    >>> import dlfp4
+    >>> print(dlfp4.formats())  # doctest: +ELLIPSIS
+    format            element        block    scale           global scale
+    nvfp4             float4_e2m1fn  1x16     float8_e4m3fn   float32
+    ...
+    """
+    return FormatTable({row[0]: Format(*row) for row in _core._format_rows()})
 
 
 def find_format(format: Format | str) -> Format:
     """The format of that name; ValueError lists all names where there is none."""
     found = formats().get(str(format))
     if found is None:
-        raise ValueError(f"format={format!r}: expected one of {', '.join(formats())}")
+        near = _core._did_you_mean(str(format), list(formats()))
+        raise ValueError(f"format={format!r}: expected one of {', '.join(formats())}{near}")
     if isinstance(format, Format) and format is not found:
         raise ValueError(f"format={format!r} is none that kernels know: expected a row of dlfp4.formats(), or its name")
     return found
@@ -182,4 +222,5 @@ def named_recipe(recipe: Recipe | str | None) -> Recipe:
         return recipe
     if recipe is not None and recipe in RECIPES:
         return RECIPES[recipe]
-    raise ValueError(f"recipe={recipe!r}: expected a dlfp4.Recipe or one of {', '.join(RECIPES)}")
+    near = _core._did_you_mean(recipe, list(RECIPES))
+    raise ValueError(f"recipe={recipe!r}: expected a dlfp4.Recipe or one of {', '.join(RECIPES)}{near}")

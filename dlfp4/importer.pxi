@@ -312,6 +312,8 @@ cdef Tensor as_producer(object x, copy):
         raise TypeError("a ScaledTensor is several tensors: take its .data or .scales, or .dequantize() it")
     if isinstance(x, np.ndarray) and type(x) is not cnp.ndarray and not isinstance(x, np.ma.MaskedArray):
         x = x.view(np.ndarray)   # subclasses only add a face
+    elif isinstance(x, (list, tuple)):
+        x = as_numbers(x, None)
     elif not type_has(Py_TYPE(x), "__dlpack__") and not PyCapsule_CheckExact(x):
         try:
             x = np.asarray(memoryview(x))
@@ -322,8 +324,22 @@ cdef Tensor as_producer(object x, copy):
     return retain(x, None, copy)
 
 
+cdef object as_numbers(x, dtype):
+    """Nested lists of Python's numbers as NumPy's array."""
+    try:
+        numbers = np.asarray(x)
+    except (TypeError, ValueError) as error:   # rows of different length, or what is no number
+        raise TypeError(f"this {type(x).__name__} is no array: expected numbers, in rows of one length "
+                        f"({str(error).partition('. ')[0]})") from None
+    if numbers.dtype.hasobject or numbers.dtype.kind in "SUV":
+        raise TypeError(f"this {type(x).__name__} holds a {type(numbers.flat[0]).__name__}; expected numbers")
+    return numbers if dtype is None else numbers.astype(dtype)
+
+
 def _borrow_out(out):
-    """The memory for a backend's result."""
+    """The memory for a backend's result, which a list has not."""
+    if isinstance(out, (list, tuple)):
+        raise TypeError(f"out is of type {type(out).__name__}; expected a producer of writable memory")
     return borrow(out)
 
 
@@ -371,7 +387,9 @@ def from_dlpack(x, /, *, device=None, copy=None):
     --------
     >>> import numpy as np, dlfp4
     >>> dlfp4.from_dlpack(np.arange(6, dtype="float32").reshape(2, 3))
-    Tensor(shape=(2, 3), dtype=float32, device='cpu')
+    Tensor([[0., 1., 2.],
+            [3., 4., 5.]],
+           shape=(2, 3), dtype=float32, device='cpu')
     """
     cdef Device target
     cdef Tensor self
@@ -393,10 +411,10 @@ def asarray(x, /, *, dtype=None, copy=None):
 
     Parameters
     ----------
-    x : producer, capsule, numpy.ndarray or buffer
+    x : producer, capsule, numpy.ndarray, buffer or nested lists
         What :func:`from_dlpack` takes; NumPy arrays with the types of ml_dtypes (FP4, FP6 and 4-bit integers are padded
         there, one element a byte); subclasses such as ``numpy.memmap``; any object with the buffer protocol, such as
-        ``bytes`` or ``mmap``.
+        ``bytes`` or ``mmap``; lists of numbers, which become float64, int64 or bool as NumPy has it.
     dtype : dtype-like, optional
         Convert to this element type (nearest even, saturating, packed), if it is not the one that `x` has.
     copy : bool, optional

@@ -21,6 +21,7 @@ from dlfp4._core import (
     _as_float32,
     _borrow_out,
     _check_out_product,
+    _did_you_mean,
     _meet,
     _parse_dtype,
     _stream_of_product,
@@ -118,7 +119,9 @@ def ask(problem: Problem, name: str) -> list[Backend]:
     else:
         named = [row for row in rows if row.name == name]
         if not named:
-            raise ValueError(f"backend={name!r}: expected 'auto' or one of {', '.join(row.name for row in rows)}")
+            names = [row.name for row in rows]
+            near = _did_you_mean(name, ["auto", *names])
+            raise ValueError(f"backend={name!r}: expected 'auto' or one of {', '.join(names)}{near}")
         reasons = {name: reason_of(named[0], problem, machine)}
         able = named if reasons[name] is None else []
     if not able:
@@ -279,9 +282,9 @@ def matmul(
     Examples
     --------
     >>> import numpy as np, dlfp4
-    >>> w = dlfp4.quantize(np.eye(32, dtype="float32"), "mxfp4")
-    >>> dlfp4.matmul(np.ones((2, 32), "float32"), w.mT)
-    Tensor(shape=(2, 32), dtype=float32, device='cpu')
+    >>> w = dlfp4.quantize(np.eye(2, 32, dtype="float32"), "mxfp4")
+    >>> dlfp4.matmul(np.full((1, 32), 3, "float32"), w.mT)
+    Tensor([[3., 3.]], shape=(1, 2), dtype=float32, device='cpu')
     """
     given = None if out is None else _borrow_out(out)
     if given is not None and out_dtype is None:

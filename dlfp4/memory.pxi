@@ -255,6 +255,39 @@ cdef object values_of(Tensor self):
     return as_numpy(on_host(duplicate(self) if is_padded(self) else self, None))
 
 
+# ---- Other frameworks, and the eye
+
+cdef object hand_back_like(Tensor self, x):
+    """An object of x's framework, on x's device."""
+    framework = None if type(x) is Tensor else frameworks.of_type(type(x))
+    if framework is None and type(x) is not Tensor:
+        raise TypeError(f"{type(x).__module__}.{type(x).__name__} belongs to no framework that dlfp4 knows: expected "
+                        f"an object of {', '.join(frameworks.NAMES)}, or a Tensor")
+    moved = beside_object(self, x)
+    return moved if framework is None else framework.from_tensor(moved, None)
+
+
+cdef Tensor beside_object(Tensor self, x):
+    """The tensor where an object lies, if that tells its device; on the host one place serves as well as another."""
+    if not type_has(Py_TYPE(x), "__dlpack_device__"):
+        return self
+    code, index = device_of_producer(x)
+    if host_readable(code):
+        return self if host_readable(self.dl.device.device_type) else move(self, HOST)
+    target = parse_pair((kDLCUDA if is_cuda(code) else code, index))
+    return self if lies_on(self, target) else move(self, target)
+
+
+cdef object shown(x, DLDevice device):
+    """x's repr; only memory of the host is read for it."""
+    return importlib.import_module("dlfp4.show").show(x, host_readable(device.device_type))
+
+
+cdef str summary_of(x):
+    """What a tensor is, for a message: in a line, without its values."""
+    return importlib.import_module("dlfp4.show").summary(x)
+
+
 # ---- The entry
 
 def empty(shape, dtype, *, device="cpu", packed=True):
@@ -286,7 +319,7 @@ def empty(shape, dtype, *, device="cpu", packed=True):
     cdef DLDevice target
     target.device_type = where.code
     target.device_id = where.index
-    return allocate(row_of_argument(dtype), ndim, dims, not packed, target)
+    return allocate(row_of_argument(dtype), ndim, dims, not parse_flag(packed, "packed"), target)
 
 
 cdef int fill_extents(int64_t *dims, list extents) except -1:

@@ -38,7 +38,7 @@ cdef dict ROUNDINGS = {
 cdef int fill_options(dlfp4_convert_options *options, rounding, saturate, seed) except -1:
     cdef int mode = parse_rounding(rounding)
     options.rounding = <dlfp4_rounding> mode
-    options.saturate = bool(saturate)
+    options.saturate = parse_flag(saturate, "saturate")
     options.seed = parse_seed(mode, seed)
     return 0
 
@@ -46,7 +46,8 @@ cdef int fill_options(dlfp4_convert_options *options, rounding, saturate, seed) 
 cdef int parse_rounding(rounding) except -1:
     cdef int mode = ROUNDINGS.get(rounding, NO_ROUNDING) if isinstance(rounding, str) else NO_ROUNDING
     if mode == NO_ROUNDING:
-        raise ValueError(f"rounding={rounding!r}: expected one of {', '.join(ROUNDINGS)}")
+        raise ValueError(f"rounding={rounding!r}: expected one of {', '.join(ROUNDINGS)}"
+                         f"{_did_you_mean(rounding, ROUNDINGS)}")
     return mode
 
 
@@ -125,6 +126,7 @@ def cast(x, dtype, *, rounding="nearest_even", saturate=True, packed=True, seed=
     array([ 0.5, -4. ,  6. ], dtype=float32)
     """
     cdef dlfp4_convert_options options
+    cdef bint padded = not parse_flag(packed, "packed")
     cdef int row = row_of_argument(dtype)
     cdef Tensor source = borrow(x), result
     cdef Work work = work_for(source, stream, x, out)
@@ -134,7 +136,7 @@ def cast(x, dtype, *, rounding="nearest_even", saturate=True, packed=True, seed=
                         f"between floating-point types; convert others with their own library, such as NumPy's "
                         f".astype('float32') (.view(dtype) keeps the bits and changes the values)")
     if out is None:
-        result = allocate_beside(source, row, source.dl.ndim, source.dl.shape, not packed, work)
+        result = allocate_beside(source, row, source.dl.ndim, source.dl.shape, padded, work)
     else:
         result = check_out(out, source, row)
     convert(source, result, &options, work.stream)

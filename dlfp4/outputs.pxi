@@ -2,7 +2,7 @@
 
 cdef Tensor check_out(out, Tensor source, int row):
     """Memory for a result of source's shape, which may be source's own where every element keeps its bytes."""
-    cdef Tensor self = borrow(out)
+    cdef Tensor self = _borrow_out(out)
     check_writable(self, row)
     check_beside(self, source)
     if self.dl.ndim != source.dl.ndim or memcmp(self.dl.shape, source.dl.shape, self.dl.ndim * sizeof(int64_t)):
@@ -15,7 +15,7 @@ cdef Tensor check_out(out, Tensor source, int row):
 
 cdef Tensor check_out_values(out, ScaledTensor source, int row):
     """Memory for the values of a block-scaled tensor."""
-    cdef Tensor self = borrow(out)
+    cdef Tensor self = out
     check_writable(self, row)
     if not has_shape(self, source.shape):
         refuse_shape(self, source.shape)
@@ -50,11 +50,11 @@ cdef tuple check_out_scaled(out, tuple axes, Tensor source, _Rules rules, str sc
         axis = axes[number]
         if (result.number != rules.number or result.axis != axis or result.scale_layout != scale_layout
                 or not has_shape(source, result.shape)):
-            raise ValueError(f"out is {result!r}; the result has shape {shape_of(source)}, format "
+            raise ValueError(f"out is {summary_of(result)}; the result has shape {shape_of(source)}, format "
                              f"{rules.format.name!r}, axis {axis} and scale_layout {scale_layout!r}")
         if result.global_scale is None and dlfp4_formats[rules.number].kind == DLFP4_TWO_LEVEL:
-            raise ValueError(f"out is {result!r} without a global scale, which the result needs memory for; give one "
-                             f"that quantize returned")
+            raise ValueError(f"out is {summary_of(result)} without a global scale, which the result needs memory for; "
+                             f"give one that quantize returned")
         # A ScaledTensor's parts have the shapes that follow from these; this refuses blocks that do not divide them.
         if pad or not result.divides:
             buffers_of(result.shape, rules.format.name, axis, scale_layout, pad)

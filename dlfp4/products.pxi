@@ -51,10 +51,10 @@ cdef int fill_scaled_factor(Factor *factor, ScaledTensor self, int64_t axis, str
     cdef int ndim = len(shape), along = along_axis(axis, ndim, name), k
     cdef int64_t stride = 1
     if self.axis == -2 and ndim != 2:
-        raise ValueError(f"{name} is {self!r}, a stack with blocks along columns, which are not summed over; sum over "
-                         f".dequantize(), or quantize it along its last axis")
+        raise ValueError(f"{name} is {summary_of(self)}, a stack with blocks along columns, which are not summed over; "
+                         f"sum over .dequantize(), or quantize it along its last axis")
     if ndim + self.axis != along:
-        raise ValueError(f"{name} is {self!r}, with blocks along axis {self.axis}, and is to be summed along "
+        raise ValueError(f"{name} is {summary_of(self)}, with blocks along axis {self.axis}, and is to be summed along "
                          f"{along - ndim}; quantize it along that axis, or sum over .dequantize()")
     fill_blocks(&factor.lines.blocks, self, 0)
     factor.lines.format = self.number

@@ -127,7 +127,8 @@ def _tiled(scales: tuple[int, ...], format: Format, layout: str) -> tuple[int, .
     """The scales' shape under a layout of tiles."""
     tiles = _core._scale_layouts()
     if layout not in tiles:
-        raise ValueError(f"scale_layout={layout!r}: expected one of {', '.join(tiles)}")
+        near = _core._did_you_mean(layout, list(tiles))
+        raise ValueError(f"scale_layout={layout!r}: expected one of {', '.join(tiles)}{near}")
     if format.scale.itemsize != 1:
         raise ValueError(
             f"scale_layout={layout!r} holds scales of one byte, those of {format.name} are {format.scale}; "
@@ -185,8 +186,8 @@ class TensorProto:
     >>> proto = dlfp4.TensorProto((64, 256), format="nvfp4", device="cuda:0")
     >>> [(name, shape, dtype.name) for name, shape, dtype in proto.buffers()]
     [('data', (64, 256), 'float4_e2m1fn'), ('scales', (64, 16), 'float8_e4m3fn'), ('global_scale', (), 'float32')]
-    >>> dlfp4.TensorProto((64, 256), "bfloat16").allocate()
-    Tensor(shape=(64, 256), dtype=bfloat16, device='cpu')
+    >>> dlfp4.TensorProto((64, 256), "bfloat16").allocate().shape
+    (64, 256)
     """
 
     shape: tuple[int, ...]
@@ -222,12 +223,12 @@ class TensorProto:
             "dtype": element,
             "format": None if format is None else find_format(format),
             "device": _core._parse_device(device),
-            "requires_grad": bool(requires_grad),
-            "packed": bool(packed) or (element is not None and element.name not in SUBBYTE),
+            "requires_grad": _core._parse_flag(requires_grad, "requires_grad"),
+            "packed": _core._parse_flag(packed, "packed") or (element is not None and element.name not in SUBBYTE),
             "scale_layout": scale_layout,
-            "pad": bool(pad),
-            "rowwise": bool(rowwise),
-            "columnwise": bool(columnwise),
+            "pad": _core._parse_flag(pad, "pad"),
+            "rowwise": _core._parse_flag(rowwise, "rowwise"),
+            "columnwise": _core._parse_flag(columnwise, "columnwise"),
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)

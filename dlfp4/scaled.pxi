@@ -96,7 +96,8 @@ cdef class ScaledTensor:
         Parameters
         ----------
         data : producer
-            The elements, packed, or their bytes as uint8: ``(..., K)`` or ``(..., K * bits / 8)``.
+            The elements, packed, or their bytes as uint8: ``(..., K)`` or ``(..., K * bits / 8)``. Elements below 8
+            bits that come one a byte, as NumPy has them, are packed: a copy.
         scales : producer
             The decode scales, of the format's scale type or as uint8; in the shape that :class:`ScaledTensor` says,
             with leading dimensions as `data` has them, or flat for layouts other than "linear".
@@ -233,6 +234,12 @@ cdef class ScaledTensor:
         """The parts as CuPy arrays; see :meth:`Tensor.to_cupy`."""
         return hand_out(self, "to_cupy", copy)
 
+    def to_like(self, x, /):
+        """The parts as objects of x's framework, on x's device; see :meth:`Tensor.to_like`."""
+        source = plain(self)
+        return _Parts._make([None if part is None else hand_back_like(part, x)
+                             for part in (source.data, source.scales, source.global_scale)])
+
     def __reduce__(self):   # see pickling.pxi
         if is_prepared(self):
             return plain(self).__reduce__()
@@ -247,10 +254,8 @@ cdef class ScaledTensor:
                         "values, .to_numpy() for its parts")
 
     def __repr__(self):
-        layout = "" if self.scale_layout == "linear" else f", scale_layout={self.scale_layout!r}"
-        axis = "" if self.axis == -1 else f", axis={self.axis}"
-        return (f"ScaledTensor(shape={self.shape}, format={self.format.name!r}, device={str(self.device)!r}"
-                f"{axis}{layout})")
+        """The values of a small tensor that the host reads, and what it is."""
+        return shown(self, self.data.dl.device)
 
 
 cdef ScaledTensor make_scaled(Tensor data, Tensor scales, Tensor global_scale, format, int axis, str scale_layout,
@@ -299,11 +304,11 @@ cdef ScaledTensor take_one(ScaledTensor self, index):
     cdef int64_t lines = 1 if self.format.block is None else self.format.block[0], rows, number
     cdef Tensor scales = self.scales
     if len(shape) < 3:
-        raise TypeError(f"{self!r} is no stack: index its .data or .scales, or the values of .dequantize()")
+        raise TypeError(f"{summary_of(self)} is no stack: index its .data or .scales, or the values of .dequantize()")
     rows = math.prod(shape[1:-1])
     if self.axis != -1 or self.scale_layout != "linear" or rows % lines:
-        raise ValueError(f"{self!r} cannot be taken apart: expected blocks along axis -1, of rows of one tensor of the "
-                         f"stack, and linear scales, as of .with_scale_layout('linear')")
+        raise ValueError(f"{summary_of(self)} cannot be taken apart: expected blocks along axis -1, of rows of one "
+                         f"tensor of the stack, and linear scales, as of .with_scale_layout('linear')")
     if isinstance(index, bool) or not PyIndex_Check(index):
         raise TypeError(f"index {index!r} is of type {type(index).__name__}; one tensor of a stack is taken by an "
                         f"integer")
@@ -346,8 +351,8 @@ cdef ScaledTensor assemble(data, scales, global_scale, format, int axis, str sca
     cdef Tensor elements = as_type(retain_part(data), row.element, "data")
     cdef Tensor stored = as_scales(scales, elements, format)
     cdef tuple logical = shape_of(elements) if shape is None else tuple(parse_shape(shape))
-    if is_padded(elements):
-        raise BufferError(f"data of {dtype_name(elements)} has one element a byte; pack it first: dlfp4.pack(data)")
+    if is_padded(elements):   # as to_numpy gives them
+        elements = repack(elements, False, None)
     if shape is None and axis == -2 and is_subbyte(elements.row) and elements.dl.ndim > 1:   # stored transposed
         *leading, lines, length = logical
         logical = (*leading, length, lines)

@@ -14,8 +14,8 @@ def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=Non
     Parameters
     ----------
     x : producer
-        ``(..., K)`` of float32, bfloat16 or float16, of any strides, on the host or a CUDA device. It counts as a
-        matrix of M = prod(shape[:-1]) rows.
+        ``(..., K)`` of float32, bfloat16 or float16, of any strides, on the host or a CUDA device; float64, and nested
+        lists of numbers, are rounded once to float32. It counts as a matrix of M = prod(shape[:-1]) rows.
     format : Format or str
         A row of :func:`formats`: "nvfp4", "nvfp4_16x16", "mxfp4", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp8_e4m3",
         "mxfp8_e5m2", "fp8_e4m3", "fp8_e5m2", "fp8_1x128", "fp8_128x128" and their "_e5m2" forms.
@@ -84,10 +84,12 @@ def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=Non
     True
     """
     cdef Request request
-    cdef Tensor given = borrow(x)
+    cdef Tensor given = borrow(as_numbers(x, np.float64) if isinstance(x, (list, tuple)) else x)
     cdef Work work = work_for(given, stream, x, global_scale, out[0] if type(out) is tuple and out else out)
+    given = rounded_once(given, work)
     cdef Tensor source = flatten(given, &work)
     cdef _Rules rules = find_rules(format, recipe, rounding)
+    cdef bint padded = parse_flag(pad, "pad")
     cdef tuple axes = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,), results
     check_axes(axes)
     fill_matrix(&request.x, source)
@@ -95,15 +97,29 @@ def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=Non
     request.recipe = rules.recipe
     request.recipe.seed = parse_seed(rules.recipe.rounding, seed)
     if out is None:
-        results = allocate_results(axes, given, rules, scale_layout, bool(pad), work)
+        results = allocate_results(axes, given, rules, scale_layout, padded, work)
     else:
-        results = check_out_scaled(out, axes, given, rules, scale_layout, bool(pad))
+        results = check_out_scaled(out, axes, given, rules, scale_layout, padded)
     if on_cuda(source):
         quantize_on_cuda(&request, results, rules, global_scale, source, work.stream)
     else:
         find_tensor_scale(&request, global_scale)
         run_quantize(&request, results, rules)
     return results if isinstance(axis, (tuple, list)) else results[0]
+
+
+cdef inline Tensor rounded_once(Tensor self, Work work):
+    """float64 as float32, nearest even; other types as they are."""
+    cdef Tensor result
+    if self.row != FLOAT64:
+        return self
+    result = allocate_beside(self, FLOAT32, self.dl.ndim, self.dl.shape, False, work)
+    convert(self, result, &ROUNDED, work.stream)
+    return result
+
+
+cdef dlfp4_convert_options ROUNDED
+fill_options(&ROUNDED, "nearest_even", False, None)
 
 
 cdef inline bint is_small(const Request *request) noexcept:
@@ -460,15 +476,15 @@ cdef Tensor given_on_cuda(global_scale, Tensor source, int64_t stream, dlfp4_cud
 
 # ---- Back
 
-def dequantize(q, dtype="float32", *, out=None, stream=None):
+def dequantize(q, dtype=None, *, out=None, stream=None):
     """The values of a block-scaled tensor.
 
     Parameters
     ----------
     q : ScaledTensor
         On the host or a CUDA device.
-    dtype : dtype-like
-        float32, bfloat16 or float16.
+    dtype : dtype-like, optional
+        float32, bfloat16 or float16. Default: that of `out`, else float32.
     out : producer, optional
         Writable memory of q's shape and `dtype`, of any strides.
     stream : int or stream object, optional
@@ -493,24 +509,25 @@ def dequantize(q, dtype="float32", *, out=None, stream=None):
     --------
     >>> import numpy as np, dlfp4
     >>> q = dlfp4.quantize(np.arange(32, dtype="float32"), "mxfp8_e4m3")
-    >>> dlfp4.dequantize(q, "bfloat16")
-    Tensor(shape=(32,), dtype=bfloat16, device='cpu')
+    >>> dlfp4.dequantize(q, "bfloat16")[::8]
+    Tensor([ 0.,  8., 16., 24.], shape=(4,), dtype=bfloat16, device='cpu', strides=(8,))
     """
-    cdef int row = row_of_argument(dtype)
     cdef ScaledTensor source
-    cdef Tensor result, matrix
+    cdef Tensor given = None if out is None else _borrow_out(out), result, matrix
+    cdef int row = row_of_argument(dtype) if dtype is not None else FLOAT32 if given is None else given.row
     cdef Work work
     if type(q) is not ScaledTensor:
         raise TypeError(f"q is of type {type(q).__name__}; expected a ScaledTensor, from quantize or "
                         "ScaledTensor.from_parts")
     if not SOURCE_ROWS >> row & 1:
-        raise TypeError(f"dtype={dtype}: block-scaled tensors dequantize to float32, bfloat16 or float16")
+        raise TypeError(f"dtype={dlfp4_dtypes[row].name.decode()}: block-scaled tensors dequantize to float32, "
+                        f"bfloat16 or float16")
     work = work_for((<ScaledTensor> q).data, stream, q, out)
     source = plain_on(q, work)
     if out is None:
         result = allocate_values(source, row, work)
     else:
-        result = check_out_values(out, source, row)
+        result = check_out_values(given, source, row)
     matrix = view_matrix(result)
     if matrix is None:   # through memory of our own
         matrix = view_matrix(allocate_values(source, row, work))

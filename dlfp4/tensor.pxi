@@ -122,20 +122,15 @@ cdef class Tensor:
         raise TypeError("a Tensor has no truth value; compare its elements with .to_numpy(), or ask for its .size")
 
     def __repr__(self):
-        extra = ", packed=True" if is_packed(self) else ", packed=False" if is_padded(self) else ""
-        if not is_compact_tensor(self):
-            extra += f", strides={strides_of(self)}"
-        if self.readonly:
-            extra += ", readonly=True"
-        return (f"Tensor(shape={shape_of(self)}, dtype={dtype_name(self)}, "
-                f"device={str(device_of(self))!r}{extra})")
+        """The values as NumPy abbreviates them, where the host reads the memory, and what the tensor is."""
+        return shown(self, self.dl.device)
 
-    def reshape(self, shape):
+    def reshape(self, *shape):
         """The same elements under another shape, without a copy.
 
         Parameters
         ----------
-        shape : int or tuple of int
+        *shape : int, or tuple of int
             One extent may be -1: it is computed.
 
         Raises
@@ -145,7 +140,7 @@ cdef class Tensor:
         ValueError
             The number of elements differs.
         """
-        return reshape_tensor(self, shape)
+        return reshape_tensor(self, shape[0] if len(shape) == 1 else shape)
 
     def view(self, dtype):
         """The same bytes as elements of another type, without a copy.
@@ -179,7 +174,7 @@ cdef class Tensor:
         ValueError
             The elements are not packed 4-bit ones, do not divide into pairs, or would come back under another shape.
         """
-        cdef Tensor result = with_dialect(self, bool(enable))
+        cdef Tensor result = with_dialect(self, parse_flag(enable, "enable"))
         if result.x2_ and result.pairs == NULL:
             reason, remedy = pairs_problem(self) if holds_pairs(self) else (
                 f"it is {dtype_name(self)} with {storage_bits(self)} bits an element", "pack 4-bit elements first")
@@ -264,6 +259,35 @@ cdef class Tensor:
         check_copy(copy)
         return frameworks.load("cupy").from_tensor(self, copy)
 
+    def to_like(self, x, /):
+        """An object of x's framework, on x's device, with these elements: what gives back what came in.
+
+        Parameters
+        ----------
+        x : producer
+            An object of a framework that dlfp4 knows, such as a ``torch.Tensor``, a NumPy or JAX array, or a Tensor.
+
+        Returns
+        -------
+        object
+            What the framework's ``to_*`` gives: the memory is shared where the framework and the device allow it.
+
+        Raises
+        ------
+        TypeError
+            `x` belongs to no framework that dlfp4 knows.
+        BufferError
+            The framework cannot take the tensor (:class:`RefusedError`), or dlfp4 cannot reach its device.
+
+        Examples
+        --------
+        >>> import numpy as np, dlfp4
+        >>> x = np.linspace(-6, 6, 4, dtype="float32")
+        >>> dlfp4.cast(x, "bfloat16").to_like(x)
+        array([-6, -2, 2, 6], dtype=bfloat16)
+        """
+        return hand_back_like(self, x)
+
     def tolist(self):
         """The elements as nested lists of Python scalars."""
         return values_of(self).tolist()
@@ -279,6 +303,13 @@ cdef class Tensor:
 
     def __int__(self):
         return int(self.item())
+
+    def __sizeof__(self):
+        """Bytes of the object, and of the host memory that it owns: not of what it borrows, nor of a device's."""
+        cdef Py_ssize_t bytes = object.__sizeof__(self)
+        if self.dl.shape != self.inline_dims:
+            bytes += 2 * self.dl.ndim * (1 + self.x2_) * <Py_ssize_t> sizeof(int64_t)
+        return bytes + (count_bytes(self) + ALIGNMENT if self.owner_kind == OWNER_HOST else 0)
 
     def __format__(self, spec):
         """By a specification the element of a tensor that has one, such as the result of a dot."""

@@ -335,7 +335,7 @@ def test_pack_and_unpack_are_for_types_below_a_byte(name):
             operation(native_cast(np.ones(4, np.float32), name))
 
 
-@pytest.mark.parametrize("x", [[1.0, 2.0], 1.5, None, "text", {}], ids=repr)
+@pytest.mark.parametrize("x", [["text"], 1.5, None, "text", {}], ids=repr)
 def test_inputs_that_are_no_memory(x):
     with pytest.raises(TypeError):
         dlfp4.cast(x, FP8)

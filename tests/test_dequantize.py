@@ -4,7 +4,6 @@ axis, padding and stride; and from_parts takes what checkpoints hold, without a 
 import itertools
 import math
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -214,7 +213,7 @@ def test_out_that_does_not_fit():
             dlfp4.dequantize(q, out=np.empty(shape, F))
     for dtype in (np.float16, np.float64, np.uint32):
         with pytest.raises(TypeError):
-            dlfp4.dequantize(q, out=np.empty((4, 32), dtype))
+            dlfp4.dequantize(q, "float32", out=np.empty((4, 32), dtype))
     frozen = np.zeros((4, 32), F)
     frozen.flags.writeable = False
     with pytest.raises(BufferError, match="read-only"):
@@ -354,8 +353,6 @@ REFUSED = [
      r"\(128, 4\)"),
     ({"data": OCTETS, "scales": np.zeros((4, 2), np.uint8), "format": "mxfp4", "axis": 0}, ValueError, "axis"),
     ({"data": OCTETS, "scales": np.zeros((4, 2), np.uint8), "format": "mxfp4", "shape": (4, 128)}, ValueError, "data"),
-    ({"data": OCTETS.view(ml_dtypes.float4_e2m1fn), "scales": np.zeros((4, 1), np.uint8), "format": "mxfp4"},
-     BufferError, "pack"),
     ({"data": OCTETS, "scales": np.zeros((4, 1), F), "format": "fp8_1x128", "scale_layout": "8x4"}, ValueError,
      "linear"),
 ]  # fmt: skip

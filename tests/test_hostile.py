@@ -42,10 +42,12 @@ def make(request):
 
 
 def describe(tensor, memory):
-    """Every attribute that reads no element."""
+    """Every attribute that reads no element; repr does."""
+    from dlfp4.show import summary
+
     names = ("shape", "strides", "ndim", "size", "nbytes", "packed", "readonly")
     seen = {name: getattr(tensor, name) for name in names}
-    seen |= {"dtype": np.dtype(tensor.dtype).name, "device": str(tensor.device), "repr": repr(tensor)}
+    seen |= {"dtype": np.dtype(tensor.dtype).name, "device": str(tensor.device), "summary": summary(tensor)}
     seen["length"] = len(tensor) if tensor.ndim else None
     seen["at"] = tensor.data_ptr - memory.ctypes.data
     seen["dlpack_device"] = [int(n) for n in tensor.__dlpack_device__()]

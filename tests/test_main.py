@@ -24,7 +24,6 @@ def run(*arguments):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "required: command"),
         (("play",), "invalid choice: 'play'"),
         (("matrix", "--framework", "theano"), "invalid choice: 'theano'"),
         (("matrix", "--dtype", "float4"), "invalid choice: 'float4'"),
@@ -37,8 +36,9 @@ def test_mistakes_are_named(arguments, message):
     assert message in result.stderr
 
 
-def test_help_names_the_commands():
-    result = run("--help")
+@pytest.mark.parametrize("arguments", [(), ("--help",)], ids=str)
+def test_help_names_the_commands(arguments):
+    result = run(*arguments)
     assert (result.returncode, result.stderr) == (0, "")
     assert all(command in result.stdout for command in ("info", "matrix", "quantize", "bench"))
 
@@ -176,3 +176,29 @@ def test_output_that_cannot_be_shown_or_read(tmp_path):
     )
     os.close(writing)
     assert (left.returncode, left.stderr) == (141, b"")
+
+
+PRINTING = [
+    (),
+    ("--help",),
+    ("info",),
+    ("quantize", "--help"),
+    ("matrix", "--framework", "numpy", "--dtype", "float32"),
+]
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("arguments", PRINTING, ids=str)
+def test_output_that_cannot_be_written_is_told_in_a_line(arguments, unbuffered):
+    """argparse passes over it, and a buffer is written at the end of the interpreter only."""
+    env = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    command = [sys.executable, "-P", "-m", "dlfp4", *arguments]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=env, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (74, 1)
+    assert done.stderr.startswith("python -m dlfp4: the output could not be written: [Errno 28]")
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, env=env, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")

@@ -9,6 +9,7 @@ import pytest
 
 import dlfp4
 from dlfp4 import TensorProto
+from dlfp4.show import summary
 
 from . import capsules
 from .capsules import framework, run_python
@@ -64,6 +65,11 @@ def has_layout(name, layout):
 
 
 # ---- Buffers, allocation, quantize
+
+
+def name_of(value):
+    """For a test's name; not the values of memory that nobody wrote."""
+    return (summary(value) if isinstance(value, dlfp4.Tensor | dlfp4.ScaledTensor) else repr(value))[:60]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -329,7 +335,7 @@ def test_allocate_on_a_gpu():
         (list(dlfp4.quantize(values((32, 64)), "fp8_e4m3", axis=(-1, -2))),
          TensorProto((32, 64), format="fp8_e4m3", columnwise=True)),
     ],
-    ids=lambda value: repr(value)[:60],
+    ids=name_of,
 )  # fmt: skip
 def test_of(x, expected):
     assert TensorProto.of(x) == expected
@@ -488,7 +494,7 @@ def test_unflatten_refuses_another_device():
         (dlfp4.quantize(values((32, 64)), "nvfp4", axis=(-1, -2), scale_layout="8x4"), "scale_layout"),
         (np.zeros((32, 64), np.float32), "format"),
     ],
-    ids=lambda value: repr(value)[:60],
+    ids=name_of,
 )
 def test_flatten_refuses_another_description(x, field):
     with pytest.raises(ValueError, match=f"^{field} differs"):

@@ -231,9 +231,7 @@ def test_a_part_outlives_its_tensor(name, rows):
 # ---- arguments -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "dtype", ["float64", "int32", "uint8", "bool", "complex64", "int64", "float8_e4m3fn", "float8_e8m0fnu"]
-)
+@pytest.mark.parametrize("dtype", ["int32", "uint8", "bool", "complex64", "int64", "float8_e4m3fn", "float8_e8m0fnu"])
 def test_other_element_types_are_refused(dtype):
     x = np.ones((1, 32)).astype(getattr(ml_dtypes, dtype, dtype))
     for name in ("nvfp4", "mxfp8_e4m3", "fp8_e4m3"):
@@ -248,7 +246,7 @@ def test_rows_that_cannot_be_counted_are_refused():
 
 
 def test_what_is_no_tensor_is_refused():
-    for x in (None, 3.0, "x", [[1.0] * 32]):
+    for x in (None, 3.0, "x", [["x"] * 32]):
         with pytest.raises(TypeError):
             dlfp4.quantize(x, "mxfp4")
     with pytest.raises(ValueError, match="0-d"):

@@ -375,4 +375,4 @@ def test_weights_that_are_none(function):
         with pytest.raises(ValueError, match="'aiter'"):
             function(np.zeros((16, 32), np.uint8), layout)
     with pytest.raises(TypeError):
-        function([[0] * 32] * 16)
+        function([["a"] * 32] * 16)

@@ -106,8 +106,9 @@ def save(
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = os.path.join(folder, "model.safetensors")
     ...     dlfp4.checkpoints.save(path, {"w": q})
-    ...     dlfp4.checkpoints.load(path)
-    {'w': ScaledTensor(shape=(4, 64), format='nvfp4', device='cpu')}
+    ...     w = dlfp4.checkpoints.load(path)["w"]
+    >>> w.shape, w.format.name
+    ((4, 64), 'nvfp4')
     """
     strings = dict(metadata or {})
     if native.KEY in strings:

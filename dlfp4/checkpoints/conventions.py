@@ -16,6 +16,7 @@ import numpy as np
 import dlfp4
 from dlfp4 import ScaledTensor, Tensor
 from dlfp4.formats import Format
+from dlfp4.show import summary
 
 GPT_OSS_BYTES = 16  # of a block of 32 elements, an axis of their own
 
@@ -261,10 +262,12 @@ def split_one(name: str, q: ScaledTensor, convention: str) -> dict[str, Tensor]:
     expected = scales_shape(q.format, q.shape) if len(q.shape) > 1 else None
     if q.axis != -1 or q.scale_layout != "linear":
         remedy = "quantize it so" if q.axis != -1 else "call .with_scale_layout('linear')"
-        raise ValueError(f"{name} is {q!r}, but {convention} stores blocks along axis -1 with linear scales; {remedy}")
+        raise ValueError(
+            f"{name} is {summary(q)}, but {convention} stores blocks along axis -1 with linear scales; {remedy}"
+        )
     if expected is None or q.data.shape[-1] != q.shape[-1]:
         raise ValueError(
-            f"{name} is {q!r}, but {convention} stores matrices of whole blocks, each of a stack by itself"
+            f"{name} is {summary(q)}, but {convention} stores matrices of whole blocks, each of a stack by itself"
         )
     data, scales = q.data.reshape(q.shape), q.scales
     if q.format.element.name == "float4_e2m1fn":

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 import dlfp4
 from dlfp4 import ScaledTensor, Tensor
+from dlfp4.show import summary
 
 Octets = npt.NDArray[np.uint8]
 
@@ -109,7 +110,7 @@ def to_ggml(q: ScaledTensor) -> Tensor:
     block = block_of(q.format.name)
     count = count_blocks(q.shape, block, q.format.name)
     if q.axis != -1:
-        raise ValueError(f"{q!r}: ggml's blocks run along the last axis; quantize with axis=-1")
+        raise ValueError(f"{summary(q)}: ggml's blocks run along the last axis; quantize with axis=-1")
     q = q.with_scale_layout("linear")  # of prepared weights, which have an order of their own, too
     scales = q.scales.view("uint8").to_numpy()
     data = q.data.view("uint8").to_numpy().reshape(count * block.groups, block.length // 2)

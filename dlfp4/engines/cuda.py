@@ -14,6 +14,7 @@ from dlfp4._core import (
     cast,
 )
 from dlfp4.engines import problem as common
+from dlfp4.show import summary
 
 if TYPE_CHECKING:
     from dlfp4._core import _Stream
@@ -33,7 +34,11 @@ def supports(problem: Problem, machine: Machine) -> str | None:
         or common.not_capable(machine, OLDEST)
         or refuses_weight(problem.b)
         or refuses_activations(problem.a)
-        or (None if types_of(problem) else f"neither bfloat16 nor float16 holds both a and b, {problem.b!r}, exactly")
+        or (
+            None
+            if types_of(problem)
+            else f"neither bfloat16 nor float16 holds both a and b, {summary(problem.b)}, exactly"
+        )
         or refuses_size(problem)
     )
 
@@ -59,7 +64,7 @@ def refuses_activations(a: Operand) -> str | None:
     """Whether a has a type that tensor cores multiply with nothing lost."""
     if isinstance(a, ScaledTensor):
         if a.axis != -1:
-            return f"the blocks of a, {a!r}, run across the products' sums; quantize a along its last axis"
+            return f"the blocks of a, {summary(a)}, run across the products' sums; quantize a along its last axis"
         return None if common.exact_types(a) != ("float32",) else f"{a.format} has no exact form of 16 bits"
     if common.name_of(a.dtype) in ("bfloat16", "float16") or (a.dtype.num in common.FACTORS and a.dtype.itemsize == 1):
         return None

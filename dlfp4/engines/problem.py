@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 from dlfp4._core import ScaledTensor, Tensor, _parse_dtype, _plain, _without_global_scale, cast, dequantize
 from dlfp4.formats import FLOATS
 from dlfp4.frameworks import base
+from dlfp4.show import summary
 
 if TYPE_CHECKING:
     import numpy as np
@@ -182,8 +183,8 @@ def not_along_sums(problem: Problem) -> str | None:
     for name, x, axis in (("a", problem.a, -1), ("b", problem.b, -2)):
         if isinstance(x, ScaledTensor) and x.axis != axis:
             return (
-                f"the blocks of {name}, {x!r}, run across the products' sums; quantize a of (M, K) and w of (N, K) "
-                f"along the last axis and pass a and w.mT, or dequantize {name}"
+                f"the blocks of {name}, {summary(x)}, run across the products' sums; quantize a of (M, K) and w of "
+                f"(N, K) along the last axis and pass a and w.mT, or dequantize {name}"
             )
     return None
 

@@ -36,7 +36,8 @@ def interchange(array: npt.NDArray[np.float32], capsule: CapsuleType, scalar: ty
     assert_type(dlfp4.asarray(array, dtype=np.dtype("float16")), dlfp4.Tensor)
     assert_type(dlfp4.asarray(array, dtype=scalar), dlfp4.Tensor)
     dlfp4.asarray(array, dtype=8)  # type: ignore[arg-type]
-    dlfp4.asarray([1.0])  # type: ignore[arg-type]
+    assert_type(dlfp4.asarray([[1.0, 2.0]]), dlfp4.Tensor)
+    dlfp4.asarray(1.0)  # type: ignore[arg-type]
 
     assert_type(dlfp4.empty(3, "float4_e2m1fn"), dlfp4.Tensor)
     assert_type(dlfp4.empty((np.int64(2), 3), "float6_e2m3fn", device=(1, 0), packed=False), dlfp4.Tensor)
@@ -70,7 +71,7 @@ def views(tensor: dlfp4.Tensor) -> None:
     assert_type(tensor.x2(False), dlfp4.Tensor)
     tensor["name"]  # type: ignore[index]
     tensor[[0, 1]]  # type: ignore[index]
-    tensor.reshape(2, -1)  # type: ignore[call-arg]
+    assert_type(tensor.reshape(2, -1), dlfp4.Tensor)
 
 
 def ways_out(tensor: dlfp4.Tensor) -> None:

@@ -1,0 +1,86 @@
+"""How tensors look: their values, abbreviated as NumPy abbreviates, and what they are."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from dlfp4._core import ScaledTensor, Tensor
+from dlfp4.frameworks.base import PADDED, is_row_major, row_of
+
+MOST_READ = 4096  # elements
+
+
+def summary(x: Tensor | ScaledTensor) -> str:
+    """What a tensor is, in a line and without its values."""
+    return f"{type(x).__name__}({', '.join(details(x))})"
+
+
+def details(x: Tensor | ScaledTensor) -> list[str]:
+    """Shape, type, device, and what is not as usual."""
+    shape, device = f"shape={x.shape}", f"device={str(x.device)!r}"
+    if isinstance(x, ScaledTensor):
+        axis = [] if x.axis == -1 else [f"axis={x.axis}"]
+        layout = [] if x.scale_layout == "linear" else [f"scale_layout={x.scale_layout!r}"]
+        return [shape, f"format={x.format.name!r}", device, *axis, *layout]
+    storage = ["packed=True"] if x.packed else ["packed=False"] if row_of(x).endswith(PADDED) else []
+    strides = [] if is_row_major(x) else [f"strides={x.strides}"]
+    return [shape, f"dtype={x.dtype.name}", device, *storage, *strides, *(["readonly=True"] if x.readonly else [])]
+
+
+def show(x: Tensor | ScaledTensor, is_on_host: bool) -> str:
+    """The same with values, where the host reads them, they are there, and few are enough."""
+    sample = None if not is_on_host else sample_of(x) if isinstance(x, Tensor) else sample_of_scaled(x)
+    if sample is None:
+        return summary(x)
+    name, edge = type(x).__name__, np.get_printoptions()["edgeitems"]
+    threshold = sample.size if sample.shape == x.shape and not is_abbreviated(x.shape) else 0
+    text = np.array2string(sample, separator=", ", prefix=f"{name}(", threshold=threshold, edgeitems=edge)
+    gap = f"\n{' ' * (len(name) + 1)}" if "\n" in text else " "
+    return f"{name}({text},{gap}{', '.join(details(x))})"
+
+
+def is_abbreviated(shape: tuple[int, ...]) -> bool:
+    """Whether NumPy would leave out some of so many elements."""
+    return math.prod(shape) > min(np.get_printoptions()["threshold"], MOST_READ)
+
+
+def sample_of(x: Tensor) -> np.ndarray[Any, Any] | None:
+    """All elements, or those at the edges; None where the memory is gone, or edges are not to be had."""
+    try:
+        return numbers(x) if x.size <= MOST_READ else corners(x)
+    except BufferError:
+        return None
+
+
+def sample_of_scaled(x: ScaledTensor) -> np.ndarray[Any, Any] | None:
+    """The values of a tensor that is small enough to decode."""
+    return None if math.prod(x.shape) > MOST_READ else sample_of(x.dequantize())
+
+
+def corners(x: Tensor) -> np.ndarray[Any, Any] | None:
+    """The first and last elements along each dimension, some more than are shown; None where these are too many."""
+    kept = np.get_printoptions()["edgeitems"] + 1 & ~1  # so that packed elements start on bytes
+    if math.prod(min(extent, 2 * kept) for extent in x.shape) > MOST_READ:
+        return None
+    return take_corners(x, 0, kept)
+
+
+def take_corners(x: Tensor, dim: int, kept: int) -> np.ndarray[Any, Any]:
+    """Of the dimensions from `dim` on."""
+    if dim == x.ndim:
+        return numbers(x)
+    extent = x.shape[dim]
+    if extent <= 2 * kept:
+        return take_corners(x, dim + 1, kept)
+    parts = (slice(kept), slice(extent - kept, None))
+    return np.concatenate([take_corners(x[(slice(None),) * dim + (part,)], dim + 1, kept) for part in parts], dim)
+
+
+def numbers(x: Tensor) -> np.ndarray[Any, Any]:
+    """Few elements as an array of numbers that NumPy prints side by side: those of ml_dtypes as Python's."""
+    if x.size == 0:
+        return np.empty(0)  # NumPy has no shape for the extents of some
+    return np.array(x.tolist(), x.dtype if x.dtype.isbuiltin == 1 else None)
