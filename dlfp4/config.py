@@ -1,6 +1,5 @@
 """What this build of dlfp4 is and what machine it runs on."""
 
-import importlib.util
 import os
 import platform
 import sys
@@ -29,7 +28,7 @@ def show_config() -> None:
         "CUDA driver": "found, with a device" if cuda_available() else "no driver or no device",
         "CUDA kernels": cuda_image() or "none in this build",
         "headers": get_include(),
-        "frameworks": ", ".join(name for name in frameworks.NAMES if importlib.util.find_spec(name)),
+        "frameworks": ", ".join(name for name in frameworks.NAMES if frameworks.framework(name).installed()),
     }
     for name, value in rows.items():
         print(f"{name:18}{value}")

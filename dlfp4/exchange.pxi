@@ -211,14 +211,15 @@ cdef inline int ask_loan(const Producer *producer, object x, DLTensor *lent) exc
 
 cdef int pass_refusal(const Producer *producer, object x) except -1:
     """A table said no: its framework's file may know better words, and its exception goes on; a RuntimeError (sparse,
-    meta) as the BufferError that it means."""
+    meta), or none at all, as the BufferError that it means."""
+    cdef object reason = None
     try:
         raise_pending()
     except RuntimeError as error:
-        if producer.problem != NULL:
-            refuse_problem(x, (<object> producer.problem)(x))
-        raise refusal_of(x, error) from error
-    raise refusal_of(x, "its exchange table gave no reason")
+        reason = error
+    if producer.problem != NULL:
+        refuse_problem(x, (<object> producer.problem)(x))
+    raise refusal_of(x, reason or "its exchange table gave no reason") from reason
 
 
 cdef object refusal_of(object x, reason):

@@ -87,7 +87,7 @@ class Report:
 def random_values(row: str) -> np.ndarray:
     """An array of random bits: every code of a type may come up, NaN and infinity included."""
     name = row.removesuffix(base.PADDED)
-    dtype = np.dtype(getattr(ml_dtypes, name, name))
+    dtype = base.dtype_of(name)
     generator = np.random.default_rng([SEED, ROWS.index(row)])
     octets = generator.integers(0, 256, (*SHAPE, dtype.itemsize), np.uint8)
     if name == "bool":
@@ -146,8 +146,10 @@ def judge(
 
 def try_import(framework: base.Framework, row: str, device: str) -> tuple[Outcome, str]:
     """Framework -> dlfp4."""
-    if row not in framework.dtypes:
+    if not framework.holds(row):
         return Outcome.NO_TYPE, ""
+    if framework.make is None:
+        return Outcome.REFUSED, "it takes tensors and hands none out"
     values = random_values(row)
     native = framework.make(values, row in base.SUBBYTE, device)
     refusals: tuple[type[Exception], ...] = (BufferError, *framework.errors())
@@ -178,6 +180,21 @@ def try_export(framework: base.Framework, row: str, device: str) -> tuple[Outcom
     )
 
 
+ATTEMPTS = {Direction.IMPORT: try_import, Direction.EXPORT: try_export}
+
+
+def try_cell(framework: base.Framework, row: str, device: str, direction: Direction) -> tuple[Outcome, str]:
+    """One exchange, whatever comes of it.
+
+    Here alone every exception is caught: a framework of tomorrow may raise anything, from a type that its file does not
+    know to a fault in its own reading, and what it raises is the finding, which must cost one cell and not the table.
+    """
+    try:
+        return ATTEMPTS[direction](framework, row, device)
+    except Exception as surprise:  # noqa: BLE001
+        return Outcome.CRASHED, f"{type(surprise).__name__}: {base.first_line(surprise)}"
+
+
 def measure(name: str, rows: Iterable[str] = ROWS) -> tuple[str, list[Cell]]:
     """The cells of one framework, tried in this process, and its version."""
     framework, rows = frameworks.framework(name), tuple(rows)
@@ -185,8 +202,8 @@ def measure(name: str, rows: Iterable[str] = ROWS) -> tuple[str, list[Cell]]:
     for device in framework.devices:
         missing = framework.missing(device)
         for row in rows:
-            for direction, attempt in ((Direction.IMPORT, try_import), (Direction.EXPORT, try_export)):
-                outcome, reason = (Outcome.MISSING, missing) if missing else attempt(framework, row, device)
+            for direction in Direction:
+                outcome, reason = (Outcome.MISSING, missing) if missing else try_cell(framework, row, device, direction)
                 cells.append(Cell(name, device, row, direction, outcome, reason))
     return ("" if framework.missing(framework.devices[0]) else framework.version()), cells
 
@@ -266,7 +283,7 @@ SIGNS = {
 }
 LEGEND = (
     "Each pair: framework -> dlfp4, dlfp4 -> framework.\n"
-    "= zero-copy   c copy   - refused   . no such type   ! wrong values, or crashed"
+    "= zero-copy   c copy   - refused   . no such type   ! wrong values, an unforeseen error, or a crash"
 )
 
 

@@ -5,7 +5,6 @@ import mmap
 import re
 import subprocess
 import sys
-from importlib.util import find_spec
 
 import ml_dtypes
 import numpy as np
@@ -15,6 +14,7 @@ import dlfp4
 from dlfp4 import frameworks
 from dlfp4.frameworks import base
 from dlfp4.frameworks.numpy import REGISTRABLE
+from dlfp4.matrix import extend_sign
 
 from . import capsules
 
@@ -45,6 +45,12 @@ def fp4(shape):
     return octets.view(FP4)[: codes.size].reshape(shape), codes.view(FP4)
 
 
+def random_elements(name, shape):
+    """Any codes of a type below 8 bits, as NumPy has them."""
+    codes = np.random.default_rng(len(shape)).integers(0, 1 << base.SUBBYTE[name], shape, np.uint8)
+    return np.asarray(extend_sign(codes, base.dtype_of(name)))
+
+
 def same_bits(a, b):
     return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
 
@@ -60,7 +66,7 @@ def test_tables_by_name_have_all_small_types():
 
 
 def test_importing_dlfp4_imports_no_framework():
-    others = [name for name in frameworks.NAMES if name != "numpy"]
+    others = [frameworks.framework(name).module for name in frameworks.NAMES if name != "numpy"]
     code = (
         "import sys, dlfp4.matrix, dlfp4.frameworks as f; [f.framework(n) for n in f.NAMES];"
         f"print([n for n in {others} if n in sys.modules])"
@@ -90,14 +96,50 @@ def test_packed_codes_are_a_little_endian_stream(bits):
 
 
 def test_a_framework_that_is_not_installed_says_so():
-    row = base.Framework("no_such_framework", frozenset(), *[lambda *_: None] * 4)
-    assert row.missing() == "not installed"
+    for module in ("no_such_framework", "no_such_framework.part", "dlfp4.no_such_part"):
+        row = base.Framework(module, frozenset(), *[lambda *_: None] * 4)
+        assert (row.installed(), row.missing()) == (False, "not installed")
+
+
+def test_every_framework_has_the_name_of_its_file():
+    rows = [frameworks.framework(name) for name in frameworks.NAMES]
+    assert tuple(row.name for row in rows) == frameworks.NAMES
+    assert len({row.package for row in rows}) == len(rows)
+
+
+def test_a_version_is_told_by_the_module_or_by_its_package():
+    told = base.Framework("numpy", frozenset(), *[lambda *_: None] * 4)
+    untold = base.Framework("_pytest", frozenset(), *[lambda *_: None] * 4, file="pytest")
+    assert not hasattr(sys.modules["_pytest"], "version")
+    assert (told.version(), untold.version()) == (np.__version__, pytest.__version__)
+    assert untold.release() == tuple(map(int, pytest.__version__.split(".")[:3]))
+
+
+def test_types_come_with_a_version():
+    release = base.Framework("numpy", frozenset(), *[lambda *_: None] * 4).release()
+    later = (*release[:-1], release[-1] + 1)
+    row = base.Framework("numpy", frozenset("abc"), *[lambda *_: None] * 4, since={"b": release, "c": later})
+    assert [row.holds(name) for name in "abcd"] == [True, True, False, False]
+
+
+@pytest.mark.parametrize("name", ["float32", "float8_e5m2", "float6_e3m2fn", "int2"])
+def test_memory_is_read_as_its_strides_say(name):
+    values = np.arange(128).reshape(4, 8, 4).astype(base.dtype_of(name))
+    octets = base.pack_array(values) if name in base.SUBBYTE else np.frombuffer(values.tobytes(), np.uint8)
+    numbers = np.arange(128, dtype=np.int64).reshape(values.shape)  # of the elements
+    bits = base.SUBBYTE.get(name, 8 * values.itemsize)
+    for part in (..., np.s_[0:0], np.s_[1, 2, 0], np.s_[1:, ::-1], np.s_[::-1, ::3], np.s_[:, None, 0, ::2]):
+        chosen = numbers[part]
+        start = octets.ctypes.data + int(chosen.flat[0] if chosen.size else 0) * bits // 8
+        read = base.read_memory(start, chosen.shape, values.dtype, [step // 8 for step in chosen.strides])
+        assert (read.shape, read.tolist()) == (chosen.shape, values[part].tolist())
+    assert base.read_memory(octets.ctypes.data, (128,), values.dtype).tolist() == values.reshape(-1).tolist()
 
 
 @pytest.mark.parametrize("name", frameworks.NAMES)
 def test_a_framework_that_is_installed_can_be_used(name):
     """A broken one must not look like a missing one, whose tests skip."""
-    if find_spec(name) is None:
+    if not frameworks.framework(name).installed():
         pytest.skip(f"{name}: not installed")
     code = f"import dlfp4.frameworks as f; row = f.framework({name!r}); print(row.missing(), row.version())"
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False)
@@ -372,11 +414,21 @@ def test_to_jax_of_transposed_and_padded_fp4(jax):
     assert same_bits(np.asarray(dlfp4.asarray(values).to_jax()), values)
 
 
-@pytest.mark.parametrize("name", ["float6_e2m3fn", "float6_e3m2fn", "int4", "uint4", "int2"])
-def test_to_jax_names_the_remedy_for_types_it_lacks(jax, name):
-    tensor = dlfp4.asarray(np.zeros(48, np.uint8)).view(name)
-    with pytest.raises(BufferError, match=r"view\(\"uint8\"\)"):
-        tensor.to_jax()
+@pytest.mark.parametrize("shape", [(4, 12), (3, 5), (), (0, 4)], ids=str)
+@pytest.mark.parametrize("name", ["float6_e2m3fn", "float6_e3m2fn", "int4", "uint4", "int2", "uint2"])
+def test_to_jax_copies_types_that_dlpack_does_not_carry_there(jax, name, shape):
+    values = random_elements(name, shape)
+    padded = dlfp4.asarray(values)
+    for tensor in (padded, dlfp4.pack(padded), dlfp4.pack(padded).T):
+        if name.startswith("float6") and jax.__version_info__ < (0, 11):
+            with pytest.raises(BufferError, match=r"FP6 from 0.11 on; .*view\(\"uint8\"\)"):
+                tensor.to_jax()
+            continue
+        taken = tensor.to_jax()
+        assert (taken.shape, taken.dtype) == (tensor.shape, values.dtype)
+        assert np.asarray(taken).tolist() == tensor.to_numpy().tolist()
+        with pytest.raises(BufferError, match="copy=False"):
+            tensor.to_jax(copy=False)
 
 
 # ---- Others: what they cannot take as it lies is copied first; each in a process of its own, which it could end
@@ -427,6 +479,116 @@ def test_odd_memory_arrives_with_its_values(name):
     if done.stderr.startswith("skip: "):
         pytest.skip(f"{name}: {done.stderr.strip()[6:]}")
     assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def of_framework():
+    """Gives a framework's row, if it is installed."""
+
+    def find(name):
+        row = frameworks.framework(name)
+        if row.missing():
+            pytest.skip(f"{name}: {row.missing()}")
+        return row
+
+    return find
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (7,), (1,), (), (0, 4), (2, 3, 4)], ids=str)
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        (name, row)
+        for name in ("onnxruntime", "max", "tvm_ffi", "cutlass")
+        for row in (base.FP4, "float6_e2m3fn", "float6_e3m2fn", "int4", "uint2")
+        if row in frameworks.framework(name).dtypes
+    ],
+)
+def test_packed_elements_of_any_shape(of_framework, name, row, shape):
+    framework = of_framework(name)
+    if name == "onnxruntime" and framework.release() < (1, 32):
+        pytest.skip("ONNX Runtime exchanges them from 1.32 on")
+    values = random_elements(row, shape)
+    taken = framework.read(framework.from_tensor(dlfp4.pack(values), None))
+    assert (taken.shape, taken.dtype) == (shape, values.dtype)
+    assert base.codes_of(taken).tolist() == base.codes_of(values).tolist()
+    if framework.make is not None:
+        given = dlfp4.asarray(framework.make(values, True, "cpu"))
+        assert (given.shape, given.packed) == (shape, True)
+        assert base.codes_of(given.to_numpy()).tolist() == base.codes_of(values).tolist()
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "max", "cutlass"])
+def test_padded_elements_are_not_taken_for_packed_ones(of_framework, name):
+    framework = of_framework(name)
+    with pytest.raises(BufferError, match=r"padded.*; call dlfp4\.pack"):
+        framework.from_tensor(dlfp4.asarray(random_elements(base.FP4, (4, 16))), None)
+
+
+def test_an_element_type_of_a_later_onnx_is_named(of_framework):
+    class Later:
+        def element_type(self):
+            return 99
+
+    with pytest.raises(TypeError, match="ONNX type 99"):
+        of_framework("onnxruntime").read(Later())
+
+
+CUTE_COPY = """
+import sys
+import numpy as np
+from cutlass import cute
+import dlfp4
+from dlfp4 import frameworks
+
+@cute.jit
+def copy(source: cute.Tensor, target: cute.Tensor):
+    target.store(source.load())
+
+from_tensor = frameworks.framework("cutlass").from_tensor
+values = dlfp4.cast(np.random.default_rng(4).normal(size=64).astype("float32"), sys.argv[1])
+target = dlfp4.empty(values.shape, values.dtype)
+target.view("uint8").to_numpy()[:] = 0
+copy(from_tensor(values), from_tensor(target))
+assert target.view("uint8").to_numpy().tolist() == values.view("uint8").to_numpy().tolist()
+"""
+
+
+@pytest.mark.parametrize("name", ["float4_e2m1fn", "float8_e5m2"])
+def test_cute_computes_on_what_it_took(of_framework, tmp_path, name):
+    """Of types below 8 bits CuTe assumes an alignment of 0 bytes by itself, and divides by it."""
+    of_framework("cutlass")
+    script = tmp_path / "cute_copy.py"  # it reads the source of what it compiles
+    script.write_text(CUTE_COPY)
+    done = subprocess.run([sys.executable, "-P", script, name], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{done.returncode}: {done.stderr}"
+
+
+def test_cuda_core_keeps_read_only(of_framework):
+    framework = of_framework("cuda_core")
+    values = frozen(aligned((4, 6), np.float32))
+    view = framework.from_tensor(dlfp4.asarray(values), False)
+    assert (view.readonly, view.ptr) == (True, values.ctypes.data)
+    assert dlfp4.from_dlpack(view).readonly
+
+
+def test_bfloat16_that_cuda_core_hands_none_out_of(of_framework):
+    framework = of_framework("cuda_core")
+    values = aligned((4, 6), ml_dtypes.bfloat16)
+    view = framework.from_tensor(dlfp4.asarray(values), None)
+    with pytest.raises(BufferError, match=r"hands none out; .* x\.exporting_obj"):
+        dlfp4.asarray(view)
+    again = dlfp4.asarray(view.exporting_obj)
+    assert again.data_ptr == values.ctypes.data
+    assert same_bits(again.to_numpy(), values)
+
+
+def test_warp_has_up_to_four_dimensions(of_framework):
+    framework = of_framework("warp")
+    values = aligned((1, 2, 1, 3), np.float32)
+    assert same_bits(framework.read(framework.from_tensor(dlfp4.asarray(values), False)), values)
+    with pytest.raises(BufferError, match="maximum number of dimensions is 4"):
+        framework.from_tensor(dlfp4.asarray(values[None]), None)
 
 
 # ---- CuPy

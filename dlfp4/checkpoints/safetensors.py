@@ -18,9 +18,6 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
-import numpy as np
-
 import dlfp4
 from dlfp4 import Tensor
 from dlfp4.files import replacing
@@ -46,7 +43,7 @@ UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) el
 
 def item_bits(dtype: str) -> int:
     """Bits of an element in a file, where elements below 8 bits are packed."""
-    return base.SUBBYTE.get(dtype) or 8 * np.dtype(getattr(ml_dtypes, dtype, dtype)).itemsize
+    return base.SUBBYTE.get(dtype) or 8 * base.dtype_of(dtype).itemsize
 
 
 # ---- Reading

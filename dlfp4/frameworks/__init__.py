@@ -35,6 +35,10 @@ NAMES = (
     "tvm_ffi",
     "paddle",
     "numkong",
+    "max",
+    "cutlass",
+    "cuda_core",
+    "warp",
 )
 
 
@@ -69,10 +73,16 @@ bases_of: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
 def of_type(cls: type) -> Framework | None:
     """The framework that a class, or one of its bases, comes from; None where no file here knows it."""
     for base in bases_of(cls):
-        package = str(base.__module__).partition(".")[0]
-        if package in NAMES:
-            return framework(package)
+        name = _by_package().get(str(base.__module__).partition(".")[0])
+        if name is not None:
+            return framework(name)
     return None
+
+
+@cache
+def _by_package() -> dict[str, str]:
+    """The name of each framework by the package that its classes come from."""
+    return {framework(name).package: name for name in NAMES}
 
 
 def shares_table(cls: type) -> bool:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from importlib import metadata
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -77,11 +79,12 @@ class Framework:
     Attributes
     ----------
     module : str
-        What ``import`` takes; the first part names the file in this package.
+        What ``import`` takes; the first part names the file in this package, unless `file` does.
     dtypes : frozenset of str
         What its arrays can hold, by dlfp4's names; ``"float4_e2m1fn"`` is packed, ``"float4_e2m1fn padded"`` is not.
-    make : callable
-        ``make(array, packed, device)``: the framework's own array of the values of a NumPy array.
+    make : callable or None
+        ``make(array, packed, device)``: the framework's own array of the values of a NumPy array. None: it takes
+        tensors and hands none out.
     from_tensor : callable
         ``from_tensor(tensor, copy)``: the framework's array of a dlfp4 Tensor; BufferError where it takes none.
     read : callable
@@ -112,11 +115,15 @@ class Framework:
         Its arrays are not to be written to, whatever a capsule says.
     environ : dict of str
         Environment of a process in which the matrix tries it.
+    since : dict of str
+        The release from which it has one of `dtypes`, where older ones that dlfp4 serves have not.
+    file : str, optional
+        The name of its file in this package, where the first part of `module` is not its own.
     """
 
     module: str
     dtypes: frozenset[str]
-    make: Callable[[np.ndarray, bool, str], Any]
+    make: Callable[[np.ndarray, bool, str], Any] | None
     from_tensor: Callable[[Tensor, bool | None], Any]
     read: Callable[[Any], np.ndarray]
     pointer: Callable[[Any], int | None]
@@ -131,19 +138,42 @@ class Framework:
     table_shared_with: Callable[[], tuple[type, ...]] = lambda: ()
     immutable: bool = False
     environ: dict[str, str] = field(default_factory=dict)
+    since: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    file: str | None = None
+
+    @property
+    def package(self) -> str:
+        """The package that its classes come from."""
+        return self.module.partition(".")[0]
 
     @property
     def name(self) -> str:
         """The framework's name here: that of its file."""
-        return self.module.partition(".")[0]
+        return self.file or self.package
 
     def version(self) -> str:
-        """The installed version."""
-        return str(importlib.import_module(self.module).__version__)
+        """The installed version, by the module or, where that does not say, by the package's metadata."""
+        told = getattr(importlib.import_module(self.module), "__version__", None)
+        return str(told or metadata.version(self.name))
+
+    def release(self) -> tuple[int, ...]:
+        """The installed version as numbers, to be compared."""
+        return tuple(int(number) for number in re.findall(r"\d+", self.version())[:3])
+
+    def holds(self, row: str) -> bool:
+        """Whether arrays of the installed version can hold an element type, by its row of the matrix."""
+        return row in self.dtypes and (row not in self.since or self.release() >= self.since[row])
+
+    def installed(self) -> bool:
+        """Whether ``import`` would find it; it is not imported, at most a namespace that it shares with others."""
+        try:
+            return find_spec(self.module) is not None
+        except ModuleNotFoundError:
+            return False
 
     def missing(self, device: str = "cpu") -> str | None:
         """Why the framework cannot be used on a device, or None."""
-        if find_spec(self.name) is None:
+        if not self.installed():
             return "not installed"
         try:
             importlib.import_module(self.module)
@@ -223,6 +253,14 @@ def shareable(framework: str, tensor: Tensor, copy: bool | None, obstacle: str |
     return tensor.copy() if copy or obstacle is not None else tensor
 
 
+def refuse_padded(
+    framework: str, tensor: Tensor, reason: str = "it reads legacy capsules, which cannot say padded"
+) -> None:
+    """BufferError for elements below 8 bits that lie one a byte: a framework would fail on them, or misread them."""
+    if tensor.dtype.name in SUBBYTE and not tensor.packed:
+        raise RefusedError(framework, tensor, reason, bytes_remedy(tensor))
+
+
 def read_only_obstacle(tensor: Tensor) -> str | None:
     """For frameworks without read-only arrays: they would write through to memory that must not be written."""
     return "its arrays are always writable, this memory is read-only" if tensor.readonly else None
@@ -294,8 +332,64 @@ def bits_view(array: np.ndarray) -> np.ndarray:
     return array.view(f"uint{8 * array.dtype.itemsize}")
 
 
-def read_memory(pointer: int, shape: Iterable[int], dtype: np.dtype) -> np.ndarray:
-    """A copy of compact host memory, for arrays that offer no other way to look at them."""
+def dtype_of(name: str) -> np.dtype:
+    """The type of NumPy or ml_dtypes of that name; TypeError, which says the name, where neither has it."""
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
+def num_bytes(shape: Iterable[int], dtype: np.dtype) -> int:
+    """What compact elements take, packed below 8 bits."""
+    return -(-math.prod(shape) * SUBBYTE.get(dtype.name, 8 * dtype.itemsize) // 8)
+
+
+def as_array(octets: bytes | np.ndarray, shape: Iterable[int], dtype: np.dtype) -> np.ndarray:
+    """The bytes of compact elements, packed below 8 bits, as an array of one element an item."""
+    dims, flat = tuple(shape), np.frombuffer(octets, np.uint8)
+    if dtype.name in SUBBYTE:
+        flat = unpack_codes(flat, SUBBYTE[dtype.name], math.prod(dims))
+    return flat.view(dtype).reshape(dims)
+
+
+def read_memory(
+    pointer: int,
+    shape: Iterable[int],
+    dtype: np.dtype,
+    strides: Iterable[int] | None = None,
+    octets_at: Callable[[int, int], bytes] = ctypes.string_at,
+) -> np.ndarray:
+    """A copy of memory, packed below 8 bits, for arrays that offer no other way to look at them.
+
+    It is compact, unless there are `strides`, in elements; ``octets_at(pointer, size)`` reads it.
+    """
     dims = tuple(shape)
-    size = int(np.prod(dims, dtype=np.int64)) * dtype.itemsize
-    return np.frombuffer(ctypes.string_at(pointer, size), dtype).reshape(dims)
+    if strides is None or 0 in dims:
+        return as_array(octets_at(pointer, num_bytes(dims, dtype)), dims, dtype)
+    steps = tuple(strides)
+    reach = [(extent - 1) * step for extent, step in zip(dims, steps, strict=True)]
+    first, last = sum(r for r in reach if r < 0), sum(r for r in reach if r > 0)
+    start = pointer + first * SUBBYTE.get(dtype.name, 8 * dtype.itemsize) // 8
+    flat = read_memory(start, (last - first + 1,), dtype, None, octets_at).view(np.uint8)
+    size = dtype.itemsize
+    return np.ndarray(dims, dtype, flat, -first * size, [step * size for step in steps]).copy()
+
+
+# ---- The same for frameworks that leave CUDA's memory to NVIDIA's bindings, on which they depend
+
+
+def cuda_missing() -> str | None:
+    """Why CUDA's runtime reaches no device, or None."""
+    from cuda.bindings import runtime
+
+    status, count = runtime.cudaGetDeviceCount()
+    return None if count else f"{status.name} of CUDA's runtime"
+
+
+def octets_by_cuda(pointer: int, size: int) -> bytes:
+    """Bytes at any address that CUDA knows, of a device or of the host."""
+    from cuda.bindings import runtime
+
+    octets = np.empty(size, np.uint8)
+    (status,) = runtime.cudaMemcpy(octets.ctypes.data, pointer, size, runtime.cudaMemcpyKind.cudaMemcpyDefault)
+    if status != runtime.cudaError_t.cudaSuccess:
+        raise RuntimeError(f"cudaMemcpy: {status.name}")
+    return octets.tobytes()

@@ -1,10 +1,9 @@
-"""JAX: bfloat16 and all FP8 both ways; FP4 out through DLPack, in through bytes; compact arrays on 64-byte borders."""
+"""JAX: bfloat16 and all FP8 both ways; FP4 out; all below 8 bits in by a copy; compact arrays on 64-byte borders."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import ml_dtypes
 import numpy as np
 
 from dlfp4.frameworks import base
@@ -15,7 +14,9 @@ if TYPE_CHECKING:
     from dlfp4 import Tensor
 
 WIDE = ("int64", "uint64", "float64", "complex128")
-WITHOUT_DLPACK = frozenset(np.dtype(getattr(ml_dtypes, name)) for name in base.SUBBYTE if name != base.FP4)
+WITHOUT_DLPACK = frozenset(base.dtype_of(name) for name in base.SUBBYTE if name != base.FP4)
+FP6 = ("float6_e2m3fn", "float6_e3m2fn")
+FP6_SINCE = (0, 11)
 ALIGNMENT = 64
 
 
@@ -35,19 +36,16 @@ def from_tensor(tensor: Tensor, copy: bool | None = None) -> jax.Array:
     Raises
     ------
     BufferError
-        JAX takes no such element type (FP6, 2- and 4-bit integers; 64-bit types unless ``jax_enable_x64`` is set, which
-        it would halve); or ``copy=False`` and a copy is needed, as it always is for FP4.
+        JAX has no such element type (FP6 before 0.11; 64-bit types unless ``jax_enable_x64`` is set, which it would
+        halve); or ``copy=False`` and a copy is needed, as it always is below 8 bits.
     """
     import jax
 
     name = tensor.dtype.name
-    if name == base.FP4:
-        return _from_fp4(tensor, copy)
+    if name in FP6 and jax.__version_info__ < FP6_SINCE:
+        raise base.RefusedError("JAX", tensor, "it has FP6 from 0.11 on", base.bytes_remedy(tensor))
     if name in base.SUBBYTE:
-        remedy = 'hand over the bytes of the packed tensor with .view("uint8")'
-        if name.endswith("int4"):
-            remedy += f", then jax.lax.bitcast_convert_type(x, jax.numpy.{name})"
-        raise base.RefusedError("JAX", tensor, "it exchanges no such type", remedy)
+        return _from_codes(tensor, copy)
     if name in WIDE and not jax.config.jax_enable_x64:
         remedy = 'call jax.config.update("jax_enable_x64", True), or cast the tensor'
         raise base.RefusedError("JAX", tensor, "it would round 64-bit types to 32 bits", remedy)
@@ -87,20 +85,20 @@ def _is_compact(tensor: Tensor) -> bool:
     return True
 
 
-def _from_fp4(tensor: Tensor, copy: bool | None) -> jax.Array:
-    """FP4 through its bytes and a bitcast; through NumPy where the elements do not fill whole bytes."""
+def _from_codes(tensor: Tensor, copy: bool | None) -> jax.Array:
+    """Elements below 8 bits through their bytes and a bitcast; through NumPy where they do not fill bytes evenly."""
     import jax
 
+    name = tensor.dtype.name
     if copy is False:
-        reason = "it imports FP4 only by a copy of its bytes, which copy=False forbids"
-        raise base.RefusedError(
-            "JAX", tensor, reason, 'allow it with copy=None, or share the bytes with .view("uint8")'
-        )
-    if not tensor.packed or tensor.size % 2:
+        reason = "it imports elements below 8 bits only by a copy, which copy=False forbids"
+        remedy = 'allow it with copy=None, or share the bytes of the packed tensor with .view("uint8")'
+        raise base.RefusedError("JAX", tensor, reason, remedy)
+    if not tensor.packed or name in FP6 or tensor.size * base.SUBBYTE[name] % 8:
         return jax.numpy.asarray(tensor.to_numpy())
     compact = tensor if base.is_row_major(tensor) else tensor.copy()
     octets = from_tensor(compact.reshape((tensor.size,)).view("uint8"))
-    return jax.lax.bitcast_convert_type(octets, jax.numpy.float4_e2m1fn).reshape(tensor.shape)
+    return jax.lax.bitcast_convert_type(octets, getattr(jax.numpy, name)).reshape(tensor.shape)
 
 
 def gpu_missing() -> str | None:
@@ -153,7 +151,13 @@ def problem(native: jax.Array) -> str | None:
 
 FRAMEWORK = base.Framework(
     module="jax",
-    dtypes=frozenset((*base.COMMON, *base.COMPLEX, "bfloat16", *base.FP8, base.FP4, "int4", "uint4", "int2", "uint2")),
+    dtypes=frozenset(
+        (
+            *(*base.COMMON, *base.COMPLEX, "bfloat16", *base.FP8, base.FP4, "int4", "uint4", "int2", "uint2"),
+            *(t + base.PADDED for t in FP6),
+        )
+    ),
+    since={t + base.PADDED: FP6_SINCE for t in FP6},
     make=make,
     from_tensor=from_tensor,
     read=read,

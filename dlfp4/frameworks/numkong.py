@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import ml_dtypes
 import numpy as np
 
 from dlfp4.frameworks import base
@@ -60,7 +59,7 @@ def make(array: np.ndarray, packed: bool, device: str) -> numkong.Tensor:
 def read(native: numkong.Tensor) -> np.ndarray:
     """The values through ``__array__``, which gives bits where NumPy has no type."""
     name = NAMES.get(native.dtype, native.dtype)
-    return np.asarray(native).view(getattr(ml_dtypes, name, name))
+    return np.asarray(native).view(base.dtype_of(name))
 
 
 def pointer(native: numkong.Tensor) -> int:

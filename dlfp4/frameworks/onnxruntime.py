@@ -1,10 +1,9 @@
-"""ONNX Runtime: an OrtValue takes and gives legacy capsules of compact memory; FP8, FP4 and int4 stay inside."""
+"""ONNX Runtime: legacy capsules of compact memory both ways; from 1.32 on FP8 and packed FP4, int4 and int2, too."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import ml_dtypes
 import numpy as np
 
 from dlfp4.frameworks import base
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
 
     from dlfp4 import Tensor
 
-# TensorProto.DataType of the ONNX standard.
+# TensorProto.DataType of the ONNX standard; of complex numbers (14, 15) and FP6 (27, 28) it makes no tensors.
 ONNX_TYPES = {
     "float32": 1,
     "uint8": 2,
@@ -33,9 +32,14 @@ ONNX_TYPES = {
     "float8_e4m3fnuz": 18,
     "float8_e5m2": 19,
     "float8_e5m2fnuz": 20,
+    "uint4": 21,
+    "int4": 22,
+    "float4_e2m1fn": 23,
     "float8_e8m0fnu": 24,
+    "uint2": 25,
+    "int2": 26,
 }
-DTYPES = {number: np.dtype(getattr(ml_dtypes, name, name)) for name, number in ONNX_TYPES.items()}
+NAMES = {number: name for name, number in ONNX_TYPES.items()}
 
 
 def from_tensor(tensor: Tensor, copy: bool | None = None) -> OrtValue:
@@ -51,13 +55,12 @@ def from_tensor(tensor: Tensor, copy: bool | None = None) -> OrtValue:
     Raises
     ------
     BufferError
-        ONNX Runtime exchanges no such element type, or ``copy=False`` and a copy is needed.
+        ONNX Runtime exchanges no such element type (none below 16 bits but integers of 8, before 1.32), or
+        ``copy=False`` and a copy is needed.
     """
     from onnxruntime import OrtValue
 
-    if tensor.dtype.name in base.SUBBYTE and not tensor.packed:  # 1.30 ends the process on a capsule that is not legacy
-        reason = "it reads legacy capsules, which cannot say padded"
-        raise base.RefusedError("ONNX Runtime", tensor, reason, base.bytes_remedy(tensor))
+    base.refuse_padded("ONNX Runtime", tensor)  # 1.30 ends the process on a capsule that is not legacy
     obstacle = None if base.is_row_major(tensor) else f"its tensors are compact, the strides are {tensor.strides}"
     source = base.shareable("ONNX Runtime", tensor, copy, obstacle or base.read_only_obstacle(tensor))
     with base.translated("ONNX Runtime", tensor, (RuntimeError, TypeError, ValueError)):
@@ -65,16 +68,21 @@ def from_tensor(tensor: Tensor, copy: bool | None = None) -> OrtValue:
 
 
 def make(array: np.ndarray, packed: bool, device: str) -> OrtValue:
-    """A value over a copy of the array, which it keeps alive."""
+    """A value over a copy of the array, which it keeps alive; of packed elements it reads the first bytes alone."""
     from onnxruntime import OrtValue
 
     bits = base.bits_view(array.copy())
+    if packed:
+        codes = base.pack_array(array)
+        bits.reshape(-1)[: codes.size] = codes
     return OrtValue.ortvalue_from_numpy_with_onnx_type(bits, ONNX_TYPES[array.dtype.name])
 
 
 def read(native: OrtValue) -> np.ndarray:
-    """The values from its address: its own ``numpy()`` does not know bfloat16."""
-    return base.read_memory(native.data_ptr(), native.shape(), DTYPES[native.element_type()])
+    """The values from its address: its own ``numpy()`` does not know bfloat16, nor integers below 8 bits."""
+    number = native.element_type()
+    dtype = base.dtype_of(NAMES.get(number, f"ONNX type {number}"))
+    return base.read_memory(native.data_ptr(), native.shape(), dtype)
 
 
 def pointer(native: OrtValue) -> int:

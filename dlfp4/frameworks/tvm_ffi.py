@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import ml_dtypes
 import numpy as np
 
 from dlfp4.frameworks import base
@@ -44,9 +43,7 @@ def make(array: np.ndarray, packed: bool, device: str) -> tvm_ffi.Tensor:
     """A tensor over memory of dlfp4, since there are no constructors but ``from_dlpack``."""
     import dlfp4
 
-    if not packed:
-        return from_tensor(dlfp4.asarray(array), True)
-    return from_tensor(dlfp4.asarray(base.pack_array(array)).view(array.dtype).reshape(array.shape), True)
+    return from_tensor(dlfp4.pack(array) if packed else dlfp4.asarray(array), True)
 
 
 def read(native: tvm_ffi.Tensor) -> np.ndarray:
@@ -54,12 +51,7 @@ def read(native: tvm_ffi.Tensor) -> np.ndarray:
     name = str(native.dtype)
     if name in base.COMMON:
         return np.from_dlpack(native)
-    dtype = np.dtype(getattr(ml_dtypes, name, name))
-    if name not in base.SUBBYTE:
-        return base.read_memory(native.data_ptr(), native.shape, dtype)
-    bits, count = base.SUBBYTE[name], int(np.prod(native.shape))
-    packed = base.read_memory(native.data_ptr(), (-(-count * bits // 8),), np.dtype(np.uint8))
-    return base.unpack_codes(packed, bits, count).view(dtype).reshape(tuple(native.shape))
+    return base.read_memory(native.data_ptr(), native.shape, base.dtype_of(name))
 
 
 def pointer(native: tvm_ffi.Tensor) -> int:

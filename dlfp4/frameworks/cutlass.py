@@ -1,0 +1,84 @@
+"""CuTe DSL: takes legacy capsules for its kernels, FP8, packed FP6 and FP4 among them, and hands nothing out."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dlfp4.frameworks import base
+
+if TYPE_CHECKING:
+    from cutlass import cute
+
+    from dlfp4 import Tensor
+
+HELD = (
+    *base.COMMON, "bfloat16",
+    "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu",
+    "float6_e2m3fn", "float6_e3m2fn", base.FP4,
+)  # fmt: skip
+# By the names of its classes, in lower case.
+NAMES = {name.replace("_", ""): name for name in HELD} | {"boolean": "bool"}
+
+
+def from_tensor(tensor: Tensor, copy: bool | None = None) -> cute.Tensor:
+    """A ``cutlass.cute.Tensor`` over the memory of a dlfp4 Tensor, for a function of ``cute.jit``.
+
+    CuTe orders no streams: work that is to read memory of a GPU belongs on the stream on which that becomes ready.
+
+    Parameters
+    ----------
+    tensor : dlfp4.Tensor
+        Shape ``(...)``, on the host or a GPU.
+    copy : bool, optional
+        None shares, and copies only read-only memory; False never copies; True always does.
+
+    Raises
+    ------
+    BufferError
+        CuTe has no such element type (complex, integers below 8 bits, FP8 with one zero but for
+        ``float8_e4m3b11fnuz``), or ``copy=False`` and the memory is read-only.
+    """
+    from cutlass.cute.runtime import from_dlpack
+
+    base.refuse_padded("CuTe", tensor, "it would take padded elements for packed ones")
+    source = base.shareable("CuTe", tensor, copy, base.read_only_obstacle(tensor))
+    with base.translated("CuTe", tensor, (AttributeError, RuntimeError, TypeError, ValueError)):
+        native = from_dlpack(source, assumed_align=_alignment(tensor))
+        str(native.element_type)  # it reads a capsule at the first question
+    return native
+
+
+def _alignment(tensor: Tensor) -> int | None:
+    """To a multiple of how many bytes the address is sure to be, where its default would end the process.
+
+    That is ``bits // 8``: 0 of types below 8 bits, which its bool is, too, and kernels divide by it.
+    """
+    return 1 if tensor.dtype.name in (*base.SUBBYTE, "bool") else None
+
+
+def read(native: cute.Tensor) -> np.ndarray:
+    """The values from its address, which it does not say the device of."""
+    name = native.element_type.__name__.lower()
+    dtype = base.dtype_of(NAMES.get(name, name))
+    octets_at = ctypes.string_at if base.cuda_missing() else base.octets_by_cuda
+    return base.read_memory(pointer(native), native.shape, dtype, native.stride, octets_at)
+
+
+def pointer(native: cute.Tensor) -> int:
+    """The address of the first element."""
+    return int(native.data_ptr)
+
+
+FRAMEWORK = base.Framework(
+    module="cutlass",
+    dtypes=frozenset(HELD),
+    make=None,
+    from_tensor=from_tensor,
+    read=read,
+    pointer=pointer,
+    devices=("cpu", "cuda"),
+    gpu_missing=base.cuda_missing,
+)

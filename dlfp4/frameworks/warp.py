@@ -1,0 +1,75 @@
+"""Warp: legacy capsules both ways, of up to four dimensions with any strides; bfloat16, but no FP8 and below."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dlfp4.frameworks import base
+
+if TYPE_CHECKING:
+    import warp
+
+    from dlfp4 import Tensor
+
+
+def from_tensor(tensor: Tensor, copy: bool | None = None) -> warp.array:
+    """A ``warp.array`` over the memory of a dlfp4 Tensor.
+
+    Parameters
+    ----------
+    tensor : dlfp4.Tensor
+        Shape ``(...)`` of at most four dimensions, on the host or a GPU that Warp sees.
+    copy : bool, optional
+        None shares, and copies only read-only memory; False never copies; True always does.
+
+    Raises
+    ------
+    BufferError
+        Warp has no such element type, or no arrays of so many dimensions; or ``copy=False`` and the memory is
+        read-only.
+    """
+    import warp
+
+    warp.init()  # its from_dlpack, alone of its functions, does not
+    source = base.shareable("Warp", tensor, copy, base.read_only_obstacle(tensor))
+    with base.translated("Warp", tensor, (RuntimeError, TypeError, ValueError)):
+        return warp.from_dlpack(source)
+
+
+def gpu_missing() -> str | None:
+    """Why Warp cannot use a GPU, or None."""
+    import warp
+
+    return None if warp.is_cuda_available() else "Warp sees no CUDA device"
+
+
+def make(array: np.ndarray, packed: bool, device: str) -> warp.array:
+    """An array of the same values."""
+    import warp
+
+    return warp.array(array, device=device)
+
+
+def read(native: warp.array) -> np.ndarray:
+    """The values through ``array.numpy()``."""
+    values: np.ndarray = native.numpy()
+    return values
+
+
+def pointer(native: warp.array) -> int:
+    """The address of the first element."""
+    return int(native.ptr)
+
+
+FRAMEWORK = base.Framework(
+    module="warp",
+    dtypes=frozenset((*base.COMMON, "bfloat16")),
+    make=make,
+    from_tensor=from_tensor,
+    read=read,
+    pointer=pointer,
+    devices=("cpu", "cuda"),
+    gpu_missing=gpu_missing,
+)
