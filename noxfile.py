@@ -18,6 +18,7 @@ EXTRAS = {
     "3.11": "test,demo,frameworks",
     "3.12": "test,frameworks",
     "3.13": "test,frameworks",
+    "3.14": "test,frameworks",
 }
 
 # Frameworks that cannot share an environment with the others: name, requirements.
