@@ -32,9 +32,9 @@ def test_to_like_gives_an_object_of_the_framework(name):
     framework = frameworks.framework(name)
     if missing := framework.missing():
         pytest.skip(f"{name}: {missing}")
+    if framework.make is None:
+        pytest.skip(f"{name} hands no arrays out")
     x = framework.make(values((4, 16)), False, "cpu")
-    if x is None:
-        pytest.skip(f"{name} makes no arrays")
     tensor = dlfp4.asarray(values((2, 64), 1), copy=True)
     like = tensor.to_like(x)
     assert type(like) is type(x)
