@@ -303,7 +303,9 @@ cdef Tensor borrow(object x):
     if type(x) is cnp.ndarray:
         return import_array(<cnp.ndarray> x)
     producer = find_producer(Py_TYPE(x))
-    return as_producer(x, None) if producer == NULL else import_through_table(producer, x)
+    if producer != NULL:
+        return import_through_table(producer, x)
+    return import_array(as_floats(x)) if isinstance(x, (list, tuple)) else as_producer(x, None)
 
 
 cdef Tensor as_producer(object x, copy):
@@ -313,7 +315,9 @@ cdef Tensor as_producer(object x, copy):
     if isinstance(x, np.ndarray) and type(x) is not cnp.ndarray and not isinstance(x, np.ma.MaskedArray):
         x = x.view(np.ndarray)   # subclasses only add a face
     elif isinstance(x, (list, tuple)):
-        x = as_numbers(x, None)
+        x = as_numbers(x)
+        if copy is False:
+            raise BufferError("a list of numbers has no memory to share, and copy=False forbids a copy")
     elif not type_has(Py_TYPE(x), "__dlpack__") and not PyCapsule_CheckExact(x):
         try:
             x = np.asarray(memoryview(x))
@@ -324,7 +328,13 @@ cdef Tensor as_producer(object x, copy):
     return retain(x, None, copy)
 
 
-cdef object as_numbers(x, dtype):
+cdef object as_floats(x):
+    """The same for operations, none of which takes the integers and truth values that NumPy makes of them."""
+    numbers = as_numbers(x)
+    return numbers.astype(np.float64) if numbers.dtype.kind in "biu" else numbers
+
+
+cdef object as_numbers(x):
     """Nested lists of Python's numbers as NumPy's array."""
     try:
         numbers = np.asarray(x)
@@ -333,7 +343,7 @@ cdef object as_numbers(x, dtype):
                         f"({str(error).partition('. ')[0]})") from None
     if numbers.dtype.hasobject or numbers.dtype.kind in "SUV":
         raise TypeError(f"this {type(x).__name__} holds a {type(numbers.flat[0]).__name__}; expected numbers")
-    return numbers if dtype is None else numbers.astype(dtype)
+    return numbers
 
 
 def _borrow_out(out):
@@ -414,7 +424,8 @@ def asarray(x, /, *, dtype=None, copy=None):
     x : producer, capsule, numpy.ndarray, buffer or nested lists
         What :func:`from_dlpack` takes; NumPy arrays with the types of ml_dtypes (FP4, FP6 and 4-bit integers are padded
         there, one element a byte); subclasses such as ``numpy.memmap``; any object with the buffer protocol, such as
-        ``bytes`` or ``mmap``; lists of numbers, which become float64, int64 or bool as NumPy has it.
+        ``bytes`` or ``mmap``; nested lists of numbers, which become float64, int64 or bool as NumPy has it. (Operations
+        take lists, too; there integers and truth values count as float64.)
     dtype : dtype-like, optional
         Convert to this element type (nearest even, saturating, packed), if it is not the one that `x` has.
     copy : bool, optional
@@ -435,6 +446,8 @@ def asarray(x, /, *, dtype=None, copy=None):
     check_copy(copy)
     if type(x) is Tensor:
         self = <Tensor> x
+    elif isinstance(x, (list, tuple)) and dtype is not None and is_float(row_of_argument(dtype)):
+        self = import_array(as_floats(x))
     elif type(x) is cnp.ndarray or find_producer(Py_TYPE(x)) != NULL:
         self = retain(x, None, copy)
     else:

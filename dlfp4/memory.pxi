@@ -259,19 +259,26 @@ cdef object values_of(Tensor self):
 
 cdef object hand_back_like(Tensor self, x):
     """An object of x's framework, on x's device."""
-    framework = None if type(x) is Tensor else frameworks.of_type(type(x))
-    if framework is None and type(x) is not Tensor:
+    framework = None if is_ours(x) else frameworks.of_type(type(x))
+    if framework is None and not is_ours(x):
         raise TypeError(f"{type(x).__module__}.{type(x).__name__} belongs to no framework that dlfp4 knows: expected "
                         f"an object of {', '.join(frameworks.NAMES)}, or a Tensor")
-    moved = beside_object(self, x)
-    return moved if framework is None else framework.from_tensor(moved, None)
+    if framework is None:
+        return beside_pair(self, elements_of(x).__dlpack_device__())
+    if not type_has(Py_TYPE(x), "__dlpack_device__"):   # on the host, as ONNX Runtime's of old and NumPy's numbers
+        return framework.from_tensor(self, None)
+    refusals = (AttributeError, *framework.errors())   # of what is traced, deleted, or lies on several devices
+    try:
+        pair = device_of_producer(x)
+    except refusals as error:
+        raise BufferError(f"this {type(x).__module__}.{type(x).__name__} cannot say where it lies: "
+                          f"{frameworks.first_line(error)}") from error
+    return framework.from_tensor(beside_pair(self, pair), None)
 
 
-cdef Tensor beside_object(Tensor self, x):
-    """The tensor where an object lies, if that tells its device; on the host one place serves as well as another."""
-    if not type_has(Py_TYPE(x), "__dlpack_device__"):
-        return self
-    code, index = device_of_producer(x)
+cdef Tensor beside_pair(Tensor self, tuple pair):
+    """The tensor on a device; on the host one place serves as well as another."""
+    code, index = pair
     if host_readable(code):
         return self if host_readable(self.dl.device.device_type) else move(self, HOST)
     target = parse_pair((kDLCUDA if is_cuda(code) else code, index))

@@ -84,7 +84,7 @@ def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=Non
     True
     """
     cdef Request request
-    cdef Tensor given = borrow(as_numbers(x, np.float64) if isinstance(x, (list, tuple)) else x)
+    cdef Tensor given = borrow(x)
     cdef Work work = work_for(given, stream, x, global_scale, out[0] if type(out) is tuple and out else out)
     given = rounded_once(given, work)
     cdef Tensor source = flatten(given, &work)

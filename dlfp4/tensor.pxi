@@ -140,6 +140,8 @@ cdef class Tensor:
         ValueError
             The number of elements differs.
         """
+        if not shape:
+            raise TypeError("reshape() needs extents, or a tuple of them: () for one element without dimensions")
         return reshape_tensor(self, shape[0] if len(shape) == 1 else shape)
 
     def view(self, dtype):

@@ -1,6 +1,7 @@
 """What users write, and see: objects like those that came in, values in repr, names and flags of arguments, numbers
 that are no tensors yet, the package itself."""
 
+import pickle
 import subprocess
 import sys
 
@@ -59,6 +60,20 @@ def test_to_like_speaks_the_frameworks_idiom():
     assert fp4.to_like(np.ones(2)).dtype == ml_dtypes.float4_e2m1fn
     jax = capsules.framework("jax")
     assert fp4.to_like(jax.numpy.ones(2)).dtype == jax.numpy.float4_e2m1fn
+
+
+def test_to_like_of_our_own():
+    tensor, q = dlfp4.cast(values((4, 16)), FP4), dlfp4.quantize(values((2, 32)), "mxfp4")
+    assert tensor.to_like(q) is tensor
+
+
+def test_to_like_of_what_lies_nowhere():
+    jax = capsules.framework("jax")
+    tensor = dlfp4.asarray(values((4, 16)), copy=True)
+    gone = jax.numpy.ones(2)
+    gone.delete()
+    with pytest.raises(BufferError, match="cannot say where it lies"):
+        tensor.to_like(gone)
 
 
 def test_scaled_tensors_give_their_parts_alike():
@@ -172,9 +187,11 @@ def test_reshape_takes_extents_one_by_one():
     assert tensor.reshape(2, 12).shape == tensor.reshape((2, 12)).shape == tensor.reshape([2, 12]).shape == (2, 12)
     assert tensor.reshape(-1).shape == (24,)
     assert tensor.reshape(3, -1, 2).shape == (3, 4, 2)
-    assert tensor[:1, :1].reshape(()).shape == tensor[:1, :1].reshape().shape == ()
+    assert tensor[:1, :1].reshape(()).shape == ()
     with pytest.raises(TypeError, match=r"shape=2\.5 is of type float"):
         tensor.reshape(2.5, 2)
+    with pytest.raises(TypeError, match="needs extents"):
+        tensor.reshape()
 
 
 @pytest.mark.parametrize(
@@ -255,6 +272,10 @@ def test_lists_are_taken_as_numpy_takes_them():
         assert tensor.dtype == np.asarray(given).dtype
         assert tensor.tolist() == np.asarray(given).tolist()
     assert dlfp4.cast([0.3, -5, 100], FP4).tolist() == [0.5, -4, 6]
+    assert dlfp4.cast([1, 2, 3], FP4).tolist() == dlfp4.asarray([1, 2, 3], dtype="fp4").tolist() == [1, 2, 3]
+    assert dlfp4.asarray([True, 2.5], dtype="bfloat16").tolist() == [1, 2.5]
+    with pytest.raises(BufferError, match="copy=False"):
+        dlfp4.asarray([1.0], copy=False)
 
 
 @pytest.mark.parametrize("wrong", [[[1, 2], [3]], ["a", "b"], [None], [{}], [b"x"]], ids=repr)
@@ -349,8 +370,10 @@ def test_refusals_are_public():
     assert issubclass(dlfp4.RefusedError, BufferError)
     assert "RefusedError" in dlfp4.__all__
     torch = capsules.framework("torch")
-    with pytest.raises(dlfp4.RefusedError, match="PyTorch cannot take float6_e2m3fn"):
+    with pytest.raises(dlfp4.RefusedError, match="PyTorch cannot take float6_e2m3fn") as caught:
         dlfp4.empty((4, 4), "float6_e2m3fn").to_torch()
+    sent = pickle.loads(pickle.dumps(caught.value))
+    assert (str(sent), sent.framework, sent.remedy) == (str(caught.value), "PyTorch", caught.value.remedy)
     with pytest.raises(dlfp4.RefusedError, match="negative strides"):
         torch.from_dlpack(dlfp4.asarray(np.arange(4.0)[::-1]))
 

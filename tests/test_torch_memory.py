@@ -206,7 +206,7 @@ def result_within(torch, x):
     return dlfp4.cast(x, "bfloat16").to_torch() * 1
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # which jvp uses
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`")  # deprecated, and used by jvp
 @pytest.mark.parametrize("transform", ["vmap", "grad", "jvp", "functionalize"])
 def test_within_transforms(torch, transform):
     x = torch.ones(3, 4)
@@ -221,7 +221,7 @@ def test_within_transforms(torch, transform):
         runs[transform]()
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace`")  # deprecated
 def test_a_trace_has_no_constants_of_ours(torch):
     with pytest.raises(BufferError, match=r"torch\.jit\.trace would make a constant of the result"):
         torch.jit.trace(lambda x: result_within(torch, x), (torch.ones(2, 32),))

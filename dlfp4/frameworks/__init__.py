@@ -10,13 +10,14 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from dlfp4.frameworks.base import Framework, RefusedError
+from dlfp4.frameworks.base import Framework, RefusedError, first_line
 
 __all__ = [
     "NAMES",
     "Framework",
     "RefusedError",
     "current_streams",
+    "first_line",
     "framework",
     "load",
     "of_type",

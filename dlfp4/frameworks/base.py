@@ -203,13 +203,40 @@ def row_of(tensor: Tensor) -> str:
 # ---- Handing a Tensor over
 
 
-class RefusedError(BufferError):
-    """A framework cannot take a tensor; the message says what came, why not, and what to do instead."""
+def in_words(tensor: Tensor) -> str:
+    """What a tensor is, for a refusal."""
+    return f"{row_of(tensor)} of shape {tensor.shape} on {tensor.device}"
 
-    def __init__(self, framework: str, tensor: Tensor, reason: str, remedy: str) -> None:
-        self.reason = reason
-        what = f"{row_of(tensor)} of shape {tensor.shape} on {tensor.device}"
-        super().__init__(f"{framework} cannot take {what}: {reason}; {remedy}")
+
+class RefusedError(BufferError):
+    """A framework cannot take a tensor; the message says what came, why not, and what to do instead.
+
+    ``to_torch``, ``to_jax``, ``to_cupy``, ``to_like`` and ``torch.from_dlpack`` of a Tensor raise it.
+
+    Parameters
+    ----------
+    framework : str
+        Who refuses it.
+    tensor : Tensor or str
+        What it cannot take, or that in words.
+    reason : str
+        Why.
+    remedy : str
+        What to do.
+
+    Attributes
+    ----------
+    framework, tensor, reason, remedy : str
+        The same in words, of which the message is made.
+    """
+
+    def __init__(self, framework: str, tensor: Tensor | str, reason: str, remedy: str) -> None:
+        self.framework, self.reason, self.remedy = framework, reason, remedy
+        self.tensor = tensor if isinstance(tensor, str) else in_words(tensor)
+        super().__init__(f"{framework} cannot take {self.tensor}: {reason}; {remedy}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RefusedError, (self.framework, self.tensor, self.reason, self.remedy)
 
 
 def bytes_remedy(tensor: Tensor) -> str:
