@@ -1,5 +1,5 @@
-/* The DLPack 1.3 ABI (https://dmlc.github.io/dlpack), declared for C11 and C++17, and the values that its main branch has
- * added since (dmlc/dlpack#187 to #189), which change no layout.
+/* The DLPack 1.3 ABI (https://dmlc.github.io/dlpack), declared for C11 and C++17, and the values that its main branch
+ * has added since (dmlc/dlpack#187 to #189), which change no layout.
  *
  * Names, values and layouts are the standard's; the static asserts at the end hold every size and offset, and
  * tests/test_abi.py compares them with the header that PyTorch ships.

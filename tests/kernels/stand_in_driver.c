@@ -1,8 +1,8 @@
 /* A libcuda.so.1 with two devices of different compute capability, for tests of dlfp4 on machines without a GPU.
  *
  * Kernels do nothing, but say on standard output on which device they were launched and from which image: a fatbin,
- * which serves the first device alone, or text, "sm_" and the compute capability that it serves; and on which stream, if
- * the variable STAND_IN_STREAMS is set, as do events. */
+ * which serves the first device alone, or text, "sm_" and the compute capability that it serves; and on which stream,
+ * if the variable STAND_IN_STREAMS is set, as do events. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
