@@ -32,7 +32,7 @@ def details(x: Tensor | ScaledTensor) -> list[str]:
 
 def show(x: Tensor | ScaledTensor, is_on_host: bool) -> str:
     """The same with values, where the host reads them, they are there, and few are enough."""
-    sample = None if not is_on_host else sample_of(x) if isinstance(x, Tensor) else sample_of_scaled(x)
+    sample = sample_of(x) if is_on_host else None
     if sample is None:
         return summary(x)
     name, edge = type(x).__name__, np.get_printoptions()["edgeitems"]
@@ -47,17 +47,15 @@ def is_abbreviated(shape: tuple[int, ...]) -> bool:
     return math.prod(shape) > min(np.get_printoptions()["threshold"], MOST_READ)
 
 
-def sample_of(x: Tensor) -> np.ndarray[Any, Any] | None:
-    """All elements, or those at the edges; None where the memory is gone, or edges are not to be had."""
+def sample_of(x: Tensor | ScaledTensor) -> np.ndarray[Any, Any] | None:
+    """All values, or those at the edges; None where the memory is gone, or edges are not to be had, as of blocks."""
+    is_large = math.prod(x.shape) > MOST_READ
     try:
-        return numbers(x) if x.size <= MOST_READ else corners(x)
+        if isinstance(x, ScaledTensor):
+            return None if is_large else numbers(x.dequantize())
+        return corners(x) if is_large else numbers(x)
     except BufferError:
         return None
-
-
-def sample_of_scaled(x: ScaledTensor) -> np.ndarray[Any, Any] | None:
-    """The values of a tensor that is small enough to decode."""
-    return None if math.prod(x.shape) > MOST_READ else sample_of(x.dequantize())
 
 
 def corners(x: Tensor) -> np.ndarray[Any, Any] | None:

@@ -153,6 +153,11 @@ def test_repr_of_memory_that_is_gone_does_not_raise():
     assert "1., 1." in repr(tensor)
     x.untyped_storage().resize_(0)
     assert repr(tensor) == "Tensor(shape=(4,), dtype=float32, device='cpu')"
+    data, scales = torch.zeros(1, 16, dtype=torch.uint8), torch.zeros(1, 1, dtype=torch.uint8)
+    q = dlfp4.ScaledTensor.from_parts(data, scales, format="mxfp4")
+    assert "0., 0." in repr(q)
+    scales.untyped_storage().resize_(0)
+    assert repr(q) == "ScaledTensor(shape=(1, 32), format='mxfp4', device='cpu')"
 
 
 def test_repr_of_scaled_tensors():
