@@ -28,6 +28,7 @@ from ctypes import (
 )
 from ctypes import pythonapi as capi
 
+import ml_dtypes
 import numpy as np
 
 # ---- the ABI ------------------------------------------------------------------------------------------------------
@@ -51,6 +52,8 @@ DTYPES = {
     "float8_e4m3fnuz": (11, 8), "float8_e5m2": (12, 8), "float8_e5m2fnuz": (13, 8), "float8_e8m0fnu": (14, 8),
     "float6_e2m3fn": (15, 6), "float6_e3m2fn": (16, 6), "float4_e2m1fn": (17, 4), "int4": (0, 4), "uint4": (1, 4),
 }  # fmt: skip
+if not hasattr(ml_dtypes, "bcomplex32"):  # older than 0.6
+    del DTYPES["bcomplex32"]
 SUBBYTE = [name for name, (_, bits) in DTYPES.items() if bits < 8]
 
 
@@ -287,8 +290,6 @@ def random_array(shape, dtype="float32", seed=0):
         return rng.integers(0, 2, shape).astype(bool)
     if dtype.startswith(("float16", "float32", "float64")):
         return rng.uniform(1, 2, shape).astype(dtype)
-    import ml_dtypes  # noqa: F401  (registers its names with np.dtype)
-
     if "complex" in dtype:
         return (rng.uniform(1, 2, shape) + 1j * rng.uniform(1, 2, shape)).astype(np.complex64).astype(dtype)
     if dtype.startswith(("int", "uint")):

@@ -603,7 +603,7 @@ class Wire:
         return self.wire
 
 
-@pytest.mark.parametrize("name", [name for name in capsules.DTYPES if name != "bcomplex32"])
+@pytest.mark.parametrize("name", capsules.DTYPES)
 def test_dtype_arguments_by_their_wire(name):
     assert dlfp4.empty((2,), Wire(*capsules.DTYPES[name], 1)).dtype.name == name
 
