@@ -25,7 +25,13 @@ typedef struct {
   int32_t length;
 } dlfp4_format_row;
 
-static const dlfp4_format_row dlfp4_formats[DLFP4_NUM_FORMATS] = {
+#ifdef __cplusplus /* which can make tables of it while compiling */
+#define DLFP4_CONSTANT static constexpr
+#else
+#define DLFP4_CONSTANT static const
+#endif
+
+DLFP4_CONSTANT dlfp4_format_row dlfp4_formats[DLFP4_NUM_FORMATS] = {
 #define DLFP4_BLOCK_FORMAT(name, element, lines, length, scale, rule, repeats) \
   {#name, DLFP4_##element, DLFP4_##scale, DLFP4_##rule, repeats, lines, length},
 #include "formats.def"

@@ -26,15 +26,16 @@ struct ScaleRule {
   uint32_t zero_scale;  // the code of an all-zero block's scale
   uint32_t least;       // float32 bits: smaller magnitudes count as this one
   bool pow2;            // round the encode scale down to a power of two
-  float encode;         // of the whole tensor: what TWO_LEVEL scales are in units of
-  float sixth, unit;    // encode / 6 and 1 / encode, each rounded once
+  float inverse;        // 1 / largest
+  float reach;          // of DLFP4_TWO_LEVEL formats: the largest value times the scale type's
+  float encode;         // of the whole tensor: what DLFP4_TWO_LEVEL scales are in units of
+  float per_magnitude;  // encode / largest, by the inverse: a block's scale over its largest magnitude
+  float unit;           // 1 / encode
 };
 
 namespace {
 
 constexpr float kLargestFloat = 3.40282346638528859811704183484516925e+38f;
-constexpr float kSixth = 1.0f / 6.0f;              // of float4_e2m1fn's largest value
-constexpr float kLargestTwoLevel = 6.0f * 448.0f;  // the largest value times the largest scale
 
 DLFP4_FLOAT_RULE float float_of(uint32_t bits) {
   float value;
@@ -63,9 +64,9 @@ struct TensorScale {
 };
 
 // NVFP4: `largest` is the largest finite magnitude.
-DLFP4_FLOAT_RULE TensorScale two_level_scale(float largest) {
+DLFP4_FLOAT_RULE TensorScale two_level_scale(const ScaleRule &rule, float largest) {
   if (largest == 0) return {1, 1};
-  return {finite(kLargestTwoLevel / largest), largest / kLargestTwoLevel};
+  return {finite(rule.reach / largest), largest / rule.reach};
 }
 
 // A float32 scale that maps the largest magnitude to the element type's largest value: current scaling.
@@ -79,17 +80,41 @@ DLFP4_FLOAT_RULE TensorScale largest_scale(const ScaleRule &rule, uint32_t magni
 
 DLFP4_FLOAT_RULE TensorScale scale_given(float decode) { return {finite(1 / decode), decode}; }
 
+// What follows from the element type and, of DLFP4_TWO_LEVEL formats, from the type of the scales.
+DLFP4_FLOAT_RULE void set_types(ScaleRule *rule, Format element, Format scale) {
+  rule->exponent = largest_exponent(element);
+  rule->largest = float_of_magnitude(element, largest_finite_code(element));
+  rule->inverse = 1 / float_of(rule->largest);
+  rule->reach = float_of(rule->largest) * float_of(float_of_magnitude(scale, largest_finite_code(scale)));
+}
+
+// What follows from the scale of the whole tensor.
+DLFP4_FLOAT_RULE void set_encode(ScaleRule *rule, float encode) {
+  rule->encode = encode;
+  rule->per_magnitude = encode * rule->inverse;
+  rule->unit = 1 / encode;
+}
+
 // --- A block ---------------------------------------------------------------------------------
 
-// NVFP4, as TransformerEngine and FlashInfer's exact path: the order of the operations decides bytes.
-DLFP4_FLOAT_RULE BlockScale two_level_block(const ScaleRule &rule, uint32_t magnitude) {
-  constexpr Format kScale = format_of<DLFP4_float8_e4m3fn>();
-  if (magnitude >= kFloatInfinity) return {static_cast<uint32_t>(low_bits(7)), 0};
-  const float wanted = finite(float_of(magnitude) * rule.sixth);
+// The code of a float in the type of scales.
+DLFP4_FLOAT_RULE uint32_t encode_scale(Format scale, uint32_t bits) {
   const Round round = {DLFP4_NEAREST_EVEN, true};
-  const uint64_t code = convert(format_of<DLFP4_float32>(), kScale, bits_of(wanted), round, {0, 0, 0});
-  const uint64_t scale = convert(kScale, format_of<DLFP4_float32>(), code, round, {0, 0, 0});
-  return {static_cast<uint32_t>(code), finite(1 / (float_of(static_cast<uint32_t>(scale)) * rule.unit))};
+  return static_cast<uint32_t>(convert(format_of<DLFP4_float32>(), scale, bits, round, {0, 0, 0}));
+}
+
+// What a stored scale is worth.
+DLFP4_FLOAT_RULE float decode_scale(Format scale, uint32_t stored) {
+  if (scale.bits == 32) return float_of(stored);
+  const Round round = {DLFP4_NEAREST_EVEN, true};
+  return float_of(static_cast<uint32_t>(convert(scale, format_of<DLFP4_float32>(), stored, round, {0, 0, 0})));
+}
+
+// NVFP4, as TransformerEngine and FlashInfer's exact path: the order of the operations decides bytes.
+DLFP4_FLOAT_RULE BlockScale two_level_block(const ScaleRule &rule, Format scale, uint32_t magnitude) {
+  if (magnitude >= kFloatInfinity) return {encode_scale(scale, kFloatNan), 0};
+  const uint32_t code = encode_scale(scale, bits_of(finite(float_of(magnitude) * rule.per_magnitude)));
+  return {code, finite(1 / (decode_scale(scale, code) * rule.unit))};
 }
 
 // What an MX scale's rule adds to a magnitude before all but its exponent is cut off. `largest` is the element type's
@@ -129,16 +154,6 @@ DLFP4_FLOAT_RULE BlockScale largest_block(const ScaleRule &rule, uint32_t magnit
 
 // What is rounded to the element type. Adding +0 turns -0 into +0, adding -0 changes nothing.
 DLFP4_FLOAT_RULE float scaled(float value, float multiplier, float zero) { return value * multiplier + zero; }
-
-// What a stored scale is worth: elements are multiplied with it.
-DLFP4_FLOAT_RULE float decode_scale(uint32_t stored, int kind, float tensor_decode) {
-  const Round round = {DLFP4_NEAREST_EVEN, true};
-  if (kind == DLFP4_LARGEST) return float_of(stored);
-  const Format from = kind == DLFP4_POWER ? format_of<DLFP4_float8_e8m0fnu>() : format_of<DLFP4_float8_e4m3fn>();
-  const uint64_t bits = convert(from, format_of<DLFP4_float32>(), stored, round, {0, 0, 0});
-  const float scale = float_of(static_cast<uint32_t>(bits));
-  return kind == DLFP4_TWO_LEVEL ? scale * tensor_decode : scale;
-}
 
 // An element's value times its scale. A NaN element stays itself; what else is NaN has the one positive, quiet pattern.
 DLFP4_FLOAT_RULE float decoded(float element, float scale) {

@@ -171,12 +171,13 @@ void store_low_bytes(uint8_t *dst, __mmask16 kept, __m512i dwords) {
 bool find_two_level(const ScaleRule &rule, const uint32_t *amax, int64_t count, uint8_t *stored, float *multipliers) {
   const Encoder<8, true, DLFP4_NEAREST_EVEN> encoder(
       kRules<EncodeRule, DLFP4_float8_e4m3fn>.rule[mode_index(DLFP4_NEAREST_EVEN, true)]);
-  const __m512 sixth = _mm512_set1_ps(rule.sixth), unit = _mm512_set1_ps(rule.unit), one = _mm512_set1_ps(1);
+  const __m512 per_magnitude = _mm512_set1_ps(rule.per_magnitude), unit = _mm512_set1_ps(rule.unit),
+               one = _mm512_set1_ps(1);
   __mmask16 any = 0;
   in_sixteens(count, [&](int64_t first, __mmask16 kept) {
     const __m512i magnitudes = _mm512_maskz_loadu_epi32(kept, amax + first);
     const __mmask16 special = not_finite(magnitudes);
-    const __m512 wanted = finite(_mm512_mul_ps(_mm512_castsi512_ps(magnitudes), sixth));
+    const __m512 wanted = finite(_mm512_mul_ps(_mm512_castsi512_ps(magnitudes), per_magnitude));
     const __m512i sign = _mm512_and_si512(_mm512_castps_si512(wanted), all(kFloatSign));
     const __m512i code = _mm512_and_si512(encoder.magnitudes(wanted), all(0x7F));
     const __m512 scale = _mm512_or_ps(decode_e4m3_magnitudes(code), _mm512_castsi512_ps(sign));

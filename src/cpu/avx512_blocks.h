@@ -37,17 +37,33 @@ constexpr void add_floats(BlockKernels *kernels, std::integer_sequence<int, To..
   (add_elements<From, To>(kernels), ...);
 }
 
+template <int... Bits>
+constexpr void add_turns(BlockKernels *kernels) {
+  ((kernels->pack_across[Bits] = pack_lines<Bits>), ...);
+  ((kernels->unpack_across[Bits] = unpack_lines<Bits>), ...);
+}
+
+// A kind of scale is found and read alike, whatever the elements and their number; of two levels there is the one type
+// that NVFP4 has.
+constexpr void add_scales(int key, BlockKernels *kernels) {
+  const BlockKey of = kBlockKeys[key];
+  if (of.kind == DLFP4_LARGEST) kernels->find_scales[key] = find_float_scales;
+  if (of.kind == DLFP4_POWER) {
+    kernels->find_scales[key] = find_powers;
+    kernels->decode_scales[key] = decode_powers;
+  }
+  if (of.kind == DLFP4_TWO_LEVEL && of.scale == DLFP4_float8_e4m3fn) {
+    kernels->find_scales[key] = find_two_level;
+    kernels->decode_scales[key] = decode_two_level;
+  }
+}
+
 template <int... From, int... To>
 constexpr BlockKernels make_blocks(std::integer_sequence<int, From...>, std::integer_sequence<int, To...> elements) {
   BlockKernels kernels = {};
   (add_floats<From>(&kernels, elements), ...);
-  ((kernels.pack_across[To] = pack_lines<kFormats[kElementRows[To]].bits>), ...);
-  ((kernels.unpack_across[To] = unpack_lines<kFormats[kElementRows[To]].bits>), ...);
-  kernels.find_scales[DLFP4_TWO_LEVEL] = find_two_level;
-  kernels.find_scales[DLFP4_POWER] = find_powers;
-  kernels.find_scales[DLFP4_LARGEST] = find_float_scales;
-  kernels.decode_scales[DLFP4_TWO_LEVEL] = decode_two_level;
-  kernels.decode_scales[DLFP4_POWER] = decode_powers;
+  add_turns<4, 6, 8>(&kernels);
+  for (int key = 0; key < kNumKeys; ++key) add_scales(key, &kernels);
   return kernels;
 }
 

@@ -38,10 +38,10 @@ constexpr ProductKernels make_kernels(std::integer_sequence<int, Row...>) {
   kernels.sum_blocks[DLFP4_POWER] = sum_power;
   kernels.tiles = make_tiles(std::make_integer_sequence<int, DLFP4_NUM_DTYPES>());
   kernels.lines = make_lines(std::make_integer_sequence<int, DLFP4_NUM_DTYPES>());
-  kernels.sum_scaled[kE2m3] = sum_scaled<DLFP4_float6_e2m3fn>;
-  kernels.sum_scaled[kE3m2] = sum_scaled<DLFP4_float6_e3m2fn>;
-  kernels.sum_scaled[kE4m3] = sum_scaled<DLFP4_float8_e4m3fn>;
-  kernels.sum_scaled[kE5m2] = sum_scaled<DLFP4_float8_e5m2>;
+  kernels.sum_scaled[element_of(DLFP4_float6_e2m3fn)] = sum_scaled<DLFP4_float6_e2m3fn>;
+  kernels.sum_scaled[element_of(DLFP4_float6_e3m2fn)] = sum_scaled<DLFP4_float6_e3m2fn>;
+  kernels.sum_scaled[element_of(DLFP4_float8_e4m3fn)] = sum_scaled<DLFP4_float8_e4m3fn>;
+  kernels.sum_scaled[element_of(DLFP4_float8_e5m2)] = sum_scaled<DLFP4_float8_e5m2>;
   return kernels;
 }
 

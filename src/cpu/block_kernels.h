@@ -6,32 +6,11 @@
 
 #include <stdint.h>
 
+#include "../block_keys.h"
 #include "../scaling.h"
 #include "dlfp4/dlfp4.h"
 
 namespace dlfp4 {
-
-// The floats that elements come from and go to.
-enum Source { kFromFloat32, kFromBfloat16, kFromFloat16, kNumSources };
-constexpr int kSourceRows[kNumSources] = {DLFP4_float32, DLFP4_bfloat16, DLFP4_float16};
-
-// The elements of the formats.
-enum Element { kE2m1, kE2m3, kE3m2, kE4m3, kE5m2, kNumElements };
-constexpr int kElementRows[kNumElements] = {DLFP4_float4_e2m1fn, DLFP4_float6_e2m3fn, DLFP4_float6_e3m2fn,
-                                            DLFP4_float8_e4m3fn, DLFP4_float8_e5m2};
-
-// A row's place among these, or -1.
-constexpr int source_of(int row) {
-  int place = kNumSources - 1;
-  while (place >= 0 && kSourceRows[place] != row) --place;
-  return place;
-}
-
-constexpr int element_of(int row) {
-  int place = kNumElements - 1;
-  while (place >= 0 && kElementRows[place] != row) --place;
-  return place;
-}
 
 // How scaled values become elements; they saturate.
 struct BlockMode {
@@ -43,6 +22,7 @@ struct BlockMode {
 };
 
 constexpr int kNumRoundings = DLFP4_STOCHASTIC + 1;
+constexpr int kMostBits = 8;  // of an element, or of a scale that is turned
 
 // Pointers to bytes need not be aligned, those to numbers are; not one byte past what is named is read or written.
 //
@@ -55,10 +35,10 @@ struct BlockKernels {
   // amax[i] = max(amax[i], |src[i]|): one row of a block that runs across rows.
   void (*join_largest[kNumSources])(const uint8_t *src, int64_t count, uint32_t *amax);
 
-  // The scales of `count` blocks: stored codes (float32 for DLFP4_LARGEST) and multipliers. Returns whether a block has
-  // no finite magnitude.
-  bool (*find_scales[DLFP4_LARGEST + 1])(const ScaleRule &rule, const uint32_t *amax, int64_t count, uint8_t *stored,
-                                         float *multipliers);
+  // The scales of `count` blocks, codes of the key's type, and multipliers. Returns whether a block has no finite
+  // magnitude.
+  bool (*find_scales[kNumKeys])(const ScaleRule &rule, const uint32_t *amax, int64_t count, uint8_t *stored,
+                                float *multipliers);
 
   // dst[i] = src[i] * multipliers[i / block], rounded and packed.
   void (*encode[kNumRoundings][kNumSources][kNumElements])(const uint8_t *src, int64_t count, int64_t block,
@@ -70,19 +50,19 @@ struct BlockKernels {
                                                                   const float *multipliers, uint8_t *codes,
                                                                   const BlockMode &mode);
 
-  // Line i of dst, `stride` bytes after line i - 1, gets codes[k * pitch + i], k < rows, packed. `rows` of them fill
-  // whole bytes.
-  void (*pack_across[kNumElements])(const uint8_t *codes, int64_t pitch, int64_t rows, int64_t count, uint8_t *dst,
-                                    int64_t stride);
+  // By the bits of a code: 4, 6 or 8. Line i of dst, `stride` bytes after line i - 1, gets codes[k * pitch + i], k <
+  // rows, packed. `rows` of them fill whole bytes.
+  void (*pack_across[kMostBits + 1])(const uint8_t *codes, int64_t pitch, int64_t rows, int64_t count, uint8_t *dst,
+                                     int64_t stride);
 
   // codes[k * pitch + i] = element k, k < rows, of line i of src, `stride` bytes after line i - 1: the way back. The
   // last byte of a line need not be filled.
-  void (*unpack_across[kNumElements])(const uint8_t *src, int64_t stride, int64_t rows, int64_t count, uint8_t *codes,
-                                      int64_t pitch);
+  void (*unpack_across[kMostBits + 1])(const uint8_t *src, int64_t stride, int64_t rows, int64_t count, uint8_t *codes,
+                                       int64_t pitch);
 
   // scales[i] = what stored code i is worth; `decode` is the tensor's scale, for DLFP4_TWO_LEVEL. Returns whether one
   // is not finite; such runs are decoded by the scalar level.
-  bool (*decode_scales[DLFP4_LARGEST + 1])(const uint8_t *stored, int64_t count, float decode, float *scales);
+  bool (*decode_scales[kNumKeys])(const uint8_t *stored, int64_t count, float decode, float *scales);
 
   // dst[i] = src[i] * scales[i / block], rounded to nearest even; packed elements from a byte on. Of a packed last byte
   // that `count` does not fill only its own elements are read.

@@ -73,7 +73,8 @@ bool find_format(int number, FormatInfo *format) {
   const dlfp4_format_row &row = dlfp4_formats[number];
   const bool whole = row.length == 0;
   *format = {&row,
-             static_cast<Element>(element_of(row.element)),
+             element_of(row.element),
+             place_of_key(key_of_row(row)),
              dlfp4_dtypes[row.element].bits,
              dlfp4_dtypes[row.scale].bits / 8,
              whole ? kWholeLine : row.length,
@@ -85,17 +86,14 @@ bool find_format(int number, FormatInfo *format) {
 ScaleRule make_rule(const FormatInfo &format, const dlfp4_recipe &recipe, const dlfp4_tensor_scale *scale) {
   const Format element = kFormats[format.row->element];
   ScaleRule rule = {};
-  rule.exponent = largest_exponent(element);
-  rule.largest = float_of_magnitude(element, largest_finite_code(element));
-  rule.carry = carry_of_power(recipe.scale_rule, rule.largest, element.mantissa);
   rule.zero_scale = recipe.zero_scale;
   rule.least = bits_of(recipe.eps);
   rule.pow2 = recipe.pow2;
-  rule.encode = scale ? scale->encode : 1;
   compute([&] {
-    rule.sixth = rule.encode * kSixth;
-    rule.unit = 1 / rule.encode;
+    set_types(&rule, element, kFormats[format.row->scale]);
+    set_encode(&rule, scale ? scale->encode : 1);
   });
+  rule.carry = carry_of_power(recipe.scale_rule, rule.largest, element.mantissa);
   return rule;
 }
 

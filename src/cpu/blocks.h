@@ -37,7 +37,8 @@ constexpr int64_t kWholeLine = int64_t{1} << 62;  // longer than any line, and c
 // A format with what follows from it.
 struct FormatInfo {
   const dlfp4_format_row *row;
-  Element element;
+  int element;      // its place among the elements: see block_keys.h
+  int key;          // the place of its blocks among the keys
   int bits;         // of an element
   int scale_bytes;  // of a stored scale
   int64_t block;    // elements of a line that share a scale
@@ -49,7 +50,6 @@ struct FormatInfo {
 constexpr int64_t kTileLines = 512;
 constexpr int64_t kTileLength = 128;             // positions, a multiple of every block
 constexpr int64_t kTilePitch = kTileLines + 64;  // of rows: a power of two would have them share a cache's few places
-constexpr int64_t kLeastBlock = 16;
 constexpr int64_t kTileBlocks = kTileLength / kLeastBlock;  // of a line
 
 // False where there is no such format.

@@ -34,7 +34,7 @@ bool scales_along(const Job &job, int64_t line, int64_t first, int64_t count, fl
   alignas(64) uint8_t stored[kMostScales * kScaleBytes];
   const int64_t block = first / job.format.block, last = divide_up(first + count, job.format.block);
   load_scales(job.scales, line, block, last - block, stored);
-  return job.kernels->decode_scales[job.format.row->kind](stored, last - block, job.decode, scales);
+  return job.kernels->decode_scales[job.format.key](stored, last - block, job.decode, scales);
 }
 
 // A part of a line, from the start of a block on, decoded to neighbours.
@@ -86,7 +86,7 @@ void turn_scales(const Job &job, const Tile &tile, Turned *turned) {
       load_scales_across(scales, tile.line, tile.lines, block + b, turned->stored[b]);
     return;
   }
-  const auto turn = job.kernels->unpack_across[kE4m3];
+  const auto turn = job.kernels->unpack_across[8 * scales.bytes];
   if (linear && scales.step == 1)
     return turn(scales.data + tile.line * scales.stride + block, scales.stride, blocks, tile.lines, turned->stored[0],
                 sizeof(turned->stored[0]));
@@ -103,8 +103,8 @@ void turn_codes(const Job &job, const Tile &tile, Turned *turned) {
   const int64_t stride = job.blocks->strides[0], step = job.blocks->strides[1];
   if (are_rows(job)) return;
   if (step == 1)
-    return job.kernels->unpack_across[job.format.element](codes, stride * job.format.bits / 8, tile.count, tile.lines,
-                                                          turned->codes[0], kTilePitch);
+    return job.kernels->unpack_across[job.format.bits](codes, stride * job.format.bits / 8, tile.count, tile.lines,
+                                                       turned->codes[0], kTilePitch);
   for (int64_t k = 0; k < tile.count; ++k) gather_items(codes + k * step, stride, 1, tile.lines, turned->codes[k]);
 }
 
@@ -117,7 +117,7 @@ void decode_tile(const Job &job, const Tile &tile) {
   for (int64_t k = tile.first, row = 0; k < last; ++row) {
     const int64_t end = least((k / job.format.block + 1) * job.format.block, last);
     const bool not_finite =
-        job.kernels->decode_scales[job.format.row->kind](turned.stored[row], tile.lines, job.decode, scales);
+        job.kernels->decode_scales[job.format.key](turned.stored[row], tile.lines, job.decode, scales);
     const auto decode = kernels_for(job, not_finite).decode_across[job.format.element][job.result.source];
     for (; k < end; ++k) {
       const uint8_t *const codes =
@@ -248,9 +248,10 @@ dlfp4_status dlfp4_find_tensor_scale(const dlfp4_matrix *x, int format, const dl
   search.finite_only = info.row->kind == DLFP4_TWO_LEVEL;
   const int64_t runs = search.x.lines * divide_up(search.x.length, kRun);
   parallel_for_tiles(runs, divide_up(kGrain, kRun), search_runs, &search);
+  const ScaleRule rule = make_rule(info, *recipe, nullptr);
   compute([&] {
-    const TensorScale found = search.finite_only ? two_level_scale(float_of(search.largest))
-                                                 : largest_scale(make_rule(info, *recipe, nullptr), search.largest);
+    const TensorScale found =
+        search.finite_only ? two_level_scale(rule, float_of(search.largest)) : largest_scale(rule, search.largest);
     *scale = {found.encode, found.decode};
   });
   return DLFP4_OK;

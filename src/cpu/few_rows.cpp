@@ -83,7 +83,7 @@ void read_line_scales(const Reader &reader, int64_t line, int64_t first, int64_t
   if (!reader.scaled) return;
   const int64_t blocks = divide_up(count, reader.format.block);
   const uint8_t *const stored = read_stored_scales(reader, line, first, count, buffer);
-  reader.blocks->decode_scales[reader.format.row->kind](stored, blocks, 1, scales);
+  reader.blocks->decode_scales[reader.format.key](stored, blocks, 1, scales);
   scales[blocks] = 0;
 }
 

@@ -155,7 +155,7 @@ bool read_scales(const Reader &reader, int64_t line, int64_t first, int64_t coun
   alignas(64) uint8_t buffer[(kMostRead / 16 + 1) * sizeof(float)];
   const int64_t blocks = divide_up(first + count, reader.format.block) - first / reader.format.block;
   const uint8_t *const stored = read_stored_scales(reader, line, first, count, buffer);
-  return reader.blocks->decode_scales[reader.format.row->kind](stored, blocks, 1, scales);
+  return reader.blocks->decode_scales[reader.format.key](stored, blocks, 1, scales);
 }
 
 void read_values(const Reader &reader, int64_t line, int64_t first, int64_t count, Source type, uint8_t *values) {

@@ -41,7 +41,7 @@ bool find_way(const Reader &a, const Reader &b, Way *way) {
   const bool plain = !a.scaled && !b.scaled && a.row == b.row;
   if (plain && is_integer(a.row)) return *way = kIntegers, true;
   if (plain && is_summed_as_float(a.row)) return *way = kFloats, true;
-  *way = !have_equal_blocks(a, b) ? kValues : a.format.element == kE2m1 ? kStoredBlocks : kScaledBlocks;
+  *way = !have_equal_blocks(a, b) ? kValues : a.row == DLFP4_float4_e2m1fn ? kStoredBlocks : kScaledBlocks;
   return is_value(a) && is_value(b);
 }
 

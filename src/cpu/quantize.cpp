@@ -50,8 +50,8 @@ BlockMode mode_at(const Job &job, int64_t line, int64_t position, int64_t step) 
 
 // The scales of `count` blocks and their multipliers; whether a block has no finite magnitude that zeroes its elements.
 bool find_scales(const Job &job, const uint32_t *amax, int64_t count, uint8_t *stored, float *multipliers) {
-  const int kind = job.format.row->kind;
-  return job.kernels->find_scales[kind](job.rule, amax, count, stored, multipliers) && kind != DLFP4_LARGEST;
+  const bool special = job.kernels->find_scales[job.format.key](job.rule, amax, count, stored, multipliers);
+  return special && job.format.row->kind != DLFP4_LARGEST;
 }
 
 // --- Along lines -----------------------------------------------------------------------------
@@ -197,8 +197,8 @@ void put_codes(const Job &job, const Tile &tile, const Results &results) {
   if (job.blocks->strides[0] == 1 && job.format.bits == 8) return;
   uint8_t *const to = line_at(*job.blocks, job.format, tile.line, tile.first);
   if (job.blocks->strides[1] == 1)
-    return job.kernels->pack_across[job.format.element](results.codes[0], kTilePitch, rows, lines, to,
-                                                        job.blocks->strides[0] * job.format.bits / 8);
+    return job.kernels->pack_across[job.format.bits](results.codes[0], kTilePitch, rows, lines, to,
+                                                     job.blocks->strides[0] * job.format.bits / 8);
   for (int64_t k = 0; k < rows; ++k)
     scatter_items(results.codes[k], 1, lines, to + k * job.blocks->strides[1], job.blocks->strides[0]);
 }
@@ -213,7 +213,7 @@ void put_scales(const Job &job, const Tile &tile, const Results &results) {
     for (int64_t b = 0; b < blocks; ++b) store_scales_across(scales, tile.line, lines, block + b, results.stored[b]);
     return;
   }
-  const auto turn = job.kernels->pack_across[kE4m3];
+  const auto turn = job.kernels->pack_across[8 * scales.bytes];
   if (linear && scales.step == 1)
     return turn(results.stored[0], kTilePitch, blocks, lines, scales.data + tile.line * scales.stride + block,
                 scales.stride);

@@ -73,19 +73,20 @@ void join_largest(const uint8_t *src, int64_t count, uint32_t *amax) {
 
 // --- Scales ----------------------------------------------------------------------------------
 
-template <int Kind>
+template <int Key>
 BlockScale scale_block(const ScaleRule &rule, uint32_t magnitude) {
-  if constexpr (Kind == DLFP4_TWO_LEVEL) return two_level_block(rule, magnitude);
-  if constexpr (Kind == DLFP4_POWER) return power_block(rule, magnitude);
+  constexpr BlockKey kKey = kBlockKeys[Key];
+  if constexpr (kKey.kind == DLFP4_TWO_LEVEL) return two_level_block(rule, kFormats[kKey.scale], magnitude);
+  if constexpr (kKey.kind == DLFP4_POWER) return power_block(rule, magnitude);
   return largest_block(rule, magnitude);
 }
 
-template <int Kind>
+template <int Key>
 bool find_scales(const ScaleRule &rule, const uint32_t *amax, int64_t count, uint8_t *stored, float *multipliers) {
-  constexpr int kBytes = Kind == DLFP4_LARGEST ? 4 : 1;
+  constexpr int kBytes = kFormats[kBlockKeys[Key].scale].bits / 8;
   bool not_finite = false;
   for (int64_t b = 0; b < count; ++b) {
-    const BlockScale scale = scale_block<Kind>(rule, amax[b]);
+    const BlockScale scale = scale_block<Key>(rule, amax[b]);
     memcpy(stored + b * kBytes, &scale.stored, kBytes);
     multipliers[b] = scale.multiplier;
     not_finite |= amax[b] >= kFloatInfinity;
@@ -93,14 +94,16 @@ bool find_scales(const ScaleRule &rule, const uint32_t *amax, int64_t count, uin
   return not_finite;
 }
 
-template <int Kind>
+template <int Key>
 bool decode_scales(const uint8_t *stored, int64_t count, float decode, float *scales) {
-  constexpr int kBytes = Kind == DLFP4_LARGEST ? 4 : 1;
+  constexpr BlockKey kKey = kBlockKeys[Key];
+  constexpr int kBytes = kFormats[kKey.scale].bits / 8;
   bool not_finite = false;
   for (int64_t b = 0; b < count; ++b) {
     uint32_t code = 0;
     memcpy(&code, stored + b * kBytes, kBytes);
-    scales[b] = decode_scale(code, Kind, decode);
+    const float scale = decode_scale(kFormats[kKey.scale], code);
+    scales[b] = kKey.kind == DLFP4_TWO_LEVEL ? scale * decode : scale;
     not_finite |= (bits_of(scales[b]) & 0x7FFFFFFF) >= kFloatInfinity;
   }
   return not_finite;
@@ -118,17 +121,17 @@ uint64_t encode_float(float value, const BlockMode &mode, int64_t index) {
 }
 
 // A group is the least number of elements that fills whole bytes: one, two or four.
-template <int Row>
+template <int Bits>
 struct Packing {
-  static constexpr int kBits = kFormats[Row].bits;
+  static constexpr int kBits = Bits;
   static constexpr int kBytes = kBits == 6 ? 3 : 1;
   static constexpr int kElements = 8 * kBytes / kBits;
 };
 
 // Calls code_of(i) for all elements in order and packs the results.
-template <int Row, class CodeOf>
+template <int Bits, class CodeOf>
 void pack_each(int64_t count, uint8_t *dst, CodeOf code_of) {
-  using Pack = Packing<Row>;
+  using Pack = Packing<Bits>;
   for (int64_t i = 0; i < count; i += Pack::kElements, dst += Pack::kBytes) {
     uint64_t word = 0;
     for (int k = 0; k < Pack::kElements; ++k) word |= code_of(i + k) << k * Pack::kBits;
@@ -140,7 +143,7 @@ template <int Rounding, int Src, int Dst>
 void encode(const uint8_t *src, int64_t count, int64_t block, const float *multipliers, uint8_t *dst,
             const BlockMode &mode) {
   int64_t last = block;
-  pack_each<Dst>(count, dst, [&](int64_t i) {
+  pack_each<kFormats[Dst].bits>(count, dst, [&](int64_t i) {
     if (i == last) ++multipliers, last += block;
     return encode_float<Rounding, Dst>(scaled(load_float<Src>(src, i), *multipliers, mode.zero), mode, i);
   });
@@ -154,16 +157,16 @@ void encode_across(const uint8_t *src, int64_t count, const float *multipliers, 
   }
 }
 
-template <int Dst>
+template <int Bits>
 void pack_across(const uint8_t *codes, int64_t pitch, int64_t rows, int64_t count, uint8_t *dst, int64_t stride) {
   for (int64_t i = 0; i < count; ++i)
-    pack_each<Dst>(rows, dst + i * stride, [&](int64_t k) { return uint64_t{codes[k * pitch + i]}; });
+    pack_each<Bits>(rows, dst + i * stride, [&](int64_t k) { return uint64_t{codes[k * pitch + i]}; });
 }
 
 // The elements of a line's first bytes, a group of whole bytes at a time; of the last one, those that there are.
-template <int Row>
+template <int Bits>
 void unpack_line(const uint8_t *src, int64_t rows, uint8_t *codes, int64_t pitch) {
-  using Pack = Packing<Row>;
+  using Pack = Packing<Bits>;
   for (int64_t k = 0; k < rows; src += Pack::kBytes) {
     const int64_t last = rows - k < Pack::kElements ? rows : k + Pack::kElements;
     uint64_t word = 0;
@@ -172,9 +175,9 @@ void unpack_line(const uint8_t *src, int64_t rows, uint8_t *codes, int64_t pitch
   }
 }
 
-template <int Src>
+template <int Bits>
 void unpack_across(const uint8_t *src, int64_t stride, int64_t rows, int64_t count, uint8_t *codes, int64_t pitch) {
-  for (int64_t i = 0; i < count; ++i) unpack_line<Src>(src + i * stride, rows, codes + i, pitch);
+  for (int64_t i = 0; i < count; ++i) unpack_line<Bits>(src + i * stride, rows, codes + i, pitch);
 }
 
 // --- Decoding --------------------------------------------------------------------------------
@@ -232,21 +235,26 @@ constexpr void add_floats(BlockKernels *kernels, std::integer_sequence<int, To..
   (add_pair<From, To>(kernels, std::make_integer_sequence<int, kNumRoundings>()), ...);
 }
 
-template <int... From, int... To, int... Kind>
+template <int... Bits>
+constexpr void add_turns(BlockKernels *kernels) {
+  ((kernels->pack_across[Bits] = pack_across<Bits>), ...);
+  ((kernels->unpack_across[Bits] = unpack_across<Bits>), ...);
+}
+
+template <int... From, int... To, int... Key>
 constexpr BlockKernels make_block_kernels(std::integer_sequence<int, From...>, std::integer_sequence<int, To...> to,
-                                          std::integer_sequence<int, Kind...>) {
+                                          std::integer_sequence<int, Key...>) {
   BlockKernels kernels = {};
   (add_floats<From>(&kernels, to), ...);
-  ((kernels.pack_across[To] = pack_across<kElementRows[To]>), ...);
-  ((kernels.unpack_across[To] = unpack_across<kElementRows[To]>), ...);
-  ((kernels.find_scales[Kind] = find_scales<Kind>), ...);
-  ((kernels.decode_scales[Kind] = decode_scales<Kind>), ...);
+  add_turns<4, 6, 8>(&kernels);
+  ((kernels.find_scales[Key] = find_scales<Key>), ...);
+  ((kernels.decode_scales[Key] = decode_scales<Key>), ...);
   return kernels;
 }
 
 constexpr BlockKernels kBlockKernels =
     make_block_kernels(std::make_integer_sequence<int, kNumSources>(), std::make_integer_sequence<int, kNumElements>(),
-                       std::make_integer_sequence<int, DLFP4_LARGEST + 1>());
+                       std::make_integer_sequence<int, kNumKeys>());
 
 }  // namespace
 }  // namespace dlfp4

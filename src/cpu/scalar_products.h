@@ -94,12 +94,13 @@ double sum_scaled(const uint8_t *a, const uint8_t *b, int64_t count, int64_t blo
 template <int Kind>
 double sum_blocks(const uint8_t *a, const uint8_t *a_scales, const uint8_t *b, const uint8_t *b_scales, int64_t count) {
   constexpr int64_t kBlock = Kind == DLFP4_TWO_LEVEL ? 16 : 32;
+  constexpr Format kScale = kFormats[Kind == DLFP4_TWO_LEVEL ? DLFP4_float8_e4m3fn : DLFP4_float8_e8m0fnu];
   double sum = 0;
   for (int64_t block = 0; block < count / kBlock; ++block) {
     const int64_t at = block * kBlock / 2;
     const auto of_block = static_cast<double>(sum_integers<DLFP4_float4_e2m1fn, true>(a + at, b + at, kBlock)) / 4;
-    const double scale = decode_scale(a_scales[block], Kind, 1);
-    sum += of_block * (scale * static_cast<double>(decode_scale(b_scales[block], Kind, 1)));
+    const double scale = decode_scale(kScale, a_scales[block]);
+    sum += of_block * (scale * static_cast<double>(decode_scale(kScale, b_scales[block])));
   }
   return sum;
 }

@@ -95,7 +95,7 @@ bool lies_in_bytes(const Reader &reader) {
   return (reader.scaled || kFormats[reader.row].bits >= 8) && reader.lines->blocks.strides[1] == 1;
 }
 
-bool is_scaled_e2m1(const Reader &reader) { return reader.scaled && reader.format.element == kE2m1; }
+bool is_scaled_e2m1(const Reader &reader) { return reader.scaled && reader.row == DLFP4_float4_e2m1fn; }
 
 dlfp4_status make_sides(const dlfp4_lines &a, const dlfp4_lines &b, int64_t rows, int64_t columns, int64_t length,
                         dlfp4_activation activation, int level, Sides *sides) {

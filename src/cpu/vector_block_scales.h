@@ -177,9 +177,9 @@ struct BlockScales {
   static bool find_two_level(const ScaleRule &rule, const uint32_t *amax, int64_t count, uint8_t *stored,
                              float *multipliers) {
     static constexpr EncodeRule kRule = make_encode_rule(kFormats[DLFP4_float8_e4m3fn], {DLFP4_NEAREST_EVEN, true});
-    const F32 sixth = splat<F32>(rule.sixth), unit = splat<F32>(rule.unit);
+    const F32 per_magnitude = splat<F32>(rule.per_magnitude), unit = splat<F32>(rule.unit);
     return each_magnitude(amax, count, multipliers, [&](int64_t first, int64_t lanes, U32 magnitudes) {
-      const U32 special = not_finite(magnitudes), wanted = bits(finite(floats(magnitudes) * sixth));
+      const U32 special = not_finite(magnitudes), wanted = bits(finite(floats(magnitudes) * per_magnitude));
       const U32 sign = wanted & kFloatSign;
       const U32 code = encode_magnitudes<Isa, DLFP4_float8_e4m3fn, DLFP4_NEAREST_EVEN>(wanted, kRule) & 0x7Fu;
       const F32 scale = floats(bits(decode_e4m3_magnitudes(code)) | sign);

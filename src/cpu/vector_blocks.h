@@ -211,18 +211,36 @@ constexpr void add_floats(BlockKernels *kernels, std::integer_sequence<int, To..
   (add_elements<Isa, From, To>(kernels, Fixed()), ...);
 }
 
+template <class Isa, int... Bits>
+constexpr void add_turns(BlockKernels *kernels) {
+  ((kernels->pack_across[Bits] = pack_lines<Isa, Bits>), ...);
+  ((kernels->unpack_across[Bits] = unpack_lines<Isa, Bits>), ...);
+}
+
+// A kind of scale is found and read alike, whatever the elements and their number. Of float32 scales there is nothing
+// to decode, of two levels there is the one type that NVFP4 has: others are the scalar level's.
+template <class Isa>
+constexpr void add_scales(int key, BlockKernels *kernels) {
+  using Scales = BlockScales<Isa>;
+  const BlockKey of = kBlockKeys[key];
+  if (of.kind == DLFP4_LARGEST) kernels->find_scales[key] = Scales::find_float_scales;
+  if (of.kind == DLFP4_POWER) {
+    kernels->find_scales[key] = Scales::find_powers;
+    kernels->decode_scales[key] = Scales::decode_powers;
+  }
+  if (of.kind == DLFP4_TWO_LEVEL && of.scale == DLFP4_float8_e4m3fn) {
+    kernels->find_scales[key] = Scales::find_two_level;
+    kernels->decode_scales[key] = Scales::decode_two_level;
+  }
+}
+
 template <class Isa, int... From, int... To>
 constexpr BlockKernels make_block_kernels(std::integer_sequence<int, From...>,
                                           std::integer_sequence<int, To...> elements) {
   BlockKernels kernels = {};
   (add_floats<Isa, From>(&kernels, elements), ...);
-  ((kernels.pack_across[To] = pack_lines<Isa, kFormats[kElementRows[To]].bits>), ...);
-  ((kernels.unpack_across[To] = unpack_lines<Isa, kFormats[kElementRows[To]].bits>), ...);
-  kernels.find_scales[DLFP4_TWO_LEVEL] = BlockScales<Isa>::find_two_level;
-  kernels.find_scales[DLFP4_POWER] = BlockScales<Isa>::find_powers;
-  kernels.find_scales[DLFP4_LARGEST] = BlockScales<Isa>::find_float_scales;
-  kernels.decode_scales[DLFP4_TWO_LEVEL] = BlockScales<Isa>::decode_two_level;
-  kernels.decode_scales[DLFP4_POWER] = BlockScales<Isa>::decode_powers;
+  add_turns<Isa, 4, 6, 8>(&kernels);
+  for (int key = 0; key < kNumKeys; ++key) add_scales<Isa>(key, &kernels);
   return kernels;
 }
 

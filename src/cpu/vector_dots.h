@@ -113,10 +113,10 @@ double sum_scaled(const uint8_t *a, const uint8_t *b, int64_t count, int64_t blo
 
 template <class Isa>
 constexpr void add_scaled_sums(ProductKernels *kernels) {
-  kernels->sum_scaled[kE2m3] = sum_scaled<Isa, DLFP4_float6_e2m3fn>;
-  kernels->sum_scaled[kE3m2] = sum_scaled<Isa, DLFP4_float6_e3m2fn>;
-  kernels->sum_scaled[kE4m3] = sum_scaled<Isa, DLFP4_float8_e4m3fn>;
-  kernels->sum_scaled[kE5m2] = sum_scaled<Isa, DLFP4_float8_e5m2>;
+  kernels->sum_scaled[element_of(DLFP4_float6_e2m3fn)] = sum_scaled<Isa, DLFP4_float6_e2m3fn>;
+  kernels->sum_scaled[element_of(DLFP4_float6_e3m2fn)] = sum_scaled<Isa, DLFP4_float6_e3m2fn>;
+  kernels->sum_scaled[element_of(DLFP4_float8_e4m3fn)] = sum_scaled<Isa, DLFP4_float8_e4m3fn>;
+  kernels->sum_scaled[element_of(DLFP4_float8_e5m2)] = sum_scaled<Isa, DLFP4_float8_e5m2>;
 }
 
 }  // namespace

@@ -53,7 +53,7 @@ __device__ inline void encode_group(const QuantizeParams &p, float multiplier, b
 // By scaling.h alone, which makes this kernel the check of those with conversions of their own.
 template <int Kind>
 __device__ inline BlockScale exact_scale(const ScaleRule &rule, uint32_t magnitude) {
-  if constexpr (Kind == DLFP4_TWO_LEVEL) return two_level_block(rule, magnitude);
+  if constexpr (Kind == DLFP4_TWO_LEVEL) return two_level_block(rule, format_of<DLFP4_float8_e4m3fn>(), magnitude);
   return scale_of_block<Kind>(rule, magnitude);
 }
 
@@ -177,7 +177,8 @@ __device__ inline void find_largest_of_rows(const LargestParams &p) {
 __device__ inline void finish_tensor_scale(const TensorScaleParams &p) {
   if (global_thread() != 0) return;
   const uint32_t amax = *p.places[0];
-  const TensorScale scale = p.kind == DLFP4_TWO_LEVEL ? two_level_scale(float_of(amax)) : largest_scale(p.rule, amax);
+  const TensorScale scale =
+      p.kind == DLFP4_TWO_LEVEL ? two_level_scale(p.rule, float_of(amax)) : largest_scale(p.rule, amax);
   for (uint32_t *const place : p.places)
     if (place != nullptr) *place = bits_of(scale.decode);
 }

@@ -21,13 +21,11 @@ __device__ inline ScaleRule rule_of(const QuantizeParams &p, uint32_t bits) {
   if (p.amax == nullptr && p.decode == nullptr) return rule;
   const TensorScale scale = p.decode != nullptr ? scale_given(float_of(bits))
                             : p.whole           ? largest_scale(rule, bits)
-                                                : two_level_scale(float_of(bits));
+                                                : two_level_scale(rule, float_of(bits));
   if (blockIdx.x == 0 && threadIdx.x == 0)
     for (float *const keep : p.keep)
       if (keep != nullptr) *keep = float_of(bits);
-  rule.encode = scale.encode;
-  rule.sixth = scale.encode * kSixth;
-  rule.unit = 1 / scale.encode;
+  set_encode(&rule, scale.encode);
   return rule;
 }
 
@@ -49,8 +47,8 @@ __device__ inline float float_of_e4m3_magnitude(uint32_t code) {
 // two_level_block in two halves: the code of the scale, and what values are multiplied by for it. Without a conversion
 // instruction: below 2^-6 the spacing is that of the smallest normal numbers.
 __device__ inline uint32_t two_level_code(const ScaleRule &rule, uint32_t magnitude) {
-  if constexpr (kConvertsFp8) return byte_of_e4m3(float_of(magnitude) * rule.sixth);
-  const uint32_t wanted = min(bits_of(finite(float_of(magnitude) * rule.sixth)), 0x43E00000u);  // 448
+  if constexpr (kConvertsFp8) return byte_of_e4m3(float_of(magnitude) * rule.per_magnitude);
+  const uint32_t wanted = min(bits_of(finite(float_of(magnitude) * rule.per_magnitude)), 0x43E00000u);  // 448
   const uint32_t power = max(wanted & 0x7F800000, 121u << 23);
   const uint32_t sum = bits_of(float_of(wanted) + float_of(power + (20u << 23)));
   return (sum & 0xFFFFF) + ((power >> 20) - 121 * 8);

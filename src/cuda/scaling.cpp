@@ -343,7 +343,7 @@ void join_rows(DequantizeParams *p) {
 
 int dequantize_lines(DequantizeParams p, Lines result, const FormatInfo &format, uintptr_t stream) {
   const bool bytes = p.element.bits == 8;
-  const Element element = format.element;
+  const int element = format.element;
   if (is_symmetric(format) && p.data_step != 1) {
     result = transposed(result);
     std::swap(p.lines, p.length);
@@ -368,8 +368,8 @@ int dequantize_lines(DequantizeParams p, Lines result, const FormatInfo &format,
     return launch_shape(kernel, {{tiles, 1}, kThreads, kTileRuleBytes + tile_bytes(result.item), 1}, &p, stream);
   }
   if (across && bytes && can_store_steps(p.data, p.data_step, p.data_stride)) {
-    const int kernel =
-        kKernel_dequantize_across_float8_e4m3fn_float32 + kNumSources * (element - kE4m3) + result.source;
+    const int kernel = kKernel_dequantize_across_float8_e4m3fn_float32 +
+                       kNumSources * (element - element_of(DLFP4_float8_e4m3fn)) + result.source;
     return launch(kernel, tiles, &p, stream);
   }
   return run(kKernel_dequantize_any, p.lines * p.length, p, stream);

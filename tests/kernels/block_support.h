@@ -91,7 +91,8 @@ const char *name_of_element(int element) { return dlfp4_dtypes[kElementRows[elem
 int bits_of_element(int element) { return kFormats[kElementRows[element]].bits; }
 
 // The elements of the least run of whole bytes.
-int64_t group_of(int element) { return bits_of_element(element) == 4 ? 2 : bits_of_element(element) == 6 ? 4 : 1; }
+int64_t group_of_bits(int bits) { return bits == 4 ? 2 : bits == 6 ? 4 : 1; }
+int64_t group_of(int element) { return group_of_bits(bits_of_element(element)); }
 
 // A block that the kernels must take for `count` elements.
 int64_t some_block(int64_t count) {

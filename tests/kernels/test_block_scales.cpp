@@ -48,7 +48,7 @@ void calm(int source, uint8_t *floats, int64_t count) {
 void test_largest(int source) {
   for (int64_t count = 0; count <= 200; ++count) {
     for (Place at : {kAtEnd, kAtBegin}) {
-      uint8_t *const src = fill_floats(source, kE4m3, count, at);
+      uint8_t *const src = fill_floats(source, element_of(DLFP4_float8_e4m3fn), count, at);
       if (random_below(2)) calm(source, src, count);
       for (int64_t block : {int64_t{16}, int64_t{32}, int64_t{48}, int64_t{128}, some_block(count)})
         check_find_largest(source, src, count, block, at);
@@ -57,7 +57,7 @@ void test_largest(int source) {
   }
   for (int round = 0; round < 100; ++round) {
     const int64_t count = random_below(round < 90 ? 2400 : 9000);
-    uint8_t *const src = fill_floats(source, kE4m3, count + 64, kAtBegin) + round % 64;
+    uint8_t *const src = fill_floats(source, element_of(DLFP4_float8_e4m3fn), count + 64, kAtBegin) + round % 64;
     if (random_below(4)) calm(source, src, count);
     for (int64_t block : {16, 32, 48, 128, 2048}) check_find_largest(source, src, count, block, kAtEnd);
     check_join_largest(source, src, count, result_memory.begin + 4 * random_below(16));
@@ -81,69 +81,74 @@ void test_all_halves(int source) {
 
 // --- Scales ----------------------------------------------------------------------------------
 
-void check_find_scales(const ScaleRule &rule, int kind, const uint32_t *amax, int64_t count, Place at) {
-  const int64_t bytes = (kind == DLFP4_LARGEST ? 4 : 1) * count;
+int64_t bytes_of_scale(int key) { return kFormats[kBlockKeys[key].scale].bits / 8; }
+
+const char *name_of_key(int key) {
+  const BlockKey &of = kBlockKeys[key];
+  static char name[80];
+  snprintf(name, sizeof(name), "%s by %s, blocks of %ld", dlfp4_dtypes[of.element].name, dlfp4_dtypes[of.scale].name,
+           static_cast<long>(of.length));
+  return name;
+}
+
+void check_find_scales(const ScaleRule &rule, int key, const uint32_t *amax, int64_t count, Place at) {
+  const int64_t bytes = bytes_of_scale(key) * count;
   uint8_t *const stored = place(stored_memory, bytes, at);
   float *const multipliers = reinterpret_cast<float *>(place(result_memory, 4 * count, at));
   compare(
       "find_scales", {Output(stored_memory, stored, bytes), Output(result_memory, multipliers, 4 * count)},
-      [=](const BlockKernels &kernels) { return kernels.find_scales[kind]; },
+      [=](const BlockKernels &kernels) { return kernels.find_scales[key]; },
       [=](auto kernel) { return kernel(rule, amax, count, stored, multipliers); });
 }
 
 uint32_t largest_of(int row) { return float_of_magnitude(kFormats[row], largest_finite_code(kFormats[row])); }
 
-ScaleRule rule_of(int format, float tensor_decode) {
-  const int row = dlfp4_formats[format].element;
-  const TensorScale tensor = scale_given(tensor_decode);
+ScaleRule rule_of(int key, float tensor_decode) {
   ScaleRule rule = {};
-  rule.exponent = largest_exponent(kFormats[row]);
-  rule.largest = largest_of(row);
-  rule.encode = tensor.encode;
-  rule.sixth = tensor.encode * kSixth;
-  rule.unit = 1 / tensor.encode;
+  set_types(&rule, kFormats[kBlockKeys[key].element], kFormats[kBlockKeys[key].scale]);
+  set_encode(&rule, scale_given(tensor_decode).encode);
   return rule;
 }
 
 // Magnitudes `step` apart, then those next to every power of two.
-void sweep_magnitudes(const ScaleRule &rule, int kind, uint32_t step) {
+void sweep_magnitudes(const ScaleRule &rule, int key, uint32_t step) {
   constexpr int64_t kChunk = 1 << 16;
   uint32_t *const amax = reinterpret_cast<uint32_t *>(factors_memory.begin);
   uint64_t next = 0;
   while (next < kSignBit) {
     int64_t count = 0;
     for (; count < kChunk && next < kSignBit; next += step) amax[count++] = static_cast<uint32_t>(next);
-    check_find_scales(rule, kind, amax, count, kAtEnd);
+    check_find_scales(rule, key, amax, count, kAtEnd);
   }
   int64_t count = 0;
   for (uint32_t exponent = 0; exponent < 256; ++exponent)
     for (uint32_t fraction = 0; fraction < 1 << 23; fraction += 1 << 18)
       for (uint32_t near = 0; near < 3; ++near) amax[count++] = ((exponent << 23 | fraction) + near - 1) & 0x7FFFFFFF;
-  check_find_scales(rule, kind, amax, count, kAtEnd);
+  check_find_scales(rule, key, amax, count, kAtEnd);
 }
 
 // Every length, most without and some with a block that is not finite.
-void test_scale_lengths(ScaleRule rule, int kind) {
+void test_scale_lengths(ScaleRule rule, int key) {
   for (int64_t count = 0; count <= 200; ++count) {
     for (Place at : {kAtEnd, kAtBegin}) {
       uint32_t *const amax = reinterpret_cast<uint32_t *>(place(factors_memory, 4 * count, at));
       const uint32_t below = random_below(3) ? kFloatInfinity : kSignBit;
       for (int64_t i = 0; i < count; ++i) amax[i] = random_below(9) ? static_cast<uint32_t>(random_below(below)) : 0;
       rule.zero_scale = static_cast<uint32_t>(random_below(256));
-      snprintf(context, sizeof(context), "kind %d, %ld scales", kind, static_cast<long>(count));
-      check_find_scales(rule, kind, amax, count, at);
+      snprintf(context, sizeof(context), "%s, %ld scales", name_of_key(key), static_cast<long>(count));
+      check_find_scales(rule, key, amax, count, at);
     }
   }
 }
 
-void test_two_level() {
+void test_two_level(int key) {
   const float scales[] = {1, 0.37f, 448, 1e-3f, 3e-36f, 1.2e-38f, 1e-40f, 1e30f, 3e38f, 0, -0.5f, INFINITY};
   int number = 0;
   for (float scale : scales) {
-    const ScaleRule rule = rule_of(DLFP4_FORMAT_nvfp4, scale);
-    test_scale_lengths(rule, DLFP4_TWO_LEVEL);
-    snprintf(context, sizeof(context), "two levels, a tensor scale of %g", static_cast<double>(scale));
-    sweep_magnitudes(rule, DLFP4_TWO_LEVEL, number++ < 2 ? 251 : 4093);
+    const ScaleRule rule = rule_of(key, scale);
+    test_scale_lengths(rule, key);
+    snprintf(context, sizeof(context), "%s, a tensor scale of %g", name_of_key(key), static_cast<double>(scale));
+    sweep_magnitudes(rule, key, number++ < 2 ? 251 : 4093);
   }
 }
 
@@ -174,9 +179,7 @@ void check_carry(dlfp4_scale_rule rule, int element, uint32_t magnitude) {
 }
 
 // With every exponent: no fraction, the largest value's, and the least that rounds up; then any magnitudes.
-void test_carry(int format) {
-  if (dlfp4_formats[format].kind != DLFP4_POWER) return;
-  const int element = dlfp4_formats[format].element;
+void test_carry(int element) {
   const uint32_t of_largest = largest_of(element) & 0x7FFFFF;
   const uint32_t rounds_up = (1u << 23) - (1u << (22 - kFormats[element].mantissa));
   for (dlfp4_scale_rule rule : {DLFP4_SCALE_FLOOR, DLFP4_SCALE_RCEIL, DLFP4_SCALE_CEIL, DLFP4_SCALE_EVEN}) {
@@ -191,68 +194,82 @@ void test_carry(int format) {
   }
 }
 
-void test_powers(int format) {
-  if (dlfp4_formats[format].kind != DLFP4_POWER) return;
+void test_powers(int key) {
   for (dlfp4_scale_rule power : {DLFP4_SCALE_FLOOR, DLFP4_SCALE_RCEIL, DLFP4_SCALE_CEIL, DLFP4_SCALE_EVEN}) {
-    ScaleRule rule = rule_of(format, 1);
-    rule.carry = carry_of_power(power, rule.largest, kFormats[dlfp4_formats[format].element].mantissa);
+    ScaleRule rule = rule_of(key, 1);
+    rule.carry = carry_of_power(power, rule.largest, kFormats[kBlockKeys[key].element].mantissa);
     rule.zero_scale = 127;
-    test_scale_lengths(rule, DLFP4_POWER);
-    snprintf(context, sizeof(context), "%s, scale rule %d", dlfp4_formats[format].name, power);
-    sweep_magnitudes(rule, DLFP4_POWER, format == DLFP4_FORMAT_mxfp4 ? 251 : 1021);
+    test_scale_lengths(rule, key);
+    snprintf(context, sizeof(context), "%s, scale rule %d", name_of_key(key), power);
+    sweep_magnitudes(rule, key, kBlockKeys[key].element == DLFP4_float4_e2m1fn ? 251 : 1021);
   }
 }
 
-void test_float_scales(int format) {
-  if (dlfp4_formats[format].kind != DLFP4_LARGEST) return;
+void test_float_scales(int key) {
   for (float least : {0.0f, 1e-12f, 1e-45f, 2.0f, INFINITY}) {
     for (bool pow2 : {false, true}) {
-      ScaleRule rule = rule_of(format, 1);
+      ScaleRule rule = rule_of(key, 1);
       rule.least = bits_of(least);
       rule.pow2 = pow2;
-      test_scale_lengths(rule, DLFP4_LARGEST);
-      snprintf(context, sizeof(context), "%s, pow2 %d, at least %g", dlfp4_formats[format].name, pow2,
+      test_scale_lengths(rule, key);
+      snprintf(context, sizeof(context), "%s, pow2 %d, at least %g", name_of_key(key), pow2,
                static_cast<double>(least));
-      sweep_magnitudes(rule, DLFP4_LARGEST, 65521);
+      sweep_magnitudes(rule, key, 65521);
     }
   }
 }
 
-void check_decode_scales(int kind, const uint8_t *stored, int64_t count, float decode, Place at) {
+void check_decode_scales(int key, const uint8_t *stored, int64_t count, float decode, Place at) {
   float *const scales = reinterpret_cast<float *>(place(result_memory, 4 * count, at));
-  snprintf(context, sizeof(context), "kind %d, %ld scales, a tensor scale of %g", kind, static_cast<long>(count),
+  snprintf(context, sizeof(context), "%s, %ld scales, a tensor scale of %g", name_of_key(key), static_cast<long>(count),
            static_cast<double>(decode));
   compare(
       "decode_scales", {Output(result_memory, scales, 4 * count)},
-      [=](const BlockKernels &kernels) { return kernels.decode_scales[kind]; },
+      [=](const BlockKernels &kernels) { return kernels.decode_scales[key]; },
       [=](auto kernel) { return kernel(stored, count, decode, scales); });
 }
 
-void test_decode_scales() {
+void test_decode_scales(int key) {
   const float decodes[] = {1, 0.37f, 3e-40f, 1.5e-45f, 3e38f, 0, -2, INFINITY};
-  for (int kind : {DLFP4_TWO_LEVEL, DLFP4_POWER, DLFP4_LARGEST}) {
-    const int64_t bytes = kind == DLFP4_LARGEST ? 4 : 1;
-    for (float decode : decodes) {
-      for (int64_t i = 0; i < 256; ++i) stored_memory.begin[i] = static_cast<uint8_t>(i);
-      check_decode_scales(kind, stored_memory.begin, 256 / bytes, decode, kAtEnd);
-      for (int64_t i = 0; i < 256; ++i) check_decode_scales(kind, stored_memory.begin + i, 1, decode, kAtBegin);
-      for (int64_t count = 0; count <= 200; ++count)
-        for (Place at : {kAtEnd, kAtBegin})
-          check_decode_scales(kind, fill_bytes(stored_memory, count * bytes, at, random_below(2) ? 6 : 8), count,
-                              decode, at);
-    }
+  const int64_t bytes = bytes_of_scale(key);
+  for (float decode : decodes) {
+    for (int64_t i = 0; i < 256; ++i) stored_memory.begin[i] = static_cast<uint8_t>(i);
+    check_decode_scales(key, stored_memory.begin, 256 / bytes, decode, kAtEnd);
+    for (int64_t i = 0; i < 256; ++i) check_decode_scales(key, stored_memory.begin + i, 1, decode, kAtBegin);
+    for (int64_t count = 0; count <= 200; ++count)
+      for (Place at : {kAtEnd, kAtBegin})
+        check_decode_scales(key, fill_bytes(stored_memory, count * bytes, at, random_below(2) ? 6 : 8), count, decode,
+                            at);
   }
 }
 
 // --- All of it -------------------------------------------------------------------------------
 
+// The first key of those that kernels of scales cannot tell apart.
+bool is_first(int key) {
+  for (int other = 0; other < key; ++other)
+    if (kBlockKeys[other].element == kBlockKeys[key].element && kBlockKeys[other].scale == kBlockKeys[key].scale)
+      return false;
+  return true;
+}
+
+void test_key(int key) {
+  if (!is_first(key)) return;
+  test_decode_scales(key);
+  switch (kBlockKeys[key].kind) {
+    case DLFP4_TWO_LEVEL:
+      return test_two_level(key);
+    case DLFP4_POWER:
+      return test_carry(kBlockKeys[key].element), test_powers(key);
+    default:
+      return test_float_scales(key);
+  }
+}
+
 void test_all() {
   for (int source = 0; source < kNumSources; ++source) test_largest(source);
   for (int source = 0; source < kNumSources; ++source) test_all_halves(source);
-  test_two_level();
-  for (int format = 0; format < DLFP4_NUM_FORMATS; ++format) test_carry(format), test_powers(format);
-  for (int format : {DLFP4_FORMAT_fp8_1x128, DLFP4_FORMAT_fp8_1x128_e5m2}) test_float_scales(format);
-  test_decode_scales();
+  for (int key = 0; key < kNumKeys; ++key) test_key(key);
 }
 
 }  // namespace

@@ -114,7 +114,8 @@ Side scaled_side(Guarded *memory, Guarded *scale_memory, int number, int64_t lin
     const int64_t line = i / length, k = i % length;
     const int64_t at = format.length ? line / group * blocks + k / block : 0;
     memcpy(&scale, scales + at * item, static_cast<size_t>(item));
-    const auto worth = static_cast<double>(decode_scale(scale, format.kind, side.lines.decode));
+    const float of_block = decode_scale(kFormats[format.scale], scale);
+    const auto worth = static_cast<double>(of_block * side.lines.decode);
     values.push_back(side.values[static_cast<size_t>(line * stored + k)] * worth);
   }
   side.values = values;
