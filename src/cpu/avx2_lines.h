@@ -44,9 +44,31 @@ struct PairOfVectors {
   }
 };
 
-// Of a step's blocks, eight sums at a time: those whose scales are scales(stored), and what a row has of them.
-template <int Kind>
+// Of a step's blocks, eight sums at a time.
+template <int64_t kBlock>
 struct EightBlocks;
+
+template <>
+struct EightBlocks<16> {
+  const PairOfVectors pair;
+
+  EightBlocks(const uint8_t *codes, int i) : pair(codes, i / 2 * 4 + i % 2) {}
+
+  DLFP4_ALWAYS_INLINE __m256i multiply(const int8_t *row) const { return pair.multiply(row); }
+};
+
+template <>
+struct EightBlocks<32> {
+  const PairOfVectors low, high;
+
+  EightBlocks(const uint8_t *codes, int i) : low(codes, i), high(codes, i + 4) {}
+
+  DLFP4_ALWAYS_INLINE __m256i multiply(const int8_t *row) const {
+    return _mm256_hadd_epi32(low.multiply(row), high.multiply(row));
+  }
+};
+
+// --- Their scales ----------------------------------------------------------------------------
 
 constexpr int block_at(int lane, int64_t block) {
   int64_t b = 0;
@@ -65,32 +87,14 @@ __m128i order_scales(const uint8_t *stored, int64_t i) {
   return i == 0 ? scales : _mm_unpackhi_epi64(scales, scales);
 }
 
-template <>
-struct EightBlocks<DLFP4_TWO_LEVEL> {
-  static constexpr int64_t kBlock = 16;
-  const PairOfVectors pair;
-  const __m256 scales;
-
-  EightBlocks(const uint8_t *codes, const uint8_t *stored, int i)
-      : pair(codes, i / 2 * 4 + i % 2),
-        scales(decode_e4m3(_mm_cvtepu8_epi16(order_scales<kBlock>(stored + i / 2 * 16, i % 2)))) {}
-
-  DLFP4_ALWAYS_INLINE __m256i multiply(const int8_t *row) const { return pair.multiply(row); }
-};
-
-template <>
-struct EightBlocks<DLFP4_POWER> {
-  static constexpr int64_t kBlock = 32;
-  const PairOfVectors low, high;
-  const __m256 scales;
-
-  EightBlocks(const uint8_t *codes, const uint8_t *stored, int i)
-      : low(codes, i), high(codes, i + 4), scales(decode_e8m0(_mm256_cvtepu8_epi32(order_scales<kBlock>(stored, i)))) {}
-
-  DLFP4_ALWAYS_INLINE __m256i multiply(const int8_t *row) const {
-    return _mm256_hadd_epi32(low.multiply(row), high.multiply(row));
-  }
-};
+// What those of sums 8 * i on are worth.
+template <int Scale, int64_t kBlock>
+DLFP4_ALWAYS_INLINE inline __m256 decode_eight(const uint8_t *stored, int i) {
+  static_assert(Scale == DLFP4_float8_e4m3fn || Scale == DLFP4_float8_e8m0fnu, "scales that are decoded here");
+  const __m128i codes = order_scales<kBlock>(stored + i / 2 * 16, i % 2);
+  if constexpr (Scale == DLFP4_float8_e4m3fn) return decode_e4m3(_mm_cvtepu8_epi16(codes));
+  return decode_e8m0(_mm256_cvtepu8_epi32(codes));
+}
 
 // --- Lines -----------------------------------------------------------------------------------
 
@@ -118,23 +122,24 @@ DLFP4_ALWAYS_INLINE inline void in_rounded_steps(const uint8_t *codes, const uin
   step(last, of_last, first);
 }
 
-template <int Kind>
+template <int Scale, int64_t kBlock>
 void multiply_rounded(const uint8_t *codes, const uint8_t *scales, const IntegerRows &x, int64_t count, int64_t rows,
                       double *totals) {
-  constexpr int64_t kBlock = EightBlocks<Kind>::kBlock;
+  constexpr bool kFar = Scale == DLFP4_float8_e8m0fnu;
   in_fours(rows, [&](auto some, int64_t row) {
     __m256 sums[some()] = {};
     in_rounded_steps<kBlock>(
         codes, scales, count, [&](const uint8_t *src, const uint8_t *stored, int64_t first) DLFP4_ALWAYS_INLINE {
           for (int i = 0; i < kRoundedStep / kBlock / 8; ++i) {
-            const EightBlocks<Kind> blocks(src, stored, i);
+            const EightBlocks<kBlock> blocks(src, i);
+            const __m256 scales = decode_eight<Scale, kBlock>(stored, i);
             for (int r = 0; r < some(); ++r) {
               const int64_t at = (row + r) * x.block_pitch + first / kBlock + 8 * i;
               const __m256i corrections = load_32_bytes(reinterpret_cast<const uint8_t *>(x.corrections + at));
               const __m256i sum =
                   _mm256_add_epi32(blocks.multiply(x.values + (row + r) * x.pitch + first), corrections);
               const __m256 of_row = _mm256_loadu_ps(x.scales + at);
-              sums[r] = add_scaled<Kind == DLFP4_POWER>(_mm256_cvtepi32_ps(sum), blocks.scales, of_row, sums[r]);
+              sums[r] = add_scaled<kFar>(_mm256_cvtepi32_ps(sum), scales, of_row, sums[r]);
             }
           }
         });

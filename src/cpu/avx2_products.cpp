@@ -144,18 +144,33 @@ constexpr void add_sums(ProductKernels *kernels) {
   }
 }
 
-template <int... Row>
-constexpr ProductKernels make_kernels(std::integer_sequence<int, Row...>) {
+template <int Key, int64_t kBlock>
+constexpr void add_fp4(ProductKernels *kernels) {
+  if constexpr (is_fp4(kBlockKeys[Key], DLFP4_float8_e4m3fn, kBlock)) {
+    kernels->sum_blocks[Key] = sum_two_level<kBlock>;
+    kernels->lines.multiply_rounded[Key] = multiply_rounded<DLFP4_float8_e4m3fn, kBlock>;
+  }
+  if constexpr (is_fp4(kBlockKeys[Key], DLFP4_float8_e8m0fnu, kBlock)) {
+    kernels->sum_blocks[Key] = sum_power<kBlock>;
+    kernels->lines.multiply_rounded[Key] = multiply_rounded<DLFP4_float8_e8m0fnu, kBlock>;
+  }
+}
+
+template <int Key>
+constexpr void add_key(ProductKernels *kernels) {
+  add_scaled_sum<Avx2Dots, Key>(kernels);
+  add_fp4<Key, 16>(kernels);
+  add_fp4<Key, 32>(kernels);
+}
+
+template <int... Row, int... Key>
+constexpr ProductKernels make_kernels(std::integer_sequence<int, Row...>, std::integer_sequence<int, Key...>) {
   ProductKernels kernels = {};
   (add_sums<Row>(&kernels), ...);
-  add_scaled_sums<Avx2Dots>(&kernels);
-  kernels.sum_blocks[DLFP4_TWO_LEVEL] = sum_two_level;
-  kernels.sum_blocks[DLFP4_POWER] = sum_power;
+  (add_key<Key>(&kernels), ...);
   kernels.tiles.multiply_floats = multiply_floats;
   kernels.tiles.pack_integers = pack_integers;
   kernels.tiles.multiply_integers = multiply_integers;
-  kernels.lines.multiply_rounded[DLFP4_TWO_LEVEL] = multiply_rounded<DLFP4_TWO_LEVEL>;
-  kernels.lines.multiply_rounded[DLFP4_POWER] = multiply_rounded<DLFP4_POWER>;
   kernels.lines.spread_codes = spread_codes;
   kernels.lines.most_rounded_rows = 24;
   kernels.lines.multiply_floats = multiply_float_lines<Avx2Dots>;
@@ -166,6 +181,7 @@ constexpr ProductKernels make_kernels(std::integer_sequence<int, Row...>) {
 }  // namespace
 
 extern const ProductKernels avx2_products;
-const ProductKernels avx2_products = make_kernels(std::make_integer_sequence<int, DLFP4_NUM_DTYPES>());
+const ProductKernels avx2_products =
+    make_kernels(std::make_integer_sequence<int, DLFP4_NUM_DTYPES>(), std::make_integer_sequence<int, kNumKeys>());
 
 }  // namespace dlfp4

@@ -156,11 +156,11 @@ struct HalfScales {
 
 // Codes in order become words of which each 128 bits hold some of the same 16, so a lane sums four products of one half
 // of a step: exactly where the elements are FP6, integers below 2^24 of their units.
-template <int Row>
-double sum_scaled(const uint8_t *a, const uint8_t *b, int64_t count, int64_t block, const float *scales) {
-  constexpr int kBits = kFormats[Row].bits;
-  const Bfloats<Row> bfloats;
-  const HalfScales scale(scales, count, block);
+template <int Key>
+double sum_scaled(const uint8_t *a, const uint8_t *b, int64_t count, const float *scales) {
+  constexpr int kRow = kBlockKeys[Key].element, kBits = kFormats[kRow].bits;
+  const Bfloats<kRow> bfloats;
+  const HalfScales scale(scales, count, kBlockKeys[Key].length);
   return sum_steps<__m512, 64>(count, [&](__m512 sum, int64_t first, auto share) DLFP4_INLINE {
     const BfloatPair left = bfloats(load_codes<kBits, kInOrder>(a + first * kBits / 8, share));
     const BfloatPair right = bfloats(load_codes<kBits, kInOrder>(b + first * kBits / 8, share));

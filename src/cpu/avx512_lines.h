@@ -22,11 +22,11 @@ DLFP4_INLINE inline void add_to_totals(const __m512 (&sums)[kRows][2], double *t
 // --- A line of FP4 times rows of bfloat16 ----------------------------------------------------
 
 // Scales of 16 blocks.
-template <int Kind>
+template <int Scale>
 __m512 decode_scales(__m128i stored) {
   const __m512i codes = _mm512_cvtepu8_epi32(stored);
   __m512 scales[4];
-  const ScaleDecoder<Kind> decode = {};
+  const ScaleDecoder<Scale> decode = {};
   decode(codes, scales);
   return scales[0];
 }
@@ -44,13 +44,13 @@ DLFP4_INLINE inline SpreadCodes spread(const Bfloats<DLFP4_float4_e2m1fn> &bfloa
 __m512bh load_bfloats(const uint16_t *src) { return reinterpret_cast<__m512bh>(_mm512_loadu_si512(src)); }
 
 // 256 positions: two vectors of codes, and as many scales as a vector has, or half of them.
-template <int Kind, int kRows, class Share>
+template <int Scale, int64_t kBlock, int kRows, class Share>
 DLFP4_INLINE inline void add_spread(const Bfloats<DLFP4_float4_e2m1fn> &bfloats, const uint8_t *codes,
                                     const uint8_t *stored, const uint16_t *x, int64_t pitch, Share share,
                                     __m512 (&sums)[kRows][2]) {
-  constexpr int64_t kBlock = Kind == DLFP4_TWO_LEVEL ? 16 : 32;
+  static_assert(kBlock == 16 || kBlock == 32, "each quarter of the products' vectors is of a block");
   const __m256i stored_scales = load_scales<kBlock>(stored, share);
-  const __m512 scales = decode_scales<Kind>(_mm256_castsi256_si128(stored_scales));
+  const __m512 scales = decode_scales<Scale>(_mm256_castsi256_si128(stored_scales));
   const __m512i lanes = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
   for (int i = 0; i < 2; ++i) {
     prefetch<64>(codes + 64 * i, Whole());
@@ -71,40 +71,38 @@ DLFP4_INLINE inline void add_spread(const Bfloats<DLFP4_float4_e2m1fn> &bfloats,
   }
 }
 
-template <int Kind, int kRows>
+template <int Scale, int64_t kBlock, int kRows>
 void multiply_rows(const uint8_t *codes, const uint8_t *scales, const uint16_t *x, int64_t pitch, int64_t count,
                    double *totals) {
-  constexpr int64_t kStep = 256, kBlock = Kind == DLFP4_TWO_LEVEL ? 16 : 32;
+  constexpr int64_t kStep = 256;
   const Bfloats<DLFP4_float4_e2m1fn> bfloats;
   __m512 sums[kRows][2];
   clear(&sums);
   int64_t first = 0;
   for (; count - first >= kStep; first += kStep)
-    add_spread<Kind, kRows>(bfloats, codes + first / 2, scales + first / kBlock, x + first, pitch, Part{kStep}, sums);
+    add_spread<Scale, kBlock, kRows>(bfloats, codes + first / 2, scales + first / kBlock, x + first, pitch, Part{kStep},
+                                     sums);
   if (first < count)
-    add_spread<Kind, kRows>(bfloats, codes + first / 2, scales + first / kBlock, x + first, pitch, Part{count - first},
-                            sums);
+    add_spread<Scale, kBlock, kRows>(bfloats, codes + first / 2, scales + first / kBlock, x + first, pitch,
+                                     Part{count - first}, sums);
   add_to_totals(sums, totals);
 }
 
-template <int kRows>
-struct TwoLevelRows {
-  static constexpr auto run = multiply_rows<DLFP4_TWO_LEVEL, kRows>;
-};
+template <int Scale, int64_t kBlock>
+struct SpreadRows {
+  template <int kRows>
+  struct Of {
+    static constexpr auto run = multiply_rows<Scale, kBlock, kRows>;
+  };
 
-template <int kRows>
-struct PowerRows {
-  static constexpr auto run = multiply_rows<DLFP4_POWER, kRows>;
+  static void multiply(const uint8_t *codes, const uint8_t *scales, const uint16_t *x, int64_t pitch, int64_t count,
+                       int64_t rows, double *totals) {
+    static constexpr auto kTable = make_table<Of>(std::make_integer_sequence<int, kMostSpreadRows>());
+    in_runs_of_rows<kMostSpreadRows>(rows, [&](int64_t first, int64_t some) {
+      kTable.at[some](codes, scales, x + first * pitch, pitch, count, totals + first * kColumns);
+    });
+  }
 };
-
-template <template <int> class OfRows>
-void multiply_spread_rows(const uint8_t *codes, const uint8_t *scales, const uint16_t *x, int64_t pitch, int64_t count,
-                          int64_t rows, double *totals) {
-  static constexpr auto kTable = make_table<OfRows>(std::make_integer_sequence<int, kMostSpreadRows>());
-  in_runs_of_rows<kMostSpreadRows>(rows, [&](int64_t first, int64_t some) {
-    kTable.at[some](codes, scales, x + first * pitch, pitch, count, totals + first * kColumns);
-  });
-}
 
 // --- A line of other elements times rows of bfloat16 -----------------------------------------
 
@@ -170,9 +168,8 @@ struct ElementRows {
     static void run(const uint8_t *codes, const float *scales, int64_t block, const uint16_t *x, int64_t pitch,
                     int64_t count, double *totals) {
       const HalfScales scale(scales, count, block);
-      constexpr bool kHasShort = kFormats[Row].bits <= 8 && kFormats[Row].specials != DLFP4_FNUZ;
-      if constexpr (kHasShort)
-        if (block == 32) return multiply_steps<Row, true, kRows>(codes, scale, x, pitch, count, totals);
+      if constexpr (has_blocks(Row, kLeastElementBlock))
+        if (block == kLeastElementBlock) return multiply_steps<Row, true, kRows>(codes, scale, x, pitch, count, totals);
       multiply_steps<Row, false, kRows>(codes, scale, x, pitch, count, totals);
     }
   };
@@ -189,11 +186,11 @@ struct ElementRows {
 // --- A line of FP4 times rows of integers ----------------------------------------------------
 
 // What 512 positions' scales are worth, in the order of spread_block.
-template <int Kind>
+template <int Scale, int64_t kBlock>
 struct StepScales;
 
 template <>
-struct StepScales<DLFP4_TWO_LEVEL> {
+struct StepScales<DLFP4_float8_e4m3fn, 16> {
   static constexpr int kVectors = 2;
   const Bfloats<DLFP4_float8_e4m3fn> bfloats;
   const __m512i order = load(kScalesOf16);
@@ -208,13 +205,13 @@ struct StepScales<DLFP4_TWO_LEVEL> {
 };
 
 template <>
-struct StepScales<DLFP4_POWER> {
+struct StepScales<DLFP4_float8_e8m0fnu, 32> {
   static constexpr int kVectors = 1;
 
   template <class Share>
   DLFP4_INLINE void operator()(const uint8_t *stored, Share share, __m512 (&scales)[kVectors]) const {
     const __m128i codes = _mm256_castsi256_si128(load_scales<32>(stored, share));
-    scales[0] = decode_scales<DLFP4_POWER>(_mm_shuffle_epi8(codes, order_of_32()));
+    scales[0] = decode_scales<DLFP4_float8_e8m0fnu>(_mm_shuffle_epi8(codes, order_of_32()));
   }
 };
 
@@ -232,12 +229,11 @@ DLFP4_INLINE inline void collapse(const Products &p, __m512i (&blocks)[1]) {
 }
 
 // 512 positions: four vectors of codes. A lane of products sums eight of at most 24 * 127, which a word holds.
-template <int Kind, int kRows, class Share>
-DLFP4_INLINE inline void add_rounded(__m512i values, const StepScales<Kind> &scales_of, const uint8_t *codes,
+template <int Scale, int64_t kBlock, int kRows, class Share>
+DLFP4_INLINE inline void add_rounded(__m512i values, const StepScales<Scale, kBlock> &scales_of, const uint8_t *codes,
                                      const uint8_t *stored, const IntegerRows &x, int64_t first, Share share,
                                      __m512 (&sums)[kRows]) {
-  constexpr int kScales = StepScales<Kind>::kVectors;
-  constexpr int64_t kBlock = Kind == DLFP4_TWO_LEVEL ? 16 : 32;
+  constexpr int kScales = StepScales<Scale, kBlock>::kVectors;
   __m512 scales[kScales];
   Products products[kRows];
   scales_of(stored + first / kBlock, share, scales);
@@ -272,16 +268,16 @@ void spread_codes(const uint8_t *codes, int64_t count, int8_t *x) {
   }
 }
 
-template <int Kind>
+template <int Scale, int64_t kBlock>
 struct RoundedRows {
   template <int kRows>
   struct Of {
     static void run(const uint8_t *codes, const uint8_t *stored, const IntegerRows &x, int64_t count, double *totals) {
       const __m512i values = load(kOffsetValues);
-      const StepScales<Kind> scales;
+      const StepScales<Scale, kBlock> scales;
       __m512 sums[kRows] = {};
       in_block_steps(count, [&](int64_t first, auto share) DLFP4_INLINE {
-        add_rounded<Kind, kRows>(values, scales, codes, stored, x, first, share, sums);
+        add_rounded<Scale, kBlock, kRows>(values, scales, codes, stored, x, first, share, sums);
       });
       for (int r = 0; r < kRows; ++r) totals[r * kColumns] += add_lanes(sums[r]);
     }
@@ -329,17 +325,32 @@ constexpr bool has_line_elements(int row) {
          (kFormats[row].bits <= 8 || row == DLFP4_bfloat16);
 }
 
-template <int... Row>
-constexpr LineKernels make_lines(std::integer_sequence<int, Row...>) {
+template <int Key, int Scale, int64_t kBlock>
+constexpr void add_fp4_rows(LineKernels *kernels) {
+  if constexpr (is_fp4(kBlockKeys[Key], Scale, kBlock))
+    kernels->multiply_spread[Key] = SpreadRows<Scale, kBlock>::multiply;
+}
+
+template <int Key>
+constexpr void add_key(LineKernels *kernels) {
+  add_fp4_rows<Key, DLFP4_float8_e4m3fn, 16>(kernels);
+  add_fp4_rows<Key, DLFP4_float8_e4m3fn, 32>(kernels);
+  add_fp4_rows<Key, DLFP4_float8_e8m0fnu, 16>(kernels);
+  add_fp4_rows<Key, DLFP4_float8_e8m0fnu, 32>(kernels);
+  if constexpr (is_fp4(kBlockKeys[Key], DLFP4_float8_e4m3fn, 16))
+    kernels->multiply_rounded[Key] = RoundedRows<DLFP4_float8_e4m3fn, 16>::multiply;
+  if constexpr (is_fp4(kBlockKeys[Key], DLFP4_float8_e8m0fnu, 32))
+    kernels->multiply_rounded[Key] = RoundedRows<DLFP4_float8_e8m0fnu, 32>::multiply;
+}
+
+template <int... Row, int... Key>
+constexpr LineKernels make_lines(std::integer_sequence<int, Row...>, std::integer_sequence<int, Key...>) {
   LineKernels kernels = {};
-  kernels.multiply_spread[DLFP4_TWO_LEVEL] = multiply_spread_rows<TwoLevelRows>;
-  kernels.multiply_spread[DLFP4_POWER] = multiply_spread_rows<PowerRows>;
   const auto add = [&](auto row) {
     if constexpr (has_line_elements(row())) kernels.multiply_elements[row()] = ElementRows<row()>::multiply;
   };
   (add(std::integral_constant<int, Row>()), ...);
-  kernels.multiply_rounded[DLFP4_TWO_LEVEL] = RoundedRows<DLFP4_TWO_LEVEL>::multiply;
-  kernels.multiply_rounded[DLFP4_POWER] = RoundedRows<DLFP4_POWER>::multiply;
+  (add_key<Key>(&kernels), ...);
   kernels.spread_codes = spread_codes;
   kernels.most_rounded_rows = 4;
   kernels.multiply_floats = multiply_float_rows;

@@ -27,27 +27,34 @@ constexpr void add_sums(ProductKernels *kernels) {
   if constexpr (is_summed_as_float(Row) && kBits == 8) kernels->sum_floats[Row] = sum_float8<Row>;
 }
 
-template <int... Row>
-constexpr ProductKernels make_kernels(std::integer_sequence<int, Row...>) {
+// What is here for FP4 is for NVFP4's blocks and MXFP4's; others are left to AVX2, as are sums of FP4 by float32
+// scales.
+template <int Key>
+constexpr void add_block_sums(ProductKernels *kernels) {
+  constexpr BlockKey kKey = kBlockKeys[Key];
+  if constexpr (kFormats[kKey.element].bits >= 6 && kKey.length >= 32) kernels->sum_scaled[Key] = sum_scaled<Key>;
+  if constexpr (is_fp4(kKey, DLFP4_float8_e4m3fn, 16)) kernels->sum_blocks[Key] = sum_two_level;
+  if constexpr (is_fp4(kKey, DLFP4_float8_e8m0fnu, 32)) kernels->sum_blocks[Key] = sum_power;
+}
+
+template <int... Row, int... Key>
+constexpr ProductKernels make_kernels(std::integer_sequence<int, Row...> rows,
+                                      std::integer_sequence<int, Key...> keys) {
   ProductKernels kernels = {};
   (add_sums<Row>(&kernels), ...);
   kernels.sum_floats[DLFP4_bfloat16] = sum_bfloat16;
   kernels.sum_floats[DLFP4_float16] = sum_float16;
   kernels.sum_floats[DLFP4_float32] = sum_float32;
-  kernels.sum_blocks[DLFP4_TWO_LEVEL] = sum_two_level;
-  kernels.sum_blocks[DLFP4_POWER] = sum_power;
-  kernels.tiles = make_tiles(std::make_integer_sequence<int, DLFP4_NUM_DTYPES>());
-  kernels.lines = make_lines(std::make_integer_sequence<int, DLFP4_NUM_DTYPES>());
-  kernels.sum_scaled[element_of(DLFP4_float6_e2m3fn)] = sum_scaled<DLFP4_float6_e2m3fn>;
-  kernels.sum_scaled[element_of(DLFP4_float6_e3m2fn)] = sum_scaled<DLFP4_float6_e3m2fn>;
-  kernels.sum_scaled[element_of(DLFP4_float8_e4m3fn)] = sum_scaled<DLFP4_float8_e4m3fn>;
-  kernels.sum_scaled[element_of(DLFP4_float8_e5m2)] = sum_scaled<DLFP4_float8_e5m2>;
+  (add_block_sums<Key>(&kernels), ...);
+  kernels.tiles = make_tiles(rows, keys);
+  kernels.lines = make_lines(rows, keys);
   return kernels;
 }
 
 }  // namespace
 
 extern const ProductKernels avx512_products;
-const ProductKernels avx512_products = make_kernels(std::make_integer_sequence<int, DLFP4_NUM_DTYPES>());
+const ProductKernels avx512_products =
+    make_kernels(std::make_integer_sequence<int, DLFP4_NUM_DTYPES>(), std::make_integer_sequence<int, kNumKeys>());
 
 }  // namespace dlfp4

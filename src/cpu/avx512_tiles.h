@@ -99,11 +99,13 @@ DLFP4_INLINE inline void each_dword(const uint8_t *const *rows, int64_t lines, i
 // --- Scales ----------------------------------------------------------------------------------
 
 // Four codes a dword to floats, of which only the highest two bytes can be other than zero.
-template <int Kind>
+template <int Scale>
 struct ScaleDecoder;
 
+constexpr bool has_scale_decoder(int scale) { return scale == DLFP4_float8_e4m3fn || scale == DLFP4_float8_e8m0fnu; }
+
 template <>
-struct ScaleDecoder<DLFP4_TWO_LEVEL> {
+struct ScaleDecoder<DLFP4_float8_e4m3fn> {
   const Bfloats<DLFP4_float8_e4m3fn> bfloats;
 
   DLFP4_INLINE void operator()(__m512i codes, __m512 (&scales)[4]) const {
@@ -119,7 +121,7 @@ struct ScaleDecoder<DLFP4_TWO_LEVEL> {
 };
 
 template <>
-struct ScaleDecoder<DLFP4_POWER> {
+struct ScaleDecoder<DLFP4_float8_e8m0fnu> {
   DLFP4_INLINE void operator()(__m512i codes, __m512 (&scales)[4]) const {
     for (int i = 0; i < 4; ++i) {
       const __m512i code = _mm512_and_si512(_mm512_srli_epi32(codes, 8 * i), _mm512_set1_epi32(0xFF));
@@ -132,9 +134,9 @@ struct ScaleDecoder<DLFP4_POWER> {
   }
 };
 
-template <int Kind>
+template <int Scale>
 void pack_scale_tiles(const uint8_t *const *stored, int64_t lines, int64_t count, float *panel) {
-  const ScaleDecoder<Kind> decode = {};
+  const ScaleDecoder<Scale> decode = {};
   const uint8_t *rows[kColumns];
   alignas(64) uint8_t last[kColumns][4] = {};
   const auto store = [&](int64_t dword, int half, __m512i codes, int64_t most) DLFP4_INLINE {
@@ -481,8 +483,14 @@ constexpr bool has_element_tiles(int row) {
   return is_float(kFormats[row]) && kFormats[row].specials != DLFP4_E8M0 && kFormats[row].bits <= 8;
 }
 
-template <int... Row>
-constexpr TileKernels make_tiles(std::integer_sequence<int, Row...>) {
+template <int Key>
+constexpr void add_scale_packing(TileKernels *kernels) {
+  constexpr int kScale = kBlockKeys[Key].scale;
+  if constexpr (has_scale_decoder(kScale)) kernels->pack_scales[Key] = pack_scale_tiles<kScale>;
+}
+
+template <int... Row, int... Key>
+constexpr TileKernels make_tiles(std::integer_sequence<int, Row...>, std::integer_sequence<int, Key...>) {
   TileKernels kernels = {};
   const auto add = [&](auto row) {
     if constexpr (has_element_tiles(row())) kernels.pack_elements[row()] = pack_element_tiles<row()>;
@@ -493,8 +501,7 @@ constexpr TileKernels make_tiles(std::integer_sequence<int, Row...>) {
   kernels.pack_bfloats = pack_bfloat_tiles;
   kernels.multiply_bfloats = multiply_bfloat_tiles;
   kernels.multiply_scaled_bfloats = multiply_scaled_tiles<ScaledBfloatTile, kMostRows, 2>;
-  kernels.pack_scales[DLFP4_TWO_LEVEL] = pack_scale_tiles<DLFP4_TWO_LEVEL>;
-  kernels.pack_scales[DLFP4_POWER] = pack_scale_tiles<DLFP4_POWER>;
+  (add_scale_packing<Key>(&kernels), ...);
   kernels.pack_scaled_bfloats = pack_e2m1_bfloats;
   kernels.pack_integers = pack_integer_tiles;
   kernels.spread_integers = spread_integer_rows;

@@ -58,7 +58,7 @@ void each_stored_line(const Task &task, Multiply multiply) {
 }
 
 void multiply_spread(const Task &task) {
-  const auto multiply = task.sides.kernels->lines.multiply_spread[task.sides.b.format.row->kind];
+  const auto multiply = task.sides.kernels->lines.multiply_spread[task.sides.b.format.key];
   const uint16_t *const x = rows_of<uint16_t>(task);
   each_stored_line(task,
                    [&](int64_t first, int64_t depth, const uint8_t *codes, const uint8_t *scales, double *totals) {
@@ -67,7 +67,7 @@ void multiply_spread(const Task &task) {
 }
 
 void multiply_rounded(const Task &task) {
-  const auto multiply = task.sides.kernels->lines.multiply_rounded[task.sides.b.format.row->kind];
+  const auto multiply = task.sides.kernels->lines.multiply_rounded[task.sides.b.format.key];
   each_stored_line(
       task, [&](int64_t first, int64_t depth, const uint8_t *codes, const uint8_t *scales, double *totals) {
         multiply(codes, scales, integers_of(task.sides, task.rows, task.row, first), depth, task.count, totals);
@@ -117,7 +117,7 @@ void multiply_floats(const Task &task) {
 
 double sum_blocks(const Sides &sides, int64_t a_line, int64_t b_line) {
   uint8_t a_buffer[kMostSummed / 16], b_buffer[kMostSummed / 16];
-  const auto sum = sides.kernels->sum_blocks[sides.b.format.row->kind];
+  const auto sum = sides.kernels->sum_blocks[sides.b.format.key];
   double total = 0;
   for (int64_t first = 0; first < sides.depth; first += kMostSummed) {
     const int64_t depth = least(kMostSummed, sides.depth - first);

@@ -127,25 +127,37 @@ DLFP4_ALWAYS_INLINE inline Eight collapse(const int16x8_t (&p)[8]) {
 
 using Fp4 = Nibble<DLFP4_float4_e2m1fn>;
 
-// Eight blocks of 16, by both scales at once: a product of two float8 is exact.
+// Sums of eight blocks.
+template <int64_t kBlock>
+DLFP4_ALWAYS_INLINE inline Eight sum_eight(const Fp4 &nibbles, const uint8_t *a, const uint8_t *b) {
+  static_assert(kBlock == 16 || kBlock == 32, "a vector holds a block of 32, or two of 16");
+  int16x8_t products[8];
+  for (int i = 0; i < kBlock / 4; ++i) {
+    const uint8x16_t x = vld1q_u8(a + 16 * i), y = vld1q_u8(b + 16 * i);
+    if constexpr (kBlock == 32) {
+      products[i] = nibbles.both(x, y);
+    } else {
+      products[2 * i] = nibbles.first(x, y);
+      products[2 * i + 1] = nibbles.second(x, y);
+    }
+  }
+  return collapse(products);
+}
+
+// Eight blocks by both scales at once: a product of two float8 is exact.
+template <int64_t kBlock>
 void add_two_level(const Fp4 &nibbles, const uint8_t *a, const uint8_t *a_scales, const uint8_t *b,
                    const uint8_t *b_scales, float32x4_t (&sums)[2]) {
-  int16x8_t products[8];
-  for (int i = 0; i < 4; ++i) {
-    const uint8x16_t x = vld1q_u8(a + 16 * i), y = vld1q_u8(b + 16 * i);
-    products[2 * i] = nibbles.first(x, y);
-    products[2 * i + 1] = nibbles.second(x, y);
-  }
-  const Eight blocks = collapse(products), of_a = decode_e4m3(vld1_u8(a_scales)), of_b = decode_e4m3(vld1_u8(b_scales));
+  const Eight blocks = sum_eight<kBlock>(nibbles, a, b), of_a = decode_e4m3(vld1_u8(a_scales)),
+              of_b = decode_e4m3(vld1_u8(b_scales));
   for (int i = 0; i < 2; ++i) sums[i] = vfmaq_f32(sums[i], blocks.half[i], vmulq_f32(of_a.half[i], of_b.half[i]));
 }
 
-// Eight blocks of 32. The smaller scale goes first: what it makes is exact, or finite.
+// Eight blocks. The smaller scale goes first: what it makes is exact, or finite.
+template <int64_t kBlock>
 void add_power(const Fp4 &nibbles, const uint8_t *a, const uint8_t *a_scales, const uint8_t *b, const uint8_t *b_scales,
                float32x4_t (&sums)[2]) {
-  int16x8_t products[8];
-  for (int i = 0; i < 8; ++i) products[i] = nibbles.both(vld1q_u8(a + 16 * i), vld1q_u8(b + 16 * i));
-  const Eight blocks = collapse(products);
+  const Eight blocks = sum_eight<kBlock>(nibbles, a, b);
   const uint8x8_t of_a = vld1_u8(a_scales), of_b = vld1_u8(b_scales);
   const uint16x8_t least = vmovl_u8(vmin_u8(of_a, of_b)), most = vmovl_u8(vmax_u8(of_a, of_b));
   const uint32x4_t smaller[] = {vmovl_u16(vget_low_u16(least)), vmovl_high_u16(least)};
@@ -178,13 +190,15 @@ DLFP4_ALWAYS_INLINE inline double sum_eights(const uint8_t *a, const uint8_t *a_
   return add_lanes(sums[0]) + add_lanes(sums[1]);
 }
 
+template <int64_t kBlock>
 double sum_two_level(const uint8_t *a, const uint8_t *a_scales, const uint8_t *b, const uint8_t *b_scales,
                      int64_t count) {
-  return sum_eights<16>(a, a_scales, b, b_scales, count, add_two_level);
+  return sum_eights<kBlock>(a, a_scales, b, b_scales, count, add_two_level<kBlock>);
 }
 
+template <int64_t kBlock>
 double sum_power(const uint8_t *a, const uint8_t *a_scales, const uint8_t *b, const uint8_t *b_scales, int64_t count) {
-  return sum_eights<32>(a, a_scales, b, b_scales, count, add_power);
+  return sum_eights<kBlock>(a, a_scales, b, b_scales, count, add_power<kBlock>);
 }
 
 // --- Floats ----------------------------------------------------------------------------------
@@ -239,16 +253,27 @@ constexpr void add_sums(ProductKernels *kernels) {
   }
 }
 
-template <int... Row>
-constexpr ProductKernels make_kernels(std::integer_sequence<int, Row...>) {
+template <int Key, int64_t kBlock>
+constexpr void add_fp4(ProductKernels *kernels) {
+  if constexpr (is_fp4(kBlockKeys[Key], DLFP4_float8_e4m3fn, kBlock)) kernels->sum_blocks[Key] = sum_two_level<kBlock>;
+  if constexpr (is_fp4(kBlockKeys[Key], DLFP4_float8_e8m0fnu, kBlock)) kernels->sum_blocks[Key] = sum_power<kBlock>;
+}
+
+template <int Key>
+constexpr void add_key(ProductKernels *kernels) {
+  add_scaled_sum<NeonDots, Key>(kernels);
+  add_fp4<Key, 16>(kernels);
+  add_fp4<Key, 32>(kernels);
+}
+
+template <int... Row, int... Key>
+constexpr ProductKernels make_kernels(std::integer_sequence<int, Row...>, std::integer_sequence<int, Key...>) {
   ProductKernels kernels = {};
   (add_sums<Row>(&kernels), ...);
   kernels.sum_integers[DLFP4_float4_e2m1fn][1] = sum_nibbles<DLFP4_float4_e2m1fn>;
   kernels.sum_integers[DLFP4_int4][1] = sum_nibbles<DLFP4_int4>;
   kernels.sum_integers[DLFP4_int8][0] = sum_int8;
-  add_scaled_sums<NeonDots>(&kernels);
-  kernels.sum_blocks[DLFP4_TWO_LEVEL] = sum_two_level;
-  kernels.sum_blocks[DLFP4_POWER] = sum_power;
+  (add_key<Key>(&kernels), ...);
   kernels.lines.multiply_floats = multiply_float_lines<NeonDots>;
   (add_codes<NeonDots, Row>(&kernels.lines), ...);
   return kernels;
@@ -257,6 +282,7 @@ constexpr ProductKernels make_kernels(std::integer_sequence<int, Row...>) {
 }  // namespace
 
 extern const ProductKernels neon_products;
-const ProductKernels neon_products = make_kernels(std::make_integer_sequence<int, DLFP4_NUM_DTYPES>());
+const ProductKernels neon_products =
+    make_kernels(std::make_integer_sequence<int, DLFP4_NUM_DTYPES>(), std::make_integer_sequence<int, kNumKeys>());
 
 }  // namespace dlfp4

@@ -16,7 +16,7 @@ void fill_scales(const Sides &sides, int64_t column, int64_t columns, int64_t fi
   uint8_t buffer[kColumns][kMost];
   const int64_t count = divide_up(depth, sides.b.format.block), repeats = sides.b.format.block / block;
   for (int64_t c = 0; c < columns; ++c) stored[c] = read_stored_scales(sides.b, column + c, first, depth, buffer[c]);
-  sides.kernels->tiles.pack_scales[sides.b.format.row->kind](stored, columns, count, panel);
+  sides.kernels->tiles.pack_scales[sides.b.format.key](stored, columns, count, panel);
   for (int64_t k = depth / block - 1; repeats > 1 && k > 0; --k)
     memmove(panel + k * kColumns, panel + k / repeats * kColumns, kRow);
 }
@@ -49,11 +49,11 @@ void fill_e2m1(const Sides &sides, int64_t column, int64_t columns, int64_t firs
   uint8_t buffer[kColumns][kDepth / 2];
   const uint8_t *codes[kColumns];
   const TileKernels &tiles = sides.kernels->tiles;
-  const int64_t block = sides.form == kIntegerPanels ? sides.block : sides.b.format.block;
   for (int64_t c = 0; c < columns; ++c) codes[c] = find_whole_pairs(sides, column + c, first, depth, buffer[c]);
-  fill_scales(sides, column, columns, first, depth, block, panel->scales);
+  fill_scales(sides, column, columns, first, depth, sides.block, panel->scales);
   if (sides.form == kIntegerPanels) return tiles.pack_integers(codes, columns, depth, panel->values);
-  tiles.pack_scaled_bfloats(codes, columns, depth, panel->scales, block, reinterpret_cast<uint16_t *>(panel->values));
+  tiles.pack_scaled_bfloats(codes, columns, depth, panel->scales, sides.block,
+                            reinterpret_cast<uint16_t *>(panel->values));
 }
 
 // Float32 scales as they are; of lines that are not there, zeros.
@@ -118,7 +118,7 @@ void fill_values(const Sides &sides, int64_t column, int64_t columns, int64_t fi
 }
 
 void fill_panel(const Sides &sides, int64_t column, int64_t columns, int64_t first, int64_t depth, Panel *panel) {
-  if (sides.form != kFloatPanels && is_scaled_e2m1(sides.b))
+  if (sides.form != kFloatPanels && is_scaled_fp4(sides.b))
     return fill_e2m1(sides, column, columns, first, depth, panel);
   if (!has_floats(sides) && sides.kernels->tiles.pack_elements[sides.b.row])
     return fill_elements(sides, column, columns, first, depth, panel);

@@ -38,6 +38,25 @@ struct Ahead {
   int64_t bytes;
 };
 
+// FP4 in blocks whose scales are bytes: integers within a block. Kernels that name no key take blocks of at most
+// kMostFp4Block; longer ones are several such with the same scale.
+constexpr int64_t kMostFp4Block = 32;
+static constexpr bool is_fp4(const BlockKey &key) {
+  return key.element == DLFP4_float4_e2m1fn && kFormats[key.scale].bits == 8;
+}
+
+// Whether there are blocks of that length of an element, a row of dtypes.def.
+static constexpr bool has_blocks(int element, int64_t length) {
+  for (int place = 0; place < kNumKeys; ++place)
+    if (kBlockKeys[place].element == element && kBlockKeys[place].length == length) return true;
+  return false;
+}
+
+// FP4 with scales of one type and blocks of one length.
+static constexpr bool is_fp4(const BlockKey &key, int scale, int64_t length) {
+  return is_fp4(key) && key.scale == scale && key.length == length;
+}
+
 // Matrix products go by panels: kColumns lines of the second matrix, across which neighbours lie, from one position on.
 constexpr int64_t kColumns = 32;
 constexpr int64_t kDepth = 1024;  // positions of a panel, a multiple of every block
@@ -93,10 +112,11 @@ struct TileKernels {
   void (*pack_elements[DLFP4_NUM_DTYPES])(const uint8_t *const *codes, int64_t lines, int64_t depth,
                                           const float *scales, int64_t block, uint16_t *panel);
 
-  // panel[k][c] = what stored scale k of line c is worth, for formats with scales of a byte.
-  void (*pack_scales[DLFP4_POWER + 1])(const uint8_t *const *stored, int64_t lines, int64_t count, float *panel);
+  // panel[k][c] = what stored scale k of line c is worth, for keys with scales of a byte.
+  void (*pack_scales[kNumKeys])(const uint8_t *const *stored, int64_t lines, int64_t count, float *panel);
 
-  // The same panel of packed float4_e2m1fn, codes[c] a line's: times scales[k / block][c]. depth is a multiple of 8.
+  // The same panel of packed float4_e2m1fn, codes[c] a line's: times scales[k / block][c]. depth is a multiple of the
+  // block, 16 or 32.
   void (*pack_scaled_bfloats)(const uint8_t *const *codes, int64_t lines, int64_t depth, const float *scales,
                               int64_t block, uint16_t *panel);
 
@@ -117,12 +137,12 @@ struct TileKernels {
 // lines of float32 and panels serve.
 struct LineKernels {
   // Packed float4_e2m1fn by bfloat16 in the order of spread_bfloat, completed with zeros to 2 * kSpread; count is a
-  // multiple of the format's block.
-  void (*multiply_spread[DLFP4_POWER + 1])(const uint8_t *codes, const uint8_t *scales, const uint16_t *x,
-                                           int64_t pitch, int64_t count, int64_t rows, double *totals);
+  // multiple of the key's block, 16 or 32.
+  void (*multiply_spread[kNumKeys])(const uint8_t *codes, const uint8_t *scales, const uint16_t *x, int64_t pitch,
+                                    int64_t count, int64_t rows, double *totals);
 
   // Floats that bfloat16 holds, packed below 8 bits, by bfloat16 in order, completed with zeros to kElementStep.
-  // scales[k / block] is that of position k; block is a power of two from 32 on.
+  // scales[k / block] is that of position k; block is a power of two from kLeastElementBlock on.
   void (*multiply_elements[DLFP4_NUM_DTYPES])(const uint8_t *codes, const float *scales, int64_t block,
                                               const uint16_t *x, int64_t pitch, int64_t count, int64_t rows,
                                               double *totals);
@@ -131,9 +151,9 @@ struct LineKernels {
   void (*spread_codes)(const uint8_t *codes, int64_t count, int8_t *x);
 
   // Twice packed float4_e2m1fn by integers in the order of spread_rounded, with scales and corrections in that of
-  // spread_block; all completed with zeros to kRoundedStep. count is a multiple of the format's block.
-  void (*multiply_rounded[DLFP4_POWER + 1])(const uint8_t *codes, const uint8_t *scales, const IntegerRows &x,
-                                            int64_t count, int64_t rows, double *totals);
+  // spread_block; all completed with zeros to kRoundedStep. count is a multiple of the key's block, 16 or 32.
+  void (*multiply_rounded[kNumKeys])(const uint8_t *codes, const uint8_t *scales, const IntegerRows &x, int64_t count,
+                                     int64_t rows, double *totals);
   intptr_t most_rounded_rows;  // for which they cost less than panels; none at levels without them
 
   // Floats, packed below 8 bits, by float32 in order, completed with zeros to kFloatStep.
@@ -147,6 +167,7 @@ struct LineKernels {
 };
 
 constexpr int64_t kElementStep = 64, kFloatStep = 32, kMostCodeRows = 4;
+constexpr int64_t kLeastElementBlock = 32;
 
 // No pointer need be aligned; not one byte past what is named is read or written. Of codes below 8 bits one a byte the
 // high bits are ignored, of a packed last byte that `count` does not fill all but its own.
@@ -158,15 +179,13 @@ struct ProductKernels {
   // The same of floats of at most 32 bits, one a byte and more; count <= kMostFloats.
   double (*sum_floats[DLFP4_NUM_DTYPES])(const uint8_t *a, const uint8_t *b, int64_t count);
 
-  // The sum of scales[i / block] * a[i] * b[i] of packed elements that fill whole bytes, block a power of two from
-  // 32 on; count <= kMostSummed. The scales are finite.
-  double (*sum_scaled[kNumElements])(const uint8_t *a, const uint8_t *b, int64_t count, int64_t block,
-                                     const float *scales);
+  // The sum of scales[i / the key's block] * a[i] * b[i] of packed elements that fill whole bytes; count <=
+  // kMostSummed. The scales are finite. Null where one scale serves the whole tensor.
+  double (*sum_scaled[kNumKeys])(const uint8_t *a, const uint8_t *b, int64_t count, const float *scales);
 
-  // The same of float4_e2m1fn in blocks of 16 with float8_e4m3fn scales [DLFP4_TWO_LEVEL], or of 32 with float8_e8m0fnu
-  // ones [DLFP4_POWER]; count is a multiple of the block.
-  double (*sum_blocks[DLFP4_POWER + 1])(const uint8_t *a, const uint8_t *a_scales, const uint8_t *b,
-                                        const uint8_t *b_scales, int64_t count);
+  // The same of the keys of is_fp4 by stored scales of both sides; count is a multiple of the block.
+  double (*sum_blocks[kNumKeys])(const uint8_t *a, const uint8_t *a_scales, const uint8_t *b, const uint8_t *b_scales,
+                                 int64_t count);
 
   TileKernels tiles;
   LineKernels lines;

@@ -19,8 +19,8 @@ constexpr int64_t kMostScales = kMostRead / 16;  // read at a time
 constexpr float kLargestScale = 0x1p100f;
 constexpr int32_t kSmallestNormal = 1 << 23;  // as bits
 
-// How two lines are multiplied: as integers; as floats; as FP4 in blocks, by stored scales; as elements in blocks, by
-// the product of their scales; as float32 values.
+// How two lines are multiplied: as integers; as floats; as FP4 in blocks of one kind, by stored scales; as elements in
+// blocks of one length, by the product of their scales; as float32 values.
 enum Way { kIntegers, kFloats, kStoredBlocks, kScaledBlocks, kValues };
 
 struct Job {
@@ -41,7 +41,8 @@ bool find_way(const Reader &a, const Reader &b, Way *way) {
   const bool plain = !a.scaled && !b.scaled && a.row == b.row;
   if (plain && is_integer(a.row)) return *way = kIntegers, true;
   if (plain && is_summed_as_float(a.row)) return *way = kFloats, true;
-  *way = !have_equal_blocks(a, b) ? kValues : a.row == DLFP4_float4_e2m1fn ? kStoredBlocks : kScaledBlocks;
+  const bool stored = have_equal_blocks(a, b) && a.format.key == b.format.key && is_fp4(kBlockKeys[a.format.key]);
+  *way = stored ? kStoredBlocks : have_equal_blocks(a, b) ? kScaledBlocks : kValues;
   return is_value(a) && is_value(b);
 }
 
@@ -86,7 +87,7 @@ double sum_values(const Job &job, int64_t line, int64_t first, int64_t count) {
 
 double sum_stored_blocks(const Job &job, int64_t line, int64_t first, int64_t count) {
   alignas(64) uint8_t a_buffer[kMostSummed / 16], b_buffer[kMostSummed / 16];
-  const auto sum = job.kernels->sum_blocks[job.a.format.row->kind];
+  const auto sum = job.kernels->sum_blocks[job.a.format.key];
   const int64_t whole = count / job.a.format.block * job.a.format.block;
   const double total = add_pieces(first, whole, kMostSummed, [&](int64_t from, int64_t elements) {
     const uint8_t *const a_scales = read_stored_scales(job.a, line, from, elements, a_buffer);
@@ -126,7 +127,7 @@ double sum_some_blocks(const Job &job, int64_t line, int64_t first, int64_t coun
   if (multiply_scales(scales, others, divide_up(count, block))) return sum_values(job, line, first, count);
   const uint8_t *const a = packed_codes(job.a, line, first, count, a_buffer);
   const uint8_t *const b = packed_codes(job.b, line, first, count, b_buffer);
-  return job.kernels->sum_scaled[job.a.format.element](a, b, count, block, scales);
+  return job.kernels->sum_scaled[job.a.format.key](a, b, count, scales);
 }
 
 double sum_scaled_blocks(const Job &job, int64_t line, int64_t first, int64_t count) {

@@ -79,22 +79,24 @@ double sum_floats(const uint8_t *a, const uint8_t *b, int64_t count) {
   return sum;
 }
 
-template <int Row>
-double sum_scaled(const uint8_t *a, const uint8_t *b, int64_t count, int64_t block, const float *scales) {
+template <int Key>
+double sum_scaled(const uint8_t *a, const uint8_t *b, int64_t count, const float *scales) {
+  constexpr int kRow = kBlockKeys[Key].element;
+  constexpr int64_t kBlock = kBlockKeys[Key].length;
   double sum = 0;
-  for (int64_t first = 0; first < count; first += block, ++scales) {
-    const int64_t last = count - first < block ? count : first + block;
+  for (int64_t first = 0; first < count; first += kBlock, ++scales) {
+    const int64_t last = count - first < kBlock ? count : first + kBlock;
     double of_block = 0;
-    for (int64_t i = first; i < last; ++i) of_block += value_at<Row>(a, i) * value_at<Row>(b, i);
+    for (int64_t i = first; i < last; ++i) of_block += value_at<kRow>(a, i) * value_at<kRow>(b, i);
     sum += of_block * *scales;
   }
   return sum;
 }
 
-template <int Kind>
+template <int Key>
 double sum_blocks(const uint8_t *a, const uint8_t *a_scales, const uint8_t *b, const uint8_t *b_scales, int64_t count) {
-  constexpr int64_t kBlock = Kind == DLFP4_TWO_LEVEL ? 16 : 32;
-  constexpr Format kScale = kFormats[Kind == DLFP4_TWO_LEVEL ? DLFP4_float8_e4m3fn : DLFP4_float8_e8m0fnu];
+  constexpr int64_t kBlock = kBlockKeys[Key].length;
+  constexpr Format kScale = kFormats[kBlockKeys[Key].scale];
   double sum = 0;
   for (int64_t block = 0; block < count / kBlock; ++block) {
     const int64_t at = block * kBlock / 2;
@@ -116,20 +118,25 @@ constexpr void add_sums(ProductKernels *kernels) {
   if constexpr (is_summed_as_float(Row)) kernels->sum_floats[Row] = sum_floats<Row>;
 }
 
-template <int... Row, int... Of>
-constexpr ProductKernels make_product_kernels(std::integer_sequence<int, Row...>, std::integer_sequence<int, Of...>) {
+template <int Key>
+constexpr void add_block_sums(ProductKernels *kernels) {
+  if constexpr (kBlockKeys[Key].length > 0) kernels->sum_scaled[Key] = sum_scaled<Key>;
+  if constexpr (is_fp4(kBlockKeys[Key])) kernels->sum_blocks[Key] = sum_blocks<Key>;
+}
+
+template <int... Row, int... Key>
+constexpr ProductKernels make_product_kernels(std::integer_sequence<int, Row...>,
+                                              std::integer_sequence<int, Key...> keys) {
   ProductKernels kernels = {};
   (add_sums<Row>(&kernels), ...);
-  ((kernels.sum_scaled[Of] = sum_scaled<kElementRows[Of]>), ...);
-  kernels.sum_blocks[DLFP4_TWO_LEVEL] = sum_blocks<DLFP4_TWO_LEVEL>;
-  kernels.sum_blocks[DLFP4_POWER] = sum_blocks<DLFP4_POWER>;
-  kernels.tiles = make_tile_kernels();
+  (add_block_sums<Key>(&kernels), ...);
+  kernels.tiles = make_tile_kernels(keys);
   kernels.lines.multiply_floats = multiply_float_rows;
   return kernels;
 }
 
 constexpr ProductKernels kProductKernels = make_product_kernels(std::make_integer_sequence<int, DLFP4_NUM_DTYPES>(),
-                                                                std::make_integer_sequence<int, kNumElements>());
+                                                                std::make_integer_sequence<int, kNumKeys>());
 
 }  // namespace
 }  // namespace dlfp4

@@ -6,6 +6,8 @@
 
 #include <string.h>
 
+#include <utility>
+
 #include "../scaling.h"
 #include "product_kernels.h"
 #include "product_rules.h"
@@ -54,10 +56,9 @@ constexpr ScaleTable make_scale_table(int row) {
   return table;
 }
 
-template <int Kind>
+template <int Scale>
 void pack_scales(const uint8_t *const *stored, int64_t lines, int64_t count, float *panel) {
-  static constexpr ScaleTable kTable =
-      make_scale_table(Kind == DLFP4_POWER ? DLFP4_float8_e8m0fnu : DLFP4_float8_e4m3fn);
+  static constexpr ScaleTable kTable = make_scale_table(Scale);
   memset(panel, 0, static_cast<size_t>(count * kColumns) * sizeof(float));
   for (int64_t c = 0; c < lines; ++c)
     for (int64_t k = 0; k < count; ++k) panel[k * kColumns + c] = float_of(kTable.bits[stored[c][k]]);
@@ -98,12 +99,18 @@ void multiply_integers(const uint8_t *panel, const float *scales, const IntegerR
   }
 }
 
-constexpr TileKernels make_tile_kernels() {
+template <int Key>
+constexpr void add_scale_packing(TileKernels *kernels) {
+  constexpr int kScale = kBlockKeys[Key].scale;
+  if constexpr (kFormats[kScale].bits == 8) kernels->pack_scales[Key] = pack_scales<kScale>;
+}
+
+template <int... Key>
+constexpr TileKernels make_tile_kernels(std::integer_sequence<int, Key...>) {
   TileKernels kernels = {};
   kernels.pack_floats = pack_floats;
   kernels.multiply_floats = multiply_floats;
-  kernels.pack_scales[DLFP4_TWO_LEVEL] = pack_scales<DLFP4_TWO_LEVEL>;
-  kernels.pack_scales[DLFP4_POWER] = pack_scales<DLFP4_POWER>;
+  (add_scale_packing<Key>(&kernels), ...);
   kernels.pack_integers = pack_integers;
   kernels.spread_integers = spread_integers;
   kernels.multiply_integers = multiply_integers;

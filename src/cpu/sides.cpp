@@ -16,10 +16,15 @@ constexpr int64_t kMostFloatRows = 8;
 constexpr int64_t kMostRowsInParts = 32;  // of float32, by panels
 constexpr int64_t kLeastColumns = 64;     // for which it pays to make integers of a row of FP4
 
-// Elements times scales, but for the factor: FP4, FP6 and FP8 times a power of two or a float8 has few enough bits.
+int significant_bits(int row) { return 1 + kFormats[row].mantissa; }
+
+// Whether a bfloat16 holds elements times scales, but for the factor: a product has the bits of both, but that a power
+// of two adds none.
 bool fits_bfloat16(const Reader &reader) {
-  if (reader.scaled) return !has_float_scales(reader);
-  return reader.row == DLFP4_bfloat16 || kFormats[reader.row].bits <= 8;
+  constexpr int kMost = 1 + kFormats[DLFP4_bfloat16].mantissa;
+  if (!reader.scaled) return reader.row == DLFP4_bfloat16 || kFormats[reader.row].bits <= 8;
+  const int of_scale = significant_bits(reader.format.row->scale);
+  return significant_bits(reader.row) + (of_scale > 1 ? of_scale : 0) <= kMost;
 }
 
 bool is_whole(const Sides &sides) { return sides.length % sides.b.format.block == 0; }
@@ -40,14 +45,16 @@ bool can_scale_sums(const Sides &sides, int64_t parts) {
 
 // Whether a kernel takes b's lines as they lie: their scales need not fit a bfloat16, for they are not multiplied with.
 bool has_line_elements(const Sides &sides) {
-  return sides.kernels->lines.multiply_elements[sides.b.row] && lies_in_bytes(sides.b);
+  const bool is_long = !sides.b.scaled || sides.b.format.block >= kLeastElementBlock;
+  return is_long && sides.kernels->lines.multiply_elements[sides.b.row] && lies_in_bytes(sides.b);
 }
 
 // Parts cost less than float32 where b is FP4, which is then not decoded to it.
 Form choose_fp4(const Sides &sides, int64_t rows, int64_t parts) {
   if (!sides.kernels->tiles.multiply_bfloats || (parts > 2 && rows > kMostRowsInParts))
     return rows <= kMostFloatRows ? kFloatLines : kFloatPanels;
-  return rows * parts <= kMostSpreadRows ? kSpreadLines : kBfloatPanels;
+  const bool by_lines = rows * parts <= kMostSpreadRows && sides.kernels->lines.multiply_spread[sides.b.format.key];
+  return by_lines ? kSpreadLines : kBfloatPanels;
 }
 
 Form choose_values(const Sides &sides, int64_t rows, int64_t parts) {
@@ -61,30 +68,33 @@ Form choose_values(const Sides &sides, int64_t rows, int64_t parts) {
 }
 
 int64_t block_of(const Sides &sides) {
-  if (sides.form == kScaledPanels || !is_scaled_e2m1(sides.a)) return sides.b.format.block;
-  return least(sides.b.format.block, sides.a.format.block);
+  if (!is_scaled_fp4(sides.b)) return sides.b.format.block;
+  const int64_t of_b = least(kMostFp4Block, sides.b.format.block);
+  return is_scaled_fp4(sides.a) ? least(of_b, sides.a.format.block) : of_b;
 }
 
 // Both sides as integers; a's blocks are b's or longer where lines serve. Blocks are multiplied as they lie where
 // levels have no such lines, or rows meet few columns.
 Form choose_integers(const Sides &sides, int64_t rows, bool as_they_lie) {
   const bool by_blocks = as_they_lie && rows <= kMostBlockRows;
-  const bool by_lines = rows <= sides.kernels->lines.most_rounded_rows && block_of(sides) == sides.b.format.block;
+  const LineKernels &lines = sides.kernels->lines;
+  const bool by_lines = rows <= lines.most_rounded_rows && lines.multiply_rounded[sides.b.format.key] &&
+                        block_of(sides) == sides.b.format.block;
   if (by_lines && !(by_blocks && sides.columns < kLeastColumns)) return kRoundedLines;
   return by_blocks ? kBlockLines : kIntegerPanels;
 }
 
 Form choose_form(const Sides &sides, int64_t rows) {
-  const bool fp4 = is_scaled_e2m1(sides.b), both = fp4 && is_scaled_e2m1(sides.a);
+  const bool fp4 = is_scaled_fp4(sides.b), both = fp4 && is_scaled_fp4(sides.a);
   const int64_t parts = parts_of(sides.a);
   if (!sides.rounds && !both) return fp4 ? choose_fp4(sides, rows, parts) : choose_values(sides, rows, parts);
-  return choose_integers(sides, rows, both && sides.a.format.block == sides.b.format.block && is_whole(sides));
+  return choose_integers(sides, rows, both && sides.a.format.key == sides.b.format.key && is_whole(sides));
 }
 
 // Positions that a row is completed to, for the kernels that take whole blocks of FP4, or the codes of a dword.
 int64_t depth_of(const Sides &sides) {
   const bool any = has_floats(sides) || sides.form == kElementLines;
-  return round_up(sides.length, any ? 1 : is_scaled_e2m1(sides.b) ? sides.block : 4);
+  return round_up(sides.length, any ? 1 : is_scaled_fp4(sides.b) ? sides.block : 4);
 }
 
 }  // namespace
@@ -95,7 +105,7 @@ bool lies_in_bytes(const Reader &reader) {
   return (reader.scaled || kFormats[reader.row].bits >= 8) && reader.lines->blocks.strides[1] == 1;
 }
 
-bool is_scaled_e2m1(const Reader &reader) { return reader.scaled && reader.row == DLFP4_float4_e2m1fn; }
+bool is_scaled_fp4(const Reader &reader) { return reader.scaled && is_fp4(kBlockKeys[reader.format.key]); }
 
 dlfp4_status make_sides(const dlfp4_lines &a, const dlfp4_lines &b, int64_t rows, int64_t columns, int64_t length,
                         dlfp4_activation activation, int level, Sides *sides) {
@@ -107,7 +117,7 @@ dlfp4_status make_sides(const dlfp4_lines &a, const dlfp4_lines &b, int64_t rows
   if (!is_value(sides->a) || !is_value(sides->b)) return DLFP4_E_DTYPE;
   sides->kernels = &product_kernels(level);
   sides->rounds = activation == DLFP4_ACTIVATION_INT8;
-  if (sides->rounds && (sides->a.scaled || !is_scaled_e2m1(sides->b))) return DLFP4_E_OPTION;
+  if (sides->rounds && (sides->a.scaled || !is_scaled_fp4(sides->b))) return DLFP4_E_OPTION;
   sides->columns = columns;
   sides->length = length;
   sides->form = choose_form(*sides, rows);

@@ -36,14 +36,15 @@ struct Sides {
   int64_t columns;  // lines of b
   int64_t length;   // positions that are multiplied
   int64_t depth;    // the same, completed with zeros to whole blocks or pairs
-  int64_t block;    // of integers, and of scales that sums are multiplied with
+  int64_t block;    // of FP4 and of integers, and of scales that sums are multiplied with
 };
 
 // DLFP4_OK, or why there is no such product of `rows` lines of a and `columns` of b.
 dlfp4_status make_sides(const dlfp4_lines &a, const dlfp4_lines &b, int64_t rows, int64_t columns, int64_t length,
                         dlfp4_activation activation, int level, Sides *sides);
 
-bool is_scaled_e2m1(const Reader &reader);
+// FP4 in blocks whose scales are bytes.
+bool is_scaled_fp4(const Reader &reader);
 
 // Whether lines lie in order, and each starts on a byte.
 bool lies_in_bytes(const Reader &reader);

@@ -95,28 +95,27 @@ int64_t sum_as_floats(const uint8_t *a, const uint8_t *b, int64_t count) {
 }
 
 // Packed elements in blocks; a step lies in one.
-template <class Isa, int Row>
-double sum_scaled(const uint8_t *a, const uint8_t *b, int64_t count, int64_t block, const float *scales) {
+template <class Isa, int Key>
+double sum_scaled(const uint8_t *a, const uint8_t *b, int64_t count, const float *scales) {
   using F32 = typename Isa::F32;
-  constexpr int kBits = kFormats[Row].bits;
-  const int shift = __builtin_ctzll(static_cast<uint64_t>(block));
+  constexpr int kRow = kBlockKeys[Key].element, kBits = kFormats[kRow].bits;
+  constexpr int64_t kBlock = kBlockKeys[Key].length;
+  static_assert(kBlock % Isa::kCodes == 0, "whole steps");
   F32 sums[4] = {};
   int64_t first = 0;
   in_steps_of_both<Isa::kCodes, kBits>(a, b, count, [&](const uint8_t *x, const uint8_t *y) DLFP4_ALWAYS_INLINE {
-    const auto left = load_factors<Isa, Row, kBits>(x), right = load_factors<Isa, Row, kBits>(y);
-    const F32 scale = splat<F32>(scales[first >> shift]);
+    const auto left = load_factors<Isa, kRow, kBits>(x), right = load_factors<Isa, kRow, kBits>(y);
+    const F32 scale = splat<F32>(scales[first / kBlock]);
     for (int i = 0; i < 4; ++i) sums[i] = Isa::multiply_add(left.part[i] * right.part[i], scale, sums[i]);
     first += Isa::kCodes;
   });
   return add_up(sums);
 }
 
-template <class Isa>
-constexpr void add_scaled_sums(ProductKernels *kernels) {
-  kernels->sum_scaled[element_of(DLFP4_float6_e2m3fn)] = sum_scaled<Isa, DLFP4_float6_e2m3fn>;
-  kernels->sum_scaled[element_of(DLFP4_float6_e3m2fn)] = sum_scaled<Isa, DLFP4_float6_e3m2fn>;
-  kernels->sum_scaled[element_of(DLFP4_float8_e4m3fn)] = sum_scaled<Isa, DLFP4_float8_e4m3fn>;
-  kernels->sum_scaled[element_of(DLFP4_float8_e5m2)] = sum_scaled<Isa, DLFP4_float8_e5m2>;
+template <class Isa, int Key>
+constexpr void add_scaled_sum(ProductKernels *kernels) {
+  constexpr int64_t kBlock = kBlockKeys[Key].length;
+  if constexpr (kBlock > 0 && kBlock % Isa::kCodes == 0) kernels->sum_scaled[Key] = sum_scaled<Isa, Key>;
 }
 
 }  // namespace
