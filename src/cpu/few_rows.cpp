@@ -10,67 +10,59 @@ constexpr int64_t kBytesInCache = 32 << 10;            // of rows: they are to s
 constexpr int64_t kMostPositions = kBytesInCache / 2;  // of one row of bfloat16
 constexpr int64_t kMostScales = kMostPositions / 32;   // rows of float32 have half of these, in blocks of 16
 
-// Some rows by some lines of b.
-struct Task {
-  const Sides &sides;
-  const Rows &rows;
-  int64_t row, count, column, columns;
-  double *totals;
-};
-
 // Calls multiply(first, depth, line of b, its totals) for all positions, as many at a time as the rows have room for.
 // Kernels ask for what follows in memory; of lines in pieces that is not what is next.
 template <class Multiply>
-void each_line(const Task &task, int64_t most, Multiply multiply) {
-  const bool in_pieces = most < task.sides.depth;
-  for (int64_t first = 0; first < task.sides.depth; first += most) {
-    const int64_t depth = least(most, task.sides.depth - first);
-    for (int64_t c = 0; c < task.columns; ++c) {
-      const int64_t line = task.column + c;
-      if (in_pieces && c + 1 < task.columns)
-        prefetch_codes(task.sides.b, line + 1, first, least(depth, task.sides.length - first));
-      multiply(first, depth, line, task.totals + c);
+void each_line(const Tile &tile, int64_t most, Multiply multiply) {
+  const bool in_pieces = most < tile.sides.depth;
+  for (int64_t first = 0; first < tile.sides.depth; first += most) {
+    const int64_t depth = least(most, tile.sides.depth - first);
+    for (int64_t c = 0; c < tile.columns; ++c) {
+      const int64_t line = tile.column + c;
+      if (in_pieces && c + 1 < tile.columns)
+        prefetch_codes(tile.sides.b, line + 1, first, least(depth, tile.sides.length - first));
+      multiply(first, depth, line, tile.totals + c);
     }
   }
 }
 
-int64_t positions_in_cache(const Task &task) {
-  const int64_t fitting = kBytesInCache / item_of(task.sides) / least(task.count, 8);
+int64_t positions_in_cache(const Tile &tile) {
+  const int64_t fitting = kBytesInCache / item_of(tile.sides) / least(tile.count, 8);
   return least(kMostPositions, fitting / kDepth * kDepth);
 }
 
-// The task's rows from their first position on, of bfloat16 or float32.
+// The tile's rows from their first position on, of bfloat16 or float32.
 template <class Item>
-const Item *rows_of(const Task &task) {
-  return reinterpret_cast<const Item *>(task.rows.values) + task.row * task.rows.pitch;
+const Item *rows_of(const Tile &tile) {
+  return reinterpret_cast<const Item *>(tile.rows.values) + tile.row * tile.rows.pitch;
 }
 
 // --- By stored scales ------------------------------------------------------------------------
 
 // Calls multiply(first, depth, codes, scales, its totals) for pieces of each line.
 template <class Multiply>
-void each_stored_line(const Task &task, Multiply multiply) {
+void each_stored_line(const Tile &tile, Multiply multiply) {
   uint8_t buffer[kMostPositions / 16];
-  const Reader &b = task.sides.b;
-  each_line(task, positions_in_cache(task), [&](int64_t first, int64_t depth, int64_t line, double *totals) {
+  const Reader &b = tile.sides.b;
+  each_line(tile, positions_in_cache(tile), [&](int64_t first, int64_t depth, int64_t line, double *totals) {
     multiply(first, depth, find_codes(b, line, first), read_stored_scales(b, line, first, depth, buffer), totals);
   });
 }
 
-void multiply_spread(const Task &task) {
-  const auto multiply = task.sides.kernels->lines.multiply_spread[task.sides.b.format.key];
-  const uint16_t *const x = rows_of<uint16_t>(task);
-  each_stored_line(task,
+void multiply_spread(const Tile &tile) {
+  const auto multiply = tile.sides.kernels->lines.multiply_spread[tile.sides.b.format.key];
+  const uint16_t *const x = rows_of<uint16_t>(tile);
+  each_stored_line(tile,
                    [&](int64_t first, int64_t depth, const uint8_t *codes, const uint8_t *scales, double *totals) {
-                     multiply(codes, scales, x + first, task.rows.pitch, depth, task.count, totals);
+                     multiply(codes, scales, x + first, tile.rows.pitch, depth, tile.count, totals);
                    });
 }
 
-void multiply_rounded(const Task &task) {
-  const auto multiply = task.sides.kernels->lines.multiply_rounded[task.sides.b.format.key];
+void multiply_rounded(const Tile &tile) {
+  const auto multiply = tile.sides.kernels->lines.multiply_rounded[tile.sides.b.format.key];
   each_stored_line(
-      task, [&](int64_t first, int64_t depth, const uint8_t *codes, const uint8_t *scales, double *totals) {
-        multiply(codes, scales, integers_of(task.sides, task.rows, task.row, first), depth, task.count, totals);
+      tile, [&](int64_t first, int64_t depth, const uint8_t *codes, const uint8_t *scales, double *totals) {
+        multiply(codes, scales, integers_of(tile.sides, tile.rows, tile.row, first), depth, tile.count, totals);
       });
 }
 
@@ -89,29 +81,29 @@ void read_line_scales(const Reader &reader, int64_t line, int64_t first, int64_t
 
 // Codes as they lie, by rows of `Item`.
 template <class Item, class Kernel>
-void multiply_scaled(const Task &task, Kernel multiply) {
+void multiply_scaled(const Tile &tile, Kernel multiply) {
   float scales[kMostScales + 1];
-  const Reader &b = task.sides.b;
+  const Reader &b = tile.sides.b;
   const int64_t block = b.scaled ? b.format.block : kWholeLine;
-  const Item *const x = rows_of<Item>(task);
-  each_line(task, positions_in_cache(task), [&](int64_t first, int64_t depth, int64_t line, double *totals) {
+  const Item *const x = rows_of<Item>(tile);
+  each_line(tile, positions_in_cache(tile), [&](int64_t first, int64_t depth, int64_t line, double *totals) {
     read_line_scales(b, line, first, depth, scales);
-    multiply(find_codes(b, line, first), scales, block, x + first, task.rows.pitch, depth, task.count, totals);
+    multiply(find_codes(b, line, first), scales, block, x + first, tile.rows.pitch, depth, tile.count, totals);
   });
 }
 
 // --- Others ----------------------------------------------------------------------------------
 
 // Each line is decoded to float32, once for all rows.
-void multiply_floats(const Task &task) {
+void multiply_floats(const Tile &tile) {
   alignas(64) float values[kMostRead];
-  const auto multiply = task.sides.kernels->lines.multiply_floats;
-  const float *const x = rows_of<float>(task);
-  each_line(task, least(kMostRead, positions_in_cache(task)),
+  const auto multiply = tile.sides.kernels->lines.multiply_floats;
+  const float *const x = rows_of<float>(tile);
+  each_line(tile, least(kMostRead, positions_in_cache(tile)),
             [&](int64_t first, int64_t depth, int64_t line, double *totals) {
               const int64_t completed = round_up(depth, kFloatStep);
-              read_line(task.sides.b, line, first, depth, completed, kFromFloat32, reinterpret_cast<uint8_t *>(values));
-              multiply(values, x + first, task.rows.pitch, completed, task.count, totals);
+              read_line(tile.sides.b, line, first, depth, completed, kFromFloat32, reinterpret_cast<uint8_t *>(values));
+              multiply(values, x + first, tile.rows.pitch, completed, tile.count, totals);
             });
 }
 
@@ -128,31 +120,30 @@ double sum_blocks(const Sides &sides, int64_t a_line, int64_t b_line) {
   return total;
 }
 
-void multiply_blocks(const Task &task) {
-  for (int64_t c = 0; c < task.columns; ++c)
-    for (int64_t i = 0; i < task.count; ++i)
-      task.totals[i * kColumns + c] += sum_blocks(task.sides, task.rows.first_line + task.row + i, task.column + c);
+void multiply_blocks(const Tile &tile) {
+  for (int64_t c = 0; c < tile.columns; ++c)
+    for (int64_t i = 0; i < tile.count; ++i)
+      tile.totals[i * kColumns + c] += sum_blocks(tile.sides, tile.rows.first_line + tile.row + i, tile.column + c);
 }
 
 }  // namespace
 
-void multiply_few_rows(const Sides &sides, const Rows &rows, int64_t row, int64_t count, int64_t column,
-                       int64_t columns, double *totals) {
-  const Task task = {sides, rows, row, count, column, columns, totals};
+void multiply_few_rows(const Tile &tile) {
+  const Sides &sides = tile.sides;
   const LineKernels &lines = sides.kernels->lines;
   // Of more rows than it takes at a time, a kernel would decode the codes again.
-  const bool has_codes = count <= kMostCodeRows && lines.multiply_codes[sides.b.row] && lies_in_bytes(sides.b);
+  const bool has_codes = tile.count <= kMostCodeRows && lines.multiply_codes[sides.b.row] && lies_in_bytes(sides.b);
   switch (sides.form) {
     case kSpreadLines:
-      return multiply_spread(task);
+      return multiply_spread(tile);
     case kElementLines:
-      return multiply_scaled<uint16_t>(task, lines.multiply_elements[sides.b.row]);
+      return multiply_scaled<uint16_t>(tile, lines.multiply_elements[sides.b.row]);
     case kRoundedLines:
-      return multiply_rounded(task);
+      return multiply_rounded(tile);
     case kBlockLines:
-      return multiply_blocks(task);
+      return multiply_blocks(tile);
     default:
-      return has_codes ? multiply_scaled<float>(task, lines.multiply_codes[sides.b.row]) : multiply_floats(task);
+      return has_codes ? multiply_scaled<float>(tile, lines.multiply_codes[sides.b.row]) : multiply_floats(tile);
   }
 }
 

@@ -10,9 +10,7 @@
 
 namespace dlfp4 {
 
-// totals[i][c] += rows [row, row + count) times `columns` lines of b, from `column` on, at most kColumns.
-void multiply_few_rows(const Sides &sides, const Rows &rows, int64_t row, int64_t count, int64_t column,
-                       int64_t columns, double *totals);
+void multiply_few_rows(const Tile &tile);
 
 }  // namespace dlfp4
 

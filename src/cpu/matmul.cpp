@@ -65,7 +65,7 @@ void multiply_tile(const Job &job, int64_t row, int64_t column) {
   const int64_t parts = job.sides.parts;
   const auto multiply = has_panels(job.sides) ? multiply_panels : multiply_few_rows;
   memset(totals, 0, static_cast<size_t>(rows * parts * kColumns) * sizeof(double));
-  multiply(job.sides, job.rows, row * parts, rows * parts, column, columns, totals);
+  multiply({job.sides, job.rows, row * parts, rows * parts, column, columns, totals});
   add_parts(parts, rows, totals);
   put_totals(job, row, rows, column, columns, totals);
 }
@@ -96,24 +96,22 @@ int64_t rows_at_a_time(const Sides &sides, int64_t rows) {
   return least(rows, fitting < kGroup ? kGroup : fitting);
 }
 
-bool is_activation(const dlfp4_matmul_options &options) {
-  const int activation = number_of(options.activation);
-  return activation == DLFP4_ACTIVATION_EXACT || activation == DLFP4_ACTIVATION_INT8;
+bool is_activation(dlfp4_activation activation) {
+  const int number = number_of(activation);
+  return number == DLFP4_ACTIVATION_EXACT || number == DLFP4_ACTIVATION_INT8;
 }
 
-dlfp4_status make_job(const dlfp4_lines &a, const dlfp4_lines &b, int64_t length, const dlfp4_matrix &result,
-                      const dlfp4_matmul_options &options, Job *job) {
+dlfp4_status make_job(const Product &product, const dlfp4_matrix &result, float alpha, Job *job) {
   const int level = current_level();
   if (level < 0) return DLFP4_E_ISA;
-  if (!is_activation(options)) return DLFP4_E_OPTION;
-  const dlfp4_status status =
-      make_sides(a, b, result.rows, result.columns, length, options.activation, level, &job->sides);
+  if (!is_activation(product.activation)) return DLFP4_E_OPTION;
+  const dlfp4_status status = make_sides(product, level, &job->sides);
   if (status != DLFP4_OK) return status;
   Lines lines;
   if (!make_lines(result, kAlongRows, &lines)) return DLFP4_E_DTYPE;
   const Operand from = {DLFP4_float32, false}, to = {static_cast<uint8_t>(kSourceRows[lines.source]), false};
   job->to_result = make_plan(level, from, to, {DLFP4_NEAREST_EVEN, true, 0, 0});
-  job->factor = job->sides.a.factor * job->sides.b.factor * static_cast<double>(options.alpha);
+  job->factor = job->sides.a.factor * job->sides.b.factor * static_cast<double>(alpha);
   return DLFP4_OK;
 }
 
@@ -131,7 +129,8 @@ int64_t dlfp4_matmul_workspace(const dlfp4_lines *a, const dlfp4_lines *b, int64
                                const dlfp4_matmul_options *options) {
   using namespace dlfp4;
   Job job = {};
-  if (make_job(*a, *b, length, *result, *options, &job) != DLFP4_OK) return -1;
+  const Product product = {*a, *b, result->rows, result->columns, length, options->activation};
+  if (make_job(product, *result, options->alpha, &job) != DLFP4_OK) return -1;
   return kAlign + bytes_of_rows(job.sides, rows_at_a_time(job.sides, result->rows));
 }
 
@@ -139,7 +138,8 @@ dlfp4_status dlfp4_matmul(const dlfp4_lines *a, const dlfp4_lines *b, int64_t le
                           const dlfp4_matmul_options *options, void *workspace) {
   using namespace dlfp4;
   Job job = {};
-  const dlfp4_status status = make_job(*a, *b, length, *result, *options, &job);
+  const Product product = {*a, *b, result->rows, result->columns, length, options->activation};
+  const dlfp4_status status = make_job(product, *result, options->alpha, &job);
   if (status != DLFP4_OK || result->rows == 0 || result->columns == 0) return status;
   uint8_t *const memory = align(workspace);
   job.result = *result;

@@ -8,16 +8,22 @@
 namespace dlfp4 {
 namespace {
 
-// Scales of `columns` lines, a row of the panel a block of `block`, which b's own blocks may be a multiple of.
-void fill_scales(const Sides &sides, int64_t column, int64_t columns, int64_t first, int64_t depth, int64_t block,
-                 float *panel) {
+// The positions [first, first + depth) of some lines of b.
+struct Strip {
+  int64_t column, columns;
+  int64_t first, depth;
+};
+
+// Its scales, a row of the panel a block of `block`, which b's own blocks may be a multiple of.
+void fill_scales(const Sides &sides, const Strip &strip, int64_t block, float *panel) {
   constexpr int64_t kMost = kDepth / 16, kRow = kColumns * sizeof(float);
   const uint8_t *stored[kColumns];
   uint8_t buffer[kColumns][kMost];
-  const int64_t count = divide_up(depth, sides.b.format.block), repeats = sides.b.format.block / block;
-  for (int64_t c = 0; c < columns; ++c) stored[c] = read_stored_scales(sides.b, column + c, first, depth, buffer[c]);
-  sides.kernels->tiles.pack_scales[sides.b.format.key](stored, columns, count, panel);
-  for (int64_t k = depth / block - 1; repeats > 1 && k > 0; --k)
+  const int64_t count = divide_up(strip.depth, sides.b.format.block), repeats = sides.b.format.block / block;
+  for (int64_t c = 0; c < strip.columns; ++c)
+    stored[c] = read_stored_scales(sides.b, strip.column + c, strip.first, strip.depth, buffer[c]);
+  sides.kernels->tiles.pack_scales[sides.b.format.key](stored, strip.columns, count, panel);
+  for (int64_t k = strip.depth / block - 1; repeats > 1 && k > 0; --k)
     memmove(panel + k * kColumns, panel + k / repeats * kColumns, kRow);
 }
 
@@ -45,25 +51,25 @@ const uint8_t *find_whole_pairs(const Sides &sides, int64_t line, int64_t first,
   return buffer;
 }
 
-void fill_e2m1(const Sides &sides, int64_t column, int64_t columns, int64_t first, int64_t depth, Panel *panel) {
+void fill_fp4(const Sides &sides, const Strip &strip, Panel *panel) {
   uint8_t buffer[kColumns][kDepth / 2];
   const uint8_t *codes[kColumns];
   const TileKernels &tiles = sides.kernels->tiles;
-  for (int64_t c = 0; c < columns; ++c) codes[c] = find_whole_pairs(sides, column + c, first, depth, buffer[c]);
-  fill_scales(sides, column, columns, first, depth, sides.block, panel->scales);
-  if (sides.form == kIntegerPanels) return tiles.pack_integers(codes, columns, depth, panel->values);
-  tiles.pack_scaled_bfloats(codes, columns, depth, panel->scales, sides.block,
+  for (int64_t c = 0; c < strip.columns; ++c)
+    codes[c] = find_whole_pairs(sides, strip.column + c, strip.first, strip.depth, buffer[c]);
+  fill_scales(sides, strip, sides.block, panel->scales);
+  if (sides.form == kIntegerPanels) return tiles.pack_integers(codes, strip.columns, strip.depth, panel->values);
+  tiles.pack_scaled_bfloats(codes, strip.columns, strip.depth, panel->scales, sides.block,
                             reinterpret_cast<uint16_t *>(panel->values));
 }
 
 // Float32 scales as they are; of lines that are not there, zeros.
-void fill_float_scales(const Sides &sides, int64_t column, int64_t columns, int64_t first, int64_t depth,
-                       float *panel) {
+void fill_float_scales(const Sides &sides, const Strip &strip, float *panel) {
   float scales[kDepth / 16];
-  const int64_t count = divide_up(depth, sides.block);
+  const int64_t count = divide_up(strip.depth, sides.block);
   memset(panel, 0, static_cast<size_t>(count * kColumns) * sizeof(float));
-  for (int64_t c = 0; c < columns; ++c) {
-    read_scales(sides.b, column + c, first, depth, scales);
+  for (int64_t c = 0; c < strip.columns; ++c) {
+    read_scales(sides.b, strip.column + c, strip.first, strip.depth, scales);
     for (int64_t b = 0; b < count; ++b) panel[b * kColumns + c] = scales[b];
   }
 }
@@ -79,36 +85,36 @@ const uint8_t *read_whole_codes(const Reader &reader, int64_t line, int64_t firs
 }
 
 // Elements of at most 8 bits: times their scales, unless these are applied to sums.
-void fill_elements(const Sides &sides, int64_t column, int64_t columns, int64_t first, int64_t depth, Panel *panel) {
+void fill_elements(const Sides &sides, const Strip &strip, Panel *panel) {
   constexpr int64_t kPitch = 256;  // a multiple of the blocks whose scales are applied here
   const bool scales_elements = sides.b.scaled && sides.form == kBfloatPanels;
   const int64_t block = scales_elements ? sides.b.format.block : kPitch;
   uint8_t buffer[kColumns][kPitch];
   const uint8_t *codes[kColumns];
   uint16_t *const values = reinterpret_cast<uint16_t *>(panel->values);
-  if (scales_elements) fill_scales(sides, column, columns, first, depth, block, panel->scales);
-  if (sides.form == kScaledPanels) fill_float_scales(sides, column, columns, first, depth, panel->scales);
-  for (int64_t k = 0; k < depth; k += kPitch) {
-    const int64_t here = least(kPitch, depth - k), count = least(here, sides.length - first - k);
-    for (int64_t c = 0; c < columns; ++c)
-      codes[c] = read_whole_codes(sides.b, column + c, first + k, count, here, buffer[c]);
+  if (scales_elements) fill_scales(sides, strip, block, panel->scales);
+  if (sides.form == kScaledPanels) fill_float_scales(sides, strip, panel->scales);
+  for (int64_t k = 0; k < strip.depth; k += kPitch) {
+    const int64_t here = least(kPitch, strip.depth - k), count = least(here, sides.length - strip.first - k);
+    for (int64_t c = 0; c < strip.columns; ++c)
+      codes[c] = read_whole_codes(sides.b, strip.column + c, strip.first + k, count, here, buffer[c]);
     const float *const scales = scales_elements ? panel->scales + k / block * kColumns : nullptr;
-    sides.kernels->tiles.pack_elements[sides.b.row](codes, columns, here, scales, block, values + k * kColumns);
+    sides.kernels->tiles.pack_elements[sides.b.row](codes, strip.columns, here, scales, block, values + k * kColumns);
   }
 }
 
 // Elements of more bits, and those of levels that have no kernel for others.
-void fill_values(const Sides &sides, int64_t column, int64_t columns, int64_t first, int64_t depth, Panel *panel) {
+void fill_values(const Sides &sides, const Strip &strip, Panel *panel) {
   constexpr int64_t kPitch = 256;
   alignas(64) uint8_t rows[kColumns * kPitch * kMostItem];
   const TileKernels &tiles = sides.kernels->tiles;
   const int64_t item = item_of(sides);
-  memset(rows + columns * kPitch * item, 0, static_cast<size_t>((kColumns - columns) * kPitch * item));
-  for (int64_t k = 0; k < depth; k += kPitch) {
-    const int64_t here = least(kPitch, depth - k), count = least(here, sides.length - first - k);
-    for (int64_t c = 0; c < columns; ++c)
-      read_line(sides.b, column + c, first + k, count, here, has_floats(sides) ? kFromFloat32 : kFromBfloat16,
-                rows + c * kPitch * item);
+  memset(rows + strip.columns * kPitch * item, 0, static_cast<size_t>((kColumns - strip.columns) * kPitch * item));
+  for (int64_t k = 0; k < strip.depth; k += kPitch) {
+    const int64_t here = least(kPitch, strip.depth - k), count = least(here, sides.length - strip.first - k);
+    for (int64_t c = 0; c < strip.columns; ++c)
+      read_line(sides.b, strip.column + c, strip.first + k, count, here,
+                has_floats(sides) ? kFromFloat32 : kFromBfloat16, rows + c * kPitch * item);
     uint8_t *const place = panel->values + k * kColumns * item;
     if (sides.form == kFloatPanels)
       tiles.pack_floats(reinterpret_cast<float *>(rows), kPitch, here, reinterpret_cast<float *>(place));
@@ -117,32 +123,32 @@ void fill_values(const Sides &sides, int64_t column, int64_t columns, int64_t fi
   }
 }
 
-void fill_panel(const Sides &sides, int64_t column, int64_t columns, int64_t first, int64_t depth, Panel *panel) {
-  if (sides.form != kFloatPanels && is_scaled_fp4(sides.b))
-    return fill_e2m1(sides, column, columns, first, depth, panel);
-  if (!has_floats(sides) && sides.kernels->tiles.pack_elements[sides.b.row])
-    return fill_elements(sides, column, columns, first, depth, panel);
-  fill_values(sides, column, columns, first, depth, panel);
+void fill_panel(const Sides &sides, const Strip &strip, Panel *panel) {
+  if (sides.form != kFloatPanels && is_scaled_fp4(sides.b)) return fill_fp4(sides, strip, panel);
+  if (!has_floats(sides) && sides.kernels->tiles.pack_elements[sides.b.row]) return fill_elements(sides, strip, panel);
+  fill_values(sides, strip, panel);
 }
 
-void multiply_panel(const Sides &sides, const Rows &rows, int64_t row, int64_t count, int64_t first, int64_t depth,
-                    const Panel &panel, const Ahead &ahead, double *totals) {
+void multiply_panel(const Tile &tile, const Strip &strip, const Panel &panel, const Ahead &ahead) {
+  const Sides &sides = tile.sides;
+  const Rows &rows = tile.rows;
   const TileKernels &tiles = sides.kernels->tiles;
-  const uint8_t *const values = rows.values + (row * rows.pitch + first) * item_of(sides);
+  const int64_t first = strip.first, depth = strip.depth;
+  const uint8_t *const values = rows.values + (tile.row * rows.pitch + first) * item_of(sides);
   const auto *const bfloats = reinterpret_cast<const uint16_t *>(panel.values);
   switch (sides.form) {
     case kBfloatPanels:
-      return tiles.multiply_bfloats(bfloats, reinterpret_cast<const uint16_t *>(values), rows.pitch, depth, count,
-                                    ahead, totals);
+      return tiles.multiply_bfloats(bfloats, reinterpret_cast<const uint16_t *>(values), rows.pitch, depth, tile.count,
+                                    ahead, tile.totals);
     case kScaledPanels:
-      return tiles.multiply_scaled_bfloats(bfloats, panel.scales, bfloats_of(sides, rows, row, first), sides.block,
-                                           depth, count, ahead, totals);
+      return tiles.multiply_scaled_bfloats(bfloats, panel.scales, bfloats_of(sides, rows, tile.row, first), sides.block,
+                                           depth, tile.count, ahead, tile.totals);
     case kIntegerPanels:
-      return tiles.multiply_integers(panel.values, panel.scales, integers_of(sides, rows, row, first), sides.block,
-                                     depth, count, ahead, totals);
+      return tiles.multiply_integers(panel.values, panel.scales, integers_of(sides, rows, tile.row, first), sides.block,
+                                     depth, tile.count, ahead, tile.totals);
     default:
       return tiles.multiply_floats(reinterpret_cast<const float *>(panel.values),
-                                   reinterpret_cast<const float *>(values), rows.pitch, depth, count, totals);
+                                   reinterpret_cast<const float *>(values), rows.pitch, depth, tile.count, tile.totals);
   }
 }
 
@@ -162,28 +168,29 @@ void prefetch_next_scales(const Sides &sides, int64_t column) {
   for (int64_t c = 0; c < lines; ++c) prefetch_scales(sides.b, next + c, sides.length);
 }
 
-// Of the next tile's lines, where they lie one after another, the part that is asked for while the panel from `first`
-// on is multiplied; else what is in the cache anyway.
-Ahead find_ahead(const Sides &sides, int64_t column, int64_t first, int64_t depth, const Panel &panel) {
-  const int64_t next = column + kColumns, lines = least(kColumns, sides.columns - next);
+// Of the next tile's lines, where they lie one after another, the part that is asked for while the strip's panel is
+// multiplied; else what is in the cache anyway.
+Ahead find_ahead(const Sides &sides, const Strip &strip, const Panel &panel) {
+  const int64_t next = strip.column + kColumns, lines = least(kColumns, sides.columns - next);
   const uint8_t *const from = lines > 0 ? find_codes(sides.b, next, 0) : nullptr;
   const int64_t all = from ? lines * (from - find_codes(sides.b, next - 1, 0)) : 0;
   if (all <= 0 || all > kMostAhead) return {panel.values, 0};
-  return {from + all * first / sides.depth, all * depth / sides.depth};
+  return {from + all * strip.first / sides.depth, all * strip.depth / sides.depth};
 }
 
 }  // namespace
 
-void multiply_panels(const Sides &sides, const Rows &rows, int64_t row, int64_t count, int64_t column, int64_t columns,
-                     double *totals) {
+void multiply_panels(const Tile &tile) {
   Panel panel;
-  prefetch_next_scales(sides, column);
+  const Sides &sides = tile.sides;
+  prefetch_next_scales(sides, tile.column);
   for (int64_t first = 0; first < sides.depth; first += panel_depth(sides)) {
-    const int64_t depth = least(panel_depth(sides), sides.depth - first);
-    const Ahead ahead = find_ahead(sides, column, first, depth, panel);
-    if ((column == 0 || has_floats(sides)) && first % kPrefetched == 0) prefetch_lines(sides, column, columns, first);
-    fill_panel(sides, column, columns, first, depth, &panel);
-    multiply_panel(sides, rows, row, count, first, depth, panel, ahead, totals);
+    const Strip strip = {tile.column, tile.columns, first, least(panel_depth(sides), sides.depth - first)};
+    const Ahead ahead = find_ahead(sides, strip, panel);
+    if ((tile.column == 0 || has_floats(sides)) && first % kPrefetched == 0)
+      prefetch_lines(sides, tile.column, tile.columns, first);
+    fill_panel(sides, strip, &panel);
+    multiply_panel(tile, strip, panel, ahead);
   }
 }
 

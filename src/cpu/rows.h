@@ -24,6 +24,16 @@ Rows place_rows(const Sides &sides, int64_t rows, uint8_t *workspace);
 
 void prepare_row(const Sides &sides, const Rows &rows, int64_t i);
 
+// A part of the result: so many of the workspace's rows, a row's parts counted, by at most kColumns lines of b. What
+// they make is added to totals[i][c], in rows of kColumns.
+struct Tile {
+  const Sides &sides;
+  const Rows &rows;
+  int64_t row, count;
+  int64_t column, columns;
+  double *totals;
+};
+
 // What the kernels for integers take, of rows from one position on, a multiple of the block.
 IntegerRows integers_of(const Sides &sides, const Rows &rows, int64_t row, int64_t first);
 

@@ -107,20 +107,19 @@ bool lies_in_bytes(const Reader &reader) {
 
 bool is_scaled_fp4(const Reader &reader) { return reader.scaled && is_fp4(kBlockKeys[reader.format.key]); }
 
-dlfp4_status make_sides(const dlfp4_lines &a, const dlfp4_lines &b, int64_t rows, int64_t columns, int64_t length,
-                        dlfp4_activation activation, int level, Sides *sides) {
+dlfp4_status make_sides(const Product &product, int level, Sides *sides) {
   *sides = {};
-  dlfp4_status status = make_reader(a, level, &sides->a);
-  if (status == DLFP4_OK) status = make_reader(b, level, &sides->b);
+  dlfp4_status status = make_reader(product.a, level, &sides->a);
+  if (status == DLFP4_OK) status = make_reader(product.b, level, &sides->b);
   if (status != DLFP4_OK) return status;
-  if (a.blocks.length < length || b.blocks.length < length) return DLFP4_E_SHAPE;
+  if (least(product.a.blocks.length, product.b.blocks.length) < product.length) return DLFP4_E_SHAPE;
   if (!is_value(sides->a) || !is_value(sides->b)) return DLFP4_E_DTYPE;
   sides->kernels = &product_kernels(level);
-  sides->rounds = activation == DLFP4_ACTIVATION_INT8;
+  sides->rounds = product.activation == DLFP4_ACTIVATION_INT8;
   if (sides->rounds && (sides->a.scaled || !is_scaled_fp4(sides->b))) return DLFP4_E_OPTION;
-  sides->columns = columns;
-  sides->length = length;
-  sides->form = choose_form(*sides, rows);
+  sides->columns = product.columns;
+  sides->length = product.length;
+  sides->form = choose_form(*sides, product.rows);
   sides->parts = item_of(*sides) != 2 || sides->form == kScaledPanels ? 1 : parts_of(sides->a);
   sides->block = block_of(*sides);
   sides->depth = depth_of(*sides);

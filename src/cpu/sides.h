@@ -39,9 +39,15 @@ struct Sides {
   int64_t block;    // of FP4 and of integers, and of scales that sums are multiplied with
 };
 
-// DLFP4_OK, or why there is no such product of `rows` lines of a and `columns` of b.
-dlfp4_status make_sides(const dlfp4_lines &a, const dlfp4_lines &b, int64_t rows, int64_t columns, int64_t length,
-                        dlfp4_activation activation, int level, Sides *sides);
+// What is asked for: so many rows, lines of a, by so many columns, lines of b, each of `length` elements.
+struct Product {
+  const dlfp4_lines &a, &b;
+  int64_t rows, columns, length;
+  dlfp4_activation activation;
+};
+
+// DLFP4_OK, or why there is no such product.
+dlfp4_status make_sides(const Product &product, int level, Sides *sides);
 
 // FP4 in blocks whose scales are bytes.
 bool is_scaled_fp4(const Reader &reader);
