@@ -41,7 +41,7 @@ def test_elements_off_their_borders(dtype):
         assert host_bytes(dlfp4.cast(off.T, "float4_e2m1fn")) == host_bytes(dlfp4.cast(x.T, "float4_e2m1fn"))
 
 
-@pytest.mark.parametrize("name", ["nvfp4", "mxfp6_e2m3", "fp8_e4m3", "fp8_1x128", "fp8_128x128"])
+@pytest.mark.parametrize("name", dlfp4.formats())
 @pytest.mark.parametrize("axis", [-1, -2])
 def test_quantize_and_back_off_borders(name, axis):
     x = floats((128, 256))

@@ -178,7 +178,7 @@ def test_other_strides_equal_the_host(name, source):
     "recipe",
     ["ocp", "nvidia", "rocm", dlfp4.Recipe(scale_rule="ceil"), dlfp4.Recipe(scale_rule="ceil", rounding="toward_zero")],
 )
-@pytest.mark.parametrize("name", [name for name in FORMATS if name.startswith("mx")])
+@pytest.mark.parametrize("name", [name for name in FORMATS if dlfp4.formats()[name].kind == "power"])
 def test_recipes_equal_the_host(name, recipe):
     x = special_values((64, 256), "float32")
     device = dlfp4.asarray(x).to_device(CUDA)
@@ -197,7 +197,7 @@ def every_code_by_every_scale(name, axis):
     form = dlfp4.formats()[name]
     codes = np.broadcast_to(np.arange(256, dtype=np.uint8), (256, 256))
     scales = np.repeat(np.arange(256, dtype=np.uint8)[:, None], 256 // form.block[1], axis=1)
-    if name.startswith("mxfp8"):
+    if reference.BITS[form.element.name] == 8:
         codes, scales = (codes, scales) if axis == -1 else (codes.T, scales.T)
         data = np.ascontiguousarray(codes)
     else:
@@ -210,7 +210,9 @@ def every_code_by_every_scale(name, axis):
 
 
 @pytest.mark.parametrize("axis", [-1, -2])
-@pytest.mark.parametrize("name", [n for n in FORMATS if n.startswith(("nvfp4", "mx")) and n != "nvfp4_16x16"])
+@pytest.mark.parametrize(
+    "name", [n for n in FORMATS if dlfp4.formats()[n].scale.itemsize == 1 and dlfp4.formats()[n].block[0] == 1]
+)
 def test_every_code_by_every_scale_equals_the_host(name, axis):
     """Also scales too large to take the unit in which codes are decoded, and products beyond float32."""
     for host in every_code_by_every_scale(name, axis):
@@ -225,7 +227,7 @@ def test_every_code_by_float_scales_equals_the_host(axis):
     scales = np.resize(np.float32([1, -0.5, 1e-44, 0, -0.0, 3e38, np.inf, -np.inf, np.nan, 2**-126]), (2, 256))
     codes = np.broadcast_to(np.arange(256, dtype=np.uint8)[:, None], (256, 256))
     parts = (codes, scales) if axis == -2 else (codes.T, scales.T)
-    for name in ("fp8_1x128", "fp8_1x128_e5m2"):
+    for name in [n for n in FORMATS if dlfp4.formats()[n].block == (1, 128)]:
         host = dlfp4.ScaledTensor.from_parts(*map(np.ascontiguousarray, parts), format=name, axis=axis)
         ours = host.to_device(CUDA)
         for dtype in SOURCES:
@@ -249,7 +251,7 @@ def test_blocks_of_every_magnitude(name, source):
     both = [dlfp4.quantize(t, name, axis=(-1, -2)) for t in (dlfp4.asarray(x).to_device(CUDA), x)]
     for ours, host in zip(*both, strict=True):
         assert_equal_parts(ours, host)
-    if name.startswith("mx") and source != "float16":  # which has fewer exponents than the scales
+    if dlfp4.formats()[name].kind == "power" and source != "float16":  # which has fewer exponents than the scales
         scales = np.unique(both[1][0].scales.to_numpy().view(np.uint8))
         assert scales[0] == 0
         assert scales[-1] > 235
@@ -277,7 +279,7 @@ def test_columns_beside_one_that_is_not_finite(source):
 
 @pytest.mark.parametrize("layout", ["128x4", "8x4", "aiter"])
 @pytest.mark.parametrize("axis", [-1, -2])
-@pytest.mark.parametrize("name", ["nvfp4", "mxfp4", "mxfp8_e4m3"])
+@pytest.mark.parametrize("name", [name for name in FORMATS if dlfp4.formats()[name].scale.itemsize == 1])
 def test_scale_layouts_equal_the_host(name, axis, layout):
     x = special_values((160, 96), "bfloat16")
     device = dlfp4.asarray(x).to_device(CUDA)

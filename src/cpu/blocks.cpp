@@ -79,7 +79,8 @@ bool find_format(int number, FormatInfo *format) {
              dlfp4_dtypes[row.scale].bits / 8,
              whole ? kWholeLine : row.length,
              whole ? 1 : row.lines,
-             whole};
+             whole,
+             number};
   return true;
 }
 

@@ -44,6 +44,7 @@ struct FormatInfo {
   int64_t block;    // elements of a line that share a scale
   int64_t group;    // lines that share a scale; 1 for a whole tensor
   bool whole;       // one scale for the tensor
+  int number;       // its row of formats.def
 };
 
 // Tiles across lines that are neighbours in memory.

@@ -52,8 +52,8 @@ __device__ inline void encode_group(const QuantizeParams &p, float multiplier, b
 
 // By scaling.h alone, which makes this kernel the check of those with conversions of their own.
 template <int Kind>
-__device__ inline BlockScale exact_scale(const ScaleRule &rule, uint32_t magnitude) {
-  if constexpr (Kind == DLFP4_TWO_LEVEL) return two_level_block(rule, format_of<DLFP4_float8_e4m3fn>(), magnitude);
+__device__ inline BlockScale exact_scale(const ScaleRule &rule, Format scale, uint32_t magnitude) {
+  if constexpr (Kind == DLFP4_TWO_LEVEL) return two_level_block(rule, scale, magnitude);
   return scale_of_block<Kind>(rule, magnitude);
 }
 
@@ -69,7 +69,7 @@ __device__ inline void quantize_block(const QuantizeParams &p) {
   if (!p.whole) {
     const uint32_t largest = largest_of_block(p, b);
     zeroes = Kind != DLFP4_LARGEST && largest >= kFloatInfinity;
-    scale = exact_scale<Kind>(rule, largest);
+    scale = exact_scale<Kind>(rule, p.scale, largest);
     const int64_t rows = p.repeats ? b.last_line - b.line : 1;
     for (int64_t i = threadIdx.x % kWarpSize; i < rows; i += kWarpSize)
       store_scale<Kind>(p, p.repeats ? b.line + i : b.line / p.group, b.first / p.block, scale.stored);

@@ -270,9 +270,14 @@ constexpr bool kConvertsFp8 = true;
 constexpr bool kConvertsFp8 = false;
 #endif
 
+// The types of 8 bits that instructions convert; others go by the rule, and back by a table.
+template <int Row>
+constexpr bool kHasInstructions = Row == DLFP4_float8_e4m3fn || Row == DLFP4_float8_e5m2;
+
 // Four floats as bytes of E4M3 or E5M2, saturating; NaN is 0x7F.
 template <int Row>
 __device__ inline uint32_t bytes_of_fp8(const float *v) {
+  static_assert(kHasInstructions<Row>, "");
   uint16_t low, high;
   if constexpr (Row == DLFP4_float8_e4m3fn) {
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(v[1]), "f"(v[0]));
@@ -332,7 +337,7 @@ __device__ inline void encode_step(const EncodeParams &p, const FloatStep &step,
     float scaled[kStep];
 #pragma unroll
     for (int i = 0; i < kStep; ++i) scaled[i] = values[i] * power;
-    if constexpr (kConvertsFp8) {
+    if constexpr (kConvertsFp8 && kHasInstructions<Row>) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) words[i] = bytes_of_fp8<Row>(scaled + 4 * i);
     } else {
@@ -360,6 +365,7 @@ __device__ inline void fill_values(float *table) {
 // Two bytes of E4M3 or E5M2 as floats, by the instructions of sm_89.
 template <int Row>
 __device__ inline void floats_of_fp8(uint32_t pair, float *values) {
+  static_assert(kHasInstructions<Row>, "");
   uint32_t halves;
   if constexpr (Row == DLFP4_float8_e4m3fn)
     asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<uint16_t>(pair)));
@@ -395,7 +401,7 @@ __device__ inline void floats_of_fp6(uint32_t codes, float *values) {
 template <int Row>
 struct Values {
   static constexpr int kBits = kFormats[Row].bits;
-  static constexpr bool kByTable = kBits > 4 && !kConvertsFp8;
+  static constexpr bool kByTable = kBits > 4 && !(kConvertsFp8 && (kBits == 6 || kHasInstructions<Row>));
   static constexpr float kUnit = kBits == 4 ? 0x1p126f : kBits == 6 && kConvertsFp8 ? 1 / kPowerOfFp6<Row> : 1;
   float table[kByTable ? 1 << kBits : 1];
 
@@ -428,13 +434,18 @@ struct Values {
 };
 
 // Whether a step has a code that is not finite: adding 1 to E4M3's only NaN, or 4 to E5M2's, carries into the top bit.
+// Where -0 is the one NaN, no bit below the top one is set, and taking 1 borrows.
 template <int Row>
 __device__ inline bool has_special(const uint32_t *words) {
-  if constexpr (kFormats[Row].bits < 8) return false;
-  constexpr uint32_t kCarry = Row == DLFP4_float8_e4m3fn ? 0x01010101 : 0x04040404;
+  constexpr Format kFormat = kFormats[Row];
+  if constexpr (kFormat.bits < 8) return false;
+  constexpr bool kIsZero = kFormat.specials == DLFP4_FNUZ;
+  constexpr uint32_t kCarry = 0x01010101u << (kFormat.specials == DLFP4_IEEE ? kFormat.mantissa : 0);
   uint32_t carried = 0;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) carried |= (words[i] & 0x7F7F7F7F) + kCarry;
+  for (int i = 0; i < 4; ++i)
+    carried |=
+        kIsZero ? ((words[i] | 0x80808080) - 0x01010101 ^ 0x80808080) & words[i] : (words[i] & 0x7F7F7F7F) + kCarry;
   return carried & 0x80808080;
 }
 

@@ -9,6 +9,7 @@
 #include "../cpu/layout.h"
 #include "context.h"
 #include "jobs.h"
+#include "keys.h"
 
 namespace dlfp4 {
 namespace cuda {
@@ -19,53 +20,83 @@ struct Sides {
   bool part;  // of memory with other elements is the destination
 };
 
-// 0, 1, 2 for 4, 6 and 8 bits.
-int width_index(int bits) { return (bits - 4) / 2; }
+struct Conversion {
+  Sides sides;
+  Round round;
+  uint64_t seed;
+  uintptr_t stream;
+};
 
-// The kernel's number among a source's encoders.
-int encoder_of(int row, int bits, Round round) {
+// The memory of both sides, and the logical index of the first element.
+struct Ends {
+  const uint8_t *src;
+  uint8_t *dst;
+  int64_t first;
+};
+
+// --- Runs ------------------------------------------------------------------------------------
+
+constexpr int kMostCodeBits = 8, kMostFloatBits = 32;
+
+// From a source to a row of dtypes.def, and to codes of so many bits of any type; and back.
+constexpr KernelTable<kNumSources, DLFP4_NUM_DTYPES> kEncoders([](int source, int row) {
+  return find_kernel(KernelKey(kEncode, kSourceRows[source], row));
+});
+constexpr KernelTable<kNumSources, kMostCodeBits + 1> kBitEncoders([](int source, int bits) {
+  return find_kernel(KernelKey(kEncodeToBits, kSourceRows[source], bits));
+});
+constexpr KernelTable<DLFP4_NUM_DTYPES, kNumSources> kDecoders([](int row, int source) {
+  return find_kernel(KernelKey(kDecode, row, kSourceRows[source]));
+});
+constexpr KernelTable<kMostCodeBits + 1, kMostFloatBits + 1> kBitRecoders([](int from, int to) {
+  return find_kernel(KernelKey(kRecodeBits, from, to));
+});
+
+KernelNumber find_encoder(Sides sides, Round round) {
+  const int row = sides.dst.row, bits = spacing(sides.dst), source = source_of(sides.src.row);
+  const bool rounds = round.rounding == DLFP4_NEAREST_EVEN && kFormats[row].specials != DLFP4_E8M0;
+  if (source < 0 || !is_low(row) || !rounds) return kNoKernel;
   const bool saturates = round.saturate || kFormats[row].specials == DLFP4_FINITE;
-  const int element = element_of(row);
-  if (saturates && element >= 0 && bits == kFormats[row].bits)
-    return kKernel_encode_float32_e2m1 + element - kKernel_encode_float32_4;
-  return width_index(bits);
+  const bool has_own = saturates && bits == kFormats[row].bits && kEncoders[source][row] != kNoKernel;
+  return has_own ? kEncoders[source][row] : kBitEncoders[source][bits];
 }
 
-// The fast kernel of a contiguous run of whole steps, or -1.
-int find_run_kernel(Sides sides, Round round) {
-  constexpr int kEncoders = kKernel_encode_bfloat16_4 - kKernel_encode_float32_4;
+// Of codes to floats that hold them, or to other codes.
+KernelNumber find_recoder(Sides sides, Round round) {
+  const Format src = kFormats[sides.src.row], dst = kFormats[sides.dst.row];
   const int from = spacing(sides.src), to = spacing(sides.dst);
-  const bool plain = round.rounding == DLFP4_NEAREST_EVEN;
-  const bool same = sides.src.row == sides.dst.row;
-  const int target = source_of(sides.dst.row), source = source_of(sides.src.row);
-  if (source >= 0 && is_low(sides.dst.row) && kFormats[sides.dst.row].specials != DLFP4_E8M0 && plain)
-    return kKernel_encode_float32_4 + kEncoders * source + encoder_of(sides.dst.row, to, round);
-  if (from < 4 || to < 4) return -1;
-  if (target >= 0 && element_of(sides.src.row) >= 0 && from == kFormats[sides.src.row].bits)
-    return kKernel_values_float4_e2m1fn_float32 + kNumSources * element_of(sides.src.row) + target;
-  if (is_low(sides.src.row) && target >= 0 && holds_exactly(kFormats[sides.dst.row], kFormats[sides.src.row]))
-    return kKernel_decode_4_16 + 2 * width_index(from) + (target == kFromFloat32);
-  const bool codes = from <= 8 && to <= 8 && (same || (is_low(sides.src.row) && is_low(sides.dst.row)));
-  if (codes && (same || round.rounding != DLFP4_STOCHASTIC))
-    return kKernel_decode_4_4 + 3 * width_index(from) + width_index(to);
-  return -1;
+  if (from > kMostCodeBits || to > kMostFloatBits) return kNoKernel;
+  const bool same = sides.src.row == sides.dst.row, is_code = is_low(sides.src.row);
+  if (source_of(sides.dst.row) >= 0) return is_code && holds_exactly(dst, src) ? kBitRecoders[from][to] : kNoKernel;
+  const bool has_table = is_code && is_low(sides.dst.row) && round.rounding != DLFP4_STOCHASTIC;
+  return to <= kMostCodeBits && (same || has_table) ? kBitRecoders[from][to] : kNoKernel;
 }
 
-int convert_run(Sides sides, Round round, const uint8_t *src, uint8_t *dst, int64_t steps, uintptr_t stream) {
-  const int kernel = find_run_kernel(sides, round);
-  if (kernel < kKernel_decode_4_16) {
-    EncodeParams params = encode_params(sides.dst.row, round);
-    params.src = src;
-    params.dst = dst;
-    params.steps = steps;
-    return run(static_cast<KernelNumber>(kernel), steps, params, stream);
-  }
-  DecodeParams params = {
-      src, dst, steps, kFormats[sides.src.row], kFormats[sides.dst.row], round, sides.src.row == sides.dst.row, 1};
-  if (kernel < kKernel_values_float4_e2m1fn_float32) return run_walk(kernel, steps, params, stream);
-  params.of_thread = steps_of_thread(steps);
-  return run(static_cast<KernelNumber>(kernel), divide_up(steps, params.of_thread), params, stream);
+// The fast kernel of a contiguous run of whole steps, or kNoKernel.
+KernelNumber find_run_kernel(Sides sides, Round round) {
+  if (const KernelNumber encoder = find_encoder(sides, round); encoder != kNoKernel) return encoder;
+  const int target = source_of(sides.dst.row);
+  const bool is_packed = spacing(sides.src) == kFormats[sides.src.row].bits;
+  const KernelNumber decoder = target >= 0 && is_packed ? kDecoders[sides.src.row][target] : kNoKernel;
+  return decoder != kNoKernel ? decoder : find_recoder(sides, round);
 }
+
+int convert_run(KernelNumber kernel, const Conversion &c, const Ends &ends, int64_t steps) {
+  if (is_for(kernel, kEncode) || is_for(kernel, kEncodeToBits)) {
+    EncodeParams params = encode_params(c.sides.dst.row, c.round);
+    params.src = ends.src;
+    params.dst = ends.dst;
+    params.steps = steps;
+    return run(kernel, steps, params, c.stream);
+  }
+  const int from = c.sides.src.row, to = c.sides.dst.row;
+  DecodeParams params = {ends.src, ends.dst, steps, kFormats[from], kFormats[to], c.round, from == to, 1};
+  if (is_for(kernel, kRecodeBits)) return run_walk(kernel, steps, params, c.stream);
+  params.of_thread = steps_of_thread(steps);
+  return run(kernel, divide_up(steps, params.of_thread), params, c.stream);
+}
+
+// --- Anything --------------------------------------------------------------------------------
 
 Place make_place(const uint8_t *data, Operand operand, const Layout &layout, Side side) {
   Place place = {const_cast<uint8_t *>(data), kFormats[operand.row], spacing(operand), {}};
@@ -83,13 +114,13 @@ int group_of(const Layout &layout, Operand dst) {
   return step * spacing(dst) % 8 == 0 ? 1 : 0;
 }
 
-int convert_any(Sides sides, const Layout &layout, const uint8_t *src, uint8_t *dst, Round round, uint64_t seed,
-                int64_t first, uintptr_t stream) {
+int convert_any(const Conversion &c, const Layout &layout, const Ends &ends) {
+  const Sides &sides = c.sides;
   ConvertParams params = {};
   params.group = group_of(layout, sides.dst);
   if (params.group == 0) return refuse(DLFP4_E_SHAPE);
-  params.src = make_place(src, sides.src, layout, kSrc);
-  params.dst = make_place(dst, sides.dst, layout, kDst);
+  params.src = make_place(ends.src, sides.src, layout, kSrc);
+  params.dst = make_place(ends.dst, sides.dst, layout, kDst);
   params.ndim = layout.ndim;
   memcpy(params.extent, layout.extent, static_cast<size_t>(layout.ndim) * sizeof(int64_t));
   params.compact = sides.dst.packed && is_row_major(layout, kDst);
@@ -100,10 +131,10 @@ int convert_any(Sides sides, const Layout &layout, const uint8_t *src, uint8_t *
   params.copies = sides.src.row == sides.dst.row;
   params.shares = sides.part || !params.compact;
   params.kind = nan_rule(kFormats[sides.src.row], kFormats[sides.dst.row]);
-  params.round = round;
-  params.seed = seed;
-  params.first = static_cast<uint64_t>(first);
-  return run(kKernel_convert_any, params.groups, params, stream);
+  params.round = c.round;
+  params.seed = c.seed;
+  params.first = static_cast<uint64_t>(ends.first);
+  return run(kKernel_convert_any, params.groups, params, c.stream);
 }
 
 // Elements of 16 bytes, which are only moved, as two of eight. False for too many dimensions.
@@ -119,36 +150,39 @@ bool halve_elements(Layout *layout, Sides *sides) {
   return true;
 }
 
+// From an element of a run on.
+Ends advance(const Ends &ends, const Sides &sides, int64_t count) {
+  return {ends.src + count * spacing(sides.src) / 8, ends.dst + count * spacing(sides.dst) / 8, ends.first + count};
+}
+
 // Whole steps of a run by a fast kernel, the rest by the one for anything.
-int convert_inner(Sides sides, Layout layout, const uint8_t *src, uint8_t *dst, Round round, uint64_t seed,
-                  int64_t first, uintptr_t stream) {
+int convert_inner(const Conversion &c, Layout layout, const Ends &ends) {
+  const bool is_fast = is_run(layout) && is_aligned(ends.src, 16) && is_aligned(ends.dst, 16);
+  const KernelNumber kernel = is_fast ? find_run_kernel(c.sides, c.round) : kNoKernel;
   int64_t done = 0;
-  if (is_run(layout) && is_aligned(src, 16) && is_aligned(dst, 16) && find_run_kernel(sides, round) >= 0) {
+  if (kernel != kNoKernel) {
     const int64_t steps = layout.size / kStep;
-    if (const int status = convert_run(sides, round, src, dst, steps, stream)) return status;
+    if (const int status = convert_run(kernel, c, ends, steps)) return status;
     done = steps * kStep;
     layout.extent[0] = layout.size -= done;
   }
-  if (layout.size == 0) return 0;
-  return convert_any(sides, layout, src + done * spacing(sides.src) / 8, dst + done * spacing(sides.dst) / 8, round,
-                     seed, first + done, stream);
+  return layout.size == 0 ? 0 : convert_any(c, layout, advance(ends, c.sides, done));
 }
 
 // A launch for each place of the dimensions that kernels have no room for.
-int convert_layout(Sides sides, const Layout &layout, const uint8_t *src, uint8_t *dst, Round round, uint64_t seed,
-                   int64_t first, uintptr_t stream) {
-  if (layout.ndim <= kMostDims) return convert_inner(sides, layout, src, dst, round, seed, first, stream);
+int convert_layout(Conversion c, const Layout &layout, const Ends &ends) {
+  if (layout.ndim <= kMostDims) return convert_inner(c, layout, ends);
   Layout inner = {layout.ndim - 1, layout.size / layout.extent[0], {}, {}};
   memcpy(inner.extent, layout.extent + 1, static_cast<size_t>(inner.ndim) * sizeof(int64_t));
   for (Side side : {kSrc, kDst})
     memcpy(inner.stride[side], layout.stride[side] + 1, static_cast<size_t>(inner.ndim) * sizeof(int64_t));
-  sides.part = true;  // the others' elements lie beside
-  const int64_t from = layout.stride[kSrc][0] * spacing(sides.src), to = layout.stride[kDst][0] * spacing(sides.dst);
+  c.sides.part = true;  // the others' elements lie beside
+  const int64_t from = layout.stride[kSrc][0] * spacing(c.sides.src);
+  const int64_t to = layout.stride[kDst][0] * spacing(c.sides.dst);
   if (from % 8 != 0 || to % 8 != 0) return refuse(DLFP4_E_SHAPE);
   for (int64_t i = 0; i < layout.extent[0]; ++i) {
-    const int status =
-        convert_layout(sides, inner, src + i * from / 8, dst + i * to / 8, round, seed, first + i * inner.size, stream);
-    if (status != 0) return status;
+    const Ends of_place = {ends.src + i * from / 8, ends.dst + i * to / 8, ends.first + i * inner.size};
+    if (const int status = convert_layout(c, inner, of_place)) return status;
   }
   return 0;
 }
@@ -163,14 +197,15 @@ extern "C" int dlfp4_cuda_convert(int device, uintptr_t stream, const dlfp4_view
   using namespace dlfp4::cuda;
   const CurrentContext context(device);
   if (context.status()) return context.status();
-  Sides sides = {{}, {}, dst->part != 0};
-  Layout layout;
   const Round round = options ? Round{options->rounding, options->saturate != 0} : Round{DLFP4_NEAREST_EVEN, true};
+  Conversion conversion = {{{}, {}, dst->part != 0}, round, options ? options->seed : 0, stream};
+  Sides &sides = conversion.sides;
+  Layout layout;
   if (!find_operand(*src, &sides.src) || !find_operand(*dst, &sides.dst)) return refuse(DLFP4_E_DTYPE);
   if (!are_convertible(sides.src, sides.dst)) return refuse(DLFP4_E_DTYPE);
   if (!collapse(*src, *dst, &layout)) return refuse(DLFP4_E_SHAPE);
   if (layout.size == 0) return 0;
   if (kFormats[sides.dst.row].bits == 128 && !halve_elements(&layout, &sides)) return refuse(DLFP4_E_SHAPE);
-  return convert_layout(sides, layout, static_cast<const uint8_t *>(src->data), static_cast<uint8_t *>(dst->data),
-                        round, options ? options->seed : 0, 0, stream);
+  const Ends ends = {static_cast<const uint8_t *>(src->data), static_cast<uint8_t *>(dst->data), 0};
+  return convert_layout(conversion, layout, ends);
 }

@@ -9,6 +9,7 @@
 #include "../cpu/product_rules.h"
 #include "context.h"
 #include "jobs.h"
+#include "keys.h"
 
 namespace dlfp4 {
 namespace cuda {
@@ -45,7 +46,9 @@ void describe_blocks(const dlfp4_blocks &blocks, const FormatInfo &format, DotSi
   side->padded_columns = scales.padded_columns;
   side->line_shift = log2_of(scales.lines_per_row);
   side->block_shift = log2_of(format.block);
+  side->key = format.key;
   side->kind = format.row->kind;
+  side->scale = kFormats[format.row->scale];
 }
 
 // A scale of the whole tensor alone is the tensor's scale.
@@ -104,54 +107,36 @@ bool starts_on(const DotSide &side, const DotParams &p, int64_t bytes) {
 
 int64_t bytes_of_step(const DotSide &side) { return side.bits >= 8 ? 16 : side.bits == 6 ? 4 : side.bits * kStep / 8; }
 
-// Of two types as they are packed, plain or in blocks.
-struct PairKernel {
-  int a, b;
-  KernelNumber kernel;
-};
+// Of two types as they are packed: by vectors of 16 bytes without scales, by steps with or without.
+constexpr KernelList<DLFP4_NUM_DTYPES> kVectorKernels([](int row) {
+  return find_kernel(KernelKey(kDotVectors, row, row));
+});
+constexpr KernelTable<DLFP4_NUM_DTYPES, DLFP4_NUM_DTYPES> kStepKernels([](int a, int b) {
+  return find_kernel(KernelKey(kDotSteps, a, b));
+});
 
-constexpr PairKernel kPlainKernels[] = {
-    {DLFP4_int4, DLFP4_int4, kKernel_dot_int4},
-    {DLFP4_uint4, DLFP4_uint4, kKernel_dot_uint4},
-    {DLFP4_int8, DLFP4_int8, kKernel_dot_int8},
-    {DLFP4_uint8, DLFP4_uint8, kKernel_dot_uint8},
-    {DLFP4_float4_e2m1fn, DLFP4_float4_e2m1fn, kKernel_dot_float4_e2m1fn},
-    {DLFP4_float8_e4m3fn, DLFP4_float8_e4m3fn, kKernel_dot_float8_e4m3fn},
-    {DLFP4_float8_e5m2, DLFP4_float8_e5m2, kKernel_dot_float8_e5m2},
-    {DLFP4_bfloat16, DLFP4_bfloat16, kKernel_dot_bfloat16},
-    {DLFP4_float16, DLFP4_float16, kKernel_dot_float16},
-    {DLFP4_float32, DLFP4_float32, kKernel_dot_float32},
-};
+// Both sides in blocks of one kind.
+constexpr KernelList<kNumKeys> kBlockKernels([](int place) {
+  const BlockKey &key = kBlockKeys[place];
+  return find_kernel(KernelKey(kDotBlocks, key.element, key.element, key.scale, key.kind, key.length));
+});
 
-constexpr PairKernel kStepKernels[] = {
-    {DLFP4_bfloat16, DLFP4_float4_e2m1fn, kKernel_dot_bfloat16_float4_e2m1fn},
-    {DLFP4_float16, DLFP4_float4_e2m1fn, kKernel_dot_float16_float4_e2m1fn},
-    {DLFP4_bfloat16, DLFP4_float8_e4m3fn, kKernel_dot_bfloat16_float8_e4m3fn},
-    {DLFP4_float16, DLFP4_float8_e4m3fn, kKernel_dot_float16_float8_e4m3fn},
-    {DLFP4_float8_e4m3fn, DLFP4_float8_e4m3fn, kKernel_dot_float8_e4m3fn_float8_e4m3fn},
-};
-
-// kKernel_dot_steps where none is for these types.
-template <size_t Count>
-KernelNumber find_pair(const PairKernel (&known)[Count], const DotSide &a, const DotSide &b) {
-  for (const PairKernel &pair : known)
-    if (pair.a == a.row && pair.b == b.row) return pair.kernel;
-  return kKernel_dot_steps;
-}
-
-// Whether the scales of two neighbouring blocks are neighbours, from an even one on.
-bool has_pairs_of_scales(const DotSide &side) {
+// Whether the scales of a vector's blocks are neighbours, from its first block on.
+bool has_scales_together(const DotSide &side) {
+  const int64_t blocks = 128 / side.bits >> side.block_shift;
+  if (blocks <= 1) return true;
   if (side.layout == DLFP4_LAYOUT_linear) return side.scale_step == 1;
-  return dlfp4_layouts[side.layout].run % 2 == 0;
+  return dlfp4_layouts[side.layout].run % blocks == 0;
 }
 
-// For vectors of 16 bytes on both sides.
 KernelNumber find_vector_kernel(const DotSide &a, const DotSide &b) {
-  if (!a.scales && !b.scales) return find_pair(kPlainKernels, a, b);
-  const bool alike = a.row == DLFP4_float4_e2m1fn && b.row == a.row && a.scales && b.scales && a.kind == b.kind;
-  if (alike && a.kind == DLFP4_POWER) return kKernel_dot_mxfp4;
-  return alike && has_pairs_of_scales(a) && has_pairs_of_scales(b) ? kKernel_dot_nvfp4 : kKernel_dot_steps;
+  if (!a.scales && !b.scales) return a.row == b.row ? kVectorKernels[a.row] : kNoKernel;
+  const bool are_alike = a.scales && b.scales && a.key == b.key;
+  return are_alike && has_scales_together(a) && has_scales_together(b) ? kBlockKernels[a.key] : kNoKernel;
 }
+
+// Whether kernels of two known types decode the side's scales.
+bool has_known_scales(const DotSide &side) { return !side.scales || is_fast_scale(kBlockKeys[side.key]); }
 
 bool is_packed(const DotSide &side) { return side.bits == side.element.bits; }
 
@@ -160,12 +145,14 @@ KernelNumber find_dot_kernel(DotParams *p) {
   if (!starts_on(p->a, *p, bytes_of_step(p->a)) || !starts_on(p->b, *p, bytes_of_step(p->b))) return kKernel_dot_any;
   if (!is_packed(p->a) || !is_packed(p->b)) return kKernel_dot_steps;
   const bool vectors = starts_on(p->a, *p, 16) && starts_on(p->b, *p, 16);
-  KernelNumber kernel = vectors ? find_vector_kernel(p->a, p->b) : kKernel_dot_steps;
-  if (kernel == kKernel_dot_steps) kernel = find_pair(kStepKernels, p->a, p->b);
-  if (kernel != kKernel_dot_steps) return kernel;
-  kernel = find_pair(kStepKernels, p->b, p->a);
-  if (kernel != kKernel_dot_steps) std::swap(p->a, p->b);
-  return kernel;
+  const KernelNumber of_vectors = vectors ? find_vector_kernel(p->a, p->b) : kNoKernel;
+  if (of_vectors != kNoKernel) return of_vectors;
+  if (!has_known_scales(p->a) || !has_known_scales(p->b)) return kKernel_dot_steps;
+  const KernelNumber of_steps = kStepKernels[p->a.row][p->b.row], turned = kStepKernels[p->b.row][p->a.row];
+  if (of_steps != kNoKernel) return of_steps;
+  if (turned == kNoKernel) return kKernel_dot_steps;
+  std::swap(p->a, p->b);
+  return turned;
 }
 
 // --- Launches --------------------------------------------------------------------------------

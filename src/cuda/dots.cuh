@@ -87,14 +87,16 @@ __device__ inline void fill_dot_table(const DotSide &side, float *table) {
   if (side.bits <= 8 && threadIdx.x < 256) table[threadIdx.x] = value_by_rule(side, threadIdx.x);
 }
 
+__device__ inline uint32_t stored_scale(const DotSide &side, int64_t line, int64_t position) {
+  const int64_t place = place_of_scale(side.layout, side.scale_stride, side.scale_step, side.padded_columns,
+                                       line >> side.line_shift, position >> side.block_shift);
+  return side.kind == DLFP4_LARGEST ? reinterpret_cast<const uint32_t *>(side.scales)[place] : side.scales[place];
+}
+
 // Of a block, or 1.
 __device__ inline float block_scale(const DotSide &side, int64_t line, int64_t position) {
   if (side.scales == nullptr) return 1;
-  const int64_t place = place_of_scale(side.layout, side.scale_stride, side.scale_step, side.padded_columns,
-                                       line >> side.line_shift, position >> side.block_shift);
-  const uint32_t stored =
-      side.kind == DLFP4_LARGEST ? reinterpret_cast<const uint32_t *>(side.scales)[place] : side.scales[place];
-  return decode_fast(side.kind, stored, 1.0f);
+  return decode_any(side.kind, side.scale, stored_scale(side, line, position), 1.0f);
 }
 
 __device__ inline uint64_t load_element(const DotSide &side, int64_t element) {
@@ -178,6 +180,7 @@ __device__ inline void load_words(const uint8_t *from, int bits, uint32_t *words
 // Four bytes of a float8; without the instructions of sm_89 through the bits of a float16 or float32.
 template <int Row>
 __device__ inline void unpack_fp8(uint32_t word, float *values) {
+  static_assert(kHasInstructions<Row>, "");
 #pragma unroll
   for (int i = 0; i < 4; i += 2) {
     const uint32_t low = word >> 8 * i & 0xFF, high = word >> 8 * i & 0xFF00;
@@ -272,7 +275,7 @@ struct KnownStep {
 
   __device__ void load(const DotSide &side, int64_t line, int64_t first) {
     load_words<kFormats[Row].bits>(bytes_at(side, line, first), words);
-    scale = block_scale(side, line, first);
+    scale = side.scales == nullptr ? 1 : decode_fast(side.kind, stored_scale(side, line, first), 1.0f);
   }
 
   __device__ void decode(float *values) const {
@@ -456,9 +459,10 @@ struct TwoLevelSum {
   __device__ double total() const { return sum * 0.25; }
 };
 
-// Blocks of 32: the product of two powers of two is one of float64.
+// Blocks of 16 or 32: the product of two powers of two is one of float64.
+template <int Length>
 struct PowerSum {
-  using Scales = StoredScales<1>;
+  using Scales = StoredScales<32 / Length>;
   static constexpr int kElements = 32;
   double sum = 0;
 
@@ -468,9 +472,15 @@ struct PowerSum {
   }
 
   __device__ void add(uint4 a, uint4 b, Scales scales) {
-    int of_block = add_e2m1(add_e2m1(0, a.x, b.x), a.y, b.y);
-    of_block = add_e2m1(add_e2m1(of_block, a.z, b.z), a.w, b.w);
-    sum += of_block * power(scales.a[0], scales.b[0]);
+    const uint32_t of_a[] = {a.x, a.y, a.z, a.w}, of_b[] = {b.x, b.y, b.z, b.w};
+#pragma unroll
+    for (int block = 0; block < 32 / Length; ++block) {
+      int of_block = 0;
+#pragma unroll
+      for (int i = block * Length / 8; i < (block + 1) * Length / 8; ++i)
+        of_block = add_e2m1(of_block, of_a[i], of_b[i]);
+      sum += of_block * power(scales.a[block], scales.b[block]);
+    }
   }
 
   __device__ double total() const { return sum * 0.25; }

@@ -19,8 +19,8 @@ using namespace dlfp4::cuda;
     wait_for_kernel_before();                                                                            \
     body;                                                                                                \
   }
-#define DLFP4_CUDA_KERNEL(name, parameters, body) DLFP4_CUDA_WAITING(name, parameters, body, kThreads)
-#define DLFP4_CUDA_LEAN(name, parameters, body) DLFP4_CUDA_WAITING(name, parameters, body, kThreads, 4)
-#define DLFP4_CUDA_PRODUCT(name, parameters, threads, body) \
+#define DLFP4_CUDA_KERNEL(name, key, parameters, body) DLFP4_CUDA_WAITING(name, parameters, body, kThreads)
+#define DLFP4_CUDA_LEAN(name, key, parameters, body) DLFP4_CUDA_WAITING(name, parameters, body, kThreads, 4)
+#define DLFP4_CUDA_PRODUCT(name, key, parameters, threads, body) \
   extern "C" __global__ void __launch_bounds__(threads, 1) name(const __grid_constant__ parameters p) { body; }
 #include "kernels.def"

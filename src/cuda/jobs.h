@@ -26,7 +26,7 @@ int run(KernelNumber kernel, int64_t threads, Params params, uintptr_t stream) {
 
 // Of kernels that walk, no more blocks than run at a time.
 template <class Params>
-int run_walk(int kernel, int64_t threads, Params params, uintptr_t stream) {
+int run_walk(KernelNumber kernel, int64_t threads, Params params, uintptr_t stream) {
   return threads > 0 ? launch(kernel, least(divide_up(threads, kThreads), blocks_for_device()), &params, stream) : 0;
 }
 
@@ -36,15 +36,13 @@ inline int steps_of_thread(int64_t steps) { return steps >= 2 * kThreads * block
 // Of kernels whose threads take some steps each. Blocks are smaller where they would leave multiprocessors
 // without any.
 template <class Params>
-int run_steps(int kernel, int64_t steps, Params params, int of_thread, uintptr_t stream) {
+int run_steps(KernelNumber kernel, int64_t steps, Params params, int of_thread, uintptr_t stream) {
   const int64_t threads = divide_up(steps, of_thread);
   const int in_block = threads < int64_t{kThreads} * multiprocessors() ? kThreads / 4 : kThreads;
   return threads > 0 ? launch_shape(kernel, {{divide_up(threads, in_block), 1}, in_block, 0, 1}, &params, stream) : 0;
 }
 
 inline bool is_aligned(const void *data, int64_t bytes) { return reinterpret_cast<uintptr_t>(data) % bytes == 0; }
-
-inline KernelNumber plus(KernelNumber first, int offset) { return static_cast<KernelNumber>(first + offset); }
 
 inline EncodeParams encode_params(int row, Round round) {
   const Format format = kFormats[row];

@@ -22,7 +22,7 @@ constexpr int64_t kMostBlocksAcross = 65535;
 constexpr int64_t kBlocksOfMultiprocessor = 2048 / kThreads;
 
 constexpr const char *kNames[kNumKernels] = {
-#define DLFP4_CUDA_KERNEL(name, parameters, body) #name,
+#define DLFP4_CUDA_KERNEL(name, key, parameters, body) #name,
 #include "kernels.def"
 #undef DLFP4_CUDA_KERNEL
 };

@@ -10,7 +10,8 @@ namespace dlfp4 {
 namespace cuda {
 
 enum KernelNumber {
-#define DLFP4_CUDA_KERNEL(name, parameters, body) kKernel_##name,
+  kNoKernel = -1,
+#define DLFP4_CUDA_KERNEL(name, key, parameters, body) kKernel_##name,
 #include "kernels.def"
 #undef DLFP4_CUDA_KERNEL
   kNumKernels

@@ -8,6 +8,7 @@
 #include "context.h"
 #include "few_rows.h"
 #include "jobs.h"
+#include "keys.h"
 #include "many_rows.h"
 #include "tactics.h"
 
@@ -19,19 +20,26 @@ namespace {
 
 constexpr int kNoKind = -1;
 
+// Blocks whose prepared form there is. Of whole tensors the scale stays beside it: in the form, all are one.
+constexpr struct {
+  BlockKey blocks;
+  WeightKind kind;
+} kPreparable[] = {
+    {{DLFP4_float4_e2m1fn, DLFP4_float8_e4m3fn, DLFP4_TWO_LEVEL, 16}, kNvfp4},
+    {{DLFP4_float4_e2m1fn, DLFP4_float8_e8m0fnu, DLFP4_POWER, 32}, kMxfp4},
+    {{DLFP4_float8_e4m3fn, DLFP4_float8_e8m0fnu, DLFP4_POWER, 32}, kMxfp8},
+    {{DLFP4_float8_e4m3fn, DLFP4_float32, DLFP4_LARGEST, 0}, kMxfp8},
+};
+
+// Of formats whose lines have their own scales; kNoKind of others.
 int weight_kind(int format) {
-  switch (format) {
-    case DLFP4_FORMAT_nvfp4:
-      return kNvfp4;
-    case DLFP4_FORMAT_mxfp4:
-      return kMxfp4;
-    case DLFP4_FORMAT_mxfp8_e4m3:
-    case DLFP4_FORMAT_fp8_e4m3:
-      return kMxfp8;
-    default:
-      return kNoKind;
-  }
+  const dlfp4_format_row &row = dlfp4_formats[format];
+  for (const auto &each : kPreparable)
+    if (row.lines <= 1 && each.blocks == key_of_row(row)) return each.kind;
+  return kNoKind;
 }
+
+bool has_one_scale(int format) { return dlfp4_formats[format].length == 0; }
 
 int64_t blocks_in_row(int kind, int64_t columns) {
   const int slice = slice_blocks(weight_layout(kind).bits);
@@ -48,7 +56,7 @@ PrepareParams prepare_params(const dlfp4_blocks &w, int format, int64_t rows) {
   p.codes = static_cast<uint8_t *>(w.data);
   p.code_stride = p.layout.bits == 4 ? w.strides[0] / 2 : w.strides[0];
   p.code_step = w.strides[1];
-  if (format != DLFP4_FORMAT_fp8_e4m3) {
+  if (!has_one_scale(format)) {
     p.scales = static_cast<uint8_t *>(w.scales);
     p.scale_stride = w.scale_strides[0];
     p.scale_step = w.scale_strides[1];
@@ -146,9 +154,9 @@ Shape many_rows_shape(const Tactic &tactic, const Problem &problem, ManyRowsPara
 
 // What one is in prepared weights: the exponent that decode_block leaves, and that of the largest scale.
 float unit_of(int kind, bool is_half, int format, int largest) {
-  if (kind == kNvfp4) return 0x1p8f;
-  const int top = format == DLFP4_FORMAT_fp8_e4m3 ? 127 : largest;
-  const int offset = kind == kMxfp4 ? (is_half ? 128 : 124) : (is_half ? 134 : 130);
+  if (!weight_layout(kind).is_power) return 0x1p8f;
+  const int top = has_one_scale(format) ? 127 : largest;
+  const int offset = weight_layout(kind).bits == 4 ? (is_half ? 128 : 124) : (is_half ? 134 : 130);
   return static_cast<float>(std::ldexp(1.0, top - offset));
 }
 
@@ -185,14 +193,22 @@ bool can_count(int64_t rows, int64_t columns, int64_t depth) {
          divide_up(columns, kBlockRows) * std::max(divide_up(depth, kBlockK), divide_up(rows, kWalkRows)) <= kMost;
 }
 
-// The number of a kernel of DLFP4_CUDA_PRODUCTS, whose rows go by kind, type and size; or, of a quantized x, of
-// DLFP4_CUDA_CODED_PRODUCTS, by kind and size.
-KernelNumber product_kernel(int kind, bool is_half, bool is_coded, int size) {
-  if (is_coded) return plus(kKernel_multiply_8_kNvfp4_coded, kind * 2 + size);
-  constexpr int kSizes = kKernel_multiply_8_kNvfp4_float16 - kKernel_multiply_8_kNvfp4_bfloat16;
-  return plus(kKernel_multiply_8_kNvfp4_bfloat16, (kind * 2 + is_half) * kSizes + size);
+constexpr Operation kSizes[] = {kMultiply8,   kMultiply16,  kMultiply32,     kMultiply64,
+                                kMultiply128, kMultiply256, kMultiplyWalking};
+constexpr int kNumSizes = sizeof(kSizes) / sizeof(*kSizes);
+
+// Of x of a type, by size and kind of weights. A quantized x is of the weights' elements.
+template <int X>
+constexpr KernelTable<kNumSizes, kNumWeightKinds> kProductKernels([](int size, int kind) {
+  return find_kernel(KernelKey(kSizes[size], X, kind));
+});
+
+KernelNumber product_kernel(const dlfp4_cuda_product &product, int kind, int size) {
+  if (product.x_scales) return kProductKernels<DLFP4_float4_e2m1fn>[size][kind];
+  return product.x_is_half ? kProductKernels<DLFP4_float16>[size][kind] : kProductKernels<DLFP4_bfloat16>[size][kind];
 }
 
+// The place among kSizes.
 int size_of(const Tactic &tactic, int64_t rows) {
   if (tactic.family == kStream) return rows > 8;
   if (tactic.family == kWalking) return 6;
@@ -201,9 +217,7 @@ int size_of(const Tactic &tactic, int64_t rows) {
 
 int multiply(const dlfp4_cuda_product &product, const Tactic &tactic, uintptr_t stream) {
   const int kind = weight_kind(product.format);
-  const bool is_half = product.x_is_half != 0;
-  const bool is_coded = product.x_scales != nullptr;
-  const KernelNumber kernel = product_kernel(kind, is_half, is_coded, size_of(tactic, product.rows));
+  const KernelNumber kernel = product_kernel(product, kind, size_of(tactic, product.rows));
   Shape shape;
   if (tactic.family == kStream) {
     StreamParams p = stream_params(product_params(product), kind, product.rows > 8 ? 2 : 1, &shape);
@@ -212,7 +226,7 @@ int multiply(const dlfp4_cuda_product &product, const Tactic &tactic, uintptr_t 
   ManyRowsParams p = {};
   p.product = product_params(product);
   shape = many_rows_shape(tactic, {kind, product.rows, product.columns, product.depth}, &p);
-  const int status = describe_matrices(tactic, is_half, &p);
+  const int status = describe_matrices(tactic, product.x_is_half != 0, &p);
   return status != 0 ? status : launch_shape(kernel, shape, &p, stream);
 }
 
@@ -245,13 +259,13 @@ int dlfp4_cuda_inspect(int device, uintptr_t stream, const dlfp4_blocks *w, int 
 
 int dlfp4_cuda_can_prepare(int format, const dlfp4_cuda_report *report) {
   if (report->refused) return 0;
-  if (weight_kind(format) == kNvfp4) return 1;
+  if (!weight_layout(weight_kind(format)).is_power) return 1;
   const int smallest = static_cast<int>(255 - report->smallest), largest = static_cast<int>(report->largest);
   return largest <= kTopScale && largest - smallest <= kSpanBfloat16;
 }
 
 int dlfp4_cuda_is_exact_in_half(int format, const dlfp4_cuda_report *report) {
-  if (weight_kind(format) == kNvfp4) return 1;
+  if (!weight_layout(weight_kind(format)).is_power) return 1;
   return static_cast<int>(report->largest) - static_cast<int>(255 - report->smallest) <= kSpanFloat16;
 }
 
@@ -284,7 +298,8 @@ int dlfp4_cuda_find_tactics(int device, int format, int64_t rows, int64_t column
 int64_t dlfp4_cuda_reads_codes(int format, int64_t depth, int tactic) {
   constexpr int64_t kSlice = slice_blocks(4) * kBlockK;
   const int kind = weight_kind(format);
-  return kTactics[tactic].family == kStream && (kind == kNvfp4 || kind == kMxfp4) && depth % kSlice == 0 ? kSlice : 0;
+  const bool has_kernel = kind != kNoKind && kProductKernels<DLFP4_float4_e2m1fn>[0][kind] != kNoKernel;
+  return kTactics[tactic].family == kStream && has_kernel && depth % kSlice == 0 ? kSlice : 0;
 }
 
 int dlfp4_cuda_multiply(int device, uintptr_t stream, const dlfp4_cuda_product *product, int tactic) {

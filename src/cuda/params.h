@@ -19,7 +19,8 @@ constexpr int kStep = 16;  // elements at a time of a thread of the fast kernels
 // What a block of threads takes that works along columns, or turns rows into columns.
 constexpr int kTileRows = 128, kTileColumns = 128;
 DLFP4_RULE int strip_columns(int item) { return 256 / item; }  // 256 bytes of a row
-constexpr int kSquaresColumns = 128;                           // of squares of 16 along rows, those of a warp
+constexpr int kAcrossLength = 32;     // of columns of bytes, the elements that share a scale, or more of them
+constexpr int kSquaresColumns = 128;  // of squares of 16 along rows, those of a warp
 
 // Shared memory: for what a tile's threads share of a rule, then for its floats, then for codes of a byte.
 constexpr int kTileRuleBytes = 1024;
@@ -109,7 +110,7 @@ struct QuantizeParams {
   int64_t group, block;  // lines and elements that share a scale
   int64_t blocks;        // of a line
   bool repeats, whole;
-  Format source, element;
+  Format source, element, scale;
   dlfp4_rounding rounding;
   float zero;
   uint64_t seed;
@@ -142,7 +143,7 @@ struct DequantizeParams {
   int64_t data_stride, data_step;
   int64_t lines, length;
   int64_t line_stride, step;
-  Format element, target;
+  Format element, scale, target;
 };
 
 struct LargestParams {
@@ -249,7 +250,9 @@ struct DotSide {
   int layout;
   int64_t scale_stride, scale_step, padded_columns;
   int line_shift, block_shift;  // log2 of the lines and elements that share a scale
+  int key;                      // the place of such blocks among kBlockKeys
   int kind;
+  Format scale;
   const float *decode;  // the tensor's scale, on the device; null: 1
 };
 

@@ -72,22 +72,21 @@ struct Fragment {
 // zeros instead, of the same signs.
 __device__ inline uint32_t load_valued_pair(const PrepareParams &p, int64_t row, int64_t k) {
   const uint32_t pair = load_pair(p, row, k);
-  const bool is_hidden = p.layout.group == 16 && pair != 0 && p.scales[scale_offset(p, row, k / p.layout.group)] == 0;
+  const bool is_hidden = !p.layout.is_power && pair != 0 && p.scales[scale_offset(p, row, k / p.layout.group)] == 0;
   return is_hidden ? pair & 0x88 : pair;
 }
 
 // Scales whose rows or groups do not exist belong to codes that are zero, and only have to be finite.
 __device__ inline uint8_t prepare_scale(const PrepareParams &p, int64_t row, int64_t group) {
   const bool there = row < p.rows && group * p.layout.group < p.columns;
-  if (p.layout.group == 16) return there ? wide_scale(p.scales[scale_offset(p, row, group)]) : 0;
+  if (!p.layout.is_power) return there ? wide_scale(p.scales[scale_offset(p, row, group)]) : 0;
   if (!there || !p.scales) return kTopScale;
   return relative_scale(p.scales[scale_offset(p, row, group)], p.largest);
 }
 
 __device__ inline void restore_scale(const PrepareParams &p, int64_t row, int64_t group, uint8_t stored) {
   if (row >= p.rows || group * p.layout.group >= p.columns || !p.scales) return;
-  p.scales[scale_offset(p, row, group)] =
-      p.layout.group == 16 ? narrow_scale(stored) : absolute_scale(stored, p.largest);
+  p.scales[scale_offset(p, row, group)] = p.layout.is_power ? absolute_scale(stored, p.largest) : narrow_scale(stored);
 }
 
 // The words of a tile's scales are spread over its lanes.
@@ -99,14 +98,14 @@ __device__ inline void prepare_scales(const PrepareParams &p, const Fragment &at
       const ScalePlace place = scale_place(group, i, byte);
       word |= uint32_t{prepare_scale(p, at.row + place.row, at.k / group + place.group)} << 8 * byte;
     }
-    *at.scale_word(p.layout, i) = rotate_right(word, 32 - turn_of_scales(group));
+    *at.scale_word(p.layout, i) = rotate_right(word, 32 - turn_of_scales(p.layout.is_power));
   }
 }
 
 __device__ inline void restore_scales(const PrepareParams &p, const Fragment &at) {
   const int group = p.layout.group;
   for (int i = at.lane; i < p.layout.scale_words(); i += kWarpSize) {
-    const uint32_t word = rotate_right(*at.scale_word(p.layout, i), turn_of_scales(group));
+    const uint32_t word = rotate_right(*at.scale_word(p.layout, i), turn_of_scales(p.layout.is_power));
     for (int byte = 0; byte < 4; ++byte) {
       const ScalePlace place = scale_place(group, i, byte);
       restore_scale(p, at.row + place.row, at.k / group + place.group, static_cast<uint8_t>(word >> 8 * byte));
@@ -194,7 +193,7 @@ __device__ inline void inspect_group(const PrepareParams &p) {
   const int64_t groups = (p.columns + p.layout.group - 1) / p.layout.group;
   const int64_t row = thread / groups, group = thread % groups;
   const uint8_t scale = p.scales ? p.scales[scale_offset(p, row, group)] : 127;
-  if (p.layout.group == 16) return report_largest(&p.report[0], scale >= 0x7F, lanes);  // NaN, negative
+  if (!p.layout.is_power) return report_largest(&p.report[0], scale >= 0x7F, lanes);  // NaN, negative
   const GroupContent content = look_at_group(p, row, group * p.layout.group);
   report_largest(&p.report[0], scale == 255 || content.has_nan, lanes);
   report_largest(&p.report[1], scale, lanes);

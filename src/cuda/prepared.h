@@ -23,11 +23,13 @@ constexpr unsigned kAllLanes = 0xFFFFFFFF;
 // Rows of blocks are completed to a multiple of what kernels for few rows of x take at a time (few_rows.h).
 DLFP4_RULE int slice_blocks(int bits) { return bits == 4 ? 4 : 2; }
 
-// What distinguishes prepared weights: the width of a code, and how many of a row share a scale.
+// What distinguishes prepared weights: the width of a code, how many of a row share a scale, and whether scales are
+// powers of two or E4M3.
 enum WeightKind { kNvfp4, kMxfp4, kMxfp8, kNumWeightKinds };
 
 struct WeightLayout {
   int bits, group;
+  bool is_power;
   DLFP4_RULE int words() const { return bits; }  // of a lane in a block: 32 codes
   DLFP4_RULE int groups() const { return kBlockK / group; }
   DLFP4_RULE int code_bytes() const { return kBlockRows * kBlockK * bits / 8; }
@@ -37,7 +39,9 @@ struct WeightLayout {
 };
 
 DLFP4_RULE WeightLayout weight_layout(int kind) {
-  return kind == kNvfp4 ? WeightLayout{4, 16} : kind == kMxfp4 ? WeightLayout{4, 32} : WeightLayout{8, 32};
+  return kind == kNvfp4   ? WeightLayout{4, 16, false}
+         : kind == kMxfp4 ? WeightLayout{4, 32, true}
+                          : WeightLayout{8, 32, true};
 }
 
 // Power-of-two scales are stored relative to the tensor's largest, which becomes kTopScale: its byte, as the exponent
@@ -145,7 +149,7 @@ DLFP4_RULE uint32_t code_of_field(int bits, uint32_t field, int half) {
 // Four bytes, turned so that one mask cuts the first and the third out of the word where 16-bit floats have them, and
 // the second and the fourth out of the word turned by a byte.
 
-DLFP4_RULE int turn_of_scales(int group) { return group == 16 ? 4 : 7; }
+DLFP4_RULE int turn_of_scales(bool is_power) { return is_power ? 7 : 4; }
 
 // Of byte `byte` of word `word` of a tile: the row in the tile, and the group in the block.
 struct ScalePlace {

@@ -97,7 +97,7 @@ __device__ inline void store_scale(const QuantizeParams &p, int64_t row, int64_t
     p.scales[place] = static_cast<uint8_t>(stored);
 }
 
-// What a stored scale is worth, as decode_scale.
+// What a stored scale is worth, as decode_scale, times the tensor's where there are two levels.
 template <int Kind>
 __device__ inline float decode_fast(uint32_t stored, float tensor_decode) {
   if constexpr (Kind == DLFP4_LARGEST) return float_of(stored);
@@ -114,6 +114,13 @@ __device__ inline float decode_fast(int kind, uint32_t stored, float tensor_deco
   if (kind == DLFP4_LARGEST) return decode_fast<DLFP4_LARGEST>(stored, tensor_decode);
   if (kind == DLFP4_POWER) return decode_fast<DLFP4_POWER>(stored, tensor_decode);
   return decode_fast<DLFP4_TWO_LEVEL>(stored, tensor_decode);
+}
+
+// The same of scales of any type: decode_fast takes those of two levels to be E4M3.
+__device__ inline float decode_any(int kind, Format scale, uint32_t stored, float tensor_decode) {
+  const bool is_e4m3 = scale.mantissa == 3 && scale.specials == DLFP4_FN;
+  if (kind == DLFP4_TWO_LEVEL && !is_e4m3) return decode_scale(scale, stored) * tensor_decode;
+  return decode_fast(kind, stored, tensor_decode);
 }
 
 __device__ inline uint32_t scale_in(const DequantizeParams &p, int64_t place) {
@@ -142,7 +149,7 @@ __device__ inline void load_scales(const DequantizeParams &p, const int64_t *pla
 }
 
 __device__ inline float scale_at(const DequantizeParams &p, int64_t line, int64_t position, float decode) {
-  return decode_fast(p.kind, stored_scale(p, line, position), decode);
+  return decode_any(p.kind, p.scale, stored_scale(p, line, position), decode);
 }
 
 }  // namespace cuda

@@ -8,6 +8,7 @@
 
 #include "context.h"
 #include "jobs.h"
+#include "keys.h"
 
 namespace dlfp4 {
 namespace cuda {
@@ -47,6 +48,7 @@ QuantizeParams quantize_params(const Lines &x, const FormatInfo &format, const S
   p.whole = format.whole;
   p.source = kFormats[kSourceRows[x.source]];
   p.element = kFormats[format.row->element];
+  p.scale = kFormats[format.row->scale];
   p.rule = rule;
   p.rounding = recipe.rounding;
   p.zero = recipe.drops_negative_zero ? 0.0f : -0.0f;
@@ -59,11 +61,39 @@ QuantizeParams quantize_params(const Lines &x, const FormatInfo &format, const S
 
 // --- Quantize: the fast kernels --------------------------------------------------------------
 
-constexpr int kRowKernels = kKernel_rows_bfloat16_nvfp4 - kKernel_rows_float32_nvfp4;
-constexpr int kColumnKernels = kKernel_columns_bfloat16_nvfp4 - kKernel_columns_float32_nvfp4;
-constexpr int kFirstStrip = kKernel_columns_float32_fp8_1x128 - kKernel_columns_float32_nvfp4;
 constexpr int64_t kMostSteps = UINT32_MAX - 2 * kThreads;
-static_assert(kRowKernels == DLFP4_NUM_FORMATS, "a kernel for blocks along rows of each format");
+
+// What blocks along rows and columns of row-major memory go by; kByName: by the kernels for anything.
+constexpr Operation operation_along_rows(const dlfp4_format_row &row) {
+  if (row.length == 0) return kQuantizeWhole;
+  if (row.lines == 1) return kQuantizeRows;
+  if (row.lines != row.length) return kByName;
+  return row.repeats ? kQuantizeRepeatingSquares : kQuantizeSquares;
+}
+
+constexpr Operation operation_along_columns(const dlfp4_format_row &row) {
+  if (row.lines == 1) return row.length == kTileRows ? kQuantizeStrip : kQuantizeTile;
+  return row.lines == row.length && row.repeats ? kQuantizeTileOfSquares : kByName;
+}
+
+constexpr KernelNumber find_quantizer(Operation operation, const dlfp4_format_row &row, int source) {
+  if (operation == kByName) return kNoKernel;
+  return find_kernel(KernelKey(operation, kSourceRows[source], row.element, row.scale, row.kind, row.length));
+}
+
+// By format and source.
+using FormatKernels = KernelTable<DLFP4_NUM_FORMATS, kNumSources>;
+constexpr FormatKernels kRowKernels([](int format, int source) {
+  return find_quantizer(operation_along_rows(dlfp4_formats[format]), dlfp4_formats[format], source);
+});
+constexpr FormatKernels kColumnKernels([](int format, int source) {
+  return find_quantizer(operation_along_columns(dlfp4_formats[format]), dlfp4_formats[format], source);
+});
+
+// The kernels for anything, by the kind of scales.
+constexpr KernelList<DLFP4_LARGEST + 1> kAnyKernels([](int kind) {
+  return find_kernel(KernelKey(kQuantizeAny, kAnything, kAnything, kAnything, kind));
+});
 
 // A direction of a call.
 struct Job {
@@ -93,9 +123,10 @@ bool can_store_steps(const uint8_t *data, int64_t stride, int64_t step) {
 
 bool is_plain(const QuantizeParams &p) { return p.rounding == DLFP4_NEAREST_EVEN && std::signbit(p.zero); }
 
-// Squares and whole tensors are the same along rows and columns, where elements are bytes.
+// Squares and whole tensors are the same along rows and columns, where elements are bytes and no line has a scale of
+// its own.
 bool is_symmetric(const FormatInfo &format) {
-  return format.bits == 8 && (format.whole || format.group == format.block);
+  return format.bits == 8 && !format.row->repeats && (format.whole || format.group == format.block);
 }
 
 // As if along rows; but stochastic rounding draws for the places of elements in the lines that were asked for.
@@ -121,7 +152,8 @@ void join_rows(QuantizeParams *p, const FormatInfo &format) {
   p->lines = 1;
 }
 
-bool has_rows_kernel(const Job &job, const FormatInfo &format) {
+bool serves_rows(KernelNumber kernel, const Job &job, const FormatInfo &format) {
+  if (kernel == kNoKernel) return false;
   const QuantizeParams &p = job.params;
   const bool partial = p.group > 1 && !p.repeats;  // squares may end within
   const bool whole_blocks = format.whole || partial || p.stored % p.block == 0;
@@ -148,18 +180,18 @@ bool is_flat(const Params &p) {
   return p.lines == 1 && p.layout == DLFP4_LAYOUT_linear && p.scale_step == 1;
 }
 
-int64_t threads_of_rows(const QuantizeParams &p, const FormatInfo &format) {
-  if (format.group == 1) return p.lines * (p.stored / kStep);
-  if (format.row->repeats) return divide_up(p.lines, p.group) * divide_up(p.stored, kSquaresColumns) * 32;
-  return divide_up(p.lines, p.group) * p.blocks * kThreads;
+int64_t threads_of_rows(const QuantizeParams &p, KernelNumber kernel) {
+  if (is_for(kernel, kQuantizeSquares)) return divide_up(p.lines, p.group) * p.blocks * kThreads;
+  if (is_for(kernel, kQuantizeRepeatingSquares))
+    return divide_up(p.lines, p.group) * divide_up(p.stored, kSquaresColumns) * 32;
+  return p.lines * (p.stored / kStep);
 }
 
-int quantize_rows(const Job &job, const FormatInfo &format, int number, uintptr_t stream) {
+int quantize_rows(KernelNumber kernel, const Job &job, const FormatInfo &format, uintptr_t stream) {
   QuantizeRowsParams params = {job.params, encode_params(format.row->element, {DLFP4_NEAREST_EVEN, true})};
   join_rows(&params.quantize, format);
-  const KernelNumber kernel = plus(kKernel_rows_float32_nvfp4, kRowKernels * job.x.source + number);
-  const int64_t threads = threads_of_rows(params.quantize, format);
-  const bool one_row = format.group == 1 && !format.whole;
+  const int64_t threads = threads_of_rows(params.quantize, kernel);
+  const bool one_row = is_for(kernel, kQuantizeRows);
   params.quantize.steps = one_row && job.x.item == 2 ? steps_of_thread(threads) : 1;
   params.quantize.flat = is_flat(params.quantize);
   params.quantize.walk =
@@ -169,24 +201,18 @@ int quantize_rows(const Job &job, const FormatInfo &format, int number, uintptr_
                  : run(kernel, threads, params, stream);
 }
 
-// A format's number among the kernels for blocks along columns, or -1.
-int find_columns_kernel(int number, const FormatInfo &format) {
-  if (number < kFirstStrip) return number;
-  const int strip = number - DLFP4_FORMAT_fp8_1x128 + kFirstStrip;
-  return format.group == 1 && !format.whole && strip < kColumnKernels ? strip : -1;
-}
-
-bool has_columns_kernel(const Job &job, const FormatInfo &format) {
+bool serves_columns(KernelNumber kernel, const Job &job, const FormatInfo &format) {
   const QuantizeParams &p = job.params;
-  const bool strip = format.row->kind == DLFP4_LARGEST;
-  if (!has_tiles(p.lines, p.stored)) return false;
-  if (!is_row_major(transposed(job.x)) || !is_plain(p) || (!strip && p.stored % p.block != 0)) return false;
+  if (kernel == kNoKernel || !has_tiles(p.lines, p.stored)) return false;
+  if (!is_row_major(transposed(job.x)) || !is_plain(p)) return false;
+  if (p.stored % p.block != 0 && !is_for(kernel, kQuantizeStrip)) return false;
   return format.bits == 8 ? can_store_steps(p.data, p.data_step, p.data_stride)
                           : can_store_steps(p.data, p.data_stride, p.data_step);
 }
 
 // Blocks along columns of row-major memory; with `rows`, along rows too.
-int quantize_columns(const Job &columns, const Job *rows, const FormatInfo &format, int number, uintptr_t stream) {
+int quantize_columns(KernelNumber kernel, const Job &columns, const Job *rows, const FormatInfo &format,
+                     uintptr_t stream) {
   const Lines x = transposed(columns.x);
   TileParams params = {};
   params.columns = columns.params;
@@ -196,44 +222,50 @@ int quantize_columns(const Job &columns, const Job *rows, const FormatInfo &form
   params.rows.line_stride = x.line_stride;
   if (rows) params.rows = rows->params;
   params.encode = encode_params(format.row->element, {DLFP4_NEAREST_EVEN, true});
-  const int kernel = find_columns_kernel(number, format);
-  const bool strip = kernel >= kFirstStrip;
+  const bool strip = is_for(kernel, kQuantizeStrip);
   const int64_t tiles_in_row =
       divide_up(rows ? rows->params.stored : x.length, strip ? strip_columns(x.item) : kTileColumns);
   params.tiles_in_row = static_cast<uint32_t>(tiles_in_row);
   const int64_t tiles = tiles_in_row * divide_up(columns.params.stored, kTileRows);
   const int shared_bytes = strip ? 0 : kTileRuleBytes + tile_bytes(x.item) + (format.bits == 8 ? tile_bytes(1) : 0);
-  return launch_shape(plus(kKernel_columns_float32_nvfp4, kColumnKernels * x.source + kernel),
-                      {{tiles, 1}, kThreads, shared_bytes, 1}, &params, stream);
+  return launch_shape(kernel, {{tiles, 1}, kThreads, shared_bytes, 1}, &params, stream);
 }
 
 int quantize_anyhow(const Job &job, const FormatInfo &format, uintptr_t stream) {
   const QuantizeParams &p = job.params;
   const int64_t warps = divide_up(p.lines, p.group) * p.blocks;
-  return run(plus(kKernel_quantize_any_two_level, format.row->kind), warps * 32, p, stream);
+  return run(kAnyKernels[format.row->kind], warps * 32, p, stream);
 }
 
-int quantize_job(const Job &job, const FormatInfo &format, int number, uintptr_t stream) {
-  if (has_rows_kernel(job, format)) return quantize_rows(job, format, number, stream);
-  if (find_columns_kernel(number, format) >= 0 && has_columns_kernel(job, format))
-    return quantize_columns(job, nullptr, format, number, stream);
+int quantize_job(const Job &job, const FormatInfo &format, uintptr_t stream) {
+  const KernelNumber rows = kRowKernels[format.number][job.x.source];
+  const KernelNumber columns = kColumnKernels[format.number][job.x.source];
+  if (serves_rows(rows, job, format)) return quantize_rows(rows, job, format, stream);
+  if (serves_columns(columns, job, format)) return quantize_columns(columns, job, nullptr, format, stream);
   return quantize_anyhow(job, format, stream);
 }
 
 // Both directions at once, where one kernel has both.
-int quantize_jobs(Job *jobs, const FormatInfo &format, int number, uintptr_t stream) {
+int quantize_jobs(Job *jobs, const FormatInfo &format, uintptr_t stream) {
   const int along = jobs[kAlongRows].x.step == 1 ? kAlongRows : kAlongColumns;
   const Job &rows = jobs[along], &columns = jobs[1 - along];
-  const bool both = rows.blocks && columns.blocks && number < kFirstStrip;
-  if (both && has_columns_kernel(columns, format) && is_row_major(rows.x) &&
+  const KernelNumber kernel = kColumnKernels[format.number][columns.x.source];
+  const bool both = rows.blocks && columns.blocks && !is_for(kernel, kQuantizeStrip);
+  if (both && serves_columns(kernel, columns, format) && is_row_major(rows.x) &&
       rows.params.stored % rows.params.block == 0 &&
       can_store_steps(rows.params.data, rows.params.data_stride, rows.params.data_step))
-    return quantize_columns(columns, &rows, format, number, stream);
+    return quantize_columns(kernel, columns, &rows, format, stream);
   for (int i = 0; i < 2; ++i)
     if (jobs[i].blocks)
-      if (const int status = quantize_job(jobs[i], format, number, stream)) return status;
+      if (const int status = quantize_job(jobs[i], format, stream)) return status;
   return 0;
 }
+
+// --- The largest magnitude -------------------------------------------------------------------
+
+constexpr KernelList<kNumSources> kLargestKernels([](int source) {
+  return find_kernel(KernelKey(kFindLargest, kSourceRows[source]));
+});
 
 int raise_largest(const Lines &x, const FormatInfo &format, uint32_t *place, uintptr_t stream) {
   LargestParams p = {x.data,
@@ -248,7 +280,7 @@ int raise_largest(const Lines &x, const FormatInfo &format, uint32_t *place, uin
   const int64_t count = x.lines * x.length;
   if (!is_row_major(x)) return run_walk(kKernel_largest_any, count, p, stream);
   p.walk = make_step_lines(x.lines, x.length, x.line_stride * x.item, 0);
-  return run(plus(kKernel_largest_float32, x.source), divide_up(count * x.item / 16, kLargestAhead), p, stream);
+  return run(kLargestKernels[x.source], divide_up(count * x.item / 16, kLargestAhead), p, stream);
 }
 
 // In whatever order: columns that are rows, rows that are one, and what is left of it after whole steps.
@@ -322,6 +354,7 @@ DequantizeParams dequantize_params(const dlfp4_blocks &q, const FormatInfo &form
   p.kind = format.row->kind;
   p.decode = decode;
   p.element = kFormats[format.row->element];
+  p.scale = kFormats[format.row->scale];
   p.target = kFormats[kSourceRows[result.source]];
   p.dst = result.data;
   p.lines = result.lines;
@@ -341,37 +374,59 @@ void join_rows(DequantizeParams *p) {
   p->lines = 1;
 }
 
+// Back goes by the element's kernels, whatever the blocks' length; but dequantize_across takes one scale for
+// kAcrossLength elements.
+constexpr KernelNumber find_dequantizer(Operation operation, const dlfp4_format_row &row, int target) {
+  return is_fast_scale(key_of_row(row)) ? find_kernel(KernelKey(operation, row.element, kSourceRows[target]))
+                                        : kNoKernel;
+}
+
+constexpr FormatKernels kRowsBack([](int format, int target) {
+  return find_dequantizer(kDequantizeRows, dlfp4_formats[format], target);
+});
+constexpr FormatKernels kTilesBack([](int format, int target) {
+  return find_dequantizer(kDequantizeTile, dlfp4_formats[format], target);
+});
+constexpr FormatKernels kAcrossBack([](int format, int target) {
+  const dlfp4_format_row &row = dlfp4_formats[format];
+  const bool has_length = row.length == 0 || row.length % kAcrossLength == 0;
+  return has_length ? find_dequantizer(kDequantizeAcross, row, target) : kNoKernel;
+});
+
+// As if along rows, where that is the same.
+void prefer_rows(DequantizeParams *p, Lines *result, const FormatInfo &format) {
+  if (!is_symmetric(format) || p->data_step == 1) return;
+  *result = transposed(*result);
+  std::swap(p->lines, p->length);
+  std::swap(p->line_stride, p->step);
+  std::swap(p->data_stride, p->data_step);
+  std::swap(p->scale_stride, p->scale_step);
+}
+
+int dequantize_rows(KernelNumber kernel, DequantizeParams p, const Lines &result, uintptr_t stream) {
+  join_rows(&p);
+  const int64_t steps = p.lines * (p.length / kStep);
+  p.steps = result.item == 2 ? steps_of_thread(steps) : 1;
+  p.flat = is_flat(p);
+  p.walk = make_step_lines(p.lines, p.length, p.line_stride * result.item, p.data_stride * p.element.bits / 8);
+  return run_steps(kernel, steps, p, p.steps, stream);
+}
+
 int dequantize_lines(DequantizeParams p, Lines result, const FormatInfo &format, uintptr_t stream) {
-  const bool bytes = p.element.bits == 8;
-  const int element = format.element;
-  if (is_symmetric(format) && p.data_step != 1) {
-    result = transposed(result);
-    std::swap(p.lines, p.length);
-    std::swap(p.line_stride, p.step);
-    std::swap(p.data_stride, p.data_step);
-    std::swap(p.scale_stride, p.scale_step);
-  }
-  if (is_row_major(result) && can_store_steps(p.data, p.lines == 1 ? 0 : p.data_stride, p.data_step)) {
-    join_rows(&p);
-    const int kernel = kKernel_dequantize_rows_float4_e2m1fn_float32 + kNumSources * element + result.source;
-    const int64_t steps = p.lines * (p.length / kStep);
-    p.steps = result.item == 2 ? steps_of_thread(steps) : 1;
-    p.flat = is_flat(p);
-    p.walk = make_step_lines(p.lines, p.length, p.line_stride * result.item, p.data_stride * p.element.bits / 8);
-    return run_steps(kernel, steps, p, p.steps, stream);
-  }
-  const bool across = is_row_major(transposed(result)) && has_tiles(p.lines, p.length);
+  prefer_rows(&p, &result, format);
+  const KernelNumber rows = kRowsBack[format.number][result.source];
+  const KernelNumber tile = kTilesBack[format.number][result.source];
+  const KernelNumber across = kAcrossBack[format.number][result.source];
+  if (rows != kNoKernel && is_row_major(result) &&
+      can_store_steps(p.data, p.lines == 1 ? 0 : p.data_stride, p.data_step))
+    return dequantize_rows(rows, p, result, stream);
+  const bool has_columns = is_row_major(transposed(result)) && has_tiles(p.lines, p.length);
   const int64_t tiles = divide_up(p.length, kTileRows) * divide_up(p.lines, kTileColumns);
-  if (across && tiles == 0) return 0;
-  if (across && !bytes && can_store_steps(p.data, p.data_stride, p.data_step)) {
-    const int kernel = kKernel_dequantize_tile_float4_e2m1fn_float32 + kNumSources * element + result.source;
-    return launch_shape(kernel, {{tiles, 1}, kThreads, kTileRuleBytes + tile_bytes(result.item), 1}, &p, stream);
-  }
-  if (across && bytes && can_store_steps(p.data, p.data_step, p.data_stride)) {
-    const int kernel = kKernel_dequantize_across_float8_e4m3fn_float32 +
-                       kNumSources * (element - element_of(DLFP4_float8_e4m3fn)) + result.source;
-    return launch(kernel, tiles, &p, stream);
-  }
+  if (has_columns && tiles == 0) return 0;
+  if (tile != kNoKernel && has_columns && can_store_steps(p.data, p.data_stride, p.data_step))
+    return launch_shape(tile, {{tiles, 1}, kThreads, kTileRuleBytes + tile_bytes(result.item), 1}, &p, stream);
+  if (across != kNoKernel && has_columns && can_store_steps(p.data, p.data_step, p.data_stride))
+    return launch(across, tiles, &p, stream);
   return run(kKernel_dequantize_any, p.lines * p.length, p, stream);
 }
 
@@ -404,7 +459,7 @@ int dlfp4_cuda_quantize(int device, uintptr_t stream, const dlfp4_matrix *x, int
   const dlfp4_blocks *const results[] = {along_rows, along_columns};
   for (int i = 0; i < 2 && !status; ++i)
     status = prepare_job(*x, static_cast<Direction>(i), info, rule, *recipe, results[i], found, stream, &jobs[i]);
-  if (!status) status = quantize_jobs(jobs, info, format, stream);
+  if (!status) status = quantize_jobs(jobs, info, stream);
   if (status || !searches) return status;
   const TensorScaleParams params = {{word, reinterpret_cast<uint32_t *>(scale->places[1])}, info.row->kind, rule};
   return run(kKernel_tensor_scale, 1, params, stream);

@@ -550,7 +550,7 @@ template <int Row, int Dst>
 __device__ inline void dequantize_across(const DequantizeParams &p) {
   constexpr int kSteps = kTileColumns / kStep, kRows = kThreads / kSteps, kPasses = kTileRows / kRows;
   constexpr int kWords = kStep * kFloatBytes<Dst> / 4, kScales = kPasses * kTileColumns / kThreads;
-  static_assert(kRows == 32, "a pass has one scale a column: the shortest block of bytes");
+  static_assert(kRows == kAcrossLength, "a pass has one scale a column");
   static_assert(Values<Row>::kUnit == 1, "scales are those of values");
   __shared__ Values<Row> table;
   __shared__ StepFloats<kSteps> scales[kPasses];

@@ -97,13 +97,13 @@ void test_scale_places(int group) {
 }
 
 // The first and the third byte under the mask, then, turned by a byte, the second and the fourth.
-void test_turned_scales(int group) {
-  const int place = group == 16 ? 4 : 7;  // of the low bit of a scale in its half
+void test_turned_scales(bool is_power) {
+  const int place = is_power ? 7 : 4;  // of the low bit of a scale in its half
   const uint32_t mask = 0x00FF00FFu << place;
   for (int i = 0; i < 1000; ++i) {
     const uint32_t bytes = static_cast<uint32_t>(random_bits());
-    const uint32_t word = rotate_right(bytes, 32 - turn_of_scales(group));
-    snprintf(detail, sizeof(detail), "%08X, groups of %d", bytes, group);
+    const uint32_t word = rotate_right(bytes, 32 - turn_of_scales(is_power));
+    snprintf(detail, sizeof(detail), "%08X, %s", bytes, is_power ? "powers of two" : "E4M3");
     check((word & mask) >> place == (bytes & 0x00FF00FF), "the first and the third scale", detail);
     check((rotate_right(word, 8) & mask) >> place == (bytes >> 8 & 0x00FF00FF), "the second and the fourth", detail);
   }
@@ -121,9 +121,7 @@ int main() {
     test_words(bits);
   }
   test_wide_scales();
-  for (int group : {16, 32}) {
-    test_scale_places(group);
-    test_turned_scales(group);
-  }
+  for (int group : {16, 32}) test_scale_places(group);
+  for (bool is_power : {false, true}) test_turned_scales(is_power);
   return report();
 }

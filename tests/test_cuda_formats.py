@@ -1,0 +1,107 @@
+"""Every row of formats.def on a GPU: quantize and dequantize give the host's bytes, dot and matmul hold to float64.
+
+Nothing here names a format: a row that is appended is tested as it is, by the kernels that are for it or, off the
+borders of fast ones, by those for anything.
+"""
+
+import numpy as np
+import pytest
+
+import dlfp4
+
+from .reference import host_bytes, native_cast
+from .test_cuda_dots import assert_product as assert_dot
+from .test_cuda_dots import on_cuda
+from .test_matmul import assert_product, values, wide
+
+pytestmark = pytest.mark.gpu
+
+CUDA = "cuda:0"
+FORMATS = list(dlfp4.formats())
+SOURCES = ["float32", "bfloat16", "float16"]
+VIEWS = {  # of (256, 512) elements, in the orders that kernels have of their own, and in none
+    "rows": lambda x: x,
+    "columns": lambda x: x.T,
+    "rows off borders": lambda x: x[:128, 1:385],
+    "every other": lambda x: x[::2, ::2],
+}
+
+
+def magnitudes_of_all_kinds(source):
+    """A block row each: of many binades, zeros, the largest values, what is not finite."""
+    rng = np.random.default_rng(11)
+    x = rng.standard_normal((256, 512)) * np.exp2(rng.integers(-12, 12, (256, 32))).repeat(16, 1)
+    x[:3], x[3] = 0, -0.0
+    x[4], x[5, 40], x[6, 300], x[200, 7] = np.finfo(np.float16).max, np.nan, np.inf, -np.inf
+    return native_cast(x.astype(np.float32), source)
+
+
+def parts_of(q):
+    return [(part.shape, host_bytes(part)) for part in (q.data, q.scales, q.global_scale) if part is not None]
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("name", FORMATS)
+def test_bytes_of_the_host(name, source, view):
+    x = magnitudes_of_all_kinds(source)
+    device, host = VIEWS[view](dlfp4.asarray(x).to_device(CUDA)), np.ascontiguousarray(VIEWS[view](x))
+    for axis in (-1, -2):
+        ours, theirs = (dlfp4.quantize(t, name, axis=axis, pad=True) for t in (device, host))
+        assert parts_of(ours) == parts_of(theirs)
+        for dtype in SOURCES:
+            expected = host_bytes(theirs.dequantize(dtype))
+            assert host_bytes(ours.dequantize(dtype)) == expected, dtype
+            out = dlfp4.empty((2 * host.shape[0], host.shape[1]), dtype, device=CUDA)[::2]  # rows with gaps
+            assert host_bytes(dlfp4.dequantize(ours, out=out).copy()) == expected, dtype
+            turned = dlfp4.empty(host.shape[::-1], dtype, device=CUDA).T
+            assert host_bytes(dlfp4.dequantize(ours, out=turned).copy()) == expected, dtype
+    both = [dlfp4.quantize(t, name, axis=(-1, -2), pad=True) for t in (device, host)]
+    for ours, theirs in zip(*both, strict=True):
+        assert parts_of(ours) == parts_of(theirs)
+
+
+@pytest.mark.parametrize("recipe", ["ocp", "nvidia", "rocm"])
+@pytest.mark.parametrize("name", [n for n in FORMATS if dlfp4.formats()[n].kind == "power"])
+def test_bytes_of_every_rule(name, recipe):
+    x = magnitudes_of_all_kinds("float32")
+    for axis in (-1, -2):
+        device, host = (
+            dlfp4.quantize(t, name, recipe=recipe, axis=axis) for t in (dlfp4.asarray(x).to_device(CUDA), x)
+        )
+        assert parts_of(device) == parts_of(host)
+
+
+@pytest.mark.parametrize("length", [480, 515, 40000])
+@pytest.mark.parametrize("name", FORMATS)
+def test_dots_by_every_other_format(name, length):
+    a = dlfp4.quantize(values((4, length), 1, zeros=0.1), name, pad=True)
+    for other in FORMATS:
+        b = dlfp4.quantize(values((4, length), 2, zeros=0.1), other, pad=True)
+        assert_dot(on_cuda(a), on_cuda(b), of_a=wide(a), of_b=wide(b))
+    for dtype in SOURCES:
+        x = native_cast(values((4, length), 3), dtype)
+        assert_dot(on_cuda(a), on_cuda(x), of_a=wide(a), of_b=x.astype(np.float64))
+
+
+@pytest.mark.parametrize("name", [n for n in FORMATS if dlfp4.formats()[n].scale.itemsize == 1])
+@pytest.mark.parametrize("layout", ["128x4", "8x4", "aiter"])
+def test_dots_under_every_layout(name, layout):
+    a, b = (dlfp4.quantize(values((160, 512), seed, zeros=0.1), name) for seed in (1, 2))
+    assert_dot(on_cuda(a.with_scale_layout(layout)), on_cuda(b), of_a=wide(a), of_b=wide(b))
+
+
+@pytest.mark.parametrize("rows", [1, 17])
+@pytest.mark.parametrize("name", FORMATS)
+def test_products_by_every_backend(name, rows):
+    """Of weights as they are and prepared; each backend that takes them, and one that does."""
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    x, w = native_cast(values((rows, 256)), "bfloat16"), dlfp4.quantize(values((128, 256), 1), name)
+    q = dlfp4.quantize(values((rows, 256), 2), name, pad=True)
+    for weight in (on_cuda(w), on_cuda(w).prepare()):
+        for host, a in ((dlfp4.asarray(x), on_cuda(x)), (q, on_cuda(q))):
+            able = [backend for backend, reason in dlfp4.backends(a, weight.mT).items() if reason is None]
+            assert able
+            for backend in able:
+                got = dlfp4.matmul(a, weight.mT, backend=backend, out_dtype="float32").to_device("cpu")
+                assert_product(got, host, w.mT)
