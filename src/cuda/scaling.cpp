@@ -23,8 +23,17 @@ struct TensorPlace {
   float *keep[2];
 };
 
-QuantizeParams quantize_params(const Lines &x, const FormatInfo &format, const ScaleRule &rule,
-                               const dlfp4_recipe &recipe, const dlfp4_blocks &blocks, TensorPlace place) {
+// What is the same along rows and along columns.
+struct Quantization {
+  const FormatInfo &format;
+  const dlfp4_recipe &recipe;
+  ScaleRule rule;
+  TensorPlace place;
+  uintptr_t stream;
+};
+
+QuantizeParams quantize_params(const Quantization &of, const Lines &x, const dlfp4_blocks &blocks) {
+  const FormatInfo &format = of.format;
   const Scales scales = make_scales(blocks, format);
   QuantizeParams p = {};
   p.src = x.data;
@@ -49,13 +58,13 @@ QuantizeParams quantize_params(const Lines &x, const FormatInfo &format, const S
   p.source = kFormats[kSourceRows[x.source]];
   p.element = kFormats[format.row->element];
   p.scale = kFormats[format.row->scale];
-  p.rule = rule;
-  p.rounding = recipe.rounding;
-  p.zero = recipe.drops_negative_zero ? 0.0f : -0.0f;
-  p.seed = recipe.seed;
-  p.amax = place.amax;
-  p.decode = place.decode;
-  memcpy(p.keep, place.keep, sizeof(p.keep));
+  p.rule = of.rule;
+  p.rounding = of.recipe.rounding;
+  p.zero = of.recipe.drops_negative_zero ? 0.0f : -0.0f;
+  p.seed = of.recipe.seed;
+  p.amax = of.place.amax;
+  p.decode = of.place.decode;
+  memcpy(p.keep, of.place.keep, sizeof(p.keep));
   return p;
 }
 
@@ -95,8 +104,8 @@ constexpr KernelList<DLFP4_LARGEST + 1> kAnyKernels([](int kind) {
   return find_kernel(KernelKey(kQuantizeAny, kAnything, kAnything, kAnything, kind));
 });
 
-// A direction of a call.
-struct Job {
+// One direction of it.
+struct Pass {
   const dlfp4_blocks *blocks;  // null: not asked for
   Lines x;
   QuantizeParams params;
@@ -130,11 +139,11 @@ bool is_symmetric(const FormatInfo &format) {
 }
 
 // As if along rows; but stochastic rounding draws for the places of elements in the lines that were asked for.
-void prefer_rows(Job *job, const FormatInfo &format) {
-  QuantizeParams &p = job->params;
+void prefer_rows(Pass *pass, const FormatInfo &format) {
+  QuantizeParams &p = pass->params;
   if (p.rounding == DLFP4_STOCHASTIC) return;
-  if (!is_symmetric(format) || p.stored != p.length || job->x.step == 1) return;
-  job->x = transposed(job->x);
+  if (!is_symmetric(format) || p.stored != p.length || pass->x.step == 1) return;
+  pass->x = transposed(pass->x);
   std::swap(p.lines, p.length);
   std::swap(p.line_stride, p.step);
   std::swap(p.data_stride, p.data_step);
@@ -152,12 +161,12 @@ void join_rows(QuantizeParams *p, const FormatInfo &format) {
   p->lines = 1;
 }
 
-bool serves_rows(KernelNumber kernel, const Job &job, const FormatInfo &format) {
+bool serves_rows(KernelNumber kernel, const Pass &pass, const FormatInfo &format) {
   if (kernel == kNoKernel) return false;
-  const QuantizeParams &p = job.params;
+  const QuantizeParams &p = pass.params;
   const bool partial = p.group > 1 && !p.repeats;  // squares may end within
   const bool whole_blocks = format.whole || partial || p.stored % p.block == 0;
-  return is_row_major(job.x) && is_plain(p) && p.stored == p.length && whole_blocks &&
+  return is_row_major(pass.x) && is_plain(p) && p.stored == p.length && whole_blocks &&
          can_store_steps(p.data, p.lines == 1 ? 0 : p.data_stride, p.data_step);
 }
 
@@ -187,32 +196,31 @@ int64_t threads_of_rows(const QuantizeParams &p, KernelNumber kernel) {
   return p.lines * (p.stored / kStep);
 }
 
-int quantize_rows(KernelNumber kernel, const Job &job, const FormatInfo &format, uintptr_t stream) {
-  QuantizeRowsParams params = {job.params, encode_params(format.row->element, {DLFP4_NEAREST_EVEN, true})};
-  join_rows(&params.quantize, format);
+int quantize_rows(KernelNumber kernel, const Pass &pass, const Quantization &of) {
+  QuantizeRowsParams params = {pass.params, encode_params(of.format.row->element, {DLFP4_NEAREST_EVEN, true})};
+  join_rows(&params.quantize, of.format);
   const int64_t threads = threads_of_rows(params.quantize, kernel);
   const bool one_row = is_for(kernel, kQuantizeRows);
-  params.quantize.steps = one_row && job.x.item == 2 ? steps_of_thread(threads) : 1;
+  params.quantize.steps = one_row && pass.x.item == 2 ? steps_of_thread(threads) : 1;
   params.quantize.flat = is_flat(params.quantize);
   params.quantize.walk =
-      make_step_lines(params.quantize.lines, params.quantize.stored, params.quantize.line_stride * job.x.item,
-                      params.quantize.data_stride * format.bits / 8);
-  return one_row ? run_steps(kernel, threads, params, params.quantize.steps, stream)
-                 : run(kernel, threads, params, stream);
+      make_step_lines(params.quantize.lines, params.quantize.stored, params.quantize.line_stride * pass.x.item,
+                      params.quantize.data_stride * of.format.bits / 8);
+  return one_row ? run_steps(kernel, threads, params, params.quantize.steps, of.stream)
+                 : run(kernel, threads, params, of.stream);
 }
 
-bool serves_columns(KernelNumber kernel, const Job &job, const FormatInfo &format) {
-  const QuantizeParams &p = job.params;
+bool serves_columns(KernelNumber kernel, const Pass &pass, const FormatInfo &format) {
+  const QuantizeParams &p = pass.params;
   if (kernel == kNoKernel || !has_tiles(p.lines, p.stored)) return false;
-  if (!is_row_major(transposed(job.x)) || !is_plain(p)) return false;
+  if (!is_row_major(transposed(pass.x)) || !is_plain(p)) return false;
   if (p.stored % p.block != 0 && !is_for(kernel, kQuantizeStrip)) return false;
   return format.bits == 8 ? can_store_steps(p.data, p.data_step, p.data_stride)
                           : can_store_steps(p.data, p.data_stride, p.data_step);
 }
 
 // Blocks along columns of row-major memory; with `rows`, along rows too.
-int quantize_columns(KernelNumber kernel, const Job &columns, const Job *rows, const FormatInfo &format,
-                     uintptr_t stream) {
+int quantize_columns(KernelNumber kernel, const Pass &columns, const Pass *rows, const Quantization &of) {
   const Lines x = transposed(columns.x);
   TileParams params = {};
   params.columns = columns.params;
@@ -221,43 +229,44 @@ int quantize_columns(KernelNumber kernel, const Job &columns, const Job *rows, c
   params.rows.length = x.length;
   params.rows.line_stride = x.line_stride;
   if (rows) params.rows = rows->params;
-  params.encode = encode_params(format.row->element, {DLFP4_NEAREST_EVEN, true});
+  params.encode = encode_params(of.format.row->element, {DLFP4_NEAREST_EVEN, true});
   const bool strip = is_for(kernel, kQuantizeStrip);
   const int64_t tiles_in_row =
       divide_up(rows ? rows->params.stored : x.length, strip ? strip_columns(x.item) : kTileColumns);
   params.tiles_in_row = static_cast<uint32_t>(tiles_in_row);
   const int64_t tiles = tiles_in_row * divide_up(columns.params.stored, kTileRows);
-  const int shared_bytes = strip ? 0 : kTileRuleBytes + tile_bytes(x.item) + (format.bits == 8 ? tile_bytes(1) : 0);
-  return launch_shape(kernel, {{tiles, 1}, kThreads, shared_bytes, 1}, &params, stream);
+  const int staged_bytes = of.format.bits == 8 ? tile_bytes(1) : 0;
+  const int shared_bytes = strip ? 0 : kTileRuleBytes + tile_bytes(x.item) + staged_bytes;
+  return launch_shape(kernel, {{tiles, 1}, kThreads, shared_bytes, 1}, &params, of.stream);
 }
 
-int quantize_anyhow(const Job &job, const FormatInfo &format, uintptr_t stream) {
-  const QuantizeParams &p = job.params;
+int quantize_anyhow(const Pass &pass, const Quantization &of) {
+  const QuantizeParams &p = pass.params;
   const int64_t warps = divide_up(p.lines, p.group) * p.blocks;
-  return run(kAnyKernels[format.row->kind], warps * 32, p, stream);
+  return run(kAnyKernels[of.format.row->kind], warps * 32, p, of.stream);
 }
 
-int quantize_job(const Job &job, const FormatInfo &format, uintptr_t stream) {
-  const KernelNumber rows = kRowKernels[format.number][job.x.source];
-  const KernelNumber columns = kColumnKernels[format.number][job.x.source];
-  if (serves_rows(rows, job, format)) return quantize_rows(rows, job, format, stream);
-  if (serves_columns(columns, job, format)) return quantize_columns(columns, job, nullptr, format, stream);
-  return quantize_anyhow(job, format, stream);
+int quantize_pass(const Pass &pass, const Quantization &of) {
+  const KernelNumber rows = kRowKernels[of.format.number][pass.x.source];
+  const KernelNumber columns = kColumnKernels[of.format.number][pass.x.source];
+  if (serves_rows(rows, pass, of.format)) return quantize_rows(rows, pass, of);
+  if (serves_columns(columns, pass, of.format)) return quantize_columns(columns, pass, nullptr, of);
+  return quantize_anyhow(pass, of);
 }
 
 // Both directions at once, where one kernel has both.
-int quantize_jobs(Job *jobs, const FormatInfo &format, uintptr_t stream) {
-  const int along = jobs[kAlongRows].x.step == 1 ? kAlongRows : kAlongColumns;
-  const Job &rows = jobs[along], &columns = jobs[1 - along];
-  const KernelNumber kernel = kColumnKernels[format.number][columns.x.source];
+int quantize_passes(const Pass *passes, const Quantization &of) {
+  const int along = passes[kAlongRows].x.step == 1 ? kAlongRows : kAlongColumns;
+  const Pass &rows = passes[along], &columns = passes[1 - along];
+  const KernelNumber kernel = kColumnKernels[of.format.number][columns.x.source];
   const bool both = rows.blocks && columns.blocks && !is_for(kernel, kQuantizeStrip);
-  if (both && serves_columns(kernel, columns, format) && is_row_major(rows.x) &&
+  if (both && serves_columns(kernel, columns, of.format) && is_row_major(rows.x) &&
       rows.params.stored % rows.params.block == 0 &&
       can_store_steps(rows.params.data, rows.params.data_stride, rows.params.data_step))
-    return quantize_columns(kernel, columns, &rows, format, stream);
+    return quantize_columns(kernel, columns, &rows, of);
   for (int i = 0; i < 2; ++i)
-    if (jobs[i].blocks)
-      if (const int status = quantize_job(jobs[i], format, stream)) return status;
+    if (passes[i].blocks)
+      if (const int status = quantize_pass(passes[i], of)) return status;
   return 0;
 }
 
@@ -308,30 +317,31 @@ int fill_padding(const dlfp4_blocks &blocks, const FormatInfo &format, int64_t l
 }
 
 // Sees to it that a scale that was given lies in a result's place too: by the kernel that reads it, if one runs.
-int keep_scale(const dlfp4_cuda_scale &scale, int result, const Lines &x, TensorPlace *found, uintptr_t stream) {
+int keep_scale(const dlfp4_cuda_scale &scale, int result, const Lines &x, Quantization *of) {
   float *const place = scale.places[result];
   if (!place || place == scale.given) return 0;
   if (!scale.given) {
     uint32_t bits;
     memcpy(&bits, &scale.number, sizeof(bits));
-    return set_word(place, bits, stream);
+    return set_word(place, bits, of->stream);
   }
-  if (x.lines * x.length == 0) return copy_word(place, scale.given, stream);
-  found->keep[result] = place;
+  if (x.lines * x.length == 0) return copy_word(place, scale.given, of->stream);
+  of->place.keep[result] = place;
   return 0;
 }
 
-// What one direction needs; no lines where there is nothing to do.
-int prepare_job(const dlfp4_matrix &x, Direction direction, const FormatInfo &format, const ScaleRule &rule,
-                const dlfp4_recipe &recipe, const dlfp4_blocks *blocks, TensorPlace place, uintptr_t stream, Job *job) {
-  if (!make_lines(x, direction, &job->x)) return refuse(DLFP4_E_DTYPE);
+// What one direction needs; without blocks where there is nothing to do.
+int describe_pass(const dlfp4_matrix &x, Direction direction, const dlfp4_blocks *blocks, const Quantization &of,
+                  Pass *pass) {
+  if (!make_lines(x, direction, &pass->x)) return refuse(DLFP4_E_DTYPE);
   if (!blocks) return 0;
-  if (blocks->length < job->x.length || !is_addressable(*blocks, format, job->x.lines)) return refuse(DLFP4_E_SHAPE);
-  if (const int status = fill_padding(*blocks, format, job->x.lines, stream)) return status;
-  if (job->x.lines == 0 || blocks->length == 0) return 0;
-  job->blocks = blocks;
-  job->params = quantize_params(job->x, format, rule, recipe, *blocks, place);
-  prefer_rows(job, format);
+  const int64_t lines = pass->x.lines;
+  if (blocks->length < pass->x.length || !is_addressable(*blocks, of.format, lines)) return refuse(DLFP4_E_SHAPE);
+  if (const int status = fill_padding(*blocks, of.format, lines, of.stream)) return status;
+  if (lines == 0 || blocks->length == 0) return 0;
+  pass->blocks = blocks;
+  pass->params = quantize_params(of, pass->x, *blocks);
+  prefer_rows(pass, of.format);
   return 0;
 }
 
@@ -450,18 +460,18 @@ int dlfp4_cuda_quantize(int device, uintptr_t stream, const dlfp4_matrix *x, int
   const bool scaled = info.whole || info.row->kind == DLFP4_TWO_LEVEL;
   const bool searches = scaled && !scale->given && !(scale->number > 0);
   const dlfp4_tensor_scale known = dlfp4_given_tensor_scale(scale->number);
-  const ScaleRule rule = make_rule(info, *recipe, scale->number > 0 ? &known : nullptr);
+  Quantization of = {info, *recipe, make_rule(info, *recipe, scale->number > 0 ? &known : nullptr), {}, stream};
   uint32_t *const word = reinterpret_cast<uint32_t *>(scale->places[0]);
-  TensorPlace found = {searches ? word : nullptr, scale->given, {nullptr, nullptr}};
+  of.place = {searches ? word : nullptr, scale->given, {nullptr, nullptr}};
   int status = searches ? find_largest(lines, info, word, stream) : 0;
-  for (int i = 0; i < 2 && !status && scaled && !searches; ++i) status = keep_scale(*scale, i, lines, &found, stream);
-  Job jobs[2] = {};
+  for (int i = 0; i < 2 && !status && scaled && !searches; ++i) status = keep_scale(*scale, i, lines, &of);
+  Pass passes[2] = {};
   const dlfp4_blocks *const results[] = {along_rows, along_columns};
   for (int i = 0; i < 2 && !status; ++i)
-    status = prepare_job(*x, static_cast<Direction>(i), info, rule, *recipe, results[i], found, stream, &jobs[i]);
-  if (!status) status = quantize_jobs(jobs, info, stream);
+    status = describe_pass(*x, static_cast<Direction>(i), results[i], of, &passes[i]);
+  if (!status) status = quantize_passes(passes, of);
   if (status || !searches) return status;
-  const TensorScaleParams params = {{word, reinterpret_cast<uint32_t *>(scale->places[1])}, info.row->kind, rule};
+  const TensorScaleParams params = {{word, reinterpret_cast<uint32_t *>(scale->places[1])}, info.row->kind, of.rule};
   return run(kKernel_tensor_scale, 1, params, stream);
 }
 
