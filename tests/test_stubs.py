@@ -31,7 +31,7 @@ def in_stub():
 def in_source():
     """The same, read off every `def` line of the Cython sources."""
     owner = ""
-    for path in [PACKAGE / "_core.pyx", *sorted(PACKAGE.glob("*.pxi"))]:
+    for path in [PACKAGE / "_core.pyx", *sorted(PACKAGE.glob("core/*/*.pxi"))]:
         for indent, declared, name, arguments in re.findall(
             r"^( *)(?:cdef class (\w+)|def (\w+)\(([^)]*(?:\([^)]*\)[^)]*)*)\)):", path.read_text(), re.MULTILINE
         ):
