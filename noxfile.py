@@ -68,7 +68,7 @@ def test(session: nox.Session) -> None:
 def apart(session: nox.Session, requirements: list[str]) -> None:
     """Run the exchange tests with a framework that needs an environment of its own."""
     install(session, "test", *requirements, HOST_ONLY)
-    session.run("pytest", "tests/test_frameworks.py", "tests/test_matrix.py", *session.posargs)
+    session.run("pytest", "tests/exchange/test_frameworks.py", "tests/exchange/test_matrix.py", *session.posargs)
 
 
 @nox.session
@@ -93,10 +93,10 @@ def wheel(session: nox.Session) -> None:
     dist = Path(session.create_tmp()) / "dist"
     shutil.rmtree(dist, ignore_errors=True)
     session.run("python", "-m", "build", "--outdir", str(dist), STRICT)  # the wheel is made from the sdist
-    session.run("python", "tests/check_dist.py", str(dist))
+    session.run("python", "tests/project/check_dist.py", str(dist))
     (built,) = dist.glob("*.whl")
     session.install(str(built), "-c", "tests/constraints-oldest.txt")
-    smoke = Path("tests/smoke.py").resolve()
+    smoke = Path("tests/project/smoke.py").resolve()
     session.chdir(dist)
     session.run("python", "-W", "error", str(smoke))
 

@@ -11,7 +11,7 @@ measured in the same run. "ops": the time that the kernel's instructions take to
 multiprocessor. A kernel cannot be faster than either.
 
 Peers: PyTorch, the same compiled (Triton kernels), torchao as it is and compiled. Rules differ in details from dlfp4's
-(tests/test_torchao.py lists torchao's); the work is the same.
+(tests/checkpoints/test_torchao.py lists torchao's); the work is the same.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """The other libraries that bench_scaling.py measures, and NumPy as one would write it by hand.
 
 Each gives a Case for quantizing a matrix along its rows, or for the way back, or None where it has no such function.
-Rules differ in details from dlfp4's (tests/test_torchao.py lists torchao's); the work is the same.
+Rules differ in details from dlfp4's (tests/checkpoints/test_torchao.py lists torchao's); the work is the same.
 """
 
 import logging

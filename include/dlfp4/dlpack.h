@@ -2,7 +2,7 @@
  * has added since (dmlc/dlpack#187 to #189), which change no layout.
  *
  * Names, values and layouts are the standard's; the static asserts at the end hold every size and offset, and
- * tests/test_abi.py compares them with the header that PyTorch ships.
+ * tests/exchange/test_abi.py compares them with the header that PyTorch ships.
  */
 #ifndef DLFP4_DLPACK_H_
 #define DLFP4_DLPACK_H_

@@ -1,0 +1,122 @@
+"""Each level of instruction sets quantizes and dequantizes as the scalar kernels do, bit by bit, and touches no byte
+past either end of its memory."""
+
+import pytest
+
+from ..support.levels import LEVELS, digests_at, run_at
+
+# ---- levels --------------------------------------------------------------------------------------------------------
+
+# Prints a digest for each format, input type, axis and recipe: shapes that fill vectors and shapes that do not, rows
+# that lie next to each other, apart, and across.
+DIGESTS = """
+import hashlib, itertools, json
+import numpy as np
+import dlfp4
+import reference
+from reference import native_cast, raw_bytes
+
+dlfp4.set_num_threads(1)
+NAMES = list(dlfp4.formats())
+SHAPES = [(1, 16), (2, 32), (5, 128), (16, 16), (33, 129), (40, 96), (129, 35)]
+RECIPES = {"power": ["ocp", "nvidia", "rocm", dlfp4.Recipe("ceil", "toward_zero"), dlfp4.Recipe("even")],
+           "two_level": [None, dlfp4.Recipe(rounding="nearest_away", keeps_negative_zero=False)],
+           "largest": [None, dlfp4.Recipe(rounding="toward_zero", pow2=True, eps=1.0), dlfp4.Recipe(pow2=False)]}
+TARGETS = ["float32", "bfloat16", "float16"]
+TURNS = itertools.count()  # each case takes another way to lay out its input, and another type of what comes back
+
+def inputs(shape, dtype):
+    rng = np.random.default_rng([len(dtype), *shape])
+    blocks = np.ldexp(1.0, np.repeat(rng.integers(-149, 122, (shape[0], -(-shape[1] // 16))), 16, 1)[:, :shape[1]])
+    values = rng.normal(size=shape), rng.integers(-16, 17, shape) * blocks, rng.choice([0.0, -0.0], shape)
+    broken = np.where(rng.random(shape) < 0.01, rng.choice([np.nan, -np.nan, np.inf], shape), values[1])
+    bits = rng.integers(0, 1 << 32, shape, dtype=np.uint64).astype(np.uint32).view(np.float32)
+    for value in (*values, broken, bits):
+        yield native_cast(value.astype(np.float32), dtype)
+
+def views(x):
+    apart = np.zeros((x.shape[0], x.shape[1] + 3), x.dtype)
+    apart[:, 1:-2] = x
+    return x, apart[:, 1:-2], np.asfortranarray(x), x[::-1, ::-1]
+
+def digest(name, dtype, axis, recipe):
+    found = hashlib.sha256()
+    for shape in SHAPES:
+        for x in inputs(shape, dtype):
+            view = views(x)[next(TURNS) % 4]
+            for q in dlfp4.quantize(view, name, axis=axis, recipe=recipe, pad=True):
+                for part in (q.data, q.scales, q.global_scale):
+                    found.update(raw_bytes(part) if part is not None else b"")
+                found.update(raw_bytes(q.dequantize(TARGETS[next(TURNS) % 3])))
+    return found.hexdigest()
+
+print(dlfp4.cpu_isa())
+print(json.dumps({
+    f"{name} of {dtype}, axes {axis}, recipe {number}": digest(name, dtype, axis, recipe)
+    for name in NAMES for dtype in ("float32", "bfloat16", "float16") for axis in ((-1,), (-2,), (-1, -2))
+    for number, recipe in enumerate(RECIPES[dlfp4.formats()[name].kind])
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def scalar():
+    return digests_at("scalar", DIGESTS)
+
+
+@pytest.mark.parametrize("level", LEVELS[:-1])
+def test_levels_equal_scalar(level, scalar):
+    found = digests_at(level, DIGESTS)
+    assert len(found) == (5 * 5 + 2 * 2 + 6 * 3) * 9
+    wrong = [case for case in scalar if found[case] != scalar[case]]
+    assert not wrong, f"{len(wrong)} of {len(found)}: {wrong[:10]}"
+
+
+# ---- guard pages ---------------------------------------------------------------------------------------------------
+
+GUARDED = """
+import ctypes
+import numpy as np
+import dlfp4
+from reference import Guarded, native_cast
+
+X, DATA, SCALES, BACK = (Guarded(1 << 16) for _ in range(4))
+
+def place(guarded, array, right):
+    memory = guarded.flush(array.nbytes, right).view(array.dtype).reshape(array.shape)
+    memory[...] = array
+    return memory
+
+def octets(tensor):
+    return np.frombuffer((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr), np.uint8).copy()
+
+def run(name, shape, dtype, axis, right):
+    values = native_cast(np.random.default_rng(1).normal(size=shape), dtype)
+    q = dlfp4.quantize(values, name, axis=axis, pad=True)
+    data = place(DATA, octets(q.data), right).reshape(q.data.shape[0], -1)
+    scales = place(SCALES, octets(q.scales), right).view(q.scales.dtype).reshape(q.scales.shape)
+    out = dlfp4.ScaledTensor.from_parts(data, scales, q.global_scale, format=name, axis=axis, shape=shape)
+    data[...] = 0
+    dlfp4.quantize(place(X, values, right), name, axis=axis, pad=True, out=out)
+    assert data.tobytes() == octets(q.data).tobytes()
+    for target in ("float32", "bfloat16", "float16"):
+        back = place(BACK, native_cast(np.zeros(shape), target), right)
+        dlfp4.dequantize(out, target, out=back)
+        assert back.tobytes() == octets(q.dequantize(target)).tobytes()
+
+dlfp4.set_num_threads(1)
+done = 0
+for name in dlfp4.formats():
+    for shape in ((1, 1), (1, 16), (3, 17), (16, 31), (2, 32), (5, 33), (3, 65), (17, 16), (33, 3), (16, 130), (65, 7)):
+        for dtype in ("float32", "bfloat16", "float16"):
+            for axis in (-1, -2):
+                for right in (False, True):
+                    run(name, shape, dtype, axis, right)
+                    done += 1
+print(done)
+"""
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_no_byte_past_either_end(level):
+    assert int(run_at(level, GUARDED)) == 13 * 11 * 3 * 2 * 2

@@ -1,0 +1,171 @@
+"""Each level of instruction sets converts as the scalar kernels do, bit by bit; one that is not there is refused."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ..support.levels import LEVELS, available_levels, digests_at, python_at, require, run_at
+
+CPUINFO = Path("/proc/cpuinfo")
+
+# ---- equal bits ----------------------------------------------------------------------------------------------------
+
+# Prints a digest for each conversion: all pairs, packed and padded on either side, all modes; a long run and short ones
+# that start anywhere, of 0 to 130 elements in one mode, of some lengths in the others.
+DIGESTS = """
+import hashlib, json
+import numpy as np
+import dlfp4
+import reference
+from capsules import Made
+from reference import BITS, FLOATS, ROUNDINGS
+
+dlfp4.set_num_threads(1)
+MODES = [(r, s) for r in [*ROUNDINGS, "stochastic"] for s in (False, True)]
+
+def places(name):
+    return (True, False) if BITS[name] < 8 else (False,)
+
+def codes_for(name):
+    if BITS[name] <= 8:
+        return np.random.default_rng(1).integers(0, 1 << BITS[name], 5003, dtype=np.uint8)
+    if BITS[name] == 16:
+        return np.arange(1 << 16, dtype=np.uint16)
+    values = [reference.hard_values(target, name) for target in reference.LOW]
+    return reference.codes_of(np.concatenate([*values, reference.random_codes(name, 5003)]))
+
+def memory_of(codes, name, packed):
+    if packed:
+        return np.frombuffer(reference.packed_bytes(codes, BITS[name]), np.uint8)
+    garbage = 0xFF & ~((1 << BITS[name]) - 1) if BITS[name] < 8 else 0
+    return (codes | codes.dtype.type(garbage)).view(np.uint8)
+
+def size_of(count, name, packed):
+    return -(-count * BITS[name] // 8) if packed else count * (-(-BITS[name] // 8))
+
+def tensor_of(memory, count, name, packed):
+    if not packed:
+        return memory[:size_of(count, name, False)].view(reference.dtype_of(name))
+    return dlfp4.from_dlpack(Made(memory, dtype=name, shape=(count,), strides=(1,)).capsule)
+
+def convert(memory, start, count, source, packed, target, packs, options):
+    size = size_of(count, target, packs)
+    source = tensor_of(memory[start:] if count else memory, count, source, packed)
+    out = reference.misaligned(size + 2, count % 61, 0xA5)
+    result = tensor_of(out[1:], count, target, packs)
+    dlfp4.cast(source, target, out=result, **options)
+    assert out[0] == out[-1] == 0xA5
+    return out.tobytes()
+
+def digest(source, packed, target, packs, rounding, saturate):
+    options = {"rounding": rounding, "saturate": saturate, "seed": 9 if rounding == "stochastic" else None}
+    codes = CODES[source]
+    memory = memory_of(codes, source, packed)
+    found = hashlib.sha256(convert(memory, 0, len(codes), source, packed, target, packs, options))
+    every = rounding == "nearest_even" and saturate
+    for count in range(131) if every else (1, 15, 33, 63, 129):
+        start = count % 7 * (3 if packed else max(BITS[source] // 8, 1))
+        found.update(convert(memory, start, count, source, packed, target, packs, options))
+    return found.hexdigest()
+
+CODES = {name: codes_for(name) for name in FLOATS}
+print(dlfp4.cpu_isa())
+print(json.dumps({
+    f"{source}{' packed' * packed} to {target}{' packed' * packs}, {rounding}, saturate={saturate}":
+        digest(source, packed, target, packs, rounding, saturate)
+    for source in FLOATS for packed in places(source) for target in FLOATS for packs in places(target)
+    for rounding, saturate in MODES
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def scalar():
+    return digests_at("scalar", DIGESTS)
+
+
+@pytest.mark.parametrize("level", LEVELS[:-1])
+def test_equal_to_scalar(level, scalar):
+    found = digests_at(level, DIGESTS)
+    assert len(found) == 18 * 18 * 8
+    wrong = [conversion for conversion in scalar if found[conversion] != scalar[conversion]]
+    assert not wrong, f"{len(wrong)} of {len(found)}: {wrong[:10]}"
+
+
+def test_digests_tell_modes_and_types_apart(scalar):
+    assert len(set(scalar.values())) > 1000
+    nearest = [scalar[f"float32 to float4_e2m1fn packed, {rounding}, saturate=True"] for rounding in
+               ("nearest_even", "nearest_away", "toward_zero", "stochastic")]  # fmt: skip
+    assert len(set(nearest)) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("file", ["test_codecs.py", "test_rounding.py", "test_cast_layouts.py", "test_cast_api.py"])
+def test_each_level_passes_the_other_tests(level, file):
+    require(level)
+    done = python_at(level, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(Path(__file__).with_name(file)))
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert " passed" in done.stdout
+
+
+# ---- which level ---------------------------------------------------------------------------------------------------
+
+
+def level_of(setting):
+    done = python_at(setting, "-c", "import dlfp4; print(dlfp4.cpu_isa())")
+    return done.stdout.strip()
+
+
+# What Linux calls the features that each level, and its products, are made of.
+FLAGS = {
+    "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vbmi", "avx2", "fma", "bmi2"},
+    "avx2": {"avx2", "fma", "bmi2"},
+    "neon": {"asimd"},
+    "scalar": set(),
+}
+PRODUCT_FLAGS = {**FLAGS, "avx512": FLAGS["avx512"] | {"avx512_vnni", "avx512_bf16"}}
+
+
+@pytest.fixture
+def flags():
+    """What the operating system says of the processor."""
+    if not CPUINFO.exists():
+        pytest.skip(f"no {CPUINFO}")
+    lines = dict(re.split(r"\s*:\s*", line, maxsplit=1) for line in CPUINFO.read_text().splitlines() if ":" in line)
+    return set((lines.get("flags") or lines["Features"]).split())
+
+
+def test_every_level_of_this_processor_is_there(flags):
+    assert available_levels() == [level for level in LEVELS if FLAGS[level] <= flags]
+    assert level_of("") == available_levels()[0]  # empty: as if it were not set
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_products_are_by_what_the_processor_has(level, flags):
+    used = run_at(level, "from dlfp4 import _core; print(_core._products_isa())").strip()
+    assert used == next(below for below in LEVELS[LEVELS.index(level) :] if PRODUCT_FLAGS[below] <= flags)
+
+
+def assert_refused(level):
+    done = python_at(level, "-c", "import dlfp4; print(dlfp4.cpu_isa())")
+    assert done.returncode == 1, f"exit code {done.returncode}: {done.stdout} {done.stderr}"
+    error = done.stderr.strip().splitlines()[-1]
+    assert error.startswith(("ImportError:", "RuntimeError:"))
+    assert "DLFP4_ISA" in error
+    assert level in error
+    assert "scalar" in error.replace(level, "")  # what there is
+
+
+@pytest.mark.parametrize("level", ["nonsense", "AVX512", "scalar ", "avx51", "avx5122"])
+def test_an_unknown_level_is_refused(level):
+    assert_refused(level)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_missing_level_is_refused(level):
+    if level in available_levels():
+        assert level_of(level) == level
+    else:
+        assert_refused(level)

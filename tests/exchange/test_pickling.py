@@ -1,0 +1,278 @@
+"""Pickles and copies: zero-copy out of band, whole in band, the same tensor on the other side."""
+
+import copy
+import ctypes
+import pickle
+
+import numpy as np
+import pytest
+
+import dlfp4
+from dlfp4 import TensorProto
+
+from ..support.capsules import DTYPES, Made, Managed, framework, random_array, run_python
+from ..support.reference import raw_bytes
+
+PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
+SHAPES = [(3, 5), (2, 4, 16), (7,), (), (0, 3), (1, 0, 2)]
+
+
+def described(tensor):
+    return tensor.shape, tensor.strides, tensor.dtype, tensor.packed, tensor.readonly, tensor.device
+
+
+def out_of_band(x):
+    buffers = []
+    stream = pickle.dumps(x, protocol=5, buffer_callback=buffers.append)
+    return stream, buffers
+
+
+def tensors(name):
+    """One of every shape and form of storage, of random bits."""
+    for shape in SHAPES:
+        for packed in {True, DTYPES[name][1] >= 8}:
+            tensor = dlfp4.empty(shape, name, packed=packed)
+            fill(tensor, 0xFF if packed else 0xFF >> max(8 - DTYPES[name][1], 0))
+            yield tensor
+
+
+def fill(tensor, mask):
+    """Random bits; of padded elements only those that they use."""
+    octets = np.random.default_rng(0).integers(256, size=tensor.nbytes, dtype=np.uint8) & mask
+    ctypes.memmove(tensor.data_ptr, octets.tobytes(), tensor.nbytes)
+
+
+def codes(tensor):
+    """Its elements' bytes, without spare bits behind them."""
+    return raw_bytes(dlfp4.unpack(tensor) if DTYPES[tensor.dtype.name][1] < 8 and tensor.packed else tensor)
+
+
+def quantized():
+    x = np.random.default_rng(0).standard_normal((2, 32, 64)).astype(np.float32)
+    for name in dlfp4.formats():
+        yield from dlfp4.quantize(x, name, axis=(-1, -2))
+    yield dlfp4.quantize(x[:, :3, :50], "mxfp4", pad=True, scale_layout="aiter", recipe="rocm")
+    yield dlfp4.quantize(x, "nvfp4", axis=-2, scale_layout="8x4")
+    yield dlfp4.quantize(x[0], "mxfp8_e4m3").mT  # strided parts
+
+
+def parts_of(q):
+    return [part for part in (q.data, q.scales, q.global_scale) if part is not None]
+
+
+# ---- Tensor
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_out_of_band_is_zero_copy(name):
+    for tensor in tensors(name):
+        stream, buffers = out_of_band(tensor)
+        (buffer,) = buffers
+        assert buffer.raw().nbytes == tensor.nbytes
+        back = pickle.loads(stream, buffers=buffers)
+        assert described(back) == described(tensor)
+        assert raw_bytes(back) == raw_bytes(tensor)
+        if tensor.size:
+            assert np.frombuffer(buffer, np.uint8).ctypes.data == tensor.data_ptr
+            assert back.data_ptr == tensor.data_ptr
+        assert len(stream) < 400
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("name", DTYPES)
+def test_in_band_is_a_copy(name, protocol):
+    for tensor in tensors(name):
+        back = pickle.loads(pickle.dumps(tensor, protocol=protocol))
+        assert described(back) == described(tensor)
+        assert raw_bytes(back) == raw_bytes(tensor)
+        assert not tensor.size or back.data_ptr != tensor.data_ptr
+
+
+def test_shared_memory_is_seen_on_both_sides():
+    tensor = dlfp4.asarray(np.arange(4, dtype=np.float32))
+    stream, _ = out_of_band(tensor)
+    memory = bytearray(tensor.nbytes)
+    back = pickle.loads(stream, buffers=[memory])
+    assert back.tolist() == [0, 0, 0, 0]
+    memory[:] = raw_bytes(tensor)
+    assert back.tolist() == [0, 1, 2, 3]
+    back.to_numpy()[0] = 7
+    assert np.frombuffer(memory, np.float32)[0] == 7
+
+
+def test_what_is_loaded_keeps_its_memory():
+    stream, _ = out_of_band(dlfp4.asarray(np.arange(1000, dtype=np.int64)))
+    back = pickle.loads(stream, buffers=[np.arange(1000, dtype=np.int64)])
+    assert back[::2].tolist() == list(range(0, 1000, 2))
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_read_only_stays_read_only(protocol):
+    array = np.arange(6, dtype=np.float32)
+    array.flags.writeable = False
+    back = pickle.loads(pickle.dumps(dlfp4.asarray(array), protocol=protocol))
+    assert (back.readonly, back.tolist()) == (True, list(range(6)))
+    stream, buffers = out_of_band(dlfp4.asarray(array))
+    assert buffers[0].raw().readonly
+    assert pickle.loads(stream, buffers=buffers).readonly
+    # Read-only is what is given: bytes for a tensor that was writable.
+    stream, _ = out_of_band(dlfp4.empty(2, "uint8"))
+    assert pickle.loads(stream, buffers=[b"ab"]).readonly
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_strided_memory_is_made_compact(protocol):
+    array = np.arange(24, dtype=np.int32).reshape(4, 6)
+    packed = dlfp4.cast(np.arange(24, dtype=np.float32).reshape(4, 6), "float4_e2m1fn")
+    for tensor in (dlfp4.asarray(array)[::-2, 1::3], dlfp4.asarray(array).T, packed[1:, :4], packed.T):
+        back = pickle.loads(pickle.dumps(tensor, protocol=protocol))
+        assert back.tolist() == tensor.tolist()
+        assert described(back) == described(tensor.copy())
+    broadcast = dlfp4.asarray(np.broadcast_to(np.float32(1), (3, 4)))
+    assert pickle.loads(pickle.dumps(broadcast, protocol=protocol)).tolist() == [[1] * 4] * 3
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_pairs_stay_pairs(protocol):
+    tensor = dlfp4.cast(np.arange(16, dtype=np.float32).reshape(2, 8), "float4_e2m1fn")
+    for x2 in (True, False):
+        back = pickle.loads(pickle.dumps(tensor.x2(x2), protocol=protocol))
+        assert back.tolist() == tensor.tolist()
+        _, _, lanes = Managed(back.__dlpack__(max_version=(1, 3))).dtype
+        assert lanes == (2 if x2 else 1)
+
+
+def test_from_pytorch_and_back():
+    torch = framework("torch")
+    native = torch.arange(16, dtype=torch.uint8).reshape(2, 8).view(torch.float4_e2m1fn_x2)
+    stream, buffers = out_of_band(dlfp4.from_dlpack(native))
+    back = torch.from_dlpack(pickle.loads(stream, buffers=buffers))
+    assert (back.dtype, back.data_ptr()) == (native.dtype, native.data_ptr())
+
+
+@pytest.mark.parametrize(
+    "buffer", [b"", b"1234567", b"123456789", np.zeros((2, 2), np.int32)], ids=["none", "short", "long", "longer"]
+)
+def test_a_buffer_of_another_size(buffer):
+    stream, _ = out_of_band(dlfp4.empty(2, "float32"))
+    with pytest.raises(ValueError, match=r"buffer has \d+ bytes.*\(2,\) of float32 needs 8"):
+        pickle.loads(stream, buffers=[buffer])
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_device_memory_is_refused(protocol):
+    made = Made(random_array((4,)), device=(2, 0))  # host memory that claims to be a device's
+    tensor = dlfp4.from_dlpack(made.capsule)
+    with pytest.raises(BufferError, match=r"cuda:0.*to_device\('cpu'\)"):
+        pickle.dumps(tensor, protocol=protocol)
+
+
+# ---- ScaledTensor
+
+
+def test_scaled_out_of_band_is_zero_copy():
+    for q in list(quantized())[:-1]:
+        stream, buffers = out_of_band(q)
+        assert [buffer.raw().nbytes for buffer in buffers] == [part.nbytes for part in parts_of(q)]
+        back = pickle.loads(stream, buffers=buffers)
+        assert repr(back) == repr(q)
+        assert [part.data_ptr for part in parts_of(back)] == [part.data_ptr for part in parts_of(q)]
+        assert TensorProto.of(back) == TensorProto.of(q)
+
+
+def test_parts():
+    parts = next(iter(quantized())).to_numpy()
+    back = pickle.loads(pickle.dumps(parts))
+    assert type(back) is type(parts)
+    assert [None if part is None else part.tobytes() for part in back] == [
+        None if part is None else part.tobytes() for part in parts
+    ]
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_scaled_in_band(protocol):
+    for q in quantized():
+        back = pickle.loads(pickle.dumps(q, protocol=protocol))
+        assert repr(back) == repr(q)
+        assert back.format is q.format
+        assert back.dequantize().tolist() == q.dequantize().tolist()
+
+
+# ---- What describes
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize(
+    "x",
+    [
+        *(dlfp4.Device(name, index) for name, index in (("cpu", 0), ("cuda", 3), ("cuda_host", 0))),
+        *dlfp4.formats().values(),
+        dlfp4.Recipe(),
+        dlfp4.Recipe(scale_rule="ceil", rounding="stochastic", pow2=True, eps=1e-6),
+        TensorProto((2, 3), "float8_e4m3fn", device="cuda:1", requires_grad=True),
+        TensorProto((64, 64), format="nvfp4", columnwise=True, scale_layout="8x4"),
+        TensorProto(3, "int4", packed=False),
+    ],
+    ids=repr,
+)
+def test_descriptions(x, protocol):
+    back = pickle.loads(pickle.dumps(x, protocol=protocol))
+    assert (back, hash(back), repr(back), type(back)) == (x, hash(x), repr(x), type(x))
+    assert copy.copy(x) == copy.deepcopy(x) == x
+
+
+# ---- copy
+
+
+@pytest.mark.parametrize("name", ["float32", "float4_e2m1fn", "float6_e3m2fn", "int4"])
+def test_deepcopy_owns_its_memory(name):
+    for tensor in tensors(name):
+        twin = copy.deepcopy(tensor)
+        assert described(twin) == described(tensor)
+        assert codes(twin) == codes(tensor)
+        assert not tensor.size or twin.data_ptr != tensor.data_ptr
+        assert twin.data_ptr % 64 == 0
+        assert copy.copy(tensor).data_ptr == tensor.data_ptr
+
+
+def test_deepcopy_of_what_is_read_only_can_be_written():
+    assert not copy.deepcopy(dlfp4.asarray(b"bytes")).readonly
+
+
+def test_deepcopy_keeps_what_is_shared():
+    tensor = dlfp4.empty(3, "float32")
+    first, second = copy.deepcopy([tensor, tensor])
+    assert first is second
+
+
+def test_deepcopy_of_scaled():
+    for q in quantized():
+        twin = copy.deepcopy(q)
+        assert repr(twin) == repr(q)
+        assert twin.dequantize().tolist() == q.dequantize().tolist()
+        mine, yours = ({part.data_ptr for part in parts_of(x)} for x in (q, twin))
+        assert not mine & yours
+        assert copy.copy(q) is q
+
+
+# ---- Processes
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_shared_memory_between_processes(method):
+    run_python(f"""
+import pickle_workers as w
+if __name__ == "__main__":
+    for x in w.objects():
+        w.check_shared_memory(x, {method!r})
+""")
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_process_pool(method):
+    run_python(f"""
+import pickle_workers as w
+if __name__ == "__main__":
+    for x in w.objects():
+        w.check_pool(x, {method!r})
+""")

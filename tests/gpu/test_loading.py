@@ -1,0 +1,159 @@
+"""Which kernels and copies the devices get, on a driver that is compiled here and needs no GPU."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dlfp4.config
+
+COMPILER = shutil.which("cc")
+DRIVER = Path(__file__).parents[1] / "kernels" / "stand_in_driver.c"
+BUILT = "sm_0"  # as the driver names an image that serves the first device alone
+
+pytestmark = [
+    pytest.mark.skipif(not COMPILER, reason="no C compiler is on PATH"),
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="libcuda.so.1 is Linux's"),
+]
+
+
+@pytest.fixture(scope="module")
+def driver_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("driver")
+    subprocess.run([COMPILER, "-shared", "-fPIC", "-o", folder / "libcuda.so.1", DRIVER], check=True)
+    return folder
+
+
+def run(folder, code, **env):
+    """Run code where the driver is the stand-in and NVRTC only says what it is asked for; return the lines printed."""
+    preamble = """
+import os, sys, types
+import dlfp4
+
+def load_image(architecture):
+    os.write(1, b"compile %s\\n" % architecture.encode())  # at once, between the lines that the driver writes
+    return b"sm_" + architecture.encode()
+
+def cast(device):
+    dlfp4.cast(dlfp4.empty((4, 32), "float32", device=f"cuda:{device}"), "float16")
+
+sys.modules["dlfp4.nvrtc"] = types.SimpleNamespace(load_image=load_image)
+"""
+    inherited = {name: value for name, value in os.environ.items() if name != "DLFP4_CUDA_IMAGE"}
+    env = {**inherited, "LD_LIBRARY_PATH": str(folder), **env}
+    command = [sys.executable, "-P", "-c", preamble + code]
+    return subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout.splitlines()
+
+
+EACH_DEVICE_TWICE = "for device in (0, 1, 0, 1): cast(device)"
+
+
+@pytest.mark.skipif(not dlfp4.config.cuda_image(), reason="this build has no CUDA kernels")
+def test_nvrtc_is_asked_for_the_device_that_the_build_does_not_serve(driver_folder):
+    printed = run(driver_folder, EACH_DEVICE_TWICE)
+    assert printed == [f"0 {BUILT}", "compile 120", "1 sm_120", f"0 {BUILT}", "1 sm_120"]
+
+
+def test_nvrtc_is_asked_for_every_device_where_that_is_wanted(driver_folder):
+    printed = run(driver_folder, EACH_DEVICE_TWICE, DLFP4_CUDA_IMAGE="nvrtc")
+    assert printed == ["compile 90", "0 sm_90", "compile 120", "1 sm_120", "0 sm_90", "1 sm_120"]
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        "dlfp4.cast(x, 'float16')",
+        "x.T.copy()",
+        "dlfp4.quantize(x, 'nvfp4')",
+        "dlfp4.shuffle_weight(x)",
+        "q.with_scale_layout('128x4')",
+        "q.dequantize()",
+        "dlfp4.vecdot(x, x)",
+    ],
+)
+def test_any_operation_may_be_the_first_on_a_device(driver_folder, operation):
+    code = f"""
+cast(0)
+x = dlfp4.empty((32, 32), "float32", device="cuda:1")
+parts = (dlfp4.empty(shape, "uint8", device="cuda:1") for shape in ((32, 16), (32, 1)))
+q = dlfp4.ScaledTensor.from_parts(*parts, format="mxfp4")
+{operation}
+"""
+    printed = run(driver_folder, code, DLFP4_CUDA_IMAGE="nvrtc")
+    assert printed[:4] == ["compile 90", "0 sm_90", "compile 120", "1 sm_120"]
+    assert set(printed[4:]) <= {"1 sm_120"}
+
+
+def test_what_nvrtc_cannot_compile_is_asked_for_again(driver_folder):
+    code = """
+def fail(architecture):
+    raise RuntimeError(architecture)
+
+sys.modules["dlfp4.nvrtc"].load_image = fail
+for device in (1, 1):
+    try:
+        cast(device)
+    except RuntimeError as error:
+        print("failed", error, flush=True)
+sys.modules["dlfp4.nvrtc"].load_image = load_image
+cast(1)
+"""
+    printed = run(driver_folder, code, DLFP4_CUDA_IMAGE="nvrtc")
+    assert printed == ["failed 120", "failed 120", "compile 120", "1 sm_120"]
+
+
+def test_threads_launch_the_kernels_of_their_devices(driver_folder):
+    code = """
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+barrier = Barrier(8)
+
+def work(number):
+    barrier.wait()
+    for _ in range(50):
+        cast(number % 2)
+
+with ThreadPoolExecutor(8) as pool:
+    list(pool.map(work, range(8)))
+"""
+    printed = run(driver_folder, code, DLFP4_CUDA_IMAGE="nvrtc")
+    launched = [line for line in printed if not line.startswith("compile")]
+    assert (launched.count("0 sm_90"), launched.count("1 sm_120"), len(launched)) == (200, 200, 400)
+
+
+def test_streams_of_another_device_are_refused(driver_folder):
+    code = """
+for device in (0, 1):
+    x = dlfp4.empty((4, 32), "float32", device=f"cuda:{device}")
+    for stream in (1, 2, 16, 1016):
+        try:
+            dlfp4.cast(x, "float16", stream=stream)
+        except ValueError as error:
+            print(error, flush=True)
+"""
+    printed = run(driver_folder, code, DLFP4_CUDA_IMAGE="nvrtc")
+    assert [line for line in printed if line.startswith("stream=")] == [
+        "stream=1016: a stream of cuda:1, and the data lies on cuda:0; pass a stream of cuda:0",
+        "stream=16: a stream of cuda:0, and the data lies on cuda:1; pass a stream of cuda:1",
+    ]
+    assert (printed.count("0 sm_90"), printed.count("1 sm_120")) == (3, 3)
+
+
+def test_copies_between_devices_name_both(driver_folder):
+    """The driver's general copy refuses memory of GPUs that cannot reach each other's."""
+    code = """
+import numpy as np
+
+x = np.arange(1, 1025, dtype=np.float32)
+first = dlfp4.asarray(x).to_device("cuda:0")
+second = first.to_device("cuda:1")
+back = second[24:].to_device("cuda:0")
+print(second.to_device("cpu").to_numpy().tobytes() == x.tobytes(), back.tolist() == x[24:].tolist(), flush=True)
+first.to_device("cuda:0")
+"""
+    printed = run(driver_folder, code)
+    assert printed == ["copy 4096 from 0 to 1 on 0", "copy 4000 from 1 to 0 on 1", "True True"]

@@ -1,0 +1,41 @@
+"""What is in an sdist and a wheel, and what must not be: `python tests/project/check_dist.py FOLDER`."""
+
+import re
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+IN_WHEEL = re.compile(
+    r"dlfp4/(\w+/)*(\w+\.py|_core\.pyi|_core\.[\w-]+\.so|py\.typed)|dlfp4/include/dlfp4/\w+\.h|dlfp4-.*\.dist-info/.*"
+    r"|dlfp4/src/(cuda/)?\w+\.(h|def|cuh|cu)"
+)
+NEEDED = {
+    "dlfp4/_core.pyi",
+    "dlfp4/py.typed",
+    *(f"dlfp4/include/dlfp4/{path.name}" for path in ROOT.glob("include/dlfp4/*")),
+    *(f"dlfp4/{path.relative_to(ROOT)}" for path in ROOT.glob("src/cuda/*.cu*")),  # for NVRTC
+}
+SOURCES = [f"{folder}/**/*{end}" for folder in ("dlfp4", "src", "include", "tests", "benchmarks", "examples")
+           for end in (".py", ".pyi", ".pyx", ".pxi", ".pxd", ".h", ".def", ".cpp", ".cu", ".cuh")]  # fmt: skip
+
+
+def names_in(dist):
+    (wheel,), (sdist,) = dist.glob("*.whl"), dist.glob("*.tar.gz")
+    with zipfile.ZipFile(wheel) as in_wheel, tarfile.open(sdist) as in_sdist:
+        return set(in_wheel.namelist()), {name.partition("/")[2] for name in in_sdist.getnames()}
+
+
+in_wheel, in_sdist = names_in(Path(sys.argv[1]))
+sources = {str(path.relative_to(ROOT)) for pattern in SOURCES for path in ROOT.glob(pattern)}
+problems = {
+    "in the wheel, but not of it": {name for name in in_wheel if not IN_WHEEL.fullmatch(name)},
+    "missing in the wheel": (NEEDED | {name for name in sources if re.match(r"dlfp4/.*\.py$", name)}) - in_wheel,
+    "missing in the sdist": (sources | {"LICENSE", "README.md", "CMakeLists.txt", "tests/constraints.txt"}) - in_sdist,
+    "junk in the sdist": {name for name in in_sdist if re.search(r"(^|/)\.|\.so$|\.pyc$|_core\.c$|^build", name)},
+}
+for problem, names in problems.items():
+    if names:
+        print(f"{problem}: {', '.join(sorted(names))}")
+sys.exit(any(problems.values()))

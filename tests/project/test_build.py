@@ -1,0 +1,85 @@
+"""What the build does with DLFP4_CUDA. Configures the kernels alone, which needs CMake and a compiler but no Python."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+NO_NVCC = "-DDLFP4_NVCC="
+
+needs_cmake = pytest.mark.skipif(not shutil.which("cmake"), reason="cmake is not on PATH")
+
+
+def fake_nvcc(folder, version="13.0.48"):
+    path = folder / "nvcc"
+    path.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {version[:4]}, V{version}'\n")
+    path.chmod(0o755)
+    return f"-DDLFP4_NVCC={path}"
+
+
+def configure(folder, *options):
+    command = ["cmake", "-S", ROOT, "-B", folder, "-DDLFP4_KERNEL_TESTS=ON", *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.returncode, re.sub(r"\s+", " ", done.stdout + done.stderr)
+
+
+@needs_cmake
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([NO_NVCC], "DLFP4_CUDA=AUTO, no nvcc: no CUDA kernels"),
+        (["-DDLFP4_CUDA=OFF"], "DLFP4_CUDA=OFF, no CUDA kernels"),
+    ],
+)
+def test_the_decision_is_printed(tmp_path, options, said):
+    status, output = configure(tmp_path, *options)
+    assert status == 0, output
+    assert said in output
+
+
+@needs_cmake
+@pytest.mark.parametrize("decision", ["AUTO", "ON"])
+def test_the_gpus_compiled_for_are_printed(tmp_path, decision):
+    options = [fake_nvcc(tmp_path), f"-DDLFP4_CUDA={decision}", "-DDLFP4_CUDA_ARCHITECTURES=80;90a"]
+    status, output = configure(tmp_path, *options)
+    assert status == 0, output
+    assert f"DLFP4_CUDA={decision}, CUDA kernels for 80 90a by {tmp_path}/nvcc 13.0.48" in output
+
+
+@needs_cmake
+def test_an_older_nvcc_leaves_families_to_ptx(tmp_path):
+    options = [fake_nvcc(tmp_path, "12.4.99"), "-DDLFP4_CUDA_ARCHITECTURES=80;90a;100f;120f"]
+    status, output = configure(tmp_path, *options)
+    assert status == 0, output
+    assert f"CUDA kernels for 80 90a by {tmp_path}/nvcc 12.4.99" in output
+
+
+@needs_cmake
+def test_an_nvcc_that_miscompiles_is_refused(tmp_path):
+    status, output = configure(tmp_path, fake_nvcc(tmp_path, "13.2.1"))
+    assert status != 0
+    assert "nvcc 13.2.1 miscompiles" in output
+
+
+@needs_cmake
+def test_an_nvcc_that_does_not_run_is_refused(tmp_path):
+    status, output = configure(tmp_path, f"-DDLFP4_NVCC={tmp_path}/nothing")
+    assert status != 0
+    assert f"{tmp_path}/nothing" in output
+
+
+@needs_cmake
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["-DDLFP4_CUDA=ON", NO_NVCC], "DLFP4_CUDA=ON, but there is no nvcc"),
+        (["-DDLFP4_CUDA=yes"], "DLFP4_CUDA=yes: expected AUTO, ON or OFF"),
+    ],
+)
+def test_what_cannot_be_built_is_refused(tmp_path, options, said):
+    status, output = configure(tmp_path, *options)
+    assert status != 0
+    assert said in output

@@ -1,0 +1,338 @@
+"""What a caller does wrong: the exception, and that it says what came, what was expected and what to do."""
+
+import re
+from decimal import Decimal
+from fractions import Fraction
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.lib.stride_tricks import as_strided
+
+import dlfp4
+from dlfp4 import frameworks
+
+from ..support.capsules import DEVICES, PADDED, Made, framework, random_array, random_bytes
+from ..support.reference import raw_bytes
+
+X = random_array((1, 64))
+TENSOR = dlfp4.asarray(X)
+W = dlfp4.quantize(random_array((32, 64), seed=1), "nvfp4")
+NO_FLAG = "copy=1: expected True, False or None"
+RECORDS = np.frombuffer(random_bytes(60), "u1,f4")
+
+MISTAKES = {
+    # ---- exchange
+    "a flag that is a number": (lambda: dlfp4.from_dlpack(X, copy=1), ValueError, NO_FLAG),
+    "the same by asarray": (lambda: dlfp4.asarray(X, copy=1), ValueError, NO_FLAG),
+    "the same on the way out": (lambda: TENSOR.__dlpack__(copy=1), ValueError, NO_FLAG),
+    "the same to NumPy": (lambda: TENSOR.to_numpy(copy=0), ValueError, "copy=0: expected True, False or None"),
+    "another type without a copy": (
+        lambda: dlfp4.asarray(X, dtype="float16", copy=False),
+        BufferError,
+        "float32 to float16 needs a copy, which copy=False forbids",
+    ),
+    "another device without a copy": (
+        lambda: dlfp4.from_dlpack(TENSOR, device="cuda:0", copy=False),
+        BufferError,
+        "the data lies on cpu; moving it to cuda:0 needs a copy, which copy=False forbids",
+    ),
+    "a stream for the host": (
+        lambda: TENSOR.to_device("cpu", stream=3),
+        ValueError,
+        "stream=3: to_device waits for the copy, so it takes no stream; pass None",
+    ),
+    "strides that are no items": (
+        lambda: dlfp4.asarray(RECORDS["f1"]),
+        BufferError,
+        "strides (5,) are no multiples of the item size 4; DLPack counts strides in items: call "
+        "numpy.ascontiguousarray first",
+    ),
+    "a device of no type": (lambda: dlfp4.Device("gpu"), ValueError, "type 'gpu' is unknown; expected one of cpu,"),
+    "a device before the first": (lambda: dlfp4.Device("cuda", -1), ValueError, "index -1 of 'cuda': expected 0 to"),
+    "a device of half a pair": (
+        lambda: dlfp4.from_dlpack(X, device=(1,)),
+        TypeError,
+        "(1,): expected a DLPack pair of integers, (type, id), or a string such as 'cuda:0'",
+    ),
+    "a device that is a number": (
+        lambda: dlfp4.from_dlpack(X, device=1.5),
+        TypeError,
+        "device 1.5 is of type float; expected a string such as 'cpu' or 'cuda:0', or a DLPack pair",
+    ),
+    "a tensor of nothing": (dlfp4.Tensor, TypeError, "is made by dlfp4.from_dlpack, dlfp4.asarray or dlfp4.empty"),
+    "bytes in columns": (
+        lambda: dlfp4.ScaledTensor.from_parts(
+            np.asfortranarray(random_array((8, 64), dtype="uint8")), W.scales.view("uint8"), format="nvfp4"
+        ),
+        BufferError,
+        "data has strides (1, 8): its bytes must lie side by side along the last dimension; call .copy() first",
+    ),
+    "a number for a type": (lambda: dlfp4.cast(X, 3), TypeError, "dtype 3 is not one that dlfp4 carries; expected one"),
+    "a scaled one of nothing": (dlfp4.ScaledTensor, TypeError, "made by dlfp4.quantize or ScaledTensor.from_parts"),
+    "a device beyond DLPack's": (lambda: dlfp4.Device("cuda", 2**40), ValueError, f"index {2**40} of 'cuda': expected"),
+    "a device of a fraction": (lambda: dlfp4.Device("cuda", 1.5), TypeError, "index=1.5 is of type float; expected"),
+    "a list of types": (lambda: dlfp4.cast(X, ["float32"]), TypeError, "dtype ['float32'] is of type list;"),
+    "an array of three parts": (lambda: np.asarray(W), TypeError, "a ScaledTensor is no array"),
+    # ---- operations
+    "memory of elements that meet": (
+        lambda: dlfp4.cast(random_array((4, 16)), "float32", out=as_strided(np.zeros(19, np.float32), (4, 16), (4, 4))),
+        ValueError,
+        "out has strides (1, 1) for shape (4, 16): elements may share memory",
+    ),
+    "memory of one element": (
+        lambda: dlfp4.matmul(X, W.mT, out=np.broadcast_to(np.float32(0), (1, 32)).view()),
+        BufferError,
+        "out is read-only",
+    ),
+    "a factor beyond float32": (lambda: dlfp4.matmul(X, W.mT, alpha=1e39), ValueError, "alpha=1e+39 is beyond float32"),
+    "a factor beyond all floats": (
+        lambda: dlfp4.matmul(X, W.mT, alpha=10**400),
+        ValueError,
+        "is beyond float32, which holds numbers up to 3.4e38",
+    ),
+    "a scale beyond float32": (
+        lambda: dlfp4.ScaledTensor.from_parts(W.data, W.scales, 1e300, format="nvfp4"),
+        ValueError,
+        "global_scale=1e+300 is beyond float32",
+    ),
+    "pairs apart": (
+        lambda: dlfp4.vecdot(X, X[:, :32]),
+        ValueError,
+        "a of shape (1, 64) has 64 elements along axis -1, b of shape (1, 32) has 32; both need the same number",
+    ),
+    "a matrix for a vector": (lambda: dlfp4.dot(X, X), ValueError, "dot takes two vectors; for more dimensions call"),
+    "a number for a matrix": (
+        lambda: dlfp4.matmul(np.float32(1), W.mT),
+        ValueError,
+        "a has shape () and b (64, 32); expected (..., M, K) and (K, N)",
+    ),
+    "a weight as it was quantized": (
+        lambda: dlfp4.matmul(X, W),
+        ValueError,
+        "K is 64 and 32; expected (..., M, K) and (K, N), for a weight w of (N, K) pass w.mT",
+    ),
+    "no such backend": (
+        lambda: dlfp4.matmul(X, W.mT, backend="blas"),
+        ValueError,
+        "backend='blas': expected 'auto' or one of cpu, cuda, torch, scaled_mm, flashinfer",
+    ),
+    "no such activation": (
+        lambda: dlfp4.matmul(X, W.mT, activation="int4"),
+        ValueError,
+        "activation='int4': expected None or 'int8'",
+    ),
+    "a factor that is a word": (
+        lambda: dlfp4.matmul(X, W.mT, alpha="2"),
+        TypeError,
+        "alpha='2' is of type str; expected a number",
+    ),
+    "a result of integers": (
+        lambda: dlfp4.matmul(X, W.mT, out_dtype="int8"),
+        TypeError,
+        "a result of int8 was asked for, by out_dtype or out; expected one of float32, bfloat16, float16",
+    ),
+    "no such rounding": (
+        lambda: dlfp4.cast(X, "float4_e2m1fn", rounding="up"),
+        ValueError,
+        "rounding='up': expected one of nearest_even, nearest_away, toward_zero, stochastic",
+    ),
+    "chance without a seed": (
+        lambda: dlfp4.cast(X, "float4_e2m1fn", rounding="stochastic"),
+        ValueError,
+        "seed=None with rounding='stochastic': stochastic rounding needs a seed",
+    ),
+    "bytes to pack": (lambda: dlfp4.pack(X), TypeError, "float32 fills its bytes; pack and unpack take types below 8"),
+    "an axis by name": (
+        lambda: dlfp4.quantize(X, "nvfp4", axis="rows"),
+        TypeError,
+        "axis='rows' is of type str; expected an integer",
+    ),
+    "a number to write to": (
+        lambda: dlfp4.quantize(X, "nvfp4", out=3),
+        TypeError,
+        "out is of type int; expected a ScaledTensor, as quantize returns it",
+    ),
+    "a plain tensor to dequantize": (
+        lambda: dlfp4.dequantize(TENSOR),
+        TypeError,
+        "q is of type Tensor; expected a ScaledTensor, from quantize or ScaledTensor.from_parts",
+    ),
+    "integers of blocks": (
+        lambda: W.dequantize("int8"),
+        TypeError,
+        "dtype=int8: block-scaled tensors dequantize to float32, bfloat16 or float16",
+    ),
+    "no such order of weights": (
+        lambda: dlfp4.shuffle_weight(X, "zigzag"),
+        ValueError,
+        "layout='zigzag': expected 'aiter'",
+    ),
+    # ---- the machine
+    "threads below none": (lambda: dlfp4.set_num_threads(-1), ValueError, "threads=-1: expected 0 to 4096"),
+    "threads beyond all": (lambda: dlfp4.set_num_threads(2**70), ValueError, f"threads={2**70}: expected 0 to 4096"),
+    "threads by name": (
+        lambda: dlfp4.set_num_threads("two"),
+        TypeError,
+        "threads='two' is of type str; expected an integer",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_is_named(mistake):
+    action, error, message = MISTAKES[mistake]
+    with pytest.raises(error, match=re.escape(message)):
+        action()
+
+
+def test_threads_stay_as_they_were_after_a_refusal(threads):
+    threads(2)
+    for wrong in (-1, 2**70, "two"):
+        with pytest.raises((ValueError, TypeError)):
+            threads(wrong)
+    assert dlfp4.get_num_threads() == 2
+
+
+@pytest.mark.parametrize(
+    "scale", [ml_dtypes.bfloat16(0.5), np.float16(0.5), np.float64(0.5), Decimal("0.5"), Fraction(1, 2)]
+)
+def test_scales_are_any_numbers(scale):
+    expected = dlfp4.quantize(X, "nvfp4", global_scale=0.5)
+    q = dlfp4.quantize(X, "nvfp4", global_scale=scale)
+    assert (q.global_scale.item(), raw_bytes(q.data)) == (0.5, raw_bytes(expected.data))
+
+
+def test_axes_are_a_tuple_or_a_list():
+    x = random_array((32, 64))
+    by_tuple, by_list = (dlfp4.quantize(x, "mxfp4", axis=axis) for axis in ((-1, -2), [-1, -2]))
+    assert [raw_bytes(q.scales) for q in by_list] == [raw_bytes(q.scales) for q in by_tuple]
+
+
+# ---- memory that is not only the caller's
+
+FP4 = "float4_e2m1fn"
+
+
+@pytest.mark.parametrize("name", ["jax", "tensorflow"])
+def test_immutable_arrays_are_not_written_to(name):
+    framework(name)
+    array = frameworks.framework(name).make(np.zeros((1, 32), np.float32), False, "cpu")
+    before = np.asarray(array).tolist()
+    message = "out has the memory of an array that never changes"
+    with pytest.raises(BufferError, match=message):
+        dlfp4.cast(X[:, :32], "float32", out=array)
+    with pytest.raises(BufferError, match=message):
+        dlfp4.dequantize(dlfp4.quantize(X[:, :32], "mxfp4"), out=array)
+    with pytest.raises(BufferError, match=message):
+        dlfp4.matmul(X, W.mT, out=array)
+    tensor = dlfp4.from_dlpack(array)
+    values = tensor.to_numpy()
+    versions = ((1, 3),) if tensor.readonly else (None, (1, 3))  # as JAX says itself, from 0.12 on
+    for held in (
+        *(tensor, tensor.T, tensor[:, 1:], values, values[:, 1:]),
+        *(dlfp4.from_dlpack(tensor.__dlpack__(max_version=version)) for version in versions),
+    ):
+        with pytest.raises(BufferError, match=message):
+            dlfp4.cast(np.ones(held.shape, np.float32), "float32", out=held)
+    with pytest.raises(ValueError, match="read-only"):
+        values[0] = 1
+    assert np.asarray(array).tolist() == before
+    assert dlfp4.from_dlpack(values).readonly == tensor.readonly  # others share it as they do the array itself
+
+
+@pytest.mark.parametrize("steps", [(1, 0), (0, 1), (1, 1), (2, 1), (3, 1), (5, 2), (1, 4), (-1, 3), (-5, -2)], ids=str)
+def test_strides_that_meet(steps):
+    """The rule, for two dimensions of 4 and 3 elements, against the places themselves."""
+    places = [steps[0] * i + steps[1] * j for i in range(4) for j in range(3)]
+    block = np.zeros(64, np.float32)
+    out = as_strided(block[20:], (4, 3), (4 * steps[0], 4 * steps[1]))
+    values = np.arange(1, 13, dtype=np.float32).reshape(4, 3)
+    if len(set(places)) == 12:
+        dlfp4.cast(values, "float32", out=out)
+        assert [block[20 + place] for place in places] == values.ravel().tolist()
+    else:
+        with pytest.raises(ValueError, match="elements may share memory"):
+            dlfp4.cast(values, "float32", out=out)
+        assert not block.any()
+
+
+# ---- what has no memory, or other memory than it seems
+
+
+@pytest.mark.parametrize("entry", [dlfp4.from_dlpack, dlfp4.asarray, lambda x: dlfp4.quantize(x, "mxfp4")])
+@pytest.mark.parametrize(("kind", "remedy"), [("sparse", r"\.to_dense\(\)"), ("meta", r"\.to_empty\(")])
+def test_torch_tensors_without_memory(kind, remedy, entry):
+    torch = framework("torch")
+    whole = torch.arange(64.0).reshape(2, 32)
+    tensor = whole.to_sparse() if kind == "sparse" else whole.to("meta")
+    with pytest.raises(BufferError, match=rf"torch\.Tensor cannot be exchanged: .*{remedy}"):
+        entry(tensor)
+
+
+def test_one_field_of_records_is_a_view():
+    field = RECORDS["f0"]
+    tensor = dlfp4.asarray(field)
+    assert (tensor.strides, tensor.data_ptr) == ((5,), field.ctypes.data)
+    assert tensor.tolist() == field.tolist()
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_a_pair_cannot_be_padded(lanes):
+    """The flag says that each element fills a byte, two lanes that two share one."""
+    memory = random_bytes(12)
+    made = Made(memory, dtype="float4_e2m1fn", lanes=lanes, flags=PADDED, shape=(3, 4), strides=(4, 1))
+    if lanes == 1:
+        tensor = dlfp4.from_dlpack(made.capsule)
+        assert (tensor.shape, tensor.packed) == ((3, 4), False)
+        return
+    with pytest.raises(BufferError, match="padded") as refusal:
+        dlfp4.from_dlpack(made.capsule)
+    assert "lanes" in str(refusal.value)
+    assert made.deleted == 0
+
+
+def test_a_capsule_of_a_part_is_a_part():
+    """The element beside it in the last byte stays."""
+    memory = dlfp4.asarray(np.full(8, 0x55, np.uint8)).view("float4_e2m1fn")
+    part = dlfp4.from_dlpack(memory[:3].__dlpack__(max_version=(1, 3)))
+    dlfp4.cast(np.zeros(3, np.float32), "float4_e2m1fn", out=part)
+    assert memory.view("uint8").tolist() == [0x00, 0x50] + 6 * [0x55]
+
+
+def test_a_capsule_keeps_what_a_loan_does_not():
+    torch = framework("torch")
+    x = torch.arange(1.0, 5.0)
+    tensor = dlfp4.from_dlpack(x)
+    capsule = tensor.__dlpack__(max_version=(1, 3))
+    del tensor
+    x.data = torch.zeros(4)
+    assert dlfp4.from_dlpack(capsule).tolist() == [1, 2, 3, 4]
+
+
+def test_packed_parts_that_share_a_byte():
+    memory = dlfp4.empty(8, "float4_e2m1fn")
+    with pytest.raises(ValueError, match="overlap"):
+        dlfp4.cast(memory[:3], "float4_e2m1fn", out=memory[2:5])
+    with pytest.raises(ValueError, match="overlap"):
+        dlfp4.cast(memory, "float4_e2m1fn", out=memory)
+
+
+def test_one_of_a_stack_is_taken_by_an_integer():
+    q = dlfp4.quantize(np.ones((2, 4, 32), np.float32), "mxfp4")
+    for index in (slice(0, 1), ..., 0.0, True):
+        with pytest.raises(TypeError, match="is taken by an integer"):
+            q[index]
+
+
+@pytest.mark.parametrize("given", [{}, {"out": np.zeros((3, 32), np.float32)}], ids=["allocated", "out"])
+def test_pinned_memory_has_no_stream(given):
+    pinned = dlfp4.from_dlpack(Made(X[:, :32].copy(), device=(DEVICES["cuda_host"], 0)).capsule)
+    with pytest.raises(ValueError, match="host memory has no streams"):
+        dlfp4.matmul(pinned, dlfp4.quantize(np.eye(32, dtype=np.float32), "mxfp4").mT, stream=1, **given)
+
+
+def test_empty_tensors_that_numpy_cannot_count():
+    made = Made(np.zeros(1, np.float32), shape=(2**62, 2**62, 0), strides=(1, 1, 1))
+    with pytest.raises(BufferError, match=r"NumPy has no array of shape .*reshape\(\(0,\)\)"):
+        dlfp4.from_dlpack(made.capsule).to_numpy()
