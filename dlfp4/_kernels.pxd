@@ -2,7 +2,7 @@
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 
 
-cdef extern from "dtypes.h" nogil:
+cdef extern from "rules/dtypes.h" nogil:
     enum:
         DLFP4_NUM_DTYPES
         DLFP4_NONE
@@ -19,7 +19,7 @@ cdef extern from "dtypes.h" nogil:
     const dlfp4_dtype_row dlfp4_dtypes[]
 
 
-cdef extern from "formats.h" nogil:
+cdef extern from "rules/formats.h" nogil:
     enum:
         DLFP4_NUM_FORMATS
         DLFP4_TWO_LEVEL
@@ -38,7 +38,7 @@ cdef extern from "formats.h" nogil:
     const dlfp4_format_row dlfp4_formats[]
 
 
-cdef extern from "layouts.h" nogil:
+cdef extern from "rules/layouts.h" nogil:
     enum:
         DLFP4_NUM_LAYOUTS
         DLFP4_LAYOUT_linear, DLFP4_LAYOUT_aiter
@@ -161,7 +161,7 @@ cdef extern from "dlfp4/dlfp4.h" nogil:
     int dlfp4_get_num_threads()
 
 
-cdef extern from "cuda/kernels.h" nogil:
+cdef extern from "gpu/kernels.h" nogil:
     enum:
         DLFP4_CUDA_REFUSED
         DLFP4_CUDA_NO_IMAGE
@@ -218,7 +218,7 @@ cdef extern from "cuda/kernels.h" nogil:
     int dlfp4_cuda_device_name(int, char *, int)
 
 
-cdef extern from "cuda/driver.h" nogil:
+cdef extern from "gpu/driver.h" nogil:
     const char *dlfp4_cuda_error_name(int)
     int dlfp4_cuda_device_count(int *)
     ctypedef enum dlfp4_cuda_direction "enum dlfp4_cuda_direction":

@@ -76,7 +76,7 @@ def digest(architecture: str, version: str) -> str:
 
     content = hashlib.sha256(repr((architecture, version, OPTIONS)).encode())
     for path in sorted([*source_folder().rglob("*"), *Path(get_include()).rglob("*")]):
-        if path.is_file() and path.parent.name != "cpu":
+        if path.is_file():
             content.update(path.name.encode() + b"\0" + path.read_bytes())
     return content.hexdigest()[:32]
 
@@ -112,12 +112,12 @@ class Nvrtc:
         folder = source_folder()
         if architecture == "90":  # with the instructions that only this GPU has, and the matrix kernels need
             architecture = "90a"
-        options = [*OPTIONS, f"--gpu-architecture=sm_{architecture}", f"-I{folder / 'cuda'}", f"-I{get_include()}"]
+        options = [*OPTIONS, f"--gpu-architecture=sm_{architecture}", f"-I{folder}", f"-I{get_include()}"]
         program = ctypes.c_void_p()
         texts, names = (
             (ctypes.c_char_p * len(HEADERS))(*map(str.encode, each)) for each in (HEADERS.values(), HEADERS)
         )
-        source = (folder / "cuda" / "image.cu").read_bytes()
+        source = (folder / "products" / "cuda" / "image.cu").read_bytes()
         create = self._library.nvrtcCreateProgram
         status = create(ctypes.byref(program), source, b"image.cu", len(HEADERS), texts, names)
         self._check(status, "nvrtcCreateProgram")

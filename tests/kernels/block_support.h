@@ -8,10 +8,10 @@
 
 #include "support.h"
 
-#include "cpu/block_kernels.h"
-#include "cpu/dispatch.h"
-#include "formats.h"
-#include "scaling.h"
+#include "blocks/kernels.h"
+#include "codecs/plan.h"
+#include "rules/formats.h"
+#include "rules/scaling.h"
 
 namespace dlfp4 {
 namespace {

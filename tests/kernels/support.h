@@ -14,7 +14,7 @@
 #include <initializer_list>
 
 #include "dlfp4/dlfp4.h"
-#include "numerics.h"
+#include "rules/numerics.h"
 
 namespace dlfp4 {
 namespace {

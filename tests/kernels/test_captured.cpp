@@ -5,13 +5,13 @@
 #pragma GCC diagnostic ignored "-Wunused-function"  // not all of the support is for memory
 #endif
 
-#include "cuda/captured.h"
+#include "gpu/captured.h"
 
 #include <map>
 #include <set>
 #include <vector>
 
-#include "cuda/context.h"
+#include "gpu/context.h"
 #include "support.h"
 
 namespace dlfp4 {

@@ -5,7 +5,7 @@
 #pragma GCC diagnostic ignored "-Wunused-function"  // not all of the support is for keys
 #endif
 
-#include "cuda/keys.h"
+#include "gpu/keys.h"
 
 #include "support.h"
 
@@ -15,7 +15,7 @@ namespace {
 
 constexpr const char *kNames[kNumKernels] = {
 #define DLFP4_CUDA_KERNEL(name, key, parameters, body) #name,
-#include "cuda/kernels.def"
+#include "products/cuda/kernels.def"
 #undef DLFP4_CUDA_KERNEL
 };
 

@@ -11,12 +11,12 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/context.h"
-#include "cuda/few_rows.h"
-#include "cuda/kernels.h"
-#include "cuda/launch.h"
-#include "cuda/params.h"
-#include "formats.h"
+#include "gpu/context.h"
+#include "gpu/kernels.h"
+#include "gpu/launch.h"
+#include "gpu/params.h"
+#include "products/cuda/few_rows.h"
+#include "rules/formats.h"
 #include "support.h"
 
 namespace dlfp4 {

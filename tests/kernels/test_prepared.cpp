@@ -5,7 +5,7 @@
 #pragma GCC diagnostic ignored "-Wunused-function"  // not all of the support is for words
 #endif
 
-#include "cuda/prepared.h"
+#include "products/cuda/prepared.h"
 
 #include <math.h>
 

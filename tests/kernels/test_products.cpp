@@ -5,8 +5,8 @@
 
 #include <vector>
 
-#include "formats.h"
-#include "scaling.h"
+#include "rules/formats.h"
+#include "rules/scaling.h"
 #include "support.h"
 
 namespace dlfp4 {

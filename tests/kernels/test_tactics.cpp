@@ -5,7 +5,7 @@
 #pragma GCC diagnostic ignored "-Wunused-function"  // not all of the support is for tactics
 #endif
 
-#include "cuda/tactics.h"
+#include "products/cuda/tactics.h"
 
 #include <math.h>
 

@@ -1,0 +1,115 @@
+// The AVX2 kernels of block scaling: what vector_blocks.h needs to know of the instruction set, and their table.
+// Layout: steps of 32 elements, four vectors of 8 floats.
+// Trick: codes are decoded in the order that unpacking them to float32 turns into theirs, so that factors need none.
+#ifndef DLFP4_SRC_BLOCKS_AVX2_CPP_
+#define DLFP4_SRC_BLOCKS_AVX2_CPP_
+
+#include "host/simd/avx2.h"
+#include "codecs/avx2_decode.h"
+#include "codecs/avx2_encode.h"
+#include "vector.h"
+
+namespace dlfp4 {
+namespace {
+
+struct Avx2Blocks : Avx2 {
+  using U8 = uint8_t __attribute__((vector_size(32)));
+  using U16 = uint16_t __attribute__((vector_size(32)));
+  using HalfU16 = uint16_t __attribute__((vector_size(16)));
+  using QuarterU8 = uint8_t __attribute__((vector_size(8)));
+  static constexpr int kCodes = dlfp4::kCodes;
+
+  static __m256i join_quarters(__m256i narrowed) { return outer_quarters_first(narrowed); }
+
+  // --- Floats of 16 bits ---
+
+  static F32 widen_halves(U32 halves) {
+    const __m256i dwords = reinterpret_cast<__m256i>(halves);
+    return _mm256_cvtph_ps(_mm_packus_epi32(_mm256_castsi256_si128(dwords), upper(dwords)));
+  }
+
+  static U16 round_to_halves(F32 low, F32 high) {
+    constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    return reinterpret_cast<U16>(_mm256_set_m128i(_mm256_cvtps_ph(high, kNearest), _mm256_cvtps_ph(low, kNearest)));
+  }
+
+  static U16 upper_halves(U32 low, U32 high) {
+    const U32 words[] = {low >> 16, high >> 16};
+    return reinterpret_cast<U16>(
+        join_quarters(_mm256_packus_epi32(reinterpret_cast<__m256i>(words[0]), reinterpret_cast<__m256i>(words[1]))));
+  }
+
+  // --- Largest of vectors ---
+
+  static U32 larger_of(__m256i a, __m256i b) { return reinterpret_cast<U32>(_mm256_max_epu32(a, b)); }
+
+  // Of two pairs of lanes in each half of each vector one pair.
+  static U32 join_pairs(U32 a, U32 b) {
+    const __m256i low = reinterpret_cast<__m256i>(a), high = reinterpret_cast<__m256i>(b);
+    return larger_of(_mm256_unpacklo_epi64(low, high), _mm256_unpackhi_epi64(low, high));
+  }
+
+  static U32 join_lanes(U32 a, U32 b) {
+    const F32 low = reinterpret_cast<F32>(a), high = reinterpret_cast<F32>(b);
+    return larger_of(_mm256_castps_si256(_mm256_shuffle_ps(low, high, 0x88)),
+                     _mm256_castps_si256(_mm256_shuffle_ps(low, high, 0xDD)));
+  }
+
+  static U32 largest_of_each(const U32 (&vectors)[8]) {
+    U32 fours[2];
+    for (int i = 0; i < 2; ++i)
+      fours[i] = join_lanes(join_pairs(vectors[4 * i], vectors[4 * i + 1]),
+                            join_pairs(vectors[4 * i + 2], vectors[4 * i + 3]));
+    const __m256i low = reinterpret_cast<__m256i>(fours[0]), high = reinterpret_cast<__m256i>(fours[1]);
+    return larger_of(_mm256_permute2x128_si256(low, high, 0x20), _mm256_permute2x128_si256(low, high, 0x31));
+  }
+
+  // --- Bytes ---
+
+  static U8 zip_low(U8 a, U8 b) {
+    return reinterpret_cast<U8>(_mm256_unpacklo_epi8(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
+  }
+  static U8 zip_high(U8 a, U8 b) {
+    return reinterpret_cast<U8>(_mm256_unpackhi_epi8(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
+  }
+
+  static U8 load_sixteens(const uint8_t *src, int64_t next) {
+    return reinterpret_cast<U8>(_mm256_set_m128i(load_16_bytes(src + next), load_16_bytes(src)));
+  }
+
+  // --- Steps ---
+
+  template <int Src>
+  static Floats load_floats(const uint8_t *src) {
+    return dlfp4::load_floats<Src>(src);
+  }
+
+  template <int Dst, int Rounding>
+  DLFP4_ALWAYS_INLINE static __m256i encode(const Floats &floats, const EncodeRule &rule) {
+    return Encoder<Dst, Rounding>{rule}(floats);
+  }
+
+  template <int Bits>
+  static void store_codes(uint8_t *dst, __m256i codes) {
+    dlfp4::store_codes<Bits>(dst, codes);
+  }
+
+  template <int Src, int SrcBits>
+  DLFP4_ALWAYS_INLINE static Floats decode(const uint8_t *src) {
+    const Words words = decode_words<Src, SrcBits, DLFP4_float32>(src);
+    const __m256i zero = _mm256_setzero_si256();
+    Floats floats;
+    for (int i = 0; i < 2; ++i) {
+      floats.part[2 * i] = _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, words.half[i]));
+      floats.part[2 * i + 1] = _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, words.half[i]));
+    }
+    return floats;
+  }
+};
+
+constexpr BlockKernels kBlocks = make_block_kernels<Avx2Blocks>();
+
+}  // namespace
+}  // namespace dlfp4
+
+#endif  // DLFP4_SRC_BLOCKS_AVX2_CPP_

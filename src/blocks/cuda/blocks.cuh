@@ -1,0 +1,211 @@
+// Block scaling on the device of anything: every format, stride, layout and rounding; the whole tensor; layouts.
+// Layout: any.
+// Trick: a warp takes a block, and all rules are the oracle's; what is common has faster kernels in rows and tiles.
+#ifndef DLFP4_SRC_BLOCKS_CUDA_BLOCKS_CUH_
+#define DLFP4_SRC_BLOCKS_CUDA_BLOCKS_CUH_
+
+#include "gpu/elements.cuh"
+#include "rows.cuh"
+#include "scales.cuh"
+
+namespace dlfp4 {
+namespace cuda {
+
+// --- Any quantization: a warp a block --------------------------------------------------------
+
+__device__ inline float element_at(const QuantizeParams &p, int64_t line, int64_t position) {
+  if (position >= p.length) return 0;
+  return to_float(load_code(p.src, line * p.line_stride + position * p.step, p.source.bits, p.source), p.source);
+}
+
+struct Block {
+  int64_t line, last_line, first, last;
+};
+
+__device__ inline Block block_of(const QuantizeParams &p, int64_t number) {
+  const int64_t line = number / p.blocks * p.group, first = number % p.blocks * p.block;
+  return {line, min(line + p.group, p.lines), first, min(first + p.block, p.stored)};
+}
+
+__device__ inline uint32_t largest_of_block(const QuantizeParams &p, const Block &b) {
+  uint32_t largest = 0;
+  for (int64_t line = b.line; line < b.last_line; ++line)
+    for (int64_t k = b.first + threadIdx.x % kWarpSize; k < b.last; k += kWarpSize)
+      largest = max(largest, bits_of(element_at(p, line, k)) & 0x7FFFFFFF);
+  return largest_of_lanes(largest, kWarpSize - 1);
+}
+
+// Up to eight elements from a byte on.
+__device__ inline void encode_group(const QuantizeParams &p, float multiplier, bool zeroes, int64_t line, int64_t first,
+                                    int count) {
+  uint64_t word = 0;
+  for (int i = 0; i < count && !zeroes; ++i) {
+    const uint64_t index = static_cast<uint64_t>(line * p.stored + first + i);
+    const Draw draw = p.rounding == DLFP4_STOCHASTIC ? draw_of(p.seed, index) : Draw{0, 0, 0};
+    const float value = scaled(element_at(p, line, first + i), multiplier, p.zero);
+    word |= from_float(value, p.element, {p.rounding, true}, draw) << i * p.element.bits;
+  }
+  uint8_t *const to = p.data + (line * p.data_stride + first * p.data_step) * p.element.bits / 8;
+  if (p.data_step == 1) return store_bytes(to, word, count * p.element.bits / 8);
+  for (int i = 0; i < count; ++i) to[i * p.data_step] = static_cast<uint8_t>(word >> 8 * i);
+}
+
+// By scaling.h alone, which makes this kernel the check of those with conversions of their own.
+template <int Kind>
+__device__ inline BlockScale exact_scale(const ScaleRule &rule, Format scale, uint32_t magnitude) {
+  if constexpr (Kind == DLFP4_TWO_LEVEL) return two_level_block(rule, scale, magnitude);
+  return scale_of_block<Kind>(rule, magnitude);
+}
+
+template <int Kind>
+__device__ inline void quantize_block(const QuantizeParams &p) {
+  constexpr int kGroup = 8;
+  const int64_t number = global_thread() / kWarpSize;
+  if (number >= p.blocks * ((p.lines + p.group - 1) / p.group)) return;
+  const ScaleRule rule = rule_of(p, load_given(p));
+  const Block b = block_of(p, number);
+  BlockScale scale = {0, rule.encode};
+  bool zeroes = false;
+  if (!p.whole) {
+    const uint32_t largest = largest_of_block(p, b);
+    zeroes = Kind != DLFP4_LARGEST && largest >= kFloatInfinity;
+    scale = exact_scale<Kind>(rule, p.scale, largest);
+    const int64_t rows = p.repeats ? b.last_line - b.line : 1;
+    for (int64_t i = threadIdx.x % kWarpSize; i < rows; i += kWarpSize)
+      store_scale<Kind>(p, p.repeats ? b.line + i : b.line / p.group, b.first / p.block, scale.stored);
+  }
+  for (int64_t line = b.line; line < b.last_line; ++line)
+    for (int64_t k = b.first + threadIdx.x % kWarpSize * kGroup; k < b.last; k += kWarpSize * kGroup)
+      encode_group(p, scale.multiplier, zeroes, line, k, static_cast<int>(min(b.last - k, int64_t{kGroup})));
+}
+
+// --- Back ------------------------------------------------------------------------------------
+
+__device__ inline uint64_t decoded_code(float element, float scale, Format target) {
+  return from_float(decoded(element, scale), target, {DLFP4_NEAREST_EVEN, true}, {0, 0, 0});
+}
+
+__device__ inline void dequantize_element(const DequantizeParams &p) {
+  const int64_t number = global_thread();
+  if (number >= p.lines * p.length) return;
+  const int64_t line = number / p.length, position = number % p.length;
+  const uint64_t code = load_code(p.data, line * p.data_stride + position * p.data_step, p.element.bits, p.element);
+  const uint64_t value =
+      decoded_code(to_float(code, p.element), scale_at(p, line, position, load_or_one(p.decode)), p.target);
+  store_bytes(p.dst + (line * p.line_stride + position * p.step) * (p.target.bits / 8), value, p.target.bits / 8);
+}
+
+// --- The whole tensor ------------------------------------------------------------------------
+
+__device__ inline void find_largest(const LargestParams &p) {
+  const int64_t count = p.lines * p.length;
+  uint32_t largest = 0;
+  for (int64_t i = global_thread(); i < count; i += int64_t{gridDim.x} * kThreads) {
+    const int64_t place = i / p.length * p.line_stride + i % p.length * p.step;
+    const uint32_t magnitude =
+        bits_of(to_float(load_code(p.src, place, p.source.bits, p.source), p.source)) & 0x7FFFFFFF;
+    if (!p.finite_only || magnitude < kFloatInfinity) largest = max(largest, magnitude);
+  }
+  largest = largest_of_lanes(largest, kWarpSize - 1);
+  if (threadIdx.x % kWarpSize == 0 && largest > 0) atomicMax(p.largest, largest);
+}
+
+template <int Row>
+constexpr int kFloatsOfVector = 16 / kFloatBytes<Row>;
+
+// Without what is not finite.
+template <int Count>
+__device__ inline uint32_t largest_finite_of(const float *values) {
+  uint32_t largest = 0;
+#pragma unroll
+  for (int i = 0; i < Count; ++i) {
+    const uint32_t magnitude = bits_of(values[i]) & 0x7FFFFFFF;
+    if (magnitude < kFloatInfinity) largest = max(largest, magnitude);
+  }
+  return largest;
+}
+
+// The largest magnitude of four words, two halves at a time or one float.
+template <int Src>
+__device__ inline uint32_t largest_of_vector(const LargestParams &p, uint4 raw) {
+  const uint32_t words[] = {raw.x, raw.y, raw.z, raw.w};
+  uint32_t largest = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    largest = kFloatBytes<Src> == 4 ? max(largest, words[i] & 0x7FFFFFFF) : larger_halves<Src>(largest, words[i]);
+  if constexpr (kFloatBytes<Src> == 2) largest = largest_half<Src>(largest);
+  if (!p.finite_only || largest < kFloatInfinity) return largest;
+  float values[kFloatsOfVector<Src>];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) unpack_floats<Src>(words[i], values + i * kFloatsOfVector<Src> / 4);
+  return largest_finite_of<kFloatsOfVector<Src>>(values);
+}
+
+// Vector `number` of rows of whole steps.
+template <int Src>
+__device__ inline uint4 vector_of_rows(const LargestParams &p, int64_t number) {
+  constexpr int kInStep = kStep / kFloatsOfVector<Src>;
+  if (p.walk.steps == p.walk.in_line) return reinterpret_cast<const uint4 *>(p.src)[number];
+  const StepOfLine at = step_of_line(p.walk, static_cast<uint32_t>(number / kInStep));
+  const uint8_t *const step = address_of_step<kFormats[Src].bits>(p.src, p.walk.float_bytes, at);
+  return reinterpret_cast<const uint4 *>(step)[number % kInStep];
+}
+
+// The same of rows on aligned memory, kLargestAhead vectors a thread: neighbours read neighbouring vectors, all at
+// once, and a block of threads writes once.
+template <int Src>
+__device__ inline void find_largest_of_rows(const LargestParams &p) {
+  __shared__ uint32_t of_warp[kThreads / kWarpSize];
+  const int64_t last = p.lines * p.length / kFloatsOfVector<Src> - 1;
+  const int64_t first = int64_t{blockIdx.x} * kThreads * kLargestAhead + threadIdx.x;
+  uint4 raw[kLargestAhead];
+  uint32_t largest = 0;
+#pragma unroll
+  for (int i = 0; i < kLargestAhead; ++i)
+    raw[i] = vector_of_rows<Src>(p, min(first + i * kThreads, last));  // twice changes nothing
+#pragma unroll
+  for (int i = 0; i < kLargestAhead; ++i) largest = max(largest, largest_of_vector<Src>(p, raw[i]));
+  largest = largest_of_lanes(largest, kWarpSize - 1);
+  if (threadIdx.x % kWarpSize == 0) of_warp[threadIdx.x / kWarpSize] = largest;
+  __syncthreads();
+  if (threadIdx.x >= kThreads / kWarpSize) return;
+  largest = __reduce_max_sync((1u << kThreads / kWarpSize) - 1, of_warp[threadIdx.x]);
+  if (threadIdx.x == 0 && largest > 0) atomicMax(p.largest, largest);
+}
+
+// By one thread: the scale overwrites the magnitude that it is made of.
+__device__ inline void finish_tensor_scale(const TensorScaleParams &p) {
+  if (global_thread() != 0) return;
+  const uint32_t amax = *p.places[0];
+  const TensorScale scale =
+      p.kind == DLFP4_TWO_LEVEL ? two_level_scale(p.rule, float_of(amax)) : largest_scale(p.rule, amax);
+  for (uint32_t *const place : p.places)
+    if (place != nullptr) *place = bits_of(scale.decode);
+}
+
+// --- Layouts ---------------------------------------------------------------------------------
+
+__device__ inline void convert_scale(const ScalesParams &p) {
+  const int64_t number = global_thread();
+  if (number >= p.padded_rows * p.padded_columns) return;
+  const int64_t row = number / p.padded_columns, column = number % p.padded_columns;
+  const bool there = row < p.rows && column < p.columns;
+  const int64_t to = dlfp4_scale_offset(p.dst_layout, row, column, p.padded_columns);
+  p.dst[to] = there ? p.src[place_of_scale(p.src_layout, p.src_stride, p.src_step, p.src_columns, row, column)]
+                    : static_cast<uint8_t>(p.fill);
+}
+
+__device__ inline void shuffle_tile(const ShuffleParams &p) {
+  const int64_t number = global_thread();
+  if (number >= p.rows * (p.columns / 16)) return;
+  const int64_t in_row = p.columns / 16, row = number / in_row, column = number % in_row * 16;
+  const int64_t plain = row * p.columns + column, shuffled = dlfp4_offset_aiter_weight(row, column, p.columns);
+  const uint8_t *const from = p.src + (p.back ? shuffled : plain);
+  uint8_t *const to = p.dst + (p.back ? plain : shuffled);
+  for (int i = 0; i < 16; ++i) to[i] = from[i];
+}
+
+}  // namespace cuda
+}  // namespace dlfp4
+
+#endif  // DLFP4_SRC_BLOCKS_CUDA_BLOCKS_CUH_

@@ -1,0 +1,227 @@
+// Blocks along rows: of one row, of squares, of the whole tensor; and back. Sixteen neighbours a thread.
+// Layout: rows of whole steps on aligned memory; lines == 1 where rows follow one another without gaps.
+// Trick: what lies in memory is read once, kept in registers until its scale is known, and written once.
+#ifndef DLFP4_SRC_BLOCKS_CUDA_ROWS_CUH_
+#define DLFP4_SRC_BLOCKS_CUDA_ROWS_CUH_
+
+#include "gpu/codes.cuh"
+#include "scales.cuh"
+
+namespace dlfp4 {
+namespace cuda {
+
+// The largest of the lanes whose numbers differ in the bits of `lanes`: 7 is eight neighbours.
+__device__ inline uint32_t largest_of_lanes(uint32_t value, int lanes) {
+#pragma unroll
+  for (int lane = 1; lane < 32; lane *= 2)
+    if (lanes & lane) value = max(value, __shfl_xor_sync(kAllLanes, value, lane));
+  return value;
+}
+
+// --- Quantize --------------------------------------------------------------------------------
+
+// Sixteen values times their multiplier, as codes; zeros where the block has no finite largest magnitude. Products by
+// powers of two are exact, or so small that their code is zero: they can be part of others.
+template <int Row, int Kind>
+__device__ inline void encode_scaled(const EncodeParams &encode, const FloatStep &step, BlockScale scale,
+                                     uint32_t largest, uint32_t *words) {
+  constexpr int kBits = kFormats[Row].bits;
+  const bool is_finite = largest < kFloatInfinity;
+  if constexpr (Kind == DLFP4_POWER) {
+    if (is_finite) return encode_step<Row>(encode, step, words, scale.multiplier);
+  } else {
+    FloatStep scaled = step;  // by what is not negative
+#pragma unroll
+    for (float &value : scaled.values) value = __fmul_rn(value, scale.multiplier);
+    if (is_finite) return encode_step<Row>(encode, scaled, words);
+    if constexpr (Kind == DLFP4_LARGEST) return encode_step_by_rule<kBits>(encode, scaled.values, words);
+  }
+  if constexpr (Kind != DLFP4_LARGEST) {
+#pragma unroll
+    for (int i = 0; i < kCodeWords<kBits>; ++i) words[i] = 0;
+  }
+}
+
+struct StepOfLine {
+  uint32_t line, step;
+};
+
+__device__ inline StepOfLine step_of_line(const StepLines &lines, uint32_t number) {
+  if (lines.steps == lines.in_line) return {0, number};
+  const uint32_t upper = __umulhi(number, lines.magic);
+  const uint32_t line = (upper + ((number - upper) >> lines.before)) >> lines.after;
+  return {line, number - line * lines.in_line};
+}
+
+// Where a step of `Bits` an element lies.
+template <int Bits, class Byte>
+__device__ inline Byte *address_of_step(Byte *data, int64_t line_bytes, StepOfLine at) {
+  return data + at.line * line_bytes + uint64_t{at.step} * (kStep * Bits / 8);
+}
+
+// A step that is loaded, or zeros.
+template <int Src>
+struct LoadedStep {
+  bool there;
+  StepOfLine at;
+  uint4 raw[kFloatVectors<Src>];
+
+  __device__ void load(const QuantizeParams &p, uint32_t number) {
+    there = number < p.walk.steps;
+    at = step_of_line(p.walk, number);
+    load_step<Src>(address_of_step<kFormats[Src].bits>(p.src, p.walk.float_bytes, at), there, raw);
+  }
+};
+
+template <int Src, int Row, int BlockSize, int Kind>
+__device__ inline void quantize_step(const QuantizeParams &p, const EncodeParams &encode, const ScaleRule &rule,
+                                     const LoadedStep<Src> &step) {
+  constexpr int kBits = kFormats[Row].bits, kStepsOfBlock = BlockSize / kStep;
+  const uint32_t largest = largest_of_lanes(largest_of<Src>(step.raw), kStepsOfBlock - 1);
+  if (!step.there) return;
+  uint32_t words[kCodeWords<kBits>];
+  const BlockScale scale = scale_of_block<Kind>(rule, largest);
+  if (step.at.step % kStepsOfBlock == 0) store_scale<Kind>(p, step.at.line, step.at.step / kStepsOfBlock, scale.stored);
+  encode_scaled<Row, Kind>(encode, unpack_step<Src>(step.raw), scale, largest, words);
+  store_codes<kBits>(address_of_step<kBits>(p.data, p.walk.code_bytes, step.at), words);
+}
+
+// The number of a block of threads. From the end where the tensor was just read to its end, some of which is cached.
+__device__ inline uint32_t block_number(const QuantizeParams &p) {
+  return p.amax == nullptr ? blockIdx.x : gridDim.x - 1 - blockIdx.x;
+}
+
+// Blocks of one row. `p.steps` of a thread lie a block of threads apart, and are loaded before the rule is known: two
+// of 16 bits share its price, where there are enough of them for all multiprocessors.
+template <int Src, int Row, int BlockSize, int Kind>
+__device__ inline void quantize_rows(const QuantizeParams &p, const EncodeParams &encode) {
+  const uint32_t number = block_number(p) * p.steps * blockDim.x + threadIdx.x;
+  const uint32_t given = load_given_to_blocks<Kind>(p);
+  LoadedStep<Src> first, second;
+  first.load(p, number);
+  if (kFloatBytes<Src> == 2 && p.steps == 2) second.load(p, number + blockDim.x);
+  const ScaleRule rule = rule_of_blocks<Kind>(p, given);
+  quantize_step<Src, Row, BlockSize, Kind>(p, encode, rule, first);
+  if (kFloatBytes<Src> == 2 && p.steps == 2) quantize_step<Src, Row, BlockSize, Kind>(p, encode, rule, second);
+}
+
+// One scale for the whole tensor, found or given.
+template <int Src, int Row>
+__device__ inline void quantize_whole(const QuantizeParams &p, const EncodeParams &encode) {
+  const uint32_t given = load_given(p);
+  LoadedStep<Src> step;
+  step.load(p, block_number(p) * kThreads + threadIdx.x);
+  if (!step.there) return;
+  uint32_t words[kCodeWords<8>];
+  const BlockScale scale = {0, rule_of(p, given).encode};
+  encode_scaled<Row, DLFP4_LARGEST>(encode, unpack_step<Src>(step.raw), scale, largest_of<Src>(step.raw), words);
+  store_codes<8>(address_of_step<8>(p.data, p.walk.code_bytes, step.at), words);
+}
+
+// Squares of 128 rows and columns that share a float32 scale: a square a block of threads. Rows and columns may end
+// within a square, columns at a whole step.
+template <int Src, int Row>
+__device__ inline void quantize_squares(const QuantizeParams &p, const EncodeParams &encode) {
+  constexpr int kSide = 128, kStepsInRow = kSide / kStep, kRows = kThreads / kStepsInRow, kPasses = kSide / kRows;
+  __shared__ uint32_t shared_largest[kThreads / 32];
+  const int64_t row = blockIdx.x / p.blocks, column = blockIdx.x % p.blocks;
+  const int64_t first = column * kSide + threadIdx.x % kStepsInRow * kStep;
+  const int64_t line = row * kSide + threadIdx.x / kStepsInRow;
+  uint4 raw[kPasses][kFloatVectors<Src>];
+  uint32_t largest = 0, words[kCodeWords<8>];
+#pragma unroll
+  for (int pass = 0; pass < kPasses; ++pass) {
+    const int64_t i = line + pass * kRows;
+    load_step<Src>(p.src + (i * p.line_stride + first) * kFloatBytes<Src>, i < p.lines && first < p.stored, raw[pass]);
+  }
+#pragma unroll
+  for (int pass = 0; pass < kPasses; ++pass) largest = max(largest, largest_of<Src>(raw[pass]));
+  largest = largest_of_lanes(largest, 31);
+  if (threadIdx.x % 32 == 0) shared_largest[threadIdx.x / 32] = largest;
+  __syncthreads();
+#pragma unroll
+  for (int warp = 0; warp < kThreads / 32; ++warp) largest = max(largest, shared_largest[warp]);
+  const BlockScale scale = scale_of_block<DLFP4_LARGEST>(p.rule, largest);
+  if (threadIdx.x == 0) store_scale<DLFP4_LARGEST>(p, row, column, scale.stored);
+#pragma unroll
+  for (int pass = 0; pass < kPasses; ++pass) {
+    const int64_t i = line + pass * kRows;
+    if (i >= p.lines || first >= p.stored) continue;
+    encode_scaled<Row, DLFP4_LARGEST>(encode, unpack_step<Src>(raw[pass]), scale, largest, words);
+    store_codes<8>(p.data + i * p.data_stride + first, words);
+  }
+}
+
+// --- Dequantize ------------------------------------------------------------------------------
+
+// Products; returns whether one may be NaN. Elements of 8 bits may be that too: the oracle decides about its bits. The
+// scale takes the values' unit, but where it is too large for that.
+template <int Row>
+__device__ inline bool decode_step(const Values<Row> &table, const uint32_t *codes, float scale, float *values) {
+  constexpr float kUnit = Values<Row>::kUnit;
+  const float in_units = scale * kUnit;
+  const bool special = has_special<Row>(codes) || !(fabsf(scale) <= kLargestFloat);
+  table.decode(codes, values);
+  if (fabsf(in_units) <= kLargestFloat) {
+#pragma unroll
+    for (int i = 0; i < kStep; ++i) values[i] = __fmul_rn(values[i], in_units);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kStep; ++i) values[i] = __fmul_rn(__fmul_rn(values[i], kUnit), scale);
+  }
+  if (special && kFormats[Row].bits == 8)
+    for (int i = 0; i < kStep; ++i) values[i] = decoded(Values<Row>::decode_by_rule(codes, i), scale);
+  else if (special)
+    for (int i = 0; i < kStep; ++i) values[i] = values[i] == values[i] ? values[i] : float_of(kFloatNan);
+  return special;
+}
+
+template <int Row, int Dst>
+struct CodedStep {
+  static constexpr int kBits = kFormats[Row].bits, kWords = kStep * kFloatBytes<Dst> / 4;
+  uint32_t codes[kCodeWords<kBits>];
+  uint32_t scale;
+  uint8_t *dst;
+
+  __device__ void load(const DequantizeParams &p, uint32_t number) {
+    dst = nullptr;
+    if (number >= p.walk.steps) return;
+    const StepOfLine at = step_of_line(p.walk, number);
+    dst = address_of_step<kFormats[Dst].bits>(p.dst, p.walk.float_bytes, at);
+    load_codes<kBits>(address_of_step<kBits>(p.data, p.walk.code_bytes, at), codes);
+    scale = p.flat ? scale_in(p, uint64_t{at.step} * kStep >> p.block_shift)
+                   : stored_scale(p, at.line, int64_t{at.step} * kStep);
+  }
+
+  __device__ void finish(const DequantizeParams &p, const Values<Row> &table, float decode) const {
+    uint32_t words[kWords];
+    if (dst != nullptr) {
+      float values[kStep];
+      const bool special = decode_step(table, codes, decode_fast(p.kind, scale, decode), values);
+      narrow_step<Dst>(values, special, words);
+    }
+    warp_store<kWords>().store(dst, words);
+  }
+};
+
+// `p.steps` of a thread, one or two, lie a block of threads apart.
+template <int Row, int Dst>
+__device__ inline void dequantize_rows(const DequantizeParams &p) {
+  __shared__ Values<Row> table;
+  const uint32_t number = blockIdx.x * p.steps * blockDim.x + threadIdx.x;
+  const float decode = load_or_one(p.decode);
+  CodedStep<Row, Dst> first, second;
+  first.load(p, number);
+  if (p.steps == 2) second.load(p, number + blockDim.x);
+  const uint32_t later = ((blockIdx.x + kBlocksAhead) * blockDim.x + threadIdx.x) * p.steps;
+  if (later < p.walk.steps)
+    prefetch(address_of_step<kFormats[Row].bits>(p.data, p.walk.code_bytes, step_of_line(p.walk, later)));
+  table.fill();
+#pragma unroll 1
+  for (int i = 0; i < p.steps; ++i, first = second) first.finish(p, table, decode);
+}
+
+}  // namespace cuda
+}  // namespace dlfp4
+
+#endif  // DLFP4_SRC_BLOCKS_CUDA_ROWS_CUH_

@@ -1,0 +1,259 @@
+// dlfp4_dequantize and the scale of a whole tensor.
+// Layout: runs of lines whose elements are neighbours in the result, or rows of those whose lines are.
+// Trick: what has to be transposed is codes and scales, before they are decoded: they are smaller than floats.
+#include <string.h>
+
+#include "codecs/plan.h"
+#include "host/threads.h"
+#include "rules/matrix.h"
+
+namespace dlfp4 {
+namespace {
+
+constexpr int64_t kRun = 2048;  // elements of a line at a time
+constexpr int64_t kGrain = 1 << 16;
+constexpr int64_t kMostScales = kRun / kLeastBlock;
+constexpr int kMostItem = 4, kScaleBytes = 4;
+
+struct Job {
+  const BlockKernels *kernels;
+  const BlockKernels *scalar;
+  FormatInfo format;
+  float decode;
+  const dlfp4_blocks *blocks;
+  Scales scales;
+  Lines result;
+  bool across;  // whether neighbours in the result are elements of different lines
+  int64_t tile_lines, tile_length;
+};
+
+const BlockKernels &kernels_for(const Job &job, bool not_finite) { return not_finite ? *job.scalar : *job.kernels; }
+
+// The scales of the blocks that hold the positions [first, first + count) of a line; whether one is not finite.
+bool scales_along(const Job &job, int64_t line, int64_t first, int64_t count, float *scales) {
+  alignas(64) uint8_t stored[kMostScales * kScaleBytes];
+  const int64_t block = first / job.format.block, last = divide_up(first + count, job.format.block);
+  load_scales(job.scales, line, block, last - block, stored);
+  return job.kernels->decode_scales[job.format.key](stored, last - block, job.decode, scales);
+}
+
+// A part of a line, from the start of a block on, decoded to neighbours.
+void decode_along(const Job &job, int64_t line, int64_t first, int64_t count, uint8_t *dst) {
+  float scales[kMostScales];
+  uint8_t gathered[kRun];
+  const bool not_finite = scales_along(job, line, first, count, scales);
+  const uint8_t *codes = line_at(*job.blocks, job.format, line, first);
+  if (job.blocks->strides[1] != 1) {
+    gather_items(codes, job.blocks->strides[1], 1, count, gathered);
+    codes = gathered;
+  }
+  kernels_for(job, not_finite)
+      .decode[job.format.element][job.result.source](codes, count, job.format.block, scales, dst);
+}
+
+// --- Results whose lines are neighbours along them -------------------------------------------
+
+void put_run(const Job &job, int64_t line, int64_t first, int64_t count) {
+  alignas(64) uint8_t buffer[kRun * kMostItem];
+  uint8_t *const place = at(job.result, line, first);
+  if (job.result.step == 1) return decode_along(job, line, first, count, place);
+  decode_along(job, line, first, count, buffer);
+  scatter_items(buffer, job.result.item, count, place, job.result.step);
+}
+
+// --- Results whose neighbours belong to different lines --------------------------------------
+
+// A part of the lines: [line, line + lines) x [first, first + count).
+struct Tile {
+  int64_t line, lines;
+  int64_t first, count;
+};
+
+// A tile's codes and stored scales by position.
+struct Turned {
+  alignas(64) uint8_t codes[kTileLength][kTilePitch];
+  alignas(64) uint8_t stored[kTileBlocks][kTilePitch * kScaleBytes];
+};
+
+// Scales of one byte that are neighbours along lines are turned.
+void turn_scales(const Job &job, const Tile &tile, Turned *turned) {
+  const Scales &scales = job.scales;
+  const int64_t block = tile.first / job.format.block;
+  const int64_t blocks = divide_up(tile.first + tile.count, job.format.block) - block;
+  const bool linear = scales.layout == DLFP4_LAYOUT_linear;
+  if (scales.bytes > 1 || scales.lines_per_row > 1 || (linear && scales.stride == 1)) {
+    for (int64_t b = 0; b < blocks; ++b)
+      load_scales_across(scales, tile.line, tile.lines, block + b, turned->stored[b]);
+    return;
+  }
+  const auto turn = job.kernels->unpack_across[8 * scales.bytes];
+  if (linear && scales.step == 1)
+    return turn(scales.data + tile.line * scales.stride + block, scales.stride, blocks, tile.lines, turned->stored[0],
+                sizeof(turned->stored[0]));
+  uint8_t loaded[kTileLines][kTileBlocks];
+  for (int64_t i = 0; i < tile.lines; ++i) load_scales(scales, tile.line + i, block, blocks, loaded[i]);
+  turn(loaded[0], kTileBlocks, blocks, tile.lines, turned->stored[0], sizeof(turned->stored[0]));
+}
+
+// Where codes of one position lie next to each other, there is nothing to turn.
+bool are_rows(const Job &job) { return job.blocks->strides[0] == 1 && job.format.bits == 8; }
+
+void turn_codes(const Job &job, const Tile &tile, Turned *turned) {
+  const uint8_t *const codes = line_at(*job.blocks, job.format, tile.line, tile.first);
+  const int64_t stride = job.blocks->strides[0], step = job.blocks->strides[1];
+  if (are_rows(job)) return;
+  if (step == 1)
+    return job.kernels->unpack_across[job.format.bits](codes, stride * job.format.bits / 8, tile.count, tile.lines,
+                                                       turned->codes[0], kTilePitch);
+  for (int64_t k = 0; k < tile.count; ++k) gather_items(codes + k * step, stride, 1, tile.lines, turned->codes[k]);
+}
+
+void decode_tile(const Job &job, const Tile &tile) {
+  float scales[kTileLines];
+  Turned turned;
+  turn_codes(job, tile, &turned);
+  turn_scales(job, tile, &turned);
+  const int64_t last = tile.first + tile.count;
+  for (int64_t k = tile.first, row = 0; k < last; ++row) {
+    const int64_t end = least((k / job.format.block + 1) * job.format.block, last);
+    const bool not_finite =
+        job.kernels->decode_scales[job.format.key](turned.stored[row], tile.lines, job.decode, scales);
+    const auto decode = kernels_for(job, not_finite).decode_across[job.format.element][job.result.source];
+    for (; k < end; ++k) {
+      const uint8_t *const codes =
+          are_rows(job) ? line_at(*job.blocks, job.format, tile.line, k) : turned.codes[k - tile.first];
+      decode(codes, tile.lines, scales, at(job.result, tile.line, k));
+    }
+  }
+}
+
+// --- Tiles -----------------------------------------------------------------------------------
+
+void dequantize_tile(const Job &job, int64_t line, int64_t first) {
+  const int64_t lines = least(job.tile_lines, job.result.lines - line);
+  const int64_t count = least(job.tile_length, job.result.length - first);
+  if (job.across)
+    decode_tile(job, {line, lines, first, count});
+  else
+    put_run(job, line, first, count);
+}
+
+void dequantize_tiles(const void *context, int64_t first_tile, int64_t last_tile) {
+  const Job &job = *static_cast<const Job *>(context);
+  const int64_t in_line = divide_up(job.result.length, job.tile_length);
+  for (int64_t number = first_tile; number < last_tile; ++number)
+    dequantize_tile(job, number / in_line * job.tile_lines, number % in_line * job.tile_length);
+}
+
+void dequantize_all(Job *job) {
+  job->across = job->result.step != 1 && job->result.line_stride == 1;
+  job->tile_lines = job->across ? kTileLines : 1;
+  job->tile_length = job->across ? kTileLength : kRun;
+  if (are_one_line(*job->blocks, job->scales, job->result, job->format)) {
+    job->result.length *= job->result.lines;
+    job->result.lines = 1;
+  }
+  const int64_t tiles = divide_up(job->result.lines, job->tile_lines) * divide_up(job->result.length, job->tile_length);
+  parallel_for_tiles(tiles, divide_up(kGrain, job->tile_lines * job->tile_length), dequantize_tiles, job);
+}
+
+// --- The scale of a whole tensor -------------------------------------------------------------
+
+struct Search {
+  const BlockKernels *kernels;
+  Lines x;
+  bool finite_only;
+  uint32_t largest;
+};
+
+uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
+
+// Infinities and NaNs do not count; of a block that has one, each element is looked at.
+uint32_t largest_finite(const Search &search, const uint8_t *src, int64_t count) {
+  constexpr int64_t kBlock = 16;
+  uint32_t amax[kRun / kBlock], largest = 0;
+  const auto find = search.kernels->find_largest[search.x.source];
+  find(src, count, kBlock, amax);
+  for (int64_t first = 0; first < count; first += kBlock) {
+    const uint32_t of_block = amax[first / kBlock];
+    if (of_block < kFloatInfinity) largest = larger(largest, of_block);
+    for (int64_t i = first; of_block >= kFloatInfinity && i < least(first + kBlock, count); ++i) {
+      uint32_t magnitude;
+      find(src + i * search.x.item, 1, kBlock, &magnitude);
+      if (magnitude < kFloatInfinity) largest = larger(largest, magnitude);
+    }
+  }
+  return largest;
+}
+
+uint32_t largest_of_run(const Search &search, int64_t line, int64_t first, int64_t count) {
+  alignas(64) uint8_t buffer[kRun * kMostItem];
+  const uint8_t *src = at(search.x, line, first);
+  if (search.x.step != 1) {
+    gather_items(src, search.x.step, search.x.item, count, buffer);
+    src = buffer;
+  }
+  uint32_t largest;
+  search.kernels->find_largest[search.x.source](src, count, kRun, &largest);
+  return search.finite_only && largest >= kFloatInfinity ? largest_finite(search, src, count) : largest;
+}
+
+void search_runs(const void *context, int64_t first_run, int64_t last_run) {
+  Search &search = *static_cast<Search *>(const_cast<void *>(context));
+  const int64_t in_line = divide_up(search.x.length, kRun);
+  uint32_t largest = 0;
+  for (int64_t number = first_run; number < last_run; ++number) {
+    const int64_t first = number % in_line * kRun;
+    largest = larger(largest, largest_of_run(search, number / in_line, first, least(kRun, search.x.length - first)));
+  }
+  uint32_t known = __atomic_load_n(&search.largest, __ATOMIC_RELAXED);
+  while (largest > known &&
+         !__atomic_compare_exchange_n(&search.largest, &known, largest, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  }
+}
+
+}  // namespace
+}  // namespace dlfp4
+
+extern "C" {
+
+dlfp4_status dlfp4_dequantize(const dlfp4_blocks *q, int format, float decode, const dlfp4_matrix *result) {
+  using namespace dlfp4;
+  const int level = current_level();
+  if (level < 0) return DLFP4_E_ISA;
+  Job job = {};
+  if (!find_format(format, &job.format) || q->layout < 0 || q->layout >= DLFP4_NUM_LAYOUTS) return DLFP4_E_OPTION;
+  if (!make_lines(*result, kAlongRows, &job.result)) return DLFP4_E_DTYPE;
+  if (q->length < job.result.length || !is_addressable(*q, job.format, job.result.lines)) return DLFP4_E_SHAPE;
+  job.kernels = &block_kernels(level);
+  job.scalar = &scalar_block_kernels();
+  job.decode = decode;
+  job.blocks = q;
+  job.scales = make_scales(*q, job.format);
+  if (job.result.lines > 0 && job.result.length > 0) dequantize_all(&job);
+  return DLFP4_OK;
+}
+
+dlfp4_status dlfp4_find_tensor_scale(const dlfp4_matrix *x, int format, const dlfp4_recipe *recipe,
+                                     dlfp4_tensor_scale *scale) {
+  using namespace dlfp4;
+  const int level = current_level();
+  if (level < 0) return DLFP4_E_ISA;
+  FormatInfo info;
+  Search search = {};
+  if (!find_format(format, &info)) return DLFP4_E_OPTION;
+  const bool columns = x->strides[1] != 1 && x->strides[0] == 1;
+  if (!make_lines(*x, columns ? kAlongColumns : kAlongRows, &search.x)) return DLFP4_E_DTYPE;
+  search.kernels = &block_kernels(level);
+  search.finite_only = info.row->kind == DLFP4_TWO_LEVEL;
+  const int64_t runs = search.x.lines * divide_up(search.x.length, kRun);
+  parallel_for_tiles(runs, divide_up(kGrain, kRun), search_runs, &search);
+  const ScaleRule rule = make_rule(info, *recipe, nullptr);
+  compute([&] {
+    const TensorScale found =
+        search.finite_only ? two_level_scale(rule, float_of(search.largest)) : largest_scale(rule, search.largest);
+    *scale = {found.encode, found.decode};
+  });
+  return DLFP4_OK;
+}
+}

@@ -1,0 +1,83 @@
+// The kernels of block scaling that a level may have, for one line or one row of a tile at a time.
+// Layout: floats in order; codes packed along a line, or one a byte across lines.
+// Trick: a null entry falls through to the next level, as with KernelRow; the scalar level has them all.
+#ifndef DLFP4_SRC_BLOCKS_KERNELS_H_
+#define DLFP4_SRC_BLOCKS_KERNELS_H_
+
+#include <stdint.h>
+
+#include "dlfp4/dlfp4.h"
+#include "rules/block_keys.h"
+#include "rules/scaling.h"
+
+namespace dlfp4 {
+
+// How scaled values become elements; they saturate.
+struct BlockMode {
+  dlfp4_rounding rounding;
+  float zero;     // added to each product: -0 keeps all as it is, +0 drops the sign of -0
+  uint64_t seed;  // stochastic rounding draws for the elements of indices first, first + step, ...
+  uint64_t first;
+  uint64_t step;
+};
+
+constexpr int kNumRoundings = DLFP4_STOCHASTIC + 1;
+constexpr int kMostBits = 8;  // of an element, or of a scale that is turned
+
+// Pointers to bytes need not be aligned, those to numbers are; not one byte past what is named is read or written.
+//
+// "count" elements make up blocks of "block" each: a multiple of 16, or at least `count` (one block). The last one may
+// be incomplete: of elements of 8 bits after any number, of packed ones where they fill whole bytes.
+struct BlockKernels {
+  // amax[b] = the bits of block b's largest magnitude as float32. NaN and infinity win as integers do.
+  void (*find_largest[kNumSources])(const uint8_t *src, int64_t count, int64_t block, uint32_t *amax);
+
+  // amax[i] = max(amax[i], |src[i]|): one row of a block that runs across rows.
+  void (*join_largest[kNumSources])(const uint8_t *src, int64_t count, uint32_t *amax);
+
+  // The scales of `count` blocks, codes of the key's type, and multipliers. Returns whether a block has no finite
+  // magnitude.
+  bool (*find_scales[kNumKeys])(const ScaleRule &rule, const uint32_t *amax, int64_t count, uint8_t *stored,
+                                float *multipliers);
+
+  // dst[i] = src[i] * multipliers[i / block], rounded and packed.
+  void (*encode[kNumRoundings][kNumSources][kNumElements])(const uint8_t *src, int64_t count, int64_t block,
+                                                           const float *multipliers, uint8_t *dst,
+                                                           const BlockMode &mode);
+
+  // codes[i] = src[i] * multipliers[i], rounded, one a byte: one row of blocks that run across rows.
+  void (*encode_across[kNumRoundings][kNumSources][kNumElements])(const uint8_t *src, int64_t count,
+                                                                  const float *multipliers, uint8_t *codes,
+                                                                  const BlockMode &mode);
+
+  // By the bits of a code: 4, 6 or 8. Line i of dst, `stride` bytes after line i - 1, gets codes[k * pitch + i], k <
+  // rows, packed. `rows` of them fill whole bytes.
+  void (*pack_across[kMostBits + 1])(const uint8_t *codes, int64_t pitch, int64_t rows, int64_t count, uint8_t *dst,
+                                     int64_t stride);
+
+  // codes[k * pitch + i] = element k, k < rows, of line i of src, `stride` bytes after line i - 1: the way back. The
+  // last byte of a line need not be filled.
+  void (*unpack_across[kMostBits + 1])(const uint8_t *src, int64_t stride, int64_t rows, int64_t count, uint8_t *codes,
+                                       int64_t pitch);
+
+  // scales[i] = what stored code i is worth; `decode` is the tensor's scale, for DLFP4_TWO_LEVEL. Returns whether one
+  // is not finite; such runs are decoded by the scalar level.
+  bool (*decode_scales[kNumKeys])(const uint8_t *stored, int64_t count, float decode, float *scales);
+
+  // dst[i] = src[i] * scales[i / block], rounded to nearest even; packed elements from a byte on. Of a packed last byte
+  // that `count` does not fill only its own elements are read.
+  void (*decode[kNumElements][kNumSources])(const uint8_t *src, int64_t count, int64_t block, const float *scales,
+                                            uint8_t *dst);
+
+  // dst[i] = codes[i] * scales[i] of codes one a byte: one row of blocks that run across rows.
+  void (*decode_across[kNumElements][kNumSources])(const uint8_t *codes, int64_t count, const float *scales,
+                                                   uint8_t *dst);
+};
+
+// The kernels of the level in use, complete.
+const BlockKernels &block_kernels(int level);
+const BlockKernels &scalar_block_kernels();
+
+}  // namespace dlfp4
+
+#endif  // DLFP4_SRC_BLOCKS_KERNELS_H_

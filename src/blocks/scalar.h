@@ -1,0 +1,262 @@
+// Block scaling one element at a time, by the rules of scaling.h and numerics.h: the oracle of all levels' kernels.
+// Layout: as in block_kernels.h.
+// Trick: none; what is multiplied is a float32, what is rounded goes through numerics.h.
+#ifndef DLFP4_SRC_BLOCKS_SCALAR_H_
+#define DLFP4_SRC_BLOCKS_SCALAR_H_
+
+#include <string.h>
+
+#include <utility>
+
+#include "kernels.h"
+#include "rules/numerics.h"
+#include "rules/scaling.h"
+
+namespace dlfp4 {
+namespace {
+
+// --- Floats ----------------------------------------------------------------------------------
+
+constexpr Round kNearestSaturating = {DLFP4_NEAREST_EVEN, true};
+
+template <int Row>
+uint64_t load_code(const uint8_t *data, int64_t index) {
+  constexpr int kBytes = kFormats[Row].bits / 8;
+  uint64_t code = 0;
+  memcpy(&code, data + index * kBytes, kBytes);
+  return code;
+}
+
+template <int Row>
+float load_float(const uint8_t *data, int64_t index) {
+  const uint64_t code = load_code<Row>(data, index);
+  if constexpr (Row == DLFP4_float32) return float_of(static_cast<uint32_t>(code));
+  return float_of(
+      static_cast<uint32_t>(convert(kFormats[Row], kFormats[DLFP4_float32], code, kNearestSaturating, {0, 0, 0})));
+}
+
+template <int Row>
+void store_float(uint8_t *data, int64_t index, float value) {
+  constexpr int kBytes = kFormats[Row].bits / 8;
+  uint64_t code = bits_of(value);
+  if constexpr (Row != DLFP4_float32)
+    code = convert(kFormats[DLFP4_float32], kFormats[Row], code, kNearestSaturating, {0, 0, 0});
+  memcpy(data + index * kBytes, &code, kBytes);
+}
+
+// --- Largest magnitudes ----------------------------------------------------------------------
+
+template <int Src>
+uint32_t magnitude_of(const uint8_t *src, int64_t index) {
+  return bits_of(load_float<Src>(src, index)) & 0x7FFFFFFF;
+}
+
+template <int Src>
+void find_largest(const uint8_t *src, int64_t count, int64_t block, uint32_t *amax) {
+  for (int64_t first = 0; first < count; first += block, ++amax) {
+    const int64_t last = count - first < block ? count : first + block;
+    *amax = 0;
+    for (int64_t i = first; i < last; ++i) {
+      const uint32_t magnitude = magnitude_of<Src>(src, i);
+      if (magnitude > *amax) *amax = magnitude;
+    }
+  }
+}
+
+template <int Src>
+void join_largest(const uint8_t *src, int64_t count, uint32_t *amax) {
+  for (int64_t i = 0; i < count; ++i) {
+    const uint32_t magnitude = magnitude_of<Src>(src, i);
+    if (magnitude > amax[i]) amax[i] = magnitude;
+  }
+}
+
+// --- Scales ----------------------------------------------------------------------------------
+
+template <int Key>
+BlockScale scale_block(const ScaleRule &rule, uint32_t magnitude) {
+  constexpr BlockKey kKey = kBlockKeys[Key];
+  if constexpr (kKey.kind == DLFP4_TWO_LEVEL) return two_level_block(rule, kFormats[kKey.scale], magnitude);
+  if constexpr (kKey.kind == DLFP4_POWER) return power_block(rule, magnitude);
+  return largest_block(rule, magnitude);
+}
+
+template <int Key>
+bool find_scales(const ScaleRule &rule, const uint32_t *amax, int64_t count, uint8_t *stored, float *multipliers) {
+  constexpr int kBytes = kFormats[kBlockKeys[Key].scale].bits / 8;
+  bool not_finite = false;
+  for (int64_t b = 0; b < count; ++b) {
+    const BlockScale scale = scale_block<Key>(rule, amax[b]);
+    memcpy(stored + b * kBytes, &scale.stored, kBytes);
+    multipliers[b] = scale.multiplier;
+    not_finite |= amax[b] >= kFloatInfinity;
+  }
+  return not_finite;
+}
+
+template <int Key>
+bool decode_scales(const uint8_t *stored, int64_t count, float decode, float *scales) {
+  constexpr BlockKey kKey = kBlockKeys[Key];
+  constexpr int kBytes = kFormats[kKey.scale].bits / 8;
+  bool not_finite = false;
+  for (int64_t b = 0; b < count; ++b) {
+    uint32_t code = 0;
+    memcpy(&code, stored + b * kBytes, kBytes);
+    const float scale = decode_scale(kFormats[kKey.scale], code);
+    scales[b] = kKey.kind == DLFP4_TWO_LEVEL ? scale * decode : scale;
+    not_finite |= (bits_of(scales[b]) & 0x7FFFFFFF) >= kFloatInfinity;
+  }
+  return not_finite;
+}
+
+// --- Encoding --------------------------------------------------------------------------------
+
+template <int Rounding, int Dst>
+uint64_t encode_float(float value, const BlockMode &mode, int64_t index) {
+  Draw draw = {0, 0, 0};
+  if constexpr (Rounding == DLFP4_STOCHASTIC)
+    draw = draw_of(mode.seed, mode.first + static_cast<uint64_t>(index) * mode.step);
+  return convert(kFormats[DLFP4_float32], kFormats[Dst], bits_of(value), {static_cast<dlfp4_rounding>(Rounding), true},
+                 draw);
+}
+
+// A group is the least number of elements that fills whole bytes: one, two or four.
+template <int Bits>
+struct Packing {
+  static constexpr int kBits = Bits;
+  static constexpr int kBytes = kBits == 6 ? 3 : 1;
+  static constexpr int kElements = 8 * kBytes / kBits;
+};
+
+// Calls code_of(i) for all elements in order and packs the results.
+template <int Bits, class CodeOf>
+void pack_each(int64_t count, uint8_t *dst, CodeOf code_of) {
+  using Pack = Packing<Bits>;
+  for (int64_t i = 0; i < count; i += Pack::kElements, dst += Pack::kBytes) {
+    uint64_t word = 0;
+    for (int k = 0; k < Pack::kElements; ++k) word |= code_of(i + k) << k * Pack::kBits;
+    memcpy(dst, &word, Pack::kBytes);
+  }
+}
+
+template <int Rounding, int Src, int Dst>
+void encode(const uint8_t *src, int64_t count, int64_t block, const float *multipliers, uint8_t *dst,
+            const BlockMode &mode) {
+  int64_t last = block;
+  pack_each<kFormats[Dst].bits>(count, dst, [&](int64_t i) {
+    if (i == last) ++multipliers, last += block;
+    return encode_float<Rounding, Dst>(scaled(load_float<Src>(src, i), *multipliers, mode.zero), mode, i);
+  });
+}
+
+template <int Rounding, int Src, int Dst>
+void encode_across(const uint8_t *src, int64_t count, const float *multipliers, uint8_t *codes, const BlockMode &mode) {
+  for (int64_t i = 0; i < count; ++i) {
+    const float value = scaled(load_float<Src>(src, i), multipliers[i], mode.zero);
+    codes[i] = static_cast<uint8_t>(encode_float<Rounding, Dst>(value, mode, i));
+  }
+}
+
+template <int Bits>
+void pack_across(const uint8_t *codes, int64_t pitch, int64_t rows, int64_t count, uint8_t *dst, int64_t stride) {
+  for (int64_t i = 0; i < count; ++i)
+    pack_each<Bits>(rows, dst + i * stride, [&](int64_t k) { return uint64_t{codes[k * pitch + i]}; });
+}
+
+// The elements of a line's first bytes, a group of whole bytes at a time; of the last one, those that there are.
+template <int Bits>
+void unpack_line(const uint8_t *src, int64_t rows, uint8_t *codes, int64_t pitch) {
+  using Pack = Packing<Bits>;
+  for (int64_t k = 0; k < rows; src += Pack::kBytes) {
+    const int64_t last = rows - k < Pack::kElements ? rows : k + Pack::kElements;
+    uint64_t word = 0;
+    memcpy(&word, src, static_cast<size_t>(((last - k) * Pack::kBits + 7) / 8));
+    for (; k < last; ++k, word >>= Pack::kBits) codes[k * pitch] = static_cast<uint8_t>(word & low_bits(Pack::kBits));
+  }
+}
+
+template <int Bits>
+void unpack_across(const uint8_t *src, int64_t stride, int64_t rows, int64_t count, uint8_t *codes, int64_t pitch) {
+  for (int64_t i = 0; i < count; ++i) unpack_line<Bits>(src + i * stride, rows, codes + i, pitch);
+}
+
+// --- Decoding --------------------------------------------------------------------------------
+
+template <int Row>
+float decode_element(uint64_t code) {
+  return float_of(
+      static_cast<uint32_t>(convert(kFormats[Row], kFormats[DLFP4_float32], code, kNearestSaturating, {0, 0, 0})));
+}
+
+// The code of element `index` of a packed run; bits beyond are not read.
+template <int Row>
+uint64_t unpack_one(const uint8_t *src, int64_t index) {
+  constexpr int kBits = kFormats[Row].bits;
+  const int64_t bit = index * kBits;
+  const int shift = static_cast<int>(bit % 8);
+  uint64_t word = 0;
+  memcpy(&word, src + bit / 8, shift + kBits > 8 ? 2 : 1);
+  return word >> shift & low_bits(kBits);
+}
+
+template <int Src, int Dst>
+void decode_blocks(const uint8_t *src, int64_t count, int64_t block, const float *scales, uint8_t *dst) {
+  int64_t last = block;
+  for (int64_t i = 0; i < count; ++i) {
+    if (i == last) ++scales, last += block;
+    store_float<Dst>(dst, i, decoded(decode_element<Src>(unpack_one<Src>(src, i)), *scales));
+  }
+}
+
+template <int Src, int Dst>
+void decode_across(const uint8_t *codes, int64_t count, const float *scales, uint8_t *dst) {
+  for (int64_t i = 0; i < count; ++i) store_float<Dst>(dst, i, decoded(decode_element<Src>(codes[i]), scales[i]));
+}
+
+// --- The table -------------------------------------------------------------------------------
+
+template <int Rounding, int From, int To>
+constexpr void add_encoders(BlockKernels *kernels) {
+  kernels->encode[Rounding][From][To] = encode<Rounding, kSourceRows[From], kElementRows[To]>;
+  kernels->encode_across[Rounding][From][To] = encode_across<Rounding, kSourceRows[From], kElementRows[To]>;
+}
+
+template <int From, int To, int... Rounding>
+constexpr void add_pair(BlockKernels *kernels, std::integer_sequence<int, Rounding...>) {
+  (add_encoders<Rounding, From, To>(kernels), ...);
+  kernels->decode[To][From] = decode_blocks<kElementRows[To], kSourceRows[From]>;
+  kernels->decode_across[To][From] = decode_across<kElementRows[To], kSourceRows[From]>;
+}
+
+template <int From, int... To>
+constexpr void add_floats(BlockKernels *kernels, std::integer_sequence<int, To...>) {
+  kernels->find_largest[From] = find_largest<kSourceRows[From]>;
+  kernels->join_largest[From] = join_largest<kSourceRows[From]>;
+  (add_pair<From, To>(kernels, std::make_integer_sequence<int, kNumRoundings>()), ...);
+}
+
+template <int... Bits>
+constexpr void add_turns(BlockKernels *kernels) {
+  ((kernels->pack_across[Bits] = pack_across<Bits>), ...);
+  ((kernels->unpack_across[Bits] = unpack_across<Bits>), ...);
+}
+
+template <int... From, int... To, int... Key>
+constexpr BlockKernels make_block_kernels(std::integer_sequence<int, From...>, std::integer_sequence<int, To...> to,
+                                          std::integer_sequence<int, Key...>) {
+  BlockKernels kernels = {};
+  (add_floats<From>(&kernels, to), ...);
+  add_turns<4, 6, 8>(&kernels);
+  ((kernels.find_scales[Key] = find_scales<Key>), ...);
+  ((kernels.decode_scales[Key] = decode_scales<Key>), ...);
+  return kernels;
+}
+
+constexpr BlockKernels kBlockKernels =
+    make_block_kernels(std::make_integer_sequence<int, kNumSources>(), std::make_integer_sequence<int, kNumElements>(),
+                       std::make_integer_sequence<int, kNumKeys>());
+
+}  // namespace
+}  // namespace dlfp4
+
+#endif  // DLFP4_SRC_BLOCKS_SCALAR_H_

@@ -1,0 +1,256 @@
+// Block scaling, once for AVX2 and NEON: floats times multipliers to codes, codes times scales to floats; the table.
+// Layout: as in block_kernels.h; the instruction set's steps of 32 or 16 elements, as four vectors of floats.
+// Trick: a step's factor is one for each 16 elements, or one for each element; the codecs do the rest.
+#ifndef DLFP4_SRC_BLOCKS_VECTOR_H_
+#define DLFP4_SRC_BLOCKS_VECTOR_H_
+
+#include <utility>
+
+#include "codecs/vector.h"
+#include "host/simd/decode_rules.h"
+#include "host/simd/lanes.h"
+#include "kernels.h"
+#include "rules/encode_rule.h"
+#include "vector_scales.h"
+#include "vector_turns.h"
+
+namespace dlfp4 {
+namespace {
+
+// --- Factors ---------------------------------------------------------------------------------
+
+// Those of blocks of 16 << shift elements each, or of one block of `count`.
+template <class Isa>
+struct BlockFactors {
+  using F32 = typename Isa::F32;
+  const float *factors;
+  int shift;
+
+  BlockFactors(const float *of_blocks, int64_t block, int64_t count)
+      : factors(of_blocks), shift(block >= count ? 62 : __builtin_ctzll(static_cast<uint64_t>(block)) - 4) {}
+
+  // Of the vector `part` of the step that begins with element `first`.
+  F32 operator()(int64_t first, int part) const {
+    constexpr int kLanes = sizeof(F32) / 4;
+    return splat<F32>(factors[(first / 16 + part * kLanes / 16) >> shift]);
+  }
+
+  // Of a step of `count` elements, from element `first` on; for the rest of the step as well.
+  BlockFactors of_rest(int64_t first, int64_t count, float *buffer) const {
+    for (int64_t i = 0; 16 * i < count; ++i) buffer[i] = factors[(first / 16 + i) >> shift];
+    return BlockFactors(buffer, 16, Isa::kCodes);
+  }
+};
+
+// One for each element.
+template <class Isa>
+struct ElementFactors {
+  using F32 = typename Isa::F32;
+  const float *factors;
+
+  F32 operator()(int64_t first, int part) const {
+    constexpr int kLanes = sizeof(F32) / 4;
+    return load_lanes<F32>(factors + first + part * kLanes);
+  }
+
+  ElementFactors of_rest(int64_t first, int64_t count, float *buffer) const {
+    memcpy(buffer, factors + first, static_cast<size_t>(count) * sizeof(float));
+    return {buffer};
+  }
+};
+
+// Calls run(first, count, factors) for blocks of 16, 32, 64 ... elements, or a single one, at once; else for each
+// block.
+template <class Isa, class Run>
+void in_runs_of_blocks(int64_t count, int64_t block, const float *factors, Run run) {
+  if (block >= count || (block & (block - 1)) == 0)
+    return run(int64_t{0}, count, BlockFactors<Isa>(factors, block, count));
+  for (int64_t first = 0; first < count; first += block, ++factors) {
+    const int64_t elements = least(block, count - first);
+    run(first, elements, BlockFactors<Isa>(factors, block, elements));
+  }
+}
+
+// Calls run(src, count, factors, dst) for all whole steps, and for a step in memory of its own that ends in zeros.
+template <class Isa, int SrcBits, int DstBits, class Factors, class Run>
+void in_whole_steps(const uint8_t *src, int64_t count, const Factors &factors, uint8_t *dst, Run run) {
+  constexpr int64_t kCodes = Isa::kCodes;
+  const int64_t whole = count / kCodes * kCodes, rest = count - whole;
+  run(src, whole, factors, dst);
+  if (rest == 0) return;
+  alignas(32) uint8_t from[kCodes * SrcBits / 8] = {}, to[kCodes * DstBits / 8];
+  alignas(32) float buffer[kCodes] = {};
+  memcpy(from, src + whole * SrcBits / 8, static_cast<size_t>((rest * SrcBits + 7) / 8));
+  run(from, kCodes, factors.of_rest(whole, rest, buffer), to);
+  memcpy(dst + whole * DstBits / 8, to, static_cast<size_t>(rest * DstBits / 8));
+}
+
+// --- Encoding --------------------------------------------------------------------------------
+
+// Whole steps. Isa::load_floats<Src> and Isa::store_codes<Bits> are of one; Isa::encode<Dst, Rounding> is in between.
+template <class Isa, int Rounding, int Src, int Dst, int DstBits, class Factors>
+__attribute__((noinline)) void encode_whole(const uint8_t *src, int64_t count, Factors factors, uint8_t *dst,
+                                            float mode_zero) {
+  using F32 = typename Isa::F32;
+  static constexpr EncodeRule kRule = make_encode_rule(kFormats[Dst], {static_cast<dlfp4_rounding>(Rounding), true});
+  const F32 zero = splat<F32>(mode_zero);
+  for (int64_t first = 0; first < count; first += Isa::kCodes) {
+    auto floats = Isa::template load_floats<Src>(src + first * (kFormats[Src].bits / 8));
+    for (int i = 0; i < 4; ++i) floats.part[i] = floats.part[i] * factors(first, i) + zero;
+    Isa::template store_codes<DstBits>(dst + first * DstBits / 8, Isa::template encode<Dst, Rounding>(floats, kRule));
+  }
+}
+
+template <class Isa, int Rounding, int Src, int Dst, int DstBits, class Factors>
+void encode_scaled(const uint8_t *src, int64_t count, const Factors &all_factors, uint8_t *dst, float zero) {
+  in_whole_steps<Isa, kFormats[Src].bits, DstBits>(
+      src, count, all_factors, dst, [zero](const uint8_t *from, int64_t elements, const Factors &factors, uint8_t *to) {
+        encode_whole<Isa, Rounding, Src, Dst, DstBits>(from, elements, factors, to, zero);
+      });
+}
+
+template <class Isa, int Rounding, int Src, int Dst>
+void encode_blocks(const uint8_t *src, int64_t count, int64_t block, const float *multipliers, uint8_t *dst,
+                   const BlockMode &mode) {
+  constexpr int kSrcBytes = kFormats[Src].bits / 8, kBits = kFormats[Dst].bits;
+  in_runs_of_blocks<Isa>(count, block, multipliers, [&](int64_t first, int64_t elements, const auto &factors) {
+    encode_scaled<Isa, Rounding, Src, Dst, kBits>(src + first * kSrcBytes, elements, factors, dst + first * kBits / 8,
+                                                  mode.zero);
+  });
+}
+
+template <class Isa, int Rounding, int Src, int Dst>
+void encode_across_lines(const uint8_t *src, int64_t count, const float *multipliers, uint8_t *codes,
+                         const BlockMode &mode) {
+  encode_scaled<Isa, Rounding, Src, Dst, 8>(src, count, ElementFactors<Isa>{multipliers}, codes, mode.zero);
+}
+
+// --- Decoding --------------------------------------------------------------------------------
+
+// A NaN that is not an element's own has the one pattern, whatever sign the processor gave it.
+template <class Isa>
+typename Isa::F32 clear_new_nans(typename Isa::F32 products, typename Isa::F32 elements) {
+  const auto nan = reinterpret_cast<typename Isa::F32>(splat<typename Isa::U32>(kFloatNan));
+  return ((products != products) & (elements == elements)) ? nan : products;
+}
+
+// The upper halves of float32, rounded to nearest, ties to even; a NaN must have no payload in its lower half.
+template <class Isa>
+typename Isa::U32 round_to_bfloat16(typename Isa::F32 floats) {
+  const auto bits = reinterpret_cast<typename Isa::U32>(floats);
+  return bits + 0x7FFFu + (bits >> 16 & 1u);
+}
+
+template <class Isa, int Dst, class Floats>
+void store_products(uint8_t *dst, const Floats &products) {
+  using F32 = typename Isa::F32;
+  if constexpr (Dst == DLFP4_float32) {
+    for (int i = 0; i < 4; ++i) store_lanes(dst + i * sizeof(F32), products.part[i]);
+  } else {
+    for (int i = 0; i < 4; i += 2) {
+      const F32 low = products.part[i], high = products.part[i + 1];
+      if constexpr (Dst == DLFP4_bfloat16)
+        store_lanes(dst + i / 2 * sizeof(F32),
+                    Isa::upper_halves(round_to_bfloat16<Isa>(low), round_to_bfloat16<Isa>(high)));
+      else
+        store_lanes(dst + i / 2 * sizeof(F32), Isa::round_to_halves(low, high));
+    }
+  }
+}
+
+// Whole steps. Isa::decode<Src, SrcBits> makes floats of the codes of one.
+template <class Isa, int Src, int SrcBits, int Dst, class Factors>
+__attribute__((noinline)) void decode_whole(const uint8_t *src, int64_t count, Factors factors, uint8_t *dst) {
+  constexpr bool kHasInfinities = kFormats[Src].specials == DLFP4_IEEE;
+  for (int64_t first = 0; first < count; first += Isa::kCodes) {
+    auto floats = Isa::template decode<Src, SrcBits>(src + first * SrcBits / 8);
+    for (int i = 0; i < 4; ++i) {
+      const typename Isa::F32 product = floats.part[i] * factors(first, i);
+      floats.part[i] = kHasInfinities ? clear_new_nans<Isa>(product, floats.part[i]) : product;
+    }
+    store_products<Isa, Dst>(dst + first * (kFormats[Dst].bits / 8), floats);
+  }
+}
+
+template <class Isa, int Src, int SrcBits, int Dst, class Factors>
+void decode_scaled(const uint8_t *src, int64_t count, const Factors &all_factors, uint8_t *dst) {
+  in_whole_steps<Isa, SrcBits, kFormats[Dst].bits>(src, count, all_factors, dst,
+                                                   decode_whole<Isa, Src, SrcBits, Dst, Factors>);
+}
+
+template <class Isa, int Src, int Dst>
+void decode_blocks(const uint8_t *src, int64_t count, int64_t block, const float *scales, uint8_t *dst) {
+  constexpr int kBits = kFormats[Src].bits, kDstBytes = kFormats[Dst].bits / 8;
+  in_runs_of_blocks<Isa>(count, block, scales, [&](int64_t first, int64_t elements, const auto &factors) {
+    decode_scaled<Isa, Src, kBits, Dst>(src + first * kBits / 8, elements, factors, dst + first * kDstBytes);
+  });
+}
+
+template <class Isa, int Src, int Dst>
+void decode_across_lines(const uint8_t *codes, int64_t count, const float *scales, uint8_t *dst) {
+  decode_scaled<Isa, Src, 8, Dst>(codes, count, ElementFactors<Isa>{scales}, dst);
+}
+
+// --- The table -------------------------------------------------------------------------------
+
+template <class Isa, int From, int To, int... Rounding>
+constexpr void add_elements(BlockKernels *kernels, std::integer_sequence<int, Rounding...>) {
+  constexpr int kFrom = kSourceRows[From], kTo = kElementRows[To];
+  ((kernels->encode[Rounding][From][To] = encode_blocks<Isa, Rounding, kFrom, kTo>), ...);
+  ((kernels->encode_across[Rounding][From][To] = encode_across_lines<Isa, Rounding, kFrom, kTo>), ...);
+  kernels->decode[To][From] = decode_blocks<Isa, kTo, kFrom>;
+  kernels->decode_across[To][From] = decode_across_lines<Isa, kTo, kFrom>;
+}
+
+// Stochastic rounding is left to the scalar level.
+template <class Isa, int From, int... To>
+constexpr void add_floats(BlockKernels *kernels, std::integer_sequence<int, To...>) {
+  using Fixed = std::integer_sequence<int, DLFP4_NEAREST_EVEN, DLFP4_NEAREST_AWAY, DLFP4_TOWARD_ZERO>;
+  kernels->find_largest[From] = Largest<Isa, kSourceRows[From]>::find;
+  kernels->join_largest[From] = Largest<Isa, kSourceRows[From]>::join;
+  (add_elements<Isa, From, To>(kernels, Fixed()), ...);
+}
+
+template <class Isa, int... Bits>
+constexpr void add_turns(BlockKernels *kernels) {
+  ((kernels->pack_across[Bits] = pack_lines<Isa, Bits>), ...);
+  ((kernels->unpack_across[Bits] = unpack_lines<Isa, Bits>), ...);
+}
+
+// A kind of scale is found and read alike, whatever the elements and their number. Of float32 scales there is nothing
+// to decode, of two levels there is the one type that NVFP4 has: others are the scalar level's.
+template <class Isa>
+constexpr void add_scales(int key, BlockKernels *kernels) {
+  using Scales = BlockScales<Isa>;
+  const BlockKey of = kBlockKeys[key];
+  if (of.kind == DLFP4_LARGEST) kernels->find_scales[key] = Scales::find_float_scales;
+  if (of.kind == DLFP4_POWER) {
+    kernels->find_scales[key] = Scales::find_powers;
+    kernels->decode_scales[key] = Scales::decode_powers;
+  }
+  if (of.kind == DLFP4_TWO_LEVEL && of.scale == DLFP4_float8_e4m3fn) {
+    kernels->find_scales[key] = Scales::find_two_level;
+    kernels->decode_scales[key] = Scales::decode_two_level;
+  }
+}
+
+template <class Isa, int... From, int... To>
+constexpr BlockKernels make_block_kernels(std::integer_sequence<int, From...>,
+                                          std::integer_sequence<int, To...> elements) {
+  BlockKernels kernels = {};
+  (add_floats<Isa, From>(&kernels, elements), ...);
+  add_turns<Isa, 4, 6, 8>(&kernels);
+  for (int key = 0; key < kNumKeys; ++key) add_scales<Isa>(key, &kernels);
+  return kernels;
+}
+
+template <class Isa>
+constexpr BlockKernels make_block_kernels() {
+  return make_block_kernels<Isa>(std::make_integer_sequence<int, kNumSources>(),
+                                 std::make_integer_sequence<int, kNumElements>());
+}
+
+}  // namespace
+}  // namespace dlfp4
+
+#endif  // DLFP4_SRC_BLOCKS_VECTOR_H_

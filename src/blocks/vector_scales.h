@@ -1,0 +1,254 @@
+// Largest magnitudes, and the scales made of them, for AVX2 and NEON alike.
+// Layout: magnitudes as float32 bits, which order as integers; a scale and a multiplier for each block.
+// Trick: 16-bit floats are compared as they are, two to a dword, and one of a block is widened; NaNs keep their
+// payloads.
+#ifndef DLFP4_SRC_BLOCKS_VECTOR_SCALES_H_
+#define DLFP4_SRC_BLOCKS_VECTOR_SCALES_H_
+
+#include <type_traits>
+
+#include "host/simd/decode_rules.h"
+#include "host/simd/lanes.h"
+#include "kernels.h"
+#include "rules/scaling.h"
+
+namespace dlfp4 {
+namespace {
+
+// --- Magnitudes ------------------------------------------------------------------------------
+
+// Isa::widen_halves(dwords) makes float32 of float16 in the lower halves of dwords, whatever the processor's state says
+// of subnormals. A NaN's payload it may change.
+template <class Isa>
+typename Isa::U32 widen_half_magnitudes(typename Isa::U32 halves) {
+  using U32 = typename Isa::U32;
+  constexpr uint32_t kHalfInfinity = 0x7C00;
+  const U32 widened = reinterpret_cast<U32>(Isa::widen_halves(halves));
+  return halves > kHalfInfinity ? halves << 13 | kFloatInfinity : widened;
+}
+
+// Magnitudes of floats of one type, from memory to float32.
+template <class Isa, int Src>
+struct Magnitudes {
+  using U32 = typename Isa::U32;
+  static constexpr int kBytes = kFormats[Src].bits / 8;
+  using Items = std::conditional_t<kBytes == 4, U32, typename Isa::U16>;
+  static constexpr int kItems = sizeof(Items) / kBytes;
+
+  static Items without_signs(Items items) {
+    if constexpr (kBytes == 4) return items & ~kFloatSign;
+    return items & static_cast<uint16_t>(0x7FFF);
+  }
+  static Items load(const uint8_t *src) { return without_signs(load_lanes<Items>(src)); }
+
+  // The larger one of each dword's two, in its lower half.
+  static U32 join_halves(Items items) {
+    const U32 dwords = reinterpret_cast<U32>(items);
+    if constexpr (kBytes == 4) return dwords;
+    return larger<U32>(dwords & 0xFFFFu, dwords >> 16);
+  }
+  static U32 widen(U32 dwords) {
+    if constexpr (Src == DLFP4_bfloat16) return dwords << 16;
+    if constexpr (Src == DLFP4_float16) return widen_half_magnitudes<Isa>(dwords);
+    return dwords;
+  }
+
+  // As many as a vector has dwords.
+  static U32 load_widened(const uint8_t *src) {
+    if constexpr (kBytes == 4) {
+      return load(src);
+    } else {
+      return widen(__builtin_convertvector(load_lanes<typename Isa::HalfU16>(src), U32) & 0x7FFFu);
+    }
+  }
+};
+
+// --- Largest magnitudes ----------------------------------------------------------------------
+
+// Isa::largest_of_each(vectors) has in lane i the largest lane of vector i.
+template <class Isa, int Src>
+struct Largest {
+  using U32 = typename Isa::U32;
+  using Of = Magnitudes<Isa, Src>;
+  using Items = typename Of::Items;
+  static constexpr int kLanes = sizeof(U32) / 4, kItems = Of::kItems, kBytes = Of::kBytes;
+
+  // Of whole vectors, but not none.
+  static Items of_vectors(const uint8_t *src, int64_t count) {
+    Items largest = Of::load(src);
+    for (int64_t i = kItems; i < count; i += kItems) largest = larger(largest, Of::load(src + i * kBytes));
+    return largest;
+  }
+
+  static Items of_any(const uint8_t *src, int64_t count) {
+    const int64_t whole = count / kItems * kItems;
+    const Items rest = load_part<Items>(src + whole * kBytes, (count - whole) * kBytes);
+    const Items largest = Of::without_signs(rest);
+    return whole > 0 ? larger(largest, of_vectors(src, whole)) : largest;
+  }
+
+  // Blocks of `Block` elements, or of any multiple of 16 if that is 0, as long as there are enough for a vector of
+  // results; returns how many.
+  template <int Block>
+  static int64_t of_groups(const uint8_t *src, int64_t count, int64_t block, uint32_t *amax) {
+    const int64_t length = Block ? Block : block, blocks = count / kLanes / length * kLanes;
+    for (int64_t b = 0; b < blocks; b += kLanes) {
+      U32 largest[kLanes];
+      for (int i = 0; i < kLanes; ++i)
+        largest[i] = Of::join_halves(of_vectors(src + (b + i) * length * kBytes, length));
+      store_lanes(amax + b, Of::widen(Isa::largest_of_each(largest)));
+    }
+    return blocks;
+  }
+
+  static void find(const uint8_t *src, int64_t count, int64_t block, uint32_t *amax) {
+    int64_t blocks = block == 16   ? of_groups<16>(src, count, block, amax)
+                     : block == 32 ? of_groups<32>(src, count, block, amax)
+                                   : of_groups<0>(src, count, block, amax);
+    for (int64_t first = blocks * block; first < count; amax += kLanes) {
+      U32 largest[kLanes] = {};
+      int i = 0;
+      for (; i < kLanes && first < count; ++i, first += block)
+        largest[i] = Of::join_halves(of_any(src + first * kBytes, least(block, count - first)));
+      store_part(amax + blocks, Of::widen(Isa::largest_of_each(largest)), 4 * i);
+    }
+  }
+
+  static void join_lanes(const uint8_t *src, uint32_t *amax) {
+    store_lanes(amax, larger(load_lanes<U32>(amax), Of::load_widened(src)));
+  }
+
+  static void join(const uint8_t *src, int64_t count, uint32_t *amax) {
+    for (; count >= kLanes; count -= kLanes, src += kLanes * kBytes, amax += kLanes) join_lanes(src, amax);
+    if (count <= 0) return;
+    uint8_t from[kLanes * kBytes] = {};
+    uint32_t to[kLanes] = {};
+    memcpy(from, src, static_cast<size_t>(count * kBytes));
+    memcpy(to, amax, static_cast<size_t>(4 * count));
+    join_lanes(from, to);
+    memcpy(amax, to, static_cast<size_t>(4 * count));
+  }
+};
+
+// --- Scales ----------------------------------------------------------------------------------
+
+// The recipes of scaling.h.
+template <class Isa>
+struct BlockScales {
+  using U32 = typename Isa::U32;
+  using F32 = typename Isa::F32;
+  using Codes = typename Isa::QuarterU8;
+  static constexpr int64_t kLanes = sizeof(U32) / 4;
+
+  static U32 bits(F32 floats) { return reinterpret_cast<U32>(floats); }
+  static F32 floats(U32 bits) { return reinterpret_cast<F32>(bits); }
+  static F32 finite(F32 values) { return smaller(values, splat<F32>(kLargestFloat)); }
+
+  // All ones or zeros.
+  static U32 not_finite(U32 magnitudes) { return reinterpret_cast<U32>(magnitudes >= kFloatInfinity); }
+
+  static bool has_any(U32 lanes) {
+    uint32_t any = 0;
+    for (int i = 0; i < kLanes; ++i) any |= lanes[i];
+    return any != 0;
+  }
+
+  static void store_bytes(uint8_t *dst, U32 dwords, int64_t count) {
+    store_part(dst, __builtin_convertvector(dwords, Codes), count);
+  }
+
+  // Codes of float8_e4m3fn, finite and without a sign: as float16 they are worth 2^-8 times that.
+  static F32 decode_e4m3_magnitudes(U32 codes) { return Isa::widen_halves(codes << 7) * 256.0f; }
+
+  // Calls step(first, count, magnitudes), whose result is the lanes' multipliers, but for blocks that have no finite
+  // magnitude; returns whether there is one.
+  template <class Step>
+  static bool each_magnitude(const uint32_t *amax, int64_t count, float *multipliers, Step step) {
+    U32 any = {};
+    for (int64_t first = 0; first < count; first += kLanes) {
+      const int64_t lanes = least(kLanes, count - first);
+      const U32 magnitudes = load_part<U32>(amax + first, 4 * lanes);
+      store_part(multipliers + first, step(first, lanes, magnitudes), 4 * lanes);
+      any |= not_finite(magnitudes);
+    }
+    return has_any(any);
+  }
+
+  static bool find_two_level(const ScaleRule &rule, const uint32_t *amax, int64_t count, uint8_t *stored,
+                             float *multipliers) {
+    static constexpr EncodeRule kRule = make_encode_rule(kFormats[DLFP4_float8_e4m3fn], {DLFP4_NEAREST_EVEN, true});
+    const F32 per_magnitude = splat<F32>(rule.per_magnitude), unit = splat<F32>(rule.unit);
+    return each_magnitude(amax, count, multipliers, [&](int64_t first, int64_t lanes, U32 magnitudes) {
+      const U32 special = not_finite(magnitudes), wanted = bits(finite(floats(magnitudes) * per_magnitude));
+      const U32 sign = wanted & kFloatSign;
+      const U32 code = encode_magnitudes<Isa, DLFP4_float8_e4m3fn, DLFP4_NEAREST_EVEN>(wanted, kRule) & 0x7Fu;
+      const F32 scale = floats(bits(decode_e4m3_magnitudes(code)) | sign);
+      store_bytes(stored + first, ((code | sign >> 24) & ~special) | (special & 0x7Fu), lanes);
+      return bits(finite(1.0f / (scale * unit))) & ~special;
+    });
+  }
+
+  static bool find_powers(const ScaleRule &rule, const uint32_t *amax, int64_t count, uint8_t *stored,
+                          float *multipliers) {
+    const U32 carry = splat<U32>(rule.carry), lowest = splat<U32>(static_cast<uint32_t>(rule.exponent));
+    const U32 zero_scale = splat<U32>(rule.zero_scale), one = splat<U32>(bits_of(1.0f));
+    return each_magnitude(amax, count, multipliers, [&](int64_t first, int64_t lanes, U32 magnitudes) {
+      const U32 special = not_finite(magnitudes);
+      const U32 exponent = (magnitudes + carry) >> 23;
+      const U32 code = smaller<U32>(larger<U32>(exponent, lowest) - lowest, splat<U32>(254u));
+      const U32 power = larger<U32>((254u - code) << 23, splat<U32>(1u << 22));
+      const U32 finite_code = magnitudes == 0u ? zero_scale : code;
+      store_bytes(stored + first, finite_code | (special & 0xFFu), lanes);
+      return (magnitudes == 0u ? one : power) & ~special;
+    });
+  }
+
+  static bool find_float_scales(const ScaleRule &rule, const uint32_t *amax, int64_t count, uint8_t *stored,
+                                float *multipliers) {
+    const F32 largest = splat<F32>(float_of(rule.largest));
+    const U32 kept = splat<U32>(rule.pow2 ? kFloatInfinity : ~0u), smallest = splat<U32>(rule.least);
+    const U32 one = splat<U32>(bits_of(1.0f));
+    return each_magnitude(amax, count, multipliers, [&](int64_t first, int64_t lanes, U32 magnitudes) {
+      const U32 counted = larger<U32>(magnitudes, smallest);
+      const U32 encode = bits(finite(largest / floats(counted))) & kept;
+      const U32 multiplier = counted - 1 >= kFloatInfinity - 1 ? one : encode;  // 0 wraps around
+      store_part(stored + 4 * first, 1.0f / floats(multiplier), 4 * lanes);
+      return multiplier;
+    });
+  }
+
+  // --- Decoding of scales --------------------------------------------------------------------
+
+  // Calls scales_of(codes); returns whether one is not finite.
+  template <class ScalesOf>
+  static bool each_code(const uint8_t *stored, int64_t count, float *scales, ScalesOf scales_of) {
+    U32 any = {};
+    for (int64_t first = 0; first < count; first += kLanes) {
+      const int64_t lanes = least(kLanes, count - first);
+      const F32 found = scales_of(__builtin_convertvector(load_part<Codes>(stored + first, lanes), U32));
+      store_part(scales + first, found, 4 * lanes);
+      any |= not_finite(load_part<U32>(scales + first, 4 * lanes) & ~kFloatSign);
+    }
+    return has_any(any);
+  }
+
+  static bool decode_two_level(const uint8_t *stored, int64_t count, float decode, float *scales) {
+    return each_code(stored, count, scales, [decode](U32 codes) {
+      const U32 code = codes & 0x7Fu;
+      const U32 magnitude = code == 0x7Fu ? splat<U32>(kFloatNan) : bits(decode_e4m3_magnitudes(code));
+      return floats(magnitude | (codes >> 7) << 31) * decode;
+    });
+  }
+
+  static bool decode_powers(const uint8_t *stored, int64_t count, float, float *scales) {
+    return each_code(stored, count, scales, [](U32 codes) {
+      const U32 power = larger<U32>(codes << 23, splat<U32>(1u << 22));
+      return floats(codes == 0xFFu ? splat<U32>(kFloatNan) : power);
+    });
+  }
+};
+
+}  // namespace
+}  // namespace dlfp4
+
+#endif  // DLFP4_SRC_BLOCKS_VECTOR_SCALES_H_

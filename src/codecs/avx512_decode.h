@@ -1,0 +1,134 @@
+// Codes of at most 8 bits to float16, bfloat16, float32 and float64, for the AVX-512 kernels alone.
+// Layout: codes one a byte or packed; floats in order.
+// Trick: of such a float only the highest 16 bits can be other than zero: two tables of bytes, interleaved and widened.
+#ifndef DLFP4_SRC_CODECS_AVX512_DECODE_H_
+#define DLFP4_SRC_CODECS_AVX512_DECODE_H_
+
+#include <string.h>
+
+#include <type_traits>
+
+#include "avx512_floats.h"
+#include "host/simd/avx512.h"
+#include "kernels.h"
+#include "rules/numerics.h"
+
+namespace dlfp4 {
+namespace {
+
+// The two highest bytes of the float that each code is worth.
+struct DecodeTable {
+  alignas(64) uint8_t high[256];
+  alignas(64) uint8_t low[256];
+};
+
+template <int Src, int Dst>
+constexpr DecodeTable make_decode_table() {
+  DecodeTable table = {};
+  for (uint64_t code = 0; code < 256; ++code) {
+    const uint64_t value = convert(kFormats[Src], kFormats[Dst], code, {DLFP4_NEAREST_EVEN, false}, {0, 0, 0});
+    table.high[code] = static_cast<uint8_t>(value >> (kFormats[Dst].bits - 8));
+    table.low[code] = static_cast<uint8_t>(value >> (kFormats[Dst].bits - 16));
+  }
+  return table;
+}
+
+// Whether the codes' highest bit is the sign and nothing else: then half the table does.
+constexpr bool is_symmetric(const DecodeTable &table) {
+  for (int code = 0; code < 128; ++code)
+    if (table.high[code + 128] != (table.high[code] | 0x80) || table.low[code + 128] != table.low[code]) return false;
+  return true;
+}
+
+// --- Words to floats -------------------------------------------------------------------------
+
+// Word 0 of the vector as the highest two bytes of the first float of `Bytes` bytes, and so on; zeros are masked in.
+template <int Bytes>
+constexpr Constant kWordsOfFloats = make_constant([](int i) { return i / Bytes * 2 + (i + 2) % Bytes; });
+
+template <int Bytes>
+constexpr __mmask64 kHighestTwo = Bytes == 4 ? 0xCCCCCCCCCCCCCCCC : 0xC0C0C0C0C0C0C0C0;
+
+// Floats [64 / Bytes * index, ...) of the 32 that `words` are worth.
+template <int Bytes>
+__m512i widen(__m512i words, int index) {
+  const __m512i first = _mm512_set1_epi8(static_cast<char>(128 / Bytes * index));
+  return _mm512_maskz_permutexvar_epi8(kHighestTwo<Bytes>, _mm512_add_epi8(load(kWordsOfFloats<Bytes>), first), words);
+}
+
+// --- Kernels ---------------------------------------------------------------------------------
+
+// `words` are the highest halves of the step's first or last 32 floats.
+template <int Bytes, bool kStream, class Share>
+void store_words(uint8_t *dst, int half, __m512i words, Share share) {
+  if constexpr (Bytes == 2) return store_vector<Bytes>(dst, 64 * half, words, share, kStream);
+  for (int i = 0; i < Bytes / 2; ++i)
+    store_vector<Bytes>(dst, 32 * Bytes * half + 64 * i, widen<Bytes>(words, i), share, kStream);
+}
+
+template <int Bits, int Size, int Bytes, bool kStream>
+struct Decoder {
+  Lookup<Size> high, low;
+
+  explicit Decoder(const DecodeTable &table) : high(table.high), low(table.low) {}
+
+  template <class Share>
+  void operator()(const uint8_t *src, uint8_t *dst, Share share) const {
+    const __m512i codes = load_run<Bits, kForWords>(src, share);
+    __m512i highest = high(codes);
+    if constexpr (Size == 128)  // with the code's sign: high | (codes & 0x80)
+      highest = _mm512_ternarylogic_epi64(highest, codes, _mm512_set1_epi8(-128), 0xF8);
+    const __m512i lowest = low(codes);
+    store_words<Bytes, kStream>(dst, 0, _mm512_unpacklo_epi8(lowest, highest), share);
+    store_words<Bytes, kStream>(dst, 1, _mm512_unpackhi_epi8(lowest, highest), share);
+  }
+};
+
+constexpr Constant kNibblesToDwords = make_constant([](int i) { return i % 4 == 0 ? i : 0; });
+
+// Packed 4-bit codes to float32: 16 of them are spread to a dword each, which index a table of 16 floats.
+template <bool kStream>
+struct NibbleDecoder : Decoder<4, 64, 4, kStream> {
+  __m512 floats;
+
+  explicit NibbleDecoder(const DecodeTable &table) : Decoder<4, 64, 4, kStream>(table) {
+    const __m128i high = _mm_load_si128(reinterpret_cast<const __m128i *>(table.high));
+    const __m128i low = _mm_load_si128(reinterpret_cast<const __m128i *>(table.low));
+    const __m256i words = _mm256_set_m128i(_mm_unpackhi_epi8(low, high), _mm_unpacklo_epi8(low, high));
+    floats = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16));
+  }
+
+  using Decoder<4, 64, 4, kStream>::operator();
+
+  void operator()(const uint8_t *src, uint8_t *dst, Whole) const {
+    for (int i = 0; i < 4; ++i) {
+      int64_t nibbles;
+      memcpy(&nibbles, src + 8 * i, sizeof(nibbles));
+      const __m512i codes = _mm512_multishift_epi64_epi8(load(kNibblesToDwords), _mm512_set1_epi64(nibbles));
+      store_vector(dst + 64 * i, _mm512_castps_si512(_mm512_permutexvar_ps(codes, floats)), kStream);
+    }
+  }
+};
+
+template <int Bits, int Size, int Bytes, bool kStream>
+__attribute__((noinline)) void decode(const DecodeTable &table, const uint8_t *src, uint8_t *dst, int64_t count) {
+  using Kind = std::conditional_t<Bits == 4 && Bytes == 4, NibbleDecoder<kStream>, Decoder<Bits, Size, Bytes, kStream>>;
+  const Kind decoder(table);
+  in_steps(count, [&](int64_t first, auto share) { decoder(src + first * Bits / 8, dst + first * Bytes, share); });
+}
+
+template <int Src, bool kPacked, int Dst>
+void decode_rows(const uint8_t *src, uint8_t *dst, int64_t count, const Mode &) {
+  static constexpr DecodeTable kTable = make_decode_table<Src, Dst>();
+  constexpr int kBits = kPacked ? kFormats[Src].bits : 8, kBytes = kFormats[Dst].bits / 8;
+  constexpr int kSize = kFormats[Src].bits < 8 ? 64 : is_symmetric(kTable) ? 128 : 256;
+  constexpr auto kCached = decode<kBits, kSize, kBytes, false>, kStreamed = decode<kBits, kSize, kBytes, true>;
+  in_runs<kBits, 8 * kBytes>(src, dst, count, [=](const uint8_t *from, uint8_t *to, int64_t elements, bool streams) {
+    (streams ? kStreamed : kCached)(kTable, from, to, elements);
+  });
+}
+
+}  // namespace
+}  // namespace dlfp4
+
+#endif  // DLFP4_SRC_CODECS_AVX512_DECODE_H_

@@ -1,0 +1,280 @@
+// Floats to codes of at most 8 bits, with one rounding, for the AVX-512 kernels alone.
+// Layout: floats in order, 64 a step; codes one a byte or packed.
+// Trick: one addition rounds, to the constants of encode_rule.h; few rounding decisions fit in a table of bytes.
+#ifndef DLFP4_SRC_CODECS_AVX512_ENCODE_H_
+#define DLFP4_SRC_CODECS_AVX512_ENCODE_H_
+
+#include "avx512_floats.h"
+#include "host/simd/avx512.h"
+#include "kernels.h"
+#include "rules/encode_rule.h"
+#include "rules/numerics.h"
+
+namespace dlfp4 {
+namespace {
+
+constexpr int kSmallerMagnitude = 0x0A;  // of _mm512_range_ps: the smaller magnitude, without a sign
+constexpr int kAnyInfinity = 0x18;       // of _mm512_fpclass_ps_mask
+
+// --- Rules -----------------------------------------------------------------------------------
+
+constexpr void make_rule(Format f, Round round, EncodeRule *rule) { *rule = make_encode_rule(f, round); }
+
+// The quantum, as a power of two: half of the smallest subnormal, which every midpoint of two values is a multiple of.
+constexpr int quantum(Format f) { return smallest_normal_exponent(f) - f.mantissa - 1; }
+
+// The largest finite value in halves of a quantum; more than any table has where not all beyond is clamped to it.
+constexpr int largest_sum(Format f) {
+  const int exponent = largest_exponent(f) - quantum(f) + 1;
+  if (f.specials != DLFP4_FINITE || exponent > 8) return 1 << 16;
+  const int significand = static_cast<int>(largest_finite_code(f) & low_bits(f.mantissa)) | 1 << f.mantissa;
+  return significand << (exponent - f.mantissa);
+}
+
+// A number of halves of a quantum as a float32.
+constexpr uint32_t float_of_sum(Format f, uint32_t sum) {
+  if (sum == 0) return 0;
+  const int exponent = 31 - __builtin_clz(sum);
+  return static_cast<uint32_t>(127 + quantum(f) - 1 + exponent) << 23 | (sum << (23 - exponent) & 0x7FFFFF);
+}
+
+// What the encoder needs of a format with few rounding decisions.
+template <int Size>
+struct GridRule {
+  alignas(64) uint8_t code[Size];  // of a number of halves of a quantum
+  uint32_t limit;                  // a float32: the largest finite value
+  uint32_t magic;                  // a float32: its last place is worth a quantum
+  Special nan;
+};
+
+// An odd number of halves stands for all that lies between two multiples of the quantum.
+template <int Size>
+constexpr void make_rule(Format f, Round round, GridRule<Size> *rule) {
+  for (int sum = 0; sum < Size; ++sum)
+    rule->code[sum] = code_of_float(f, float_of_sum(f, static_cast<uint32_t>(sum)), round);
+  rule->limit = float_of_magnitude(f, largest_finite_code(f));
+  rule->magic = static_cast<uint32_t>(127 + 23 + quantum(f)) << 23;
+  rule->nan = make_special(f, kFloatNan, round);
+}
+
+// What the encoder of E8M0 needs: a power of two's code is its float32's exponent.
+struct PowerRule {
+  uint32_t half;            // added before the significand is cut off
+  uint32_t least;           // a float32: what is smaller has code 0
+  uint32_t largest;         // code
+  uint32_t smallest_valid;  // a float32: zero, or where a zero is NaN the next one
+};
+
+// The smallest float32 whose code is 1 is a subnormal: all others below 2^-126 have none but code 0.
+constexpr void make_rule(Format f, Round round, PowerRule *rule) {
+  const uint32_t above_lowest = 0x00400001, halfway = 0x00600000;
+  const bool truncates = round.rounding == DLFP4_TOWARD_ZERO;
+  rule->half = truncates ? 0 : 0x00400000;
+  rule->least = code_of_float(f, above_lowest, round) == 1 ? above_lowest : halfway;
+  rule->largest = code_of_float(f, kFloatInfinity, round);
+  rule->smallest_valid = code_of_float(f, 0, round) == 0 ? 0 : 1;
+}
+
+template <class Rule>
+struct Rules {
+  Rule rule[kNumFixedModes];
+};
+
+template <class Rule>
+constexpr Rules<Rule> make_rules(Format f) {
+  Rules<Rule> rules = {};
+  for (int mode = 0; mode < kNumFixedModes; ++mode)
+    make_rule(f, {static_cast<dlfp4_rounding>(mode / 2), mode % 2 != 0}, &rules.rule[mode]);
+  return rules;
+}
+
+template <class Rule, int Row>
+constexpr Rules<Rule> kRules = make_rules<Rule>(kFormats[Row]);
+
+// --- Bytes of 64 floats ----------------------------------------------------------------------
+
+template <int Byte>
+constexpr Constant kBytesOfDwords = make_constant([](int i) { return i % 32 * 4 + Byte; });
+
+// One byte of each dword, in order.
+template <int Byte>
+__m512i gather_bytes(__m512i a, __m512i b, __m512i c, __m512i d) {
+  const __m512i index = load(kBytesOfDwords<Byte>);
+  return _mm512_mask_blend_epi64(0xF0, _mm512_permutex2var_epi8(a, index, b), _mm512_permutex2var_epi8(c, index, d));
+}
+
+template <int Byte>
+__m512i gather_bytes(const Floats &floats) {
+  return gather_bytes<Byte>(_mm512_castps_si512(floats.part[0]), _mm512_castps_si512(floats.part[1]),
+                            _mm512_castps_si512(floats.part[2]), _mm512_castps_si512(floats.part[3]));
+}
+
+// The floats' signs as sign bits of codes.
+template <int Bits>
+__m512i sign_bits(const Floats &floats) {
+  __m512i signs = gather_bytes<3>(floats);
+  if constexpr (Bits < 8) signs = _mm512_srli_epi16(signs, 8 - Bits);
+  return _mm512_and_si512(signs, _mm512_set1_epi8(static_cast<char>(1 << (Bits - 1))));
+}
+
+__mmask64 find_nans(const Floats &floats) { return test_floats(floats, nans_of); }
+
+__mmask64 find_infinities(const Floats &floats) {
+  return test_floats(floats, [](__m512 x) { return _mm512_fpclass_ps_mask(x, kAnyInfinity); });
+}
+
+__m512i put_special(__m512i codes, __mmask64 where, __m512i signs, Special special) {
+  const __m512i base = _mm512_set1_epi8(static_cast<char>(special.base));
+  const __m512i flip = _mm512_set1_epi8(static_cast<char>(special.flip));
+  const __m512i code = _mm512_ternarylogic_epi64(base, signs, flip, 0x78);  // base ^ (signs & flip)
+  return _mm512_mask_mov_epi8(codes, where, code);
+}
+
+__m512i put_nans(__m512i codes, const Floats &floats, __m512i signs, Special nan) {
+  return __builtin_expect(has_nan(floats), 0) ? put_special(codes, find_nans(floats), signs, nan) : codes;
+}
+
+__m512 all_floats(uint32_t bits) { return _mm512_castsi512_ps(all(bits)); }
+
+// --- Encoders --------------------------------------------------------------------------------
+
+// Codes of any format but E8M0.
+template <int Bits, bool kSignsZeros, dlfp4_rounding kRounding>
+struct Encoder {
+  const __m512 limit;
+  const __m512i lowest, magic, shift;
+  const Special nan, infinity;
+
+  explicit Encoder(const EncodeRule &rule)
+      : limit(all_floats(rule.limit)),
+        lowest(all(rule.lowest)),
+        magic(all(rule.magic)),
+        shift(all(rule.shift)),
+        nan(rule.nan),
+        infinity(rule.infinity) {}
+
+  __m512i magnitudes(__m512 floats) const {
+    constexpr int kDirection = kRounding == DLFP4_NEAREST_EVEN ? _MM_FROUND_TO_NEAREST_INT : _MM_FROUND_TO_ZERO;
+    const __m512 clamped = _mm512_range_ps(floats, limit, kSmallerMagnitude);
+    const __m512i power = _mm512_and_si512(_mm512_castps_si512(clamped), all(kFloatInfinity));
+    const __m512i addend = _mm512_add_epi32(_mm512_max_epu32(power, lowest), magic);
+    const __m512i sum =
+        _mm512_castps_si512(_mm512_add_round_ps(clamped, _mm512_castsi512_ps(addend), kDirection | _MM_FROUND_NO_EXC));
+    const __m512i significand = kRounding == DLFP4_NEAREST_AWAY ? _mm512_srli_epi32(sum, 1) : sum;
+    return _mm512_add_epi32(significand, _mm512_srlv_epi32(sum, shift));
+  }
+
+  __m512i operator()(const Floats &floats) const {
+    const __m512i magnitude = gather_bytes<0>(magnitudes(floats.part[0]), magnitudes(floats.part[1]),
+                                              magnitudes(floats.part[2]), magnitudes(floats.part[3]));
+    __m512i signs = sign_bits<Bits>(floats);
+    if constexpr (!kSignsZeros) signs = _mm512_maskz_mov_epi8(_mm512_test_epi8_mask(magnitude, magnitude), signs);
+    const __m512i codes = _mm512_or_si512(magnitude, signs);
+    if constexpr (kRounding == DLFP4_TOWARD_ZERO)  // infinities may differ from the clamped finite values
+      return put_nans(put_special(codes, find_infinities(floats), signs, infinity), floats, signs, nan);
+    return put_nans(codes, floats, signs, nan);
+  }
+};
+
+// Codes of a format whose every rounding decision falls on a multiple of a quantum, as a table of the sum of the floor
+// and the ceiling in quanta.
+template <int Bits, int Size>
+struct GridEncoder {
+  const __m512 limit, magic;
+  const Lookup<Size> look_up;
+  const Special nan;
+
+  explicit GridEncoder(const GridRule<Size> &rule)
+      : limit(all_floats(rule.limit)), magic(all_floats(rule.magic)), look_up(rule.code), nan(rule.nan) {}
+
+  __m512i sums(__m512 floats) const {
+    const __m512 clamped = _mm512_range_ps(floats, limit, kSmallerMagnitude);
+    const __m512 floors = _mm512_add_round_ps(clamped, magic, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    const __m512 ceilings = _mm512_add_round_ps(clamped, magic, _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC);
+    return _mm512_add_epi32(_mm512_castps_si512(floors), _mm512_castps_si512(ceilings));
+  }
+
+  __m512i operator()(const Floats &floats) const {
+    const __m512i sum =
+        gather_bytes<0>(sums(floats.part[0]), sums(floats.part[1]), sums(floats.part[2]), sums(floats.part[3]));
+    const __m512i signs = sign_bits<Bits>(floats);
+    return put_nans(_mm512_or_si512(look_up(sum), signs), floats, signs, nan);
+  }
+};
+
+// E8M0: unsigned powers of two.
+struct PowerEncoder {
+  const __m512i half, least, largest, smallest_valid, range;
+
+  explicit PowerEncoder(const PowerRule &rule)
+      : half(all(rule.half)),
+        least(all(rule.least)),
+        largest(all(rule.largest)),
+        smallest_valid(all(rule.smallest_valid)),
+        range(all(kFloatInfinity - rule.smallest_valid)) {}
+
+  // A negative number, but for a zero, and a NaN are above infinity when they are read as unsigned integers.
+  __m512i codes(__m512i bits) const {
+    const __m512i magnitude = _mm512_and_si512(bits, all(~kFloatSign));
+    const __mmask16 counts = _mm512_cmpge_epu32_mask(magnitude, least);
+    const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(magnitude, half), 23);
+    const __m512i code = _mm512_maskz_min_epu32(counts, rounded, largest);
+    const __m512i value = _mm512_maskz_mov_epi32(_mm512_test_epi32_mask(magnitude, magnitude), bits);
+    const __mmask16 nan = _mm512_cmpgt_epu32_mask(_mm512_sub_epi32(value, smallest_valid), range);
+    return _mm512_mask_mov_epi32(code, nan, all(0xFF));
+  }
+
+  __m512i operator()(const Floats &floats) const {
+    return gather_bytes<0>(codes(_mm512_castps_si512(floats.part[0])), codes(_mm512_castps_si512(floats.part[1])),
+                           codes(_mm512_castps_si512(floats.part[2])), codes(_mm512_castps_si512(floats.part[3])));
+  }
+};
+
+// --- Kernels ---------------------------------------------------------------------------------
+
+template <int Src, int DstBits, class CodesOf>
+__attribute__((noinline)) void encode(const CodesOf &codes_of, const uint8_t *src, uint8_t *dst, int64_t count,
+                                      bool streams) {
+  constexpr int kSrcBytes = kFormats[Src].bits / 8;
+  const CodesOf local = codes_of;
+  in_steps(count, [&](int64_t first, auto share) {
+    prefetch<kCodes * kSrcBytes>(src + first * kSrcBytes, share);
+    const Floats floats = load_floats<Src>(src + first * kSrcBytes, share, round_to_odd);
+    store_codes<DstBits>(dst + first * DstBits / 8, local(floats), share, streams);
+  });
+}
+
+template <int Src, int DstBits, class CodesOf>
+void encode_runs(const CodesOf &codes_of, const uint8_t *src, uint8_t *dst, int64_t count) {
+  in_runs<kFormats[Src].bits, DstBits>(src, dst, count,
+                                       [&](const uint8_t *from, uint8_t *to, int64_t elements, bool streams) {
+                                         encode<Src, DstBits>(codes_of, from, to, elements, streams);
+                                       });
+}
+
+template <int Src, int Dst, bool kPacked>
+void encode_rows(const uint8_t *src, uint8_t *dst, int64_t count, const Mode &mode) {
+  constexpr Format kTo = kFormats[Dst];
+  constexpr int kBits = kTo.bits, kDstBits = kPacked ? kBits : 8, kSums = largest_sum(kTo) + 1;
+  const int index = mode_index(mode.rounding, mode.saturate);
+  if constexpr (kTo.specials == DLFP4_E8M0) {
+    encode_runs<Src, kDstBits>(PowerEncoder(kRules<PowerRule, Dst>.rule[index]), src, dst, count);
+  } else if constexpr (kSums <= 256) {
+    constexpr int kSize = kSums <= 64 ? 64 : 256;
+    encode_runs<Src, kDstBits>(GridEncoder<kBits, kSize>(kRules<GridRule<kSize>, Dst>.rule[index]), src, dst, count);
+  } else {
+    constexpr bool kSignsZeros = kTo.specials != DLFP4_FNUZ;
+    const EncodeRule &rule = kRules<EncodeRule, Dst>.rule[index];
+    if (mode.rounding == DLFP4_NEAREST_EVEN)
+      encode_runs<Src, kDstBits>(Encoder<kBits, kSignsZeros, DLFP4_NEAREST_EVEN>(rule), src, dst, count);
+    else if (mode.rounding == DLFP4_NEAREST_AWAY)
+      encode_runs<Src, kDstBits>(Encoder<kBits, kSignsZeros, DLFP4_NEAREST_AWAY>(rule), src, dst, count);
+    else
+      encode_runs<Src, kDstBits>(Encoder<kBits, kSignsZeros, DLFP4_TOWARD_ZERO>(rule), src, dst, count);
+  }
+}
+
+}  // namespace
+}  // namespace dlfp4
+
+#endif  // DLFP4_SRC_CODECS_AVX512_ENCODE_H_

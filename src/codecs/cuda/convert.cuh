@@ -1,0 +1,175 @@
+// Conversions on the device: any two formats by the oracle's rules, and fast runs to and from at most 8 bits.
+// Layout: any strides for the one, contiguous runs on aligned memory for the others.
+// Trick: runs go by whole steps of codes.cuh; codes without an instruction of their own are looked up in a table that
+// the block makes of numerics.h.
+#ifndef DLFP4_SRC_CODECS_CUDA_CONVERT_CUH_
+#define DLFP4_SRC_CODECS_CUDA_CONVERT_CUH_
+
+#include "gpu/codes.cuh"
+#include "gpu/elements.cuh"
+
+namespace dlfp4 {
+namespace cuda {
+
+// --- Anything --------------------------------------------------------------------------------
+
+__device__ inline int64_t offset_of(const ConvertParams &p, const Place &place, int64_t row) {
+  int64_t offset = 0;
+  for (int dim = p.ndim - 2; dim >= 0; --dim) {
+    offset += row % p.extent[dim] * place.stride[dim];
+    row /= p.extent[dim];
+  }
+  return offset;
+}
+
+__device__ inline uint64_t converted(const ConvertParams &p, uint64_t code, uint64_t index) {
+  if (p.copies) return code;
+  const Draw draw = p.round.rounding == DLFP4_STOCHASTIC ? draw_of(p.seed, index) : Draw{0, 0, 0};
+  return encode(p.dst.format, decode(p.src.format, code), static_cast<NanRule>(p.kind), p.round, draw);
+}
+
+// A group's codes, from an element on; in the byte that it does not fill, the spare bits become zero or stay.
+__device__ inline void store_group(const ConvertParams &p, int64_t first, uint64_t word, int count) {
+  const int whole = count * p.dst.bits / 8, filled = count * p.dst.bits % 8;
+  uint8_t *to = p.dst.data + first * p.dst.bits / 8;
+  if (p.shares && filled != 0) word |= static_cast<uint64_t>(to[whole] >> filled << filled) << 8 * whole;
+  store_bytes(to, word, whole + (filled != 0));
+}
+
+__device__ inline void convert_compact_group(const ConvertParams &p, int64_t number) {
+  const int64_t first = number * p.group, last = p.extent[p.ndim - 1], rest = p.size - first;
+  const int count = static_cast<int>(rest < p.group ? rest : p.group);
+  uint64_t word = 0;
+  for (int i = 0; i < count; ++i) {
+    const int64_t row = (first + i) / last, column = (first + i) % last;
+    const int64_t from = offset_of(p, p.src, row) + column * p.src.stride[p.ndim - 1];
+    const uint64_t code = load_code(p.src.data, from, p.src.bits, p.src.format);
+    word |= converted(p, code, p.first + static_cast<uint64_t>(first + i)) << (i * p.dst.bits);
+  }
+  store_group(p, first, word, count);
+}
+
+__device__ inline void convert_group(const ConvertParams &p, int64_t number) {
+  const int64_t row = number / p.groups_in_row, column = number % p.groups_in_row * p.group;
+  const int64_t last = p.extent[p.ndim - 1], rest = last - column;
+  const int count = static_cast<int>(rest < p.group ? rest : p.group);
+  const int64_t from = offset_of(p, p.src, row) + column * p.src.stride[p.ndim - 1];
+  const int64_t to = offset_of(p, p.dst, row) + column * p.dst.stride[p.ndim - 1];
+  const uint64_t index = p.first + static_cast<uint64_t>(row * last + column);
+  uint64_t word = 0;
+  for (int i = 0; i < count; ++i) {
+    const uint64_t code = load_code(p.src.data, from + i * p.src.stride[p.ndim - 1], p.src.bits, p.src.format);
+    word |= converted(p, code, index + static_cast<uint64_t>(i)) << (i * p.dst.bits);
+  }
+  store_group(p, to, word, count);
+}
+
+__device__ inline void convert_groups(const ConvertParams &p) {
+  const int64_t number = global_thread();
+  if (number >= p.groups) return;
+  if (p.compact)
+    convert_compact_group(p, number);
+  else
+    convert_group(p, number);
+}
+
+// --- Runs ------------------------------------------------------------------------------------
+
+// Floats to codes, nearest even. `Row` is the destination where encode_step knows it, or kAnyRow.
+constexpr int kAnyRow = -1;
+
+template <int Src, int Bits, int Row>
+__device__ inline void encode_run(const EncodeParams &p) {
+  const int64_t step = global_thread();
+  if (step >= p.steps) return;
+  uint32_t words[kCodeWords<Bits>];
+  const FloatStep floats = load_floats<Src>(p.src + step * kStep * kFloatBytes<Src>);
+  if constexpr (Row == kAnyRow) {
+    encode_step_by_rule<Bits>(p, floats.values, words);
+  } else {
+    if (has_nan(floats.values))
+      encode_step_by_rule<Bits>(p, floats.values, words);
+    else
+      encode_step<Row>(p, floats, words);
+  }
+  store_codes<Bits>(p.dst + step * kStep * Bits / 8, words);
+}
+
+// What each code becomes. Padded codes have bits above the format's, which do not count.
+__device__ inline void fill_table(const DecodeParams &p, uint32_t *table) {
+  for (int i = threadIdx.x; i < 256; i += kThreads) {
+    const uint64_t code = i & low_bits(p.from.bits);
+    table[i] = static_cast<uint32_t>(p.copies ? code : convert(p.from, p.to, code, p.round, {0, 0, 0}));
+  }
+  __syncthreads();
+}
+
+template <int SrcBits, int DstBits>
+__device__ inline void decode_codes(const uint32_t *table, const uint32_t *codes, uint8_t *dst) {
+  uint32_t values[kStep], words[kStep * DstBits / 32];
+#pragma unroll
+  for (int i = 0; i < kStep; ++i) values[i] = table[code_at<SrcBits>(codes, i)];
+  pack_codes<DstBits>(values, words);
+  if constexpr (DstBits >= 16)
+    warp_store<kStep * DstBits / 32>().store(dst, words);
+  else if (dst != nullptr)
+    store_codes<DstBits>(dst, words);
+}
+
+// Codes to floats, or to other codes. Threads walk, so that a block's table serves many steps, and load some ahead.
+template <int SrcBits, int DstBits>
+__device__ inline void decode_run(const DecodeParams &p) {
+  constexpr int kAhead = 4;
+  __shared__ uint32_t table[256];
+  fill_table(p, table);
+  const int64_t stride = int64_t{gridDim.x} * kThreads;
+  for (int64_t step = global_thread(); step - threadIdx.x % 32 < p.steps; step += kAhead * stride) {
+    uint32_t codes[kAhead][kCodeWords<SrcBits>] = {};
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i)
+      if (step + i * stride < p.steps) load_codes<SrcBits>(p.src + (step + i * stride) * kStep * SrcBits / 8, codes[i]);
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int64_t at = step + i * stride;
+      if (at - threadIdx.x % 32 >= p.steps) break;
+      decode_codes<SrcBits, DstBits>(table, codes[i], at < p.steps ? p.dst + at * kStep * DstBits / 8 : nullptr);
+    }
+  }
+}
+
+// Codes of the formats that codes.cuh decodes to floats that hold them; specials go by the oracle. `p.of_thread` steps,
+// one or two, lie a block of threads apart.
+template <int Row, int Dst>
+__device__ inline void decode_values(const DecodeParams &p) {
+  constexpr int kBits = kFormats[Row].bits, kWords = kStep * kFloatBytes<Dst> / 4;
+  __shared__ Values<Row> table;
+  const int64_t number = int64_t{blockIdx.x} * p.of_thread * kThreads + threadIdx.x;
+  uint32_t codes[2][kCodeWords<kBits>];
+#pragma unroll
+  for (int i = 0; i < 2; ++i)
+    if (i < p.of_thread && number + i * kThreads < p.steps)
+      load_codes<kBits>(p.src + (number + i * kThreads) * (kStep * kBits / 8), codes[i]);
+  const int64_t later = (int64_t{blockIdx.x} + kBlocksAhead) * kThreads * p.of_thread + threadIdx.x * p.of_thread;
+  if (later < p.steps) prefetch(p.src + later * (kStep * kBits / 8));
+  table.fill();
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    if (i >= p.of_thread) break;
+    const int64_t step = number + i * kThreads;
+    float values[kStep];
+    uint32_t words[kWords];
+    table.decode(codes[i], values);
+#pragma unroll
+    for (int k = 0; k < kStep; ++k) values[k] *= Values<Row>::kUnit;
+    const bool special = has_special<Row>(codes[i]);
+    if (special)
+      for (int k = 0; k < kStep; ++k) values[k] = Values<Row>::decode_by_rule(codes[i], k);
+    narrow_step<Dst>(values, special, words);
+    warp_store<kWords>().store(step < p.steps ? p.dst + step * (kStep * kFloatBytes<Dst>) : nullptr, words);
+  }
+}
+
+}  // namespace cuda
+}  // namespace dlfp4
+
+#endif  // DLFP4_SRC_CODECS_CUDA_CONVERT_CUH_

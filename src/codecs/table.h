@@ -1,0 +1,37 @@
+// The table of a level's conversions, and which conversions between floats of more than 8 bits vector kernels do.
+// Layout: rows as in kernels.h.
+// Trick: none; all levels ask the same questions of a pair of formats.
+#ifndef DLFP4_SRC_CODECS_TABLE_H_
+#define DLFP4_SRC_CODECS_TABLE_H_
+
+#include "kernels.h"
+#include "rules/numerics.h"
+
+namespace dlfp4 {
+namespace {
+
+constexpr bool is_wide(int row) { return is_float(kFormats[row]) && kFormats[row].bits > 8; }
+
+template <int Size>
+struct Rows {
+  KernelRow row[Size];
+  int size;
+  constexpr void add(Operand src, Operand dst, Modes modes, Kernel kernel) { row[size++] = {src, dst, modes, kernel}; }
+};
+
+// Of what goes to more than 8 bits and is not exact there is round-to-nearest alone.
+template <int Src, int Dst>
+constexpr Modes wide_modes() {
+  return holds_exactly(kFormats[Dst], kFormats[Src]) ? kAnyMode : kNearestEven;
+}
+
+// Wide floats become float32 on the way. NaNs between float16 and float64 keep payloads that do not pass through one.
+constexpr bool converts_through_float32(int src, int dst) {
+  const bool doubles = src == DLFP4_float64 || dst == DLFP4_float64;
+  return src != dst && !(doubles && (src == DLFP4_float16 || dst == DLFP4_float16));
+}
+
+}  // namespace
+}  // namespace dlfp4
+
+#endif  // DLFP4_SRC_CODECS_TABLE_H_

@@ -1,0 +1,98 @@
+// The opened driver, and the caller's context for as long as a call lasts.
+// Layout: the driver's ABI, as far as it is used; declared here so that building needs no CUDA toolkit.
+// Trick: the current context serves if it is on the tensor's device, else the primary one, pushed and popped.
+#ifndef DLFP4_SRC_GPU_CONTEXT_H_
+#define DLFP4_SRC_GPU_CONTEXT_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+namespace dlfp4 {
+namespace cuda {
+
+using CUresult = int;
+using CUdevice = int;
+using CUdeviceptr = uintptr_t;
+using CUcontext = struct CUctx_st *;
+using CUstream = struct CUstream_st *;
+using CUevent = struct CUevent_st *;
+using CUlibrary = struct CUlib_st *;
+using CUkernel = struct CUkern_st *;
+using CUfunction = struct CUfunc_st *;
+using CUgraph = struct CUgraph_st *;
+using CUuserObject = struct CUuserObject_st *;
+
+constexpr int kMaxDevices = 64;
+
+// CUresult, those that are given or told apart here.
+enum Status {
+  kInvalidValue = 1,
+  kNotInitialized = 3,
+  kInvalidDevice = 101,
+  kNoBinary = 209,  // for this GPU
+  kNotSupported = 801
+};
+
+constexpr unsigned kEventDisableTiming = 2;
+
+// CUlaunchAttribute and CUlaunchConfig.
+struct LaunchAttribute {
+  int id;
+  alignas(8) union {
+    char pad[64];
+    struct {
+      unsigned int x, y, z;
+    } cluster;
+    int programmatic;
+  } value;
+};
+
+struct LaunchConfig {
+  unsigned int grid[3], block[3];
+  unsigned int shared_bytes;
+  CUstream stream;
+  LaunchAttribute *attributes;
+  unsigned int num_attributes;
+};
+
+struct Driver {
+#define DLFP4_CUDA_SYMBOL(name, version, parameters) CUresult(*name) parameters;
+#include "symbols.def"
+#undef DLFP4_CUDA_SYMBOL
+  CUcontext primary[kMaxDevices];
+  int status;
+};
+
+// After a CurrentContext without an error.
+const Driver &opened_driver();
+
+class CurrentContext {
+ public:
+  explicit CurrentContext(int device);
+  ~CurrentContext();
+  CurrentContext(const CurrentContext &) = delete;
+  CurrentContext &operator=(const CurrentContext &) = delete;
+  int status() const { return status_; }
+
+ private:
+  int status_ = 0;
+  bool pushed_ = false;
+};
+
+// While it lives, this thread may do what no graph can hold, though a stream is captured.
+class OutOfCapture {
+ public:
+  OutOfCapture() { opened_driver().cuThreadExchangeStreamCaptureMode(&mode_); }
+  ~OutOfCapture() { opened_driver().cuThreadExchangeStreamCaptureMode(&mode_); }
+  OutOfCapture(const OutOfCapture &) = delete;
+  OutOfCapture &operator=(const OutOfCapture &) = delete;
+
+ private:
+  static constexpr int kRelaxed = 2;
+  int mode_ = kRelaxed;
+};
+
+}  // namespace cuda
+}  // namespace dlfp4
+
+#endif  // DLFP4_SRC_GPU_CONTEXT_H_

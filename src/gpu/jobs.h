@@ -1,0 +1,66 @@
+// What the operations on CUDA memory share: launching by threads, refusals, the fast encoder's constants.
+// Layout: none of its own.
+// Trick: the fast kernels take whole steps on aligned memory; all else goes to one that takes anything.
+#ifndef DLFP4_SRC_GPU_JOBS_H_
+#define DLFP4_SRC_GPU_JOBS_H_
+
+#include <stdint.h>
+
+#include "dlfp4/dlfp4.h"
+#include "kernels.h"
+#include "launch.h"
+#include "params.h"
+#include "rules/encode_rule.h"
+#include "rules/matrix.h"
+
+namespace dlfp4 {
+namespace cuda {
+namespace {
+
+inline int refuse(dlfp4_status status) { return -(DLFP4_CUDA_REFUSED + status); }
+
+template <class Params>
+int run(KernelNumber kernel, int64_t threads, Params params, uintptr_t stream) {
+  return threads > 0 ? launch(kernel, divide_up(threads, kThreads), &params, stream) : 0;
+}
+
+// Of kernels that walk, no more blocks than run at a time.
+template <class Params>
+int run_walk(KernelNumber kernel, int64_t threads, Params params, uintptr_t stream) {
+  return threads > 0 ? launch(kernel, least(divide_up(threads, kThreads), blocks_for_device()), &params, stream) : 0;
+}
+
+// How many steps of a run a thread takes: two where there are enough of them for all multiprocessors.
+inline int steps_of_thread(int64_t steps) { return steps >= 2 * kThreads * blocks_for_device() ? 2 : 1; }
+
+// Of kernels whose threads take some steps each. Blocks are smaller where they would leave multiprocessors
+// without any.
+template <class Params>
+int run_steps(KernelNumber kernel, int64_t steps, Params params, int of_thread, uintptr_t stream) {
+  const int64_t threads = divide_up(steps, of_thread);
+  const int in_block = threads < int64_t{kThreads} * multiprocessors() ? kThreads / 4 : kThreads;
+  return threads > 0 ? launch_shape(kernel, {{divide_up(threads, in_block), 1}, in_block, 0, 1}, &params, stream) : 0;
+}
+
+inline bool is_aligned(const void *data, int64_t bytes) { return reinterpret_cast<uintptr_t>(data) % bytes == 0; }
+
+inline EncodeParams encode_params(int row, Round round) {
+  const Format format = kFormats[row];
+  const EncodeRule rule = make_encode_rule(format, round);
+  EncodeParams params = {};
+  params.limit = rule.limit;
+  params.lowest = rule.lowest;
+  params.magic = rule.magic;
+  params.shift = rule.shift;
+  params.sign = 1u << (format.bits - 1);
+  params.nan = rule.nan.base;
+  params.flip = rule.nan.flip;
+  params.drops_sign_of_zero = format.specials == DLFP4_FNUZ;
+  return params;
+}
+
+}  // namespace
+}  // namespace cuda
+}  // namespace dlfp4
+
+#endif  // DLFP4_SRC_GPU_JOBS_H_

@@ -1,0 +1,142 @@
+/* The operations of dlfp4.h on CUDA memory, in the order of a stream.
+ *
+ * All return 0, a CUresult, DLFP4_CUDA_MISSING, or -(DLFP4_CUDA_REFUSED + a dlfp4_status) for a description that the
+ * kernels do not take. None waits, none allocates: all can be captured in a graph.
+ */
+#ifndef DLFP4_SRC_GPU_KERNELS_H_
+#define DLFP4_SRC_GPU_KERNELS_H_
+
+#include <stdint.h>
+
+#include "dlfp4/dlfp4.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define DLFP4_CUDA_NO_IMAGE (-2) /* this build has no CUDA kernels */
+#define DLFP4_CUDA_REFUSED 100
+#define DLFP4_CUDA_CAPTURE_IMPLICIT 906 /* CUDA_ERROR_STREAM_CAPTURE_IMPLICIT */
+
+int dlfp4_cuda_convert(int device, uintptr_t stream, const dlfp4_view *src, const dlfp4_view *dst,
+                       const dlfp4_convert_options *options);
+
+/* The decode scale of the whole tensor, of formats that have one. All pointers are to the device. */
+typedef struct {
+  const float *given; /* NULL: `number` is the scale, or, if that is 0, it is found in x */
+  float number;
+  float *places[2]; /* where the scale of each result is kept; the second may be NULL */
+} dlfp4_cuda_scale;
+
+int dlfp4_cuda_quantize(int device, uintptr_t stream, const dlfp4_matrix *x, int format, const dlfp4_recipe *recipe,
+                        const dlfp4_cuda_scale *scale, const dlfp4_blocks *along_rows,
+                        const dlfp4_blocks *along_columns);
+
+/* `decode` is on the device, or NULL. */
+int dlfp4_cuda_dequantize(int device, uintptr_t stream, const dlfp4_blocks *q, int format, const float *decode,
+                          const dlfp4_matrix *result);
+
+int dlfp4_cuda_convert_scales(int device, uintptr_t stream, const void *src, int src_layout, void *dst, int dst_layout,
+                              int64_t rows, int64_t columns, uint8_t fill);
+
+int dlfp4_cuda_shuffle_weight(int device, uintptr_t stream, const void *src, void *dst, int64_t rows, int64_t columns,
+                              int back);
+
+/* One side of sums of products: lines of any number of axes. */
+typedef struct {
+  dlfp4_lines lines;      /* but for step and decode */
+  const int64_t *strides; /* from line to line, an axis each */
+  const float *decode;    /* the tensor's scale, on the device, or NULL */
+} dlfp4_cuda_lines;
+
+/* result[i] = the sum of a(i, k) * b(i, k) over k < length, for the lines i of `shape` in row-major order: see
+ * dlfp4_vecdot. `workspace` is of dlfp4_cuda_vecdot_workspace numbers, on the device. */
+int64_t dlfp4_cuda_vecdot_workspace(int64_t lines, int64_t length);
+int dlfp4_cuda_vecdot(int device, uintptr_t stream, const dlfp4_cuda_lines *a, const dlfp4_cuda_lines *b, int ndim,
+                      const int64_t *shape, int64_t length, float *result, double *workspace);
+
+/* --- Products with prepared weights: see prepared.h ----------------------------------------------------------------
+ */
+
+/* The prepared form of `rows` rows of a format's elements: blocks of code_bytes and, after them, scale_bytes. All zero
+ * for formats that have none. */
+typedef struct {
+  int64_t blocks, code_bytes, scale_bytes;
+} dlfp4_cuda_prepared_size;
+dlfp4_cuda_prepared_size dlfp4_cuda_size_prepared(int format, int64_t rows, int64_t columns);
+
+/* What dlfp4_cuda_inspect writes to the device, over zeros. */
+typedef struct {
+  uint32_t refused;  /* something is there that the prepared form does not hold */
+  uint32_t largest;  /* scale byte, of power-of-two scales */
+  uint32_t smallest; /* 255 - the smallest of blocks that are not all zero */
+} dlfp4_cuda_report;
+int dlfp4_cuda_inspect(int device, uintptr_t stream, const dlfp4_blocks *w, int format, int64_t rows,
+                       dlfp4_cuda_report *report);
+
+/* Whether weights with such a report can be prepared, and multiplied exactly as float16 as well as bfloat16. */
+int dlfp4_cuda_can_prepare(int format, const dlfp4_cuda_report *report);
+int dlfp4_cuda_is_exact_in_half(int format, const dlfp4_cuda_report *report);
+
+/* To the prepared form, or `back`. */
+int dlfp4_cuda_prepare(int device, uintptr_t stream, const dlfp4_blocks *w, int format, int64_t rows, int largest,
+                       void *prepared, int back);
+
+/* y = alpha * x @ w.T, with the factors (on the device, or NULL). x has 16-byte aligned rows and depth % 8 == 0.
+ *
+ * With x_scales, x is FP4 of the weights' format, which "stream" alone takes: packed codes and linear scales with rows
+ * that are multiples of 16 bytes apart and aligned so (scales of MXFP4: of 8 bytes), and a depth that
+ * dlfp4_cuda_reads_codes knows. */
+typedef struct {
+  const void *weights;
+  int format;
+  int largest;
+  const void *x;
+  int64_t x_stride; /* in elements */
+  int x_is_half;    /* float16, not bfloat16 */
+  const void *x_scales;
+  int64_t x_scale_stride;
+  void *y;
+  int64_t y_stride;
+  int y_bytes, y_is_half;
+  int64_t rows, columns, depth;
+  int64_t stored_depth; /* what the weights were prepared with */
+  float alpha;
+  const float *factors[2];
+} dlfp4_cuda_product;
+
+/* The ways to compute it, by number; NULL past the last. */
+const char *dlfp4_cuda_tactic_name(int tactic);
+
+/* Those that the current image has for a device and that fit a problem, the best guess first, and how many. */
+int dlfp4_cuda_find_tactics(int device, int format, int64_t rows, int64_t columns, int64_t depth, int *tactics,
+                            int capacity, int *count);
+
+/* The elements of K that such a tactic takes at a time of an x in codes of this format, so that depth is a multiple of
+ * them; 0 where it takes none. */
+int64_t dlfp4_cuda_reads_codes(int format, int64_t depth, int tactic);
+
+int dlfp4_cuda_multiply(int device, uintptr_t stream, const dlfp4_cuda_product *product, int tactic);
+
+/* What this build's image was compiled for ("90a, PTX"), or "" where it has none. */
+const char *dlfp4_cuda_image(void);
+
+/* Loads kernels for a device that has none: the build's, or, from another image of the same sources, its own.
+ * DLFP4_CUDA_NO_IMAGE where the build has none, CUDA_ERROR_NO_BINARY_FOR_GPU and the like where it does not serve the
+ * device. */
+int dlfp4_cuda_load(int device, const void *image);
+
+/* Whether that has been done. Opens no driver. */
+int dlfp4_cuda_is_loaded(int device);
+
+/* The device's compute capability: 90 for 9.0. */
+int dlfp4_cuda_architecture(int device, int *architecture);
+
+/* The device's name, of at most `length` bytes with the zero that ends it. */
+int dlfp4_cuda_device_name(int device, char *name, int length);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* DLFP4_SRC_GPU_KERNELS_H_ */

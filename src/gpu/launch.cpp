@@ -1,0 +1,229 @@
+// Loads images once a device, finds their kernels, launches them.
+// Layout: a table by device of the library that serves it; a library has a kernel handle a row of kernels.def.
+// Trick: loading is allowed while a graph is captured, because the thread steps out of the capture for it.
+#include "launch.h"
+
+#include <atomic>
+#include <mutex>
+
+#include "context.h"
+#include "kernels.h"
+#include "params.h"
+
+namespace dlfp4 {
+namespace cuda {
+namespace {
+
+constexpr int kMultiprocessors = 16, kSharedMemoryOptIn = 97;
+constexpr int kPtxVersion = 5, kDynamicSharedBytes = 8;               // of a function's attributes
+constexpr int kClusterDimension = 4, kProgrammaticSerialization = 6;  // of a launch's
+constexpr int kSharedUnasked = 48 * 1024;
+constexpr int64_t kMostBlocksAcross = 65535;
+constexpr int64_t kBlocksOfMultiprocessor = 2048 / kThreads;
+
+constexpr const char *kNames[kNumKernels] = {
+#define DLFP4_CUDA_KERNEL(name, key, parameters, body) #name,
+#include "products/cuda/kernels.def"
+#undef DLFP4_CUDA_KERNEL
+};
+
+struct Library {
+  CUlibrary handle;
+  CUkernel kernels[kNumKernels];
+};
+
+// What serves a device; the rest is as it stays once there is a library.
+struct Service {
+  std::atomic<const Library *> library;
+  int ptx_version;  // that its kernels were compiled for
+  int multiprocessors, shared_memory;
+};
+
+std::mutex load_mutex;                     // of the libraries, until a device is served by them
+Library built_library;                     // of the build's image, for all devices that it serves
+Library libraries_of_device[kMaxDevices];  // of images that were given
+Service services[kMaxDevices];
+
+bool has_needed_symbols(const Driver &driver) {
+  return driver.cuLibraryLoadData && driver.cuLibraryUnload && driver.cuLibraryGetKernel &&
+         driver.cuKernelGetFunction && driver.cuLaunchKernelEx && driver.cuKernelGetAttribute &&
+         driver.cuKernelSetAttribute;
+}
+
+void unload(Library *library) {
+  opened_driver().cuLibraryUnload(library->handle);
+  library->handle = nullptr;
+}
+
+int load_image(const void *image, Library *library) {
+  const Driver &driver = opened_driver();
+  int status = driver.cuLibraryLoadData(&library->handle, image, nullptr, nullptr, 0, nullptr, nullptr, 0);
+  if (status != 0) {
+    library->handle = nullptr;
+    return status;
+  }
+  for (int i = 0; i < kNumKernels && status == 0; ++i)
+    status = driver.cuLibraryGetKernel(&library->kernels[i], library->handle, kNames[i]);
+  if (status != 0) unload(library);
+  return status;
+}
+
+int version_of(CUkernel kernel, CUdevice device) {
+  int version = 0;
+  return opened_driver().cuKernelGetAttribute(&version, kPtxVersion, kernel, device) == 0 ? version : 0;
+}
+
+int attribute_of(CUdevice device, int attribute, int unknown) {
+  int value = 0;
+  return opened_driver().cuDeviceGetAttribute(&value, attribute, device) == 0 ? value : unknown;
+}
+
+// The driver loads lazily: asking for a function finds out whether the library serves the current device.
+int serve(int device, const Library &library) {
+  CUfunction function = nullptr;
+  const int status = opened_driver().cuKernelGetFunction(&function, library.kernels[0]);
+  if (status != 0) return status;
+  services[device].ptx_version = version_of(library.kernels[0], device);
+  services[device].multiprocessors = attribute_of(device, kMultiprocessors, 1);
+  services[device].shared_memory = attribute_of(device, kSharedMemoryOptIn, kSharedUnasked);
+  services[device].library = &library;
+  return 0;
+}
+
+// The library stays when it does not serve this device: it may serve another, and loading it again changes nothing.
+int serve_built(int device) {
+  if (!built_image()) return DLFP4_CUDA_NO_IMAGE;
+  const int status = built_library.handle ? 0 : load_image(built_image(), &built_library);
+  return status != 0 ? status : serve(device, built_library);
+}
+
+int serve_given(int device, const void *image) {
+  Library *library = &libraries_of_device[device];
+  int status = load_image(image, library);
+  if (status != 0) return status;
+  status = serve(device, *library);
+  if (status != 0) unload(library);
+  return status;
+}
+
+int load_once(int device, const void *image) {
+  const std::lock_guard<std::mutex> lock(load_mutex);
+  if (services[device].library) return 0;
+  if (!has_needed_symbols(opened_driver())) return kNotSupported;
+  const OutOfCapture outside;
+  return image ? serve_given(device, image) : serve_built(device);
+}
+
+bool is_in_table(int device) { return device >= 0 && device < kMaxDevices; }
+
+// The device of the current context, and its kernels: null where none are loaded.
+struct Current {
+  CUdevice device;
+  const Library *library;
+};
+
+Current current_kernels() {
+  Current current = {0, nullptr};
+  if (opened_driver().cuCtxGetDevice(&current.device) == 0 && is_in_table(current.device))
+    current.library = services[current.device].library.load(std::memory_order_acquire);
+  return current;
+}
+
+// Once a kernel and device: more shared memory is to be asked for.
+int allow_shared_memory(int kernel, const Current &current) {
+  static std::atomic<uint64_t> allowed[kNumKernels];
+  const uint64_t bit = uint64_t{1} << current.device;
+  if (allowed[kernel] & bit) return 0;
+  const int status = opened_driver().cuKernelSetAttribute(kDynamicSharedBytes, services[current.device].shared_memory,
+                                                          current.library->kernels[kernel], current.device);
+  if (status == 0) allowed[kernel] |= bit;
+  return status;
+}
+
+LaunchAttribute cluster_of(int blocks) {
+  LaunchAttribute attribute = {};
+  attribute.id = kClusterDimension;
+  attribute.value.cluster = {static_cast<unsigned>(blocks), 1, 1};
+  return attribute;
+}
+
+// From sm_90 on kernels wait for the kernel before them themselves.
+bool overlaps(const Service &service) { return service.ptx_version >= 90; }
+
+LaunchAttribute overlapping() {
+  LaunchAttribute attribute = {};
+  attribute.id = kProgrammaticSerialization;
+  attribute.value.programmatic = 1;
+  return attribute;
+}
+
+}  // namespace
+
+int launch_shape(int kernel, const Shape &shape, void *params, uintptr_t stream) {
+  const Current current = current_kernels();
+  if (!current.library) return kNotInitialized;
+  if (shape.blocks[0] > kMostBlocks || shape.blocks[1] > kMostBlocksAcross) return kInvalidValue;
+  const int status = shape.shared_bytes > kSharedUnasked ? allow_shared_memory(kernel, current) : 0;
+  if (status != 0) return status;
+  LaunchAttribute attributes[2];
+  unsigned count = 0;
+  if (shape.cluster > 1) attributes[count++] = cluster_of(shape.cluster);
+  if (overlaps(services[current.device])) attributes[count++] = overlapping();
+  const LaunchConfig config = {{static_cast<unsigned>(shape.blocks[0]), static_cast<unsigned>(shape.blocks[1]), 1},
+                               {static_cast<unsigned>(shape.threads), 1, 1},
+                               static_cast<unsigned>(shape.shared_bytes),
+                               reinterpret_cast<CUstream>(stream),
+                               attributes,
+                               count};
+  return opened_driver().cuLaunchKernelEx(&config, current.library->kernels[kernel], &params, nullptr);
+}
+
+int launch(int kernel, int64_t blocks, void *params, uintptr_t stream) {
+  return launch_shape(kernel, {{blocks, 1}, kThreads, 0, 1}, params, stream);
+}
+
+int ptx_version() {
+  const Current current = current_kernels();
+  return current.library ? services[current.device].ptx_version : 0;
+}
+
+int set_word(void *place, uint32_t value, uintptr_t stream) {
+  return opened_driver().cuMemsetD32Async(reinterpret_cast<CUdeviceptr>(place), value, 1,
+                                          reinterpret_cast<CUstream>(stream));
+}
+
+int copy_word(void *dst, const void *src, uintptr_t stream) {
+  return opened_driver().cuMemcpyDtoDAsync(reinterpret_cast<CUdeviceptr>(dst), reinterpret_cast<CUdeviceptr>(src), 4,
+                                           reinterpret_cast<CUstream>(stream));
+}
+
+int set_bytes(void *place, uint8_t value, int64_t count, uintptr_t stream) {
+  if (count == 0) return 0;
+  return opened_driver().cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(place), value, static_cast<size_t>(count),
+                                         reinterpret_cast<CUstream>(stream));
+}
+
+int multiprocessors() {
+  const Current current = current_kernels();
+  return current.library ? services[current.device].multiprocessors : 1;
+}
+
+int most_shared_memory() {
+  const Current current = current_kernels();
+  return current.library ? services[current.device].shared_memory : kSharedUnasked;
+}
+
+int64_t blocks_for_device() { return multiprocessors() * kBlocksOfMultiprocessor; }
+
+}  // namespace cuda
+}  // namespace dlfp4
+
+using namespace dlfp4::cuda;
+
+int dlfp4_cuda_load(int device, const void *image) {
+  const CurrentContext context(device);
+  if (context.status() != 0) return context.status();
+  return is_in_table(device) ? load_once(device, image) : kInvalidDevice;
+}
+
+int dlfp4_cuda_is_loaded(int device) { return is_in_table(device) && services[device].library; }

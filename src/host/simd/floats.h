@@ -1,0 +1,54 @@
+// From float32 to 16 bits and back, as far as it is the same for every vector: rounding, and what NaNs become.
+// Layout: V is a vector of dwords in the sense of gcc and clang; 16 bits lie in the lower half of one.
+// Trick: the processors' conversions are exact or round well, but treat NaNs in ways of their own: put right here.
+#ifndef DLFP4_SRC_HOST_SIMD_FLOATS_H_
+#define DLFP4_SRC_HOST_SIMD_FLOATS_H_
+
+#include <stdint.h>
+
+#include "lanes.h"
+#include "rules/encode_rule.h"
+#include "rules/numerics.h"
+
+namespace dlfp4 {
+namespace {
+
+constexpr uint32_t kFloatFraction = 0x7FFFFF, kHalfFraction = 0x3FF;
+
+// To nearest even; of numbers and infinities.
+template <class V>
+V round_to_bfloat16(V floats) {
+  return (floats + 0x7FFF + (floats >> 16 & 1)) >> 16;
+}
+
+template <class V>
+V find_nans(V floats) {
+  return reinterpret_cast<V>((floats & ~kFloatSign) > kFloatInfinity);
+}
+
+// What a NaN becomes: the one with the quiet bit alone, or what fits of its payload.
+template <int Src, int Dst, class V>
+V words_of_nans(V floats) {
+  constexpr Format kTo = kFormats[Dst];
+  const V infinity = (floats >> 16 & 0x8000) | static_cast<uint32_t>(infinity_code(kTo));
+  if constexpr (nan_rule(kFormats[Src], kTo) == kCanonical) return infinity | 1u << (kTo.mantissa - 1);
+  const V payload = (floats & kFloatFraction) >> (23 - kTo.mantissa);
+  return infinity | larger<V>(payload, splat<V>(1u));
+}
+
+// To the words that the floats are rounded to.
+template <int Src, int Dst, class V>
+V put_nans(V words, V floats) {
+  return find_nans(floats) ? words_of_nans<Src, Dst>(floats) : words;
+}
+
+// Of floats that were float16s, whose words these are: processors set a NaN's quiet bit, here it keeps its own.
+template <class V>
+V restore_payloads(V floats, V words) {
+  return find_nans(floats) ? (floats & ~kFloatFraction) | (words & kHalfFraction) << 13 : floats;
+}
+
+}  // namespace
+}  // namespace dlfp4
+
+#endif  // DLFP4_SRC_HOST_SIMD_FLOATS_H_

@@ -1,0 +1,26 @@
+// The CUDA image: every row of kernels.def as a kernel of its name.
+// Layout: one struct of params.h a kernel.
+// Trick: none; nvcc makes a fatbin of this file, and NVRTC the same at run time where the fatbin does not fit.
+#include "blocks/cuda/blocks.cuh"
+#include "blocks/cuda/tiles.cuh"
+#include "codecs/cuda/convert.cuh"
+#include "dots.cuh"
+#include "few_rows.cuh"
+#include "many_rows.cuh"
+#include "prepare.cuh"
+
+using namespace dlfp4;
+using namespace dlfp4::cuda;
+
+// All kernels wait for the one before them themselves: launches overlap.
+#define DLFP4_CUDA_WAITING(name, parameters, body, ...)                                                  \
+  extern "C" __global__ void __launch_bounds__(__VA_ARGS__) name(const __grid_constant__ parameters p) { \
+    let_next_kernel_start();                                                                             \
+    wait_for_kernel_before();                                                                            \
+    body;                                                                                                \
+  }
+#define DLFP4_CUDA_KERNEL(name, key, parameters, body) DLFP4_CUDA_WAITING(name, parameters, body, kThreads)
+#define DLFP4_CUDA_LEAN(name, key, parameters, body) DLFP4_CUDA_WAITING(name, parameters, body, kThreads, 4)
+#define DLFP4_CUDA_PRODUCT(name, key, parameters, threads, body) \
+  extern "C" __global__ void __launch_bounds__(threads, 1) name(const __grid_constant__ parameters p) { body; }
+#include "kernels.def"

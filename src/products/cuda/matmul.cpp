@@ -1,0 +1,317 @@
+// Products with prepared weights: preparing them, the shape of a kernel's launch, launching it.
+// Layout: prepared.h's.
+// Trick: none; tactics.cpp says which kernel.
+#include <algorithm>
+#include <cmath>
+
+#include "few_rows.h"
+#include "gpu/context.h"
+#include "gpu/jobs.h"
+#include "gpu/keys.h"
+#include "many_rows.h"
+#include "rules/matrix.h"
+#include "tactics.h"
+
+namespace dlfp4 {
+namespace cuda {
+namespace {
+
+// --- Preparing ---------------------------------------------------------------------------------
+
+constexpr int kNoKind = -1;
+
+// Blocks whose prepared form there is. Of whole tensors the scale stays beside it: in the form, all are one.
+constexpr struct {
+  BlockKey blocks;
+  WeightKind kind;
+} kPreparable[] = {
+    {{DLFP4_float4_e2m1fn, DLFP4_float8_e4m3fn, DLFP4_TWO_LEVEL, 16}, kNvfp4},
+    {{DLFP4_float4_e2m1fn, DLFP4_float8_e8m0fnu, DLFP4_POWER, 32}, kMxfp4},
+    {{DLFP4_float8_e4m3fn, DLFP4_float8_e8m0fnu, DLFP4_POWER, 32}, kMxfp8},
+    {{DLFP4_float8_e4m3fn, DLFP4_float32, DLFP4_LARGEST, 0}, kMxfp8},
+};
+
+// Of formats whose lines have their own scales; kNoKind of others.
+int weight_kind(int format) {
+  const dlfp4_format_row &row = dlfp4_formats[format];
+  for (const auto &each : kPreparable)
+    if (row.lines <= 1 && each.blocks == key_of_row(row)) return each.kind;
+  return kNoKind;
+}
+
+bool has_one_scale(int format) { return dlfp4_formats[format].length == 0; }
+
+int64_t blocks_in_row(int kind, int64_t columns) {
+  const int slice = slice_blocks(weight_layout(kind).bits);
+  return divide_up(columns, kBlockK * slice) * slice;
+}
+
+int64_t count_blocks(int kind, int64_t rows, int64_t columns) {
+  return divide_up(rows, kBlockRows) * blocks_in_row(kind, columns);
+}
+
+PrepareParams prepare_params(const dlfp4_blocks &w, int format, int64_t rows) {
+  PrepareParams p = {};
+  p.layout = weight_layout(weight_kind(format));
+  p.codes = static_cast<uint8_t *>(w.data);
+  p.code_stride = p.layout.bits == 4 ? w.strides[0] / 2 : w.strides[0];
+  p.code_step = w.strides[1];
+  if (!has_one_scale(format)) {
+    p.scales = static_cast<uint8_t *>(w.scales);
+    p.scale_stride = w.scale_strides[0];
+    p.scale_step = w.scale_strides[1];
+  }
+  p.rows = rows;
+  p.columns = w.length;
+  p.blocks_in_row = blocks_in_row(weight_kind(format), w.length);
+  return p;
+}
+
+// --- Shapes ------------------------------------------------------------------------------------
+
+// Elsewhere the kernels of all tactics but "stream" are empty.
+bool has_hopper_kernels() { return ptx_version() == 90; }
+
+// Warps go round the four schedulers of a multiprocessor, of which the busiest decides: how many slices its warps have.
+int slices_of_scheduler(int slices, int warps) {
+  constexpr int kSchedulers = 4;
+  return static_cast<int>(divide_up(warps, kSchedulers) * (slices / warps) + divide_up(slices % warps, kSchedulers));
+}
+
+// A block of threads a multiprocessor, and no two on one: those of the next launch come before these have ended.
+StreamParams stream_params(const ProductParams &product, int kind, int eights, Shape *shape) {
+  StreamParams p = {};
+  p.product = product;
+  const int memory = most_shared_memory() - kFactorBytes;
+  const int slices = static_cast<int>(divide_up(product.blocks, slice_blocks(weight_layout(kind).bits)));
+  const auto memory_of = [&](int warps, int tiles) { return warp_memory(kind, eights, tiles, warps >= slices); };
+  // As many warps as share K best, but where twelve fit none fewer, which would wait for memory; 0 for too many tiles.
+  const int most = std::min({slices, kMostWarps, memory / warp_memory(kind, eights, 1, false).bytes});
+  const int least = std::min(most, 12);
+  const auto warps_for = [&](int tiles) {
+    int best = 0;
+    for (int warps = most; warps >= least; --warps)
+      if (warps * memory_of(warps, tiles).bytes <= memory &&
+          (best == 0 || slices_of_scheduler(slices, warps) < slices_of_scheduler(slices, best)))
+        best = warps;
+    return best;
+  };
+  const int64_t tiles = divide_up(product.columns, kTile), groups = divide_up(product.rows, 8 * eights);
+  const int64_t most_tiles = std::min<int64_t>(tiles, memory / (least * sums_bytes_of_tile(eights)));
+  p.tiles = static_cast<int>(std::min(most_tiles, divide_up(tiles * groups, multiprocessors())));
+  while (p.tiles > 1 && warps_for(p.tiles) == 0) --p.tiles;
+  const int warps = warps_for(p.tiles);
+  p.slices_of_warp = static_cast<int>(divide_up(slices, warps));
+  p.full_warps = slices - (p.slices_of_warp - 1) * warps;
+  p.memory = memory_of(warps, p.tiles);
+  const int shared_bytes = std::max(warps * p.memory.bytes + kFactorBytes, memory / 2 + 1);
+  *shape = {{divide_up(tiles, p.tiles), groups}, warps * kWarpSize, shared_bytes, 1};
+  return p;
+}
+
+// The driver's description of a matrix of 16-bit floats, its rows `stride` bytes apart, for boxes of `box_rows` by 64.
+int describe(const uint8_t *data, bool is_half, int rows, int columns, int64_t stride, int box_rows, TensorMap *map) {
+  constexpr int kFloat16Type = 6, kBfloat16Type = 9, kSwizzle128 = 3, kPromote256 = 3;
+  const uint64_t extents[2] = {static_cast<uint64_t>(columns), static_cast<uint64_t>(rows)};
+  const uint64_t strides[1] = {static_cast<uint64_t>(stride)};
+  const uint32_t box[2] = {kBoxColumns, static_cast<uint32_t>(box_rows)}, steps[2] = {1, 1};
+  if (!opened_driver().cuTensorMapEncodeTiled) return kNotSupported;
+  return opened_driver().cuTensorMapEncodeTiled(map, is_half ? kFloat16Type : kBfloat16Type, 2,
+                                                const_cast<uint8_t *>(data), extents, strides, box, steps, 0,
+                                                kSwizzle128, kPromote256, 0);
+}
+
+int describe_matrices(const Tactic &tactic, bool is_half, ManyRowsParams *p) {
+  const ProductParams &q = p->product;
+  const bool walks = tactic.family == kWalking;
+  const int box_rows = walks ? kWalkRows / 2 : tactic.rows;
+  // Bulk copies write whole 16 bytes, at the end of a row too.
+  p->maps_y = walks && q.y_bytes == 2 && q.columns % 8 == 0 && q.y_stride >= q.columns && q.y_stride % 8 == 0 &&
+              reinterpret_cast<uintptr_t>(q.y) % 16 == 0 &&
+              describe(q.y, q.y_is_half, q.rows, q.columns, q.y_stride * 2, box_rows, &p->y) == 0;
+  return describe(q.x, is_half, q.rows, q.depth, q.x_stride, box_rows, &p->x);
+}
+
+Shape many_rows_shape(const Tactic &tactic, const Problem &problem, ManyRowsParams *p) {
+  const int staging = tactic.family == kWalking ? kStaging : 0;
+  const int blocks = static_cast<int>(divide_up(problem.depth, kBlockK));
+  p->halves = tactic.halves;
+  p->stages = ring_stages(problem.kind, tactic.rows, tactic.halves, blocks, staging);
+  const int ring = p->stages * stage_bytes(problem.kind, tactic.rows, tactic.halves) + staging;
+  if (tactic.family == kWalking) {
+    const WalkPlan plan = plan_walk(problem, multiprocessors());
+    p->order = plan.order;
+    return {{plan.blocks, 1}, kManyRowsThreads, ring, kWalkRanks};
+  }
+  const int64_t across = divide_up(problem.columns, kColumnsOfHalf * tactic.halves);
+  return {{across * tactic.ranks, divide_up(problem.rows, tactic.rows)},
+          kManyRowsThreads,
+          std::max(ring, sums_bytes(tactic.rows, tactic.halves)),
+          tactic.ranks};
+}
+
+// --- Products ----------------------------------------------------------------------------------
+
+// What one is in prepared weights: the exponent that decode_block leaves, and that of the largest scale.
+float unit_of(int kind, bool is_half, int format, int largest) {
+  if (!weight_layout(kind).is_power) return 0x1p8f;
+  const int top = has_one_scale(format) ? 127 : largest;
+  const int offset = weight_layout(kind).bits == 4 ? (is_half ? 128 : 124) : (is_half ? 134 : 130);
+  return static_cast<float>(std::ldexp(1.0, top - offset));
+}
+
+ProductParams product_params(const dlfp4_cuda_product &product) {
+  const int kind = weight_kind(product.format);
+  ProductParams p = {};
+  p.weights = static_cast<const uint8_t *>(product.weights);
+  p.x = static_cast<const uint8_t *>(product.x);
+  p.x_stride = product.x_scales ? product.x_stride / 2 : product.x_stride * 2;
+  p.x_scales = static_cast<const uint8_t *>(product.x_scales);
+  p.x_scale_stride = product.x_scale_stride;
+  p.y = static_cast<uint8_t *>(product.y);
+  p.y_stride = product.y_stride;
+  p.y_bytes = product.y_bytes;
+  p.y_is_half = product.y_is_half != 0;
+  p.rows = static_cast<int>(product.rows);
+  p.columns = static_cast<int>(product.columns);
+  p.depth = static_cast<int>(product.depth);
+  p.blocks = static_cast<int>(divide_up(product.depth, kBlockK));
+  p.blocks_in_row = static_cast<int>(blocks_in_row(kind, product.stored_depth));
+  p.unit = unit_of(kind, product.x_is_half != 0, product.format, product.largest);
+  if (product.x_scales) p.unit *= coded_unit(kind);
+  p.alpha = product.alpha;
+  p.factors[0] = product.factors[0];
+  p.factors[1] = product.factors[1];
+  p.shifts = Shifts();
+  return p;
+}
+
+// Kernels count rows, columns and K in 32 bits, each rounded up to tiles, and blocks of weights and tiles of y too.
+bool can_count(int64_t rows, int64_t columns, int64_t depth) {
+  constexpr int64_t kMost = INT32_MAX - kWalkRows;
+  return rows <= kMost && columns <= kMost && depth <= kMost &&
+         divide_up(columns, kBlockRows) * std::max(divide_up(depth, kBlockK), divide_up(rows, kWalkRows)) <= kMost;
+}
+
+constexpr Operation kSizes[] = {kMultiply8,   kMultiply16,  kMultiply32,     kMultiply64,
+                                kMultiply128, kMultiply256, kMultiplyWalking};
+constexpr int kNumSizes = sizeof(kSizes) / sizeof(*kSizes);
+
+// Of x of a type, by size and kind of weights. A quantized x is of the weights' elements.
+template <int X>
+constexpr KernelTable<kNumSizes, kNumWeightKinds> kProductKernels([](int size, int kind) {
+  return find_kernel(KernelKey(kSizes[size], X, kind));
+});
+
+KernelNumber product_kernel(const dlfp4_cuda_product &product, int kind, int size) {
+  if (product.x_scales) return kProductKernels<DLFP4_float4_e2m1fn>[size][kind];
+  return product.x_is_half ? kProductKernels<DLFP4_float16>[size][kind] : kProductKernels<DLFP4_bfloat16>[size][kind];
+}
+
+// The place among kSizes.
+int size_of(const Tactic &tactic, int64_t rows) {
+  if (tactic.family == kStream) return rows > 8;
+  if (tactic.family == kWalking) return 6;
+  return tactic.rows == 32 ? 2 : tactic.rows == 64 ? 3 : tactic.rows == 128 ? 4 : 5;
+}
+
+int multiply(const dlfp4_cuda_product &product, const Tactic &tactic, uintptr_t stream) {
+  const int kind = weight_kind(product.format);
+  const KernelNumber kernel = product_kernel(product, kind, size_of(tactic, product.rows));
+  Shape shape;
+  if (tactic.family == kStream) {
+    StreamParams p = stream_params(product_params(product), kind, product.rows > 8 ? 2 : 1, &shape);
+    return launch_shape(kernel, shape, &p, stream);
+  }
+  ManyRowsParams p = {};
+  p.product = product_params(product);
+  shape = many_rows_shape(tactic, {kind, product.rows, product.columns, product.depth}, &p);
+  const int status = describe_matrices(tactic, product.x_is_half != 0, &p);
+  return status != 0 ? status : launch_shape(kernel, shape, &p, stream);
+}
+
+}  // namespace
+}  // namespace cuda
+}  // namespace dlfp4
+
+using namespace dlfp4;
+using namespace dlfp4::cuda;
+
+extern "C" {
+
+dlfp4_cuda_prepared_size dlfp4_cuda_size_prepared(int format, int64_t rows, int64_t columns) {
+  const int kind = weight_kind(format);
+  if (kind == kNoKind) return {0, 0, 0};
+  const WeightLayout layout = weight_layout(kind);
+  return {count_blocks(kind, rows, columns), layout.code_bytes(), layout.scale_bytes()};
+}
+
+int dlfp4_cuda_inspect(int device, uintptr_t stream, const dlfp4_blocks *w, int format, int64_t rows,
+                       dlfp4_cuda_report *report) {
+  const CurrentContext context(device);
+  if (context.status() != 0) return context.status();
+  PrepareParams p = prepare_params(*w, format, rows);
+  p.threads = rows * divide_up(w->length, p.layout.group);
+  p.report = &report->refused;
+  const int status = set_bytes(report, 0, sizeof(*report), stream);
+  return status != 0 ? status : run(kKernel_inspect_weights, p.threads, p, stream);
+}
+
+int dlfp4_cuda_can_prepare(int format, const dlfp4_cuda_report *report) {
+  if (report->refused) return 0;
+  if (!weight_layout(weight_kind(format)).is_power) return 1;
+  const int smallest = static_cast<int>(255 - report->smallest), largest = static_cast<int>(report->largest);
+  return largest <= kTopScale && largest - smallest <= kSpanBfloat16;
+}
+
+int dlfp4_cuda_is_exact_in_half(int format, const dlfp4_cuda_report *report) {
+  if (!weight_layout(weight_kind(format)).is_power) return 1;
+  return static_cast<int>(report->largest) - static_cast<int>(255 - report->smallest) <= kSpanFloat16;
+}
+
+int dlfp4_cuda_prepare(int device, uintptr_t stream, const dlfp4_blocks *w, int format, int64_t rows, int largest,
+                       void *prepared, int back) {
+  const CurrentContext context(device);
+  if (context.status() != 0) return context.status();
+  PrepareParams p = prepare_params(*w, format, rows);
+  p.largest = largest;
+  p.prepared = static_cast<uint8_t *>(prepared);
+  p.threads = count_blocks(weight_kind(format), rows, w->length) * kTilesInBlock * kWarpSize;
+  return run(back ? kKernel_restore_weights : kKernel_prepare_weights, p.threads, p, stream);
+}
+
+const char *dlfp4_cuda_tactic_name(int tactic) {
+  return tactic >= 0 && tactic < kNumTactics ? kTactics[tactic].name : nullptr;
+}
+
+int dlfp4_cuda_find_tactics(int device, int format, int64_t rows, int64_t columns, int64_t depth, int *tactics,
+                            int capacity, int *count) {
+  const CurrentContext context(device);
+  if (context.status() != 0) return context.status();
+  const Problem problem = {weight_kind(format), rows, columns, depth};
+  if (problem.kind == kNoKind) return refuse(DLFP4_E_OPTION);
+  if (!can_count(rows, columns, depth)) return refuse(DLFP4_E_SHAPE);
+  *count = find_tactics(problem, multiprocessors(), has_hopper_kernels(), tactics, capacity);
+  return 0;
+}
+
+int64_t dlfp4_cuda_reads_codes(int format, int64_t depth, int tactic) {
+  constexpr int64_t kSlice = slice_blocks(4) * kBlockK;
+  const int kind = weight_kind(format);
+  const bool has_kernel = kind != kNoKind && kProductKernels<DLFP4_float4_e2m1fn>[0][kind] != kNoKernel;
+  return kTactics[tactic].family == kStream && has_kernel && depth % kSlice == 0 ? kSlice : 0;
+}
+
+int dlfp4_cuda_multiply(int device, uintptr_t stream, const dlfp4_cuda_product *product, int tactic) {
+  const CurrentContext context(device);
+  if (context.status() != 0) return context.status();
+  if (tactic < 0 || tactic >= kNumTactics || weight_kind(product->format) == kNoKind) return refuse(DLFP4_E_OPTION);
+  if (kTactics[tactic].family != kStream && !has_hopper_kernels()) return kNoBinary;
+  if (product->x_scales && dlfp4_cuda_reads_codes(product->format, product->depth, tactic) == 0)
+    return refuse(DLFP4_E_OPTION);
+  if (product->depth == 0 || !can_count(product->rows, product->columns, product->stored_depth))
+    return refuse(DLFP4_E_SHAPE);
+  if (product->rows * product->columns == 0) return 0;
+  return multiply(*product, kTactics[tactic], stream);
+}
+}

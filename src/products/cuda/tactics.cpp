@@ -1,0 +1,116 @@
+// Which kernel multiplies: a table of tactics, and about how long each takes.
+// Layout: none.
+// Trick: none; the times are those of an H200 (docs/matmul.md), and only their order matters.
+#include "tactics.h"
+
+#include <algorithm>
+
+#include "rules/matrix.h"
+
+namespace dlfp4 {
+namespace cuda {
+
+#define DLFP4_SHARED_TACTICS(rows)                                                                                     \
+  {#rows "x128", kShared, rows, 2, 1}, {#rows "x128/2", kShared, rows, 2, 2}, {#rows "x128/3", kShared, rows, 2, 3},   \
+      {#rows "x128/4", kShared, rows, 2, 4}, {#rows "x64", kShared, rows, 1, 1}, {#rows "x64/2", kShared, rows, 1, 2}, \
+      {#rows "x64/4", kShared, rows, 1, 4}
+
+// The first one serves all GPUs, the others those of sm_90a.
+const Tactic kTactics[kNumTactics] = {
+    {"stream", kStream, 16, 0, 1}, DLFP4_SHARED_TACTICS(32),  DLFP4_SHARED_TACTICS(64),
+    DLFP4_SHARED_TACTICS(128),     DLFP4_SHARED_TACTICS(256), {"walk", kWalking, kWalkRows, 2, 1},
+};
+#undef DLFP4_SHARED_TACTICS
+
+namespace {
+
+bool fits(const Tactic &tactic, const Problem &problem) {
+  if (tactic.family != kShared) return true;
+  const int64_t ways = int64_t{tactic.ranks} * (kConsumers / tactic.halves);
+  return ways <= divide_up(problem.depth, kBlockK) && divide_up(problem.rows, tactic.rows) <= UINT16_MAX;
+}
+
+// --- Microseconds ------------------------------------------------------------------------------
+
+constexpr double kStart = 2.5;       // launch, first loads, last stores
+constexpr double kReadRate = 4.4e6;  // bytes of weights that arrive in a microsecond
+constexpr double kSharing = 2.5;     // of the walk: two blocks of threads exchange sums
+constexpr double kHalfTile = 1.1;    // of the walk: times what a tile of as many rows takes elsewhere
+
+// A block of K: copies, decoding and products for a tile.
+double time_of_step(int rows, int halves) { return 0.18 + 0.00085 * rows * halves; }
+
+// Sums through shared memory, of several blocks of threads or warpgroups into one, to y.
+double time_of_sums(int rows, int halves, bool are_shared) { return (are_shared ? 0.6 : 0) + 0.0084 * rows * halves; }
+
+// Blocks of threads that run at once: a cluster stays within a group of multiprocessors, and those of three and four
+// leave some of a group out, 6 and 12 of an H200's 132.
+int64_t running_at_once(int ranks, int processors) {
+  const int left_out = ranks == 3 ? processors / 22 : ranks == 4 ? processors / 11 : 0;
+  return std::max((processors - left_out) / ranks, 1) * ranks;
+}
+
+// Weights arrive, or are decoded and multiplied, whichever takes longer: 4 bits wait for the latter.
+double time_of_stream(const Problem &problem) {
+  const double weights = static_cast<double>(problem.columns) * static_cast<double>(problem.depth);
+  const double arrival = weight_layout(problem.kind).bytes() / double{kBlockRows * kBlockK} / kReadRate;
+  const double work = problem.rows <= 8 ? 0.14e-6 : 0.175e-6;
+  return kStart + static_cast<double>(divide_up(problem.rows, kTile)) * weights * std::max(arrival, work);
+}
+
+double time_of_shared(const Tactic &tactic, const Problem &problem, int processors) {
+  const int64_t blocks =
+      divide_up(problem.columns, kColumnsOfHalf * tactic.halves) * divide_up(problem.rows, tactic.rows) * tactic.ranks;
+  const int64_t steps = divide_up(divide_up(problem.depth, kBlockK), tactic.ranks);
+  const double sums = time_of_sums(tactic.rows, tactic.halves, tactic.ranks * (kConsumers / tactic.halves) > 1);
+  const auto waves = static_cast<double>(divide_up(blocks, running_at_once(tactic.ranks, processors)));
+  return kStart + waves * (static_cast<double>(steps) * time_of_step(tactic.rows, tactic.halves) + sums);
+}
+
+double time_of(const Tactic &tactic, const Problem &problem, int processors) {
+  if (tactic.family == kStream) return time_of_stream(problem);
+  return tactic.family == kShared ? time_of_shared(tactic, problem, processors) : plan_walk(problem, processors).time;
+}
+
+}  // namespace
+
+// Alone are multiplied all tiles, or as many as each block of threads does equally often, whichever ends sooner.
+WalkPlan plan_walk(const Problem &problem, int processors) {
+  const int rows = static_cast<int>(problem.rows), most = std::max(processors / kWalkRanks, 1) * kWalkRanks;
+  WalkOrder order = {static_cast<int>(divide_up(problem.columns, kBlockRows)), walk_x_tiles(rows), 0, false};
+  order.has_rest = rows > order.x_tiles * kWalkRows;
+  const int64_t steps = divide_up(problem.depth, kBlockK);
+  const auto time_of_rounds = [&](int64_t tiles, int64_t steps, int rows) {
+    return static_cast<double>(divide_up(tiles, most) * steps) * time_of_step(rows, 2);
+  };
+  const auto plan = [&](int alone) {
+    order.alone = alone;
+    const int shared = order.tiles() - alone, busy = std::max({alone, order.rests(), shared * kWalkRanks});
+    const double last = shared > 0 ? time_of_rounds(1, divide_up(steps, kWalkRanks), kWalkRows) + kSharing : 0;
+    return WalkPlan{std::min(static_cast<int>(divide_up(busy, kWalkRanks)) * kWalkRanks, most), order,
+                    kStart + time_of_rounds(alone, steps, kWalkRows) +
+                        kHalfTile * time_of_rounds(order.rests(), steps, kWalkRows / 2) + last};
+  };
+  const int even = order.tiles() / most * most;
+  const WalkPlan all = plan(order.tiles());
+  if (steps < kWalkRanks || (order.tiles() - even) * kWalkRanks > most) return all;
+  const WalkPlan shared = plan(even);
+  return shared.time < all.time ? shared : all;
+}
+
+int find_tactics(const Problem &problem, int processors, bool has_hopper_kernels, int *numbers, int capacity) {
+  constexpr double kTooSlow = 1.5;  // times the best guess
+  double times[kNumTactics];
+  int count = 0;
+  for (int i = 0; i < (has_hopper_kernels ? kNumTactics : 1); ++i) {
+    if (!fits(kTactics[i], problem) || count == capacity) continue;
+    times[i] = time_of(kTactics[i], problem, processors);
+    numbers[count++] = i;
+  }
+  std::stable_sort(numbers, numbers + count, [&](int a, int b) { return times[a] < times[b]; });
+  while (count > 1 && times[numbers[count - 1]] > kTooSlow * times[numbers[0]]) --count;
+  return count;
+}
+
+}  // namespace cuda
+}  // namespace dlfp4

@@ -1,0 +1,41 @@
+// The ways to multiply by prepared weights.
+#ifndef DLFP4_SRC_PRODUCTS_CUDA_TACTICS_H_
+#define DLFP4_SRC_PRODUCTS_CUDA_TACTICS_H_
+
+#include "many_rows.h"
+
+namespace dlfp4 {
+namespace cuda {
+
+enum KernelFamily { kStream, kShared, kWalking };
+
+// Tiles of `rows` of x by 64 * `halves` columns of y, with K shared out to `ranks` blocks of threads.
+struct Tactic {
+  const char *name;
+  KernelFamily family;
+  int rows, halves, ranks;
+};
+
+constexpr int kNumTactics = 30;
+extern const Tactic kTactics[kNumTactics];
+
+struct Problem {
+  int kind;
+  int64_t rows, columns, depth;
+};
+
+// The numbers of those that fit a problem and may be the fastest, the best guess first; how many.
+int find_tactics(const Problem &problem, int processors, bool has_hopper_kernels, int *numbers, int capacity);
+
+// The blocks of threads that walk, in which order, and the microseconds of all that.
+struct WalkPlan {
+  int blocks;
+  WalkOrder order;
+  double time;
+};
+WalkPlan plan_walk(const Problem &problem, int processors);
+
+}  // namespace cuda
+}  // namespace dlfp4
+
+#endif  // DLFP4_SRC_PRODUCTS_CUDA_TACTICS_H_

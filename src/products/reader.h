@@ -1,0 +1,67 @@
+// Reads what is multiplied: runs of a line's codes, scales and values, however they lie.
+// Layout: in memory as dlfp4_lines says; out in order, codes packed or one a byte, values as float32 or bfloat16.
+// Trick: what lies in order already is not copied.
+#ifndef DLFP4_SRC_PRODUCTS_READER_H_
+#define DLFP4_SRC_PRODUCTS_READER_H_
+
+#include <stdint.h>
+
+#include "codecs/plan.h"
+#include "rules/matrix.h"
+
+namespace dlfp4 {
+
+// One side of a product.
+struct Reader {
+  const dlfp4_lines *lines;
+  const BlockKernels *blocks;
+  const BlockKernels *scalar;
+  FormatInfo format;  // of block-scaled operands
+  Scales scales;
+  int row;        // of dtypes.def: of the elements
+  bool scaled;    // block-scaled; a scale of the whole tensor alone counts as part of `factor`
+  bool packed;    // elements share bytes
+  double factor;  // what all values are to be multiplied with: the scales of the whole tensor
+  int level;
+};
+
+// DLFP4_OK, or what is wrong with the description. Of what is not block-scaled, format and scales stay as they are: to
+// clear them would take longer than a short sum.
+dlfp4_status make_reader(const dlfp4_lines &lines, int level, Reader *reader);
+
+// Whether elements are multiplied as floats; integers of two plain operands are not.
+bool is_value(const Reader &reader);
+
+// Where elements of a line lie in order and start on a byte, packed or not; null where they do not.
+const uint8_t *find_codes(const Reader &reader, int64_t line, int64_t first);
+
+// Elements one a byte and more, in `buffer` where they do not lie so.
+const uint8_t *read_codes(const Reader &reader, int64_t line, int64_t first, int64_t count, uint8_t *buffer);
+
+// Asks for the codes of [first, first + count), where they lie in order.
+void prefetch_codes(const Reader &reader, int64_t line, int64_t first, int64_t count);
+
+// Asks for the stored scales of a line's blocks up to `count`, where they lie in order.
+void prefetch_scales(const Reader &reader, int64_t line, int64_t count);
+
+// The stored scales of the blocks that hold [first, first + count), from where they lie or in `buffer`; first is a
+// multiple of the block.
+const uint8_t *read_stored_scales(const Reader &reader, int64_t line, int64_t first, int64_t count, uint8_t *buffer);
+
+// The same as float32, without the scale of the whole tensor. Returns whether one is not finite.
+bool read_scales(const Reader &reader, int64_t line, int64_t first, int64_t count, float *scales);
+
+// Elements times scales, as float32 or as bfloat16 (which must hold them); without `factor`. At most kMostRead.
+constexpr int64_t kMostRead = 2048;
+void read_values(const Reader &reader, int64_t line, int64_t first, int64_t count, Source type, uint8_t *values);
+
+// The same of elements alone, without the scales of their blocks.
+void read_elements(const Reader &reader, int64_t line, int64_t first, int64_t count, Source type, uint8_t *values);
+
+// Elements times scales of any number, from a block's first on, completed with zeros to `depth`; float32 or bfloat16.
+void read_line(const Reader &reader, int64_t line, int64_t first, int64_t count, int64_t depth, Source type,
+               uint8_t *values);
+
+}  // namespace dlfp4
+
+#endif  // DLFP4_SRC_PRODUCTS_READER_H_

@@ -1,0 +1,45 @@
+// The rows of a matrix product's first side, prepared once in a workspace.
+// Layout: rows with a pitch, in the order that the form's kernels read; those of a row's parts next to each other.
+// Trick: a row has an odd number of cache lines, so that the same position of several does not fall into one set.
+#ifndef DLFP4_SRC_PRODUCTS_ROWS_H_
+#define DLFP4_SRC_PRODUCTS_ROWS_H_
+
+#include <stdint.h>
+
+#include "sides.h"
+
+namespace dlfp4 {
+
+struct Rows {
+  uint8_t *values;
+  int32_t *corrections;
+  float *scales;
+  int64_t pitch, block_pitch;  // in elements
+  int64_t first_line;          // of a, the first row
+};
+
+// Bytes of `rows` rows, each a multiple of 64.
+int64_t bytes_of_rows(const Sides &sides, int64_t rows);
+Rows place_rows(const Sides &sides, int64_t rows, uint8_t *workspace);
+
+void prepare_row(const Sides &sides, const Rows &rows, int64_t i);
+
+// A part of the result: so many of the workspace's rows, a row's parts counted, by at most kColumns lines of b. What
+// they make is added to totals[i][c], in rows of kColumns.
+struct Tile {
+  const Sides &sides;
+  const Rows &rows;
+  int64_t row, count;
+  int64_t column, columns;
+  double *totals;
+};
+
+// What the kernels for integers take, of rows from one position on, a multiple of the block.
+IntegerRows integers_of(const Sides &sides, const Rows &rows, int64_t row, int64_t first);
+
+// The same of the kernels for bfloat16 with scales.
+BfloatRows bfloats_of(const Sides &sides, const Rows &rows, int64_t row, int64_t first);
+
+}  // namespace dlfp4
+
+#endif  // DLFP4_SRC_PRODUCTS_ROWS_H_

@@ -1,0 +1,129 @@
+// The two sides of a matrix product, and the form in which they are multiplied.
+// Layout: see sides.h.
+// Trick: see sides.h.
+#include "sides.h"
+
+#include "rules/numerics.h"
+#include "rules/sums.h"
+
+namespace dlfp4 {
+namespace {
+
+// The most rows that are multiplied by lines: as both sides lie; of bfloat16; of its parts, or by FP4; of float32. Of
+// integers each level has its own.
+constexpr int64_t kMostBlockRows = 2, kMostElementRows = 12, kMostSpreadRows = 8;
+constexpr int64_t kMostFloatRows = 8;
+constexpr int64_t kMostRowsInParts = 32;  // of float32, by panels
+constexpr int64_t kLeastColumns = 64;     // for which it pays to make integers of a row of FP4
+
+int significant_bits(int row) { return 1 + kFormats[row].mantissa; }
+
+// Whether a bfloat16 holds elements times scales, but for the factor: a product has the bits of both, but that a power
+// of two adds none.
+bool fits_bfloat16(const Reader &reader) {
+  constexpr int kMost = 1 + kFormats[DLFP4_bfloat16].mantissa;
+  if (!reader.scaled) return reader.row == DLFP4_bfloat16 || kFormats[reader.row].bits <= 8;
+  const int of_scale = significant_bits(reader.format.row->scale);
+  return significant_bits(reader.row) + (of_scale > 1 ? of_scale : 0) <= kMost;
+}
+
+bool is_whole(const Sides &sides) { return sides.length % sides.b.format.block == 0; }
+
+// How many bfloat16 make up one of a's elements: float16 has 11 bits, float32, as which all others are read, 24.
+int64_t parts_of(const Reader &reader) {
+  if (fits_bfloat16(reader)) return 1;
+  return reader.row == DLFP4_float16 ? 2 : 3;
+}
+
+// Whether blocks are summed before they are multiplied with b's float32 scales, and a's where it has such of as many.
+bool can_scale_sums(const Sides &sides, int64_t parts) {
+  const TileKernels &tiles = sides.kernels->tiles;
+  const bool scales_a = has_float_scales(sides.a) && sides.a.format.block == sides.b.format.block;
+  return tiles.multiply_scaled_bfloats && tiles.pack_elements[sides.b.row] && has_float_scales(sides.b) &&
+         (parts == 1 || scales_a);
+}
+
+// Whether a kernel takes b's lines as they lie: their scales need not fit a bfloat16, for they are not multiplied with.
+bool has_line_elements(const Sides &sides) {
+  const bool is_long = !sides.b.scaled || sides.b.format.block >= kLeastElementBlock;
+  return is_long && sides.kernels->lines.multiply_elements[sides.b.row] && lies_in_bytes(sides.b);
+}
+
+// Parts cost less than float32 where b is FP4, which is then not decoded to it.
+Form choose_fp4(const Sides &sides, int64_t rows, int64_t parts) {
+  if (!sides.kernels->tiles.multiply_bfloats || (parts > 2 && rows > kMostRowsInParts))
+    return rows <= kMostFloatRows ? kFloatLines : kFloatPanels;
+  const bool by_lines = rows * parts <= kMostSpreadRows && sides.kernels->lines.multiply_spread[sides.b.format.key];
+  return by_lines ? kSpreadLines : kBfloatPanels;
+}
+
+Form choose_values(const Sides &sides, int64_t rows, int64_t parts) {
+  const int64_t most = parts == 1 ? kMostElementRows : kMostSpreadRows;
+  const bool is_exact =
+      parts == 1 || kFormats[sides.b.row].specials != DLFP4_IEEE;  // a part of 0 makes NaN of infinity
+  if (rows * parts <= most && is_exact && has_line_elements(sides)) return kElementLines;
+  if (sides.kernels->tiles.multiply_bfloats && parts == 1 && fits_bfloat16(sides.b)) return kBfloatPanels;
+  if (can_scale_sums(sides, parts)) return kScaledPanels;
+  return rows <= kMostFloatRows ? kFloatLines : kFloatPanels;
+}
+
+int64_t block_of(const Sides &sides) {
+  if (!is_scaled_fp4(sides.b)) return sides.b.format.block;
+  const int64_t of_b = least(kMostFp4Block, sides.b.format.block);
+  return is_scaled_fp4(sides.a) ? least(of_b, sides.a.format.block) : of_b;
+}
+
+// Both sides as integers; a's blocks are b's or longer where lines serve. Blocks are multiplied as they lie where
+// levels have no such lines, or rows meet few columns.
+Form choose_integers(const Sides &sides, int64_t rows, bool as_they_lie) {
+  const bool by_blocks = as_they_lie && rows <= kMostBlockRows;
+  const LineKernels &lines = sides.kernels->lines;
+  const bool by_lines = rows <= lines.most_rounded_rows && lines.multiply_rounded[sides.b.format.key] &&
+                        block_of(sides) == sides.b.format.block;
+  if (by_lines && !(by_blocks && sides.columns < kLeastColumns)) return kRoundedLines;
+  return by_blocks ? kBlockLines : kIntegerPanels;
+}
+
+Form choose_form(const Sides &sides, int64_t rows) {
+  const bool fp4 = is_scaled_fp4(sides.b), both = fp4 && is_scaled_fp4(sides.a);
+  const int64_t parts = parts_of(sides.a);
+  if (!sides.rounds && !both) return fp4 ? choose_fp4(sides, rows, parts) : choose_values(sides, rows, parts);
+  return choose_integers(sides, rows, both && sides.a.format.key == sides.b.format.key && is_whole(sides));
+}
+
+// Positions that a row is completed to, for the kernels that take whole blocks of FP4, or the codes of a dword.
+int64_t depth_of(const Sides &sides) {
+  const bool any = has_floats(sides) || sides.form == kElementLines;
+  return round_up(sides.length, any ? 1 : is_scaled_fp4(sides.b) ? sides.block : 4);
+}
+
+}  // namespace
+
+bool has_float_scales(const Reader &reader) { return reader.scaled && reader.format.row->kind == DLFP4_LARGEST; }
+
+bool lies_in_bytes(const Reader &reader) {
+  return (reader.scaled || kFormats[reader.row].bits >= 8) && reader.lines->blocks.strides[1] == 1;
+}
+
+bool is_scaled_fp4(const Reader &reader) { return reader.scaled && is_fp4(kBlockKeys[reader.format.key]); }
+
+dlfp4_status make_sides(const Product &product, int level, Sides *sides) {
+  *sides = {};
+  dlfp4_status status = make_reader(product.a, level, &sides->a);
+  if (status == DLFP4_OK) status = make_reader(product.b, level, &sides->b);
+  if (status != DLFP4_OK) return status;
+  if (least(product.a.blocks.length, product.b.blocks.length) < product.length) return DLFP4_E_SHAPE;
+  if (!is_value(sides->a) || !is_value(sides->b)) return DLFP4_E_DTYPE;
+  sides->kernels = &product_kernels(level);
+  sides->rounds = product.activation == DLFP4_ACTIVATION_INT8;
+  if (sides->rounds && (sides->a.scaled || !is_scaled_fp4(sides->b))) return DLFP4_E_OPTION;
+  sides->columns = product.columns;
+  sides->length = product.length;
+  sides->form = choose_form(*sides, product.rows);
+  sides->parts = item_of(*sides) != 2 || sides->form == kScaledPanels ? 1 : parts_of(sides->a);
+  sides->block = block_of(*sides);
+  sides->depth = depth_of(*sides);
+  return DLFP4_OK;
+}
+
+}  // namespace dlfp4

@@ -1,0 +1,215 @@
+// A matrix as lines, the place of each scale, conversion of scale layouts, the shuffle of weights.
+// Layout: scales in the layouts of layouts.h; weights as bytes.
+// Trick: scales that lie next to each other are copied at once.
+#include "matrix.h"
+
+#include <string.h>
+
+#include "codecs/plan.h"
+#include "host/threads.h"
+
+namespace dlfp4 {
+namespace {
+
+bool find_source(uint8_t code, uint8_t bits, Source *source) {
+  const int place = source_of(find_row(code, bits));
+  if (place >= 0) *source = static_cast<Source>(place);
+  return place >= 0;
+}
+
+template <int kBytes>
+void gather_fixed(const uint8_t *src, int64_t step, int64_t count, uint8_t *dst) {
+  for (int64_t i = 0; i < count; ++i) memcpy(dst + i * kBytes, src + i * step * kBytes, kBytes);
+}
+
+template <int kBytes>
+void scatter_fixed(const uint8_t *src, int64_t count, uint8_t *dst, int64_t step) {
+  for (int64_t i = 0; i < count; ++i) memcpy(dst + i * step * kBytes, src + i * kBytes, kBytes);
+}
+
+int64_t offset_of(const Scales &scales, int64_t row, int64_t column) {
+  if (scales.layout == DLFP4_LAYOUT_linear) return row * scales.stride + column * scales.step;
+  return dlfp4_scale_offset(scales.layout, row, column, scales.padded_columns);
+}
+
+// Calls visit(place in memory, first of the run, scales in it) for the scales [first, first + count) of a row.
+template <class Visit>
+void visit_row(const Scales &scales, int64_t row, int64_t first, int64_t count, Visit visit) {
+  const bool linear = scales.layout == DLFP4_LAYOUT_linear;
+  const int64_t run = linear ? (scales.step == 1 ? first + count : 1) : dlfp4_layouts[scales.layout].run;
+  for (int64_t column = first; column < first + count;) {
+    const int64_t last = least(first + count, (column / run + 1) * run);
+    visit(scales.data + offset_of(scales, row, column) * scales.bytes, column - first, last - column);
+    column = last;
+  }
+}
+
+// The same down a column; only linear scales may have neighbours there.
+template <class Visit>
+void visit_column(const Scales &scales, int64_t first, int64_t count, int64_t column, Visit visit) {
+  const bool together = scales.layout == DLFP4_LAYOUT_linear && scales.stride == 1;
+  for (int64_t row = first; row < first + count;) {
+    const int64_t run = together ? count : 1;
+    visit(scales.data + offset_of(scales, row, column) * scales.bytes, row - first, run);
+    row += run;
+  }
+}
+
+}  // namespace
+
+bool make_lines(const dlfp4_matrix &matrix, Direction direction, Lines *lines) {
+  const bool rows = direction == kAlongRows;
+  lines->data = static_cast<uint8_t *>(matrix.data);
+  lines->item = matrix.bits / 8;
+  lines->lines = rows ? matrix.rows : matrix.columns;
+  lines->length = rows ? matrix.columns : matrix.rows;
+  lines->line_stride = matrix.strides[rows ? 0 : 1];
+  lines->step = matrix.strides[rows ? 1 : 0];
+  return find_source(matrix.code, matrix.bits, &lines->source);
+}
+
+bool find_format(int number, FormatInfo *format) {
+  if (number < 0 || number >= DLFP4_NUM_FORMATS) return false;
+  const dlfp4_format_row &row = dlfp4_formats[number];
+  const bool whole = row.length == 0;
+  *format = {&row,
+             element_of(row.element),
+             place_of_key(key_of_row(row)),
+             dlfp4_dtypes[row.element].bits,
+             dlfp4_dtypes[row.scale].bits / 8,
+             whole ? kWholeLine : row.length,
+             whole ? 1 : row.lines,
+             whole,
+             number};
+  return true;
+}
+
+ScaleRule make_rule(const FormatInfo &format, const dlfp4_recipe &recipe, const dlfp4_tensor_scale *scale) {
+  const Format element = kFormats[format.row->element];
+  ScaleRule rule = {};
+  rule.zero_scale = recipe.zero_scale;
+  rule.least = bits_of(recipe.eps);
+  rule.pow2 = recipe.pow2;
+  compute([&] {
+    set_types(&rule, element, kFormats[format.row->scale]);
+    set_encode(&rule, scale ? scale->encode : 1);
+  });
+  rule.carry = carry_of_power(recipe.scale_rule, rule.largest, element.mantissa);
+  return rule;
+}
+
+Scales make_scales(const dlfp4_blocks &blocks, const FormatInfo &format) {
+  const int64_t columns = divide_up(blocks.length, format.block);
+  return {static_cast<uint8_t *>(blocks.scales),
+          blocks.layout,
+          format.scale_bytes,
+          blocks.scale_strides[0],
+          blocks.scale_strides[1],
+          round_up(columns, dlfp4_layouts[blocks.layout].columns),
+          format.row->repeats ? 1 : format.group};
+}
+
+bool are_one_line(const dlfp4_blocks &blocks, const Scales &scales, const Lines &floats, const FormatInfo &format) {
+  const int64_t length = floats.length;
+  const bool codes = blocks.length == length && blocks.strides[0] == length && blocks.strides[1] == 1;
+  const bool follow = scales.layout == DLFP4_LAYOUT_linear && scales.step == 1 && scales.lines_per_row == 1 &&
+                      length % format.block == 0 && scales.stride == length / format.block;
+  return floats.step == 1 && floats.line_stride == length && codes && (follow || format.whole);
+}
+
+void store_scales(const Scales &scales, int64_t line, int64_t block, int64_t count, const uint8_t *stored) {
+  visit_row(scales, line / scales.lines_per_row, block, count, [&](uint8_t *place, int64_t first, int64_t run) {
+    memcpy(place, stored + first * scales.bytes, static_cast<size_t>(run * scales.bytes));
+  });
+}
+
+void load_scales(const Scales &scales, int64_t line, int64_t block, int64_t count, uint8_t *stored) {
+  visit_row(scales, line / scales.lines_per_row, block, count, [&](const uint8_t *place, int64_t first, int64_t run) {
+    memcpy(stored + first * scales.bytes, place, static_cast<size_t>(run * scales.bytes));
+  });
+}
+
+void store_scales_across(const Scales &scales, int64_t line, int64_t count, int64_t block, const uint8_t *stored) {
+  const int64_t group = scales.lines_per_row, rows = divide_up(count, group);
+  visit_column(scales, line / group, rows, block, [&](uint8_t *place, int64_t first, int64_t run) {
+    if (group == 1) memcpy(place, stored + first * scales.bytes, static_cast<size_t>(run * scales.bytes));
+    for (int64_t i = 0; group > 1 && i < run; ++i)
+      memcpy(place + i * scales.bytes, stored + (first + i) * group * scales.bytes, static_cast<size_t>(scales.bytes));
+  });
+}
+
+void load_scales_across(const Scales &scales, int64_t line, int64_t count, int64_t block, uint8_t *stored) {
+  const int64_t group = scales.lines_per_row;
+  if (group == 1)
+    return visit_column(scales, line, count, block, [&](const uint8_t *place, int64_t first, int64_t run) {
+      memcpy(stored + first * scales.bytes, place, static_cast<size_t>(run * scales.bytes));
+    });
+  for (int64_t i = 0; i < count; ++i)
+    memcpy(stored + i * scales.bytes, scales.data + offset_of(scales, (line + i) / group, block) * scales.bytes,
+           static_cast<size_t>(scales.bytes));
+}
+
+int64_t padded_bytes(int layout, int64_t rows, int64_t columns, int itemsize) {
+  return round_up(rows, dlfp4_layouts[layout].rows) * round_up(columns, dlfp4_layouts[layout].columns) * itemsize;
+}
+
+bool is_addressable(const dlfp4_blocks &blocks, const FormatInfo &format, int64_t lines) {
+  const bool dense = blocks.length <= 1 || blocks.strides[1] == 1;
+  const bool whole_bytes = lines <= 1 || blocks.strides[0] * format.bits % 8 == 0;
+  return format.bits == 8 || blocks.length == 0 || (dense && whole_bytes);
+}
+
+void gather_items(const uint8_t *src, int64_t step, int64_t item, int64_t count, uint8_t *dst) {
+  if (item == 1) return gather_fixed<1>(src, step, count, dst);
+  if (item == 2) return gather_fixed<2>(src, step, count, dst);
+  gather_fixed<4>(src, step, count, dst);
+}
+
+void scatter_items(const uint8_t *src, int64_t item, int64_t count, uint8_t *dst, int64_t step) {
+  if (item == 1) return scatter_fixed<1>(src, count, dst, step);
+  if (item == 2) return scatter_fixed<2>(src, count, dst, step);
+  scatter_fixed<4>(src, count, dst, step);
+}
+
+}  // namespace dlfp4
+
+extern "C" {
+
+int dlfp4_find_format(const char *name) {
+  for (int number = 0; number < DLFP4_NUM_FORMATS; ++number)
+    if (strcmp(dlfp4_formats[number].name, name) == 0) return number;
+  return -1;
+}
+
+dlfp4_status dlfp4_convert_scales(const void *src, int src_layout, void *dst, int dst_layout, int64_t rows,
+                                  int64_t columns, int itemsize, uint8_t fill) {
+  using namespace dlfp4;
+  if (src_layout < 0 || src_layout >= DLFP4_NUM_LAYOUTS || dst_layout < 0 || dst_layout >= DLFP4_NUM_LAYOUTS)
+    return DLFP4_E_OPTION;
+  const auto make = [=](const void *data, int layout) {
+    const int64_t padded = round_up(columns, dlfp4_layouts[layout].columns);
+    return Scales{static_cast<uint8_t *>(const_cast<void *>(data)), layout, itemsize, columns, 1, padded, 1};
+  };
+  const Scales from = make(src, src_layout), to = make(dst, dst_layout);
+  memset(dst, fill, static_cast<size_t>(padded_bytes(dst_layout, rows, columns, itemsize)));
+  for (int64_t row = 0; row < rows; ++row) {
+    visit_row(to, row, 0, columns,
+              [&](uint8_t *place, int64_t first, int64_t run) { load_scales(from, row, first, run, place); });
+  }
+  return DLFP4_OK;
+}
+
+dlfp4_status dlfp4_shuffle_weight(const void *src, void *dst, int64_t rows, int64_t columns, int back) {
+  constexpr int64_t kTile = 16;  // bytes of a row that stay together
+  if (rows % kTile != 0 || columns % (2 * kTile) != 0) return DLFP4_E_SHAPE;
+  const uint8_t *const from = static_cast<const uint8_t *>(src);
+  uint8_t *const to = static_cast<uint8_t *>(dst);
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t j = 0; j < columns; j += kTile) {
+      const int64_t plain = i * columns + j, shuffled = dlfp4_offset_aiter_weight(i, j, columns);
+      memcpy(to + (back ? plain : shuffled), from + (back ? shuffled : plain), kTile);
+    }
+  }
+  return DLFP4_OK;
+}
+}

@@ -1,0 +1,109 @@
+// What quantizing and dequantizing share: a matrix as lines, the place of a scale, the rule of a format and a recipe.
+// Layout: line i, position k; blocks run along lines, which are the matrix's rows or its columns.
+// Trick: rows and columns differ in their strides alone.
+#ifndef DLFP4_SRC_RULES_MATRIX_H_
+#define DLFP4_SRC_RULES_MATRIX_H_
+
+#include <stdint.h>
+
+#include "blocks/kernels.h"
+#include "dlfp4/dlfp4.h"
+#include "formats.h"
+#include "layouts.h"
+#include "scaling.h"
+
+namespace dlfp4 {
+
+// Floats as lines; strides count elements.
+struct Lines {
+  uint8_t *data;
+  Source source;
+  int64_t item;  // bytes of an element
+  int64_t lines, length;
+  int64_t line_stride, step;
+};
+
+enum Direction { kAlongRows, kAlongColumns };
+
+// False where the type is none of the sources.
+bool make_lines(const dlfp4_matrix &matrix, Direction direction, Lines *lines);
+
+inline uint8_t *at(const Lines &x, int64_t line, int64_t position) {
+  return x.data + (line * x.line_stride + position * x.step) * x.item;
+}
+
+constexpr int64_t kWholeLine = int64_t{1} << 62;  // longer than any line, and can be added to one
+
+// A format with what follows from it.
+struct FormatInfo {
+  const dlfp4_format_row *row;
+  int element;      // its place among the elements: see block_keys.h
+  int key;          // the place of its blocks among the keys
+  int bits;         // of an element
+  int scale_bytes;  // of a stored scale
+  int64_t block;    // elements of a line that share a scale
+  int64_t group;    // lines that share a scale; 1 for a whole tensor
+  bool whole;       // one scale for the tensor
+  int number;       // its row of formats.def
+};
+
+// Tiles across lines that are neighbours in memory.
+constexpr int64_t kTileLines = 512;
+constexpr int64_t kTileLength = 128;             // positions, a multiple of every block
+constexpr int64_t kTilePitch = kTileLines + 64;  // of rows: a power of two would have them share a cache's few places
+constexpr int64_t kTileBlocks = kTileLength / kLeastBlock;  // of a line
+
+// False where there is no such format.
+bool find_format(int number, FormatInfo *format);
+
+ScaleRule make_rule(const FormatInfo &format, const dlfp4_recipe &recipe, const dlfp4_tensor_scale *scale);
+
+// The scales of a quantized matrix in memory.
+struct Scales {
+  uint8_t *data;
+  int layout;
+  int bytes;
+  int64_t stride, step;  // linear: between rows and columns of the matrix of scales
+  int64_t padded_columns;
+  int64_t lines_per_row;
+};
+
+Scales make_scales(const dlfp4_blocks &blocks, const FormatInfo &format);
+
+// Whether all lines are one, of floats, codes and scales alike: what short ones cost is saved.
+bool are_one_line(const dlfp4_blocks &blocks, const Scales &scales, const Lines &floats, const FormatInfo &format);
+
+// `count` scales of a line's blocks, from `block` on, to and from memory.
+void store_scales(const Scales &scales, int64_t line, int64_t block, int64_t count, const uint8_t *stored);
+void load_scales(const Scales &scales, int64_t line, int64_t block, int64_t count, uint8_t *stored);
+
+// The same of one block of `count` lines, from `line` on.
+void store_scales_across(const Scales &scales, int64_t line, int64_t count, int64_t block, const uint8_t *stored);
+void load_scales_across(const Scales &scales, int64_t line, int64_t count, int64_t block, uint8_t *stored);
+
+// Bytes of a padded matrix of scales.
+int64_t padded_bytes(int layout, int64_t rows, int64_t columns, int itemsize);
+
+// True where packed lines start on bytes and have no gaps between elements, or elements are bytes.
+bool is_addressable(const dlfp4_blocks &blocks, const FormatInfo &format, int64_t lines);
+
+inline uint8_t *line_at(const dlfp4_blocks &blocks, const FormatInfo &format, int64_t line, int64_t position) {
+  return static_cast<uint8_t *>(blocks.data) +
+         (line * blocks.strides[0] + position * blocks.strides[1]) * format.bits / 8;
+}
+
+inline int64_t divide_up(int64_t count, int64_t size) { return (count + size - 1) / size; }
+
+inline int64_t round_up(int64_t value, int64_t multiple) { return divide_up(value, multiple) * multiple; }
+
+inline int log2_of(int64_t power) { return __builtin_ctzll(static_cast<unsigned long long>(power)); }
+
+inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// Copies elements of `item` bytes between memory with and without gaps.
+void gather_items(const uint8_t *src, int64_t step, int64_t item, int64_t count, uint8_t *dst);
+void scatter_items(const uint8_t *src, int64_t item, int64_t count, uint8_t *dst, int64_t step);
+
+}  // namespace dlfp4
+
+#endif  // DLFP4_SRC_RULES_MATRIX_H_

@@ -1,0 +1,168 @@
+// How a block's scale comes from its largest magnitude, and what the elements are multiplied with: every recipe, once.
+// Layout: one block at a time; magnitudes are the bits of non-negative float32 numbers, so that they order as integers.
+// Trick: a magnitude from kFloatInfinity on says that the block holds a NaN or an infinity.
+#ifndef DLFP4_SRC_RULES_SCALING_H_
+#define DLFP4_SRC_RULES_SCALING_H_
+
+#include <stdint.h>
+#include <string.h>
+
+#include "formats.h"
+#include "numerics.h"
+
+#ifdef __CUDACC__
+#define DLFP4_FLOAT_RULE __host__ __device__ __forceinline__
+#else
+#define DLFP4_FLOAT_RULE __attribute__((always_inline)) inline
+#endif
+
+namespace dlfp4 {
+
+// What a format and a recipe fix for all blocks of a tensor.
+struct ScaleRule {
+  uint32_t carry;       // of DLFP4_POWER formats: carry_of_power
+  int exponent;         // of the element type's largest value
+  uint32_t largest;     // the element type's largest value, as float32 bits
+  uint32_t zero_scale;  // the code of an all-zero block's scale
+  uint32_t least;       // float32 bits: smaller magnitudes count as this one
+  bool pow2;            // round the encode scale down to a power of two
+  float inverse;        // 1 / largest
+  float reach;          // of DLFP4_TWO_LEVEL formats: the largest value times the scale type's
+  float encode;         // of the whole tensor: what DLFP4_TWO_LEVEL scales are in units of
+  float per_magnitude;  // encode / largest, by the inverse: a block's scale over its largest magnitude
+  float unit;           // 1 / encode
+};
+
+namespace {
+
+constexpr float kLargestFloat = 3.40282346638528859811704183484516925e+38f;
+
+DLFP4_FLOAT_RULE float float_of(uint32_t bits) {
+  float value;
+  memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+DLFP4_FLOAT_RULE uint32_t bits_of(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+
+DLFP4_FLOAT_RULE float finite(float value) { return value < kLargestFloat ? value : kLargestFloat; }
+
+// What is stored of a block's scale (a code, or a float32's bits), and what its elements are multiplied with.
+struct BlockScale {
+  uint32_t stored;
+  float multiplier;
+};
+
+// --- The whole tensor ------------------------------------------------------------------------
+
+struct TensorScale {
+  float encode, decode;
+};
+
+// NVFP4: `largest` is the largest finite magnitude.
+DLFP4_FLOAT_RULE TensorScale two_level_scale(const ScaleRule &rule, float largest) {
+  if (largest == 0) return {1, 1};
+  return {finite(rule.reach / largest), largest / rule.reach};
+}
+
+// A float32 scale that maps the largest magnitude to the element type's largest value: current scaling.
+DLFP4_FLOAT_RULE TensorScale largest_scale(const ScaleRule &rule, uint32_t magnitude) {
+  const uint32_t amax = magnitude < rule.least ? rule.least : magnitude;
+  if (amax == 0 || amax >= kFloatInfinity) return {1, 1};
+  float encode = finite(float_of(rule.largest) / float_of(amax));
+  if (rule.pow2) encode = float_of(bits_of(encode) & kFloatInfinity);
+  return {encode, 1 / encode};
+}
+
+DLFP4_FLOAT_RULE TensorScale scale_given(float decode) { return {finite(1 / decode), decode}; }
+
+// What follows from the element type and, of DLFP4_TWO_LEVEL formats, from the type of the scales.
+DLFP4_FLOAT_RULE void set_types(ScaleRule *rule, Format element, Format scale) {
+  rule->exponent = largest_exponent(element);
+  rule->largest = float_of_magnitude(element, largest_finite_code(element));
+  rule->inverse = 1 / float_of(rule->largest);
+  rule->reach = float_of(rule->largest) * float_of(float_of_magnitude(scale, largest_finite_code(scale)));
+}
+
+// What follows from the scale of the whole tensor.
+DLFP4_FLOAT_RULE void set_encode(ScaleRule *rule, float encode) {
+  rule->encode = encode;
+  rule->per_magnitude = encode * rule->inverse;
+  rule->unit = 1 / encode;
+}
+
+// --- A block ---------------------------------------------------------------------------------
+
+// The code of a float in the type of scales.
+DLFP4_FLOAT_RULE uint32_t encode_scale(Format scale, uint32_t bits) {
+  const Round round = {DLFP4_NEAREST_EVEN, true};
+  return static_cast<uint32_t>(convert(format_of<DLFP4_float32>(), scale, bits, round, {0, 0, 0}));
+}
+
+// What a stored scale is worth.
+DLFP4_FLOAT_RULE float decode_scale(Format scale, uint32_t stored) {
+  if (scale.bits == 32) return float_of(stored);
+  const Round round = {DLFP4_NEAREST_EVEN, true};
+  return float_of(static_cast<uint32_t>(convert(scale, format_of<DLFP4_float32>(), stored, round, {0, 0, 0})));
+}
+
+// NVFP4, as TransformerEngine and FlashInfer's exact path: the order of the operations decides bytes.
+DLFP4_FLOAT_RULE BlockScale two_level_block(const ScaleRule &rule, Format scale, uint32_t magnitude) {
+  if (magnitude >= kFloatInfinity) return {encode_scale(scale, kFloatNan), 0};
+  const uint32_t code = encode_scale(scale, bits_of(finite(float_of(magnitude) * rule.per_magnitude)));
+  return {code, finite(1 / (decode_scale(scale, code) * rule.unit))};
+}
+
+// What an MX scale's rule adds to a magnitude before all but its exponent is cut off. `largest` is the element type's
+// largest value, as float32 bits, and `mantissa` the bits of its fraction.
+DLFP4_RULE uint32_t carry_of_power(dlfp4_scale_rule rule, uint32_t largest, int mantissa) {
+  constexpr uint32_t kFraction = 0x7FFFFF;
+  switch (rule) {
+    case DLFP4_SCALE_RCEIL:
+      return kFraction - (largest & kFraction);
+    case DLFP4_SCALE_CEIL:
+      return kFraction;
+    case DLFP4_SCALE_EVEN:
+      return 1u << (22 - mantissa);
+    default:
+      return 0;
+  }
+}
+
+// 2^-(code - 127), which is subnormal for the highest code.
+DLFP4_FLOAT_RULE float power_multiplier(uint32_t code) { return float_of(code < 254 ? (254 - code) << 23 : 1u << 22); }
+
+DLFP4_FLOAT_RULE BlockScale power_block(const ScaleRule &rule, uint32_t magnitude) {
+  if (magnitude >= kFloatInfinity) return {0xFF, 0};
+  if (magnitude == 0) return {rule.zero_scale, 1};
+  // Below 2^-126 the scale is the lowest one whichever rule, so that an exponent of 0 may stand for all of those.
+  const int power = static_cast<int>((magnitude + rule.carry) >> 23) - rule.exponent;
+  const uint32_t code = static_cast<uint32_t>(power < 0 ? 0 : power > 254 ? 254 : power);
+  return {code, power_multiplier(code)};
+}
+
+DLFP4_FLOAT_RULE BlockScale largest_block(const ScaleRule &rule, uint32_t magnitude) {
+  const TensorScale scale = largest_scale(rule, magnitude);
+  return {bits_of(scale.decode), scale.encode};
+}
+
+// --- Elements --------------------------------------------------------------------------------
+
+// What is rounded to the element type. Adding +0 turns -0 into +0, adding -0 changes nothing.
+DLFP4_FLOAT_RULE float scaled(float value, float multiplier, float zero) { return value * multiplier + zero; }
+
+// An element's value times its scale. A NaN element stays itself; what else is NaN has the one positive, quiet pattern.
+DLFP4_FLOAT_RULE float decoded(float element, float scale) {
+  if (element != element) return element;
+  const float product = element * scale;
+  return product == product ? product : float_of(kFloatNan);
+}
+
+}  // namespace
+}  // namespace dlfp4
+
+#endif  // DLFP4_SRC_RULES_SCALING_H_
