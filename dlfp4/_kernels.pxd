@@ -154,7 +154,6 @@ cdef extern from "dlfp4/dlfp4.h" nogil:
                               const dlfp4_matmul_options *, void *)
 
     const char *dlfp4_isa()
-    const char *dlfp4_products_isa()
     dlfp4_status dlfp4_set_isa(const char *)
     const char *dlfp4_isa_numbered(int)
     void dlfp4_set_num_threads(int)

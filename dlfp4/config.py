@@ -6,7 +6,7 @@ import sys
 from importlib import metadata
 
 from dlfp4 import frameworks
-from dlfp4._core import __version__, _products_isa, cpu_isa, cuda_available, cuda_image, get_num_threads
+from dlfp4._core import __version__, cpu_isa, cuda_available, cuda_image, get_num_threads
 
 
 def get_include() -> str:
@@ -24,7 +24,7 @@ def show_config() -> None:
         "dlfp4": __version__,
         "python": f"{sys.version.split()[0]} on {platform.system()} {platform.machine()}",
         "numpy, ml_dtypes": f"{metadata.version('numpy')}, {metadata.version('ml_dtypes')}",
-        "kernels": f"{cpu_isa()}, products {_products_isa()}, {threads} thread{'s' * (threads != 1)}",
+        "kernels": f"{cpu_isa()}, {threads} thread{'s' * (threads != 1)}",
         "CUDA driver": "found, with a device" if cuda_available() else "no driver or no device",
         "CUDA kernels": cuda_image() or "none in this build",
         "headers": get_include(),

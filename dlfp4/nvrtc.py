@@ -12,6 +12,8 @@ from pathlib import Path
 
 from dlfp4.files import keep
 
+SUFFIXES = {".h", ".def", ".cuh", ".cu"}  # of the files that an image is made of
+
 # What compiles to the same results as the image: no contraction of a*b+c, no flush of subnormals.
 OPTIONS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--device-as-default-execution-space")
 
@@ -76,7 +78,7 @@ def digest(architecture: str, version: str) -> str:
 
     content = hashlib.sha256(repr((architecture, version, OPTIONS)).encode())
     for path in sorted([*source_folder().rglob("*"), *Path(get_include()).rglob("*")]):
-        if path.is_file():
+        if path.suffix in SUFFIXES:
             content.update(path.name.encode() + b"\0" + path.read_bytes())
     return content.hexdigest()[:32]
 

@@ -159,17 +159,14 @@ int64_t dlfp4_matmul_workspace(const dlfp4_lines *a, const dlfp4_lines *b, int64
 dlfp4_status dlfp4_matmul(const dlfp4_lines *a, const dlfp4_lines *b, int64_t length, const dlfp4_matrix *result,
                           const dlfp4_matmul_options *options, void *workspace);
 
-/* The instruction set in use: "scalar", "avx2", "avx512" or "neon". Chosen at the first call from what the machine
- * has; dlfp4_set_isa forces one (NULL: choose again) and refuses one that is not there. */
+/* The instruction set in use: "scalar", "avx2", "avx512", "avx512_bf16" (which has VNNI too) or "neon". Chosen at the
+ * first call from what the machine has; dlfp4_set_isa forces one (NULL: choose again) and refuses one that is not
+ * there. */
 const char *dlfp4_isa(void);
 dlfp4_status dlfp4_set_isa(const char *name);
 
 /* The instruction sets of this build by number, the fastest first; NULL behind the last. */
 const char *dlfp4_isa_numbered(int number);
-
-/* The instruction set of the kernels for products, which want more of AVX-512 than the others: the one in use or one
- * below it. */
-const char *dlfp4_products_isa(void);
 
 /* Threads for large calls; results do not depend on it. 0 restores the default (the CPUs this process may use). */
 void dlfp4_set_num_threads(int threads);

@@ -1,9 +1,6 @@
-// The AVX2 kernels of block scaling: what vector_blocks.h needs to know of the instruction set, and their table.
+// The AVX2 kernels of block scaling: what vector.h needs to know of the instruction set, and their table.
 // Layout: steps of 32 elements, four vectors of 8 floats.
 // Trick: codes are decoded in the order that unpacking them to float32 turns into theirs, so that factors need none.
-#ifndef DLFP4_SRC_BLOCKS_AVX2_CPP_
-#define DLFP4_SRC_BLOCKS_AVX2_CPP_
-
 #include "host/simd/avx2.h"
 #include "codecs/avx2_decode.h"
 #include "codecs/avx2_encode.h"
@@ -107,9 +104,8 @@ struct Avx2Blocks : Avx2 {
   }
 };
 
-constexpr BlockKernels kBlocks = make_block_kernels<Avx2Blocks>();
-
 }  // namespace
-}  // namespace dlfp4
 
-#endif  // DLFP4_SRC_BLOCKS_AVX2_CPP_
+void add_avx2_blocks(BlockKernels *kernels) { add_block_kernels<Avx2Blocks>(kernels); }
+
+}  // namespace dlfp4

@@ -1,9 +1,6 @@
 // The AVX-512 kernels of block scaling as a table, for avx512.cpp alone.
-// Layout: as in block_kernels.h.
+// Layout: as in kernels.h.
 // Trick: null where the scalar kernel does as well: stochastic rounding, scales that are floats in memory.
-#ifndef DLFP4_SRC_BLOCKS_AVX512_CPP_
-#define DLFP4_SRC_BLOCKS_AVX512_CPP_
-
 #include <utility>
 
 #include "avx512_decode.h"
@@ -16,13 +13,13 @@ namespace dlfp4 {
 namespace {
 
 template <int Rounding, int From, int To>
-constexpr void add_encoders(BlockKernels *kernels) {
+void add_encoders(BlockKernels *kernels) {
   kernels->encode[Rounding][From][To] = encode_blocks<Rounding, kSourceRows[From], kElementRows[To]>;
   kernels->encode_across[Rounding][From][To] = encode_across<Rounding, kSourceRows[From], kElementRows[To]>;
 }
 
 template <int From, int To>
-constexpr void add_elements(BlockKernels *kernels) {
+void add_elements(BlockKernels *kernels) {
   add_encoders<DLFP4_NEAREST_EVEN, From, To>(kernels);
   add_encoders<DLFP4_NEAREST_AWAY, From, To>(kernels);
   add_encoders<DLFP4_TOWARD_ZERO, From, To>(kernels);
@@ -31,14 +28,14 @@ constexpr void add_elements(BlockKernels *kernels) {
 }
 
 template <int From, int... To>
-constexpr void add_floats(BlockKernels *kernels, std::integer_sequence<int, To...>) {
+void add_floats(BlockKernels *kernels, std::integer_sequence<int, To...>) {
   kernels->find_largest[From] = find_largest<kSourceRows[From]>;
   kernels->join_largest[From] = join_largest<kSourceRows[From]>;
   (add_elements<From, To>(kernels), ...);
 }
 
 template <int... Bits>
-constexpr void add_turns(BlockKernels *kernels) {
+void add_turns(BlockKernels *kernels) {
   ((kernels->pack_across[Bits] = pack_lines<Bits>), ...);
   ((kernels->unpack_across[Bits] = unpack_lines<Bits>), ...);
 }
@@ -59,18 +56,18 @@ constexpr void add_scales(int key, BlockKernels *kernels) {
 }
 
 template <int... From, int... To>
-constexpr BlockKernels make_blocks(std::integer_sequence<int, From...>, std::integer_sequence<int, To...> elements) {
-  BlockKernels kernels = {};
-  (add_floats<From>(&kernels, elements), ...);
-  add_turns<4, 6, 8>(&kernels);
-  for (int key = 0; key < kNumKeys; ++key) add_scales(key, &kernels);
-  return kernels;
+void add_block_kernels(BlockKernels *kernels, std::integer_sequence<int, From...>,
+                       std::integer_sequence<int, To...> elements) {
+  (add_floats<From>(kernels, elements), ...);
+  add_turns<4, 6, 8>(kernels);
+  for (int key = 0; key < kNumKeys; ++key) add_scales(key, kernels);
 }
 
-constexpr BlockKernels kBlocks =
-    make_blocks(std::make_integer_sequence<int, kNumSources>(), std::make_integer_sequence<int, kNumElements>());
-
 }  // namespace
-}  // namespace dlfp4
 
-#endif  // DLFP4_SRC_BLOCKS_AVX512_CPP_
+void add_avx512_blocks(BlockKernels *kernels) {
+  add_block_kernels(kernels, std::make_integer_sequence<int, kNumSources>(),
+                    std::make_integer_sequence<int, kNumElements>());
+}
+
+}  // namespace dlfp4

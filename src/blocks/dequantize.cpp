@@ -3,9 +3,10 @@
 // Trick: what has to be transposed is codes and scales, before they are decoded: they are smaller than floats.
 #include <string.h>
 
-#include "codecs/plan.h"
+#include "host/level.h"
 #include "host/threads.h"
-#include "rules/matrix.h"
+#include "kernels.h"
+#include "scales.h"
 
 namespace dlfp4 {
 namespace {
@@ -226,7 +227,7 @@ dlfp4_status dlfp4_dequantize(const dlfp4_blocks *q, int format, float decode, c
   if (!make_lines(*result, kAlongRows, &job.result)) return DLFP4_E_DTYPE;
   if (q->length < job.result.length || !is_addressable(*q, job.format, job.result.lines)) return DLFP4_E_SHAPE;
   job.kernels = &block_kernels(level);
-  job.scalar = &scalar_block_kernels();
+  job.scalar = &block_kernels(scalar_level());
   job.decode = decode;
   job.blocks = q;
   job.scales = make_scales(*q, job.format);

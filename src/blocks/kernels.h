@@ -74,9 +74,8 @@ struct BlockKernels {
                                                    uint8_t *dst);
 };
 
-// The kernels of the level in use, complete.
+// The kernels of a level, with those of slower levels where it has none.
 const BlockKernels &block_kernels(int level);
-const BlockKernels &scalar_block_kernels();
 
 }  // namespace dlfp4
 

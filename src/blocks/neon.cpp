@@ -1,9 +1,6 @@
-// The NEON kernels of block scaling: what vector_blocks.h needs to know of the instruction set, and their table.
+// The NEON kernels of block scaling: what vector.h needs to know of the instruction set, and their table.
 // Layout: steps of 16 elements, four vectors of 4 floats.
 // Trick: vectors are short enough to need no reordering; pairwise instructions find the largest lanes.
-#ifndef DLFP4_SRC_BLOCKS_NEON_CPP_
-#define DLFP4_SRC_BLOCKS_NEON_CPP_
-
 #include "host/simd/neon.h"
 #include "codecs/neon_decode.h"
 #include "codecs/neon_encode.h"
@@ -70,9 +67,8 @@ struct NeonBlocks : Neon {
   }
 };
 
-constexpr BlockKernels kBlocks = make_block_kernels<NeonBlocks>();
-
 }  // namespace
-}  // namespace dlfp4
 
-#endif  // DLFP4_SRC_BLOCKS_NEON_CPP_
+void add_neon_blocks(BlockKernels *kernels) { add_block_kernels<NeonBlocks>(kernels); }
+
+}  // namespace dlfp4

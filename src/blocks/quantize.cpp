@@ -6,9 +6,11 @@
 
 #include <initializer_list>
 
-#include "codecs/plan.h"
+#include "host/level.h"
 #include "host/threads.h"
-#include "rules/matrix.h"
+#include "kernels.h"
+#include "rules/operand.h"
+#include "scales.h"
 
 namespace dlfp4 {
 namespace {

@@ -1,12 +1,10 @@
 // Block scaling one element at a time, by the rules of scaling.h and numerics.h: the oracle of all levels' kernels.
-// Layout: as in block_kernels.h.
+// Layout: as in kernels.h.
 // Trick: none; what is multiplied is a float32, what is rounded goes through numerics.h.
 #ifndef DLFP4_SRC_BLOCKS_SCALAR_H_
 #define DLFP4_SRC_BLOCKS_SCALAR_H_
 
 #include <string.h>
-
-#include <utility>
 
 #include "kernels.h"
 #include "rules/numerics.h"
@@ -212,49 +210,6 @@ template <int Src, int Dst>
 void decode_across(const uint8_t *codes, int64_t count, const float *scales, uint8_t *dst) {
   for (int64_t i = 0; i < count; ++i) store_float<Dst>(dst, i, decoded(decode_element<Src>(codes[i]), scales[i]));
 }
-
-// --- The table -------------------------------------------------------------------------------
-
-template <int Rounding, int From, int To>
-constexpr void add_encoders(BlockKernels *kernels) {
-  kernels->encode[Rounding][From][To] = encode<Rounding, kSourceRows[From], kElementRows[To]>;
-  kernels->encode_across[Rounding][From][To] = encode_across<Rounding, kSourceRows[From], kElementRows[To]>;
-}
-
-template <int From, int To, int... Rounding>
-constexpr void add_pair(BlockKernels *kernels, std::integer_sequence<int, Rounding...>) {
-  (add_encoders<Rounding, From, To>(kernels), ...);
-  kernels->decode[To][From] = decode_blocks<kElementRows[To], kSourceRows[From]>;
-  kernels->decode_across[To][From] = decode_across<kElementRows[To], kSourceRows[From]>;
-}
-
-template <int From, int... To>
-constexpr void add_floats(BlockKernels *kernels, std::integer_sequence<int, To...>) {
-  kernels->find_largest[From] = find_largest<kSourceRows[From]>;
-  kernels->join_largest[From] = join_largest<kSourceRows[From]>;
-  (add_pair<From, To>(kernels, std::make_integer_sequence<int, kNumRoundings>()), ...);
-}
-
-template <int... Bits>
-constexpr void add_turns(BlockKernels *kernels) {
-  ((kernels->pack_across[Bits] = pack_across<Bits>), ...);
-  ((kernels->unpack_across[Bits] = unpack_across<Bits>), ...);
-}
-
-template <int... From, int... To, int... Key>
-constexpr BlockKernels make_block_kernels(std::integer_sequence<int, From...>, std::integer_sequence<int, To...> to,
-                                          std::integer_sequence<int, Key...>) {
-  BlockKernels kernels = {};
-  (add_floats<From>(&kernels, to), ...);
-  add_turns<4, 6, 8>(&kernels);
-  ((kernels.find_scales[Key] = find_scales<Key>), ...);
-  ((kernels.decode_scales[Key] = decode_scales<Key>), ...);
-  return kernels;
-}
-
-constexpr BlockKernels kBlockKernels =
-    make_block_kernels(std::make_integer_sequence<int, kNumSources>(), std::make_integer_sequence<int, kNumElements>(),
-                       std::make_integer_sequence<int, kNumKeys>());
 
 }  // namespace
 }  // namespace dlfp4

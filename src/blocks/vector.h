@@ -1,5 +1,5 @@
 // Block scaling, once for AVX2 and NEON: floats times multipliers to codes, codes times scales to floats; the table.
-// Layout: as in block_kernels.h; the instruction set's steps of 32 or 16 elements, as four vectors of floats.
+// Layout: as in kernels.h; the instruction set's steps of 32 or 16 elements, as four vectors of floats.
 // Trick: a step's factor is one for each 16 elements, or one for each element; the codecs do the rest.
 #ifndef DLFP4_SRC_BLOCKS_VECTOR_H_
 #define DLFP4_SRC_BLOCKS_VECTOR_H_
@@ -194,7 +194,7 @@ void decode_across_lines(const uint8_t *codes, int64_t count, const float *scale
 // --- The table -------------------------------------------------------------------------------
 
 template <class Isa, int From, int To, int... Rounding>
-constexpr void add_elements(BlockKernels *kernels, std::integer_sequence<int, Rounding...>) {
+void add_elements(BlockKernels *kernels, std::integer_sequence<int, Rounding...>) {
   constexpr int kFrom = kSourceRows[From], kTo = kElementRows[To];
   ((kernels->encode[Rounding][From][To] = encode_blocks<Isa, Rounding, kFrom, kTo>), ...);
   ((kernels->encode_across[Rounding][From][To] = encode_across_lines<Isa, Rounding, kFrom, kTo>), ...);
@@ -204,7 +204,7 @@ constexpr void add_elements(BlockKernels *kernels, std::integer_sequence<int, Ro
 
 // Stochastic rounding is left to the scalar level.
 template <class Isa, int From, int... To>
-constexpr void add_floats(BlockKernels *kernels, std::integer_sequence<int, To...>) {
+void add_floats(BlockKernels *kernels, std::integer_sequence<int, To...>) {
   using Fixed = std::integer_sequence<int, DLFP4_NEAREST_EVEN, DLFP4_NEAREST_AWAY, DLFP4_TOWARD_ZERO>;
   kernels->find_largest[From] = Largest<Isa, kSourceRows[From]>::find;
   kernels->join_largest[From] = Largest<Isa, kSourceRows[From]>::join;
@@ -212,7 +212,7 @@ constexpr void add_floats(BlockKernels *kernels, std::integer_sequence<int, To..
 }
 
 template <class Isa, int... Bits>
-constexpr void add_turns(BlockKernels *kernels) {
+void add_turns(BlockKernels *kernels) {
   ((kernels->pack_across[Bits] = pack_lines<Isa, Bits>), ...);
   ((kernels->unpack_across[Bits] = unpack_lines<Isa, Bits>), ...);
 }
@@ -235,19 +235,17 @@ constexpr void add_scales(int key, BlockKernels *kernels) {
 }
 
 template <class Isa, int... From, int... To>
-constexpr BlockKernels make_block_kernels(std::integer_sequence<int, From...>,
-                                          std::integer_sequence<int, To...> elements) {
-  BlockKernels kernels = {};
-  (add_floats<Isa, From>(&kernels, elements), ...);
-  add_turns<Isa, 4, 6, 8>(&kernels);
-  for (int key = 0; key < kNumKeys; ++key) add_scales<Isa>(key, &kernels);
-  return kernels;
+void add_block_kernels(BlockKernels *kernels, std::integer_sequence<int, From...>,
+                       std::integer_sequence<int, To...> elements) {
+  (add_floats<Isa, From>(kernels, elements), ...);
+  add_turns<Isa, 4, 6, 8>(kernels);
+  for (int key = 0; key < kNumKeys; ++key) add_scales<Isa>(key, kernels);
 }
 
 template <class Isa>
-constexpr BlockKernels make_block_kernels() {
-  return make_block_kernels<Isa>(std::make_integer_sequence<int, kNumSources>(),
-                                 std::make_integer_sequence<int, kNumElements>());
+void add_block_kernels(BlockKernels *kernels) {
+  add_block_kernels<Isa>(kernels, std::make_integer_sequence<int, kNumSources>(),
+                         std::make_integer_sequence<int, kNumElements>());
 }
 
 }  // namespace

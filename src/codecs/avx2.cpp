@@ -1,7 +1,6 @@
 // The AVX2 level: between codes of at most 8 bits and wider floats, and between these; packing; block scaling.
 // Layout: runs of codes, packed or one a byte, and of floats; 32 elements a step.
 // Trick: the steps lie in headers, which hold nothing with external linkage.
-#include "blocks/avx2.cpp"
 #include "avx2_decode.h"
 #include "avx2_encode.h"
 #include "avx2_floats.h"
@@ -31,7 +30,6 @@ constexpr Rows kRows = make_rows<Kernels>();
 
 }  // namespace
 
-extern const Level level_avx2;
-const Level level_avx2 = {"avx2", kRows.row, kRows.size, &kBlocks};
+void add_avx2_codecs(CodecKernels *kernels) { kernels->add(kRows.row, kRows.size); }
 
 }  // namespace dlfp4

@@ -8,6 +8,7 @@
 
 #include "host/simd/avx2.h"
 #include "host/simd/decode_rules.h"
+#include "kernels.h"
 
 namespace dlfp4 {
 namespace {

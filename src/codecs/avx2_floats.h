@@ -8,6 +8,7 @@
 #include "avx2_decode.h"
 #include "avx2_encode.h"
 #include "host/simd/floats.h"
+#include "kernels.h"
 
 namespace dlfp4 {
 namespace {

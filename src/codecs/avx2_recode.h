@@ -54,6 +54,20 @@ struct Avx2Recode {
   }
 };
 
+template <int Bits>
+void pack_codes(const uint8_t *src, uint8_t *dst, int64_t count, const Mode &) {
+  in_steps<kCodes, 8, Bits>(src, dst, count, [](const uint8_t *from, uint8_t *to) DLFP4_ALWAYS_INLINE {
+    store_codes<Bits>(to, clear_noise<Bits>(load_codes<8, 1>(from)));
+  });
+}
+
+template <int Bits>
+void unpack_codes(const uint8_t *src, uint8_t *dst, int64_t count, const Mode &) {
+  in_steps<kCodes, Bits, 8>(src, dst, count, [](const uint8_t *from, uint8_t *to) DLFP4_ALWAYS_INLINE {
+    store_codes<8>(to, load_codes<Bits, 1>(from));
+  });
+}
+
 }  // namespace
 }  // namespace dlfp4
 

@@ -7,7 +7,6 @@
 #include "avx512_encode.h"
 #include "avx512_floats.h"
 #include "avx512_recode.h"
-#include "blocks/avx512.cpp"
 #include "host/simd/avx512.h"
 #include "table.h"
 
@@ -59,7 +58,6 @@ constexpr Rows kRows = make_rows<make_rows<kMostRows>(kAllRows).size>(kAllRows);
 
 }  // namespace
 
-extern const Level level_avx512;
-const Level level_avx512 = {"avx512", kRows.row, kRows.size, &kBlocks};
+void add_avx512_codecs(CodecKernels *kernels) { kernels->add(kRows.row, kRows.size); }
 
 }  // namespace dlfp4

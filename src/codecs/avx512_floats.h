@@ -50,7 +50,7 @@ void store_vector(uint8_t *dst, int64_t offset, __m512i vector, Part part, bool)
   if (kept) _mm512_mask_storeu_epi8(dst + offset, kept, vector);
 }
 
-__m512 join(__m256 low, __m256 high) { return _mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1); }
+inline __m512 join(__m256 low, __m256 high) { return _mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1); }
 __m512i join(__m256i low, __m256i high) { return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1); }
 
 __m256i half_of(__m512i vector, int half) {

@@ -3,6 +3,7 @@
 // Trick: what is not a long run on whole bytes is gathered, converted and scattered in blocks.
 #include <string.h>
 
+#include "host/level.h"
 #include "host/threads.h"
 #include "plan.h"
 #include "rules/numerics.h"

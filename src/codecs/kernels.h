@@ -1,23 +1,15 @@
-// The types that the kernel files share: an operand, a kernel, a table of kernels, a level.
+// What all files of codecs share: a kernel, the modes that it serves, a level's table of kernels.
 // Layout: a kernel walks one run, contiguous on both sides, that starts on a byte on both sides.
 // Trick: a level names only what it does faster; everything else falls through to the next one.
 #ifndef DLFP4_SRC_CODECS_KERNELS_H_
 #define DLFP4_SRC_CODECS_KERNELS_H_
 
 #include <stdint.h>
-#include <string.h>
 
 #include "dlfp4/dlfp4.h"
-#include "rules/dtypes.h"
+#include "rules/operand.h"
 
 namespace dlfp4 {
-
-// One side of a conversion: a row of dtypes.def, packed (sub-byte types only) or an element a byte
-// and more.
-struct Operand {
-  uint8_t row;
-  bool packed;
-};
 
 struct Mode {
   dlfp4_rounding rounding;
@@ -44,12 +36,6 @@ constexpr int kNumFixedModes = mode_index(DLFP4_STOCHASTIC, false);
 constexpr Modes kFixedModes = (1 << kNumFixedModes) - 1;
 constexpr Modes kAnyMode = 0xFF;  // also of what never rounds: copies, exact decodes
 
-// Copies `bits` of codes, without a last byte's spare bits.
-static inline void copy_codes(uint8_t *dst, const uint8_t *src, int64_t bits) {
-  memcpy(dst, src, static_cast<size_t>((bits + 7) / 8));
-  if (bits % 8) dst[bits / 8] &= static_cast<uint8_t>((1 << bits % 8) - 1);
-}
-
 struct KernelRow {
   Operand src;
   Operand dst;
@@ -57,15 +43,21 @@ struct KernelRow {
   Kernel kernel;
 };
 
-struct BlockKernels;
+// The kernels that serve at a level, by source, destination and mode.
+class CodecKernels {
+ public:
+  // Later rows replace earlier ones.
+  void add(const KernelRow *rows, int count);
+  Kernel find(Operand src, Operand dst, int mode) const { return kernels_[index_of(src)][index_of(dst)][mode]; }
 
-// What one file of kernels exports, as `const Level level_<name>`.
-struct Level {
-  const char *name;
-  const KernelRow *rows;
-  int num_rows;
-  const BlockKernels *blocks;  // null: none
+ private:
+  static int index_of(Operand operand) { return operand.row + (operand.packed ? DLFP4_NUM_DTYPES : 0); }
+
+  Kernel kernels_[2 * DLFP4_NUM_DTYPES][2 * DLFP4_NUM_DTYPES][kNumModes];
 };
+
+// The kernels of a level, with those of slower levels where it has none.
+const CodecKernels &codec_kernels(int level);
 
 // The scalar kernels for any run and any mode: what a kernel of another level calls for the
 // elements that it does not do itself (with mode.first advanced to them).

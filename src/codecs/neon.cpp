@@ -1,7 +1,6 @@
 // The NEON level: between codes of at most 8 bits and wider floats, and between these; packing; block scaling.
 // Layout: runs, packed or one code a byte, against floats or codes; 16 elements a step.
 // Trick: the steps lie in headers, which hold nothing with external linkage.
-#include "blocks/neon.cpp"
 #include "kernels.h"
 #include "neon_decode.h"
 #include "neon_encode.h"
@@ -31,7 +30,6 @@ constexpr Rows kRows = make_rows<Kernels>();
 
 }  // namespace
 
-extern const Level level_neon;
-const Level level_neon = {"neon", kRows.row, kRows.size, &kBlocks};
+void add_neon_codecs(CodecKernels *kernels) { kernels->add(kRows.row, kRows.size); }
 
 }  // namespace dlfp4

@@ -6,6 +6,7 @@
 
 #include "host/simd/decode_rules.h"
 #include "host/simd/neon.h"
+#include "kernels.h"
 
 namespace dlfp4 {
 namespace {

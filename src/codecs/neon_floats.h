@@ -5,6 +5,7 @@
 #define DLFP4_SRC_CODECS_NEON_FLOATS_H_
 
 #include "host/simd/floats.h"
+#include "kernels.h"
 #include "neon_encode.h"
 
 namespace dlfp4 {

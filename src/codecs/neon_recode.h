@@ -45,6 +45,20 @@ struct NeonRecode {
   }
 };
 
+template <int Bits>
+void pack_codes(const uint8_t *src, uint8_t *dst, int64_t count, const Mode &) {
+  in_steps<kCodes, 8, Bits>(src, dst, count, [](const uint8_t *from, uint8_t *to) {
+    store_codes<Bits>(to, clear_noise<Bits>(load_codes<8>(from)));
+  });
+}
+
+template <int Bits>
+void unpack_codes(const uint8_t *src, uint8_t *dst, int64_t count, const Mode &) {
+  in_steps<kCodes, Bits, 8>(src, dst, count, [](const uint8_t *from, uint8_t *to) {
+    store_codes<8>(to, clear_noise<Bits>(load_codes<Bits>(from)));
+  });
+}
+
 }  // namespace
 }  // namespace dlfp4
 

@@ -5,7 +5,6 @@
 
 #include <utility>
 
-#include "blocks/scalar.h"
 #include "kernels.h"
 #include "rules/numerics.h"
 
@@ -242,7 +241,6 @@ constexpr Rows kRows = make_rows(std::make_integer_sequence<int, DLFP4_NUM_DTYPE
 
 }  // namespace
 
-extern const Level level_scalar;
-const Level level_scalar = {"scalar", kRows.row, kRows.size, &kBlockKernels};
+void add_scalar_codecs(CodecKernels *kernels) { kernels->add(kRows.row, kRows.size); }
 
 }  // namespace dlfp4

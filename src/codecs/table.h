@@ -6,6 +6,7 @@
 
 #include "kernels.h"
 #include "rules/numerics.h"
+#include "rules/operand.h"
 
 namespace dlfp4 {
 namespace {

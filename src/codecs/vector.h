@@ -9,26 +9,11 @@
 
 #include <utility>
 
+#include "host/simd/lanes.h"
 #include "table.h"
-
-// For the steps: what is called once an iteration would load its constants each time.
-#define DLFP4_ALWAYS_INLINE __attribute__((always_inline))
 
 namespace dlfp4 {
 namespace {
-
-// Calls step(source, destination) for `Elements` of them at a time. The last ones are followed by zeros, which have
-// code zero where codes are packed: so are a last byte's spare bits, whatever they are in the source.
-template <int Elements, int SrcBits, int DstBits, class Step>
-void in_steps(const uint8_t *src, uint8_t *dst, int64_t count, Step step) {
-  constexpr int kSrcBytes = Elements * SrcBits / 8, kDstBytes = Elements * DstBits / 8;
-  for (; count >= Elements; count -= Elements, src += kSrcBytes, dst += kDstBytes) step(src, dst);
-  if (count <= 0) return;
-  alignas(32) uint8_t from[kSrcBytes] = {}, to[kDstBytes];
-  copy_codes(from, src, count * SrcBits);
-  step(from, to);
-  memcpy(dst, to, static_cast<size_t>((count * DstBits + 7) / 8));
-}
 
 // --- The table -------------------------------------------------------------------------------
 

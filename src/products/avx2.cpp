@@ -1,5 +1,5 @@
 // The AVX2 level's kernels for products: dots of every type (avx2_dots.h, vector_dots.h), FP4 in blocks, tiles, lines.
-// Layout: as in product_kernels.h; 32 bytes a vector.
+// Layout: as in kernels.h; 32 bytes a vector.
 // Trick: of a panel's columns eight make a vector; products of integers are summed in words as long as these hold them.
 #include <utility>
 
@@ -131,7 +131,7 @@ void multiply_integers(const uint8_t *panel, const float *scales, const IntegerR
 // --- The table -------------------------------------------------------------------------------
 
 template <int Row>
-constexpr void add_sums(ProductKernels *kernels) {
+void add_sums(ProductKernels *kernels) {
   constexpr int kBits = kFormats[Row].bits;
   if constexpr (is_summed_as_float(Row)) {
     kernels->sum_floats[Row] = sum_floats<Avx2Dots, Row>;
@@ -145,7 +145,7 @@ constexpr void add_sums(ProductKernels *kernels) {
 }
 
 template <int Key, int64_t kBlock>
-constexpr void add_fp4(ProductKernels *kernels) {
+void add_fp4(ProductKernels *kernels) {
   if constexpr (is_fp4(kBlockKeys[Key], DLFP4_float8_e4m3fn, kBlock)) {
     kernels->sum_blocks[Key] = sum_two_level<kBlock>;
     kernels->lines.multiply_rounded[Key] = multiply_rounded<DLFP4_float8_e4m3fn, kBlock>;
@@ -157,31 +157,30 @@ constexpr void add_fp4(ProductKernels *kernels) {
 }
 
 template <int Key>
-constexpr void add_key(ProductKernels *kernels) {
+void add_key(ProductKernels *kernels) {
   add_scaled_sum<Avx2Dots, Key>(kernels);
   add_fp4<Key, 16>(kernels);
   add_fp4<Key, 32>(kernels);
 }
 
 template <int... Row, int... Key>
-constexpr ProductKernels make_kernels(std::integer_sequence<int, Row...>, std::integer_sequence<int, Key...>) {
-  ProductKernels kernels = {};
-  (add_sums<Row>(&kernels), ...);
-  (add_key<Key>(&kernels), ...);
-  kernels.tiles.multiply_floats = multiply_floats;
-  kernels.tiles.pack_integers = pack_integers;
-  kernels.tiles.multiply_integers = multiply_integers;
-  kernels.lines.spread_codes = spread_codes;
-  kernels.lines.most_rounded_rows = 24;
-  kernels.lines.multiply_floats = multiply_float_lines<Avx2Dots>;
-  (add_codes<Avx2Dots, Row>(&kernels.lines), ...);
-  return kernels;
+void add_kernels(ProductKernels *kernels, std::integer_sequence<int, Row...>, std::integer_sequence<int, Key...>) {
+  (add_sums<Row>(kernels), ...);
+  (add_key<Key>(kernels), ...);
+  kernels->tiles.multiply_floats = multiply_floats;
+  kernels->tiles.pack_integers = pack_integers;
+  kernels->tiles.multiply_integers = multiply_integers;
+  kernels->lines.spread_codes = spread_codes;
+  kernels->lines.most_rounded_rows = 24;
+  kernels->lines.multiply_floats = multiply_float_lines<Avx2Dots>;
+  (add_codes<Avx2Dots, Row>(&kernels->lines), ...);
 }
 
 }  // namespace
 
-extern const ProductKernels avx2_products;
-const ProductKernels avx2_products =
-    make_kernels(std::make_integer_sequence<int, DLFP4_NUM_DTYPES>(), std::make_integer_sequence<int, kNumKeys>());
+void add_avx2_products(ProductKernels *kernels) {
+  add_kernels(kernels, std::make_integer_sequence<int, DLFP4_NUM_DTYPES>(),
+              std::make_integer_sequence<int, kNumKeys>());
+}
 
 }  // namespace dlfp4

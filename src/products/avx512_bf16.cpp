@@ -1,5 +1,5 @@
 // The AVX-512 level's kernels for products, for processors that have VNNI and BF16 too.
-// Layout: as in product_kernels.h.
+// Layout: as in kernels.h.
 // Trick: rows are made of dtypes.def's, as the kernels are of the formats' constants.
 #include <type_traits>
 #include <utility>
@@ -17,7 +17,7 @@ constexpr bool has_vectors_of_integers(int row) {
 }
 
 template <int Row>
-constexpr void add_sums(ProductKernels *kernels) {
+void add_sums(ProductKernels *kernels) {
   constexpr int kBits = kFormats[Row].bits;
   if constexpr (has_vectors_of_integers(Row)) {
     kernels->sum_integers[Row][0] = sum_bytes<Row, 8>;
@@ -30,7 +30,7 @@ constexpr void add_sums(ProductKernels *kernels) {
 // What is here for FP4 is for NVFP4's blocks and MXFP4's; others are left to AVX2, as are sums of FP4 by float32
 // scales.
 template <int Key>
-constexpr void add_block_sums(ProductKernels *kernels) {
+void add_block_sums(ProductKernels *kernels) {
   constexpr BlockKey kKey = kBlockKeys[Key];
   if constexpr (kFormats[kKey.element].bits >= 6 && kKey.length >= 32) kernels->sum_scaled[Key] = sum_scaled<Key>;
   if constexpr (is_fp4(kKey, DLFP4_float8_e4m3fn, 16)) kernels->sum_blocks[Key] = sum_two_level;
@@ -38,23 +38,22 @@ constexpr void add_block_sums(ProductKernels *kernels) {
 }
 
 template <int... Row, int... Key>
-constexpr ProductKernels make_kernels(std::integer_sequence<int, Row...> rows,
-                                      std::integer_sequence<int, Key...> keys) {
-  ProductKernels kernels = {};
-  (add_sums<Row>(&kernels), ...);
-  kernels.sum_floats[DLFP4_bfloat16] = sum_bfloat16;
-  kernels.sum_floats[DLFP4_float16] = sum_float16;
-  kernels.sum_floats[DLFP4_float32] = sum_float32;
-  (add_block_sums<Key>(&kernels), ...);
-  kernels.tiles = make_tiles(rows, keys);
-  kernels.lines = make_lines(rows, keys);
-  return kernels;
+void add_kernels(ProductKernels *kernels, std::integer_sequence<int, Row...> rows,
+                 std::integer_sequence<int, Key...> keys) {
+  (add_sums<Row>(kernels), ...);
+  kernels->sum_floats[DLFP4_bfloat16] = sum_bfloat16;
+  kernels->sum_floats[DLFP4_float16] = sum_float16;
+  kernels->sum_floats[DLFP4_float32] = sum_float32;
+  (add_block_sums<Key>(kernels), ...);
+  add_tiles(&kernels->tiles, rows, keys);
+  add_lines(&kernels->lines, rows, keys);
 }
 
 }  // namespace
 
-extern const ProductKernels avx512_products;
-const ProductKernels avx512_products =
-    make_kernels(std::make_integer_sequence<int, DLFP4_NUM_DTYPES>(), std::make_integer_sequence<int, kNumKeys>());
+void add_avx512_bf16_products(ProductKernels *kernels) {
+  add_kernels(kernels, std::make_integer_sequence<int, DLFP4_NUM_DTYPES>(),
+              std::make_integer_sequence<int, kNumKeys>());
+}
 
 }  // namespace dlfp4

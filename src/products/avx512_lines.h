@@ -326,13 +326,13 @@ constexpr bool has_line_elements(int row) {
 }
 
 template <int Key, int Scale, int64_t kBlock>
-constexpr void add_fp4_rows(LineKernels *kernels) {
+void add_fp4_rows(LineKernels *kernels) {
   if constexpr (is_fp4(kBlockKeys[Key], Scale, kBlock))
     kernels->multiply_spread[Key] = SpreadRows<Scale, kBlock>::multiply;
 }
 
 template <int Key>
-constexpr void add_key(LineKernels *kernels) {
+void add_key(LineKernels *kernels) {
   add_fp4_rows<Key, DLFP4_float8_e4m3fn, 16>(kernels);
   add_fp4_rows<Key, DLFP4_float8_e4m3fn, 32>(kernels);
   add_fp4_rows<Key, DLFP4_float8_e8m0fnu, 16>(kernels);
@@ -344,17 +344,15 @@ constexpr void add_key(LineKernels *kernels) {
 }
 
 template <int... Row, int... Key>
-constexpr LineKernels make_lines(std::integer_sequence<int, Row...>, std::integer_sequence<int, Key...>) {
-  LineKernels kernels = {};
+void add_lines(LineKernels *kernels, std::integer_sequence<int, Row...>, std::integer_sequence<int, Key...>) {
   const auto add = [&](auto row) {
-    if constexpr (has_line_elements(row())) kernels.multiply_elements[row()] = ElementRows<row()>::multiply;
+    if constexpr (has_line_elements(row())) kernels->multiply_elements[row()] = ElementRows<row()>::multiply;
   };
   (add(std::integral_constant<int, Row>()), ...);
-  (add_key<Key>(&kernels), ...);
-  kernels.spread_codes = spread_codes;
-  kernels.most_rounded_rows = 4;
-  kernels.multiply_floats = multiply_float_rows;
-  return kernels;
+  (add_key<Key>(kernels), ...);
+  kernels->spread_codes = spread_codes;
+  kernels->most_rounded_rows = 4;
+  kernels->multiply_floats = multiply_float_rows;
 }
 
 }  // namespace

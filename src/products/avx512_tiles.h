@@ -484,29 +484,27 @@ constexpr bool has_element_tiles(int row) {
 }
 
 template <int Key>
-constexpr void add_scale_packing(TileKernels *kernels) {
+void add_scale_packing(TileKernels *kernels) {
   constexpr int kScale = kBlockKeys[Key].scale;
   if constexpr (has_scale_decoder(kScale)) kernels->pack_scales[Key] = pack_scale_tiles<kScale>;
 }
 
 template <int... Row, int... Key>
-constexpr TileKernels make_tiles(std::integer_sequence<int, Row...>, std::integer_sequence<int, Key...>) {
-  TileKernels kernels = {};
+void add_tiles(TileKernels *kernels, std::integer_sequence<int, Row...>, std::integer_sequence<int, Key...>) {
   const auto add = [&](auto row) {
-    if constexpr (has_element_tiles(row())) kernels.pack_elements[row()] = pack_element_tiles<row()>;
+    if constexpr (has_element_tiles(row())) kernels->pack_elements[row()] = pack_element_tiles<row()>;
   };
   (add(std::integral_constant<int, Row>()), ...);
-  kernels.pack_floats = pack_float_tiles;
-  kernels.multiply_floats = multiply_float_tiles;
-  kernels.pack_bfloats = pack_bfloat_tiles;
-  kernels.multiply_bfloats = multiply_bfloat_tiles;
-  kernels.multiply_scaled_bfloats = multiply_scaled_tiles<ScaledBfloatTile, kMostRows, 2>;
-  (add_scale_packing<Key>(&kernels), ...);
-  kernels.pack_scaled_bfloats = pack_e2m1_bfloats;
-  kernels.pack_integers = pack_integer_tiles;
-  kernels.spread_integers = spread_integer_rows;
-  kernels.multiply_integers = multiply_scaled_tiles<IntegerTile, kMostIntegerRows, 4>;
-  return kernels;
+  kernels->pack_floats = pack_float_tiles;
+  kernels->multiply_floats = multiply_float_tiles;
+  kernels->pack_bfloats = pack_bfloat_tiles;
+  kernels->multiply_bfloats = multiply_bfloat_tiles;
+  kernels->multiply_scaled_bfloats = multiply_scaled_tiles<ScaledBfloatTile, kMostRows, 2>;
+  (add_scale_packing<Key>(kernels), ...);
+  kernels->pack_scaled_bfloats = pack_e2m1_bfloats;
+  kernels->pack_integers = pack_integer_tiles;
+  kernels->spread_integers = spread_integer_rows;
+  kernels->multiply_integers = multiply_scaled_tiles<IntegerTile, kMostIntegerRows, 4>;
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 // Layout: any that lines.h reads; what lies in order is multiplied where it lies.
 // Trick: a line is cut into segments of fixed length, each summed by one thread and all added in order, so that results
 // do not depend on the threads.
+#include "host/level.h"
 #include "host/threads.h"
 #include "kernels.h"
 #include "reader.h"

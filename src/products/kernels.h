@@ -191,7 +191,7 @@ struct ProductKernels {
   LineKernels lines;
 };
 
-// The kernels of the level in use, complete.
+// The kernels of a level, with those of slower levels where it has none.
 const ProductKernels &product_kernels(int level);
 
 }  // namespace dlfp4

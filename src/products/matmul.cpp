@@ -3,7 +3,9 @@
 // Trick: a's rows are prepared once in the workspace; a panel of b serves all rows of its tile from the cache.
 #include <string.h>
 
+#include "codecs/plan.h"
 #include "few_rows.h"
+#include "host/level.h"
 #include "host/threads.h"
 #include "panels.h"
 #include "rules/numerics.h"

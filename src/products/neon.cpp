@@ -1,5 +1,5 @@
 // The NEON level's kernels for products: FP4, FP6, integers and floats.
-// Layout: as in product_kernels.h; 16 bytes a vector.
+// Layout: as in kernels.h; 16 bytes a vector.
 // Trick: values of both sides by table, multiplied to 16 bits, which hold the sums of many products of FP4.
 #include <arm_neon.h>
 #include <string.h>
@@ -244,7 +244,7 @@ struct NeonDots : Neon {
 // --- The table -------------------------------------------------------------------------------
 
 template <int Row>
-constexpr void add_sums(ProductKernels *kernels) {
+void add_sums(ProductKernels *kernels) {
   if constexpr (is_summed_as_float(Row)) {
     kernels->sum_floats[Row] = sum_floats<NeonDots, Row>;
   } else if constexpr (is_float(kFormats[Row]) && is_integer(Row)) {
@@ -254,35 +254,34 @@ constexpr void add_sums(ProductKernels *kernels) {
 }
 
 template <int Key, int64_t kBlock>
-constexpr void add_fp4(ProductKernels *kernels) {
+void add_fp4(ProductKernels *kernels) {
   if constexpr (is_fp4(kBlockKeys[Key], DLFP4_float8_e4m3fn, kBlock)) kernels->sum_blocks[Key] = sum_two_level<kBlock>;
   if constexpr (is_fp4(kBlockKeys[Key], DLFP4_float8_e8m0fnu, kBlock)) kernels->sum_blocks[Key] = sum_power<kBlock>;
 }
 
 template <int Key>
-constexpr void add_key(ProductKernels *kernels) {
+void add_key(ProductKernels *kernels) {
   add_scaled_sum<NeonDots, Key>(kernels);
   add_fp4<Key, 16>(kernels);
   add_fp4<Key, 32>(kernels);
 }
 
 template <int... Row, int... Key>
-constexpr ProductKernels make_kernels(std::integer_sequence<int, Row...>, std::integer_sequence<int, Key...>) {
-  ProductKernels kernels = {};
-  (add_sums<Row>(&kernels), ...);
-  kernels.sum_integers[DLFP4_float4_e2m1fn][1] = sum_nibbles<DLFP4_float4_e2m1fn>;
-  kernels.sum_integers[DLFP4_int4][1] = sum_nibbles<DLFP4_int4>;
-  kernels.sum_integers[DLFP4_int8][0] = sum_int8;
-  (add_key<Key>(&kernels), ...);
-  kernels.lines.multiply_floats = multiply_float_lines<NeonDots>;
-  (add_codes<NeonDots, Row>(&kernels.lines), ...);
-  return kernels;
+void add_kernels(ProductKernels *kernels, std::integer_sequence<int, Row...>, std::integer_sequence<int, Key...>) {
+  (add_sums<Row>(kernels), ...);
+  kernels->sum_integers[DLFP4_float4_e2m1fn][1] = sum_nibbles<DLFP4_float4_e2m1fn>;
+  kernels->sum_integers[DLFP4_int4][1] = sum_nibbles<DLFP4_int4>;
+  kernels->sum_integers[DLFP4_int8][0] = sum_int8;
+  (add_key<Key>(kernels), ...);
+  kernels->lines.multiply_floats = multiply_float_lines<NeonDots>;
+  (add_codes<NeonDots, Row>(&kernels->lines), ...);
 }
 
 }  // namespace
 
-extern const ProductKernels neon_products;
-const ProductKernels neon_products =
-    make_kernels(std::make_integer_sequence<int, DLFP4_NUM_DTYPES>(), std::make_integer_sequence<int, kNumKeys>());
+void add_neon_products(ProductKernels *kernels) {
+  add_kernels(kernels, std::make_integer_sequence<int, DLFP4_NUM_DTYPES>(),
+              std::make_integer_sequence<int, kNumKeys>());
+}
 
 }  // namespace dlfp4

@@ -6,6 +6,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "codecs/plan.h"
+#include "host/level.h"
 #include "rules/numerics.h"
 #include "rules/sums.h"
 
@@ -95,7 +97,7 @@ dlfp4_status make_reader(const dlfp4_lines &lines, int level, Reader *reader) {
   reader->lines = &lines;
   reader->level = level;
   reader->blocks = &block_kernels(level);
-  reader->scalar = &scalar_block_kernels();
+  reader->scalar = &block_kernels(scalar_level());
   reader->scaled = false;
   const dlfp4_status status = describe_elements(lines, reader);
   if (status != DLFP4_OK) return status;

@@ -6,8 +6,9 @@
 
 #include <stdint.h>
 
-#include "codecs/plan.h"
+#include "blocks/kernels.h"
 #include "rules/matrix.h"
+#include "rules/operand.h"
 
 namespace dlfp4 {
 

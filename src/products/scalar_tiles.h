@@ -1,5 +1,5 @@
 // Tiles of matrix products, a row at a time.
-// Layout: as in product_kernels.h.
+// Layout: as in kernels.h.
 // Trick: the loops over a panel's columns are what a compiler makes vectors of.
 #ifndef DLFP4_SRC_PRODUCTS_SCALAR_TILES_H_
 #define DLFP4_SRC_PRODUCTS_SCALAR_TILES_H_
@@ -100,21 +100,19 @@ void multiply_integers(const uint8_t *panel, const float *scales, const IntegerR
 }
 
 template <int Key>
-constexpr void add_scale_packing(TileKernels *kernels) {
+void add_scale_packing(TileKernels *kernels) {
   constexpr int kScale = kBlockKeys[Key].scale;
   if constexpr (kFormats[kScale].bits == 8) kernels->pack_scales[Key] = pack_scales<kScale>;
 }
 
 template <int... Key>
-constexpr TileKernels make_tile_kernels(std::integer_sequence<int, Key...>) {
-  TileKernels kernels = {};
-  kernels.pack_floats = pack_floats;
-  kernels.multiply_floats = multiply_floats;
-  (add_scale_packing<Key>(&kernels), ...);
-  kernels.pack_integers = pack_integers;
-  kernels.spread_integers = spread_integers;
-  kernels.multiply_integers = multiply_integers;
-  return kernels;
+void add_tiles(TileKernels *kernels, std::integer_sequence<int, Key...>) {
+  kernels->pack_floats = pack_floats;
+  kernels->multiply_floats = multiply_floats;
+  (add_scale_packing<Key>(kernels), ...);
+  kernels->pack_integers = pack_integers;
+  kernels->spread_integers = spread_integers;
+  kernels->multiply_integers = multiply_integers;
 }
 
 }  // namespace

@@ -8,7 +8,6 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "codecs/vector.h"
 #include "host/simd/lanes.h"
 #include "kernels.h"
 #include "rules/numerics.h"
@@ -113,7 +112,7 @@ double sum_scaled(const uint8_t *a, const uint8_t *b, int64_t count, const float
 }
 
 template <class Isa, int Key>
-constexpr void add_scaled_sum(ProductKernels *kernels) {
+void add_scaled_sum(ProductKernels *kernels) {
   constexpr int64_t kBlock = kBlockKeys[Key].length;
   if constexpr (kBlock > 0 && kBlock % Isa::kCodes == 0) kernels->sum_scaled[Key] = sum_scaled<Isa, Key>;
 }

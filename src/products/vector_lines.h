@@ -104,7 +104,7 @@ void multiply_codes(const uint8_t *codes, const float *scales, int64_t block, co
 
 // Lines of float32 need no decoding.
 template <class Isa, int Row>
-constexpr void add_codes(LineKernels *kernels) {
+void add_codes(LineKernels *kernels) {
   constexpr bool kIsFourOrSix = is_integer(Row) && is_float(kFormats[Row]);
   if constexpr (kIsFourOrSix || (is_summed_as_float(Row) && Row != DLFP4_float32))
     kernels->multiply_codes[Row] = multiply_codes<Isa, Row>;

@@ -1,12 +1,11 @@
-// A matrix as lines, the place of each scale, conversion of scale layouts, the shuffle of weights.
-// Layout: scales in the layouts of layouts.h; weights as bytes.
+// A matrix as lines, a format with what follows from it, the place of each scale.
+// Layout: scales in the layouts of layouts.h.
 // Trick: scales that lie next to each other are copied at once.
 #include "matrix.h"
 
 #include <string.h>
 
-#include "codecs/plan.h"
-#include "host/threads.h"
+#include "operand.h"
 
 namespace dlfp4 {
 namespace {
@@ -84,20 +83,6 @@ bool find_format(int number, FormatInfo *format) {
   return true;
 }
 
-ScaleRule make_rule(const FormatInfo &format, const dlfp4_recipe &recipe, const dlfp4_tensor_scale *scale) {
-  const Format element = kFormats[format.row->element];
-  ScaleRule rule = {};
-  rule.zero_scale = recipe.zero_scale;
-  rule.least = bits_of(recipe.eps);
-  rule.pow2 = recipe.pow2;
-  compute([&] {
-    set_types(&rule, element, kFormats[format.row->scale]);
-    set_encode(&rule, scale ? scale->encode : 1);
-  });
-  rule.carry = carry_of_power(recipe.scale_rule, rule.largest, element.mantissa);
-  return rule;
-}
-
 Scales make_scales(const dlfp4_blocks &blocks, const FormatInfo &format) {
   const int64_t columns = divide_up(blocks.length, format.block);
   return {static_cast<uint8_t *>(blocks.scales),
@@ -149,10 +134,6 @@ void load_scales_across(const Scales &scales, int64_t line, int64_t count, int64
            static_cast<size_t>(scales.bytes));
 }
 
-int64_t padded_bytes(int layout, int64_t rows, int64_t columns, int itemsize) {
-  return round_up(rows, dlfp4_layouts[layout].rows) * round_up(columns, dlfp4_layouts[layout].columns) * itemsize;
-}
-
 bool is_addressable(const dlfp4_blocks &blocks, const FormatInfo &format, int64_t lines) {
   const bool dense = blocks.length <= 1 || blocks.strides[1] == 1;
   const bool whole_bytes = lines <= 1 || blocks.strides[0] * format.bits % 8 == 0;
@@ -179,37 +160,5 @@ int dlfp4_find_format(const char *name) {
   for (int number = 0; number < DLFP4_NUM_FORMATS; ++number)
     if (strcmp(dlfp4_formats[number].name, name) == 0) return number;
   return -1;
-}
-
-dlfp4_status dlfp4_convert_scales(const void *src, int src_layout, void *dst, int dst_layout, int64_t rows,
-                                  int64_t columns, int itemsize, uint8_t fill) {
-  using namespace dlfp4;
-  if (src_layout < 0 || src_layout >= DLFP4_NUM_LAYOUTS || dst_layout < 0 || dst_layout >= DLFP4_NUM_LAYOUTS)
-    return DLFP4_E_OPTION;
-  const auto make = [=](const void *data, int layout) {
-    const int64_t padded = round_up(columns, dlfp4_layouts[layout].columns);
-    return Scales{static_cast<uint8_t *>(const_cast<void *>(data)), layout, itemsize, columns, 1, padded, 1};
-  };
-  const Scales from = make(src, src_layout), to = make(dst, dst_layout);
-  memset(dst, fill, static_cast<size_t>(padded_bytes(dst_layout, rows, columns, itemsize)));
-  for (int64_t row = 0; row < rows; ++row) {
-    visit_row(to, row, 0, columns,
-              [&](uint8_t *place, int64_t first, int64_t run) { load_scales(from, row, first, run, place); });
-  }
-  return DLFP4_OK;
-}
-
-dlfp4_status dlfp4_shuffle_weight(const void *src, void *dst, int64_t rows, int64_t columns, int back) {
-  constexpr int64_t kTile = 16;  // bytes of a row that stay together
-  if (rows % kTile != 0 || columns % (2 * kTile) != 0) return DLFP4_E_SHAPE;
-  const uint8_t *const from = static_cast<const uint8_t *>(src);
-  uint8_t *const to = static_cast<uint8_t *>(dst);
-  for (int64_t i = 0; i < rows; ++i) {
-    for (int64_t j = 0; j < columns; j += kTile) {
-      const int64_t plain = i * columns + j, shuffled = dlfp4_offset_aiter_weight(i, j, columns);
-      memcpy(to + (back ? plain : shuffled), from + (back ? shuffled : plain), kTile);
-    }
-  }
-  return DLFP4_OK;
 }
 }

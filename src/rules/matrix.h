@@ -6,7 +6,7 @@
 
 #include <stdint.h>
 
-#include "blocks/kernels.h"
+#include "block_keys.h"
 #include "dlfp4/dlfp4.h"
 #include "formats.h"
 #include "layouts.h"
@@ -56,8 +56,6 @@ constexpr int64_t kTileBlocks = kTileLength / kLeastBlock;  // of a line
 // False where there is no such format.
 bool find_format(int number, FormatInfo *format);
 
-ScaleRule make_rule(const FormatInfo &format, const dlfp4_recipe &recipe, const dlfp4_tensor_scale *scale);
-
 // The scales of a quantized matrix in memory.
 struct Scales {
   uint8_t *data;
@@ -80,9 +78,6 @@ void load_scales(const Scales &scales, int64_t line, int64_t block, int64_t coun
 // The same of one block of `count` lines, from `line` on.
 void store_scales_across(const Scales &scales, int64_t line, int64_t count, int64_t block, const uint8_t *stored);
 void load_scales_across(const Scales &scales, int64_t line, int64_t count, int64_t block, uint8_t *stored);
-
-// Bytes of a padded matrix of scales.
-int64_t padded_bytes(int layout, int64_t rows, int64_t columns, int itemsize);
 
 // True where packed lines start on bytes and have no gaps between elements, or elements are bytes.
 bool is_addressable(const dlfp4_blocks &blocks, const FormatInfo &format, int64_t lines);

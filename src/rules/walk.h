@@ -6,8 +6,8 @@
 
 #include <stdint.h>
 
-#include "codecs/kernels.h"
 #include "dlfp4/dlfp4.h"
+#include "operand.h"
 
 namespace dlfp4 {
 

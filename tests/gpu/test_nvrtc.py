@@ -31,7 +31,7 @@ def compiler(monkeypatch, tmp_path):
 
 @pytest.fixture
 def sources(monkeypatch, tmp_path):
-    for name in ("cuda/image.cu", "numerics.h", "cpu/scalar.cpp"):
+    for name in ("products/cuda/image.cu", "rules/numerics.h", "codecs/scalar.cpp"):
         (tmp_path / "src" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "src" / name).write_text(f"// {name}")
     monkeypatch.setattr(nvrtc, "source_folder", lambda: tmp_path / "src")
@@ -47,10 +47,10 @@ def test_images_are_compiled_once(compiler, tmp_path):
 
 def test_images_are_compiled_anew_for_what_they_depend_on(compiler, sources, monkeypatch):
     nvrtc.load_image("90")
-    (sources / "cpu" / "scalar.cpp").write_text("// no part of an image")
+    (sources / "codecs" / "scalar.cpp").write_text("// no part of an image")
     nvrtc.load_image("90")
     assert len(compiler.made) == 1
-    (sources / "numerics.h").write_text("// another rule")
+    (sources / "rules" / "numerics.h").write_text("// another rule")
     nvrtc.load_image("90")
     assert len(compiler.made) == 2
     monkeypatch.setattr(compiler, "version", lambda self: "13.1")

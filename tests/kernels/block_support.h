@@ -12,6 +12,7 @@
 #include "codecs/plan.h"
 #include "rules/formats.h"
 #include "rules/scaling.h"
+#include "host/level.h"
 
 namespace dlfp4 {
 namespace {
@@ -60,7 +61,7 @@ struct Output {
 // Calls the kernel of every level that has one of its own, and compares what it returns and writes.
 template <class KernelOf, class Call>
 void compare(const char *test, std::initializer_list<Output> outputs, KernelOf kernel_of, Call call) {
-  const auto scalar = kernel_of(scalar_block_kernels());
+  const auto scalar = kernel_of(block_kernels(scalar_level()));
   bool known = false, expected = false;
   for (int i = 0; i < num_levels; ++i) {
     const auto kernel = kernel_of(*levels[i].kernels);

@@ -111,7 +111,7 @@ void each_pair(Body body) {
 
 template <class Body>
 void each_level(Body body) {
-  for (const char *name : {"scalar", "avx2", "avx512", "neon"})
+  for (int number = 0; const char *name = dlfp4_isa_numbered(number); ++number)
     if (dlfp4_set_isa(name) == DLFP4_OK) body(name);
   dlfp4_set_isa(nullptr);
 }

@@ -9,13 +9,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 IN_WHEEL = re.compile(
     r"dlfp4/(\w+/)*(\w+\.py|_core\.pyi|_core\.[\w-]+\.so|py\.typed)|dlfp4/include/dlfp4/\w+\.h|dlfp4-.*\.dist-info/.*"
-    r"|dlfp4/src/(cuda/)?\w+\.(h|def|cuh|cu)"
+    r"|dlfp4/src/(rules|gpu|(codecs|blocks|products)/cuda)/\w+\.(h|def|cuh|cu)"
 )
 NEEDED = {
     "dlfp4/_core.pyi",
     "dlfp4/py.typed",
     *(f"dlfp4/include/dlfp4/{path.name}" for path in ROOT.glob("include/dlfp4/*")),
-    *(f"dlfp4/{path.relative_to(ROOT)}" for path in ROOT.glob("src/cuda/*.cu*")),  # for NVRTC
+    *(f"dlfp4/{path.relative_to(ROOT)}" for path in ROOT.glob("src/**/*.cu*")),  # for NVRTC
 }
 SOURCES = [f"{folder}/**/*{end}" for folder in ("dlfp4", "src", "include", "tests", "benchmarks", "examples")
            for end in (".py", ".pyi", ".pyx", ".pxi", ".pxd", ".h", ".def", ".cpp", ".cu", ".cuh")]  # fmt: skip

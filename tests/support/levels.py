@@ -10,7 +10,7 @@ import pytest
 
 from .capsules import run_python
 
-LEVELS = ["avx512", "avx2", "neon", "scalar"]  # the fastest first
+LEVELS = ["avx512_bf16", "avx512", "avx2", "neon", "scalar"]  # the fastest first
 
 
 def python_at(level, *arguments):

@@ -21,13 +21,8 @@ check_isa()
 
 
 def cpu_isa():
-    """The instruction set of the host kernels in use: "scalar", "avx2", "avx512" or "neon"."""
+    """The instruction set of the host kernels in use: "scalar", "avx2", "avx512", "avx512_bf16" or "neon"."""
     return dlfp4_isa().decode()
-
-
-def _products_isa():
-    """The same of the kernels for products, which not every AVX-512 has all instructions for."""
-    return dlfp4_products_isa().decode()
 
 
 def cuda_available():

@@ -1,4 +1,4 @@
-# Weights in the order in which the matrix kernels of CUDA devices read them (src/cuda/prepared.h), and those kernels.
+# Weights in the order in which the matrix kernels of CUDA devices read them (src/products/cuda/prepared.h), and those kernels.
 # To the outside "prepared" is a scale layout; what does not know it takes `plain` tensors.
 
 cdef inline bint is_prepared(ScaledTensor self) noexcept:

@@ -14,7 +14,7 @@ cdef list DTYPES = [find_dtype(dlfp4_dtypes[row].name.decode()) for row in range
 cdef str KNOWN_NAMES = ", ".join([dtype.name for dtype in DTYPES if dtype is not None])
 
 cdef enum:
-    NUM_CODES = 32   # as src/cpu/dispatch.cpp has it
+    NUM_CODES = 32   # as src/rules/operand.cpp has it
     NUM_NUMPY_TYPES = 512
     NO_ROW = -1
 

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <utility>
 
+#include "blocks/scales.h"
 #include "gpu/context.h"
 #include "gpu/jobs.h"
 #include "gpu/keys.h"

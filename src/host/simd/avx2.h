@@ -8,8 +8,6 @@
 #include <immintrin.h>
 #include <string.h>
 
-#include "codecs/kernels.h"
-#include "codecs/vector.h"
 #include "decode_rules.h"
 
 namespace dlfp4 {
@@ -160,20 +158,6 @@ void store_codes(uint8_t *dst, __m256i codes) {
     const __m256i halves = _mm256_shuffle_epi8(join_fours<2>(codes), load(kFirstOfDwords<1>));
     store_8_bytes(dst, _mm_unpacklo_epi32(_mm256_castsi256_si128(halves), upper(halves)));
   }
-}
-
-template <int Bits>
-void pack_codes(const uint8_t *src, uint8_t *dst, int64_t count, const Mode &) {
-  in_steps<kCodes, 8, Bits>(src, dst, count, [](const uint8_t *from, uint8_t *to) DLFP4_ALWAYS_INLINE {
-    store_codes<Bits>(to, clear_noise<Bits>(load_codes<8, 1>(from)));
-  });
-}
-
-template <int Bits>
-void unpack_codes(const uint8_t *src, uint8_t *dst, int64_t count, const Mode &) {
-  in_steps<kCodes, Bits, 8>(src, dst, count, [](const uint8_t *from, uint8_t *to) DLFP4_ALWAYS_INLINE {
-    store_codes<8>(to, load_codes<Bits, 1>(from));
-  });
 }
 
 }  // namespace

@@ -13,8 +13,6 @@
 #include <immintrin.h>
 #include <stdint.h>
 
-#include "codecs/kernels.h"
-
 namespace dlfp4 {
 namespace {
 

@@ -6,7 +6,6 @@
 
 #include <stdint.h>
 
-#include "codecs/vector.h"
 #include "lanes.h"
 #include "rules/encode_rule.h"
 #include "rules/numerics.h"

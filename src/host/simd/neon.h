@@ -7,8 +7,6 @@
 #include <arm_neon.h>
 #include <string.h>
 
-#include "codecs/kernels.h"
-#include "codecs/vector.h"
 #include "decode_rules.h"
 
 namespace dlfp4 {
@@ -115,20 +113,6 @@ void store_codes(uint8_t *dst, uint8x16_t codes) {
     vst1q_u8(bytes, packed);
     memcpy(dst, bytes, kCodes * Bits / 8);
   }
-}
-
-template <int Bits>
-void pack_codes(const uint8_t *src, uint8_t *dst, int64_t count, const Mode &) {
-  in_steps<kCodes, 8, Bits>(src, dst, count, [](const uint8_t *from, uint8_t *to) {
-    store_codes<Bits>(to, clear_noise<Bits>(load_codes<8>(from)));
-  });
-}
-
-template <int Bits>
-void unpack_codes(const uint8_t *src, uint8_t *dst, int64_t count, const Mode &) {
-  in_steps<kCodes, Bits, 8>(src, dst, count, [](const uint8_t *from, uint8_t *to) {
-    store_codes<8>(to, clear_noise<Bits>(load_codes<Bits>(from)));
-  });
 }
 
 }  // namespace

@@ -1,0 +1,51 @@
+// The scalar kernels of block scaling as a table: complete, so that all other levels fall through to it.
+#include "scalar.h"
+
+#include <utility>
+
+namespace dlfp4 {
+namespace {
+
+template <int Rounding, int From, int To>
+void add_encoders(BlockKernels *kernels) {
+  kernels->encode[Rounding][From][To] = encode<Rounding, kSourceRows[From], kElementRows[To]>;
+  kernels->encode_across[Rounding][From][To] = encode_across<Rounding, kSourceRows[From], kElementRows[To]>;
+}
+
+template <int From, int To, int... Rounding>
+void add_pair(BlockKernels *kernels, std::integer_sequence<int, Rounding...>) {
+  (add_encoders<Rounding, From, To>(kernels), ...);
+  kernels->decode[To][From] = decode_blocks<kElementRows[To], kSourceRows[From]>;
+  kernels->decode_across[To][From] = decode_across<kElementRows[To], kSourceRows[From]>;
+}
+
+template <int From, int... To>
+void add_floats(BlockKernels *kernels, std::integer_sequence<int, To...>) {
+  kernels->find_largest[From] = find_largest<kSourceRows[From]>;
+  kernels->join_largest[From] = join_largest<kSourceRows[From]>;
+  (add_pair<From, To>(kernels, std::make_integer_sequence<int, kNumRoundings>()), ...);
+}
+
+template <int... Bits>
+void add_turns(BlockKernels *kernels) {
+  ((kernels->pack_across[Bits] = pack_across<Bits>), ...);
+  ((kernels->unpack_across[Bits] = unpack_across<Bits>), ...);
+}
+
+template <int... From, int... To, int... Key>
+void add_block_kernels(BlockKernels *kernels, std::integer_sequence<int, From...>, std::integer_sequence<int, To...> to,
+                       std::integer_sequence<int, Key...>) {
+  (add_floats<From>(kernels, to), ...);
+  add_turns<4, 6, 8>(kernels);
+  ((kernels->find_scales[Key] = find_scales<Key>), ...);
+  ((kernels->decode_scales[Key] = decode_scales<Key>), ...);
+}
+
+}  // namespace
+
+void add_scalar_blocks(BlockKernels *kernels) {
+  add_block_kernels(kernels, std::make_integer_sequence<int, kNumSources>(),
+                    std::make_integer_sequence<int, kNumElements>(), std::make_integer_sequence<int, kNumKeys>());
+}
+
+}  // namespace dlfp4

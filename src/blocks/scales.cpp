@@ -1,0 +1,71 @@
+// The rule of a format and a recipe, conversion of scale layouts, the shuffle of weights.
+// Layout: scales in the layouts of layouts.h; weights as bytes.
+#include "scales.h"
+
+#include <string.h>
+
+#include "dlfp4/dlfp4.h"
+#include "host/threads.h"
+#include "rules/numerics.h"
+
+namespace dlfp4 {
+
+ScaleRule make_rule(const FormatInfo &format, const dlfp4_recipe &recipe, const dlfp4_tensor_scale *scale) {
+  const Format element = kFormats[format.row->element];
+  ScaleRule rule = {};
+  rule.zero_scale = recipe.zero_scale;
+  rule.least = bits_of(recipe.eps);
+  rule.pow2 = recipe.pow2;
+  compute([&] {
+    set_types(&rule, element, kFormats[format.row->scale]);
+    set_encode(&rule, scale ? scale->encode : 1);
+  });
+  rule.carry = carry_of_power(recipe.scale_rule, rule.largest, element.mantissa);
+  return rule;
+}
+
+int64_t padded_bytes(int layout, int64_t rows, int64_t columns, int itemsize) {
+  return round_up(rows, dlfp4_layouts[layout].rows) * round_up(columns, dlfp4_layouts[layout].columns) * itemsize;
+}
+
+}  // namespace dlfp4
+
+extern "C" {
+
+dlfp4_status dlfp4_convert_scales(const void *src, int src_layout, void *dst, int dst_layout, int64_t rows,
+                                  int64_t columns, int itemsize, uint8_t fill) {
+  using namespace dlfp4;
+  if (src_layout < 0 || src_layout >= DLFP4_NUM_LAYOUTS || dst_layout < 0 || dst_layout >= DLFP4_NUM_LAYOUTS)
+    return DLFP4_E_OPTION;
+  const auto make = [=](const void *data, int layout) {
+    const int64_t padded = round_up(columns, dlfp4_layouts[layout].columns);
+    return Scales{static_cast<uint8_t *>(const_cast<void *>(data)), layout, itemsize, columns, 1, padded, 1};
+  };
+  const Scales from = make(src, src_layout), to = make(dst, dst_layout);
+  memset(dst, fill, static_cast<size_t>(padded_bytes(dst_layout, rows, columns, itemsize)));
+  constexpr int64_t kAtOnce = 256, kLargestScale = 4;
+  uint8_t scales[kAtOnce * kLargestScale];
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t first = 0; first < columns; first += kAtOnce) {
+      const int64_t count = least(kAtOnce, columns - first);
+      load_scales(from, row, first, count, scales);
+      store_scales(to, row, first, count, scales);
+    }
+  }
+  return DLFP4_OK;
+}
+
+dlfp4_status dlfp4_shuffle_weight(const void *src, void *dst, int64_t rows, int64_t columns, int back) {
+  constexpr int64_t kTile = 16;  // bytes of a row that stay together
+  if (rows % kTile != 0 || columns % (2 * kTile) != 0) return DLFP4_E_SHAPE;
+  const uint8_t *const from = static_cast<const uint8_t *>(src);
+  uint8_t *const to = static_cast<uint8_t *>(dst);
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t j = 0; j < columns; j += kTile) {
+      const int64_t plain = i * columns + j, shuffled = dlfp4_offset_aiter_weight(i, j, columns);
+      memcpy(to + (back ? plain : shuffled), from + (back ? shuffled : plain), kTile);
+    }
+  }
+  return DLFP4_OK;
+}
+}

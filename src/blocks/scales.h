@@ -1,0 +1,16 @@
+// What quantizing and dequantizing need of scales beside their places: the rule of a format and a recipe, padding.
+#ifndef DLFP4_SRC_BLOCKS_SCALES_H_
+#define DLFP4_SRC_BLOCKS_SCALES_H_
+
+#include "rules/matrix.h"
+
+namespace dlfp4 {
+
+ScaleRule make_rule(const FormatInfo &format, const dlfp4_recipe &recipe, const dlfp4_tensor_scale *scale);
+
+// Bytes of a padded matrix of scales.
+int64_t padded_bytes(int layout, int64_t rows, int64_t columns, int itemsize);
+
+}  // namespace dlfp4
+
+#endif  // DLFP4_SRC_BLOCKS_SCALES_H_

@@ -1,0 +1,48 @@
+// One side of an operation: which type its elements have, and whether they are packed.
+// Layout: packed (sub-byte types only), or an element a byte and more.
+#ifndef DLFP4_SRC_RULES_OPERAND_H_
+#define DLFP4_SRC_RULES_OPERAND_H_
+
+#include <stdint.h>
+#include <string.h>
+
+#include "dlfp4/dlfp4.h"
+#include "dtypes.h"
+
+namespace dlfp4 {
+
+struct Operand {
+  uint8_t row;  // of dtypes.def
+  bool packed;
+};
+
+// The row of a DLPack type with lanes = 1, or -1.
+int find_row(uint8_t code, uint8_t bits);
+
+// What the elements of a view are; false where they are of no known type.
+bool find_operand(const dlfp4_view &view, Operand *operand);
+
+// Bits from one element to the next.
+inline int spacing(Operand operand) {
+  const int bits = dlfp4_dtypes[operand.row].bits;
+  return operand.packed || bits > 8 ? bits : 8;
+}
+
+// A field that is an enum, as the number that it is in memory: C callers may store any.
+template <class Enum>
+int number_of(const Enum &field) {
+  int number;
+  static_assert(sizeof(number) == sizeof(field), "an enum is as wide as an int");
+  memcpy(&number, &field, sizeof(number));
+  return number;
+}
+
+// Copies `bits` of codes, without a last byte's spare bits.
+static inline void copy_codes(uint8_t *dst, const uint8_t *src, int64_t bits) {
+  memcpy(dst, src, static_cast<size_t>((bits + 7) / 8));
+  if (bits % 8) dst[bits / 8] &= static_cast<uint8_t>((1 << bits % 8) - 1);
+}
+
+}  // namespace dlfp4
+
+#endif  // DLFP4_SRC_RULES_OPERAND_H_
