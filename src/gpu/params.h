@@ -250,10 +250,10 @@ struct DotSide {
   int layout;
   int64_t scale_stride, scale_step, padded_columns;
   int line_shift, block_shift;  // log2 of the lines and elements that share a scale
-  int key;                      // the place of such blocks among kBlockKeys
   int kind;
-  Format scale;
+  int key;              // the place of such blocks among kBlockKeys
   const float *decode;  // the tensor's scale, on the device; null: 1
+  Format scale;
 };
 
 struct DotParams {

@@ -93,10 +93,12 @@ __device__ inline uint32_t stored_scale(const DotSide &side, int64_t line, int64
   return side.kind == DLFP4_LARGEST ? reinterpret_cast<const uint32_t *>(side.scales)[place] : side.scales[place];
 }
 
-// Of a block, or 1.
+// Of a block, or 1: of any type, or of those that decode_fast knows.
+template <bool AnyScale>
 __device__ inline float block_scale(const DotSide &side, int64_t line, int64_t position) {
   if (side.scales == nullptr) return 1;
-  return decode_any(side.kind, side.scale, stored_scale(side, line, position), 1.0f);
+  const uint32_t stored = stored_scale(side, line, position);
+  return AnyScale ? decode_any(side.kind, side.scale, stored, 1.0f) : decode_fast(side.kind, stored, 1.0f);
 }
 
 __device__ inline uint64_t load_element(const DotSide &side, int64_t element) {
@@ -107,18 +109,21 @@ __device__ inline uint64_t load_element(const DotSide &side, int64_t element) {
   return load_code(side.data, element, side.bits, side.element);
 }
 
+template <bool AnyScale>
 __device__ inline float element_of(const DotSide &side, const float *table, int64_t line, int64_t position) {
   const uint64_t code = load_element(side, line * side.line_stride + position * side.step);
   const float value = table != nullptr && side.bits <= 8 ? table[code] : value_by_rule(side, code);
-  return side.scales == nullptr ? value : decoded(value, block_scale(side, line, position));
+  return side.scales == nullptr ? value : decoded(value, block_scale<AnyScale>(side, line, position));
 }
 
 // A lane's share of the elements [first, s.last); without tables by the rule.
+template <bool AnyScale>
 __device__ __noinline__ double sum_elements(const DotParams &p, const float *of_a, const float *of_b, const Segment &s,
                                             int64_t first, int lane) {
   double sum = 0;
   for (int64_t k = first + lane; k < s.last; k += p.team)
-    sum += static_cast<double>(element_of(p.a, of_a, s.a, k)) * static_cast<double>(element_of(p.b, of_b, s.b, k));
+    sum += static_cast<double>(element_of<AnyScale>(p.a, of_a, s.a, k)) *
+           static_cast<double>(element_of<AnyScale>(p.b, of_b, s.b, k));
   return sum;
 }
 
@@ -135,7 +140,8 @@ struct DotTables {
 __device__ inline void sum_any(const DotParams &p) {
   __shared__ DotTables tables;
   tables.fill(p);
-  sum_segments(p, [&](const Segment &s, int lane) { return sum_elements(p, tables.a, tables.b, s, s.first, lane); });
+  sum_segments(p,
+               [&](const Segment &s, int lane) { return sum_elements<true>(p, tables.a, tables.b, s, s.first, lane); });
 }
 
 // --- Sums of floats --------------------------------------------------------------------------
@@ -249,8 +255,8 @@ __device__ inline double sum_step(const DotParams &p, const DotTables &tables, c
   load_words(bytes_at(p.b, s.b, first), p.b.bits, of_b);
   decode_words(p.a, of_a, tables.a, a);
   decode_words(p.b, of_b, tables.b, b);
-  scale_values(block_scale(p.a, s.a, first), a);
-  scale_values(block_scale(p.b, s.b, first), b);
+  scale_values(block_scale<true>(p.a, s.a, first), a);
+  scale_values(block_scale<true>(p.b, s.b, first), b);
   return sum_floats<kStep>(a, b);
 }
 
@@ -261,7 +267,7 @@ __device__ inline void sum_steps(const DotParams &p) {
     const int64_t whole = s.last - (s.last - s.first) % kStep;
     double sum = 0;
     for (int64_t k = s.first + lane * kStep; k < whole; k += p.team * kStep) sum += sum_step(p, tables, s, k);
-    return sum + sum_elements(p, tables.a, tables.b, s, whole, lane);
+    return sum + sum_elements<true>(p, tables.a, tables.b, s, whole, lane);
   });
 }
 
@@ -275,7 +281,7 @@ struct KnownStep {
 
   __device__ void load(const DotSide &side, int64_t line, int64_t first) {
     load_words<kFormats[Row].bits>(bytes_at(side, line, first), words);
-    scale = side.scales == nullptr ? 1 : decode_fast(side.kind, stored_scale(side, line, first), 1.0f);
+    scale = block_scale<false>(side, line, first);
   }
 
   __device__ void decode(float *values) const {
@@ -309,7 +315,7 @@ __device__ inline double sum_known_steps(const DotParams &p, const Segment &s, i
     }
   }
   const int64_t rest = s.first + steps * kStep;
-  return rest < s.last ? sum + sum_elements(p, nullptr, nullptr, s, rest, lane) : sum;
+  return rest < s.last ? sum + sum_elements<false>(p, nullptr, nullptr, s, rest, lane) : sum;
 }
 
 template <int A, int B>
@@ -511,7 +517,7 @@ __device__ inline double sum_vectors(const DotParams &p, const Segment &s, int l
     for (int i = 0; i < kAhead; ++i) sum.add(of_a[i], of_b[i], scales[i]);
   }
   const int64_t rest = s.first + int64_t{vectors} * kElements;
-  return rest < s.last ? sum.total() + sum_elements(p, nullptr, nullptr, s, rest, lane) : sum.total();
+  return rest < s.last ? sum.total() + sum_elements<false>(p, nullptr, nullptr, s, rest, lane) : sum.total();
 }
 
 template <class Sum>
