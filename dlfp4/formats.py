@@ -34,7 +34,7 @@ class Format:
     block : tuple of int or None
         ``(lines, length)``: so many lines of so many elements share a scale; None: the whole tensor does.
     kind : {"two_level", "power", "largest"}
-        Scales are float8_e4m3fn in units of a float32 scale of the tensor; powers of two; or float32 that map a block's
+        Scales are float8 in units of a float32 scale of the tensor; powers of two; or float32 that map a block's
         largest magnitude to the element type's largest value.
     repeats_scales : bool
         Each line of a block has a scale of its own in memory, all equal.

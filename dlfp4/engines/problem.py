@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+import ml_dtypes
 
 from dlfp4._core import ScaledTensor, Tensor, _parse_dtype, _plain, _without_global_scale, cast, dequantize
 from dlfp4.formats import FLOATS
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from dlfp4._core import Device, _Stream
+    from dlfp4.formats import Format
 
 Operand: TypeAlias = Tensor | ScaledTensor
 
@@ -244,13 +248,31 @@ def decode(x: Operand, stream: _Stream | None = None) -> Tensor:
 def exact_types(x: Operand) -> tuple[str, ...]:
     """The types that hold an operand's values, but for a scale of the whole tensor, exactly."""
     if isinstance(x, ScaledTensor):
-        if x.format.kind == "two_level" or x.format.block is None:  # 6 significant bits, from 2**-10 to 2688; FP8
-            return FLOATS
-        # MX: 4 significant bits and bfloat16's exponents, down to 2**-126.
-        return ("bfloat16", "float32") if x.format.kind == "power" else ("float32",)
+        return exact_types_of(x.format)
     if x.dtype.itemsize == 1:
         return FLOATS
     return (name_of(x.dtype), "float32")
+
+
+@cache
+def exact_types_of(format: Format) -> tuple[str, ...]:
+    """The same of a format: float32, and the types of 16 bits that hold every product of an element and a scale."""
+    if format.block is None:
+        return FLOATS
+    return tuple(name for name in FLOATS if name == "float32" or holds_products(name, format))
+
+
+def holds_products(name: str, format: Format) -> bool:
+    """Whether a type has the bits for them, and the range; bfloat16 has float32's."""
+    finfo: Any = ml_dtypes.finfo  # which has no types
+    target, element, scale = finfo(name), finfo(format.element), finfo(format.scale)
+    bits = element.nmant + 1 + (scale.nmant + 1 if scale.nmant else 0)  # a power of two adds none
+    if bits > target.nmant + 1:
+        return False
+    largest = float(element.max) * float(scale.max)
+    smallest = float(element.smallest_subnormal) * float(scale.smallest_subnormal)
+    fits = largest <= float(target.max) and smallest >= float(target.smallest_subnormal)
+    return fits or name == "bfloat16"
 
 
 def without_tensor_scale(x: ScaledTensor, name: str, stream: _Stream | None) -> tuple[Tensor, Tensor | None]:
