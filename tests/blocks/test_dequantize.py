@@ -18,6 +18,7 @@ from ..support.block_reference import (
     INPUTS,
     MX,
     TWO_LEVEL,
+    WHOLE,
     assert_equal,
     divides,
     make,
@@ -54,7 +55,7 @@ def every_pair(name):
     line = np.resize(np.arange(count, dtype=np.uint8), -(-count // length) * length)
     scales = np.repeat(all_scales(name)[:, None], len(line) // length, 1)
     codes = np.tile(line, (len(scales) * lines, 1))
-    return codes, np.repeat(scales, 16, 0) if name == "nvfp4_16x16" else scales
+    return codes, np.repeat(scales, lines, 0) if FORMATS[name].repeats else scales
 
 
 def assert_values(tensor, expected):
@@ -78,7 +79,7 @@ def test_every_code_under_every_scale(name, target):
         assert_values(q.dequantize(target), np.ascontiguousarray(expected if axis == -1 else expected.T))
 
 
-@pytest.mark.parametrize("name", ["fp8_e4m3", "fp8_e5m2"])
+@pytest.mark.parametrize("name", WHOLE)
 def test_every_code_under_one_scale_for_all(name):
     codes = np.arange(256, dtype=np.uint8).reshape(2, 128)
     for scale, target in itertools.product(all_scales(name), TARGETS):

@@ -18,7 +18,7 @@ from ..support.reference import raw_bytes
 FORMATS = list(dlfp4.formats())
 LAYOUTS = ("linear", "128x4", "8x4", "aiter")
 AXES = (-1, -2, (-1, -2), (-2, -1))
-FLOAT_SCALES = [name for name in FORMATS if name.startswith("fp8")]
+FLOAT_SCALES = [name for name, format in dlfp4.formats().items() if format.scale == np.float32]
 # Into whole blocks of every format, and into none's but those that may be short.
 WHOLE = [(128, 256), (2, 4, 16, 128), (0, 128), (128, 0)]
 RAGGED = [(33, 50), (3, 5, 7), (1, 1)]

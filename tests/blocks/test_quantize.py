@@ -17,6 +17,7 @@ from ..support.block_reference import (
     RECIPES,
     RULES,
     TWO_LEVEL,
+    WHOLE,
     assert_equal,
     divides,
     make,
@@ -59,9 +60,10 @@ def test_the_reference_decodes_to_what_was_encoded(name):
     """Within half a step of the element type at the block's largest magnitude."""
     x = make("normal", (32, 256))
     back = reference.values_of(reference.quantize(x, name, **({"rule": "rceil"} if name in MX else {})), x.shape)
-    largest = reference.spread(np.abs(reference.tiles_of(x, FORMATS[name].block)).max((1, 3)), x.shape, name)
-    if name == "nvfp4_16x16":
-        largest = np.repeat(np.abs(x).reshape(2, 16, 16, 16).max((1, 3)).repeat(16, 0), 16, 1)
+    largest = np.abs(reference.tiles_of(x, FORMATS[name].block)).max((1, 3))
+    if FORMATS[name].repeats:
+        largest = np.repeat(largest, FORMATS[name].block[0], 0)
+    largest = reference.spread(largest, x.shape, name)
     step = 2.0 ** -reference.MANTISSA[FORMATS[name].element] * (1.14 if name in TWO_LEVEL else 1)
     assert (np.abs(back - x) <= largest * step / 2).all()
 
@@ -338,7 +340,7 @@ def test_padding_of_the_aiter_layout_is_the_recipes_zero_scale():
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.0123, 3e-7, 7.5e5, 2.0**-140, 3e38])
-@pytest.mark.parametrize("name", [*TWO_LEVEL, "fp8_e4m3", "fp8_e5m2"])
+@pytest.mark.parametrize("name", [*TWO_LEVEL, *WHOLE])
 def test_given_global_scales(name, scale):
     for kind in ("normal", "scaled blocks", "zeros", "NaN"):
         x = make(kind, (32, 128))
@@ -365,7 +367,7 @@ def test_global_scales_that_are_none(scale):
         dlfp4.quantize(np.ones((1, 16), F), "nvfp4", global_scale=scale)
 
 
-@pytest.mark.parametrize("name", [name for name in FORMATS if name not in (*TWO_LEVEL, "fp8_e4m3", "fp8_e5m2")])
+@pytest.mark.parametrize("name", [name for name in FORMATS if name not in (*TWO_LEVEL, *WHOLE)])
 def test_formats_without_a_global_scale_take_none(name):
     with pytest.raises(ValueError, match=f"{name}.*global_scale"):
         dlfp4.quantize(np.ones((128, 128), F), name, global_scale=1.0)

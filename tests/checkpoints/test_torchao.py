@@ -54,11 +54,11 @@ def ao():
     nv = framework("torchao.prototype.mx_formats.nvfp4_tensor")
     utils = framework("torchao.prototype.mx_formats.utils")
     elements = {
-        "mxfp4": torch.float4_e2m1fn_x2,
-        "mxfp6_e2m3": "fp6_e2m3",
-        "mxfp6_e3m2": "fp6_e3m2",
-        "mxfp8_e4m3": torch.float8_e4m3fn,
-        "mxfp8_e5m2": torch.float8_e5m2,
+        "float4_e2m1fn": torch.float4_e2m1fn_x2,
+        "float6_e2m3fn": "fp6_e2m3",
+        "float6_e3m2fn": "fp6_e3m2",
+        "float8_e4m3fn": torch.float8_e4m3fn,
+        "float8_e5m2": torch.float8_e5m2,
     }
 
     def tensor(x):
@@ -75,7 +75,8 @@ def ao():
         return Parts(octets(scales), unpacked_codes(codes.tobytes(), 4, 2 * codes.size) if packed else codes)
 
     def to_mx(x, name, rule):
-        scales, data = mx.to_mx(tensor(x), elements[name], 32, mx.ScaleCalculationMode[rule.upper()])
+        row = FORMATS[name]
+        scales, data = mx.to_mx(tensor(x), elements[row.element], row.block[1], mx.ScaleCalculationMode[rule.upper()])
         found = parts(name, scales, data)
         return Parts(found.scales, found.codes.reshape(x.shape))
 
@@ -148,9 +149,9 @@ def mx_multiplier(codes, rule):
 
 def compare_mx(x, name, rule, theirs):
     """Assert all that the table says; returns the causes that made a difference."""
-    element = FORMATS[name].element
+    element, length = FORMATS[name].element, FORMATS[name].block[1]
     _, found = ours(x, name, recipe=dlfp4.Recipe(scale_rule=rule))
-    blocks, magnitude = blocks_of(x, 32)
+    blocks, magnitude = blocks_of(x, length)
     nan, infinite = np.isnan(magnitude), np.isinf(magnitude)
     finite = np.isfinite(magnitude)
     log2 = log2_tells(np.where(finite, magnitude, F(0)), element) if rule == "rceil" else np.ones(magnitude.shape, int)
@@ -173,10 +174,10 @@ def compare_mx(x, name, rule, theirs):
         "least scale": finite & (theirs.scales == 0) & (magnitude > 0),
         "log2": finite & (log2 <= 0),
     }
-    excused = np.repeat(np.any(list(causes.values()), 0), 32, 1)
+    excused = np.repeat(np.any(list(causes.values()), 0), length, 1)
     assert_codes(theirs.codes, found.codes, ~excused, what)
     multiplier = mx_multiplier(np.where(nan, np.uint8(127), theirs.scales), rule)
-    assert_codes(theirs.codes, rounded(blocks, multiplier, element), np.repeat(~nan, 32, 1), ("by its rule", *what))
+    assert_codes(theirs.codes, rounded(blocks, multiplier, element), np.repeat(~nan, length, 1), ("by its rule", *what))
     differs = (theirs.scales != found.scales) | (theirs.codes != found.codes).reshape(blocks.shape).any(-1)
     return {cause for cause, where in causes.items() if (where & differs).any()}
 
@@ -362,11 +363,13 @@ def test_values_of_mx(ao, name, dtype):
     q = dlfp4.ScaledTensor.from_parts(
         dlfp4.pack(element) if BITS[FORMATS[name].element] < 8 else element, scales, format=name
     )
-    data = ao.torch.from_numpy(codes[:, ::2] | codes[:, 1::2] << 4 if name == "mxfp4" else codes)
-    if name.startswith("mxfp8"):
-        data = data.view(ao.elements[name])
+    bits, length = BITS[FORMATS[name].element], FORMATS[name].block[1]
+    theirs = ao.elements[FORMATS[name].element]
+    data = ao.torch.from_numpy(codes[:, ::2] | codes[:, 1::2] << 4 if bits == 4 else codes)
+    if bits == 8:
+        data = data.view(theirs)
     unit = ao.torch.from_numpy(scales).view(ao.torch.float8_e8m0fnu)
-    assert_values(q.dequantize(dtype), ao.mx.to_dtype(data, unit, ao.elements[name], 32, getattr(ao.torch, dtype)))
+    assert_values(q.dequantize(dtype), ao.mx.to_dtype(data, unit, theirs, length, getattr(ao.torch, dtype)))
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

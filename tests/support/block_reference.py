@@ -1,8 +1,9 @@
 """Block scaling in plain NumPy: what quantize and dequantize must give, and where scales and weights lie.
 
-Written from the formats' rules, without the library. A tensor counts as a matrix of lines, its rows or its columns,
-along which blocks run. Arithmetic is np.float32 in the order of the formulas: NumPy neither contracts nor flushes.
-Elements are rounded by the search of reference.py, float8_e4m3fn scales by ml_dtypes.
+Which formats there are is asked of the library, whose table is the one place that says so; all else is written from
+their rules, without it. A tensor counts as a matrix of lines, its rows or its columns, along which blocks run.
+Arithmetic is np.float32 in the order of the formulas: NumPy neither contracts nor flushes. Elements are rounded by the
+search of reference.py, float8 scales by ml_dtypes.
 """
 
 import math
@@ -11,7 +12,9 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 
-from .reference import BITS, codec, codes_of, dtype_of, native_cast, of_codes, packed_bytes, raw_bytes
+import dlfp4
+
+from .reference import BITS, LOW, codec, codes_of, dtype_of, native_cast, of_codes, packed_bytes, raw_bytes
 
 F = np.float32
 LARGEST_FLOAT = np.finfo(F).max
@@ -22,31 +25,22 @@ class Format(NamedTuple):
     scale: str
     block: tuple[int, int] | None  # lines, elements of a line; None: the whole tensor
     kind: str
+    repeats: bool  # each line of a block has a scale of its own
 
 
 FP4, E4M3, E5M2 = "float4_e2m1fn", "float8_e4m3fn", "float8_e5m2"
 FORMATS = {
-    "nvfp4": Format(FP4, E4M3, (1, 16), "two_level"),
-    "nvfp4_16x16": Format(FP4, E4M3, (16, 16), "two_level"),
-    "mxfp4": Format(FP4, "float8_e8m0fnu", (1, 32), "power"),
-    "mxfp6_e2m3": Format("float6_e2m3fn", "float8_e8m0fnu", (1, 32), "power"),
-    "mxfp6_e3m2": Format("float6_e3m2fn", "float8_e8m0fnu", (1, 32), "power"),
-    "mxfp8_e4m3": Format(E4M3, "float8_e8m0fnu", (1, 32), "power"),
-    "mxfp8_e5m2": Format(E5M2, "float8_e8m0fnu", (1, 32), "power"),
-    "fp8_e4m3": Format(E4M3, "float32", None, "largest"),
-    "fp8_e5m2": Format(E5M2, "float32", None, "largest"),
-    "fp8_1x128": Format(E4M3, "float32", (1, 128), "largest"),
-    "fp8_1x128_e5m2": Format(E5M2, "float32", (1, 128), "largest"),
-    "fp8_128x128": Format(E4M3, "float32", (128, 128), "largest"),
-    "fp8_128x128_e5m2": Format(E5M2, "float32", (128, 128), "largest"),
+    row.name: Format(row.element.name, row.scale.name, row.block, row.kind, row.repeats_scales)
+    for row in dlfp4.formats().values()
 }
 TWO_LEVEL, MX, FP8 = ([n for n, f in FORMATS.items() if f.kind == kind] for kind in ("two_level", "power", "largest"))
+WHOLE = [name for name, format in FORMATS.items() if format.block is None]  # one scale a tensor
 BYTEWISE = [name for name, format in FORMATS.items() if BITS[format.element] == 8]
 RULES = ["floor", "rceil", "ceil", "even"]
 
-EMAX = {FP4: 2, "float6_e2m3fn": 2, "float6_e3m2fn": 4, E4M3: 8, E5M2: 15}
-LARGEST = {FP4: 6, "float6_e2m3fn": 7.5, "float6_e3m2fn": 28, E4M3: 448, E5M2: 57344}
-MANTISSA = {FP4: 1, "float6_e2m3fn": 3, "float6_e3m2fn": 2, E4M3: 3, E5M2: 2}
+LARGEST = {name: float(ml_dtypes.finfo(name).max) for name in LOW}
+EMAX = {name: math.frexp(largest)[1] - 1 for name, largest in LARGEST.items()}
+MANTISSA = {name: ml_dtypes.finfo(name).nmant for name in LOW}
 
 RECIPES = {
     "ocp": {"rule": "floor"},
@@ -112,8 +106,8 @@ def quantize(
     unit = None
     with np.errstate(all="ignore"):
         if format.kind == "two_level":
-            encode, unit = two_level_unit(lines, global_scale)
-            scales, multiplier = two_level(magnitude, encode)
+            encode, unit = two_level_unit(lines, format, global_scale)
+            scales, multiplier = two_level(magnitude, format, encode)
         elif format.kind == "power":
             scales, multiplier = power(magnitude, format.element, rule, zero_scale)
         else:
@@ -124,7 +118,7 @@ def quantize(
         scaled = np.where(np.isfinite(magnitude)[:, None, :, None], scaled, F(0))
     length = lines.shape[1] if format.kind == "largest" else tiles.shape[2] * tiles.shape[3]  # may end within a block
     scaled = scaled.reshape(-1 if tiles.size else len(lines), tiles.shape[2] * tiles.shape[3])[: len(lines), :length]
-    scales = np.repeat(scales, 16, 0)[: len(lines)] if name == "nvfp4_16x16" else scales
+    scales = np.repeat(scales, format.block[0], 0)[: len(lines)] if format.repeats else scales
     codes = codec(format.element).round(scaled, rounding)
     return Quantized(name, axis, codes, scaled, scales.reshape(()) if format.block is None else scales, unit)
 
@@ -133,19 +127,20 @@ def finite(quotient):
     return np.minimum(quotient, LARGEST_FLOAT)
 
 
-def two_level_unit(lines, given):
-    """NVFP4's scales of the whole tensor: encode, decode."""
+def two_level_unit(lines, format, given):
+    """The scales of the whole tensor: encode, decode."""
     if given is not None:
         return finite(F(1) / F(given)), F(given)
     largest = np.abs(lines).max(where=np.isfinite(lines), initial=0)
-    return (F(1), F(1)) if largest == 0 else (finite(F(2688) / largest), largest / F(2688))
+    reach = F(LARGEST[format.element] * LARGEST[format.scale])  # 2688 of NVFP4
+    return (F(1), F(1)) if largest == 0 else (finite(reach / largest), largest / reach)
 
 
-def two_level(magnitude, encode):
-    wanted = finite(magnitude * (encode * F(1 / 6)))
-    scale = np.minimum(wanted, F(448)).astype(ml_dtypes.float8_e4m3fn)
+def two_level(magnitude, format, encode):
+    wanted = finite(magnitude * (encode * F(1 / LARGEST[format.element])))
+    scale = np.minimum(wanted, F(LARGEST[format.scale])).astype(dtype_of(format.scale))
     multiplier = finite(F(1) / (scale.astype(F) * (F(1) / encode)))
-    return np.where(np.isfinite(magnitude), codes_of(scale), np.uint8(0x7F)), multiplier
+    return np.where(np.isfinite(magnitude), codes_of(scale), codec(format.scale).nans[0]), multiplier
 
 
 def exponent_of(magnitude, element, rule):
@@ -199,7 +194,7 @@ def spread(scale, shape, name):
     if FORMATS[name].block is None:
         return scale
     lines, length = FORMATS[name].block
-    rows = scale if name == "nvfp4_16x16" else np.repeat(scale, lines, 0)[: shape[0]]
+    rows = scale if FORMATS[name].repeats else np.repeat(scale, lines, 0)[: shape[0]]
     return np.repeat(rows, length, 1)[:, : shape[1]]
 
 
