@@ -16,6 +16,7 @@ from dlfp4._core import (
     dequantize,
     dot,
     empty,
+    formats,
     from_dlpack,
     get_num_threads,
     pack,
@@ -27,8 +28,9 @@ from dlfp4._core import (
     vecdot,
 )
 from dlfp4.autotune import autotune
-from dlfp4.config import get_include, show_config
-from dlfp4.formats import Format, Recipe, formats
+from dlfp4.config import show_config
+from dlfp4.files import get_include
+from dlfp4.formats import Format, Recipe
 from dlfp4.frameworks.base import RefusedError
 from dlfp4.frameworks.numpy import register_dlpack_dtypes
 from dlfp4.matmul import backends, matmul

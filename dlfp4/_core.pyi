@@ -1,4 +1,4 @@
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import EllipsisType
 from typing import (
     Any,
@@ -21,9 +21,10 @@ import jax
 import numpy as np
 import numpy.typing as npt
 import torch
-from typing_extensions import Buffer, CapsuleType
+from typing_extensions import Buffer as _Buffer
+from typing_extensions import CapsuleType
 
-from dlfp4.formats import Format, Recipe
+from dlfp4.formats import Format, FormatTable, Recipe
 
 __version__: str
 
@@ -54,7 +55,7 @@ class _TorchStream(Protocol):
 
 _Stream: TypeAlias = SupportsIndex | _CudaStream | _TorchStream
 _Exchangeable: TypeAlias = _Producer | CapsuleType
-_Elements: TypeAlias = _Exchangeable | Buffer | Sequence[Any]
+_Elements: TypeAlias = _Exchangeable | _Buffer | Sequence[Any]
 _DType: TypeAlias = str | np.dtype[Any] | type[Any] | _TorchDType
 _DeviceLike: TypeAlias = str | Device | _TorchDevice | tuple[SupportsInt, SupportsInt | None]
 _Shape: TypeAlias = SupportsIndex | tuple[SupportsIndex, ...] | list[SupportsIndex]
@@ -167,16 +168,17 @@ _RecipeLike: TypeAlias = Recipe | Literal["ocp", "nvidia", "rocm"]
 _Axis: TypeAlias = Literal[-1, -2]
 _Scalar: TypeAlias = SupportsFloat | _Elements
 
-_ROUNDINGS: tuple[str, ...]
-_SCALE_RULES: dict[str, int]
-
 class _Parts(NamedTuple):
     data: Any
     scales: Any
     global_scale: Any
 
-def _format_rows() -> list[tuple[Any, ...]]: ...
-def _scale_layouts() -> dict[str, tuple[int, int]]: ...
+class Buffer(NamedTuple):
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+def formats() -> FormatTable: ...
 
 @final
 class ScaledTensor:
@@ -284,7 +286,12 @@ def _allocate_result(
     a: Tensor | ScaledTensor, shape: tuple[int, ...], dtype: _DType, stream: _Stream | None
 ) -> Tensor: ...
 def _parse_flag(value: object, name: str) -> bool: ...
-def _did_you_mean(given: object, names: Iterable[str]) -> str: ...
+def _find_format(format: Format | str) -> Format: ...
+def _reduce_format(format: Format) -> tuple[Any, ...]: ...
+def _buffers_of(
+    shape: tuple[int, ...], format: Format | str, axis: int, scale_layout: str, pad: bool
+) -> tuple[Buffer, ...]: ...
+def _divides(shape: tuple[int, ...], format: Format, axis: int) -> bool: ...
 def _as_float32(value: SupportsFloat, name: str) -> float: ...
 def _borrow_out(out: _Elements) -> Tensor: ...
 def _check_out_product(

@@ -2,7 +2,7 @@
 # cython: cdivision=True, embedsignature=True, embedsignature.format=clinic, freethreading_compatible=True
 """The core of dlfp4: one extension, whose parts follow the data from the producer to the consumer."""
 import collections
-import difflib
+import copyreg
 import functools
 import importlib
 import math
@@ -15,7 +15,9 @@ import weakref
 import ml_dtypes
 import numpy as np
 
-from dlfp4 import frameworks
+from dlfp4 import frameworks, show
+from dlfp4.formats import FLOATS as _FLOATS, Format, FormatTable, find_recipe
+from dlfp4.suggest import did_you_mean
 
 cimport cython
 cimport numpy as cnp
@@ -126,6 +128,7 @@ include "core/machine/machine.pxi"
 include "core/tensor/layout.pxi"
 include "core/tensor/dtype.pxi"
 include "core/tensor/device.pxi"
+include "core/tensor/formats.pxi"
 include "core/exchange/describe.pxi"
 include "core/exchange/natives.pxi"
 include "core/machine/origins.pxi"

@@ -1,20 +1,12 @@
 """What this build of dlfp4 is and what machine it runs on."""
 
-import os
 import platform
 import sys
 from importlib import metadata
 
 from dlfp4 import frameworks
 from dlfp4._core import __version__, cpu_isa, cuda_available, cuda_image, get_num_threads
-
-
-def get_include() -> str:
-    """The folder to give a C or C++ compiler for ``#include <dlfp4/dlpack.h>`` and ``<dlfp4/dlfp4.h>``."""
-    package = os.path.dirname(__file__)
-    installed = os.path.join(package, "include")
-    # An editable install leaves the headers where they are written, beside the package.
-    return installed if os.path.isdir(installed) else os.path.join(os.path.dirname(package), "include")
+from dlfp4.files import get_include
 
 
 def show_config() -> None:

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, and where the package keeps its headers."""
 
 from __future__ import annotations
 
@@ -54,3 +54,11 @@ def keep(path: Path, content: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
             file.write(content)
+
+
+def get_include() -> str:
+    """The folder to give a C or C++ compiler for ``#include <dlfp4/dlpack.h>`` and ``<dlfp4/dlfp4.h>``."""
+    package = os.path.dirname(__file__)
+    installed = os.path.join(package, "include")
+    # An editable install leaves the headers where they are written, beside the package.
+    return installed if os.path.isdir(installed) else os.path.join(os.path.dirname(package), "include")

@@ -1,24 +1,25 @@
 """The block-scaled formats, and the recipes by which their scales are chosen.
 
 A format says how a tensor is stored: elements, blocks, scales. A recipe says how the scales follow from the data, and
-how elements are rounded. Formats are rows of ``src/formats.def``; nothing here repeats them.
+how elements are rounded. The core makes the formats from the rows of ``src/formats.def``; nothing here repeats them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from numbers import Real
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
-from dlfp4 import _core
+from dlfp4.suggest import did_you_mean
 
 ScaleRule = Literal["floor", "rceil", "ceil", "even"]
 Rounding = Literal["nearest_even", "nearest_away", "toward_zero", "stochastic"]
+SCALE_RULES: tuple[str, ...] = get_args(ScaleRule)
+ROUNDINGS: tuple[str, ...] = get_args(Rounding)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -72,17 +73,14 @@ class Format:
     def __str__(self) -> str:
         return self.name
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return find_format, (self.name,)
-
 
 class FormatTable(Mapping[str, Format]):
     """The formats by their names: a mapping that nobody changes, and that prints as a table."""
 
     __slots__ = ("_rows",)
 
-    def __init__(self, rows: dict[str, Format]) -> None:
-        self._rows = rows
+    def __init__(self, rows: Iterable[Format]) -> None:
+        self._rows = {row.name: row for row in rows}
 
     def __getitem__(self, name: str) -> Format:
         return self._rows[name]
@@ -104,32 +102,6 @@ def _described(row: Format) -> tuple[str, ...]:
     """A format in words, a word a column."""
     block = "tensor" if row.block is None else "x".join(map(str, row.block))
     return row.name, row.element.name, block, row.scale.name, "float32" if row.has_global_scale else "-"
-
-
-@cache
-def formats() -> FormatTable:
-    """Every block-scaled format by its name, in a read-only mapping that prints as a table.
-
-    Examples
-    --------
-    >>> import dlfp4
-    >>> print(dlfp4.formats())  # doctest: +ELLIPSIS
-    format            element        block    scale           global scale
-    nvfp4             float4_e2m1fn  1x16     float8_e4m3fn   float32
-    ...
-    """
-    return FormatTable({row[0]: Format(*row) for row in _core._format_rows()})
-
-
-def find_format(format: Format | str) -> Format:
-    """The format of that name; ValueError lists all names where there is none."""
-    found = formats().get(str(format))
-    if found is None:
-        near = _core._did_you_mean(str(format), list(formats()))
-        raise ValueError(f"format={format!r}: expected one of {', '.join(formats())}{near}")
-    if isinstance(format, Format) and format is not found:
-        raise ValueError(f"format={format!r} is none that kernels know: expected a row of dlfp4.formats(), or its name")
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,10 +144,10 @@ class Recipe:
     keeps_negative_zero: bool = True
 
     def __post_init__(self) -> None:
-        if self.scale_rule not in (None, *_core._SCALE_RULES):
-            raise ValueError(f"scale_rule={self.scale_rule!r}: expected None or one of {', '.join(_core._SCALE_RULES)}")
-        if self.rounding not in _core._ROUNDINGS:
-            raise ValueError(f"rounding={self.rounding!r}: expected one of {', '.join(_core._ROUNDINGS)}")
+        if self.scale_rule not in (None, *SCALE_RULES):
+            raise ValueError(f"scale_rule={self.scale_rule!r}: expected None or one of {', '.join(SCALE_RULES)}")
+        if self.rounding not in ROUNDINGS:
+            raise ValueError(f"rounding={self.rounding!r}: expected one of {', '.join(ROUNDINGS)}")
         if type(self.zero_scale) is not int or self.zero_scale not in range(255):
             raise ValueError(f"zero_scale={self.zero_scale!r}: expected an e8m0 byte, an integer from 0 to 254")
         eps: Any = self.eps
@@ -200,12 +172,10 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
 )
 
 
-@lru_cache(maxsize=1024)
 def find_recipe(format: Format, recipe: Recipe | str | None) -> Recipe:
-    """The recipe for a format with every choice made; ValueError where the two do not go together."""
+    """The recipe that a format takes; ValueError where the two do not go together."""
     if format.kind == "power":
-        chosen = RECIPES["ocp"] if recipe is None else named_recipe(recipe)
-        return chosen if chosen.scale_rule else replace(chosen, scale_rule="floor")
+        return RECIPES["ocp"] if recipe is None else named_recipe(recipe)
     # NVIDIA's recipe for the formats that it defined is their one rule.
     chosen = Recipe() if recipe in (None, "nvidia") else named_recipe(recipe)
     if chosen.scale_rule is not None:
@@ -213,7 +183,7 @@ def find_recipe(format: Format, recipe: Recipe | str | None) -> Recipe:
             f"recipe={recipe!r} chooses the scale rule {chosen.scale_rule!r}, but {format} has one rule of its own; "
             f"scale rules are for the mx formats: leave recipe out, or give Recipe(...) without scale_rule"
         )
-    return replace(chosen, pow2=format.block is not None) if chosen.pow2 is None else chosen
+    return chosen
 
 
 def named_recipe(recipe: Recipe | str | None) -> Recipe:
@@ -222,5 +192,5 @@ def named_recipe(recipe: Recipe | str | None) -> Recipe:
         return recipe
     if recipe is not None and recipe in RECIPES:
         return RECIPES[recipe]
-    near = _core._did_you_mean(recipe, list(RECIPES))
+    near = did_you_mean(recipe, RECIPES)
     raise ValueError(f"recipe={recipe!r}: expected a dlfp4.Recipe or one of {', '.join(RECIPES)}{near}")

@@ -21,7 +21,6 @@ from dlfp4._core import (
     _as_float32,
     _borrow_out,
     _check_out_product,
-    _did_you_mean,
     _meet,
     _parse_dtype,
     _stream_of_product,
@@ -33,6 +32,7 @@ from dlfp4.autotune import choose, is_idle
 from dlfp4.engines import cpu, cuda, flashinfer, scaled_mm, torch
 from dlfp4.engines.problem import FLOAT_NUMBERS, ON_CUDA, Backend, Machine, Operand, Problem
 from dlfp4.formats import FLOATS
+from dlfp4.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from dlfp4._core import Device, _DType, _Elements, _Stream
@@ -120,7 +120,7 @@ def ask(problem: Problem, name: str) -> list[Backend]:
         named = [row for row in rows if row.name == name]
         if not named:
             names = [row.name for row in rows]
-            near = _did_you_mean(name, ["auto", *names])
+            near = did_you_mean(name, ["auto", *names])
             raise ValueError(f"backend={name!r}: expected 'auto' or one of {', '.join(names)}{near}")
         reasons = {name: reason_of(named[0], problem, machine)}
         able = named if reasons[name] is None else []

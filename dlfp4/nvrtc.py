@@ -10,7 +10,7 @@ import hashlib
 import os
 from pathlib import Path
 
-from dlfp4.files import keep
+from dlfp4.files import get_include, keep
 
 SUFFIXES = {".h", ".def", ".cuh", ".cu"}  # of the files that an image is made of
 
@@ -74,8 +74,6 @@ def load_image(architecture: str) -> bytes:
 
 def digest(architecture: str, version: str) -> str:
     """Name what an image depends on: the sources, the compiler, the GPU."""
-    from dlfp4.config import get_include
-
     content = hashlib.sha256(repr((architecture, version, OPTIONS)).encode())
     for path in sorted([*source_folder().rglob("*"), *Path(get_include()).rglob("*")]):
         if path.suffix in SUFFIXES:
@@ -109,8 +107,6 @@ class Nvrtc:
 
     def compile(self, architecture: str) -> bytes:
         """Compile the image's source for one GPU."""
-        from dlfp4.config import get_include
-
         folder = source_folder()
         if architecture == "90":  # with the instructions that only this GPU has, and the matrix kernels need
             architecture = "90a"

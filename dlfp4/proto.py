@@ -1,19 +1,19 @@
-"""What a tensor consists of, known without its data: the buffers of every block-scaled format, and TensorProto."""
+"""TensorProto: what a tensor is and consists of, known without its data."""
 
 from __future__ import annotations
 
 import inspect
-import math
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from dlfp4 import _core, frameworks
-from dlfp4.formats import Format, find_format
+from dlfp4._core import Buffer
+from dlfp4.formats import Format
 from dlfp4.frameworks.base import SUBBYTE
 
 if TYPE_CHECKING:
@@ -22,123 +22,9 @@ if TYPE_CHECKING:
     Described: TypeAlias = Tensor | ScaledTensor | tuple[ScaledTensor, ScaledTensor]
 
 
-class Buffer(NamedTuple):
-    """One piece of memory of a tensor: its name, its shape in logical elements, its element type."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-
 def layout_of(q: ScaledTensor) -> _ScaleLayout:
     """Of the scales, for a prepared weight those of the tensor that it is."""
     return "linear" if q.scale_layout == "prepared" else q.scale_layout
-
-
-@lru_cache(maxsize=1024)
-def buffers_of(
-    shape: tuple[int, ...], format: Format | str, axis: int, scale_layout: str, pad: bool
-) -> tuple[Buffer, ...]:
-    """The buffers of a tensor quantized along one axis: whatever allocates, checks or documents them asks here.
-
-    The tensor counts as a matrix of M = prod(shape[:-1]) rows and K = shape[-1] columns. Along ``axis=-1`` a line is a
-    row: the data is (M, K), the scales are (M, K / block). Along ``axis=-2`` a line is a column: elements below 8 bits
-    are stored transposed, as (K, M) with scales (K, M / block); bytes stay as they are, (M, K), with scales
-    (M / block, K). Where a block spans several lines, so does a scale, unless the format repeats its scales.
-
-    Parameters
-    ----------
-    shape : tuple of int
-        (..., K), of the tensor before it is quantized.
-    format : Format or str
-        A row of :func:`dlfp4.formats`; names are faster to look up.
-    axis : {-1, -2}
-        Along which the blocks run.
-    scale_layout : str
-        Other layouts than "linear" hold the scales with a row a line, whatever the axis, padded to whole tiles.
-    pad : bool
-        The data of each line has whole blocks; the elements past its end are zeros. Lines are never added.
-
-    Returns
-    -------
-    tuple of Buffer
-        "data", "scales" and, of formats with two levels of scales, "global_scale".
-
-    Raises
-    ------
-    ValueError
-        The blocks do not divide the shape; the format or dlfp4 has no such layout; a bad axis or shape.
-    """
-    format = find_format(format)
-    lines, length = _as_lines(shape, axis)
-    if format.block is not None and not pad and not divides(shape, format, axis):
-        group, block = format.block
-        raise ValueError(
-            f"shape {shape} along axis {axis}, {lines} lines of {length} elements, does not divide into the "
-            f"{group}x{block} blocks of {format.name}; pass pad=True to complete them with zeros, or pad the tensor"
-        )
-    stored = length if format.block is None or _may_be_short(format) else _round_up(length, format.block[1])
-    scales = _scales_of(format, lines, stored)
-    transposed = axis == -2 and format.element.name not in SUBBYTE  # against its lines: bytes stay where they are
-    if scale_layout != "linear":
-        scales = _tiled(scales, format, scale_layout)
-    elif transposed:
-        scales = scales[::-1]
-    buffers = (
-        Buffer("data", (stored, lines) if transposed else (lines, stored), format.element),
-        Buffer("scales", scales, format.scale),
-    )
-    return (*buffers, Buffer("global_scale", (), np.dtype(np.float32))) if format.has_global_scale else buffers
-
-
-def divides(shape: tuple[int, ...], format: Format, axis: int) -> bool:
-    """Whether a format takes the shape without padding: its blocks divide it, or may be short at its end."""
-    if format.block is None or _may_be_short(format):
-        return True
-    return all(count % block == 0 for count, block in zip(_as_lines(shape, axis), format.block, strict=True))
-
-
-def _may_be_short(format: Format) -> bool:
-    """Blocks with float32 scales may."""
-    return format.kind == "largest"
-
-
-def _as_lines(shape: tuple[int, ...], axis: int) -> tuple[int, int]:
-    """How many lines the blocks run along, and how long these are."""
-    if not shape or min(shape) < 0:
-        raise ValueError(f"shape {shape}: a quantized tensor has one dimension or more, of extent 0 or more")
-    if axis not in (-1, -2):
-        raise ValueError(f"axis={axis}: expected -1, blocks along the last axis, or -2, along all others as one")
-    if axis == -2 and len(shape) == 1:
-        raise ValueError(f"axis=-2 of shape {shape}: blocks along columns need two dimensions; reshape the tensor")
-    rows, columns = math.prod(shape[:-1]), shape[-1]
-    return (rows, columns) if axis == -1 else (columns, rows)
-
-
-def _scales_of(format: Format, lines: int, length: int) -> tuple[int, ...]:
-    """The scales' shape: a row a line, or a row a group of lines that share them."""
-    if format.block is None:
-        return ()
-    group, block = format.block
-    return lines if format.repeats_scales else -(-lines // group), -(-length // block)
-
-
-def _tiled(scales: tuple[int, ...], format: Format, layout: str) -> tuple[int, ...]:
-    """The scales' shape under a layout of tiles."""
-    tiles = _core._scale_layouts()
-    if layout not in tiles:
-        near = _core._did_you_mean(layout, list(tiles))
-        raise ValueError(f"scale_layout={layout!r}: expected one of {', '.join(tiles)}{near}")
-    if format.scale.itemsize != 1:
-        raise ValueError(
-            f"scale_layout={layout!r} holds scales of one byte, those of {format.name} are {format.scale}; "
-            f"use scale_layout='linear'"
-        )
-    return tuple(_round_up(extent, multiple) for extent, multiple in zip(scales, tiles[layout], strict=True))
-
-
-def _round_up(count: int, multiple: int) -> int:
-    return -(-count // multiple) * multiple
 
 
 ACROSS = "columnwise_"  # before the names of what is quantized along axis -2
@@ -221,7 +107,7 @@ class TensorProto:
         values = {
             "shape": _parse_shape(shape),
             "dtype": element,
-            "format": None if format is None else find_format(format),
+            "format": None if format is None else _core._find_format(format),
             "device": _core._parse_device(device),
             "requires_grad": _core._parse_flag(requires_grad, "requires_grad"),
             "packed": _core._parse_flag(packed, "packed") or (element is not None and element.name not in SUBBYTE),
@@ -300,7 +186,7 @@ class TensorProto:
         if len(kinds) > 1 or len(set(axes)) < len(axes):
             raise ValueError(f"{parts!r} is not one tensor quantized along axes -1 and -2, as quantize returns it")
         ((shape, format, device, scale_layout),) = kinds
-        pad = not all(divides(shape, format, axis) for axis in axes)
+        pad = not all(_core._divides(shape, format, axis) for axis in axes)
         return cls(
             shape,
             format=format,
@@ -335,7 +221,7 @@ class TensorProto:
             return (Buffer("data", self.shape, self.dtype),)
         named = {}
         for axis in self._axes:
-            for buffer in buffers_of(self.shape, self.format, axis, self.scale_layout, self.pad):
+            for buffer in _core._buffers_of(self.shape, self.format, axis, self.scale_layout, self.pad):
                 name = _name(buffer.name, axis)
                 named[name] = buffer._replace(name=name)
         return tuple(named.values())
@@ -384,7 +270,7 @@ class TensorProto:
             return self._check({"data": x.detach() if found.requires_grad else x})
         parts: dict[str, Any] = {}
         for scaled in (x,) if isinstance(x, _core.ScaledTensor) else x:
-            for buffer in buffers_of(self.shape, self.format, scaled.axis, self.scale_layout, self.pad):
+            for buffer in _core._buffers_of(self.shape, self.format, scaled.axis, self.scale_layout, self.pad):
                 name, part = _name(buffer.name, scaled.axis), getattr(scaled, buffer.name)
                 if part is None:
                     continue  # absent, as will be said

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlfp4._core import ScaledTensor, Tensor
 from dlfp4.frameworks.base import PADDED, is_row_major, row_of
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
+    from dlfp4 import ScaledTensor, Tensor
+
 MOST_READ = 4096  # elements
+
+
+def is_scaled(x: Tensor | ScaledTensor) -> TypeIs[ScaledTensor]:
+    """Whether it is block-scaled; the core, which imports this file, has the class."""
+    return hasattr(x, "scale_layout")
 
 
 def summary(x: Tensor | ScaledTensor) -> str:
@@ -21,7 +30,7 @@ def summary(x: Tensor | ScaledTensor) -> str:
 def details(x: Tensor | ScaledTensor) -> list[str]:
     """Shape, type, device, and what is not as usual."""
     shape, device = f"shape={x.shape}", f"device={str(x.device)!r}"
-    if isinstance(x, ScaledTensor):
+    if is_scaled(x):
         axis = [] if x.axis == -1 else [f"axis={x.axis}"]
         layout = [] if x.scale_layout == "linear" else [f"scale_layout={x.scale_layout!r}"]
         return [shape, f"format={x.format.name!r}", device, *axis, *layout]
@@ -51,7 +60,7 @@ def sample_of(x: Tensor | ScaledTensor) -> np.ndarray[Any, Any] | None:
     """All values, or those at the edges; None where the memory is gone, or edges are not to be had, as of blocks."""
     is_large = math.prod(x.shape) > MOST_READ
     try:
-        if isinstance(x, ScaledTensor):
+        if is_scaled(x):
             return None if is_large else numbers(x.dequantize())
         return corners(x) if is_large else numbers(x)
     except BufferError:

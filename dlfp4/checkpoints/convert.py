@@ -18,10 +18,10 @@ import numpy as np
 
 import dlfp4
 from dlfp4 import Recipe, ScaledTensor, Tensor, checkpoints
+from dlfp4._core import _buffers_of, _find_format
 from dlfp4.checkpoints.conventions import find_spelling, scales_shape
 from dlfp4.files import check_place
-from dlfp4.formats import FLOATS, Format, find_format
-from dlfp4.proto import buffers_of
+from dlfp4.formats import FLOATS, Format
 
 CHUNK = 1 << 20  # elements that are compared at a time: float64 copies of a whole embedding take gigabytes
 
@@ -81,7 +81,7 @@ def quantize_file(
         A damaged file, an unknown format, a recipe or convention that does not go with it, a pattern in `include` that
         matches nothing.
     """
-    chosen = find_format(format)
+    chosen = _find_format(format)
     check_place(Path(target))
     tensors = checkpoints.load(source)
     # What does not go together is refused before the work.
@@ -122,7 +122,7 @@ def fits(tensor: Tensor, format: Format, convention: str | None) -> bool:
     if convention and scales_shape(format, tensor.shape) is None:
         return False
     try:
-        buffers_of(tensor.shape, format, -1, "linear", False)
+        _buffers_of(tensor.shape, format, -1, "linear", False)
     except ValueError:
         return False
     return True

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any, TypeGuard
 
 from dlfp4 import ScaledTensor, Tensor
+from dlfp4._core import _find_format
 from dlfp4.checkpoints.conventions import Spelling, merge, named
 from dlfp4.checkpoints.safetensors import is_sizes
-from dlfp4.formats import find_format
 
 KEY = "dlfp4"
 VERSION = 1
@@ -93,7 +93,7 @@ def rebuild(name: str, fields: Any, parts: dict[str, Tensor]) -> ScaledTensor:
             f"{name} is described as {fields['format']!r}, but its parts {data} and {scales} are not there"
         )
     try:
-        decode = parts.pop(unit, None) if find_format(fields["format"]).has_global_scale else None
+        decode = parts.pop(unit, None) if _find_format(fields["format"]).has_global_scale else None
         described = fields | {"shape": tuple(fields["shape"])}
         return ScaledTensor.from_parts(parts[data], parts.pop(scales), decode, **described)
     except (TypeError, ValueError, OverflowError, BufferError) as error:

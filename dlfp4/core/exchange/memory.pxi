@@ -287,12 +287,12 @@ cdef Tensor beside_pair(Tensor self, tuple pair):
 
 cdef object shown(x, DLDevice device):
     """x's repr; only memory of the host is read for it."""
-    return importlib.import_module("dlfp4.show").show(x, host_readable(device.device_type))
+    return show.show(x, host_readable(device.device_type))
 
 
 cdef str summary_of(x):
     """What a tensor is, for a message: in a line, without its values."""
-    return importlib.import_module("dlfp4.show").summary(x)
+    return show.summary(x)
 
 
 # ---- The entry

@@ -31,9 +31,3 @@ cdef bint parse_flag(value, str name) except -1:
 def _parse_flag(value, str name):
     """The same for dlfp4's Python files."""
     return parse_flag(value, name)
-
-
-def _did_you_mean(given, names):
-    """What to add to the refusal of a name: the one that is nearest, if one is near."""
-    near = difflib.get_close_matches(given, names, 1) if isinstance(given, str) else ()
-    return f"; did you mean {near[0]!r}?" if near else ""

@@ -47,7 +47,7 @@ cdef int parse_rounding(rounding) except -1:
     cdef int mode = ROUNDINGS.get(rounding, NO_ROUNDING) if isinstance(rounding, str) else NO_ROUNDING
     if mode == NO_ROUNDING:
         raise ValueError(f"rounding={rounding!r}: expected one of {', '.join(ROUNDINGS)}"
-                         f"{_did_you_mean(rounding, ROUNDINGS)}")
+                         f"{did_you_mean(rounding, ROUNDINGS)}")
     return mode
 
 

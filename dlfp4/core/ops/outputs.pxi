@@ -57,7 +57,7 @@ cdef tuple check_out_scaled(out, tuple axes, Tensor source, _Rules rules, str sc
                              f"give one that quantize returned")
         # A ScaledTensor's parts have the shapes that follow from these; this refuses blocks that do not divide them.
         if pad or not result.divides:
-            buffers_of(result.shape, rules.format.name, axis, scale_layout, pad)
+            _buffers_of(result.shape, rules.format.name, axis, scale_layout, pad)
             result.divides = not pad
         if not result.is_writable:
             check_writable_parts(result)

@@ -191,19 +191,22 @@ cdef class _Rules:
     cdef dlfp4_recipe recipe
 
 
+cdef dict SCALE_RULES = {
+    "floor": DLFP4_SCALE_FLOOR, "rceil": DLFP4_SCALE_RCEIL, "ceil": DLFP4_SCALE_CEIL, "even": DLFP4_SCALE_EVEN,
+}
 cdef dict RULES = {}   # of each format's name, recipe and rounding that a call had
 cdef int MOST_RULES = 1024
 
 
 cdef _Rules find_rules(format, recipe, rounding):
-    name = str.__str__(format) if isinstance(format, str) else find_format(format).name
+    name = str.__str__(format) if isinstance(format, str) else _find_format(format).name
     key = (name, recipe, rounding)
     try:
         found = look_up(RULES, key)
     except TypeError:
         raise TypeError(f"recipe={recipe!r} and rounding={rounding!r}: expected names, or a dlfp4.Recipe") from None
     if found is None:
-        format = find_format(name)
+        format = _find_format(name)
         found = make_rules(format, find_recipe(format, recipe), rounding)
         if len(RULES) >= MOST_RULES:
             RULES.clear()
@@ -217,9 +220,9 @@ cdef _Rules make_rules(format, chosen, rounding):
     self.number = format.number
     self.recipe.rounding = <dlfp4_rounding> parse_rounding(chosen.rounding if rounding is None else rounding)
     self.recipe.seed = 0
-    self.recipe.scale_rule = <dlfp4_scale_rule> <int> _SCALE_RULES[chosen.scale_rule or "floor"]
+    self.recipe.scale_rule = <dlfp4_scale_rule> <int> SCALE_RULES[chosen.scale_rule or "floor"]
     self.recipe.eps = chosen.eps
-    self.recipe.pow2 = bool(chosen.pow2)
+    self.recipe.pow2 = format.block is not None if chosen.pow2 is None else chosen.pow2
     self.recipe.zero_scale = chosen.zero_scale
     self.recipe.drops_negative_zero = not chosen.keeps_negative_zero
     return self
@@ -245,10 +248,10 @@ cdef class _Layout:
 
 @functools.lru_cache(maxsize=1024)
 def _find_layout(*described):
-    """What buffers_of says, once for all calls."""
+    """What _buffers_of says, once for all calls."""
     cdef _Layout self = _Layout()
     cdef int number, k
-    buffers = buffers_of(*described)
+    buffers = _buffers_of(*described)
     bytes = 0
     for number, buffer in enumerate(buffers):
         self.rows[number] = row_of_argument(buffer.dtype)

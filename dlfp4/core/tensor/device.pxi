@@ -40,7 +40,7 @@ cdef class Device:
                 type, index = name, int(digits)
         if type not in DEVICE_CODES:
             raise ValueError(f"device type {type!r} is unknown; expected one of {', '.join(DEVICE_CODES)}; with an "
-                             f"index 'cuda:0', or Device('cuda', 0){_did_you_mean(type, DEVICE_CODES)}")
+                             f"index 'cuda:0', or Device('cuda', 0){did_you_mean(type, DEVICE_CODES)}")
         number = parse_integer(index, "index")
         if not 0 <= number <= MOST_INDEX:
             raise ValueError(f"device index {number} of {type!r}: expected 0 to {MOST_INDEX}")

@@ -101,11 +101,11 @@ cdef str remedy_of_name(dtype):
         return ""
     if dtype in SEVERAL:
         return f"; did you mean {SEVERAL[dtype]}?"
-    format = importlib.import_module("dlfp4.formats").formats().get(dtype)
+    format = FORMATS.get(dtype)
     if format is not None:
         return (f"; it is a block-scaled format, whose elements are {format.element}: quantize(x, {dtype!r}) makes a "
                 f"tensor of it")
-    return _did_you_mean(dtype.removeprefix("torch."), [*KNOWN_NAMES.split(", "), *ALIASES])
+    return did_you_mean(dtype.removeprefix("torch."), [*KNOWN_NAMES.split(", "), *ALIASES])
 
 
 cdef str name_of_argument(dtype):

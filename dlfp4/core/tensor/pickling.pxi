@@ -52,4 +52,4 @@ def _restore_tensor(buffer, shape, dtype, padded, x2):
 
 def _restore_scaled(data, scales, global_scale, format, axis, scale_layout, shape):
     """A ScaledTensor of its parts: what a pickle calls."""
-    return assemble(data, scales, global_scale, find_format(format), axis, scale_layout, shape)
+    return assemble(data, scales, global_scale, _find_format(format), axis, scale_layout, shape)

@@ -4,38 +4,6 @@ _Parts = collections.namedtuple("_Parts", "data scales global_scale", module="dl
 _Parts.__doc__ = """The arrays of a :class:`ScaledTensor` in one library: data, scales, global_scale (or None)."""
 
 
-def _format_rows():
-    """The rows of formats.def, in the order of :class:`dlfp4.Format`'s fields."""
-    cdef const dlfp4_format_row *row
-    rows = []
-    for number in range(DLFP4_NUM_FORMATS):
-        row = &dlfp4_formats[number]
-        kind = {DLFP4_TWO_LEVEL: "two_level", DLFP4_POWER: "power", DLFP4_LARGEST: "largest"}[row.kind]
-        rows.append((row.name.decode(), DTYPES[row.element], DTYPES[row.scale],
-                     (row.lines, row.length) if row.length else None, kind, row.repeats != 0, number))
-    return rows
-
-
-def _scale_layouts():
-    """The scale layouts by name: what rows and columns are padded to."""
-    return {dlfp4_layouts[k].name.decode(): (dlfp4_layouts[k].rows, dlfp4_layouts[k].columns)
-            for k in range(DLFP4_NUM_LAYOUTS)}
-
-
-cdef enum:
-    NO_LAYOUT = -1
-
-cdef dict LAYOUTS = {name: number for number, name in enumerate(_scale_layouts())}
-
-_ROUNDINGS = tuple(ROUNDINGS)
-_SCALE_RULES = {"floor": DLFP4_SCALE_FLOOR, "rceil": DLFP4_SCALE_RCEIL, "ceil": DLFP4_SCALE_CEIL,
-                "even": DLFP4_SCALE_EVEN}
-
-# After the tables above, which they read.
-from dlfp4.formats import FLOATS as _FLOATS, find_format, find_recipe   # noqa: E402
-from dlfp4.proto import buffers_of   # noqa: E402
-
-
 cdef struct Prepared:      # of a tensor in the layout "prepared": see prepared.pxi
     int64_t rows, columns  # as stored without it
     int largest            # byte of its scales, where they are powers of two
@@ -123,7 +91,7 @@ cdef class ScaledTensor:
         BufferError
             A part whose memory cannot be described so, such as FP4 that is not packed.
         """
-        return assemble(data, scales, global_scale, find_format(format), parse_axis(axis), scale_layout, shape)
+        return assemble(data, scales, global_scale, _find_format(format), parse_axis(axis), scale_layout, shape)
 
     @property
     def device(self):
@@ -356,7 +324,7 @@ cdef ScaledTensor assemble(data, scales, global_scale, format, int axis, str sca
     if shape is None and axis == -2 and is_subbyte(elements.row) and elements.dl.ndim > 1:   # stored transposed
         *leading, lines, length = logical
         logical = (*leading, length, lines)
-    buffers = buffers_of(logical, format, axis, scale_layout, True)
+    buffers = _buffers_of(logical, format, axis, scale_layout, True)
     elements = fit_part(elements, buffers[0], logical, format)
     stored = fit_part(stored, buffers[1], logical, format)
     if (global_scale is not None) and not format.has_global_scale:
@@ -509,7 +477,7 @@ cdef ScaledTensor relayout(ScaledTensor self, name, int fill):
         return self
     if name == "prepared":
         raise ValueError("scale_layout='prepared': call .prepare(), which gives it where a tensor can have it")
-    buffer = buffers_of(self.shape, self.format, self.axis, name, True)[1]   # refuses what is unknown
+    buffer = _buffers_of(self.shape, self.format, self.axis, name, True)[1]   # refuses what is unknown
     rows, columns = lines_of_scales(self)
     if self.scale_layout == "linear":
         scales = canonical_scales(self)
@@ -541,7 +509,7 @@ cdef int convert_scales(Tensor scales, int layout, Tensor result, int to, int64_
 
 cdef tuple lines_of_scales(ScaledTensor self):
     """The matrix of scales with a row a line, without padding."""
-    rows = buffers_of(self.shape, self.format, self.axis, "linear", True)[1].shape
+    rows = _buffers_of(self.shape, self.format, self.axis, "linear", True)[1].shape
     return rows[::-1] if lies_across(self) else rows
 
 

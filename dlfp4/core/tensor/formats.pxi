@@ -1,0 +1,163 @@
+# Block-scaled formats and scale layouts: the rows of src/formats.def and src/layouts.h by name, and the buffers that a
+# tensor in a format consists of.
+
+cdef enum:
+    NO_LAYOUT = -1   # of "prepared", which is no row
+
+cdef dict LAYOUTS = {dlfp4_layouts[number].name.decode(): number for number in range(DLFP4_NUM_LAYOUTS)}
+
+
+cdef object read_format(int number):
+    cdef const dlfp4_format_row *row = &dlfp4_formats[number]
+    kind = {DLFP4_TWO_LEVEL: "two_level", DLFP4_POWER: "power", DLFP4_LARGEST: "largest"}[row.kind]
+    block = (row.lines, row.length) if row.length else None
+    return Format(row.name.decode(), DTYPES[row.element], DTYPES[row.scale], block, kind, row.repeats != 0, number)
+
+
+cdef object FORMATS = FormatTable([read_format(number) for number in range(DLFP4_NUM_FORMATS)])
+
+
+def formats():
+    """Every block-scaled format by its name, in a read-only mapping that prints as a table.
+
+    Examples
+    --------
+    >>> import dlfp4
+    >>> print(dlfp4.formats())  # doctest: +ELLIPSIS
+    format            element        block    scale           global scale
+    nvfp4             float4_e2m1fn  1x16     float8_e4m3fn   float32
+    ...
+    """
+    return FORMATS
+
+
+def _find_format(format):
+    """The row of a format or of its name; ValueError lists all names where there is none."""
+    found = FORMATS.get(str(format))
+    if found is None:
+        raise ValueError(f"format={format!r}: expected one of {', '.join(FORMATS)}"
+                         f"{did_you_mean(str(format), FORMATS)}")
+    if isinstance(format, Format) and format is not found:
+        raise ValueError(f"format={format!r} is none that kernels know: expected a row of dlfp4.formats(), or its name")
+    return found
+
+
+def _reduce_format(format):
+    """For pickles and copies: a format is its row, wherever it is read again."""
+    return _find_format, (format.name,)
+
+
+copyreg.pickle(Format, _reduce_format)
+
+
+# ---- The buffers of a tensor
+
+Buffer = collections.namedtuple("Buffer", "name shape dtype", module="dlfp4._core")
+Buffer.__doc__ = """One piece of memory of a tensor: its name, its shape in logical elements, its element type."""
+
+
+@functools.lru_cache(maxsize=1024)
+def _buffers_of(shape, format, axis, scale_layout, pad):
+    """The buffers of a tensor quantized along one axis: whatever allocates, checks or documents them asks here.
+
+    The tensor counts as a matrix of M = prod(shape[:-1]) rows and K = shape[-1] columns. Along ``axis=-1`` a line is a
+    row: the data is (M, K), the scales are (M, K / block). Along ``axis=-2`` a line is a column: elements below 8 bits
+    are stored transposed, as (K, M) with scales (K, M / block); bytes stay as they are, (M, K), with scales
+    (M / block, K). Where a block spans several lines, so does a scale, unless the format repeats its scales.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        (..., K), of the tensor before it is quantized.
+    format : Format or str
+        A row of :func:`dlfp4.formats`; names are faster to look up.
+    axis : {-1, -2}
+        Along which the blocks run.
+    scale_layout : str
+        Other layouts than "linear" hold the scales with a row a line, whatever the axis, padded to whole tiles.
+    pad : bool
+        The data of each line has whole blocks; the elements past its end are zeros. Lines are never added.
+
+    Returns
+    -------
+    tuple of Buffer
+        "data", "scales" and, of formats with two levels of scales, "global_scale".
+
+    Raises
+    ------
+    ValueError
+        The blocks do not divide the shape; the format or dlfp4 has no such layout; a bad axis or shape.
+    """
+    format = _find_format(format)
+    lines, length = as_lines(shape, axis)
+    if format.block is not None and not pad and not divides(shape, format, axis):
+        group, block = format.block
+        raise ValueError(
+            f"shape {shape} along axis {axis}, {lines} lines of {length} elements, does not divide into the "
+            f"{group}x{block} blocks of {format.name}; pass pad=True to complete them with zeros, or pad the tensor")
+    stored = length if format.block is None or may_be_short(format) else round_up(length, format.block[1])
+    scales = scales_of_lines(format, lines, stored)
+    transposed = axis == -2 and not is_subbyte(row_of_argument(format.element))   # against its lines
+    if scale_layout != "linear":
+        scales = tiled(scales, format, scale_layout)
+    elif transposed:
+        scales = scales[::-1]
+    buffers = (Buffer("data", (stored, lines) if transposed else (lines, stored), format.element),
+               Buffer("scales", scales, format.scale))
+    return (*buffers, Buffer("global_scale", (), DTYPES[FLOAT32])) if format.has_global_scale else buffers
+
+
+def _divides(shape, format, axis):
+    """Whether a format takes the shape without padding: its blocks divide it, or may be short at its end."""
+    return divides(shape, format, axis)
+
+
+cdef bint divides(tuple shape, format, axis) except -1:
+    if format.block is None or may_be_short(format):
+        return True
+    lines, length = as_lines(shape, axis)
+    group, block = format.block
+    return lines % group == 0 and length % block == 0
+
+
+cdef bint may_be_short(format) except -1:
+    """Whether the last block of a line may: with float32 scales."""
+    return format.kind == "largest"
+
+
+cdef tuple as_lines(tuple shape, axis):
+    """How many lines the blocks run along, and how long these are."""
+    if not shape or min(shape) < 0:
+        raise ValueError(f"shape {shape}: a quantized tensor has one dimension or more, of extent 0 or more")
+    if axis not in (-1, -2):
+        raise ValueError(f"axis={axis}: expected -1, blocks along the last axis, or -2, along all others as one")
+    if axis == -2 and len(shape) == 1:
+        raise ValueError(f"axis=-2 of shape {shape}: blocks along columns need two dimensions; reshape the tensor")
+    rows, columns = math.prod(shape[:-1]), shape[len(shape) - 1]
+    return (rows, columns) if axis == -1 else (columns, rows)
+
+
+cdef tuple scales_of_lines(format, lines, length):
+    """The scales' shape: a row a line, or a row a group of lines that share them."""
+    if format.block is None:
+        return ()
+    group, block = format.block
+    return lines if format.repeats_scales else -(-lines // group), -(-length // block)
+
+
+cdef tuple tiled(tuple scales, format, layout):
+    """The scales' shape under a layout of tiles."""
+    cdef const dlfp4_layout_row *tile
+    if layout not in LAYOUTS:
+        raise ValueError(f"scale_layout={layout!r}: expected one of {', '.join(LAYOUTS)}"
+                         f"{did_you_mean(layout, LAYOUTS)}")
+    if format.scale.itemsize != 1:
+        raise ValueError(f"scale_layout={layout!r} holds scales of one byte, those of {format.name} are "
+                         f"{format.scale}; use scale_layout='linear'")
+    tile = &dlfp4_layouts[<int> LAYOUTS[layout]]
+    rows, columns = scales
+    return round_up(rows, tile.rows), round_up(columns, tile.columns)
+
+
+cdef object round_up(count, multiple):
+    return -(-count // multiple) * multiple
