@@ -12,12 +12,12 @@ import dlfp4
 
 from ..support.levels import LEVELS, digests_at
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 RULES = {"TWO_LEVEL": "two_level", "POWER": "power", "LARGEST": "largest"}
 
 
 def test_the_table_says_what_the_file_says():
-    rows = re.findall(r"^DLFP4_BLOCK_FORMAT\((.*)\)$", (ROOT / "src" / "formats.def").read_text(), re.MULTILINE)
+    rows = re.findall(r"^DLFP4_BLOCK_FORMAT\((.*)\)$", (ROOT / "src" / "rules" / "formats.def").read_text(), re.MULTILINE)
     found = dlfp4.formats()
     assert len(rows) == len(found)
     for number, row in enumerate(rows):
@@ -58,7 +58,7 @@ NO_ROWS = {
 @pytest.mark.skipif(not shutil.which("c++"), reason="c++ is not on PATH")
 @pytest.mark.parametrize("row", NO_ROWS)
 def test_a_row_that_no_kernel_serves_stops_the_build(row, tmp_path):
-    for path in (ROOT / "src").glob("*.*"):
+    for path in (ROOT / "src" / "rules").glob("*.*"):
         shutil.copy(path, tmp_path)
     with (tmp_path / "formats.def").open("a") as table:
         table.write(f"DLFP4_BLOCK_FORMAT(none, {row})\n")
