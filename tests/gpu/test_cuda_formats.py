@@ -9,10 +9,10 @@ import pytest
 
 import dlfp4
 
-from .reference import host_bytes, native_cast
+from ..products.test_matmul import assert_product, values, wide
+from ..support.reference import host_bytes, native_cast
 from .test_cuda_dots import assert_product as assert_dot
 from .test_cuda_dots import on_cuda
-from .test_matmul import assert_product, values, wide
 
 pytestmark = pytest.mark.gpu
 
