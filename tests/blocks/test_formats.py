@@ -17,7 +17,9 @@ RULES = {"TWO_LEVEL": "two_level", "POWER": "power", "LARGEST": "largest"}
 
 
 def test_the_table_says_what_the_file_says():
-    rows = re.findall(r"^DLFP4_BLOCK_FORMAT\((.*)\)$", (ROOT / "src" / "rules" / "formats.def").read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^DLFP4_BLOCK_FORMAT\((.*)\)$", (ROOT / "src" / "rules" / "formats.def").read_text(), re.MULTILINE
+    )
     found = dlfp4.formats()
     assert len(rows) == len(found)
     for number, row in enumerate(rows):

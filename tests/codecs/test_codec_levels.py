@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ..support.levels import LEVELS, available_levels, digests_at, python_at, require, run_at
+from ..support.levels import LEVELS, available_levels, digests_at, python_at, require
 
 CPUINFO = Path("/proc/cpuinfo")
 

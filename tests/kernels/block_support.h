@@ -10,9 +10,9 @@
 
 #include "blocks/kernels.h"
 #include "codecs/plan.h"
+#include "host/level.h"
 #include "rules/formats.h"
 #include "rules/scaling.h"
-#include "host/level.h"
 
 namespace dlfp4 {
 namespace {
