@@ -29,7 +29,7 @@ def refuses_activation(problem: Problem) -> str | None:
         return "activation='int8' rounds a float a, and this a is quantized already; leave activation out"
     b = problem.b
     if not isinstance(b, ScaledTensor) or common.element_of(b) != common.FP4 or b.format.block is None:
-        return "activation='int8' needs b to be a ScaledTensor of FP4: nvfp4 or mxfp4"
+        return "activation='int8' needs b to be a ScaledTensor of FP4 in blocks, such as nvfp4 or mxfp4"
     return None
 
 

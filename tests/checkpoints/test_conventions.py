@@ -7,6 +7,7 @@ import pytest
 import dlfp4
 from dlfp4 import checkpoints
 from dlfp4.checkpoints import join_parts, split_parts
+from dlfp4.checkpoints.conventions import CONVENTIONS, SPELLINGS
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 N, K = 48, 128
@@ -241,6 +242,19 @@ def test_conventions_are_written_and_read(tmp_path, generator, convention, forma
         np.testing.assert_array_equal(*same)
     if q.global_scale is not None:  # two divisions, each half a unit off at most
         assert float(back.global_scale) == pytest.approx(float(q.global_scale), rel=2**-23)
+
+
+@pytest.mark.parametrize("convention", CONVENTIONS)
+@pytest.mark.parametrize("format", dlfp4.formats())
+def test_a_convention_stores_a_format_or_says_what_it_stores(generator, convention, format):
+    q = dlfp4.quantize(generator.normal(size=(256, 256)).astype(np.float32), format)
+    stored = [name for spelling in SPELLINGS if spelling.convention == convention for name in spelling.formats]
+    if format not in stored:
+        with pytest.raises(ValueError, match=f"w: {convention} stores no {format}; it has {', '.join(stored)}"):
+            split_parts({"w": q}, convention)
+        return
+    back = join_parts(split_parts({"w": q}, convention))["w"]
+    np.testing.assert_array_equal(back.data.view("uint8").to_numpy(), q.data.view("uint8").to_numpy())
 
 
 def test_gpt_oss_has_an_axis_of_blocks(generator):

@@ -103,7 +103,7 @@ def objects():
     for name in ("float4_e2m1fn", "float6_e2m3fn", "float8_e4m3fn"):
         yield dlfp4.cast(x, name)
         yield dlfp4.cast(x, name, packed=False)
-    for name in ("nvfp4", "mxfp6_e3m2", "mxfp8_e4m3"):
-        yield dlfp4.quantize(x, name)
+    for name in dlfp4.formats():
+        yield dlfp4.quantize(x, name, pad=True)
     yield dlfp4.quantize(x, "nvfp4", axis=-2, scale_layout="128x4")
     yield dlfp4.quantize(x, "mxfp8_e5m2", axis=-2)

@@ -17,8 +17,7 @@ def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=Non
         ``(..., K)`` of float32, bfloat16 or float16, of any strides, on the host or a CUDA device; float64, and nested
         lists of numbers, are rounded once to float32. It counts as a matrix of M = prod(shape[:-1]) rows.
     format : Format or str
-        A row of :func:`formats`: "nvfp4", "nvfp4_16x16", "mxfp4", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp8_e4m3",
-        "mxfp8_e5m2", "fp8_e4m3", "fp8_e5m2", "fp8_1x128", "fp8_128x128" and their "_e5m2" forms.
+        A row of :func:`formats`, or its name, such as "nvfp4", "mxfp8_e4m3" or "fp8_1x128".
     recipe : Recipe or str, optional
         How scales are chosen and elements rounded: "ocp" (the default for mx formats), "nvidia", "rocm", or a
         :class:`Recipe`.
