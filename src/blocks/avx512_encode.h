@@ -78,7 +78,8 @@ void with_encoder(Run run) {
     constexpr int kSize = kSums <= 64 ? 64 : 256;
     run(GridEncoder<kTo.bits, kSize>(kRules<GridRule<kSize>, Dst>.rule[kIndex]));
   } else {
-    run(Encoder<kTo.bits, true, static_cast<dlfp4_rounding>(Rounding)>(kRules<EncodeRule, Dst>.rule[kIndex]));
+    constexpr bool kSignsZeros = kTo.specials != DLFP4_FNUZ;
+    run(Encoder<kTo.bits, kSignsZeros, static_cast<dlfp4_rounding>(Rounding)>(kRules<EncodeRule, Dst>.rule[kIndex]));
   }
 }
 
