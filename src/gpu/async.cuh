@@ -4,7 +4,7 @@
 #ifndef DLFP4_SRC_GPU_ASYNC_CUH_
 #define DLFP4_SRC_GPU_ASYNC_CUH_
 
-#include "fragments.cuh"
+#include "elements.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define DLFP4_HOPPER
@@ -12,6 +12,8 @@
 
 namespace dlfp4 {
 namespace cuda {
+
+enum OperandType { kBfloat16, kFloat16 };  // of products
 
 extern __shared__ __align__(1024) uint8_t shared_memory[];  // as much as the launch asks for
 

@@ -5,6 +5,7 @@
 #define DLFP4_SRC_GPU_ELEMENTS_CUH_
 
 #include "params.h"
+#include "rules/scaling.h"
 
 namespace dlfp4 {
 namespace cuda {

@@ -14,8 +14,8 @@
 #include "gpu/context.h"
 #include "gpu/kernels.h"
 #include "gpu/launch.h"
-#include "gpu/params.h"
 #include "products/cuda/few_rows.h"
+#include "products/cuda/params.h"
 #include "rules/formats.h"
 #include "support.h"
 

@@ -10,6 +10,7 @@
 #include "gpu/context.h"
 #include "gpu/jobs.h"
 #include "gpu/keys.h"
+#include "params.h"
 
 namespace dlfp4 {
 namespace cuda {

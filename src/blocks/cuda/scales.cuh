@@ -5,6 +5,7 @@
 #define DLFP4_SRC_BLOCKS_CUDA_SCALES_CUH_
 
 #include "gpu/codes.cuh"
+#include "params.h"
 #include "rules/layouts.h"
 
 namespace dlfp4 {

@@ -9,6 +9,7 @@
 #include "gpu/context.h"
 #include "gpu/jobs.h"
 #include "gpu/keys.h"
+#include "params.h"
 #include "rules/walk.h"
 
 namespace dlfp4 {

@@ -7,6 +7,7 @@
 
 #include "gpu/codes.cuh"
 #include "gpu/elements.cuh"
+#include "params.h"
 
 namespace dlfp4 {
 namespace cuda {

@@ -5,8 +5,8 @@
 #ifndef DLFP4_SRC_PRODUCTS_CUDA_CODED_X_CUH_
 #define DLFP4_SRC_PRODUCTS_CUDA_CODED_X_CUH_
 
+#include "fragments.cuh"
 #include "gpu/codes.cuh"
-#include "gpu/fragments.cuh"
 
 namespace dlfp4 {
 namespace cuda {

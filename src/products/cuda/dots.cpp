@@ -6,6 +6,7 @@
 
 #include <utility>
 
+#include "dots.h"
 #include "gpu/context.h"
 #include "gpu/jobs.h"
 #include "gpu/keys.h"

@@ -7,6 +7,7 @@
 
 #include "blocks/cuda/rows.cuh"
 #include "blocks/cuda/scales.cuh"
+#include "dots.h"
 #include "gpu/elements.cuh"
 
 namespace dlfp4 {

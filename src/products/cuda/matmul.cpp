@@ -9,6 +9,7 @@
 #include "gpu/jobs.h"
 #include "gpu/keys.h"
 #include "many_rows.h"
+#include "params.h"
 #include "rules/matrix.h"
 #include "tactics.h"
 

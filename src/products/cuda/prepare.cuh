@@ -5,6 +5,7 @@
 #define DLFP4_SRC_PRODUCTS_CUDA_PREPARE_CUH_
 
 #include "gpu/elements.cuh"
+#include "params.h"
 #include "prepared.h"
 
 namespace dlfp4 {

@@ -17,8 +17,6 @@ namespace cuda {
 
 constexpr int kBlockRows = 128, kBlockK = 64, kTile = 16, kTilesInBlock = kBlockRows / kTile;
 constexpr int kSteps = kBlockK / 16;  // of an mma, along K
-constexpr int kWarpSize = 32;
-constexpr unsigned kAllLanes = 0xFFFFFFFF;
 
 // Rows of blocks are completed to a multiple of what kernels for few rows of x take at a time (few_rows.h).
 DLFP4_RULE int slice_blocks(int bits) { return bits == 4 ? 4 : 2; }

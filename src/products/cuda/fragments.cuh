@@ -4,15 +4,15 @@
 // subnormal codes too, since the float is then subnormal as well. Scales bring the exponent back. Left shifts are
 // multiplications, which run beside the masks. As bfloat16, FP4 takes eight operations for eight codes, e4m3 four for
 // four.
-#ifndef DLFP4_SRC_GPU_FRAGMENTS_CUH_
-#define DLFP4_SRC_GPU_FRAGMENTS_CUH_
+#ifndef DLFP4_SRC_PRODUCTS_CUDA_FRAGMENTS_CUH_
+#define DLFP4_SRC_PRODUCTS_CUDA_FRAGMENTS_CUH_
 
-#include "elements.cuh"
+#include "gpu/async.cuh"
+#include "gpu/elements.cuh"
+#include "params.h"
 
 namespace dlfp4 {
 namespace cuda {
-
-enum OperandType { kBfloat16, kFloat16 };
 
 // --- Codes -----------------------------------------------------------------------------------
 
@@ -176,4 +176,4 @@ __device__ inline void store_eight(const ProductParams &p, int row, int column, 
 }  // namespace cuda
 }  // namespace dlfp4
 
-#endif  // DLFP4_SRC_GPU_FRAGMENTS_CUH_
+#endif  // DLFP4_SRC_PRODUCTS_CUDA_FRAGMENTS_CUH_

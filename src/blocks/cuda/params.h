@@ -1,0 +1,129 @@
+// What hosts hand to the kernels of block scaling, and the shapes that both count on.
+#ifndef DLFP4_SRC_BLOCKS_CUDA_PARAMS_H_
+#define DLFP4_SRC_BLOCKS_CUDA_PARAMS_H_
+
+#include <stdint.h>
+
+#include "gpu/params.h"
+#include "rules/numerics.h"
+#include "rules/scaling.h"
+
+namespace dlfp4 {
+namespace cuda {
+
+// What a block of threads takes that works along columns, or turns rows into columns.
+constexpr int kTileRows = 128, kTileColumns = 128;
+DLFP4_RULE int strip_columns(int item) { return 256 / item; }  // 256 bytes of a row
+constexpr int kAcrossLength = 32;     // of columns of bytes, the elements that share a scale, or more of them
+constexpr int kSquaresColumns = 128;  // of squares of 16 along rows, those of a warp
+
+// Shared memory: for what a tile's threads share of a rule, then for its floats, then for codes of a byte.
+constexpr int kTileRuleBytes = 1024;
+DLFP4_RULE int tile_bytes(int item) { return kTileRows * kTileColumns * item; }
+
+constexpr int kLargestAhead = 8;  // vectors of 16 bytes a thread, of the search for the largest
+
+// Lines of whole steps: how many there are, where a line starts. The quotient of a step's number and `in_line` is
+// (t + ((number - t) >> before)) >> after, with t the upper half of number * magic (Granlund, Montgomery, "Division by
+// invariant integers using multiplication", PLDI'94).
+struct StepLines {
+  uint32_t steps, in_line;
+  uint32_t magic, before, after;
+  int64_t float_bytes, code_bytes;  // from one line to the next
+};
+
+// A matrix of floats as lines, and its quantized form. What all kernels read comes first, in few lines of the constant
+// cache: where a call is short, each line that a multiprocessor fetches is a tenth of it.
+struct QuantizeParams {
+  const uint8_t *src;
+  uint8_t *data;
+  uint8_t *scales;
+  StepLines walk;  // of blocks of one row
+  int steps;       // of a thread that takes them
+  bool flat;       // one line, whose scales follow one another
+  // The whole tensor's largest magnitude or decode scale, on the device; both null where the format has neither.
+  const uint32_t *amax;
+  const float *decode;
+  ScaleRule rule;
+  float *keep[2];             // where a given decode scale is written to, or null
+  int64_t lines, length;      // of the matrix
+  int64_t line_stride, step;  // of src
+  int64_t stored;             // elements of a stored line, zeros included
+  int64_t data_stride, data_step;
+  int layout;
+  int64_t scale_stride, scale_step, padded_columns;
+  int64_t group, block;  // lines and elements that share a scale
+  int64_t blocks;        // of a line
+  bool repeats, whole;
+  Format source, element, scale;
+  dlfp4_rounding rounding;
+  float zero;
+  uint64_t seed;
+};
+
+struct QuantizeRowsParams {
+  QuantizeParams quantize;
+  EncodeParams encode;
+};
+
+// Blocks along rows of row-major memory, along its columns, or both: `data` is null of what is not asked for.
+struct TileParams {
+  QuantizeParams rows, columns;
+  EncodeParams encode;
+  uint32_t tiles_in_row;
+};
+
+struct DequantizeParams {
+  const uint8_t *data;
+  const uint8_t *scales;
+  uint8_t *dst;
+  StepLines walk;  // of blocks along rows
+  int steps;       // of a thread that takes them
+  bool flat;       // one line, whose scales follow one another
+  int kind;
+  const float *decode;          // the tensor's scale, on the device; null: 1
+  int line_shift, block_shift;  // log2 of the lines and elements that share a scale
+  int layout;
+  int64_t scale_stride, scale_step, padded_columns;
+  int64_t data_stride, data_step;
+  int64_t lines, length;
+  int64_t line_stride, step;
+  Format element, scale, target;
+};
+
+struct LargestParams {
+  const uint8_t *src;
+  int64_t lines, length;
+  int64_t line_stride, step;
+  Format source;
+  bool finite_only;
+  uint32_t *largest;
+  StepLines walk;
+};
+
+struct TensorScaleParams {
+  uint32_t *places[2];  // for the decode scale; the first holds the magnitude, the second may be null
+  int kind;
+  ScaleRule rule;
+};
+
+struct ScalesParams {
+  const uint8_t *src;
+  uint8_t *dst;
+  int src_layout, dst_layout;
+  int64_t src_stride, src_step, src_columns;
+  int64_t rows, columns, padded_rows, padded_columns;
+  int fill;
+};
+
+struct ShuffleParams {
+  const uint8_t *src;
+  uint8_t *dst;
+  int64_t rows, columns;
+  bool back;
+};
+
+}  // namespace cuda
+}  // namespace dlfp4
+
+#endif  // DLFP4_SRC_BLOCKS_CUDA_PARAMS_H_
