@@ -165,6 +165,10 @@ cdef extern from "gpu/kernels.h" nogil:
         DLFP4_CUDA_REFUSED
         DLFP4_CUDA_NO_IMAGE
         DLFP4_CUDA_CAPTURE_IMPLICIT
+        DLFP4_CUDA_IMAGE_codecs
+        DLFP4_CUDA_IMAGE_blocks
+        DLFP4_CUDA_IMAGE_dots
+        DLFP4_CUDA_IMAGE_products
     int dlfp4_cuda_convert(int, uintptr_t, const dlfp4_view *, const dlfp4_view *, const dlfp4_convert_options *)
     ctypedef struct dlfp4_cuda_scale:
         const float *given
@@ -211,8 +215,9 @@ cdef extern from "gpu/kernels.h" nogil:
     int64_t dlfp4_cuda_reads_codes(int, int64_t, int)
     int dlfp4_cuda_multiply(int, uintptr_t, const dlfp4_cuda_product *, int)
     const char *dlfp4_cuda_image()
-    int dlfp4_cuda_load(int, const void *)
-    bint dlfp4_cuda_is_loaded(int)
+    int dlfp4_cuda_load(int, int, const void *)
+    bint dlfp4_cuda_is_loaded(int, int)
+    const char *dlfp4_cuda_image_name(int)
     int dlfp4_cuda_architecture(int, int *)
     int dlfp4_cuda_device_name(int, char *, int)
 

@@ -1,6 +1,6 @@
-"""The CUDA kernels compiled at run time, where the image of the build does not fit the GPU or its driver.
+"""The CUDA kernels compiled at run time, where the images of the build do not fit the GPU or its driver.
 
-NVRTC compiles the sources that the image was made of, which are installed with the package, and the result is kept in
+NVRTC compiles the sources that an image was made of, which are installed with the package, and the result is kept in
 the user's cache folder. Needs ``cuda-pathfinder``, which finds NVRTC, and ``platformdirs``: both come with the extras
 ``cuda12`` and ``cuda13``.
 """
@@ -8,13 +8,14 @@ the user's cache folder. Needs ``cuda-pathfinder``, which finds NVRTC, and ``pla
 import ctypes
 import hashlib
 import os
+import re
 from pathlib import Path
 
 from dlfp4.files import get_include, keep
 
-SUFFIXES = {".h", ".def", ".cuh", ".cu"}  # of the files that an image is made of
+INCLUDES = re.compile(rb'^#include "([^"]+)"', re.MULTILINE)
 
-# What compiles to the same results as the image: no contraction of a*b+c, no flush of subnormals.
+# What compiles to the same results as the build: no contraction of a*b+c, no flush of subnormals.
 OPTIONS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--device-as-default-execution-space")
 
 # NVRTC has no C library: the types that the sources take from it. memcpy is built in.
@@ -36,11 +37,18 @@ def source_folder() -> Path:
     return installed if installed.is_dir() else package.parent / "src"
 
 
-def load_image(architecture: str) -> bytes:
-    """Return the kernels for a GPU, from the cache or compiled.
+def source_of(image: str) -> Path:
+    """The file that an image is compiled from."""
+    return next(source_folder().glob(f"*/cuda/{image}.cu"))
+
+
+def load_image(image: str, architecture: str) -> bytes:
+    """Return an image of kernels for a GPU, from the cache or compiled.
 
     Parameters
     ----------
+    image
+        Its name: ``"codecs"``.
     architecture
         The compute capability without its point: ``"90"``.
 
@@ -64,21 +72,35 @@ def load_image(architecture: str) -> bytes:
             "install the extra cuda12 or cuda13 (platformdirs and cuda-pathfinder)"
         ) from error
     nvrtc = Nvrtc()
-    path = Path(platformdirs.user_cache_path("dlfp4")) / f"kernels-{digest(architecture, nvrtc.version())}.cubin"
+    path = Path(platformdirs.user_cache_path("dlfp4")) / f"kernels-{digest(image, architecture, nvrtc.version())}.cubin"
     if path.is_file():
         return path.read_bytes()
-    image = nvrtc.compile(architecture)
-    keep(path, image)
-    return image
+    compiled = nvrtc.compile(source_of(image), architecture)
+    keep(path, compiled)
+    return compiled
 
 
-def digest(architecture: str, version: str) -> str:
-    """Name what an image depends on: the sources, the compiler, the GPU."""
+def digest(image: str, architecture: str, version: str) -> str:
+    """Name what an image depends on: its sources, the compiler, the GPU."""
     content = hashlib.sha256(repr((architecture, version, OPTIONS)).encode())
-    for path in sorted([*source_folder().rglob("*"), *Path(get_include()).rglob("*")]):
-        if path.suffix in SUFFIXES:
-            content.update(path.name.encode() + b"\0" + path.read_bytes())
+    for path, text in sorted(sources_of(image).items()):
+        content.update(path.name.encode() + b"\0" + text)
     return content.hexdigest()[:32]
+
+
+def sources_of(image: str) -> dict[Path, bytes]:
+    """The texts of the file that an image is compiled from, and of all that it includes."""
+    folders = source_folder(), Path(get_include())
+    found: dict[Path, bytes] = {}
+    left = [source_of(image)]
+    while left:
+        path = left.pop()
+        if path not in found:
+            found[path] = path.read_bytes()
+            for name in INCLUDES.findall(found[path]):
+                places = [folder / name.decode() for folder in (path.parent, *folders)]
+                left += [place for place in places if place.is_file()][:1]
+    return found
 
 
 class Nvrtc:
@@ -105,19 +127,17 @@ class Nvrtc:
         self._check(self._library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)), "nvrtcVersion")
         return f"{major.value}.{minor.value}"
 
-    def compile(self, architecture: str) -> bytes:
-        """Compile the image's source for one GPU."""
-        folder = source_folder()
-        if architecture == "90":  # with the instructions that only this GPU has, and the matrix kernels need
+    def compile(self, source: Path, architecture: str) -> bytes:
+        """Compile an image's source for one GPU."""
+            if architecture == "90":  # with the instructions that only this GPU has, and the matrix kernels need
             architecture = "90a"
-        options = [*OPTIONS, f"--gpu-architecture=sm_{architecture}", f"-I{folder}", f"-I{get_include()}"]
+        options = [*OPTIONS, f"--gpu-architecture=sm_{architecture}", f"-I{source_folder()}", f"-I{get_include()}"]
         program = ctypes.c_void_p()
         texts, names = (
             (ctypes.c_char_p * len(HEADERS))(*map(str.encode, each)) for each in (HEADERS.values(), HEADERS)
         )
-        source = (folder / "products" / "cuda" / "image.cu").read_bytes()
         create = self._library.nvrtcCreateProgram
-        status = create(ctypes.byref(program), source, b"image.cu", len(HEADERS), texts, names)
+        status = create(ctypes.byref(program), source.read_bytes(), os.fsencode(source), len(HEADERS), texts, names)
         self._check(status, "nvrtcCreateProgram")
         try:
             arguments = (ctypes.c_char_p * len(options))(*map(os.fsencode, options))

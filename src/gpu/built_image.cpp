@@ -1,23 +1,34 @@
-// The image of CUDA kernels that nvcc made, as bytes of this library.
-// Layout: a fatbin, as the driver loads it.
-// Trick: the assembler includes the file; a build without nvcc has none.
+// The images of CUDA kernels that nvcc made, as bytes of this library.
+// Layout: fatbins, as the driver loads them.
+// Trick: the assembler includes the files; a build without nvcc has none.
 #include "kernels.h"
 #include "launch.h"
 
-#ifdef DLFP4_CUDA_FATBIN
-__asm__(
-    ".section .rodata\n"
-    ".balign 16\n"
-    "dlfp4_cuda_fatbin:\n"
-    ".incbin \"" DLFP4_CUDA_FATBIN
-    "\"\n"
-    ".previous\n");
-extern "C" __attribute__((visibility("hidden"))) const unsigned char dlfp4_cuda_fatbin[];
+#ifdef DLFP4_CUDA_IMAGES
+#define DLFP4_CUDA_IMAGE(name)                 \
+  __asm__(                                     \
+      ".section .rodata\n"                     \
+      ".balign 16\n"                           \
+      "dlfp4_cuda_" #name                      \
+      ":\n"                                    \
+      ".incbin \"" DLFP4_CUDA_IMAGES "/" #name \
+      ".fatbin\"\n"                            \
+      ".previous\n");                          \
+  extern "C" __attribute__((visibility("hidden"))) const unsigned char dlfp4_cuda_##name[];
+#include "images.def"
+#undef DLFP4_CUDA_IMAGE
+
+const void *dlfp4::cuda::built_image(Image image) {
+  static const unsigned char *const images[kNumImages] = {
+#define DLFP4_CUDA_IMAGE(name) dlfp4_cuda_##name,
+#include "images.def"
+#undef DLFP4_CUDA_IMAGE
+  };
+  return images[image];
+}
 #else
 #define DLFP4_CUDA_TARGETS ""
-constexpr const unsigned char *dlfp4_cuda_fatbin = nullptr;
+const void *dlfp4::cuda::built_image(Image) { return nullptr; }
 #endif
-
-const void *dlfp4::cuda::built_image() { return dlfp4_cuda_fatbin; }
 
 const char *dlfp4_cuda_image(void) { return DLFP4_CUDA_TARGETS; }

@@ -20,13 +20,13 @@ namespace {
 inline int refuse(dlfp4_status status) { return -(DLFP4_CUDA_REFUSED + status); }
 
 template <class Params>
-int run(KernelNumber kernel, int64_t threads, Params params, uintptr_t stream) {
+int run(const DeviceKernel &kernel, int64_t threads, Params params, uintptr_t stream) {
   return threads > 0 ? launch(kernel, divide_up(threads, kThreads), &params, stream) : 0;
 }
 
 // Of kernels that walk, no more blocks than run at a time.
 template <class Params>
-int run_walk(KernelNumber kernel, int64_t threads, Params params, uintptr_t stream) {
+int run_walk(const DeviceKernel &kernel, int64_t threads, Params params, uintptr_t stream) {
   return threads > 0 ? launch(kernel, least(divide_up(threads, kThreads), blocks_for_device()), &params, stream) : 0;
 }
 
@@ -36,7 +36,7 @@ inline int steps_of_thread(int64_t steps) { return steps >= 2 * kThreads * block
 // Of kernels whose threads take some steps each. Blocks are smaller where they would leave multiprocessors
 // without any.
 template <class Params>
-int run_steps(KernelNumber kernel, int64_t steps, Params params, int of_thread, uintptr_t stream) {
+int run_steps(const DeviceKernel &kernel, int64_t steps, Params params, int of_thread, uintptr_t stream) {
   const int64_t threads = divide_up(steps, of_thread);
   const int in_block = threads < int64_t{kThreads} * multiprocessors() ? kThreads / 4 : kThreads;
   return threads > 0 ? launch_shape(kernel, {{divide_up(threads, in_block), 1}, in_block, 0, 1}, &params, stream) : 0;

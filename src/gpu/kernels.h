@@ -121,13 +121,24 @@ int dlfp4_cuda_multiply(int device, uintptr_t stream, const dlfp4_cuda_product *
 /* What this build's image was compiled for ("90a, PTX"), or "" where it has none. */
 const char *dlfp4_cuda_image(void);
 
-/* Loads kernels for a device that has none: the build's, or, from another image of the same sources, its own.
+/* The images: DLFP4_CUDA_IMAGE_codecs, ... Each operation's is to be loaded before it. */
+enum {
+#define DLFP4_CUDA_IMAGE(name) DLFP4_CUDA_IMAGE_##name,
+#include "images.def"
+#undef DLFP4_CUDA_IMAGE
+  DLFP4_CUDA_NUM_IMAGES
+};
+
+/* Loads an image for a device that lacks it: the build's, or, of `data` made of the same sources, its own.
  * DLFP4_CUDA_NO_IMAGE where the build has none, CUDA_ERROR_NO_BINARY_FOR_GPU and the like where it does not serve the
  * device. */
-int dlfp4_cuda_load(int device, const void *image);
+int dlfp4_cuda_load(int device, int image, const void *data);
 
 /* Whether that has been done. Opens no driver. */
-int dlfp4_cuda_is_loaded(int device);
+int dlfp4_cuda_is_loaded(int device, int image);
+
+/* The image's name. */
+const char *dlfp4_cuda_image_name(int image);
 
 /* The device's compute capability: 90 for 9.0. */
 int dlfp4_cuda_architecture(int device, int *architecture);

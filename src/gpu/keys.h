@@ -1,68 +1,35 @@
-// Which kernel serves: each says in kernels.def what it is for, and hosts look for what they need.
-// Layout: a key a kernel, by its number.
+// Which kernel serves: each says in its list what it is for, and hosts look for what they need.
+// Layout: a key a kernel, by its number in its image.
 // Trick: tables are made of the look-up while this is compiled: a call indexes one and never searches.
 #ifndef DLFP4_SRC_GPU_KEYS_H_
 #define DLFP4_SRC_GPU_KEYS_H_
 
+#include <stdint.h>
+
 #include "launch.h"
-#include "products/cuda/prepared.h"
 #include "rules/block_keys.h"
 
 namespace dlfp4 {
 namespace cuda {
 
-enum Operation {
-  kByName,  // of a kernel that hosts need not look for
-  kEncode,
-  kEncodeToBits,
-  kDecode,
-  kRecodeBits,
-  kFindLargest,
-  kQuantizeAny,
-  kQuantizeRows,
-  kQuantizeRepeatingSquares,
-  kQuantizeSquares,
-  kQuantizeWhole,
-  kQuantizeTile,
-  kQuantizeTileOfSquares,
-  kQuantizeStrip,
-  kDequantizeRows,
-  kDequantizeTile,
-  kDequantizeAcross,
-  kDotVectors,
-  kDotSteps,
-  kDotBlocks,
-  kMultiply8,
-  kMultiply16,
-  kMultiply32,
-  kMultiply64,
-  kMultiply128,
-  kMultiply256,
-  kMultiplyWalking
-};
-
+constexpr int kByName = 0;     // the operation of a kernel that hosts need not look for
 constexpr int kAnything = -1;  // a field of a key that does not matter to a kernel
 
-// `from` and `to` are what it reads and writes, or both sides of a dot: rows of dtypes.def, of operations on bits their
-// number, of products the WeightKind as `to`. Then how blocks are scaled, as BlockKey has it.
+// `operation` is one of the image's. `from` and `to` are what the kernel reads and writes, or both sides of a dot: rows
+// of dtypes.def, of operations on bits their number, of products the WeightKind as `to`. Then how blocks are scaled, as
+// BlockKey has it.
 struct KernelKey {
-  Operation operation;
+  int operation;
   int from, to;
   int scale, kind;
   int64_t length;
 
-  constexpr explicit KernelKey(Operation what = kByName, int source = kAnything, int target = kAnything,
+  constexpr explicit KernelKey(int what = kByName, int source = kAnything, int target = kAnything,
                                int scale_row = kAnything, int scale_kind = kAnything, int64_t elements = kAnything)
       : operation(what), from(source), to(target), scale(scale_row), kind(scale_kind), length(elements) {}
 };
 
 namespace {
-
-constexpr KernelKey kKernelKeys[kNumKernels] = {
-#define DLFP4_CUDA_KERNEL(name, key, parameters, body) KernelKey key,
-#include "products/cuda/kernels.def"
-#undef DLFP4_CUDA_KERNEL
-};
 
 constexpr bool serves(int64_t field, int64_t wanted) { return field == kAnything || field == wanted; }
 
@@ -71,18 +38,19 @@ constexpr bool serves(const KernelKey &key, const KernelKey &wanted) {
          serves(key.scale, wanted.scale) && serves(key.kind, wanted.kind) && serves(key.length, wanted.length);
 }
 
-// The kernel for a key, or kNoKernel.
-constexpr KernelNumber find_kernel(const KernelKey &wanted) {
-  for (int i = 0; i < kNumKernels; ++i)
-    if (serves(kKernelKeys[i], wanted)) return static_cast<KernelNumber>(i);
+// The kernel of an image for a key, or kNoKernel.
+template <int Count>
+constexpr DeviceKernel find_in(Image image, const KernelKey (&keys)[Count], const KernelKey &wanted) {
+  for (int number = 0; number < Count; ++number)
+    if (serves(keys[number], wanted)) return {image, number, wanted.operation};
   return kNoKernel;
 }
 
-constexpr bool is_for(KernelNumber kernel, Operation operation) {
-  return kernel != kNoKernel && kKernelKeys[kernel].operation == operation;
+constexpr bool is_for(const DeviceKernel &kernel, int operation) {
+  return kernel != kNoKernel && kernel.operation == operation;
 }
 
-// Whether decode_fast (scales.cuh) knows the scales.
+// Whether decode_fast (blocks/cuda/scales.cuh) knows the scales.
 constexpr bool is_fast_scale(const BlockKey &blocks) {
   return blocks.kind != DLFP4_TWO_LEVEL || blocks.scale == DLFP4_float8_e4m3fn;
 }
@@ -90,20 +58,20 @@ constexpr bool is_fast_scale(const BlockKey &blocks) {
 // What find(i) finds.
 template <int Count>
 struct KernelList {
-  KernelNumber kernel[Count];
+  DeviceKernel kernel[Count];
 
   template <class Find>
   constexpr explicit KernelList(const Find &find) : kernel() {
     for (int i = 0; i < Count; ++i) kernel[i] = find(i);
   }
 
-  constexpr KernelNumber operator[](int place) const { return kernel[place]; }
+  constexpr const DeviceKernel &operator[](int place) const { return kernel[place]; }
 };
 
 // What find(i, k) finds for each row and column.
 template <int Rows, int Columns>
 struct KernelTable {
-  KernelNumber kernel[Rows][Columns];
+  DeviceKernel kernel[Rows][Columns];
 
   template <class Find>
   constexpr explicit KernelTable(const Find &find) : kernel() {
@@ -111,7 +79,7 @@ struct KernelTable {
       for (int k = 0; k < Columns; ++k) kernel[i][k] = find(i, k);
   }
 
-  constexpr const KernelNumber (&operator[](int row) const)[Columns] { return kernel[row]; }
+  constexpr const DeviceKernel (&operator[](int row) const)[Columns] { return kernel[row]; }
 };
 
 }  // namespace

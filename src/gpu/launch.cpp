@@ -1,5 +1,5 @@
 // Loads images once a device, finds their kernels, launches them.
-// Layout: a table by device of the library that serves it; a library has a kernel handle a row of kernels.def.
+// Layout: a table by image and device of the library that serves; a library has a handle a kernel of its image.
 // Trick: loading is allowed while a graph is captured, because the thread steps out of the capture for it.
 #include "launch.h"
 
@@ -21,28 +21,37 @@ constexpr int kSharedUnasked = 48 * 1024;
 constexpr int64_t kMostBlocksAcross = 65535;
 constexpr int64_t kBlocksOfMultiprocessor = 2048 / kThreads;
 
-constexpr const char *kNames[kNumKernels] = {
-#define DLFP4_CUDA_KERNEL(name, key, parameters, body) #name,
-#include "products/cuda/kernels.def"
-#undef DLFP4_CUDA_KERNEL
+constexpr const KernelNames *kKernels[kNumImages] = {
+#define DLFP4_CUDA_IMAGE(name) &kernels_of_##name,
+#include "images.def"
+#undef DLFP4_CUDA_IMAGE
 };
 
 struct Library {
   CUlibrary handle;
-  CUkernel kernels[kNumKernels];
+  CUkernel kernels[kMostKernels];
 };
 
-// What serves a device; the rest is as it stays once there is a library.
+// What serves a device; the version stays as it is once there is a library.
 struct Service {
   std::atomic<const Library *> library;
   int ptx_version;  // that its kernels were compiled for
-  int multiprocessors, shared_memory;
 };
 
-std::mutex load_mutex;                     // of the libraries, until a device is served by them
-Library built_library;                     // of the build's image, for all devices that it serves
-Library libraries_of_device[kMaxDevices];  // of images that were given
-Service services[kMaxDevices];
+// What stays as it is once an image serves the device.
+struct Properties {
+  int multiprocessors = 1, shared_memory = kSharedUnasked;
+};
+
+struct Loaded {
+  Library built;                   // of the build's image, for all devices that it serves
+  Library of_device[kMaxDevices];  // of images that were given
+  Service services[kMaxDevices];
+};
+
+std::mutex load_mutex;  // of the libraries, until a device is served by them
+Loaded loaded[kNumImages];
+Properties properties[kMaxDevices];
 
 bool has_needed_symbols(const Driver &driver) {
   return driver.cuLibraryLoadData && driver.cuLibraryUnload && driver.cuLibraryGetKernel &&
@@ -55,15 +64,15 @@ void unload(Library *library) {
   library->handle = nullptr;
 }
 
-int load_image(const void *image, Library *library) {
+int load_library(Image image, const void *data, Library *library) {
   const Driver &driver = opened_driver();
-  int status = driver.cuLibraryLoadData(&library->handle, image, nullptr, nullptr, 0, nullptr, nullptr, 0);
+  int status = driver.cuLibraryLoadData(&library->handle, data, nullptr, nullptr, 0, nullptr, nullptr, 0);
   if (status != 0) {
     library->handle = nullptr;
     return status;
   }
-  for (int i = 0; i < kNumKernels && status == 0; ++i)
-    status = driver.cuLibraryGetKernel(&library->kernels[i], library->handle, kNames[i]);
+  for (int i = 0; i < kKernels[image]->count && status == 0; ++i)
+    status = driver.cuLibraryGetKernel(&library->kernels[i], library->handle, kKernels[image]->names[i]);
   if (status != 0) unload(library);
   return status;
 }
@@ -78,65 +87,85 @@ int attribute_of(CUdevice device, int attribute, int unknown) {
   return opened_driver().cuDeviceGetAttribute(&value, attribute, device) == 0 ? value : unknown;
 }
 
+bool is_served(int device) {
+  for (const Loaded &image : loaded)
+    if (image.services[device].library) return true;
+  return false;
+}
+
 // The driver loads lazily: asking for a function finds out whether the library serves the current device.
-int serve(int device, const Library &library) {
+int serve(Image image, int device, const Library &library) {
   CUfunction function = nullptr;
   const int status = opened_driver().cuKernelGetFunction(&function, library.kernels[0]);
   if (status != 0) return status;
-  services[device].ptx_version = version_of(library.kernels[0], device);
-  services[device].multiprocessors = attribute_of(device, kMultiprocessors, 1);
-  services[device].shared_memory = attribute_of(device, kSharedMemoryOptIn, kSharedUnasked);
-  services[device].library = &library;
+  if (!is_served(device))
+    properties[device] = {attribute_of(device, kMultiprocessors, 1),
+                          attribute_of(device, kSharedMemoryOptIn, kSharedUnasked)};
+  Service *service = &loaded[image].services[device];
+  service->ptx_version = version_of(library.kernels[0], device);
+  service->library = &library;
   return 0;
 }
 
 // The library stays when it does not serve this device: it may serve another, and loading it again changes nothing.
-int serve_built(int device) {
-  if (!built_image()) return DLFP4_CUDA_NO_IMAGE;
-  const int status = built_library.handle ? 0 : load_image(built_image(), &built_library);
-  return status != 0 ? status : serve(device, built_library);
+int serve_built(Image image, int device) {
+  if (!built_image(image)) return DLFP4_CUDA_NO_IMAGE;
+  Library *library = &loaded[image].built;
+  const int status = library->handle ? 0 : load_library(image, built_image(image), library);
+  return status != 0 ? status : serve(image, device, *library);
 }
 
-int serve_given(int device, const void *image) {
-  Library *library = &libraries_of_device[device];
-  int status = load_image(image, library);
+int serve_given(Image image, int device, const void *data) {
+  Library *library = &loaded[image].of_device[device];
+  int status = load_library(image, data, library);
   if (status != 0) return status;
-  status = serve(device, *library);
+  status = serve(image, device, *library);
   if (status != 0) unload(library);
   return status;
 }
 
-int load_once(int device, const void *image) {
+int load_once(Image image, int device, const void *data) {
   const std::lock_guard<std::mutex> lock(load_mutex);
-  if (services[device].library) return 0;
+  if (loaded[image].services[device].library) return 0;
   if (!has_needed_symbols(opened_driver())) return kNotSupported;
   const OutOfCapture outside;
-  return image ? serve_given(device, image) : serve_built(device);
+  return data ? serve_given(image, device, data) : serve_built(image, device);
 }
 
 bool is_in_table(int device) { return device >= 0 && device < kMaxDevices; }
 
-// The device of the current context, and its kernels: null where none are loaded.
+// The device of the current context, or -1.
+CUdevice current_device() {
+  CUdevice device = -1;
+  return opened_driver().cuCtxGetDevice(&device) == 0 && is_in_table(device) ? device : -1;
+}
+
+// The same, and its kernels of an image: null where none are loaded.
 struct Current {
   CUdevice device;
   const Library *library;
 };
 
-Current current_kernels() {
-  Current current = {0, nullptr};
-  if (opened_driver().cuCtxGetDevice(&current.device) == 0 && is_in_table(current.device))
-    current.library = services[current.device].library.load(std::memory_order_acquire);
-  return current;
+Current current_kernels(Image image) {
+  const CUdevice device = current_device();
+  if (device < 0) return {device, nullptr};
+  return {device, loaded[image].services[device].library.load(std::memory_order_acquire)};
+}
+
+Properties current_properties() {
+  const CUdevice device = current_device();
+  return device >= 0 && is_served(device) ? properties[device] : Properties();
 }
 
 // Once a kernel and device: more shared memory is to be asked for.
-int allow_shared_memory(int kernel, const Current &current) {
-  static std::atomic<uint64_t> allowed[kNumKernels];
+int allow_shared_memory(const DeviceKernel &kernel, const Current &current) {
+  static std::atomic<uint64_t> of_kernels[kNumImages][kMostKernels];
+  std::atomic<uint64_t> *allowed = &of_kernels[kernel.image][kernel.number];
   const uint64_t bit = uint64_t{1} << current.device;
-  if (allowed[kernel] & bit) return 0;
-  const int status = opened_driver().cuKernelSetAttribute(kDynamicSharedBytes, services[current.device].shared_memory,
-                                                          current.library->kernels[kernel], current.device);
-  if (status == 0) allowed[kernel] |= bit;
+  if (*allowed & bit) return 0;
+  const int status = opened_driver().cuKernelSetAttribute(kDynamicSharedBytes, properties[current.device].shared_memory,
+                                                          current.library->kernels[kernel.number], current.device);
+  if (status == 0) *allowed |= bit;
   return status;
 }
 
@@ -159,8 +188,8 @@ LaunchAttribute overlapping() {
 
 }  // namespace
 
-int launch_shape(int kernel, const Shape &shape, void *params, uintptr_t stream) {
-  const Current current = current_kernels();
+int launch_shape(const DeviceKernel &kernel, const Shape &shape, void *params, uintptr_t stream) {
+  const Current current = current_kernels(kernel.image);
   if (!current.library) return kNotInitialized;
   if (shape.blocks[0] > kMostBlocks || shape.blocks[1] > kMostBlocksAcross) return kInvalidValue;
   const int status = shape.shared_bytes > kSharedUnasked ? allow_shared_memory(kernel, current) : 0;
@@ -168,23 +197,23 @@ int launch_shape(int kernel, const Shape &shape, void *params, uintptr_t stream)
   LaunchAttribute attributes[2];
   unsigned count = 0;
   if (shape.cluster > 1) attributes[count++] = cluster_of(shape.cluster);
-  if (overlaps(services[current.device])) attributes[count++] = overlapping();
+  if (overlaps(loaded[kernel.image].services[current.device])) attributes[count++] = overlapping();
   const LaunchConfig config = {{static_cast<unsigned>(shape.blocks[0]), static_cast<unsigned>(shape.blocks[1]), 1},
                                {static_cast<unsigned>(shape.threads), 1, 1},
                                static_cast<unsigned>(shape.shared_bytes),
                                reinterpret_cast<CUstream>(stream),
                                attributes,
                                count};
-  return opened_driver().cuLaunchKernelEx(&config, current.library->kernels[kernel], &params, nullptr);
+  return opened_driver().cuLaunchKernelEx(&config, current.library->kernels[kernel.number], &params, nullptr);
 }
 
-int launch(int kernel, int64_t blocks, void *params, uintptr_t stream) {
+int launch(const DeviceKernel &kernel, int64_t blocks, void *params, uintptr_t stream) {
   return launch_shape(kernel, {{blocks, 1}, kThreads, 0, 1}, params, stream);
 }
 
-int ptx_version() {
-  const Current current = current_kernels();
-  return current.library ? services[current.device].ptx_version : 0;
+int ptx_version(Image image) {
+  const Current current = current_kernels(image);
+  return current.library ? loaded[image].services[current.device].ptx_version : 0;
 }
 
 int set_word(void *place, uint32_t value, uintptr_t stream) {
@@ -203,15 +232,9 @@ int set_bytes(void *place, uint8_t value, int64_t count, uintptr_t stream) {
                                          reinterpret_cast<CUstream>(stream));
 }
 
-int multiprocessors() {
-  const Current current = current_kernels();
-  return current.library ? services[current.device].multiprocessors : 1;
-}
+int multiprocessors() { return current_properties().multiprocessors; }
 
-int most_shared_memory() {
-  const Current current = current_kernels();
-  return current.library ? services[current.device].shared_memory : kSharedUnasked;
-}
+int most_shared_memory() { return current_properties().shared_memory; }
 
 int64_t blocks_for_device() { return multiprocessors() * kBlocksOfMultiprocessor; }
 
@@ -220,10 +243,21 @@ int64_t blocks_for_device() { return multiprocessors() * kBlocksOfMultiprocessor
 
 using namespace dlfp4::cuda;
 
-int dlfp4_cuda_load(int device, const void *image) {
+int dlfp4_cuda_load(int device, int image, const void *data) {
   const CurrentContext context(device);
   if (context.status() != 0) return context.status();
-  return is_in_table(device) ? load_once(device, image) : kInvalidDevice;
+  return is_in_table(device) ? load_once(static_cast<Image>(image), device, data) : kInvalidDevice;
 }
 
-int dlfp4_cuda_is_loaded(int device) { return is_in_table(device) && services[device].library; }
+int dlfp4_cuda_is_loaded(int device, int image) {
+  return is_in_table(device) && loaded[image].services[device].library;
+}
+
+const char *dlfp4_cuda_image_name(int image) {
+  static constexpr const char *kImageNames[] = {
+#define DLFP4_CUDA_IMAGE(name) #name,
+#include "images.def"
+#undef DLFP4_CUDA_IMAGE
+  };
+  return kImageNames[image];
+}

@@ -1,6 +1,7 @@
 // Kernels of each device: found once, launched on the caller's stream.
-// Layout: kernels.def's rows by number.
-// Trick: an image is a library of the driver's, which serves every context; it is loaded before the first launch.
+// Layout: an image's kernels by number, the place in its list.
+// Trick: an image is a library of the driver's, which serves every context; it is loaded before the first launch of one
+// of its kernels.
 #ifndef DLFP4_SRC_GPU_LAUNCH_H_
 #define DLFP4_SRC_GPU_LAUNCH_H_
 
@@ -9,19 +10,38 @@
 namespace dlfp4 {
 namespace cuda {
 
-enum KernelNumber {
-  kNoKernel = -1,
-#define DLFP4_CUDA_KERNEL(name, key, parameters, body) kKernel_##name,
-#include "products/cuda/kernels.def"
-#undef DLFP4_CUDA_KERNEL
-  kNumKernels
+enum Image {
+#define DLFP4_CUDA_IMAGE(name) kImage_##name,
+#include "images.def"
+#undef DLFP4_CUDA_IMAGE
+  kNumImages
 };
+
+// Each image's, where its kernels are launched from.
+struct KernelNames {
+  const char *const *names;
+  int count;
+};
+#define DLFP4_CUDA_IMAGE(name) extern const KernelNames kernels_of_##name;
+#include "images.def"
+#undef DLFP4_CUDA_IMAGE
+constexpr int kMostKernels = 128;  // of an image
+
+struct DeviceKernel {
+  Image image;
+  int number;
+  int operation;  // of its key, see keys.h
+
+  constexpr bool operator==(const DeviceKernel &other) const { return image == other.image && number == other.number; }
+  constexpr bool operator!=(const DeviceKernel &other) const { return !(*this == other); }
+};
+constexpr DeviceKernel kNoKernel = {kNumImages, -1, 0};
 
 constexpr int64_t kMostBlocks = INT32_MAX;  // of a launch, along the first dimension
 
 // Launches `blocks` blocks of kThreads threads in the current context; `params` is the kernel's struct. A CUresult, of
 // CUDA_ERROR_NOT_INITIALIZED where the device has no kernels.
-int launch(int kernel, int64_t blocks, void *params, uintptr_t stream);
+int launch(const DeviceKernel &kernel, int64_t blocks, void *params, uintptr_t stream);
 
 // A launch of any shape, with shared memory beyond what the kernel declares.
 struct Shape {
@@ -30,13 +50,13 @@ struct Shape {
   int shared_bytes;
   int cluster;  // blocks of a cluster, along the first dimension; 1: none
 };
-int launch_shape(int kernel, const Shape &shape, void *params, uintptr_t stream);
+int launch_shape(const DeviceKernel &kernel, const Shape &shape, void *params, uintptr_t stream);
 
-// The architecture for which the current device's kernels were compiled: 80 if they serve all GPUs, 0 where there are
-// none.
-int ptx_version();
+// The architecture for which the current device's kernels of an image were compiled: 80 if they serve all GPUs, 0 where
+// there are none.
+int ptx_version(Image image);
 
-// Of the current device, once its kernels are loaded: how many, and the bytes that a block of threads may have if it
+// Of the current device, once it has kernels: how many, and the bytes that a block of threads may have if it
 // asks for them.
 int multiprocessors();
 int most_shared_memory();
@@ -53,8 +73,8 @@ int set_bytes(void *place, uint8_t value, int64_t count, uintptr_t stream);
 // Blocks that fill the current device, for kernels that walk.
 int64_t blocks_for_device();
 
-// The image in this library, which nvcc made; null where the build has none.
-const void *built_image();
+// An image in this library, which nvcc made; null where the build has none.
+const void *built_image(Image image);
 
 }  // namespace cuda
 }  // namespace dlfp4

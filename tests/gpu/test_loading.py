@@ -33,8 +33,8 @@ def run(folder, code, **env):
 import os, sys, types
 import dlfp4
 
-def load_image(architecture):
-    os.write(1, b"compile %s\\n" % architecture.encode())  # at once, between the lines that the driver writes
+def load_image(image, architecture):
+    os.write(1, f"compile {image} {architecture}\\n".encode())  # at once, between the lines that the driver writes
     return b"sm_" + architecture.encode()
 
 def cast(device):
@@ -54,27 +54,28 @@ EACH_DEVICE_TWICE = "for device in (0, 1, 0, 1): cast(device)"
 @pytest.mark.skipif(not dlfp4.config.cuda_image(), reason="this build has no CUDA kernels")
 def test_nvrtc_is_asked_for_the_device_that_the_build_does_not_serve(driver_folder):
     printed = run(driver_folder, EACH_DEVICE_TWICE)
-    assert printed == [f"0 {BUILT}", "compile 120", "1 sm_120", f"0 {BUILT}", "1 sm_120"]
+    assert printed == [f"0 {BUILT}", "compile codecs 120", "1 sm_120", f"0 {BUILT}", "1 sm_120"]
 
 
 def test_nvrtc_is_asked_for_every_device_where_that_is_wanted(driver_folder):
     printed = run(driver_folder, EACH_DEVICE_TWICE, DLFP4_CUDA_IMAGE="nvrtc")
-    assert printed == ["compile 90", "0 sm_90", "compile 120", "1 sm_120", "0 sm_90", "1 sm_120"]
+    assert printed == ["compile codecs 90", "0 sm_90", "compile codecs 120", "1 sm_120", "0 sm_90", "1 sm_120"]
 
 
 @pytest.mark.parametrize(
-    "operation",
+    ("operation", "image"),
     [
-        "dlfp4.cast(x, 'float16')",
-        "x.T.copy()",
-        "dlfp4.quantize(x, 'nvfp4')",
-        "dlfp4.shuffle_weight(x)",
-        "q.with_scale_layout('128x4')",
-        "q.dequantize()",
-        "dlfp4.vecdot(x, x)",
+        ("dlfp4.cast(x, 'float16')", "codecs"),
+        ("x.T.copy()", "codecs"),
+        ("dlfp4.quantize(x, 'nvfp4')", "blocks"),
+        ("dlfp4.shuffle_weight(x)", "blocks"),
+        ("q.with_scale_layout('128x4')", "blocks"),
+        ("q.dequantize()", "blocks"),
+        ("dlfp4.vecdot(x, x)", "dots"),
+        ("q.prepare()", "products"),
     ],
 )
-def test_any_operation_may_be_the_first_on_a_device(driver_folder, operation):
+def test_an_image_is_asked_for_by_the_first_operation_that_needs_it(driver_folder, operation, image):
     code = f"""
 cast(0)
 x = dlfp4.empty((32, 32), "float32", device="cuda:1")
@@ -83,13 +84,13 @@ q = dlfp4.ScaledTensor.from_parts(*parts, format="mxfp4")
 {operation}
 """
     printed = run(driver_folder, code, DLFP4_CUDA_IMAGE="nvrtc")
-    assert printed[:4] == ["compile 90", "0 sm_90", "compile 120", "1 sm_120"]
+    assert printed[:4] == ["compile codecs 90", "0 sm_90", f"compile {image} 120", "1 sm_120"]
     assert set(printed[4:]) <= {"1 sm_120"}
 
 
 def test_what_nvrtc_cannot_compile_is_asked_for_again(driver_folder):
     code = """
-def fail(architecture):
+def fail(image, architecture):
     raise RuntimeError(architecture)
 
 sys.modules["dlfp4.nvrtc"].load_image = fail
@@ -102,7 +103,7 @@ sys.modules["dlfp4.nvrtc"].load_image = load_image
 cast(1)
 """
     printed = run(driver_folder, code, DLFP4_CUDA_IMAGE="nvrtc")
-    assert printed == ["failed 120", "failed 120", "compile 120", "1 sm_120"]
+    assert printed == ["failed 120", "failed 120", "compile codecs 120", "1 sm_120"]
 
 
 def test_threads_launch_the_kernels_of_their_devices(driver_folder):

@@ -16,12 +16,22 @@
 #include "gpu/launch.h"
 #include "products/cuda/few_rows.h"
 #include "products/cuda/params.h"
+#include "products/cuda/product_kernels.h"
 #include "rules/formats.h"
 #include "support.h"
 
 namespace dlfp4 {
 namespace cuda {
+
+// Of the images without sources here. What is tested of one is tested of the products'.
+constexpr const char *kOtherNames[] = {"first", "second"};
+const KernelNames kernels_of_codecs = {kOtherNames, 2};
+const KernelNames kernels_of_blocks = {kOtherNames, 1};
+const KernelNames kernels_of_dots = {kOtherNames, 2};
+
 namespace {
+
+using namespace image_of_products;
 
 constexpr int kRelaxed = 2, kSharedBytes = 227 * 1024, kMultiprocessors = 108;
 constexpr int kNotInitialized = 3, kInvalidImage = 200, kInvalidContext = 201, kNoBinary = 209, kInvalidDevice = 101;
@@ -29,10 +39,10 @@ constexpr int kNotFound = 500, kNotSupported = 801, kCaptureForbids = 900;
 
 // --- A driver -------------------------------------------------------------------------------------
 
-struct Image {
+struct FakeImage {
   uint64_t devices;  // that it serves, a bit each
   int version;       // of its kernels, on all of them
-  int num_kernels = kNumKernels;
+  int num_kernels = kMostKernels;
   int status = 0;  // of loading it
 };
 
@@ -44,10 +54,10 @@ struct FakeKernel {
 };
 
 struct FakeLibrary {
-  const Image *image;
+  const FakeImage *image;
   bool is_open;
   int found;  // kernels
-  FakeKernel kernels[kNumKernels];
+  FakeKernel kernels[kMostKernels];
 };
 
 struct Launched {
@@ -62,7 +72,7 @@ int loads = 0;
 Launched last_launch;
 int launches = 0;
 std::vector<Launched> given_shared_memory;
-const Image *image_of_build = nullptr;
+const FakeImage *images_of_build[kNumImages];
 thread_local int current_device = -1, capture_mode = 0;
 
 int open_libraries() {
@@ -84,7 +94,7 @@ CUresult exchange_capture_mode(int *mode) {
 }
 
 CUresult load_data(CUlibrary *out, const void *data, int *, void **, unsigned, int *, void **, unsigned) {
-  const Image *image = static_cast<const Image *>(data);
+  const FakeImage *image = static_cast<const FakeImage *>(data);
   if (capture_mode != kRelaxed) return kCaptureForbids;
   *out = reinterpret_cast<CUlibrary>(&libraries[loads]);  // as a failing call may
   if (image->status != 0) return image->status;
@@ -177,7 +187,7 @@ const Driver &opened_driver() { return driver; }
 CurrentContext::CurrentContext(int device) { current_device = device; }
 CurrentContext::~CurrentContext() { current_device = -1; }
 
-const void *built_image() { return image_of_build; }
+const void *built_image(Image image) { return images_of_build[image]; }
 
 namespace {
 
@@ -185,77 +195,79 @@ namespace {
 
 constexpr int kServed = 0, kUnserved = 1, kNewer = 2, kRaced = 3, kUnloaded = 4;
 constexpr int kSome = kNumKernels / 2;  // a kernel
-const Image kBuilt = {1 << kServed | 1 << kNewer, 80};
-const Image kOwn = {1 << kUnserved, 90};
-const Image kDamaged = {1 << kServed | 1 << kUnserved, 90, kNumKernels, kInvalidImage};
+const FakeImage kBuilt = {1 << kServed | 1 << kNewer, 80};
+const FakeImage kOwn = {1 << kUnserved, 90};
+const FakeImage kDamaged = {1 << kServed | 1 << kUnserved, 90, kMostKernels, kInvalidImage};
 
-int launch_on(int device, int kernel, int shared_bytes = 0) {
+int launch_on(int device, int number, int shared_bytes = 0, Image image = kImage) {
   const CurrentContext context(device);
-  return launch_shape(kernel, {{1, 1}, 128, shared_bytes, 1}, nullptr, 0);
+  return launch_shape({image, number, 0}, {{1, 1}, 128, shared_bytes, 1}, nullptr, 0);
 }
 
 int version_on(int device) {
   const CurrentContext context(device);
-  return ptx_version();
+  return ptx_version(kImage);
 }
+
+int load_on(int device, const FakeImage *given, Image image = kImage) { return dlfp4_cuda_load(device, image, given); }
 
 void check_unloaded(int device, const char *when) {
   const int before = launches;
-  check(!dlfp4_cuda_is_loaded(device), "not loaded", when);
+  check(!dlfp4_cuda_is_loaded(device, kImage), "not loaded", when);
   check(launch_on(device, kSome) == kNotInitialized && launches == before, "no launch", when);
   check(version_on(device) == 0, "no version", when);
 }
 
-void check_launch(int device, const Image &image, const char *when) {
+void check_launch(int device, const FakeImage &image, const char *when) {
   for (int number : {0, kSome, kNumKernels - 1}) {
     check(launch_on(device, number) == 0 && last_launch.device == device, "a launch", when);
     check(last_launch.kernel->number == number, "the kernel asked for", when);
     check(last_launch.kernel->library->image == &image, "the kernels of the device", when);
     check(last_launch.overlaps == (image.version >= 90), "overlap of what was compiled for sm_90 alone", when);
   }
-  check(dlfp4_cuda_is_loaded(device) && version_on(device) == image.version, "the version", when);
+  check(dlfp4_cuda_is_loaded(device, kImage) && version_on(device) == image.version, "the version", when);
 }
 
 void test_nothing_to_load() {
   check_unloaded(kServed, "at the start");
-  check(dlfp4_cuda_load(kServed, nullptr) == DLFP4_CUDA_NO_IMAGE, "no image", "in the build");
+  check(load_on(kServed, nullptr) == DLFP4_CUDA_NO_IMAGE, "no image", "in the build");
   check_unloaded(kServed, "without an image");
-  image_of_build = &kDamaged;
+  images_of_build[kImage] = &kDamaged;
   for (int time = 0; time < 2; ++time)
-    check(dlfp4_cuda_load(kServed, nullptr) == kInvalidImage, "load", "the build's, damaged");
+    check(load_on(kServed, nullptr) == kInvalidImage, "load", "the build's, damaged");
   check_unloaded(kServed, "with a damaged image");
-  image_of_build = &kBuilt;
+  images_of_build[kImage] = &kBuilt;
   driver.cuLibraryUnload = nullptr;
-  check(dlfp4_cuda_load(kServed, nullptr) == kNotSupported && loads == 0, "not supported", "by an old driver");
+  check(load_on(kServed, nullptr) == kNotSupported && loads == 0, "not supported", "by an old driver");
   driver = make_driver();
 }
 
 void test_the_image_of_the_build() {
-  for (int time = 0; time < 2; ++time) check(dlfp4_cuda_load(kServed, nullptr) == 0, "load", "the build's");
-  check(dlfp4_cuda_load(kServed, &kOwn) == 0, "load", "over the build's");
+  for (int time = 0; time < 2; ++time) check(load_on(kServed, nullptr) == 0, "load", "the build's");
+  check(load_on(kServed, &kOwn) == 0, "load", "over the build's");
   check(loads == 1 && open_libraries() == 1, "loading again loads nothing", "the build's");
   check_launch(kServed, kBuilt, "the build's");
   check_unloaded(kUnserved, "beside a device that is served");
 }
 
 void test_a_device_that_it_does_not_serve() {
-  for (int time = 0; time < 2; ++time) check(dlfp4_cuda_load(kUnserved, nullptr) == kNoBinary, "load", "unserved");
+  for (int time = 0; time < 2; ++time) check(load_on(kUnserved, nullptr) == kNoBinary, "load", "unserved");
   check(loads == 1 && open_libraries() == 1, "the build's library stays", "unserved");
   check_unloaded(kUnserved, "by the build's");
   const struct {
     const char *name;
-    Image image;
+    FakeImage image;
     int status;
   } bad[] = {{"of another device", {1 << kServed, 90}, kNoBinary},
              {"damaged", kDamaged, kInvalidImage},
              {"without the last kernel", {1 << kUnserved, 90, kNumKernels - 1}, kNotFound}};
   for (const auto &row : bad) {
-    check(dlfp4_cuda_load(kUnserved, &row.image) == row.status, "status of an image", row.name);
+    check(load_on(kUnserved, &row.image) == row.status, "status of an image", row.name);
     check(open_libraries() == 1, "unloaded", row.name);
     check_unloaded(kUnserved, row.name);
   }
   const int before = loads;
-  for (int time = 0; time < 2; ++time) check(dlfp4_cuda_load(kUnserved, &kOwn) == 0, "load", "its own");
+  for (int time = 0; time < 2; ++time) check(load_on(kUnserved, &kOwn) == 0, "load", "its own");
   check(loads == before + 1 && open_libraries() == 2, "loading again loads nothing", "its own");
   check_launch(kUnserved, kOwn, "its own");
   check_launch(kServed, kBuilt, "beside a device with its own");
@@ -263,13 +275,13 @@ void test_a_device_that_it_does_not_serve() {
 
 void test_a_library_is_shared() {
   const int before = loads;
-  check(dlfp4_cuda_load(kNewer, nullptr) == 0 && loads == before, "no second load", "of the build's");
+  check(load_on(kNewer, nullptr) == 0 && loads == before, "no second load", "of the build's");
   check_launch(kNewer, kBuilt, "a second device");
 }
 
 // More shared memory is asked for once a kernel and device, of the device's kernel.
 void test_shared_memory() {
-  const Image *images[] = {&kBuilt, &kOwn, &kBuilt};
+  const FakeImage *images[] = {&kBuilt, &kOwn, &kBuilt};
   for (int time = 0; time < 2; ++time)
     for (int device : {kServed, kUnserved, kNewer}) check(launch_on(device, kSome, 100 << 10) == 0, "launch", "shared");
   check(given_shared_memory.size() == 3, "once a device", "shared");
@@ -281,14 +293,14 @@ void test_shared_memory() {
 
 // One of many threads loads; all find the kernels there. The capture that each is in goes on.
 void test_threads() {
-  static const Image image = {1 << kRaced, 90};
+  static const FakeImage image = {1 << kRaced, 90};
   const int before = loads;
   int statuses[8];
   std::vector<std::thread> threads;
   for (int &status : statuses)
     threads.emplace_back([&status] {
       capture_mode = 1;
-      status = dlfp4_cuda_load(kRaced, &image);
+      status = load_on(kRaced, &image);
       if (status == 0 && capture_mode != 1) status = kCaptureForbids;
     });
   for (std::thread &thread : threads) thread.join();
@@ -297,10 +309,42 @@ void test_threads() {
   check_launch(kRaced, image, "loaded by many threads");
 }
 
+// The others come when they are asked for, within a capture, too, which goes on.
+void test_images_apart() {
+  static const FakeImage dots = {1 << kServed, 90};
+  check(launch_on(kServed, 0, 0, kImage_dots) == kNotInitialized, "no launch", "of an image that is not loaded");
+  check(load_on(kServed, nullptr, kImage_dots) == DLFP4_CUDA_NO_IMAGE, "no image", "of a name that the build lacks");
+  images_of_build[kImage_dots] = &dots;
+  const int before = loads;
+  capture_mode = 1;
+  check(load_on(kServed, nullptr, kImage_dots) == 0 && loads == before + 1, "load", "within a capture");
+  check(capture_mode == 1, "the capture goes on", "after a load");
+  check(launch_on(kServed, 1, 0, kImage_dots) == 0 && loads == before + 1, "launch", "within a capture");
+  capture_mode = 0;
+  check(last_launch.kernel->library->image == &dots && last_launch.kernel->number == 1, "the image's kernel", "apart");
+  check(last_launch.kernel->library->found == kernels_of_dots.count, "the kernels of the image alone", "apart");
+  check(last_launch.overlaps, "the version of the image", "apart");
+  for (Image other : {kImage_codecs, kImage_blocks})
+    check(!dlfp4_cuda_is_loaded(kServed, other), "not loaded", "beside others");
+  check(dlfp4_cuda_is_loaded(kServed, kImage_dots) && !dlfp4_cuda_is_loaded(kNewer, kImage_dots), "loaded", "apart");
+  check_launch(kServed, kBuilt, "beside another image");
+}
+
+void test_more_shared_memory_of_each_image() {
+  given_shared_memory.clear();
+  for (int time = 0; time < 2; ++time) check(launch_on(kServed, 1, 100 << 10, kImage_dots) == 0, "launch", "shared");
+  check(given_shared_memory.size() == 1, "once", "of a kernel of the same number as another image's");
+}
+
+void test_names_of_images() {
+  check(strcmp(dlfp4_cuda_image_name(DLFP4_CUDA_IMAGE_codecs), "codecs") == 0, "the name", "codecs");
+  check(strcmp(dlfp4_cuda_image_name(kImage_products), "products") == 0, "the name", "products");
+}
+
 void test_devices_beyond_the_table() {
-  static const Image image = {~uint64_t{0}, 90};
+  static const FakeImage image = {~uint64_t{0}, 90};
   for (int device : {-1, kMaxDevices, 1 << 30}) {
-    check(dlfp4_cuda_load(device, &image) == kInvalidDevice, "an invalid device", "beyond the table");
+    check(load_on(device, &image) == kInvalidDevice, "an invalid device", "beyond the table");
     check_unloaded(device, "beyond the table");
   }
   check_unloaded(kUnloaded, "at the end");
@@ -384,6 +428,9 @@ int main() {
   test_a_library_is_shared();
   test_shared_memory();
   test_threads();
+  test_images_apart();
+  test_more_shared_memory_of_each_image();
+  test_names_of_images();
   test_devices_beyond_the_table();
   test_products();
   test_shapes_of_stream();

@@ -15,7 +15,12 @@ NEEDED = {
     "dlfp4/_core.pyi",
     "dlfp4/py.typed",
     *(f"dlfp4/include/dlfp4/{path.name}" for path in ROOT.glob("include/dlfp4/*")),
-    *(f"dlfp4/{path.relative_to(ROOT)}" for path in ROOT.glob("src/**/*.cu*")),  # for NVRTC
+    *(
+        f"dlfp4/{path.relative_to(ROOT)}"
+        for folder in ("rules", "gpu", "*/cuda")  # for NVRTC
+        for end in ("h", "def", "cuh", "cu")
+        for path in ROOT.glob(f"src/{folder}/*.{end}")
+    ),
 }
 SOURCES = [f"{folder}/**/*{end}" for folder in ("dlfp4", "src", "include", "tests", "benchmarks", "examples")
            for end in (".py", ".pyi", ".pyx", ".pxi", ".pxd", ".h", ".def", ".cpp", ".cu", ".cuh")]  # fmt: skip

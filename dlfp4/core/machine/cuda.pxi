@@ -19,18 +19,20 @@ cdef int check_kernel(int status, str what) except -1:
 cdef tuple UNSERVED = (DLFP4_CUDA_NO_IMAGE, 209, 218, 221, 222, 223)
 
 
-cdef int load_kernels(int device) except -1:
-    """Load a device's kernels: the build's, or, where they do not serve it, what NVRTC makes of the same sources."""
+cdef int load_kernels(int device, int image) except -1:
+    """Load an image of kernels on a device, before its first launch there: the build's, or, where that does not serve
+    the device, what NVRTC makes of the same sources."""
     cdef int architecture = 0, status = DLFP4_CUDA_NO_IMAGE
-    cdef bytes image
-    if dlfp4_cuda_is_loaded(device):
+    cdef bytes compiled
+    if dlfp4_cuda_is_loaded(device, image):
         return 0
     if os.environ.get("DLFP4_CUDA_IMAGE") != "nvrtc":
-        status = dlfp4_cuda_load(device, NULL)
+        status = dlfp4_cuda_load(device, image, NULL)
     if status in UNSERVED:
         check_cuda(dlfp4_cuda_architecture(device, &architecture), "asking for the compute capability")
-        image = importlib.import_module("dlfp4.nvrtc").load_image(str(architecture))
-        status = dlfp4_cuda_load(device, <const char *> image)
+        compiled = importlib.import_module("dlfp4.nvrtc").load_image(dlfp4_cuda_image_name(image).decode(),
+                                                                     str(architecture))
+        status = dlfp4_cuda_load(device, image, <const char *> compiled)
     check_cuda(status, f"loading the CUDA kernels of cuda:{device}")
     return 0
 
@@ -50,7 +52,6 @@ cdef Work work_for(Tensor source, stream, x, y=None, z=None) except *:
     known by the operands x, y and z, else where the data is made. The stream then waits for the data."""
     cdef Work work = Work(NO_STREAM, NO_ORIGIN)
     if on_cuda(source):
-        load_kernels(source.dl.device.device_id)
         work = work_on_cuda(source, stream, x, y, z)
         if work.stream != source.stream:
             wait_for(source, work.stream)
@@ -222,7 +223,7 @@ cdef int check_aligned(Tensor self, str name) except -1:
 cdef int convert_on_cuda(Tensor source, Tensor result, const dlfp4_convert_options *options, int64_t stream) except -1:
     cdef dlfp4_view src = view_of(source), dst = view_of(result)
     cdef int status
-    load_kernels(source.dl.device.device_id)
+    load_kernels(source.dl.device.device_id, DLFP4_CUDA_IMAGE_codecs)
     wait_for(result, stream)
     status = dlfp4_cuda_convert(source.dl.device.device_id, stream, &src, &dst, options)
     if status != 0:   # the message alone would cost a tenth of the call

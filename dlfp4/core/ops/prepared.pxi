@@ -41,6 +41,7 @@ cdef ScaledTensor prepare_on_cuda(ScaledTensor source):
     cdef Work work
     if size.blocks == 0:
         return source
+    load_kernels(device, DLFP4_CUDA_IMAGE_products)
     work = work_for(source.data, None, source)
     inspect(source, &blocks, work, &report)
     if not dlfp4_cuda_can_prepare(format, &report):
@@ -88,6 +89,7 @@ cdef ScaledTensor restore(ScaledTensor self, given):
     """The inverse of prepare_on_cuda: the same codes, but for those under a zero scale, and the same scales, linear."""
     if self.axis == -2:
         return restore(self.mT, given).mT
+    load_kernels(self.data.dl.device.device_id, DLFP4_CUDA_IMAGE_products)
     cdef Prepared prepared = self.prepared
     cdef Work work = work_for(self.data, given, self)
     cdef Tensor data = allocate_buffer(self.data, (prepared.rows, prepared.columns),
@@ -127,7 +129,7 @@ def _find_tactics(ScaledTensor b, rows):
     key = (device, b.number, rows, b.shape)
     found = look_up(FOUND_TACTICS, key)
     if found is None:
-        load_kernels(device)
+        load_kernels(device, DLFP4_CUDA_IMAGE_products)
         if len(FOUND_TACTICS) >= MOST_FOUND:
             FOUND_TACTICS.clear()
         check_kernel(dlfp4_cuda_find_tactics(device, b.number, rows, b.shape[1], b.shape[0], numbers, 64, &count),
@@ -189,6 +191,7 @@ def _multiply_on_cuda(Tensor a, ScaledTensor b, Tensor out, alpha, factor, str t
 
     With `scales`, a has codes: what _reads_codes says.
     """
+    load_kernels(a.dl.device.device_id, DLFP4_CUDA_IMAGE_products)
     cdef Work work = work_for(a, stream, a, out)
     cdef int64_t chosen = work.stream
     cdef Tensor rows, target, result, read

@@ -273,6 +273,7 @@ cdef bint sum_on_cuda(Factor *a, Factor *b, tuple parts, Tensor result) except? 
     cdef int status
     if result.size_ == 0:
         return True
+    load_kernels(result.dl.device.device_id, DLFP4_CUDA_IMAGE_dots)
     for part in parts:
         wait_for(part, result.stream)
     workspace = allocate_beside(result, FLOAT64, 1, &numbers, False, work_of(result)) if numbers else None

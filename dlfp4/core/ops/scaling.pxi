@@ -413,6 +413,7 @@ cdef int quantize_on_cuda(Request *request, tuple results, _Rules rules, global_
     cdef dlfp4_cuda_scale scale
     cdef int direction, status, number = 0, device = source.dl.device.device_id
     cdef bint scaled = has_tensor_scale(request.format, global_scale)
+    load_kernels(device, DLFP4_CUDA_IMAGE_blocks)
     memset(&scale, 0, sizeof(scale))
     along[0] = along[1] = NULL
     if global_scale is not None:
@@ -562,6 +563,7 @@ cdef int dequantize_on_cuda(ScaledTensor source, Tensor result, int64_t stream) 
     cdef dlfp4_matrix matrix
     cdef const float *decode = NULL
     cdef int status
+    load_kernels(result.dl.device.device_id, DLFP4_CUDA_IMAGE_blocks)
     fill_blocks(&blocks, source, 0)
     fill_lines(&matrix, source, result)
     wait_for_parts(source, stream)

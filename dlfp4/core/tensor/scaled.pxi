@@ -498,6 +498,7 @@ cdef int convert_scales(Tensor scales, int layout, Tensor result, int to, int64_
     if result.size_ == 0:
         return 0
     if on_cuda(scales):
+        load_kernels(scales.dl.device.device_id, DLFP4_CUDA_IMAGE_blocks)
         check_kernel(dlfp4_cuda_convert_scales(scales.dl.device.device_id, work.stream, scales.dl.data, layout,
                                                result.dl.data, to, rows, columns, fill), "converting scales")
         return used_on(scales, work.stream)
@@ -581,6 +582,7 @@ cdef Tensor shuffle(x, layout, bint back):
     if source.size_ == 0:
         return result
     if on_cuda(source):
+        load_kernels(source.dl.device.device_id, DLFP4_CUDA_IMAGE_blocks)
         check_kernel(dlfp4_cuda_shuffle_weight(source.dl.device.device_id, work.stream, source.dl.data,
                                                result.dl.data, source.dl.shape[0], row_bits // 8, back),
                      "shuffling a weight")

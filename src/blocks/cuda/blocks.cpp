@@ -6,15 +6,20 @@
 #include <cmath>
 #include <utility>
 
+#include "block_kernels.h"
 #include "blocks/scales.h"
 #include "gpu/context.h"
 #include "gpu/jobs.h"
-#include "gpu/keys.h"
 #include "params.h"
 
 namespace dlfp4 {
 namespace cuda {
+
+const KernelNames kernels_of_blocks = {image_of_blocks::kNames, image_of_blocks::kNumKernels};
+
 namespace {
+
+using namespace image_of_blocks;
 
 // --- Quantize --------------------------------------------------------------------------------
 
@@ -75,19 +80,19 @@ QuantizeParams quantize_params(const Quantization &of, const Lines &x, const dlf
 constexpr int64_t kMostSteps = UINT32_MAX - 2 * kThreads;
 
 // What blocks along rows and columns of row-major memory go by; kByName: by the kernels for anything.
-constexpr Operation operation_along_rows(const dlfp4_format_row &row) {
+constexpr int operation_along_rows(const dlfp4_format_row &row) {
   if (row.length == 0) return kQuantizeWhole;
   if (row.lines == 1) return kQuantizeRows;
   if (row.lines != row.length) return kByName;
   return row.repeats ? kQuantizeRepeatingSquares : kQuantizeSquares;
 }
 
-constexpr Operation operation_along_columns(const dlfp4_format_row &row) {
+constexpr int operation_along_columns(const dlfp4_format_row &row) {
   if (row.lines == 1) return row.length == kTileRows ? kQuantizeStrip : kQuantizeTile;
   return row.lines == row.length && row.repeats ? kQuantizeTileOfSquares : kByName;
 }
 
-constexpr KernelNumber find_quantizer(Operation operation, const dlfp4_format_row &row, int source) {
+constexpr DeviceKernel find_quantizer(int operation, const dlfp4_format_row &row, int source) {
   if (operation == kByName) return kNoKernel;
   return find_kernel(KernelKey(operation, kSourceRows[source], row.element, row.scale, row.kind, row.length));
 }
@@ -163,7 +168,7 @@ void join_rows(QuantizeParams *p, const FormatInfo &format) {
   p->lines = 1;
 }
 
-bool serves_rows(KernelNumber kernel, const Pass &pass, const FormatInfo &format) {
+bool serves_rows(DeviceKernel kernel, const Pass &pass, const FormatInfo &format) {
   if (kernel == kNoKernel) return false;
   const QuantizeParams &p = pass.params;
   const bool partial = p.group > 1 && !p.repeats;  // squares may end within
@@ -191,14 +196,14 @@ bool is_flat(const Params &p) {
   return p.lines == 1 && p.layout == DLFP4_LAYOUT_linear && p.scale_step == 1;
 }
 
-int64_t threads_of_rows(const QuantizeParams &p, KernelNumber kernel) {
+int64_t threads_of_rows(const QuantizeParams &p, DeviceKernel kernel) {
   if (is_for(kernel, kQuantizeSquares)) return divide_up(p.lines, p.group) * p.blocks * kThreads;
   if (is_for(kernel, kQuantizeRepeatingSquares))
     return divide_up(p.lines, p.group) * divide_up(p.stored, kSquaresColumns) * 32;
   return p.lines * (p.stored / kStep);
 }
 
-int quantize_rows(KernelNumber kernel, const Pass &pass, const Quantization &of) {
+int quantize_rows(DeviceKernel kernel, const Pass &pass, const Quantization &of) {
   QuantizeRowsParams params = {pass.params, encode_params(of.format.row->element, {DLFP4_NEAREST_EVEN, true})};
   join_rows(&params.quantize, of.format);
   const int64_t threads = threads_of_rows(params.quantize, kernel);
@@ -212,7 +217,7 @@ int quantize_rows(KernelNumber kernel, const Pass &pass, const Quantization &of)
                  : run(kernel, threads, params, of.stream);
 }
 
-bool serves_columns(KernelNumber kernel, const Pass &pass, const FormatInfo &format) {
+bool serves_columns(DeviceKernel kernel, const Pass &pass, const FormatInfo &format) {
   const QuantizeParams &p = pass.params;
   if (kernel == kNoKernel || !has_tiles(p.lines, p.stored)) return false;
   if (!is_row_major(transposed(pass.x)) || !is_plain(p)) return false;
@@ -222,7 +227,7 @@ bool serves_columns(KernelNumber kernel, const Pass &pass, const FormatInfo &for
 }
 
 // Blocks along columns of row-major memory; with `rows`, along rows too.
-int quantize_columns(KernelNumber kernel, const Pass &columns, const Pass *rows, const Quantization &of) {
+int quantize_columns(DeviceKernel kernel, const Pass &columns, const Pass *rows, const Quantization &of) {
   const Lines x = transposed(columns.x);
   TileParams params = {};
   params.columns = columns.params;
@@ -249,8 +254,8 @@ int quantize_anyhow(const Pass &pass, const Quantization &of) {
 }
 
 int quantize_pass(const Pass &pass, const Quantization &of) {
-  const KernelNumber rows = kRowKernels[of.format.number][pass.x.source];
-  const KernelNumber columns = kColumnKernels[of.format.number][pass.x.source];
+  const DeviceKernel rows = kRowKernels[of.format.number][pass.x.source];
+  const DeviceKernel columns = kColumnKernels[of.format.number][pass.x.source];
   if (serves_rows(rows, pass, of.format)) return quantize_rows(rows, pass, of);
   if (serves_columns(columns, pass, of.format)) return quantize_columns(columns, pass, nullptr, of);
   return quantize_anyhow(pass, of);
@@ -260,7 +265,7 @@ int quantize_pass(const Pass &pass, const Quantization &of) {
 int quantize_passes(const Pass *passes, const Quantization &of) {
   const int along = passes[kAlongRows].x.step == 1 ? kAlongRows : kAlongColumns;
   const Pass &rows = passes[along], &columns = passes[1 - along];
-  const KernelNumber kernel = kColumnKernels[of.format.number][columns.x.source];
+  const DeviceKernel kernel = kColumnKernels[of.format.number][columns.x.source];
   const bool both = rows.blocks && columns.blocks && !is_for(kernel, kQuantizeStrip);
   if (both && serves_columns(kernel, columns, of.format) && is_row_major(rows.x) &&
       rows.params.stored % rows.params.block == 0 &&
@@ -388,7 +393,7 @@ void join_rows(DequantizeParams *p) {
 
 // Back goes by the element's kernels, whatever the blocks' length; but dequantize_across takes one scale for
 // kAcrossLength elements.
-constexpr KernelNumber find_dequantizer(Operation operation, const dlfp4_format_row &row, int target) {
+constexpr DeviceKernel find_dequantizer(int operation, const dlfp4_format_row &row, int target) {
   return is_fast_scale(key_of_row(row)) ? find_kernel(KernelKey(operation, row.element, kSourceRows[target]))
                                         : kNoKernel;
 }
@@ -415,7 +420,7 @@ void prefer_rows(DequantizeParams *p, Lines *result, const FormatInfo &format) {
   std::swap(p->scale_stride, p->scale_step);
 }
 
-int dequantize_rows(KernelNumber kernel, DequantizeParams p, const Lines &result, uintptr_t stream) {
+int dequantize_rows(DeviceKernel kernel, DequantizeParams p, const Lines &result, uintptr_t stream) {
   join_rows(&p);
   const int64_t steps = p.lines * (p.length / kStep);
   p.steps = result.item == 2 ? steps_of_thread(steps) : 1;
@@ -426,9 +431,9 @@ int dequantize_rows(KernelNumber kernel, DequantizeParams p, const Lines &result
 
 int dequantize_lines(DequantizeParams p, Lines result, const FormatInfo &format, uintptr_t stream) {
   prefer_rows(&p, &result, format);
-  const KernelNumber rows = kRowsBack[format.number][result.source];
-  const KernelNumber tile = kTilesBack[format.number][result.source];
-  const KernelNumber across = kAcrossBack[format.number][result.source];
+  const DeviceKernel rows = kRowsBack[format.number][result.source];
+  const DeviceKernel tile = kTilesBack[format.number][result.source];
+  const DeviceKernel across = kAcrossBack[format.number][result.source];
   if (rows != kNoKernel && is_row_major(result) &&
       can_store_steps(p.data, p.lines == 1 ? 0 : p.data_stride, p.data_step))
     return dequantize_rows(rows, p, result, stream);

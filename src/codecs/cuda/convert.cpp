@@ -5,16 +5,21 @@
 
 #include <initializer_list>
 
+#include "codec_kernels.h"
 #include "codecs/plan.h"
 #include "gpu/context.h"
 #include "gpu/jobs.h"
-#include "gpu/keys.h"
 #include "params.h"
 #include "rules/walk.h"
 
 namespace dlfp4 {
 namespace cuda {
+
+const KernelNames kernels_of_codecs = {image_of_codecs::kNames, image_of_codecs::kNumKernels};
+
 namespace {
+
+using namespace image_of_codecs;
 
 struct Sides {
   Operand src, dst;
@@ -53,7 +58,7 @@ constexpr KernelTable<kMostCodeBits + 1, kMostFloatBits + 1> kBitRecoders([](int
   return find_kernel(KernelKey(kRecodeBits, from, to));
 });
 
-KernelNumber find_encoder(Sides sides, Round round) {
+DeviceKernel find_encoder(Sides sides, Round round) {
   const int row = sides.dst.row, bits = spacing(sides.dst), source = source_of(sides.src.row);
   const bool rounds = round.rounding == DLFP4_NEAREST_EVEN && kFormats[row].specials != DLFP4_E8M0;
   if (source < 0 || !is_low(row) || !rounds) return kNoKernel;
@@ -63,7 +68,7 @@ KernelNumber find_encoder(Sides sides, Round round) {
 }
 
 // Of codes to floats that hold them, or to other codes.
-KernelNumber find_recoder(Sides sides, Round round) {
+DeviceKernel find_recoder(Sides sides, Round round) {
   const Format src = kFormats[sides.src.row], dst = kFormats[sides.dst.row];
   const int from = spacing(sides.src), to = spacing(sides.dst);
   if (from > kMostCodeBits || to > kMostFloatBits) return kNoKernel;
@@ -74,15 +79,15 @@ KernelNumber find_recoder(Sides sides, Round round) {
 }
 
 // The fast kernel of a contiguous run of whole steps, or kNoKernel.
-KernelNumber find_run_kernel(Sides sides, Round round) {
-  if (const KernelNumber encoder = find_encoder(sides, round); encoder != kNoKernel) return encoder;
+DeviceKernel find_run_kernel(Sides sides, Round round) {
+  if (const DeviceKernel encoder = find_encoder(sides, round); encoder != kNoKernel) return encoder;
   const int target = source_of(sides.dst.row);
   const bool is_packed = spacing(sides.src) == kFormats[sides.src.row].bits;
-  const KernelNumber decoder = target >= 0 && is_packed ? kDecoders[sides.src.row][target] : kNoKernel;
+  const DeviceKernel decoder = target >= 0 && is_packed ? kDecoders[sides.src.row][target] : kNoKernel;
   return decoder != kNoKernel ? decoder : find_recoder(sides, round);
 }
 
-int convert_run(KernelNumber kernel, const Conversion &c, const Ends &ends, int64_t steps) {
+int convert_run(DeviceKernel kernel, const Conversion &c, const Ends &ends, int64_t steps) {
   if (is_for(kernel, kEncode) || is_for(kernel, kEncodeToBits)) {
     EncodeParams params = encode_params(c.sides.dst.row, c.round);
     params.src = ends.src;
@@ -159,7 +164,7 @@ Ends advance(const Ends &ends, const Sides &sides, int64_t count) {
 // Whole steps of a run by a fast kernel, the rest by the one for anything.
 int convert_inner(const Conversion &c, Layout layout, const Ends &ends) {
   const bool is_fast = is_run(layout) && is_aligned(ends.src, 16) && is_aligned(ends.dst, 16);
-  const KernelNumber kernel = is_fast ? find_run_kernel(c.sides, c.round) : kNoKernel;
+  const DeviceKernel kernel = is_fast ? find_run_kernel(c.sides, c.round) : kNoKernel;
   int64_t done = 0;
   if (kernel != kNoKernel) {
     const int64_t steps = layout.size / kStep;

@@ -6,15 +6,20 @@
 
 #include <utility>
 
+#include "dot_kernels.h"
 #include "dots.h"
 #include "gpu/context.h"
 #include "gpu/jobs.h"
-#include "gpu/keys.h"
 #include "rules/sums.h"
 
 namespace dlfp4 {
 namespace cuda {
+
+const KernelNames kernels_of_dots = {image_of_dots::kNames, image_of_dots::kNumKernels};
+
 namespace {
+
+using namespace image_of_dots;
 
 // --- Segments --------------------------------------------------------------------------------
 
@@ -130,7 +135,7 @@ bool has_scales_together(const DotSide &side) {
   return dlfp4_layouts[side.layout].run % blocks == 0;
 }
 
-KernelNumber find_vector_kernel(const DotSide &a, const DotSide &b) {
+DeviceKernel find_vector_kernel(const DotSide &a, const DotSide &b) {
   if (!a.scales && !b.scales) return a.row == b.row ? kVectorKernels[a.row] : kNoKernel;
   const bool are_alike = a.scales && b.scales && a.key == b.key;
   return are_alike && has_scales_together(a) && has_scales_together(b) ? kBlockKernels[a.key] : kNoKernel;
@@ -142,14 +147,14 @@ bool has_known_scales(const DotSide &side) { return !side.scales || is_fast_scal
 bool is_packed(const DotSide &side) { return side.bits == side.element.bits; }
 
 // May swap the sides, which changes no product.
-KernelNumber find_dot_kernel(DotParams *p) {
+DeviceKernel find_dot_kernel(DotParams *p) {
   if (!starts_on(p->a, *p, bytes_of_step(p->a)) || !starts_on(p->b, *p, bytes_of_step(p->b))) return kKernel_dot_any;
   if (!is_packed(p->a) || !is_packed(p->b)) return kKernel_dot_steps;
   const bool vectors = starts_on(p->a, *p, 16) && starts_on(p->b, *p, 16);
-  const KernelNumber of_vectors = vectors ? find_vector_kernel(p->a, p->b) : kNoKernel;
+  const DeviceKernel of_vectors = vectors ? find_vector_kernel(p->a, p->b) : kNoKernel;
   if (of_vectors != kNoKernel) return of_vectors;
   if (!has_known_scales(p->a) || !has_known_scales(p->b)) return kKernel_dot_steps;
-  const KernelNumber of_steps = kStepKernels[p->a.row][p->b.row], turned = kStepKernels[p->b.row][p->a.row];
+  const DeviceKernel of_steps = kStepKernels[p->a.row][p->b.row], turned = kStepKernels[p->b.row][p->a.row];
   if (of_steps != kNoKernel) return of_steps;
   if (turned == kNoKernel) return kKernel_dot_steps;
   std::swap(p->a, p->b);
@@ -159,7 +164,7 @@ KernelNumber find_dot_kernel(DotParams *p) {
 // --- Launches --------------------------------------------------------------------------------
 
 // Kernels that read tables walk, so that each serves many segments.
-int launch_dot(KernelNumber kernel, const DotParams &p, uintptr_t stream) {
+int launch_dot(DeviceKernel kernel, const DotParams &p, uintptr_t stream) {
   const int64_t threads = p.lines * p.segments * p.team;
   if (kernel == kKernel_dot_any || kernel == kKernel_dot_steps) return run_walk(kernel, threads, p, stream);
   return run(kernel, least(threads, kMostBlocks * kThreads), p, stream);
@@ -180,7 +185,7 @@ int add_segments(const DotParams &of_segments, uintptr_t stream) {
 }
 
 int sum_lines(DotParams p, uintptr_t stream) {
-  const KernelNumber kernel = find_dot_kernel(&p);
+  const DeviceKernel kernel = find_dot_kernel(&p);
   const int status = launch_dot(kernel, p, stream);
   return status || !p.sums ? status : add_segments(p, stream);
 }

@@ -7,15 +7,20 @@
 #include "few_rows.h"
 #include "gpu/context.h"
 #include "gpu/jobs.h"
-#include "gpu/keys.h"
 #include "many_rows.h"
 #include "params.h"
+#include "product_kernels.h"
 #include "rules/matrix.h"
 #include "tactics.h"
 
 namespace dlfp4 {
 namespace cuda {
+
+const KernelNames kernels_of_products = {image_of_products::kNames, image_of_products::kNumKernels};
+
 namespace {
+
+using namespace image_of_products;
 
 // --- Preparing ---------------------------------------------------------------------------------
 
@@ -71,7 +76,7 @@ PrepareParams prepare_params(const dlfp4_blocks &w, int format, int64_t rows) {
 // --- Shapes ------------------------------------------------------------------------------------
 
 // Elsewhere the kernels of all tactics but "stream" are empty.
-bool has_hopper_kernels() { return ptx_version() == 90; }
+bool has_hopper_kernels() { return ptx_version(kImage) == 90; }
 
 // Warps go round the four schedulers of a multiprocessor, of which the busiest decides: how many slices its warps have.
 int slices_of_scheduler(int slices, int warps) {
@@ -194,8 +199,8 @@ bool can_count(int64_t rows, int64_t columns, int64_t depth) {
          divide_up(columns, kBlockRows) * std::max(divide_up(depth, kBlockK), divide_up(rows, kWalkRows)) <= kMost;
 }
 
-constexpr Operation kSizes[] = {kMultiply8,   kMultiply16,  kMultiply32,     kMultiply64,
-                                kMultiply128, kMultiply256, kMultiplyWalking};
+constexpr ProductOperation kSizes[] = {kMultiply8,   kMultiply16,  kMultiply32,     kMultiply64,
+                                       kMultiply128, kMultiply256, kMultiplyWalking};
 constexpr int kNumSizes = sizeof(kSizes) / sizeof(*kSizes);
 
 // Of x of a type, by size and kind of weights. A quantized x is of the weights' elements.
@@ -204,7 +209,7 @@ constexpr KernelTable<kNumSizes, kNumWeightKinds> kProductKernels([](int size, i
   return find_kernel(KernelKey(kSizes[size], X, kind));
 });
 
-KernelNumber product_kernel(const dlfp4_cuda_product &product, int kind, int size) {
+DeviceKernel product_kernel(const dlfp4_cuda_product &product, int kind, int size) {
   if (product.x_scales) return kProductKernels<DLFP4_float4_e2m1fn>[size][kind];
   return product.x_is_half ? kProductKernels<DLFP4_float16>[size][kind] : kProductKernels<DLFP4_bfloat16>[size][kind];
 }
@@ -218,7 +223,7 @@ int size_of(const Tactic &tactic, int64_t rows) {
 
 int multiply(const dlfp4_cuda_product &product, const Tactic &tactic, uintptr_t stream) {
   const int kind = weight_kind(product.format);
-  const KernelNumber kernel = product_kernel(product, kind, size_of(tactic, product.rows));
+  const DeviceKernel kernel = product_kernel(product, kind, size_of(tactic, product.rows));
   Shape shape;
   if (tactic.family == kStream) {
     StreamParams p = stream_params(product_params(product), kind, product.rows > 8 ? 2 : 1, &shape);

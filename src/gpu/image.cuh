@@ -1,13 +1,12 @@
-// The CUDA image: every row of kernels.def as a kernel of its name.
-// Layout: one struct of params.h a kernel.
-// Trick: none; nvcc makes a fatbin of this file, and NVRTC the same at run time where the fatbin does not fit.
-#include "blocks/cuda/blocks.cuh"
-#include "blocks/cuda/tiles.cuh"
-#include "codecs/cuda/convert.cuh"
-#include "dots.cuh"
-#include "few_rows.cuh"
-#include "many_rows.cuh"
-#include "prepare.cuh"
+// An image of CUDA kernels: every row of a list as a kernel of its name.
+// Layout: one struct of parameters a kernel.
+// Trick: nvcc makes a fatbin of a file that includes this and a list, and NVRTC the same at run time where the fatbin
+// does not fit.
+#ifndef DLFP4_SRC_GPU_IMAGE_CUH_
+#define DLFP4_SRC_GPU_IMAGE_CUH_
+
+#include "async.cuh"
+#include "params.h"
 
 using namespace dlfp4;
 using namespace dlfp4::cuda;
@@ -23,4 +22,7 @@ using namespace dlfp4::cuda;
 #define DLFP4_CUDA_LEAN(name, key, parameters, body) DLFP4_CUDA_WAITING(name, parameters, body, kThreads, 4)
 #define DLFP4_CUDA_PRODUCT(name, key, parameters, threads, body) \
   extern "C" __global__ void __launch_bounds__(threads, 1) name(const __grid_constant__ parameters p) { body; }
-#include "kernels.def"
+
+#include "kernel_rows.h"
+
+#endif  // DLFP4_SRC_GPU_IMAGE_CUH_

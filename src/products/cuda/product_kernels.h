@@ -1,0 +1,29 @@
+// What hosts know of the kernels of products with prepared weights.
+#ifndef DLFP4_SRC_PRODUCTS_CUDA_PRODUCT_KERNELS_H_
+#define DLFP4_SRC_PRODUCTS_CUDA_PRODUCT_KERNELS_H_
+
+#include "gpu/keys.h"
+#include "prepared.h"
+
+namespace dlfp4 {
+namespace cuda {
+
+// What there are kernels for; 0 is kByName.
+enum ProductOperation {
+  kMultiply8 = 1,
+  kMultiply16,
+  kMultiply32,
+  kMultiply64,
+  kMultiply128,
+  kMultiply256,
+  kMultiplyWalking
+};
+
+}  // namespace cuda
+}  // namespace dlfp4
+
+#define DLFP4_CUDA_IMAGE_NAME products
+#define DLFP4_CUDA_IMAGE_LIST "products/cuda/products.def"
+#include "gpu/kernels_of_image.h"
+
+#endif  // DLFP4_SRC_PRODUCTS_CUDA_PRODUCT_KERNELS_H_
