@@ -6,7 +6,7 @@ how elements are rounded. The core makes the formats from the rows of ``src/form
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Real
 from types import MappingProxyType
@@ -79,8 +79,8 @@ class FormatTable(Mapping[str, Format]):
 
     __slots__ = ("_rows",)
 
-    def __init__(self, rows: Iterable[Format]) -> None:
-        self._rows = {row.name: row for row in rows}
+    def __init__(self, rows: dict[str, Format]) -> None:
+        self._rows = rows
 
     def __getitem__(self, name: str) -> Format:
         return self._rows[name]

@@ -6,7 +6,7 @@ import importlib.util
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from dlfp4._core import ScaledTensor, Tensor, _torch_problem, cast
+from dlfp4._core import ScaledTensor, Tensor, _refusal, cast
 from dlfp4.engines import problem as common
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def run(problem: Problem, tactic: str, out: Tensor) -> None:  # noqa: ARG001
 
 def taken(values: Tensor) -> Any:
     """A Tensor as PyTorch's: a copy, where that could not have its memory as it lies."""
-    return (values.copy() if _torch_problem(values) else values).to_torch()
+    return (values.copy() if _refusal("torch", values) else values).to_torch()
 
 
 def run_on_cuda(problem: Problem, out: Tensor) -> None:

@@ -113,6 +113,21 @@ class Framework:
         Subclasses of a type with a C exchange table that the table takes as well.
     immutable : bool
         Its arrays are not to be written to, whatever a capsule says.
+    title : str, optional
+        What it calls itself, in messages; default: `name`.
+    element_name, device_name : callable, optional
+        ``f(object)``: the name of one of its element types, of one of its devices, as dlfp4 spells both; None where
+        those need no translation.
+    lost_by : str
+        How a tensor of its loses its memory to others, for the error that says so.
+    always_writable : bool
+        It has no read-only arrays and gets a copy of memory that must not be written.
+    pairs : frozenset of str
+        Packed types of 4 bits that it counts in pairs: the core hands them out so when the framework asks.
+    refusal : callable, optional
+        ``refusal(tensor)``: why it cannot take a Tensor, and what helps, or None. The core asks of tensors that few
+        expect: strides below zero, memory behind a handle, elements off the borders of their size, empty ones whose
+        extents cannot be counted.
     environ : dict of str
         Environment of a process in which the matrix tries it.
     since : dict of str
@@ -137,6 +152,13 @@ class Framework:
     problem: Callable[[Any], str | None] | None = None
     table_shared_with: Callable[[], tuple[type, ...]] = lambda: ()
     immutable: bool = False
+    title: str | None = None
+    element_name: Callable[[Any], str] | None = None
+    device_name: Callable[[Any], str] | None = None
+    lost_by: str = ""
+    always_writable: bool = False
+    pairs: frozenset[str] = frozenset()
+    refusal: Callable[[Tensor], tuple[str, str] | None] | None = None
     environ: dict[str, str] = field(default_factory=dict)
     since: dict[str, tuple[int, ...]] = field(default_factory=dict)
     file: str | None = None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 
-from dlfp4._core import _single_shape, _torch_problem
+from dlfp4._core import _refusal, _single_shape
 from dlfp4.frameworks import base
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from dlfp4 import Tensor
 
+PAIRS = frozenset((base.FP4,))
 FP8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
 
 
@@ -43,11 +45,32 @@ def from_tensor(tensor: Tensor, copy: bool | None = None) -> torch.Tensor:
     import torch
 
     source = base.shareable("PyTorch", tensor, copy, base.read_only_obstacle(tensor))
-    problem = _torch_problem(source)
-    if problem is not None:
-        raise base.RefusedError("PyTorch", tensor, *problem)
+    refused = _refusal("torch", source)
+    if refused is not None:
+        raise base.RefusedError("PyTorch", tensor, *refused)
     with base.translated("PyTorch", tensor, errors()):
         return torch.from_dlpack(source)
+
+
+def refusal(tensor: Tensor) -> tuple[str, str] | None:
+    """What PyTorch has no way to take, or (2.13) would end the process for, or lose its GPU by, and what helps."""
+    if base.runs_backwards(tensor):
+        return "it has no negative strides", "call .copy() first"
+    if tensor.device.type == "opencl":
+        return "it has no OpenCL memory", "copy it to the host with its own library first"
+    if tensor.device.type in ("cuda", "cuda_managed") and not base.starts_on_border(tensor, tensor.dtype.itemsize):
+        return (
+            "it reads memory of a GPU in whole elements, which start on multiples of their size",
+            "call .copy() first",
+        )
+    if tensor.size == 0 and math.prod(extent for extent in tensor.shape if extent) >= 1 << 63:
+        return "it multiplies extents, of empty tensors too, to more than 63 bits", "call .reshape((0,)) first"
+    return None
+
+
+def element_name(dtype: torch.dtype) -> str:
+    """The name of a type; that of FP4 is named after its pairs."""
+    return str(dtype).removeprefix("torch.").removesuffix("_x2")
 
 
 def errors() -> tuple[type[Exception], ...]:
@@ -57,10 +80,8 @@ def errors() -> tuple[type[Exception], ...]:
 
 def describe(x: torch.Tensor) -> tuple[tuple[int, ...], str]:
     """Shape in single elements and element type of a tensor that may have no memory (``device="meta"``)."""
-    name = str(x.dtype).removeprefix("torch.")
-    if name != base.FP4 + "_x2":
-        return tuple(x.shape), name
-    return _single_shape(tuple(x.shape), x.stride()), base.FP4
+    name = element_name(x.dtype)
+    return _single_shape(tuple(x.shape), x.stride()) if name in PAIRS else tuple(x.shape), name
 
 
 def guards() -> list[tuple[Any, tuple[str, ...], str]]:
@@ -296,4 +317,11 @@ FRAMEWORK = base.Framework(
     problem=problem,
     table_shared_with=table_shared_with,
     current_stream=current_stream,
+    title="PyTorch",
+    element_name=element_name,
+    device_name=str,
+    lost_by="resize_, set_, .data = ...",
+    always_writable=True,
+    pairs=PAIRS,
+    refusal=refusal,
 )

@@ -245,9 +245,9 @@ cdef inline int secure(Tensor self) except -1:
 
 
 cdef int secure_loan(Tensor self) except -1:
-    """PyTorch's set_, resize_ and `.data =` free or exchange memory under every view of a tensor; a managed tensor
-    would not keep it either. What the lender has now must still hold all that this view describes; then its storage is
-    held as well."""
+    """Frameworks free or exchange memory under every view of a tensor (PyTorch: set_, resize_ and `.data =`); a managed
+    tensor would not keep it either. What the lender has now must still hold all that this view describes; then its
+    storage is held as well."""
     cdef object lender = <object> self.owner
     cdef const Producer *producer = find_producer(Py_TYPE(lender))
     cdef object storage = None
@@ -257,12 +257,17 @@ cdef int secure_loan(Tensor self) except -1:
     if self.held == NULL:   # before the lender is asked: what it has from another storage then does not pass
         storage = read_descriptor(producer.keeper, lender)
     if not still_lends(self, producer, lender):
-        raise BufferError(
-            f"the {type(lender).__module__}.{type(lender).__name__} that this Tensor shares memory with was resized or "
-            f"given other memory since (resize_, set_, .data = ...): what it shared is gone; import it again")
+        refuse_lost(lender)
     if storage is not None:
         hold(self, storage)
     return 0
+
+
+cdef int refuse_lost(object lender) except -1:
+    framework = frameworks.of_type(type(lender))
+    by = f" ({framework.lost_by})" if framework is not None and framework.lost_by else ""
+    raise BufferError(f"the {type(lender).__module__}.{type(lender).__name__} that this Tensor shares memory with was "
+                      f"resized or given other memory since{by}: what it shared is gone; import it again")
 
 
 cdef inline bint still_lends(Tensor self, const Producer *producer, object lender) except *:

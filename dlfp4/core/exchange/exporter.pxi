@@ -197,7 +197,51 @@ cdef inline object export_capsule(Tensor self, max_version, uint64_t flags):
                          <PyCapsule_Destructor> destroy_legacy)
 
 
-# ---- PyTorch: what it cannot take, and what only it wants
+# ---- Frameworks that take less than a capsule can say, by their rows
+
+@cython.final
+cdef class _Consumer:
+    cdef str title
+    cdef uint64_t pairs          # a bit per row of the types that it counts in pairs
+    cdef bint always_writable
+    cdef object refusal
+
+
+cdef dict CONSUMERS = {}   # by framework's name; None for those that take everything
+cdef dict CONSUMER_OF_MODULE = {}   # the same by the module of the function that asks, as met
+
+
+cdef _Consumer find_consumer(str name):
+    """What the row of a framework says; None where there is no such row, or where it takes everything."""
+    cdef _Consumer self
+    if name in CONSUMERS or name not in frameworks.NAMES:
+        return look_up(CONSUMERS, name)
+    row = frameworks.framework(name)
+    self = None
+    if row.always_writable or row.pairs or row.refusal is not None:
+        self = _Consumer()
+        self.title = row.title or row.name
+        self.always_writable = row.always_writable
+        self.refusal = row.refusal
+        for dtype in row.pairs:
+            self.pairs |= (<uint64_t> 1) << row_of_argument(dtype)
+    CONSUMERS[name] = self
+    return self
+
+
+cdef _Consumer find_asking():
+    """The framework one of whose functions called into this extension."""
+    cdef PyObject *caller = PyEval_GetGlobals()
+    name = None if caller == NULL else look_up(<dict> caller, "__name__")
+    if not isinstance(name, str):
+        return None
+    known = look_up(CONSUMER_OF_MODULE, name)
+    if known is None:
+        known = find_consumer(name.partition(".")[0]) or False
+        if len(CONSUMER_OF_MODULE) < 256:
+            CONSUMER_OF_MODULE[name] = known
+    return known or None
+
 
 cdef inline bint has_negative_stride(Tensor self) noexcept nogil:
     cdef int k
@@ -207,59 +251,51 @@ cdef inline bint has_negative_stride(Tensor self) noexcept nogil:
     return False
 
 
-cdef inline bint is_packed_fp4(Tensor self) noexcept nogil:
-    return self.row == FLOAT4 and not is_padded(self)
-
-
-cdef inline bint concerns_torch(Tensor self) noexcept nogil:
-    """Whether it matters that it is PyTorch that asks; else nobody looks."""
-    return (is_packed_fp4(self) or self.flags & DLPACK_FLAG_BITMASK_READ_ONLY != 0 or has_negative_stride(self)
-            or self.dl.device.device_type == kDLOpenCL or (on_cuda(self) and not is_aligned(self))
+cdef inline bint is_unusual(Tensor self) noexcept nogil:
+    """Whether a consumer may not expect the tensor: see `refusal` of frameworks.base.Framework."""
+    return (has_negative_stride(self) or not is_address(self.dl.device.device_type)
+            or (on_cuda(self) and not is_aligned(self))
             or (self.size_ == 0 and not has_countable_extents(self.dl.ndim, self.dl.shape)))
 
 
-cdef bint is_torch_asking() except -1:
-    """Whether the function that called into this extension is one of PyTorch's own."""
-    cdef PyObject *caller = PyEval_GetGlobals()
-    name = None if caller == NULL else look_up(<dict> caller, "__name__")
-    return isinstance(name, str) and (name == "torch" or name.startswith("torch."))
+cdef inline bint depends_on_consumer(Tensor self) noexcept nogil:
+    """Whether it matters who asks; else nobody looks."""
+    return holds_pairs(self) or self.flags & DLPACK_FLAG_BITMASK_READ_ONLY != 0 or is_unusual(self)
 
 
-cdef Tensor suit_torch(Tensor self, copy, bint *copied):
-    """The tensor as PyTorch takes it: FP4 in pairs, read-only memory as a copy, for it ignores that flag."""
-    if self.flags & DLPACK_FLAG_BITMASK_READ_ONLY:
+cdef inline bint is_counted_in_pairs(Tensor self, _Consumer consumer):
+    return holds_pairs(self) and consumer.pairs >> self.row & 1
+
+
+cdef Tensor suit(Tensor self, _Consumer consumer, copy, bint *copied):
+    """The tensor as a consumer takes it."""
+    if consumer.always_writable and self.flags & DLPACK_FLAG_BITMASK_READ_ONLY:
         if copy is False:
             raise frameworks.RefusedError(
-                "PyTorch", self, "its tensors are always writable, this memory is read-only", "allow a copy")
+                consumer.title, self, "its tensors are always writable, this memory is read-only", "allow a copy")
         self = duplicate(self)
         copied[0] = True
-    problem = torch_problem(self)
-    if problem is not None:
-        raise frameworks.RefusedError("PyTorch", self, *problem)
-    return with_dialect(self, True) if is_packed_fp4(self) else self
+    refused = find_refusal(self, consumer)
+    if refused is not None:
+        raise frameworks.RefusedError(consumer.title, self, *refused)
+    return with_dialect(self, True) if is_counted_in_pairs(self, consumer) else self
 
 
-cdef tuple torch_problem(Tensor self):
-    """What PyTorch has no way to take, or (2.13) would end the process for, or lose its GPU by, and what helps; or
-    None."""
-    if has_negative_stride(self):
-        return "it has no negative strides", "call .copy() first"
-    if self.dl.device.device_type == kDLOpenCL:
-        return "it has no OpenCL memory", "copy it to the host with its own library first"
-    if on_cuda(self) and not is_aligned(self):
-        return "it reads memory of a GPU in whole elements, which start on multiples of their size", \
-            "call .copy() first"
-    if self.size_ == 0 and not has_countable_extents(self.dl.ndim, self.dl.shape):
-        return "it multiplies extents, of empty tensors too, to more than 63 bits", "call .reshape((0,)) first"
-    if is_packed_fp4(self) and with_dialect(self, True).pairs == NULL:
+cdef tuple find_refusal(Tensor self, _Consumer consumer):
+    """Why a consumer cannot take the tensor, and what helps; or None."""
+    refused = None
+    if consumer.refusal is not None and is_unusual(self):
+        refused = consumer.refusal(self)
+    if refused is None and is_counted_in_pairs(self, consumer) and with_dialect(self, True).pairs == NULL:
         reason, remedy = pairs_problem(self)
-        return f"it counts FP4 in pairs of neighbours, and {reason}", remedy
-    return None
+        refused = f"it counts {dtype_name(self)} in pairs of neighbours, and {reason}", remedy
+    return refused
 
 
-def _torch_problem(Tensor self):
-    """The same for the framework's own file."""
-    return torch_problem(self)
+def _refusal(str name, Tensor self):
+    """The same by a framework's name, for dlfp4's Python files."""
+    consumer = find_consumer(name)
+    return None if consumer is None else find_refusal(self, consumer)
 
 
 # ---- As a consumer asks
@@ -267,14 +303,16 @@ def _torch_problem(Tensor self):
 cdef object export_as_it_is(Tensor self, max_version):
     """Memory that has no streams, where it lies."""
     cdef bint copied = False
-    if concerns_torch(self) and is_torch_asking():
-        self = suit_torch(self, None, &copied)
+    cdef _Consumer consumer = find_asking() if depends_on_consumer(self) else None
+    if consumer is not None:
+        self = suit(self, consumer, None, &copied)
     return export_capsule(self, max_version, DLPACK_FLAG_BITMASK_IS_COPIED if copied else 0)
 
 
 cdef object export_as_asked(Tensor self, stream, max_version, dl_device, copy):
     cdef Tensor source = self
-    cdef int64_t consumer = NO_STREAM
+    cdef int64_t waiting = NO_STREAM
+    cdef _Consumer consumer
     cdef bint copied = False
     cdef Device target = None if dl_device is None else parse_target(dl_device)
     check_copy(copy)
@@ -285,13 +323,14 @@ cdef object export_as_asked(Tensor self, stream, max_version, dl_device, copy):
         source = export_to_host(self, target, copy)
         copied = source.owner_kind == OWNER_HOST   # not merely named as host memory
     else:
-        consumer = parse_stream(stream, self.dl.device)
+        waiting = parse_stream(stream, self.dl.device)
     if copy is True and not copied:
         source = duplicate(source)
         copied = True
-    if concerns_torch(source) and is_torch_asking():
-        source = suit_torch(source, copy, &copied)
-    order_streams(source, consumer)   # after a copy, which may be under way
+    consumer = find_asking() if depends_on_consumer(source) else None
+    if consumer is not None:
+        source = suit(source, consumer, copy, &copied)
+    order_streams(source, waiting)   # after a copy, which may be under way
     return export_capsule(source, max_version, DLPACK_FLAG_BITMASK_IS_COPIED if copied else 0)
 
 

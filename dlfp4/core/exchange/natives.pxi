@@ -58,7 +58,7 @@ cdef inline bint still_stores(const Natives *natives, object x, int64_t low, int
 
 cdef inline bint is_seen_through(const Natives *natives, object x, const DLTensor *seen) noexcept:
     """Whether nothing stands between this thread and the values of a tensor, no trace and no mode, and its type is what
-    its description says: PyTorch's integers below 8 bits call themselves int8."""
+    its description says: integers below 8 bits may call themselves int8."""
     cdef int32_t dtype = -1
     if natives.trace()[0] != NULL or natives.has_modes(False):
         return False

@@ -103,17 +103,20 @@ cdef Device parse_pair(pair):
 
 
 cdef Device parse_device(device):
-    """A device argument: a Device, "cpu", "cuda:1", torch.device, or DLPack's (type, id) pair."""
+    """A device argument: a Device, "cpu", "cuda:1", a framework's device, or DLPack's (type, id) pair."""
     if isinstance(device, Device):
         return device
     if isinstance(device, str) and device == "cpu":
         return HOST
     if isinstance(device, tuple):
         return parse_pair(device)
-    if not isinstance(device, str) and type(device).__module__ != "torch":
+    if isinstance(device, str):
+        return Device(str(device))
+    framework = frameworks.of_type(type(device))
+    if framework is None or framework.device_name is None:
         raise TypeError(f"device {device!r} is of type {type(device).__name__}; expected a string such as 'cpu' or "
                         "'cuda:0', or a DLPack pair (type, id)")
-    return Device(str(device))
+    return Device(framework.device_name(device))
 
 
 def _parse_device(device):

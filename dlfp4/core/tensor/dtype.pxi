@@ -105,19 +105,18 @@ cdef str remedy_of_name(dtype):
     if format is not None:
         return (f"; it is a block-scaled format, whose elements are {format.element}: quantize(x, {dtype!r}) makes a "
                 f"tensor of it")
-    return did_you_mean(dtype.removeprefix("torch."), [*KNOWN_NAMES.split(", "), *ALIASES])
+    return did_you_mean(dtype.rpartition(".")[2], [*KNOWN_NAMES.split(", "), *ALIASES])
 
 
 cdef str name_of_argument(dtype):
-    """The element type's name in whatever way a caller may give one: string, NumPy, ml_dtypes, JAX, PyTorch."""
+    """The element type's name in whatever way a caller may give one, "" of what names none: string, NumPy, ml_dtypes,
+    JAX, tvm-ffi, or a type of a framework whose file knows its name."""
     if isinstance(dtype, str):
         return ALIASES.get(dtype, dtype)
     if isinstance(dtype, np.dtype):
         return dtype.name if dtype.isnative else dtype.str
     if dtype is None:   # numpy.dtype(None) is float64
         return "None"
-    if type(dtype).__module__ == "torch":   # torch.float8_e4m3fn; FP4 is named after its pairs there
-        return str(dtype).removeprefix("torch.").removesuffix("_x2")
     if isinstance(getattr(dtype, "dtype", None), np.dtype):  # jax.numpy.float32 and its like
         return dtype.dtype.name
     if type_has(Py_TYPE(dtype), "__dlpack_data_type__"):   # of tvm-ffi and PaddlePaddle (array-api #972)
@@ -125,7 +124,8 @@ cdef str name_of_argument(dtype):
     try:
         return np.dtype(dtype).name
     except TypeError:
-        return ""   # names no type
+        framework = frameworks.of_type(type(dtype))
+    return "" if framework is None or framework.element_name is None else framework.element_name(dtype)
 
 
 cdef str name_of_dlpack(wire):
@@ -175,7 +175,7 @@ cdef int FLOAT32 = row_of_argument("float32"), FLOAT64 = row_of_argument("float6
 
 
 cdef inline bint is_carried(DLDataType dtype) noexcept nogil:
-    """lanes = 2 of a 4-bit type is PyTorch's way to count FP4 in pairs; other vectors have no NumPy type."""
+    """lanes = 2 of a 4-bit type counts it in pairs, as PyTorch counts FP4; other vectors have no NumPy type."""
     return (dtype.code < NUM_CODES and ROW_OF_DLPACK[dtype.code][dtype.bits] != NO_ROW
             and (dtype.lanes == 1 or (dtype.lanes == 2 and dtype.bits == 4)))
 

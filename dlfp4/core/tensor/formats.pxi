@@ -14,7 +14,8 @@ cdef object read_format(int number):
     return Format(row.name.decode(), DTYPES[row.element], DTYPES[row.scale], block, kind, row.repeats != 0, number)
 
 
-cdef object FORMATS = FormatTable([read_format(number) for number in range(DLFP4_NUM_FORMATS)])
+cdef dict FORMATS = {each.name: each for each in [read_format(number) for number in range(DLFP4_NUM_FORMATS)]}
+cdef object FORMAT_TABLE = FormatTable(FORMATS)
 
 
 def formats():
@@ -28,12 +29,12 @@ def formats():
     nvfp4             float4_e2m1fn  1x16     float8_e4m3fn   float32
     ...
     """
-    return FORMATS
+    return FORMAT_TABLE
 
 
 def _find_format(format):
     """The row of a format or of its name; ValueError lists all names where there is none."""
-    found = FORMATS.get(str(format))
+    found = look_up(FORMATS, str(format))
     if found is None:
         raise ValueError(f"format={format!r}: expected one of {', '.join(FORMATS)}"
                          f"{did_you_mean(str(format), FORMATS)}")
