@@ -1,42 +1,25 @@
 // The AVX2 kernels of block scaling: what vector.h needs to know of the instruction set, and their table.
 // Layout: steps of 32 elements, four vectors of 8 floats.
 // Trick: codes are decoded in the order that unpacking them to float32 turns into theirs, so that factors need none.
-#include "host/simd/avx2.h"
-#include "codecs/avx2_decode.h"
-#include "codecs/avx2_encode.h"
+#include "codecs/avx2.h"
 #include "vector.h"
 
 namespace dlfp4 {
 namespace {
 
-struct Avx2Blocks : Avx2 {
+struct Avx2Blocks : Avx2Codecs {
   using U8 = uint8_t __attribute__((vector_size(32)));
-  using U16 = uint16_t __attribute__((vector_size(32)));
-  using HalfU16 = uint16_t __attribute__((vector_size(16)));
   using QuarterU8 = uint8_t __attribute__((vector_size(8)));
-  static constexpr int kCodes = dlfp4::kCodes;
-
-  static __m256i join_quarters(__m256i narrowed) { return outer_quarters_first(narrowed); }
-
-  // --- Floats of 16 bits ---
 
   static F32 widen_halves(U32 halves) {
     const __m256i dwords = reinterpret_cast<__m256i>(halves);
     return _mm256_cvtph_ps(_mm_packus_epi32(_mm256_castsi256_si128(dwords), upper(dwords)));
   }
 
-  static U16 round_to_halves(F32 low, F32 high) {
-    constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
-    return reinterpret_cast<U16>(_mm256_set_m128i(_mm256_cvtps_ph(high, kNearest), _mm256_cvtps_ph(low, kNearest)));
-  }
-
-  static U16 upper_halves(U32 low, U32 high) {
-    const U32 words[] = {low >> 16, high >> 16};
-    return reinterpret_cast<U16>(
-        join_quarters(_mm256_packus_epi32(reinterpret_cast<__m256i>(words[0]), reinterpret_cast<__m256i>(words[1]))));
-  }
-
   // --- Largest of vectors ---
+
+  template <int Src>
+  using Largest = dlfp4::Largest<Avx2Blocks, Src>;
 
   static U32 larger_of(__m256i a, __m256i b) { return reinterpret_cast<U32>(_mm256_max_epu32(a, b)); }
 
@@ -76,32 +59,25 @@ struct Avx2Blocks : Avx2 {
 
   // --- Steps ---
 
-  template <int Src>
-  static Floats load_floats(const uint8_t *src) {
-    return dlfp4::load_floats<Src>(src);
-  }
-
   template <int Dst, int Rounding>
-  DLFP4_ALWAYS_INLINE static __m256i encode(const Floats &floats, const EncodeRule &rule) {
-    return Encoder<Dst, Rounding>{rule}(floats);
-  }
-
-  template <int Bits>
-  static void store_codes(uint8_t *dst, __m256i codes) {
-    dlfp4::store_codes<Bits>(dst, codes);
+  static auto encoder() {
+    static constexpr EncodeRule kRule = make_encode_rule(kFormats[Dst], {static_cast<dlfp4_rounding>(Rounding), true});
+    return Encoder<Dst, Rounding>{kRule};
   }
 
   template <int Src, int SrcBits>
-  DLFP4_ALWAYS_INLINE static Floats decode(const uint8_t *src) {
-    const Words words = decode_words<Src, SrcBits, DLFP4_float32>(src);
-    const __m256i zero = _mm256_setzero_si256();
-    Floats floats;
-    for (int i = 0; i < 2; ++i) {
-      floats.part[2 * i] = _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, words.half[i]));
-      floats.part[2 * i + 1] = _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, words.half[i]));
+  struct Elements {
+    DLFP4_ALWAYS_INLINE Floats operator()(const uint8_t *src) const {
+      const Words words = decode_words<Src, SrcBits, DLFP4_float32>(src);
+      const __m256i zero = _mm256_setzero_si256();
+      Floats floats;
+      for (int i = 0; i < 2; ++i) {
+        floats.part[2 * i] = _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, words.half[i]));
+        floats.part[2 * i + 1] = _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, words.half[i]));
+      }
+      return floats;
     }
-    return floats;
-  }
+  };
 };
 
 }  // namespace

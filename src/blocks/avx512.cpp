@@ -1,73 +1,58 @@
-// The AVX-512 kernels of block scaling as a table, for avx512.cpp alone.
-// Layout: as in kernels.h.
-// Trick: null where the scalar kernel does as well: stochastic rounding, scales that are floats in memory.
-#include <utility>
-
-#include "avx512_decode.h"
-#include "avx512_encode.h"
-#include "avx512_scales.h"
-#include "avx512_turns.h"
-#include "kernels.h"
+// The AVX-512 kernels of block scaling: what vector.h needs to know of the instruction set, and their table.
+// Layout: steps of 64 elements, four vectors of 16 floats.
+// Trick: masks make whole vectors of a line's last elements; tables of all codes stay in registers.
+#include "codecs/avx512.h"
+#include "avx512_largest.h"
+#include "vector.h"
 
 namespace dlfp4 {
 namespace {
 
-template <int Rounding, int From, int To>
-void add_encoders(BlockKernels *kernels) {
-  kernels->encode[Rounding][From][To] = encode_blocks<Rounding, kSourceRows[From], kElementRows[To]>;
-  kernels->encode_across[Rounding][From][To] = encode_across<Rounding, kSourceRows[From], kElementRows[To]>;
-}
+struct Avx512Blocks : Avx512Codecs {
+  using U8 = uint8_t __attribute__((vector_size(64)));
+  using QuarterU8 = uint8_t __attribute__((vector_size(16)));
 
-template <int From, int To>
-void add_elements(BlockKernels *kernels) {
-  add_encoders<DLFP4_NEAREST_EVEN, From, To>(kernels);
-  add_encoders<DLFP4_NEAREST_AWAY, From, To>(kernels);
-  add_encoders<DLFP4_TOWARD_ZERO, From, To>(kernels);
-  kernels->decode[To][From] = decode_blocks<kElementRows[To], kSourceRows[From]>;
-  kernels->decode_across[To][From] = decode_across<kElementRows[To], kSourceRows[From]>;
-}
-
-template <int From, int... To>
-void add_floats(BlockKernels *kernels, std::integer_sequence<int, To...>) {
-  kernels->find_largest[From] = find_largest<kSourceRows[From]>;
-  kernels->join_largest[From] = join_largest<kSourceRows[From]>;
-  (add_elements<From, To>(kernels), ...);
-}
-
-template <int... Bits>
-void add_turns(BlockKernels *kernels) {
-  ((kernels->pack_across[Bits] = pack_lines<Bits>), ...);
-  ((kernels->unpack_across[Bits] = unpack_lines<Bits>), ...);
-}
-
-// A kind of scale is found and read alike, whatever the elements and their number; of two levels there is the one type
-// that NVFP4 has.
-constexpr void add_scales(int key, BlockKernels *kernels) {
-  const BlockKey of = kBlockKeys[key];
-  if (of.kind == DLFP4_LARGEST) kernels->find_scales[key] = find_float_scales;
-  if (of.kind == DLFP4_POWER) {
-    kernels->find_scales[key] = find_powers;
-    kernels->decode_scales[key] = decode_powers;
+  static F32 widen_halves(U32 halves) {
+    return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(reinterpret_cast<__m512i>(halves)));
   }
-  if (of.kind == DLFP4_TWO_LEVEL && of.scale == DLFP4_float8_e4m3fn) {
-    kernels->find_scales[key] = find_two_level;
-    kernels->decode_scales[key] = decode_two_level;
-  }
-}
 
-template <int... From, int... To>
-void add_block_kernels(BlockKernels *kernels, std::integer_sequence<int, From...>,
-                       std::integer_sequence<int, To...> elements) {
-  (add_floats<From>(kernels, elements), ...);
-  add_turns<4, 6, 8>(kernels);
-  for (int key = 0; key < kNumKeys; ++key) add_scales(key, kernels);
-}
+  template <int Src>
+  struct Largest : dlfp4::Largest<Avx512Blocks, Src> {
+    static void find(const uint8_t *src, int64_t count, int64_t block, uint32_t *amax) {
+      find_largest<Avx512Blocks, Src>(src, count, block, amax);
+    }
+  };
+
+  // --- Bytes ---
+
+  static U8 zip_low(U8 a, U8 b) {
+    return reinterpret_cast<U8>(_mm512_unpacklo_epi8(reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
+  }
+  static U8 zip_high(U8 a, U8 b) {
+    return reinterpret_cast<U8>(_mm512_unpackhi_epi8(reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
+  }
+
+  static U8 load_sixteens(const uint8_t *src, int64_t next) {
+    const auto sixteen = [=](int i) { return _mm_loadu_si128(reinterpret_cast<const __m128i *>(src + i * next)); };
+    return reinterpret_cast<U8>(
+        join(_mm256_set_m128i(sixteen(1), sixteen(0)), _mm256_set_m128i(sixteen(3), sixteen(2))));
+  }
+
+  // --- Steps ---
+
+  template <int Dst, int Rounding>
+  static auto encoder() {
+    return make_encoder<Dst, Rounding>(true);
+  }
+
+  template <int Src, int SrcBits>
+  struct Elements : FloatsOfCodes<SrcBits, kDecodeSize<Src, DLFP4_float32>> {
+    Elements() : FloatsOfCodes<SrcBits, kDecodeSize<Src, DLFP4_float32>>(kDecodeTable<Src, DLFP4_float32>) {}
+  };
+};
 
 }  // namespace
 
-void add_avx512_blocks(BlockKernels *kernels) {
-  add_block_kernels(kernels, std::make_integer_sequence<int, kNumSources>(),
-                    std::make_integer_sequence<int, kNumElements>());
-}
+void add_avx512_blocks(BlockKernels *kernels) { add_block_kernels<Avx512Blocks>(kernels); }
 
 }  // namespace dlfp4

@@ -1,32 +1,22 @@
 // The NEON kernels of block scaling: what vector.h needs to know of the instruction set, and their table.
 // Layout: steps of 16 elements, four vectors of 4 floats.
 // Trick: vectors are short enough to need no reordering; pairwise instructions find the largest lanes.
-#include "host/simd/neon.h"
-#include "codecs/neon_decode.h"
-#include "codecs/neon_encode.h"
+#include "codecs/neon.h"
 #include "vector.h"
 
 namespace dlfp4 {
 namespace {
 
-struct NeonBlocks : Neon {
+struct NeonBlocks : NeonCodecs {
   using U8 = uint8x16_t;
-  using U16 = uint16x8_t;
-  using HalfU16 = uint16x4_t;
   using QuarterU8 = uint8_t __attribute__((vector_size(4)));
-  static constexpr int kCodes = dlfp4::kCodes;
-
-  // --- Floats of 16 bits ---
 
   static F32 widen_halves(U32 halves) { return vcvt_f32_f16(vreinterpret_f16_u16(vmovn_u32(halves))); }
 
-  static U16 round_to_halves(F32 low, F32 high) {
-    return vreinterpretq_u16_f16(vcombine_f16(vcvt_f16_f32(low), vcvt_f16_f32(high)));
-  }
-
-  static U16 upper_halves(U32 low, U32 high) { return vuzp2q_u16(words(low), words(high)); }
-
   // --- Lanes and bytes ---
+
+  template <int Src>
+  using Largest = dlfp4::Largest<NeonBlocks, Src>;
 
   static U32 largest_of_each(const U32 (&vectors)[4]) {
     return vpmaxq_u32(vpmaxq_u32(vectors[0], vectors[1]), vpmaxq_u32(vectors[2], vectors[3]));
@@ -38,33 +28,26 @@ struct NeonBlocks : Neon {
 
   // --- Steps ---
 
-  template <int Src>
-  static Floats load_floats(const uint8_t *src) {
-    return dlfp4::load_floats<Src>(src);
-  }
-
   template <int Dst, int Rounding>
-  static uint8x16_t encode(const Floats &floats, const EncodeRule &rule) {
-    return Encoder<Dst, Rounding>{rule}(floats);
-  }
-
-  template <int Bits>
-  static void store_codes(uint8_t *dst, uint8x16_t codes) {
-    dlfp4::store_codes<Bits>(dst, codes);
+  static auto encoder() {
+    static constexpr EncodeRule kRule = make_encode_rule(kFormats[Dst], {static_cast<dlfp4_rounding>(Rounding), true});
+    return Encoder<Dst, Rounding>{kRule};
   }
 
   template <int Src, int SrcBits>
-  static Floats decode(const uint8_t *src) {
-    const Words words = decode_words<Src, SrcBits, DLFP4_float32>(src);
-    const uint16x8_t zero = vdupq_n_u16(0);
-    Floats floats;
-    for (int i = 0; i < 2; ++i) {
-      const uint16x8_t half = vreinterpretq_u16_u8(words.half[i]);
-      floats.part[2 * i] = vreinterpretq_f32_u16(vzip1q_u16(zero, half));
-      floats.part[2 * i + 1] = vreinterpretq_f32_u16(vzip2q_u16(zero, half));
+  struct Elements {
+    Floats operator()(const uint8_t *src) const {
+      const Words words = decode_words<Src, SrcBits, DLFP4_float32>(src);
+      const uint16x8_t zero = vdupq_n_u16(0);
+      Floats floats;
+      for (int i = 0; i < 2; ++i) {
+        const uint16x8_t half = vreinterpretq_u16_u8(words.half[i]);
+        floats.part[2 * i] = vreinterpretq_f32_u16(vzip1q_u16(zero, half));
+        floats.part[2 * i + 1] = vreinterpretq_f32_u16(vzip2q_u16(zero, half));
+      }
+      return floats;
     }
-    return floats;
-  }
+  };
 };
 
 }  // namespace

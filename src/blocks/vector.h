@@ -1,16 +1,14 @@
-// Block scaling, once for AVX2 and NEON: floats times multipliers to codes, codes times scales to floats; the table.
-// Layout: as in kernels.h; the instruction set's steps of 32 or 16 elements, as four vectors of floats.
+// Block scaling, once for all vectors: floats times multipliers to codes, codes times scales to floats; the table.
+// Layout: as in kernels.h; the instruction set's steps, of four vectors of floats.
 // Trick: a step's factor is one for each 16 elements, or one for each element; the codecs do the rest.
 #ifndef DLFP4_SRC_BLOCKS_VECTOR_H_
 #define DLFP4_SRC_BLOCKS_VECTOR_H_
 
 #include <utility>
 
-#include "codecs/vector.h"
-#include "host/simd/decode_rules.h"
 #include "host/simd/lanes.h"
 #include "kernels.h"
-#include "rules/encode_rule.h"
+#include "rules/numerics.h"
 #include "vector_scales.h"
 #include "vector_turns.h"
 
@@ -23,6 +21,7 @@ namespace {
 template <class Isa>
 struct BlockFactors {
   using F32 = typename Isa::F32;
+  static constexpr int kAhead = 4096;  // elements to prefetch: two runs of quantize.cpp, the next of which is there
   const float *factors;
   int shift;
 
@@ -46,6 +45,7 @@ struct BlockFactors {
 template <class Isa>
 struct ElementFactors {
   using F32 = typename Isa::F32;
+  static constexpr int kAhead = 0;  // what comes next is for the caller to know
   const float *factors;
 
   F32 operator()(int64_t first, int part) const {
@@ -54,7 +54,7 @@ struct ElementFactors {
   }
 
   ElementFactors of_rest(int64_t first, int64_t count, float *buffer) const {
-    memcpy(buffer, factors + first, static_cast<size_t>(count) * sizeof(float));
+    Isa::read_part(reinterpret_cast<uint8_t *>(buffer), reinterpret_cast<const uint8_t *>(factors + first), 4 * count);
     return {buffer};
   }
 };
@@ -78,34 +78,40 @@ void in_whole_steps(const uint8_t *src, int64_t count, const Factors &factors, u
   const int64_t whole = count / kCodes * kCodes, rest = count - whole;
   run(src, whole, factors, dst);
   if (rest == 0) return;
-  alignas(32) uint8_t from[kCodes * SrcBits / 8] = {}, to[kCodes * DstBits / 8];
-  alignas(32) float buffer[kCodes] = {};
-  memcpy(from, src + whole * SrcBits / 8, static_cast<size_t>((rest * SrcBits + 7) / 8));
-  run(from, kCodes, factors.of_rest(whole, rest, buffer), to);
-  memcpy(dst + whole * DstBits / 8, to, static_cast<size_t>(rest * DstBits / 8));
+  StepMemory<kCodes, SrcBits> from = {};
+  StepMemory<kCodes, DstBits> to;
+  alignas(64) float buffer[kCodes] = {};
+  Isa::read_part(from.byte, src + whole * SrcBits / 8, (rest * SrcBits + 7) / 8);
+  run(from.byte, kCodes, factors.of_rest(whole, rest, buffer), to.byte);
+  Isa::write_part(dst + whole * DstBits / 8, to.byte, rest * DstBits / 8);
 }
 
 // --- Encoding --------------------------------------------------------------------------------
 
-// Whole steps. Isa::load_floats<Src> and Isa::store_codes<Bits> are of one; Isa::encode<Dst, Rounding> is in between.
-template <class Isa, int Rounding, int Src, int Dst, int DstBits, class Factors>
-__attribute__((noinline)) void encode_whole(const uint8_t *src, int64_t count, Factors factors, uint8_t *dst,
-                                            float mode_zero) {
+// Whole steps, of which Isa::load_floats<Src> and Isa::store_codes<Bits> are as in codecs/vector.h.
+template <class Isa, int Src, int DstBits, class Encoder, class Factors>
+__attribute__((noinline)) void encode_whole(const Encoder &encoder, const uint8_t *src, int64_t count, Factors factors,
+                                            uint8_t *dst, float mode_zero) {
   using F32 = typename Isa::F32;
-  static constexpr EncodeRule kRule = make_encode_rule(kFormats[Dst], {static_cast<dlfp4_rounding>(Rounding), true});
+  constexpr int kSrcBytes = kFormats[Src].bits / 8;
+  const Encoder codes_of = encoder;
   const F32 zero = splat<F32>(mode_zero);
   for (int64_t first = 0; first < count; first += Isa::kCodes) {
-    auto floats = Isa::template load_floats<Src>(src + first * (kFormats[Src].bits / 8));
+    if constexpr (Factors::kAhead > 0)
+      Isa::template prefetch<Isa::kCodes * kSrcBytes, Factors::kAhead * kSrcBytes>(src + first * kSrcBytes);
+    auto floats = Isa::template load_floats<Src>(src + first * kSrcBytes);
     for (int i = 0; i < 4; ++i) floats.part[i] = floats.part[i] * factors(first, i) + zero;
-    Isa::template store_codes<DstBits>(dst + first * DstBits / 8, Isa::template encode<Dst, Rounding>(floats, kRule));
+    Isa::template store_codes<DstBits>(dst + first * DstBits / 8, codes_of(floats), false);
   }
 }
 
+// Isa::encoder<Dst, Rounding>() makes codes of a step's floats, and saturates.
 template <class Isa, int Rounding, int Src, int Dst, int DstBits, class Factors>
 void encode_scaled(const uint8_t *src, int64_t count, const Factors &all_factors, uint8_t *dst, float zero) {
+  const auto encoder = Isa::template encoder<Dst, Rounding>();
   in_whole_steps<Isa, kFormats[Src].bits, DstBits>(
-      src, count, all_factors, dst, [zero](const uint8_t *from, int64_t elements, const Factors &factors, uint8_t *to) {
-        encode_whole<Isa, Rounding, Src, Dst, DstBits>(from, elements, factors, to, zero);
+      src, count, all_factors, dst, [&](const uint8_t *from, int64_t elements, const Factors &factors, uint8_t *to) {
+        encode_whole<Isa, Src, DstBits>(encoder, from, elements, factors, to, zero);
       });
 }
 
@@ -134,36 +140,24 @@ typename Isa::F32 clear_new_nans(typename Isa::F32 products, typename Isa::F32 e
   return ((products != products) & (elements == elements)) ? nan : products;
 }
 
-// The upper halves of float32, rounded to nearest, ties to even; a NaN must have no payload in its lower half.
-template <class Isa>
-typename Isa::U32 round_to_bfloat16(typename Isa::F32 floats) {
-  const auto bits = reinterpret_cast<typename Isa::U32>(floats);
-  return bits + 0x7FFFu + (bits >> 16 & 1u);
-}
-
 template <class Isa, int Dst, class Floats>
 void store_products(uint8_t *dst, const Floats &products) {
   using F32 = typename Isa::F32;
   if constexpr (Dst == DLFP4_float32) {
     for (int i = 0; i < 4; ++i) store_lanes(dst + i * sizeof(F32), products.part[i]);
   } else {
-    for (int i = 0; i < 4; i += 2) {
-      const F32 low = products.part[i], high = products.part[i + 1];
-      if constexpr (Dst == DLFP4_bfloat16)
-        store_lanes(dst + i / 2 * sizeof(F32),
-                    Isa::upper_halves(round_to_bfloat16<Isa>(low), round_to_bfloat16<Isa>(high)));
-      else
-        store_lanes(dst + i / 2 * sizeof(F32), Isa::round_to_halves(low, high));
-    }
+    for (int i = 0; i < 4; i += 2)
+      store_lanes(dst + i / 2 * sizeof(F32), Isa::template round_to_words<Dst>(products.part[i], products.part[i + 1]));
   }
 }
 
-// Whole steps. Isa::decode<Src, SrcBits> makes floats of the codes of one.
+// Whole steps. Isa::Elements<Src, SrcBits> makes floats of the codes of one.
 template <class Isa, int Src, int SrcBits, int Dst, class Factors>
 __attribute__((noinline)) void decode_whole(const uint8_t *src, int64_t count, Factors factors, uint8_t *dst) {
   constexpr bool kHasInfinities = kFormats[Src].specials == DLFP4_IEEE;
+  const typename Isa::template Elements<Src, SrcBits> floats_of;
   for (int64_t first = 0; first < count; first += Isa::kCodes) {
-    auto floats = Isa::template decode<Src, SrcBits>(src + first * SrcBits / 8);
+    auto floats = floats_of(src + first * SrcBits / 8);
     for (int i = 0; i < 4; ++i) {
       const typename Isa::F32 product = floats.part[i] * factors(first, i);
       floats.part[i] = kHasInfinities ? clear_new_nans<Isa>(product, floats.part[i]) : product;
@@ -206,8 +200,8 @@ void add_elements(BlockKernels *kernels, std::integer_sequence<int, Rounding...>
 template <class Isa, int From, int... To>
 void add_floats(BlockKernels *kernels, std::integer_sequence<int, To...>) {
   using Fixed = std::integer_sequence<int, DLFP4_NEAREST_EVEN, DLFP4_NEAREST_AWAY, DLFP4_TOWARD_ZERO>;
-  kernels->find_largest[From] = Largest<Isa, kSourceRows[From]>::find;
-  kernels->join_largest[From] = Largest<Isa, kSourceRows[From]>::join;
+  kernels->find_largest[From] = Isa::template Largest<kSourceRows[From]>::find;
+  kernels->join_largest[From] = Isa::template Largest<kSourceRows[From]>::join;
   (add_elements<Isa, From, To>(kernels, Fixed()), ...);
 }
 

@@ -1,4 +1,4 @@
-// Largest magnitudes, and the scales made of them, for AVX2 and NEON alike.
+// Largest magnitudes, and the scales made of them, for all vectors.
 // Layout: magnitudes as float32 bits, which order as integers; a scale and a multiplier for each block.
 // Trick: 16-bit floats are compared as they are, two to a dword, and one of a block is widened; NaNs keep their
 // payloads.
@@ -7,9 +7,10 @@
 
 #include <type_traits>
 
-#include "host/simd/decode_rules.h"
+#include "host/simd/floats.h"
 #include "host/simd/lanes.h"
 #include "kernels.h"
+#include "rules/encode_rule.h"
 #include "rules/scaling.h"
 
 namespace dlfp4 {
@@ -41,6 +42,19 @@ struct Magnitudes {
   }
   static Items load(const uint8_t *src) { return without_signs(load_lanes<Items>(src)); }
 
+  // The largest of whole vectors, but not of none.
+  static Items load_largest(const uint8_t *src, int64_t count) {
+    Items largest = load(src);
+    for (int64_t i = kItems; i < count; i += kItems) largest = larger(largest, load(src + i * kBytes));
+    return largest;
+  }
+
+  static Items load_largest_of_any(const uint8_t *src, int64_t count) {
+    const int64_t whole = count / kItems * kItems;
+    const Items rest = without_signs(load_part<Items>(src + whole * kBytes, (count - whole) * kBytes));
+    return whole > 0 ? larger(rest, load_largest(src, whole)) : rest;
+  }
+
   // The larger one of each dword's two, in its lower half.
   static U32 join_halves(Items items) {
     const U32 dwords = reinterpret_cast<U32>(items);
@@ -70,22 +84,7 @@ template <class Isa, int Src>
 struct Largest {
   using U32 = typename Isa::U32;
   using Of = Magnitudes<Isa, Src>;
-  using Items = typename Of::Items;
-  static constexpr int kLanes = sizeof(U32) / 4, kItems = Of::kItems, kBytes = Of::kBytes;
-
-  // Of whole vectors, but not none.
-  static Items of_vectors(const uint8_t *src, int64_t count) {
-    Items largest = Of::load(src);
-    for (int64_t i = kItems; i < count; i += kItems) largest = larger(largest, Of::load(src + i * kBytes));
-    return largest;
-  }
-
-  static Items of_any(const uint8_t *src, int64_t count) {
-    const int64_t whole = count / kItems * kItems;
-    const Items rest = load_part<Items>(src + whole * kBytes, (count - whole) * kBytes);
-    const Items largest = Of::without_signs(rest);
-    return whole > 0 ? larger(largest, of_vectors(src, whole)) : largest;
-  }
+  static constexpr int kLanes = sizeof(U32) / 4, kBytes = Of::kBytes;
 
   // Blocks of `Block` elements, or of any multiple of 16 if that is 0, as long as there are enough for a vector of
   // results; returns how many.
@@ -95,7 +94,7 @@ struct Largest {
     for (int64_t b = 0; b < blocks; b += kLanes) {
       U32 largest[kLanes];
       for (int i = 0; i < kLanes; ++i)
-        largest[i] = Of::join_halves(of_vectors(src + (b + i) * length * kBytes, length));
+        largest[i] = Of::join_halves(Of::load_largest(src + (b + i) * length * kBytes, length));
       store_lanes(amax + b, Of::widen(Isa::largest_of_each(largest)));
     }
     return blocks;
@@ -109,7 +108,7 @@ struct Largest {
       U32 largest[kLanes] = {};
       int i = 0;
       for (; i < kLanes && first < count; ++i, first += block)
-        largest[i] = Of::join_halves(of_any(src + first * kBytes, least(block, count - first)));
+        largest[i] = Of::join_halves(Of::load_largest_of_any(src + first * kBytes, least(block, count - first)));
       store_part(amax + blocks, Of::widen(Isa::largest_of_each(largest)), 4 * i);
     }
   }

@@ -1,4 +1,4 @@
-// Codes one a byte across lines to packed ones along lines, and back, for AVX2 and NEON alike.
+// Codes one a byte across lines to packed ones along lines, and back, for all vectors.
 // Layout: rows have a byte, or a code, of every line; lines have theirs next to each other.
 // Trick: whole bytes are transposed, 16 of as many lines in each 16 bytes of the vectors, by nothing but zips.
 #ifndef DLFP4_SRC_BLOCKS_VECTOR_TURNS_H_
@@ -41,7 +41,7 @@ struct ByteTile {
 
   void load_lines(const uint8_t *src, int64_t stride, int64_t lines, int64_t bytes) {
     if (lines >= kLines && bytes >= 16) return load_whole_lines(src, stride);
-    alignas(32) uint8_t staged[kLines][16] = {};
+    alignas(64) uint8_t staged[kLines][16] = {};
     for (int64_t i = 0; i < least(lines, kLines); ++i)
       memcpy(staged[i], src + i * stride, static_cast<size_t>(least(bytes, 16)));
     load_whole_lines(staged[0], 16);

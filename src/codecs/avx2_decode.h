@@ -1,14 +1,11 @@
 // Codes of at most 8 bits to wider floats, for the AVX2 kernels alone.
 // Layout: codes packed or one a byte, 32 a step; floats in order.
-// Trick: tables of 16 bytes give the floats' highest bytes, which are unpacked; what no cache holds goes past them.
+// Trick: tables of 16 bytes give the floats' highest bytes, which are unpacked.
 #ifndef DLFP4_SRC_CODECS_AVX2_DECODE_H_
 #define DLFP4_SRC_CODECS_AVX2_DECODE_H_
 
-#include <type_traits>
-
 #include "host/simd/avx2.h"
 #include "host/simd/decode_rules.h"
-#include "kernels.h"
 
 namespace dlfp4 {
 namespace {
@@ -70,46 +67,6 @@ DLFP4_ALWAYS_INLINE inline Words words_of(__m256i noisy) {
 template <int Src, int SrcBits, int Dst>
 DLFP4_ALWAYS_INLINE inline Words decode_words(const uint8_t *src) {
   return words_of<Src, Dst>(load_codes<SrcBits, kFormats[Dst].bits / 8>(src));
-}
-
-template <int Src, bool kPacked, int Dst, bool kStream>
-DLFP4_ALWAYS_INLINE inline void decode_step(const uint8_t *src, uint8_t *dst) {
-  constexpr int kBytes = kFormats[Dst].bits / 8;
-  const Words words = decode_words<Src, (kPacked ? kFormats[Src].bits : 8), Dst>(src);
-  for (int i = 0; i < 2; ++i) store_words<kBytes, kStream>(dst + 16 * kBytes * i, words.half[i]);
-}
-
-template <int Src, bool kPacked, int Dst, bool kStream>
-void decode_steps(const uint8_t *src, uint8_t *dst, int64_t count) {
-  in_steps<kCodes, (kPacked ? kFormats[Src].bits : 8), kFormats[Dst].bits>(
-      src, dst, count,
-      [](const uint8_t *from, uint8_t *to) DLFP4_ALWAYS_INLINE { decode_step<Src, kPacked, Dst, kStream>(from, to); });
-}
-
-// Output that no cache holds goes past them: it is not read before it is overwritten. Calls
-// steps(src, dst, count, streams) for all elements, of so many bits and bytes: once, or for those before a boundary of
-// 32 bytes, those of whole steps, which may go past the caches, and the others.
-constexpr int64_t kStreamBytes = 64 << 20;
-
-template <int SrcBits, int DstBytes, class Steps>
-void in_stretches(const uint8_t *src, uint8_t *dst, int64_t count, Steps steps) {
-  const int64_t unaligned = -reinterpret_cast<intptr_t>(dst) & 31, head = unaligned / DstBytes;
-  if (count * DstBytes < kStreamBytes || unaligned % DstBytes != 0 || head * SrcBits % 8 != 0)
-    return steps(src, dst, count, std::false_type());
-  const int64_t body = (count - head) / kCodes * kCodes;
-  steps(src, dst, head, std::false_type());
-  src += head * SrcBits / 8, dst += unaligned;
-  steps(src, dst, body, std::true_type());
-  _mm_sfence();
-  steps(src + body * SrcBits / 8, dst + body * DstBytes, count - head - body, std::false_type());
-}
-
-template <int Src, bool kPacked, int Dst>
-void decode_codes(const uint8_t *src, uint8_t *dst, int64_t count, const Mode &) {
-  constexpr int kBits = kPacked ? kFormats[Src].bits : 8;
-  in_stretches<kBits, kFormats[Dst].bits / 8>(src, dst, count, [](auto from, auto to, int64_t elements, auto streams) {
-    decode_steps<Src, kPacked, Dst, decltype(streams)::value>(from, to, elements);
-  });
 }
 
 }  // namespace

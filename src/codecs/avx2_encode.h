@@ -5,8 +5,7 @@
 #define DLFP4_SRC_CODECS_AVX2_ENCODE_H_
 
 #include "host/simd/avx2.h"
-#include "host/simd/decode_rules.h"
-#include "kernels.h"
+#include "host/simd/floats.h"
 
 namespace dlfp4 {
 namespace {
@@ -70,7 +69,7 @@ __m256i narrow_signs(__m256i a, __m256i b, __m256i c, __m256i d) {
   return _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
 }
 
-__m256i narrow_lowest_bytes(__m256i a, __m256i b, __m256i c, __m256i d) {
+inline __m256i narrow_lowest_bytes(__m256i a, __m256i b, __m256i c, __m256i d) {
   const __m256i byte = all(0xFF);
   const __m256i low = _mm256_packus_epi32(_mm256_and_si256(a, byte), _mm256_and_si256(b, byte));
   const __m256i high = _mm256_packus_epi32(_mm256_and_si256(c, byte), _mm256_and_si256(d, byte));
@@ -177,51 +176,6 @@ struct Encoder<DLFP4_float4_e2m1fn, DLFP4_NEAREST_EVEN> {
     return in_order(__builtin_expect(has_nan(floats), 0) ? put_nans(codes, floats, sign_bits<4>(floats), rule) : codes);
   }
 };
-
-// E8M0: unsigned powers of two.
-struct PowerEncoder {
-  const PowerRule &rule;
-
-  __m256i codes(__m256 floats) const {
-    const __m256i bits = _mm256_castps_si256(floats), magnitude = _mm256_and_si256(bits, all(~kFloatSign));
-    const __m256i counts = _mm256_cmpgt_epi32(magnitude, all(rule.below_one));
-    const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(magnitude, all(0x00400000)), 23);
-    const __m256i code = _mm256_and_si256(counts, _mm256_min_epu32(rounded, all(rule.largest)));
-    // NaN is what is neither 0, where that has a code, nor positive; -0 is 0.
-    const __m256i shifted = _mm256_sub_epi32(bits, all(rule.zero_is_nan));
-    const __m256i valid =
-        _mm256_cmpeq_epi32(_mm256_min_epu32(shifted, all(kFloatInfinity - rule.zero_is_nan)), shifted);
-    const __m256i decides = _mm256_cmpgt_epi32(magnitude, all(rule.zero_is_nan ? ~0u : 0));
-    return _mm256_or_si256(code, _mm256_andnot_si256(valid, decides));
-  }
-
-  DLFP4_ALWAYS_INLINE __m256i operator()(const Floats &floats) const {
-    return in_order(narrow_lowest_bytes(codes(floats.part[0]), codes(floats.part[1]), codes(floats.part[2]),
-                                        codes(floats.part[3])));
-  }
-};
-
-template <int Src, int DstBits, class Encode>
-void encode_steps(const uint8_t *src, uint8_t *dst, int64_t count, Encode codes_of) {
-  in_steps<kCodes, kFormats[Src].bits, DstBits>(src, dst, count,
-                                                [&](const uint8_t *from, uint8_t *to) DLFP4_ALWAYS_INLINE {
-                                                  store_codes<DstBits>(to, codes_of(load_floats<Src>(from)));
-                                                });
-}
-
-template <int Src, int Dst, bool kPacked>
-void encode_floats(const uint8_t *src, uint8_t *dst, int64_t count, const Mode &mode) {
-  constexpr Format kTo = kFormats[Dst];
-  if constexpr (kTo.specials == DLFP4_E8M0) {
-    static constexpr PowerRule kRules[] = {make_power_rule(kTo, false), make_power_rule(kTo, true)};
-    encode_steps<Src, 8>(src, dst, count, PowerEncoder{kRules[mode.saturate]});
-  } else {
-    static constexpr EncodeRule kRules[] = {make_encode_rule(kTo, {DLFP4_NEAREST_EVEN, false}),
-                                            make_encode_rule(kTo, {DLFP4_NEAREST_EVEN, true})};
-    encode_steps<Src, (kPacked ? kTo.bits : 8)>(src, dst, count,
-                                                Encoder<Dst, DLFP4_NEAREST_EVEN>{kRules[mode.saturate]});
-  }
-}
 
 }  // namespace
 }  // namespace dlfp4

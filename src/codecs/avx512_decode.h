@@ -10,7 +10,6 @@
 
 #include "avx512_floats.h"
 #include "host/simd/avx512.h"
-#include "kernels.h"
 #include "rules/numerics.h"
 
 namespace dlfp4 {
@@ -56,75 +55,94 @@ __m512i widen(__m512i words, int index) {
   return _mm512_maskz_permutexvar_epi8(kHighestTwo<Bytes>, _mm512_add_epi8(load(kWordsOfFloats<Bytes>), first), words);
 }
 
-// --- Kernels ---------------------------------------------------------------------------------
-
-// `words` are the highest halves of the step's first or last 32 floats.
-template <int Bytes, bool kStream, class Share>
-void store_words(uint8_t *dst, int half, __m512i words, Share share) {
-  if constexpr (Bytes == 2) return store_vector<Bytes>(dst, 64 * half, words, share, kStream);
-  for (int i = 0; i < Bytes / 2; ++i)
-    store_vector<Bytes>(dst, 32 * Bytes * half + 64 * i, widen<Bytes>(words, i), share, kStream);
+// `words` are the highest halves of 32 floats.
+template <int Bytes, bool kStream>
+void store_words(uint8_t *dst, __m512i words) {
+  if constexpr (Bytes == 2) return store_vector(dst, words, kStream);
+  for (int i = 0; i < Bytes / 2; ++i) store_vector(dst + 64 * i, widen<Bytes>(words, i), kStream);
 }
 
-template <int Bits, int Size, int Bytes, bool kStream>
-struct Decoder {
+// --- Tables ----------------------------------------------------------------------------------
+
+struct Words {
+  __m512i half[2];
+};
+
+// A step's codes to the highest halves of floats.
+template <int Bits, int Size>
+struct WordsOfCodes {
   Lookup<Size> high, low;
 
-  explicit Decoder(const DecodeTable &table) : high(table.high), low(table.low) {}
+  explicit WordsOfCodes(const DecodeTable &table) : high(table.high), low(table.low) {}
 
-  template <class Share>
-  void operator()(const uint8_t *src, uint8_t *dst, Share share) const {
-    const __m512i codes = load_run<Bits, kForWords>(src, share);
+  Words operator()(const uint8_t *src) const {
+    const __m512i codes = load_run<Bits, kForWords>(src, Whole());
     __m512i highest = high(codes);
     if constexpr (Size == 128)  // with the code's sign: high | (codes & 0x80)
       highest = _mm512_ternarylogic_epi64(highest, codes, _mm512_set1_epi8(-128), 0xF8);
     const __m512i lowest = low(codes);
-    store_words<Bytes, kStream>(dst, 0, _mm512_unpacklo_epi8(lowest, highest), share);
-    store_words<Bytes, kStream>(dst, 1, _mm512_unpackhi_epi8(lowest, highest), share);
+    return {{_mm512_unpacklo_epi8(lowest, highest), _mm512_unpackhi_epi8(lowest, highest)}};
+  }
+};
+
+// To float32.
+template <int Bits, int Size>
+struct FloatsOfCodes {
+  WordsOfCodes<Bits, Size> words_of;
+
+  explicit FloatsOfCodes(const DecodeTable &table) : words_of(table) {}
+
+  Floats operator()(const uint8_t *src) const {
+    const Words words = words_of(src);
+    Floats floats;
+    for (int i = 0; i < 4; ++i) floats.part[i] = _mm512_castsi512_ps(widen<4>(words.half[i / 2], i % 2));
+    return floats;
   }
 };
 
 constexpr Constant kNibblesToDwords = make_constant([](int i) { return i % 4 == 0 ? i : 0; });
 
-// Packed 4-bit codes to float32: 16 of them are spread to a dword each, which index a table of 16 floats.
-template <bool kStream>
-struct NibbleDecoder : Decoder<4, 64, 4, kStream> {
-  __m512 floats;
+// Of packed 4-bit codes 16 are spread to a dword each, which index a table of 16 floats.
+template <int Size>
+struct FloatsOfCodes<4, Size> {
+  __m512 table_of_floats;
 
-  explicit NibbleDecoder(const DecodeTable &table) : Decoder<4, 64, 4, kStream>(table) {
+  explicit FloatsOfCodes(const DecodeTable &table) {
     const __m128i high = _mm_load_si128(reinterpret_cast<const __m128i *>(table.high));
     const __m128i low = _mm_load_si128(reinterpret_cast<const __m128i *>(table.low));
-    const __m256i words = _mm256_set_m128i(_mm_unpackhi_epi8(low, high), _mm_unpacklo_epi8(low, high));
-    floats = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16));
+    table_of_floats = widen_bfloat16(_mm256_set_m128i(_mm_unpackhi_epi8(low, high), _mm_unpacklo_epi8(low, high)));
   }
 
-  using Decoder<4, 64, 4, kStream>::operator();
-
-  void operator()(const uint8_t *src, uint8_t *dst, Whole) const {
+  Floats operator()(const uint8_t *src) const {
+    Floats floats;
     for (int i = 0; i < 4; ++i) {
       int64_t nibbles;
       memcpy(&nibbles, src + 8 * i, sizeof(nibbles));
       const __m512i codes = _mm512_multishift_epi64_epi8(load(kNibblesToDwords), _mm512_set1_epi64(nibbles));
-      store_vector(dst + 64 * i, _mm512_castps_si512(_mm512_permutexvar_ps(codes, floats)), kStream);
+      floats.part[i] = _mm512_permutexvar_ps(codes, table_of_floats);
     }
+    return floats;
   }
 };
 
-template <int Bits, int Size, int Bytes, bool kStream>
-__attribute__((noinline)) void decode(const DecodeTable &table, const uint8_t *src, uint8_t *dst, int64_t count) {
-  using Kind = std::conditional_t<Bits == 4 && Bytes == 4, NibbleDecoder<kStream>, Decoder<Bits, Size, Bytes, kStream>>;
-  const Kind decoder(table);
-  in_steps(count, [&](int64_t first, auto share) { decoder(src + first * Bits / 8, dst + first * Bytes, share); });
-}
+template <int Src, int Dst>
+constexpr DecodeTable kDecodeTable = make_decode_table<Src, Dst>();
 
-template <int Src, bool kPacked, int Dst>
-void decode_rows(const uint8_t *src, uint8_t *dst, int64_t count, const Mode &) {
-  static constexpr DecodeTable kTable = make_decode_table<Src, Dst>();
-  constexpr int kBits = kPacked ? kFormats[Src].bits : 8, kBytes = kFormats[Dst].bits / 8;
-  constexpr int kSize = kFormats[Src].bits < 8 ? 64 : is_symmetric(kTable) ? 128 : 256;
-  constexpr auto kCached = decode<kBits, kSize, kBytes, false>, kStreamed = decode<kBits, kSize, kBytes, true>;
-  in_runs<kBits, 8 * kBytes>(src, dst, count, [=](const uint8_t *from, uint8_t *to, int64_t elements, bool streams) {
-    (streams ? kStreamed : kCached)(kTable, from, to, elements);
+// The entries that tell all codes apart.
+template <int Src, int Dst>
+constexpr int kDecodeSize = kFormats[Src].bits < 8                 ? 64
+                            : is_symmetric(kDecodeTable<Src, Dst>) ? 128
+                                                                   : 256;
+
+template <int Bits, int Size, int Bytes, bool kStream>
+__attribute__((noinline)) void decode_steps(const DecodeTable &table, const uint8_t *src, uint8_t *dst, int64_t count) {
+  const std::conditional_t<Bytes == 4, FloatsOfCodes<Bits, Size>, WordsOfCodes<Bits, Size>> look_up(table);
+  in_steps<Avx512, Bits, 8 * Bytes>(src, dst, count, [&](const uint8_t *from, uint8_t *to) DLFP4_ALWAYS_INLINE {
+    const auto found = look_up(from);
+    if constexpr (Bytes == 4)
+      for (int i = 0; i < 4; ++i) store_vector(to + 64 * i, _mm512_castps_si512(found.part[i]), kStream);
+    else
+      for (int i = 0; i < 2; ++i) store_words<Bytes, kStream>(to + 32 * Bytes * i, found.half[i]);
   });
 }
 

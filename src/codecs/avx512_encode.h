@@ -57,24 +57,6 @@ constexpr void make_rule(Format f, Round round, GridRule<Size> *rule) {
   rule->nan = make_special(f, kFloatNan, round);
 }
 
-// What the encoder of E8M0 needs: a power of two's code is its float32's exponent.
-struct PowerRule {
-  uint32_t half;            // added before the significand is cut off
-  uint32_t least;           // a float32: what is smaller has code 0
-  uint32_t largest;         // code
-  uint32_t smallest_valid;  // a float32: zero, or where a zero is NaN the next one
-};
-
-// The smallest float32 whose code is 1 is a subnormal: all others below 2^-126 have none but code 0.
-constexpr void make_rule(Format f, Round round, PowerRule *rule) {
-  const uint32_t above_lowest = 0x00400001, halfway = 0x00600000;
-  const bool truncates = round.rounding == DLFP4_TOWARD_ZERO;
-  rule->half = truncates ? 0 : 0x00400000;
-  rule->least = code_of_float(f, above_lowest, round) == 1 ? above_lowest : halfway;
-  rule->largest = code_of_float(f, kFloatInfinity, round);
-  rule->smallest_valid = code_of_float(f, 0, round) == 0 ? 0 : 1;
-}
-
 template <class Rule>
 struct Rules {
   Rule rule[kNumFixedModes];
@@ -133,8 +115,6 @@ __m512i put_special(__m512i codes, __mmask64 where, __m512i signs, Special speci
 __m512i put_nans(__m512i codes, const Floats &floats, __m512i signs, Special nan) {
   return __builtin_expect(has_nan(floats), 0) ? put_special(codes, find_nans(floats), signs, nan) : codes;
 }
-
-__m512 all_floats(uint32_t bits) { return _mm512_castsi512_ps(all(bits)); }
 
 // --- Encoders --------------------------------------------------------------------------------
 
@@ -202,76 +182,34 @@ struct GridEncoder {
   }
 };
 
-// E8M0: unsigned powers of two.
-struct PowerEncoder {
-  const __m512i half, least, largest, smallest_valid, range;
+// --- The encoder of a format ---------------------------------------------------------------------
 
-  explicit PowerEncoder(const PowerRule &rule)
-      : half(all(rule.half)),
-        least(all(rule.least)),
-        largest(all(rule.largest)),
-        smallest_valid(all(rule.smallest_valid)),
-        range(all(kFloatInfinity - rule.smallest_valid)) {}
+// The sums of a format's grid, or 0 where it has none.
+template <int Dst>
+constexpr int kGridSize = largest_sum(kFormats[Dst]) < 64    ? 64
+                          : largest_sum(kFormats[Dst]) < 256 ? 256
+                                                             : 0;
 
-  // A negative number, but for a zero, and a NaN are above infinity when they are read as unsigned integers.
-  __m512i codes(__m512i bits) const {
-    const __m512i magnitude = _mm512_and_si512(bits, all(~kFloatSign));
-    const __mmask16 counts = _mm512_cmpge_epu32_mask(magnitude, least);
-    const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(magnitude, half), 23);
-    const __m512i code = _mm512_maskz_min_epu32(counts, rounded, largest);
-    const __m512i value = _mm512_maskz_mov_epi32(_mm512_test_epi32_mask(magnitude, magnitude), bits);
-    const __mmask16 nan = _mm512_cmpgt_epu32_mask(_mm512_sub_epi32(value, smallest_valid), range);
-    return _mm512_mask_mov_epi32(code, nan, all(0xFF));
-  }
-
-  __m512i operator()(const Floats &floats) const {
-    return gather_bytes<0>(codes(_mm512_castps_si512(floats.part[0])), codes(_mm512_castps_si512(floats.part[1])),
-                           codes(_mm512_castps_si512(floats.part[2])), codes(_mm512_castps_si512(floats.part[3])));
-  }
-};
-
-// --- Kernels ---------------------------------------------------------------------------------
-
-template <int Src, int DstBits, class CodesOf>
-__attribute__((noinline)) void encode(const CodesOf &codes_of, const uint8_t *src, uint8_t *dst, int64_t count,
-                                      bool streams) {
-  constexpr int kSrcBytes = kFormats[Src].bits / 8;
-  const CodesOf local = codes_of;
-  in_steps(count, [&](int64_t first, auto share) {
-    prefetch<kCodes * kSrcBytes>(src + first * kSrcBytes, share);
-    const Floats floats = load_floats<Src>(src + first * kSrcBytes, share, round_to_odd);
-    store_codes<DstBits>(dst + first * DstBits / 8, local(floats), share, streams);
-  });
-}
-
-template <int Src, int DstBits, class CodesOf>
-void encode_runs(const CodesOf &codes_of, const uint8_t *src, uint8_t *dst, int64_t count) {
-  in_runs<kFormats[Src].bits, DstBits>(src, dst, count,
-                                       [&](const uint8_t *from, uint8_t *to, int64_t elements, bool streams) {
-                                         encode<Src, DstBits>(codes_of, from, to, elements, streams);
-                                       });
-}
-
-template <int Src, int Dst, bool kPacked>
-void encode_rows(const uint8_t *src, uint8_t *dst, int64_t count, const Mode &mode) {
+template <int Dst, int Rounding>
+auto make_encoder(bool saturate) {
   constexpr Format kTo = kFormats[Dst];
-  constexpr int kBits = kTo.bits, kDstBits = kPacked ? kBits : 8, kSums = largest_sum(kTo) + 1;
-  const int index = mode_index(mode.rounding, mode.saturate);
-  if constexpr (kTo.specials == DLFP4_E8M0) {
-    encode_runs<Src, kDstBits>(PowerEncoder(kRules<PowerRule, Dst>.rule[index]), src, dst, count);
-  } else if constexpr (kSums <= 256) {
-    constexpr int kSize = kSums <= 64 ? 64 : 256;
-    encode_runs<Src, kDstBits>(GridEncoder<kBits, kSize>(kRules<GridRule<kSize>, Dst>.rule[index]), src, dst, count);
-  } else {
-    constexpr bool kSignsZeros = kTo.specials != DLFP4_FNUZ;
-    const EncodeRule &rule = kRules<EncodeRule, Dst>.rule[index];
-    if (mode.rounding == DLFP4_NEAREST_EVEN)
-      encode_runs<Src, kDstBits>(Encoder<kBits, kSignsZeros, DLFP4_NEAREST_EVEN>(rule), src, dst, count);
-    else if (mode.rounding == DLFP4_NEAREST_AWAY)
-      encode_runs<Src, kDstBits>(Encoder<kBits, kSignsZeros, DLFP4_NEAREST_AWAY>(rule), src, dst, count);
-    else
-      encode_runs<Src, kDstBits>(Encoder<kBits, kSignsZeros, DLFP4_TOWARD_ZERO>(rule), src, dst, count);
-  }
+  const int index = mode_index(static_cast<dlfp4_rounding>(Rounding), saturate);
+  if constexpr (kGridSize<Dst> > 0)
+    return GridEncoder<kTo.bits, kGridSize<Dst>>(kRules<GridRule<kGridSize<Dst>>, Dst>.rule[index]);
+  else
+    return Encoder<kTo.bits, kTo.specials != DLFP4_FNUZ, static_cast<dlfp4_rounding>(Rounding)>(
+        kRules<EncodeRule, Dst>.rule[index]);
+}
+
+// Calls run(encoder).
+template <int Dst, class Run>
+void with_encoder(dlfp4_rounding rounding, bool saturate, Run run) {
+  if (rounding == DLFP4_NEAREST_EVEN)
+    run(make_encoder<Dst, DLFP4_NEAREST_EVEN>(saturate));
+  else if (rounding == DLFP4_NEAREST_AWAY)
+    run(make_encoder<Dst, DLFP4_NEAREST_AWAY>(saturate));
+  else
+    run(make_encoder<Dst, DLFP4_TOWARD_ZERO>(saturate));
 }
 
 }  // namespace

@@ -6,7 +6,6 @@
 
 #include "host/simd/decode_rules.h"
 #include "host/simd/neon.h"
-#include "kernels.h"
 
 namespace dlfp4 {
 namespace {
@@ -52,15 +51,6 @@ Words decode_words(const uint8_t *src) {
   for (uint8x16_t &half : words.half)
     half = vreinterpretq_u8_u16(vaddq_u16(vreinterpretq_u16_u8(half), vdupq_n_u16(kRule.offset)));
   return words;
-}
-
-template <int Src, bool kPacked, int Dst>
-void decode_codes(const uint8_t *src, uint8_t *dst, int64_t count, const Mode &) {
-  constexpr int kSrcBits = kPacked ? kFormats[Src].bits : 8, kBytes = kFormats[Dst].bits / 8;
-  in_steps<kCodes, kSrcBits, kFormats[Dst].bits>(src, dst, count, [](const uint8_t *from, uint8_t *to) {
-    const Words words = decode_words<Src, kSrcBits, Dst>(from);
-    for (int i = 0; i < 2; ++i) store_words<kBytes>(to + 8 * kBytes * i, words.half[i]);
-  });
 }
 
 }  // namespace

@@ -4,9 +4,8 @@
 #ifndef DLFP4_SRC_CODECS_NEON_ENCODE_H_
 #define DLFP4_SRC_CODECS_NEON_ENCODE_H_
 
-#include "host/simd/decode_rules.h"
+#include "host/simd/floats.h"
 #include "host/simd/neon.h"
-#include "kernels.h"
 
 namespace dlfp4 {
 namespace {
@@ -95,48 +94,6 @@ struct Encoder {
     return vbslq_u8(lowest_bytes(each(all_bits, is_nan)), nan, vorrq_u8(magnitude, kept_signs));
   }
 };
-
-// E8M0: unsigned powers of two.
-struct PowerEncoder {
-  const PowerRule &rule;
-
-  uint32x4_t codes(uint32x4_t bits) const {
-    const uint32x4_t magnitude = magnitude_of(bits);
-    const uint32x4_t counts = vcgtq_u32(magnitude, vdupq_n_u32(rule.below_one));
-    const uint32x4_t rounded = vshrq_n_u32(vaddq_u32(magnitude, vdupq_n_u32(0x00400000)), 23);
-    const uint32x4_t code = vandq_u32(counts, vminq_u32(rounded, vdupq_n_u32(rule.largest)));
-    // NaN is what is neither 0, where that has a code, nor positive; -0 is 0.
-    const uint32x4_t zero_is_nan = vdupq_n_u32(rule.zero_is_nan);
-    const uint32x4_t invalid = vcgtq_u32(vsubq_u32(bits, zero_is_nan), vdupq_n_u32(kFloatInfinity - rule.zero_is_nan));
-    const uint32x4_t decides = vtstq_u32(vorrq_u32(magnitude, zero_is_nan), vdupq_n_u32(~0u));
-    return vorrq_u32(code, vandq_u32(invalid, decides));
-  }
-
-  uint8x16_t operator()(const Floats &floats) const {
-    return lowest_bytes(each(bits_of(floats), [this](uint32x4_t bits) { return codes(bits); }));
-  }
-};
-
-template <int Src, int DstBits, class Encode>
-void encode_steps(const uint8_t *src, uint8_t *dst, int64_t count, Encode codes_of) {
-  in_steps<kCodes, kFormats[Src].bits, DstBits>(src, dst, count, [&](const uint8_t *from, uint8_t *to) {
-    store_codes<DstBits>(to, codes_of(load_floats<Src>(from)));
-  });
-}
-
-template <int Src, int Dst, bool kPacked>
-void encode_floats(const uint8_t *src, uint8_t *dst, int64_t count, const Mode &mode) {
-  constexpr Format kTo = kFormats[Dst];
-  if constexpr (kTo.specials == DLFP4_E8M0) {
-    static constexpr PowerRule kRules[] = {make_power_rule(kTo, false), make_power_rule(kTo, true)};
-    encode_steps<Src, 8>(src, dst, count, PowerEncoder{kRules[mode.saturate]});
-  } else {
-    static constexpr EncodeRule kRules[] = {make_encode_rule(kTo, {DLFP4_NEAREST_EVEN, false}),
-                                            make_encode_rule(kTo, {DLFP4_NEAREST_EVEN, true})};
-    encode_steps<Src, (kPacked ? kTo.bits : 8)>(src, dst, count,
-                                                Encoder<Dst, DLFP4_NEAREST_EVEN>{kRules[mode.saturate]});
-  }
-}
 
 }  // namespace
 }  // namespace dlfp4

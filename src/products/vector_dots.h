@@ -11,6 +11,7 @@
 #include "host/simd/lanes.h"
 #include "kernels.h"
 #include "rules/numerics.h"
+#include "rules/operand.h"
 #include "rules/sums.h"
 
 namespace dlfp4 {

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "decode_rules.h"
+#include "lanes.h"
 
 namespace dlfp4 {
 namespace {
@@ -32,8 +33,16 @@ __m128i upper(__m256i vector) { return _mm256_extracti128_si256(vector, 1); }
 
 // --- The instruction set ---------------------------------------------------------------------
 
-struct Avx2 {
+struct Avx2 : PlainMemory {
+  static constexpr int kCodes = dlfp4::kCodes;
+  template <int Bits>
+  static constexpr bool kStreams = Bits >= 16;
+  static void fence() { _mm_sfence(); }
+
   using U32 = uint32_t __attribute__((vector_size(32)));
+  using I32 = int32_t __attribute__((vector_size(32)));
+  using U16 = uint16_t __attribute__((vector_size(32)));
+  using HalfU16 = uint16_t __attribute__((vector_size(16)));
   using F32 = __m256;
   using Bytes = __m256i;
   static Bytes zero() { return _mm256_setzero_si256(); }

@@ -13,6 +13,8 @@
 #include <immintrin.h>
 #include <stdint.h>
 
+#include "lanes.h"
+
 namespace dlfp4 {
 namespace {
 
@@ -24,32 +26,9 @@ struct Part {
   int64_t count;
 };
 
-// Calls step(first, Whole or Part) for all elements. Inlined, so that a step's constants stay in registers.
-template <class Step>
-__attribute__((always_inline)) inline void in_steps(int64_t count, Step step) {
-  int64_t first = 0;
-  for (; count - first >= kCodes; first += kCodes) step(first, Whole());
-  if (first < count) step(first, Part{count - first});
-}
-
 __mmask64 first_bytes(int64_t count) {
   const uint32_t kept = count <= 0 ? 0 : count < 64 ? static_cast<uint32_t>(count) : 64;
   return _bzhi_u64(~0ull, kept);
-}
-
-// Output that no cache holds goes past them: else each line would be read before it is overwritten.
-constexpr int64_t kStreamBytes = 64 << 20;
-
-// Calls run(src, dst, count, streams) for all elements, of so many bits each: once, or, where the output is large, for
-// those before a boundary of 64 bytes and then, with streams = true, for the others.
-template <int SrcBits, int DstBits, class Run>
-void in_runs(const uint8_t *src, uint8_t *dst, int64_t count, Run run) {
-  const int64_t unaligned = -reinterpret_cast<intptr_t>(dst) & 63, head = unaligned * 8 / DstBits;
-  const bool can_align = unaligned * 8 % DstBits == 0 && head * SrcBits % 8 == 0;
-  if (!can_align || count / 8 * DstBits < kStreamBytes) return run(src, dst, count, false);
-  run(src, dst, head, false);
-  run(src + head * SrcBits / 8, dst + unaligned, count - head, true);
-  _mm_sfence();
 }
 
 // --- Constant vectors ------------------------------------------------------------------------
@@ -66,6 +45,38 @@ constexpr Constant make_constant(Function byte_at) {
 }
 
 __m512i load(const Constant &constant) { return _mm512_load_si512(constant.byte); }
+
+// --- The instruction set ---------------------------------------------------------------------
+
+struct Avx512 : PlainMemory {
+  static constexpr int kCodes = dlfp4::kCodes;
+  template <int Bits>
+  static constexpr bool kStreams = Bits % 4 == 0;  // others do not fill vectors
+  static void fence() { _mm_sfence(); }
+
+  // The processor's own prefetcher stops where a page ends.
+  template <int Bytes, int kAhead>
+  static void prefetch(const uint8_t *src) {
+    for (int line = 0; line < Bytes; line += 64)
+      _mm_prefetch(reinterpret_cast<const char *>(reinterpret_cast<uintptr_t>(src) + kAhead + line), _MM_HINT_T0);
+  }
+
+  // By masks: what was stored as whole vectors can be loaded at once.
+  static void read_part(uint8_t *dst, const uint8_t *src, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64)
+      _mm512_store_si512(dst + i, _mm512_maskz_loadu_epi8(first_bytes(bytes - i), src + i));
+  }
+  static void write_part(uint8_t *dst, const uint8_t *src, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64)
+      _mm512_mask_storeu_epi8(dst + i, first_bytes(bytes - i), _mm512_load_si512(src + i));
+  }
+
+  using U32 = uint32_t __attribute__((vector_size(64)));
+  using I32 = int32_t __attribute__((vector_size(64)));
+  using U16 = uint16_t __attribute__((vector_size(64)));
+  using HalfU16 = uint16_t __attribute__((vector_size(32)));
+  using F32 = __m512;
+};
 
 // --- Loading and spreading -------------------------------------------------------------------
 
@@ -87,14 +98,13 @@ constexpr Constant kBytesOfCodes = make_constant([](int i) {
 template <int Bits>
 constexpr Constant kShifts = make_constant([](int i) { return i % 8 * Bits; });
 
-// Asks for the lines that the steps of a page from here read: the processor's own prefetcher stops where a page ends.
-template <int Bytes, int kAhead = 4096>
+// Asks for the lines that the steps of a page from here read.
+template <int Bytes>
 void prefetch(const uint8_t *src, Whole) {
-  for (int line = 0; line < Bytes; line += 64)
-    _mm_prefetch(reinterpret_cast<const char *>(reinterpret_cast<uintptr_t>(src) + kAhead + line), _MM_HINT_T0);
+  Avx512::prefetch<Bytes, 4096>(src);
 }
 
-template <int Bytes, int kAhead = 4096>
+template <int Bytes>
 void prefetch(const uint8_t *, Part) {}
 
 template <int Bits>
@@ -200,7 +210,7 @@ void store_half(uint8_t *dst, __m512i vector, bool streams) {
 void store_quarter(uint8_t *dst, __m128i vector) { _mm_storeu_si128(reinterpret_cast<__m128i *>(dst), vector); }
 
 template <int Bits>
-void store_bytes(uint8_t *dst, __m512i packed, Whole, bool streams) {
+void store_bytes(uint8_t *dst, __m512i packed, bool streams) {
   if constexpr (Bits == 8) store_vector(dst, packed, streams);
   if constexpr (Bits == 6)
     store_half(dst, packed, false), store_quarter(dst + 32, _mm512_extracti32x4_epi32(packed, 2));
@@ -208,15 +218,10 @@ void store_bytes(uint8_t *dst, __m512i packed, Whole, bool streams) {
   if constexpr (Bits == 2) store_quarter(dst, _mm512_castsi512_si128(packed));
 }
 
+// Clean codes in order.
 template <int Bits>
-void store_bytes(uint8_t *dst, __m512i packed, Part part, bool) {
-  _mm512_mask_storeu_epi8(dst, first_bytes((part.count * Bits + 7) / 8), packed);
-}
-
-// Clean codes in order; those beyond a part's count must be zero where they are packed.
-template <int Bits, class Share>
-void store_codes(uint8_t *dst, __m512i codes, Share share, bool streams) {
-  store_bytes<Bits>(dst, pack<Bits>(codes), share, streams);
+void store_codes(uint8_t *dst, __m512i codes, bool streams) {
+  store_bytes<Bits>(dst, pack<Bits>(codes), streams);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What vector code needs to know of a format: to decode by tables of 16 bytes, to encode by one addition.
+// What vector code needs to know of a format to decode it by tables of 16 bytes.
 // Layout: codes of at most 8 bits, one a byte; constants made of numerics.h while compiling.
 // Trick: the nibbles of a code add up to its float's highest bits, but for the first and the last codes.
 #ifndef DLFP4_SRC_HOST_SIMD_DECODE_RULES_H_
@@ -7,7 +7,6 @@
 #include <stdint.h>
 
 #include "lanes.h"
-#include "rules/encode_rule.h"
 #include "rules/numerics.h"
 
 namespace dlfp4 {
@@ -159,39 +158,6 @@ DLFP4_ALWAYS_INLINE inline typename Isa::Bytes decode_byte(const Nibbles<Isa> &n
   if constexpr (byte_of(kRule.negative_zero_flip, which) != 0)
     bytes = Isa::flip_equal(bytes, nibbles.code, 0x80, byte_of(kRule.negative_zero_flip, which));
   return bytes;
-}
-
-// --- Encoding --------------------------------------------------------------------------------
-
-// From the bits of floats the codes of their magnitudes, in the lowest byte of each dword; see encode_rule.h. Infinity
-// is as the rule's limit, NaN is anything. Isa has vectors of as many floats, F32, as dwords, U32.
-template <class Isa, int Dst, int Rounding>
-DLFP4_ALWAYS_INLINE inline typename Isa::U32 encode_magnitudes(typename Isa::U32 floats, const EncodeRule &rule) {
-  using U32 = typename Isa::U32;
-  using F32 = typename Isa::F32;
-  const U32 clamped = smaller<U32>(floats & ~kFloatSign, splat<U32>(rule.limit));
-  const U32 magic = larger<U32>(clamped & kFloatInfinity, splat<U32>(rule.lowest)) + rule.magic;
-  const F32 exact = reinterpret_cast<F32>(clamped), addend = reinterpret_cast<F32>(magic);
-  const F32 rounded = exact + addend;
-  U32 sum = reinterpret_cast<U32>(rounded);
-  if constexpr (Rounding != DLFP4_NEAREST_EVEN) sum += reinterpret_cast<U32>(rounded - addend > exact);  // one less
-  const U32 significand = Rounding == DLFP4_NEAREST_AWAY ? sum >> 1 : sum;
-  return significand + (sum >> (23 - kFormats[Dst].mantissa));
-}
-
-// What the encoder of E8M0 needs: a power of two's code is its float32's exponent, ties go up.
-struct PowerRule {
-  uint32_t below_one;    // a float32: the largest whose code is 0, zero apart
-  uint32_t largest;      // code
-  uint32_t zero_is_nan;  // 1 or 0
-};
-
-// The smallest float32 whose code is 1 is a subnormal: all others below 2^-126 have none but code 0.
-constexpr PowerRule make_power_rule(Format f, bool saturate) {
-  const uint32_t lowest = 0x00400000, below_half = 0x005FFFFF;
-  const Round round = {DLFP4_NEAREST_EVEN, saturate};
-  return {code_of_float(f, lowest + 1, round) == 1 ? lowest : below_half,
-          static_cast<uint32_t>(code_of_float(f, kFloatInfinity, round)), code_of_float(f, 0, round) != 0};
 }
 
 }  // namespace

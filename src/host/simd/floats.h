@@ -1,4 +1,4 @@
-// From float32 to 16 bits and back, as far as it is the same for every vector: rounding, and what NaNs become.
+// From float32 to 16 bits and back and to codes, as far as it is the same for every vector.
 // Layout: V is a vector of dwords in the sense of gcc and clang; 16 bits lie in the lower half of one.
 // Trick: the processors' conversions are exact or round well, but treat NaNs in ways of their own: put right here.
 #ifndef DLFP4_SRC_HOST_SIMD_FLOATS_H_
@@ -15,10 +15,12 @@ namespace {
 
 constexpr uint32_t kFloatFraction = 0x7FFFFF, kHalfFraction = 0x3FF;
 
-// To nearest even; of numbers and infinities.
+// --- To 16 bits ------------------------------------------------------------------------------
+
+// In the upper halves, to nearest even; of numbers and infinities, and of NaNs without a payload in the lower half.
 template <class V>
 V round_to_bfloat16(V floats) {
-  return (floats + 0x7FFF + (floats >> 16 & 1)) >> 16;
+  return floats + 0x7FFF + (floats >> 16 & 1);
 }
 
 template <class V>
@@ -46,6 +48,24 @@ V put_nans(V words, V floats) {
 template <class V>
 V restore_payloads(V floats, V words) {
   return find_nans(floats) ? (floats & ~kFloatFraction) | (words & kHalfFraction) << 13 : floats;
+}
+
+// --- To codes ------------------------------------------------------------------------------------
+
+// From the bits of floats the codes of their magnitudes, in the lowest byte of each dword; see encode_rule.h. Infinity
+// is as the rule's limit, NaN is anything. Isa has vectors of as many floats, F32, as dwords, U32.
+template <class Isa, int Dst, int Rounding>
+DLFP4_ALWAYS_INLINE inline typename Isa::U32 encode_magnitudes(typename Isa::U32 floats, const EncodeRule &rule) {
+  using U32 = typename Isa::U32;
+  using F32 = typename Isa::F32;
+  const U32 clamped = smaller<U32>(floats & ~kFloatSign, splat<U32>(rule.limit));
+  const U32 magic = larger<U32>(clamped & kFloatInfinity, splat<U32>(rule.lowest)) + rule.magic;
+  const F32 exact = reinterpret_cast<F32>(clamped), addend = reinterpret_cast<F32>(magic);
+  const F32 rounded = exact + addend;
+  U32 sum = reinterpret_cast<U32>(rounded);
+  if constexpr (Rounding != DLFP4_NEAREST_EVEN) sum += reinterpret_cast<U32>(rounded - addend > exact);  // one less
+  const U32 significand = Rounding == DLFP4_NEAREST_AWAY ? sum >> 1 : sum;
+  return significand + (sum >> (23 - kFormats[Dst].mantissa));
 }
 
 }  // namespace

@@ -1,13 +1,12 @@
-// What the compiler's vector types lack: loads and stores of any address and of parts, a value in all lanes, extremes.
-// Layout: V is a vector in the sense of gcc and clang, whose operators work lane by lane.
-// Trick: a comparison and a choice become one instruction wherever there is one.
+// What the compiler's vector types lack, loads and stores of any address, a value in all lanes, extremes; and the walk
+// of a kernel over a run.
+// Layout: V is a vector in the sense of gcc and clang, whose operators work lane by lane; runs are contiguous.
+// Trick: the last elements of a run are a step like the others, in memory of its own.
 #ifndef DLFP4_SRC_HOST_SIMD_LANES_H_
 #define DLFP4_SRC_HOST_SIMD_LANES_H_
 
 #include <stdint.h>
 #include <string.h>
-
-#include "rules/operand.h"
 
 // For the steps: what is called once an iteration would load its constants each time.
 #define DLFP4_ALWAYS_INLINE __attribute__((always_inline))
@@ -15,18 +14,7 @@
 namespace dlfp4 {
 namespace {
 
-// Calls step(source, destination) for `Elements` of them at a time. The last ones are followed by zeros, which have
-// code zero where codes are packed: so are a last byte's spare bits, whatever they are in the source.
-template <int Elements, int SrcBits, int DstBits, class Step>
-void in_steps(const uint8_t *src, uint8_t *dst, int64_t count, Step step) {
-  constexpr int kSrcBytes = Elements * SrcBits / 8, kDstBytes = Elements * DstBits / 8;
-  for (; count >= Elements; count -= Elements, src += kSrcBytes, dst += kDstBytes) step(src, dst);
-  if (count <= 0) return;
-  alignas(32) uint8_t from[kSrcBytes] = {}, to[kDstBytes];
-  copy_codes(from, src, count * SrcBits);
-  step(from, to);
-  memcpy(dst, to, static_cast<size_t>((count * DstBits + 7) / 8));
-}
+// --- Lanes -----------------------------------------------------------------------------------
 
 template <class V>
 V load_lanes(const void *src) {
@@ -73,6 +61,49 @@ V smaller(V a, V b) {
 }
 
 constexpr int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// --- Steps -----------------------------------------------------------------------------------
+
+// What an instruction set has unless it says otherwise: no stores past the caches, no prefetches, parts by memcpy.
+struct PlainMemory {
+  template <int Bits>
+  static constexpr bool kStreams = false;  // elements of so many bits are stored past the caches
+  static void fence() {}
+
+  // Asks for the lines that a step of so many bytes reads kAhead bytes from here.
+  template <int Bytes, int kAhead>
+  static void prefetch(const uint8_t *) {}
+
+  // Into and out of memory that a step has for itself, with room for whole vectors.
+  static void read_part(uint8_t *dst, const uint8_t *src, int64_t bytes) {
+    memcpy(dst, src, static_cast<size_t>(bytes));
+  }
+  static void write_part(uint8_t *dst, const uint8_t *src, int64_t bytes) {
+    memcpy(dst, src, static_cast<size_t>(bytes));
+  }
+};
+
+// So many elements in memory of their own, which ends in zeros.
+template <int Elements, int Bits>
+struct StepMemory {
+  alignas(64) uint8_t byte[(Elements * Bits / 8 + 63) / 64 * 64];
+};
+
+// Calls step(source, destination) for Isa::kCodes elements at a time. The last ones are followed by zeros, which have
+// code zero where codes are packed: so are a last byte's spare bits, whatever they are in the source.
+template <class Isa, int SrcBits, int DstBits, class Step>
+DLFP4_ALWAYS_INLINE inline void in_steps(const uint8_t *src, uint8_t *dst, int64_t count, Step step) {
+  constexpr int kCodes = Isa::kCodes, kSrcBytes = kCodes * SrcBits / 8, kDstBytes = kCodes * DstBits / 8;
+  for (; count >= kCodes; count -= kCodes, src += kSrcBytes, dst += kDstBytes) step(src, dst);
+  if (count <= 0) return;
+  StepMemory<kCodes, SrcBits> from = {};
+  StepMemory<kCodes, DstBits> to;
+  const int64_t bits = count * SrcBits;
+  Isa::read_part(from.byte, src, (bits + 7) / 8);
+  if (bits % 8) from.byte[bits / 8] &= static_cast<uint8_t>((1 << bits % 8) - 1);
+  step(from.byte, to.byte);
+  Isa::write_part(dst, to.byte, (count * DstBits + 7) / 8);
+}
 
 }  // namespace
 }  // namespace dlfp4

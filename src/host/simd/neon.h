@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "decode_rules.h"
+#include "lanes.h"
 
 namespace dlfp4 {
 namespace {
@@ -18,9 +19,14 @@ uint8x16_t load(const Constant &constant) { return vld1q_u8(constant.byte); }
 
 // --- The instruction set ---------------------------------------------------------------------
 
-struct Neon {
+struct Neon : PlainMemory {
+  static constexpr int kCodes = dlfp4::kCodes;
+
   using U32 = uint32x4_t;
+  using I32 = int32x4_t;
   using F32 = float32x4_t;
+  using U16 = uint16x8_t;
+  using HalfU16 = uint16x4_t;
   using Bytes = uint8x16_t;
   static Bytes zero() { return vdupq_n_u8(0); }
   static Bytes flip(Bytes bytes, Bytes bits) { return veorq_u8(bytes, bits); }
