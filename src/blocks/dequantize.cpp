@@ -1,6 +1,6 @@
 // dlfp4_dequantize and the scale of a whole tensor.
-// Layout: runs of lines whose elements are neighbours in the result, or rows of those whose lines are.
-// Trick: what has to be transposed is codes and scales, before they are decoded: they are smaller than floats.
+// Layout: runs along lines if their elements are neighbours in the result, else rows across lines.
+// Trick: codes and scales are transposed before they are decoded: they are smaller than floats.
 #include <string.h>
 
 #include "host/level.h"
@@ -96,7 +96,7 @@ void turn_scales(const Job &job, const Tile &tile, Turned *turned) {
   turn(loaded[0], kTileBlocks, blocks, tile.lines, turned->stored[0], sizeof(turned->stored[0]));
 }
 
-// Where codes of one position lie next to each other, there is nothing to turn.
+// If codes of one position lie next to each other, nothing needs to be transposed.
 bool are_rows(const Job &job) { return job.blocks->strides[0] == 1 && job.format.bits == 8; }
 
 void turn_codes(const Job &job, const Tile &tile, Turned *turned) {
@@ -169,7 +169,7 @@ struct Search {
 
 uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
-// Infinities and NaNs do not count; of a block that has one, each element is looked at.
+// Infinities and NaNs do not count; a block that has one is searched element by element.
 uint32_t largest_finite(const Search &search, const uint8_t *src, int64_t count) {
   constexpr int64_t kBlock = 16;
   uint32_t amax[kRun / kBlock], largest = 0;

@@ -24,10 +24,10 @@ struct BlockMode {
 constexpr int kNumRoundings = DLFP4_STOCHASTIC + 1;
 constexpr int kMostBits = 8;  // of an element, or of a scale that is turned
 
-// Pointers to bytes need not be aligned, those to numbers are; not one byte past what is named is read or written.
+// Pointers to numbers are aligned, pointers to bytes need not be. No byte past what is named is read or written.
 //
 // "count" elements make up blocks of "block" each: a multiple of 16, or at least `count` (one block). The last one may
-// be incomplete: of elements of 8 bits after any number, of packed ones where they fill whole bytes.
+// be incomplete: 8-bit elements may end anywhere, packed elements where they fill whole bytes.
 struct BlockKernels {
   // amax[b] = the bits of block b's largest magnitude as float32. NaN and infinity win as integers do.
   void (*find_largest[kNumSources])(const uint8_t *src, int64_t count, int64_t block, uint32_t *amax);
@@ -64,8 +64,8 @@ struct BlockKernels {
   // is not finite; such runs are decoded by the scalar level.
   bool (*decode_scales[kNumKeys])(const uint8_t *stored, int64_t count, float decode, float *scales);
 
-  // dst[i] = src[i] * scales[i / block], rounded to nearest even; packed elements from a byte on. Of a packed last byte
-  // that `count` does not fill only its own elements are read.
+  // dst[i] = src[i] * scales[i / block], rounded to nearest even; packed elements from a byte on. Only the elements
+  // that `count` counts are read from a packed last byte.
   void (*decode[kNumElements][kNumSources])(const uint8_t *src, int64_t count, int64_t block, const float *scales,
                                             uint8_t *dst);
 

@@ -77,7 +77,7 @@ void zero_blocks(const Job &job, const uint32_t *amax, int64_t count, int64_t bl
   }
 }
 
-// Codes that lie next to each other, to a line of the result.
+// Copies codes that lie next to each other to a line of the result.
 uint8_t *place_of(const Job &job, int64_t line, int64_t first, uint8_t *buffer) {
   return job.blocks->strides[1] == 1 ? line_at(*job.blocks, job.format, line, first) : buffer;
 }
@@ -122,7 +122,7 @@ void encode_along(const Job &job, int64_t line, int64_t first, int64_t count, co
   put_line(job, line, first, count, to);
 }
 
-// Runs of lines that share scales: what they are is found before any is encoded.
+// Runs of lines that share scales: the scales are found before any line is encoded.
 void quantize_along(const Job &job, const Tile &tile) {
   const int64_t run = tile.last_line - tile.line == 1 ? kRun : kSquareRun;
   Found found;
@@ -140,7 +140,7 @@ void quantize_along(const Job &job, const Tile &tile) {
 
 // --- Across lines ----------------------------------------------------------------------------
 
-// A tile's results by position: codes, and stored scales of one byte; of the longer ones a tile has a single row.
+// A tile's results by position: codes, and stored scales of one byte. A tile has a single row of longer scales.
 struct Results {
   alignas(64) uint8_t codes[kTileLength][kTilePitch];
   alignas(64) uint8_t stored[kTileBlocks][kTilePitch];
@@ -159,7 +159,7 @@ void join_groups(int64_t lines, int64_t group, uint32_t *amax) {
   }
 }
 
-// Asks for the elements of a later position: the processor does not expect where they lie.
+// Prefetches the elements of a later position: the processor does not foresee where they lie.
 void prefetch_position(const Job &job, const Tile &tile, int64_t position) {
   if (position >= job.x.length) return;
   const uint8_t *const data = at(job.x, tile.line, position);
@@ -224,7 +224,7 @@ void put_scales(const Job &job, const Tile &tile, const Results &results) {
   for (int64_t i = 0; i < lines; ++i) store_scales(scales, tile.line + i, block, blocks, turned[i]);
 }
 
-// The other direction of a block, as long as it is in a cache. The last tile has the zeros that end its lines.
+// The other direction of a block, while the block is in a cache. The last tile has the zeros that end its lines.
 void quantize_other(const Job &job, const Tile &block) {
   const Job &along = *job.along;
   const int64_t last = block.last_line == job.x.lines ? along.blocks->length : block.last_line;
@@ -325,7 +325,7 @@ void quantize_one_way(const Job &job) {
     quantize_lines(job);
 }
 
-// Both directions, if one of them has its elements as neighbours.
+// Both directions, if the elements of one are neighbours.
 void quantize_both_ways(const Job &along, const Job &across) {
   if (across.x.lines == 0) return quantize_one_way(along);
   Job both = across;

@@ -1,6 +1,6 @@
 // Block scaling one element at a time, by the rules of scaling.h and numerics.h: the oracle of all levels' kernels.
 // Layout: as in kernels.h.
-// Trick: none; what is multiplied is a float32, what is rounded goes through numerics.h.
+// Products are float32, and numerics.h rounds them.
 #ifndef DLFP4_SRC_BLOCKS_SCALAR_H_
 #define DLFP4_SRC_BLOCKS_SCALAR_H_
 
@@ -161,7 +161,7 @@ void pack_across(const uint8_t *codes, int64_t pitch, int64_t rows, int64_t coun
     pack_each<Bits>(rows, dst + i * stride, [&](int64_t k) { return uint64_t{codes[k * pitch + i]}; });
 }
 
-// The elements of a line's first bytes, a group of whole bytes at a time; of the last one, those that there are.
+// The elements of a line's first bytes, a group of whole bytes at a time; the last group may be incomplete.
 template <int Bits>
 void unpack_line(const uint8_t *src, int64_t rows, uint8_t *codes, int64_t pitch) {
   using Pack = Packing<Bits>;

@@ -1,6 +1,6 @@
 // dlfp4_convert: checks its arguments, finds the contiguous runs and hands them to kernels.
 // Layout: any two views of one shape.
-// Trick: what is not a long run on whole bytes is gathered, converted and scattered in blocks.
+// Trick: everything but long runs on whole bytes is gathered, converted and scattered in blocks.
 #include <string.h>
 
 #include "host/level.h"
@@ -102,7 +102,7 @@ void convert_rows(const void *context, int64_t first_row, int64_t last_row) {
   }
 }
 
-// Packed elements that threads could share a byte of are written by one of them. In row-major order they share none.
+// One thread writes packed elements if threads could share a byte of them. In row-major order they share none.
 int64_t strided_grain(const Job &job) {
   return job.plan.dst.packed && !is_row_major(*job.layout, kDst) ? job.layout->size : kGrain;
 }
@@ -116,7 +116,7 @@ constexpr int64_t kTileRows = 64, kTileBytes = 1 << 15, kLeastRows = 8, kLeastCo
 int64_t item_of(const Job &job) { return spacing(job.plan.src) / 8; }
 int64_t tiles_along(const Layout &layout, int dim) { return (layout.extent[dim] + kTileRows - 1) / kTileRows; }
 
-// The dimension of these rows, or -1 where this is not how elements lie.
+// The dimension of these rows, or -1 if elements do not lie so.
 int find_rows_of_columns(const Job &job) {
   const Layout &layout = *job.layout;
   const int last = layout.ndim - 1;
@@ -211,7 +211,7 @@ void convert_elements(const Job &job) {
     convert_strided_all(job);
 }
 
-// Of packed codes without gaps the last byte may have bits to spare: zeros, or what other elements have there.
+// The last byte of packed codes without gaps may have spare bits: zeros, or bits of other elements.
 void convert_all(const Job &job) {
   const int64_t bits = job.layout->size * dlfp4_dtypes[job.plan.dst.row].bits;
   if (!job.plan.dst.packed || bits % 8 == 0 || !is_dense(*job.layout, kDst)) return convert_elements(job);

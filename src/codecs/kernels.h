@@ -31,7 +31,7 @@ static constexpr int mode_index(dlfp4_rounding rounding, bool saturate) {
   return 2 * static_cast<int>(rounding) + (saturate ? 1 : 0);
 }
 constexpr Modes kNearestEven = 3 << mode_index(DLFP4_NEAREST_EVEN, false);
-// Those whose result depends on the code alone, not on the element's index.
+// Modes whose result depends on the code alone, not on the element's index.
 constexpr int kNumFixedModes = mode_index(DLFP4_STOCHASTIC, false);
 constexpr Modes kFixedModes = (1 << kNumFixedModes) - 1;
 constexpr Modes kAnyMode = 0xFF;  // also of what never rounds: copies, exact decodes

@@ -1,4 +1,4 @@
-// Composes a conversion of the kernels that a level has.
+// Composes a conversion from the kernels of a level.
 // Layout: runs of any length, cut into blocks that stay in the L1 cache where more than one kernel walks them.
 #include "plan.h"
 

@@ -8,8 +8,8 @@
 
 namespace dlfp4 {
 
-// The kernels of a conversion in the order in which they run; a null one has nothing to do. `whole`
-// is alone where it is there.
+// The kernels of a conversion in the order in which they run; null ones have nothing to do. `whole` does it all where
+// it is there.
 struct Plan {
   Operand src;
   Operand dst;

@@ -1,6 +1,6 @@
 // The table of a level's conversions, and which conversions between floats of more than 8 bits vector kernels do.
 // Layout: rows as in kernels.h.
-// Trick: none; all levels ask the same questions of a pair of formats.
+// All levels ask the same questions of a pair of formats.
 #ifndef DLFP4_SRC_CODECS_TABLE_H_
 #define DLFP4_SRC_CODECS_TABLE_H_
 
@@ -20,13 +20,13 @@ struct Rows {
   constexpr void add(Operand src, Operand dst, Modes modes, Kernel kernel) { row[size++] = {src, dst, modes, kernel}; }
 };
 
-// Of what goes to more than 8 bits and is not exact there is round-to-nearest alone.
+// An inexact conversion to more than 8 bits has a vector kernel for round-to-nearest alone.
 template <int Src, int Dst>
 constexpr Modes wide_modes() {
   return holds_exactly(kFormats[Dst], kFormats[Src]) ? kAnyMode : kNearestEven;
 }
 
-// Wide floats become float32 on the way. NaNs between float16 and float64 keep payloads that do not pass through one.
+// Wide floats become float32 on the way. A NaN between float16 and float64 keeps a payload that float32 cannot carry.
 constexpr bool converts_through_float32(int src, int dst) {
   const bool doubles = src == DLFP4_float64 || dst == DLFP4_float64;
   return src != dst && !(doubles && (src == DLFP4_float16 || dst == DLFP4_float16));

@@ -1,6 +1,6 @@
 // Instructions that work while the thread goes on: copies, barriers in shared memory, warpgroup products.
 // Layout: shared memory by its 32-bit addresses.
-// Trick: none; a function an instruction. Those of sm_90a are used only by kernels that run there.
+// A function wraps an instruction. Only kernels for sm_90a use those of sm_90a.
 #ifndef DLFP4_SRC_GPU_ASYNC_CUH_
 #define DLFP4_SRC_GPU_ASYNC_CUH_
 

@@ -1,6 +1,6 @@
-// Memory that is allocated while a stream is captured: it lies still, and lives as long as the graph or the tensor that
-// has it, whichever ends later. A graph of the driver's own allocations would take 1.5 us for each when it is replayed,
-// and kernels would not overlap across them.
+// Memory that is allocated while a stream is captured. It keeps its address, and lives as long as its graph or its
+// tensor, whichever ends later. The driver's own allocations would cost 1.5 us each in every replay of the graph, and
+// kernels would not overlap across them.
 // Layout: a table of blocks by address; each is a user object of the driver, to which its graph and its tensor refer.
 // Trick: what a capture has freed serves it again on the same stream, where work runs in the order in which it was put.
 #include "captured.h"
@@ -47,14 +47,14 @@ Blocks &blocks() {
   return *all;
 }
 
-// The driver says on any thread, where it may not be called, that neither a graph nor a tensor has a block.
+// The driver reports on any thread, where it may not be called, that neither a graph nor a tensor has a block.
 void end(void *block) {
   const int device = static_cast<Block *>(block)->device;
   static_cast<Block *>(block)->is_over = true;
   ++blocks().over[device];
 }
 
-// What a stream is captured into: no graph where it is not, or no longer because something went wrong.
+// What a stream is captured into: no graph if it is not captured, or no longer, because something went wrong.
 struct Capture {
   int state = 0;
   uint64_t id = 0;
@@ -116,7 +116,7 @@ std::vector<std::unique_ptr<Block>> take_what_is_over(int device, bool legacy_is
   return over;
 }
 
-// Of the current device. What fails concerns nobody who calls now.
+// Of the current device. A failure concerns no present caller.
 void give_back_what_is_over(int device) {
   if (blocks().over[device] == 0) return;
   const Driver &driver = opened_driver();
@@ -154,14 +154,14 @@ Block *add_block(void *memory, size_t bytes, int device, uintptr_t stream, const
   return own;
 }
 
-// From then on its end is the driver's to tell.
+// From then on the driver reports its end.
 int belong_to(CUgraph graph, Block *block, unsigned references) {
   const Driver &driver = opened_driver();
   const int status = driver.cuUserObjectCreate(&block->object, block, end, references, kNoDestructorSync);
   return status != 0 ? status : driver.cuGraphRetainUserObject(graph, block->object, 1, kMoveToGraph);
 }
 
-// The same; what the graph does not take ends here.
+// The same; a block that the graph does not take ends here.
 int give_to(CUgraph graph, Block *block, unsigned references) {
   const int status = belong_to(graph, block, references);
   if (status != 0 && block->object)
@@ -177,9 +177,9 @@ int allocate_new(int device, uintptr_t stream, const Capture &capture, size_t by
   return give_to(capture.graph, block, kGraphAndTensor);
 }
 
-// Memory from before the capture, which the driver does not free now: as long as the graph, whose nodes may use it, or
-// until the next call where the capture has failed. Work from before the capture is taken to have ended by then. Memory
-// of the legacy stream is freed after the capture, or never, where a graph reads it that nobody could be asked for.
+// Memory from before the capture, which the driver does not free now. It is kept as long as the graph, whose nodes may
+// use it, or until the next call if the capture has failed: work from before the capture is taken to have ended by
+// then. Memory of the legacy stream is freed after the capture, or never if an unknown graph reads it.
 int keep(int device, uintptr_t stream, const Capture &capture, void *memory, bool in_graph,
          std::vector<CUevent> readers) {
   Block *block = add_block(memory, 0, device, stream, capture);
@@ -190,7 +190,7 @@ int keep(int device, uintptr_t stream, const Capture &capture, void *memory, boo
   return 0;
 }
 
-// After a capture a tensor may have been read by work of the stream that no graph knows of.
+// After a capture, work of the stream that belongs to no graph may have read a tensor.
 int mark_last_use(Block *block) {
   const Driver &driver = opened_driver();
   CUevent event = nullptr;
@@ -205,7 +205,7 @@ void set_idle(Block *block) {
   block->is_idle = true;
 }
 
-// The end of the tensor that has it. Another capture may have used it, whose graph then has it too.
+// The end of the block's tensor. Another capture may have used the block; its graph then has it too.
 int free_block(Block *block, const Capture &capture, bool serves_again, const std::vector<CUevent> &readers) {
   const Driver &driver = opened_driver();
   block->last_uses.insert(block->last_uses.end(), readers.begin(), readers.end());

@@ -119,7 +119,7 @@ struct dlfp4_cuda_uses {
     for (const Use &use : last) driver.cuEventDestroy(use.event);
   }
 
-  // Work of a stream that is gone may have to be waited for under the handle that another has now.
+  // Work of a destroyed stream may have to be waited for under a handle that now belongs to another stream.
   int add(uintptr_t stream) {
     for (const Use &use : last) {
       if (use.stream != stream) continue;
@@ -221,7 +221,7 @@ int dlfp4_cuda_free(int device, uintptr_t stream, void *ptr, dlfp4_cuda_uses *us
   const CurrentContext context(device);
   const std::unique_ptr<const dlfp4_cuda_uses> ended(uses);
   if (context.status() != 0) return context.status();
-  // A capture keeps what is freed in it, and cannot wait for what is outside of it.
+  // A capture keeps what is freed in it, and cannot wait for anything outside it.
   const bool waits = uses && !is_capturing(stream);
   int status = waits ? uses->order_before(stream) : 0;
   if (status != 0) return status;

@@ -1,5 +1,4 @@
 // What the operations on CUDA memory share: launching by threads, refusals, the fast encoder's constants.
-// Layout: none of its own.
 // Trick: the fast kernels take whole steps on aligned memory; all else goes to one that takes anything.
 #ifndef DLFP4_SRC_GPU_JOBS_H_
 #define DLFP4_SRC_GPU_JOBS_H_
@@ -24,7 +23,7 @@ int run(const DeviceKernel &kernel, int64_t threads, Params params, uintptr_t st
   return threads > 0 ? launch(kernel, divide_up(threads, kThreads), &params, stream) : 0;
 }
 
-// Of kernels that walk, no more blocks than run at a time.
+// Kernels that walk have no more blocks than run at a time.
 template <class Params>
 int run_walk(const DeviceKernel &kernel, int64_t threads, Params params, uintptr_t stream) {
   return threads > 0 ? launch(kernel, least(divide_up(threads, kThreads), blocks_for_device()), &params, stream) : 0;
@@ -33,8 +32,8 @@ int run_walk(const DeviceKernel &kernel, int64_t threads, Params params, uintptr
 // How many steps of a run a thread takes: two where there are enough of them for all multiprocessors.
 inline int steps_of_thread(int64_t steps) { return steps >= 2 * kThreads * blocks_for_device() ? 2 : 1; }
 
-// Of kernels whose threads take some steps each. Blocks are smaller where they would leave multiprocessors
-// without any.
+// Launches a kernel whose threads take some steps each. Blocks are smaller if larger ones would leave multiprocessors
+// idle.
 template <class Params>
 int run_steps(const DeviceKernel &kernel, int64_t steps, Params params, int of_thread, uintptr_t stream) {
   const int64_t threads = divide_up(steps, of_thread);

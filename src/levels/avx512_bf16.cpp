@@ -1,4 +1,4 @@
-// The level avx512_bf16: The products of the AVX-512 level on processors that have BF16 and VNNI too.
+// The level avx512_bf16: products of the AVX-512 level on processors that have BF16 and VNNI too.
 #include "level.h"
 
 namespace dlfp4 {

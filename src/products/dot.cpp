@@ -1,5 +1,5 @@
 // dlfp4_vecdot: sums of products of lines.
-// Layout: any that lines.h reads; what lies in order is multiplied where it lies.
+// Layout: any that reader.h reads; elements that lie in order are multiplied in place.
 // Trick: a line is cut into segments of fixed length, each summed by one thread and all added in order, so that results
 // do not depend on the threads.
 #include "host/level.h"
@@ -98,8 +98,8 @@ double sum_stored_blocks(const Job &job, int64_t line, int64_t first, int64_t co
   return whole == count ? total : total + sum_values(job, line, first + whole, count - whole);
 }
 
-// scales *= others. Whether one is so large, or NaN, that zeros may not stay zero, or so small that it lost bits: bits
-// are compared, in a loop that becomes one of vectors.
+// scales *= others. Returns whether a product is so large (or NaN) that zeros may not stay zero, or so small that it
+// lost bits. The loop compares bits, so that a compiler makes vectors of it.
 bool multiply_scales(float *scales, const float *others, int64_t count) {
   int32_t largest = 0, lost = 0;
   for (int64_t i = 0; i < count; ++i) {
@@ -112,7 +112,7 @@ bool multiply_scales(float *scales, const float *others, int64_t count) {
   return lost != 0 || largest >= static_cast<int32_t>(bits_of(kLargestScale));
 }
 
-// Elements as they lie, where they do so in order, else gathered.
+// Elements in place if they lie in order, else gathered.
 const uint8_t *packed_codes(const Reader &reader, int64_t line, int64_t first, int64_t count, uint8_t *buffer) {
   const uint8_t *const found = find_codes(reader, line, first);
   return found ? found : read_codes(reader, line, first, count, buffer);

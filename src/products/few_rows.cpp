@@ -11,7 +11,7 @@ constexpr int64_t kMostPositions = kBytesInCache / 2;  // of one row of bfloat16
 constexpr int64_t kMostScales = kMostPositions / 32;   // rows of float32 have half of these, in blocks of 16
 
 // Calls multiply(first, depth, line of b, its totals) for all positions, as many at a time as the rows have room for.
-// Kernels ask for what follows in memory; of lines in pieces that is not what is next.
+// Kernels prefetch what follows in memory, which is not the next piece if lines are cut into pieces.
 template <class Multiply>
 void each_line(const Tile &tile, int64_t most, Multiply multiply) {
   const bool in_pieces = most < tile.sides.depth;
@@ -68,7 +68,7 @@ void multiply_rounded(const Tile &tile) {
 
 // --- By what the scales are worth ------------------------------------------------------------
 
-// Of a line's blocks, and a zero; a line without scales is one block of the scale 1.
+// The scales of a line's blocks, and a zero. A line without scales is one block of scale 1.
 void read_line_scales(const Reader &reader, int64_t line, int64_t first, int64_t count, float *scales) {
   alignas(64) uint8_t buffer[kMostScales * sizeof(float)];
   scales[0] = 1;
@@ -131,7 +131,7 @@ void multiply_blocks(const Tile &tile) {
 void multiply_few_rows(const Tile &tile) {
   const Sides &sides = tile.sides;
   const LineKernels &lines = sides.kernels->lines;
-  // Of more rows than it takes at a time, a kernel would decode the codes again.
+  // With more rows than it takes at a time, a kernel would decode the codes again.
   const bool has_codes = tile.count <= kMostCodeRows && lines.multiply_codes[sides.b.row] && lies_in_bytes(sides.b);
   switch (sides.form) {
     case kSpreadLines:

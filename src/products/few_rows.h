@@ -1,6 +1,6 @@
 // Matrix products of few rows: the second side's lines are multiplied as they lie, without panels.
-// Layout: as lines.h reads them.
-// Trick: rows are multiplied by as many positions as fit a cache, by all lines, then by the next ones.
+// Layout: as reader.h reads them.
+// Trick: all lines are multiplied by as many positions of the rows as fit a cache, then by the next ones.
 #ifndef DLFP4_SRC_PRODUCTS_FEW_ROWS_H_
 #define DLFP4_SRC_PRODUCTS_FEW_ROWS_H_
 

@@ -15,8 +15,8 @@ namespace dlfp4 {
 constexpr int64_t kMostFloats = 1 << 13;  // one by one
 constexpr int64_t kMostSummed = 1 << 15;  // in blocks
 
-// Rows of integers with, a block each, scales and what the panel's offset makes too much: -kIntegerOffset times their
-// sum.
+// Rows of integers. Each block has a scale, and a correction for the panel's offset: -kIntegerOffset times the sum of
+// its integers.
 struct IntegerRows {
   const int8_t *values;
   const int32_t *corrections;
@@ -31,15 +31,15 @@ struct BfloatRows {
   int64_t pitch, block_pitch;
 };
 
-// Memory that is read next: kernels of panels ask for it, a little with each step, while they multiply. Asked for at
-// once it would keep the processor waiting.
+// Memory that is read next: panel kernels prefetch it a little with each step while they multiply. Prefetched at once
+// it would keep the processor waiting.
 struct Ahead {
   const uint8_t *from;
   int64_t bytes;
 };
 
 // FP4 in blocks whose scales are bytes: integers within a block. Kernels that name no key take blocks of at most
-// kMostFp4Block; longer ones are several such with the same scale.
+// kMostFp4Block; a longer block counts as several with the same scale.
 constexpr int64_t kMostFp4Block = 32;
 static constexpr bool is_fp4(const BlockKey &key) {
   return key.element == DLFP4_float4_e2m1fn && kFormats[key.scale].bits == 8;
@@ -57,7 +57,7 @@ static constexpr bool is_fp4(const BlockKey &key, int scale, int64_t length) {
   return is_fp4(key) && key.scale == scale && key.length == length;
 }
 
-// Matrix products go by panels: kColumns lines of the second matrix, across which neighbours lie, from one position on.
+// Matrix products go by panels: kColumns lines of the second matrix from one position on, with neighbours across lines.
 constexpr int64_t kColumns = 32;
 constexpr int64_t kDepth = 1024;  // positions of a panel, a multiple of every block
 
@@ -68,8 +68,7 @@ static constexpr int64_t spread_bfloat(int64_t k) {
   return k / kSpread * kSpread + k / 16 % 2 * 64 + k % 2 * 32 + k % kSpread / 32 * 8 + k % 16 / 2;
 }
 
-// Integers lie so that of each kRun the even positions come first: of 8 where they are multiplied by panels, of 128
-// where they are not.
+// Integers lie so that the even positions of each kRun come first: runs of 8 for panels, of 128 for lines.
 template <int64_t kRun>
 static constexpr int64_t evens_first(int64_t k) {
   return k / kRun * kRun + k % 2 * (kRun / 2) + k % kRun / 2;
@@ -78,17 +77,18 @@ constexpr int64_t kPanelSpread = 8;
 static constexpr int64_t spread_integer(int64_t k) { return evens_first<kPanelSpread>(k); }
 static constexpr int64_t spread_rounded(int64_t k) { return evens_first<kSpread>(k); }
 
-// What is added to the second matrix's integers in panels, so that they have no sign.
+// Added to the second matrix's integers in panels, so that they have no sign.
 constexpr int kIntegerOffset = 12;
 
-// Where what belongs to a block of 16 or 32 lies beside spread_rounded: lanes of products are collapsed in this order.
+// Where the scale and correction of a block of 16 or 32 lie beside spread_rounded: lanes of products are added up in
+// this order.
 static constexpr int64_t spread_block(int64_t b, int64_t block) {
   const int64_t lane = block == 16 ? b % 8 / 2 * 4 + b % 16 / 8 * 2 + b % 2 : b % 4 * 4 + b % 16 / 4;
   return b / 16 * 16 + lane;
 }
 constexpr int64_t kRoundedStep = 512;  // positions that such a row is completed to with zeros
 
-// Of a panel, lines beyond those that there are hold zeros. Pitches count elements. Panels are aligned to 64 bytes.
+// Missing lines of a panel hold zeros. Pitches count elements. Panels are aligned to 64 bytes.
 struct TileKernels {
   // panel[k][c] = rows[c * pitch + k], for k < depth.
   void (*pack_floats)(const float *rows, int64_t pitch, int64_t depth, float *panel);
@@ -169,8 +169,8 @@ struct LineKernels {
 constexpr int64_t kElementStep = 64, kFloatStep = 32, kMostCodeRows = 4;
 constexpr int64_t kLeastElementBlock = 32;
 
-// No pointer need be aligned; not one byte past what is named is read or written. Of codes below 8 bits one a byte the
-// high bits are ignored, of a packed last byte that `count` does not fill all but its own.
+// No pointer need be aligned, and no byte past what is named is read or written. High bits of unpacked codes below 8
+// bits are ignored; so are bits of a packed last byte that `count` does not fill.
 struct ProductKernels {
   // The sum of a[i] * b[i], exact, with elements in units of unit_of(row): types that integers can stand for, one a
   // byte [0] or packed [1]; any count.

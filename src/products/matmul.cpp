@@ -50,7 +50,7 @@ void put_totals(const Job &job, int64_t row, int64_t rows, int64_t column, int64
 
 int64_t rows_of_group(const Job &job) { return kGroup / job.sides.parts; }
 
-// Of a row's parts one total, in the row's place.
+// Adds the totals of a row's parts, into the row's place.
 void add_parts(int64_t parts, int64_t rows, double *totals) {
   for (int64_t i = 0; parts > 1 && i < rows; ++i)
     for (int64_t c = 0; c < kColumns; ++c) {

@@ -14,7 +14,7 @@ struct Strip {
   int64_t first, depth;
 };
 
-// Its scales, a row of the panel a block of `block`, which b's own blocks may be a multiple of.
+// Its scales: a row of the panel a block of `block`. b's own blocks may be a multiple of that.
 void fill_scales(const Sides &sides, const Strip &strip, int64_t block, float *panel) {
   constexpr int64_t kMost = kDepth / 16, kRow = kColumns * sizeof(float);
   const uint8_t *stored[kColumns];
@@ -40,8 +40,8 @@ struct Panel {
 // Positions of a panel: float32 is twice as wide.
 int64_t panel_depth(const Sides &sides) { return sides.form == kFloatPanels ? kDepth / 2 : kDepth; }
 
-// Packed codes of positions up to the length; those beyond it, in the same block, are zeros, whatever lies there: times
-// its scale such a one could be infinite. `buffer` has room for `depth` of them.
+// Packed codes of positions up to the length. Those beyond it in the same block become zeros, whatever lies there:
+// times the block's scale they could be infinite. `buffer` has room for `depth` codes.
 const uint8_t *find_whole_pairs(const Sides &sides, int64_t line, int64_t first, int64_t depth, uint8_t *buffer) {
   const uint8_t *const codes = find_codes(sides.b, line, first);
   const int64_t count = sides.length - first;
@@ -63,7 +63,7 @@ void fill_fp4(const Sides &sides, const Strip &strip, Panel *panel) {
                             reinterpret_cast<uint16_t *>(panel->values));
 }
 
-// Float32 scales as they are; of lines that are not there, zeros.
+// Float32 scales as they are, and zeros for lines that are not there.
 void fill_float_scales(const Sides &sides, const Strip &strip, float *panel) {
   float scales[kDepth / 16];
   const int64_t count = divide_up(strip.depth, sides.block);
@@ -84,7 +84,7 @@ const uint8_t *read_whole_codes(const Reader &reader, int64_t line, int64_t firs
   return buffer;
 }
 
-// Elements of at most 8 bits: times their scales, unless these are applied to sums.
+// Elements of at most 8 bits, times their scales unless these multiply sums.
 void fill_elements(const Sides &sides, const Strip &strip, Panel *panel) {
   constexpr int64_t kPitch = 256;  // a multiple of the blocks whose scales are applied here
   const bool scales_elements = sides.b.scaled && sides.form == kBfloatPanels;
@@ -103,7 +103,7 @@ void fill_elements(const Sides &sides, const Strip &strip, Panel *panel) {
   }
 }
 
-// Elements of more bits, and those of levels that have no kernel for others.
+// Elements of more bits, and all elements at levels without a kernel for the above.
 void fill_values(const Sides &sides, const Strip &strip, Panel *panel) {
   constexpr int64_t kPitch = 256;
   alignas(64) uint8_t rows[kColumns * kPitch * kMostItem];
@@ -168,8 +168,8 @@ void prefetch_next_scales(const Sides &sides, int64_t column) {
   for (int64_t c = 0; c < lines; ++c) prefetch_scales(sides.b, next + c, sides.length);
 }
 
-// Of the next tile's lines, where they lie one after another, the part that is asked for while the strip's panel is
-// multiplied; else what is in the cache anyway.
+// The part of the next tile's lines to prefetch while the strip's panel is multiplied, if the lines lie one after
+// another; otherwise memory that is in the cache anyway.
 Ahead find_ahead(const Sides &sides, const Strip &strip, const Panel &panel) {
   const int64_t next = strip.column + kColumns, lines = least(kColumns, sides.columns - next);
   const uint8_t *const from = lines > 0 ? find_codes(sides.b, next, 0) : nullptr;

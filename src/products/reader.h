@@ -1,6 +1,6 @@
 // Reads what is multiplied: runs of a line's codes, scales and values, however they lie.
 // Layout: in memory as dlfp4_lines says; out in order, codes packed or one a byte, values as float32 or bfloat16.
-// Trick: what lies in order already is not copied.
+// Trick: elements that lie in order are read in place.
 #ifndef DLFP4_SRC_PRODUCTS_READER_H_
 #define DLFP4_SRC_PRODUCTS_READER_H_
 
@@ -26,17 +26,17 @@ struct Reader {
   int level;
 };
 
-// DLFP4_OK, or what is wrong with the description. Of what is not block-scaled, format and scales stay as they are: to
-// clear them would take longer than a short sum.
+// DLFP4_OK, or what is wrong with the description. Format and scales stay as they are if the operand is not
+// block-scaled: clearing them would take longer than a short sum.
 dlfp4_status make_reader(const dlfp4_lines &lines, int level, Reader *reader);
 
-// Whether elements are multiplied as floats; integers of two plain operands are not.
+// Whether elements are multiplied as floats. Integers of two plain operands are not.
 bool is_value(const Reader &reader);
 
 // Where elements of a line lie in order and start on a byte, packed or not; null where they do not.
 const uint8_t *find_codes(const Reader &reader, int64_t line, int64_t first);
 
-// Elements one a byte and more, in `buffer` where they do not lie so.
+// Unpacked elements, in place or in `buffer`.
 const uint8_t *read_codes(const Reader &reader, int64_t line, int64_t first, int64_t count, uint8_t *buffer);
 
 // Asks for the codes of [first, first + count), where they lie in order.
@@ -59,7 +59,7 @@ void read_values(const Reader &reader, int64_t line, int64_t first, int64_t coun
 // The same of elements alone, without the scales of their blocks.
 void read_elements(const Reader &reader, int64_t line, int64_t first, int64_t count, Source type, uint8_t *values);
 
-// Elements times scales of any number, from a block's first on, completed with zeros to `depth`; float32 or bfloat16.
+// Any number of elements times scales, from a block's start, completed with zeros to `depth`; float32 or bfloat16.
 void read_line(const Reader &reader, int64_t line, int64_t first, int64_t count, int64_t depth, Source type,
                uint8_t *values);
 

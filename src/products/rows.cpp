@@ -62,7 +62,7 @@ int32_t sum_of(const int8_t *integers, int64_t count) {
 
 bool is_by_lines(const Sides &sides) { return sides.form == kRoundedLines; }
 
-// The scale of block b and what its integers, by their sum, correct.
+// The scale of block b, and the correction that follows from the sum of its integers.
 void put_block(const Sides &sides, int64_t b, int32_t sum, float scale, const IntegerRow &row) {
   const int64_t at = is_by_lines(sides) ? spread_block(b, sides.block) : b;
   row.scales[at] = scale;
@@ -87,7 +87,7 @@ void round_row(const Sides &sides, int64_t line, const IntegerRow &row) {
   }
 }
 
-// Twice the values of a row of FP4; what lies beyond the length does not count.
+// Twice the values of a row of FP4, and zeros beyond its length.
 void spread_codes(const Sides &sides, const uint8_t *codes, int8_t *values) {
   if (is_by_lines(sides)) return sides.kernels->lines.spread_codes(codes, sides.length, values);
   sides.kernels->tiles.spread_integers(codes, sides.depth, values);
@@ -117,14 +117,14 @@ void prepare_integers(const Sides &sides, const Rows &rows, int64_t i, int64_t l
     round_row(sides, line, row);
   else
     spread_row(sides, line, row);
-  // The unit of the sums goes into the scales, so that sums are no larger than results.
+  // The unit of the sums goes into the scales, so that no sum is larger than its result.
   const float unit = sides.rounds ? 0.5f : 0.25f;
   for (int64_t b = 0; b < rows.block_pitch; ++b) row.scales[b] *= unit;
 }
 
 // --- Floats ----------------------------------------------------------------------------------
 
-// The first bits of `count` floats as bfloat16, and what is left of them; of NaN and infinity nothing is.
+// The first bits of `count` floats as bfloat16, and the rest. NaN and infinity leave no rest.
 void take_part(float *values, int64_t count, uint16_t *part) {
   for (int64_t k = 0; k < count; ++k) {
     uint32_t bits;
@@ -172,7 +172,7 @@ void prepare_bfloats(const Sides &sides, const Rows &rows, int64_t i, int64_t li
 
 // --- The workspace ---------------------------------------------------------------------------
 
-// Of a row, with what its kernels read beyond the depth.
+// Bytes of a row, with what its kernels read beyond the depth.
 int64_t positions_of_row(const Sides &sides) {
   if (sides.form == kSpreadLines) return round_up(sides.depth, 2 * kSpread);
   if (sides.form == kElementLines) return round_up(sides.depth, kElementStep);

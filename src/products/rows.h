@@ -24,8 +24,8 @@ Rows place_rows(const Sides &sides, int64_t rows, uint8_t *workspace);
 
 void prepare_row(const Sides &sides, const Rows &rows, int64_t i);
 
-// A part of the result: so many of the workspace's rows, a row's parts counted, by at most kColumns lines of b. What
-// they make is added to totals[i][c], in rows of kColumns.
+// A part of the result: some of the workspace's rows (a row's parts count) by at most kColumns lines of b. Products are
+// added to totals[i][c], in rows of kColumns.
 struct Tile {
   const Sides &sides;
   const Rows &rows;

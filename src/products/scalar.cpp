@@ -1,6 +1,6 @@
 // Products one element at a time: the oracle of all levels' kernels.
 // Layout: as in kernels.h.
-// Trick: none; sums of integers are 64 bits wide, products and sums of floats are float64.
+// Sums of integers have 64 bits; products and sums of floats are float64.
 #include <utility>
 
 #include "blocks/scalar.h"

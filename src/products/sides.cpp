@@ -9,8 +9,8 @@
 namespace dlfp4 {
 namespace {
 
-// The most rows that are multiplied by lines: as both sides lie; of bfloat16; of its parts, or by FP4; of float32. Of
-// integers each level has its own.
+// The most rows that are multiplied by lines: as both sides lie; of bfloat16; of its parts, or by FP4; of float32. For
+// integers the limit depends on the level.
 constexpr int64_t kMostBlockRows = 2, kMostElementRows = 12, kMostSpreadRows = 8;
 constexpr int64_t kMostFloatRows = 8;
 constexpr int64_t kMostRowsInParts = 32;  // of float32, by panels
@@ -18,8 +18,8 @@ constexpr int64_t kLeastColumns = 64;     // for which it pays to make integers 
 
 int significant_bits(int row) { return 1 + kFormats[row].mantissa; }
 
-// Whether a bfloat16 holds elements times scales, but for the factor: a product has the bits of both, but that a power
-// of two adds none.
+// Whether a bfloat16 holds elements times scales, without the factor. A product needs the bits of both; a power of two
+// needs none.
 bool fits_bfloat16(const Reader &reader) {
   constexpr int kMost = 1 + kFormats[DLFP4_bfloat16].mantissa;
   if (!reader.scaled) return reader.row == DLFP4_bfloat16 || kFormats[reader.row].bits <= 8;
@@ -29,13 +29,13 @@ bool fits_bfloat16(const Reader &reader) {
 
 bool is_whole(const Sides &sides) { return sides.length % sides.b.format.block == 0; }
 
-// How many bfloat16 make up one of a's elements: float16 has 11 bits, float32, as which all others are read, 24.
+// How many bfloat16 make up one of a's elements: float16 has 11 bits; all others are read as float32, which has 24.
 int64_t parts_of(const Reader &reader) {
   if (fits_bfloat16(reader)) return 1;
   return reader.row == DLFP4_float16 ? 2 : 3;
 }
 
-// Whether blocks are summed before they are multiplied with b's float32 scales, and a's where it has such of as many.
+// Whether blocks are summed before b's float32 scales multiply them, and a's, if its blocks are as long.
 bool can_scale_sums(const Sides &sides, int64_t parts) {
   const TileKernels &tiles = sides.kernels->tiles;
   const bool scales_a = has_float_scales(sides.a) && sides.a.format.block == sides.b.format.block;
@@ -43,13 +43,13 @@ bool can_scale_sums(const Sides &sides, int64_t parts) {
          (parts == 1 || scales_a);
 }
 
-// Whether a kernel takes b's lines as they lie: their scales need not fit a bfloat16, for they are not multiplied with.
+// Whether a kernel takes b's lines as they lie. Their scales need not fit a bfloat16: they do not multiply elements.
 bool has_line_elements(const Sides &sides) {
   const bool is_long = !sides.b.scaled || sides.b.format.block >= kLeastElementBlock;
   return is_long && sides.kernels->lines.multiply_elements[sides.b.row] && lies_in_bytes(sides.b);
 }
 
-// Parts cost less than float32 where b is FP4, which is then not decoded to it.
+// Parts cost less than float32 if b is FP4, which is then not decoded to float32.
 Form choose_fp4(const Sides &sides, int64_t rows, int64_t parts) {
   if (!sides.kernels->tiles.multiply_bfloats || (parts > 2 && rows > kMostRowsInParts))
     return rows <= kMostFloatRows ? kFloatLines : kFloatPanels;
@@ -91,7 +91,7 @@ Form choose_form(const Sides &sides, int64_t rows) {
   return choose_integers(sides, rows, both && sides.a.format.key == sides.b.format.key && is_whole(sides));
 }
 
-// Positions that a row is completed to, for the kernels that take whole blocks of FP4, or the codes of a dword.
+// Positions to which a row is completed, for kernels that take whole blocks of FP4 or the codes of a dword.
 int64_t depth_of(const Sides &sides) {
   const bool any = has_floats(sides) || sides.form == kElementLines;
   return round_up(sides.length, any ? 1 : is_scaled_fp4(sides.b) ? sides.block : 4);

@@ -1,6 +1,6 @@
 // The two sides of a matrix product, and the form in which they are multiplied.
-// Layout: as lines.h reads them.
-// Trick: what form both sides take follows from what holds them exactly, and from how many rows there are.
+// Layout: as reader.h reads them.
+// Trick: the form follows from what holds both sides exactly, and from the number of rows.
 #ifndef DLFP4_SRC_PRODUCTS_SIDES_H_
 #define DLFP4_SRC_PRODUCTS_SIDES_H_
 
@@ -11,10 +11,10 @@
 
 namespace dlfp4 {
 
-// By panels: float32; bfloat16, where it holds the elements of both sides; the same where it holds them without their
-// float32 scales, with which the sums of blocks are multiplied; integers of a byte, of FP4 by FP4 or by
-// int8. For few rows, by lines as they lie: bfloat16 in the order of spread_bfloat by FP4; bfloat16 by other elements;
-// integers by FP4; FP4 by FP4; float32 by anything.
+// By panels: float32; bfloat16, if it holds the elements of both sides; bfloat16 without float32 scales, if these
+// multiply the sums of blocks; integers of a byte, for FP4 by FP4 or by int8. By lines as they lie, for few rows:
+// bfloat16 in the order of spread_bfloat by FP4; bfloat16 by other elements; integers by FP4; FP4 by FP4; float32 by
+// anything.
 enum Form {
   kFloatPanels,
   kBfloatPanels,
@@ -55,7 +55,7 @@ bool is_scaled_fp4(const Reader &reader);
 // Whether lines lie in order, and each starts on a byte.
 bool lies_in_bytes(const Reader &reader);
 
-// Whether scales are float32, which no bfloat16 holds times an element.
+// Whether scales are float32: a bfloat16 cannot hold their product with an element.
 bool has_float_scales(const Reader &reader);
 
 inline bool has_panels(const Sides &sides) { return sides.form <= kIntegerPanels; }

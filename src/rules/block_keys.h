@@ -15,8 +15,8 @@ namespace dlfp4 {
 enum Source { kFromFloat32, kFromBfloat16, kFromFloat16, kNumSources };
 constexpr int kSourceRows[kNumSources] = {DLFP4_float32, DLFP4_bfloat16, DLFP4_float16};
 
-// How elements in blocks are scaled. How many lines share a block, and whether they repeat its scale, kernels need not
-// know: they walk a line at a time.
+// How elements in blocks are scaled. Kernels walk a line at a time: they need not know how many lines share a block, or
+// whether these repeat its scale.
 struct BlockKey {
   int element;     // a row of dtypes.def
   int scale;       // a row of dtypes.def
@@ -75,8 +75,8 @@ constexpr int kNumKeys = kBlockKeys.size;
 
 namespace {
 
-// A type's place among the sources or the elements, and a kind of block's among the keys, or -1. This is the only way
-// to a place: no order is to be counted on.
+// The place of a type among the sources or the elements, and of a kind of block among the keys, or -1. This is the only
+// way to a place: do not count on an order.
 constexpr int source_of(int row) {
   int place = kNumSources - 1;
   while (place >= 0 && kSourceRows[place] != row) --place;

@@ -68,14 +68,14 @@ struct Scales {
 
 Scales make_scales(const dlfp4_blocks &blocks, const FormatInfo &format);
 
-// Whether all lines are one, of floats, codes and scales alike: what short ones cost is saved.
+// Whether all lines of floats, codes and scales can be read as one, which saves the cost of short lines.
 bool are_one_line(const dlfp4_blocks &blocks, const Scales &scales, const Lines &floats, const FormatInfo &format);
 
 // `count` scales of a line's blocks, from `block` on, to and from memory.
 void store_scales(const Scales &scales, int64_t line, int64_t block, int64_t count, const uint8_t *stored);
 void load_scales(const Scales &scales, int64_t line, int64_t block, int64_t count, uint8_t *stored);
 
-// The same of one block of `count` lines, from `line` on.
+// The same for one block of `count` lines, from `line` on.
 void store_scales_across(const Scales &scales, int64_t line, int64_t count, int64_t block, const uint8_t *stored);
 void load_scales_across(const Scales &scales, int64_t line, int64_t count, int64_t block, uint8_t *stored);
 

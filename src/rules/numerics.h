@@ -83,7 +83,7 @@ DLFP4_RULE int largest_exponent(Format f) { return static_cast<int>(largest_fini
 // The bits of float32's first magnitude that is no number's, and of a NaN.
 constexpr uint32_t kFloatInfinity = 0x7F800000, kFloatNan = 0x7FC00000;
 
-// A magnitude's value in float32, were it neither infinite nor NaN.
+// The value that a magnitude's code would have in float32 if it were neither infinite nor NaN.
 DLFP4_RULE uint32_t float_of_magnitude(Format f, uint64_t magnitude) {
   const uint64_t exponent = (magnitude >> f.mantissa) + 127 - static_cast<uint64_t>(f.bias);
   return static_cast<uint32_t>(exponent << 23 | (magnitude & low_bits(f.mantissa)) << (23 - f.mantissa));
@@ -260,7 +260,7 @@ DLFP4_RULE uint64_t overflow_code(Format f, const Value &value, Round round) {
   return nan_code(f, value, kCanonical, round.saturate);
 }
 
-// Of a zero, given or rounded to, FNUZ formats drop the sign.
+// FNUZ formats drop the sign of a zero, given or rounded to.
 DLFP4_RULE uint64_t signed_code(Format f, bool negative, uint64_t magnitude) {
   const bool keeps = f.specials != DLFP4_FNUZ || magnitude != 0;
   return sign_bit(f, negative && keeps) | magnitude;

@@ -80,7 +80,7 @@ DLFP4_FLOAT_RULE TensorScale largest_scale(const ScaleRule &rule, uint32_t magni
 
 DLFP4_FLOAT_RULE TensorScale scale_given(float decode) { return {finite(1 / decode), decode}; }
 
-// What follows from the element type and, of DLFP4_TWO_LEVEL formats, from the type of the scales.
+// What follows from the element type and, for DLFP4_TWO_LEVEL formats, from the type of the scales.
 DLFP4_FLOAT_RULE void set_types(ScaleRule *rule, Format element, Format scale) {
   rule->exponent = largest_exponent(element);
   rule->largest = float_of_magnitude(element, largest_finite_code(element));
@@ -155,7 +155,7 @@ DLFP4_FLOAT_RULE BlockScale largest_block(const ScaleRule &rule, uint32_t magnit
 // What is rounded to the element type. Adding +0 turns -0 into +0, adding -0 changes nothing.
 DLFP4_FLOAT_RULE float scaled(float value, float multiplier, float zero) { return value * multiplier + zero; }
 
-// An element's value times its scale. A NaN element stays itself; what else is NaN has the one positive, quiet pattern.
+// An element's value times its scale. A NaN element stays itself; every other NaN has the one positive, quiet pattern.
 DLFP4_FLOAT_RULE float decoded(float element, float scale) {
   if (element != element) return element;
   const float product = element * scale;

@@ -42,8 +42,8 @@ constexpr int integer_of(int row, uint64_t code) {
   return value.negative ? -magnitude : magnitude;
 }
 
-// Stored powers of two any two of which, over the quarters in which FP4 by FP4 counts, multiply to a normal float32:
-// its exponent is a + b - kQuarterBias.
+// Stored powers of two any two of which multiply to a normal float32, counted in quarters as FP4 by FP4 is. Its
+// exponent is a + b - kQuarterBias.
 constexpr uint8_t kLeastPlainPower = 65, kMostPlainPower = 191;
 constexpr int kQuarterBias = 127 + 2;
 

@@ -1,7 +1,6 @@
 // Sums of products on CUDA memory: which kernel serves, with which segments.
 // Layout: lines as in dlfp4.h, of any number of axes.
-// Trick: the kernels for vectors and steps take lines that start on their memory's multiples; all else goes by
-// elements.
+// Trick: kernels for vectors and steps take aligned lines; all others go by elements.
 #include <string.h>
 
 #include <utility>
@@ -33,7 +32,7 @@ struct Segments {
   int team;
 };
 
-// Of a line's length alone, so that nothing else decides about a result's bits.
+// Depends on a line's length alone, so that nothing else decides a result's bits.
 Segments cut_line(int64_t length) {
   if (length <= kMostOfWarp) return {kMostOfWarp, 1, kWarpSize};
   if (length <= kMostOfBlock) return {kMostOfBlock, 1, kThreads};
@@ -113,7 +112,7 @@ bool starts_on(const DotSide &side, const DotParams &p, int64_t bytes) {
 
 int64_t bytes_of_step(const DotSide &side) { return side.bits >= 8 ? 16 : side.bits == 6 ? 4 : side.bits * kStep / 8; }
 
-// Of two types as they are packed: by vectors of 16 bytes without scales, by steps with or without.
+// Two types as they are packed: by vectors of 16 bytes without scales, by steps with scales or without.
 constexpr KernelList<DLFP4_NUM_DTYPES> kVectorKernels([](int row) {
   return find_kernel(KernelKey(kDotVectors, row, row));
 });

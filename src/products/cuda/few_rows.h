@@ -22,7 +22,7 @@ DLFP4_RULE int slice_of_tile_bytes(int kind) {
 
 DLFP4_RULE int sums_bytes_of_tile(int eights) { return 8 * eights * kTile * 4; }
 
-// What one is in a quantized x that the kernels decode; MXFP4's is decoded to what it is.
+// The value of one in a quantized x that the kernels decode. MXFP4 is decoded to its own values.
 DLFP4_RULE float coded_unit(int kind) { return kind == kNvfp4 ? 0x1p8f : 1; }
 
 constexpr int kFactorBytes = 16;  // of a block of threads: the scales of whole tensors

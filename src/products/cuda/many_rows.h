@@ -44,7 +44,7 @@ DLFP4_RULE int sums_bytes(int rows, int halves) { return (kConsumers / halves) *
 // Rows of x in a tile, blocks of threads of a cluster, memory for a tile's results of 16 bits, before the ring.
 constexpr int kWalkRows = 256, kWalkRanks = 2, kStaging = kWalkRows * kBlockRows * 2;
 
-// Its tiles along the rows of x, without a last one that would be at most half full.
+// Tiles along the rows of x, without a last one that is at most half full.
 DLFP4_RULE int walk_x_tiles(int rows) { return (rows + kWalkRows / 2 - 1) / kWalkRows; }
 
 // Which tiles of y a block of threads multiplies: first those of rows of x that fill at most half a tile, then `alone`

@@ -1,6 +1,6 @@
 // Products with prepared weights: preparing them, the shape of a kernel's launch, launching it.
 // Layout: prepared.h's.
-// Trick: none; tactics.cpp says which kernel.
+// tactics.cpp chooses the kernel.
 #include <algorithm>
 #include <cmath>
 
@@ -26,7 +26,7 @@ using namespace image_of_products;
 
 constexpr int kNoKind = -1;
 
-// Blocks whose prepared form there is. Of whole tensors the scale stays beside it: in the form, all are one.
+// Blocks that have a prepared form. The scale of a whole tensor stays beside the form, whose scales are then all one.
 constexpr struct {
   BlockKey blocks;
   WeightKind kind;
@@ -37,7 +37,7 @@ constexpr struct {
     {{DLFP4_float8_e4m3fn, DLFP4_float32, DLFP4_LARGEST, 0}, kMxfp8},
 };
 
-// Of formats whose lines have their own scales; kNoKind of others.
+// The kind of formats whose lines have scales of their own; kNoKind for all others.
 int weight_kind(int format) {
   const dlfp4_format_row &row = dlfp4_formats[format];
   for (const auto &each : kPreparable)
@@ -84,7 +84,7 @@ int slices_of_scheduler(int slices, int warps) {
   return static_cast<int>(divide_up(warps, kSchedulers) * (slices / warps) + divide_up(slices % warps, kSchedulers));
 }
 
-// A block of threads a multiprocessor, and no two on one: those of the next launch come before these have ended.
+// One block of threads a multiprocessor, never two: the blocks of the next launch arrive before these have ended.
 StreamParams stream_params(const ProductParams &product, int kind, int eights, Shape *shape) {
   StreamParams p = {};
   p.product = product;
@@ -158,7 +158,7 @@ Shape many_rows_shape(const Tactic &tactic, const Problem &problem, ManyRowsPara
 
 // --- Products ----------------------------------------------------------------------------------
 
-// What one is in prepared weights: the exponent that decode_block leaves, and that of the largest scale.
+// The value of one in prepared weights: the exponent that decode_block leaves, and that of the largest scale.
 float unit_of(int kind, bool is_half, int format, int largest) {
   if (!weight_layout(kind).is_power) return 0x1p8f;
   const int top = has_one_scale(format) ? 127 : largest;

@@ -2,10 +2,10 @@
 // Layout: blocks of 128 rows and 64 elements of K, row blocks outermost: the codes of a block, then its scales. The
 // codes lie in fragments of mma.m16n8k16: [tile of 16 rows][lane][k16 step] words, so that a lane loads 16 bytes at a
 // time.
-// Trick: words are what the fewest operations make 16-bit floats of (fragments.cuh): codes are not stored, but bits of
-// which shifts and an exclusive or give the codes, each where one mask cuts it out; scales are unsigned with five
-// exponent bits, or powers of two, turned to where a mask leaves 16-bit floats. What cannot be stored so is refused by
-// inspect_weights; all else converts back exactly, but for codes under a zero scale, of which the signs are left.
+// Trick: a word is what the fewest operations turn into 16-bit floats (fragments.cuh). It holds not codes but bits from
+// which shifts and an exclusive or make the codes, each where one mask cuts it out. Scales are powers of two, or
+// unsigned with five exponent bits, turned to where a mask leaves 16-bit floats. inspect_weights refuses what cannot be
+// stored so. All else converts back exactly, except codes under a zero scale, which keep their signs alone.
 #ifndef DLFP4_SRC_PRODUCTS_CUDA_PREPARED_H_
 #define DLFP4_SRC_PRODUCTS_CUDA_PREPARED_H_
 

@@ -1,6 +1,5 @@
 // Which kernel multiplies: a table of tactics, and about how long each takes.
-// Layout: none.
-// Trick: none; the times are those of an H200 (docs/matmul.md), and only their order matters.
+// The times are those of an H200 (docs/matmul.md), and only their order matters.
 #include "tactics.h"
 
 #include <algorithm>
@@ -74,7 +73,7 @@ double time_of(const Tactic &tactic, const Problem &problem, int processors) {
 
 }  // namespace
 
-// Alone are multiplied all tiles, or as many as each block of threads does equally often, whichever ends sooner.
+// Blocks work alone on all tiles, or on as many as each block gets equally often, whichever ends sooner.
 WalkPlan plan_walk(const Problem &problem, int processors) {
   const int rows = static_cast<int>(problem.rows), most = std::max(processors / kWalkRanks, 1) * kWalkRanks;
   WalkOrder order = {static_cast<int>(divide_up(problem.columns, kBlockRows)), walk_x_tiles(rows), 0, false};
