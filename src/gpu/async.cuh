@@ -21,7 +21,7 @@ __device__ inline uint32_t shared_address(const void *ptr) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(ptr));
 }
 
-// This thread's lane, anew at every call: what is computed from it holds no registers before.
+// This thread's lane, read anew at every call, so that nothing computed from it holds registers before.
 __device__ inline int read_lane() {
   int lane;
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
@@ -58,7 +58,7 @@ __device__ inline void load_shared_16(uint32_t address, uint32_t *to) {
                : "r"(address));
 }
 
-// Left out without a branch where they are not wanted.
+// Predicated, without a branch.
 __device__ inline void load_shared_16(uint32_t address, bool wanted, float *to) {
   asm volatile("{.reg .pred wanted; setp.ne.b32 wanted, %5, 0; @wanted ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];}"
                : "+f"(to[0]), "+f"(to[1]), "+f"(to[2]), "+f"(to[3])
@@ -86,7 +86,7 @@ __device__ inline void store_shared_16(uint32_t address, const float *from) {
 
 // --- Copies of 16 bytes a thread, and products of a warp ---------------------------------------
 
-// 16 bytes, or zeros, and then nothing is read.
+// Copies 16 bytes, or writes zeros and reads nothing.
 __device__ inline void copy_16(uint32_t to, const uint8_t *from, bool there) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
 }
@@ -101,7 +101,7 @@ __device__ inline void copy_4(uint32_t to, const void *from) {
 
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Until at most so many groups, the last ones, are under way.
+// Waits until at most so many groups, the last ones, are under way.
 template <int Pending>
 __device__ inline void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
@@ -168,7 +168,7 @@ __device__ inline void sync_cluster() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// All threads of a block but the producer's.
+// Synchronises all threads of a block but the producer's.
 __device__ inline void sync_consumers() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
 
 // A consumer's warpgroup.
@@ -197,7 +197,7 @@ __device__ inline void store_to_cluster(uint32_t address, float4 value) {
 
 // --- Bulk copies -----------------------------------------------------------------------------------
 
-// Of weights: each byte is read once, so it need not stay in the L2 cache.
+// For weights: each byte is read once, so it need not stay in the L2 cache.
 __device__ inline uint64_t evict_first() {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -239,7 +239,7 @@ __device__ inline void store_box(const TensorMap *map, int column, int row, uint
 
 __device__ inline void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// Until the memory that this thread's stores read is free.
+// Waits until the memory that this thread's stores read is free.
 __device__ inline void wait_for_stores() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 
 // --- Products of a warpgroup -----------------------------------------------------------------------

@@ -25,13 +25,13 @@ __device__ inline uint32_t place_signs(uint32_t even, uint32_t odd) { return (ev
 // more repeats the top bit of its byte.
 __device__ inline uint32_t signs_of_halves(uint32_t a, uint32_t b) { return permute<0xFBD9>(a, b); }
 
-// Those of eight neighbours in four words.
+// The signs of eight neighbours in four words.
 __device__ inline uint32_t signs_of_neighbours(const uint32_t *words) {
   const uint32_t low = signs_of_halves(words[0], words[1]), high = signs_of_halves(words[2], words[3]);
   return place_signs(permute<0x5410>(low, high), permute<0x7632>(low, high));
 }
 
-// Those of eight low halves, and of eight high ones.
+// The signs of eight low halves, and of eight high ones.
 __device__ inline void signs_of_columns(const uint32_t *words, uint32_t *low, uint32_t *high) {
   const uint32_t first = place_signs(signs_of_halves(words[0], words[2]), signs_of_halves(words[1], words[3]));
   const uint32_t last = place_signs(signs_of_halves(words[4], words[6]), signs_of_halves(words[5], words[7]));
@@ -39,7 +39,7 @@ __device__ inline void signs_of_columns(const uint32_t *words, uint32_t *low, ui
   *high = permute<0x7632>(first, last);
 }
 
-// Those of eight floats.
+// The signs of eight floats.
 __device__ inline uint32_t signs_of_floats(const float *v) {
   const auto of_four = [v](int first) {
     const uint32_t low = permute<0x00FB>(bits_of(v[first]), bits_of(v[first + 2]));
@@ -166,7 +166,7 @@ __device__ inline bool has_nan(const float *values) {
 template <int Bits>
 constexpr int kCodeWords = kStep * Bits / 32;
 
-// Of a number of elements that fills bytes.
+// The bytes of so many elements, which fill whole bytes.
 template <int Bits>
 __device__ inline int64_t bytes_of(int64_t elements) {
   return elements * Bits >> 3;
@@ -289,7 +289,7 @@ __device__ inline uint32_t bytes_of_fp8(const float *v) {
   return low | static_cast<uint32_t>(high) << 16;
 }
 
-// The same of one that is not negative.
+// The same for a float that is not negative.
 __device__ inline uint32_t byte_of_e4m3(float value) {
   uint16_t pair;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(value));
@@ -303,8 +303,8 @@ constexpr int kFp8OfFp6 = Row == DLFP4_float6_e2m3fn ? DLFP4_float8_e4m3fn : DLF
 template <int Row>
 constexpr float kPowerOfFp6 = Row == DLFP4_float6_e2m3fn ? 0x1p-6f : 0x1p-12f;
 
-// Bits of `a` where the mask has them, else of `b`: one operation. With b another place of a, fields of bytes or halves
-// move together; between them is left what neither needs.
+// Bits of `a` under the mask, of `b` elsewhere: one operation. If b is a shifted a, fields of bytes or halves move
+// together; the bits between them are not needed.
 __device__ inline uint32_t select_bits(uint32_t mask, uint32_t a, uint32_t b) { return (a & mask) | (b & ~mask); }
 
 // Four floats times a power of two as codes in 24 bits. Magnitudes of more than five bits become the largest.
@@ -348,8 +348,8 @@ __device__ inline void encode_step(const EncodeParams &p, const FloatStep &step,
 
 // --- Codes to floats -------------------------------------------------------------------------
 
-// The values of all codes, where they are decoded by a table. Those of 8 bits go by the oracle; shorter ones have no
-// specials: shifted to its place, a magnitude lacks nothing but the difference of the biases.
+// The values of all codes, for types that are decoded by a table. The oracle decodes 8 bits. Shorter types have no
+// specials: a magnitude shifted to its place lacks nothing but the difference of the biases.
 template <int Row>
 __device__ inline void fill_values(float *table) {
   constexpr Format kFormat = kFormats[Row];
@@ -427,7 +427,7 @@ struct Values {
     }
   }
 
-  // As the oracle has it, whose NaN keep their signs.
+  // As the oracle does: a NaN keeps its sign.
   __device__ static float decode_by_rule(const uint32_t *words, int i) {
     return to_float(code_at<kBits>(words, i), format_of<Row>());
   }
@@ -449,7 +449,7 @@ __device__ inline bool has_special(const uint32_t *words) {
   return carried & 0x80808080;
 }
 
-// A float as the target's code. What is NaN is rare, and takes the oracle's way.
+// A float as the target's code. NaN is rare, and takes the oracle's way.
 template <int Dst>
 __device__ inline uint32_t narrow(float value) {
   const uint32_t bits = bits_of(value);
@@ -494,8 +494,8 @@ __device__ inline void store_vectors(uint8_t *dst, const uint32_t *words) {
     reinterpret_cast<uint4 *>(dst)[i / 4] = make_uint4(words[i], words[i + 1], words[i + 2], words[i + 3]);
 }
 
-// The same by a whole warp, so that neighbouring lanes write neighbouring memory: chunks of 16 bytes change lanes
-// through shared memory, swizzled so that no two meet in a bank. `dst` is null in lanes that have nothing to store.
+// The same by a whole warp, so that neighbouring lanes write neighbouring memory. Chunks of 16 bytes change lanes
+// through shared memory, swizzled against bank conflicts. `dst` is null in lanes that have nothing to store.
 template <int Words>
 struct WarpStore {
   static constexpr int kChunks = Words / 4;

@@ -1,6 +1,6 @@
 // Single elements on the device: any format, any bit of memory.
 // Layout: little-endian bits, as DLPack packs.
-// Trick: all rules are numerics.h's; what is here only moves bits.
+// Trick: numerics.h has all rules; this file only moves bits.
 #ifndef DLFP4_SRC_GPU_ELEMENTS_CUH_
 #define DLFP4_SRC_GPU_ELEMENTS_CUH_
 
@@ -12,8 +12,8 @@ namespace cuda {
 
 __device__ inline int64_t global_thread() { return int64_t{blockIdx.x} * blockDim.x + threadIdx.x; }
 
-// The word at an address, or another for null. Without a branch, which would wait for the loads before it: this one is
-// under way together with them from where the call stands.
+// The word at an address, or another for null. A branch would wait for the loads before it; without one this load is
+// under way together with them.
 __device__ inline uint32_t load_or(const void *from, uint32_t otherwise) {
   uint32_t word;
   asm volatile("{.reg .pred there; setp.ne.u64 there, %1, 0; mov.b32 %0, %2; @there ld.global.b32 %0, [%1];}"
@@ -24,8 +24,8 @@ __device__ inline uint32_t load_or(const void *from, uint32_t otherwise) {
 
 __device__ inline float load_or_one(const float *from) { return float_of(load_or(from, bits_of(1.0f))); }
 
-// Kernels that store more than they read fetch what a later block of threads reads to the L2 cache, so many blocks
-// ahead: it would come late while all blocks store. One to three a multiprocessor of an H200 do alike.
+// Kernels that store more than they read prefetch to the L2 cache what a later block of threads reads, so many blocks
+// ahead: reads come late while all blocks store. One to three blocks a multiprocessor of an H200 do equally well.
 constexpr uint32_t kBlocksAhead = 300;
 
 __device__ inline void prefetch(const uint8_t *from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }

@@ -1,6 +1,6 @@
 // Block scaling on the device of anything: every format, stride, layout and rounding; the whole tensor; layouts.
 // Layout: any.
-// Trick: a warp takes a block, and all rules are the oracle's; what is common has faster kernels in rows and tiles.
+// Trick: a warp takes a block, and the oracle has all rules; rows.cuh and tiles.cuh do the common cases faster.
 #ifndef DLFP4_SRC_BLOCKS_CUDA_BLOCKS_CUH_
 #define DLFP4_SRC_BLOCKS_CUDA_BLOCKS_CUH_
 
@@ -50,7 +50,7 @@ __device__ inline void encode_group(const QuantizeParams &p, float multiplier, b
   for (int i = 0; i < count; ++i) to[i * p.data_step] = static_cast<uint8_t>(word >> 8 * i);
 }
 
-// By scaling.h alone, which makes this kernel the check of those with conversions of their own.
+// Uses scaling.h alone, so this kernel checks those with conversions of their own.
 template <int Kind>
 __device__ inline BlockScale exact_scale(const ScaleRule &rule, Format scale, uint32_t magnitude) {
   if constexpr (Kind == DLFP4_TWO_LEVEL) return two_level_block(rule, scale, magnitude);
@@ -113,7 +113,7 @@ __device__ inline void find_largest(const LargestParams &p) {
 template <int Row>
 constexpr int kFloatsOfVector = 16 / kFloatBytes<Row>;
 
-// Without what is not finite.
+// Ignores what is not finite.
 template <int Count>
 __device__ inline uint32_t largest_finite_of(const float *values) {
   uint32_t largest = 0;
@@ -173,7 +173,7 @@ __device__ inline void find_largest_of_rows(const LargestParams &p) {
   if (threadIdx.x == 0 && largest > 0) atomicMax(p.largest, largest);
 }
 
-// By one thread: the scale overwrites the magnitude that it is made of.
+// One thread does this: the scale overwrites the magnitude that it is made of.
 __device__ inline void finish_tensor_scale(const TensorScaleParams &p) {
   if (global_thread() != 0) return;
   const uint32_t amax = *p.places[0];

@@ -1,6 +1,6 @@
 // Blocks along rows: of one row, of squares, of the whole tensor; and back. Sixteen neighbours a thread.
 // Layout: rows of whole steps on aligned memory; lines == 1 where rows follow one another without gaps.
-// Trick: what lies in memory is read once, kept in registers until its scale is known, and written once.
+// Trick: memory is read once, elements stay in registers until their scale is known, and results are written once.
 #ifndef DLFP4_SRC_BLOCKS_CUDA_ROWS_CUH_
 #define DLFP4_SRC_BLOCKS_CUDA_ROWS_CUH_
 
@@ -10,7 +10,7 @@
 namespace dlfp4 {
 namespace cuda {
 
-// The largest of the lanes whose numbers differ in the bits of `lanes`: 7 is eight neighbours.
+// The largest among lanes whose numbers differ only in the bits of `lanes`: 7 stands for eight neighbours.
 __device__ inline uint32_t largest_of_lanes(uint32_t value, int lanes) {
 #pragma unroll
   for (int lane = 1; lane < 32; lane *= 2)
@@ -86,7 +86,7 @@ __device__ inline void quantize_step(const QuantizeParams &p, const EncodeParams
   store_codes<kBits>(address_of_step<kBits>(p.data, p.walk.code_bytes, step.at), words);
 }
 
-// The number of a block of threads. From the end where the tensor was just read to its end, some of which is cached.
+// The number of a block of threads, counted from the end if the tensor was just read: some of its end is cached.
 __device__ inline uint32_t block_number(const QuantizeParams &p) {
   return p.amax == nullptr ? blockIdx.x : gridDim.x - 1 - blockIdx.x;
 }

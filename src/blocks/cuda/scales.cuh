@@ -1,6 +1,6 @@
 // Scales on the device: of blocks and of the whole tensor, to and from memory.
 // Layout: any of layouts.h.
-// Trick: the e4m3 and e8m0 conversions are a few instructions; all else is scaling.h's.
+// Trick: the e4m3 and e8m0 conversions are a few instructions; scaling.h does all else.
 #ifndef DLFP4_SRC_BLOCKS_CUDA_SCALES_CUH_
 #define DLFP4_SRC_BLOCKS_CUDA_SCALES_CUH_
 
@@ -11,7 +11,7 @@
 namespace dlfp4 {
 namespace cuda {
 
-// Bits of the tensor's scale, or of its largest magnitude, where they are on the device.
+// Bits of the tensor's scale, or of its largest magnitude, if they are on the device.
 __device__ inline uint32_t load_given(const QuantizeParams &p) {
   return load_or(p.decode != nullptr ? static_cast<const void *>(p.decode) : p.amax, 0);
 }

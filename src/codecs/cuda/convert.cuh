@@ -29,7 +29,7 @@ __device__ inline uint64_t converted(const ConvertParams &p, uint64_t code, uint
   return encode(p.dst.format, decode(p.src.format, code), static_cast<NanRule>(p.kind), p.round, draw);
 }
 
-// A group's codes, from an element on; in the byte that it does not fill, the spare bits become zero or stay.
+// A group's codes, from an element on. Spare bits of a byte that it does not fill become zero or stay.
 __device__ inline void store_group(const ConvertParams &p, int64_t first, uint64_t word, int count) {
   const int whole = count * p.dst.bits / 8, filled = count * p.dst.bits % 8;
   uint8_t *to = p.dst.data + first * p.dst.bits / 8;
@@ -96,7 +96,7 @@ __device__ inline void encode_run(const EncodeParams &p) {
   store_codes<Bits>(p.dst + step * kStep * Bits / 8, words);
 }
 
-// What each code becomes. Padded codes have bits above the format's, which do not count.
+// What each code becomes. Bits above the format's, in padded codes, are ignored.
 __device__ inline void fill_table(const DecodeParams &p, uint32_t *table) {
   for (int i = threadIdx.x; i < 256; i += kThreads) {
     const uint64_t code = i & low_bits(p.from.bits);

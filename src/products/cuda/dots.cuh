@@ -1,5 +1,5 @@
 // Sums of products of lines: any two types, formats and strides, and fast ones of what lies in order.
-// Layout: a team of threads, a warp or a block, takes a segment of a line; a second kernel adds sums of segments.
+// Layout: a team of threads (a warp or a block) takes a segment of a line; a second kernel adds the segments' sums.
 // Trick: segments, teams and their trees of additions follow from a line's length alone: the grid changes no bit of a
 // result. Products go as integers or as float32 that hold them, a few at a time, and from there on as float64.
 #ifndef DLFP4_SRC_PRODUCTS_CUDA_DOTS_CUH_
@@ -147,7 +147,7 @@ __device__ inline void sum_any(const DotParams &p) {
 
 // --- Sums of floats --------------------------------------------------------------------------
 
-// Where float32 overflows, float64 does not; what is infinite or NaN in itself stays so.
+// float64 does not overflow where float32 does; infinite and NaN operands stay so.
 template <int Count>
 __device__ inline double sum_floats(const float *a, const float *b) {
   float sum = a[0] * b[0];
@@ -326,7 +326,7 @@ __device__ inline void sum_pairs(const DotParams &p) {
 
 // --- Vectors of 16 bytes: integers -----------------------------------------------------------
 
-// What a vector has beside its elements, where they have no scales.
+// What a vector has beside its elements if they have no scales.
 struct NoScales {
   __device__ static NoScales load(const DotParams &, const Segment &, int64_t, bool) { return {}; }
 };
@@ -365,7 +365,7 @@ __device__ inline int add_unsigned_nibbles(int sum, uint32_t a, uint32_t b) {
   return static_cast<int>(__dp4a(a >> 4 & 0x0F0F0F0F, b >> 4 & 0x0F0F0F0F, even));
 }
 
-// A thread's share of a segment, at most 256 elements, fits 32 bits. Units are those of the products.
+// The sum of a thread's share of a segment, at most 256 elements, fits 32 bits. Units are those of the products.
 template <int Row>
 struct IntegerSum {
   using Scales = NoScales;

@@ -2,8 +2,8 @@
 // Layout: a block of threads has some tiles of 16 rows of w and all of K; its warps share K in slices.
 // Trick: a warp's next weights are under way to its own shared memory while it multiplies, the first of them before the
 // kernel that makes x has ended. x waits in shared memory, where a quantized one becomes bfloat16, and then in
-// registers. Sums meet once, in shared memory, in the order of the warps. Instructions are what is scarce: what a turn
-// of the loop needs stays in registers, and what lies in shared memory lies so that addresses are sums of constants.
+// registers. Sums meet once, in shared memory, in the order of the warps. Instructions are scarce: what a turn of the
+// loop needs stays in registers, and shared memory is laid out so that addresses are sums of constants.
 #ifndef DLFP4_SRC_PRODUCTS_CUDA_FEW_ROWS_CUH_
 #define DLFP4_SRC_PRODUCTS_CUDA_FEW_ROWS_CUH_
 
@@ -25,7 +25,7 @@ class FewRows {
   static constexpr int kSums = kRows * kTile;  // of a tile
   static constexpr int kTileCodes = kLayout.words() * 4 * kWarpSize, kTileScales = kTile * kLayout.groups();
 
-  // Of one tile and slice.
+  // The words of one tile and slice.
   struct Words {
     LaneWords<Kind> of_block[kBlocks];
   };
@@ -79,7 +79,7 @@ class FewRows {
 
   // --- Weights
 
-  // Of the next tile, in its first block; other blocks of the slice follow in steps of a block's bytes.
+  // The next tile's words in its first block; other blocks of the slice follow in steps of a block's bytes.
   __device__ const uint8_t *next_codes() const {
     const uint32_t row = next_tile() / kTilesInBlock;
     return q_.weights + uint64_t{row * q_.blocks_in_row + next_.block} * kLayout.bytes() +

@@ -56,7 +56,7 @@ __device__ inline RowScales decode_power(uint32_t word, int row) {
   return {__viaddmax_s16x2_relu((row ? rotate_right(word, 15) : word >> 7) & 0x00FF00FF, kOffsets, 0) << 10, 0};
 }
 
-// Both halves of `value` times one half of `scales`, which the instruction picks itself if it is asked for so.
+// Both halves of `value` times one half of `scales`. Written so, the instruction itself picks the half.
 #define DLFP4_SCALE_BY(half, multiply)                                                                                \
   asm("{.reg .b16 low, high; .reg .b32 both; mov.b32 {low, high}, %2; mov.b32 both, {" half ", " half "};\n" multiply \
       "}"                                                                                                             \
@@ -140,7 +140,7 @@ __device__ inline uint32_t round_pair(float low, float high, bool is_half) {
   return pair;
 }
 
-// What turns sums of prepared values into results: first the unit, a power of two, then all else.
+// The factors that turn sums of prepared values into results: first the unit, a power of two, then all others.
 struct Finish {
   float unit, alpha, factors[2];
 

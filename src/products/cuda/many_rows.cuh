@@ -98,8 +98,8 @@ class Consumer {
     for (float &sum : sums) asm volatile("" : "+f"(sum)::"memory");
   }
 
-  // Lets the producer have the last block's stage. One thread speaks for its warpgroup, as in CUTLASS: products are one
-  // operation of four warps, over only when each has read its words of the stage and given them.
+  // Releases the last block's stage to the producer. One thread does so for its warpgroup, as in CUTLASS: a product is
+  // one operation of four warps, and ends only when each has read its words of the stage.
   __device__ void release() const {
     if (threadIdx.x % kWarpgroup == 0) arrive(ring_.empty + 8 * last_);
   }
