@@ -30,8 +30,8 @@ void fill_table(int src, int dst, const Mode &mode, uint8_t *table) {
 }
 
 // Who does not come first, and does not find it ready, uses a table of its own: nobody waits, not even a forked child.
-__attribute__((noinline)) const uint8_t *find_table(RecodeTable *table, int src, int dst, const Mode &mode,
-                                                    uint8_t *own) {
+inline __attribute__((noinline)) const uint8_t *find_table(RecodeTable *table, int src, int dst, const Mode &mode,
+                                                           uint8_t *own) {
   if (__atomic_load_n(&table->state, __ATOMIC_ACQUIRE) == kReady) return table->code;
   fill_table(src, dst, mode, own);
   int empty = kEmpty;
