@@ -129,7 +129,7 @@ class Nvrtc:
 
     def compile(self, source: Path, architecture: str) -> bytes:
         """Compile an image's source for one GPU."""
-            if architecture == "90":  # with the instructions that only this GPU has, and the matrix kernels need
+        if architecture == "90":  # with the instructions that only this GPU has, and the matrix kernels need
             architecture = "90a"
         options = [*OPTIONS, f"--gpu-architecture=sm_{architecture}", f"-I{source_folder()}", f"-I{get_include()}"]
         program = ctypes.c_void_p()

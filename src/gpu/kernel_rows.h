@@ -1,5 +1,5 @@
-/* What the lists of kernels are written in: <image>.def has a row a kernel, DLFP4_CUDA_KERNEL(name, key, parameters,
- * body).
+/* The words in which an image's list of kernels, <image>.def, is written. A row is a kernel:
+ * DLFP4_CUDA_KERNEL(name, key, parameters, body).
  *
  *   name        the symbol in the image, and kKernel_<name> in the host's list
  *   key         what it is for, as the fields of KernelKey (keys.h) in parentheses: hosts find it by these alone; () of

@@ -25,7 +25,7 @@ struct KernelNames {
 #define DLFP4_CUDA_IMAGE(name) extern const KernelNames kernels_of_##name;
 #include "images.def"
 #undef DLFP4_CUDA_IMAGE
-constexpr int kMostKernels = 128;  // of an image
+constexpr int kMostKernels = 512;  // of an image: tables of so many handles cost no memory before they are used
 
 struct DeviceKernel {
   Image image;
