@@ -109,12 +109,6 @@ cdef int check_host(Tensor self) except -1:
     return 0
 
 
-cdef dlfp4_view host_view(Tensor self) except *:
-    """The kernels' description of memory on the host."""
-    check_host(self)
-    return view_of(self)
-
-
 cdef inline int check_readable(Tensor self) except -1:
     """Whether our kernels can read the memory: the host's, or a CUDA device's."""
     return 0 if on_cuda(self) else check_host(self)
@@ -124,15 +118,15 @@ cdef Tensor duplicate(Tensor self):
     """A compact tensor of the same elements where an operation on them runs: pinned memory is copied to the host's,
     managed memory to its device's."""
     cdef Tensor result
-    cdef Work work
+    cdef Place place
     secure(self)
     if on_cuda(self) and is_compact_tensor(self):   # needs no kernel
         return move(self, Device("cuda", self.dl.device.device_id))
     if not on_cuda(self) and not host_readable(self.dl.device.device_type):
         return move(self, device_of(self))   # which says why not
-    work = work_for(self, None, self)
-    result = allocate_beside(self, self.row, self.dl.ndim, self.dl.shape, is_padded(self), work)
-    convert(self, result, NULL, work.stream)
+    place = place_for(self, None, self)
+    result = allocate_on(&place, self.row, self.dl.ndim, self.dl.shape, is_padded(self))
+    convert(self, result, NULL, &place)
     return result
 
 
@@ -140,6 +134,7 @@ cdef Tensor move(Tensor self, Device device):
     """A compact copy on `device`; host and CUDA memory can be reached, the rest only through its own library."""
     cdef Tensor source = self, result
     cdef DLDevice target
+    cdef Place place
     secure(self)
     target.device_type = device.code
     target.device_id = device.index
@@ -157,8 +152,8 @@ cdef Tensor move(Tensor self, Device device):
     elif not is_compact_tensor(self):
         source = duplicate(self)
     if on_cuda(source) and target.device_type == kDLCUDA and target.device_id == source.dl.device.device_id:
-        result = allocate_beside(source, source.row, source.dl.ndim, source.dl.shape, is_padded(source),
-                                 work_of(source))   # on the stream of the copy
+        place = place_of(source)   # the stream of the copy
+        result = allocate_on(&place, source.row, source.dl.ndim, source.dl.shape, is_padded(source))
     else:
         result = allocate_like(source, target)
     copy_bytes(result, source, count_bytes(source))
@@ -245,7 +240,7 @@ cdef Tensor on_host(Tensor self, copy):
             raise BufferError(f"NumPy has no packed {dtype_name(self)}: one element a byte needs a copy, which "
                               f"copy=False forbids; call .view('uint8') for the bytes")
         result = allocate(source.row, source.dl.ndim, source.dl.shape, True, CPU)
-        convert(source, result, NULL)
+        convert(source, result, NULL, &ON_HOST)
         return result
     return duplicate(source) if copy is True and source is self else source
 

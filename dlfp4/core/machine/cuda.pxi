@@ -37,60 +37,6 @@ cdef int load_kernels(int device, int image) except -1:
     return 0
 
 
-cdef struct Work:        # where an operation runs
-    int64_t stream       # NO_STREAM on the host
-    int origin           # whose current stream that is, as its results shall know
-
-
-cdef inline Work work_of(Tensor source) noexcept:
-    """Where a tensor was made."""
-    return Work(source.stream if on_cuda(source) else NO_STREAM, source.origin)
-
-
-cdef Work work_for(Tensor source, stream, x, y=None, z=None) except *:
-    """Where an operation on `source` runs: on the stream given, else on the current one of the framework that calls,
-    known by the operands x, y and z, else where the data is made. The stream then waits for the data."""
-    cdef Work work = Work(NO_STREAM, NO_ORIGIN)
-    if on_cuda(source):
-        work = work_on_cuda(source, stream, x, y, z)
-        if work.stream != source.stream:
-            wait_for(source, work.stream)
-    elif stream is not None:
-        refuse_stream(stream)
-    return work
-
-
-cdef int refuse_stream(stream) except -1:
-    raise ValueError(f"stream={stream!r}: host memory has no streams; pass None")
-
-
-cdef Work work_on_cuda(Tensor source, stream, x, y, z) except *:
-    """The same for memory of a device, without waiting."""
-    cdef Work work = Work(source.stream, choose_origin(x, y, z))
-    if stream is not None:
-        work.stream = parse_handle(stream if type(stream) is int else handle_of(stream))
-        if work.stream != source.stream:
-            check_stream(work.stream, source)
-    elif work.origin != NO_ORIGIN:
-        work.stream = current_stream_of(work.origin, source.dl.device)
-    if work.stream == LEGACY_STREAM:
-        check_capture(source.dl.device, work.origin if stream is None else NO_ORIGIN)
-    return work
-
-
-def _stream_of_product(a, b, given, stream):
-    """The handle of a matrix product's stream, None on the host; `given` has the operands and `out` as they came."""
-    cdef Tensor source = elements_of(a) if on_cuda(elements_of(a)) else elements_of(b)
-    cdef Work work
-    if on_cuda(source):
-        x, y, z = given
-        work = work_on_cuda(source, stream, x, y, z)
-        return work.stream
-    if stream is not None:
-        refuse_stream(stream)
-    return None
-
-
 cdef int check_stream(int64_t stream, Tensor source) except -1:
     """ValueError for a stream of another device, where kernels would read outside of their memory."""
     cdef int device = source.dl.device.device_id
@@ -139,37 +85,6 @@ cdef PyObject *keep_stream(int64_t stream) except? NULL:
     return <PyObject *> kept
 
 
-cdef int wait_for(Tensor source, int64_t stream) except -1:
-    """Let work on `stream` start after the one on which a tensor's data is made."""
-    cdef int status
-    if stream == source.stream:
-        return 0
-    status = dlfp4_cuda_order(source.dl.device.device_id, source.stream, stream)
-    if status != 0:   # as everywhere on this way, messages are made of failures alone
-        check_cuda(status, f"making stream {stream} wait for stream {source.stream}")
-    return 0
-
-
-cdef int used_on(Tensor self, int64_t stream) except -1:
-    """Memory of our own is freed in the order of one stream: keep it for what others hold that read or wrote it."""
-    cdef Tensor base = base_of(self)
-    cdef int status
-    if base.owner_kind != OWNER_CUDA or base.stream == stream:
-        return 0
-    with cython.critical_section(base):
-        status = dlfp4_cuda_add_use(base.dl.device.device_id, &base.uses, stream)
-    if status != 0:
-        check_cuda(status, f"keeping memory for stream {stream}")
-    return 0
-
-
-cdef inline Tensor base_of(Tensor self):
-    """The Tensor whose memory a view shares."""
-    if self.owner_kind == OWNER_OBJECT and type(<object> self.owner) is Tensor:
-        return <Tensor> self.owner
-    return self
-
-
 cdef Tensor place_managed(Tensor self, bint on_device):
     """Managed memory as its device's, or as the host's after the work on its stream; other tensors as they are."""
     cdef Tensor view
@@ -185,16 +100,6 @@ cdef Tensor place_managed(Tensor self, bint on_device):
         check_cuda(status, "waiting for managed memory")
         view.dl.device = CPU
     return view
-
-
-cdef Tensor allocate_beside(Tensor source, int row, int ndim, const int64_t *shape, bint padded, Work work):
-    """Memory for a result where an operation on `source` runs."""
-    cdef DLDevice device
-    if not on_cuda(source):
-        return allocate(row, ndim, shape, padded, CPU)
-    device.device_type = kDLCUDA
-    device.device_id = source.dl.device.device_id
-    return allocate(row, ndim, shape, padded, device, work.stream, work.origin)
 
 
 cdef int check_beside(Tensor result, Tensor source) except -1:
@@ -218,31 +123,6 @@ cdef int check_aligned(Tensor self, str name) except -1:
         raise BufferError(f"{name} of {dtype_name(self)} starts at address {<uintptr_t> self.dl.data:#x}, no multiple "
                           f"of its element size; call .copy() first")
     return 0
-
-
-cdef int convert_on_cuda(Tensor source, Tensor result, const dlfp4_convert_options *options, int64_t stream) except -1:
-    cdef dlfp4_view src = view_of(source), dst = view_of(result)
-    cdef int status
-    load_kernels(source.dl.device.device_id, DLFP4_CUDA_IMAGE_codecs)
-    wait_for(result, stream)
-    status = dlfp4_cuda_convert(source.dl.device.device_id, stream, &src, &dst, options)
-    if status != 0:   # the message alone would cost a tenth of the call
-        check_kernel(status, f"converting {dtype_name(source)} to {dtype_name(result)}")
-    used_on(source, stream)
-    return hand_back(result, stream)
-
-
-cdef int hand_back(Tensor result, int64_t stream) except -1:
-    """Let work on a result's own stream start after what was written on another; its memory is then freed after that,
-    too, unless that is done in the order of a third."""
-    if stream != result.stream:
-        check_cuda(dlfp4_cuda_order(result.dl.device.device_id, stream, result.stream), "ordering two streams")
-    return 0 if base_of(result).stream == result.stream else used_on(result, stream)
-
-
-def _written_on(Tensor result, stream):
-    """The same after another library's work on a stream of its own."""
-    hand_back(result, parse_handle(stream))
 
 
 def _is_captured(x, stream):

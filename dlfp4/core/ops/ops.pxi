@@ -1,26 +1,36 @@
 # Operations: they take any producer, borrow its memory for the length of the call and return a Tensor.
 
-cdef enum:
-    RELEASE_GIL_FROM = 1 << 14   # elements; below, giving up the GIL costs more than it frees
+cdef struct Conversion:
+    dlfp4_view source, result
+    const dlfp4_convert_options *options
 
 
-cdef int convert(Tensor source, Tensor result, const dlfp4_convert_options *options,
-                 int64_t stream=NO_STREAM) except -1:
-    """result[i] = source[i], in result's type and packing; both on the host, or on a CUDA device and a stream of it."""
-    cdef dlfp4_view src, dst
-    cdef dlfp4_status status
-    if on_cuda(source):
-        return convert_on_cuda(source, result, options, stream if stream != NO_STREAM else source.stream)
-    src = host_view(source)
-    dst = host_view(result)
-    if source.size_ < RELEASE_GIL_FROM:
-        status = dlfp4_convert(&src, &dst, options)
-    else:
-        with nogil:
-            status = dlfp4_convert(&src, &dst, options)
-    if status != DLFP4_OK:
+cdef int convert_at(const Place *place, void *call) noexcept nogil:
+    cdef Conversion *c = <Conversion *> call
+    if is_host(place):
+        return dlfp4_convert(&c.source, &c.result, c.options)
+    return dlfp4_cuda_convert(place.device, place.stream, &c.source, &c.result, c.options)
+
+
+cdef int convert(Tensor source, Tensor result, const dlfp4_convert_options *options, const Place *place) except -1:
+    """result[i] = source[i], in result's type and packing."""
+    cdef Conversion call
+    cdef Touched touched
+    cdef int status
+    check_readable(source)
+    check_readable(result)
+    call.source = view_of(source)
+    call.result = view_of(result)
+    call.options = options
+    touch_nothing(&touched)
+    reads(&touched, source)
+    writes(&touched, result)
+    status = run_on(place, &touched, convert_at, DLFP4_CUDA_IMAGE_codecs, &call, source.size_)
+    if status != 0 and is_host(place):
         raise TypeError(f"dlfp4 does not convert {dtype_name(source)} to {dtype_name(result)} (status {status}); "
                         f"it converts between floating-point types")
+    if status != 0:
+        check_run(place, status, f"converting {dtype_name(source)} to {dtype_name(result)}")
     return 0
 
 
@@ -129,17 +139,17 @@ def cast(x, dtype, *, rounding="nearest_even", saturate=True, packed=True, seed=
     cdef bint padded = not parse_flag(packed, "packed")
     cdef int row = row_of_argument(dtype)
     cdef Tensor source = borrow(x), result
-    cdef Work work = work_for(source, stream, x, out)
+    cdef Place place = place_for(source, stream, x, out)
     fill_options(&options, rounding, saturate, seed)
     if row != source.row and not (is_float(row) and is_float(source.row)):
         raise TypeError(f"dlfp4 does not cast {dtype_name(source)} to {dlfp4_dtypes[row].name.decode()}: it converts "
                         f"between floating-point types; convert others with their own library, such as NumPy's "
                         f".astype('float32') (.view(dtype) keeps the bits and changes the values)")
     if out is None:
-        result = allocate_beside(source, row, source.dl.ndim, source.dl.shape, padded, work)
+        result = allocate_on(&place, row, source.dl.ndim, source.dl.shape, padded)
     else:
         result = check_out(out, source, row)
-    convert(source, result, &options, work.stream)
+    convert(source, result, &options, &place)
     return result
 
 
@@ -196,16 +206,16 @@ def unpack(x, *, out=None):
 
 cdef Tensor repack(x, bint padded, out):
     cdef Tensor source = borrow(x), result
-    cdef Work work
+    cdef Place place
     if not is_subbyte(source.row):
         raise TypeError(f"{dtype_name(source)} fills its bytes; pack and unpack take types below 8 bits")
-    work = work_for(source, None, x, out)
+    place = place_for(source, None, x, out)
     if out is None:
-        result = allocate_beside(source, source.row, source.dl.ndim, source.dl.shape, padded, work)
+        result = allocate_on(&place, source.row, source.dl.ndim, source.dl.shape, padded)
     else:
         result = check_out(out, source, source.row)
         if is_padded(result) != padded:
             raise ValueError(f"out is {'padded' if is_padded(result) else 'packed'}, the result is "
                              f"{'padded' if padded else 'packed'}")
-    convert(source, result, NULL, work.stream)
+    convert(source, result, NULL, &place)
     return result

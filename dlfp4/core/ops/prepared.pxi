@@ -1,5 +1,5 @@
-# Weights in the order in which the matrix kernels of CUDA devices read them (src/products/cuda/prepared.h), and those kernels.
-# To the outside "prepared" is a scale layout; what does not know it takes `plain` tensors.
+# Weights in the order in which the matrix kernels of CUDA devices read them (src/products/cuda/prepared.h), and those
+# kernels. To the outside "prepared" is a scale layout; what does not know it takes `plain` tensors.
 
 cdef inline bint is_prepared(ScaledTensor self) noexcept:
     return self.prepared.rows > 0
@@ -25,85 +25,112 @@ cdef ScaledTensor prepare_tensor(ScaledTensor self):
     return prepare_on_cuda(relayout(self, "linear", 0))
 
 
+cdef struct Preparation:    # of weights, or back
+    dlfp4_blocks blocks     # the weights as other operations read them
+    int format
+    int64_t rows
+    int largest
+    void *memory            # the prepared ones, or the report of an inspection
+    bint back
+
+
+cdef int prepare_at(const Place *place, void *call) noexcept nogil:
+    cdef Preparation *p = <Preparation *> call
+    return dlfp4_cuda_prepare(place.device, place.stream, &p.blocks, p.format, p.rows, p.largest, p.memory, p.back)
+
+
+cdef int inspect_at(const Place *place, void *call) noexcept nogil:
+    cdef Preparation *p = <Preparation *> call
+    return dlfp4_cuda_inspect(place.device, place.stream, &p.blocks, p.format, p.rows, <dlfp4_cuda_report *> p.memory)
+
+
 cdef ScaledTensor prepare_on_cuda(ScaledTensor source):
     """Prepared if the form can hold every value exactly, else the tensor itself.
 
     Waits for the device, to look at the scales and at the end: products read weights before the kernel before them has
     ended, so it must not be this one.
     """
-    cdef dlfp4_blocks blocks
-    fill_blocks(&blocks, source, 0)
-    cdef int64_t rows = source.data.dl.shape[0]
-    cdef int format = source.number
-    cdef dlfp4_cuda_prepared_size size = dlfp4_cuda_size_prepared(format, rows, blocks.length)
+    cdef Preparation call
+    fill_blocks(&call.blocks, source, 0)
+    call.format, call.rows, call.back = source.number, source.data.dl.shape[0], False
+    cdef dlfp4_cuda_prepared_size size = dlfp4_cuda_size_prepared(call.format, call.rows, call.blocks.length)
     cdef dlfp4_cuda_report report
-    cdef int device = source.data.dl.device.device_id, status
-    cdef Work work
+    cdef Touched touched
+    cdef Place place
+    cdef int status
     if size.blocks == 0:
         return source
-    load_kernels(device, DLFP4_CUDA_IMAGE_products)
-    work = work_for(source.data, None, source)
-    inspect(source, &blocks, work, &report)
-    if not dlfp4_cuda_can_prepare(format, &report):
+    place = place_for(source.data, None, source)
+    report = inspect(source, &call, &place)
+    if not dlfp4_cuda_can_prepare(call.format, &report):
         return source
-    cdef Tensor memory = allocate_buffer(source.data, (size.blocks, size.code_bytes + size.scale_bytes), UINT8, work)
-    check_kernel(dlfp4_cuda_prepare(device, work.stream, &blocks, format, rows, report.largest, memory.dl.data, False),
-                 f"preparing {source.format}")
-    cdef ScaledTensor self = divide_prepared(source, memory, size, work)
-    self.prepared = Prepared(rows, blocks.length, report.largest, dlfp4_cuda_is_exact_in_half(format, &report))
+    cdef Tensor memory = allocate_buffer((size.blocks, size.code_bytes + size.scale_bytes), UINT8, &place)
+    call.largest, call.memory = report.largest, memory.dl.data
+    touch_nothing(&touched)
+    reads_parts(&touched, source)
+    check_run(&place, run_on(&place, &touched, prepare_at, DLFP4_CUDA_IMAGE_products, &call, 0),
+              f"preparing {source.format}")
+    cdef ScaledTensor self = divide_prepared(source, memory, size, &place)
+    self.prepared = Prepared(call.rows, call.blocks.length, report.largest,
+                             dlfp4_cuda_is_exact_in_half(call.format, &report))
     with nogil:
-        status = dlfp4_cuda_wait(device, work.stream)
+        status = dlfp4_cuda_wait(place.device, place.stream)
     check_cuda(status, "waiting for prepared weights")
     return self
 
 
-cdef ScaledTensor divide_prepared(ScaledTensor source, Tensor memory, dlfp4_cuda_prepared_size size, Work work):
+cdef ScaledTensor divide_prepared(ScaledTensor source, Tensor memory, dlfp4_cuda_prepared_size size,
+                                  const Place *place):
     """Codes and scales of blocks in one piece of memory. A scale of the whole tensor is copied: it may lie beside the
     codes of the source, and would keep them."""
     cdef Tensor codes = slice_tensor(memory, (slice(None), slice(size.code_bytes))), scales, unit = None, part
     if source.format.block is not None:
         scales = slice_tensor(memory, (slice(None), slice(size.code_bytes, None)))
     else:
-        scales = copy_on(place_managed(source.scales, True), work)
+        scales = copy_on(place_managed(source.scales, True), place)
     if source.global_scale is not None:
-        unit = copy_on(place_managed(source.global_scale, True), work)
+        unit = copy_on(place_managed(source.global_scale, True), place)
     for part in (codes, scales, unit):
         if part is not None:
             part.immutable = True   # products do not wait for them
     return make_scaled(codes, scales, unit, source.format, source.axis, "prepared", source.shape)
 
 
-cdef int inspect(ScaledTensor source, const dlfp4_blocks *blocks, Work work, dlfp4_cuda_report *report) except -1:
+cdef dlfp4_cuda_report inspect(ScaledTensor source, Preparation *call, const Place *place) except *:
     """What of the tensor decides whether it can be prepared."""
-    cdef Tensor memory = allocate_buffer(source.data, (sizeof(dlfp4_cuda_report),), UINT8, work), copied
-    wait_for(source.scales, work.stream)
-    check_kernel(dlfp4_cuda_inspect(source.data.dl.device.device_id, work.stream, blocks, source.number,
-                                    source.data.dl.shape[0], <dlfp4_cuda_report *> memory.dl.data),
-                 f"preparing {source.format}")
+    cdef dlfp4_cuda_report report
+    cdef Touched touched
+    cdef Tensor memory = allocate_buffer((sizeof(dlfp4_cuda_report),), UINT8, place), copied
+    call.memory = memory.dl.data
+    touch_nothing(&touched)
+    reads_parts(&touched, source)
+    check_run(place, run_on(place, &touched, inspect_at, DLFP4_CUDA_IMAGE_products, call, 0),
+              f"preparing {source.format}")
     copied = memory.to_device("cpu")
-    memcpy(report, copied.dl.data, sizeof(dlfp4_cuda_report))
-    return 0
+    memcpy(&report, copied.dl.data, sizeof(dlfp4_cuda_report))
+    return report
 
 
 cdef ScaledTensor restore(ScaledTensor self, given):
     """The inverse of prepare_on_cuda: the same codes, but for those under a zero scale, and the same scales, linear."""
     if self.axis == -2:
         return restore(self.mT, given).mT
-    load_kernels(self.data.dl.device.device_id, DLFP4_CUDA_IMAGE_products)
     cdef Prepared prepared = self.prepared
-    cdef Work work = work_for(self.data, given, self)
-    cdef Tensor data = allocate_buffer(self.data, (prepared.rows, prepared.columns),
-                                       dlfp4_formats[self.number].element, work)
-    cdef Tensor scales = self.scales
+    cdef const dlfp4_format_row *row = &dlfp4_formats[self.number]
+    cdef Place place = place_for(self.data, given, self)
+    cdef Tensor data = allocate_buffer((prepared.rows, prepared.columns), row.element, &place), scales = self.scales
     if self.format.block is not None:
-        scales = allocate_buffer(self.data, (prepared.rows, prepared.columns // dlfp4_formats[self.number].length),
-                                 dlfp4_formats[self.number].scale, work)
+        scales = allocate_buffer((prepared.rows, prepared.columns // row.length), row.scale, &place)
     cdef ScaledTensor result = make_scaled(data, scales, self.global_scale, self.format, -1, "linear", self.shape)
-    cdef dlfp4_blocks blocks
-    fill_blocks(&blocks, result, 0)
-    check_kernel(dlfp4_cuda_prepare(data.dl.device.device_id, work.stream, &blocks, self.number, prepared.rows,
-                                    prepared.largest, self.data.dl.data, True), f"restoring {self.format}")
-    used_on(self.data, work.stream)
+    cdef Preparation call
+    cdef Touched touched
+    fill_blocks(&call.blocks, result, 0)
+    call.format, call.rows, call.largest, call.back = self.number, prepared.rows, prepared.largest, True
+    call.memory = self.data.dl.data
+    touch_nothing(&touched)
+    reads(&touched, self.data)
+    check_run(&place, run_on(&place, &touched, prepare_at, DLFP4_CUDA_IMAGE_products, &call, 0),
+              f"restoring {self.format}")
     return result
 
 
@@ -186,38 +213,44 @@ cdef bint has_rows_at(Tensor self, int64_t step) noexcept:
         and (self.dl.shape[0] == 1 or self.dl.strides[0] * storage_bits(self) % (8 * step) == 0)
 
 
+cdef struct Multiplication:
+    dlfp4_cuda_product product
+    int tactic
+
+
+cdef int multiply_at(const Place *place, void *call) noexcept nogil:
+    cdef Multiplication *m = <Multiplication *> call
+    return dlfp4_cuda_multiply(place.device, place.stream, &m.product, m.tactic)
+
+
 def _multiply_on_cuda(Tensor a, ScaledTensor b, Tensor out, alpha, factor, str tactic, stream, Tensor scales=None):
     """out = alpha * factor * a @ b: a matrix of 16-bit floats by prepared weights (K, N), into compact memory.
 
     With `scales`, a has codes: what _reads_codes says.
     """
-    load_kernels(a.dl.device.device_id, DLFP4_CUDA_IMAGE_products)
-    cdef Work work = work_for(a, stream, a, out)
-    cdef int64_t chosen = work.stream
-    cdef Tensor rows, target, result, read
-    cdef dlfp4_cuda_product product
-    memset(&product, 0, sizeof(product))
+    cdef Place place = place_for(a, stream, a, out)
+    cdef Tensor rows, target, result
+    cdef Multiplication call
+    cdef Touched touched
+    memset(&call, 0, sizeof(call))
+    touch_nothing(&touched)
     secure(a)
     secure(out)
-    rows = as_rows(a, &work)
-    target = result = as_rows(out)
+    rows = as_rows(a, &place)
+    target = result = as_rows(out, &place)
     if scales is None and not has_aligned_rows(rows):
-        rows = copy_on(rows, work)
+        rows = copy_on(rows, &place)
     if (result.dl.shape[1] > 1 and result.dl.strides[1] != 1) or not is_aligned(result):
-        result = allocate_beside(target, target.row, 2, target.dl.shape, False, work)
-    fill_rows(&product, rows, scales, chosen)
-    fill_result(&product, result)
-    product.alpha = alpha
-    fill_weights(&product, b, factor, chosen)
-    wait_for(out, chosen)
-    check_kernel(dlfp4_cuda_multiply(a.dl.device.device_id, chosen, &product, TACTICS[tactic]), "multiplying matrices")
+        result = allocate_on(&place, target.row, 2, target.dl.shape, False)
+    fill_weights(&call.product, b, factor, &touched)
+    fill_rows(&call.product, rows, scales, &touched)
+    fill_result(&call.product, result, &touched)
+    call.product.alpha = alpha
+    call.tactic = TACTICS[tactic]
+    check_run(&place, run_on(&place, &touched, multiply_at, DLFP4_CUDA_IMAGE_products, &call, 0),
+              "multiplying matrices")
     if result is not target:
-        convert(result, target, NULL, chosen)
-    used_parts_on(b, chosen)
-    for read in (rows, scales, factor):
-        if read is not None:
-            used_on(read, chosen)
-    hand_back(out, chosen)
+        convert(result, target, NULL, &place)
 
 
 cdef inline int64_t row_step(Tensor matrix) noexcept:
@@ -225,40 +258,43 @@ cdef inline int64_t row_step(Tensor matrix) noexcept:
     return matrix.dl.strides[0] if matrix.dl.shape[0] > 1 else matrix.dl.shape[1]
 
 
-cdef int fill_rows(dlfp4_cuda_product *product, Tensor rows, Tensor scales, int64_t stream) except -1:
+cdef int fill_rows(dlfp4_cuda_product *product, Tensor rows, Tensor scales, Touched *touched) except -1:
     product.rows, product.depth = rows.dl.shape[0], rows.dl.shape[1]
     product.x = rows.dl.data
     product.x_stride = row_step(rows)
     product.x_is_half = rows.row == FLOAT16
+    reads(touched, rows)
     if scales is not None:
         secure(scales)
-        wait_for(scales, stream)
         product.x_scales = scales.dl.data
         product.x_scale_stride = scales.dl.strides[0]
+        reads(touched, scales)
     return 0
 
 
-cdef int fill_result(dlfp4_cuda_product *product, Tensor result) except -1:
+cdef void fill_result(dlfp4_cuda_product *product, Tensor result, Touched *touched) noexcept:
     product.columns = result.dl.shape[1]
     product.y = result.dl.data
     product.y_stride = row_step(result)
     product.y_bytes = storage_bits(result) // 8
     product.y_is_half = result.row == FLOAT16
-    return 0
+    writes(touched, result)
 
 
-cdef int fill_weights(dlfp4_cuda_product *product, ScaledTensor b, Tensor factor, int64_t stream) except -1:
+cdef int fill_weights(dlfp4_cuda_product *product, ScaledTensor b, Tensor factor, Touched *touched) except -1:
     """Of prepared weights nothing is waited for: preparing them has, and they do not change."""
     cdef Tensor own = b.scales if scales_whole(b.number) else b.global_scale, part
     product.weights = b.data.dl.data
     product.format = b.number
     product.largest = b.prepared.largest
     product.stored_depth = b.prepared.columns
-    for part in (b.data, own, factor):
+    for part in (b.data, b.scales, own, factor):
         if part is not None:
             secure(part)
-    if factor is not None:
-        wait_for(factor, stream)
+    reads_ready(touched, b.data)
+    reads_ready(touched, b.scales)
+    reads_ready(touched, b.global_scale)
+    reads(touched, factor)
     if own is not None:
         product.factors[0] = <const float *> own.dl.data
     if factor is not None:

@@ -194,37 +194,32 @@ cdef Tensor sum_over(a, b, int64_t axis):
     cdef object left = a if is_ours(a) else borrow(a), right = b if is_ours(b) else borrow(b)
     cdef Tensor elements, others, result
     cdef Factor of_left, of_right
-    cdef Work work
-    cdef bint multiplied
+    cdef Place place
     if on_cuda(elements_of(left)) != on_cuda(elements_of(right)):
         left, right = _meet(left, right)
     elements = elements_of(left)
     others = elements_of(right)
     check_together(elements, others)
-    work = work_for(elements, None, a, b)
-    left = plain_on(left, work)
-    right = plain_on(right, work)
+    place = place_for(elements, None, a, b)
+    left = plain_on(left, &place)
+    right = plain_on(right, &place)
     fill_factor(&of_left, left, axis, "a")
     fill_factor(&of_right, right, axis, "b")
     if of_left.length != of_right.length:
         raise ValueError(f"a of shape {left.shape} has {of_left.length} elements along axis {axis}, b of shape "
                          f"{right.shape} has {of_right.length}; both need the same number")
     broadcast(&of_left, &of_right)
-    result = allocate_beside(elements, FLOAT32, of_left.ndim, of_left.shape, False, work)
-    if on_cuda(result):
-        multiplied = sum_on_cuda(&of_left, &of_right, parts_of(left) + parts_of(right), result)
-    else:
-        multiplied = sum_on_host(&of_left, &of_right, result)
-    if not multiplied:
+    result = allocate_on(&place, FLOAT32, of_left.ndim, of_left.shape, False)
+    if result.size_ and not run_sums(Sums(&of_left, &of_right, <float *> result.dl.data, NULL), left, right, &place):
         raise TypeError(f"dlfp4 has no dot product of {name_of_factor(left)} and {name_of_factor(right)}: expected two "
                         f"tensors of one type, floats of at most 32 bits (not float8_e8m0fnu) or integers of at most "
                         f"8; two of different floating-point types; or ScaledTensors")
     return result
 
 
-cdef inline object plain_on(x, Work work):
+cdef inline object plain_on(x, const Place *place):
     """An operand in a layout that every operation reads, made where the operation runs."""
-    return restore(x, work.stream) if type(x) is ScaledTensor and is_prepared(x) else x
+    return restore(x, place.stream) if type(x) is ScaledTensor and is_prepared(x) else x
 
 
 def _meet(a, b):
@@ -253,41 +248,50 @@ cdef int check_together(Tensor a, Tensor b) except -1:
     return 0
 
 
-cdef bint sum_on_host(Factor *a, Factor *b, Tensor result) except? False:
-    """The sums of all lines; false where the types have no product."""
-    cdef dlfp4_status status = DLFP4_OK
-    if result.size_ * (a.length + 1) < RELEASE_GIL_FROM:
-        if result.size_:
-            status = sum_products(a, b, <float *> result.dl.data)
-    else:
-        with nogil:
-            status = sum_products(a, b, <float *> result.dl.data)
-    return status == DLFP4_OK
+cdef struct Sums:
+    Factor *a
+    Factor *b
+    float *result
+    double *workspace   # of a device, for what several blocks of threads sum
 
 
-cdef bint sum_on_cuda(Factor *a, Factor *b, tuple parts, Tensor result) except? False:
-    """The same on the result's stream, which waits for the operands."""
-    cdef dlfp4_cuda_lines of_a, of_b
-    cdef Tensor part, workspace
-    cdef int64_t numbers = dlfp4_cuda_vecdot_workspace(result.size_, a.length)
+cdef int sum_at(const Place *place, void *call) noexcept nogil:
+    cdef Sums *s = <Sums *> call
+    cdef dlfp4_cuda_lines a, b
+    if is_host(place):
+        return sum_products(s.a, s.b, s.result)
+    merge_axes(s.a, s.b)
+    a.lines, a.strides, a.decode = s.a.lines, s.a.strides, s.a.decode
+    b.lines, b.strides, b.decode = s.b.lines, s.b.strides, s.b.decode
+    return dlfp4_cuda_vecdot(place.device, place.stream, &a, &b, s.a.ndim, s.a.shape, s.a.length, s.result, s.workspace)
+
+
+cdef bint run_sums(Sums call, left, right, const Place *place) except -1:
+    """The sums of all lines, of which there are some; false where the types have no product."""
+    cdef Touched touched
+    cdef Tensor workspace   # kept until the launch
+    cdef int64_t count = count_elements(call.a.ndim, call.a.shape), numbers
     cdef int status
-    if result.size_ == 0:
-        return True
-    load_kernels(result.dl.device.device_id, DLFP4_CUDA_IMAGE_dots)
-    for part in parts:
-        wait_for(part, result.stream)
-    workspace = allocate_beside(result, FLOAT64, 1, &numbers, False, work_of(result)) if numbers else None
-    merge_axes(a, b)
-    of_a.lines, of_a.strides, of_a.decode = a.lines, a.strides, a.decode
-    of_b.lines, of_b.strides, of_b.decode = b.lines, b.strides, b.decode
-    status = dlfp4_cuda_vecdot(result.dl.device.device_id, result.stream, &of_a, &of_b, a.ndim, a.shape, a.length,
-                               <float *> result.dl.data, <double *> workspace.dl.data if numbers else NULL)
-    if status <= -DLFP4_CUDA_REFUSED:
-        return False
+    touch_nothing(&touched)
+    if not is_host(place):
+        reads_operand(&touched, left)
+        reads_operand(&touched, right)
+        numbers = dlfp4_cuda_vecdot_workspace(count, call.a.length)
+        if numbers:
+            workspace = allocate_on(place, FLOAT64, 1, &numbers, False)
+            call.workspace = <double *> workspace.dl.data
+    status = run_on(place, &touched, sum_at, DLFP4_CUDA_IMAGE_dots, &call, count * (call.a.length + 1))
+    if is_host(place) or status <= -DLFP4_CUDA_REFUSED:
+        return status == 0
     check_cuda(status, "summing products")
-    for part in parts:
-        used_on(part, result.stream)
     return True
+
+
+cdef void reads_operand(Touched *touched, x) noexcept:
+    if type(x) is ScaledTensor:
+        reads_parts(touched, <ScaledTensor> x)
+    else:
+        reads(touched, <Tensor> x)
 
 
 cdef str name_of_factor(x):
@@ -393,8 +397,8 @@ def _multiply_on_host(a, b, result, alpha, rounds):
     cdef Factor of_a, of_b
     cdef dlfp4_matrix matrix
     cdef dlfp4_matmul_options options
-    cdef object left = a if type(a) is ScaledTensor else as_rows(a)   # maybe a copy, to be kept until the end
-    cdef Tensor rows = as_rows(result)
+    cdef object left = a if type(a) is ScaledTensor else as_rows(a, &ON_HOST)   # maybe a copy, to be kept until the end
+    cdef Tensor rows = as_rows(result, &ON_HOST)
     fill_factor(&of_a, left, -1, "a")
     fill_factor(&of_b, b, -2, "b")
     of_a.lines.step = 1 if type(left) is ScaledTensor else of_a.strides[0]
@@ -402,23 +406,36 @@ def _multiply_on_host(a, b, result, alpha, rounds):
     fill_matrix(&matrix, rows)
     options.alpha = alpha
     options.activation = DLFP4_ACTIVATION_INT8 if rounds else DLFP4_ACTIVATION_EXACT
-    run_matmul(&of_a, &of_b, &matrix, &options)
+    run_matmul(MatrixProduct(&of_a.lines, &of_b.lines, of_a.length, &matrix, &options, NULL))
 
 
-cdef Tensor as_rows(Tensor self, const Work *work=NULL):
-    return flatten(self, work) if self.dl.ndim > 1 else reshape_tensor(self, (1, self.size_))
+cdef Tensor as_rows(Tensor self, const Place *place):
+    return flatten(self, place) if self.dl.ndim > 1 else reshape_tensor(self, (1, self.size_))
 
 
-cdef int run_matmul(Factor *a, Factor *b, dlfp4_matrix *matrix, dlfp4_matmul_options *options) except -1:
-    cdef int64_t bytes = dlfp4_matmul_workspace(&a.lines, &b.lines, a.length, matrix, options)
-    cdef dlfp4_status status
-    cdef void *workspace = PyMem_RawMalloc(max(1, bytes))
-    if workspace == NULL:
+cdef struct MatrixProduct:
+    dlfp4_lines *a
+    dlfp4_lines *b
+    int64_t length
+    dlfp4_matrix *result
+    dlfp4_matmul_options *options
+    void *workspace
+
+
+cdef int multiply_on_host_at(const Place *place, void *call) noexcept nogil:
+    cdef MatrixProduct *m = <MatrixProduct *> call
+    return dlfp4_matmul(m.a, m.b, m.length, m.result, m.options, m.workspace)
+
+
+cdef int run_matmul(MatrixProduct call) except -1:
+    cdef int64_t bytes = dlfp4_matmul_workspace(call.a, call.b, call.length, call.result, call.options)
+    cdef int status
+    call.workspace = PyMem_RawMalloc(max(1, bytes))
+    if call.workspace == NULL:
         raise MemoryError(f"no memory for a workspace of {bytes} bytes")
-    with nogil:
-        status = dlfp4_matmul(&a.lines, &b.lines, a.length, matrix, options, workspace)
-    PyMem_RawFree(workspace)
-    return check_status(status)
+    status = run_on(&ON_HOST, NULL, multiply_on_host_at, DLFP4_CUDA_IMAGE_products, &call, INT64_MAX)
+    PyMem_RawFree(call.workspace)
+    return check_run(&ON_HOST, status, "multiplying matrices")
 
 
 def _allocate_result(a, shape, dtype, stream):
@@ -426,4 +443,5 @@ def _allocate_result(a, shape, dtype, stream):
     cdef Tensor elements = elements_of(a)
     cdef int64_t dims[MOST_DIMS]
     cdef int ndim = fill_extents(dims, list(shape))
-    return allocate_beside(elements, row_of_argument(dtype), ndim, dims, False, work_for(elements, stream, a))
+    cdef Place place = place_for(elements, stream, a)
+    return allocate_on(&place, row_of_argument(dtype), ndim, dims, False)

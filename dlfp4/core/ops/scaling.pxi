@@ -1,10 +1,27 @@
 # Block scaling: floats become elements and scales, and back.
 
-cdef struct Request:            # one call of quantize
+cdef struct Quantization:   # one call of quantize
     dlfp4_matrix x
-    dlfp4_recipe recipe
-    dlfp4_tensor_scale scale
     int format
+    dlfp4_recipe recipe
+    dlfp4_tensor_scale scale        # of the whole tensor, on the host
+    dlfp4_cuda_scale scale_there    # the same on a device
+    dlfp4_blocks blocks[2]
+    const dlfp4_blocks *along[2]    # rows, columns; NULL where blocks do not run along them
+
+
+cdef int quantize_at(const Place *place, void *call) noexcept nogil:
+    cdef Quantization *q = <Quantization *> call
+    if is_host(place):
+        return dlfp4_quantize(&q.x, q.format, &q.recipe, &q.scale, q.along[0], q.along[1])
+    return dlfp4_cuda_quantize(place.device, place.stream, &q.x, q.format, &q.recipe, &q.scale_there, q.along[0],
+                               q.along[1])
+
+
+cdef int find_tensor_scale_at(const Place *place, void *call) noexcept nogil:
+    """On the host; a device finds it with the same launch that quantizes."""
+    cdef Quantization *q = <Quantization *> call
+    return dlfp4_find_tensor_scale(&q.x, q.format, &q.recipe, &q.scale)
 
 
 def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=None, seed=None, str scale_layout="linear",
@@ -17,7 +34,8 @@ def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=Non
         ``(..., K)`` of float32, bfloat16 or float16, of any strides, on the host or a CUDA device; float64, and nested
         lists of numbers, are rounded once to float32. It counts as a matrix of M = prod(shape[:-1]) rows.
     format : Format or str
-        A row of :func:`formats`, or its name, such as "nvfp4", "mxfp8_e4m3" or "fp8_1x128".
+        A row of :func:`formats`: "nvfp4", "nvfp4_16x16", "mxfp4", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp8_e4m3",
+        "mxfp8_e5m2", "fp8_e4m3", "fp8_e5m2", "fp8_1x128", "fp8_128x128" and their "_e5m2" forms.
     recipe : Recipe or str, optional
         How scales are chosen and elements rounded: "ocp" (the default for mx formats), "nvidia", "rocm", or a
         :class:`Recipe`.
@@ -82,47 +100,51 @@ def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=Non
     >>> float(abs(q.dequantize().to_numpy() - x).max()) <= 1
     True
     """
-    cdef Request request
+    cdef Quantization call
+    cdef Touched touched
     cdef Tensor given = borrow(x)
-    cdef Work work = work_for(given, stream, x, global_scale, out[0] if type(out) is tuple and out else out)
-    given = rounded_once(given, work)
-    cdef Tensor source = flatten(given, &work)
+    cdef Place place = place_for(given, stream, x, global_scale, out[0] if type(out) is tuple and out else out)
+    given = rounded_once(given, &place)
+    cdef Tensor source = flatten(given, &place)
     cdef _Rules rules = find_rules(format, recipe, rounding)
     cdef bint padded = parse_flag(pad, "pad")
     cdef tuple axes = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,), results
+    cdef int status
     check_axes(axes)
-    fill_matrix(&request.x, source)
-    request.format = rules.number
-    request.recipe = rules.recipe
-    request.recipe.seed = parse_seed(rules.recipe.rounding, seed)
+    fill_matrix(&call.x, source)
+    call.format = rules.number
+    call.recipe = rules.recipe
+    call.recipe.seed = parse_seed(rules.recipe.rounding, seed)
     if out is None:
-        results = allocate_results(axes, given, rules, scale_layout, padded, work)
+        results = allocate_results(axes, given, rules, scale_layout, padded, &place)
     else:
         results = check_out_scaled(out, axes, given, rules, scale_layout, padded)
-    if on_cuda(source):
-        quantize_on_cuda(&request, results, rules, global_scale, source, work.stream)
+    touch_nothing(&touched)
+    reads(&touched, source)
+    if is_host(&place):
+        find_tensor_scale(&call, global_scale)
     else:
-        find_tensor_scale(&request, global_scale)
-        run_quantize(&request, results, rules)
+        given = find_scale_there(&call, global_scale, &place)   # kept until the launch
+        reads(&touched, given)
+    fill_results(&call, results, &touched, is_host(&place))
+    status = run_on(&place, &touched, quantize_at, DLFP4_CUDA_IMAGE_blocks, &call, source.size_)
+    if status != 0:
+        check_run(&place, status, f"quantizing {dtype_name(source)} to {rules.format}")
     return results if isinstance(axis, (tuple, list)) else results[0]
 
 
-cdef inline Tensor rounded_once(Tensor self, Work work):
+cdef inline Tensor rounded_once(Tensor self, const Place *place):
     """float64 as float32, nearest even; other types as they are."""
     cdef Tensor result
     if self.row != FLOAT64:
         return self
-    result = allocate_beside(self, FLOAT32, self.dl.ndim, self.dl.shape, False, work)
-    convert(self, result, &ROUNDED, work.stream)
+    result = allocate_on(place, FLOAT32, self.dl.ndim, self.dl.shape, False)
+    convert(self, result, &ROUNDED, place)
     return result
 
 
 cdef dlfp4_convert_options ROUNDED
 fill_options(&ROUNDED, "nearest_even", False, None)
-
-
-cdef inline bint is_small(const Request *request) noexcept:
-    return request.x.rows * request.x.columns < RELEASE_GIL_FROM
 
 
 cdef int check_axes(tuple axes) except -1:
@@ -148,19 +170,16 @@ cdef Tensor view_matrix(Tensor self):
     return finish_view(view) if lay_out(view, self) else None
 
 
-cdef Tensor flatten(Tensor self, const Work *work=NULL):
+cdef Tensor flatten(Tensor self, const Place *place):
     """The tensor as a matrix; a copy, made where an operation runs, only where there is no view."""
     cdef Tensor view = view_matrix(self)
-    if view is not None:
-        return view
-    return view_matrix(copy_on(self, work[0]) if work != NULL and on_cuda(self) else duplicate(self))
+    return view if view is not None else view_matrix(copy_on(self, place))
 
 
-cdef Tensor copy_on(Tensor self, Work work):
-    """A compact copy, made and freed in the order of a CUDA stream, which waits for the tensor's own."""
-    cdef Tensor result = allocate_beside(self, self.row, self.dl.ndim, self.dl.shape, is_padded(self), work)
-    wait_for(self, work.stream)
-    convert(self, result, NULL, work.stream)
+cdef Tensor copy_on(Tensor self, const Place *place):
+    """A compact copy, made and freed where an operation runs."""
+    cdef Tensor result = allocate_on(place, self.row, self.dl.ndim, self.dl.shape, is_padded(self))
+    convert(self, result, NULL, place)
     return result
 
 
@@ -279,23 +298,28 @@ cdef Tensor part_of(Tensor memory, _Layout layout, int number):
     return finish_view(part)
 
 
-cdef tuple allocate_results(tuple axes, Tensor source, _Rules rules, str scale_layout, bint pad, Work work):
+cdef tuple allocate_results(tuple axes, Tensor source, _Rules rules, str scale_layout, bint pad, const Place *place):
     shape = shape_of(source)
     if len(axes) == 1:
-        return (allocate_scaled(source, shape, rules.format, axes[0], scale_layout, pad, work),)
-    return (allocate_scaled(source, shape, rules.format, axes[0], scale_layout, pad, work),
-            allocate_scaled(source, shape, rules.format, axes[1], scale_layout, pad, work))
+        return (allocate_scaled(shape, rules.format, axes[0], scale_layout, pad, place),)
+    return (allocate_scaled(shape, rules.format, axes[0], scale_layout, pad, place),
+            allocate_scaled(shape, rules.format, axes[1], scale_layout, pad, place))
 
 
-cdef ScaledTensor allocate_scaled(Tensor source, tuple shape, format, int axis, str scale_layout, bint pad,
-                                  Work work):
+cdef ScaledTensor allocate_scaled(tuple shape, format, int axis, str scale_layout, bint pad, const Place *place):
     """One allocation for all parts, which each of them keeps: on a CUDA device an allocation is a fifth of a small
     tensor's call."""
     cdef _Layout layout = _find_layout(shape, format.name, axis, scale_layout, pad)
-    cdef Tensor memory = allocate_beside(source, UINT8, 1, &layout.bytes, False, work)
+    cdef Tensor memory = allocate_on(place, UINT8, 1, &layout.bytes, False)
     return make_scaled(part_of(memory, layout, 0), part_of(memory, layout, 1),
                        part_of(memory, layout, 2) if layout.has_global_scale else None,
                        format, axis, scale_layout, shape)
+
+
+cdef void reads_parts(Touched *touched, ScaledTensor self) noexcept:
+    reads(touched, self.data)
+    reads(touched, self.scales)
+    reads(touched, self.global_scale)
 
 
 cdef int secure_parts(ScaledTensor self) except -1:
@@ -329,20 +353,16 @@ cdef int fill_blocks(dlfp4_blocks *blocks, ScaledTensor self, uint8_t zero_scale
 
 # ---- The tensor's scale
 
-cdef int find_tensor_scale(Request *request, global_scale) except -1:
+cdef int find_tensor_scale(Quantization *call, global_scale) except -1:
     """The scale of the whole tensor, where the format has one: given, or found in the data."""
-    cdef dlfp4_status status
-    if not has_tensor_scale(request.format, global_scale):
+    cdef int status
+    if not has_tensor_scale(call.format, global_scale):
         return 0
     if global_scale is not None:
-        request.scale = dlfp4_given_tensor_scale(parse_scale(global_scale))
+        call.scale = dlfp4_given_tensor_scale(parse_scale(global_scale))
         return 0
-    if is_small(request):
-        status = dlfp4_find_tensor_scale(&request.x, request.format, &request.recipe, &request.scale)
-    else:
-        with nogil:
-            status = dlfp4_find_tensor_scale(&request.x, request.format, &request.recipe, &request.scale)
-    return check_status(status)
+    status = run_on(&ON_HOST, NULL, find_tensor_scale_at, DLFP4_CUDA_IMAGE_blocks, call, call.x.rows * call.x.columns)
+    return check_run(&ON_HOST, status, "finding a tensor's scale")
 
 
 cdef bint has_tensor_scale(int format, global_scale) except -1:
@@ -371,109 +391,46 @@ cdef float read_scalar(Tensor self) except? -1:
     return (<float *> self.dl.data)[0]
 
 
-cdef Tensor tensor_scale_of(ScaledTensor self):
-    """Where the scale of the whole tensor lies."""
-    return self.scales if self.global_scale is None else self.global_scale
-
-
-cdef int check_status(dlfp4_status status) except -1:
-    if status != DLFP4_OK:
-        raise RuntimeError(f"the kernel refused the description it was given (status {status})")
-    return 0
-
-
-cdef int run_quantize(Request *request, tuple results, _Rules rules) except -1:
-    cdef dlfp4_blocks blocks[2]
-    cdef const dlfp4_blocks *along[2]
+cdef int fill_results(Quantization *call, tuple results, Touched *touched, bint on_host) except -1:
+    """Where the elements and scales go, and that of the whole tensor: the host has it, a device is told its places."""
     cdef ScaledTensor result
-    cdef dlfp4_status status
-    cdef int direction
-    along[0] = along[1] = NULL
+    cdef Tensor whole
+    cdef int direction, number = 0
+    call.along[0] = call.along[1] = NULL
     for result in results:
         direction = -1 - result.axis
-        fill_blocks(&blocks[direction], result, rules.recipe.zero_scale)
-        along[direction] = &blocks[direction]
-        if result.global_scale is not None or scales_whole(result.number):
-            (<float *> tensor_scale_of(result).dl.data)[0] = request.scale.decode
-    if is_small(request):
-        status = dlfp4_quantize(&request.x, request.format, &request.recipe, &request.scale, along[0], along[1])
-    else:
-        with nogil:
-            status = dlfp4_quantize(&request.x, request.format, &request.recipe, &request.scale, along[0], along[1])
-    return check_status(status)
-
-
-cdef int quantize_on_cuda(Request *request, tuple results, _Rules rules, global_scale, Tensor source,
-                          int64_t stream) except -1:
-    """The same on a CUDA device: what is not known on the host, such as the tensor's scale, stays on the device."""
-    cdef dlfp4_blocks blocks[2]
-    cdef const dlfp4_blocks *along[2]
-    cdef ScaledTensor result
-    cdef Tensor part, given = None
-    cdef dlfp4_cuda_scale scale
-    cdef int direction, status, number = 0, device = source.dl.device.device_id
-    cdef bint scaled = has_tensor_scale(request.format, global_scale)
-    load_kernels(device, DLFP4_CUDA_IMAGE_blocks)
-    memset(&scale, 0, sizeof(scale))
-    along[0] = along[1] = NULL
-    if global_scale is not None:
-        given = given_on_cuda(global_scale, source, stream, &scale)   # kept until the launch
-    for result in results:
-        wait_for_parts(result, stream)
-        direction = -1 - result.axis
-        fill_blocks(&blocks[direction], result, rules.recipe.zero_scale)
-        along[direction] = &blocks[direction]
-        if scaled:
-            part = tensor_scale_of(result)
-            scale.places[number] = <float *> part.dl.data
+        fill_blocks(&call.blocks[direction], result, call.recipe.zero_scale)
+        call.along[direction] = &call.blocks[direction]
+        writes(touched, result.data)
+        writes(touched, result.scales)
+        writes(touched, result.global_scale)
+        if result.global_scale is None and not scales_whole(call.format):
+            continue
+        whole = result.scales if result.global_scale is None else result.global_scale
+        if on_host:
+            (<float *> whole.dl.data)[0] = call.scale.decode
+        else:
+            call.scale_there.places[number] = <float *> whole.dl.data
             number += 1
-    status = dlfp4_cuda_quantize(device, stream, &request.x, request.format, &request.recipe, &scale, along[0],
-                                 along[1])
-    if status != 0:   # the message alone would cost a tenth of the call
-        check_kernel(status, f"quantizing {dtype_name(source)} to {rules.format}")
-    used_on(source, stream)
-    if given is not None:
-        used_on(given, stream)
-    for result in results:
-        hand_back(result.data, stream)
-        hand_back(result.scales, stream)
-        if result.global_scale is not None:
-            hand_back(result.global_scale, stream)
     return 0
 
 
-cdef int wait_for_parts(ScaledTensor self, int64_t stream) except -1:
-    """Let work on `stream` start after those on which a ScaledTensor's parts are made."""
-    wait_for(self.data, stream)
-    if self.scales.stream != self.data.stream:
-        wait_for(self.scales, stream)
-    if self.global_scale is not None and self.global_scale.stream != self.data.stream:
-        wait_for(self.global_scale, stream)
-    return 0
-
-
-cdef int used_parts_on(ScaledTensor self, int64_t stream) except -1:
-    """As used_on; parts that share memory share its uses."""
-    cdef Tensor base = base_of(self.data), part
-    used_on(base, stream)
-    for part in (self.scales, self.global_scale):
-        if part is not None and base_of(part) is not base:
-            used_on(part, stream)
-    return 0
-
-
-cdef Tensor given_on_cuda(global_scale, Tensor source, int64_t stream, dlfp4_cuda_scale *scale):
-    """A given scale: on the device, where it is not waited for, or a number of the host."""
-    cdef Tensor given = None if type(global_scale) is float else as_scalar(global_scale, "global_scale")
-    if given is not None and on_cuda(given):
-        if given.dl.device.device_id != source.dl.device.device_id:
-            raise ValueError(f"global_scale lies on {device_of(given)}, the input on {device_of(source)}; move it "
-                             f"there, or give a number")
-        check_aligned(given, "global_scale")
-        wait_for(given, stream)
-        scale.given = <const float *> given.dl.data
-    else:
-        scale.number = parse_scale(global_scale if given is None else given)
+cdef Tensor find_scale_there(Quantization *call, global_scale, const Place *place):
+    """A given scale of the whole tensor for a device: where it lies there, or a number of the host. What is not given
+    is found there, and stays there. Returns the tensor that is read, or None."""
+    cdef Tensor given
+    memset(&call.scale_there, 0, sizeof(call.scale_there))
+    if not has_tensor_scale(call.format, global_scale) or global_scale is None:
+        return None
+    given = None if type(global_scale) is float else as_scalar(global_scale, "global_scale")
+    if given is None or not on_cuda(given):
+        call.scale_there.number = parse_scale(global_scale if given is None else given)
+        return None
+    if given.dl.device.device_id != place.device:
+        raise ValueError(f"global_scale lies on {device_of(given)}, the input on cuda:{place.device}; move it there, "
+                         f"or give a number")
+    check_aligned(given, "global_scale")
+    call.scale_there.given = <const float *> given.dl.data
     return given
 
 
@@ -518,35 +475,32 @@ def dequantize(q, dtype=None, *, out=None, stream=None):
     cdef ScaledTensor source
     cdef Tensor given = None if out is None else _borrow_out(out), result, matrix
     cdef int row = row_of_argument(dtype) if dtype is not None else FLOAT32 if given is None else given.row
-    cdef Work work
+    cdef Place place
     if type(q) is not ScaledTensor:
         raise TypeError(f"q is of type {type(q).__name__}; expected a ScaledTensor, from quantize or "
                         "ScaledTensor.from_parts")
     if not SOURCE_ROWS >> row & 1:
         raise TypeError(f"dtype={dlfp4_dtypes[row].name.decode()}: block-scaled tensors dequantize to float32, "
                         f"bfloat16 or float16")
-    work = work_for((<ScaledTensor> q).data, stream, q, out)
-    source = plain_on(q, work)
+    place = place_for((<ScaledTensor> q).data, stream, q, out)
+    source = plain_on(q, &place)
     if out is None:
-        result = allocate_values(source, row, work)
+        result = allocate_values(source, row, &place)
     else:
         result = check_out_values(given, source, row)
     matrix = view_matrix(result)
     if matrix is None:   # through memory of our own
-        matrix = view_matrix(allocate_values(source, row, work))
-    if on_cuda(source.data):
-        dequantize_on_cuda(source, matrix, work.stream)
-    else:
-        run_dequantize(source, matrix)
+        matrix = view_matrix(allocate_values(source, row, &place))
+    run_dequantize(source, matrix, &place)
     if out is not None and matrix.dl.data != result.dl.data:
-        convert(reshape_tensor(matrix, source.shape), result, NULL, work.stream)
+        convert(reshape_tensor(matrix, source.shape), result, NULL, &place)
     return result
 
 
-cdef Tensor allocate_values(ScaledTensor source, int row, Work work):
+cdef Tensor allocate_values(ScaledTensor source, int row, const Place *place):
     cdef int64_t dims[MOST_DIMS]
     cdef int ndim = fill_extents(dims, list(source.shape))
-    return allocate_beside(source.data, row, ndim, dims, False, work)
+    return allocate_on(place, row, ndim, dims, False)
 
 
 cdef int fill_lines(dlfp4_matrix *matrix, ScaledTensor source, Tensor result) except -1:
@@ -558,38 +512,37 @@ cdef int fill_lines(dlfp4_matrix *matrix, ScaledTensor source, Tensor result) ex
     return 0
 
 
-cdef int dequantize_on_cuda(ScaledTensor source, Tensor result, int64_t stream) except -1:
-    cdef dlfp4_blocks blocks
-    cdef dlfp4_matrix matrix
-    cdef const float *decode = NULL
+cdef struct Dequantization:
+    dlfp4_blocks blocks
+    int format
+    float decode                # the scale of the whole tensor, on the host
+    const float *decode_there   # the same on a device, or NULL
+    dlfp4_matrix matrix
+
+
+cdef int dequantize_at(const Place *place, void *call) noexcept nogil:
+    cdef Dequantization *d = <Dequantization *> call
+    if is_host(place):
+        return dlfp4_dequantize(&d.blocks, d.format, d.decode, &d.matrix)
+    return dlfp4_cuda_dequantize(place.device, place.stream, &d.blocks, d.format, d.decode_there, &d.matrix)
+
+
+cdef int run_dequantize(ScaledTensor source, Tensor result, const Place *place) except -1:
+    cdef Dequantization call
+    cdef Touched touched
     cdef int status
-    load_kernels(result.dl.device.device_id, DLFP4_CUDA_IMAGE_blocks)
-    fill_blocks(&blocks, source, 0)
-    fill_lines(&matrix, source, result)
-    wait_for_parts(source, stream)
-    wait_for(result, stream)
+    fill_blocks(&call.blocks, source, 0)
+    fill_lines(&call.matrix, source, result)
+    call.format = source.number
+    call.decode = 1
+    call.decode_there = NULL
     if source.global_scale is not None:
-        decode = <const float *> source.global_scale.dl.data
-    status = dlfp4_cuda_dequantize(result.dl.device.device_id, stream, &blocks, source.number, decode, &matrix)
-    if status != 0:
-        check_kernel(status, f"dequantizing {source.format}")
-    used_parts_on(source, stream)
-    return hand_back(result, stream)
-
-
-cdef int run_dequantize(ScaledTensor source, Tensor result) except -1:
-    cdef dlfp4_blocks blocks
-    cdef dlfp4_matrix matrix
-    cdef float decode = 1
-    cdef int format = source.number
-    cdef dlfp4_status status
-    fill_blocks(&blocks, source, 0)
-    fill_lines(&matrix, source, result)
-    if source.global_scale is not None:
-        decode = read_scalar(source.global_scale)
-    if result.size_ < RELEASE_GIL_FROM:
-        status = dlfp4_dequantize(&blocks, format, decode, &matrix)
-    else:
-        with nogil:
-            status = dlfp4_dequantize(&blocks, format, decode, &matrix)
-    return check_status(status)
+        if is_host(place):
+            call.decode = read_scalar(source.global_scale)
+        else:
+            call.decode_there = <const float *> source.global_scale.dl.data
+    touch_nothing(&touched)
+    reads_parts(&touched, source)
+    writes(&touched, result)
+    status = run_on(place, &touched, dequantize_at, DLFP4_CUDA_IMAGE_blocks, &call, result.size_)
+    return 0 if status == 0 else check_run(place, status, f"dequantizing {source.format}")

@@ -472,7 +472,7 @@ cdef Tensor as_scalar(value, str name):
 cdef ScaledTensor relayout(ScaledTensor self, name, int fill):
     cdef Tensor scales = self.scales, result
     cdef int64_t rows, columns
-    cdef Work work
+    cdef Place place
     if name == self.scale_layout:
         return self
     if name == "prepared":
@@ -483,29 +483,44 @@ cdef ScaledTensor relayout(ScaledTensor self, name, int fill):
         scales = canonical_scales(self)
         scales = scales if is_compact_tensor(scales) else duplicate(scales)
     transposed = name == "linear" and lies_across(self)
-    work = work_for(scales, None, self)
-    result = allocate_buffer(scales, (rows, columns) if transposed else buffer.shape, scales.row, work)
-    convert_scales(scales, self.layout, result, LAYOUTS[name], rows, columns, fill, work)
+    place = place_for(scales, None, self)
+    result = allocate_buffer((rows, columns) if transposed else buffer.shape, scales.row, &place)
+    run_relayout(Relayout(scales.dl.data, result.dl.data, self.layout, LAYOUTS[name], rows, columns,
+                          storage_bits(result) // 8, fill), scales, result, &place)
     # Beside scales of the device, managed memory is the device's as well: the host could not read all parts.
     return make_scaled(place_managed(self.data, True), duplicate(result.mT) if transposed else result,
                        place_managed(self.global_scale, True), self.format, self.axis, name, self.shape)
 
 
-cdef int convert_scales(Tensor scales, int layout, Tensor result, int to, int64_t rows, int64_t columns,
-                        int fill, Work work) except -1:
-    cdef int status, itemsize = storage_bits(result) // 8
+cdef struct Relayout:     # scales that move from one layout to another
+    void *source
+    void *result
+    int layout, result_layout
+    int64_t rows, columns   # without padding
+    int itemsize
+    uint8_t fill            # of the padding
+
+
+cdef int relayout_at(const Place *place, void *call) noexcept nogil:
+    cdef Relayout *r = <Relayout *> call
+    if is_host(place):
+        return dlfp4_convert_scales(r.source, r.layout, r.result, r.result_layout, r.rows, r.columns, r.itemsize,
+                                    r.fill)
+    return dlfp4_cuda_convert_scales(place.device, place.stream, r.source, r.layout, r.result, r.result_layout, r.rows,
+                                     r.columns, r.fill)
+
+
+cdef int run_relayout(Relayout call, Tensor scales, Tensor result, const Place *place) except -1:
+    cdef Touched touched
     secure(scales)
+    check_readable(scales)
     if result.size_ == 0:
         return 0
-    if on_cuda(scales):
-        load_kernels(scales.dl.device.device_id, DLFP4_CUDA_IMAGE_blocks)
-        check_kernel(dlfp4_cuda_convert_scales(scales.dl.device.device_id, work.stream, scales.dl.data, layout,
-                                               result.dl.data, to, rows, columns, fill), "converting scales")
-        return used_on(scales, work.stream)
-    check_host(scales)
-    with nogil:
-        status = dlfp4_convert_scales(scales.dl.data, layout, result.dl.data, to, rows, columns, itemsize, fill)
-    return check_status(status)
+    touch_nothing(&touched)
+    reads(&touched, scales)
+    writes(&touched, result)
+    return check_run(place, run_on(place, &touched, relayout_at, DLFP4_CUDA_IMAGE_blocks, &call, result.size_),
+                     "converting scales")
 
 
 cdef tuple lines_of_scales(ScaledTensor self):
@@ -519,13 +534,13 @@ cdef Tensor canonical_scales(ScaledTensor self):
     return self.scales.mT if lies_across(self) else self.scales
 
 
-cdef Tensor allocate_buffer(Tensor source, tuple shape, int row, Work work):
-    """Memory for one of a format's buffers, beside what it is made of."""
+cdef Tensor allocate_buffer(tuple shape, int row, const Place *place):
+    """Memory for one of a format's buffers, where it is made."""
     cdef int64_t dims[2]
     cdef int k
     for k in range(len(shape)):
         dims[k] = shape[k]
-    return allocate_beside(source, row, len(shape), dims, False, work)
+    return allocate_on(place, row, len(shape), dims, False)
 
 
 # ---- Weights
@@ -561,11 +576,26 @@ def unshuffle_weight(x, layout="aiter"):
     return shuffle(x, layout, True)
 
 
+cdef struct Shuffle:
+    void *source
+    void *result
+    int64_t rows, row_bytes
+    bint back
+
+
+cdef int shuffle_at(const Place *place, void *call) noexcept nogil:
+    cdef Shuffle *s = <Shuffle *> call
+    if is_host(place):
+        return dlfp4_shuffle_weight(s.source, s.result, s.rows, s.row_bytes, s.back)
+    return dlfp4_cuda_shuffle_weight(place.device, place.stream, s.source, s.result, s.rows, s.row_bytes, s.back)
+
+
 cdef Tensor shuffle(x, layout, bint back):
     cdef Tensor source = borrow(x), result
     cdef int64_t row_bits
-    cdef int status
-    cdef Work work
+    cdef Shuffle call
+    cdef Touched touched
+    cdef Place place
     if layout != "aiter":
         raise ValueError(f"layout={layout!r}: expected 'aiter'")
     if source.dl.ndim != 2:
@@ -577,18 +607,14 @@ cdef Tensor shuffle(x, layout, bint back):
     if source.dl.shape[0] % 16 or row_bits % 256:
         raise ValueError(f"shape {shape_of(source)} of {dtype_name(source)}: the aiter shuffle needs rows in multiples "
                          f"of 16 and row lengths in multiples of 32 bytes; pad the weight")
-    work = work_for(source, None, x)
-    result = allocate_beside(source, source.row, 2, source.dl.shape, is_padded(source), work)
+    place = place_for(source, None, x)
+    result = allocate_on(&place, source.row, 2, source.dl.shape, is_padded(source))
     if source.size_ == 0:
         return result
-    if on_cuda(source):
-        load_kernels(source.dl.device.device_id, DLFP4_CUDA_IMAGE_blocks)
-        check_kernel(dlfp4_cuda_shuffle_weight(source.dl.device.device_id, work.stream, source.dl.data,
-                                               result.dl.data, source.dl.shape[0], row_bits // 8, back),
-                     "shuffling a weight")
-        used_on(source, work.stream)
-    else:
-        with nogil:
-            status = dlfp4_shuffle_weight(source.dl.data, result.dl.data, source.dl.shape[0], row_bits // 8, back)
-        check_status(status)
+    call = Shuffle(source.dl.data, result.dl.data, source.dl.shape[0], row_bits // 8, back)
+    touch_nothing(&touched)
+    reads(&touched, source)
+    writes(&touched, result)
+    check_run(&place, run_on(&place, &touched, shuffle_at, DLFP4_CUDA_IMAGE_blocks, &call, source.size_),
+              "shuffling a weight")
     return result
