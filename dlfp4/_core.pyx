@@ -125,7 +125,7 @@ CPU.device_id = 0
 
 include "core/ops/arguments.pxi"
 include "core/machine/machine.pxi"
-include "core/tensor/layout.pxi"
+include "core/tensor/strides.pxi"
 include "core/tensor/dtype.pxi"
 include "core/tensor/device.pxi"
 include "core/tensor/formats.pxi"
