@@ -262,7 +262,11 @@ def test_nan_and_infinity(name):
             np.testing.assert_equal(float(got), expected)
 
 
-@pytest.mark.parametrize("name", [name for name in FORMATS if dlfp4.formats()[name].kind != "largest"])
+# Those whose scales say that a block holds none but NaNs, and whose blocks lie on one line each.
+MARKED = [name for name in FORMATS if dlfp4.formats()[name].kind != "largest" and dlfp4.formats()[name].block[0] == 1]
+
+
+@pytest.mark.parametrize("name", MARKED)
 def test_nan_blocks(name):
     x = np.ones((4, 256), np.float32)
     x[1, 37], x[3, 255] = np.nan, np.inf
