@@ -9,7 +9,7 @@
 #include "block_kernels.h"
 #include "blocks/scales.h"
 #include "gpu/context.h"
-#include "gpu/jobs.h"
+#include "gpu/runs.h"
 #include "params.h"
 
 namespace dlfp4 {

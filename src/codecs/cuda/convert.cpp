@@ -8,7 +8,7 @@
 #include "codec_kernels.h"
 #include "codecs/plan.h"
 #include "gpu/context.h"
-#include "gpu/jobs.h"
+#include "gpu/runs.h"
 #include "params.h"
 #include "rules/walk.h"
 

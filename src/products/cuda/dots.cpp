@@ -8,7 +8,7 @@
 #include "dot_kernels.h"
 #include "dots.h"
 #include "gpu/context.h"
-#include "gpu/jobs.h"
+#include "gpu/runs.h"
 #include "rules/sums.h"
 
 namespace dlfp4 {

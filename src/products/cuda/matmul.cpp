@@ -6,7 +6,7 @@
 
 #include "few_rows.h"
 #include "gpu/context.h"
-#include "gpu/jobs.h"
+#include "gpu/runs.h"
 #include "many_rows.h"
 #include "params.h"
 #include "product_kernels.h"

@@ -1,7 +1,7 @@
 // What the operations on CUDA memory share: launching by threads, refusals, the fast encoder's constants.
 // Trick: the fast kernels take whole steps on aligned memory; all else goes to one that takes anything.
-#ifndef DLFP4_SRC_GPU_JOBS_H_
-#define DLFP4_SRC_GPU_JOBS_H_
+#ifndef DLFP4_SRC_GPU_RUNS_H_
+#define DLFP4_SRC_GPU_RUNS_H_
 
 #include <stdint.h>
 
@@ -62,4 +62,4 @@ inline EncodeParams encode_params(int row, Round round) {
 }  // namespace cuda
 }  // namespace dlfp4
 
-#endif  // DLFP4_SRC_GPU_JOBS_H_
+#endif  // DLFP4_SRC_GPU_RUNS_H_
