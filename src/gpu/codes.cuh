@@ -58,11 +58,11 @@ __device__ inline float half_to_float(uint16_t half) {
   return float_of((half & 0x8000u) << 16 | kFloatNan);  // the instruction drops a NaN's sign
 }
 
-template <int Row>
+template <int Dtype>
 __device__ inline void unpack_floats(uint32_t word, float *floats) {
-  if constexpr (Row == DLFP4_float32) {
+  if constexpr (Dtype == DLFP4_float32) {
     floats[0] = float_of(word);
-  } else if constexpr (Row == DLFP4_bfloat16) {
+  } else if constexpr (Dtype == DLFP4_bfloat16) {
     floats[0] = float_of(word << 16);
     floats[1] = float_of(word & 0xFFFF0000);
   } else {
@@ -71,11 +71,11 @@ __device__ inline void unpack_floats(uint32_t word, float *floats) {
   }
 }
 
-template <int Row>
-constexpr int kFloatBytes = kFormats[Row].bits / 8;
+template <int Dtype>
+constexpr int kFloatBytes = kFormats[Dtype].bits / 8;
 
-template <int Row>
-constexpr int kFloatVectors = kStep * kFloatBytes<Row> / 16;
+template <int Dtype>
+constexpr int kFloatVectors = kStep * kFloatBytes<Dtype> / 16;
 
 // A step of floats, and their signs where words of E2M1 have them.
 struct FloatStep {
@@ -83,40 +83,40 @@ struct FloatStep {
   uint32_t signs[2];
 };
 
-template <int Row>
+template <int Dtype>
 __device__ inline FloatStep unpack_step(const uint4 *raw) {
   FloatStep step;
 #pragma unroll
-  for (int i = 0; i < 4 * kFloatVectors<Row>; ++i)
-    unpack_floats<Row>((&raw[i / 4].x)[i % 4], step.values + i * (4 / kFloatBytes<Row>));
+  for (int i = 0; i < 4 * kFloatVectors<Dtype>; ++i)
+    unpack_floats<Dtype>((&raw[i / 4].x)[i % 4], step.values + i * (4 / kFloatBytes<Dtype>));
 #pragma unroll
   for (int i = 0; i < 2; ++i)
-    step.signs[i] = kFloatBytes<Row> == 4 ? signs_of_floats(step.values + 8 * i) : signs_of_neighbours(&raw[i].x);
+    step.signs[i] = kFloatBytes<Dtype> == 4 ? signs_of_floats(step.values + 8 * i) : signs_of_neighbours(&raw[i].x);
   return step;
 }
 
 // A step, or zeros.
-template <int Row>
+template <int Dtype>
 __device__ inline void load_step(const uint8_t *src, bool there, uint4 *raw) {
 #pragma unroll
-  for (int i = 0; i < kFloatVectors<Row>; ++i)
+  for (int i = 0; i < kFloatVectors<Dtype>; ++i)
     raw[i] = there ? reinterpret_cast<const uint4 *>(src)[i] : make_uint4(0, 0, 0, 0);
 }
 
-template <int Row>
+template <int Dtype>
 __device__ inline FloatStep load_floats(const uint8_t *src) {
-  uint4 raw[kFloatVectors<Row>];
-  load_step<Row>(src, true, raw);
-  return unpack_step<Row>(raw);
+  uint4 raw[kFloatVectors<Dtype>];
+  load_step<Dtype>(src, true, raw);
+  return unpack_step<Dtype>(raw);
 }
 
 // The larger magnitudes of two halves each, whose signs mean nothing; NaN wins.
-template <int Row>
+template <int Dtype>
 __device__ inline uint32_t larger_halves(uint32_t largest, uint32_t word) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ < 860
   return __vmaxu2(largest & 0x7FFF7FFF, word & 0x7FFF7FFF);
 #else
-  if constexpr (Row == DLFP4_bfloat16)
+  if constexpr (Dtype == DLFP4_bfloat16)
     asm("max.NaN.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(largest) : "r"(largest), "r"(word));
   else
     asm("max.NaN.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(largest) : "r"(largest), "r"(word));
@@ -125,10 +125,10 @@ __device__ inline uint32_t larger_halves(uint32_t largest, uint32_t word) {
 }
 
 // The bits as float32 of the larger magnitude of two halves.
-template <int Row>
+template <int Dtype>
 __device__ inline uint32_t largest_half(uint32_t halves) {
   const uint32_t half = max(halves & 0x7FFF, halves >> 16 & 0x7FFF);
-  return Row == DLFP4_bfloat16 ? half << 16 : bits_of(half_to_float(static_cast<uint16_t>(half)));
+  return Dtype == DLFP4_bfloat16 ? half << 16 : bits_of(half_to_float(static_cast<uint16_t>(half)));
 }
 
 // The larger magnitude of two floats; NaN wins.
@@ -139,19 +139,19 @@ __device__ inline float larger_float(float largest, float value) {
 }
 
 // The bits of the largest magnitude of a step; of a NaN, more than infinity's.
-template <int Row>
+template <int Dtype>
 __device__ inline uint32_t largest_of(const uint4 *raw) {
   uint32_t halves = 0;
   float largest = 0;
 #pragma unroll
-  for (int i = 0; i < 4 * kFloatVectors<Row>; ++i) {
+  for (int i = 0; i < 4 * kFloatVectors<Dtype>; ++i) {
     const uint32_t word = (&raw[i / 4].x)[i % 4];
-    if constexpr (Row == DLFP4_float32)
+    if constexpr (Dtype == DLFP4_float32)
       largest = larger_float(largest, float_of(word));
     else
-      halves = larger_halves<Row>(halves, word);
+      halves = larger_halves<Dtype>(halves, word);
   }
-  return Row == DLFP4_float32 ? bits_of(largest) : largest_half<Row>(halves);
+  return Dtype == DLFP4_float32 ? bits_of(largest) : largest_half<Dtype>(halves);
 }
 
 __device__ inline bool has_nan(const float *values) {
@@ -271,15 +271,15 @@ constexpr bool kConvertsFp8 = false;
 #endif
 
 // The types of 8 bits that instructions convert; others go by the rule, and back by a table.
-template <int Row>
-constexpr bool kHasInstructions = Row == DLFP4_float8_e4m3fn || Row == DLFP4_float8_e5m2;
+template <int Dtype>
+constexpr bool kHasInstructions = Dtype == DLFP4_float8_e4m3fn || Dtype == DLFP4_float8_e5m2;
 
 // Four floats as bytes of E4M3 or E5M2, saturating; NaN is 0x7F.
-template <int Row>
+template <int Dtype>
 __device__ inline uint32_t bytes_of_fp8(const float *v) {
-  static_assert(kHasInstructions<Row>, "");
+  static_assert(kHasInstructions<Dtype>, "");
   uint16_t low, high;
-  if constexpr (Row == DLFP4_float8_e4m3fn) {
+  if constexpr (Dtype == DLFP4_float8_e4m3fn) {
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(v[1]), "f"(v[0]));
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(v[3]), "f"(v[2]));
   } else {
@@ -298,38 +298,38 @@ __device__ inline uint32_t byte_of_e4m3(float value) {
 
 // E2M3 and E3M2 have the significands of E4M3 and E5M2: their codes are those of the value times a power of two, which
 // evens out the exponents' biases.
-template <int Row>
-constexpr int kFp8OfFp6 = Row == DLFP4_float6_e2m3fn ? DLFP4_float8_e4m3fn : DLFP4_float8_e5m2;
-template <int Row>
-constexpr float kPowerOfFp6 = Row == DLFP4_float6_e2m3fn ? 0x1p-6f : 0x1p-12f;
+template <int Dtype>
+constexpr int kFp8OfFp6 = Dtype == DLFP4_float6_e2m3fn ? DLFP4_float8_e4m3fn : DLFP4_float8_e5m2;
+template <int Dtype>
+constexpr float kPowerOfFp6 = Dtype == DLFP4_float6_e2m3fn ? 0x1p-6f : 0x1p-12f;
 
 // Bits of `a` under the mask, of `b` elsewhere: one operation. If b is a shifted a, fields of bytes or halves move
 // together; the bits between them are not needed.
 __device__ inline uint32_t select_bits(uint32_t mask, uint32_t a, uint32_t b) { return (a & mask) | (b & ~mask); }
 
 // Four floats times a power of two as codes in 24 bits. Magnitudes of more than five bits become the largest.
-template <int Row>
+template <int Dtype>
 __device__ inline uint32_t codes_of_fp6(const float *v, float power) {
   float moved[4];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) moved[i] = v[i] * (power * kPowerOfFp6<Row>);
-  const uint32_t bytes = bytes_of_fp8<kFp8OfFp6<Row>>(moved), beyond = (bytes | bytes >> 1) & 0x20202020;
+  for (int i = 0; i < 4; ++i) moved[i] = v[i] * (power * kPowerOfFp6<Dtype>);
+  const uint32_t bytes = bytes_of_fp8<kFp8OfFp6<Dtype>>(moved), beyond = (bytes | bytes >> 1) & 0x20202020;
   const uint32_t codes = ((bytes | (beyond - (beyond >> 5))) & 0x1F1F1F1F) | (bytes >> 2 & 0x20202020);
   const uint32_t pairs = select_bits(0x003F003F, codes, codes >> 2);
   return select_bits(0xFFF, pairs, pairs >> 4);
 }
 
 // Sixteen floats, none of which is NaN, times a power of two, as codes; those of 8 bits saturate.
-template <int Row>
+template <int Dtype>
 __device__ inline void encode_step(const EncodeParams &p, const FloatStep &step, uint32_t *words, float power = 1) {
-  constexpr int kBits = kFormats[Row].bits;
+  constexpr int kBits = kFormats[Dtype].bits;
   const float *const values = step.values;
   if constexpr (kBits == 4) {
     words[0] = word_of_e2m1(values, power, step.signs[0]);
     words[1] = word_of_e2m1(values + 8, power, step.signs[1]);
   } else if constexpr (kBits == 6 && kConvertsFp8) {
-    const uint32_t a = codes_of_fp6<Row>(values, power), b = codes_of_fp6<Row>(values + 4, power);
-    const uint32_t c = codes_of_fp6<Row>(values + 8, power), d = codes_of_fp6<Row>(values + 12, power);
+    const uint32_t a = codes_of_fp6<Dtype>(values, power), b = codes_of_fp6<Dtype>(values + 4, power);
+    const uint32_t c = codes_of_fp6<Dtype>(values + 8, power), d = codes_of_fp6<Dtype>(values + 12, power);
     words[0] = a | b << 24;
     words[1] = b >> 8 | c << 16;
     words[2] = c >> 16 | d << 8;
@@ -337,9 +337,9 @@ __device__ inline void encode_step(const EncodeParams &p, const FloatStep &step,
     float scaled[kStep];
 #pragma unroll
     for (int i = 0; i < kStep; ++i) scaled[i] = values[i] * power;
-    if constexpr (kConvertsFp8 && kHasInstructions<Row>) {
+    if constexpr (kConvertsFp8 && kHasInstructions<Dtype>) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) words[i] = bytes_of_fp8<Row>(scaled + 4 * i);
+      for (int i = 0; i < 4; ++i) words[i] = bytes_of_fp8<Dtype>(scaled + 4 * i);
     } else {
       encode_step_by_rule<kBits>(p, scaled, words);
     }
@@ -350,24 +350,24 @@ __device__ inline void encode_step(const EncodeParams &p, const FloatStep &step,
 
 // The values of all codes, for types that are decoded by a table. The oracle decodes 8 bits. Shorter types have no
 // specials: a magnitude shifted to its place lacks nothing but the difference of the biases.
-template <int Row>
+template <int Dtype>
 __device__ inline void fill_values(float *table) {
-  constexpr Format kFormat = kFormats[Row];
+  constexpr Format kFormat = kFormats[Dtype];
   constexpr int kSign = 1 << (kFormat.bits - 1);
   for (int code = threadIdx.x; code < 1 << kFormat.bits; code += blockDim.x) {
     const float magnitude = float_of((code & (kSign - 1)) << (23 - kFormat.mantissa));
     const float value = magnitude * float_of((254 - kFormat.bias) << 23);
-    table[code] = kFormat.bits == 8 ? to_float(code, format_of<Row>()) : code & kSign ? -value : value;
+    table[code] = kFormat.bits == 8 ? to_float(code, format_of<Dtype>()) : code & kSign ? -value : value;
   }
   __syncthreads();
 }
 
 // Two bytes of E4M3 or E5M2 as floats, by the instructions of sm_89.
-template <int Row>
+template <int Dtype>
 __device__ inline void floats_of_fp8(uint32_t pair, float *values) {
-  static_assert(kHasInstructions<Row>, "");
+  static_assert(kHasInstructions<Dtype>, "");
   uint32_t halves;
-  if constexpr (Row == DLFP4_float8_e4m3fn)
+  if constexpr (Dtype == DLFP4_float8_e4m3fn)
     asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<uint16_t>(pair)));
   else
     asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(halves) : "h"(static_cast<uint16_t>(pair)));
@@ -389,24 +389,24 @@ __device__ inline void floats_of_e2m1(uint32_t word, float *values) {
 }
 
 // Four codes of E2M3 or E3M2, in 24 bits, as floats in units of 1 / kPowerOfFp6.
-template <int Row>
+template <int Dtype>
 __device__ inline void floats_of_fp6(uint32_t codes, float *values) {
   const uint32_t halves = select_bits(0xFFF, codes, codes << 4), bytes = select_bits(0x003F003F, halves, halves << 2);
   const uint32_t moved = (bytes & 0x1F1F1F1F) | (bytes << 2 & 0x80808080);
-  floats_of_fp8<kFp8OfFp6<Row>>(moved, values);
-  floats_of_fp8<kFp8OfFp6<Row>>(moved >> 16, values + 2);
+  floats_of_fp8<kFp8OfFp6<Dtype>>(moved, values);
+  floats_of_fp8<kFp8OfFp6<Dtype>>(moved >> 16, values + 2);
 }
 
 // What the codes of a step are worth, in units of kUnit: by a table, or by instructions.
-template <int Row>
+template <int Dtype>
 struct Values {
-  static constexpr int kBits = kFormats[Row].bits;
-  static constexpr bool kByTable = kBits > 4 && !(kConvertsFp8 && (kBits == 6 || kHasInstructions<Row>));
-  static constexpr float kUnit = kBits == 4 ? 0x1p126f : kBits == 6 && kConvertsFp8 ? 1 / kPowerOfFp6<Row> : 1;
+  static constexpr int kBits = kFormats[Dtype].bits;
+  static constexpr bool kByTable = kBits > 4 && !(kConvertsFp8 && (kBits == 6 || kHasInstructions<Dtype>));
+  static constexpr float kUnit = kBits == 4 ? 0x1p126f : kBits == 6 && kConvertsFp8 ? 1 / kPowerOfFp6<Dtype> : 1;
   float table[kByTable ? 1 << kBits : 1];
 
   __device__ void fill() {
-    if constexpr (kByTable) fill_values<Row>(table);
+    if constexpr (kByTable) fill_values<Dtype>(table);
   }
 
   __device__ void decode(const uint32_t *words, float *values) const {
@@ -417,27 +417,27 @@ struct Values {
       floats_of_e2m1(words[0], values);
       floats_of_e2m1(words[1], values + 8);
     } else if constexpr (kBits == 6) {
-      floats_of_fp6<Row>(words[0], values);
-      floats_of_fp6<Row>(__funnelshift_r(words[0], words[1], 24), values + 4);
-      floats_of_fp6<Row>(__funnelshift_r(words[1], words[2], 16), values + 8);
-      floats_of_fp6<Row>(words[2] >> 8, values + 12);
+      floats_of_fp6<Dtype>(words[0], values);
+      floats_of_fp6<Dtype>(__funnelshift_r(words[0], words[1], 24), values + 4);
+      floats_of_fp6<Dtype>(__funnelshift_r(words[1], words[2], 16), values + 8);
+      floats_of_fp6<Dtype>(words[2] >> 8, values + 12);
     } else {
 #pragma unroll
-      for (int i = 0; i < kStep; i += 2) floats_of_fp8<Row>(words[i / 4] >> i % 4 * 8, values + i);
+      for (int i = 0; i < kStep; i += 2) floats_of_fp8<Dtype>(words[i / 4] >> i % 4 * 8, values + i);
     }
   }
 
   // As the oracle does: a NaN keeps its sign.
   __device__ static float decode_by_rule(const uint32_t *words, int i) {
-    return to_float(code_at<kBits>(words, i), format_of<Row>());
+    return to_float(code_at<kBits>(words, i), format_of<Dtype>());
   }
 };
 
 // Whether a step has a code that is not finite: adding 1 to E4M3's only NaN, or 4 to E5M2's, carries into the top bit.
 // Where -0 is the one NaN, no bit below the top one is set, and taking 1 borrows.
-template <int Row>
+template <int Dtype>
 __device__ inline bool has_special(const uint32_t *words) {
-  constexpr Format kFormat = kFormats[Row];
+  constexpr Format kFormat = kFormats[Dtype];
   if constexpr (kFormat.bits < 8) return false;
   constexpr bool kIsZero = kFormat.specials == DLFP4_FNUZ;
   constexpr uint32_t kCarry = 0x01010101u << (kFormat.specials == DLFP4_IEEE ? kFormat.mantissa : 0);

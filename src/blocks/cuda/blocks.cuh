@@ -110,8 +110,8 @@ __device__ inline void find_largest(const LargestParams &p) {
   if (threadIdx.x % kWarpSize == 0 && largest > 0) atomicMax(p.largest, largest);
 }
 
-template <int Row>
-constexpr int kFloatsOfVector = 16 / kFloatBytes<Row>;
+template <int Dtype>
+constexpr int kFloatsOfVector = 16 / kFloatBytes<Dtype>;
 
 // Ignores what is not finite.
 template <int Count>

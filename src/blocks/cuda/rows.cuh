@@ -22,18 +22,18 @@ __device__ inline uint32_t largest_of_lanes(uint32_t value, int lanes) {
 
 // Sixteen values times their multiplier, as codes; zeros where the block has no finite largest magnitude. Products by
 // powers of two are exact, or so small that their code is zero: they can be part of others.
-template <int Row, int Kind>
+template <int Dtype, int Kind>
 __device__ inline void encode_scaled(const EncodeParams &encode, const FloatStep &step, BlockScale scale,
                                      uint32_t largest, uint32_t *words) {
-  constexpr int kBits = kFormats[Row].bits;
+  constexpr int kBits = kFormats[Dtype].bits;
   const bool is_finite = largest < kFloatInfinity;
   if constexpr (Kind == DLFP4_POWER) {
-    if (is_finite) return encode_step<Row>(encode, step, words, scale.multiplier);
+    if (is_finite) return encode_step<Dtype>(encode, step, words, scale.multiplier);
   } else {
     FloatStep scaled = step;  // by what is not negative
 #pragma unroll
     for (float &value : scaled.values) value = __fmul_rn(value, scale.multiplier);
-    if (is_finite) return encode_step<Row>(encode, scaled, words);
+    if (is_finite) return encode_step<Dtype>(encode, scaled, words);
     if constexpr (Kind == DLFP4_LARGEST) return encode_step_by_rule<kBits>(encode, scaled.values, words);
   }
   if constexpr (Kind != DLFP4_LARGEST) {
@@ -73,16 +73,16 @@ struct LoadedStep {
   }
 };
 
-template <int Src, int Row, int BlockSize, int Kind>
+template <int Src, int Dtype, int BlockSize, int Kind>
 __device__ inline void quantize_step(const QuantizeParams &p, const EncodeParams &encode, const ScaleRule &rule,
                                      const LoadedStep<Src> &step) {
-  constexpr int kBits = kFormats[Row].bits, kStepsOfBlock = BlockSize / kStep;
+  constexpr int kBits = kFormats[Dtype].bits, kStepsOfBlock = BlockSize / kStep;
   const uint32_t largest = largest_of_lanes(largest_of<Src>(step.raw), kStepsOfBlock - 1);
   if (!step.there) return;
   uint32_t words[kCodeWords<kBits>];
   const BlockScale scale = scale_of_block<Kind>(rule, largest);
   if (step.at.step % kStepsOfBlock == 0) store_scale<Kind>(p, step.at.line, step.at.step / kStepsOfBlock, scale.stored);
-  encode_scaled<Row, Kind>(encode, unpack_step<Src>(step.raw), scale, largest, words);
+  encode_scaled<Dtype, Kind>(encode, unpack_step<Src>(step.raw), scale, largest, words);
   store_codes<kBits>(address_of_step<kBits>(p.data, p.walk.code_bytes, step.at), words);
 }
 
@@ -93,7 +93,7 @@ __device__ inline uint32_t block_number(const QuantizeParams &p) {
 
 // Blocks of one row. `p.steps` of a thread lie a block of threads apart, and are loaded before the rule is known: two
 // of 16 bits share its price, where there are enough of them for all multiprocessors.
-template <int Src, int Row, int BlockSize, int Kind>
+template <int Src, int Dtype, int BlockSize, int Kind>
 __device__ inline void quantize_rows(const QuantizeParams &p, const EncodeParams &encode) {
   const uint32_t number = block_number(p) * p.steps * blockDim.x + threadIdx.x;
   const uint32_t given = load_given_to_blocks<Kind>(p);
@@ -101,12 +101,12 @@ __device__ inline void quantize_rows(const QuantizeParams &p, const EncodeParams
   first.load(p, number);
   if (kFloatBytes<Src> == 2 && p.steps == 2) second.load(p, number + blockDim.x);
   const ScaleRule rule = rule_of_blocks<Kind>(p, given);
-  quantize_step<Src, Row, BlockSize, Kind>(p, encode, rule, first);
-  if (kFloatBytes<Src> == 2 && p.steps == 2) quantize_step<Src, Row, BlockSize, Kind>(p, encode, rule, second);
+  quantize_step<Src, Dtype, BlockSize, Kind>(p, encode, rule, first);
+  if (kFloatBytes<Src> == 2 && p.steps == 2) quantize_step<Src, Dtype, BlockSize, Kind>(p, encode, rule, second);
 }
 
 // One scale for the whole tensor, found or given.
-template <int Src, int Row>
+template <int Src, int Dtype>
 __device__ inline void quantize_whole(const QuantizeParams &p, const EncodeParams &encode) {
   const uint32_t given = load_given(p);
   LoadedStep<Src> step;
@@ -114,13 +114,13 @@ __device__ inline void quantize_whole(const QuantizeParams &p, const EncodeParam
   if (!step.there) return;
   uint32_t words[kCodeWords<8>];
   const BlockScale scale = {0, rule_of(p, given).encode};
-  encode_scaled<Row, DLFP4_LARGEST>(encode, unpack_step<Src>(step.raw), scale, largest_of<Src>(step.raw), words);
+  encode_scaled<Dtype, DLFP4_LARGEST>(encode, unpack_step<Src>(step.raw), scale, largest_of<Src>(step.raw), words);
   store_codes<8>(address_of_step<8>(p.data, p.walk.code_bytes, step.at), words);
 }
 
 // Squares of 128 rows and columns that share a float32 scale: a square a block of threads. Rows and columns may end
 // within a square, columns at a whole step.
-template <int Src, int Row>
+template <int Src, int Dtype>
 __device__ inline void quantize_squares(const QuantizeParams &p, const EncodeParams &encode) {
   constexpr int kSide = 128, kStepsInRow = kSide / kStep, kRows = kThreads / kStepsInRow, kPasses = kSide / kRows;
   __shared__ uint32_t shared_largest[kThreads / 32];
@@ -147,7 +147,7 @@ __device__ inline void quantize_squares(const QuantizeParams &p, const EncodePar
   for (int pass = 0; pass < kPasses; ++pass) {
     const int64_t i = line + pass * kRows;
     if (i >= p.lines || first >= p.stored) continue;
-    encode_scaled<Row, DLFP4_LARGEST>(encode, unpack_step<Src>(raw[pass]), scale, largest, words);
+    encode_scaled<Dtype, DLFP4_LARGEST>(encode, unpack_step<Src>(raw[pass]), scale, largest, words);
     store_codes<8>(p.data + i * p.data_stride + first, words);
   }
 }
@@ -156,11 +156,11 @@ __device__ inline void quantize_squares(const QuantizeParams &p, const EncodePar
 
 // Products; returns whether one may be NaN. Elements of 8 bits may be that too: the oracle decides about its bits. The
 // scale takes the values' unit, but where it is too large for that.
-template <int Row>
-__device__ inline bool decode_step(const Values<Row> &table, const uint32_t *codes, float scale, float *values) {
-  constexpr float kUnit = Values<Row>::kUnit;
+template <int Dtype>
+__device__ inline bool decode_step(const Values<Dtype> &table, const uint32_t *codes, float scale, float *values) {
+  constexpr float kUnit = Values<Dtype>::kUnit;
   const float in_units = scale * kUnit;
-  const bool special = has_special<Row>(codes) || !(fabsf(scale) <= kLargestFloat);
+  const bool special = has_special<Dtype>(codes) || !(fabsf(scale) <= kLargestFloat);
   table.decode(codes, values);
   if (fabsf(in_units) <= kLargestFloat) {
 #pragma unroll
@@ -169,16 +169,16 @@ __device__ inline bool decode_step(const Values<Row> &table, const uint32_t *cod
 #pragma unroll
     for (int i = 0; i < kStep; ++i) values[i] = __fmul_rn(__fmul_rn(values[i], kUnit), scale);
   }
-  if (special && kFormats[Row].bits == 8)
-    for (int i = 0; i < kStep; ++i) values[i] = decoded(Values<Row>::decode_by_rule(codes, i), scale);
+  if (special && kFormats[Dtype].bits == 8)
+    for (int i = 0; i < kStep; ++i) values[i] = decoded(Values<Dtype>::decode_by_rule(codes, i), scale);
   else if (special)
     for (int i = 0; i < kStep; ++i) values[i] = values[i] == values[i] ? values[i] : float_of(kFloatNan);
   return special;
 }
 
-template <int Row, int Dst>
+template <int Dtype, int Dst>
 struct CodedStep {
-  static constexpr int kBits = kFormats[Row].bits, kWords = kStep * kFloatBytes<Dst> / 4;
+  static constexpr int kBits = kFormats[Dtype].bits, kWords = kStep * kFloatBytes<Dst> / 4;
   uint32_t codes[kCodeWords<kBits>];
   uint32_t scale;
   uint8_t *dst;
@@ -193,7 +193,7 @@ struct CodedStep {
                    : stored_scale(p, at.line, int64_t{at.step} * kStep);
   }
 
-  __device__ void finish(const DequantizeParams &p, const Values<Row> &table, float decode) const {
+  __device__ void finish(const DequantizeParams &p, const Values<Dtype> &table, float decode) const {
     uint32_t words[kWords];
     if (dst != nullptr) {
       float values[kStep];
@@ -205,17 +205,17 @@ struct CodedStep {
 };
 
 // `p.steps` of a thread, one or two, lie a block of threads apart.
-template <int Row, int Dst>
+template <int Dtype, int Dst>
 __device__ inline void dequantize_rows(const DequantizeParams &p) {
-  __shared__ Values<Row> table;
+  __shared__ Values<Dtype> table;
   const uint32_t number = blockIdx.x * p.steps * blockDim.x + threadIdx.x;
   const float decode = load_or_one(p.decode);
-  CodedStep<Row, Dst> first, second;
+  CodedStep<Dtype, Dst> first, second;
   first.load(p, number);
   if (p.steps == 2) second.load(p, number + blockDim.x);
   const uint32_t later = ((blockIdx.x + kBlocksAhead) * blockDim.x + threadIdx.x) * p.steps;
   if (later < p.walk.steps)
-    prefetch(address_of_step<kFormats[Row].bits>(p.data, p.walk.code_bytes, step_of_line(p.walk, later)));
+    prefetch(address_of_step<kFormats[Dtype].bits>(p.data, p.walk.code_bytes, step_of_line(p.walk, later)));
   table.fill();
 #pragma unroll 1
   for (int i = 0; i < p.steps; ++i, first = second) first.finish(p, table, decode);

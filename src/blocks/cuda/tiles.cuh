@@ -153,10 +153,10 @@ __device__ inline void copy_columns(const QuantizeParams &p, TilePlace at, int f
 }
 
 // Blocks along the tile's rows, or rows of squares whose scales were found: four neighbours a thread.
-template <int Src, int Row, int BlockSize, int Kind, bool Square, int Lanes>
+template <int Src, int Dtype, int BlockSize, int Kind, bool Square, int Lanes>
 __device__ inline void quantize_tile_rows(const TileParams &p, TilePlace at, const ScaleRule &rule,
                                           const TileRule<Kind> &scales, const uint8_t *tile) {
-  constexpr int kBits = kFormats[Row].bits, kBytes = kFloatBytes<Src>, kSteps = kTileColumns / kStep;
+  constexpr int kBits = kFormats[Dtype].bits, kBytes = kFloatBytes<Src>, kSteps = kTileColumns / kStep;
   constexpr int kRows = kTileRows / (kThreads / kSteps);
   const QuantizeParams &q = p.rows;
   const int row = threadIdx.x / kSteps * kRows, column = threadIdx.x % kSteps * kStep;
@@ -180,7 +180,7 @@ __device__ inline void quantize_tile_rows(const TileParams &p, TilePlace at, con
     else
       scale = scales(rule, largest);
     if (is_first) store_scale<Kind>(q, scale_place, line + i, first / BlockSize, scale.stored);
-    encode_scaled<Row, Kind>(p.encode, unpack_step<Src>(raw), scale, largest, words);
+    encode_scaled<Dtype, Kind>(p.encode, unpack_step<Src>(raw), scale, largest, words);
     store_codes<kBits>(data, words);
   }
 }
@@ -264,10 +264,10 @@ __device__ inline void store_run(uint8_t *run, int number, int lanes, const uint
 }
 
 // Blocks along the columns of a unit. Codes of a byte each are left in `staged`.
-template <int Src, int Row, int BlockSize, int Kind, bool Square, int Lanes>
+template <int Src, int Dtype, int BlockSize, int Kind, bool Square, int Lanes>
 __device__ inline void quantize_unit(const TileParams &p, TilePlace at, Unit unit, const ScaleRule &rule,
                                      TileRule<Kind> *scales, const uint8_t *tile, uint8_t *staged) {
-  constexpr int kBits = kFormats[Row].bits;
+  constexpr int kBits = kFormats[Dtype].bits;
   const QuantizeParams &q = p.columns;
   const uint32_t first = at.row + unit.row, line = at.column + unit.column, block = first / BlockSize;
   const bool there = first < static_cast<uint32_t>(q.stored) && line < static_cast<uint32_t>(q.lines);
@@ -284,7 +284,7 @@ __device__ inline void quantize_unit(const TileParams &p, TilePlace at, Unit uni
   for (int i = 0; i < 2; ++i) {
     const BlockScale scale = (*scales)(rule, largest[i]);
     if (Square && i == 0 && unit.column % BlockSize == 0) scales->keep_square(unit, scale.stored, largest[i]);
-    encode_scaled<Row, Kind>(p.encode, columns[i], scale, largest[i], words[i]);
+    encode_scaled<Dtype, Kind>(p.encode, columns[i], scale, largest[i], words[i]);
     if (is_first) store_scale<Kind>(q, scale_place + i * q.scale_stride, line + i, block, scale.stored);
     uint8_t *const to = data + bytes_of<kBits>(i * q.data_stride);
     if constexpr (kBits == 6) {
@@ -296,10 +296,10 @@ __device__ inline void quantize_unit(const TileParams &p, TilePlace at, Unit uni
   if constexpr (kBits == 8) stage_codes(staged, unit, words);
 }
 
-template <int Src, int Row, int BlockSize, int Kind, bool Square>
+template <int Src, int Dtype, int BlockSize, int Kind, bool Square>
 __device__ inline void quantize_tile(const TileParams &p) {
   constexpr int kLanes = Square ? kLanesOfSquares : kLanesOfSegment;
-  constexpr bool kHasBytes = kFormats[Row].bits == 8;
+  constexpr bool kHasBytes = kFormats[Dtype].bits == 8;
   uint8_t *const tile = shared_memory + kTileRuleBytes, *const staged = tile + tile_bytes(kFloatBytes<Src>);
   TileRule<Kind> &scales = *reinterpret_cast<TileRule<Kind> *>(shared_memory);
   const TilePlace at = place_of_tile<kTileColumns>(p);
@@ -317,12 +317,12 @@ __device__ inline void quantize_tile(const TileParams &p) {
     else
       wait_for_copies<0>();
     __syncthreads();
-    quantize_unit<Src, Row, BlockSize, Kind, Square, kLanes>(p, at, {unit.row, unit.column + column}, rule, &scales,
-                                                             tile, staged);
+    quantize_unit<Src, Dtype, BlockSize, Kind, Square, kLanes>(p, at, {unit.row, unit.column + column}, rule, &scales,
+                                                               tile, staged);
   }
   if (p.rows.data != nullptr) {
     if constexpr (Square) __syncthreads();  // for the scales
-    quantize_tile_rows<Src, Row, BlockSize, Kind, Square, kLanes>(p, at, rule, scales, tile);
+    quantize_tile_rows<Src, Dtype, BlockSize, Kind, Square, kLanes>(p, at, rule, scales, tile);
   }
   if constexpr (kHasBytes) {
     __syncthreads();
@@ -333,9 +333,9 @@ __device__ inline void quantize_tile(const TileParams &p) {
 constexpr int kStepsOfSquares = kSquaresColumns / kStep;
 
 // Squares of 16 along rows, each row of which has the scale: 128 columns a warp, four rows at a time.
-template <int Src, int Row, int Kind>
+template <int Src, int Dtype, int Kind>
 __device__ inline void quantize_small_squares(const QuantizeParams &p, const EncodeParams &encode) {
-  constexpr int kBits = kFormats[Row].bits, kSide = 16, kRows = 32 / kStepsOfSquares;
+  constexpr int kBits = kFormats[Dtype].bits, kSide = 16, kRows = 32 / kStepsOfSquares;
   constexpr int kPasses = kSide / kRows;
   const uint32_t warp = block_number(p) * (kThreads / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
   const uint32_t in_row = static_cast<uint32_t>((p.stored + kSquaresColumns - 1) / kSquaresColumns);
@@ -360,7 +360,7 @@ __device__ inline void quantize_small_squares(const QuantizeParams &p, const Enc
     if (is_there(pass)) {
       uint32_t words[kCodeWords<kBits>];
       store_scale<Kind>(p, scale_place, line + pass * kRows, block, scale.stored);
-      encode_scaled<Row, Kind>(encode, unpack_step<Src>(raw[pass]), scale, largest, words);
+      encode_scaled<Dtype, Kind>(encode, unpack_step<Src>(raw[pass]), scale, largest, words);
       store_codes<kBits>(to, words);
     }
     to += bytes_of<kBits>(kRows * p.data_stride);
@@ -416,7 +416,7 @@ __device__ inline bool find_strip_scales(const QuantizeParams &p, TilePlace at, 
   return !__syncthreads_or(largest >= kFloatInfinity);
 }
 
-template <int Src, int Row>
+template <int Src, int Dtype>
 __device__ inline void quantize_strip(const TileParams &p) {
   using S = Strip<Src>;
   __shared__ S strip;
@@ -449,7 +449,7 @@ __device__ inline void quantize_strip(const TileParams &p) {
 #pragma unroll
     for (int k = 0; k < kStep; ++k) floats.values[k] = __fmul_rn(floats.values[k], multipliers[k]);
     if (is_finite)
-      encode_step<Row>(p.encode, floats, words);
+      encode_step<Dtype>(p.encode, floats, words);
     else
       encode_step_by_rule<8>(p.encode, floats.values, words);
     store_codes<8>(to, words);
@@ -506,11 +506,11 @@ __device__ inline void stage_columns(uint8_t *tile, Unit unit, const float (*val
 
 // Lines that are columns of the result: packed codes along them, scales of a byte. What lies beyond the last ones is
 // read from them instead: a branch would wait for the loads before it.
-template <int Row, int Dst>
+template <int Dtype, int Dst>
 __device__ inline void dequantize_tile(const DequantizeParams &p) {
-  constexpr int kBits = kFormats[Row].bits, kUnits = kTileColumns / kUnitColumns;
-  static_assert(sizeof(Values<Row>) <= kTileRuleBytes, "");
-  Values<Row> &table = *reinterpret_cast<Values<Row> *>(shared_memory);
+  constexpr int kBits = kFormats[Dtype].bits, kUnits = kTileColumns / kUnitColumns;
+  static_assert(sizeof(Values<Dtype>) <= kTileRuleBytes, "");
+  Values<Dtype> &table = *reinterpret_cast<Values<Dtype> *>(shared_memory);
   uint8_t *const tile = shared_memory + kTileRuleBytes;
   const TilePlace at = place_of_tile(p, blockIdx.x), later = place_of_tile(p, blockIdx.x + kBlocksAhead);
   const Unit unit = unit_of_thread<kLanesOfSegment>();
@@ -546,13 +546,13 @@ __device__ inline void dequantize_tile(const DequantizeParams &p) {
 
 // Lines that are columns of the codes' memory too, a byte an element, with scales of 32 elements and more: sixteen
 // columns a thread.
-template <int Row, int Dst>
+template <int Dtype, int Dst>
 __device__ inline void dequantize_across(const DequantizeParams &p) {
   constexpr int kSteps = kTileColumns / kStep, kRows = kThreads / kSteps, kPasses = kTileRows / kRows;
   constexpr int kWords = kStep * kFloatBytes<Dst> / 4, kScales = kPasses * kTileColumns / kThreads;
   static_assert(kRows == kAcrossLength, "a pass has one scale a column");
-  static_assert(Values<Row>::kUnit == 1, "scales are those of values");
-  __shared__ Values<Row> table;
+  static_assert(Values<Dtype>::kUnit == 1, "scales are those of values");
+  __shared__ Values<Dtype> table;
   __shared__ StepFloats<kSteps> scales[kPasses];
   const TilePlace at = place_of_tile(p, blockIdx.x), later = place_of_tile(p, blockIdx.x + kBlocksAhead);
   const uint32_t lines = static_cast<uint32_t>(p.lines), length = static_cast<uint32_t>(p.length);
@@ -587,13 +587,13 @@ __device__ inline void dequantize_across(const DequantizeParams &p) {
     const uint32_t row = first + i * kRows;
     float values[kStep], factors[kStep];
     uint32_t words[kWords];
-    const bool has_nan = special || has_special<Row>(codes[i]);
+    const bool has_nan = special || has_special<Dtype>(codes[i]);
     scales[i].take(step, factors);
     table.decode(codes[i], values);
 #pragma unroll
     for (int k = 0; k < kStep; ++k) values[k] = __fmul_rn(values[k], factors[k]);
     if (has_nan)
-      for (int k = 0; k < kStep; ++k) values[k] = decoded(Values<Row>::decode_by_rule(codes[i], k), factors[k]);
+      for (int k = 0; k < kStep; ++k) values[k] = decoded(Values<Dtype>::decode_by_rule(codes[i], k), factors[k]);
     narrow_step<Dst>(values, has_nan, words);
     const bool there = line < lines && row < length;
     warp_store<kWords>().store(there ? p.dst + (line + row * p.step) * kFloatBytes<Dst> : nullptr, words);

@@ -76,22 +76,22 @@ __device__ inline void convert_groups(const ConvertParams &p) {
 
 // --- Runs ------------------------------------------------------------------------------------
 
-// Floats to codes, nearest even. `Row` is the destination where encode_step knows it, or kAnyRow.
-constexpr int kAnyRow = -1;
+// Floats to codes, nearest even. `Dtype` is the destination where encode_step knows it, or kAnyDtype.
+constexpr int kAnyDtype = -1;
 
-template <int Src, int Bits, int Row>
+template <int Src, int Bits, int Dtype>
 __device__ inline void encode_run(const EncodeParams &p) {
   const int64_t step = global_thread();
   if (step >= p.steps) return;
   uint32_t words[kCodeWords<Bits>];
   const FloatStep floats = load_floats<Src>(p.src + step * kStep * kFloatBytes<Src>);
-  if constexpr (Row == kAnyRow) {
+  if constexpr (Dtype == kAnyDtype) {
     encode_step_by_rule<Bits>(p, floats.values, words);
   } else {
     if (has_nan(floats.values))
       encode_step_by_rule<Bits>(p, floats.values, words);
     else
-      encode_step<Row>(p, floats, words);
+      encode_step<Dtype>(p, floats, words);
   }
   store_codes<Bits>(p.dst + step * kStep * Bits / 8, words);
 }
@@ -140,10 +140,10 @@ __device__ inline void decode_run(const DecodeParams &p) {
 
 // Codes of the formats that codes.cuh decodes to floats that hold them; specials go by the oracle. `p.of_thread` steps,
 // one or two, lie a block of threads apart.
-template <int Row, int Dst>
+template <int Dtype, int Dst>
 __device__ inline void decode_values(const DecodeParams &p) {
-  constexpr int kBits = kFormats[Row].bits, kWords = kStep * kFloatBytes<Dst> / 4;
-  __shared__ Values<Row> table;
+  constexpr int kBits = kFormats[Dtype].bits, kWords = kStep * kFloatBytes<Dst> / 4;
+  __shared__ Values<Dtype> table;
   const int64_t number = int64_t{blockIdx.x} * p.of_thread * kThreads + threadIdx.x;
   uint32_t codes[2][kCodeWords<kBits>];
 #pragma unroll
@@ -161,10 +161,10 @@ __device__ inline void decode_values(const DecodeParams &p) {
     uint32_t words[kWords];
     table.decode(codes[i], values);
 #pragma unroll
-    for (int k = 0; k < kStep; ++k) values[k] *= Values<Row>::kUnit;
-    const bool special = has_special<Row>(codes[i]);
+    for (int k = 0; k < kStep; ++k) values[k] *= Values<Dtype>::kUnit;
+    const bool special = has_special<Dtype>(codes[i]);
     if (special)
-      for (int k = 0; k < kStep; ++k) values[k] = Values<Row>::decode_by_rule(codes[i], k);
+      for (int k = 0; k < kStep; ++k) values[k] = Values<Dtype>::decode_by_rule(codes[i], k);
     narrow_step<Dst>(values, special, words);
     warp_store<kWords>().store(step < p.steps ? p.dst + step * (kStep * kFloatBytes<Dst>) : nullptr, words);
   }

@@ -63,7 +63,7 @@ dlfp4_status describe_format(const dlfp4_cuda_lines &lines, DotSide *side) {
   if (!find_format(lines.lines.format, &format)) return DLFP4_E_OPTION;
   if (blocks.layout < 0 || blocks.layout >= DLFP4_NUM_LAYOUTS) return DLFP4_E_OPTION;
   if (!is_addressable(blocks, format, 2)) return DLFP4_E_SHAPE;
-  side->row = format.row->element;
+  side->dtype = format.row->element;
   side->bits = format.bits;
   side->decode = format.whole ? static_cast<const float *>(blocks.scales) : lines.decode;
   if (!format.whole) describe_blocks(blocks, format, side);
@@ -80,23 +80,23 @@ dlfp4_status describe_side(const dlfp4_cuda_lines &lines, DotSide *side) {
   if (plain.format >= 0) {
     if (const dlfp4_status status = describe_format(lines, side)) return status;
   } else {
-    side->row = dlfp4_find_dtype(plain.code, plain.bits);
+    side->dtype = dlfp4_find_dtype(plain.code, plain.bits);
     side->bits = plain.padded ? 8 : plain.bits;
-    if (side->row < 0) return DLFP4_E_DTYPE;
+    if (side->dtype < 0) return DLFP4_E_DTYPE;
   }
-  side->element = kFormats[side->row];
-  side->is_signed = is_signed_integer(side->row);
+  side->element = kFormats[side->dtype];
+  side->is_signed = is_signed_integer(side->dtype);
   return DLFP4_OK;
 }
 
 // As on the host: two of one type, integers or floats; or values, which FP4 and FP6 are too.
 bool is_value(const DotSide &side) {
-  return is_summed_as_float(side.row) || (is_integer(side.row) && is_float(side.element));
+  return is_summed_as_float(side.dtype) || (is_integer(side.dtype) && is_float(side.element));
 }
 
 bool have_product(const DotSide &a, const DotSide &b) {
-  const bool plain = a.scales == nullptr && b.scales == nullptr && a.row == b.row;
-  return (plain && is_integer(a.row)) || (is_value(a) && is_value(b));
+  const bool plain = a.scales == nullptr && b.scales == nullptr && a.dtype == b.dtype;
+  return (plain && is_integer(a.dtype)) || (is_value(a) && is_value(b));
 }
 
 // --- Kernels ---------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ bool has_scales_together(const DotSide &side) {
 }
 
 DeviceKernel find_vector_kernel(const DotSide &a, const DotSide &b) {
-  if (!a.scales && !b.scales) return a.row == b.row ? kVectorKernels[a.row] : kNoKernel;
+  if (!a.scales && !b.scales) return a.dtype == b.dtype ? kVectorKernels[a.dtype] : kNoKernel;
   const bool are_alike = a.scales && b.scales && a.key == b.key;
   return are_alike && has_scales_together(a) && has_scales_together(b) ? kBlockKernels[a.key] : kNoKernel;
 }
@@ -153,7 +153,7 @@ DeviceKernel find_dot_kernel(DotParams *p) {
   const DeviceKernel of_vectors = vectors ? find_vector_kernel(p->a, p->b) : kNoKernel;
   if (of_vectors != kNoKernel) return of_vectors;
   if (!has_known_scales(p->a) || !has_known_scales(p->b)) return kKernel_dot_steps;
-  const DeviceKernel of_steps = kStepKernels[p->a.row][p->b.row], turned = kStepKernels[p->b.row][p->a.row];
+  const DeviceKernel of_steps = kStepKernels[p->a.dtype][p->b.dtype], turned = kStepKernels[p->b.dtype][p->a.dtype];
   if (of_steps != kNoKernel) return of_steps;
   if (turned == kNoKernel) return kKernel_dot_steps;
   std::swap(p->a, p->b);

@@ -75,8 +75,8 @@ __device__ inline void sum_segments(const DotParams &p, Sum sum) {
 
 // What a code is worth, integers included.
 __device__ inline float value_by_rule(const DotSide &side, uint64_t code) {
-  if (side.row == DLFP4_float32) return float_of(static_cast<uint32_t>(code));
-  if (side.row == DLFP4_bfloat16) return float_of(static_cast<uint32_t>(code) << 16);
+  if (side.dtype == DLFP4_float32) return float_of(static_cast<uint32_t>(code));
+  if (side.dtype == DLFP4_bfloat16) return float_of(static_cast<uint32_t>(code) << 16);
   if (is_float(side.element)) return to_float(code, side.element);
   code &= low_bits(side.element.bits);
   const bool negative = side.is_signed && code >> (side.element.bits - 1) & 1;
@@ -185,15 +185,15 @@ __device__ inline void load_words(const uint8_t *from, int bits, uint32_t *words
 }
 
 // Four bytes of a float8; without the instructions of sm_89 through the bits of a float16 or float32.
-template <int Row>
+template <int Dtype>
 __device__ inline void unpack_fp8(uint32_t word, float *values) {
-  static_assert(kHasInstructions<Row>, "");
+  static_assert(kHasInstructions<Dtype>, "");
 #pragma unroll
   for (int i = 0; i < 4; i += 2) {
     const uint32_t low = word >> 8 * i & 0xFF, high = word >> 8 * i & 0xFF00;
     if constexpr (kConvertsFp8) {
-      floats_of_fp8<Row>(low | high, values + i);
-    } else if constexpr (Row == DLFP4_float8_e5m2) {
+      floats_of_fp8<Dtype>(low | high, values + i);
+    } else if constexpr (Dtype == DLFP4_float8_e5m2) {
       values[i] = half_to_float(static_cast<uint16_t>(low << 8));
       values[i + 1] = half_to_float(static_cast<uint16_t>(high));
     } else {
@@ -203,24 +203,24 @@ __device__ inline void unpack_fp8(uint32_t word, float *values) {
   }
 }
 
-template <int Row>
+template <int Dtype>
 __device__ inline void decode_word(uint32_t word, float *values) {
-  if constexpr (kFormats[Row].bits == 4) {
+  if constexpr (kFormats[Dtype].bits == 4) {
     floats_of_e2m1(word, values);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) values[i] *= Values<Row>::kUnit;
-  } else if constexpr (kFormats[Row].bits == 8) {
-    unpack_fp8<Row>(word, values);
+    for (int i = 0; i < 8; ++i) values[i] *= Values<Dtype>::kUnit;
+  } else if constexpr (kFormats[Dtype].bits == 8) {
+    unpack_fp8<Dtype>(word, values);
   } else {
-    unpack_floats<Row>(word, values);
+    unpack_floats<Dtype>(word, values);
   }
 }
 
-template <int Row>
+template <int Dtype>
 __device__ inline void decode_words(const uint32_t *words, float *values) {
-  constexpr int kInWord = 32 / kFormats[Row].bits;
+  constexpr int kInWord = 32 / kFormats[Dtype].bits;
 #pragma unroll
-  for (int i = 0; i < kStep / kInWord; ++i) decode_word<Row>(words[i], values + i * kInWord);
+  for (int i = 0; i < kStep / kInWord; ++i) decode_word<Dtype>(words[i], values + i * kInWord);
 }
 
 template <int Bits>
@@ -230,9 +230,9 @@ __device__ inline void look_up_words(const uint32_t *words, const float *table, 
 }
 
 __device__ inline void decode_words(const DotSide &side, const uint32_t *words, const float *table, float *values) {
-  if (side.row == DLFP4_float32) return decode_words<DLFP4_float32>(words, values);
-  if (side.row == DLFP4_bfloat16) return decode_words<DLFP4_bfloat16>(words, values);
-  if (side.row == DLFP4_float16) return decode_words<DLFP4_float16>(words, values);
+  if (side.dtype == DLFP4_float32) return decode_words<DLFP4_float32>(words, values);
+  if (side.dtype == DLFP4_bfloat16) return decode_words<DLFP4_bfloat16>(words, values);
+  if (side.dtype == DLFP4_float16) return decode_words<DLFP4_float16>(words, values);
   if (side.bits == 8) return look_up_words<8>(words, table, values);
   if (side.bits == 6) return look_up_words<6>(words, table, values);
   if (side.bits == 4) return look_up_words<4>(words, table, values);
@@ -275,18 +275,18 @@ __device__ inline void sum_steps(const DotParams &p) {
 // --- Steps of two known types ----------------------------------------------------------------
 
 // A step of one side that is loaded.
-template <int Row>
+template <int Dtype>
 struct KnownStep {
-  uint32_t words[kStep * kFormats[Row].bits / 32];
+  uint32_t words[kStep * kFormats[Dtype].bits / 32];
   float scale;
 
   __device__ void load(const DotSide &side, int64_t line, int64_t first) {
-    load_words<kFormats[Row].bits>(bytes_at(side, line, first), words);
+    load_words<kFormats[Dtype].bits>(bytes_at(side, line, first), words);
     scale = block_scale<false>(side, line, first);
   }
 
   __device__ void decode(float *values) const {
-    decode_words<Row>(words, values);
+    decode_words<Dtype>(words, values);
     scale_values(scale, values);
   }
 };
@@ -366,18 +366,18 @@ __device__ inline int add_unsigned_nibbles(int sum, uint32_t a, uint32_t b) {
 }
 
 // The sum of a thread's share of a segment, at most 256 elements, fits 32 bits. Units are those of the products.
-template <int Row>
+template <int Dtype>
 struct IntegerSum {
   using Scales = NoScales;
-  static constexpr int kElements = 128 / kFormats[Row].bits;
+  static constexpr int kElements = 128 / kFormats[Dtype].bits;
   int sum = 0;
 
   __device__ void add_word(uint32_t a, uint32_t b) {
-    if constexpr (Row == DLFP4_float4_e2m1fn) sum = add_e2m1(sum, a, b);
-    if constexpr (Row == DLFP4_int4) sum = add_nibbles(sum, a, b);
-    if constexpr (Row == DLFP4_uint4) sum = add_unsigned_nibbles(sum, a, b);
-    if constexpr (Row == DLFP4_int8) sum = __dp4a(static_cast<int>(a), static_cast<int>(b), sum);
-    if constexpr (Row == DLFP4_uint8) sum = static_cast<int>(__dp4a(a, b, static_cast<uint32_t>(sum)));
+    if constexpr (Dtype == DLFP4_float4_e2m1fn) sum = add_e2m1(sum, a, b);
+    if constexpr (Dtype == DLFP4_int4) sum = add_nibbles(sum, a, b);
+    if constexpr (Dtype == DLFP4_uint4) sum = add_unsigned_nibbles(sum, a, b);
+    if constexpr (Dtype == DLFP4_int8) sum = __dp4a(static_cast<int>(a), static_cast<int>(b), sum);
+    if constexpr (Dtype == DLFP4_uint8) sum = static_cast<int>(__dp4a(a, b, static_cast<uint32_t>(sum)));
   }
 
   __device__ void add(uint4 a, uint4 b, NoScales) {
@@ -388,24 +388,24 @@ struct IntegerSum {
   }
 
   __device__ double total() const {
-    constexpr double kUnit = Row == DLFP4_float4_e2m1fn ? 0.25 : Row == DLFP4_int4 ? 1.0 / 256 : 1.0;
+    constexpr double kUnit = Dtype == DLFP4_float4_e2m1fn ? 0.25 : Dtype == DLFP4_int4 ? 1.0 / 256 : 1.0;
     return sum * kUnit;
   }
 };
 
 // --- Vectors of 16 bytes: floats -------------------------------------------------------------
 
-template <int Row>
+template <int Dtype>
 struct FloatSum {
   using Scales = NoScales;
-  static constexpr int kElements = 128 / kFormats[Row].bits, kInWord = kElements / 4;
+  static constexpr int kElements = 128 / kFormats[Dtype].bits, kInWord = kElements / 4;
   double sum = 0;
 
   __device__ static void unpack(uint4 vector, float *values) {
-    decode_word<Row>(vector.x, values);
-    decode_word<Row>(vector.y, values + kInWord);
-    decode_word<Row>(vector.z, values + 2 * kInWord);
-    decode_word<Row>(vector.w, values + 3 * kInWord);
+    decode_word<Dtype>(vector.x, values);
+    decode_word<Dtype>(vector.y, values + kInWord);
+    decode_word<Dtype>(vector.z, values + 2 * kInWord);
+    decode_word<Dtype>(vector.w, values + 3 * kInWord);
   }
 
   __device__ void add(uint4 a, uint4 b, NoScales) {

@@ -13,7 +13,7 @@ namespace cuda {
 // One side of sums of products, as lines: see dlfp4_lines.
 struct DotSide {
   const uint8_t *data;
-  int row;  // of dtypes.def
+  int dtype;  // a row of dtypes.def
   Format element;
   bool is_signed;             // of integers
   int bits;                   // from one element to the next where their step is 1
