@@ -23,7 +23,7 @@ cdef class Tensor:
     cdef int64_t size_           # product of the shape
     cdef int64_t stream          # CUDA stream on which the data becomes ready
     cdef void *owner             # what keeps the memory alive, a thing of kind owner_kind
-    cdef void *held              # beside the owner: the storage of a loan that was handed on, a stream, or NULL
+    cdef void *retained              # beside the owner: the storage of a loan that was handed on, a stream, or NULL
     cdef dlfp4_cuda_uses *uses   # of our own device memory, on other streams; NULL where there are none
     cdef int64_t *pairs          # shape and strides in pairs, for the x2 dialect; NULL where it does not apply
     cdef uint8_t owner_kind

@@ -106,9 +106,9 @@ class Framework:
         Its C functions that the core asks what a description does not tell, or None where it has not all of them.
     current_stream : callable, optional
         ``current_stream(index)``: the stream on which it works now on that CUDA device, an object or a handle.
-    problem : callable, optional
-        ``problem(native)``: why that array cannot be handed over, and what helps, or None; where the framework's own
-        exception says less, there is none, or the process would end.
+    cannot_export : callable, optional
+        ``cannot_export(native)``: why that array cannot be handed over, and what helps, or None. Needed where the
+        framework's own exception says less, where it raises none, or where the process would end.
     table_shared_with : callable
         Subclasses of a type with a C exchange table that the table takes as well.
     immutable : bool
@@ -124,10 +124,10 @@ class Framework:
         It has no read-only arrays and gets a copy of memory that must not be written.
     pairs : frozenset of str
         Packed types of 4 bits that it counts in pairs: the core hands them out so when the framework asks.
-    refusal : callable, optional
-        ``refusal(tensor)``: why it cannot take a Tensor, and what helps, or None. The core asks of tensors that few
-        expect: strides below zero, memory behind a handle, elements off the borders of their size, empty ones whose
-        extents cannot be counted.
+    cannot_import : callable, optional
+        ``cannot_import(tensor)``: why it cannot take a Tensor, and what helps, or None. The core asks about unusual
+        tensors alone: negative strides, memory behind a handle, elements that are not aligned to their size, and empty
+        tensors whose extents overflow when multiplied.
     environ : dict of str
         Environment of a process in which the matrix tries it.
     since : dict of str
@@ -149,7 +149,7 @@ class Framework:
     keeper: Callable[[], Any] = lambda: None
     natives: Callable[[], Natives | None] = lambda: None
     current_stream: Callable[[int], Any] | None = None
-    problem: Callable[[Any], str | None] | None = None
+    cannot_export: Callable[[Any], str | None] | None = None
     table_shared_with: Callable[[], tuple[type, ...]] = lambda: ()
     immutable: bool = False
     title: str | None = None
@@ -158,7 +158,7 @@ class Framework:
     lost_by: str = ""
     always_writable: bool = False
     pairs: frozenset[str] = frozenset()
-    refusal: Callable[[Tensor], tuple[str, str] | None] | None = None
+    cannot_import: Callable[[Tensor], tuple[str, str] | None] | None = None
     environ: dict[str, str] = field(default_factory=dict)
     since: dict[str, tuple[int, ...]] = field(default_factory=dict)
     file: str | None = None

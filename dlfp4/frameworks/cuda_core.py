@@ -64,7 +64,7 @@ def pointer(native: StridedMemoryView) -> int:
     return int(native.ptr)
 
 
-def problem(native: StridedMemoryView) -> str | None:
+def cannot_export(native: StridedMemoryView) -> str | None:
     """Its exchange table refuses bfloat16 without a word."""
     if native.dtype == base.dtype_of("bfloat16"):
         return "it takes bfloat16 and hands none out; hand over what it views, x.exporting_obj"
@@ -81,5 +81,5 @@ FRAMEWORK = base.Framework(
     pointer=pointer,
     devices=("cpu", "cuda"),
     gpu_missing=base.cuda_missing,
-    problem=problem,
+    cannot_export=cannot_export,
 )

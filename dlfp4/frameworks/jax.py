@@ -134,7 +134,7 @@ def pointer(native: jax.Array) -> int:
     return int(native.unsafe_buffer_pointer())
 
 
-def problem(native: jax.Array) -> str | None:
+def cannot_export(native: jax.Array) -> str | None:
     """What JAX's own exceptions do not say, or not how to go on."""
     import jax
 
@@ -164,7 +164,7 @@ FRAMEWORK = base.Framework(
     pointer=pointer,
     devices=("cpu", "cuda"),
     gpu_missing=gpu_missing,
-    problem=problem,
+    cannot_export=cannot_export,
     immutable=True,
     environ={"JAX_ENABLE_X64": "1", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
 )

@@ -84,7 +84,7 @@ def pointer(native: tf.Tensor) -> int | None:
         return None
 
 
-def problem(native: tf.Tensor) -> str | None:
+def cannot_export(native: tf.Tensor) -> str | None:
     """Of tensors without numbers it ends the process, as NumPy's from_dlpack has it, too."""
     if native.dtype.name in ("string", "resource", "variant"):
         return f"a tensor of {native.dtype.name} has no numbers in memory"
@@ -104,7 +104,7 @@ FRAMEWORK = base.Framework(
     read=read,
     pointer=pointer,
     errors=errors,
-    problem=problem,
+    cannot_export=cannot_export,
     immutable=True,
     environ={"TF_CPP_MIN_LOG_LEVEL": "3"},
 )

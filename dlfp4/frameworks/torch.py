@@ -52,7 +52,7 @@ def from_tensor(tensor: Tensor, copy: bool | None = None) -> torch.Tensor:
         return torch.from_dlpack(source)
 
 
-def refusal(tensor: Tensor) -> tuple[str, str] | None:
+def cannot_import(tensor: Tensor) -> tuple[str, str] | None:
     """What PyTorch has no way to take, or (2.13) would end the process for, or lose its GPU by, and what helps."""
     if base.runs_backwards(tensor):
         return "it has no negative strides", "call .copy() first"
@@ -164,7 +164,7 @@ def _offset_of_impl() -> int:
     raise LookupError("no word of a tensor's object is the address of its implementation")
 
 
-def problem(native: torch.Tensor) -> str | None:
+def cannot_export(native: torch.Tensor) -> str | None:
     """What DLPack cannot say of a tensor, and what would hand out other memory than its values'."""
     import torch
 
@@ -173,13 +173,13 @@ def problem(native: torch.Tensor) -> str | None:
     if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None:
         return f"make_fx, or what exports by it, {BAKES}"
     with torch._C.DisableTorchFunctionSubclass():
-        return _problem_of_kind(native) or _problem_of_memory(native)
+        return _kind_refusal(native) or _memory_refusal(native)
 
 
 BAKES = "would make a constant of the result, without a word: call dlfp4 outside of what is traced"
 
 
-def _problem_of_kind(native: torch.Tensor) -> str | None:
+def _kind_refusal(native: torch.Tensor) -> str | None:
     """Tensors that are not one piece of strided numbers."""
     import torch
 
@@ -211,7 +211,7 @@ def _shells() -> frozenset[torch.dtype]:
     return frozenset(getattr(torch, name) for name in names if hasattr(torch, name))
 
 
-def _problem_of_memory(native: torch.Tensor) -> str | None:
+def _memory_refusal(native: torch.Tensor) -> str | None:
     """Tensors whose address is a number beside no storage, or whose storage was shrunk below them."""
     import torch
 
@@ -314,7 +314,7 @@ FRAMEWORK = base.Framework(
     guards=guards,
     keeper=keeper,
     natives=natives,
-    problem=problem,
+    cannot_export=cannot_export,
     table_shared_with=table_shared_with,
     current_stream=current_stream,
     title="PyTorch",
@@ -323,5 +323,5 @@ FRAMEWORK = base.Framework(
     lost_by="resize_, set_, .data = ...",
     always_writable=True,
     pairs=PAIRS,
-    refusal=refusal,
+    cannot_import=cannot_import,
 )

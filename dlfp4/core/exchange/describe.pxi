@@ -123,7 +123,7 @@ cdef inline void fill_pairs(Tensor self) noexcept nogil:
         pairs = self.dl.strides + ndim
         dim = find_unit_dim(ndim, self.dl.shape, self.dl.strides, 4, 8)
         memcpy(pairs, self.dl.shape, 2 * ndim * sizeof(int64_t))
-        if (dim >= 0 and rescale_layout(ndim, pairs, pairs + ndim, dim, 4, 8)
+        if (dim >= 0 and rescale_dims(ndim, pairs, pairs + ndim, dim, 4, 8)
                 and find_unit_dim(ndim, pairs, pairs + ndim, 8, 4) == dim):
             self.pairs = pairs
             if self.size_ == 0:
@@ -140,7 +140,7 @@ cdef int expand_pairs(Tensor self, const DLTensor *src) except -1:
         raise BufferError(
             f"a {dtype_name(self)} tensor in pairs (lanes=2) of shape {shape_of(self)} and strides {strides_of(self)} "
             f"has no dimension of stride 1 along which to count single elements; make it contiguous first")
-    if not rescale_layout(self.dl.ndim, self.dl.shape, self.dl.strides, dim, 8, 4):
+    if not rescale_dims(self.dl.ndim, self.dl.shape, self.dl.strides, dim, 8, 4):
         refuse(src, "shape or strides overflow when pairs are counted as single elements")
     return 0
 

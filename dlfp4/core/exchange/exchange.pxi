@@ -20,7 +20,7 @@ cdef struct Producer:
     const DLPackExchangeAPI *api
     int origin
     PyObject *keeper                 # what gives the object that keeps a lent tensor's memory alive; NULL: no loans
-    PyObject *problem                # why a tensor cannot be handed over, by its framework's file; NULL: never asked
+    PyObject *cannot_export          # why a tensor cannot be handed over, by its framework's file; NULL: never asked
     bint has_natives
     Natives natives
     int num_guards
@@ -86,10 +86,10 @@ cdef Producer *add_producer(PyTypeObject *type) except? NULL:
     with PRODUCERS_LOCK:
         for k in range(NUM_PRODUCERS):   # another thread may have been faster
             if PRODUCERS[k].type == type:
-                drop_guards(&row)
+                release_guards(&row)
                 return &PRODUCERS[k]
         if NUM_PRODUCERS == MAX_PRODUCERS:
-            drop_guards(&row)
+            release_guards(&row)
             return NULL
         Py_INCREF(<object> type)
         PRODUCERS[NUM_PRODUCERS] = row
@@ -100,7 +100,7 @@ cdef Producer *add_producer(PyTypeObject *type) except? NULL:
 cdef int add_guards(Producer *producer) except -1:
     """What the framework's own file says its table leaves unchecked."""
     framework = frameworks.of_type(<object> producer.type)
-    producer.keeper = producer.problem = NULL
+    producer.keeper = producer.cannot_export = NULL
     producer.has_natives = False
     producer.num_guards = 0
     if framework is None:
@@ -113,8 +113,8 @@ cdef int add_guards(Producer *producer) except -1:
     if natives is not None:
         fill_natives(&producer.natives, natives)
         producer.has_natives = True
-    if framework.problem is not None:   # the row of a framework lives for ever
-        producer.problem = <PyObject *> framework.problem
+    if framework.cannot_export is not None:   # the row of a framework lives for ever
+        producer.cannot_export = <PyObject *> framework.cannot_export
     if keeper is not None and producer.api.dltensor_from_py_object_no_sync != NULL:
         Py_INCREF(keeper)
         producer.keeper = <PyObject *> keeper
@@ -141,7 +141,7 @@ cdef int fill_guard(Guard *guard, descriptor, names, remedy, natives) except -1:
     return 0
 
 
-cdef void drop_guards(Producer *producer) noexcept:
+cdef void release_guards(Producer *producer) noexcept:
     """The references of a row that is not kept."""
     cdef int k
     Py_XDECREF(producer.keeper)
@@ -172,17 +172,17 @@ cdef inline int check_usual(const Producer *producer, object x, const DLTensor *
     """Whether a tensor is what its description says, with memory behind it, and only that; where it may not be, its
     framework's file has the words."""
     cdef int64_t low, high, bits = seen.dtype.bits * seen.dtype.lanes
-    if producer.problem == NULL:
+    if producer.cannot_export == NULL:
         return 0
     if producer.has_natives:
         fill_byte_range(seen, bits, &low, &high)
         if (is_in_storage(&producer.natives, x, seen.data, max(1, bits >> 3), low, high)
                 and is_seen_through(&producer.natives, x, seen)):
             return 0
-    return refuse_problem(x, (<object> producer.problem)(x))
+    return refuse_export(x, (<object> producer.cannot_export)(x))
 
 
-cdef int refuse_problem(object x, problem) except -1:
+cdef int refuse_export(object x, problem) except -1:
     """BufferError for what a framework's file says of one of its tensors, if it says anything."""
     if problem is not None:
         raise BufferError(f"this {type(x).__module__}.{type(x).__name__} cannot be exchanged: {problem}")
@@ -194,16 +194,16 @@ cdef Tensor import_through_table(const Producer *producer, object x):
     cdef DLManagedTensorVersioned *managed = NULL
     cdef DLTensor lent
     if producer.keeper != NULL:
-        ask_loan(producer, x, &lent)
+        request_loan(producer, x, &lent)
         if lent.dtype.bits >= 8 or lent.dtype.lanes == 2:   # packed or padded? Only a managed tensor has flags
             check_usual(producer, x, &lent)
-            return check_import(take_loan(x, &lent), producer, x)
+            return check_import(import_loan(x, &lent), producer, x)
     if producer.api.managed_tensor_from_py_object_no_sync(<void *> x, &managed) != 0 or managed == NULL:
         pass_refusal(producer, x)
     return check_import(adopt(managed), producer, x)
 
 
-cdef inline int ask_loan(const Producer *producer, object x, DLTensor *lent) except -1:
+cdef inline int request_loan(const Producer *producer, object x, DLTensor *lent) except -1:
     if producer.api.dltensor_from_py_object_no_sync(<void *> x, lent) != 0:
         pass_refusal(producer, x)
     return 0
@@ -217,8 +217,8 @@ cdef int pass_refusal(const Producer *producer, object x) except -1:
         raise_pending()
     except RuntimeError as error:
         reason = error
-    if producer.problem != NULL:
-        refuse_problem(x, (<object> producer.problem)(x))
+    if producer.cannot_export != NULL:
+        refuse_export(x, (<object> producer.cannot_export)(x))
     raise refusal_of(x, reason or "its exchange table gave no reason") from reason
 
 
@@ -228,7 +228,7 @@ cdef object refusal_of(object x, reason):
                        f"{lines[0] if lines else type(reason).__name__}")
 
 
-cdef inline Tensor take_loan(object x, const DLTensor *lent):
+cdef inline Tensor import_loan(object x, const DLTensor *lent):
     """A Tensor that holds `x` itself: half the price of a managed tensor, but to be secured at each use."""
     cdef Tensor self = Tensor.__new__(Tensor)
     self.stream = LEGACY_STREAM
@@ -254,12 +254,12 @@ cdef int secure_loan(Tensor self) except -1:
     if producer == NULL or producer.keeper == NULL:
         raise BufferError(f"the tensor that this Tensor shares memory with became a {type(lender).__module__}."
                           f"{type(lender).__name__} since (__class__ = ...); import it again")
-    if self.held == NULL:   # before the lender is asked: what it has from another storage then does not pass
+    if self.retained == NULL:   # before the lender is asked: what it has from another storage then does not pass
         storage = read_descriptor(producer.keeper, lender)
     if not still_lends(self, producer, lender):
         refuse_lost(lender)
     if storage is not None:
-        hold(self, storage)
+        retain_storage(self, storage)
     return 0
 
 
@@ -278,17 +278,17 @@ cdef inline bint still_lends(Tensor self, const Producer *producer, object lende
     fill_byte_range(&self.dl, storage_bits(self), &low, &high)
     if producer.has_natives:
         return still_stores(&producer.natives, lender, low, high)
-    ask_loan(producer, lender, &lent)
+    request_loan(producer, lender, &lent)
     check_usual(producer, lender, &lent)
     fill_byte_range(&lent, lent.dtype.bits * lent.dtype.lanes, &lent_low, &lent_high)
     return self.size_ == 0 or (low >= lent_low and high <= lent_high)
 
 
-cdef int hold(Tensor self, object storage) except -1:
+cdef int retain_storage(Tensor self, object storage) except -1:
     with cython.critical_section(self):
-        if self.held == NULL:   # another thread may have been faster
+        if self.retained == NULL:   # another thread may have been faster
             Py_INCREF(storage)
-            self.held = <void *> storage
+            self.retained = <void *> storage
     return 0
 
 

@@ -30,12 +30,12 @@ cdef Tensor with_dialect(Tensor self, bint x2):
     view.x2_ = x2
     reserve_dims(view, self.dl.ndim)
     copy_description(view, self)
-    borrow_owner(view, self)
+    share_owner(view, self)
     memcpy(view.dl.shape, self.dl.shape, 2 * self.dl.ndim * sizeof(int64_t))
     return finish_view(view)
 
 
-cdef tuple pairs_problem(Tensor self):
+cdef tuple why_no_pairs(Tensor self):
     """Why a tensor of packed 4-bit elements cannot be counted in pairs, and what helps."""
     cdef int dim = find_unit_dim(self.dl.ndim, self.dl.shape, self.dl.strides, 8, 4)   # as if it divided
     if dim < 0:
@@ -53,7 +53,7 @@ cdef inline int lend(Tensor self, DLTensor *out) except -1:
     out[0] = self.dl
     if self.x2_ and holds_pairs(self):
         if self.pairs == NULL:
-            reason, remedy = pairs_problem(self)
+            reason, remedy = why_no_pairs(self)
             raise BufferError(f"{dtype_name(self)} of shape {shape_of(self)} cannot be counted in pairs (x2): "
                               f"{reason}; {remedy}, or hand out .x2(False)")
         out.dtype.lanes = 2
@@ -62,7 +62,7 @@ cdef inline int lend(Tensor self, DLTensor *out) except -1:
     return 0
 
 
-cdef inline void own_dims(DLTensor *self, int64_t *dims) noexcept:
+cdef inline void move_dims(DLTensor *self, int64_t *dims) noexcept:
     """Move the dimensions of what is lent to `dims`. Only pairs tell extents of 1 at the end from others by strides."""
     cdef int k = self.ndim - 1
     memcpy(dims, self.shape, 2 * self.ndim * sizeof(int64_t))   # the strides lie behind
@@ -82,7 +82,7 @@ cdef DLManagedTensorVersioned *export_versioned(Tensor self, uint64_t flags) exc
     if managed == NULL:
         raise MemoryError("no memory for a managed tensor")
     managed.dl_tensor = lent
-    own_dims(&managed.dl_tensor, <int64_t *> (managed + 1))
+    move_dims(&managed.dl_tensor, <int64_t *> (managed + 1))
     managed.version.major = DLPACK_MAJOR_VERSION
     managed.version.minor = DLPACK_MINOR_VERSION
     # A copy that was ours alone is no longer, once it is shared.
@@ -102,7 +102,7 @@ cdef DLManagedTensor *export_legacy(Tensor self) except NULL:
     if managed == NULL:
         raise MemoryError("no memory for a managed tensor")
     managed.dl_tensor = lent
-    own_dims(&managed.dl_tensor, <int64_t *> (managed + 1))
+    move_dims(&managed.dl_tensor, <int64_t *> (managed + 1))
     managed.manager_ctx = <void *> self
     managed.deleter = release_legacy
     Py_INCREF(self)
@@ -114,18 +114,18 @@ cdef DLManagedTensor *export_legacy(Tensor self) except NULL:
 cdef void release_versioned(DLManagedTensorVersioned *managed) noexcept nogil:
     if not python_is_gone():
         with gil:
-            drop_export(managed.manager_ctx, managed)
+            release_export(managed.manager_ctx, managed)
 
 
 cdef void release_legacy(DLManagedTensor *managed) noexcept nogil:
     if not python_is_gone():
         with gil:
-            drop_export(managed.manager_ctx, managed)
+            release_export(managed.manager_ctx, managed)
 
 
-cdef inline void drop_export(void *tensor, void *block) noexcept:
+cdef inline void release_export(void *tensor, void *block) noexcept:
     if base_of(<Tensor> tensor).owner_kind == OWNER_CUDA and not Py_IsFinalizing():
-        keep_for_consumers(<Tensor> tensor)
+        retain_for_consumers(<Tensor> tensor)
     free_export(tensor, block)
 
 
@@ -134,15 +134,15 @@ cdef inline void free_export(void *tensor, void *block) noexcept:
     PyMem_RawFree(block)
 
 
-cdef void keep_for_consumers(Tensor self) noexcept:
+cdef void retain_for_consumers(Tensor self) noexcept:
     """An exception that is on its way while a deleter is called goes on."""
     cdef PyObject *kind, *value, *traceback
     PyErr_Fetch(&kind, &value, &traceback)
-    keep_for_streams(self)
+    retain_for_streams(self)
     PyErr_Restore(kind, value, traceback)
 
 
-cdef void keep_for_streams(Tensor self) noexcept:
+cdef void retain_for_streams(Tensor self) noexcept:
     """Who drops a tensor may still have work under way that reads it, on a stream of which only its framework knows.
     What goes wrong there can only be told: Cython hands it to sys.unraisablehook."""
     for stream in frameworks.current_streams(self.dl.device.device_id):
@@ -204,7 +204,7 @@ cdef class _Consumer:
     cdef str title
     cdef uint64_t pairs          # a bit per row of the types that it counts in pairs
     cdef bint always_writable
-    cdef object refusal
+    cdef object cannot_import
 
 
 cdef dict CONSUMERS = {}   # by framework's name; None for those that take everything
@@ -218,11 +218,11 @@ cdef _Consumer find_consumer(str name):
         return look_up(CONSUMERS, name)
     row = frameworks.framework(name)
     self = None
-    if row.always_writable or row.pairs or row.refusal is not None:
+    if row.always_writable or row.pairs or row.cannot_import is not None:
         self = _Consumer()
         self.title = row.title or row.name
         self.always_writable = row.always_writable
-        self.refusal = row.refusal
+        self.cannot_import = row.cannot_import
         for dtype in row.pairs:
             self.pairs |= (<uint64_t> 1) << row_of_argument(dtype)
     CONSUMERS[name] = self
@@ -252,7 +252,7 @@ cdef inline bint has_negative_stride(Tensor self) noexcept nogil:
 
 
 cdef inline bint is_unusual(Tensor self) noexcept nogil:
-    """Whether a consumer may not expect the tensor: see `refusal` of frameworks.base.Framework."""
+    """Whether a consumer may not expect the tensor: see `cannot_import` of frameworks.base.Framework."""
     return (has_negative_stride(self) or not is_address(self.dl.device.device_type)
             or (on_cuda(self) and not is_aligned(self))
             or (self.size_ == 0 and not has_countable_extents(self.dl.ndim, self.dl.shape)))
@@ -284,10 +284,10 @@ cdef Tensor suit(Tensor self, _Consumer consumer, copy, bint *copied):
 cdef tuple find_refusal(Tensor self, _Consumer consumer):
     """Why a consumer cannot take the tensor, and what helps; or None."""
     refused = None
-    if consumer.refusal is not None and is_unusual(self):
-        refused = consumer.refusal(self)
+    if consumer.cannot_import is not None and is_unusual(self):
+        refused = consumer.cannot_import(self)
     if refused is None and is_counted_in_pairs(self, consumer) and with_dialect(self, True).pairs == NULL:
-        reason, remedy = pairs_problem(self)
+        reason, remedy = why_no_pairs(self)
         refused = f"it counts {dtype_name(self)} in pairs of neighbours, and {reason}", remedy
     return refused
 

@@ -33,7 +33,7 @@ cdef inline void copy_description(Tensor self, Tensor source) noexcept:
     self.immutable = source.immutable
 
 
-cdef inline void borrow_owner(Tensor self, Tensor source) noexcept:
+cdef inline void share_owner(Tensor self, Tensor source) noexcept:
     """Keep alive what keeps `source`'s memory alive: its owner object, or `source` itself."""
     if source.owner_kind == OWNER_OBJECT or source.owner_kind == OWNER_LOAN:
         self.owner = source.owner
@@ -44,7 +44,7 @@ cdef inline void borrow_owner(Tensor self, Tensor source) noexcept:
     Py_INCREF(<object> self.owner)
 
 
-cdef inline bint share_owner(Tensor self, Tensor source) noexcept:
+cdef inline bint share_exported(Tensor self, Tensor source) noexcept:
     """Hold what `source` holds, of which it was made by way of another form, and know what that could not say; false of
     a loan, which is secured by the other form alone."""
     if source.owner_kind == OWNER_LOAN:
@@ -53,7 +53,7 @@ cdef inline bint share_owner(Tensor self, Tensor source) noexcept:
     self.immutable = source.immutable
     if source.immutable:   # a NumPy array of it is read-only, but nobody asked for more copies
         self.flags = (self.flags & ~DLPACK_FLAG_BITMASK_READ_ONLY) | (source.flags & DLPACK_FLAG_BITMASK_READ_ONLY)
-    borrow_owner(self, source)
+    share_owner(self, source)
     return True
 
 
@@ -83,17 +83,17 @@ cdef Tensor import_array(cnp.ndarray array):
     settle_strides(ndim, self.dl.shape, self.dl.strides, self.size_)
     if mul_overflows(self.size_, storage_bits(self), &bits):   # by strides of 0
         raise BufferError(f"shape {shape_of(self)} of {dtype_name(self)} has more elements than memory can hold")
-    hold_array(self, array)
+    share_array(self, array)
     return self
 
 
-cdef inline int hold_array(Tensor self, cnp.ndarray array) except -1:
-    """Keep an array's memory alive: by the Tensor that it came from, if it did, for the reason that unwrap_owner
+cdef inline int share_array(Tensor self, cnp.ndarray array) except -1:
+    """Keep an array's memory alive: by the Tensor that it came from, if it did, for the reason that share_own_export
     has."""
     cdef object base = array_base(array)
     if base is not None and type(base) is cnp.ndarray:   # a view of the array that was handed out
         base = array_base(<cnp.ndarray> base)
-    if base is not None and type(base) is Tensor and share_owner(self, <Tensor> base):
+    if base is not None and type(base) is Tensor and share_exported(self, <Tensor> base):
         return 0
     self.owner = <void *> array
     self.owner_kind = OWNER_OBJECT
@@ -105,14 +105,14 @@ cdef inline int hold_array(Tensor self, cnp.ndarray array) except -1:
 
 cdef inline void delete_versioned(DLManagedTensorVersioned *managed) noexcept:
     if managed.deleter == release_versioned:   # our own: this thread holds the GIL already
-        drop_export(managed.manager_ctx, managed)
+        release_export(managed.manager_ctx, managed)
     elif managed.deleter != NULL:
         managed.deleter(managed)
 
 
 cdef inline void delete_legacy(DLManagedTensor *managed) noexcept:
     if managed.deleter == release_legacy:
-        drop_export(managed.manager_ctx, managed)
+        release_export(managed.manager_ctx, managed)
     elif managed.deleter != NULL:
         managed.deleter(managed)
 
@@ -136,19 +136,19 @@ cdef Tensor adopt(DLManagedTensorVersioned *managed):
     self.owner_kind = OWNER_VERSIONED
     self.stream = LEGACY_STREAM
     describe(self, &managed.dl_tensor, managed.flags)
-    unwrap_owner(self)
+    share_own_export(self)
     return self
 
 
-cdef inline void unwrap_owner(Tensor self) noexcept:
+cdef inline void share_own_export(Tensor self) noexcept:
     """Where the managed tensor is an export of our own, hold what that Tensor holds: otherwise a tensor exchanged over
     and over would be released link by link, as deep as the chain is long."""
     cdef void *managed = self.owner
     if self.owner_kind == OWNER_VERSIONED and (<DLManagedTensorVersioned *> managed).deleter == release_versioned:
-        if share_owner(self, <Tensor> (<DLManagedTensorVersioned *> managed).manager_ctx):
+        if share_exported(self, <Tensor> (<DLManagedTensorVersioned *> managed).manager_ctx):
             free_export((<DLManagedTensorVersioned *> managed).manager_ctx, managed)
     elif self.owner_kind == OWNER_LEGACY and (<DLManagedTensor *> managed).deleter == release_legacy:
-        if share_owner(self, <Tensor> (<DLManagedTensor *> managed).manager_ctx):
+        if share_exported(self, <Tensor> (<DLManagedTensor *> managed).manager_ctx):
             free_export((<DLManagedTensor *> managed).manager_ctx, managed)
 
 
@@ -176,7 +176,7 @@ cdef Tensor import_capsule(object capsule):
             self.owner_kind = OWNER_LEGACY
         else:
             refuse_capsule(capsule)
-    unwrap_owner(self)
+    share_own_export(self)
     return self
 
 
@@ -223,8 +223,8 @@ cdef Tensor import_from_protocol(object x, Device device, copy):
         raise TypeError(f"{type(x).__name__} is no DLPack producer: expected an object with __dlpack__ and "
                         f"__dlpack_device__, or a capsule; for buffers and NumPy arrays call dlfp4.asarray")
     framework = frameworks.of_type(type(x))
-    if framework is not None and framework.problem is not None:
-        refuse_problem(x, framework.problem(x))
+    if framework is not None and framework.cannot_export is not None:
+        refuse_export(x, framework.cannot_export(x))
     source = device_of_producer(x) if type_has(Py_TYPE(x), "__dlpack_device__") else (kDLCPU, 0)
     if source[0] in (kDLCUDA, kDLCUDAManaged):
         wanted["stream"] = stream_to_ask_for(framework, source, &origin)
@@ -272,13 +272,13 @@ cdef Tensor retain(object x, Device device, copy):
     cdef Tensor self
     if type(x) is Tensor:
         return share(<Tensor> x)
-    self = receive(x, device, copy)
+    self = retain_foreign(x, device, copy)
     if copy is False and self.flags & DLPACK_FLAG_BITMASK_IS_COPIED:
         raise BufferError(f"{type(x).__name__} can only hand out a copy, which copy=False forbids")
     return self
 
 
-cdef Tensor receive(object x, Device device, copy):
+cdef Tensor retain_foreign(object x, Device device, copy):
     """The same by whichever way it comes."""
     cdef Producer *producer
     cdef PyTypeObject *type = Py_TYPE(x)

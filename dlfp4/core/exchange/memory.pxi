@@ -74,7 +74,7 @@ cdef int allocate_cuda(Tensor self, int64_t stream) except -1:
         check_cuda(status, f"allocating {bytes} bytes on {device_of(self)}")
     self.owner = self.dl.data = block
     self.owner_kind = OWNER_CUDA
-    self.held = keep_stream(stream)
+    self.retained = retain_stream(stream)
     return 0
 
 
@@ -252,7 +252,7 @@ cdef object values_of(Tensor self):
 
 # ---- Other frameworks, and the eye
 
-cdef object hand_back_like(Tensor self, x):
+cdef object as_native_like(Tensor self, x):
     """An object of x's framework, on x's device."""
     framework = None if is_ours(x) else frameworks.of_type(type(x))
     if framework is None and not is_ours(x):

@@ -72,7 +72,7 @@ cdef object handle_of(stream):
     return handle
 
 
-cdef PyObject *keep_stream(int64_t stream) except? NULL:
+cdef PyObject *retain_stream(int64_t stream) except? NULL:
     """A reference to the object of a stream, if there is one: its end may destroy the stream, on which memory is still
     to be freed, and the driver does not survive a stream that is gone."""
     if stream <= PER_THREAD_STREAM or not STREAM_OBJECTS:

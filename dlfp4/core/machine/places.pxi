@@ -166,7 +166,7 @@ cdef int settle_all(const Touched *touched, int64_t stream) except -1:
             used_on(base, stream)
         last = base
     for k in range(touched.num_written):
-        hand_back(<Tensor> touched.written[k], stream)
+        order_behind(<Tensor> touched.written[k], stream)
     return 0
 
 
@@ -201,7 +201,7 @@ cdef inline Tensor base_of(Tensor self):
     return self
 
 
-cdef int hand_back(Tensor result, int64_t stream) except -1:
+cdef int order_behind(Tensor result, int64_t stream) except -1:
     """Let work on a result's own stream start after what was written on another; its memory is then freed after that,
     too, unless that is done in the order of a third."""
     if stream != result.stream:
@@ -211,4 +211,4 @@ cdef int hand_back(Tensor result, int64_t stream) except -1:
 
 def _written_on(Tensor result, stream):
     """The same after another library's work on a stream of its own."""
-    hand_back(result, parse_handle(stream))
+    order_behind(result, parse_handle(stream))

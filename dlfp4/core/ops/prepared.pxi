@@ -201,7 +201,7 @@ def _exact_in_half(ScaledTensor b):
 def _reads_codes(ScaledTensor a, ScaledTensor b, str tactic):
     """Whether a kernel reads the codes and scales of a as they lie, beside prepared weights b."""
     cdef int64_t depth = a.shape[len(a.shape) - 1], slice
-    if a.number != b.number or a.axis != -1 or a.layout != DLFP4_LAYOUT_linear or a.data.dl.shape[1] != depth:
+    if a.number != b.number or a.axis != -1 or a.scale_layout_row != DLFP4_LAYOUT_linear or a.data.dl.shape[1] != depth:
         return False
     slice = dlfp4_cuda_reads_codes(a.number, depth, TACTICS[tactic])
     return slice > 0 and has_rows_at(a.data, 16) and has_rows_at(a.scales, slice // dlfp4_formats[a.number].length)

@@ -167,7 +167,7 @@ cdef Tensor view_matrix(Tensor self):
     view.dl.shape[1] = self.dl.shape[self.dl.ndim - 1]
     if view.dl.shape[0] < 0:
         raise ValueError(f"shape {shape_of(self)} has more rows than can be counted")
-    return finish_view(view) if lay_out(view, self) else None
+    return finish_view(view) if fill_view_strides(view, self) else None
 
 
 cdef Tensor flatten(Tensor self, const Place *place):
@@ -253,7 +253,7 @@ cdef enum:
 
 
 @cython.final
-cdef class _Layout:
+cdef class _Allotment:
     """The buffers of a tensor in one piece of memory: shapes, types and first bytes of the data, the scales, and the
     scale of the whole tensor, if that comes beside them; and all their bytes."""
     cdef int64_t shapes[3][2]
@@ -265,9 +265,9 @@ cdef class _Layout:
 
 
 @functools.lru_cache(maxsize=1024)
-def _find_layout(*described):
+def _find_allotment(*described):
     """What _buffers_of says, once for all calls."""
-    cdef _Layout self = _Layout()
+    cdef _Allotment self = _Allotment()
     cdef int number, k
     buffers = _buffers_of(*described)
     bytes = 0
@@ -286,15 +286,15 @@ def _find_layout(*described):
     return self
 
 
-cdef Tensor part_of(Tensor memory, _Layout layout, int number):
+cdef Tensor part_of(Tensor memory, _Allotment allotment, int number):
     """A buffer as a view of all its tensor's memory."""
-    cdef Tensor part = make_view(memory, layout.ndims[number])
+    cdef Tensor part = make_view(memory, allotment.ndims[number])
     cdef int k
-    set_dtype(part, layout.rows[number], False)
-    for k in range(layout.ndims[number]):
-        part.dl.shape[k] = layout.shapes[number][k]
+    set_dtype(part, allotment.rows[number], False)
+    for k in range(allotment.ndims[number]):
+        part.dl.shape[k] = allotment.shapes[number][k]
     fill_compact_strides(part.dl.ndim, part.dl.shape, part.dl.strides)
-    part.dl.data = <char *> memory.dl.data + layout.offsets[number]
+    part.dl.data = <char *> memory.dl.data + allotment.offsets[number]
     return finish_view(part)
 
 
@@ -309,10 +309,10 @@ cdef tuple allocate_results(tuple axes, Tensor source, _Rules rules, str scale_l
 cdef ScaledTensor allocate_scaled(tuple shape, format, int axis, str scale_layout, bint pad, const Place *place):
     """One allocation for all parts, which each of them keeps: on a CUDA device an allocation is a fifth of a small
     tensor's call."""
-    cdef _Layout layout = _find_layout(shape, format.name, axis, scale_layout, pad)
-    cdef Tensor memory = allocate_on(place, UINT8, 1, &layout.bytes, False)
-    return make_scaled(part_of(memory, layout, 0), part_of(memory, layout, 1),
-                       part_of(memory, layout, 2) if layout.has_global_scale else None,
+    cdef _Allotment allotment = _find_allotment(shape, format.name, axis, scale_layout, pad)
+    cdef Tensor memory = allocate_on(place, UINT8, 1, &allotment.bytes, False)
+    return make_scaled(part_of(memory, allotment, 0), part_of(memory, allotment, 1),
+                       part_of(memory, allotment, 2) if allotment.has_global_scale else None,
                        format, axis, scale_layout, shape)
 
 
@@ -346,8 +346,8 @@ cdef int fill_blocks(dlfp4_blocks *blocks, ScaledTensor self, uint8_t zero_scale
     blocks.scales = scales.data
     blocks.scale_strides[0] = scales.strides[swapped] if scales.ndim == 2 else 0
     blocks.scale_strides[1] = scales.strides[not swapped] if scales.ndim == 2 else 0
-    blocks.layout = self.layout
-    blocks.fill = zero_scale if self.layout == DLFP4_LAYOUT_aiter else 0
+    blocks.layout = self.scale_layout_row
+    blocks.fill = zero_scale if self.scale_layout_row == DLFP4_LAYOUT_aiter else 0
     return 0
 
 

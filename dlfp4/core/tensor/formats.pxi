@@ -2,9 +2,9 @@
 # tensor in a format consists of.
 
 cdef enum:
-    NO_LAYOUT = -1   # of "prepared", which is no row
+    NO_SCALE_LAYOUT = -1   # of "prepared", which is no row
 
-cdef dict LAYOUTS = {dlfp4_layouts[number].name.decode(): number for number in range(DLFP4_NUM_LAYOUTS)}
+cdef dict SCALE_LAYOUTS = {dlfp4_layouts[number].name.decode(): number for number in range(DLFP4_NUM_LAYOUTS)}
 
 
 cdef object read_format(int number):
@@ -149,13 +149,13 @@ cdef tuple scales_of_lines(format, lines, length):
 cdef tuple tiled(tuple scales, format, layout):
     """The scales' shape under a layout of tiles."""
     cdef const dlfp4_layout_row *tile
-    if layout not in LAYOUTS:
-        raise ValueError(f"scale_layout={layout!r}: expected one of {', '.join(LAYOUTS)}"
-                         f"{did_you_mean(layout, LAYOUTS)}")
+    if layout not in SCALE_LAYOUTS:
+        raise ValueError(f"scale_layout={layout!r}: expected one of {', '.join(SCALE_LAYOUTS)}"
+                         f"{did_you_mean(layout, SCALE_LAYOUTS)}")
     if format.scale.itemsize != 1:
         raise ValueError(f"scale_layout={layout!r} holds scales of one byte, those of {format.name} are "
                          f"{format.scale}; use scale_layout='linear'")
-    tile = &dlfp4_layouts[<int> LAYOUTS[layout]]
+    tile = &dlfp4_layouts[<int> SCALE_LAYOUTS[layout]]
     rows, columns = scales
     return round_up(rows, tile.rows), round_up(columns, tile.columns)
 

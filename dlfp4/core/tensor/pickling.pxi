@@ -36,7 +36,7 @@ def _restore_tensor(buffer, shape, dtype, padded, x2):
     self.x2_ = bool(x2)
     reserve_dims(self, len(shape))
     copy_description(self, memory)
-    borrow_owner(self, memory)
+    share_owner(self, memory)
     set_dtype(self, row_of_argument(dtype), padded)
     for k in range(self.dl.ndim):
         if not 0 <= shape[k] <= INT64_MAX:

@@ -46,7 +46,7 @@ cdef class ScaledTensor:
     cdef readonly str scale_layout
     cdef readonly tuple shape
     cdef int number          # the format's row: asking `format` takes Python's time
-    cdef int layout          # number of the scale layout; NO_LAYOUT where it is "prepared"
+    cdef int scale_layout_row   # its number; NO_SCALE_LAYOUT of "prepared"
     cdef bint divides        # blocks are known to divide the shape
     cdef bint is_writable    # each part is known to have memory of its own, which may be written to
     cdef Prepared prepared   # all zero where it is not
@@ -188,24 +188,24 @@ cdef class ScaledTensor:
 
     def to_numpy(self, copy=None):
         """The parts as NumPy arrays; see :meth:`Tensor.to_numpy`."""
-        return hand_out(self, "to_numpy", copy)
+        return export_parts(self, "to_numpy", copy)
 
     def to_torch(self, copy=None):
         """The parts as PyTorch tensors; see :meth:`Tensor.to_torch`."""
-        return hand_out(self, "to_torch", copy)
+        return export_parts(self, "to_torch", copy)
 
     def to_jax(self, copy=None):
         """The parts as JAX arrays; see :meth:`Tensor.to_jax`."""
-        return hand_out(self, "to_jax", copy)
+        return export_parts(self, "to_jax", copy)
 
     def to_cupy(self, copy=None):
         """The parts as CuPy arrays; see :meth:`Tensor.to_cupy`."""
-        return hand_out(self, "to_cupy", copy)
+        return export_parts(self, "to_cupy", copy)
 
     def to_like(self, x, /):
         """The parts as objects of x's framework, on x's device; see :meth:`Tensor.to_like`."""
         source = plain(self)
-        return _Parts._make([None if part is None else hand_back_like(part, x)
+        return _Parts._make([None if part is None else as_native_like(part, x)
                              for part in (source.data, source.scales, source.global_scale)])
 
     def __reduce__(self):   # see pickling.pxi
@@ -236,7 +236,7 @@ cdef ScaledTensor make_scaled(Tensor data, Tensor scales, Tensor global_scale, f
     self.number = format.number
     self.axis = axis
     self.scale_layout = scale_layout
-    self.layout = LAYOUTS.get(scale_layout, NO_LAYOUT)
+    self.scale_layout_row = SCALE_LAYOUTS.get(scale_layout, NO_SCALE_LAYOUT)
     self.shape = shape
     return self
 
@@ -288,7 +288,7 @@ cdef ScaledTensor take_one(ScaledTensor self, index):
                        self.format, -1, "linear", shape[1:])
 
 
-cdef object hand_out(ScaledTensor given, str method, copy):
+cdef object export_parts(ScaledTensor given, str method, copy):
     cdef ScaledTensor self = plain(given)
     unit = self.global_scale
     return _Parts(getattr(self.data, method)(copy), getattr(self.scales, method)(copy),
@@ -316,7 +316,7 @@ cdef int parse_fill(fill, int default) except -1:
 
 cdef ScaledTensor assemble(data, scales, global_scale, format, int axis, str scale_layout, shape):
     cdef const dlfp4_format_row *row = &dlfp4_formats[<int> format.number]
-    cdef Tensor elements = as_type(retain_part(data), row.element, "data")
+    cdef Tensor elements = as_type(import_part(data), row.element, "data")
     cdef Tensor stored = as_scales(scales, elements, format)
     cdef tuple logical = shape_of(elements) if shape is None else tuple(parse_shape(shape))
     if is_padded(elements):   # as to_numpy gives them
@@ -343,7 +343,7 @@ cdef ScaledTensor assemble(data, scales, global_scale, format, int axis, str sca
     return make_scaled(elements, stored, unit, format, axis, scale_layout, logical)
 
 
-cdef Tensor retain_part(part):
+cdef Tensor import_part(part):
     cdef Tensor self = asarray(part)
     return self
 
@@ -352,7 +352,7 @@ cdef Tensor as_scales(scales, Tensor elements, format):
     """The scales of a tensor, where that has one a number, too."""
     if format.block is None and is_number(scales):
         return as_scalar_beside(elements, scales, "scales")
-    return as_type(retain_part(scales), dlfp4_formats[<int> format.number].scale, "scales")
+    return as_type(import_part(scales), dlfp4_formats[<int> format.number].scale, "scales")
 
 
 cdef Tensor as_type(Tensor self, int row, str name):
@@ -461,7 +461,7 @@ cdef Tensor as_scalar(value, str name):
     cdef Tensor self
     if is_number(value):
         value = np.array(_as_float32(value, name), np.float32)
-    self = as_type(retain_part(value), FLOAT32, name)
+    self = as_type(import_part(value), FLOAT32, name)
     if self.size_ != 1:
         raise ValueError(f"{name} has shape {shape_of(self)}; expected one number")
     return self if self.dl.ndim == 0 else reshape_tensor(self, ())
@@ -485,7 +485,7 @@ cdef ScaledTensor relayout(ScaledTensor self, name, int fill):
     transposed = name == "linear" and lies_across(self)
     place = place_for(scales, None, self)
     result = allocate_buffer((rows, columns) if transposed else buffer.shape, scales.row, &place)
-    run_relayout(Relayout(scales.dl.data, result.dl.data, self.layout, LAYOUTS[name], rows, columns,
+    run_relayout(Relayout(scales.dl.data, result.dl.data, self.scale_layout_row, SCALE_LAYOUTS[name], rows, columns,
                           storage_bits(result) // 8, fill), scales, result, &place)
     # Beside scales of the device, managed memory is the device's as well: the host could not read all parts.
     return make_scaled(place_managed(self.data, True), duplicate(result.mT) if transposed else result,

@@ -105,8 +105,7 @@ cdef inline int find_unit_dim(int ndim, const int64_t *shape, const int64_t *str
     return ndim - 1 if is_free else -1
 
 
-cdef bint rescale_layout(int ndim, int64_t *shape, int64_t *strides, int dim,
-                         int old_bits, int new_bits) noexcept nogil:
+cdef bint rescale_dims(int ndim, int64_t *shape, int64_t *strides, int dim, int old_bits, int new_bits) noexcept nogil:
     """The same bytes counted in elements of another width along `dim`; False where they do not divide."""
     cdef bint is_empty = count_elements(ndim, shape) == 0   # its strides say nothing
     cdef int64_t scaled

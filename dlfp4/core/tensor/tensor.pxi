@@ -29,7 +29,7 @@ cdef class Tensor:
         if self.dl.shape != self.inline_dims:
             PyMem_RawFree(self.dl.shape)
         if self.owner_kind == OWNER_OBJECT or self.owner_kind == OWNER_LOAN:
-            Py_XDECREF(<PyObject *> self.held)
+            Py_XDECREF(<PyObject *> self.retained)
             Py_DECREF(<object> self.owner)
         elif self.owner_kind == OWNER_VERSIONED:
             delete_versioned(<DLManagedTensorVersioned *> self.owner)
@@ -40,7 +40,7 @@ cdef class Tensor:
         elif self.owner_kind == OWNER_CUDA:
             # Nothing to report a failure to: the context may be gone at exit, and its memory with it.
             dlfp4_cuda_free(self.dl.device.device_id, self.stream, self.owner, self.uses)
-            Py_XDECREF(<PyObject *> self.held)
+            Py_XDECREF(<PyObject *> self.retained)
 
     @property
     def shape(self):
@@ -178,7 +178,7 @@ cdef class Tensor:
         """
         cdef Tensor result = with_dialect(self, parse_flag(enable, "enable"))
         if result.x2_ and result.pairs == NULL:
-            reason, remedy = pairs_problem(self) if holds_pairs(self) else (
+            reason, remedy = why_no_pairs(self) if holds_pairs(self) else (
                 f"it is {dtype_name(self)} with {storage_bits(self)} bits an element", "pack 4-bit elements first")
             raise ValueError(f"this tensor of shape {shape_of(self)} cannot be counted in pairs of 4-bit elements: "
                              f"{reason}; {remedy}")
@@ -288,7 +288,7 @@ cdef class Tensor:
         >>> dlfp4.cast(x, "bfloat16").to_like(x)
         array([-6, -2, 2, 6], dtype=bfloat16)
         """
-        return hand_back_like(self, x)
+        return as_native_like(self, x)
 
     def tolist(self):
         """The elements as nested lists of Python scalars."""

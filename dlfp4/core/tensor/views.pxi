@@ -6,7 +6,7 @@ cdef Tensor make_view(Tensor source, int ndim):
     self.x2_ = source.x2_
     reserve_dims(self, ndim)
     copy_description(self, source)
-    borrow_owner(self, source)
+    share_owner(self, source)
     return self
 
 
@@ -120,7 +120,7 @@ cdef Tensor reshape_tensor(Tensor self, shape):
     view = make_view(self, len(wanted))
     for k in range(len(wanted)):
         view.dl.shape[k] = wanted[k]
-    if not lay_out(view, self):
+    if not fill_view_strides(view, self):
         if self.size_ == 0:
             raise ValueError(f"shape {tuple(wanted)} has more elements along its other dimensions than can be counted")
         raise BufferError(f"reshaping {shape_of(self)} with strides {strides_of(self)} to {tuple(wanted)} needs a "
@@ -128,7 +128,7 @@ cdef Tensor reshape_tensor(Tensor self, shape):
     return finish_view(view)
 
 
-cdef bint lay_out(Tensor view, Tensor self) noexcept:
+cdef bint fill_view_strides(Tensor view, Tensor self) noexcept:
     """Strides by which a view of another shape, but the same size, shows the same elements; False: only a copy can."""
     if self.size_ == 0:   # which any strides show
         return fill_compact_strides(view.dl.ndim, view.dl.shape, view.dl.strides)
@@ -172,7 +172,7 @@ cdef Tensor reinterpret(Tensor self, int row):
     new_bits = storage_bits(view)
     if new_bits != old_bits:
         dim = find_unit_dim(view.dl.ndim, view.dl.shape, view.dl.strides, old_bits, new_bits)
-        if dim < 0 or not rescale_layout(view.dl.ndim, view.dl.shape, view.dl.strides, dim, old_bits, new_bits):
+        if dim < 0 or not rescale_dims(view.dl.ndim, view.dl.shape, view.dl.strides, dim, old_bits, new_bits):
             raise ValueError(
                 f"cannot view {dtype_name(self)} ({old_bits} bits) of shape {shape_of(self)} and strides "
                 f"{strides_of(self)} as {dtype_name(view)} ({new_bits} bits): the bytes along the dimension of stride "
