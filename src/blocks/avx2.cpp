@@ -16,6 +16,8 @@ struct Avx2Blocks : Avx2Codecs {
     return _mm256_cvtph_ps(_mm_packus_epi32(_mm256_castsi256_si128(dwords), upper(dwords)));
   }
 
+  static U32 widen_bytes(QuarterU8 bytes) { return __builtin_convertvector(bytes, U32); }
+
   // --- Largest of vectors ---
 
   template <int Src>

@@ -16,6 +16,10 @@ struct Avx512Blocks : Avx512Codecs {
     return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(reinterpret_cast<__m512i>(halves)));
   }
 
+  static U32 widen_bytes(QuarterU8 bytes) {
+    return reinterpret_cast<U32>(_mm512_cvtepu8_epi32(reinterpret_cast<__m128i>(bytes)));
+  }
+
   template <int Src>
   struct Largest : dlfp4::Largest<Avx512Blocks, Src> {
     static void find(const uint8_t *src, int64_t count, int64_t block, uint32_t *amax) {

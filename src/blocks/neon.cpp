@@ -13,6 +13,8 @@ struct NeonBlocks : NeonCodecs {
 
   static F32 widen_halves(U32 halves) { return vcvt_f32_f16(vreinterpret_f16_u16(vmovn_u32(halves))); }
 
+  static U32 widen_bytes(QuarterU8 bytes) { return __builtin_convertvector(bytes, U32); }
+
   // --- Lanes and bytes ---
 
   template <int Src>

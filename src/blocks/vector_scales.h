@@ -51,7 +51,7 @@ struct Magnitudes {
 
   static Items load_largest_of_any(const uint8_t *src, int64_t count) {
     const int64_t whole = count / kItems * kItems;
-    const Items rest = without_signs(load_part<Items>(src + whole * kBytes, (count - whole) * kBytes));
+    const Items rest = without_signs(Isa::template load_part<Items>(src + whole * kBytes, (count - whole) * kBytes));
     return whole > 0 ? larger(rest, load_largest(src, whole)) : rest;
   }
 
@@ -109,7 +109,7 @@ struct Largest {
       int i = 0;
       for (; i < kLanes && first < count; ++i, first += block)
         largest[i] = Of::join_halves(Of::load_largest_of_any(src + first * kBytes, least(block, count - first)));
-      store_part(amax + blocks, Of::widen(Isa::largest_of_each(largest)), 4 * i);
+      Isa::store_part(amax + blocks, Of::widen(Isa::largest_of_each(largest)), 4 * i);
     }
   }
 
@@ -153,7 +153,7 @@ struct BlockScales {
   }
 
   static void store_bytes(uint8_t *dst, U32 dwords, int64_t count) {
-    store_part(dst, __builtin_convertvector(dwords, Codes), count);
+    Isa::store_part(dst, __builtin_convertvector(dwords, Codes), count);
   }
 
   // Codes of float8_e4m3fn, finite and without a sign: as float16 they are worth 2^-8 times that.
@@ -166,8 +166,8 @@ struct BlockScales {
     U32 any = {};
     for (int64_t first = 0; first < count; first += kLanes) {
       const int64_t lanes = least(kLanes, count - first);
-      const U32 magnitudes = load_part<U32>(amax + first, 4 * lanes);
-      store_part(multipliers + first, step(first, lanes, magnitudes), 4 * lanes);
+      const U32 magnitudes = Isa::template load_part<U32>(amax + first, 4 * lanes);
+      Isa::store_part(multipliers + first, step(first, lanes, magnitudes), 4 * lanes);
       any |= not_finite(magnitudes);
     }
     return has_any(any);
@@ -211,22 +211,23 @@ struct BlockScales {
       const U32 counted = larger<U32>(magnitudes, smallest);
       const U32 encode = bits(finite(largest / floats(counted))) & kept;
       const U32 multiplier = counted - 1 >= kFloatInfinity - 1 ? one : encode;  // 0 wraps around
-      store_part(stored + 4 * first, 1.0f / floats(multiplier), 4 * lanes);
+      Isa::store_part(stored + 4 * first, 1.0f / floats(multiplier), 4 * lanes);
       return multiplier;
     });
   }
 
   // --- Decoding of scales --------------------------------------------------------------------
 
-  // Calls scales_of(codes); returns whether one is not finite.
+  // Calls scales_of(codes); returns whether one is not finite. Lanes beyond the count have code 0, which is finite
+  // unless all others are not.
   template <class ScalesOf>
   static bool each_code(const uint8_t *stored, int64_t count, float *scales, ScalesOf scales_of) {
     U32 any = {};
     for (int64_t first = 0; first < count; first += kLanes) {
       const int64_t lanes = least(kLanes, count - first);
-      const F32 found = scales_of(__builtin_convertvector(load_part<Codes>(stored + first, lanes), U32));
-      store_part(scales + first, found, 4 * lanes);
-      any |= not_finite(load_part<U32>(scales + first, 4 * lanes) & ~kFloatSign);
+      const F32 found = scales_of(Isa::widen_bytes(Isa::template load_part<Codes>(stored + first, lanes)));
+      Isa::store_part(scales + first, found, 4 * lanes);
+      any |= not_finite(bits(found) & ~kFloatSign);
     }
     return has_any(any);
   }

@@ -85,7 +85,7 @@ struct RowsOfCodes {
   int64_t pitch;
   int64_t lines;
 
-  U8 load(int64_t row) const { return load_part<U8>(codes + row * pitch, lines); }
+  U8 load(int64_t row) const { return Isa::template load_part<U8>(codes + row * pitch, lines); }
 
   U8 bytes(int64_t row) const {
     if constexpr (Bits == 8) return load(row);
@@ -135,7 +135,7 @@ void unpack_lines(const uint8_t *src, int64_t stride, int64_t rows, int64_t coun
       tile.load_lines(src + line * stride + byte, stride, count - line, bytes);
       tile.transpose();
       for (int k = 0; k < least(kRows, rows - first); ++k)
-        store_part(codes + (first + k) * pitch + line, code_of<Isa, Bits>(tile, k), count - line);
+        Isa::store_part(codes + (first + k) * pitch + line, code_of<Isa, Bits>(tile, k), count - line);
     }
   }
 }

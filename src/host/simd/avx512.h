@@ -61,6 +61,20 @@ struct Avx512 : PlainMemory {
       _mm_prefetch(reinterpret_cast<const char *>(reinterpret_cast<uintptr_t>(src) + kAhead + line), _MM_HINT_T0);
   }
 
+  template <class V>
+  static V load_part(const void *src, int64_t bytes) {
+    if constexpr (sizeof(V) == 16)
+      return reinterpret_cast<V>(_mm_maskz_loadu_epi8(static_cast<__mmask16>(first_bytes(bytes)), src));
+    if constexpr (sizeof(V) == 64) return reinterpret_cast<V>(_mm512_maskz_loadu_epi8(first_bytes(bytes), src));
+  }
+  template <class V>
+  static void store_part(void *dst, V vector, int64_t bytes) {
+    if constexpr (sizeof(V) == 16)
+      _mm_mask_storeu_epi8(dst, static_cast<__mmask16>(first_bytes(bytes)), reinterpret_cast<__m128i>(vector));
+    else
+      _mm512_mask_storeu_epi8(dst, first_bytes(bytes), reinterpret_cast<__m512i>(vector));
+  }
+
   // By masks: what was stored as whole vectors can be loaded at once.
   static void read_part(uint8_t *dst, const uint8_t *src, int64_t bytes) {
     for (int64_t i = 0; i < bytes; i += 64)

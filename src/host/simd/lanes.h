@@ -74,6 +74,16 @@ struct PlainMemory {
   template <int Bytes, int kAhead>
   static void prefetch(const uint8_t *) {}
 
+  // The first `bytes` bytes of a vector.
+  template <class V>
+  static V load_part(const void *src, int64_t bytes) {
+    return dlfp4::load_part<V>(src, bytes);
+  }
+  template <class V>
+  static void store_part(void *dst, V vector, int64_t bytes) {
+    dlfp4::store_part(dst, vector, bytes);
+  }
+
   // Into and out of memory that a step has for itself, with room for whole vectors.
   static void read_part(uint8_t *dst, const uint8_t *src, int64_t bytes) {
     memcpy(dst, src, static_cast<size_t>(bytes));
