@@ -84,6 +84,9 @@ struct Avx2Blocks : Avx2Codecs {
 
 }  // namespace
 
-void add_avx2_blocks(BlockKernels *kernels) { add_block_kernels<Avx2Blocks>(kernels); }
+void add_avx2_blocks(BlockKernels *kernels) {
+  add_block_kernels<Avx2Blocks>(kernels);
+  add_turns<Avx2Blocks, 4, 6, 8>(kernels);
+}
 
 }  // namespace dlfp4

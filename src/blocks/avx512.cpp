@@ -3,6 +3,7 @@
 // Trick: masks make whole vectors of a line's last elements; tables of all codes stay in registers.
 #include "codecs/avx512.h"
 #include "avx512_largest.h"
+#include "avx512_turns.h"
 #include "vector.h"
 
 namespace dlfp4 {
@@ -27,21 +28,6 @@ struct Avx512Blocks : Avx512Codecs {
     }
   };
 
-  // --- Bytes ---
-
-  static U8 zip_low(U8 a, U8 b) {
-    return reinterpret_cast<U8>(_mm512_unpacklo_epi8(reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
-  }
-  static U8 zip_high(U8 a, U8 b) {
-    return reinterpret_cast<U8>(_mm512_unpackhi_epi8(reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
-  }
-
-  static U8 load_sixteens(const uint8_t *src, int64_t next) {
-    const auto sixteen = [=](int i) { return _mm_loadu_si128(reinterpret_cast<const __m128i *>(src + i * next)); };
-    return reinterpret_cast<U8>(
-        join(_mm256_set_m128i(sixteen(1), sixteen(0)), _mm256_set_m128i(sixteen(3), sixteen(2))));
-  }
-
   // --- Steps ---
 
   template <int Dst, int Rounding>
@@ -57,6 +43,9 @@ struct Avx512Blocks : Avx512Codecs {
 
 }  // namespace
 
-void add_avx512_blocks(BlockKernels *kernels) { add_block_kernels<Avx512Blocks>(kernels); }
+void add_avx512_blocks(BlockKernels *kernels) {
+  add_block_kernels<Avx512Blocks>(kernels);
+  add_own_turns<4, 6, 8>(kernels);
+}
 
 }  // namespace dlfp4

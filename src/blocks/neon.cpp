@@ -54,6 +54,9 @@ struct NeonBlocks : NeonCodecs {
 
 }  // namespace
 
-void add_neon_blocks(BlockKernels *kernels) { add_block_kernels<NeonBlocks>(kernels); }
+void add_neon_blocks(BlockKernels *kernels) {
+  add_block_kernels<NeonBlocks>(kernels);
+  add_turns<NeonBlocks, 4, 6, 8>(kernels);
+}
 
 }  // namespace dlfp4

@@ -232,7 +232,6 @@ template <class Isa, int... From, int... To>
 void add_block_kernels(BlockKernels *kernels, std::integer_sequence<int, From...>,
                        std::integer_sequence<int, To...> elements) {
   (add_floats<Isa, From>(kernels, elements), ...);
-  add_turns<Isa, 4, 6, 8>(kernels);
   for (int key = 0; key < kNumKeys; ++key) add_scales<Isa>(key, kernels);
 }
 
