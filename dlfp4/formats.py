@@ -1,7 +1,7 @@
 """The block-scaled formats, and the recipes by which their scales are chosen.
 
 A format says how a tensor is stored: elements, blocks, scales. A recipe says how the scales follow from the data, and
-how elements are rounded. The core makes the formats from the rows of ``src/formats.def``; nothing here repeats them.
+how elements are rounded. The core makes the formats from the rows of ``formats.def``; nothing here repeats them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Format:
     repeats_scales : bool
         Each line of a block has a scale of its own in memory, all equal.
     number : int
-        The row in ``src/formats.def``.
+        The row in ``src/rules/formats.def``.
 
     Examples
     --------

@@ -41,7 +41,7 @@ struct BlockFactors {
   }
 };
 
-// One for each element.
+// A factor for each element.
 template <class Isa>
 struct ElementFactors {
   using F32 = typename Isa::F32;
@@ -133,7 +133,7 @@ void encode_across_lines(const uint8_t *src, int64_t count, const float *multipl
 
 // --- Decoding --------------------------------------------------------------------------------
 
-// A NaN that is not an element's own has the one pattern, whatever sign the processor gave it.
+// A NaN that is not an element's own has one pattern, whatever sign the processor gave it.
 template <class Isa>
 typename Isa::F32 clear_new_nans(typename Isa::F32 products, typename Isa::F32 elements) {
   const auto nan = reinterpret_cast<typename Isa::F32>(splat<typename Isa::U32>(kFloatNan));
@@ -211,8 +211,8 @@ void add_turns(BlockKernels *kernels) {
   ((kernels->unpack_across[Bits] = unpack_lines<Isa, Bits>), ...);
 }
 
-// A kind of scale is found and read alike, whatever the elements and their number. Of float32 scales there is nothing
-// to decode, of two levels there is the one type that NVFP4 has: others are the scalar level's.
+// A kind of scale is found and read alike, whatever the elements and their number. float32 scales need no decoding. Of
+// two-level scales vectors take the type of NVFP4; the scalar level takes others.
 template <class Isa>
 constexpr void add_scales(int key, BlockKernels *kernels) {
   using Scales = BlockScales<Isa>;

@@ -18,8 +18,8 @@ namespace {
 
 // --- Magnitudes ------------------------------------------------------------------------------
 
-// Isa::widen_halves(dwords) makes float32 of float16 in the lower halves of dwords, whatever the processor's state says
-// of subnormals. A NaN's payload it may change.
+// Isa::widen_halves(dwords) makes float32 of float16 in the lower halves of dwords, however the processor is set to
+// treat subnormals. It may change a NaN's payload.
 template <class Isa>
 typename Isa::U32 widen_half_magnitudes(typename Isa::U32 halves) {
   using U32 = typename Isa::U32;
@@ -42,7 +42,7 @@ struct Magnitudes {
   }
   static Items load(const uint8_t *src) { return without_signs(load_lanes<Items>(src)); }
 
-  // The largest of whole vectors, but not of none.
+  // The largest of one or more whole vectors.
   static Items load_largest(const uint8_t *src, int64_t count) {
     Items largest = load(src);
     for (int64_t i = kItems; i < count; i += kItems) largest = larger(largest, load(src + i * kBytes));
@@ -67,7 +67,7 @@ struct Magnitudes {
     return dwords;
   }
 
-  // As many as a vector has dwords.
+  // As many magnitudes as a vector has dwords.
   static U32 load_widened(const uint8_t *src) {
     if constexpr (kBytes == 4) {
       return load(src);

@@ -22,7 +22,7 @@ struct ByteTile {
   static constexpr int kLines = sizeof(U8);
   U8 row[16];
 
-  // Each round brings a bit of a byte's place into its row, and one of its row into the place.
+  // Each round moves one bit of a byte's place into its row, and one bit of its row into its place.
   void transpose() {
     for (int bit = 0; bit < 4; ++bit) {
       U8 next[16];
@@ -60,7 +60,7 @@ struct ByteTile {
   }
 };
 
-// Bytes are shifted as words; what comes from the neighbour is cleared.
+// Bytes are shifted as words; bits that come from the neighbour are cleared.
 template <class Isa>
 struct ByteShifts {
   using U8 = typename Isa::U8;

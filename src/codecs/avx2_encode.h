@@ -26,8 +26,9 @@ __m256i narrow_masks(__m256d low, __m256d high) {
   return outer_quarters_first(_mm256_castps_si256(masks));
 }
 
-// Of the two floats next to a double, the one whose last bit is set: what rounds this to fewer bits sees what it would
-// see in the double. The nearest one is that already, or the other is next to it on the double's side.
+// Rounds a double to odd: of the two floats next to it, takes the one whose last bit is set. Rounding that to fewer
+// bits gives the same as rounding the double. The nearest float is already that one, or the other float is on the
+// double's side of it.
 __m256 round_to_odd(__m256d low, __m256d high) {
   const __m256 nearest = narrow_doubles(low, high);
   const __m256d nearest_low = _mm256_cvtps_pd(_mm256_castps256_ps128(nearest));
@@ -124,8 +125,8 @@ struct Encoder {
   }
 };
 
-// A class of magnitudes is a float32 with two bits of mantissa, even numbers, or all between two of them, odd ones: it
-// decides how a format with one bit of mantissa rounds. They count from the least that FP4 tells apart.
+// The class of a magnitude decides how a format with one bit of mantissa rounds it. An even class is a float32 with two
+// bits of mantissa, an odd one all that lies between two such. Classes count from the least that FP4 tells apart.
 constexpr uint32_t kFirstClass = 125 << 3;
 
 constexpr int code_of_class(int number) {

@@ -1,6 +1,7 @@
 // Codes of at most 8 bits to float16, bfloat16, float32 and float64, for the AVX-512 kernels alone.
 // Layout: codes one a byte or packed; floats in order.
-// Trick: of such a float only the highest 16 bits can be other than zero: two tables of bytes, interleaved and widened.
+// Trick: only the highest 16 bits of such a float can be nonzero. Two tables give their bytes, which are interleaved
+// and widened.
 #ifndef DLFP4_SRC_CODECS_AVX512_DECODE_H_
 #define DLFP4_SRC_CODECS_AVX512_DECODE_H_
 
@@ -32,7 +33,7 @@ constexpr DecodeTable make_decode_table() {
   return table;
 }
 
-// Whether the codes' highest bit is the sign and nothing else: then half the table does.
+// Whether the codes' highest bit is the sign and nothing else: half the table then serves.
 constexpr bool is_symmetric(const DecodeTable &table) {
   for (int code = 0; code < 128; ++code)
     if (table.high[code + 128] != (table.high[code] | 0x80) || table.low[code + 128] != table.low[code]) return false;

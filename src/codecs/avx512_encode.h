@@ -20,10 +20,10 @@ constexpr int kAnyInfinity = 0x18;       // of _mm512_fpclass_ps_mask
 
 constexpr void make_rule(Format f, Round round, EncodeRule *rule) { *rule = make_encode_rule(f, round); }
 
-// The quantum, as a power of two: half of the smallest subnormal, which every midpoint of two values is a multiple of.
+// The quantum, as a power of two: half of the smallest subnormal. Every midpoint of two values is a multiple of it.
 constexpr int quantum(Format f) { return smallest_normal_exponent(f) - f.mantissa - 1; }
 
-// The largest finite value in halves of a quantum; more than any table has where not all beyond is clamped to it.
+// The largest finite value in halves of a quantum; larger than any table if values beyond are not all clamped to it.
 constexpr int largest_sum(Format f) {
   const int exponent = largest_exponent(f) - quantum(f) + 1;
   if (f.specials != DLFP4_FINITE || exponent > 8) return 1 << 16;

@@ -23,8 +23,8 @@ struct Floats {
 __m512 join(__m256 low, __m256 high) { return _mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1); }
 __m512i join(__m256i low, __m256i high) { return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1); }
 
-// Towards zero, then the last bit is set unless that was exact: what rounds this to fewer bits sees what it would see
-// in the double.
+// Rounds to odd: towards zero, and then sets the last bit unless that was exact. Rounding the result to fewer bits
+// gives the same as rounding the double.
 __m256 round_to_odd(__m512d value) {
   const __m256 rounded = _mm512_cvt_roundpd_ps(value, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
   const __mmask8 inexact = _mm512_cmp_pd_mask(_mm512_cvtps_pd(rounded), value, _CMP_NEQ_UQ);

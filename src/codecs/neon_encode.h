@@ -16,8 +16,8 @@ struct Floats {
   float32x4_t part[4];
 };
 
-// Of the two floats next to a double, the one whose last bit is set: what rounds this to fewer bits sees what it would
-// see in the double.
+// Rounds a double to odd: of the two floats next to it, takes the one whose last bit is set. Rounding that to fewer
+// bits gives the same as rounding the double.
 float32x4_t round_to_odd(float64x2_t low, float64x2_t high) { return vcvtx_high_f32_f64(vcvtx_f32_f64(low), high); }
 
 float32x4_t round_to_even(float64x2_t low, float64x2_t high) { return vcvt_high_f32_f64(vcvt_f32_f64(low), high); }

@@ -1,6 +1,6 @@
 // Conversions, once for all vectors: codes to codes, codes to floats, floats to codes, floats to floats; their table.
 // Layout: codes one a byte or packed, on both sides; floats in order.
-// Trick: an instruction set says how it loads, stores and rounds a step's elements; here is what it need not repeat.
+// Trick: an instruction set defines how it loads, stores and rounds a step's elements; this file has everything else.
 #ifndef DLFP4_SRC_CODECS_VECTOR_H_
 #define DLFP4_SRC_CODECS_VECTOR_H_
 
@@ -18,9 +18,9 @@ namespace {
 
 // --- Runs ------------------------------------------------------------------------------------
 
-// Output that no cache holds goes past them: it is not read before it is overwritten. Calls
-// steps(src, dst, count, streams) for all elements, of so many bits each: once, or for those before a vector's
-// boundary, those of whole steps, which may go past the caches, and the others.
+// Output larger than the caches is written past them: reading it first would be wasted. Calls
+// steps(src, dst, count, streams) for all elements, of so many bits each: once, or three times, for those before a
+// vector's boundary, for whole steps, which may go past the caches, and for the rest.
 constexpr int64_t kStreamBytes = 64 << 20;
 
 template <class Isa, int SrcBits, int DstBits, class Steps>
@@ -101,7 +101,7 @@ template <int Row>
 constexpr EncodeRule kNearestRules[] = {make_encode_rule(kFormats[Row], {DLFP4_NEAREST_EVEN, false}),
                                         make_encode_rule(kFormats[Row], {DLFP4_NEAREST_EVEN, true})};
 
-// What the encoder of E8M0 needs: a power of two's code is its float32's exponent.
+// What the encoder of E8M0 needs. The code of a power of two is the exponent of its float32.
 struct PowerRule {
   uint32_t half;            // added before the significand is cut off
   uint32_t below_one;       // a float32: the largest whose code is 0, zero apart
@@ -185,7 +185,7 @@ void encode_floats(const uint8_t *src, uint8_t *dst, int64_t count, const Mode &
 
 // --- Floats to floats ------------------------------------------------------------------------
 
-// Everything is a float32 on the way, exactly; the processor's own treatment of NaNs is put right where it counts.
+// Everything is exactly a float32 on the way; the processor's own treatment of NaNs is corrected where it counts.
 template <class Isa>
 typename Isa::U32 load_words(const uint8_t *src) {
   return __builtin_convertvector(load_lanes<typename Isa::HalfU16>(src), typename Isa::U32);

@@ -1,4 +1,4 @@
-# Element types: a row of src/dtypes.def is the index behind every type in the core; its Python face is the
+# Element types: a row of dtypes.def is the index behind every type in the core; its Python face is the
 # numpy.dtype of NumPy or ml_dtypes. Here a row is found from each of the ways in which a type arrives.
 
 cdef object find_dtype(str name):

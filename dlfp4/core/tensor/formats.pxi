@@ -1,4 +1,4 @@
-# Block-scaled formats and scale layouts: the rows of src/formats.def and src/layouts.h by name, and the buffers that a
+# Block-scaled formats and scale layouts: the rows of formats.def and layouts.h by name, and the buffers that a
 # tensor in a format consists of.
 
 cdef enum:

@@ -1,7 +1,7 @@
 // Vectors of codes, unpacking and packing, for the AVX2 kernels alone.
 // Layout: runs of codes, packed or one a byte; 32 elements a step.
-// Trick: bytes are shuffled so that what stays within 16 bytes, as unpacking to wider elements does, leaves them in
-// order.
+// Trick: bytes are shuffled so that instructions that work within 16 bytes, such as unpacking to wider elements, leave
+// them in order.
 #ifndef DLFP4_SRC_HOST_SIMD_AVX2_H_
 #define DLFP4_SRC_HOST_SIMD_AVX2_H_
 
@@ -72,7 +72,7 @@ constexpr int code_at(int byte) {
 constexpr Constant kEvenPairsFirst =
     make_constant([](int i) { return i % 16 < 8 ? i % 8 / 2 * 4 + i % 2 : i % 8 / 2 * 4 + i % 2 + 2; });
 
-// What joins two vectors within their halves leaves the quarters of each next to the other's.
+// Instructions that join two vectors within their halves leave the quarters of one next to those of the other.
 __m256i outer_quarters_first(__m256i vector) { return _mm256_permute4x64_epi64(vector, 0xD8); }
 
 template <int Bytes>

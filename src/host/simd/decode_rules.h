@@ -12,7 +12,7 @@
 namespace dlfp4 {
 namespace {
 
-// A vector, the same in both halves where it is a table: instructions look up within 16 bytes.
+// A vector. A table is the same in both halves: instructions look up within 16 bytes.
 struct Constant {
   alignas(32) uint8_t byte[32];
 };
@@ -26,8 +26,8 @@ constexpr Constant make_constant(Function byte_at) {
 
 // --- Decoding --------------------------------------------------------------------------------
 
-// Of a float that a code is worth, only the highest 16 bits can be other than zero: the word. Sixteen codes that differ
-// in their low nibble alone are a row.
+// Only the highest 16 bits of a code's float can be nonzero: they are its word. Sixteen codes that differ in their low
+// nibble alone are a row.
 constexpr uint16_t word_of(int src, int dst, int code) {
   const uint64_t value =
       convert(kFormats[src], kFormats[dst], static_cast<uint64_t>(code), {DLFP4_NEAREST_EVEN, false}, {0, 0, 0});
@@ -51,7 +51,7 @@ struct WordTable {
   }
 };
 
-// What is wrong in a row after its nibbles are looked up: nothing, one word, or several.
+// The words of a row that are wrong after the nibbles are looked up: none, one, or several.
 struct Correction {
   int wrong;  // words
   int code;   // of the last wrong one

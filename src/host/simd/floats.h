@@ -1,6 +1,6 @@
-// From float32 to 16 bits and back and to codes, as far as it is the same for every vector.
+// From float32 to 16 bits, back, and to codes: the part that is the same for every vector.
 // Layout: V is a vector of dwords in the sense of gcc and clang; 16 bits lie in the lower half of one.
-// Trick: the processors' conversions are exact or round well, but treat NaNs in ways of their own: put right here.
+// Trick: the processors' conversions are exact or round well, but treat NaNs in ways of their own, which this corrects.
 #ifndef DLFP4_SRC_HOST_SIMD_FLOATS_H_
 #define DLFP4_SRC_HOST_SIMD_FLOATS_H_
 
@@ -17,7 +17,7 @@ constexpr uint32_t kFloatFraction = 0x7FFFFF, kHalfFraction = 0x3FF;
 
 // --- To 16 bits ------------------------------------------------------------------------------
 
-// In the upper halves, to nearest even; of numbers and infinities, and of NaNs without a payload in the lower half.
+// Rounds to nearest even, in the upper halves. A NaN must have no payload in its lower half.
 template <class V>
 V round_to_bfloat16(V floats) {
   return floats + 0x7FFF + (floats >> 16 & 1);
@@ -28,7 +28,7 @@ V find_nans(V floats) {
   return reinterpret_cast<V>((floats & ~kFloatSign) > kFloatInfinity);
 }
 
-// What a NaN becomes: the one with the quiet bit alone, or what fits of its payload.
+// What a NaN becomes: a NaN with the quiet bit alone, or with as much of its payload as fits.
 template <int Src, int Dst, class V>
 V words_of_nans(V floats) {
   constexpr Format kTo = kFormats[Dst];
@@ -44,7 +44,7 @@ V put_nans(V words, V floats) {
   return find_nans(floats) ? words_of_nans<Src, Dst>(floats) : words;
 }
 
-// Of floats that were float16s, whose words these are: processors set a NaN's quiet bit, here it keeps its own.
+// For floats widened from float16s, whose words these are: processors set a NaN's quiet bit, this restores its own.
 template <class V>
 V restore_payloads(V floats, V words) {
   return find_nans(floats) ? (floats & ~kFloatFraction) | (words & kHalfFraction) << 13 : floats;
@@ -52,8 +52,8 @@ V restore_payloads(V floats, V words) {
 
 // --- To codes ------------------------------------------------------------------------------------
 
-// From the bits of floats the codes of their magnitudes, in the lowest byte of each dword; see encode_rule.h. Infinity
-// is as the rule's limit, NaN is anything. Isa has vectors of as many floats, F32, as dwords, U32.
+// Codes of the magnitudes of floats, from their bits, in the lowest byte of each dword; see encode_rule.h. Infinity
+// gives the code of the rule's limit, NaN any code. Isa's vectors F32 and U32 have as many floats as dwords.
 template <class Isa, int Dst, int Rounding>
 DLFP4_ALWAYS_INLINE inline typename Isa::U32 encode_magnitudes(typename Isa::U32 floats, const EncodeRule &rule) {
   using U32 = typename Isa::U32;
