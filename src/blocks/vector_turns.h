@@ -1,4 +1,4 @@
-// Codes one a byte across lines to packed ones along lines, and back, for all vectors.
+// Codes one a byte across lines to packed ones along lines, and back, for AVX2 and NEON alike.
 // Layout: rows have a byte, or a code, of every line; lines have theirs next to each other.
 // Trick: whole bytes are transposed, 16 of as many lines in each 16 bytes of the vectors, by nothing but zips.
 #ifndef DLFP4_SRC_BLOCKS_VECTOR_TURNS_H_
