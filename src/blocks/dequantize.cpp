@@ -16,7 +16,7 @@ constexpr int64_t kGrain = 1 << 16;
 constexpr int64_t kMostScales = kRun / kLeastBlock;
 constexpr int kMostItem = 4, kScaleBytes = 4;
 
-struct Job {
+struct DequantizeCall {
   const BlockKernels *kernels;
   const BlockKernels *scalar;
   FormatInfo format;
@@ -28,38 +28,40 @@ struct Job {
   int64_t tile_lines, tile_length;
 };
 
-const BlockKernels &kernels_for(const Job &job, bool not_finite) { return not_finite ? *job.scalar : *job.kernels; }
+const BlockKernels &kernels_for(const DequantizeCall &call, bool not_finite) {
+  return not_finite ? *call.scalar : *call.kernels;
+}
 
 // The scales of the blocks that hold the positions [first, first + count) of a line; whether one is not finite.
-bool scales_along(const Job &job, int64_t line, int64_t first, int64_t count, float *scales) {
+bool scales_along(const DequantizeCall &call, int64_t line, int64_t first, int64_t count, float *scales) {
   alignas(64) uint8_t stored[kMostScales * kScaleBytes];
-  const int64_t block = first / job.format.block, last = divide_up(first + count, job.format.block);
-  load_scales(job.scales, line, block, last - block, stored);
-  return job.kernels->decode_scales[job.format.key](stored, last - block, job.decode, scales);
+  const int64_t block = first / call.format.block, last = divide_up(first + count, call.format.block);
+  load_scales(call.scales, line, block, last - block, stored);
+  return call.kernels->decode_scales[call.format.key](stored, last - block, call.decode, scales);
 }
 
 // A part of a line, from the start of a block on, decoded to neighbours.
-void decode_along(const Job &job, int64_t line, int64_t first, int64_t count, uint8_t *dst) {
+void decode_along(const DequantizeCall &call, int64_t line, int64_t first, int64_t count, uint8_t *dst) {
   float scales[kMostScales];
   uint8_t gathered[kRun];
-  const bool not_finite = scales_along(job, line, first, count, scales);
-  const uint8_t *codes = line_at(*job.blocks, job.format, line, first);
-  if (job.blocks->strides[1] != 1) {
-    gather_items(codes, job.blocks->strides[1], 1, count, gathered);
+  const bool not_finite = scales_along(call, line, first, count, scales);
+  const uint8_t *codes = line_at(*call.blocks, call.format, line, first);
+  if (call.blocks->strides[1] != 1) {
+    gather_items(codes, call.blocks->strides[1], 1, count, gathered);
     codes = gathered;
   }
-  kernels_for(job, not_finite)
-      .decode[job.format.element][job.result.source](codes, count, job.format.block, scales, dst);
+  kernels_for(call, not_finite)
+      .decode[call.format.element][call.result.source](codes, count, call.format.block, scales, dst);
 }
 
 // --- Results whose lines are neighbours along them -------------------------------------------
 
-void put_run(const Job &job, int64_t line, int64_t first, int64_t count) {
+void put_run(const DequantizeCall &call, int64_t line, int64_t first, int64_t count) {
   alignas(64) uint8_t buffer[kRun * kMostItem];
-  uint8_t *const place = at(job.result, line, first);
-  if (job.result.step == 1) return decode_along(job, line, first, count, place);
-  decode_along(job, line, first, count, buffer);
-  scatter_items(buffer, job.result.item, count, place, job.result.step);
+  uint8_t *const place = at(call.result, line, first);
+  if (call.result.step == 1) return decode_along(call, line, first, count, place);
+  decode_along(call, line, first, count, buffer);
+  scatter_items(buffer, call.result.item, count, place, call.result.step);
 }
 
 // --- Results whose neighbours belong to different lines --------------------------------------
@@ -77,17 +79,17 @@ struct Turned {
 };
 
 // Scales of one byte that are neighbours along lines are turned.
-void turn_scales(const Job &job, const Tile &tile, Turned *turned) {
-  const Scales &scales = job.scales;
-  const int64_t block = tile.first / job.format.block;
-  const int64_t blocks = divide_up(tile.first + tile.count, job.format.block) - block;
+void turn_scales(const DequantizeCall &call, const Tile &tile, Turned *turned) {
+  const Scales &scales = call.scales;
+  const int64_t block = tile.first / call.format.block;
+  const int64_t blocks = divide_up(tile.first + tile.count, call.format.block) - block;
   const bool linear = scales.layout == DLFP4_LAYOUT_linear;
   if (scales.bytes > 1 || scales.lines_per_row > 1 || (linear && scales.stride == 1)) {
     for (int64_t b = 0; b < blocks; ++b)
       load_scales_across(scales, tile.line, tile.lines, block + b, turned->stored[b]);
     return;
   }
-  const auto turn = job.kernels->unpack_across[8 * scales.bytes];
+  const auto turn = call.kernels->unpack_across[8 * scales.bytes];
   if (linear && scales.step == 1)
     return turn(scales.data + tile.line * scales.stride + block, scales.stride, blocks, tile.lines, turned->stored[0],
                 sizeof(turned->stored[0]));
@@ -97,65 +99,66 @@ void turn_scales(const Job &job, const Tile &tile, Turned *turned) {
 }
 
 // If codes of one position lie next to each other, nothing needs to be transposed.
-bool are_rows(const Job &job) { return job.blocks->strides[0] == 1 && job.format.bits == 8; }
+bool are_rows(const DequantizeCall &call) { return call.blocks->strides[0] == 1 && call.format.bits == 8; }
 
-void turn_codes(const Job &job, const Tile &tile, Turned *turned) {
-  const uint8_t *const codes = line_at(*job.blocks, job.format, tile.line, tile.first);
-  const int64_t stride = job.blocks->strides[0], step = job.blocks->strides[1];
-  if (are_rows(job)) return;
+void turn_codes(const DequantizeCall &call, const Tile &tile, Turned *turned) {
+  const uint8_t *const codes = line_at(*call.blocks, call.format, tile.line, tile.first);
+  const int64_t stride = call.blocks->strides[0], step = call.blocks->strides[1];
+  if (are_rows(call)) return;
   if (step == 1)
-    return job.kernels->unpack_across[job.format.bits](codes, stride * job.format.bits / 8, tile.count, tile.lines,
-                                                       turned->codes[0], kTilePitch);
+    return call.kernels->unpack_across[call.format.bits](codes, stride * call.format.bits / 8, tile.count, tile.lines,
+                                                         turned->codes[0], kTilePitch);
   for (int64_t k = 0; k < tile.count; ++k) gather_items(codes + k * step, stride, 1, tile.lines, turned->codes[k]);
 }
 
-void decode_tile(const Job &job, const Tile &tile) {
+void decode_tile(const DequantizeCall &call, const Tile &tile) {
   float scales[kTileLines];
   Turned turned;
-  turn_codes(job, tile, &turned);
-  turn_scales(job, tile, &turned);
+  turn_codes(call, tile, &turned);
+  turn_scales(call, tile, &turned);
   const int64_t last = tile.first + tile.count;
   for (int64_t k = tile.first, row = 0; k < last; ++row) {
-    const int64_t end = least((k / job.format.block + 1) * job.format.block, last);
+    const int64_t end = least((k / call.format.block + 1) * call.format.block, last);
     const bool not_finite =
-        job.kernels->decode_scales[job.format.key](turned.stored[row], tile.lines, job.decode, scales);
-    const auto decode = kernels_for(job, not_finite).decode_across[job.format.element][job.result.source];
+        call.kernels->decode_scales[call.format.key](turned.stored[row], tile.lines, call.decode, scales);
+    const auto decode = kernels_for(call, not_finite).decode_across[call.format.element][call.result.source];
     for (; k < end; ++k) {
       const uint8_t *const codes =
-          are_rows(job) ? line_at(*job.blocks, job.format, tile.line, k) : turned.codes[k - tile.first];
-      decode(codes, tile.lines, scales, at(job.result, tile.line, k));
+          are_rows(call) ? line_at(*call.blocks, call.format, tile.line, k) : turned.codes[k - tile.first];
+      decode(codes, tile.lines, scales, at(call.result, tile.line, k));
     }
   }
 }
 
 // --- Tiles -----------------------------------------------------------------------------------
 
-void dequantize_tile(const Job &job, int64_t line, int64_t first) {
-  const int64_t lines = least(job.tile_lines, job.result.lines - line);
-  const int64_t count = least(job.tile_length, job.result.length - first);
-  if (job.across)
-    decode_tile(job, {line, lines, first, count});
+void dequantize_tile(const DequantizeCall &call, int64_t line, int64_t first) {
+  const int64_t lines = least(call.tile_lines, call.result.lines - line);
+  const int64_t count = least(call.tile_length, call.result.length - first);
+  if (call.across)
+    decode_tile(call, {line, lines, first, count});
   else
-    put_run(job, line, first, count);
+    put_run(call, line, first, count);
 }
 
 void dequantize_tiles(const void *context, int64_t first_tile, int64_t last_tile) {
-  const Job &job = *static_cast<const Job *>(context);
-  const int64_t in_line = divide_up(job.result.length, job.tile_length);
+  const DequantizeCall &call = *static_cast<const DequantizeCall *>(context);
+  const int64_t in_line = divide_up(call.result.length, call.tile_length);
   for (int64_t number = first_tile; number < last_tile; ++number)
-    dequantize_tile(job, number / in_line * job.tile_lines, number % in_line * job.tile_length);
+    dequantize_tile(call, number / in_line * call.tile_lines, number % in_line * call.tile_length);
 }
 
-void dequantize_all(Job *job) {
-  job->across = job->result.step != 1 && job->result.line_stride == 1;
-  job->tile_lines = job->across ? kTileLines : 1;
-  job->tile_length = job->across ? kTileLength : kRun;
-  if (are_one_line(*job->blocks, job->scales, job->result, job->format)) {
-    job->result.length *= job->result.lines;
-    job->result.lines = 1;
+void dequantize_all(DequantizeCall *call) {
+  call->across = call->result.step != 1 && call->result.line_stride == 1;
+  call->tile_lines = call->across ? kTileLines : 1;
+  call->tile_length = call->across ? kTileLength : kRun;
+  if (are_one_line(*call->blocks, call->scales, call->result, call->format)) {
+    call->result.length *= call->result.lines;
+    call->result.lines = 1;
   }
-  const int64_t tiles = divide_up(job->result.lines, job->tile_lines) * divide_up(job->result.length, job->tile_length);
-  parallel_for_tiles(tiles, divide_up(kGrain, job->tile_lines * job->tile_length), dequantize_tiles, job);
+  const int64_t tiles =
+      divide_up(call->result.lines, call->tile_lines) * divide_up(call->result.length, call->tile_length);
+  parallel_for_tiles(tiles, divide_up(kGrain, call->tile_lines * call->tile_length), dequantize_tiles, call);
 }
 
 // --- The scale of a whole tensor -------------------------------------------------------------
@@ -222,16 +225,16 @@ dlfp4_status dlfp4_dequantize(const dlfp4_blocks *q, int format, float decode, c
   using namespace dlfp4;
   const int level = current_level();
   if (level < 0) return DLFP4_E_ISA;
-  Job job = {};
-  if (!find_format(format, &job.format) || q->layout < 0 || q->layout >= DLFP4_NUM_LAYOUTS) return DLFP4_E_OPTION;
-  if (!make_lines(*result, kAlongRows, &job.result)) return DLFP4_E_DTYPE;
-  if (q->length < job.result.length || !is_addressable(*q, job.format, job.result.lines)) return DLFP4_E_SHAPE;
-  job.kernels = &block_kernels(level);
-  job.scalar = &block_kernels(scalar_level());
-  job.decode = decode;
-  job.blocks = q;
-  job.scales = make_scales(*q, job.format);
-  if (job.result.lines > 0 && job.result.length > 0) dequantize_all(&job);
+  DequantizeCall call = {};
+  if (!find_format(format, &call.format) || q->layout < 0 || q->layout >= DLFP4_NUM_LAYOUTS) return DLFP4_E_OPTION;
+  if (!make_lines(*result, kAlongRows, &call.result)) return DLFP4_E_DTYPE;
+  if (q->length < call.result.length || !is_addressable(*q, call.format, call.result.lines)) return DLFP4_E_SHAPE;
+  call.kernels = &block_kernels(level);
+  call.scalar = &block_kernels(scalar_level());
+  call.decode = decode;
+  call.blocks = q;
+  call.scales = make_scales(*q, call.format);
+  if (call.result.lines > 0 && call.result.length > 0) dequantize_all(&call);
   return DLFP4_OK;
 }
 

@@ -32,7 +32,7 @@ struct NeonBlocks : NeonCodecs {
 
   template <int Dst, int Rounding>
   static auto encoder() {
-    static constexpr EncodeRule kRule = make_encode_rule(kFormats[Dst], {static_cast<dlfp4_rounding>(Rounding), true});
+    static constexpr EncodeRule kRule = make_encode_rule(kTypes[Dst], {static_cast<dlfp4_rounding>(Rounding), true});
     return Encoder<Dst, Rounding>{kRule};
   }
 

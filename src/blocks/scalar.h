@@ -19,7 +19,7 @@ constexpr Round kNearestSaturating = {DLFP4_NEAREST_EVEN, true};
 
 template <int Row>
 uint64_t load_code(const uint8_t *data, int64_t index) {
-  constexpr int kBytes = kFormats[Row].bits / 8;
+  constexpr int kBytes = kTypes[Row].bits / 8;
   uint64_t code = 0;
   memcpy(&code, data + index * kBytes, kBytes);
   return code;
@@ -30,15 +30,15 @@ float load_float(const uint8_t *data, int64_t index) {
   const uint64_t code = load_code<Row>(data, index);
   if constexpr (Row == DLFP4_float32) return float_of(static_cast<uint32_t>(code));
   return float_of(
-      static_cast<uint32_t>(convert(kFormats[Row], kFormats[DLFP4_float32], code, kNearestSaturating, {0, 0, 0})));
+      static_cast<uint32_t>(convert(kTypes[Row], kTypes[DLFP4_float32], code, kNearestSaturating, {0, 0, 0})));
 }
 
 template <int Row>
 void store_float(uint8_t *data, int64_t index, float value) {
-  constexpr int kBytes = kFormats[Row].bits / 8;
+  constexpr int kBytes = kTypes[Row].bits / 8;
   uint64_t code = bits_of(value);
   if constexpr (Row != DLFP4_float32)
-    code = convert(kFormats[DLFP4_float32], kFormats[Row], code, kNearestSaturating, {0, 0, 0});
+    code = convert(kTypes[DLFP4_float32], kTypes[Row], code, kNearestSaturating, {0, 0, 0});
   memcpy(data + index * kBytes, &code, kBytes);
 }
 
@@ -74,14 +74,14 @@ void join_largest(const uint8_t *src, int64_t count, uint32_t *amax) {
 template <int Key>
 BlockScale scale_block(const ScaleRule &rule, uint32_t magnitude) {
   constexpr BlockKey kKey = kBlockKeys[Key];
-  if constexpr (kKey.kind == DLFP4_TWO_LEVEL) return two_level_block(rule, kFormats[kKey.scale], magnitude);
+  if constexpr (kKey.kind == DLFP4_TWO_LEVEL) return two_level_block(rule, kTypes[kKey.scale], magnitude);
   if constexpr (kKey.kind == DLFP4_POWER) return power_block(rule, magnitude);
   return largest_block(rule, magnitude);
 }
 
 template <int Key>
 bool find_scales(const ScaleRule &rule, const uint32_t *amax, int64_t count, uint8_t *stored, float *multipliers) {
-  constexpr int kBytes = kFormats[kBlockKeys[Key].scale].bits / 8;
+  constexpr int kBytes = kTypes[kBlockKeys[Key].scale].bits / 8;
   bool not_finite = false;
   for (int64_t b = 0; b < count; ++b) {
     const BlockScale scale = scale_block<Key>(rule, amax[b]);
@@ -95,12 +95,12 @@ bool find_scales(const ScaleRule &rule, const uint32_t *amax, int64_t count, uin
 template <int Key>
 bool decode_scales(const uint8_t *stored, int64_t count, float decode, float *scales) {
   constexpr BlockKey kKey = kBlockKeys[Key];
-  constexpr int kBytes = kFormats[kKey.scale].bits / 8;
+  constexpr int kBytes = kTypes[kKey.scale].bits / 8;
   bool not_finite = false;
   for (int64_t b = 0; b < count; ++b) {
     uint32_t code = 0;
     memcpy(&code, stored + b * kBytes, kBytes);
-    const float scale = decode_scale(kFormats[kKey.scale], code);
+    const float scale = decode_scale(kTypes[kKey.scale], code);
     scales[b] = kKey.kind == DLFP4_TWO_LEVEL ? scale * decode : scale;
     not_finite |= (bits_of(scales[b]) & 0x7FFFFFFF) >= kFloatInfinity;
   }
@@ -114,7 +114,7 @@ uint64_t encode_float(float value, const BlockMode &mode, int64_t index) {
   Draw draw = {0, 0, 0};
   if constexpr (Rounding == DLFP4_STOCHASTIC)
     draw = draw_of(mode.seed, mode.first + static_cast<uint64_t>(index) * mode.step);
-  return convert(kFormats[DLFP4_float32], kFormats[Dst], bits_of(value), {static_cast<dlfp4_rounding>(Rounding), true},
+  return convert(kTypes[DLFP4_float32], kTypes[Dst], bits_of(value), {static_cast<dlfp4_rounding>(Rounding), true},
                  draw);
 }
 
@@ -141,7 +141,7 @@ template <int Rounding, int Src, int Dst>
 void encode(const uint8_t *src, int64_t count, int64_t block, const float *multipliers, uint8_t *dst,
             const BlockMode &mode) {
   int64_t last = block;
-  pack_each<kFormats[Dst].bits>(count, dst, [&](int64_t i) {
+  pack_each<kTypes[Dst].bits>(count, dst, [&](int64_t i) {
     if (i == last) ++multipliers, last += block;
     return encode_float<Rounding, Dst>(scaled(load_float<Src>(src, i), *multipliers, mode.zero), mode, i);
   });
@@ -183,13 +183,13 @@ void unpack_across(const uint8_t *src, int64_t stride, int64_t rows, int64_t cou
 template <int Row>
 float decode_element(uint64_t code) {
   return float_of(
-      static_cast<uint32_t>(convert(kFormats[Row], kFormats[DLFP4_float32], code, kNearestSaturating, {0, 0, 0})));
+      static_cast<uint32_t>(convert(kTypes[Row], kTypes[DLFP4_float32], code, kNearestSaturating, {0, 0, 0})));
 }
 
 // The code of element `index` of a packed run; bits beyond are not read.
 template <int Row>
 uint64_t unpack_one(const uint8_t *src, int64_t index) {
-  constexpr int kBits = kFormats[Row].bits;
+  constexpr int kBits = kTypes[Row].bits;
   const int64_t bit = index * kBits;
   const int shift = static_cast<int>(bit % 8);
   uint64_t word = 0;

@@ -11,13 +11,13 @@
 namespace dlfp4 {
 
 ScaleRule make_rule(const FormatInfo &format, const dlfp4_recipe &recipe, const dlfp4_tensor_scale *scale) {
-  const Format element = kFormats[format.row->element];
+  const ElementType element = kTypes[format.row->element];
   ScaleRule rule = {};
   rule.zero_scale = recipe.zero_scale;
   rule.least = bits_of(recipe.eps);
   rule.pow2 = recipe.pow2;
   compute([&] {
-    set_types(&rule, element, kFormats[format.row->scale]);
+    set_types(&rule, element, kTypes[format.row->scale]);
     set_encode(&rule, scale ? scale->encode : 1);
   });
   rule.carry = carry_of_power(recipe.scale_rule, rule.largest, element.mantissa);

@@ -93,7 +93,7 @@ template <class Isa, int Src, int DstBits, class Encoder, class Factors>
 __attribute__((noinline)) void encode_whole(const Encoder &encoder, const uint8_t *src, int64_t count, Factors factors,
                                             uint8_t *dst, float mode_zero) {
   using F32 = typename Isa::F32;
-  constexpr int kSrcBytes = kFormats[Src].bits / 8;
+  constexpr int kSrcBytes = kTypes[Src].bits / 8;
   const Encoder codes_of = encoder;
   const F32 zero = splat<F32>(mode_zero);
   for (int64_t first = 0; first < count; first += Isa::kCodes) {
@@ -109,7 +109,7 @@ __attribute__((noinline)) void encode_whole(const Encoder &encoder, const uint8_
 template <class Isa, int Rounding, int Src, int Dst, int DstBits, class Factors>
 void encode_scaled(const uint8_t *src, int64_t count, const Factors &all_factors, uint8_t *dst, float zero) {
   const auto encoder = Isa::template encoder<Dst, Rounding>();
-  in_whole_steps<Isa, kFormats[Src].bits, DstBits>(
+  in_whole_steps<Isa, kTypes[Src].bits, DstBits>(
       src, count, all_factors, dst, [&](const uint8_t *from, int64_t elements, const Factors &factors, uint8_t *to) {
         encode_whole<Isa, Src, DstBits>(encoder, from, elements, factors, to, zero);
       });
@@ -118,7 +118,7 @@ void encode_scaled(const uint8_t *src, int64_t count, const Factors &all_factors
 template <class Isa, int Rounding, int Src, int Dst>
 void encode_blocks(const uint8_t *src, int64_t count, int64_t block, const float *multipliers, uint8_t *dst,
                    const BlockMode &mode) {
-  constexpr int kSrcBytes = kFormats[Src].bits / 8, kBits = kFormats[Dst].bits;
+  constexpr int kSrcBytes = kTypes[Src].bits / 8, kBits = kTypes[Dst].bits;
   in_runs_of_blocks<Isa>(count, block, multipliers, [&](int64_t first, int64_t elements, const auto &factors) {
     encode_scaled<Isa, Rounding, Src, Dst, kBits>(src + first * kSrcBytes, elements, factors, dst + first * kBits / 8,
                                                   mode.zero);
@@ -154,7 +154,7 @@ void store_products(uint8_t *dst, const Floats &products) {
 // Whole steps. Isa::Elements<Src, SrcBits> makes floats of the codes of one.
 template <class Isa, int Src, int SrcBits, int Dst, class Factors>
 __attribute__((noinline)) void decode_whole(const uint8_t *src, int64_t count, Factors factors, uint8_t *dst) {
-  constexpr bool kHasInfinities = kFormats[Src].specials == DLFP4_IEEE;
+  constexpr bool kHasInfinities = kTypes[Src].specials == DLFP4_IEEE;
   const typename Isa::template Elements<Src, SrcBits> floats_of;
   for (int64_t first = 0; first < count; first += Isa::kCodes) {
     auto floats = floats_of(src + first * SrcBits / 8);
@@ -162,19 +162,19 @@ __attribute__((noinline)) void decode_whole(const uint8_t *src, int64_t count, F
       const typename Isa::F32 product = floats.part[i] * factors(first, i);
       floats.part[i] = kHasInfinities ? clear_new_nans<Isa>(product, floats.part[i]) : product;
     }
-    store_products<Isa, Dst>(dst + first * (kFormats[Dst].bits / 8), floats);
+    store_products<Isa, Dst>(dst + first * (kTypes[Dst].bits / 8), floats);
   }
 }
 
 template <class Isa, int Src, int SrcBits, int Dst, class Factors>
 void decode_scaled(const uint8_t *src, int64_t count, const Factors &all_factors, uint8_t *dst) {
-  in_whole_steps<Isa, SrcBits, kFormats[Dst].bits>(src, count, all_factors, dst,
-                                                   decode_whole<Isa, Src, SrcBits, Dst, Factors>);
+  in_whole_steps<Isa, SrcBits, kTypes[Dst].bits>(src, count, all_factors, dst,
+                                                 decode_whole<Isa, Src, SrcBits, Dst, Factors>);
 }
 
 template <class Isa, int Src, int Dst>
 void decode_blocks(const uint8_t *src, int64_t count, int64_t block, const float *scales, uint8_t *dst) {
-  constexpr int kBits = kFormats[Src].bits, kDstBytes = kFormats[Dst].bits / 8;
+  constexpr int kBits = kTypes[Src].bits, kDstBytes = kTypes[Dst].bits / 8;
   in_runs_of_blocks<Isa>(count, block, scales, [&](int64_t first, int64_t elements, const auto &factors) {
     decode_scaled<Isa, Src, kBits, Dst>(src + first * kBits / 8, elements, factors, dst + first * kDstBytes);
   });

@@ -32,7 +32,7 @@ typename Isa::U32 widen_half_magnitudes(typename Isa::U32 halves) {
 template <class Isa, int Src>
 struct Magnitudes {
   using U32 = typename Isa::U32;
-  static constexpr int kBytes = kFormats[Src].bits / 8;
+  static constexpr int kBytes = kTypes[Src].bits / 8;
   using Items = std::conditional_t<kBytes == 4, U32, typename Isa::U16>;
   static constexpr int kItems = sizeof(Items) / kBytes;
 
@@ -175,7 +175,7 @@ struct BlockScales {
 
   static bool find_two_level(const ScaleRule &rule, const uint32_t *amax, int64_t count, uint8_t *stored,
                              float *multipliers) {
-    static constexpr EncodeRule kRule = make_encode_rule(kFormats[DLFP4_float8_e4m3fn], {DLFP4_NEAREST_EVEN, true});
+    static constexpr EncodeRule kRule = make_encode_rule(kTypes[DLFP4_float8_e4m3fn], {DLFP4_NEAREST_EVEN, true});
     const F32 per_magnitude = splat<F32>(rule.per_magnitude), unit = splat<F32>(rule.unit);
     return each_magnitude(amax, count, multipliers, [&](int64_t first, int64_t lanes, U32 magnitudes) {
       const U32 special = not_finite(magnitudes), wanted = bits(finite(floats(magnitudes) * per_magnitude));

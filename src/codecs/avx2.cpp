@@ -6,7 +6,7 @@
 namespace dlfp4 {
 namespace {
 
-constexpr Rows kRows = make_rows<Avx2Codecs>();
+constexpr KernelRows kRows = make_rows<Avx2Codecs>();
 
 }  // namespace
 

@@ -76,7 +76,7 @@ struct Avx2Codecs : Avx2 {
 
   template <int Src, int SrcBits, int Dst, bool kStream>
   static void decode_steps(const uint8_t *src, uint8_t *dst, int64_t count) {
-    constexpr int kBytes = kFormats[Dst].bits / 8;
+    constexpr int kBytes = kTypes[Dst].bits / 8;
     in_steps<Avx2, SrcBits, 8 * kBytes>(src, dst, count, [](const uint8_t *from, uint8_t *to) DLFP4_ALWAYS_INLINE {
       const Words words = decode_words<Src, SrcBits, Dst>(from);
       for (int i = 0; i < 2; ++i) dlfp4::store_words<kBytes, kStream>(to + 16 * kBytes * i, words.half[i]);

@@ -55,7 +55,7 @@ struct Words {
 template <int Src, int Dst>
 DLFP4_ALWAYS_INLINE inline Words words_of(__m256i noisy) {
   constexpr const DecodeRule &kRule = kDecodeRule<Src, Dst>;
-  const Nibbles<Avx2> nibbles = split<kFormats[Src].bits>(noisy, kRule.sign);
+  const Nibbles<Avx2> nibbles = split<kTypes[Src].bits>(noisy, kRule.sign);
   const __m256i low = decode_byte<Avx2, Src, Dst, 0>(nibbles), high = decode_byte<Avx2, Src, Dst, 1>(nibbles);
   Words words = {{_mm256_unpacklo_epi8(low, high), _mm256_unpackhi_epi8(low, high)}};
   if constexpr (kRule.offset != 0)
@@ -66,7 +66,7 @@ DLFP4_ALWAYS_INLINE inline Words words_of(__m256i noisy) {
 // The same of a step's codes, in the order for the floats.
 template <int Src, int SrcBits, int Dst>
 DLFP4_ALWAYS_INLINE inline Words decode_words(const uint8_t *src) {
-  return words_of<Src, Dst>(load_codes<SrcBits, kFormats[Dst].bits / 8>(src));
+  return words_of<Src, Dst>(load_codes<SrcBits, kTypes[Dst].bits / 8>(src));
 }
 
 }  // namespace

@@ -116,9 +116,9 @@ struct Encoder {
   DLFP4_ALWAYS_INLINE __m256i operator()(const Floats &floats) const {
     const __m256i magnitude = narrow_lowest_bytes(magnitudes(floats.part[0]), magnitudes(floats.part[1]),
                                                   magnitudes(floats.part[2]), magnitudes(floats.part[3]));
-    const __m256i signs = sign_bits<kFormats[Dst].bits>(floats);
+    const __m256i signs = sign_bits<kTypes[Dst].bits>(floats);
     __m256i kept_signs = signs;
-    if constexpr (kFormats[Dst].specials == DLFP4_FNUZ)
+    if constexpr (kTypes[Dst].specials == DLFP4_FNUZ)
       kept_signs = _mm256_andnot_si256(_mm256_cmpeq_epi8(magnitude, _mm256_setzero_si256()), signs);
     const __m256i codes = _mm256_or_si256(magnitude, kept_signs);
     return in_order(__builtin_expect(has_nan(floats), 0) ? put_nans(codes, floats, signs, rule) : codes);
@@ -131,7 +131,7 @@ constexpr uint32_t kFirstClass = 125 << 3;
 
 constexpr int code_of_class(int number) {
   const uint32_t bits = kFirstClass + static_cast<uint32_t>(number);
-  return code_of_float(kFormats[DLFP4_float4_e2m1fn], bits / 2 << 21 | bits % 2, {DLFP4_NEAREST_EVEN, true});
+  return code_of_float(kTypes[DLFP4_float4_e2m1fn], bits / 2 << 21 | bits % 2, {DLFP4_NEAREST_EVEN, true});
 }
 
 // By class: the code as the sum of two tables' entries, of the classes up to 15 and from 19 to 34, and of a comparison.

@@ -50,8 +50,8 @@ struct Avx512Codecs : Avx512 {
 
   template <int Src, int SrcBits, int Dst, bool kStream>
   static void decode_steps(const uint8_t *src, uint8_t *dst, int64_t count) {
-    dlfp4::decode_steps<SrcBits, kDecodeSize<Src, Dst>, kFormats[Dst].bits / 8, kStream>(kDecodeTable<Src, Dst>, src,
-                                                                                         dst, count);
+    dlfp4::decode_steps<SrcBits, kDecodeSize<Src, Dst>, kTypes[Dst].bits / 8, kStream>(kDecodeTable<Src, Dst>, src, dst,
+                                                                                       count);
   }
 
   // --- Floats ---

@@ -26,9 +26,9 @@ template <int Src, int Dst>
 constexpr DecodeTable make_decode_table() {
   DecodeTable table = {};
   for (uint64_t code = 0; code < 256; ++code) {
-    const uint64_t value = convert(kFormats[Src], kFormats[Dst], code, {DLFP4_NEAREST_EVEN, false}, {0, 0, 0});
-    table.high[code] = static_cast<uint8_t>(value >> (kFormats[Dst].bits - 8));
-    table.low[code] = static_cast<uint8_t>(value >> (kFormats[Dst].bits - 16));
+    const uint64_t value = convert(kTypes[Src], kTypes[Dst], code, {DLFP4_NEAREST_EVEN, false}, {0, 0, 0});
+    table.high[code] = static_cast<uint8_t>(value >> (kTypes[Dst].bits - 8));
+    table.low[code] = static_cast<uint8_t>(value >> (kTypes[Dst].bits - 16));
   }
   return table;
 }
@@ -131,7 +131,7 @@ constexpr DecodeTable kDecodeTable = make_decode_table<Src, Dst>();
 
 // The entries that tell all codes apart.
 template <int Src, int Dst>
-constexpr int kDecodeSize = kFormats[Src].bits < 8                 ? 64
+constexpr int kDecodeSize = kTypes[Src].bits < 8                   ? 64
                             : is_symmetric(kDecodeTable<Src, Dst>) ? 128
                                                                    : 256;
 

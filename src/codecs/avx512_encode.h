@@ -18,13 +18,13 @@ constexpr int kAnyInfinity = 0x18;       // of _mm512_fpclass_ps_mask
 
 // --- Rules -----------------------------------------------------------------------------------
 
-constexpr void make_rule(Format f, Round round, EncodeRule *rule) { *rule = make_encode_rule(f, round); }
+constexpr void make_rule(ElementType f, Round round, EncodeRule *rule) { *rule = make_encode_rule(f, round); }
 
 // The quantum, as a power of two: half of the smallest subnormal. Every midpoint of two values is a multiple of it.
-constexpr int quantum(Format f) { return smallest_normal_exponent(f) - f.mantissa - 1; }
+constexpr int quantum(ElementType f) { return smallest_normal_exponent(f) - f.mantissa - 1; }
 
 // The largest finite value in halves of a quantum; larger than any table if values beyond are not all clamped to it.
-constexpr int largest_sum(Format f) {
+constexpr int largest_sum(ElementType f) {
   const int exponent = largest_exponent(f) - quantum(f) + 1;
   if (f.specials != DLFP4_FINITE || exponent > 8) return 1 << 16;
   const int significand = static_cast<int>(largest_finite_code(f) & low_bits(f.mantissa)) | 1 << f.mantissa;
@@ -32,7 +32,7 @@ constexpr int largest_sum(Format f) {
 }
 
 // A number of halves of a quantum as a float32.
-constexpr uint32_t float_of_sum(Format f, uint32_t sum) {
+constexpr uint32_t float_of_sum(ElementType f, uint32_t sum) {
   if (sum == 0) return 0;
   const int exponent = 31 - __builtin_clz(sum);
   return static_cast<uint32_t>(127 + quantum(f) - 1 + exponent) << 23 | (sum << (23 - exponent) & 0x7FFFFF);
@@ -49,7 +49,7 @@ struct GridRule {
 
 // An odd number of halves stands for all that lies between two multiples of the quantum.
 template <int Size>
-constexpr void make_rule(Format f, Round round, GridRule<Size> *rule) {
+constexpr void make_rule(ElementType f, Round round, GridRule<Size> *rule) {
   for (int sum = 0; sum < Size; ++sum)
     rule->code[sum] = code_of_float(f, float_of_sum(f, static_cast<uint32_t>(sum)), round);
   rule->limit = float_of_magnitude(f, largest_finite_code(f));
@@ -63,7 +63,7 @@ struct Rules {
 };
 
 template <class Rule>
-constexpr Rules<Rule> make_rules(Format f) {
+constexpr Rules<Rule> make_rules(ElementType f) {
   Rules<Rule> rules = {};
   for (int mode = 0; mode < kNumFixedModes; ++mode)
     make_rule(f, {static_cast<dlfp4_rounding>(mode / 2), mode % 2 != 0}, &rules.rule[mode]);
@@ -71,7 +71,7 @@ constexpr Rules<Rule> make_rules(Format f) {
 }
 
 template <class Rule, int Row>
-constexpr Rules<Rule> kRules = make_rules<Rule>(kFormats[Row]);
+constexpr Rules<Rule> kRules = make_rules<Rule>(kTypes[Row]);
 
 // --- Bytes of 64 floats ----------------------------------------------------------------------
 
@@ -186,13 +186,13 @@ struct GridEncoder {
 
 // The sums of a format's grid, or 0 where it has none.
 template <int Dst>
-constexpr int kGridSize = largest_sum(kFormats[Dst]) < 64    ? 64
-                          : largest_sum(kFormats[Dst]) < 256 ? 256
-                                                             : 0;
+constexpr int kGridSize = largest_sum(kTypes[Dst]) < 64    ? 64
+                          : largest_sum(kTypes[Dst]) < 256 ? 256
+                                                           : 0;
 
 template <int Dst, int Rounding>
 auto make_encoder(bool saturate) {
-  constexpr Format kTo = kFormats[Dst];
+  constexpr ElementType kTo = kTypes[Dst];
   const int index = mode_index(static_cast<dlfp4_rounding>(Rounding), saturate);
   if constexpr (kGridSize<Dst> > 0)
     return GridEncoder<kTo.bits, kGridSize<Dst>>(kRules<GridRule<kGridSize<Dst>>, Dst>.rule[index]);

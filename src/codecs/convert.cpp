@@ -17,13 +17,13 @@ constexpr int64_t kLongRow = 64;     // elements worth a kernel call
 constexpr int64_t kBlock = 512;      // elements gathered at a time
 constexpr int kMaxCodeBytes = 16;
 
-struct Job {
+struct ConvertCall {
   Plan plan;      // whole runs, as they lie in memory
   Plan gathered;  // blocks of unpacked codes
   const uint8_t *src;
   uint8_t *dst;
   Mode mode;
-  const Layout *layout;
+  const Walk *walk;
   bool part;  // other elements may lie in the last byte
 };
 
@@ -55,56 +55,56 @@ uint8_t *at(uint8_t *data, Operand operand, int64_t element) {
   return const_cast<uint8_t *>(at(static_cast<const uint8_t *>(data), operand, element));
 }
 
-Mode mode_from(const Job &job, int64_t element) {
-  Mode mode = job.mode;
+Mode mode_from(const ConvertCall &call, int64_t element) {
+  Mode mode = call.mode;
   mode.first = static_cast<uint64_t>(element);
   return mode;
 }
 
 void convert_run(const void *context, int64_t first, int64_t last) {
-  const Job &job = *static_cast<const Job *>(context);
-  run_plan(job.plan, at(job.src, job.plan.src, first), at(job.dst, job.plan.dst, first), last - first,
-           mode_from(job, first));
+  const ConvertCall &call = *static_cast<const ConvertCall *>(context);
+  run_plan(call.plan, at(call.src, call.plan.src, first), at(call.dst, call.plan.dst, first), last - first,
+           mode_from(call, first));
 }
 
-void convert_gathered(const Job &job, Cursor *src, Cursor *dst, int64_t first, int64_t last) {
+void convert_gathered(const ConvertCall &call, Cursor *src, Cursor *dst, int64_t first, int64_t last) {
   alignas(64) uint8_t codes[kBlock * kMaxCodeBytes];
   alignas(64) uint8_t converted[kBlock * kMaxCodeBytes];
   for (int64_t element = first; element < last; element += kBlock) {
     const int64_t count = last - element < kBlock ? last - element : kBlock;
-    gather(job.plan.src, job.src, src, codes, count);
-    run_plan(job.gathered, codes, converted, count, mode_from(job, element));
-    scatter(job.plan.dst, job.dst, dst, converted, count);
+    gather(call.plan.src, call.src, src, codes, count);
+    run_plan(call.gathered, codes, converted, count, mode_from(call, element));
+    scatter(call.plan.dst, call.dst, dst, converted, count);
   }
 }
 
 void convert_strided(const void *context, int64_t first, int64_t last) {
-  const Job &job = *static_cast<const Job *>(context);
-  Cursor src = cursor_at(*job.layout, kSrc, first), dst = cursor_at(*job.layout, kDst, first);
-  convert_gathered(job, &src, &dst, first, last);
+  const ConvertCall &call = *static_cast<const ConvertCall *>(context);
+  Cursor src = cursor_at(*call.walk, kSrc, first), dst = cursor_at(*call.walk, kDst, first);
+  convert_gathered(call, &src, &dst, first, last);
 }
 
 // Elements that fill whole bytes on both sides, as packed groups do (of 4, of 2 or of 1).
 int64_t in_whole_bytes(int64_t elements) { return elements & ~int64_t{3}; }
 
 void convert_rows(const void *context, int64_t first_row, int64_t last_row) {
-  const Job &job = *static_cast<const Job *>(context);
-  const int64_t extent = job.layout->extent[job.layout->ndim - 1];
+  const ConvertCall &call = *static_cast<const ConvertCall *>(context);
+  const int64_t extent = call.walk->extent[call.walk->ndim - 1];
   const int64_t body = in_whole_bytes(extent);
   const int64_t first = first_row * extent, last = last_row * extent;
-  Cursor src = cursor_at(*job.layout, kSrc, first), dst = cursor_at(*job.layout, kDst, first);
+  Cursor src = cursor_at(*call.walk, kSrc, first), dst = cursor_at(*call.walk, kDst, first);
   for (int64_t element = first; element < last; element += extent) {
-    run_plan(job.plan, at(job.src, job.plan.src, src.offset), at(job.dst, job.plan.dst, dst.offset), body,
-             mode_from(job, element));
+    run_plan(call.plan, at(call.src, call.plan.src, src.offset), at(call.dst, call.plan.dst, dst.offset), body,
+             mode_from(call, element));
     advance(&src, body);
     advance(&dst, body);
-    convert_gathered(job, &src, &dst, element + body, element + extent);
+    convert_gathered(call, &src, &dst, element + body, element + extent);
   }
 }
 
 // One thread writes packed elements if threads could share a byte of them. In row-major order they share none.
-int64_t strided_grain(const Job &job) {
-  return job.plan.dst.packed && !is_row_major(*job.layout, kDst) ? job.layout->size : kGrain;
+int64_t strided_grain(const ConvertCall &call) {
+  return call.plan.dst.packed && !is_row_major(*call.walk, kDst) ? call.walk->size : kGrain;
 }
 
 // --- Rows of columns -------------------------------------------------------------------------
@@ -113,19 +113,18 @@ int64_t strided_grain(const Job &job) {
 // Tiles of both are read by cache lines: far apart often means in the same few places of a cache.
 constexpr int64_t kTileRows = 64, kTileBytes = 1 << 15, kLeastRows = 8, kLeastColumns = 16;
 
-int64_t item_of(const Job &job) { return spacing(job.plan.src) / 8; }
-int64_t tiles_along(const Layout &layout, int dim) { return (layout.extent[dim] + kTileRows - 1) / kTileRows; }
+int64_t item_of(const ConvertCall &call) { return spacing(call.plan.src) / 8; }
+int64_t tiles_along(const Walk &walk, int dim) { return (walk.extent[dim] + kTileRows - 1) / kTileRows; }
 
 // The dimension of these rows, or -1 if elements do not lie so.
-int find_rows_of_columns(const Job &job) {
-  const Layout &layout = *job.layout;
-  const int last = layout.ndim - 1;
-  const bool to_bytes = !job.plan.dst.packed || (rows_start_on_bytes(layout, kDst, job.plan.dst) &&
-                                                 in_whole_bytes(layout.extent[last]) == layout.extent[last]);
-  if (job.plan.src.packed || layout.stride[kDst][last] != 1 || !to_bytes || layout.extent[last] < kLeastColumns)
-    return -1;
+int find_rows_of_columns(const ConvertCall &call) {
+  const Walk &walk = *call.walk;
+  const int last = walk.ndim - 1;
+  const bool to_bytes = !call.plan.dst.packed || (rows_start_on_bytes(walk, kDst, call.plan.dst) &&
+                                                  in_whole_bytes(walk.extent[last]) == walk.extent[last]);
+  if (call.plan.src.packed || walk.stride[kDst][last] != 1 || !to_bytes || walk.extent[last] < kLeastColumns) return -1;
   for (int dim = 0; dim < last; ++dim)
-    if (layout.stride[kSrc][dim] == 1 && layout.extent[dim] >= kLeastRows) return dim;
+    if (walk.stride[kSrc][dim] == 1 && walk.extent[dim] >= kLeastRows) return dim;
   return -1;
 }
 
@@ -145,80 +144,80 @@ void turn(int64_t item, const uint8_t *src, int64_t step, int64_t rows, int64_t 
 }
 
 // Where some rows start: in memory, and in row-major order, in which the next row is `next` elements on.
-struct Rows {
+struct RowRange {
   int64_t count, src, dst, element, next;
 };
 
-Rows find_rows(const Layout &layout, int dim, int64_t tile) {
-  const int64_t first = tile % tiles_along(layout, dim) * kTileRows, left = layout.extent[dim] - first;
-  Rows rows = {left < kTileRows ? left : kTileRows, 0, 0, 0, 0};
-  int64_t number = layout.extent[layout.ndim - 1];
-  tile /= tiles_along(layout, dim);
-  for (int k = layout.ndim - 2; k >= 0; --k) {
-    const int64_t index = k == dim ? first : tile % layout.extent[k];
+RowRange find_rows(const Walk &walk, int dim, int64_t tile) {
+  const int64_t first = tile % tiles_along(walk, dim) * kTileRows, left = walk.extent[dim] - first;
+  RowRange rows = {left < kTileRows ? left : kTileRows, 0, 0, 0, 0};
+  int64_t number = walk.extent[walk.ndim - 1];
+  tile /= tiles_along(walk, dim);
+  for (int k = walk.ndim - 2; k >= 0; --k) {
+    const int64_t index = k == dim ? first : tile % walk.extent[k];
     if (k == dim)
       rows.next = number;
     else
-      tile /= layout.extent[k];
-    rows.src += index * layout.stride[kSrc][k];
-    rows.dst += index * layout.stride[kDst][k];
+      tile /= walk.extent[k];
+    rows.src += index * walk.stride[kSrc][k];
+    rows.dst += index * walk.stride[kDst][k];
     rows.element += index * number;
-    number *= layout.extent[k];
+    number *= walk.extent[k];
   }
   return rows;
 }
 
 void convert_tiles(const void *context, int64_t first, int64_t last_tile) {
   alignas(64) uint8_t tile[kTileBytes];
-  const Job &job = *static_cast<const Job *>(context);
-  const Layout &layout = *job.layout;
-  const int dim = find_rows_of_columns(job), last = layout.ndim - 1;
-  const int64_t item = item_of(job), columns = kTileBytes / kTileRows / item, step = layout.stride[kSrc][last];
+  const ConvertCall &call = *static_cast<const ConvertCall *>(context);
+  const Walk &walk = *call.walk;
+  const int dim = find_rows_of_columns(call), last = walk.ndim - 1;
+  const int64_t item = item_of(call), columns = kTileBytes / kTileRows / item, step = walk.stride[kSrc][last];
   for (int64_t number = first; number < last_tile; ++number) {
-    const Rows rows = find_rows(layout, dim, number);
-    for (int64_t c = 0; c < layout.extent[last]; c += columns) {
-      const int64_t left = layout.extent[last] - c, count = left < columns ? left : columns;
-      turn(item, job.src + (rows.src + c * step) * item, step, rows.count, count, tile);
+    const RowRange rows = find_rows(walk, dim, number);
+    for (int64_t c = 0; c < walk.extent[last]; c += columns) {
+      const int64_t left = walk.extent[last] - c, count = left < columns ? left : columns;
+      turn(item, call.src + (rows.src + c * step) * item, step, rows.count, count, tile);
       for (int64_t r = 0; r < rows.count; ++r)
-        run_plan(job.plan, tile + r * (kTileBytes / kTileRows),
-                 at(job.dst, job.plan.dst, rows.dst + r * layout.stride[kDst][dim] + c), count,
-                 mode_from(job, rows.element + r * rows.next + c));
+        run_plan(call.plan, tile + r * (kTileBytes / kTileRows),
+                 at(call.dst, call.plan.dst, rows.dst + r * walk.stride[kDst][dim] + c), count,
+                 mode_from(call, rows.element + r * rows.next + c));
     }
   }
 }
 
 // --- All -------------------------------------------------------------------------------------
 
-void convert_strided_all(const Job &job) {
-  const Layout &layout = *job.layout;
-  const int64_t extent = layout.extent[layout.ndim - 1];
-  const bool rows = extent >= kLongRow && has_contiguous_rows(layout) &&
-                    rows_start_on_bytes(layout, kSrc, job.plan.src) && rows_start_on_bytes(layout, kDst, job.plan.dst);
-  const int dim = rows ? -1 : find_rows_of_columns(job);
+void convert_strided_all(const ConvertCall &call) {
+  const Walk &walk = *call.walk;
+  const int64_t extent = walk.extent[walk.ndim - 1];
+  const bool rows = extent >= kLongRow && has_contiguous_rows(walk) && rows_start_on_bytes(walk, kSrc, call.plan.src) &&
+                    rows_start_on_bytes(walk, kDst, call.plan.dst);
+  const int dim = rows ? -1 : find_rows_of_columns(call);
   if (rows)
-    parallel_for_tiles(layout.size / extent, (kGrain + extent - 1) / extent, convert_rows, &job);
+    parallel_for_tiles(walk.size / extent, (kGrain + extent - 1) / extent, convert_rows, &call);
   else if (dim >= 0)
-    parallel_for_tiles(layout.size / extent / layout.extent[dim] * tiles_along(layout, dim),
-                       (kGrain / kTileRows + extent - 1) / extent, convert_tiles, &job);
+    parallel_for_tiles(walk.size / extent / walk.extent[dim] * tiles_along(walk, dim),
+                       (kGrain / kTileRows + extent - 1) / extent, convert_tiles, &call);
   else
-    parallel_for(layout.size, strided_grain(job), convert_strided, &job);
+    parallel_for(walk.size, strided_grain(call), convert_strided, &call);
 }
 
-void convert_elements(const Job &job) {
-  if (is_run(*job.layout))
-    parallel_for(job.layout->size, kGrain, convert_run, &job);
+void convert_elements(const ConvertCall &call) {
+  if (is_run(*call.walk))
+    parallel_for(call.walk->size, kGrain, convert_run, &call);
   else
-    convert_strided_all(job);
+    convert_strided_all(call);
 }
 
 // The last byte of packed codes without gaps may have spare bits: zeros, or bits of other elements.
-void convert_all(const Job &job) {
-  const int64_t bits = job.layout->size * dlfp4_dtypes[job.plan.dst.row].bits;
-  if (!job.plan.dst.packed || bits % 8 == 0 || !is_dense(*job.layout, kDst)) return convert_elements(job);
+void convert_all(const ConvertCall &call) {
+  const int64_t bits = call.walk->size * dlfp4_dtypes[call.plan.dst.row].bits;
+  if (!call.plan.dst.packed || bits % 8 == 0 || !is_dense(*call.walk, kDst)) return convert_elements(call);
   const uint8_t spare = static_cast<uint8_t>(0xFF << bits % 8);
-  const uint8_t beside = job.part ? job.dst[bits / 8] & spare : 0;
-  convert_elements(job);
-  job.dst[bits / 8] = static_cast<uint8_t>((job.dst[bits / 8] & ~spare) | beside);
+  const uint8_t beside = call.part ? call.dst[bits / 8] & spare : 0;
+  convert_elements(call);
+  call.dst[bits / 8] = static_cast<uint8_t>((call.dst[bits / 8] & ~spare) | beside);
 }
 
 }  // namespace
@@ -234,12 +233,12 @@ extern "C" dlfp4_status dlfp4_convert(const dlfp4_view *src, const dlfp4_view *d
   if (!are_convertible(from, to)) return DLFP4_E_DTYPE;
   Mode mode;
   if (!is_mode(options, &mode)) return DLFP4_E_OPTION;
-  Layout layout;
-  if (!have_one_shape(*src, *dst) || !collapse(*src, *dst, &layout)) return DLFP4_E_SHAPE;
-  if (layout.size == 0) return DLFP4_OK;
+  Walk walk;
+  if (!have_one_shape(*src, *dst) || !collapse(*src, *dst, &walk)) return DLFP4_E_SHAPE;
+  if (walk.size == 0) return DLFP4_OK;
   const Operand plain_from = {from.row, false}, plain_to = {to.row, false};
   convert_all({make_plan(level, from, to, mode), make_plan(level, plain_from, plain_to, mode),
-               static_cast<const uint8_t *>(src->data), static_cast<uint8_t *>(dst->data), mode, &layout,
+               static_cast<const uint8_t *>(src->data), static_cast<uint8_t *>(dst->data), mode, &walk,
                dst->part != 0});
   return DLFP4_OK;
 }

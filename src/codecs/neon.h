@@ -64,7 +64,7 @@ struct NeonCodecs : Neon {
 
   template <int Src, int SrcBits, int Dst, bool>
   static void decode_steps(const uint8_t *src, uint8_t *dst, int64_t count) {
-    constexpr int kBytes = kFormats[Dst].bits / 8;
+    constexpr int kBytes = kTypes[Dst].bits / 8;
     in_steps<Neon, SrcBits, 8 * kBytes>(src, dst, count, [](const uint8_t *from, uint8_t *to) DLFP4_ALWAYS_INLINE {
       const Words words = decode_words<Src, SrcBits, Dst>(from);
       for (int i = 0; i < 2; ++i) dlfp4::store_words<kBytes>(to + 8 * kBytes * i, words.half[i]);

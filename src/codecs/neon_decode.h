@@ -45,7 +45,7 @@ struct Words {
 template <int Src, int SrcBits, int Dst>
 Words decode_words(const uint8_t *src) {
   constexpr const DecodeRule &kRule = kDecodeRule<Src, Dst>;
-  const Nibbles<Neon> nibbles = split<kFormats[Src].bits>(load_codes<SrcBits>(src), kRule.sign);
+  const Nibbles<Neon> nibbles = split<kTypes[Src].bits>(load_codes<SrcBits>(src), kRule.sign);
   const uint8x16_t low = decode_byte<Neon, Src, Dst, 0>(nibbles), high = decode_byte<Neon, Src, Dst, 1>(nibbles);
   Words words = {{vzip1q_u8(low, high), vzip2q_u8(low, high)}};
   for (uint8x16_t &half : words.half)

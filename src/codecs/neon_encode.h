@@ -81,14 +81,14 @@ struct Encoder {
   const EncodeRule &rule;
 
   uint8x16_t operator()(const Floats &floats) const {
-    constexpr int kBits = kFormats[Dst].bits;
+    constexpr int kBits = kTypes[Dst].bits;
     const Dwords all_bits = bits_of(floats);
     const uint8x16_t magnitude = lowest_bytes(
         each(all_bits, [this](uint32x4_t bits) { return encode_magnitudes<Neon, Dst, Rounding>(bits, rule); }));
     uint8x16_t signs = vandq_u8(highest_bytes(all_bits), vdupq_n_u8(0x80));
     if constexpr (kBits < 8) signs = vshrq_n_u8(signs, 8 - kBits);
     uint8x16_t kept_signs = signs;
-    if constexpr (kFormats[Dst].specials == DLFP4_FNUZ) kept_signs = vandq_u8(signs, vtstq_u8(magnitude, magnitude));
+    if constexpr (kTypes[Dst].specials == DLFP4_FNUZ) kept_signs = vandq_u8(signs, vtstq_u8(magnitude, magnitude));
     const uint8x16_t flips = vandq_u8(signs, vdupq_n_u8(rule.nan.flip));
     const uint8x16_t nan = veorq_u8(vdupq_n_u8(rule.nan.base), flips);
     return vbslq_u8(lowest_bytes(each(all_bits, is_nan)), nan, vorrq_u8(magnitude, kept_signs));

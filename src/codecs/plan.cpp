@@ -37,7 +37,7 @@ void CodecKernels::add(const KernelRow *rows, int count) {
 }
 
 bool are_convertible(Operand from, Operand to) {
-  return from.row == to.row || (is_float(kFormats[from.row]) && is_float(kFormats[to.row]));
+  return from.row == to.row || (is_float(kTypes[from.row]) && is_float(kTypes[to.row]));
 }
 
 Plan make_plan(int level, Operand src, Operand dst, const Mode &mode) {

@@ -32,7 +32,7 @@ struct CodeType<64> {
 
 // The integer that holds an unpacked code of a row.
 template <int Row>
-using Code = typename CodeType < kFormats[Row].bits<8 ? 8 : kFormats[Row].bits>::type;
+using Code = typename CodeType < kTypes[Row].bits<8 ? 8 : kTypes[Row].bits>::type;
 
 template <class Integer>
 Integer load(const uint8_t *data, int64_t index) {
@@ -54,12 +54,12 @@ constexpr Draw kNoDraw = {0, 0, 0};
 // gcc makes it one.
 template <int Src, int Dst>
 DLFP4_RULE Code<Dst> convert_code(Code<Src> code, Round round, const Draw &draw) {
-  return static_cast<Code<Dst>>(convert(kFormats[Src], kFormats[Dst], code, round, draw));
+  return static_cast<Code<Dst>>(convert(kTypes[Src], kTypes[Dst], code, round, draw));
 }
 
 template <int Src, int Dst>
 struct Table {
-  static constexpr int kSize = 1 << (kFormats[Src].bits <= 8 ? kFormats[Src].bits : 0);
+  static constexpr int kSize = 1 << (kTypes[Src].bits <= 8 ? kTypes[Src].bits : 0);
   Code<Dst> code[kSize];
 };
 
@@ -97,7 +97,7 @@ template <int Src, int Dst>
 void convert_codes(const uint8_t *src, uint8_t *dst, int64_t count, const Mode &mode) {
   if (mode.rounding == DLFP4_STOCHASTIC) return round_randomly<Src, Dst>(src, dst, count, mode);
   const Round round = {mode.rounding, mode.saturate};
-  if constexpr (kFormats[Src].bits <= 8) {
+  if constexpr (kTypes[Src].bits <= 8) {
     if (count >= 4 * Table<Src, Dst>::kSize) return look_up<Src, Dst>(make_table<Src, Dst>(round), src, dst, count);
   }
   if (round.rounding == DLFP4_NEAREST_EVEN)  // The constant lets the compiler drop the other ways.
@@ -114,7 +114,7 @@ void decode_codes(const uint8_t *src, uint8_t *dst, int64_t count, const Mode &)
 
 template <int Src, int Dst>
 constexpr Kernel conversion() {
-  if constexpr (kFormats[Src].bits <= 8 && holds_exactly(kFormats[Dst], kFormats[Src]))
+  if constexpr (kTypes[Src].bits <= 8 && holds_exactly(kTypes[Dst], kTypes[Src]))
     return decode_codes<Src, Dst>;
   else
     return convert_codes<Src, Dst>;
@@ -192,14 +192,14 @@ void unpack(const uint8_t *src, uint8_t *dst, int64_t count, const Mode &) {
 constexpr int count_rows() {
   int rows = 0;
   for (int src = 0; src < DLFP4_NUM_DTYPES; ++src) {
-    rows += kFormats[src].bits < 8 ? 4 : 1;
+    rows += kTypes[src].bits < 8 ? 4 : 1;
     for (int dst = 0; dst < DLFP4_NUM_DTYPES; ++dst)
-      rows += is_float(kFormats[src]) && is_float(kFormats[dst]) && src != dst;
+      rows += is_float(kTypes[src]) && is_float(kTypes[dst]) && src != dst;
   }
   return rows;
 }
 
-struct Rows {
+struct KernelRows {
   KernelRow row[count_rows()];
   int size;
   constexpr void add(uint8_t src, bool src_packed, uint8_t dst, bool dst_packed, Kernel kernel) {
@@ -208,8 +208,8 @@ struct Rows {
 };
 
 template <int Row>
-constexpr void add_copies(Rows *rows) {
-  constexpr int kBits = kFormats[Row].bits;
+constexpr void add_copies(KernelRows *rows) {
+  constexpr int kBits = kTypes[Row].bits;
   if constexpr (kBits < 8) {
     rows->add(Row, false, Row, false, copy_padded<kBits>);
     rows->add(Row, true, Row, true, copy_packed<kBits>);
@@ -221,25 +221,25 @@ constexpr void add_copies(Rows *rows) {
 }
 
 template <int Src, int Dst>
-constexpr void add_conversion(Rows *rows) {
-  if constexpr (Src != Dst && is_float(kFormats[Src]) && is_float(kFormats[Dst]))
+constexpr void add_conversion(KernelRows *rows) {
+  if constexpr (Src != Dst && is_float(kTypes[Src]) && is_float(kTypes[Dst]))
     rows->add(Src, false, Dst, false, conversion<Src, Dst>());
 }
 
 template <int Src, int... Dst>
-constexpr void add_source(Rows *rows, std::integer_sequence<int, Dst...>) {
+constexpr void add_source(KernelRows *rows, std::integer_sequence<int, Dst...>) {
   add_copies<Src>(rows);
   (add_conversion<Src, Dst>(rows), ...);
 }
 
 template <int... Src>
-constexpr Rows make_rows(std::integer_sequence<int, Src...> all) {
-  Rows rows = {};
+constexpr KernelRows make_rows(std::integer_sequence<int, Src...> all) {
+  KernelRows rows = {};
   (add_source<Src>(&rows, all), ...);
   return rows;
 }
 
-constexpr Rows kRows = make_rows(std::make_integer_sequence<int, DLFP4_NUM_DTYPES>());
+constexpr KernelRows kRows = make_rows(std::make_integer_sequence<int, DLFP4_NUM_DTYPES>());
 
 }  // namespace
 

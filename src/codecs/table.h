@@ -11,10 +11,10 @@
 namespace dlfp4 {
 namespace {
 
-constexpr bool is_wide(int row) { return is_float(kFormats[row]) && kFormats[row].bits > 8; }
+constexpr bool is_wide(int row) { return is_float(kTypes[row]) && kTypes[row].bits > 8; }
 
 template <int Size>
-struct Rows {
+struct KernelRows {
   KernelRow row[Size];
   int size;
   constexpr void add(Operand src, Operand dst, Modes modes, Kernel kernel) { row[size++] = {src, dst, modes, kernel}; }
@@ -23,7 +23,7 @@ struct Rows {
 // An inexact conversion to more than 8 bits has a vector kernel for round-to-nearest alone.
 template <int Src, int Dst>
 constexpr Modes wide_modes() {
-  return holds_exactly(kFormats[Dst], kFormats[Src]) ? kAnyMode : kNearestEven;
+  return holds_exactly(kTypes[Dst], kTypes[Src]) ? kAnyMode : kNearestEven;
 }
 
 // Wide floats become float32 on the way. A NaN between float16 and float64 keeps a payload that float32 cannot carry.

@@ -56,11 +56,11 @@ __attribute__((noinline)) void recode_steps(const uint8_t *codes, const uint8_t 
 
 template <class Isa, int Src, bool kSrcPacked, int Dst, bool kDstPacked>
 void recode(const uint8_t *src, uint8_t *dst, int64_t count, const Mode &mode) {
-  constexpr int kSrcBits = kSrcPacked ? kFormats[Src].bits : 8, kDstBits = kDstPacked ? kFormats[Dst].bits : 8;
+  constexpr int kSrcBits = kSrcPacked ? kTypes[Src].bits : 8, kDstBits = kDstPacked ? kTypes[Dst].bits : 8;
   alignas(64) uint8_t own[256];
   const uint8_t *const table = find_table<Src, Dst>(mode, own);
   in_stretches<Isa, kSrcBits, kDstBits>(src, dst, count, [=](auto from, auto to, int64_t elements, bool streams) {
-    recode_steps<Isa, kSrcBits, kDstBits, 1 << kFormats[Src].bits>(table, from, to, elements, streams);
+    recode_steps<Isa, kSrcBits, kDstBits, 1 << kTypes[Src].bits>(table, from, to, elements, streams);
   });
 }
 
@@ -88,8 +88,8 @@ void unpack_codes(const uint8_t *src, uint8_t *dst, int64_t count, const Mode &)
 // Isa::decode_steps<Src, SrcBits, Dst, kStream>(src, dst, count) decodes any number of codes.
 template <class Isa, int Src, bool kPacked, int Dst>
 void decode_codes(const uint8_t *src, uint8_t *dst, int64_t count, const Mode &) {
-  constexpr int kSrcBits = kPacked ? kFormats[Src].bits : 8;
-  in_stretches<Isa, kSrcBits, kFormats[Dst].bits>(
+  constexpr int kSrcBits = kPacked ? kTypes[Src].bits : 8;
+  in_stretches<Isa, kSrcBits, kTypes[Dst].bits>(
       src, dst, count, [](auto from, auto to, int64_t elements, auto streams) {
         Isa::template decode_steps<Src, kSrcBits, Dst, decltype(streams)::value>(from, to, elements);
       });
@@ -98,11 +98,11 @@ void decode_codes(const uint8_t *src, uint8_t *dst, int64_t count, const Mode &)
 // --- Floats to codes -------------------------------------------------------------------------
 
 template <int Row>
-constexpr EncodeRule kNearestRules[] = {make_encode_rule(kFormats[Row], {DLFP4_NEAREST_EVEN, false}),
-                                        make_encode_rule(kFormats[Row], {DLFP4_NEAREST_EVEN, true})};
+constexpr EncodeRule kNearestRules[] = {make_encode_rule(kTypes[Row], {DLFP4_NEAREST_EVEN, false}),
+                                        make_encode_rule(kTypes[Row], {DLFP4_NEAREST_EVEN, true})};
 
 // What the encoder of E8M0 needs. The code of a power of two is the exponent of its float32.
-struct PowerRule {
+struct PowerEncodeRule {
   uint32_t half;            // added before the significand is cut off
   uint32_t below_one;       // a float32: the largest whose code is 0, zero apart
   uint32_t largest;         // code
@@ -110,11 +110,11 @@ struct PowerRule {
 };
 
 struct PowerRules {
-  PowerRule rule[kNumFixedModes];
+  PowerEncodeRule rule[kNumFixedModes];
 };
 
 // The smallest float32 whose code is 1 is a subnormal: all others below 2^-126 have none but code 0.
-constexpr PowerRules make_power_rules(Format f) {
+constexpr PowerRules make_power_rules(ElementType f) {
   constexpr uint32_t kLowest = 0x00400000, kBelowHalf = 0x005FFFFF;
   PowerRules rules = {};
   for (int mode = 0; mode < kNumFixedModes; ++mode) {
@@ -128,14 +128,14 @@ constexpr PowerRules make_power_rules(Format f) {
 }
 
 template <int Row>
-constexpr PowerRules kPowerRules = make_power_rules(kFormats[Row]);
+constexpr PowerRules kPowerRules = make_power_rules(kTypes[Row]);
 
 // E8M0: unsigned powers of two. Isa::lowest_bytes(dwords) makes a vector of a step's dwords, in order.
 template <class Isa>
 struct PowerEncoder {
   using U32 = typename Isa::U32;
   using I32 = typename Isa::I32;
-  const PowerRule &rule;
+  const PowerEncodeRule &rule;
 
   // A negative number, but for a zero, and a NaN are above infinity when they are read as unsigned integers.
   U32 codes(U32 bits) const {
@@ -160,24 +160,23 @@ template <class Isa, int Src, int DstBits, class Encoder>
 __attribute__((noinline)) void encode_steps(const Encoder &encoder, const uint8_t *src, uint8_t *dst, int64_t count,
                                             bool streams) {
   const Encoder codes_of = encoder;
-  in_steps<Isa, kFormats[Src].bits, DstBits>(
-      src, dst, count, [&](const uint8_t *from, uint8_t *to) DLFP4_ALWAYS_INLINE {
-        Isa::template prefetch<Isa::kCodes * kFormats[Src].bits / 8, 4096>(from);
-        Isa::template store_codes<DstBits>(to, codes_of(Isa::template load_floats<Src>(from)), streams);
-      });
+  in_steps<Isa, kTypes[Src].bits, DstBits>(src, dst, count, [&](const uint8_t *from, uint8_t *to) DLFP4_ALWAYS_INLINE {
+    Isa::template prefetch<Isa::kCodes * kTypes[Src].bits / 8, 4096>(from);
+    Isa::template store_codes<DstBits>(to, codes_of(Isa::template load_floats<Src>(from)), streams);
+  });
 }
 
 // Isa::with_encoder<Dst>(rounding, saturate, run) calls run(encoder), which makes codes of a step's floats.
 template <class Isa, int Src, int Dst, bool kPacked>
 void encode_floats(const uint8_t *src, uint8_t *dst, int64_t count, const Mode &mode) {
-  constexpr int kDstBits = kPacked ? kFormats[Dst].bits : 8;
+  constexpr int kDstBits = kPacked ? kTypes[Dst].bits : 8;
   const auto run = [=](const auto &encoder) {
-    in_stretches<Isa, kFormats[Src].bits, kDstBits>(
+    in_stretches<Isa, kTypes[Src].bits, kDstBits>(
         src, dst, count, [&](auto from, auto to, int64_t elements, bool streams) {
           encode_steps<Isa, Src, kDstBits>(encoder, from, to, elements, streams);
         });
   };
-  if constexpr (kFormats[Dst].specials == DLFP4_E8M0)
+  if constexpr (kTypes[Dst].specials == DLFP4_E8M0)
     run(PowerEncoder<Isa>{kPowerRules<Dst>.rule[mode_index(mode.rounding, mode.saturate)]});
   else
     Isa::template with_encoder<Dst>(mode.rounding, mode.saturate, run);
@@ -211,7 +210,7 @@ __attribute__((noinline)) typename Isa::U16 put_nans(typename Isa::U16 words, ty
 // words) and store_floats<Dst, kStream>(dst, vector).
 template <class Isa, int Src, int Dst, bool kStream>
 DLFP4_ALWAYS_INLINE inline void convert_step(const uint8_t *src, uint8_t *dst) {
-  constexpr int kLanes = sizeof(typename Isa::U32) / 4, kBytes = kFormats[Dst].bits / 8;
+  constexpr int kLanes = sizeof(typename Isa::U32) / 4, kBytes = kTypes[Dst].bits / 8;
   auto floats = Isa::template load_floats<Src, Dst != DLFP4_float32>(src);
   if constexpr (kBytes > 2) {
     if (Src == DLFP4_float16 && __builtin_expect(Isa::has_nan(floats), 0))
@@ -230,7 +229,7 @@ DLFP4_ALWAYS_INLINE inline void convert_step(const uint8_t *src, uint8_t *dst) {
 
 template <class Isa, int Src, int Dst>
 void convert_floats(const uint8_t *src, uint8_t *dst, int64_t count, const Mode &) {
-  constexpr int kSrcBits = kFormats[Src].bits, kDstBits = kFormats[Dst].bits;
+  constexpr int kSrcBits = kTypes[Src].bits, kDstBits = kTypes[Dst].bits;
   in_stretches<Isa, kSrcBits, kDstBits>(src, dst, count, [](auto from, auto to, int64_t elements, auto streams) {
     in_steps<Isa, kSrcBits, kDstBits>(from, to, elements, [](const uint8_t *a, uint8_t *b) DLFP4_ALWAYS_INLINE {
       Isa::template prefetch<Isa::kCodes * kSrcBits / 8, 4096>(a);
@@ -241,14 +240,14 @@ void convert_floats(const uint8_t *src, uint8_t *dst, int64_t count, const Mode 
 
 // --- The table -------------------------------------------------------------------------------
 
-constexpr bool is_sub_byte(int row) { return kFormats[row].bits < 8; }
+constexpr bool is_sub_byte(int row) { return kTypes[row].bits < 8; }
 
 // Isa::kRoundings are the modes of its encoders; Isa::kRoundsDecoded says whether decode_steps serves pairs that are
 // not exact.
 template <class Isa, int Low, bool kPacked, int Wide, class Table>
 constexpr void add_codes(Table *rows) {
   constexpr Operand kLow = {Low, kPacked}, kWide = {Wide, false};
-  if constexpr (Isa::kRoundsDecoded || holds_exactly(kFormats[Wide], kFormats[Low]))
+  if constexpr (Isa::kRoundsDecoded || holds_exactly(kTypes[Wide], kTypes[Low]))
     rows->add(kLow, kWide, wide_modes<Low, Wide>(), decode_codes<Isa, Low, kPacked, Wide>);
   rows->add(kWide, kLow, Isa::kRoundings, encode_floats<Isa, Wide, Low, kPacked>);
 }
@@ -277,15 +276,15 @@ constexpr void add_pair(Table *rows) {
 template <class Isa, int Row, class Table, int... Other>
 constexpr void add_type(Table *rows, std::integer_sequence<int, Other...>) {
   if constexpr (is_sub_byte(Row)) {
-    rows->add({Row, false}, {Row, true}, kAnyMode, pack_codes<Isa, kFormats[Row].bits>);
-    rows->add({Row, true}, {Row, false}, kAnyMode, unpack_codes<Isa, kFormats[Row].bits>);
+    rows->add({Row, false}, {Row, true}, kAnyMode, pack_codes<Isa, kTypes[Row].bits>);
+    rows->add({Row, true}, {Row, false}, kAnyMode, unpack_codes<Isa, kTypes[Row].bits>);
   }
   (add_pair<Isa, Row, Other>(rows), ...);
 }
 
 template <class Isa, int Size, int... Row>
-constexpr Rows<Size> make_rows(std::integer_sequence<int, Row...> all_rows) {
-  Rows<Size> rows = {};
+constexpr KernelRows<Size> make_rows(std::integer_sequence<int, Row...> all_rows) {
+  KernelRows<Size> rows = {};
   (add_type<Isa, Row>(&rows, all_rows), ...);
   return rows;
 }

@@ -72,7 +72,7 @@ __device__ inline void unpack_floats(uint32_t word, float *floats) {
 }
 
 template <int Dtype>
-constexpr int kFloatBytes = kFormats[Dtype].bits / 8;
+constexpr int kFloatBytes = kTypes[Dtype].bits / 8;
 
 template <int Dtype>
 constexpr int kFloatVectors = kStep * kFloatBytes<Dtype> / 16;
@@ -322,7 +322,7 @@ __device__ inline uint32_t codes_of_fp6(const float *v, float power) {
 // Sixteen floats, none of which is NaN, times a power of two, as codes; those of 8 bits saturate.
 template <int Dtype>
 __device__ inline void encode_step(const EncodeParams &p, const FloatStep &step, uint32_t *words, float power = 1) {
-  constexpr int kBits = kFormats[Dtype].bits;
+  constexpr int kBits = kTypes[Dtype].bits;
   const float *const values = step.values;
   if constexpr (kBits == 4) {
     words[0] = word_of_e2m1(values, power, step.signs[0]);
@@ -352,12 +352,12 @@ __device__ inline void encode_step(const EncodeParams &p, const FloatStep &step,
 // specials: a magnitude shifted to its place lacks nothing but the difference of the biases.
 template <int Dtype>
 __device__ inline void fill_values(float *table) {
-  constexpr Format kFormat = kFormats[Dtype];
+  constexpr ElementType kFormat = kTypes[Dtype];
   constexpr int kSign = 1 << (kFormat.bits - 1);
   for (int code = threadIdx.x; code < 1 << kFormat.bits; code += blockDim.x) {
     const float magnitude = float_of((code & (kSign - 1)) << (23 - kFormat.mantissa));
     const float value = magnitude * float_of((254 - kFormat.bias) << 23);
-    table[code] = kFormat.bits == 8 ? to_float(code, format_of<Dtype>()) : code & kSign ? -value : value;
+    table[code] = kFormat.bits == 8 ? to_float(code, type_of<Dtype>()) : code & kSign ? -value : value;
   }
   __syncthreads();
 }
@@ -400,7 +400,7 @@ __device__ inline void floats_of_fp6(uint32_t codes, float *values) {
 // What the codes of a step are worth, in units of kUnit: by a table, or by instructions.
 template <int Dtype>
 struct Values {
-  static constexpr int kBits = kFormats[Dtype].bits;
+  static constexpr int kBits = kTypes[Dtype].bits;
   static constexpr bool kByTable = kBits > 4 && !(kConvertsFp8 && (kBits == 6 || kHasInstructions<Dtype>));
   static constexpr float kUnit = kBits == 4 ? 0x1p126f : kBits == 6 && kConvertsFp8 ? 1 / kPowerOfFp6<Dtype> : 1;
   float table[kByTable ? 1 << kBits : 1];
@@ -429,7 +429,7 @@ struct Values {
 
   // As the oracle does: a NaN keeps its sign.
   __device__ static float decode_by_rule(const uint32_t *words, int i) {
-    return to_float(code_at<kBits>(words, i), format_of<Dtype>());
+    return to_float(code_at<kBits>(words, i), type_of<Dtype>());
   }
 };
 
@@ -437,7 +437,7 @@ struct Values {
 // Where -0 is the one NaN, no bit below the top one is set, and taking 1 borrows.
 template <int Dtype>
 __device__ inline bool has_special(const uint32_t *words) {
-  constexpr Format kFormat = kFormats[Dtype];
+  constexpr ElementType kFormat = kTypes[Dtype];
   if constexpr (kFormat.bits < 8) return false;
   constexpr bool kIsZero = kFormat.specials == DLFP4_FNUZ;
   constexpr uint32_t kCarry = 0x01010101u << (kFormat.specials == DLFP4_IEEE ? kFormat.mantissa : 0);
@@ -455,7 +455,7 @@ __device__ inline uint32_t narrow(float value) {
   const uint32_t bits = bits_of(value);
   if constexpr (Dst == DLFP4_float32) return bits;
   if (value != value)
-    return static_cast<uint32_t>(from_float(value, format_of<Dst>(), {DLFP4_NEAREST_EVEN, true}, {0, 0, 0}));
+    return static_cast<uint32_t>(from_float(value, type_of<Dst>(), {DLFP4_NEAREST_EVEN, true}, {0, 0, 0}));
   if constexpr (Dst == DLFP4_bfloat16) return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
   uint16_t half;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(value));

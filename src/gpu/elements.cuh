@@ -42,20 +42,20 @@ __device__ inline void store_bytes(uint8_t *to, uint64_t word, int count) {
 }
 
 // The code at `element` spacings of `bits` from `data`.
-__device__ inline uint64_t load_code(const uint8_t *data, int64_t element, int bits, Format format) {
+__device__ inline uint64_t load_code(const uint8_t *data, int64_t element, int bits, ElementType format) {
   if (bits >= 8) return load_bytes(data + element * (bits / 8), bits / 8) & low_bits(format.bits);
   const int64_t bit = element * bits;
   const int shift = static_cast<int>(bit & 7);
   return load_bytes(data + (bit >> 3), shift + bits > 8 ? 2 : 1) >> shift & low_bits(format.bits);
 }
 
-__device__ inline float to_float(uint64_t code, Format from) {
+__device__ inline float to_float(uint64_t code, ElementType from) {
   return float_of(
-      static_cast<uint32_t>(convert(from, format_of<DLFP4_float32>(), code, {DLFP4_NEAREST_EVEN, true}, {0, 0, 0})));
+      static_cast<uint32_t>(convert(from, type_of<DLFP4_float32>(), code, {DLFP4_NEAREST_EVEN, true}, {0, 0, 0})));
 }
 
-__device__ inline uint64_t from_float(float value, Format to, Round round, const Draw &draw) {
-  return convert(format_of<DLFP4_float32>(), to, bits_of(value), round, draw);
+__device__ inline uint64_t from_float(float value, ElementType to, Round round, const Draw &draw) {
+  return convert(type_of<DLFP4_float32>(), to, bits_of(value), round, draw);
 }
 
 }  // namespace cuda

@@ -44,7 +44,7 @@ int run_steps(const DeviceKernel &kernel, int64_t steps, Params params, int of_t
 inline bool is_aligned(const void *data, int64_t bytes) { return reinterpret_cast<uintptr_t>(data) % bytes == 0; }
 
 inline EncodeParams encode_params(int row, Round round) {
-  const Format format = kFormats[row];
+  const ElementType format = kTypes[row];
   const EncodeRule rule = make_encode_rule(format, round);
   EncodeParams params = {};
   params.limit = rule.limit;

@@ -132,7 +132,7 @@ void multiply_integers(const uint8_t *panel, const float *scales, const IntegerR
 
 template <int Row>
 void add_sums(ProductKernels *kernels) {
-  constexpr int kBits = kFormats[Row].bits;
+  constexpr int kBits = kTypes[Row].bits;
   if constexpr (is_summed_as_float(Row)) {
     kernels->sum_floats[Row] = sum_floats<Avx2Dots, Row>;
   } else if constexpr (Row == DLFP4_int8 || Row == DLFP4_uint8) {

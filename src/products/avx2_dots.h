@@ -42,7 +42,7 @@ struct Avx2Dots : Avx2 {
 
   template <int Row>
   static Floats decode(const uint8_t *src) {
-    const Words words = dlfp4::words_of<Row, DLFP4_bfloat16>(load_codes<kFormats[Row].bits, sizeof(float)>(src));
+    const Words words = dlfp4::words_of<Row, DLFP4_bfloat16>(load_codes<kTypes[Row].bits, sizeof(float)>(src));
     Floats floats;
     for (int half = 0; half < 2; ++half) {
       floats.part[2 * half] = _mm256_castsi256_ps(_mm256_unpacklo_epi16(_mm256_setzero_si256(), words.half[half]));
@@ -69,7 +69,7 @@ __m256i add_pairs(__m256i words) { return _mm256_madd_epi16(words, all_words(1))
 // By low nibbles; codes of fewer bits are repeated, so that noise does not matter.
 constexpr Constant make_values(int row, bool magnitudes) {
   return make_constant([=](int i) {
-    const int value = integer_of(row, static_cast<uint64_t>(i) & low_bits(least(kFormats[row].bits, 4)));
+    const int value = integer_of(row, static_cast<uint64_t>(i) & low_bits(least(kTypes[row].bits, 4)));
     return magnitudes && value < 0 ? -value : value;
   });
 }
@@ -78,7 +78,7 @@ constexpr Constant make_values(int row, bool magnitudes) {
 template <int Row>
 struct Nibble {
   static constexpr Constant kMagnitudes = make_values(Row, true), kValues = make_values(Row, false);
-  static constexpr bool kIsFloat = is_float(kFormats[Row]);
+  static constexpr bool kIsFloat = is_float(kTypes[Row]);
 
   static __m256i look_up(const Constant &table, __m256i codes) {
     return _mm256_shuffle_epi8(load(table), _mm256_and_si256(codes, all_bytes(15)));
@@ -167,7 +167,7 @@ template <int Row>
 DLFP4_ALWAYS_INLINE inline __m256i multiply_codes(__m256i a, __m256i b) {
   if constexpr (Row == DLFP4_float6_e2m3fn) return add_pairs(Sixes::bytes(a, b));
   if constexpr (Row == DLFP4_float6_e3m2fn) return WideSixes::multiply(a, b);
-  if constexpr (kFormats[Row].bits <= 4) return add_pairs(Nibble<Row>::bytes(a, b));
+  if constexpr (kTypes[Row].bits <= 4) return add_pairs(Nibble<Row>::bytes(a, b));
 }
 
 // --- Integers: kernels -----------------------------------------------------------------------
@@ -209,7 +209,7 @@ int64_t sum_whole(const uint8_t *a, const uint8_t *b, int64_t count) {
 
 constexpr int largest_integer(int row) {
   int largest = 0;
-  for (uint64_t code = 0; code < uint64_t{1} << kFormats[row].bits; ++code) {
+  for (uint64_t code = 0; code < uint64_t{1} << kTypes[row].bits; ++code) {
     const int value = integer_of(row, code), magnitude = value < 0 ? -value : value;
     if (magnitude > largest) largest = magnitude;
   }

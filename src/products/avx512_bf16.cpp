@@ -13,12 +13,12 @@ namespace dlfp4 {
 namespace {
 
 constexpr bool has_vectors_of_integers(int row) {
-  return is_integer(row) && kFormats[row].bits >= 4 && row != DLFP4_uint8;
+  return is_integer(row) && kTypes[row].bits >= 4 && row != DLFP4_uint8;
 }
 
 template <int Row>
 void add_sums(ProductKernels *kernels) {
-  constexpr int kBits = kFormats[Row].bits;
+  constexpr int kBits = kTypes[Row].bits;
   if constexpr (has_vectors_of_integers(Row)) {
     kernels->sum_integers[Row][0] = sum_bytes<Row, 8>;
     if constexpr (kBits == 4) kernels->sum_integers[Row][1] = sum_nibbles<Row>;
@@ -32,7 +32,7 @@ void add_sums(ProductKernels *kernels) {
 template <int Key>
 void add_block_sums(ProductKernels *kernels) {
   constexpr BlockKey kKey = kBlockKeys[Key];
-  if constexpr (kFormats[kKey.element].bits >= 6 && kKey.length >= 32) kernels->sum_scaled[Key] = sum_scaled<Key>;
+  if constexpr (kTypes[kKey.element].bits >= 6 && kKey.length >= 32) kernels->sum_scaled[Key] = sum_scaled<Key>;
   if constexpr (is_fp4(kKey, DLFP4_float8_e4m3fn, 16)) kernels->sum_blocks[Key] = sum_two_level;
   if constexpr (is_fp4(kKey, DLFP4_float8_e8m0fnu, 32)) kernels->sum_blocks[Key] = sum_power;
 }

@@ -158,7 +158,7 @@ struct HalfScales {
 // of a step: exactly where the elements are FP6, integers below 2^24 of their units.
 template <int Key>
 double sum_scaled(const uint8_t *a, const uint8_t *b, int64_t count, const float *scales) {
-  constexpr int kRow = kBlockKeys[Key].element, kBits = kFormats[kRow].bits;
+  constexpr int kRow = kBlockKeys[Key].element, kBits = kTypes[kRow].bits;
   const Bfloats<kRow> bfloats;
   const HalfScales scale(scales, count, kBlockKeys[Key].length);
   return sum_steps<__m512, 64>(count, [&](__m512 sum, int64_t first, auto share) DLFP4_INLINE {

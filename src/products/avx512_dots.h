@@ -54,7 +54,7 @@ constexpr int64_t kMostInLanes = 1 << 17;
 constexpr Constant make_values(int row, int offset, int byte) {
   Constant table = {};
   for (int i = 0; i < 64; ++i) {
-    const int value = integer_of(row, static_cast<uint64_t>(i) & low_bits(kFormats[row].bits));
+    const int value = integer_of(row, static_cast<uint64_t>(i) & low_bits(kTypes[row].bits));
     table.byte[i] = static_cast<uint8_t>((value + offset) >> 8 * byte);
   }
   return table;
@@ -63,7 +63,7 @@ constexpr Constant make_values(int row, int offset, int byte) {
 constexpr Constant make_magnitudes(int row) {
   Constant table = {};
   for (int i = 0; i < 64; ++i) {
-    const int value = integer_of(row, static_cast<uint64_t>(i) & low_bits(kFormats[row].bits));
+    const int value = integer_of(row, static_cast<uint64_t>(i) & low_bits(kTypes[row].bits));
     table.byte[i] = static_cast<uint8_t>(value < 0 ? -value : value);
   }
   return table;
@@ -75,7 +75,7 @@ constexpr Constant make_magnitudes(int row) {
 template <int Row>
 struct SignedMagnitudes {
   static constexpr Constant kMagnitudes = make_magnitudes(Row), kValues = make_values(Row, 0, 0);
-  static constexpr int kSign = 1 << (kFormats[Row].bits - 1);
+  static constexpr int kSign = 1 << (kTypes[Row].bits - 1);
   const __m512i magnitudes = load(kMagnitudes), values = load(kValues);
 
   __m512i turn(__m512i a, __m512i b, int sign) const {  // b ^ (a & sign)
@@ -98,7 +98,7 @@ struct SignedMagnitudes {
 // a + offset, which has no sign, times b; what that is too much is the offset times b.
 template <int Row>
 struct Offsets {
-  static constexpr int kOffset = is_signed_integer(Row) ? 1 << (kFormats[Row].bits - 1) : 0;
+  static constexpr int kOffset = is_signed_integer(Row) ? 1 << (kTypes[Row].bits - 1) : 0;
   static constexpr Constant kShifted = make_values(Row, kOffset, 0), kValues = make_values(Row, 0, 0);
   const __m512i shifted = load(kShifted), values = load(kValues);
 
@@ -135,7 +135,7 @@ struct WideValues {
 
 template <int Row>
 using Integers = std::conditional_t<Row == DLFP4_float6_e3m2fn, WideValues<Row>,
-                                    std::conditional_t<is_float(kFormats[Row]), SignedMagnitudes<Row>, Offsets<Row>>>;
+                                    std::conditional_t<is_float(kTypes[Row]), SignedMagnitudes<Row>, Offsets<Row>>>;
 
 // --- Integers: kernels -----------------------------------------------------------------------
 
@@ -203,8 +203,7 @@ template <int Row>
 constexpr BfloatTable<Row> make_bfloat_table() {
   BfloatTable<Row> table = {};
   for (uint64_t code = 0; code < 256; ++code) {
-    const uint64_t value =
-        convert(kFormats[Row], kFormats[DLFP4_bfloat16], code, {DLFP4_NEAREST_EVEN, false}, {0, 0, 0});
+    const uint64_t value = convert(kTypes[Row], kTypes[DLFP4_bfloat16], code, {DLFP4_NEAREST_EVEN, false}, {0, 0, 0});
     table.low[code] = static_cast<uint8_t>(value);
     table.high[code] = static_cast<uint8_t>(value >> 8);
   }
@@ -219,7 +218,7 @@ struct BfloatPair {
 template <int Row>
 struct Bfloats {
   static constexpr BfloatTable<Row> kTable = make_bfloat_table<Row>();
-  static constexpr int kSize = kFormats[Row].bits < 8 ? 64 : kFormats[Row].specials == DLFP4_FNUZ ? 256 : 128;
+  static constexpr int kSize = kTypes[Row].bits < 8 ? 64 : kTypes[Row].specials == DLFP4_FNUZ ? 256 : 128;
   const Lookup<kSize> low{kTable.low}, high{kTable.high};
 
   BfloatPair operator()(__m512i codes) const {

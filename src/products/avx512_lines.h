@@ -109,7 +109,7 @@ struct SpreadRows {
 // 64 positions of a line as bfloat16, in order.
 template <int Row>
 struct LineElements {
-  static constexpr int kBits = kFormats[Row].bits;
+  static constexpr int kBits = kTypes[Row].bits;
   const Bfloats<Row> bfloats;
 
   template <class Share>
@@ -321,8 +321,8 @@ void multiply_float_rows(const float *line, const float *x, int64_t pitch, int64
 // --- The table -------------------------------------------------------------------------------
 
 constexpr bool has_line_elements(int row) {
-  return is_float(kFormats[row]) && kFormats[row].specials != DLFP4_E8M0 &&
-         (kFormats[row].bits <= 8 || row == DLFP4_bfloat16);
+  return is_float(kTypes[row]) && kTypes[row].specials != DLFP4_E8M0 &&
+         (kTypes[row].bits <= 8 || row == DLFP4_bfloat16);
 }
 
 template <int Key, int Scale, int64_t kBlock>

@@ -480,7 +480,7 @@ void multiply_scaled_tiles(const Value *panel, const float *scales, const Rows &
 // --- The table -------------------------------------------------------------------------------
 
 constexpr bool has_element_tiles(int row) {
-  return is_float(kFormats[row]) && kFormats[row].specials != DLFP4_E8M0 && kFormats[row].bits <= 8;
+  return is_float(kTypes[row]) && kTypes[row].specials != DLFP4_E8M0 && kTypes[row].bits <= 8;
 }
 
 template <int Key>

@@ -24,7 +24,7 @@ constexpr int32_t kSmallestNormal = 1 << 23;  // as bits
 // blocks of one length, by the product of their scales; as float32 values.
 enum Way { kIntegers, kFloats, kStoredBlocks, kScaledBlocks, kValues };
 
-struct Job {
+struct DotCall {
   const ProductKernels *kernels;
   Reader a, b;
   Way way;
@@ -55,47 +55,47 @@ double add_pieces(int64_t first, int64_t count, int64_t most, Sum sum) {
   return total;
 }
 
-double sum_codes(const Job &job, const uint8_t *a, const uint8_t *b, int64_t count, bool packed) {
-  const int row = job.a.row;
-  if (job.way == kIntegers) {
-    const int64_t sum = job.kernels->sum_integers[row][packed](a, b, count);
+double sum_codes(const DotCall &call, const uint8_t *a, const uint8_t *b, int64_t count, bool packed) {
+  const int row = call.a.row;
+  if (call.way == kIntegers) {
+    const int64_t sum = call.kernels->sum_integers[row][packed](a, b, count);
     return static_cast<double>(sum) / (unit_of(row) * unit_of(row));
   }
-  const int64_t item = kFormats[row].bits / 8;
+  const int64_t item = kTypes[row].bits / 8;
   return add_pieces(0, count, kMostFloats, [&](int64_t first, int64_t elements) {
-    return job.kernels->sum_floats[row](a + first * item, b + first * item, elements);
+    return call.kernels->sum_floats[row](a + first * item, b + first * item, elements);
   });
 }
 
-double sum_plain(const Job &job, int64_t line, int64_t first, int64_t count) {
-  const uint8_t *const a = find_codes(job.a, line, first), *const b = find_codes(job.b, line, first);
-  if (a && b && job.a.packed == job.b.packed) return sum_codes(job, a, b, count, job.a.packed);
+double sum_plain(const DotCall &call, int64_t line, int64_t first, int64_t count) {
+  const uint8_t *const a = find_codes(call.a, line, first), *const b = find_codes(call.b, line, first);
+  if (a && b && call.a.packed == call.b.packed) return sum_codes(call, a, b, count, call.a.packed);
   alignas(64) uint8_t a_buffer[kMostRead * sizeof(float)], b_buffer[kMostRead * sizeof(float)];
   return add_pieces(first, count, kMostRead, [&](int64_t from, int64_t elements) {
-    const uint8_t *const a_codes = read_codes(job.a, line, from, elements, a_buffer);
-    return sum_codes(job, a_codes, read_codes(job.b, line, from, elements, b_buffer), elements, false);
+    const uint8_t *const a_codes = read_codes(call.a, line, from, elements, a_buffer);
+    return sum_codes(call, a_codes, read_codes(call.b, line, from, elements, b_buffer), elements, false);
   });
 }
 
-double sum_values(const Job &job, int64_t line, int64_t first, int64_t count) {
+double sum_values(const DotCall &call, int64_t line, int64_t first, int64_t count) {
   alignas(64) uint8_t a[kMostRead * sizeof(float)], b[kMostRead * sizeof(float)];
   return add_pieces(first, count, kMostRead, [&](int64_t from, int64_t elements) {
-    read_values(job.a, line, from, elements, kFromFloat32, a);
-    read_values(job.b, line, from, elements, kFromFloat32, b);
-    return job.kernels->sum_floats[DLFP4_float32](a, b, elements);
+    read_values(call.a, line, from, elements, kFromFloat32, a);
+    read_values(call.b, line, from, elements, kFromFloat32, b);
+    return call.kernels->sum_floats[DLFP4_float32](a, b, elements);
   });
 }
 
-double sum_stored_blocks(const Job &job, int64_t line, int64_t first, int64_t count) {
+double sum_stored_blocks(const DotCall &call, int64_t line, int64_t first, int64_t count) {
   alignas(64) uint8_t a_buffer[kMostSummed / 16], b_buffer[kMostSummed / 16];
-  const auto sum = job.kernels->sum_blocks[job.a.format.key];
-  const int64_t whole = count / job.a.format.block * job.a.format.block;
+  const auto sum = call.kernels->sum_blocks[call.a.format.key];
+  const int64_t whole = count / call.a.format.block * call.a.format.block;
   const double total = add_pieces(first, whole, kMostSummed, [&](int64_t from, int64_t elements) {
-    const uint8_t *const a_scales = read_stored_scales(job.a, line, from, elements, a_buffer);
-    const uint8_t *const b_scales = read_stored_scales(job.b, line, from, elements, b_buffer);
-    return sum(find_codes(job.a, line, from), a_scales, find_codes(job.b, line, from), b_scales, elements);
+    const uint8_t *const a_scales = read_stored_scales(call.a, line, from, elements, a_buffer);
+    const uint8_t *const b_scales = read_stored_scales(call.b, line, from, elements, b_buffer);
+    return sum(find_codes(call.a, line, from), a_scales, find_codes(call.b, line, from), b_scales, elements);
   });
-  return whole == count ? total : total + sum_values(job, line, first + whole, count - whole);
+  return whole == count ? total : total + sum_values(call, line, first + whole, count - whole);
 }
 
 // scales *= others. Returns whether a product is so large (or NaN) that zeros may not stay zero, or so small that it
@@ -119,54 +119,54 @@ const uint8_t *packed_codes(const Reader &reader, int64_t line, int64_t first, i
 }
 
 // `count` elements that fill whole bytes, and start a block; at most kMostRead, unless they are read where they lie.
-double sum_some_blocks(const Job &job, int64_t line, int64_t first, int64_t count) {
+double sum_some_blocks(const DotCall &call, int64_t line, int64_t first, int64_t count) {
   alignas(64) uint8_t a_buffer[kMostRead], b_buffer[kMostRead];
   float scales[kMostScales], others[kMostScales];
-  const int64_t block = job.a.format.block;
-  read_scales(job.a, line, first, count, scales);
-  read_scales(job.b, line, first, count, others);
-  if (multiply_scales(scales, others, divide_up(count, block))) return sum_values(job, line, first, count);
-  const uint8_t *const a = packed_codes(job.a, line, first, count, a_buffer);
-  const uint8_t *const b = packed_codes(job.b, line, first, count, b_buffer);
-  return job.kernels->sum_scaled[job.a.format.key](a, b, count, scales);
+  const int64_t block = call.a.format.block;
+  read_scales(call.a, line, first, count, scales);
+  read_scales(call.b, line, first, count, others);
+  if (multiply_scales(scales, others, divide_up(count, block))) return sum_values(call, line, first, count);
+  const uint8_t *const a = packed_codes(call.a, line, first, count, a_buffer);
+  const uint8_t *const b = packed_codes(call.b, line, first, count, b_buffer);
+  return call.kernels->sum_scaled[call.a.format.key](a, b, count, scales);
 }
 
-double sum_scaled_blocks(const Job &job, int64_t line, int64_t first, int64_t count) {
-  const int64_t whole = job.a.packed ? count / job.a.format.block * job.a.format.block : count;
-  const bool in_order = find_codes(job.a, line, first) && find_codes(job.b, line, first);
-  const int64_t most = in_order ? kMostScales * job.a.format.block : kMostRead;
+double sum_scaled_blocks(const DotCall &call, int64_t line, int64_t first, int64_t count) {
+  const int64_t whole = call.a.packed ? count / call.a.format.block * call.a.format.block : count;
+  const bool in_order = find_codes(call.a, line, first) && find_codes(call.b, line, first);
+  const int64_t most = in_order ? kMostScales * call.a.format.block : kMostRead;
   const double total = add_pieces(
-      first, whole, most, [&](int64_t from, int64_t elements) { return sum_some_blocks(job, line, from, elements); });
-  return whole == count ? total : total + sum_values(job, line, first + whole, count - whole);
+      first, whole, most, [&](int64_t from, int64_t elements) { return sum_some_blocks(call, line, from, elements); });
+  return whole == count ? total : total + sum_values(call, line, first + whole, count - whole);
 }
 
-double sum_run(const Job &job, int64_t line, int64_t first, int64_t count) {
-  switch (job.way) {
+double sum_run(const DotCall &call, int64_t line, int64_t first, int64_t count) {
+  switch (call.way) {
     case kStoredBlocks:
-      return sum_stored_blocks(job, line, first, count);
+      return sum_stored_blocks(call, line, first, count);
     case kScaledBlocks:
-      return sum_scaled_blocks(job, line, first, count);
+      return sum_scaled_blocks(call, line, first, count);
     case kValues:
-      return sum_values(job, line, first, count);
+      return sum_values(call, line, first, count);
     default:
-      return sum_plain(job, line, first, count);
+      return sum_plain(call, line, first, count);
   }
 }
 
-void put(const Job &job, int64_t line, double sum) {
-  job.result[line * job.stride] = job.length == 0 ? 0 : static_cast<float>(sum * job.factor);
+void put(const DotCall &call, int64_t line, double sum) {
+  call.result[line * call.stride] = call.length == 0 ? 0 : static_cast<float>(sum * call.factor);
 }
 
 // --- Threads ---------------------------------------------------------------------------------
 
 void sum_lines(const void *context, int64_t first, int64_t last) {
-  const Job &job = *static_cast<const Job *>(context);
-  for (int64_t line = first; line < last; ++line) put(job, line, sum_run(job, line, 0, job.length));
+  const DotCall &call = *static_cast<const DotCall *>(context);
+  for (int64_t line = first; line < last; ++line) put(call, line, sum_run(call, line, 0, call.length));
 }
 
 // Some segments of one line.
 struct Part {
-  const Job *job;
+  const DotCall *call;
   int64_t line;
   int64_t first;  // segment
   double *sums;
@@ -176,15 +176,15 @@ void sum_segments(const void *context, int64_t first, int64_t last) {
   const Part &part = *static_cast<const Part *>(context);
   for (int64_t i = first; i < last; ++i) {
     const int64_t from = (part.first + i) * kSegment;
-    part.sums[i] = sum_run(*part.job, part.line, from, least(kSegment, part.job->length - from));
+    part.sums[i] = sum_run(*part.call, part.line, from, least(kSegment, part.call->length - from));
   }
 }
 
-double sum_long_line(const Job &job, int64_t line) {
+double sum_long_line(const DotCall &call, int64_t line) {
   double sums[kMostSegments], total = 0;
-  const int64_t segments = divide_up(job.length, kSegment);
+  const int64_t segments = divide_up(call.length, kSegment);
   for (int64_t first = 0; first < segments; first += kMostSegments) {
-    const Part part = {&job, line, first, sums};
+    const Part part = {&call, line, first, sums};
     const int64_t count = least(kMostSegments, segments - first);
     parallel_for_tiles(count, kGrain / kSegment, sum_segments, &part);
     for (int64_t i = 0; i < count; ++i) total += sums[i];
@@ -192,9 +192,10 @@ double sum_long_line(const Job &job, int64_t line) {
   return total;
 }
 
-void sum_all(const Job &job) {
-  if (job.length <= kSegment) return parallel_for_tiles(job.lines, divide_up(kGrain, job.length + 1), sum_lines, &job);
-  for (int64_t line = 0; line < job.lines; ++line) put(job, line, sum_long_line(job, line));
+void sum_all(const DotCall &call) {
+  if (call.length <= kSegment)
+    return parallel_for_tiles(call.lines, divide_up(kGrain, call.length + 1), sum_lines, &call);
+  for (int64_t line = 0; line < call.lines; ++line) put(call, line, sum_long_line(call, line));
 }
 
 }  // namespace
@@ -205,18 +206,18 @@ extern "C" dlfp4_status dlfp4_vecdot(const dlfp4_lines *a, const dlfp4_lines *b,
   using namespace dlfp4;
   const int level = current_level();
   if (level < 0) return DLFP4_E_ISA;
-  Job job;
-  dlfp4_status status = make_reader(*a, level, &job.a);
-  if (status == DLFP4_OK) status = make_reader(*b, level, &job.b);
+  DotCall call;
+  dlfp4_status status = make_reader(*a, level, &call.a);
+  if (status == DLFP4_OK) status = make_reader(*b, level, &call.b);
   if (status != DLFP4_OK) return status;
   if (a->blocks.length < length || b->blocks.length < length) return DLFP4_E_SHAPE;
-  if (!find_way(job.a, job.b, &job.way)) return DLFP4_E_DTYPE;
-  job.kernels = &product_kernels(level);
-  job.factor = job.a.factor * job.b.factor;
-  job.lines = lines;
-  job.length = length;
-  job.result = result;
-  job.stride = stride;
-  sum_all(job);
+  if (!find_way(call.a, call.b, &call.way)) return DLFP4_E_DTYPE;
+  call.kernels = &product_kernels(level);
+  call.factor = call.a.factor * call.b.factor;
+  call.lines = lines;
+  call.length = length;
+  call.result = result;
+  call.stride = stride;
+  sum_all(call);
   return DLFP4_OK;
 }

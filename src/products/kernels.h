@@ -15,8 +15,8 @@ namespace dlfp4 {
 constexpr int64_t kMostFloats = 1 << 13;  // one by one
 constexpr int64_t kMostSummed = 1 << 15;  // in blocks
 
-// Rows of integers. Each block has a scale, and a correction for the panel's offset: -kIntegerOffset times the sum of
-// its integers.
+// Rows of integers. Each block has a scale, and a correction for the panel's offset: -kIntegerOffset times the
+// sum of its integers.
 struct IntegerRows {
   const int8_t *values;
   const int32_t *corrections;
@@ -42,7 +42,7 @@ struct Ahead {
 // kMostFp4Block; a longer block counts as several with the same scale.
 constexpr int64_t kMostFp4Block = 32;
 static constexpr bool is_fp4(const BlockKey &key) {
-  return key.element == DLFP4_float4_e2m1fn && kFormats[key.scale].bits == 8;
+  return key.element == DLFP4_float4_e2m1fn && kTypes[key.scale].bits == 8;
 }
 
 // Whether there are blocks of that length of an element, a row of dtypes.def.

@@ -18,9 +18,9 @@ constexpr int64_t kTileGrain = 1 << 20;       // products worth a thread
 constexpr int64_t kAlign = 64;
 constexpr int64_t kGroup = 256;  // rows of a tile, parts counted
 
-struct Job {
+struct MatmulCall {
   Sides sides;
-  Rows rows;
+  PreparedRows rows;
   double factor;
   dlfp4_matrix result;  // the rows that the workspace holds
   Plan to_result;
@@ -29,26 +29,28 @@ struct Job {
 // --- Results ---------------------------------------------------------------------------------
 
 // `count` values of a row of the result, from `column` on.
-void put_row(const Job &job, int64_t row, int64_t column, int64_t count, const float *values) {
-  const int64_t item = job.result.bits / 8, step = job.result.strides[1];
-  uint8_t *const place = static_cast<uint8_t *>(job.result.data) + (row * job.result.strides[0] + column * step) * item;
+void put_row(const MatmulCall &call, int64_t row, int64_t column, int64_t count, const float *values) {
+  const int64_t item = call.result.bits / 8, step = call.result.strides[1];
+  uint8_t *const place =
+      static_cast<uint8_t *>(call.result.data) + (row * call.result.strides[0] + column * step) * item;
   alignas(64) uint8_t converted[kColumns * sizeof(float)];
-  run_plan(job.to_result, reinterpret_cast<const uint8_t *>(values), step == 1 ? place : converted, count,
+  run_plan(call.to_result, reinterpret_cast<const uint8_t *>(values), step == 1 ? place : converted, count,
            {DLFP4_NEAREST_EVEN, true, 0, 0});
   if (step != 1) scatter_items(converted, item, count, place, step);
 }
 
-void put_totals(const Job &job, int64_t row, int64_t rows, int64_t column, int64_t columns, const double *totals) {
+void put_totals(const MatmulCall &call, int64_t row, int64_t rows, int64_t column, int64_t columns,
+                const double *totals) {
   for (int64_t i = 0; i < rows; ++i, totals += kColumns) {
     float values[kColumns];
-    for (int64_t c = 0; c < kColumns; ++c) values[c] = static_cast<float>(totals[c] * job.factor);
-    put_row(job, row + i, column, columns, values);
+    for (int64_t c = 0; c < kColumns; ++c) values[c] = static_cast<float>(totals[c] * call.factor);
+    put_row(call, row + i, column, columns, values);
   }
 }
 
 // --- Tiles -----------------------------------------------------------------------------------
 
-int64_t rows_of_group(const Job &job) { return kGroup / job.sides.parts; }
+int64_t rows_of_group(const MatmulCall &call) { return kGroup / call.sides.parts; }
 
 // Adds the totals of a row's parts, into the row's place.
 void add_parts(int64_t parts, int64_t rows, double *totals) {
@@ -60,34 +62,34 @@ void add_parts(int64_t parts, int64_t rows, double *totals) {
     }
 }
 
-void multiply_tile(const Job &job, int64_t row, int64_t column) {
+void multiply_tile(const MatmulCall &call, int64_t row, int64_t column) {
   alignas(64) double totals[kGroup * kColumns];
-  const int64_t rows = least(rows_of_group(job), job.result.rows - row);
-  const int64_t columns = least(kColumns, job.result.columns - column);
-  const int64_t parts = job.sides.parts;
-  const auto multiply = has_panels(job.sides) ? multiply_panels : multiply_few_rows;
+  const int64_t rows = least(rows_of_group(call), call.result.rows - row);
+  const int64_t columns = least(kColumns, call.result.columns - column);
+  const int64_t parts = call.sides.parts;
+  const auto multiply = has_panels(call.sides) ? multiply_panels : multiply_few_rows;
   memset(totals, 0, static_cast<size_t>(rows * parts * kColumns) * sizeof(double));
-  multiply({job.sides, job.rows, row * parts, rows * parts, column, columns, totals});
+  multiply({call.sides, call.rows, row * parts, rows * parts, column, columns, totals});
   add_parts(parts, rows, totals);
-  put_totals(job, row, rows, column, columns, totals);
+  put_totals(call, row, rows, column, columns, totals);
 }
 
 void multiply_tiles(const void *context, int64_t first, int64_t last) {
-  const Job &job = *static_cast<const Job *>(context);
-  const int64_t group = rows_of_group(job), groups = divide_up(job.result.rows, group);
-  for (int64_t tile = first; tile < last; ++tile) multiply_tile(job, tile % groups * group, tile / groups * kColumns);
+  const MatmulCall &call = *static_cast<const MatmulCall *>(context);
+  const int64_t group = rows_of_group(call), groups = divide_up(call.result.rows, group);
+  for (int64_t tile = first; tile < last; ++tile) multiply_tile(call, tile % groups * group, tile / groups * kColumns);
 }
 
 void prepare_rows(const void *context, int64_t first, int64_t last) {
-  const Job &job = *static_cast<const Job *>(context);
-  for (int64_t i = first; i < last; ++i) prepare_row(job.sides, job.rows, i);
+  const MatmulCall &call = *static_cast<const MatmulCall *>(context);
+  for (int64_t i = first; i < last; ++i) prepare_row(call.sides, call.rows, i);
 }
 
-void multiply_rows(const Job &job) {
-  const int64_t group = rows_of_group(job), rows = least(job.result.rows, group), depth = job.sides.depth + 1;
-  parallel_for_tiles(job.result.rows, divide_up(kTileGrain / 8, depth), prepare_rows, &job);
-  parallel_for_tiles(divide_up(job.result.rows, group) * divide_up(job.result.columns, kColumns),
-                     divide_up(kTileGrain, rows * depth * kColumns), multiply_tiles, &job);
+void multiply_rows(const MatmulCall &call) {
+  const int64_t group = rows_of_group(call), rows = least(call.result.rows, group), depth = call.sides.depth + 1;
+  parallel_for_tiles(call.result.rows, divide_up(kTileGrain / 8, depth), prepare_rows, &call);
+  parallel_for_tiles(divide_up(call.result.rows, group) * divide_up(call.result.columns, kColumns),
+                     divide_up(kTileGrain, rows * depth * kColumns), multiply_tiles, &call);
 }
 
 // --- Arguments -------------------------------------------------------------------------------
@@ -103,17 +105,17 @@ bool is_activation(dlfp4_activation activation) {
   return number == DLFP4_ACTIVATION_EXACT || number == DLFP4_ACTIVATION_INT8;
 }
 
-dlfp4_status make_job(const Product &product, const dlfp4_matrix &result, float alpha, Job *job) {
+dlfp4_status make_job(const Product &product, const dlfp4_matrix &result, float alpha, MatmulCall *call) {
   const int level = current_level();
   if (level < 0) return DLFP4_E_ISA;
   if (!is_activation(product.activation)) return DLFP4_E_OPTION;
-  const dlfp4_status status = make_sides(product, level, &job->sides);
+  const dlfp4_status status = make_sides(product, level, &call->sides);
   if (status != DLFP4_OK) return status;
   Lines lines;
   if (!make_lines(result, kAlongRows, &lines)) return DLFP4_E_DTYPE;
   const Operand from = {DLFP4_float32, false}, to = {static_cast<uint8_t>(kSourceRows[lines.source]), false};
-  job->to_result = make_plan(level, from, to, {DLFP4_NEAREST_EVEN, true, 0, 0});
-  job->factor = job->sides.a.factor * job->sides.b.factor * static_cast<double>(alpha);
+  call->to_result = make_plan(level, from, to, {DLFP4_NEAREST_EVEN, true, 0, 0});
+  call->factor = call->sides.a.factor * call->sides.b.factor * static_cast<double>(alpha);
   return DLFP4_OK;
 }
 
@@ -130,28 +132,28 @@ extern "C" {
 int64_t dlfp4_matmul_workspace(const dlfp4_lines *a, const dlfp4_lines *b, int64_t length, const dlfp4_matrix *result,
                                const dlfp4_matmul_options *options) {
   using namespace dlfp4;
-  Job job = {};
+  MatmulCall call = {};
   const Product product = {*a, *b, result->rows, result->columns, length, options->activation};
-  if (make_job(product, *result, options->alpha, &job) != DLFP4_OK) return -1;
-  return kAlign + bytes_of_rows(job.sides, rows_at_a_time(job.sides, result->rows));
+  if (make_job(product, *result, options->alpha, &call) != DLFP4_OK) return -1;
+  return kAlign + bytes_of_rows(call.sides, rows_at_a_time(call.sides, result->rows));
 }
 
 dlfp4_status dlfp4_matmul(const dlfp4_lines *a, const dlfp4_lines *b, int64_t length, const dlfp4_matrix *result,
                           const dlfp4_matmul_options *options, void *workspace) {
   using namespace dlfp4;
-  Job job = {};
+  MatmulCall call = {};
   const Product product = {*a, *b, result->rows, result->columns, length, options->activation};
-  const dlfp4_status status = make_job(product, *result, options->alpha, &job);
+  const dlfp4_status status = make_job(product, *result, options->alpha, &call);
   if (status != DLFP4_OK || result->rows == 0 || result->columns == 0) return status;
   uint8_t *const memory = align(workspace);
-  job.result = *result;
-  const int64_t most = rows_at_a_time(job.sides, result->rows);
-  job.rows = place_rows(job.sides, most, memory);
+  call.result = *result;
+  const int64_t most = rows_at_a_time(call.sides, result->rows);
+  call.rows = place_rows(call.sides, most, memory);
   for (int64_t row = 0; row < result->rows; row += most) {
-    job.result.rows = least(most, result->rows - row);
-    job.result.data = static_cast<uint8_t *>(result->data) + row * result->strides[0] * (result->bits / 8);
-    job.rows.first_line = row;
-    multiply_rows(job);
+    call.result.rows = least(most, result->rows - row);
+    call.result.data = static_cast<uint8_t *>(result->data) + row * result->strides[0] * (result->bits / 8);
+    call.rows.first_line = row;
+    multiply_rows(call);
   }
   return DLFP4_OK;
 }

@@ -229,7 +229,7 @@ struct NeonDots : Neon {
 
   template <int Row>
   static Floats decode(const uint8_t *src) {
-    const Words words = words_of<Row, kFormats[Row].bits>(src);
+    const Words words = words_of<Row, kTypes[Row].bits>(src);
     const uint16x8_t zero = vdupq_n_u16(0);
     Floats floats;
     for (int half = 0; half < 2; ++half) {
@@ -247,9 +247,9 @@ template <int Row>
 void add_sums(ProductKernels *kernels) {
   if constexpr (is_summed_as_float(Row)) {
     kernels->sum_floats[Row] = sum_floats<NeonDots, Row>;
-  } else if constexpr (is_float(kFormats[Row]) && is_integer(Row)) {
+  } else if constexpr (is_float(kTypes[Row]) && is_integer(Row)) {
     kernels->sum_integers[Row][0] = sum_as_floats<NeonDots, Row, 8>;
-    kernels->sum_integers[Row][1] = sum_as_floats<NeonDots, Row, kFormats[Row].bits>;
+    kernels->sum_integers[Row][1] = sum_as_floats<NeonDots, Row, kTypes[Row].bits>;
   }
 }
 

@@ -131,7 +131,7 @@ void fill_panel(const Sides &sides, const Strip &strip, Panel *panel) {
 
 void multiply_panel(const Tile &tile, const Strip &strip, const Panel &panel, const Ahead &ahead) {
   const Sides &sides = tile.sides;
-  const Rows &rows = tile.rows;
+  const PreparedRows &rows = tile.rows;
   const TileKernels &tiles = sides.kernels->tiles;
   const int64_t first = strip.first, depth = strip.depth;
   const uint8_t *const values = rows.values + (tile.row * rows.pitch + first) * item_of(sides);

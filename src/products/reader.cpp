@@ -109,7 +109,7 @@ dlfp4_status make_reader(const dlfp4_lines &lines, int level, Reader *reader) {
 }
 
 bool is_value(const Reader &reader) {
-  return reader.scaled || is_summed_as_float(reader.row) || (is_integer(reader.row) && is_float(kFormats[reader.row]));
+  return reader.scaled || is_summed_as_float(reader.row) || (is_integer(reader.row) && is_float(kTypes[reader.row]));
 }
 
 const uint8_t *find_codes(const Reader &reader, int64_t line, int64_t first) {

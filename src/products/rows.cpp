@@ -106,7 +106,7 @@ void spread_row(const Sides &sides, int64_t line, const IntegerRow &row) {
   }
 }
 
-void prepare_integers(const Sides &sides, const Rows &rows, int64_t i, int64_t line) {
+void prepare_integers(const Sides &sides, const PreparedRows &rows, int64_t i, int64_t line) {
   const int64_t block = i * rows.block_pitch;
   const IntegerRow row = {reinterpret_cast<int8_t *>(rows.values) + i * rows.pitch, rows.corrections + block,
                           rows.scales + block};
@@ -140,7 +140,7 @@ void take_part(float *values, int64_t count, uint16_t *part) {
 }
 
 // The scales of a row's blocks, or 1 for all of them.
-void prepare_scales(const Sides &sides, const Rows &rows, int64_t i, int64_t line) {
+void prepare_scales(const Sides &sides, const PreparedRows &rows, int64_t i, int64_t line) {
   float *const scales = rows.scales + i * rows.block_pitch;
   for (int64_t b = 0; b < rows.block_pitch; ++b) scales[b] = 1;
   if (!has_float_scales(sides.a)) return;
@@ -149,7 +149,7 @@ void prepare_scales(const Sides &sides, const Rows &rows, int64_t i, int64_t lin
 }
 
 // A row as bfloat16, in as many rows as it has parts, each in order or in that of spread_bfloat.
-void prepare_bfloats(const Sides &sides, const Rows &rows, int64_t i, int64_t line) {
+void prepare_bfloats(const Sides &sides, const PreparedRows &rows, int64_t i, int64_t line) {
   alignas(64) float values[kMostRead];
   alignas(64) uint16_t part[kMostRead];
   const auto read = sides.form == kScaledPanels && has_float_scales(sides.a) ? read_elements : read_values;
@@ -195,14 +195,14 @@ int64_t bytes_of_rows(const Sides &sides, int64_t rows) {
   return rows * sides.parts * (bytes_of_values(sides) + blocks_of_row(sides) * 8);
 }
 
-Rows place_rows(const Sides &sides, int64_t rows, uint8_t *workspace) {
+PreparedRows place_rows(const Sides &sides, int64_t rows, uint8_t *workspace) {
   const int64_t values = bytes_of_values(sides), blocks = blocks_of_row(sides);
   int32_t *const corrections = reinterpret_cast<int32_t *>(workspace + rows * sides.parts * values);
   float *const scales = reinterpret_cast<float *>(corrections + rows * blocks);
   return {workspace, corrections, scales, item_of(sides) ? values / item_of(sides) : 0, blocks, 0};
 }
 
-void prepare_row(const Sides &sides, const Rows &rows, int64_t i) {
+void prepare_row(const Sides &sides, const PreparedRows &rows, int64_t i) {
   const int64_t line = rows.first_line + i;
   if (sides.form == kBlockLines) return;
   if (has_integers(sides)) return prepare_integers(sides, rows, i, line);
@@ -211,13 +211,13 @@ void prepare_row(const Sides &sides, const Rows &rows, int64_t i) {
   read_line(sides.a, line, 0, sides.length, rows.pitch, kFromFloat32, rows.values + i * rows.pitch * item_of(sides));
 }
 
-IntegerRows integers_of(const Sides &sides, const Rows &rows, int64_t row, int64_t first) {
+IntegerRows integers_of(const Sides &sides, const PreparedRows &rows, int64_t row, int64_t first) {
   const int64_t block = row * rows.block_pitch + first / sides.block;
   return {reinterpret_cast<const int8_t *>(rows.values) + row * rows.pitch + first, rows.corrections + block,
           rows.scales + block, rows.pitch, rows.block_pitch};
 }
 
-BfloatRows bfloats_of(const Sides &sides, const Rows &rows, int64_t row, int64_t first) {
+BfloatRows bfloats_of(const Sides &sides, const PreparedRows &rows, int64_t row, int64_t first) {
   const uint16_t *const values = reinterpret_cast<const uint16_t *>(rows.values);
   return {values + row * rows.pitch + first, rows.scales + row * rows.block_pitch + first / sides.block, rows.pitch,
           rows.block_pitch};

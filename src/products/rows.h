@@ -10,7 +10,7 @@
 
 namespace dlfp4 {
 
-struct Rows {
+struct PreparedRows {
   uint8_t *values;
   int32_t *corrections;
   float *scales;
@@ -20,25 +20,25 @@ struct Rows {
 
 // Bytes of `rows` rows, each a multiple of 64.
 int64_t bytes_of_rows(const Sides &sides, int64_t rows);
-Rows place_rows(const Sides &sides, int64_t rows, uint8_t *workspace);
+PreparedRows place_rows(const Sides &sides, int64_t rows, uint8_t *workspace);
 
-void prepare_row(const Sides &sides, const Rows &rows, int64_t i);
+void prepare_row(const Sides &sides, const PreparedRows &rows, int64_t i);
 
 // A part of the result: some of the workspace's rows (a row's parts count) by at most kColumns lines of b. Products are
 // added to totals[i][c], in rows of kColumns.
 struct Tile {
   const Sides &sides;
-  const Rows &rows;
+  const PreparedRows &rows;
   int64_t row, count;
   int64_t column, columns;
   double *totals;
 };
 
 // What the kernels for integers take, of rows from one position on, a multiple of the block.
-IntegerRows integers_of(const Sides &sides, const Rows &rows, int64_t row, int64_t first);
+IntegerRows integers_of(const Sides &sides, const PreparedRows &rows, int64_t row, int64_t first);
 
 // The same of the kernels for bfloat16 with scales.
-BfloatRows bfloats_of(const Sides &sides, const Rows &rows, int64_t row, int64_t first);
+BfloatRows bfloats_of(const Sides &sides, const PreparedRows &rows, int64_t row, int64_t first);
 
 }  // namespace dlfp4
 

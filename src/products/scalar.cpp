@@ -17,20 +17,20 @@ namespace {
 // What each code is worth, in the type's units.
 template <int Row>
 struct IntegerTable {
-  int16_t value[1 << kFormats[Row].bits];
+  int16_t value[1 << kTypes[Row].bits];
 };
 
 template <int Row>
 constexpr IntegerTable<Row> make_integer_table() {
   IntegerTable<Row> table = {};
-  for (int code = 0; code < 1 << kFormats[Row].bits; ++code)
+  for (int code = 0; code < 1 << kTypes[Row].bits; ++code)
     table.value[code] = static_cast<int16_t>(integer_of(Row, static_cast<uint64_t>(code)));
   return table;
 }
 
 template <int Row>
 struct FloatTable {
-  uint32_t bits[1 << (kFormats[Row].bits <= 8 ? kFormats[Row].bits : 1)];
+  uint32_t bits[1 << (kTypes[Row].bits <= 8 ? kTypes[Row].bits : 1)];
 };
 
 template <int Row>
@@ -38,14 +38,14 @@ constexpr FloatTable<Row> make_float_table() {
   FloatTable<Row> table = {};
   for (uint64_t code = 0; code < sizeof(table.bits) / sizeof(*table.bits); ++code)
     table.bits[code] = static_cast<uint32_t>(
-        convert(kFormats[Row], kFormats[DLFP4_float32], code, {DLFP4_NEAREST_EVEN, false}, {0, 0, 0}));
+        convert(kTypes[Row], kTypes[DLFP4_float32], code, {DLFP4_NEAREST_EVEN, false}, {0, 0, 0}));
   return table;
 }
 
 // Element `index` of a run that is packed where its type is below 8 bits.
 template <int Row>
 double value_at(const uint8_t *src, int64_t index) {
-  if constexpr (kFormats[Row].bits > 8) {
+  if constexpr (kTypes[Row].bits > 8) {
     return load_float<Row>(src, index);
   } else {
     static constexpr FloatTable<Row> kTable = make_float_table<Row>();
@@ -58,7 +58,7 @@ double value_at(const uint8_t *src, int64_t index) {
 template <int Row, bool kPacked>
 int64_t sum_integers(const uint8_t *a, const uint8_t *b, int64_t count) {
   static constexpr IntegerTable<Row> kTable = make_integer_table<Row>();
-  constexpr int kMask = (1 << kFormats[Row].bits) - 1;
+  constexpr int kMask = (1 << kTypes[Row].bits) - 1;
   int64_t sum = 0;
   for (int64_t i = 0; i < count; ++i) {
     if constexpr (kPacked)
@@ -93,7 +93,7 @@ double sum_scaled(const uint8_t *a, const uint8_t *b, int64_t count, const float
 template <int Key>
 double sum_blocks(const uint8_t *a, const uint8_t *a_scales, const uint8_t *b, const uint8_t *b_scales, int64_t count) {
   constexpr int64_t kBlock = kBlockKeys[Key].length;
-  constexpr Format kScale = kFormats[kBlockKeys[Key].scale];
+  constexpr ElementType kScale = kTypes[kBlockKeys[Key].scale];
   double sum = 0;
   for (int64_t block = 0; block < count / kBlock; ++block) {
     const int64_t at = block * kBlock / 2;
@@ -110,7 +110,7 @@ template <int Row>
 void add_sums(ProductKernels *kernels) {
   if constexpr (is_integer(Row)) {
     kernels->sum_integers[Row][0] = sum_integers<Row, false>;
-    if constexpr (kFormats[Row].bits < 8) kernels->sum_integers[Row][1] = sum_integers<Row, true>;
+    if constexpr (kTypes[Row].bits < 8) kernels->sum_integers[Row][1] = sum_integers<Row, true>;
   }
   if constexpr (is_summed_as_float(Row)) kernels->sum_floats[Row] = sum_floats<Row>;
 }

@@ -52,7 +52,7 @@ constexpr ScaleTable make_scale_table(int row) {
   ScaleTable table = {};
   for (uint64_t code = 0; code < 256; ++code)
     table.bits[code] = static_cast<uint32_t>(
-        convert(kFormats[row], kFormats[DLFP4_float32], code, {DLFP4_NEAREST_EVEN, false}, {0, 0, 0}));
+        convert(kTypes[row], kTypes[DLFP4_float32], code, {DLFP4_NEAREST_EVEN, false}, {0, 0, 0}));
   return table;
 }
 
@@ -102,7 +102,7 @@ void multiply_integers(const uint8_t *panel, const float *scales, const IntegerR
 template <int Key>
 void add_scale_packing(TileKernels *kernels) {
   constexpr int kScale = kBlockKeys[Key].scale;
-  if constexpr (kFormats[kScale].bits == 8) kernels->pack_scales[Key] = pack_scales<kScale>;
+  if constexpr (kTypes[kScale].bits == 8) kernels->pack_scales[Key] = pack_scales<kScale>;
 }
 
 template <int... Key>

@@ -16,13 +16,13 @@ constexpr int64_t kMostFloatRows = 8;
 constexpr int64_t kMostRowsInParts = 32;  // of float32, by panels
 constexpr int64_t kLeastColumns = 64;     // for which it pays to make integers of a row of FP4
 
-int significant_bits(int row) { return 1 + kFormats[row].mantissa; }
+int significant_bits(int row) { return 1 + kTypes[row].mantissa; }
 
 // Whether a bfloat16 holds elements times scales, without the factor. A product needs the bits of both; a power of two
 // needs none.
 bool fits_bfloat16(const Reader &reader) {
-  constexpr int kMost = 1 + kFormats[DLFP4_bfloat16].mantissa;
-  if (!reader.scaled) return reader.row == DLFP4_bfloat16 || kFormats[reader.row].bits <= 8;
+  constexpr int kMost = 1 + kTypes[DLFP4_bfloat16].mantissa;
+  if (!reader.scaled) return reader.row == DLFP4_bfloat16 || kTypes[reader.row].bits <= 8;
   const int of_scale = significant_bits(reader.format.row->scale);
   return significant_bits(reader.row) + (of_scale > 1 ? of_scale : 0) <= kMost;
 }
@@ -59,8 +59,7 @@ Form choose_fp4(const Sides &sides, int64_t rows, int64_t parts) {
 
 Form choose_values(const Sides &sides, int64_t rows, int64_t parts) {
   const int64_t most = parts == 1 ? kMostElementRows : kMostSpreadRows;
-  const bool is_exact =
-      parts == 1 || kFormats[sides.b.row].specials != DLFP4_IEEE;  // a part of 0 makes NaN of infinity
+  const bool is_exact = parts == 1 || kTypes[sides.b.row].specials != DLFP4_IEEE;  // a part of 0 makes NaN of infinity
   if (rows * parts <= most && is_exact && has_line_elements(sides)) return kElementLines;
   if (sides.kernels->tiles.multiply_bfloats && parts == 1 && fits_bfloat16(sides.b)) return kBfloatPanels;
   if (can_scale_sums(sides, parts)) return kScaledPanels;
@@ -102,7 +101,7 @@ int64_t depth_of(const Sides &sides) {
 bool has_float_scales(const Reader &reader) { return reader.scaled && reader.format.row->kind == DLFP4_LARGEST; }
 
 bool lies_in_bytes(const Reader &reader) {
-  return (reader.scaled || kFormats[reader.row].bits >= 8) && reader.lines->blocks.strides[1] == 1;
+  return (reader.scaled || kTypes[reader.row].bits >= 8) && reader.lines->blocks.strides[1] == 1;
 }
 
 bool is_scaled_fp4(const Reader &reader) { return reader.scaled && is_fp4(kBlockKeys[reader.format.key]); }

@@ -39,7 +39,7 @@ template <class Isa, int Row, int Bits>
 DLFP4_ALWAYS_INLINE inline typename Isa::Factors load_factors(const uint8_t *src) {
   using U32 = typename Isa::U32;
   using F32 = typename Isa::F32;
-  if constexpr (kFormats[Row].bits > 8) {
+  if constexpr (kTypes[Row].bits > 8) {
     return Isa::template load_wide<Row>(src);
   } else if constexpr (Row == DLFP4_float8_e5m2) {
     return Isa::widen_bytes(src);
@@ -77,7 +77,7 @@ double sum_products(const uint8_t *a, const uint8_t *b, int64_t count) {
 
 template <class Isa, int Row>
 double sum_floats(const uint8_t *a, const uint8_t *b, int64_t count) {
-  return sum_products<Isa, Row, kFormats[Row].bits>(a, b, count);
+  return sum_products<Isa, Row, kTypes[Row].bits>(a, b, count);
 }
 
 // FP4 and FP6, exactly: float32 holds the sum of so many steps' products, each below 2^18 units, in every lane.
@@ -98,7 +98,7 @@ int64_t sum_as_floats(const uint8_t *a, const uint8_t *b, int64_t count) {
 template <class Isa, int Key>
 double sum_scaled(const uint8_t *a, const uint8_t *b, int64_t count, const float *scales) {
   using F32 = typename Isa::F32;
-  constexpr int kRow = kBlockKeys[Key].element, kBits = kFormats[kRow].bits;
+  constexpr int kRow = kBlockKeys[Key].element, kBits = kTypes[kRow].bits;
   constexpr int64_t kBlock = kBlockKeys[Key].length;
   static_assert(kBlock % Isa::kCodes == 0, "whole steps");
   F32 sums[4] = {};

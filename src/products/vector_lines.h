@@ -75,7 +75,7 @@ DLFP4_ALWAYS_INLINE inline void in_steps_of_line(const uint8_t *codes, int64_t c
 // A step's elements in order. Isa has what load_factors names, and decode<Row>(src) for those of at most 8 bits.
 template <class Isa, int Row>
 DLFP4_ALWAYS_INLINE inline typename Isa::Factors load_in_order(const uint8_t *src) {
-  if constexpr (kFormats[Row].bits > 8)
+  if constexpr (kTypes[Row].bits > 8)
     return Isa::template load_wide<Row>(src);
   else
     return Isa::template decode<Row>(src);
@@ -90,7 +90,7 @@ void multiply_codes(const uint8_t *codes, const float *scales, int64_t block, co
   const int shift = __builtin_ctzll(static_cast<uint64_t>(block));
   in_fours(rows, [&](auto some, int64_t row) {
     RowSums<Isa, some()> sums;
-    in_steps_of_line<Isa::kCodes, kFormats[Row].bits>(
+    in_steps_of_line<Isa::kCodes, kTypes[Row].bits>(
         codes, count, [&](const uint8_t *src, int64_t first) DLFP4_ALWAYS_INLINE {
           const auto line = load_in_order<Isa, Row>(src);
           for (int i = 0; i < 4; ++i) {
@@ -105,7 +105,7 @@ void multiply_codes(const uint8_t *codes, const float *scales, int64_t block, co
 // Lines of float32 need no decoding.
 template <class Isa, int Row>
 void add_codes(LineKernels *kernels) {
-  constexpr bool kIsFourOrSix = is_integer(Row) && is_float(kFormats[Row]);
+  constexpr bool kIsFourOrSix = is_integer(Row) && is_float(kTypes[Row]);
   if constexpr (kIsFourOrSix || (is_summed_as_float(Row) && Row != DLFP4_float32))
     kernels->multiply_codes[Row] = multiply_codes<Isa, Row>;
 }

@@ -91,7 +91,7 @@ constexpr int place_of_key(const BlockKey &key) { return kBlockKeys.find(key); }
 
 constexpr int64_t kLeastBlock = 16, kMostBlock = 128;  // elements, of blocks that are no whole tensor
 
-constexpr bool is_element(Format f) {
+constexpr bool is_element(ElementType f) {
   return is_float(f) && f.specials != DLFP4_E8M0 && (f.bits == 4 || f.bits == 6 || f.bits == 8);
 }
 
@@ -104,14 +104,14 @@ constexpr bool is_block(const dlfp4_format_row &row) {
 }
 
 constexpr bool is_scale(const dlfp4_format_row &row) {
-  const Format scale = kFormats[row.scale];
+  const ElementType scale = kTypes[row.scale];
   if (row.kind == DLFP4_POWER) return scale.specials == DLFP4_E8M0;
   if (row.kind == DLFP4_LARGEST) return row.scale == DLFP4_float32;
   return is_element(scale) && scale.bits == 8;
 }
 
 #define DLFP4_BLOCK_FORMAT(name, element, lines, length, scale, rule, repeats)                                   \
-  static_assert(is_element(kFormats[DLFP4_##element]),                                                           \
+  static_assert(is_element(kTypes[DLFP4_##element]),                                                             \
                 "formats.def, " #name                                                                            \
                 ": kernels know elements that are floats of 4, 6 or 8 bits; add others to them");                \
   static_assert(is_block(dlfp4_formats[DLFP4_FORMAT_##name]),                                                    \
@@ -124,7 +124,7 @@ constexpr bool is_scale(const dlfp4_format_row &row) {
                 "LARGEST; scaling.h has no rule for others");                                                    \
   static_assert((length) > 0 || DLFP4_##rule == DLFP4_LARGEST,                                                   \
                 "formats.def, " #name ": one scale for the whole tensor comes by LARGEST alone");                \
-  static_assert(DLFP4_##rule != DLFP4_LARGEST || kFormats[DLFP4_##element].bits == 8,                            \
+  static_assert(DLFP4_##rule != DLFP4_LARGEST || kTypes[DLFP4_##element].bits == 8,                              \
                 "formats.def, " #name ": blocks by LARGEST may be incomplete, which packed elements cannot be"); \
   static_assert((repeats) == 0 || (lines) > 1, "formats.def, " #name ": only what lines share can be repeated");
 #include "formats.def"

@@ -13,8 +13,8 @@ namespace {
 
 constexpr uint32_t kFloatSign = 0x80000000;
 
-constexpr uint8_t code_of_float(Format to, uint32_t bits, Round round) {
-  return static_cast<uint8_t>(convert(kFormats[DLFP4_float32], to, bits, round, {0, 0, 0}));
+constexpr uint8_t code_of_float(ElementType to, uint32_t bits, Round round) {
+  return static_cast<uint8_t>(convert(kTypes[DLFP4_float32], to, bits, round, {0, 0, 0}));
 }
 
 // The code of a special value of each sign: base ^ (sign bit & flip).
@@ -23,7 +23,7 @@ struct Special {
   uint8_t flip;
 };
 
-constexpr Special make_special(Format to, uint32_t bits, Round round) {
+constexpr Special make_special(ElementType to, uint32_t bits, Round round) {
   const uint8_t positive = code_of_float(to, bits, round), negative = code_of_float(to, bits | kFloatSign, round);
   return {positive, static_cast<uint8_t>(positive ^ negative)};
 }
@@ -41,7 +41,7 @@ struct EncodeRule {
 // in units of 2^(e-m), plus (e-l) * 2^m. Adding 2^(e+23-m) to the float rounds it to these units and leaves the
 // significand in the lowest bits, the exponent above; shifted right by 23-m and added, it adds e * 2^m and a constant,
 // for which the magic makes up in advance. Ties away from zero take one unit more, halves, which is shifted out later.
-constexpr EncodeRule make_encode_rule(Format f, Round round) {
+constexpr EncodeRule make_encode_rule(ElementType f, Round round) {
   const bool halves = round.rounding == DLFP4_NEAREST_AWAY;
   const bool clamps_finite = clamps(f, kFinite, round);
   const uint32_t lift = static_cast<uint32_t>(23 - f.mantissa - halves);

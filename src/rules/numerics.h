@@ -17,7 +17,7 @@
 
 namespace dlfp4 {
 
-struct Format {
+struct ElementType {
   int bits;
   int exponent;
   int mantissa;
@@ -33,7 +33,7 @@ struct Round {
 // Internal linkage, so that no file can be linked to a copy compiled for another instruction set.
 namespace {
 
-constexpr Format kFormats[DLFP4_NUM_DTYPES] = {
+constexpr ElementType kTypes[DLFP4_NUM_DTYPES] = {
 #define DLFP4_DTYPE(name, code, bits, exponent, mantissa, bias, specials) \
   {bits, exponent, mantissa, bias, DLFP4_##specials},
 #include "dtypes.def"
@@ -42,8 +42,8 @@ constexpr Format kFormats[DLFP4_NUM_DTYPES] = {
 
 // For device code, which cannot read a table of the host.
 template <int Row>
-DLFP4_RULE Format format_of() {
-  constexpr Format format = kFormats[Row];
+DLFP4_RULE ElementType type_of() {
+  constexpr ElementType format = kTypes[Row];
   return format;
 }
 
@@ -59,38 +59,42 @@ DLFP4_RULE int leading_zeros(uint64_t value) {
 
 // --- Formats ---------------------------------------------------------------------------------
 
-DLFP4_RULE bool is_float(Format f) { return f.specials != DLFP4_NONE; }
+DLFP4_RULE bool is_float(ElementType f) { return f.specials != DLFP4_NONE; }
 
 // Whether a row has floats of at most 8 bits.
-constexpr bool is_low(int row) { return is_float(kFormats[row]) && kFormats[row].bits <= 8; }
+constexpr bool is_low(int row) { return is_float(kTypes[row]) && kTypes[row].bits <= 8; }
 
-DLFP4_RULE int magnitude_bits(Format f) { return f.exponent + f.mantissa; }
+DLFP4_RULE int magnitude_bits(ElementType f) { return f.exponent + f.mantissa; }
 
-DLFP4_RULE uint64_t sign_bit(Format f, bool negative) { return static_cast<uint64_t>(negative) << magnitude_bits(f); }
+DLFP4_RULE uint64_t sign_bit(ElementType f, bool negative) {
+  return static_cast<uint64_t>(negative) << magnitude_bits(f);
+}
 
-DLFP4_RULE int smallest_normal_exponent(Format f) { return f.specials == DLFP4_E8M0 ? -f.bias : 1 - f.bias; }
+DLFP4_RULE int smallest_normal_exponent(ElementType f) { return f.specials == DLFP4_E8M0 ? -f.bias : 1 - f.bias; }
 
-DLFP4_RULE uint64_t infinity_code(Format f) { return low_bits(f.exponent) << f.mantissa; }
+DLFP4_RULE uint64_t infinity_code(ElementType f) { return low_bits(f.exponent) << f.mantissa; }
 
-DLFP4_RULE uint64_t largest_finite_code(Format f) {
+DLFP4_RULE uint64_t largest_finite_code(ElementType f) {
   const uint64_t all_ones = low_bits(magnitude_bits(f));
   if (f.specials == DLFP4_IEEE) return infinity_code(f) - 1;
   return f.specials == DLFP4_FN || f.specials == DLFP4_E8M0 ? all_ones - 1 : all_ones;
 }
 
-DLFP4_RULE int largest_exponent(Format f) { return static_cast<int>(largest_finite_code(f) >> f.mantissa) - f.bias; }
+DLFP4_RULE int largest_exponent(ElementType f) {
+  return static_cast<int>(largest_finite_code(f) >> f.mantissa) - f.bias;
+}
 
 // The bits of float32's first magnitude that is no number's, and of a NaN.
 constexpr uint32_t kFloatInfinity = 0x7F800000, kFloatNan = 0x7FC00000;
 
 // The value that a magnitude's code would have in float32 if it were neither infinite nor NaN.
-DLFP4_RULE uint32_t float_of_magnitude(Format f, uint64_t magnitude) {
+DLFP4_RULE uint32_t float_of_magnitude(ElementType f, uint64_t magnitude) {
   const uint64_t exponent = (magnitude >> f.mantissa) + 127 - static_cast<uint64_t>(f.bias);
   return static_cast<uint32_t>(exponent << 23 | (magnitude & low_bits(f.mantissa)) << (23 - f.mantissa));
 }
 
 // Whether every value of `from` is a value of `to`, an IEEE format.
-DLFP4_RULE bool holds_exactly(Format to, Format from) {
+DLFP4_RULE bool holds_exactly(ElementType to, ElementType from) {
   return to.specials == DLFP4_IEEE && to.mantissa >= from.mantissa && largest_exponent(to) >= largest_exponent(from) &&
          smallest_normal_exponent(to) - to.mantissa <= smallest_normal_exponent(from) - from.mantissa;
 }
@@ -107,12 +111,12 @@ struct Value {
   Kind kind;
 };
 
-DLFP4_RULE Value decode_e8m0(Format f, uint64_t code) {
+DLFP4_RULE Value decode_e8m0(ElementType f, uint64_t code) {
   const Kind kind = code == low_bits(f.exponent) ? kNan : kFinite;
   return {uint64_t{1} << 63, static_cast<int>(code) - f.bias, false, kind};
 }
 
-DLFP4_RULE Kind kind_of(Format f, bool negative, uint64_t magnitude) {
+DLFP4_RULE Kind kind_of(ElementType f, bool negative, uint64_t magnitude) {
   if (magnitude == 0) return f.specials == DLFP4_FNUZ && negative ? kNan : kZero;
   if (f.specials == DLFP4_IEEE && magnitude >= infinity_code(f))
     return magnitude == infinity_code(f) ? kInfinite : kNan;
@@ -120,7 +124,7 @@ DLFP4_RULE Kind kind_of(Format f, bool negative, uint64_t magnitude) {
 }
 
 // Bits of `code` above the format's are ignored.
-DLFP4_RULE Value decode(Format f, uint64_t code) {
+DLFP4_RULE Value decode(ElementType f, uint64_t code) {
   code &= low_bits(f.bits);
   if (f.specials == DLFP4_E8M0) return decode_e8m0(f, code);
   const bool negative = code >> magnitude_bits(f) & 1;
@@ -213,7 +217,7 @@ DLFP4_RULE bool rounds_up(uint64_t significand, int drop, uint64_t kept, dlfp4_r
 // How a NaN travels between two formats: what numpy and ml_dtypes make of its payload.
 enum NanRule { kCanonical, kKeepPayload, kKeepPayloadQuieted };
 
-DLFP4_RULE NanRule nan_rule(Format from, Format to) {
+DLFP4_RULE NanRule nan_rule(ElementType from, ElementType to) {
   const bool from_bfloat16 = from.bits == 16 && from.mantissa < 10;
   const bool carries = from.bits >= 16 && to.mantissa >= 10 && !(from_bfloat16 && to.bits == 16);
   if (!carries) return kCanonical;
@@ -223,14 +227,14 @@ DLFP4_RULE NanRule nan_rule(Format from, Format to) {
   return processor ? kKeepPayloadQuieted : kKeepPayload;
 }
 
-DLFP4_RULE uint64_t ieee_nan(Format f, const Value &value, NanRule rule) {
+DLFP4_RULE uint64_t ieee_nan(ElementType f, const Value &value, NanRule rule) {
   const uint64_t quiet = uint64_t{1} << (f.mantissa - 1);
   const uint64_t payload = value.significand >> (64 - f.mantissa);
   const uint64_t kept = rule == kKeepPayloadQuieted ? payload | quiet : payload ? payload : 1;
   return infinity_code(f) | (rule == kCanonical ? quiet : kept);
 }
 
-DLFP4_RULE uint64_t nan_code(Format f, const Value &value, NanRule rule, bool saturate) {
+DLFP4_RULE uint64_t nan_code(ElementType f, const Value &value, NanRule rule, bool saturate) {
   const uint64_t sign = sign_bit(f, value.negative);
   switch (f.specials) {
     case DLFP4_IEEE:
@@ -248,12 +252,12 @@ DLFP4_RULE uint64_t nan_code(Format f, const Value &value, NanRule rule, bool sa
 
 // Saturation is for the types of at most 8 bits; wider ones overflow as IEEE 754 has it. A finite
 // value rounded towards zero never overflows.
-DLFP4_RULE bool clamps(Format f, Kind kind, Round round) {
+DLFP4_RULE bool clamps(ElementType f, Kind kind, Round round) {
   return (round.saturate && f.bits <= 8) || f.specials == DLFP4_FINITE ||
          (kind == kFinite && round.rounding == DLFP4_TOWARD_ZERO);
 }
 
-DLFP4_RULE uint64_t overflow_code(Format f, const Value &value, Round round) {
+DLFP4_RULE uint64_t overflow_code(ElementType f, const Value &value, Round round) {
   const uint64_t sign = sign_bit(f, value.negative);
   if (clamps(f, value.kind, round)) return sign | largest_finite_code(f);
   if (f.specials == DLFP4_IEEE) return sign | infinity_code(f);
@@ -261,14 +265,14 @@ DLFP4_RULE uint64_t overflow_code(Format f, const Value &value, Round round) {
 }
 
 // FNUZ formats drop the sign of a zero, given or rounded to.
-DLFP4_RULE uint64_t signed_code(Format f, bool negative, uint64_t magnitude) {
+DLFP4_RULE uint64_t signed_code(ElementType f, bool negative, uint64_t magnitude) {
   const bool keeps = f.specials != DLFP4_FNUZ || magnitude != 0;
   return sign_bit(f, negative && keeps) | magnitude;
 }
 
 // Codes of one sign are in the order of their values, a subnormal's exponent field counting as the
 // smallest normal one: a carry out of the mantissa walks into the exponent by itself.
-DLFP4_RULE uint64_t encode_finite(Format f, const Value &value, Round round, const Draw &draw) {
+DLFP4_RULE uint64_t encode_finite(ElementType f, const Value &value, Round round, const Draw &draw) {
   const int lowest = smallest_normal_exponent(f);
   const int exponent = value.exponent > lowest ? value.exponent : lowest;
   const int drop = 63 - f.mantissa + exponent - value.exponent;
@@ -288,7 +292,7 @@ DLFP4_RULE bool rounds_up_e8m0(const Value &value, bool lowest, Round round, con
   return rounds_up(value.significand, 63, 1, nearest ? DLFP4_NEAREST_AWAY : round.rounding, draw);
 }
 
-DLFP4_RULE uint64_t encode_e8m0(Format f, const Value &value, Round round, const Draw &draw) {
+DLFP4_RULE uint64_t encode_e8m0(ElementType f, const Value &value, Round round, const Draw &draw) {
   const uint64_t nan = low_bits(f.exponent), largest = nan - 1;
   if (value.kind == kZero) return round.saturate ? 0 : nan;
   if (value.kind == kNan || value.negative) return nan;
@@ -301,7 +305,7 @@ DLFP4_RULE uint64_t encode_e8m0(Format f, const Value &value, Round round, const
   return rounded > largest ? overflow : rounded;
 }
 
-DLFP4_RULE uint64_t encode(Format f, const Value &value, NanRule rule, Round round, const Draw &draw) {
+DLFP4_RULE uint64_t encode(ElementType f, const Value &value, NanRule rule, Round round, const Draw &draw) {
   if (f.specials == DLFP4_E8M0) return encode_e8m0(f, value, round, draw);
   switch (value.kind) {
     case kFinite:
@@ -316,7 +320,7 @@ DLFP4_RULE uint64_t encode(Format f, const Value &value, NanRule rule, Round rou
 }
 
 // One element from one format to another; `draw` is read by stochastic rounding alone.
-DLFP4_RULE uint64_t convert(Format from, Format to, uint64_t code, Round round, const Draw &draw) {
+DLFP4_RULE uint64_t convert(ElementType from, ElementType to, uint64_t code, Round round, const Draw &draw) {
   return encode(to, decode(from, code), nan_rule(from, to), round, draw);
 }
 

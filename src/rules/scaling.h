@@ -81,7 +81,7 @@ DLFP4_FLOAT_RULE TensorScale largest_scale(const ScaleRule &rule, uint32_t magni
 DLFP4_FLOAT_RULE TensorScale scale_given(float decode) { return {finite(1 / decode), decode}; }
 
 // What follows from the element type and, for DLFP4_TWO_LEVEL formats, from the type of the scales.
-DLFP4_FLOAT_RULE void set_types(ScaleRule *rule, Format element, Format scale) {
+DLFP4_FLOAT_RULE void set_types(ScaleRule *rule, ElementType element, ElementType scale) {
   rule->exponent = largest_exponent(element);
   rule->largest = float_of_magnitude(element, largest_finite_code(element));
   rule->inverse = 1 / float_of(rule->largest);
@@ -98,20 +98,20 @@ DLFP4_FLOAT_RULE void set_encode(ScaleRule *rule, float encode) {
 // --- A block ---------------------------------------------------------------------------------
 
 // The code of a float in the type of scales.
-DLFP4_FLOAT_RULE uint32_t encode_scale(Format scale, uint32_t bits) {
+DLFP4_FLOAT_RULE uint32_t encode_scale(ElementType scale, uint32_t bits) {
   const Round round = {DLFP4_NEAREST_EVEN, true};
-  return static_cast<uint32_t>(convert(format_of<DLFP4_float32>(), scale, bits, round, {0, 0, 0}));
+  return static_cast<uint32_t>(convert(type_of<DLFP4_float32>(), scale, bits, round, {0, 0, 0}));
 }
 
 // What a stored scale is worth.
-DLFP4_FLOAT_RULE float decode_scale(Format scale, uint32_t stored) {
+DLFP4_FLOAT_RULE float decode_scale(ElementType scale, uint32_t stored) {
   if (scale.bits == 32) return float_of(stored);
   const Round round = {DLFP4_NEAREST_EVEN, true};
-  return float_of(static_cast<uint32_t>(convert(scale, format_of<DLFP4_float32>(), stored, round, {0, 0, 0})));
+  return float_of(static_cast<uint32_t>(convert(scale, type_of<DLFP4_float32>(), stored, round, {0, 0, 0})));
 }
 
 // NVFP4, as TransformerEngine and FlashInfer's exact path: the order of the operations decides bytes.
-DLFP4_FLOAT_RULE BlockScale two_level_block(const ScaleRule &rule, Format scale, uint32_t magnitude) {
+DLFP4_FLOAT_RULE BlockScale two_level_block(const ScaleRule &rule, ElementType scale, uint32_t magnitude) {
   if (magnitude >= kFloatInfinity) return {encode_scale(scale, kFloatNan), 0};
   const uint32_t code = encode_scale(scale, bits_of(finite(float_of(magnitude) * rule.per_magnitude)));
   return {code, finite(1 / (decode_scale(scale, code) * rule.unit))};

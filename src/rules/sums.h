@@ -15,23 +15,22 @@ constexpr bool is_unsigned_integer(int row) { return row == DLFP4_uint2 || row =
 
 // What is summed as integers: those of at most 8 bits, FP4 and FP6.
 constexpr bool is_integer(int row) {
-  return is_signed_integer(row) || is_unsigned_integer(row) || kFormats[row].specials == DLFP4_FINITE;
+  return is_signed_integer(row) || is_unsigned_integer(row) || kTypes[row].specials == DLFP4_FINITE;
 }
 
 // What is summed as floats: float8, bfloat16, float16, float32. Powers of two are scales.
 constexpr bool is_summed_as_float(int row) {
-  return is_float(kFormats[row]) && kFormats[row].bits >= 8 && kFormats[row].bits <= 32 &&
-         kFormats[row].specials != DLFP4_E8M0;
+  return is_float(kTypes[row]) && kTypes[row].bits >= 8 && kTypes[row].bits <= 32 && kTypes[row].specials != DLFP4_E8M0;
 }
 
 // How many units are 1: all values of FP4 and FP6 are multiples of the smallest.
 constexpr int unit_of(int row) {
-  return is_float(kFormats[row]) ? 1 << (kFormats[row].bias + kFormats[row].mantissa - 1) : 1;
+  return is_float(kTypes[row]) ? 1 << (kTypes[row].bias + kTypes[row].mantissa - 1) : 1;
 }
 
 // A code's value in units.
 constexpr int integer_of(int row, uint64_t code) {
-  const Format f = kFormats[row];
+  const ElementType f = kTypes[row];
   if (!is_float(f)) {
     const bool negative = is_signed_integer(row) && code >> (f.bits - 1) & 1;
     return static_cast<int>(code) - (negative ? 1 << f.bits : 0);

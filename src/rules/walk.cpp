@@ -14,32 +14,32 @@ bool is_empty(const dlfp4_view &view) {
   return false;
 }
 
-bool merges(const Layout &layout, Side side, int64_t extent, int64_t stride) {
+bool merges(const Walk &walk, Side side, int64_t extent, int64_t stride) {
   int64_t reach;
-  return !__builtin_mul_overflow(extent, stride, &reach) && layout.stride[side][layout.ndim - 1] == reach;
+  return !__builtin_mul_overflow(extent, stride, &reach) && walk.stride[side][walk.ndim - 1] == reach;
 }
 
-void append(Layout *layout, int64_t extent, int64_t src_stride, int64_t dst_stride) {
-  const int last = layout->ndim - 1;
-  if (last >= 0 && merges(*layout, kSrc, extent, src_stride) && merges(*layout, kDst, extent, dst_stride)) {
-    layout->extent[last] *= extent;
+void append(Walk *walk, int64_t extent, int64_t src_stride, int64_t dst_stride) {
+  const int last = walk->ndim - 1;
+  if (last >= 0 && merges(*walk, kSrc, extent, src_stride) && merges(*walk, kDst, extent, dst_stride)) {
+    walk->extent[last] *= extent;
   } else {
-    ++layout->ndim;
-    layout->extent[last + 1] = extent;
+    ++walk->ndim;
+    walk->extent[last + 1] = extent;
   }
-  layout->stride[kSrc][layout->ndim - 1] = src_stride;
-  layout->stride[kDst][layout->ndim - 1] = dst_stride;
+  walk->stride[kSrc][walk->ndim - 1] = src_stride;
+  walk->stride[kDst][walk->ndim - 1] = dst_stride;
 }
 
 int64_t left_in_row(const Cursor &cursor) {
-  const int last = cursor.layout->ndim - 1;
-  return cursor.layout->extent[last] - cursor.index[last];
+  const int last = cursor.walk->ndim - 1;
+  return cursor.walk->extent[last] - cursor.index[last];
 }
 
 void next_row(Cursor *cursor) {
-  const Layout &layout = *cursor->layout;
-  for (int dim = layout.ndim - 1; dim > 0 && cursor->index[dim] == layout.extent[dim]; --dim) {
-    cursor->offset += cursor->stride[dim - 1] - layout.extent[dim] * cursor->stride[dim];
+  const Walk &walk = *cursor->walk;
+  for (int dim = walk.ndim - 1; dim > 0 && cursor->index[dim] == walk.extent[dim]; --dim) {
+    cursor->offset += cursor->stride[dim - 1] - walk.extent[dim] * cursor->stride[dim];
     cursor->index[dim] = 0;
     ++cursor->index[dim - 1];
   }
@@ -93,7 +93,7 @@ struct Gather {
 
   template <class Element>
   void row(int64_t first, int64_t elements) const {
-    const int64_t stride = cursor->stride[cursor->layout->ndim - 1];
+    const int64_t stride = cursor->stride[cursor->walk->ndim - 1];
     for (int64_t i = 0; i < elements; ++i)
       Element::load(data, cursor->offset + i * stride, codes + (first + i) * Element::kCodeBytes);
   }
@@ -107,7 +107,7 @@ struct Scatter {
 
   template <class Element>
   void row(int64_t first, int64_t elements) const {
-    const int64_t stride = cursor->stride[cursor->layout->ndim - 1];
+    const int64_t stride = cursor->stride[cursor->walk->ndim - 1];
     for (int64_t i = 0; i < elements; ++i)
       Element::store(data, cursor->offset + i * stride, codes + (first + i) * Element::kCodeBytes);
   }
@@ -154,60 +154,60 @@ void move_elements(Operand operand, const Move &move) {
 
 }  // namespace
 
-bool collapse(const dlfp4_view &src, const dlfp4_view &dst, Layout *layout) {
-  layout->ndim = 0;
-  layout->size = 0;
+bool collapse(const dlfp4_view &src, const dlfp4_view &dst, Walk *walk) {
+  walk->ndim = 0;
+  walk->size = 0;
   if (is_empty(src)) return true;
-  layout->size = 1;
+  walk->size = 1;
   for (int32_t dim = 0; dim < src.ndim; ++dim) {
     const int64_t extent = src.shape[dim];
     if (extent == 1) continue;
-    if (__builtin_mul_overflow(layout->size, extent, &layout->size)) return false;
-    append(layout, extent, src.strides[dim], dst.strides[dim]);
+    if (__builtin_mul_overflow(walk->size, extent, &walk->size)) return false;
+    append(walk, extent, src.strides[dim], dst.strides[dim]);
   }
-  if (layout->ndim == 0) append(layout, 1, 1, 1);
+  if (walk->ndim == 0) append(walk, 1, 1, 1);
   return true;
 }
 
-bool has_contiguous_rows(const Layout &layout) {
-  return layout.stride[kSrc][layout.ndim - 1] == 1 && layout.stride[kDst][layout.ndim - 1] == 1;
+bool has_contiguous_rows(const Walk &walk) {
+  return walk.stride[kSrc][walk.ndim - 1] == 1 && walk.stride[kDst][walk.ndim - 1] == 1;
 }
 
-bool is_run(const Layout &layout) { return layout.ndim == 1 && has_contiguous_rows(layout); }
+bool is_run(const Walk &walk) { return walk.ndim == 1 && has_contiguous_rows(walk); }
 
-bool is_row_major(const Layout &layout, Side side) {
+bool is_row_major(const Walk &walk, Side side) {
   int64_t stride = 1;
-  for (int dim = layout.ndim - 1; dim >= 0; --dim) {
-    if (layout.stride[side][dim] != stride) return false;
-    stride *= layout.extent[dim];
+  for (int dim = walk.ndim - 1; dim >= 0; --dim) {
+    if (walk.stride[side][dim] != stride) return false;
+    stride *= walk.extent[dim];
   }
   return true;
 }
 
-bool rows_start_on_bytes(const Layout &layout, Side side, Operand operand) {
+bool rows_start_on_bytes(const Walk &walk, Side side, Operand operand) {
   if (!operand.packed) return true;
-  for (int dim = 0; dim < layout.ndim - 1; ++dim)
-    if (layout.stride[side][dim] * dlfp4_dtypes[operand.row].bits % 8 != 0) return false;
+  for (int dim = 0; dim < walk.ndim - 1; ++dim)
+    if (walk.stride[side][dim] * dlfp4_dtypes[operand.row].bits % 8 != 0) return false;
   return true;
 }
 
-bool is_dense(const Layout &layout, Side side) {
+bool is_dense(const Walk &walk, Side side) {
   int64_t last = 0;
-  for (int dim = 0; dim < layout.ndim; ++dim) {
-    if (layout.stride[side][dim] < 0) return false;
-    last += (layout.extent[dim] - 1) * layout.stride[side][dim];
+  for (int dim = 0; dim < walk.ndim; ++dim) {
+    if (walk.stride[side][dim] < 0) return false;
+    last += (walk.extent[dim] - 1) * walk.stride[side][dim];
   }
-  return last == layout.size - 1;
+  return last == walk.size - 1;
 }
 
-Cursor cursor_at(const Layout &layout, Side side, int64_t element) {
+Cursor cursor_at(const Walk &walk, Side side, int64_t element) {
   Cursor cursor;
-  cursor.layout = &layout;
-  cursor.stride = layout.stride[side];
+  cursor.walk = &walk;
+  cursor.stride = walk.stride[side];
   cursor.offset = 0;
-  for (int dim = layout.ndim - 1; dim > 0; --dim) {
-    cursor.index[dim] = element % layout.extent[dim];
-    element /= layout.extent[dim];
+  for (int dim = walk.ndim - 1; dim > 0; --dim) {
+    cursor.index[dim] = element % walk.extent[dim];
+    element /= walk.extent[dim];
     cursor.offset += cursor.index[dim] * cursor.stride[dim];
   }
   cursor.index[0] = element;
@@ -216,7 +216,7 @@ Cursor cursor_at(const Layout &layout, Side side, int64_t element) {
 }
 
 void advance(Cursor *cursor, int64_t elements) {
-  const int last = cursor->layout->ndim - 1;
+  const int last = cursor->walk->ndim - 1;
   cursor->index[last] += elements;
   cursor->offset += elements * cursor->stride[last];
   next_row(cursor);

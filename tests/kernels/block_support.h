@@ -85,11 +85,11 @@ void compare(const char *test, std::initializer_list<Output> outputs, KernelOf k
 
 // --- Inputs ----------------------------------------------------------------------------------
 
-int64_t bytes_of(int source) { return kFormats[kSourceRows[source]].bits / 8; }
+int64_t bytes_of(int source) { return kTypes[kSourceRows[source]].bits / 8; }
 
 const char *name_of_source(int source) { return dlfp4_dtypes[kSourceRows[source]].name; }
 const char *name_of_element(int element) { return dlfp4_dtypes[kElementRows[element]].name; }
-int bits_of_element(int element) { return kFormats[kElementRows[element]].bits; }
+int bits_of_element(int element) { return kTypes[kElementRows[element]].bits; }
 
 // The elements of the least run of whole bytes.
 int64_t group_of_bits(int bits) { return bits == 4 ? 2 : bits == 6 ? 4 : 1; }

@@ -78,10 +78,10 @@ struct Type {
 
 const char *name_of(Type type) { return dlfp4_dtypes[type.row].name; }
 
-bool is_sub_byte(int row) { return kFormats[row].bits < 8; }
+bool is_sub_byte(int row) { return kTypes[row].bits < 8; }
 
 int64_t spacing_in_bits(Type type) {
-  const int bits = kFormats[type.row].bits;
+  const int bits = kTypes[type.row].bits;
   return type.packed || bits > 8 ? bits : 8;
 }
 
@@ -94,7 +94,7 @@ inline dlfp4_view view_of(Type type, void *data, int ndim, const int64_t *shape,
 }
 
 bool convertible(Type src, Type dst) {
-  return src.row == dst.row || (is_float(kFormats[src.row]) && is_float(kFormats[dst.row]));
+  return src.row == dst.row || (is_float(kTypes[src.row]) && is_float(kTypes[dst.row]));
 }
 
 template <class Body>
@@ -125,7 +125,7 @@ struct Code {
 Code get_element(Type type, const uint8_t *data, int64_t offset) {
   Code code = {};
   const int64_t first = offset * spacing_in_bits(type);
-  for (int bit = 0; bit < kFormats[type.row].bits; ++bit) {
+  for (int bit = 0; bit < kTypes[type.row].bits; ++bit) {
     const int64_t at = first + bit;
     code.byte[bit / 8] |= (data[at >> 3] >> (at & 7) & 1) << bit % 8;
   }
@@ -147,7 +147,7 @@ inline Code reference(Type src, Type dst, Code code, const dlfp4_convert_options
   uint64_t bits;
   memcpy(&bits, code.byte, sizeof(bits));
   const Round round = {options.rounding, options.saturate != 0};
-  bits = convert(kFormats[src.row], kFormats[dst.row], bits, round, draw_of(options.seed, index));
+  bits = convert(kTypes[src.row], kTypes[dst.row], bits, round, draw_of(options.seed, index));
   Code result = {};
   memcpy(result.byte, &bits, sizeof(bits));
   return result;
@@ -157,7 +157,7 @@ inline Code reference(Type src, Type dst, Code code, const dlfp4_convert_options
 
 double value_of_code(int row, uint64_t code) {
   const Round round = {DLFP4_NEAREST_EVEN, false};
-  const uint64_t bits = convert(kFormats[row], kFormats[DLFP4_float64], code, round, {0, 0, 0});
+  const uint64_t bits = convert(kTypes[row], kTypes[DLFP4_float64], code, round, {0, 0, 0});
   double value;
   memcpy(&value, &bits, sizeof(value));
   return value;
@@ -166,12 +166,12 @@ double value_of_code(int row, uint64_t code) {
 uint64_t code_of_value(int row, double value) {
   uint64_t bits;
   memcpy(&bits, &value, sizeof(bits));
-  return convert(kFormats[DLFP4_float64], kFormats[row], bits, {DLFP4_TOWARD_ZERO, false}, {0, 0, 0});
+  return convert(kTypes[DLFP4_float64], kTypes[row], bits, {DLFP4_TOWARD_ZERO, false}, {0, 0, 0});
 }
 
 // A code of `src` at, or next to, a value of `dst` or the midpoint of two.
 uint64_t near_boundary(int src, int dst) {
-  const uint64_t magnitudes = low_bits(kFormats[dst].bits - (kFormats[dst].specials != DLFP4_E8M0));
+  const uint64_t magnitudes = low_bits(kTypes[dst].bits - (kTypes[dst].specials != DLFP4_E8M0));
   const uint64_t code = random_bits() & magnitudes;
   const double low = value_of_code(dst, code);
   const double high = value_of_code(dst, code < magnitudes ? code + 1 : code);
@@ -181,7 +181,7 @@ uint64_t near_boundary(int src, int dst) {
 }
 
 uint64_t special_code(int row) {
-  const Format f = kFormats[row];
+  const ElementType f = kTypes[row];
   const uint64_t specials[] = {0,
                                1,
                                infinity_code(f) - 1,
@@ -197,7 +197,7 @@ Code random_code(int src, int dst) {
   Code code;
   const uint64_t noise[2] = {random_bits(), random_bits()};
   memcpy(code.byte, noise, sizeof(noise));
-  if (!is_float(kFormats[src]) || random_below(4) == 0) return code;
+  if (!is_float(kTypes[src]) || random_below(4) == 0) return code;
   const uint64_t bits = random_below(4) == 0 || src == dst ? special_code(src) : near_boundary(src, dst);
   memcpy(code.byte, &bits, sizeof(bits));
   return code;

@@ -70,7 +70,7 @@ void test_encode_offsets(const Encoding &e) {
 // Numbers whose products with a multiplier lie at, or next to, a value of the element type or the midpoint of two.
 int64_t fill_boundaries(const Encoding &e, float multiplier, uint8_t *floats) {
   const int row = kElementRows[e.element], source_row = kSourceRows[e.source];
-  const uint64_t codes = low_bits(magnitude_bits(kFormats[row]));
+  const uint64_t codes = low_bits(magnitude_bits(kTypes[row]));
   int64_t count = 0;
   for (uint64_t code = 0; code < codes; ++code) {
     const double low = value_of_code(row, code), high = value_of_code(row, code + 1);

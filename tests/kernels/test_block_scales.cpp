@@ -81,7 +81,7 @@ void test_all_halves(int source) {
 
 // --- Scales ----------------------------------------------------------------------------------
 
-int64_t bytes_of_scale(int key) { return kFormats[kBlockKeys[key].scale].bits / 8; }
+int64_t bytes_of_scale(int key) { return kTypes[kBlockKeys[key].scale].bits / 8; }
 
 const char *name_of_key(int key) {
   const BlockKey &of = kBlockKeys[key];
@@ -101,11 +101,11 @@ void check_find_scales(const ScaleRule &rule, int key, const uint32_t *amax, int
       [=](auto kernel) { return kernel(rule, amax, count, stored, multipliers); });
 }
 
-uint32_t largest_of(int row) { return float_of_magnitude(kFormats[row], largest_finite_code(kFormats[row])); }
+uint32_t largest_of(int row) { return float_of_magnitude(kTypes[row], largest_finite_code(kTypes[row])); }
 
 ScaleRule rule_of(int key, float tensor_decode) {
   ScaleRule rule = {};
-  set_types(&rule, kFormats[kBlockKeys[key].element], kFormats[kBlockKeys[key].scale]);
+  set_types(&rule, kTypes[kBlockKeys[key].element], kTypes[kBlockKeys[key].scale]);
   set_encode(&rule, scale_given(tensor_decode).encode);
   return rule;
 }
@@ -155,7 +155,7 @@ void test_two_level(int key) {
 // The exponent that is left of a magnitude, as the formats' papers state each rule: without a number to add.
 uint32_t exponent_by_rule(dlfp4_scale_rule rule, int element, uint32_t magnitude) {
   const uint32_t exponent = magnitude >> 23, fraction = magnitude & 0x7FFFFF;
-  const double largest = value_of_code(element, largest_finite_code(kFormats[element]));
+  const double largest = value_of_code(element, largest_finite_code(kTypes[element]));
   const double significand = 1 + ldexp(fraction, -23);  // as that of a normal number, below 2^-126 too
   switch (rule) {
     case DLFP4_SCALE_RCEIL:
@@ -163,14 +163,14 @@ uint32_t exponent_by_rule(dlfp4_scale_rule rule, int element, uint32_t magnitude
     case DLFP4_SCALE_CEIL:
       return exponent + (fraction != 0);
     case DLFP4_SCALE_EVEN:
-      return exponent + (significand + ldexp(0.5, -kFormats[element].mantissa) >= 2);
+      return exponent + (significand + ldexp(0.5, -kTypes[element].mantissa) >= 2);
     default:
       return exponent;
   }
 }
 
 void check_carry(dlfp4_scale_rule rule, int element, uint32_t magnitude) {
-  const uint32_t carry = carry_of_power(rule, largest_of(element), kFormats[element].mantissa);
+  const uint32_t carry = carry_of_power(rule, largest_of(element), kTypes[element].mantissa);
   const uint32_t found = (magnitude + carry) >> 23, expected = exponent_by_rule(rule, element, magnitude);
   if (found != expected)
     snprintf(context, sizeof(context), "%s, scale rule %d, magnitude %08x: %u, not %u", dlfp4_dtypes[element].name,
@@ -181,7 +181,7 @@ void check_carry(dlfp4_scale_rule rule, int element, uint32_t magnitude) {
 // With every exponent: no fraction, the largest value's, and the least that rounds up; then any magnitudes.
 void test_carry(int element) {
   const uint32_t of_largest = largest_of(element) & 0x7FFFFF;
-  const uint32_t rounds_up = (1u << 23) - (1u << (22 - kFormats[element].mantissa));
+  const uint32_t rounds_up = (1u << 23) - (1u << (22 - kTypes[element].mantissa));
   for (dlfp4_scale_rule rule : {DLFP4_SCALE_FLOOR, DLFP4_SCALE_RCEIL, DLFP4_SCALE_CEIL, DLFP4_SCALE_EVEN}) {
     for (uint32_t exponent = 0; exponent < 256; ++exponent)
       for (uint32_t fraction : {0u, of_largest, rounds_up})
@@ -197,7 +197,7 @@ void test_carry(int element) {
 void test_powers(int key) {
   for (dlfp4_scale_rule power : {DLFP4_SCALE_FLOOR, DLFP4_SCALE_RCEIL, DLFP4_SCALE_CEIL, DLFP4_SCALE_EVEN}) {
     ScaleRule rule = rule_of(key, 1);
-    rule.carry = carry_of_power(power, rule.largest, kFormats[kBlockKeys[key].element].mantissa);
+    rule.carry = carry_of_power(power, rule.largest, kTypes[kBlockKeys[key].element].mantissa);
     rule.zero_scale = 127;
     test_scale_lengths(rule, key);
     snprintf(context, sizeof(context), "%s, scale rule %d", name_of_key(key), power);

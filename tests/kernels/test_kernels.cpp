@@ -94,7 +94,7 @@ void test_modes(Type src, Type dst) {
 
 // All codes of the types of up to 16 bits, in every mode.
 void test_all_codes(Type src, Type dst) {
-  const int bits = kFormats[src.row].bits;
+  const int bits = kTypes[src.row].bits;
   if (bits > 16 || src.row == dst.row) return;
   const int64_t count = int64_t{1} << bits;
   for (int64_t i = 0; i < count; ++i) {
@@ -266,12 +266,12 @@ void test_threaded_rows(Type src_type, Type dst_type) {
 
 // --- Properties ------------------------------------------------------------------------------
 
-bool is_nan(int row, uint64_t code) { return decode(kFormats[row], code).kind == kNan; }
+bool is_nan(int row, uint64_t code) { return decode(kTypes[row], code).kind == kNan; }
 
 // Every code of every type comes back from float64.
 void test_round_trip(int row) {
-  if (!is_float(kFormats[row]) || kFormats[row].bits > 16) return;
-  const int64_t count = int64_t{1} << kFormats[row].bits;
+  if (!is_float(kTypes[row]) || kTypes[row].bits > 16) return;
+  const int64_t count = int64_t{1} << kTypes[row].bits;
   const Type type = {row, false}, wide = {DLFP4_float64, false};
   for (int64_t i = 0; i < count; ++i) {
     Code code = {};

@@ -28,7 +28,7 @@ float bfloat16_value(uint32_t half) {
 }
 
 float value_of(int row, uint64_t code) {
-  const uint64_t word = convert(kFormats[row], kFormats[DLFP4_float32], code, {DLFP4_NEAREST_EVEN, true}, {0, 0, 0});
+  const uint64_t word = convert(kTypes[row], kTypes[DLFP4_float32], code, {DLFP4_NEAREST_EVEN, true}, {0, 0, 0});
   float value;
   memcpy(&value, &word, sizeof(value));
   return value;

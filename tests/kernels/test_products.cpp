@@ -31,7 +31,7 @@ struct Side {
 };
 
 double value_of(int row, uint64_t code) {
-  const Format f = kFormats[row];
+  const ElementType f = kTypes[row];
   if (is_float(f)) return value_of_code(row, code);
   const bool negative = dlfp4_dtypes[row].code == 0 && code >> (f.bits - 1) & 1;
   return static_cast<double>(code & low_bits(f.bits)) - (negative ? ldexp(1, f.bits) : 0);
@@ -46,7 +46,7 @@ uint64_t moderate_code(int row, bool specials) {
   const uint64_t noise = random_bits();
   const uint64_t special = special_code(row);
   if (specials && random_below(40) == 0 && !isfinite(value_of(row, special))) return special;
-  if (kFormats[row].bits <= 8) {
+  if (kTypes[row].bits <= 8) {
     const double value = value_of(row, noise);
     return isfinite(value) ? noise : 0;
   }
@@ -114,7 +114,7 @@ Side scaled_side(Guarded *memory, Guarded *scale_memory, int number, int64_t lin
     const int64_t line = i / length, k = i % length;
     const int64_t at = format.length ? line / group * blocks + k / block : 0;
     memcpy(&scale, scales + at * item, static_cast<size_t>(item));
-    const float of_block = decode_scale(kFormats[format.scale], scale);
+    const float of_block = decode_scale(kTypes[format.scale], scale);
     const auto worth = static_cast<double>(of_block * side.lines.decode);
     values.push_back(side.values[static_cast<size_t>(line * stored + k)] * worth);
   }
@@ -227,17 +227,17 @@ void test_no_wrap() {
   std::vector<uint8_t> data(static_cast<size_t>(kLength));
   for (size_t i = 0; i < 5; ++i) {
     const Type type = {rows[i], true};
-    const uint64_t largest = is_float(kFormats[rows[i]]) ? largest_finite_code(kFormats[rows[i]]) : codes[i];
+    const uint64_t largest = is_float(kTypes[rows[i]]) ? largest_finite_code(kTypes[rows[i]]) : codes[i];
     const uint64_t four = largest * 0x41041;  // of 6 bits each
     for (int64_t byte = 0; byte < bytes_for(type, kLength); ++byte)
       data[static_cast<size_t>(byte)] =
-          kFormats[rows[i]].bits == 6 ? static_cast<uint8_t>(four >> 8 * (byte % 3)) : codes[i];
+          kTypes[rows[i]].bits == 6 ? static_cast<uint8_t>(four >> 8 * (byte % 3)) : codes[i];
     Side side = plain_side(&a_memory, type, 1, 0, false);
     side.lines.blocks.data = data.data();
     side.lines.blocks.length = kLength;
     float got = 0;
     dlfp4_vecdot(&side.lines, &side.lines, 1, kLength, &got, 1);
-    const double value = value_of(rows[i], largest & low_bits(kFormats[rows[i]].bits));
+    const double value = value_of(rows[i], largest & low_bits(kTypes[rows[i]].bits));
     report(static_cast<double>(got) == value * value * kLength, "no wrap", name_of(type), 1, 1, kLength);
   }
 }
@@ -337,7 +337,7 @@ void test_noise_beyond() {
 // Both sides without scales, by few rows and by more than few.
 void test_plain_matmuls() {
   for (int row = 0; row < DLFP4_NUM_DTYPES; ++row) {
-    if (!has_dots(row) || !is_float(kFormats[row])) continue;
+    if (!has_dots(row) || !is_float(kTypes[row])) continue;
     for (int round = 0; round < 40; ++round) {
       const Type type = {row, is_sub_byte(row) && round % 2}, bfloat = {DLFP4_bfloat16, false};
       const int64_t rows = 1 + random_below(14), columns = 1 + random_below(40), length = random_below(round * 20 + 2);

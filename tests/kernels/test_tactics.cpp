@@ -1,4 +1,4 @@
-// Checks which tiles the walking matrix kernel multiplies, and the tactics that a problem gets, without a GPU.
+// Checks which tiles the walking matrix kernel multiplies, and the tactics that a shape gets, without a GPU.
 // Layout: y in half tiles, 128 by 128.
 // Trick: the kernel and this program ask the same WalkOrder; here its answers are counted.
 #if defined(__GNUC__)
@@ -27,9 +27,9 @@ constexpr int64_t kDepths[] = {8, 64, 65, 128, 192, 4096, 14336};
 
 char detail[128];
 
-void describe(const Problem &problem, int processors) {
-  snprintf(detail, sizeof(detail), "%ld x %ld of %ld on %d multiprocessors", static_cast<long>(problem.rows),
-           static_cast<long>(problem.columns), static_cast<long>(problem.depth), processors);
+void describe(const ProductShape &shape, int processors) {
+  snprintf(detail, sizeof(detail), "%ld x %ld of %ld on %d multiprocessors", static_cast<long>(shape.rows),
+           static_cast<long>(shape.columns), static_cast<long>(shape.depth), processors);
 }
 
 // --- The order of the walk ---------------------------------------------------------------------
@@ -69,27 +69,27 @@ void walk_block(const WalkOrder &order, int block, int blocks, Count *count) {
   if (block % kWalkRanks == 0) count->add(order.place_of(tile), 2);
 }
 
-void test_walk(const Problem &problem, int processors) {
-  const WalkPlan plan = plan_walk(problem, processors);
-  describe(problem, processors);
+void test_walk(const ProductShape &shape, int processors) {
+  const WalkPlan plan = plan_walk(shape, processors);
+  describe(shape, processors);
   check(plan.blocks >= kWalkRanks && plan.blocks % kWalkRanks == 0 && plan.blocks <= (processors < 2 ? 2 : processors),
         "blocks of the walk", detail);
   check(std::isfinite(plan.time) && plan.time > 0, "the time of the walk", detail);
-  Count count(plan.order, problem.rows);
+  Count count(plan.order, shape.rows);
   for (int block = 0; block < plan.blocks; ++block) walk_block(plan.order, block, plan.blocks, &count);
   bool each_once = count.is_inside;
   for (int times : count.times) each_once &= times == 1;
   check(each_once, "each half tile once", detail);
   const int shared = plan.order.tiles() - plan.order.alone;
   check(count.sharers == shared * kWalkRanks, "all blocks of threads of a shared tile run", detail);
-  check(shared == 0 || problem.depth > kBlockK, "a shared tile has two blocks along K", detail);
+  check(shared == 0 || shape.depth > kBlockK, "a shared tile has two blocks along K", detail);
 }
 
 // What is checked of shared tiles says nothing if there are none.
 void test_shared_tiles() {
-  const Problem problem = {kNvfp4, 1024, 14336, 4096};
-  const WalkOrder order = plan_walk(problem, 132).order;
-  describe(problem, 132);
+  const ProductShape shape = {kNvfp4, 1024, 14336, 4096};
+  const WalkOrder order = plan_walk(shape, 132).order;
+  describe(shape, 132);
   check(order.alone == 396, "whole tiles of each block of threads", detail);
   check(order.tiles() - order.alone == 52, "shared tiles", detail);
   check(order.shared_tile(51) == 447 && order.shared_tile(52) == order.kNone, "the last shared tile", detail);
@@ -97,18 +97,18 @@ void test_shared_tiles() {
 
 // --- Tactics -------------------------------------------------------------------------------------
 
-void test_tactics(const Problem &problem, int processors) {
+void test_tactics(const ProductShape &shape, int processors) {
   int numbers[kNumTactics];
-  describe(problem, processors);
-  const int count = find_tactics(problem, processors, true, numbers, kNumTactics);
+  describe(shape, processors);
+  const int count = find_tactics(shape, processors, true, numbers, kNumTactics);
   check(count >= 1 && count <= kNumTactics, "tactics", detail);
   check(std::set<int>(numbers, numbers + count).size() == static_cast<size_t>(count), "each tactic once", detail);
   for (int i = 0; i < count; ++i) {
     const Tactic &tactic = kTactics[numbers[i]];
     const int64_t ways = tactic.family == kShared ? tactic.ranks * (kConsumers / tactic.halves) : 1;
-    check(ways <= (problem.depth + kBlockK - 1) / kBlockK, "each part of K has a block", detail);
+    check(ways <= (shape.depth + kBlockK - 1) / kBlockK, "each part of K has a block", detail);
   }
-  check(find_tactics(problem, processors, false, numbers, kNumTactics) == 1 && kTactics[numbers[0]].family == kStream,
+  check(find_tactics(shape, processors, false, numbers, kNumTactics) == 1 && kTactics[numbers[0]].family == kStream,
         "the kernel for every GPU", detail);
 }
 
@@ -129,12 +129,12 @@ void test_guesses() {
   for (int64_t depth : {4096, 14336}) {
     for (int kind : {kNvfp4, kMxfp4, kMxfp8})
       for (int64_t rows : {1, 16}) {
-        const Problem few = {kind, rows, 4096, depth};
+        const ProductShape few = {kind, rows, 4096, depth};
         describe(few, 132);
         find_tactics(few, 132, true, numbers, kNumTactics);
         check(kTactics[numbers[0]].family == kStream, "few rows stream", detail);
       }
-    const Problem many = {kNvfp4, 4096, 4096, depth};
+    const ProductShape many = {kNvfp4, 4096, 4096, depth};
     describe(many, 132);
     find_tactics(many, 132, true, numbers, kNumTactics);
     check(kTactics[numbers[0]].family == kWalking, "many rows walk", detail);
@@ -152,9 +152,9 @@ int main() {
     for (int64_t rows : kRows)
       for (int64_t columns : kColumns)
         for (int64_t depth : kDepths) {
-          const Problem problem = {kNvfp4, rows, columns, depth};
-          test_walk(problem, processors);
-          test_tactics(problem, processors);
+          const ProductShape shape = {kNvfp4, rows, columns, depth};
+          test_walk(shape, processors);
+          test_tactics(shape, processors);
         }
   for (const Tactic &tactic : kTactics)
     for (int kind = 0; kind < kNumWeightKinds; ++kind)

@@ -62,9 +62,9 @@ QuantizeParams quantize_params(const Quantization &of, const Lines &x, const dlf
   p.blocks = divide_up(blocks.length, p.block);
   p.repeats = format.row->repeats;
   p.whole = format.whole;
-  p.source = kFormats[kSourceRows[x.source]];
-  p.element = kFormats[format.row->element];
-  p.scale = kFormats[format.row->scale];
+  p.source = kTypes[kSourceRows[x.source]];
+  p.element = kTypes[format.row->element];
+  p.scale = kTypes[format.row->scale];
   p.rule = of.rule;
   p.rounding = of.recipe.rounding;
   p.zero = of.recipe.drops_negative_zero ? 0.0f : -0.0f;
@@ -289,7 +289,7 @@ int raise_largest(const Lines &x, const FormatInfo &format, uint32_t *place, uin
                      x.length,
                      x.line_stride,
                      x.step,
-                     kFormats[kSourceRows[x.source]],
+                     kTypes[kSourceRows[x.source]],
                      format.row->kind == DLFP4_TWO_LEVEL,
                      place,
                      {}};
@@ -370,9 +370,9 @@ DequantizeParams dequantize_params(const dlfp4_blocks &q, const FormatInfo &form
   p.block_shift = log2_of(format.block);
   p.kind = format.row->kind;
   p.decode = decode;
-  p.element = kFormats[format.row->element];
-  p.scale = kFormats[format.row->scale];
-  p.target = kFormats[kSourceRows[result.source]];
+  p.element = kTypes[format.row->element];
+  p.scale = kTypes[format.row->scale];
+  p.target = kTypes[kSourceRows[result.source]];
   p.dst = result.data;
   p.lines = result.lines;
   p.length = result.length;

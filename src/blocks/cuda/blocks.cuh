@@ -52,7 +52,7 @@ __device__ inline void encode_group(const QuantizeParams &p, float multiplier, b
 
 // Uses scaling.h alone, so this kernel checks those with conversions of their own.
 template <int Kind>
-__device__ inline BlockScale exact_scale(const ScaleRule &rule, Format scale, uint32_t magnitude) {
+__device__ inline BlockScale exact_scale(const ScaleRule &rule, ElementType scale, uint32_t magnitude) {
   if constexpr (Kind == DLFP4_TWO_LEVEL) return two_level_block(rule, scale, magnitude);
   return scale_of_block<Kind>(rule, magnitude);
 }
@@ -81,7 +81,7 @@ __device__ inline void quantize_block(const QuantizeParams &p) {
 
 // --- Back ------------------------------------------------------------------------------------
 
-__device__ inline uint64_t decoded_code(float element, float scale, Format target) {
+__device__ inline uint64_t decoded_code(float element, float scale, ElementType target) {
   return from_float(decoded(element, scale), target, {DLFP4_NEAREST_EVEN, true}, {0, 0, 0});
 }
 
@@ -147,7 +147,7 @@ __device__ inline uint4 vector_of_rows(const LargestParams &p, int64_t number) {
   constexpr int kInStep = kStep / kFloatsOfVector<Src>;
   if (p.walk.steps == p.walk.in_line) return reinterpret_cast<const uint4 *>(p.src)[number];
   const StepOfLine at = step_of_line(p.walk, static_cast<uint32_t>(number / kInStep));
-  const uint8_t *const step = address_of_step<kFormats[Src].bits>(p.src, p.walk.float_bytes, at);
+  const uint8_t *const step = address_of_step<kTypes[Src].bits>(p.src, p.walk.float_bytes, at);
   return reinterpret_cast<const uint4 *>(step)[number % kInStep];
 }
 

@@ -55,7 +55,7 @@ struct QuantizeParams {
   int64_t group, block;  // lines and elements that share a scale
   int64_t blocks;        // of a line
   bool repeats, whole;
-  Format source, element, scale;
+  ElementType source, element, scale;
   dlfp4_rounding rounding;
   float zero;
   uint64_t seed;
@@ -88,14 +88,14 @@ struct DequantizeParams {
   int64_t data_stride, data_step;
   int64_t lines, length;
   int64_t line_stride, step;
-  Format element, scale, target;
+  ElementType element, scale, target;
 };
 
 struct LargestParams {
   const uint8_t *src;
   int64_t lines, length;
   int64_t line_stride, step;
-  Format source;
+  ElementType source;
   bool finite_only;
   uint32_t *largest;
   StepLines walk;

@@ -25,7 +25,7 @@ __device__ inline uint32_t largest_of_lanes(uint32_t value, int lanes) {
 template <int Dtype, int Kind>
 __device__ inline void encode_scaled(const EncodeParams &encode, const FloatStep &step, BlockScale scale,
                                      uint32_t largest, uint32_t *words) {
-  constexpr int kBits = kFormats[Dtype].bits;
+  constexpr int kBits = kTypes[Dtype].bits;
   const bool is_finite = largest < kFloatInfinity;
   if constexpr (Kind == DLFP4_POWER) {
     if (is_finite) return encode_step<Dtype>(encode, step, words, scale.multiplier);
@@ -69,14 +69,14 @@ struct LoadedStep {
   __device__ void load(const QuantizeParams &p, uint32_t number) {
     there = number < p.walk.steps;
     at = step_of_line(p.walk, number);
-    load_step<Src>(address_of_step<kFormats[Src].bits>(p.src, p.walk.float_bytes, at), there, raw);
+    load_step<Src>(address_of_step<kTypes[Src].bits>(p.src, p.walk.float_bytes, at), there, raw);
   }
 };
 
 template <int Src, int Dtype, int BlockSize, int Kind>
 __device__ inline void quantize_step(const QuantizeParams &p, const EncodeParams &encode, const ScaleRule &rule,
                                      const LoadedStep<Src> &step) {
-  constexpr int kBits = kFormats[Dtype].bits, kStepsOfBlock = BlockSize / kStep;
+  constexpr int kBits = kTypes[Dtype].bits, kStepsOfBlock = BlockSize / kStep;
   const uint32_t largest = largest_of_lanes(largest_of<Src>(step.raw), kStepsOfBlock - 1);
   if (!step.there) return;
   uint32_t words[kCodeWords<kBits>];
@@ -169,7 +169,7 @@ __device__ inline bool decode_step(const Values<Dtype> &table, const uint32_t *c
 #pragma unroll
     for (int i = 0; i < kStep; ++i) values[i] = __fmul_rn(__fmul_rn(values[i], kUnit), scale);
   }
-  if (special && kFormats[Dtype].bits == 8)
+  if (special && kTypes[Dtype].bits == 8)
     for (int i = 0; i < kStep; ++i) values[i] = decoded(Values<Dtype>::decode_by_rule(codes, i), scale);
   else if (special)
     for (int i = 0; i < kStep; ++i) values[i] = values[i] == values[i] ? values[i] : float_of(kFloatNan);
@@ -178,7 +178,7 @@ __device__ inline bool decode_step(const Values<Dtype> &table, const uint32_t *c
 
 template <int Dtype, int Dst>
 struct CodedStep {
-  static constexpr int kBits = kFormats[Dtype].bits, kWords = kStep * kFloatBytes<Dst> / 4;
+  static constexpr int kBits = kTypes[Dtype].bits, kWords = kStep * kFloatBytes<Dst> / 4;
   uint32_t codes[kCodeWords<kBits>];
   uint32_t scale;
   uint8_t *dst;
@@ -187,7 +187,7 @@ struct CodedStep {
     dst = nullptr;
     if (number >= p.walk.steps) return;
     const StepOfLine at = step_of_line(p.walk, number);
-    dst = address_of_step<kFormats[Dst].bits>(p.dst, p.walk.float_bytes, at);
+    dst = address_of_step<kTypes[Dst].bits>(p.dst, p.walk.float_bytes, at);
     load_codes<kBits>(address_of_step<kBits>(p.data, p.walk.code_bytes, at), codes);
     scale = p.flat ? scale_in(p, uint64_t{at.step} * kStep >> p.block_shift)
                    : stored_scale(p, at.line, int64_t{at.step} * kStep);
@@ -215,7 +215,7 @@ __device__ inline void dequantize_rows(const DequantizeParams &p) {
   if (p.steps == 2) second.load(p, number + blockDim.x);
   const uint32_t later = ((blockIdx.x + kBlocksAhead) * blockDim.x + threadIdx.x) * p.steps;
   if (later < p.walk.steps)
-    prefetch(address_of_step<kFormats[Dtype].bits>(p.data, p.walk.code_bytes, step_of_line(p.walk, later)));
+    prefetch(address_of_step<kTypes[Dtype].bits>(p.data, p.walk.code_bytes, step_of_line(p.walk, later)));
   table.fill();
 #pragma unroll 1
   for (int i = 0; i < p.steps; ++i, first = second) first.finish(p, table, decode);

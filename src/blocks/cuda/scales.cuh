@@ -118,7 +118,7 @@ __device__ inline float decode_fast(int kind, uint32_t stored, float tensor_deco
 }
 
 // The same of scales of any type: decode_fast takes those of two levels to be E4M3.
-__device__ inline float decode_any(int kind, Format scale, uint32_t stored, float tensor_decode) {
+__device__ inline float decode_any(int kind, ElementType scale, uint32_t stored, float tensor_decode) {
   const bool is_e4m3 = scale.mantissa == 3 && scale.specials == DLFP4_FN;
   if (kind == DLFP4_TWO_LEVEL && !is_e4m3) return decode_scale(scale, stored) * tensor_decode;
   return decode_fast(kind, stored, tensor_decode);

@@ -156,7 +156,7 @@ __device__ inline void copy_columns(const QuantizeParams &p, TilePlace at, int f
 template <int Src, int Dtype, int BlockSize, int Kind, bool Square, int Lanes>
 __device__ inline void quantize_tile_rows(const TileParams &p, TilePlace at, const ScaleRule &rule,
                                           const TileRule<Kind> &scales, const uint8_t *tile) {
-  constexpr int kBits = kFormats[Dtype].bits, kBytes = kFloatBytes<Src>, kSteps = kTileColumns / kStep;
+  constexpr int kBits = kTypes[Dtype].bits, kBytes = kFloatBytes<Src>, kSteps = kTileColumns / kStep;
   constexpr int kRows = kTileRows / (kThreads / kSteps);
   const QuantizeParams &q = p.rows;
   const int row = threadIdx.x / kSteps * kRows, column = threadIdx.x % kSteps * kStep;
@@ -267,7 +267,7 @@ __device__ inline void store_run(uint8_t *run, int number, int lanes, const uint
 template <int Src, int Dtype, int BlockSize, int Kind, bool Square, int Lanes>
 __device__ inline void quantize_unit(const TileParams &p, TilePlace at, Unit unit, const ScaleRule &rule,
                                      TileRule<Kind> *scales, const uint8_t *tile, uint8_t *staged) {
-  constexpr int kBits = kFormats[Dtype].bits;
+  constexpr int kBits = kTypes[Dtype].bits;
   const QuantizeParams &q = p.columns;
   const uint32_t first = at.row + unit.row, line = at.column + unit.column, block = first / BlockSize;
   const bool there = first < static_cast<uint32_t>(q.stored) && line < static_cast<uint32_t>(q.lines);
@@ -299,7 +299,7 @@ __device__ inline void quantize_unit(const TileParams &p, TilePlace at, Unit uni
 template <int Src, int Dtype, int BlockSize, int Kind, bool Square>
 __device__ inline void quantize_tile(const TileParams &p) {
   constexpr int kLanes = Square ? kLanesOfSquares : kLanesOfSegment;
-  constexpr bool kHasBytes = kFormats[Dtype].bits == 8;
+  constexpr bool kHasBytes = kTypes[Dtype].bits == 8;
   uint8_t *const tile = shared_memory + kTileRuleBytes, *const staged = tile + tile_bytes(kFloatBytes<Src>);
   TileRule<Kind> &scales = *reinterpret_cast<TileRule<Kind> *>(shared_memory);
   const TilePlace at = place_of_tile<kTileColumns>(p);
@@ -335,7 +335,7 @@ constexpr int kStepsOfSquares = kSquaresColumns / kStep;
 // Squares of 16 along rows, each row of which has the scale: 128 columns a warp, four rows at a time.
 template <int Src, int Dtype, int Kind>
 __device__ inline void quantize_small_squares(const QuantizeParams &p, const EncodeParams &encode) {
-  constexpr int kBits = kFormats[Dtype].bits, kSide = 16, kRows = 32 / kStepsOfSquares;
+  constexpr int kBits = kTypes[Dtype].bits, kSide = 16, kRows = 32 / kStepsOfSquares;
   constexpr int kPasses = kSide / kRows;
   const uint32_t warp = block_number(p) * (kThreads / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
   const uint32_t in_row = static_cast<uint32_t>((p.stored + kSquaresColumns - 1) / kSquaresColumns);
@@ -508,7 +508,7 @@ __device__ inline void stage_columns(uint8_t *tile, Unit unit, const float (*val
 // read from them instead: a branch would wait for the loads before it.
 template <int Dtype, int Dst>
 __device__ inline void dequantize_tile(const DequantizeParams &p) {
-  constexpr int kBits = kFormats[Dtype].bits, kUnits = kTileColumns / kUnitColumns;
+  constexpr int kBits = kTypes[Dtype].bits, kUnits = kTileColumns / kUnitColumns;
   static_assert(sizeof(Values<Dtype>) <= kTileRuleBytes, "");
   Values<Dtype> &table = *reinterpret_cast<Values<Dtype> *>(shared_memory);
   uint8_t *const tile = shared_memory + kTileRuleBytes;

@@ -21,13 +21,13 @@ namespace {
 
 using namespace image_of_codecs;
 
-struct Sides {
+struct Operands {
   Operand src, dst;
   bool part;  // of memory with other elements is the destination
 };
 
 struct Conversion {
-  Sides sides;
+  Operands sides;
   Round round;
   uint64_t seed;
   uintptr_t stream;
@@ -58,18 +58,18 @@ constexpr KernelTable<kMostCodeBits + 1, kMostFloatBits + 1> kBitRecoders([](int
   return find_kernel(KernelKey(kRecodeBits, from, to));
 });
 
-DeviceKernel find_encoder(Sides sides, Round round) {
+DeviceKernel find_encoder(Operands sides, Round round) {
   const int row = sides.dst.row, bits = spacing(sides.dst), source = source_of(sides.src.row);
-  const bool rounds = round.rounding == DLFP4_NEAREST_EVEN && kFormats[row].specials != DLFP4_E8M0;
+  const bool rounds = round.rounding == DLFP4_NEAREST_EVEN && kTypes[row].specials != DLFP4_E8M0;
   if (source < 0 || !is_low(row) || !rounds) return kNoKernel;
-  const bool saturates = round.saturate || kFormats[row].specials == DLFP4_FINITE;
-  const bool has_own = saturates && bits == kFormats[row].bits && kEncoders[source][row] != kNoKernel;
+  const bool saturates = round.saturate || kTypes[row].specials == DLFP4_FINITE;
+  const bool has_own = saturates && bits == kTypes[row].bits && kEncoders[source][row] != kNoKernel;
   return has_own ? kEncoders[source][row] : kBitEncoders[source][bits];
 }
 
 // Of codes to floats that hold them, or to other codes.
-DeviceKernel find_recoder(Sides sides, Round round) {
-  const Format src = kFormats[sides.src.row], dst = kFormats[sides.dst.row];
+DeviceKernel find_recoder(Operands sides, Round round) {
+  const ElementType src = kTypes[sides.src.row], dst = kTypes[sides.dst.row];
   const int from = spacing(sides.src), to = spacing(sides.dst);
   if (from > kMostCodeBits || to > kMostFloatBits) return kNoKernel;
   const bool same = sides.src.row == sides.dst.row, is_code = is_low(sides.src.row);
@@ -79,10 +79,10 @@ DeviceKernel find_recoder(Sides sides, Round round) {
 }
 
 // The fast kernel of a contiguous run of whole steps, or kNoKernel.
-DeviceKernel find_run_kernel(Sides sides, Round round) {
+DeviceKernel find_run_kernel(Operands sides, Round round) {
   if (const DeviceKernel encoder = find_encoder(sides, round); encoder != kNoKernel) return encoder;
   const int target = source_of(sides.dst.row);
-  const bool is_packed = spacing(sides.src) == kFormats[sides.src.row].bits;
+  const bool is_packed = spacing(sides.src) == kTypes[sides.src.row].bits;
   const DeviceKernel decoder = target >= 0 && is_packed ? kDecoders[sides.src.row][target] : kNoKernel;
   return decoder != kNoKernel ? decoder : find_recoder(sides, round);
 }
@@ -96,7 +96,7 @@ int convert_run(DeviceKernel kernel, const Conversion &c, const Ends &ends, int6
     return run(kernel, steps, params, c.stream);
   }
   const int from = c.sides.src.row, to = c.sides.dst.row;
-  DecodeParams params = {ends.src, ends.dst, steps, kFormats[from], kFormats[to], c.round, from == to, 1};
+  DecodeParams params = {ends.src, ends.dst, steps, kTypes[from], kTypes[to], c.round, from == to, 1};
   if (is_for(kernel, kRecodeBits)) return run_walk(kernel, steps, params, c.stream);
   params.of_thread = steps_of_thread(steps);
   return run(kernel, divide_up(steps, params.of_thread), params, c.stream);
@@ -104,39 +104,39 @@ int convert_run(DeviceKernel kernel, const Conversion &c, const Ends &ends, int6
 
 // --- Anything --------------------------------------------------------------------------------
 
-Place make_place(const uint8_t *data, Operand operand, const Layout &layout, Side side) {
-  Place place = {const_cast<uint8_t *>(data), kFormats[operand.row], spacing(operand), {}};
-  memcpy(place.stride, layout.stride[side], static_cast<size_t>(layout.ndim) * sizeof(int64_t));
+Place make_place(const uint8_t *data, Operand operand, const Walk &walk, Side side) {
+  Place place = {const_cast<uint8_t *>(data), kTypes[operand.row], spacing(operand), {}};
+  memcpy(place.stride, walk.stride[side], static_cast<size_t>(walk.ndim) * sizeof(int64_t));
   return place;
 }
 
 // How many elements a thread writes at a time, to bytes that no other thread writes; 0 where there is no such number.
-int group_of(const Layout &layout, Operand dst) {
+int group_of(const Walk &walk, Operand dst) {
   if (!dst.packed) return 1;
-  if (is_row_major(layout, kDst)) return 8;
-  if (!rows_start_on_bytes(layout, kDst, dst)) return 0;
-  const int64_t step = layout.stride[kDst][layout.ndim - 1];
+  if (is_row_major(walk, kDst)) return 8;
+  if (!rows_start_on_bytes(walk, kDst, dst)) return 0;
+  const int64_t step = walk.stride[kDst][walk.ndim - 1];
   if (step == 1) return 8;
   return step * spacing(dst) % 8 == 0 ? 1 : 0;
 }
 
-int convert_any(const Conversion &c, const Layout &layout, const Ends &ends) {
-  const Sides &sides = c.sides;
+int convert_any(const Conversion &c, const Walk &walk, const Ends &ends) {
+  const Operands &sides = c.sides;
   ConvertParams params = {};
-  params.group = group_of(layout, sides.dst);
+  params.group = group_of(walk, sides.dst);
   if (params.group == 0) return refuse(DLFP4_E_SHAPE);
-  params.src = make_place(ends.src, sides.src, layout, kSrc);
-  params.dst = make_place(ends.dst, sides.dst, layout, kDst);
-  params.ndim = layout.ndim;
-  memcpy(params.extent, layout.extent, static_cast<size_t>(layout.ndim) * sizeof(int64_t));
-  params.compact = sides.dst.packed && is_row_major(layout, kDst);
-  params.size = layout.size;
-  params.groups_in_row = divide_up(layout.extent[layout.ndim - 1], params.group);
-  params.groups = params.compact ? divide_up(layout.size, params.group)
-                                 : layout.size / layout.extent[layout.ndim - 1] * params.groups_in_row;
+  params.src = make_place(ends.src, sides.src, walk, kSrc);
+  params.dst = make_place(ends.dst, sides.dst, walk, kDst);
+  params.ndim = walk.ndim;
+  memcpy(params.extent, walk.extent, static_cast<size_t>(walk.ndim) * sizeof(int64_t));
+  params.compact = sides.dst.packed && is_row_major(walk, kDst);
+  params.size = walk.size;
+  params.groups_in_row = divide_up(walk.extent[walk.ndim - 1], params.group);
+  params.groups = params.compact ? divide_up(walk.size, params.group)
+                                 : walk.size / walk.extent[walk.ndim - 1] * params.groups_in_row;
   params.copies = sides.src.row == sides.dst.row;
   params.shares = sides.part || !params.compact;
-  params.kind = nan_rule(kFormats[sides.src.row], kFormats[sides.dst.row]);
+  params.kind = nan_rule(kTypes[sides.src.row], kTypes[sides.dst.row]);
   params.round = c.round;
   params.seed = c.seed;
   params.first = static_cast<uint64_t>(ends.first);
@@ -144,49 +144,49 @@ int convert_any(const Conversion &c, const Layout &layout, const Ends &ends) {
 }
 
 // Elements of 16 bytes, which are only moved, as two of eight. False for too many dimensions.
-bool halve_elements(Layout *layout, Sides *sides) {
-  if (layout->ndim == kMaxDims) return false;
-  for (int dim = 0; dim < layout->ndim; ++dim)
-    for (Side side : {kSrc, kDst}) layout->stride[side][dim] *= 2;
-  layout->extent[layout->ndim] = 2;
-  layout->stride[kSrc][layout->ndim] = layout->stride[kDst][layout->ndim] = 1;
-  ++layout->ndim;
-  layout->size *= 2;
+bool halve_elements(Walk *walk, Operands *sides) {
+  if (walk->ndim == kMaxDims) return false;
+  for (int dim = 0; dim < walk->ndim; ++dim)
+    for (Side side : {kSrc, kDst}) walk->stride[side][dim] *= 2;
+  walk->extent[walk->ndim] = 2;
+  walk->stride[kSrc][walk->ndim] = walk->stride[kDst][walk->ndim] = 1;
+  ++walk->ndim;
+  walk->size *= 2;
   sides->src.row = sides->dst.row = DLFP4_uint64;
   return true;
 }
 
 // From an element of a run on.
-Ends advance(const Ends &ends, const Sides &sides, int64_t count) {
+Ends advance(const Ends &ends, const Operands &sides, int64_t count) {
   return {ends.src + count * spacing(sides.src) / 8, ends.dst + count * spacing(sides.dst) / 8, ends.first + count};
 }
 
 // Whole steps of a run by a fast kernel, the rest by the one for anything.
-int convert_inner(const Conversion &c, Layout layout, const Ends &ends) {
-  const bool is_fast = is_run(layout) && is_aligned(ends.src, 16) && is_aligned(ends.dst, 16);
+int convert_inner(const Conversion &c, Walk walk, const Ends &ends) {
+  const bool is_fast = is_run(walk) && is_aligned(ends.src, 16) && is_aligned(ends.dst, 16);
   const DeviceKernel kernel = is_fast ? find_run_kernel(c.sides, c.round) : kNoKernel;
   int64_t done = 0;
   if (kernel != kNoKernel) {
-    const int64_t steps = layout.size / kStep;
+    const int64_t steps = walk.size / kStep;
     if (const int status = convert_run(kernel, c, ends, steps)) return status;
     done = steps * kStep;
-    layout.extent[0] = layout.size -= done;
+    walk.extent[0] = walk.size -= done;
   }
-  return layout.size == 0 ? 0 : convert_any(c, layout, advance(ends, c.sides, done));
+  return walk.size == 0 ? 0 : convert_any(c, walk, advance(ends, c.sides, done));
 }
 
 // A launch for each place of the dimensions that kernels have no room for.
-int convert_layout(Conversion c, const Layout &layout, const Ends &ends) {
-  if (layout.ndim <= kMostDims) return convert_inner(c, layout, ends);
-  Layout inner = {layout.ndim - 1, layout.size / layout.extent[0], {}, {}};
-  memcpy(inner.extent, layout.extent + 1, static_cast<size_t>(inner.ndim) * sizeof(int64_t));
+int convert_layout(Conversion c, const Walk &walk, const Ends &ends) {
+  if (walk.ndim <= kMostDims) return convert_inner(c, walk, ends);
+  Walk inner = {walk.ndim - 1, walk.size / walk.extent[0], {}, {}};
+  memcpy(inner.extent, walk.extent + 1, static_cast<size_t>(inner.ndim) * sizeof(int64_t));
   for (Side side : {kSrc, kDst})
-    memcpy(inner.stride[side], layout.stride[side] + 1, static_cast<size_t>(inner.ndim) * sizeof(int64_t));
+    memcpy(inner.stride[side], walk.stride[side] + 1, static_cast<size_t>(inner.ndim) * sizeof(int64_t));
   c.sides.part = true;  // the others' elements lie beside
-  const int64_t from = layout.stride[kSrc][0] * spacing(c.sides.src);
-  const int64_t to = layout.stride[kDst][0] * spacing(c.sides.dst);
+  const int64_t from = walk.stride[kSrc][0] * spacing(c.sides.src);
+  const int64_t to = walk.stride[kDst][0] * spacing(c.sides.dst);
   if (from % 8 != 0 || to % 8 != 0) return refuse(DLFP4_E_SHAPE);
-  for (int64_t i = 0; i < layout.extent[0]; ++i) {
+  for (int64_t i = 0; i < walk.extent[0]; ++i) {
     const Ends of_place = {ends.src + i * from / 8, ends.dst + i * to / 8, ends.first + i * inner.size};
     if (const int status = convert_layout(c, inner, of_place)) return status;
   }
@@ -205,13 +205,13 @@ extern "C" int dlfp4_cuda_convert(int device, uintptr_t stream, const dlfp4_view
   if (context.status()) return context.status();
   const Round round = options ? Round{options->rounding, options->saturate != 0} : Round{DLFP4_NEAREST_EVEN, true};
   Conversion conversion = {{{}, {}, dst->part != 0}, round, options ? options->seed : 0, stream};
-  Sides &sides = conversion.sides;
-  Layout layout;
+  Operands &sides = conversion.sides;
+  Walk walk;
   if (!find_operand(*src, &sides.src) || !find_operand(*dst, &sides.dst)) return refuse(DLFP4_E_DTYPE);
   if (!are_convertible(sides.src, sides.dst)) return refuse(DLFP4_E_DTYPE);
-  if (!collapse(*src, *dst, &layout)) return refuse(DLFP4_E_SHAPE);
-  if (layout.size == 0) return 0;
-  if (kFormats[sides.dst.row].bits == 128 && !halve_elements(&layout, &sides)) return refuse(DLFP4_E_SHAPE);
+  if (!collapse(*src, *dst, &walk)) return refuse(DLFP4_E_SHAPE);
+  if (walk.size == 0) return 0;
+  if (kTypes[sides.dst.row].bits == 128 && !halve_elements(&walk, &sides)) return refuse(DLFP4_E_SHAPE);
   const Ends ends = {static_cast<const uint8_t *>(src->data), static_cast<uint8_t *>(dst->data), 0};
-  return convert_layout(conversion, layout, ends);
+  return convert_layout(conversion, walk, ends);
 }

@@ -142,7 +142,7 @@ __device__ inline void decode_run(const DecodeParams &p) {
 // one or two, lie a block of threads apart.
 template <int Dtype, int Dst>
 __device__ inline void decode_values(const DecodeParams &p) {
-  constexpr int kBits = kFormats[Dtype].bits, kWords = kStep * kFloatBytes<Dst> / 4;
+  constexpr int kBits = kTypes[Dtype].bits, kWords = kStep * kFloatBytes<Dst> / 4;
   __shared__ Values<Dtype> table;
   const int64_t number = int64_t{blockIdx.x} * p.of_thread * kThreads + threadIdx.x;
   uint32_t codes[2][kCodeWords<kBits>];

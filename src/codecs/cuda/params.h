@@ -13,7 +13,7 @@ namespace cuda {
 // One side of a conversion. `stride` belongs to the shape that both sides share.
 struct Place {
   uint8_t *data;
-  Format format;
+  ElementType format;
   int bits;  // from one element to the next where their stride is 1
   int64_t stride[kMostDims];
 };
@@ -42,7 +42,7 @@ struct DecodeParams {
   const uint8_t *src;
   uint8_t *dst;
   int64_t steps;
-  Format from, to;
+  ElementType from, to;
   Round round;
   bool copies;    // equal types: bits are moved
   int of_thread;  // steps, where threads do not walk

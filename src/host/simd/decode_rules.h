@@ -30,8 +30,8 @@ constexpr Constant make_constant(Function byte_at) {
 // nibble alone are a row.
 constexpr uint16_t word_of(int src, int dst, int code) {
   const uint64_t value =
-      convert(kFormats[src], kFormats[dst], static_cast<uint64_t>(code), {DLFP4_NEAREST_EVEN, false}, {0, 0, 0});
-  return static_cast<uint16_t>(value >> (kFormats[dst].bits - 16));
+      convert(kTypes[src], kTypes[dst], static_cast<uint64_t>(code), {DLFP4_NEAREST_EVEN, false}, {0, 0, 0});
+  return static_cast<uint16_t>(value >> (kTypes[dst].bits - 16));
 }
 
 // Words by a nibble, as a table a byte.
@@ -81,7 +81,7 @@ constexpr void correct(Correction *correction, int code, int entry, int flip) {
 
 constexpr DecodeRule make_decode_rule(int src, int dst, int offset) {
   DecodeRule rule = {};
-  const Format from = kFormats[src];
+  const ElementType from = kTypes[src];
   rule.sign = from.bits == 4 || from.specials == DLFP4_E8M0 ? 0 : 1 << (from.bits - 1);
   rule.offset = offset & 0xFFFF;
   const int last = ((1 << from.bits) - 1 - rule.sign) >> 4, typical = last > 0 ? 1 : 0;
@@ -103,7 +103,7 @@ constexpr DecodeRule make_decode_rule(int src, int dst, int offset) {
 }
 
 constexpr bool fits(const DecodeRule &rule, int src, int dst) {
-  const int last = ((1 << kFormats[src].bits) - 1 - rule.sign) >> 4;
+  const int last = ((1 << kTypes[src].bits) - 1 - rule.sign) >> 4;
   for (int code = 16; code < last << 4; ++code) {
     const int word = rule.offset + (rule.by_high.get(code >> 4) ^ rule.by_low.get(code & 15));
     if ((word & 0xFFFF) != word_of(src, dst, code)) return false;
@@ -112,8 +112,8 @@ constexpr bool fits(const DecodeRule &rule, int src, int dst) {
 }
 
 constexpr int difference_of_biases(int src, int dst) {
-  const int mantissa = kFormats[dst].mantissa - (kFormats[dst].bits - 16);
-  return (kFormats[dst].bias - kFormats[src].bias) * (1 << mantissa);
+  const int mantissa = kTypes[dst].mantissa - (kTypes[dst].bits - 16);
+  return (kTypes[dst].bias - kTypes[src].bias) * (1 << mantissa);
 }
 
 constexpr DecodeRule find_decode_rule(int src, int dst) {

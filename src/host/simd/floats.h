@@ -31,9 +31,9 @@ V find_nans(V floats) {
 // What a NaN becomes: a NaN with the quiet bit alone, or with as much of its payload as fits.
 template <int Src, int Dst, class V>
 V words_of_nans(V floats) {
-  constexpr Format kTo = kFormats[Dst];
+  constexpr ElementType kTo = kTypes[Dst];
   const V infinity = (floats >> 16 & 0x8000) | static_cast<uint32_t>(infinity_code(kTo));
-  if constexpr (nan_rule(kFormats[Src], kTo) == kCanonical) return infinity | 1u << (kTo.mantissa - 1);
+  if constexpr (nan_rule(kTypes[Src], kTo) == kCanonical) return infinity | 1u << (kTo.mantissa - 1);
   const V payload = (floats & kFloatFraction) >> (23 - kTo.mantissa);
   return infinity | larger<V>(payload, splat<V>(1u));
 }
@@ -65,7 +65,7 @@ DLFP4_ALWAYS_INLINE inline typename Isa::U32 encode_magnitudes(typename Isa::U32
   U32 sum = reinterpret_cast<U32>(rounded);
   if constexpr (Rounding != DLFP4_NEAREST_EVEN) sum += reinterpret_cast<U32>(rounded - addend > exact);  // one less
   const U32 significand = Rounding == DLFP4_NEAREST_AWAY ? sum >> 1 : sum;
-  return significand + (sum >> (23 - kFormats[Dst].mantissa));
+  return significand + (sum >> (23 - kTypes[Dst].mantissa));
 }
 
 }  // namespace

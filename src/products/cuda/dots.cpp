@@ -53,7 +53,7 @@ void describe_blocks(const dlfp4_blocks &blocks, const FormatInfo &format, DotSi
   side->block_shift = log2_of(format.block);
   side->key = format.key;
   side->kind = format.row->kind;
-  side->scale = kFormats[format.row->scale];
+  side->scale = kTypes[format.row->scale];
 }
 
 // A scale of the whole tensor alone is the tensor's scale.
@@ -84,7 +84,7 @@ dlfp4_status describe_side(const dlfp4_cuda_lines &lines, DotSide *side) {
     side->bits = plain.padded ? 8 : plain.bits;
     if (side->dtype < 0) return DLFP4_E_DTYPE;
   }
-  side->element = kFormats[side->dtype];
+  side->element = kTypes[side->dtype];
   side->is_signed = is_signed_integer(side->dtype);
   return DLFP4_OK;
 }

@@ -205,11 +205,11 @@ __device__ inline void unpack_fp8(uint32_t word, float *values) {
 
 template <int Dtype>
 __device__ inline void decode_word(uint32_t word, float *values) {
-  if constexpr (kFormats[Dtype].bits == 4) {
+  if constexpr (kTypes[Dtype].bits == 4) {
     floats_of_e2m1(word, values);
 #pragma unroll
     for (int i = 0; i < 8; ++i) values[i] *= Values<Dtype>::kUnit;
-  } else if constexpr (kFormats[Dtype].bits == 8) {
+  } else if constexpr (kTypes[Dtype].bits == 8) {
     unpack_fp8<Dtype>(word, values);
   } else {
     unpack_floats<Dtype>(word, values);
@@ -218,7 +218,7 @@ __device__ inline void decode_word(uint32_t word, float *values) {
 
 template <int Dtype>
 __device__ inline void decode_words(const uint32_t *words, float *values) {
-  constexpr int kInWord = 32 / kFormats[Dtype].bits;
+  constexpr int kInWord = 32 / kTypes[Dtype].bits;
 #pragma unroll
   for (int i = 0; i < kStep / kInWord; ++i) decode_word<Dtype>(words[i], values + i * kInWord);
 }
@@ -277,11 +277,11 @@ __device__ inline void sum_steps(const DotParams &p) {
 // A step of one side that is loaded.
 template <int Dtype>
 struct KnownStep {
-  uint32_t words[kStep * kFormats[Dtype].bits / 32];
+  uint32_t words[kStep * kTypes[Dtype].bits / 32];
   float scale;
 
   __device__ void load(const DotSide &side, int64_t line, int64_t first) {
-    load_words<kFormats[Dtype].bits>(bytes_at(side, line, first), words);
+    load_words<kTypes[Dtype].bits>(bytes_at(side, line, first), words);
     scale = block_scale<false>(side, line, first);
   }
 
@@ -369,7 +369,7 @@ __device__ inline int add_unsigned_nibbles(int sum, uint32_t a, uint32_t b) {
 template <int Dtype>
 struct IntegerSum {
   using Scales = NoScales;
-  static constexpr int kElements = 128 / kFormats[Dtype].bits;
+  static constexpr int kElements = 128 / kTypes[Dtype].bits;
   int sum = 0;
 
   __device__ void add_word(uint32_t a, uint32_t b) {
@@ -398,7 +398,7 @@ struct IntegerSum {
 template <int Dtype>
 struct FloatSum {
   using Scales = NoScales;
-  static constexpr int kElements = 128 / kFormats[Dtype].bits, kInWord = kElements / 4;
+  static constexpr int kElements = 128 / kTypes[Dtype].bits, kInWord = kElements / 4;
   double sum = 0;
 
   __device__ static void unpack(uint4 vector, float *values) {

@@ -14,7 +14,7 @@ namespace cuda {
 struct DotSide {
   const uint8_t *data;
   int dtype;  // a row of dtypes.def
-  Format element;
+  ElementType element;
   bool is_signed;             // of integers
   int bits;                   // from one element to the next where their step is 1
   int64_t line_stride, step;  // in elements
@@ -27,7 +27,7 @@ struct DotSide {
   int kind;
   int key;              // the place of such blocks among kBlockKeys
   const float *decode;  // the tensor's scale, on the device; null: 1
-  Format scale;
+  ElementType scale;
 };
 
 struct DotParams {

@@ -138,19 +138,19 @@ int describe_matrices(const Tactic &tactic, bool is_half, ManyRowsParams *p) {
   return describe(q.x, is_half, q.rows, q.depth, q.x_stride, box_rows, &p->x);
 }
 
-Shape many_rows_shape(const Tactic &tactic, const Problem &problem, ManyRowsParams *p) {
+Shape many_rows_shape(const Tactic &tactic, const ProductShape &shape, ManyRowsParams *p) {
   const int staging = tactic.family == kWalking ? kStaging : 0;
-  const int blocks = static_cast<int>(divide_up(problem.depth, kBlockK));
+  const int blocks = static_cast<int>(divide_up(shape.depth, kBlockK));
   p->halves = tactic.halves;
-  p->stages = ring_stages(problem.kind, tactic.rows, tactic.halves, blocks, staging);
-  const int ring = p->stages * stage_bytes(problem.kind, tactic.rows, tactic.halves) + staging;
+  p->stages = ring_stages(shape.kind, tactic.rows, tactic.halves, blocks, staging);
+  const int ring = p->stages * stage_bytes(shape.kind, tactic.rows, tactic.halves) + staging;
   if (tactic.family == kWalking) {
-    const WalkPlan plan = plan_walk(problem, multiprocessors());
+    const WalkPlan plan = plan_walk(shape, multiprocessors());
     p->order = plan.order;
     return {{plan.blocks, 1}, kManyRowsThreads, ring, kWalkRanks};
   }
-  const int64_t across = divide_up(problem.columns, kColumnsOfHalf * tactic.halves);
-  return {{across * tactic.ranks, divide_up(problem.rows, tactic.rows)},
+  const int64_t across = divide_up(shape.columns, kColumnsOfHalf * tactic.halves);
+  return {{across * tactic.ranks, divide_up(shape.rows, tactic.rows)},
           kManyRowsThreads,
           std::max(ring, sums_bytes(tactic.rows, tactic.halves)),
           tactic.ranks};
@@ -294,10 +294,10 @@ int dlfp4_cuda_find_tactics(int device, int format, int64_t rows, int64_t column
                             int capacity, int *count) {
   const CurrentContext context(device);
   if (context.status() != 0) return context.status();
-  const Problem problem = {weight_kind(format), rows, columns, depth};
-  if (problem.kind == kNoKind) return refuse(DLFP4_E_OPTION);
+  const ProductShape shape = {weight_kind(format), rows, columns, depth};
+  if (shape.kind == kNoKind) return refuse(DLFP4_E_OPTION);
   if (!can_count(rows, columns, depth)) return refuse(DLFP4_E_SHAPE);
-  *count = find_tactics(problem, multiprocessors(), has_hopper_kernels(), tactics, capacity);
+  *count = find_tactics(shape, multiprocessors(), has_hopper_kernels(), tactics, capacity);
   return 0;
 }
 

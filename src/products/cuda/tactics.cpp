@@ -23,10 +23,10 @@ const Tactic kTactics[kNumTactics] = {
 
 namespace {
 
-bool fits(const Tactic &tactic, const Problem &problem) {
+bool fits(const Tactic &tactic, const ProductShape &shape) {
   if (tactic.family != kShared) return true;
   const int64_t ways = int64_t{tactic.ranks} * (kConsumers / tactic.halves);
-  return ways <= divide_up(problem.depth, kBlockK) && divide_up(problem.rows, tactic.rows) <= UINT16_MAX;
+  return ways <= divide_up(shape.depth, kBlockK) && divide_up(shape.rows, tactic.rows) <= UINT16_MAX;
 }
 
 // --- Microseconds ------------------------------------------------------------------------------
@@ -50,35 +50,35 @@ int64_t running_at_once(int ranks, int processors) {
 }
 
 // Weights arrive, or are decoded and multiplied, whichever takes longer: 4 bits wait for the latter.
-double time_of_stream(const Problem &problem) {
-  const double weights = static_cast<double>(problem.columns) * static_cast<double>(problem.depth);
-  const double arrival = weight_layout(problem.kind).bytes() / double{kBlockRows * kBlockK} / kReadRate;
-  const double work = problem.rows <= 8 ? 0.14e-6 : 0.175e-6;
-  return kStart + static_cast<double>(divide_up(problem.rows, kTile)) * weights * std::max(arrival, work);
+double time_of_stream(const ProductShape &shape) {
+  const double weights = static_cast<double>(shape.columns) * static_cast<double>(shape.depth);
+  const double arrival = weight_layout(shape.kind).bytes() / double{kBlockRows * kBlockK} / kReadRate;
+  const double work = shape.rows <= 8 ? 0.14e-6 : 0.175e-6;
+  return kStart + static_cast<double>(divide_up(shape.rows, kTile)) * weights * std::max(arrival, work);
 }
 
-double time_of_shared(const Tactic &tactic, const Problem &problem, int processors) {
+double time_of_shared(const Tactic &tactic, const ProductShape &shape, int processors) {
   const int64_t blocks =
-      divide_up(problem.columns, kColumnsOfHalf * tactic.halves) * divide_up(problem.rows, tactic.rows) * tactic.ranks;
-  const int64_t steps = divide_up(divide_up(problem.depth, kBlockK), tactic.ranks);
+      divide_up(shape.columns, kColumnsOfHalf * tactic.halves) * divide_up(shape.rows, tactic.rows) * tactic.ranks;
+  const int64_t steps = divide_up(divide_up(shape.depth, kBlockK), tactic.ranks);
   const double sums = time_of_sums(tactic.rows, tactic.halves, tactic.ranks * (kConsumers / tactic.halves) > 1);
   const auto waves = static_cast<double>(divide_up(blocks, running_at_once(tactic.ranks, processors)));
   return kStart + waves * (static_cast<double>(steps) * time_of_step(tactic.rows, tactic.halves) + sums);
 }
 
-double time_of(const Tactic &tactic, const Problem &problem, int processors) {
-  if (tactic.family == kStream) return time_of_stream(problem);
-  return tactic.family == kShared ? time_of_shared(tactic, problem, processors) : plan_walk(problem, processors).time;
+double time_of(const Tactic &tactic, const ProductShape &shape, int processors) {
+  if (tactic.family == kStream) return time_of_stream(shape);
+  return tactic.family == kShared ? time_of_shared(tactic, shape, processors) : plan_walk(shape, processors).time;
 }
 
 }  // namespace
 
 // Blocks work alone on all tiles, or on as many as each block gets equally often, whichever ends sooner.
-WalkPlan plan_walk(const Problem &problem, int processors) {
-  const int rows = static_cast<int>(problem.rows), most = std::max(processors / kWalkRanks, 1) * kWalkRanks;
-  WalkOrder order = {static_cast<int>(divide_up(problem.columns, kBlockRows)), walk_x_tiles(rows), 0, false};
+WalkPlan plan_walk(const ProductShape &shape, int processors) {
+  const int rows = static_cast<int>(shape.rows), most = std::max(processors / kWalkRanks, 1) * kWalkRanks;
+  WalkOrder order = {static_cast<int>(divide_up(shape.columns, kBlockRows)), walk_x_tiles(rows), 0, false};
   order.has_rest = rows > order.x_tiles * kWalkRows;
-  const int64_t steps = divide_up(problem.depth, kBlockK);
+  const int64_t steps = divide_up(shape.depth, kBlockK);
   const auto time_of_rounds = [&](int64_t tiles, int64_t steps, int rows) {
     return static_cast<double>(divide_up(tiles, most) * steps) * time_of_step(rows, 2);
   };
@@ -97,13 +97,13 @@ WalkPlan plan_walk(const Problem &problem, int processors) {
   return shared.time < all.time ? shared : all;
 }
 
-int find_tactics(const Problem &problem, int processors, bool has_hopper_kernels, int *numbers, int capacity) {
+int find_tactics(const ProductShape &shape, int processors, bool has_hopper_kernels, int *numbers, int capacity) {
   constexpr double kTooSlow = 1.5;  // times the best guess
   double times[kNumTactics];
   int count = 0;
   for (int i = 0; i < (has_hopper_kernels ? kNumTactics : 1); ++i) {
-    if (!fits(kTactics[i], problem) || count == capacity) continue;
-    times[i] = time_of(kTactics[i], problem, processors);
+    if (!fits(kTactics[i], shape) || count == capacity) continue;
+    times[i] = time_of(kTactics[i], shape, processors);
     numbers[count++] = i;
   }
   std::stable_sort(numbers, numbers + count, [&](int a, int b) { return times[a] < times[b]; });

@@ -19,13 +19,13 @@ struct Tactic {
 constexpr int kNumTactics = 30;
 extern const Tactic kTactics[kNumTactics];
 
-struct Problem {
+struct ProductShape {
   int kind;
   int64_t rows, columns, depth;
 };
 
-// The numbers of those that fit a problem and may be the fastest, the best guess first; how many.
-int find_tactics(const Problem &problem, int processors, bool has_hopper_kernels, int *numbers, int capacity);
+// The numbers of those that fit a shape and may be the fastest, the best guess first; how many.
+int find_tactics(const ProductShape &shape, int processors, bool has_hopper_kernels, int *numbers, int capacity);
 
 // The blocks of threads that walk, in which order, and the microseconds of all that.
 struct WalkPlan {
@@ -33,7 +33,7 @@ struct WalkPlan {
   WalkOrder order;
   double time;
 };
-WalkPlan plan_walk(const Problem &problem, int processors);
+WalkPlan plan_walk(const ProductShape &shape, int processors);
 
 }  // namespace cuda
 }  // namespace dlfp4
