@@ -140,13 +140,11 @@ void quantize_along(const QuantizeCall &call, const Tile &tile) {
 
 // --- Across lines ----------------------------------------------------------------------------
 
-// A tile's results by position: codes, and stored scales of one byte. A tile has a single row of longer scales.
+// A tile's results by position: codes and stored scales.
 struct Results {
   alignas(64) uint8_t codes[kTileLength][kTilePitch];
-  alignas(64) uint8_t stored[kTileBlocks][kTilePitch];
+  alignas(64) uint8_t stored[kTileBlocks][kTilePitch * kScaleBytes];
 };
-
-static_assert(kTileLines * kScaleBytes <= sizeof(Results::stored), "a row of float32 scales");
 
 // Lines that share scales have the largest magnitude of them all.
 void join_groups(int64_t lines, int64_t group, uint32_t *amax) {
@@ -216,12 +214,13 @@ void put_scales(const QuantizeCall &call, const Tile &tile, const Results &resul
     for (int64_t b = 0; b < blocks; ++b) store_scales_across(scales, tile.line, lines, block + b, results.stored[b]);
     return;
   }
+  constexpr int64_t kPitch = sizeof(results.stored[0]);
   const auto turn = call.kernels->pack_across[8 * scales.bytes];
   if (linear && scales.step == 1)
-    return turn(results.stored[0], kTilePitch, blocks, lines, scales.data + tile.line * scales.stride + block,
+    return turn(results.stored[0], kPitch, blocks, lines, scales.data + tile.line * scales.stride + block,
                 scales.stride);
   uint8_t turned[kTileLines][kTileBlocks];
-  turn(results.stored[0], kTilePitch, blocks, lines, turned[0], kTileBlocks);
+  turn(results.stored[0], kPitch, blocks, lines, turned[0], kTileBlocks);
   for (int64_t i = 0; i < lines; ++i) store_scales(scales, tile.line + i, block, blocks, turned[i]);
 }
 

@@ -16,6 +16,7 @@ import dlfp4
 
 FLOATS = ["float32", "bfloat16", "float16"]
 FORMATS = dlfp4.formats()
+SHAPES = [(48, 256), (33, 300), (300, 520)]  # the last of several tiles either way
 TINY = 2.0**-120  # what sums of float32 may lose beside their bound
 
 
@@ -113,7 +114,7 @@ def wrong_elements(format, lines, elements, scales):
 
 
 def check_quantize(format):
-    for dtype, axis, shape in itertools.product(FLOATS, (-1, -2), [(48, 256), (33, 300)]):
+    for dtype, axis, shape in itertools.product(FLOATS, (-1, -2), SHAPES):
         x = values(shape, 1, dtype)
         q = dlfp4.quantize(x, format, axis=axis, pad=True)
         lines = x.astype(np.float64) if axis == -1 else x.astype(np.float64).T
@@ -129,7 +130,7 @@ def check_quantize(format):
 
 
 def check_dequantize(format):
-    for dtype, axis, shape in itertools.product(FLOATS, (-1, -2), [(48, 256), (33, 300)]):
+    for dtype, axis, shape in itertools.product(FLOATS, (-1, -2), SHAPES):
         q = dlfp4.quantize(values(shape, 2), format, axis=axis, pad=True)
         expected = native_cast(decoded(q).astype(np.float32), dtype)
         yield (dtype, axis, shape), q.dequantize(dtype).to_numpy() != expected
