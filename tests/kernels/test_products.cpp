@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "products/kernels.h"
 #include "rules/formats.h"
 #include "rules/scaling.h"
 #include "support.h"
@@ -80,11 +81,14 @@ Side plain_side(Guarded *memory, Type type, int64_t lines, int64_t length, bool 
   return side;
 }
 
-uint32_t moderate_scale(int kind, bool specials) {
-  if (specials && random_below(60) == 0) return kind == DLFP4_LARGEST ? 0x7FC00000 : kind == DLFP4_POWER ? 0xFF : 0x7F;
-  if (kind == DLFP4_LARGEST) return bits_of(static_cast<float>(random_below(1000)) / 64);
-  if (kind == DLFP4_POWER) return static_cast<uint32_t>(random_below(30)) + 112;
-  return static_cast<uint32_t>(random_below(127));
+// The code of a scale that is NaN.
+uint32_t nan_scale(int row) { return row == DLFP4_float32 ? kFloatNan : encode_scale(kFormats[row], kFloatNan); }
+
+uint32_t moderate_scale(int row, bool specials) {
+  if (specials && random_below(60) == 0) return nan_scale(row);
+  if (row == DLFP4_float32) return bits_of(static_cast<float>(random_below(1000)) / 64);
+  if (row == DLFP4_float8_e8m0fnu) return static_cast<uint32_t>(random_below(30)) + 112;
+  return static_cast<uint32_t>(random_below(static_cast<int64_t>(largest_finite_code(kFormats[row])) + 1));
 }
 
 // `length` elements of a format's lines, stored in whole blocks with scales scale_of(i); what lies beyond them is
@@ -123,9 +127,9 @@ Side scaled_side(Guarded *memory, Guarded *scale_memory, int number, int64_t lin
 }
 
 Side scaled_side(Guarded *memory, Guarded *scale_memory, int number, int64_t lines, int64_t length, bool specials) {
-  const int kind = dlfp4_formats[number].kind;
+  const int scale = dlfp4_formats[number].scale;
   return scaled_side(memory, scale_memory, number, lines, length, specials,
-                     [=](int64_t) { return moderate_scale(kind, specials); });
+                     [=](int64_t) { return moderate_scale(scale, specials); });
 }
 
 // --- Comparison ------------------------------------------------------------------------------
@@ -198,18 +202,19 @@ void test_scaled_dots() {
     }
 }
 
-// Scales at the ends of their type, whose product is near 1 or vanishes; and one of many that is NaN or negative.
+// Scales at the ends of float8_e8m0fnu and float8_e4m3fn, whose product is near 1 or vanishes; and one of many that is
+// NaN or negative.
 void test_far_scales() {
   const uint8_t powers[][2] = {{250, 6}, {6, 250}, {254, 0}, {0, 254}, {0, 250}, {1, 140}, {2, 2}, {127, 127}};
   const uint8_t magnitudes[][2] = {{0x7E, 0x01}, {0x01, 0x7E}, {0x00, 0x7E}, {0x81, 0x7E}, {0xFE, 0xC0}, {0x38, 0x38}};
   for (int number = 0; number < DLFP4_NUM_FORMATS; ++number) {
-    const int kind = dlfp4_formats[number].kind;
-    if (kind == DLFP4_LARGEST) continue;
+    const int scale = dlfp4_formats[number].scale;
+    if (scale != DLFP4_float8_e8m0fnu && scale != DLFP4_float8_e4m3fn) continue;
     for (int round = 0; round < 48; ++round) {
-      const uint8_t *const pair = kind == DLFP4_POWER ? powers[round % 8] : magnitudes[round % 6];
+      const uint8_t *const pair = scale == DLFP4_float8_e8m0fnu ? powers[round % 8] : magnitudes[round % 6];
       const int64_t blocks = 1 + random_below(40), length = blocks * dlfp4_formats[number].length;
       const int64_t with_nan = round % 5 == 4 ? random_below(blocks) : -1;
-      const uint32_t nan = kind == DLFP4_POWER ? 0xFF : 0x7F;
+      const uint32_t nan = nan_scale(scale);
       const Side a =
           scaled_side(&a_memory, &a_scale_memory, number, 1, length, false, [=](int64_t) { return uint32_t{pair[0]}; });
       const Side b = scaled_side(&b_memory, &b_scale_memory, number, 1, length, false,
@@ -286,12 +291,13 @@ void test_matmuls() {
     }
 }
 
+bool is_fp4_format(int number) { return is_fp4(key_of_row(dlfp4_formats[number])); }
+
 // FP4 by FP4, blocks of either side in those of the other or as long, from one row to more than lines serve.
 void test_fp4_matmuls() {
-  const int formats[] = {DLFP4_FORMAT_nvfp4, DLFP4_FORMAT_nvfp4_16x16, DLFP4_FORMAT_mxfp4};
-  for (int of_a : formats)
-    for (int of_b : formats)
-      for (int round = 0; round < 30; ++round) {
+  for (int of_a = 0; of_a < DLFP4_NUM_FORMATS; ++of_a)
+    for (int of_b = 0; of_b < DLFP4_NUM_FORMATS; ++of_b)
+      for (int round = 0; is_fp4_format(of_a) && is_fp4_format(of_b) && round < 30; ++round) {
         const int64_t rows = 1 + round % 15 * 2, columns = 1 + random_below(round % 3 ? 40 : 90);
         const int64_t length = round % 2 ? 16 * random_below(150) : random_below(2300);
         const Side b = scaled_side(&b_memory, &b_scale_memory, of_b, columns, length, round % 5 == 1);
@@ -301,18 +307,25 @@ void test_fp4_matmuls() {
 }
 
 // Scales of which one alone times a sum leaves float32, by lines of few rows and by panels.
-void test_far_matmuls() {
+void test_far_matmul(int number, int round) {
   const uint8_t powers[][2] = {{20, 250}, {250, 20}, {0, 254}, {254, 0}, {30, 245}, {200, 10}};
-  for (int round = 0; round < 60; ++round) {
-    const uint8_t *const pair = powers[round % 6];
-    const int64_t rows = round % 5 ? 1 + random_below(6) : 25 + random_below(9), columns = round % 2 ? 3 : 70;
-    const int64_t length = 32 * (1 + random_below(40)), with_nan = round % 4 ? -1 : random_below(rows);
-    const auto of_a = [=](int64_t i) { return i / (length / 32) == with_nan ? 0xFF : uint32_t{pair[0]}; };
-    const Side a = scaled_side(&a_memory, &a_scale_memory, DLFP4_FORMAT_mxfp4, rows, length, false, of_a);
-    const Side b = scaled_side(&b_memory, &b_scale_memory, DLFP4_FORMAT_mxfp4, columns, length, false,
-                               [=](int64_t) { return uint32_t{pair[1]}; });
-    check_matmul(a, b, rows, columns, length, "far scales");
-  }
+  const uint8_t *const pair = powers[round % 6];
+  const int64_t rows = round % 5 ? 1 + random_below(6) : 25 + random_below(9), columns = round % 2 ? 3 : 70;
+  const int64_t blocks = 1 + random_below(40), length = blocks * dlfp4_formats[number].length;
+  const int64_t with_nan = round % 4 ? -1 : random_below(rows);
+  const auto of_a = [=](int64_t i) { return i / blocks == with_nan ? 0xFF : uint32_t{pair[0]}; };
+  const Side a = scaled_side(&a_memory, &a_scale_memory, number, rows, length, false, of_a);
+  const Side b = scaled_side(&b_memory, &b_scale_memory, number, columns, length, false,
+                             [=](int64_t) { return uint32_t{pair[1]}; });
+  check_matmul(a, b, rows, columns, length, "far scales");
+}
+
+void test_far_matmuls() {
+  for (int number = 0; number < DLFP4_NUM_FORMATS; ++number)
+    for (int round = 0; round < 60; ++round) {
+      const dlfp4_format_row &row = dlfp4_formats[number];
+      if (is_fp4_format(number) && row.kind == DLFP4_POWER && row.lines == 1) test_far_matmul(number, round);
+    }
 }
 
 // Noise beyond the length that would be infinite, times its scale.
@@ -368,8 +381,8 @@ void round_values(Side *side, int64_t rows, int64_t length) {
 }
 
 void test_rounded_activations() {
-  for (int number : {DLFP4_FORMAT_nvfp4, DLFP4_FORMAT_mxfp4})
-    for (int round = 0; round < 60; ++round) {
+  for (int number = 0; number < DLFP4_NUM_FORMATS; ++number)
+    for (int round = 0; is_fp4_format(number) && round < 60; ++round) {
       const Type type = {round % 2 ? DLFP4_float32 : DLFP4_bfloat16, false};
       const int64_t rows = 1 + random_below(round % 4 ? 9 : 40), columns = 1 + random_below(70);
       const int64_t length = round % 3 ? 16 * random_below(100) : random_below(1700);
