@@ -75,7 +75,7 @@ class Format:
 
 
 class FormatTable(Mapping[str, Format]):
-    """The formats by their names: a mapping that nobody changes, and that prints as a table."""
+    """The formats by name: a read-only mapping that prints as a table."""
 
     __slots__ = ("_rows",)
 
@@ -99,7 +99,7 @@ class FormatTable(Mapping[str, Format]):
 
 
 def _described(row: Format) -> tuple[str, ...]:
-    """A format in words, a word a column."""
+    """The columns of a format's row."""
     block = "tensor" if row.block is None else "x".join(map(str, row.block))
     return row.name, row.element.name, block, row.scale.name, "float32" if row.has_global_scale else "-"
 
@@ -122,12 +122,12 @@ class Recipe:
         Formats with float32 scales: round the encode scale down to a power of two. Default: False for one scale a
         tensor, True for one a block.
     eps : float
-        Formats with float32 scales: smaller magnitudes count as this one.
+        Formats with float32 scales: the least magnitude of a block; smaller ones count as `eps`.
     zero_scale : int
         The e8m0 byte of an MX block of zeros.
     keeps_negative_zero : bool
-        False: -0 becomes +0, as a product of an input and the encode scale that float32 has no room for; what the
-        element type rounds to zero keeps its sign.
+        False: inputs of -0, and products with the encode scale that underflow float32, become +0. What the element type
+        rounds to zero keeps its sign.
 
     Examples
     --------
@@ -158,7 +158,7 @@ class Recipe:
                 raise ValueError(f"{name}={getattr(self, name)!r}: expected {', '.join(map(str, flags))}")
 
 
-# What is quantized, and what values and products come back as.
+# Element types of what is quantized, and of values and products.
 FLOATS = ("float32", "bfloat16", "float16")
 
 # What the world's libraries do with MX formats: the OCP reference and torchao; TransformerEngine, cuDNN and FlashInfer

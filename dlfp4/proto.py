@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def layout_of(q: ScaledTensor) -> _ScaleLayout:
-    """Of the scales, for a prepared weight those of the tensor that it is."""
+    """The layout of a tensor's scales; that of a prepared weight is the one of the tensor it restores to."""
     return "linear" if q.scale_layout == "prepared" else q.scale_layout
 
 

@@ -1,4 +1,4 @@
-"""How tensors look: their values, abbreviated as NumPy abbreviates, and what they are."""
+"""The repr of tensors: values, abbreviated as NumPy abbreviates them, and a description."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def is_scaled(x: Tensor | ScaledTensor) -> TypeIs[ScaledTensor]:
 
 
 def summary(x: Tensor | ScaledTensor) -> str:
-    """What a tensor is, in a line and without its values."""
+    """A tensor's description in a line, without its values."""
     return f"{type(x).__name__}({', '.join(details(x))})"
 
 
 def details(x: Tensor | ScaledTensor) -> list[str]:
-    """Shape, type, device, and what is not as usual."""
+    """Shape, type, device, and all that differs from the default."""
     shape, device = f"shape={x.shape}", f"device={str(x.device)!r}"
     if is_scaled(x):
         axis = [] if x.axis == -1 else [f"axis={x.axis}"]
@@ -40,7 +40,7 @@ def details(x: Tensor | ScaledTensor) -> list[str]:
 
 
 def show(x: Tensor | ScaledTensor, is_on_host: bool) -> str:
-    """The same with values, where the host reads them, they are there, and few are enough."""
+    """The description with values, where the host can read them and a few suffice."""
     sample = sample_of(x) if is_on_host else None
     if sample is None:
         return summary(x)
@@ -52,12 +52,12 @@ def show(x: Tensor | ScaledTensor, is_on_host: bool) -> str:
 
 
 def is_abbreviated(shape: tuple[int, ...]) -> bool:
-    """Whether NumPy would leave out some of so many elements."""
+    """Whether NumPy would abbreviate so many elements."""
     return math.prod(shape) > min(np.get_printoptions()["threshold"], MOST_READ)
 
 
 def sample_of(x: Tensor | ScaledTensor) -> np.ndarray[Any, Any] | None:
-    """All values, or those at the edges; None where the memory is gone, or edges are not to be had, as of blocks."""
+    """All values, or those at the edges; None where the memory is gone, or where only the whole could be decoded."""
     is_large = math.prod(x.shape) > MOST_READ
     try:
         if is_scaled(x):
@@ -68,7 +68,7 @@ def sample_of(x: Tensor | ScaledTensor) -> np.ndarray[Any, Any] | None:
 
 
 def corners(x: Tensor) -> np.ndarray[Any, Any] | None:
-    """The first and last elements along each dimension, some more than are shown; None where these are too many."""
+    """The first and last elements along each dimension, somewhat more than are shown; None where they are too many."""
     kept = np.get_printoptions()["edgeitems"] + 1 & ~1  # so that packed elements start on bytes
     if math.prod(min(extent, 2 * kept) for extent in x.shape) > MOST_READ:
         return None
@@ -76,7 +76,7 @@ def corners(x: Tensor) -> np.ndarray[Any, Any] | None:
 
 
 def take_corners(x: Tensor, dim: int, kept: int) -> np.ndarray[Any, Any]:
-    """Of the dimensions from `dim` on."""
+    """The corners along the dimensions from `dim` on."""
     if dim == x.ndim:
         return numbers(x)
     extent = x.shape[dim]
@@ -87,7 +87,7 @@ def take_corners(x: Tensor, dim: int, kept: int) -> np.ndarray[Any, Any]:
 
 
 def numbers(x: Tensor) -> np.ndarray[Any, Any]:
-    """Few elements as an array of numbers that NumPy prints side by side: those of ml_dtypes as Python's."""
+    """A few elements as an array that NumPy prints in columns: types of ml_dtypes become Python numbers."""
     if x.size == 0:
         return np.empty(0)  # NumPy has no shape for the extents of some
     return np.array(x.tolist(), x.dtype if x.dtype.isbuiltin == 1 else None)

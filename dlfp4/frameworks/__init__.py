@@ -56,23 +56,23 @@ def framework(name: str) -> Framework:
 
 
 def current_streams(index: int) -> list[Any]:
-    """The streams on which the frameworks that are loaded work now on a CUDA device: objects, or handles."""
+    """The current streams of all imported frameworks on a CUDA device: objects, or handles."""
     return [current_stream(index) for name, current_stream in _with_streams() if sys.modules.get(name) is not None]
 
 
 @cache
 def _with_streams() -> tuple[tuple[str, Callable[[int], Any]], ...]:
-    """The frameworks that can say so."""
+    """The frameworks that have a current stream."""
     rows = ((name, framework(name).current_stream) for name in NAMES)
     return tuple((name, current_stream) for name, current_stream in rows if current_stream is not None)
 
 
-# The bases of a class as they are, whatever its metaclass says of them.
+# The true bases of a class, whatever its metaclass claims.
 bases_of: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
 
 
 def of_type(cls: type) -> Framework | None:
-    """The framework that a class, or one of its bases, comes from; None where no file here knows it."""
+    """The framework of a class or of its nearest known base; None where no file here knows it."""
     for base in bases_of(cls):
         name = _by_package().get(str(base.__module__).partition(".")[0])
         if name is not None:

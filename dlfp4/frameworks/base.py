@@ -1,4 +1,4 @@
-"""What dlfp4 asks of a framework, and what the framework files share. Knows no framework itself."""
+"""What dlfp4 asks of a framework, and what the framework files share. It names no framework."""
 
 from __future__ import annotations
 
@@ -35,28 +35,28 @@ PADDED = " padded"
 
 @dataclass(frozen=True)
 class Natives:
-    """Addresses of a framework's C functions, by which the core asks about a tensor in nanoseconds.
+    """Addresses of a framework's C functions, through which the core asks about a tensor in nanoseconds.
 
-    A handle is the address of a pointer to what implements the tensor. The functions return 0 where they answered, as
-    PyTorch's stable C interface has it; see ``natives.pxi``.
+    A handle is the address of a pointer to the tensor's implementation. Functions that fill an `answer` return 0 on
+    success, as in PyTorch's stable C interface; see ``core/exchange/natives.pxi``.
 
     Attributes
     ----------
     impl : int
         Bytes from the Python object of a tensor to that pointer.
     data, storage_offset, storage_bytes, dtype : int
-        ``int f(void **handle, T *answer)``: where the first element lies (``void *``); which element of its storage
-        that is, and the bytes of that storage now (``int64_t``); the number of its type (``int32_t``).
+        ``int f(void **handle, T *answer)``: the address of the first element (``void *``); its index in the storage and
+        the current bytes of that storage (``int64_t``); the number of the element type (``int32_t``).
     itemsize : int
         ``size_t f(int32_t dtype)``.
     bytes : tuple of int
-        The numbers of the two types that are integers of 8 bits, and no more than that.
+        The numbers of the two integer types that have 8 bits.
     trace : int
-        ``void **f()``: where this thread keeps its trace; NULL is there outside of one.
+        ``void **f()``: where this thread keeps its trace, which is NULL outside of one.
     has_modes : int
-        ``bool f(bool)``, given false: whether modes stand between this thread's calls and tensors.
+        ``bool f(bool)``, called with false: whether a mode intercepts this thread's calls.
     flags_of_impl, flags_of_handle : dict of str
-        ``bool f(void *)`` of the implementation, or of the handle, for attributes that `guards` names.
+        ``bool f(void *)`` of the implementation, or of the handle, by the names of attributes in `guards`.
     """
 
     impl: int
@@ -74,66 +74,68 @@ class Natives:
 
 @dataclass(frozen=True)
 class Framework:
-    """One framework, as the matrix and the core see it.
+    """One framework: what the core and the matrix need to know of it.
 
     Attributes
     ----------
     module : str
-        What ``import`` takes; the first part names the file in this package, unless `file` does.
+        The module to import. Its first part names the file in this package, unless `file` does.
     dtypes : frozenset of str
-        What its arrays can hold, by dlfp4's names; ``"float4_e2m1fn"`` is packed, ``"float4_e2m1fn padded"`` is not.
+        The element types of its arrays, by dlfp4's names; ``"float4_e2m1fn"`` is packed, ``"float4_e2m1fn padded"`` is
+        not.
     make : callable or None
-        ``make(array, packed, device)``: the framework's own array of the values of a NumPy array. None: it takes
-        tensors and hands none out.
+        ``make(array, packed, device)``: the framework's own array with the values of a NumPy array. None: it only
+        imports tensors.
     from_tensor : callable
-        ``from_tensor(tensor, copy)``: the framework's array of a dlfp4 Tensor; BufferError where it takes none.
+        ``from_tensor(tensor, copy)``: the framework's array of a dlfp4 Tensor; BufferError where it cannot take it.
     read : callable
-        ``read(native)``: its values as a NumPy array (one element an item), by a way around dlfp4.
+        ``read(native)``: the values as a NumPy array, one element an item, without the help of dlfp4.
     pointer : callable
-        ``pointer(native)``: the address of its first element, None where it tells none.
+        ``pointer(native)``: the address of its first element, or None where the framework does not tell it.
     errors : callable
-        The exceptions with which it refuses an exchange, apart from BufferError.
+        The exceptions, apart from BufferError, with which it refuses an exchange.
     devices : tuple of str
-        Where it holds arrays: ``"cpu"``, ``"cuda"``.
+        The kinds of devices that hold its arrays: ``"cpu"``, ``"cuda"``.
     gpu_missing : callable
         Why its CUDA side cannot be used, or None.
     guards : callable
-        ``(descriptor, dtypes, remedy)`` rows: what must be false of a tensor that the C exchange table hands out.
+        ``(descriptor, dtypes, remedy)`` rows: attributes that must be false, which its C exchange table does not check.
     keeper : callable
-        The attribute or method of its tensors that gives what keeps their memory alive, so that the core may borrow
-        through the C exchange table. Only where a loan says all there is: never read-only, never padded.
+        The attribute or method of its tensors that returns the object which keeps their memory alive; with it the core
+        borrows through the C exchange table. Only for frameworks whose tensors are never read-only and never padded,
+        which a loan could not say.
     natives : callable
-        Its C functions that the core asks what a description does not tell, or None where it has not all of them.
+        Its C functions that answer what a description does not say, or None where one of them is missing.
     current_stream : callable, optional
-        ``current_stream(index)``: the stream on which it works now on that CUDA device, an object or a handle.
+        ``current_stream(index)``: its current stream on that CUDA device, an object or a handle.
     cannot_export : callable, optional
         ``cannot_export(native)``: why that array cannot be handed over, and what helps, or None. Needed where the
         framework's own exception says less, where it raises none, or where the process would end.
     table_shared_with : callable
-        Subclasses of a type with a C exchange table that the table takes as well.
+        Subclasses that the C exchange table of their base serves as well.
     immutable : bool
-        Its arrays are not to be written to, whatever a capsule says.
+        Its arrays must not be written to, whatever a capsule says.
     title : str, optional
-        What it calls itself, in messages; default: `name`.
+        Its name in messages. Default: `name`.
     element_name, device_name : callable, optional
-        ``f(object)``: the name of one of its element types, of one of its devices, as dlfp4 spells both; None where
-        those need no translation.
+        ``f(object)``: dlfp4's name of one of its element types, or of one of its devices. None where dlfp4 reads its
+        objects without help.
     lost_by : str
-        How a tensor of its loses its memory to others, for the error that says so.
+        The calls that take the memory of one of its tensors away, for the error message.
     always_writable : bool
-        It has no read-only arrays and gets a copy of memory that must not be written.
+        It has no read-only arrays: it gets a copy of read-only memory.
     pairs : frozenset of str
-        Packed types of 4 bits that it counts in pairs: the core hands them out so when the framework asks.
+        Packed 4-bit types that it counts in pairs. The core exports them in pairs when the framework asks.
     cannot_import : callable, optional
         ``cannot_import(tensor)``: why it cannot take a Tensor, and what helps, or None. The core asks about unusual
         tensors alone: negative strides, memory behind a handle, elements that are not aligned to their size, and empty
         tensors whose extents overflow when multiplied.
     environ : dict of str
-        Environment of a process in which the matrix tries it.
+        The environment of the process in which the matrix tries it.
     since : dict of str
-        The release from which it has one of `dtypes`, where older ones that dlfp4 serves have not.
+        The first release with one of `dtypes`, where dlfp4 serves older releases as well.
     file : str, optional
-        The name of its file in this package, where the first part of `module` is not its own.
+        The name of its file in this package, where that is not the first part of `module`.
     """
 
     module: str
@@ -174,12 +176,12 @@ class Framework:
         return self.file or self.package
 
     def version(self) -> str:
-        """The installed version, by the module or, where that does not say, by the package's metadata."""
+        """The installed version, from the module or else from the package's metadata."""
         told = getattr(importlib.import_module(self.module), "__version__", None)
         return str(told or metadata.version(self.name))
 
     def release(self) -> tuple[int, ...]:
-        """The installed version as numbers, to be compared."""
+        """The installed version as numbers that compare."""
         return tuple(int(number) for number in re.findall(r"\d+", self.version())[:3])
 
     def holds(self, row: str) -> bool:
@@ -187,7 +189,7 @@ class Framework:
         return row in self.dtypes and (row not in self.since or self.release() >= self.since[row])
 
     def installed(self) -> bool:
-        """Whether ``import`` would find it; it is not imported, at most a namespace that it shares with others."""
+        """Whether ``import`` would find it. It is not imported, except for a namespace that it shares with others."""
         try:
             return find_spec(self.module) is not None
         except ModuleNotFoundError:
@@ -207,13 +209,13 @@ class Framework:
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception says first, without the C++ source locations that ONNX Runtime and Paddle put around it."""
+    """The first line of an exception, without the C++ source locations that ONNX Runtime and Paddle add."""
     lines = str(error).strip().splitlines()
     return re.sub(r"^\S+\.cc:\d+ .*\) | \(at \S+\.cc:\d+\)$", "", lines[0]) if lines else type(error).__name__
 
 
 def row_name(dtype: np.dtype, packed: bool) -> str:
-    """A type and its storage as one name: sub-byte elements are packed unless it says ``padded``."""
+    """A type and its storage as one name: sub-byte elements are packed unless the name says ``padded``."""
     return dtype.name + PADDED if dtype.name in SUBBYTE and not packed else dtype.name
 
 
@@ -231,16 +233,16 @@ def in_words(tensor: Tensor) -> str:
 
 
 class RefusedError(BufferError):
-    """A framework cannot take a tensor; the message says what came, why not, and what to do instead.
+    """A framework cannot take a tensor. The message says what came, why it was refused, and what to do instead.
 
-    ``to_torch``, ``to_jax``, ``to_cupy``, ``to_like`` and ``torch.from_dlpack`` of a Tensor raise it.
+    Raised by ``to_torch``, ``to_jax``, ``to_cupy``, ``to_like`` and by ``torch.from_dlpack`` of a Tensor.
 
     Parameters
     ----------
     framework : str
         Who refuses it.
     tensor : Tensor or str
-        What it cannot take, or that in words.
+        The tensor, or its description in words.
     reason : str
         Why.
     remedy : str
@@ -249,7 +251,7 @@ class RefusedError(BufferError):
     Attributes
     ----------
     framework, tensor, reason, remedy : str
-        The same in words, of which the message is made.
+        The parts of the message.
     """
 
     def __init__(self, framework: str, tensor: Tensor | str, reason: str, remedy: str) -> None:
@@ -262,7 +264,7 @@ class RefusedError(BufferError):
 
 
 def bytes_remedy(tensor: Tensor) -> str:
-    """What to call where a framework has no such element type."""
+    """The call that helps where a framework lacks the element type."""
     if tensor.dtype.name == FP4 and not tensor.packed:
         return 'call dlfp4.pack(t), or hand over the bytes with .view("uint8")'
     if tensor.packed and tensor.ndim and tensor.shape[-1] * SUBBYTE[tensor.dtype.name] % 8:
@@ -290,7 +292,7 @@ class translated:  # noqa: N801
 
 
 def shareable(framework: str, tensor: Tensor, copy: bool | None, obstacle: str | None) -> Tensor:
-    """The tensor to hand over: itself, or a copy where `copy` asks for one or an obstacle makes one needed.
+    """The tensor to hand over: itself, or a copy where `copy` asks for one or an obstacle requires it.
 
     Raises
     ------
@@ -305,33 +307,33 @@ def shareable(framework: str, tensor: Tensor, copy: bool | None, obstacle: str |
 def refuse_padded(
     framework: str, tensor: Tensor, reason: str = "it reads legacy capsules, which cannot say padded"
 ) -> None:
-    """BufferError for elements below 8 bits that lie one a byte: a framework would fail on them, or misread them."""
+    """BufferError for padded elements, one a byte, which a framework would refuse or misread."""
     if tensor.dtype.name in SUBBYTE and not tensor.packed:
         raise RefusedError(framework, tensor, reason, bytes_remedy(tensor))
 
 
 def read_only_obstacle(tensor: Tensor) -> str | None:
-    """For frameworks without read-only arrays: they would write through to memory that must not be written."""
+    """The obstacle of read-only memory for frameworks whose arrays are always writable."""
     return "its arrays are always writable, this memory is read-only" if tensor.readonly else None
 
 
 def steps(tensor: Tensor) -> list[int]:
-    """The strides that mean something: of extents of two and more, if there are elements at all."""
+    """The strides that mean something: those of extents above 1 in a tensor that is not empty."""
     return [stride for extent, stride in zip(tensor.shape, tensor.strides, strict=True) if extent > 1 and tensor.size]
 
 
 def runs_backwards(tensor: Tensor) -> bool:
-    """Whether a stride is negative, which few frameworks know."""
+    """Whether a stride is negative, which few frameworks support."""
     return any(stride < 0 for stride in steps(tensor))
 
 
 def plain_strides(tensor: Tensor) -> Tensor:
-    """The same tensor with row-major strides where they mean nothing, for frameworks that read them all the same."""
+    """The same tensor with row-major strides where strides mean nothing: some frameworks read them all the same."""
     return tensor.reshape(tensor.shape)
 
 
 def starts_on_border(tensor: Tensor, alignment: int) -> bool:
-    """Whether the first element lies on a multiple of so many bytes, if there is one."""
+    """Whether the first element is aligned to so many bytes; an empty tensor is."""
     return tensor.size == 0 or tensor.data_ptr % alignment == 0
 
 
@@ -352,7 +354,7 @@ def is_row_major(tensor: Tensor) -> bool:
     return True
 
 
-# ---- Values in and out, for frameworks whose own constructors do not know a type
+# ---- Values in and out, for frameworks whose constructors lack a type
 
 
 def pack_codes(codes: np.ndarray, bits: int) -> np.ndarray:
@@ -387,7 +389,7 @@ def dtype_of(name: str) -> np.dtype:
 
 
 def num_bytes(shape: Iterable[int], dtype: np.dtype) -> int:
-    """What compact elements take, packed below 8 bits."""
+    """The bytes of compact elements, packed below 8 bits."""
     return -(-math.prod(shape) * SUBBYTE.get(dtype.name, 8 * dtype.itemsize) // 8)
 
 
@@ -406,9 +408,9 @@ def read_memory(
     strides: Iterable[int] | None = None,
     octets_at: Callable[[int, int], bytes] = ctypes.string_at,
 ) -> np.ndarray:
-    """A copy of memory, packed below 8 bits, for arrays that offer no other way to look at them.
+    """A copy of memory, packed below 8 bits, for arrays that cannot be read otherwise.
 
-    It is compact, unless there are `strides`, in elements; ``octets_at(pointer, size)`` reads it.
+    The memory is compact unless `strides` are given, in elements; ``octets_at(pointer, size)`` reads it.
     """
     dims = tuple(shape)
     if strides is None or 0 in dims:
@@ -422,7 +424,7 @@ def read_memory(
     return np.ndarray(dims, dtype, flat, -first * size, [step * size for step in steps]).copy()
 
 
-# ---- The same for frameworks that leave CUDA's memory to NVIDIA's bindings, on which they depend
+# ---- CUDA memory of frameworks that depend on NVIDIA's bindings
 
 
 def cuda_missing() -> str | None:

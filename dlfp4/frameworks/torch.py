@@ -26,15 +26,15 @@ def from_tensor(tensor: Tensor, copy: bool | None = None) -> torch.Tensor:
     """A ``torch.Tensor`` over the memory of a dlfp4 Tensor.
 
     Packed FP4 becomes ``torch.float4_e2m1fn_x2``, whose last dimension counts pairs. PyTorch has no read-only
-    tensors, so read-only memory is copied rather than handed out writable, as ``torch.from_dlpack(tensor)`` has it; to
-    share it all the same, and promise not to write, call ``torch.from_dlpack(tensor.__dlpack__(max_version=(1, 0)))``.
+    tensors, so read-only memory is copied, by ``torch.from_dlpack(tensor)`` as well. To share it all the same, on the
+    promise not to write, call ``torch.from_dlpack(tensor.__dlpack__(max_version=(1, 0)))``.
 
     Parameters
     ----------
     tensor : dlfp4.Tensor
         Shape ``(...)``, on the host or a GPU that PyTorch sees.
     copy : bool, optional
-        None shares, and copies only read-only memory; False never copies; True always does.
+        None copies read-only memory and shares all other; False never copies; True always does.
 
     Raises
     ------
@@ -53,7 +53,7 @@ def from_tensor(tensor: Tensor, copy: bool | None = None) -> torch.Tensor:
 
 
 def cannot_import(tensor: Tensor) -> tuple[str, str] | None:
-    """What PyTorch has no way to take, or (2.13) would end the process for, or lose its GPU by, and what helps."""
+    """Why PyTorch cannot take a tensor, and what helps: it would end the process (2.13) or fault on the GPU."""
     if base.runs_backwards(tensor):
         return "it has no negative strides", "call .copy() first"
     if tensor.device.type == "opencl":
@@ -74,7 +74,7 @@ def element_name(dtype: torch.dtype) -> str:
 
 
 def errors() -> tuple[type[Exception], ...]:
-    """The exceptions with which PyTorch refuses an exchange, devices that its build does not know among them."""
+    """The exceptions with which PyTorch refuses an exchange, also for devices that its build lacks."""
     return AssertionError, ImportError, RuntimeError, TypeError
 
 
@@ -85,10 +85,10 @@ def describe(x: torch.Tensor) -> tuple[tuple[int, ...], str]:
 
 
 def guards() -> list[tuple[Any, tuple[str, ...], str]]:
-    """What PyTorch's exchange table hands out without a check, and the call that clears it.
+    """The bits that PyTorch's exchange table does not check, each with the call that clears it.
 
-    A lazy negation comes from ``x.conj().imag``, hence only in the types of a complex number's parts, or in a complex
-    view of those; ``torch._neg_view``, which is private, could set it on any type.
+    A lazy negation comes from ``x.conj().imag``: it occurs in the types of a complex number's parts, and in complex
+    views of those. The private ``torch._neg_view`` could set it on any type.
     """
     import torch
 
@@ -102,14 +102,14 @@ def guards() -> list[tuple[Any, tuple[str, ...], str]]:
 
 
 def keeper() -> Any:
-    """What keeps a tensor's memory alive, whatever becomes of the tensor: its storage."""
+    """A tensor's storage, which keeps the memory alive whatever happens to the tensor."""
     import torch
 
     return torch._C.TensorBase.untyped_storage
 
 
 def table_shared_with() -> tuple[type, ...]:
-    """Parameters are tensors that do nothing else."""
+    """Parameters behave as tensors do."""
     import torch
 
     return (torch.nn.Parameter,)
@@ -132,10 +132,10 @@ FLAGS_OF_HANDLE = {
 
 
 def natives() -> base.Natives | None:
-    """PyTorch's C functions: its stable interface and, for what that does not tell, C++ functions by their symbols."""
+    """PyTorch's C functions: its stable interface and, where that has none, C++ functions by their symbols."""
     import torch
 
-    library = ctypes.CDLL(torch._C.__file__)  # which all of PyTorch's libraries are found through
+    library = ctypes.CDLL(torch._C.__file__)  # finds the symbols of all of PyTorch's libraries
 
     def address(symbol: str) -> int:
         return ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value or 0
@@ -148,12 +148,12 @@ def natives() -> base.Natives | None:
             flags_of_impl={name: address(symbol) for name, symbol in FLAGS_OF_IMPL.items()},
             flags_of_handle={name: address(symbol) for name, symbol in FLAGS_OF_HANDLE.items()},
         )
-    except (AttributeError, LookupError):  # a symbol that this version has not, or another layout of tensors
+    except (AttributeError, LookupError):  # this version lacks a symbol, or its tensors have other fields
         return None
 
 
 def _offset_of_impl() -> int:
-    """Where in a tensor's Python object the pointer lies that its ``_cdata`` tells."""
+    """The offset, in a tensor's Python object, of the pointer that ``_cdata`` returns."""
     import torch
 
     tensor = torch.empty(0)
@@ -165,7 +165,7 @@ def _offset_of_impl() -> int:
 
 
 def cannot_export(native: torch.Tensor) -> str | None:
-    """What DLPack cannot say of a tensor, and what would hand out other memory than its values'."""
+    """Why DLPack cannot describe a tensor, or would expose other memory than its values."""
     import torch
 
     if torch._C._get_tracing_state() is not None:
@@ -180,7 +180,7 @@ BAKES = "would make a constant of the result, without a word: call dlfp4 outside
 
 
 def _kind_refusal(native: torch.Tensor) -> str | None:
-    """Tensors that are not one piece of strided numbers."""
+    """Refuse tensors that are not one strided array of numbers."""
     import torch
 
     if torch._C._functorch.is_functorch_wrapped_tensor(native):
@@ -204,7 +204,7 @@ def _kind_refusal(native: torch.Tensor) -> str | None:
 
 @cache
 def _shells() -> frozenset[torch.dtype]:
-    """Types of PyTorch that are a name and a size."""
+    """Element types of PyTorch that only have a name and a size."""
     import torch
 
     names = (f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8))
@@ -212,11 +212,11 @@ def _shells() -> frozenset[torch.dtype]:
 
 
 def _memory_refusal(native: torch.Tensor) -> str | None:
-    """Tensors whose address is a number beside no storage, or whose storage was shrunk below them."""
+    """Refuse tensors whose address points to no storage, or whose storage was shrunk below them."""
     import torch
 
     if type(native).__dlpack__ is not torch.Tensor.__dlpack__:
-        return None  # a class that hands out memory by its own rule
+        return None  # the class exports memory by its own rule
     if native.device.type == "meta":
         return 'it has no values on device "meta"; make it on a device with memory, as .to_empty(device="cpu") does'
     if native.numel() == 0:
@@ -229,7 +229,7 @@ def _memory_refusal(native: torch.Tensor) -> str | None:
 
 
 def _address(storage: torch.UntypedStorage) -> int:
-    """Where a storage begins, 0 if nowhere: that of a fake tensor refuses to tell."""
+    """The address of a storage, or 0 if it has none; a fake tensor's raises."""
     try:
         return storage.data_ptr()
     except RuntimeError:
@@ -237,7 +237,7 @@ def _address(storage: torch.UntypedStorage) -> int:
 
 
 def _no_memory(native: torch.Tensor) -> str:
-    """What a tensor without memory is, and what has its values."""
+    """Say what a tensor without memory is, and where its values are."""
     if hasattr(native, "to_local"):
         return "it is distributed; hand over this process's part of it, .to_local(), or .full_tensor()"
     if hasattr(native, "fake_mode"):
@@ -248,14 +248,14 @@ def _no_memory(native: torch.Tensor) -> str:
 
 
 def _reach(native: torch.Tensor) -> tuple[int, int]:
-    """Between which bytes of its storage a tensor's elements lie."""
+    """The first and the end byte of a tensor's elements in its storage."""
     start = native.storage_offset()
     last = start + sum((extent - 1) * stride for extent, stride in zip(native.shape, native.stride(), strict=True))
     return start * native.itemsize, (last + 1) * native.itemsize
 
 
 def current_stream(index: int) -> int:
-    """The handle of PyTorch's current stream on a CUDA device; before it uses CUDA, which asking would start, 0."""
+    """The handle of PyTorch's current stream on a CUDA device; 0 until PyTorch uses CUDA, which asking would start."""
     import torch
 
     return int(torch.cuda.current_stream(index).cuda_stream) if torch.cuda.is_initialized() else 0

@@ -1,10 +1,10 @@
-# Description: what a Tensor says of memory, and how a foreign DLTensor becomes that. Nothing in it is believed before
-# it is checked: device, rank and type first, so that no array is read past its end, then extents, reach and addresses.
+# Description: the fields of a Tensor, and how a foreign DLTensor fills them. Every field is checked before it is used:
+# device, rank and type first, so that no array is read past its end; then extents, reach and addresses.
 
 cdef enum:
-    MOST_DIMS = 64   # of results, and of what is multiplied: NumPy has no more
+    MOST_DIMS = 64   # of results and of operands of products: NumPy's limit
     MAX_NDIM = 65535
-    FIRST_PAGE = 4096   # bytes at the start of the address space that are nobody's: an offset from NULL leads there
+    FIRST_PAGE = 4096   # bytes; no memory lies below: such an address is NULL plus an offset
 
 
 cdef inline bint is_packed(Tensor self) noexcept nogil:
@@ -13,7 +13,7 @@ cdef inline bint is_packed(Tensor self) noexcept nogil:
 
 
 cdef inline int64_t count_bytes(Tensor self) noexcept nogil:
-    """ceil(size * bits / 8) over the whole tensor: DLPack's GetDataSize rounds per element, which is wrong for FP4."""
+    """ceil(size * bits / 8) over the whole tensor. DLPack's GetDataSize rounds per element, which is wrong for FP4."""
     return (self.size_ * storage_bits(self) + 7) // 8
 
 
@@ -71,7 +71,7 @@ cdef int refuse(const DLTensor *src, str problem) except -1:
 
 
 cdef inline int reserve_dims(Tensor self, int ndim) except -1:
-    """Room for shape and strides, and for both once more in pairs where the tensor goes out as x2."""
+    """Room for shape and strides, twice where the tensor is exported as x2: singles and pairs."""
     cdef int64_t needed = <int64_t> 2 * ndim * (1 + self.x2_)
     cdef int64_t *dims = self.inline_dims
     if needed > INLINE_DIMS:
@@ -108,13 +108,13 @@ cdef inline int storage_bits(Tensor self) noexcept nogil:
 
 
 cdef inline bint is_address(int32_t device_type) noexcept nogil:
-    """Whether `data` is an address that offsets may be added to; elsewhere it may be an opaque handle."""
+    """Whether `data` is an address, to which offsets may be added; on other devices it may be an opaque handle."""
     return (host_readable(device_type) or is_cuda(device_type)
             or device_type == kDLROCM or device_type == kDLOneAPI)
 
 
 cdef inline void fill_pairs(Tensor self) noexcept nogil:
-    """Shape and strides in pairs, where the x2 dialect applies, the layout divides, and the same one comes back."""
+    """Shape and strides in pairs, where the x2 dialect applies, the strides divide, and an import restores them."""
     cdef int ndim = self.dl.ndim
     cdef int64_t *pairs
     cdef int dim
@@ -131,7 +131,7 @@ cdef inline void fill_pairs(Tensor self) noexcept nogil:
 
 
 cdef int expand_pairs(Tensor self, const DLTensor *src) except -1:
-    """From pairs (lanes = 2) to logical elements, by the rule of fill_pairs."""
+    """Turn pairs (lanes = 2) into logical elements; fill_pairs is the inverse."""
     cdef int dim = find_unit_dim(self.dl.ndim, self.dl.shape, self.dl.strides, 8, 4)
     if self.dl.ndim == 0:
         raise BufferError(f"a {dtype_name(self)} tensor in pairs (lanes=2) of rank 0 has no dimension along which to "
@@ -161,7 +161,7 @@ def _single_shape(shape, strides):
 
 
 cdef int check_memory(Tensor self, const DLTensor *src) except -1:
-    """Size, addresses and the data pointer: everything between the first and the last element must be addressable."""
+    """Check size, addresses and the data pointer: every byte from the first to the last element must be addressable."""
     cdef int64_t low, high, first, bits = storage_bits(self)
     self.size_ = count_elements(self.dl.ndim, self.dl.shape)
     if self.size_ < 0 or mul_overflows(self.size_, bits, &high):
@@ -170,8 +170,8 @@ cdef int check_memory(Tensor self, const DLTensor *src) except -1:
         return 0
     if src.data == NULL or (is_address(self.dl.device.device_type) and <uintptr_t> src.data < FIRST_PAGE):
         where = "NULL" if src.data == NULL else f"address {<uintptr_t> src.data:#x}, an offset from NULL,"
-        refuse(src, f"data is {where} for shape {shape_of(self)}: it has no memory, as fake tensors have none, and "
-                    f"subclasses whose data is in other tensors: pass those")
+        refuse(src, f"data is {where} for shape {shape_of(self)}: the tensor has no memory, as fake tensors and "
+                    f"wrapper subclasses have none; pass the tensors that hold the data")
     low = 0
     high = self.size_ - 1
     if (not is_compact_tensor(self) and not find_extent(self.dl.ndim, self.dl.shape, self.dl.strides, &low, &high)

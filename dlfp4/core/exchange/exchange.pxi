@@ -1,8 +1,8 @@
-# Exchange tables: producers whose type carries a C exchange table (DLPack 1.3) are read through it, without a capsule.
+# Exchange tables: a producer whose type has a C exchange table (DLPack 1.3) is read through it, without a capsule.
 
 cdef struct Guard:
-    # What a producer's table does not check: an attribute that must be false for the types in `rows`. It is asked of
-    # the tensor's implementation, of its handle, or by the descriptor: of the first of these that is there.
+    # An attribute that must be false for the types in `rows`, which the producer's table does not check. The first of
+    # these that is set reads it: a function of the implementation, a function of the handle, the descriptor.
     uint8_t (*of_impl)(void *) noexcept
     uint8_t (*of_handle)(void **) noexcept
     PyObject *descriptor
@@ -19,7 +19,7 @@ cdef struct Producer:
     PyTypeObject *type
     const DLPackExchangeAPI *api
     int origin
-    PyObject *keeper                 # what gives the object that keeps a lent tensor's memory alive; NULL: no loans
+    PyObject *keeper                 # reads the object that keeps a lent tensor's memory alive; NULL: no loans
     PyObject *cannot_export          # why a tensor cannot be handed over, by its framework's file; NULL: never asked
     bint has_natives
     Natives natives
@@ -34,7 +34,7 @@ cdef object PRODUCERS_LOCK = threading.Lock()
 
 
 cdef const DLPackExchangeAPI *read_table(object capsule) except? NULL:
-    """The newest table of our major version behind a capsule, or NULL where there is none to use."""
+    """The newest table of our major version behind a capsule, or NULL where there is no usable one."""
     cdef const DLPackExchangeAPIHeader *header
     cdef const DLPackExchangeAPI *api
     if not PyCapsule_CheckExact(capsule) or not PyCapsule_IsValid(capsule, "dlpack_exchange_api"):
@@ -70,9 +70,11 @@ cdef Producer *find_inherited(object type) except? NULL:
 
 
 cdef Producer *add_producer(PyTypeObject *type) except? NULL:
-    """The row of a type that has a table of its own; NULL where it only inherits one (a table takes its exact type
-    alone, and those that its framework's file names), where the table is not usable, or where the rows are used up:
-    `__dlpack__` serves all of these."""
+    """Add the row of a type with a table of its own; NULL where the type goes through `__dlpack__` instead.
+
+    Those are types that only inherit a table (it serves its exact type, and the subclasses that the framework's file
+    names), types with an unusable table, and all further types once the rows are used up.
+    """
     cdef Producer row
     cdef int k
     capsule = vars(<object> type).get("__dlpack_c_exchange_api__")
@@ -169,8 +171,8 @@ cdef int check_guards(const Producer *producer, object x, int row) except -1:
 
 
 cdef inline int check_usual(const Producer *producer, object x, const DLTensor *seen) except -1:
-    """Whether a tensor is what its description says, with memory behind it, and only that; where it may not be, its
-    framework's file has the words."""
+    """BufferError where a tensor is not what its description says, or has no memory; its framework's file decides, and
+    has the words, wherever the quick checks do not suffice."""
     cdef int64_t low, high, bits = seen.dtype.bits * seen.dtype.lanes
     if producer.cannot_export == NULL:
         return 0
@@ -183,14 +185,14 @@ cdef inline int check_usual(const Producer *producer, object x, const DLTensor *
 
 
 cdef int refuse_export(object x, problem) except -1:
-    """BufferError for what a framework's file says of one of its tensors, if it says anything."""
+    """Raise BufferError with the reason that a framework's file gives, if it gives one."""
     if problem is not None:
         raise BufferError(f"this {type(x).__module__}.{type(x).__name__} cannot be exchanged: {problem}")
     return 0
 
 
 cdef Tensor import_through_table(const Producer *producer, object x):
-    """Through the table of x's exact type: on loan, where a loan can say all there is, else as a managed tensor."""
+    """Import through the table of x's exact type: as a loan where that carries everything, else as a managed tensor."""
     cdef DLManagedTensorVersioned *managed = NULL
     cdef DLTensor lent
     if producer.keeper != NULL:
@@ -210,8 +212,8 @@ cdef inline int request_loan(const Producer *producer, object x, DLTensor *lent)
 
 
 cdef int pass_refusal(const Producer *producer, object x) except -1:
-    """A table said no: its framework's file may know better words, and its exception goes on; a RuntimeError (sparse,
-    meta), or none at all, as the BufferError that it means."""
+    """Raise what a table's refusal means: the words of its framework's file where it has some, else the table's own
+    exception. A RuntimeError (sparse, meta), or a refusal without an exception, becomes a BufferError."""
     cdef object reason = None
     try:
         raise_pending()
@@ -229,7 +231,7 @@ cdef object refusal_of(object x, reason):
 
 
 cdef inline Tensor import_loan(object x, const DLTensor *lent):
-    """A Tensor that holds `x` itself: half the price of a managed tensor, but to be secured at each use."""
+    """A Tensor that holds `x` itself: half the price of a managed tensor, but each use must secure it."""
     cdef Tensor self = Tensor.__new__(Tensor)
     self.stream = LEGACY_STREAM
     describe(self, lent, 0)
@@ -240,21 +242,23 @@ cdef inline Tensor import_loan(object x, const DLTensor *lent):
 
 
 cdef inline int secure(Tensor self) except -1:
-    """Before memory is read or handed on: make sure that it is there, and stays with who gets it."""
+    """To be called before memory is read or handed on: it must still exist, and must outlive the lender."""
     return secure_loan(self) if self.owner_kind == OWNER_LOAN else 0
 
 
 cdef int secure_loan(Tensor self) except -1:
-    """Frameworks free or exchange memory under every view of a tensor (PyTorch: set_, resize_ and `.data =`); a managed
-    tensor would not keep it either. What the lender has now must still hold all that this view describes; then its
-    storage is held as well."""
+    """Check that the lender still has the memory that this view describes, and retain its storage.
+
+    A framework may free or replace the memory under every view of a tensor (PyTorch: set_, resize_ and `.data =`), and
+    a managed tensor would not prevent that either.
+    """
     cdef object lender = <object> self.owner
     cdef const Producer *producer = find_producer(Py_TYPE(lender))
     cdef object storage = None
     if producer == NULL or producer.keeper == NULL:
-        raise BufferError(f"the tensor that this Tensor shares memory with became a {type(lender).__module__}."
-                          f"{type(lender).__name__} since (__class__ = ...); import it again")
-    if self.retained == NULL:   # before the lender is asked: what it has from another storage then does not pass
+        raise BufferError(f"the tensor that this Tensor shares memory with has become a {type(lender).__module__}."
+                          f"{type(lender).__name__} (__class__ = ...); import it again")
+    if self.retained == NULL:   # read before the lender is checked, so that both are of the same storage
         storage = read_descriptor(producer.keeper, lender)
     if not still_lends(self, producer, lender):
         refuse_lost(lender)
@@ -271,8 +275,8 @@ cdef int refuse_lost(object lender) except -1:
 
 
 cdef inline bint still_lends(Tensor self, const Producer *producer, object lender) except *:
-    """Whether the memory that a view describes is still its lender's: in its storage or, where nobody can ask for that,
-    in the loan."""
+    """Whether the memory that a view describes is still its lender's. The storage answers, or a fresh loan where a
+    framework has no functions to ask for it."""
     cdef DLTensor lent
     cdef int64_t low, high, lent_low, lent_high
     fill_byte_range(&self.dl, storage_bits(self), &low, &high)

@@ -1,4 +1,4 @@
-# Exporter: a Tensor becomes a capsule or a managed tensor. What the asked form cannot say is refused, never dropped.
+# Exporter: a Tensor becomes a capsule or a managed tensor. What a form cannot carry is refused, never dropped.
 
 cdef extern from *:
     """
@@ -48,7 +48,7 @@ cdef tuple why_no_pairs(Tensor self):
 
 
 cdef inline int lend(Tensor self, DLTensor *out) except -1:
-    """The tensor as it goes out: in pairs where its dialect says so. Its dimensions stay with `self`."""
+    """The exported description, in pairs where the tensor's dialect says so. `self` keeps its dimensions."""
     secure(self)
     out[0] = self.dl
     if self.x2_ and holds_pairs(self):
@@ -63,7 +63,7 @@ cdef inline int lend(Tensor self, DLTensor *out) except -1:
 
 
 cdef inline void move_dims(DLTensor *self, int64_t *dims) noexcept:
-    """Move the dimensions of what is lent to `dims`. Only pairs tell extents of 1 at the end from others by strides."""
+    """Copy the dimensions to `dims`. Trailing extents of 1 get stride 1, except in pairs, where it has a meaning."""
     cdef int k = self.ndim - 1
     memcpy(dims, self.shape, 2 * self.ndim * sizeof(int64_t))   # the strides lie behind
     self.shape = dims
@@ -76,7 +76,7 @@ cdef inline void move_dims(DLTensor *self, int64_t *dims) noexcept:
 cdef DLManagedTensorVersioned *export_versioned(Tensor self, uint64_t flags) except NULL:
     cdef DLTensor lent
     cdef DLManagedTensorVersioned *managed
-    lend(self, &lent)   # what can be refused is, before there is a block to free
+    lend(self, &lent)   # refuses before there is a block to free
     managed = <DLManagedTensorVersioned *> PyMem_RawMalloc(
         sizeof(DLManagedTensorVersioned) + 2 * lent.ndim * sizeof(int64_t))
     if managed == NULL:
@@ -85,7 +85,7 @@ cdef DLManagedTensorVersioned *export_versioned(Tensor self, uint64_t flags) exc
     move_dims(&managed.dl_tensor, <int64_t *> (managed + 1))
     managed.version.major = DLPACK_MAJOR_VERSION
     managed.version.minor = DLPACK_MINOR_VERSION
-    # A copy that was ours alone is no longer, once it is shared.
+    # IS_COPIED promises the consumer sole access, which ends when we share a copy.
     managed.flags = (self.flags & ~DLPACK_FLAG_BITMASK_IS_COPIED) | flags
     managed.manager_ctx = <void *> self
     managed.deleter = release_versioned
@@ -96,7 +96,7 @@ cdef DLManagedTensorVersioned *export_versioned(Tensor self, uint64_t flags) exc
 cdef DLManagedTensor *export_legacy(Tensor self) except NULL:
     cdef DLTensor lent
     cdef DLManagedTensor *managed
-    lend(self, &lent)   # what can be refused is, before there is a block to free
+    lend(self, &lent)   # refuses before there is a block to free
     managed = <DLManagedTensor *> PyMem_RawMalloc(
         sizeof(DLManagedTensor) + 2 * lent.ndim * sizeof(int64_t))
     if managed == NULL:
@@ -135,7 +135,7 @@ cdef inline void free_export(void *tensor, void *block) noexcept:
 
 
 cdef void retain_for_consumers(Tensor self) noexcept:
-    """An exception that is on its way while a deleter is called goes on."""
+    """Keep a pending exception: a deleter may be called while one propagates."""
     cdef PyObject *kind, *value, *traceback
     PyErr_Fetch(&kind, &value, &traceback)
     retain_for_streams(self)
@@ -143,8 +143,8 @@ cdef void retain_for_consumers(Tensor self) noexcept:
 
 
 cdef void retain_for_streams(Tensor self) noexcept:
-    """Who drops a tensor may still have work under way that reads it, on a stream of which only its framework knows.
-    What goes wrong there can only be told: Cython hands it to sys.unraisablehook."""
+    """A consumer that drops a tensor may still have work under way that reads it, on a stream that only its framework
+    knows. Errors cannot be raised here: Cython passes them to sys.unraisablehook."""
     for stream in frameworks.current_streams(self.dl.device.device_id):
         used_on(self, parse_handle(handle_of(stream)))
 
@@ -152,8 +152,8 @@ cdef void retain_for_streams(Tensor self) noexcept:
 # ---- Capsules
 
 cdef void destroy_versioned(PyObject *capsule) noexcept:
-    """The capsule's end, with the GIL: what nobody consumed is still ours to release."""
-    if PyCapsule_GetName(<object> capsule) == VERSIONED:   # the very string that we gave it
+    """The capsule's destructor, called with the GIL: a capsule that nobody consumed is still ours to release."""
+    if PyCapsule_GetName(<object> capsule) == VERSIONED:   # compared by address: a consumer gives another string
         delete_versioned(<DLManagedTensorVersioned *> PyCapsule_GetPointer(<object> capsule, VERSIONED))
 
 
@@ -166,7 +166,7 @@ cdef bint wants_versioned(Tensor self, max_version) except -1:
     """Which of the two capsules the consumer gets; BufferError where a legacy one would lose something."""
     cdef bint padded = is_padded(self)
     if max_version is None:
-        # Padded data goes out versioned all the same: a legacy consumer refuses the capsule by its name.
+        # Padded data gets a versioned capsule even so, which a legacy consumer refuses by its name.
         if padded:
             return True
     elif knows_versions(max_version):
@@ -259,7 +259,7 @@ cdef inline bint is_unusual(Tensor self) noexcept nogil:
 
 
 cdef inline bint depends_on_consumer(Tensor self) noexcept nogil:
-    """Whether it matters who asks; else nobody looks."""
+    """Whether the export depends on who asks; finding out is skipped otherwise."""
     return holds_pairs(self) or self.flags & DLPACK_FLAG_BITMASK_READ_ONLY != 0 or is_unusual(self)
 
 
@@ -301,7 +301,7 @@ def _refusal(str name, Tensor self):
 # ---- As a consumer asks
 
 cdef object export_as_it_is(Tensor self, max_version):
-    """Memory that has no streams, where it lies."""
+    """Memory without streams, on its own device."""
     cdef bint copied = False
     cdef _Consumer consumer = find_asking() if depends_on_consumer(self) else None
     if consumer is not None:
@@ -335,7 +335,7 @@ cdef object export_as_asked(Tensor self, stream, max_version, dl_device, copy):
 
 
 cdef Device parse_target(dl_device):
-    """A consumer's device; BufferError for a pair that nobody can serve, as for those that we cannot."""
+    """A consumer's device; BufferError for a pair that names no device."""
     try:
         return parse_device(dl_device)
     except ValueError as error:
@@ -408,7 +408,7 @@ cdef int table_import(DLManagedTensorVersioned *managed, void **out) except -1:
 
 
 cdef int table_lend(void *py_object, DLTensor *out) except -1:
-    """What a DLTensor alone cannot say is refused: the table's managed tensors can."""
+    """Lend a DLTensor; padded and read-only tensors are refused, which only managed tensors can express."""
     cdef Tensor self = as_tensor(<object> py_object)
     if is_padded(self) or self.flags & DLPACK_FLAG_BITMASK_READ_ONLY:
         what = f"{dtype_name(self)} is padded to a byte an element" if is_padded(self) else "memory is read-only"
@@ -423,8 +423,8 @@ cdef Tensor as_tensor(object x):
 
 
 cdef int table_stream(DLDeviceType device_type, int32_t device_id, void **out) except -1:
-    """dlfp4 has no streams of its own: it works where the framework works whose tensors it carries, the one that came
-    first if there are several."""
+    """The current stream of the framework whose tensors dlfp4 carries, the first that came if there are several: dlfp4
+    has no streams of its own."""
     cdef int k
     out[0] = NULL
     for k in range(load_acquire(&NUM_PRODUCERS)):
@@ -435,7 +435,7 @@ cdef int table_stream(DLDeviceType device_type, int32_t device_id, void **out) e
     return 0
 
 
-# Each returns -1 with the exception set, which is what the standard asks for and what Cython does without a wrapper.
+# Each function returns -1 with the exception set: the standard asks for that, and Cython's `except -1` is just that.
 cdef object make_exchange_capsule():
     EXCHANGE_API.header.version.major = DLPACK_MAJOR_VERSION
     EXCHANGE_API.header.version.minor = DLPACK_MINOR_VERSION

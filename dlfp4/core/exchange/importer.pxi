@@ -1,6 +1,5 @@
-# Importer: a producer's DLTensor becomes a Tensor, or an exception; nothing in it is believed before it is checked.
-# Four ways in, fastest first: our own Tensor, a NumPy array through NumPy's C API, a type with a C exchange table,
-# and a capsule from `__dlpack__` (or handed over raw).
+# Importer: a producer's DLTensor becomes a Tensor, or an exception. There are four ways in, fastest first: our own
+# Tensor, a NumPy array through NumPy's C API, a type with a C exchange table, and a capsule, raw or from `__dlpack__`.
 
 cdef const char *LEGACY = "dltensor"
 cdef const char *VERSIONED = "dltensor_versioned"
@@ -34,7 +33,7 @@ cdef inline void copy_description(Tensor self, Tensor source) noexcept:
 
 
 cdef inline void share_owner(Tensor self, Tensor source) noexcept:
-    """Keep alive what keeps `source`'s memory alive: its owner object, or `source` itself."""
+    """Keep alive what owns `source`'s memory: its owner object, or `source` itself."""
     if source.owner_kind == OWNER_OBJECT or source.owner_kind == OWNER_LOAN:
         self.owner = source.owner
         self.owner_kind = source.owner_kind
@@ -45,13 +44,13 @@ cdef inline void share_owner(Tensor self, Tensor source) noexcept:
 
 
 cdef inline bint share_exported(Tensor self, Tensor source) noexcept:
-    """Hold what `source` holds, of which it was made by way of another form, and know what that could not say; false of
-    a loan, which is secured by the other form alone."""
+    """Share the owner of the Tensor `source` that comes back through another form (a capsule, an array), and restore
+    the facts that this form cannot carry. False for a loan: the other form secures that itself."""
     if source.owner_kind == OWNER_LOAN:
         return False
     self.is_part = source.is_part
     self.immutable = source.immutable
-    if source.immutable:   # a NumPy array of it is read-only, but nobody asked for more copies
+    if source.immutable:   # its NumPy array is read-only; the Tensor keeps the flag that it had
         self.flags = (self.flags & ~DLPACK_FLAG_BITMASK_READ_ONLY) | (source.flags & DLPACK_FLAG_BITMASK_READ_ONLY)
     share_owner(self, source)
     return True
@@ -88,8 +87,8 @@ cdef Tensor import_array(cnp.ndarray array):
 
 
 cdef inline int share_array(Tensor self, cnp.ndarray array) except -1:
-    """Keep an array's memory alive: by the Tensor that it came from, if it did, for the reason that share_own_export
-    has."""
+    """Keep an array's memory alive: through the Tensor that the array came from, or else the array. See
+    share_own_export for the reason."""
     cdef object base = array_base(array)
     if base is not None and type(base) is cnp.ndarray:   # a view of the array that was handed out
         base = array_base(<cnp.ndarray> base)
@@ -118,7 +117,7 @@ cdef inline void delete_legacy(DLManagedTensor *managed) noexcept:
 
 
 cdef inline int check_version(DLManagedTensorVersioned *managed) except -1:
-    """Of another major version the layout is unknown: its deleter is called, and nothing else read."""
+    """Refuse another major version, whose struct is unknown: its deleter is called, and nothing else is read."""
     if managed.version.major != DLPACK_MAJOR_VERSION:
         major, minor = managed.version.major, managed.version.minor
         delete_versioned(managed)
@@ -128,7 +127,7 @@ cdef inline int check_version(DLManagedTensorVersioned *managed) except -1:
 
 
 cdef Tensor adopt(DLManagedTensorVersioned *managed):
-    """A Tensor that owns `managed` from the start: what is refused is released with it."""
+    """A Tensor that owns `managed` from the start, so that a refusal releases it."""
     cdef Tensor self
     check_version(managed)
     self = Tensor.__new__(Tensor)
@@ -141,8 +140,8 @@ cdef Tensor adopt(DLManagedTensorVersioned *managed):
 
 
 cdef inline void share_own_export(Tensor self) noexcept:
-    """Where the managed tensor is an export of our own, hold what that Tensor holds: otherwise a tensor exchanged over
-    and over would be released link by link, as deep as the chain is long."""
+    """Where the managed tensor is our own export, share its Tensor's owner instead: a tensor that is exchanged over and
+    over would otherwise be released link by link, in a recursion as deep as the chain."""
     cdef void *managed = self.owner
     if self.owner_kind == OWNER_VERSIONED and (<DLManagedTensorVersioned *> managed).deleter == release_versioned:
         if share_exported(self, <Tensor> (<DLManagedTensorVersioned *> managed).manager_ctx):
@@ -153,7 +152,7 @@ cdef inline void share_own_export(Tensor self) noexcept:
 
 
 cdef Tensor import_capsule(object capsule):
-    """Consume a capsule: its name changes only once the tensor is ours, and by one consumer alone."""
+    """Consume a capsule. It is renamed once the tensor is ours, inside the lock, so that one consumer alone wins."""
     cdef DLManagedTensorVersioned *versioned
     cdef DLManagedTensor *legacy
     cdef Tensor self = Tensor.__new__(Tensor)
@@ -191,7 +190,7 @@ cdef int refuse_capsule(object capsule) except -1:
 
 
 cdef tuple device_of_producer(object x):
-    """x.__dlpack_device__() as (type, id), to choose a stream by; the capsule has the last word."""
+    """x.__dlpack_device__() as (type, id), which chooses the stream; the capsule's device is the one that counts."""
     pair = x.__dlpack_device__()
     numbers = read_pair(pair)
     if numbers is None:
@@ -205,9 +204,9 @@ cdef object request_capsule(object x, dict wanted):
     try:
         return method(max_version=(DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION), **wanted)
     except TypeError as error:
-        if type(error) is not TypeError:   # the data's, not the call's
+        if type(error) is not TypeError:   # a subclass is about the data, not about the arguments
             raise
-        if wanted.pop("copy", None) is not None:   # unknown to some, but then not made by themselves either
+        if wanted.pop("copy", None) is not None:   # a producer that does not know it makes no copy unasked
             return request_capsule(x, wanted)
         # Array API 2022 and older: no keyword but stream.
         return method(stream=wanted["stream"]) if "stream" in wanted else method()
@@ -238,7 +237,7 @@ cdef Tensor import_from_protocol(object x, Device device, copy):
             capsule = x.__dlpack__(max_version=(DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION),
                                    dl_device=(device.code, device.index), copy=copy)
         except (TypeError, BufferError, ValueError):
-            capsule = request_capsule(x, wanted)   # as it is; from_dlpack moves it where we can
+            capsule = request_capsule(x, wanted)   # where it lies; from_dlpack moves it if it can
     else:
         capsule = request_capsule(x, wanted)
     if not PyCapsule_CheckExact(capsule):
@@ -257,7 +256,7 @@ cdef Tensor import_from_protocol(object x, Device device, copy):
 
 
 cdef object stream_to_ask_for(framework, tuple source, int *origin):
-    """The framework's own, which then has nothing to order, within a capture above all; else the legacy default."""
+    """The framework's current stream, which needs no ordering (a capture forbids it); else the legacy default."""
     cdef DLDevice device
     device.device_type = kDLCUDA
     device.device_id = source[1]
@@ -279,7 +278,7 @@ cdef Tensor retain(object x, Device device, copy):
 
 
 cdef Tensor retain_foreign(object x, Device device, copy):
-    """The same by whichever way it comes."""
+    """Any foreign producer's memory, by the fastest way that its type offers."""
     cdef Producer *producer
     cdef PyTypeObject *type = Py_TYPE(x)
     if type == <PyTypeObject *> cnp.ndarray:
@@ -309,7 +308,7 @@ cdef Tensor borrow(object x):
 
 
 cdef Tensor as_producer(object x, copy):
-    """What is no producer itself, under a face that is one."""
+    """Import what is no producer itself: subclasses of NumPy's arrays, lists of numbers, buffers."""
     if isinstance(x, ScaledTensor):
         raise TypeError("a ScaledTensor is several tensors: take its .data or .scales, or .dequantize() it")
     if isinstance(x, np.ndarray) and type(x) is not cnp.ndarray and not isinstance(x, np.ma.MaskedArray):
@@ -329,17 +328,17 @@ cdef Tensor as_producer(object x, copy):
 
 
 cdef object as_floats(x):
-    """The same for operations, none of which takes the integers and truth values that NumPy makes of them."""
+    """Nested lists as an array for an operation: integers and truth values count as float64."""
     numbers = as_numbers(x)
     return numbers.astype(np.float64) if numbers.dtype.kind in "biu" else numbers
 
 
 cdef object as_numbers(x):
-    """Nested lists of Python's numbers as NumPy's array."""
+    """Nested lists of Python numbers as a NumPy array."""
     try:
         numbers = np.asarray(x)
     except (TypeError, ValueError) as error:   # rows of different length, or what is no number
-        raise TypeError(f"this {type(x).__name__} is no array: expected numbers, in rows of one length "
+        raise TypeError(f"this {type(x).__name__} is no array: expected numbers in rows of equal length "
                         f"({str(error).partition('. ')[0]})") from None
     if numbers.dtype.hasobject or numbers.dtype.kind in "SUV":
         raise TypeError(f"this {type(x).__name__} holds a {type(numbers.flat[0]).__name__}; expected numbers")
@@ -347,7 +346,7 @@ cdef object as_numbers(x):
 
 
 def _borrow_out(out):
-    """The memory for a backend's result, which a list has not."""
+    """The memory for a result; a list has none."""
     if isinstance(out, (list, tuple)):
         raise TypeError(f"out is of type {type(out).__name__}; expected a producer of writable memory")
     return borrow(out)
@@ -369,8 +368,8 @@ def from_dlpack(x, /, *, device=None, copy=None):
     Returns
     -------
     Tensor
-        With logical elements: of FP4 that PyTorch counts in pairs the last dimension of stride 1 is doubled, and goes
-        back to PyTorch as it came. Read-only memory stays read-only.
+        It counts logical elements. PyTorch counts FP4 in pairs: the last dimension of stride 1 doubles on the way in,
+        and halves again on the way back to PyTorch. Read-only memory stays read-only.
 
     Raises
     ------
@@ -389,7 +388,7 @@ def from_dlpack(x, /, *, device=None, copy=None):
 
     Notes
     -----
-    Memory is not read. The Tensor holds `x`: kept among x's own attributes, it would keep both for ever.
+    Memory is not read. The Tensor keeps `x` alive; stored as an attribute of `x`, it would keep both alive forever.
 
     Protocol: https://dmlc.github.io/dlpack/latest/python_spec.html
 

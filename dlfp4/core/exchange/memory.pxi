@@ -1,7 +1,7 @@
 # Memory: allocation of our own, and copies between devices, layouts and forms of storage.
 
 cdef enum:
-    ALIGNMENT = 64   # JAX takes host memory without a copy only from here on
+    ALIGNMENT = 64   # bytes; JAX copies host memory that is aligned to less
 
 
 cdef Tensor allocate(int row, int ndim, const int64_t *shape, bint padded, DLDevice device,
@@ -33,7 +33,7 @@ cdef extern from *:
     """
     #include <sys/mman.h>
 
-    /* Large blocks by huge pages, as NumPy does: writing them first costs a hundredth of the page faults. */
+    /* Huge pages for large blocks, as NumPy asks for: the first writes then cause a hundredth of the page faults. */
     static inline void advise_huge_pages(void *block, size_t bytes) {
     #ifdef MADV_HUGEPAGE
         const size_t page = (size_t)1 << 12, large = (size_t)1 << 22;
@@ -101,7 +101,7 @@ cdef dlfp4_view view_of(Tensor self) noexcept:
 cdef int check_host(Tensor self) except -1:
     """BufferError where the memory is not the host's."""
     cdef int count
-    if is_cuda(self.dl.device.device_type):   # without a driver this is no device memory at all
+    if is_cuda(self.dl.device.device_type):   # an error of the driver explains more than the device's name
         check_cuda(dlfp4_cuda_device_count(&count), f"reading memory on {device_of(self)}")
     if not host_readable(self.dl.device.device_type):
         raise BufferError(f"the CPU cannot read memory on {device_of(self)}; "
@@ -115,8 +115,8 @@ cdef inline int check_readable(Tensor self) except -1:
 
 
 cdef Tensor duplicate(Tensor self):
-    """A compact tensor of the same elements where an operation on them runs: pinned memory is copied to the host's,
-    managed memory to its device's."""
+    """A compact copy where operations on the tensor run: of pinned memory on the host, of managed memory on its
+    device."""
     cdef Tensor result
     cdef Place place
     secure(self)
@@ -131,7 +131,7 @@ cdef Tensor duplicate(Tensor self):
 
 
 cdef Tensor move(Tensor self, Device device):
-    """A compact copy on `device`; host and CUDA memory can be reached, the rest only through its own library."""
+    """A compact copy on `device`. Only host and CUDA memory can be reached; other memory needs its own library."""
     cdef Tensor source = self, result
     cdef DLDevice target
     cdef Place place
@@ -161,7 +161,7 @@ cdef Tensor move(Tensor self, Device device):
 
 
 cdef Tensor move_strided(Tensor self):
-    """A strided CUDA tensor to the host: its whole extent as bytes, then its elements from there."""
+    """Copy a strided CUDA tensor to the host: first its whole extent as bytes, then its elements out of that."""
     cdef int64_t low, high, bytes
     cdef Tensor extent, staging, elements
     fill_byte_range(&self.dl, storage_bits(self), &low, &high)
@@ -178,7 +178,7 @@ cdef Tensor move_strided(Tensor self):
 
 
 cdef int copy_bytes(Tensor result, Tensor source, int64_t bytes) except -1:
-    """Through the driver, after the work on the CUDA side's stream, or on those of both."""
+    """Copy through the driver, after the work on the stream of the CUDA side, or of both."""
     cdef bint from_cuda = is_cuda(source.dl.device.device_type), to_cuda = is_cuda(result.dl.device.device_type)
     cdef Tensor cuda = source if from_cuda else result
     cdef int device = cuda.dl.device.device_id, other = result.dl.device.device_id, status = 0
@@ -215,14 +215,14 @@ cdef object as_numpy(Tensor self):
         bytes_strides[k] = itemsize * (self.dl.strides[k] if self.dl.shape[k] > 1 and self.size_ != 0 else 1)
     try:
         array = new_array(DTYPES[self.row], self.dl.ndim, self.dl.shape, bytes_strides, self.dl.data, array_flags(self))
-    except ValueError as error:   # of an empty tensor's other extents
+    except ValueError as error:   # the extents of an empty tensor overflow
         raise BufferError(f"NumPy has no array of shape {shape_of(self)}: {error}; call .reshape((0,)) first") from None
     cnp.set_array_base(array, self)
     return array
 
 
 cdef inline int array_flags(Tensor self) noexcept:
-    """Of a NumPy array over the memory."""
+    """Flags of a NumPy array over the memory."""
     return 0 if self.immutable or self.flags & DLPACK_FLAG_BITMASK_READ_ONLY else cnp.NPY_ARRAY_WRITEABLE
 
 
@@ -250,7 +250,7 @@ cdef object values_of(Tensor self):
     return as_numpy(on_host(duplicate(self) if is_padded(self) else self, None))
 
 
-# ---- Other frameworks, and the eye
+# ---- Other frameworks, and how tensors look
 
 cdef object as_native_like(Tensor self, x):
     """An object of x's framework, on x's device."""
@@ -262,7 +262,7 @@ cdef object as_native_like(Tensor self, x):
         return beside_pair(self, elements_of(x).__dlpack_device__())
     if not type_has(Py_TYPE(x), "__dlpack_device__"):   # on the host, as ONNX Runtime's of old and NumPy's numbers
         return framework.from_tensor(self, None)
-    refusals = (AttributeError, *framework.errors())   # of what is traced, deleted, or lies on several devices
+    refusals = (AttributeError, *framework.errors())   # traced, deleted, or on several devices
     try:
         pair = device_of_producer(x)
     except refusals as error:
@@ -272,7 +272,7 @@ cdef object as_native_like(Tensor self, x):
 
 
 cdef Tensor beside_pair(Tensor self, tuple pair):
-    """The tensor on a device; on the host one place serves as well as another."""
+    """The tensor on a device; any memory that the host reads counts as the host."""
     code, index = pair
     if host_readable(code):
         return self if host_readable(self.dl.device.device_type) else move(self, HOST)
@@ -325,7 +325,7 @@ def empty(shape, dtype, *, device="cpu", packed=True):
 
 
 cdef int fill_extents(int64_t *dims, list extents) except -1:
-    """What memory can be allocated for, and (returned) the number of dimensions."""
+    """Check the extents of an allocation; returns the number of dimensions."""
     cdef int overflow, k, ndim = len(extents)
     cdef bint fits = True
     if ndim > MOST_DIMS:

@@ -1,5 +1,5 @@
-# Natives: what a DLTensor does not tell of a framework's tensor, asked of the framework's own C functions. An answer
-# takes nanoseconds, where one through Python would cost more than the exchange.
+# Natives: a framework's C functions, which answer what a DLTensor does not say of its tensor. A call takes nanoseconds;
+# asking through Python would cost more than the exchange.
 
 cdef struct Natives:
     # A handle is the address of a pointer to what implements the tensor; 0 says that the function answered.
@@ -34,8 +34,8 @@ cdef inline void **handle_in(const Natives *natives, object x) noexcept:
 
 cdef inline bint is_in_storage(const Natives *natives, object x, const void *data, int64_t itemsize,
                                int64_t low, int64_t high) noexcept:
-    """Whether the storage behind a tensor has the memory of an address range: it may be freed, or smaller than its
-    views, whose addresses are then those of nothing, or of others. `data` and `itemsize` are the tensor's."""
+    """Whether an address range lies in the storage behind a tensor. A storage may have been freed, or shrunk below its
+    views, whose addresses then belong to nobody or to other objects. `data` and `itemsize` are the tensor's."""
     cdef int64_t offset = 0, bytes = 0, first
     if low == high:
         return True
@@ -46,7 +46,7 @@ cdef inline bint is_in_storage(const Natives *natives, object x, const void *dat
 
 
 cdef inline bint still_stores(const Natives *natives, object x, int64_t low, int64_t high) noexcept:
-    """The same for memory that was a tensor's before, which may have other memory, of another type, by now."""
+    """Whether a tensor still has the memory that it once lent; it may have other memory, of another type, by now."""
     cdef void *data = NULL
     cdef int32_t dtype = 0
     if low == high:
@@ -57,8 +57,8 @@ cdef inline bint still_stores(const Natives *natives, object x, int64_t low, int
 
 
 cdef inline bint is_seen_through(const Natives *natives, object x, const DLTensor *seen) noexcept:
-    """Whether nothing stands between this thread and the values of a tensor, no trace and no mode, and its type is what
-    its description says: integers below 8 bits may call themselves int8."""
+    """Whether this thread sees the tensor's own values, through no trace and no mode, and the tensor's type is the one
+    that its description names: integers below 8 bits may describe themselves as int8."""
     cdef int32_t dtype = -1
     if natives.trace()[0] != NULL or natives.has_modes(False):
         return False

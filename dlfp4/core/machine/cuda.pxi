@@ -1,4 +1,4 @@
-# Operations on CUDA memory: the same descriptions as on the host, handed to the kernels of the device, on a stream.
+# CUDA: the status of kernels, their image, stream objects, managed memory.
 
 cdef inline bint on_cuda(Tensor self) noexcept nogil:
     return is_cuda(self.dl.device.device_type)
@@ -8,7 +8,7 @@ cdef int check_kernel(int status, str what) except -1:
     """The status of a kernel's launch: a description that it does not take, or the driver's error."""
     if status <= -DLFP4_CUDA_REFUSED:
         if -status - DLFP4_CUDA_REFUSED == DLFP4_E_SHAPE:
-            raise BufferError(f"{what}: CUDA kernels have no way to this layout; packed elements are written only to "
+            raise BufferError(f"{what}: CUDA kernels cannot write these strides; packed elements are written only to "
                               f"rows that start on bytes and have no gaps: give a .copy(), another out, or none")
         raise TypeError(f"{what}: these element types have no such kernel (status {-status - DLFP4_CUDA_REFUSED})")
     return check_cuda(status, what)
@@ -20,8 +20,8 @@ cdef tuple UNSERVED = (DLFP4_CUDA_NO_IMAGE, 209, 218, 221, 222, 223)
 
 
 cdef int load_kernels(int device, int image) except -1:
-    """Load an image of kernels on a device, before its first launch there: the build's, or, where that does not serve
-    the device, what NVRTC makes of the same sources."""
+    """Load an image of kernels before its first launch on a device: the build's or, where that does not fit the device,
+    NVRTC's of the same sources."""
     cdef int architecture = 0, status = DLFP4_CUDA_NO_IMAGE
     cdef bytes compiled
     if dlfp4_cuda_is_loaded(device, image):
@@ -38,9 +38,9 @@ cdef int load_kernels(int device, int image) except -1:
 
 
 cdef int check_stream(int64_t stream, Tensor source) except -1:
-    """ValueError for a stream of another device, where kernels would read outside of their memory."""
+    """ValueError for a stream of another device, whose kernels would read invalid addresses."""
     cdef int device = source.dl.device.device_id
-    if stream <= PER_THREAD_STREAM:   # of the device that is current
+    if stream <= PER_THREAD_STREAM:   # these exist on every device
         return 0
     place = dlfp4_cuda_device_of_stream(device, stream)
     if place != device:
@@ -61,8 +61,8 @@ cdef dict STREAM_OBJECTS = {}   # by handle: a weak reference to the object that
 
 
 cdef object handle_of(stream):
-    """The handle of a stream object, which is remembered where it may own its stream."""
-    if hasattr(stream, "cuda_stream"):   # PyTorch's own none, and do not bear weak references
+    """The handle of a stream object. The object is remembered, weakly: it may own the stream."""
+    if hasattr(stream, "cuda_stream"):   # PyTorch's objects own no stream and take no weak references
         return stream.cuda_stream
     if not hasattr(stream, "__cuda_stream__"):
         return stream
@@ -73,8 +73,8 @@ cdef object handle_of(stream):
 
 
 cdef PyObject *retain_stream(int64_t stream) except? NULL:
-    """A reference to the object of a stream, if there is one: its end may destroy the stream, on which memory is still
-    to be freed, and the driver does not survive a stream that is gone."""
+    """A reference to the object of a stream, if there is one. Memory is still to be freed on the stream, which may end
+    with its object, and the driver crashes on a stream that is gone."""
     if stream <= PER_THREAD_STREAM or not STREAM_OBJECTS:
         return NULL
     known = look_up(STREAM_OBJECTS, stream)
@@ -86,7 +86,7 @@ cdef PyObject *retain_stream(int64_t stream) except? NULL:
 
 
 cdef Tensor place_managed(Tensor self, bint on_device):
-    """Managed memory as its device's, or as the host's after the work on its stream; other tensors as they are."""
+    """Managed memory as memory of its device or, after a wait for its stream, of the host; other tensors unchanged."""
     cdef Tensor view
     cdef int status
     if self is None or self.dl.device.device_type != kDLCUDAManaged:
@@ -113,20 +113,20 @@ cdef int check_beside(Tensor result, Tensor source) except -1:
 
 
 cdef bint is_aligned(Tensor self) noexcept nogil:
-    """Whether elements start on multiples of their size, without which a GPU reads none whole."""
+    """Whether the data is aligned to its element size, as GPU loads require."""
     return self.size_ == 0 or <uintptr_t> self.dl.data % max(1, self.dl.dtype.bits // 8) == 0
 
 
 cdef int check_aligned(Tensor self, str name) except -1:
-    """For what CUDA kernels read whole: the scales of a tensor."""
+    """BufferError where CUDA kernels could not load the elements."""
     if on_cuda(self) and not is_aligned(self):
-        raise BufferError(f"{name} of {dtype_name(self)} starts at address {<uintptr_t> self.dl.data:#x}, no multiple "
-                          f"of its element size; call .copy() first")
+        raise BufferError(f"{name} of {dtype_name(self)} starts at address {<uintptr_t> self.dl.data:#x}, which is "
+                          f"not a multiple of its element size; call .copy() first")
     return 0
 
 
 def _is_captured(x, stream):
-    """Whether an operation on `x` and a stream's handle goes into a graph, in which nothing can be measured."""
+    """Whether an operation on `x` and a stream's handle is being captured in a graph, where times mean nothing."""
     return stream is not None and dlfp4_cuda_is_capturing(elements_of(x).dl.device.device_id, stream)
 
 

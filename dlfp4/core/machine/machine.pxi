@@ -4,7 +4,7 @@ cdef int MOST_THREADS = 4096  # OpenMP ends the process where the system gives i
 
 
 cdef int check_isa() except -1:
-    """DLFP4_ISA may ask for an instruction set that is not there; no kernel may run then."""
+    """ImportError where DLFP4_ISA names an instruction set that is not available: no kernel may run then."""
     cdef int number = 0
     if dlfp4_isa() == NULL:
         levels = []
@@ -39,8 +39,8 @@ def cuda_image():
 def set_num_threads(threads, /):
     """Threads for large calls on the host; 0 restores the default. Results do not depend on it.
 
-    OpenMP ends the process where the system refuses it a thread, for want of memory or by a limit on processes: choose
-    a number that it can have.
+    OpenMP ends the process where the system refuses it a thread, for lack of memory or by a limit on processes. Choose
+    a number that the system allows.
     """
     count = parse_integer(threads, "threads")
     if not 0 <= count <= MOST_THREADS:

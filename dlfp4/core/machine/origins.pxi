@@ -1,5 +1,5 @@
-# Origins: the frameworks from which tensors come, each with a current stream, on which its user works now. An operation
-# on a device follows the framework that calls, or else the one from which its operands came.
+# Origins: frameworks with a current stream, from which tensors come. An operation on a device runs on the current
+# stream of the framework that calls or, failing that, of the one from which its operands came.
 
 cdef struct Origin:
     const DLPackExchangeAPI *api    # asked in nanoseconds; NULL where there is no table, or none was met yet
@@ -19,7 +19,7 @@ cdef object ORIGINS_LOCK = threading.Lock()
 
 
 cdef int add_origin(str name, current_stream, const DLPackExchangeAPI *api) except -1:
-    """The number of a framework, NO_ORIGIN if it has no current stream; a table serves better than its file."""
+    """The number of a framework, or NO_ORIGIN if it has no current stream. A table answers faster than its file."""
     cdef int number = NO_ORIGIN
     if api != NULL and api.current_work_stream == NULL:
         api = NULL
@@ -45,7 +45,7 @@ cdef int origin_of_framework(framework) except -1:
 
 
 cdef int origin_of(object x) except -1:
-    """Of an operand: where a Tensor came from, or which framework a foreign object belongs to."""
+    """The origin of an operand: where a Tensor came from, or the framework that a foreign object belongs to."""
     cdef int k
     if x is None or type(x) is float:
         return NO_ORIGIN
@@ -69,7 +69,7 @@ cdef inline bint is_ours(object x) noexcept:
 
 
 cdef int choose_origin(object x, object y, object z) except -1:
-    """Of up to three operands (None: one less) the first foreign object's, else the first of our own that has one."""
+    """The origin of the first foreign object among three operands (None where absent), else of the first Tensor."""
     cdef int of_x = origin_of(x), of_y, of_z
     if of_x != NO_ORIGIN and not is_ours(x):
         return of_x
@@ -105,7 +105,7 @@ cdef list UNMET = list(frameworks.NAMES)
 
 
 cdef int meet_loaded() except -1:
-    """Number the frameworks that were loaded since the last time, though none of their tensors came here yet."""
+    """Number the frameworks that were imported since the last call, though none of their tensors has come yet."""
     global NUM_LOADED, UNMET
     NUM_LOADED = len(LOADED)
     for name in UNMET:
@@ -116,8 +116,8 @@ cdef int meet_loaded() except -1:
 
 
 cdef int check_capture(DLDevice device, int chosen) except -1:
-    """DriverError where work on the legacy stream would miss the graph that a framework captures: streams that do not
-    wait for that one let it pass, and the graph has nothing of it."""
+    """DriverError where a framework captures another stream: work on the legacy stream would run at once and be missing
+    from the graph, without an error of the driver."""
     cdef int64_t stream
     cdef int k
     if len(LOADED) != NUM_LOADED:

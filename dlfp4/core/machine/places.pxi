@@ -105,7 +105,7 @@ cdef int refuse_stream(stream) except -1:
 
 
 cdef Place place_on_cuda(Tensor source, stream, x, y, z) except *:
-    """The same for memory of a device."""
+    """Where an operation on memory of a device runs."""
     cdef Place place = Place(source.stream, source.dl.device.device_id, choose_origin(x, y, z))
     if stream is not None:
         place.stream = parse_handle(stream if type(stream) is int else handle_of(stream))
@@ -176,13 +176,13 @@ cdef int wait_for(Tensor source, int64_t stream) except -1:
     if stream == source.stream:
         return 0
     status = dlfp4_cuda_order(source.dl.device.device_id, source.stream, stream)
-    if status != 0:   # as everywhere on this way, messages are made of failures alone
+    if status != 0:   # the message would cost more than the call
         check_cuda(status, f"making stream {stream} wait for stream {source.stream}")
     return 0
 
 
 cdef int used_on(Tensor self, int64_t stream) except -1:
-    """Memory of our own is freed in the order of one stream: keep it for what others hold that read or wrote it."""
+    """Our own memory is freed in the order of one stream: keep it until work on another has ended that used it."""
     cdef Tensor base = base_of(self)
     cdef int status
     if base.owner_kind != OWNER_CUDA or base.stream == stream:
@@ -202,13 +202,13 @@ cdef inline Tensor base_of(Tensor self):
 
 
 cdef int order_behind(Tensor result, int64_t stream) except -1:
-    """Let work on a result's own stream start after what was written on another; its memory is then freed after that,
-    too, unless that is done in the order of a third."""
+    """Let work on a result's own stream start after a write on `stream`. The memory is then freed after the write as
+    well, unless it is freed in the order of a third stream, which is told."""
     if stream != result.stream:
         check_cuda(dlfp4_cuda_order(result.dl.device.device_id, stream, result.stream), "ordering two streams")
     return 0 if base_of(result).stream == result.stream else used_on(result, stream)
 
 
 def _written_on(Tensor result, stream):
-    """The same after another library's work on a stream of its own."""
+    """Order a result behind another library's write on a stream of its own."""
     order_behind(result, parse_handle(stream))

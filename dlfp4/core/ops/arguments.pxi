@@ -1,7 +1,7 @@
-# Arguments that many functions take: what they may be, and the exceptions for what they are not.
+# Arguments that many functions take: their parsing, and the exceptions for invalid ones.
 
 cdef object parse_integer(value, str name):
-    """An argument that is to be an integer, as one of Python's."""
+    """An integer argument as a Python integer."""
     try:
         return PyNumber_Index(value)
     except TypeError:
@@ -9,7 +9,7 @@ cdef object parse_integer(value, str name):
 
 
 cdef list parse_shape(shape):
-    """A shape argument as a list of Python integers, unchecked but for their type."""
+    """A shape argument as a list of Python integers; their values are not checked."""
     return [parse_integer(extent, "shape") for extent in (shape if isinstance(shape, (tuple, list)) else (shape,))]
 
 
@@ -20,7 +20,7 @@ cdef int check_copy(copy) except -1:
 
 
 cdef bint parse_flag(value, str name) except -1:
-    """A flag: True or False, NumPy's too, and nothing that merely counts as one ("no" would be true)."""
+    """A flag: True or False, of NumPy as well. Truthy values are refused: "no" would count as true."""
     if value is True or value is False:
         return value is True
     if isinstance(value, np.bool_):

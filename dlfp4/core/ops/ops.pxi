@@ -1,4 +1,4 @@
-# Operations: they take any producer, borrow its memory for the length of the call and return a Tensor.
+# Operations take any producer, borrow its memory for the length of the call, and return a Tensor.
 
 cdef struct Conversion:
     dlfp4_view source, result
@@ -86,43 +86,43 @@ def cast(x, dtype, *, rounding="nearest_even", saturate=True, packed=True, seed=
     rounding : {"nearest_even", "nearest_away", "toward_zero", "stochastic"}
         "nearest_away" sends ties away from zero; "stochastic" rounds up with the probability of the distance.
     saturate : bool
-        For results of 8 bits and fewer. True: finite values and infinities beyond the range become the largest finite
+        For results of 8 bits and fewer. True: values beyond the range, infinities included, become the largest finite
         value; NaN stays NaN where `dtype` has one, and becomes the largest finite value where it has none (FP4, FP6).
-        float8_e8m0fnu: zero and all below 2**-127 give 2**-127, negative values NaN. False: what ``ml_dtypes``'
-        ``astype`` does (but for float64, which that rounds twice). Wider results overflow to infinity either way; what
-        has the type of the result already is copied as it is, infinities included.
+        For float8_e8m0fnu, values from zero to 2**-127 give 2**-127, negative values give NaN. False: the result is
+        that of ``ml_dtypes``' ``astype``, except that float64 is rounded once, not twice. Wider results overflow to
+        infinity either way. Elements that already have the result's type are copied unchanged, infinities included.
     packed : bool
         For results below 8 bits: several elements a byte (True), the first in the low bits, or one a byte (False).
     seed : int, optional
-        Needed by "stochastic", refused by the others: below 2**64. The result depends on it and on each element's
-        row-major index alone.
+        Below 2**64. Required for "stochastic" and refused otherwise. The result depends only on the seed and on each
+        element's row-major index.
     out : producer, optional
-        Writable memory of the result's shape and dtype, packed or padded; `x` itself where the sizes are equal. The
-        last byte of packed memory is written whole, its spare bits as zero, unless `out` is a part of a Tensor whose
-        other elements lie there. PyTorch does not see the write: where autograd keeps `out`, call
+        Writable memory of the result's shape and dtype, packed or padded. It may be `x` itself where elements keep
+        their size. The spare bits in the last byte of packed memory are written as zero, unless `out` is a view whose
+        Tensor has other elements there. PyTorch does not notice the write: where autograd has saved `out`, call
         ``torch.autograd.graph.increment_version``.
     stream : int or stream object, optional
-        CUDA memory: where to run, a handle or an object with ``__cuda_stream__`` or ``cuda_stream``; it waits for the
-        data. Default: the current stream of the framework that calls, known by an operand or `out` of PyTorch or CuPy,
-        else of the framework from which the Tensors came, else the stream on which the data is made. The host does not
-        wait. Results keep the object; a stream that is given by its handle has to outlive them.
+        For CUDA memory: the stream to run on, as a handle or an object with ``__cuda_stream__`` or ``cuda_stream``. It
+        waits for the data; the host does not. Default: the current stream of PyTorch or CuPy if an operand or `out` is
+        theirs, else of the framework from which the Tensors came, else the stream on which the data was made. Results
+        keep a stream object alive; a stream given by its handle must outlive them.
 
     Returns
     -------
     Tensor
-        Of x's shape; `out` as a Tensor where it was given.
+        With x's shape; `out` as a Tensor where it was given.
 
     Raises
     ------
     TypeError
-        The pair of types has no conversion, or `out` has another dtype.
+        There is no conversion between the two types, or `out` has another dtype.
     ValueError
         `out` has another shape or overlaps `x`; a bad `rounding` or `seed`.
     BufferError
         Memory that the CPU cannot read, or a read-only `out`.
     DriverError
-        CUDA failed; or the work would run on the legacy default stream while a framework captures another of this
-        thread, and miss its graph.
+        CUDA failed; or the work would run on the legacy default stream while a framework captures another stream of
+        this thread, and would be missing from its graph.
 
     Notes
     -----
@@ -154,20 +154,20 @@ def cast(x, dtype, *, rounding="nearest_even", saturate=True, packed=True, seed=
 
 
 def pack(x, *, out=None):
-    """Elements below 8 bits from one a byte to densely packed, little-endian: FP4 two a byte, FP6 four in three bytes.
+    """Pack elements below 8 bits that lie one a byte, little-endian: two FP4 in a byte, four FP6 in three bytes.
 
     Parameters
     ----------
     x : producer
-        A tensor of a sub-byte type on the host or a CUDA device, padded (the high bits of each byte are
-        ignored) or packed.
+        A tensor of a sub-byte type on the host or a CUDA device, padded or packed. The high bits of padded elements are
+        ignored.
     out : producer, optional
         Writable packed memory of the same shape and dtype.
 
     Returns
     -------
     Tensor
-        Packed as a whole: a row need not be a whole number of bytes. The spare bits of the last byte are zero.
+        Packed as a whole: rows need not start on bytes. The spare bits of the last byte are zero.
 
     Raises
     ------
@@ -180,7 +180,7 @@ def pack(x, *, out=None):
 
 
 def unpack(x, *, out=None):
-    """Elements below 8 bits from densely packed to one a byte, in the low bits, the high bits zero.
+    """Unpack elements below 8 bits to one a byte: in the low bits, with the high bits zero.
 
     Parameters
     ----------
@@ -192,7 +192,7 @@ def unpack(x, *, out=None):
     Returns
     -------
     Tensor
-        Padded; NumPy shares it as an array of ml_dtypes.
+        Padded; NumPy shares its memory as an array with a type of ml_dtypes.
 
     Raises
     ------

@@ -1,7 +1,7 @@
-# Results in the caller's memory, out=: whether they fit there and disturb nothing, before anything is written.
+# Results in the caller's memory (out=): all checks are made before anything is written.
 
 cdef Tensor check_out(out, Tensor source, int row):
-    """Memory for a result of source's shape, which may be source's own where every element keeps its bytes."""
+    """Memory for a result of source's shape. It may be source's own where every element keeps its bytes."""
     cdef Tensor self = _borrow_out(out)
     check_writable(self, row)
     check_beside(self, source)
@@ -35,7 +35,7 @@ def _check_out_product(Tensor out, shape, dtype, a, b):
 
 
 cdef tuple check_out_scaled(out, tuple axes, Tensor source, _Rules rules, str scale_layout, bint pad):
-    """The caller's ScaledTensors, if they are what would have been allocated."""
+    """The caller's ScaledTensors, which must be what quantize would have allocated."""
     cdef ScaledTensor result
     cdef int axis
     cdef Py_ssize_t number
@@ -53,9 +53,9 @@ cdef tuple check_out_scaled(out, tuple axes, Tensor source, _Rules rules, str sc
             raise ValueError(f"out is {summary_of(result)}; the result has shape {shape_of(source)}, format "
                              f"{rules.format.name!r}, axis {axis} and scale_layout {scale_layout!r}")
         if result.global_scale is None and dlfp4_formats[rules.number].kind == DLFP4_TWO_LEVEL:
-            raise ValueError(f"out is {summary_of(result)} without a global scale, which the result needs memory for; "
-                             f"give one that quantize returned")
-        # A ScaledTensor's parts have the shapes that follow from these; this refuses blocks that do not divide them.
+            raise ValueError(f"out is {summary_of(result)} without a global scale, for which the result needs memory; "
+                             f"pass a ScaledTensor that quantize returned")
+        # These fields determine the parts' shapes; what remains to be checked is that blocks divide the shape.
         if pad or not result.divides:
             _buffers_of(result.shape, rules.format.name, axis, scale_layout, pad)
             result.divides = not pad
@@ -96,21 +96,21 @@ cdef int check_writable_parts(ScaledTensor self) except -1:
 
 
 cdef int check_own_memory(Tensor self, str out) except -1:
-    """Whether a result may be written there: to `out`, or what part of it is called so."""
+    """Whether a result may be written to a tensor, which messages call `out`."""
     if self.immutable:
-        raise BufferError(f"{out} has the memory of an array that never changes, as those of JAX and TensorFlow do, "
-                          f"or of prepared weights; give memory of dlfp4.empty or of another library, and hand on the "
+        raise BufferError(f"{out} has the memory of an array that never changes, such as those of JAX and TensorFlow, "
+                          f"or of prepared weights; pass memory of dlfp4.empty or of another library, and hand on the "
                           f"result")
     if self.flags & DLPACK_FLAG_BITMASK_READ_ONLY:
         raise BufferError(f"{out} is read-only; give writable memory, or a .copy()")
     if meets_itself(self):
         raise ValueError(f"{out} has strides {strides_of(self)} for shape {shape_of(self)}: elements may share "
-                         f"memory; give a tensor in which each has its own")
+                         f"memory; pass a tensor in which each has its own")
     return 0
 
 
 cdef int check_clear_of(Tensor self, str out, Tensor given) except -1:
-    """Whether the kernels that read an input can write there, and leave the input as it is."""
+    """Whether the kernels that read an input can write to a tensor without changing that input."""
     check_beside(self, given)
     if overlaps(self, given):
         refuse_overlap(self, given, f"{out} overlaps an input; give other memory")
@@ -125,8 +125,8 @@ cdef int check_clear_of_parts(Tensor self, x) except -1:
 
 
 cdef int check_apart(tuple some, tuple others) except -1:
-    """Whether parts of results have memory of their own, if only rows between those of another; two results may have
-    the tensor's scale in common."""
+    """Whether parts of results have separate memory; rows of two may alternate, and two results may share the scale of
+    the whole tensor."""
     cdef Tensor part, other
     for part in some:
         for other in others:
@@ -138,7 +138,7 @@ cdef int check_apart(tuple some, tuple others) except -1:
 
 
 cdef int refuse_overlap(Tensor out, Tensor given, str message) except -1:
-    """ValueError; but where the memory of one is gone, the other may lie there by chance, and that is the error."""
+    """Raise ValueError, unless a loan has lost its memory, which the other then may use: that is the error to raise."""
     secure(out)
     secure(given)
     raise ValueError(message)
@@ -168,8 +168,11 @@ cdef bint same_places(Tensor a, Tensor b) noexcept nogil:
 
 
 cdef bint meets_itself(Tensor self) noexcept nogil:
-    """Whether elements may share memory, so that writes to them would race: unless each dimension steps beyond all that
-    those with smaller steps reach. (Strides that interleave without meeting count as well; nobody has such memory.)"""
+    """Whether elements may share memory, so that writes would race.
+
+    They do not where each dimension steps beyond all that the dimensions with smaller steps reach. Strides that
+    interleave without meeting are counted as shared; such memory does not occur in practice.
+    """
     cdef int64_t steps[64]   # of dimensions with more than one element there are 62 at most
     cdef int64_t reaches[64]
     cdef int64_t step, reached = 0
@@ -196,7 +199,7 @@ cdef bint meets_itself(Tensor self) noexcept nogil:
 
 
 cdef bint alternates(Tensor a, Tensor b) noexcept nogil:
-    """Whether two matrices lie side by side in rows of one pitch, as of records that hold a row of each."""
+    """Whether the rows of two matrices alternate at one pitch, as in records that hold a row of each."""
     cdef int64_t pitch, first
     if a.dl.ndim != 2 or b.dl.ndim != 2 or not (has_dense_lines(a) and has_dense_lines(b)):
         return False

@@ -1,12 +1,12 @@
-# Weights in the order in which the matrix kernels of CUDA devices read them (src/products/cuda/prepared.h), and those
-# kernels. To the outside "prepared" is a scale layout; what does not know it takes `plain` tensors.
+# Weights in the order in which CUDA's matrix kernels read them (src/products/cuda/prepared.h), and those kernels. To
+# callers "prepared" is a scale layout. It permutes elements too; code unaware of it gets the original order (`plain`).
 
 cdef inline bint is_prepared(ScaledTensor self) noexcept:
     return self.prepared.rows > 0
 
 
 cdef inline ScaledTensor plain(ScaledTensor self, stream=None):
-    """The tensor in a layout that every operation reads; made on a stream, so that a graph captures that work."""
+    """The tensor in a layout that every operation reads, restored on the stream so that a graph captures the work."""
     return restore(self, stream) if is_prepared(self) else self
 
 
@@ -45,10 +45,10 @@ cdef int inspect_at(const Place *place, void *call) noexcept nogil:
 
 
 cdef ScaledTensor prepare_on_cuda(ScaledTensor source):
-    """Prepared if the form can hold every value exactly, else the tensor itself.
+    """The prepared tensor if that can hold every value exactly, else the tensor itself.
 
-    Waits for the device, to look at the scales and at the end: products read weights before the kernel before them has
-    ended, so it must not be this one.
+    It waits for the device twice: to look at the scales, and at the end, because products read weights before the
+    preceding kernel has ended, and that must not be the one that prepares them.
     """
     cdef Preparation call
     fill_blocks(&call.blocks, source, 0)
@@ -81,8 +81,8 @@ cdef ScaledTensor prepare_on_cuda(ScaledTensor source):
 
 cdef ScaledTensor divide_prepared(ScaledTensor source, Tensor memory, dlfp4_cuda_prepared_size size,
                                   const Place *place):
-    """Codes and scales of blocks in one piece of memory. A scale of the whole tensor is copied: it may lie beside the
-    codes of the source, and would keep them."""
+    """Divide the prepared memory into codes and scales of blocks. A scale of the whole tensor is copied: it may share
+    an allocation with the source's codes, and would keep those alive."""
     cdef Tensor codes = slice_tensor(memory, (slice(None), slice(size.code_bytes))), scales, unit = None, part
     if source.format.block is not None:
         scales = slice_tensor(memory, (slice(None), slice(size.code_bytes, None)))
@@ -92,12 +92,12 @@ cdef ScaledTensor divide_prepared(ScaledTensor source, Tensor memory, dlfp4_cuda
         unit = copy_on(place_managed(source.global_scale, True), place)
     for part in (codes, scales, unit):
         if part is not None:
-            part.immutable = True   # products do not wait for them
+            part.immutable = True   # products do not wait for writes to them
     return make_scaled(codes, scales, unit, source.format, source.axis, "prepared", source.shape)
 
 
 cdef dlfp4_cuda_report inspect(ScaledTensor source, Preparation *call, const Place *place) except *:
-    """What of the tensor decides whether it can be prepared."""
+    """Look at what decides whether the tensor can be prepared."""
     cdef dlfp4_cuda_report report
     cdef Touched touched
     cdef Tensor memory = allocate_buffer((sizeof(dlfp4_cuda_report),), UINT8, place), copied
@@ -112,7 +112,7 @@ cdef dlfp4_cuda_report inspect(ScaledTensor source, Preparation *call, const Pla
 
 
 cdef ScaledTensor restore(ScaledTensor self, given):
-    """The inverse of prepare_on_cuda: the same codes, but for those under a zero scale, and the same scales, linear."""
+    """The inverse of prepare_on_cuda: linear scales and the same codes, except for zeros under zero scales."""
     if self.axis == -2:
         return restore(self.mT, given).mT
     cdef Prepared prepared = self.prepared
@@ -146,7 +146,7 @@ cdef ScaledTensor turn_prepared(ScaledTensor self):
 cdef dict FOUND_TACTICS = {}   # by device and problem: finding them costs microseconds
 
 cdef enum:
-    MOST_FOUND = 4096   # then all are forgotten: weights may come in ever new shapes
+    MOST_FOUND = 4096   # entries before the dictionary is emptied: shapes may never repeat
 
 
 def _find_tactics(ScaledTensor b, rows):
@@ -178,12 +178,12 @@ cdef dict TACTICS = tactic_numbers()
 
 
 def _tactic_names():
-    """Of all kernels, whatever the problem: the first is for every GPU, the others for compute capability 9.0."""
+    """The names of all kernels: the first serves every GPU, the others compute capability 9.0."""
     return tuple(TACTICS)
 
 
 def _traits(x):
-    """What backends judge an operand by: they take both of two that are equal here, or neither."""
+    """What backends judge an operand by: of two operands that are equal here they take both or neither."""
     cdef Tensor elements = elements_of(x)
     cdef ScaledTensor self
     if type(x) is not ScaledTensor:
@@ -199,7 +199,7 @@ def _exact_in_half(ScaledTensor b):
 
 
 def _reads_codes(ScaledTensor a, ScaledTensor b, str tactic):
-    """Whether a kernel reads the codes and scales of a as they lie, beside prepared weights b."""
+    """Whether a kernel multiplies the codes and scales of a, as they lie, by prepared weights b."""
     cdef int64_t depth = a.shape[len(a.shape) - 1], slice
     if a.number != b.number or a.axis != -1 or a.scale_layout_row != DLFP4_LAYOUT_linear or a.data.dl.shape[1] != depth:
         return False
@@ -226,7 +226,7 @@ cdef int multiply_at(const Place *place, void *call) noexcept nogil:
 def _multiply_on_cuda(Tensor a, ScaledTensor b, Tensor out, alpha, factor, str tactic, stream, Tensor scales=None):
     """out = alpha * factor * a @ b: a matrix of 16-bit floats by prepared weights (K, N), into compact memory.
 
-    With `scales`, a has codes: what _reads_codes says.
+    With `scales`, a holds codes: see _reads_codes.
     """
     cdef Place place = place_for(a, stream, a, out)
     cdef Tensor rows, target, result
@@ -254,7 +254,7 @@ def _multiply_on_cuda(Tensor a, ScaledTensor b, Tensor out, alpha, factor, str t
 
 
 cdef inline int64_t row_step(Tensor matrix) noexcept:
-    """From row to row; of one row the stride in memory is free."""
+    """The step from row to row; with a single row its stride means nothing."""
     return matrix.dl.strides[0] if matrix.dl.shape[0] > 1 else matrix.dl.shape[1]
 
 

@@ -1,21 +1,21 @@
-# Products: sums of products along an axis, of tensors and of block-scaled tensors.
+# Products: sums of products along an axis, of plain and of block-scaled tensors.
 
 class BackendError(RuntimeError):
-    """No backend takes the problem; the message has the reason of each."""
+    """No backend can multiply the operands; the message has the reason of each."""
 
 
-cdef struct Factor:            # one side of a product, as lines along the axis that is summed over
+cdef struct Factor:            # one operand of a product, as lines along the summed axis
     dlfp4_lines lines
     const float *decode        # the scale of the whole tensor, where that lies on a device
     int64_t length             # elements along that axis
-    int ndim                   # of the other axes
+    int ndim                   # number of the other axes
     int64_t shape[MOST_DIMS]
     int64_t strides[MOST_DIMS]  # from line to line; 0 where a line is repeated
 
 
 cdef int fill_factor(Factor *factor, x, int64_t axis, str name) except -1:
     """Any operand as lines along an axis; `x` must live as long as the factor."""
-    memset(&factor.lines, 0, sizeof(factor.lines))   # what follows is large, and read as far as it is filled
+    memset(&factor.lines, 0, sizeof(factor.lines))   # the large arrays behind it are read as far as they are filled
     factor.ndim = 0
     factor.lines.decode = 1
     factor.lines.format = -1
@@ -68,7 +68,7 @@ cdef int fill_scaled_factor(Factor *factor, ScaledTensor self, int64_t axis, str
         if k != along:
             add_axis(factor, shape[k], stride)
             stride *= <int64_t> shape[k]
-    if stride == 1:   # of one line the stride in memory is free
+    if stride == 1:   # the stride of a single line means nothing
         factor.lines.blocks.strides[0] = factor.lines.blocks.length
     reverse_axes(factor)
     return 0
@@ -99,7 +99,7 @@ cdef void reverse_axes(Factor *factor) noexcept:
 # ---- Broadcasting
 
 cdef int broadcast_to(Factor *factor, int ndim, const int64_t *shape) noexcept:
-    """Leading axes of extent 1, then a stride of 0 along whatever is repeated."""
+    """Add leading axes of extent 1, and give repeated axes a stride of 0."""
     cdef int missing = ndim - factor.ndim, k
     for k in range(ndim - 1, -1, -1):
         if k < missing or (factor.shape[k - missing] == 1 and shape[k] != 1):
@@ -136,7 +136,7 @@ cdef bint steps_evenly(const Factor *factor, int outer, int inner, int64_t exten
 
 
 cdef void merge_axes(Factor *a, Factor *b) noexcept nogil:
-    """Neighbouring axes over which both sides step evenly become one, axes of extent 1 nothing; one is left."""
+    """Merge neighbouring axes over which both sides step evenly, and drop axes of extent 1; one axis remains."""
     cdef int kept = 0, k
     for k in range(a.ndim):
         if a.shape[k] == 1:
@@ -158,7 +158,7 @@ cdef void merge_axes(Factor *a, Factor *b) noexcept nogil:
 # ---- Sums
 
 cdef dlfp4_status sum_products(Factor *a, Factor *b, float *result) noexcept nogil:
-    """All lines, those of the last axis at a time."""
+    """Sum all lines, one run along the last axis at a time."""
     cdef int64_t index[MOST_DIMS]
     cdef int last, k
     cdef int64_t extent
@@ -190,7 +190,7 @@ cdef dlfp4_status sum_products(Factor *a, Factor *b, float *result) noexcept nog
 
 
 cdef Tensor sum_over(a, b, int64_t axis):
-    """Of Tensors, which fill_factor secures, and of what is not yet one."""
+    """Sums over an axis of two operands; fill_factor secures those that are Tensors."""
     cdef object left = a if is_ours(a) else borrow(a), right = b if is_ours(b) else borrow(b)
     cdef Tensor elements, others, result
     cdef Factor of_left, of_right
@@ -223,7 +223,7 @@ cdef inline object plain_on(x, const Place *place):
 
 
 def _meet(a, b):
-    """Two operands, managed memory among them as memory of the CUDA device that the other lies on, or of the host."""
+    """Two operands where managed memory joins the CUDA device on which the other operand lies, or the host."""
     cdef Tensor of_a = elements_of(a), of_b = elements_of(b)
     cdef bint on_device = of_a.dl.device.device_type == kDLCUDA or of_b.dl.device.device_type == kDLCUDA
     return place_operand(a, of_a, on_device), place_operand(b, of_b, on_device)
@@ -304,37 +304,39 @@ def vecdot(a, b, axis=-1):
     Parameters
     ----------
     a, b : producer or ScaledTensor
-        Of one element type: floats of at most 32 bits (not float8_e8m0fnu), FP4 and FP6 packed or padded, integers of
-        at most 8 bits; or of different floating-point types; of any strides. :class:`ScaledTensor` of any format, whose
-        blocks run along `axis`, on one side or both. Both on the host, or on one CUDA device; managed memory lies on
-        both.
+        Tensors of one element type: floats of at most 32 bits (not float8_e8m0fnu), packed or padded FP4 and FP6, or
+        integers of at most 8 bits. Floating-point types may differ; strides are free. Either side may be a
+        :class:`ScaledTensor` of any format whose blocks run along `axis`. Both lie on the host, or on one CUDA device;
+        managed memory serves on either.
     axis : int
-        The axis that is summed over, in both; the others broadcast.
+        The axis to sum over, in both operands; the other axes broadcast.
 
     Returns
     -------
     Tensor
-        float32, of the broadcast shape without `axis`. A sum of nothing is 0.
+        float32, of the broadcast shape without `axis`. An empty sum is 0.
 
     Raises
     ------
     ValueError
-        Lengths that differ, shapes that do not broadcast, blocks along another axis.
+        The lengths differ, the shapes do not broadcast, or blocks run along another axis.
     TypeError
-        Types that have no product.
+        The types have no product.
     BackendError
         Operands on different devices.
 
     Notes
     -----
-    FP4, FP6 and integers are summed exactly, whatever the length, and rounded once; so are the products within a block
-    of FP4 or FP6. Other sums are float32, in at most 2**12 steps, and float64 from there on: the error is at most
+    Sums of FP4, FP6 and integers are exact at any length and rounded once; so are sums within a block of FP4 or FP6.
+    Other sums are float32 for at most 2**12 steps, then float64: the error is at most
     ``max(K, 16) * 2**-24 * sum(abs(a * b))``. NaN and infinity propagate as in float arithmetic. The scale of a whole
-    tensor multiplies sums, and that of a block may multiply the sum of its products: without them no sum must overflow
-    float32. Inputs, the last bits of float32 inputs, and products below 2**-126 may count as zero, as the processor's
-    bfloat16 instructions have it. Results do not depend on the number of
-    threads. On a CUDA device the work runs on the stream on which `a` becomes ready, which waits for `b`; the host does
-    not wait. Results there are the same at each call, but sums may be in another order than on the host.
+    tensor multiplies sums, and the scale of a block may multiply the sum of its products; the unscaled sums must not
+    overflow float32. Inputs, the last bits of float32 inputs, and products below 2**-126 may count as zero, as in the
+    processor's bfloat16 instructions. Results do not depend on the number of threads.
+
+    On a CUDA device the work runs on the current stream of the framework that calls, as in :func:`cast`, or where `a`
+    was made; that stream waits for the operands, the host does not. Results are the same at each call, but sums may be
+    taken in another order than on the host.
 
     Examples
     --------
@@ -365,7 +367,7 @@ def dot(a, b):
     Raises
     ------
     ValueError
-        More dimensions than one, or lengths that differ.
+        An operand has not one dimension, or the lengths differ.
     TypeError, BackendError
         As :func:`vecdot`.
 
@@ -380,7 +382,7 @@ def dot(a, b):
 
 
 cdef object as_vector(x, str name):
-    """An operand of one dimension; a Tensor's shape as a tuple would cost as much as a short sum."""
+    """An operand of one dimension. Its rank is read directly: a shape tuple costs as much as a short sum."""
     cdef bint scaled = type(x) is ScaledTensor
     cdef object operand = x if scaled or type(x) is Tensor else borrow(x)
     cdef Py_ssize_t ndim = len((<ScaledTensor> operand).shape) if scaled else (<Tensor> operand).dl.ndim
@@ -393,7 +395,7 @@ cdef object as_vector(x, str name):
 # ---- Matrix products on the host; dlfp4/matmul.py chooses who multiplies
 
 def _multiply_on_host(a, b, result, alpha, rounds):
-    """result = alpha * a @ b of a matrix or more, and of a matrix; `result` is compact or a matrix of any strides."""
+    """result = alpha * a @ b: a may be a stack, b is a matrix; `result` is compact, or a matrix of any strides."""
     cdef Factor of_a, of_b
     cdef dlfp4_matrix matrix
     cdef dlfp4_matmul_options options
@@ -439,7 +441,7 @@ cdef int run_matmul(MatrixProduct call) except -1:
 
 
 def _allocate_result(a, shape, dtype, stream):
-    """Memory for a matrix product, where `a` lies and in the order of the stream on which it is multiplied."""
+    """Memory for a matrix product beside `a`, in the order of the stream on which the product runs."""
     cdef Tensor elements = elements_of(a)
     cdef int64_t dims[MOST_DIMS]
     cdef int ndim = fill_extents(dims, list(shape))

@@ -1,4 +1,4 @@
-# Block scaling: floats become elements and scales, and back.
+# Block scaling: floats become elements and scales, and turn back into floats.
 
 cdef struct Quantization:   # one call of quantize
     dlfp4_matrix x
@@ -31,8 +31,8 @@ def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=Non
     Parameters
     ----------
     x : producer
-        ``(..., K)`` of float32, bfloat16 or float16, of any strides, on the host or a CUDA device; float64, and nested
-        lists of numbers, are rounded once to float32. It counts as a matrix of M = prod(shape[:-1]) rows.
+        ``(..., K)`` of float32, bfloat16 or float16, of any strides, on the host or a CUDA device. float64 and nested
+        lists of numbers are rounded once to float32. The tensor counts as a matrix of M = prod(shape[:-1]) rows.
     format : Format or str
         A row of :func:`formats`: "nvfp4", "nvfp4_16x16", "mxfp4", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp8_e4m3",
         "mxfp8_e5m2", "fp8_e4m3", "fp8_e5m2", "fp8_1x128", "fp8_128x128" and their "_e5m2" forms.
@@ -40,27 +40,27 @@ def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=Non
         How scales are chosen and elements rounded: "ocp" (the default for mx formats), "nvidia", "rocm", or a
         :class:`Recipe`.
     axis : int or tuple of int
-        Blocks along -1, the rows, or -2, the columns; a tuple gives a result for each, in its order, and reads `x`
-        once (once more where NVFP4 has to find its global scale). Columns run through all leading dimensions.
+        Blocks run along -1, the rows, or -2, the columns. A tuple gives a result for each axis, in its order, and reads
+        `x` once, or twice where NVFP4 has to find its global scale. Columns run through all leading dimensions.
     global_scale : float or producer, optional
-        A static decode scale g: values decode to ``element * scale * g``. NVFP4: instead of the largest magnitude /
-        2688, which then need not be found; "fp8_e4m3", "fp8_e5m2": the one scale. Its reciprocal is what FlashInfer
-        takes.
+        A static decode scale g: values decode to ``element * scale * g``. For NVFP4 it replaces the largest magnitude /
+        2688, which then need not be found; for "fp8_e4m3" and "fp8_e5m2" it is the one scale. FlashInfer takes its
+        reciprocal.
     rounding : {"nearest_even", "nearest_away", "toward_zero", "stochastic"}, optional
-        Of the elements, instead of the recipe's.
+        Rounding of the elements, instead of the recipe's.
     seed : int, optional
-        Needed by "stochastic", refused by the others: below 2**64. Elements are counted block by block along each
-        line, the padding of `pad` included.
+        Below 2**64. Required for "stochastic" and refused otherwise. Elements are counted block by block along each
+        line, including the padding that `pad` adds.
     scale_layout : {"linear", "128x4", "8x4", "aiter"}
-        How the scales lie in memory; see :meth:`ScaledTensor.with_scale_layout`. The padding is written: 0, or with
-        "aiter" the recipe's byte of a zero block.
+        The layout of the scales in memory; see :meth:`ScaledTensor.with_scale_layout`. The padding is written as 0 or,
+        with "aiter", as the recipe's byte of a zero block.
     pad : bool
-        Complete the last block of each line with zeros, instead of refusing shapes that do not divide. FP8 needs none:
-        its last blocks may be smaller.
+        Complete the last block of each line with zeros instead of refusing shapes that do not divide. FP8 needs no
+        padding: its last blocks may be smaller.
     out : ScaledTensor or tuple of ScaledTensor, optional
-        What an earlier call returned, to be refilled.
+        The result of an earlier call, which is overwritten.
     stream : int or stream object, optional
-        CUDA memory: where to run; see :func:`cast`.
+        For CUDA memory: the stream to run on; see :func:`cast`.
 
     Returns
     -------
@@ -70,25 +70,26 @@ def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=Non
     Raises
     ------
     ValueError
-        The shape does not divide into blocks (NVFP4, MX); options that do not go together; `out` that does not fit.
+        The shape does not divide into blocks (NVFP4, MX), options exclude one another, or `out` does not fit.
     TypeError
-        Another element type.
+        `x` has another element type.
     BufferError
         Memory that the CPU cannot read, or a read-only `out`.
 
     Notes
     -----
-    All arithmetic is float32, in this order, without contraction; a is a block's largest magnitude, A the tensor's
-    largest finite one.
+    All arithmetic is float32, in the order given, without contraction. a is the largest magnitude of a block, A the
+    largest finite magnitude of the tensor.
 
     NVFP4 (as NVIDIA TransformerEngine): ``G = 2688 / A``, ``g = A / 2688``, ``s = e4m3(a * (G * (1/6)))``,
-    ``q = e2m1(x * (1 / (s * (1 / G))))``. A block whose scale rounds to 0 decodes to 0, though its codes are not.
+    ``q = e2m1(x * (1 / (s * (1 / G))))``. A block whose scale rounds to 0 decodes to 0, though its codes are nonzero.
     MX (OCP Microscaling Formats v1.0): ``q = round(x * 2**-e)``, with e by the recipe, between -127 and 127.
     FP8: ``encode = max / a``, ``s = 1 / encode``, ``q = round(x * encode)``; max is the element type's largest value.
-    Where a is 0, infinite or NaN, encode is 1 (as TransformerEngine has it): elements are cast as they are. Quotients
-    are clamped to the largest float32: NVFP4 of tensors without magnitudes of 2**-116 decodes to less than they have.
-    Elements saturate. A block of NVFP4 or MX with a NaN or an infinity
-    decodes to NaN: its scale is NaN, its elements are 0; no other block is touched.
+    Where a is 0, infinite or NaN, encode is 1, as in TransformerEngine: elements are cast unscaled. Quotients are
+    clamped to the largest float32, so that NVFP4 of a tensor whose magnitudes all lie below 2**-116 decodes to smaller
+    values.
+    Elements saturate. A block of NVFP4 or MX with a NaN or an infinity decodes to NaN: its scale is NaN, its elements
+    are 0. Other blocks are not affected.
 
     Examples
     --------
@@ -134,7 +135,7 @@ def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=Non
 
 
 cdef inline Tensor rounded_once(Tensor self, const Place *place):
-    """float64 as float32, nearest even; other types as they are."""
+    """float64 rounded to float32, to nearest even; other types unchanged."""
     cdef Tensor result
     if self.row != FLOAT64:
         return self
@@ -254,8 +255,8 @@ cdef enum:
 
 @cython.final
 cdef class _Allotment:
-    """The buffers of a tensor in one piece of memory: shapes, types and first bytes of the data, the scales, and the
-    scale of the whole tensor, if that comes beside them; and all their bytes."""
+    """The buffers of a tensor in one piece of memory: shapes, types and offsets of the data, the scales and, in formats
+    that have it, the global scale; and the bytes of all."""
     cdef int64_t shapes[3][2]
     cdef int64_t offsets[3]
     cdef int ndims[3]
@@ -266,7 +267,7 @@ cdef class _Allotment:
 
 @functools.lru_cache(maxsize=1024)
 def _find_allotment(*described):
-    """What _buffers_of says, once for all calls."""
+    """Lay out the buffers of _buffers_of in one piece of memory; remembered, since calls repeat."""
     cdef _Allotment self = _Allotment()
     cdef int number, k
     buffers = _buffers_of(*described)
@@ -307,8 +308,8 @@ cdef tuple allocate_results(tuple axes, Tensor source, _Rules rules, str scale_l
 
 
 cdef ScaledTensor allocate_scaled(tuple shape, format, int axis, str scale_layout, bint pad, const Place *place):
-    """One allocation for all parts, which each of them keeps: on a CUDA device an allocation is a fifth of a small
-    tensor's call."""
+    """One allocation for all parts, which each of them keeps alive: on a CUDA device an allocation takes a fifth of the
+    call for a small tensor."""
     cdef _Allotment allotment = _find_allotment(shape, format.name, axis, scale_layout, pad)
     cdef Tensor memory = allocate_on(place, UINT8, 1, &allotment.bytes, False)
     return make_scaled(part_of(memory, allotment, 0), part_of(memory, allotment, 1),
@@ -323,7 +324,7 @@ cdef void reads_parts(Touched *touched, ScaledTensor self) noexcept:
 
 
 cdef int secure_parts(ScaledTensor self) except -1:
-    """What was borrowed from a framework is still there."""
+    """Secure the parts that were borrowed from a framework."""
     secure(self.data)
     secure(self.scales)
     if self.global_scale is not None:
@@ -332,7 +333,7 @@ cdef int secure_parts(ScaledTensor self) except -1:
 
 
 cdef int fill_blocks(dlfp4_blocks *blocks, ScaledTensor self, uint8_t zero_scale) except -1:
-    """The kernels' description of a ScaledTensor, line by line; of one to be written, `zero_scale` is its recipe's."""
+    """The kernels' description of a ScaledTensor. `zero_scale` is the recipe's where it is to be written, else 0."""
     cdef const DLTensor *data = &self.data.dl
     cdef const DLTensor *scales = &self.scales.dl
     cdef bint swapped = lies_across(self)
@@ -354,7 +355,7 @@ cdef int fill_blocks(dlfp4_blocks *blocks, ScaledTensor self, uint8_t zero_scale
 # ---- The tensor's scale
 
 cdef int find_tensor_scale(Quantization *call, global_scale) except -1:
-    """The scale of the whole tensor, where the format has one: given, or found in the data."""
+    """The scale of the whole tensor on the host, given or found in the data, where the format has one."""
     cdef int status
     if not has_tensor_scale(call.format, global_scale):
         return 0
@@ -392,7 +393,8 @@ cdef float read_scalar(Tensor self) except? -1:
 
 
 cdef int fill_results(Quantization *call, tuple results, Touched *touched, bint on_host) except -1:
-    """Where the elements and scales go, and that of the whole tensor: the host has it, a device is told its places."""
+    """Where elements and scales are written. The host writes the scale of the whole tensor at once; a device is told
+    where to write it."""
     cdef ScaledTensor result
     cdef Tensor whole
     cdef int direction, number = 0
@@ -444,11 +446,11 @@ def dequantize(q, dtype=None, *, out=None, stream=None):
     q : ScaledTensor
         On the host or a CUDA device.
     dtype : dtype-like, optional
-        float32, bfloat16 or float16. Default: that of `out`, else float32.
+        float32, bfloat16 or float16. Default: the type of `out`, else float32.
     out : producer, optional
         Writable memory of q's shape and `dtype`, of any strides.
     stream : int or stream object, optional
-        CUDA memory: where to run; see :func:`cast`.
+        For CUDA memory: the stream to run on; see :func:`cast`.
 
     Returns
     -------
@@ -459,7 +461,7 @@ def dequantize(q, dtype=None, *, out=None, stream=None):
     Raises
     ------
     TypeError
-        `q` is no ScaledTensor, another `dtype`, or `out` of another one.
+        `q` is not a ScaledTensor; `dtype` is none of the three; or `out` has another one.
     ValueError
         `out` has another shape.
     BufferError
@@ -504,7 +506,7 @@ cdef Tensor allocate_values(ScaledTensor source, int row, const Place *place):
 
 
 cdef int fill_lines(dlfp4_matrix *matrix, ScaledTensor source, Tensor result) except -1:
-    """The result with a row a line of the kernels' matrix: a column, where blocks run along columns."""
+    """The result as a matrix whose rows are lines: its columns, where blocks run along columns."""
     fill_matrix(matrix, result)
     if source.axis == -2:
         matrix.rows, matrix.columns = matrix.columns, matrix.rows

@@ -1,4 +1,4 @@
-# Devices and streams: names for DLPack's device types, what the host may read, how a stream argument is understood.
+# Devices and streams: the names of DLPack's device types, what the host may read, how stream arguments are parsed.
 
 cdef dict DEVICE_NAMES = {
     kDLCPU: "cpu", kDLCUDA: "cuda", kDLCUDAHost: "cuda_host", kDLOpenCL: "opencl", kDLVulkan: "vulkan",
@@ -7,7 +7,7 @@ cdef dict DEVICE_NAMES = {
     kDLMAIA: "maia", kDLTrn: "trn", kDLTPU: "tpu", kDLTPUHost: "tpu_host", kDLAscend: "ascend",
 }
 cdef dict DEVICE_CODES = {name: code for code, name in DEVICE_NAMES.items()}
-# Of these a process sees one: the name alone says it all.
+# A process sees one device of these types, so that they need no index.
 cdef frozenset SINGLE_DEVICES = frozenset(("cpu", "cuda_host", "cuda_managed", "rocm_host", "tpu_host"))
 
 cdef enum:
@@ -25,8 +25,9 @@ class DriverError(RuntimeError):
 cdef class Device:
     """Where a tensor lies: DLPack's device type and the index of the device.
 
-    ``str(device)`` is ``"cpu"``, ``"cuda:0"``, ``"cuda_host"``, ...; a device equals its string and its DLPack pair,
-    but as a key of a dictionary it is found by a Device alone. ``Device("cuda:1")`` is ``Device("cuda", 1)``.
+    ``str(device)`` is ``"cpu"``, ``"cuda:0"``, ``"cuda_host"``, ... A device equals its string and its DLPack pair,
+    but does not share their hashes: in a dictionary only a Device finds it. ``Device("cuda:1")`` equals
+    ``Device("cuda", 1)``.
     """
     cdef readonly str type
     cdef readonly int index
@@ -81,8 +82,8 @@ cdef Device device_from_dlpack(DLDevice device):
 
 
 cdef tuple read_pair(pair):
-    """DLPack's (type, id) as integers; None where it is none. The types are often members of an enumeration, and an id
-    of None, which PaddlePaddle gives, is 0."""
+    """DLPack's (type, id) as integers, or None where `pair` is no such pair. Types may be members of an enumeration; an
+    id of None, which PaddlePaddle gives, counts as 0."""
     if not isinstance(pair, tuple) or len(pair) != 2 or isinstance(pair[0], str) or isinstance(pair[1], str):
         return None
     if not PyIndex_Check(pair[0]) or not (pair[1] is None or PyIndex_Check(pair[1])):
@@ -129,7 +130,7 @@ cdef inline bint is_device_type(int32_t code) noexcept nogil:
 
 
 cdef inline bint host_readable(int32_t device_type) noexcept nogil:
-    """Memory the CPU may read at its own address, without a driver and without synchronising."""
+    """Whether the CPU may read the memory at its address, without a driver and without synchronising."""
     return (device_type == kDLCPU or device_type == kDLCUDAHost or device_type == kDLROCMHost
             or device_type == kDLTPUHost)
 
@@ -145,7 +146,7 @@ cdef int check_cuda(int status, str what) except -1:
 
 
 cdef int64_t parse_stream(stream, DLDevice device) except? -2:
-    """A consumer's stream by the rules of the array API; NO_STREAM where nothing is to be ordered."""
+    """A consumer's stream by the rules of the array API; NO_STREAM where nothing needs ordering."""
     cdef int64_t value
     if stream is not None and (isinstance(stream, bool) or not hasattr(stream, "__index__")):
         raise TypeError(f"stream={stream!r}: expected None or an integer")

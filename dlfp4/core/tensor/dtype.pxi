@@ -1,8 +1,8 @@
-# Element types: a row of dtypes.def is the index behind every type in the core; its Python face is the
-# numpy.dtype of NumPy or ml_dtypes. Here a row is found from each of the ways in which a type arrives.
+# Element types: inside the core a type is the number of its row in src/rules/dtypes.def; callers see the numpy.dtype of
+# NumPy or ml_dtypes. This file finds the row for every form in which a type arrives.
 
 cdef object find_dtype(str name):
-    """ml_dtypes' or NumPy's type of a name; None where this version of ml_dtypes is older than it."""
+    """The type of that name in ml_dtypes or NumPy; None where this version of ml_dtypes does not have it yet."""
     try:
         return np.dtype(getattr(ml_dtypes, name, name))
     except TypeError:
@@ -31,7 +31,7 @@ cdef int fill_row_tables() except -1:
         if DTYPES[row] is None:
             continue
         ROW_OF_DLPACK[dlfp4_dtypes[row].code][dlfp4_dtypes[row].bits] = row
-        # A number past the table (hundreds of user types registered before ml_dtypes) is found by name, slower.
+        # A number beyond the table (after hundreds of other user types) is found by name, which is slower.
         if DTYPES[row].num < NUM_NUMPY_TYPES:
             ROW_OF_NUMPY[DTYPES[row].num] = row
     for character in "bBhHiIlLqQ":  # C integer types that share a width have numbers of their own
@@ -81,7 +81,7 @@ cdef int row_of_name(str name):
     return NO_ROW
 
 
-# What people call types that have no other name. "e4m3" and "fp8" are not among them: there are several of each.
+# Short names that mean one type. "e4m3" and "fp8" mean several: see SEVERAL.
 cdef dict ALIASES = {
     "fp4": "float4_e2m1fn", "e2m1": "float4_e2m1fn", "e2m1fn": "float4_e2m1fn", "float4_e2m1fn_x2": "float4_e2m1fn",
     "e2m3": "float6_e2m3fn", "e2m3fn": "float6_e2m3fn", "e3m2": "float6_e3m2fn", "e3m2fn": "float6_e3m2fn",
@@ -96,7 +96,7 @@ cdef dict SEVERAL = {
 
 
 cdef str remedy_of_name(dtype):
-    """What a string may have meant that names no element type."""
+    """What the caller may have meant by a string that names no element type."""
     if not isinstance(dtype, str):
         return ""
     if dtype in SEVERAL:
@@ -151,7 +151,7 @@ cdef int row_of_argument(dtype) except NO_ROW:
         cached = look_up(ROW_OF_ARGUMENT, dtype)
     except TypeError:   # what no dictionary can hold
         raise TypeError(f"dtype {dtype!r} is of type {type(dtype).__name__}; expected a name, a numpy.dtype, or "
-                        f"what a framework calls an element type") from None
+                        f"a framework's element type") from None
     if cached is not None:
         return cached
     row = row_of_name(name_of_argument(dtype))

@@ -1,5 +1,5 @@
-# Block-scaled formats and scale layouts: the rows of formats.def and layouts.h by name, and the buffers that a
-# tensor in a format consists of.
+# Block-scaled formats and scale layouts: the rows of src/rules/formats.def and layouts.h by name, and the buffers of
+# which a tensor in a format consists.
 
 cdef enum:
     NO_SCALE_LAYOUT = -1   # of "prepared", which is no row
@@ -44,7 +44,7 @@ def _find_format(format):
 
 
 def _reduce_format(format):
-    """For pickles and copies: a format is its row, wherever it is read again."""
+    """For pickles and copies, which give the row of that name back."""
     return _find_format, (format.name,)
 
 
@@ -59,7 +59,7 @@ Buffer.__doc__ = """One piece of memory of a tensor: its name, its shape in logi
 
 @functools.lru_cache(maxsize=1024)
 def _buffers_of(shape, format, axis, scale_layout, pad):
-    """The buffers of a tensor quantized along one axis: whatever allocates, checks or documents them asks here.
+    """The buffers of a tensor quantized along one axis. All code that allocates, checks or describes them asks here.
 
     The tensor counts as a matrix of M = prod(shape[:-1]) rows and K = shape[-1] columns. Along ``axis=-1`` a line is a
     row: the data is (M, K), the scales are (M, K / block). Along ``axis=-2`` a line is a column: elements below 8 bits
@@ -75,9 +75,9 @@ def _buffers_of(shape, format, axis, scale_layout, pad):
     axis : {-1, -2}
         Along which the blocks run.
     scale_layout : str
-        Other layouts than "linear" hold the scales with a row a line, whatever the axis, padded to whole tiles.
+        Layouts other than "linear" store a row of scales for each line, whatever the axis, padded to whole tiles.
     pad : bool
-        The data of each line has whole blocks; the elements past its end are zeros. Lines are never added.
+        The data of each line is completed to whole blocks with zeros. Lines are never added.
 
     Returns
     -------
@@ -109,7 +109,7 @@ def _buffers_of(shape, format, axis, scale_layout, pad):
 
 
 def _divides(shape, format, axis):
-    """Whether a format takes the shape without padding: its blocks divide it, or may be short at its end."""
+    """Whether a format takes the shape without padding: its blocks divide it, or the last of a line may be short."""
     return divides(shape, format, axis)
 
 
@@ -122,7 +122,7 @@ cdef bint divides(tuple shape, format, axis) except -1:
 
 
 cdef bint may_be_short(format) except -1:
-    """Whether the last block of a line may: with float32 scales."""
+    """Whether the last block of a line may be short, as with float32 scales."""
     return format.kind == "largest"
 
 
@@ -139,7 +139,7 @@ cdef tuple as_lines(tuple shape, axis):
 
 
 cdef tuple scales_of_lines(format, lines, length):
-    """The scales' shape: a row a line, or a row a group of lines that share them."""
+    """The scales' shape: a row for each line, or for each group of lines that share them."""
     if format.block is None:
         return ()
     group, block = format.block

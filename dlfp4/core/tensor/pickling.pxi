@@ -1,13 +1,13 @@
-# Pickling: host memory, out of band where the pickler takes buffers (protocol 5), so that it is shared, not copied.
+# Pickling of host memory. With protocol 5 it goes out of band, so that it is shared instead of copied.
 
 cdef tuple reduce_tensor(Tensor self, int protocol):
-    """What rebuilds the tensor: its bytes, and what they are."""
+    """The function that rebuilds the tensor, and its arguments: the bytes and their description."""
     cdef Tensor source = self
     if not host_readable(self.dl.device.device_type):
         raise BufferError(f"a Tensor on {device_of(self)} cannot be pickled: its memory belongs to a device of this "
                           f"process; call .to_device('cpu') first")
     secure(self)
-    if self.immutable or not is_compact_tensor(self):   # what comes back may be written to
+    if self.immutable or not is_compact_tensor(self):   # the unpickled tensor may be written to
         source = duplicate(self)
     return _restore_tensor, (
         pickled_bytes(bytes_of(source), protocol), shape_of(self), dtype_name(self), is_padded(self), self.x2_ != 0)
@@ -23,14 +23,14 @@ cdef object bytes_of(Tensor self):
 
 
 cdef object pickled_bytes(array, int protocol):
-    """Bytes for the pickler. What could be written can be written again: bytearray, not bytes."""
+    """Bytes for the pickler: a bytearray for writable memory, so that it comes back writable."""
     if protocol >= 5:
         return pickle.PickleBuffer(array)
     return bytearray(array) if array.flags.writeable else bytes(array)
 
 
 def _restore_tensor(buffer, shape, dtype, padded, x2):
-    """A Tensor over the memory of any buffer, read-only where that is: what a pickle calls."""
+    """Called by pickles: a Tensor over the memory of a buffer, read-only where that is."""
     cdef Tensor memory = import_array(np.frombuffer(buffer, np.uint8)), self = Tensor.__new__(Tensor)
     cdef int k
     self.x2_ = bool(x2)
@@ -40,16 +40,16 @@ def _restore_tensor(buffer, shape, dtype, padded, x2):
     set_dtype(self, row_of_argument(dtype), padded)
     for k in range(self.dl.ndim):
         if not 0 <= shape[k] <= INT64_MAX:
-            raise ValueError(f"shape {shape} has an extent that no Tensor has: the pickle is damaged")
+            raise ValueError(f"shape {shape} has an invalid extent: the pickle is damaged")
         self.dl.shape[k] = shape[k]
     self.size_ = count_elements(self.dl.ndim, self.dl.shape)
     if not fill_compact_strides(self.dl.ndim, self.dl.shape, self.dl.strides) or count_bytes(self) != memory.size_:
         raise ValueError(f"the buffer has {memory.size_} bytes; a Tensor of shape {shape} of {dtype} needs "
-                         f"{count_bytes(self)}: give each buffer in the order, and of the size, that it was pickled")
+                         f"{count_bytes(self)}: pass the buffers unchanged and in their original order")
     fill_pairs(self)
     return self
 
 
 def _restore_scaled(data, scales, global_scale, format, axis, scale_layout, shape):
-    """A ScaledTensor of its parts: what a pickle calls."""
+    """Called by pickles: a ScaledTensor of its parts."""
     return assemble(data, scales, global_scale, _find_format(format), axis, scale_layout, shape)

@@ -1,4 +1,4 @@
-# ScaledTensor: elements, their scales and what says how the two belong together. Like a Tensor it never changes.
+# ScaledTensor: elements, their scales, and the format and shape that say how the two belong together. It never changes.
 
 _Parts = collections.namedtuple("_Parts", "data scales global_scale", module="dlfp4._core")
 _Parts.__doc__ = """The arrays of a :class:`ScaledTensor` in one library: data, scales, global_scale (or None)."""
@@ -14,7 +14,7 @@ cdef struct Prepared:      # of a tensor in the layout "prepared": see prepared.
 cdef class ScaledTensor:
     """A block-scaled tensor: ``value = data * scale of its block (* global_scale)``.
 
-    It comes from :func:`quantize` or :meth:`from_parts`. The tensor of shape ``(..., K)`` is stored as a matrix of
+    It comes from :func:`quantize` or :meth:`from_parts`. A tensor of shape ``(..., K)`` is stored as a matrix of
     M = prod(shape[:-1]) rows and K columns, with blocks along its rows (``axis=-1``) or its columns (``axis=-2``).
 
     Attributes
@@ -22,18 +22,19 @@ cdef class ScaledTensor:
     data : Tensor
         The elements, packed: ``(M, K)``. With ``axis=-2`` elements below 8 bits are stored transposed, ``(K, M)``.
     scales : Tensor
-        Decode scales: ``(M, ceil(K / block))``, with ``axis=-2`` ``(K, ceil(M / block))`` for elements below 8 bits
-        and ``(ceil(M / block), K)`` for bytes; of squares those that both dimensions have; 0-d for one scale a tensor.
-        Other scale layouts than "linear" have their padded shape, of ``(K, ceil(M / block))`` for bytes, too: a row for
-        each line of blocks, as matrix kernels read them.
+        Decode scales: ``(M, ceil(K / block))``. With ``axis=-2``: ``(K, ceil(M / block))`` for elements below 8 bits,
+        ``(ceil(M / block), K)`` for bytes. Square blocks divide both dimensions; one scale a tensor is 0-d. Layouts
+        other than "linear" have their padded shape, with a row for each line of blocks, as matrix kernels read them:
+        with ``axis=-2`` that is ``(K, ceil(M / block))`` for bytes, too.
     global_scale : Tensor or None
-        0-d float32, of formats with two levels of scales: a decode scale, which checkpoints call ``weight_scale_2``.
+        0-d float32, in formats with two levels of scales: a decode scale, which checkpoints call ``weight_scale_2``.
     format : Format
-        What it is; equals its name.
+        The format, which equals its name.
     axis : int
         -1 or -2, along which the blocks run.
     scale_layout : str
-        "linear", "128x4", "8x4" or "aiter"; "prepared", after :meth:`prepare`, when `data` and `scales` are bytes.
+        "linear", "128x4", "8x4" or "aiter". After :meth:`prepare` it may be "prepared": `data` and `scales` are then
+        bytes.
     shape : tuple of int
         Of the tensor that was quantized, without padding.
     """
@@ -56,40 +57,40 @@ cdef class ScaledTensor:
 
     @staticmethod
     def from_parts(data, scales, global_scale=None, *, format, axis=-1, str scale_layout="linear", shape=None):
-        """A ScaledTensor of parts that exist, such as those of a checkpoint, sharing their memory.
+        """A ScaledTensor of existing parts, such as those of a checkpoint, sharing their memory.
 
-        All on the host, pinned or not, or all on one device. CUDA managed memory lies where the other parts lie; on
-        the host this waits for its stream.
+        All parts lie on the host, pinned or not, or all on one device. CUDA managed memory counts as lying with the
+        other parts; where those are on the host, the call waits for its stream.
 
         Parameters
         ----------
         data : producer
-            The elements, packed, or their bytes as uint8: ``(..., K)`` or ``(..., K * bits / 8)``. Elements below 8
-            bits that come one a byte, as NumPy has them, are packed: a copy.
+            The packed elements, ``(..., K)``, or their bytes as uint8, ``(..., K * bits / 8)``. Elements below 8 bits
+            that come one a byte, as in NumPy, are copied and packed.
         scales : producer
-            The decode scales, of the format's scale type or as uint8; in the shape that :class:`ScaledTensor` says,
-            with leading dimensions as `data` has them, or flat for layouts other than "linear".
+            The decode scales, of the format's scale type or as uint8. Their shape is that of :class:`ScaledTensor`,
+            with the leading dimensions of `data`, or flat for layouts other than "linear".
         global_scale : float or producer, optional
-            A decode scale: what values are multiplied with; None counts as 1. Libraries that keep an encode scale
-            (FlashInfer, compressed-tensors) have its reciprocal. Whatever a checkpoint has is taken, also 0. A number
-            is copied to the device on which `data` lies; managed memory is then that device's.
+            A decode scale, by which values are multiplied; None counts as 1. Libraries that keep an encode scale
+            (FlashInfer, compressed-tensors) store its reciprocal. Any value is accepted, even 0. A number is copied to
+            the device of `data`; managed memory then counts as that device's.
         format : Format or str
             See :func:`formats`.
         axis : {-1, -2}
-            Along which the blocks run.
+            The axis along which blocks run.
         scale_layout : {"linear", "128x4", "8x4", "aiter"}
-            How `scales` lie.
+            The layout of `scales` in memory.
         shape : tuple of int, optional
-            Of the tensor, where the data is padded or has other leading dimensions.
+            The tensor's shape, where the data is padded or has other leading dimensions.
 
         Raises
         ------
         ValueError
-            The parts do not fit together, or lie on different devices; the message says what was expected.
+            The parts do not fit together, or they lie on different devices.
         TypeError
             An element type that is not the format's.
         BufferError
-            A part whose memory cannot be described so, such as FP4 that is not packed.
+            The strides of a part cannot be described, such as rows of FP4 that do not start on bytes.
         """
         return assemble(data, scales, global_scale, _find_format(format), parse_axis(axis), scale_layout, shape)
 
@@ -125,7 +126,7 @@ cdef class ScaledTensor:
     def __getitem__(self, index):
         """One tensor of a stack ``(E, ..., N, K)``, such as experts' weights, over the same memory.
 
-        Its scales must be linear, along the last axis, and no block may hold rows of two: ValueError.
+        ValueError unless scales are linear, blocks run along the last axis, and no block spans two of the tensors.
         """
         return take_one(self, index)
 
@@ -141,7 +142,7 @@ cdef class ScaledTensor:
         name : {"linear", "128x4", "8x4", "aiter"}
             "128x4": cuBLAS, CUTLASS, torchao's "blocked"; "8x4": TensorRT-LLM; "aiter": AITER's shuffle.
         fill : int, optional
-            The byte of the padding, which is written with another layout. Default 0; AMD's libraries write 127.
+            The byte that is written to the padding. Default 0; AMD's libraries write 127.
 
         Raises
         ------
@@ -151,20 +152,21 @@ cdef class ScaledTensor:
         return relayout(plain(self), name, parse_fill(fill, 0))
 
     def prepare(self):
-        """The same tensor as the weight of a :func:`matmul` likes it best: prepare once, multiply often.
+        """The same tensor in the order that suits it best as a weight of :func:`matmul`: prepare once, multiply often.
 
-        On a CUDA device nvfp4, mxfp4, mxfp8_e4m3 and fp8_e4m3 with blocks along rows take the order in which the
-        matrix kernels read them; this waits for the device. The result serves wherever the tensor does, and
-        ``with_scale_layout("linear")`` gives the same codes and scales back; of codes under a zero scale, which are
-        worth zero, it gives zeros of the same signs. A tensor that this order cannot hold exactly comes back with
-        linear scales: NaN or negative scales, power-of-two scales above 2**123 or more than 2**120 apart, NaN elements.
-        So do other formats, and all on the host. A tensor of more than two dimensions with blocks along axis -2 stays
-        as it is.
+        On a CUDA device nvfp4, mxfp4, mxfp8_e4m3 and fp8_e4m3 with blocks along rows are stored in the order in which
+        the matrix kernels read them; the call waits for the device. The result serves wherever the tensor does, and
+        ``with_scale_layout("linear")`` restores the same codes and scales; codes under a zero scale, whose value is
+        zero, come back as zeros of the same sign.
+
+        All other tensors come back with linear scales: other formats, tensors on the host, and those that the prepared
+        order cannot hold exactly (NaN or negative scales, power-of-two scales above 2**123 or more than 2**120 apart,
+        NaN elements). A tensor of more than two dimensions with blocks along axis -2 is returned unchanged.
 
         Returns
         -------
         ScaledTensor
-            Itself, if there is nothing to do.
+            The tensor itself, if there is nothing to do.
 
         Examples
         --------
@@ -176,7 +178,7 @@ cdef class ScaledTensor:
         return prepare_tensor(self)
 
     def to_device(self, device):
-        """The tensor on `device`, all its parts; itself if it lies there."""
+        """The tensor with all parts on `device`; itself if it lies there."""
         cdef ScaledTensor source
         target = parse_device(device)
         if all([lies_on(part, target) for part in parts_of(self)]):
@@ -222,7 +224,7 @@ cdef class ScaledTensor:
                         "values, .to_numpy() for its parts")
 
     def __repr__(self):
-        """The values of a small tensor that the host reads, and what it is."""
+        """The values of a small tensor, where the host can read them; then what the tensor is."""
         return shown(self, self.data.dl.device)
 
 
@@ -253,7 +255,7 @@ cdef tuple parts_of(x):
 
 
 cdef inline bint lies_across(ScaledTensor self) noexcept:
-    """Whether blocks run across the rows of data and scales; elements below 8 bits are stored transposed instead."""
+    """Whether blocks run across the stored rows: bytes along columns. Elements below 8 bits are stored transposed."""
     return self.axis == -2 and not is_subbyte(self.data.row)
 
 
@@ -275,8 +277,8 @@ cdef ScaledTensor take_one(ScaledTensor self, index):
         raise TypeError(f"{summary_of(self)} is no stack: index its .data or .scales, or the values of .dequantize()")
     rows = math.prod(shape[1:-1])
     if self.axis != -1 or self.scale_layout != "linear" or rows % lines:
-        raise ValueError(f"{summary_of(self)} cannot be taken apart: expected blocks along axis -1, of rows of one "
-                         f"tensor of the stack, and linear scales, as of .with_scale_layout('linear')")
+        raise ValueError(f"{summary_of(self)} cannot be indexed: expected blocks along axis -1 that do not span "
+                         f"two tensors of the stack, and linear scales; call .with_scale_layout('linear')")
     if isinstance(index, bool) or not PyIndex_Check(index):
         raise TypeError(f"index {index!r} is of type {type(index).__name__}; one tensor of a stack is taken by an "
                         f"integer")
@@ -349,14 +351,14 @@ cdef Tensor import_part(part):
 
 
 cdef Tensor as_scales(scales, Tensor elements, format):
-    """The scales of a tensor, where that has one a number, too."""
+    """The scales of a tensor; in a format with one scale a number serves as well."""
     if format.block is None and is_number(scales):
         return as_scalar_beside(elements, scales, "scales")
     return as_type(import_part(scales), dlfp4_formats[<int> format.number].scale, "scales")
 
 
 cdef Tensor as_type(Tensor self, int row, str name):
-    """A part of the format's type, given so or as bytes."""
+    """A part as the format's type; it may come as bytes."""
     if self.row == row:
         return self
     if self.row == UINT8 and dlfp4_dtypes[row].bits <= 8:
@@ -369,7 +371,7 @@ cdef Tensor as_type(Tensor self, int row, str name):
 
 
 cdef Tensor fit_part(Tensor self, buffer, tuple logical, format):
-    """A part in the shape of its buffer; leading dimensions may be apart, tiles of scales flat."""
+    """A part in the shape of its buffer. Leading dimensions may come unmerged, tiles of scales flat."""
     cdef tuple shape = buffer.shape
     cdef bint same_rows = self.dl.ndim <= 1 or not shape or self.dl.shape[self.dl.ndim - 1] == shape[len(shape) - 1]
     if self.size_ != math.prod(buffer.shape) or not same_rows:
@@ -390,8 +392,8 @@ cdef bint rows_are_bytes(Tensor self) noexcept:
 
 
 cdef tuple place_parts(tuple parts):
-    """The parts of a tensor, in the order of its fields, where the same kernels read all of them: managed memory as the
-    device's or the host's on which another part lies."""
+    """The parts of a tensor, in the order of its fields, placed where one kernel can read all of them: managed memory
+    joins the device or the host of the other parts."""
     cdef Tensor part, anchor
     cdef int k, held = 0   # by the first part that is not managed, if there is one
     for k, part in enumerate(parts):
@@ -417,7 +419,7 @@ cdef object place_beside(Tensor anchor):
 
 
 cdef bint is_read_beside(Tensor self, Tensor anchor):
-    """Whether the kernels that read `anchor` can read another part, managed memory in either's place."""
+    """Whether the kernels that read `anchor` can read another part; managed memory may join either side."""
     if on_cuda(anchor):
         return on_cuda(self) and self.dl.device.device_id == anchor.dl.device.device_id
     if host_readable(anchor.dl.device.device_type):
@@ -426,7 +428,7 @@ cdef bint is_read_beside(Tensor self, Tensor anchor):
 
 
 cdef bint is_number(value):
-    """Python's, NumPy's and ml_dtypes' real numbers, and all that become floats and have no memory to share."""
+    """Whether it is a real number of Python, NumPy or ml_dtypes, or converts to a float and shares no memory."""
     if isinstance(value, np.generic):
         return not isinstance(value, (np.complexfloating, np.flexible))
     return isinstance(value, (float, int)) or (hasattr(value, "__float__") and not hasattr(value, "__dlpack__"))
@@ -436,7 +438,7 @@ cdef double FLOAT32_INFINITE = 2.0**128 - 2.0**103   # from here on float32 roun
 
 
 def _as_float32(value, str name):
-    """A number that float32 holds, but for its last bits."""
+    """A number within the range of float32."""
     if not is_number(value):
         raise TypeError(f"{name}={value!r} is of type {type(value).__name__}; expected a number, such as float({name})")
     try:
@@ -449,7 +451,7 @@ def _as_float32(value, str name):
 
 
 cdef Tensor as_scalar_beside(Tensor data, value, str name):
-    """The same as `as_scalar`; a number, which lies nowhere yet, on the device of `data`."""
+    """As `as_scalar`, but a plain number is placed on the device of `data`."""
     cdef Tensor self = as_scalar(value, name)
     if is_number(value) and on_cuda(data):
         return move(self, Device("cuda", data.dl.device.device_id))
@@ -487,7 +489,7 @@ cdef ScaledTensor relayout(ScaledTensor self, name, int fill):
     result = allocate_buffer((rows, columns) if transposed else buffer.shape, scales.row, &place)
     run_relayout(Relayout(scales.dl.data, result.dl.data, self.scale_layout_row, SCALE_LAYOUTS[name], rows, columns,
                           storage_bits(result) // 8, fill), scales, result, &place)
-    # Beside scales of the device, managed memory is the device's as well: the host could not read all parts.
+    # New scales lie on the device, so managed memory must count as the device's: the host could not read all parts.
     return make_scaled(place_managed(self.data, True), duplicate(result.mT) if transposed else result,
                        place_managed(self.global_scale, True), self.format, self.axis, name, self.shape)
 
@@ -546,12 +548,12 @@ cdef Tensor allocate_buffer(tuple shape, int row, const Place *place):
 # ---- Weights
 
 def shuffle_weight(x, layout="aiter"):
-    """A weight in the order that a library's matrix kernels read it in.
+    """A weight in the order in which a library's matrix kernels read it.
 
     Parameters
     ----------
     x : producer
-        ``(N, K)``: packed elements, or their bytes; N a multiple of 16, the bytes of a row one of 32.
+        ``(N, K)``: packed elements or their bytes. N is a multiple of 16, the bytes of a row a multiple of 32.
     layout : {"aiter"}
         AITER's (16, 16) shuffle: byte (i, j) of Kb a row goes to
         ``(i//16)*16*Kb + (j//16)*256 + (i%16)*16 + j%16``.

@@ -1,5 +1,5 @@
-# Layouts: arithmetic on shapes and strides alone. Nothing here touches Python or memory that a tensor describes;
-# strides count elements, a dimension of extent 1 may have any stride.
+# Arithmetic on shapes and strides alone: no Python objects, no access to a tensor's memory. Strides count elements; a
+# dimension of extent 1 may have any stride.
 
 cdef extern from *:
     """
@@ -44,7 +44,7 @@ cdef inline bint has_countable_extents(int ndim, const int64_t *shape) noexcept 
 
 
 cdef inline bint is_compact(int ndim, const int64_t *shape, const int64_t *strides) noexcept nogil:
-    """Row-major without gaps. Empty tensors are."""
+    """Whether elements lie in row-major order without gaps, as those of empty tensors do by definition."""
     cdef uint64_t expected = 1   # which may wrap before an empty dimension
     cdef bint compact = True
     cdef int k
@@ -77,7 +77,7 @@ cdef inline bint find_extent(int ndim, const int64_t *shape, const int64_t *stri
 
 
 cdef inline void fill_byte_range(const DLTensor *t, int64_t bits, int64_t *low, int64_t *high) noexcept nogil:
-    """The addresses between which the elements of a checked tensor lie; none of an empty one."""
+    """The range of addresses that a checked tensor's elements occupy; empty for an empty tensor."""
     cdef int64_t first = <int64_t> t.data + <int64_t> t.byte_offset
     cdef int64_t size = count_elements(t.ndim, t.shape), lowest = 0, highest = size - 1
     low[0] = high[0] = first
@@ -91,8 +91,11 @@ cdef inline void fill_byte_range(const DLTensor *t, int64_t bits, int64_t *low, 
 
 cdef inline int find_unit_dim(int ndim, const int64_t *shape, const int64_t *strides,
                               int old_bits, int new_bits) noexcept nogil:
-    """The dimension along which bytes are counted in elements of another width: the last of stride 1 that divides; the
-    last of all, where an extent of 1 leaves its stride free or the tensor is empty; -1: none."""
+    """The dimension along which bytes can be counted in elements of another width, or -1.
+
+    It is the last dimension of stride 1 whose extent divides. It is the last dimension of all where the tensor is
+    empty, or where that dimension has extent 1, whose stride means nothing.
+    """
     cdef bint is_free = ndim > 0 and shape[ndim - 1] == 1
     cdef int k
     if count_elements(ndim, shape) == 0:
@@ -124,10 +127,11 @@ cdef bint rescale_dims(int ndim, int64_t *shape, int64_t *strides, int dim, int 
 
 
 cdef inline void settle_strides(int ndim, const int64_t *shape, int64_t *strides, int64_t size) noexcept nogil:
-    """Row-major strides of extents of 1, and of empty tensors: theirs mean nothing, and consumers multiply by them.
+    """Give meaningless strides, those of extents of 1 and of empty tensors, their row-major values: consumers multiply
+    by them all the same.
 
-    At the end such a stride says one thing, whether the extent is the unit dimension: one that is not steps past all
-    elements.
+    One such stride carries a meaning: where the last extent is 1, a stride of 1 says that elements are packed along it.
+    Where they are not, it gets a stride beyond all elements.
     """
     cdef int64_t stride = 1
     cdef int k
@@ -145,8 +149,8 @@ cdef inline void settle_strides(int ndim, const int64_t *shape, int64_t *strides
 
 cdef bint fill_reshaped_strides(int old_ndim, const int64_t *old_shape, const int64_t *old_strides,
                                 int new_ndim, const int64_t *new_shape, int64_t *new_strides) noexcept nogil:
-    """Strides that show the same elements, in row-major order, under a new shape of the same size > 0; False where
-    that needs a copy. Dimensions are matched in groups of equal size, from the last; a group must lie evenly."""
+    """Strides that show the same elements, in row-major order, under a new shape of the same size > 0; False where only
+    a copy can. Dimensions are matched from the last in groups of equal size, each of which must have even steps."""
     cdef int old = old_ndim - 1, new = new_ndim - 1, first
     cdef int64_t old_size, new_size, stride
     while new >= 0:

@@ -1,4 +1,4 @@
-# Tensor: a description of memory that something else owns, or that we do. It never changes; views share the memory.
+# Tensor: a description of memory that we or others own. The description never changes; views share the memory.
 
 @cython.final
 @cython.freelist(32)
@@ -8,12 +8,12 @@ cdef class Tensor:
 
     A Tensor comes from :func:`from_dlpack`, :func:`asarray`, :func:`empty` or an operation, and goes out through
     ``__dlpack__``, the C exchange API and the ``to_*`` methods. It counts logical elements: a packed FP4 tensor of
-    shape (2, 8) is 8 bytes. Its description never changes; slicing, ``T``, ``reshape`` and ``view`` share memory, and
-    raise rather than copy. ``==`` is identity: values are compared as NumPy's, with :meth:`to_numpy`.
+    shape (2, 8) has 8 bytes. Its description never changes. Slicing, ``T``, ``reshape`` and ``view`` share memory; they
+    raise rather than copy. ``==`` is identity; to compare values, use :meth:`to_numpy`.
     """
 
     def __cinit__(self):
-        # A Tensor that nobody described is an empty one.
+        # Without a description a Tensor is empty.
         self.dl.ndim = 1
         self.dl.device.device_type = kDLCPU
         self.dl.shape = self.inline_dims
@@ -38,7 +38,7 @@ cdef class Tensor:
         elif self.owner_kind == OWNER_HOST:
             PyMem_RawFree(self.owner)
         elif self.owner_kind == OWNER_CUDA:
-            # Nothing to report a failure to: the context may be gone at exit, and its memory with it.
+            # A failure is ignored: at exit the context may be gone, and its memory with it.
             dlfp4_cuda_free(self.dl.device.device_id, self.stream, self.owner, self.uses)
             Py_XDECREF(<PyObject *> self.retained)
 
@@ -49,7 +49,7 @@ cdef class Tensor:
 
     @property
     def strides(self):
-        """Steps between neighbours of each dimension, in elements."""
+        """The step from one index to the next along each dimension, in elements."""
         return strides_of(self)
 
     @property
@@ -64,7 +64,7 @@ cdef class Tensor:
 
     @property
     def nbytes(self):
-        """Bytes that the elements take when compact: ``ceil(size * bits / 8)``."""
+        """Bytes of the elements when compact: ``ceil(size * bits / 8)``."""
         return count_bytes(self)
 
     @property
@@ -79,12 +79,12 @@ cdef class Tensor:
 
     @property
     def packed(self):
-        """True where several elements share a byte; False for padded sub-byte types and all wider ones."""
+        """True where several elements share a byte; False for padded sub-byte types and for wider types."""
         return is_packed(self)
 
     @property
     def readonly(self):
-        """True where the producer says that the memory must not be written."""
+        """True where the producer forbids writing to the memory."""
         return self.flags & DLPACK_FLAG_BITMASK_READ_ONLY != 0
 
     @property
@@ -122,7 +122,7 @@ cdef class Tensor:
         raise TypeError("a Tensor has no truth value; compare its elements with .to_numpy(), or ask for its .size")
 
     def __repr__(self):
-        """The values as NumPy abbreviates them, where the host reads the memory, and what the tensor is."""
+        """The values, abbreviated as NumPy abbreviates them, where the host can read them; then what the tensor is."""
         return shown(self, self.dl.device)
 
     def reshape(self, *shape):
@@ -131,7 +131,7 @@ cdef class Tensor:
         Parameters
         ----------
         *shape : int, or tuple of int
-            One extent may be -1: it is computed.
+            One extent may be -1, which is then computed.
 
         Raises
         ------
@@ -147,14 +147,14 @@ cdef class Tensor:
     def view(self, dtype):
         """The same bytes as elements of another type, without a copy.
 
-        Along the dimension of stride 1, of several the last that divides, the extent changes with the width: uint8
-        ``(..., n)`` becomes FP4 ``(..., 2n)`` or FP6 ``(..., 8n/6)``, and back. Raw bytes enter this way:
+        The extent of one dimension changes with the width: the last dimension of stride 1 that divides. uint8
+        ``(..., n)`` becomes FP4 ``(..., 2n)`` or FP6 ``(..., 8n/6)``, and back. This is how raw bytes enter:
         ``asarray(x).view(dtype)``.
 
         Parameters
         ----------
         dtype : dtype-like
-            Any type with the element type's name: ``numpy.dtype``, ml_dtypes, JAX, PyTorch, or a string.
+            An element type of NumPy, ml_dtypes, JAX or PyTorch, or its name.
 
         Raises
         ------
@@ -166,15 +166,16 @@ cdef class Tensor:
         return reinterpret(self, row_of_argument(dtype))
 
     def x2(self, enable=True, /):
-        """The same tensor, handed out in pairs of 4-bit elements (lanes = 2) to whoever asks; singly with False.
+        """The same tensor, exported in pairs of 4-bit elements (lanes = 2) to every consumer; singly with False.
 
         PyTorch gets FP4 in pairs (``float4_e2m1fn_x2``) without this. The Tensor itself counts single elements either
-        way; only ``__dlpack__`` and the C exchange API differ. Pairs run along the last dimension of stride 1.
+        way: only ``__dlpack__`` and the C exchange API differ. Pairs run along the last dimension of stride 1.
 
         Raises
         ------
         ValueError
-            The elements are not packed 4-bit ones, do not divide into pairs, or would come back under another shape.
+            The elements are not packed 4-bit ones, they do not divide into pairs, or the pairs would come back under
+            another shape.
         """
         cdef Tensor result = with_dialect(self, parse_flag(enable, "enable"))
         if result.x2_ and result.pairs == NULL:
@@ -187,18 +188,18 @@ cdef class Tensor:
     def copy(self):
         """A compact copy on the same device, aligned to 64 bytes on the host, and writable.
 
-        Of pinned memory it is on ``"cpu"``, of managed memory on its ``"cuda:N"``."""
+        A copy of pinned memory lies on ``"cpu"``, a copy of managed memory on its ``"cuda:N"``."""
         return duplicate(self)
 
     def to_device(self, device, /, *, stream=None):
-        """The tensor on `device`: itself if it lies there, else a copy, complete on return.
+        """The tensor on `device`: itself if it lies there, else a copy that is complete on return.
 
         Parameters
         ----------
         device : str, tuple or Device
             Such as ``"cpu"`` or ``"cuda:0"``.
         stream : None
-            For the array API; the copy follows the stream on which the data was made.
+            Accepted for the array API. The copy is ordered behind the stream on which the data was made.
 
         Raises
         ------
@@ -215,9 +216,9 @@ cdef class Tensor:
     def to_numpy(self, copy=None):
         """A NumPy array of the element type of NumPy or ml_dtypes.
 
-        Host memory is shared, except packed elements: those become a fresh array with one element a byte, high bits
-        zero. Device memory is copied. What is shared is read-only where the tensor is, or where its memory is an
-        array's that never changes (JAX, TensorFlow); ``numpy.from_dlpack`` is not told the latter.
+        Host memory is shared. Packed elements are copied to a new array with one element a byte, high bits zero. Device
+        memory is copied. A shared array is read-only where the tensor is, and where its memory belongs to an array that
+        never changes (JAX, TensorFlow); a capsule cannot say the latter, so ``numpy.from_dlpack`` gives a writable one.
 
         Parameters
         ----------
@@ -262,7 +263,7 @@ cdef class Tensor:
         return frameworks.load("cupy").from_tensor(self, copy)
 
     def to_like(self, x, /):
-        """An object of x's framework, on x's device, with these elements: what gives back what came in.
+        """The same elements as an object of x's framework, on x's device: results go back to where inputs came from.
 
         Parameters
         ----------
@@ -272,7 +273,7 @@ cdef class Tensor:
         Returns
         -------
         object
-            What the framework's ``to_*`` gives: the memory is shared where the framework and the device allow it.
+            The result of the framework's ``to_*``, which shares the memory where framework and device allow it.
 
         Raises
         ------
@@ -295,7 +296,7 @@ cdef class Tensor:
         return values_of(self).tolist()
 
     def item(self):
-        """The one element as a Python scalar; ValueError where there are more, or none."""
+        """The only element as a Python scalar; ValueError for more elements, or none."""
         if self.size_ != 1:
             raise ValueError(f"item() needs one element; shape {shape_of(self)} has {self.size_}")
         return values_of(self).item()
@@ -307,14 +308,14 @@ cdef class Tensor:
         return int(self.item())
 
     def __sizeof__(self):
-        """Bytes of the object, and of the host memory that it owns: not of what it borrows, nor of a device's."""
+        """Bytes of the object and of the host memory that it owns; borrowed and device memory does not count."""
         cdef Py_ssize_t bytes = object.__sizeof__(self)
         if self.dl.shape != self.inline_dims:
             bytes += 2 * self.dl.ndim * (1 + self.x2_) * <Py_ssize_t> sizeof(int64_t)
         return bytes + (count_bytes(self) + ALIGNMENT if self.owner_kind == OWNER_HOST else 0)
 
     def __format__(self, spec):
-        """By a specification the element of a tensor that has one, such as the result of a dot."""
+        """With a specification, the only element of a tensor, such as the result of a dot."""
         return format(self.item(), spec) if spec else str(self)
 
     # ---- Copies of the object: see pickling.pxi
@@ -345,25 +346,25 @@ cdef class Tensor:
             The consumer's stream. CUDA: None or 1 the legacy default, 2 the per-thread default, a handle, or -1 for
             no synchronisation. Host memory: None.
         max_version : tuple of int, optional
-            The newest version the consumer understands. Default, or below (1, 0): a legacy capsule, but a versioned one
-            of padded elements, which a legacy one cannot say.
+            The newest version that the consumer understands. With None or a version below (1, 0) it gets a legacy
+            capsule; padded elements, which legacy capsules cannot express, leave in a versioned one with None.
         dl_device : tuple of int, optional
-            Where the consumer wants the data: the tensor's own device, or (1, 0) for the host.
+            The device on which the consumer wants the data: the tensor's own, or (1, 0) for the host.
         copy : bool, optional
             True copies and flags the copy, False never copies, None where `dl_device` needs it.
 
         Raises
         ------
         BufferError
-            The data cannot go out as asked; the message says what to do.
+            The data cannot be exported as asked; the message names the remedy.
         ValueError
-            An argument has a value that means nothing.
+            An argument has an invalid value.
 
         Notes
         -----
-        CUDA memory of dlfp4's own is freed in the order of the stream on which it was made, and after the work that
-        PyTorch's and CuPy's current streams hold when a consumer drops it. JAX drops what it no longer reads. Where
-        work is under way on other streams, keep the tensor until it has ended.
+        dlfp4 frees its own CUDA memory in the order of the stream on which it was made. When a consumer drops the
+        memory, it is also kept until the work that is queued on the current streams of PyTorch and CuPy has ended. JAX
+        drops imports once it no longer reads them. For work on other streams, keep the tensor until that has ended.
         """
         if stream is None and dl_device is None and copy is None and not is_cuda(self.dl.device.device_type):
             return export_as_it_is(self, max_version)

@@ -1,7 +1,7 @@
-# Views: other descriptions of the same memory. None of them copies; what cannot be described is refused.
+# Views: other descriptions of the same memory. No view copies; one that strides cannot describe is refused.
 
 cdef Tensor make_view(Tensor source, int ndim):
-    """A Tensor over `source`'s memory whose `ndim` dimensions the caller fills, and then calls finish_view."""
+    """A Tensor over `source`'s memory. The caller fills its `ndim` dimensions, then calls finish_view."""
     cdef Tensor self = Tensor.__new__(Tensor)
     self.x2_ = source.x2_
     reserve_dims(self, ndim)
@@ -18,7 +18,7 @@ cdef Tensor finish_view(Tensor self):
 
 
 cdef int advance(Tensor self, int64_t elements) except -1:
-    """Move the first element; packed elements must go on starting on a byte."""
+    """Move the first element, which must start on a byte."""
     cdef int64_t bits = elements * storage_bits(self)
     if bits & 7:
         raise BufferError(
@@ -34,7 +34,7 @@ cdef int advance(Tensor self, int64_t elements) except -1:
 
 
 cdef int copy_dims(Tensor view, int new, Tensor self, int dim, int count) except -1:
-    """`count` dimensions as they are."""
+    """Copy `count` dimensions unchanged."""
     for dim in range(dim, dim + count):
         view.dl.shape[new] = self.dl.shape[dim]
         view.dl.strides[new] = self.dl.strides[dim]
@@ -43,7 +43,7 @@ cdef int copy_dims(Tensor view, int new, Tensor self, int dim, int count) except
 
 
 cdef int count_entries(Tensor self, tuple key, int *ndim) except -1:
-    """How many dimensions an index leaves, and (returned) how many of the tensor's it names."""
+    """Count the dimensions that an index leaves; returns how many of the tensor's it names."""
     cdef int used = 0, ellipses = 0
     ndim[0] = self.dl.ndim
     for entry in key:
@@ -129,19 +129,19 @@ cdef Tensor reshape_tensor(Tensor self, shape):
 
 
 cdef bint fill_view_strides(Tensor view, Tensor self) noexcept:
-    """Strides by which a view of another shape, but the same size, shows the same elements; False: only a copy can."""
-    if self.size_ == 0:   # which any strides show
+    """Strides that show the same elements in a view of another shape and the same size; False where only a copy can."""
+    if self.size_ == 0:   # any strides will do
         return fill_compact_strides(view.dl.ndim, view.dl.shape, view.dl.strides)
     return fill_reshaped_strides(self.dl.ndim, self.dl.shape, self.dl.strides,
                                  view.dl.ndim, view.dl.shape, view.dl.strides)
 
 
 cdef int resolve_unknown(Tensor self, list wanted) except -1:
-    """Replace the -1 of a shape, of which there may be one, by the extent that fits; ValueError where none does."""
+    """Replace the one -1 that a shape may have by the extent that fits; ValueError where none does."""
     given = tuple(wanted)
     known = math.prod([extent for extent in wanted if extent != -1])
     if min(wanted, default=0) < -1 or wanted.count(-1) > 1:
-        raise ValueError(f"shape {given} is none: extents are 0 or more, and one of them may be -1")
+        raise ValueError(f"shape {given} is not valid: extents are 0 or more, and one of them may be -1")
     if -1 in wanted and known > 0:
         wanted[wanted.index(-1)] = self.size_ // known
     if math.prod(wanted) != self.size_ or -1 in wanted or max(wanted, default=0) > INT64_MAX:
@@ -150,7 +150,7 @@ cdef int resolve_unknown(Tensor self, list wanted) except -1:
 
 
 cdef Tensor permute(Tensor self, bint last_two):
-    """All dimensions reversed, or the last two exchanged."""
+    """Reverse all dimensions, or exchange the last two."""
     cdef Tensor view = make_view(self, self.dl.ndim)
     cdef int ndim = self.dl.ndim, k, source
     for k in range(ndim):
@@ -163,7 +163,7 @@ cdef Tensor permute(Tensor self, bint last_two):
 
 
 cdef Tensor reinterpret(Tensor self, int row):
-    """The same bytes as elements of another type, along the dimension where neighbours lie in memory."""
+    """The same bytes as elements of another type; the dimension along which they are packed changes its extent."""
     cdef Tensor view = make_view(self, self.dl.ndim)
     cdef int old_bits = storage_bits(self), new_bits, dim
     memcpy(view.dl.shape, self.dl.shape, 2 * self.dl.ndim * sizeof(int64_t))
