@@ -435,7 +435,7 @@ def test_one_of_a_stack(name):
 def test_blocks_that_hold_rows_of_two_are_not_taken_apart():
     x = np.ones((2, 24, 128), np.float32)
     for name in ("nvfp4_16x16", "fp8_128x128"):
-        with pytest.raises(ValueError, match="rows of one tensor"):
+        with pytest.raises(ValueError, match="do not span two tensors"):
             dlfp4.quantize(x, name, pad=True)[0]
     with pytest.raises(ValueError, match=r"with_scale_layout\('linear'\)"):
         dlfp4.quantize(x, "nvfp4", scale_layout="128x4")[0]

@@ -82,13 +82,13 @@ Side plain_side(Guarded *memory, Type type, int64_t lines, int64_t length, bool 
 }
 
 // The code of a scale that is NaN.
-uint32_t nan_scale(int row) { return row == DLFP4_float32 ? kFloatNan : encode_scale(kFormats[row], kFloatNan); }
+uint32_t nan_scale(int row) { return row == DLFP4_float32 ? kFloatNan : encode_scale(kTypes[row], kFloatNan); }
 
 uint32_t moderate_scale(int row, bool specials) {
   if (specials && random_below(60) == 0) return nan_scale(row);
   if (row == DLFP4_float32) return bits_of(static_cast<float>(random_below(1000)) / 64);
   if (row == DLFP4_float8_e8m0fnu) return static_cast<uint32_t>(random_below(30)) + 112;
-  return static_cast<uint32_t>(random_below(static_cast<int64_t>(largest_finite_code(kFormats[row])) + 1));
+  return static_cast<uint32_t>(random_below(static_cast<int64_t>(largest_finite_code(kTypes[row])) + 1));
 }
 
 // `length` elements of a format's lines, stored in whole blocks with scales scale_of(i); what lies beyond them is
