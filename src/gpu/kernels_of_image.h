@@ -6,10 +6,11 @@
 
 #define DLFP4_CUDA_JOIN(a, b) DLFP4_CUDA_JOINED(a, b)
 #define DLFP4_CUDA_JOINED(a, b) a##b
+#define DLFP4_CUDA_KERNELS_OF_IMAGE DLFP4_CUDA_JOIN(image_of_, DLFP4_CUDA_IMAGE_NAME)
 
 namespace dlfp4 {
 namespace cuda {
-namespace DLFP4_CUDA_JOIN(image_of_, DLFP4_CUDA_IMAGE_NAME) {
+namespace DLFP4_CUDA_KERNELS_OF_IMAGE {
 namespace {
 
 constexpr Image kImage = DLFP4_CUDA_JOIN(kImage_, DLFP4_CUDA_IMAGE_NAME);
@@ -42,10 +43,11 @@ constexpr const char *kNames[] = {
 constexpr DeviceKernel find_kernel(const KernelKey &wanted) { return find_in(kImage, kKeys, wanted); }
 
 }  // namespace
-}  // namespace DLFP4_CUDA_JOIN(image_of_,DLFP4_CUDA_IMAGE_NAME)
+}  // namespace DLFP4_CUDA_KERNELS_OF_IMAGE
 }  // namespace cuda
 }  // namespace dlfp4
 
+#undef DLFP4_CUDA_KERNELS_OF_IMAGE
 #undef DLFP4_CUDA_JOIN
 #undef DLFP4_CUDA_JOINED
 #undef DLFP4_CUDA_IMAGE_NAME
