@@ -69,16 +69,7 @@ struct Avx2Blocks : Avx2Codecs {
 
   template <int Src, int SrcBits>
   struct Elements {
-    DLFP4_ALWAYS_INLINE Floats operator()(const uint8_t *src) const {
-      const Words words = decode_words<Src, SrcBits, DLFP4_float32>(src);
-      const __m256i zero = _mm256_setzero_si256();
-      Floats floats;
-      for (int i = 0; i < 2; ++i) {
-        floats.part[2 * i] = _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, words.half[i]));
-        floats.part[2 * i + 1] = _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, words.half[i]));
-      }
-      return floats;
-    }
+    DLFP4_ALWAYS_INLINE Floats operator()(const uint8_t *src) const { return decode_floats<Src, SrcBits>(src); }
   };
 };
 

@@ -38,17 +38,7 @@ struct NeonBlocks : NeonCodecs {
 
   template <int Src, int SrcBits>
   struct Elements {
-    Floats operator()(const uint8_t *src) const {
-      const Words words = decode_words<Src, SrcBits, DLFP4_float32>(src);
-      const uint16x8_t zero = vdupq_n_u16(0);
-      Floats floats;
-      for (int i = 0; i < 2; ++i) {
-        const uint16x8_t half = vreinterpretq_u16_u8(words.half[i]);
-        floats.part[2 * i] = vreinterpretq_f32_u16(vzip1q_u16(zero, half));
-        floats.part[2 * i + 1] = vreinterpretq_f32_u16(vzip2q_u16(zero, half));
-      }
-      return floats;
-    }
+    Floats operator()(const uint8_t *src) const { return decode_floats<Src, SrcBits>(src); }
   };
 };
 

@@ -241,10 +241,7 @@ struct BlockScales {
   }
 
   static bool decode_powers(const uint8_t *stored, int64_t count, float, float *scales) {
-    return each_code(stored, count, scales, [](U32 codes) {
-      const U32 power = larger<U32>(codes << 23, splat<U32>(1u << 22));
-      return floats(codes == 0xFFu ? splat<U32>(kFloatNan) : power);
-    });
+    return each_code(stored, count, scales, [](U32 codes) { return floats(bits_of_powers(codes)); });
   }
 };
 

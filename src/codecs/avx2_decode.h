@@ -69,6 +69,19 @@ DLFP4_ALWAYS_INLINE inline Words decode_words(const uint8_t *src) {
   return words_of<Src, Dst>(load_codes<SrcBits, kTypes[Dst].bits / 8>(src));
 }
 
+// A step's elements as float32, in order.
+template <int Src, int SrcBits>
+DLFP4_ALWAYS_INLINE inline Floats decode_floats(const uint8_t *src) {
+  const Words words = decode_words<Src, SrcBits, DLFP4_float32>(src);
+  const __m256i zero = _mm256_setzero_si256();
+  Floats floats;
+  for (int i = 0; i < 2; ++i) {
+    floats.part[2 * i] = _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, words.half[i]));
+    floats.part[2 * i + 1] = _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, words.half[i]));
+  }
+  return floats;
+}
+
 }  // namespace
 }  // namespace dlfp4
 

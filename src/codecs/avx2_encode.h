@@ -10,10 +10,6 @@
 namespace dlfp4 {
 namespace {
 
-struct Floats {
-  __m256 part[4];
-};
-
 // Eight floats of a vector of doubles and the next one.
 __m256 narrow_doubles(__m256d low, __m256d high) {
   return _mm256_set_m128(_mm256_cvtpd_ps(high), _mm256_cvtpd_ps(low));

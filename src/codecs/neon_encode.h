@@ -12,10 +12,6 @@ namespace {
 
 uint16x4_t load_words(const uint8_t *src) { return vreinterpret_u16_u8(vld1_u8(src)); }
 
-struct Floats {
-  float32x4_t part[4];
-};
-
 // Rounds a double to odd: of the two floats next to it, takes the one whose last bit is set. Rounding that to fewer
 // bits gives the same as rounding the double.
 float32x4_t round_to_odd(float64x2_t low, float64x2_t high) { return vcvtx_high_f32_f64(vcvtx_f32_f64(low), high); }

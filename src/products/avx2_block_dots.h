@@ -6,6 +6,7 @@
 #define DLFP4_SRC_PRODUCTS_AVX2_BLOCK_DOTS_H_
 
 #include "avx2_dots.h"
+#include "host/simd/floats.h"
 
 namespace dlfp4 {
 namespace {
@@ -25,11 +26,7 @@ __m256 decode_e4m3(__m128i codes) {
 
 // Eight codes of float8_e8m0fnu.
 __m256 decode_e8m0(__m256i codes) {
-  const __m256i lowest =
-      _mm256_and_si256(_mm256_cmpeq_epi32(codes, _mm256_setzero_si256()), _mm256_set1_epi32(1 << 22));
-  const __m256i nan = _mm256_cmpeq_epi32(codes, _mm256_set1_epi32(255));
-  const __m256i quiet = _mm256_and_si256(nan, _mm256_set1_epi32(1 << 22));
-  return _mm256_castsi256_ps(_mm256_or_si256(_mm256_slli_epi32(codes, 23), _mm256_or_si256(lowest, quiet)));
+  return reinterpret_cast<__m256>(bits_of_powers(reinterpret_cast<Avx2::U32>(codes)));
 }
 
 // sum + blocks * a * b. Of scales that may be far the smaller one goes first: what powers make is exact then, or
@@ -41,23 +38,6 @@ __m256 add_scaled(__m256 blocks, __m256 a, __m256 b, __m256 sum) {
 }
 
 __m128i load_eight(const uint8_t *src) { return _mm_loadl_epi64(reinterpret_cast<const __m128i *>(src)); }
-
-// Calls step(a, a's scales, b, b's scales) for eight blocks at a time, the last ones followed by zeros.
-template <int64_t kBlock, class Step>
-DLFP4_ALWAYS_INLINE inline void each_eight(const uint8_t *a, const uint8_t *a_scales, const uint8_t *b,
-                                           const uint8_t *b_scales, int64_t count, Step step) {
-  constexpr int64_t kStep = 8 * kBlock;
-  for (; count >= kStep; count -= kStep, a += kStep / 2, b += kStep / 2, a_scales += 8, b_scales += 8)
-    step(a, a_scales, b, b_scales);
-  if (count == 0) return;
-  uint8_t left[kStep / 2] = {}, right[kStep / 2] = {}, of_left[8] = {}, of_right[8] = {};
-  const size_t bytes = static_cast<size_t>(count) / 2, blocks = static_cast<size_t>(count / kBlock);
-  memcpy(left, a, bytes);
-  memcpy(right, b, bytes);
-  memcpy(of_left, a_scales, blocks);
-  memcpy(of_right, b_scales, blocks);
-  step(left, of_left, right, of_right);
-}
 
 // The sum of sum_eight(a, b) * scale_of(a's scales, b's).
 template <int64_t kBlock, class SumEight, class ScaleOf>

@@ -42,13 +42,7 @@ struct Avx2Dots : Avx2 {
 
   template <int Row>
   static Floats decode(const uint8_t *src) {
-    const Words words = dlfp4::words_of<Row, DLFP4_bfloat16>(load_codes<kTypes[Row].bits, sizeof(float)>(src));
-    Floats floats;
-    for (int half = 0; half < 2; ++half) {
-      floats.part[2 * half] = _mm256_castsi256_ps(_mm256_unpacklo_epi16(_mm256_setzero_si256(), words.half[half]));
-      floats.part[2 * half + 1] = _mm256_castsi256_ps(_mm256_unpackhi_epi16(_mm256_setzero_si256(), words.half[half]));
-    }
-    return floats;
+    return decode_floats<Row, kTypes[Row].bits>(src);
   }
 };
 

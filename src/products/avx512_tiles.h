@@ -10,6 +10,7 @@
 
 #include "avx512_block_dots.h"
 #include "avx512_dots.h"
+#include "host/simd/floats.h"
 
 namespace dlfp4 {
 namespace {
@@ -125,11 +126,7 @@ struct ScaleDecoder<DLFP4_float8_e8m0fnu> {
   DLFP4_INLINE void operator()(__m512i codes, __m512 (&scales)[4]) const {
     for (int i = 0; i < 4; ++i) {
       const __m512i code = _mm512_and_si512(_mm512_srli_epi32(codes, 8 * i), _mm512_set1_epi32(0xFF));
-      const __mmask16 lowest = _mm512_testn_epi32_mask(code, code);
-      const __mmask16 nan = _mm512_cmpeq_epi32_mask(code, _mm512_set1_epi32(0xFF));
-      __m512i bits = _mm512_mask_mov_epi32(_mm512_slli_epi32(code, 23), lowest, _mm512_set1_epi32(1 << 22));
-      bits = _mm512_mask_mov_epi32(bits, nan, _mm512_set1_epi32(0x7FC00000));
-      scales[i] = _mm512_castsi512_ps(bits);
+      scales[i] = reinterpret_cast<__m512>(bits_of_powers(reinterpret_cast<Avx512::U32>(code)));
     }
   }
 };

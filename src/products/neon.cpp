@@ -8,6 +8,7 @@
 
 #include "codecs/neon_decode.h"
 #include "codecs/neon_encode.h"
+#include "host/simd/floats.h"
 #include "kernels.h"
 #include "rules/sums.h"
 #include "vector_lines.h"
@@ -58,17 +59,15 @@ int64_t sum_nibbles(const uint8_t *a, const uint8_t *b, int64_t count) {
   constexpr int64_t kMost = 32 * 48;  // 48 * 576 fits a word
   const Nibble<Row> nibbles;
   int64_t total = 0;
-  for (; count >= 32;) {
+  for (int64_t first = 0; first < count; first += kMost) {
     int16x8_t words = vdupq_n_s16(0);
-    for (int64_t left = count < kMost ? count : kMost; left >= 32; left -= 32, count -= 32, a += 16, b += 16)
-      words = vaddq_s16(words, nibbles.both(vld1q_u8(a), vld1q_u8(b)));
+    in_steps_of_both<32, 4>(a + first / 2, b + first / 2, least(kMost, count - first),
+                            [&](const uint8_t *x, const uint8_t *y) DLFP4_ALWAYS_INLINE {
+                              words = vaddq_s16(words, nibbles.both(vld1q_u8(x), vld1q_u8(y)));
+                            });
     total += vaddlvq_s16(words);
   }
-  uint8_t left[16] = {}, right[16] = {};
-  memcpy(left, a, static_cast<size_t>((count + 1) / 2));
-  memcpy(right, b, static_cast<size_t>((count + 1) / 2));
-  if (count % 2) left[count / 2] &= 15;
-  return total + vaddlvq_s16(nibbles.both(vld1q_u8(left), vld1q_u8(right)));
+  return total;
 }
 
 int32x4_t add_products(int32x4_t sums, int8x16_t a, int8x16_t b) {
@@ -81,16 +80,14 @@ int8x16_t load_integers(const uint8_t *src) { return vreinterpretq_s8_u8(vld1q_u
 int64_t sum_int8(const uint8_t *a, const uint8_t *b, int64_t count) {
   constexpr int64_t kMost = 1 << 18;  // four products of 2^14 a lane and step fit 32 bits
   int64_t total = 0;
-  while (count >= 16) {
+  for (int64_t first = 0; first < count; first += kMost) {
     int32x4_t sums = vdupq_n_s32(0);
-    for (int64_t left = count < kMost ? count : kMost; left >= 16; left -= 16, count -= 16, a += 16, b += 16)
-      sums = add_products(sums, load_integers(a), load_integers(b));
+    in_steps_of_both<16, 8>(a + first, b + first, least(kMost, count - first),
+                            [&](const uint8_t *x, const uint8_t *y)
+                                DLFP4_ALWAYS_INLINE { sums = add_products(sums, load_integers(x), load_integers(y)); });
     total += vaddlvq_s32(sums);
   }
-  uint8_t left[16] = {}, right[16] = {};
-  memcpy(left, a, static_cast<size_t>(count));
-  memcpy(right, b, static_cast<size_t>(count));
-  return total + vaddlvq_s32(add_products(vdupq_n_s32(0), load_integers(left), load_integers(right)));
+  return total;
 }
 
 // --- FP4 in blocks ---------------------------------------------------------------------------
@@ -109,12 +106,7 @@ DLFP4_ALWAYS_INLINE inline Eight decode_e4m3(uint8x8_t codes) {
   return {{vmulq_n_f32(vcvt_f32_f16(vget_low_f16(halves)), 256), vmulq_n_f32(vcvt_high_f32_f16(halves), 256)}};
 }
 
-DLFP4_ALWAYS_INLINE inline float32x4_t decode_e8m0(uint32x4_t codes) {
-  const uint32x4_t quiet = vdupq_n_u32(1 << 22);
-  const uint32x4_t lowest = vandq_u32(vceqq_u32(codes, vdupq_n_u32(0)), quiet);
-  const uint32x4_t nan = vandq_u32(vceqq_u32(codes, vdupq_n_u32(255)), quiet);
-  return vreinterpretq_f32_u32(vorrq_u32(vshlq_n_u32(codes, 23), vorrq_u32(lowest, nan)));
-}
+float32x4_t decode_e8m0(uint32x4_t codes) { return vreinterpretq_f32_u32(bits_of_powers(codes)); }
 
 // Products of eight blocks, a vector each, to eight sums: words hold those of 32 times 144.
 DLFP4_ALWAYS_INLINE inline Eight collapse(const int16x8_t (&p)[8]) {
@@ -174,19 +166,11 @@ double add_lanes(float32x4_t sums) {
 template <int64_t kBlock, class Add>
 DLFP4_ALWAYS_INLINE inline double sum_eights(const uint8_t *a, const uint8_t *a_scales, const uint8_t *b,
                                              const uint8_t *b_scales, int64_t count, Add add) {
-  constexpr int64_t kStep = 8 * kBlock;
   const Fp4 nibbles;
   float32x4_t sums[2] = {vdupq_n_f32(0), vdupq_n_f32(0)};
-  for (; count >= kStep; count -= kStep, a += kStep / 2, b += kStep / 2, a_scales += 8, b_scales += 8)
-    add(nibbles, a, a_scales, b, b_scales, sums);
-  if (count > 0) {
-    uint8_t left[kStep / 2] = {}, right[kStep / 2] = {}, of_left[8] = {}, of_right[8] = {};
-    memcpy(left, a, static_cast<size_t>(count / 2));
-    memcpy(right, b, static_cast<size_t>(count / 2));
-    memcpy(of_left, a_scales, static_cast<size_t>(count / kBlock));
-    memcpy(of_right, b_scales, static_cast<size_t>(count / kBlock));
-    add(nibbles, left, of_left, right, of_right, sums);
-  }
+  each_eight<kBlock>(a, a_scales, b, b_scales, count,
+                     [&](const uint8_t *x, const uint8_t *x_scales, const uint8_t *y, const uint8_t *y_scales)
+                         DLFP4_ALWAYS_INLINE { add(nibbles, x, x_scales, y, y_scales, sums); });
   return add_lanes(sums[0]) + add_lanes(sums[1]);
 }
 
@@ -229,15 +213,7 @@ struct NeonDots : Neon {
 
   template <int Row>
   static Floats decode(const uint8_t *src) {
-    const Words words = words_of<Row, kTypes[Row].bits>(src);
-    const uint16x8_t zero = vdupq_n_u16(0);
-    Floats floats;
-    for (int half = 0; half < 2; ++half) {
-      const uint16x8_t upper = vreinterpretq_u16_u8(words.half[half]);
-      floats.part[2 * half] = vreinterpretq_f32_u16(vzip1q_u16(zero, upper));
-      floats.part[2 * half + 1] = vreinterpretq_f32_u16(vzip2q_u16(zero, upper));
-    }
-    return floats;
+    return decode_floats<Row, kTypes[Row].bits>(src);
   }
 };
 

@@ -30,6 +30,23 @@ DLFP4_ALWAYS_INLINE inline void in_steps_of_both(const uint8_t *a, const uint8_t
   step(left, right);
 }
 
+// Calls step(a, a's scales, b, b's scales) for eight blocks at a time, the last ones followed by zeros.
+template <int64_t kBlock, class Step>
+DLFP4_ALWAYS_INLINE inline void each_eight(const uint8_t *a, const uint8_t *a_scales, const uint8_t *b,
+                                           const uint8_t *b_scales, int64_t count, Step step) {
+  constexpr int64_t kStep = 8 * kBlock;
+  for (; count >= kStep; count -= kStep, a += kStep / 2, b += kStep / 2, a_scales += 8, b_scales += 8)
+    step(a, a_scales, b, b_scales);
+  if (count == 0) return;
+  uint8_t left[kStep / 2] = {}, right[kStep / 2] = {}, of_left[8] = {}, of_right[8] = {};
+  const size_t bytes = static_cast<size_t>(count) / 2, blocks = static_cast<size_t>(count / kBlock);
+  memcpy(left, a, bytes);
+  memcpy(right, b, bytes);
+  memcpy(of_left, a_scales, blocks);
+  memcpy(of_right, b_scales, blocks);
+  step(left, of_left, right, of_right);
+}
+
 // --- Elements as float32 ---------------------------------------------------------------------
 
 // A step's elements, in an order that depends on their type alone. Isa has vectors F32 and U32, kCodes elements a step,

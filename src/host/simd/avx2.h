@@ -58,6 +58,11 @@ struct Avx2 : PlainMemory {
   }
 };
 
+// A step's elements.
+struct Floats {
+  __m256 part[4];
+};
+
 // --- Unpacking -------------------------------------------------------------------------------
 
 // Which code is where in a vector. Unpacking bytes to words, and words to wider ones, works within the two halves of a

@@ -50,6 +50,15 @@ V restore_payloads(V floats, V words) {
   return find_nans(floats) ? (floats & ~kFloatFraction) | (words & kHalfFraction) << 13 : floats;
 }
 
+// --- Scales ----------------------------------------------------------------------------------
+
+// Codes of float8_e8m0fnu, one a dword: the least is a subnormal, 255 is NaN.
+template <class V>
+V bits_of_powers(V codes) {
+  const V powers = larger<V>(codes << 23, splat<V>(1u << 22));
+  return codes == 255u ? splat<V>(kFloatNan) : powers;
+}
+
 // --- To codes ------------------------------------------------------------------------------------
 
 // Codes of the magnitudes of floats, from their bits, in the lowest byte of each dword; see encode_rule.h. Infinity

@@ -42,6 +42,11 @@ struct Neon : PlainMemory {
   }
 };
 
+// A step's elements.
+struct Floats {
+  float32x4_t part[4];
+};
+
 // --- Unpacking -------------------------------------------------------------------------------
 
 uint32x4_t load_4_bytes(const uint8_t *src) {
