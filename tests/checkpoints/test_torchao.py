@@ -322,11 +322,11 @@ def test_blocked_scales(ao, shape):
     tensor = ao.tensor(x)
     for name, rule in itertools.product(["mxfp4", "mxfp8_e4m3"], RULES):
         mode = ao.mx.ScaleCalculationMode[rule.upper()]
-        scales, _ = ao.mx.to_mx(tensor, ao.elements[name], 32, mode)
+        scales, _ = ao.mx.to_mx(tensor, ao.elements[FORMATS[name].element], 32, mode)
         q = dlfp4.quantize(x, name, recipe=dlfp4.Recipe(scale_rule=rule), scale_layout="128x4")
         assert raw_bytes(q.scales) == ao.octets(ao.utils.to_blocked(scales.reshape(-1, scales.shape[-1]))).tobytes()
         if len(shape) == 2:  # torchao pads each matrix of a stack by itself
-            scales, _ = ao.mx.to_mx(tensor, ao.elements[name], 32, mode, is_swizzled_scales=True)
+            scales, _ = ao.mx.to_mx(tensor, ao.elements[FORMATS[name].element], 32, mode, is_swizzled_scales=True)
             assert raw_bytes(q.scales) == ao.octets(scales).tobytes()
         linear = q.with_scale_layout("linear").scales
         back = ao.utils.from_blocked(q.scales.to_torch().flatten(), *linear.shape)
@@ -387,7 +387,7 @@ def test_values_of_nvfp4(ao, unit, dtype):
 def test_its_tensors_are_ours_without_a_copy(ao):
     x = make("normal", (64, 128))
     for name in ("mxfp4", "mxfp8_e4m3", "mxfp8_e5m2"):
-        theirs = ao.mx.MXTensor.to_mx(ao.tensor(x), ao.elements[name])
+        theirs = ao.mx.MXTensor.to_mx(ao.tensor(x), ao.elements[FORMATS[name].element])
         q = dlfp4.ScaledTensor.from_parts(theirs.qdata, theirs.scale, format=name)
         assert (q.data.data_ptr, q.scales.data_ptr) == (theirs.qdata.data_ptr(), theirs.scale.data_ptr())
         assert_values(q.dequantize(), theirs.dequantize())

@@ -101,7 +101,7 @@ cdef str remedy_of_name(dtype):
         return ""
     if dtype in SEVERAL:
         return f"; did you mean {SEVERAL[dtype]}?"
-    format = FORMATS.get(dtype)
+    format = look_up(FORMATS, dtype)
     if format is not None:
         return (f"; it is a block-scaled format, whose elements are {format.element}: quantize(x, {dtype!r}) makes a "
                 f"tensor of it")

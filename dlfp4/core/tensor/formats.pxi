@@ -24,7 +24,7 @@ def formats():
     Examples
     --------
     >>> import dlfp4
-    >>> print(dlfp4.formats())  # doctest: +ELLIPSIS
+    >>> print(dlfp4.formats())  # doctest: +ELLIPSIS, +NORMALIZE_WHITESPACE
     format            element        block    scale           global scale
     nvfp4             float4_e2m1fn  1x16     float8_e4m3fn   float32
     ...
