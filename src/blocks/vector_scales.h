@@ -49,10 +49,18 @@ struct Magnitudes {
     return largest;
   }
 
+  // Two at a time: a maximum alone would wait for itself.
   static Items load_largest_of_any(const uint8_t *src, int64_t count) {
-    const int64_t whole = count / kItems * kItems;
-    const Items rest = without_signs(Isa::template load_part<Items>(src + whole * kBytes, (count - whole) * kBytes));
-    return whole > 0 ? larger(rest, load_largest(src, whole)) : rest;
+    Items largest[2] = {};
+    int64_t i = 0;
+    for (; count - i >= 2 * kItems; i += 2 * kItems)
+      for (int j = 0; j < 2; ++j) largest[j] = larger(largest[j], load(src + (i + j * kItems) * kBytes));
+    if (count - i >= kItems) {
+      largest[0] = larger(largest[0], load(src + i * kBytes));
+      i += kItems;
+    }
+    const Items rest = without_signs(Isa::template load_part<Items>(src + i * kBytes, (count - i) * kBytes));
+    return larger(larger(largest[0], largest[1]), rest);
   }
 
   // The larger one of each dword's two, in its lower half.
