@@ -16,7 +16,7 @@ from dlfp4.formats import RECIPES
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one of the commands; the exit status."""
+    """Run one of the commands and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m dlfp4", description=dlfp4.__doc__)
     commands = parser.add_subparsers(dest="command")
     commands.add_parser("info", help="how dlfp4 was built, and what this machine has")
@@ -67,7 +67,7 @@ def add_quantize(parser: argparse.ArgumentParser) -> None:
 
 
 def run_benchmarks(names: list[str]) -> int:
-    """Run benchmark scripts beside the package, one process each; the first exit status that is not 0."""
+    """Run benchmark scripts beside the package, one process each, and return the first exit status that is not 0."""
     folder = Path(dlfp4.__file__).parents[1] / "benchmarks"
     scripts = {path.stem.removeprefix("bench_"): path for path in sorted(folder.glob("bench_*.py"))}
     unknown = [name for name in names if name not in scripts]
@@ -81,22 +81,22 @@ def run_benchmarks(names: list[str]) -> int:
     return next((status for status in statuses if status), 0)
 
 
-class OutputLost(Exception):  # noqa: N818 (no error of the program's)
-    """What was printed could not be written; argparse, which passes over an OSError, does not pass over this."""
+class OutputLost(Exception):  # noqa: N818 (not an error of the program)
+    """The output could not be written. This is no OSError, because argparse ignores those."""
 
 
 class Output(io.TextIOWrapper):
-    """Standard output that says so when it is gone."""
+    """Standard output that raises :class:`OutputLost` when writing fails."""
 
     def write(self, text: str) -> int:
-        """Write text, or tell that it went nowhere."""
+        """Write text, or raise :class:`OutputLost`."""
         try:
             return super().write(text)
         except OSError as error:
             raise OutputLost from error
 
     def flush(self) -> None:
-        """The same of what is left."""
+        """Flush what is buffered, or raise :class:`OutputLost`."""
         try:
             super().flush()
         except OSError as error:
@@ -104,10 +104,11 @@ class Output(io.TextIOWrapper):
 
 
 def run() -> int:
-    """The same for a terminal, a pipe or a file.
+    """Run :func:`main` with a terminal, a pipe or a file as output, and return the exit status.
 
-    Names that it cannot show are escaped; readers that leave, and Ctrl-C, end it quietly, by the statuses that shells
-    have for them; a full disk is told in a line.
+    Characters that the output cannot encode are escaped. A closed pipe and Ctrl-C end the program quietly, with the
+    statuses that shells use for them, 141 and 130. Other failures to write, such as a full disk, are reported in one
+    line.
     """
     if isinstance(sys.stderr, io.TextIOWrapper):
         sys.stderr.reconfigure(errors="backslashreplace")
@@ -117,10 +118,10 @@ def run() -> int:
     try:
         try:
             status = main()
-        finally:  # argparse ends by an exception, after it has printed
+        finally:  # argparse prints, then raises SystemExit
             sys.stdout.flush()
     except OutputLost as lost:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is flushed there at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes the rest there at exit
         if isinstance(lost.__cause__, BrokenPipeError):
             return 141
         print(f"python -m dlfp4: the output could not be written: {lost.__cause__}", file=sys.stderr)

@@ -1,7 +1,7 @@
-"""Who exchanges what: every framework, element type and direction, tried live with random bits.
+"""The exchange matrix: every framework, element type and direction, tried live with random bits.
 
-Each framework is tried in a process of its own: some cannot share one (TensorFlow and PaddlePaddle bring different
-protobufs), and one that crashes costs its column only.
+Each framework is tried in its own process: some cannot share one (TensorFlow and PaddlePaddle bring different versions
+of protobuf), and a crash costs only that framework's column.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from dlfp4.frameworks import base
 
 SHAPE = (4, 16)
 SEED = 20261121
-TIMEOUT = 120  # seconds a framework, most of it its import
-ANSWER = b"dlfp4.matrix: "  # begins the line with a process's cells; frameworks print lines, too
+TIMEOUT = 120  # seconds per framework, mostly for its import
+ANSWER = b"dlfp4.matrix: "  # begins the line with a process's cells, among lines that frameworks print
 ROWS: tuple[str, ...] = (
     *base.COMMON,
     *base.COMPLEX,
@@ -38,7 +38,7 @@ ROWS: tuple[str, ...] = (
 
 
 class Outcome(StrEnum):
-    """What became of one exchange."""
+    """The result of one exchange."""
 
     ZERO_COPY = "zero-copy"
     COPY = "copy"
@@ -50,7 +50,7 @@ class Outcome(StrEnum):
 
 
 class Direction(StrEnum):
-    """Which way the tensor went."""
+    """The direction of the exchange."""
 
     IMPORT = "import"  # framework -> dlfp4
     EXPORT = "export"  # dlfp4 -> framework
@@ -69,13 +69,13 @@ class Cell:
 
     @property
     def column(self) -> str:
-        """The framework, and the device where that is not the host."""
+        """The framework, and the device unless it is the host."""
         return self.framework if self.device == "cpu" else f"{self.framework} {self.device}"
 
 
 @dataclass(frozen=True)
 class Report:
-    """The matrix, and the versions that it holds for."""
+    """The matrix, and the versions that were tried."""
 
     versions: dict[str, str]
     cells: tuple[Cell, ...]
@@ -105,14 +105,14 @@ def extend_sign(codes: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def stored_bytes(array: np.ndarray) -> bytes:
-    """The bits of an array's elements; below 8 bits one element a byte, spare bits zero."""
+    """The bits of an array's elements; elements below 8 bits take one byte each, with zero high bits."""
     if array.dtype.name in base.SUBBYTE:
         return base.codes_of(array).tobytes()
     return array.tobytes()
 
 
 def make_tensor(array: np.ndarray, packed: bool, device: str) -> dlfp4.Tensor:
-    """A Tensor of the same elements in memory of dlfp4."""
+    """A Tensor of the same elements in memory that dlfp4 allocates."""
     if packed:
         tensor = dlfp4.asarray(base.pack_array(array), copy=True).view(array.dtype).reshape(array.shape)
     else:
@@ -127,7 +127,7 @@ def read_bytes(tensor: dlfp4.Tensor) -> bytes:
 
 
 def read_elements(tensor: dlfp4.Tensor) -> bytes:
-    """What :func:`stored_bytes` says of an array, of a compact Tensor, without its own conversions."""
+    """:func:`stored_bytes` for a compact Tensor, computed without dlfp4's own conversions."""
     octets = np.frombuffer(read_bytes(tensor), np.uint8)
     if tensor.packed:
         return base.unpack_codes(octets, base.SUBBYTE[tensor.dtype.name], tensor.size).tobytes()
@@ -184,10 +184,10 @@ ATTEMPTS = {Direction.IMPORT: try_import, Direction.EXPORT: try_export}
 
 
 def try_cell(framework: base.Framework, row: str, device: str, direction: Direction) -> tuple[Outcome, str]:
-    """One exchange, whatever comes of it.
+    """One exchange; any unforeseen exception becomes its outcome.
 
-    Here alone every exception is caught: a framework of tomorrow may raise anything, from a type that its file does not
-    know to a fault in its own reading, and what it raises is the finding, which must cost one cell and not the table.
+    Only this function catches every exception. A future release may raise anything, for a type that the framework's
+    file does not know or for a fault of its own. That exception is the finding; it costs one cell, not the table.
     """
     try:
         return ATTEMPTS[direction](framework, row, device)
@@ -212,7 +212,7 @@ def measure(name: str, rows: Iterable[str] = ROWS) -> tuple[str, list[Cell]]:
 
 
 def measure_apart(name: str, rows: Sequence[str]) -> tuple[str, list[Cell]]:
-    """:func:`measure` in a process of its own; what ends that process becomes the reason of every cell."""
+    """:func:`measure` in its own process; if that process fails, the cause becomes the reason in every cell."""
     framework = frameworks.framework(name)
     command = [sys.executable, "-P", "-m", "dlfp4.matrix", name, *rows]
     try:
@@ -259,7 +259,7 @@ def matrix(names: Iterable[str] = frameworks.NAMES, rows: Iterable[str] = ROWS) 
     Returns
     -------
     Report
-        A cell for each, in that order; those of frameworks that are not installed say so.
+        One cell per exchange, in that order. Frameworks that are not installed have cells that say so.
     """
     rows, cells = tuple(rows), []
     versions = {"dlfp4": __version__, "python": platform.python_version(), "ml_dtypes": ml_dtypes.__version__}
@@ -288,7 +288,7 @@ LEGEND = (
 
 
 def as_text(report: Report) -> str:
-    """The report as a table, its legend and the reasons of what is neither zero-copy nor a plain copy."""
+    """The report as a table, with its legend and the reasons that cells give."""
     present = [cell for cell in report.cells if cell.outcome is not Outcome.MISSING]
     absent = {cell.column: cell.reason for cell in report.cells if cell.outcome is Outcome.MISSING}
     lines = ["  ".join(f"{name} {number}" for name, number in report.versions.items()), ""]
@@ -299,7 +299,7 @@ def as_text(report: Report) -> str:
 
 
 def table(cells: Sequence[Cell]) -> list[str]:
-    """A line a type, a column a framework."""
+    """One line per element type, one column per framework."""
     columns = list(dict.fromkeys(cell.column for cell in cells))
     signs = {(cell.dtype, cell.column, cell.direction): SIGNS[cell.outcome] for cell in cells}
     width = max(len(cell.dtype) for cell in cells)
@@ -311,7 +311,7 @@ def table(cells: Sequence[Cell]) -> list[str]:
 
 
 def reasons(cells: Sequence[Cell]) -> list[str]:
-    """The reasons given, by framework and direction, each once behind the types it was given for."""
+    """The reasons by framework and direction, each once, after the element types that it applies to."""
     given: dict[str, dict[str, list[str]]] = {}
     for cell in cells:
         if cell.reason:

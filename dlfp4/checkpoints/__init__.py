@@ -1,4 +1,4 @@
-"""Quantized weights in files: safetensors, the conventions of those who write them, ggml's blocks.
+"""Quantized weights in files: safetensors, the naming conventions of their writers, and ggml's blocks.
 
 Loading maps a file and shares its memory; saving writes straight from memory. docs/checkpoints.md has the table of
 conventions.
@@ -17,22 +17,22 @@ from dlfp4.checkpoints.ggml import from_ggml, to_ggml
 
 __all__ = ["CONVENTIONS", "from_ggml", "join_parts", "load", "read_metadata", "save", "split_parts", "to_ggml"]
 
-COMFYUI = "_quantization_metadata"  # of files whose scales are shuffled, see join_parts
+COMFYUI = "_quantization_metadata"  # marks files with shuffled scales, see join_parts
 
 
 def load(path: str | os.PathLike[str], *, join: bool = True) -> dict[str, Tensor | ScaledTensor]:
-    """The tensors of a safetensors file, which is mapped: nothing is read before it is used.
+    """Map a safetensors file and return its tensors; data is read only when it is used.
 
-    Tensors share the mapping. It is private: they can be written to (and so PyTorch can share them), which changes
-    neither the file nor what others see of it. The file must not be shortened while they live; :func:`save` never does.
+    Tensors share the mapping, which is private: they can be written to (so PyTorch can share them) without changing the
+    file or what others see of it. Do not shorten the file while the tensors live; :func:`save` never does.
 
     Parameters
     ----------
     path : path-like
-        A file of :func:`save`, or any other.
+        A file that :func:`save` wrote, or any other safetensors file.
     join : bool
-        Bring the parts of quantized tensors together: those that :func:`save` wrote exactly as they were, others as
-        :func:`join_parts` recognises them. False: every tensor as the file has it.
+        Join the parts of quantized tensors. Those that :func:`save` wrote come back exactly as they were, others as
+        :func:`join_parts` recognises them. False returns every tensor as it is stored.
 
     Returns
     -------
@@ -77,25 +77,26 @@ def save(
 ) -> None:
     """Write tensors to a safetensors file, straight from their memory.
 
-    The file appears whole or not at all: one that exists is replaced in the end, and those who have mapped it keep what
-    they mapped. Tensors with gaps, and those on devices, are copied to be written.
+    The file appears whole or not at all. An existing file is replaced at the end; whoever has mapped it keeps the old
+    contents. Tensors with gaps and tensors on devices are copied first.
 
     Parameters
     ----------
     path : path-like
-        Where to.
+        The file to write.
     tensors : mapping of str to Tensor, ScaledTensor or producer
         By name.
     metadata : mapping of str to str, optional
         Free-form strings for the header. ``{"format": "pt"}`` makes a file that Transformers loads.
     convention : {"modelopt", "compressed-tensors", "gpt-oss", "deepseek"}, optional
-        Name and store the parts of quantized tensors so, for loaders that expect it: see :func:`split_parts`. By
-        default they keep their types, and :func:`load` gives back every format, axis and scale layout exactly.
+        Name and store the parts of quantized tensors by this convention, for loaders that expect it; see
+        :func:`split_parts`. By default the parts keep their own types, and :func:`load` gives back every format, axis
+        and scale layout exactly.
 
     Raises
     ------
     ValueError
-        A tensor that the file cannot hold; two of one name.
+        The file cannot hold a tensor, or two tensors have the same name.
     OSError
         The file cannot be written.
 

@@ -1,8 +1,8 @@
-"""How checkpoints name and store the parts of a quantized tensor, as a table; tensors come together and apart by it.
+"""How checkpoints name and store the parts of a quantized tensor: a table, and the functions that join and split by it.
 
 Sources: the exporters of NVIDIA ModelOpt and of compressed-tensors (llm-compressor), openai/gpt-oss, deepseek-ai. All
-of them pack FP4 with the even element in the low nibble and keep scales in rows, as dlfp4 does: only names, containers
-and the reading of the global scale differ.
+of them pack FP4 with the even element in the low nibble and keep scales in rows, as dlfp4 does. They differ only in
+names, containers and the meaning of the global scale.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dlfp4 import ScaledTensor, Tensor
 from dlfp4.formats import Format
 from dlfp4.show import summary
 
-GPT_OSS_BYTES = 16  # of a block of 32 elements, an axis of their own
+GPT_OSS_BYTES = 16  # bytes in a block of 32 elements; they form an axis of their own
 
 
 @dataclass(frozen=True)
@@ -28,17 +28,17 @@ class Spelling:
     Attributes
     ----------
     convention : str
-        Who does so, as :func:`split_parts` takes it; "" is only read.
+        The name that :func:`split_parts` takes; "" marks a spelling that is only read.
     formats : tuple of str
-        What is stored so; of two that look alike the first is read.
+        The formats stored this way. Where two look alike, the first is assumed on reading.
     data, scales, global_scale : str
-        Suffixes of the parts; a `global_scale` of "" is none.
+        Suffixes of the parts; a `global_scale` of "" means that there is none.
     name : str
         Suffix of the tensor's own name.
     encodes : bool
-        The global scale is the reciprocal of the decode scale.
+        The stored global scale is the reciprocal of the decode scale.
     splits_blocks : bool
-        The data has an axis for the blocks: (..., K / 32, 16).
+        The data has a separate axis for the blocks: (..., K / 32, 16).
     """
 
     convention: str
@@ -76,11 +76,11 @@ CONVENTIONS = tuple(dict.fromkeys(spelling.convention for spelling in SPELLINGS 
 
 
 def join_parts(tensors: Mapping[str, Any]) -> dict[str, Tensor | ScaledTensor]:
-    """Bring the parts of quantized tensors together where names, types and shapes follow a known convention.
+    """Join the parts of quantized tensors where names, types and shapes follow a known convention.
 
-    Memory is shared; copied are only a global scale that a checkpoint keeps as its reciprocal, and scales in bfloat16,
-    which become float32. What follows no convention stays as it is. So do layers of ComfyUI, which packs the high
-    nibble first and shuffles scales, and stacks of experts with a global scale each.
+    Memory is shared, with two exceptions: global scales stored as reciprocals are inverted, and bfloat16 scales become
+    float32. Tensors that follow no convention stay as they are. So do layers of ComfyUI, which packs the high nibble
+    first and shuffles scales, and stacks of experts with one global scale per expert.
 
     Parameters
     ----------
@@ -90,8 +90,8 @@ def join_parts(tensors: Mapping[str, Any]) -> dict[str, Tensor | ScaledTensor]:
     Returns
     -------
     dict of str to Tensor or ScaledTensor
-        In the order of `tensors`; a quantized tensor has the place of its data, and the name that it had before it was
-        quantized.
+        In the order of `tensors`. A quantized tensor takes the place of its data and the name that it had before
+        quantization.
 
     Examples
     --------
@@ -121,12 +121,12 @@ def join_parts(tensors: Mapping[str, Any]) -> dict[str, Tensor | ScaledTensor]:
 
 
 def is_foreign(name: str, found: Mapping[str, object]) -> bool:
-    """Whether ComfyUI marked the layer: its parts have the usual names and types, but another order inside."""
+    """Whether ComfyUI marked the layer: its parts have the usual names and types, but another memory order."""
     return f"{name.rpartition('.')[0]}.comfy_quant" in found
 
 
 def assemble(parts: list[Any], spelling: Spelling) -> ScaledTensor | None:
-    """The quantized tensor of these parts, or None where they are not what the spelling says."""
+    """The quantized tensor of these parts, or None where they do not fit the spelling."""
     if not all(isinstance(part, Tensor) for part in parts):
         return None
     data, scales = as_elements(parts[0], spelling), parts[1]
@@ -143,7 +143,7 @@ def assemble(parts: list[Any], spelling: Spelling) -> ScaledTensor | None:
 
 
 def as_elements(data: Tensor, spelling: Spelling) -> Tensor | None:
-    """Data with its elements counted, (..., K), or None where it cannot be what the spelling says."""
+    """Data with its elements counted, (..., K), or None where it does not fit the spelling."""
     if data.ndim < 2 + spelling.splits_blocks or (spelling.splits_blocks and data.shape[-1] != GPT_OSS_BYTES):
         return None
     try:
@@ -178,7 +178,7 @@ def as_float32(scales: Tensor) -> Tensor:
 
 def reciprocal(scale: Tensor) -> np.float32:
     """1 / the global scale, as a number, which goes wherever the other parts lie."""
-    with np.errstate(divide="ignore", over="ignore"):  # of a broken checkpoint: it decodes to what it says
+    with np.errstate(divide="ignore", over="ignore"):  # a broken checkpoint may store (nearly) 0
         return np.float32(1) / np.float32(scale.item())
 
 
@@ -186,24 +186,24 @@ def reciprocal(scale: Tensor) -> np.float32:
 
 
 def split_parts(tensors: Mapping[str, Any], convention: str) -> dict[str, Tensor]:
-    """Take quantized tensors apart into what a convention stores; the inverse of :func:`join_parts`.
+    """Split quantized tensors into the parts that a convention stores; the inverse of :func:`join_parts`.
 
-    Memory is shared, but for the global scale of "compressed-tensors", which is the reciprocal of ours: rounded twice,
-    it may come back with another last bit. What looks like another format comes back as that one, with the same
-    values: "nvfp4_16x16" as "nvfp4", and in "compressed-tensors" "fp8_128x128" of one block as "fp8_e4m3".
+    Memory is shared, except for the global scale of "compressed-tensors", which is the reciprocal of ours: rounded on
+    the way out and back, it may change in its last bit. A format that looks like another comes back as the other, with
+    the same values: "nvfp4_16x16" as "nvfp4", and in "compressed-tensors" an "fp8_128x128" of one block as "fp8_e4m3".
 
     Parameters
     ----------
     tensors : mapping of str to Tensor, ScaledTensor or producer
-        By the names of the tensors; what is not quantized stays as it is.
+        By name; tensors that are not quantized stay as they are.
     convention : {"modelopt", "compressed-tensors", "gpt-oss", "deepseek"}
-        Whose names and containers.
+        The convention whose names and containers to use.
 
     Raises
     ------
     ValueError
-        An unknown convention; a tensor of a format that it does not store, or not with blocks along the last axis and
-        linear scales; a global scale without a finite reciprocal; two parts of one name.
+        The convention is unknown or does not store a tensor's format; blocks do not run along the last axis, or scales
+        are not linear; a global scale has no finite reciprocal; two parts have the same name.
 
     Examples
     --------
@@ -221,7 +221,7 @@ def split_parts(tensors: Mapping[str, Any], convention: str) -> dict[str, Tensor
 
 
 def check_convention(convention: str) -> None:
-    """ValueError where nothing is known by that name."""
+    """ValueError for an unknown convention."""
     if convention not in CONVENTIONS:
         raise ValueError(f"convention={convention!r}: expected one of {', '.join(CONVENTIONS)}")
 
@@ -238,14 +238,14 @@ def find_spelling(format: Format, convention: str) -> Spelling:
 
 
 def merge(parts: dict[str, Tensor], more: Mapping[str, Tensor]) -> None:
-    """Add parts of one more tensor; ValueError where a name is taken."""
+    """Add the parts of one more tensor; ValueError where a name is taken."""
     for name in parts.keys() & more.keys():
         raise ValueError(f"{name} would be stored twice: as a tensor of that name and as a part of a quantized one")
     parts.update(more)
 
 
 def named(name: str, x: Any) -> Tensor:
-    """A tensor of a checkpoint; what it cannot be is said with its name."""
+    """A tensor of a checkpoint; error messages begin with its name."""
     try:
         return dlfp4.asarray(x)
     except (BufferError, TypeError) as error:
@@ -285,7 +285,7 @@ def split_one(name: str, q: ScaledTensor, convention: str) -> dict[str, Tensor]:
 
 
 def stored_unit(name: str, q: ScaledTensor, spelling: Spelling) -> Tensor:
-    """The global scale as it is stored; a tensor without one, as ggml's are, has 1."""
+    """The global scale as it is stored; 1 for a tensor without one, such as ggml's."""
     unit = q.global_scale
     if unit is not None and not spelling.encodes:
         return unit

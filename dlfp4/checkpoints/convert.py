@@ -23,7 +23,7 @@ from dlfp4.checkpoints.conventions import find_spelling, scales_shape
 from dlfp4.files import check_place
 from dlfp4.formats import FLOATS, Format
 
-CHUNK = 1 << 20  # elements that are compared at a time: float64 copies of a whole embedding take gigabytes
+CHUNK = 1 << 20  # elements compared at a time: float64 copies of a whole embedding would take gigabytes
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ def quantize_file(
 ) -> list[Outcome]:
     """Quantize the float matrices of a safetensors file along their last axis into another file.
 
-    Tensors of two or three dimensions in float32, bfloat16 or float16 are quantized where their rows divide into the
-    format's blocks (FP8's last ones may be smaller) and the convention, if any, can store them; all others are kept.
-    The results are held in memory until the file is written.
+    Tensors of two or three dimensions in float32, bfloat16 or float16 are quantized if their rows divide into the
+    format's blocks (the last block of FP8 may be smaller) and the convention, if any, can store them. All other tensors
+    are kept. The results are held in memory until the file is written.
 
     Parameters
     ----------
@@ -63,28 +63,28 @@ def quantize_file(
     format, recipe
         As :func:`dlfp4.quantize` takes them.
     include, exclude : sequence of str
-        Shell patterns of names: what matches one of `include`, if there are any, and none of `exclude`. Each of
-        `include` has to match a name of the file.
+        Shell patterns of names. A tensor is chosen if its name matches one of `include` (an empty `include` matches
+        all) and none of `exclude`. Every pattern in `include` must match a name in the file.
     convention : str, optional
         See :func:`dlfp4.checkpoints.save`.
     track : callable
-        ``track(names)`` goes through the names, and may show how far it is.
+        ``track(names)`` iterates over the names, and may show progress.
 
     Returns
     -------
     list of Outcome
-        One a tensor, in the order of the file.
+        One per tensor, in the order of the file.
 
     Raises
     ------
     ValueError
-        A damaged file, an unknown format, a recipe or convention that does not go with it, a pattern in `include` that
-        matches nothing.
+        The file is damaged, the format is unknown, the recipe or convention does not go with it, or a pattern in
+        `include` matches nothing.
     """
     chosen = _find_format(format)
     check_place(Path(target))
     tensors = checkpoints.load(source)
-    # What does not go together is refused before the work.
+    # Options that do not go together are refused before the work.
     dlfp4.quantize(dlfp4.empty((0, 128), "float32"), chosen, recipe=recipe)
     if convention is not None:
         find_spelling(chosen, convention)
@@ -103,7 +103,7 @@ def quantize_file(
 
 
 def check_patterns(patterns: Iterable[str], names: Collection[str], source: str | os.PathLike[str]) -> None:
-    """ValueError for a pattern that no name matches, before hours of work leave out what was meant."""
+    """ValueError for a pattern that matches no name, before hours of work miss the intended tensors."""
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             some = ", ".join(islice(names, 3))
@@ -116,7 +116,7 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 
 
 def fits(tensor: Tensor, format: Format, convention: str | None) -> bool:
-    """Whether a tensor is a float matrix, or a stack of them, that the format takes, and the convention, if any."""
+    """Whether a tensor is a float matrix, or a stack of them, that the format and the convention, if any, take."""
     if tensor.ndim not in (2, 3) or tensor.dtype.name not in FLOATS:
         return False
     if convention and scales_shape(format, tensor.shape) is None:
@@ -139,7 +139,7 @@ def judge(name: str, tensor: Tensor | ScaledTensor, result: Tensor | ScaledTenso
 
 
 def signal_to_noise(x: Tensor, q: ScaledTensor) -> float:
-    """10 log10 of the sum of squares of `x` over that of ``x - q``, in dB; infinite where they are equal."""
+    """The ratio in dB: ``10 log10(sum(x**2) / sum((x - q)**2))``; infinite where they are equal."""
     values, decoded = x.reshape(-1), q.dequantize().reshape(-1)
     signal = noise = 0.0
     for start in range(0, values.size, CHUNK):
@@ -154,7 +154,7 @@ def signal_to_noise(x: Tensor, q: ScaledTensor) -> float:
 
 
 def run(source: str, target: str, **options: Any) -> int:
-    """Call :func:`quantize_file`, show how far it is, and say what became of the tensors; the exit status."""
+    """Call :func:`quantize_file`, show progress and the outcomes, and return the exit status."""
     try:
         outcomes = quantize_file(source, target, track=progress, **options)
     except (OSError, ValueError) as error:
@@ -165,7 +165,7 @@ def run(source: str, target: str, **options: Any) -> int:
 
 
 def progress(names: list[str]) -> Iterator[str]:
-    """Go through names with rich's bar on a terminal, where it is installed; else with a line each."""
+    """Yield the names behind rich's progress bar on a terminal, if it is installed; otherwise print a line each."""
     if sys.stderr.isatty() and find_spec("rich"):
         rich, console = import_module("rich.progress"), import_module("rich.console")
         yield from rich.track(names, "quantizing", console=console.Console(stderr=True), transient=True)
@@ -176,7 +176,7 @@ def progress(names: list[str]) -> Iterator[str]:
 
 
 def table(outcomes: Sequence[Outcome]) -> list[str]:
-    """A line a tensor of two dimensions or more; what is smaller is only counted."""
+    """One line per tensor of two dimensions or more; smaller ones are only counted."""
     rows = [("tensor", "shape", "from", "to", "bytes", "bytes after", "SNR dB")]
     for outcome in (outcome for outcome in outcomes if len(outcome.shape) > 1):
         shape, snr = "x".join(map(str, outcome.shape)), f"{outcome.snr:.2f}" if outcome.format else ""
@@ -189,7 +189,7 @@ def table(outcomes: Sequence[Outcome]) -> list[str]:
 
 def sum_up(outcomes: Sequence[Outcome]) -> str:
     """How much was quantized, and how well."""
-    # A tensor with NaN or infinities has no ratio at all, which is the worst.
+    # A ratio of NaN, from NaN or infinity in the tensor, counts as the worst.
     quantized = sorted(
         (outcome for outcome in outcomes if outcome.format), key=lambda each: (not math.isnan(each.snr), each.snr)
     )

@@ -23,7 +23,7 @@ Octets = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Block:
-    """One of ggml's blocks: so many groups of so many elements, the scales of all groups in front."""
+    """A block of ggml: one scale per group, then the elements of all groups, `length` each."""
 
     groups: int
     length: int
@@ -43,7 +43,7 @@ BLOCKS = {"mxfp4": Block(1, 32), "nvfp4": Block(4, 16)}
 
 
 def from_ggml(blocks: Any, format: str, shape: tuple[int, ...], *, global_scale: Any = None) -> ScaledTensor:
-    """A quantized tensor of ggml's blocks; one copy, since elements change places.
+    """Convert ggml's blocks to a quantized tensor, by one copy, since elements change places.
 
     Parameters
     ----------
@@ -52,22 +52,22 @@ def from_ggml(blocks: Any, format: str, shape: tuple[int, ...], *, global_scale:
     format : {"mxfp4", "nvfp4"}
         ``GGML_TYPE_MXFP4`` or ``GGML_TYPE_NVFP4``.
     shape : tuple of int
-        Of the tensor in elements, (..., K), the contiguous axis last: GGUF's dimensions reversed. K is a multiple of 32
-        (mxfp4) or 64 (nvfp4).
+        The tensor's shape in elements, (..., K), the contiguous axis last: GGUF's dimensions reversed. K is a multiple
+        of 32 (mxfp4) or 64 (nvfp4).
     global_scale : float or producer, optional
-        NVFP4's decode scale of the tensor. ggml's blocks have none: GGUF files keep it as a tensor of its own beside
-        ``NAME.weight``, called ``NAME.scale``.
+        NVFP4's decode scale of the tensor. ggml's blocks have none: GGUF files keep it in a separate tensor,
+        ``NAME.scale``, beside ``NAME.weight``.
 
     Returns
     -------
     ScaledTensor
-        Every code and scale byte as in `blocks`. Values agree with ggml's, which has no NaN and no sign of scales: it
-        does not look at the highest bit of an e4m3 scale, 0x7F is 0 there, and the e8m0 scale 0xFF is 2**128.
+        Every code and scale byte as in `blocks`. Values agree with ggml's unless a scale is NaN or negative: ggml
+        ignores the highest bit of an e4m3 scale, reads 0x7F as 0, and reads the e8m0 scale 0xFF as 2**128.
 
     Raises
     ------
     ValueError
-        A format that ggml has no blocks of, or a number of bytes that does not fit `shape`.
+        ggml has no blocks of the format, or the number of bytes does not fit `shape`.
     TypeError
         `blocks` are not uint8.
     """
@@ -88,7 +88,7 @@ def from_ggml(blocks: Any, format: str, shape: tuple[int, ...], *, global_scale:
 
 
 def to_ggml(q: ScaledTensor) -> Tensor:
-    """The blocks of a quantized tensor, as ggml has them; the inverse of :func:`from_ggml`.
+    """Convert a quantized tensor to ggml's blocks; the inverse of :func:`from_ggml`.
 
     A global scale has no place in the blocks: write ``q.global_scale`` to the GGUF file as the tensor ``NAME.scale``.
 
@@ -105,13 +105,13 @@ def to_ggml(q: ScaledTensor) -> Tensor:
     Raises
     ------
     ValueError
-        Another format, axis or K.
+        The format, the axis or K is not as above.
     """
     block = block_of(q.format.name)
     count = count_blocks(q.shape, block, q.format.name)
     if q.axis != -1:
         raise ValueError(f"{summary(q)}: ggml's blocks run along the last axis; quantize with axis=-1")
-    q = q.with_scale_layout("linear")  # of prepared weights, which have an order of their own, too
+    q = q.with_scale_layout("linear")  # prepared weights have an order of their own
     scales = q.scales.view("uint8").to_numpy()
     data = q.data.view("uint8").to_numpy().reshape(count * block.groups, block.length // 2)
     blocks = np.empty((count, block.nbytes), np.uint8)
@@ -135,7 +135,7 @@ def count_blocks(shape: tuple[int, ...], block: Block, format: str) -> int:
 
 
 def interleave(groups: Octets) -> Octets:
-    """Bytes with elements j and j + G / 2 to bytes with elements 2 j and 2 j + 1, a group a row."""
+    """Reorder bytes of elements (j, j + G / 2) into bytes of elements (2 j, 2 j + 1), one group per row."""
     first, second = groups[:, 0::2], groups[:, 1::2]
     return np.concatenate([first & 15 | second << 4, first >> 4 | second & 0xF0], axis=1)
 

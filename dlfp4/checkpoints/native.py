@@ -1,7 +1,7 @@
 """dlfp4's own way to keep quantized tensors in a file: every format, orientation and scale layout, exactly.
 
 The parts are tensors of their own types (F4, F6_E2M3, F8_E8M0, ...), named as NVIDIA ModelOpt names them: the data as
-the tensor, then ``_scale`` and ``_scale_2``. What they are is JSON under "dlfp4" in the metadata of the file.
+the tensor, then ``_scale`` and ``_scale_2``. JSON under "dlfp4" in the file's metadata describes them.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def split(tensors: Mapping[str, Any]) -> tuple[dict[str, Tensor], str]:
 
 
 def is_prepared(x: Any) -> TypeGuard[ScaledTensor]:
-    """Whether it is a weight in the order of some device's kernels, which files do not keep."""
+    """Whether `x` is a weight in the order that some device's kernels need; files do not keep that order."""
     return isinstance(x, ScaledTensor) and x.scale_layout == "prepared"
 
 
 def shaped_parts(q: ScaledTensor) -> list[Tensor]:
-    """Data, scales and, if there is one, the global scale; N-D where they have the tensor's rows."""
+    """Data, scales and, if there is one, the global scale; N-dimensional where their rows are the tensor's."""
     data, scales = q.data, q.scales
     if q.axis == -1:
         data = data.reshape((*q.shape[:-1], data.shape[1]))
@@ -80,7 +80,7 @@ def parse(description: str) -> dict[str, Any]:
 
 
 def rebuild(name: str, fields: Any, parts: dict[str, Tensor]) -> ScaledTensor:
-    """One tensor of its parts, all of which but the data, whose name it has, are taken out."""
+    """One tensor from its parts. Scales and global scale leave `parts`; the data stays, under the tensor's name."""
     if not isinstance(fields, dict) or fields.keys() != {"format", "shape", "axis", "scale_layout"}:
         raise ValueError(f"{name} is described by {fields!r}, expected format, shape, axis and scale_layout")
     if not is_sizes(fields["shape"]):

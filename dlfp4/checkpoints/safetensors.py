@@ -1,7 +1,8 @@
 """The safetensors file format: a header in JSON, then the tensors' bytes, which are mapped and not read.
 
-The format is followed here, without the ``safetensors`` package: its NumPy side (0.8) copies what it reads and has no
-FP4, FP6 or FP8, its PyTorch side has no FP6, and its writer takes no FP6. Files go both ways between the two.
+This module implements the format without the ``safetensors`` package (0.8): the package's NumPy side copies what it
+reads and has no FP4, FP6 or FP8, its PyTorch side has no FP6, and its writer takes no FP6. Files go both ways between
+the two.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ DTYPES = {
     "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
 }  # fmt: skip
 CODES = {name: code for code, name in DTYPES.items()}
-LENGTH = 8  # bytes of the field in front of the header that says how long it is
+LENGTH = 8  # bytes of the field in front of the header that holds the header's length
 MAX_HEADER = 100_000_000  # bytes; the limit of the safetensors library
 METADATA = "__metadata__"
-ALIGNMENT = 64  # bytes: the data starts on a multiple, as memory that dlfp4 allocates does
-# Without a reservation a file larger than the memory can be mapped; the mmap module has no name for it before 3.13.
+ALIGNMENT = 64  # bytes: the data is aligned to it, like memory that dlfp4 allocates
+# Without a reservation, a file larger than memory can be mapped. The mmap module names this flag from 3.13 on.
 MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
-# Before 3.13 a mapping keeps a descriptor of the file, and a model of many files may need more than there are.
+# Before 3.13, each mapping keeps a file descriptor, and a model of many files may exceed the limit.
 UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 
 
@@ -63,8 +64,8 @@ class Entry:
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Map a file: its tensors as they are stored, and the metadata of its header.
 
-    The mapping is private to the process: tensors are writable, so that PyTorch shares them too, and what is written
-    to them never reaches the file. A tensor that does not start on a multiple of its element's size is copied.
+    The mapping is private to the process. Tensors are writable, so that PyTorch can share them, but writes never reach
+    the file. A tensor that is not aligned to its element size is copied.
 
     Raises
     ------
@@ -111,7 +112,7 @@ def parse_json(text: bytes) -> dict[str, Any]:
 
 
 def as_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object; a name that comes twice would hide one of two tensors."""
+    """A JSON object as a dictionary; ValueError for a repeated name, which would hide one of two tensors."""
     found = dict(pairs)
     if len(found) < len(pairs):
         name, _ = Counter(name for name, _ in pairs).most_common(1)[0]
@@ -120,12 +121,12 @@ def as_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def is_sizes(value: object) -> bool:
-    """Whether a value of the header is a list of integers from 0 that memory may have."""
+    """Whether a value of the header is a list of integers from 0, below 2**63."""
     return isinstance(value, list) and all(type(size) is int and 0 <= size < 1 << 63 for size in value)
 
 
 def parse_entry(name: str, fields: Any) -> Entry:
-    """One tensor's entry, whose size agrees with its type and shape."""
+    """One tensor's entry; ValueError where its size does not agree with its type and shape."""
     if not isinstance(fields, dict) or not {"dtype", "shape", "data_offsets"} <= fields.keys():
         raise ValueError(f"{name!r} is not an object with dtype, shape and data_offsets")
     code, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
@@ -142,7 +143,7 @@ def parse_entry(name: str, fields: Any) -> Entry:
 
 
 def check_coverage(entries: list[Entry], size: int) -> None:
-    """Every byte of the data belongs to one tensor, as the format wants it."""
+    """ValueError unless every byte of the data belongs to exactly one tensor, as the format requires."""
     reached = 0
     for entry in sorted(entries, key=lambda entry: (entry.start, entry.stop)):
         if entry.start != reached:
@@ -166,7 +167,7 @@ def make_view(data: Tensor, entry: Entry) -> Tensor:
 
 
 def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write a file straight from the tensors' memory; it takes the place of `path` once it is complete.
+    """Write a file straight from the tensors' memory; it replaces `path` once it is complete.
 
     Raises
     ------
@@ -179,7 +180,7 @@ def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata:
     if others:
         raise TypeError(f"metadata has {dict(others)!r}: the format holds strings only; use json.dumps for the rest")
     ready = {name: make_ready(name, tensor) for name, tensor in tensors.items()}
-    # The larger the elements, the further in front: so each tensor starts on a multiple of its element's size.
+    # Larger elements come first, so that every tensor is aligned to its element size.
     order = sorted(ready, key=lambda name: (-item_bits(ready[name].dtype.name), name))
     header = make_header(ready, order, metadata)
     with replacing(Path(path)) as file:
@@ -212,7 +213,7 @@ def octets_of(tensor: Tensor) -> memoryview:
 
 
 def make_header(tensors: Mapping[str, Tensor], order: list[str], metadata: Mapping[str, str]) -> bytes:
-    """The header and its length; names in the order of `tensors`, data in that of `order`."""
+    """The header, preceded by its length; names in the order of `tensors`, data in that of `order`."""
     stops = dict(zip(order, accumulate(tensors[name].nbytes for name in order), strict=True))
     header: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
     for name, tensor in tensors.items():

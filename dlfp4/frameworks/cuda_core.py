@@ -1,4 +1,4 @@
-"""cuda.core: views of the memory of others, read-only ones among them; it takes bfloat16 and hands none out; no FP8."""
+"""cuda.core: views of foreign memory, read-only memory included; it imports bfloat16 but exports none; no FP8."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOT_ORDERED, LEGACY_STREAM = -1, 1
 def from_tensor(tensor: Tensor, copy: bool | None = None) -> StridedMemoryView:
     """A ``cuda.core.utils.StridedMemoryView`` of the memory of a dlfp4 Tensor.
 
-    Memory of a GPU is ready for work on the legacy default stream; for another one, call
+    GPU memory is ready for work on the legacy default stream; for another stream, call
     ``StridedMemoryView.from_dlpack(tensor, stream)``.
 
     Parameters
@@ -41,12 +41,12 @@ def from_tensor(tensor: Tensor, copy: bool | None = None) -> StridedMemoryView:
     stream = NOT_ORDERED if tensor.device.type == "cpu" else LEGACY_STREAM
     with base.translated("cuda.core", tensor, (RuntimeError, TypeError, ValueError)):
         taken = StridedMemoryView.from_dlpack(source, stream)
-        str(taken.dtype)  # it takes types that it has no name for, and fails when it is asked
+        str(taken.dtype)  # it accepts types that it cannot name, and fails only here
     return taken
 
 
 def make(array: np.ndarray, packed: bool, device: str) -> StridedMemoryView:
-    """A view of memory of dlfp4, since cuda.core allocates none on the host."""
+    """A view of memory that dlfp4 allocates, since cuda.core allocates none on the host."""
     import dlfp4
 
     owned = dlfp4.asarray(array, copy=True)
@@ -54,7 +54,7 @@ def make(array: np.ndarray, packed: bool, device: str) -> StridedMemoryView:
 
 
 def read(native: StridedMemoryView) -> np.ndarray:
-    """The values from its address."""
+    """The values, read at its address."""
     octets_at = base.octets_by_cuda if native.is_device_accessible else ctypes.string_at
     return base.read_memory(native.ptr, native.shape, native.dtype, native.strides, octets_at)
 
@@ -65,7 +65,7 @@ def pointer(native: StridedMemoryView) -> int:
 
 
 def cannot_export(native: StridedMemoryView) -> str | None:
-    """Its exchange table refuses bfloat16 without a word."""
+    """Why it cannot export bfloat16, which its exchange table refuses without a message."""
     if native.dtype == base.dtype_of("bfloat16"):
         return "it takes bfloat16 and hands none out; hand over what it views, x.exporting_obj"
     return None

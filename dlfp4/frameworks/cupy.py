@@ -26,7 +26,7 @@ def from_tensor(tensor: Tensor, copy: bool | None = None) -> cupy.ndarray:
     tensor : dlfp4.Tensor
         Shape ``(...)``; host memory is copied to the current device.
     copy : bool, optional
-        None shares device memory, and copies host memory and read-only memory; False never copies; True always does.
+        None shares device memory, but copies host memory and read-only memory; False never copies; True always does.
 
     Raises
     ------
@@ -71,7 +71,7 @@ def _has_bfloat16() -> bool:
 
 
 def current_stream(index: int) -> cupy.cuda.Stream:
-    """CuPy's current stream on a CUDA device, which may own it: what is made there keeps the object."""
+    """CuPy's current stream on a CUDA device. The object may own the stream, so memory made there keeps the object."""
     import cupy
 
     with cupy.cuda.Device(index):
@@ -89,7 +89,7 @@ def gpu_missing() -> str | None:
 
 
 def make(array: np.ndarray, packed: bool, device: str) -> cupy.ndarray:
-    """An array of the same values, bfloat16 from integers of the same width."""
+    """An array of the same values, made from integers of the same width for bfloat16."""
     import cupy
 
     if array.dtype.name == "bfloat16":

@@ -1,4 +1,4 @@
-"""CuTe DSL: takes legacy capsules for its kernels, FP8, packed FP6 and FP4 among them, and hands nothing out."""
+"""CuTe DSL: imports legacy capsules for its kernels, including FP8, packed FP6 and packed FP4; exports nothing."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ HELD = (
     "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu",
     "float6_e2m3fn", "float6_e3m2fn", base.FP4,
 )  # fmt: skip
-# By the names of its classes, in lower case.
+# CuTe's class names in lower case, to dlfp4's names.
 NAMES = {name.replace("_", ""): name for name in HELD} | {"boolean": "bool"}
 
 
 def from_tensor(tensor: Tensor, copy: bool | None = None) -> cute.Tensor:
     """A ``cutlass.cute.Tensor`` over the memory of a dlfp4 Tensor, for a function of ``cute.jit``.
 
-    CuTe orders no streams: work that is to read memory of a GPU belongs on the stream on which that becomes ready.
+    CuTe orders no streams: launch work that reads GPU memory on the stream on which that memory becomes ready.
 
     Parameters
     ----------
     tensor : dlfp4.Tensor
         Shape ``(...)``, on the host or a GPU.
     copy : bool, optional
-        None shares, and copies only read-only memory; False never copies; True always does.
+        None shares, but copies read-only memory; False never copies; True always does.
 
     Raises
     ------
@@ -47,20 +47,21 @@ def from_tensor(tensor: Tensor, copy: bool | None = None) -> cute.Tensor:
     source = base.shareable("CuTe", tensor, copy, base.read_only_obstacle(tensor))
     with base.translated("CuTe", tensor, (AttributeError, RuntimeError, TypeError, ValueError)):
         native = from_dlpack(source, assumed_align=_alignment(tensor))
-        str(native.element_type)  # it reads a capsule at the first question
+        str(native.element_type)  # it reads the capsule only when it is first asked
     return native
 
 
 def _alignment(tensor: Tensor) -> int | None:
-    """To a multiple of how many bytes the address is sure to be, where its default would end the process.
+    """The alignment in bytes to assume, or None for CuTe's default.
 
-    That is ``bits // 8``: 0 of types below 8 bits, which its bool is, too, and kernels divide by it.
+    The default is ``bits // 8``. It is 0 for types below 8 bits, CuTe's bool included; kernels divide by it, which ends
+    the process.
     """
     return 1 if tensor.dtype.name in (*base.SUBBYTE, "bool") else None
 
 
 def read(native: cute.Tensor) -> np.ndarray:
-    """The values from its address, which it does not say the device of."""
+    """The values, read at its address; it does not tell on which device that is."""
     name = native.element_type.__name__.lower()
     dtype = base.dtype_of(NAMES.get(name, name))
     octets_at = ctypes.string_at if base.cuda_missing() else base.octets_by_cuda

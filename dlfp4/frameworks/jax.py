@@ -1,4 +1,4 @@
-"""JAX: bfloat16 and all FP8 both ways; FP4 out; all below 8 bits in by a copy; compact arrays on 64-byte borders."""
+"""JAX: bfloat16 and all FP8 both ways; exports FP4; imports below 8 bits by a copy; compact, 64-byte aligned arrays."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ ALIGNMENT = 64
 def from_tensor(tensor: Tensor, copy: bool | None = None) -> jax.Array:
     """A ``jax.Array`` of a dlfp4 Tensor, over its memory where JAX can share it.
 
-    JAX shares compact memory (also transposed) that starts on a 64-byte border and may be written; dlfp4 allocates
-    such memory. JAX believes that its arrays never change: do not write to memory that it shares.
+    JAX shares compact memory (also transposed) that is aligned to 64 bytes and writable; dlfp4 allocates such memory.
+    JAX assumes that its arrays never change: do not write to memory that it shares.
 
     Parameters
     ----------
     tensor : dlfp4.Tensor
         Shape ``(...)``, on the host or a GPU that JAX sees.
     copy : bool, optional
-        None shares, and copies where JAX cannot; False never copies; True always does.
+        None shares, but copies where JAX cannot share; False never copies; True always does.
 
     Raises
     ------
     BufferError
-        JAX has no such element type (FP6 before 0.11; 64-bit types unless ``jax_enable_x64`` is set, which it would
-        halve); or ``copy=False`` and a copy is needed, as it always is below 8 bits.
+        JAX has no such element type (FP6 before 0.11; 64-bit types, which it would narrow, unless ``jax_enable_x64`` is
+        set); or ``copy=False`` and a copy is needed, as it always is below 8 bits.
     """
     import jax
 
@@ -86,7 +86,7 @@ def _is_compact(tensor: Tensor) -> bool:
 
 
 def _from_codes(tensor: Tensor, copy: bool | None) -> jax.Array:
-    """Elements below 8 bits through their bytes and a bitcast; through NumPy where they do not fill bytes evenly."""
+    """Import elements below 8 bits by a bitcast of their bytes; by NumPy for FP6, padded elements and partial bytes."""
     import jax
 
     name = tensor.dtype.name
@@ -135,7 +135,7 @@ def pointer(native: jax.Array) -> int:
 
 
 def cannot_export(native: jax.Array) -> str | None:
-    """What JAX's own exceptions do not say, or not how to go on."""
+    """Why JAX cannot export an array, where its own exceptions give no reason or no remedy."""
     import jax
 
     if isinstance(native, jax.core.Tracer):

@@ -1,4 +1,4 @@
-"""MAX: legacy capsules of compact memory, whose strides it does not read; FP8, packed FP6 and FP4 both ways."""
+"""MAX: legacy capsules of compact memory (it ignores strides); FP8, packed FP6 and packed FP4 both ways."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def from_tensor(tensor: Tensor, copy: bool | None = None) -> driver.Buffer:
     tensor : dlfp4.Tensor
         Shape ``(...)``, on the host or a GPU that MAX sees.
     copy : bool, optional
-        None shares, and copies read-only memory and memory that is not row-major, whose strides MAX would pass over;
-        False never copies; True always does.
+        None shares, but copies memory that is read-only or not row-major (MAX ignores strides); False never copies;
+        True always does.
 
     Raises
     ------
@@ -39,7 +39,7 @@ def from_tensor(tensor: Tensor, copy: bool | None = None) -> driver.Buffer:
     source = base.shareable("MAX", tensor, copy, obstacle or base.read_only_obstacle(tensor))
     with base.translated("MAX", tensor, (RuntimeError, TypeError, ValueError)):
         taken = Buffer.from_dlpack(source)
-        str(taken.dtype)  # it takes types that it has no name for, and fails when it is asked
+        str(taken.dtype)  # it accepts types that it cannot name, and fails only here
     return taken
 
 

@@ -1,4 +1,4 @@
-"""MLX: legacy capsules; it copies whatever it imports; no FP8 and below, and 64-bit floats only where asked for."""
+"""MLX: legacy capsules; it copies whatever it imports; no FP8 or sub-byte types; 64-bit floats only on request."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def from_tensor(tensor: Tensor, copy: bool | None = None) -> mx.array:
     Raises
     ------
     BufferError
-        MLX has no such element type (64-bit floats it would narrow to 32 bits), or ``copy=False`` and it copied.
+        MLX has no such element type (it would narrow 64-bit floats to 32 bits), or ``copy=False`` and it copied.
     """
     import mlx.core as mx
 

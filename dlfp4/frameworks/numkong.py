@@ -1,4 +1,4 @@
-"""NumKong: DLPack 1.0 both ways on the host; FP6 one element a byte; no FP4, and no 8-bit float but e4m3fn and e5m2."""
+"""NumKong: DLPack 1.0 both ways on the host; FP6 one element a byte; FP8 only as e4m3fn and e5m2; no FP4."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def from_tensor(tensor: Tensor, copy: bool | None = None) -> numkong.Tensor:
     tensor : dlfp4.Tensor
         Shape ``(...)`` of one dimension or more, on the host.
     copy : bool, optional
-        None shares, and copies read-only memory (NumKong would write to it) and broadcast dimensions (it would never
-        return); False never copies; True always does.
+        None shares, but copies read-only memory (NumKong would write to it) and broadcast dimensions (NumKong would
+        never return); False never copies; True always does.
 
     Raises
     ------
     BufferError
-        NumKong has no such element type, the tensor has no dimension, or ``copy=False`` and a copy is needed.
+        NumKong has no such element type, the tensor is 0-dimensional, or ``copy=False`` and a copy is needed.
     """
     import numkong
 

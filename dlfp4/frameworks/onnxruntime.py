@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from dlfp4 import Tensor
 
-# TensorProto.DataType of the ONNX standard; of complex numbers (14, 15) and FP6 (27, 28) it makes no tensors.
+# TensorProto.DataType of the ONNX standard; ONNX Runtime makes no complex (14, 15) or FP6 (27, 28) tensors.
 ONNX_TYPES = {
     "float32": 1,
     "uint8": 2,
@@ -50,17 +50,17 @@ def from_tensor(tensor: Tensor, copy: bool | None = None) -> OrtValue:
     tensor : dlfp4.Tensor
         Shape ``(...)``.
     copy : bool, optional
-        None shares, and copies read-only memory and memory that is not row-major; False never copies; True always does.
+        None shares, but copies memory that is read-only or not row-major; False never copies; True always does.
 
     Raises
     ------
     BufferError
-        ONNX Runtime exchanges no such element type (none below 16 bits but integers of 8, before 1.32), or
+        ONNX Runtime exchanges no such element type (before 1.32, below 16 bits only 8-bit integers), or
         ``copy=False`` and a copy is needed.
     """
     from onnxruntime import OrtValue
 
-    base.refuse_padded("ONNX Runtime", tensor)  # 1.30 ends the process on a capsule that is not legacy
+    base.refuse_padded("ONNX Runtime", tensor)  # 1.30 ends the process on a versioned capsule
     obstacle = None if base.is_row_major(tensor) else f"its tensors are compact, the strides are {tensor.strides}"
     source = base.shareable("ONNX Runtime", tensor, copy, obstacle or base.read_only_obstacle(tensor))
     with base.translated("ONNX Runtime", tensor, (RuntimeError, TypeError, ValueError)):
@@ -68,7 +68,7 @@ def from_tensor(tensor: Tensor, copy: bool | None = None) -> OrtValue:
 
 
 def make(array: np.ndarray, packed: bool, device: str) -> OrtValue:
-    """A value over a copy of the array, which it keeps alive; of packed elements it reads the first bytes alone."""
+    """A value over a copy of the array, which it keeps alive; packed elements fill only the first bytes."""
     from onnxruntime import OrtValue
 
     bits = base.bits_view(array.copy())
@@ -79,7 +79,7 @@ def make(array: np.ndarray, packed: bool, device: str) -> OrtValue:
 
 
 def read(native: OrtValue) -> np.ndarray:
-    """The values from its address: its own ``numpy()`` does not know bfloat16, nor integers below 8 bits."""
+    """The values, read at its address: its own ``numpy()`` has no bfloat16 and no integers below 8 bits."""
     number = native.element_type()
     dtype = base.dtype_of(NAMES.get(number, f"ONNX type {number}"))
     return base.read_memory(native.data_ptr(), native.shape(), dtype)

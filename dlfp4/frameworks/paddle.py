@@ -25,7 +25,7 @@ def from_tensor(tensor: Tensor, copy: bool | None = None) -> paddle.Tensor:
     tensor : dlfp4.Tensor
         Shape ``(...)``.
     copy : bool, optional
-        None shares, and copies read-only memory (Paddle would write to it) and negative strides; False never copies;
+        None shares, but copies read-only memory (Paddle would write to it) and negative strides; False never copies;
         True always does.
 
     Raises
@@ -44,7 +44,7 @@ def from_tensor(tensor: Tensor, copy: bool | None = None) -> paddle.Tensor:
 
 
 def guards() -> list[tuple[Any, tuple[str, ...], str]]:
-    """What Paddle's exchange table hands out without a check, and the call that clears it."""
+    """The attribute that Paddle's exchange table does not check, and the call that clears it."""
     import paddle
 
     differentiable = (*base.FLOATS, *base.COMPLEX, *VIEWED)
@@ -52,7 +52,7 @@ def guards() -> list[tuple[Any, tuple[str, ...], str]]:
 
 
 def make(array: np.ndarray, packed: bool, device: str) -> paddle.Tensor:
-    """A tensor of the same values, the types that NumPy lacks from bytes."""
+    """A tensor of the same values, made from bytes where NumPy lacks the type."""
     import paddle
 
     if array.dtype.name in VIEWED:

@@ -22,7 +22,7 @@ def from_tensor(tensor: Tensor, copy: bool | None = None) -> pa.Array | pa.Tenso
     tensor : dlfp4.Tensor
         Shape ``(...)``.
     copy : bool, optional
-        None shares, and copies strided memory of one dimension and negative strides; False never copies; True always
+        None shares, but copies strided one-dimensional memory and negative strides; False never copies; True always
         does.
 
     Raises
@@ -51,7 +51,7 @@ def _obstacle(tensor: Tensor) -> str | None:
 
 
 def make(array: np.ndarray, packed: bool, device: str) -> pa.Array:
-    """A one-dimensional array of the same values; a Tensor exports nothing that a NumPy array would not."""
+    """A one-dimensional array of the same values; a Tensor would export only what a NumPy array does."""
     import pyarrow as pa
 
     return pa.array(array.reshape(-1))

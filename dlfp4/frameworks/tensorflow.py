@@ -20,15 +20,15 @@ FP8 = ("float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", 
 def from_tensor(tensor: Tensor, copy: bool | None = None) -> tf.Tensor:
     """A ``tf.Tensor`` of a dlfp4 Tensor, over its memory where TensorFlow can share it.
 
-    It shares compact, writable memory on a 64-byte border, and believes that it never changes. (Of memory that
-    is not aligned it ends the process at the first operation, so such memory is copied.)
+    TensorFlow shares compact, writable memory that is aligned to 64 bytes, and assumes that it never changes. Other
+    memory is copied: unaligned memory would end the process at TensorFlow's first operation.
 
     Parameters
     ----------
     tensor : dlfp4.Tensor
         Shape ``(...)``.
     copy : bool, optional
-        None shares, and copies where TensorFlow cannot; False never copies; True always does.
+        None shares, but copies where TensorFlow cannot share; False never copies; True always does.
 
     Raises
     ------
@@ -74,7 +74,7 @@ def read(native: tf.Tensor) -> np.ndarray:
 
 
 def pointer(native: tf.Tensor) -> int | None:
-    """The address of the first element, told by the buffer protocol, which knows no types but NumPy's."""
+    """The address of the first element, from the buffer protocol, or None for types that NumPy lacks."""
     import tensorflow as tf
 
     known = tf.bitcast(native, tf.uint16) if native.dtype == tf.bfloat16 else native
@@ -85,7 +85,7 @@ def pointer(native: tf.Tensor) -> int | None:
 
 
 def cannot_export(native: tf.Tensor) -> str | None:
-    """Of tensors without numbers it ends the process, as NumPy's from_dlpack has it, too."""
+    """Why a tensor without numbers cannot be exported: TensorFlow would end the process, as with numpy.from_dlpack."""
     if native.dtype.name in ("string", "resource", "variant"):
         return f"a tensor of {native.dtype.name} has no numbers in memory"
     return None

@@ -22,7 +22,7 @@ def from_tensor(tensor: Tensor, copy: bool | None = None) -> tvm_ffi.Tensor:
     tensor : dlfp4.Tensor
         Shape ``(...)``, on any device.
     copy : bool, optional
-        None shares, and copies only read-only memory, which TVM FFI would hand on as writable; False never copies;
+        None shares, but copies read-only memory, which TVM FFI would hand on as writable; False never copies;
         True always does.
 
     Raises
@@ -35,19 +35,19 @@ def from_tensor(tensor: Tensor, copy: bool | None = None) -> tvm_ffi.Tensor:
     source = base.shareable("TVM FFI", tensor, copy, base.read_only_obstacle(tensor))
     with base.translated("TVM FFI", tensor, (RuntimeError, TypeError, ValueError)):
         taken = tvm_ffi.from_dlpack(source)
-        str(taken.dtype)  # it takes types that it has no name for, and fails when it is asked
+        str(taken.dtype)  # it accepts types that it cannot name, and fails only here
     return taken
 
 
 def make(array: np.ndarray, packed: bool, device: str) -> tvm_ffi.Tensor:
-    """A tensor over memory of dlfp4, since there are no constructors but ``from_dlpack``."""
+    """A tensor over memory that dlfp4 allocates, since ``from_dlpack`` is the only constructor."""
     import dlfp4
 
     return from_tensor(dlfp4.pack(array) if packed else dlfp4.asarray(array), True)
 
 
 def read(native: tvm_ffi.Tensor) -> np.ndarray:
-    """The values through NumPy, or from the address of compact memory where NumPy has no such type."""
+    """The values through NumPy, or read at the address of compact memory where NumPy has no such type."""
     name = str(native.dtype)
     if name in base.COMMON:
         return np.from_dlpack(native)

@@ -1,4 +1,4 @@
-"""Warp: legacy capsules both ways, of up to four dimensions with any strides; bfloat16, but no FP8 and below."""
+"""Warp: legacy capsules both ways, up to four dimensions, any strides; bfloat16, but no FP8 or sub-byte types."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def from_tensor(tensor: Tensor, copy: bool | None = None) -> warp.array:
     tensor : dlfp4.Tensor
         Shape ``(...)`` of at most four dimensions, on the host or a GPU that Warp sees.
     copy : bool, optional
-        None shares, and copies only read-only memory; False never copies; True always does.
+        None shares, but copies read-only memory; False never copies; True always does.
 
     Raises
     ------
     BufferError
-        Warp has no such element type, or no arrays of so many dimensions; or ``copy=False`` and the memory is
+        Warp has no such element type, the tensor has more than four dimensions, or ``copy=False`` and the memory is
         read-only.
     """
     import warp
 
-    warp.init()  # its from_dlpack, alone of its functions, does not
+    warp.init()  # from_dlpack is the only Warp function that does not do this itself
     source = base.shareable("Warp", tensor, copy, base.read_only_obstacle(tensor))
     with base.translated("Warp", tensor, (RuntimeError, TypeError, ValueError)):
         return warp.from_dlpack(source)
