@@ -11,48 +11,64 @@ from collections.abc import Mapping
 from typing import Any
 
 from dlfp4 import ScaledTensor, Tensor
-from dlfp4.checkpoints import native, safetensors
+from dlfp4.checkpoints import models, native, safetensors
 from dlfp4.checkpoints.conventions import CONVENTIONS, join_parts, split_parts
 from dlfp4.checkpoints.ggml import from_ggml, to_ggml
+from dlfp4.checkpoints.models import ModelPath
 
 __all__ = ["CONVENTIONS", "from_ggml", "join_parts", "load", "read_metadata", "save", "split_parts", "to_ggml"]
 
 COMFYUI = "_quantization_metadata"  # marks files with shuffled scales, see join_parts
 
 
-def load(path: str | os.PathLike[str], *, join: bool = True) -> dict[str, Tensor | ScaledTensor]:
-    """Map a safetensors file and return its tensors; data is read only when it is used.
+def load(path: ModelPath | bytes | bytearray | memoryview, *, join: bool = True) -> dict[str, Tensor | ScaledTensor]:
+    """Map the safetensors files of a model and return its tensors; data is read only when it is used.
 
     Tensors share the mapping, which is private: they can be written to (so PyTorch can share them) without changing the
-    file or what others see of it. Do not shorten the file while the tensors live; :func:`save` never does.
+    files or what others see of them. Do not shorten a file while the tensors live; :func:`save` never does.
 
     Parameters
     ----------
-    path : path-like
-        A file that :func:`save` wrote, or any other safetensors file.
+    path : path-like, sequence of path-like, or bytes
+        A safetensors file; the folder of a model, or its index (``model.safetensors.index.json``), whose files are then
+        read as one; the list of the files; or the bytes of a file, whose memory the tensors share.
     join : bool
-        Join the parts of quantized tensors. Those that :func:`save` wrote come back exactly as they were, others as
-        :func:`join_parts` recognises them. False returns every tensor as it is stored.
+        Join the parts of quantized tensors, wherever in the model they lie. Those that :func:`save` wrote come back
+        exactly as they were, others as :func:`join_parts` recognises them. False returns every tensor as it is stored.
 
     Returns
     -------
     dict of str to Tensor or ScaledTensor
-        In the order of the file's header.
+        In the order of the files and their headers.
 
     Raises
     ------
     ValueError
-        The file is not a safetensors file, or damaged; the message says what is wrong.
+        A file is no safetensors file, or damaged; a file is missing; a tensor is doubled, or does not lie where the
+        index says. The message says what is wrong and where.
     OSError
-        It cannot be opened or mapped.
+        There is nothing at `path`, or a file cannot be opened or mapped.
     """
-    tensors, metadata = safetensors.read(path)
-    if native.KEY in metadata and join:
-        try:
-            return native.join(tensors, metadata[native.KEY])
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}; join=False gives the tensors as they are stored") from error
-    return join_parts(tensors) if join and COMFYUI not in metadata else dict(tensors)
+    shards = models.read(path)
+    return joined(shards) if join else {name: tensor for shard in shards for name, tensor in shard.tensors.items()}
+
+
+def joined(shards: list[models.Shard]) -> dict[str, Tensor | ScaledTensor]:
+    """The tensors of all files of a model, their parts joined: as the files describe them, else by their names."""
+    known: dict[str, Tensor | ScaledTensor] = {}
+    others: dict[str, Tensor] = {}
+    for shard in shards:
+        if native.KEY in shard.metadata:
+            try:
+                known |= native.join(shard.tensors, shard.metadata[native.KEY])
+            except ValueError as error:
+                reason = f"{shard.path or 'the bytes'}: {error}; join=False gives the tensors as they are stored"
+                raise ValueError(reason) from error
+        elif COMFYUI in shard.metadata:
+            known |= shard.tensors
+        else:
+            others |= shard.tensors
+    return known | join_parts(others)
 
 
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:

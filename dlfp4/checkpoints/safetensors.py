@@ -78,20 +78,39 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str
             raise ValueError(f"{path} is no safetensors file: it has {size} bytes, expected at least {LENGTH}")
         flags, protection = mmap.MAP_PRIVATE | MAP_NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
         memory = mmap.mmap(file.fileno(), size, flags=flags, prot=protection, **UNTRACKED)
+    return make_views(memory, str(path))
+
+
+def read_bytes(content: bytes | bytearray | memoryview) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The same from the bytes of a file, whose memory the tensors share.
+
+    Raises
+    ------
+    ValueError
+        The bytes are no safetensors file, or damaged.
+    """
+    memory = memoryview(content).cast("B")
+    if len(memory) < LENGTH:
+        raise ValueError(f"the bytes are no safetensors file: {len(memory)} of them, expected at least {LENGTH}")
+    return make_views(memory, "the bytes")
+
+
+def make_views(memory: mmap.mmap | memoryview, what: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors in the memory of a file, and the metadata; messages call the file `what`."""
     try:
         entries, metadata, start = parse(memory)
     except ValueError as error:
-        raise ValueError(f"{path} is no safetensors file, or damaged: {error}") from error
+        raise ValueError(f"{what} is no safetensors file, or damaged: {error}") from error
     data = dlfp4.asarray(memory)[start:]
     return {entry.name: make_view(data, entry) for entry in entries}, metadata
 
 
-def parse(memory: mmap.mmap) -> tuple[list[Entry], dict[str, str], int]:
+def parse(memory: mmap.mmap | memoryview) -> tuple[list[Entry], dict[str, str], int]:
     """The checked header of a mapped file: entries in the header's order, metadata, and where the data starts."""
     length, rest = int.from_bytes(memory[:LENGTH], "little"), len(memory) - LENGTH
     if length > min(rest, MAX_HEADER):
         raise ValueError(f"it says that its header has {length} bytes, {rest} are there and {MAX_HEADER} allowed")
-    header = parse_json(memory[LENGTH : LENGTH + length])
+    header = parse_json(bytes(memory[LENGTH : LENGTH + length]))
     metadata = header.pop(METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise ValueError(f"{METADATA} is not an object of strings")

@@ -1,0 +1,221 @@
+"""The safetensors files of a model: one file, a folder, an index, or several files, read as one.
+
+An index, ``model.safetensors.index.json``, says which file holds which tensor. What it says is compared with the files,
+so that a tensor that is missing, doubled or renamed is named before it is missed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeAlias
+
+from dlfp4 import Tensor
+from dlfp4.checkpoints import safetensors
+
+ModelPath: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
+
+SUFFIX = ".safetensors"
+INDEX = ".safetensors.index.json"
+NUMBERED = re.compile(r"(.*-)(\d+)-of-(\d+)\.safetensors")
+MOST_FILES = 100_000  # a larger number in a name counts something else
+SHOWN = 5  # names in a message
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One file of a model, mapped.
+
+    Attributes
+    ----------
+    path : str
+        The file's name, for messages; "" where the model came as bytes.
+    tensors : dict of str to Tensor
+        As they are stored.
+    metadata : dict of str to str
+        Of the file's header.
+    """
+
+    path: str
+    tensors: dict[str, Tensor]
+    metadata: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where a model lies.
+
+    Attributes
+    ----------
+    folder : Path
+        It holds the files, and what else belongs to the model.
+    shards : tuple of Path
+        The safetensors files.
+    index : Path, optional
+        It says which file holds which tensor.
+    """
+
+    folder: Path
+    shards: tuple[Path, ...]
+    index: Path | None = None
+
+
+def find(path: ModelPath) -> Files:
+    """Find the files of a model.
+
+    Parameters
+    ----------
+    path : path-like, or sequence of them
+        A safetensors file, an index, a folder, or several safetensors files. In a folder the index decides; without
+        one, all safetensors files are the model.
+
+    Raises
+    ------
+    ValueError
+        A folder has no safetensors files or several indices; the index is damaged; files are missing.
+    OSError
+        There is nothing at `path`.
+    """
+    if not isinstance(path, str | os.PathLike):
+        return of_several([Path(each) for each in path])
+    place = Path(path)
+    if place.is_dir():
+        return of_folder(place)
+    return of_index(place) if place.name.endswith(".json") else Files(place.parent, (place,))
+
+
+def of_several(paths: list[Path]) -> Files:
+    """Files given one by one."""
+    if not paths:
+        raise ValueError("no files: give the paths of the model's safetensors files")
+    return Files(paths[0].parent, tuple(paths))
+
+
+def of_folder(folder: Path) -> Files:
+    """The files of a folder: those of its index, else all."""
+    indices = sorted(folder.glob(f"*{INDEX}"))
+    if len(indices) > 1:
+        raise ValueError(f"{folder} has several indices, {names_of(indices)}; give the path of one")
+    if indices:
+        return of_index(indices[0])
+    shards = sorted(folder.glob(f"*{SUFFIX}"))
+    if not shards:
+        raise ValueError(f"{folder} has no {SUFFIX} files; give a folder that holds a model, or a file")
+    check_numbers(shards)
+    return Files(folder, tuple(shards))
+
+
+def check_numbers(shards: Iterable[Path]) -> None:
+    """ValueError where files are called such as ``model-00001-of-00003`` and one of the numbers is missing."""
+    there = {path.name for path in shards}
+    missing: set[str] = set()
+    for match in filter(None, map(NUMBERED.fullmatch, there)):
+        stem, number, count = match.groups()
+        if int(count) <= MOST_FILES:
+            every = (f"{stem}{k:0{len(number)}}-of-{count}{SUFFIX}" for k in range(1, int(count) + 1))
+            missing.update(name for name in every if name not in there)
+    if missing:
+        raise ValueError(
+            f"{next(iter(shards)).parent} lacks {listed(missing)}, which the names of its other files imply"
+        )
+
+
+def of_index(index: Path) -> Files:
+    """The files that an index names, in the order of their names."""
+    names = sorted(set(read_index(index).values()))
+    missing = [name for name in names if not (index.parent / name).is_file()]
+    if missing:
+        raise ValueError(f"{index} names files that are not there: {listed(missing)}")
+    return Files(index.parent, tuple(index.parent / name for name in names), index)
+
+
+def read_index(index: Path) -> dict[str, str]:
+    """The file of each tensor, by its name."""
+    content = read_json(index)
+    places = content.get("weight_map")
+    if not isinstance(places, dict):
+        raise ValueError(f"{index} is no index of a model: it has no object called weight_map")
+    for name, file in places.items():
+        if not isinstance(file, str) or not is_inside(file):
+            raise ValueError(
+                f"{index} says that {name!r} lies in {file!r}; expected the name of a file beside the index"
+            )
+    if not places:
+        raise ValueError(f"{index} names no tensors")
+    return places
+
+
+def is_inside(name: str) -> bool:
+    """Whether a name is that of a file in the same folder, or below it."""
+    parts = PurePosixPath(name).parts
+    return bool(parts) and not name.startswith("/") and ".." not in parts and "\0" not in name
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A file that holds a JSON object; ValueError names the file where it does not."""
+    try:
+        content = json.loads(path.read_bytes().decode(), object_pairs_hook=safetensors.as_unique)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is a JSON {type(content).__name__}, expected an object")
+    return content
+
+
+def read(path: ModelPath | bytes | bytearray | memoryview) -> list[Shard]:
+    """Map the files of a model, or take the bytes of one file; ValueError where they do not belong together."""
+    if isinstance(path, bytes | bytearray | memoryview):
+        return [Shard("", *safetensors.read_bytes(path))]
+    files = find(path)
+    shards = [Shard(str(each), *safetensors.read(each)) for each in files.shards]
+    check_names(files, {shard.path: shard.tensors for shard in shards})
+    return shards
+
+
+def check_names(files: Files, found: Mapping[str, Iterable[str]]) -> None:
+    """ValueError where two files hold tensors of one name, or the index and the files do not agree.
+
+    Parameters
+    ----------
+    files : Files
+        The model's.
+    found : mapping of str to iterable of str
+        The names of the tensors in each file, by the file's path.
+    """
+    places: dict[str, str] = {}
+    for path, names in found.items():
+        for name in names:
+            if name in places:
+                raise ValueError(f"{name} is doubled: it lies in {places[name]} and in {path}")
+            places[name] = path
+    if files.index is None:
+        return
+    expected = {name: str(files.folder / file) for name, file in read_index(files.index).items()}
+    wrong = [
+        f"{name} is missing in {path}" + (f", it lies in {places[name]}" if name in places else "")
+        for name, path in expected.items()
+        if places.get(name) != path
+    ]
+    unknown = [f"{name} of {path} is not in the index" for name, path in places.items() if name not in expected]
+    if wrong or unknown:
+        renamed = "; were they renamed?" if wrong and unknown else ""
+        raise ValueError(
+            f"{files.index} does not fit its files: {'; '.join(map(listed, filter(None, (wrong, unknown))))}{renamed}; "
+            "give the list of the files to read what they hold"
+        )
+
+
+def listed(names: Iterable[str]) -> str:
+    """The first of the names, and how many more there are."""
+    rest = sorted(names)
+    return ", ".join(islice(rest, SHOWN)) + (f" and {len(rest) - SHOWN} more" if len(rest) > SHOWN else "")
+
+
+def names_of(paths: Iterable[Path]) -> str:
+    """The names of files."""
+    return listed(path.name for path in paths)
