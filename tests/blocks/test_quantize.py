@@ -103,7 +103,7 @@ def borderline(name):
     with np.errstate(over="ignore", under="ignore"):
         largest = np.ldexp(turns[:, None], np.arange(-150, 128)[None]).ravel()
     largest = np.unique(largest[np.isfinite(largest)])
-    largest = np.resize(largest, -(-len(largest) // 16) * 16)
+    largest = np.resize(largest, -(-len(largest) // 128) * 128)  # whole squares of any format
     with np.errstate(under="ignore"):
         x = largest[:, None] * (rng.integers(-64, 65, (len(largest), 32)) / 64).astype(F)
     x[np.arange(len(x)), rng.integers(0, 32, len(x))] = largest * rng.choice([F(-1), F(1)], len(x))

@@ -315,7 +315,7 @@ def test_scale_rules_are_for_mx_formats(name):
 
 @pytest.mark.parametrize("name", MX)
 def test_the_default_recipe_is_ocps(name):
-    x = make("normal", (4, 64))
+    x = make("normal", (32, 64))
     for recipe in ("ocp", dlfp4.Recipe(), dlfp4.Recipe(scale_rule="floor")):
         assert same(dlfp4.quantize(x, name, recipe=recipe), dlfp4.quantize(x, name))
 

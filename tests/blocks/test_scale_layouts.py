@@ -45,8 +45,9 @@ def tiled(matrix, layout, fill=0):
 
 
 def scaled(name, matrix, axis=-1, layout="linear", fill=0):
-    """A ScaledTensor with these scales, of which a row is a line's, as they lie in a layout."""
-    lines, length = matrix.shape[0], matrix.shape[1] * FORMATS[name].block[1]
+    """A ScaledTensor with these scales, of which a row is a line's or that of lines that share it, in a layout."""
+    group, block = FORMATS[name].block
+    lines, length = matrix.shape[0] * (1 if FORMATS[name].repeats else group), matrix.shape[1] * block
     codes = np.resize(np.arange(251, dtype=np.uint8), (lines, length * BITS[FORMATS[name].element] // 8))
     bytewise_columns = name in BYTEWISE and axis == -2
     data = np.ascontiguousarray(codes.T) if bytewise_columns else codes
@@ -58,7 +59,7 @@ def scaled(name, matrix, axis=-1, layout="linear", fill=0):
 
 
 def random_scales(name, shape, seed=0):
-    rows = -(-shape[0] // 16) * 16 if name == "nvfp4_16x16" else shape[0]
+    rows = -(-shape[0] // 16) * 16 if FORMATS[name].repeats else shape[0]
     return np.random.default_rng([seed, *shape]).integers(0, 256, (rows, shape[1]), dtype=np.uint8)
 
 

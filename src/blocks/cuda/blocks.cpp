@@ -197,7 +197,8 @@ bool is_flat(const Params &p) {
 }
 
 int64_t threads_of_rows(const QuantizeParams &p, DeviceKernel kernel) {
-  if (is_for(kernel, kQuantizeSquares)) return divide_up(p.lines, p.group) * p.blocks * kThreads;
+  if (is_for(kernel, kQuantizeSquares))
+    return divide_up(p.lines, p.group) * divide_up(p.stored, kSquaresColumns) * kThreads;
   if (is_for(kernel, kQuantizeRepeatingSquares))
     return divide_up(p.lines, p.group) * divide_up(p.stored, kSquaresColumns) * 32;
   return p.lines * (p.stored / kStep);

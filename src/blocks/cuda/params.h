@@ -15,7 +15,7 @@ namespace cuda {
 constexpr int kTileRows = 128, kTileColumns = 128;
 DLFP4_RULE int strip_columns(int item) { return 256 / item; }  // 256 bytes of a row
 constexpr int kAcrossLength = 32;     // of columns of bytes, the elements that share a scale, or more of them
-constexpr int kSquaresColumns = 128;  // of squares of 16 along rows, those of a warp
+constexpr int kSquaresColumns = 128;  // of squares along rows: those of 16 of a warp, larger ones of a block of threads
 
 // Shared memory: for what a tile's threads share of a rule, then for its floats, then for codes of a byte.
 constexpr int kTileRuleBytes = 1024;

@@ -118,15 +118,19 @@ __device__ inline void quantize_whole(const QuantizeParams &p, const EncodeParam
   store_codes<8>(address_of_step<8>(p.data, p.walk.code_bytes, step.at), words);
 }
 
-// Squares of 128 rows and columns that share a float32 scale: a square a block of threads. Rows and columns may end
-// within a square, columns at a whole step.
-template <int Src, int Dtype>
+// Squares of bytes, of as many rows as columns, 32 to 128, that share a scale: a block of threads takes those of
+// kSquaresColumns columns. Rows and columns may end within a square, columns at a whole step.
+template <int Src, int Dtype, int Side, int Kind>
 __device__ inline void quantize_squares(const QuantizeParams &p, const EncodeParams &encode) {
-  constexpr int kSide = 128, kStepsInRow = kSide / kStep, kRows = kThreads / kStepsInRow, kPasses = kSide / kRows;
-  __shared__ uint32_t shared_largest[kThreads / 32];
-  const int64_t row = blockIdx.x / p.blocks, column = blockIdx.x % p.blocks;
-  const int64_t first = column * kSide + threadIdx.x % kStepsInRow * kStep;
-  const int64_t line = row * kSide + threadIdx.x / kStepsInRow;
+  constexpr int kStepsInRow = kSquaresColumns / kStep, kStepsOfSquare = Side / kStep, kRows = kThreads / kStepsInRow;
+  constexpr int kPasses = Side / kRows, kWarps = kThreads / kWarpSize, kSquares = kSquaresColumns / Side;
+  constexpr int kLanesOfSquare = (kWarpSize - kStepsInRow) | (kStepsOfSquare - 1);
+  __shared__ uint32_t shared_largest[kWarps][kSquares];
+  const int64_t in_row = (p.blocks + kSquares - 1) / kSquares, row = blockIdx.x / in_row;
+  const int step = threadIdx.x % kStepsInRow, square = step / kStepsOfSquare;
+  const int64_t column = blockIdx.x % in_row * kSquares + square;
+  const int64_t first = blockIdx.x % in_row * kSquaresColumns + step * kStep;
+  const int64_t line = row * Side + threadIdx.x / kStepsInRow;
   uint4 raw[kPasses][kFloatVectors<Src>];
   uint32_t largest = 0, words[kCodeWords<8>];
 #pragma unroll
@@ -136,18 +140,19 @@ __device__ inline void quantize_squares(const QuantizeParams &p, const EncodePar
   }
 #pragma unroll
   for (int pass = 0; pass < kPasses; ++pass) largest = max(largest, largest_of<Src>(raw[pass]));
-  largest = largest_of_lanes(largest, 31);
-  if (threadIdx.x % 32 == 0) shared_largest[threadIdx.x / 32] = largest;
+  largest = largest_of_lanes(largest, kLanesOfSquare);
+  if ((threadIdx.x % kWarpSize & kLanesOfSquare) == 0) shared_largest[threadIdx.x / kWarpSize][square] = largest;
   __syncthreads();
 #pragma unroll
-  for (int warp = 0; warp < kThreads / 32; ++warp) largest = max(largest, shared_largest[warp]);
-  const BlockScale scale = scale_of_block<DLFP4_LARGEST>(p.rule, largest);
-  if (threadIdx.x == 0) store_scale<DLFP4_LARGEST>(p, row, column, scale.stored);
+  for (int warp = 0; warp < kWarps; ++warp) largest = max(largest, shared_largest[warp][square]);
+  const BlockScale scale = scale_of_block<Kind>(p.rule, largest);
+  if (threadIdx.x < kStepsInRow && step % kStepsOfSquare == 0 && column < p.blocks)
+    store_scale<Kind>(p, row, column, scale.stored);
 #pragma unroll
   for (int pass = 0; pass < kPasses; ++pass) {
     const int64_t i = line + pass * kRows;
     if (i >= p.lines || first >= p.stored) continue;
-    encode_scaled<Dtype, DLFP4_LARGEST>(encode, unpack_step<Src>(raw[pass]), scale, largest, words);
+    encode_scaled<Dtype, Kind>(encode, unpack_step<Src>(raw[pass]), scale, largest, words);
     store_codes<8>(p.data + i * p.data_stride + first, words);
   }
 }
