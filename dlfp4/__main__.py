@@ -53,11 +53,19 @@ def add_quantize(parser: argparse.ArgumentParser) -> None:
         "--format", required=True, choices=dlfp4.formats(), metavar="NAME", help=", ".join(dlfp4.formats())
     )
     parser.add_argument("--recipe", choices=RECIPES, help="how scales and elements are rounded; default: the format's")
+    patterns = "a module such as lm_head, a shell pattern, or re: and a regular expression (repeatable)"
+    for name, what in (("include", "only"), ("exclude", "no")):
+        parser.add_argument(
+            f"--{name}", action="append", default=[], metavar="NAME", help=f"{what} tensors of such names: {patterns}"
+        )
+    for name in ("embeddings", "heads", "routers"):
+        parser.add_argument(f"--include-{name}", action="store_true", help=f"quantize {name}, too")
     parser.add_argument(
-        "--include", action="append", default=[], metavar="GLOB", help="only tensors of such names (repeatable)"
-    )
-    parser.add_argument(
-        "--exclude", action="append", default=[], metavar="GLOB", help="no tensors of such names (repeatable)"
+        "--axis",
+        type=int,
+        choices=(-1, -2),
+        help="over which products with stacks of experts sum: -1 for (experts, out, in), -2 for (experts, in, out); "
+        "default: as their shapes tell",
     )
     parser.add_argument(
         "--convention",

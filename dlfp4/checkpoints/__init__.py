@@ -55,12 +55,12 @@ def load(path: ModelPath | bytes | bytearray | memoryview, *, join: bool = True)
 
 def joined(shards: list[models.Shard]) -> dict[str, Tensor | ScaledTensor]:
     """The tensors of all files of a model, their parts joined: as the files describe them, else by their names."""
-    known: dict[str, Tensor | ScaledTensor] = {}
-    others: dict[str, Tensor] = {}
+    known: dict[str, Tensor] = {}
+    others: dict[str, Tensor | ScaledTensor] = {}
     for shard in shards:
         if native.KEY in shard.metadata:
             try:
-                known |= native.join(shard.tensors, shard.metadata[native.KEY])
+                others |= native.join(shard.tensors, shard.metadata[native.KEY])
             except ValueError as error:
                 reason = f"{shard.path or 'the bytes'}: {error}; join=False gives the tensors as they are stored"
                 raise ValueError(reason) from error

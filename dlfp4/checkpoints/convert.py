@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,11 +16,14 @@ import numpy as np
 
 import dlfp4
 from dlfp4 import Recipe, ScaledTensor, Tensor, checkpoints
-from dlfp4._core import _buffers_of, _find_format
-from dlfp4.checkpoints.conventions import find_spelling, scales_shape
+from dlfp4._core import _find_format
+from dlfp4.checkpoints import native, safetensors
+from dlfp4.checkpoints.selection import Choice, choose, quantize_chosen
 from dlfp4.files import check_place
-from dlfp4.formats import FLOATS, Format
+from dlfp4.formats import Format
+from dlfp4.frameworks.base import is_row_major
 
+SHOWN = 3  # names beside a reason
 CHUNK = 1 << 20  # elements compared at a time: float64 copies of a whole embedding would take gigabytes
 
 
@@ -37,6 +38,7 @@ class Outcome:
     before: int  # bytes
     after: int
     snr: float  # dB; NaN where it was kept
+    reason: str = ""  # why it was kept, or what there is to say about it
 
 
 def quantize_file(
@@ -47,14 +49,17 @@ def quantize_file(
     recipe: Recipe | Literal["ocp", "nvidia", "rocm"] | None = None,
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
+    include_embeddings: bool = False,
+    include_heads: bool = False,
+    include_routers: bool = False,
+    axis: int | None = None,
     convention: str | None = None,
     track: Callable[[list[str]], Iterable[str]] = iter,
 ) -> list[Outcome]:
-    """Quantize the float matrices of a safetensors file along their last axis into another file.
+    """Quantize the weights of the linear layers of a safetensors file into another file.
 
-    Tensors of two or three dimensions in float32, bfloat16 or float16 are quantized if their rows divide into the
-    format's blocks (the last block of FP8 may be smaller) and the convention, if any, can store them. All other tensors
-    are kept. The results are held in memory until the file is written.
+    :func:`dlfp4.checkpoints.selection.choose` decides which tensors these are. All others are kept, and what is
+    already quantized keeps its bytes. The results are held in memory until the file is written.
 
     Parameters
     ----------
@@ -62,9 +67,8 @@ def quantize_file(
         The files; they may be the same.
     format, recipe
         As :func:`dlfp4.quantize` takes them.
-    include, exclude : sequence of str
-        Shell patterns of names. A tensor is chosen if its name matches one of `include` (an empty `include` matches
-        all) and none of `exclude`. Every pattern in `include` must match a name in the file.
+    include, exclude, include_embeddings, include_heads, include_routers, axis
+        As :func:`dlfp4.checkpoints.selection.choose` takes them.
     convention : str, optional
         See :func:`dlfp4.checkpoints.save`.
     track : callable
@@ -78,69 +82,67 @@ def quantize_file(
     Raises
     ------
     ValueError
-        The file is damaged, the format is unknown, the recipe or convention does not go with it, or a pattern in
-        `include` matches nothing.
+        The file is damaged, the format is unknown, the recipe or convention does not go with it, or a pattern
+        matches nothing.
     """
     chosen = _find_format(format)
     check_place(Path(target))
-    tensors = checkpoints.load(source)
+    tensors, metadata = read_parts(source)
     # Options that do not go together are refused before the work.
     dlfp4.quantize(dlfp4.empty((0, 128), "float32"), chosen, recipe=recipe)
+    try:
+        choices = choose(
+            tensors,
+            chosen,
+            convention=convention,
+            include=include,
+            exclude=exclude,
+            include_embeddings=include_embeddings,
+            include_heads=include_heads,
+            include_routers=include_routers,
+            axis=axis,
+        )
+    except ValueError as error:
+        raise ValueError(f"{os.fspath(source)}: {error}") from error
     if convention is not None:
-        find_spelling(chosen, convention)
         checkpoints.split_parts({name: x for name, x in tensors.items() if isinstance(x, ScaledTensor)}, convention)
-    check_patterns(include, tensors, source)
     outcomes = []
     for name in track(list(tensors)):
-        tensor = tensors[name]
-        result: Tensor | ScaledTensor = tensor
-        wanted = matches(name, include or ["*"]) and not matches(name, exclude)
-        if wanted and isinstance(tensor, Tensor) and fits(tensor, chosen, convention):
-            result = tensors[name] = dlfp4.quantize(tensor, chosen, recipe=recipe)
-        outcomes.append(judge(name, tensor, result))
-    checkpoints.save(target, tensors, checkpoints.read_metadata(source), convention=convention)
+        tensor, choice = tensors[name], choices[name]
+        if choice.quantized:
+            tensors[name] = quantize_chosen(tensor, choice, chosen, convention=convention, recipe=recipe)
+        outcomes.append(judge(choice, tensor, tensors[name]))
+    checkpoints.save(target, tensors, metadata, convention=convention)
     return outcomes
 
 
-def check_patterns(patterns: Iterable[str], names: Collection[str], source: str | os.PathLike[str]) -> None:
-    """ValueError for a pattern that matches no name, before hours of work miss the intended tensors."""
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            some = ", ".join(islice(names, 3))
-            raise ValueError(f"include={pattern!r} matches no tensor of {os.fspath(source)}; its names are like {some}")
-
-
-def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Whether a name matches one of the patterns."""
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def fits(tensor: Tensor, format: Format, convention: str | None) -> bool:
-    """Whether a tensor is a float matrix, or a stack of them, that the format and the convention, if any, take."""
-    if tensor.ndim not in (2, 3) or tensor.dtype.name not in FLOATS:
-        return False
-    if convention and scales_shape(format, tensor.shape) is None:
-        return False
+def read_parts(source: str | os.PathLike[str]) -> tuple[dict[str, Tensor | ScaledTensor], dict[str, str]]:
+    """The tensors of a file and its metadata; parts of other conventions stay the parts that they are."""
+    parts, metadata = safetensors.read(source)
+    description = metadata.pop(native.KEY, None)
+    if description is None:
+        return dict(parts), metadata
     try:
-        _buffers_of(tensor.shape, format, -1, "linear", False)
-    except ValueError:
-        return False
-    return True
+        return native.join(parts, description), metadata
+    except ValueError as error:
+        raise ValueError(f"{os.fspath(source)}: {error}") from error
 
 
-def judge(name: str, tensor: Tensor | ScaledTensor, result: Tensor | ScaledTensor) -> Outcome:
+def judge(choice: Choice, tensor: Tensor | ScaledTensor, result: Tensor | ScaledTensor) -> Outcome:
     """The outcome of one tensor."""
-    if isinstance(tensor, ScaledTensor):
-        return Outcome(name, tensor.shape, tensor.format.name, "", tensor.nbytes, tensor.nbytes, math.nan)
-    if not isinstance(result, ScaledTensor):
-        return Outcome(name, tensor.shape, tensor.dtype.name, "", tensor.nbytes, tensor.nbytes, math.nan)
-    snr = signal_to_noise(tensor, result)
-    return Outcome(name, tensor.shape, tensor.dtype.name, result.format.name, tensor.nbytes, result.nbytes, snr)
+    kind = tensor.format.name if isinstance(tensor, ScaledTensor) else tensor.dtype.name
+    start = (choice.name, tensor.shape, kind)
+    if isinstance(tensor, ScaledTensor) or not isinstance(result, ScaledTensor):
+        return Outcome(*start, "", tensor.nbytes, tensor.nbytes, math.nan, choice.reason)
+    turned = tensor.mT if result.shape != tensor.shape else tensor
+    snr = signal_to_noise(turned, result)
+    return Outcome(*start, result.format.name, tensor.nbytes, result.nbytes, snr, choice.reason)
 
 
 def signal_to_noise(x: Tensor, q: ScaledTensor) -> float:
     """The ratio in dB: ``10 log10(sum(x**2) / sum((x - q)**2))``; infinite where they are equal."""
-    values, decoded = x.reshape(-1), q.dequantize().reshape(-1)
+    flat = x if is_row_major(x) else x.copy()
+    values, decoded = flat.reshape(-1), q.dequantize().reshape(-1)
     signal = noise = 0.0
     for start in range(0, values.size, CHUNK):
         exact = values[start : start + CHUNK].to_numpy().astype(np.float64)
@@ -160,7 +162,7 @@ def run(source: str, target: str, **options: Any) -> int:
     except (OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1
-    print("\n".join([*table(outcomes), "", f"{target}: {sum_up(outcomes)}"]))
+    print("\n".join([*table(outcomes), "", *reasons(outcomes), f"{target}: {sum_up(outcomes)}"]))
     return 0
 
 
@@ -185,6 +187,18 @@ def table(outcomes: Sequence[Outcome]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     template = "  ".join(f"{{:{'>' if number > 3 else '<'}{width}}}" for number, width in enumerate(widths))
     return [template.format(*row).rstrip() for row in rows]
+
+
+def reasons(outcomes: Sequence[Outcome]) -> list[str]:
+    """Why tensors were kept, and what there is to say about others: a line for each reason, with some names."""
+    named: dict[tuple[str, str], list[str]] = {}
+    for outcome in outcomes:
+        if outcome.reason:
+            named.setdefault((outcome.format or "kept", outcome.reason), []).append(outcome.name)
+    return [
+        f"{what}: {reason}: {', '.join(names[:SHOWN])}" + (f", … ({len(names)})" if len(names) > SHOWN else "")
+        for (what, reason), names in named.items()
+    ]
 
 
 def sum_up(outcomes: Sequence[Outcome]) -> str:

@@ -111,7 +111,9 @@ def parse(memory: mmap.mmap | memoryview) -> tuple[list[Entry], dict[str, str], 
     if length > min(rest, MAX_HEADER):
         raise ValueError(f"it says that its header has {length} bytes, {rest} are there and {MAX_HEADER} allowed")
     header = parse_json(bytes(memory[LENGTH : LENGTH + length]))
-    metadata = header.pop(METADATA, {})
+    metadata = header.pop(METADATA, None)
+    if metadata is None:  # MLX writes null
+        metadata = {}
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise ValueError(f"{METADATA} is not an object of strings")
     entries = [parse_entry(name, fields) for name, fields in header.items()]

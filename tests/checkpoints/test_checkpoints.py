@@ -306,7 +306,6 @@ HOSTILE = {
     "twice": (make_file(b'{"a": {}, "a": {}}'), "'a' comes twice"),
     "metadata": (make_file({"__metadata__": {"a": 1}}), "not an object of strings"),
     "metadata list": (make_file({"__metadata__": []}), "not an object of strings"),
-    "metadata null": (make_file({"__metadata__": None}), "not an object of strings"),
     "no entry": (make_file({"a": 3}), "'a' is not an object with dtype"),
     "no shape": (make_file({"a": {"dtype": "U8", "data_offsets": [0, 0]}}), "'a' is not an object with dtype"),
     "dtype": (make_file({"a": ("F5", [1], 0, 1)}, b"1"), "'a' has dtype 'F5', expected one of BOOL"),
@@ -563,3 +562,13 @@ def test_loaded_files_keep_a_descriptor_each_at_most(tmp_path):
         held.append(checkpoints.load(tmp_path / f"{number}"))
     assert [each["x"].tolist() for each in held] == 8 * [[0, 1, 2, 3]]
     assert len(os.listdir("/proc/self/fd")) - before <= (0 if sys.version_info >= (3, 13) else 8)
+
+
+def test_metadata_may_be_null(tmp_path):
+    """MLX and the safetensors library write it so where there is none."""
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(
+        make_file({"__metadata__": None, "w": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}}, b"\1\2")
+    )
+    assert checkpoints.load(path)["w"].tolist() == [1, 2]
+    assert checkpoints.read_metadata(path) == {}

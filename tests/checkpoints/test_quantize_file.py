@@ -17,7 +17,7 @@ from dlfp4 import checkpoints
 from dlfp4.checkpoints.convert import Outcome, quantize_file, signal_to_noise, sum_up
 
 TENSORS = {
-    "embed.weight": np.random.default_rng(0).normal(size=(50, 64)).astype(np.float32),
+    "up.weight": np.random.default_rng(0).normal(size=(50, 64)).astype(np.float32),
     "layer.0.weight": np.random.default_rng(1).normal(size=(16, 64)).astype(ml_dtypes.bfloat16),
     "layer.0.bias": np.ones(64, np.float32),
     "experts.weight": np.random.default_rng(2).normal(size=(2, 16, 32)).astype(np.float16),
@@ -27,7 +27,7 @@ TENSORS = {
     "empty.weight": np.ones((0, 64), np.float32),
     "zeros.weight": np.zeros((2, 64), np.float32),
 }
-QUANTIZED = {"embed.weight", "layer.0.weight", "experts.weight", "empty.weight", "zeros.weight"}
+QUANTIZED = {"up.weight", "layer.0.weight", "experts.weight", "empty.weight", "zeros.weight"}
 
 
 @pytest.fixture
@@ -52,12 +52,12 @@ def test_command_line(source, target):
     lines = result.stdout.splitlines()
     assert lines[0].split() == ["tensor", "shape", "from", "to", "bytes", "bytes", "after", "SNR", "dB"]
     rows = {line.split()[0]: line.split()[1:] for line in lines[1:] if line}
-    assert rows["embed.weight"][:5] == ["50x64", "float32", "nvfp4", "12,800", "1,804"]
-    assert 19 < float(rows["embed.weight"][5]) < 22
+    assert rows["up.weight"][:5] == ["50x64", "float32", "nvfp4", "12,800", "1,804"]
+    assert 19 < float(rows["up.weight"][5]) < 22
     assert rows["ragged.weight"] == ["4x50", "float32", "kept", "800", "800"]
     assert "layer.0.bias" not in rows
     assert f"{target}: 5 of 9 tensors quantized" in lines[-1]
-    assert result.stderr.splitlines()[0] == "[1/9] embed.weight"
+    assert result.stderr.splitlines()[0] == "[1/9] up.weight"
     loaded = checkpoints.load(target)
     assert list(loaded) == list(TENSORS)
     assert {name for name, tensor in loaded.items() if isinstance(tensor, dlfp4.ScaledTensor)} == QUANTIZED
@@ -81,7 +81,7 @@ def test_every_format(source, target, format):
 
 
 def test_patterns_recipe_and_convention(source, target):
-    options = ("--include", "*.weight", "--exclude", "embed.*", "--exclude", "e[m]pty*", "--convention", "modelopt")
+    options = ("--include", "*.weight", "--exclude", "up.*", "--exclude", "e[m]pty*", "--convention", "modelopt")
     result = run(source, "--format", "mxfp4", "--recipe", "rocm", "-o", target, *options)
     assert result.returncode == 0, result.stderr
     loaded = checkpoints.load(target)
@@ -93,12 +93,12 @@ def test_patterns_recipe_and_convention(source, target):
 
 
 def test_a_quantized_file_is_kept_as_it_is(source, target):
-    quantize_file(source, target, "nvfp4", exclude=["embed.weight"])
+    quantize_file(source, target, "nvfp4", exclude=["up.weight"])
     before = checkpoints.load(target)
     outcomes = quantize_file(target, target, "mxfp4")
-    assert [outcome.name for outcome in outcomes if outcome.format] == ["embed.weight"]
+    assert [outcome.name for outcome in outcomes if outcome.format] == ["up.weight"]
     after = checkpoints.load(target)
-    assert after["embed.weight"].format == "mxfp4"
+    assert after["up.weight"].format == "mxfp4"
     assert after["layer.0.weight"].format == before["layer.0.weight"].format == "nvfp4"
 
 

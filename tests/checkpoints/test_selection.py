@@ -1,0 +1,273 @@
+"""What of a model is quantized, and why the rest is kept: by names, element types and shapes alone."""
+
+import numpy as np
+import pytest
+
+import dlfp4
+from dlfp4 import checkpoints
+from dlfp4.checkpoints.convert import quantize_file
+from dlfp4.checkpoints.selection import choose, quantize_chosen
+
+B = "bfloat16"
+MATRIX = (B, (64, 512))
+
+# Layers that are already quantized, by the convention of their names; two are of no convention.
+QUANTIZED = {
+    "compressed-tensors": {"weight_packed": ("int32", (64, 64)), "weight_scale": (B, (64, 32)),
+                           "weight_zero_point": ("int32", (8, 32)), "weight_shape": ("int64", (2,)),
+                           "weight_global_scale": ("float32", (1,)), "input_global_scale": ("float32", (1,))},
+    "fp8 by channel": {"weight": ("float8_e4m3fn", (64, 512)), "weight_scale": (B, (64, 1))},
+    "gptq": {"qweight": ("int32", (64, 64)), "qzeros": ("int32", (16, 8)), "scales": ("float16", (16, 64)),
+             "g_idx": ("int32", (512,)), "bias": ("float16", (64,))},
+    "awq": {"qweight": ("int32", (512, 8)), "qzeros": ("int32", (16, 8)), "scales": ("float16", (16, 64))},
+    "mlx": {"weight": ("uint32", (64, 64)), "scales": (B, (64, 32)), "biases": (B, (64, 32))},
+    "modelopt w4a8": {"weight": ("uint8", (64, 256)), "weight_scale": ("float32", (64, 32)),
+                      "weight_scale_2": ("float32", ()), "input_scale": ("float32", ()),
+                      "pre_quant_scale": (B, (1, 512))},
+    "deepseek": {"weight": ("float8_e4m3fn", (64, 512)), "weight_scale_inv": ("float32", (64, 32))},
+    "deepseek-v4": {"weight": ("int8", (64, 256)), "scale": ("float8_e8m0fnu", (64, 16))},
+    "stable diffusion": {"weight": ("float8_e4m3fn", (64, 512)), "scale_weight": ("float32", (1, 32))},
+    "bitsandbytes": {"weight": ("uint8", (16384, 1)), "weight.absmax": ("float32", (16, 32)),
+                     "weight.quant_map": ("float32", (16,)), "weight.nested_absmax": ("float32", (4, 32))},
+    "llm.int8": {"weight": ("int8", (64, 512)), "SCB": ("float32", (64, 32))},
+    "hqq": {"W_q": ("uint8", (64, 256)), "scale": (B, (512, 32)), "zero": (B, (512, 32)), "meta": (B, (2, 32))},
+    "quanto": {"weight._data": ("int8", (64, 512)), "weight._scale": (B, (64, 32))},
+    "vptq": {"indices": ("int32", (64, 64)), "centroids.weight": ("float16", (64, 32))},
+    "aqlm": {"codes": ("int8", (64, 64, 2)), "codebooks": ("float16", (64, 32)), "scales": ("float16", (64, 32))},
+    "torchao": {"_weight_qdata": ("uint8", (64, 256)), "_weight_scale": ("float8_e4m3fn", (64, 32))},
+    "codes and steps": {"codes": ("int8", (64, 512)), "steps": (B, (64, 32))},
+    "minima": {"w": ("uint8", (64, 512)), "mins": (B, (64, 32)), "maxs": (B, (64, 32))},
+    "scales alone": {"weight_scale": (B, (64, 32))},
+    "inverse scales alone": {"weight_scale_inv": ("float32", (256, 64))},
+    "floats with scales": {"weight": (B, (64, 512)), "weight_scale": (B, (64, 32))},
+    "floats smoothed": {"weight": (B, (64, 512)), "pre_quant_scale": ("float32", (512,))},
+}  # fmt: skip
+
+
+def kept(shapes, format="mxfp4", **options):
+    return {choice.name: choice.reason for choice in choose(shapes, format, **options).values() if not choice.quantized}
+
+
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp4", "fp8_e4m3", "mxfp8_e4m3", "fp8_128x128"])
+@pytest.mark.parametrize("convention", QUANTIZED)
+def test_what_is_quantized_is_kept(convention, format):
+    layer = {f"model.layers.0.up_proj.{name}": described for name, described in QUANTIZED[convention].items()}
+    other = {"model.layers.1.up_proj.weight": MATRIX}
+    reasons = kept(layer | other, format)
+    assert reasons.keys() == layer.keys()
+    assert all(reasons.values())
+
+
+def test_a_part_whose_weight_lies_in_another_file_is_known_with_both():
+    assert "w.steps.weight" in kept({"w.codes": ("int8", (64, 512)), "w.steps.weight": (B, (64, 32))})
+
+
+def test_scales_of_activations_and_of_the_cache_do_not_make_a_weight_quantized():
+    layer = {"k_proj.weight": MATRIX, "k_proj.k_scale": ("float32", (1,)), "k_proj.input_scale": ("float32", ())}
+    assert "k_proj.weight" not in kept(layer)
+
+
+def test_one_projection_of_a_stack_may_be_quantized_and_the_other_not():
+    experts = {
+        "mlp.experts.gate_up_proj_blocks": ("uint8", (4, 128, 2, 16)),
+        "mlp.experts.gate_up_proj_scales": ("uint8", (4, 128, 2)),
+        "mlp.experts.gate_up_proj_bias": (B, (4, 128)),
+        "mlp.experts.down_proj": (B, (4, 64, 64)),
+        "mlp.experts.down_proj_bias": (B, (4, 64)),
+    }
+    assert experts.keys() - kept(experts).keys() == {"mlp.experts.down_proj"}
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "reason"),
+    [
+        ("model.embed_tokens.weight", (1000, 64), "embedding; include_embeddings"),
+        ("transformer.wte.weight", (1000, 64), "embedding; include_embeddings"),
+        ("tok_embeddings.weight", (1000, 64), "embedding; include_embeddings"),
+        ("shared.weight", (1000, 64), "embedding; include_embeddings"),
+        ("lm_head.weight", (1000, 64), "output head; include_heads"),
+        ("output.weight", (1000, 64), "output head; include_heads"),
+        ("embed_out.weight", (1000, 64), "output head; include_heads"),
+        ("score.weight", (2, 64), "output head; include_heads"),
+        ("model.layers.0.mlp.gate.weight", (8, 64), "router of experts; include_routers"),
+        ("model.layers.0.mlp.router.weight", (8, 64), "router of experts; include_routers"),
+        ("model.layers.0.block_sparse_moe.gate.weight", (8, 64), "router of experts; include_routers"),
+        ("model.layers.0.mlp.shared_expert_gate.weight", (1, 64), "router of experts; include_routers"),
+        ("blk.0.ffn_gate_inp.weight", (8, 64), "router of experts; include_routers"),
+        ("model.layers.0.input_layernorm.weight", (4, 64), "norm"),
+        ("h.0.ln_1.weight", (4, 64), "norm"),
+        ("layers.0.mlp.up_proj.bias", (4, 64), "bias"),
+        ("layers.0.experts.gate_up_proj_bias", (8, 64), "bias"),
+        ("wpe.weight", (512, 64), "positional table"),
+        ("vision.pos_embed", (1, 256, 64), "positional table"),
+        ("block.0.relative_attention_bias.weight", (32, 64), "positional table"),
+        ("conv1.weight", (64, 3, 64), "convolution"),
+        ("patches.weight", (64, 3, 16, 64), "4 dimensions: no matrix"),
+        ("stack.weight", (3, 64, 64), "3 dimensions, and not called experts"),
+        ("layers.0.mixer.A_log", (128, 64), "not called a weight"),
+        ("layers.0.up_proj.weight", (64, 50), "50 elements along axis -1 are no whole blocks of mxfp4"),
+        ("layers.0.up_proj.lora_A.weight", (8, 64), "adapter"),
+    ],
+)
+def test_what_is_no_linear_layer_is_kept(name, shape, reason):
+    shapes = {name: (B, shape), "layers.9.down_proj.weight": MATRIX}
+    reasons = kept(shapes)
+    assert reasons.keys() == {name}
+    assert reasons[name].startswith(reason)
+
+
+def test_flags_take_them():
+    shapes = {"embed.weight": MATRIX, "lm_head.weight": MATRIX, "mlp.gate.weight": MATRIX}
+    for flag, name in (
+        ("include_embeddings", "embed.weight"),
+        ("include_heads", "lm_head.weight"),
+        ("include_routers", "mlp.gate.weight"),
+    ):
+        assert kept(shapes, **{flag: True}).keys() == shapes.keys() - {name}
+
+
+def test_a_head_of_another_name_has_the_shape_of_the_embeddings():
+    shapes = {"embed.weight": (B, (512, 64)), "logits.weight": (B, (512, 64)), "layers.0.up.weight": (B, (512, 64))}
+    assert kept(shapes).keys() == {"embed.weight", "logits.weight"}
+
+
+def test_gates_of_gated_layers_are_linear():
+    shapes = {"mlp.gate.weight": (B, (128, 64)), "mlp.up.weight": (B, (128, 64)), "moe.gate.weight": (B, (8, 64))}
+    assert kept(shapes).keys() == {"moe.gate.weight"}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("lm_head", {"lm_head.weight"}),
+        ("lm_head.weight", {"lm_head.weight"}),
+        ("layers.1", {"layers.1.mlp.up.weight", "layers.1.mlp.gates.weight"}),
+        ("mlp.up", {"layers.1.mlp.up.weight", "layers.10.mlp.up.weight"}),
+        ("*head", {"lm_head.weight"}),
+        ("*.up", {"layers.1.mlp.up.weight", "layers.10.mlp.up.weight"}),
+        ("layers.1?.*", {"layers.10.mlp.up.weight"}),
+        ("re:.*head", {"lm_head.weight"}),
+        ("re:.*up$", {"layers.1.mlp.up.weight", "layers.10.mlp.up.weight"}),
+        (r"re:layers\.\d+\.", {"layers.1.mlp.up.weight", "layers.1.mlp.gates.weight", "layers.10.mlp.up.weight"}),
+    ],
+)
+def test_patterns(pattern, names):
+    every = ("lm_head.weight", "layers.1.mlp.up.weight", "layers.1.mlp.gates.weight", "layers.10.mlp.up.weight")
+    shapes = dict.fromkeys(every, MATRIX)
+    assert kept(shapes, include_heads=True, exclude=[pattern]) == dict.fromkeys(
+        [n for n in every if n in names], "excluded"
+    )
+    assert kept(shapes, include_heads=True, include=[pattern]) == dict.fromkeys(
+        [n for n in every if n not in names], "not included"
+    )
+
+
+@pytest.mark.parametrize("option", ["include", "exclude"])
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("lm_haed", "matches no tensor of the model; its names are like lm_head.weight; did you mean 'lm_head'"),
+        ("*.bias", "matches no tensor"),
+        ("head", "matches no tensor"),
+        ("re:head", "matches no tensor"),
+        ("re:(", "is no regular expression"),
+        ("", "matches no tensor"),
+    ],
+)
+def test_patterns_that_match_nothing(option, pattern, message):
+    with pytest.raises(ValueError, match=f"{option}='.*' {message}"):
+        choose({"lm_head.weight": MATRIX}, "nvfp4", **{option: [pattern]})
+
+
+def test_include_names_what_names_alone_do_not_tell():
+    shapes = {"layers.0.mixer.A": MATRIX, "stack.weight": (B, (3, 64, 64))}
+    assert kept(shapes).keys() == shapes.keys()
+    assert not kept(shapes, include=["layers.0.mixer.A", "stack"])
+
+
+@pytest.mark.parametrize(
+    ("up", "down", "axis"),
+    [
+        ((4, 64, 256), (4, 128, 64), -2),  # Llama-4, Qwen3-VL
+        ((4, 64, 128), (4, 64, 64), -2),  # gpt-oss, whose layers are as wide inside
+        ((4, 256, 64), (4, 64, 128), -1),
+        ((4, 128, 64), (4, 64, 64), -1),
+    ],
+)
+@pytest.mark.parametrize("module", ["model.layers.0.mlp.experts", "layers.0.feed_forward"])
+def test_experts_are_quantized_along_the_axis_that_products_sum_over(module, up, down, axis):
+    shapes = {f"{module}.gate_up_proj": (B, up), f"{module}.down_proj": (B, down)}
+    for choice in choose(shapes, "nvfp4").values():
+        assert choice.quantized
+        assert choice.axis == axis
+        assert bool(choice.reason) == (axis == -2)
+    for choice in choose(shapes, "nvfp4", axis=-3 - axis).values():
+        assert choice.axis == -3 - axis
+
+
+def test_experts_whose_axis_nothing_tells():
+    (choice,) = choose({"experts.w": (B, (4, 64, 64))}, "nvfp4").values()
+    assert choice.quantized
+    assert "axis=-2 if" in choice.reason
+    biased = {"experts.w": (B, (4, 64, 96)), "experts.w_bias": (B, (4, 96))}
+    assert choose(biased, "nvfp4")["experts.w"].axis == -2
+
+
+def test_gpt_2_stores_its_matrices_transposed():
+    gpt = {
+        "h.0.attn.c_attn.weight": (B, (64, 192)),
+        "h.0.attn.c_attn.bias": (B, (192,)),
+        "h.0.attn.c_proj.weight": (B, (64, 64)),
+        "h.0.attn.bias": ("uint8", (1, 1, 64, 64)),
+    }
+    axes = {choice.name: choice.axis for choice in choose(gpt, "nvfp4").values() if choice.quantized}
+    assert axes == {"h.0.attn.c_attn.weight": -2, "h.0.attn.c_proj.weight": -2}
+    linear = gpt | {"h.0.attn.c_attn.weight": (B, (192, 64))}
+    assert {choice.axis for choice in choose(linear, "nvfp4").values()} == {-1}
+
+
+@pytest.mark.parametrize("convention", [None, "gpt-oss"])
+def test_quantized_along_the_chosen_axis(convention):
+    x = np.random.default_rng(0).standard_normal((2, 64, 96)).astype(np.float32)
+    (choice,) = choose({"experts.w": x}, "mxfp4", convention=convention, axis=-2).values()
+    q = quantize_chosen(x, choice, "mxfp4", convention=convention)
+    expected = dlfp4.quantize(np.ascontiguousarray(x.swapaxes(1, 2)), "mxfp4").dequantize().to_numpy()
+    assert q.shape == (x.shape if convention is None else expected.shape)
+    decoded = q.dequantize().to_numpy()
+    np.testing.assert_array_equal(decoded.swapaxes(1, 2) if convention is None else decoded, expected)
+
+
+def test_what_the_format_or_the_convention_cannot_hold():
+    shapes = {"experts.w": (B, (2, 192, 256))}
+    assert kept(shapes, "fp8_128x128", convention="deepseek") == {
+        "experts.w": "deepseek holds no fp8_128x128 of shape (2, 192, 256)"
+    }
+    with pytest.raises(ValueError, match="gpt-oss stores no nvfp4"):
+        choose(shapes, "nvfp4", convention="gpt-oss")
+    with pytest.raises(ValueError, match="axis=1: expected None, -1"):
+        choose(shapes, "nvfp4", axis=1)
+
+
+def test_as_many_tensors_as_large_models_have():
+    """What looked through all of them for each would take hours."""
+    shapes = {f"{k}{end}": kind for k in range(20_000) for end, kind in (("", MATRIX), ("_packed", ("int8", (64, 64))))}
+    assert len(choose(shapes, "nvfp4")) == 40_000
+
+
+def test_a_file_keeps_the_bytes_of_what_is_quantized(tmp_path):
+    """In the parts that others gave it, whatever the file is written as."""
+    q = dlfp4.quantize(np.random.default_rng(1).standard_normal((64, 64)).astype(np.float32), "nvfp4")
+    others = checkpoints.split_parts({"layers.0.up_proj.weight": q}, "compressed-tensors")
+    checkpoints.save(tmp_path / "a.safetensors", others | {"layers.1.up_proj.weight": np.ones((64, 64), np.float32)})
+    for convention in (None, "modelopt"):
+        outcomes = quantize_file(tmp_path / "a.safetensors", tmp_path / "b", "mxfp4", convention=convention)
+        assert [outcome.name for outcome in outcomes if outcome.format] == ["layers.1.up_proj.weight"]
+        stored = checkpoints.load(tmp_path / "b", join=False)
+        for name, part in others.items():
+            assert stored[name].dtype == part.dtype
+            assert stored[name].reshape(-1).view("uint8").tolist() == part.reshape(-1).view("uint8").tolist()
+        loaded = checkpoints.load(tmp_path / "b")
+        assert {name: x.format.name for name, x in loaded.items()} == {
+            "layers.0.up_proj.weight": "nvfp4",
+            "layers.1.up_proj.weight": "mxfp4",
+        }
