@@ -85,8 +85,8 @@ def run(problem: Problem, tactic: str, out: Tensor) -> None:  # noqa: ARG001
 
 
 def bytes_of(x: Tensor) -> Any:
-    """Packed elements, or scales, as PyTorch's uint8."""
-    return x.view("uint8").to_torch()
+    """Packed elements, or scales, as PyTorch's uint8, whose rows follow one another."""
+    return x.view("uint8").to_torch().contiguous()
 
 
 def factor_of(problem: Problem) -> Any:

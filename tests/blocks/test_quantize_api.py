@@ -427,15 +427,12 @@ def test_one_of_a_stack(name):
         q[0][0][0]
     with pytest.raises(IndexError, match="index 3 is out of bounds"):
         q[3]
-    if name not in ("fp8_e4m3", "fp8_e5m2"):
-        with pytest.raises(ValueError, match="cannot be indexed"):
-            dlfp4.quantize(x, name, axis=-2)[0]
 
 
 def test_blocks_that_hold_rows_of_two_are_not_taken_apart():
     x = np.ones((2, 24, 128), np.float32)
     for name in ("nvfp4_16x16", "fp8_128x128"):
-        with pytest.raises(ValueError, match="do not span two tensors"):
+        with pytest.raises(ValueError, match=r"rows 0:24 .* borders at multiples of \d+ rows, and at the end, 48"):
             dlfp4.quantize(x, name, pad=True)[0]
     with pytest.raises(ValueError, match=r"with_scale_layout\('linear'\)"):
         dlfp4.quantize(x, "nvfp4", scale_layout="128x4")[0]

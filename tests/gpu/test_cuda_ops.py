@@ -536,3 +536,27 @@ def test_stochastic_rounding_equals_the_host(name):
     options = {"rounding": "stochastic", "seed": 9, "axis": (-1, -2)}
     for ours, host in zip(dlfp4.quantize(device, name, **options), dlfp4.quantize(x, name, **options), strict=True):
         assert_equal_parts(ours, host)
+
+
+# ---- Slices of ScaledTensors
+
+
+@pytest.mark.parametrize("axis", [-1, -2])
+@pytest.mark.parametrize("name", FORMATS)
+def test_slices_on_block_borders(name, axis):
+    x = np.random.default_rng(4).standard_normal((256, 384)).astype(np.float32)
+    host = dlfp4.quantize(x, name, axis=axis)
+    device = host.to_device(CUDA)
+    for key in (np.s_[128:], np.s_[:, 128:], np.s_[128:, 128:256], np.s_[:, 256:]):
+        part, expected = device[key], host[key]
+        assert part.dequantize().to_device("cpu").tolist() == expected.dequantize().tolist()
+        assert_equal_parts(part.to_device("cpu"), expected)
+        if axis == -1:
+            given = x[:5, : expected.shape[1]]
+            product = dlfp4.matmul(dlfp4.asarray(given).to_device(CUDA), part.prepare().mT).to_device("cpu").to_numpy()
+            np.testing.assert_allclose(product, given @ expected.dequantize().to_numpy().T, rtol=1e-3, atol=1e-3)
+            sums = dlfp4.vecdot(part, part).to_device("cpu").to_numpy()
+            np.testing.assert_allclose(sums, dlfp4.vecdot(expected, expected).to_numpy(), rtol=1e-5)
+        if name.startswith(("nvfp4", "mx")):
+            blocked = part.with_scale_layout("128x4")
+            assert_equal_parts(blocked.with_scale_layout("linear").to_device("cpu"), expected)

@@ -320,8 +320,8 @@ def test_packed_parts_that_share_a_byte():
 
 def test_one_of_a_stack_is_taken_by_an_integer():
     q = dlfp4.quantize(np.ones((2, 4, 32), np.float32), "mxfp4")
-    for index in (slice(0, 1), ..., 0.0, True):
-        with pytest.raises(TypeError, match="is taken by an integer"):
+    for index in (None, 0.0, True):
+        with pytest.raises(TypeError, match="for one tensor of a stack, an integer"):
             q[index]
 
 

@@ -123,12 +123,39 @@ cdef class ScaledTensor:
                            self.scales.mT if bytewise and linear else self.scales,
                            self.global_scale, self.format, -3 - self.axis, self.scale_layout, self.shape[::-1])
 
-    def __getitem__(self, index):
-        """One tensor of a stack ``(E, ..., N, K)``, such as experts' weights, over the same memory.
+    def __getitem__(self, key):
+        """A part of the tensor over the same memory: rows and columns between blocks, or tensors of a stack.
 
-        ValueError unless scales are linear, blocks run along the last axis, and no block spans two of the tensors.
+        Parameters
+        ----------
+        key : int, slice, ellipsis, or tuple of these
+            As NumPy's: ``q[:32]``, ``q[:, 64:128]``, ``q[..., -64:]``. Slices have no step, and start and end where a
+            block does: at multiples of its extent, and at the tensor's end. Of a stack ``(E, ..., N, K)``, such as
+            experts' weights, ``q[k]`` is one tensor and ``q[2:5]`` some; the rows that are taken must follow one
+            another.
+
+        Returns
+        -------
+        ScaledTensor
+            It shares the global scale, too, so that writing to it by ``quantize(out=...)`` changes that of the whole.
+
+        Raises
+        ------
+        ValueError
+            A slice cuts through a block (the message says where borders are) or has a step; scales are not linear.
+        BufferError
+            The rows do not follow one another: ``q[:, :32]`` of a stack of several.
+        IndexError, TypeError
+            As NumPy; an integer for a row or a column.
+
+        Examples
+        --------
+        >>> import numpy as np, dlfp4
+        >>> q = dlfp4.quantize(np.eye(64, dtype="float32"), "mxfp4")
+        >>> q[:8].shape, q[:, 32:].shape
+        ((8, 64), (64, 32))
         """
-        return take_one(self, index)
+        return slice_scaled(self, key)
 
     def dequantize(self, dtype="float32"):
         """The values as a :class:`Tensor`; see :func:`dequantize`."""
@@ -267,27 +294,6 @@ cdef inline bint scales_whole(int format) noexcept:
 def _without_global_scale(ScaledTensor self):
     """The same tensor with a global scale of 1; not of prepared ones."""
     return make_scaled(self.data, self.scales, None, self.format, self.axis, self.scale_layout, self.shape)
-
-
-cdef ScaledTensor take_one(ScaledTensor self, index):
-    cdef tuple shape = self.shape
-    cdef int64_t lines = 1 if self.format.block is None else self.format.block[0], rows, number
-    cdef Tensor scales = self.scales
-    if len(shape) < 3:
-        raise TypeError(f"{summary_of(self)} is no stack: index its .data or .scales, or the values of .dequantize()")
-    rows = math.prod(shape[1:-1])
-    if self.axis != -1 or self.scale_layout != "linear" or rows % lines:
-        raise ValueError(f"{summary_of(self)} cannot be indexed: expected blocks along axis -1 that do not span "
-                         f"two tensors of the stack, and linear scales; call .with_scale_layout('linear')")
-    if isinstance(index, bool) or not PyIndex_Check(index):
-        raise TypeError(f"index {index!r} is of type {type(index).__name__}; one tensor of a stack is taken by an "
-                        f"integer")
-    number = as_index(index, shape[0], 0)
-    if self.format.block is not None:
-        lines = 1 if self.format.repeats_scales else lines
-        scales = slice_tensor(scales, slice(number * rows // lines, (number + 1) * rows // lines))
-    return make_scaled(slice_tensor(self.data, slice(number * rows, (number + 1) * rows)), scales, self.global_scale,
-                       self.format, -1, "linear", shape[1:])
 
 
 cdef object export_parts(ScaledTensor given, str method, copy):

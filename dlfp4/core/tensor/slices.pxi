@@ -1,0 +1,137 @@
+# Slices of ScaledTensors: rows and columns between blocks, and tensors of a stack, over the same memory.
+
+cdef struct Cut:     # of rows or of columns
+    int64_t first, last
+    int64_t step     # borders are its multiples
+    int64_t extent   # and this end
+
+
+cdef ScaledTensor slice_scaled(ScaledTensor self, key):
+    """The part of a tensor that integers and slices choose; a view."""
+    cdef Cut rows, columns
+    if self.scale_layout != "linear" and self.format.block is not None:
+        raise ValueError(f"{summary_of(self)} cannot be sliced: only linear scales lie block by block; call "
+                         f".with_scale_layout('linear') first")
+    kept = read_key(self, key, &rows, &columns)
+    set_borders(self, &rows, &columns)
+    if 0 in kept:
+        rows.first, rows.last = 0, rows.last - rows.first
+        columns.first, columns.last = 0, columns.last - columns.first
+    else:
+        check_borders(self, &rows, "rows")
+        check_borders(self, &columns, "columns")
+    return take_part(self, rows, columns, kept)
+
+
+cdef tuple read_key(ScaledTensor self, key, Cut *rows, Cut *columns):
+    """Fill in which rows of the matrix, and which columns, an index chooses; returns the shape that it leaves."""
+    cdef tuple shape = self.shape
+    cdef int64_t first, last, extent, chosen = 1
+    cdef int dim, ndim = len(shape)
+    rows.first, rows.extent = 0, 1
+    kept = []
+    for dim, entry in enumerate(full_key(self, key)):
+        extent = shape[dim]
+        if read_entry(self, entry, dim, &first, &last):
+            kept.append(last - first)
+        if dim == ndim - 1:
+            columns[0] = Cut(first, last, 1, extent)
+            break
+        if chosen > 1 and last - first != extent:
+            raise BufferError(f"the rows that {key!r} takes of shape {shape} do not follow one another, and a "
+                              f"ScaledTensor has them at one distance; slice each tensor of the stack, q[k][...]")
+        chosen *= last - first
+        rows.first = rows.first * extent + first
+        rows.extent *= extent
+    rows.last = rows.first + chosen
+    return tuple(kept)
+
+
+cdef list full_key(ScaledTensor self, key):
+    """An entry for each dimension."""
+    cdef list entries = list(key) if type(key) is tuple else [key]
+    cdef int ndim = len(self.shape), given = 0, ellipses = 0
+    for entry in entries:
+        ellipses += entry is Ellipsis
+        given += entry is not Ellipsis
+    if ellipses > 1:
+        raise IndexError("an index can have one ellipsis ('...') at most")
+    if given > ndim:
+        raise IndexError(f"{given} indices for a tensor of {ndim} dimensions, shape {self.shape}")
+    place = entries.index(Ellipsis) if ellipses else len(entries)
+    return entries[:place] + [slice(None)] * (ndim - given) + entries[place + 1:]
+
+
+cdef bint read_entry(ScaledTensor self, entry, int dim, int64_t *first, int64_t *last) except -1:
+    """The interval of a dimension that a slice or an integer takes; whether the dimension stays."""
+    cdef int64_t extent = self.shape[dim]
+    cdef Py_ssize_t start, stop, step
+    if type(entry) is slice:
+        PySlice_Unpack(entry, &start, &stop, &step)
+        if step != 1:
+            raise ValueError(f"{entry!r} has a step of {step}; a ScaledTensor is sliced in steps of 1, since blocks "
+                             f"stay whole")
+        last[0] = PySlice_AdjustIndices(extent, &start, &stop, 1)
+        last[0] += start
+        first[0] = start
+        return True
+    index = integer_of(entry)
+    if dim >= len(self.shape) - 2:
+        raise TypeError(f"{summary_of(self)} is no stack along dimension {dim}, where integer {index} indexes it: take "
+                        f"a slice of whole blocks, or index its .data, its .scales, or the values of .dequantize()")
+    first[0] = as_index(index, extent, dim)
+    last[0] = first[0] + 1
+    return False
+
+
+cdef object integer_of(entry):
+    try:   # arrays have __index__, and refuse unless they are one integer
+        if not isinstance(entry, bool):
+            return PyNumber_Index(entry)
+    except TypeError:
+        pass
+    raise TypeError(f"index {entry!r} is of type {type(entry).__name__}; a ScaledTensor takes slices on block borders, "
+                    f"'...' and, for one tensor of a stack, an integer")
+
+
+cdef int set_borders(ScaledTensor self, Cut *rows, Cut *columns) except -1:
+    """Where the matrix may be cut: between blocks and, along packed elements, between bytes."""
+    cdef const dlfp4_format_row *row = &dlfp4_formats[self.number]
+    cdef Cut *across = rows if self.axis == -1 else columns
+    cdef Cut *along = columns if self.axis == -1 else rows
+    across.step = max(1, row.lines)
+    along.step = row.length if row.length else 2 if is_subbyte(self.data.row) else 1
+    return 0
+
+
+cdef int check_borders(ScaledTensor self, const Cut *cut, str what) except -1:
+    if cut.first % cut.step == 0 and (cut.last % cut.step == 0 or cut.last == cut.extent):
+        return 0
+    lines, length = self.format.block or (1, 1)
+    raise ValueError(f"{what} {cut.first}:{cut.last} of {summary_of(self)} cut through blocks: those of "
+                     f"{lines}x{length} along axis {self.axis} have borders at multiples of {cut.step} {what}, and at "
+                     f"the end, {cut.extent}")
+
+
+cdef ScaledTensor take_part(ScaledTensor self, Cut rows, Cut columns, tuple shape):
+    """The parts of rows and columns on borders."""
+    cdef Cut lines = rows if self.axis == -1 else columns, along = columns if self.axis == -1 else rows
+    cdef Tensor scales = self.scales
+    elements, blocks = slice(along.first, along.last), slice(None)
+    if along.last == along.extent:   # with the zeros that complete the last block
+        elements = slice(along.first, None)
+    data = slice_part(self, self.data, slice(lines.first, lines.last), elements)
+    if scales.dl.ndim == 2:
+        if dlfp4_formats[self.number].length:
+            blocks = slice(along.first // along.step, divide_up(along.last, along.step))
+        step = 1 if self.format.repeats_scales else lines.step
+        scales = slice_part(self, scales, slice(lines.first // step, divide_up(lines.last, step)), blocks)
+    return make_scaled(data, scales, self.global_scale, self.format, self.axis, "linear", shape)
+
+
+cdef inline Tensor slice_part(ScaledTensor self, Tensor part, lines, along):
+    return slice_tensor(part, (along, lines) if lies_across(self) else (lines, along))
+
+
+cdef inline int64_t divide_up(int64_t count, int64_t size) noexcept:
+    return (count + size - 1) // size
