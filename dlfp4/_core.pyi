@@ -24,7 +24,7 @@ import torch
 from typing_extensions import Buffer as _Buffer
 from typing_extensions import CapsuleType
 
-from dlfp4.formats import Format, FormatTable, Recipe
+from dlfp4.formats import Format, FormatTable, Recipe, RecipeName
 
 __version__: str
 
@@ -165,7 +165,7 @@ def unpack(x: _Elements, *, out: _Elements | None = None) -> Tensor: ...
 # ---- Block scaling
 
 _ScaleLayout: TypeAlias = Literal["linear", "128x4", "8x4", "aiter"]
-_RecipeLike: TypeAlias = Recipe | Literal["ocp", "nvidia", "rocm"]
+_RecipeLike: TypeAlias = Recipe | RecipeName
 _Axis: TypeAlias = Literal[-1, -2]
 _Scalar: TypeAlias = SupportsFloat | _Elements
 

@@ -7,7 +7,7 @@ how elements are rounded. The core makes the formats from the rows of ``formats.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from numbers import Real
 from types import MappingProxyType
 from typing import Any, Literal, get_args
@@ -18,6 +18,7 @@ from dlfp4.suggest import did_you_mean
 
 ScaleRule = Literal["floor", "rceil", "ceil", "even"]
 Rounding = Literal["nearest_even", "nearest_away", "toward_zero", "stochastic"]
+RecipeName = Literal["ocp", "nvidia", "aiter", "rocm", "transformer-engine-rocm"]
 SCALE_RULES: tuple[str, ...] = get_args(ScaleRule)
 ROUNDINGS: tuple[str, ...] = get_args(Rounding)
 
@@ -123,11 +124,15 @@ class Recipe:
         tensor, True for one a block.
     eps : float
         Formats with float32 scales: the least magnitude of a block; smaller ones count as `eps`.
-    zero_scale : int
-        The e8m0 byte of an MX block of zeros.
+    zero_scale : int, optional
+        The e8m0 byte of an MX block of zeros. Default: 0.
     keeps_negative_zero : bool
         False: inputs of -0, and products with the encode scale that underflow float32, become +0. What the element type
         rounds to zero keeps its sign.
+
+    Notes
+    -----
+    A format refuses the options that it has no use for.
 
     Examples
     --------
@@ -140,7 +145,7 @@ class Recipe:
     rounding: Rounding = "nearest_even"
     pow2: bool | None = None
     eps: float = 0.0
-    zero_scale: int = 0
+    zero_scale: int | None = None
     keeps_negative_zero: bool = True
 
     def __post_init__(self) -> None:
@@ -148,7 +153,7 @@ class Recipe:
             raise ValueError(f"scale_rule={self.scale_rule!r}: expected None or one of {', '.join(SCALE_RULES)}")
         if self.rounding not in ROUNDINGS:
             raise ValueError(f"rounding={self.rounding!r}: expected one of {', '.join(ROUNDINGS)}")
-        if type(self.zero_scale) is not int or self.zero_scale not in range(255):
+        if self.zero_scale is not None and (type(self.zero_scale) is not int or self.zero_scale not in range(255)):
             raise ValueError(f"zero_scale={self.zero_scale!r}: expected an e8m0 byte, an integer from 0 to 254")
         eps: Any = self.eps
         if not isinstance(eps, Real) or not 0 <= float(eps) <= float(np.finfo(np.float32).max):
@@ -161,36 +166,55 @@ class Recipe:
 # Element types of what is quantized, and of values and products.
 FLOATS = ("float32", "bfloat16", "float16")
 
-# What the world's libraries do with MX formats: the OCP reference and torchao; TransformerEngine, cuDNN and FlashInfer
-# on NVIDIA; TransformerEngine and AITER on AMD.
-RECIPES: Mapping[str, Recipe] = MappingProxyType(
+# The kinds of formats that have a use for an option; all kinds have one for the options that are not named.
+KINDS_OF_OPTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"scale_rule": ("power",), "pow2": ("largest",), "eps": ("largest",), "zero_scale": ("power",)}
+)
+FORMATS_OF_KIND = MappingProxyType(
+    {"two_level": "nvfp4 formats", "power": "mx formats", "largest": "formats with float32 scales"}
+)
+
+_EVEN = Recipe(scale_rule="even")
+
+# What the world's libraries do, by the kind of a format: the OCP reference and torchao; TransformerEngine, cuDNN and
+# FlashInfer on NVIDIA; AITER on AMD, and ROCm's early kernel of TransformerEngine.
+RECIPES: Mapping[str, Mapping[str, Recipe]] = MappingProxyType(
     {
-        "ocp": Recipe(scale_rule="floor"),
-        "nvidia": Recipe(scale_rule="rceil"),
-        "rocm": Recipe(scale_rule="even", rounding="nearest_away", zero_scale=127, keeps_negative_zero=False),
+        "ocp": {"power": Recipe(scale_rule="floor")},
+        "nvidia": {"two_level": Recipe(), "power": Recipe(scale_rule="rceil"), "largest": Recipe()},
+        "aiter": {"power": _EVEN},
+        "rocm": {"power": _EVEN},
+        "transformer-engine-rocm": {
+            "power": Recipe(scale_rule="even", rounding="nearest_away", zero_scale=127, keeps_negative_zero=False)
+        },
     }
 )
 
 
 def find_recipe(format: Format, recipe: Recipe | str | None) -> Recipe:
     """The recipe that a format takes; ValueError where the two do not go together."""
-    if format.kind == "power":
-        return RECIPES["ocp"] if recipe is None else named_recipe(recipe)
-    # NVIDIA's recipe for the formats that it defined is their one rule.
-    chosen = Recipe() if recipe in (None, "nvidia") else named_recipe(recipe)
-    if chosen.scale_rule is not None:
-        raise ValueError(
-            f"recipe={recipe!r} chooses the scale rule {chosen.scale_rule!r}, but {format} has one rule of its own; "
-            f"scale rules are for the mx formats: leave recipe out, or give Recipe(...) without scale_rule"
-        )
+    if recipe is None:
+        return RECIPES["ocp"]["power"] if format.kind == "power" else Recipe()
+    chosen = recipe if isinstance(recipe, Recipe) else _named_recipe(format, recipe)
+    for field in fields(Recipe):
+        value, kinds = getattr(chosen, field.name), KINDS_OF_OPTIONS.get(field.name)
+        if kinds is not None and format.kind not in kinds and value != field.default:
+            users = " and ".join(FORMATS_OF_KIND[kind] for kind in kinds)
+            raise ValueError(
+                f"recipe={recipe!r} has {field.name}={value!r}, for which {format} has no use: it is for {users}; "
+                f"give a Recipe without it"
+            )
     return chosen
 
 
-def named_recipe(recipe: Recipe | str | None) -> Recipe:
-    """A recipe, given as one or by its name."""
-    if isinstance(recipe, Recipe):
-        return recipe
-    if recipe is not None and recipe in RECIPES:
-        return RECIPES[recipe]
-    near = did_you_mean(recipe, RECIPES)
-    raise ValueError(f"recipe={recipe!r}: expected a dlfp4.Recipe or one of {', '.join(RECIPES)}{near}")
+def _named_recipe(format: Format, name: str) -> Recipe:
+    """What a named recipe is for a format."""
+    if name not in RECIPES:
+        near = did_you_mean(name, RECIPES)
+        raise ValueError(f"recipe={name!r}: expected a dlfp4.Recipe or one of {', '.join(RECIPES)}{near}")
+    if format.kind not in RECIPES[name]:
+        users = " and ".join(FORMATS_OF_KIND[kind] for kind in RECIPES[name])
+        raise ValueError(
+            f"recipe={name!r} is for {users}; {format} has one rule of its own: leave recipe out, or give Recipe(...)"
+        )
+    return RECIPES[name][format.kind]

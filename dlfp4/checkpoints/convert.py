@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from dlfp4._core import _find_format
 from dlfp4.checkpoints import native, safetensors
 from dlfp4.checkpoints.selection import Choice, choose, quantize_chosen
 from dlfp4.files import check_place
-from dlfp4.formats import Format
+from dlfp4.formats import Format, RecipeName
 from dlfp4.frameworks.base import is_row_major
 
 SHOWN = 3  # names beside a reason
@@ -46,7 +46,7 @@ def quantize_file(
     target: str | os.PathLike[str],
     format: str | Format,
     *,
-    recipe: Recipe | Literal["ocp", "nvidia", "rocm"] | None = None,
+    recipe: Recipe | RecipeName | None = None,
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
     include_embeddings: bool = False,

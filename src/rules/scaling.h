@@ -36,6 +36,7 @@ struct ScaleRule {
 namespace {
 
 constexpr float kLargestFloat = 3.40282346638528859811704183484516925e+38f;
+constexpr float kLeastDecode = 1 / kLargestFloat;  // of a whole tensor: what the largest encode scale, clamped, undoes
 
 DLFP4_FLOAT_RULE float float_of(uint32_t bits) {
   float value;
@@ -63,10 +64,13 @@ struct TensorScale {
   float encode, decode;
 };
 
+// What is stored: where the encode scale is clamped, both must still agree.
+DLFP4_FLOAT_RULE float stored_decode(float decode) { return decode > kLeastDecode ? decode : kLeastDecode; }
+
 // NVFP4: `largest` is the largest finite magnitude.
 DLFP4_FLOAT_RULE TensorScale two_level_scale(const ScaleRule &rule, float largest) {
   if (largest == 0) return {1, 1};
-  return {finite(rule.reach / largest), largest / rule.reach};
+  return {finite(rule.reach / largest), stored_decode(largest / rule.reach)};
 }
 
 // A float32 scale that maps the largest magnitude to the element type's largest value: current scaling.
@@ -78,7 +82,7 @@ DLFP4_FLOAT_RULE TensorScale largest_scale(const ScaleRule &rule, uint32_t magni
   return {encode, 1 / encode};
 }
 
-DLFP4_FLOAT_RULE TensorScale scale_given(float decode) { return {finite(1 / decode), decode}; }
+DLFP4_FLOAT_RULE TensorScale scale_given(float decode) { return {finite(1 / decode), stored_decode(decode)}; }
 
 // What follows from the element type and, for DLFP4_TWO_LEVEL formats, from the type of the scales.
 DLFP4_FLOAT_RULE void set_types(ScaleRule *rule, ElementType element, ElementType scale) {

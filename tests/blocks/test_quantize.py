@@ -157,13 +157,26 @@ def test_float32_scales(name, pow2, eps):
 
 def test_zeros_are_as_each_recipe_has_them():
     x = np.array([[0.0, -0.0] * 16, [-1e-3, -0.0] + [4.0] * 30], F)
-    ocp, rocm = dlfp4.quantize(x, "mxfp4"), dlfp4.quantize(x, "mxfp4", recipe="rocm")
+    ocp = dlfp4.quantize(x, "mxfp4")
+    early = dlfp4.quantize(x, "mxfp4", recipe="transformer-engine-rocm")
     assert raw_bytes(ocp.scales) == bytes([0, 127])
-    assert raw_bytes(rocm.scales) == bytes([127, 127])
+    assert raw_bytes(early.scales) == bytes([127, 127])
     assert raw_bytes(ocp.data)[:17] == b"\x80" * 16 + b"\x88"
-    assert raw_bytes(rocm.data)[:17] == b"\x00" * 16 + b"\x08"  # what rounds to zero has a sign, what is zero has none
+    assert raw_bytes(early.data)[:17] == b"\x00" * 16 + b"\x08"  # what rounds to zero has a sign, what is zero has none
     nvfp4 = dlfp4.quantize(x[:, :16], "nvfp4")
     assert (raw_bytes(nvfp4.scales)[0], raw_bytes(nvfp4.data)[:8]) == (0, b"\x80" * 8)
+
+
+@pytest.mark.parametrize("magnitude", [7e-36, 1e-37, 1e-41, 2.0**-149])
+@pytest.mark.parametrize("name", TWO_LEVEL)
+def test_tiny_tensors_decode_to_what_they_were(name, magnitude):
+    """Where the encode scale is clamped, the stored decode scale undoes it all the same; so does a given one."""
+    x = np.full((16, 32), magnitude, F)
+    for given in (None, 2.0**-149):
+        q = dlfp4.quantize(x, name, global_scale=given)
+        assert float(q.global_scale.to_numpy()) >= 2.0**-128
+        assert_equal(q, reference.quantize(x, name, global_scale=given))
+        assert abs(q.dequantize().to_numpy() - x).max() <= max(x[0, 0] / 8, 6 * 2.0**-138)  # or its scale rounds to 0
 
 
 def test_blocks_that_are_not_finite_leave_others_alone():
@@ -329,7 +342,7 @@ def test_scale_layouts(name, layout):
 
 def test_padding_of_the_aiter_layout_is_the_recipes_zero_scale():
     x = make("normal", (40, 96))
-    for recipe, fill in (("ocp", 0), ("nvidia", 0), ("rocm", 127)):
+    for recipe, fill in (("ocp", 0), ("nvidia", 0), ("transformer-engine-rocm", 127)):
         for layout in LAYOUTS:
             expected = reference.quantize(x, "mxfp4", **RECIPES[recipe])
             q = dlfp4.quantize(x, "mxfp4", recipe=recipe, scale_layout=layout)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import dlfp4
+from dlfp4 import formats
 
 from ..support import block_reference as reference
 from ..support.block_reference import FORMATS, FP8, MX, RULES, TWO_LEVEL, assert_equal, make, same
@@ -269,8 +270,8 @@ def test_unknown_names_are_refused():
     x = np.ones((32, 32), F)
     for options, named in (
         ({"format": "nvfp5"}, "nvfp4_16x16"),
-        ({"recipe": "amd"}, "rocm"),
-        ({"recipe": 3}, "rocm"),
+        ({"recipe": "rocmm"}, "did you mean 'rocm'"),
+        ({"recipe": 3}, "nvidia"),
         ({"rounding": "up"}, "nearest_away"),
         ({"scale_layout": "4x128"}, "128x4"),
     ):
@@ -311,6 +312,18 @@ def test_scale_rules_are_for_mx_formats(name):
             dlfp4.quantize(x, name, recipe=recipe)
     for recipe in ("nvidia", dlfp4.Recipe()):
         assert same(dlfp4.quantize(x, name, recipe=recipe), dlfp4.quantize(x, name))
+
+
+@pytest.mark.parametrize("options", [{"pow2": True}, {"eps": 1.0}, {"zero_scale": 0}, {"scale_rule": "floor"}], ids=str)
+@pytest.mark.parametrize("name", FORMATS)
+def test_options_that_a_format_has_no_use_for_are_refused(name, options):
+    (option,) = options
+    recipe, x = dlfp4.Recipe(**options), np.ones((128, 128), F)
+    if FORMATS[name].kind in formats.KINDS_OF_OPTIONS[option]:
+        dlfp4.quantize(x, name, recipe=recipe)
+        return
+    with pytest.raises(ValueError, match=f"{option}=.*{name} has no use"):
+        dlfp4.quantize(x, name, recipe=recipe)
 
 
 @pytest.mark.parametrize("name", MX)

@@ -189,7 +189,7 @@ def test_empty_tensors(name):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_quantize_gives_what_a_conversion_gives(layout, recipe):
     """But for the padding of AITER's layout, which is the recipe's byte."""
-    fill = 127 if (layout, recipe) == ("aiter", "rocm") else None
+    fill = 127 if (layout, recipe) == ("aiter", "transformer-engine-rocm") else None
     for shape, axis in itertools.product([(40, 96), (300, 160)], (-1, -2)):
         x = make("one-hot", shape)
         for name in MX:
@@ -235,7 +235,7 @@ def test_the_fill_is_written(layout, fill):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_without_a_fill_it_is_zero(layout):
     """Whatever the recipe was: the tensor does not know it. Fresh memory is not zero for long."""
-    q = dlfp4.quantize(make("normal", (5, 64)), "mxfp4", recipe="rocm")
+    q = dlfp4.quantize(make("normal", (5, 64)), "mxfp4", recipe="transformer-engine-rocm")
     matrix = np.frombuffer(raw_bytes(q.scales), np.uint8).reshape(5, 2)
     for _ in range(20):
         assert_scales(q.with_scale_layout(layout, fill=255), "mxfp4", matrix, -1, layout, 255)

@@ -82,14 +82,14 @@ def test_every_format(source, target, format):
 
 def test_patterns_recipe_and_convention(source, target):
     options = ("--include", "*.weight", "--exclude", "up.*", "--exclude", "e[m]pty*", "--convention", "modelopt")
-    result = run(source, "--format", "mxfp4", "--recipe", "rocm", "-o", target, *options)
+    result = run(source, "--format", "mxfp4", "--recipe", "transformer-engine-rocm", "-o", target, *options)
     assert result.returncode == 0, result.stderr
     loaded = checkpoints.load(target)
     assert {name for name, tensor in loaded.items() if isinstance(tensor, dlfp4.ScaledTensor)} == {
         "layer.0.weight", "experts.weight", "zeros.weight"
     }  # fmt: skip
     assert checkpoints.load(target, join=False)["layer.0.weight"].dtype == np.uint8
-    assert set(loaded["zeros.weight"].scales.view("uint8").to_numpy().flat) == {127}  # as only the rocm recipe does
+    assert set(loaded["zeros.weight"].scales.view("uint8").to_numpy().flat) == {127}  # as only that recipe does
 
 
 def test_a_quantized_file_is_kept_as_it_is(source, target):

@@ -61,7 +61,7 @@ def test_bytes_of_the_host(name, source, view):
         assert parts_of(ours) == parts_of(theirs)
 
 
-@pytest.mark.parametrize("recipe", ["ocp", "nvidia", "rocm"])
+@pytest.mark.parametrize("recipe", ["ocp", "nvidia", "aiter", "transformer-engine-rocm"])
 @pytest.mark.parametrize("name", [n for n in FORMATS if dlfp4.formats()[n].kind == "power"])
 def test_bytes_of_every_rule(name, recipe):
     x = magnitudes_of_all_kinds("float32")

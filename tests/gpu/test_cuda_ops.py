@@ -176,7 +176,7 @@ def test_other_strides_equal_the_host(name, source):
 
 @pytest.mark.parametrize(
     "recipe",
-    ["ocp", "nvidia", "rocm", dlfp4.Recipe(scale_rule="ceil"), dlfp4.Recipe(scale_rule="ceil", rounding="toward_zero")],
+    ["ocp", "nvidia", "aiter", "transformer-engine-rocm", dlfp4.Recipe("ceil"), dlfp4.Recipe("ceil", "toward_zero")],
 )
 @pytest.mark.parametrize("name", [name for name in FORMATS if dlfp4.formats()[name].kind == "power"])
 def test_recipes_equal_the_host(name, recipe):

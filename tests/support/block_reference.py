@@ -45,7 +45,14 @@ MANTISSA = {name: ml_dtypes.finfo(name).nmant for name in LOW}
 RECIPES = {
     "ocp": {"rule": "floor"},
     "nvidia": {"rule": "rceil"},
-    "rocm": {"rule": "even", "rounding": "nearest_away", "zero_scale": 127, "keeps_negative_zero": False},
+    "aiter": {"rule": "even"},
+    "rocm": {"rule": "even"},
+    "transformer-engine-rocm": {
+        "rule": "even",
+        "rounding": "nearest_away",
+        "zero_scale": 127,
+        "keeps_negative_zero": False,
+    },
 }
 
 
@@ -130,10 +137,15 @@ def finite(quotient):
 def two_level_unit(lines, format, given):
     """The scales of the whole tensor: encode, decode."""
     if given is not None:
-        return finite(F(1) / F(given)), F(given)
+        return finite(F(1) / F(given)), stored(F(given))
     largest = np.abs(lines).max(where=np.isfinite(lines), initial=0)
     reach = F(LARGEST[format.element] * LARGEST[format.scale])  # 2688 of NVFP4
-    return (F(1), F(1)) if largest == 0 else (finite(reach / largest), largest / reach)
+    return (F(1), F(1)) if largest == 0 else (finite(reach / largest), stored(largest / reach))
+
+
+def stored(decode):
+    """A decode scale that undoes the largest encode scale there is, or a larger one."""
+    return np.maximum(decode, F(1) / LARGEST_FLOAT)
 
 
 def two_level(magnitude, format, encode):
@@ -165,7 +177,7 @@ def power(magnitude, element, rule, zero_scale):
 
 def largest(magnitude, largest_element, eps, pow2, given):
     if given is not None:
-        return np.full(magnitude.shape, F(given)), np.full(magnitude.shape, finite(F(1) / F(given)))
+        return np.full(magnitude.shape, stored(F(given))), np.full(magnitude.shape, finite(F(1) / F(given)))
     magnitude = np.where(magnitude < eps, eps, magnitude)
     encode = finite(largest_element / magnitude)
     encode = np.where((magnitude == 0) | ~np.isfinite(magnitude), F(1), encode)

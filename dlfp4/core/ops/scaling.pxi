@@ -37,8 +37,8 @@ def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=Non
         A row of :func:`formats`: "nvfp4", "nvfp4_16x16", "mxfp4", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp8_e4m3",
         "mxfp8_e5m2", "fp8_e4m3", "fp8_e5m2", "fp8_1x128", "fp8_128x128" and their "_e5m2" forms.
     recipe : Recipe or str, optional
-        How scales are chosen and elements rounded: "ocp" (the default for mx formats), "nvidia", "rocm", or a
-        :class:`Recipe`.
+        How scales are chosen and elements rounded: "ocp" (the default for mx formats), "nvidia", "aiter" (or "rocm"),
+        "transformer-engine-rocm", or a :class:`Recipe`.
     axis : int or tuple of int
         Blocks run along -1, the rows, or -2, the columns. A tuple gives a result for each axis, in its order, and reads
         `x` once, or twice where NVFP4 has to find its global scale. Columns run through all leading dimensions.
@@ -86,8 +86,7 @@ def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=Non
     MX (OCP Microscaling Formats v1.0): ``q = round(x * 2**-e)``, with e by the recipe, between -127 and 127.
     FP8: ``encode = max / a``, ``s = 1 / encode``, ``q = round(x * encode)``; max is the element type's largest value.
     Where a is 0, infinite or NaN, encode is 1, as in TransformerEngine: elements are cast unscaled. Quotients are
-    clamped to the largest float32, so that NVFP4 of a tensor whose magnitudes all lie below 2**-116 decodes to smaller
-    values.
+    clamped to the largest float32, and g, computed or given, is at least its reciprocal.
     Elements saturate. A block of NVFP4 or MX with a NaN or an infinity decodes to NaN: its scale is NaN, its elements
     are 0. Other blocks are not affected.
 
@@ -242,7 +241,7 @@ cdef _Rules make_rules(format, chosen, rounding):
     self.recipe.scale_rule = <dlfp4_scale_rule> <int> SCALE_RULES[chosen.scale_rule or "floor"]
     self.recipe.eps = chosen.eps
     self.recipe.pow2 = format.block is not None if chosen.pow2 is None else chosen.pow2
-    self.recipe.zero_scale = chosen.zero_scale
+    self.recipe.zero_scale = chosen.zero_scale or 0
     self.recipe.drops_negative_zero = not chosen.keeps_negative_zero
     return self
 

@@ -327,13 +327,14 @@ int fill_padding(const dlfp4_blocks &blocks, const FormatInfo &format, int64_t l
 // Sees to it that a scale that was given lies in a result's place too: by the kernel that reads it, if one runs.
 int keep_scale(const dlfp4_cuda_scale &scale, int result, const Lines &x, Quantization *of) {
   float *const place = scale.places[result];
-  if (!place || place == scale.given) return 0;
+  if (!place) return 0;
   if (!scale.given) {
+    const float decode = dlfp4_given_tensor_scale(scale.number).decode;
     uint32_t bits;
-    memcpy(&bits, &scale.number, sizeof(bits));
+    memcpy(&bits, &decode, sizeof(bits));
     return set_word(place, bits, of->stream);
   }
-  if (x.lines * x.length == 0) return copy_word(place, scale.given, of->stream);
+  if (x.lines * x.length == 0) return place == scale.given ? 0 : copy_word(place, scale.given, of->stream);
   of->place.keep[result] = place;
   return 0;
 }

@@ -25,7 +25,7 @@ __device__ inline ScaleRule rule_of(const QuantizeParams &p, uint32_t bits) {
                                                 : two_level_scale(rule, float_of(bits));
   if (blockIdx.x == 0 && threadIdx.x == 0)
     for (float *const keep : p.keep)
-      if (keep != nullptr) *keep = float_of(bits);
+      if (keep != nullptr) *keep = scale.decode;
   set_encode(&rule, scale.encode);
   return rule;
 }
