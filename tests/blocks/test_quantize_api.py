@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import dlfp4
-from dlfp4 import formats
+from dlfp4.formats import KINDS_OF_OPTIONS
 
 from ..support import block_reference as reference
 from ..support.block_reference import FORMATS, FP8, MX, RULES, TWO_LEVEL, assert_equal, make, same
@@ -319,7 +319,7 @@ def test_scale_rules_are_for_mx_formats(name):
 def test_options_that_a_format_has_no_use_for_are_refused(name, options):
     (option,) = options
     recipe, x = dlfp4.Recipe(**options), np.ones((128, 128), F)
-    if FORMATS[name].kind in formats.KINDS_OF_OPTIONS[option]:
+    if FORMATS[name].kind in KINDS_OF_OPTIONS[option]:
         dlfp4.quantize(x, name, recipe=recipe)
         return
     with pytest.raises(ValueError, match=f"{option}=.*{name} has no use"):
