@@ -11,23 +11,23 @@ from pathlib import Path
 
 import dlfp4
 from dlfp4 import checkpoints, frameworks, matrix
-from dlfp4.checkpoints import convert
+from dlfp4.checkpoints import commands
 from dlfp4.formats import RECIPES
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one of the commands and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m dlfp4", description=dlfp4.__doc__)
-    commands = parser.add_subparsers(dest="command")
-    commands.add_parser("info", help="how dlfp4 was built, and what this machine has")
-    tried = commands.add_parser("matrix", help="try every installed framework and element type, both ways")
+    parsers = parser.add_subparsers(dest="command")
+    parsers.add_parser("info", help="how dlfp4 was built, and what this machine has")
+    tried = parsers.add_parser("matrix", help="try every installed framework and element type, both ways")
     tried.add_argument("--json", action="store_true", help="print JSON instead of a table")
     tried.add_argument("--framework", action="append", choices=frameworks.NAMES, help="only this one (repeatable)")
     tried.add_argument(
         "--dtype", action="append", choices=matrix.ROWS, metavar="DTYPE", help="only this one (repeatable)"
     )
-    add_quantize(commands.add_parser("quantize", help="quantize the weights of a safetensors file"))
-    bench = commands.add_parser("bench", help="run the benchmarks of a source checkout")
+    add_quantize(parsers.add_parser("quantize", help="quantize the weights of a model"))
+    bench = parsers.add_parser("bench", help="run the benchmarks of a source checkout")
     bench.add_argument("name", nargs="*", help="such as `exchange` for bench_exchange.py; default: all")
     options = parser.parse_args(arguments)
     if options.command is None:
@@ -39,16 +39,23 @@ def main(arguments: list[str] | None = None) -> int:
     if options.command == "bench":
         return run_benchmarks(options.name)
     if options.command == "quantize":
-        return convert.run(**{name: value for name, value in vars(options).items() if name != "command"})
+        return commands.quantize(**{name: value for name, value in vars(options).items() if name != "command"})
     report = matrix.matrix(options.framework or frameworks.NAMES, options.dtype or matrix.ROWS)
     print(matrix.as_json(report) if options.json else matrix.as_text(report))
     return int(any(cell.outcome in (matrix.Outcome.WRONG, matrix.Outcome.CRASHED) for cell in report.cells))
 
 
 def add_quantize(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``quantize``, by the names that :func:`dlfp4.checkpoints.convert.run` gives them."""
-    parser.add_argument("source", metavar="model.safetensors")
-    parser.add_argument("-o", "--output", dest="target", required=True, metavar="FILE", help="where to write")
+    """The arguments of ``quantize``, by the names that :func:`dlfp4.checkpoints.quantize_model` gives them."""
+    parser.add_argument("source", metavar="MODEL", help="a safetensors file, or the folder of a model")
+    parser.add_argument(
+        "-o",
+        "--output",
+        dest="target",
+        required=True,
+        metavar="OUTPUT",
+        help="a file for a file, a folder for a folder",
+    )
     parser.add_argument(
         "--format", required=True, choices=dlfp4.formats(), metavar="NAME", help=", ".join(dlfp4.formats())
     )

@@ -30,22 +30,42 @@ def check_place(path: Path) -> Path:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that becomes `path` when all is written, and leaves no trace when something fails.
+    """A file that becomes `path` when all is written, and leaves no trace when something fails or kills the process.
 
     Where `path` is a link, what it points to is replaced; permissions stay as they were.
     """
     target = check_place(path)
     temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
-        with temporary.open("xb") as file:
+        with open_beside(temporary) as file:
             if target.exists():
                 os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))  # before there is anything to read
             yield file
             file.flush()
             os.fsync(file.fileno())
+            give_name(file, temporary)
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def give_name(file: BinaryIO, path: Path) -> None:
+    """Give a file that :func:`open_beside` opened without a name its name."""
+    if path.exists():
+        return
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:  # with the folder's descriptor: without one, Python calls link(), which does not follow the link in /proc
+        os.link(f"/proc/self/fd/{file.fileno()}", path.name, dst_dir_fd=folder, follow_symlinks=True)
+    finally:
+        os.close(folder)
+
+
+def open_beside(temporary: Path) -> BinaryIO:
+    """A new file without a name, which vanishes with the process, where the file system has such; else `temporary`."""
+    if os.path.isdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            return os.fdopen(os.open(temporary.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666), "wb")
+    return temporary.open("xb")
 
 
 def keep(path: Path, content: bytes) -> None:

@@ -18,7 +18,7 @@ from weights import fail, find_weights
 
 import dlfp4
 from dlfp4 import checkpoints
-from dlfp4.checkpoints.convert import signal_to_noise
+from dlfp4.checkpoints.quantizing import signal_to_noise
 
 try:
     import matplotlib as mpl

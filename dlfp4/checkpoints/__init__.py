@@ -15,8 +15,19 @@ from dlfp4.checkpoints import models, native, safetensors
 from dlfp4.checkpoints.conventions import CONVENTIONS, join_parts, split_parts
 from dlfp4.checkpoints.ggml import from_ggml, to_ggml
 from dlfp4.checkpoints.models import ModelPath
+from dlfp4.checkpoints.quantizing import quantize_model
 
-__all__ = ["CONVENTIONS", "from_ggml", "join_parts", "load", "read_metadata", "save", "split_parts", "to_ggml"]
+__all__ = [
+    "CONVENTIONS",
+    "from_ggml",
+    "join_parts",
+    "load",
+    "quantize_model",
+    "read_metadata",
+    "save",
+    "split_parts",
+    "to_ggml",
+]
 
 COMFYUI = "_quantization_metadata"  # marks files with shuffled scales, see join_parts
 

@@ -89,10 +89,22 @@ def find(path: ModelPath) -> Files:
     return of_index(place) if place.name.endswith(".json") else Files(place.parent, (place,))
 
 
+def is_folder(path: ModelPath) -> bool:
+    """Whether a model is more than one file that stands for itself."""
+    return not isinstance(path, str | os.PathLike) or Path(path).is_dir() or os.fspath(path).endswith(".json")
+
+
+def named(path: ModelPath) -> str:
+    """What messages call a model."""
+    return os.fspath(path) if isinstance(path, str | os.PathLike) else ", ".join(os.fspath(each) for each in path)
+
+
 def of_several(paths: list[Path]) -> Files:
     """Files given one by one."""
     if not paths:
         raise ValueError("no files: give the paths of the model's safetensors files")
+    if len({path.name for path in paths}) < len(paths):
+        raise ValueError(f"{names_of(paths)}: two files have the same name; give each once")
     return Files(paths[0].parent, tuple(paths))
 
 
@@ -172,9 +184,14 @@ def read(path: ModelPath | bytes | bytearray | memoryview) -> list[Shard]:
     if isinstance(path, bytes | bytearray | memoryview):
         return [Shard("", *safetensors.read_bytes(path))]
     files = find(path)
-    shards = [Shard(str(each), *safetensors.read(each)) for each in files.shards]
+    shards = [read_file(each) for each in files.shards]
     check_names(files, {shard.path: shard.tensors for shard in shards})
     return shards
+
+
+def read_file(path: str | os.PathLike[str]) -> Shard:
+    """Map one file."""
+    return Shard(str(path), *safetensors.read(path))
 
 
 def check_names(files: Files, found: Mapping[str, Iterable[str]]) -> None:

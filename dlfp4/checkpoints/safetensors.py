@@ -7,17 +7,19 @@ the two.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import mmap
 import os
 import sys
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import dlfp4
 from dlfp4 import Tensor
@@ -197,21 +199,115 @@ def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata:
     TypeError
         The metadata is not strings.
     """
+    with writing(path, tensors, metadata) as put:
+        for name, tensor in tensors.items():
+            put(name, tensor)
+
+
+@contextlib.contextmanager
+def writing(
+    path: str | os.PathLike[str], layout: Mapping[str, Tensor], metadata: Mapping[str, str]
+) -> Iterator[Callable[[str, Tensor], None]]:
+    """A file whose tensors are handed over one by one, in any order, and written while the next is made.
+
+    Parameters
+    ----------
+    path : path-like
+        It is replaced once the file is complete.
+    layout : mapping of str to Tensor
+        What will be handed over: types and shapes count, data does not.
+    metadata : mapping of str to str
+        For the header.
+
+    Yields
+    ------
+    callable
+        ``put(name, tensor)``. The tensor's memory must not change until the end.
+    """
     others = [pair for pair in metadata.items() if not all(isinstance(text, str) for text in pair)]
     if others:
         raise TypeError(f"metadata has {dict(others)!r}: the format holds strings only; use json.dumps for the rest")
-    ready = {name: make_ready(name, tensor) for name, tensor in tensors.items()}
+    for name, tensor in layout.items():
+        check_storable(name, tensor)
     # Larger elements come first, so that every tensor is aligned to its element size.
-    order = sorted(ready, key=lambda name: (-item_bits(ready[name].dtype.name), name))
-    header = make_header(ready, order, metadata)
-    with replacing(Path(path)) as file:
-        file.write(header)
-        for name in order:
-            file.write(octets_of(ready[name]))
+    order = sorted(layout, key=lambda name: (-item_bits(layout[name].dtype.name), name))
+    header = make_header(layout, order, metadata)
+    missing = dict(zip(order, accumulate((layout[name].nbytes for name in order), initial=len(header)), strict=False))
+    with replacing(Path(path)) as file, naming(path), Background(file.fileno()) as background:
+        background.write(memoryview(header), 0)
+
+        def put(name: str, tensor: Tensor) -> None:
+            check_storable(name, tensor)
+            planned = layout[name]
+            if (tensor.dtype, tensor.shape) != (planned.dtype, planned.shape):
+                raise ValueError(f"{name} is {tensor.dtype} {tensor.shape}, planned as {planned.dtype} {planned.shape}")
+            background.write(octets_of(compact(tensor)), missing.pop(name))
+
+        yield put
+        if missing:
+            raise ValueError(f"{', '.join(missing)} of the file's layout did not come")
+        background.finish()
 
 
-def make_ready(name: str, tensor: Tensor) -> Tensor:
-    """A tensor whose memory is what the file must hold: itself, or a copy of one with gaps or on a device."""
+@contextlib.contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """An OSError of writing, such as that of a full disk, says which file it was."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno and not error.filename:
+            error.filename = os.fspath(path)
+        raise
+
+
+class Background:
+    """Writes to a file in a thread of its own, so that the disk works while the processor does.
+
+    Parameters
+    ----------
+    descriptor : int
+        Of the file.
+    """
+
+    AHEAD = 256 << 20  # bytes that may wait to be written
+    SYNC = 64 << 20  # bytes after which the disk is made to begin
+    PIECE = 1 << 30  # bytes; Linux writes no more than 2 GiB at a time
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor, self.thread = descriptor, ThreadPoolExecutor(1)
+        self.waiting: deque[tuple[Future[None], int]] = deque()
+        self.unsynced = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.thread.shutdown(wait=True, cancel_futures=True)
+
+    def write(self, octets: memoryview, start: int) -> None:
+        """Write bytes at a position, soon; OSError of an earlier call is raised here."""
+        self.waiting.append((self.thread.submit(self.write_now, octets, start), len(octets)))
+        while self.waiting and sum(size for _, size in self.waiting) > self.AHEAD:
+            self.waiting.popleft()[0].result()
+
+    def finish(self) -> None:
+        """Wait until all is written."""
+        while self.waiting:
+            self.waiting.popleft()[0].result()
+
+    def write_now(self, octets: memoryview, start: int) -> None:
+        """Write bytes at a position."""
+        done = 0
+        while done < len(octets):
+            done += os.pwrite(self.descriptor, octets[done : done + self.PIECE], start + done)
+        self.unsynced += len(octets)
+        if self.unsynced >= self.SYNC:
+            self.unsynced = 0
+            os.fdatasync(self.descriptor)
+
+
+def check_storable(name: str, tensor: Tensor) -> None:
+    """ValueError or TypeError where a file cannot hold a tensor of that name, type and size."""
     if not isinstance(name, str):
         raise TypeError(f"a tensor is named {name!r}; expected a string")
     if name == METADATA:
@@ -223,6 +319,10 @@ def make_ready(name: str, tensor: Tensor) -> Tensor:
         raise ValueError(f"{name}: {dtype} with one element a byte cannot be saved; call dlfp4.pack first")
     if tensor.size * item_bits(dtype) % 8:
         raise ValueError(f"{name}: {tensor.size} elements of {dtype} are no whole number of bytes; pad the last axis")
+
+
+def compact(tensor: Tensor) -> Tensor:
+    """A tensor whose memory is what the file must hold: itself, or a copy of one with gaps or on a device."""
     if tensor.device.type != "cpu":
         tensor = tensor.to_device("cpu")
     return tensor if base.is_row_major(tensor) else tensor.copy()

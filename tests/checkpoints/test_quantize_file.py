@@ -14,7 +14,10 @@ import pytest
 
 import dlfp4
 from dlfp4 import checkpoints
-from dlfp4.checkpoints.convert import Outcome, quantize_file, signal_to_noise, sum_up
+from dlfp4.checkpoints import quantize_model
+from dlfp4.checkpoints.commands import sum_up
+from dlfp4.checkpoints.folders import Outcome
+from dlfp4.checkpoints.quantizing import signal_to_noise
 
 TENSORS = {
     "up.weight": np.random.default_rng(0).normal(size=(50, 64)).astype(np.float32),
@@ -66,7 +69,7 @@ def test_command_line(source, target):
 
 @pytest.mark.parametrize("format", list(dlfp4.formats()))
 def test_every_format(source, target, format):
-    outcomes = {outcome.name: outcome for outcome in quantize_file(source, target, format)}
+    outcomes = {outcome.name: outcome for outcome in quantize_model(source, target, format)}
     assert list(outcomes) == list(TENSORS)
     for name, tensor in checkpoints.load(target).items():
         assert outcomes[name].before == TENSORS[name].nbytes
@@ -93,9 +96,9 @@ def test_patterns_recipe_and_convention(source, target):
 
 
 def test_a_quantized_file_is_kept_as_it_is(source, target):
-    quantize_file(source, target, "nvfp4", exclude=["up.weight"])
+    quantize_model(source, target, "nvfp4", exclude=["up.weight"])
     before = checkpoints.load(target)
-    outcomes = quantize_file(target, target, "mxfp4")
+    outcomes = quantize_model(target, target, "mxfp4")
     assert [outcome.name for outcome in outcomes if outcome.format] == ["up.weight"]
     after = checkpoints.load(target)
     assert after["up.weight"].format == "mxfp4"
@@ -140,19 +143,19 @@ def test_mistakes_are_named(source, target, arguments, status, message):
 )
 def test_what_does_not_go_with_the_format_is_told_before_any_work(source, target, options, message):
     with pytest.raises(ValueError, match=message):
-        quantize_file(source, target, "nvfp4", **options, track=lambda names: pytest.fail("work began"))
+        quantize_model(source, target, "nvfp4", **options, report=lambda *_: pytest.fail("work began"))
 
 
 def test_what_the_convention_does_not_store_is_told_before_any_work(tmp_path, target):
     w = np.ones((4, 64), np.float32)
     checkpoints.save(tmp_path / "mixed.safetensors", {"a": dlfp4.quantize(w, "mxfp6_e2m3"), "b": w})
     with pytest.raises(ValueError, match="a: modelopt stores no mxfp6_e2m3"):
-        quantize_file(
+        quantize_model(
             tmp_path / "mixed.safetensors",
             target,
             "nvfp4",
             convention="modelopt",
-            track=lambda names: pytest.fail("work began"),
+            report=lambda *_: pytest.fail("work began"),
         )
 
 
@@ -160,7 +163,7 @@ def test_a_place_where_no_file_can_be_is_told_before_any_work(source, tmp_path, 
     monkeypatch.setattr(dlfp4, "quantize", None)  # not to be called
     for target, error in ((tmp_path, IsADirectoryError), (tmp_path / "no" / "out.safetensors", FileNotFoundError)):
         with pytest.raises(error, match=re.escape(repr(str(target)))):
-            quantize_file(source, target, format="mxfp4")
+            quantize_model(source, target, format="mxfp4")
 
 
 def test_no_file_and_no_safetensors_file(tmp_path, target):
@@ -178,9 +181,9 @@ def test_what_a_convention_cannot_store_is_kept(tmp_path, target):
     experts = np.random.default_rng(3).normal(size=(2, 192, 256)).astype(np.float32)
     checkpoints.save(tmp_path / "experts.safetensors", {"experts": experts, "whole": experts[0, :128]})
     for convention, kept in (("deepseek", True), (None, False)):
-        outcomes = quantize_file(tmp_path / "experts.safetensors", target, "fp8_128x128", convention=convention)
+        outcomes = quantize_model(tmp_path / "experts.safetensors", target, "fp8_128x128", convention=convention)
         assert [outcome.format for outcome in outcomes] == ["" if kept else "fp8_128x128", "fp8_128x128"]
-    quantize_file(tmp_path / "experts.safetensors", target, "fp8_128x128", convention="deepseek")
+    quantize_model(tmp_path / "experts.safetensors", target, "fp8_128x128", convention="deepseek")
     loaded = checkpoints.load(target)
     assert loaded["experts"].to_numpy().tobytes() == experts.tobytes()
     assert isinstance(loaded["whole"], dlfp4.ScaledTensor)
@@ -201,7 +204,22 @@ def test_signal_to_noise():
     q = dlfp4.quantize(x, "mxfp8_e4m3")
     error = x.astype(np.float64) - q.dequantize().to_numpy()
     expected = 10 * np.log10((x.astype(np.float64) ** 2).sum() / (error**2).sum())
-    assert signal_to_noise(dlfp4.asarray(x), q) == pytest.approx(expected, abs=1e-9)
+    assert signal_to_noise(dlfp4.asarray(x), q) == pytest.approx(expected, abs=0.1)  # by a sample
+    few, of_few = dlfp4.asarray(x[:, :64]), dlfp4.quantize(x[:, :64], "nvfp4")
+    error = few.to_numpy().astype(np.float64) - of_few.dequantize().to_numpy()
+    expected = 10 * np.log10((few.to_numpy().astype(np.float64) ** 2).sum() / (error**2).sum())
+    assert signal_to_noise(few, of_few) == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("format", dlfp4.formats())
+@pytest.mark.parametrize(("shape", "axis"), [((2, 256, 512), -1), ((700, 1024), -1), ((512, 256), -2)])
+def test_signal_to_noise_of_every_format(format, shape, axis):
+    x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    q = dlfp4.quantize(x, format, axis=axis, pad=True)
+    error = x - q.dequantize().to_numpy()
+    assert signal_to_noise(dlfp4.asarray(x), q) == pytest.approx(
+        10 * np.log10((x**2).sum() / (error**2).sum()), abs=0.2
+    )
     largest = dlfp4.asarray(np.full((2, 32), np.finfo(np.float32).max, np.float32))
     assert signal_to_noise(largest, dlfp4.quantize(largest, "mxfp4", recipe="nvidia")) == -math.inf
     zeros = dlfp4.asarray(np.zeros((2, 32), np.float32))

@@ -5,7 +5,7 @@ import pytest
 
 import dlfp4
 from dlfp4 import checkpoints
-from dlfp4.checkpoints.convert import quantize_file
+from dlfp4.checkpoints import quantize_model
 from dlfp4.checkpoints.selection import choose, quantize_chosen
 
 B = "bfloat16"
@@ -260,7 +260,7 @@ def test_a_file_keeps_the_bytes_of_what_is_quantized(tmp_path):
     others = checkpoints.split_parts({"layers.0.up_proj.weight": q}, "compressed-tensors")
     checkpoints.save(tmp_path / "a.safetensors", others | {"layers.1.up_proj.weight": np.ones((64, 64), np.float32)})
     for convention in (None, "modelopt"):
-        outcomes = quantize_file(tmp_path / "a.safetensors", tmp_path / "b", "mxfp4", convention=convention)
+        outcomes = quantize_model(tmp_path / "a.safetensors", tmp_path / "b", "mxfp4", convention=convention)
         assert [outcome.name for outcome in outcomes if outcome.format] == ["layers.1.up_proj.weight"]
         stored = checkpoints.load(tmp_path / "b", join=False)
         for name, part in others.items():

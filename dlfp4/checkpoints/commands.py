@@ -1,0 +1,85 @@
+"""``python -m dlfp4 quantize``: progress, and what became of the tensors."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from dlfp4.checkpoints import folders, models
+from dlfp4.checkpoints.folders import Outcome, Report
+from dlfp4.checkpoints.quantizing import quantize_model
+
+SHOWN = 3  # names after a reason
+
+
+def quantize(source: str, target: str, **options: Any) -> int:
+    """Call :func:`quantize_model`, show progress and the outcomes, and return the exit status."""
+    try:
+        with progress("quantizing") as report:
+            outcomes = quantize_model(source, target, report=report, **options)
+        left = folders.left_out(models.find(source)) if models.is_folder(source) else []
+    except (OSError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    print("\n".join([*table(outcomes), "", *reasons(outcomes), *left_over(left), f"{target}: {sum_up(outcomes)}"]))
+    return 0
+
+
+def left_over(names: Sequence[str]) -> list[str]:
+    """A line that names files of weights which are not carried over."""
+    return [f"not carried over, as they hold other weights: {models.listed(names)}"] if names else []
+
+
+@contextlib.contextmanager
+def progress(what: str) -> Iterator[Report]:
+    """Show what is done by rich's progress bar on a terminal, if it is installed; otherwise by a line each."""
+    if not (sys.stderr.isatty() and find_spec("rich")):
+        yield lambda name, done, total: print(f"[{done}/{total}] {name}", file=sys.stderr)
+        return
+    rich, console = import_module("rich.progress"), import_module("rich.console")
+    with rich.Progress(console=console.Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda _name, done, total: bar.update(task, completed=done, total=total)
+
+
+def table(outcomes: Sequence[Outcome]) -> list[str]:
+    """One line per tensor of two dimensions or more; smaller ones are only counted."""
+    rows = [("tensor", "shape", "from", "to", "bytes", "bytes after", "SNR dB")]
+    for outcome in (outcome for outcome in outcomes if len(outcome.shape) > 1):
+        shape, snr = "x".join(map(str, outcome.shape)), f"{outcome.snr:.2f}" if outcome.format else ""
+        sizes = f"{outcome.before:,}", f"{outcome.after:,}"
+        rows.append((outcome.name, shape, outcome.dtype, outcome.format or "kept", *sizes, snr))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    template = "  ".join(f"{{:{'>' if number > 3 else '<'}{width}}}" for number, width in enumerate(widths))
+    return [template.format(*row).rstrip() for row in rows]
+
+
+def reasons(outcomes: Sequence[Outcome]) -> list[str]:
+    """Why tensors were kept, and what there is to say about others: a line for each reason, with some names."""
+    named: dict[tuple[str, str], list[str]] = {}
+    for outcome in outcomes:
+        if outcome.reason:
+            named.setdefault((outcome.format or "kept", outcome.reason), []).append(outcome.name)
+    return [
+        f"{what}: {reason}: {', '.join(names[:SHOWN])}" + (f", … ({len(names)})" if len(names) > SHOWN else "")
+        for (what, reason), names in named.items()
+    ]
+
+
+def sum_up(outcomes: Sequence[Outcome]) -> str:
+    """How much was quantized, and how well."""
+    # A ratio of NaN, from NaN or infinity in the tensor, counts as the worst.
+    quantized = sorted(
+        (outcome for outcome in outcomes if outcome.format), key=lambda each: (not math.isnan(each.snr), each.snr)
+    )
+    before, after = (sum(getattr(outcome, field) for outcome in outcomes) for field in ("before", "after"))
+    text = f"{len(quantized)} of {len(outcomes)} tensors quantized, {before:,} -> {after:,} bytes"
+    if quantized:
+        median, worst = quantized[len(quantized) // 2], quantized[0]
+        text += f", SNR {median.snr:.1f} dB (median), {worst.snr:.1f} dB ({worst.name})"
+    return text

@@ -1,0 +1,311 @@
+"""Work on all files of a model: a folder in, a folder out, a task a file.
+
+The folder keeps a book of what is finished, so that a run that was ended can be continued. The configuration is written
+last: until then no loader takes the folder for a model.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, as_completed
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import dlfp4
+from dlfp4.checkpoints import models
+from dlfp4.checkpoints.models import Files
+from dlfp4.files import replacing
+
+BOOK = ".dlfp4.json"
+CONFIG = "config.json"
+INDEX = f"model{models.INDEX}"
+# Files of weights that are not the model's safetensors files: other copies of them, which would not be quantized.
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".onnx", ".onnx_data", ".h5", ".msgpack", ".npz")
+Report = Callable[[str, int, int], None]  # what is done, how many are, how many there are
+Tick = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one tensor.
+
+    Attributes
+    ----------
+    name : str
+        Of the tensor.
+    shape : tuple of int
+        In elements.
+    dtype : str
+        Its element type, or the format that it had before.
+    format : str
+        That it has now; "" where it was kept.
+    before, after : int
+        Bytes.
+    snr : float
+        The ratio of signal to noise in dB, by a sample of 65536 elements; NaN where there is none.
+    reason : str
+        Why it was kept, or what there is to say about it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    format: str
+    before: int
+    after: int
+    snr: float
+    reason: str = ""
+
+
+class Job(Protocol):
+    """One file to make: a dataclass that can be pickled, and says all that a worker has to know."""
+
+    @property
+    def source(self) -> str:
+        """The path of the file to read."""
+
+    @property
+    def target(self) -> str:
+        """The path of the file to write."""
+
+    @property
+    def names(self) -> Collection[str]:
+        """The tensors, for progress."""
+
+
+class Work(Protocol):
+    """A function of a module that does a job, and calls `tick` with each name when that tensor is done."""
+
+    def __call__(self, job: Any, tick: Tick = ...) -> list[Outcome]:
+        """What became of the tensors of the file."""
+
+
+def no_tick(name: str) -> None:
+    """Report nothing."""
+
+
+# ---- Before the work
+
+
+def check_target(files: Files, target: Path) -> None:
+    """OSError or ValueError where no folder of a model can be made."""
+    if target.exists() and not target.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, "the model is a folder, and this is a file; name a folder", str(target))
+    if not target.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(target.parent))
+    if os.path.realpath(target) == os.path.realpath(files.folder):
+        raise ValueError(f"{target} holds the model itself; name another folder")
+
+
+class Book:
+    """Which files of a folder are finished, and what became of their tensors.
+
+    Parameters
+    ----------
+    folder : Path
+        Where the files are made. It is created.
+    jobs : sequence of Job
+        All files.
+
+    Raises
+    ------
+    ValueError
+        The folder holds files that other jobs made, or that nobody knows.
+    """
+
+    def __init__(self, folder: Path, jobs: Sequence[Job]) -> None:
+        folder.mkdir(exist_ok=True)
+        self.path = folder / BOOK
+        self.digests = {job.target: digest(job) for job in jobs}
+        self.entries: dict[str, Any] = self.read()
+        self.write()
+
+    def read(self) -> dict[str, Any]:
+        """The entries of an earlier run of the same jobs."""
+        others = [path.name for path in self.path.parent.iterdir() if not path.name.startswith(".")]
+        if not self.path.exists():
+            if others:
+                raise ValueError(
+                    f"{self.path.parent} has other files, {models.listed(others)}; name a new folder, or remove them"
+                )
+            return {}
+        content = models.read_json(self.path)
+        if content.get("jobs") != self.key():
+            raise ValueError(
+                f"{self.path.parent} was made from another model, by another dlfp4 or with other options; "
+                "name a new folder, or remove it"
+            )
+        entries = content.get("files")
+        return entries if isinstance(entries, dict) else {}
+
+    def key(self) -> str:
+        """What tells these jobs from all others."""
+        return hashlib.sha256("".join(sorted(self.digests.values())).encode()).hexdigest()
+
+    def write(self) -> None:
+        """Keep the entries."""
+        write_json(self.path, {"about": "what dlfp4 has finished here", "jobs": self.key(), "files": self.entries})
+
+    def finished(self) -> dict[str, list[Outcome]]:
+        """The outcomes of the files that are there as they were finished, by path."""
+        return {
+            target: [as_outcome(fields) for fields in entry["outcomes"]]
+            for target in self.digests
+            if (entry := self.entries.get(Path(target).name)) and entry["is"] == identity(target)
+        }
+
+    def enter(self, target: str, outcomes: Iterable[Outcome]) -> None:
+        """Note that a file is finished."""
+        self.entries[Path(target).name] = {"is": identity(target), "outcomes": [asdict(each) for each in outcomes]}
+        self.write()
+
+
+def as_outcome(fields: Mapping[str, Any]) -> Outcome:
+    """An outcome from JSON."""
+    return Outcome(**{**fields, "shape": tuple(fields["shape"])})
+
+
+def digest(job: Job) -> str:
+    """What tells a job from others: its options and its source. Where the files lie does not matter."""
+    bare = replace(job, source=Path(job.source).name, target=Path(job.target).name)  # type: ignore[type-var]
+    return hashlib.sha256(f"{dlfp4.__version__} {identity(job.source)} {bare!r}".encode()).hexdigest()
+
+
+def identity(path: str) -> list[int] | None:
+    """Size and time of a file; None where there is none."""
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return [status.st_size, status.st_mtime_ns]
+
+
+# ---- The work
+
+
+def run(
+    jobs: Sequence[Job], work: Work, *, executor: Executor | None = None, report: Report | None = None
+) -> Iterator[tuple[str, list[Outcome]]]:
+    """Do jobs, here or by an executor; yield the path of each file that is finished, and the outcomes."""
+    if executor is None:
+        numbers, total = itertools.count(1), sum(len(job.names) for job in jobs)
+
+        def tick(name: str) -> None:
+            if report:
+                report(name, next(numbers), total)
+
+        for job in jobs:
+            yield job.target, work(job, tick)
+        return
+    futures = {executor.submit(work, job): job.target for job in jobs}
+    try:
+        for done, future in enumerate(as_completed(futures), 1):
+            yield futures[future], future.result()
+            if report:
+                report(Path(futures[future]).name, done, len(jobs))
+    finally:
+        for future in futures:
+            future.cancel()
+
+
+def make(
+    files: Files,
+    target: Path,
+    jobs: Sequence[Job],
+    work: Work,
+    *,
+    executor: Executor | None = None,
+    report: Report | None = None,
+) -> dict[str, list[Outcome]]:
+    """Do what is left of the jobs for a folder, and carry over what else belongs to the model.
+
+    Returns
+    -------
+    dict of str to list of Outcome
+        By the path of the file, in the order of the jobs.
+    """
+    book = Book(target, jobs)
+    results = book.finished()
+    rest = [job for job in jobs if job.target not in results]
+    for path, outcomes in run(rest, work, executor=executor, report=report):
+        book.enter(path, outcomes)
+        results[path] = outcomes
+    carry_over(files, target)
+    return {job.target: results[job.target] for job in jobs}
+
+
+# ---- What belongs to a model beside its tensors
+
+
+def others_of(files: Files) -> Iterator[Path]:
+    """The files beside the model's tensors, their index and its configuration, relative to its folder."""
+    known = {*(path.name for path in files.shards), CONFIG, files.index.name if files.index else INDEX}
+    for place, folders, names in os.walk(files.folder):
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and not is_ours(Path(place, name)))
+        for name in sorted(names):
+            path = Path(place, name).relative_to(files.folder)
+            if not name.startswith(".") and str(path) not in known:
+                yield path
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether a folder in that of the model is one that was made from it."""
+    return (folder / BOOK).exists()
+
+
+def left_out(files: Files) -> list[str]:
+    """Files of weights beside the model's own, which are not carried over."""
+    return [str(path) for path in others_of(files) if path.name.endswith(WEIGHTS)]
+
+
+def carry_over(files: Files, target: Path) -> None:
+    """Copy the files that belong to the model, but no other weights."""
+    for path in others_of(files):
+        if path.name.endswith(WEIGHTS):
+            continue
+        (target / path).parent.mkdir(parents=True, exist_ok=True)
+        with open(files.folder / path, "rb") as source, replacing(target / path) as file:
+            shutil.copyfileobj(source, file)
+
+
+def write_index(files: Files, target: Path, sizes: Mapping[str, Mapping[str, int]]) -> None:
+    """Write which file holds which tensor, where the model has several files or had an index.
+
+    Parameters
+    ----------
+    files : Files
+        The model that was read.
+    target : Path
+        The folder.
+    sizes : mapping
+        The bytes of each tensor by its name, by the path of the file.
+    """
+    if files.index is None and len(sizes) < 2:
+        return
+    metadata = models.read_json(files.index).get("metadata") if files.index else None
+    total = sum(size for tensors in sizes.values() for size in tensors.values())
+    places = {name: Path(path).name for path, tensors in sizes.items() for name in tensors}
+    content = {
+        "metadata": {**(metadata if isinstance(metadata, dict) else {}), "total_size": total},
+        "weight_map": dict(sorted(places.items())),
+    }
+    write_json(target / (files.index.name if files.index else INDEX), content)
+
+
+def read_config(files: Files) -> dict[str, Any] | None:
+    """The model's ``config.json``; None where it has none."""
+    path = files.folder / CONFIG
+    return models.read_json(path) if path.exists() else None
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a file of JSON, whole or not at all."""
+    with replacing(path) as file:
+        file.write((json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())

@@ -1,0 +1,339 @@
+"""Quantize the weights of a model, file by file.
+
+A plan says for each file of the model which tensors are quantized. A file is then a task of its own, which any executor
+runs: it maps the source, quantizes a tensor while the one before is written, and puts the new file in place once it is
+whole.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import dlfp4
+from dlfp4 import Recipe, ScaledTensor, Tensor, TensorProto
+from dlfp4._core import _find_format
+from dlfp4.checkpoints import configs, conventions, folders, models, native, safetensors
+from dlfp4.checkpoints.folders import Outcome, Report, Tick
+from dlfp4.checkpoints.models import Files, ModelPath, Shard
+from dlfp4.checkpoints.selection import Choice, choose, quantize_chosen
+from dlfp4.files import check_place
+from dlfp4.formats import Format, RecipeName
+
+SAMPLE = 1 << 16  # elements of a tensor by which its error is estimated: all of them would take longer than quantizing
+BANDS = 4  # places from which the sample is taken
+
+
+@dataclass(frozen=True)
+class Job:
+    """One file to quantize: all that a worker has to know.
+
+    Attributes
+    ----------
+    source, target : str
+        Paths of safetensors files.
+    choices : dict of str to Choice
+        For each tensor of the file.
+    format : str
+        To quantize to.
+    recipe : Recipe or str, optional
+        How to round.
+    convention : str, optional
+        How the parts are stored.
+    """
+
+    source: str
+    target: str
+    choices: dict[str, Choice]
+    format: str
+    recipe: Recipe | RecipeName | None
+    convention: str | None
+
+    @property
+    def names(self) -> list[str]:
+        """The tensors."""
+        return list(self.choices)
+
+
+def quantize_model(
+    source: ModelPath,
+    target: str | os.PathLike[str],
+    format: str | Format,
+    *,
+    convention: str | None = None,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    include_embeddings: bool = False,
+    include_heads: bool = False,
+    include_routers: bool = False,
+    axis: int | None = None,
+    recipe: Recipe | RecipeName | None = None,
+    executor: Executor | None = None,
+    report: Report | None = None,
+) -> list[Outcome]:
+    """Quantize the weights of a model's linear layers, and write the model with all that belongs to it.
+
+    A file becomes a file. A folder becomes a folder: safetensors files of the same names, their index, ``config.json``
+    with the ``quantization_config`` that loaders of the convention look for (and ``hf_quant_config.json`` for
+    ModelOpt), and copies of all other files but weights. In memory are at most one file of the model and its result.
+
+    Each file appears whole or not at all, the configuration last. Where a run was ended, the same call continues it:
+    finished files are kept. Nothing that a folder held before is written over.
+
+    Parameters
+    ----------
+    source : path-like
+        A safetensors file; or the folder of a model, or its index.
+    target : path-like
+        The file, which may be that of `source`; or a folder, which may not.
+    format, recipe
+        As :func:`dlfp4.quantize` takes them.
+    convention : str, optional
+        How the parts are stored; see :func:`split_parts`. By default as :func:`save` stores them, which other loaders
+        do not know.
+    include, exclude, include_embeddings, include_heads, include_routers, axis
+        Which tensors: :func:`dlfp4.checkpoints.selection.choose` says it. All others are kept, and what is already
+        quantized keeps its bytes.
+    executor : concurrent.futures.Executor, optional
+        Runs a task for each file, with the same result: a ``ProcessPoolExecutor``, Dask's ``Client.get_executor()``,
+        mpi4py's ``MPIPoolExecutor``. Its workers must see the same paths. By default one file is done after the other,
+        with all threads of dlfp4.
+    report : callable, optional
+        Called with a name, how many are done and how many there are: tensors, or files where there is an executor.
+
+    Returns
+    -------
+    list of Outcome
+        One per tensor, in the order of the files.
+
+    Raises
+    ------
+    ValueError
+        A file is damaged or missing; options do not go together; a pattern matches nothing; `target` is a folder of
+        other contents. Told before any work.
+    OSError
+        A file cannot be read or written.
+
+    Examples
+    --------
+    >>> import dlfp4.checkpoints, numpy as np, os, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     source, target = os.path.join(folder, "model.safetensors"), os.path.join(folder, "quantized.safetensors")
+    ...     dlfp4.checkpoints.save(source, {"up_proj.weight": np.ones((64, 64), np.float32), "ids": np.arange(3)})
+    ...     for outcome in dlfp4.checkpoints.quantize_model(source, target, "nvfp4"):
+    ...         print(outcome.name, outcome.format or outcome.reason)
+    up_proj.weight nvfp4
+    ids int64: no float32, bfloat16 or float16
+    """
+    chosen = _find_format(format)
+    files, place = models.find(source), Path(target)
+    whole = models.is_folder(source)
+    if whole:
+        folders.check_target(files, place)
+    else:
+        check_place(place)
+    # Options that do not go together are refused before the work.
+    dlfp4.quantize(dlfp4.empty((0, 128), "float32"), chosen, recipe=recipe)
+    try:
+        choices = choose_all(
+            models.read(source),
+            chosen,
+            convention=convention,
+            include=include,
+            exclude=exclude,
+            include_embeddings=include_embeddings,
+            include_heads=include_heads,
+            include_routers=include_routers,
+            axis=axis,
+        )
+    except ValueError as error:
+        raise ValueError(f"{models.named(source)}: {error}") from error
+    jobs = [
+        Job(str(path), str(place / path.name if whole else place), of_file, chosen.name, recipe, convention)
+        for path, of_file in zip(files.shards, choices, strict=True)
+    ]
+    sizes = {job.target: planned_sizes(job) for job in jobs}
+    models.check_names(Files(place, tuple(map(Path, sizes))), sizes)
+    if not whole:
+        done = folders.run(jobs, work, executor=executor, report=report)
+        return [outcome for _, outcomes in done for outcome in outcomes]
+    config = folders.read_config(files)
+    check_config(config, jobs, files.folder / folders.CONFIG)
+    results = folders.make(files, place, jobs, work, executor=executor, report=report)
+    outcomes = [outcome for each in results.values() for outcome in each]
+    folders.write_index(files, place, sizes)
+    for name, content in configured(config, jobs[0], outcomes).items():
+        folders.write_json(place / name, content)
+    return outcomes
+
+
+# ---- The plan
+
+
+def choose_all(shards: Sequence[Shard], format: Format, **options: Any) -> list[dict[str, Choice]]:
+    """The choices for the tensors of each file, made for all of them together."""
+    members = [parts_of(shard)[0] for shard in shards]
+    choices = choose({name: x for tensors in members for name, x in tensors.items()}, format, **options)
+    return [{name: choices[name] for name in tensors} for tensors in members]
+
+
+def parts_of(shard: Shard) -> tuple[dict[str, Tensor | ScaledTensor], dict[str, str]]:
+    """The tensors of a file and its metadata; parts of other conventions stay the parts that they are."""
+    metadata = dict(shard.metadata)
+    description = metadata.pop(native.KEY, None)
+    if description is None:
+        return dict(shard.tensors), metadata
+    try:
+        return native.join(shard.tensors, description), metadata
+    except ValueError as error:
+        raise ValueError(f"{shard.path}: {error}") from error
+
+
+def planned_sizes(job: Job) -> dict[str, int]:
+    """The bytes of each tensor that the new file will hold, by name."""
+    tensors, _ = parts_of(models.read_file(job.source))
+    return {name: part.nbytes for name, part in lay_out(job, tensors)[0].items()}
+
+
+def lay_out(job: Job, tensors: Mapping[str, Tensor | ScaledTensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The parts that the new file will hold, without their data, and the metadata that describes them."""
+    planned = {
+        name: outline(x, job, job.choices[name]) if job.choices[name].quantized else x for name, x in tensors.items()
+    }
+    try:
+        return split(planned, job.convention)
+    except ValueError as error:
+        raise ValueError(f"{job.source}: {error}") from error
+
+
+def split(
+    tensors: Mapping[str, Tensor | ScaledTensor], convention: str | None
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The parts of tensors as a file holds them, and the metadata that describes them."""
+    if convention is not None:
+        return conventions.split_parts(tensors, convention), {}
+    parts, description = native.split(tensors)
+    return parts, {native.KEY: description} if description else {}
+
+
+def check_config(config: Mapping[str, Any] | None, jobs: Sequence[Job], path: Path) -> None:
+    """ValueError where a configuration would have to name two conventions."""
+    quantizes = any(choice.quantized for job in jobs for choice in job.choices.values())
+    if config is not None and configs.KEY in config and jobs[0].convention is not None and quantizes:
+        raise ValueError(
+            f"{path} says that the model is quantized already, by {configs.method_of(config)!r}, and loaders take one "
+            "convention; convert the model instead, or leave out the convention"
+        )
+
+
+def configured(config: Mapping[str, Any] | None, job: Job, outcomes: Sequence[Outcome]) -> dict[str, Mapping[str, Any]]:
+    """The configuration files of the new model, by name."""
+    unchanged = {} if config is None else {folders.CONFIG: config}
+    quantized = [outcome.name for outcome in outcomes if outcome.format]
+    if job.convention is None or not quantized:
+        return unchanged
+    kept = [each.name for each in outcomes if not each.format and len(each.shape) > 1 and each.name.endswith(".weight")]
+    facts = configs.Facts(job.convention, job.format, configs.ignored(kept, quantized))
+    return unchanged | configs.files_of(facts, config)
+
+
+# ---- The work
+
+
+def work(job: Job, tick: Tick = folders.no_tick) -> list[Outcome]:
+    """Quantize one file."""
+    tensors, metadata = parts_of(models.read_file(job.source))
+    layout, description = lay_out(job, tensors)
+    outcomes = []
+    with safetensors.writing(job.target, layout, metadata | description) as put:
+        for name, tensor in tensors.items():
+            choice = job.choices[name]
+            result = quantized(tensor, choice, job) if choice.quantized else tensor
+            for part, content in split_one(name, result, job).items():
+                put(part, content)
+            outcomes.append(judge(choice, tensor, result))
+            tick(name)
+    return outcomes
+
+
+def quantized(tensor: Any, choice: Choice, job: Job) -> ScaledTensor:
+    """One tensor, quantized."""
+    return quantize_chosen(tensor, choice, job.format, convention=job.convention, recipe=job.recipe)
+
+
+def split_one(name: str, x: Tensor | ScaledTensor, job: Job) -> dict[str, Tensor]:
+    """The parts of one tensor."""
+    try:
+        return split({name: x}, job.convention)[0]
+    except ValueError as error:
+        raise ValueError(f"{job.source}: {error}") from error
+
+
+def outline(tensor: Any, job: Job, choice: Choice) -> ScaledTensor:
+    """What quantizing will give, in memory that is neither written nor read."""
+    turned = choice.axis == -2 and job.convention is not None
+    shape = (*tensor.shape[:-2], tensor.shape[-1], tensor.shape[-2]) if turned else tensor.shape
+    along = turned or choice.axis == -1
+    made = TensorProto(shape, format=job.format, rowwise=along, columnwise=not along).allocate()
+    assert isinstance(made, ScaledTensor)
+    unit = None if made.global_scale is None else np.ones(made.global_scale.shape, np.float32)
+    return ScaledTensor.from_parts(made.data, made.scales, unit, format=job.format, axis=made.axis, shape=shape)
+
+
+# ---- What became of a tensor
+
+
+def judge(choice: Choice, tensor: Tensor | ScaledTensor, result: Tensor | ScaledTensor) -> Outcome:
+    """The outcome of one tensor."""
+    kind = tensor.format.name if isinstance(tensor, ScaledTensor) else tensor.dtype.name
+    start = (choice.name, tensor.shape, kind)
+    if isinstance(tensor, ScaledTensor) or not isinstance(result, ScaledTensor):
+        return Outcome(*start, "", tensor.nbytes, tensor.nbytes, math.nan, choice.reason)
+    snr = signal_to_noise(tensor.mT if result.shape != tensor.shape else tensor, result)
+    return Outcome(*start, result.format.name, tensor.nbytes, result.nbytes, snr, choice.reason)
+
+
+def signal_to_noise(x: Tensor, q: ScaledTensor) -> float:
+    """The ratio in dB: ``10 log10(sum(x**2) / sum((x - q)**2))`` of a sample of rows; infinite where they are equal."""
+    signal = noise = 0.0
+    for values, decoded in sample(x, q):
+        error = values - decoded
+        signal, noise = signal + float(values @ values), noise + float(error @ error)
+    ratio = signal / noise if noise else math.inf
+    return 10 * math.log10(ratio) if ratio else -math.inf
+
+
+Numbers = npt.NDArray[np.float64]
+
+
+def sample(x: Tensor, q: ScaledTensor) -> Iterator[tuple[Numbers, Numbers]]:
+    """Pairs of values and decoded ones: all of a small tensor, else of rows here and there."""
+    lines = 1 if q.format.block is None else q.format.block[0]
+    if x.size <= SAMPLE or q.axis != -1 or (x.ndim > 2 and x.shape[-2] % lines):
+        yield as_numbers(x), as_numbers(q.dequantize())
+    elif x.ndim > 2:
+        for k in spread(x.shape[0]):
+            yield from sample(x[k], q[k])
+    else:
+        height = lines * -(-SAMPLE // (BANDS * lines * x.shape[1]))
+        for start in [height * k for k in spread(-(-x.shape[0] // height))]:
+            band = slice(start, start + height)
+            yield as_numbers(x[band]), as_numbers(q[band].dequantize())
+
+
+def spread(count: int) -> list[int]:
+    """Some of so many places, from the first to the last."""
+    return sorted({(count - 1) * k // (BANDS - 1) for k in range(BANDS)})
+
+
+def as_numbers(x: Tensor) -> Numbers:
+    """The elements in a line."""
+    return x.to_numpy().astype(np.float64).reshape(-1)

@@ -1,0 +1,350 @@
+"""Whole models: what a folder becomes, how a run is continued, what stops it, and who runs it."""
+
+import concurrent.futures
+import json
+import multiprocessing
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import dlfp4
+from dlfp4 import checkpoints
+from dlfp4.checkpoints import quantizing
+
+SHARDS = [f"model-{number:05}-of-00003.safetensors" for number in (1, 2, 3)]
+INDEX = "model.safetensors.index.json"
+
+
+def weights(number):
+    rng = np.random.default_rng(number)
+    layer = f"model.layers.{number}"
+    return {
+        f"{layer}.mlp.up_proj.weight": rng.normal(size=(128, 128)).astype(ml_dtypes.bfloat16),
+        f"{layer}.mlp.down_proj.weight": rng.normal(size=(128, 256)).astype(np.float32),
+        f"{layer}.input_layernorm.weight": np.ones(128, np.float32),
+    }
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A folder of three files, an embedding in the first and an output head in the last."""
+    folder = tmp_path / "model"
+    (folder / "more").mkdir(parents=True)
+    (folder / ".git").mkdir()
+    (folder / ".git" / "objects").write_text("")
+    tensors = [weights(number) for number in range(3)]
+    tensors[0]["model.embed_tokens.weight"] = np.ones((64, 128), np.float32)
+    tensors[2]["lm_head.weight"] = np.ones((64, 128), np.float32)
+    for name, each in zip(SHARDS, tensors, strict=True):
+        checkpoints.save(folder / name, each, {"format": "pt"})
+    places = {name: shard for shard, each in zip(SHARDS, tensors, strict=True) for name in each}
+    (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": 1, "kind": "x"}, "weight_map": places}))
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "name": "Größe"}))
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "more" / "notes.txt").write_text("notes")
+    (folder / "pytorch_model.bin").write_bytes(b"other weights")
+    return folder
+
+
+@pytest.fixture
+def target(tmp_path):
+    return tmp_path / "out"
+
+
+def contents(folder):
+    """What a folder holds, by path, without the book."""
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != ".dlfp4.json"]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def run(*arguments, **options):
+    command = [sys.executable, "-P", "-m", "dlfp4", "quantize", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **options)
+
+
+def test_a_folder(model, target):
+    outcomes = checkpoints.quantize_model(model, target, "nvfp4", convention="compressed-tensors")
+    assert set(contents(target)) == {*SHARDS, INDEX, "config.json", "tokenizer.json", "more/notes.txt"}
+    quantized = {outcome.name for outcome in outcomes if outcome.format}
+    assert quantized == {f"model.layers.{k}.mlp.{name}_proj.weight" for k in range(3) for name in ("up", "down")}
+    assert [outcome.name for outcome in outcomes] == [
+        name for shard in SHARDS for name in checkpoints.load(model / shard)
+    ]
+    loaded = checkpoints.load(target)
+    for name, x in checkpoints.load(model).items():
+        if name in quantized:
+            expected = dlfp4.quantize(x, "nvfp4")
+            np.testing.assert_array_equal(loaded[name].dequantize().to_numpy(), expected.dequantize().to_numpy())
+        else:
+            np.testing.assert_array_equal(loaded[name].to_numpy(), x.to_numpy())
+    assert checkpoints.read_metadata(target / SHARDS[1]) == {"format": "pt"}
+    index = json.loads((target / INDEX).read_text())
+    assert index["metadata"] == {
+        "kind": "x", "total_size": sum(x.nbytes for x in checkpoints.load(target, join=False).values())
+    }  # fmt: skip
+    config = json.loads((target / "config.json").read_text())
+    assert config["model_type"] == "llama"
+    assert config["name"] == "Größe"
+    assert config["quantization_config"]["format"] == "nvfp4-pack-quantized"
+    assert config["quantization_config"]["ignore"] == ["lm_head", "model.embed_tokens"]
+
+
+def test_a_file_holds_what_save_writes(model, target):
+    checkpoints.quantize_model(model / SHARDS[0], target, "mxfp8_e4m3")
+    tensors = checkpoints.load(model / SHARDS[0])
+    for name in tensors:
+        if "proj" in name:
+            tensors[name] = dlfp4.quantize(tensors[name], "mxfp8_e4m3")
+    checkpoints.save(f"{target}.expected", tensors, {"format": "pt"})
+    assert target.read_bytes() == target.with_suffix(".expected").read_bytes()
+
+
+@pytest.mark.parametrize("path", [INDEX, ""])
+def test_modelopt_and_a_model_without_config(model, target, path):
+    (model / "config.json").unlink()
+    checkpoints.quantize_model(model / path, target, "nvfp4", convention="modelopt", exclude=["re:.*down_proj"])
+    assert not (target / "config.json").exists()
+    config = json.loads((target / "hf_quant_config.json").read_text())["quantization"]
+    assert (config["quant_algo"], config["group_size"]) == ("W4A16_NVFP4", 16)
+    assert config["exclude_modules"] == [
+        "lm_head", "model.embed_tokens", *(f"model.layers.{number}.mlp.down_proj" for number in range(3))
+    ]  # fmt: skip
+
+
+def test_dlfp4s_own_convention_leaves_the_configuration(model, target):
+    checkpoints.quantize_model(model, target, "nvfp4_16x16")
+    assert json.loads((target / "config.json").read_text()) == json.loads((model / "config.json").read_text())
+    assert {x.format.name for x in checkpoints.load(target).values() if hasattr(x, "format")} == {"nvfp4_16x16"}
+
+
+def test_one_file_in_a_folder_needs_no_index(model, target):
+    for name in (*SHARDS[1:], INDEX):
+        (model / name).unlink()
+    (model / SHARDS[0]).rename(model / "model.safetensors")
+    checkpoints.quantize_model(model, target, "mxfp4")
+    assert set(contents(target)) == {"model.safetensors", "config.json", "tokenizer.json", "more/notes.txt"}
+
+
+def test_scales_in_another_file_are_kept(tmp_path, target):
+    """Bytes of an unknown convention, in one file, and their scales in the other."""
+    model = tmp_path / "model"
+    model.mkdir()
+    codes = np.random.default_rng(0).integers(0, 1 << 31, (64, 16), np.int32)
+    scales = np.ones((64, 32), ml_dtypes.bfloat16)
+    checkpoints.save(model / "1.safetensors", {"e.weight_packed": codes})
+    checkpoints.save(
+        model / "2.safetensors", {"e.weight_scale": scales, "up_proj.weight": np.ones((32, 32), np.float32)}
+    )
+    outcomes = checkpoints.quantize_model(model, target, "mxfp4", convention="modelopt")
+    assert [outcome.name for outcome in outcomes if outcome.format] == ["up_proj.weight"]
+    loaded = checkpoints.load(target, join=False)
+    assert loaded["e.weight_packed"].to_numpy().tobytes() == codes.tobytes()
+    assert loaded["e.weight_scale"].to_numpy().tobytes() == scales.tobytes()
+
+
+# ---- A run that was ended
+
+
+def test_finished_files_are_kept(model, target, monkeypatch):
+    checkpoints.quantize_model(model, target, "mxfp4")
+    before = contents(target)
+    stamps = {name: (target / name).stat().st_ino for name in SHARDS}
+    (target / SHARDS[1]).unlink()
+    (target / SHARDS[2]).write_bytes(b"damaged")
+    told = []
+    outcomes = checkpoints.quantize_model(model, target, "mxfp4", report=lambda *what: told.append(what))
+    assert (target / SHARDS[0]).stat().st_ino == stamps[SHARDS[0]]
+    assert contents(target) == before
+    assert len(told) == 7  # of two files
+    assert len(outcomes) == 11
+    assert all(isinstance(outcome.shape, tuple) for outcome in outcomes)
+
+
+def test_a_killed_run_leaves_no_half_file_and_is_continued(model, target, tmp_path):
+    checkpoints.quantize_model(model, tmp_path / "whole", "mxfp4")
+    program = (
+        "import os, signal, sys; from dlfp4 import checkpoints\n"
+        "def report(name, done, total):\n"
+        "    if done == 6: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "checkpoints.quantize_model(sys.argv[1], sys.argv[2], 'mxfp4', report=report)"
+    )
+    killed = subprocess.run([sys.executable, "-P", "-c", program, model, target], check=False, timeout=120)
+    assert killed.returncode == -signal.SIGKILL
+    assert {path.name for path in target.iterdir()} == {SHARDS[0], ".dlfp4.json"}  # 4 tensors, then 2 of the next
+    inode = (target / SHARDS[0]).stat().st_ino
+    checkpoints.quantize_model(model, target, "mxfp4")
+    assert (target / SHARDS[0]).stat().st_ino == inode
+    assert contents(target) == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("options", [{"format": "mxfp4"}, {"exclude": ["re:.*down_proj"]}, {"convention": "modelopt"}])
+def test_a_folder_of_other_options_is_left_alone(model, target, options):
+    checkpoints.quantize_model(model, target, "nvfp4")
+    before = contents(target)
+    with pytest.raises(ValueError, match="was made from another model, by another dlfp4 or with other options"):
+        checkpoints.quantize_model(model, target, **({"format": "nvfp4"} | options))
+    os.utime(model / SHARDS[0], (1, 1))
+    with pytest.raises(ValueError, match="was made from another model"):
+        checkpoints.quantize_model(model, target, "nvfp4")
+    assert contents(target) == before
+
+
+# ---- What stops a run
+
+
+@pytest.mark.parametrize("format", ["nvfp4", "fp8_128x128"])
+def test_the_model_itself_and_folders_of_others_are_left_alone(model, target, format):
+    before = contents(model)
+    link = model.parent / "link"
+    link.symlink_to(model)
+    for place in (model, link, model / "more" / ".."):
+        with pytest.raises(ValueError, match="holds the model itself"):
+            checkpoints.quantize_model(model, place, format)
+    target.mkdir()
+    (target / "precious").write_text("")
+    with pytest.raises(ValueError, match="out has other files, precious"):
+        checkpoints.quantize_model(model, target, format)
+    with pytest.raises(NotADirectoryError, match="precious"):
+        checkpoints.quantize_model(model, target / "precious", format)
+    with pytest.raises(FileNotFoundError, match=re.escape(str(target / "no"))):
+        checkpoints.quantize_model(model, target / "no" / "out", format)
+    assert contents(model) == before
+    assert set(contents(target)) == {"precious"}
+
+
+def test_a_model_that_is_quantized_already_is_not_given_two_conventions(model, target):
+    config = {"quantization_config": {"quant_method": "fp8"}}
+    (model / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"config.json says that the model is quantized already, by 'fp8'"):
+        checkpoints.quantize_model(model, target, "nvfp4", convention="modelopt")
+    assert not target.exists()
+    checkpoints.quantize_model(model, target, "nvfp4")
+    assert json.loads((target / "config.json").read_text()) == config
+
+
+def test_two_parts_of_one_name_in_two_files(tmp_path, target):
+    model = tmp_path / "model"
+    model.mkdir()
+    checkpoints.save(model / "1.safetensors", {"up_proj.weight": np.ones((32, 32), np.float32)})
+    checkpoints.save(model / "2.safetensors", {"up_proj.weight_packed": np.ones(3, np.uint8)})
+    with pytest.raises(ValueError, match=r"up_proj.weight_packed is doubled: it lies in .*1.safetensors and in .*2"):
+        checkpoints.quantize_model(model, target, "mxfp4", convention="compressed-tensors")
+    assert not target.exists()
+
+
+def test_a_full_disk_names_the_file_and_leaves_the_old_ones(model, target):
+    """Files may grow to 60 kB: enough for the first of these, not for a kept embedding."""
+    checkpoints.save(target, {"old": np.ones(3)})
+    before = target.read_bytes()
+    program = (
+        "import resource, sys; from dlfp4 import checkpoints\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
+        "try: checkpoints.quantize_model(*sys.argv[1:], 'nvfp4')\n"
+        "except OSError as error: print(error.filename)"
+    )
+    for source, place, wrong in ((model / SHARDS[0], target, target), (model, f"{target}s", f"{target}s/{SHARDS[0]}")):
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", program, source, place],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+        )
+        assert done.stdout.strip() == str(wrong)
+    assert target.read_bytes() == before
+    assert [path.name for path in target.parent.iterdir() if path.name.endswith(".tmp")] == []
+    assert os.listdir(f"{target}s") == [".dlfp4.json"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written(model, target):
+    target.mkdir(0o500)
+    with pytest.raises(PermissionError, match="out"):
+        checkpoints.quantize_model(model, target, "nvfp4")
+
+
+def test_an_interrupt_leaves_the_old_file(model, target):
+    checkpoints.save(target, {"old": np.ones(3)})
+    before = target.read_bytes()
+
+    def interrupt(name, done, total):
+        raise KeyboardInterrupt
+
+    for source, place in ((model / SHARDS[0], target), (model, target.with_name("folder"))):
+        with pytest.raises(KeyboardInterrupt):
+            checkpoints.quantize_model(source, place, "nvfp4", report=interrupt)
+    assert target.read_bytes() == before
+    assert [path.name for path in target.with_name("folder").iterdir()] == [".dlfp4.json"]
+
+
+def test_what_a_file_lacks_is_named_with_the_file(model, target):
+    (model / SHARDS[1]).write_bytes((model / SHARDS[1]).read_bytes()[:-5])
+    with pytest.raises(ValueError, match=SHARDS[1]):
+        checkpoints.quantize_model(model, target, "nvfp4")
+    (model / SHARDS[1]).unlink()
+    with pytest.raises(ValueError, match=f"names files that are not there: {SHARDS[1]}"):
+        checkpoints.quantize_model(model, target, "nvfp4")
+    assert not target.exists()
+
+
+# ---- Executors
+
+
+def check_executor(executor, model, target):
+    """The same files, a task each."""
+    told = []
+    options = {"convention": "modelopt", "recipe": dlfp4.Recipe(rounding="toward_zero")}
+    outcomes = checkpoints.quantize_model(
+        model, target, "nvfp4", **options, executor=executor, report=lambda *x: told.append(x)
+    )
+    alone = target.with_name("alone")
+    assert outcomes == checkpoints.quantize_model(model, alone, "nvfp4", **options) or any(
+        np.isnan(outcome.snr) for outcome in outcomes
+    )
+    assert contents(target) == contents(alone)
+    assert sorted(name for name, _, _ in told) == SHARDS
+    assert [numbers for _, *numbers in told] == [[1, 3], [2, 3], [3, 3]]
+
+
+def test_threads(model, target):
+    with concurrent.futures.ThreadPoolExecutor(2) as executor:
+        check_executor(executor, model, target)
+
+
+def test_processes(model, target):
+    with concurrent.futures.ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as executor:
+        check_executor(executor, model, target)
+
+
+def test_a_fault_in_a_task_comes_out(model, target, monkeypatch):
+    def fail(tensor, choice, job):
+        raise ValueError(f"{job.source}: {choice.name} is broken")
+
+    monkeypatch.setattr(quantizing, "quantized", fail)
+    with (
+        concurrent.futures.ThreadPoolExecutor(1) as executor,
+        pytest.raises(ValueError, match=rf"{SHARDS[0]}: model.layers.0.mlp.\w+_proj.weight is broken"),
+    ):
+        checkpoints.quantize_model(model, target, "nvfp4", executor=executor)
+    assert [path.name for path in target.iterdir()] == [".dlfp4.json"]
+
+
+# ---- On the command line
+
+
+def test_command_line(model, target):
+    done = run(model, "-o", target, "--format", "nvfp4", "--convention", "compressed-tensors")
+    assert done.returncode == 0, done.stderr
+    assert "not carried over, as they hold other weights: pytorch_model.bin" in done.stdout
+    assert f"{target}: 6 of 11 tensors quantized" in done.stdout.splitlines()[-1]
+    assert checkpoints.load(target)["model.layers.0.mlp.up_proj.weight"].format == "nvfp4"
+    again = run(model, "-o", target, "--format", "mxfp4", "--convention", "compressed-tensors")
+    assert again.returncode == 1
+    assert "was made from another model" in again.stderr
+    assert "Traceback" not in again.stderr
