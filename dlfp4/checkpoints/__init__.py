@@ -11,14 +11,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from dlfp4 import ScaledTensor, Tensor
-from dlfp4.checkpoints import models, native, safetensors
-from dlfp4.checkpoints.conventions import CONVENTIONS, join_parts, split_parts
+from dlfp4.checkpoints import comfyui, models, native, safetensors
+from dlfp4.checkpoints.conventions import (
+    CONVENTIONS,
+    Parts,
+    UnscaledWarning,
+    join_parts,
+    split_parts,
+    warn_unscaled,
+)
+from dlfp4.checkpoints.conventions import join as parts_joined
 from dlfp4.checkpoints.ggml import from_ggml, to_ggml
 from dlfp4.checkpoints.models import ModelPath
 from dlfp4.checkpoints.quantizing import quantize_model
 
 __all__ = [
     "CONVENTIONS",
+    "UnscaledWarning",
     "from_ggml",
     "join_parts",
     "load",
@@ -28,8 +37,6 @@ __all__ = [
     "split_parts",
     "to_ggml",
 ]
-
-COMFYUI = "_quantization_metadata"  # marks files with shuffled scales, see join_parts
 
 
 def load(path: ModelPath | bytes | bytearray | memoryview, *, join: bool = True) -> dict[str, Tensor | ScaledTensor]:
@@ -59,27 +66,43 @@ def load(path: ModelPath | bytes | bytearray | memoryview, *, join: bool = True)
         index says. The message says what is wrong and where.
     OSError
         There is nothing at `path`, or a file cannot be opened or mapped.
+
+    Warns
+    -----
+    UnscaledWarning
+        As :func:`join_parts`.
     """
     shards = models.read(path)
-    return joined(shards) if join else {name: tensor for shard in shards for name, tensor in shard.tensors.items()}
+    if not join:
+        return as_stored(shards)
+    tensors = joined(shards)
+    warn_unscaled(tensors, stacklevel=2)
+    return tensors
+
+
+def as_stored(shards: list[models.Shard]) -> Parts:
+    """The tensors of all files of a model, with the metadata of the headers."""
+    tensors: dict[str, Tensor] = {}
+    metadata: dict[str, str] = {}
+    for shard in shards:
+        tensors |= shard.tensors
+        metadata |= comfyui.united(metadata, shard.metadata)
+    return Parts(tensors, metadata)
 
 
 def joined(shards: list[models.Shard]) -> dict[str, Tensor | ScaledTensor]:
     """The tensors of all files of a model, their parts joined: as the files describe them, else by their names."""
-    known: dict[str, Tensor] = {}
-    others: dict[str, Tensor | ScaledTensor] = {}
+    tensors: dict[str, Tensor | ScaledTensor] = {}
+    marks: dict[str, str] = {}
     for shard in shards:
-        if native.KEY in shard.metadata:
-            try:
-                others |= native.join(shard.tensors, shard.metadata[native.KEY])
-            except ValueError as error:
-                reason = f"{shard.path or 'the bytes'}: {error}; join=False gives the tensors as they are stored"
-                raise ValueError(reason) from error
-        elif COMFYUI in shard.metadata:
-            known |= shard.tensors
-        else:
-            others |= shard.tensors
-    return known | join_parts(others)
+        try:
+            description = shard.metadata.get(native.KEY)
+            tensors |= shard.tensors if description is None else native.join(shard.tensors, description)
+            marks |= comfyui.find_marks(shard.tensors, shard.metadata)
+        except ValueError as error:
+            reason = f"{shard.path or 'the bytes'}: {error}; join=False gives the tensors as they are stored"
+            raise ValueError(reason) from error
+    return parts_joined(tensors, marks)
 
 
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
@@ -115,10 +138,10 @@ def save(
         By name.
     metadata : mapping of str to str, optional
         Free-form strings for the header. ``{"format": "pt"}`` makes a file that Transformers loads.
-    convention : {"modelopt", "compressed-tensors", "gpt-oss", "deepseek"}, optional
-        Name and store the parts of quantized tensors by this convention, for loaders that expect it; see
-        :func:`split_parts`. By default the parts keep their own types, and :func:`load` gives back every format, axis
-        and scale layout exactly.
+    convention : str, optional
+        One of ``CONVENTIONS``: name and store the parts of quantized tensors as it does, for loaders that expect it;
+        see :func:`split_parts`. By default the parts keep their own types, and :func:`load` gives back every format,
+        axis and scale layout exactly.
 
     Raises
     ------

@@ -1,24 +1,33 @@
 """How checkpoints name and store the parts of a quantized tensor: a table, and the functions that join and split by it.
 
-Sources: the exporters of NVIDIA ModelOpt and of compressed-tensors (llm-compressor), openai/gpt-oss, deepseek-ai. All
-of them pack FP4 with the even element in the low nibble and keep scales in rows, as dlfp4 does. They differ only in
-names, containers and the meaning of the global scale.
+Sources: the exporters of NVIDIA ModelOpt, compressed-tensors (llm-compressor), AMD Quark and ComfyUI; openai/gpt-oss,
+deepseek-ai, mlx. Most pack FP4 with the even element in the low nibble and keep scales in rows, as dlfp4 does. They
+differ in names, containers and the meaning of the global scale; what else differs is a column of the table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 import dlfp4
 from dlfp4 import ScaledTensor, Tensor
+from dlfp4.checkpoints import comfyui
+from dlfp4.checkpoints.names import is_part, last, listed, module_of
 from dlfp4.formats import Format
 from dlfp4.show import summary
 
 GPT_OSS_BYTES = 16  # bytes in a block of 32 elements; they form an axis of their own
+WEIGHT = ".weight"
+MARKER = "scaled_fp8"  # of stable diffusion's files
+
+
+class UnscaledWarning(UserWarning):
+    """FP8 was joined to no scales, although there are some: as a matrix it has wrong values."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +44,22 @@ class Spelling:
         Suffixes of the parts; a `global_scale` of "" means that there is none.
     name : str
         Suffix of the tensor's own name.
+    words : str
+        The integers that hold the data; "": uint8 for elements below 8 bits, the element type for others.
+    scale_words : str
+        The type of scales of one byte; "": uint8 for powers of two, else their own type.
+    one : tuple of int
+        The shape of a single scale.
     encodes : bool
         The stored global scale is the reciprocal of the decode scale.
     splits_blocks : bool
         The data has a separate axis for the blocks: (..., K / 32, 16).
+    across : bool
+        Matrices are stored transposed, (..., K / 2, N), and packed along their rows all the same.
+    high_first : bool
+        The even element is in the high nibble.
+    scale_layout : str
+        Of the stored scales.
     """
 
     convention: str
@@ -47,51 +68,113 @@ class Spelling:
     scales: str = "_scale"
     global_scale: str = ""
     name: str = ""
+    words: str = ""
+    scale_words: str = ""
+    one: tuple[int, ...] = ()
     encodes: bool = False
     splits_blocks: bool = False
+    across: bool = False
+    high_first: bool = False
+    scale_layout: Literal["linear", "128x4"] = "linear"
 
-    def parts(self, stem: str) -> tuple[str, ...]:
-        """The names of data, scales and, where there is one, the global scale."""
-        names = (stem + self.data, stem + self.scales)
+    def stem(self, name: str) -> str:
+        """What the names of the parts of a tensor begin with."""
+        return name.removesuffix(self.name)
+
+    def parts(self, stem: str, whole: str = "") -> tuple[str, ...]:
+        """The names of data, scales and, where there is one, the global scale; `whole` is the tensor's if not usual."""
+        data = stem if self.name and whole == stem else stem + self.data
+        names = (data, stem + self.scales)
         return (*names, stem + self.global_scale) if self.global_scale else names
 
 
-BYTES = ("mxfp8_e4m3", "mxfp8_e5m2", "fp8_e4m3", "fp8_e5m2")
+FP4 = ("nvfp4", "nvfp4_16x16")
+MXFP8 = ("mxfp8_e4m3", "mxfp8_e5m2")
+FP8 = ("fp8_e4m3", "fp8_e5m2")
+BYTES = (*MXFP8, *FP8)
 TILES = ("fp8_128x128", "fp8_128x128_e5m2")
 SPELLINGS = (
-    Spelling("modelopt", ("nvfp4", "nvfp4_16x16"), global_scale="_scale_2"),
+    Spelling("modelopt", FP4, global_scale="_scale_2"),
     Spelling("modelopt", ("mxfp4", *BYTES)),
-    Spelling("compressed-tensors", ("nvfp4", "nvfp4_16x16"), "_packed", global_scale="_global_scale", encodes=True),
+    Spelling("compressed-tensors", FP4, "_packed", global_scale="_global_scale", one=(1,), encodes=True),
     Spelling("compressed-tensors", ("mxfp4",), "_packed"),
-    Spelling("compressed-tensors", (*BYTES, *TILES)),
+    Spelling("compressed-tensors", (*BYTES, *TILES), one=(1,)),
     Spelling("gpt-oss", ("mxfp4",), "_blocks", "_scales", splits_blocks=True),
     Spelling("", ("mxfp4",), ".blocks", ".scales", splits_blocks=True),  # gpt-oss in the names of OpenAI's own files
-    Spelling("deepseek", ("fp8_128x128", "fp8_e4m3"), scales="_scale_inv"),
-    Spelling("", ("mxfp4",), ".weight", ".scale", name=".weight"),  # DeepSeek-V4's experts, two elements in an int8
+    Spelling("deepseek", (*TILES[:1], "fp8_e4m3"), scales="_scale_inv"),
+    Spelling("", ("fp8_1x128", "mxfp8_32x32", "mxfp8_e4m3"), scales="_scale_inv"),
+    Spelling("deepseek-v4", ("mxfp4",), WEIGHT, ".scale", name=WEIGHT, words="int8", scale_words="float8_e8m0fnu"),
+    Spelling("deepseek-v4", ("mxfp8_32x32",), WEIGHT, ".scale", name=WEIGHT, scale_words="float8_e8m0fnu"),
+    Spelling("", ("fp8_128x128",), WEIGHT, ".scale", name=WEIGHT),
+    Spelling("llama-4", FP4, scales="_weight_scale", global_scale="_weight_scale_2", across=True),
+    Spelling(
+        "mlx", ("mxfp4", "nvfp4", "mxfp8_e4m3"), WEIGHT, ".scales", name=WEIGHT, words="uint32", scale_words="uint8"
+    ),
+    Spelling("quark", ("mxfp4", *MXFP8)),
+    Spelling("stable-diffusion", FP8, WEIGHT, ".scale_weight", name=WEIGHT),
+    Spelling("comfyui", ("nvfp4",), global_scale="_scale_2", high_first=True, scale_layout="128x4"),
+    Spelling("comfyui", ("mxfp8_e4m3",), scale_layout="128x4"),
+    Spelling("comfyui", FP8),
 )
 CONVENTIONS = tuple(dict.fromkeys(spelling.convention for spelling in SPELLINGS if spelling.convention))
+# A part of such a name says that there is more to a tensor than data and scales.
+FURTHER = (
+    "_scale_2",
+    "_global_scale",
+    "_zero_point",
+    "_zeros",
+    ".biases",
+    ".zeros",
+    "_scale_inv",
+    "_scale",
+    ".scale_2",
+)
 
 
 # ---- Parts to tensors
 
 
-def join_parts(tensors: Mapping[str, Any]) -> dict[str, Tensor | ScaledTensor]:
+class Parts(dict[str, Tensor | ScaledTensor]):
+    """Tensors as a file stores them, and the metadata of its header, which may say how they are meant."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+        super().__init__(tensors)
+        self.metadata = dict(metadata)
+
+
+def join_parts(
+    tensors: Mapping[str, Any], *, metadata: Mapping[str, str] | None = None
+) -> dict[str, Tensor | ScaledTensor]:
     """Join the parts of quantized tensors where names, types and shapes follow a known convention.
 
-    Memory is shared, with two exceptions: global scales stored as reciprocals are inverted, and bfloat16 scales become
-    float32. Tensors that follow no convention stay as they are. So do layers of ComfyUI, which packs the high nibble
-    first and shuffles scales, and stacks of experts with one global scale per expert.
+    Memory is shared, with these exceptions: global scales stored as reciprocals are inverted (the tensor keeps the
+    stored one as ``encode_scale``); float32 scales stored in a smaller type are widened; the elements of ComfyUI's FP4
+    change places in their bytes; Llama-4's stacks of experts are transposed. Tensors that follow no convention stay as
+    they are.
 
     Parameters
     ----------
     tensors : mapping of str to producer
         By the names in the checkpoint: a state dict, or what :func:`load` gives with ``join=False``.
+    metadata : mapping of str to str, optional
+        Of the file's header, in which ComfyUI may mark layers that have another memory order. Default: that of
+        `tensors`, where :func:`load` gave them.
 
     Returns
     -------
     dict of str to Tensor or ScaledTensor
         In the order of `tensors`. A quantized tensor takes the place of its data and the name that it had before
         quantization.
+
+    Raises
+    ------
+    ValueError
+        ComfyUI's metadata is damaged.
+
+    Warns
+    -----
+    UnscaledWarning
+        FP8 comes back without its scales: they have an unknown form, or are doubled.
 
     Examples
     --------
@@ -101,15 +184,24 @@ def join_parts(tensors: Mapping[str, Any]) -> dict[str, Tensor | ScaledTensor]:
     >>> {name: (str(q.format), q.shape) for name, q in checkpoints.join_parts(parts).items()}
     {'up.weight': ('mxfp4', (4, 32))}
     """
+    known = getattr(tensors, "metadata", {}) if metadata is None else metadata
+    joined = join(tensors, comfyui.find_marks(tensors, known))
+    warn_unscaled(joined, stacklevel=2)
+    return joined
+
+
+def join(tensors: Mapping[str, Any], marks: Mapping[str, str]) -> dict[str, Tensor | ScaledTensor]:
+    """:func:`join_parts` with the layers that ComfyUI marks, without warnings."""
     found = {name: x if isinstance(x, ScaledTensor) else named(name, x) for name, x in tensors.items()}
     joined: dict[str, tuple[str, ScaledTensor]] = {}  # by the name of the data, whose place they take
     used: set[str] = set()
     wholes: set[str] = set()
     for spelling in SPELLINGS:
         for stem in [name.removesuffix(spelling.scales) for name in found if name.endswith(spelling.scales)]:
-            names, whole = spelling.parts(stem), stem + spelling.name
+            whole = stem + spelling.name if stem + spelling.data in found else stem
+            names = spelling.parts(stem, whole)
             taken = whole in wholes or (whole in found and whole not in names)
-            if taken or not used.isdisjoint(names) or is_foreign(names[0], found):
+            if taken or not used.isdisjoint(names) or not is_meant(spelling, stem, names, found, marks):
                 continue
             quantized = assemble([found.get(name) for name in names], spelling)
             if quantized is not None:
@@ -120,46 +212,92 @@ def join_parts(tensors: Mapping[str, Any]) -> dict[str, Tensor | ScaledTensor]:
     return dict((joined.get(name) or kept[name]) for name in found if name in joined or name in kept)
 
 
-def is_foreign(name: str, found: Mapping[str, object]) -> bool:
-    """Whether ComfyUI marked the layer: its parts have the usual names and types, but another memory order."""
-    return f"{name.rpartition('.')[0]}.comfy_quant" in found
+def is_meant(
+    spelling: Spelling, stem: str, names: Iterable[str], found: Mapping[str, object], marks: Mapping[str, str]
+) -> bool:
+    """Whether nothing speaks against the spelling: a mark of ComfyUI, or further parts."""
+    mark = marks.get(module_of(next(iter(names))))
+    if (spelling.convention == "comfyui") != (mark is not None) or (mark is not None and mark not in spelling.formats):
+        return False
+    return not any(stem + suffix in found for suffix in FURTHER if stem + suffix not in names)
 
 
 def assemble(parts: list[Any], spelling: Spelling) -> ScaledTensor | None:
     """The quantized tensor of these parts, or None where they do not fit the spelling."""
     if not all(isinstance(part, Tensor) for part in parts):
         return None
-    data, scales = as_elements(parts[0], spelling), parts[1]
+    data, scales = parts[0], parts[1]
+    if spelling.across:
+        if data.ndim < 2 or scales.ndim < 2:
+            return None
+        data, scales = data.mT.copy(), scales.mT.copy()
     if scales.ndim == 4 and scales.shape[1::2] == (1, 1):  # ModelOpt's tiles
         scales = scales.reshape(scales.shape[::2])
-    decode = parts[2] if len(parts) > 2 else None
-    if data is None or (decode is not None and not (decode.size == 1 and decode.dtype == np.float32)):
+    unit = parts[2] if len(parts) > 2 else None
+    if unit is not None and not (unit.size == 1 and unit.dtype == np.float32):
         return None
     for format in (dlfp4.formats()[name] for name in spelling.formats):
-        if format.element == data.dtype and fits(scales, format, data.shape):
-            decode = reciprocal(decode) if decode is not None and spelling.encodes else decode
-            return ScaledTensor.from_parts(data, as_float32(scales), decode, format=format)
+        elements = as_elements(data, spelling, format)
+        if elements is not None and fits(scales, format, elements.shape, spelling):
+            return make(elements, scales, unit, format, spelling)
     return None
 
 
-def as_elements(data: Tensor, spelling: Spelling) -> Tensor | None:
+def make(elements: Tensor, scales: Tensor, unit: Tensor | None, format: Format, spelling: Spelling) -> ScaledTensor:
+    """The quantized tensor of parts that fit."""
+    global_scale: dict[str, Any] = {"encode_scale": unit} if spelling.encodes else {"global_scale": unit}
+    return ScaledTensor.from_parts(
+        elements,
+        as_stored(scales, format),
+        format=format,
+        scale_layout=spelling.scale_layout,
+        shape=elements.shape,
+        **global_scale,
+    )
+
+
+def as_elements(data: Tensor, spelling: Spelling, format: Format) -> Tensor | None:
     """Data with its elements counted, (..., K), or None where it does not fit the spelling."""
     if data.ndim < 2 + spelling.splits_blocks or (spelling.splits_blocks and data.shape[-1] != GPT_OSS_BYTES):
+        return None
+    words = (spelling.words,) if spelling.words == "uint32" else ("uint8", "int8") if is_packed(format) else ()
+    if data.dtype.name not in (*words, format.element.name):
         return None
     try:
         if spelling.splits_blocks:
             data = data.reshape((*data.shape[:-2], data.shape[-2] * GPT_OSS_BYTES))
-        return data.view("float4_e2m1fn") if data.dtype.name in ("uint8", "int8") else data
+        if spelling.high_first:
+            return swap_nibbles(data).view(format.element)
+        return data.view(format.element)
     except (BufferError, ValueError):  # bytes that do not lie in rows
         return None
 
 
-def fits(scales: Tensor, format: Format, shape: tuple[int, ...]) -> bool:
+def is_packed(format: Format) -> bool:
+    """Whether elements take less than a byte."""
+    return format.element.name.startswith(("float4", "float6"))
+
+
+def swap_nibbles(data: Tensor) -> Tensor:
+    """A copy of bytes with their two elements exchanged."""
+    octets = data.view("uint8").to_device("cpu").to_numpy()
+    return dlfp4.asarray(octets << 4 | octets >> 4).to_device(data.device)
+
+
+FLOAT32_SCALES = ("float32", "bfloat16", "float16", "float8_e8m0fnu")
+
+
+def fits(scales: Tensor, format: Format, shape: tuple[int, ...], spelling: Spelling) -> bool:
     """Whether the scales have a type and the shape that go with data of that shape."""
-    containers = ("uint8", format.scale.name) if format.scale.itemsize == 1 else ("float32", "bfloat16")
+    containers = ("uint8", format.scale.name) if format.scale.itemsize == 1 else FLOAT32_SCALES
+    if format.scale.itemsize > 1 and spelling.scales != "_scale" and format.block is not None:
+        containers = (*containers, "uint8")  # powers of two in DeepSeek's blocks
     if scales.dtype.name not in containers:
         return False
-    return scales.size == 1 if format.block is None else scales.shape == scales_shape(format, shape)
+    expected = scales_shape(format, shape)
+    if spelling.scale_layout == "128x4" and expected is not None and len(shape) == 2:
+        expected = (-(-expected[0] // 128) * 128, -(-expected[1] // 4) * 4)
+    return scales.size == 1 if format.block is None else scales.shape == expected
 
 
 def scales_shape(format: Format, shape: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -171,15 +309,57 @@ def scales_shape(format: Format, shape: tuple[int, ...]) -> tuple[int, ...] | No
     return (*shape[:-2], -(-shape[-2] // lines), -(-shape[-1] // length))
 
 
-def as_float32(scales: Tensor) -> Tensor:
-    """Scales of a type that has no kernel of its own."""
-    return dlfp4.cast(scales, "float32") if scales.dtype.name == "bfloat16" else scales
+def as_stored(scales: Tensor, format: Format) -> Tensor:
+    """Scales of a type that the format has."""
+    if format.scale.itemsize == 1 or scales.dtype.name == "float32":
+        return scales
+    return dlfp4.cast(scales.view("float8_e8m0fnu") if scales.dtype.name == "uint8" else scales, "float32")
 
 
-def reciprocal(scale: Tensor) -> np.float32:
-    """1 / the global scale, as a number, which goes wherever the other parts lie."""
-    with np.errstate(divide="ignore", over="ignore"):  # a broken checkpoint may store (nearly) 0
-        return np.float32(1) / np.float32(scale.item())
+# ---- What came back without its scales
+
+
+def find_unscaled(joined: Mapping[str, Tensor | ScaledTensor]) -> dict[str, list[str]]:
+    """Matrices of FP8 that were joined to no scales, each with the tensors beside it that are called as scales are."""
+    parts: dict[str, list[str]] = {}  # by the module
+    for name, x in joined.items():
+        if isinstance(x, Tensor) and is_part(name):
+            parts.setdefault(module_of(name), []).append(name)
+    unscaled = {}
+    for name, x in joined.items():
+        if isinstance(x, Tensor) and x.ndim > 1 and is_fp8(x) and not is_part(name):
+            unscaled[name] = [part for part in parts.get(module_of(name), ()) if is_scale_of(part, name)]
+    return unscaled
+
+
+def is_fp8(x: Tensor) -> bool:
+    """Whether the elements are FP8; e8m0 holds scales."""
+    return x.dtype.name.startswith("float8") and x.dtype.name != "float8_e8m0fnu"
+
+
+def is_scale_of(part: str, name: str) -> bool:
+    """Whether a part in the same module may scale that weight, and not activations or another weight."""
+    own = last(name)
+    if last(part).startswith(own):
+        return True
+    return own in ("weight", "kernel") and "scale" in last(part) and not last(part).startswith(("input", "output"))
+
+
+def warn_unscaled(joined: Mapping[str, Tensor | ScaledTensor], stacklevel: int) -> None:
+    """Warn of FP8 without scales, where some were left or the rest of the model has scales."""
+    unscaled = find_unscaled(joined)
+    others = any(isinstance(x, ScaledTensor) and not is_packed(x.format) for x in joined.values())
+    told = [
+        f"{name} ({', '.join(left)} {'is' if len(left) == 1 else 'are'} left)" if left else f"{name} (none is there)"
+        for name, left in unscaled.items()
+        if left or others
+    ]
+    if told:
+        warnings.warn(
+            f"FP8 without its scales, which a product would multiply as it is: {listed(told)}",
+            UnscaledWarning,
+            stacklevel=stacklevel + 1,
+        )
 
 
 # ---- Tensors to parts
@@ -188,22 +368,23 @@ def reciprocal(scale: Tensor) -> np.float32:
 def split_parts(tensors: Mapping[str, Any], convention: str) -> dict[str, Tensor]:
     """Split quantized tensors into the parts that a convention stores; the inverse of :func:`join_parts`.
 
-    Memory is shared, except for the global scale of "compressed-tensors", which is the reciprocal of ours: rounded on
-    the way out and back, it may change in its last bit. A format that looks like another comes back as the other, with
-    the same values: "nvfp4_16x16" as "nvfp4", and in "compressed-tensors" an "fp8_128x128" of one block as "fp8_e4m3".
+    Memory is shared, except where the convention has another order: "comfyui" and "llama-4". The global scale of
+    "compressed-tensors" is the reciprocal of ours; one that :func:`join_parts` read is stored with the same bits. A
+    format that looks like another comes back as the other, with the same values: "nvfp4_16x16" as "nvfp4", and in
+    "compressed-tensors" an "fp8_128x128" of one block as "fp8_e4m3".
 
     Parameters
     ----------
     tensors : mapping of str to Tensor, ScaledTensor or producer
         By name; tensors that are not quantized stay as they are.
-    convention : {"modelopt", "compressed-tensors", "gpt-oss", "deepseek"}
-        The convention whose names and containers to use.
+    convention : str
+        The convention whose names and containers to use, one of ``checkpoints.CONVENTIONS``.
 
     Raises
     ------
     ValueError
         The convention is unknown or does not store a tensor's format; blocks do not run along the last axis, or scales
-        are not linear; a global scale has no finite reciprocal; two parts have the same name.
+        are not linear; a global scale has no place or no finite reciprocal; two parts have the same name.
 
     Examples
     --------
@@ -217,6 +398,8 @@ def split_parts(tensors: Mapping[str, Any], convention: str) -> dict[str, Tensor
     parts: dict[str, Tensor] = {}
     for name, x in tensors.items():
         merge(parts, split_one(name, x, convention) if isinstance(x, ScaledTensor) else {name: named(name, x)})
+    if convention == "stable-diffusion" and MARKER not in parts:
+        merge(parts, {MARKER: dlfp4.empty((0,), "float8_e4m3fn")})  # loaders look for it
     return parts
 
 
@@ -260,7 +443,7 @@ def split_one(name: str, q: ScaledTensor, convention: str) -> dict[str, Tensor]:
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
     expected = scales_shape(q.format, q.shape) if len(q.shape) > 1 else None
-    if q.axis != -1 or q.scale_layout != "linear":
+    if q.axis != -1 or q.scale_layout not in ("linear", spelling.scale_layout):
         remedy = "quantize it so" if q.axis != -1 else "call .with_scale_layout('linear')"
         raise ValueError(
             f"{name} is {summary(q)}, but {convention} stores blocks along axis -1 with linear scales; {remedy}"
@@ -269,28 +452,73 @@ def split_one(name: str, q: ScaledTensor, convention: str) -> dict[str, Tensor]:
         raise ValueError(
             f"{name} is {summary(q)}, but {convention} stores matrices of whole blocks, each of a stack by itself"
         )
-    data, scales = q.data.reshape(q.shape), q.scales
-    if q.format.element.name == "float4_e2m1fn":
-        data = data.view("uint8")
+    stem = spelling.stem(name)
+    parts = [stored_data(q, spelling), stored_scales(q, spelling, expected)]
+    unit = stored_unit(name, q, spelling)
+    split = dict(zip(spelling.parts(stem, name), parts if unit is None else [*parts, unit], strict=True))
+    if convention == "comfyui":
+        split[module_of(name) + comfyui.SUFFIX] = comfyui.make_mark(q.format.name)
+    return split
+
+
+def stored_data(q: ScaledTensor, spelling: Spelling) -> Tensor:
+    """The elements in the container and the order of the convention."""
+    data = q.data.reshape(q.shape)
+    words = spelling.words or ("uint8" if is_packed(q.format) else "")
+    if words:
+        data = data.view(words)
+    if spelling.high_first:
+        data = swap_nibbles(data)
     if spelling.splits_blocks:
         data = data.reshape((*data.shape[:-1], data.shape[-1] // GPT_OSS_BYTES, GPT_OSS_BYTES))
-    if q.format.block is not None:
-        scales = scales.reshape(expected)
-    if q.format.kind == "power":
-        scales = scales.view("uint8")
-    parts = [data, scales]
-    if spelling.global_scale:
-        parts.append(stored_unit(name, q, spelling))
-    return dict(zip(spelling.parts(name), parts, strict=True))
+    return data.mT.copy() if spelling.across else data
 
 
-def stored_unit(name: str, q: ScaledTensor, spelling: Spelling) -> Tensor:
-    """The global scale as it is stored; 1 for a tensor without one, such as ggml's."""
+def stored_scales(q: ScaledTensor, spelling: Spelling, shape: tuple[int, ...]) -> Tensor:
+    """The scales in the type, the shape and the layout of the convention."""
+    if q.format.block is None:
+        return q.scales.reshape(spelling.one)
+    scales = q.with_scale_layout(spelling.scale_layout).scales
+    if spelling.scale_layout == "linear":
+        scales = scales.reshape(shape)
+    if q.format.scale.itemsize == 1:
+        scales = scales.view(spelling.scale_words or ("uint8" if q.format.kind == "power" else q.format.scale))
+    return scales.mT.copy() if spelling.across else scales
+
+
+def stored_unit(name: str, q: ScaledTensor, spelling: Spelling) -> Tensor | None:
+    """The global scale as it is stored: 1 for a tensor without one, such as ggml's; None where there is no place."""
     unit = q.global_scale
-    if unit is not None and not spelling.encodes:
-        return unit
+    if not spelling.global_scale:
+        if unit is not None and unit.item() != 1:
+            raise ValueError(
+                f"{name} has the global scale {unit.item()}, but {spelling.convention} stores none; "
+                f"quantize with global_scale=1"
+            )
+        return None
+    if not spelling.encodes:
+        return as_one(unit, q, spelling) if unit is None else unit.reshape(spelling.one)
+    if q.encode_scale is not None:
+        return as_one(q.encode_scale, q, spelling)
     number = np.float32(1) if unit is None else reciprocal(unit)
     if not np.isfinite(number):
         raise ValueError(f"{name} has a global scale whose reciprocal is {number}, which decodes to nothing")
-    stored = dlfp4.asarray(np.full((1,) if spelling.encodes else (), number))
+    return as_one(number, q, spelling)
+
+
+def as_one(number: Any, q: ScaledTensor, spelling: Spelling) -> Tensor:
+    """One number, or 1 for None, as the convention stores it, beside the other parts."""
+    stored = dlfp4.asarray(
+        number if isinstance(number, Tensor) else np.full((), 1 if number is None else number, np.float32)
+    )
+    stored = stored.reshape(spelling.one)
     return stored.to_device(q.device) if q.device.type == "cuda" else stored
+
+
+def reciprocal(scale: Tensor) -> np.float32:
+    """1 / the global scale, as a number, which goes wherever the other parts lie."""
+    number, largest = np.float32(scale.item()), np.finfo(np.float32).max
+    if number == 1 / largest:  # the least that quantize gives; rounded, its own reciprocal is infinite
+        return largest
+    with np.errstate(divide="ignore", over="ignore"):  # a broken checkpoint may store (nearly) 0
+        return np.float32(1) / number

@@ -10,6 +10,9 @@ import json
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
+import numpy as np
+import numpy.typing as npt
+
 from dlfp4 import ScaledTensor, Tensor
 from dlfp4._core import _find_format
 from dlfp4.checkpoints.conventions import Spelling, merge, named
@@ -28,7 +31,14 @@ def split(tensors: Mapping[str, Any]) -> tuple[dict[str, Tensor], str]:
     for name, given in tensors.items():
         x = given.with_scale_layout("linear") if is_prepared(given) else given
         if isinstance(x, ScaledTensor):
-            fields = {"format": x.format.name, "shape": x.shape, "axis": x.axis, "scale_layout": x.scale_layout}
+            fields: dict[str, Any] = {
+                "format": x.format.name,
+                "shape": x.shape,
+                "axis": x.axis,
+                "scale_layout": x.scale_layout,
+            }
+            if x.encode_scale is not None:
+                fields["encode_scale"] = described_scale(x.encode_scale)
             described[name] = fields
             merge(parts, dict(zip(NAMES.parts(name), shaped_parts(x), strict=False)))
             if x.format.has_global_scale and x.global_scale is None:
@@ -56,6 +66,24 @@ def shaped_parts(q: ScaledTensor) -> list[Tensor]:
     return [data, scales] if q.global_scale is None else [data, scales, q.global_scale]
 
 
+def described_scale(scale: Tensor) -> dict[str, Any]:
+    """The numbers of an encode scale, exactly; infinity and NaN are no JSON."""
+    numbers = scale.to_device("cpu").to_numpy()
+    return {"shape": list(numbers.shape), "values": [float(number).hex() for number in numbers.flat]}
+
+
+def parse_scale(fields: Any) -> npt.NDArray[np.float32]:
+    """An encode scale of its description."""
+    if not isinstance(fields, dict) or fields.keys() != {"shape", "values"} or not is_sizes(fields["shape"]):
+        raise ValueError(f"its encode scale is described by {fields!r}, expected shape and values")
+    values = fields["values"]
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise ValueError(
+            f"its encode scale has the values {values!r}, expected a list of numbers as float.hex() writes"
+        )
+    return np.array([float.fromhex(value) for value in values], np.float32).reshape(fields["shape"])
+
+
 def join(tensors: Mapping[str, Tensor], description: str) -> dict[str, Tensor | ScaledTensor]:
     """Undo :func:`split`; ValueError where the description does not fit the tensors."""
     parts = dict(tensors)
@@ -81,7 +109,7 @@ def parse(description: str) -> dict[str, Any]:
 
 def rebuild(name: str, fields: Any, parts: dict[str, Tensor]) -> ScaledTensor:
     """One tensor from its parts. Scales and global scale leave `parts`; the data stays, under the tensor's name."""
-    if not isinstance(fields, dict) or fields.keys() != {"format", "shape", "axis", "scale_layout"}:
+    if not isinstance(fields, dict) or fields.keys() - {"encode_scale"} != {"format", "shape", "axis", "scale_layout"}:
         raise ValueError(f"{name} is described by {fields!r}, expected format, shape, axis and scale_layout")
     if not is_sizes(fields["shape"]):
         raise ValueError(
@@ -95,6 +123,8 @@ def rebuild(name: str, fields: Any, parts: dict[str, Tensor]) -> ScaledTensor:
     try:
         decode = parts.pop(unit, None) if _find_format(fields["format"]).has_global_scale else None
         described = fields | {"shape": tuple(fields["shape"])}
+        if "encode_scale" in fields:
+            decode, described["encode_scale"] = None, parse_scale(fields["encode_scale"])
         return ScaledTensor.from_parts(parts[data], parts.pop(scales), decode, **described)
     except (TypeError, ValueError, OverflowError, BufferError) as error:
         raise ValueError(f"{name} is not what the metadata says: {error}") from error

@@ -18,6 +18,7 @@ import dlfp4
 from dlfp4 import ScaledTensor
 from dlfp4._core import _buffers_of, _find_format
 from dlfp4.checkpoints.conventions import find_spelling, scales_shape
+from dlfp4.checkpoints.names import is_part, last, module_of
 from dlfp4.formats import FLOATS, Format
 from dlfp4.suggest import did_you_mean
 
@@ -132,9 +133,14 @@ def quantize_chosen(
     Conventions store blocks along the last axis. For them a matrix stored as (in, out) is transposed, so the result
     has the shape (..., out, in).
     """
-    if choice.axis == -1 or convention is None:
-        return dlfp4.quantize(x, format, recipe=recipe, axis=choice.axis)
-    return dlfp4.quantize(dlfp4.asarray(x).mT, format, recipe=recipe)
+    options: dict[str, Any] = {"recipe": recipe}
+    chosen = _find_format(format)
+    if convention is None:
+        return dlfp4.quantize(x, chosen, axis=choice.axis, recipe=recipe)
+    if chosen.has_global_scale and not find_spelling(chosen, convention).global_scale:
+        options["global_scale"] = 1.0  # there is no place for another one
+    q: ScaledTensor = dlfp4.quantize(x if choice.axis == -1 else dlfp4.asarray(x).mT, chosen, **options)
+    return q
 
 
 def described(x: Any) -> tuple[str, tuple[int, ...]]:
@@ -214,11 +220,6 @@ def why_excluded(name: str, include: Sequence[str], wanted: set[str], unwanted: 
 
 # ---- What is already quantized
 
-# Words in the last component of a name that make a float tensor a part of a quantized one. "biases" are MLX's.
-AUXILIARY = re.compile(
-    r"scale|zero|(^|_)zp|absmax|amax|amin|quant|codebook|centroid|(^|_)lut|g_idx|smooth|(^|_)(biases|scb|su|sv|meta)$",
-    re.IGNORECASE,
-)
 # Parts beside a float weight by which it is more than its values; scales of activations and of the KV cache are not.
 OF_WEIGHTS = (
     "scale", "scales", "scale_inv", "scale_2", "global_scale", "scale_weight", "zero", "zeros", "zero_point", "qzeros",
@@ -234,16 +235,6 @@ DATA = re.compile(r"_(packed|blocks|qdata|qweight|weight|codes|data|elements)$")
 def is_packed(name: str, dtype: str, shape: tuple[int, ...]) -> bool:
     """Whether a tensor holds codes: integers, FP8 or smaller, in a matrix that is no mask or table of positions."""
     return len(shape) > 1 and bool(PACKED.match(dtype)) and not COUNTERS.search(last(name))
-
-
-def last(name: str) -> str:
-    """The last component of a name."""
-    return name.rpartition(".")[2]
-
-
-def module_of(name: str) -> str:
-    """The module that holds a tensor."""
-    return name.rpartition(".")[0]
 
 
 # ---- What is a linear layer's weight
@@ -336,7 +327,7 @@ class Model:
             return f"{dtype}: already quantized, or no weight"
         if dtype not in FLOATS:
             return f"{dtype}: no float32, bfloat16 or float16"
-        if AUXILIARY.search(last(name)):
+        if is_part(name):
             return "part of a quantized tensor"
         owner = self.owner_of(name)
         if owner:

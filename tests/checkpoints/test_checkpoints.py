@@ -345,17 +345,110 @@ COMFYUI = {
 
 
 @pytest.mark.parametrize("marked", COMFYUI)
-def test_layers_of_comfyui_stay_as_they_are(path, marked):
-    """ModelOpt's names and types, but another order inside: what decoded them as ModelOpt's would give wrong values."""
+def test_layers_of_comfyui_have_another_order(path, marked):
+    """ModelOpt's names and types: what decoded them as ModelOpt's would give wrong values."""
     tensors, metadata = COMFYUI[marked]
     q = dlfp4.quantize(values((128, 64)), "nvfp4")
-    checkpoints.save(path, checkpoints.split_parts({"up.weight": q}, "modelopt") | tensors, metadata)
+    parts = checkpoints.split_parts({"up.weight": q}, "comfyui")
+    assert parts.pop("up.comfy_quant").to_numpy().tobytes() == b'{"format": "nvfp4"}'
+    codes = np.frombuffer(octets(q.data), np.uint8)
+    assert octets(parts["up.weight"]) == (codes << 4 | codes >> 4).tobytes()
+    assert octets(parts["up.weight_scale"]) == octets(q.with_scale_layout("128x4").scales)
+    checkpoints.save(path, parts | tensors, metadata)
     loaded = checkpoints.load(path)
-    assert loaded.keys() == {"up.weight", "up.weight_scale", "up.weight_scale_2", *tensors}
-    assert all(isinstance(tensor, dlfp4.Tensor) for tensor in loaded.values())
-    assert octets(loaded["up.weight"]) == octets(q.data)
+    assert loaded.keys() == {"up.weight", *tensors}
+    assert loaded["up.weight"].scale_layout == "128x4"
+    assert_same(loaded["up.weight"].with_scale_layout("linear"), q)
+    again = checkpoints.join_parts(checkpoints.load(path, join=False))
+    assert_same(again["up.weight"].with_scale_layout("linear"), q)
+    again = checkpoints.join_parts(dict(checkpoints.load(path, join=False)), metadata=metadata)
+    assert_same(again["up.weight"].with_scale_layout("linear"), q)
     checkpoints.save(path, checkpoints.split_parts({"up.weight": q}, "modelopt"))
     assert_same(checkpoints.load(path)["up.weight"], q)
+
+
+@pytest.mark.parametrize(
+    "mark",
+    ['{"format": "nvfp4", "convrot": true}', '{"format": "int8_tensorwise"}', '{"format": 4}', "[]", '{"format":'],
+)
+def test_marks_of_comfyui_that_mean_something_else(path, mark):
+    q = dlfp4.quantize(values((128, 64)), "nvfp4")
+    parts = checkpoints.split_parts({"up.weight": q}, "modelopt")
+    checkpoints.save(path, parts | {"up.comfy_quant": np.frombuffer(mark.encode(), np.uint8)})
+    loaded = checkpoints.load(path)
+    assert loaded.keys() == {*parts, "up.comfy_quant"}
+    assert all(isinstance(tensor, dlfp4.Tensor) for tensor in loaded.values())
+
+
+def test_fp8_that_comfyui_marks(path):
+    q = dlfp4.quantize(values((128, 64)), "fp8_e4m3")
+    checkpoints.save(path, {"up.weight": q}, convention="comfyui")
+    assert_same(checkpoints.load(path)["up.weight"], q)
+    q = dlfp4.quantize(values((100, 96)), "mxfp8_e4m3")
+    checkpoints.save(path, {"up.weight": q}, convention="comfyui")
+    assert checkpoints.load(path, join=False)["up.weight_scale"].shape == (128, 4)
+    assert_same(checkpoints.load(path)["up.weight"].with_scale_layout("linear"), q)
+
+
+def test_damaged_marks_of_comfyui_are_named(path):
+    checkpoints.save(path, {"w": values(3)}, {"_quantization_metadata": "{"})
+    with pytest.raises(ValueError, match=r"'_quantization_metadata' is not JSON.*join=False"):
+        checkpoints.load(path)
+    checkpoints.save(path, {"w": values(3)}, {"_quantization_metadata": "[]"})
+    with pytest.raises(ValueError, match=r"has no object of layers; join=False"):
+        checkpoints.load(path)
+    assert checkpoints.load(path, join=False).keys() == {"w"}
+
+
+def test_the_marks_of_several_files_are_united(tmp_path):
+    q = dlfp4.quantize(values((128, 64)), "nvfp4")
+    for name in ("up", "down"):
+        parts = checkpoints.split_parts({f"{name}.weight": q}, "comfyui")
+        parts.pop(f"{name}.comfy_quant")
+        metadata = {"_quantization_metadata": f'{{"layers": {{"{name}": {{"format": "nvfp4"}}}}}}'}
+        checkpoints.save(tmp_path / f"{name}.safetensors", parts, metadata)
+    for joined in (checkpoints.load(tmp_path), checkpoints.join_parts(checkpoints.load(tmp_path, join=False))):
+        assert joined.keys() == {"up.weight", "down.weight"}
+        for each in joined.values():
+            assert_same(each.with_scale_layout("linear"), q)
+
+
+def test_a_stored_reciprocal_keeps_its_bits(path):
+    """Through dlfp4's own files, too."""
+    for number in (1.4142137, 3.1415927, 1.9999999, 0.0, np.inf, np.nan):
+        stored = np.array([number], np.float32)
+        q = dlfp4.quantize(values((16, 32)), "nvfp4")
+        q = dlfp4.ScaledTensor.from_parts(q.data, q.scales, format="nvfp4", encode_scale=stored)
+        checkpoints.save(path, {"w": q})
+        again = checkpoints.load(path)["w"]
+        assert_same(again, q)
+        assert octets(again.encode_scale) == stored.tobytes()
+        for tensor in (again, again.with_scale_layout("128x4"), again.mT.mT, again.to_device("cpu")):
+            assert octets(tensor.encode_scale) == stored.tobytes()
+        parts = checkpoints.split_parts({"w": again}, "compressed-tensors")
+        assert octets(parts["w_global_scale"]) == stored.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("scale", "message"),
+    [
+        (3, "described by 3"),
+        ({"shape": [1]}, "described by"),
+        ({"shape": [-1], "values": ["0x1p+0"]}, "described by"),
+        ({"shape": [1], "values": [1.0]}, "has the values"),
+        ({"shape": [1], "values": ["one"]}, "invalid hexadecimal"),
+        ({"shape": [1], "values": ["0x1p+2000"]}, "w is not what the metadata says"),
+        ({"shape": [2], "values": ["0x1p+0"]}, "w is not what the metadata says"),
+    ],
+)
+def test_damaged_descriptions_of_an_encode_scale(path, scale, message):
+    q = dlfp4.quantize(values((16, 32)), "nvfp4")
+    fields = {"format": "nvfp4", "shape": [16, 32], "axis": -1, "scale_layout": "linear", "encode_scale": scale}
+    parts = {"w": q.data, "w_scale": q.scales, "w_scale_2": q.global_scale}
+    checkpoints.save(path, parts)
+    safetensors.write(path, safetensors.read(path)[0], {"dlfp4": json.dumps({"version": 1, "tensors": {"w": fields}})})
+    with pytest.raises(ValueError, match=message):
+        checkpoints.load(path)
 
 
 def test_every_truncation_is_noticed(path):

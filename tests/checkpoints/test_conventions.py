@@ -8,6 +8,7 @@ import dlfp4
 from dlfp4 import checkpoints
 from dlfp4.checkpoints import join_parts, split_parts
 from dlfp4.checkpoints.conventions import CONVENTIONS, SPELLINGS
+from dlfp4.checkpoints.selection import Choice, quantize_chosen
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 N, K = 48, 128
@@ -152,10 +153,8 @@ def test_what_follows_no_convention_stays(generator):
         {"w": packed, "w_scale": octets.astype(np.float32)},
         {"w": packed.astype(np.int32), "w_scale": octets},
         {"w": packed[0], "w_scale": octets[0]},
-        {"w": codes, "w_scale": positive(generator, N, 1)},  # a scale a channel
         {"w": codes.astype(np.float32), "w_scale": octets},
         {"w_blocks": packed, "w_scales": octets},
-        {"experts.w": codes[None].repeat(2, 0), "experts.w_scale": positive(generator, 2, 1, 1)},  # 48 rows: no tile
         {"input_scale": positive(generator), "output_scale": positive(generator)},
         {"q.weight": packed, "q.weight_scale": octets, "q.comfy_quant": np.zeros(3, np.uint8)},
         {"w_packed": packed, "w_scale": octets, "w": octets},  # the name is taken
@@ -164,6 +163,93 @@ def test_what_follows_no_convention_stays(generator):
         joined = join_parts(parts)
         assert list(joined) == list(parts)
         assert all(isinstance(tensor, dlfp4.Tensor) for tensor in joined.values())
+
+
+def test_fp8_without_its_scales_is_told(tmp_path, generator):
+    codes, _ = fp8(generator, N, K)
+    scales = positive(generator, 7, 1)
+    other = {"up.weight": codes, "up.weight_scale": positive(generator)}
+    for parts, message in (
+        ({"w": codes, "w_scale": scales}, r"w \(w_scale is left\)"),
+        ({"down.weight": codes, "down.scale_of_weight": scales}, r"down.weight \(down.scale_of_weight is left\)"),
+        ({"w": codes[None].repeat(2, 0), "w_scale": positive(generator, 2, 1, 1)}, r"w \(w_scale is left\)"),
+        ({"down.weight": codes} | other, r"down.weight \(none is there\)"),
+        ({"w": codes, "w_scale": positive(generator), "w_scale_inv": positive(generator)}, "w_scale, w_scale_inv are"),
+        ({f"{k}.weight": codes for k in range(9)} | other, r", … \(9\)"),
+    ):
+        with pytest.warns(checkpoints.UnscaledWarning, match=f"FP8 without its scales, .*{message}") as told:
+            joined = join_parts(parts)
+        assert told[0].filename == __file__
+        assert all(isinstance(joined[name], dlfp4.Tensor) for name in parts if name not in other)
+        checkpoints.save(tmp_path / "a.safetensors", parts)
+        with pytest.warns(checkpoints.UnscaledWarning, match=message) as told:
+            checkpoints.load(tmp_path / "a.safetensors")
+        assert told[0].filename == __file__
+
+
+def test_fp8_that_has_no_scales_anywhere_is_what_it_is(generator):
+    codes, _ = fp8(generator, N, K)
+    parts = {"w.weight": codes, "w.input_scale": positive(generator), "w_scale": codes, "v": codes}
+    assert join_parts(parts).keys() == parts.keys()
+
+
+@pytest.mark.parametrize("further", ["_scale_2", "_global_scale", "_zero_point", "_scale_inv"])
+def test_further_parts_say_that_it_is_something_else(generator, further):
+    packed, _ = fp4(generator, N, K // 2)
+    octets, _ = exponents(generator, N, K // 32)
+    for data in ("", "_packed"):
+        parts = {f"w{data}": packed, "w_scale": octets, f"w{further}": positive(generator)}
+        joined = join_parts(parts)
+        assert joined.keys() == parts.keys()
+        assert not any(isinstance(x, dlfp4.ScaledTensor) for x in joined.values())
+
+
+def test_a_global_scale_comes_back_bit_for_bit(generator):
+    """Of 17 % of all numbers, no reciprocal leads back to the same one."""
+    numbers = np.float32(1) + generator.integers(0, 1 << 23, 500).astype(np.float32) * np.float32(2**-23)
+    assert (np.float32(1) / (np.float32(1) / numbers) != numbers).sum() > 50
+    packed, _ = fp4(generator, N, K // 2)
+    scales, _ = fp8(generator, N, K // 16)
+    for number in numbers:
+        parts = {"w_packed": packed, "w_scale": scales, "w_global_scale": np.array([number])}
+        q = join_parts(parts)["w"]
+        assert q.global_scale.item() == np.float32(1) / number
+        back = split_parts({"w": q}, "compressed-tensors")
+        assert back["w_global_scale"].shape == (1,)
+        assert back["w_global_scale"].to_numpy().tobytes() == number.tobytes()
+
+
+def test_an_encode_scale_is_given_instead_of_a_decode_scale():
+    parts = np.zeros((2, 8), np.uint8), np.zeros((2, 1), np.uint8)
+    q = dlfp4.ScaledTensor.from_parts(*parts, format="nvfp4", encode_scale=3)
+    assert (q.encode_scale.item(), q.global_scale.item()) == (3, np.float32(1 / 3))
+    assert dlfp4.ScaledTensor.from_parts(*parts, 3, format="nvfp4").encode_scale is None
+    with pytest.raises(ValueError, match="global_scale and encode_scale are both given"):
+        dlfp4.ScaledTensor.from_parts(*parts, 1, format="nvfp4", encode_scale=1)
+    with pytest.raises(TypeError, match="encode_scale has dtype float64"):
+        dlfp4.ScaledTensor.from_parts(*parts, format="nvfp4", encode_scale=np.ones(1))
+    with pytest.raises(ValueError, match="mxfp4_16 has no"):
+        dlfp4.ScaledTensor.from_parts(*parts, format="mxfp4_16", encode_scale=1)
+
+
+@pytest.mark.parametrize("convention", ["mlx", None])
+def test_mlx_has_no_global_scale(convention):
+    x = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
+    choice = Choice("w", True)
+    q = quantize_chosen(x, choice, "nvfp4", convention=convention)
+    if convention is None:
+        with pytest.raises(ValueError, match=r"w has the global scale .*, but mlx stores none; quantize with global_"):
+            split_parts({"w": q}, "mlx")
+        return
+    back = join_parts(split_parts({"w.weight": q}, "mlx"))["w.weight"]
+    np.testing.assert_array_equal(back.dequantize().to_numpy(), q.dequantize().to_numpy())
+
+
+def test_one_scale_has_the_shape_that_loaders_want(generator):
+    q = dlfp4.quantize(np.ones((4, 64), np.float32), "fp8_e4m3")
+    for convention, shape in (("compressed-tensors", (1,)), ("modelopt", ()), ("deepseek", ())):
+        (scale,) = (part for name, part in split_parts({"w": q}, convention).items() if "scale" in name)
+        assert scale.shape == shape
 
 
 def test_order_and_quantized_tensors_are_kept(generator):
@@ -200,8 +286,10 @@ def test_state_dict_of_pytorch_is_shared(generator):
 
 
 def test_global_scales_without_a_reciprocal_are_refused():
-    q = dlfp4.quantize(np.linspace(-1e-36, 1e-36, 256, dtype=np.float32).reshape(4, 64), "nvfp4")
-    assert 0 < q.global_scale.item() < 2.0**-128
+    x = np.linspace(-1e-36, 1e-36, 256, dtype=np.float32).reshape(4, 64)
+    q = dlfp4.quantize(x, "nvfp4")
+    split_parts({"w": q}, "compressed-tensors")
+    q = dlfp4.ScaledTensor.from_parts(q.data, q.scales, np.float32(1e-39), format="nvfp4")
     with pytest.raises(ValueError, match="w has a global scale whose reciprocal is inf"):
         split_parts({"w": q}, "compressed-tensors")
     again = join_parts(split_parts({"w": q}, "modelopt"))["w"]
@@ -247,7 +335,8 @@ def test_conventions_are_written_and_read(tmp_path, generator, convention, forma
 @pytest.mark.parametrize("convention", CONVENTIONS)
 @pytest.mark.parametrize("format", dlfp4.formats())
 def test_a_convention_stores_a_format_or_says_what_it_stores(generator, convention, format):
-    q = dlfp4.quantize(generator.normal(size=(256, 256)).astype(np.float32), format)
+    unit = 1.0 if convention == "mlx" and dlfp4.formats()[format].has_global_scale else None
+    q = dlfp4.quantize(generator.normal(size=(256, 256)).astype(np.float32), format, global_scale=unit)
     stored = [name for spelling in SPELLINGS if spelling.convention == convention for name in spelling.formats]
     if format not in stored:
         with pytest.raises(ValueError, match=f"w: {convention} stores no {format}; it has {', '.join(stored)}"):
@@ -362,7 +451,7 @@ def test_tensors_of_nothing(shape):
 @pytest.mark.parametrize(
     "parts",
     [
-        {"w": np.zeros((256, 256), "float8_e4m3fn"), "w_scale": np.ones((2, 3, 2, 3), np.float32)},
+        {"w": np.zeros((256, 256), np.uint8), "w_scale": np.ones((2, 3, 2, 3), np.float32)},
         {"w": np.zeros((4, 12), np.uint8), "w_scale": np.zeros((4, 1), np.uint8)},
     ],
     ids=["no squares", "no blocks"],

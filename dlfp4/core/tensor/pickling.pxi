@@ -50,6 +50,8 @@ def _restore_tensor(buffer, shape, dtype, padded, x2):
     return self
 
 
-def _restore_scaled(data, scales, global_scale, format, axis, scale_layout, shape):
+def _restore_scaled(data, scales, global_scale, format, axis, scale_layout, shape, encode_scale=None):
     """Called by pickles: a ScaledTensor of its parts."""
-    return assemble(data, scales, global_scale, _find_format(format), axis, scale_layout, shape)
+    cdef ScaledTensor self = assemble(data, scales, global_scale, _find_format(format), axis, scale_layout, shape)
+    self.encode_scale = encode_scale
+    return self

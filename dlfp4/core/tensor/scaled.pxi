@@ -28,6 +28,9 @@ cdef class ScaledTensor:
         with ``axis=-2`` that is ``(K, ceil(M / block))`` for bytes, too.
     global_scale : Tensor or None
         0-d float32, in formats with two levels of scales: a decode scale, which checkpoints call ``weight_scale_2``.
+    encode_scale : Tensor or None
+        The global scale as an encode scale, where :meth:`from_parts` was given one: float32, as it was given. Its bits
+        cannot always be computed from `global_scale`. Operations do not read it.
     format : Format
         The format, which equals its name.
     axis : int
@@ -42,6 +45,7 @@ cdef class ScaledTensor:
     cdef readonly Tensor data
     cdef readonly Tensor scales
     cdef readonly Tensor global_scale
+    cdef readonly Tensor encode_scale
     cdef readonly object format
     cdef readonly int axis
     cdef readonly str scale_layout
@@ -56,7 +60,8 @@ cdef class ScaledTensor:
         raise TypeError("a ScaledTensor is made by dlfp4.quantize or ScaledTensor.from_parts")
 
     @staticmethod
-    def from_parts(data, scales, global_scale=None, *, format, axis=-1, str scale_layout="linear", shape=None):
+    def from_parts(data, scales, global_scale=None, *, format, axis=-1, str scale_layout="linear", shape=None,
+                   encode_scale=None):
         """A ScaledTensor of existing parts, such as those of a checkpoint, sharing their memory.
 
         All parts lie on the host, pinned or not, or all on one device. CUDA managed memory counts as lying with the
@@ -82,17 +87,31 @@ cdef class ScaledTensor:
             The layout of `scales` in memory.
         shape : tuple of int, optional
             The tensor's shape, where the data is padded or has other leading dimensions.
+        encode_scale : float or producer, optional
+            Instead of `global_scale`, its reciprocal, as those libraries store it. The result keeps it as an attribute:
+            of 17 % of all float32 numbers, no float32 reciprocal leads back to the same bits.
 
         Raises
         ------
         ValueError
-            The parts do not fit together, or they lie on different devices.
+            `global_scale` and `encode_scale` are both given; the parts do not fit together, or they lie on different
+            devices.
         TypeError
             An element type that is not the format's.
         BufferError
             The strides of a part cannot be described, such as rows of FP4 that do not start on bytes.
         """
-        return assemble(data, scales, global_scale, _find_format(format), parse_axis(axis), scale_layout, shape)
+        cdef ScaledTensor self
+        row, axis = _find_format(format), parse_axis(axis)
+        if encode_scale is None:
+            return assemble(data, scales, global_scale, row, axis, scale_layout, shape)
+        if global_scale is not None:
+            raise ValueError("global_scale and encode_scale are both given; each is the reciprocal of the other: "
+                             "give one")
+        stored = as_encode_scale(encode_scale)
+        self = assemble(data, scales, reciprocal_of(stored), row, axis, scale_layout, shape)
+        self.encode_scale = stored
+        return self
 
     @property
     def device(self):
@@ -119,9 +138,9 @@ cdef class ScaledTensor:
             return turn_prepared(self)
         bytewise = not is_subbyte(self.data.row)
         linear = self.scale_layout == "linear" and self.scales.dl.ndim == 2
-        return make_scaled(self.data.mT if bytewise else self.data,
-                           self.scales.mT if bytewise and linear else self.scales,
-                           self.global_scale, self.format, -3 - self.axis, self.scale_layout, self.shape[::-1])
+        return as_encoded(self, make_scaled(
+            self.data.mT if bytewise else self.data, self.scales.mT if bytewise and linear else self.scales,
+            self.global_scale, self.format, -3 - self.axis, self.scale_layout, self.shape[::-1]))
 
     def __getitem__(self, key):
         """A part of the tensor over the same memory: rows and columns between blocks, or tensors of a stack.
@@ -213,7 +232,8 @@ cdef class ScaledTensor:
         source = plain(self)
         moved = [None if part is None else part.to_device(target)
                  for part in (source.data, source.scales, source.global_scale)]
-        return make_scaled(moved[0], moved[1], moved[2], self.format, self.axis, source.scale_layout, self.shape)
+        return as_encoded(self, make_scaled(moved[0], moved[1], moved[2], self.format, self.axis, source.scale_layout,
+                                            self.shape))
 
     def to_numpy(self, copy=None):
         """The parts as NumPy arrays; see :meth:`Tensor.to_numpy`."""
@@ -241,7 +261,7 @@ cdef class ScaledTensor:
         if is_prepared(self):
             return plain(self).__reduce__()
         return _restore_scaled, (self.data, self.scales, self.global_scale, self.format.name, self.axis,
-                                 self.scale_layout, self.shape)
+                                 self.scale_layout, self.shape, self.encode_scale)
 
     def __copy__(self):
         return self   # it never changes
@@ -268,6 +288,26 @@ cdef ScaledTensor make_scaled(Tensor data, Tensor scales, Tensor global_scale, f
     self.scale_layout_row = SCALE_LAYOUTS.get(scale_layout, NO_SCALE_LAYOUT)
     self.shape = shape
     return self
+
+
+cdef inline ScaledTensor as_encoded(ScaledTensor source, ScaledTensor self):
+    """The tensor, whose global scale is that of `source` and goes by the same encode scale."""
+    self.encode_scale = source.encode_scale
+    return self
+
+
+cdef Tensor as_encode_scale(value):
+    """An encode scale as it is given, or a number as a 0-d float32 tensor."""
+    if is_number(value):
+        return as_scalar(value, "encode_scale")
+    return as_type(import_part(value), FLOAT32, "encode_scale")
+
+
+cdef object reciprocal_of(Tensor stored):
+    """1 / the encode scale in float32, in its shape and on its device; infinite for (nearly) 0."""
+    with np.errstate(divide="ignore", over="ignore"):
+        decode = asarray(np.float32(1) / stored.to_device("cpu").to_numpy())
+    return move(decode, device_of(stored)) if on_cuda(stored) else decode
 
 
 cdef inline Tensor elements_of(x):
@@ -496,8 +536,9 @@ cdef ScaledTensor relayout(ScaledTensor self, name, int fill):
     run_relayout(Relayout(scales.dl.data, result.dl.data, self.scale_layout_row, SCALE_LAYOUTS[name], rows, columns,
                           storage_bits(result) // 8, fill), scales, result, &place)
     # New scales lie on the device, so managed memory must count as the device's: the host could not read all parts.
-    return make_scaled(place_managed(self.data, True), duplicate(result.mT) if transposed else result,
-                       place_managed(self.global_scale, True), self.format, self.axis, name, self.shape)
+    return as_encoded(self, make_scaled(
+        place_managed(self.data, True), duplicate(result.mT) if transposed else result,
+        place_managed(self.global_scale, True), self.format, self.axis, name, self.shape))
 
 
 cdef struct Relayout:     # scales that move from one layout to another

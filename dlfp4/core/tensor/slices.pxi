@@ -126,7 +126,7 @@ cdef ScaledTensor take_part(ScaledTensor self, Cut rows, Cut columns, tuple shap
             blocks = slice(along.first // along.step, divide_up(along.last, along.step))
         step = 1 if self.format.repeats_scales else lines.step
         scales = slice_part(self, scales, slice(lines.first // step, divide_up(lines.last, step)), blocks)
-    return make_scaled(data, scales, self.global_scale, self.format, self.axis, "linear", shape)
+    return as_encoded(self, make_scaled(data, scales, self.global_scale, self.format, self.axis, "linear", shape))
 
 
 cdef inline Tensor slice_part(ScaledTensor self, Tensor part, lines, along):

@@ -1,0 +1,80 @@
+"""How ComfyUI marks quantized layers: by a tensor of JSON beside the weight, or by JSON in the file's metadata.
+
+The mark says how a layer's bytes are meant; names and types of the parts are those of NVIDIA ModelOpt. FP4 has the even
+element in the high nibble, and the scales of NVFP4 and MXFP8 lie in the layout "128x4". Source: ComfyUI's
+``QUANTIZATION.md`` and files written by comfy-kitchen.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+import dlfp4
+from dlfp4 import Tensor
+
+KEY = "_quantization_metadata"  # in the metadata of a file
+SUFFIX = ".comfy_quant"  # of a tensor beside the weight
+FORMATS = {
+    "nvfp4": "nvfp4",
+    "mxfp8": "mxfp8_e4m3",
+    "float8_e4m3fn": "fp8_e4m3",
+    "float8_e5m2": "fp8_e5m2",
+}
+NAMES = {format: name for name, format in FORMATS.items()}
+# Further fields say that the weight was rotated or is otherwise more than codes and scales.
+HARMLESS = {"format", "full_precision_matrix_mult"}
+
+
+def find_marks(tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> dict[str, str]:
+    """The format of each marked layer by dlfp4's name; "" for a mark that is not understood."""
+    fields = dict(parse_layers(metadata.get(KEY)))
+    for name, x in tensors.items():
+        if name.endswith(SUFFIX):
+            fields[name.removesuffix(SUFFIX)] = parse_tensor(x)
+    return {layer: format_of(found) for layer, found in fields.items()}
+
+
+def parse_layers(text: str | None) -> dict[str, Any]:
+    """The layers of the metadata; ValueError where it is not as ComfyUI writes it."""
+    if text is None:
+        return {}
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the metadata under {KEY!r} is not JSON: {error}") from error
+    layers = content.get("layers") if isinstance(content, dict) else None
+    if not isinstance(layers, dict):
+        raise ValueError(f"the metadata under {KEY!r} has no object of layers")
+    return layers
+
+
+def united(first: Mapping[str, str], second: Mapping[str, str]) -> dict[str, str]:
+    """The metadata of a second file, with the layers that the first one marks beside its own."""
+    united = dict(second)
+    if KEY in first and KEY in second:
+        united[KEY] = json.dumps({"layers": {**parse_layers(first[KEY]), **parse_layers(second[KEY])}})
+    return united
+
+
+def parse_tensor(x: Any) -> Any:
+    """What a mark says; None where it is no JSON."""
+    try:
+        return json.loads(dlfp4.asarray(x).to_device("cpu").to_numpy().tobytes())
+    except (ValueError, RecursionError):
+        return None
+
+
+def format_of(fields: Any) -> str:
+    """The format of a mark, or ""."""
+    if not isinstance(fields, dict) or not fields.keys() <= HARMLESS or not isinstance(fields.get("format"), str):
+        return ""
+    return FORMATS.get(fields["format"], "")
+
+
+def make_mark(format: str) -> Tensor:
+    """The tensor that marks a layer."""
+    return dlfp4.asarray(np.frombuffer(json.dumps({"format": NAMES[format]}).encode(), np.uint8).copy())
