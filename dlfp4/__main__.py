@@ -1,4 +1,4 @@
-"""``python -m dlfp4 info | matrix | quantize | bench``."""
+"""``python -m dlfp4 info | matrix | quantize | convert | bench``."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ import io
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import dlfp4
 from dlfp4 import checkpoints, frameworks, matrix
-from dlfp4.checkpoints import commands
+from dlfp4.checkpoints import commands, converting
 from dlfp4.formats import RECIPES
+
+# What is done to models.
+MODELS: dict[str, Callable[..., int]] = {"quantize": commands.quantize, "convert": commands.convert}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -27,6 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--dtype", action="append", choices=matrix.ROWS, metavar="DTYPE", help="only this one (repeatable)"
     )
     add_quantize(parsers.add_parser("quantize", help="quantize the weights of a model"))
+    add_convert(parsers.add_parser("convert", help="store a quantized model as another convention stores it"))
     bench = parsers.add_parser("bench", help="run the benchmarks of a source checkout")
     bench.add_argument("name", nargs="*", help="such as `exchange` for bench_exchange.py; default: all")
     options = parser.parse_args(arguments)
@@ -38,8 +43,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     if options.command == "bench":
         return run_benchmarks(options.name)
-    if options.command == "quantize":
-        return commands.quantize(**{name: value for name, value in vars(options).items() if name != "command"})
+    if options.command in MODELS:
+        return MODELS[options.command](**{name: value for name, value in vars(options).items() if name != "command"})
     report = matrix.matrix(options.framework or frameworks.NAMES, options.dtype or matrix.ROWS)
     print(matrix.as_json(report) if options.json else matrix.as_text(report))
     return int(any(cell.outcome in (matrix.Outcome.WRONG, matrix.Outcome.CRASHED) for cell in report.cells))
@@ -47,15 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def add_quantize(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``quantize``, by the names that :func:`dlfp4.checkpoints.quantize_model` gives them."""
-    parser.add_argument("source", metavar="MODEL", help="a safetensors file, or the folder of a model")
-    parser.add_argument(
-        "-o",
-        "--output",
-        dest="target",
-        required=True,
-        metavar="OUTPUT",
-        help="a file for a file, a folder for a folder",
-    )
+    add_places(parser, "a safetensors file, or the folder of a model")
     parser.add_argument(
         "--format", required=True, choices=dlfp4.formats(), metavar="NAME", help=", ".join(dlfp4.formats())
     )
@@ -79,6 +76,26 @@ def add_quantize(parser: argparse.ArgumentParser) -> None:
         choices=checkpoints.CONVENTIONS,
         help="store the parts as these do; default: as dlfp4.checkpoints.save",
     )
+
+
+def add_convert(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``convert``."""
+    add_places(parser, "a safetensors file, the folder of a model, or a GGUF file")
+    parser.add_argument(
+        "--to",
+        dest="convention",
+        required=True,
+        choices=converting.TARGETS,
+        metavar="CONVENTION",
+        help=", ".join(converting.TARGETS),
+    )
+
+
+def add_places(parser: argparse.ArgumentParser, what: str) -> None:
+    """Where a model lies, and where the new one shall lie."""
+    parser.add_argument("source", metavar="MODEL", help=what)
+    where = "a file for a file, a folder for a folder"
+    parser.add_argument("-o", "--output", dest="target", required=True, metavar="OUTPUT", help=where)
 
 
 def run_benchmarks(names: list[str]) -> int:

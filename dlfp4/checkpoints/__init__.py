@@ -20,14 +20,16 @@ from dlfp4.checkpoints.conventions import (
     split_parts,
     warn_unscaled,
 )
-from dlfp4.checkpoints.conventions import join as parts_joined
+from dlfp4.checkpoints.converting import convert_model
 from dlfp4.checkpoints.ggml import from_ggml, to_ggml
+from dlfp4.checkpoints.joining import joined
 from dlfp4.checkpoints.models import ModelPath
 from dlfp4.checkpoints.quantizing import quantize_model
 
 __all__ = [
     "CONVENTIONS",
     "UnscaledWarning",
+    "convert_model",
     "from_ggml",
     "join_parts",
     "load",
@@ -88,21 +90,6 @@ def as_stored(shards: list[models.Shard]) -> Parts:
         tensors |= shard.tensors
         metadata |= comfyui.united(metadata, shard.metadata)
     return Parts(tensors, metadata)
-
-
-def joined(shards: list[models.Shard]) -> dict[str, Tensor | ScaledTensor]:
-    """The tensors of all files of a model, their parts joined: as the files describe them, else by their names."""
-    tensors: dict[str, Tensor | ScaledTensor] = {}
-    marks: dict[str, str] = {}
-    for shard in shards:
-        try:
-            description = shard.metadata.get(native.KEY)
-            tensors |= shard.tensors if description is None else native.join(shard.tensors, description)
-            marks |= comfyui.find_marks(shard.tensors, shard.metadata)
-        except ValueError as error:
-            reason = f"{shard.path or 'the bytes'}: {error}; join=False gives the tensors as they are stored"
-            raise ValueError(reason) from error
-    return parts_joined(tensors, marks)
 
 
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:

@@ -1,16 +1,19 @@
-"""``python -m dlfp4 quantize``: progress, and what became of the tensors."""
+"""``python -m dlfp4 quantize`` and ``convert``: progress, and what became of the tensors."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 from dlfp4.checkpoints import folders, models
+from dlfp4.checkpoints.converting import convert_model
 from dlfp4.checkpoints.folders import Outcome, Report
 from dlfp4.checkpoints.quantizing import quantize_model
 
@@ -19,15 +22,46 @@ SHOWN = 3  # names after a reason
 
 def quantize(source: str, target: str, **options: Any) -> int:
     """Call :func:`quantize_model`, show progress and the outcomes, and return the exit status."""
+    return show(
+        "quantizing",
+        partial(quantize_model, source, target, **options),
+        source,
+        lambda done: [*table(done), ""],
+        target,
+        sum_up,
+    )
+
+
+def convert(source: str, target: str, convention: str) -> int:
+    """Call :func:`convert_model`, show progress and the outcomes, and return the exit status."""
+    return show("converting", partial(convert_model, source, target, convention), source, lambda _: [], target, count)
+
+
+def show(
+    what: str,
+    work: Callable[..., list[Outcome]],
+    source: str,
+    before: Callable[[Sequence[Outcome]], list[str]],
+    target: str,
+    total: Callable[[Sequence[Outcome]], str],
+) -> int:
+    """Do the work, print what became of the tensors, and return the exit status."""
     try:
-        with progress("quantizing") as report:
-            outcomes = quantize_model(source, target, report=report, **options)
+        with progress(what) as report:
+            outcomes = work(report=report)
         left = folders.left_out(models.find(source)) if models.is_folder(source) else []
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ModuleNotFoundError) as error:
         print(error, file=sys.stderr)
         return 1
-    print("\n".join([*table(outcomes), "", *reasons(outcomes), *left_over(left), f"{target}: {sum_up(outcomes)}"]))
+    print("\n".join([*before(outcomes), *reasons(outcomes), *left_over(left), f"{target}: {total(outcomes)}"]))
     return 0
+
+
+def count(outcomes: Sequence[Outcome]) -> str:
+    """How many tensors have which format."""
+    formats = Counter(outcome.format for outcome in outcomes if outcome.format)
+    quantized = ", ".join(f"{number} {format}" for format, number in formats.items()) or "none quantized"
+    return f"{len(outcomes)} tensors, {quantized}"
 
 
 def left_over(names: Sequence[str]) -> list[str]:

@@ -6,11 +6,14 @@ Sources: compressed-tensors 0.20 (``QuantizationConfig`` and its preset schemes)
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import dlfp4
+from dlfp4.checkpoints.folders import Outcome
+from dlfp4.checkpoints.names import module_of
 
 KEY = "quantization_config"
 MODELOPT = "hf_quant_config.json"
@@ -23,18 +26,34 @@ class Facts:
 
     Attributes
     ----------
-    convention, format : str
+    convention : str
         How the weights are stored.
-    ignored : sequence of str
-        Modules whose weights are not quantized.
-    powers : bool
-        Scales are powers of two, although the format does not ask for that.
+    quantized : mapping of str to sequence of str
+        The names of the quantized tensors, by format.
+    kept : sequence of str
+        The names of other weights.
     """
 
     convention: str
-    format: str
-    ignored: Sequence[str] = field(default_factory=tuple)
-    powers: bool = False
+    quantized: Mapping[str, Sequence[str]]
+    kept: Sequence[str]
+
+    @property
+    def format(self) -> str:
+        """The format of the most tensors."""
+        return max(self.quantized, key=lambda format: len(self.quantized[format]))
+
+    @property
+    def ignored(self) -> list[str]:
+        """The modules whose weights stay as they are.
+
+        The output head is among them even where no tensor is called so: a model that ties it to its embedding has one
+        all the same, and loaders would look for its scales.
+        """
+        modules = {module_of(name) for name in self.kept}
+        if not any(HEAD in name.split(".") for names in self.quantized.values() for name in names):
+            modules.add(HEAD)
+        return sorted(modules - {""})
 
 
 def scheme(bits: int, strategy: str, **more: Any) -> dict[str, Any]:
@@ -65,16 +84,31 @@ ALGORITHMS: Mapping[str, tuple[str, int]] = {
 }
 
 
+# MLX's mode, bits of an element and length of a group.
+MODES: Mapping[str, tuple[str, int, int]] = {
+    "mxfp4": ("mxfp4", 4, 32),
+    "nvfp4": ("nvfp4", 4, 16),
+    "mxfp8_e4m3": ("mxfp8", 8, 32),
+}
+
+
 def compressed_tensors(facts: Facts) -> dict[str, Any]:
-    """The ``quantization_config`` of compressed-tensors."""
-    storage, weights = COMPRESSED[facts.format]
-    group = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
+    """The ``quantization_config`` of compressed-tensors: a group for each format."""
+    groups: dict[str, Any] = {}
+    for number, (format, names) in enumerate(facts.quantized.items()):
+        storage, weights = COMPRESSED[format]
+        targets = ["Linear"] if len(facts.quantized) == 1 else [f"re:^{re.escape(module_of(name))}$" for name in names]
+        groups[f"group_{number}"] = {
+            "targets": targets, "weights": weights, "input_activations": None, "output_activations": None,
+            "format": storage,
+        }  # fmt: skip
+    storages = {group["format"] for group in groups.values()}
     return {
         "quant_method": "compressed-tensors",
-        "format": storage,
+        "format": storages.pop() if len(storages) == 1 else "mixed-precision",
         "quantization_status": "compressed",
-        "config_groups": {"group_0": group},
-        "ignore": list(facts.ignored),
+        "config_groups": groups,
+        "ignore": facts.ignored,
         "kv_cache_scheme": None,
     }
 
@@ -86,29 +120,43 @@ def fine_grained(facts: Facts) -> dict[str, Any]:
         "fmt": "e4m3",
         "activation_scheme": "dynamic",
         "weight_block_size": [128, 128] if facts.format == "fp8_128x128" else None,
-        "modules_to_not_convert": list(facts.ignored),
-        **({"scale_fmt": "ue8m0"} if facts.powers else {}),
+        "modules_to_not_convert": facts.ignored,
     }
 
 
 def gpt_oss(facts: Facts) -> dict[str, Any]:
     """The ``quantization_config`` of gpt-oss."""
-    return {"quant_method": "mxfp4", "modules_to_not_convert": list(facts.ignored)}
+    return {"quant_method": "mxfp4", "modules_to_not_convert": facts.ignored}
 
 
 def modelopt(facts: Facts) -> dict[str, Any]:
     """The ``quantization_config`` of ModelOpt; vLLM reads it where there is no ``hf_quant_config.json``."""
-    algorithm, _ = ALGORITHMS[facts.format]
-    return {"quant_method": "modelopt", "quant_algo": algorithm, "ignore": list(facts.ignored), "producer": producer()}
+    section = hf_quant_config(facts)["quantization"]
+    section["ignore"] = section.pop("exclude_modules")
+    return {"quant_method": "modelopt", "producer": producer(), **section}
 
 
 def hf_quant_config(facts: Facts) -> dict[str, Any]:
     """ModelOpt's own file."""
-    algorithm, length = ALGORITHMS[facts.format]
-    quantization: dict[str, Any] = {"quant_algo": algorithm, "kv_cache_quant_algo": None}
-    if length:
-        quantization["group_size"] = length
-    return {"producer": producer(), "quantization": quantization | {"exclude_modules": list(facts.ignored)}}
+    if len(facts.quantized) == 1:
+        section: dict[str, Any] = algorithm_of(facts.format)
+    else:
+        layers = {module_of(name): algorithm_of(format) for format, names in facts.quantized.items() for name in names}
+        section = {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    section |= {"kv_cache_quant_algo": None, "exclude_modules": facts.ignored}
+    return {"producer": producer(), "quantization": section}
+
+
+def algorithm_of(format: str) -> dict[str, Any]:
+    """What ModelOpt calls a format."""
+    algorithm, length = ALGORITHMS[format]
+    return {"quant_algo": algorithm, "group_size": length} if length else {"quant_algo": algorithm}
+
+
+def mlx(facts: Facts) -> dict[str, Any]:
+    """The ``quantization`` of MLX."""
+    mode, bits, length = MODES[facts.format]
+    return {"group_size": length, "bits": bits, "mode": mode}
 
 
 def producer() -> dict[str, str]:
@@ -121,37 +169,40 @@ WRITERS: Mapping[str, tuple[Callable[[Facts], dict[str, Any]], Collection[str]]]
     "compressed-tensors": (compressed_tensors, COMPRESSED),
     "deepseek": (fine_grained, ("fp8_128x128", "fp8_e4m3")),
     "gpt-oss": (gpt_oss, ("mxfp4",)),
+    "mlx": (mlx, MODES),
     "modelopt": (modelopt, ALGORITHMS),
 }
 
 
 def files_of(facts: Facts, config: Mapping[str, Any] | None) -> dict[str, Mapping[str, Any]]:
-    """The configuration files to write, by name: none for what no loader knows.
+    """The configuration files of a model, by name.
 
     Parameters
     ----------
     facts : Facts
         About the quantized weights.
     config : mapping, optional
-        What the model's ``config.json`` holds.
+        What the model's ``config.json`` holds. What it says of another convention is left out.
     """
     writer, known = WRITERS.get(facts.convention, (None, ()))
-    if writer is None or facts.format not in known:
-        return {}
-    files: dict[str, Mapping[str, Any]] = {} if config is None else {"config.json": {**config, KEY: writer(facts)}}
-    return files | ({MODELOPT: hf_quant_config(facts)} if facts.convention == "modelopt" else {})
+    plain = {key: value for key, value in (config or {}).items() if key not in (KEY, "quantization")}
+    said: dict[str, Any] = {}
+    if writer is not None and facts.quantized and all(format in known for format in facts.quantized):
+        said = {KEY: writer(facts)} | ({"quantization": writer(facts)} if facts.convention == "mlx" else {})
+    files: dict[str, Mapping[str, Any]] = {} if config is None else {"config.json": plain | said}
+    if said and facts.convention == "modelopt":
+        files[MODELOPT] = hf_quant_config(facts)
+    return files
 
 
-def ignored(kept: Collection[str], quantized: Collection[str]) -> list[str]:
-    """The modules whose weights stay as they are.
-
-    The output head is among them even where no tensor is called so: a model that ties it to its embedding has one all
-    the same, and loaders would look for its scales.
-    """
-    modules = {name.rpartition(".")[0] for name in kept}
-    if not any(HEAD in name.split(".") for name in quantized):
-        modules.add(HEAD)
-    return sorted(modules - {""})
+def facts_of(convention: str, outcomes: Sequence[Outcome]) -> Facts:
+    """What the configuration has to say."""
+    quantized: dict[str, list[str]] = {}
+    for outcome in outcomes:
+        if outcome.format:
+            quantized.setdefault(outcome.format, []).append(outcome.name)
+    kept = [each.name for each in outcomes if not each.format and len(each.shape) > 1 and each.name.endswith(".weight")]
+    return Facts(convention, quantized, kept)
 
 
 def method_of(config: Mapping[str, Any]) -> str:

@@ -223,8 +223,20 @@ def make(
     *,
     executor: Executor | None = None,
     report: Report | None = None,
+    without: Collection[str] = (),
 ) -> dict[str, list[Outcome]]:
     """Do what is left of the jobs for a folder, and carry over what else belongs to the model.
+
+    Parameters
+    ----------
+    files : Files
+        The model.
+    target : Path
+        The folder to make.
+    jobs, work, executor, report
+        See :func:`run`.
+    without : collection of str
+        Files of the model that do not belong to the new one.
 
     Returns
     -------
@@ -237,7 +249,7 @@ def make(
     for path, outcomes in run(rest, work, executor=executor, report=report):
         book.enter(path, outcomes)
         results[path] = outcomes
-    carry_over(files, target)
+    carry_over(files, target, without)
     return {job.target: results[job.target] for job in jobs}
 
 
@@ -265,10 +277,10 @@ def left_out(files: Files) -> list[str]:
     return [str(path) for path in others_of(files) if path.name.endswith(WEIGHTS)]
 
 
-def carry_over(files: Files, target: Path) -> None:
+def carry_over(files: Files, target: Path, without: Collection[str] = ()) -> None:
     """Copy the files that belong to the model, but no other weights."""
     for path in others_of(files):
-        if path.name.endswith(WEIGHTS):
+        if path.name.endswith(WEIGHTS) or str(path) in without:
             continue
         (target / path).parent.mkdir(parents=True, exist_ok=True)
         with open(files.folder / path, "rb") as source, replacing(target / path) as file:

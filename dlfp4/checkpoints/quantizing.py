@@ -236,13 +236,9 @@ def check_config(config: Mapping[str, Any] | None, jobs: Sequence[Job], path: Pa
 
 def configured(config: Mapping[str, Any] | None, job: Job, outcomes: Sequence[Outcome]) -> dict[str, Mapping[str, Any]]:
     """The configuration files of the new model, by name."""
-    unchanged = {} if config is None else {folders.CONFIG: config}
-    quantized = [outcome.name for outcome in outcomes if outcome.format]
-    if job.convention is None or not quantized:
-        return unchanged
-    kept = [each.name for each in outcomes if not each.format and len(each.shape) > 1 and each.name.endswith(".weight")]
-    facts = configs.Facts(job.convention, job.format, configs.ignored(kept, quantized))
-    return unchanged | configs.files_of(facts, config)
+    if job.convention is None or not any(outcome.format for outcome in outcomes):
+        return {} if config is None else {folders.CONFIG: config}
+    return configs.files_of(configs.facts_of(job.convention, outcomes), config)
 
 
 # ---- The work
@@ -305,8 +301,8 @@ def signal_to_noise(x: Tensor, q: ScaledTensor) -> float:
     """The ratio in dB: ``10 log10(sum(x**2) / sum((x - q)**2))`` of a sample of rows; infinite where they are equal."""
     signal = noise = 0.0
     for values, decoded in sample(x, q):
-        error = values - decoded
-        signal, noise = signal + float(values @ values), noise + float(error @ error)
+        # Not `values @ values`: the threads of NumPy's BLAS would contend with those that quantize and write.
+        signal, noise = signal + float(np.square(values).sum()), noise + float(np.square(values - decoded).sum())
     ratio = signal / noise if noise else math.inf
     return 10 * math.log10(ratio) if ratio else -math.inf
 

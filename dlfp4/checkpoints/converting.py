@@ -1,0 +1,246 @@
+"""Convert models between the conventions of safetensors files, and to and from GGUF.
+
+Codes and scales are renamed, and put into other containers.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dlfp4 import ScaledTensor, Tensor
+from dlfp4.checkpoints import comfyui, configs, conventions, folders, gguf_files, joining, models, native, safetensors
+from dlfp4.checkpoints.folders import Outcome, Report, Tick
+from dlfp4.checkpoints.models import Files, ModelPath, Shard
+from dlfp4.checkpoints.names import is_part
+from dlfp4.files import check_place
+
+OWN = "dlfp4"
+GGUF = "gguf"
+TARGETS = (OWN, *conventions.CONVENTIONS, GGUF)
+Tensors = Mapping[str, Tensor | ScaledTensor]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One file to convert: all that a worker has to know.
+
+    Attributes
+    ----------
+    source, target : str
+        Paths of safetensors files.
+    others : tuple of str
+        Further files that hold parts of its tensors.
+    names : tuple of str
+        The tensors of the file, joined.
+    convention : str
+        To which they are converted.
+    """
+
+    source: str
+    target: str
+    others: tuple[str, ...]
+    names: tuple[str, ...]
+    convention: str
+
+
+def convert_model(
+    source: ModelPath,
+    target: str | os.PathLike[str],
+    convention: str,
+    *,
+    executor: Executor | None = None,
+    report: Report | None = None,
+) -> list[Outcome]:
+    """Store a quantized model as another convention stores it, on codes and scales.
+
+    What is not quantized is copied. Quantized tensors of conventions that dlfp4 does not know are copied, too, as the
+    parts that they are. A folder becomes a folder, with index and configuration, as :func:`quantize_model` makes one.
+
+    Parameters
+    ----------
+    source : path-like
+        A safetensors file, the folder of a model or its index, or a GGUF file.
+    target : path-like
+        A file for a file, a folder for a folder; for "gguf" always a file.
+    convention : str
+        One of ``CONVENTIONS``; "dlfp4", as :func:`save` stores it; or "gguf", whose tensors keep their names, with
+        NVFP4's global scale as ``NAME.scale``.
+    executor, report
+        As :func:`quantize_model` takes them. GGUF files are one task, which is done here.
+
+    Returns
+    -------
+    list of Outcome
+        One per tensor; `format` is that of a quantized tensor, "" for others.
+
+    Raises
+    ------
+    ValueError
+        A file is damaged or missing; the convention is unknown or cannot hold a tensor; `target` is a folder of other
+        contents.
+    OSError
+        A file cannot be read or written.
+
+    Examples
+    --------
+    >>> import dlfp4.checkpoints, numpy as np, os, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     source, target = os.path.join(folder, "modelopt.safetensors"), os.path.join(folder, "other.safetensors")
+    ...     q = dlfp4.quantize(np.ones((64, 64), np.float32), "nvfp4")
+    ...     dlfp4.checkpoints.save(source, {"up.weight": q}, convention="modelopt")
+    ...     outcomes = dlfp4.checkpoints.convert_model(source, target, "compressed-tensors")
+    ...     print(list(dlfp4.checkpoints.load(target, join=False)))
+    ['up.weight_packed', 'up.weight_scale', 'up.weight_global_scale']
+    """
+    if convention not in TARGETS:
+        raise ValueError(f"convention={convention!r}: expected one of {', '.join(TARGETS)}")
+    place = Path(target)
+    if convention == GGUF or gguf_files.is_gguf(source):
+        check_place(place)
+        return convert_gguf(source, place, convention, report)
+    files, whole = models.find(source), models.is_folder(source)
+    if whole:
+        folders.check_target(files, place)
+    else:
+        check_place(place)
+    jobs = plan(models.read(source), place, convention, whole=whole)
+    if not whole:
+        return [each for _, outcomes in folders.run(jobs, work, executor=executor, report=report) for each in outcomes]
+    config = folders.read_config(files)
+    results = folders.make(files, place, jobs, work, executor=executor, report=report, without=[configs.MODELOPT])
+    outcomes = [outcome for each in results.values() for outcome in each]
+    sizes = {job.target: sizes_of(job.target) for job in jobs}
+    models.check_names(Files(place, tuple(map(Path, sizes))), sizes)
+    folders.write_index(files, place, sizes)
+    for name, content in configs.files_of(configs.facts_of(convention, outcomes), config).items():
+        folders.write_json(place / name, content)
+    return outcomes
+
+
+def sizes_of(path: str) -> dict[str, int]:
+    """The bytes of each tensor of a file."""
+    return {name: tensor.nbytes for name, tensor in safetensors.read(path)[0].items()}
+
+
+# ---- Safetensors to safetensors
+
+
+def plan(shards: Sequence[Shard], place: Path, convention: str, *, whole: bool) -> list[Job]:
+    """A job for each file: its tensors are those whose data it holds, wherever their other parts lie."""
+    tensors = joining.joined(shards)
+    members: list[list[str]] = [[] for _ in shards]
+    for name in tensors:
+        members[place_of(name, shards)].append(name)
+    jobs = []
+    for number, (shard, names) in enumerate(zip(shards, members, strict=True)):
+        alone = joining.joined([shard])
+        complete = set(names) == alone.keys() and all(type(alone[name]) is type(tensors[name]) for name in names)
+        others = () if complete else tuple(each.path for each in (*shards[:number], *shards[number + 1 :]))
+        target = place / Path(shard.path).name if whole else place
+        jobs.append(Job(shard.path, str(target), others, tuple(names), convention))
+    return jobs
+
+
+def place_of(name: str, shards: Sequence[Shard]) -> int:
+    """The number of the file that holds the data of a tensor: by its name, else by the beginning of its name."""
+    stem = f"{name.rpartition('.')[0]}."
+    tests: tuple[Callable[[str], bool], ...] = (
+        lambda stored: stored == name,
+        lambda stored: stored.startswith(name) and not is_part(stored),
+        lambda stored: stored.startswith(stem),
+    )
+    for test in tests:
+        for number, shard in enumerate(shards):
+            if any(test(stored) for stored in shard.tensors):
+                return number
+    return 0
+
+
+def work(job: Job, tick: Tick = folders.no_tick) -> list[Outcome]:
+    """Convert one file."""
+    own = models.read_file(job.source)
+    tensors = joining.joined([own, *map(models.read_file, job.others)])
+    outcomes, results = [], {}
+    for name in job.names:
+        results[name], outcome = converted(name, tensors[name], job.convention, job.source)
+        outcomes.append(outcome)
+        tick(name)
+    try:
+        parts, description = split(results, job.convention)
+        metadata = {key: text for key, text in own.metadata.items() if key not in (native.KEY, comfyui.KEY)}
+        safetensors.write(job.target, parts, metadata | description)
+    except ValueError as error:
+        raise ValueError(f"{job.source}: {error}") from error
+    return outcomes
+
+
+def split(tensors: Tensors, convention: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The parts of tensors as a file holds them, and the metadata that describes them."""
+    if convention != OWN:
+        return conventions.split_parts(tensors, convention), {}
+    parts, description = native.split(tensors)
+    return parts, {native.KEY: description} if description else {}
+
+
+def converted(
+    name: str, x: Tensor | ScaledTensor, convention: str, source: str
+) -> tuple[Tensor | ScaledTensor, Outcome]:
+    """A tensor that the convention holds, and what became of it."""
+    if not isinstance(x, ScaledTensor):
+        return x, Outcome(name, x.shape, x.dtype.name, "", x.nbytes, x.nbytes, math.nan)
+    outcome = Outcome(name, x.shape, x.format.name, x.format.name, x.nbytes, x.nbytes, math.nan)
+    if convention == OWN:
+        return x, outcome
+    x = as_rows(x)
+    try:
+        check(name, x, convention)
+    except ValueError as error:
+        raise ValueError(f"{source}: {name}: {error}") from error
+    return x, outcome
+
+
+def check(name: str, q: ScaledTensor, convention: str) -> None:
+    """ValueError where a convention does not hold a tensor."""
+    if convention == GGUF:
+        gguf_files.check(q)
+    else:
+        conventions.split_parts({name: q}, convention)
+
+
+def as_rows(q: ScaledTensor) -> ScaledTensor:
+    """A tensor whose scales are linear, as conventions lay them out themselves."""
+    return q if q.scale_layout == "linear" else q.with_scale_layout("linear")
+
+
+# ---- GGUF
+
+
+def convert_gguf(source: ModelPath, target: Path, convention: str, report: Report | None) -> list[Outcome]:
+    """Convert a model to or from a GGUF file."""
+    tensors, config = read_any(source)
+    results: dict[str, Tensor | ScaledTensor] = {}
+    outcomes = []
+    for number, (name, x) in enumerate(tensors.items(), 1):
+        results[name], outcome = converted(name, x, convention, models.named(source))
+        outcomes.append(outcome)
+        if report:
+            report(name, number, len(tensors))
+    if convention == GGUF:
+        gguf_files.write(target, results, config)
+    else:
+        parts, description = split(results, convention)
+        safetensors.write(target, parts, {"format": "pt"} | description)
+    return outcomes
+
+
+def read_any(source: ModelPath) -> tuple[Tensors, dict[str, Any] | None]:
+    """The tensors of a model in any kind of file, and its configuration."""
+    if gguf_files.is_gguf(source):
+        return gguf_files.read(models.named(source)), None
+    return joining.joined(models.read(source)), folders.read_config(models.find(source))

@@ -1,0 +1,174 @@
+"""GGUF files, by the ``gguf`` package: MXFP4 and NVFP4 as ggml's blocks, floats and integers as they are.
+
+NVFP4's global scale lies beside the blocks, in a float32 tensor: ``NAME.scale`` of ``NAME.weight``, one for each matrix
+of a stack. Tensors keep their names, and nothing is permuted: llama.cpp runs the model only if its names were
+llama.cpp's already.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+import dlfp4
+from dlfp4 import ScaledTensor, Tensor
+from dlfp4.checkpoints.ggml import BLOCKS, block_of, count_blocks, from_ggml, to_ggml
+from dlfp4.files import replacing
+
+Array = npt.NDArray[Any]
+SUFFIX = ".gguf"
+PLAIN = {
+    "float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64",
+    "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
+}  # fmt: skip
+LONGEST = 63  # bytes of a name
+
+
+def package() -> Any:
+    """The ``gguf`` package; ModuleNotFoundError says how to get it."""
+    try:
+        return import_module("gguf")
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("GGUF files need the gguf package: pip install gguf") from error
+
+
+def is_gguf(path: object) -> bool:
+    """Whether a path is that of a GGUF file."""
+    return isinstance(path, str | os.PathLike) and os.fspath(path).endswith(SUFFIX)
+
+
+def scale_name(name: str) -> str:
+    """What the tensor is called that holds the global scales of another."""
+    return f"{name.removesuffix('.weight')}.scale"
+
+
+# ---- Reading
+
+
+def read(path: str) -> dict[str, Tensor | ScaledTensor]:
+    """Map a GGUF file and return its tensors.
+
+    MXFP4 and NVFP4 are converted to rows of codes and scales, other blocks of ggml are decoded to float32.
+
+    Raises
+    ------
+    ValueError
+        The file is no GGUF file, or damaged.
+    """
+    library = package()
+    try:
+        entries = {entry.name: entry for entry in library.GGUFReader(path).tensors}
+    except (ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is no GGUF file, or damaged: {error}") from error
+    scales = {scale_name(name) for name, entry in entries.items() if entry.tensor_type.name == "NVFP4"}
+    tensors = {}
+    for name, entry in entries.items():
+        if name in scales:
+            continue
+        unit = entries.get(scale_name(name))
+        try:
+            tensors[name] = as_tensor(library, entry, None if unit is None else np.array(unit.data, np.float32))
+        except (ValueError, TypeError, BufferError) as error:
+            raise ValueError(f"{path}: {name}: {error}") from error
+    return tensors
+
+
+def as_tensor(library: Any, entry: Any, units: Array | None) -> Tensor | ScaledTensor:
+    """One tensor of a file; `units` are its global scales."""
+    kind, shape = entry.tensor_type.name, tuple(int(size) for size in reversed(entry.shape))
+    if kind.lower() in BLOCKS:
+        unit = None if units is None or kind != "NVFP4" else one_or_each(units, shape)
+        return from_ggml(np.ascontiguousarray(entry.data), kind.lower(), shape, global_scale=unit)
+    if kind == "BF16":
+        return dlfp4.asarray(entry.data.view(ml_dtypes.bfloat16).reshape(shape))
+    if kind in PLAIN.values():
+        return dlfp4.asarray(entry.data.reshape(shape))
+    return dlfp4.asarray(library.quants.dequantize(entry.data, entry.tensor_type).reshape(shape))
+
+
+def one_or_each(units: Array, shape: tuple[int, ...]) -> Any:
+    """The global scale of a tensor, or those of the matrices of a stack where they differ."""
+    flat = units.reshape(-1)
+    if flat.size and (flat == flat[0]).all():
+        return float(flat[0])
+    if len(shape) < 3 or flat.size != np.prod(shape[:-2]):
+        raise ValueError(
+            f"{flat.size} global scales for shape {shape}; expected one, or one for each matrix of a stack"
+        )
+    return flat
+
+
+# ---- Writing
+
+
+def check(q: ScaledTensor) -> None:
+    """ValueError where ggml has no blocks of a tensor."""
+    count_blocks(q.shape, block_of(q.format.name), q.format.name)
+    if q.axis != -1:
+        raise ValueError(f"blocks run along axis {q.axis}; ggml's run along the last axis")
+
+
+def write(path: Path, tensors: Mapping[str, Tensor | ScaledTensor], config: Mapping[str, Any] | None) -> None:
+    """Write a GGUF file, which replaces `path` once it is complete.
+
+    Raises
+    ------
+    ValueError
+        GGUF has no type of a tensor, or its name is too long.
+    """
+    library = package()
+    planned = [each for name, x in tensors.items() for each in entries_of(library, name, x)]
+    with replacing(path) as file:
+        # The package opens files by name. This name is the file, which has no other yet.
+        writer = library.GGUFWriter(f"/proc/self/fd/{file.fileno()}", str((config or {}).get("model_type", "unknown")))
+        try:
+            writer.add_quantization_version(library.GGML_QUANT_VERSION)
+            for name, shape, dtype, size, kind, _ in planned:
+                writer.add_tensor_info(name, shape, dtype, size, raw_dtype=kind)
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_ti_data_to_file()
+            for *_, x in planned:
+                writer.write_tensor_data(content_of(x))
+        finally:
+            writer.close()
+
+
+def entries_of(library: Any, name: str, x: Tensor | ScaledTensor) -> list[tuple[Any, ...]]:
+    """Name, shape, array type, bytes and ggml's type of a tensor and of its global scales, and the tensors."""
+    if len(name.encode()) > LONGEST:
+        raise ValueError(f"{name}: GGUF's names have at most {LONGEST} bytes")
+    kinds = library.GGMLQuantizationType
+    if not isinstance(x, ScaledTensor):
+        if x.dtype.name not in PLAIN:
+            raise ValueError(f"{name}: GGUF has no {x.dtype}; it has {', '.join(PLAIN)}")
+        kind = kinds[PLAIN[x.dtype.name]]
+        return [(name, x.shape, x.dtype, x.nbytes, kind, x)]
+    block = block_of(x.format.name)
+    size = count_blocks(x.shape, block, x.format.name) * block.nbytes
+    shape = (*x.shape[:-1], x.shape[-1] // block.elements * block.nbytes)
+    found: list[tuple[Any, ...]] = [(name, shape, np.dtype(np.uint8), size, kinds[x.format.name.upper()], x)]
+    if x.global_scale is not None:
+        units = dlfp4.asarray(each_unit(x))
+        found.append((scale_name(name), units.shape, units.dtype, units.nbytes, kinds.F32, units))
+    return found
+
+
+def each_unit(q: ScaledTensor) -> Array:
+    """The global scale of a matrix, or one for each matrix of a stack."""
+    assert q.global_scale is not None
+    count = int(np.prod(q.shape[:-2]))
+    return np.ascontiguousarray(np.broadcast_to(q.global_scale.to_numpy().reshape(-1), (count,)).astype(np.float32))
+
+
+def content_of(x: Tensor | ScaledTensor) -> Array:
+    """The bytes of a tensor."""
+    array: Array = (to_ggml(x) if isinstance(x, ScaledTensor) else x).to_numpy()
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

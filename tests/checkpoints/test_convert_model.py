@@ -1,0 +1,254 @@
+"""Models from one convention to another, and what readers of theirs make of them."""
+
+import concurrent.futures
+import json
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import dlfp4
+from dlfp4 import checkpoints
+
+RNG = np.random.default_rng(0)
+UP = RNG.normal(size=(64, 128)).astype(np.float32)
+EXPERTS = RNG.normal(size=(3, 32, 64)).astype(ml_dtypes.bfloat16)
+NORM = RNG.normal(size=64).astype(np.float32)
+UPPER = "model.layers.0.up_proj.weight"
+STACK = "model.layers.0.experts.weight"
+
+
+def tensors_of(format):
+    return {UPPER: dlfp4.quantize(UP, format), STACK: dlfp4.quantize(EXPERTS, format), "norm.weight": NORM}
+
+
+def same(a, b):
+    """The same codes, scales and values."""
+    if not hasattr(a, "dequantize"):
+        return a.shape == b.shape and a.to_numpy().tobytes() == b.to_numpy().tobytes()
+    pairs = [(a.data, b.data), (a.scales, b.scales)]
+    octets = [[x.reshape(-1).view("uint8").to_numpy().tobytes() for x in pair] for pair in pairs]
+    equal = all(x == y for x, y in octets)
+    return equal and a.format == b.format and np.array_equal(a.dequantize().to_numpy(), b.dequantize().to_numpy())
+
+
+def run(*arguments):
+    command = [sys.executable, "-P", "-m", "dlfp4", "convert", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.parametrize(
+    ("format", "conventions"),
+    [
+        ("nvfp4", ["modelopt", "compressed-tensors", "dlfp4", "modelopt", "gguf", "modelopt"]),
+        ("mxfp4", ["compressed-tensors", "gpt-oss", "mlx", "modelopt", "gguf", "mlx", "gguf", "dlfp4"]),
+        ("mxfp8_e4m3", ["modelopt", "mlx", "dlfp4", "compressed-tensors"]),
+        ("fp8_e4m3", ["compressed-tensors", "deepseek", "modelopt"]),
+    ],
+)
+def test_a_file_around_the_conventions(tmp_path, format, conventions):
+    if "gguf" in conventions:
+        pytest.importorskip("gguf")
+    given = tensors_of(format)
+    path = tmp_path / "0.safetensors"
+    checkpoints.save(path, given, {"format": "pt"})
+    for number, convention in enumerate(conventions, 1):
+        target = tmp_path / f"{number}.{'gguf' if convention == 'gguf' else 'safetensors'}"
+        outcomes = checkpoints.convert_model(path, target, convention)
+        assert {outcome.name: outcome.format for outcome in outcomes} == {
+            UPPER: format,
+            STACK: format,
+            "norm.weight": "",
+        }
+        path = target
+        if convention != "gguf":
+            loaded = checkpoints.load(path)
+            assert loaded.keys() == given.keys()
+            assert all(
+                same(loaded[name], dlfp4.asarray(x) if name == "norm.weight" else x) for name, x in given.items()
+            )
+
+
+def test_bytes_come_back(tmp_path):
+    """From compressed-tensors to ModelOpt and back: the stored reciprocal, too."""
+    for seed in range(20):
+        parts = {
+            "w.weight_packed": RNG.integers(0, 256, (16, 16), np.uint8),
+            "w.weight_scale": RNG.integers(1, 126, (16, 2), np.uint8).view(ml_dtypes.float8_e4m3fn),
+            "w.weight_global_scale": np.array([RNG.uniform(100, 10000)], np.float32),
+        }
+        checkpoints.save(tmp_path / "a", parts)
+        checkpoints.convert_model(tmp_path / "a", tmp_path / "b", "modelopt")
+        checkpoints.convert_model(tmp_path / "a", tmp_path / "c", "compressed-tensors")
+        assert (tmp_path / "a").read_bytes() == (tmp_path / "c").read_bytes(), seed
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A folder of ModelOpt, the scales in another file than the data."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    parts = checkpoints.split_parts(tensors_of("nvfp4"), "modelopt")
+    first = {name: parts.pop(name) for name in (UPPER, "norm.weight")}
+    for name, tensors in (("1.safetensors", first), ("2.safetensors", parts)):
+        checkpoints.save(folder / name, tensors)
+    (folder / "config.json").write_text(json.dumps({"a": 1, "quantization_config": {"quant_method": "modelopt"}}))
+    (folder / "hf_quant_config.json").write_text("{}")
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
+
+
+def test_a_folder(model, tmp_path):
+    target = tmp_path / "out"
+    checkpoints.convert_model(model, target, "compressed-tensors")
+    assert {path.name for path in target.iterdir()} == {
+        ".dlfp4.json", "1.safetensors", "2.safetensors", "model.safetensors.index.json", "config.json", "tokenizer.json"
+    }  # fmt: skip
+    config = json.loads((target / "config.json").read_text())
+    assert config["a"] == 1
+    assert config["quantization_config"]["quant_method"] == "compressed-tensors"
+    before, after = checkpoints.load(model), checkpoints.load(target)
+    assert before.keys() == after.keys()
+    assert all(same(before[name], after[name]) for name in before)
+    assert set(checkpoints.load(target / "1.safetensors")) == {UPPER, "norm.weight"}  # whole, in one file
+    index = json.loads((target / "model.safetensors.index.json").read_text())
+    assert index["weight_map"][f"{UPPER}_global_scale"] == "1.safetensors"
+
+
+def test_executor(model, tmp_path):
+    with concurrent.futures.ThreadPoolExecutor(2) as executor:
+        checkpoints.convert_model(model, tmp_path / "out", "compressed-tensors", executor=executor)
+    checkpoints.convert_model(model, tmp_path / "alone", "compressed-tensors")
+    for name in ("1.safetensors", "2.safetensors", "config.json", "model.safetensors.index.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
+
+
+def test_formats_of_two_kinds_are_two_groups(tmp_path):
+    (tmp_path / "model").mkdir()
+    tensors = {"a.weight": dlfp4.quantize(UP, "nvfp4"), "b.weight": dlfp4.quantize(UP, "fp8_e4m3")}
+    checkpoints.save(tmp_path / "model" / "model.safetensors", tensors)
+    (tmp_path / "model" / "config.json").write_text("{}")
+    checkpoints.convert_model(tmp_path / "model", tmp_path / "ct", "compressed-tensors")
+    config = json.loads((tmp_path / "ct" / "config.json").read_text())["quantization_config"]
+    assert config["format"] == "mixed-precision"
+    assert [group["targets"] for group in config["config_groups"].values()] == [["re:^a$"], ["re:^b$"]]
+    checkpoints.convert_model(tmp_path / "model", tmp_path / "mo", "modelopt")
+    config = json.loads((tmp_path / "mo" / "hf_quant_config.json").read_text())["quantization"]
+    assert config["quantized_layers"] == {
+        "a": {"quant_algo": "W4A16_NVFP4", "group_size": 16}, "b": {"quant_algo": "FP8"}
+    }  # fmt: skip
+
+
+# ---- Readers of others
+
+
+def test_gguf_reads_it(tmp_path):
+    gguf = pytest.importorskip("gguf")
+    for format in ("mxfp4", "nvfp4"):
+        given = tensors_of(format)
+        checkpoints.save(tmp_path / "a.safetensors", given)
+        checkpoints.convert_model(tmp_path / "a.safetensors", tmp_path / "a.gguf", "gguf")
+        entries = {entry.name: entry for entry in gguf.GGUFReader(tmp_path / "a.gguf").tensors}
+        for name in (UPPER, STACK):
+            entry = entries[name]
+            assert entry.tensor_type.name == format.upper()
+            assert tuple(reversed(entry.shape)) == given[name].shape
+            values = gguf.quants.dequantize(entry.data, entry.tensor_type).reshape(given[name].shape)
+            if format == "nvfp4":
+                units = entries[name.removesuffix(".weight") + ".scale"].data
+                assert units.shape == ((1,) if name == UPPER else (3,))
+                values = values * units[0]
+            np.testing.assert_allclose(values, given[name].dequantize().to_numpy(), rtol=2e-7)
+        np.testing.assert_array_equal(entries["norm.weight"].data, NORM)
+
+
+def test_what_llama_cpp_quantizes_otherwise_is_decoded(tmp_path):
+    gguf = pytest.importorskip("gguf")
+    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
+    kind = gguf.GGMLQuantizationType.Q8_0
+    writer.add_tensor("w.weight", gguf.quants.quantize(UP, kind), raw_dtype=kind)
+    writer.add_tensor("b", EXPERTS.view(np.uint8).reshape(3, 32, 128), raw_dtype=gguf.GGMLQuantizationType.BF16)
+    for write in (
+        writer.write_header_to_file,
+        writer.write_kv_data_to_file,
+        writer.write_tensors_to_file,
+        writer.close,
+    ):
+        write()
+    checkpoints.convert_model(tmp_path / "a.gguf", tmp_path / "a.safetensors", "dlfp4")
+    loaded = checkpoints.load(tmp_path / "a.safetensors")
+    expected = gguf.quants.dequantize(gguf.quants.quantize(UP, kind), kind)
+    np.testing.assert_array_equal(loaded["w.weight"].to_numpy(), expected)
+    assert loaded["b"].to_numpy().tobytes() == EXPERTS.tobytes()
+
+
+@pytest.mark.parametrize(("format", "mode", "bits"), [("mxfp4", "mxfp4", 4), ("mxfp8_e4m3", "mxfp8", 8)])
+def test_mlx_reads_it(tmp_path, format, mode, bits):
+    mx = pytest.importorskip("mlx.core")
+    (tmp_path / "model").mkdir()
+    given = tensors_of(format)
+    checkpoints.save(tmp_path / "model" / "model.safetensors", given)
+    (tmp_path / "model" / "config.json").write_text("{}")
+    checkpoints.convert_model(tmp_path / "model", tmp_path / "out", "mlx")
+    loaded = mx.load(str(tmp_path / "out" / "model.safetensors"))
+    for name in (UPPER, STACK):
+        scales = loaded[name.removesuffix("weight") + "scales"]
+        values = mx.dequantize(loaded[name], scales, group_size=32, bits=bits, mode=mode)
+        np.testing.assert_array_equal(np.array(values.astype(mx.float32)), given[name].dequantize().to_numpy())
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["quantization"] == config["quantization_config"] == {"group_size": 32, "bits": bits, "mode": mode}
+
+
+# ---- What goes wrong
+
+
+def test_faults_are_named(tmp_path):
+    pytest.importorskip("gguf")
+    source = tmp_path / "a.safetensors"
+    for x, target, convention, message in (
+        (
+            dlfp4.quantize(UP, "mxfp6_e2m3"),
+            "b.safetensors",
+            "modelopt",
+            r"a.safetensors: w: .*modelopt stores no mxfp6_e2m3",
+        ),
+        (dlfp4.quantize(UP, "mxfp6_e2m3"), "b.gguf", "gguf", r"a.safetensors: w: ggml has no blocks of mxfp6_e2m3"),
+        (dlfp4.quantize(UP[:, :48], "nvfp4"), "b.gguf", "gguf", r"a.safetensors: w: .*multiples of 64"),
+        (np.ones(3, np.uint32), "b.gguf", "gguf", r"w: GGUF has no uint32"),
+        (np.ones(3, np.uint32), "b", "ggml", r"convention='ggml': expected one of dlfp4, "),
+    ):
+        checkpoints.save(source, {"w": x})
+        with pytest.raises(ValueError, match=message):
+            checkpoints.convert_model(source, tmp_path / target, convention)
+    checkpoints.save(source, {"w" * 64: UP})
+    with pytest.raises(ValueError, match="names have at most 63 bytes"):
+        checkpoints.convert_model(source, tmp_path / "b.gguf", "gguf")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.safetensors"]
+
+
+def test_a_damaged_gguf_file_is_named(tmp_path):
+    pytest.importorskip("gguf")
+    checkpoints.save(tmp_path / "a.safetensors", tensors_of("nvfp4"))
+    checkpoints.convert_model(tmp_path / "a.safetensors", tmp_path / "a.gguf", "gguf")
+    content = (tmp_path / "a.gguf").read_bytes()
+    for length in (0, 3, 8, 20, 40, 100, 300, len(content) - 1000):
+        (tmp_path / "b.gguf").write_bytes(content[:length])
+        with pytest.raises(ValueError, match=r"b\.gguf"):
+            checkpoints.convert_model(tmp_path / "b.gguf", tmp_path / "b.safetensors", "dlfp4")
+    assert not (tmp_path / "b.safetensors").exists()
+
+
+# ---- On the command line
+
+
+def test_command_line(model, tmp_path):
+    done = run(model, "-o", tmp_path / "out", "--to", "compressed-tensors")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == f"{tmp_path / 'out'}: 3 tensors, 2 nvfp4"
+    done = run(tmp_path / "out", "-o", tmp_path / "no" / "out", "--to", "modelopt")
+    assert done.returncode == 1
+    assert "No such file" in done.stderr
+    done = run(model, "-o", tmp_path / "out", "--to", "nothing")
+    assert done.returncode == 2
