@@ -33,14 +33,18 @@ from dlfp4.files import get_include
 from dlfp4.formats import Format, Recipe
 from dlfp4.frameworks.base import RefusedError
 from dlfp4.frameworks.numpy import register_dlpack_dtypes
+from dlfp4.joining import concatenate, stack
 from dlfp4.matmul import backends, matmul
 from dlfp4.proto import TensorProto
+from dlfp4.receipts import Receipt
+from dlfp4.transcode import transcode as _transcode  # noqa: F401  (which ScaledTensor.to calls)
 
 __all__ = [
     "BackendError",
     "Device",
     "DriverError",
     "Format",
+    "Receipt",
     "Recipe",
     "RefusedError",
     "ScaledTensor",
@@ -52,6 +56,7 @@ __all__ = [
     "backends",
     "cast",
     "checkpoints",
+    "concatenate",
     "cpu_isa",
     "cuda_available",
     "dequantize",
@@ -67,6 +72,7 @@ __all__ = [
     "set_num_threads",
     "show_config",
     "shuffle_weight",
+    "stack",
     "unpack",
     "unshuffle_weight",
     "vecdot",

@@ -40,6 +40,8 @@ cdef class ScaledTensor:
         bytes.
     shape : tuple of int
         Of the tensor that was quantized, without padding.
+    receipt : Receipt or None
+        How exactly the values came over, of what :meth:`to`, :func:`concatenate` and :func:`stack` return.
     """
     cdef object __weakref__
     cdef readonly Tensor data
@@ -50,6 +52,7 @@ cdef class ScaledTensor:
     cdef readonly int axis
     cdef readonly str scale_layout
     cdef readonly tuple shape
+    cdef readonly object receipt
     cdef int number          # the format's row: asking `format` takes Python's time
     cdef int scale_layout_row   # its number; NO_SCALE_LAYOUT of "prepared"
     cdef bint divides        # blocks are known to divide the shape
@@ -175,6 +178,51 @@ cdef class ScaledTensor:
         ((8, 64), (64, 32))
         """
         return slice_scaled(self, key)
+
+    def to(self, target, *, recipe=None):
+        """The tensor in another block-scaled format, on codes and scales wherever these suffice.
+
+        Where the new format holds the products of codes and scales, codes are kept, or renamed to the same values, and
+        scales go through a table: MXFP4 to MXFP8 always, MXFP4 to NVFP4 where the exponents of scales span 18 powers of
+        two or fewer. Other blocks are decoded and quantized with the least squared error. ``.receipt`` of the result
+        tells how many blocks decode to the same numbers, and the largest error of the others.
+
+        Parameters
+        ----------
+        target : Format, Recipe or str
+            A row of :func:`formats`; or a convention, whose format of the same elements is taken: "modelopt",
+            "compressed-tensors", "gpt-oss", "deepseek", "ggml", "mlx" (whose NVFP4 has no global scale), "torchao"; or
+            a recipe, by which the values are quantized again to the format that they are in.
+        recipe : Recipe or str, optional
+            How blocks that are not exact are quantized.
+
+        Returns
+        -------
+        ScaledTensor
+            With linear scales. Memory is shared where it does not change. Incomplete last blocks are completed with
+            zeros.
+
+        Raises
+        ------
+        ValueError
+            No format, convention or recipe of that name.
+        BufferError
+            On a device: blocks that have to be rounded, which is done on the host.
+
+        Notes
+        -----
+        The global scale of NVFP4 made of MX formats is the power of two under which the most blocks are exact; other
+        sources get the usual one. FP8 scales made of NVFP4 are the global scale times powers of two; made of powers of
+        two, they are powers of two. Squares and whole tensors hold the range of one scale: small elements may be lost.
+
+        Examples
+        --------
+        >>> import numpy as np, dlfp4
+        >>> q = dlfp4.quantize(np.linspace(-6, 6, 64, dtype="float32").reshape(2, 32), "mxfp4")
+        >>> q.to("nvfp4").receipt
+        Receipt(blocks=2, exact=2, largest_error=0.0)
+        """
+        return TRANSCODER[0](self, target, recipe)
 
     def dequantize(self, dtype="float32"):
         """The values as a :class:`Tensor`; see :func:`dequantize`."""
@@ -308,6 +356,24 @@ cdef object reciprocal_of(Tensor stored):
     with np.errstate(divide="ignore", over="ignore"):
         decode = asarray(np.float32(1) / stored.to_device("cpu").to_numpy())
     return move(decode, device_of(stored)) if on_cuda(stored) else decode
+
+
+# dlfp4/transcode.py, which stands on the core and puts itself here.
+cdef list TRANSCODER = [None]
+
+
+def _set_transcoder(function):
+    """What ScaledTensor.to calls."""
+    TRANSCODER[0] = function
+
+
+def _with_receipt(ScaledTensor self, receipt):
+    """The same tensor, and what became of the one that it was made of."""
+    cdef ScaledTensor result = as_encoded(self, make_scaled(
+        self.data, self.scales, self.global_scale, self.format, self.axis, self.scale_layout, self.shape))
+    result.prepared = self.prepared
+    result.receipt = receipt
+    return result
 
 
 cdef inline Tensor elements_of(x):

@@ -1,0 +1,337 @@
+"""Several block-scaled tensors as one: their codes and scales side by side, under one global scale."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dlfp4 import rescaling
+from dlfp4._core import (
+    ScaledTensor,
+    Tensor,
+    _buffers_of,
+    _with_receipt,
+    asarray,
+    cast,
+    dequantize,
+    empty,
+    quantize,
+)
+from dlfp4.frameworks.base import SUBBYTE
+from dlfp4.receipts import Array, Receipt, all_exact, join_lines, receipt_of, relative_errors, sum_up
+from dlfp4.show import summary
+
+if TYPE_CHECKING:
+    from typing import SupportsIndex
+
+ON_HOST = ("cpu", "cuda_host", "rocm_host")
+POWERS = range(-17, 18)  # of two, by which E4M3 scales may be moved
+MOST_UNITS = 16  # global scales of which all powers are tried
+
+
+def concatenate(tensors: Iterable[ScaledTensor], axis: SupportsIndex = 0) -> ScaledTensor:
+    """Join block-scaled tensors along an axis without going through floats, such as gate and up into one weight.
+
+    Codes and scales are copied side by side. Formats with a scale of the whole tensor get one that serves all: where
+    the given ones differ, scales of blocks are renamed in units of the common one, which is chosen to keep the most
+    blocks exact. ``.receipt`` tells how many were, and the largest error of the rest.
+
+    Parameters
+    ----------
+    tensors : iterable of ScaledTensor
+        Of one format, with blocks along one axis, on one device, equal in shape but along `axis`. All but the last end
+        there where a block does. Other scale layouts become linear.
+    axis : int
+        The axis of the tensors' shape. Blocks along -2 take stacks along the first and the last axis alone.
+
+    Returns
+    -------
+    ScaledTensor
+        With linear scales, and a :class:`Receipt`.
+
+    Raises
+    ------
+    ValueError
+        No tensors, or tensors that do not fit together; a tensor ends within a block.
+    TypeError
+        Something else than ScaledTensors.
+    BufferError
+        On a device: blocks that have to be rounded again, which is done on the host.
+
+    Notes
+    -----
+    Two global scales whose ratio is a power of two usually leave all blocks exact, since E4M3 holds most scales times a
+    power of two. Any other ratio rounds the scales of all blocks but those of one tensor, by 2**-4 of their values at
+    most. Codes change only where a scale is no normal E4M3 number.
+
+    Examples
+    --------
+    >>> import numpy as np, dlfp4
+    >>> gate, up = (dlfp4.quantize(np.eye(32, dtype="float32") * size, "nvfp4") for size in (1, 4))
+    >>> w = dlfp4.concatenate([gate, up])
+    >>> w.shape, w.receipt.is_exact
+    ((64, 32), True)
+    """
+    given = check_tensors(tensors)
+    ndim = given[0].ndim
+    number = operator.index(axis)
+    if not -ndim <= number < ndim:
+        raise ValueError(f"axis={number}: the tensors have {ndim} dimensions")
+    along = number % ndim
+    check_shapes(given, along)
+    check_borders(given, along)
+    if len(given) == 1:
+        return _with_receipt(given[0], all_exact(count_blocks(given[0])))
+    common, receipt = under_one_scale(given)
+    return _with_receipt(join(common, along), receipt)
+
+
+def stack(tensors: Iterable[ScaledTensor]) -> ScaledTensor:
+    """Stack block-scaled tensors along a new first axis, such as experts' weights (N, K) into (E, N, K).
+
+    Parameters
+    ----------
+    tensors : iterable of ScaledTensor
+        As :func:`concatenate` takes them, of equal shapes of whole blocks.
+
+    Returns
+    -------
+    ScaledTensor
+        ``result[k]`` is the k-th tensor, under the global scale of all. ``.receipt`` as of :func:`concatenate`.
+
+    Raises
+    ------
+    ValueError, TypeError, BufferError
+        As :func:`concatenate`.
+
+    Examples
+    --------
+    >>> import numpy as np, dlfp4
+    >>> experts = [dlfp4.quantize(np.full((16, 32), k + 1, "float32"), "mxfp4") for k in range(3)]
+    >>> dlfp4.stack(experts).shape
+    (3, 16, 32)
+    """
+    given = check_tensors(tensors)
+    check_shapes(given, -1)
+    return concatenate([reshaped(each, (1, *each.shape)) for each in given], 0)
+
+
+def reshaped(q: ScaledTensor, shape: tuple[int, ...]) -> ScaledTensor:
+    """The same matrix of rows under other leading dimensions."""
+    return ScaledTensor.from_parts(q.data, q.scales, q.global_scale, format=q.format, axis=q.axis, shape=shape)
+
+
+# ---- What fits together
+
+
+def check_tensors(tensors: Iterable[Any]) -> list[ScaledTensor]:
+    """The tensors with linear scales; they have one format, axis, rank and device."""
+    all_of_them: Any = tensors
+    if isinstance(all_of_them, ScaledTensor):
+        raise TypeError(f"tensors is {summary(all_of_them)}; expected several ScaledTensors, in a list")
+    given = list(tensors)
+    for each in given:
+        if not isinstance(each, ScaledTensor):
+            raise TypeError(
+                f"tensors has one of type {type(each).__name__}; expected ScaledTensors: quantize it, or join plain "
+                f"tensors with their own library"
+            )
+    if not given:
+        raise ValueError("tensors is empty; expected one ScaledTensor or more")
+    first = given[0]
+    for each in given:
+        kinds = [(q.format.name, q.axis, q.ndim, q.device) for q in (first, each)]
+        if kinds[0] != kinds[1]:
+            raise ValueError(
+                f"{summary(first)} and {summary(each)} differ in format, in the axis of their blocks, in rank or in "
+                f"device: bring them together with .to({first.format.name!r}) or .to_device({str(first.device)!r})"
+            )
+    return [each.with_scale_layout("linear") for each in given]
+
+
+def check_shapes(given: Sequence[ScaledTensor], along: int) -> None:
+    """ValueError unless shapes are equal but along an axis (-1: none)."""
+    shapes = [tuple(extent for dim, extent in enumerate(each.shape) if dim != along) for each in given]
+    for each, shape in zip(given, shapes, strict=True):
+        if shape != shapes[0]:
+            but = f" but along axis {along}" if along >= 0 else ""
+            raise ValueError(f"shapes {given[0].shape} and {each.shape} differ; expected equal ones{but}")
+
+
+def check_borders(given: Sequence[ScaledTensor], along: int) -> None:
+    """ValueError unless the tensors end where blocks do."""
+    q = given[0]
+    columns = along == q.ndim - 1
+    if q.axis == -2 and 0 < along < q.ndim - 1:
+        raise ValueError(
+            f"{summary(q)} has blocks along its rows, which run through the stack: join it along axis 0 or -1"
+        )
+    lines, length = q.format.block or (1, 1)
+    step = max(1, length if columns == (q.axis == -1) else lines)
+    for each in given if 0 < along < q.ndim - 1 else given[:-1]:
+        extent = each.shape[-1] if columns else math.prod(each.shape[along:-1])  # rows that stay together
+        if extent % step:
+            what = "columns" if columns else "rows"
+            raise ValueError(
+                f"{summary(each)} has {extent} {what} to join, and blocks of {lines}x{length} along axis {q.axis} end "
+                f"at multiples of {step}: slice it there, or join the values of .dequantize()"
+            )
+
+
+# ---- Parts side by side
+
+
+def join(given: Sequence[ScaledTensor], along: int) -> ScaledTensor:
+    """Copy parts into one tensor's; they have one scale of the whole tensor, if any."""
+    first = given[0]
+    extent = sum(each.shape[along] for each in given)
+    shape = (*first.shape[:along], extent, *first.shape[along + 1 :])
+    buffers = _buffers_of(shape, first.format, first.axis, "linear", True)
+    data = empty(buffers[0].shape, buffers[0].dtype, device=first.device)
+    place([each.data for each in given], data, given, along)
+    scales = first.scales
+    if scales.ndim:
+        scales = empty(buffers[1].shape, buffers[1].dtype, device=first.device)
+        place([each.scales for each in given], scales, given, along)
+    return ScaledTensor.from_parts(data, scales, first.global_scale, format=first.format, axis=first.axis, shape=shape)
+
+
+def place(parts: Sequence[Tensor], result: Tensor, given: Sequence[ScaledTensor], along: int) -> None:
+    """Copy matrices side by side along an axis of the tensors' shape."""
+    q = given[0]
+    turned = q.axis == -2 and q.format.element.name in SUBBYTE  # stored transposed
+    columns = along == q.ndim - 1
+    dim, spread, views = int(columns != turned), result, list(parts)
+    if not columns and along > 0:
+        batches = math.prod(q.shape[:along])
+        dim, spread = 1, result.reshape((batches, -1, result.shape[1]))
+        views = [part.reshape((batches, -1, part.shape[1])) for part in parts]
+    start = 0
+    for view in views:
+        stop = start + view.shape[dim]
+        cast(view, view.dtype, out=spread[(slice(None),) * dim + (slice(start, stop),)])
+        start = stop
+
+
+# ---- One scale for all
+
+
+def under_one_scale(given: Sequence[ScaledTensor]) -> tuple[Sequence[ScaledTensor], Receipt]:
+    """The tensors with scales in units of one scale of the whole tensor, where the format has one."""
+    exact = sum_up([all_exact(count_blocks(each)) for each in given])
+    format = given[0].format
+    if format.has_global_scale:
+        units = [rescaling.unit_of(each) for each in given]
+        if len(set(units)) > 1:
+            return under_one_unit(given, units)
+        of_some = next((each.global_scale for each in given if each.global_scale is not None), None)
+        return [with_parts(each, each.data, each.scales, of_some) for each in given], exact
+    if format.block is None:
+        return under_one_float(given, exact)
+    return given, exact
+
+
+def count_blocks(q: ScaledTensor) -> int:
+    """How many scales a tensor has, but for repeated ones."""
+    lines = q.format.block[0] if q.format.block and q.format.repeats_scales else 1
+    return -(-q.scales.size // lines)
+
+
+def with_parts(q: ScaledTensor, data: Tensor, scales: Tensor, unit: Tensor | float | None) -> ScaledTensor:
+    """The same tensor with other memory."""
+    return ScaledTensor.from_parts(data, scales, unit, format=q.format, axis=q.axis, shape=q.shape)
+
+
+def under_one_unit(given: Sequence[ScaledTensor], units: Sequence[float]) -> tuple[Sequence[ScaledTensor], Receipt]:
+    """E4M3 scales in units of the global scale that keeps the most blocks exact."""
+    scales = [each.scales.view("uint8").to_device("cpu").to_numpy() for each in given]
+    unit = best_unit(units, [rescaling.count_codes(each) for each in scales])
+    renamed = [in_units(*each, unit) for each in zip(given, scales, units, strict=True)]
+    return [q for q, _ in renamed], sum_up([receipt for _, receipt in renamed])
+
+
+def best_unit(units: Sequence[float], counts: Sequence[Array]) -> float:
+    """Of the given global scales times powers of two, that under which no scale saturates and the most stay exact; of
+    such ones the one with the least error.
+    """
+    finite = sorted({unit for unit in units if np.isfinite(unit) and unit > 0}) or [1.0]
+    if len(finite) > MOST_UNITS:
+        finite = finite[:: len(finite) // MOST_UNITS] + finite[-1:]
+    with np.errstate(all="ignore"):
+        moved = np.array(finite, np.float32)[:, None] * np.ldexp(np.float32(1), np.array(POWERS))
+    choices = [float(unit) for unit in np.unique(moved) if np.finfo(np.float32).tiny <= unit < np.inf]
+    return max(choices, key=lambda unit: judge(unit, units, counts))
+
+
+def judge(unit: float, units: Sequence[float], counts: Sequence[Array]) -> tuple[bool, int, float]:
+    """How well a global scale serves: whether nothing saturates, how many blocks are exact, minus the error of all."""
+    exact, error, saturates = 0, 0.0, False
+    largest = 448 * unit * (1 + rescaling.HALF_STEP)
+    values = np.abs(np.nan_to_num(rescaling.values_of_scales("float8_e4m3fn")))
+    for own, count in zip(units, counts, strict=True):
+        errors = np.minimum(rescaling.rename(own, unit).errors, 1e6)
+        exact += int(count[errors == 0].sum())
+        error += float(count @ errors**2)
+        saturates |= bool((count[values * own > largest]).any())
+    return not saturates, exact, -error
+
+
+def in_units(q: ScaledTensor, scales: rescaling.Octets, own: float, unit: float) -> tuple[ScaledTensor, Receipt]:
+    """One tensor with its scales renamed. Where a scale comes out too coarse, codes are chosen anew."""
+    table = rescaling.rename(own, unit)
+    renamed = table.codes[scales]
+    errors = table.errors[scales]
+    data = q.data
+    if errors.any():
+        if q.device.type in ON_HOST:  # zeros are exact under any scale
+            octets = q.data.view("uint8").to_numpy()
+            errors = np.where(rescaling.zero_blocks(octets, rescaling.LENGTH), 0, errors)
+        data, renamed, errors = mend(q, scales, renamed, errors, (own, unit))
+    repeats = q.format.block[0] if q.format.block and q.format.repeats_scales else 1
+    fresh = asarray(np.ascontiguousarray(renamed)).view("float8_e4m3fn").to_device(q.device)
+    return with_parts(q, data, fresh, unit), receipt_of(join_lines(errors, repeats))
+
+
+def mend(
+    q: ScaledTensor, scales: rescaling.Octets, renamed: rescaling.Octets, errors: Array, units: tuple[float, float]
+) -> tuple[Tensor, rescaling.Octets, Array]:
+    """Blocks whose scale is too coarse get new codes."""
+    coarse = errors > rescaling.HALF_STEP * (1 + 1e-6)
+    if not coarse.any() or q.format.repeats_scales:  # squares share one scale over their lines
+        return q.data, renamed, errors
+    if q.device.type not in ON_HOST:
+        raise BufferError(
+            f"{summary(q)} has blocks whose codes must be chosen anew under the common global scale, which is done on "
+            f"the host: call .to_device('cpu') on all tensors first"
+        )
+    octets = q.data.view("uint8").to_numpy(copy=True).reshape(*scales.shape, -1)
+    before = rescaling.values_of_blocks(octets[coarse], scales[coarse], "nvfp4", units[0])
+    rescaling.mend(rescaling.Remedy(coarse, before, units[1]), octets, renamed, errors)
+    data = asarray(octets.reshape(octets.shape[0], -1)).view(q.format.element.name)
+    return data, renamed, errors
+
+
+def under_one_float(given: Sequence[ScaledTensor], exact: Receipt) -> tuple[Sequence[ScaledTensor], Receipt]:
+    """One float32 scale a tensor: the largest serves all, and the codes of the others are rounded again."""
+    scales = [float(each.scales.item()) for each in given]
+    largest = max(scales)
+    if min(scales) == largest:
+        return given, exact
+    results = [q if scale == largest else rounded_again(q, largest) for q, scale in zip(given, scales, strict=True)]
+    errors = [change_of(q, result) for q, result in zip(given, results, strict=True)]
+    return results, receipt_of(np.array(errors))
+
+
+def rounded_again(q: ScaledTensor, scale: float) -> ScaledTensor:
+    """A tensor with one scale, under another."""
+    return quantize(dequantize(q), q.format, axis=q.axis, global_scale=scale)
+
+
+def change_of(q: ScaledTensor, result: ScaledTensor) -> float:
+    """The error of a tensor as one block."""
+    before, after = (dequantize(each).to_device("cpu").to_numpy().reshape(1, -1) for each in (q, result))
+    return float(relative_errors(before, after)[0])

@@ -1,0 +1,551 @@
+"""From one block-scaled format to another: ``ScaledTensor.to``.
+
+Where the new format holds the products of codes and scales, codes are shared, or renamed by the table of ``cast``, and
+scales go through a small table: no value is decoded. Where it does not, values are decoded, quantized and compared, a
+few lines at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from dlfp4 import _core, rescaling
+from dlfp4._core import (
+    ScaledTensor,
+    Tensor,
+    _buffers_of,
+    _with_receipt,
+    asarray,
+    cast,
+    dequantize,
+    empty,
+    formats,
+    quantize,
+)
+from dlfp4.formats import RECIPES, Format, Recipe
+from dlfp4.receipts import (
+    Array,
+    Receipt,
+    all_exact,
+    divide,
+    join_lines,
+    largest_of,
+    measure,
+    receipt_of,
+    relative_errors,
+)
+from dlfp4.rescaling import Octets
+from dlfp4.show import summary
+from dlfp4.suggest import did_you_mean
+
+if TYPE_CHECKING:
+    from dlfp4._core import _RecipeLike
+
+ON_HOST = ("cpu", "cuda_host", "rocm_host")
+AT_ONCE = 1 << 18  # elements decoded at a time, so that they stay in a cache
+LEAST_UNIT = 1 / float(np.finfo(np.float32).max)  # whose reciprocal is finite
+LEAST_POWER, MOST_POWER = -127, 127  # of e8m0
+
+
+# ---- What a convention stores
+
+
+@dataclass(frozen=True, slots=True)
+class Convention:
+    """The formats that other software stores, those of its own elements first.
+
+    Parameters
+    ----------
+    formats : tuple of str
+        In the order of preference.
+    without_global_scale : tuple of str
+        Those of two levels that it stores without a scale of the tensor.
+    """
+
+    formats: tuple[str, ...]
+    without_global_scale: tuple[str, ...] = ()
+
+
+FP8 = ("fp8_e4m3", "fp8_e5m2")
+MXFP8 = ("mxfp8_e4m3", "mxfp8_e5m2")
+CONVENTIONS = {
+    "modelopt": Convention(("nvfp4", "nvfp4_16x16", "mxfp4", *MXFP8, *FP8)),
+    "compressed-tensors": Convention(
+        ("nvfp4", "nvfp4_16x16", "mxfp4", *MXFP8, *FP8, "fp8_128x128", "fp8_128x128_e5m2")
+    ),
+    "gpt-oss": Convention(("mxfp4",)),
+    "deepseek": Convention(("fp8_128x128", "fp8_e4m3")),
+    "ggml": Convention(("mxfp4", "nvfp4")),
+    "mlx": Convention(("mxfp4", "nvfp4", "mxfp8_e4m3"), without_global_scale=("nvfp4",)),
+    "torchao": Convention(("nvfp4", "mxfp4", "mxfp6_e2m3", "mxfp6_e3m2", *MXFP8)),
+}
+
+
+class Target(NamedTuple):
+    """What a tensor is to become."""
+
+    format: Format
+    recipe: _RecipeLike | None  # of what is rounded
+    requantizes: bool  # also what is in the format already
+    has_unit: bool  # a scale of the whole tensor, where the format has one
+
+
+def find_target(q: ScaledTensor, target: Any, recipe: _RecipeLike | None) -> Target:
+    """The format, convention or recipe that was asked for; ValueError where there is none of that name."""
+    if isinstance(target, Recipe) or (isinstance(target, str) and target in RECIPES and target not in CONVENTIONS):
+        if recipe is not None:
+            raise ValueError(f"to({target!r}, recipe={recipe!r}) names two recipes; give one")
+        chosen: Any = target
+        return Target(q.format, chosen, requantizes=True, has_unit=True)
+    name = str(target)
+    if name in CONVENTIONS:
+        convention = CONVENTIONS[name]
+        format = nearest_format(q.format, convention)
+        return Target(format, recipe, requantizes=False, has_unit=format.name not in convention.without_global_scale)
+    if name not in formats():
+        known = [*formats(), *CONVENTIONS, *RECIPES]
+        raise ValueError(
+            f"to({target!r}): expected a format ({', '.join(formats())}), a convention ({', '.join(CONVENTIONS)}) or a "
+            f"recipe ({', '.join(RECIPES)}){did_you_mean(name, known)}"
+        )
+    return Target(_core._find_format(target), recipe, requantizes=False, has_unit=True)
+
+
+def nearest_format(format: Format, convention: Convention) -> Format:
+    """The format itself where a convention stores it, else the first of the same elements, else the first of all."""
+    if format.name in convention.formats:
+        return format
+    rows = [formats()[name] for name in convention.formats]
+    return next((row for row in rows if row.element == format.element), rows[0])
+
+
+# ---- The way
+
+
+def transcode(q: ScaledTensor, target: Any, recipe: _RecipeLike | None) -> ScaledTensor:
+    """``ScaledTensor.to``."""
+    wanted = find_target(q, target, recipe)
+    linear = q.with_scale_layout("linear")
+    source = as_matrix(linear)
+    if q.format == wanted.format and not wanted.requantizes and (wanted.has_unit or q.global_scale is None):
+        return _with_receipt(linear, all_exact(count_blocks(source)))
+    result, receipt = convert(source, wanted)
+    return _with_receipt(as_tensor(result, wanted.format, q), receipt)
+
+
+def as_matrix(q: ScaledTensor) -> ScaledTensor:
+    """Lines as the rows of a matrix, with blocks along them."""
+    shape = (math.prod(q.shape[:-1]), q.shape[-1])
+    matrix = ScaledTensor.from_parts(q.data, q.scales, q.global_scale, format=q.format, axis=q.axis, shape=shape)
+    return matrix if q.axis == -1 else matrix.mT
+
+
+def as_tensor(matrix: ScaledTensor, format: Format, q: ScaledTensor) -> ScaledTensor:
+    """Undo `as_matrix`, for a tensor of another format."""
+    turned = matrix if q.axis == -1 else matrix.mT
+    return ScaledTensor.from_parts(
+        turned.data, turned.scales, turned.global_scale, format=format, axis=q.axis, shape=q.shape
+    )
+
+
+def convert(q: ScaledTensor, target: Target) -> tuple[ScaledTensor, Receipt]:
+    """A matrix with blocks along its rows in another format, by the cheapest way that is exact."""
+    if not target.requantizes:
+        found = by_codes(q, target)
+        if found is not None:
+            return found
+    if q.device.type not in ON_HOST:
+        raise BufferError(
+            f"{summary(q)} has blocks that {target.format} does not hold by their codes: they are rounded on the host; "
+            f"call .to_device('cpu') first, or dlfp4.quantize its values"
+        )
+    return by_values(q, target)
+
+
+def count_blocks(q: ScaledTensor) -> int:
+    """How many blocks a matrix has."""
+    lines, length = q.format.block or q.shape
+    rows, columns = q.shape
+    return -(-rows // lines) * -(-columns // length) if rows and columns else 0
+
+
+# ---- By codes
+
+
+HOLDS = {  # the element types that hold every element of another
+    "float4_e2m1fn": ("float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn", "float8_e4m3fn", "float8_e5m2"),
+    "float6_e2m3fn": ("float6_e2m3fn", "float8_e4m3fn"),
+    "float6_e3m2fn": ("float6_e3m2fn", "float8_e4m3fn", "float8_e5m2"),
+    "float8_e4m3fn": ("float8_e4m3fn",),
+    "float8_e5m2": ("float8_e5m2",),
+    "float8_e4m3fnuz": ("float8_e4m3fnuz",),
+    "float8_e5m2fnuz": ("float8_e5m2fnuz",),
+}
+
+
+def by_codes(q: ScaledTensor, target: Target) -> tuple[ScaledTensor, Receipt] | None:
+    """The conversion by tables alone; None where blocks do not nest or scales are not to be had."""
+    if not nests(q, target.format):
+        return None
+    if target.format.kind == "two_level":
+        return in_two_levels(q, target)
+    if q.format.kind == "power" and target.format.kind == "power":
+        return assemble(q, target.format, repeat(q, q.scales, target.format)), all_exact(count_blocks(q))
+    worth = worth_of_scales(q)
+    if target.format.kind == "largest":
+        stored = asarray(worth).to_device(q.device)
+    else:
+        powers = bytes_of_powers(worth)
+        if powers is None:
+            return None
+        stored = asarray(powers).view("float8_e8m0fnu").to_device(q.device)
+    return assemble(q, target.format, repeat(q, stored, target.format)), all_exact(count_blocks(q))
+
+
+def nests(q: ScaledTensor, format: Format) -> bool:
+    """Whether blocks of the format lie within those of the tensor, and its elements among the format's."""
+    if format.element.name not in HOLDS.get(q.format.element.name, ()):
+        return False
+    if format.block is None:
+        return q.format.block is None
+    lines, length = format.block
+    stored = _buffers_of(q.shape, format, -1, "linear", True)[0].shape
+    if stored[1] > q.data.shape[1]:
+        return False
+    if q.format.block is None:
+        return True
+    own_lines, own_length = q.format.block
+    return own_length % length == 0 and (own_lines % lines == 0 or own_lines >= q.shape[0])
+
+
+def worth_of_scales(q: ScaledTensor) -> npt.NDArray[np.float32]:
+    """What the scales of blocks are worth in float32, that of the whole tensor included."""
+    scales = q.scales.to_device("cpu")
+    if q.format.kind == "largest":
+        return cast(scales, "float32").to_numpy()
+    values = rescaling.values_of_scales(q.format.scale.name)[scales.view("uint8").to_numpy()]
+    with np.errstate(all="ignore"):
+        worth: npt.NDArray[np.float32] = values * units_of(q)
+    return worth
+
+
+def units_of(q: ScaledTensor) -> Any:
+    """The scale of the whole tensor, that goes with each of the scales."""
+    if q.global_scale is None:
+        return np.float32(1)
+    return (
+        q.global_scale.to_device("cpu").to_numpy().reshape(-1, 1)
+        if q.global_scale.ndim
+        else np.float32(q.global_scale.item())
+    )
+
+
+def bytes_of_powers(worth: npt.NDArray[np.float32]) -> Octets | None:
+    """The e8m0 bytes of scales; None where one is no power of two."""
+    fraction, exponent = np.frexp(worth.astype(np.float64))
+    finite = np.isfinite(worth)
+    powers = exponent - 1
+    if not ((fraction == 0.5) & (powers >= LEAST_POWER) & (powers <= MOST_POWER) | np.isnan(worth)).all():
+        return None
+    return np.where(finite, powers + 127, 255).astype(np.uint8)
+
+
+def repeat(q: ScaledTensor, scales: Tensor, format: Format) -> Tensor:
+    """Scales of blocks for the smaller ones within them."""
+    rows, columns = _buffers_of(q.shape, format, -1, "linear", True)[1].shape
+    lines, length = format.block or (1, 1)
+    lines = 1 if format.repeats_scales else lines
+    own_lines, own_length = q.format.block or q.shape
+    down = 1 if q.format.repeats_scales else min(-(-own_lines // lines), rows)
+    along = 1 if own_length >= q.shape[1] and scales.ndim == 0 else own_length // length
+    if scales.ndim == 0:
+        down, along, scales = rows, columns, scales.reshape((1, 1))
+    if q.format.repeats_scales and lines > 1:
+        scales = scales[::lines]
+    if (down, along) == (1, 1):
+        return scales
+    if scales.device.type in ON_HOST and scales.dtype.itemsize == 1:
+        octets = rescaling.repeat(scales.view("uint8").to_numpy(), down, along)
+        return asarray(octets).view(scales.dtype)[:rows, :columns]
+    spread = empty((scales.shape[0], down, scales.shape[1], along), scales.dtype, device=scales.device)
+    for line in range(down):
+        for place in range(along):
+            cast(scales, scales.dtype, out=spread[:, line, :, place])
+    return spread.reshape((scales.shape[0] * down, scales.shape[1] * along))[:rows, :columns]
+
+
+def assemble(q: ScaledTensor, format: Format, scales: Tensor, unit: float | None = None) -> ScaledTensor:
+    """The tensor's codes, renamed where elements are wider, under other scales."""
+    stored = _buffers_of(q.shape, format, -1, "linear", True)[0].shape[1]
+    data = q.data if stored == q.data.shape[1] else q.data[:, :stored]
+    if q.format.element != format.element:
+        data = cast(data, format.element)
+    return ScaledTensor.from_parts(data, scales, unit, format=format, shape=q.shape)
+
+
+# ---- To two levels by codes
+
+
+def in_two_levels(q: ScaledTensor, target: Target) -> tuple[ScaledTensor, Receipt] | None:
+    """FP4 under E4M3 scales and one scale of the tensor; a few blocks may have to be rounded, on the host."""
+    if q.format.kind == "largest":
+        return None
+    octets = q.scales.view("uint8").to_device("cpu").to_numpy()
+    if q.format.kind == "power":
+        unit = 2.0 ** choose_power(q, octets) if target.has_unit else 1.0
+        table = table_of_powers(unit)
+    else:
+        unit = rescaling.unit_of(q) if target.has_unit else 1.0
+        table = rescaling.rename(rescaling.unit_of(q), unit)
+    fresh = asarray(rescaling.translate(octets, table.codes)).view("float8_e4m3fn").to_device(q.device)
+    result = assemble(q, target.format, repeat(q, fresh, target.format), unit if target.has_unit else None)
+    if not rescaling.translate(octets, (table.errors > 0).astype(np.uint8)).any():
+        return result, all_exact(count_blocks(q))
+    own = repeat(q, q.scales, target.format).view("uint8").to_device("cpu").to_numpy()
+    return mend(q, result, own, table.errors[own], Mending(unit, target.recipe))
+
+
+class Mending(NamedTuple):
+    """The global scale, and the recipe of what is rounded."""
+
+    unit: float
+    recipe: _RecipeLike | None
+
+
+def table_of_powers(unit: float) -> rescaling.Renamed:
+    """The E4M3 scale of each e8m0 byte, under a global scale."""
+    powers = rescaling.values_of_scales("float8_e8m0fnu")
+    with np.errstate(all="ignore"):
+        codes = rescaling.nearest_e4m3(powers.astype(np.float64) / unit)
+        values = rescaling.values_of_scales("float8_e4m3fn")[codes] * np.float32(unit)
+    return rescaling.Renamed(codes, relative_errors(powers[:, None], values[:, None]))
+
+
+# The powers of two among E4M3 numbers.
+LOWEST, HIGHEST = -9, 8
+
+
+def choose_power(q: ScaledTensor, octets: Octets) -> int:
+    """The exponent of the global scale under which the most blocks are exact; of several, the one that leaves room for
+    the largest scale. Blocks of zeros and of NaN are exact under any.
+    """
+    smallest, largest = (int(each) for each in (octets.min(initial=255), octets.max(initial=0)))
+    if 0 <= largest - smallest <= HIGHEST - LOWEST and largest < 255:  # as usual: no need to look any closer
+        return max(largest - 127 - HIGHEST, -126)
+    counts = rescaling.count_codes(octets)[:255]
+    used = np.flatnonzero(counts)
+    if len(used) and used[-1] - used[0] > HIGHEST - LOWEST and q.device.type in ON_HOST:
+        zero = zero_blocks_of(q, octets.shape)
+        counts = rescaling.count_codes(octets[~zero])[:255]
+        used = np.flatnonzero(counts)
+    if not len(used):
+        return 0
+    low, high = int(used[0]) - 127, int(used[-1]) - 127
+    total = np.concatenate([[0], np.cumsum(counts)])
+    choices = range(max(-126, low - HIGHEST), min(127, high - LOWEST) + 1)
+    held = {
+        power: int(total[min(255, power + HIGHEST + 128)] - total[max(0, power + LOWEST + 127)]) for power in choices
+    }
+    most = max(held.values())
+    wanted = high - HIGHEST
+    return min((power for power, count in held.items() if count == most), key=lambda power: abs(power - wanted))
+
+
+def zero_blocks_of(q: ScaledTensor, shape: tuple[int, ...]) -> npt.NDArray[np.bool_]:
+    """Which blocks hold zeros alone."""
+    octets = q.data.view("uint8").to_numpy()
+    return rescaling.zero_blocks(octets, 2 * octets.shape[1] // shape[1])
+
+
+def mend(
+    q: ScaledTensor, result: ScaledTensor, own: Octets, errors: Array, how: Mending
+) -> tuple[ScaledTensor, Receipt] | None:
+    """Choose codes anew where the scale came out too coarse or, by a recipe, where it is not exact; None on a device,
+    or for squares, which share scales.
+    """
+    if q.device.type not in ON_HOST or result.format.repeats_scales:
+        return None
+    scales = result.scales.view("uint8").to_numpy(copy=True)
+    octets = result.data.view("uint8").to_numpy(copy=True).reshape(*scales.shape, -1)
+    errors = np.where(rescaling.zero_blocks(octets.reshape(len(octets), -1), rescaling.LENGTH), 0, errors)
+    coarse = errors > (rescaling.HALF_STEP * (1 + 1e-6) if how.recipe is None else 0)
+    before = values_under(q, octets[coarse], own[coarse])
+    rescaling.mend(rescaling.Remedy(coarse, before, how.unit, how.recipe), octets, scales, errors)
+    mended = ScaledTensor.from_parts(
+        octets.reshape(len(octets), -1), scales, result.global_scale, format=result.format, shape=q.shape
+    )
+    return mended, receipt_of(of_source_blocks(q, errors))
+
+
+def values_under(q: ScaledTensor, octets: Octets, scales: Octets) -> npt.NDArray[np.float32]:
+    """What blocks of 16 decode to under the tensor's own scales."""
+    if q.format.kind == "power":
+        return rescaling.values_of_blocks(octets, scales, "mxfp4_16", None)
+    return rescaling.values_of_blocks(octets, scales, "nvfp4", rescaling.unit_of(q))
+
+
+def of_source_blocks(q: ScaledTensor, errors: Array) -> Array:
+    """The errors of the tensor's own blocks, from those of the blocks of 16 within them."""
+    lines, length = q.format.block or q.shape
+    return join_lines(largest_of(errors, length // rescaling.LENGTH), lines)
+
+
+# ---- By values
+
+
+def by_values(q: ScaledTensor, target: Target) -> tuple[ScaledTensor, Receipt]:
+    """Decode, quantize and compare, a few lines at a time."""
+    if target.format.kind == "two_level" and target.recipe is None:
+        found = through_powers(q, target)
+        if found is not None:
+            return found
+    unscaled, factor = without_unit(q, target)
+    unit, recipe = scale_of_all(unscaled, target), recipe_of(unscaled, target)
+    result = allocate(q, target, unit)
+    changes, sizes = [], []
+    for rows in chunks(q, target.format):
+        part = result[rows]
+        values = dequantize(unscaled[rows])
+        quantize(values, target.format, recipe=recipe, global_scale=unit, pad=True, out=part)
+        if target.format.kind == "power" and target.recipe is None:
+            improve(values, part)
+        if factor is not None:
+            scale_by(part.scales, factor)
+            values = dequantize(q[rows])
+        change, size = measure(values.to_numpy(), dequantize(part).to_numpy(), own_length(q))
+        changes.append(change)
+        sizes.append(size)
+    if not target.has_unit:
+        result = ScaledTensor.from_parts(result.data, result.scales, format=target.format, shape=q.shape)
+    return result, receipt_of(errors_of_blocks(q, changes, sizes))
+
+
+def own_length(q: ScaledTensor) -> int:
+    """Elements of a row that share a scale."""
+    length = q.format.block[1] if q.format.block else 0
+    return length or max(1, q.shape[1])
+
+
+def errors_of_blocks(q: ScaledTensor, changes: list[Array], sizes: list[Array]) -> Array:
+    """The errors of a matrix's blocks from what was measured of its rows."""
+    if not changes:
+        return np.zeros(0)
+    lines = q.format.block[0] if q.format.block else max(1, q.shape[0])
+    return divide(*(join_lines(np.concatenate(parts), lines) for parts in (changes, sizes)))
+
+
+def chunks(q: ScaledTensor, format: Format) -> list[slice]:
+    """Rows to take at a time: whole blocks of both formats."""
+    rows, columns = q.shape
+    group = math.lcm(*(each.block[0] if each.block else 1 for each in (q.format, format)))
+    step = max(1, AT_ONCE // max(1, columns) // group) * group
+    return [slice(first, min(rows, first + step)) for first in range(0, rows if columns else 0, step)]
+
+
+def allocate(q: ScaledTensor, target: Target, unit: float | None) -> ScaledTensor:
+    """Memory for a matrix in another format."""
+    buffers = _buffers_of(q.shape, target.format, -1, "linear", True)
+    data, scales = (empty(buffer.shape, buffer.dtype) for buffer in buffers[:2])
+    if target.format.block is None:
+        scales = asarray(np.array(unit, np.float32))
+    whole = unit if target.format.has_global_scale else None
+    return ScaledTensor.from_parts(data, scales, whole, format=target.format, shape=q.shape)
+
+
+def without_unit(q: ScaledTensor, target: Target) -> tuple[ScaledTensor, np.float32 | None]:
+    """The tensor without the scale of the whole, and that scale, where FP8's scales can take it: so powers of two
+    suffice for the rest.
+    """
+    whole = q.global_scale
+    blocks = target.format.kind == "largest" and target.format.block is not None
+    if not blocks or target.recipe is not None or whole is None or whole.ndim:
+        return q, None
+    return ScaledTensor.from_parts(q.data, q.scales, format=q.format, shape=q.shape), np.float32(whole.item())
+
+
+def scale_by(scales: Tensor, factor: np.float32) -> None:
+    """Multiply float32 scales in place."""
+    array = scales.to_numpy(copy=False)
+    with np.errstate(all="ignore"):
+        array *= factor
+
+
+def recipe_of(q: ScaledTensor, target: Target) -> _RecipeLike | None:
+    """The recipe that was asked for, else the one that finds exact scales where there are some."""
+    if target.recipe is None and target.format.kind == "largest" and has_powers(q):
+        return Recipe(pow2=True)
+    return target.recipe
+
+
+def has_powers(q: ScaledTensor) -> bool:
+    """Whether scales are powers of two, or E4M3 numbers, which FP8 elements take."""
+    return q.format.kind != "largest" or bytes_of_powers(worth_of_scales(q)) is not None
+
+
+def scale_of_all(q: ScaledTensor, target: Target) -> float | None:
+    """The scale of the whole tensor by the format's own rule, where it has one."""
+    if not target.has_unit:
+        return 1.0
+    if target.format.block is not None and not target.format.has_global_scale:
+        return None
+    largest = 0.0
+    for rows in chunks(q, q.format):
+        values = np.abs(dequantize(q[rows]).to_numpy())
+        largest = max(largest, float(values.max(initial=0, where=np.isfinite(values))))
+    sample = np.zeros(target.format.block or (1, 1), np.float32)
+    sample[0, 0] = largest
+    found = quantize(sample, target.format, recipe=recipe_of(q, target))
+    scale = found.scales if found.global_scale is None else found.global_scale
+    return max(float(scale.item()), LEAST_UNIT)
+
+
+def improve(values: Tensor, part: ScaledTensor) -> None:
+    """Take the scale above the one of the rule "floor" where that has a smaller squared error: where the largest
+    element saturates.
+    """
+    exact, floor = values.to_numpy(), dequantize(part).to_numpy()
+    if np.array_equal(exact, floor, equal_nan=True):
+        return
+    other = quantize(values, part.format, recipe=Recipe(scale_rule="rceil"), pad=True)
+    lines, length = part.format.block or (1, 1)
+    errors = [squares(exact, decoded, lines, length) for decoded in (floor, dequantize(other).to_numpy())]
+    better = errors[1] < errors[0]
+    if not better.any():
+        return
+    scales, codes = (each.view("uint8").to_numpy(copy=False) for each in (part.scales, part.data))
+    scales[better] = other.scales.view("uint8").to_numpy()[better]
+    of_lines = np.repeat(better, lines, axis=0)[: len(codes)]
+    blocks = codes.reshape(*of_lines.shape, -1)
+    blocks[of_lines] = other.data.view("uint8").to_numpy().reshape(blocks.shape)[of_lines]
+
+
+def squares(exact: Array, decoded: Array, lines: int, length: int) -> Array:
+    """The squared error of each block."""
+    with np.errstate(all="ignore"):
+        errors = (exact - decoded).astype(np.float64) ** 2
+        errors[np.isnan(errors)] = 0
+        errors = np.add.reduceat(errors, np.arange(0, errors.shape[1], length), axis=1)
+        return np.add.reduceat(errors, np.arange(0, len(errors), lines), axis=0) if lines > 1 else errors
+
+
+def through_powers(q: ScaledTensor, target: Target) -> tuple[ScaledTensor, Receipt] | None:
+    """Two levels by way of FP4 under powers of two, where that is exact; the first lines tell whether it may be."""
+    if target.format.repeats_scales or not math.prod(q.shape):
+        return None
+    powers = Target(formats()["mxfp4_16"], None, requantizes=False, has_unit=True)
+    for part in (q[chunks(q, powers.format)[0]], q):
+        middle, receipt = by_values(part, powers)
+        if not receipt.is_exact:
+            return None
+    found = in_two_levels(middle, target)
+    if found is None or not found[1].is_exact:
+        return None
+    return found[0], all_exact(count_blocks(q))
+
+
+_core._set_transcoder(transcode)

@@ -1,0 +1,225 @@
+"""concatenate and stack: parts side by side, under one scale of the whole tensor, with no value silently wrong."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+import dlfp4
+
+from ..support.block_reference import FORMATS, TWO_LEVEL
+
+F = np.float32
+WHOLE = [name for name in FORMATS if FORMATS[name].block is None]
+BLOCKS = [name for name in FORMATS if FORMATS[name].block is not None]
+NORMAL = np.random.default_rng(8).standard_normal((4, 256, 384)).astype(F)
+
+
+def values(q):
+    return q.dequantize().to_numpy()
+
+
+def errors(before, after):
+    """Of rows of 16: the largest change over the largest magnitude."""
+    before, after = (x.astype(np.float64).reshape(-1, 16) for x in (before, after))
+    size = np.abs(before).max(-1)
+    change = np.abs(before - after).max(-1)
+    return np.where(change == 0, 0, change / np.where(size, size, 1))
+
+
+@pytest.mark.parametrize("axis", [-1, -2])
+@pytest.mark.parametrize("along", [0, 1, -1])
+@pytest.mark.parametrize("name", BLOCKS)
+def test_matrices(name, along, axis):
+    """Under one global scale nothing changes."""
+    whole = dlfp4.quantize(NORMAL[0], name, axis=axis)
+    parts = [whole[:128], whole[128:]] if along == 0 else [whole[:, :128], whole[:, 128:256], whole[:, 256:]]
+    q = dlfp4.concatenate(parts, along)
+    assert (q.shape, q.format, q.axis, q.scale_layout) == (whole.shape, name, axis, "linear")
+    assert values(q).tobytes() == values(whole).tobytes()
+    assert q.data.to_numpy().tobytes() == whole.data.to_numpy().tobytes()
+    assert q.scales.to_numpy().tobytes() == whole.scales.to_numpy().tobytes()
+    assert q.receipt.is_exact
+    assert q.receipt.blocks == sum(dlfp4.concatenate([part]).receipt.blocks for part in parts)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_stacks_of_stacks(name):
+    """Along every axis, such as gate and up of all experts."""
+    x = NORMAL
+    unit = {"global_scale": 1 / 512} if name in TWO_LEVEL else {}
+    for along, pieces in ((0, (x[:1], x[1:])), (1, (x[:, :128], x[:, 128:])), (2, (x[..., :128], x[..., 128:]))):
+        q = dlfp4.concatenate([dlfp4.quantize(np.ascontiguousarray(piece), name, **unit) for piece in pieces], along)
+        assert q.shape == x.shape
+        assert values(q).tobytes() == values(dlfp4.quantize(x, name, **unit)).tobytes()
+    for along in (0, -1):
+        pieces = (x[:1], x[1:]) if along == 0 else (x[..., :128], x[..., 128:])
+        q = dlfp4.concatenate([dlfp4.quantize(np.ascontiguousarray(p), name, axis=-2, **unit) for p in pieces], along)
+        assert values(q).tobytes() == values(dlfp4.quantize(x, name, axis=-2, **unit)).tobytes()
+
+
+def test_vectors_and_ragged_ends():
+    x = NORMAL[0, 0]
+    q = dlfp4.concatenate([dlfp4.quantize(x[:128], "mxfp4"), dlfp4.quantize(x[128:], "mxfp4")])
+    assert values(q).tobytes() == values(dlfp4.quantize(x, "mxfp4")).tobytes()
+    x = NORMAL[0, :, :300]
+    q = dlfp4.concatenate([dlfp4.quantize(x[:, :256], "fp8_128x128"), dlfp4.quantize(x[:, 256:], "fp8_128x128")], 1)
+    assert values(q).tobytes() == values(dlfp4.quantize(x, "fp8_128x128")).tobytes()
+    q = dlfp4.concatenate([dlfp4.quantize(x[:128], "fp8_128x128"), dlfp4.quantize(x[128:200], "fp8_128x128")])
+    assert values(q).tobytes() == values(dlfp4.quantize(x[:200], "fp8_128x128")).tobytes()
+    x = NORMAL[0, :32, :72]
+    parts = [
+        dlfp4.quantize(x[:, :64], "nvfp4", global_scale=1.0),
+        dlfp4.quantize(x[:, 64:], "nvfp4", global_scale=1.0, pad=True),
+    ]
+    q = dlfp4.concatenate(parts, 1)
+    assert values(q).tobytes() == values(dlfp4.quantize(x, "nvfp4", global_scale=1.0, pad=True)).tobytes()
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_stack(name):
+    parts = [dlfp4.quantize(x, name) for x in NORMAL]
+    q = dlfp4.stack(parts)
+    assert q.shape == NORMAL.shape
+    if name not in TWO_LEVEL:
+        assert q.receipt.is_exact
+        for k, part in enumerate(parts):
+            assert values(q[k]).tobytes() == values(part).tobytes()
+    across = dlfp4.stack([dlfp4.quantize(x, name, axis=-2) for x in NORMAL[:2]])
+    assert (across.shape, across.axis) == ((2, 256, 384), -2)
+
+
+# ---- Global scales
+
+
+def powers_apart(name, axis=-1):
+    """gate and up whose global scales differ by a power of two."""
+    x = NORMAL[0]
+    return [dlfp4.quantize(x, name, axis=axis), dlfp4.quantize(x * F(4), name, axis=axis)]
+
+
+@pytest.mark.parametrize("axis", [-1, -2])
+@pytest.mark.parametrize("name", TWO_LEVEL)
+def test_ratios_that_are_powers_of_two_are_exact(name, axis):
+    gate, up = powers_apart(name, axis)
+    ratio = up.global_scale.item() / gate.global_scale.item()
+    assert ratio == 4
+    for parts in ([gate, up], [up, gate], [gate, up, gate]):
+        q = dlfp4.concatenate(parts, 0 if axis == -1 else 1)
+        assert q.receipt.is_exact
+        assert q.receipt.largest_error == 0
+        expected = np.concatenate([values(part) for part in parts], 0 if axis == -1 else 1)
+        assert values(q).tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("name", TWO_LEVEL)
+@pytest.mark.parametrize("ratio", [2.14, 1.0000001, 0.3, 700.0, 1e-4, 1e6])
+def test_no_value_is_silently_wrong(name, ratio):
+    """gate and up under global scales of any ratio: what the receipt says is what comes out."""
+    gate, up = dlfp4.quantize(NORMAL[0], name), dlfp4.quantize(NORMAL[1] * F(ratio), name)
+    q = dlfp4.concatenate([gate, up])
+    before, after = np.concatenate([values(gate), values(up)]), values(q)
+    found = errors(before, after)
+    if name == "nvfp4":
+        assert q.receipt.blocks == found.size
+        assert q.receipt.exact == (found == 0).sum()
+    assert q.receipt.largest_error == pytest.approx(found.max(), rel=1e-5)
+    assert q.receipt.exact >= q.receipt.blocks // 2  # of one of the two
+    assert len({part.global_scale.item() for part in (q[:256], q[256:])}) == 1
+    if 1e-4 < ratio < 1e4 and name == "nvfp4":
+        assert found.max() <= 2.0**-4 + 1e-6
+
+
+def test_the_best_global_scale_of_all():
+    """No other global scale keeps more blocks exact."""
+    rng = np.random.default_rng(2)
+    for seed in range(5):
+        sizes = [F(2.0**k * 1.3 ** (seed * k)) for k in range(3)]
+        x = [rng.standard_normal((16 * (k + 1), 64)).astype(F) * size for k, size in enumerate(sizes)]
+        parts = [dlfp4.quantize(each, "nvfp4") for each in x]
+        q = dlfp4.concatenate(parts)
+        before = np.concatenate([values(part) for part in parts])
+        for part, power in itertools.product(parts, range(-6, 7)):
+            unit = part.global_scale.item() * 2.0**power
+            scales = [dlfp4.cast(p.scales, "float32").to_numpy() * F(p.global_scale.item() / unit) for p in parts]
+            other = [dlfp4.ScaledTensor.from_parts(p.data, dlfp4.cast(s, "float8_e4m3fn"), unit, format="nvfp4")
+                     for p, s in zip(parts, scales, strict=True)]  # fmt: skip
+            after = np.concatenate([values(each) for each in other])
+            assert (errors(before, after) == 0).sum() <= q.receipt.exact
+
+
+def test_scales_beyond_e4m3():
+    """Blocks whose scales leave E4M3's normal numbers get new codes, so that they do not vanish."""
+    small = dlfp4.quantize(NORMAL[0] * F(2.0**-15), "nvfp4")
+    large = dlfp4.quantize(np.tile(NORMAL[1], (4, 1)), "nvfp4")
+    q = dlfp4.concatenate([small, large])
+    before = values(small)
+    kept = values(q[:256])
+    assert np.abs(kept - before).max() <= np.abs(before).max() * 0.26
+    rescaled = dlfp4.cast(small.scales, "float32").to_numpy() * F(small.global_scale.item() / q.global_scale.item())
+    naive = dlfp4.ScaledTensor.from_parts(
+        small.data, dlfp4.cast(rescaled, "float8_e4m3fn"), q.global_scale, format="nvfp4"
+    )
+    assert ((kept - before) ** 2).sum() < ((values(naive) - before) ** 2).sum()
+    found = errors(np.concatenate([before, values(large)]), values(q))
+    assert q.receipt.largest_error == pytest.approx(found.max(), rel=1e-5)
+
+
+def test_no_global_scale_counts_as_one():
+    q = dlfp4.quantize(NORMAL[0], "nvfp4", global_scale=1.0)
+    bare = dlfp4.ScaledTensor.from_parts(q.data, q.scales, format="nvfp4")
+    parts = [bare, q]
+    assert values(dlfp4.concatenate(parts)).tobytes() == np.concatenate([values(q), values(q)]).tobytes()
+    assert dlfp4.concatenate([bare, bare]).global_scale is None
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_one_scale_a_tensor(name):
+    first, second = dlfp4.quantize(NORMAL[0], name), dlfp4.quantize(NORMAL[1] * F(3), name)
+    q = dlfp4.concatenate([first, second])
+    before, after = np.concatenate([values(first), values(second)]), values(q)
+    assert q.scales.item() == max(first.scales.item(), second.scales.item())
+    assert after[256:].tobytes() == before[256:].tobytes()
+    error = np.abs(after - before)[:256].max() / np.abs(before[:256]).max()
+    assert (q.receipt.blocks, q.receipt.exact) == (2, 1)
+    assert q.receipt.largest_error == pytest.approx(error, rel=1e-5)
+    assert error < 2.0**-3
+    same = dlfp4.concatenate([first, first], -1)
+    assert same.receipt.is_exact
+    assert values(same).tobytes() == np.concatenate([values(first), values(first)], 1).tobytes()
+
+
+# ---- Mistakes
+
+
+def test_mistakes():
+    q = dlfp4.quantize(NORMAL[0], "nvfp4")
+    for wrong, error, message in (
+        ([], ValueError, "empty"),
+        (q, TypeError, "in a list"),
+        ([q, NORMAL[0]], TypeError, "quantize it"),
+        ([q, dlfp4.quantize(NORMAL[0], "mxfp4")], ValueError, r"\.to\('nvfp4'\)"),
+        ([q, dlfp4.quantize(NORMAL[0], "nvfp4", axis=-2)], ValueError, "axis of their blocks"),
+        ([q, q[:, :128]], ValueError, "but along axis 0"),
+    ):
+        with pytest.raises(error, match=message):
+            dlfp4.concatenate(wrong)
+    with pytest.raises(ValueError, match="2 dimensions"):
+        dlfp4.concatenate([q, q], 2)
+    with pytest.raises(ValueError, match=r"differ; expected equal ones$"):
+        dlfp4.stack([q, q[:128]])
+    ragged = dlfp4.quantize(NORMAL[0, :, :300], "fp8_128x128")
+    with pytest.raises(ValueError, match="end at multiples of 128"):
+        dlfp4.concatenate([ragged, ragged], 1)
+    with pytest.raises(ValueError, match="end at multiples of 128"):
+        dlfp4.stack([dlfp4.quantize(NORMAL[0, :100], "fp8_128x128")] * 2)
+    stack = dlfp4.quantize(NORMAL, "nvfp4", axis=-2)
+    with pytest.raises(ValueError, match="axis 0 or -1"):
+        dlfp4.concatenate([stack, stack], 1)
+
+
+def test_layouts_become_linear():
+    q = dlfp4.quantize(NORMAL[0], "mxfp8_e4m3", scale_layout="128x4")
+    joined = dlfp4.concatenate([q, q.with_scale_layout("linear")])
+    assert joined.scale_layout == "linear"
+    assert values(joined).tobytes() == np.concatenate([values(q), values(q)]).tobytes()
