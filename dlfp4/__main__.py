@@ -1,4 +1,4 @@
-"""``python -m dlfp4 info | matrix | quantize | convert | bench``."""
+"""``python -m dlfp4 info | matrix | quantize | convert | inspect | bench``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ from dlfp4.checkpoints import commands, converting
 from dlfp4.formats import RECIPES
 
 # What is done to models.
-MODELS: dict[str, Callable[..., int]] = {"quantize": commands.quantize, "convert": commands.convert}
+MODELS: dict[str, Callable[..., int]] = {
+    "quantize": commands.quantize,
+    "convert": commands.convert,
+    "inspect": commands.inspect,
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -32,6 +36,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     add_quantize(parsers.add_parser("quantize", help="quantize the weights of a model"))
     add_convert(parsers.add_parser("convert", help="store a quantized model as another convention stores it"))
+    looked = parsers.add_parser("inspect", help="how a model is quantized, and what in it breaks engines")
+    looked.add_argument("source", metavar="MODEL", help="a safetensors file, or the folder of a model")
+    looked.add_argument("--json", action="store_true", dest="as_json", help="print JSON instead of a table")
     bench = parsers.add_parser("bench", help="run the benchmarks of a source checkout")
     bench.add_argument("name", nargs="*", help="such as `exchange` for bench_exchange.py; default: all")
     options = parser.parse_args(arguments)

@@ -22,15 +22,20 @@ from dlfp4.checkpoints.conventions import (
 )
 from dlfp4.checkpoints.converting import convert_model
 from dlfp4.checkpoints.ggml import from_ggml, to_ggml
+from dlfp4.checkpoints.inspection import Findings, Flag, Group, inspect
 from dlfp4.checkpoints.joining import joined
 from dlfp4.checkpoints.models import ModelPath
 from dlfp4.checkpoints.quantizing import quantize_model
 
 __all__ = [
     "CONVENTIONS",
+    "Findings",
+    "Flag",
+    "Group",
     "UnscaledWarning",
     "convert_model",
     "from_ggml",
+    "inspect",
     "join_parts",
     "load",
     "quantize_model",

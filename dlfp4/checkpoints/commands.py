@@ -1,4 +1,4 @@
-"""``python -m dlfp4 quantize`` and ``convert``: progress, and what became of the tensors."""
+"""``python -m dlfp4 quantize``, ``convert`` and ``inspect``: progress, what became of the tensors, what was found."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from dlfp4.checkpoints import folders, models
+from dlfp4.checkpoints import folders, inspection, models
 from dlfp4.checkpoints.converting import convert_model
 from dlfp4.checkpoints.folders import Outcome, Report
 from dlfp4.checkpoints.quantizing import quantize_model
@@ -62,6 +62,17 @@ def count(outcomes: Sequence[Outcome]) -> str:
     formats = Counter(outcome.format for outcome in outcomes if outcome.format)
     quantized = ", ".join(f"{number} {format}" for format, number in formats.items()) or "none quantized"
     return f"{len(outcomes)} tensors, {quantized}"
+
+
+def inspect(source: str, *, as_json: bool) -> int:
+    """Print what :func:`dlfp4.checkpoints.inspect` finds; the exit status is 1 where something is flagged."""
+    try:
+        findings = inspection.inspect(source)
+    except (OSError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(findings.as_json() if as_json else findings)
+    return int(bool(findings.flags))
 
 
 def left_over(names: Sequence[str]) -> list[str]:

@@ -190,10 +190,41 @@ def join_parts(
     return joined
 
 
+@dataclass(frozen=True)
+class Join:
+    """Parts that make a quantized tensor.
+
+    Attributes
+    ----------
+    name : str
+        Of the tensor.
+    tensor : ScaledTensor
+        Of the parts.
+    parts : tuple of str
+        Their names: data, scales and, where there is one, the global scale.
+    spelling : Spelling
+        How they are stored.
+    """
+
+    name: str
+    tensor: ScaledTensor
+    parts: tuple[str, ...]
+    spelling: Spelling
+
+
 def join(tensors: Mapping[str, Any], marks: Mapping[str, str]) -> dict[str, Tensor | ScaledTensor]:
     """:func:`join_parts` with the layers that ComfyUI marks, without warnings."""
     found = {name: x if isinstance(x, ScaledTensor) else named(name, x) for name, x in tensors.items()}
-    joined: dict[str, tuple[str, ScaledTensor]] = {}  # by the name of the data, whose place they take
+    joins = find_joins(found, marks)
+    used = {part for each in joins for part in each.parts}
+    joined = {each.parts[0]: (each.name, each.tensor) for each in joins}  # they take the place of their data
+    kept = {name: (name, tensor) for name, tensor in found.items() if name not in used}
+    return dict((joined.get(name) or kept[name]) for name in found if name in joined or name in kept)
+
+
+def find_joins(found: Mapping[str, Tensor | ScaledTensor], marks: Mapping[str, str]) -> list[Join]:
+    """The parts that belong together."""
+    joins: list[Join] = []
     used: set[str] = set()
     wholes: set[str] = set()
     for spelling in SPELLINGS:
@@ -205,11 +236,10 @@ def join(tensors: Mapping[str, Any], marks: Mapping[str, str]) -> dict[str, Tens
                 continue
             quantized = assemble([found.get(name) for name in names], spelling)
             if quantized is not None:
-                joined[names[0]] = whole, quantized
+                joins.append(Join(whole, quantized, names, spelling))
                 wholes.add(whole)
                 used.update(names)
-    kept = {name: (name, tensor) for name, tensor in found.items() if name not in used}
-    return dict((joined.get(name) or kept[name]) for name in found if name in joined or name in kept)
+    return joins
 
 
 def is_meant(

@@ -1,0 +1,475 @@
+"""What a model's quantized weights are, and what in them makes engines fail or compute something else.
+
+Nothing is dequantized: names, types, shapes, scales and global scales tell.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+import dlfp4
+from dlfp4 import ScaledTensor, Tensor
+from dlfp4.checkpoints import comfyui, conventions, models, native
+from dlfp4.checkpoints.conventions import SPELLINGS, Spelling, find_joins, find_unscaled, scales_shape
+from dlfp4.checkpoints.models import ModelPath
+from dlfp4.checkpoints.names import is_part, last, listed, module_of
+from dlfp4.formats import Format
+
+OWN = "dlfp4"  # the convention of files that dlfp4 wrote
+
+
+@dataclass(frozen=True)
+class Group:
+    """Tensors of a model that are stored alike.
+
+    Attributes
+    ----------
+    convention : str
+        Whose names they have; "" of tensors that are not quantized, "unknown" where no row of the table fits.
+    format : str
+        A format of dlfp4, else the element type.
+    granularity : str
+        What shares a scale, such as "1x16 and the tensor".
+    scales : str
+        The type of the scales as they are stored.
+    scale_layout : str
+        Of the scales.
+    nibbles : str
+        Which half of a byte has the even element: "low first" or "high first".
+    tensors, nbytes : int
+        How many there are, and the bytes of their parts.
+    example : str
+        The name of one.
+    """
+
+    convention: str
+    format: str
+    granularity: str
+    scales: str
+    scale_layout: str
+    nibbles: str
+    tensors: int
+    nbytes: int
+    example: str
+
+
+@dataclass(frozen=True)
+class Flag:
+    """What may break an engine.
+
+    Attributes
+    ----------
+    fault : str
+        In a few words, the same for all tensors that have it.
+    name : str
+        The tensor, or several.
+    detail : str
+        What was found and, where it is known, the remedy.
+    """
+
+    fault: str
+    name: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What :func:`inspect` found; it prints as a table and the list of flags.
+
+    Attributes
+    ----------
+    convention : str
+        Of the quantized weights, or several, joined by "+"; "" where nothing is quantized.
+    groups : tuple of Group
+        All tensors.
+    flags : tuple of Flag
+        Empty where nothing is wrong.
+    """
+
+    convention: str
+    groups: tuple[Group, ...]
+    flags: tuple[Flag, ...]
+
+    def as_json(self) -> str:
+        """The same as JSON."""
+        return json.dumps(asdict(self), indent=2)
+
+    def __str__(self) -> str:
+        head = ("convention", "format", "a scale for", "scales", "layout", "nibbles", "tensors", "bytes", "such as")
+        rows = [head] + [
+            (each.convention or "-", each.format, each.granularity, each.scales, each.scale_layout, each.nibbles,
+             f"{each.tensors:,}", f"{each.nbytes:,}", each.example)
+            for each in self.groups
+        ]  # fmt: skip
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        by_fault: dict[str, list[Flag]] = {}
+        for flag in self.flags:
+            by_fault.setdefault(flag.fault, []).append(flag)
+        flags = [
+            f"{fault}: {listed(flag.name for flag in every)}: {every[0].detail}" for fault, every in by_fault.items()
+        ]
+        return "\n".join([*lines, "", *(flags or ["nothing is flagged"])])
+
+
+@dataclass(frozen=True)
+class Item:
+    """A quantized tensor, and how it is stored."""
+
+    name: str
+    tensor: ScaledTensor
+    convention: str
+    spelling: Spelling | None
+    parts: tuple[str, ...]
+
+
+def inspect(path: ModelPath | bytes | bytearray | memoryview) -> Findings:
+    """Say how the weights of a model are quantized, and flag what breaks engines.
+
+    Flagged are: a global scale that decodes to implausible magnitudes, as its reciprocal would; gate and up, or query,
+    key and value, of one layer with different global scales or formats, which engines fuse; global scales that are
+    infinite, NaN, zero or negative; NaN scales, and tensors whose scales are all zero; FP8 and packed data without
+    scales; scales without data; scales in the layout of matrix kernels where nothing says so; several conventions in
+    one model; a ``config.json`` that names another convention.
+
+    Parameters
+    ----------
+    path : path-like, sequence of path-like, or bytes
+        As :func:`load` takes it.
+
+    Returns
+    -------
+    Findings
+        Groups of tensors that are stored alike, and the flags.
+
+    Raises
+    ------
+    ValueError
+        A file is no safetensors file, or damaged; a file is missing; tensors are doubled, or do not lie where the index
+        says.
+    OSError
+        There is nothing at `path`, or a file cannot be opened or mapped.
+
+    Examples
+    --------
+    >>> import dlfp4.checkpoints, numpy as np, os, tempfile
+    >>> q = dlfp4.quantize(np.ones((4, 64), np.float32), "nvfp4")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = os.path.join(folder, "model.safetensors")
+    ...     dlfp4.checkpoints.save(path, {"up_proj.weight": q}, convention="modelopt")
+    ...     findings = dlfp4.checkpoints.inspect(path)
+    >>> findings.convention, findings.groups[0].granularity, findings.flags
+    ('modelopt', '1x16 and the tensor', ())
+    """
+    shards = models.read(path)
+    method = "" if isinstance(path, bytes | bytearray | memoryview) else method_of(models.find(path).folder)
+    own: dict[str, Any] = {}
+    found: dict[str, Any] = {}
+    marks: dict[str, str] = {}
+    for shard in shards:
+        marks |= comfyui.find_marks(shard.tensors, shard.metadata)
+        for name, x in own_joined(shard).items():
+            (own if isinstance(x, ScaledTensor) else found)[name] = x
+    joins = find_joins(found, marks)
+    items = [Item(name, x, OWN, None, (name,)) for name, x in own.items()] + [
+        Item(
+            each.name, each.tensor, convention_of(each.spelling, each.tensor.format, method), each.spelling, each.parts
+        )
+        for each in joins
+    ]
+    used = {part for each in joins for part in each.parts}
+    rest = {name: x for name, x in found.items() if name not in used and isinstance(x, Tensor)}
+    groups = as_groups(items, rest, found)
+    used_by = dict.fromkeys(each.convention for each in groups if each.convention)
+    flags = [*flags_of_items(items), *flags_of_rest(items, rest), *flags_of_model(list(used_by), method)]
+    return Findings(" + ".join(used_by), tuple(groups), tuple(flags))
+
+
+def own_joined(shard: models.Shard) -> Mapping[str, Tensor | ScaledTensor]:
+    """The tensors of a file, joined where dlfp4 wrote it."""
+    if native.KEY not in shard.metadata:
+        return shard.tensors
+    try:
+        return native.join(shard.tensors, shard.metadata[native.KEY])
+    except ValueError as error:
+        raise ValueError(f"{shard.path or 'the bytes'}: {error}") from error
+
+
+# ---- Conventions
+
+# What configurations call the conventions.
+METHODS = {"fp8": "deepseek", "mxfp4": "gpt-oss", "gpt_oss_mxfp4": "gpt-oss"}
+
+
+def method_of(folder: Path) -> str:
+    """The convention that the configuration beside the files names; "" where there is none."""
+    path = folder / "config.json"
+    if not path.is_file():
+        return "modelopt" if (folder / "hf_quant_config.json").is_file() else ""
+    section = models.read_json(path).get("quantization_config")
+    method = section.get("quant_method") if isinstance(section, dict) else None
+    return METHODS.get(method, method) if isinstance(method, str) else ""
+
+
+def convention_of(spelling: Spelling, format: Format, method: str) -> str:
+    """The convention of a spelling; the one that the configuration names, if it spells alike."""
+
+    def look(row: Spelling) -> tuple[object, ...]:
+        return row.data, row.scales, row.global_scale, row.name, row.words, row.encodes, row.high_first
+
+    alike = [row.convention for row in SPELLINGS if look(row) == look(spelling) and format.name in row.formats]
+    if method in alike:
+        return method
+    others = {"": ("gpt-oss" if spelling.splits_blocks else "deepseek-v4" if spelling.name else "deepseek")}
+    return others.get(spelling.convention, spelling.convention)
+
+
+# Data of other conventions, by the last component of its name and the parts beside it; the first row that fits.
+OTHERS = (
+    ("gptq", re.compile(r"^qweight$"), "g_idx"),
+    ("awq", re.compile(r"^qweight$"), "qzeros"),
+    ("compressed-tensors", re.compile(r"_packed$"), "weight_shape"),
+    ("mlx", re.compile(r"^weight$"), "biases"),
+    ("bitsandbytes", re.compile(r"^weight$"), "SCB"),
+    ("hqq", re.compile(r"^W_q$"), ""),
+    ("torchao", re.compile(r"_qdata$"), ""),
+    ("quanto", re.compile(r"^_data$"), ""),
+    ("modelopt", re.compile(r"^weight$"), "weight_scale_2"),
+    ("compressed-tensors", re.compile(r"^weight(_packed)?$"), "weight_zero_point"),
+)
+PACKED = re.compile(r"^(u?int(8|16|32)|float[468]_)")
+
+
+def convention_of_rest(name: str, found: Mapping[str, Any]) -> str:
+    """The convention of data that was not joined, "unknown", or "" of FP8 alone."""
+    if f"{name}.absmax" in found:
+        return "bitsandbytes"
+    for convention, pattern, beside in OTHERS:
+        if pattern.search(last(name)) and (not beside or f"{module_of(name)}.{beside}" in found):
+            return convention
+    return "" if found[name].dtype.name.startswith("float8") else "unknown"  # FP8 may be no more than a cast
+
+
+# ---- Groups
+
+Row: TypeAlias = tuple[str, str, str, str, str, str]  # the fields of a group that its tensors share
+
+
+def as_groups(items: Iterable[Item], rest: Mapping[str, Tensor], found: Mapping[str, Any]) -> list[Group]:
+    """All tensors, by how they are stored."""
+    rows: dict[Row, list[tuple[str, int]]] = {}
+    for item in items:
+        stored = [found[part] for part in item.parts] if item.spelling else [item.tensor]
+        size = sum(part.nbytes for part in stored)
+        rows.setdefault(describe(item, found), []).append((item.name, size))
+    for name, x in rest.items():
+        quantized = x.ndim > 1 and bool(PACKED.match(x.dtype.name)) and not is_part(name)
+        convention = convention_of_rest(name, found) if quantized else ""
+        rows.setdefault((convention, x.dtype.name, "", "", "", ""), []).append((name, x.nbytes))
+    return [Group(*key, len(members), sum(size for _, size in members), members[0][0]) for key, members in rows.items()]
+
+
+def describe(item: Item, found: Mapping[str, Any]) -> Row:
+    """The fields of a group."""
+    q, spelling = item.tensor, item.spelling
+    packed = conventions.is_packed(q.format) and q.format.element.name.startswith("float4")
+    nibbles = ("high first" if spelling and spelling.high_first else "low first") if packed else ""
+    scales = found[item.parts[1]].dtype.name if spelling else q.scales.dtype.name
+    return item.convention, q.format.name, granularity(q), scales, q.scale_layout, nibbles
+
+
+def granularity(q: ScaledTensor) -> str:
+    """What shares a scale."""
+    block = "the tensor" if q.format.block is None else "x".join(map(str, q.format.block))
+    whole = "" if q.global_scale is None else " and the tensor" if q.global_scale.size == 1 else " and a matrix or row"
+    return block + whole + ("" if q.axis == -1 else " along axis -2")
+
+
+# ---- Flags of quantized tensors
+
+# Layers whose products engines compute as one.
+FUSED = (("gate_proj", "up_proj"), ("w1", "w3"), ("gate", "up"), ("q_proj", "k_proj", "v_proj"), ("wq", "wk", "wv"))
+LARGEST_NVFP4 = 2688.0  # 6 * 448: the largest product of element and scale
+
+
+def flags_of_items(items: Sequence[Item]) -> Iterator[Flag]:
+    """What is wrong with joined tensors."""
+    for item in items:
+        yield from flags_of_global(item)
+        yield from flags_of_scales(item)
+    yield from flags_of_fused(items)
+
+
+def flags_of_global(item: Item) -> Iterator[Flag]:
+    """Global scales that are no positive numbers, or the reciprocal of what they should be."""
+    q = item.tensor
+    if q.global_scale is None:
+        return
+    units = numbers_of(q.global_scale)
+    bad = units[~(np.isfinite(units) & (units > 0))]
+    if bad.size:
+        stored = f", stored as {numbers_of(q.encode_scale)[0]:g}" if q.encode_scale is not None else ""
+        yield Flag("global scale that is no positive number", item.name, f"{bad[0]:g}{stored}")
+        return
+    largest = float(units.max(initial=0)) * 6 * largest_scale(q)
+    if largest > LARGEST_NVFP4:
+        yield Flag(
+            "inverted global scale",
+            item.name,
+            f"{units.max():g} decodes to magnitudes of {largest:.3g}; its reciprocal, to {reciprocal_of(q):.3g}: "
+            f"compressed-tensors stores an encode scale, ModelOpt a decode scale",
+        )
+
+
+def reciprocal_of(q: ScaledTensor) -> float:
+    """The largest magnitude under the reciprocal of the global scale."""
+    return 6 * largest_scale(q) / float(numbers_of(q.global_scale).max())
+
+
+def largest_scale(q: ScaledTensor) -> float:
+    """The largest finite scale of the blocks."""
+    scales = numbers_of(q.scales)
+    return float(np.abs(scales[np.isfinite(scales)]).max(initial=0))
+
+
+def numbers_of(x: Any) -> npt.NDArray[np.float32]:
+    """The values of a part, as float32."""
+    return np.asarray(dlfp4.cast(x, "float32").to_device("cpu").to_numpy())
+
+
+def flags_of_scales(item: Item) -> Iterator[Flag]:
+    """Scales that are NaN, infinite or negative, and tensors whose scales are all zero."""
+    scales = numbers_of(item.tensor.scales)
+    nan, infinite, negative = int(np.isnan(scales).sum()), int(np.isinf(scales).sum()), int((scales < 0).sum())
+    for count, what in ((nan, "NaN"), (infinite, "infinite"), (negative, "negative")):
+        if count:
+            yield Flag(f"{what} scales", item.name, f"{count:,} of {scales.size:,}")
+    zeros = int((scales == 0).sum())
+    whole = item.tensor.format.kind == "largest" or zeros == scales.size
+    if zeros and whole and has_nonzero(item.tensor):
+        yield Flag("zero scales", item.name, f"{zeros:,} of {scales.size:,}, over elements that are not zero")
+
+
+def has_nonzero(q: ScaledTensor) -> bool:
+    """Whether any element is not zero."""
+    bits = 0x77 if q.data.dtype.name.startswith("float4") else 0x7F
+    return bool((q.data.view("uint8").to_device("cpu").to_numpy() & bits).any())
+
+
+def flags_of_fused(items: Sequence[Item]) -> Iterator[Flag]:
+    """Layers that engines fuse, with different formats or global scales."""
+    by_name = {item.name: item for item in items}
+    for item in items:
+        for group in FUSED:
+            names = [replaced(item.name, group[0], other) for other in group]
+            members = {other: by_name[name] for other, name in zip(group, names, strict=True) if name in by_name}
+            if names[0] == item.name and len(members) > 1:
+                yield from flags_of_members(members)
+
+
+def flags_of_members(members: Mapping[str, Item]) -> Iterator[Flag]:
+    """What differs between layers that are fused, by the components of their names."""
+    tensors = {component: item.tensor for component, item in members.items()}
+    first = next(iter(members.values())).name
+    if len({q.format for q in tensors.values()}) > 1:
+        detail = ", ".join(f"{component} {q.format}" for component, q in tensors.items())
+        yield Flag("fused layers of different formats", first, detail)
+        return
+    units = [numbers_of(q.global_scale) for q in tensors.values() if q.global_scale is not None]
+    if not units or any(unit.size != 1 for unit in units):
+        return
+    largest, least = max(map(float, units)), min(map(float, units))
+    if largest != least:
+        ratio = largest / least if least else np.inf
+        detail = f"{' and '.join(tensors)} differ by a factor of {ratio:.4g}; engines use one of them for all"
+        yield Flag("fused layers with different global scales", first, detail)
+
+
+def replaced(name: str, component: str, other: str) -> str:
+    """The name with its last component of that kind replaced; "" where it has none."""
+    parts = name.split(".")
+    found = [k for k, part in enumerate(parts) if part == component]
+    return ".".join([*parts[: found[-1]], other, *parts[found[-1] + 1 :]]) if found else ""
+
+
+# ---- Flags of the rest
+
+SCALES = re.compile(r"(weight|proj|blocks|experts?)(_scale|_scales|_scale_inv|_scale_2|_global_scale)$|^scale_weight$")
+DATA = re.compile(r"_(packed|blocks)$|^(blocks)$")
+
+
+def flags_of_rest(items: Sequence[Item], rest: Mapping[str, Tensor]) -> Iterator[Flag]:
+    """FP8, packed data and scales that belong to nothing."""
+    others = any(item.tensor.format.element.itemsize == 1 for item in items)
+    unscaled = find_unscaled(rest)
+    for name, left in unscaled.items():
+        missing = "no scales are there" + (", although other weights have some" if others else "")
+        yield Flag("unscaled FP8", name, unfit(left, rest) or missing)
+    by_module: dict[str, list[str]] = {}
+    for name in rest:
+        by_module.setdefault(module_of(name), []).append(name)
+    claimed = {part for left in unscaled.values() for part in left}
+    for name, x in rest.items():
+        if DATA.search(last(name)) and x.dtype.name == "uint8" and x.ndim > 1:
+            stem = re.sub(r"_(packed|blocks)$|(?<=\.)blocks$", "", name)
+            beside = [each for each in by_module[module_of(name)] if each != name and each.startswith(stem)]
+            claimed.update(beside)
+            yield Flag("packed data without scales", name, unfit(beside, rest) or "no scales are there")
+        elif is_swizzled(x, rest.get(f"{name}_scale")):
+            detail = f"{shown(f'{name}_scale', rest)} is padded as matrix kernels read it, and nothing says so"
+            yield Flag("scales in the layout 128x4", name, detail)
+    for name in rest:
+        if (
+            SCALES.search(last(name))
+            and name not in claimed
+            and not any(map(is_data(rest), by_module[module_of(name)]))
+        ):
+            yield Flag("scales without a weight", name, "it is missing, or was renamed")
+
+
+def is_data(rest: Mapping[str, Tensor]) -> Callable[[str], bool]:
+    """Whether a tensor of the rest is quantized data."""
+    return lambda name: rest[name].ndim > 1 and bool(PACKED.match(rest[name].dtype.name)) and not is_part(name)
+
+
+def unfit(parts: Sequence[str], rest: Mapping[str, Tensor]) -> str:
+    """The parts that fit no convention, in words; "" for none."""
+    if not parts:
+        return ""
+    return f"{', '.join(shown(part, rest) for part in parts)} {'does' if len(parts) == 1 else 'do'} not fit"
+
+
+def is_swizzled(data: Tensor, scales: Tensor | None) -> bool:
+    """Whether scales have the padded shape of a layout, and not their own."""
+    if scales is None or data.ndim != 2 or data.dtype.name != "uint8":
+        return False
+    plain = scales_shape(dlfp4.formats()["nvfp4"], (data.shape[0], data.shape[1] * 2))
+    padded = None if plain is None else (-(-plain[0] // 128) * 128, -(-plain[1] // 4) * 4)
+    return plain != padded and scales.shape == padded
+
+
+def shown(name: str, rest: Mapping[str, Tensor]) -> str:
+    """A part in a few words."""
+    x = rest[name]
+    return f"{name} ({x.dtype.name} {'x'.join(map(str, x.shape)) or 'scalar'})"
+
+
+# ---- Flags of the model
+
+
+def flags_of_model(used: Sequence[str], method: str) -> Iterator[Flag]:
+    """Several conventions, or another one than the configuration says."""
+    used = [convention for convention in used if convention != "unknown"]
+    if len(used) > 1:
+        yield Flag("mixed conventions", "the model", ", ".join(used))
+    known = {row.convention for row in SPELLINGS} | {OWN}
+    if method and used and method in known and method not in used:
+        yield Flag("configuration", "config.json", f"it says {method}, the weights are stored as {', '.join(used)}")

@@ -1,0 +1,228 @@
+"""``checkpoints.inspect`` and ``python -m dlfp4 inspect``: what a model is, and what in it breaks engines."""
+
+import json
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import dlfp4
+from dlfp4 import checkpoints
+from dlfp4.checkpoints import inspect, split_parts
+from dlfp4.checkpoints.conventions import SPELLINGS
+
+UP, GATE, DOWN = (f"model.layers.0.mlp.{name}_proj.weight" for name in ("up", "gate", "down"))
+
+
+def values(*shape):
+    return np.random.default_rng(5).normal(size=shape).astype(np.float32) / 8
+
+
+def quantized(format="nvfp4", shape=(128, 128), **options):
+    return dlfp4.quantize(values(*shape), format, **options)
+
+
+@pytest.fixture
+def look(tmp_path):
+    """Save tensors and inspect them."""
+
+    def look(tensors, convention=None, metadata=None):
+        checkpoints.save(tmp_path / "model.safetensors", tensors, metadata, convention=convention)
+        return inspect(tmp_path)
+
+    return look
+
+
+def faults(findings):
+    return {(flag.fault, flag.name) for flag in findings.flags}
+
+
+@pytest.mark.parametrize(
+    ("convention", "format"),
+    [(spelling.convention, name) for spelling in SPELLINGS if spelling.convention for name in spelling.formats],
+)
+def test_every_convention_is_named(tmp_path, look, convention, format):
+    unit = {"global_scale": 1.0} if convention == "mlx" and dlfp4.formats()[format].has_global_scale else {}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": convention}}))
+    findings = look({DOWN: quantized(format, **unit), "norm.weight": np.ones(3, np.float32)}, convention)
+    assert findings.convention == convention
+    group = next(group for group in findings.groups if group.convention)
+    looks_like = {"nvfp4_16x16": "nvfp4"} | ({"fp8_128x128": "fp8_e4m3"} if convention == "compressed-tensors" else {})
+    looks_like |= {"fp8_128x128_e5m2": "fp8_e5m2"} if convention == "compressed-tensors" else {}
+    assert group.format == looks_like.get(format, format)
+    assert group.tensors == 1
+    assert group.example == DOWN
+    assert group.nibbles == ("" if "fp8" in format else "high first" if convention == "comfyui" else "low first")
+    assert group.scale_layout == (
+        "128x4" if convention == "comfyui" and "mx" in format + "nv" * 0 else group.scale_layout
+    )
+    assert findings.flags == ()
+    assert "nothing is flagged" in str(findings)
+
+
+def test_what_dlfp4_wrote(look):
+    findings = look({DOWN: quantized("mxfp6_e2m3", axis=-2), "ids": np.arange(3)})
+    assert findings.convention == "dlfp4"
+    assert [(g.convention, g.format, g.granularity, g.scales) for g in findings.groups] == [
+        ("dlfp4", "mxfp6_e2m3", "1x32 along axis -2", "float8_e8m0fnu"),
+        ("", "int64", "", ""),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("parts", "convention"),
+    [
+        ({"qweight": ("int32", (8, 64)), "g_idx": ("int32", (64,)), "scales": ("float16", (2, 64))}, "gptq"),
+        ({"qweight": ("int32", (64, 8)), "qzeros": ("int32", (2, 8)), "scales": ("float16", (2, 64))}, "awq"),
+        ({"weight_packed": ("int32", (64, 8)), "weight_shape": ("int64", (2,))}, "compressed-tensors"),
+        ({"weight": ("uint32", (64, 8)), "scales": ("float16", (64, 2)), "biases": ("float16", (64, 2))}, "mlx"),
+        ({"weight": ("uint8", (64, 1)), "weight.absmax": ("float32", (8,))}, "bitsandbytes"),
+        ({"codes": ("int8", (64, 8)), "steps": ("float32", (64,))}, "unknown"),
+    ],
+)
+def test_conventions_that_stay_in_parts(look, parts, convention):
+    findings = look({f"layers.0.up.{name}": np.zeros(shape, dtype) for name, (dtype, shape) in parts.items()})
+    assert findings.convention == convention
+    assert findings.flags == ()
+
+
+def test_an_inverted_global_scale(look):
+    for convention, suffix in (("compressed-tensors", "_global_scale"), ("modelopt", "_scale_2")):
+        parts = split_parts({DOWN: quantized()}, convention)
+        unit = parts[DOWN + suffix].to_numpy()
+        assert look(parts).flags == ()
+        findings = look(parts | {DOWN + suffix: 1 / unit})
+        assert faults(findings) == {("inverted global scale", DOWN)}
+        assert "its reciprocal, to 0.469" in findings.flags[0].detail
+
+
+@pytest.mark.parametrize(
+    ("convention", "suffix", "stored", "detail"),
+    [
+        ("modelopt", "_scale_2", np.inf, "inf"),
+        ("modelopt", "_scale_2", np.nan, "nan"),
+        ("modelopt", "_scale_2", 0, "0"),
+        ("modelopt", "_scale_2", -1, "-1"),
+        ("compressed-tensors", "_global_scale", np.inf, "0, stored as inf"),
+        ("compressed-tensors", "_global_scale", 0, "inf, stored as 0"),
+    ],
+)
+def test_global_scales_that_are_no_positive_numbers(look, convention, suffix, stored, detail):
+    """compressed-tensors stores infinity for a tensor of zeros."""
+    parts = split_parts({DOWN: quantized()}, convention)
+    shape = parts[DOWN + suffix].shape
+    (flag,) = look(parts | {DOWN + suffix: np.full(shape, stored, np.float32)}).flags
+    assert (flag.fault, flag.name, flag.detail) == ("global scale that is no positive number", DOWN, detail)
+
+
+def test_scales_that_are_no_numbers(look):
+    parts = split_parts({DOWN: quantized()}, "modelopt")
+    scales = parts[f"{DOWN}_scale"].to_numpy().copy()
+    scales[0, :3] = np.nan
+    scales[1, 0] = -1
+    findings = look(parts | {f"{DOWN}_scale": scales})
+    assert faults(findings) == {("NaN scales", DOWN), ("negative scales", DOWN)}
+    assert findings.flags[0].detail == "3 of 1,024"
+    findings = look(parts | {f"{DOWN}_scale": np.zeros_like(scales)})
+    assert faults(findings) == {("zero scales", DOWN)}
+    assert look(split_parts({DOWN: dlfp4.quantize(np.zeros((4, 64), np.float32), "nvfp4")}, "modelopt")).flags == ()
+    parts = split_parts({DOWN: quantized("fp8_128x128", (256, 128))}, "deepseek")
+    findings = look(parts | {f"{DOWN}_scale_inv": np.array([[0], [np.inf]], np.float32)})
+    assert faults(findings) == {("zero scales", DOWN), ("infinite scales", DOWN)}
+
+
+def test_fused_layers(look):
+    up, gate = quantized(), dlfp4.quantize(values(128, 128) * 2.5, "nvfp4")
+    findings = look({UP: up, GATE: gate, DOWN: quantized(global_scale=0.5)}, "compressed-tensors")
+    assert faults(findings) == {("fused layers with different global scales", GATE)}
+    assert "gate_proj and up_proj differ by a factor of 2.5;" in findings.flags[0].detail
+    assert look({UP: up, GATE: up, DOWN: gate}, "compressed-tensors").flags == ()
+    names = [f"layers.0.self_attn.{name}_proj.weight" for name in "qkv"]
+    findings = look(dict(zip(names, (up, up, gate), strict=True)), "modelopt")
+    assert faults(findings) == {("fused layers with different global scales", names[0])}
+    findings = look({UP: up, GATE: quantized("mxfp4")}, "modelopt")
+    assert faults(findings) == {("fused layers of different formats", GATE)}
+    assert findings.flags[0].detail == "gate_proj mxfp4, up_proj nvfp4"
+
+
+def test_data_and_scales_that_belong_to_nothing(look):
+    fp8 = values(64, 64).astype(ml_dtypes.float8_e4m3fn)
+    scaled = split_parts({UP: quantized("fp8_128x128")}, "deepseek")
+    findings = look({DOWN: fp8, **scaled})
+    assert faults(findings) == {("unscaled FP8", DOWN)}
+    assert "although other weights have some" in findings.flags[0].detail
+    assert faults(look({DOWN: fp8})) == {("unscaled FP8", DOWN)}
+    findings = look({DOWN: fp8, f"{DOWN}_scale_inv": values(3, 1)})
+    assert faults(findings) == {("unscaled FP8", DOWN)}
+    assert findings.flags[0].detail == f"{DOWN}_scale_inv (float32 3x1) does not fit"
+    parts = split_parts({DOWN: quantized()}, "compressed-tensors")
+    scales = parts.pop(f"{DOWN}_scale")
+    findings = look(parts)
+    assert faults(findings) == {("packed data without scales", f"{DOWN}_packed")}
+    findings = look({f"{DOWN}_scale": scales})
+    assert faults(findings) == {("scales without a weight", f"{DOWN}_scale")}
+    both = {f"{DOWN}_scale": np.float32(1).reshape(()), f"{DOWN}_scale_inv": np.float32(2).reshape(())}
+    assert faults(look({DOWN: fp8} | both)) == {("unscaled FP8", DOWN)}
+
+
+def test_scales_in_the_order_of_kernels(look):
+    q = quantized(shape=(100, 96))
+    parts = split_parts({DOWN: q}, "modelopt") | {f"{DOWN}_scale": q.with_scale_layout("128x4").scales}
+    assert faults(look(parts)) == {("scales in the layout 128x4", DOWN)}
+
+
+def test_mixed_conventions_and_the_configuration(tmp_path, look):
+    mixed = split_parts({DOWN: quantized()}, "compressed-tensors") | split_parts({UP: quantized("mxfp4")}, "gpt-oss")
+    findings = look(mixed)
+    assert findings.convention == "compressed-tensors + gpt-oss"
+    assert faults(findings) == {("mixed conventions", "the model")}
+    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "modelopt"}}')
+    findings = look({DOWN: quantized()}, "compressed-tensors")
+    assert faults(findings) == {("configuration", "config.json")}
+    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "fp8"}}')
+    assert look({DOWN: quantized("fp8_128x128")}, "deepseek").flags == ()
+    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "bitsandbytes"}}')
+    assert look({"w": values(3)}).flags == ()
+
+
+def test_findings_are_json(look):
+    findings = look({UP: quantized(), GATE: quantized(global_scale=0.5)}, "modelopt")
+    content = json.loads(findings.as_json())
+    assert content["convention"] == "modelopt"
+    assert content["groups"][0]["tensors"] == 2
+    assert [flag["name"] for flag in content["flags"]] == [GATE]
+
+
+def test_files_that_are_none_and_bytes(tmp_path, look):
+    look({DOWN: quantized()})
+    assert inspect((tmp_path / "model.safetensors").read_bytes()).convention == "dlfp4"
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"has no \.safetensors files"):
+        inspect(tmp_path / "empty")
+    content = (tmp_path / "model.safetensors").read_bytes().replace(b'"version\\":1', b'"version\\":7')
+    with pytest.raises(ValueError, match=r"the bytes: .* is version 7"):
+        inspect(content)
+
+
+def run(*arguments):
+    command = [sys.executable, "-P", "-m", "dlfp4", "inspect", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_command_line(tmp_path, look):
+    look({DOWN: quantized(), "ids": np.arange(3)}, "compressed-tensors")
+    result = run(tmp_path)
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert lines[0].split()[:2] == ["convention", "format"]
+    assert lines[1].split()[:6] == ["compressed-tensors", "nvfp4", "1x16", "and", "the", "tensor"]
+    assert lines[-1] == "nothing is flagged"
+    look({f"{DOWN}_scale": values(4, 4)})
+    result = run(tmp_path, "--json")
+    assert result.returncode == 1
+    assert json.loads(result.stdout)["flags"][0]["fault"] == "scales without a weight"
+    result = run(tmp_path / "nothing")
+    assert result.returncode == 1
+    assert "No such file" in result.stderr
