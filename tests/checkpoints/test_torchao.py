@@ -13,12 +13,13 @@ import pytest
 import dlfp4
 
 from ..support import block_reference as reference
-from ..support.block_reference import EMAX, FORMATS, FP4, INPUTS, LARGEST, MX, RULES, make
+from ..support.block_reference import EMAX, FORMATS, FP4, INPUTS, LARGEST, RULES, make
 from ..support.capsules import framework
 from ..support.reference import BITS, codec, codes_of, native_cast, of_codes, raw_bytes, unpacked_codes
 
 F = np.float32
 FLOATS = ["float32", "bfloat16"]  # torchao takes no float16
+MX = [name for name in reference.MX if FORMATS[name].block[0] == 1]  # torchao has no squares
 
 # By format: a cause, the blocks or elements it concerns, and what torchao does there.
 DIFFERENCES = {
@@ -307,7 +308,8 @@ def test_nvfp4_with_the_scale_of_the_tensor(ao):
         q, found = ours(x, "nvfp4")
         values, unit = native_cast(x, "float32"), F(q.global_scale.item())
         largest = np.abs(values).max(where=np.isfinite(values), initial=0)
-        assert unit == (ao.nv.per_tensor_amax_to_scale(ao.torch.tensor(largest)).item() or 1)
+        theirs = ao.nv.per_tensor_amax_to_scale(ao.torch.tensor(largest)).item()
+        assert unit == (max(theirs, F(1 / np.finfo(F).max)) if largest else 1)  # ours has a finite reciprocal
         seen |= compare_nvfp4(x, found, ao.to_nvfp4(x, unit), unit)
     assert seen == DIFFERENCES["nvfp4"].keys()
 
@@ -394,3 +396,102 @@ def test_its_tensors_are_ours_without_a_copy(ao):
     parts = dlfp4.quantize(ao.tensor(x), "nvfp4").to_torch()
     theirs = ao.nv.NVFP4Tensor(parts.data.view(ao.torch.uint8), parts.scales, 16, ao.torch.float32, parts.global_scale)
     assert_values(dlfp4.quantize(x, "nvfp4").dequantize(), theirs.dequantize())
+
+
+# ---- asarray and to_torchao ------------------------------------------------------------------------------------------
+
+
+def their_tensor(ao, name, x, swizzled=False, unit=None):
+    if name == "nvfp4":
+        unit = None if unit is None else ao.torch.tensor(unit)
+        return ao.nv.NVFP4Tensor.to_nvfp4(ao.tensor(x), per_tensor_scale=unit, is_swizzled_scales=swizzled)
+    return ao.mx.MXTensor.to_mx(
+        ao.tensor(x), ao.elements[FORMATS[name].element], FORMATS[name].block[1], is_swizzled_scales=swizzled
+    )
+
+
+ITS_FORMATS = ["nvfp4", *MX]
+
+
+@pytest.mark.parametrize("swizzled", [False, True])
+@pytest.mark.parametrize("name", ITS_FORMATS)
+def test_asarray_takes_its_tensors(ao, name, swizzled):
+    if (name, swizzled) == ("mxfp4_16", True):
+        pytest.skip("torchao counts swizzled scales as of blocks of 32")
+    x = make("normal", (200, 256))
+    for unit in (None, 0.01) if name == "nvfp4" else (None,):
+        theirs = their_tensor(ao, name, x, swizzled, unit)
+        q = dlfp4.asarray(theirs)
+        assert (q.shape, q.format, q.axis) == ((200, 256), name, -1)
+        assert q.scale_layout == ("128x4" if swizzled else "linear")
+        assert_values(q.dequantize(), theirs.dequantize())
+        assert q.scales.data_ptr == theirs.scale.data_ptr()
+        if "mxfp6" not in name:  # which is packed here
+            assert q.data.data_ptr == theirs.qdata.data_ptr()
+        if unit is not None:
+            assert q.global_scale.data_ptr == theirs.per_tensor_scale.data_ptr()
+        copied = dlfp4.asarray(theirs, copy=True)
+        assert copied.data.data_ptr != q.data.data_ptr
+        assert copied.dequantize().tolist() == q.dequantize().tolist()
+
+
+@pytest.mark.parametrize("name", ITS_FORMATS)
+def test_its_transposes(ao, name):
+    x = make("normal", (64, 96))
+    theirs = their_tensor(ao, name, x).t()
+    q = dlfp4.asarray(theirs)
+    assert (q.shape, q.axis) == ((96, 64), -2)
+    assert_values(q.dequantize(), theirs.dequantize())
+    back = q.to_torchao("float32")
+    assert tuple(back.shape) == (96, 64)
+    assert_values(q.dequantize(), back.dequantize())
+
+
+@pytest.mark.parametrize("layout", ["linear", "128x4"])
+@pytest.mark.parametrize("name", ITS_FORMATS)
+def test_to_torchao(ao, name, layout):
+    x = make("normal", (256, 128))
+    q = dlfp4.quantize(ao.tensor(x), name, scale_layout=layout)
+    theirs = q.to_torchao(ao.torch.float32)
+    assert (tuple(theirs.shape), theirs.dtype) == ((256, 128), ao.torch.float32)
+    assert theirs.is_swizzled_scales == (layout == "128x4")
+    assert_values(q.dequantize(), theirs.dequantize())
+    assert theirs.scale.data_ptr() == q.scales.data_ptr
+    if "mxfp6" not in name:
+        assert theirs.qdata.data_ptr() == q.data.data_ptr
+    again = dlfp4.asarray(theirs)
+    assert again.format == name
+    assert raw_bytes(again.data) == raw_bytes(q.data)
+    assert raw_bytes(again.scales) == raw_bytes(q.scales)
+    assert q.to_torchao().dtype == ao.torch.bfloat16
+
+
+def test_stacks_to_and_from(ao):
+    q = dlfp4.quantize(make("normal", (3, 128, 64)), "mxfp8_e4m3")
+    theirs = q.to_torchao("float32")
+    assert tuple(theirs.shape) == (3, 128, 64)
+    assert_values(q.dequantize(), theirs.dequantize())
+    assert dlfp4.asarray(theirs).shape == (3, 128, 64)
+
+
+def test_torchao_multiplies_what_is_ours(ao):
+    x, w = make("normal", (32, 128)), make("normal", (64, 128), seed=1)
+    theirs = dlfp4.quantize(w, "mxfp8_e4m3").to_torchao("float32")
+    ours = dlfp4.quantize(w, "mxfp8_e4m3")
+    given = dlfp4.quantize(x, "mxfp8_e4m3").to_torchao("float32")
+    product = ao.torch.mm(given, theirs.t()).float().numpy()
+    expected = dlfp4.matmul(dlfp4.quantize(x, "mxfp8_e4m3"), ours.mT).to_numpy()
+    np.testing.assert_allclose(product, expected, rtol=1e-2, atol=1e-2)
+
+
+def test_what_torchao_has_not(ao):
+    x = make("normal", (128, 128))
+    for name in ("fp8_128x128", "fp8_e4m3", "nvfp4_16x16"):
+        q = dlfp4.quantize(x, name)
+        with pytest.raises(ValueError, match=r"q\.to\('torchao'\)"):
+            q.to_torchao()
+        assert q.to("torchao").to_torchao().shape == (128, 128)
+    with pytest.raises(ValueError, match="whole blocks"):
+        dlfp4.quantize(make("normal", (4, 40)), "mxfp4", pad=True).to_torchao()
+    with pytest.raises(TypeError, match="dequantize"):
+        dlfp4.asarray(their_tensor(ao, "mxfp4", x), dtype="float32")

@@ -327,6 +327,17 @@ cdef Tensor as_producer(object x, copy):
     return retain(x, None, copy)
 
 
+cdef object as_quantized(x, dtype, copy):
+    """torchao's quantized tensors are ScaledTensors to us."""
+    if dtype is not None:
+        raise TypeError(f"dtype={dtype!r}: {type(x).__name__} is a quantized tensor, which asarray takes as it is; "
+                        f"call .dequantize(dtype) of the result")
+    found = frameworks.load("torchao").from_torchao(x)
+    return found if copy is not True else assemble(
+        found.data.copy(), found.scales.copy(), None if found.global_scale is None else found.global_scale.copy(),
+        found.format, found.axis, found.scale_layout, found.shape)
+
+
 cdef object as_floats(x):
     """Nested lists as an array for an operation: integers and truth values count as float64."""
     numbers = as_numbers(x)
@@ -423,8 +434,8 @@ def asarray(x, /, *, dtype=None, copy=None):
     x : producer, capsule, numpy.ndarray, buffer or nested lists
         What :func:`from_dlpack` takes; NumPy arrays with the types of ml_dtypes (FP4, FP6 and 4-bit integers are padded
         there, one element a byte); subclasses such as ``numpy.memmap``; any object with the buffer protocol, such as
-        ``bytes`` or ``mmap``; nested lists of numbers, which become float64, int64 or bool as NumPy has it. (Operations
-        take lists, too; there integers and truth values count as float64.)
+        ``bytes`` or ``mmap``; nested lists of numbers, which become float64, int64 or bool as NumPy has it (operations
+        take lists, too; there integers and truth values count as float64); torchao's NVFP4Tensor and MXTensor.
     dtype : dtype-like, optional
         Convert to this element type (nearest even, saturating, packed), if it is not the one that `x` has.
     copy : bool, optional
@@ -433,6 +444,7 @@ def asarray(x, /, *, dtype=None, copy=None):
     Returns
     -------
     Tensor
+        A ScaledTensor of torchao's tensors.
 
     Raises
     ------
@@ -449,6 +461,8 @@ def asarray(x, /, *, dtype=None, copy=None):
         self = import_array(as_floats(x))
     elif type(x) is cnp.ndarray or find_producer(Py_TYPE(x)) != NULL:
         self = retain(x, None, copy)
+    elif str(type(x).__module__).startswith("torchao."):
+        return as_quantized(x, dtype, copy)
     else:
         self = as_producer(x, copy)
     if dtype is None or row_of_argument(dtype) == self.row:

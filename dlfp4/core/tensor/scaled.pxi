@@ -299,6 +299,27 @@ cdef class ScaledTensor:
         """The parts as CuPy arrays; see :meth:`Tensor.to_cupy`."""
         return export_parts(self, "to_cupy", copy)
 
+    def to_torchao(self, dtype="bfloat16"):
+        """torchao's NVFP4Tensor or MXTensor over the same memory; :func:`asarray` takes them back.
+
+        Parameters
+        ----------
+        dtype : dtype-like
+            What torchao shall take the tensor for (``orig_dtype``): bfloat16, float32 or float16.
+
+        Returns
+        -------
+        torchao tensor
+            With swizzled scales where the layout is "128x4". FP6 is copied, as torchao keeps one element a byte. Blocks
+            along columns become the transpose of such a tensor.
+
+        Raises
+        ------
+        ValueError
+            The format is none of torchao's: ``q.to("torchao")`` gives a tensor that is.
+        """
+        return frameworks.load("torchao").to_torchao(self, dtype)
+
     def to_like(self, x, /):
         """The parts as objects of x's framework, on x's device; see :meth:`Tensor.to_like`."""
         source = plain(self)
