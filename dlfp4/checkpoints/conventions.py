@@ -23,7 +23,7 @@ from dlfp4.show import summary
 
 GPT_OSS_BYTES = 16  # bytes in a block of 32 elements; they form an axis of their own
 WEIGHT = ".weight"
-MARKER = "scaled_fp8"  # of stable diffusion's files
+MARKER = "scaled_fp8"  # a tensor of no elements in stable diffusion's files; its type is that of the weights
 
 
 class UnscaledWarning(UserWarning):
@@ -428,8 +428,9 @@ def split_parts(tensors: Mapping[str, Any], convention: str) -> dict[str, Tensor
     parts: dict[str, Tensor] = {}
     for name, x in tensors.items():
         merge(parts, split_one(name, x, convention) if isinstance(x, ScaledTensor) else {name: named(name, x)})
-    if convention == "stable-diffusion" and MARKER not in parts:
-        merge(parts, {MARKER: dlfp4.empty((0,), "float8_e4m3fn")})  # loaders look for it
+    quantized = [x for x in tensors.values() if isinstance(x, ScaledTensor)]
+    if convention == "stable-diffusion" and quantized and MARKER not in parts:
+        parts[MARKER] = dlfp4.empty((0,), quantized[0].data.dtype)
     return parts
 
 

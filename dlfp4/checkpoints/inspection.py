@@ -20,7 +20,7 @@ from dlfp4 import ScaledTensor, Tensor
 from dlfp4.checkpoints import comfyui, conventions, models, native
 from dlfp4.checkpoints.conventions import SPELLINGS, Spelling, find_joins, find_unscaled, scales_shape
 from dlfp4.checkpoints.models import ModelPath
-from dlfp4.checkpoints.names import is_part, last, listed, module_of
+from dlfp4.checkpoints.names import fused_with, is_part, last, listed, module_of
 from dlfp4.formats import Format
 
 OWN = "dlfp4"  # the convention of files that dlfp4 wrote
@@ -295,8 +295,6 @@ def granularity(q: ScaledTensor) -> str:
 
 # ---- Flags of quantized tensors
 
-# Layers whose products engines compute as one.
-FUSED = (("gate_proj", "up_proj"), ("w1", "w3"), ("gate", "up"), ("q_proj", "k_proj", "v_proj"), ("wq", "wk", "wv"))
 LARGEST_NVFP4 = 2688.0  # 6 * 448: the largest product of element and scale
 
 
@@ -367,12 +365,13 @@ def has_nonzero(q: ScaledTensor) -> bool:
 def flags_of_fused(items: Sequence[Item]) -> Iterator[Flag]:
     """Layers that engines fuse, with different formats or global scales."""
     by_name = {item.name: item for item in items}
+    told: set[str] = set()
     for item in items:
-        for group in FUSED:
-            names = [replaced(item.name, group[0], other) for other in group]
-            members = {other: by_name[name] for other, name in zip(group, names, strict=True) if name in by_name}
-            if names[0] == item.name and len(members) > 1:
-                yield from flags_of_members(members)
+        names = fused_with(item.name)
+        members = {component: by_name[name] for component, name in names.items() if name in by_name}
+        if len(members) > 1 and item.name not in told:
+            told.update(names.values())
+            yield from flags_of_members(members)
 
 
 def flags_of_members(members: Mapping[str, Item]) -> Iterator[Flag]:
@@ -391,13 +390,6 @@ def flags_of_members(members: Mapping[str, Item]) -> Iterator[Flag]:
         ratio = largest / least if least else np.inf
         detail = f"{' and '.join(tensors)} differ by a factor of {ratio:.4g}; engines use one of them for all"
         yield Flag("fused layers with different global scales", first, detail)
-
-
-def replaced(name: str, component: str, other: str) -> str:
-    """The name with its last component of that kind replaced; "" where it has none."""
-    parts = name.split(".")
-    found = [k for k, part in enumerate(parts) if part == component]
-    return ".".join([*parts[: found[-1]], other, *parts[found[-1] + 1 :]]) if found else ""
 
 
 # ---- Flags of the rest

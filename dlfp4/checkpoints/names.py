@@ -10,6 +10,8 @@ AUXILIARY = re.compile(
     r"scale|zero|(^|_)zp|absmax|amax|amin|quant|codebook|centroid|(^|_)lut|g_idx|smooth|(^|_)(biases|scb|su|sv|meta)$",
     re.IGNORECASE,
 )
+# Layers whose products engines compute as one, under one global scale.
+FUSED = (("gate_proj", "up_proj"), ("w1", "w3"), ("gate", "up"), ("q_proj", "k_proj", "v_proj"), ("wq", "wk", "wv"))
 SHOWN = 3  # names in a message
 
 
@@ -21,6 +23,16 @@ def last(name: str) -> str:
 def module_of(name: str) -> str:
     """The module that holds a tensor."""
     return name.rpartition(".")[0]
+
+
+def fused_with(name: str) -> dict[str, str]:
+    """The names of the layers that engines fuse with that one, and its own, by their components; empty for none."""
+    parts = name.split(".")
+    for at in range(len(parts) - 1, -1, -1):
+        for group in FUSED:
+            if parts[at] in group:
+                return {other: ".".join([*parts[:at], other, *parts[at + 1 :]]) for other in group}
+    return {}
 
 
 def is_part(name: str) -> bool:

@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from dlfp4._core import _find_format
 from dlfp4.checkpoints import configs, conventions, folders, models, native, safetensors
 from dlfp4.checkpoints.folders import Outcome, Report, Tick
 from dlfp4.checkpoints.models import Files, ModelPath, Shard
-from dlfp4.checkpoints.selection import Choice, choose, quantize_chosen
+from dlfp4.checkpoints.selection import Choice, choose, quantize_chosen, shared_global_scale
 from dlfp4.files import check_place
 from dlfp4.formats import Format, RecipeName
 
@@ -48,6 +48,8 @@ class Job:
         How to round.
     convention : str, optional
         How the parts are stored.
+    elsewhere : dict of str to str
+        The files of tensors that are fused with those of this file, and lie in others.
     """
 
     source: str
@@ -56,6 +58,7 @@ class Job:
     format: str
     recipe: Recipe | RecipeName | None
     convention: str | None
+    elsewhere: dict[str, str]
 
     @property
     def names(self) -> list[str]:
@@ -84,6 +87,9 @@ def quantize_model(
     A file becomes a file. A folder becomes a folder: safetensors files of the same names, their index, ``config.json``
     with the ``quantization_config`` that loaders of the convention look for (and ``hf_quant_config.json`` for
     ModelOpt), and copies of all other files but weights. In memory are at most one file of the model and its result.
+
+    Layers that engines multiply by as by one matrix, such as gate and up, or query, key and value, share a global
+    scale.
 
     Each file appears whole or not at all, the configuration last. Where a run was ended, the same call continues it:
     finished files are kept. Nothing that a folder held before is written over.
@@ -156,8 +162,17 @@ def quantize_model(
         )
     except ValueError as error:
         raise ValueError(f"{models.named(source)}: {error}") from error
+    paths = {name: str(path) for path, of_file in zip(files.shards, choices, strict=True) for name in of_file}
     jobs = [
-        Job(str(path), str(place / path.name if whole else place), of_file, chosen.name, recipe, convention)
+        Job(
+            str(path),
+            str(place / path.name if whole else place),
+            of_file,
+            chosen.name,
+            recipe,
+            convention,
+            {name: paths[name] for choice in of_file.values() for name in choice.fused if name not in of_file},
+        )
         for path, of_file in zip(files.shards, choices, strict=True)
     ]
     sizes = {job.target: planned_sizes(job) for job in jobs}
@@ -249,12 +264,16 @@ def work(job: Job, tick: Tick = folders.no_tick) -> list[Outcome]:
     tensors, metadata = parts_of(models.read_file(job.source))
     layout, description = lay_out(job, tensors)
     outcomes = []
+    units = GlobalScales(job, tensors)
+    left = set(layout)
     with safetensors.writing(job.target, layout, metadata | description) as put:
         for name, tensor in tensors.items():
-            choice = job.choices[name]
+            choice = replace(job.choices[name], global_scale=units.of(job.choices[name]))
             result = quantized(tensor, choice, job) if choice.quantized else tensor
-            for part, content in split_one(name, result, job).items():
-                put(part, content)
+            parts = split_one(name, result, job)
+            for part in parts.keys() & left:  # a mark of the whole file comes with each tensor
+                put(part, parts[part])
+            left -= parts.keys()
             outcomes.append(judge(choice, tensor, result))
             tick(name)
     return outcomes
@@ -263,6 +282,29 @@ def work(job: Job, tick: Tick = folders.no_tick) -> list[Outcome]:
 def quantized(tensor: Any, choice: Choice, job: Job) -> ScaledTensor:
     """One tensor, quantized."""
     return quantize_chosen(tensor, choice, job.format, convention=job.convention, recipe=job.recipe)
+
+
+class GlobalScales:
+    """The global scales that tensors of a file have in common with those with which engines fuse them."""
+
+    def __init__(self, job: Job, tensors: Mapping[str, Any]) -> None:
+        self.job, self.tensors = job, tensors
+        self.found: dict[tuple[str, ...], float] = {}
+
+    def of(self, choice: Choice) -> float | None:
+        """The global scale; None for what is fused with nothing."""
+        if not choice.fused:
+            return None
+        if choice.fused not in self.found:
+            members = (self.take(name) for name in choice.fused)
+            self.found[choice.fused] = shared_global_scale(members, self.job.format, self.job.recipe)
+        return self.found[choice.fused]
+
+    def take(self, name: str) -> Any:
+        """A tensor of this file or another."""
+        if name in self.tensors:
+            return self.tensors[name]
+        return models.read_file(self.job.elsewhere[name]).tensors[name]
 
 
 def split_one(name: str, x: Tensor | ScaledTensor, job: Job) -> dict[str, Tensor]:

@@ -14,12 +14,15 @@ from fnmatch import fnmatchcase
 from itertools import islice
 from typing import Any, Literal
 
+import numpy as np
+
 import dlfp4
-from dlfp4 import ScaledTensor
+from dlfp4 import ScaledTensor, Tensor
 from dlfp4._core import _buffers_of, _find_format
 from dlfp4.checkpoints.conventions import find_spelling, scales_shape
-from dlfp4.checkpoints.names import is_part, last, module_of
+from dlfp4.checkpoints.names import fused_with, is_part, last, module_of
 from dlfp4.formats import FLOATS, Format
+from dlfp4.frameworks.base import is_row_major
 from dlfp4.suggest import did_you_mean
 
 Shapes = Mapping[str, tuple[str, tuple[int, ...]]]  # the element type and the shape of each tensor
@@ -39,12 +42,19 @@ class Choice:
         Why it is kept; of a quantized one, what is worth saying about it, such as an unusual axis, or "".
     axis : int
         The axis along which its blocks run, -1 or -2: the one over which products with it sum.
+    fused : tuple of str
+        The tensors, itself among them, that engines multiply by as by one matrix, such as gate and up. They are to have
+        one global scale.
+    global_scale : float, optional
+        That scale, once it is known.
     """
 
     name: str
     quantized: bool
     reason: str = ""
     axis: Literal[-1, -2] = -1
+    fused: tuple[str, ...] = ()
+    global_scale: float | None = None
 
 
 def choose(
@@ -122,25 +132,82 @@ def choose(
         )  # fmt: skip
         choice = Choice(name, False, reason) if reason else model.orient(name)
         choices[name] = fit(choice, shapes[name][1], chosen, convention)
-    return choices
+    return with_fused(choices) if has_unit(chosen, convention) else choices
 
 
 def quantize_chosen(
-    x: Any, choice: Choice, format: str | Format, *, convention: str | None = None, recipe: Any = None
+    x: Any,
+    choice: Choice,
+    format: str | Format,
+    *,
+    convention: str | None = None,
+    recipe: Any = None,
 ) -> ScaledTensor:
     """Quantize one chosen tensor along its axis.
 
     Conventions store blocks along the last axis. For them a matrix stored as (in, out) is transposed, so the result
     has the shape (..., out, in).
     """
-    options: dict[str, Any] = {"recipe": recipe}
     chosen = _find_format(format)
-    if convention is None:
-        return dlfp4.quantize(x, chosen, axis=choice.axis, recipe=recipe)
-    if chosen.has_global_scale and not find_spelling(chosen, convention).global_scale:
+    options: dict[str, Any] = {"recipe": recipe, "axis": choice.axis}
+    if choice.global_scale is not None:
+        options["global_scale"] = choice.global_scale
+    elif chosen.has_global_scale and not has_unit(chosen, convention):
         options["global_scale"] = 1.0  # there is no place for another one
-    q: ScaledTensor = dlfp4.quantize(x if choice.axis == -1 else dlfp4.asarray(x).mT, chosen, **options)
+    if convention is not None and choice.axis == -2:
+        x, options["axis"] = dlfp4.asarray(x).mT, -1
+    q: ScaledTensor = dlfp4.quantize(x, chosen, **options)
     return q
+
+
+# ---- One global scale for several tensors
+
+
+def has_unit(format: Format, convention: str | None) -> bool:
+    """Whether tensors have a global scale, and the convention has a place for it."""
+    return format.has_global_scale and (convention is None or bool(find_spelling(format, convention).global_scale))
+
+
+def with_fused(choices: dict[str, Choice]) -> dict[str, Choice]:
+    """The choices, each with the others that engines fuse with it."""
+    return {name: replace(choice, fused=fused_among(choice, choices)) for name, choice in choices.items()}
+
+
+def fused_among(choice: Choice, choices: Mapping[str, Choice]) -> tuple[str, ...]:
+    """The chosen tensors that are fused with this one, itself among them; empty where there are no others."""
+    names = fused_with(choice.name).values() if choice.quantized else ()
+    members = tuple(name for name in names if name in choices and choices[name].quantized)
+    return members if len(members) > 1 else ()
+
+
+def shared_global_scale(tensors: Iterable[Any], format: str | Format, recipe: Any = None) -> float:
+    """The global scale of the tensor that needs the largest one, as :func:`dlfp4.quantize` would choose it."""
+    largest = max(largest_magnitude(dlfp4.asarray(x)) for x in tensors)
+    block = np.zeros((16, 16), np.float32)
+    block[0, 0] = largest
+    unit = dlfp4.quantize(block, format, recipe=recipe).global_scale
+    return 1.0 if unit is None else float(unit.item())
+
+
+# By element type: unsigned integers of its size, and the bits of infinity.
+BITS: Mapping[str, tuple[Any, int]] = {
+    "float32": (np.uint32, 0x7F800000),
+    "bfloat16": (np.uint16, 0x7F80),
+    "float16": (np.uint16, 0x7C00),
+}
+CHUNK = 1 << 18  # elements, whose bits lie in the cache
+
+
+def largest_magnitude(x: Tensor) -> float:
+    """The largest finite magnitude, found by the bits: those of finite numbers are in the numbers' order."""
+    integers, infinity = BITS[x.dtype.name]
+    line = (x if is_row_major(x) else x.copy()).reshape(-1)
+    found = 0
+    for start in range(0, line.size, CHUNK):
+        bits = line[start : start + CHUNK].view(integers).to_numpy() & (np.iinfo(integers).max >> 1)
+        top = int(bits.max())
+        found = max(found, top if top < infinity else int(bits[bits < infinity].max(initial=0)))
+    return float(np.array([found], integers).view(x.dtype)[0])
 
 
 def described(x: Any) -> tuple[str, tuple[int, ...]]:

@@ -6,7 +6,8 @@ import pytest
 import dlfp4
 from dlfp4 import checkpoints
 from dlfp4.checkpoints import quantize_model
-from dlfp4.checkpoints.selection import choose, quantize_chosen
+from dlfp4.checkpoints.conventions import SPELLINGS
+from dlfp4.checkpoints.selection import choose, largest_magnitude, quantize_chosen, shared_global_scale
 
 B = "bfloat16"
 MATRIX = (B, (64, 512))
@@ -271,3 +272,62 @@ def test_a_file_keeps_the_bytes_of_what_is_quantized(tmp_path):
             "layers.0.up_proj.weight": "nvfp4",
             "layers.1.up_proj.weight": "mxfp4",
         }
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_the_largest_magnitude(dtype):
+    x = np.random.default_rng(0).standard_normal((300, 1000)).astype(dtype)
+    assert largest_magnitude(dlfp4.asarray(x)) == np.abs(x).max()
+    assert largest_magnitude(dlfp4.asarray(x).T) == np.abs(x).max()
+    x[0, :3] = np.nan, np.inf, -9
+    x[299, :2] = -np.inf, 1
+    assert largest_magnitude(dlfp4.asarray(x)) == 9
+    assert largest_magnitude(dlfp4.asarray(np.full((2, 2), np.nan, dtype))) == 0
+    assert largest_magnitude(dlfp4.asarray(np.ones((0, 2), dtype))) == 0
+
+
+def test_layers_that_engines_fuse_share_a_global_scale():
+    q, k, v, o = (f"layers.0.attn.{name}_proj.weight" for name in "qkvo")
+    shapes = dict.fromkeys((q, k, v, o, "layers.1.attn.q_proj.weight"), MATRIX)
+    fused = {choice.name: choice.fused for choice in choose(shapes, "nvfp4").values()}
+    assert fused == {q: (q, k, v), k: (q, k, v), v: (q, k, v), o: (), "layers.1.attn.q_proj.weight": ()}
+    assert choose(shapes, "nvfp4", exclude=["k_proj"])[q].fused == (q, v)
+    assert not any(choice.fused for choice in choose(shapes, "mxfp4").values())
+    assert not any(choice.fused for choice in choose(shapes, "nvfp4", convention="mlx").values())
+    x = np.random.default_rng(0).standard_normal((16, 32)).astype(np.float32)
+    assert shared_global_scale([x, 3 * x, 2 * x], "nvfp4") == dlfp4.quantize(3 * x, "nvfp4").global_scale.item()
+
+
+@pytest.mark.parametrize("convention", [None, "modelopt", "compressed-tensors"])
+@pytest.mark.parametrize("files", [1, 2])
+def test_models_have_the_scales_that_engines_want(tmp_path, convention, files):
+    """Wherever the layers lie."""
+    x = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    names = [f"layers.0.mlp.{name}.weight" for name in ("up_proj", "down_proj", "gate_proj")]
+    tensors = {name: x * (k + 1) for k, name in enumerate(names)}
+    (tmp_path / "model").mkdir()
+    for number in range(files):
+        part = {name: tensors[name] for k, name in enumerate(names) if k % files == number or files == 1}
+        checkpoints.save(tmp_path / "model" / f"model-{number + 1:05}-of-{files:05}.safetensors", part)
+    checkpoints.quantize_model(tmp_path / "model", tmp_path / "out", "nvfp4", convention=convention)
+    loaded = checkpoints.load(tmp_path / "out")
+    units = [loaded[name].global_scale.item() for name in names]
+    assert units[0] == units[2] == pytest.approx(np.abs(3 * x).max() / 2688)
+    assert units[1] == pytest.approx(np.abs(2 * x).max() / 2688)
+    assert checkpoints.inspect(tmp_path / "out").flags == ()
+
+
+@pytest.mark.parametrize(
+    ("convention", "format"),
+    [(spelling.convention, name) for spelling in SPELLINGS if spelling.convention for name in spelling.formats],
+)
+def test_models_in_every_convention(tmp_path, convention, format):
+    x = np.random.default_rng(0).standard_normal((256, 256)).astype(np.float32)
+    names = ["layers.0.up_proj.weight", "layers.1.up_proj.weight"]
+    checkpoints.save(tmp_path / "a.safetensors", dict.fromkeys(names, x))
+    checkpoints.quantize_model(tmp_path / "a.safetensors", tmp_path / "b.safetensors", format, convention=convention)
+    loaded = checkpoints.load(tmp_path / "b.safetensors")
+    unit = {"global_scale": 1.0} if convention == "mlx" and dlfp4.formats()[format].has_global_scale else {}
+    expected = dlfp4.quantize(x, format, **unit).dequantize().to_numpy()
+    for name in names:
+        np.testing.assert_allclose(loaded[name].dequantize().to_numpy(), expected, rtol=1e-6)
