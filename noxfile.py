@@ -16,7 +16,7 @@ HOST_ONLY = "-Ccmake.define.DLFP4_CUDA=OFF"  # the image of CUDA kernels takes l
 
 # Extras by Python. PyTorch: one Python is enough, its CPU builds are hard to come by for the others.
 EXTRAS = {
-    "3.11": "test,demo,frameworks",
+    "3.11": "test,demo,frameworks,models",
     "3.12": "test,frameworks",
     "3.13": "test,frameworks",
     "3.14": "test,frameworks",

@@ -1,6 +1,7 @@
 """Convert models between the conventions of safetensors files, and to and from GGUF.
 
-Codes and scales are renamed, and put into other containers.
+Codes and scales are renamed, and put into other containers. Only where a convention does not hold a format are they
+transcoded (:meth:`dlfp4.ScaledTensor.to`), and the outcome says how exactly.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,8 @@ def convert_model(
     Returns
     -------
     list of Outcome
-        One per tensor; `format` is that of a quantized tensor, "" for others.
+        One per tensor. `format` is that of a quantized tensor, "" for others; where it is not the one that the tensor
+        had, `reason` says how many of its blocks are exact, and the largest error of the others.
 
     Raises
     ------
@@ -201,8 +203,30 @@ def converted(
     try:
         check(name, x, convention)
     except ValueError as error:
-        raise ValueError(f"{source}: {name}: {error}") from error
+        return transcoded(x, convention, outcome, f"{source}: {name}: {error}")
     return x, outcome
+
+
+def transcoded(q: ScaledTensor, convention: str, outcome: Outcome, fault: str) -> tuple[ScaledTensor, Outcome]:
+    """A tensor as the convention holds it; `fault` says why it cannot stay as it is.
+
+    Its values stay the same, or at least its elements have the same type: NVFP4 that MLX holds has no global scale.
+    """
+    try:
+        result = q.to("ggml" if convention == GGUF else convention)
+        check(outcome.name, result, convention)
+    except ValueError as error:
+        raise ValueError(fault) from error
+    receipt = result.receipt
+    exact = receipt is None or receipt.exact == receipt.blocks
+    if not exact and result.format.element != q.format.element:
+        raise ValueError(
+            f"{fault}; as {result.format} it would lose precision, which quantizing the model anew need not"
+        )
+    said = f"from {q.format}"
+    if receipt is not None:
+        said += f": {receipt.exact} of {receipt.blocks} blocks exact, largest error {receipt.largest_error:.3g}"
+    return result, replace(outcome, format=result.format.name, after=result.nbytes, reason=said)
 
 
 def check(name: str, q: ScaledTensor, convention: str) -> None:

@@ -29,6 +29,7 @@ from dlfp4.files import check_place
 from dlfp4.formats import Format, RecipeName
 
 SAMPLE = 1 << 16  # elements of a tensor by which its error is estimated: all of them would take longer than quantizing
+GPT_OSS = "gpt-oss"
 BANDS = 4  # places from which the sample is taken
 
 
@@ -193,11 +194,25 @@ def quantize_model(
 # ---- The plan
 
 
-def choose_all(shards: Sequence[Shard], format: Format, **options: Any) -> list[dict[str, Choice]]:
+def choose_all(
+    shards: Sequence[Shard], format: Format, *, convention: str | None, axis: int | None, **options: Any
+) -> list[dict[str, Choice]]:
     """The choices for the tensors of each file, made for all of them together."""
     members = [parts_of(shard)[0] for shard in shards]
-    choices = choose({name: x for tensors in members for name, x in tensors.items()}, format, **options)
-    return [{name: choices[name] for name in tensors} for tensors in members]
+    tensors = {name: x for each in members for name, x in each.items()}
+    if convention == GPT_OSS and axis is None:
+        axis = -2  # its experts were (experts, in, out), and are stored as (experts, out, in)
+    choices = choose(tensors, format, convention=convention, axis=axis, **options)
+    if convention == GPT_OSS and not options["include"]:
+        choices = {name: experts_alone(choice, tensors[name]) for name, choice in choices.items()}
+    return [{name: choices[name] for name in each} for each in members]
+
+
+def experts_alone(choice: Choice, x: Tensor | ScaledTensor) -> Choice:
+    """The choice, or the word that loaders of gpt-oss know no other quantized tensors than experts."""
+    if not choice.quantized or x.ndim == 3:
+        return choice
+    return replace(choice, quantized=False, reason=f"{GPT_OSS} has quantized experts alone; include names it")
 
 
 def parts_of(shard: Shard) -> tuple[dict[str, Tensor | ScaledTensor], dict[str, str]]:

@@ -141,6 +141,18 @@ def test_formats_of_two_kinds_are_two_groups(tmp_path):
     }  # fmt: skip
 
 
+def test_what_a_convention_lacks_is_transcoded_and_told(tmp_path):
+    """MLX's NVFP4 has no global scale, and ComfyUI has no MXFP4."""
+    q = dlfp4.quantize(UP, "nvfp4")
+    checkpoints.save(tmp_path / "a", {UPPER: q})
+    (outcome,) = checkpoints.convert_model(tmp_path / "a", tmp_path / "b", "mlx")
+    expected = q.to("mlx")
+    assert (outcome.dtype, outcome.format) == ("nvfp4", "nvfp4")
+    assert outcome.reason.startswith(f"from nvfp4: {expected.receipt.exact} of {expected.receipt.blocks} blocks exact")
+    loaded = checkpoints.load(tmp_path / "b")[UPPER]
+    np.testing.assert_array_equal(loaded.dequantize().to_numpy(), expected.dequantize().to_numpy())
+
+
 # ---- Readers of others
 
 
@@ -216,6 +228,12 @@ def test_faults_are_named(tmp_path):
         ),
         (dlfp4.quantize(UP, "mxfp6_e2m3"), "b.gguf", "gguf", r"a.safetensors: w: ggml has no blocks of mxfp6_e2m3"),
         (dlfp4.quantize(UP[:, :48], "nvfp4"), "b.gguf", "gguf", r"a.safetensors: w: .*multiples of 64"),
+        (
+            dlfp4.quantize(UP, "fp8_e4m3"),
+            "b",
+            "gpt-oss",
+            r"gpt-oss stores no fp8_e4m3.*as mxfp4 it would lose precision",
+        ),
         (np.ones(3, np.uint32), "b.gguf", "gguf", r"w: GGUF has no uint32"),
         (np.ones(3, np.uint32), "b", "ggml", r"convention='ggml': expected one of dlfp4, "),
     ):

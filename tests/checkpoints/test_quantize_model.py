@@ -148,6 +148,25 @@ def test_scales_in_another_file_are_kept(tmp_path, target):
     assert loaded["e.weight_scale"].to_numpy().tobytes() == scales.tobytes()
 
 
+def test_gpt_oss_has_quantized_experts_alone(tmp_path):
+    """They are stored as (experts, out, in), whatever their shapes tell, unless they are named."""
+    experts, query = "model.layers.0.mlp.experts.down_proj", "model.layers.0.self_attn.q_proj.weight"
+    tensors = {
+        experts: np.random.default_rng(0).normal(size=(2, 64, 64)).astype(np.float32),
+        query: np.ones((64, 64), "f4"),
+    }
+    checkpoints.save(tmp_path / "a", tensors)
+    outcomes = checkpoints.quantize_model(tmp_path / "a", tmp_path / "b", "mxfp4", convention="gpt-oss")
+    assert {outcome.name: outcome.format for outcome in outcomes} == {experts: "mxfp4", query: ""}
+    expected = dlfp4.quantize(np.ascontiguousarray(tensors[experts].transpose(0, 2, 1)), "mxfp4")
+    loaded = checkpoints.load(tmp_path / "b")
+    np.testing.assert_array_equal(loaded[experts].dequantize().to_numpy(), expected.dequantize().to_numpy())
+    outcomes = checkpoints.quantize_model(
+        tmp_path / "a", tmp_path / "b", "mxfp4", convention="gpt-oss", include=["q_proj"]
+    )
+    assert {outcome.name: outcome.format for outcome in outcomes} == {experts: "", query: "mxfp4"}
+
+
 # ---- A run that was ended
 
 

