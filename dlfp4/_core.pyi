@@ -62,7 +62,7 @@ _DeviceLike: TypeAlias = str | Device | _TorchDevice | tuple[SupportsInt, Suppor
 _Shape: TypeAlias = SupportsIndex | tuple[SupportsIndex, ...] | list[SupportsIndex]
 _Index: TypeAlias = SupportsIndex | slice | EllipsisType | None
 _ScaledIndex: TypeAlias = SupportsIndex | slice | EllipsisType
-_Rounding: TypeAlias = Literal["nearest_even", "nearest_away", "toward_zero", "stochastic"]
+_Rounding: TypeAlias = Literal["nearest_even", "nearest_away", "nearest_zero", "toward_zero", "stochastic"]
 
 # ---- Exchange
 
@@ -154,7 +154,7 @@ def cast(
     x: _Elements,
     dtype: _DType,
     *,
-    rounding: _Rounding = "nearest_even",
+    rounding: _Rounding | Literal["up"] = "nearest_even",
     saturate: bool = True,
     packed: bool = True,
     seed: SupportsIndex | None = None,

@@ -73,6 +73,8 @@ cdef extern from "dlfp4/dlfp4.h" nogil:
         DLFP4_NEAREST_EVEN
         DLFP4_NEAREST_AWAY
         DLFP4_TOWARD_ZERO
+        DLFP4_NEAREST_ZERO
+        DLFP4_UPWARD
         DLFP4_STOCHASTIC
 
     ctypedef struct dlfp4_convert_options:
@@ -89,14 +91,24 @@ cdef extern from "dlfp4/dlfp4.h" nogil:
         DLFP4_SCALE_CEIL
         DLFP4_SCALE_EVEN
 
+    ctypedef int dlfp4_scale_order
+    enum:
+        DLFP4_GLOBAL_FIRST
+        DLFP4_BLOCK_FIRST
+        DLFP4_INPUT_TYPE
+
     ctypedef struct dlfp4_recipe:
         dlfp4_scale_rule scale_rule
+        dlfp4_scale_order scale_order
         dlfp4_rounding rounding
         uint64_t seed
         float eps
+        uint8_t divides
         uint8_t pow2
         uint8_t zero_scale
+        uint8_t least_scale
         uint8_t drops_negative_zero
+        uint8_t rounds_to_plus_zero
 
     ctypedef struct dlfp4_tensor_scale:
         float encode

@@ -17,9 +17,14 @@ import numpy as np
 from dlfp4.suggest import did_you_mean
 
 ScaleRule = Literal["floor", "rceil", "ceil", "even"]
-Rounding = Literal["nearest_even", "nearest_away", "toward_zero", "stochastic"]
-RecipeName = Literal["ocp", "nvidia", "aiter", "rocm", "transformer-engine-rocm"]
+ScaleOrder = Literal["global_first", "block_first", "input_type"]
+Rounding = Literal["nearest_even", "nearest_away", "nearest_zero", "toward_zero", "stochastic"]
+RecipeName = Literal[
+    "ocp", "nvidia", "transformer-engine", "transformer-engine-rocm", "flashinfer", "modelopt", "compressed-tensors",
+    "deepseek", "deepseek-ue8m0", "aiter", "rocm", "ggml", "mlx",
+]  # fmt: skip
 SCALE_RULES: tuple[str, ...] = get_args(ScaleRule)
+SCALE_ORDERS: tuple[str, ...] = get_args(ScaleOrder)
 ROUNDINGS: tuple[str, ...] = get_args(Rounding)
 
 
@@ -117,18 +122,33 @@ class Recipe:
         (NVIDIA), ``ceil(log2 a) - emax``, or the exponent of a rounded to the type's mantissa, ties up, ``- emax``
         (AMD).
         Default: "floor" for MX formats. Other formats have one rule each and take none.
-    rounding : {"nearest_even", "nearest_away", "toward_zero", "stochastic"}
-        Of the elements.
+    rounding : {"nearest_even", "nearest_away", "nearest_zero", "toward_zero", "stochastic"}
+        Of the elements. "nearest_zero" sends ties toward zero (ggml, MLX, DeepGEMM).
     pow2 : bool, optional
-        Formats with float32 scales: round the encode scale down to a power of two. Default: False for one scale a
-        tensor, True for one a block.
+        Formats with float32 scales: round the encode scale down to a power of two, the stored scale up ("ue8m0").
+        Default: False for one scale a tensor and where `divide` is True, else True.
     eps : float
-        Formats with float32 scales: the least magnitude of a block; smaller ones count as `eps`.
+        MX formats and those with float32 scales: the least magnitude of a block; smaller ones count as `eps`.
     zero_scale : int, optional
-        The e8m0 byte of an MX block of zeros. Default: 0.
+        MX formats: the e8m0 byte of a block of zeros. NVFP4: the e4m3 byte that is stored for a scale of zero, of a
+        block of zeros or one that rounds to zero. Default: 0.
     keeps_negative_zero : bool
         False: inputs of -0, and products with the encode scale that underflow float32, become +0. What the element type
         rounds to zero keeps its sign.
+    rounds_to_negative_zero : bool
+        False: what the element type rounds to zero is +0 as well.
+    divide : bool
+        Formats with float32 scales: ``s = a / max`` and ``q = round(x / s)``, instead of ``s = 1 / (max / a)`` and
+        ``q = round(x * (max / a))`` (DeepSeek, vLLM, SGLang). NVFP4: ``s = e4m3(a / (6 * g))`` and
+        ``q = round(x / (s * g))`` (ModelOpt). Where `pow2` is True both are the same.
+    scale_order : {"global_first", "block_first", "input_type"}, optional
+        NVFP4: how a block's scale is computed from its largest magnitude a and the tensor's encode scale G:
+        ``a * (G * (1/6))`` (TransformerEngine), ``G * (a * (1/6))``, where codes under a scale of zero are zero
+        (FlashInfer, vLLM), or ``G * (a / 6)`` with a / 6 and G rounded to the input's type, where scales are divided by
+        G and G is 1 where it would overflow (compressed-tensors). Default: "global_first".
+    scale_floor : float, optional
+        NVFP4 and MX formats: the least scale that is stored, as a number of the scales' type, such as 2**-9; blocks of
+        zeros go by `zero_scale`.
 
     Notes
     -----
@@ -147,18 +167,28 @@ class Recipe:
     eps: float = 0.0
     zero_scale: int | None = None
     keeps_negative_zero: bool = True
+    rounds_to_negative_zero: bool = True
+    divide: bool = False
+    scale_order: ScaleOrder | None = None
+    scale_floor: float | None = None
 
     def __post_init__(self) -> None:
         if self.scale_rule not in (None, *SCALE_RULES):
             raise ValueError(f"scale_rule={self.scale_rule!r}: expected None or one of {', '.join(SCALE_RULES)}")
+        if self.scale_order not in (None, *SCALE_ORDERS):
+            raise ValueError(f"scale_order={self.scale_order!r}: expected None or one of {', '.join(SCALE_ORDERS)}")
         if self.rounding not in ROUNDINGS:
             raise ValueError(f"rounding={self.rounding!r}: expected one of {', '.join(ROUNDINGS)}")
         if self.zero_scale is not None and (type(self.zero_scale) is not int or self.zero_scale not in range(255)):
-            raise ValueError(f"zero_scale={self.zero_scale!r}: expected an e8m0 byte, an integer from 0 to 254")
-        eps: Any = self.eps
-        if not isinstance(eps, Real) or not 0 <= float(eps) <= float(np.finfo(np.float32).max):
-            raise ValueError(f"eps={self.eps!r}: expected a finite float32, 0 or more")
-        for name, flags in (("pow2", (None, True, False)), ("keeps_negative_zero", (True, False))):
+            raise ValueError(f"zero_scale={self.zero_scale!r}: expected a byte of a scale, an integer from 0 to 254")
+        for name in ("eps", "scale_floor"):
+            number: Any = getattr(self, name)
+            if number is None and name == "scale_floor":
+                continue
+            if not isinstance(number, Real) or not 0 <= float(number) <= float(np.finfo(np.float32).max):
+                raise ValueError(f"{name}={number!r}: expected a finite float32, 0 or more")
+        for name in ("pow2", "keeps_negative_zero", "rounds_to_negative_zero", "divide"):
+            flags = (None, True, False) if name == "pow2" else (True, False)
             if not any(getattr(self, name) is flag for flag in flags):
                 raise ValueError(f"{name}={getattr(self, name)!r}: expected {', '.join(map(str, flags))}")
 
@@ -168,24 +198,63 @@ FLOATS = ("float32", "bfloat16", "float16")
 
 # The kinds of formats that have a use for an option; all kinds have one for the options that are not named.
 KINDS_OF_OPTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"scale_rule": ("power",), "pow2": ("largest",), "eps": ("largest",), "zero_scale": ("power",)}
+    {
+        "scale_rule": ("power",),
+        "pow2": ("largest",),
+        "eps": ("power", "largest"),
+        "zero_scale": ("two_level", "power"),
+        "divide": ("two_level", "largest"),
+        "scale_order": ("two_level",),
+        "scale_floor": ("two_level", "power"),
+    }
 )
 FORMATS_OF_KIND = MappingProxyType(
     {"two_level": "nvfp4 formats", "power": "mx formats", "largest": "formats with float32 scales"}
 )
 
-_EVEN = Recipe(scale_rule="even")
+_RCEIL, _EVEN = Recipe(scale_rule="rceil"), Recipe(scale_rule="even")
+_TRANSFORMER_ENGINE = {"two_level": Recipe(), "power": _RCEIL, "largest": Recipe()}
 
-# What the world's libraries do, by the kind of a format: the OCP reference and torchao; TransformerEngine, cuDNN and
-# FlashInfer on NVIDIA; AITER on AMD, and ROCm's early kernel of TransformerEngine.
+# What the world's libraries do, by a format's kind or, where they treat elements apart, by its kind and element: the
+# OCP reference and torchao; TransformerEngine and cuDNN; ROCm's early kernel of it; FlashInfer and vLLM; TensorRT Model
+# Optimizer; compressed-tensors (its MXFP8 rounds as FP4 does, which no rule here is); DeepSeek-V3 and vLLM's FP8, and
+# DeepSeek-V3.1 and DeepGEMM, whose scales are powers of two; AITER; ggml; MLX (whose NVFP4 has a global scale of 1).
 RECIPES: Mapping[str, Mapping[str, Recipe]] = MappingProxyType(
     {
         "ocp": {"power": Recipe(scale_rule="floor")},
-        "nvidia": {"two_level": Recipe(), "power": Recipe(scale_rule="rceil"), "largest": Recipe()},
-        "aiter": {"power": _EVEN},
-        "rocm": {"power": _EVEN},
+        "nvidia": _TRANSFORMER_ENGINE,
+        "transformer-engine": _TRANSFORMER_ENGINE,
         "transformer-engine-rocm": {
             "power": Recipe(scale_rule="even", rounding="nearest_away", zero_scale=127, keeps_negative_zero=False)
+        },
+        "flashinfer": {"two_level": Recipe(scale_order="block_first"), "power": _RCEIL},
+        "modelopt": {
+            "two_level": Recipe(divide=True, scale_floor=2.0**-9, zero_scale=0x38, keeps_negative_zero=False),
+            "power of float4_e2m1fn": Recipe(scale_rule="rceil", rounding="nearest_zero"),
+        },
+        "compressed-tensors": {
+            "two_level": Recipe(divide=True, scale_order="input_type", zero_scale=0x20, keeps_negative_zero=False),
+            "power of float4_e2m1fn": Recipe(scale_rule="even", keeps_negative_zero=False),
+            "largest": Recipe(divide=True),
+        },
+        "deepseek": {
+            "power of float4_e2m1fn": Recipe(
+                scale_rule="rceil", rounding="nearest_zero", eps=1e-4, rounds_to_negative_zero=False
+            ),
+            "largest": Recipe(divide=True, eps=1e-4),
+        },
+        "deepseek-ue8m0": {"largest": Recipe(pow2=True, eps=1e-4)},
+        "aiter": {"power": _EVEN},
+        "rocm": {"power": _EVEN},
+        "ggml": {
+            "power of float4_e2m1fn": Recipe(scale_rule="floor", rounding="nearest_zero", rounds_to_negative_zero=False)
+        },
+        "mlx": {
+            "two_level": Recipe(divide=True, rounding="nearest_zero", rounds_to_negative_zero=False),
+            "power of float4_e2m1fn": Recipe(
+                scale_rule="rceil", rounding="nearest_zero", zero_scale=127, rounds_to_negative_zero=False
+            ),
+            "power of float8_e4m3fn": Recipe(scale_rule="rceil", zero_scale=127),
         },
     }
 )
@@ -212,9 +281,21 @@ def _named_recipe(format: Format, name: str) -> Recipe:
     if name not in RECIPES:
         near = did_you_mean(name, RECIPES)
         raise ValueError(f"recipe={name!r}: expected a dlfp4.Recipe or one of {', '.join(RECIPES)}{near}")
-    if format.kind not in RECIPES[name]:
-        users = " and ".join(FORMATS_OF_KIND[kind] for kind in RECIPES[name])
-        raise ValueError(
-            f"recipe={name!r} is for {users}; {format} has one rule of its own: leave recipe out, or give Recipe(...)"
-        )
-    return RECIPES[name][format.kind]
+    rows = RECIPES[name]
+    found = rows.get(f"{format.kind} of {format.element}", rows.get(format.kind))
+    if found is None:
+        kinds = (key.partition(" of ") for key in rows)
+        users = " and ".join(FORMATS_OF_KIND[kind] + of + element for kind, of, element in kinds)
+        others = "has one rule of its own" if format.kind != "power" else "is not among them"
+        raise ValueError(f"recipe={name!r} is for {users}; {format} {others}: leave recipe out, or give Recipe(...)")
+    return found
+
+
+def code_of_scale(format: Format, scale: float | None) -> int:
+    """The byte of a format's scale that is worth so much, or 0; ValueError where there is none."""
+    if scale is None:
+        return 0
+    stored = np.array(scale, np.float32).astype(format.scale)
+    if float(stored) != float(scale):
+        raise ValueError(f"scale_floor={scale!r} is no value of {format.scale}, the type of {format}'s scales")
+    return int(stored.view(np.uint8))

@@ -36,7 +36,15 @@ typedef struct {
   uint8_t part;
 } dlfp4_view;
 
-typedef enum { DLFP4_NEAREST_EVEN = 0, DLFP4_NEAREST_AWAY, DLFP4_TOWARD_ZERO, DLFP4_STOCHASTIC } dlfp4_rounding;
+/* To nearest, ties to even, away from zero or (NEAREST_ZERO) toward it. DLFP4_UPWARD is of float8_e8m0fnu alone. */
+typedef enum {
+  DLFP4_NEAREST_EVEN = 0,
+  DLFP4_NEAREST_AWAY,
+  DLFP4_TOWARD_ZERO,
+  DLFP4_NEAREST_ZERO,
+  DLFP4_UPWARD,
+  DLFP4_STOCHASTIC
+} dlfp4_rounding;
 
 typedef struct {
   dlfp4_rounding rounding;
@@ -59,14 +67,23 @@ int dlfp4_find_format(const char *name);
  * quotient, ceil(log2 a) - emax, or the exponent of a rounded to the type's mantissa, ties up, - emax. */
 typedef enum { DLFP4_SCALE_FLOOR = 0, DLFP4_SCALE_RCEIL, DLFP4_SCALE_CEIL, DLFP4_SCALE_EVEN } dlfp4_scale_rule;
 
+/* The order of operations of a scale in units of the tensor's, which decides bytes; a is the block's largest magnitude,
+ * G the tensor's encode scale, max the element type's largest value: a * (G * (1 / max)); G * (a * (1 / max)), where
+ * codes under a scale of zero are zero; G * (a / max), with a / max and G rounded to the input's type. */
+typedef enum { DLFP4_GLOBAL_FIRST = 0, DLFP4_BLOCK_FIRST, DLFP4_INPUT_TYPE } dlfp4_scale_order;
+
 typedef struct {
-  dlfp4_scale_rule scale_rule; /* of formats with power-of-two scales */
-  dlfp4_rounding rounding;     /* of the elements, which saturate */
-  uint64_t seed;               /* for DLFP4_STOCHASTIC, with the element's index line * length + position */
-  float eps;                   /* formats with float32 scales: smaller magnitudes count as this one */
-  uint8_t pow2;                /* formats with float32 scales: round the encode scale down to a power of two */
-  uint8_t zero_scale;          /* formats with power-of-two scales: the code of an all-zero block's scale */
-  uint8_t drops_negative_zero; /* elements that are -0 become +0 */
+  dlfp4_scale_rule scale_rule;   /* of formats with power-of-two scales */
+  dlfp4_scale_order scale_order; /* of formats with scales in two levels */
+  dlfp4_rounding rounding;       /* of the elements, which saturate */
+  uint64_t seed;                 /* for DLFP4_STOCHASTIC, with the element's index line * length + position */
+  float eps;                     /* formats of one level: smaller magnitudes count as this one */
+  uint8_t divides;               /* not of powers of two: elements are divided by scales, which are quotients by max */
+  uint8_t pow2;                  /* formats with float32 scales: round the encode scale down to a power of two */
+  uint8_t zero_scale;            /* not of float32 scales: the code of a scale that would be zero */
+  uint8_t least_scale;           /* not of float32 scales: the least code of the scale of a block that is not zero */
+  uint8_t drops_negative_zero;   /* elements that are -0 become +0 */
+  uint8_t rounds_to_plus_zero;   /* elements that round to zero too */
 } dlfp4_recipe;
 
 /* A scale of the whole tensor: elements are multiplied with `encode`, codes with `decode`. */

@@ -252,7 +252,7 @@ dlfp4_status dlfp4_find_tensor_scale(const dlfp4_matrix *x, int format, const dl
   search.finite_only = info.row->kind == DLFP4_TWO_LEVEL;
   const int64_t runs = search.x.lines * divide_up(search.x.length, kRun);
   parallel_for_tiles(runs, divide_up(kGrain, kRun), search_runs, &search);
-  const ScaleRule rule = make_rule(info, *recipe, nullptr);
+  const ScaleRule rule = make_rule(info, *recipe, search.x.source, nullptr);
   compute([&] {
     const TensorScale found =
         search.finite_only ? two_level_scale(rule, float_of(search.largest)) : largest_scale(rule, search.largest);

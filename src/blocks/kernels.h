@@ -12,9 +12,10 @@
 
 namespace dlfp4 {
 
-// How scaled values become elements; they saturate.
+// How values become scaled ones, and these elements; they saturate.
 struct BlockMode {
   dlfp4_rounding rounding;
+  bool divides;   // by what would be multiplied with
   float zero;     // added to each product: -0 keeps all as it is, +0 drops the sign of -0
   uint64_t seed;  // stochastic rounding draws for the elements of indices first, first + step, ...
   uint64_t first;
@@ -40,7 +41,7 @@ struct BlockKernels {
   bool (*find_scales[kNumKeys])(const ScaleRule &rule, const uint32_t *amax, int64_t count, uint8_t *stored,
                                 float *multipliers);
 
-  // dst[i] = src[i] * multipliers[i / block], rounded and packed.
+  // dst[i] = src[i] * multipliers[i / block], or src[i] divided by it, rounded and packed. None for DLFP4_UPWARD.
   void (*encode[kNumRoundings][kNumSources][kNumElements])(const uint8_t *src, int64_t count, int64_t block,
                                                            const float *multipliers, uint8_t *dst,
                                                            const BlockMode &mode);

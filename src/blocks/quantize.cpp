@@ -34,6 +34,7 @@ struct QuantizeCall {
   bool across;  // whether neighbours in memory are elements of different lines
   const dlfp4_blocks *blocks;
   Scales scales;
+  bool plus_zeros;            // codes of -0 become those of +0
   const QuantizeCall *along;  // the other direction of the same matrix, which this one, across lines, takes along
 };
 
@@ -74,6 +75,26 @@ void zero_blocks(const QuantizeCall &call, const uint32_t *amax, int64_t count, 
     if (amax[b] < kFloatInfinity) continue;
     const int64_t first = b * block, last = least(count, first + block);
     memset(codes + first * call.format.bits / 8, 0, static_cast<size_t>((last - first) * call.format.bits / 8));
+  }
+}
+
+// Codes of -0 become those of +0. A pattern has the bits of all elements of a byte, or of three.
+void clear_negative_zeros(uint8_t *codes, int64_t bytes, int bits) {
+  if (bits == 4) {
+    for (int64_t i = 0; i < bytes; ++i) {
+      const int magnitudes = codes[i] & 0x77, any = (magnitudes | magnitudes >> 1 | magnitudes >> 2) & 0x11;
+      codes[i] = static_cast<uint8_t>(codes[i] & (0x77 | any << 3));
+    }
+  } else if (bits == 6) {
+    for (int64_t i = 0; i + 3 <= bytes; i += 3) {
+      uint32_t group = 0;
+      memcpy(&group, codes + i, 3);
+      const uint32_t m = group & 0x7DF7DF, any = (m | m >> 1 | m >> 2 | m >> 3 | m >> 4) & 0x041041;
+      group &= 0x7DF7DF | any << 5;
+      memcpy(codes + i, &group, 3);
+    }
+  } else {
+    for (int64_t i = 0; i < bytes; ++i) codes[i] = codes[i] == 0x80 ? 0 : codes[i];
   }
 }
 
@@ -119,6 +140,7 @@ void encode_along(const QuantizeCall &call, int64_t line, int64_t first, int64_t
   encode(stage(call.x, line, first, count, buffer), count, call.format.block, found.multipliers, to,
          mode_at(call, line, first, 1));
   if (found.has_special) zero_blocks(call, found.amax, count, divide_up(count, call.format.block), to);
+  if (call.plus_zeros) clear_negative_zeros(to, count * call.format.bits / 8, call.format.bits);
   put_line(call, line, first, count, to);
 }
 
@@ -126,7 +148,7 @@ void encode_along(const QuantizeCall &call, int64_t line, int64_t first, int64_t
 void quantize_along(const QuantizeCall &call, const Tile &tile) {
   const int64_t run = tile.last_line - tile.line == 1 ? kRun : kSquareRun;
   Found found;
-  found.multipliers[0] = call.rule.encode;
+  found.multipliers[0] = call.rule.whole;
   found.has_special = false;
   for (int64_t line = tile.line; line < tile.last_line; line += call.format.group) {
     const int64_t last_line = least(line + call.format.group, tile.last_line);
@@ -184,6 +206,9 @@ void encode_across(const QuantizeCall &call, const Tile &tile, int64_t position,
       mode_at(call, tile.line, position, call.blocks->length));
   for (int64_t i = 0; found.has_special && i < lines; ++i)
     if (found.amax[i] >= kFloatInfinity) codes[i] = 0;
+  const int negative_zero = 1 << (call.format.bits - 1);
+  for (int64_t i = 0; call.plus_zeros && i < lines; ++i)
+    if (codes[i] == negative_zero) codes[i] = 0;
 }
 
 // Where the result's codes of one position lie next to each other, there is nothing to transpose.
@@ -236,7 +261,7 @@ void quantize_tile_across(const QuantizeCall &call, const Tile &tile) {
   Found found;
   Results results;
   found.has_special = false;
-  for (int64_t i = 0; i < kTileLines; ++i) found.multipliers[i] = call.rule.encode;
+  for (int64_t i = 0; i < kTileLines; ++i) found.multipliers[i] = call.rule.whole;
   const int64_t block = least(call.format.block, kTileLength);
   for (int64_t first = tile.first; first < tile.last; first += block) {
     const Tile part = {tile.line, tile.last_line, first, least(first + block, tile.last)};
@@ -337,8 +362,10 @@ void quantize_both_ways(const QuantizeCall &along, const QuantizeCall &across) {
 
 bool is_recipe(const dlfp4_recipe &recipe) {
   const int rounding = number_of(recipe.rounding), rule = number_of(recipe.scale_rule);
-  return rounding >= DLFP4_NEAREST_EVEN && rounding <= DLFP4_STOCHASTIC && rule >= DLFP4_SCALE_FLOOR &&
-         rule <= DLFP4_SCALE_EVEN && recipe.eps >= 0;
+  const int order = number_of(recipe.scale_order);
+  return rounding >= DLFP4_NEAREST_EVEN && rounding <= DLFP4_STOCHASTIC && rounding != DLFP4_UPWARD &&
+         rule >= DLFP4_SCALE_FLOOR && rule <= DLFP4_SCALE_EVEN && order >= DLFP4_GLOBAL_FIRST &&
+         order <= DLFP4_INPUT_TYPE && recipe.eps >= 0;
 }
 
 dlfp4_status check_blocks(const QuantizeCall &call) {
@@ -378,8 +405,10 @@ dlfp4_status dlfp4_quantize(const dlfp4_matrix *x, int format, const dlfp4_recip
   if (!find_format(format, &call.format)) return DLFP4_E_OPTION;
   if (!is_recipe(*recipe)) return DLFP4_E_OPTION;
   call.kernels = &block_kernels(level);
-  call.rule = make_rule(call.format, *recipe, scale);
-  call.mode = {recipe->rounding, recipe->drops_negative_zero ? 0.0f : -0.0f, recipe->seed, 0, 1};
+  if (!make_lines(*x, kAlongRows, &call.x)) return DLFP4_E_DTYPE;
+  call.rule = make_rule(call.format, *recipe, call.x.source, scale);
+  call.mode = {recipe->rounding, call.rule.divides, recipe->drops_negative_zero ? 0.0f : -0.0f, recipe->seed, 0, 1};
+  call.plus_zeros = recipe->rounds_to_plus_zero && kTypes[call.format.row->element].specials != DLFP4_FNUZ;
   const dlfp4_blocks *const results[] = {along_rows, along_columns};
   QuantizeCall jobs[2];
   int count = 0;

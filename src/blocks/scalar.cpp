@@ -23,7 +23,9 @@ template <int From, int... To>
 void add_floats(BlockKernels *kernels, std::integer_sequence<int, To...>) {
   kernels->find_largest[From] = find_largest<kSourceRows[From]>;
   kernels->join_largest[From] = join_largest<kSourceRows[From]>;
-  (add_pair<From, To>(kernels, std::make_integer_sequence<int, kNumRoundings>()), ...);
+  using Roundings = std::integer_sequence<int, DLFP4_NEAREST_EVEN, DLFP4_NEAREST_AWAY, DLFP4_TOWARD_ZERO,
+                                          DLFP4_NEAREST_ZERO, DLFP4_STOCHASTIC>;
+  (add_pair<From, To>(kernels, Roundings()), ...);
 }
 
 template <int... Bits>

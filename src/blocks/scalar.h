@@ -143,14 +143,14 @@ void encode(const uint8_t *src, int64_t count, int64_t block, const float *multi
   int64_t last = block;
   pack_each<kTypes[Dst].bits>(count, dst, [&](int64_t i) {
     if (i == last) ++multipliers, last += block;
-    return encode_float<Rounding, Dst>(scaled(load_float<Src>(src, i), *multipliers, mode.zero), mode, i);
+    return encode_float<Rounding, Dst>(scaled(load_float<Src>(src, i), *multipliers, mode.divides, mode.zero), mode, i);
   });
 }
 
 template <int Rounding, int Src, int Dst>
 void encode_across(const uint8_t *src, int64_t count, const float *multipliers, uint8_t *codes, const BlockMode &mode) {
   for (int64_t i = 0; i < count; ++i) {
-    const float value = scaled(load_float<Src>(src, i), multipliers[i], mode.zero);
+    const float value = scaled(load_float<Src>(src, i), multipliers[i], mode.divides, mode.zero);
     codes[i] = static_cast<uint8_t>(encode_float<Rounding, Dst>(value, mode, i));
   }
 }

@@ -10,15 +10,20 @@
 
 namespace dlfp4 {
 
-ScaleRule make_rule(const FormatInfo &format, const dlfp4_recipe &recipe, const dlfp4_tensor_scale *scale) {
+ScaleRule make_rule(const FormatInfo &format, const dlfp4_recipe &recipe, Source source,
+                    const dlfp4_tensor_scale *scale) {
   const ElementType element = kTypes[format.row->element];
   ScaleRule rule = {};
   rule.zero_scale = recipe.zero_scale;
+  rule.least_code = recipe.least_scale;
   rule.least = bits_of(recipe.eps);
   rule.pow2 = recipe.pow2;
+  rule.divides = recipe.divides && !recipe.pow2;  // by powers of two both are the same
+  rule.order = recipe.scale_order;
+  rule.mantissa = rule.order == DLFP4_INPUT_TYPE ? kTypes[kSourceRows[source]].mantissa : 23;
   compute([&] {
     set_types(&rule, element, kTypes[format.row->scale]);
-    set_encode(&rule, scale ? scale->encode : 1);
+    set_scale(&rule, scale ? TensorScale{scale->encode, scale->decode} : TensorScale{1, 1});
   });
   rule.carry = carry_of_power(recipe.scale_rule, rule.largest, element.mantissa);
   return rule;

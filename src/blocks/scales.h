@@ -6,7 +6,9 @@
 
 namespace dlfp4 {
 
-ScaleRule make_rule(const FormatInfo &format, const dlfp4_recipe &recipe, const dlfp4_tensor_scale *scale);
+// Of floats of a type; `scale` is that of the whole tensor, null: not known.
+ScaleRule make_rule(const FormatInfo &format, const dlfp4_recipe &recipe, Source source,
+                    const dlfp4_tensor_scale *scale);
 
 // Bytes of a padded matrix of scales.
 int64_t padded_bytes(int layout, int64_t rows, int64_t columns, int itemsize);

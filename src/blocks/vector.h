@@ -91,27 +91,31 @@ void in_whole_steps(const uint8_t *src, int64_t count, const Factors &factors, u
 // Whole steps, of which Isa::load_floats<Src> and Isa::store_codes<Bits> are as in codecs/vector.h.
 template <class Isa, int Src, int DstBits, class Encoder, class Factors>
 __attribute__((noinline)) void encode_whole(const Encoder &encoder, const uint8_t *src, int64_t count, Factors factors,
-                                            uint8_t *dst, float mode_zero) {
+                                            uint8_t *dst, const BlockMode &mode) {
   using F32 = typename Isa::F32;
   constexpr int kSrcBytes = kTypes[Src].bits / 8;
   const Encoder codes_of = encoder;
-  const F32 zero = splat<F32>(mode_zero);
+  const F32 zero = splat<F32>(mode.zero);
+  const bool divides = mode.divides;
   for (int64_t first = 0; first < count; first += Isa::kCodes) {
     if constexpr (Factors::kAhead > 0)
       Isa::template prefetch<Isa::kCodes * kSrcBytes, Factors::kAhead * kSrcBytes>(src + first * kSrcBytes);
     auto floats = Isa::template load_floats<Src>(src + first * kSrcBytes);
-    for (int i = 0; i < 4; ++i) floats.part[i] = floats.part[i] * factors(first, i) + zero;
+    if (__builtin_expect(divides, 0))
+      for (int i = 0; i < 4; ++i) floats.part[i] = floats.part[i] / factors(first, i) + zero;
+    else
+      for (int i = 0; i < 4; ++i) floats.part[i] = floats.part[i] * factors(first, i) + zero;
     Isa::template store_codes<DstBits>(dst + first * DstBits / 8, codes_of(floats), false);
   }
 }
 
 // Isa::encoder<Dst, Rounding>() makes codes of a step's floats, and saturates.
 template <class Isa, int Rounding, int Src, int Dst, int DstBits, class Factors>
-void encode_scaled(const uint8_t *src, int64_t count, const Factors &all_factors, uint8_t *dst, float zero) {
+void encode_scaled(const uint8_t *src, int64_t count, const Factors &all_factors, uint8_t *dst, const BlockMode &mode) {
   const auto encoder = Isa::template encoder<Dst, Rounding>();
   in_whole_steps<Isa, kTypes[Src].bits, DstBits>(
       src, count, all_factors, dst, [&](const uint8_t *from, int64_t elements, const Factors &factors, uint8_t *to) {
-        encode_whole<Isa, Src, DstBits>(encoder, from, elements, factors, to, zero);
+        encode_whole<Isa, Src, DstBits>(encoder, from, elements, factors, to, mode);
       });
 }
 
@@ -121,14 +125,14 @@ void encode_blocks(const uint8_t *src, int64_t count, int64_t block, const float
   constexpr int kSrcBytes = kTypes[Src].bits / 8, kBits = kTypes[Dst].bits;
   in_runs_of_blocks<Isa>(count, block, multipliers, [&](int64_t first, int64_t elements, const auto &factors) {
     encode_scaled<Isa, Rounding, Src, Dst, kBits>(src + first * kSrcBytes, elements, factors, dst + first * kBits / 8,
-                                                  mode.zero);
+                                                  mode);
   });
 }
 
 template <class Isa, int Rounding, int Src, int Dst>
 void encode_across_lines(const uint8_t *src, int64_t count, const float *multipliers, uint8_t *codes,
                          const BlockMode &mode) {
-  encode_scaled<Isa, Rounding, Src, Dst, 8>(src, count, ElementFactors<Isa>{multipliers}, codes, mode.zero);
+  encode_scaled<Isa, Rounding, Src, Dst, 8>(src, count, ElementFactors<Isa>{multipliers}, codes, mode);
 }
 
 // --- Decoding --------------------------------------------------------------------------------
@@ -199,7 +203,8 @@ void add_elements(BlockKernels *kernels, std::integer_sequence<int, Rounding...>
 // Stochastic rounding is left to the scalar level.
 template <class Isa, int From, int... To>
 void add_floats(BlockKernels *kernels, std::integer_sequence<int, To...>) {
-  using Fixed = std::integer_sequence<int, DLFP4_NEAREST_EVEN, DLFP4_NEAREST_AWAY, DLFP4_TOWARD_ZERO>;
+  using Fixed =
+      std::integer_sequence<int, DLFP4_NEAREST_EVEN, DLFP4_NEAREST_AWAY, DLFP4_TOWARD_ZERO, DLFP4_NEAREST_ZERO>;
   kernels->find_largest[From] = Isa::template Largest<kSourceRows[From]>::find;
   kernels->join_largest[From] = Isa::template Largest<kSourceRows[From]>::join;
   (add_elements<Isa, From, To>(kernels, Fixed()), ...);

@@ -181,17 +181,44 @@ struct BlockScales {
     return has_any(any);
   }
 
+  // As `narrowed` of scaling.h.
+  static F32 narrow(F32 values, int mantissa) {
+    if (mantissa == 7) return floats(round_to_bfloat16(bits(values)) & 0xFFFF0000u);
+    if (mantissa != 10) return values;
+    const U32 power = larger<U32>(bits(values) & kFloatInfinity, splat<U32>(113u << 23));
+    const F32 addend = floats(power + (13u << 23));
+    return values >= 65520.0f ? splat<F32>(kBeyondFloat) : (values + addend) - addend;
+  }
+
+  static F32 wanted_scales(const ScaleRule &rule, F32 magnitudes) {
+    const F32 by = splat<F32>(rule.first);
+    const F32 first = rule.over_first ? narrow(magnitudes / by, rule.mantissa) : magnitudes * by;
+    return finite(first * rule.second);
+  }
+
+  static U32 stored_codes(const ScaleRule &rule, U32 magnitudes, U32 codes) {
+    const U32 least_of_some = magnitudes == 0u ? U32{} : splat<U32>(rule.least_code);
+    const U32 code = larger<U32>(codes, least_of_some);
+    return code == 0u ? splat<U32>(rule.zero_scale) : code;
+  }
+
+  static F32 two_level_factors(const ScaleRule &rule, F32 scales) {
+    const F32 unit = splat<F32>(rule.unit), decode = rule.over_unit ? scales / unit : scales * unit;
+    if (rule.divides) return scales == 0.0f ? splat<F32>(kLargestFloat) : decode;
+    const F32 factors = finite(1.0f / decode);
+    return rule.order == DLFP4_BLOCK_FIRST ? (scales == 0.0f ? F32{} : factors) : factors;
+  }
+
   static bool find_two_level(const ScaleRule &rule, const uint32_t *amax, int64_t count, uint8_t *stored,
                              float *multipliers) {
     static constexpr EncodeRule kRule = make_encode_rule(kTypes[DLFP4_float8_e4m3fn], {DLFP4_NEAREST_EVEN, true});
-    const F32 per_magnitude = splat<F32>(rule.per_magnitude), unit = splat<F32>(rule.unit);
     return each_magnitude(amax, count, multipliers, [&](int64_t first, int64_t lanes, U32 magnitudes) {
-      const U32 special = not_finite(magnitudes), wanted = bits(finite(floats(magnitudes) * per_magnitude));
-      const U32 sign = wanted & kFloatSign;
-      const U32 code = encode_magnitudes<Isa, DLFP4_float8_e4m3fn, DLFP4_NEAREST_EVEN>(wanted, kRule) & 0x7Fu;
-      const F32 scale = floats(bits(decode_e4m3_magnitudes(code)) | sign);
-      store_bytes(stored + first, ((code | sign >> 24) & ~special) | (special & 0x7Fu), lanes);
-      return bits(finite(1.0f / (scale * unit))) & ~special;
+      const U32 special = not_finite(magnitudes), wanted = bits(wanted_scales(rule, floats(magnitudes)));
+      const U32 rounded = encode_magnitudes<Isa, DLFP4_float8_e4m3fn, DLFP4_NEAREST_EVEN>(wanted, kRule) & 0x7Fu;
+      const U32 code = stored_codes(rule, magnitudes, rounded | (wanted & kFloatSign) >> 24);
+      const F32 scale = floats(bits(decode_e4m3_magnitudes(code & 0x7Fu)) | (code & 0x80u) << 24);
+      store_bytes(stored + first, (code & ~special) | (special & 0x7Fu), lanes);
+      return bits(two_level_factors(rule, scale)) & ~special;
     });
   }
 
@@ -199,19 +226,22 @@ struct BlockScales {
                           float *multipliers) {
     const U32 carry = splat<U32>(rule.carry), lowest = splat<U32>(static_cast<uint32_t>(rule.exponent));
     const U32 zero_scale = splat<U32>(rule.zero_scale), one = splat<U32>(bits_of(1.0f));
-    return each_magnitude(amax, count, multipliers, [&](int64_t first, int64_t lanes, U32 magnitudes) {
-      const U32 special = not_finite(magnitudes);
+    const U32 least = splat<U32>(rule.least), least_code = splat<U32>(rule.least_code);
+    return each_magnitude(amax, count, multipliers, [&](int64_t first, int64_t lanes, U32 found) {
+      const U32 special = not_finite(found), magnitudes = larger<U32>(found, least);
       const U32 exponent = (magnitudes + carry) >> 23;
-      const U32 code = smaller<U32>(larger<U32>(exponent, lowest) - lowest, splat<U32>(254u));
-      const U32 power = larger<U32>((254u - code) << 23, splat<U32>(1u << 22));
+      const U32 power = smaller<U32>(larger<U32>(exponent, lowest) - lowest, splat<U32>(254u));
+      const U32 code = larger<U32>(power, least_code);
+      const U32 multiplier = larger<U32>((254u - code) << 23, splat<U32>(1u << 22));
       const U32 finite_code = magnitudes == 0u ? zero_scale : code;
       store_bytes(stored + first, finite_code | (special & 0xFFu), lanes);
-      return (magnitudes == 0u ? one : power) & ~special;
+      return (magnitudes == 0u ? one : multiplier) & ~special;
     });
   }
 
   static bool find_float_scales(const ScaleRule &rule, const uint32_t *amax, int64_t count, uint8_t *stored,
                                 float *multipliers) {
+    if (rule.divides) return find_quotients(rule, amax, count, stored, multipliers);
     const F32 largest = splat<F32>(float_of(rule.largest));
     const U32 kept = splat<U32>(rule.pow2 ? kFloatInfinity : ~0u), smallest = splat<U32>(rule.least);
     const U32 one = splat<U32>(bits_of(1.0f));
@@ -221,6 +251,20 @@ struct BlockScales {
       const U32 multiplier = counted - 1 >= kFloatInfinity - 1 ? one : encode;  // 0 wraps around
       Isa::store_part(stored + 4 * first, 1.0f / floats(multiplier), 4 * lanes);
       return multiplier;
+    });
+  }
+
+  // Scales that elements are divided by.
+  static bool find_quotients(const ScaleRule &rule, const uint32_t *amax, int64_t count, uint8_t *stored,
+                             float *divisors) {
+    const F32 largest = splat<F32>(float_of(rule.largest));
+    const U32 smallest = splat<U32>(rule.least), one = splat<U32>(bits_of(1.0f));
+    return each_magnitude(amax, count, divisors, [&](int64_t first, int64_t lanes, U32 magnitudes) {
+      const U32 counted = larger<U32>(magnitudes, smallest);
+      const U32 quotient = larger<U32>(bits(floats(counted) / largest), splat<U32>(1u));
+      const U32 divisor = counted - 1 >= kFloatInfinity - 1 ? one : quotient;
+      Isa::store_part(stored + 4 * first, floats(divisor), 4 * lanes);
+      return divisor;
     });
   }
 

@@ -92,10 +92,14 @@ struct Avx2Codecs : Avx2 {
 
   static bool has_nan(const Floats &floats) { return dlfp4::has_nan(floats); }
 
-  static constexpr Modes kRoundings = kNearestEven;
+  template <int Dst>
+  static constexpr Modes kRoundings = Dst == DLFP4_float4_e2m1fn ? kNearestEven | kNearestZero : kNearestEven;
 
   template <int Dst, class Run>
-  static void with_encoder(dlfp4_rounding, bool saturate, Run run) {
+  static void with_encoder(dlfp4_rounding rounding, bool saturate, Run run) {
+    if constexpr (Dst == DLFP4_float4_e2m1fn)
+      if (rounding == DLFP4_NEAREST_ZERO)
+        return run(Encoder<Dst, DLFP4_NEAREST_ZERO>{kNearestRules<Dst, DLFP4_NEAREST_ZERO>[saturate]});
     run(Encoder<Dst, DLFP4_NEAREST_EVEN>{kNearestRules<Dst>[saturate]});
   }
 

@@ -125,9 +125,9 @@ struct Encoder {
 // bits of mantissa, an odd one all that lies between two such. Classes count from the least that FP4 tells apart.
 constexpr uint32_t kFirstClass = 125 << 3;
 
-constexpr int code_of_class(int number) {
+constexpr int code_of_class(int number, dlfp4_rounding rounding) {
   const uint32_t bits = kFirstClass + static_cast<uint32_t>(number);
-  return code_of_float(kTypes[DLFP4_float4_e2m1fn], bits / 2 << 21 | bits % 2, {DLFP4_NEAREST_EVEN, true});
+  return code_of_float(kTypes[DLFP4_float4_e2m1fn], bits / 2 << 21 | bits % 2, {rounding, true});
 }
 
 // By class: the code as the sum of two tables' entries, of the classes up to 15 and from 19 to 34, and of a comparison.
@@ -136,14 +136,20 @@ struct ClassTables {
   Constant high;
 };
 
-constexpr ClassTables kClasses = {make_constant([](int i) { return code_of_class(i % 16); }),
-                                  make_constant([](int i) { return code_of_class(19 + i % 16) - code_of_class(18); })};
-static_assert(code_of_class(0) == 0 && code_of_class(15) == code_of_class(18), "between the tables nothing happens");
-static_assert(code_of_class(34) + 1 == code_of_class(35) && code_of_class(35) == 7, "one comparison does the rest");
+template <dlfp4_rounding Rounding>
+constexpr ClassTables kClasses = {
+    make_constant([](int i) { return code_of_class(i % 16, Rounding); }),
+    make_constant([](int i) { return code_of_class(19 + i % 16, Rounding) - code_of_class(18, Rounding); })};
+
+constexpr bool fits_tables(dlfp4_rounding rounding) {
+  const auto code = [rounding](int number) { return code_of_class(number, rounding); };
+  return code(0) == 0 && code(15) == code(18) && code(34) + 1 == code(35) && code(35) == 7;
+}
 
 // FP4: the floor and the ceiling of a float's highest 11 bits are added up to its class and its sign.
-template <>
-struct Encoder<DLFP4_float4_e2m1fn, DLFP4_NEAREST_EVEN> {
+template <dlfp4_rounding Rounding>
+struct ClassEncoder {
+  static_assert(fits_tables(Rounding), "between the tables nothing happens, and one comparison does the rest");
   const EncodeRule &rule;
 
   __m256i signed_classes(__m256 floats) const {
@@ -154,9 +160,9 @@ struct Encoder<DLFP4_float4_e2m1fn, DLFP4_NEAREST_EVEN> {
   __m256i signed_classes(__m256 a, __m256 b) const { return _mm256_packs_epi32(signed_classes(a), signed_classes(b)); }
 
   __m256i codes_of_classes(__m256i classes) const {
-    const __m256i low = _mm256_shuffle_epi8(load(kClasses.low), _mm256_min_epu8(classes, all_bytes(15)));
+    const __m256i low = _mm256_shuffle_epi8(load(kClasses<Rounding>.low), _mm256_min_epu8(classes, all_bytes(15)));
     const __m256i above_low = _mm256_sub_epi8(_mm256_min_epu8(classes, all_bytes(34)), all_bytes(19));
-    const __m256i codes = _mm256_add_epi8(low, _mm256_shuffle_epi8(load(kClasses.high), above_low));
+    const __m256i codes = _mm256_add_epi8(low, _mm256_shuffle_epi8(load(kClasses<Rounding>.high), above_low));
     return _mm256_sub_epi8(codes, _mm256_cmpeq_epi8(_mm256_max_epu8(classes, all_bytes(35)), classes));
   }
 
@@ -173,6 +179,12 @@ struct Encoder<DLFP4_float4_e2m1fn, DLFP4_NEAREST_EVEN> {
     return in_order(__builtin_expect(has_nan(floats), 0) ? put_nans(codes, floats, sign_bits<4>(floats), rule) : codes);
   }
 };
+
+template <>
+struct Encoder<DLFP4_float4_e2m1fn, DLFP4_NEAREST_EVEN> : ClassEncoder<DLFP4_NEAREST_EVEN> {};
+
+template <>
+struct Encoder<DLFP4_float4_e2m1fn, DLFP4_NEAREST_ZERO> : ClassEncoder<DLFP4_NEAREST_ZERO> {};
 
 }  // namespace
 }  // namespace dlfp4

@@ -63,6 +63,7 @@ struct Avx512Codecs : Avx512 {
 
   static bool has_nan(const Floats &floats) { return dlfp4::has_nan(floats); }
 
+  template <int Dst>
   static constexpr Modes kRoundings = kFixedModes;
 
   template <int Dst, class Run>

@@ -118,6 +118,12 @@ __m512i put_nans(__m512i codes, const Floats &floats, __m512i signs, Special nan
 
 // --- Encoders --------------------------------------------------------------------------------
 
+// Of magnitudes; zero stays.
+inline __m512 next_smaller(__m512 floats) {
+  const __m512i one = all(1);
+  return _mm512_castsi512_ps(_mm512_sub_epi32(_mm512_max_epu32(_mm512_castps_si512(floats), one), one));
+}
+
 // Codes of any format but E8M0.
 template <int Bits, bool kSignsZeros, dlfp4_rounding kRounding>
 struct Encoder {
@@ -135,12 +141,14 @@ struct Encoder {
 
   __m512i magnitudes(__m512 floats) const {
     constexpr int kDirection = kRounding == DLFP4_NEAREST_EVEN ? _MM_FROUND_TO_NEAREST_INT : _MM_FROUND_TO_ZERO;
-    const __m512 clamped = _mm512_range_ps(floats, limit, kSmallerMagnitude);
+    const __m512 limited = _mm512_range_ps(floats, limit, kSmallerMagnitude);
+    const __m512 clamped = kRounding == DLFP4_NEAREST_ZERO ? next_smaller(limited) : limited;
     const __m512i power = _mm512_and_si512(_mm512_castps_si512(clamped), all(kFloatInfinity));
     const __m512i addend = _mm512_add_epi32(_mm512_max_epu32(power, lowest), magic);
     const __m512i sum =
         _mm512_castps_si512(_mm512_add_round_ps(clamped, _mm512_castsi512_ps(addend), kDirection | _MM_FROUND_NO_EXC));
-    const __m512i significand = kRounding == DLFP4_NEAREST_AWAY ? _mm512_srli_epi32(sum, 1) : sum;
+    constexpr bool kHalves = kRounding == DLFP4_NEAREST_AWAY || kRounding == DLFP4_NEAREST_ZERO;
+    const __m512i significand = kHalves ? _mm512_srli_epi32(sum, 1) : sum;
     return _mm512_add_epi32(significand, _mm512_srlv_epi32(sum, shift));
   }
 
@@ -208,6 +216,8 @@ void with_encoder(dlfp4_rounding rounding, bool saturate, Run run) {
     run(make_encoder<Dst, DLFP4_NEAREST_EVEN>(saturate));
   else if (rounding == DLFP4_NEAREST_AWAY)
     run(make_encoder<Dst, DLFP4_NEAREST_AWAY>(saturate));
+  else if (rounding == DLFP4_NEAREST_ZERO)
+    run(make_encoder<Dst, DLFP4_NEAREST_ZERO>(saturate));
   else
     run(make_encoder<Dst, DLFP4_TOWARD_ZERO>(saturate));
 }

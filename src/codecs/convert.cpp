@@ -233,6 +233,7 @@ extern "C" dlfp4_status dlfp4_convert(const dlfp4_view *src, const dlfp4_view *d
   if (!are_convertible(from, to)) return DLFP4_E_DTYPE;
   Mode mode;
   if (!is_mode(options, &mode)) return DLFP4_E_OPTION;
+  if (mode.rounding == DLFP4_UPWARD && kTypes[to.row].specials != DLFP4_E8M0) return DLFP4_E_OPTION;
   Walk walk;
   if (!have_one_shape(*src, *dst) || !collapse(*src, *dst, &walk)) return DLFP4_E_SHAPE;
   if (walk.size == 0) return DLFP4_OK;

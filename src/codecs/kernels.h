@@ -25,16 +25,17 @@ struct Mode {
 using Kernel = void (*)(const uint8_t *src, uint8_t *dst, int64_t count, const Mode &mode);
 
 // A set of modes, a bit each.
-using Modes = uint8_t;
-constexpr int kNumModes = 8;
+using Modes = uint16_t;
+constexpr int kNumModes = 2 * (DLFP4_STOCHASTIC + 1);
 static constexpr int mode_index(dlfp4_rounding rounding, bool saturate) {
   return 2 * static_cast<int>(rounding) + (saturate ? 1 : 0);
 }
 constexpr Modes kNearestEven = 3 << mode_index(DLFP4_NEAREST_EVEN, false);
+constexpr Modes kNearestZero = 3 << mode_index(DLFP4_NEAREST_ZERO, false);
 // Modes whose result depends on the code alone, not on the element's index.
 constexpr int kNumFixedModes = mode_index(DLFP4_STOCHASTIC, false);
 constexpr Modes kFixedModes = (1 << kNumFixedModes) - 1;
-constexpr Modes kAnyMode = 0xFF;  // also of what never rounds: copies, exact decodes
+constexpr Modes kAnyMode = (1 << kNumModes) - 1;  // also of what never rounds: copies, exact decodes
 
 struct KernelRow {
   Operand src;

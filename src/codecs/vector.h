@@ -97,9 +97,9 @@ void decode_codes(const uint8_t *src, uint8_t *dst, int64_t count, const Mode &)
 
 // --- Floats to codes -------------------------------------------------------------------------
 
-template <int Row>
-constexpr EncodeRule kNearestRules[] = {make_encode_rule(kTypes[Row], {DLFP4_NEAREST_EVEN, false}),
-                                        make_encode_rule(kTypes[Row], {DLFP4_NEAREST_EVEN, true})};
+template <int Row, dlfp4_rounding Rounding = DLFP4_NEAREST_EVEN>
+constexpr EncodeRule kNearestRules[] = {make_encode_rule(kTypes[Row], {Rounding, false}),
+                                        make_encode_rule(kTypes[Row], {Rounding, true})};
 
 // What the encoder of E8M0 needs. The code of a power of two is the exponent of its float32.
 struct PowerEncodeRule {
@@ -113,14 +113,23 @@ struct PowerRules {
   PowerEncodeRule rule[kNumFixedModes];
 };
 
+// What carries into the exponent.
+constexpr uint32_t carry_of_power(dlfp4_rounding rounding) {
+  if (rounding == DLFP4_TOWARD_ZERO) return 0;
+  if (rounding == DLFP4_UPWARD) return 0x007FFFFF;
+  return rounding == DLFP4_NEAREST_ZERO ? 0x003FFFFF : 0x00400000;
+}
+
 // The smallest float32 whose code is 1 is a subnormal: all others below 2^-126 have none but code 0.
 constexpr PowerRules make_power_rules(ElementType f) {
-  constexpr uint32_t kLowest = 0x00400000, kBelowHalf = 0x005FFFFF;
+  constexpr uint32_t kLowest = 0x00400000, kBelowHalf = 0x005FFFFF, kHalf = 0x00600000;
   PowerRules rules = {};
   for (int mode = 0; mode < kNumFixedModes; ++mode) {
     const Round round = {static_cast<dlfp4_rounding>(mode / 2), mode % 2 != 0};
-    rules.rule[mode].half = round.rounding == DLFP4_TOWARD_ZERO ? 0 : kLowest;
-    rules.rule[mode].below_one = code_of_float(f, kLowest + 1, round) == 1 ? kLowest : kBelowHalf;
+    rules.rule[mode].half = carry_of_power(round.rounding);
+    rules.rule[mode].below_one = code_of_float(f, kLowest + 1, round) == 1 ? kLowest
+                                 : code_of_float(f, kHalf, round) == 1     ? kBelowHalf
+                                                                           : kHalf;
     rules.rule[mode].largest = code_of_float(f, kFloatInfinity, round);
     rules.rule[mode].smallest_valid = code_of_float(f, 0, round) == 0 ? 0 : 1;
   }
@@ -242,14 +251,15 @@ void convert_floats(const uint8_t *src, uint8_t *dst, int64_t count, const Mode 
 
 constexpr bool is_sub_byte(int row) { return kTypes[row].bits < 8; }
 
-// Isa::kRoundings are the modes of its encoders; Isa::kRoundsDecoded says whether decode_steps serves pairs that are
-// not exact.
+// Isa::kRoundings<Low> are the modes of its encoders; Isa::kRoundsDecoded says whether decode_steps serves pairs that
+// are not exact.
 template <class Isa, int Low, bool kPacked, int Wide, class Table>
 constexpr void add_codes(Table *rows) {
   constexpr Operand kLow = {Low, kPacked}, kWide = {Wide, false};
   if constexpr (Isa::kRoundsDecoded || holds_exactly(kTypes[Wide], kTypes[Low]))
     rows->add(kLow, kWide, wide_modes<Low, Wide>(), decode_codes<Isa, Low, kPacked, Wide>);
-  rows->add(kWide, kLow, Isa::kRoundings, encode_floats<Isa, Wide, Low, kPacked>);
+  constexpr Modes kRoundings = kTypes[Low].specials == DLFP4_E8M0 ? kFixedModes : Isa::template kRoundings<Low>;
+  rows->add(kWide, kLow, kRoundings, encode_floats<Isa, Wide, Low, kPacked>);
 }
 
 template <class Isa, int Src, bool kSrcPacked, int Dst, class Table>

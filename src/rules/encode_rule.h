@@ -40,9 +40,10 @@ struct EncodeRule {
 // With e the exponent, m the mantissa's bits and l the smallest normal exponent, the code is the rounded significand,
 // in units of 2^(e-m), plus (e-l) * 2^m. Adding 2^(e+23-m) to the float rounds it to these units and leaves the
 // significand in the lowest bits, the exponent above; shifted right by 23-m and added, it adds e * 2^m and a constant,
-// for which the magic makes up in advance. Ties away from zero take one unit more, halves, which is shifted out later.
+// for which the magic makes up in advance. Ties away from zero take one unit more, halves, which is shifted out later;
+// ties towards zero are the same of the next smaller float.
 constexpr EncodeRule make_encode_rule(ElementType f, Round round) {
-  const bool halves = round.rounding == DLFP4_NEAREST_AWAY;
+  const bool halves = round.rounding == DLFP4_NEAREST_AWAY || round.rounding == DLFP4_NEAREST_ZERO;
   const bool clamps_finite = clamps(f, kFinite, round);
   const uint32_t lift = static_cast<uint32_t>(23 - f.mantissa - halves);
   const uint32_t lowest = static_cast<uint32_t>(127 + smallest_normal_exponent(f));

@@ -205,10 +205,12 @@ DLFP4_RULE bool draws_below(uint64_t significand, int drop, const Draw &draw) {
 DLFP4_RULE bool rounds_up(uint64_t significand, int drop, uint64_t kept, dlfp4_rounding rounding, const Draw &draw) {
   if (rounding == DLFP4_TOWARD_ZERO) return false;
   if (rounding == DLFP4_STOCHASTIC) return draws_below(significand, drop, draw);
-  if (drop > 64) return false;
+  if (drop > 64) return rounding == DLFP4_UPWARD;
   const uint64_t half = uint64_t{1} << (drop - 1);
   const uint64_t rest = significand & (half | (half - 1));
+  if (rounding == DLFP4_UPWARD) return rest > 0;
   if (rounding == DLFP4_NEAREST_AWAY) return rest >= half;
+  if (rounding == DLFP4_NEAREST_ZERO) return rest > half;
   return rest + (kept & 1) > half;  // no overflow: where drop is 64, nothing is kept
 }
 

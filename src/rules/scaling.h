@@ -23,14 +23,20 @@ struct ScaleRule {
   uint32_t carry;       // of DLFP4_POWER formats: carry_of_power
   int exponent;         // of the element type's largest value
   uint32_t largest;     // the element type's largest value, as float32 bits
-  uint32_t zero_scale;  // the code of an all-zero block's scale
+  uint32_t zero_scale;  // the code of a scale that would be zero
+  uint32_t least_code;  // of the scale of a block that is not zero
   uint32_t least;       // float32 bits: smaller magnitudes count as this one
   bool pow2;            // round the encode scale down to a power of two
+  bool divides;         // elements are divided by their factor, not multiplied
   float inverse;        // 1 / largest
   float reach;          // of DLFP4_TWO_LEVEL formats: the largest value times the scale type's
-  float encode;         // of the whole tensor: what DLFP4_TWO_LEVEL scales are in units of
-  float per_magnitude;  // encode / largest, by the inverse: a block's scale over its largest magnitude
-  float unit;           // 1 / encode
+  float whole;          // factor of the elements where the whole tensor has one scale
+  // Of DLFP4_TWO_LEVEL formats. A block's scale is its largest magnitude times (or over) `first`, times `second`. What
+  // its elements are multiplied with is the reciprocal of the stored scale times (or over) `unit`.
+  dlfp4_scale_order order;
+  bool over_first, over_unit;
+  int mantissa;  // what the quotient by `first` is rounded to: the bits of the input's mantissa; 23: all
+  float first, second, unit;
 };
 
 namespace {
@@ -52,11 +58,24 @@ DLFP4_FLOAT_RULE uint32_t bits_of(float value) {
 
 DLFP4_FLOAT_RULE float finite(float value) { return value < kLargestFloat ? value : kLargestFloat; }
 
-// What is stored of a block's scale (a code, or a float32's bits), and what its elements are multiplied with.
+// What is stored of a block's scale (a code, or a float32's bits), and what its elements are multiplied with, or
+// divided by.
 struct BlockScale {
   uint32_t stored;
   float multiplier;
 };
+
+constexpr float kBeyondFloat = __builtin_huge_valf();
+
+// A non-negative float rounded to so many bits of a float16's (10) or a bfloat16's (7) mantissa, to nearest even.
+DLFP4_FLOAT_RULE float narrowed(float value, int mantissa) {
+  if (mantissa == 7) return float_of((bits_of(value) + 0x7FFF + (bits_of(value) >> 16 & 1)) & 0xFFFF0000);
+  if (mantissa != 10) return value;
+  if (value >= 65520) return kBeyondFloat;
+  const uint32_t power = bits_of(value) & kFloatInfinity, lowest = 113u << 23;
+  const float addend = float_of((power > lowest ? power : lowest) + (13u << 23));
+  return (value + addend) - addend;
+}
 
 // --- The whole tensor ------------------------------------------------------------------------
 
@@ -70,13 +89,27 @@ DLFP4_FLOAT_RULE float stored_decode(float decode) { return decode > kLeastDecod
 // NVFP4: `largest` is the largest finite magnitude.
 DLFP4_FLOAT_RULE TensorScale two_level_scale(const ScaleRule &rule, float largest) {
   if (largest == 0) return {1, 1};
+  if (rule.order == DLFP4_INPUT_TYPE) {  // whose project takes 1 where this overflows, and divides as PyTorch does
+    const float encode = narrowed(narrowed(1 / largest, rule.mantissa) * rule.reach, rule.mantissa);
+    return encode < kBeyondFloat ? TensorScale{encode, stored_decode(1 / encode)} : TensorScale{1, 1};
+  }
   return {finite(rule.reach / largest), stored_decode(largest / rule.reach)};
+}
+
+// A quotient that is not zero: the least one maps the least magnitudes to themselves.
+DLFP4_FLOAT_RULE float quotient_scale(const ScaleRule &rule, uint32_t magnitude) {
+  const uint32_t bits = bits_of(float_of(magnitude) / float_of(rule.largest));
+  return float_of(bits > 0 ? bits : 1);
 }
 
 // A float32 scale that maps the largest magnitude to the element type's largest value: current scaling.
 DLFP4_FLOAT_RULE TensorScale largest_scale(const ScaleRule &rule, uint32_t magnitude) {
   const uint32_t amax = magnitude < rule.least ? rule.least : magnitude;
   if (amax == 0 || amax >= kFloatInfinity) return {1, 1};
+  if (rule.divides) {
+    const float decode = quotient_scale(rule, amax);
+    return {finite(1 / decode), decode};
+  }
   float encode = finite(float_of(rule.largest) / float_of(amax));
   if (rule.pow2) encode = float_of(bits_of(encode) & kFloatInfinity);
   return {encode, 1 / encode};
@@ -93,10 +126,19 @@ DLFP4_FLOAT_RULE void set_types(ScaleRule *rule, ElementType element, ElementTyp
 }
 
 // What follows from the scale of the whole tensor.
-DLFP4_FLOAT_RULE void set_encode(ScaleRule *rule, float encode) {
-  rule->encode = encode;
-  rule->per_magnitude = encode * rule->inverse;
-  rule->unit = 1 / encode;
+DLFP4_FLOAT_RULE void set_scale(ScaleRule *rule, TensorScale scale) {
+  const float largest = float_of(rule->largest);
+  rule->whole = rule->divides ? scale.decode : scale.encode;
+  rule->over_first = rule->divides || rule->order == DLFP4_INPUT_TYPE;
+  rule->over_unit = rule->order == DLFP4_INPUT_TYPE;
+  rule->unit = rule->over_unit ? scale.encode : rule->divides ? scale.decode : 1 / scale.encode;
+  rule->second = scale.encode;
+  if (rule->order != DLFP4_GLOBAL_FIRST) {
+    rule->first = rule->over_first ? largest : rule->inverse;
+  } else {
+    rule->first = rule->over_first ? largest * scale.decode : scale.encode * rule->inverse;
+    rule->second = 1;
+  }
 }
 
 // --- A block ---------------------------------------------------------------------------------
@@ -114,11 +156,30 @@ DLFP4_FLOAT_RULE float decode_scale(ElementType scale, uint32_t stored) {
   return float_of(static_cast<uint32_t>(convert(scale, type_of<DLFP4_float32>(), stored, round, {0, 0, 0})));
 }
 
-// NVFP4, as TransformerEngine and FlashInfer's exact path: the order of the operations decides bytes.
+// NVFP4: what a block's scale is before it is rounded. The order of the operations decides bytes.
+DLFP4_FLOAT_RULE float wanted_scale(const ScaleRule &rule, float magnitude) {
+  const float first = rule.over_first ? narrowed(magnitude / rule.first, rule.mantissa) : magnitude * rule.first;
+  return finite(first * rule.second);
+}
+
+// The code that is stored for one that a magnitude gave.
+DLFP4_FLOAT_RULE uint32_t stored_code(const ScaleRule &rule, uint32_t magnitude, uint32_t code) {
+  if (magnitude != 0 && code < rule.least_code) return rule.least_code;
+  return code == 0 ? rule.zero_scale : code;
+}
+
+// What elements are multiplied with, or divided by, where the stored scale is worth `scale`.
+DLFP4_FLOAT_RULE float two_level_factor(const ScaleRule &rule, float scale) {
+  const float decode = rule.over_unit ? scale / rule.unit : scale * rule.unit;
+  if (rule.divides) return scale == 0 ? kLargestFloat : decode;
+  return scale == 0 && rule.order == DLFP4_BLOCK_FIRST ? 0 : finite(1 / decode);
+}
+
 DLFP4_FLOAT_RULE BlockScale two_level_block(const ScaleRule &rule, ElementType scale, uint32_t magnitude) {
   if (magnitude >= kFloatInfinity) return {encode_scale(scale, kFloatNan), 0};
-  const uint32_t code = encode_scale(scale, bits_of(finite(float_of(magnitude) * rule.per_magnitude)));
-  return {code, finite(1 / (decode_scale(scale, code) * rule.unit))};
+  const uint32_t rounded = encode_scale(scale, bits_of(wanted_scale(rule, float_of(magnitude))));
+  const uint32_t code = stored_code(rule, magnitude, rounded);
+  return {code, two_level_factor(rule, decode_scale(scale, code))};
 }
 
 // What an MX scale's rule adds to a magnitude before all but its exponent is cut off. `largest` is the element type's
@@ -142,22 +203,26 @@ DLFP4_FLOAT_RULE float power_multiplier(uint32_t code) { return float_of(code < 
 
 DLFP4_FLOAT_RULE BlockScale power_block(const ScaleRule &rule, uint32_t magnitude) {
   if (magnitude >= kFloatInfinity) return {0xFF, 0};
-  if (magnitude == 0) return {rule.zero_scale, 1};
+  const uint32_t amax = magnitude < rule.least ? rule.least : magnitude;
+  if (amax == 0) return {rule.zero_scale, 1};
   // Below 2^-126 the scale is the lowest one whichever rule, so that an exponent of 0 may stand for all of those.
-  const int power = static_cast<int>((magnitude + rule.carry) >> 23) - rule.exponent;
-  const uint32_t code = static_cast<uint32_t>(power < 0 ? 0 : power > 254 ? 254 : power);
+  const int power = static_cast<int>((amax + rule.carry) >> 23) - rule.exponent;
+  const int least = static_cast<int>(rule.least_code);
+  const uint32_t code = static_cast<uint32_t>(power < least ? least : power > 254 ? 254 : power);
   return {code, power_multiplier(code)};
 }
 
 DLFP4_FLOAT_RULE BlockScale largest_block(const ScaleRule &rule, uint32_t magnitude) {
   const TensorScale scale = largest_scale(rule, magnitude);
-  return {bits_of(scale.decode), scale.encode};
+  return {bits_of(scale.decode), rule.divides ? scale.decode : scale.encode};
 }
 
 // --- Elements --------------------------------------------------------------------------------
 
 // What is rounded to the element type. Adding +0 turns -0 into +0, adding -0 changes nothing.
-DLFP4_FLOAT_RULE float scaled(float value, float multiplier, float zero) { return value * multiplier + zero; }
+DLFP4_FLOAT_RULE float scaled(float value, float factor, bool divides, float zero) {
+  return (divides ? value / factor : value * factor) + zero;
+}
 
 // An element's value times its scale. A NaN element stays itself; every other NaN has the one positive, quiet pattern.
 DLFP4_FLOAT_RULE float decoded(float element, float scale) {

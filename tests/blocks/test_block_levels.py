@@ -16,6 +16,7 @@ import hashlib, itertools, json
 import numpy as np
 import dlfp4
 import reference
+from dlfp4.formats import RECIPES as NAMED
 from reference import native_cast, raw_bytes
 
 dlfp4.set_num_threads(1)
@@ -26,6 +27,10 @@ RECIPES = {"power": ["ocp", "nvidia", "aiter", "transformer-engine-rocm", dlfp4.
            "largest": [None, dlfp4.Recipe(rounding="toward_zero", pow2=True, eps=1.0), dlfp4.Recipe(pow2=False)]}
 TARGETS = ["float32", "bfloat16", "float16"]
 TURNS = itertools.count()  # each case takes another way to lay out its input, and another type of what comes back
+
+def recipes_of(format):
+    keys = {format.kind, f"{format.kind} of {format.element}"}
+    return [*RECIPES[format.kind], *(name for name in NAMED if keys & set(NAMED[name]))]
 
 def inputs(shape, dtype):
     rng = np.random.default_rng([len(dtype), *shape])
@@ -56,7 +61,7 @@ print(dlfp4.cpu_isa())
 print(json.dumps({
     f"{name} of {dtype}, axes {axis}, recipe {number}": digest(name, dtype, axis, recipe)
     for name in NAMES for dtype in ("float32", "bfloat16", "float16") for axis in ((-1,), (-2,), (-1, -2))
-    for number, recipe in enumerate(RECIPES[dlfp4.formats()[name].kind])
+    for number, recipe in enumerate(recipes_of(dlfp4.formats()[name]))
 }))
 """
 

@@ -88,7 +88,7 @@ def scalar():
 @pytest.mark.parametrize("level", LEVELS[:-1])
 def test_equal_to_scalar(level, scalar):
     found = digests_at(level, DIGESTS)
-    assert len(found) == 18 * 18 * 8
+    assert len(found) == 18 * 18 * 10
     wrong = [conversion for conversion in scalar if found[conversion] != scalar[conversion]]
     assert not wrong, f"{len(wrong)} of {len(found)}: {wrong[:10]}"
 

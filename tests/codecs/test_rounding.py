@@ -52,7 +52,19 @@ def test_hard_values(source, target, rounding):
         assert cast(values, target, rounding, saturate=saturate).tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize("rounding", ["nearest_away", "toward_zero"])
+@pytest.mark.parametrize("source", ["float64", "float32", "bfloat16", "float16", "float8_e5m2"])
+def test_powers_of_two_rounded_up(source):
+    """As ONNX does by default: to the next power of two, on long runs too."""
+    values = native_cast(np.resize(hard_values("float8_e8m0fnu"), 1000), source)
+    for saturate in (False, True):
+        got = cast(values, "float8_e8m0fnu", "up", saturate=saturate)
+        expected = codec("float8_e8m0fnu").round(native_cast(values, "float64"), "up", saturate=saturate)
+        assert got.tobytes() == expected.tobytes()
+    with pytest.raises(ValueError, match="float8_e8m0fnu"):
+        dlfp4.cast(values, "float8_e4m3fn", rounding="up")
+
+
+@pytest.mark.parametrize("rounding", ["nearest_away", "toward_zero", "nearest_zero"])
 def test_every_code(rounding):
     for source, target in PAIRS:
         if BITS[source] <= 16 and BITS[target] <= 16:
@@ -71,10 +83,12 @@ def exact(x, name, rounding):
     low = max(code for code, value in enumerate(values) if value <= wanted)
     if values[low] != wanted and rounding == "nearest_away":
         low += 2 * wanted >= values[low] + values[low + 1]
+    if values[low] != wanted and rounding == "nearest_zero":
+        low += 2 * wanted > values[low] + values[low + 1]
     return low | (target.sign if math.copysign(1, x) < 0 and (low or not target.fnuz) else 0)
 
 
-@pytest.mark.parametrize("rounding", ["nearest_away", "toward_zero"])
+@pytest.mark.parametrize("rounding", ["nearest_away", "toward_zero", "nearest_zero"])
 @pytest.mark.parametrize("name", [name for name in LOW if name != "float8_e8m0fnu"])
 def test_against_fractions(name, rounding):
     points = turning_points(name, 40)
@@ -91,7 +105,7 @@ def test_against_fractions(name, rounding):
 def test_fp4_as_written_down(rounding):
     """3.25, the tie 5 between codes 6 and 7 (which is 4 and 6) and 5.5, of both signs."""
     got = cast(np.array([3.25, 5, 5.5, -3.25, -5, -5.5], np.float32), "float4_e2m1fn", rounding)
-    expected = {"nearest_even": [5, 6, 7], "nearest_away": [5, 7, 7], "toward_zero": [5, 6, 6]}[rounding]
+    expected = {"nearest_away": [5, 7, 7], "toward_zero": [5, 6, 6]}.get(rounding, [5, 6, 7])
     assert got.tolist() == [*expected, *(code | 8 for code in expected)]
 
 

@@ -147,7 +147,11 @@ uint8_t *fill_bytes(const Guarded &memory, int64_t bytes, Place at, int kept_bit
 }
 
 BlockMode some_mode(int rounding) {
-  return {static_cast<dlfp4_rounding>(rounding), random_below(3) ? -0.0f : 0.0f, random_bits(), random_bits(),
+  return {static_cast<dlfp4_rounding>(rounding),
+          random_below(4) == 0,
+          random_below(3) ? -0.0f : 0.0f,
+          random_bits(),
+          random_bits(),
           static_cast<uint64_t>(1 + random_below(100))};
 }
 

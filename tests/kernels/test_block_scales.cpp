@@ -106,7 +106,7 @@ uint32_t largest_of(int row) { return float_of_magnitude(kTypes[row], largest_fi
 ScaleRule rule_of(int key, float tensor_decode) {
   ScaleRule rule = {};
   set_types(&rule, kTypes[kBlockKeys[key].element], kTypes[kBlockKeys[key].scale]);
-  set_encode(&rule, scale_given(tensor_decode).encode);
+  set_scale(&rule, scale_given(tensor_decode));
   return rule;
 }
 
@@ -134,7 +134,9 @@ void test_scale_lengths(ScaleRule rule, int key) {
       uint32_t *const amax = reinterpret_cast<uint32_t *>(place(factors_memory, 4 * count, at));
       const uint32_t below = random_below(3) ? kFloatInfinity : kSignBit;
       for (int64_t i = 0; i < count; ++i) amax[i] = random_below(9) ? static_cast<uint32_t>(random_below(below)) : 0;
-      rule.zero_scale = static_cast<uint32_t>(random_below(256));
+      const bool has_nan = kBlockKeys[key].kind == DLFP4_TWO_LEVEL;  // a code that no recipe can store
+      rule.zero_scale = static_cast<uint32_t>(random_below(has_nan ? 127 : 256));
+      rule.least_code = random_below(2) ? static_cast<uint32_t>(random_below(100)) : 0;
       snprintf(context, sizeof(context), "%s, %ld scales", name_of_key(key), static_cast<long>(count));
       check_find_scales(rule, key, amax, count, at);
     }
@@ -150,6 +152,24 @@ void test_two_level(int key) {
     snprintf(context, sizeof(context), "%s, a tensor scale of %g", name_of_key(key), static_cast<double>(scale));
     sweep_magnitudes(rule, key, number++ < 2 ? 251 : 4093);
   }
+}
+
+// All orders of operations, of inputs of every type.
+void test_orders(int key) {
+  for (dlfp4_scale_order order : {DLFP4_GLOBAL_FIRST, DLFP4_BLOCK_FIRST, DLFP4_INPUT_TYPE})
+    for (bool divides : {false, true})
+      for (int source : kSourceRows)
+        for (float scale : {1.0f, 0.37f, 3e-36f, 1e30f}) {
+          ScaleRule rule = rule_of(key, scale);
+          rule.order = order;
+          rule.divides = divides;
+          rule.mantissa = order == DLFP4_INPUT_TYPE ? kTypes[source].mantissa : 23;
+          set_scale(&rule, scale_given(scale));
+          test_scale_lengths(rule, key);
+          snprintf(context, sizeof(context), "%s, order %d, divides %d, from %s, a tensor scale of %g",
+                   name_of_key(key), order, divides, dlfp4_dtypes[source].name, static_cast<double>(scale));
+          sweep_magnitudes(rule, key, 16381);
+        }
 }
 
 // The exponent that is left of a magnitude, as the formats' papers state each rule: without a number to add.
@@ -199,6 +219,7 @@ void test_powers(int key) {
     ScaleRule rule = rule_of(key, 1);
     rule.carry = carry_of_power(power, rule.largest, kTypes[kBlockKeys[key].element].mantissa);
     rule.zero_scale = 127;
+    rule.least = random_below(2) ? bits_of(1e-4f) : 0;
     test_scale_lengths(rule, key);
     snprintf(context, sizeof(context), "%s, scale rule %d", name_of_key(key), power);
     sweep_magnitudes(rule, key, kBlockKeys[key].element == DLFP4_float4_e2m1fn ? 251 : 1021);
@@ -214,6 +235,8 @@ void test_float_scales(int key) {
       test_scale_lengths(rule, key);
       snprintf(context, sizeof(context), "%s, pow2 %d, at least %g", name_of_key(key), pow2,
                static_cast<double>(least));
+      sweep_magnitudes(rule, key, 65521);
+      rule.divides = true;
       sweep_magnitudes(rule, key, 65521);
     }
   }
@@ -258,6 +281,7 @@ void test_key(int key) {
   test_decode_scales(key);
   switch (kBlockKeys[key].kind) {
     case DLFP4_TWO_LEVEL:
+      test_orders(key);
       return test_two_level(key);
     case DLFP4_POWER:
       return test_carry(kBlockKeys[key].element), test_powers(key);

@@ -135,7 +135,8 @@ MISTAKES = {
     "no such rounding": (
         lambda: dlfp4.cast(X, "float4_e2m1fn", rounding="up"),
         ValueError,
-        "rounding='up': expected one of nearest_even, nearest_away, toward_zero, stochastic",
+        "rounding='up': expected one of nearest_even, nearest_away, toward_zero, nearest_zero, stochastic; "
+        '"up" is for casts to float8_e8m0fnu',
     ),
     "chance without a seed": (
         lambda: dlfp4.cast(X, "float4_e2m1fn", rounding="stochastic"),

@@ -26,7 +26,7 @@ WIDE = [name for name in FLOATS if BITS[name] > 8]
 FLOATS_BELOW_8 = [name for name in FLOATS if BITS[name] < 8]
 SUBBYTE = [name for name in BITS if BITS[name] < 8]
 PAIRS = [(source, target) for source in FLOATS for target in FLOATS if source != target]
-ROUNDINGS = ["nearest_even", "nearest_away", "toward_zero"]
+ROUNDINGS = ["nearest_even", "nearest_away", "toward_zero", "nearest_zero"]
 
 # The rule is that of ml_dtypes 0.6; 0.5 sent ties of float8_e8m0fnu to the even code.
 OLD_E8M0 = float(np.array([3], np.float32).astype(ml_dtypes.float8_e8m0fnu)[0]) == 2
@@ -109,7 +109,11 @@ class Codec:
         middle = (self.value(low) + self.value(low + 1)) / 2
         if rounding == "toward_zero":
             return np.zeros(low.shape, bool)
-        if rounding == "nearest_away" or self.unsigned:
+        if rounding == "up":
+            return magnitude > self.value(low)
+        if rounding == "nearest_zero":
+            up = magnitude > middle
+        elif rounding == "nearest_away" or self.unsigned:
             up = magnitude >= middle
         else:
             up = (magnitude > middle) | ((magnitude == middle) & (low % 2 == 1))

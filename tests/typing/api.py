@@ -91,7 +91,7 @@ def ways_out(tensor: dlfp4.Tensor) -> None:
 def operations(tensor: dlfp4.Tensor, array: npt.NDArray[np.float32]) -> None:
     assert_type(dlfp4.cast(array, "float4_e2m1fn"), dlfp4.Tensor)
     assert_type(dlfp4.cast(tensor, np.float32, rounding="stochastic", seed=7, packed=False, out=array), dlfp4.Tensor)
-    dlfp4.cast(array, "float4_e2m1fn", rounding="up")  # type: ignore[arg-type]
+    dlfp4.cast(array, "float4_e2m1fn", rounding="upward")  # type: ignore[arg-type]
     assert_type(dlfp4.pack(tensor), dlfp4.Tensor)
     assert_type(dlfp4.unpack(tensor, out=array), dlfp4.Tensor)
 

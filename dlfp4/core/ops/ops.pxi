@@ -41,8 +41,10 @@ cdef dict ROUNDINGS = {
     "nearest_even": DLFP4_NEAREST_EVEN,
     "nearest_away": DLFP4_NEAREST_AWAY,
     "toward_zero": DLFP4_TOWARD_ZERO,
+    "nearest_zero": DLFP4_NEAREST_ZERO,
     "stochastic": DLFP4_STOCHASTIC,
 }
+cdef int E8M0 = row_of_argument("float8_e8m0fnu")
 
 
 cdef int fill_options(dlfp4_convert_options *options, rounding, saturate, seed) except -1:
@@ -56,8 +58,9 @@ cdef int fill_options(dlfp4_convert_options *options, rounding, saturate, seed) 
 cdef int parse_rounding(rounding) except -1:
     cdef int mode = ROUNDINGS.get(rounding, NO_ROUNDING) if isinstance(rounding, str) else NO_ROUNDING
     if mode == NO_ROUNDING:
+        of_powers = "; \"up\" is for casts to float8_e8m0fnu" if rounding == "up" else ""
         raise ValueError(f"rounding={rounding!r}: expected one of {', '.join(ROUNDINGS)}"
-                         f"{did_you_mean(rounding, ROUNDINGS)}")
+                         f"{of_powers or did_you_mean(rounding, ROUNDINGS)}")
     return mode
 
 
@@ -83,8 +86,9 @@ def cast(x, dtype, *, rounding="nearest_even", saturate=True, packed=True, seed=
         Anything :func:`asarray` takes, of any shape and strides, on the host or a CUDA device.
     dtype : dtype-like
         The element type of the result.
-    rounding : {"nearest_even", "nearest_away", "toward_zero", "stochastic"}
-        "nearest_away" sends ties away from zero; "stochastic" rounds up with the probability of the distance.
+    rounding : {"nearest_even", "nearest_away", "nearest_zero", "toward_zero", "stochastic"} or "up"
+        "nearest_away" sends ties away from zero, "nearest_zero" toward it; "stochastic" rounds up with the probability
+        of the distance. "up", for float8_e8m0fnu alone, gives the next power of two, as ONNX does by default.
     saturate : bool
         For results of 8 bits and fewer. True: values beyond the range, infinities included, become the largest finite
         value; NaN stays NaN where `dtype` has one, and becomes the largest finite value where it has none (FP4, FP6).
@@ -140,7 +144,11 @@ def cast(x, dtype, *, rounding="nearest_even", saturate=True, packed=True, seed=
     cdef int row = row_of_argument(dtype)
     cdef Tensor source = borrow(x), result
     cdef Place place = place_for(source, stream, x, out)
-    fill_options(&options, rounding, saturate, seed)
+    if rounding == "up" and row == E8M0:
+        fill_options(&options, "nearest_even", saturate, seed)
+        options.rounding = DLFP4_UPWARD
+    else:
+        fill_options(&options, rounding, saturate, seed)
     if row != source.row and not (is_float(row) and is_float(source.row)):
         raise TypeError(f"dlfp4 does not cast {dtype_name(source)} to {dlfp4_dtypes[row].name.decode()}: it converts "
                         f"between floating-point types; convert others with their own library, such as NumPy's "

@@ -37,8 +37,10 @@ def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=Non
         A row of :func:`formats`: "nvfp4", "nvfp4_16x16", "mxfp4", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp8_e4m3",
         "mxfp8_e5m2", "fp8_e4m3", "fp8_e5m2", "fp8_1x128", "fp8_128x128" and their "_e5m2" forms.
     recipe : Recipe or str, optional
-        How scales are chosen and elements rounded: "ocp" (the default for mx formats), "nvidia", "aiter" (or "rocm"),
-        "transformer-engine-rocm", or a :class:`Recipe`.
+        How scales are chosen and elements rounded: a :class:`Recipe` or the name of one: "ocp" (the default for mx
+        formats), "nvidia", "transformer-engine", "transformer-engine-rocm", "flashinfer", "modelopt",
+        "compressed-tensors", "deepseek", "deepseek-ue8m0", "aiter" (or "rocm"), "ggml", "mlx". A name stands for what
+        the project does in each format that it has.
     axis : int or tuple of int
         Blocks run along -1, the rows, or -2, the columns. A tuple gives a result for each axis, in its order, and reads
         `x` once, or twice where NVFP4 has to find its global scale. Columns run through all leading dimensions.
@@ -46,7 +48,7 @@ def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=Non
         A static decode scale g: values decode to ``element * scale * g``. For NVFP4 it replaces the largest magnitude /
         2688, which then need not be found; for "fp8_e4m3" and "fp8_e5m2" it is the one scale. FlashInfer takes its
         reciprocal.
-    rounding : {"nearest_even", "nearest_away", "toward_zero", "stochastic"}, optional
+    rounding : {"nearest_even", "nearest_away", "nearest_zero", "toward_zero", "stochastic"}, optional
         Rounding of the elements, instead of the recipe's.
     seed : int, optional
         Below 2**64. Required for "stochastic" and refused otherwise. Elements are counted block by block along each
@@ -81,6 +83,7 @@ def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=Non
     All arithmetic is float32, in the order given, without contraction. a is the largest magnitude of a block, A the
     largest finite magnitude of the tensor.
 
+    What follows is done without a recipe; :class:`Recipe` has what differs with one.
     NVFP4 (as NVIDIA TransformerEngine): ``G = 2688 / A``, ``g = A / 2688``, ``s = e4m3(a * (G * (1/6)))``,
     ``q = e2m1(x * (1 / (s * (1 / G))))``. A block whose scale rounds to 0 decodes to 0, though its codes are nonzero.
     MX (OCP Microscaling Formats v1.0): ``q = round(x * 2**-e)``, with e by the recipe, between -127 and 127.
@@ -212,6 +215,9 @@ cdef class _Rules:
 cdef dict SCALE_RULES = {
     "floor": DLFP4_SCALE_FLOOR, "rceil": DLFP4_SCALE_RCEIL, "ceil": DLFP4_SCALE_CEIL, "even": DLFP4_SCALE_EVEN,
 }
+cdef dict SCALE_ORDERS = {
+    "global_first": DLFP4_GLOBAL_FIRST, "block_first": DLFP4_BLOCK_FIRST, "input_type": DLFP4_INPUT_TYPE,
+}
 cdef dict RULES = {}   # of each format's name, recipe and rounding that a call had
 cdef int MOST_RULES = 1024
 
@@ -239,10 +245,14 @@ cdef _Rules make_rules(format, chosen, rounding):
     self.recipe.rounding = <dlfp4_rounding> parse_rounding(chosen.rounding if rounding is None else rounding)
     self.recipe.seed = 0
     self.recipe.scale_rule = <dlfp4_scale_rule> <int> SCALE_RULES[chosen.scale_rule or "floor"]
+    self.recipe.scale_order = <dlfp4_scale_order> <int> SCALE_ORDERS[chosen.scale_order or "global_first"]
     self.recipe.eps = chosen.eps
-    self.recipe.pow2 = format.block is not None if chosen.pow2 is None else chosen.pow2
+    self.recipe.divides = chosen.divide
+    self.recipe.pow2 = format.block is not None and not chosen.divide if chosen.pow2 is None else chosen.pow2
     self.recipe.zero_scale = chosen.zero_scale or 0
+    self.recipe.least_scale = code_of_scale(format, chosen.scale_floor)
     self.recipe.drops_negative_zero = not chosen.keeps_negative_zero
+    self.recipe.rounds_to_plus_zero = not chosen.rounds_to_negative_zero
     return self
 
 

@@ -68,6 +68,7 @@ QuantizeParams quantize_params(const Quantization &of, const Lines &x, const dlf
   p.rule = of.rule;
   p.rounding = of.recipe.rounding;
   p.zero = of.recipe.drops_negative_zero ? 0.0f : -0.0f;
+  p.plus_zeros = of.recipe.rounds_to_plus_zero && p.element.specials != DLFP4_FNUZ;
   p.seed = of.recipe.seed;
   p.amax = of.place.amax;
   p.decode = of.place.decode;
@@ -137,7 +138,11 @@ bool can_store_steps(const uint8_t *data, int64_t stride, int64_t step) {
   return is_aligned(data, 16) && step == 1 && stride % kStep == 0;
 }
 
-bool is_plain(const QuantizeParams &p) { return p.rounding == DLFP4_NEAREST_EVEN && std::signbit(p.zero); }
+// What the fast kernels do: they round products to nearest even, and keep signs of zeros.
+bool is_plain(const QuantizeParams &p) {
+  const bool multiplies = !p.rule.over_first && !p.rule.divides;
+  return p.rounding == DLFP4_NEAREST_EVEN && std::signbit(p.zero) && !p.plus_zeros && multiplies;
+}
 
 // Squares and whole tensors are the same along rows and columns, where elements are bytes and no line has a scale of
 // its own.
@@ -469,7 +474,8 @@ int dlfp4_cuda_quantize(int device, uintptr_t stream, const dlfp4_matrix *x, int
   const bool scaled = info.whole || info.row->kind == DLFP4_TWO_LEVEL;
   const bool searches = scaled && !scale->given && !(scale->number > 0);
   const dlfp4_tensor_scale known = dlfp4_given_tensor_scale(scale->number);
-  Quantization of = {info, *recipe, make_rule(info, *recipe, scale->number > 0 ? &known : nullptr), {}, stream};
+  Quantization of = {
+      info, *recipe, make_rule(info, *recipe, lines.source, scale->number > 0 ? &known : nullptr), {}, stream};
   uint32_t *const word = reinterpret_cast<uint32_t *>(scale->places[0]);
   of.place = {searches ? word : nullptr, scale->given, {nullptr, nullptr}};
   int status = searches ? find_largest(lines, info, word, stream) : 0;

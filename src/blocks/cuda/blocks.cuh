@@ -42,8 +42,10 @@ __device__ inline void encode_group(const QuantizeParams &p, float multiplier, b
   for (int i = 0; i < count && !zeroes; ++i) {
     const uint64_t index = static_cast<uint64_t>(line * p.stored + first + i);
     const Draw draw = p.rounding == DLFP4_STOCHASTIC ? draw_of(p.seed, index) : Draw{0, 0, 0};
-    const float value = scaled(element_at(p, line, first + i), multiplier, p.zero);
-    word |= from_float(value, p.element, {p.rounding, true}, draw) << i * p.element.bits;
+    const float value = scaled(element_at(p, line, first + i), multiplier, p.rule.divides, p.zero);
+    const uint64_t code = from_float(value, p.element, {p.rounding, true}, draw);
+    const bool is_negative_zero = p.plus_zeros && code == sign_bit(p.element, true);
+    word |= (is_negative_zero ? 0 : code) << i * p.element.bits;
   }
   uint8_t *const to = p.data + (line * p.data_stride + first * p.data_step) * p.element.bits / 8;
   if (p.data_step == 1) return store_bytes(to, word, count * p.element.bits / 8);
@@ -64,7 +66,7 @@ __device__ inline void quantize_block(const QuantizeParams &p) {
   if (number >= p.blocks * ((p.lines + p.group - 1) / p.group)) return;
   const ScaleRule rule = rule_of(p, load_given(p));
   const Block b = block_of(p, number);
-  BlockScale scale = {0, rule.encode};
+  BlockScale scale = {0, rule.whole};
   bool zeroes = false;
   if (!p.whole) {
     const uint32_t largest = largest_of_block(p, b);

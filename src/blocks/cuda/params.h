@@ -58,6 +58,7 @@ struct QuantizeParams {
   ElementType source, element, scale;
   dlfp4_rounding rounding;
   float zero;
+  bool plus_zeros;  // codes of -0 become those of +0
   uint64_t seed;
 };
 

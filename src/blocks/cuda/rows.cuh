@@ -113,7 +113,7 @@ __device__ inline void quantize_whole(const QuantizeParams &p, const EncodeParam
   step.load(p, block_number(p) * kThreads + threadIdx.x);
   if (!step.there) return;
   uint32_t words[kCodeWords<8>];
-  const BlockScale scale = {0, rule_of(p, given).encode};
+  const BlockScale scale = {0, rule_of(p, given).whole};
   encode_scaled<Dtype, DLFP4_LARGEST>(encode, unpack_step<Src>(step.raw), scale, largest_of<Src>(step.raw), words);
   store_codes<8>(address_of_step<8>(p.data, p.walk.code_bytes, step.at), words);
 }

@@ -26,7 +26,7 @@ __device__ inline ScaleRule rule_of(const QuantizeParams &p, uint32_t bits) {
   if (blockIdx.x == 0 && threadIdx.x == 0)
     for (float *const keep : p.keep)
       if (keep != nullptr) *keep = scale.decode;
-  set_encode(&rule, scale.encode);
+  set_scale(&rule, scale);
   return rule;
 }
 
@@ -45,14 +45,15 @@ __device__ inline float float_of_e4m3_magnitude(uint32_t code) {
   return float_of(code << 20) * float_of(247u << 23);  // 2^120 moves the exponent to its place, subnormals too
 }
 
-// two_level_block in two halves: the code of the scale, and what values are multiplied by for it. Without a conversion
-// instruction: below 2^-6 the spacing is that of the smallest normal numbers.
+// two_level_block in two halves, of rules that multiply: the code of the scale, and what values are multiplied by for
+// it. Without a conversion instruction: below 2^-6 the spacing is that of the smallest normal numbers.
 __device__ inline uint32_t two_level_code(const ScaleRule &rule, uint32_t magnitude) {
-  if constexpr (kConvertsFp8) return byte_of_e4m3(float_of(magnitude) * rule.per_magnitude);
-  const uint32_t wanted = min(bits_of(finite(float_of(magnitude) * rule.per_magnitude)), 0x43E00000u);  // 448
+  const float product = float_of(magnitude) * rule.first * rule.second;
+  if constexpr (kConvertsFp8) return stored_code(rule, magnitude, byte_of_e4m3(product));
+  const uint32_t wanted = min(bits_of(finite(product)), 0x43E00000u);  // 448
   const uint32_t power = max(wanted & 0x7F800000, 121u << 23);
   const uint32_t sum = bits_of(float_of(wanted) + float_of(power + (20u << 23)));
-  return (sum & 0xFFFFF) + ((power >> 20) - 121 * 8);
+  return stored_code(rule, magnitude, (sum & 0xFFFFF) + ((power >> 20) - 121 * 8));
 }
 
 __device__ inline float two_level_multiplier(const ScaleRule &rule, uint32_t code) {
@@ -61,7 +62,7 @@ __device__ inline float two_level_multiplier(const ScaleRule &rule, uint32_t cod
     floats_of_fp8<DLFP4_float8_e4m3fn>(code, scale);
   else
     scale[0] = float_of_e4m3_magnitude(code);
-  return finite(1 / (scale[0] * rule.unit));
+  return code == 0 && rule.order == DLFP4_BLOCK_FIRST ? 0 : finite(1 / (scale[0] * rule.unit));
 }
 
 constexpr BlockScale kTwoLevelNan = {0x7F, 0};  // of a block that is not finite

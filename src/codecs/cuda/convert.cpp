@@ -209,6 +209,7 @@ extern "C" int dlfp4_cuda_convert(int device, uintptr_t stream, const dlfp4_view
   Walk walk;
   if (!find_operand(*src, &sides.src) || !find_operand(*dst, &sides.dst)) return refuse(DLFP4_E_DTYPE);
   if (!are_convertible(sides.src, sides.dst)) return refuse(DLFP4_E_DTYPE);
+  if (round.rounding == DLFP4_UPWARD && kTypes[sides.dst.row].specials != DLFP4_E8M0) return refuse(DLFP4_E_OPTION);
   if (!collapse(*src, *dst, &walk)) return refuse(DLFP4_E_SHAPE);
   if (walk.size == 0) return 0;
   if (kTypes[sides.dst.row].bits == 128 && !halve_elements(&walk, &sides)) return refuse(DLFP4_E_SHAPE);

@@ -67,13 +67,15 @@ template <class Isa, int Dst, int Rounding>
 DLFP4_ALWAYS_INLINE inline typename Isa::U32 encode_magnitudes(typename Isa::U32 floats, const EncodeRule &rule) {
   using U32 = typename Isa::U32;
   using F32 = typename Isa::F32;
-  const U32 clamped = smaller<U32>(floats & ~kFloatSign, splat<U32>(rule.limit));
+  constexpr bool kHalves = Rounding == DLFP4_NEAREST_AWAY || Rounding == DLFP4_NEAREST_ZERO;
+  U32 clamped = smaller<U32>(floats & ~kFloatSign, splat<U32>(rule.limit));
+  if constexpr (Rounding == DLFP4_NEAREST_ZERO) clamped = larger<U32>(clamped, splat<U32>(1u)) - 1u;
   const U32 magic = larger<U32>(clamped & kFloatInfinity, splat<U32>(rule.lowest)) + rule.magic;
   const F32 exact = reinterpret_cast<F32>(clamped), addend = reinterpret_cast<F32>(magic);
   const F32 rounded = exact + addend;
   U32 sum = reinterpret_cast<U32>(rounded);
   if constexpr (Rounding != DLFP4_NEAREST_EVEN) sum += reinterpret_cast<U32>(rounded - addend > exact);  // one less
-  const U32 significand = Rounding == DLFP4_NEAREST_AWAY ? sum >> 1 : sum;
+  const U32 significand = kHalves ? sum >> 1 : sum;
   return significand + (sum >> (23 - kTypes[Dst].mantissa));
 }
 

@@ -1,0 +1,313 @@
+"""Named recipes and the options that they are made of: byte for byte what each project's own code makes, where that
+installs on a CPU, else what its formula says in NumPy, written from the source that is named."""
+
+import importlib
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import dlfp4
+
+from ..support.block_reference import FORMATS, INPUTS, make
+from ..support.reference import codec, codes_of, native_cast, raw_bytes, unpacked_codes
+
+F = np.float32
+FLOATS = ["float32", "bfloat16", "float16"]
+E4M3 = ml_dtypes.float8_e4m3fn
+MOST = np.finfo(F).max
+# What projects do with what is not finite differs, and is theirs; see test_blocks_that_are_not_finite.
+FINITE = [kind for kind in INPUTS if kind not in ("NaN", "infinite", "any bits")]
+
+
+def finite_inputs(shape, dtype, kinds=tuple(FINITE)):
+    """Every kind of hard input as float32 values and as the array of its type, with ties of FP4 and powers of two."""
+    rng = np.random.default_rng(5)
+    ties = rng.choice([0, 0.25, -0.25, 0.75, -0.75, 1.25, 1.75, -1.75, 2.5, -2.5, 3.5, -3.5, 5, -5, 6, -6], shape)
+    ties[:, ::16] = 6
+    powers = np.ldexp(rng.choice([-1.0, 1.0], shape), rng.integers(-10, 10, shape))
+    huge_row = rng.normal(size=shape)
+    huge_row[0] *= 2.0**12
+    arrays = {kind: make(kind, shape, dtype) for kind in kinds}
+    for name, values in (("ties", ties), ("powers of two", powers), ("one row huge", huge_row), ("tiny", ties * 1e-37)):
+        arrays[name] = native_cast(values.astype(F), dtype)
+    for name, x in arrays.items():
+        values = native_cast(x, "float32")
+        if np.isfinite(values).all():
+            yield name, x, values
+
+
+def package(name):
+    return pytest.importorskip(name, reason=f"{name} is not installed")
+
+
+def assert_same(q, scales, codes, what):
+    """Scales and codes, one a byte, of a result whose blocks run along rows."""
+    ours = np.frombuffer(raw_bytes(q.scales), np.uint32 if q.scales.dtype == F else np.uint8)
+    theirs = scales.astype(F).view(np.uint32) if q.scales.dtype == F else scales
+    wrong = np.flatnonzero(ours != theirs.ravel())
+    assert not len(wrong), f"{what}: {len(wrong)} of {len(ours)} scales: {ours[wrong[:4]]}, {theirs.ravel()[wrong[:4]]}"
+    bits = 4 if "float4" in q.data.dtype.name else 8
+    found = unpacked_codes(raw_bytes(q.data), bits, codes.size)
+    wrong = np.flatnonzero(found != codes.ravel())
+    assert not len(wrong), f"{what}: {len(wrong)} codes: {found[wrong[:4]]}, not {codes.ravel()[wrong[:4]]}"
+
+
+def fp4(scaled, rounding="nearest_even"):
+    return codec("float4_e2m1fn").round(scaled, rounding)
+
+
+def without_negative_zeros(codes, sign=8):
+    return np.where(codes == sign, 0, codes).astype(np.uint8)
+
+
+def blocks_of(values, length):
+    """Blocks of rows, and their largest magnitudes."""
+    blocks = values.reshape(values.shape[0], -1, length)
+    return blocks, np.abs(blocks).max(-1)
+
+
+def rounded_to(values, dtype):
+    """float32 values rounded to a type and back."""
+    return native_cast(native_cast(values.astype(F), dtype), "float32")
+
+
+def e4m3(values):
+    return np.minimum(values, F(448)).astype(F).astype(E4M3)
+
+
+# ---- NVFP4 ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_flashinfer_nvfp4(dtype):
+    """vLLM's ref_nvfp4_quant, which FlashInfer's tests use: SF = e4m3(G * (a * (1/6))), scaled by 1 / (SF * (1/G))."""
+    for kind, x, values in finite_inputs((48, 160), dtype):
+        blocks, largest = blocks_of(values, 16)
+        amax = largest.max()
+        with np.errstate(all="ignore"):
+            encode = F(1) if amax == 0 else np.minimum(F(2688) / amax, MOST)
+            stored = e4m3(np.minimum(encode * (largest * F(1 / 6)), MOST))
+            factor = np.minimum(F(1) / (stored.astype(F) * (F(1) / encode)), MOST)
+            scaled = blocks * np.where(stored.astype(F) == 0, F(0), factor)[..., None]
+        q = dlfp4.quantize(x, "nvfp4", recipe="flashinfer")
+        assert_same(q, codes_of(stored), fp4(scaled), (kind, dtype))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_modelopt_nvfp4(dtype):
+    """NVFP4QTensor.quantize: a / (6 g), zeros as 1.0, at least 2^-9; x / (s g), a sign where x < 0."""
+    for kind, x, values in finite_inputs((48, 160), dtype):
+        blocks, largest = blocks_of(values, 16)
+        amax = largest.max()
+        with np.errstate(all="ignore"):
+            decode = F(1) if amax == 0 else np.maximum(amax / F(2688), F(1) / MOST)
+            wanted = np.minimum(largest / (F(6) * decode), MOST)
+            stored = np.maximum(e4m3(np.where(largest == 0, F(1), wanted)), E4M3(2.0**-9))
+            scaled = blocks / (stored.astype(F) * decode)[..., None] + F(0)
+        q = dlfp4.quantize(x, "nvfp4", recipe="modelopt")
+        assert_same(q, codes_of(stored), fp4(scaled), (kind, dtype))
+
+
+def compressed_tensors(x, dtype):
+    """calculate_qparams and _quantize of compressed-tensors, restated: codes, scales and the global encode scale."""
+    blocks, largest = blocks_of(native_cast(x, "float32"), 16)
+    tiny = F(float(ml_dtypes.finfo(dtype).tiny))
+    with np.errstate(all="ignore"):
+        encode = rounded_to(rounded_to(F(1) / np.maximum(largest.max(), tiny), dtype) * F(2688), dtype)[()]
+        encode = encode if np.isfinite(encode) else F(1)
+        stored = e4m3(encode * rounded_to(largest / F(6), dtype))
+        stored = np.where(stored.astype(F) == 0, E4M3(0.125), stored)
+        scaled = blocks / (stored.astype(F) / encode)[..., None] + F(0)
+    return fp4(scaled), codes_of(stored), encode
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_compressed_tensors_nvfp4(dtype):
+    for kind, x, _ in finite_inputs((48, 160), dtype):
+        codes, scales, encode = compressed_tensors(x, dtype)
+        q = dlfp4.quantize(x, "nvfp4", recipe="compressed-tensors")
+        assert_same(q, scales, codes, (kind, dtype))
+        with np.errstate(all="ignore"):
+            assert q.global_scale.to_numpy() == np.maximum(F(1) / encode, F(1) / MOST), (kind, dtype)
+
+
+def test_compressed_tensors_by_its_own_code():
+    """The restatement above, and MXFP4, against the package."""
+    package("compressed_tensors")
+    torch = package("torch")
+    quantization = importlib.import_module("compressed_tensors.quantization")
+    helpers = importlib.import_module("compressed_tensors.quantization.utils.helpers")
+    forward = importlib.import_module("compressed_tensors.quantization.lifecycle.forward")
+    args = quantization.QuantizationArgs(
+        num_bits=4, type="float", strategy="tensor_group", group_size=16, symmetric=True,
+        scale_dtype=torch.float8_e4m3fn, zp_dtype=torch.float8_e4m3fn,
+    )  # fmt: skip
+    for dtype in ("float32", "bfloat16"):
+        for kind, x, values in finite_inputs((32, 64), dtype):
+            w = torch.from_numpy(values.copy()).to(getattr(torch, dtype))
+            blocks = w.reshape(32, 4, 16)
+            low, high = blocks.amin(-1), blocks.amax(-1)
+            encode = helpers.generate_gparam(low.min(), high.max())
+            scale, _ = helpers.calculate_qparams(low, high, args, global_scale=encode)
+            scaled = forward.quantize(w, scale, torch.zeros_like(scale), args, global_scale=encode)
+            codes = codes_of(scaled.float().numpy().astype(ml_dtypes.float4_e2m1fn))
+            ours, scales, found = compressed_tensors(x, dtype)
+            assert found == encode.float().item(), (kind, dtype)
+            assert (scales == codes_of(scale.float().numpy().astype(E4M3))).all(), (kind, dtype)
+            assert (without_negative_zeros(ours.reshape(32, 64)) == without_negative_zeros(codes)).all(), (kind, dtype)
+
+
+# ---- MX ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_ggml_mxfp4(dtype):
+    """gguf's own quantize: its nibbles are element i and i + 16 of a block."""
+    quants = package("gguf.quants")
+    kinds = importlib.import_module("gguf").GGMLQuantizationType
+    for kind, x, values in finite_inputs((32, 128), dtype):
+        with np.errstate(all="ignore"):
+            theirs = quants.quantize(values, kinds.MXFP4).reshape(-1, 17)
+        nibbles = np.concatenate([theirs[:, 1:] & 15, theirs[:, 1:] >> 4], 1)
+        largest = np.abs(values).reshape(-1, 32).max(-1)
+        held = (largest >= 2.0**-125) & (largest <= 2.0**127)  # beyond, its bytes wrap around and its logarithm rounds
+        q = dlfp4.quantize(x, "mxfp4", recipe="ggml")
+        scales = np.frombuffer(raw_bytes(q.scales), np.uint8)
+        codes = unpacked_codes(raw_bytes(q.data), 4, values.size).reshape(-1, 32)
+        assert (scales == theirs[:, 0])[held].all(), (kind, dtype)
+        assert (codes == nibbles)[held].all(), (kind, dtype)
+
+
+MLX = [("mxfp4", "mxfp4", 32, 4), ("mxfp8_e4m3", "mxfp8", 32, 8), ("nvfp4", "nvfp4", 16, 4)]
+
+
+@pytest.mark.parametrize(("name", "mode", "length", "bits"), MLX)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_mlx(dtype, name, mode, length, bits):
+    """mx.quantize on its CPU backend; its NVFP4 has no global scale, and its e8m0 bytes wrap around below 0."""
+    mx = package("mlx.core")
+    options = {"global_scale": 1.0} if mode == "nvfp4" else {}
+    most = 2600 if mode == "nvfp4" else MOST
+    for kind, x, values in finite_inputs((32, 128), dtype):
+        largest = np.abs(values).reshape(-1, length).max(-1)
+        held = (largest == 0) | ((largest >= 2.0**-117) & (largest <= most))
+        packed, scales = mx.quantize(
+            mx.array(values).astype(getattr(mx, dtype)), group_size=length, bits=bits, mode=mode
+        )[:2]
+        q = dlfp4.quantize(x, name, recipe="mlx", **options)
+        theirs = unpacked_codes(np.array(packed).tobytes(), bits, values.size).reshape(-1, length)
+        ours = unpacked_codes(raw_bytes(q.data), bits, values.size).reshape(-1, length)
+        assert (np.frombuffer(raw_bytes(q.scales), np.uint8) == np.array(scales).ravel())[held].all(), (kind, dtype)
+        assert (ours == theirs)[held].all(), (kind, dtype)
+
+
+@pytest.mark.parametrize("recipe", ["deepseek", "modelopt", "aiter", "compressed-tensors"])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_other_mxfp4(dtype, recipe):
+    """DeepGEMM's per_token_cast_to_fp4; ModelOpt's MXFP4QTensor (which gives zeros a sign of its own); AITER's
+    dynamic_mxfp4_quant and compressed-tensors' generate_mx_scales, whose exponents are of a rounded up from 1.75."""
+    for kind, x, values in finite_inputs((32, 128), dtype):
+        blocks, largest = blocks_of(values, 32)
+        if recipe == "deepseek":
+            largest = np.maximum(largest, F(1e-4))
+        mantissa, exponent = np.frexp(largest.astype(np.float64))  # of a mantissa in [1/2, 1)
+        power = exponent - 3 + (mantissa > 0.75) if recipe in ("deepseek", "modelopt") else exponent - 3
+        if recipe in ("aiter", "compressed-tensors"):
+            power = (((largest.view(np.uint32) + np.uint32(0x200000)) >> 23).astype(int) - 127) - 2
+        power = np.clip(np.where(largest == 0, -127, power), -127, 127)
+        with np.errstate(all="ignore"):
+            scaled = blocks * np.ldexp(F(1), -power)[..., None]
+        codes = fp4(scaled, "nearest_zero" if recipe in ("deepseek", "modelopt") else "nearest_even")
+        if recipe == "deepseek":
+            codes = without_negative_zeros(codes)
+        if recipe == "compressed-tensors":
+            codes = np.where(scaled == 0, 0, codes)
+        q = dlfp4.quantize(x, "mxfp4", recipe=recipe)
+        assert_same(q, (power + 127).astype(np.uint8), codes, (kind, dtype))
+
+
+# ---- FP8 -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["fp8_1x128", "fp8_1x128_e5m2", "fp8_e4m3"])
+@pytest.mark.parametrize("recipe", ["deepseek", "deepseek-ue8m0"])
+def test_deepseek_fp8(recipe, name):
+    """act_quant of DeepSeek-V3.1's kernels: s = max(a, 1e-4) / 448, as a power of two rounded up; x / s."""
+    element = FORMATS[name].element
+    most = F(float(ml_dtypes.finfo(element).max))
+    for dtype in FLOATS:
+        for kind, x, values in finite_inputs((24, 256), dtype):
+            blocks, largest = blocks_of(values, 128)
+            if FORMATS[name].block is None:
+                blocks, largest = values.reshape(1, 1, -1), np.abs(values).max().reshape(1, 1)
+            scale = np.maximum(largest, F(1e-4)) / most
+            if recipe == "deepseek-ue8m0":
+                mantissa, exponent = np.frexp(scale)
+                scale = np.ldexp(F(1), exponent - (mantissa == 0.5))
+            codes = codec(element).round(blocks / scale[..., None])
+            assert_same(dlfp4.quantize(x, name, recipe=recipe), scale, codes, (kind, dtype))
+
+
+def test_quotients_of_zeros_and_the_least_numbers():
+    """Without eps: a scale is never zero, and a block of zeros has 1."""
+    x = np.zeros((3, 128), F)
+    x[1, 7], x[2] = 2.0**-149, 2.0**-149 * np.arange(128)
+    q = dlfp4.quantize(x, "fp8_1x128", recipe=dlfp4.Recipe(divide=True))
+    assert q.scales.to_numpy().ravel().tolist() == [1, 2.0**-149, 2.0**-149]
+    assert q.dequantize().to_numpy()[1].tolist() == x[1].tolist()
+
+
+# ---- options -------------------------------------------------------------------------------------------------------
+
+
+def test_blocks_that_are_not_finite():
+    """Whatever the recipe, they are NaN, and others are as if these were not there."""
+    x = make("normal", (16, 128))
+    broken = x.copy()
+    broken[3, 37], broken[9, 1] = np.nan, -np.inf
+    for name, recipe, options in (
+        ("nvfp4", "modelopt", {"global_scale": 0.01}),
+        ("nvfp4", "flashinfer", {"global_scale": 0.01}),
+        ("nvfp4", "compressed-tensors", {"global_scale": 0.01}),
+        ("mxfp4", "ggml", {}),
+        ("mxfp4", "deepseek", {}),
+    ):
+        length = FORMATS[name].block[1]
+        clean = dlfp4.quantize(x, name, recipe=recipe, **options).dequantize().to_numpy()
+        found = dlfp4.quantize(broken, name, recipe=recipe, **options).dequantize().to_numpy()
+        nan = np.zeros(x.shape, bool)
+        for i, j in ((3, 37), (9, 1)):
+            nan[i, j // length * length : (j // length + 1) * length] = True
+        assert np.isnan(found).tolist() == nan.tolist()
+        assert found[~nan].tobytes() == clean[~nan].tobytes()
+
+
+def test_scale_floors():
+    x = np.zeros((3, 32), F)
+    x[0], x[1, 0] = 6, 2.0**-20
+    q = dlfp4.quantize(x, "mxfp4", recipe=dlfp4.Recipe(scale_floor=2.0**-10, zero_scale=5))
+    assert codes_of(q.scales).ravel().tolist() == [127, 117, 5]
+    with pytest.raises(ValueError, match=r"scale_floor=0\.3 is no value of float8_e8m0fnu"):
+        dlfp4.quantize(x, "mxfp4", recipe=dlfp4.Recipe(scale_floor=0.3))
+
+
+@pytest.mark.parametrize("name", ["mxfp4", "mxfp6_e2m3", "mxfp8_e4m3", "nvfp4"])
+def test_what_rounds_to_zero_may_lose_its_sign(name):
+    x = make("cauchy", (64, 192))
+    x[0, :32] = -0.0
+    for axis in (-1, -2):
+        kept = dlfp4.quantize(x, name, axis=axis)
+        q = dlfp4.quantize(x, name, axis=axis, recipe=dlfp4.Recipe(rounds_to_negative_zero=False))
+        assert raw_bytes(q.scales) == raw_bytes(kept.scales)
+        bits = {"float4_e2m1fn": 4, "float6_e2m3fn": 6}.get(FORMATS[name].element, 8)
+        before, after = (unpacked_codes(raw_bytes(t.data), bits, x.size) for t in (kept, q))
+        assert (before == 1 << (bits - 1)).any()
+        assert after.tolist() == without_negative_zeros(before, 1 << (bits - 1)).tolist()
+
+
+def test_names_that_a_format_has_no_rule_of():
+    x = np.ones((32, 128), F)
+    for name, recipe in (("mxfp8_e4m3", "ggml"), ("fp8_1x128", "aiter"), ("nvfp4", "deepseek"), ("mxfp6_e2m3", "mlx")):
+        with pytest.raises(ValueError, match=f"recipe='{recipe}' is for .*{name} "):
+            dlfp4.quantize(x, name, recipe=recipe)
