@@ -111,9 +111,9 @@ def choose(
     >>> from dlfp4.checkpoints import selection
     >>> shapes = {"lm_head.weight": ("bfloat16", (512, 64)), "layers.0.up_proj.weight": ("bfloat16", (128, 64))}
     >>> for choice in selection.choose(shapes, "nvfp4").values():
-    ...     print(choice.name, choice.quantized, choice.reason)
+    ...     print(choice.name, choice.quantized, choice.reason or "-")
     lm_head.weight False output head; include_heads quantizes it
-    layers.0.up_proj.weight True
+    layers.0.up_proj.weight True -
     """
     if axis not in (None, -1, -2):
         raise ValueError(f"axis={axis!r}: expected None, -1 (experts, out, in) or -2 (experts, in, out)")
