@@ -368,18 +368,21 @@ Numbers = npt.NDArray[np.float64]
 
 
 def sample(x: Tensor, q: ScaledTensor) -> Iterator[tuple[Numbers, Numbers]]:
-    """Pairs of values and decoded ones: all of a small tensor, else of rows here and there."""
-    lines = 1 if q.format.block is None else q.format.block[0]
+    """Pairs of values and decoded ones: all of a small tensor, else of blocks here and there."""
+    lines, length = q.format.block or (1, 0)
     if x.size <= SAMPLE or q.axis != -1 or (x.ndim > 2 and x.shape[-2] % lines):
         yield as_numbers(x), as_numbers(q.dequantize())
     elif x.ndim > 2:
         for k in spread(x.shape[0]):
             yield from sample(x[k], q[k])
     else:
-        height = lines * -(-SAMPLE // (BANDS * lines * x.shape[1]))
-        for start in [height * k for k in spread(-(-x.shape[0] // height))]:
-            band = slice(start, start + height)
-            yield as_numbers(x[band]), as_numbers(q[band].dequantize())
+        width = x.shape[1] if lines == 1 else length * -(-SAMPLE // (BANDS * lines * length))  # whole lines, or squares
+        height = lines * -(-SAMPLE // (BANDS * lines * width))
+        columns = spread(-(-x.shape[1] // width))
+        for number, row in enumerate(spread(-(-x.shape[0] // height))):
+            column = columns[number % len(columns)]
+            part = slice(row * height, (row + 1) * height), slice(column * width, (column + 1) * width)
+            yield as_numbers(x[part]), as_numbers(q[part].dequantize())
 
 
 def spread(count: int) -> list[int]:

@@ -312,6 +312,32 @@ def test_what_a_file_lacks_is_named_with_the_file(model, target):
     assert not target.exists()
 
 
+def test_a_configuration_that_is_none(model, target):
+    (model / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"config\.json is not JSON"):
+        checkpoints.quantize_model(model, target, "nvfp4", convention="modelopt")
+    assert not target.exists()
+
+
+def test_memory_holds_two_files_at_most(tmp_path):
+    """Six files of 48 MB; what is read of a mapped file counts, too."""
+    program = (
+        "import resource, sys; from dlfp4 import checkpoints\n"
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10\n"
+        "checkpoints.quantize_model(sys.argv[1] + '/0.safetensors', sys.argv[2] + '.file', 'nvfp4')\n"
+        "before = peak()\n"
+        "checkpoints.quantize_model(sys.argv[1], sys.argv[2], 'nvfp4')\n"
+        "print(peak() - before)"
+    )
+    (tmp_path / "model").mkdir()
+    for number in range(6):
+        weight = np.full((4096, 6144), number + 1, ml_dtypes.bfloat16)
+        checkpoints.save(tmp_path / "model" / f"{number}.safetensors", {f"layers.{number}.up_proj.weight": weight})
+    command = [sys.executable, "-P", "-c", program, tmp_path / "model", tmp_path / "out"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    assert int(done.stdout) < 48 << 20  # beyond one file and its result
+
+
 # ---- Executors
 
 
