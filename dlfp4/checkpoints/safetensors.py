@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import mmap
 import os
+import reprlib
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
@@ -36,6 +36,7 @@ DTYPES = {
 CODES = {name: code for code, name in DTYPES.items()}
 LENGTH = 8  # bytes of the field in front of the header that holds the header's length
 MAX_HEADER = 100_000_000  # bytes; the limit of the safetensors library
+MOST = 1 << 70  # beyond all bits of the address space
 METADATA = "__metadata__"
 ALIGNMENT = 64  # bytes: the data is aligned to it, like memory that dlfp4 allocates
 # Without a reservation, a file larger than memory can be mapped. The mmap module names this flag from 3.13 on.
@@ -101,10 +102,10 @@ def make_views(memory: mmap.mmap | memoryview, what: str) -> tuple[dict[str, Ten
     """The tensors in the memory of a file, and the metadata; messages call the file `what`."""
     try:
         entries, metadata, start = parse(memory)
+        data = dlfp4.asarray(memory)[start:]
+        return {entry.name: make_view(data, entry) for entry in entries}, metadata
     except ValueError as error:
         raise ValueError(f"{what} is no safetensors file, or damaged: {error}") from error
-    data = dlfp4.asarray(memory)[start:]
-    return {entry.name: make_view(data, entry) for entry in entries}, metadata
 
 
 def parse(memory: mmap.mmap | memoryview) -> tuple[list[Entry], dict[str, str], int]:
@@ -159,10 +160,22 @@ def parse_entry(name: str, fields: Any) -> Entry:
         raise ValueError(f"{name!r} has shape {shape!r}, expected a list of integers from 0, below 2**63")
     if not is_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise ValueError(f"{name!r} has data_offsets {offsets!r}, expected [start, stop]")
-    bits, taken = math.prod(shape) * item_bits(DTYPES[code]), offsets[1] - offsets[0]
+    bits, taken = count(shape, MOST) * item_bits(DTYPES[code]), offsets[1] - offsets[0]
     if bits != 8 * taken:
-        raise ValueError(f"{name!r} is {code} of shape {shape}, {bits} bits, but its data_offsets hold {taken} bytes")
+        size = f"{bits} bits" if bits < MOST else "more than memory has"
+        given = reprlib.repr(shape)
+        raise ValueError(f"{name!r} is {code} of shape {given}, {size}, but its data_offsets hold {taken} bytes")
     return Entry(name, DTYPES[code], tuple(shape), offsets[0], offsets[1])
+
+
+def count(shape: list[int], most: int) -> int:
+    """The elements of a shape; `most` where there are more: the product of a long list would take seconds."""
+    if 0 in shape:
+        return 0
+    found = 1
+    for size in shape:
+        found = min(found * size, most)
+    return found
 
 
 def check_coverage(entries: list[Entry], size: int) -> None:
@@ -183,7 +196,10 @@ def make_view(data: Tensor, entry: Entry) -> Tensor:
     octets = data[entry.start : entry.stop]
     if octets.data_ptr % max(1, item_bits(entry.dtype) // 8):
         octets = octets.copy()  # writers that do not pad the header make such files
-    return octets.view(entry.dtype).reshape(entry.shape)
+    try:
+        return octets.view(entry.dtype).reshape(entry.shape)
+    except (BufferError, ValueError, OverflowError) as error:
+        raise ValueError(f"{entry.name!r} cannot be a tensor: {error}") from error
 
 
 # ---- Writing

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+import time
 import tracemalloc
 
 import ml_dtypes
@@ -534,6 +535,24 @@ def test_wrong_metadata_is_named(path, description, message):
     safetensors.write(path, {"x": dlfp4.empty(3, "uint8")}, {"dlfp4": description})
     with pytest.raises(ValueError, match=message):
         checkpoints.load(path)
+
+
+def test_a_header_of_long_shapes_takes_no_time(tmp_path):
+    header = {"w": {"dtype": "U8", "shape": [2**63 - 1] * 20_000, "data_offsets": [0, 0]}}
+    text = json.dumps(header).encode()
+    (tmp_path / "a").write_bytes(len(text).to_bytes(8, "little") + text)
+    start = time.process_time()
+    with pytest.raises(
+        ValueError, match=r"'w' is U8 of shape \[9223372036854775807, .*\], more than memory has"
+    ) as caught:
+        checkpoints.load(tmp_path / "a")
+    assert time.process_time() - start < 0.5
+    assert len(str(caught.value)) < 1000
+    header["w"]["shape"].append(0)
+    text = json.dumps(header).encode()
+    (tmp_path / "a").write_bytes(len(text).to_bytes(8, "little") + text)
+    with pytest.raises(ValueError, match="a is no safetensors file, or damaged: 'w' cannot be a tensor"):
+        checkpoints.load(tmp_path / "a")
 
 
 def test_a_missing_file(tmp_path):
