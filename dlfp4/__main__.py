@@ -103,6 +103,8 @@ def add_places(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("source", metavar="MODEL", help=what)
     where = "a file for a file, a folder for a folder"
     parser.add_argument("-o", "--output", dest="target", required=True, metavar="OUTPUT", help=where)
+    jobs = "files of a folder to work on at once, a process each (default: 1)"
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help=jobs)
 
 
 def run_benchmarks(names: list[str]) -> int:

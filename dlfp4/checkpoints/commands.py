@@ -7,11 +7,14 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
+from multiprocessing import get_context
 from typing import Any
 
+import dlfp4
 from dlfp4.checkpoints import folders, inspection, models
 from dlfp4.checkpoints.converting import convert_model
 from dlfp4.checkpoints.folders import Outcome, Report
@@ -20,21 +23,16 @@ from dlfp4.checkpoints.quantizing import quantize_model
 SHOWN = 3  # names after a reason
 
 
-def quantize(source: str, target: str, **options: Any) -> int:
+def quantize(source: str, target: str, *, jobs: int, **options: Any) -> int:
     """Call :func:`quantize_model`, show progress and the outcomes, and return the exit status."""
-    return show(
-        "quantizing",
-        partial(quantize_model, source, target, **options),
-        source,
-        lambda done: [*table(done), ""],
-        target,
-        sum_up,
-    )
+    work = partial(quantize_model, source, target, **options)
+    return show("quantizing", work, source, lambda done: [*table(done), ""], target, sum_up, jobs)
 
 
-def convert(source: str, target: str, convention: str) -> int:
+def convert(source: str, target: str, *, convention: str, jobs: int) -> int:
     """Call :func:`convert_model`, show progress and the outcomes, and return the exit status."""
-    return show("converting", partial(convert_model, source, target, convention), source, lambda _: [], target, count)
+    work = partial(convert_model, source, target, convention)
+    return show("converting", work, source, lambda _: [], target, count, jobs)
 
 
 def show(
@@ -44,17 +42,33 @@ def show(
     before: Callable[[Sequence[Outcome]], list[str]],
     target: str,
     total: Callable[[Sequence[Outcome]], str],
+    jobs: int,
 ) -> int:
     """Do the work, print what became of the tensors, and return the exit status."""
     try:
-        with progress(what) as report:
-            outcomes = work(report=report)
+        with workers(jobs) as executor, progress(what) as report:
+            outcomes = work(report=report, executor=executor)
         left = folders.left_out(models.find(source)) if models.is_folder(source) else []
+    except BrokenExecutor as error:
+        print(f"{error} The same command continues where this one ended.", file=sys.stderr)
+        return 1
     except (OSError, ValueError, ModuleNotFoundError) as error:
         print(error, file=sys.stderr)
         return 1
     print("\n".join([*before(outcomes), *reasons(outcomes), *left_over(left), f"{target}: {total(outcomes)}"]))
     return 0
+
+
+@contextlib.contextmanager
+def workers(jobs: int) -> Iterator[Executor | None]:
+    """Processes for so many files at once, which share the processor's cores; None for one file at a time."""
+    if jobs < 2:
+        yield None
+        return
+    threads = max(1, dlfp4.get_num_threads() // jobs)
+    context = get_context("spawn")
+    with ProcessPoolExecutor(jobs, context, initializer=dlfp4.set_num_threads, initargs=(threads,)) as executor:
+        yield executor
 
 
 def count(outcomes: Sequence[Outcome]) -> str:

@@ -383,6 +383,15 @@ def test_a_fault_in_a_task_comes_out(model, target, monkeypatch):
 # ---- On the command line
 
 
+def test_files_at_once(model, target, tmp_path):
+    options = ("--format", "nvfp4", "--convention", "modelopt")
+    done = run(model, "-o", target, *options, "--jobs", "2")
+    assert done.returncode == 0, done.stderr
+    assert sorted(line.split()[1] for line in done.stderr.splitlines()) == SHARDS
+    assert run(model, "-o", tmp_path / "alone", *options).returncode == 0
+    assert contents(target) == contents(tmp_path / "alone")
+
+
 def test_command_line(model, target):
     done = run(model, "-o", target, "--format", "nvfp4", "--convention", "compressed-tensors")
     assert done.returncode == 0, done.stderr
