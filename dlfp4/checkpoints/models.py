@@ -103,9 +103,18 @@ def of_several(paths: list[Path]) -> Files:
     """Files given one by one."""
     if not paths:
         raise ValueError("no files: give the paths of the model's safetensors files")
-    if len({path.name for path in paths}) < len(paths):
-        raise ValueError(f"{names_of(paths)}: two files have the same name; give each once")
+    check_unique(paths)
     return Files(paths[0].parent, tuple(paths))
+
+
+def check_unique(paths: Sequence[Path]) -> None:
+    """ValueError where two files have the same name, as the files made of them lie in one folder."""
+    names = [path.name for path in paths]
+    double = {name for name in names if names.count(name) > 1}
+    if double:
+        raise ValueError(
+            f"{listed(map(str, paths))}: two files are called {listed(double)}; each must have its own name"
+        )
 
 
 def of_folder(folder: Path) -> Files:
@@ -143,7 +152,9 @@ def of_index(index: Path) -> Files:
     missing = [name for name in names if not (index.parent / name).is_file()]
     if missing:
         raise ValueError(f"{index} names files that are not there: {listed(missing)}")
-    return Files(index.parent, tuple(index.parent / name for name in names), index)
+    paths = [index.parent / name for name in names]
+    check_unique(paths)
+    return Files(index.parent, tuple(paths), index)
 
 
 def read_index(index: Path) -> dict[str, str]:

@@ -128,6 +128,13 @@ def leave_the_folder(folder):
     write_index(folder, {"bias": "../elsewhere.safetensors"})
 
 
+def nest_files(folder):
+    for name in ("a", "b"):
+        (folder / name).mkdir()
+        checkpoints.save(folder / name / "x.safetensors", {name: DOWN})
+    write_index(folder, {"a": "a/x.safetensors", "b": "b/x.safetensors"})
+
+
 def write_text(text):
     return lambda folder: (folder / "model.safetensors.index.json").write_text(text)
 
@@ -147,6 +154,7 @@ def write_text(text):
         (add_an_index, r"has several indices, model.safetensors.index.json, other.safetensors.index.json"),
         (damage_a_file, r"model-00002-of-00002.safetensors is no safetensors file, or damaged"),
         (leave_the_folder, r"index.json says that 'bias' lies in '../elsewhere.safetensors'"),
+        (nest_files, r"two files are called x.safetensors"),
         (write_text("{"), r"index.json is not JSON"),
         (write_text("[]"), r"index.json is a JSON list, expected an object"),
         (write_text("{}"), r"index.json is no index of a model"),
