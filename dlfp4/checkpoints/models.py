@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 from dlfp4 import Tensor
 from dlfp4.checkpoints import safetensors
+from dlfp4.checkpoints.conventions import MARKER
 
 ModelPath: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
 
@@ -218,7 +219,7 @@ def check_names(files: Files, found: Mapping[str, Iterable[str]]) -> None:
     places: dict[str, str] = {}
     for path, names in found.items():
         for name in names:
-            if name in places:
+            if name in places and name != MARKER:  # which says of each file what it holds
                 raise ValueError(f"{name} is doubled: it lies in {places[name]} and in {path}")
             places[name] = path
     if files.index is None:

@@ -11,6 +11,7 @@ import pytest
 
 import dlfp4
 from dlfp4 import checkpoints
+from dlfp4.checkpoints.conventions import SPELLINGS
 
 RNG = np.random.default_rng(0)
 UP = RNG.normal(size=(64, 128)).astype(np.float32)
@@ -69,6 +70,29 @@ def test_a_file_around_the_conventions(tmp_path, format, conventions):
             assert all(
                 same(loaded[name], dlfp4.asarray(x) if name == "norm.weight" else x) for name, x in given.items()
             )
+
+
+@pytest.mark.parametrize(
+    ("convention", "format"),
+    [(row.convention, format) for row in SPELLINGS if row.convention for format in row.formats],
+)
+def test_every_convention_there_and_back(tmp_path, convention, format):
+    """A folder, whose files hold one tensor each."""
+    x = RNG.normal(size=(2, 256, 256)).astype(np.float32)
+    unit = {"global_scale": 1.0} if convention == "mlx" and format == "nvfp4" else {}
+    given = {f"layers.{k}.up_proj.weight": dlfp4.quantize(x[k], format, **unit) for k in range(2)}
+    (tmp_path / "a").mkdir()
+    for name, q in given.items():
+        checkpoints.save(tmp_path / "a" / f"{name}.safetensors", {name: q, f"{name}.bias": NORM})
+    checkpoints.convert_model(tmp_path / "a", tmp_path / "b", convention)
+    checkpoints.convert_model(tmp_path / "b", tmp_path / "c", "dlfp4")
+    for folder in ("b", "c"):
+        loaded = checkpoints.load(tmp_path / folder)
+        assert set(given) < set(loaded)
+        for name, q in given.items():
+            np.testing.assert_allclose(loaded[name].dequantize().to_numpy(), q.dequantize().to_numpy(), rtol=1e-6)
+    if convention not in ("stable-diffusion", "comfyui"):
+        assert set(loaded) == {*given, *(f"{name}.bias" for name in given)}
 
 
 def test_bytes_come_back(tmp_path):
