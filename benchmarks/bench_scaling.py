@@ -4,7 +4,8 @@
 
 A square matrix is quantized along its rows, its columns, or both at once, and dequantized. dlfp4 writes into memory
 that it was given; the peers have no such argument. The limit is `np.copyto` of as many bytes in all as are read and
-written; NVFP4 reads its input twice where the scale of the tensor is not given. "ours / best" is the fastest peer's
+written; NVFP4 reads its input twice where the scale of the tensor is not given; with a scale a row it reads a row, then
+finds it in a cache. "ours / best" is the fastest peer's
 time over ours, "ours / limit" the copy's time over ours: more is better. "/ rows" is the time over that of rows.
 
 Peers: torchao as it is; torchao through torch.compile, which has no float8_e8m0fnu here, so that MX takes the rule
@@ -21,13 +22,15 @@ import harness
 import ml_dtypes
 import numpy as np
 from harness import Case, list_of, number, parse_size
-from scaling_peers import Torchao, ggml_case, numpy_case
+from scaling_peers import ELEMENTS, Torchao, ggml_case, numpy_case
 
 import dlfp4
 
 PEERS = ("numpy", "ml_dtypes", "torch", "torchao", "gguf")
 COLUMNS = ("torchao", "compiled", "NumPy", "ggml")
-FORMATS = ("nvfp4", "mxfp4", "mxfp6_e2m3", "mxfp8_e4m3", "fp8_128x128")
+FORMATS = (
+    "nvfp4", "mxfp4", "mxfp6_e2m3", "mxfp8_e4m3", "mxfp8_32x32", "fp8_e4m3", "fp8_row", "fp8_1x128", "fp8_128x128",
+)  # fmt: skip
 LARGE = 1 << 24  # elements from which there are fewer rounds and peers
 AXES: dict[str, Any] = {"": -1, " columns": -2, " both": (-1, -2)}
 UNIT = 0.002  # a scale of the tensor for normal random numbers
@@ -35,21 +38,29 @@ UNIT = 0.002  # a scale of the tensor for normal random numbers
 
 @dataclass(frozen=True)
 class Task:
-    """A format, a type, and which way. `given`: with a scale of the tensor, which NVFP4 has otherwise to find."""
+    """A format, a type, and which way. `given`: with a scale of the tensor, which NVFP4 has otherwise to find. `rows`:
+    with a global scale a row.
+    """
 
     format: str
     dtype: str
     back: bool = False
     given: bool = False
+    rows: bool = False
 
     @property
     def title(self) -> str:
-        given = ", scale given" * self.given
-        return f"{self.format} -> {self.dtype}" if self.back else f"{self.dtype} -> {self.format}{given}"
+        given = ", scale given" * self.given + ", a scale a row" * self.rows
+        return f"{self.format}{given} -> {self.dtype}" if self.back else f"{self.dtype} -> {self.format}{given}"
 
     @property
     def unit(self) -> float | None:
         return UNIT if self.given else None
+
+    @property
+    def recipe(self) -> dlfp4.Recipe | None:
+        """None: the format's own."""
+        return dlfp4.Recipe(global_scale_per="row") if self.rows else None
 
 
 @dataclass
@@ -75,6 +86,7 @@ def dtype_of(name: str) -> np.dtype[Any]:
 
 TASKS = [
     *(Task("nvfp4", dtype, given=True) for dtype in ("float32", "bfloat16")),
+    *(Task("nvfp4", dtype, back, rows=True) for back in (False, True) for dtype in ("float32", "bfloat16")),
     *(
         Task(name, dtype, back)
         for back, name, dtype in itertools.product((False, True), FORMATS, ("float32", "bfloat16"))
@@ -95,28 +107,31 @@ def matrix(elements: int, dtype: str) -> Any:
 def our_case(task: Task, x: Any, axis: Any) -> tuple[Case, int]:
     """The case, and how many bytes it reads and writes."""
     source = dlfp4.asarray(x)
-    q = dlfp4.quantize(source, task.format, axis=axis, global_scale=task.unit)
+    q = dlfp4.quantize(source, task.format, axis=axis, recipe=task.recipe, global_scale=task.unit)
     parts = q if isinstance(q, tuple) else (q,)
     small = sum(part.nbytes for part in parts)
     if task.back:
         out = dlfp4.empty(x.shape, x.dtype)
         return Case("dlfp4", "f(q, t, out=o)", f=dlfp4.dequantize, q=q, t=x.dtype, o=out), x.nbytes + small
-    names = {"f": dlfp4.quantize, "x": source, "n": task.format, "a": axis, "u": task.unit, "o": q}
-    reads = 2 if task.format == "nvfp4" and not task.given else 1
-    return Case("dlfp4", "f(x, n, axis=a, global_scale=u, out=o)", **names), reads * x.nbytes + small
+    names = {"f": dlfp4.quantize, "x": source, "n": task.format, "a": axis, "u": task.unit, "o": q, "r": task.recipe}
+    reads = 2 if task.format in ("nvfp4", "fp8_e4m3") and not task.given and not task.rows else 1
+    return Case("dlfp4", "f(x, n, axis=a, recipe=r, global_scale=u, out=o)", **names), reads * x.nbytes + small
 
 
 def peer_cases(torchao: Torchao, gguf: Any, task: Task, x: Any, along: str) -> dict[str, Case]:
     """All who can do it, by column."""
+    if task.format == "mxfp8_32x32" or (task.rows and (task.back or along)):
+        return {}
     if along:
         if task.back or x.size >= LARGE:
             return {}
         return {"torchao": torchao.columns_case(task.format, x, along == " both", task.unit)}
+    name = task.format + ", a scale a row" * task.rows
     cases: dict[str, Case | None] = {
-        "torchao": torchao.case(task.format, x, task.back, task.unit, compiled=False),
-        "compiled": torchao.case(task.format, x, task.back, task.unit, compiled=True),
+        "torchao": torchao.case(name, x, task.back, task.unit, compiled=False),
+        "compiled": torchao.case(name, x, task.back, task.unit, compiled=True),
     }
-    if x.size < LARGE:
+    if x.size < LARGE and name in ELEMENTS:
         cases["NumPy"] = numpy_case(task.format, x, task.back, task.unit)
         cases["ggml"] = ggml_case(gguf, task.format, x, task.back)
     return {name: case for name, case in cases.items() if case}

@@ -23,6 +23,7 @@ ELEMENTS = {
     "mxfp8_e4m3": ("float8_e4m3fn", 448.0, 8, 32),
     "fp8_128x128": ("float8_e4m3fn", 448.0, 8, 128),
 }
+FP8_BLOCKS = {"fp8_e4m3": (0, 0), "fp8_row": (1, 0), "fp8_1x128": (1, 128), "fp8_128x128": (128, 128)}  # 0: all
 E4M3, E8M0 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e8m0fnu)
 F = np.float32
 
@@ -147,16 +148,23 @@ class Torchao:
 
     def quantize(self, name: str, rule: str) -> Any:
         """A function of a matrix and NVFP4's scale of the tensor (None: to be found)."""
-        if name == "nvfp4":
+        if name == "nvfp4, a scale a row":
+
+            def quantize(x: Any, unit: Any) -> Any:
+                unit = self.nv.per_tensor_amax_to_scale(x.abs().amax(1, keepdim=True))
+                return self.nv.nvfp4_quantize(x, 16, unit)
+
+        elif name == "nvfp4":
 
             def quantize(x: Any, unit: Any) -> Any:
                 unit = self.nv.per_tensor_amax_to_scale(x.abs().max()) if unit is None else unit
                 return self.nv.nvfp4_quantize(x, 16, unit)
 
-        elif name == "fp8_128x128":
+        elif name in FP8_BLOCKS:
 
             def quantize(x: Any, unit: Any) -> Any:
-                scales = self.fp8._choose_scale_float8(x, [min(128, extent) for extent in x.shape])
+                block = [min(size or extent, extent) for size, extent in zip(FP8_BLOCKS[name], x.shape, strict=True)]
+                scales = self.fp8._choose_scale_float8(x, block)
                 return scales, self.fp8._quantize_affine_float8(x, scales)
 
         else:
@@ -174,7 +182,7 @@ class Torchao:
             def dequantize(scales: Any, data: Any, unit: Any) -> Any:
                 return self.nv.NVFP4Tensor(data, scales, 16, dtype, unit).dequantize(dtype)
 
-        elif name == "fp8_128x128":
+        elif name in FP8_BLOCKS:
 
             def dequantize(scales: Any, data: Any, unit: Any) -> Any:
                 return self.fp8._dequantize_affine_float8(data, scales, dtype)

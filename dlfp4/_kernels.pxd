@@ -102,6 +102,7 @@ cdef extern from "dlfp4/dlfp4.h" nogil:
         dlfp4_scale_order scale_order
         dlfp4_rounding rounding
         uint64_t seed
+        uint64_t first
         float eps
         uint8_t divides
         uint8_t pow2
@@ -109,6 +110,8 @@ cdef extern from "dlfp4/dlfp4.h" nogil:
         uint8_t least_scale
         uint8_t drops_negative_zero
         uint8_t rounds_to_plus_zero
+        uint8_t scale_code
+        uint8_t scale_bits
 
     ctypedef struct dlfp4_tensor_scale:
         float encode
@@ -130,6 +133,9 @@ cdef extern from "dlfp4/dlfp4.h" nogil:
         int32_t layout
         uint8_t fill
         int64_t length
+        float *decodes
+        int64_t decode_lines
+        uint8_t finds_decodes
 
     dlfp4_status dlfp4_find_tensor_scale(const dlfp4_matrix *, int, const dlfp4_recipe *, dlfp4_tensor_scale *)
     dlfp4_tensor_scale dlfp4_given_tensor_scale(float)

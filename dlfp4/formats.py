@@ -12,6 +12,7 @@ from numbers import Real
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
+import ml_dtypes
 import numpy as np
 
 from dlfp4.suggest import did_you_mean
@@ -23,9 +24,22 @@ RecipeName = Literal[
     "ocp", "nvidia", "transformer-engine", "transformer-engine-rocm", "flashinfer", "modelopt", "compressed-tensors",
     "deepseek", "deepseek-ue8m0", "aiter", "rocm", "ggml", "mlx",
 ]  # fmt: skip
+ScaleDtype = Literal["float32", "bfloat16", "float16", "float8_e8m0fnu"]
+GlobalScalePer = Literal["tensor", "row", "matrix"]
 SCALE_RULES: tuple[str, ...] = get_args(ScaleRule)
 SCALE_ORDERS: tuple[str, ...] = get_args(ScaleOrder)
+SCALE_DTYPES: tuple[str, ...] = get_args(ScaleDtype)
+GLOBAL_SCALES: tuple[str, ...] = get_args(GlobalScalePer)
 ROUNDINGS: tuple[str, ...] = get_args(Rounding)
+CHOICES = MappingProxyType(  # of a recipe's options that are names
+    {
+        "scale_rule": (None, *SCALE_RULES),
+        "scale_order": (None, *SCALE_ORDERS),
+        "rounding": ROUNDINGS,
+        "scale_dtype": (None, *SCALE_DTYPES),
+        "global_scale_per": GLOBAL_SCALES,
+    }
+)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -39,7 +53,8 @@ class Format:
     element, scale : numpy.dtype
         Of the elements and of the stored scales, which are decode scales: value = element * scale (* global scale).
     block : tuple of int or None
-        ``(lines, length)``: so many lines of so many elements share a scale; None: the whole tensor does.
+        ``(lines, length)``: so many lines of so many elements share a scale; ``(1, None)``: each line has one, however
+        long it is; None: the whole tensor has one.
     kind : {"two_level", "power", "largest"}
         Scales are float8 in units of a float32 scale of the tensor; powers of two; or float32 that map a block's
         largest magnitude to the element type's largest value.
@@ -60,10 +75,23 @@ class Format:
     name: str
     element: np.dtype[Any]
     scale: np.dtype[Any]
-    block: tuple[int, int] | None
+    block: tuple[int, int | None] | None
     kind: Literal["two_level", "power", "largest"]
     repeats_scales: bool
     number: int
+
+    @property
+    def scales_lines(self) -> bool:
+        """Whether each line has one scale, of all its elements."""
+        return self.block is not None and self.block[1] is None
+
+    def block_in(self, lines: int, length: int) -> tuple[int, int]:
+        """The block, with what it is of a matrix of so many lines of so many elements: that of the whole tensor is all
+        of it.
+        """
+        if self.block is None:
+            return max(lines, 1), max(length, 1)
+        return self.block[0], self.block[1] or max(length, 1)
 
     @property
     def has_global_scale(self) -> bool:
@@ -106,7 +134,7 @@ class FormatTable(Mapping[str, Format]):
 
 def _described(row: Format) -> tuple[str, ...]:
     """The columns of a format's row."""
-    block = "tensor" if row.block is None else "x".join(map(str, row.block))
+    block = "tensor" if row.block is None else "line" if row.scales_lines else "x".join(map(str, row.block))
     return row.name, row.element.name, block, row.scale.name, "float32" if row.has_global_scale else "-"
 
 
@@ -126,12 +154,20 @@ class Recipe:
         Of the elements. "nearest_zero" sends ties toward zero (ggml, MLX, DeepGEMM).
     pow2 : bool, optional
         Formats with float32 scales: round the encode scale down to a power of two, the stored scale up ("ue8m0").
-        Default: False for one scale a tensor and where `divide` is True, else True.
+        Default: False for one scale a tensor or a row and where `divide` is True, else True.
     eps : float
         MX formats and those with float32 scales: the least magnitude of a block; smaller ones count as `eps`.
     zero_scale : int, optional
         MX formats: the e8m0 byte of a block of zeros. NVFP4: the e4m3 byte that is stored for a scale of zero, of a
         block of zeros or one that rounds to zero. Default: 0.
+    scale_dtype : {"float32", "bfloat16", "float16", "float8_e8m0fnu"}, optional
+        Formats with float32 scales: the type in which the scales are stored, exactly. Those of 16 bits are rounded to
+        it, to nearest even, before elements are divided by them; "float8_e8m0fnu" needs ``pow2=True``, which is the
+        default of blocks. Default: "float32".
+    global_scale_per : {"tensor", "row", "matrix"}
+        NVFP4: one global scale for the tensor, ``()``; one for each line along which blocks run, ``(M,)``, as
+        TransformerEngine's ``row_scaled_nvfp4``; or one for each matrix of a stack ``(E, N, K)``, ``(E,)``, such as
+        experts'. A is then the largest magnitude of that row or matrix alone, which is quantized as if it were alone.
     keeps_negative_zero : bool
         False: inputs of -0, and products with the encode scale that underflow float32, become +0. What the element type
         rounds to zero keeps its sign.
@@ -171,14 +207,14 @@ class Recipe:
     divide: bool = False
     scale_order: ScaleOrder | None = None
     scale_floor: float | None = None
+    scale_dtype: ScaleDtype | None = None
+    global_scale_per: GlobalScalePer = "tensor"
 
     def __post_init__(self) -> None:
-        if self.scale_rule not in (None, *SCALE_RULES):
-            raise ValueError(f"scale_rule={self.scale_rule!r}: expected None or one of {', '.join(SCALE_RULES)}")
-        if self.scale_order not in (None, *SCALE_ORDERS):
-            raise ValueError(f"scale_order={self.scale_order!r}: expected None or one of {', '.join(SCALE_ORDERS)}")
-        if self.rounding not in ROUNDINGS:
-            raise ValueError(f"rounding={self.rounding!r}: expected one of {', '.join(ROUNDINGS)}")
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                expected = ", ".join("None" if choice is None else choice for choice in choices)
+                raise ValueError(f"{name}={getattr(self, name)!r}: expected one of {expected}")
         if self.zero_scale is not None and (type(self.zero_scale) is not int or self.zero_scale not in range(255)):
             raise ValueError(f"zero_scale={self.zero_scale!r}: expected a byte of a scale, an integer from 0 to 254")
         for name in ("eps", "scale_floor"):
@@ -206,6 +242,8 @@ KINDS_OF_OPTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "divide": ("two_level", "largest"),
         "scale_order": ("two_level",),
         "scale_floor": ("two_level", "power"),
+        "scale_dtype": ("largest",),
+        "global_scale_per": ("two_level",),
     }
 )
 FORMATS_OF_KIND = MappingProxyType(
@@ -260,6 +298,47 @@ RECIPES: Mapping[str, Mapping[str, Recipe]] = MappingProxyType(
 )
 
 
+def scale_type(format: Format, name: str | None) -> np.dtype[Any]:
+    """The type of a format's scales, by the `scale_dtype` that was asked for; ValueError where there is none."""
+    if name is None or name == format.scale.name:
+        return format.scale
+    if format.kind != "largest" or name not in SCALE_DTYPES:
+        expected = ", ".join(SCALE_DTYPES) if format.kind == "largest" else format.scale.name
+        raise ValueError(f"scale_dtype={name!r}: the scales of {format} are {format.scale.name}; expected {expected}")
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
+def pow2_of(format: Format, recipe: Recipe) -> bool:
+    """Whether float32 scales are powers of two."""
+    in_blocks = format.block is not None and not format.scales_lines and not recipe.divide
+    return in_blocks if recipe.pow2 is None else recipe.pow2
+
+
+def check_granularity(format: Format, recipe: Recipe) -> None:
+    """Refuse a type of scales, or global scales, that the format does not have."""
+    holds_powers = format.kind == "largest" and scale_type(format, recipe.scale_dtype).name == "float8_e8m0fnu"
+    if holds_powers and not pow2_of(format, recipe):
+        raise ValueError(
+            f"scale_dtype='float8_e8m0fnu' holds powers of two, which the scales of {format} by this recipe are not; "
+            f"pass pow2=True"
+        )
+    check_global_scale(format, recipe.global_scale_per)
+
+
+def check_global_scale(format: Format, per: str) -> None:
+    """Refuse global scales that the format does not have."""
+    if per not in GLOBAL_SCALES:
+        raise ValueError(f"global_scale_per={per!r}: expected one of {', '.join(GLOBAL_SCALES)}")
+    if per == "tensor":
+        return
+    if not format.has_global_scale:
+        raise ValueError(f"global_scale_per={per!r}: {format} has no global scale")
+    if per == "row" and format.block is not None and format.block[0] > 1:
+        raise ValueError(
+            f"global_scale_per='row': a block of {format} spans {format.block[0]} lines; use nvfp4, or 'matrix'"
+        )
+
+
 def find_recipe(format: Format, recipe: Recipe | str | None) -> Recipe:
     """The recipe that a format takes; ValueError where the two do not go together."""
     if recipe is None:
@@ -273,6 +352,7 @@ def find_recipe(format: Format, recipe: Recipe | str | None) -> Recipe:
                 f"recipe={recipe!r} has {field.name}={value!r}, for which {format} has no use: it is for {users}; "
                 f"give a Recipe without it"
             )
+    check_granularity(format, chosen)
     return chosen
 
 

@@ -144,11 +144,17 @@ def check_tensors(tensors: Iterable[Any]) -> list[ScaledTensor]:
         raise ValueError("tensors is empty; expected one ScaledTensor or more")
     first = given[0]
     for each in given:
-        kinds = [(q.format.name, q.axis, q.ndim, q.device) for q in (first, each)]
+        if each.global_scale is not None and each.global_scale.ndim:
+            raise ValueError(
+                f"{summary(each)} has global scales of shape {each.global_scale.shape}; expected one of the tensor: "
+                f"join data, scales and global scales, and give them to ScaledTensor.from_parts"
+            )
+        kinds = [(q.format.name, q.axis, q.ndim, q.device, q.scales.dtype.name) for q in (first, each)]
         if kinds[0] != kinds[1]:
             raise ValueError(
-                f"{summary(first)} and {summary(each)} differ in format, in the axis of their blocks, in rank or in "
-                f"device: bring them together with .to({first.format.name!r}) or .to_device({str(first.device)!r})"
+                f"{summary(first)} and {summary(each)} differ in format, in the axis of their blocks, in rank, in "
+                f"device or in the type of their scales: "
+                f"bring them together with .to({first.format.name!r}) or .to_device({str(first.device)!r})"
             )
     return [each.with_scale_layout("linear") for each in given]
 
@@ -170,8 +176,13 @@ def check_borders(given: Sequence[ScaledTensor], along: int) -> None:
         raise ValueError(
             f"{summary(q)} has blocks along its rows, which run through the stack: join it along axis 0 or -1"
         )
-    lines, length = q.format.block or (1, 1)
-    step = max(1, length if columns == (q.axis == -1) else lines)
+    along_lines = columns == (q.axis == -1)
+    if q.format.scales_lines and along_lines and len(given) > 1:
+        raise ValueError(
+            f"{summary(q)} has one scale for each line, and the tensors' differ: join the values of .dequantize()"
+        )
+    lines, length = (1, 1) if q.format.block is None else q.format.block_in(1, 1)
+    step = max(1, length if along_lines else lines)
     for each in given if 0 < along < q.ndim - 1 else given[:-1]:
         extent = each.shape[-1] if columns else math.prod(each.shape[along:-1])  # rows that stay together
         if extent % step:
@@ -190,7 +201,7 @@ def join(given: Sequence[ScaledTensor], along: int) -> ScaledTensor:
     first = given[0]
     extent = sum(each.shape[along] for each in given)
     shape = (*first.shape[:along], extent, *first.shape[along + 1 :])
-    buffers = _buffers_of(shape, first.format, first.axis, "linear", True)
+    buffers = _buffers_of(shape, first.format, first.axis, "linear", True, first.scales.dtype.name)
     data = empty(buffers[0].shape, buffers[0].dtype, device=first.device)
     place([each.data for each in given], data, given, along)
     scales = first.scales

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,11 +14,12 @@ import numpy as np
 
 from dlfp4 import _core, frameworks
 from dlfp4._core import Buffer
-from dlfp4.formats import Format
+from dlfp4.formats import Format, check_global_scale, scale_type
 from dlfp4.frameworks.base import SUBBYTE
 
 if TYPE_CHECKING:
     from dlfp4._core import Device, ScaledTensor, Tensor, _Axis, _DeviceLike, _DType, _ScaleLayout, _Shape
+    from dlfp4.formats import GlobalScalePer, ScaleDtype
 
     Described: TypeAlias = Tensor | ScaledTensor | tuple[ScaledTensor, ScaledTensor]
 
@@ -27,6 +29,8 @@ def layout_of(q: ScaledTensor) -> _ScaleLayout:
     return "linear" if q.scale_layout == "prepared" else q.scale_layout
 
 
+# What says how a quantized tensor's parts lie.
+_LAYOUT = ("scale_layout", "rowwise", "columnwise", "scale_dtype", "global_scale_per")
 ACROSS = "columnwise_"  # before the names of what is quantized along axis -2
 
 
@@ -57,6 +61,10 @@ class TensorProto:
         Incomplete blocks are completed with zeros.
     rowwise, columnwise : bool
         Quantized along axis -1, along axis -2, or both.
+    scale_dtype : {"float32", "bfloat16", "float16", "float8_e8m0fnu"}, optional
+        The type of the scales, of formats whose own is float32; see :class:`Recipe`.
+    global_scale_per : {"tensor", "row", "matrix"}
+        Which part of the tensor a global scale is of; see :class:`Recipe`.
 
     Raises
     ------
@@ -86,6 +94,8 @@ class TensorProto:
     pad: bool
     rowwise: bool
     columnwise: bool
+    scale_dtype: ScaleDtype | None
+    global_scale_per: GlobalScalePer
 
     def __init__(
         self,
@@ -100,6 +110,8 @@ class TensorProto:
         pad: bool = False,
         rowwise: bool = True,
         columnwise: bool = False,
+        scale_dtype: ScaleDtype | None = None,
+        global_scale_per: GlobalScalePer = "tensor",
     ) -> None:
         if (dtype is None) == (format is None):
             raise ValueError(f"dtype={dtype!r} and format={format!r}: give either of them")
@@ -115,6 +127,8 @@ class TensorProto:
             "pad": _core._parse_flag(pad, "pad"),
             "rowwise": _core._parse_flag(rowwise, "rowwise"),
             "columnwise": _core._parse_flag(columnwise, "columnwise"),
+            "scale_dtype": scale_dtype,
+            "global_scale_per": global_scale_per,
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -127,9 +141,14 @@ class TensorProto:
             given = [f"{name}={value!r}" for name, value in self._options() if name not in ("requires_grad", "packed")]
             if given:
                 raise ValueError(f"{', '.join(given)} without a format: only quantized tensors have that; leave it out")
-        elif not self.packed:
+            return
+        # The type of the format's own scales, and no global scale, are those of every tensor of the format.
+        own = scale_type(self.format, self.scale_dtype) == self.format.scale
+        object.__setattr__(self, "scale_dtype", None if own else self.scale_dtype)
+        check_global_scale(self.format, self.global_scale_per)
+        if not self.packed:
             raise ValueError("packed=False with a format: the data of quantized tensors is packed; leave it out")
-        elif not (self.rowwise or self.columnwise):
+        if not (self.rowwise or self.columnwise):
             raise ValueError("rowwise=False and columnwise=False: a quantized tensor has at least one of the two")
 
     def _options(self) -> list[tuple[str, Any]]:
@@ -182,10 +201,13 @@ class TensorProto:
             names = ", ".join(type(part).__name__ for part in parts)
             raise TypeError(f"expected a tensor, a ScaledTensor or a tuple of ScaledTensors, got ({names})")
         axes = [part.axis for part in parts]
-        kinds = {(part.shape, part.format, part.device, layout_of(part)) for part in parts}
+        kinds = {
+            (part.shape, part.format, part.device, layout_of(part), part.scales.dtype.name, _granularity(part))
+            for part in parts
+        }
         if len(kinds) > 1 or len(set(axes)) < len(axes):
             raise ValueError(f"{parts!r} is not one tensor quantized along axes -1 and -2, as quantize returns it")
-        ((shape, format, device, scale_layout),) = kinds
+        ((shape, format, device, scale_layout, scale_dtype, per),) = kinds
         pad = not all(_core._divides(shape, format, axis) for axis in axes)
         return cls(
             shape,
@@ -195,6 +217,8 @@ class TensorProto:
             pad=pad,
             rowwise=-1 in axes,
             columnwise=-2 in axes,
+            scale_dtype=scale_dtype,
+            global_scale_per=per,
         )
 
     @property
@@ -221,10 +245,22 @@ class TensorProto:
             return (Buffer("data", self.shape, self.dtype),)
         named = {}
         for axis in self._axes:
-            for buffer in _core._buffers_of(self.shape, self.format, axis, self.scale_layout, self.pad):
-                name = _name(buffer.name, axis)
+            for buffer in self._buffers_along(axis):
+                name = self._name(buffer.name, axis)
                 named[name] = buffer._replace(name=name)
         return tuple(named.values())
+
+    def _buffers_along(self, axis: int) -> tuple[Buffer, ...]:
+        """The buffers along one axis, of a quantized tensor, by the names of their parts."""
+        assert self.format is not None
+        return _core._buffers_of(
+            self.shape, self.format, axis, self.scale_layout, self.pad, self.scale_dtype, self.global_scale_per
+        )
+
+    def _name(self, buffer: str, axis: int) -> str:
+        """A buffer's name in a tensor that may be quantized along both axes; these share a tensor's global scale."""
+        is_shared = buffer == "global_scale" and self.global_scale_per == "tensor"
+        return buffer if axis == -1 or is_shared else ACROSS + buffer
 
     def allocate(self) -> Described:
         """A tensor of this description, with memory of its own, which is not initialised.
@@ -263,15 +299,15 @@ class TensorProto:
             Another description; the message names the first field that differs.
         """
         found = TensorProto.of(x)
-        for name in ("format", "dtype", "shape", "device", "packed", "scale_layout", "rowwise", "columnwise"):
+        for name in ("format", "dtype", "shape", "device", "packed", *_LAYOUT):
             if getattr(found, name) != getattr(self, name):
                 raise ValueError(f"{name} differs: the tensor is {found!r}; expected {self!r}")
         if self.format is None:
             return self._check({"data": x.detach() if found.requires_grad else x})
         parts: dict[str, Any] = {}
         for scaled in (x,) if isinstance(x, _core.ScaledTensor) else x:
-            for buffer in _core._buffers_of(self.shape, self.format, scaled.axis, self.scale_layout, self.pad):
-                name, part = _name(buffer.name, scaled.axis), getattr(scaled, buffer.name)
+            for buffer in self._buffers_along(scaled.axis):
+                name, part = self._name(buffer.name, scaled.axis), getattr(scaled, buffer.name)
                 if part is None:
                     continue  # absent, as will be said
                 if name in parts and not _same(parts[name], part):
@@ -333,14 +369,14 @@ class TensorProto:
         if self.format is None:
             return parts["data"]
         results = [
-            _core.ScaledTensor.from_parts(
-                parts[_name("data", axis)],
-                parts[_name("scales", axis)],
-                parts.get("global_scale"),
-                format=self.format,
-                axis=axis,
-                scale_layout=self.scale_layout,
-                shape=self.shape,
+            _core._restore_scaled(
+                parts[self._name("data", axis)],
+                parts[self._name("scales", axis)],
+                parts.get(self._name("global_scale", axis)),
+                self.format.name,
+                axis,
+                self.scale_layout,
+                self.shape,
             )
             for axis in self._axes
         ]
@@ -362,9 +398,13 @@ def _parse_shape(shape: Any) -> tuple[int, ...]:
     return extents
 
 
-def _name(buffer: str, axis: int) -> str:
-    """A buffer's name in a tensor that may be quantized along both axes; these share the global scale."""
-    return buffer if axis == -1 or buffer == "global_scale" else ACROSS + buffer
+def _granularity(q: ScaledTensor) -> GlobalScalePer:
+    """Which part of a tensor its global scales are of."""
+    unit = q.global_scale
+    if unit is None or unit.ndim == 0:
+        return "tensor"
+    lines = q.shape[-1] if q.axis == -2 else math.prod(q.shape[:-1])
+    return "row" if unit.size == lines and q.format.block is not None and q.format.block[0] == 1 else "matrix"
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

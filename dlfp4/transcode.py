@@ -169,7 +169,7 @@ def convert(q: ScaledTensor, target: Target) -> tuple[ScaledTensor, Receipt]:
 
 def count_blocks(q: ScaledTensor) -> int:
     """How many blocks a matrix has."""
-    lines, length = q.format.block or q.shape
+    lines, length = q.format.block_in(*q.shape)
     rows, columns = q.shape
     return -(-rows // lines) * -(-columns // length) if rows and columns else 0
 
@@ -213,13 +213,13 @@ def nests(q: ScaledTensor, format: Format) -> bool:
         return False
     if format.block is None:
         return q.format.block is None
-    lines, length = format.block
+    lines, length = format.block_in(*q.shape)
     stored = _buffers_of(q.shape, format, -1, "linear", True)[0].shape
     if stored[1] > q.data.shape[1]:
         return False
     if q.format.block is None:
         return True
-    own_lines, own_length = q.format.block
+    own_lines, own_length = q.format.block_in(*q.shape)
     return own_length % length == 0 and (own_lines % lines == 0 or own_lines >= q.shape[0])
 
 
@@ -258,9 +258,9 @@ def bytes_of_powers(worth: npt.NDArray[np.float32]) -> Octets | None:
 def repeat(q: ScaledTensor, scales: Tensor, format: Format) -> Tensor:
     """Scales of blocks for the smaller ones within them."""
     rows, columns = _buffers_of(q.shape, format, -1, "linear", True)[1].shape
-    lines, length = format.block or (1, 1)
+    lines, length = (1, 1) if format.block is None else format.block_in(*q.shape)
     lines = 1 if format.repeats_scales else lines
-    own_lines, own_length = q.format.block or q.shape
+    own_lines, own_length = q.format.block_in(*q.shape)
     down = 1 if q.format.repeats_scales else min(-(-own_lines // lines), rows)
     along = 1 if own_length >= q.shape[1] and scales.ndim == 0 else own_length // length
     if scales.ndim == 0:
@@ -391,7 +391,7 @@ def values_under(q: ScaledTensor, octets: Octets, scales: Octets) -> npt.NDArray
 
 def of_source_blocks(q: ScaledTensor, errors: Array) -> Array:
     """The errors of the tensor's own blocks, from those of the blocks of 16 within them."""
-    lines, length = q.format.block or q.shape
+    lines, length = q.format.block_in(*q.shape)
     return join_lines(largest_of(errors, length // rescaling.LENGTH), lines)
 
 
@@ -497,7 +497,7 @@ def scale_of_all(q: ScaledTensor, target: Target) -> float | None:
     for rows in chunks(q, q.format):
         values = np.abs(dequantize(q[rows]).to_numpy())
         largest = max(largest, float(values.max(initial=0, where=np.isfinite(values))))
-    sample = np.zeros(target.format.block or (1, 1), np.float32)
+    sample = np.zeros(target.format.block_in(1, 1), np.float32)
     sample[0, 0] = largest
     found = quantize(sample, target.format, recipe=recipe_of(q, target))
     scale = found.scales if found.global_scale is None else found.global_scale
@@ -512,7 +512,7 @@ def improve(values: Tensor, part: ScaledTensor) -> None:
     if np.array_equal(exact, floor, equal_nan=True):
         return
     other = quantize(values, part.format, recipe=Recipe(scale_rule="rceil"), pad=True)
-    lines, length = part.format.block or (1, 1)
+    lines, length = part.format.block_in(*part.shape)
     errors = [squares(exact, decoded, lines, length) for decoded in (floor, dequantize(other).to_numpy())]
     better = errors[1] < errors[0]
     if not better.any():

@@ -333,7 +333,7 @@ def fits(scales: Tensor, format: Format, shape: tuple[int, ...], spelling: Spell
 def scales_shape(format: Format, shape: tuple[int, ...]) -> tuple[int, ...] | None:
     """The shape of the scales beside data of shape (..., N, K); None where a matrix does not divide into blocks."""
     lines, length = format.block or (1, 1)
-    lines = 1 if format.repeats_scales else lines
+    lines, length = 1 if format.repeats_scales else lines, length or max(shape[-1], 1)
     if (format.kind != "largest" and shape[-1] % length) or (len(shape) > 2 and shape[-2] % lines):
         return None
     return (*shape[:-2], -(-shape[-2] // lines), -(-shape[-1] // length))

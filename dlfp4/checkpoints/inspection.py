@@ -288,7 +288,8 @@ def describe(item: Item, found: Mapping[str, Any]) -> Row:
 
 def granularity(q: ScaledTensor) -> str:
     """What shares a scale."""
-    block = "the tensor" if q.format.block is None else "x".join(map(str, q.format.block))
+    of_line = "a line" if q.format.scales_lines else "x".join(map(str, q.format.block or ()))
+    block = "the tensor" if q.format.block is None else of_line
     whole = "" if q.global_scale is None else " and the tensor" if q.global_scale.size == 1 else " and a matrix or row"
     return block + whole + ("" if q.axis == -1 else " along axis -2")
 

@@ -225,7 +225,7 @@ def fit(choice: Choice, shape: tuple[int, ...], format: Format, convention: str 
     turned = shape if choice.axis == -1 else (*shape[:-2], shape[-1], shape[-2])
     if convention and scales_shape(format, turned) is None:
         return replace(choice, quantized=False, reason=f"{convention} holds no {format} of shape {shape}")
-    length = 1 if format.block is None or format.kind == "largest" else format.block[1]
+    length = 1 if format.block is None or format.kind == "largest" else format.block[1] or 1
     try:
         _buffers_of(shape, format, choice.axis, "linear", False)
     except ValueError:

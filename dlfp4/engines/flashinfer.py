@@ -33,6 +33,7 @@ def supports(problem: Problem, machine: Machine) -> str | None:
         common.rounds_activations(problem)
         or common.not_on_one_cuda_device(problem)
         or refuses_formats(problem)
+        or common.refuses_scales_of_lines(problem)
         or common.not_capable(machine, OLDEST)
         or common.refuses_layouts(problem, LAYOUT)
         or refuses_result(problem)

@@ -247,6 +247,8 @@ def decode(x: Operand, stream: _Stream | None = None) -> Tensor:
 
 def exact_types(x: Operand) -> tuple[str, ...]:
     """The types that hold an operand's values, but for a scale of the whole tensor, exactly."""
+    if scales_lines(x):
+        return ("float32",)
     if isinstance(x, ScaledTensor):
         return exact_types_of(x.format)
     if x.dtype.itemsize == 1:
@@ -278,6 +280,28 @@ def holds_products(name: str, format: Format) -> bool:
 def without_tensor_scale(x: ScaledTensor, name: str, stream: _Stream | None) -> tuple[Tensor, Tensor | None]:
     """A ScaledTensor's values in a type, but for the scale of the whole tensor, which comes beside them."""
     plain = _plain(x, stream)
+    if scales_lines(plain):
+        return dequantize(plain, name, stream=stream), None
     if plain.format.block is None:
         return cast(plain.data, name, stream=stream).reshape(x.shape), plain.scales
     return dequantize(_without_global_scale(plain), name, stream=stream), plain.global_scale
+
+
+def scales_lines(x: Operand) -> bool:
+    """Whether lines, or matrices of a stack, have scales that multiply their sums."""
+    if not isinstance(x, ScaledTensor):
+        return False
+    return x.format.scales_lines or (x.global_scale is not None and x.global_scale.ndim > 0)
+
+
+def refuses_scales_of_lines(problem: Problem) -> str | None:
+    """Which operand has scales of lines, where kernels read one of the tensor."""
+    for name, x in (("a", problem.a), ("b", problem.b)):
+        if scales_lines(x):
+            return f"{name}, {summary(x)}, has a scale for each of its lines; expected one of the tensor"
+    return None
+
+
+def has_own_scales(x: ScaledTensor) -> bool:
+    """Whether its scales are of the format's own type, as others' kernels take them."""
+    return x.scales.dtype == x.format.scale or x.scale_layout == "prepared"

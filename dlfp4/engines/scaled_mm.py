@@ -32,6 +32,7 @@ def supports(problem: Problem, machine: Machine) -> str | None:
         common.rounds_activations(problem)
         or common.not_on_one_cuda_device(problem)
         or refuses_formats(problem, machine)
+        or common.refuses_scales_of_lines(problem)
         or common.refuses_layouts(problem, LAYOUT)
         or refuses_shapes(problem)
     )
@@ -39,6 +40,8 @@ def supports(problem: Problem, machine: Machine) -> str | None:
 
 def kind_of(x: Operand) -> str | None:
     """The row of RECIPES that an operand belongs to."""
+    if isinstance(x, ScaledTensor) and not common.has_own_scales(x):
+        return None
     if isinstance(x, ScaledTensor) and x.format.block is not None:
         return x.format.name if x.format.name in RECIPES else None
     return WHOLE if common.name_of(common.element_of(x)) in FP8 else None

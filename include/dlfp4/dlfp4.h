@@ -73,17 +73,20 @@ typedef enum { DLFP4_SCALE_FLOOR = 0, DLFP4_SCALE_RCEIL, DLFP4_SCALE_CEIL, DLFP4
 typedef enum { DLFP4_GLOBAL_FIRST = 0, DLFP4_BLOCK_FIRST, DLFP4_INPUT_TYPE } dlfp4_scale_order;
 
 typedef struct {
-  dlfp4_scale_rule scale_rule;   /* of formats with power-of-two scales */
-  dlfp4_scale_order scale_order; /* of formats with scales in two levels */
-  dlfp4_rounding rounding;       /* of the elements, which saturate */
-  uint64_t seed;                 /* for DLFP4_STOCHASTIC, with the element's index line * length + position */
-  float eps;                     /* formats of one level: smaller magnitudes count as this one */
-  uint8_t divides;               /* not of powers of two: elements are divided by scales, which are quotients by max */
-  uint8_t pow2;                  /* formats with float32 scales: round the encode scale down to a power of two */
-  uint8_t zero_scale;            /* not of float32 scales: the code of a scale that would be zero */
-  uint8_t least_scale;           /* not of float32 scales: the least code of the scale of a block that is not zero */
-  uint8_t drops_negative_zero;   /* elements that are -0 become +0 */
-  uint8_t rounds_to_plus_zero;   /* elements that round to zero too */
+  dlfp4_scale_rule scale_rule;    /* of formats with power-of-two scales */
+  dlfp4_scale_order scale_order;  /* of formats with scales in two levels */
+  dlfp4_rounding rounding;        /* of the elements, which saturate */
+  uint64_t seed;                  /* for DLFP4_STOCHASTIC, with the element's index first + line * length + position */
+  uint64_t first;                 /* of a part of a tensor, the index of its first element */
+  float eps;                      /* formats of one level: smaller magnitudes count as this one */
+  uint8_t divides;                /* not of powers of two: elements are divided by scales, which are quotients by max */
+  uint8_t pow2;                   /* formats with float32 scales: round the encode scale down to a power of two */
+  uint8_t zero_scale;             /* not of float32 scales: the code of a scale that would be zero */
+  uint8_t least_scale;            /* not of float32 scales: the least code of the scale of a block that is not zero */
+  uint8_t drops_negative_zero;    /* elements that are -0 become +0 */
+  uint8_t rounds_to_plus_zero;    /* elements that round to zero too */
+  uint8_t scale_code, scale_bits; /* formats with float32 scales: DLPack's bfloat16 or float16, which is to hold them
+                                   * exactly; 0: none */
 } dlfp4_recipe;
 
 /* A scale of the whole tensor: elements are multiplied with `encode`, codes with `decode`. */
@@ -103,7 +106,10 @@ typedef struct {
  * i * strides[0] + k * strides[1] of `data`, packed; types below 8 bits need strides[1] == 1 and lines that start on a
  * byte. Scale (line, block) lies where `layout`, a row of layouts.h, puts it; linear scales at
  * line * scale_strides[0] + block * scale_strides[1]. Where blocks span several lines, "line" counts groups of lines,
- * unless the format repeats its scales. */
+ * unless the format repeats its scales.
+ *
+ * Formats with two levels have a decode scale of the whole tensor, or `decodes`, one for every `decode_lines` lines:
+ * that of line n is decodes[n / decode_lines]. Quantizing takes those of one line each. */
 typedef struct {
   void *data;
   int64_t strides[2];
@@ -112,6 +118,9 @@ typedef struct {
   int32_t layout;
   uint8_t fill;   /* the byte that a layout's padding gets */
   int64_t length; /* elements of a line, at least those of the matrix: what lies beyond is written as zero */
+  float *decodes; /* NULL: none */
+  int64_t decode_lines;
+  uint8_t finds_decodes; /* quantizing: they are found and written; else they are read, as they were given */
 } dlfp4_blocks;
 
 /* The tensor's scale from its elements (formats with a scale of the whole tensor), or from a decode scale. */

@@ -6,6 +6,7 @@
 #include "host/level.h"
 #include "host/threads.h"
 #include "kernels.h"
+#include "largest.h"
 #include "scales.h"
 
 namespace dlfp4 {
@@ -37,7 +38,8 @@ bool scales_along(const DequantizeCall &call, int64_t line, int64_t first, int64
   alignas(64) uint8_t stored[kMostScales * kScaleBytes];
   const int64_t block = first / call.format.block, last = divide_up(first + count, call.format.block);
   load_scales(call.scales, line, block, last - block, stored);
-  return call.kernels->decode_scales[call.format.key](stored, last - block, call.decode, scales);
+  const float decode = decode_of_line(*call.blocks, call.decode, line);
+  return call.kernels->decode_scales[call.format.key](stored, last - block, decode, scales);
 }
 
 // A part of a line, from the start of a block on, decoded to neighbours.
@@ -111,6 +113,18 @@ void turn_codes(const DequantizeCall &call, const Tile &tile, Turned *turned) {
   for (int64_t k = 0; k < tile.count; ++k) gather_items(codes + k * step, stride, 1, tile.lines, turned->codes[k]);
 }
 
+// The scales of one block of a tile's lines; whether one is not finite.
+bool scales_across(const DequantizeCall &call, const Tile &tile, const uint8_t *stored, float *scales) {
+  const bool alone = call.blocks->decodes;
+  const auto decode = call.kernels->decode_scales[call.format.key];
+  bool not_finite = decode(stored, tile.lines, alone ? 1 : call.decode, scales);
+  for (int64_t i = 0; alone && i < tile.lines; ++i) {
+    scales[i] *= decode_of_line(*call.blocks, 1, tile.line + i);
+    not_finite |= (bits_of(scales[i]) & 0x7FFFFFFF) >= kFloatInfinity;
+  }
+  return not_finite;
+}
+
 void decode_tile(const DequantizeCall &call, const Tile &tile) {
   float scales[kTileLines];
   Turned turned;
@@ -119,8 +133,7 @@ void decode_tile(const DequantizeCall &call, const Tile &tile) {
   const int64_t last = tile.first + tile.count;
   for (int64_t k = tile.first, row = 0; k < last; ++row) {
     const int64_t end = least((k / call.format.block + 1) * call.format.block, last);
-    const bool not_finite =
-        call.kernels->decode_scales[call.format.key](turned.stored[row], tile.lines, call.decode, scales);
+    const bool not_finite = scales_across(call, tile, turned.stored[row], scales);
     const auto decode = kernels_for(call, not_finite).decode_across[call.format.element][call.result.source];
     for (; k < end; ++k) {
       const uint8_t *const codes =
@@ -170,45 +183,15 @@ struct Search {
   uint32_t largest;
 };
 
-uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
-
-// Infinities and NaNs do not count; a block that has one is searched element by element.
-uint32_t largest_finite(const Search &search, const uint8_t *src, int64_t count) {
-  constexpr int64_t kBlock = 16;
-  uint32_t amax[kRun / kBlock], largest = 0;
-  const auto find = search.kernels->find_largest[search.x.source];
-  find(src, count, kBlock, amax);
-  for (int64_t first = 0; first < count; first += kBlock) {
-    const uint32_t of_block = amax[first / kBlock];
-    if (of_block < kFloatInfinity) largest = larger(largest, of_block);
-    for (int64_t i = first; of_block >= kFloatInfinity && i < least(first + kBlock, count); ++i) {
-      uint32_t magnitude;
-      find(src + i * search.x.item, 1, kBlock, &magnitude);
-      if (magnitude < kFloatInfinity) largest = larger(largest, magnitude);
-    }
-  }
-  return largest;
-}
-
-uint32_t largest_of_run(const Search &search, int64_t line, int64_t first, int64_t count) {
-  alignas(64) uint8_t buffer[kRun * kMostItem];
-  const uint8_t *src = at(search.x, line, first);
-  if (search.x.step != 1) {
-    gather_items(src, search.x.step, search.x.item, count, buffer);
-    src = buffer;
-  }
-  uint32_t largest;
-  search.kernels->find_largest[search.x.source](src, count, kRun, &largest);
-  return search.finite_only && largest >= kFloatInfinity ? largest_finite(search, src, count) : largest;
-}
-
 void search_runs(const void *context, int64_t first_run, int64_t last_run) {
   Search &search = *static_cast<Search *>(const_cast<void *>(context));
   const int64_t in_line = divide_up(search.x.length, kRun);
   uint32_t largest = 0;
   for (int64_t number = first_run; number < last_run; ++number) {
     const int64_t first = number % in_line * kRun;
-    largest = larger(largest, largest_of_run(search, number / in_line, first, least(kRun, search.x.length - first)));
+    const uint32_t of_run = largest_of_run(*search.kernels, search.x, search.finite_only, number / in_line, first,
+                                           least(kRun, search.x.length - first));
+    largest = of_run > largest ? of_run : largest;
   }
   uint32_t known = __atomic_load_n(&search.largest, __ATOMIC_RELAXED);
   while (largest > known &&

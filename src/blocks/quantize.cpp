@@ -9,6 +9,7 @@
 #include "host/level.h"
 #include "host/threads.h"
 #include "kernels.h"
+#include "largest.h"
 #include "rules/operand.h"
 #include "scales.h"
 
@@ -22,10 +23,13 @@ constexpr int64_t kGrain = 1 << 16;  // elements worth a thread
 constexpr int64_t kMostScales = kTileLines;
 constexpr int kMostItem = 4, kScaleBytes = 4;
 
+constexpr int64_t kCacheBytes = 1 << 19;  // of floats that are read twice: a part of an L2 cache
+
 static_assert(kRun / kLeastBlock <= kMostScales, "a run's scales");
 
 struct QuantizeCall {
   const BlockKernels *kernels;
+  const BlockKernels *scalar;  // which rounds scales to 16 bits
   FormatInfo format;
   ScaleRule rule;
   BlockMode mode;
@@ -46,14 +50,15 @@ struct Tile {
 
 BlockMode mode_at(const QuantizeCall &call, int64_t line, int64_t position, int64_t step) {
   BlockMode mode = call.mode;
-  mode.first = static_cast<uint64_t>(line * call.blocks->length + position);
+  mode.first += static_cast<uint64_t>(line * call.blocks->length + position);
   mode.step = static_cast<uint64_t>(step);
   return mode;
 }
 
 // The scales of `count` blocks and their multipliers; whether a block has no finite magnitude that zeroes its elements.
 bool find_scales(const QuantizeCall &call, const uint32_t *amax, int64_t count, uint8_t *stored, float *multipliers) {
-  const bool special = call.kernels->find_scales[call.format.key](call.rule, amax, count, stored, multipliers);
+  const BlockKernels &kernels = call.rule.scale_mantissa < 23 ? *call.scalar : *call.kernels;
+  const bool special = kernels.find_scales[call.format.key](call.rule, amax, count, stored, multipliers);
   return special && call.format.row->kind != DLFP4_LARGEST;
 }
 
@@ -156,6 +161,56 @@ void quantize_along(const QuantizeCall &call, const Tile &tile) {
       const int64_t count = least(run, tile.last - first);
       if (!call.format.whole) find_along(call, line, last_line, first, count, &found);
       for (int64_t i = line; i < last_line; ++i) encode_along(call, i, first, count, found);
+    }
+  }
+}
+
+// --- Whole lines -----------------------------------------------------------------------------
+
+// Whether a line has a scale of its own, which is found in all of it before any of it is encoded.
+bool takes_whole_lines(const QuantizeCall &call) { return call.format.line || call.blocks->decodes; }
+
+uint32_t largest_of_line(const QuantizeCall &call, int64_t line, bool finite_only) {
+  uint32_t largest = 0;
+  for (int64_t first = 0; first < call.x.length; first += kRun) {
+    const int64_t count = least(kRun, call.x.length - first);
+    const uint32_t of_run = largest_of_run(*call.kernels, call.x, finite_only, line, first, count);
+    largest = of_run > largest ? of_run : largest;
+  }
+  return largest;
+}
+
+void find_scale_of_line(const QuantizeCall &call, int64_t line, Found *found) {
+  found->amax[0] = largest_of_line(call, line, false);
+  found->has_special = find_scales(call, found->amax, 1, found->stored, found->multipliers);
+  store_scales(call.scales, line, 0, 1, found->stored);
+}
+
+// Of two levels: blocks of the line are scaled by what the line alone has.
+ScaleRule rule_of_line(const QuantizeCall &call, int64_t line) {
+  ScaleRule rule = call.rule;
+  float *const decode = call.blocks->decodes + line;
+  const TensorScale scale = call.blocks->finds_decodes
+                                ? two_level_scale(rule, float_of(largest_of_line(call, line, true)))
+                                : scale_given(*decode);
+  *decode = scale.decode;
+  set_scale(&rule, scale);
+  return rule;
+}
+
+void quantize_whole_lines(const QuantizeCall &call, const Tile &tile) {
+  QuantizeCall of_line = call;
+  Found found;
+  found.has_special = false;
+  for (int64_t line = tile.line; line < tile.last_line; ++line) {
+    if (call.format.line)
+      find_scale_of_line(call, line, &found);
+    else
+      of_line.rule = rule_of_line(call, line);
+    for (int64_t first = tile.first; first < tile.last; first += kRun) {
+      const int64_t count = least(kRun, tile.last - first);
+      if (!call.format.line) find_along(of_line, line, line + 1, first, count, &found);
+      encode_along(of_line, line, first, count, found);
     }
   }
 }
@@ -274,6 +329,26 @@ void quantize_tile_across(const QuantizeCall &call, const Tile &tile) {
   if (!call.format.whole) put_scales(call, tile, results);
 }
 
+// As many lines as all their positions leave in a cache.
+int64_t whole_lines_of_tile(const QuantizeCall &call) {
+  constexpr int64_t kLeastLines = 64;
+  const int64_t fitting = kCacheBytes / (call.x.length * call.x.item + 1) / kLeastLines * kLeastLines;
+  return least(kTileLines, fitting < kLeastLines ? kLeastLines : fitting);
+}
+
+void quantize_whole_lines_across(const QuantizeCall &call, const Tile &tile) {
+  Found found;
+  Results results;
+  find_across(call, tile, &found, results.stored[0]);
+  store_scales_across(call.scales, tile.line, tile.last_line - tile.line, 0, results.stored[0]);
+  for (int64_t first = tile.first; first < tile.last; first += kTileLength) {
+    const Tile part = {tile.line, tile.last_line, first, least(first + kTileLength, tile.last)};
+    for (int64_t k = part.first; k < part.last; ++k)
+      encode_across(call, part, k, found, row_of_codes(call, part, k, &results));
+    put_codes(call, part, results);
+  }
+}
+
 void quantize_across(const QuantizeCall &call, const Tile &tile) {
   for (int64_t first = tile.first; first < tile.last; first += kTileLength)
     for (int64_t line = tile.line; line < tile.last_line; line += kTileLines)
@@ -295,6 +370,8 @@ void quantize_tile(const QuantizeCall &call, int64_t row, int64_t last_row, int6
   const Tile tile = {rows ? row : column, least(rows ? last_row : last_column, call.x.lines), rows ? column : row,
                      least(rows ? last_column : last_row, call.blocks->length)};
   if (tile.line >= tile.last_line || tile.first >= tile.last) return;
+  if (takes_whole_lines(call))
+    return call.across ? quantize_whole_lines_across(call, tile) : quantize_whole_lines(call, tile);
   if (call.across)
     quantize_across(call, tile);
   else
@@ -341,8 +418,17 @@ void quantize_lines(const QuantizeCall &call) {
   run_work(make_work(one, 1, kRun));
 }
 
+// Lines without elements have no scales but those of two levels.
+void put_empty_lines(const QuantizeCall &call) {
+  if (!call.blocks->decodes || !call.blocks->finds_decodes) return;
+  for (int64_t line = 0; line < call.x.lines; ++line) call.blocks->decodes[line] = two_level_scale(call.rule, 0).decode;
+}
+
 void quantize_one_way(const QuantizeCall &call) {
-  if (call.across)
+  if (call.blocks->length == 0) return put_empty_lines(call);
+  if (takes_whole_lines(call))
+    run_work(make_work(call, call.across ? whole_lines_of_tile(call) : 1, call.blocks->length));
+  else if (call.across)
     run_work(make_work(call, kTileLines, kTileLength));
   else if (call.format.group > 1)
     run_work(make_work(call, call.format.group, kSquareRun));
@@ -372,6 +458,8 @@ dlfp4_status check_blocks(const QuantizeCall &call) {
   const dlfp4_blocks &blocks = *call.blocks;
   if (blocks.layout < 0 || blocks.layout >= DLFP4_NUM_LAYOUTS) return DLFP4_E_OPTION;
   const bool any_length = call.format.row->kind == DLFP4_LARGEST;
+  if (blocks.decodes && (call.format.row->kind != DLFP4_TWO_LEVEL || call.format.group > 1 || blocks.decode_lines != 1))
+    return DLFP4_E_OPTION;
   if (blocks.length < call.x.length || (!any_length && blocks.length % call.format.block != 0)) return DLFP4_E_SHAPE;
   return is_addressable(blocks, call.format, call.x.lines) ? DLFP4_OK : DLFP4_E_SHAPE;
 }
@@ -405,9 +493,11 @@ dlfp4_status dlfp4_quantize(const dlfp4_matrix *x, int format, const dlfp4_recip
   if (!find_format(format, &call.format)) return DLFP4_E_OPTION;
   if (!is_recipe(*recipe)) return DLFP4_E_OPTION;
   call.kernels = &block_kernels(level);
+  call.scalar = &block_kernels(scalar_level());
   if (!make_lines(*x, kAlongRows, &call.x)) return DLFP4_E_DTYPE;
   call.rule = make_rule(call.format, *recipe, call.x.source, scale);
-  call.mode = {recipe->rounding, call.rule.divides, recipe->drops_negative_zero ? 0.0f : -0.0f, recipe->seed, 0, 1};
+  call.mode = {recipe->rounding, call.rule.divides, recipe->drops_negative_zero ? 0.0f : -0.0f,
+               recipe->seed,     recipe->first,     1};
   call.plus_zeros = recipe->rounds_to_plus_zero && kTypes[call.format.row->element].specials != DLFP4_FNUZ;
   const dlfp4_blocks *const results[] = {along_rows, along_columns};
   QuantizeCall jobs[2];
@@ -419,11 +509,11 @@ dlfp4_status dlfp4_quantize(const dlfp4_matrix *x, int format, const dlfp4_recip
     if (!make_lines(*x, direction, &call.x)) return DLFP4_E_DTYPE;
     if (const dlfp4_status status = check_blocks(call)) return status;
     call.scales = make_scales(*call.blocks, call.format);
-    call.across = call.x.step != 1 && call.x.line_stride == 1;
+    call.across = call.x.step != 1 && call.x.line_stride == 1 && !call.blocks->decodes;
     jobs[count++] = call;
   }
   for (int i = 0; i < count; ++i) fill_padding(jobs[i]);
-  if (count == 2 && jobs[0].across != jobs[1].across) {
+  if (count == 2 && jobs[0].across != jobs[1].across && !takes_whole_lines(jobs[0])) {
     quantize_both_ways(jobs[jobs[0].across], jobs[jobs[1].across]);
     return DLFP4_OK;
   }

@@ -7,8 +7,14 @@
 #include "dlfp4/dlfp4.h"
 #include "host/threads.h"
 #include "rules/numerics.h"
+#include "rules/operand.h"
 
 namespace dlfp4 {
+
+int scale_mantissa(const dlfp4_recipe &recipe) {
+  const int row = recipe.scale_bits == 16 ? find_row(recipe.scale_code, recipe.scale_bits) : DLFP4_float32;
+  return row == DLFP4_bfloat16 || row == DLFP4_float16 ? kTypes[row].mantissa : kTypes[DLFP4_float32].mantissa;
+}
 
 ScaleRule make_rule(const FormatInfo &format, const dlfp4_recipe &recipe, Source source,
                     const dlfp4_tensor_scale *scale) {
@@ -21,6 +27,7 @@ ScaleRule make_rule(const FormatInfo &format, const dlfp4_recipe &recipe, Source
   rule.divides = recipe.divides && !recipe.pow2;  // by powers of two both are the same
   rule.order = recipe.scale_order;
   rule.mantissa = rule.order == DLFP4_INPUT_TYPE ? kTypes[kSourceRows[source]].mantissa : 23;
+  rule.scale_mantissa = scale_mantissa(recipe);
   compute([&] {
     set_types(&rule, element, kTypes[format.row->scale]);
     set_scale(&rule, scale ? TensorScale{scale->encode, scale->decode} : TensorScale{1, 1});

@@ -6,6 +6,9 @@
 
 namespace dlfp4 {
 
+// The bits of the mantissa of what is to hold float32 scales.
+int scale_mantissa(const dlfp4_recipe &recipe);
+
 // Of floats of a type; `scale` is that of the whole tensor, null: not known.
 ScaleRule make_rule(const FormatInfo &format, const dlfp4_recipe &recipe, Source source,
                     const dlfp4_tensor_scale *scale);

@@ -154,7 +154,8 @@ double sum_run(const DotCall &call, int64_t line, int64_t first, int64_t count) 
 }
 
 void put(const DotCall &call, int64_t line, double sum) {
-  call.result[line * call.stride] = call.length == 0 ? 0 : static_cast<float>(sum * call.factor);
+  const double factor = call.factor * factor_of_line(call.a, line) * factor_of_line(call.b, line);
+  call.result[line * call.stride] = call.length == 0 ? 0 : static_cast<float>(sum * factor);
 }
 
 // --- Threads ---------------------------------------------------------------------------------

@@ -55,6 +55,11 @@ double factor_of(const dlfp4_lines &lines, bool is_whole) {
   return widen(lines.decode) * widen(stored);
 }
 
+LineFactors line_factors(const dlfp4_blocks &blocks, bool is_line) {
+  if (is_line) return {static_cast<const float *>(blocks.scales), 1, blocks.scale_strides[0]};
+  return {blocks.decodes, blocks.decode_lines, 1};
+}
+
 dlfp4_status describe_elements(const dlfp4_lines &lines, Reader *reader) {
   if (lines.format < 0) {
     reader->row = find_row(lines.code, lines.bits);
@@ -101,11 +106,18 @@ dlfp4_status make_reader(const dlfp4_lines &lines, int level, Reader *reader) {
   reader->scaled = false;
   const dlfp4_status status = describe_elements(lines, reader);
   if (status != DLFP4_OK) return status;
-  const bool is_whole = reader->scaled && reader->format.whole;
+  const bool is_whole = reader->scaled && reader->format.whole, is_line = reader->scaled && reader->format.line;
   reader->factor = factor_of(lines, is_whole);
-  if (reader->scaled && !is_whole) reader->scales = make_scales(lines.blocks, reader->format);
-  reader->scaled = reader->scaled && !is_whole;
+  reader->of_lines = line_factors(lines.blocks, is_line);
+  reader->scaled = reader->scaled && !is_whole && !is_line;
+  if (reader->scaled) reader->scales = make_scales(lines.blocks, reader->format);
   return DLFP4_OK;
+}
+
+double factor_of_line(const Reader &reader, int64_t line) {
+  const LineFactors &factors = reader.of_lines;
+  if (!factors.data) return 1;
+  return widen(factors.data[line_number(reader, line) / factors.lines * factors.stride]);
 }
 
 bool is_value(const Reader &reader) {

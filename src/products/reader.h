@@ -12,6 +12,12 @@
 
 namespace dlfp4 {
 
+// What the values of a line are to be multiplied with, beside what all are: every `lines` lines have a factor.
+struct LineFactors {
+  const float *data;  // null: none
+  int64_t lines, stride;
+};
+
 // One side of a product.
 struct Reader {
   const dlfp4_lines *lines;
@@ -20,15 +26,19 @@ struct Reader {
   FormatInfo format;  // of block-scaled operands
   Scales scales;
   int row;        // of dtypes.def: of the elements
-  bool scaled;    // block-scaled; a scale of the whole tensor alone counts as part of `factor`
+  bool scaled;    // by blocks; scales of lines and of the whole tensor count as factors
   bool packed;    // elements share bytes
   double factor;  // what all values are to be multiplied with: the scales of the whole tensor
+  LineFactors of_lines;
   int level;
 };
 
 // DLFP4_OK, or what is wrong with the description. Format and scales stay as they are if the operand is not
 // block-scaled: clearing them would take longer than a short sum.
 dlfp4_status make_reader(const dlfp4_lines &lines, int level, Reader *reader);
+
+// What the sums of a line are to be multiplied with, beside `factor`.
+double factor_of_line(const Reader &reader, int64_t line);
 
 // Whether elements are multiplied as floats. Integers of two plain operands are not.
 bool is_value(const Reader &reader);

@@ -21,8 +21,10 @@ struct BlockKey {
   int element;     // a row of dtypes.def
   int scale;       // a row of dtypes.def
   int kind;        // dlfp4_scale_kind
-  int64_t length;  // elements of a line that share a scale; 0: one scale for the whole tensor
+  int64_t length;  // elements of a line that share a scale; kWholeLines: all; 0: one scale for the whole tensor
 };
+
+constexpr int64_t kWholeLines = -2;  // -1 is kAnything of keys.h
 
 namespace {
 
@@ -30,7 +32,9 @@ constexpr bool operator==(const BlockKey &a, const BlockKey &b) {
   return a.element == b.element && a.scale == b.scale && a.kind == b.kind && a.length == b.length;
 }
 
-constexpr BlockKey key_of_row(const dlfp4_format_row &row) { return {row.element, row.scale, row.kind, row.length}; }
+constexpr BlockKey key_of_row(const dlfp4_format_row &row) {
+  return {row.element, row.scale, row.kind, row.length == 0 && row.lines == 1 ? kWholeLines : row.length};
+}
 
 // Items without repetitions, in the order in which they are added; at most one a format.
 template <class Item>
@@ -100,7 +104,8 @@ constexpr bool is_extent(int64_t extent, int64_t smallest) {
 }
 
 constexpr bool is_block(const dlfp4_format_row &row) {
-  return row.length == 0 ? row.lines == 0 : is_extent(row.length, kLeastBlock) && is_extent(row.lines, 1);
+  return row.length == 0 ? row.lines == 0 || row.lines == 1
+                         : is_extent(row.length, kLeastBlock) && is_extent(row.lines, 1);
 }
 
 constexpr bool is_scale(const dlfp4_format_row &row) {
@@ -110,22 +115,22 @@ constexpr bool is_scale(const dlfp4_format_row &row) {
   return is_element(scale) && scale.bits == 8;
 }
 
-#define DLFP4_BLOCK_FORMAT(name, element, lines, length, scale, rule, repeats)                                   \
-  static_assert(is_element(kTypes[DLFP4_##element]),                                                             \
-                "formats.def, " #name                                                                            \
-                ": kernels know elements that are floats of 4, 6 or 8 bits; add others to them");                \
-  static_assert(is_block(dlfp4_formats[DLFP4_FORMAT_##name]),                                                    \
-                "formats.def, " #name                                                                            \
-                ": a block is 0 x 0, or 1 to 128 lines of 16 to 128 elements, powers of two; "                   \
-                "longer ones need larger tiles and panels");                                                     \
-  static_assert(is_scale(dlfp4_formats[DLFP4_FORMAT_##name]),                                                    \
-                "formats.def, " #name                                                                            \
-                ": scales are a float8 for TWO_LEVEL, float8_e8m0fnu for POWER, float32 for "                    \
-                "LARGEST; scaling.h has no rule for others");                                                    \
-  static_assert((length) > 0 || DLFP4_##rule == DLFP4_LARGEST,                                                   \
-                "formats.def, " #name ": one scale for the whole tensor comes by LARGEST alone");                \
-  static_assert(DLFP4_##rule != DLFP4_LARGEST || kTypes[DLFP4_##element].bits == 8,                              \
-                "formats.def, " #name ": blocks by LARGEST may be incomplete, which packed elements cannot be"); \
+#define DLFP4_BLOCK_FORMAT(name, element, lines, length, scale, rule, repeats)                                    \
+  static_assert(is_element(kTypes[DLFP4_##element]),                                                              \
+                "formats.def, " #name                                                                             \
+                ": kernels know elements that are floats of 4, 6 or 8 bits; add others to them");                 \
+  static_assert(is_block(dlfp4_formats[DLFP4_FORMAT_##name]),                                                     \
+                "formats.def, " #name                                                                             \
+                ": a block is 0 x 0, 1 x 0, or 1 to 128 lines of 16 to 128 elements, powers of two; "             \
+                "longer ones need larger tiles and panels");                                                      \
+  static_assert(is_scale(dlfp4_formats[DLFP4_FORMAT_##name]),                                                     \
+                "formats.def, " #name                                                                             \
+                ": scales are a float8 for TWO_LEVEL, float8_e8m0fnu for POWER, float32 for "                     \
+                "LARGEST; scaling.h has no rule for others");                                                     \
+  static_assert((length) > 0 || DLFP4_##rule == DLFP4_LARGEST,                                                    \
+                "formats.def, " #name ": one scale for the whole tensor, or for a line, comes by LARGEST alone"); \
+  static_assert(DLFP4_##rule != DLFP4_LARGEST || kTypes[DLFP4_##element].bits == 8,                               \
+                "formats.def, " #name ": blocks by LARGEST may be incomplete, which packed elements cannot be");  \
   static_assert((repeats) == 0 || (lines) > 1, "formats.def, " #name ": only what lines share can be repeated");
 #include "formats.def"
 #undef DLFP4_BLOCK_FORMAT

@@ -70,15 +70,16 @@ bool make_lines(const dlfp4_matrix &matrix, Direction direction, Lines *lines) {
 bool find_format(int number, FormatInfo *format) {
   if (number < 0 || number >= DLFP4_NUM_FORMATS) return false;
   const dlfp4_format_row &row = dlfp4_formats[number];
-  const bool whole = row.length == 0;
+  const bool whole = row.lines == 0, line = row.lines == 1 && row.length == 0;
   *format = {&row,
              element_of(row.element),
              place_of_key(key_of_row(row)),
              dlfp4_dtypes[row.element].bits,
              dlfp4_dtypes[row.scale].bits / 8,
-             whole ? kWholeLine : row.length,
+             whole || line ? kWholeLine : row.length,
              whole ? 1 : row.lines,
              whole,
+             line,
              number};
   return true;
 }
@@ -99,7 +100,7 @@ bool are_one_line(const dlfp4_blocks &blocks, const Scales &scales, const Lines 
   const bool codes = blocks.length == length && blocks.strides[0] == length && blocks.strides[1] == 1;
   const bool follow = scales.layout == DLFP4_LAYOUT_linear && scales.step == 1 && scales.lines_per_row == 1 &&
                       length % format.block == 0 && scales.stride == length / format.block;
-  return floats.step == 1 && floats.line_stride == length && codes && (follow || format.whole);
+  return floats.step == 1 && floats.line_stride == length && codes && (follow || format.whole) && !blocks.decodes;
 }
 
 void store_scales(const Scales &scales, int64_t line, int64_t block, int64_t count, const uint8_t *stored) {

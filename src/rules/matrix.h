@@ -44,6 +44,7 @@ struct FormatInfo {
   int64_t block;    // elements of a line that share a scale
   int64_t group;    // lines that share a scale; 1 for a whole tensor
   bool whole;       // one scale for the tensor
+  bool line;        // one scale for a line
   int number;       // its row of formats.def
 };
 
@@ -67,6 +68,11 @@ struct Scales {
 };
 
 Scales make_scales(const dlfp4_blocks &blocks, const FormatInfo &format);
+
+// Of a line, of formats with two levels, whose tensor may have one decode scale, `decode`, or one for some lines.
+inline float decode_of_line(const dlfp4_blocks &blocks, float decode, int64_t line) {
+  return blocks.decodes ? blocks.decodes[line / blocks.decode_lines] : decode;
+}
 
 // Whether all lines of floats, codes and scales can be read as one, which saves the cost of short lines.
 bool are_one_line(const dlfp4_blocks &blocks, const Scales &scales, const Lines &floats, const FormatInfo &format);

@@ -28,6 +28,7 @@ struct ScaleRule {
   uint32_t least;       // float32 bits: smaller magnitudes count as this one
   bool pow2;            // round the encode scale down to a power of two
   bool divides;         // elements are divided by their factor, not multiplied
+  int scale_mantissa;   // of DLFP4_LARGEST formats: the bits of that of what holds the scales: 7, 10 or 23
   float inverse;        // 1 / largest
   float reach;          // of DLFP4_TWO_LEVEL formats: the largest value times the scale type's
   float whole;          // factor of the elements where the whole tensor has one scale
@@ -102,17 +103,27 @@ DLFP4_FLOAT_RULE float quotient_scale(const ScaleRule &rule, uint32_t magnitude)
   return float_of(bits > 0 ? bits : 1);
 }
 
+// A positive scale as what holds it has it: never zero and never infinite.
+DLFP4_FLOAT_RULE float held_scale(const ScaleRule &rule, float decode) {
+  constexpr float kLeastHalf = 5.9604644775390625e-8f, kLargestHalf = 65504;
+  const float held = narrowed(decode, rule.scale_mantissa);
+  if (rule.scale_mantissa != 10) return held;
+  return held < kLeastHalf ? kLeastHalf : held < kLargestHalf ? held : kLargestHalf;
+}
+
 // A float32 scale that maps the largest magnitude to the element type's largest value: current scaling.
 DLFP4_FLOAT_RULE TensorScale largest_scale(const ScaleRule &rule, uint32_t magnitude) {
   const uint32_t amax = magnitude < rule.least ? rule.least : magnitude;
   if (amax == 0 || amax >= kFloatInfinity) return {1, 1};
   if (rule.divides) {
-    const float decode = quotient_scale(rule, amax);
+    const float decode = held_scale(rule, quotient_scale(rule, amax));
     return {finite(1 / decode), decode};
   }
   float encode = finite(float_of(rule.largest) / float_of(amax));
   if (rule.pow2) encode = float_of(bits_of(encode) & kFloatInfinity);
-  return {encode, 1 / encode};
+  if (rule.scale_mantissa == 23) return {encode, 1 / encode};
+  const float decode = held_scale(rule, 1 / encode);
+  return {finite(1 / decode), decode};
 }
 
 DLFP4_FLOAT_RULE TensorScale scale_given(float decode) { return {finite(1 / decode), stored_decode(decode)}; }

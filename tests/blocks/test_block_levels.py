@@ -24,7 +24,9 @@ NAMES = list(dlfp4.formats())
 SHAPES = [(1, 16), (2, 32), (5, 128), (16, 16), (33, 129), (40, 96), (129, 35)]
 RECIPES = {"power": ["ocp", "nvidia", "aiter", "transformer-engine-rocm", dlfp4.Recipe("ceil", "toward_zero")],
            "two_level": [None, dlfp4.Recipe(rounding="nearest_away", keeps_negative_zero=False)],
-           "largest": [None, dlfp4.Recipe(rounding="toward_zero", pow2=True, eps=1.0), dlfp4.Recipe(pow2=False)]}
+           "largest": [None, dlfp4.Recipe(rounding="toward_zero", pow2=True, eps=1.0), dlfp4.Recipe(pow2=False),
+                       dlfp4.Recipe(scale_dtype="bfloat16", pow2=False), dlfp4.Recipe(scale_dtype="float16")]}
+ALONE = [dlfp4.Recipe(global_scale_per="row")]   # of two levels in blocks of one line
 TARGETS = ["float32", "bfloat16", "float16"]
 TURNS = itertools.count()  # each case takes another way to lay out its input, and another type of what comes back
 
@@ -61,7 +63,7 @@ print(dlfp4.cpu_isa())
 print(json.dumps({
     f"{name} of {dtype}, axes {axis}, recipe {number}": digest(name, dtype, axis, recipe)
     for name in NAMES for dtype in ("float32", "bfloat16", "float16") for axis in ((-1,), (-2,), (-1, -2))
-    for number, recipe in enumerate(recipes_of(dlfp4.formats()[name]))
+    for number, recipe in enumerate([*recipes_of(dlfp4.formats()[name]), *ALONE * (name == "nvfp4")])
 }))
 """
 
@@ -98,14 +100,14 @@ def place(guarded, array, right):
 def octets(tensor):
     return np.frombuffer((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr), np.uint8).copy()
 
-def run(name, shape, dtype, axis, right):
+def run(name, shape, dtype, axis, right, recipe=None):
     values = native_cast(np.random.default_rng(1).normal(size=shape), dtype)
-    q = dlfp4.quantize(values, name, axis=axis, pad=True)
+    q = dlfp4.quantize(values, name, axis=axis, recipe=recipe, pad=True)
     data = place(DATA, octets(q.data), right).reshape(q.data.shape[0], -1)
     scales = place(SCALES, octets(q.scales), right).view(q.scales.dtype).reshape(q.scales.shape)
     out = dlfp4.ScaledTensor.from_parts(data, scales, q.global_scale, format=name, axis=axis, shape=shape)
     data[...] = 0
-    dlfp4.quantize(place(X, values, right), name, axis=axis, pad=True, out=out)
+    dlfp4.quantize(place(X, values, right), name, axis=axis, recipe=recipe, pad=True, out=out)
     assert data.tobytes() == octets(q.data).tobytes()
     for target in ("float32", "bfloat16", "float16"):
         back = place(BACK, native_cast(np.zeros(shape), target), right)
@@ -120,6 +122,8 @@ for name in dlfp4.formats():
             for axis in (-1, -2):
                 for right in (False, True):
                     run(name, shape, dtype, axis, right)
+                    if name == "nvfp4" and shape[axis] > 1 and shape[-3 - axis] > 1:
+                        run(name, shape, dtype, axis, right, dlfp4.Recipe(global_scale_per="row"))
                     done += 1
 print(done)
 """

@@ -26,7 +26,7 @@ def test_the_table_says_what_the_file_says():
         name, element, lines, length, scale, rule, repeats = row.split(", ")
         format = found[name]
         assert (format.number, format.element.name, format.scale.name) == (number, element, scale)
-        assert format.block == ((int(lines), int(length)) if int(length) else None)
+        assert format.block == ((int(lines), int(length) or None) if int(lines) else None)
         assert (format.kind, format.repeats_scales) == (RULES[rule], repeats == "1")
 
 
@@ -51,7 +51,9 @@ NO_ROWS = {
     "float4_e2m1fn, 1, 32, float8_e4m3fn, POWER, 0": "float8_e8m0fnu for POWER",
     "float4_e2m1fn, 1, 32, bfloat16, TWO_LEVEL, 0": "a float8 for TWO_LEVEL",
     "float8_e4m3fn, 1, 128, float8_e8m0fnu, LARGEST, 0": "float32 for LARGEST",
-    "float8_e4m3fn, 0, 0, float8_e8m0fnu, POWER, 0": "one scale for the whole tensor comes by LARGEST",
+    "float8_e4m3fn, 0, 0, float8_e8m0fnu, POWER, 0": "one scale for the whole tensor, or for a line, comes by LARGEST",
+    "float8_e4m3fn, 1, 0, float8_e8m0fnu, POWER, 0": "one scale for the whole tensor, or for a line, comes by LARGEST",
+    "float8_e4m3fn, 2, 0, float32, LARGEST, 0": "a block is 0 x 0, 1 x 0",
     "float6_e2m3fn, 1, 128, float32, LARGEST, 0": "blocks by LARGEST may be incomplete",
     "float8_e4m3fn, 1, 128, float32, LARGEST, 1": "only what lines share can be repeated",
 }

@@ -7,11 +7,11 @@ import pytest
 
 import dlfp4
 
-from ..support.block_reference import FORMATS, TWO_LEVEL
+from ..support.block_reference import FORMATS, LINES, TWO_LEVEL
 
 F = np.float32
 WHOLE = [name for name in FORMATS if FORMATS[name].block is None]
-BLOCKS = [name for name in FORMATS if FORMATS[name].block is not None]
+BLOCKS = [name for name in FORMATS if name not in (*WHOLE, *LINES)]
 NORMAL = np.random.default_rng(8).standard_normal((4, 256, 384)).astype(F)
 
 
@@ -56,6 +56,27 @@ def test_stacks_of_stacks(name):
         pieces = (x[:1], x[1:]) if along == 0 else (x[..., :128], x[..., 128:])
         q = dlfp4.concatenate([dlfp4.quantize(np.ascontiguousarray(p), name, axis=-2, **unit) for p in pieces], along)
         assert values(q).tobytes() == values(dlfp4.quantize(x, name, axis=-2, **unit)).tobytes()
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_lines_that_have_one_scale(name):
+    """They are joined as they are, and none is made longer."""
+    q = dlfp4.concatenate([dlfp4.quantize(NORMAL[0, :100], name), dlfp4.quantize(NORMAL[0, 100:], name)])
+    assert values(q).tobytes() == values(dlfp4.quantize(NORMAL[0], name)).tobytes()
+    stacked = dlfp4.stack([dlfp4.quantize(x, name) for x in NORMAL])
+    assert values(stacked[1]).tobytes() == values(dlfp4.quantize(NORMAL[1], name)).tobytes()
+    with pytest.raises(ValueError, match="one scale for each line"):
+        dlfp4.concatenate([dlfp4.quantize(x, name) for x in NORMAL[:2]], 1)
+
+
+@pytest.mark.parametrize("recipe", [{"global_scale_per": "row"}, {"scale_dtype": "bfloat16"}], ids=str)
+def test_other_scales(recipe):
+    name = "nvfp4" if "global_scale_per" in recipe else "fp8_1x128"
+    q, plain = dlfp4.quantize(NORMAL[0], name, recipe=dlfp4.Recipe(**recipe)), dlfp4.quantize(NORMAL[1], name)
+    with pytest.raises(ValueError, match=r"global scales of shape|type of their scales"):
+        dlfp4.concatenate([q, plain])
+    if q.global_scale is None:
+        assert values(dlfp4.concatenate([q, q])).tobytes() == 2 * values(q).tobytes()
 
 
 def test_vectors_and_ragged_ends():

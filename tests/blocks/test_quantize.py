@@ -183,7 +183,7 @@ def test_blocks_that_are_not_finite_leave_others_alone():
     x = make("normal", (16, 128))
     broken = x.copy()
     broken[3, 37], broken[9, 1], broken[9, 100] = np.nan, -np.inf, np.inf
-    for name in ("nvfp4", *MX):
+    for name in ("nvfp4", *[name for name in MX if FORMATS[name].block[0] == 1]):
         length = FORMATS[name].block[1]
         clean, q = dlfp4.quantize(x, name, global_scale=None if name in MX else 0.5), None
         q = dlfp4.quantize(broken, name, global_scale=None if name in MX else 0.5)

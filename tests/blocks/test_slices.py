@@ -73,7 +73,7 @@ def test_finest_borders(name):
     block = FORMATS[name].block
     q = quantized(name, NORMAL[0])
     whole = values(q)
-    if block is None:
+    if block is None or block[1] is None:
         assert values(q[3:4, 5:6]) == whole[3:4, 5:6]
         return
     lines, length = block
@@ -235,7 +235,7 @@ def test_slices_are_written_to(name):
     dlfp4.quantize(NORMAL[1][128:, 128:256] / 2, name, out=part, **options)
     expected = dlfp4.quantize(NORMAL[1][128:, 128:256] / 2, name, **options)
     assert values(part).tobytes() == values(expected).tobytes()
-    if FORMATS[name].block is not None:
+    if FORMATS[name].block is not None and FORMATS[name].block[1] is not None:
         assert (values(rest).tobytes(), values(q[128:, 256:]).tobytes()) == before
 
 

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.gpu
 
 CUDA = "cuda:0"
 MEGABYTE = 2**20
+ROWS = dlfp4.Recipe(global_scale_per="row")
 
 
 @pytest.fixture
@@ -52,6 +53,8 @@ def multiply_coded(x, stream):
 OPERATIONS = {
     "cast": lambda x, stream: lambda: dlfp4.cast(x, "float8_e4m3fn", stream=stream()),
     "quantize": lambda x, stream: lambda: dlfp4.quantize(x, "nvfp4", stream=stream()),
+    "rows": lambda x, stream: lambda: dlfp4.quantize(x, "fp8_row", stream=stream()),
+    "a scale a row": lambda x, stream: lambda: dlfp4.quantize(x, "nvfp4", recipe=ROWS, stream=stream()),
     "both": lambda x, stream: lambda: dlfp4.quantize(x, "mxfp8_e4m3", axis=(-1, -2), stream=stream())[1],
     "matmul": multiply_coded,
 }

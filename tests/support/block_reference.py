@@ -23,7 +23,7 @@ LARGEST_FLOAT = np.finfo(F).max
 class Format(NamedTuple):
     element: str
     scale: str
-    block: tuple[int, int] | None  # lines, elements of a line; None: the whole tensor
+    block: tuple[int, int | None] | None  # lines, elements of a line (None: all of them); None: the whole tensor
     kind: str
     repeats: bool  # each line of a block has a scale of its own
 
@@ -35,6 +35,7 @@ FORMATS = {
 }
 TWO_LEVEL, MX, FP8 = ([n for n, f in FORMATS.items() if f.kind == kind] for kind in ("two_level", "power", "largest"))
 WHOLE = [name for name, format in FORMATS.items() if format.block is None]  # one scale a tensor
+LINES = [name for name, format in FORMATS.items() if format.block and format.block[1] is None]  # one a line
 BYTEWISE = [name for name, format in FORMATS.items() if BITS[format.element] == 8]
 RULES = ["floor", "rceil", "ceil", "even"]
 
@@ -96,6 +97,8 @@ def tiles_of(lines, block):
     """(groups of lines, lines, blocks of a line, elements), the last of each completed with zeros."""
     if block is None:
         return lines.reshape(1, lines.shape[0], 1, lines.shape[1])
+    if block[1] is None:
+        return lines.reshape(lines.shape[0], 1, min(lines.shape[1], 1), lines.shape[1])
     rows, columns = (-(-extent // step) for extent, step in zip(lines.shape, block, strict=True))
     whole = np.zeros((rows * block[0], columns * block[1]), F)
     whole[: lines.shape[0], : lines.shape[1]] = lines
@@ -104,7 +107,7 @@ def tiles_of(lines, block):
 
 def quantize(
     x, name, axis=-1, *, global_scale=None, rule="floor", rounding="nearest_even", pow2=None, eps=0.0, zero_scale=0,
-    keeps_negative_zero=True,
+    keeps_negative_zero=True, scale_dtype="float32",
 ):  # fmt: skip
     """All of it, of an array of any float type and shape; incomplete blocks are completed with zeros."""
     format, lines = FORMATS[name], lines_of(x, axis)
@@ -118,8 +121,8 @@ def quantize(
         elif format.kind == "power":
             scales, multiplier = power(magnitude, format.element, rule, zero_scale)
         else:
-            pow2 = format.block is not None if pow2 is None else pow2
-            scales, multiplier = largest(magnitude, F(LARGEST[format.element]), F(eps), pow2, global_scale)
+            pow2 = name not in (*WHOLE, *LINES) if pow2 is None else pow2
+            scales, multiplier = largest(magnitude, F(LARGEST[format.element]), F(eps), pow2, global_scale, scale_dtype)
         scaled = tiles * multiplier[:, None, :, None] + F(-0.0 if keeps_negative_zero else 0.0)
     if format.kind != "largest":
         scaled = np.where(np.isfinite(magnitude)[:, None, :, None], scaled, F(0))
@@ -175,7 +178,7 @@ def power(magnitude, element, rule, zero_scale):
     return codes.astype(np.uint8), np.ldexp(F(1), -exponent)
 
 
-def largest(magnitude, largest_element, eps, pow2, given):
+def largest(magnitude, largest_element, eps, pow2, given, scale_dtype):
     if given is not None:
         return np.full(magnitude.shape, stored(F(given))), np.full(magnitude.shape, finite(F(1) / F(given)))
     magnitude = np.where(magnitude < eps, eps, magnitude)
@@ -183,7 +186,11 @@ def largest(magnitude, largest_element, eps, pow2, given):
     encode = np.where((magnitude == 0) | ~np.isfinite(magnitude), F(1), encode)
     if pow2:
         encode = (encode.view(np.uint32) & np.uint32(0xFF800000)).view(F)
-    return F(1) / encode, encode
+    if scale_dtype in ("float32", "float8_e8m0fnu"):
+        return F(1) / encode, encode
+    kind = ml_dtypes.finfo(scale_dtype)
+    decode = np.clip(F(1) / encode, F(kind.smallest_subnormal), F(kind.max)).astype(scale_dtype).astype(F)
+    return decode, finite(F(1) / decode)
 
 
 # ---- dequantize ----------------------------------------------------------------------------------------------------
@@ -206,6 +213,7 @@ def spread(scale, shape, name):
     if FORMATS[name].block is None:
         return scale
     lines, length = FORMATS[name].block
+    length = shape[1] if length is None else length
     rows = scale if FORMATS[name].repeats else np.repeat(scale, lines, 0)[: shape[0]]
     return np.repeat(rows, length, 1)[:, : shape[1]]
 

@@ -44,6 +44,7 @@ def scale_of_each(format, scales, shape):
     if format.block is None:
         return np.broadcast_to(scales, shape)
     lines, length = format.block
+    length = shape[1] if length is None else length
     rows = scales if format.repeats_scales else np.repeat(scales, lines, 0)
     return np.repeat(rows, length, 1)[: shape[0], : shape[1]]
 
@@ -74,6 +75,8 @@ def largest_of_each(format, lines):
     """The largest magnitude of each element's block."""
     if format.block is None:
         return np.full(lines.shape, np.abs(lines).max())
+    if format.block[1] is None:
+        return np.repeat(np.abs(lines).max(1, keepdims=True), lines.shape[1], 1)
     step = format.block
     whole = np.zeros([-(-extent // size) * size for extent, size in zip(lines.shape, step, strict=True)])
     whole[: lines.shape[0], : lines.shape[1]] = np.abs(lines)
@@ -95,7 +98,7 @@ def wrong_scales(format, amax, scales, unit):
         return some & (scales != power_below(amax) / power_below(largest))
     if format.kind == "largest":
         quotient = (largest / amax).astype(np.float32)  # as float32 divides: float64 has bits enough to round again
-        encode = quotient if format.block is None else power_below(quotient)
+        encode = quotient if format.block is None or format.scales_lines else power_below(quotient)
         return some & (scales != (1 / encode).astype(np.float32))
     kind = ml_dtypes.finfo(format.scale)
     wanted = np.minimum(amax / largest / unit, float(kind.max))

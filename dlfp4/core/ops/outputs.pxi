@@ -34,7 +34,7 @@ def _check_out_product(Tensor out, shape, dtype, a, b):
         raise ValueError(f"out has strides {strides_of(out)}; with more than two dimensions it must be compact")
 
 
-cdef tuple check_out_scaled(out, tuple axes, Tensor source, _Rules rules, str scale_layout, bint pad):
+cdef tuple check_out_scaled(out, tuple axes, Tensor source, _Rules rules, str scale_layout, bint pad, str per):
     """The caller's ScaledTensors, which must be what quantize would have allocated."""
     cdef ScaledTensor result
     cdef int axis
@@ -55,9 +55,10 @@ cdef tuple check_out_scaled(out, tuple axes, Tensor source, _Rules rules, str sc
         if result.global_scale is None and dlfp4_formats[rules.number].kind == DLFP4_TWO_LEVEL:
             raise ValueError(f"out is {summary_of(result)} without a global scale, for which the result needs memory; "
                              f"pass a ScaledTensor that quantize returned")
+        check_granularity(result, rules, per)
         # These fields determine the parts' shapes; what remains to be checked is that blocks divide the shape.
         if pad or not result.divides:
-            _buffers_of(result.shape, rules.format.name, axis, scale_layout, pad)
+            _buffers_of(result.shape, rules.format.name, axis, scale_layout, pad, rules.scale_dtype, per)
             result.divides = not pad
         if not result.is_writable:
             check_writable_parts(result)
@@ -69,6 +70,21 @@ cdef tuple check_out_scaled(out, tuple axes, Tensor source, _Rules rules, str sc
     if len(results) == 2:
         check_apart(parts_of(results[0]), parts_of(results[1]))
     return results
+
+
+cdef int check_granularity(ScaledTensor result, _Rules rules, str per) except -1:
+    """Whether scales have the type that was asked for, and global scales the shape."""
+    cdef int row = row_of_argument(rules.scale_dtype) if rules.scale_dtype else dlfp4_formats[rules.number].scale
+    if result.scales.row != row:
+        raise ValueError(f"out's scales have dtype {dtype_name(result.scales)}, the result's "
+                         f"{dlfp4_dtypes[row].name.decode()}; pass what quantize returned with this recipe")
+    if result.global_scale is None or (per == "tensor" and result.global_scale.dl.ndim == 0):
+        return 0
+    expected = global_scales(result.shape, rules.format, result.axis, per)
+    if not has_shape(result.global_scale, expected):
+        raise ValueError(f"out's global scale has shape {shape_of(result.global_scale)}, the result's {expected}; pass "
+                         f"what quantize returned with this recipe")
+    return 0
 
 
 # ---- The rules

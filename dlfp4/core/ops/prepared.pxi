@@ -11,8 +11,9 @@ cdef inline ScaledTensor plain(ScaledTensor self, stream=None):
 
 
 def _plain(ScaledTensor self, stream):
-    """The same for dlfp4's Python files."""
-    return plain(self, stream)
+    """The same for dlfp4's Python files, with scales of the format's type."""
+    cdef Place place = place_for(self.data, stream, self)
+    return readable(self, &place)
 
 
 cdef ScaledTensor prepare_tensor(ScaledTensor self):
@@ -44,26 +45,26 @@ cdef int inspect_at(const Place *place, void *call) noexcept nogil:
     return dlfp4_cuda_inspect(place.device, place.stream, &p.blocks, p.format, p.rows, <dlfp4_cuda_report *> p.memory)
 
 
-cdef ScaledTensor prepare_on_cuda(ScaledTensor source):
+cdef ScaledTensor prepare_on_cuda(ScaledTensor given):
     """The prepared tensor if that can hold every value exactly, else the tensor itself.
 
     It waits for the device twice: to look at the scales, and at the end, because products read weights before the
     preceding kernel has ended, and that must not be the one that prepares them.
     """
     cdef Preparation call
+    cdef Place place = place_for(given.data, None, given)
+    cdef ScaledTensor source = widen_scales(given, &place)
     fill_blocks(&call.blocks, source, 0)
     call.format, call.rows, call.back = source.number, source.data.dl.shape[0], False
     cdef dlfp4_cuda_prepared_size size = dlfp4_cuda_size_prepared(call.format, call.rows, call.blocks.length)
     cdef dlfp4_cuda_report report
     cdef Touched touched
-    cdef Place place
     cdef int status
-    if size.blocks == 0:
-        return source
-    place = place_for(source.data, None, source)
+    if size.blocks == 0 or lines_of_global_scale(source):
+        return given
     report = inspect(source, &call, &place)
     if not dlfp4_cuda_can_prepare(call.format, &report):
-        return source
+        return given
     cdef Tensor memory = allocate_buffer((size.blocks, size.code_bytes + size.scale_bytes), UINT8, &place)
     call.largest, call.memory = report.largest, memory.dl.data
     touch_nothing(&touched)

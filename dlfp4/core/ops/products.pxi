@@ -58,7 +58,7 @@ cdef int fill_scaled_factor(Factor *factor, ScaledTensor self, int64_t axis, str
                          f"{along - ndim}; quantize it along that axis, or sum over .dequantize()")
     fill_blocks(&factor.lines.blocks, self, 0)
     factor.lines.format = self.number
-    if self.global_scale is not None:
+    if self.global_scale is not None and self.global_scale.dl.ndim == 0:
         if on_cuda(self.global_scale):
             factor.decode = <const float *> self.global_scale.dl.data
         else:
@@ -218,8 +218,22 @@ cdef Tensor sum_over(a, b, int64_t axis):
 
 
 cdef inline object plain_on(x, const Place *place):
-    """An operand in a layout that every operation reads, made where the operation runs."""
-    return restore(x, place.stream) if type(x) is ScaledTensor and is_prepared(x) else x
+    """An operand in a layout that every operation reads, with scales that it reads, made where the operation runs."""
+    return readable(x, place) if type(x) is ScaledTensor else x
+
+
+cdef inline ScaledTensor readable(ScaledTensor self, const Place *place):
+    return widen_scales(restore(self, place.stream) if is_prepared(self) else self, place)
+
+
+cdef inline ScaledTensor widen_scales(ScaledTensor self, const Place *place):
+    """Scales of a format whose scales are float32 as that: the type that kernels read."""
+    cdef Tensor scales
+    if dlfp4_formats[self.number].kind != DLFP4_LARGEST or self.scales.row == FLOAT32:
+        return self
+    scales = allocate_on(place, FLOAT32, self.scales.dl.ndim, self.scales.dl.shape, False)
+    convert(self.scales, scales, NULL, place)
+    return make_scaled(self.data, scales, self.global_scale, self.format, self.axis, self.scale_layout, self.shape)
 
 
 def _meet(a, b):
@@ -399,10 +413,11 @@ def _multiply_on_host(a, b, result, alpha, rounds):
     cdef Factor of_a, of_b
     cdef dlfp4_matrix matrix
     cdef dlfp4_matmul_options options
-    cdef object left = a if type(a) is ScaledTensor else as_rows(a, &ON_HOST)   # maybe a copy, to be kept until the end
+    cdef object left = plain_on(a, &ON_HOST) if type(a) is ScaledTensor else as_rows(a, &ON_HOST)   # maybe a copy
+    cdef object right = plain_on(b, &ON_HOST)   # to be kept until the end
     cdef Tensor rows = as_rows(result, &ON_HOST)
     fill_factor(&of_a, left, -1, "a")
-    fill_factor(&of_b, b, -2, "b")
+    fill_factor(&of_b, right, -2, "b")
     of_a.lines.step = 1 if type(left) is ScaledTensor else of_a.strides[0]
     of_b.lines.step = of_b.strides[0]
     fill_matrix(&matrix, rows)

@@ -35,7 +35,8 @@ def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=Non
         lists of numbers are rounded once to float32. The tensor counts as a matrix of M = prod(shape[:-1]) rows.
     format : Format or str
         A row of :func:`formats`: "nvfp4", "nvfp4_16x16", "mxfp4", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp8_e4m3",
-        "mxfp8_e5m2", "fp8_e4m3", "fp8_e5m2", "fp8_1x128", "fp8_128x128" and their "_e5m2" forms.
+        "mxfp8_e5m2", "mxfp8_32x32", "fp8_e4m3", "fp8_e5m2", "fp8_row", "fp8_1x128", "fp8_128x128" and their "_e5m2"
+        forms.
     recipe : Recipe or str, optional
         How scales are chosen and elements rounded: a :class:`Recipe` or the name of one: "ocp" (the default for mx
         formats), "nvidia", "transformer-engine", "transformer-engine-rocm", "flashinfer", "modelopt",
@@ -46,8 +47,9 @@ def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=Non
         `x` once, or twice where NVFP4 has to find its global scale. Columns run through all leading dimensions.
     global_scale : float or producer, optional
         A static decode scale g: values decode to ``element * scale * g``. For NVFP4 it replaces the largest magnitude /
-        2688, which then need not be found; for "fp8_e4m3" and "fp8_e5m2" it is the one scale. FlashInfer takes its
-        reciprocal.
+        2688, which then need not be found; several, ``(M,)`` or ``(E,)``, are those of rows or of the matrices of a
+        stack (see :class:`Recipe`, `global_scale_per`). For "fp8_e4m3" and "fp8_e5m2" it is the one scale. FlashInfer
+        takes its reciprocal.
     rounding : {"nearest_even", "nearest_away", "nearest_zero", "toward_zero", "stochastic"}, optional
         Rounding of the elements, instead of the recipe's.
     seed : int, optional
@@ -111,28 +113,43 @@ def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=Non
     cdef Tensor source = flatten(given, &place)
     cdef _Rules rules = find_rules(format, recipe, rounding)
     cdef bint padded = parse_flag(pad, "pad")
-    cdef tuple axes = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,), results
+    cdef tuple axes = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,), results, written
+    cdef Tensor units   # given global scales of lines or matrices
+    cdef str per
     cdef int status
     check_axes(axes)
+    per, units = find_granularity(rules, global_scale, axes, given)
+    if per == "matrix" and scale_layout != "linear":
+        options = (axis, recipe, global_scale, rounding, seed, pad, stream)
+        return quantize_stack_tiled(given, x, rules, options, scale_layout, out)
     fill_matrix(&call.x, source)
     call.format = rules.number
     call.recipe = rules.recipe
     call.recipe.seed = parse_seed(rules.recipe.rounding, seed)
     if out is None:
-        results = allocate_results(axes, given, rules, scale_layout, padded, &place)
+        results = allocate_results(axes, given, rules, scale_layout, padded, per, &place)
     else:
-        results = check_out_scaled(out, axes, given, rules, scale_layout, padded)
+        results = check_out_scaled(out, axes, given, rules, scale_layout, padded, per)
+    written = results if rules.scale_dtype is None else with_float32_scales(results, &place)
     touch_nothing(&touched)
     reads(&touched, source)
-    if is_host(&place):
+    if per != "tensor":
+        start_parts(&call, units, results, &place)
+    elif is_host(&place):
         find_tensor_scale(&call, global_scale)
     else:
         given = find_scale_there(&call, global_scale, &place)   # kept until the launch
         reads(&touched, given)
-    fill_results(&call, results, &touched, is_host(&place))
-    status = run_on(&place, &touched, quantize_at, DLFP4_CUDA_IMAGE_blocks, &call, source.size_)
+    fill_results(&call, written, &touched, is_host(&place), units is None)
+    if per == "matrix":
+        status = quantize_matrices(&call, written[0], units is not None, &touched, &place)
+    else:
+        status = run_on(&place, &touched, quantize_at, DLFP4_CUDA_IMAGE_blocks, &call, source.size_)
     if status != 0:
         check_run(&place, status, f"quantizing {dtype_name(source)} to {rules.format}")
+    if written is not results:
+        for wide, result in zip(written, results):
+            convert((<ScaledTensor> wide).scales, (<ScaledTensor> result).scales, NULL, &place)
     return results if isinstance(axis, (tuple, list)) else results[0]
 
 
@@ -210,6 +227,8 @@ cdef class _Rules:
     cdef object format
     cdef int number
     cdef dlfp4_recipe recipe
+    cdef str scale_dtype        # of the scales, where that is not the format's
+    cdef str global_scale_per
 
 
 cdef dict SCALE_RULES = {
@@ -248,11 +267,18 @@ cdef _Rules make_rules(format, chosen, rounding):
     self.recipe.scale_order = <dlfp4_scale_order> <int> SCALE_ORDERS[chosen.scale_order or "global_first"]
     self.recipe.eps = chosen.eps
     self.recipe.divides = chosen.divide
-    self.recipe.pow2 = format.block is not None and not chosen.divide if chosen.pow2 is None else chosen.pow2
+    self.recipe.pow2 = pow2_of(format, chosen)
     self.recipe.zero_scale = chosen.zero_scale or 0
     self.recipe.least_scale = code_of_scale(format, chosen.scale_floor)
     self.recipe.drops_negative_zero = not chosen.keeps_negative_zero
     self.recipe.rounds_to_plus_zero = not chosen.rounds_to_negative_zero
+    self.recipe.first = 0
+    self.recipe.scale_code = self.recipe.scale_bits = 0
+    self.global_scale_per = chosen.global_scale_per
+    if scale_type(format, chosen.scale_dtype) != format.scale:
+        self.scale_dtype = chosen.scale_dtype
+        row = row_of_argument(self.scale_dtype)
+        self.recipe.scale_code, self.recipe.scale_bits = dlfp4_dtypes[row].code, dlfp4_dtypes[row].bits
     return self
 
 
@@ -308,22 +334,36 @@ cdef Tensor part_of(Tensor memory, _Allotment allotment, int number):
     return finish_view(part)
 
 
-cdef tuple allocate_results(tuple axes, Tensor source, _Rules rules, str scale_layout, bint pad, const Place *place):
+cdef tuple allocate_results(tuple axes, Tensor source, _Rules rules, str scale_layout, bint pad, str per,
+                            const Place *place):
     shape = shape_of(source)
     if len(axes) == 1:
-        return (allocate_scaled(shape, rules.format, axes[0], scale_layout, pad, place),)
-    return (allocate_scaled(shape, rules.format, axes[0], scale_layout, pad, place),
-            allocate_scaled(shape, rules.format, axes[1], scale_layout, pad, place))
+        return (allocate_scaled(shape, rules, axes[0], scale_layout, pad, per, place),)
+    return (allocate_scaled(shape, rules, axes[0], scale_layout, pad, per, place),
+            allocate_scaled(shape, rules, axes[1], scale_layout, pad, per, place))
 
 
-cdef ScaledTensor allocate_scaled(tuple shape, format, int axis, str scale_layout, bint pad, const Place *place):
+cdef ScaledTensor allocate_scaled(tuple shape, _Rules rules, int axis, str scale_layout, bint pad, str per,
+                                  const Place *place):
     """One allocation for all parts, which each of them keeps alive: on a CUDA device an allocation takes a fifth of the
     call for a small tensor."""
-    cdef _Allotment allotment = _find_allotment(shape, format.name, axis, scale_layout, pad)
+    cdef _Allotment allotment = _find_allotment(shape, rules.format.name, axis, scale_layout, pad, rules.scale_dtype,
+                                                per)
     cdef Tensor memory = allocate_on(place, UINT8, 1, &allotment.bytes, False)
     return make_scaled(part_of(memory, allotment, 0), part_of(memory, allotment, 1),
                        part_of(memory, allotment, 2) if allotment.has_global_scale else None,
-                       format, axis, scale_layout, shape)
+                       rules.format, axis, scale_layout, shape)
+
+
+cdef tuple with_float32_scales(tuple results, const Place *place):
+    """The results as kernels write them, whose scales are then cast to the type that was asked for."""
+    cdef ScaledTensor result
+    wide = []
+    for result in results:
+        scales = allocate_on(place, FLOAT32, result.scales.dl.ndim, result.scales.dl.shape, False)
+        wide.append(make_scaled(result.data, scales, result.global_scale, result.format, result.axis,
+                                result.scale_layout, result.shape))
+    return tuple(wide)
 
 
 cdef void reads_parts(Touched *touched, ScaledTensor self) noexcept:
@@ -346,6 +386,7 @@ cdef int fill_blocks(dlfp4_blocks *blocks, ScaledTensor self, uint8_t zero_scale
     cdef const DLTensor *data = &self.data.dl
     cdef const DLTensor *scales = &self.scales.dl
     cdef bint swapped = lies_across(self)
+    cdef int64_t lines = lines_of_global_scale(self)
     secure_parts(self)
     check_readable(self.data)
     check_readable(self.scales)
@@ -358,6 +399,9 @@ cdef int fill_blocks(dlfp4_blocks *blocks, ScaledTensor self, uint8_t zero_scale
     blocks.scale_strides[1] = scales.strides[not swapped] if scales.ndim == 2 else 0
     blocks.layout = self.scale_layout_row
     blocks.fill = zero_scale if self.scale_layout_row == DLFP4_LAYOUT_aiter else 0
+    blocks.decodes = <float *> self.global_scale.dl.data if lines else NULL
+    blocks.decode_lines = max(1, lines)
+    blocks.finds_decodes = False
     return 0
 
 
@@ -401,9 +445,9 @@ cdef float read_scalar(Tensor self) except? -1:
     return (<float *> self.dl.data)[0]
 
 
-cdef int fill_results(Quantization *call, tuple results, Touched *touched, bint on_host) except -1:
+cdef int fill_results(Quantization *call, tuple results, Touched *touched, bint on_host, bint finds_parts) except -1:
     """Where elements and scales are written. The host writes the scale of the whole tensor at once; a device is told
-    where to write it."""
+    where to write it. Global scales of lines are written, where they are to be found, with the blocks."""
     cdef ScaledTensor result
     cdef Tensor whole
     cdef int direction, number = 0
@@ -415,7 +459,8 @@ cdef int fill_results(Quantization *call, tuple results, Touched *touched, bint 
         writes(touched, result.data)
         writes(touched, result.scales)
         writes(touched, result.global_scale)
-        if result.global_scale is None and not scales_whole(call.format):
+        call.blocks[direction].finds_decodes = finds_parts
+        if call.blocks[direction].decodes != NULL or (result.global_scale is None and not scales_whole(call.format)):
             continue
         whole = result.scales if result.global_scale is None else result.global_scale
         if on_host:
@@ -443,6 +488,104 @@ cdef Tensor find_scale_there(Quantization *call, global_scale, const Place *plac
     check_aligned(given, "global_scale")
     call.scale_there.given = <const float *> given.dl.data
     return given
+
+
+# ---- Global scales of lines and matrices
+
+cdef tuple find_granularity(_Rules rules, global_scale, tuple axes, Tensor given):
+    """Which part of the tensor a global scale is of, and those that were given, if they are not one number."""
+    cdef Tensor units
+    per = rules.global_scale_per
+    if global_scale is None:
+        return per, None
+    if rules.scale_dtype is not None and scales_whole(rules.number):
+        raise ValueError(f"global_scale is stored as it is given, and scale_dtype={rules.scale_dtype!r} is of scales "
+                         f"that are found; leave one of them out")
+    units = None if is_number(global_scale) or not rules.format.has_global_scale else import_part(global_scale)
+    if units is None or units.size_ == 1 and per == "tensor":
+        if per != "tensor":
+            raise ValueError(f"global_scale={global_scale!r} is one number, and global_scale_per={per!r} asks for one "
+                             f"a {per}: give as many, or leave either out")
+        return per, None
+    if len(axes) > 1:
+        raise ValueError(f"global_scale has shape {shape_of(units)}: the lines of axes {axes} differ; quantize along "
+                         f"one axis at a time")
+    units = as_type(units, FLOAT32, "global_scale")
+    shape = shape_of(given)
+    if per == "tensor":
+        kept = global_scale_shape(units, rules.format, axes[0], shape)
+        is_row = rules.format.block[0] == 1 and kept == (as_lines(shape, axes[0])[0],)
+        return "row" if is_row else "matrix", units
+    expected = global_scales(shape, rules.format, axes[0], per)
+    if units.size_ != expected[0]:
+        raise ValueError(f"global_scale has shape {shape_of(units)}; with global_scale_per={per!r} expected {expected}")
+    return per, units
+
+
+cdef int start_parts(Quantization *call, Tensor units, tuple results, const Place *place) except -1:
+    """Put given global scales where those of the result lie; there is none of the whole tensor."""
+    cdef Tensor unit = (<ScaledTensor> results[0]).global_scale
+    call.scale.encode = call.scale.decode = 1
+    memset(&call.scale_there, 0, sizeof(call.scale_there))
+    if units is None:
+        return 0
+    if host_readable(units.dl.device.device_type):
+        for number in units.to_numpy().ravel().tolist():
+            parse_scale(number)
+        units = units if is_host(place) else move(units, Device("cuda", place.device))
+    check_beside(units, unit)
+    return convert(reshape_tensor(units if is_compact_tensor(units) else duplicate(units), shape_of(unit)), unit, NULL,
+                   place)
+
+
+cdef int quantize_matrices(Quantization *call, ScaledTensor result, bint are_given, Touched *touched,
+                           const Place *place) except? 1:
+    """Each matrix of a stack as a tensor of its own; the first status that is not 0."""
+    cdef const dlfp4_format_row *row = &dlfp4_formats[call.format]
+    cdef int64_t count = result.global_scale.size_, rows = call.x.rows // count if count else 0, number
+    cdef int64_t lines_of_scale = 1 if row.repeats else row.lines
+    cdef float *units = <float *> result.global_scale.dl.data
+    cdef Quantization part = call[0]
+    cdef int status = 0
+    part.x.rows = rows
+    part.along[0], part.along[1] = &part.blocks[0], NULL
+    part.blocks[0].decodes = NULL
+    for number in range(count):
+        first = number * rows
+        part.x.data = <char *> call.x.data + <int64_t> first * call.x.strides[0] * (call.x.bits // 8)
+        part.blocks[0].data = <char *> call.blocks[0].data + (
+            <int64_t> first * call.blocks[0].strides[0] * dlfp4_dtypes[row.element].bits // 8)
+        part.blocks[0].scales = <char *> call.blocks[0].scales + (
+            <int64_t> first // lines_of_scale * call.blocks[0].scale_strides[0] * (dlfp4_dtypes[row.scale].bits // 8))
+        part.recipe.first = <uint64_t> first * call.blocks[0].length
+        if not is_host(place):
+            part.scale_there.given = units + number if are_given else NULL
+            part.scale_there.places[0] = units + number
+        elif are_given:
+            part.scale = dlfp4_given_tensor_scale(units[number])
+        else:
+            run_on(&ON_HOST, NULL, find_tensor_scale_at, DLFP4_CUDA_IMAGE_blocks, &part, rows * part.x.columns)
+        if is_host(place):
+            units[number] = part.scale.decode
+        status = run_on(place, touched, quantize_at, DLFP4_CUDA_IMAGE_blocks, &part, rows * part.x.columns)
+        if status != 0:
+            break
+    return status
+
+
+cdef object quantize_stack_tiled(Tensor source, x, _Rules rules, tuple options, str scale_layout, out):
+    """Under a layout of tiles, which the matrices of a stack may share: through linear scales."""
+    cdef ScaledTensor result, into
+    axis, recipe, global_scale, rounding, seed, pad, stream = options
+    made = quantize(x, rules.format, recipe=recipe, axis=axis, global_scale=global_scale, rounding=rounding, seed=seed,
+                    pad=pad, stream=stream)
+    result = relayout(made[0] if type(made) is tuple else made, scale_layout, 0)
+    if out is not None:
+        into = check_out_scaled(out, (-1,), source, rules, scale_layout, parse_flag(pad, "pad"), "matrix")[0]
+        for part, place in zip(parts_of(result), parts_of(into)):
+            cast(part, place.dtype, out=place, stream=stream)
+        result = into
+    return (result,) if isinstance(axis, (tuple, list)) else result
 
 
 # ---- Back
@@ -547,7 +690,7 @@ cdef int run_dequantize(ScaledTensor source, Tensor result, const Place *place) 
     call.format = source.number
     call.decode = 1
     call.decode_there = NULL
-    if source.global_scale is not None:
+    if source.global_scale is not None and source.global_scale.dl.ndim == 0:
         if is_host(place):
             call.decode = read_scalar(source.global_scale)
         else:

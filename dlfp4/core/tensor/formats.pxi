@@ -10,7 +10,7 @@ cdef dict SCALE_LAYOUTS = {dlfp4_layouts[number].name.decode(): number for numbe
 cdef object read_format(int number):
     cdef const dlfp4_format_row *row = &dlfp4_formats[number]
     kind = {DLFP4_TWO_LEVEL: "two_level", DLFP4_POWER: "power", DLFP4_LARGEST: "largest"}[row.kind]
-    block = (row.lines, row.length) if row.length else None
+    block = (row.lines, row.length or None) if row.lines else None
     return Format(row.name.decode(), DTYPES[row.element], DTYPES[row.scale], block, kind, row.repeats != 0, number)
 
 
@@ -58,7 +58,7 @@ Buffer.__doc__ = """One piece of memory of a tensor: its name, its shape in logi
 
 
 @functools.lru_cache(maxsize=1024)
-def _buffers_of(shape, format, axis, scale_layout, pad):
+def _buffers_of(shape, format, axis, scale_layout, pad, scale_dtype=None, global_scale_per="tensor"):
     """The buffers of a tensor quantized along one axis. All code that allocates, checks or describes them asks here.
 
     The tensor counts as a matrix of M = prod(shape[:-1]) rows and K = shape[-1] columns. Along ``axis=-1`` a line is a
@@ -78,6 +78,10 @@ def _buffers_of(shape, format, axis, scale_layout, pad):
         Layouts other than "linear" store a row of scales for each line, whatever the axis, padded to whole tiles.
     pad : bool
         The data of each line is completed to whole blocks with zeros. Lines are never added.
+    scale_dtype : str, optional
+        The type of the scales, where that is not the format's.
+    global_scale_per : {"tensor", "row", "matrix"}
+        Which part of the tensor a global scale is of: all of it, a line, or a matrix of the stack.
 
     Returns
     -------
@@ -104,8 +108,26 @@ def _buffers_of(shape, format, axis, scale_layout, pad):
     elif transposed:
         scales = scales[::-1]
     buffers = (Buffer("data", (stored, lines) if transposed else (lines, stored), format.element),
-               Buffer("scales", scales, format.scale))
-    return (*buffers, Buffer("global_scale", (), DTYPES[FLOAT32])) if format.has_global_scale else buffers
+               Buffer("scales", scales, scale_type(format, scale_dtype)))
+    if not format.has_global_scale:
+        return buffers
+    return (*buffers, Buffer("global_scale", global_scales(shape, format, axis, global_scale_per), DTYPES[FLOAT32]))
+
+
+cdef tuple global_scales(tuple shape, format, axis, str per):
+    """The shape of global scales: (), a number a line, or a number a matrix of a stack along axis -1."""
+    if per == "tensor":
+        return ()
+    lines, _ = as_lines(shape, axis)
+    if per == "row":
+        return (lines,)
+    if len(shape) < 3 or axis != -1:
+        raise ValueError(f"a global scale for each matrix needs a stack (..., N, K) with blocks along axis -1; the "
+                         f"tensor has shape {shape} and blocks along axis {axis}")
+    if shape[len(shape) - 2] % format.block[0]:
+        raise ValueError(f"a global scale for each matrix of shape {shape[len(shape) - 2:]}: blocks of {format.name} "
+                         f"span {format.block[0]} rows, which must divide those of a matrix")
+    return (math.prod(shape[:len(shape) - 2]),)
 
 
 def _divides(shape, format, axis):
@@ -143,7 +165,8 @@ cdef tuple scales_of_lines(format, lines, length):
     if format.block is None:
         return ()
     group, block = format.block
-    return lines if format.repeats_scales else -(-lines // group), -(-length // block)
+    rows = lines if format.repeats_scales else -(-lines // group)
+    return rows, min(length, 1) if block is None else -(-length // block)
 
 
 cdef tuple tiled(tuple scales, format, layout):

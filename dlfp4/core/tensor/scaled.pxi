@@ -22,12 +22,15 @@ cdef class ScaledTensor:
     data : Tensor
         The elements, packed: ``(M, K)``. With ``axis=-2`` elements below 8 bits are stored transposed, ``(K, M)``.
     scales : Tensor
-        Decode scales: ``(M, ceil(K / block))``. With ``axis=-2``: ``(K, ceil(M / block))`` for elements below 8 bits,
-        ``(ceil(M / block), K)`` for bytes. Square blocks divide both dimensions; one scale a tensor is 0-d. Layouts
-        other than "linear" have their padded shape, with a row for each line of blocks, as matrix kernels read them:
-        with ``axis=-2`` that is ``(K, ceil(M / block))`` for bytes, too.
+        Decode scales, of the format's type or, where that is float32, of a type that holds them exactly:
+        ``(M, ceil(K / block))``. With ``axis=-2``: ``(K, ceil(M / block))`` for elements below 8 bits,
+        ``(ceil(M / block), K)`` for bytes. Square blocks divide both dimensions; one scale a tensor is 0-d, one a line
+        ``(M, 1)`` or, with ``axis=-2``, ``(1, K)``. Layouts other than "linear" have their padded shape, with a row for
+        each line of blocks, as matrix kernels read them: with ``axis=-2`` that is ``(K, ceil(M / block))`` for bytes,
+        too.
     global_scale : Tensor or None
-        0-d float32, in formats with two levels of scales: a decode scale, which checkpoints call ``weight_scale_2``.
+        float32, in formats with two levels of scales: a decode scale, which checkpoints call ``weight_scale_2``. 0-d;
+        ``(M,)``, one for each line of blocks (``(K,)`` with ``axis=-2``); or ``(E,)``, one for each matrix of a stack.
     encode_scale : Tensor or None
         The global scale as an encode scale, where :meth:`from_parts` was given one: float32, as it was given. Its bits
         cannot always be computed from `global_scale`. Operations do not read it.
@@ -76,12 +79,14 @@ cdef class ScaledTensor:
             The packed elements, ``(..., K)``, or their bytes as uint8, ``(..., K * bits / 8)``. Elements below 8 bits
             that come one a byte, as in NumPy, are copied and packed.
         scales : producer
-            The decode scales, of the format's scale type or as uint8. Their shape is that of :class:`ScaledTensor`,
+            The decode scales, of the format's scale type or as uint8. Formats with float32 scales take bfloat16,
+            float16 and float8_e8m0fnu (or its bytes as uint8) as well. Their shape is that of :class:`ScaledTensor`,
             with the leading dimensions of `data`, or flat for layouts other than "linear".
         global_scale : float or producer, optional
             A decode scale, by which values are multiplied; None counts as 1. Libraries that keep an encode scale
             (FlashInfer, compressed-tensors) store its reciprocal. Any value is accepted, even 0. A number is copied to
-            the device of `data`; managed memory then counts as that device's.
+            the device of `data`; managed memory then counts as that device's. Several are one for each row, in the
+            shape of the leading dimensions, or one for each matrix of a stack ``(E, ..., N, K)``, in that of `E, ...`.
         format : Format or str
             See :func:`formats`.
         axis : {-1, -2}
@@ -415,7 +420,16 @@ cdef inline bint lies_across(ScaledTensor self) noexcept:
 
 cdef inline bint scales_whole(int format) noexcept:
     """Whether a format has one scale, of the whole tensor."""
-    return dlfp4_formats[format].length == 0
+    return dlfp4_formats[format].lines == 0
+
+
+cdef int64_t lines_of_global_scale(ScaledTensor self) except -1:
+    """How many lines share a global scale, where that is not one of the tensor; else 0."""
+    cdef int64_t lines, count
+    if self.global_scale is None or self.global_scale.dl.ndim == 0:
+        return 0
+    lines, count = as_lines(self.shape, self.axis)[0], self.global_scale.size_
+    return max(1, lines // count) if count else 1
 
 
 def _without_global_scale(ScaledTensor self):
@@ -459,12 +473,12 @@ cdef ScaledTensor assemble(data, scales, global_scale, format, int axis, str sca
     if shape is None and axis == -2 and is_subbyte(elements.row) and elements.dl.ndim > 1:   # stored transposed
         *leading, lines, length = logical
         logical = (*leading, length, lines)
-    buffers = _buffers_of(logical, format, axis, scale_layout, True)
+    buffers = _buffers_of(logical, format, axis, scale_layout, True, dtype_name(stored))
     elements = fit_part(elements, buffers[0], logical, format)
     stored = fit_part(stored, buffers[1], logical, format)
     if (global_scale is not None) and not format.has_global_scale:
         raise ValueError(f"{format} has no global scale; leave it out")
-    unit = None if global_scale is None else as_scalar_beside(elements, global_scale, "global_scale")
+    unit = None if global_scale is None else as_global_scale(elements, global_scale, format, axis, logical)
     if is_subbyte(elements.row) and not rows_are_bytes(elements):
         raise BufferError(f"data has strides {strides_of(elements)}: its rows must be packed, without gaps between "
                           f"elements, and start on bytes; call .copy() first")
@@ -485,9 +499,43 @@ cdef Tensor import_part(part):
 
 cdef Tensor as_scales(scales, Tensor elements, format):
     """The scales of a tensor; in a format with one scale a number serves as well."""
+    cdef Tensor self
     if format.block is None and is_number(scales):
         return as_scalar_beside(elements, scales, "scales")
-    return as_type(import_part(scales), dlfp4_formats[<int> format.number].scale, "scales")
+    self = import_part(scales)
+    if format.kind != "largest" or not (NARROW_SCALES >> self.row & 1 or self.row == UINT8):
+        return as_type(self, dlfp4_formats[<int> format.number].scale, "scales")
+    return reinterpret(self, row_of_argument("float8_e8m0fnu")) if self.row == UINT8 else self
+
+
+cdef uint64_t NARROW_SCALES = sum([(<uint64_t> 1) << row_of_argument(name)
+                                   for name in ("bfloat16", "float16", "float8_e8m0fnu")])   # beside float32
+
+
+cdef Tensor as_global_scale(Tensor elements, value, format, int axis, tuple shape):
+    """A global scale in its shape: a number, one a line, or one a matrix of a stack."""
+    cdef Tensor self
+    if is_number(value):
+        return as_scalar_beside(elements, value, "global_scale")
+    self = as_type(import_part(value), FLOAT32, "global_scale")
+    kept = global_scale_shape(self, format, axis, shape)
+    self = self if is_compact_tensor(self) else duplicate(self)
+    return self if has_shape(self, kept) else reshape_tensor(self, kept)
+
+
+cdef tuple global_scale_shape(Tensor self, format, int axis, tuple shape):
+    """Which of the shapes of global scales a tensor of numbers has; leading dimensions may come unmerged."""
+    lines = as_lines(shape, axis)[0]
+    if self.size_ == 1:
+        return ()
+    if self.size_ == lines and format.block[0] == 1:
+        return (lines,)
+    if len(shape) > 2 and axis == -1 and self.size_ == math.prod(shape[:len(shape) - 2]):
+        return global_scales(shape, format, axis, "matrix")
+    stacked = f", or {shape[:len(shape) - 2]}, one a matrix" if len(shape) > 2 and axis == -1 else ""
+    per_line = f", ({lines},), one a line of blocks" if format.block[0] == 1 else ""
+    raise ValueError(f"global_scale has shape {shape_of(self)}; expected one number{per_line}{stacked}, for {format} "
+                     f"of shape {shape} along axis {axis}")
 
 
 cdef Tensor as_type(Tensor self, int row, str name):

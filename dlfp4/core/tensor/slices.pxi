@@ -126,7 +126,19 @@ cdef ScaledTensor take_part(ScaledTensor self, Cut rows, Cut columns, tuple shap
             blocks = slice(along.first // along.step, divide_up(along.last, along.step))
         step = 1 if self.format.repeats_scales else lines.step
         scales = slice_part(self, scales, slice(lines.first // step, divide_up(lines.last, step)), blocks)
-    return as_encoded(self, make_scaled(data, scales, self.global_scale, self.format, self.axis, "linear", shape))
+    unit = global_scale_of(self, lines.first, lines.last)
+    part = make_scaled(data, scales, unit, self.format, self.axis, "linear", shape)
+    return as_encoded(self, part) if lines_of_global_scale(self) == 0 else part
+
+
+cdef Tensor global_scale_of(ScaledTensor self, int64_t first, int64_t last):
+    """The global scale of some lines, where lines or matrices have their own: one matrix has a number."""
+    cdef int64_t lines = lines_of_global_scale(self)
+    cdef Tensor part
+    if lines == 0:
+        return self.global_scale
+    part = slice_tensor(self.global_scale, slice(first // lines, divide_up(last, lines)))
+    return part if lines == 1 or part.size_ != 1 else reshape_tensor(part, ())
 
 
 cdef inline Tensor slice_part(ScaledTensor self, Tensor part, lines, along):

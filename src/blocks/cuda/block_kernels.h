@@ -12,6 +12,7 @@ enum BlockOperation {
   kFindLargest = 1,
   kQuantizeAny,
   kQuantizeRows,
+  kQuantizeLines,
   kQuantizeRepeatingSquares,
   kQuantizeSquares,
   kQuantizeWhole,

@@ -70,8 +70,11 @@ QuantizeParams quantize_params(const Quantization &of, const Lines &x, const dlf
   p.zero = of.recipe.drops_negative_zero ? 0.0f : -0.0f;
   p.plus_zeros = of.recipe.rounds_to_plus_zero && p.element.specials != DLFP4_FNUZ;
   p.seed = of.recipe.seed;
+  p.first = of.recipe.first;
   p.amax = of.place.amax;
   p.decode = of.place.decode;
+  p.decodes = blocks.decodes;
+  p.finds_decodes = blocks.finds_decodes;
   memcpy(p.keep, of.place.keep, sizeof(p.keep));
   return p;
 }
@@ -82,13 +85,14 @@ constexpr int64_t kMostSteps = UINT32_MAX - 2 * kThreads;
 
 // What blocks along rows and columns of row-major memory go by; kByName: by the kernels for anything.
 constexpr int operation_along_rows(const dlfp4_format_row &row) {
-  if (row.length == 0) return kQuantizeWhole;
+  if (row.length == 0) return row.lines == 0 ? kQuantizeWhole : kQuantizeLines;
   if (row.lines == 1) return kQuantizeRows;
   if (row.lines != row.length) return kByName;
   return row.repeats ? kQuantizeRepeatingSquares : kQuantizeSquares;
 }
 
 constexpr int operation_along_columns(const dlfp4_format_row &row) {
+  if (row.length == 0) return kByName;
   if (row.lines == 1) return row.length == kTileRows ? kQuantizeStrip : kQuantizeTile;
   return row.lines == row.length && row.repeats ? kQuantizeTileOfSquares : kByName;
 }
@@ -102,6 +106,9 @@ constexpr DeviceKernel find_quantizer(int operation, const dlfp4_format_row &row
 using FormatKernels = KernelTable<DLFP4_NUM_FORMATS, kNumSources>;
 constexpr FormatKernels kRowKernels([](int format, int source) {
   return find_quantizer(operation_along_rows(dlfp4_formats[format]), dlfp4_formats[format], source);
+});
+constexpr FormatKernels kLineKernels([](int format, int source) {  // where each line has a scale of its own
+  return find_quantizer(kQuantizeLines, dlfp4_formats[format], source);
 });
 constexpr FormatKernels kColumnKernels([](int format, int source) {
   return find_quantizer(operation_along_columns(dlfp4_formats[format]), dlfp4_formats[format], source);
@@ -168,16 +175,21 @@ void prefer_rows(Pass *pass, const FormatInfo &format) {
 void join_rows(QuantizeParams *p, const FormatInfo &format) {
   const bool scales_follow = format.whole || (p->layout == DLFP4_LAYOUT_linear && p->scale_step == 1 &&
                                               p->scale_stride == p->blocks && p->length % p->block == 0);
-  if (p->group != 1 || p->line_stride != p->length || p->data_stride != p->length || !scales_follow) return;
+  if (p->decodes || p->group != 1 || p->line_stride != p->length || p->data_stride != p->length || !scales_follow)
+    return;
   p->length = p->stored = p->lines * p->length;
   p->lines = 1;
 }
+
+// Threads that share a line: few have little to do, or wait for one another.
+int team_of_line(const QuantizeParams &p) { return p.stored / kStep <= 4 * kWarpSize ? kWarpSize : kThreads; }
 
 bool serves_rows(DeviceKernel kernel, const Pass &pass, const FormatInfo &format) {
   if (kernel == kNoKernel) return false;
   const QuantizeParams &p = pass.params;
   const bool partial = p.group > 1 && !p.repeats;  // squares may end within
-  const bool whole_blocks = format.whole || partial || p.stored % p.block == 0;
+  const bool whole_blocks = format.whole || format.line || partial || p.stored % p.block == 0;
+  if (is_for(kernel, kQuantizeLines) && p.lines * team_of_line(p) > kMostSteps) return false;
   return is_row_major(pass.x) && is_plain(p) && p.stored == p.length && whole_blocks &&
          can_store_steps(p.data, p.lines == 1 ? 0 : p.data_stride, p.data_step);
 }
@@ -202,6 +214,7 @@ bool is_flat(const Params &p) {
 }
 
 int64_t threads_of_rows(const QuantizeParams &p, DeviceKernel kernel) {
+  if (is_for(kernel, kQuantizeLines)) return p.lines * team_of_line(p);
   if (is_for(kernel, kQuantizeSquares))
     return divide_up(p.lines, p.group) * divide_up(p.stored, kSquaresColumns) * kThreads;
   if (is_for(kernel, kQuantizeRepeatingSquares))
@@ -216,6 +229,7 @@ int quantize_rows(DeviceKernel kernel, const Pass &pass, const Quantization &of)
   const bool one_row = is_for(kernel, kQuantizeRows);
   params.quantize.steps = one_row && pass.x.item == 2 ? steps_of_thread(threads) : 1;
   params.quantize.flat = is_flat(params.quantize);
+  params.quantize.team = team_of_line(params.quantize);
   params.quantize.walk =
       make_step_lines(params.quantize.lines, params.quantize.stored, params.quantize.line_stride * pass.x.item,
                       params.quantize.data_stride * of.format.bits / 8);
@@ -256,12 +270,15 @@ int quantize_columns(DeviceKernel kernel, const Pass &columns, const Pass *rows,
 int quantize_anyhow(const Pass &pass, const Quantization &of) {
   const QuantizeParams &p = pass.params;
   const int64_t warps = divide_up(p.lines, p.group) * p.blocks;
-  return run(kAnyKernels[of.format.row->kind], warps * 32, p, of.stream);
+  int status = p.decodes && p.finds_decodes ? run(kKernel_largest_of_lines, p.lines * kWarpSize, p, of.stream) : 0;
+  if (!status) status = run(kAnyKernels[of.format.row->kind], warps * kWarpSize, p, of.stream);
+  return status || !p.decodes ? status : run(kKernel_line_scales, p.lines, p, of.stream);
 }
 
 int quantize_pass(const Pass &pass, const Quantization &of) {
-  const DeviceKernel rows = kRowKernels[of.format.number][pass.x.source];
-  const DeviceKernel columns = kColumnKernels[of.format.number][pass.x.source];
+  const bool alone = pass.params.decodes;
+  const DeviceKernel rows = (alone ? kLineKernels : kRowKernels)[of.format.number][pass.x.source];
+  const DeviceKernel columns = alone ? kNoKernel : kColumnKernels[of.format.number][pass.x.source];
   if (serves_rows(rows, pass, of.format)) return quantize_rows(rows, pass, of);
   if (serves_columns(columns, pass, of.format)) return quantize_columns(columns, pass, nullptr, of);
   return quantize_anyhow(pass, of);
@@ -272,7 +289,7 @@ int quantize_passes(const Pass *passes, const Quantization &of) {
   const int along = passes[kAlongRows].x.step == 1 ? kAlongRows : kAlongColumns;
   const Pass &rows = passes[along], &columns = passes[1 - along];
   const DeviceKernel kernel = kColumnKernels[of.format.number][columns.x.source];
-  const bool both = rows.blocks && columns.blocks && !is_for(kernel, kQuantizeStrip);
+  const bool both = rows.blocks && columns.blocks && !is_for(kernel, kQuantizeStrip) && !rows.params.decodes;
   if (both && serves_columns(kernel, columns, of.format) && is_row_major(rows.x) &&
       rows.params.stored % rows.params.block == 0 &&
       can_store_steps(rows.params.data, rows.params.data_stride, rows.params.data_step))
@@ -344,6 +361,18 @@ int keep_scale(const dlfp4_cuda_scale &scale, int result, const Lines &x, Quanti
   return 0;
 }
 
+// Lines without elements have no scales but those of two levels.
+int put_empty_lines(const dlfp4_blocks &blocks, int64_t lines, const Quantization &of) {
+  if (!blocks.decodes || !blocks.finds_decodes) return 0;
+  QuantizeParams p = {};
+  p.lines = lines;
+  p.decodes = blocks.decodes;
+  p.finds_decodes = true;
+  p.rule = of.rule;
+  const int status = set_bytes(p.decodes, 0, lines * static_cast<int64_t>(sizeof(float)), of.stream);
+  return status ? status : run(kKernel_line_scales, lines, p, of.stream);
+}
+
 // What one direction needs; without blocks where there is nothing to do.
 int describe_pass(const dlfp4_matrix &x, Direction direction, const dlfp4_blocks *blocks, const Quantization &of,
                   Pass *pass) {
@@ -351,8 +380,11 @@ int describe_pass(const dlfp4_matrix &x, Direction direction, const dlfp4_blocks
   if (!blocks) return 0;
   const int64_t lines = pass->x.lines;
   if (blocks->length < pass->x.length || !is_addressable(*blocks, of.format, lines)) return refuse(DLFP4_E_SHAPE);
+  if (blocks->decodes && (of.format.row->kind != DLFP4_TWO_LEVEL || of.format.group > 1 || blocks->decode_lines != 1))
+    return refuse(DLFP4_E_OPTION);
   if (const int status = fill_padding(*blocks, of.format, lines, of.stream)) return status;
-  if (lines == 0 || blocks->length == 0) return 0;
+  if (lines == 0) return 0;
+  if (blocks->length == 0) return put_empty_lines(*blocks, lines, of);
   pass->blocks = blocks;
   pass->params = quantize_params(of, pass->x, *blocks);
   prefer_rows(pass, of.format);
@@ -377,6 +409,8 @@ DequantizeParams dequantize_params(const dlfp4_blocks &q, const FormatInfo &form
   p.block_shift = log2_of(format.block);
   p.kind = format.row->kind;
   p.decode = decode;
+  p.decodes = q.decodes;
+  p.decode_lines = static_cast<uint32_t>(q.decode_lines);
   p.element = kTypes[format.row->element];
   p.scale = kTypes[format.row->scale];
   p.target = kTypes[kSourceRows[result.source]];
@@ -393,7 +427,7 @@ void join_rows(DequantizeParams *p) {
   const int64_t blocks = p->length >> p->block_shift;
   const bool scales_follow = p->line_shift == 0 && p->layout == DLFP4_LAYOUT_linear && p->scale_step == 1 &&
                              p->scale_stride == blocks && blocks << p->block_shift == p->length;
-  if (p->line_stride != p->length || p->data_stride != p->length || !scales_follow) return;
+  if (p->line_stride != p->length || p->data_stride != p->length || !scales_follow || p->decodes) return;
   p->length *= p->lines;
   p->lines = 1;
 }
@@ -444,7 +478,7 @@ int dequantize_lines(DequantizeParams p, Lines result, const FormatInfo &format,
   if (rows != kNoKernel && is_row_major(result) &&
       can_store_steps(p.data, p.lines == 1 ? 0 : p.data_stride, p.data_step))
     return dequantize_rows(rows, p, result, stream);
-  const bool has_columns = is_row_major(transposed(result)) && has_tiles(p.lines, p.length);
+  const bool has_columns = is_row_major(transposed(result)) && has_tiles(p.lines, p.length) && !p.decodes;
   const int64_t tiles = divide_up(p.length, kTileRows) * divide_up(p.lines, kTileColumns);
   if (has_columns && tiles == 0) return 0;
   if (tile != kNoKernel && has_columns && can_store_steps(p.data, p.data_stride, p.data_step))
@@ -471,7 +505,8 @@ int dlfp4_cuda_quantize(int device, uintptr_t stream, const dlfp4_matrix *x, int
   Lines lines;
   if (!find_format(format, &info)) return refuse(DLFP4_E_OPTION);
   if (!make_lines(*x, kAlongRows, &lines)) return refuse(DLFP4_E_DTYPE);
-  const bool scaled = info.whole || info.row->kind == DLFP4_TWO_LEVEL;
+  const bool alone = (along_rows && along_rows->decodes) || (along_columns && along_columns->decodes);
+  const bool scaled = info.whole || (info.row->kind == DLFP4_TWO_LEVEL && !alone);
   const bool searches = scaled && !scale->given && !(scale->number > 0);
   const dlfp4_tensor_scale known = dlfp4_given_tensor_scale(scale->number);
   Quantization of = {

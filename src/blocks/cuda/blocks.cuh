@@ -40,7 +40,7 @@ __device__ inline void encode_group(const QuantizeParams &p, float multiplier, b
                                     int count) {
   uint64_t word = 0;
   for (int i = 0; i < count && !zeroes; ++i) {
-    const uint64_t index = static_cast<uint64_t>(line * p.stored + first + i);
+    const uint64_t index = p.first + static_cast<uint64_t>(line * p.stored + first + i);
     const Draw draw = p.rounding == DLFP4_STOCHASTIC ? draw_of(p.seed, index) : Draw{0, 0, 0};
     const float value = scaled(element_at(p, line, first + i), multiplier, p.rule.divides, p.zero);
     const uint64_t code = from_float(value, p.element, {p.rounding, true}, draw);
@@ -64,8 +64,9 @@ __device__ inline void quantize_block(const QuantizeParams &p) {
   constexpr int kGroup = 8;
   const int64_t number = global_thread() / kWarpSize;
   if (number >= p.blocks * ((p.lines + p.group - 1) / p.group)) return;
-  const ScaleRule rule = rule_of(p, load_given(p));
   const Block b = block_of(p, number);
+  const ScaleRule rule = p.decodes == nullptr ? rule_of(p, load_given(p))
+                                              : rule_with(p, scale_of_line(p, b.line, bits_of(p.decodes[b.line])));
   BlockScale scale = {0, rule.whole};
   bool zeroes = false;
   if (!p.whole) {
@@ -81,6 +82,26 @@ __device__ inline void quantize_block(const QuantizeParams &p) {
       encode_group(p, scale.multiplier, zeroes, line, k, static_cast<int>(min(b.last - k, int64_t{kGroup})));
 }
 
+// --- Scales of lines -------------------------------------------------------------------------
+
+// A warp a line finds its largest finite magnitude, which stands in the scale's place until all blocks are scaled.
+__device__ inline void find_largest_of_lines(const QuantizeParams &p) {
+  const int64_t line = global_thread() / kWarpSize;
+  if (line >= p.lines) return;
+  uint32_t largest = 0;
+  for (int64_t k = threadIdx.x % kWarpSize; k < p.length; k += kWarpSize) {
+    const uint32_t magnitude = bits_of(element_at(p, line, k)) & 0x7FFFFFFF;
+    if (magnitude < kFloatInfinity) largest = max(largest, magnitude);
+  }
+  largest = largest_of_lanes(largest, kWarpSize - 1);
+  if (threadIdx.x % kWarpSize == 0) p.decodes[line] = float_of(largest);
+}
+
+__device__ inline void finish_line_scales(const QuantizeParams &p) {
+  const int64_t line = global_thread();
+  if (line < p.lines) p.decodes[line] = scale_of_line(p, line, bits_of(p.decodes[line])).decode;
+}
+
 // --- Back ------------------------------------------------------------------------------------
 
 __device__ inline uint64_t decoded_code(float element, float scale, ElementType target) {
@@ -92,8 +113,8 @@ __device__ inline void dequantize_element(const DequantizeParams &p) {
   if (number >= p.lines * p.length) return;
   const int64_t line = number / p.length, position = number % p.length;
   const uint64_t code = load_code(p.data, line * p.data_stride + position * p.data_step, p.element.bits, p.element);
-  const uint64_t value =
-      decoded_code(to_float(code, p.element), scale_at(p, line, position, load_or_one(p.decode)), p.target);
+  const uint64_t value = decoded_code(to_float(code, p.element),
+                                      scale_at(p, line, position, load_or_one(decode_place(p, line))), p.target);
   store_bytes(p.dst + (line * p.line_stride + position * p.step) * (p.target.bits / 8), value, p.target.bits / 8);
 }
 
@@ -114,18 +135,6 @@ __device__ inline void find_largest(const LargestParams &p) {
 
 template <int Dtype>
 constexpr int kFloatsOfVector = 16 / kFloatBytes<Dtype>;
-
-// Ignores what is not finite.
-template <int Count>
-__device__ inline uint32_t largest_finite_of(const float *values) {
-  uint32_t largest = 0;
-#pragma unroll
-  for (int i = 0; i < Count; ++i) {
-    const uint32_t magnitude = bits_of(values[i]) & 0x7FFFFFFF;
-    if (magnitude < kFloatInfinity) largest = max(largest, magnitude);
-  }
-  return largest;
-}
 
 // The largest magnitude of four words, two halves at a time or one float.
 template <int Src>

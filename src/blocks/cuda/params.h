@@ -44,6 +44,9 @@ struct QuantizeParams {
   // The whole tensor's largest magnitude or decode scale, on the device; both null where the format has neither.
   const uint32_t *amax;
   const float *decode;
+  float *decodes;      // the decode scales of lines, where each has its own; or null
+  bool finds_decodes;  // they are found, not given
+  int team;            // threads that share a line, of kernels that take whole ones
   ScaleRule rule;
   float *keep[2];             // where a given decode scale is written to, or null
   int64_t lines, length;      // of the matrix
@@ -59,7 +62,7 @@ struct QuantizeParams {
   dlfp4_rounding rounding;
   float zero;
   bool plus_zeros;  // codes of -0 become those of +0
-  uint64_t seed;
+  uint64_t seed, first;
 };
 
 struct QuantizeRowsParams {
@@ -82,7 +85,9 @@ struct DequantizeParams {
   int steps;       // of a thread that takes them
   bool flat;       // one line, whose scales follow one another
   int kind;
-  const float *decode;          // the tensor's scale, on the device; null: 1
+  const float *decode;   // the tensor's scale, on the device; null: 1
+  const float *decodes;  // or those of some lines each
+  uint32_t decode_lines;
   int line_shift, block_shift;  // log2 of the lines and elements that share a scale
   int layout;
   int64_t scale_stride, scale_step, padded_columns;

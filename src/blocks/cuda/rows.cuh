@@ -18,6 +18,18 @@ __device__ inline uint32_t largest_of_lanes(uint32_t value, int lanes) {
   return value;
 }
 
+// Ignores what is not finite.
+template <int Count>
+__device__ inline uint32_t largest_finite_of(const float *values) {
+  uint32_t largest = 0;
+#pragma unroll
+  for (int i = 0; i < Count; ++i) {
+    const uint32_t magnitude = bits_of(values[i]) & 0x7FFFFFFF;
+    if (magnitude < kFloatInfinity) largest = max(largest, magnitude);
+  }
+  return largest;
+}
+
 // --- Quantize --------------------------------------------------------------------------------
 
 // Sixteen values times their multiplier, as codes; zeros where the block has no finite largest magnitude. Products by
@@ -157,6 +169,90 @@ __device__ inline void quantize_squares(const QuantizeParams &p, const EncodePar
   }
 }
 
+// --- Whole lines -----------------------------------------------------------------------------
+
+// The largest magnitude of a step; of two levels, of what is finite.
+template <int Src, int Kind>
+__device__ inline uint32_t largest_of_step(const uint4 *raw) {
+  const uint32_t largest = largest_of<Src>(raw);
+  if (Kind != DLFP4_TWO_LEVEL || largest < kFloatInfinity) return largest;
+  return largest_finite_of<kStep>(unpack_step<Src>(raw).values);
+}
+
+// The largest among the threads that share a line: a warp, or all of the block, which come here together.
+__device__ inline uint32_t largest_of_team(uint32_t largest, int team) {
+  __shared__ uint32_t of_warp[kThreads / kWarpSize];
+  largest = largest_of_lanes(largest, kWarpSize - 1);
+  if (team == kWarpSize) return largest;
+  if (threadIdx.x % kWarpSize == 0) of_warp[threadIdx.x / kWarpSize] = largest;
+  __syncthreads();
+#pragma unroll
+  for (int warp = 0; warp < kThreads / kWarpSize; ++warp) largest = max(largest, of_warp[warp]);
+  return largest;
+}
+
+// A step of a line whose scale is known: `of_line`, or, of two levels, what is in `rule`.
+template <int Src, int Dtype, int Kind>
+__device__ inline void encode_step_of_line(const QuantizeParams &p, const EncodeParams &encode, const ScaleRule &rule,
+                                           BlockScale of_line, uint32_t largest, StepOfLine at, const uint4 *raw) {
+  constexpr int kBits = kTypes[Dtype].bits;
+  uint32_t words[kCodeWords<kBits>];
+  if constexpr (Kind == DLFP4_TWO_LEVEL) {  // blocks of one step
+    largest = largest_of<Src>(raw);
+    of_line = scale_of_block<Kind>(rule, largest);
+    store_scale<Kind>(p, at.line, at.step, of_line.stored);
+  }
+  encode_scaled<Dtype, Kind>(encode, unpack_step<Src>(raw), of_line, largest, words);
+  store_codes<kBits>(address_of_step<kBits>(p.data, p.walk.code_bytes, at), words);
+}
+
+// Lines that have a scale each, `p.team` threads a line: what a thread holds is read once, the rest of a longer line a
+// second time, from a cache.
+template <int Src, int Dtype, int Kind>
+__device__ inline void quantize_lines(const QuantizeParams &p, const EncodeParams &encode) {
+  constexpr int kHeld = 8 / kFloatBytes<Src>;
+  const uint32_t number = blockIdx.x * kThreads + threadIdx.x, team = p.team;
+  const uint32_t line = number / team, member = number % team, in_line = line < p.lines ? p.walk.in_line : 0;
+  const auto place = [&](uint32_t step) {
+    return address_of_step<kTypes[Src].bits>(p.src, p.walk.float_bytes, StepOfLine{line, step});
+  };
+  uint4 held[kHeld][kFloatVectors<Src>];
+  uint32_t largest = 0;
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) load_step<Src>(place(member + i * team), member + i * team < in_line, held[i]);
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) largest = max(largest, largest_of_step<Src, Kind>(held[i]));
+  if (Kind == DLFP4_LARGEST || p.finds_decodes) {
+#pragma unroll 4
+    for (uint32_t step = member + kHeld * team; step < in_line; step += team) {
+      uint4 raw[kFloatVectors<Src>];
+      load_step<Src>(place(step), true, raw);
+      largest = max(largest, largest_of_step<Src, Kind>(raw));
+    }
+    largest = largest_of_team(largest, p.team);
+  }
+  if (in_line == 0) return;
+  ScaleRule rule = p.rule;
+  BlockScale scale = {0, 0};
+  if constexpr (Kind == DLFP4_TWO_LEVEL) {
+    const TensorScale of_line = scale_of_line(p, line, largest);
+    rule = rule_with(p, of_line);
+    if (member == 0) p.decodes[line] = of_line.decode;
+  } else {
+    scale = scale_of_block<Kind>(rule, largest);
+    if (member == 0) store_scale<Kind>(p, line, 0, scale.stored);
+  }
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i)
+    if (member + i * team < in_line)
+      encode_step_of_line<Src, Dtype, Kind>(p, encode, rule, scale, largest, {line, member + i * team}, held[i]);
+  for (uint32_t step = member + kHeld * team; step < in_line; step += team) {
+    uint4 raw[kFloatVectors<Src>];
+    load_step<Src>(place(step), true, raw);
+    encode_step_of_line<Src, Dtype, Kind>(p, encode, rule, scale, largest, {line, step}, raw);
+  }
+}
+
 // --- Dequantize ------------------------------------------------------------------------------
 
 // Products; returns whether one may be NaN. Elements of 8 bits may be that too: the oracle decides about its bits. The
@@ -186,6 +282,7 @@ struct CodedStep {
   static constexpr int kBits = kTypes[Dtype].bits, kWords = kStep * kFloatBytes<Dst> / 4;
   uint32_t codes[kCodeWords<kBits>];
   uint32_t scale;
+  float decode;
   uint8_t *dst;
 
   __device__ void load(const DequantizeParams &p, uint32_t number) {
@@ -194,11 +291,12 @@ struct CodedStep {
     const StepOfLine at = step_of_line(p.walk, number);
     dst = address_of_step<kTypes[Dst].bits>(p.dst, p.walk.float_bytes, at);
     load_codes<kBits>(address_of_step<kBits>(p.data, p.walk.code_bytes, at), codes);
+    decode = load_or_one(decode_place(p, at.line));
     scale = p.flat ? scale_in(p, uint64_t{at.step} * kStep >> p.block_shift)
                    : stored_scale(p, at.line, int64_t{at.step} * kStep);
   }
 
-  __device__ void finish(const DequantizeParams &p, const Values<Dtype> &table, float decode) const {
+  __device__ void finish(const DequantizeParams &p, const Values<Dtype> &table) const {
     uint32_t words[kWords];
     if (dst != nullptr) {
       float values[kStep];
@@ -214,7 +312,6 @@ template <int Dtype, int Dst>
 __device__ inline void dequantize_rows(const DequantizeParams &p) {
   __shared__ Values<Dtype> table;
   const uint32_t number = blockIdx.x * p.steps * blockDim.x + threadIdx.x;
-  const float decode = load_or_one(p.decode);
   CodedStep<Dtype, Dst> first, second;
   first.load(p, number);
   if (p.steps == 2) second.load(p, number + blockDim.x);
@@ -223,7 +320,7 @@ __device__ inline void dequantize_rows(const DequantizeParams &p) {
     prefetch(address_of_step<kTypes[Dtype].bits>(p.data, p.walk.code_bytes, step_of_line(p.walk, later)));
   table.fill();
 #pragma unroll 1
-  for (int i = 0; i < p.steps; ++i, first = second) first.finish(p, table, decode);
+  for (int i = 0; i < p.steps; ++i, first = second) first.finish(p, table);
 }
 
 }  // namespace cuda

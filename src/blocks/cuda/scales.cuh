@@ -30,6 +30,17 @@ __device__ inline ScaleRule rule_of(const QuantizeParams &p, uint32_t bits) {
   return rule;
 }
 
+// The scale of a line that has its own: `largest` is its largest finite magnitude, if it is to be found.
+__device__ inline TensorScale scale_of_line(const QuantizeParams &p, int64_t line, uint32_t largest) {
+  return p.finds_decodes ? two_level_scale(p.rule, float_of(largest)) : scale_given(p.decodes[line]);
+}
+
+__device__ inline ScaleRule rule_with(const QuantizeParams &p, TensorScale scale) {
+  ScaleRule rule = p.rule;
+  set_scale(&rule, scale);
+  return rule;
+}
+
 // The same of blocks, of which two levels alone have a scale of the tensor.
 template <int Kind>
 __device__ inline uint32_t load_given_to_blocks(const QuantizeParams &p) {
@@ -123,6 +134,12 @@ __device__ inline float decode_any(int kind, ElementType scale, uint32_t stored,
   const bool is_e4m3 = scale.mantissa == 3 && scale.specials == DLFP4_FN;
   if (kind == DLFP4_TWO_LEVEL && !is_e4m3) return decode_scale(scale, stored) * tensor_decode;
   return decode_fast(kind, stored, tensor_decode);
+}
+
+// Where the scale lies that a line's blocks have in common; null: nowhere.
+__device__ inline const float *decode_place(const DequantizeParams &p, int64_t line) {
+  if (p.decodes == nullptr) return p.decode;
+  return p.decodes + (p.decode_lines == 1 ? line : line / p.decode_lines);
 }
 
 __device__ inline uint32_t scale_in(const DequantizeParams &p, int64_t place) {

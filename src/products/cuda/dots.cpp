@@ -56,7 +56,7 @@ void describe_blocks(const dlfp4_blocks &blocks, const FormatInfo &format, DotSi
   side->scale = kTypes[format.row->scale];
 }
 
-// A scale of the whole tensor alone is the tensor's scale.
+// A scale of the whole tensor, or of a line, alone multiplies sums.
 dlfp4_status describe_format(const dlfp4_cuda_lines &lines, DotSide *side) {
   FormatInfo format;
   const dlfp4_blocks &blocks = lines.lines.blocks;
@@ -65,14 +65,22 @@ dlfp4_status describe_format(const dlfp4_cuda_lines &lines, DotSide *side) {
   if (!is_addressable(blocks, format, 2)) return DLFP4_E_SHAPE;
   side->dtype = format.row->element;
   side->bits = format.bits;
-  side->decode = format.whole ? static_cast<const float *>(blocks.scales) : lines.decode;
-  if (!format.whole) describe_blocks(blocks, format, side);
+  const bool is_alone = format.whole || format.line;  // elements have no other scale
+  side->decode = is_alone ? static_cast<const float *>(blocks.scales) : lines.decode;
+  side->decode_stride = format.line ? blocks.scale_strides[0] : 0;
+  if (!is_alone && blocks.decodes) {
+    side->decode = blocks.decodes;
+    side->decode_lines = blocks.decode_lines;
+    side->decode_stride = 1;
+  }
+  if (!is_alone) describe_blocks(blocks, format, side);
   return DLFP4_OK;
 }
 
 dlfp4_status describe_side(const dlfp4_cuda_lines &lines, DotSide *side) {
   const dlfp4_lines &plain = lines.lines;
   *side = {};
+  side->decode_lines = 1;
   side->data = static_cast<const uint8_t *>(plain.blocks.data);
   side->line_stride = plain.blocks.strides[0];
   side->step = plain.blocks.strides[1];
@@ -171,15 +179,12 @@ int launch_dot(DeviceKernel kernel, const DotParams &p, uintptr_t stream) {
 
 // The sums of each line's segments to its result.
 int add_segments(const DotParams &of_segments, uintptr_t stream) {
-  DotParams p = {};
-  p.a.decode = of_segments.a.decode;
-  p.b.decode = of_segments.b.decode;
-  p.lines = of_segments.lines;
+  DotParams p = of_segments;
   p.length = p.segment = of_segments.segments;
   p.segments = 1;
+  p.sums = nullptr;
   p.team = p.length <= kSegmentsOfWarp ? kWarpSize : kThreads;
   p.parts = of_segments.sums;
-  p.result = of_segments.result;
   return launch_dot(kKernel_dot_segments, p, stream);
 }
 

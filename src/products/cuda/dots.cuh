@@ -52,8 +52,11 @@ __device__ inline double add_team(double sum, int team) {
   return sum;
 }
 
-__device__ inline double tensor_scale(const DotSide &side) {
-  return side.decode == nullptr ? 1.0 : static_cast<double>(*side.decode);
+// Of the whole tensor, or of a line.
+__device__ inline double tensor_scale(const DotSide &side, int64_t line) {
+  if (side.decode == nullptr) return 1;
+  const int64_t place = side.decode_stride == 0 ? 0 : line / side.decode_lines * side.decode_stride;
+  return static_cast<double>(side.decode[place]);
 }
 
 // Calls sum(segment, lane) for a team's segments, and keeps the sums, or the results where a line is one segment.
@@ -62,12 +65,13 @@ __device__ inline void sum_segments(const DotParams &p, Sum sum) {
   const int64_t segments = p.lines * p.segments, teams = int64_t{gridDim.x} * (kThreads / p.team);
   const int lane = static_cast<int>(threadIdx.x) % p.team;
   for (int64_t number = global_thread() / p.team; number < segments; number += teams) {
-    const double total = add_team(sum(segment_of(p, number), lane), p.team);
+    const Segment segment = segment_of(p, number);
+    const double total = add_team(sum(segment, lane), p.team);
     if (lane != 0) continue;
     if (p.sums != nullptr)
       p.sums[number] = total;
     else
-      p.result[number] = static_cast<float>(total * (tensor_scale(p.a) * tensor_scale(p.b)));
+      p.result[number] = static_cast<float>(total * (tensor_scale(p.a, segment.a) * tensor_scale(p.b, segment.b)));
   }
 }
 

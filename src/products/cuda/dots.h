@@ -25,8 +25,11 @@ struct DotSide {
   int64_t scale_stride, scale_step, padded_columns;
   int line_shift, block_shift;  // log2 of the lines and elements that share a scale
   int kind;
-  int key;              // the place of such blocks among kBlockKeys
-  const float *decode;  // the tensor's scale, on the device; null: 1
+  int key;  // the place of such blocks among kBlockKeys
+  // The tensor's scale, on the device, or those of lines: of number n decode[n / decode_lines * decode_stride].
+  // Null: 1.
+  const float *decode;
+  int64_t decode_lines, decode_stride;
   ElementType scale;
 };
 

@@ -45,7 +45,7 @@ int weight_kind(int format) {
   return kNoKind;
 }
 
-bool has_one_scale(int format) { return dlfp4_formats[format].length == 0; }
+bool has_one_scale(int format) { return dlfp4_formats[format].lines == 0; }
 
 int64_t blocks_in_row(int kind, int64_t columns) {
   const int slice = slice_blocks(weight_layout(kind).bits);
