@@ -167,7 +167,9 @@ def unpack(x: _Elements, *, out: _Elements | None = None) -> Tensor: ...
 
 # ---- Block scaling
 
-_ScaleLayout: TypeAlias = Literal["linear", "128x4", "8x4", "aiter"]
+_ScaleLayout: TypeAlias = Literal[
+    "linear", "128x4", "8x4", "aiter", "n32k4", "deepgemm", "cublas_1x128", "cublas_128x128"
+]
 _RecipeLike: TypeAlias = Recipe | RecipeName
 _Axis: TypeAlias = Literal[-1, -2]
 _Scalar: TypeAlias = SupportsFloat | _Elements

@@ -48,6 +48,9 @@ cdef extern from "rules/layouts.h" nogil:
         int32_t rows
         int32_t columns
         int32_t run
+        int32_t bytes
+        int32_t by_rows
+        int32_t lines
 
     const dlfp4_layout_row dlfp4_layouts[]
 
@@ -195,7 +198,7 @@ cdef extern from "gpu/kernels.h" nogil:
     int dlfp4_cuda_quantize(int, uintptr_t, const dlfp4_matrix *, int, const dlfp4_recipe *, const dlfp4_cuda_scale *,
                             const dlfp4_blocks *, const dlfp4_blocks *)
     int dlfp4_cuda_dequantize(int, uintptr_t, const dlfp4_blocks *, int, const float *, const dlfp4_matrix *)
-    int dlfp4_cuda_convert_scales(int, uintptr_t, const void *, int, void *, int, int64_t, int64_t, uint8_t)
+    int dlfp4_cuda_convert_scales(int, uintptr_t, const void *, int, void *, int, int64_t, int64_t, int, uint8_t)
     int dlfp4_cuda_shuffle_weight(int, uintptr_t, const void *, void *, int64_t, int64_t, int)
     ctypedef struct dlfp4_cuda_lines:
         dlfp4_lines lines

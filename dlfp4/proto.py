@@ -55,8 +55,8 @@ class TensorProto:
         Whether gradients are asked for. A note for frameworks: it changes no buffer.
     packed : bool
         Elements below 8 bits share bytes, as those of a quantized tensor always do. True for all wider ones.
-    scale_layout : {"linear", "128x4", "8x4", "aiter"}
-        How the scales of a quantized tensor lie.
+    scale_layout : str
+        How the scales of a quantized tensor lie: "linear", or one of :meth:`ScaledTensor.with_scale_layout`.
     pad : bool
         Incomplete blocks are completed with zeros.
     rowwise, columnwise : bool

@@ -105,8 +105,9 @@ typedef struct {
 /* A quantized matrix, as lines along which the blocks run: rows, or columns. Element k of line i lies at element
  * i * strides[0] + k * strides[1] of `data`, packed; types below 8 bits need strides[1] == 1 and lines that start on a
  * byte. Scale (line, block) lies where `layout`, a row of layouts.h, puts it; linear scales at
- * line * scale_strides[0] + block * scale_strides[1]. Where blocks span several lines, "line" counts groups of lines,
- * unless the format repeats its scales.
+ * line * scale_strides[0] + block * scale_strides[1]. A layout whose columns follow one another has its padded number
+ * of rows in scale_strides[0]. Where blocks span several lines, "line" counts groups of lines, unless the format
+ * repeats its scales.
  *
  * Formats with two levels have a decode scale of the whole tensor, or `decodes`, one for every `decode_lines` lines:
  * that of line n is decodes[n / decode_lines]. Quantizing takes those of one line each. */

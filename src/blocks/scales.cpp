@@ -50,8 +50,9 @@ dlfp4_status dlfp4_convert_scales(const void *src, int src_layout, void *dst, in
   if (src_layout < 0 || src_layout >= DLFP4_NUM_LAYOUTS || dst_layout < 0 || dst_layout >= DLFP4_NUM_LAYOUTS)
     return DLFP4_E_OPTION;
   const auto make = [=](const void *data, int layout) {
-    const int64_t padded = round_up(columns, dlfp4_layouts[layout].columns);
-    return Scales{static_cast<uint8_t *>(const_cast<void *>(data)), layout, itemsize, columns, 1, padded, 1};
+    const dlfp4_layout_row &row = dlfp4_layouts[layout];
+    const int64_t pitch = row.by_rows ? round_up(rows, row.rows) : round_up(columns, row.columns);
+    return Scales{static_cast<uint8_t *>(const_cast<void *>(data)), layout, itemsize, columns, 1, pitch, 1};
   };
   const Scales from = make(src, src_layout), to = make(dst, dst_layout);
   memset(dst, fill, static_cast<size_t>(padded_bytes(dst_layout, rows, columns, itemsize)));

@@ -37,7 +37,7 @@ int dlfp4_cuda_dequantize(int device, uintptr_t stream, const dlfp4_blocks *q, i
                           const dlfp4_matrix *result);
 
 int dlfp4_cuda_convert_scales(int device, uintptr_t stream, const void *src, int src_layout, void *dst, int dst_layout,
-                              int64_t rows, int64_t columns, uint8_t fill);
+                              int64_t rows, int64_t columns, int itemsize, uint8_t fill);
 
 int dlfp4_cuda_shuffle_weight(int device, uintptr_t stream, const void *src, void *dst, int64_t rows, int64_t columns,
                               int back);

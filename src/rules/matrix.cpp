@@ -28,7 +28,7 @@ void scatter_fixed(const uint8_t *src, int64_t count, uint8_t *dst, int64_t step
 
 int64_t offset_of(const Scales &scales, int64_t row, int64_t column) {
   if (scales.layout == DLFP4_LAYOUT_linear) return row * scales.stride + column * scales.step;
-  return dlfp4_scale_offset(scales.layout, row, column, scales.padded_columns);
+  return dlfp4_scale_offset(scales.layout, row, column, scales.pitch);
 }
 
 // Calls visit(place in memory, first of the run, scales in it) for the scales [first, first + count) of a row.
@@ -91,7 +91,8 @@ Scales make_scales(const dlfp4_blocks &blocks, const FormatInfo &format) {
           format.scale_bytes,
           blocks.scale_strides[0],
           blocks.scale_strides[1],
-          round_up(columns, dlfp4_layouts[blocks.layout].columns),
+          dlfp4_layouts[blocks.layout].by_rows ? blocks.scale_strides[0]
+                                               : round_up(columns, dlfp4_layouts[blocks.layout].columns),
           format.row->repeats ? 1 : format.group};
 }
 

@@ -63,7 +63,7 @@ struct Scales {
   int layout;
   int bytes;
   int64_t stride, step;  // linear: between rows and columns of the matrix of scales
-  int64_t padded_columns;
+  int64_t pitch;         // of other layouts: see layouts.h
   int64_t lines_per_row;
 };
 

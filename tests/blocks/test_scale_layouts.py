@@ -377,3 +377,143 @@ def test_weights_that_are_none(function):
             function(np.zeros((16, 32), np.uint8), layout)
     with pytest.raises(TypeError):
         function([["a"] * 32] * 16)
+
+
+# ---- layouts that engines keep in memory -----------------------------------------------------------------------------
+
+ENGINES = {  # the multiples that rows and columns are padded to
+    "n32k4": (32, 4),
+    "deepgemm": (4, 4),
+    "cublas_1x128": (4, 1),
+    "cublas_128x128": (1, 4),
+}
+
+
+def as_engines_have(matrix, layout, fill=0):
+    """By reshapes and transposes: AITER's shuffle for gfx1250, DeepGEMM's packing into int32 columns, cuBLAS's
+    transposed or padded float32."""
+    r, c = ENGINES[layout]
+    extents = [-(-extent // step) * step for extent, step in zip(matrix.shape, (r, c), strict=True)]
+    whole = np.full((extents[0], extents[1] * matrix.itemsize), fill, np.uint8).view(matrix.dtype)
+    whole[: matrix.shape[0], : matrix.shape[1]] = matrix
+    if layout == "n32k4":
+        tiles = whole.reshape(extents[0] // 32, 32, extents[1] // 4, 4)
+        return np.ascontiguousarray(tiles.transpose(0, 2, 1, 3)).reshape(extents)
+    if layout == "deepgemm":
+        words = np.ascontiguousarray(whole).view(np.int32)  # four bytes of a row
+        return np.ascontiguousarray(words.T).view(np.uint8)
+    return np.ascontiguousarray(whole.T if layout == "cublas_1x128" else whole)
+
+
+@pytest.mark.parametrize("layout", ["n32k4", "deepgemm"])
+@pytest.mark.parametrize("name", ONE_BYTE_SCALES)
+@pytest.mark.parametrize("axis", [-1, -2])
+def test_engines_layouts_of_bytes(layout, name, axis):
+    for number, shape in enumerate(MATRICES):
+        if FORMATS[name].block[0] > 1 and not FORMATS[name].repeats:
+            continue
+        matrix = random_scales(name, shape, number)
+        linear = scaled(name, matrix, axis)
+        for fill in (0, 127):
+            q = linear.with_scale_layout(layout, fill=fill)
+            expected = as_engines_have(matrix, layout, fill)
+            assert (q.scale_layout, q.scales.shape) == (layout, expected.shape)
+            assert raw_bytes(q.scales) == expected.tobytes()
+            for other in ("linear", *LAYOUTS, "n32k4", "deepgemm"):
+                assert_scales_are(q.with_scale_layout(other).with_scale_layout("linear"), linear)
+        again = dlfp4.ScaledTensor.from_parts(
+            q.data, expected.ravel(), q.global_scale, format=name, axis=axis, scale_layout=layout, shape=q.shape
+        )
+        assert_scales_are(again.with_scale_layout("linear"), linear)
+
+
+def assert_scales_are(q, expected):
+    assert q.scales.shape == expected.scales.shape
+    assert raw_bytes(q.scales) == raw_bytes(expected.scales)
+
+
+FLOAT_LAYOUTS = [(name, "cublas_1x128" if "1x128" in name else "cublas_128x128") for name in FP8 if "128" in name]
+
+
+@pytest.mark.parametrize("axis", [-1, -2])
+@pytest.mark.parametrize(("name", "layout"), FLOAT_LAYOUTS)
+def test_engines_layouts_of_floats(name, layout, axis):
+    for shape in ((1, 1), (5, 300), (256, 384), (130, 128), (1000, 257)):
+        linear = dlfp4.quantize(make("normal", shape), name, axis=axis)
+        scales = linear.scales.to_numpy().T if axis == -2 else linear.scales.to_numpy()
+        q = linear.with_scale_layout(layout)
+        expected = as_engines_have(np.ascontiguousarray(scales), layout)
+        assert (q.scales.shape, q.scales.dtype) == (expected.shape, np.float32)
+        assert raw_bytes(q.scales) == expected.tobytes()
+        assert_scales_are(q.with_scale_layout("linear"), linear)
+
+
+@pytest.mark.parametrize("axis", [-1, -2])
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        *FLOAT_LAYOUTS,
+        *itertools.product(["nvfp4", "nvfp4_16x16", "mxfp4", "mxfp6_e2m3", "mxfp8_e4m3"], ["n32k4", "deepgemm"]),
+    ],
+)
+def test_all_operations_read_and_write_engines_layouts(name, layout, axis):
+    x = make("normal", (160, 384))
+    linear = dlfp4.quantize(x, name, axis=axis)
+    q = dlfp4.quantize(x, name, axis=axis, scale_layout=layout)
+    assert raw_bytes(q.scales) == raw_bytes(linear.with_scale_layout(layout).scales)
+    assert raw_bytes(q.data) == raw_bytes(linear.data)
+    again = dlfp4.quantize(
+        x, name, axis=axis, scale_layout=layout, out=dlfp4.quantize(-x, name, axis=axis, scale_layout=layout)
+    )
+    assert raw_bytes(again.scales) == raw_bytes(q.scales)
+    values = linear.dequantize().to_numpy()
+    assert q.dequantize().to_numpy().tobytes() == values.tobytes()
+    assert q.mT.dequantize().to_numpy().tobytes() == np.ascontiguousarray(values.T).tobytes()
+    for rows in (1, 3, 40):
+        given = make("normal", (rows, 384 if axis == -1 else 160), seed=1)
+        for weight, same_weight in ((q.mT, linear.mT),) if axis == -1 else ((q, linear),):
+            product = dlfp4.matmul(given, weight).to_numpy()
+            np.testing.assert_allclose(product, dlfp4.matmul(given, same_weight).to_numpy(), rtol=1e-5, atol=1e-4)
+    if axis == -1:
+        np.testing.assert_allclose(dlfp4.vecdot(q, q).to_numpy(), (values.astype(np.float64) ** 2).sum(-1), rtol=1e-5)
+    assert q.to("mxfp4").dequantize().tolist() == linear.to("mxfp4").dequantize().tolist()
+    proto = dlfp4.TensorProto.of(q)
+    assert proto.scale_layout == layout
+    assert proto.unflatten(proto.flatten(q)).dequantize().to_numpy().tobytes() == values.tobytes()
+
+
+def test_engines_layouts_that_a_format_has_not():
+    x = make("normal", (128, 128))
+    for name, layout, message in (
+        ("fp8_1x128", "deepgemm", "one byte"),
+        ("mxfp4", "cublas_1x128", "for float32 scales of 1x128"),
+        ("fp8_1x128", "cublas_128x128", "for float32 scales of 128x128"),
+        ("fp8_128x128", "cublas_1x128", "for float32 scales of 1x128"),
+        ("fp8_e4m3", "cublas_1x128", "has one scale"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            dlfp4.quantize(x, name, scale_layout=layout)
+
+
+def test_deepgemm_as_its_own_tensors():
+    """int32 of shape (M, K / 128 / 4), columns first, each aligned to 16 bytes."""
+    q = dlfp4.quantize(make("normal", (131, 512)), "mxfp8_e4m3", scale_layout="deepgemm")
+    words = q.scales.to_numpy().view(np.int32).T[:131]
+    assert (words.shape, words.strides) == ((131, 4), (4, 4 * 132))
+    linear = q.with_scale_layout("linear").scales.view("uint8").to_numpy()
+    assert (words.copy().view(np.uint8) == linear).all()
+
+
+@pytest.mark.parametrize("axis", [-1, -2])
+def test_deepgemm_of_fp8(axis):
+    """FP8 with power-of-two scales of a byte, as DeepGEMM takes it."""
+    x = make("normal", (160, 1024))
+    recipe = dlfp4.Recipe(scale_dtype="float8_e8m0fnu", pow2=True)
+    linear = dlfp4.quantize(x, "fp8_1x128", recipe=recipe, axis=axis)
+    q = dlfp4.quantize(x, "fp8_1x128", recipe=recipe, axis=axis, scale_layout="deepgemm")
+    assert q.scales.dtype.name == "float8_e8m0fnu"
+    assert raw_bytes(q.scales) == raw_bytes(linear.with_scale_layout("deepgemm").scales)
+    assert_scales_are(q.with_scale_layout("linear"), linear)
+    assert q.dequantize().tolist() == linear.dequantize().tolist()
+    with pytest.raises(ValueError, match="four bytes"):
+        linear.with_scale_layout("cublas_1x128")

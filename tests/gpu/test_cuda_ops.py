@@ -560,3 +560,54 @@ def test_slices_on_block_borders(name, axis):
         if name.startswith(("nvfp4", "mx")):
             blocked = part.with_scale_layout("128x4")
             assert_equal_parts(blocked.with_scale_layout("linear").to_device("cpu"), expected)
+
+
+# ---- Scale layouts of engines, and formats from one another
+
+
+ENGINE_LAYOUTS = [
+    *itertools.product(["nvfp4", "mxfp4", "mxfp8_e4m3"], ["n32k4", "deepgemm"]),
+    ("fp8_1x128", "cublas_1x128"),
+    ("fp8_128x128", "cublas_128x128"),
+]
+
+
+@pytest.mark.parametrize("axis", [-1, -2])
+@pytest.mark.parametrize(("name", "layout"), ENGINE_LAYOUTS)
+def test_scale_layouts_of_engines(name, layout, axis):
+    x = np.random.default_rng(6).standard_normal((160, 384)).astype(np.float32)
+    device, linear = dlfp4.asarray(x).to_device(CUDA), dlfp4.quantize(x, name, axis=axis)
+    host = dlfp4.quantize(x, name, axis=axis, scale_layout=layout)
+    ours = dlfp4.quantize(device, name, axis=axis, scale_layout=layout)
+    assert_equal_parts(ours, host)
+    assert_equal_parts(linear.to_device(CUDA).with_scale_layout(layout), host)
+    assert_equal_parts(ours.with_scale_layout("linear"), linear)
+    assert host_bytes(ours.dequantize()) == host_bytes(linear.dequantize())
+    if axis == -1:
+        sums = dlfp4.vecdot(ours, ours).to_device("cpu").to_numpy()
+        np.testing.assert_allclose(sums, dlfp4.vecdot(linear, linear).to_numpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("source", "target"), [("mxfp4", "mxfp8_e4m3"), ("mxfp4", "nvfp4"), ("mxfp4", "mxfp4_16")])
+def test_formats_from_one_another(source, target):
+    x = np.random.default_rng(7).standard_normal((160, 384)).astype(np.float32)
+    host = dlfp4.quantize(x, source)
+    ours = host.to_device(CUDA).to(target)
+    assert ours.receipt == host.to(target).receipt
+    assert_equal_parts(ours, host.to(target))
+
+
+def test_what_must_be_rounded_is_told_to_go_to_the_host():
+    q = dlfp4.quantize(np.ones((4, 64), np.float32) * 3, "nvfp4").to_device(CUDA)
+    with pytest.raises(BufferError, match=r"to_device\('cpu'\)"):
+        q.to("mxfp4", recipe="nvidia")
+
+
+@pytest.mark.parametrize("name", ["nvfp4", "mxfp8_e4m3", "fp8_128x128"])
+def test_concatenate_and_stack(name):
+    x = np.random.default_rng(8).standard_normal((256, 384)).astype(np.float32)
+    parts = [dlfp4.quantize(x * np.float32(size), name) for size in (1, 4)]
+    there = [part.to_device(CUDA) for part in parts]
+    for join in (dlfp4.concatenate, lambda each: dlfp4.concatenate(each, 1), dlfp4.stack):
+        assert_equal_parts(join(there), join(parts))
+        assert join(there).receipt == join(parts).receipt

@@ -55,9 +55,9 @@ def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=Non
     seed : int, optional
         Below 2**64. Required for "stochastic" and refused otherwise. Elements are counted block by block along each
         line, including the padding that `pad` adds.
-    scale_layout : {"linear", "128x4", "8x4", "aiter"}
-        The layout of the scales in memory; see :meth:`ScaledTensor.with_scale_layout`. The padding is written as 0 or,
-        with "aiter", as the recipe's byte of a zero block.
+    scale_layout : str
+        The layout of the scales in memory: "linear", "128x4", …; see :meth:`ScaledTensor.with_scale_layout`. The
+        padding is written as 0 or, with "aiter", as the recipe's byte of a zero block.
     pad : bool
         Complete the last block of each line with zeros instead of refusing shapes that do not divide. FP8 needs no
         padding: its last blocks may be smaller.
@@ -397,6 +397,8 @@ cdef int fill_blocks(dlfp4_blocks *blocks, ScaledTensor self, uint8_t zero_scale
     blocks.scales = scales.data
     blocks.scale_strides[0] = scales.strides[swapped] if scales.ndim == 2 else 0
     blocks.scale_strides[1] = scales.strides[not swapped] if scales.ndim == 2 else 0
+    if self.scale_layout_row > DLFP4_LAYOUT_linear and dlfp4_layouts[self.scale_layout_row].by_rows:
+        blocks.scale_strides[0] = scales.shape[1] // dlfp4_layouts[self.scale_layout_row].run
     blocks.layout = self.scale_layout_row
     blocks.fill = zero_scale if self.scale_layout_row == DLFP4_LAYOUT_aiter else 0
     blocks.decodes = <float *> self.global_scale.dl.data if lines else NULL

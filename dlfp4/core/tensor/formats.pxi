@@ -104,7 +104,7 @@ def _buffers_of(shape, format, axis, scale_layout, pad, scale_dtype=None, global
     scales = scales_of_lines(format, lines, stored)
     transposed = axis == -2 and not is_subbyte(row_of_argument(format.element))   # against its lines
     if scale_layout != "linear":
-        scales = tiled(scales, format, scale_layout)
+        scales = tiled(scales, format, scale_layout, scale_type(format, scale_dtype))
     elif transposed:
         scales = scales[::-1]
     buffers = (Buffer("data", (stored, lines) if transposed else (lines, stored), format.element),
@@ -169,18 +169,28 @@ cdef tuple scales_of_lines(format, lines, length):
     return rows, min(length, 1) if block is None else -(-length // block)
 
 
-cdef tuple tiled(tuple scales, format, layout):
+cdef tuple tiled(tuple scales, format, layout, dtype):
     """The scales' shape under a layout of tiles."""
     cdef const dlfp4_layout_row *tile
     if layout not in SCALE_LAYOUTS:
         raise ValueError(f"scale_layout={layout!r}: expected one of {', '.join(SCALE_LAYOUTS)}"
                          f"{did_you_mean(layout, SCALE_LAYOUTS)}")
-    if format.scale.itemsize != 1:
-        raise ValueError(f"scale_layout={layout!r} holds scales of one byte, those of {format.name} are "
-                         f"{format.scale}; use scale_layout='linear'")
     tile = &dlfp4_layouts[<int> SCALE_LAYOUTS[layout]]
-    rows, columns = scales
-    return round_up(rows, tile.rows), round_up(columns, tile.columns)
+    check_layout(format, layout, tile, dtype)
+    rows, columns = [round_up(extent, step) for extent, step in zip(scales, (tile.rows, tile.columns))]
+    return (columns // tile.run, rows * tile.run) if tile.by_rows else (rows, columns)
+
+
+cdef int check_layout(format, str layout, const dlfp4_layout_row *tile, dtype) except -1:
+    """ValueError where a layout is not for a format's scales, of that type."""
+    if tile.lines and format.block != (tile.lines, 128):
+        raise ValueError(f"scale_layout={layout!r} is for float32 scales of {tile.lines}x128 blocks; {format.name} has "
+                         f"{'one scale' if format.block is None else 'x'.join(map(str, format.block))}; use "
+                         f"scale_layout='linear'")
+    if dtype.itemsize != tile.bytes:
+        raise ValueError(f"scale_layout={layout!r} holds scales of {'one byte' if tile.bytes == 1 else 'four bytes'}, "
+                         f"those of {format.name} are {dtype}; use scale_layout='linear'")
+    return 0
 
 
 cdef object round_up(count, multiple):

@@ -39,8 +39,8 @@ cdef class ScaledTensor:
     axis : int
         -1 or -2, along which the blocks run.
     scale_layout : str
-        "linear", "128x4", "8x4" or "aiter". After :meth:`prepare` it may be "prepared": `data` and `scales` are then
-        bytes.
+        "linear", or one of :meth:`with_scale_layout`. After :meth:`prepare` it may be "prepared": `data` and `scales`
+        are then bytes.
     shape : tuple of int
         Of the tensor that was quantized, without padding.
     receipt : Receipt or None
@@ -91,8 +91,8 @@ cdef class ScaledTensor:
             See :func:`formats`.
         axis : {-1, -2}
             The axis along which blocks run.
-        scale_layout : {"linear", "128x4", "8x4", "aiter"}
-            The layout of `scales` in memory.
+        scale_layout : str
+            The layout of `scales` in memory: "linear", or one of :meth:`with_scale_layout`.
         shape : tuple of int, optional
             The tensor's shape, where the data is padded or has other leading dimensions.
         encode_scale : float or producer, optional
@@ -238,8 +238,10 @@ cdef class ScaledTensor:
 
         Parameters
         ----------
-        name : {"linear", "128x4", "8x4", "aiter"}
-            "128x4": cuBLAS, CUTLASS, torchao's "blocked"; "8x4": TensorRT-LLM; "aiter": AITER's shuffle.
+        name : str
+            "linear"; of scales of a byte "128x4" (cuBLAS, CUTLASS, torchao's "blocked"), "8x4" (TensorRT-LLM), "aiter"
+            (AITER's shuffle), "n32k4" (AITER's for gfx1250) and "deepgemm"; of float32 scales "cublas_1x128" and
+            "cublas_128x128" (cuBLAS, TransformerEngine), for blocks of that size.
         fill : int, optional
             The byte that is written to the padding. Default 0; AMD's libraries write 127.
 
@@ -247,6 +249,20 @@ cdef class ScaledTensor:
         ------
         ValueError
             An unknown layout, or one that the format's scales do not have.
+
+        Notes
+        -----
+        Where scale (i, j) of R lines and C blocks lies, counted in scales, with Rp and Cp padded to the multiples in
+        parentheses:
+
+        - "128x4" (128, 4): ``((i//128)*(Cp/4) + j//4)*512 + (i%32)*16 + ((i%128)//32)*4 + j%4``
+        - "8x4" (8, 4): ``((i//8)*(Cp/4) + j//4)*32 + (i%8)*4 + j%4``
+        - "aiter" (256, 8): ``(i//32)*32*Cp + (j//8)*256 + (j%4)*64 + (i%16)*4 + ((j%8)//4)*2 + (i%32)//16``
+        - "n32k4" (32, 4): ``(i//32)*32*Cp + (j//4)*128 + (i%32)*4 + j%4``
+        - "deepgemm" (4, 4): ``(j//4*Rp + i)*4 + j%4``. The scales have shape (Cp/4, 4 Rp); their int32 view,
+          transposed, is DeepGEMM's packed UE8M0.
+        - "cublas_1x128" (4, 1): ``j*Rp + i``. The scales have shape (C, Rp).
+        - "cublas_128x128" (1, 4): ``i*Cp + j``
         """
         return relayout(plain(self), name, parse_fill(fill, 0))
 
@@ -660,7 +676,7 @@ cdef ScaledTensor relayout(ScaledTensor self, name, int fill):
         return self
     if name == "prepared":
         raise ValueError("scale_layout='prepared': call .prepare(), which gives it where a tensor can have it")
-    buffer = _buffers_of(self.shape, self.format, self.axis, name, True)[1]   # refuses what is unknown
+    buffer = _buffers_of(self.shape, self.format, self.axis, name, True, dtype_name(scales))[1]   # refuses the unknown
     rows, columns = lines_of_scales(self)
     if self.scale_layout == "linear":
         scales = canonical_scales(self)
@@ -691,7 +707,7 @@ cdef int relayout_at(const Place *place, void *call) noexcept nogil:
         return dlfp4_convert_scales(r.source, r.layout, r.result, r.result_layout, r.rows, r.columns, r.itemsize,
                                     r.fill)
     return dlfp4_cuda_convert_scales(place.device, place.stream, r.source, r.layout, r.result, r.result_layout, r.rows,
-                                     r.columns, r.fill)
+                                     r.columns, r.itemsize, r.fill)
 
 
 cdef int run_relayout(Relayout call, Tensor scales, Tensor result, const Place *place) except -1:

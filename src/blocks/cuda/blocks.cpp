@@ -56,7 +56,7 @@ QuantizeParams quantize_params(const Quantization &of, const Lines &x, const dlf
   p.layout = blocks.layout;
   p.scale_stride = scales.stride;
   p.scale_step = scales.step;
-  p.padded_columns = scales.padded_columns;
+  p.pitch = scales.pitch;
   p.group = format.group;
   p.block = least(format.block, format.whole ? 4096 : format.block);
   p.blocks = divide_up(blocks.length, p.block);
@@ -161,7 +161,7 @@ bool is_symmetric(const FormatInfo &format) {
 void prefer_rows(Pass *pass, const FormatInfo &format) {
   QuantizeParams &p = pass->params;
   if (p.rounding == DLFP4_STOCHASTIC) return;
-  if (!is_symmetric(format) || p.stored != p.length || pass->x.step == 1) return;
+  if (!is_symmetric(format) || p.stored != p.length || pass->x.step == 1 || p.layout != DLFP4_LAYOUT_linear) return;
   pass->x = transposed(pass->x);
   std::swap(p.lines, p.length);
   std::swap(p.line_stride, p.step);
@@ -404,7 +404,7 @@ DequantizeParams dequantize_params(const dlfp4_blocks &q, const FormatInfo &form
   p.layout = q.layout;
   p.scale_stride = scales.stride;
   p.scale_step = scales.step;
-  p.padded_columns = scales.padded_columns;
+  p.pitch = scales.pitch;
   p.line_shift = log2_of(scales.lines_per_row);
   p.block_shift = log2_of(format.block);
   p.kind = format.row->kind;
@@ -453,7 +453,7 @@ constexpr FormatKernels kAcrossBack([](int format, int target) {
 
 // As if along rows, where that is the same.
 void prefer_rows(DequantizeParams *p, Lines *result, const FormatInfo &format) {
-  if (!is_symmetric(format) || p->data_step == 1) return;
+  if (!is_symmetric(format) || p->data_step == 1 || p->layout != DLFP4_LAYOUT_linear) return;
   *result = transposed(*result);
   std::swap(p->lines, p->length);
   std::swap(p->line_stride, p->step);
@@ -541,25 +541,29 @@ int dlfp4_cuda_dequantize(int device, uintptr_t stream, const dlfp4_blocks *q, i
 }
 
 int dlfp4_cuda_convert_scales(int device, uintptr_t stream, const void *src, int src_layout, void *dst, int dst_layout,
-                              int64_t rows, int64_t columns, uint8_t fill) {
+                              int64_t rows, int64_t columns, int itemsize, uint8_t fill) {
   using namespace dlfp4;
   using namespace dlfp4::cuda;
   const CurrentContext context(device);
   if (context.status()) return context.status();
-  const dlfp4_layout_row &from = dlfp4_layouts[src_layout], &to = dlfp4_layouts[dst_layout];
-  const int64_t padded_rows = divide_up(rows, to.rows) * to.rows;
-  const int64_t padded_columns = divide_up(columns, to.columns) * to.columns;
+  const dlfp4_layout_row &to = dlfp4_layouts[dst_layout];
+  const int64_t padded_rows = round_up(rows, to.rows), padded_columns = round_up(columns, to.columns);
+  const auto pitch = [=](const dlfp4_layout_row &row) {
+    return row.by_rows ? round_up(rows, row.rows) : round_up(columns, row.columns);
+  };
   const ScalesParams p = {static_cast<const uint8_t *>(src),
                           static_cast<uint8_t *>(dst),
                           src_layout,
                           dst_layout,
                           columns,
                           1,
-                          divide_up(columns, from.columns) * from.columns,
+                          pitch(dlfp4_layouts[src_layout]),
+                          pitch(to),
                           rows,
                           columns,
                           padded_rows,
                           padded_columns,
+                          itemsize,
                           fill};
   return run(kKernel_convert_scales, padded_rows * padded_columns, p, stream);
 }

@@ -201,9 +201,13 @@ __device__ inline void convert_scale(const ScalesParams &p) {
   if (number >= p.padded_rows * p.padded_columns) return;
   const int64_t row = number / p.padded_columns, column = number % p.padded_columns;
   const bool there = row < p.rows && column < p.columns;
-  const int64_t to = dlfp4_scale_offset(p.dst_layout, row, column, p.padded_columns);
-  p.dst[to] = there ? p.src[place_of_scale(p.src_layout, p.src_stride, p.src_step, p.src_columns, row, column)]
-                    : static_cast<uint8_t>(p.fill);
+  const int64_t to = dlfp4_scale_offset(p.dst_layout, row, column, p.dst_pitch);
+  const int64_t from = place_of_scale(p.src_layout, p.src_stride, p.src_step, p.src_pitch, row, column);
+  if (p.bytes == 1)
+    p.dst[to] = there ? p.src[from] : static_cast<uint8_t>(p.fill);
+  else
+    reinterpret_cast<uint32_t *>(p.dst)[to] =
+        there ? reinterpret_cast<const uint32_t *>(p.src)[from] : 0x01010101u * static_cast<uint32_t>(p.fill);
 }
 
 __device__ inline void shuffle_tile(const ShuffleParams &p) {

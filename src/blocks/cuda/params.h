@@ -54,7 +54,7 @@ struct QuantizeParams {
   int64_t stored;             // elements of a stored line, zeros included
   int64_t data_stride, data_step;
   int layout;
-  int64_t scale_stride, scale_step, padded_columns;
+  int64_t scale_stride, scale_step, pitch;
   int64_t group, block;  // lines and elements that share a scale
   int64_t blocks;        // of a line
   bool repeats, whole;
@@ -90,7 +90,7 @@ struct DequantizeParams {
   uint32_t decode_lines;
   int line_shift, block_shift;  // log2 of the lines and elements that share a scale
   int layout;
-  int64_t scale_stride, scale_step, padded_columns;
+  int64_t scale_stride, scale_step, pitch;
   int64_t data_stride, data_step;
   int64_t lines, length;
   int64_t line_stride, step;
@@ -117,9 +117,10 @@ struct ScalesParams {
   const uint8_t *src;
   uint8_t *dst;
   int src_layout, dst_layout;
-  int64_t src_stride, src_step, src_columns;
+  int64_t src_stride, src_step, src_pitch, dst_pitch;
   int64_t rows, columns, padded_rows, padded_columns;
-  int fill;
+  int bytes;  // of a scale: 1 or 4
+  int fill;   // of every byte of the padding
 };
 
 struct ShuffleParams {

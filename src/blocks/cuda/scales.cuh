@@ -94,16 +94,14 @@ __device__ inline BlockScale scale_of_block(const ScaleRule &rule, uint32_t magn
   return largest_block(rule, magnitude);
 }
 
-__device__ inline int64_t place_of_scale(int layout, int64_t stride, int64_t step, int64_t columns, int64_t row,
+__device__ inline int64_t place_of_scale(int layout, int64_t stride, int64_t step, int64_t pitch, int64_t row,
                                          int64_t column) {
-  return layout == DLFP4_LAYOUT_linear ? row * stride + column * step
-                                       : dlfp4_scale_offset(layout, row, column, columns);
+  return layout == DLFP4_LAYOUT_linear ? row * stride + column * step : dlfp4_scale_offset(layout, row, column, pitch);
 }
 
 template <int Kind>
 __device__ inline void store_scale(const QuantizeParams &p, int64_t row, int64_t block, uint32_t stored) {
-  const int64_t place =
-      p.flat ? block : place_of_scale(p.layout, p.scale_stride, p.scale_step, p.padded_columns, row, block);
+  const int64_t place = p.flat ? block : place_of_scale(p.layout, p.scale_stride, p.scale_step, p.pitch, row, block);
   if constexpr (Kind == DLFP4_LARGEST)
     reinterpret_cast<uint32_t *>(p.scales)[place] = stored;
   else
@@ -147,7 +145,7 @@ __device__ inline uint32_t scale_in(const DequantizeParams &p, int64_t place) {
 }
 
 __device__ inline int64_t place_of_scale(const DequantizeParams &p, int64_t line, int64_t position) {
-  return place_of_scale(p.layout, p.scale_stride, p.scale_step, p.padded_columns, line >> p.line_shift,
+  return place_of_scale(p.layout, p.scale_stride, p.scale_step, p.pitch, line >> p.line_shift,
                         position >> p.block_shift);
 }
 

@@ -48,7 +48,7 @@ void describe_blocks(const dlfp4_blocks &blocks, const FormatInfo &format, DotSi
   side->layout = scales.layout;
   side->scale_stride = scales.stride;
   side->scale_step = scales.step;
-  side->padded_columns = scales.padded_columns;
+  side->pitch = scales.pitch;
   side->line_shift = log2_of(scales.lines_per_row);
   side->block_shift = log2_of(format.block);
   side->key = format.key;

@@ -93,7 +93,7 @@ __device__ inline void fill_dot_table(const DotSide &side, float *table) {
 }
 
 __device__ inline uint32_t stored_scale(const DotSide &side, int64_t line, int64_t position) {
-  const int64_t place = place_of_scale(side.layout, side.scale_stride, side.scale_step, side.padded_columns,
+  const int64_t place = place_of_scale(side.layout, side.scale_stride, side.scale_step, side.pitch,
                                        line >> side.line_shift, position >> side.block_shift);
   return side.kind == DLFP4_LARGEST ? reinterpret_cast<const uint32_t *>(side.scales)[place] : side.scales[place];
 }
@@ -435,7 +435,7 @@ struct StoredScales {
   uint8_t a[Blocks], b[Blocks];
 
   __device__ static void load_side(const DotSide &side, int64_t line, int64_t first, uint8_t *scales) {
-    const int64_t place = place_of_scale(side.layout, side.scale_stride, side.scale_step, side.padded_columns,
+    const int64_t place = place_of_scale(side.layout, side.scale_stride, side.scale_step, side.pitch,
                                          line >> side.line_shift, first >> side.block_shift);
 #pragma unroll
     for (int i = 0; i < Blocks; ++i) scales[i] = side.scales[place + i];

@@ -22,7 +22,7 @@ struct DotSide {
   int64_t stride[kMostDims];  // in lines
   const uint8_t *scales;      // null: none, or one of the whole tensor
   int layout;
-  int64_t scale_stride, scale_step, padded_columns;
+  int64_t scale_stride, scale_step, pitch;
   int line_shift, block_shift;  // log2 of the lines and elements that share a scale
   int kind;
   int key;  // the place of such blocks among kBlockKeys
