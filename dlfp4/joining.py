@@ -101,7 +101,9 @@ def stack(tensors: Iterable[ScaledTensor]) -> ScaledTensor:
     Returns
     -------
     ScaledTensor
-        ``result[k]`` is the k-th tensor, under the global scale of all. ``.receipt`` as of :func:`concatenate`.
+        ``result[k]`` is the k-th tensor. Matrices with blocks along their rows keep their global scales, which become
+        one a matrix, ``(E,)``; all else has one scale of the whole tensor, as by :func:`concatenate`. ``.receipt``
+        tells how exact it is.
 
     Raises
     ------
@@ -117,7 +119,15 @@ def stack(tensors: Iterable[ScaledTensor]) -> ScaledTensor:
     """
     given = check_tensors(tensors)
     check_shapes(given, -1)
-    return concatenate([reshaped(each, (1, *each.shape)) for each in given], 0)
+    raised = [reshaped(each, (1, *each.shape)) for each in given]
+    first, units = given[0], [rescaling.unit_of(each) for each in given if each.format.has_global_scale]
+    if len(set(units)) < 2 or first.axis != -1 or first.ndim != 2:
+        return concatenate(raised, 0)
+    check_borders(raised, 0)
+    q = join(raised, 0)
+    own = asarray(np.array(units, np.float32)).to_device(q.device)
+    stacked = ScaledTensor.from_parts(q.data, q.scales, own, format=q.format, axis=q.axis, shape=q.shape)
+    return _with_receipt(stacked, all_exact(sum(map(count_blocks, given))))
 
 
 def reshaped(q: ScaledTensor, shape: tuple[int, ...]) -> ScaledTensor:

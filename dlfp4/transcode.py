@@ -141,8 +141,19 @@ def transcode(q: ScaledTensor, target: Any, recipe: _RecipeLike | None) -> Scale
 def as_matrix(q: ScaledTensor) -> ScaledTensor:
     """Lines as the rows of a matrix, with blocks along them."""
     shape = (math.prod(q.shape[:-1]), q.shape[-1])
-    matrix = ScaledTensor.from_parts(q.data, q.scales, q.global_scale, format=q.format, axis=q.axis, shape=shape)
+    matrix = ScaledTensor.from_parts(
+        q.data, q.scales, units_of_lines(q, shape), format=q.format, axis=q.axis, shape=shape
+    )
     return matrix if q.axis == -1 else matrix.mT
+
+
+def units_of_lines(q: ScaledTensor, shape: tuple[int, int]) -> Tensor | None:
+    """The global scale, one a line where there are several."""
+    units = q.global_scale
+    lines = shape[0] if q.axis == -1 else shape[1]
+    if units is None or not units.ndim or units.size == lines:
+        return units
+    return asarray(np.repeat(units.to_device("cpu").to_numpy(), lines // units.size)).to_device(q.device)
 
 
 def as_tensor(matrix: ScaledTensor, format: Format, q: ScaledTensor) -> ScaledTensor:
@@ -293,7 +304,7 @@ def assemble(q: ScaledTensor, format: Format, scales: Tensor, unit: float | None
 
 def in_two_levels(q: ScaledTensor, target: Target) -> tuple[ScaledTensor, Receipt] | None:
     """FP4 under E4M3 scales and one scale of the tensor; a few blocks may have to be rounded, on the host."""
-    if q.format.kind == "largest":
+    if q.format.kind == "largest" or (q.global_scale is not None and q.global_scale.ndim):
         return None
     octets = q.scales.view("uint8").to_device("cpu").to_numpy()
     if q.format.kind == "power":

@@ -380,3 +380,13 @@ def test_receipt():
     with pytest.raises(AttributeError):
         receipt.exact = 3
     assert dlfp4.quantize(np.ones((2, 64), F), "mxfp4").receipt is None
+
+
+@pytest.mark.parametrize("per", ["row", "matrix"])
+@pytest.mark.parametrize("target", ["mxfp4", "mxfp8_e4m3", "fp8_e4m3", "fp8_128x128", "nvfp4_16x16", "mlx"])
+def test_global_scales_of_rows_and_matrices(per, target):
+    x = make("normal", (3, 128, 128)) * np.array([1, 3, 0.1], F).reshape(3, 1, 1)
+    q = dlfp4.quantize(x, "nvfp4", recipe=dlfp4.Recipe(global_scale_per=per))
+    assert q.global_scale.ndim == 1
+    assert_receipt(q, q.to(target))
+    assert q.to("nvfp4").global_scale.shape == q.global_scale.shape
