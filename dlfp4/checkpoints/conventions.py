@@ -7,12 +7,14 @@ differ in names, containers and the meaning of the global scale; what else diffe
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 import dlfp4
 from dlfp4 import ScaledTensor, Tensor
@@ -50,6 +52,10 @@ class Spelling:
         The type of scales of one byte; "": uint8 for powers of two, else their own type.
     one : tuple of int
         The shape of a single scale.
+    flat_rows : bool
+        One scale a row is stored as (N,), not as (N, 1). Both are read.
+    per_matrix : bool
+        Stacks of experts have a global scale for each matrix.
     encodes : bool
         The stored global scale is the reciprocal of the decode scale.
     splits_blocks : bool
@@ -71,6 +77,8 @@ class Spelling:
     words: str = ""
     scale_words: str = ""
     one: tuple[int, ...] = ()
+    flat_rows: bool = False
+    per_matrix: bool = False
     encodes: bool = False
     splits_blocks: bool = False
     across: bool = False
@@ -91,22 +99,26 @@ class Spelling:
 FP4 = ("nvfp4", "nvfp4_16x16")
 MXFP8 = ("mxfp8_e4m3", "mxfp8_e5m2")
 FP8 = ("fp8_e4m3", "fp8_e5m2")
+ROWS = ("fp8_row", "fp8_row_e5m2")
 BYTES = (*MXFP8, *FP8)
 TILES = ("fp8_128x128", "fp8_128x128_e5m2")
-SPELLINGS = (
-    Spelling("modelopt", FP4, global_scale="_scale_2"),
-    Spelling("modelopt", ("mxfp4", *BYTES)),
+# torchao's parts, which its own writer names so; whether scales are in the order of matrix kernels, their shape tells.
+TORCHAO = ("._weight_qdata", "._weight_scale", "._weight_per_tensor_scale", WEIGHT)
+LONE = (*TORCHAO[:2], "", WEIGHT)
+SPELLINGS: tuple[Spelling, ...] = (
+    Spelling("modelopt", FP4, global_scale="_scale_2", per_matrix=True),
+    Spelling("modelopt", ("mxfp4", *BYTES, *ROWS), flat_rows=True),
     Spelling("compressed-tensors", FP4, "_packed", global_scale="_global_scale", one=(1,), encodes=True),
     Spelling("compressed-tensors", ("mxfp4",), "_packed"),
-    Spelling("compressed-tensors", (*BYTES, *TILES), one=(1,)),
+    Spelling("compressed-tensors", (*BYTES, *TILES, *ROWS), one=(1,)),
     Spelling("gpt-oss", ("mxfp4",), "_blocks", "_scales", splits_blocks=True),
     Spelling("", ("mxfp4",), ".blocks", ".scales", splits_blocks=True),  # gpt-oss in the names of OpenAI's own files
     Spelling("deepseek", (*TILES[:1], "fp8_e4m3"), scales="_scale_inv"),
     Spelling("", ("fp8_1x128", "mxfp8_32x32", "mxfp8_e4m3"), scales="_scale_inv"),
     Spelling("deepseek-v4", ("mxfp4",), WEIGHT, ".scale", name=WEIGHT, words="int8", scale_words="float8_e8m0fnu"),
     Spelling("deepseek-v4", ("mxfp8_32x32",), WEIGHT, ".scale", name=WEIGHT, scale_words="float8_e8m0fnu"),
-    Spelling("", ("fp8_128x128",), WEIGHT, ".scale", name=WEIGHT),
-    Spelling("llama-4", FP4, scales="_weight_scale", global_scale="_weight_scale_2", across=True),
+    Spelling("deepseek-v4", ("fp8_128x128",), WEIGHT, ".scale", name=WEIGHT, scale_words="float8_e8m0fnu"),
+    Spelling("llama-4", FP4, scales="_weight_scale", global_scale="_weight_scale_2", per_matrix=True, across=True),
     Spelling(
         "mlx", ("mxfp4", "nvfp4", "mxfp8_e4m3"), WEIGHT, ".scales", name=WEIGHT, words="uint32", scale_words="uint8"
     ),
@@ -115,20 +127,17 @@ SPELLINGS = (
     Spelling("comfyui", ("nvfp4",), global_scale="_scale_2", high_first=True, scale_layout="128x4"),
     Spelling("comfyui", ("mxfp8_e4m3",), scale_layout="128x4"),
     Spelling("comfyui", FP8),
+    Spelling("", ("nvfp4",), *TORCHAO),
+    Spelling("", ("nvfp4",), *TORCHAO, scale_layout="128x4"),
+    Spelling("", ("nvfp4", "mxfp4", *BYTES, *ROWS), *LONE),
+    Spelling("", ("nvfp4", "mxfp4", *MXFP8), *LONE, scale_layout="128x4"),
 )
 CONVENTIONS = tuple(dict.fromkeys(spelling.convention for spelling in SPELLINGS if spelling.convention))
 # A part of such a name says that there is more to a tensor than data and scales.
 FURTHER = (
-    "_scale_2",
-    "_global_scale",
-    "_zero_point",
-    "_zeros",
-    ".biases",
-    ".zeros",
-    "_scale_inv",
-    "_scale",
-    ".scale_2",
-)
+    "_scale_2", "_global_scale", "_zero_point", "_zeros", ".biases", ".zeros", "_scale_inv", "_scale", ".scale_2",
+    TORCHAO[2], "._weight_zero_point",
+)  # fmt: skip
 
 
 # ---- Parts to tensors
@@ -148,9 +157,8 @@ def join_parts(
     """Join the parts of quantized tensors where names, types and shapes follow a known convention.
 
     Memory is shared, with these exceptions: global scales stored as reciprocals are inverted (the tensor keeps the
-    stored one as ``encode_scale``); float32 scales stored in a smaller type are widened; the elements of ComfyUI's FP4
-    change places in their bytes; Llama-4's stacks of experts are transposed. Tensors that follow no convention stay as
-    they are.
+    stored one as ``encode_scale``); the elements of ComfyUI's FP4 change places in their bytes; Llama-4's stacks of
+    experts are transposed. Tensors that follow no convention stay as they are.
 
     Parameters
     ----------
@@ -264,7 +272,7 @@ def assemble(parts: list[Any], spelling: Spelling) -> ScaledTensor | None:
     if scales.ndim == 4 and scales.shape[1::2] == (1, 1):  # ModelOpt's tiles
         scales = scales.reshape(scales.shape[::2])
     unit = parts[2] if len(parts) > 2 else None
-    if unit is not None and not (unit.size == 1 and unit.dtype == np.float32):
+    if unit is not None and not (unit.dtype == np.float32 and unit.size in (1, math.prod(data.shape[:-2]))):
         return None
     for format in (dlfp4.formats()[name] for name in spelling.formats):
         elements = as_elements(data, spelling, format)
@@ -275,6 +283,7 @@ def assemble(parts: list[Any], spelling: Spelling) -> ScaledTensor | None:
 
 def make(elements: Tensor, scales: Tensor, unit: Tensor | None, format: Format, spelling: Spelling) -> ScaledTensor:
     """The quantized tensor of parts that fit."""
+    scales = scales if spelling.scale_layout == "linear" else scales.reshape(-1)
     global_scale: dict[str, Any] = {"encode_scale": unit} if spelling.encodes else {"global_scale": unit}
     return ScaledTensor.from_parts(
         elements,
@@ -326,7 +335,10 @@ def fits(scales: Tensor, format: Format, shape: tuple[int, ...], spelling: Spell
         return False
     expected = scales_shape(format, shape)
     if spelling.scale_layout == "128x4" and expected is not None and len(shape) == 2:
-        expected = (-(-expected[0] // 128) * 128, -(-expected[1] // 4) * 4)
+        tiles = -(-expected[0] // 128), -(-expected[1] // 4)
+        return scales.shape in ((tiles[0] * 128, tiles[1] * 4), (tiles[0] * 32, tiles[1] * 16))  # the same bytes
+    if format.scales_lines and expected is not None and scales.shape == expected[:-1]:
+        return True
     return scales.size == 1 if format.block is None else scales.shape == expected
 
 
@@ -341,9 +353,8 @@ def scales_shape(format: Format, shape: tuple[int, ...]) -> tuple[int, ...] | No
 
 def as_stored(scales: Tensor, format: Format) -> Tensor:
     """Scales of a type that the format has."""
-    if format.scale.itemsize == 1 or scales.dtype.name == "float32":
-        return scales
-    return dlfp4.cast(scales.view("float8_e8m0fnu") if scales.dtype.name == "uint8" else scales, "float32")
+    scales = scales.view("float8_e8m0fnu") if format.kind == "largest" and scales.dtype.name == "uint8" else scales
+    return scales.reshape((*scales.shape, 1)) if format.scales_lines and scales.shape[-1:] != (1,) else scales
 
 
 # ---- What came back without its scales
@@ -484,7 +495,7 @@ def split_one(name: str, q: ScaledTensor, convention: str) -> dict[str, Tensor]:
             f"{name} is {summary(q)}, but {convention} stores matrices of whole blocks, each of a stack by itself"
         )
     stem = spelling.stem(name)
-    parts = [stored_data(q, spelling), stored_scales(q, spelling, expected)]
+    parts = [stored_data(q, spelling), stored_scales(name, q, spelling, expected)]
     unit = stored_unit(name, q, spelling)
     split = dict(zip(spelling.parts(stem, name), parts if unit is None else [*parts, unit], strict=True))
     if convention == "comfyui":
@@ -505,51 +516,62 @@ def stored_data(q: ScaledTensor, spelling: Spelling) -> Tensor:
     return data.mT.copy() if spelling.across else data
 
 
-def stored_scales(q: ScaledTensor, spelling: Spelling, shape: tuple[int, ...]) -> Tensor:
+def stored_scales(name: str, q: ScaledTensor, spelling: Spelling, shape: tuple[int, ...]) -> Tensor:
     """The scales in the type, the shape and the layout of the convention."""
     if q.format.block is None:
         return q.scales.reshape(spelling.one)
     scales = q.with_scale_layout(spelling.scale_layout).scales
     if spelling.scale_layout == "linear":
-        scales = scales.reshape(shape)
+        scales = scales.reshape(shape[:-1] if q.format.scales_lines and spelling.flat_rows else shape)
     if q.format.scale.itemsize == 1:
         scales = scales.view(spelling.scale_words or ("uint8" if q.format.kind == "power" else q.format.scale))
+    elif spelling.scale_words:
+        scales = as_powers(name, scales)
     return scales.mT.copy() if spelling.across else scales
+
+
+def as_powers(name: str, scales: Tensor) -> Tensor:
+    """Scales as e8m0; ValueError where they are no powers of two."""
+    if scales.dtype.name == "float8_e8m0fnu":
+        return scales
+    stored = dlfp4.cast(scales, "float8_e8m0fnu")
+    if (dlfp4.cast(stored, "float32").to_numpy() != dlfp4.cast(scales, "float32").to_numpy()).any():
+        raise ValueError(f"{name} has scales that are no powers of two, but e8m0 stores them; quantize with pow2=True")
+    return stored
 
 
 def stored_unit(name: str, q: ScaledTensor, spelling: Spelling) -> Tensor | None:
     """The global scale as it is stored: 1 for a tensor without one, such as ggml's; None where there is no place."""
     unit = q.global_scale
     if not spelling.global_scale:
-        if unit is not None and unit.item() != 1:
+        if unit is not None and (unit.size > 1 or unit.item() != 1):
             raise ValueError(
-                f"{name} has the global scale {unit.item()}, but {spelling.convention} stores none; "
-                f"quantize with global_scale=1"
+                f"{name} has a global scale{'' if unit.size > 1 else f' of {unit.item()}'}, but {spelling.convention} "
+                f"stores none; quantize with global_scale=1"
             )
         return None
+    if unit is not None and unit.size > 1 and unit.size != math.prod(q.shape[:-2]):
+        raise ValueError(f"{name} has a global scale a row, but {spelling.convention} stores one a matrix")
     if not spelling.encodes:
-        return as_one(unit, q, spelling) if unit is None else unit.reshape(spelling.one)
+        return as_unit(np.ones((), np.float32) if unit is None else unit, q, spelling)
     if q.encode_scale is not None:
-        return as_one(q.encode_scale, q, spelling)
-    number = np.float32(1) if unit is None else reciprocal(unit)
-    if not np.isfinite(number):
-        raise ValueError(f"{name} has a global scale whose reciprocal is {number}, which decodes to nothing")
-    return as_one(number, q, spelling)
+        return as_unit(q.encode_scale, q, spelling)
+    numbers = np.ones((), np.float32) if unit is None else reciprocal(unit)
+    if not np.isfinite(numbers).all():
+        raise ValueError(f"{name} has a global scale whose reciprocal is {numbers.max()}, which decodes to nothing")
+    return as_unit(numbers, q, spelling)
 
 
-def as_one(number: Any, q: ScaledTensor, spelling: Spelling) -> Tensor:
-    """One number, or 1 for None, as the convention stores it, beside the other parts."""
-    stored = dlfp4.asarray(
-        number if isinstance(number, Tensor) else np.full((), 1 if number is None else number, np.float32)
-    )
-    stored = stored.reshape(spelling.one)
+def as_unit(numbers: Any, q: ScaledTensor, spelling: Spelling) -> Tensor:
+    """A global scale as the convention stores it, beside the other parts."""
+    stored = dlfp4.asarray(numbers)
+    stored = stored.reshape(spelling.one) if stored.ndim == 0 or len(q.shape) == 2 else stored
     return stored.to_device(q.device) if q.device.type == "cuda" else stored
 
 
-def reciprocal(scale: Tensor) -> np.float32:
-    """1 / the global scale, as a number, which goes wherever the other parts lie."""
-    number, largest = np.float32(scale.item()), np.finfo(np.float32).max
-    if number == 1 / largest:  # the least that quantize gives; rounded, its own reciprocal is infinite
-        return largest
+def reciprocal(scale: Tensor) -> npt.NDArray[np.float32]:
+    """1 / the global scale, in float32, on the host."""
+    numbers, largest = scale.to_device("cpu").to_numpy(), np.finfo(np.float32).max
     with np.errstate(divide="ignore", over="ignore"):  # a broken checkpoint may store (nearly) 0
-        return np.float32(1) / number
+        # The least that quantize gives is 1 / largest. Rounded, its own reciprocal is infinite.
+        return np.where(numbers == 1 / largest, largest, np.float32(1) / numbers)

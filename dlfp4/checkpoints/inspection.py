@@ -18,7 +18,7 @@ import numpy.typing as npt
 import dlfp4
 from dlfp4 import ScaledTensor, Tensor
 from dlfp4.checkpoints import comfyui, conventions, models, native
-from dlfp4.checkpoints.conventions import SPELLINGS, Spelling, find_joins, find_unscaled, scales_shape
+from dlfp4.checkpoints.conventions import SPELLINGS, TORCHAO, Spelling, find_joins, find_unscaled, scales_shape
 from dlfp4.checkpoints.models import ModelPath
 from dlfp4.checkpoints.names import fused_with, is_part, last, listed, module_of
 from dlfp4.formats import Format
@@ -226,10 +226,13 @@ def convention_of(spelling: Spelling, format: Format, method: str) -> str:
         return row.data, row.scales, row.global_scale, row.name, row.words, row.encodes, row.high_first
 
     alike = [row.convention for row in SPELLINGS if look(row) == look(spelling) and format.name in row.formats]
-    if method in alike:
+    if method and method in alike:
         return method
-    others = {"": ("gpt-oss" if spelling.splits_blocks else "deepseek-v4" if spelling.name else "deepseek")}
-    return others.get(spelling.convention, spelling.convention)
+    if spelling.convention:
+        return spelling.convention
+    if spelling.data == TORCHAO[0]:
+        return "torchao"
+    return "gpt-oss" if spelling.splits_blocks else "deepseek"
 
 
 # Data of other conventions, by the last component of its name and the parts beside it; the first row that fits.
@@ -463,6 +466,6 @@ def flags_of_model(used: Sequence[str], method: str) -> Iterator[Flag]:
     used = [convention for convention in used if convention != "unknown"]
     if len(used) > 1:
         yield Flag("mixed conventions", "the model", ", ".join(used))
-    known = {row.convention for row in SPELLINGS} | {OWN}
+    known = {row.convention for row in SPELLINGS} | {OWN, "torchao"}
     if method and used and method in known and method not in used:
         yield Flag("configuration", "config.json", f"it says {method}, the weights are stored as {', '.join(used)}")

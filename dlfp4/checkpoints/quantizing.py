@@ -24,7 +24,7 @@ from dlfp4._core import _find_format
 from dlfp4.checkpoints import configs, conventions, folders, models, native, safetensors
 from dlfp4.checkpoints.folders import Outcome, Report, Tick
 from dlfp4.checkpoints.models import Files, ModelPath, Shard
-from dlfp4.checkpoints.selection import Choice, choose, quantize_chosen, shared_global_scale
+from dlfp4.checkpoints.selection import Choice, choose, quantize_chosen, recipe_of, shared_global_scale
 from dlfp4.files import check_place
 from dlfp4.formats import Format, RecipeName
 
@@ -335,10 +335,21 @@ def outline(tensor: Any, job: Job, choice: Choice) -> ScaledTensor:
     turned = choice.axis == -2 and job.convention is not None
     shape = (*tensor.shape[:-2], tensor.shape[-1], tensor.shape[-2]) if turned else tensor.shape
     along = turned or choice.axis == -1
-    made = TensorProto(shape, format=job.format, rowwise=along, columnwise=not along).allocate()
+    format = _find_format(job.format)
+    recipe = recipe_of(len(shape), format, job.convention, job.recipe)
+    made = TensorProto(
+        shape,
+        format=format,
+        rowwise=along,
+        columnwise=not along,
+        scale_dtype=recipe.scale_dtype,
+        global_scale_per=recipe.global_scale_per,
+    ).allocate()
     assert isinstance(made, ScaledTensor)
     unit = None if made.global_scale is None else np.ones(made.global_scale.shape, np.float32)
-    return ScaledTensor.from_parts(made.data, made.scales, unit, format=job.format, axis=made.axis, shape=shape)
+    # Few, and looked at by conventions that store powers of two.
+    scales = np.ones(made.scales.shape, made.scales.dtype) if format.kind == "largest" else made.scales
+    return ScaledTensor.from_parts(made.data, scales, unit, format=format, axis=made.axis, shape=shape)
 
 
 # ---- What became of a tensor

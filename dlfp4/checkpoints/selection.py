@@ -17,11 +17,11 @@ from typing import Any, Literal
 import numpy as np
 
 import dlfp4
-from dlfp4 import ScaledTensor, Tensor
+from dlfp4 import Recipe, ScaledTensor, Tensor
 from dlfp4._core import _buffers_of, _find_format
 from dlfp4.checkpoints.conventions import find_spelling, scales_shape
 from dlfp4.checkpoints.names import fused_with, is_part, last, module_of
-from dlfp4.formats import FLOATS, Format
+from dlfp4.formats import FLOATS, Format, find_recipe
 from dlfp4.frameworks.base import is_row_major
 from dlfp4.suggest import did_you_mean
 
@@ -132,7 +132,10 @@ def choose(
         )  # fmt: skip
         choice = Choice(name, False, reason) if reason else model.orient(name)
         choices[name] = fit(choice, shapes[name][1], chosen, convention)
-    return with_fused(choices) if has_unit(chosen, convention) else choices
+    if has_unit(chosen, convention):
+        flat = {name for name, (_, shape) in shapes.items() if len(shape) == 2}
+        return {name: replace(choice, fused=fused_among(choice, choices, flat)) for name, choice in choices.items()}
+    return choices
 
 
 def quantize_chosen(
@@ -149,8 +152,9 @@ def quantize_chosen(
     has the shape (..., out, in).
     """
     chosen = _find_format(format)
-    options: dict[str, Any] = {"recipe": recipe, "axis": choice.axis}
-    if choice.global_scale is not None:
+    own = recipe_of(dlfp4.asarray(x).ndim, chosen, convention, recipe)
+    options: dict[str, Any] = {"recipe": own, "axis": choice.axis}
+    if choice.global_scale is not None and own.global_scale_per == "tensor":
         options["global_scale"] = choice.global_scale
     elif chosen.has_global_scale and not has_unit(chosen, convention):
         options["global_scale"] = 1.0  # there is no place for another one
@@ -168,15 +172,18 @@ def has_unit(format: Format, convention: str | None) -> bool:
     return format.has_global_scale and (convention is None or bool(find_spelling(format, convention).global_scale))
 
 
-def with_fused(choices: dict[str, Choice]) -> dict[str, Choice]:
-    """The choices, each with the others that engines fuse with it."""
-    return {name: replace(choice, fused=fused_among(choice, choices)) for name, choice in choices.items()}
+def recipe_of(ndim: int, format: Format, convention: str | None, recipe: Any) -> Recipe:
+    """The recipe for a tensor: a stack has a global scale for each matrix where the convention stores them so."""
+    found = find_recipe(format, recipe)
+    if ndim < 3 or not format.has_global_scale or convention is None or found.global_scale_per != "tensor":
+        return found
+    return replace(found, global_scale_per="matrix") if find_spelling(format, convention).per_matrix else found
 
 
-def fused_among(choice: Choice, choices: Mapping[str, Choice]) -> tuple[str, ...]:
-    """The chosen tensors that are fused with this one, itself among them; empty where there are no others."""
-    names = fused_with(choice.name).values() if choice.quantized else ()
-    members = tuple(name for name in names if name in choices and choices[name].quantized)
+def fused_among(choice: Choice, choices: Mapping[str, Choice], matrices: Collection[str]) -> tuple[str, ...]:
+    """The chosen matrices that are fused with this one, itself among them; empty where there are no others."""
+    names = fused_with(choice.name).values() if choice.quantized and choice.name in matrices else ()
+    members = tuple(name for name in names if name in matrices and choices[name].quantized)
     return members if len(members) > 1 else ()
 
 
@@ -185,7 +192,8 @@ def shared_global_scale(tensors: Iterable[Any], format: str | Format, recipe: An
     largest = max(largest_magnitude(dlfp4.asarray(x)) for x in tensors)
     block = np.zeros((16, 16), np.float32)
     block[0, 0] = largest
-    unit = dlfp4.quantize(block, format, recipe=recipe).global_scale
+    one = replace(find_recipe(_find_format(format), recipe), global_scale_per="tensor")
+    unit = dlfp4.quantize(block, format, recipe=one).global_scale
     return 1.0 if unit is None else float(unit.item())
 
 

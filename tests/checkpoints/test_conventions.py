@@ -146,9 +146,9 @@ def test_what_follows_no_convention_stays(generator):
     octets, _ = exponents(generator, N, K // 32)
     left_alone = [
         {"w": packed, "w_scale": scales},  # no global scale
-        {"w": packed, "w_scale": scales, "w_scale_2": positive(generator, 3)},
+        {"w": packed, "w_scale": scales, "w_scale_2": positive(generator, 3)},  # of a matrix
+        {"w": experts, "w_scale": np.stack([scales] * 3), "w_scale_2": positive(generator, 2)},  # of three
         {"w": packed, "w_scale": scales, "w_scale_2": np.float64(1)},
-        {"w": experts, "w_scale": np.stack([scales] * 3), "w_scale_2": positive(generator, 3)},  # one each
         {"w": packed, "w_scale": octets[:-1]},
         {"w": packed, "w_scale": octets.astype(np.float32)},
         {"w": packed.astype(np.int32), "w_scale": octets},
@@ -238,7 +238,7 @@ def test_mlx_has_no_global_scale(convention):
     choice = Choice("w", True)
     q = quantize_chosen(x, choice, "nvfp4", convention=convention)
     if convention is None:
-        with pytest.raises(ValueError, match=r"w has the global scale .*, but mlx stores none; quantize with global_"):
+        with pytest.raises(ValueError, match=r"w has a global scale of .*, but mlx stores none; quantize with global_"):
             split_parts({"w": q}, "mlx")
         return
     back = join_parts(split_parts({"w.weight": q}, "mlx"))["w.weight"]
@@ -294,6 +294,74 @@ def test_global_scales_without_a_reciprocal_are_refused():
         split_parts({"w": q}, "compressed-tensors")
     again = join_parts(split_parts({"w": q}, "modelopt"))["w"]
     np.testing.assert_array_equal(again.dequantize().to_numpy(), q.dequantize().to_numpy())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("shape", [(N, 1), (N,), (2, N, 1)])
+def test_fp8_with_a_scale_a_row(generator, dtype, shape):
+    leading = shape[:-2] if len(shape) > 2 else ()
+    codes, values = fp8(generator, *leading, N, K)
+    scales = positive(generator, *shape).astype(dtype)
+    rows = scales.astype(np.float32).reshape(*leading, N, 1)
+    parts = {"up.weight": codes, "up.weight_scale": scales}
+    q = assert_joined(parts, "up.weight", "fp8_row", values * rows)
+    stored = split_parts({"up.weight": q}, "compressed-tensors")["up.weight_scale"]
+    assert (stored.dtype, stored.shape) == (np.dtype(dtype), (*leading, N, 1))
+    stored = split_parts({"up.weight": q}, "modelopt")["up.weight_scale"]
+    assert (stored.dtype, stored.shape) == (np.dtype(dtype), (*leading, N))
+    assert stored.to_numpy().tobytes() == scales.tobytes()
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (3, 1), (3, 1, 1)])
+def test_experts_with_a_global_scale_each(generator, shape):
+    packed, values = fp4(generator, 3, N, K // 2)
+    scales, decoded = fp8(generator, 3, N, K // 16)
+    units = positive(generator, *shape)
+    each = np.broadcast_to(units.reshape(-1, 1, 1), (3, 1, 1))
+    parts = {"w": packed, "w_scale": scales, "w_scale_2": units}
+    q = assert_joined(parts, "w", "nvfp4", values * np.repeat(decoded * each, 16, -1))
+    back = split_parts({"w": q}, "modelopt")["w_scale_2"]
+    assert back.shape == ((3,) if units.size > 1 else ())
+    parts = {"w_packed": packed, "w_scale": scales, "w_global_scale": units}
+    q = assert_joined(parts, "w", "nvfp4", values * np.repeat(decoded * (1 / each), 16, -1))
+    assert split_parts({"w": q}, "compressed-tensors")["w_global_scale"].to_numpy().tobytes() == units.tobytes()
+    turned = {"w": packed.swapaxes(1, 2).copy(), "w_weight_scale": scales.swapaxes(1, 2).copy()}
+    joined = join_parts(turned | {"w_weight_scale_2": units})["w"]
+    np.testing.assert_array_equal(joined.dequantize().to_numpy(), values * np.repeat(decoded * each, 16, -1))
+    back = split_parts({"w": joined}, "llama-4")
+    for name, part in turned.items():
+        assert back[name].to_numpy().tobytes() == part.tobytes()
+
+
+@pytest.mark.parametrize("container", ["float32", "bfloat16", "float8_e8m0fnu", "uint8"])
+@pytest.mark.parametrize("shape", [(2, 3), (200, 3)])
+def test_scales_of_deepseek_that_are_powers_of_two(generator, container, shape):
+    codes, values = fp8(generator, 200, 300)
+    octets, decoded = exponents(generator, *shape)
+    scales = octets if container == "uint8" else octets.view(ml_dtypes.float8_e8m0fnu).astype(container)
+    expected = values * np.repeat(np.repeat(decoded, 128 if shape[0] == 2 else 1, 0), 128, 1)[:200, :300]
+    format = "fp8_128x128" if shape[0] == 2 else "fp8_1x128"
+    q = assert_joined({"w.weight": codes, "w.weight_scale_inv": scales}, "w.weight", format, expected)
+    if shape[0] == 2:
+        back = split_parts({"w.weight": q}, "deepseek")["w.weight_scale_inv"]
+        assert back.view("uint8").to_numpy().tobytes() == scales.tobytes()
+        back = split_parts({"w.weight": q}, "deepseek-v4")["w.scale"]
+        assert back.dtype.name == "float8_e8m0fnu"
+        assert back.view("uint8").to_numpy().tobytes() == octets.tobytes()
+        again = assert_joined({"w.weight": codes, "w.scale": back.to_numpy()}, "w.weight", format, expected)
+        assert again.scales.dtype.name == "float8_e8m0fnu"
+
+
+def test_scales_that_a_convention_cannot_store(generator):
+    x = generator.normal(size=(256, 256)).astype(np.float32)
+    q = dlfp4.quantize(x, "fp8_128x128", recipe=dlfp4.Recipe(pow2=False))
+    with pytest.raises(ValueError, match="w has scales that are no powers of two, but e8m0 stores them"):
+        split_parts({"w": q}, "deepseek-v4")
+    q = dlfp4.quantize(x, "nvfp4", recipe=dlfp4.Recipe(global_scale_per="row"))
+    with pytest.raises(ValueError, match="w has a global scale a row, but modelopt stores one a matrix"):
+        split_parts({"w": q}, "modelopt")
+    with pytest.raises(ValueError, match="w has a global scale, but mlx stores none"):
+        split_parts({"w": q}, "mlx")
 
 
 # ---- And back

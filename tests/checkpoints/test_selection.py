@@ -332,3 +332,37 @@ def test_models_in_every_convention(tmp_path, convention, format):
     expected = dlfp4.quantize(x, format, **unit).dequantize().to_numpy()
     for name in names:
         np.testing.assert_allclose(loaded[name].dequantize().to_numpy(), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("convention", "per_matrix"), [("modelopt", True), ("llama-4", True), (None, False)])
+def test_stacks_of_experts_have_the_global_scales_that_the_convention_stores(tmp_path, convention, per_matrix):
+    x = np.random.default_rng(0).standard_normal((3, 64, 128)).astype(np.float32) * np.array([[[1]], [[2]], [[5]]])
+    tensors = {"layers.0.experts.gate_up_proj": x.astype(np.float32)}
+    checkpoints.save(tmp_path / "a.safetensors", tensors)
+    checkpoints.quantize_model(tmp_path / "a.safetensors", tmp_path / "b", "nvfp4", convention=convention)
+    (q,) = checkpoints.load(tmp_path / "b").values()
+    assert q.global_scale.shape == ((3,) if per_matrix else ())
+    recipe = dlfp4.Recipe(global_scale_per="matrix" if per_matrix else "tensor")
+    expected = dlfp4.quantize(tensors["layers.0.experts.gate_up_proj"], "nvfp4", recipe=recipe)
+    np.testing.assert_array_equal(q.dequantize().to_numpy(), expected.dequantize().to_numpy())
+
+
+@pytest.mark.parametrize(
+    ("format", "convention", "options"),
+    [
+        ("fp8_row", "compressed-tensors", {"scale_dtype": "bfloat16"}),
+        ("fp8_row", None, {"scale_dtype": "float16"}),
+        ("fp8_128x128", "deepseek", {"scale_dtype": "float8_e8m0fnu"}),
+        ("fp8_128x128", "deepseek-v4", {}),
+        ("nvfp4", None, {"global_scale_per": "row"}),
+    ],
+)
+def test_models_by_a_recipe_of_the_scales(tmp_path, format, convention, options):
+    x = np.random.default_rng(0).standard_normal((256, 256)).astype(np.float32)
+    checkpoints.save(tmp_path / "a.safetensors", {"layers.0.up_proj.weight": x, "layers.0.gate_proj.weight": x})
+    recipe = dlfp4.Recipe(**options)
+    checkpoints.quantize_model(tmp_path / "a.safetensors", tmp_path / "b", format, convention=convention, recipe=recipe)
+    expected = dlfp4.quantize(x, format, recipe=recipe)
+    for q in checkpoints.load(tmp_path / "b").values():
+        assert q.scales.dtype.name == ("float8_e8m0fnu" if convention == "deepseek-v4" else expected.scales.dtype.name)
+        np.testing.assert_array_equal(q.dequantize().to_numpy(), expected.dequantize().to_numpy())

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import dlfp4
+from dlfp4 import checkpoints
 
 from ..support import block_reference as reference
 from ..support.block_reference import EMAX, FORMATS, FP4, INPUTS, LARGEST, RULES, make
@@ -495,3 +496,30 @@ def test_what_torchao_has_not(ao):
         dlfp4.quantize(make("normal", (4, 40)), "mxfp4", pad=True).to_torchao()
     with pytest.raises(TypeError, match="dequantize"):
         dlfp4.asarray(their_tensor(ao, "mxfp4", x), dtype="float32")
+
+
+def test_files_of_torchao(ao, tmp_path):
+    """As its own writer names the parts; scales in either order."""
+    support = pytest.importorskip("torchao.prototype.safetensors.safetensors_support")
+    save_file = pytest.importorskip("safetensors.torch").save_file
+    x = ao.torch.randn(48, 64, dtype=ao.torch.bfloat16)
+    nvfp4, mx = ao.nv.NVFP4Tensor.to_nvfp4, ao.mx.MXTensor.to_mx
+    made = {
+        "a.weight": nvfp4(x, per_tensor_scale=ao.torch.tensor(0.01)),
+        "b.weight": nvfp4(x, per_tensor_scale=ao.torch.tensor(0.01), is_swizzled_scales=True),
+        "c.weight": nvfp4(x),
+        "d.weight": mx(x, ao.torch.float4_e2m1fn_x2, 32),
+        "e.weight": mx(x, ao.torch.float8_e4m3fn, 32),
+        "f.weight": mx(x, ao.torch.float8_e5m2, 32, is_swizzled_scales=True),
+    }
+    quantization = pytest.importorskip("torchao.quantization")
+    for name, grain in (("h.weight", quantization.PerRow()), ("i.weight", quantization.PerTensor())):
+        made[name] = quantization.Float8Tensor.from_hp(x, granularity=grain)
+    parts, metadata = support.flatten_tensor_state_dict(made | {"g.bias": x[0]})
+    save_file(parts, tmp_path / "a.safetensors", metadata)
+    loaded = checkpoints.load(tmp_path / "a.safetensors")
+    assert loaded.keys() == {*made, "g.bias"}
+    for name, theirs in made.items():
+        expected = theirs.dequantize(ao.torch.float32).numpy()
+        np.testing.assert_array_equal(loaded[name].dequantize().to_numpy(), expected)
+    assert checkpoints.inspect(tmp_path).convention == "torchao"
