@@ -148,7 +148,7 @@ def quantize_model(
     else:
         check_place(place)
     # Options that do not go together are refused before the work.
-    dlfp4.quantize(dlfp4.empty((0, 128), "float32"), chosen, recipe=recipe)
+    dlfp4.quantize(dlfp4.empty((1, 0, 128), "float32"), chosen, recipe=recipe)
     try:
         choices = choose_all(
             models.read(source),

@@ -175,6 +175,8 @@ def has_unit(format: Format, convention: str | None) -> bool:
 def recipe_of(ndim: int, format: Format, convention: str | None, recipe: Any) -> Recipe:
     """The recipe for a tensor: a stack has a global scale for each matrix where the convention stores them so."""
     found = find_recipe(format, recipe)
+    if ndim < 3 and found.global_scale_per == "matrix":  # which says of stacks that they have several
+        return replace(found, global_scale_per="tensor")
     if ndim < 3 or not format.has_global_scale or convention is None or found.global_scale_per != "tensor":
         return found
     return replace(found, global_scale_per="matrix") if find_spelling(format, convention).per_matrix else found

@@ -167,6 +167,29 @@ def test_gpt_oss_has_quantized_experts_alone(tmp_path):
     assert {outcome.name: outcome.format for outcome in outcomes} == {experts: "", query: "mxfp4"}
 
 
+@pytest.mark.parametrize(
+    ("format", "recipe"),
+    [
+        ("fp8_row", {"scale_dtype": "bfloat16"}),
+        ("fp8_128x128", {"scale_dtype": "float8_e8m0fnu"}),
+        ("nvfp4", {"global_scale_per": "row"}),
+        ("nvfp4", {"global_scale_per": "matrix"}),
+    ],
+)
+def test_recipes_that_change_the_parts(tmp_path, format, recipe):
+    x = np.random.default_rng(0).normal(size=(3, 128, 128)).astype(np.float32)
+    names = [f"mlp.{name}_proj.weight" for name in ("gate", "up")]  # which share a global scale, if they have one each
+    checkpoints.save(tmp_path / "a", {"experts.down_proj": x, **dict.fromkeys(names, x[0])})
+    checkpoints.quantize_model(tmp_path / "a", tmp_path / "b", format, recipe=dlfp4.Recipe(**recipe))
+    if recipe == {"global_scale_per": "matrix"}:
+        flat = dlfp4.quantize(x[0], format)
+    else:
+        flat = dlfp4.quantize(x[0], format, recipe=dlfp4.Recipe(**recipe))
+    stack = dlfp4.quantize(x, format, recipe=dlfp4.Recipe(**recipe))
+    checkpoints.save(tmp_path / "c", {"experts.down_proj": stack, **dict.fromkeys(names, flat)})
+    assert (tmp_path / "b").read_bytes() == (tmp_path / "c").read_bytes()
+
+
 # ---- A run that was ended
 
 
