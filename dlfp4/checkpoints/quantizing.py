@@ -380,7 +380,7 @@ Numbers = npt.NDArray[np.float64]
 
 def sample(x: Tensor, q: ScaledTensor) -> Iterator[tuple[Numbers, Numbers]]:
     """Pairs of values and decoded ones: all of a small tensor, else of blocks here and there."""
-    lines, length = (1, 1) if q.format.block is None else q.format.block_in(*q.shape[-2:])
+    lines, length = (1, 1) if q.format.block is None else q.format.block_in(1, 1)
     if x.size <= SAMPLE or q.axis != -1 or (x.ndim > 2 and x.shape[-2] % lines):
         yield as_numbers(x), as_numbers(q.dequantize())
     elif x.ndim > 2:

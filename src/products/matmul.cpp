@@ -42,10 +42,11 @@ void put_row(const MatmulCall &call, int64_t row, int64_t column, int64_t count,
 void put_totals(const MatmulCall &call, int64_t row, int64_t rows, int64_t column, int64_t columns,
                 const double *totals) {
   double of_columns[kColumns] = {};
-  for (int64_t c = 0; c < columns; ++c) of_columns[c] = factor_of_line(call.sides.b, column + c);
+  const bool is_empty = call.sides.length == 0;  // whose sums are zero under any scale
+  for (int64_t c = 0; !is_empty && c < columns; ++c) of_columns[c] = factor_of_line(call.sides.b, column + c);
   for (int64_t i = 0; i < rows; ++i, totals += kColumns) {
     float values[kColumns];
-    const double of_row = call.factor * factor_of_line(call.sides.a, call.rows.first_line + row + i);
+    const double of_row = is_empty ? 0 : call.factor * factor_of_line(call.sides.a, call.rows.first_line + row + i);
     for (int64_t c = 0; c < kColumns; ++c) values[c] = static_cast<float>(totals[c] * (of_row * of_columns[c]));
     put_row(call, row + i, column, columns, values);
   }
