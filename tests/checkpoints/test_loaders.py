@@ -55,7 +55,7 @@ def check(name, convention, format, by_way_of, place):
             mine = mine.dequantize("bfloat16").to_torch() if hasattr(mine, "dequantize") else mine.to_torch()
             if mine.shape != x.shape or name == "gpt_oss" and mine.ndim == 3:
                 mine = mine.mT
-            tolerance = 2**-7 if format == "fp8_e4m3" else 0  # its scale is rounded to bfloat16 by the loader
+            tolerance = 2**-7 if format in ("fp8_e4m3", "fp8_row") else 0  # the loader rounds scales to bfloat16
             if not torch.allclose(mine, x.to(torch.bfloat16), rtol=tolerance, atol=0):
                 faults.append(f"{key} differs")
         elif key in first:
@@ -77,6 +77,7 @@ CASES = {
     ("llama", "compressed-tensors", "mxfp4", ""): 14,
     ("llama", "compressed-tensors", "mxfp8_e4m3", ""): 14,
     ("llama", "compressed-tensors", "fp8_e4m3", ""): 14,
+    ("llama", "compressed-tensors", "fp8_row", ""): 14,
     ("llama", "compressed-tensors", "fp8_128x128", ""): 14,
     ("llama", "compressed-tensors", "nvfp4", "modelopt"): 14,
     ("tied", "compressed-tensors", "nvfp4", ""): 14,
