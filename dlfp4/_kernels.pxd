@@ -100,9 +100,17 @@ cdef extern from "dlfp4/dlfp4.h" nogil:
         DLFP4_BLOCK_FIRST
         DLFP4_INPUT_TYPE
 
+    ctypedef int dlfp4_four_over_six
+    enum:
+        DLFP4_NOT_FOUR_OVER_SIX
+        DLFP4_MEAN_ABSOLUTE
+        DLFP4_MEAN_SQUARED
+
     ctypedef struct dlfp4_recipe:
         dlfp4_scale_rule scale_rule
         dlfp4_scale_order scale_order
+        dlfp4_four_over_six four_over_six
+        float largest_scale
         dlfp4_rounding rounding
         uint64_t seed
         uint64_t first
@@ -119,6 +127,7 @@ cdef extern from "dlfp4/dlfp4.h" nogil:
     ctypedef struct dlfp4_tensor_scale:
         float encode
         float decode
+        float largest
 
     ctypedef struct dlfp4_matrix:
         void *data

@@ -19,6 +19,7 @@ from dlfp4.suggest import did_you_mean
 
 ScaleRule = Literal["floor", "rceil", "ceil", "even"]
 ScaleOrder = Literal["global_first", "block_first", "input_type"]
+FourOverSix = Literal["mean_absolute", "mean_squared"]
 Rounding = Literal["nearest_even", "nearest_away", "nearest_zero", "toward_zero", "stochastic"]
 RecipeName = Literal[
     "ocp", "nvidia", "transformer-engine", "transformer-engine-rocm", "flashinfer", "modelopt", "compressed-tensors",
@@ -27,6 +28,7 @@ RecipeName = Literal[
 ScaleDtype = Literal["float32", "bfloat16", "float16", "float8_e8m0fnu"]
 GlobalScalePer = Literal["tensor", "row", "matrix"]
 SCALE_RULES: tuple[str, ...] = get_args(ScaleRule)
+ERRORS: tuple[str, ...] = get_args(FourOverSix)
 SCALE_ORDERS: tuple[str, ...] = get_args(ScaleOrder)
 SCALE_DTYPES: tuple[str, ...] = get_args(ScaleDtype)
 GLOBAL_SCALES: tuple[str, ...] = get_args(GlobalScalePer)
@@ -185,6 +187,14 @@ class Recipe:
     scale_floor : float, optional
         NVFP4 and MX formats: the least scale that is stored, as a number of the scales' type, such as 2**-9; blocks of
         zeros go by `zero_scale`.
+    four_over_six : {"mean_absolute", "mean_squared"}, optional
+        NVFP4: each block is quantized with its largest element on 6 and on 4, with scales ``s = e4m3((a / 6) * G)`` and
+        1.5 times that, and the one with the smaller error of this kind is kept; ties keep 6. Errors are
+        ``((q * s) * A) / (6 * largest_scale) - x``, of the tensor's largest magnitude A, added up in order
+        (TransformerEngine). Not with "stochastic", `divide` or `scale_order`.
+    largest_scale : {256, 448}, optional
+        NVFP4 with `four_over_six`: the scale of the block that has A. 256 leaves room for 4 in every block. Default:
+        256.
 
     Notes
     -----
@@ -207,6 +217,8 @@ class Recipe:
     divide: bool = False
     scale_order: ScaleOrder | None = None
     scale_floor: float | None = None
+    four_over_six: FourOverSix | None = None
+    largest_scale: Literal[256, 448] | None = None
     scale_dtype: ScaleDtype | None = None
     global_scale_per: GlobalScalePer = "tensor"
 
@@ -215,6 +227,7 @@ class Recipe:
             if getattr(self, name) not in choices:
                 expected = ", ".join("None" if choice is None else choice for choice in choices)
                 raise ValueError(f"{name}={getattr(self, name)!r}: expected one of {expected}")
+        self._check_four_over_six()
         if self.zero_scale is not None and (type(self.zero_scale) is not int or self.zero_scale not in range(255)):
             raise ValueError(f"zero_scale={self.zero_scale!r}: expected a byte of a scale, an integer from 0 to 254")
         for name in ("eps", "scale_floor"):
@@ -227,6 +240,19 @@ class Recipe:
             flags = (None, True, False) if name == "pow2" else (True, False)
             if not any(getattr(self, name) is flag for flag in flags):
                 raise ValueError(f"{name}={getattr(self, name)!r}: expected {', '.join(map(str, flags))}")
+
+    def _check_four_over_six(self) -> None:
+        if self.four_over_six not in (None, *ERRORS):
+            raise ValueError(f"four_over_six={self.four_over_six!r}: expected None or one of {', '.join(ERRORS)}")
+        if self.largest_scale not in (None, 256, 448):
+            raise ValueError(f"largest_scale={self.largest_scale!r}: expected None, 256 or 448")
+        if self.four_over_six is None and self.largest_scale is not None:
+            raise ValueError("largest_scale is for four_over_six: give both or neither")
+        if self.four_over_six is not None and (self.divide or self.scale_order or self.rounding == "stochastic"):
+            raise ValueError(
+                "four_over_six has an order of operations of its own: leave out divide, scale_order and "
+                "stochastic rounding"
+            )
 
 
 # Element types of what is quantized, and of values and products.
@@ -242,6 +268,8 @@ KINDS_OF_OPTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "divide": ("two_level", "largest"),
         "scale_order": ("two_level",),
         "scale_floor": ("two_level", "power"),
+        "four_over_six": ("two_level",),
+        "largest_scale": ("two_level",),
         "scale_dtype": ("largest",),
         "global_scale_per": ("two_level",),
     }
@@ -369,6 +397,11 @@ def _named_recipe(format: Format, name: str) -> Recipe:
         others = "has one rule of its own" if format.kind != "power" else "is not among them"
         raise ValueError(f"recipe={name!r} is for {users}; {format} {others}: leave recipe out, or give Recipe(...)")
     return found
+
+
+def largest_scale_of(recipe: Recipe) -> float:
+    """What the tensor's largest magnitude makes a scale, or 0: the largest value of the scales' type."""
+    return 0.0 if recipe.four_over_six is None else float(recipe.largest_scale or 256)
 
 
 def code_of_scale(format: Format, scale: float | None) -> int:

@@ -72,9 +72,17 @@ typedef enum { DLFP4_SCALE_FLOOR = 0, DLFP4_SCALE_RCEIL, DLFP4_SCALE_CEIL, DLFP4
  * codes under a scale of zero are zero; G * (a / max), with a / max and G rounded to the input's type. */
 typedef enum { DLFP4_GLOBAL_FIRST = 0, DLFP4_BLOCK_FIRST, DLFP4_INPUT_TYPE } dlfp4_scale_order;
 
+/* Of FP4 with scales in two levels, four over six: a block is quantized with its largest magnitude on 6 and on 4, with
+ * scales of (a / 6) * G and 1.5 times that, and what has the smaller error is kept, by the sum of magnitudes or of
+ * squares; ties keep 6. Errors are ((q * s) * A) / (6 * largest_scale) - x, added up line by line in order, A being the
+ * tensor's largest magnitude. */
+typedef enum { DLFP4_NOT_FOUR_OVER_SIX = 0, DLFP4_MEAN_ABSOLUTE, DLFP4_MEAN_SQUARED } dlfp4_four_over_six;
+
 typedef struct {
-  dlfp4_scale_rule scale_rule;    /* of formats with power-of-two scales */
-  dlfp4_scale_order scale_order;  /* of formats with scales in two levels */
+  dlfp4_scale_rule scale_rule;   /* of formats with power-of-two scales */
+  dlfp4_scale_order scale_order; /* of formats with scales in two levels */
+  dlfp4_four_over_six four_over_six;
+  float largest_scale;            /* of these formats, what A makes a scale; 0: the scale type's largest value */
   dlfp4_rounding rounding;        /* of the elements, which saturate */
   uint64_t seed;                  /* for DLFP4_STOCHASTIC, with the element's index first + line * length + position */
   uint64_t first;                 /* of a part of a tensor, the index of its first element */
@@ -93,6 +101,7 @@ typedef struct {
 typedef struct {
   float encode;
   float decode;
+  float largest; /* magnitude that they are of; 0: not known */
 } dlfp4_tensor_scale;
 
 typedef struct {

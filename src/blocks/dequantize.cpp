@@ -239,7 +239,7 @@ dlfp4_status dlfp4_find_tensor_scale(const dlfp4_matrix *x, int format, const dl
   compute([&] {
     const TensorScale found =
         search.finite_only ? two_level_scale(rule, float_of(search.largest)) : largest_scale(rule, search.largest);
-    *scale = {found.encode, found.decode};
+    *scale = {found.encode, found.decode, found.largest};
   });
   return DLFP4_OK;
 }

@@ -25,6 +25,15 @@ struct BlockMode {
 constexpr int kNumRoundings = DLFP4_STOCHASTIC + 1;
 constexpr int kMostBits = 8;  // of an element, or of a scale that is turned
 
+constexpr int64_t kErrorBlock = 16;  // elements of a line, of blocks that four over six chooses scales for
+
+// Four over six: what each block, or line, is multiplied with and what its scale is worth, on 6 and on 4.
+struct ErrorParams {
+  const ScaleRule *rule;
+  const float *multipliers[2];
+  const float *scales[2];
+};
+
 // Pointers to numbers are aligned, pointers to bytes need not be. No byte past what is named is read or written.
 //
 // "count" elements make up blocks of "block" each: a multiple of 16, or at least `count` (one block). The last one may
@@ -40,6 +49,13 @@ struct BlockKernels {
   // magnitude.
   bool (*find_scales[kNumKeys])(const ScaleRule &rule, const uint32_t *amax, int64_t count, uint8_t *stored,
                                 float *multipliers);
+
+  // Four over six, of FP4. sixes[b] += the sum of the errors of block b's elements in order, with the first candidate;
+  // fours[b] with the second: of blocks of kErrorBlock, or, add_errors, of one element of each line.
+  void (*sum_errors[kNumRoundings][kNumSources])(const uint8_t *src, int64_t blocks, const ErrorParams &both,
+                                                 float *sixes, float *fours);
+  void (*add_errors[kNumRoundings][kNumSources])(const uint8_t *src, int64_t count, const ErrorParams &both,
+                                                 float *sixes, float *fours);
 
   // dst[i] = src[i] * multipliers[i / block], or src[i] divided by it, rounded and packed. None for DLFP4_UPWARD.
   void (*encode[kNumRoundings][kNumSources][kNumElements])(const uint8_t *src, int64_t count, int64_t block,

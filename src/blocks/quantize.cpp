@@ -120,6 +120,49 @@ struct Found {
   bool has_special;
 };
 
+// Four over six: what blocks are multiplied with and what their scales are worth if largest elements lie on 6 and on 4.
+struct Candidates {
+  uint8_t stored[kMostScales];
+  float multipliers[2][kMostScales], scales[2][kMostScales], errors[2][kMostScales];
+
+  ErrorParams params(const QuantizeCall &call) const {
+    return {&call.rule, {multipliers[0], multipliers[1]}, {scales[0], scales[1]}};
+  }
+};
+
+// The candidates of `count` blocks, of which those on 6 were found; no errors yet.
+void find_candidates(const QuantizeCall &call, int64_t count, const Found &found, const uint8_t *stored,
+                     Candidates *both) {
+  const int key = call.format.key;
+  memcpy(both->multipliers[0], found.multipliers, static_cast<size_t>(count) * sizeof(float));
+  call.kernels->find_scales[key](rule_of_four(call.rule), found.amax, count, both->stored, both->multipliers[1]);
+  call.kernels->decode_scales[key](stored, count, 1, both->scales[0]);
+  call.kernels->decode_scales[key](both->stored, count, 1, both->scales[1]);
+  memset(both->errors, 0, sizeof(both->errors));
+}
+
+// Keeps the candidate with the smaller error of each block.
+void choose(int64_t count, const Candidates &both, uint8_t *stored, float *multipliers) {
+  for (int64_t b = 0; b < count; ++b) {
+    if (!(both.errors[1][b] < both.errors[0][b])) continue;
+    stored[b] = both.stored[b];
+    multipliers[b] = both.multipliers[1][b];
+  }
+}
+
+// Four over six of blocks whose scales for 6 were found.
+void choose_along(const QuantizeCall &call, int64_t line, int64_t last_line, int64_t first, int64_t count,
+                  Found *found) {
+  alignas(64) uint8_t buffer[kRun * kMostItem];
+  const int64_t blocks = divide_up(count, call.format.block);
+  const auto sum_errors = call.kernels->sum_errors[call.mode.rounding][call.x.source];
+  Candidates both;
+  find_candidates(call, blocks, *found, found->stored, &both);
+  for (int64_t i = line; i < last_line; ++i)
+    sum_errors(stage(call.x, i, first, count, buffer), blocks, both.params(call), both.errors[0], both.errors[1]);
+  choose(blocks, both, found->stored, found->multipliers);
+}
+
 // The scales of the blocks at [first, first + count) of the lines that share them.
 void find_along(const QuantizeCall &call, int64_t line, int64_t last_line, int64_t first, int64_t count, Found *found) {
   alignas(64) uint8_t buffer[kRun * kMostItem];
@@ -132,6 +175,7 @@ void find_along(const QuantizeCall &call, int64_t line, int64_t last_line, int64
       if (largest[b] > found->amax[b]) found->amax[b] = largest[b];
   }
   found->has_special = find_scales(call, found->amax, blocks, found->stored, found->multipliers);
+  if (call.rule.chooses) choose_along(call, line, last_line, first, count, found);
   const int64_t last_row = call.format.row->repeats ? last_line : line + 1;
   for (int64_t i = line; i < last_row; ++i)
     store_scales(call.scales, i, first / call.format.block, blocks, found->stored);
@@ -242,6 +286,28 @@ void prefetch_position(const QuantizeCall &call, const Tile &tile, int64_t posit
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(data + i);
 }
 
+// Lines that share scales have the sum of their errors.
+void add_groups(int64_t lines, int64_t group, float *errors) {
+  for (int64_t line = 0; group > 1 && line < lines; line += group) {
+    const int64_t last = least(line + group, lines);
+    float sum = 0;
+    for (int64_t i = line; i < last; ++i) sum += errors[i];
+    for (int64_t i = line; i < last; ++i) errors[i] = sum;
+  }
+}
+
+// Four over six of a block of each line, whose scales for 6 were found.
+void choose_across(const QuantizeCall &call, const Tile &block, Found *found, uint8_t *stored) {
+  const int64_t lines = block.last_line - block.line;
+  const auto add_errors = call.kernels->add_errors[call.mode.rounding][call.x.source];
+  Candidates both;
+  find_candidates(call, lines, *found, stored, &both);
+  for (int64_t k = block.first; k < least(block.last, call.x.length); ++k)
+    add_errors(at(call.x, block.line, k), lines, both.params(call), both.errors[0], both.errors[1]);
+  for (float *errors : both.errors) add_groups(lines, call.format.group, errors);
+  choose(lines, both, stored, found->multipliers);
+}
+
 void find_across(const QuantizeCall &call, const Tile &block, Found *found, uint8_t *stored) {
   const int64_t lines = block.last_line - block.line;
   memset(found->amax, 0, static_cast<size_t>(lines) * sizeof(found->amax[0]));
@@ -251,6 +317,7 @@ void find_across(const QuantizeCall &call, const Tile &block, Found *found, uint
   }
   join_groups(lines, call.format.group, found->amax);
   found->has_special = find_scales(call, found->amax, lines, stored, found->multipliers);
+  if (call.rule.chooses) choose_across(call, block, found, stored);
 }
 
 void encode_across(const QuantizeCall &call, const Tile &tile, int64_t position, const Found &found, uint8_t *codes) {
@@ -451,7 +518,7 @@ bool is_recipe(const dlfp4_recipe &recipe) {
   const int order = number_of(recipe.scale_order);
   return rounding >= DLFP4_NEAREST_EVEN && rounding <= DLFP4_STOCHASTIC && rounding != DLFP4_UPWARD &&
          rule >= DLFP4_SCALE_FLOOR && rule <= DLFP4_SCALE_EVEN && order >= DLFP4_GLOBAL_FIRST &&
-         order <= DLFP4_INPUT_TYPE && recipe.eps >= 0;
+         order <= DLFP4_INPUT_TYPE && recipe.eps >= 0 && recipe.largest_scale >= 0;
 }
 
 dlfp4_status check_blocks(const QuantizeCall &call) {
@@ -480,7 +547,7 @@ extern "C" {
 dlfp4_tensor_scale dlfp4_given_tensor_scale(float decode) {
   dlfp4::TensorScale scale = {};
   dlfp4::compute([&] { scale = dlfp4::scale_given(decode); });
-  return {scale.encode, scale.decode};
+  return {scale.encode, scale.decode, scale.largest};
 }
 
 dlfp4_status dlfp4_quantize(const dlfp4_matrix *x, int format, const dlfp4_recipe *recipe,
@@ -491,7 +558,7 @@ dlfp4_status dlfp4_quantize(const dlfp4_matrix *x, int format, const dlfp4_recip
   if (level < 0) return DLFP4_E_ISA;
   QuantizeCall call = {};
   if (!find_format(format, &call.format)) return DLFP4_E_OPTION;
-  if (!is_recipe(*recipe)) return DLFP4_E_OPTION;
+  if (!is_recipe(*recipe) || !can_choose(*recipe, call.format)) return DLFP4_E_OPTION;
   call.kernels = &block_kernels(level);
   call.scalar = &block_kernels(scalar_level());
   if (!make_lines(*x, kAlongRows, &call.x)) return DLFP4_E_DTYPE;

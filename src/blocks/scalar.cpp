@@ -19,6 +19,12 @@ void add_pair(BlockKernels *kernels, std::integer_sequence<int, Rounding...>) {
   kernels->decode_across[To][From] = decode_across<kElementRows[To], kSourceRows[From]>;
 }
 
+template <int From, int... Rounding>
+void add_choices(BlockKernels *kernels, std::integer_sequence<int, Rounding...>) {
+  ((kernels->sum_errors[Rounding][From] = sum_errors<Rounding, kSourceRows[From]>), ...);
+  ((kernels->add_errors[Rounding][From] = add_errors<Rounding, kSourceRows[From]>), ...);
+}
+
 template <int From, int... To>
 void add_floats(BlockKernels *kernels, std::integer_sequence<int, To...>) {
   kernels->find_largest[From] = find_largest<kSourceRows[From]>;
@@ -26,6 +32,7 @@ void add_floats(BlockKernels *kernels, std::integer_sequence<int, To...>) {
   using Roundings = std::integer_sequence<int, DLFP4_NEAREST_EVEN, DLFP4_NEAREST_AWAY, DLFP4_TOWARD_ZERO,
                                           DLFP4_NEAREST_ZERO, DLFP4_STOCHASTIC>;
   (add_pair<From, To>(kernels, Roundings()), ...);
+  add_choices<From>(kernels, Roundings());
 }
 
 template <int... Bits>

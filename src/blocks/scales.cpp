@@ -6,6 +6,7 @@
 
 #include "dlfp4/dlfp4.h"
 #include "host/threads.h"
+#include "kernels.h"
 #include "rules/numerics.h"
 #include "rules/operand.h"
 
@@ -26,14 +27,23 @@ ScaleRule make_rule(const FormatInfo &format, const dlfp4_recipe &recipe, Source
   rule.pow2 = recipe.pow2;
   rule.divides = recipe.divides && !recipe.pow2;  // by powers of two both are the same
   rule.order = recipe.scale_order;
+  rule.chooses = recipe.four_over_six;
   rule.mantissa = rule.order == DLFP4_INPUT_TYPE ? kTypes[kSourceRows[source]].mantissa : 23;
   rule.scale_mantissa = scale_mantissa(recipe);
   compute([&] {
-    set_types(&rule, element, kTypes[format.row->scale]);
-    set_scale(&rule, scale ? TensorScale{scale->encode, scale->decode} : TensorScale{1, 1});
+    set_types(&rule, element, kTypes[format.row->scale], recipe.largest_scale);
+    set_scale(&rule, scale ? TensorScale{scale->encode, scale->decode, scale->largest} : TensorScale{1, 1, 0});
   });
   rule.carry = carry_of_power(recipe.scale_rule, rule.largest, element.mantissa);
   return rule;
+}
+
+// Four over six is of FP4 in two levels; it has an order of its own, and chance would have to be tossed for twice.
+bool can_choose(const dlfp4_recipe &recipe, const FormatInfo &format) {
+  if (recipe.four_over_six == DLFP4_NOT_FOUR_OVER_SIX) return true;
+  return format.row->kind == DLFP4_TWO_LEVEL && format.row->element == DLFP4_float4_e2m1fn &&
+         format.block == kErrorBlock && recipe.rounding != DLFP4_STOCHASTIC && !recipe.divides &&
+         recipe.scale_order == DLFP4_GLOBAL_FIRST && recipe.four_over_six <= DLFP4_MEAN_SQUARED;
 }
 
 int64_t padded_bytes(int layout, int64_t rows, int64_t columns, int itemsize) {

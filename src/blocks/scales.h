@@ -13,6 +13,9 @@ int scale_mantissa(const dlfp4_recipe &recipe);
 ScaleRule make_rule(const FormatInfo &format, const dlfp4_recipe &recipe, Source source,
                     const dlfp4_tensor_scale *scale);
 
+// Whether a recipe's four over six, if it has it, is for a format.
+bool can_choose(const dlfp4_recipe &recipe, const FormatInfo &format);
+
 // Bytes of a padded matrix of scales.
 int64_t padded_bytes(int layout, int64_t rows, int64_t columns, int itemsize);
 

@@ -9,6 +9,7 @@
 #include "host/simd/lanes.h"
 #include "kernels.h"
 #include "rules/numerics.h"
+#include "vector_errors.h"
 #include "vector_scales.h"
 #include "vector_turns.h"
 
@@ -207,6 +208,8 @@ void add_floats(BlockKernels *kernels, std::integer_sequence<int, To...>) {
       std::integer_sequence<int, DLFP4_NEAREST_EVEN, DLFP4_NEAREST_AWAY, DLFP4_TOWARD_ZERO, DLFP4_NEAREST_ZERO>;
   kernels->find_largest[From] = Isa::template Largest<kSourceRows[From]>::find;
   kernels->join_largest[From] = Isa::template Largest<kSourceRows[From]>::join;
+  kernels->sum_errors[DLFP4_NEAREST_EVEN][From] = Errors<Isa, kSourceRows[From]>::sum;
+  kernels->add_errors[DLFP4_NEAREST_EVEN][From] = Errors<Isa, kSourceRows[From]>::add;
   (add_elements<Isa, From, To>(kernels, Fixed()), ...);
 }
 

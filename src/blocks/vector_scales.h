@@ -193,7 +193,7 @@ struct BlockScales {
   static F32 wanted_scales(const ScaleRule &rule, F32 magnitudes) {
     const F32 by = splat<F32>(rule.first);
     const F32 first = rule.over_first ? narrow(magnitudes / by, rule.mantissa) : magnitudes * by;
-    return finite(first * rule.second);
+    return finite(first * rule.second * rule.expansion);
   }
 
   static U32 stored_codes(const ScaleRule &rule, U32 magnitudes, U32 codes) {

@@ -38,6 +38,10 @@ struct ScaleRule {
   bool over_first, over_unit;
   int mantissa;  // what the quotient by `first` is rounded to: the bits of the input's mantissa; 23: all
   float first, second, unit;
+  // Four over six: how errors are counted, how much larger the scale of largest elements on 4 is than that on 6 (in the
+  // rule of these, else 1), and the tensor's largest magnitude.
+  dlfp4_four_over_six chooses;
+  float expansion, amax;
 };
 
 namespace {
@@ -82,6 +86,7 @@ DLFP4_FLOAT_RULE float narrowed(float value, int mantissa) {
 
 struct TensorScale {
   float encode, decode;
+  float largest;  // magnitude; 0: not known
 };
 
 // What is stored: where the encode scale is clamped, both must still agree.
@@ -89,12 +94,13 @@ DLFP4_FLOAT_RULE float stored_decode(float decode) { return decode > kLeastDecod
 
 // NVFP4: `largest` is the largest finite magnitude.
 DLFP4_FLOAT_RULE TensorScale two_level_scale(const ScaleRule &rule, float largest) {
-  if (largest == 0) return {1, 1};
+  if (largest == 0) return {1, 1, 0};
   if (rule.order == DLFP4_INPUT_TYPE) {  // whose project takes 1 where this overflows, and divides as PyTorch does
     const float encode = narrowed(narrowed(1 / largest, rule.mantissa) * rule.reach, rule.mantissa);
-    return encode < kBeyondFloat ? TensorScale{encode, stored_decode(1 / encode)} : TensorScale{1, 1};
+    if (!(encode < kBeyondFloat)) return {1, 1, largest};
+    return {encode, stored_decode(1 / encode), largest};
   }
-  return {finite(rule.reach / largest), stored_decode(largest / rule.reach)};
+  return {finite(rule.reach / largest), stored_decode(largest / rule.reach), largest};
 }
 
 // A quotient that is not zero: the least one maps the least magnitudes to themselves.
@@ -114,37 +120,41 @@ DLFP4_FLOAT_RULE float held_scale(const ScaleRule &rule, float decode) {
 // A float32 scale that maps the largest magnitude to the element type's largest value: current scaling.
 DLFP4_FLOAT_RULE TensorScale largest_scale(const ScaleRule &rule, uint32_t magnitude) {
   const uint32_t amax = magnitude < rule.least ? rule.least : magnitude;
-  if (amax == 0 || amax >= kFloatInfinity) return {1, 1};
+  if (amax == 0 || amax >= kFloatInfinity) return {1, 1, 0};
   if (rule.divides) {
     const float decode = held_scale(rule, quotient_scale(rule, amax));
-    return {finite(1 / decode), decode};
+    return {finite(1 / decode), decode, 0};
   }
   float encode = finite(float_of(rule.largest) / float_of(amax));
   if (rule.pow2) encode = float_of(bits_of(encode) & kFloatInfinity);
-  if (rule.scale_mantissa == 23) return {encode, 1 / encode};
+  if (rule.scale_mantissa == 23) return {encode, 1 / encode, 0};
   const float decode = held_scale(rule, 1 / encode);
-  return {finite(1 / decode), decode};
+  return {finite(1 / decode), decode, 0};
 }
 
-DLFP4_FLOAT_RULE TensorScale scale_given(float decode) { return {finite(1 / decode), stored_decode(decode)}; }
+DLFP4_FLOAT_RULE TensorScale scale_given(float decode) { return {finite(1 / decode), stored_decode(decode), 0}; }
 
 // What follows from the element type and, for DLFP4_TWO_LEVEL formats, from the type of the scales.
-DLFP4_FLOAT_RULE void set_types(ScaleRule *rule, ElementType element, ElementType scale) {
+// `largest_scale`: what the largest magnitude makes a scale, 0: the type's largest value.
+DLFP4_FLOAT_RULE void set_types(ScaleRule *rule, ElementType element, ElementType scale, float largest_scale) {
   rule->exponent = largest_exponent(element);
   rule->largest = float_of_magnitude(element, largest_finite_code(element));
   rule->inverse = 1 / float_of(rule->largest);
-  rule->reach = float_of(rule->largest) * float_of(float_of_magnitude(scale, largest_finite_code(scale)));
+  const float largest = float_of(float_of_magnitude(scale, largest_finite_code(scale)));
+  rule->reach = float_of(rule->largest) * (largest_scale > 0 ? largest_scale : largest);
 }
 
 // What follows from the scale of the whole tensor.
 DLFP4_FLOAT_RULE void set_scale(ScaleRule *rule, TensorScale scale) {
   const float largest = float_of(rule->largest);
   rule->whole = rule->divides ? scale.decode : scale.encode;
-  rule->over_first = rule->divides || rule->order == DLFP4_INPUT_TYPE;
+  rule->over_first = rule->divides || rule->order == DLFP4_INPUT_TYPE || rule->chooses;
   rule->over_unit = rule->order == DLFP4_INPUT_TYPE;
   rule->unit = rule->over_unit ? scale.encode : rule->divides ? scale.decode : 1 / scale.encode;
   rule->second = scale.encode;
-  if (rule->order != DLFP4_GLOBAL_FIRST) {
+  rule->expansion = 1;
+  rule->amax = scale.largest > 0 ? scale.largest : scale.decode * rule->reach;
+  if (rule->order != DLFP4_GLOBAL_FIRST || rule->chooses) {
     rule->first = rule->over_first ? largest : rule->inverse;
   } else {
     rule->first = rule->over_first ? largest * scale.decode : scale.encode * rule->inverse;
@@ -170,7 +180,19 @@ DLFP4_FLOAT_RULE float decode_scale(ElementType scale, uint32_t stored) {
 // NVFP4: what a block's scale is before it is rounded. The order of the operations decides bytes.
 DLFP4_FLOAT_RULE float wanted_scale(const ScaleRule &rule, float magnitude) {
   const float first = rule.over_first ? narrowed(magnitude / rule.first, rule.mantissa) : magnitude * rule.first;
-  return finite(first * rule.second);
+  return finite(first * rule.second * rule.expansion);
+}
+
+// The rule of the other candidate of four over six.
+DLFP4_FLOAT_RULE ScaleRule rule_of_four(ScaleRule rule) {
+  rule.expansion = 1.5f;
+  return rule;
+}
+
+// Four over six: what an element's error adds, of the value of its code and its block's stored scale.
+DLFP4_FLOAT_RULE float error_of(const ScaleRule &rule, float element, float scale, float value) {
+  const float error = element * scale * rule.amax / rule.reach - value;
+  return rule.chooses == DLFP4_MEAN_SQUARED ? error * error : error < 0 ? -error : error;
 }
 
 // The code that is stored for one that a magnitude gave.

@@ -23,7 +23,10 @@ dlfp4.set_num_threads(1)
 NAMES = list(dlfp4.formats())
 SHAPES = [(1, 16), (2, 32), (5, 128), (16, 16), (33, 129), (40, 96), (129, 35)]
 RECIPES = {"power": ["ocp", "nvidia", "aiter", "transformer-engine-rocm", dlfp4.Recipe("ceil", "toward_zero")],
-           "two_level": [None, dlfp4.Recipe(rounding="nearest_away", keeps_negative_zero=False)],
+           "two_level": [None, dlfp4.Recipe(rounding="nearest_away", keeps_negative_zero=False),
+                         dlfp4.Recipe(four_over_six="mean_absolute"),
+                         dlfp4.Recipe(four_over_six="mean_squared", largest_scale=448, rounding="nearest_zero"),
+                         dlfp4.Recipe(four_over_six="mean_squared")],
            "largest": [None, dlfp4.Recipe(rounding="toward_zero", pow2=True, eps=1.0), dlfp4.Recipe(pow2=False),
                        dlfp4.Recipe(scale_dtype="bfloat16", pow2=False), dlfp4.Recipe(scale_dtype="float16")]}
 ALONE = [dlfp4.Recipe(global_scale_per="row")]   # of two levels in blocks of one line

@@ -158,6 +158,94 @@ def test_compressed_tensors_by_its_own_code():
             assert (without_negative_zeros(ours.reshape(32, 64)) == without_negative_zeros(codes)).all(), (kind, dtype)
 
 
+# ---- four over six -------------------------------------------------------------------------------------------------
+
+
+def four_over_six(tiles, largest_scale, squared, rounding="nearest_even"):
+    """TransformerEngine's quantize_4over6_nvfp4.cuh, of (groups of lines, lines, blocks, elements): codes, scales, g.
+    Errors are added up one after the other; those of a square's lines, then, one line after the other."""
+    reach, largest = F(6 * largest_scale), np.abs(tiles).max((1, 3))
+    amax = largest.max()
+    with np.errstate(all="ignore"):
+        encode = F(1) if amax == 0 else np.minimum(reach / amax, MOST)
+        wanted = largest / F(6) * encode
+        candidates = []
+        for expansion in (1, 1.5):
+            stored = e4m3(np.minimum(wanted * F(expansion), MOST)).astype(F)
+            factor = np.minimum(F(1) / (stored * (F(1) / encode)), MOST)
+            codes = fp4(tiles * factor[:, None, :, None], rounding)
+            elements = native_cast(codes.view(ml_dtypes.float4_e2m1fn), "float32")
+            error = elements * stored[:, None, :, None] * amax / reach - tiles
+            error = error * error if squared else np.abs(error)
+            total = np.zeros(largest.shape, F)
+            for line in range(error.shape[1]):
+                of_line = np.zeros(largest.shape, F)
+                for k in range(error.shape[3]):
+                    of_line = of_line + error[:, line, :, k]
+                total = total + of_line
+            candidates.append((total, codes, stored))
+        (six, *of_six), (four, *of_four) = candidates
+        codes, stored = (
+            np.where((four < six)[(slice(None), None, slice(None), None) if a.ndim == 4 else ...], b, a)
+            for a, b in zip(of_six, of_four, strict=True)
+        )
+        decode = F(1) if amax == 0 else np.maximum(amax / reach, F(1) / MOST)
+    return codes, codes_of(stored.astype(E4M3)), decode
+
+
+@pytest.mark.parametrize("name", ["nvfp4", "nvfp4_16x16"])
+@pytest.mark.parametrize("largest_scale", [256, 448])
+@pytest.mark.parametrize("error", ["mean_absolute", "mean_squared"])
+def test_four_over_six(error, largest_scale, name):
+    recipe = dlfp4.Recipe(four_over_six=error, largest_scale=largest_scale)
+    group = FORMATS[name].block[0]
+    for dtype in FLOATS:
+        for kind, x, values in finite_inputs((48, 208), dtype):
+            for axis in (-1, -2):
+                lines = values if axis == -1 else np.ascontiguousarray(values.T)
+                tiles = lines.reshape(len(lines) // group, group, -1, 16)
+                codes, scales, decode = four_over_six(tiles, largest_scale, error == "mean_squared")
+                q = dlfp4.quantize(x, name, recipe=recipe, axis=axis)
+                assert q.global_scale.to_numpy() == decode, (kind, dtype, axis)
+                assert_same(q, np.repeat(scales, group, 0), codes, (kind, dtype, axis))
+
+
+def test_four_over_six_chooses_both_and_is_closer():
+    x = make("normal", (128, 512))
+    six, default = dlfp4.Recipe(four_over_six="mean_squared", largest_scale=448), dlfp4.quantize(x, "nvfp4")
+    q = dlfp4.quantize(x, "nvfp4", recipe=six)
+    changed = (codes_of(q.scales) != codes_of(default.scales)).mean()
+    assert 0.2 < changed < 0.8
+    errors = [((t.dequantize().to_numpy() - x) ** 2).mean() for t in (q, default)]
+    assert errors[0] < 0.95 * errors[1]
+
+
+def test_four_over_six_with_other_roundings_and_a_given_scale():
+    x = make("normal", (32, 128))
+    tiles = x.reshape(32, 1, -1, 16)
+    for rounding in ("nearest_zero", "toward_zero"):
+        codes, scales, decode = four_over_six(tiles, 256, False, rounding)
+        recipe = dlfp4.Recipe(four_over_six="mean_absolute", rounding=rounding)
+        assert_same(dlfp4.quantize(x, "nvfp4", recipe=recipe), scales, codes, rounding)
+        again = dlfp4.quantize(x, "nvfp4", recipe=recipe, global_scale=float(decode))
+        assert (codes_of(again.scales) == scales).mean() > 0.9  # but where an ulp of G decides
+
+
+def test_four_over_six_goes_with_no_other_order():
+    x = np.ones((16, 16), F)
+    for options in ({"divide": True}, {"scale_order": "block_first"}, {"rounding": "stochastic"}):
+        with pytest.raises(ValueError, match="four_over_six has an order"):
+            dlfp4.Recipe(four_over_six="mean_squared", **options)
+    with pytest.raises(ValueError, match="largest_scale is for four_over_six"):
+        dlfp4.Recipe(largest_scale=448)
+    recipe = dlfp4.Recipe(four_over_six="mean_squared")
+    with pytest.raises(ValueError, match="stochastic"):
+        dlfp4.quantize(x, "nvfp4", recipe=recipe, rounding="stochastic", seed=1)
+    for name in ("mxfp4", "fp8_e4m3"):
+        with pytest.raises(ValueError, match=r"four_over_six=.*no use"):
+            dlfp4.quantize(np.ones((32, 32), F), name, recipe=recipe)
+
+
 # ---- MX ------------------------------------------------------------------------------------------------------------
 
 

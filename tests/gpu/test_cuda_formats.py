@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import dlfp4
+from dlfp4.formats import RECIPES, find_recipe
 
 from ..products.test_matmul import assert_product, values, wide
 from ..support.reference import host_bytes, native_cast
@@ -70,6 +71,51 @@ def test_bytes_of_every_rule(name, recipe):
             dlfp4.quantize(t, name, recipe=recipe, axis=axis) for t in (dlfp4.asarray(x).to_device(CUDA), x)
         )
         assert parts_of(device) == parts_of(host)
+
+
+def recipes_of(name):
+    """Each named recipe that a format has, and options that none of them has."""
+    row = dlfp4.formats()[name]
+    others = {
+        "two_level": [
+            dlfp4.Recipe(four_over_six="mean_absolute"),
+            dlfp4.Recipe(four_over_six="mean_squared", largest_scale=448),
+            dlfp4.Recipe(scale_floor=2.0**-9, zero_scale=0x38),
+        ],
+        "power": [dlfp4.Recipe(eps=1e-4, scale_floor=2.0**-9), dlfp4.Recipe(rounding="nearest_zero")],
+        "largest": [dlfp4.Recipe(divide=True), dlfp4.Recipe(pow2=True, eps=1e-4)],
+    }
+    for recipe in (*RECIPES, *others[row.kind]):
+        try:
+            find_recipe(row, recipe)
+        except ValueError:
+            continue
+        yield recipe
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("name", FORMATS)
+def test_bytes_of_every_recipe(name, source):
+    """By the fast kernels where a recipe differs in numbers alone, else by those for anything."""
+    x = magnitudes_of_all_kinds(source)
+    for view in ("rows", "columns", "every other"):
+        device, host = VIEWS[view](dlfp4.asarray(x).to_device(CUDA)), np.ascontiguousarray(VIEWS[view](x))
+        for recipe in recipes_of(name):
+            for axis in (-1, -2, (-1, -2)):
+                ours, theirs = (dlfp4.quantize(t, name, recipe=recipe, axis=axis, pad=True) for t in (device, host))
+                if not isinstance(ours, tuple):
+                    ours, theirs = (ours,), (theirs,)
+                for one, other in zip(ours, theirs, strict=True):
+                    assert parts_of(one) == parts_of(other), (recipe, view, axis)
+
+
+@pytest.mark.parametrize("name", [n for n in FORMATS if dlfp4.formats()[n].kind == "two_level"])
+def test_tiny_tensors_and_given_scales(name):
+    for magnitude in (1e-37, 2.0**-149):
+        x = np.full((32, 64), magnitude, np.float32)
+        for given in (None, 2.0**-140):
+            device, host = (dlfp4.quantize(t, name, global_scale=given) for t in (dlfp4.asarray(x).to_device(CUDA), x))
+            assert parts_of(device) == parts_of(host)
 
 
 @pytest.mark.parametrize("length", [480, 515, 40000])

@@ -105,7 +105,7 @@ uint32_t largest_of(int row) { return float_of_magnitude(kTypes[row], largest_fi
 
 ScaleRule rule_of(int key, float tensor_decode) {
   ScaleRule rule = {};
-  set_types(&rule, kTypes[kBlockKeys[key].element], kTypes[kBlockKeys[key].scale]);
+  set_types(&rule, kTypes[kBlockKeys[key].element], kTypes[kBlockKeys[key].scale], 0);
   set_scale(&rule, scale_given(tensor_decode));
   return rule;
 }

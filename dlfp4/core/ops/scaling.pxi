@@ -237,6 +237,9 @@ cdef dict SCALE_RULES = {
 cdef dict SCALE_ORDERS = {
     "global_first": DLFP4_GLOBAL_FIRST, "block_first": DLFP4_BLOCK_FIRST, "input_type": DLFP4_INPUT_TYPE,
 }
+cdef dict FOUR_OVER_SIX = {
+    None: DLFP4_NOT_FOUR_OVER_SIX, "mean_absolute": DLFP4_MEAN_ABSOLUTE, "mean_squared": DLFP4_MEAN_SQUARED,
+}
 cdef dict RULES = {}   # of each format's name, recipe and rounding that a call had
 cdef int MOST_RULES = 1024
 
@@ -262,9 +265,14 @@ cdef _Rules make_rules(format, chosen, rounding):
     self.format = format
     self.number = format.number
     self.recipe.rounding = <dlfp4_rounding> parse_rounding(chosen.rounding if rounding is None else rounding)
+    if chosen.four_over_six is not None and self.recipe.rounding == DLFP4_STOCHASTIC:
+        raise ValueError("rounding='stochastic' with four_over_six: it compares errors that chance would change; take "
+                         "another rounding")
     self.recipe.seed = 0
     self.recipe.scale_rule = <dlfp4_scale_rule> <int> SCALE_RULES[chosen.scale_rule or "floor"]
     self.recipe.scale_order = <dlfp4_scale_order> <int> SCALE_ORDERS[chosen.scale_order or "global_first"]
+    self.recipe.four_over_six = <dlfp4_four_over_six> <int> FOUR_OVER_SIX[chosen.four_over_six]
+    self.recipe.largest_scale = largest_scale_of(chosen)
     self.recipe.eps = chosen.eps
     self.recipe.divides = chosen.divide
     self.recipe.pow2 = pow2_of(format, chosen)

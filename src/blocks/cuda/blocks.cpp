@@ -147,7 +147,7 @@ bool can_store_steps(const uint8_t *data, int64_t stride, int64_t step) {
 
 // What the fast kernels do: they round products to nearest even, and keep signs of zeros.
 bool is_plain(const QuantizeParams &p) {
-  const bool multiplies = !p.rule.over_first && !p.rule.divides;
+  const bool multiplies = !p.rule.over_first && !p.rule.divides;  // four over six divides too
   return p.rounding == DLFP4_NEAREST_EVEN && std::signbit(p.zero) && !p.plus_zeros && multiplies;
 }
 
@@ -503,7 +503,7 @@ int dlfp4_cuda_quantize(int device, uintptr_t stream, const dlfp4_matrix *x, int
   if (context.status()) return context.status();
   FormatInfo info;
   Lines lines;
-  if (!find_format(format, &info)) return refuse(DLFP4_E_OPTION);
+  if (!find_format(format, &info) || !can_choose(*recipe, info)) return refuse(DLFP4_E_OPTION);
   if (!make_lines(*x, kAlongRows, &lines)) return refuse(DLFP4_E_DTYPE);
   const bool alone = (along_rows && along_rows->decodes) || (along_columns && along_columns->decodes);
   const bool scaled = info.whole || (info.row->kind == DLFP4_TWO_LEVEL && !alone);

@@ -59,6 +59,35 @@ __device__ inline BlockScale exact_scale(const ScaleRule &rule, ElementType scal
   return scale_of_block<Kind>(rule, magnitude);
 }
 
+// Four over six: the errors of a block's elements with a candidate, those of a line added up in order, and lines'. A
+// lane has an element.
+__device__ inline float errors_of_block(const QuantizeParams &p, const ScaleRule &rule, const Block &b,
+                                        BlockScale candidate) {
+  const int lane = threadIdx.x % kWarpSize, length = static_cast<int>(b.last - b.first);
+  const float scale = decode_scale(p.scale, candidate.stored);
+  float sum = 0;
+  for (int64_t line = b.line; line < b.last_line; ++line) {
+    float error = 0, of_line = 0;
+    if (lane < length) {
+      const float value = element_at(p, line, b.first + lane);
+      const float product = scaled(value, candidate.multiplier, rule.divides, -0.0f);
+      const uint64_t code = from_float(product, p.element, {p.rounding, true}, {0, 0, 0});
+      error = error_of(rule, to_float(code, p.element), scale, value);
+    }
+    for (int i = 0; i < length; ++i) of_line += __shfl_sync(kAllLanes, error, i);
+    sum += of_line;
+  }
+  return sum;
+}
+
+// Keeps what has the smaller error.
+__device__ inline BlockScale choose_scale(const QuantizeParams &p, const ScaleRule &rule, const Block &b,
+                                          uint32_t largest, BlockScale six) {
+  const BlockScale four = two_level_block(rule_of_four(rule), p.scale, largest);
+  const float of_six = errors_of_block(p, rule, b, six), of_four = errors_of_block(p, rule, b, four);
+  return of_four < of_six ? four : six;
+}
+
 template <int Kind>
 __device__ inline void quantize_block(const QuantizeParams &p) {
   constexpr int kGroup = 8;
@@ -73,6 +102,7 @@ __device__ inline void quantize_block(const QuantizeParams &p) {
     const uint32_t largest = largest_of_block(p, b);
     zeroes = Kind != DLFP4_LARGEST && largest >= kFloatInfinity;
     scale = exact_scale<Kind>(rule, p.scale, largest);
+    if (Kind == DLFP4_TWO_LEVEL && rule.chooses) scale = choose_scale(p, rule, b, largest, scale);
     const int64_t rows = p.repeats ? b.last_line - b.line : 1;
     for (int64_t i = threadIdx.x % kWarpSize; i < rows; i += kWarpSize)
       store_scale<Kind>(p, p.repeats ? b.line + i : b.line / p.group, b.first / p.block, scale.stored);
