@@ -54,6 +54,8 @@ class Spelling:
         The shape of a single scale.
     flat_rows : bool
         One scale a row is stored as (N,), not as (N, 1). Both are read.
+    line_scales : str
+        The type in which loaders hold one scale a row, to which quantizing rounds them; "": float32.
     per_matrix : bool
         Stacks of experts have a global scale for each matrix.
     encodes : bool
@@ -78,6 +80,7 @@ class Spelling:
     scale_words: str = ""
     one: tuple[int, ...] = ()
     flat_rows: bool = False
+    line_scales: Literal["", "bfloat16"] = ""
     per_matrix: bool = False
     encodes: bool = False
     splits_blocks: bool = False
@@ -110,7 +113,7 @@ SPELLINGS: tuple[Spelling, ...] = (
     Spelling("modelopt", ("mxfp4", *BYTES, *ROWS), flat_rows=True),
     Spelling("compressed-tensors", FP4, "_packed", global_scale="_global_scale", one=(1,), encodes=True),
     Spelling("compressed-tensors", ("mxfp4",), "_packed"),
-    Spelling("compressed-tensors", (*BYTES, *TILES, *ROWS), one=(1,)),
+    Spelling("compressed-tensors", (*BYTES, *TILES, *ROWS), one=(1,), line_scales="bfloat16"),
     Spelling("gpt-oss", ("mxfp4",), "_blocks", "_scales", splits_blocks=True),
     Spelling("", ("mxfp4",), ".blocks", ".scales", splits_blocks=True),  # gpt-oss in the names of OpenAI's own files
     Spelling("deepseek", (*TILES[:1], "fp8_e4m3"), scales="_scale_inv"),

@@ -173,13 +173,18 @@ def has_unit(format: Format, convention: str | None) -> bool:
 
 
 def recipe_of(ndim: int, format: Format, convention: str | None, recipe: Any) -> Recipe:
-    """The recipe for a tensor: a stack has a global scale for each matrix where the convention stores them so."""
+    """The recipe for a tensor, with the scales that the convention's loaders hold where the recipe does not say it."""
     found = find_recipe(format, recipe)
     if ndim < 3 and found.global_scale_per == "matrix":  # which says of stacks that they have several
         return replace(found, global_scale_per="tensor")
-    if ndim < 3 or not format.has_global_scale or convention is None or found.global_scale_per != "tensor":
+    if convention is None:
         return found
-    return replace(found, global_scale_per="matrix") if find_spelling(format, convention).per_matrix else found
+    spelling = find_spelling(format, convention)
+    if format.scales_lines and spelling.line_scales and found.scale_dtype is None:
+        return replace(found, scale_dtype=spelling.line_scales)
+    if ndim > 2 and format.has_global_scale and spelling.per_matrix and found.global_scale_per == "tensor":
+        return replace(found, global_scale_per="matrix")
+    return found
 
 
 def fused_among(choice: Choice, choices: Mapping[str, Choice], matrices: Collection[str]) -> tuple[str, ...]:
