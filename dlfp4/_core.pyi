@@ -173,6 +173,7 @@ _ScaleLayout: TypeAlias = Literal[
 _RecipeLike: TypeAlias = Recipe | RecipeName
 _Axis: TypeAlias = Literal[-1, -2]
 _Scalar: TypeAlias = SupportsFloat | _Elements
+_Hadamard: TypeAlias = SupportsIndex | Sequence[int]
 
 class _Parts(NamedTuple):
     data: Any
@@ -198,6 +199,8 @@ class ScaledTensor:
     def global_scale(self) -> Tensor | None: ...
     @property
     def encode_scale(self) -> Tensor | None: ...
+    @property
+    def hadamard(self) -> tuple[int, ...] | None: ...
     @property
     def format(self) -> Format: ...
     @property
@@ -227,6 +230,7 @@ class ScaledTensor:
         scale_layout: _ScaleLayout = "linear",
         shape: _Shape | None = None,
         encode_scale: _Scalar | None = None,
+        hadamard: _Hadamard | None = None,
     ) -> ScaledTensor: ...
     def __getitem__(self, key: _ScaledIndex | tuple[_ScaledIndex, ...]) -> ScaledTensor: ...
     def to(self, target: Format | Recipe | str, *, recipe: _RecipeLike | None = None) -> ScaledTensor: ...
@@ -256,6 +260,7 @@ def quantize(
     seed: SupportsIndex | None = None,
     scale_layout: _ScaleLayout = "linear",
     pad: bool = False,
+    hadamard: _Hadamard | None = None,
     out: ScaledTensor | None = None,
     stream: _Stream | None = None,
 ) -> ScaledTensor: ...
@@ -271,6 +276,7 @@ def quantize(
     seed: SupportsIndex | None = None,
     scale_layout: _ScaleLayout = "linear",
     pad: bool = False,
+    hadamard: _Hadamard | None = None,
     out: tuple[ScaledTensor, ...] | None = None,
     stream: _Stream | None = None,
 ) -> tuple[ScaledTensor, ...]: ...
@@ -295,6 +301,12 @@ def _multiply_on_host(
 def _meet(
     a: Tensor | ScaledTensor, b: Tensor | ScaledTensor
 ) -> tuple[Tensor | ScaledTensor, Tensor | ScaledTensor]: ...
+def _with_equal_rotations(
+    a: Tensor | ScaledTensor, b: Tensor | ScaledTensor, stream: _Stream | None = None
+) -> tuple[Tensor | ScaledTensor, Tensor | ScaledTensor]: ...
+def _with_hadamard(self: ScaledTensor, hadamard: _Hadamard | None) -> ScaledTensor: ...
+def _refuse_hadamard(self: ScaledTensor, who: str) -> None: ...
+def _parse_hadamard(hadamard: _Hadamard | None) -> tuple[int, ...] | None: ...
 def _allocate_result(
     a: Tensor | ScaledTensor, shape: tuple[int, ...], dtype: _DType, stream: _Stream | None
 ) -> Tensor: ...
@@ -338,6 +350,7 @@ def _restore_scaled(
     scale_layout: str,
     shape: tuple[int, ...],
     encode_scale: Tensor | None = None,
+    hadamard: _Hadamard | None = None,
 ) -> ScaledTensor: ...
 def _without_global_scale(self: ScaledTensor) -> ScaledTensor: ...
 def _tactic_names() -> tuple[str, ...]: ...

@@ -35,7 +35,7 @@ from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
 from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF, PyObject
 from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
 from libc.math cimport INFINITY
-from libc.stdint cimport INT64_MAX, int8_t, int32_t, int64_t, uint64_t, uintptr_t
+from libc.stdint cimport INT64_MAX, int8_t, int32_t, int64_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcmp, memcpy, memset, strncmp
 
 from dlfp4._dlpack cimport *
@@ -142,6 +142,7 @@ include "core/machine/places.pxi"
 include "core/tensor/views.pxi"
 include "core/tensor/tensor.pxi"
 include "core/ops/ops.pxi"
+include "core/ops/hadamard.pxi"
 include "core/tensor/scaled.pxi"
 include "core/tensor/slices.pxi"
 include "core/ops/scaling.pxi"

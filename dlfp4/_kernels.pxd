@@ -148,8 +148,13 @@ cdef extern from "dlfp4/dlfp4.h" nogil:
         float *decodes
         int64_t decode_lines
         uint8_t finds_decodes
+        uint32_t rotation
 
-    dlfp4_status dlfp4_find_tensor_scale(const dlfp4_matrix *, int, const dlfp4_recipe *, dlfp4_tensor_scale *)
+    enum:
+        DLFP4_ROTATED
+    uint32_t dlfp4_rotation(uint64_t)
+    dlfp4_status dlfp4_find_tensor_scale(const dlfp4_matrix *, int, const dlfp4_recipe *, uint32_t,
+                                         dlfp4_tensor_scale *)
     dlfp4_tensor_scale dlfp4_given_tensor_scale(float)
     dlfp4_status dlfp4_quantize(const dlfp4_matrix *, int, const dlfp4_recipe *, const dlfp4_tensor_scale *,
                                 const dlfp4_blocks *, const dlfp4_blocks *)

@@ -14,6 +14,7 @@ from dlfp4._core import (
     ScaledTensor,
     Tensor,
     _buffers_of,
+    _with_hadamard,
     _with_receipt,
     asarray,
     cast,
@@ -86,8 +87,8 @@ def concatenate(tensors: Iterable[ScaledTensor], axis: SupportsIndex = 0) -> Sca
     check_borders(given, along)
     if len(given) == 1:
         return _with_receipt(given[0], all_exact(count_blocks(given[0])))
-    common, receipt = under_one_scale(given)
-    return _with_receipt(join(common, along), receipt)
+    common, receipt = under_one_scale([_with_hadamard(each, None) for each in given])
+    return _with_hadamard(_with_receipt(join(common, along), receipt), given[0].hadamard)  # which codes stand for
 
 
 def stack(tensors: Iterable[ScaledTensor]) -> ScaledTensor:
@@ -126,13 +127,17 @@ def stack(tensors: Iterable[ScaledTensor]) -> ScaledTensor:
     check_borders(raised, 0)
     q = join(raised, 0)
     own = asarray(np.array(units, np.float32)).to_device(q.device)
-    stacked = ScaledTensor.from_parts(q.data, q.scales, own, format=q.format, axis=q.axis, shape=q.shape)
+    stacked = ScaledTensor.from_parts(
+        q.data, q.scales, own, format=q.format, axis=q.axis, shape=q.shape, hadamard=q.hadamard
+    )
     return _with_receipt(stacked, all_exact(sum(map(count_blocks, given))))
 
 
 def reshaped(q: ScaledTensor, shape: tuple[int, ...]) -> ScaledTensor:
     """The same matrix of rows under other leading dimensions."""
-    return ScaledTensor.from_parts(q.data, q.scales, q.global_scale, format=q.format, axis=q.axis, shape=shape)
+    return ScaledTensor.from_parts(
+        q.data, q.scales, q.global_scale, format=q.format, axis=q.axis, shape=shape, hadamard=q.hadamard
+    )
 
 
 # ---- What fits together
@@ -159,11 +164,11 @@ def check_tensors(tensors: Iterable[Any]) -> list[ScaledTensor]:
                 f"{summary(each)} has global scales of shape {each.global_scale.shape}; expected one of the tensor: "
                 f"join data, scales and global scales, and give them to ScaledTensor.from_parts"
             )
-        kinds = [(q.format.name, q.axis, q.ndim, q.device, q.scales.dtype.name) for q in (first, each)]
+        kinds = [(q.format.name, q.axis, q.ndim, q.device, q.scales.dtype.name, q.hadamard) for q in (first, each)]
         if kinds[0] != kinds[1]:
             raise ValueError(
                 f"{summary(first)} and {summary(each)} differ in format, in the axis of their blocks, in rank, in "
-                f"device or in the type of their scales: "
+                f"device, in the type of their scales or in the signs of their Hadamard transforms: "
                 f"bring them together with .to({first.format.name!r}) or .to_device({str(first.device)!r})"
             )
     return [each.with_scale_layout("linear") for each in given]
@@ -218,7 +223,9 @@ def join(given: Sequence[ScaledTensor], along: int) -> ScaledTensor:
     if scales.ndim:
         scales = empty(buffers[1].shape, buffers[1].dtype, device=first.device)
         place([each.scales for each in given], scales, given, along)
-    return ScaledTensor.from_parts(data, scales, first.global_scale, format=first.format, axis=first.axis, shape=shape)
+    return ScaledTensor.from_parts(
+        data, scales, first.global_scale, format=first.format, axis=first.axis, shape=shape, hadamard=first.hadamard
+    )
 
 
 def place(parts: Sequence[Tensor], result: Tensor, given: Sequence[ScaledTensor], along: int) -> None:

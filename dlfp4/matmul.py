@@ -25,6 +25,7 @@ from dlfp4._core import (
     _parse_dtype,
     _stream_of_product,
     _traits,
+    _with_equal_rotations,
     asarray,
     cuda_available,
 )
@@ -192,6 +193,7 @@ def make_problem(
     left, right = _meet(left, right)
     dtype = result_dtype(left, out_dtype)
     place = _stream_of_product(left, right, (a, b, out), stream)
+    left, right = _with_equal_rotations(left, right, place)
     return Problem(left, right, dtype, 1.0 if alpha is None else _as_float32(alpha, "alpha"), activation, place)
 
 

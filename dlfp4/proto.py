@@ -30,7 +30,7 @@ def layout_of(q: ScaledTensor) -> _ScaleLayout:
 
 
 # What says how a quantized tensor's parts lie.
-_LAYOUT = ("scale_layout", "rowwise", "columnwise", "scale_dtype", "global_scale_per")
+_LAYOUT = ("scale_layout", "rowwise", "columnwise", "scale_dtype", "global_scale_per", "hadamard")
 ACROSS = "columnwise_"  # before the names of what is quantized along axis -2
 
 
@@ -65,6 +65,9 @@ class TensorProto:
         The type of the scales, of formats whose own is float32; see :class:`Recipe`.
     global_scale_per : {"tensor", "row", "matrix"}
         Which part of the tensor a global scale is of; see :class:`Recipe`.
+    hadamard : sequence of int or int, optional
+        The signs of the Hadamard transform before quantizing, or their seed; see :func:`quantize`. It changes no
+        buffer.
 
     Raises
     ------
@@ -96,6 +99,7 @@ class TensorProto:
     columnwise: bool
     scale_dtype: ScaleDtype | None
     global_scale_per: GlobalScalePer
+    hadamard: tuple[int, ...] | None
 
     def __init__(
         self,
@@ -112,6 +116,7 @@ class TensorProto:
         columnwise: bool = False,
         scale_dtype: ScaleDtype | None = None,
         global_scale_per: GlobalScalePer = "tensor",
+        hadamard: Sequence[int] | int | None = None,
     ) -> None:
         if (dtype is None) == (format is None):
             raise ValueError(f"dtype={dtype!r} and format={format!r}: give either of them")
@@ -129,6 +134,7 @@ class TensorProto:
             "columnwise": _core._parse_flag(columnwise, "columnwise"),
             "scale_dtype": scale_dtype,
             "global_scale_per": global_scale_per,
+            "hadamard": _core._parse_hadamard(hadamard),
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -202,12 +208,20 @@ class TensorProto:
             raise TypeError(f"expected a tensor, a ScaledTensor or a tuple of ScaledTensors, got ({names})")
         axes = [part.axis for part in parts]
         kinds = {
-            (part.shape, part.format, part.device, layout_of(part), part.scales.dtype.name, _granularity(part))
+            (
+                part.shape,
+                part.format,
+                part.device,
+                layout_of(part),
+                part.scales.dtype.name,
+                _granularity(part),
+                part.hadamard,
+            )
             for part in parts
         }
         if len(kinds) > 1 or len(set(axes)) < len(axes):
             raise ValueError(f"{parts!r} is not one tensor quantized along axes -1 and -2, as quantize returns it")
-        ((shape, format, device, scale_layout, scale_dtype, per),) = kinds
+        ((shape, format, device, scale_layout, scale_dtype, per, hadamard),) = kinds
         pad = not all(_core._divides(shape, format, axis) for axis in axes)
         return cls(
             shape,
@@ -219,6 +233,7 @@ class TensorProto:
             columnwise=-2 in axes,
             scale_dtype=scale_dtype,
             global_scale_per=per,
+            hadamard=hadamard,
         )
 
     @property
@@ -377,6 +392,7 @@ class TensorProto:
                 axis,
                 self.scale_layout,
                 self.shape,
+                hadamard=self.hadamard,
             )
             for axis in self._axes
         ]

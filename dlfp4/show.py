@@ -33,7 +33,8 @@ def details(x: Tensor | ScaledTensor) -> list[str]:
     if is_scaled(x):
         axis = [] if x.axis == -1 else [f"axis={x.axis}"]
         layout = [] if x.scale_layout == "linear" else [f"scale_layout={x.scale_layout!r}"]
-        return [shape, f"format={x.format.name!r}", device, *axis, *layout]
+        signs = [] if x.hadamard is None else [f"hadamard={x.hadamard}"]
+        return [shape, f"format={x.format.name!r}", device, *axis, *layout, *signs]
     storage = ["packed=True"] if x.packed else ["packed=False"] if row_of(x).endswith(PADDED) else []
     strides = [] if is_row_major(x) else [f"strides={x.strides}"]
     return [shape, f"dtype={x.dtype.name}", device, *storage, *strides, *(["readonly=True"] if x.readonly else [])]

@@ -19,6 +19,7 @@ from dlfp4._core import (
     ScaledTensor,
     Tensor,
     _buffers_of,
+    _with_hadamard,
     _with_receipt,
     asarray,
     cast,
@@ -128,7 +129,13 @@ def nearest_format(format: Format, convention: Convention) -> Format:
 
 
 def transcode(q: ScaledTensor, target: Any, recipe: _RecipeLike | None) -> ScaledTensor:
-    """``ScaledTensor.to``."""
+    """``ScaledTensor.to``. Codes that stand for transformed values still do."""
+    signs = q.hadamard
+    return _with_hadamard(transcode_codes(_with_hadamard(q, None), target, recipe), signs)
+
+
+def transcode_codes(q: ScaledTensor, target: Any, recipe: _RecipeLike | None) -> ScaledTensor:
+    """The same of a tensor that stands for its own values."""
     wanted = find_target(q, target, recipe)
     linear = q.with_scale_layout("linear")
     source = as_matrix(linear)

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 import dlfp4
 from dlfp4 import ScaledTensor, Tensor
+from dlfp4._core import _refuse_hadamard
 from dlfp4.checkpoints import comfyui
 from dlfp4.checkpoints.names import is_part, last, listed, module_of
 from dlfp4.formats import Format
@@ -487,6 +488,7 @@ def split_one(name: str, q: ScaledTensor, convention: str) -> dict[str, Tensor]:
         spelling = find_spelling(q.format, convention)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
+    _refuse_hadamard(q, convention)
     expected = scales_shape(q.format, q.shape) if len(q.shape) > 1 else None
     if q.axis != -1 or q.scale_layout not in ("linear", spelling.scale_layout):
         remedy = "quantize it so" if q.axis != -1 else "call .with_scale_layout('linear')"

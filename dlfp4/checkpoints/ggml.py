@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 import dlfp4
 from dlfp4 import ScaledTensor, Tensor
+from dlfp4._core import _refuse_hadamard
 from dlfp4.show import summary
 
 Octets = npt.NDArray[np.uint8]
@@ -109,6 +110,7 @@ def to_ggml(q: ScaledTensor) -> Tensor:
     """
     block = block_of(q.format.name)
     count = count_blocks(q.shape, block, q.format.name)
+    _refuse_hadamard(q, "ggml")
     if q.axis != -1:
         raise ValueError(f"{summary(q)}: ggml's blocks run along the last axis; quantize with axis=-1")
     q = q.with_scale_layout("linear")  # prepared weights have an order of their own

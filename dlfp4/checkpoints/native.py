@@ -37,6 +37,8 @@ def split(tensors: Mapping[str, Any]) -> tuple[dict[str, Tensor], str]:
                 "axis": x.axis,
                 "scale_layout": x.scale_layout,
             }
+            if x.hadamard is not None:
+                fields["hadamard"] = x.hadamard
             if x.encode_scale is not None:
                 fields["encode_scale"] = described_scale(x.encode_scale)
             described[name] = fields
@@ -109,7 +111,8 @@ def parse(description: str) -> dict[str, Any]:
 
 def rebuild(name: str, fields: Any, parts: dict[str, Tensor]) -> ScaledTensor:
     """One tensor from its parts. Scales and global scale leave `parts`; the data stays, under the tensor's name."""
-    if not isinstance(fields, dict) or fields.keys() - {"encode_scale"} != {"format", "shape", "axis", "scale_layout"}:
+    required, optional = {"format", "shape", "axis", "scale_layout"}, {"encode_scale", "hadamard"}
+    if not isinstance(fields, dict) or fields.keys() - optional != required:
         raise ValueError(f"{name} is described by {fields!r}, expected format, shape, axis and scale_layout")
     if not is_sizes(fields["shape"]):
         raise ValueError(

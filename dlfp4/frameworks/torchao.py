@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from dlfp4._core import ScaledTensor, asarray, formats, pack, unpack
+from dlfp4._core import ScaledTensor, _refuse_hadamard, asarray, formats, pack, unpack
 from dlfp4.frameworks import base
 from dlfp4.show import summary
 
@@ -102,6 +102,7 @@ def to_torchao(q: ScaledTensor, dtype: Any = "bfloat16") -> Any:
     """An NVFP4Tensor or MXTensor over the memory of a ScaledTensor; FP6 becomes one element a byte."""
     if q.axis == -2:
         return to_torchao(q.mT, dtype).t()
+    _refuse_hadamard(q, "torchao")
     if q.scale_layout not in ("linear", BLOCKED):
         q = q.with_scale_layout("linear")
     if q.format.kind == "largest" or q.format.repeats_scales or (q.format.block or (0, 0))[0] != 1:

@@ -131,16 +131,28 @@ typedef struct {
   float *decodes; /* NULL: none */
   int64_t decode_lines;
   uint8_t finds_decodes; /* quantizing: they are found and written; else they are read, as they were given */
+  uint32_t rotation;     /* see dlfp4_rotation; 0: none */
 } dlfp4_blocks;
 
-/* The tensor's scale from its elements (formats with a scale of the whole tensor), or from a decode scale. */
-dlfp4_status dlfp4_find_tensor_scale(const dlfp4_matrix *x, int format, const dlfp4_recipe *recipe,
+/* The random Hadamard transform, a rotation of sixteen neighbours along a line: x -> x diag(signs) H16 / 4 in float32,
+ * before scales are found, undone by dequantizing. Bits 0 to 15 are set where an element is negated, bit 16 says that
+ * there is a transform. Products do not undo it: lines with equal rotations have the products of what they were.
+ * Lengths are multiples of 16. */
+enum { DLFP4_ROTATED = 1 << 16 };
+
+/* The rotation whose signs a seed draws. */
+uint32_t dlfp4_rotation(uint64_t seed);
+
+/* The tensor's scale from its elements (formats with a scale of the whole tensor), or from a decode scale. Rotated
+ * elements are those along rows of x. */
+dlfp4_status dlfp4_find_tensor_scale(const dlfp4_matrix *x, int format, const dlfp4_recipe *recipe, uint32_t rotation,
                                      dlfp4_tensor_scale *scale);
 dlfp4_tensor_scale dlfp4_given_tensor_scale(float decode);
 
 /* `along_rows` has a line a row of x, `along_columns` a line a column; either may be NULL. `scale` is that of the whole
  * tensor, for the formats that have one. Lines whose last block is incomplete are completed with zeros where
- * blocks->length says so, and otherwise only taken by formats with float32 scales. */
+ * blocks->length says so, and otherwise only taken by formats with float32 scales. Lines that are rotated are those of
+ * one direction: each has a scale of the whole tensor of its own. */
 dlfp4_status dlfp4_quantize(const dlfp4_matrix *x, int format, const dlfp4_recipe *recipe,
                             const dlfp4_tensor_scale *scale, const dlfp4_blocks *along_rows,
                             const dlfp4_blocks *along_columns);

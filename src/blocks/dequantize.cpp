@@ -7,6 +7,7 @@
 #include "host/threads.h"
 #include "kernels.h"
 #include "largest.h"
+#include "rules/hadamard.h"
 #include "scales.h"
 
 namespace dlfp4 {
@@ -15,7 +16,7 @@ namespace {
 constexpr int64_t kRun = 2048;  // elements of a line at a time
 constexpr int64_t kGrain = 1 << 16;
 constexpr int64_t kMostScales = kRun / kLeastBlock;
-constexpr int kMostItem = 4, kScaleBytes = 4;
+constexpr int kScaleBytes = 4;
 
 struct DequantizeCall {
   const BlockKernels *kernels;
@@ -43,7 +44,7 @@ bool scales_along(const DequantizeCall &call, int64_t line, int64_t first, int64
 }
 
 // A part of a line, from the start of a block on, decoded to neighbours.
-void decode_along(const DequantizeCall &call, int64_t line, int64_t first, int64_t count, uint8_t *dst) {
+void decode_plain(const DequantizeCall &call, int64_t line, int64_t first, int64_t count, Source target, uint8_t *dst) {
   float scales[kMostScales];
   uint8_t gathered[kRun];
   const bool not_finite = scales_along(call, line, first, count, scales);
@@ -52,8 +53,25 @@ void decode_along(const DequantizeCall &call, int64_t line, int64_t first, int64
     gather_items(codes, call.blocks->strides[1], 1, count, gathered);
     codes = gathered;
   }
-  kernels_for(call, not_finite)
-      .decode[call.format.element][call.result.source](codes, count, call.format.block, scales, dst);
+  kernels_for(call, not_finite).decode[call.format.element][target](codes, count, call.format.block, scales, dst);
+}
+
+// The same of what was rotated: whole sixteens, of which the last may end beyond the result.
+void decode_rotated(const DequantizeCall &call, int64_t line, int64_t first, int64_t count, uint8_t *dst) {
+  alignas(64) float rotated[kRun];
+  alignas(64) uint8_t values[kRotatedLength * kMostItem];
+  const auto rotate_back = call.kernels->rotate_back[call.result.source];
+  const int64_t rest = count % kRotatedLength, whole = count - rest;
+  decode_plain(call, line, first, round_up(count, kRotatedLength), kFromFloat32, reinterpret_cast<uint8_t *>(rotated));
+  rotate_back(rotated, whole, call.blocks->rotation, dst);
+  if (rest == 0) return;
+  rotate_back(rotated + whole, kRotatedLength, call.blocks->rotation, values);
+  memcpy(dst + whole * call.result.item, values, static_cast<size_t>(rest * call.result.item));
+}
+
+void decode_along(const DequantizeCall &call, int64_t line, int64_t first, int64_t count, uint8_t *dst) {
+  if (call.blocks->rotation) return decode_rotated(call, line, first, count, dst);
+  decode_plain(call, line, first, count, call.result.source, dst);
 }
 
 // --- Results whose lines are neighbours along them -------------------------------------------
@@ -125,20 +143,43 @@ bool scales_across(const DequantizeCall &call, const Tile &tile, const uint8_t *
   return not_finite;
 }
 
+// Sixteen positions of a tile's lines before the rotation is undone.
+struct RotatedRows {
+  alignas(64) float row[kRotatedLength][kTilePitch];
+};
+
+void put_rotated(const DequantizeCall &call, const Tile &tile, int64_t first, const RotatedRows &rows) {
+  const Lines &x = call.result;
+  const auto rotate_back = call.kernels->rotate_across_back[x.source];
+  const int64_t there = least(kRotatedLength, x.length - first), row_bytes = tile.lines * x.item;
+  if (there == kRotatedLength)
+    return rotate_back(rows.row[0], kTilePitch, tile.lines, call.blocks->rotation, at(x, tile.line, first),
+                       x.step * x.item);
+  alignas(64) uint8_t values[kRotatedLength * kTileLines * kMostItem];
+  rotate_back(rows.row[0], kTilePitch, tile.lines, call.blocks->rotation, values, row_bytes);
+  for (int64_t k = 0; k < there; ++k)
+    memcpy(at(x, tile.line, first + k), values + k * row_bytes, static_cast<size_t>(row_bytes));
+}
+
 void decode_tile(const DequantizeCall &call, const Tile &tile) {
+  const bool rotated = call.blocks->rotation != 0;
   float scales[kTileLines];
   Turned turned;
+  RotatedRows rows;
   turn_codes(call, tile, &turned);
   turn_scales(call, tile, &turned);
   const int64_t last = tile.first + tile.count;
   for (int64_t k = tile.first, row = 0; k < last; ++row) {
     const int64_t end = least((k / call.format.block + 1) * call.format.block, last);
     const bool not_finite = scales_across(call, tile, turned.stored[row], scales);
-    const auto decode = kernels_for(call, not_finite).decode_across[call.format.element][call.result.source];
+    const Source target = rotated ? kFromFloat32 : call.result.source;
+    const auto decode = kernels_for(call, not_finite).decode_across[call.format.element][target];
     for (; k < end; ++k) {
       const uint8_t *const codes =
           are_rows(call) ? line_at(*call.blocks, call.format, tile.line, k) : turned.codes[k - tile.first];
-      decode(codes, tile.lines, scales, at(call.result, tile.line, k));
+      float *const row = rows.row[k % kRotatedLength];
+      decode(codes, tile.lines, scales, rotated ? reinterpret_cast<uint8_t *>(row) : at(call.result, tile.line, k));
+      if (rotated && (k + 1) % kRotatedLength == 0) put_rotated(call, tile, k + 1 - kRotatedLength, rows);
     }
   }
 }
@@ -149,7 +190,7 @@ void dequantize_tile(const DequantizeCall &call, int64_t line, int64_t first) {
   const int64_t lines = least(call.tile_lines, call.result.lines - line);
   const int64_t count = least(call.tile_length, call.result.length - first);
   if (call.across)
-    decode_tile(call, {line, lines, first, count});
+    decode_tile(call, {line, lines, first, call.blocks->rotation ? round_up(count, kRotatedLength) : count});
   else
     put_run(call, line, first, count);
 }
@@ -180,17 +221,32 @@ struct Search {
   const BlockKernels *kernels;
   Lines x;
   bool finite_only;
+  bool across;  // whether lines are rotated whose neighbours in memory belong to other lines
   uint32_t largest;
 };
 
+uint32_t search_along(const Search &search, int64_t number) {
+  const int64_t length = rotated_length(search.x), in_line = divide_up(length, kRun), first = number % in_line * kRun;
+  return largest_of_run(*search.kernels, search.x, search.finite_only, number / in_line, first,
+                        least(kRun, length - first));
+}
+
+uint32_t search_across(const Search &search, int64_t number) {
+  const int64_t in_row = divide_up(search.x.lines, kMostRotatedLines), line = number % in_row * kMostRotatedLines;
+  return largest_of_rotated(*search.kernels, search.x, search.finite_only, line,
+                            least(kMostRotatedLines, search.x.lines - line), number / in_row * kRotatedLength);
+}
+
+int64_t count_runs(const Search &search) {
+  if (search.across) return divide_up(search.x.lines, kMostRotatedLines) * divide_up(search.x.length, kRotatedLength);
+  return search.x.lines * divide_up(rotated_length(search.x), kRun);
+}
+
 void search_runs(const void *context, int64_t first_run, int64_t last_run) {
   Search &search = *static_cast<Search *>(const_cast<void *>(context));
-  const int64_t in_line = divide_up(search.x.length, kRun);
   uint32_t largest = 0;
   for (int64_t number = first_run; number < last_run; ++number) {
-    const int64_t first = number % in_line * kRun;
-    const uint32_t of_run = largest_of_run(*search.kernels, search.x, search.finite_only, number / in_line, first,
-                                           least(kRun, search.x.length - first));
+    const uint32_t of_run = search.across ? search_across(search, number) : search_along(search, number);
     largest = of_run > largest ? of_run : largest;
   }
   uint32_t known = __atomic_load_n(&search.largest, __ATOMIC_RELAXED);
@@ -212,6 +268,7 @@ dlfp4_status dlfp4_dequantize(const dlfp4_blocks *q, int format, float decode, c
   if (!find_format(format, &call.format) || q->layout < 0 || q->layout >= DLFP4_NUM_LAYOUTS) return DLFP4_E_OPTION;
   if (!make_lines(*result, kAlongRows, &call.result)) return DLFP4_E_DTYPE;
   if (q->length < call.result.length || !is_addressable(*q, call.format, call.result.lines)) return DLFP4_E_SHAPE;
+  if (!is_rotation(q->rotation, q->length)) return DLFP4_E_SHAPE;
   call.kernels = &block_kernels(level);
   call.scalar = &block_kernels(scalar_level());
   call.decode = decode;
@@ -221,7 +278,7 @@ dlfp4_status dlfp4_dequantize(const dlfp4_blocks *q, int format, float decode, c
   return DLFP4_OK;
 }
 
-dlfp4_status dlfp4_find_tensor_scale(const dlfp4_matrix *x, int format, const dlfp4_recipe *recipe,
+dlfp4_status dlfp4_find_tensor_scale(const dlfp4_matrix *x, int format, const dlfp4_recipe *recipe, uint32_t rotation,
                                      dlfp4_tensor_scale *scale) {
   using namespace dlfp4;
   const int level = current_level();
@@ -230,11 +287,13 @@ dlfp4_status dlfp4_find_tensor_scale(const dlfp4_matrix *x, int format, const dl
   Search search = {};
   if (!find_format(format, &info)) return DLFP4_E_OPTION;
   const bool columns = x->strides[1] != 1 && x->strides[0] == 1;
-  if (!make_lines(*x, columns ? kAlongColumns : kAlongRows, &search.x)) return DLFP4_E_DTYPE;
+  if (!make_lines(*x, columns && !rotation ? kAlongColumns : kAlongRows, &search.x)) return DLFP4_E_DTYPE;
+  if (!is_rotation(rotation, 0)) return DLFP4_E_OPTION;
+  search.x.rotation = rotation;
+  search.across = columns && rotation;
   search.kernels = &block_kernels(level);
   search.finite_only = info.row->kind == DLFP4_TWO_LEVEL;
-  const int64_t runs = search.x.lines * divide_up(search.x.length, kRun);
-  parallel_for_tiles(runs, divide_up(kGrain, kRun), search_runs, &search);
+  parallel_for_tiles(count_runs(search), divide_up(kGrain, kRun), search_runs, &search);
   const ScaleRule rule = make_rule(info, *recipe, search.x.source, nullptr);
   compute([&] {
     const TensorScale found =

@@ -89,6 +89,16 @@ struct BlockKernels {
   // dst[i] = codes[i] * scales[i] of codes one a byte: one row of blocks that run across rows.
   void (*decode_across[kNumElements][kNumSources])(const uint8_t *codes, int64_t count, const float *scales,
                                                    uint8_t *dst);
+
+  // The Hadamard transform of a run's sixteens, and its inverse: see rules/hadamard.h. `count` is a multiple of 16.
+  void (*rotate[kNumSources])(const uint8_t *src, int64_t count, uint32_t rotation, float *dst);
+  void (*rotate_back[kNumSources])(const float *src, int64_t count, uint32_t rotation, uint8_t *dst);
+
+  // The same of sixteen rows of `count` elements, `stride` bytes or `pitch` floats apart.
+  void (*rotate_across[kNumSources])(const uint8_t *src, int64_t stride, int64_t count, uint32_t rotation, float *dst,
+                                     int64_t pitch);
+  void (*rotate_across_back[kNumSources])(const float *src, int64_t pitch, int64_t count, uint32_t rotation,
+                                          uint8_t *dst, int64_t stride);
 };
 
 // The kernels of a level, with those of slower levels where it has none.

@@ -10,6 +10,7 @@
 #include "host/threads.h"
 #include "kernels.h"
 #include "largest.h"
+#include "rules/hadamard.h"
 #include "rules/operand.h"
 #include "scales.h"
 
@@ -21,11 +22,12 @@ constexpr int64_t kAhead = 4;        // positions of such a tile to prefetch
 constexpr int64_t kSquareRun = 512;  // elements of a line at a time, where many lines are
 constexpr int64_t kGrain = 1 << 16;  // elements worth a thread
 constexpr int64_t kMostScales = kTileLines;
-constexpr int kMostItem = 4, kScaleBytes = 4;
+constexpr int kScaleBytes = 4;
 
 constexpr int64_t kCacheBytes = 1 << 19;  // of floats that are read twice: a part of an L2 cache
 
 static_assert(kRun / kLeastBlock <= kMostScales, "a run's scales");
+static_assert(kRun <= kMostStaged && kSquareRun <= kMostStaged, "a run");
 
 struct QuantizeCall {
   const BlockKernels *kernels;
@@ -63,16 +65,6 @@ bool find_scales(const QuantizeCall &call, const uint32_t *amax, int64_t count, 
 }
 
 // --- Along lines -----------------------------------------------------------------------------
-
-// The elements of a line as neighbours, followed by zeros where the line is shorter than its blocks.
-const uint8_t *stage(const Lines &x, int64_t line, int64_t first, int64_t count, uint8_t *buffer) {
-  const int64_t there = least(count, x.length - first);
-  if (x.step == 1 && there == count) return at(x, line, first);
-  if (there > 0) gather_items(at(x, line, first), x.step, x.item, there, buffer);
-  const int64_t copied = there > 0 ? there : 0;
-  memset(buffer + copied * x.item, 0, static_cast<size_t>((count - copied) * x.item));
-  return buffer;
-}
 
 void zero_blocks(const QuantizeCall &call, const uint32_t *amax, int64_t count, int64_t blocks, uint8_t *codes) {
   const int64_t block = call.format.block;
@@ -153,27 +145,26 @@ void choose(int64_t count, const Candidates &both, uint8_t *stored, float *multi
 // Four over six of blocks whose scales for 6 were found.
 void choose_along(const QuantizeCall &call, int64_t line, int64_t last_line, int64_t first, int64_t count,
                   Found *found) {
-  alignas(64) uint8_t buffer[kRun * kMostItem];
+  StagingMemory memory;
   const int64_t blocks = divide_up(count, call.format.block);
-  const auto sum_errors = call.kernels->sum_errors[call.mode.rounding][call.x.source];
   Candidates both;
   find_candidates(call, blocks, *found, found->stored, &both);
-  for (int64_t i = line; i < last_line; ++i)
-    sum_errors(stage(call.x, i, first, count, buffer), blocks, both.params(call), both.errors[0], both.errors[1]);
+  for (int64_t i = line; i < last_line; ++i) {
+    const Run run = stage(*call.kernels, call.x, i, first, count, &memory);
+    const auto sum_errors = call.kernels->sum_errors[call.mode.rounding][run.source];
+    sum_errors(run.src, blocks, both.params(call), both.errors[0], both.errors[1]);
+  }
   choose(blocks, both, found->stored, found->multipliers);
 }
 
-// The scales of the blocks at [first, first + count) of the lines that share them.
-void find_along(const QuantizeCall &call, int64_t line, int64_t last_line, int64_t first, int64_t count, Found *found) {
-  alignas(64) uint8_t buffer[kRun * kMostItem];
+void find_in_run(const QuantizeCall &call, const Run &run, int64_t count, uint32_t *amax) {
+  call.kernels->find_largest[run.source](run.src, count, call.format.block, amax);
+}
+
+// The scales of the blocks at [first, first + count) of the lines that share them, by their largest magnitudes.
+void put_scales_along(const QuantizeCall &call, int64_t line, int64_t last_line, int64_t first, int64_t count,
+                      Found *found) {
   const int64_t blocks = divide_up(count, call.format.block);
-  uint32_t largest[kMostScales];
-  for (int64_t i = line; i < last_line; ++i) {
-    const uint8_t *const src = stage(call.x, i, first, count, buffer);
-    call.kernels->find_largest[call.x.source](src, count, call.format.block, i == line ? found->amax : largest);
-    for (int64_t b = 0; i > line && b < blocks; ++b)
-      if (largest[b] > found->amax[b]) found->amax[b] = largest[b];
-  }
   found->has_special = find_scales(call, found->amax, blocks, found->stored, found->multipliers);
   if (call.rule.chooses) choose_along(call, line, last_line, first, count, found);
   const int64_t last_row = call.format.row->repeats ? last_line : line + 1;
@@ -181,16 +172,41 @@ void find_along(const QuantizeCall &call, int64_t line, int64_t last_line, int64
     store_scales(call.scales, i, first / call.format.block, blocks, found->stored);
 }
 
-void encode_along(const QuantizeCall &call, int64_t line, int64_t first, int64_t count, const Found &found) {
-  alignas(64) uint8_t buffer[kRun * kMostItem];
+void find_along(const QuantizeCall &call, int64_t line, int64_t last_line, int64_t first, int64_t count, Found *found) {
+  StagingMemory memory;
+  const int64_t blocks = divide_up(count, call.format.block);
+  uint32_t largest[kMostScales];
+  for (int64_t i = line; i < last_line; ++i) {
+    find_in_run(call, stage(*call.kernels, call.x, i, first, count, &memory), count, i == line ? found->amax : largest);
+    for (int64_t b = 0; i > line && b < blocks; ++b)
+      if (largest[b] > found->amax[b]) found->amax[b] = largest[b];
+  }
+  put_scales_along(call, line, last_line, first, count, found);
+}
+
+void encode_run(const QuantizeCall &call, const Run &run, int64_t line, int64_t first, int64_t count,
+                const Found &found) {
   alignas(64) uint8_t codes[kRun];
-  const auto encode = call.kernels->encode[call.mode.rounding][call.x.source][call.format.element];
+  const auto encode = call.kernels->encode[call.mode.rounding][run.source][call.format.element];
   uint8_t *const to = place_of(call, line, first, codes);
-  encode(stage(call.x, line, first, count, buffer), count, call.format.block, found.multipliers, to,
-         mode_at(call, line, first, 1));
+  encode(run.src, count, call.format.block, found.multipliers, to, mode_at(call, line, first, 1));
   if (found.has_special) zero_blocks(call, found.amax, count, divide_up(count, call.format.block), to);
   if (call.plus_zeros) clear_negative_zeros(to, count * call.format.bits / 8, call.format.bits);
   put_line(call, line, first, count, to);
+}
+
+void encode_along(const QuantizeCall &call, int64_t line, int64_t first, int64_t count, const Found &found) {
+  StagingMemory memory;
+  encode_run(call, stage(*call.kernels, call.x, line, first, count, &memory), line, first, count, found);
+}
+
+// A line that shares its scales with no other is staged once.
+void quantize_run(const QuantizeCall &call, int64_t line, int64_t first, int64_t count, Found *found) {
+  StagingMemory memory;
+  const Run run = stage(*call.kernels, call.x, line, first, count, &memory);
+  find_in_run(call, run, count, found->amax);
+  put_scales_along(call, line, line + 1, first, count, found);
+  encode_run(call, run, line, first, count, *found);
 }
 
 // Runs of lines that share scales: the scales are found before any line is encoded.
@@ -203,7 +219,12 @@ void quantize_along(const QuantizeCall &call, const Tile &tile) {
     const int64_t last_line = least(line + call.format.group, tile.last_line);
     for (int64_t first = tile.first; first < tile.last; first += run) {
       const int64_t count = least(run, tile.last - first);
-      if (!call.format.whole) find_along(call, line, last_line, first, count, &found);
+      const bool finds = !call.format.whole, alone = last_line - line == 1;
+      if (finds && alone) {
+        quantize_run(call, line, first, count, &found);
+        continue;
+      }
+      if (finds) find_along(call, line, last_line, first, count, &found);
       for (int64_t i = line; i < last_line; ++i) encode_along(call, i, first, count, found);
     }
   }
@@ -216,8 +237,9 @@ bool takes_whole_lines(const QuantizeCall &call) { return call.format.line || ca
 
 uint32_t largest_of_line(const QuantizeCall &call, int64_t line, bool finite_only) {
   uint32_t largest = 0;
-  for (int64_t first = 0; first < call.x.length; first += kRun) {
-    const int64_t count = least(kRun, call.x.length - first);
+  const int64_t length = rotated_length(call.x);
+  for (int64_t first = 0; first < length; first += kRun) {
+    const int64_t count = least(kRun, length - first);
     const uint32_t of_run = largest_of_run(*call.kernels, call.x, finite_only, line, first, count);
     largest = of_run > largest ? of_run : largest;
   }
@@ -253,8 +275,10 @@ void quantize_whole_lines(const QuantizeCall &call, const Tile &tile) {
       of_line.rule = rule_of_line(call, line);
     for (int64_t first = tile.first; first < tile.last; first += kRun) {
       const int64_t count = least(kRun, tile.last - first);
-      if (!call.format.line) find_along(of_line, line, line + 1, first, count, &found);
-      encode_along(of_line, line, first, count, found);
+      if (call.format.line)
+        encode_along(of_line, line, first, count, found);
+      else
+        quantize_run(of_line, line, first, count, &found);
     }
   }
 }
@@ -379,18 +403,40 @@ void quantize_other(const QuantizeCall &call, const Tile &block) {
     quantize_along(along, {block.first, least(block.last, along.x.lines), block.line, last});
 }
 
+// A block's elements, rotated, by position.
+constexpr int64_t kRotatedPitch = kMostRotatedLines + 16;
+struct RotatedRows {
+  alignas(64) float row[kTileLength][kRotatedPitch];
+};
+
+// The call with rotated floats in place of a tile's elements.
+QuantizeCall rotate_tile(const QuantizeCall &call, const Tile &tile, RotatedRows *rows) {
+  for (int64_t first = tile.first; first < tile.last; first += kRotatedLength)
+    stage_across(*call.kernels, call.x, tile.line, tile.last_line - tile.line, first, rows->row[first - tile.first],
+                 kRotatedPitch);
+  const int64_t offset = (tile.line + tile.first * kRotatedPitch) * int64_t{sizeof(float)};
+  uint8_t *const origin = reinterpret_cast<uint8_t *>(reinterpret_cast<intptr_t>(rows) - offset);
+  QuantizeCall rotated = call;
+  rotated.x = {origin, kFromFloat32, sizeof(float), call.x.lines, call.blocks->length, 1, kRotatedPitch, 0};
+  return rotated;
+}
+
 void quantize_tile_across(const QuantizeCall &call, const Tile &tile) {
   Found found;
   Results results;
+  RotatedRows rows;
+  QuantizeCall rotated;
   found.has_special = false;
   for (int64_t i = 0; i < kTileLines; ++i) found.multipliers[i] = call.rule.whole;
   const int64_t block = least(call.format.block, kTileLength);
   for (int64_t first = tile.first; first < tile.last; first += block) {
     const Tile part = {tile.line, tile.last_line, first, least(first + block, tile.last)};
     if (call.along) quantize_other(call, part);
-    if (!call.format.whole) find_across(call, part, &found, results.stored[(first - tile.first) / block]);
+    if (call.x.rotation) rotated = rotate_tile(call, part, &rows);
+    const QuantizeCall &of_part = call.x.rotation ? rotated : call;
+    if (!call.format.whole) find_across(of_part, part, &found, results.stored[(first - tile.first) / block]);
     for (int64_t k = part.first; k < part.last; ++k)
-      encode_across(call, tile, k, found, row_of_codes(call, tile, k, &results));
+      encode_across(of_part, tile, k, found, row_of_codes(call, tile, k, &results));
   }
   put_codes(call, tile, results);
   if (!call.format.whole) put_scales(call, tile, results);
@@ -496,7 +542,7 @@ void quantize_one_way(const QuantizeCall &call) {
   if (takes_whole_lines(call))
     run_work(make_work(call, call.across ? whole_lines_of_tile(call) : 1, call.blocks->length));
   else if (call.across)
-    run_work(make_work(call, kTileLines, kTileLength));
+    run_work(make_work(call, call.x.rotation ? kMostRotatedLines : kTileLines, kTileLength));
   else if (call.format.group > 1)
     run_work(make_work(call, call.format.group, kSquareRun));
   else
@@ -528,7 +574,14 @@ dlfp4_status check_blocks(const QuantizeCall &call) {
   if (blocks.decodes && (call.format.row->kind != DLFP4_TWO_LEVEL || call.format.group > 1 || blocks.decode_lines != 1))
     return DLFP4_E_OPTION;
   if (blocks.length < call.x.length || (!any_length && blocks.length % call.format.block != 0)) return DLFP4_E_SHAPE;
+  if (!is_rotation(blocks.rotation, blocks.length)) return DLFP4_E_SHAPE;
   return is_addressable(blocks, call.format, call.x.lines) ? DLFP4_OK : DLFP4_E_SHAPE;
+}
+
+// Lines that are taken as a whole are rotated along them.
+bool is_across(const QuantizeCall &call) {
+  const bool whole_lines = call.blocks->decodes || (call.format.line && call.x.rotation);
+  return call.x.step != 1 && call.x.line_stride == 1 && !whole_lines;
 }
 
 void fill_padding(const QuantizeCall &call) {
@@ -567,6 +620,7 @@ dlfp4_status dlfp4_quantize(const dlfp4_matrix *x, int format, const dlfp4_recip
                recipe->seed,     recipe->first,     1};
   call.plus_zeros = recipe->rounds_to_plus_zero && kTypes[call.format.row->element].specials != DLFP4_FNUZ;
   const dlfp4_blocks *const results[] = {along_rows, along_columns};
+  if (along_rows && along_columns && (along_rows->rotation || along_columns->rotation)) return DLFP4_E_OPTION;
   QuantizeCall jobs[2];
   int count = 0;
   for (Direction direction : {kAlongRows, kAlongColumns}) {
@@ -576,7 +630,8 @@ dlfp4_status dlfp4_quantize(const dlfp4_matrix *x, int format, const dlfp4_recip
     if (!make_lines(*x, direction, &call.x)) return DLFP4_E_DTYPE;
     if (const dlfp4_status status = check_blocks(call)) return status;
     call.scales = make_scales(*call.blocks, call.format);
-    call.across = call.x.step != 1 && call.x.line_stride == 1 && !call.blocks->decodes;
+    call.x.rotation = call.blocks->rotation;
+    call.across = is_across(call);
     jobs[count++] = call;
   }
   for (int i = 0; i < count; ++i) fill_padding(jobs[i]);

@@ -29,6 +29,10 @@ template <int From, int... To>
 void add_floats(BlockKernels *kernels, std::integer_sequence<int, To...>) {
   kernels->find_largest[From] = find_largest<kSourceRows[From]>;
   kernels->join_largest[From] = join_largest<kSourceRows[From]>;
+  kernels->rotate[From] = rotate_line<kSourceRows[From]>;
+  kernels->rotate_back[From] = rotate_line_back<kSourceRows[From]>;
+  kernels->rotate_across[From] = rotate_rows<kSourceRows[From]>;
+  kernels->rotate_across_back[From] = rotate_rows_back<kSourceRows[From]>;
   using Roundings = std::integer_sequence<int, DLFP4_NEAREST_EVEN, DLFP4_NEAREST_AWAY, DLFP4_TOWARD_ZERO,
                                           DLFP4_NEAREST_ZERO, DLFP4_STOCHASTIC>;
   (add_pair<From, To>(kernels, Roundings()), ...);

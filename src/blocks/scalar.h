@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "kernels.h"
+#include "rules/hadamard.h"
 #include "rules/numerics.h"
 #include "rules/scaling.h"
 
@@ -241,6 +242,57 @@ void decode_blocks(const uint8_t *src, int64_t count, int64_t block, const float
 template <int Src, int Dst>
 void decode_across(const uint8_t *codes, int64_t count, const float *scales, uint8_t *dst) {
   for (int64_t i = 0; i < count; ++i) store_float<Dst>(dst, i, decoded(decode_element<Src>(codes[i]), scales[i]));
+}
+
+// --- The Hadamard transform ------------------------------------------------------------------
+
+// Sixteen elements, `step` bytes apart, as floats, and back.
+template <int Src>
+void gather_sixteen(const uint8_t *src, int64_t step, float *values) {
+  for (int k = 0; k < kRotatedLength; ++k) values[k] = load_float<Src>(src + k * step, 0);
+}
+
+template <int Dst>
+void scatter_sixteen(const float *values, uint8_t *dst, int64_t step) {
+  for (int k = 0; k < kRotatedLength; ++k) store_float<Dst>(dst + k * step, 0, values[k]);
+}
+
+template <int Src, int Dst>
+void rotate_sixteen(const uint8_t *src, int64_t step, uint32_t rotation, bool back, uint8_t *dst, int64_t dst_step) {
+  float values[kRotatedLength];
+  gather_sixteen<Src>(src, step, values);
+  back ? dlfp4::rotate_back(values, rotation) : dlfp4::rotate(values, rotation);
+  scatter_sixteen<Dst>(values, dst, dst_step);
+}
+
+template <int Src>
+void rotate_line(const uint8_t *src, int64_t count, uint32_t rotation, float *dst) {
+  constexpr int64_t kBytes = kTypes[Src].bits / 8;
+  for (int64_t i = 0; i < count; i += kRotatedLength)
+    rotate_sixteen<Src, DLFP4_float32>(src + i * kBytes, kBytes, rotation, false, reinterpret_cast<uint8_t *>(dst + i),
+                                       4);
+}
+
+template <int Dst>
+void rotate_line_back(const float *src, int64_t count, uint32_t rotation, uint8_t *dst) {
+  constexpr int64_t kBytes = kTypes[Dst].bits / 8;
+  for (int64_t i = 0; i < count; i += kRotatedLength)
+    rotate_sixteen<DLFP4_float32, Dst>(reinterpret_cast<const uint8_t *>(src + i), 4, rotation, true, dst + i * kBytes,
+                                       kBytes);
+}
+
+template <int Src>
+void rotate_rows(const uint8_t *src, int64_t stride, int64_t count, uint32_t rotation, float *dst, int64_t pitch) {
+  for (int64_t i = 0; i < count; ++i)
+    rotate_sixteen<Src, DLFP4_float32>(src + i * (kTypes[Src].bits / 8), stride, rotation, false,
+                                       reinterpret_cast<uint8_t *>(dst + i), 4 * pitch);
+}
+
+template <int Dst>
+void rotate_rows_back(const float *src, int64_t pitch, int64_t count, uint32_t rotation, uint8_t *dst, int64_t stride) {
+  for (int64_t i = 0; i < count; ++i)
+    rotate_sixteen<DLFP4_float32, Dst>(reinterpret_cast<const uint8_t *>(src + i), 4 * pitch, rotation, true,
+                                       dst + i * (kTypes[Dst].bits / 8), stride);
 }
 
 }  // namespace

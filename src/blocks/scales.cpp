@@ -7,6 +7,7 @@
 #include "dlfp4/dlfp4.h"
 #include "host/threads.h"
 #include "kernels.h"
+#include "rules/hadamard.h"
 #include "rules/numerics.h"
 #include "rules/operand.h"
 
@@ -46,6 +47,10 @@ bool can_choose(const dlfp4_recipe &recipe, const FormatInfo &format) {
          recipe.scale_order == DLFP4_GLOBAL_FIRST && recipe.four_over_six <= DLFP4_MEAN_SQUARED;
 }
 
+bool is_rotation(uint32_t rotation, int64_t length) {
+  return rotation == 0 || (rotation >> kRotatedLength == 1 && length % kRotatedLength == 0);
+}
+
 int64_t padded_bytes(int layout, int64_t rows, int64_t columns, int itemsize) {
   return round_up(rows, dlfp4_layouts[layout].rows) * round_up(columns, dlfp4_layouts[layout].columns) * itemsize;
 }
@@ -53,6 +58,11 @@ int64_t padded_bytes(int layout, int64_t rows, int64_t columns, int itemsize) {
 }  // namespace dlfp4
 
 extern "C" {
+
+uint32_t dlfp4_rotation(uint64_t seed) {
+  constexpr uint32_t kSigns = dlfp4::kIsRotated - 1;
+  return dlfp4::kIsRotated | (dlfp4::draw_of(seed, 0).first & kSigns);
+}
 
 dlfp4_status dlfp4_convert_scales(const void *src, int src_layout, void *dst, int dst_layout, int64_t rows,
                                   int64_t columns, int itemsize, uint8_t fill) {

@@ -16,6 +16,9 @@ ScaleRule make_rule(const FormatInfo &format, const dlfp4_recipe &recipe, Source
 // Whether a recipe's four over six, if it has it, is for a format.
 bool can_choose(const dlfp4_recipe &recipe, const FormatInfo &format);
 
+// Whether lines of so many elements can be rotated so.
+bool is_rotation(uint32_t rotation, int64_t length);
+
 // Bytes of a padded matrix of scales.
 int64_t padded_bytes(int layout, int64_t rows, int64_t columns, int itemsize);
 

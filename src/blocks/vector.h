@@ -10,6 +10,8 @@
 #include "kernels.h"
 #include "rules/numerics.h"
 #include "vector_errors.h"
+#include "vector_floats.h"
+#include "vector_hadamard.h"
 #include "vector_scales.h"
 #include "vector_turns.h"
 
@@ -145,17 +147,6 @@ typename Isa::F32 clear_new_nans(typename Isa::F32 products, typename Isa::F32 e
   return ((products != products) & (elements == elements)) ? nan : products;
 }
 
-template <class Isa, int Dst, class Floats>
-void store_products(uint8_t *dst, const Floats &products) {
-  using F32 = typename Isa::F32;
-  if constexpr (Dst == DLFP4_float32) {
-    for (int i = 0; i < 4; ++i) store_lanes(dst + i * sizeof(F32), products.part[i]);
-  } else {
-    for (int i = 0; i < 4; i += 2)
-      store_lanes(dst + i / 2 * sizeof(F32), Isa::template round_to_words<Dst>(products.part[i], products.part[i + 1]));
-  }
-}
-
 // Whole steps. Isa::Elements<Src, SrcBits> makes floats of the codes of one.
 template <class Isa, int Src, int SrcBits, int Dst, class Factors>
 __attribute__((noinline)) void decode_whole(const uint8_t *src, int64_t count, Factors factors, uint8_t *dst) {
@@ -167,7 +158,7 @@ __attribute__((noinline)) void decode_whole(const uint8_t *src, int64_t count, F
       const typename Isa::F32 product = floats.part[i] * factors(first, i);
       floats.part[i] = kHasInfinities ? clear_new_nans<Isa>(product, floats.part[i]) : product;
     }
-    store_products<Isa, Dst>(dst + first * (kTypes[Dst].bits / 8), floats);
+    store_floats<Isa, Dst>(dst + first * (kTypes[Dst].bits / 8), floats);
   }
 }
 
@@ -210,6 +201,7 @@ void add_floats(BlockKernels *kernels, std::integer_sequence<int, To...>) {
   kernels->join_largest[From] = Isa::template Largest<kSourceRows[From]>::join;
   kernels->sum_errors[DLFP4_NEAREST_EVEN][From] = Errors<Isa, kSourceRows[From]>::sum;
   kernels->add_errors[DLFP4_NEAREST_EVEN][From] = Errors<Isa, kSourceRows[From]>::add;
+  add_rotations<Isa, From>(kernels);
   (add_elements<Isa, From, To>(kernels, Fixed()), ...);
 }
 

@@ -64,6 +64,7 @@ bool make_lines(const dlfp4_matrix &matrix, Direction direction, Lines *lines) {
   lines->length = rows ? matrix.columns : matrix.rows;
   lines->line_stride = matrix.strides[rows ? 0 : 1];
   lines->step = matrix.strides[rows ? 1 : 0];
+  lines->rotation = 0;
   return find_source(matrix.code, matrix.bits, &lines->source);
 }
 

@@ -21,6 +21,7 @@ struct Lines {
   int64_t item;  // bytes of an element
   int64_t lines, length;
   int64_t line_stride, step;
+  uint32_t rotation;  // of hadamard.h: what stands for the elements; 0: they themselves
 };
 
 enum Direction { kAlongRows, kAlongColumns };

@@ -71,7 +71,10 @@ Side plain_side(Guarded *memory, Type type, int64_t lines, int64_t length, bool 
     memcpy(&bits, get_element(type, data, i).byte, sizeof(bits));
     side.values.push_back(value_of(type.row, bits));
   }
-  side.lines.blocks = {data, {1, 1}, nullptr, {0, 0}, 0, 0, length, nullptr, 1, 0};
+  side.lines.blocks = {};
+  side.lines.blocks.data = data;
+  side.lines.blocks.strides[0] = side.lines.blocks.strides[1] = 1;
+  side.lines.blocks.length = length;
   side.lines.format = -1;
   side.lines.code = row.code;
   side.lines.bits = row.bits;
@@ -101,14 +104,17 @@ Side scaled_side(Guarded *memory, Guarded *scale_memory, int number, int64_t lin
   const int64_t block = format.length ? format.length : length + 1, group = format.repeats ? 1 : format.lines;
   const int64_t stored = is_sub_byte(type.row) ? (length + block - 1) / block * block : length;
   const int64_t blocks = format.length ? (stored + block - 1) / block : 1, item = dlfp4_dtypes[format.scale].bits / 8;
-  const int64_t scale_lines = format.lines ? (lines + group - 1) / group : 1;
+  const int64_t scale_lines = format.lines ? (lines + group - 1) / group : 1;  // of a whole tensor one
   Side side = plain_side(memory, type, lines, stored, specials);
   uint8_t *const scales = scale_memory->end - scale_lines * blocks * item;
   for (int64_t i = 0; i < scale_lines * blocks; ++i) {
     const uint32_t scale = scale_of(i);
     memcpy(scales + i * item, &scale, static_cast<size_t>(item));
   }
-  side.lines.blocks = {side.lines.blocks.data, {stored, 1}, scales, {blocks, 1}, 0, 0, stored, nullptr, 1, 0};
+  side.lines.blocks.strides[0] = stored;
+  side.lines.blocks.scales = scales;
+  side.lines.blocks.scale_strides[0] = blocks;
+  side.lines.blocks.scale_strides[1] = 1;
   side.lines.format = number;
   side.lines.step = 1;
   side.lines.decode = format.kind == DLFP4_TWO_LEVEL ? 0.0625f : 1.0f;

@@ -34,7 +34,8 @@ def _check_out_product(Tensor out, shape, dtype, a, b):
         raise ValueError(f"out has strides {strides_of(out)}; with more than two dimensions it must be compact")
 
 
-cdef tuple check_out_scaled(out, tuple axes, Tensor source, _Rules rules, str scale_layout, bint pad, str per):
+cdef tuple check_out_scaled(out, tuple axes, Tensor source, _Rules rules, str scale_layout, bint pad, str per,
+                            uint32_t rotation):
     """The caller's ScaledTensors, which must be what quantize would have allocated."""
     cdef ScaledTensor result
     cdef int axis
@@ -55,6 +56,9 @@ cdef tuple check_out_scaled(out, tuple axes, Tensor source, _Rules rules, str sc
         if result.global_scale is None and dlfp4_formats[rules.number].kind == DLFP4_TWO_LEVEL:
             raise ValueError(f"out is {summary_of(result)} without a global scale, for which the result needs memory; "
                              f"pass a ScaledTensor that quantize returned")
+        if result.rotation != rotation:
+            raise ValueError(f"out has hadamard={result.hadamard}, the result {signs_of(rotation)}; pass what quantize "
+                             f"returned with the same signs")
         check_granularity(result, rules, per)
         # These fields determine the parts' shapes; what remains to be checked is that blocks divide the shape.
         if pad or not result.divides:

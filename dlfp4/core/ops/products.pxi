@@ -197,6 +197,7 @@ cdef Tensor sum_over(a, b, int64_t axis):
     cdef Place place
     if on_cuda(elements_of(left)) != on_cuda(elements_of(right)):
         left, right = _meet(left, right)
+    left, right = _with_equal_rotations(left, right)
     elements = elements_of(left)
     others = elements_of(right)
     check_together(elements, others)
@@ -233,7 +234,8 @@ cdef inline ScaledTensor widen_scales(ScaledTensor self, const Place *place):
         return self
     scales = allocate_on(place, FLOAT32, self.scales.dl.ndim, self.scales.dl.shape, False)
     convert(self.scales, scales, NULL, place)
-    return make_scaled(self.data, scales, self.global_scale, self.format, self.axis, self.scale_layout, self.shape)
+    return make_scaled(self.data, scales, self.global_scale, self.format, self.axis, self.scale_layout, self.shape,
+                       self.rotation)
 
 
 def _meet(a, b):
@@ -252,7 +254,7 @@ cdef object place_operand(x, Tensor elements, bint on_device):
     scaled = plain(x)
     return make_scaled(place_managed(scaled.data, on_device), place_managed(scaled.scales, on_device),
                        place_managed(scaled.global_scale, on_device), scaled.format, scaled.axis, scaled.scale_layout,
-                       scaled.shape)
+                       scaled.shape, scaled.rotation)
 
 
 cdef int check_together(Tensor a, Tensor b) except -1:

@@ -2,6 +2,7 @@
 
 cdef struct Quantization:   # one call of quantize
     dlfp4_matrix x
+    uint32_t rotation
     int format
     dlfp4_recipe recipe
     dlfp4_tensor_scale scale        # of the whole tensor, on the host
@@ -21,11 +22,11 @@ cdef int quantize_at(const Place *place, void *call) noexcept nogil:
 cdef int find_tensor_scale_at(const Place *place, void *call) noexcept nogil:
     """On the host; a device finds it with the same launch that quantizes."""
     cdef Quantization *q = <Quantization *> call
-    return dlfp4_find_tensor_scale(&q.x, q.format, &q.recipe, &q.scale)
+    return dlfp4_find_tensor_scale(&q.x, q.format, &q.recipe, q.rotation, &q.scale)
 
 
 def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=None, seed=None, str scale_layout="linear",
-             pad=False, out=None, stream=None):
+             pad=False, hadamard=None, out=None, stream=None):
     """Quantize a tensor to a block-scaled format.
 
     Parameters
@@ -61,6 +62,11 @@ def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=Non
     pad : bool
         Complete the last block of each line with zeros instead of refusing shapes that do not divide. FP8 needs no
         padding: its last blocks may be smaller.
+    hadamard : sequence of int or int, optional
+        Sixteen signs, each 1 or -1, or a seed that draws them: the random Hadamard transform goes before everything
+        else. Sixteen neighbours along `axis` become ``x @ diag(signs) @ H16 / 4`` in float32, which spreads outliers.
+        The result remembers the signs, and :func:`dequantize` undoes the transform. Two tensors with the same signs
+        are multiplied as they are; :func:`matmul` decodes others. Each of several axes is read by itself.
     out : ScaledTensor or tuple of ScaledTensor, optional
         The result of an earlier call, which is overwritten.
     stream : int or stream object, optional
@@ -92,6 +98,8 @@ def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=Non
     FP8: ``encode = max / a``, ``s = 1 / encode``, ``q = round(x * encode)``; max is the element type's largest value.
     Where a is 0, infinite or NaN, encode is 1, as in TransformerEngine: elements are cast unscaled. Quotients are
     clamped to the largest float32, and g, computed or given, is at least its reciprocal.
+    The Hadamard transform, as in TransformerEngine: elements times ``signs / 4``, then sums and differences of
+    neighbours 1, 2, 4 and 8 apart, in that order; H16 is Sylvester's matrix.
     Elements saturate. A block of NVFP4 or MX with a NaN or an infinity decodes to NaN: its scale is NaN, its elements
     are 0. Other blocks are not affected.
 
@@ -116,27 +124,33 @@ def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=Non
     cdef tuple axes = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,), results, written
     cdef Tensor units   # given global scales of lines or matrices
     cdef str per
+    cdef uint32_t rotation = parse_hadamard(hadamard)
     cdef int status
     check_axes(axes)
+    if rotation and len(axes) > 1:
+        return quantize_each(axes, x, format, out, {
+            "recipe": recipe, "global_scale": global_scale, "rounding": rounding, "seed": seed, "pad": pad,
+            "scale_layout": scale_layout, "hadamard": hadamard, "stream": stream})
     per, units = find_granularity(rules, global_scale, axes, given)
     if per == "matrix" and scale_layout != "linear":
-        options = (axis, recipe, global_scale, rounding, seed, pad, stream)
+        options = (axis, recipe, global_scale, rounding, seed, pad, hadamard, stream)
         return quantize_stack_tiled(given, x, rules, options, scale_layout, out)
     fill_matrix(&call.x, source)
     call.format = rules.number
     call.recipe = rules.recipe
     call.recipe.seed = parse_seed(rules.recipe.rounding, seed)
     if out is None:
-        results = allocate_results(axes, given, rules, scale_layout, padded, per, &place)
+        results = allocate_results(axes, given, rules, scale_layout, padded, per, rotation, &place)
     else:
-        results = check_out_scaled(out, axes, given, rules, scale_layout, padded, per)
+        results = check_out_scaled(out, axes, given, rules, scale_layout, padded, per, rotation)
+    check_rotated(results[0])
     written = results if rules.scale_dtype is None else with_float32_scales(results, &place)
     touch_nothing(&touched)
     reads(&touched, source)
     if per != "tensor":
         start_parts(&call, units, results, &place)
     elif is_host(&place):
-        find_tensor_scale(&call, global_scale)
+        find_tensor_scale(&call, results[0], global_scale)
     else:
         given = find_scale_there(&call, global_scale, &place)   # kept until the launch
         reads(&touched, given)
@@ -343,16 +357,16 @@ cdef Tensor part_of(Tensor memory, _Allotment allotment, int number):
 
 
 cdef tuple allocate_results(tuple axes, Tensor source, _Rules rules, str scale_layout, bint pad, str per,
-                            const Place *place):
+                            uint32_t rotation, const Place *place):
     shape = shape_of(source)
     if len(axes) == 1:
-        return (allocate_scaled(shape, rules, axes[0], scale_layout, pad, per, place),)
-    return (allocate_scaled(shape, rules, axes[0], scale_layout, pad, per, place),
-            allocate_scaled(shape, rules, axes[1], scale_layout, pad, per, place))
+        return (allocate_scaled(shape, rules, axes[0], scale_layout, pad, per, rotation, place),)
+    return (allocate_scaled(shape, rules, axes[0], scale_layout, pad, per, rotation, place),
+            allocate_scaled(shape, rules, axes[1], scale_layout, pad, per, rotation, place))
 
 
 cdef ScaledTensor allocate_scaled(tuple shape, _Rules rules, int axis, str scale_layout, bint pad, str per,
-                                  const Place *place):
+                                  uint32_t rotation, const Place *place):
     """One allocation for all parts, which each of them keeps alive: on a CUDA device an allocation takes a fifth of the
     call for a small tensor."""
     cdef _Allotment allotment = _find_allotment(shape, rules.format.name, axis, scale_layout, pad, rules.scale_dtype,
@@ -360,7 +374,7 @@ cdef ScaledTensor allocate_scaled(tuple shape, _Rules rules, int axis, str scale
     cdef Tensor memory = allocate_on(place, UINT8, 1, &allotment.bytes, False)
     return make_scaled(part_of(memory, allotment, 0), part_of(memory, allotment, 1),
                        part_of(memory, allotment, 2) if allotment.has_global_scale else None,
-                       rules.format, axis, scale_layout, shape)
+                       rules.format, axis, scale_layout, shape, rotation)
 
 
 cdef tuple with_float32_scales(tuple results, const Place *place):
@@ -370,7 +384,7 @@ cdef tuple with_float32_scales(tuple results, const Place *place):
     for result in results:
         scales = allocate_on(place, FLOAT32, result.scales.dl.ndim, result.scales.dl.shape, False)
         wide.append(make_scaled(result.data, scales, result.global_scale, result.format, result.axis,
-                                result.scale_layout, result.shape))
+                                result.scale_layout, result.shape, result.rotation))
     return tuple(wide)
 
 
@@ -412,20 +426,28 @@ cdef int fill_blocks(dlfp4_blocks *blocks, ScaledTensor self, uint8_t zero_scale
     blocks.decodes = <float *> self.global_scale.dl.data if lines else NULL
     blocks.decode_lines = max(1, lines)
     blocks.finds_decodes = False
+    blocks.rotation = self.rotation
     return 0
 
 
 # ---- The tensor's scale
 
-cdef int find_tensor_scale(Quantization *call, global_scale) except -1:
-    """The scale of the whole tensor on the host, given or found in the data, where the format has one."""
+cdef int find_tensor_scale(Quantization *call, ScaledTensor result, global_scale) except -1:
+    """The scale of the whole tensor on the host, given or found in the data, where the format has one. What is
+    transformed is found along the lines of the result."""
+    cdef bint turned = result.rotation and result.axis == -2
     cdef int status
     if not has_tensor_scale(call.format, global_scale):
         return 0
     if global_scale is not None:
         call.scale = dlfp4_given_tensor_scale(parse_scale(global_scale))
         return 0
+    call.rotation = result.rotation
+    if turned:
+        turn_matrix(&call.x)
     status = run_on(&ON_HOST, NULL, find_tensor_scale_at, DLFP4_CUDA_IMAGE_blocks, call, call.x.rows * call.x.columns)
+    if turned:
+        turn_matrix(&call.x)
     return check_run(&ON_HOST, status, "finding a tensor's scale")
 
 
@@ -560,6 +582,7 @@ cdef int quantize_matrices(Quantization *call, ScaledTensor result, bint are_giv
     part.x.rows = rows
     part.along[0], part.along[1] = &part.blocks[0], NULL
     part.blocks[0].decodes = NULL
+    part.rotation = result.rotation
     for number in range(count):
         first = number * rows
         part.x.data = <char *> call.x.data + <int64_t> first * call.x.strides[0] * (call.x.bits // 8)
@@ -586,12 +609,13 @@ cdef int quantize_matrices(Quantization *call, ScaledTensor result, bint are_giv
 cdef object quantize_stack_tiled(Tensor source, x, _Rules rules, tuple options, str scale_layout, out):
     """Under a layout of tiles, which the matrices of a stack may share: through linear scales."""
     cdef ScaledTensor result, into
-    axis, recipe, global_scale, rounding, seed, pad, stream = options
+    axis, recipe, global_scale, rounding, seed, pad, hadamard, stream = options
     made = quantize(x, rules.format, recipe=recipe, axis=axis, global_scale=global_scale, rounding=rounding, seed=seed,
-                    pad=pad, stream=stream)
+                    pad=pad, hadamard=hadamard, stream=stream)
     result = relayout(made[0] if type(made) is tuple else made, scale_layout, 0)
     if out is not None:
-        into = check_out_scaled(out, (-1,), source, rules, scale_layout, parse_flag(pad, "pad"), "matrix")[0]
+        into = check_out_scaled(out, (-1,), source, rules, scale_layout, parse_flag(pad, "pad"), "matrix",
+                                result.rotation)[0]
         for part, place in zip(parts_of(result), parts_of(into)):
             cast(part, place.dtype, out=place, stream=stream)
         result = into
@@ -671,9 +695,14 @@ cdef int fill_lines(dlfp4_matrix *matrix, ScaledTensor source, Tensor result) ex
     """The result as a matrix whose rows are lines: its columns, where blocks run along columns."""
     fill_matrix(matrix, result)
     if source.axis == -2:
-        matrix.rows, matrix.columns = matrix.columns, matrix.rows
-        matrix.strides[0], matrix.strides[1] = matrix.strides[1], matrix.strides[0]
+        turn_matrix(matrix)
     return 0
+
+
+cdef void turn_matrix(dlfp4_matrix *matrix) noexcept:
+    """The same elements with columns as rows."""
+    matrix.rows, matrix.columns = matrix.columns, matrix.rows
+    matrix.strides[0], matrix.strides[1] = matrix.strides[1], matrix.strides[0]
 
 
 cdef struct Dequantization:

@@ -61,13 +61,14 @@ cdef class ScaledTensor:
     cdef bint divides        # blocks are known to divide the shape
     cdef bint is_writable    # each part is known to have memory of its own, which may be written to
     cdef Prepared prepared   # all zero where it is not
+    cdef uint32_t rotation   # the kernels' Hadamard transform; 0 where there is none
 
     def __init__(self, *args, **options):
         raise TypeError("a ScaledTensor is made by dlfp4.quantize or ScaledTensor.from_parts")
 
     @staticmethod
     def from_parts(data, scales, global_scale=None, *, format, axis=-1, str scale_layout="linear", shape=None,
-                   encode_scale=None):
+                   encode_scale=None, hadamard=None):
         """A ScaledTensor of existing parts, such as those of a checkpoint, sharing their memory.
 
         All parts lie on the host, pinned or not, or all on one device. CUDA managed memory counts as lying with the
@@ -98,6 +99,8 @@ cdef class ScaledTensor:
         encode_scale : float or producer, optional
             Instead of `global_scale`, its reciprocal, as those libraries store it. The result keeps it as an attribute:
             of 17 % of all float32 numbers, no float32 reciprocal leads back to the same bits.
+        hadamard : sequence of int or int, optional
+            The parts are those of a tensor that was transformed: its signs, or their seed; see :func:`quantize`.
 
         Raises
         ------
@@ -112,14 +115,21 @@ cdef class ScaledTensor:
         cdef ScaledTensor self
         row, axis = _find_format(format), parse_axis(axis)
         if encode_scale is None:
-            return assemble(data, scales, global_scale, row, axis, scale_layout, shape)
+            return with_rotation(assemble(data, scales, global_scale, row, axis, scale_layout, shape),
+                                 parse_hadamard(hadamard))
         if global_scale is not None:
             raise ValueError("global_scale and encode_scale are both given; each is the reciprocal of the other: "
                              "give one")
         stored = as_encode_scale(encode_scale)
         self = assemble(data, scales, reciprocal_of(stored), row, axis, scale_layout, shape)
         self.encode_scale = stored
-        return self
+        return with_rotation(self, parse_hadamard(hadamard))
+
+    @property
+    def hadamard(self):
+        """The signs of the Hadamard transform that :meth:`dequantize` undoes, a tuple of 16; None where there is
+        none."""
+        return signs_of(self.rotation)
 
     @property
     def device(self):
@@ -148,7 +158,7 @@ cdef class ScaledTensor:
         linear = self.scale_layout == "linear" and self.scales.dl.ndim == 2
         return as_encoded(self, make_scaled(
             self.data.mT if bytewise else self.data, self.scales.mT if bytewise and linear else self.scales,
-            self.global_scale, self.format, -3 - self.axis, self.scale_layout, self.shape[::-1]))
+            self.global_scale, self.format, -3 - self.axis, self.scale_layout, self.shape[::-1], self.rotation))
 
     def __getitem__(self, key):
         """A part of the tensor over the same memory: rows and columns between blocks, or tensors of a stack.
@@ -302,7 +312,7 @@ cdef class ScaledTensor:
         moved = [None if part is None else part.to_device(target)
                  for part in (source.data, source.scales, source.global_scale)]
         return as_encoded(self, make_scaled(moved[0], moved[1], moved[2], self.format, self.axis, source.scale_layout,
-                                            self.shape))
+                                            self.shape, self.rotation))
 
     def to_numpy(self, copy=None):
         """The parts as NumPy arrays; see :meth:`Tensor.to_numpy`."""
@@ -351,7 +361,7 @@ cdef class ScaledTensor:
         if is_prepared(self):
             return plain(self).__reduce__()
         return _restore_scaled, (self.data, self.scales, self.global_scale, self.format.name, self.axis,
-                                 self.scale_layout, self.shape, self.encode_scale)
+                                 self.scale_layout, self.shape, self.encode_scale, self.hadamard)
 
     def __copy__(self):
         return self   # it never changes
@@ -366,7 +376,7 @@ cdef class ScaledTensor:
 
 
 cdef ScaledTensor make_scaled(Tensor data, Tensor scales, Tensor global_scale, format, int axis, str scale_layout,
-                              tuple shape):
+                              tuple shape, uint32_t rotation):
     cdef ScaledTensor self = ScaledTensor.__new__(ScaledTensor)
     self.data = data
     self.scales = scales
@@ -377,6 +387,14 @@ cdef ScaledTensor make_scaled(Tensor data, Tensor scales, Tensor global_scale, f
     self.scale_layout = scale_layout
     self.scale_layout_row = SCALE_LAYOUTS.get(scale_layout, NO_SCALE_LAYOUT)
     self.shape = shape
+    self.rotation = rotation
+    return self
+
+
+cdef ScaledTensor with_rotation(ScaledTensor self, uint32_t rotation):
+    """A tensor that nobody has seen, as one that was transformed."""
+    self.rotation = rotation
+    check_rotated(self)
     return self
 
 
@@ -412,7 +430,8 @@ def _set_transcoder(function):
 def _with_receipt(ScaledTensor self, receipt):
     """The same tensor, and what became of the one that it was made of."""
     cdef ScaledTensor result = as_encoded(self, make_scaled(
-        self.data, self.scales, self.global_scale, self.format, self.axis, self.scale_layout, self.shape))
+        self.data, self.scales, self.global_scale, self.format, self.axis, self.scale_layout, self.shape,
+        self.rotation))
     result.prepared = self.prepared
     result.receipt = receipt
     return result
@@ -450,7 +469,8 @@ cdef int64_t lines_of_global_scale(ScaledTensor self) except -1:
 
 def _without_global_scale(ScaledTensor self):
     """The same tensor with a global scale of 1; not of prepared ones."""
-    return make_scaled(self.data, self.scales, None, self.format, self.axis, self.scale_layout, self.shape)
+    return make_scaled(self.data, self.scales, None, self.format, self.axis, self.scale_layout, self.shape,
+                       self.rotation)
 
 
 cdef object export_parts(ScaledTensor given, str method, copy):
@@ -505,7 +525,7 @@ cdef ScaledTensor assemble(data, scales, global_scale, format, int axis, str sca
     check_aligned(stored, "scales")
     if unit is not None:
         check_aligned(unit, "global_scale")
-    return make_scaled(elements, stored, unit, format, axis, scale_layout, logical)
+    return make_scaled(elements, stored, unit, format, axis, scale_layout, logical, 0)
 
 
 cdef Tensor import_part(part):
@@ -689,7 +709,7 @@ cdef ScaledTensor relayout(ScaledTensor self, name, int fill):
     # New scales lie on the device, so managed memory must count as the device's: the host could not read all parts.
     return as_encoded(self, make_scaled(
         place_managed(self.data, True), duplicate(result.mT) if transposed else result,
-        place_managed(self.global_scale, True), self.format, self.axis, name, self.shape))
+        place_managed(self.global_scale, True), self.format, self.axis, name, self.shape, self.rotation))
 
 
 cdef struct Relayout:     # scales that move from one layout to another

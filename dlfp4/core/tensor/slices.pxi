@@ -127,7 +127,7 @@ cdef ScaledTensor take_part(ScaledTensor self, Cut rows, Cut columns, tuple shap
         step = 1 if self.format.repeats_scales else lines.step
         scales = slice_part(self, scales, slice(lines.first // step, divide_up(lines.last, step)), blocks)
     unit = global_scale_of(self, lines.first, lines.last)
-    part = make_scaled(data, scales, unit, self.format, self.axis, "linear", shape)
+    part = make_scaled(data, scales, unit, self.format, self.axis, "linear", shape, self.rotation)
     return as_encoded(self, part) if lines_of_global_scale(self) == 0 else part
 
 

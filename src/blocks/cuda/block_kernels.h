@@ -10,6 +10,8 @@ namespace cuda {
 // What there are kernels for; 0 is kByName.
 enum BlockOperation {
   kFindLargest = 1,
+  kFindLargestOfRotatedRows,
+  kFindLargestOfRotatedColumns,
   kQuantizeAny,
   kQuantizeRows,
   kQuantizeLines,
@@ -19,9 +21,14 @@ enum BlockOperation {
   kQuantizeTile,
   kQuantizeTileOfSquares,
   kQuantizeStrip,
+  kQuantizeRotatedRows,
+  kQuantizeRotatedTile,
   kDequantizeRows,
   kDequantizeTile,
-  kDequantizeAcross
+  kDequantizeAcross,
+  kDequantizeRotatedRows,
+  kDequantizeRotatedTile,
+  kDequantizeRotatedAcross
 };
 
 }  // namespace cuda

@@ -11,6 +11,7 @@
 #include "gpu/context.h"
 #include "gpu/runs.h"
 #include "params.h"
+#include "rules/hadamard.h"
 
 namespace dlfp4 {
 namespace cuda {
@@ -71,6 +72,7 @@ QuantizeParams quantize_params(const Quantization &of, const Lines &x, const dlf
   p.plus_zeros = of.recipe.rounds_to_plus_zero && p.element.specials != DLFP4_FNUZ;
   p.seed = of.recipe.seed;
   p.first = of.recipe.first;
+  p.rotation = blocks.rotation;
   p.amax = of.place.amax;
   p.decode = of.place.decode;
   p.decodes = blocks.decodes;
@@ -112,6 +114,22 @@ constexpr FormatKernels kLineKernels([](int format, int source) {  // where each
 });
 constexpr FormatKernels kColumnKernels([](int format, int source) {
   return find_quantizer(operation_along_columns(dlfp4_formats[format]), dlfp4_formats[format], source);
+});
+
+constexpr FormatKernels kNoKernels([](int, int) { return kNoKernel; });
+
+// The same of what is rotated: blocks of one line.
+constexpr int rotated_operation(const dlfp4_format_row &row, int operation) {
+  return row.lines == 1 ? operation : kByName;
+}
+
+constexpr FormatKernels kRotatedRowKernels([](int format, int source) {
+  const dlfp4_format_row &row = dlfp4_formats[format];
+  return find_quantizer(rotated_operation(row, kQuantizeRotatedRows), row, source);
+});
+constexpr FormatKernels kRotatedColumnKernels([](int format, int source) {
+  const dlfp4_format_row &row = dlfp4_formats[format];
+  return find_quantizer(rotated_operation(row, kQuantizeRotatedTile), row, source);
 });
 
 // The kernels for anything, by the kind of scales.
@@ -161,7 +179,9 @@ bool is_symmetric(const FormatInfo &format) {
 void prefer_rows(Pass *pass, const FormatInfo &format) {
   QuantizeParams &p = pass->params;
   if (p.rounding == DLFP4_STOCHASTIC) return;
-  if (!is_symmetric(format) || p.stored != p.length || pass->x.step == 1 || p.layout != DLFP4_LAYOUT_linear) return;
+  if (!is_symmetric(format) || p.stored != p.length || p.rotation != 0 || pass->x.step == 1 ||
+      p.layout != DLFP4_LAYOUT_linear)
+    return;
   pass->x = transposed(pass->x);
   std::swap(p.lines, p.length);
   std::swap(p.line_stride, p.step);
@@ -226,8 +246,8 @@ int quantize_rows(DeviceKernel kernel, const Pass &pass, const Quantization &of)
   QuantizeRowsParams params = {pass.params, encode_params(of.format.row->element, {DLFP4_NEAREST_EVEN, true})};
   join_rows(&params.quantize, of.format);
   const int64_t threads = threads_of_rows(params.quantize, kernel);
-  const bool one_row = is_for(kernel, kQuantizeRows);
-  params.quantize.steps = one_row && pass.x.item == 2 ? steps_of_thread(threads) : 1;
+  const bool plain = is_for(kernel, kQuantizeRows), one_row = plain || is_for(kernel, kQuantizeRotatedRows);
+  params.quantize.steps = plain && pass.x.item == 2 ? steps_of_thread(threads) : 1;
   params.quantize.flat = is_flat(params.quantize);
   params.quantize.team = team_of_line(params.quantize);
   params.quantize.walk =
@@ -276,9 +296,13 @@ int quantize_anyhow(const Pass &pass, const Quantization &of) {
 }
 
 int quantize_pass(const Pass &pass, const Quantization &of) {
-  const bool alone = pass.params.decodes;
-  const DeviceKernel rows = (alone ? kLineKernels : kRowKernels)[of.format.number][pass.x.source];
-  const DeviceKernel columns = alone ? kNoKernel : kColumnKernels[of.format.number][pass.x.source];
+  const bool alone = pass.params.decodes, rotated = pass.params.rotation != 0;
+  const FormatKernels &of_rows = alone     ? (rotated ? kNoKernels : kLineKernels)
+                                 : rotated ? kRotatedRowKernels
+                                           : kRowKernels;
+  const FormatKernels &of_columns = alone ? kNoKernels : rotated ? kRotatedColumnKernels : kColumnKernels;
+  const DeviceKernel rows = of_rows[of.format.number][pass.x.source];
+  const DeviceKernel columns = of_columns[of.format.number][pass.x.source];
   if (serves_rows(rows, pass, of.format)) return quantize_rows(rows, pass, of);
   if (serves_columns(columns, pass, of.format)) return quantize_columns(columns, pass, nullptr, of);
   return quantize_anyhow(pass, of);
@@ -306,16 +330,39 @@ constexpr KernelList<kNumSources> kLargestKernels([](int source) {
   return find_kernel(KernelKey(kFindLargest, kSourceRows[source]));
 });
 
+LargestParams largest_params(const Lines &x, const FormatInfo &format, uint32_t rotation, uint32_t *place) {
+  return {x.data,
+          x.lines,
+          x.length,
+          x.line_stride,
+          x.step,
+          kTypes[kSourceRows[x.source]],
+          format.row->kind == DLFP4_TWO_LEVEL,
+          place,
+          {},
+          rotation};
+}
+
+constexpr KernelList<kNumSources> kLargestOfRotatedRows([](int source) {
+  return find_kernel(KernelKey(kFindLargestOfRotatedRows, kSourceRows[source]));
+});
+constexpr KernelList<kNumSources> kLargestOfRotatedColumns([](int source) {
+  return find_kernel(KernelKey(kFindLargestOfRotatedColumns, kSourceRows[source]));
+});
+
+int raise_largest_of_rotated(const Lines &x, LargestParams p, uintptr_t stream) {
+  if (is_row_major(x)) {
+    p.walk = make_step_lines(x.lines, x.length, x.line_stride * x.item, 0);
+    return run(kLargestOfRotatedRows[x.source], p.walk.steps, p, stream);
+  }
+  const bool has_columns = x.line_stride == 1 && x.length % kStep == 0 && x.lines % 2 == 0 && x.step % 2 == 0 &&
+                           is_aligned(x.data, 2 * x.item);
+  if (has_columns) return run(kLargestOfRotatedColumns[x.source], x.length / kStep * (x.lines / 2), p, stream);
+  return run_walk(kKernel_largest_any, x.lines * x.length, p, stream);
+}
+
 int raise_largest(const Lines &x, const FormatInfo &format, uint32_t *place, uintptr_t stream) {
-  LargestParams p = {x.data,
-                     x.lines,
-                     x.length,
-                     x.line_stride,
-                     x.step,
-                     kTypes[kSourceRows[x.source]],
-                     format.row->kind == DLFP4_TWO_LEVEL,
-                     place,
-                     {}};
+  LargestParams p = largest_params(x, format, 0, place);
   const int64_t count = x.lines * x.length;
   if (!is_row_major(x)) return run_walk(kKernel_largest_any, count, p, stream);
   p.walk = make_step_lines(x.lines, x.length, x.line_stride * x.item, 0);
@@ -323,11 +370,12 @@ int raise_largest(const Lines &x, const FormatInfo &format, uint32_t *place, uin
 }
 
 // In whatever order: columns that are rows, rows that are one, and what is left of it after whole steps.
-int find_largest(Lines x, const FormatInfo &format, uint32_t *place, uintptr_t stream) {
+int find_largest(Lines x, const FormatInfo &format, uint32_t rotation, uint32_t *place, uintptr_t stream) {
   if (const int status = set_word(place, 0, stream)) return status;
   if (x.lines * x.length == 0) return 0;
+  if (rotation) return raise_largest_of_rotated(x, largest_params(x, format, rotation, place), stream);
   if (x.step != 1 && x.line_stride == 1) x = transposed(x);
-  if (x.step == 1 && x.line_stride == x.length) x = {x.data, x.source, x.item, 1, x.lines * x.length, 0, 1};
+  if (x.step == 1 && x.line_stride == x.length) x = {x.data, x.source, x.item, 1, x.lines * x.length, 0, 1, 0};
   const int64_t rest = x.lines == 1 && x.step == 1 && x.length > kStep ? x.length % kStep : 0;
   x.length -= rest;
   const int status = raise_largest(x, format, place, stream);
@@ -379,7 +427,9 @@ int describe_pass(const dlfp4_matrix &x, Direction direction, const dlfp4_blocks
   if (!make_lines(x, direction, &pass->x)) return refuse(DLFP4_E_DTYPE);
   if (!blocks) return 0;
   const int64_t lines = pass->x.lines;
-  if (blocks->length < pass->x.length || !is_addressable(*blocks, of.format, lines)) return refuse(DLFP4_E_SHAPE);
+  if (blocks->length < pass->x.length || !is_addressable(*blocks, of.format, lines) ||
+      !is_rotation(blocks->rotation, blocks->length))
+    return refuse(DLFP4_E_SHAPE);
   if (blocks->decodes && (of.format.row->kind != DLFP4_TWO_LEVEL || of.format.group > 1 || blocks->decode_lines != 1))
     return refuse(DLFP4_E_OPTION);
   if (const int status = fill_padding(*blocks, of.format, lines, of.stream)) return status;
@@ -414,6 +464,7 @@ DequantizeParams dequantize_params(const dlfp4_blocks &q, const FormatInfo &form
   p.element = kTypes[format.row->element];
   p.scale = kTypes[format.row->scale];
   p.target = kTypes[kSourceRows[result.source]];
+  p.rotation = q.rotation;
   p.dst = result.data;
   p.lines = result.lines;
   p.length = result.length;
@@ -451,9 +502,20 @@ constexpr FormatKernels kAcrossBack([](int format, int target) {
   return has_length ? find_dequantizer(kDequantizeAcross, row, target) : kNoKernel;
 });
 
+// The same of what was rotated.
+constexpr FormatKernels kRotatedRowsBack([](int format, int target) {
+  return find_dequantizer(kDequantizeRotatedRows, dlfp4_formats[format], target);
+});
+constexpr FormatKernels kRotatedAcrossBack([](int format, int target) {
+  return find_dequantizer(kDequantizeRotatedAcross, dlfp4_formats[format], target);
+});
+constexpr FormatKernels kRotatedTilesBack([](int format, int target) {
+  return find_dequantizer(kDequantizeRotatedTile, dlfp4_formats[format], target);
+});
+
 // As if along rows, where that is the same.
 void prefer_rows(DequantizeParams *p, Lines *result, const FormatInfo &format) {
-  if (!is_symmetric(format) || p->data_step == 1 || p->layout != DLFP4_LAYOUT_linear) return;
+  if (!is_symmetric(format) || p->rotation != 0 || p->data_step == 1 || p->layout != DLFP4_LAYOUT_linear) return;
   *result = transposed(*result);
   std::swap(p->lines, p->length);
   std::swap(p->line_stride, p->step);
@@ -472,9 +534,10 @@ int dequantize_rows(DeviceKernel kernel, DequantizeParams p, const Lines &result
 
 int dequantize_lines(DequantizeParams p, Lines result, const FormatInfo &format, uintptr_t stream) {
   prefer_rows(&p, &result, format);
-  const DeviceKernel rows = kRowsBack[format.number][result.source];
-  const DeviceKernel tile = kTilesBack[format.number][result.source];
-  const DeviceKernel across = kAcrossBack[format.number][result.source];
+  const bool rotated = p.rotation != 0;
+  const DeviceKernel rows = (rotated ? kRotatedRowsBack : kRowsBack)[format.number][result.source];
+  const DeviceKernel tile = (rotated ? kRotatedTilesBack : kTilesBack)[format.number][result.source];
+  const DeviceKernel across = (rotated ? kRotatedAcrossBack : kAcrossBack)[format.number][result.source];
   if (rows != kNoKernel && is_row_major(result) &&
       can_store_steps(p.data, p.lines == 1 ? 0 : p.data_stride, p.data_step))
     return dequantize_rows(rows, p, result, stream);
@@ -483,8 +546,10 @@ int dequantize_lines(DequantizeParams p, Lines result, const FormatInfo &format,
   if (has_columns && tiles == 0) return 0;
   if (tile != kNoKernel && has_columns && can_store_steps(p.data, p.data_stride, p.data_step))
     return launch_shape(tile, {{tiles, 1}, kThreads, kTileRuleBytes + tile_bytes(result.item), 1}, &p, stream);
-  if (across != kNoKernel && has_columns && can_store_steps(p.data, p.data_step, p.data_stride))
-    return launch(across, tiles, &p, stream);
+  const bool takes_across = across != kNoKernel && has_columns && can_store_steps(p.data, p.data_step, p.data_stride);
+  if (takes_across && rotated && p.length % kStep == 0)
+    return run(across, p.length / kStep * (p.lines / kColumnsOfThread), p, stream);
+  if (takes_across && !rotated) return launch(across, tiles, &p, stream);
   return run(kKernel_dequantize_any, p.lines * p.length, p, stream);
 }
 
@@ -504,7 +569,9 @@ int dlfp4_cuda_quantize(int device, uintptr_t stream, const dlfp4_matrix *x, int
   FormatInfo info;
   Lines lines;
   if (!find_format(format, &info) || !can_choose(*recipe, info)) return refuse(DLFP4_E_OPTION);
-  if (!make_lines(*x, kAlongRows, &lines)) return refuse(DLFP4_E_DTYPE);
+  const uint32_t rotation = along_rows ? along_rows->rotation : along_columns ? along_columns->rotation : 0;
+  if (rotation && along_rows && along_columns) return refuse(DLFP4_E_OPTION);
+  if (!make_lines(*x, rotation && along_columns ? kAlongColumns : kAlongRows, &lines)) return refuse(DLFP4_E_DTYPE);
   const bool alone = (along_rows && along_rows->decodes) || (along_columns && along_columns->decodes);
   const bool scaled = info.whole || (info.row->kind == DLFP4_TWO_LEVEL && !alone);
   const bool searches = scaled && !scale->given && !(scale->number > 0);
@@ -513,7 +580,7 @@ int dlfp4_cuda_quantize(int device, uintptr_t stream, const dlfp4_matrix *x, int
       info, *recipe, make_rule(info, *recipe, lines.source, scale->number > 0 ? &known : nullptr), {}, stream};
   uint32_t *const word = reinterpret_cast<uint32_t *>(scale->places[0]);
   of.place = {searches ? word : nullptr, scale->given, {nullptr, nullptr}};
-  int status = searches ? find_largest(lines, info, word, stream) : 0;
+  int status = searches ? find_largest(lines, info, rotation, word, stream) : 0;
   for (int i = 0; i < 2 && !status && scaled && !searches; ++i) status = keep_scale(*scale, i, lines, &of);
   Pass passes[2] = {};
   const dlfp4_blocks *const results[] = {along_rows, along_columns};
@@ -535,7 +602,8 @@ int dlfp4_cuda_dequantize(int device, uintptr_t stream, const dlfp4_blocks *q, i
   Lines lines;
   if (!find_format(format, &info)) return refuse(DLFP4_E_OPTION);
   if (!make_lines(*result, kAlongRows, &lines)) return refuse(DLFP4_E_DTYPE);
-  if (q->length < lines.length || !is_addressable(*q, info, lines.lines)) return refuse(DLFP4_E_SHAPE);
+  if (q->length < lines.length || !is_addressable(*q, info, lines.lines) || !is_rotation(q->rotation, q->length))
+    return refuse(DLFP4_E_SHAPE);
   if (lines.lines * lines.length == 0) return 0;
   return dequantize_lines(dequantize_params(*q, info, decode, lines), lines, info, stream);
 }

@@ -13,9 +13,21 @@ namespace cuda {
 
 // --- Any quantization: a warp a block --------------------------------------------------------
 
-__device__ inline float element_at(const QuantizeParams &p, int64_t line, int64_t position) {
+template <class Params>
+__device__ inline float plain_element_at(const Params &p, int64_t line, int64_t position) {
   if (position >= p.length) return 0;
   return to_float(load_code(p.src, line * p.line_stride + position * p.step, p.source.bits, p.source), p.source);
+}
+
+// With its fifteen neighbours, where there is a transform: each thread makes its own sixteen.
+template <class Params>
+__device__ inline float element_at(const Params &p, int64_t line, int64_t position) {
+  if (p.rotation == 0) return plain_element_at(p, line, position);
+  float values[kRotatedLength];
+  const int64_t place = position % kRotatedLength;
+  for (int i = 0; i < kRotatedLength; ++i) values[i] = plain_element_at(p, line, position - place + i);
+  rotate(values, p.rotation);
+  return values[place];
 }
 
 struct Block {
@@ -119,7 +131,7 @@ __device__ inline void find_largest_of_lines(const QuantizeParams &p) {
   const int64_t line = global_thread() / kWarpSize;
   if (line >= p.lines) return;
   uint32_t largest = 0;
-  for (int64_t k = threadIdx.x % kWarpSize; k < p.length; k += kWarpSize) {
+  for (int64_t k = threadIdx.x % kWarpSize; k < p.stored; k += kWarpSize) {
     const uint32_t magnitude = bits_of(element_at(p, line, k)) & 0x7FFFFFFF;
     if (magnitude < kFloatInfinity) largest = max(largest, magnitude);
   }
@@ -134,29 +146,37 @@ __device__ inline void finish_line_scales(const QuantizeParams &p) {
 
 // --- Back ------------------------------------------------------------------------------------
 
-__device__ inline uint64_t decoded_code(float element, float scale, ElementType target) {
-  return from_float(decoded(element, scale), target, {DLFP4_NEAREST_EVEN, true}, {0, 0, 0});
+__device__ inline float plain_value_at(const DequantizeParams &p, int64_t line, int64_t position) {
+  const uint64_t code = load_code(p.data, line * p.data_stride + position * p.data_step, p.element.bits, p.element);
+  return decoded(to_float(code, p.element), scale_at(p, line, position, load_or_one(decode_place(p, line))));
+}
+
+// Blocks are whole sixteens, whatever the length of the result.
+__device__ inline float value_at(const DequantizeParams &p, int64_t line, int64_t position) {
+  if (p.rotation == 0) return plain_value_at(p, line, position);
+  float values[kRotatedLength];
+  const int64_t place = position % kRotatedLength;
+  for (int i = 0; i < kRotatedLength; ++i) values[i] = plain_value_at(p, line, position - place + i);
+  rotate_back(values, p.rotation);
+  return values[place];
 }
 
 __device__ inline void dequantize_element(const DequantizeParams &p) {
   const int64_t number = global_thread();
   if (number >= p.lines * p.length) return;
   const int64_t line = number / p.length, position = number % p.length;
-  const uint64_t code = load_code(p.data, line * p.data_stride + position * p.data_step, p.element.bits, p.element);
-  const uint64_t value = decoded_code(to_float(code, p.element),
-                                      scale_at(p, line, position, load_or_one(decode_place(p, line))), p.target);
+  const uint64_t value = from_float(value_at(p, line, position), p.target, {DLFP4_NEAREST_EVEN, true}, {0, 0, 0});
   store_bytes(p.dst + (line * p.line_stride + position * p.step) * (p.target.bits / 8), value, p.target.bits / 8);
 }
 
 // --- The whole tensor ------------------------------------------------------------------------
 
 __device__ inline void find_largest(const LargestParams &p) {
-  const int64_t count = p.lines * p.length;
+  const int64_t length = p.rotation == 0 ? p.length : (p.length + kStep - 1) / kStep * kStep;  // zeros are rotated too
+  const int64_t count = p.lines * length;
   uint32_t largest = 0;
   for (int64_t i = global_thread(); i < count; i += int64_t{gridDim.x} * kThreads) {
-    const int64_t place = i / p.length * p.line_stride + i % p.length * p.step;
-    const uint32_t magnitude =
-        bits_of(to_float(load_code(p.src, place, p.source.bits, p.source), p.source)) & 0x7FFFFFFF;
+    const uint32_t magnitude = bits_of(element_at(p, i / length, i % length)) & 0x7FFFFFFF;
     if (!p.finite_only || magnitude < kFloatInfinity) largest = max(largest, magnitude);
   }
   largest = largest_of_lanes(largest, kWarpSize - 1);
@@ -192,11 +212,26 @@ __device__ inline uint4 vector_of_rows(const LargestParams &p, int64_t number) {
   return reinterpret_cast<const uint4 *>(step)[number % kInStep];
 }
 
+// A block of threads writes once.
+__device__ inline void raise_once(const LargestParams &p, uint32_t largest) {
+  __shared__ uint32_t of_warp[kThreads / kWarpSize];
+  largest = largest_of_lanes(largest, kWarpSize - 1);
+  if (threadIdx.x % kWarpSize == 0) of_warp[threadIdx.x / kWarpSize] = largest;
+  __syncthreads();
+  if (threadIdx.x >= kThreads / kWarpSize) return;
+  largest = __reduce_max_sync((1u << kThreads / kWarpSize) - 1, of_warp[threadIdx.x]);
+  if (threadIdx.x == 0 && largest > 0) atomicMax(p.largest, largest);
+}
+
+__device__ inline uint32_t largest_of_rotated(const LargestParams &p, FloatStep step) {
+  const uint32_t largest = rotate_step(&step, p.rotation);
+  return p.finite_only && largest >= kFloatInfinity ? largest_finite_of<kStep>(step.values) : largest;
+}
+
 // The same of rows on aligned memory, kLargestAhead vectors a thread: neighbours read neighbouring vectors, all at
-// once, and a block of threads writes once.
+// once.
 template <int Src>
 __device__ inline void find_largest_of_rows(const LargestParams &p) {
-  __shared__ uint32_t of_warp[kThreads / kWarpSize];
   const int64_t last = p.lines * p.length / kFloatsOfVector<Src> - 1;
   const int64_t first = int64_t{blockIdx.x} * kThreads * kLargestAhead + threadIdx.x;
   uint4 raw[kLargestAhead];
@@ -206,12 +241,37 @@ __device__ inline void find_largest_of_rows(const LargestParams &p) {
     raw[i] = vector_of_rows<Src>(p, min(first + i * kThreads, last));  // twice changes nothing
 #pragma unroll
   for (int i = 0; i < kLargestAhead; ++i) largest = max(largest, largest_of_vector<Src>(p, raw[i]));
-  largest = largest_of_lanes(largest, kWarpSize - 1);
-  if (threadIdx.x % kWarpSize == 0) of_warp[threadIdx.x / kWarpSize] = largest;
-  __syncthreads();
-  if (threadIdx.x >= kThreads / kWarpSize) return;
-  largest = __reduce_max_sync((1u << kThreads / kWarpSize) - 1, of_warp[threadIdx.x]);
-  if (threadIdx.x == 0 && largest > 0) atomicMax(p.largest, largest);
+  raise_once(p, largest);
+}
+
+// The same of transformed rows of whole steps, a step a thread, and of columns, two neighbours of sixteen rows.
+template <int Src>
+__device__ inline void find_largest_of_rotated_rows(const LargestParams &p) {
+  const uint32_t number = blockIdx.x * kThreads + threadIdx.x;
+  uint4 raw[kFloatVectors<Src>];
+  const uint8_t *const from =
+      address_of_step<kTypes[Src].bits>(p.src, p.walk.float_bytes, step_of_line(p.walk, number));
+  load_step<Src>(from, number < p.walk.steps, raw);
+  raise_once(p, largest_of_rotated(p, unpack_step<Src>(raw)));
+}
+
+template <int Src>
+__device__ inline void find_largest_of_rotated_columns(const LargestParams &p) {
+  constexpr int kBytes = kFloatBytes<Src>;
+  const int64_t number = int64_t{blockIdx.x} * kThreads + threadIdx.x, in_row = p.lines / 2;
+  const int64_t row = number / in_row * kStep, column = number % in_row * 2;
+  FloatStep columns[2];
+#pragma unroll
+  for (int i = 0; i < kStep; ++i) {
+    const uint8_t *const from = p.src + ((row + i) * p.step + column) * kBytes;
+    uint32_t words[kBytes / 2] = {};
+    for (int k = 0; row < p.length && k < kBytes / 2; ++k) words[k] = reinterpret_cast<const uint32_t *>(from)[k];
+    float pair[2];
+    for (int k = 0; k < kBytes / 2; ++k) unpack_floats<Src>(words[k], pair + k);
+    columns[0].values[i] = pair[0];
+    columns[1].values[i] = pair[1];
+  }
+  raise_once(p, max(largest_of_rotated(p, columns[0]), largest_of_rotated(p, columns[1])));
 }
 
 // One thread does this: the scale overwrites the magnitude that it is made of.

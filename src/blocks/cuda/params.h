@@ -16,6 +16,7 @@ constexpr int kTileRows = 128, kTileColumns = 128;
 DLFP4_RULE int strip_columns(int item) { return 256 / item; }  // 256 bytes of a row
 constexpr int kAcrossLength = 32;     // of columns of bytes, the elements that share a scale, or more of them
 constexpr int kSquaresColumns = 128;  // of squares along rows: those of 16 of a warp, larger ones of a block of threads
+constexpr int kColumnsOfThread = 4;   // of columns of bytes that were rotated, those of a thread
 
 // Shared memory: for what a tile's threads share of a rule, then for its floats, then for codes of a byte.
 constexpr int kTileRuleBytes = 1024;
@@ -63,6 +64,7 @@ struct QuantizeParams {
   float zero;
   bool plus_zeros;  // codes of -0 become those of +0
   uint64_t seed, first;
+  uint32_t rotation;  // of rules/hadamard.h; 0: none
 };
 
 struct QuantizeRowsParams {
@@ -95,6 +97,7 @@ struct DequantizeParams {
   int64_t lines, length;
   int64_t line_stride, step;
   ElementType element, scale, target;
+  uint32_t rotation;  // to undo
 };
 
 struct LargestParams {
@@ -105,6 +108,7 @@ struct LargestParams {
   bool finite_only;
   uint32_t *largest;
   StepLines walk;
+  uint32_t rotation;
 };
 
 struct TensorScaleParams {

@@ -5,6 +5,7 @@
 #define DLFP4_SRC_BLOCKS_CUDA_ROWS_CUH_
 
 #include "gpu/codes.cuh"
+#include "rules/hadamard.h"
 #include "scales.cuh"
 
 namespace dlfp4 {
@@ -85,6 +86,34 @@ struct LoadedStep {
   }
 };
 
+// The Hadamard transform of a step, in place, and its largest magnitude.
+__device__ inline uint32_t rotate_step(FloatStep *step, uint32_t rotation) {
+  static_assert(kStep == kRotatedLength, "");
+  float largest = 0;
+  rotate_but_nans(step->values, rotation);
+#pragma unroll
+  for (int i = 0; i < kStep; ++i) largest = larger_float(largest, step->values[i]);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) step->signs[i] = signs_of_floats(step->values + 8 * i);
+  return bits_of(largest);
+}
+
+// Blocks that become zeros where they are not finite, transformed before anything else.
+template <int Src, int Dtype, int BlockSize, int Kind>
+__device__ inline void quantize_rotated_step(const QuantizeParams &p, const EncodeParams &encode, const ScaleRule &rule,
+                                             const LoadedStep<Src> &step) {
+  static_assert(Kind != DLFP4_LARGEST, "keeps NaNs, whose pattern is not that of the rule");
+  constexpr int kBits = kTypes[Dtype].bits, kStepsOfBlock = BlockSize / kStep;
+  FloatStep floats = unpack_step<Src>(step.raw);
+  const uint32_t largest = largest_of_lanes(rotate_step(&floats, p.rotation), kStepsOfBlock - 1);
+  if (!step.there) return;
+  uint32_t words[kCodeWords<kBits>];
+  const BlockScale scale = scale_of_block<Kind>(rule, largest);
+  if (step.at.step % kStepsOfBlock == 0) store_scale<Kind>(p, step.at.line, step.at.step / kStepsOfBlock, scale.stored);
+  encode_scaled<Dtype, Kind>(encode, floats, scale, largest, words);
+  store_codes<kBits>(address_of_step<kBits>(p.data, p.walk.code_bytes, step.at), words);
+}
+
 template <int Src, int Dtype, int BlockSize, int Kind>
 __device__ inline void quantize_step(const QuantizeParams &p, const EncodeParams &encode, const ScaleRule &rule,
                                      const LoadedStep<Src> &step) {
@@ -115,6 +144,14 @@ __device__ inline void quantize_rows(const QuantizeParams &p, const EncodeParams
   const ScaleRule rule = rule_of_blocks<Kind>(p, given);
   quantize_step<Src, Dtype, BlockSize, Kind>(p, encode, rule, first);
   if (kFloatBytes<Src> == 2 && p.steps == 2) quantize_step<Src, Dtype, BlockSize, Kind>(p, encode, rule, second);
+}
+
+template <int Src, int Dtype, int BlockSize, int Kind>
+__device__ inline void quantize_rotated_rows(const QuantizeParams &p, const EncodeParams &encode) {
+  const uint32_t given = load_given_to_blocks<Kind>(p);
+  LoadedStep<Src> step;
+  step.load(p, block_number(p) * blockDim.x + threadIdx.x);
+  quantize_rotated_step<Src, Dtype, BlockSize, Kind>(p, encode, rule_of_blocks<Kind>(p, given), step);
 }
 
 // One scale for the whole tensor, found or given.
@@ -277,7 +314,13 @@ __device__ inline bool decode_step(const Values<Dtype> &table, const uint32_t *c
   return special;
 }
 
-template <int Dtype, int Dst>
+// Undoes the transform of a step; returns whether a value may be NaN.
+__device__ inline bool rotate_step_back(float *values, uint32_t rotation) {
+  rotate_back(values, rotation);
+  return has_nan(values);
+}
+
+template <int Dtype, int Dst, bool Rotated>
 struct CodedStep {
   static constexpr int kBits = kTypes[Dtype].bits, kWords = kStep * kFloatBytes<Dst> / 4;
   uint32_t codes[kCodeWords<kBits>];
@@ -300,7 +343,8 @@ struct CodedStep {
     uint32_t words[kWords];
     if (dst != nullptr) {
       float values[kStep];
-      const bool special = decode_step(table, codes, decode_fast(p.kind, scale, decode), values);
+      bool special = decode_step(table, codes, decode_fast(p.kind, scale, decode), values);
+      if constexpr (Rotated) special = rotate_step_back(values, p.rotation);
       narrow_step<Dst>(values, special, words);
     }
     warp_store<kWords>().store(dst, words);
@@ -308,11 +352,11 @@ struct CodedStep {
 };
 
 // `p.steps` of a thread, one or two, lie a block of threads apart.
-template <int Dtype, int Dst>
+template <int Dtype, int Dst, bool Rotated = false>
 __device__ inline void dequantize_rows(const DequantizeParams &p) {
   __shared__ Values<Dtype> table;
   const uint32_t number = blockIdx.x * p.steps * blockDim.x + threadIdx.x;
-  CodedStep<Dtype, Dst> first, second;
+  CodedStep<Dtype, Dst, Rotated> first, second;
   first.load(p, number);
   if (p.steps == 2) second.load(p, number + blockDim.x);
   const uint32_t later = ((blockIdx.x + kBlocksAhead) * blockDim.x + threadIdx.x) * p.steps;

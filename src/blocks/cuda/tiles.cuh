@@ -264,7 +264,7 @@ __device__ inline void store_run(uint8_t *run, int number, int lanes, const uint
 }
 
 // Blocks along the columns of a unit. Codes of a byte each are left in `staged`.
-template <int Src, int Dtype, int BlockSize, int Kind, bool Square, int Lanes>
+template <int Src, int Dtype, int BlockSize, int Kind, bool Square, int Lanes, bool Rotated>
 __device__ inline void quantize_unit(const TileParams &p, TilePlace at, Unit unit, const ScaleRule &rule,
                                      TileRule<Kind> *scales, const uint8_t *tile, uint8_t *staged) {
   constexpr int kBits = kTypes[Dtype].bits;
@@ -277,6 +277,9 @@ __device__ inline void quantize_unit(const TileParams &p, TilePlace at, Unit uni
   FloatStep columns[2];
   uint32_t largest[2], words[2][kCodeWords<kBits>];
   read_columns<Src, Lanes>(tile, unit, columns, largest);
+#pragma unroll
+  for (int i = 0; i < 2; ++i)
+    if constexpr (Rotated) largest[i] = rotate_step(&columns[i], q.rotation);
 #pragma unroll
   for (int i = 0; i < 2; ++i) largest[i] = largest_of_lanes(largest[i], Lanes * (BlockSize / kStep - 1));
   if constexpr (Square) largest[0] = largest[1] = largest_of_lanes(max(largest[0], largest[1]), Lanes - 1);
@@ -296,7 +299,7 @@ __device__ inline void quantize_unit(const TileParams &p, TilePlace at, Unit uni
   if constexpr (kBits == 8) stage_codes(staged, unit, words);
 }
 
-template <int Src, int Dtype, int BlockSize, int Kind, bool Square>
+template <int Src, int Dtype, int BlockSize, int Kind, bool Square, bool Rotated = false>
 __device__ inline void quantize_tile(const TileParams &p) {
   constexpr int kLanes = Square ? kLanesOfSquares : kLanesOfSegment;
   constexpr bool kHasBytes = kTypes[Dtype].bits == 8;
@@ -317,8 +320,8 @@ __device__ inline void quantize_tile(const TileParams &p) {
     else
       wait_for_copies<0>();
     __syncthreads();
-    quantize_unit<Src, Dtype, BlockSize, Kind, Square, kLanes>(p, at, {unit.row, unit.column + column}, rule, &scales,
-                                                               tile, staged);
+    quantize_unit<Src, Dtype, BlockSize, Kind, Square, kLanes, Rotated>(p, at, {unit.row, unit.column + column}, rule,
+                                                                        &scales, tile, staged);
   }
   if (p.rows.data != nullptr) {
     if constexpr (Square) __syncthreads();  // for the scales
@@ -506,7 +509,7 @@ __device__ inline void stage_columns(uint8_t *tile, Unit unit, const float (*val
 
 // Lines that are columns of the result: packed codes along them, scales of a byte. What lies beyond the last ones is
 // read from them instead: a branch would wait for the loads before it.
-template <int Dtype, int Dst>
+template <int Dtype, int Dst, bool Rotated = false>
 __device__ inline void dequantize_tile(const DequantizeParams &p) {
   constexpr int kBits = kTypes[Dtype].bits, kUnits = kTileColumns / kUnitColumns;
   static_assert(sizeof(Values<Dtype>) <= kTileRuleBytes, "");
@@ -538,6 +541,9 @@ __device__ inline void dequantize_tile(const DequantizeParams &p) {
 #pragma unroll
     for (int k = 0; k < 2; ++k)
       special |= decode_step(table, codes[2 * i + k], decode_fast(p.kind, scales[2 * i + k], decode), values[k]);
+#pragma unroll
+    for (int k = 0; k < 2; ++k)
+      if constexpr (Rotated) special |= rotate_step_back(values[k], p.rotation);
     stage_columns<Dst>(tile, {unit.row, unit.column + i * kUnitColumns}, values, special);
     __syncthreads();
     store_columns<kFloatBytes<Dst>>(p, at, i * kUnitColumns, tile);
@@ -597,6 +603,66 @@ __device__ inline void dequantize_across(const DequantizeParams &p) {
     narrow_step<Dst>(values, has_nan, words);
     const bool there = line < lines && row < length;
     warp_store<kWords>().store(there ? p.dst + (line + row * p.step) * kFloatBytes<Dst> : nullptr, words);
+  }
+}
+
+// Four words of four bytes each, a row a word, as columns.
+__device__ inline void turn_bytes(const uint32_t *rows, uint32_t *columns) {
+  static_assert(kColumnsOfThread == 4, "bytes of a word");
+  const uint32_t low[] = {__byte_perm(rows[0], rows[1], 0x5140), __byte_perm(rows[2], rows[3], 0x5140)};
+  const uint32_t high[] = {__byte_perm(rows[0], rows[1], 0x7362), __byte_perm(rows[2], rows[3], 0x7362)};
+  columns[0] = __byte_perm(low[0], low[1], 0x5410);
+  columns[1] = __byte_perm(low[0], low[1], 0x7632);
+  columns[2] = __byte_perm(high[0], high[1], 0x5410);
+  columns[3] = __byte_perm(high[0], high[1], 0x7632);
+}
+
+// Rotated lines that are columns of the codes' memory too, a byte an element: sixteen rows of four columns a thread.
+template <int Dtype, int Dst>
+__device__ inline void dequantize_rotated_across(const DequantizeParams &p) {
+  constexpr int kFours = kStep / 4, kRowWords = kColumnsOfThread * kFloatBytes<Dst> / 4;
+  __shared__ Values<Dtype> table;
+  const int64_t number = int64_t{blockIdx.x} * kThreads + threadIdx.x, in_row = p.lines / kColumnsOfThread;
+  const int64_t row = number / in_row * kStep, column = number % in_row * kColumnsOfThread;
+  const bool there = row < p.length;
+  const float decode = load_or_one(p.decode);
+  uint32_t codes[kColumnsOfThread][kFours];
+  float values[kColumnsOfThread][kStep];
+  bool special = false;
+#pragma unroll
+  for (int four = 0; four < kFours; ++four) {
+    uint32_t rows[4], columns[kColumnsOfThread];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint8_t *const from = p.data + (row + 4 * four + i) * p.data_step + column;
+      rows[i] = there ? *reinterpret_cast<const uint32_t *>(from) : 0;
+    }
+    turn_bytes(rows, columns);
+#pragma unroll
+    for (int k = 0; k < kColumnsOfThread; ++k) codes[k][four] = columns[k];
+  }
+  table.fill();
+  if (!there) return;
+#pragma unroll
+  for (int k = 0; k < kColumnsOfThread; ++k) {
+    decode_step(table, codes[k], decode_fast(p.kind, stored_scale(p, column + k, row), decode), values[k]);
+    special |= rotate_step_back(values[k], p.rotation);
+  }
+#pragma unroll
+  for (int four = 0; four < kFours; ++four) {
+    float rows[kStep];
+    uint32_t words[4 * kRowWords];
+#pragma unroll
+    for (int i = 0; i < kStep; ++i) rows[i] = values[i % kColumnsOfThread][4 * four + i / kColumnsOfThread];
+    narrow_step<Dst>(rows, special, words);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      uint8_t *const to = p.dst + ((row + 4 * four + i) * p.step + column) * kFloatBytes<Dst>;
+#pragma unroll
+      for (int word = 0; word < kRowWords; word += 2)
+        reinterpret_cast<uint2 *>(to)[word / 2] =
+            make_uint2(words[i * kRowWords + word], words[i * kRowWords + word + 1]);
+    }
   }
 }
 

@@ -1,0 +1,215 @@
+// The Hadamard transform of sixteen neighbours along or across lines, for all vectors; rules/hadamard.h has the rule.
+// Layout: along lines a sixteen is one vector, two or four; across lines it is sixteen rows of vectors.
+// Trick: a step within a vector adds it, with half of its signs flipped, to itself with lanes exchanged.
+#ifndef DLFP4_SRC_BLOCKS_VECTOR_HADAMARD_H_
+#define DLFP4_SRC_BLOCKS_VECTOR_HADAMARD_H_
+
+#include <utility>
+
+#include "host/simd/lanes.h"
+#include "kernels.h"
+#include "rules/hadamard.h"
+#include "vector_floats.h"
+
+namespace dlfp4 {
+namespace {
+
+template <class Isa>
+struct Hadamard {
+  using F32 = typename Isa::F32;
+  using U32 = typename Isa::U32;
+  static constexpr int kLanes = sizeof(F32) / 4, kVectors = kRotatedLength / kLanes;
+  static constexpr int64_t kCodes = Isa::kCodes;
+
+  static F32 flip(F32 floats, U32 signs) { return reinterpret_cast<F32>(reinterpret_cast<U32>(floats) ^ signs); }
+
+  static F32 clear_nans(F32 values) { return values == values ? values : reinterpret_cast<F32>(splat<U32>(kFloatNan)); }
+
+  // --- A sixteen along a line ----------------------------------------------------------------
+
+  template <int Step, int... Lane>
+  static F32 step_within(F32 v, std::integer_sequence<int, Lane...>) {
+    const U32 upper = {(Lane & Step ? kFloatSign : 0u)...};
+    return __builtin_shufflevector(v, v, (Lane ^ Step)...) + flip(v, upper);
+  }
+
+  template <int Step>
+  static void step(F32 *v) {
+    if constexpr (Step < kLanes) {
+      for (int i = 0; i < kVectors; ++i) v[i] = step_within<Step>(v[i], std::make_integer_sequence<int, kLanes>());
+    } else {
+      step_between<Step / kLanes>(v, kVectors);
+    }
+  }
+
+  // Of vectors so many apart.
+  template <int Apart>
+  static void step_between(F32 *v, int count) {
+    for (int i = 0; i < count; ++i) {
+      if (i & Apart) continue;
+      const F32 low = v[i], high = v[i + Apart];
+      v[i] = low + high;
+      v[i + Apart] = low - high;
+    }
+  }
+
+  static void transform(F32 *v) {
+    step<1>(v);
+    step<2>(v);
+    step<4>(v);
+    step<8>(v);
+  }
+
+  // --- Sixteen rows --------------------------------------------------------------------------
+
+  static void transform_rows(F32 *v) {
+    step_between<1>(v, kRotatedLength);
+    step_between<2>(v, kRotatedLength);
+    step_between<4>(v, kRotatedLength);
+    step_between<8>(v, kRotatedLength);
+  }
+};
+
+// --- Along lines -----------------------------------------------------------------------------
+
+// Whole steps of floats, of which Isa::load_floats<Src> is as in codecs/vector.h.
+template <class Isa, int Src>
+__attribute__((noinline)) void rotate_steps(const uint8_t *src, int64_t count, uint32_t rotation, uint8_t *dst) {
+  using Of = Hadamard<Isa>;
+  alignas(64) float quarters[kRotatedLength];
+  for (int i = 0; i < kRotatedLength; ++i) quarters[i] = signed_quarter(rotation, i);
+  for (int64_t first = 0; first < count; first += Isa::kCodes) {
+    auto floats = Isa::template load_floats<Src>(src + first * (kTypes[Src].bits / 8));
+    for (int i = 0; i < 4; ++i)
+      floats.part[i] = floats.part[i] * load_lanes<typename Of::F32>(quarters + i % Of::kVectors * Of::kLanes);
+    for (int i = 0; i < 4; i += Of::kVectors) Of::transform(floats.part + i);
+    for (int i = 0; i < 4; ++i) store_lanes(dst + (first + i * Of::kLanes) * 4, Of::clear_nans(floats.part[i]));
+  }
+}
+
+template <class Isa, int Dst>
+__attribute__((noinline)) void rotate_steps_back(const uint8_t *src, int64_t count, uint32_t rotation, uint8_t *dst) {
+  using Of = Hadamard<Isa>;
+  alignas(64) uint32_t signs[kRotatedLength];
+  for (int i = 0; i < kRotatedLength; ++i) signs[i] = (rotation >> i & 1) << 31;
+  for (int64_t first = 0; first < count; first += Isa::kCodes) {
+    auto floats = Isa::template load_floats<DLFP4_float32>(src + first * 4);
+    for (int i = 0; i < 4; ++i) floats.part[i] = floats.part[i] * 0.25f;
+    for (int i = 0; i < 4; i += Of::kVectors) Of::transform(floats.part + i);
+    for (int i = 0; i < 4; ++i)
+      floats.part[i] =
+          Of::clear_nans(Of::flip(floats.part[i], load_lanes<typename Of::U32>(signs + i % Of::kVectors * Of::kLanes)));
+    store_floats<Isa, Dst>(dst + first * (kTypes[Dst].bits / 8), floats);
+  }
+}
+
+// Calls run(src, count, dst) for whole steps, and for the rest in memory of its own.
+template <class Isa, int SrcBits, int DstBits, class Run>
+void in_sixteens(const uint8_t *src, int64_t count, uint8_t *dst, Run run) {
+  constexpr int64_t kCodes = Isa::kCodes;
+  const int64_t whole = count / kCodes * kCodes, rest = count - whole;
+  run(src, whole, dst);
+  if (rest == 0) return;
+  StepMemory<kCodes, SrcBits> from = {};
+  StepMemory<kCodes, DstBits> to;
+  Isa::read_part(from.byte, src + whole * SrcBits / 8, rest * SrcBits / 8);
+  run(from.byte, kCodes, to.byte);
+  Isa::write_part(dst + whole * DstBits / 8, to.byte, rest * DstBits / 8);
+}
+
+template <class Isa, int Src>
+void rotate_line(const uint8_t *src, int64_t count, uint32_t rotation, float *dst) {
+  in_sixteens<Isa, kTypes[Src].bits, 32>(src, count, reinterpret_cast<uint8_t *>(dst),
+                                         [=](const uint8_t *from, int64_t elements, uint8_t *to) {
+                                           rotate_steps<Isa, Src>(from, elements, rotation, to);
+                                         });
+}
+
+template <class Isa, int Dst>
+void rotate_line_back(const float *src, int64_t count, uint32_t rotation, uint8_t *dst) {
+  in_sixteens<Isa, 32, kTypes[Dst].bits>(reinterpret_cast<const uint8_t *>(src), count, dst,
+                                         [=](const uint8_t *from, int64_t elements, uint8_t *to) {
+                                           rotate_steps_back<Isa, Dst>(from, elements, rotation, to);
+                                         });
+}
+
+// --- Across lines ----------------------------------------------------------------------------
+
+// Sixteen rows of one step each.
+template <class Isa>
+struct RowsOfSteps {
+  typename Isa::F32 part[4][kRotatedLength];
+};
+
+template <class Isa, int Src>
+void load_rows(const uint8_t *src, int64_t stride, int64_t count, RowsOfSteps<Isa> *rows) {
+  for (int k = 0; k < kRotatedLength; ++k) {
+    StepMemory<Isa::kCodes, kTypes[Src].bits> part = {};
+    const uint8_t *from = src + k * stride;
+    if (count < Isa::kCodes) {
+      Isa::read_part(part.byte, from, count * kTypes[Src].bits / 8);
+      from = part.byte;
+    }
+    const auto floats = Isa::template load_floats<Src>(from);
+    for (int i = 0; i < 4; ++i) rows->part[i][k] = floats.part[i];
+  }
+}
+
+template <class Isa, int Dst>
+void store_rows(const RowsOfSteps<Isa> &rows, uint8_t *dst, int64_t stride, int64_t count) {
+  using Floats = decltype(Isa::template load_floats<DLFP4_float32>(nullptr));
+  for (int k = 0; k < kRotatedLength; ++k) {
+    StepMemory<Isa::kCodes, kTypes[Dst].bits> part;
+    uint8_t *const to = dst + k * stride;
+    Floats floats;
+    for (int i = 0; i < 4; ++i) floats.part[i] = rows.part[i][k];
+    store_floats<Isa, Dst>(count < Isa::kCodes ? part.byte : to, floats);
+    if (count < Isa::kCodes) Isa::write_part(to, part.byte, count * kTypes[Dst].bits / 8);
+  }
+}
+
+template <class Isa, int Src>
+__attribute__((noinline)) void rotate_rows(const uint8_t *src, int64_t stride, int64_t count, uint32_t rotation,
+                                           float *dst, int64_t pitch) {
+  using Of = Hadamard<Isa>;
+  RowsOfSteps<Isa> rows;
+  for (int64_t first = 0; first < count; first += Isa::kCodes) {
+    load_rows<Isa, Src>(src + first * (kTypes[Src].bits / 8), stride, count - first, &rows);
+    for (auto &part : rows.part) {
+      for (int k = 0; k < kRotatedLength; ++k) part[k] = part[k] * signed_quarter(rotation, k);
+      Of::transform_rows(part);
+      for (int k = 0; k < kRotatedLength; ++k) part[k] = Of::clear_nans(part[k]);
+    }
+    store_rows<Isa, DLFP4_float32>(rows, reinterpret_cast<uint8_t *>(dst + first), 4 * pitch, count - first);
+  }
+}
+
+template <class Isa, int Dst>
+__attribute__((noinline)) void rotate_rows_back(const float *src, int64_t pitch, int64_t count, uint32_t rotation,
+                                                uint8_t *dst, int64_t stride) {
+  using Of = Hadamard<Isa>;
+  RowsOfSteps<Isa> rows;
+  for (int64_t first = 0; first < count; first += Isa::kCodes) {
+    load_rows<Isa, DLFP4_float32>(reinterpret_cast<const uint8_t *>(src + first), 4 * pitch, count - first, &rows);
+    for (auto &part : rows.part) {
+      for (int k = 0; k < kRotatedLength; ++k) part[k] = part[k] * 0.25f;
+      Of::transform_rows(part);
+      for (int k = 0; k < kRotatedLength; ++k) part[k] = Of::clear_nans(rotation >> k & 1 ? -part[k] : part[k]);
+    }
+    store_rows<Isa, Dst>(rows, dst + first * (kTypes[Dst].bits / 8), stride, count - first);
+  }
+}
+
+template <class Isa, int From>
+void add_rotations(BlockKernels *kernels) {
+  constexpr int kRow = kSourceRows[From];
+  kernels->rotate[From] = rotate_line<Isa, kRow>;
+  kernels->rotate_back[From] = rotate_line_back<Isa, kRow>;
+  kernels->rotate_across[From] = rotate_rows<Isa, kRow>;
+  kernels->rotate_across_back[From] = rotate_rows_back<Isa, kRow>;
+}
+
+}  // namespace
+}  // namespace dlfp4
+
+#endif  // DLFP4_SRC_BLOCKS_VECTOR_HADAMARD_H_
