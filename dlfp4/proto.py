@@ -29,6 +29,11 @@ def layout_of(q: ScaledTensor) -> _ScaleLayout:
     return "linear" if q.scale_layout == "prepared" else q.scale_layout
 
 
+def scale_dtype_of(q: ScaledTensor) -> str:
+    """The type of a tensor's scales; a prepared weight has those of its format as bytes."""
+    return (q.format.scale if q.scale_layout == "prepared" else q.scales.dtype).name
+
+
 # What says how a quantized tensor's parts lie.
 _LAYOUT = ("scale_layout", "rowwise", "columnwise", "scale_dtype", "global_scale_per", "hadamard")
 ACROSS = "columnwise_"  # before the names of what is quantized along axis -2
@@ -213,7 +218,7 @@ class TensorProto:
                 part.format,
                 part.device,
                 layout_of(part),
-                part.scales.dtype.name,
+                scale_dtype_of(part),
                 _granularity(part),
                 part.hadamard,
             )

@@ -187,7 +187,7 @@ struct BlockScales {
     if (mantissa != 10) return values;
     const U32 power = larger<U32>(bits(values) & kFloatInfinity, splat<U32>(113u << 23));
     const F32 addend = floats(power + (13u << 23));
-    return values >= 65520.0f ? splat<F32>(kBeyondFloat) : (values + addend) - addend;
+    return values >= 65520.0f ? splat<F32>(float_of(kFloatInfinity)) : (values + addend) - addend;
   }
 
   static F32 wanted_scales(const ScaleRule &rule, F32 magnitudes) {

@@ -70,13 +70,11 @@ struct BlockScale {
   float multiplier;
 };
 
-constexpr float kBeyondFloat = __builtin_huge_valf();
-
 // A non-negative float rounded to so many bits of a float16's (10) or a bfloat16's (7) mantissa, to nearest even.
 DLFP4_FLOAT_RULE float narrowed(float value, int mantissa) {
   if (mantissa == 7) return float_of((bits_of(value) + 0x7FFF + (bits_of(value) >> 16 & 1)) & 0xFFFF0000);
   if (mantissa != 10) return value;
-  if (value >= 65520) return kBeyondFloat;
+  if (value >= 65520) return float_of(kFloatInfinity);
   const uint32_t power = bits_of(value) & kFloatInfinity, lowest = 113u << 23;
   const float addend = float_of((power > lowest ? power : lowest) + (13u << 23));
   return (value + addend) - addend;
@@ -97,7 +95,7 @@ DLFP4_FLOAT_RULE TensorScale two_level_scale(const ScaleRule &rule, float larges
   if (largest == 0) return {1, 1, 0};
   if (rule.order == DLFP4_INPUT_TYPE) {  // whose project takes 1 where this overflows, and divides as PyTorch does
     const float encode = narrowed(narrowed(1 / largest, rule.mantissa) * rule.reach, rule.mantissa);
-    if (!(encode < kBeyondFloat)) return {1, 1, largest};
+    if (!(encode < float_of(kFloatInfinity))) return {1, 1, largest};
     return {encode, stored_decode(1 / encode), largest};
   }
   return {finite(rule.reach / largest), stored_decode(largest / rule.reach), largest};

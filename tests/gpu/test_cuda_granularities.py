@@ -32,7 +32,7 @@ def uneven(shape, source, seed=3):
     """Rows of many binades, zeros, and what is not finite."""
     rng = np.random.default_rng([seed, *shape])
     x = rng.standard_normal(shape) * np.exp2(rng.integers(-12, 12, (*shape[:-1], 1)))
-    flat = x.reshape(-1, shape[-1])
+    flat = x.reshape(int(np.prod(shape[:-1])), shape[-1])
     if len(flat) > 2 and shape[-1]:
         flat[0], flat[1, shape[-1] // 2], flat[2, -1] = 0, np.nan, -np.inf
     return native_cast(x.astype(np.float32), source)

@@ -129,7 +129,7 @@ def test_one_line_of_any_stride():
 def test_two_formats():
     """Of one element type and blocks of two lengths, too."""
     left, right = (
-        {name: dlfp4.quantize(elements("float32", (16, 256), seed), name) for name in FORMATS} for seed in (0, 1)
+        {name: dlfp4.quantize(elements("float32", (32, 256), seed), name) for name in FORMATS} for seed in (0, 1)
     )
     for a, b in itertools.product(left.values(), right.values()):
         assert_bound(dlfp4.vecdot(a, b), wide(a), wide(b))

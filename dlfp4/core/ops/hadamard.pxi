@@ -78,14 +78,22 @@ cdef object quantize_each(tuple axes, x, format, out, dict options):
 
 
 def _with_equal_rotations(a, b, stream=None):
-    """Two operands whose products are those of their values. Transforms alike cancel each other; others are undone."""
-    if rotation_of(a) == rotation_of(b):
-        return a, b
-    return without_rotation(a, stream), without_rotation(b, stream)
+    """Two operands whose products are those of their values. Transforms alike cancel each other, so that codes may stand
+    for themselves; others are undone."""
+    if rotation_of(a) != rotation_of(b):
+        return without_rotation(a, stream), without_rotation(b, stream)
+    return (a, b) if rotation_of(a) == 0 else (forget_rotation(a), forget_rotation(b))
 
 
 cdef inline uint32_t rotation_of(x):
     return (<ScaledTensor> x).rotation if type(x) is ScaledTensor else 0
+
+
+cdef ScaledTensor forget_rotation(ScaledTensor self):
+    cdef ScaledTensor result = make_scaled(self.data, self.scales, self.global_scale, self.format, self.axis,
+                                           self.scale_layout, self.shape, 0)
+    result.prepared = self.prepared
+    return result
 
 
 cdef object without_rotation(x, stream):
