@@ -76,7 +76,7 @@ struct Errors {
   // Of whole vectors of lanes; values_of(k) are element k of each.
   template <bool kSquares, class ValuesOf>
   DLFP4_ALWAYS_INLINE static void add_lanes(int64_t first, int elements, const ErrorParams &both, float *sixes,
-                                            float *fours, ValuesOf values_of) {
+                                            float *fours, const ValuesOf &values_of) {
     const F32 amax = splat<F32>(both.rule->amax), reach = splat<F32>(both.rule->reach), none = {};
     Candidate six(both, 0, first, none), four(both, 1, first, none);
     for (int k = 0; k < elements; ++k) {
