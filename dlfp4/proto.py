@@ -29,9 +29,10 @@ def layout_of(q: ScaledTensor) -> _ScaleLayout:
     return "linear" if q.scale_layout == "prepared" else q.scale_layout
 
 
-def scale_dtype_of(q: ScaledTensor) -> str:
+def scale_dtype_of(q: ScaledTensor) -> ScaleDtype | None:
     """The type of a tensor's scales; a prepared weight has those of its format as bytes."""
-    return (q.format.scale if q.scale_layout == "prepared" else q.scales.dtype).name
+    name: Any = (q.format.scale if q.scale_layout == "prepared" else q.scales.dtype).name
+    return name  # type: ignore[no-any-return]
 
 
 # What says how a quantized tensor's parts lie.

@@ -56,7 +56,8 @@ def test_the_same_bytes(model, tmp_path, package):
     program = tmp_path / "program.py"
     program.write_text(PROGRAMS[package])
     command = [sys.executable, "-P", program, model, tmp_path / "out"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    # Away from the checkout: workers start in the same folder, and would import its package without an extension.
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     checkpoints.quantize_model(model, tmp_path / "alone", "nvfp4", convention="modelopt")
     assert contents(tmp_path / "out") == contents(tmp_path / "alone")

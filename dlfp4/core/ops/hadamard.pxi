@@ -78,8 +78,8 @@ cdef object quantize_each(tuple axes, x, format, out, dict options):
 
 
 def _with_equal_rotations(a, b, stream=None):
-    """Two operands whose products are those of their values. Transforms alike cancel each other, so that codes may stand
-    for themselves; others are undone."""
+    """Two operands whose products are those of their values. Transforms alike cancel each other, so that codes may
+    stand for themselves; others are undone."""
     if rotation_of(a) != rotation_of(b):
         return without_rotation(a, stream), without_rotation(b, stream)
     return (a, b) if rotation_of(a) == 0 else (forget_rotation(a), forget_rotation(b))
