@@ -82,14 +82,15 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from dlfp4 import checkpoints
+    from dlfp4 import torch as torch
 else:
 
     def __getattr__(name: str) -> "ModuleType":
-        """``dlfp4.checkpoints``, which is imported when it is first asked for."""
-        if name == "checkpoints":
+        """``dlfp4.checkpoints`` and ``dlfp4.torch``, which are imported when they are first asked for."""
+        if name in ("checkpoints", "torch"):
             from importlib import import_module
 
-            return import_module("dlfp4.checkpoints")
+            return import_module(f"dlfp4.{name}")
         raise AttributeError(f"module 'dlfp4' has no attribute {name!r}", name=name)
 
 

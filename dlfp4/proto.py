@@ -274,13 +274,19 @@ class TensorProto:
     def _buffers_along(self, axis: int) -> tuple[Buffer, ...]:
         """The buffers along one axis, of a quantized tensor, by the names of their parts."""
         assert self.format is not None
-        return _core._buffers_of(
+        # Extents that a compiler has only by name are not hashable, and must not be: nothing is remembered of them.
+        symbolic = any(map(is_symbolic, self.shape))
+        describe = _core._describe_buffers if symbolic else _core._buffers_of
+        return describe(
             self.shape, self.format, axis, self.scale_layout, self.pad, self.scale_dtype, self.global_scale_per
         )
 
     def _name(self, buffer: str, axis: int) -> str:
-        """A buffer's name in a tensor that may be quantized along both axes; these share a tensor's global scale."""
-        is_shared = buffer == "global_scale" and self.global_scale_per == "tensor"
+        """A buffer's name in a tensor that may be quantized along both axes; these share a tensor's global scale, but
+        for one that was transformed along each.
+        """
+        differs = self.hadamard is not None and self.rowwise and self.columnwise
+        is_shared = buffer == "global_scale" and self.global_scale_per == "tensor" and not differs
         return buffer if axis == -1 or is_shared else ACROSS + buffer
 
     def allocate(self) -> Described:
@@ -413,9 +419,15 @@ def _option_defaults() -> dict[str, Any]:
     return {name: each.default for name, each in parameters.items() if name not in said}
 
 
+def is_symbolic(extent: Any) -> bool:
+    """Whether an extent is one that a compiler computes with before it knows the number."""
+    return not isinstance(extent, (int, float, np.number)) and hasattr(extent, "__floordiv__")
+
+
 def _parse_shape(shape: Any) -> tuple[int, ...]:
-    extents = tuple(operator.index(extent) for extent in (shape if isinstance(shape, (tuple, list)) else (shape,)))
-    if min(extents, default=0) < 0:
+    given = shape if isinstance(shape, (tuple, list)) else (shape,)
+    extents = tuple(extent if is_symbolic(extent) else operator.index(extent) for extent in given)
+    if min((extent for extent in extents if not is_symbolic(extent)), default=0) < 0:
         raise ValueError(f"shape {extents}: expected extents of 0 or more")
     return extents
 

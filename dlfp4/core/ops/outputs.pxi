@@ -34,6 +34,15 @@ def _check_out_product(Tensor out, shape, dtype, a, b):
         raise ValueError(f"out has strides {strides_of(out)}; with more than two dimensions it must be compact")
 
 
+cdef Tensor check_out_sums(out, tuple shape, a, b):
+    """Memory for sums of products, which kernels write one after another."""
+    cdef Tensor self = _borrow_out(out)
+    _check_out_product(self, shape, "float32", a, b)
+    if not is_compact_tensor(self):
+        raise ValueError(f"out has strides {strides_of(self)}; it must be compact")
+    return self
+
+
 cdef tuple check_out_scaled(out, tuple axes, Tensor source, _Rules rules, str scale_layout, bint pad, str per,
                             uint32_t rotation):
     """The caller's ScaledTensors, which must be what quantize would have allocated."""

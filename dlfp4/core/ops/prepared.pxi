@@ -145,6 +145,35 @@ cdef ScaledTensor turn_prepared(ScaledTensor self):
     return turned
 
 
+def _facts_of_prepared(ScaledTensor self):
+    """What a prepared weight's parts have to be read with, beside format, axis and shape; None of other tensors."""
+    cdef Prepared *prepared = &self.prepared
+    return (prepared.rows, prepared.columns, prepared.largest, prepared.exact_in_half) if prepared.rows else None
+
+
+def _restore_prepared(data, scales, global_scale, format, int axis, shape, hadamard, facts):
+    """A prepared weight of parts that were taken out of one, and of its facts."""
+    cdef Tensor codes = import_part(data), stored = import_part(scales)
+    cdef Tensor unit = None if global_scale is None else import_part(global_scale)
+    cdef ScaledTensor self = make_scaled(codes, stored, unit, _find_format(format), axis, "prepared", tuple(shape),
+                                         parse_hadamard(hadamard))
+    self.prepared = Prepared(facts[0], facts[1], facts[2], facts[3])
+    check_prepared(self)
+    return self
+
+
+cdef int check_prepared(ScaledTensor self) except -1:
+    """Whether the memory has the size that kernels will read."""
+    cdef dlfp4_cuda_prepared_size size = dlfp4_cuda_size_prepared(self.number, self.prepared.rows,
+                                                                  self.prepared.columns)
+    cdef Tensor codes = self.data
+    if codes.row != UINT8 or not has_shape(codes, (size.blocks, size.code_bytes)):
+        raise ValueError(f"data is {dtype_name(codes)} of shape {shape_of(codes)}; a prepared {self.format} of "
+                         f"{self.prepared.rows} rows and {self.prepared.columns} columns has uint8 of shape "
+                         f"{(size.blocks, size.code_bytes)}: pass the parts of w.prepare() as they are")
+    return 0
+
+
 # ---- Products; dlfp4/engines/cuda.py says which operands are taken
 
 cdef dict FOUND_TACTICS = {}   # by device and problem: finding them costs microseconds

@@ -189,19 +189,20 @@ cdef dlfp4_status sum_products(Factor *a, Factor *b, float *result) noexcept nog
             return DLFP4_OK
 
 
-cdef Tensor sum_over(a, b, int64_t axis):
+cdef Tensor sum_over(a, b, int64_t axis, out):
     """Sums over an axis of two operands; fill_factor secures those that are Tensors."""
     cdef object left = a if is_ours(a) else borrow(a), right = b if is_ours(b) else borrow(b)
     cdef Tensor elements, others, result
     cdef Factor of_left, of_right
     cdef Place place
+    cdef int k
     if on_cuda(elements_of(left)) != on_cuda(elements_of(right)):
         left, right = _meet(left, right)
     left, right = _with_equal_rotations(left, right)
     elements = elements_of(left)
     others = elements_of(right)
     check_together(elements, others)
-    place = place_for(elements, None, a, b)
+    place = place_for(elements, None, a, b, out)
     left = plain_on(left, &place)
     right = plain_on(right, &place)
     fill_factor(&of_left, left, axis, "a")
@@ -210,7 +211,10 @@ cdef Tensor sum_over(a, b, int64_t axis):
         raise ValueError(f"a of shape {left.shape} has {of_left.length} elements along axis {axis}, b of shape "
                          f"{right.shape} has {of_right.length}; both need the same number")
     broadcast(&of_left, &of_right)
-    result = allocate_on(&place, FLOAT32, of_left.ndim, of_left.shape, False)
+    if out is None:
+        result = allocate_on(&place, FLOAT32, of_left.ndim, of_left.shape, False)
+    else:
+        result = check_out_sums(out, tuple([of_left.shape[k] for k in range(of_left.ndim)]), left, right)
     if result.size_ and not run_sums(Sums(&of_left, &of_right, <float *> result.dl.data, NULL), left, right, &place):
         raise TypeError(f"dlfp4 has no dot product of {name_of_factor(left)} and {name_of_factor(right)}: expected two "
                         f"tensors of one type, floats of at most 32 bits (not float8_e8m0fnu) or integers of at most "
@@ -314,7 +318,7 @@ cdef str name_of_factor(x):
     return x.format.name if type(x) is ScaledTensor else dtype_name(x)
 
 
-def vecdot(a, b, axis=-1):
+def vecdot(a, b, axis=-1, *, out=None):
     """Sums of products along one axis, of low-precision tensors.
 
     Parameters
@@ -326,6 +330,8 @@ def vecdot(a, b, axis=-1):
         managed memory serves on either.
     axis : int
         The axis to sum over, in both operands; the other axes broadcast.
+    out : producer, optional
+        Compact writable memory for the result, which shares none with the operands.
 
     Returns
     -------
@@ -335,9 +341,9 @@ def vecdot(a, b, axis=-1):
     Raises
     ------
     ValueError
-        The lengths differ, the shapes do not broadcast, or blocks run along another axis.
+        The lengths differ, the shapes do not broadcast, blocks run along another axis, or `out` does not fit.
     TypeError
-        The types have no product.
+        The types have no product, or `out` is not float32.
     BackendError
         Operands on different devices.
 
@@ -364,16 +370,18 @@ def vecdot(a, b, axis=-1):
     number = parse_integer(axis, "axis")
     if not -MOST_DIMS <= number < MOST_DIMS:
         raise ValueError(f"axis={number}: operands have {MOST_DIMS} dimensions at most")
-    return sum_over(a, b, number)
+    return sum_over(a, b, number, out)
 
 
-def dot(a, b):
+def dot(a, b, *, out=None):
     """The sum of products of two vectors; :func:`vecdot` of 1-D tensors.
 
     Parameters
     ----------
     a, b : producer or ScaledTensor
         ``(K,)`` each.
+    out : producer, optional
+        0-d writable memory for the result.
 
     Returns
     -------
@@ -394,7 +402,7 @@ def dot(a, b):
     >>> float(dlfp4.dot(q, q))
     32.0
     """
-    return sum_over(as_vector(a, "a"), as_vector(b, "b"), -1)
+    return sum_over(as_vector(a, "a"), as_vector(b, "b"), -1, out)
 
 
 cdef object as_vector(x, str name):

@@ -114,6 +114,9 @@ def _buffers_of(shape, format, axis, scale_layout, pad, scale_dtype=None, global
     return (*buffers, Buffer("global_scale", global_scales(shape, format, axis, global_scale_per), DTYPES[FLOAT32]))
 
 
+_describe_buffers = _buffers_of.__wrapped__   # of extents that cannot be remembered: compilers have them by name
+
+
 cdef tuple global_scales(tuple shape, format, axis, str per):
     """The shape of global scales: (), a number a line, or a number a matrix of a stack along axis -1."""
     if per == "tensor":
@@ -150,7 +153,7 @@ cdef bint may_be_short(format) except -1:
 
 cdef tuple as_lines(tuple shape, axis):
     """How many lines the blocks run along, and how long these are."""
-    if not shape or min(shape) < 0:
+    if not shape or min([extent for extent in shape if isinstance(extent, int)], default=0) < 0:
         raise ValueError(f"shape {shape}: a quantized tensor has one dimension or more, of extent 0 or more")
     if axis not in (-1, -2):
         raise ValueError(f"axis={axis}: expected -1, blocks along the last axis, or -2, along all others as one")

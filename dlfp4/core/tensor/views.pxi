@@ -178,3 +178,16 @@ cdef Tensor reinterpret(Tensor self, int row):
                 f"{strides_of(self)} as {dtype_name(view)} ({new_bits} bits): the bytes along the dimension of stride "
                 f"1 must divide evenly; slice to a multiple, call .copy() if there is none, .reshape((1,)) if 0-d")
     return finish_view(view)
+
+
+def _as_padded(x, dtype):
+    """Bytes as elements below 8 bits that lie one a byte: the inverse of reading such a tensor as its bytes."""
+    cdef Tensor source = borrow(x), view
+    cdef int row = row_of_argument(dtype)
+    if source.row != UINT8 or not is_subbyte(row):
+        raise TypeError(f"{dtype_name(source)} as padded {dlfp4_dtypes[row].name.decode()}: expected uint8, and a type "
+                        f"below 8 bits")
+    view = make_view(source, source.dl.ndim)
+    copy_dims(view, 0, source, 0, source.dl.ndim)
+    set_dtype(view, row, True)
+    return finish_view(view)

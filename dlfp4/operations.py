@@ -1,0 +1,329 @@
+"""The operations that compilers see as their own: a row each, from which :mod:`dlfp4.torch` and others are made.
+
+A row has the name of an eager function, its arguments, and the description of its result by :class:`TensorProto`. What
+allocates a result and what only describes one (fake tensors, abstract arrays) ask the same row, so they cannot differ.
+Arguments are values of a compiler's graph: tensors, and constants that are equal by value.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from dlfp4 import _core
+from dlfp4.formats import FLOATS, Recipe, find_recipe
+from dlfp4.proto import TensorProto
+
+if TYPE_CHECKING:
+    from dlfp4._core import ScaledTensor, _Axis, _ScaleLayout
+
+# ---- How the parts of a quantized tensor are stored
+
+
+class Prepared(NamedTuple):
+    """What the layout of :meth:`ScaledTensor.prepare` has to be read with."""
+
+    rows: int
+    columns: int
+    largest: int
+    exact_in_half: int
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """How a quantized tensor is stored in its parts: a constant of a compiled graph, equal by value.
+
+    Parameters
+    ----------
+    format : str
+        A row of :func:`formats`.
+    axis : {-1, -2}
+        Along which blocks run.
+    scale_layout : str
+        How scales lie.
+    hadamard : tuple of int, optional
+        The signs of the transform before quantizing.
+    prepared : Prepared, optional
+        Of a weight that was prepared.
+
+    Examples
+    --------
+    >>> from dlfp4.operations import Encoding
+    >>> str(Encoding("nvfp4", -2, "128x4"))
+    'nvfp4/columns/128x4'
+    >>> Encoding.parse("nvfp4/columns").axis
+    -2
+    """
+
+    format: str
+    axis: _Axis = -1
+    scale_layout: _ScaleLayout | Literal["prepared"] = "linear"
+    hadamard: tuple[int, ...] | None = None
+    prepared: Prepared | None = None
+
+    @staticmethod
+    def of(q: ScaledTensor) -> Encoding:
+        """That of a ScaledTensor."""
+        facts = _core._facts_of_prepared(q)
+        prepared = None if facts is None else Prepared(*facts)
+        return Encoding(q.format.name, q.axis, q.scale_layout, q.hadamard, prepared)
+
+    def __str__(self) -> str:
+        words = [self.format]
+        if self.axis == -2:
+            words.append("columns")
+        if self.scale_layout != "linear":
+            words.append(self.scale_layout)
+        if self.hadamard is not None:
+            words.append("hadamard=" + "".join("-" if sign < 0 else "+" for sign in self.hadamard))
+        if self.prepared is not None:
+            words.append("facts=" + ",".join(map(str, self.prepared)))
+        return "/".join(words)
+
+    @staticmethod
+    def parse(text: str) -> Encoding:
+        """The encoding that such a text names."""
+        return _parse_encoding(text)
+
+
+@lru_cache(maxsize=4096)
+def _parse_encoding(text: str) -> Encoding:
+    name, *words = text.split("/")
+    values: dict[str, Any] = {"format": _core._find_format(name).name}
+    for word in words:
+        key, _, value = word.partition("=")
+        if word == "columns":
+            values["axis"] = -2
+        elif key == "hadamard":
+            values["hadamard"] = tuple(-1 if sign == "-" else 1 for sign in value)
+        elif key == "facts":
+            values["prepared"] = Prepared(*map(int, value.split(",")))
+        else:
+            values["scale_layout"] = word
+    return Encoding(**values)
+
+
+def transposed(text: str) -> str:
+    """The text of the transpose's encoding, of one's text."""
+    name, *words = text.split("/")
+    words = words[1:] if words[:1] == ["columns"] else ["columns", *words]
+    return "/".join([name, *words])
+
+
+def text_of_recipe(recipe: Recipe | str | None) -> str:
+    """A recipe as a constant: its name, what differs from the default, or nothing."""
+    if not isinstance(recipe, Recipe):
+        return recipe or ""
+    defaults = {field.name: field.default for field in fields(Recipe)}
+    return json.dumps({name: value for name, value in asdict(recipe).items() if value != defaults[name]})
+
+
+@lru_cache(maxsize=1024)
+def recipe_of_text(text: str) -> Recipe | str | None:
+    """The inverse."""
+    return Recipe(**json.loads(text)) if text.startswith("{") else text or None
+
+
+# ---- Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """An argument of an operation.
+
+    Parameters
+    ----------
+    name : str
+        As of the eager function.
+    kind : str
+        "operand", a plain tensor; "quantized", one that may be quantized as well; "scale", an optional plain tensor;
+        else a constant: "text", "dtype", "recipe", "flag", "number", "integer", "axes" or "signs".
+    default : object
+        Of constants; ``REQUIRED`` where there is none.
+    """
+
+    name: str
+    kind: str
+    default: Any = None
+
+    @property
+    def is_tensor(self) -> bool:
+        """Whether it is a value of the graph, and no constant."""
+        return self.kind in ("operand", "quantized", "scale")
+
+
+REQUIRED: Any = ...
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A row: an eager function of dlfp4 as compilers see it.
+
+    Parameters
+    ----------
+    name : str
+        Of the eager function.
+    arguments : tuple of Argument
+        Tensors first.
+    result : callable
+        Takes a TensorProto for each tensor (None for an absent one) and the constants by name; returns that of the
+        result.
+    """
+
+    name: str
+    arguments: tuple[Argument, ...]
+    result: Callable[..., TensorProto]
+
+    @property
+    def tensors(self) -> tuple[Argument, ...]:
+        """The arguments that are tensors."""
+        return tuple(each for each in self.arguments if each.is_tensor)
+
+    @property
+    def constants(self) -> tuple[Argument, ...]:
+        """The others."""
+        return tuple(each for each in self.arguments if not each.is_tensor)
+
+
+def _cast(x: TensorProto, *, dtype: str, packed: bool, **_: Any) -> TensorProto:
+    return TensorProto(x.shape, dtype, packed=packed)
+
+
+def _pack(x: TensorProto) -> TensorProto:
+    return TensorProto(x.shape, x.dtype)
+
+
+def _unpack(x: TensorProto) -> TensorProto:
+    return TensorProto(x.shape, x.dtype, packed=False)
+
+
+def _quantize(
+    x: TensorProto,
+    global_scale: TensorProto | None,
+    *,
+    format: str,
+    recipe: str,
+    axis: Sequence[int],
+    scale_layout: Any,
+    pad: bool,
+    hadamard: Sequence[int] | None,
+    **_: Any,
+) -> TensorProto:
+    chosen = find_recipe(_core._find_format(format), recipe_of_text(recipe))
+    per = chosen.global_scale_per
+    if global_scale is not None and per == "tensor" and _core._find_format(format).has_global_scale:
+        per = _granularity_of(global_scale, x, axis, format)
+    return TensorProto(
+        x.shape,
+        format=format,
+        scale_layout=scale_layout,
+        pad=pad,
+        rowwise=-1 in axis,
+        columnwise=-2 in axis,
+        scale_dtype=chosen.scale_dtype,
+        global_scale_per=per,
+        hadamard=hadamard,
+    )
+
+
+def _granularity_of(units: TensorProto, x: TensorProto, axis: Sequence[int], format: str) -> Any:
+    """Which part of a tensor given global scales are of."""
+    count = math.prod(units.shape)
+    if count == 1:
+        return "tensor"
+    block = _core._find_format(format).block
+    lines = x.shape[-1] if -2 in axis else math.prod(x.shape[:-1])
+    return "row" if count == lines and block is not None and block[0] == 1 else "matrix"
+
+
+def _dequantize(q: TensorProto, *, dtype: str) -> TensorProto:
+    return TensorProto(q.shape, dtype)
+
+
+def _vecdot(a: TensorProto, b: TensorProto, *, axis: int = -1) -> TensorProto:
+    rank = max(len(a.shape), len(b.shape))
+    shape = [broadcast(*pair) for pair in zip(*(aligned(x.shape, rank) for x in (a, b)), strict=True)]
+    del shape[axis]
+    return TensorProto(tuple(shape), "float32")
+
+
+def aligned(shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
+    """A shape with as many dimensions as another operand's."""
+    return (1,) * (rank - len(shape)) + shape
+
+
+def broadcast(m: int, n: int) -> int:
+    """What two extents make together; the operation itself refuses those that do not go together."""
+    return n if m == 1 else m
+
+
+def _dot(a: TensorProto, b: TensorProto) -> TensorProto:  # noqa: ARG001  (one signature for all)
+    return TensorProto((), "float32")
+
+
+def _matmul(a: TensorProto, b: TensorProto, *, out_dtype: str | None, **_: Any) -> TensorProto:
+    own = None if a.dtype is None else a.dtype.name
+    return TensorProto(a.shape[:-1] + b.shape[-1:], out_dtype or (own if own in FLOATS else "float32"))
+
+
+OPERATIONS: Mapping[str, Operation] = MappingProxyType(
+    {
+        row.name: row
+        for row in (
+            Operation(
+                "cast",
+                (
+                    Argument("x", "operand"),
+                    Argument("dtype", "dtype", REQUIRED),
+                    Argument("rounding", "text", "nearest_even"),
+                    Argument("saturate", "flag", True),
+                    Argument("packed", "flag", True),
+                    Argument("seed", "integer"),
+                ),
+                _cast,
+            ),
+            Operation("pack", (Argument("x", "operand"),), _pack),
+            Operation("unpack", (Argument("x", "operand"),), _unpack),
+            Operation(
+                "quantize",
+                (
+                    Argument("x", "operand"),
+                    Argument("global_scale", "scale"),
+                    Argument("format", "text", REQUIRED),
+                    Argument("recipe", "recipe", ""),
+                    Argument("axis", "axes", (-1,)),
+                    Argument("rounding", "text"),
+                    Argument("seed", "integer"),
+                    Argument("scale_layout", "text", "linear"),
+                    Argument("pad", "flag", False),
+                    Argument("hadamard", "signs"),
+                ),
+                _quantize,
+            ),
+            Operation("dequantize", (Argument("q", "quantized"), Argument("dtype", "dtype", "float32")), _dequantize),
+            Operation("dot", (Argument("a", "quantized"), Argument("b", "quantized")), _dot),
+            Operation(
+                "vecdot",
+                (Argument("a", "quantized"), Argument("b", "quantized"), Argument("axis", "index", -1)),
+                _vecdot,
+            ),
+            Operation(
+                "matmul",
+                (
+                    Argument("a", "quantized"),
+                    Argument("b", "quantized"),
+                    Argument("alpha", "number"),
+                    Argument("out_dtype", "dtype"),
+                    Argument("activation", "text"),
+                    Argument("backend", "text", "auto"),
+                ),
+                _matmul,
+            ),
+        )
+    }
+)

@@ -1,0 +1,416 @@
+"""The operations on PyTorch's tensors, with the signatures that they have in dlfp4."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import torch
+
+from dlfp4 import _core
+from dlfp4.frameworks.torch import element_name
+from dlfp4.operations import text_of_recipe
+from dlfp4.torch.representing import Parts, as_parts
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dlfp4._core import _DType, _RecipeLike, _Rounding, _ScaleLayout
+    from dlfp4.formats import Format
+
+    Plain: TypeAlias = torch.Tensor | Parts
+    Axis: TypeAlias = Literal[-1, -2]
+
+OPS = torch.ops.dlfp4
+
+
+# ---- Constants of a graph
+
+
+def name_of(dtype: _DType | None) -> str | None:
+    """The name of an element type: a constant by value."""
+    if dtype is None or isinstance(dtype, str):
+        return dtype
+    if isinstance(dtype, torch.dtype):
+        return element_name(dtype)
+    return _core._parse_dtype(dtype).name
+
+
+def signed(seed: int | None) -> int | None:
+    """A seed as schemas have integers: with a sign."""
+    return seed if seed is None or seed < 1 << 63 else seed - (1 << 64)
+
+
+def run(op: Any, args: tuple[Any, ...], out: torch.Tensor | None) -> torch.Tensor:
+    """An operation, or its out= form."""
+    if out is not None:
+        op.out(*args, out=out)
+        return out
+    found: torch.Tensor = op(*args)
+    return found
+
+
+# ---- Codecs
+
+
+def cast(
+    x: Plain,
+    dtype: _DType,
+    *,
+    rounding: _Rounding | Literal["up"] = "nearest_even",
+    saturate: bool = True,
+    packed: bool = True,
+    seed: int | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Convert the elements of a tensor to another floating-point type, with one rounding; see :func:`dlfp4.cast`.
+
+    Parameters
+    ----------
+    x : torch.Tensor or Parts
+        Of any shape; ``Parts(bytes, type="float6_e2m3fn")`` of a type that PyTorch lacks.
+    dtype : dtype-like
+        The element type of the result. FP4 comes in pairs, ``torch.float4_e2m1fn_x2`` of ``(..., K/2)``; FP6 as bytes,
+        ``torch.uint8`` of ``(..., 3*K/4)``.
+    rounding, saturate, seed
+        As :func:`dlfp4.cast`.
+    packed : bool
+        False: elements below 8 bits one a byte, ``torch.uint8`` of x's shape.
+    out : torch.Tensor, optional
+        Memory for the result; without a gradient.
+
+    Returns
+    -------
+    torch.Tensor
+        On x's device. Gradients go straight through where the result has a float type of PyTorch and x's shape.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`dlfp4.cast`; rows of a result in bytes that do not end on bytes.
+
+    Examples
+    --------
+    >>> import torch, dlfp4.torch
+    >>> dlfp4.torch.cast(torch.tensor([0.3, -5.0]), "float8_e4m3fn").float()
+    tensor([ 0.3125, -5.0000])
+    """
+    a = as_parts(x)
+    return run(OPS.cast, (a.data, name_of(dtype), a.type, rounding, saturate, packed, signed(seed)), out)
+
+
+def pack(x: Plain, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Pack elements below 8 bits that lie one a byte; see :func:`dlfp4.pack`.
+
+    Parameters
+    ----------
+    x : Parts
+        ``Parts(bytes, type="float4_e2m1fn/padded")``: PyTorch has no type for such elements.
+    out : torch.Tensor, optional
+        Memory for the result.
+
+    Returns
+    -------
+    torch.Tensor
+        ``float4_e2m1fn_x2`` or bytes, packed along the last axis.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`dlfp4.pack`.
+
+    Examples
+    --------
+    >>> import torch, dlfp4.torch
+    >>> codes = torch.tensor([1, 2], dtype=torch.uint8)
+    >>> dlfp4.torch.pack(dlfp4.torch.Parts(codes, type="float4_e2m1fn/padded")).view(torch.uint8)
+    tensor([33], dtype=torch.uint8)
+    """
+    a = as_parts(x)
+    return run(OPS.pack, (a.data, a.type), out)
+
+
+def unpack(x: Plain, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Unpack elements below 8 bits to one a byte, in the low bits; see :func:`dlfp4.unpack`.
+
+    Parameters
+    ----------
+    x : torch.Tensor or Parts
+        ``float4_e2m1fn_x2``, or ``Parts(bytes, type="float6_e2m3fn")``.
+    out : torch.Tensor, optional
+        Memory for the result.
+
+    Returns
+    -------
+    torch.Tensor
+        ``torch.uint8``, a byte for each element.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`dlfp4.unpack`.
+
+    Examples
+    --------
+    >>> import torch, dlfp4.torch
+    >>> dlfp4.torch.unpack(torch.tensor([33], dtype=torch.uint8).view(torch.float4_e2m1fn_x2))
+    tensor([1, 2], dtype=torch.uint8)
+    """
+    a = as_parts(x)
+    return run(OPS.unpack, (a.data, a.type), out)
+
+
+# ---- Block scaling
+
+
+def quantize(
+    x: Plain,
+    format: Format | str,
+    *,
+    recipe: _RecipeLike | None = None,
+    axis: Axis | tuple[Axis, ...] = -1,
+    global_scale: float | torch.Tensor | None = None,
+    rounding: _Rounding | None = None,
+    seed: int | None = None,
+    scale_layout: _ScaleLayout = "linear",
+    pad: bool = False,
+    hadamard: Sequence[int] | int | None = None,
+    out: Any = None,
+) -> Any:
+    """Quantize a tensor to a block-scaled format; see :func:`dlfp4.quantize`, whose options these are.
+
+    Parameters
+    ----------
+    x : torch.Tensor
+        ``(..., K)`` of float32, bfloat16, float16 or float64.
+    format : Format or str
+        A row of :func:`dlfp4.formats`.
+    recipe, axis, global_scale, rounding, seed, scale_layout, pad, hadamard
+        As :func:`dlfp4.quantize`.
+    out : Parts or tuple of Parts, optional
+        The result of an earlier call, which is overwritten.
+
+    Returns
+    -------
+    Parts
+        Or a tuple, for a tuple of axes. Codes and scales have no gradient.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As :func:`dlfp4.quantize`.
+
+    Examples
+    --------
+    >>> import torch, dlfp4.torch
+    >>> q = dlfp4.torch.quantize(torch.ones(2, 32), "mxfp4")
+    >>> q.data.dtype, tuple(q.data.shape), tuple(q.scales.shape)
+    (torch.float4_e2m1fn_x2, (2, 16), (2, 1))
+    """
+    a = as_parts(x)
+    axes = list(axis) if isinstance(axis, tuple) else [axis]
+    unit = global_scale
+    if isinstance(unit, (int, float)):
+        unit = torch.full((), unit, dtype=torch.float32, device=a.data.device)
+    signs = None if hadamard is None else list(signs_of(hadamard))
+    how = (text_of_recipe(recipe), axes, rounding, signed(seed), scale_layout, pad, signs)
+    args = (a.data, str(format), a.type, unit, *how)
+    if out is not None:
+        results = out if isinstance(out, tuple) and not isinstance(out, Parts) else (out,)
+        OPS.quantize.out(*args, out=listed(axes, [as_parts(each) for each in results]))
+        return out
+    types = {each: type_of(str(format), each, scale_layout, signs) for each in axes}
+    made = by_axis(axes, OPS.quantize(*args), types, tuple(a.data.shape))
+    return made if isinstance(axis, tuple) else made[0]
+
+
+def signs_of(hadamard: Sequence[int] | int) -> tuple[int, ...]:
+    """The signs that an argument stands for."""
+    return hadamard if isinstance(hadamard, tuple) else _core._parse_hadamard(hadamard) or ()
+
+
+def type_of(format: str, axis: int, scale_layout: str, signs: list[int] | None) -> str:
+    """What the parts along an axis are: the text of their Encoding."""
+    words = [format] if axis == -1 else [format, "columns"]
+    if scale_layout != "linear":
+        words.append(scale_layout)
+    if signs is not None:
+        words.append("hadamard=" + "".join(["-" if sign < 0 else "+" for sign in signs]))
+    return "/".join(words)
+
+
+def by_axis(
+    axes: list[Any], parts: list[torch.Tensor], types: dict[Any, str], shape: tuple[int, ...]
+) -> tuple[Parts, ...]:
+    """The parts of each axis, of all in the order of :meth:`TensorProto.buffers`: two axes may share a global scale."""
+    count = 2 if len(parts) in (2, 4) else 3
+    first, second = parts[:count], parts[count:]
+    if len(second) == 2 and count == 3:
+        second = [*second, first[2]]
+    found = {-1: first, -2: second} if len(axes) == 2 else {axes[0]: first}
+    made = []
+    for axis in axes:
+        data, scales, *unit = found[axis]
+        made.append(Parts(data, scales, unit[0] if unit else None, types[axis], shape))
+    return tuple(made)
+
+
+def listed(axes: list[Any], results: list[Parts]) -> list[torch.Tensor]:
+    """The inverse."""
+    found: list[torch.Tensor] = []
+    for axis in sorted(axes, reverse=True):
+        result = results[axes.index(axis)]
+        parts = [part for part in result[:3] if part is not None]
+        shared = len(parts) == 3 and len(found) > 2 and found[2] is parts[2]
+        found += parts[:2] if shared else parts
+    return found
+
+
+def dequantize(q: Any, dtype: _DType | None = None, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    """The values of a quantized tensor; see :func:`dlfp4.dequantize`.
+
+    Parameters
+    ----------
+    q : Parts
+        What :func:`quantize` returns.
+    dtype : dtype-like, optional
+        float32, bfloat16 or float16. Default: that of `out`, else float32.
+    out : torch.Tensor, optional
+        Memory for the result.
+
+    Returns
+    -------
+    torch.Tensor
+        ``(..., K)``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`dlfp4.dequantize`.
+
+    Examples
+    --------
+    >>> import torch, dlfp4.torch
+    >>> dlfp4.torch.dequantize(dlfp4.torch.quantize(torch.ones(1, 32), "nvfp4"), "bfloat16").sum()
+    tensor(32., dtype=torch.bfloat16)
+    """
+    a = as_parts(q)
+    name = name_of(dtype) or ("float32" if out is None else element_name(out.dtype))
+    return run(OPS.dequantize, (*a, name), out)
+
+
+# ---- Products
+
+
+def dot(a: Any, b: Any, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    """The sum of products of two vectors; see :func:`dlfp4.dot`.
+
+    Parameters
+    ----------
+    a, b : torch.Tensor or Parts
+        ``(K,)`` each.
+    out : torch.Tensor, optional
+        Memory for the result.
+
+    Returns
+    -------
+    torch.Tensor
+        0-d float32.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`dlfp4.dot`.
+
+    Examples
+    --------
+    >>> import torch, dlfp4.torch
+    >>> dlfp4.torch.dot(torch.ones(4), torch.ones(4))
+    tensor(4.)
+    """
+    return run(OPS.dot, both(a, b), out)
+
+
+def vecdot(a: Any, b: Any, axis: int = -1, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Sums of products along one axis; see :func:`dlfp4.vecdot`.
+
+    Parameters
+    ----------
+    a, b : torch.Tensor or Parts
+        Of one element type, or of two floating-point ones.
+    axis : int
+        The axis to sum over, in both operands; the other axes broadcast.
+    out : torch.Tensor, optional
+        Memory for the result.
+
+    Returns
+    -------
+    torch.Tensor
+        float32, of the broadcast shape without `axis`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`dlfp4.vecdot`.
+
+    Examples
+    --------
+    >>> import torch, dlfp4.torch
+    >>> dlfp4.torch.vecdot(torch.ones(2, 4), torch.ones(4))
+    tensor([4., 4.])
+    """
+    return run(OPS.vecdot, (*both(a, b), axis), out)
+
+
+def both(a: Any, b: Any) -> tuple[Any, ...]:
+    """Two operands in the order of the schemas."""
+    left, right = as_parts(a), as_parts(b)
+    return (left.data, *right, *left[1:])
+
+
+def matmul(
+    a: Any,
+    b: Any,
+    *,
+    alpha: float | None = None,
+    out_dtype: _DType | None = None,
+    out: torch.Tensor | None = None,
+    activation: Literal["int8"] | None = None,
+    backend: str = "auto",
+) -> torch.Tensor:
+    """The matrix product ``alpha * a @ b`` of low-precision tensors; see :func:`dlfp4.matmul`.
+
+    Parameters
+    ----------
+    a : torch.Tensor or Parts
+        ``(..., M, K)`` or ``(K,)``.
+    b : torch.Tensor or Parts
+        ``(K, N)``: usually ``w.mT`` of what :func:`quantize` made of a weight ``(N, K)``.
+    alpha : float, optional
+        A factor of the result.
+    out_dtype : dtype-like, optional
+        float32, bfloat16 or float16. Default: that of `out`, else a's if it is one of these, else float32.
+    out : torch.Tensor, optional
+        Memory for the result; without a gradient.
+    activation, backend
+        As :func:`dlfp4.matmul`.
+
+    Returns
+    -------
+    torch.Tensor
+        ``(..., M, N)``. Gradients flow to floats: to `a` by the decoded `b`, and the other way round. Under
+        ``torch.autocast`` a float32 `a` is cast as that of ``torch.matmul``.
+
+    Raises
+    ------
+    ValueError, TypeError, BackendError
+        As :func:`dlfp4.matmul`.
+
+    Examples
+    --------
+    >>> import torch, dlfp4.torch
+    >>> w = dlfp4.torch.quantize(torch.eye(2, 32), "mxfp4")
+    >>> dlfp4.torch.matmul(torch.full((1, 32), 3.0), w.mT)
+    tensor([[3., 3.]])
+    """
+    name = name_of(out_dtype) or (None if out is None else element_name(out.dtype))
+    return run(OPS.matmul, (*both(a, b), alpha, name, activation, backend), out)

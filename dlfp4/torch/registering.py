@@ -1,0 +1,252 @@
+"""``torch.ops.dlfp4.*``: an operation of PyTorch for each row of the table, with a kernel, a fake and an out= form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+
+import dlfp4
+from dlfp4 import _core
+from dlfp4._core import Buffer, Tensor, asarray
+from dlfp4.frameworks.base import SUBBYTE
+from dlfp4.operations import OPERATIONS, REQUIRED, Argument, Operation, recipe_of_text
+from dlfp4.proto import TensorProto
+from dlfp4.torch.representing import Parts, describe, described, share
+
+LIBRARY = torch.library.Library("dlfp4", "DEF")
+DEVICES = ("CPU", "CUDA")
+
+# ---- Schemas
+
+TYPES = MappingProxyType(
+    {
+        "operand": "Tensor",
+        "quantized": "Tensor",
+        "scale": "Tensor?",
+        "text": "str",
+        "dtype": "str",
+        "recipe": "str",
+        "flag": "bool",
+        "number": "float",
+        "integer": "SymInt",
+        "index": "int",
+        "axes": "int[]",
+        "signs": "int[]",
+    }
+)
+# What goes with the tensor of an operand: names, types and defaults.
+PARTS = MappingProxyType(
+    {
+        "operand": (("type", "str", ""),),
+        "quantized": (
+            ("scales", "Tensor?", None),
+            ("global_scale", "Tensor?", None),
+            ("type", "str", ""),
+            ("shape", "SymInt[]?", None),
+        ),
+        "scale": (),
+    }
+)
+
+
+class Parameter(NamedTuple):
+    """A parameter of a schema: its name, what PyTorch calls its type, its default."""
+
+    name: str
+    kind: str
+    default: Any = REQUIRED
+
+    def __str__(self) -> str:
+        if self.default is REQUIRED:
+            return f"{self.kind} {self.name}"
+        default = list(self.default) if isinstance(self.default, tuple) else self.default
+        return f"{self.kind} {self.name}={default!r}"
+
+
+def parameters_of(row: Operation) -> list[Parameter]:
+    """Tensors, constants without a default, the parts of the last operand, of the others, and all other constants: in
+    this order a usual call is short.
+    """
+    required = [each for each in row.tensors if each.kind != "scale"]
+    parts = [
+        Parameter(f"{each.name}_{name}", kind, default)
+        for each in reversed(required)
+        for name, kind, default in PARTS[each.kind]
+    ]
+    return [
+        *(Parameter(each.name, TYPES[each.kind]) for each in required),
+        *(constant(each) for each in row.constants if each.default is REQUIRED),
+        *parts,
+        *(Parameter(each.name, TYPES[each.kind], None) for each in row.tensors if each.kind == "scale"),
+        *(constant(each) for each in row.constants if each.default is not REQUIRED),
+    ]
+
+
+def constant(argument: Argument) -> Parameter:
+    """The parameter of a constant."""
+    optional = "?" if argument.default is None else ""
+    return Parameter(argument.name, TYPES[argument.kind] + optional, argument.default)
+
+
+# ---- Calls
+
+
+class Call:
+    """How an operation is called: where its arguments lie among those of the schema, and what is done with them."""
+
+    def __init__(self, row: Operation) -> None:
+        self.row = row
+        self.eager: Callable[..., Any] = getattr(dlfp4, row.name)
+        self.parameters = parameters_of(row)
+        self.defaults = tuple(each.default for each in self.parameters)
+        self.places = {each.name: place for place, each in enumerate(self.parameters)}
+        self.is_list = row.name == "quantize"
+        self.operand_places = [(each.name, each.kind, self._places_of(each)) for each in row.tensors]
+        self.constant_places = [(each.name, each.kind, self.places[each.name]) for each in row.constants]
+
+    def _places_of(self, argument: Argument) -> tuple[int, ...]:
+        """Where the parts of an operand lie, in the order of Parts's fields; -1 for what it does not have."""
+        names = [argument.name, *(f"{argument.name}_{field}" for field in Parts._fields[1:])]
+        return tuple(self.places.get(name, -1) for name in names)
+
+    def schema(self, overload: str = "") -> str:
+        """The operation as PyTorch's schemas say it."""
+        parameters = ", ".join(map(str, self.parameters))
+        several = "[]" if self.is_list else ""
+        if overload:
+            return f"{self.row.name}.{overload}({parameters}, *, Tensor(a!){several} out) -> ()"
+        return f"{self.row.name}({parameters}) -> Tensor{several}"
+
+    def values(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """All arguments: PyTorch leaves out trailing ones that have their default."""
+        return args + self.defaults[len(args) :]
+
+    def operands(self, values: tuple[Any, ...]) -> dict[str, Parts | None]:
+        """The operands among the values, by name."""
+        found: dict[str, Parts | None] = {}
+        for name, _, places in self.operand_places:
+            parts: list[Any] = [values[place] if place >= 0 else None for place in places]
+            data, scales, unit, said, shape = parts
+            found[name] = None if data is None else Parts(data, scales, unit, said or "", shape)
+        return found
+
+    def constants(self, values: tuple[Any, ...]) -> dict[str, Any]:
+        """The constants by name."""
+        return {name: values[place] for name, _, place in self.constant_places}
+
+    def result(self, values: tuple[Any, ...]) -> TensorProto:
+        """What the operation gives: the row's one description, which kernels and fakes share."""
+        protos = {
+            name: None if operand is None else describe(operand) for name, operand in self.operands(values).items()
+        }
+        return self.row.result(**protos, **self.constants(values))
+
+    def allocate(self, values: tuple[Any, ...], proto: TensorProto) -> Any:
+        """Memory for the result, beside the first operand."""
+        device = values[0].device
+        made = [
+            torch.empty(shape, dtype=dtype, device=device)
+            for shape, dtype in (described(buffer, proto.packed) for buffer in proto.buffers())
+        ]
+        return made if self.is_list else made[0]
+
+    def check_out(self, proto: TensorProto, out: Any) -> None:
+        """ValueError where memory for a result, of which only the description is known, does not fit."""
+        expected = [described(buffer, proto.packed) for buffer in proto.buffers()]
+        given = [(tuple(part.shape), part.dtype) for part in (out if self.is_list else [out])]
+        as_bytes = [(shape, torch.uint8 if dtype.itemsize == 1 else dtype) for shape, dtype in expected]
+        if given not in (expected, as_bytes):
+            raise ValueError(f"out is {given}; the result of {self.row.name} is {expected}")
+
+    def run(self, values: tuple[Any, ...], proto: TensorProto, out: Any) -> None:
+        """Call the eager function on shared memory."""
+        operands = {
+            name: None if operand is None else share(operand) for name, operand in self.operands(values).items()
+        }
+        constants = {name: CONSTANTS.get(kind, as_it_is)(values[place]) for name, kind, place in self.constant_places}
+        self.eager(**operands, **constants, out=self.share_result(proto, values, out))
+
+    def share_result(self, proto: TensorProto, values: tuple[Any, ...], out: Any) -> Any:
+        """The memory for a result as the eager function takes it."""
+        parts = out if self.is_list else [out]
+        buffers = proto.buffers()
+        if len(parts) != len(buffers):
+            names = ", ".join(buffer.name for buffer in buffers)
+            raise ValueError(f"out has {len(parts)} tensors; {self.row.name} gives {len(buffers)}: {names}")
+        shared = {
+            buffer.name: share_buffer(part, buffer, proto.packed) for part, buffer in zip(parts, buffers, strict=True)
+        }
+        if not proto.is_quantized:
+            return shared["data"]
+        made = proto._assemble(shared)
+        return made[::-1] if isinstance(made, tuple) and values[self.places["axis"]][0] == -2 else made
+
+
+def as_it_is(value: Any) -> Any:
+    """Of constants that eager functions take as schemas have them."""
+    return value
+
+
+def axes_of(axis: list[int]) -> int | tuple[int, ...]:
+    """One axis, or several."""
+    return axis[0] if len(axis) == 1 else tuple(axis)
+
+
+def seed_of(seed: int | None) -> int | None:
+    """A seed: schemas have signed integers, seeds have none."""
+    return None if seed is None else seed % 2**64
+
+
+CONSTANTS: MappingProxyType[str, Callable[[Any], Any]] = MappingProxyType(
+    {"recipe": recipe_of_text, "axes": axes_of, "integer": seed_of}
+)
+
+
+def share_buffer(part: torch.Tensor, buffer: Buffer, packed: bool) -> Tensor:
+    """A piece of a result as a Tensor of its elements."""
+    name = buffer.dtype.name
+    if part.dtype != torch.uint8 or name == "uint8":
+        return asarray(part)
+    return asarray(part).view(name) if packed or name not in SUBBYTE else _core._as_padded(part, name)
+
+
+# ---- Registration
+
+
+def register(row: Operation) -> Call:
+    """Define an operation, and give it its kernels, their fakes and the out= form."""
+    call = Call(row)
+
+    def kernel(*args: Any) -> Any:
+        values = call.values(args)
+        proto = call.result(values)
+        out = call.allocate(values, proto)
+        call.run(values, proto, out)
+        return out
+
+    def kernel_out(*args: Any, out: Any) -> None:
+        values = call.values(args)
+        call.run(values, call.result(values), out)
+        torch.autograd.graph.increment_version(out)
+
+    def fake(*args: Any) -> Any:
+        values = call.values(args)
+        return call.allocate(values, call.result(values))
+
+    def fake_out(*args: Any, out: Any) -> None:
+        values = call.values(args)
+        call.check_out(call.result(values), out)
+
+    for overload, real, imagined in (("", kernel, fake), ("out", kernel_out, fake_out)):
+        LIBRARY.define(call.schema(overload))
+        name = f"{row.name}.{overload}".rstrip(".")
+        for device in DEVICES:
+            LIBRARY.impl(name, real, device)
+        torch.library.register_fake(f"dlfp4::{name}", imagined, lib=LIBRARY)
+    return call
+
+
+CALLS = MappingProxyType({name: register(row) for name, row in OPERATIONS.items()})

@@ -1,0 +1,207 @@
+"""How dlfp4's tensors look in PyTorch: element types, shapes, operands.
+
+PyTorch has float8 and FP4 in pairs (``float4_e2m1fn_x2``). What it has no type for is bytes (``uint8``), packed along
+the last axis or one element a byte, and then a *type*, a string, says what they are.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+
+from dlfp4 import _core
+from dlfp4._core import Buffer, ScaledTensor, Tensor, asarray
+from dlfp4.frameworks.base import FP4, SUBBYTE
+from dlfp4.frameworks.torch import element_name
+from dlfp4.operations import Encoding, transposed
+from dlfp4.proto import TensorProto
+
+PAIRS = torch.float4_e2m1fn_x2
+
+
+class Parts(NamedTuple):
+    """A tensor among an operation's arguments: its parts, and what they are.
+
+    Attributes
+    ----------
+    data : torch.Tensor
+        The elements.
+    scales, global_scale : torch.Tensor or None
+        Of a quantized tensor, as :class:`dlfp4.ScaledTensor` has them.
+    type : str
+        Empty where PyTorch's type says all; an element type, as "float6_e2m3fn" or "float6_e2m3fn/padded", of bytes; or
+        the text of an :class:`~dlfp4.operations.Encoding`.
+    shape : tuple of int or None
+        Of a quantized tensor, where its data is not the matrix that it is.
+
+    Examples
+    --------
+    >>> import torch, dlfp4.torch
+    >>> w = dlfp4.torch.quantize(torch.eye(32), "nvfp4")
+    >>> w.type, w.mT.type
+    ('nvfp4', 'nvfp4/columns')
+    """
+
+    data: torch.Tensor
+    scales: torch.Tensor | None = None
+    global_scale: torch.Tensor | None = None
+    type: str = ""
+    shape: Any = None
+
+    @property
+    def mT(self) -> Parts:  # noqa: N802  (as of tensors)
+        """The last two dimensions exchanged, without a copy; of a quantized matrix, as ``w.mT`` of a ScaledTensor."""
+        if self.scales is None:
+            return self._replace(data=self.data.mT)
+        shape = None if self.shape is None else (*self.shape[:-2], self.shape[-1], self.shape[-2])
+        name, *how = self.type.split("/")
+        turned = Parts(self.data, self.scales, self.global_scale, transposed(self.type), shape)
+        if FORMAT_ELEMENTS[name] in SUBBYTE or "prepared" in how:
+            return turned
+        linear = self.scales.dim() == 2 and set(how) <= {"columns"}
+        return turned._replace(data=self.data.mT, scales=self.scales.mT if linear else self.scales)
+
+
+FORMAT_ELEMENTS = {name: row.element.name for name, row in _core.formats().items()}
+
+
+def as_parts(x: Any) -> Parts:
+    """An argument as the parts that it consists of: a tensor is its own."""
+    if isinstance(x, Parts):
+        return x
+    take_apart = getattr(x, "__dlfp4_parts__", None)
+    if take_apart is not None:
+        parts: Parts = take_apart()
+        return parts
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"expected a torch.Tensor or what quantize returns, got {type(x).__name__}")
+    return Parts(x)
+
+
+# ---- Results
+
+
+@cache
+def dtype_of(element: str, packed: bool) -> torch.dtype:
+    """PyTorch's type for elements, or uint8."""
+    if element in SUBBYTE:
+        return PAIRS if element == FP4 and packed else torch.uint8
+    found = getattr(torch, element, torch.uint8)
+    assert isinstance(found, torch.dtype)
+    return found
+
+
+def described(buffer: Buffer, packed: bool = True) -> tuple[tuple[Any, ...], torch.dtype]:
+    """Shape and type of a buffer in PyTorch."""
+    element = buffer.dtype.name
+    dtype = dtype_of(element, packed)
+    if element not in SUBBYTE or not packed:
+        return buffer.shape, dtype
+    if not buffer.shape:
+        raise ValueError(f"a 0-d tensor of packed {element} has no axis along which bytes lie; reshape it to (1,)")
+    *leading, extent = buffer.shape
+    bits = extent * SUBBYTE[element]
+    if bits % 8:
+        raise ValueError(
+            f"{buffer.name} of shape {buffer.shape}: rows of {extent} {element} do not end on bytes, which PyTorch "
+            f"counts; pad the last axis, or pass packed=False for one element a byte"
+        )
+    return (*leading, bits // 8), dtype
+
+
+# ---- Partss
+
+
+def describe(x: Parts) -> TensorProto:
+    """What an operand is, by what its parts say of themselves: they need no memory."""
+    name, _, how = x.type.partition("/")
+    if name in _core.formats():
+        return describe_quantized(x, Encoding.parse(x.type))
+    shape = tuple(x.data.shape)
+    if name:
+        padded = how == "padded"
+        check_bytes(x.data, name)
+        return TensorProto(shape if padded else unpacked(shape, name), name, packed=not padded)
+    name = element_name(x.data.dtype)
+    return TensorProto(single_shape(x.data) if x.data.dtype == PAIRS else shape, name)
+
+
+def describe_quantized(x: Parts, encoding: Encoding) -> TensorProto:
+    """The same of a quantized tensor; without a shape it is the matrix that the data is."""
+    shape = tuple(x.shape) if x.shape is not None else matrix_of(x.data, encoding)
+    rowwise = encoding.axis == -1
+    return TensorProto(shape, format=encoding.format, pad=True, rowwise=rowwise, columnwise=not rowwise)
+
+
+def matrix_of(data: torch.Tensor, encoding: Encoding) -> tuple[Any, ...]:
+    """The shape of a quantized tensor whose data is all of it."""
+    if encoding.prepared is not None:
+        rows, columns = encoding.prepared.rows, encoding.prepared.columns
+        return (rows, columns) if encoding.axis == -1 else (columns, rows)
+    element = _core.formats()[encoding.format].element.name
+    if element not in SUBBYTE:
+        return tuple(data.shape)
+    *leading, extent = data.shape
+    shape = (*leading, extent * 8 // SUBBYTE[element])
+    return shape if encoding.axis == -1 else (*shape[:-2], shape[-1], shape[-2])
+
+
+def check_bytes(data: torch.Tensor, name: str) -> None:
+    """TypeError where a type is said of what is no bytes."""
+    if data.dtype != torch.uint8 or name not in BYTEWISE:
+        raise TypeError(
+            f"type {name!r} of a tensor of {data.dtype}: expected uint8, and a format or one of {', '.join(BYTEWISE)}; "
+            f"what PyTorch has a type for needs none"
+        )
+
+
+# Element types of which PyTorch has the bytes alone, or nothing but bytes one element each.
+BYTEWISE = (*SUBBYTE, "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz")
+
+
+def unpacked(shape: tuple[Any, ...], name: str) -> tuple[Any, ...]:
+    """The shape in elements of packed bytes."""
+    if name not in SUBBYTE:
+        return shape
+    if not shape:
+        raise ValueError(f"a 0-d tensor of bytes holds no packed {name}")
+    *leading, extent = shape
+    bits = SUBBYTE[name]
+    if extent * 8 % bits:
+        raise ValueError(f"rows of {extent} bytes are no whole number of {name}")
+    return (*leading, extent * 8 // bits)
+
+
+def single_shape(x: torch.Tensor) -> tuple[Any, ...]:
+    """The shape in single elements of a tensor of pairs: they lie along the last dimension of stride 1."""
+    shape, strides = list(x.shape), x.stride()
+    for k in reversed(range(len(shape))):
+        if strides[k] == 1:
+            shape[k] *= 2
+            return tuple(shape)
+    raise ValueError(f"FP4 of shape {tuple(shape)} has strides {strides}: pairs lie along a dimension of stride 1")
+
+
+def share(x: Parts) -> Tensor | ScaledTensor:
+    """An operand as dlfp4's own tensor, over the same memory."""
+    name, _, how = x.type.partition("/")
+    if not name:
+        return asarray(x.data)
+    if name in SUBBYTE and how == "padded":
+        return _core._as_padded(x.data, name)
+    if name in BYTEWISE:
+        return asarray(x.data).view(name)
+    return share_quantized(x, Encoding.parse(x.type))
+
+
+def share_quantized(x: Parts, encoding: Encoding) -> ScaledTensor:
+    """A quantized operand as a ScaledTensor."""
+    if x.scales is None:
+        raise TypeError(f"an operand of type {x.type!r} came without scales")
+    shape = tuple(x.shape) if x.shape is not None else matrix_of(x.data, encoding)
+    parts = (x.data, x.scales, x.global_scale, encoding.format, encoding.axis)
+    if encoding.prepared is not None:
+        return _core._restore_prepared(*parts, shape, encoding.hadamard, encoding.prepared)
+    return _core._restore_scaled(*parts, encoding.scale_layout, shape, hadamard=encoding.hadamard)

@@ -1,0 +1,225 @@
+"""torch.ops.dlfp4: bytes equal to dlfp4's, fakes that describe them, PyTorch's own checks of operations."""
+
+import importlib
+
+import pytest
+
+import dlfp4
+from dlfp4.operations import OPERATIONS, Encoding
+
+from ..support.capsules import framework
+from ..support.reference import raw_bytes
+
+torch = framework("torch")
+dt = importlib.import_module("dlfp4.torch")
+ops = torch.ops.dlfp4
+
+FORMATS = list(dlfp4.formats())
+AXES = (-1, -2, (-1, -2), (-2, -1))
+SHAPE = (128, 256)  # whole blocks of every format
+
+
+def randn(*shape, dtype="float32"):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(getattr(torch, dtype))
+
+
+def as_bytes(x):
+    """A tensor's bytes, in its logical order."""
+    if x.dtype == torch.float4_e2m1fn_x2:
+        return x.view(torch.uint8).numpy().tobytes()
+    return (
+        x.contiguous().view(torch.uint8).numpy().tobytes()
+        if x.dim()
+        else x.reshape(1).view(torch.uint8).numpy().tobytes()
+    )
+
+
+def parts_of(q):
+    """The parts of a ScaledTensor as the operations have them."""
+    unit = None if q.global_scale is None else q.global_scale.to_torch()
+    data = q.data.view("uint8") if q.format.element.name.startswith("float6") else q.data
+    return dt.Parts(data.to_torch(), q.scales.to_torch(), unit, str(Encoding.of(q)), q.shape)
+
+
+def codes_of(parts):
+    """The same with codes as bytes: PyTorch's checks cannot compare FP8 and FP4."""
+    low = {field: part for field, part in zip(parts._fields[:2], parts[:2], strict=True) if part.dtype.itemsize == 1}
+    return parts._replace(**{field: part.view(torch.uint8) for field, part in low.items()})
+
+
+def check_same(parts, q):
+    expected = parts_of(q)
+    assert (parts.type, tuple(parts.shape)) == (expected.type, expected.shape)
+    for part, other in zip(parts[:3], expected[:3], strict=True):
+        assert (part is None) == (other is None)
+        if part is not None:
+            assert (part.shape, part.dtype, as_bytes(part)) == (other.shape, other.dtype, as_bytes(other))
+
+
+FAKES = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+ALL = ("test_schema", *FAKES)  # which compares arguments before and after, and that not of FP8 and FP4
+
+
+def opcheck(op, *args, tests=ALL, **kwargs):
+    assert set(torch.library.opcheck(op, args, kwargs, test_utils=tests).values()) == {"SUCCESS"}
+
+
+# ---- Bytes
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_quantize_and_dequantize(name):
+    x = randn(*SHAPE)
+    for axis in AXES:
+        made, expected = dt.quantize(x, name, axis=axis), dlfp4.quantize(x, name, axis=axis)
+        several = isinstance(axis, tuple)
+        for parts, q in zip(made if several else (made,), expected if several else (expected,), strict=True):
+            check_same(parts, q)
+            assert torch.equal(dt.dequantize(parts, "bfloat16"), dlfp4.dequantize(q, "bfloat16").to_torch())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"scale_layout": "128x4", "pad": True},
+        {"recipe": "modelopt"},
+        {"recipe": dlfp4.Recipe(divide=True, zero_scale=0x38)},
+        {"recipe": dlfp4.Recipe(global_scale_per="row")},
+        {"global_scale": 0.5},
+        {"global_scale": torch.tensor(0.5)},
+        {"global_scale": torch.linspace(1, 2, 33)},
+        {"rounding": "stochastic", "seed": 2**64 - 1},
+        {"hadamard": 3},
+        {"hadamard": (1, -1) * 8, "axis": (-2, -1)},
+    ],
+    ids=str,
+)
+def test_options_of_quantize(options):
+    x = randn(48, 64) if "hadamard" in options else randn(33, 64)
+    made, expected = dt.quantize(x, "nvfp4", **options), dlfp4.quantize(x, "nvfp4", **options)
+    for parts, q in zip(
+        *((a if isinstance(a, tuple) and not isinstance(a, dt.Parts) else (a,)) for a in (made, expected)), strict=True
+    ):
+        check_same(parts, q)
+        assert torch.equal(dt.dequantize(parts), q.dequantize().to_torch())
+        if parts.data.dim() == 2 and len(q.shape) == 2:
+            assert Encoding.parse(parts.mT.type) == Encoding.of(q.mT)
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 16, 128), (3, 5, 7), (0, 128), (4, 0)], ids=str)
+def test_stacks_and_ragged_rows(shape):
+    x = randn(*shape)
+    parts, q = dt.quantize(x, "mxfp8_e4m3", pad=True), dlfp4.quantize(x, "mxfp8_e4m3", pad=True)
+    check_same(parts, q)
+    assert dt.dequantize(parts).shape == x.shape
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float4_e2m1fn", "float6_e2m3fn", "float8_e3m4", "bfloat16"])
+def test_cast_pack_and_unpack(name):
+    x = randn(4, 64)
+    made, expected = dt.cast(x, name), dlfp4.cast(x, name)
+    assert as_bytes(made) == raw_bytes(expected)
+    kind = "" if made.dtype != torch.uint8 else name
+    assert torch.equal(dt.cast(dt.Parts(made, type=kind), torch.float32), dlfp4.cast(expected, "float32").to_torch())
+    if dlfp4.asarray(expected).dtype.itemsize == 1 and name.startswith(("float4", "float6")):
+        single = dt.unpack(dt.Parts(made, type=kind))
+        assert as_bytes(single) == raw_bytes(dlfp4.unpack(expected)) == as_bytes(dt.cast(x, name, packed=False))
+        assert as_bytes(dt.pack(dt.Parts(single, type=f"{name}/padded"))) == as_bytes(made)
+
+
+def test_cast_rounds_as_it_is_asked_to():
+    x = randn(4, 64)
+    options = {"rounding": "stochastic", "seed": 7, "saturate": False}
+    assert as_bytes(dt.cast(x, "float8_e5m2", **options)) == raw_bytes(dlfp4.cast(x, "float8_e5m2", **options))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_matmul(name):
+    x, w = randn(3, 256, dtype="bfloat16"), dlfp4.quantize(randn(*SHAPE), name)
+    expected = dlfp4.matmul(x, w.mT, alpha=0.5).to_torch()
+    assert torch.equal(dt.matmul(x, parts_of(w).mT, alpha=0.5), expected)
+    assert torch.equal(dt.matmul(x, parts_of(w.mT), alpha=0.5), expected)
+    out = torch.empty_like(expected)
+    assert dt.matmul(x, parts_of(w).mT, alpha=0.5, out=out) is out
+    assert torch.equal(out, expected)
+    if name != "fp8_row" and "_row" not in name:
+        assert torch.equal(dt.matmul(parts_of(w), parts_of(w).mT), dlfp4.matmul(w, w.mT).to_torch())
+
+
+def test_sums_of_products():
+    q, x = dlfp4.quantize(randn(4, 64), "nvfp4"), randn(4, 64)
+    pairs = dt.cast(x, "float4_e2m1fn")
+    assert torch.equal(dt.vecdot(parts_of(q), x), dlfp4.vecdot(q, x).to_torch())
+    assert torch.equal(dt.vecdot(pairs, pairs), dlfp4.vecdot(pairs, pairs).to_torch())
+    assert torch.equal(dt.vecdot(x, x[0]), dlfp4.vecdot(x, x[0]).to_torch())
+    assert torch.equal(dt.vecdot(x, x, axis=0), dlfp4.vecdot(x, x, axis=0).to_torch())
+    assert torch.equal(dt.dot(x[0], x[1]), dlfp4.dot(x[0], x[1]).to_torch())
+
+
+def test_out_forms_write_and_say_so():
+    x, out = randn(4, 64), torch.empty(4, 64, dtype=torch.float8_e4m3fn)
+    version = out._version
+    assert dt.cast(x, "float8_e4m3fn", out=out) is out
+    assert out._version > version
+    assert as_bytes(out) == raw_bytes(dlfp4.cast(x, "float8_e4m3fn"))
+    big = randn(64, 64)
+    for axis in ((-1,), (-1, -2), (-2, -1)):
+        q = dt.quantize(torch.zeros(64, 64), "nvfp4", axis=axis)
+        assert dt.quantize(big, "nvfp4", axis=axis, out=q) is q
+        for parts, expected in zip(q, dlfp4.quantize(big, "nvfp4", axis=axis), strict=True):
+            check_same(parts, expected)
+    total = torch.empty(4)
+    assert torch.equal(dt.vecdot(x, x, out=total), dlfp4.vecdot(x, x).to_torch())
+    codes = torch.empty(4, 48, dtype=torch.uint8)
+    assert as_bytes(dt.cast(x, "float6_e2m3fn", out=codes)) == raw_bytes(dlfp4.cast(x, "float6_e2m3fn"))
+
+
+@pytest.mark.parametrize("encoding", [
+    Encoding("nvfp4"), Encoding("mxfp4", -2, "128x4"), Encoding("mxfp4", hadamard=(1, -1) * 8),
+    Encoding("nvfp4", -2, "prepared", None, (256, 512, 3, 1)),
+], ids=str)  # fmt: skip
+def test_encodings_are_constants_by_value(encoding):
+    assert Encoding.parse(str(encoding)) == encoding
+    assert hash(Encoding.parse(str(encoding))) == hash(encoding)
+
+
+# ---- PyTorch's own checks
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_opcheck_of_formats(name):
+    x = randn(32, 128)
+    q = codes_of(parts_of(dlfp4.quantize(x, name)))
+    opcheck(ops.quantize.default, x, name)
+    opcheck(ops.dequantize.default, *q)
+    opcheck(ops.matmul.default, randn(2, 128), *codes_of(parts_of(dlfp4.quantize(x, name)).mT))
+
+
+def test_opcheck_of_codecs_and_sums():
+    x = randn(4, 64)
+    codes = dt.cast(x, "float4_e2m1fn", packed=False)
+    for name in ("bfloat16", "float6_e2m3fn"):
+        opcheck(ops.cast.default, x, name)
+    opcheck(ops.pack.default, codes, "float4_e2m1fn/padded")
+    opcheck(ops.unpack.default, dt.cast(x, "float4_e2m1fn"), tests=FAKES)
+    opcheck(ops.vecdot.default, x, x)
+    opcheck(ops.dot.default, x[0], x[1])
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_opcheck_of_out_forms(name):
+    x = randn(4, 64)
+    q = codes_of(parts_of(dlfp4.quantize(x, "mxfp4")))
+    args = {
+        "cast": (x, "bfloat16"),
+        "pack": (dt.cast(x, "float6_e2m3fn", packed=False), "float6_e2m3fn/padded"),
+        "unpack": (dt.cast(x, "float6_e2m3fn"), "float6_e2m3fn"),
+        "quantize": (x, "mxfp6_e2m3"),
+        "dequantize": q,
+        "dot": (x[0], x[1]),
+        "vecdot": (x, x),
+        "matmul": (x, x.mT),
+    }[name]
+    op = getattr(ops, name)
+    out = op(*args)
+    opcheck(op.out, *args, out=[part.view(torch.uint8) for part in out] if name == "quantize" else out)
