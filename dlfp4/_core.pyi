@@ -25,6 +25,7 @@ from typing_extensions import Buffer as _Buffer
 from typing_extensions import CapsuleType
 
 from dlfp4.formats import Format, FormatTable, Recipe, RecipeName
+from dlfp4.proto import TensorProto
 from dlfp4.receipts import Receipt
 
 __version__: str
@@ -394,6 +395,36 @@ def _cuda_capability(index: int) -> tuple[int, int]: ...
 def _cuda_device_name(index: int) -> str: ...
 def _parse_dtype(dtype: _DType) -> np.dtype[Any]: ...
 def _parse_device(device: _DeviceLike) -> Device: ...
+
+# ---- Inside compiled programs: plans, of TensorProtos
+
+def _outline(proto: TensorProto, turned: bool) -> Any: ...
+def _plan_convert(
+    source: TensorProto, result: TensorProto, options: dict[str, Any], count: int, steps: tuple[int, ...]
+) -> bytes: ...
+def _quantized_protos(
+    source: TensorProto, options: dict[str, Any], global_scale: tuple[int, ...] | None
+) -> tuple[TensorProto, ...]: ...
+def _plan_quantize(
+    source: TensorProto,
+    results: tuple[TensorProto, ...],
+    options: dict[str, Any],
+    is_given: bool,
+    count: int,
+    steps: tuple[int, ...],
+) -> bytes: ...
+def _plan_dequantize(source: TensorProto, result: TensorProto, count: int, steps: tuple[int, ...]) -> bytes: ...
+def _plan_matmul(
+    a: TensorProto,
+    b: TensorProto,
+    result: TensorProto,
+    options: dict[str, Any],
+    count: int,
+    steps: tuple[int, ...],
+) -> bytes: ...
+def _plan_vecdot(a: TensorProto, b: TensorProto, axis: int, count: int, steps: tuple[int, ...]) -> bytes: ...
+def _summed_shape(a: TensorProto, b: TensorProto, axis: int) -> tuple[int, ...]: ...
+def _xla_handlers() -> dict[str, CapsuleType]: ...
 
 # ---- The machine
 

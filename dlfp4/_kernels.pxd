@@ -174,6 +174,9 @@ cdef extern from "dlfp4/dlfp4.h" nogil:
 
     dlfp4_status dlfp4_vecdot(const dlfp4_lines *, const dlfp4_lines *, int64_t, int64_t, float *, int64_t)
 
+    dlfp4_status dlfp4_vecdot_axes(const dlfp4_lines *, const int64_t *, const dlfp4_lines *, const int64_t *, int,
+                                   const int64_t *, int64_t, float *)
+
     ctypedef int dlfp4_activation
     enum:
         DLFP4_ACTIVATION_EXACT
@@ -193,6 +196,88 @@ cdef extern from "dlfp4/dlfp4.h" nogil:
     const char *dlfp4_isa_numbered(int)
     void dlfp4_set_num_threads(int)
     int dlfp4_get_num_threads()
+
+
+cdef extern from "xla/plans.h" nogil:
+    enum:
+        DLFP4_PLAN_VERSION
+        DLFP4_PLAN_AXES
+
+    ctypedef struct dlfp4_plan:
+        uint32_t version
+        uint32_t bytes
+        int64_t count
+        int64_t steps[8]
+
+    ctypedef struct dlfp4_plan_elements:
+        uint8_t code
+        uint8_t bits
+        uint8_t padded
+
+    ctypedef struct dlfp4_convert_plan:
+        dlfp4_plan plan
+        int64_t size
+        dlfp4_plan_elements source
+        dlfp4_plan_elements result
+        dlfp4_convert_options options
+
+    ctypedef int dlfp4_unit
+    enum:
+        DLFP4_UNIT_NONE
+        DLFP4_UNIT_TENSOR
+        DLFP4_UNIT_LINES
+
+    ctypedef struct dlfp4_quantize_plan:
+        dlfp4_plan plan
+        dlfp4_matrix x
+        int32_t format
+        uint32_t rotation
+        dlfp4_recipe recipe
+        dlfp4_blocks blocks[2]
+        uint8_t along[2]
+        uint8_t is_given
+        uint8_t has_scale
+        dlfp4_unit unit
+        int64_t units
+        int64_t parts
+        int64_t part_steps[3]
+        uint64_t part_elements
+
+    ctypedef struct dlfp4_dequantize_plan:
+        dlfp4_plan plan
+        dlfp4_blocks blocks
+        int32_t format
+        dlfp4_unit unit
+        dlfp4_matrix result
+
+    ctypedef struct dlfp4_plan_factor:
+        dlfp4_lines lines
+        dlfp4_unit unit
+
+    ctypedef struct dlfp4_matmul_plan:
+        dlfp4_plan plan
+        dlfp4_plan_factor factors[2]
+        int64_t length
+        dlfp4_matrix result
+        dlfp4_matmul_options options
+
+    ctypedef struct dlfp4_vecdot_plan:
+        dlfp4_plan plan
+        dlfp4_plan_factor factors[2]
+        int64_t length
+        int32_t ndim
+        int64_t shape[32]
+        int64_t strides[2][32]
+
+
+cdef extern from "xla/handlers.h" nogil:
+    ctypedef void *dlfp4_xla_function "XLA_FFI_Handler *"
+
+    ctypedef struct dlfp4_xla_handler:
+        const char *name
+        dlfp4_xla_function execute
+
+    const dlfp4_xla_handler *dlfp4_xla_handlers()
 
 
 cdef extern from "gpu/kernels.h" nogil:

@@ -190,6 +190,12 @@ typedef struct {
 dlfp4_status dlfp4_vecdot(const dlfp4_lines *a, const dlfp4_lines *b, int64_t lines, int64_t length, float *result,
                           int64_t stride);
 
+/* The same over lines of several axes, in row-major order, into compact memory: `shape` has the extents of `ndim` axes,
+ * at least one, and each side's strides the step in lines along each; first and step of the sides are 0. */
+dlfp4_status dlfp4_vecdot_axes(const dlfp4_lines *a, const int64_t *strides_of_a, const dlfp4_lines *b,
+                               const int64_t *strides_of_b, int ndim, const int64_t *shape, int64_t length,
+                               float *result);
+
 /* How the lines of `a` are read: as they are, or, floats that are multiplied with FP4, rounded to int8 in blocks of 32
  * with a scale each (largest magnitude / 127), which is faster and not exact. */
 typedef enum { DLFP4_ACTIVATION_EXACT = 0, DLFP4_ACTIVATION_INT8 } dlfp4_activation;

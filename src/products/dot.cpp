@@ -222,3 +222,25 @@ extern "C" dlfp4_status dlfp4_vecdot(const dlfp4_lines *a, const dlfp4_lines *b,
   sum_all(call);
   return DLFP4_OK;
 }
+
+extern "C" dlfp4_status dlfp4_vecdot_axes(const dlfp4_lines *a, const int64_t *strides_of_a, const dlfp4_lines *b,
+                                          const int64_t *strides_of_b, int ndim, const int64_t *shape, int64_t length,
+                                          float *result) {
+  const int last = ndim - 1;
+  int64_t runs = 1;
+  for (int k = 0; k < last; ++k) runs *= shape[k];
+  dlfp4_lines of_a = *a, of_b = *b;
+  of_a.step = strides_of_a[last];
+  of_b.step = strides_of_b[last];
+  for (int64_t run = 0; run < runs; ++run, result += shape[last]) {
+    of_a.first = of_b.first = 0;
+    int64_t rest = run;
+    for (int k = last - 1; k >= 0; rest /= shape[k--]) {
+      of_a.first += rest % shape[k] * strides_of_a[k];
+      of_b.first += rest % shape[k] * strides_of_b[k];
+    }
+    const dlfp4_status status = dlfp4_vecdot(&of_a, &of_b, shape[last], length, result, 1);
+    if (status != DLFP4_OK) return status;
+  }
+  return DLFP4_OK;
+}

@@ -185,3 +185,9 @@ def test_docstrings(name):
     done = doctest.testmod(importlib.import_module(f"dlfp4.{name}"))
     assert done.attempted > 0
     assert done.failed == 0
+
+
+@pytest.mark.parametrize("name", ["codecs", "products", "scaled_array", "scaling"])
+def test_docstrings_of_jax(name):
+    pytest.importorskip("jax")
+    test_docstrings(f"jax.{name}")

@@ -18,6 +18,7 @@ ROOMS = {
     "blocks": {"rules", "host", "gpu", "codecs"},
     "products": {"rules", "host", "gpu", "codecs", "blocks"},
     "levels": {"rules", "host", "codecs", "blocks", "products"},
+    "xla": {"gpu"},
 }
 
 

@@ -55,6 +55,24 @@ cdef int fill_options(dlfp4_convert_options *options, rounding, saturate, seed) 
     return 0
 
 
+cdef int fill_cast(dlfp4_convert_options *options, int row, rounding, saturate, seed) except -1:
+    """The options of a cast to a type, one of which has a rounding of its own."""
+    if rounding != "up" or row != E8M0:
+        return fill_options(options, rounding, saturate, seed)
+    fill_options(options, "nearest_even", saturate, seed)
+    options.rounding = DLFP4_UPWARD
+    return 0
+
+
+cdef int check_convertible(Tensor source, int row) except -1:
+    """TypeError where elements do not become those of another type."""
+    if row == source.row or (is_float(row) and is_float(source.row)):
+        return 0
+    raise TypeError(f"dlfp4 does not cast {dtype_name(source)} to {dlfp4_dtypes[row].name.decode()}: it converts "
+                    f"between floating-point types; convert others with their own library, such as NumPy's "
+                    f".astype('float32') (.view(dtype) keeps the bits and changes the values)")
+
+
 cdef int parse_rounding(rounding) except -1:
     cdef int mode = ROUNDINGS.get(rounding, NO_ROUNDING) if isinstance(rounding, str) else NO_ROUNDING
     if mode == NO_ROUNDING:
@@ -144,15 +162,8 @@ def cast(x, dtype, *, rounding="nearest_even", saturate=True, packed=True, seed=
     cdef int row = row_of_argument(dtype)
     cdef Tensor source = borrow(x), result
     cdef Place place = place_for(source, stream, x, out)
-    if rounding == "up" and row == E8M0:
-        fill_options(&options, "nearest_even", saturate, seed)
-        options.rounding = DLFP4_UPWARD
-    else:
-        fill_options(&options, rounding, saturate, seed)
-    if row != source.row and not (is_float(row) and is_float(source.row)):
-        raise TypeError(f"dlfp4 does not cast {dtype_name(source)} to {dlfp4_dtypes[row].name.decode()}: it converts "
-                        f"between floating-point types; convert others with their own library, such as NumPy's "
-                        f".astype('float32') (.view(dtype) keeps the bits and changes the values)")
+    fill_cast(&options, row, rounding, saturate, seed)
+    check_convertible(source, row)
     if out is None:
         result = allocate_on(&place, row, source.dl.ndim, source.dl.shape, padded)
     else:

@@ -158,35 +158,9 @@ cdef void merge_axes(Factor *a, Factor *b) noexcept nogil:
 # ---- Sums
 
 cdef dlfp4_status sum_products(Factor *a, Factor *b, float *result) noexcept nogil:
-    """Sum all lines, one run along the last axis at a time."""
-    cdef int64_t index[MOST_DIMS]
-    cdef int last, k
-    cdef int64_t extent
-    cdef dlfp4_status status
+    """Sum all lines, along as few axes as they need."""
     merge_axes(a, b)
-    last = a.ndim - 1
-    extent = a.shape[last]
-    a.lines.step = a.strides[last]
-    b.lines.step = b.strides[last]
-    memset(index, 0, a.ndim * sizeof(int64_t))
-    while True:
-        status = dlfp4_vecdot(&a.lines, &b.lines, extent, a.length, result, 1)
-        if status != DLFP4_OK:
-            return status
-        result += extent
-        k = last - 1
-        while k >= 0:
-            index[k] += 1
-            a.lines.first += a.strides[k]
-            b.lines.first += b.strides[k]
-            if index[k] < a.shape[k]:
-                break
-            a.lines.first -= a.strides[k] * a.shape[k]
-            b.lines.first -= b.strides[k] * a.shape[k]
-            index[k] = 0
-            k -= 1
-        if k < 0:
-            return DLFP4_OK
+    return dlfp4_vecdot_axes(&a.lines, a.strides, &b.lines, b.strides, a.ndim, a.shape, a.length, result)
 
 
 cdef Tensor sum_over(a, b, int64_t axis, out):
@@ -205,21 +179,30 @@ cdef Tensor sum_over(a, b, int64_t axis, out):
     place = place_for(elements, None, a, b, out)
     left = plain_on(left, &place)
     right = plain_on(right, &place)
-    fill_factor(&of_left, left, axis, "a")
-    fill_factor(&of_right, right, axis, "b")
-    if of_left.length != of_right.length:
-        raise ValueError(f"a of shape {left.shape} has {of_left.length} elements along axis {axis}, b of shape "
-                         f"{right.shape} has {of_right.length}; both need the same number")
-    broadcast(&of_left, &of_right)
+    fill_sums(&of_left, &of_right, left, right, axis)
     if out is None:
         result = allocate_on(&place, FLOAT32, of_left.ndim, of_left.shape, False)
     else:
-        result = check_out_sums(out, tuple([of_left.shape[k] for k in range(of_left.ndim)]), left, right)
+        result = check_out_sums(out, extents_of(&of_left), left, right)
     if result.size_ and not run_sums(Sums(&of_left, &of_right, <float *> result.dl.data, NULL), left, right, &place):
-        raise TypeError(f"dlfp4 has no dot product of {name_of_factor(left)} and {name_of_factor(right)}: expected two "
-                        f"tensors of one type, floats of at most 32 bits (not float8_e8m0fnu) or integers of at most "
-                        f"8; two of different floating-point types; or ScaledTensors")
+        refuse_sums(left, right)
     return result
+
+
+cdef int refuse_sums(left, right) except -1:
+    raise TypeError(f"dlfp4 has no dot product of {name_of_factor(left)} and {name_of_factor(right)}: expected two "
+                    f"tensors of one type, floats of at most 32 bits (not float8_e8m0fnu) or integers of at most 8; "
+                    f"two of different floating-point types; or ScaledTensors")
+
+
+cdef int fill_sums(Factor *a, Factor *b, left, right, int64_t axis) except -1:
+    """Both operands as lines along an axis, broadcast."""
+    fill_factor(a, left, axis, "a")
+    fill_factor(b, right, axis, "b")
+    if a.length != b.length:
+        raise ValueError(f"a of shape {left.shape} has {a.length} elements along axis {axis}, b of shape "
+                         f"{right.shape} has {b.length}; both need the same number")
+    return broadcast(a, b)
 
 
 cdef inline object plain_on(x, const Place *place):
@@ -425,15 +408,20 @@ def _multiply_on_host(a, b, result, alpha, rounds):
     cdef dlfp4_matmul_options options
     cdef object left = plain_on(a, &ON_HOST) if type(a) is ScaledTensor else as_rows(a, &ON_HOST)   # maybe a copy
     cdef object right = plain_on(b, &ON_HOST)   # to be kept until the end
-    cdef Tensor rows = as_rows(result, &ON_HOST)
-    fill_factor(&of_a, left, -1, "a")
-    fill_factor(&of_b, right, -2, "b")
-    of_a.lines.step = 1 if type(left) is ScaledTensor else of_a.strides[0]
-    of_b.lines.step = of_b.strides[0]
-    fill_matrix(&matrix, rows)
+    cdef Tensor rows = as_rows(result, &ON_HOST)   # maybe a view
+    fill_product(&of_a, &of_b, &matrix, left, right, rows)
     options.alpha = alpha
     options.activation = DLFP4_ACTIVATION_INT8 if rounds else DLFP4_ACTIVATION_EXACT
     run_matmul(MatrixProduct(&of_a.lines, &of_b.lines, of_a.length, &matrix, &options, NULL))
+
+
+cdef int fill_product(Factor *a, Factor *b, dlfp4_matrix *result, left, right, Tensor rows) except -1:
+    """Rows times columns, into a matrix."""
+    fill_factor(a, left, -1, "a")
+    fill_factor(b, right, -2, "b")
+    a.lines.step = 1 if type(left) is ScaledTensor else a.strides[0]
+    b.lines.step = b.strides[0]
+    return fill_matrix(result, rows)
 
 
 cdef Tensor as_rows(Tensor self, const Place *place):

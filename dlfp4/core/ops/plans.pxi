@@ -1,0 +1,231 @@
+# Plans: the calls of operations inside compiled programs, complete but for the addresses (src/xla/plans.h). Tensors are
+# described by TensorProtos, and checked and described to the kernels by the functions that serve eager calls.
+
+cdef enum:
+    NOWHERE = 4096   # the address in a description of memory that does not exist yet: aligned, and never read
+
+
+cdef Tensor outline(tuple shape, dtype, bint padded):
+    """A compact tensor without memory, for the functions that describe tensors to kernels: it must not be read."""
+    cdef Tensor self = Tensor.__new__(Tensor)
+    cdef int64_t dims[MOST_DIMS]
+    cdef int ndim = fill_extents(dims, list(shape))
+    set_dtype(self, row_of_argument(dtype), padded)
+    self.dl.device = CPU
+    self.dl.data = <void *> <uintptr_t> NOWHERE
+    reserve_dims(self, ndim)
+    memcpy(self.dl.shape, dims, ndim * sizeof(int64_t))
+    self.size_ = count_elements(ndim, self.dl.shape)
+    fill_compact_strides(ndim, self.dl.shape, self.dl.strides)
+    return self
+
+
+cdef Tensor ONE = as_scalar(1.0, "global_scale")   # for the scale of a whole tensor, which describing a tensor reads
+
+
+cdef ScaledTensor outline_scaled(proto, int axis):
+    """A quantized tensor without memory, along one of the axes that a TensorProto has."""
+    data, scales, *units = [outline(buffer.shape, buffer.dtype, False) if buffer.shape else ONE
+                            for buffer in proto._buffers_along(axis)]
+    return make_scaled(data, scales, units[0] if units else None, proto.format, axis, proto.scale_layout, proto.shape,
+                       parse_hadamard(proto.hadamard))
+
+
+cdef object outline_of(proto):
+    """The tensor that a TensorProto describes, quantized along one axis or not at all, without memory."""
+    if proto.format is None:
+        return outline(proto.shape, proto.dtype, not proto.packed)
+    return outline_scaled(proto, -1 if proto.rowwise else -2)
+
+
+def _outline(proto, turned):
+    """The same, or its transpose, for files that ask whether operands can be multiplied."""
+    tensor = outline_of(proto)
+    return tensor.mT if turned else tensor
+
+
+cdef int start_plan(dlfp4_plan *plan, Py_ssize_t bytes, count, tuple steps) except -1:
+    """An empty plan, for `count` tensors whose buffers are `steps` bytes apart."""
+    cdef int number
+    memset(plan, 0, bytes)
+    plan.version, plan.bytes, plan.count = DLFP4_PLAN_VERSION, bytes, count
+    for number, step in enumerate(steps):
+        plan.steps[number] = step
+    return 0
+
+
+cdef int forget_addresses(dlfp4_blocks *blocks) noexcept:
+    blocks.data = blocks.scales = NULL
+    blocks.decodes = NULL
+    return 0
+
+
+cdef int unit_of(ScaledTensor self) except -1:
+    """What its global scale is of."""
+    if self.global_scale is None:
+        return DLFP4_UNIT_NONE
+    return DLFP4_UNIT_LINES if lines_of_global_scale(self) else DLFP4_UNIT_TENSOR
+
+
+# ---- Codecs
+
+def _plan_convert(source, result, options, count, steps):
+    """The plan of a cast, of packing or of unpacking between two plain TensorProtos; `options` are those of cast."""
+    cdef dlfp4_convert_plan plan
+    cdef Tensor given = outline_of(source), made = outline_of(result)
+    start_plan(&plan.plan, sizeof(plan), count, steps)
+    check_convertible(given, made.row)
+    fill_cast(&plan.options, made.row, options["rounding"], options["saturate"], options["seed"])
+    plan.size = given.size_
+    fill_elements(&plan.source, given)
+    fill_elements(&plan.result, made)
+    return (<char *> &plan)[:sizeof(plan)]
+
+
+cdef int fill_elements(dlfp4_plan_elements *elements, Tensor self) noexcept:
+    elements.code = self.dl.dtype.code
+    elements.bits = self.dl.dtype.bits
+    elements.padded = is_padded(self)
+    return 0
+
+
+# ---- Block scaling
+
+def _quantized_protos(source, options, global_scale):
+    """What quantizing a plain TensorProto gives: a TensorProto for each of the axes, in their order. `global_scale` is
+    the shape of those that are given, or None."""
+    cdef _Rules rules = find_rules(options["format"], options["recipe"], options["rounding"])
+    cdef tuple axes = options["axes"]
+    check_axes(axes)
+    given = outline_of(source)
+    unit = None if global_scale is None else outline(global_scale, DTYPES[FLOAT32], False)
+    if unit is not None:
+        has_tensor_scale(rules.number, unit)
+    per, _ = find_granularity(rules, unit, axes, given)
+    parse_seed(rules.recipe.rounding, options["seed"])
+    padded = parse_flag(options["pad"], "pad")
+    return tuple([type(source)(
+        source.shape, format=rules.format, scale_layout=options["scale_layout"], rowwise=axis == -1,
+        columnwise=axis == -2, scale_dtype=rules.scale_dtype, global_scale_per=per, hadamard=options["hadamard"],
+        pad=padded and not _divides(source.shape, rules.format, axis)) for axis in axes])
+
+
+def _plan_quantize(source, results, options, is_given, count, steps):
+    """The plan of quantizing a plain TensorProto to others, of `_quantized_protos`, whose scales have the format's own
+    type."""
+    cdef dlfp4_quantize_plan plan
+    cdef _Rules rules = find_rules(options["format"], options["recipe"], options["rounding"])
+    cdef ScaledTensor result
+    cdef int direction
+    start_plan(&plan.plan, sizeof(plan), count, steps)
+    fill_matrix(&plan.x, flatten(outline_of(source), &ON_HOST))
+    plan.x.data = NULL
+    plan.format = rules.number
+    plan.recipe = rules.recipe
+    plan.recipe.seed = parse_seed(rules.recipe.rounding, options["seed"])
+    plan.is_given = is_given
+    plan.has_scale = dlfp4_formats[rules.number].kind == DLFP4_TWO_LEVEL or scales_whole(rules.number)
+    plan.parts = 1
+    for proto in results:
+        result = outline_of(proto)
+        check_rotated(result)
+        direction = -1 - result.axis
+        fill_blocks(&plan.blocks[direction], result, plan.recipe.zero_scale)
+        forget_addresses(&plan.blocks[direction])
+        plan.along[direction] = True
+        plan.rotation = result.rotation
+        plan.unit = <dlfp4_unit> unit_of(result)
+        if plan.unit == DLFP4_UNIT_LINES:
+            plan.units = result.global_scale.size_
+            plan.has_scale = False
+            if proto.global_scale_per == "matrix":
+                fill_plan_parts(&plan, result)
+    return (<char *> &plan)[:sizeof(plan)]
+
+
+cdef int fill_plan_parts(dlfp4_quantize_plan *plan, ScaledTensor result) except -1:
+    """Matrices of a stack as tensors of their own, as quantize_matrices has them."""
+    cdef const dlfp4_format_row *row = &dlfp4_formats[plan.format]
+    cdef int64_t count = max(1, plan.units), rows = plan.x.rows // count
+    if result.scale_layout_row != DLFP4_LAYOUT_linear:
+        raise ValueError(f"scale_layout={result.scale_layout!r} with a global scale for each matrix: their tiles may "
+                         f"be shared; quantize with scale_layout='linear'")
+    plan.parts, plan.units = plan.units, 0
+    plan.unit, plan.has_scale = DLFP4_UNIT_TENSOR, True
+    plan.x.rows = rows
+    plan.blocks[0].decode_lines = 1
+    plan.part_steps[0] = rows * plan.x.strides[0] * (plan.x.bits // 8)
+    plan.part_steps[1] = rows * plan.blocks[0].strides[0] * dlfp4_dtypes[row.element].bits // 8
+    plan.part_steps[2] = rows // (1 if row.repeats else row.lines) * plan.blocks[0].scale_strides[0] \
+        * (dlfp4_dtypes[row.scale].bits // 8)
+    plan.part_elements = <uint64_t> rows * plan.blocks[0].length
+    return 0
+
+
+def _plan_dequantize(source, result, count, steps):
+    """The plan of decoding a quantized TensorProto, whose scales have the format's own type, to a plain one."""
+    cdef dlfp4_dequantize_plan plan
+    cdef ScaledTensor given = outline_of(source)
+    start_plan(&plan.plan, sizeof(plan), count, steps)
+    fill_blocks(&plan.blocks, given, 0)
+    forget_addresses(&plan.blocks)
+    fill_lines(&plan.result, given, flatten(outline_of(result), &ON_HOST))
+    plan.result.data = NULL
+    plan.format = given.number
+    plan.unit = <dlfp4_unit> unit_of(given)
+    return (<char *> &plan)[:sizeof(plan)]
+
+
+# ---- Products
+
+def _plan_matmul(a, b, result, options, count, steps):
+    """The plan of a matrix product of two TensorProtos on the host; b may be `turned`."""
+    cdef dlfp4_matmul_plan plan
+    cdef Factor of_a, of_b
+    cdef object left = outline_of(a), right = _outline(b, options["turned"])
+    start_plan(&plan.plan, sizeof(plan), count, steps)
+    fill_product(&of_a, &of_b, &plan.result, left, right, outline_of(result))
+    plan.result.data = NULL
+    fill_plan_factor(&plan.factors[0], &of_a, left)
+    fill_plan_factor(&plan.factors[1], &of_b, right)
+    plan.length = of_a.length
+    plan.options.alpha = options["alpha"]
+    plan.options.activation = DLFP4_ACTIVATION_EXACT if options["activation"] is None else DLFP4_ACTIVATION_INT8
+    return (<char *> &plan)[:sizeof(plan)]
+
+
+def _plan_vecdot(a, b, axis, count, steps):
+    """The plan of sums of products along an axis of two TensorProtos."""
+    cdef dlfp4_vecdot_plan plan
+    cdef Factor of_a, of_b
+    cdef object left = outline_of(a), right = outline_of(b)
+    start_plan(&plan.plan, sizeof(plan), count, steps)
+    fill_sums(&of_a, &of_b, left, right, axis)
+    if dlfp4_vecdot(&of_a.lines, &of_b.lines, 0, of_a.length, NULL, 1) != DLFP4_OK:   # no lines: nothing is read
+        refuse_sums(left, right)
+    merge_axes(&of_a, &of_b)
+    if of_a.ndim > DLFP4_PLAN_AXES:
+        raise ValueError(f"lines of {of_a.ndim} axes: compiled sums take {DLFP4_PLAN_AXES} at most; reshape operands")
+    fill_plan_factor(&plan.factors[0], &of_a, left)
+    fill_plan_factor(&plan.factors[1], &of_b, right)
+    plan.length, plan.ndim = of_a.length, of_a.ndim
+    memcpy(plan.shape, of_a.shape, of_a.ndim * sizeof(int64_t))
+    memcpy(plan.strides[0], of_a.strides, of_a.ndim * sizeof(int64_t))
+    memcpy(plan.strides[1], of_b.strides, of_b.ndim * sizeof(int64_t))
+    return (<char *> &plan)[:sizeof(plan)]
+
+
+def _summed_shape(a, b, axis):
+    """The shape of such sums."""
+    cdef Factor of_a, of_b
+    fill_sums(&of_a, &of_b, outline_of(a), outline_of(b), axis)
+    return extents_of(&of_a)
+
+
+cdef int fill_plan_factor(dlfp4_plan_factor *factor, const Factor *filled, x) except -1:
+    memset(factor, 0, sizeof(dlfp4_plan_factor))   # field by field: copies of structs may copy what is between fields
+    factor.lines = filled.lines
+    factor.unit = <dlfp4_unit> (unit_of(x) if type(x) is ScaledTensor else DLFP4_UNIT_NONE)
+    factor.lines.decode = 1
+    forget_addresses(&factor.lines.blocks)
+    return 0

@@ -1,0 +1,386 @@
+"""The operations as JAX primitives: what they give, how they batch, and how they become calls of our XLA handlers.
+
+An operation is a row of ``OPERATIONS``. Its operands and results are TensorProtos, and so is all that is known of them
+while a program is traced; arrays are the buffers of these, in their order.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
+
+from dlfp4 import _core
+from dlfp4._core import Buffer
+from dlfp4.frameworks.base import SUBBYTE
+from dlfp4.frameworks.jax import FP6
+from dlfp4.proto import TensorProto
+
+Protos: TypeAlias = tuple[TensorProto, ...]
+Options: TypeAlias = tuple[tuple[str, Any], ...]  # sorted by name, all of them hashable
+
+
+def bytes_of(buffer: Buffer) -> tuple[int, ...]:
+    """The shape of a packed buffer's bytes, where a row is whole bytes."""
+    *rows, length = buffer.shape or (1,)
+    bits = length * SUBBYTE[buffer.dtype.name]
+    if bits % 8:
+        raise ValueError(
+            f"{buffer.dtype} of shape {buffer.shape}: JAX has no such type, and rows of {length} elements do not fill "
+            f"bytes; pad them to a multiple of {8 // math.gcd(8, SUBBYTE[buffer.dtype.name])}"
+        )
+    return (*rows, bits // 8)
+
+
+def arrays_of(proto: TensorProto) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
+    """The shape and type of the array of each buffer: FP6, and what lies one a byte, are carried as uint8."""
+    found = []
+    for buffer in proto.buffers():
+        name = buffer.dtype.name
+        if not proto.packed:
+            found.append((buffer.shape, np.dtype(np.uint8)))
+        elif name in FP6:
+            found.append((bytes_of(buffer), np.dtype(np.uint8)))
+        else:
+            found.append((buffer.shape, buffer.dtype))
+    return found
+
+
+def steps_of(proto: TensorProto) -> list[int]:
+    """The bytes of each buffer, which in a batch lie one after another."""
+    steps = []
+    for buffer in proto.buffers():
+        bits = math.prod(buffer.shape) * (8 if not proto.packed else SUBBYTE.get(buffer.dtype.name, 0))
+        steps.append((bits or 8 * math.prod(buffer.shape) * buffer.dtype.itemsize, buffer))
+    for bits, buffer in steps:
+        if bits % 8:
+            raise ValueError(
+                f"vmap over {buffer.dtype} of shape {buffer.shape}, which do not fill bytes; pad them to an even number"
+            )
+    return [bits // 8 for bits, _ in steps]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A row of the table: an operation that a compiled program calls.
+
+    Parameters
+    ----------
+    name : str
+        Of the handler.
+    results : callable
+        What it gives, of the TensorProtos of its operands and its options.
+    plan : callable
+        What its handler is told: of operands, results, options, and the number and steps of a batch.
+    merged : callable
+        The operands of the one call that does a batch of the first operand as rows of one tensor; None where a batch is
+        not that.
+    """
+
+    name: str
+    results: Callable[[Protos, dict[str, Any]], Protos]
+    plan: Callable[[Protos, Protos, dict[str, Any], int, tuple[int, ...]], bytes]
+    merged: Callable[[Protos, dict[str, Any], int], Protos | None]
+
+    @property
+    def target(self) -> str:
+        """The name of the custom call."""
+        return f"dlfp4_{self.name}"
+
+
+@functools.lru_cache(maxsize=4096)
+def results_of(operation: Operation, operands: Protos, options: Options) -> Protos:
+    """The results of an operation; a plan refuses what the kernels would."""
+    results = operation.results(operands, dict(options))
+    operation.plan(operands, results, dict(options), 1, ())
+    return results
+
+
+@functools.lru_cache(maxsize=4096)
+def plan_of(
+    operation: Operation, operands: Protos, options: Options, batch: int | None, batched: tuple[bool, ...]
+) -> np.ndarray:
+    """The plan of a call, as the attribute by which it travels."""
+    results = results_of(operation, operands, options)
+    steps: tuple[int, ...] = ()
+    if batch is not None:
+        of_operands = [step for proto in operands for step in steps_of(proto)]
+        steps = (
+            *(step if varies else 0 for step, varies in zip(of_operands, batched, strict=True)),
+            *(step for proto in results for step in steps_of(proto)),
+        )
+    plan = operation.plan(operands, results, dict(options), 1 if batch is None else batch, steps)
+    return np.frombuffer(plan, np.int64)
+
+
+def call(operation: Operation, operands: Protos, arrays: Sequence[Any], **options: Any) -> list[Any]:
+    """Run an operation on arrays, or trace it: the arrays of its results."""
+    params = {
+        "operands": operands,
+        "options": tuple(sorted(options.items())),
+        "batch": None,
+        "batched": (False,) * len(arrays),
+    }
+    results: list[Any] = PRIMITIVES[operation.name].bind(*vary_alike(arrays), **params)
+    return results
+
+
+def vary_alike(arrays: Sequence[Any]) -> Sequence[Any]:
+    """Within a shard_map, operands as varying along the same axes of the mesh, as primitives require."""
+    varying: list[frozenset[str]] = [getattr(jax.typeof(array), "vma", frozenset()) for array in arrays]
+    axes: frozenset[str] = frozenset().union(*varying)
+    return [
+        array if own == axes else jax.lax.pcast(array, tuple(axes - own), to="varying")
+        for array, own in zip(arrays, varying, strict=True)
+    ]
+
+
+# ---- The primitives
+
+
+def results_with_batch(operation: Operation, params: dict[str, Any]) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
+    """The shapes and types of a call's results."""
+    leading = () if params["batch"] is None else (params["batch"],)
+    results = results_of(operation, params["operands"], params["options"])
+    return [((*leading, *shape), dtype) for proto in results for shape, dtype in arrays_of(proto)]
+
+
+def describe_results(operation: Operation, *given: Any, **params: Any) -> list[Any]:
+    """What a call gives, for JAX; within a shard_map it varies as the operands do."""
+    like = given[0]
+    return [
+        like.update(
+            shape=shape,
+            dtype=dtype,
+            weak_type=False,
+            sharding=like.sharding.update(spec=jax.sharding.PartitionSpec(*(None,) * len(shape))),
+        )
+        for shape, dtype in results_with_batch(operation, params)
+    ]
+
+
+@functools.lru_cache(maxsize=4096)
+def compiled(operation: Operation, params: tuple[tuple[str, Any], ...]) -> Callable[..., list[Any]]:
+    """The program of a call outside of any other."""
+    program: Callable[..., list[Any]] = jax.jit(functools.partial(PRIMITIVES[operation.name].bind, **dict(params)))
+    return program
+
+
+def run(operation: Operation, *arrays: Any, **params: Any) -> list[Any]:
+    """A call outside of any program."""
+    return compiled(operation, tuple(params.items()))(*arrays)
+
+
+def call_handler(operation: Operation, *arrays: Any, **params: Any) -> list[Any]:
+    """The custom call."""
+    results = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in results_with_batch(operation, params)]
+    plan = plan_of(operation, *(params[name] for name in ("operands", "options", "batch", "batched")))
+    found: list[Any] = jax.ffi.ffi_call(operation.target, results)(*arrays, plan=plan)
+    return found
+
+
+def to_front(array: Any, dim: Any, is_batched: bool, size: int, batch: int | None) -> Any:
+    """An operand of a batch of batches with both in front, as one."""
+    if dim is batching.not_mapped:
+        if not is_batched:
+            return array
+        return jax.numpy.broadcast_to(array, (size, *array.shape)).reshape(size * array.shape[0], *array.shape[1:])
+    moved = jax.numpy.moveaxis(array, dim, 0)
+    if batch is None:
+        return moved
+    if not is_batched:
+        moved = jax.numpy.broadcast_to(moved[:, None], (size, batch, *moved.shape[1:]))
+    return moved.reshape(size * batch, *moved.shape[2:])
+
+
+def batch_call(
+    operation: Operation, arrays: Sequence[Any], dims: Sequence[Any], **params: Any
+) -> tuple[list[Any], list[int]]:
+    """A batch in one call: as rows of one tensor where that is the same, else tensor by tensor in the handler."""
+    (size,) = {array.shape[dim] for array, dim in zip(arrays, dims, strict=True) if dim is not batching.not_mapped}
+    batch, batched = params["batch"], params["batched"]
+    moved = [to_front(*each, size, batch) for each in zip(arrays, dims, batched, strict=True)]
+    varies = tuple(dim is not batching.not_mapped or was for dim, was in zip(dims, batched, strict=True))
+    merged = merge(operation, params, size, varies)
+    if merged is not None:
+        results = call_merged(operation, merged, moved, params["options"])
+    else:
+        whole = size * (1 if batch is None else batch)
+        results = PRIMITIVES[operation.name].bind(*moved, **{**params, "batch": whole, "batched": varies})
+    leading = (size,) if batch is None else (size, batch)
+    own = [shape for shape, _ in results_with_batch(operation, {**params, "batch": None})]
+    return [result.reshape(*leading, *shape) for result, shape in zip(results, own, strict=True)], [0] * len(own)
+
+
+def merge(operation: Operation, params: dict[str, Any], size: int, varies: tuple[bool, ...]) -> Protos | None:
+    """The operands of one call without a batch, where all of the first operand and nothing else varies."""
+    count = len(arrays_of(params["operands"][0]))
+    if params["batch"] is not None or varies != (True,) * count + (False,) * (len(varies) - count):
+        return None
+    return operation.merged(params["operands"], dict(params["options"]), size)
+
+
+def call_merged(operation: Operation, operands: Protos, arrays: Sequence[Any], options: Options) -> list[Any]:
+    """A call of merged operands."""
+    shapes = [shape for proto in operands for shape, _ in arrays_of(proto)]
+    fitted = [array.reshape(shape) for array, shape in zip(arrays, shapes, strict=True)]
+    return call(operation, operands, fitted, **dict(options))
+
+
+def refuse_to_differentiate(operation: Operation, *_: Any, **__: Any) -> Any:
+    """An operation whose gradient nobody has defined."""
+    raise TypeError(
+        f"dlfp4's {operation.name} gives codes, which have no gradient: quantize with straight_through=True, or keep "
+        f"what is quantized out of what is differentiated, by jax.lax.stop_gradient"
+    )
+
+
+def make_primitive(operation: Operation) -> Primitive:
+    """The primitive of a row."""
+    primitive = Primitive(operation.target)
+    primitive.multiple_results = True
+    primitive.def_impl(functools.partial(run, operation))
+    primitive.def_abstract_eval(functools.partial(describe_results, operation))
+    batching.primitive_batchers[primitive] = functools.partial(batch_call, operation)
+    mlir.register_lowering(primitive, mlir.lower_fun(functools.partial(call_handler, operation), multiple_results=True))
+    return primitive
+
+
+# ---- The table
+
+
+def with_rows(proto: TensorProto, size: int) -> TensorProto:
+    """The TensorProto of several such tensors, one after another, as one."""
+    shape = (size, *proto.shape) if proto.format is None else (size * math.prod(proto.shape[:-1]), proto.shape[-1])
+    return replace(proto, shape=shape)
+
+
+def has_own_rows(proto: TensorProto) -> bool:
+    """Whether each row of a quantized tensor is by itself, so that tensors can follow one another."""
+    block = None if proto.format is None else proto.format.block
+    return (
+        block is not None
+        and block[0] == 1
+        and proto.rowwise
+        and proto.scale_layout == "linear"
+        and not (proto.format is not None and proto.format.has_global_scale and proto.global_scale_per != "row")
+    )
+
+
+def converted(operands: Protos, options: dict[str, Any]) -> Protos:
+    """Of cast, pack and unpack."""
+    return (TensorProto(operands[0].shape, options["dtype"], packed=options["packed"]),)
+
+
+def merge_converted(operands: Protos, options: dict[str, Any], size: int) -> Protos | None:
+    """Elements are by themselves, but for those that chance rounds by their number."""
+    return None if options["rounding"] == "stochastic" else (with_rows(operands[0], size),)
+
+
+def quantized(operands: Protos, options: dict[str, Any]) -> Protos:
+    """Of quantize, with scales as the kernels write them."""
+    given = operands[1].shape if len(operands) > 1 else None
+    return tuple(replace(proto, scale_dtype=None) for proto in _core._quantized_protos(operands[0], options, given))
+
+
+def plan_quantize(
+    operands: Protos, results: Protos, options: dict[str, Any], count: int, steps: tuple[int, ...]
+) -> bytes:
+    """See plans.pxi."""
+    return _core._plan_quantize(operands[0], results, options, len(operands) > 1, count, steps)
+
+
+def merge_quantized(operands: Protos, options: dict[str, Any], size: int) -> Protos | None:
+    """Rows with scales of their own."""
+    if len(operands) > 1 or options["seed"] is not None or not all(map(has_own_rows, quantized(operands, options))):
+        return None
+    return (with_rows(operands[0], size),)
+
+
+def dequantized(operands: Protos, options: dict[str, Any]) -> Protos:
+    """Of dequantize."""
+    return (TensorProto(operands[0].shape, options["dtype"]),)
+
+
+def merge_dequantized(operands: Protos, options: dict[str, Any], size: int) -> Protos | None:
+    """Rows with scales of their own."""
+    del options
+    return (with_rows(operands[0], size),) if has_own_rows(operands[0]) else None
+
+
+def multiplied(operands: Protos, options: dict[str, Any]) -> Protos:
+    """Of matmul, of two matrices, or of a quantized stack and a matrix."""
+    a, b = operands
+    columns = b.shape[0] if options["turned"] else b.shape[-1]
+    return (TensorProto((math.prod(a.shape[:-1]), columns), options["out_dtype"]),)
+
+
+def merge_multiplied(operands: Protos, options: dict[str, Any], size: int) -> Protos | None:
+    """Rows of a."""
+    del options
+    a, b = operands
+    return (replace(a, shape=(size * a.shape[0], a.shape[1])), b) if a.format is None else None
+
+
+def summed(operands: Protos, options: dict[str, Any]) -> Protos:
+    """Of dot and vecdot."""
+    a, b = operands
+    return (TensorProto(_core._summed_shape(a, b, options["axis"]), "float32"),)
+
+
+def plan_convert(
+    operands: Protos, results: Protos, options: dict[str, Any], count: int, steps: tuple[int, ...]
+) -> bytes:
+    """See plans.pxi."""
+    return _core._plan_convert(operands[0], results[0], options, count, steps)
+
+
+def plan_dequantize(
+    operands: Protos, results: Protos, options: dict[str, Any], count: int, steps: tuple[int, ...]
+) -> bytes:
+    """See plans.pxi."""
+    del options
+    return _core._plan_dequantize(operands[0], results[0], count, steps)
+
+
+def plan_matmul(
+    operands: Protos, results: Protos, options: dict[str, Any], count: int, steps: tuple[int, ...]
+) -> bytes:
+    """See plans.pxi."""
+    a, b = operands
+    return _core._plan_matmul(a, b, results[0], options, count, steps)
+
+
+def plan_vecdot(
+    operands: Protos, results: Protos, options: dict[str, Any], count: int, steps: tuple[int, ...]
+) -> bytes:
+    """See plans.pxi."""
+    del results
+    a, b = operands
+    return _core._plan_vecdot(a, b, options["axis"], count, steps)
+
+
+def never_merged(operands: Protos, options: dict[str, Any], size: int) -> Protos | None:  # noqa: ARG001
+    """Tensor by tensor."""
+    return None
+
+
+OPERATIONS = (
+    Operation("convert", converted, plan_convert, merge_converted),
+    Operation("quantize", quantized, plan_quantize, merge_quantized),
+    Operation("dequantize", dequantized, plan_dequantize, merge_dequantized),
+    Operation("matmul", multiplied, plan_matmul, merge_multiplied),
+    Operation("vecdot", summed, plan_vecdot, never_merged),
+)
+CONVERT, QUANTIZE, DEQUANTIZE, MATMUL, VECDOT = OPERATIONS
+PRIMITIVES = {operation.name: make_primitive(operation) for operation in OPERATIONS}
+
+for _name, _handler in _core._xla_handlers().items():
+    jax.ffi.register_ffi_target(f"dlfp4_{_name}", _handler, platform="cpu")

@@ -1,0 +1,229 @@
+"""Products of JAX arrays and ScaledArrays."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
+
+from dlfp4 import _core
+from dlfp4.frameworks.base import SUBBYTE
+from dlfp4.jax.codecs import Array
+from dlfp4.jax.primitives import MATMUL, VECDOT, arrays_of, call
+from dlfp4.jax.scaled_array import Operand, ScaledArray, as_operand, dequantize, described, with_read_scales
+from dlfp4.matmul import candidates, make_problem
+
+if TYPE_CHECKING:
+    from dlfp4._core import _DType
+
+
+def settled(q: ScaledArray) -> ScaledArray:
+    """The tensor with its arrays as the kernels read them: what mT has exchanged is so in memory."""
+    if not q.is_transposed:
+        return q
+    proto = replace(q.proto, shape=q.shape, rowwise=q.proto.columnwise, columnwise=q.proto.rowwise)
+    parts = q.parts
+    if q.dtype.name not in SUBBYTE:
+        parts[0] = parts[0].mT
+        if q.scale_layout == "linear" and parts[1].ndim == 2:
+            parts[1] = parts[1].mT
+    return ScaledArray(parts, proto, source=q.source)
+
+
+def with_equal_rotations(a: Operand, b: Operand) -> tuple[Operand, Operand]:
+    """Two operands whose products are those of their values: transforms that are alike cancel, others are undone."""
+    of_a, of_b = (x.hadamard if isinstance(x, ScaledArray) else None for x in (a, b))
+    if of_a != of_b:
+        return (dequantize(a) if of_a else a), (dequantize(b) if of_b else b)
+    return (forget_rotation(a), forget_rotation(b)) if of_a else (a, b)
+
+
+def forget_rotation(q: ScaledArray) -> ScaledArray:
+    """Codes that stand for themselves."""
+    return ScaledArray(q.parts, replace(q.proto, hadamard=None), source=q.source, is_transposed=q.is_transposed)
+
+
+def values_of(x: Operand, dtype: Any) -> Array:
+    """An operand's values."""
+    return dequantize(x, dtype) if isinstance(x, ScaledArray) else jax.lax.stop_gradient(x).astype(dtype)
+
+
+def tangent_of(x: Operand) -> Array | None:
+    """Of an operand's tangents, the one of what it was made of; None for zeros."""
+    found = x.source if isinstance(x, ScaledArray) else x
+    return None if found is None or isinstance(found, SymbolicZero) or found.dtype == jax.dtypes.float0 else found
+
+
+def keep_product(product: Any, result: Array, a: Operand, b: Operand) -> Array:
+    """The result of a bilinear product of the values of two operands."""
+    del product, a, b
+    return result
+
+
+def differentiate_product(product: Any, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Array, Array]:
+    """Its derivative is that of the product of the decoded operands."""
+    result, a, b = primals
+    of_a, of_b = tangent_of(tangents[1]), tangent_of(tangents[2])
+    total = jnp.zeros_like(result)
+    if of_a is not None:
+        total += product(of_a.astype(result.dtype), jax.lax.stop_gradient(values_of(b, result.dtype)))
+    if of_b is not None:
+        total += product(jax.lax.stop_gradient(values_of(a, result.dtype)), of_b.astype(result.dtype))
+    return result, total
+
+
+carry_product = jax.custom_jvp(keep_product, nondiff_argnums=(0,))
+carry_product.defjvp(differentiate_product, symbolic_zeros=True)
+
+
+def matmul(
+    a: Any,
+    b: Any,
+    *,
+    alpha: float | None = None,
+    out_dtype: _DType | None = None,
+    activation: Literal["int8"] | None = None,
+) -> Array:
+    """The matrix product ``alpha * a @ b``: :func:`dlfp4.matmul` on JAX arrays.
+
+    Parameters
+    ----------
+    a : array or ScaledArray
+        ``(..., M, K)`` or ``(K,)``.
+    b : array or ScaledArray
+        ``(K, N)``: usually ``w.mT`` of a ScaledArray w that was quantized as ``(N, K)`` along its last axis.
+    alpha : float, optional
+        A factor of the result; a constant of a compiled program.
+    out_dtype : dtype-like, optional
+        float32, bfloat16 or float16. Default: a's if it is one of these, else float32.
+    activation : {"int8"}, optional
+        See :func:`dlfp4.matmul`.
+
+    Returns
+    -------
+    jax.Array
+        ``(..., M, N)``. The derivative is that of the product of the decoded operands; it goes to float arrays, and to
+        the `source` of what was quantized with ``straight_through=True``.
+
+    Raises
+    ------
+    ValueError, TypeError, BackendError
+        As :func:`dlfp4.matmul`.
+
+    Examples
+    --------
+    >>> import jax, dlfp4.jax
+    >>> w = dlfp4.jax.quantize(jax.numpy.eye(2, 32), "mxfp4")
+    >>> jax.jit(dlfp4.jax.matmul)(jax.numpy.full((1, 32), 3.0), w.mT)
+    Array([[3., 3.]], dtype=float32)
+    """
+    left, right = with_equal_rotations(as_operand(a, "a"), as_operand(b, "b"))
+    if isinstance(left, ScaledArray):
+        left = with_read_scales(settled(left))
+    if isinstance(right, ScaledArray):
+        right = with_read_scales(right)
+    turned = isinstance(right, ScaledArray) and right.is_transposed
+    (of_a, arrays), (of_b, others) = described(left), described(right)
+    problem = make_problem(
+        _core._outline(of_a, False), _core._outline(of_b, turned), alpha, out_dtype, activation, None, None
+    )
+    candidates(problem, "cpu")  # which says why it does not multiply them
+    if of_a.format is None:
+        of_a = replace(of_a, shape=(math.prod(of_a.shape[:-1]), of_a.shape[-1]))
+        arrays = [arrays[0].reshape(arrays_of(of_a)[0][0])]
+    (result,) = call(
+        MATMUL,
+        (of_a, of_b),
+        [*arrays, *others],
+        alpha=problem.alpha,
+        activation=activation,
+        out_dtype=problem.dtype.name,
+        turned=turned,
+    )
+    product = functools.partial(multiply_values, problem.alpha)
+    return carry_product(product, result.reshape(problem.shape), left, right)
+
+
+def multiply_values(alpha: float, a: Array, b: Array) -> Array:
+    """The product of values, in their type."""
+    return alpha * jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
+
+
+def vecdot(a: Any, b: Any, axis: int = -1) -> Array:
+    """Sums of products along one axis: :func:`dlfp4.vecdot` on JAX arrays.
+
+    Parameters
+    ----------
+    a, b : array or ScaledArray
+        Of one element type, or of different floating-point types; see :func:`dlfp4.vecdot`.
+    axis : int
+        The axis to sum over; the others broadcast.
+
+    Returns
+    -------
+    jax.Array
+        float32. The derivative is that of the sums of the decoded operands' products.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As :func:`dlfp4.vecdot`.
+
+    Examples
+    --------
+    >>> import jax, dlfp4.jax
+    >>> x = dlfp4.jax.cast(jax.numpy.arange(-4.0, 4).reshape(2, 4), "float4_e2m1fn")
+    >>> dlfp4.jax.vecdot(x, x)
+    Array([30., 14.], dtype=float32)
+    """
+    left, right = with_equal_rotations(as_operand(a, "a"), as_operand(b, "b"))
+    left, right = (with_read_scales(settled(x)) if isinstance(x, ScaledArray) else x for x in (left, right))
+    (of_a, arrays), (of_b, others) = described(left), described(right)
+    (result,) = call(VECDOT, (of_a, of_b), [*arrays, *others], axis=axis)
+    return carry_product(functools.partial(sum_values, axis), result, left, right)
+
+
+def sum_values(axis: int, a: Array, b: Array) -> Array:
+    """The sums of products of values."""
+    return jnp.sum(a * b, axis)
+
+
+def dot(a: Any, b: Any) -> Array:
+    """The sum of products of two vectors; :func:`vecdot` of 1-D arrays.
+
+    Parameters
+    ----------
+    a, b : array or ScaledArray
+        ``(K,)`` each.
+
+    Returns
+    -------
+    jax.Array
+        0-d float32.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As :func:`dlfp4.dot`.
+
+    Examples
+    --------
+    >>> import jax, dlfp4.jax
+    >>> q = dlfp4.jax.quantize(jax.numpy.ones(32), "nvfp4")
+    >>> dlfp4.jax.dot(q, q)
+    Array(32., dtype=float32)
+    """
+    left, right = as_operand(a, "a"), as_operand(b, "b")
+    for x in (left, right):
+        if x.ndim != 1:
+            raise ValueError(
+                f"an operand has shape {x.shape}: dot takes two vectors; for more dimensions call vecdot (along an "
+                f"axis) or matmul"
+            )
+    return vecdot(left, right)

@@ -1,0 +1,199 @@
+// Operations of a compiled program on the host: cast, pack, unpack, quantize, dequantize, matmul, sums.
+// Layout: XLA's buffers are compact and row-major; those of FP4 are packed, low nibble first.
+// Trick: a plan is the eager call's own description, so that a handler fills in addresses and calls the kernels.
+#include "handlers.h"
+
+#include <stdlib.h>
+
+#include "frames.h"
+
+namespace dlfp4 {
+namespace xla {
+namespace {
+
+XLA_FFI_Error *fail_of(const XLA_FFI_CallFrame *frame, dlfp4_status status, const char *refused) {
+  if (status == DLFP4_E_ISA)
+    return fail(frame, XLA_FFI_Error_Code_INTERNAL,
+                "dlfp4: DLFP4_ISA names an instruction set that this machine or this build does not have");
+  return fail(frame, XLA_FFI_Error_Code_INVALID_ARGUMENT, refused);
+}
+
+// Runs `one(plan, addresses, error)` for every tensor of a batch, until one fails.
+template <class Plan, class One>
+XLA_FFI_Error *run(XLA_FFI_CallFrame *frame, const char *refused, One one) {
+  if (tell_about_handler(frame, 0)) return nullptr;
+  XLA_FFI_Error *error = nullptr;
+  const Plan *const plan = plan_of<Plan>(frame, &error);
+  if (plan == nullptr) return error;
+  for (int64_t number = 0; number < plan->plan.count && error == nullptr; ++number) {
+    const Addresses addresses = addresses_of(frame, plan->plan, number);
+    const dlfp4_status status = one(*plan, addresses, &error);
+    if (error == nullptr && status != DLFP4_OK) error = fail_of(frame, status, refused);
+  }
+  return error;
+}
+
+// --- Codecs ----------------------------------------------------------------------------------
+
+dlfp4_view view_of(const int64_t *size, const dlfp4_plan_elements &elements, void *data) {
+  static const int64_t kStep = 1;
+  return {data, size, &kStep, 1, elements.code, elements.bits, elements.padded, 0};
+}
+
+XLA_FFI_Error *convert(XLA_FFI_CallFrame *frame) {
+  return run<dlfp4_convert_plan>(frame, "dlfp4: the kernels refused to convert these element types",
+                                 [](const dlfp4_convert_plan &plan, const Addresses &addresses, XLA_FFI_Error **) {
+                                   const dlfp4_view source = view_of(&plan.size, plan.source, addresses.at[0]);
+                                   const dlfp4_view result = view_of(&plan.size, plan.result, addresses.at[1]);
+                                   return dlfp4_convert(&source, &result, &plan.options);
+                                 });
+}
+
+// --- Block scaling ---------------------------------------------------------------------------
+
+constexpr float kLargestFloat = 3.40282347e38f;
+
+// The scale of a whole tensor, given or found along the lines that are asked for.
+dlfp4_status find_scale(const dlfp4_quantize_plan &plan, const float *given, dlfp4_tensor_scale *scale) {
+  if (given != nullptr) {
+    *scale = dlfp4_given_tensor_scale(*given);
+    return DLFP4_OK;
+  }
+  dlfp4_matrix x = plan.x;
+  if (plan.rotation != 0 && plan.along[0] == 0)
+    x = {x.data, x.columns, x.rows, {x.strides[1], x.strides[0]}, x.code, x.bits};
+  return dlfp4_find_tensor_scale(&x, plan.format, &plan.recipe, plan.rotation, scale);
+}
+
+// Quantizes what `plan` has addresses for; `units` are where the scale of the whole tensor is kept.
+dlfp4_status quantize_part(const dlfp4_quantize_plan &plan, const float *given, float *const units[2]) {
+  dlfp4_tensor_scale scale = {1, 1, 0};
+  if (plan.has_scale) {
+    const dlfp4_status status = find_scale(plan, given, &scale);
+    if (status != DLFP4_OK) return status;
+    for (int k = 0; k < 2; ++k)
+      if (units[k] != nullptr) *units[k] = scale.decode;
+  }
+  return dlfp4_quantize(&plan.x, plan.format, &plan.recipe, &scale, plan.along[0] ? &plan.blocks[0] : nullptr,
+                        plan.along[1] ? &plan.blocks[1] : nullptr);
+}
+
+void step_to_next_part(dlfp4_quantize_plan *plan) {
+  plan->x.data = static_cast<uint8_t *>(plan->x.data) + plan->part_steps[0];
+  plan->blocks[0].data = static_cast<uint8_t *>(plan->blocks[0].data) + plan->part_steps[1];
+  plan->blocks[0].scales = static_cast<uint8_t *>(plan->blocks[0].scales) + plan->part_steps[2];
+  plan->recipe.first += plan->part_elements;
+}
+
+bool are_decode_scales(const float *given, int64_t count) {
+  for (int64_t k = 0; k < count; ++k)
+    if (!(given[k] > 0 && given[k] <= kLargestFloat)) return false;
+  return true;
+}
+
+dlfp4_status quantize_tensor(dlfp4_quantize_plan plan, const Addresses &addresses, const float **refused) {
+  Cursor cursor = {addresses.at};
+  plan.x.data = cursor.take();
+  const float *given = plan.is_given ? reinterpret_cast<const float *>(cursor.take()) : nullptr;
+  const int64_t count = plan.unit == DLFP4_UNIT_LINES ? plan.units : plan.parts;
+  if (given != nullptr && !are_decode_scales(given, count)) {
+    *refused = given;
+    return DLFP4_E_OPTION;
+  }
+  float *units[2] = {};
+  for (int k = 0; k < 2; ++k) {
+    if (!plan.along[k]) continue;
+    dlfp4_blocks *const blocks = &plan.blocks[k];
+    const float *const of_tensor = place_blocks(blocks, plan.unit, &cursor);
+    units[k] = const_cast<float *>(of_tensor);
+    if (plan.has_scale && plan.unit == DLFP4_UNIT_NONE) units[k] = static_cast<float *>(blocks->scales);
+    blocks->finds_decodes = given == nullptr;
+    if (blocks->decodes != nullptr && given != nullptr) memcpy(blocks->decodes, given, count * sizeof(float));
+  }
+  dlfp4_status status = DLFP4_OK;
+  for (int64_t part = 0; part < plan.parts && status == DLFP4_OK; ++part) {
+    status = quantize_part(plan, given, units);
+    step_to_next_part(&plan);
+    if (given != nullptr) ++given;
+    if (units[0] != nullptr) ++units[0];
+  }
+  return status;
+}
+
+XLA_FFI_Error *quantize(XLA_FFI_CallFrame *frame) {
+  return run<dlfp4_quantize_plan>(
+      frame, "dlfp4: the kernels refused to quantize as described",
+      [frame](const dlfp4_quantize_plan &plan, const Addresses &addresses, XLA_FFI_Error **error) {
+        const float *refused = nullptr;
+        const dlfp4_status status = quantize_tensor(plan, addresses, &refused);
+        if (refused != nullptr)
+          *error = fail(frame, XLA_FFI_Error_Code_INVALID_ARGUMENT,
+                        "dlfp4: global_scale: a decode scale is a positive, finite float32");
+        return status;
+      });
+}
+
+XLA_FFI_Error *dequantize(XLA_FFI_CallFrame *frame) {
+  return run<dlfp4_dequantize_plan>(frame, "dlfp4: the kernels refused to dequantize as described",
+                                    [](dlfp4_dequantize_plan plan, const Addresses &addresses, XLA_FFI_Error **) {
+                                      Cursor cursor = {addresses.at};
+                                      const float *const decode = place_blocks(&plan.blocks, plan.unit, &cursor);
+                                      plan.result.data = cursor.take();
+                                      return dlfp4_dequantize(&plan.blocks, plan.format,
+                                                              decode != nullptr ? *decode : 1, &plan.result);
+                                    });
+}
+
+// --- Products --------------------------------------------------------------------------------
+
+void place_factors(dlfp4_plan_factor *factors, Cursor *cursor) {
+  for (int k = 0; k < 2; ++k) {
+    const float *const decode = place_factor(&factors[k], cursor);
+    if (decode != nullptr) factors[k].lines.decode = *decode;
+  }
+}
+
+XLA_FFI_Error *matmul(XLA_FFI_CallFrame *frame) {
+  return run<dlfp4_matmul_plan>(
+      frame, "dlfp4: the kernels do not multiply these element types",
+      [frame](dlfp4_matmul_plan plan, const Addresses &addresses, XLA_FFI_Error **error) {
+        Cursor cursor = {addresses.at};
+        place_factors(plan.factors, &cursor);
+        plan.result.data = cursor.take();
+        const dlfp4_lines *const a = &plan.factors[0].lines, *const b = &plan.factors[1].lines;
+        const int64_t bytes = dlfp4_matmul_workspace(a, b, plan.length, &plan.result, &plan.options);
+        if (bytes < 0) return DLFP4_E_DTYPE;
+        void *const workspace = malloc(bytes > 0 ? bytes : 1);
+        if (workspace == nullptr) {
+          *error = fail(frame, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED, "dlfp4: no memory for a product's workspace");
+          return DLFP4_OK;
+        }
+        const dlfp4_status status = dlfp4_matmul(a, b, plan.length, &plan.result, &plan.options, workspace);
+        free(workspace);
+        return status;
+      });
+}
+
+XLA_FFI_Error *vecdot(XLA_FFI_CallFrame *frame) {
+  return run<dlfp4_vecdot_plan>(frame, "dlfp4: there is no dot product of these element types",
+                                [](dlfp4_vecdot_plan plan, const Addresses &addresses, XLA_FFI_Error **) {
+                                  Cursor cursor = {addresses.at};
+                                  place_factors(plan.factors, &cursor);
+                                  return dlfp4_vecdot_axes(
+                                      &plan.factors[0].lines, plan.strides[0], &plan.factors[1].lines, plan.strides[1],
+                                      plan.ndim, plan.shape, plan.length, reinterpret_cast<float *>(cursor.take()));
+                                });
+}
+
+}  // namespace
+}  // namespace xla
+}  // namespace dlfp4
+
+extern "C" const dlfp4_xla_handler *dlfp4_xla_handlers(void) {
+  using namespace dlfp4::xla;
+  static const dlfp4_xla_handler handlers[] = {
+      {"convert", convert}, {"quantize", quantize}, {"dequantize", dequantize},
+      {"matmul", matmul},   {"vecdot", vecdot},     {nullptr, nullptr},
+  };
+  return handlers;
+}

@@ -1,0 +1,22 @@
+/* The handlers of XLA's custom calls by name, each platform's; dlfp4/core/machine/xla.pxi hands them out. */
+#ifndef DLFP4_SRC_XLA_HANDLERS_H_
+#define DLFP4_SRC_XLA_HANDLERS_H_
+
+#include "dlfp4/xla_ffi.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+  const char *name; /* of the operation; NULL behind the last */
+  XLA_FFI_Handler *execute;
+} dlfp4_xla_handler;
+
+const dlfp4_xla_handler *dlfp4_xla_handlers(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* DLFP4_SRC_XLA_HANDLERS_H_ */

@@ -1,0 +1,179 @@
+"""dlfp4.jax on one device: the bytes of eager calls from compiled ones, for every format, and JAX's transformations."""
+
+import numpy as np
+import pytest
+
+import dlfp4
+
+jax = pytest.importorskip("jax")
+
+from dlfp4 import jax as dj  # noqa: E402
+
+FORMATS = list(dlfp4.formats())
+RNG = np.random.default_rng(31)
+X = (RNG.standard_normal((128, 256)) * np.exp(RNG.standard_normal((128, 256)))).astype(np.float32)
+
+
+def to_bytes(x):
+    """The packed bytes of an array, a Tensor or None."""
+    if x is None:
+        return None
+    tensor = dlfp4.asarray(x)
+    if tensor.dtype.itemsize == 1 and not tensor.packed and tensor.dtype.name.startswith(("float4", "float6")):
+        tensor = dlfp4.pack(tensor)
+    return (tensor if tensor.ndim == 0 else tensor.copy()).reshape((tensor.size,)).view("uint8").to_numpy().tobytes()
+
+
+def parts(q):
+    return [to_bytes(part) for part in (q.data, q.scales, q.global_scale)]
+
+
+def same(q, expected):
+    """Whether a ScaledArray has the bytes and the description of a ScaledTensor."""
+    assert parts(q) == parts(expected)
+    assert (q.shape, q.format, q.axis, q.scale_layout) == (
+        expected.shape,
+        expected.format,
+        expected.axis,
+        expected.scale_layout,
+    )
+    assert q.proto == dlfp4.TensorProto.of(expected)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_format_gives_the_bytes_of_eager_calls(format):
+    @jax.jit
+    def program(x):
+        q, across = dj.quantize(x, format, axis=(-1, -2))
+        return q, across, dj.dequantize(q), dj.dequantize(across), dj.matmul(x[:4], q.mT), dj.vecdot(q, q)
+
+    q, across = dlfp4.quantize(X, format, axis=(-1, -2))
+    results = program(X)
+    same(results[0], q)
+    same(results[1], across)
+    expected = [
+        dlfp4.dequantize(q),
+        dlfp4.dequantize(across),
+        dlfp4.matmul(X[:4], q.mT),
+        dlfp4.vecdot(q, q),
+    ]
+    for result, wanted in zip(results[2:], expected, strict=True):
+        assert to_bytes(result) == to_bytes(wanted)
+
+
+OPTIONS = {
+    "stochastic": {"format": "mxfp4", "rounding": "stochastic", "seed": 5},
+    "recipe": {"format": "nvfp4", "recipe": dlfp4.Recipe(four_over_six="mean_squared")},
+    "layout": {"format": "nvfp4", "scale_layout": "128x4"},
+    "padding of a layout": {"format": "mxfp8_e4m3", "scale_layout": "aiter", "recipe": "aiter"},
+    "pad": {"format": "mxfp6_e2m3", "pad": True},
+    "hadamard": {"format": "nvfp4", "hadamard": 3},
+    "hadamard across": {"format": "nvfp4", "hadamard": 3, "axis": -2},
+    "narrow scales": {"format": "fp8_128x128", "recipe": "deepseek-ue8m0"},
+    "a given scale": {"format": "nvfp4", "global_scale": 0.25},
+    "a given whole scale": {"format": "fp8_e4m3", "global_scale": 0.25},
+    "a scale a row": {"format": "nvfp4", "recipe": dlfp4.Recipe(global_scale_per="row")},
+    "given scales of rows": {"format": "nvfp4", "global_scale": np.linspace(0.1, 1, 64, dtype=np.float32)},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options_give_the_bytes_of_eager_calls(name):
+    options = dict(OPTIONS[name])
+    scale = options.pop("global_scale", None)
+    x = X[:64, :80] if options.get("pad") else X[:64]
+    q = dlfp4.quantize(x, **options, global_scale=scale)
+    result = jax.jit(lambda x, scale: dj.quantize(x, **options, global_scale=scale))(x, scale)
+    same(result, q)
+    assert to_bytes(jax.jit(dj.dequantize)(result)) == to_bytes(q.dequantize())
+
+
+def test_stacks_with_a_global_scale_a_matrix():
+    x = X.reshape(4, 32, 256)
+    for more in ({}, {"rounding": "stochastic", "seed": 1}):
+        options = {"recipe": dlfp4.Recipe(global_scale_per="matrix"), **more}
+        q = dlfp4.quantize(x, "nvfp4", **options)
+        same(jax.jit(lambda x, options=options: dj.quantize(x, "nvfp4", **options))(x), q)
+
+
+SUBBYTE = ("float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn")
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "bfloat16", *SUBBYTE])
+def test_casts(dtype):
+    cast = jax.jit(lambda x: dj.cast(x, dtype))
+    assert to_bytes(cast(X)) == to_bytes(dlfp4.cast(X, dtype))
+    back = jax.jit(lambda x: dj.cast(x, "float32", source_dtype=dtype))(cast(X))
+    assert to_bytes(back) == to_bytes(dlfp4.cast(dlfp4.cast(X, dtype), "float32"))
+    stochastic = dlfp4.cast(X, dtype, rounding="stochastic", seed=7)
+    assert to_bytes(dj.cast(X, dtype, rounding="stochastic", seed=7)) == to_bytes(stochastic)
+
+
+@pytest.mark.parametrize("dtype", SUBBYTE)
+def test_packing(dtype):
+    packed = dlfp4.cast(X, dtype)
+    codes = dlfp4.unpack(packed).to_numpy().view(np.uint8)
+    result = jax.jit(lambda codes: dj.pack(codes, dtype))(codes)
+    assert to_bytes(result) == to_bytes(packed)
+    assert (np.asarray(jax.jit(lambda x: dj.unpack(x, dtype))(result)) == codes).all()
+
+
+def test_an_odd_number_of_fp4():
+    x = X[:3, :5]
+    result = jax.jit(lambda x: dj.cast(x, "float4_e2m1fn"))(x)
+    assert (np.asarray(result).view(np.uint8) == dlfp4.cast(x, "float4_e2m1fn").to_numpy().view(np.uint8)).all()
+
+
+def test_products_of_plain_and_quantized_operands():
+    a, w = dlfp4.quantize(X[:8], "nvfp4"), dlfp4.quantize(X, "nvfp4")
+    of_a, of_w = dj.ScaledArray.from_tensor(a), dj.ScaledArray.from_tensor(w)
+    x, e4m3 = X[:8], dlfp4.cast(X, "float8_e4m3fn")
+    stack = X[:16].reshape(2, 8, 256)
+    cases = [
+        (dj.matmul(of_a, of_w.mT, out_dtype="bfloat16"), dlfp4.matmul(a, w.mT, out_dtype="bfloat16")),
+        (dj.matmul(x, of_w.mT, alpha=0.5, activation="int8"), dlfp4.matmul(x, w.mT, alpha=0.5, activation="int8")),
+        (dj.matmul(stack, of_w.mT), dlfp4.matmul(stack, w.mT)),
+        (dj.matmul(x[0], of_w.mT), dlfp4.matmul(x[0], w.mT)),
+        (dj.matmul(x, e4m3.to_jax().T), dlfp4.matmul(x, e4m3.T)),
+        (dj.dot(of_a.mT.mT.dequantize()[0], x[0]), dlfp4.dot(a.dequantize()[0], x[0])),
+        (dj.vecdot(of_a, x[:, None]), dlfp4.vecdot(a, x[:, None])),
+        (dj.vecdot(x, x, 0), dlfp4.vecdot(x, x, 0)),
+    ]
+    for result, expected in cases:
+        assert result.shape == expected.shape
+        assert to_bytes(result) == to_bytes(expected)
+
+
+def test_hadamard_transforms_cancel_or_are_undone():
+    a, w = (dlfp4.quantize(x, "nvfp4", hadamard=1) for x in (X[:4], X))
+    of_a, of_w = map(dj.ScaledArray.from_tensor, (a, w))
+    for left, eager in ((of_a, a), (X[:4], X[:4])):
+        assert to_bytes(dj.matmul(left, of_w.mT)) == to_bytes(dlfp4.matmul(eager, w.mT))
+
+
+def test_refusals_are_those_of_eager_calls():
+    cases = [
+        (ValueError, lambda lib: lib.quantize(X[:, :10], "nvfp4")),
+        (ValueError, lambda lib: lib.quantize(X, "nvfp44")),
+        (ValueError, lambda lib: lib.quantize(X, "mxfp4", global_scale=1.0)),
+        (ValueError, lambda lib: lib.quantize(X, "nvfp4", global_scale=-1.0)),
+        (ValueError, lambda lib: lib.quantize(X, "mxfp4", seed=1)),
+        (TypeError, lambda lib: lib.quantize(X.view(np.int32), "mxfp4")),
+        (TypeError, lambda lib: lib.cast(X.view(np.int32), "float8_e4m3fn")),
+        (ValueError, lambda lib: lib.matmul(X, X)),
+        (dlfp4.BackendError, lambda lib: lib.matmul(X, X.view(np.int32).T)),
+        (TypeError, lambda lib: lib.vecdot(X, X.view(np.int32))),
+        (ValueError, lambda lib: lib.vecdot(X, X[:, :1])),
+    ]
+    for error, case in cases:
+        with pytest.raises(error) as eager:
+            case(dlfp4)
+        with pytest.raises(error) as traced:
+            jax.eval_shape(lambda case=case: case(dj))
+        assert str(eager.value).startswith(str(traced.value))  # no other backends can help inside a program
+
+
+def test_a_traced_scale_that_is_none_ends_the_program():
+    program = jax.jit(lambda x, scale: dj.quantize(x, "nvfp4", global_scale=scale))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="global_scale: a decode scale is a positive, finite float32"):
+        jax.block_until_ready(program(X, -1.0))
