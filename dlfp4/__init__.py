@@ -82,12 +82,13 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from dlfp4 import checkpoints
+    from dlfp4 import jax as jax
     from dlfp4 import torch as torch
 else:
 
     def __getattr__(name: str) -> "ModuleType":
-        """``dlfp4.checkpoints`` and ``dlfp4.torch``, which are imported when they are first asked for."""
-        if name in ("checkpoints", "torch"):
+        """``dlfp4.checkpoints``, ``jax`` and ``torch``, which are imported when they are first asked for."""
+        if name in ("checkpoints", "jax", "torch"):
             from importlib import import_module
 
             return import_module(f"dlfp4.{name}")
