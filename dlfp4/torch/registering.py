@@ -14,6 +14,8 @@ from dlfp4._core import Buffer, Tensor, asarray
 from dlfp4.frameworks.base import SUBBYTE
 from dlfp4.operations import OPERATIONS, REQUIRED, Argument, Operation, recipe_of_text
 from dlfp4.proto import TensorProto
+from dlfp4.torch.batching import register_batching
+from dlfp4.torch.gradients import register_gradient
 from dlfp4.torch.representing import Parts, describe, described, share
 
 LIBRARY = torch.library.Library("dlfp4", "DEF")
@@ -246,7 +248,27 @@ def register(row: Operation) -> Call:
         for device in DEVICES:
             LIBRARY.impl(name, real, device)
         torch.library.register_fake(f"dlfp4::{name}", imagined, lib=LIBRARY)
+    register_gradient(call, LIBRARY)
+    register_batching(call, LIBRARY)
     return call
 
 
+def register_autocast(device: str) -> None:
+    """Cast the float32 operands of matmul as those of torch.matmul are, and nothing else: scales stay as they are."""
+    key = getattr(torch._C.DispatchKey, f"Autocast{device}")
+    places = [CALLS["matmul"].places[name] for name in ("a", "b")]
+
+    def kernel(*args: Any) -> Any:
+        given = list(args)
+        for place in places:
+            if given[place].dtype == torch.float32:
+                given[place] = given[place].to(torch.get_autocast_dtype(device.lower()))
+        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key)):
+            return torch.ops.dlfp4.matmul(*given)
+
+    LIBRARY.impl("matmul", kernel, f"Autocast{device}")
+
+
 CALLS = MappingProxyType({name: register(row) for name, row in OPERATIONS.items()})
+for each in DEVICES:
+    register_autocast(each)

@@ -185,7 +185,8 @@ def single_shape(x: torch.Tensor) -> tuple[Any, ...]:
 
 
 def share(x: Parts) -> Tensor | ScaledTensor:
-    """An operand as dlfp4's own tensor, over the same memory."""
+    """An operand as dlfp4's own tensor, over the same memory: below autograd, which the flags of tensors still name."""
+    x = x._replace(data=x.data.detach()) if x.data.requires_grad else x
     name, _, how = x.type.partition("/")
     if not name:
         return asarray(x.data)

@@ -1,0 +1,172 @@
+"""``torch.func.vmap`` of the operations: in one call where a batch is a dimension like others, else one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dlfp4 import _core
+from dlfp4.formats import find_recipe
+from dlfp4.operations import Encoding, recipe_of_text, text_of_recipe
+from dlfp4.torch.representing import PAIRS, matrix_of
+
+if TYPE_CHECKING:
+    from dlfp4.torch.registering import Call
+
+Dims = Mapping[str, int | None]
+OPS = torch.ops.dlfp4
+
+
+def front(x: torch.Tensor, dim: int | None) -> torch.Tensor:
+    """A tensor with its batch before all other dimensions, or as it is without one."""
+    return x if dim is None else x.movedim(dim, 0)
+
+
+# ---- In one call; None where a rule does not know how
+
+
+def batch_codec(call: Call, named: dict[str, Any], dims: Dims, size: int) -> Any:  # noqa: ARG001
+    """Element by element. Stochastic rounding counts elements."""
+    x = front(named["x"], dims["x"])
+    if x.dim() < 2 or named.get("seed") is not None:
+        return None
+    return getattr(OPS, call.row.name)(*(named | {"x": x}).values()), 0
+
+
+def batch_quantize(call: Call, named: dict[str, Any], dims: Dims, size: int) -> Any:  # noqa: ARG001
+    """Lines after lines; a global scale of a tensor becomes one of each matrix."""
+    format = _core._find_format(named["format"])
+    x = front(named["x"], dims["x"])
+    is_simple = named["axis"] in ([-1], (-1,)) and named["seed"] is None and named["scale_layout"] == "linear"
+    if not is_simple or format.block is None or x.dim() < 2 or dims["global_scale"] is not None:
+        return None
+    rows = x.reshape(size, -1, x.shape[-1])
+    chosen = find_recipe(format, recipe_of_text(named["recipe"]))
+    if rows.shape[1] % format.block[0] or chosen.global_scale_per == "matrix":
+        return None
+    shared = format.has_global_scale and named["global_scale"] is not None
+    if shared and named["global_scale"].numel() != 1:
+        return None
+    if format.has_global_scale and not shared and chosen.global_scale_per == "tensor":
+        chosen = replace(chosen, global_scale_per="matrix")
+    made = OPS.quantize(*(named | {"x": rows, "recipe": text_of_recipe(chosen)}).values())
+    parts = [split(part, size) for part in made[:2]] + list(made[2:])
+    if chosen.global_scale_per == "row":
+        parts[2:] = [split(part, size) for part in parts[2:]]
+    return parts, [0, 0] + [None if shared else 0] * (len(parts) - 2)
+
+
+def split(part: torch.Tensor, size: int) -> torch.Tensor:
+    """The rows of all as those of each."""
+    return (
+        part.reshape(size, -1, *part.shape[1:])
+        if part.numel()
+        else part.new_empty(size, part.shape[0] // max(size, 1), *part.shape[1:])
+    )
+
+
+def batch_dequantize(call: Call, named: dict[str, Any], dims: Dims, size: int) -> Any:  # noqa: ARG001
+    """Rows of all at once."""
+    encoding = Encoding.parse(named["q_type"])
+    format = _core._find_format(encoding.format)
+    is_simple = encoding.axis == -1 and encoding.scale_layout == "linear" and format.block is not None
+    unit = named["q_global_scale"]
+    if not is_simple or None in (dims["q"], dims["q_scales"]):
+        return None
+    if unit is not None and unit.numel() != (1 if dims["q_global_scale"] is None else size):
+        return None
+    data, scales = (front(merged(named[name]), dims[name]) for name in ("q", "q_scales"))
+    shape = tuple(named["q_shape"] or matrix_of(data[0], encoding))
+    given = {
+        "q": data.reshape(-1, data.shape[-1]),
+        "q_scales": scales.reshape(-1, scales.shape[-1]),
+        "q_global_scale": unit if unit is None or dims["q_global_scale"] is None else unit.reshape(size),
+        "q_shape": (size, data.shape[1], shape[-1]),
+    }
+    return OPS.dequantize(*(named | given).values()).reshape(size, *shape), 0
+
+
+def merged(part: torch.Tensor) -> torch.Tensor:
+    """Codes and scales as bytes, which PyTorch can copy."""
+    return part.view(torch.uint8) if part.dtype == PAIRS else part
+
+
+def batch_matmul(call: Call, named: dict[str, Any], dims: Dims, size: int) -> Any:  # noqa: ARG001
+    """Rows of all at once, by one plain or quantized b."""
+    if (
+        dims["a"] is None
+        or named["a_scales"] is not None
+        or any(dims[name] is not None for name in dims if name != "a")
+    ):
+        return None
+    return OPS.matmul(*(named | {"a": front(named["a"], dims["a"])}).values()), 0
+
+
+def batch_vecdot(call: Call, named: dict[str, Any], dims: Dims, size: int) -> Any:  # noqa: ARG001
+    """Plain operands broadcast."""
+    if named["a_scales"] is not None or named["b_scales"] is not None or named["a_type"] or named["b_type"]:
+        return None
+    operands = [front(named[name], dims[name]) for name in "ab"]
+    ranks = [x.dim() - (dims[name] is not None) for x, name in zip(operands, "ab", strict=True)]
+    axis = named.get("axis", -1)
+    if axis >= 0 and ranks[0] != ranks[1]:
+        return None
+    for k, name in enumerate("ab"):
+        if dims[name] is not None:
+            missing = max(ranks) - ranks[k]
+            operands[k] = operands[k].reshape(size, *(1,) * missing, *operands[k].shape[1:])
+    return OPS.vecdot(*operands, axis=axis - ranks[0] if axis >= 0 else axis), 0
+
+
+RULES: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {
+        "cast": batch_codec,
+        "pack": batch_codec,
+        "unpack": batch_codec,
+        "quantize": batch_quantize,
+        "dequantize": batch_dequantize,
+        "dot": batch_vecdot,
+        "vecdot": batch_vecdot,
+        "matmul": batch_matmul,
+    }
+)
+
+
+# ---- One by one
+
+
+def one_by_one(op: Any, values: tuple[Any, ...], dims: tuple[Any, ...], size: int) -> Any:
+    """A call for each of the batch."""
+    results = []
+    for k in range(size):
+        each = (v.select(dim, k) if isinstance(dim, int) else v for v, dim in zip(values, dims, strict=True))
+        results.append(op(*each))
+    if isinstance(results[0], torch.Tensor):
+        return stacked(results), 0
+    parts = [stacked(list(each)) for each in zip(*results, strict=True)]
+    return parts, [0] * len(parts)
+
+
+def stacked(parts: list[torch.Tensor]) -> torch.Tensor:
+    """Results as a batch; PyTorch copies no FP4, but its bytes."""
+    made = torch.stack([merged(part) for part in parts])
+    return made.view(PAIRS) if parts[0].dtype == PAIRS else made
+
+
+def register_batching(call: Call, library: torch.library.Library) -> None:
+    """Give an operation its rule for vmap."""
+    name = call.row.name
+    rule, op = RULES[name], getattr(OPS, name)
+
+    def batched(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
+        values = call.values(args)
+        dims = tuple(dim if isinstance(dim, int) else None for dim in in_dims) + (None,) * (len(values) - len(args))
+        names = tuple(call.places)
+        found = rule(call, dict(zip(names, values, strict=True)), dict(zip(names, dims, strict=True)), info.batch_size)
+        return one_by_one(op, values, dims, info.batch_size) if found is None else found
+
+    torch.library.register_vmap(f"dlfp4::{name}", batched, lib=library)

@@ -1,0 +1,245 @@
+"""Gradients, backward and forward, of the operations that have one.
+
+An operation has none with respect to codes and scales: a gradient is no FP4. Roundings are passed straight through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch._functorch.autograd_function import enable_single_level_autograd_function
+from torch.autograd import forward_ad
+
+from dlfp4.formats import FLOATS
+from dlfp4.frameworks.torch import element_name
+from dlfp4.torch.representing import PAIRS, Parts
+
+if TYPE_CHECKING:
+    from dlfp4.torch.registering import Call
+
+
+class Rule(NamedTuple):
+    """Of an operation: whether the result of a call has a gradient, what a gradient of the result is for each operand
+    (`wanted` says for which), and what tangents of the operands are for the result.
+    """
+
+    applies: Callable[[tuple[Any, ...]], bool]
+    backward: Callable[..., tuple[Any, ...]]
+    tangent: Callable[..., Any]
+
+
+def always(values: tuple[Any, ...]) -> bool:  # noqa: ARG001  (one signature for all)
+    """Of results that are floats."""
+    return True
+
+
+def decoded(x: Parts, dtype: torch.dtype) -> torch.Tensor:
+    """An operand's values in a float type."""
+    name = element_name(dtype)
+    ops = torch.ops.dlfp4
+    if x.scales is not None:
+        found: torch.Tensor = ops.dequantize(*x, name)
+    elif x.type or element_name(x.data.dtype) not in FLOATS:
+        found = ops.cast(x.data, name, x.type)
+    else:
+        found = x.data.to(dtype)
+    return found
+
+
+# ---- cast
+
+
+def keeps_shape(values: tuple[Any, ...]) -> bool:
+    """Whether a cast has a result of PyTorch's own float types, element by element."""
+    x, name = values[:2]
+    dtype = getattr(torch, name, None)
+    return x.is_floating_point() and x.dtype != PAIRS and isinstance(dtype, torch.dtype)
+
+
+def cast_backward(grad: torch.Tensor, x: Parts, *, wanted: Any, **_: Any) -> tuple[Any, ...]:
+    """Straight through."""
+    return (grad.to(x.data.dtype) if wanted[0] else None,)
+
+
+def cast_tangent(t: torch.Tensor, x: Parts, *, dtype: str, **_: Any) -> torch.Tensor:  # noqa: ARG001
+    """The same."""
+    return t.to(getattr(torch, dtype))
+
+
+# ---- matmul
+
+
+def matmul_backward(
+    grad: torch.Tensor, a: Parts, b: Parts, *, wanted: Any, alpha: float | None, **_: Any
+) -> tuple[Any, ...]:
+    """By the decoded other operand, in the type of the gradient."""
+    scaled = grad if alpha is None else grad * alpha
+    of_a = of_b = None
+    if wanted[0]:
+        of_a = torch.matmul(scaled, decoded(b, grad.dtype).mT).to(a.data.dtype)
+    if wanted[1]:
+        rows = decoded(a, grad.dtype)
+        columns = scaled.reshape(-1, scaled.shape[-1])
+        of_b = torch.matmul(rows.reshape(-1, rows.shape[-1]).mT, columns).to(b.data.dtype)
+    return of_a, of_b
+
+
+def matmul_tangent(
+    t_a: torch.Tensor | None,
+    t_b: torch.Tensor | None,
+    a: Parts,
+    b: Parts,
+    *,
+    dtype: torch.dtype,
+    alpha: float | None,
+    **_: Any,
+) -> torch.Tensor:
+    """The product rule."""
+    terms = []
+    if t_a is not None:
+        terms.append(torch.matmul(t_a.to(dtype), decoded(b, dtype)))
+    if t_b is not None:
+        terms.append(torch.matmul(decoded(a, dtype), t_b.to(dtype)))
+    total = sum(terms[1:], terms[0])
+    return total if alpha is None else total * alpha
+
+
+# ---- dot, vecdot
+
+
+def vecdot_backward(
+    grad: torch.Tensor, a: Parts, b: Parts, *, wanted: Any, axis: int = -1, **_: Any
+) -> tuple[Any, ...]:
+    """By the decoded other operand."""
+    along = grad.unsqueeze(axis)
+
+    def of(x: Parts, other: Parts) -> torch.Tensor:
+        return (along * decoded(other, grad.dtype)).sum_to_size(x.data.shape).to(x.data.dtype)
+
+    return of(a, b) if wanted[0] else None, of(b, a) if wanted[1] else None
+
+
+def vecdot_tangent(
+    t_a: torch.Tensor | None,
+    t_b: torch.Tensor | None,
+    a: Parts,
+    b: Parts,
+    *,
+    dtype: torch.dtype,
+    axis: int = -1,
+    **_: Any,
+) -> torch.Tensor:
+    """The product rule."""
+    terms = []
+    if t_a is not None:
+        terms.append((t_a.to(dtype) * decoded(b, dtype)).sum(axis))
+    if t_b is not None:
+        terms.append((decoded(a, dtype) * t_b.to(dtype)).sum(axis))
+    return sum(terms[1:], terms[0])
+
+
+RULES: Mapping[str, Rule] = MappingProxyType(
+    {
+        "cast": Rule(keeps_shape, cast_backward, cast_tangent),
+        "dot": Rule(always, vecdot_backward, vecdot_tangent),
+        "vecdot": Rule(always, vecdot_backward, vecdot_tangent),
+        "matmul": Rule(always, matmul_backward, matmul_tangent),
+    }
+)
+
+
+# ---- Registration
+
+
+def function_of(call: Call, rule: Rule, op: Any) -> Any:
+    """An operation as a node of autograd's graph, for backward and forward derivatives.
+
+    It is what a Function is within one level of functorch's transforms: kernels for autograd run within one, and the
+    redispatch brings the call to the next.
+    """
+
+    def forward(keyset: Any, *args: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd(), followed_further():
+            return op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        values = call.values(inputs[1:])
+        tensors = [value if isinstance(value, torch.Tensor) else None for value in values]
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
+        ctx.set_materialize_grads(False)  # of codes there are none
+        ctx.given = len(inputs)
+        ctx.dtype = output.dtype
+        ctx.values = tuple(None if isinstance(value, torch.Tensor) else value for value in values)
+
+    def recalled(ctx: Any) -> tuple[Any, ...]:
+        saved = ctx.saved_tensors
+        return tuple(value if tensor is None else tensor for tensor, value in zip(saved, ctx.values, strict=True))
+
+    def backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
+        if grad is None:
+            nothing: tuple[Any, ...] = (None,) * ctx.given
+            return nothing
+        values = recalled(ctx)
+        operands = call.operands(values)
+        wanted = ctx.needs_input_grad[1 : 1 + len(operands)]
+        found = rule.backward(grad, *operands.values(), wanted=wanted, **call.constants(values))
+        return (None, *found, *(None,) * (ctx.given - 1 - len(found)))
+
+    def jvp(ctx: Any, _: Any, *tangents: Any) -> Any:
+        values = recalled(ctx)
+        operands = call.operands(values)
+        constants = {"dtype": ctx.dtype, **call.constants(values)}
+        return rule.tangent(*tangents[: len(operands)], *operands.values(), **constants)
+
+    methods = {each.__name__: staticmethod(each) for each in (forward, setup_context, backward, jvp)}
+    return type(f"{call.row.name}_of_dlfp4", (torch.autograd.function._SingleLevelFunction,), methods)
+
+
+def followed_further() -> AbstractContextManager[Any]:
+    """Within transforms of functorch the next level may follow a call, too, which PyTorch turns off in a node."""
+    if not torch._C._are_functorch_transforms_active():
+        return nullcontext()
+    stack = ExitStack()
+    stack.enter_context(torch.enable_grad())
+    stack.enter_context(forward_ad._set_fwd_grad_enabled(True))
+    return stack
+
+
+def register_gradient(call: Call, library: torch.library.Library) -> None:
+    """Give an operation its kernel for autograd, and its out= form a refusal.
+
+    PyTorch's own registration (``torch.library.register_autograd``) refuses ``torch.func.grad`` and gives
+    ``torch.func.jvp`` zeros.
+    """
+    name = call.row.name
+    op, rule = getattr(torch.ops.dlfp4, name).default, RULES.get(name)
+    function = None if rule is None else function_of(call, rule, op)
+
+    def differentiable(keyset: Any, *args: Any) -> Any:
+        if rule is not None and function is not None and is_followed(*args) and rule.applies(call.values(args)):
+            with enable_single_level_autograd_function():
+                return function.apply(keyset, *args)
+        with torch._C._AutoDispatchBelowAutograd():
+            return op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+
+    op_out = getattr(torch.ops.dlfp4, name).out
+
+    def without_gradient(keyset: Any, *args: Any, out: Any) -> None:
+        if is_followed(*args, out):
+            raise RuntimeError(f"{name}(out=...) has no gradient, and an argument requires one: leave out away")
+        with torch._C._AutoDispatchBelowAutograd():
+            op_out.redispatch(keyset & torch._C._after_autograd_keyset, *args, out=out)
+
+    library.impl(name, differentiable, "Autograd", with_keyset=True)
+    library.impl(f"{name}.out", without_gradient, "Autograd", with_keyset=True)
+
+
+def is_followed(*args: Any) -> bool:
+    """Whether autograd follows a call, backward or forward."""
+    wanted: bool = torch._C.is_grad_enabled() and torch._C._any_requires_grad(*args)
+    return wanted or forward_ad._current_level >= 0

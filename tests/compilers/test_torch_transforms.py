@@ -1,0 +1,244 @@
+"""The operations under autograd, torch.func, autocast, inference mode, traces and threads."""
+
+import importlib
+import threading
+
+import pytest
+
+import dlfp4
+from dlfp4.operations import OPERATIONS
+
+from ..support.capsules import framework
+
+torch = framework("torch")
+dt = importlib.import_module("dlfp4.torch")
+ops = torch.ops.dlfp4
+# Functorch's jvp imports decompositions that PyTorch itself scripts.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.(script|trace)` is deprecated:DeprecationWarning")
+PAIRS = torch.float4_e2m1fn_x2
+
+
+def randn(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+W = dt.quantize(randn(32, 64), "nvfp4")
+X = randn(3, 64, seed=1)
+
+
+def comparable(x):
+    return x.view(torch.uint8) if x.dtype == PAIRS else x
+
+
+def check_equal(a, b):
+    for x, y in zip(
+        a if isinstance(a, (list, tuple)) else [a], b if isinstance(b, (list, tuple)) else [b], strict=True
+    ):
+        assert x.shape == y.shape
+        assert x.dtype == y.dtype
+        assert (
+            comparable(x).contiguous().numpy().tobytes() == comparable(y).contiguous().numpy().tobytes()
+            if (x.dtype in (torch.float32, torch.uint8, PAIRS))
+            else torch.equal(x.contiguous().view(torch.uint8), y.contiguous().view(torch.uint8))
+        )
+
+
+# ---- Gradients
+
+
+def test_gradients_of_matmul():
+    x, b = X.clone().requires_grad_(), randn(64, 8).requires_grad_()
+    dense = dt.dequantize(W)
+    weights = randn(3, 32, seed=2)
+    (dt.matmul(x, W.mT, alpha=0.5) * weights).sum().backward()
+    assert torch.allclose(x.grad, 0.5 * weights @ dense, atol=1e-5)
+    dt.matmul(X, b).pow(2).sum().backward()
+    assert torch.allclose(b.grad, X.mT @ (2 * (X @ b.detach())), atol=1e-3)
+    row = X[0].clone().requires_grad_()
+    dt.matmul(row, W.mT, out_dtype="bfloat16").sum().backward()
+    assert torch.allclose(row.grad, dense.sum(0), rtol=2e-2, atol=2e-2)
+
+
+def test_gradients_of_sums():
+    x, y = randn(2, 4).requires_grad_(), randn(4, seed=3).requires_grad_()
+    (dt.vecdot(x, y) * torch.tensor([1.0, 2.0])).sum().backward()
+    assert torch.allclose(x.grad, torch.tensor([[1.0], [2.0]]) * y.detach())
+    assert torch.allclose(y.grad, x.detach()[0] + 2 * x.detach()[1])
+    q = dt.quantize(X, "mxfp8_e4m3")
+    z = X.clone().requires_grad_()
+    dt.vecdot(z, q).sum().backward()
+    assert torch.equal(z.grad, dt.dequantize(q))
+
+
+def test_roundings_are_passed_straight_through():
+    x = randn(4, 64).requires_grad_()
+    g = randn(4, 64, seed=4)
+    (dt.cast(x, "float16").float() * g).sum().backward()
+    assert torch.allclose(x.grad, g, atol=1e-2)
+    assert not dt.cast(x, "float4_e2m1fn").requires_grad
+    assert not any(part.requires_grad for part in ops.quantize(x, "nvfp4"))
+    with pytest.raises(RuntimeError, match=r"cast\(out=...\) has no gradient"):
+        dt.cast(x, "float16", out=torch.empty(4, 64, dtype=torch.float16))
+    with torch.no_grad():
+        dt.cast(x, "float16", out=torch.empty(4, 64, dtype=torch.float16))
+
+
+def f(x):
+    return dt.matmul(x, W.mT).pow(2).sum()
+
+
+def dense(x):
+    return (x @ dt.dequantize(W).mT).pow(2).sum()
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        torch.func.grad,
+        lambda f: torch.func.grad(lambda x: torch.func.grad(f)(x).pow(2).sum()),
+        lambda f: lambda x: torch.func.jvp(f, (x,), (x + 1,)),
+        lambda f: lambda x: torch.func.vmap(torch.func.grad(f))(torch.stack([x, 2 * x])),
+        lambda f: lambda x: torch.func.grad(lambda y: torch.func.vmap(f)(torch.stack([y, 2 * y])).sum())(x),
+        lambda f: torch.func.jacrev(f),
+        lambda f: torch.func.jacfwd(f),
+    ],
+    ids=["grad", "grad of grad", "jvp", "vmap of grad", "grad of vmap", "jacrev", "jacfwd"],
+)
+def test_transforms(transform):
+    x = X[:1] / 8
+    made, expected = transform(f)(x), transform(dense)(x)
+    for a, b in zip(*((y if isinstance(y, tuple) else (y,)) for y in (made, expected)), strict=True):
+        assert torch.allclose(a, b, rtol=1e-4, atol=1e-3)
+
+
+def test_forward_derivatives_of_the_others():
+    x, y = randn(4, 8), randn(4, 8, seed=5)
+    assert torch.equal(torch.func.jvp(lambda x: dt.cast(x, "bfloat16"), (x,), (y,))[1], y.bfloat16())
+    assert torch.allclose(torch.func.jvp(dt.vecdot, (x, y), (y, x))[1], (x * x + y * y).sum(-1))
+
+
+# ---- vmap: as a loop
+
+
+CODES = randn(5, 2, 32)
+V = dt.quantize(randn(8, 32), "nvfp4")
+
+
+def by_columns(x):
+    return dt.Parts(*ops.quantize(x, "mxfp8_e4m3", axis=[-2], pad=True), None, "mxfp8_e4m3/columns")
+
+
+CALLS = {
+    "cast": lambda x: ops.cast(x, "float4_e2m1fn"),
+    "cast, stochastic": lambda x: ops.cast(x, "float8_e5m2", "", "stochastic", True, True, 3),
+    "cast, numbers": lambda x: ops.cast(x[0, 0], "bfloat16"),
+    "pack": lambda x: ops.pack((x * 4).to(torch.uint8), "float4_e2m1fn/padded"),
+    "unpack": lambda x: ops.unpack((x * 4).to(torch.uint8)[..., :24].contiguous(), "float6_e2m3fn"),
+    "mxfp6": lambda x: ops.quantize(x, "mxfp6_e2m3"),
+    "nvfp4": lambda x: ops.quantize(x, "nvfp4"),
+    "nvfp4, given scale": lambda x: ops.quantize(x, "nvfp4", "", torch.tensor(0.25)),
+    "nvfp4, rows": lambda x: ops.quantize(x, "nvfp4", recipe='{"global_scale_per": "row"}'),
+    "nvfp4, one row": lambda x: ops.quantize(x[0], "nvfp4"),
+    "fp8_row": lambda x: ops.quantize(x, "fp8_row"),
+    "fp8_e4m3, by one": lambda x: ops.quantize(x, "fp8_e4m3"),
+    "columns, by one": lambda x: ops.quantize(x, "mxfp4", axis=[-2], pad=True),
+    "dequantize": lambda x: dt.dequantize(dt.Parts(*ops.quantize(x, "nvfp4"), type="nvfp4"), "bfloat16"),
+    "dequantize, columns": lambda x: dt.dequantize(by_columns(x)),
+    "matmul": lambda x: dt.matmul(x, V.mT),
+    "matmul, row": lambda x: dt.matmul(x[1], V.mT),
+    "matmul, both": lambda x: dt.matmul(x, dt.Parts(*ops.quantize(x, "nvfp4"), type="nvfp4").mT),
+    "vecdot": lambda x: dt.vecdot(x, x[0]),
+    "vecdot, rows": lambda x: dt.vecdot(x, x, 0),
+    "dot": lambda x: dt.dot(x[0], x[1]),
+    "dot, quantized": lambda x: dt.dot(x[0], dt.Parts(*ops.quantize(x[1], "mxfp4"), None, "mxfp4", (32,))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_vmap(name):
+    call = CALLS[name]
+    each = [call(x) for x in CODES]
+    if isinstance(each[0], list):
+        each = [
+            torch.stack([comparable(part) for part in parts]).view(parts[0].dtype) for parts in zip(*each, strict=True)
+        ]
+    else:
+        each = torch.stack([comparable(part) for part in each]).view(each[0].dtype)
+    for made in (torch.func.vmap(call)(CODES), torch.func.vmap(call, in_dims=1)(CODES.movedim(0, 1))):
+        if name.startswith("matmul"):  # many rows may be summed in another order than few
+            assert torch.allclose(made, each, atol=1e-5)
+        else:
+            check_equal(made, each)
+
+
+def test_vmap_is_one_call(monkeypatch):
+    seen = []
+    matmul = dt.registering.CALLS["matmul"]
+    monkeypatch.setattr(matmul, "eager", lambda **options: seen.append(options) or dlfp4.matmul(**options))
+    torch.func.vmap(CALLS["matmul"])(CODES)
+    assert [tuple(options["a"].shape) for options in seen] == [(5, 2, 32)]
+
+
+# ---- Modes and traces
+
+
+def test_autocast():
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = dt.matmul(X, W.mT)
+    assert y.dtype == torch.bfloat16
+    assert torch.equal(y, dt.matmul(X.bfloat16(), W.mT))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        check_equal(ops.quantize(X, "nvfp4"), list(dt.quantize(X, "nvfp4")[:3]))
+        assert dt.matmul(X.double().bfloat16(), W.mT, out_dtype="float32").dtype == torch.float32
+
+
+def test_inference_mode():
+    with torch.inference_mode():
+        y = dt.matmul(X, dt.quantize(randn(32, 64), "nvfp4").mT)
+        assert y.is_inference()
+        out = torch.empty_like(y)
+        dt.matmul(X, W.mT, out=out)
+    assert torch.equal(y, dt.matmul(X, W.mT))
+    assert torch.equal(out, y)
+
+
+def test_traces_record_the_operation():
+    traced = torch.jit.trace(lambda x: dt.matmul(x, W.mT), (X,))
+    assert "dlfp4::matmul" in str(traced.graph)
+    assert torch.equal(traced(2 * X), dt.matmul(2 * X, W.mT))
+
+
+def test_make_fx():
+    make_fx = importlib.import_module("torch.fx.experimental.proxy_tensor").make_fx
+    for mode in ("real", "symbolic"):
+        graph = make_fx(lambda x, *w: dt.matmul(x, dt.Parts(*w, type="nvfp4/columns")), tracing_mode=mode)(X, *W[:3])
+        assert [node.target for node in graph.graph.nodes if node.op == "call_function"] == [ops.matmul.default]
+        assert torch.equal(graph(2 * X, *W[:3]), dt.matmul(2 * X, W.mT))
+
+
+def test_threads():
+    expected = [dt.matmul(k * X, W.mT) for k in range(8)]
+    found = [None] * 8
+
+    def work(k):
+        for _ in range(20):
+            found[k] = dt.matmul(k * X, W.mT)
+
+    workers = [threading.Thread(target=work, args=(k,)) for k in range(8)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    check_equal(found, expected)
+
+
+def test_what_is_not_there_is_refused():
+    with pytest.raises(TypeError, match=r"type 'float6_e2m3fn' of a tensor of torch\.float32"):
+        dt.cast(dt.Parts(X, type="float6_e2m3fn"), "float32")
+    with pytest.raises(ValueError, match="do not end on bytes"):
+        dt.cast(randn(3, 5), "float6_e2m3fn")
+    with pytest.raises(TypeError, match=r"expected a torch\.Tensor or what quantize returns, got ndarray"):
+        dt.cast(X.numpy(), "float16")
+    with pytest.raises(TypeError, match="came without scales"):
+        dt.dequantize(dt.Parts(W.data, type="nvfp4"))
+    assert set(CALLS) >= set(OPERATIONS) - {"quantize"}
