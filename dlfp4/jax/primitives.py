@@ -17,7 +17,7 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
-from dlfp4 import _core
+from dlfp4 import _core, operations
 from dlfp4._core import Buffer
 from dlfp4.frameworks.base import SUBBYTE
 from dlfp4.frameworks.jax import FP6
@@ -276,7 +276,7 @@ def has_own_rows(proto: TensorProto) -> bool:
 
 def converted(operands: Protos, options: dict[str, Any]) -> Protos:
     """Of cast, pack and unpack."""
-    return (TensorProto(operands[0].shape, options["dtype"], packed=options["packed"]),)
+    return (operations.OPERATIONS["cast"].result(operands[0], **options),)
 
 
 def merge_converted(operands: Protos, options: dict[str, Any], size: int) -> Protos | None:
@@ -284,17 +284,37 @@ def merge_converted(operands: Protos, options: dict[str, Any], size: int) -> Pro
     return None if options["rounding"] == "stochastic" else (with_rows(operands[0], size),)
 
 
+def described_quantized(operands: Protos, options: dict[str, Any]) -> Protos:
+    """What quantize gives, for each axis in its order."""
+    axes = options["axes"]
+    _core._check_axes(axes)
+    unit = operands[1] if len(operands) > 1 else None
+    told = {name: value for name, value in options.items() if name != "axes"}
+    told["recipe"] = operations.text_of_recipe(options["recipe"])
+    whole = operations.OPERATIONS["quantize"].result(operands[0], unit, axis=axes, **told)
+    assert whole.format is not None
+    return tuple(
+        replace(
+            whole,
+            rowwise=axis == -1,
+            columnwise=axis == -2,
+            pad=whole.pad and not _core._divides(whole.shape, whole.format, axis),
+        )
+        for axis in axes
+    )
+
+
 def quantized(operands: Protos, options: dict[str, Any]) -> Protos:
-    """Of quantize, with scales as the kernels write them."""
-    given = operands[1].shape if len(operands) > 1 else None
-    return tuple(replace(proto, scale_dtype=None) for proto in _core._quantized_protos(operands[0], options, given))
+    """The same, with scales as the kernels write them."""
+    return tuple(replace(proto, scale_dtype=None) for proto in described_quantized(operands, options))
 
 
 def plan_quantize(
     operands: Protos, results: Protos, options: dict[str, Any], count: int, steps: tuple[int, ...]
 ) -> bytes:
     """See plans.pxi."""
-    return _core._plan_quantize(operands[0], results, options, len(operands) > 1, count, steps)
+    given = operands[1].shape if len(operands) > 1 else None
+    return _core._plan_quantize(operands[0], results, options, given, count, steps)
 
 
 def merge_quantized(operands: Protos, options: dict[str, Any], size: int) -> Protos | None:
@@ -306,7 +326,7 @@ def merge_quantized(operands: Protos, options: dict[str, Any], size: int) -> Pro
 
 def dequantized(operands: Protos, options: dict[str, Any]) -> Protos:
     """Of dequantize."""
-    return (TensorProto(operands[0].shape, options["dtype"]),)
+    return (operations.OPERATIONS["dequantize"].result(operands[0], **options),)
 
 
 def merge_dequantized(operands: Protos, options: dict[str, Any], size: int) -> Protos | None:
@@ -316,10 +336,11 @@ def merge_dequantized(operands: Protos, options: dict[str, Any], size: int) -> P
 
 
 def multiplied(operands: Protos, options: dict[str, Any]) -> Protos:
-    """Of matmul, of two matrices, or of a quantized stack and a matrix."""
+    """Of matmul, as a matrix."""
     a, b = operands
-    columns = b.shape[0] if options["turned"] else b.shape[-1]
-    return (TensorProto((math.prod(a.shape[:-1]), columns), options["out_dtype"]),)
+    rows = TensorProto((math.prod(a.shape[:-1]), a.shape[-1]), "float32")
+    columns = TensorProto(b.shape[::-1] if options["turned"] else b.shape, "float32")
+    return (operations.OPERATIONS["matmul"].result(rows, columns, **options),)
 
 
 def merge_multiplied(operands: Protos, options: dict[str, Any], size: int) -> Protos | None:
@@ -330,9 +351,9 @@ def merge_multiplied(operands: Protos, options: dict[str, Any], size: int) -> Pr
 
 
 def summed(operands: Protos, options: dict[str, Any]) -> Protos:
-    """Of dot and vecdot."""
-    a, b = operands
-    return (TensorProto(_core._summed_shape(a, b, options["axis"]), "float32"),)
+    """Of dot and vecdot, of operands that fit."""
+    plan_vecdot(operands, (), options, 1, ())
+    return (operations.OPERATIONS["vecdot"].result(*operands, **options),)
 
 
 def plan_convert(

@@ -12,7 +12,7 @@ import numpy as np
 
 from dlfp4 import _core
 from dlfp4.jax.codecs import FLOAT32, Array, cast, convert, elements
-from dlfp4.jax.primitives import QUANTIZE, call
+from dlfp4.jax.primitives import QUANTIZE, call, described_quantized
 from dlfp4.jax.scaled_array import ScaledArray
 from dlfp4.proto import TensorProto
 
@@ -136,13 +136,11 @@ def quantize_elements(
     proto: TensorProto, array: Array, unit: Array | None, axes: tuple[_Axis, ...], **options: Any
 ) -> list[ScaledArray]:
     """One call of the kernels, which write along rows first, and scales in their format's type."""
-    described = _core._quantized_protos(proto, {**options, "axes": axes}, None if unit is None else unit.shape)
     operands: tuple[TensorProto, ...] = (proto,)
     arrays = [array]
     if unit is not None:
-        names = {buffer.name: buffer.shape for buffer in described[0].buffers()}
-        shape = names.get("global_scale", names.get("columnwise_global_scale", ()))
-        operands, arrays = (proto, TensorProto(shape, FLOAT32)), [array, unit.reshape(shape)]
+        operands, arrays = (proto, TensorProto(unit.shape, FLOAT32)), [array, unit]
+    described = described_quantized(operands, {**options, "axes": axes})
     parts = iter(call(QUANTIZE, operands, arrays, axes=tuple(sorted(axes, reverse=True)), **options))
     made = {}
     for one in sorted(described, key=lambda each: each.columnwise):

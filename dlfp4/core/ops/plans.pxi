@@ -91,39 +91,29 @@ cdef int fill_elements(dlfp4_plan_elements *elements, Tensor self) noexcept:
 
 # ---- Block scaling
 
-def _quantized_protos(source, options, global_scale):
-    """What quantizing a plain TensorProto gives: a TensorProto for each of the axes, in their order. `global_scale` is
-    the shape of those that are given, or None."""
-    cdef _Rules rules = find_rules(options["format"], options["recipe"], options["rounding"])
-    cdef tuple axes = options["axes"]
+def _check_axes(tuple axes):
+    """Refuse axes along which no blocks run."""
     check_axes(axes)
-    given = outline_of(source)
-    unit = None if global_scale is None else outline(global_scale, DTYPES[FLOAT32], False)
-    if unit is not None:
-        has_tensor_scale(rules.number, unit)
-    per, _ = find_granularity(rules, unit, axes, given)
-    parse_seed(rules.recipe.rounding, options["seed"])
-    padded = parse_flag(options["pad"], "pad")
-    return tuple([type(source)(
-        source.shape, format=rules.format, scale_layout=options["scale_layout"], rowwise=axis == -1,
-        columnwise=axis == -2, scale_dtype=rules.scale_dtype, global_scale_per=per, hadamard=options["hadamard"],
-        pad=padded and not _divides(source.shape, rules.format, axis)) for axis in axes])
 
 
-def _plan_quantize(source, results, options, is_given, count, steps):
-    """The plan of quantizing a plain TensorProto to others, of `_quantized_protos`, whose scales have the format's own
-    type."""
+def _plan_quantize(source, results, options, given, count, steps):
+    """The plan of quantizing a plain TensorProto to others, one for each axis, whose scales have the format's own type.
+    `given` is the shape of the global scales that are given, or None."""
     cdef dlfp4_quantize_plan plan
     cdef _Rules rules = find_rules(options["format"], options["recipe"], options["rounding"])
     cdef ScaledTensor result
     cdef int direction
+    cdef Tensor x = outline_of(source)
+    if given is not None:
+        has_tensor_scale(rules.number, True)   # refuses one where there is none
+        find_granularity(rules, outline(given, DTYPES[FLOAT32], False), options["axes"], x)
     start_plan(&plan.plan, sizeof(plan), count, steps)
-    fill_matrix(&plan.x, flatten(outline_of(source), &ON_HOST))
+    fill_matrix(&plan.x, flatten(x, &ON_HOST))
     plan.x.data = NULL
     plan.format = rules.number
     plan.recipe = rules.recipe
     plan.recipe.seed = parse_seed(rules.recipe.rounding, options["seed"])
-    plan.is_given = is_given
+    plan.is_given = given is not None
     plan.has_scale = dlfp4_formats[rules.number].kind == DLFP4_TWO_LEVEL or scales_whole(rules.number)
     plan.parts = 1
     for proto in results:
@@ -213,13 +203,6 @@ def _plan_vecdot(a, b, axis, count, steps):
     memcpy(plan.strides[0], of_a.strides, of_a.ndim * sizeof(int64_t))
     memcpy(plan.strides[1], of_b.strides, of_b.ndim * sizeof(int64_t))
     return (<char *> &plan)[:sizeof(plan)]
-
-
-def _summed_shape(a, b, axis):
-    """The shape of such sums."""
-    cdef Factor of_a, of_b
-    fill_sums(&of_a, &of_b, outline_of(a), outline_of(b), axis)
-    return extents_of(&of_a)
 
 
 cdef int fill_plan_factor(dlfp4_plan_factor *factor, const Factor *filled, x) except -1:
