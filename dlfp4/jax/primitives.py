@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 from jax.extend.core import Primitive
-from jax.interpreters import batching, mlir
+from jax.interpreters import ad, batching, mlir
 
 from dlfp4 import _core, operations
 from dlfp4._core import Buffer
@@ -188,7 +188,7 @@ def call_handler(operation: Operation, *arrays: Any, **params: Any) -> list[Any]
 
 def to_front(array: Any, dim: Any, is_batched: bool, size: int, batch: int | None) -> Any:
     """An operand of a batch of batches with both in front, as one."""
-    if dim is batching.not_mapped:
+    if dim is None:
         if not is_batched:
             return array
         return jax.numpy.broadcast_to(array, (size, *array.shape)).reshape(size * array.shape[0], *array.shape[1:])
@@ -204,10 +204,10 @@ def batch_call(
     operation: Operation, arrays: Sequence[Any], dims: Sequence[Any], **params: Any
 ) -> tuple[list[Any], list[int]]:
     """A batch in one call: as rows of one tensor where that is the same, else tensor by tensor in the handler."""
-    (size,) = {array.shape[dim] for array, dim in zip(arrays, dims, strict=True) if dim is not batching.not_mapped}
+    (size,) = {array.shape[dim] for array, dim in zip(arrays, dims, strict=True) if dim is not None}
     batch, batched = params["batch"], params["batched"]
     moved = [to_front(*each, size, batch) for each in zip(arrays, dims, batched, strict=True)]
-    varies = tuple(dim is not batching.not_mapped or was for dim, was in zip(dims, batched, strict=True))
+    varies = tuple(dim is not None or was for dim, was in zip(dims, batched, strict=True))
     merged = merge(operation, params, size, varies)
     if merged is not None:
         results = call_merged(operation, merged, moved, params["options"])
@@ -235,10 +235,10 @@ def call_merged(operation: Operation, operands: Protos, arrays: Sequence[Any], o
 
 
 def refuse_to_differentiate(operation: Operation, *_: Any, **__: Any) -> Any:
-    """An operation whose gradient nobody has defined."""
+    """Of quantize, when it is not told what becomes of the derivative; the others have got constants."""
     raise TypeError(
-        f"dlfp4's {operation.name} gives codes, which have no gradient: quantize with straight_through=True, or keep "
-        f"what is quantized out of what is differentiated, by jax.lax.stop_gradient"
+        f"dlfp4.jax.{operation.name} gives codes, which have no derivative: quantize with straight_through=True, or "
+        f"keep what is quantized out of what is differentiated, by jax.lax.stop_gradient"
     )
 
 
@@ -248,6 +248,7 @@ def make_primitive(operation: Operation) -> Primitive:
     primitive.multiple_results = True
     primitive.def_impl(functools.partial(run, operation))
     primitive.def_abstract_eval(functools.partial(describe_results, operation))
+    ad.primitive_jvps[primitive] = functools.partial(refuse_to_differentiate, operation)
     batching.primitive_batchers[primitive] = functools.partial(batch_call, operation)
     mlir.register_lowering(primitive, mlir.lower_fun(functools.partial(call_handler, operation), multiple_results=True))
     return primitive

@@ -116,7 +116,8 @@ def quantize(
         array = convert(proto, array, FLOAT32)
         proto = replace(proto, dtype=FLOAT32)
     unit = None if global_scale is None else given_scale(global_scale)
-    made = quantize_elements(proto, jax.lax.stop_gradient(array), unit, axes, format=str(format), **options)
+    rounded = jax.lax.stop_gradient(array) if straight_through else array
+    made = quantize_elements(proto, rounded, unit, axes, format=str(format), **options)
     if straight_through:
         made = [ScaledArray(q.parts, q.proto, source=array) for q in made]
     return tuple(made) if several else made[0]
@@ -125,7 +126,7 @@ def quantize(
 def given_scale(value: Any) -> Array:
     """A given global scale as an array; a number is checked at once."""
     if isinstance(value, jax.Array):
-        return value.astype(FLOAT32)
+        return jax.lax.stop_gradient(value).astype(FLOAT32)
     numbers = np.asarray(value, FLOAT32)
     if not (np.isfinite(numbers) & (numbers > 0)).all():
         raise ValueError(f"global_scale={value}: a decode scale is a positive, finite float32")
