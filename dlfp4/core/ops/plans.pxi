@@ -91,7 +91,7 @@ cdef int fill_elements(dlfp4_plan_elements *elements, Tensor self) noexcept:
 
 # ---- Block scaling
 
-def _check_axes(tuple axes):
+def _check_axes(axes):
     """Refuse axes along which no blocks run."""
     check_axes(axes)
 
