@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import torch
 
 from dlfp4 import _core
+from dlfp4.formats import Recipe
 from dlfp4.frameworks.torch import element_name
 from dlfp4.operations import text_of_recipe
 from dlfp4.torch.representing import Parts, as_parts
@@ -33,6 +34,12 @@ def name_of(dtype: _DType | None) -> str | None:
     if isinstance(dtype, torch.dtype):
         return element_name(dtype)
     return _core._parse_dtype(dtype).name
+
+
+@torch.compiler.assume_constant_result
+def text_of(recipe: Recipe) -> str:
+    """A recipe as a constant of a graph."""
+    return text_of_recipe(recipe)
 
 
 def signed(seed: int | None) -> int | None:
@@ -212,7 +219,8 @@ def quantize(
     if isinstance(unit, (int, float)):
         unit = torch.full((), unit, dtype=torch.float32, device=a.data.device)
     signs = None if hadamard is None else list(signs_of(hadamard))
-    how = (text_of_recipe(recipe), axes, rounding, signed(seed), scale_layout, pad, signs)
+    said = text_of(recipe) if isinstance(recipe, Recipe) else recipe or ""
+    how = (said, axes, rounding, signed(seed), scale_layout, pad, signs)
     args = (a.data, str(format), a.type, unit, *how)
     if out is not None:
         results = out if isinstance(out, tuple) and not isinstance(out, Parts) else (out,)
@@ -223,6 +231,7 @@ def quantize(
     return made if isinstance(axis, tuple) else made[0]
 
 
+@torch.compiler.assume_constant_result
 def signs_of(hadamard: Sequence[int] | int) -> tuple[int, ...]:
     """The signs that an argument stands for."""
     return hadamard if isinstance(hadamard, tuple) else _core._parse_hadamard(hadamard) or ()

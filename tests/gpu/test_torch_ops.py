@@ -1,0 +1,120 @@
+"""torch.ops.dlfp4 on a GPU: the host's bytes, prepared weights, CUDA graphs of compiled code."""
+
+import importlib
+
+import pytest
+
+import dlfp4
+from dlfp4.operations import Encoding
+
+pytestmark = [
+    pytest.mark.gpu,
+    # What PyTorch's own modules warn of when Inductor loads them.
+    pytest.mark.filterwarnings("ignore:`torch.jit.(script|script_method|trace)` is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:`isinstance\\(treespec, LeafSpec\\)` is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores for float32 matrix multiplication"),
+]
+FORMATS = list(dlfp4.formats())
+
+
+@pytest.fixture
+def torch():
+    return pytest.importorskip("torch", reason="PyTorch is not installed")
+
+
+@pytest.fixture
+def dt(torch):
+    return importlib.import_module("dlfp4.torch")
+
+
+def randn(torch, *shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).cuda()
+
+
+def host_bytes(torch, x):
+    codes = x if x.dtype == torch.float4_e2m1fn_x2 else x.reshape(-1).contiguous()
+    return codes.view(torch.uint8).cpu().numpy().tobytes()
+
+
+def prepared(dt, weight, name="nvfp4"):
+    """The parts of a prepared weight's transpose, as an operand."""
+    w = dlfp4.quantize(weight, name).prepare().mT
+    unit = None if w.global_scale is None else w.global_scale.to_torch()
+    return dt.Parts(w.data.to_torch(), w.scales.to_torch(), unit, str(Encoding.of(w)), w.shape)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_bytes_of_the_host(torch, dt, name):
+    x = randn(torch, 128, 256)
+    for axis in (-1, -2):
+        here, there = dt.quantize(x, name, axis=axis), dt.quantize(x.cpu(), name, axis=axis)
+        for a, b in zip(here[:3], there[:3], strict=True):
+            assert (a is None) == (b is None)
+            assert a is None or (a.device.type == "cuda" and host_bytes(torch, a) == host_bytes(torch, b))
+        assert host_bytes(torch, dt.dequantize(here)) == host_bytes(torch, dt.dequantize(there))
+
+
+@pytest.mark.parametrize("name", ["nvfp4", "mxfp4", "mxfp8_e4m3", "fp8_e4m3"])
+def test_prepared_weights(torch, dt, name):
+    weight, x = randn(torch, 256, 512), randn(torch, 8, 512, seed=1).bfloat16()
+    w = dlfp4.quantize(weight, name).prepare().mT
+    y = dt.matmul(x, prepared(dt, weight, name))
+    assert host_bytes(torch, y) == host_bytes(torch, dlfp4.matmul(x, w).to_torch())
+    assert torch.equal(dt.dequantize(prepared(dt, weight, name)), dlfp4.dequantize(w).to_torch())
+
+
+def test_operations_run_on_the_current_stream(torch, dt):
+    weight, x = prepared(dt, randn(torch, 256, 512)), randn(torch, 8, 512, seed=1).bfloat16()
+    expected = dt.matmul(x, weight)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(10_000_000)
+        y = dt.matmul(x * 2, weight)
+        z = y + 1
+    stream.synchronize()
+    assert torch.equal(z, expected * 2 + 1)
+
+
+def test_opcheck(torch, dt):
+    x = randn(torch, 32, 128)
+    codes, scales, unit, *_ = dt.quantize(x, "nvfp4")
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+    parts = (codes.view(torch.uint8), scales.view(torch.uint8), unit)
+    for op, args in (
+        (torch.ops.dlfp4.quantize.default, (x, "nvfp4")),
+        (torch.ops.dlfp4.dequantize.default, (*parts, "nvfp4")),
+        (torch.ops.dlfp4.matmul.default, (randn(torch, 2, 128), *parts, "nvfp4/columns")),
+    ):
+        found = torch.library.opcheck(op, args, test_utils=tests, atol=1e-3, rtol=1e-3)
+        assert set(found.values()) == {"SUCCESS"}
+
+
+def test_autocast(torch, dt):
+    weight, x = prepared(dt, randn(torch, 256, 512)), randn(torch, 8, 512, seed=1)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        assert torch.equal(dt.matmul(x, weight), dt.matmul(x.bfloat16(), weight))
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_compiled(torch, dt, mode):
+    """With CUDA graphs the later calls replay: other values give other results."""
+    weight = prepared(dt, randn(torch, 256, 512))
+
+    def function(x):
+        y = dt.matmul(torch.relu(x), weight)
+        q = dt.quantize(y.float(), "mxfp8_e4m3")
+        return y + 1, dt.dequantize(q, "bfloat16"), dt.cast(x, "float8_e4m3fn")
+
+    compiled = torch.compile(function, fullgraph=True, mode=mode)
+    for seed in range(5):
+        x = randn(torch, 8, 512, seed=seed).bfloat16()
+        for a, b in zip(compiled(x), function(x), strict=True):
+            assert host_bytes(torch, a.clone()) == host_bytes(torch, b)
+
+
+def test_gradient(torch, dt):
+    weight, x = randn(torch, 256, 512), randn(torch, 8, 512, seed=1).bfloat16().requires_grad_()
+    parts = prepared(dt, weight)
+    dt.matmul(x, parts).sum().backward()
+    expected = dt.dequantize(parts, "bfloat16").sum(1)
+    assert torch.allclose(x.grad, expected.expand(8, -1), rtol=2e-2, atol=0.5)
