@@ -181,6 +181,13 @@ class _Parts(NamedTuple):
     scales: Any
     global_scale: Any
 
+class _IntegerParts(NamedTuple):
+    data: Any
+    scales: Any
+    global_scale: None
+    zero_points: Any
+    biases: Any
+
 class Buffer(NamedTuple):
     name: str
     shape: tuple[int, ...]
@@ -198,6 +205,10 @@ class ScaledTensor:
     def scales(self) -> Tensor: ...
     @property
     def global_scale(self) -> Tensor | None: ...
+    @property
+    def zero_points(self) -> Tensor | None: ...
+    @property
+    def biases(self) -> Tensor | None: ...
     @property
     def encode_scale(self) -> Tensor | None: ...
     @property
@@ -232,6 +243,8 @@ class ScaledTensor:
         shape: _Shape | None = None,
         encode_scale: _Scalar | None = None,
         hadamard: _Hadamard | None = None,
+        zero_points: _Elements | None = None,
+        biases: _Elements | None = None,
     ) -> ScaledTensor: ...
     def __getitem__(self, key: _ScaledIndex | tuple[_ScaledIndex, ...]) -> ScaledTensor: ...
     def to(self, target: Format | Recipe | str, *, recipe: _RecipeLike | None = None) -> ScaledTensor: ...
@@ -330,6 +343,7 @@ def _buffers_of(
     pad: bool,
     scale_dtype: str | None = None,
     global_scale_per: str = "tensor",
+    offsets: str | None = None,
 ) -> tuple[Buffer, ...]: ...
 
 _describe_buffers = _buffers_of
@@ -361,6 +375,7 @@ def _restore_scaled(
     shape: tuple[int, ...],
     encode_scale: Tensor | None = None,
     hadamard: _Hadamard | None = None,
+    offsets: Tensor | None = None,
 ) -> ScaledTensor: ...
 def _without_global_scale(self: ScaledTensor) -> ScaledTensor: ...
 def _tactic_names() -> tuple[str, ...]: ...

@@ -17,7 +17,8 @@ import numpy as np
 
 from dlfp4 import frameworks, show
 from dlfp4.formats import (
-    FLOATS as _FLOATS, Format, FormatTable, code_of_scale, find_recipe, largest_scale_of, pow2_of, scale_type,
+    BIASES, FLOATS as _FLOATS, ZERO_POINTS, Format, FormatTable, code_of_scale, find_recipe, largest_scale_of,
+    own_offsets, pow2_of, scale_type,
 )
 from dlfp4.suggest import did_you_mean
 

@@ -149,6 +149,10 @@ cdef extern from "dlfp4/dlfp4.h" nogil:
         int64_t decode_lines
         uint8_t finds_decodes
         uint32_t rotation
+        void *offsets
+        int64_t offset_strides[2]
+        uint8_t offset_code
+        uint8_t offset_bits
 
     enum:
         DLFP4_ROTATED

@@ -27,12 +27,16 @@ RecipeName = Literal[
 ]  # fmt: skip
 ScaleDtype = Literal["float32", "bfloat16", "float16", "float8_e8m0fnu"]
 GlobalScalePer = Literal["tensor", "row", "matrix"]
+ZeroPointDtype = Literal["uint4", "int4", "uint8", "int8"]
+BiasDtype = Literal["float32", "bfloat16", "float16"]
 SCALE_RULES: tuple[str, ...] = get_args(ScaleRule)
 ERRORS: tuple[str, ...] = get_args(FourOverSix)
 SCALE_ORDERS: tuple[str, ...] = get_args(ScaleOrder)
 SCALE_DTYPES: tuple[str, ...] = get_args(ScaleDtype)
 GLOBAL_SCALES: tuple[str, ...] = get_args(GlobalScalePer)
 ROUNDINGS: tuple[str, ...] = get_args(Rounding)
+ZERO_POINTS: tuple[str, ...] = get_args(ZeroPointDtype)
+BIASES: tuple[str, ...] = get_args(BiasDtype)
 CHOICES = MappingProxyType(  # of a recipe's options that are names
     {
         "scale_rule": (None, *SCALE_RULES),
@@ -59,7 +63,7 @@ class Format:
         long it is; None: the whole tensor has one.
     kind : {"two_level", "power", "largest"}
         Scales are float8 in units of a float32 scale of the tensor; powers of two; or float32 that map a block's
-        largest magnitude to the element type's largest value.
+        largest magnitude to the element type's largest value, or to 7.5 of int4 and uint4.
     repeats_scales : bool
         Each line of a block has a scale of its own in memory, all equal.
     number : int
@@ -86,6 +90,11 @@ class Format:
     def scales_lines(self) -> bool:
         """Whether each line has one scale, of all its elements."""
         return self.block is not None and self.block[1] is None
+
+    @property
+    def has_integers(self) -> bool:
+        """Whether elements are integers, with a zero point or a bias a block where a tensor has them."""
+        return self.element.name in ("int4", "uint4")
 
     def block_in(self, lines: int, length: int) -> tuple[int, int]:
         """The block, with what it is of a matrix of so many lines of so many elements: that of the whole tensor is all
@@ -178,7 +187,7 @@ class Recipe:
     divide : bool
         Formats with float32 scales: ``s = a / max`` and ``q = round(x / s)``, instead of ``s = 1 / (max / a)`` and
         ``q = round(x * (max / a))`` (DeepSeek, vLLM, SGLang). NVFP4: ``s = e4m3(a / (6 * g))`` and
-        ``q = round(x / (s * g))`` (ModelOpt). Where `pow2` is True both are the same.
+        ``q = round(x / (s * g))`` (ModelOpt). Where `pow2` is True both are the same. int4 and uint4 always divide.
     scale_order : {"global_first", "block_first", "input_type"}, optional
         NVFP4: how a block's scale is computed from its largest magnitude a and the tensor's encode scale G:
         ``a * (G * (1/6))`` (TransformerEngine), ``G * (a * (1/6))``, where codes under a scale of zero are zero
@@ -198,7 +207,8 @@ class Recipe:
 
     Notes
     -----
-    A format refuses the options that it has no use for.
+    A format refuses the options that it has no use for; int4 and uint4 take `rounding`, `eps` and `scale_dtype` of 16
+    or 32 bits.
 
     Examples
     --------
@@ -277,6 +287,7 @@ KINDS_OF_OPTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 FORMATS_OF_KIND = MappingProxyType(
     {"two_level": "nvfp4 formats", "power": "mx formats", "largest": "formats with float32 scales"}
 )
+OPTIONS_OF_INTEGERS = ("rounding", "eps", "divide", "scale_dtype")  # they always divide
 
 _RCEIL, _EVEN = Recipe(scale_rule="rceil"), Recipe(scale_rule="even")
 _TRANSFORMER_ENGINE = {"two_level": Recipe(), "power": _RCEIL, "largest": Recipe()}
@@ -302,6 +313,8 @@ RECIPES: Mapping[str, Mapping[str, Recipe]] = MappingProxyType(
             "two_level": Recipe(divide=True, scale_order="input_type", zero_scale=0x20, keeps_negative_zero=False),
             "power of float4_e2m1fn": Recipe(scale_rule="even", keeps_negative_zero=False),
             "largest": Recipe(divide=True),
+            "largest of int4": Recipe(),
+            "largest of uint4": Recipe(),
         },
         "deepseek": {
             "power of float4_e2m1fn": Recipe(
@@ -339,6 +352,7 @@ def scale_type(format: Format, name: str | None) -> np.dtype[Any]:
 def pow2_of(format: Format, recipe: Recipe) -> bool:
     """Whether float32 scales are powers of two."""
     in_blocks = format.block is not None and not format.scales_lines and not recipe.divide
+    in_blocks = in_blocks and not format.has_integers
     return in_blocks if recipe.pow2 is None else recipe.pow2
 
 
@@ -372,6 +386,8 @@ def find_recipe(format: Format, recipe: Recipe | str | None) -> Recipe:
     if recipe is None:
         return RECIPES["ocp"]["power"] if format.kind == "power" else Recipe()
     chosen = recipe if isinstance(recipe, Recipe) else _named_recipe(format, recipe)
+    if format.has_integers:
+        _check_recipe_of_integers(format, chosen)
     for field in fields(Recipe):
         value, kinds = getattr(chosen, field.name), KINDS_OF_OPTIONS.get(field.name)
         if kinds is not None and format.kind not in kinds and value != field.default:
@@ -384,13 +400,59 @@ def find_recipe(format: Format, recipe: Recipe | str | None) -> Recipe:
     return chosen
 
 
+def _check_recipe_of_integers(format: Format, recipe: Recipe) -> None:
+    """Refuse what integers have no use for."""
+    for field in fields(Recipe):
+        value = getattr(recipe, field.name)
+        if field.name not in OPTIONS_OF_INTEGERS and value != field.default:
+            raise ValueError(
+                f"recipe={recipe!r} has {field.name}={value!r}, for which {format} has no use: integers take "
+                f"{', '.join(OPTIONS_OF_INTEGERS)}; give a Recipe without it"
+            )
+    if recipe.scale_dtype == "float8_e8m0fnu":
+        raise ValueError(
+            f"scale_dtype='float8_e8m0fnu' holds powers of two, which the scales of {format} are not; expected "
+            f"float32, bfloat16 or float16"
+        )
+
+
+def offsets_of(format: Format, zero_points: str | None, biases: str | None) -> str:
+    """The type of what a block has beside its scale, "" for nothing: by its name or, where none is given, as `quantize`
+    makes it.
+    """
+    for name, asked, choices in (("zero_points", zero_points, (*ZERO_POINTS, "none")), ("biases", biases, BIASES)):
+        if asked is not None and asked not in choices:
+            raise ValueError(f"{name}={asked!r}: expected one of {', '.join(choices)}")
+        if asked not in (None, "none") and not format.has_integers:
+            raise ValueError(f"{name}={asked!r}: only formats of int4 and uint4 have {name}; {format} has none")
+    if biases is not None:
+        if zero_points not in (None, "none"):
+            raise ValueError(f"zero_points={zero_points!r} and biases={biases!r}: a tensor has one of them, or neither")
+        return biases
+    if zero_points is None:
+        return own_offsets(format)
+    return "" if zero_points == "none" else zero_points
+
+
+def offset_parts(q: Any) -> dict[str, Any]:
+    """The zero points or the biases of a ScaledTensor, by that name: none, or one of the two."""
+    parts = {"zero_points": q.zero_points, "biases": q.biases}
+    return {name: part for name, part in parts.items() if part is not None}
+
+
+def own_offsets(format: Format) -> str:
+    """The type of the zero points that `quantize` makes, "" for none."""
+    return "uint8" if format.element.name == "uint4" else ""
+
+
 def _named_recipe(format: Format, name: str) -> Recipe:
     """What a named recipe is for a format."""
     if name not in RECIPES:
         near = did_you_mean(name, RECIPES)
         raise ValueError(f"recipe={name!r}: expected a dlfp4.Recipe or one of {', '.join(RECIPES)}{near}")
     rows = RECIPES[name]
-    found = rows.get(f"{format.kind} of {format.element}", rows.get(format.kind))
+    of_kind = None if format.has_integers else rows.get(format.kind)
+    found = rows.get(f"{format.kind} of {format.element}", of_kind)
     if found is None:
         kinds = (key.partition(" of ") for key in rows)
         users = " and ".join(FORMATS_OF_KIND[kind] + of + element for kind, of, element in kinds)

@@ -20,8 +20,11 @@ from dlfp4._core import (
     cast,
     dequantize,
     empty,
+    pack,
     quantize,
+    unpack,
 )
+from dlfp4.formats import offset_parts
 from dlfp4.frameworks.base import SUBBYTE
 from dlfp4.receipts import Array, Receipt, all_exact, join_lines, receipt_of, relative_errors, sum_up
 from dlfp4.show import summary
@@ -136,7 +139,14 @@ def stack(tensors: Iterable[ScaledTensor]) -> ScaledTensor:
 def reshaped(q: ScaledTensor, shape: tuple[int, ...]) -> ScaledTensor:
     """The same matrix of rows under other leading dimensions."""
     return ScaledTensor.from_parts(
-        q.data, q.scales, q.global_scale, format=q.format, axis=q.axis, shape=shape, hadamard=q.hadamard
+        q.data,
+        q.scales,
+        q.global_scale,
+        format=q.format,
+        axis=q.axis,
+        shape=shape,
+        hadamard=q.hadamard,
+        **offset_parts(q),
     )
 
 
@@ -164,14 +174,21 @@ def check_tensors(tensors: Iterable[Any]) -> list[ScaledTensor]:
                 f"{summary(each)} has global scales of shape {each.global_scale.shape}; expected one of the tensor: "
                 f"join data, scales and global scales, and give them to ScaledTensor.from_parts"
             )
-        kinds = [(q.format.name, q.axis, q.ndim, q.device, q.scales.dtype.name, q.hadamard) for q in (first, each)]
+        kinds = [kind_of(q) for q in (first, each)]
         if kinds[0] != kinds[1]:
             raise ValueError(
                 f"{summary(first)} and {summary(each)} differ in format, in the axis of their blocks, in rank, in "
-                f"device, in the type of their scales or in the signs of their Hadamard transforms: "
+                f"device, in the type of their scales, zero points or biases, or in the signs of their Hadamard "
+                f"transforms: "
                 f"bring them together with .to({first.format.name!r}) or .to_device({str(first.device)!r})"
             )
     return [each.with_scale_layout("linear") for each in given]
+
+
+def kind_of(q: ScaledTensor) -> tuple[Any, ...]:
+    """What tensors have in common that are joined, beside their shapes."""
+    offsets = [(name, part.dtype.name) for name, part in offset_parts(q).items()]
+    return q.format.name, q.axis, q.ndim, q.device, q.scales.dtype.name, q.hadamard, offsets
 
 
 def check_shapes(given: Sequence[ScaledTensor], along: int) -> None:
@@ -224,8 +241,27 @@ def join(given: Sequence[ScaledTensor], along: int) -> ScaledTensor:
         scales = empty(buffers[1].shape, buffers[1].dtype, device=first.device)
         place([each.scales for each in given], scales, given, along)
     return ScaledTensor.from_parts(
-        data, scales, first.global_scale, format=first.format, axis=first.axis, shape=shape, hadamard=first.hadamard
+        data,
+        scales,
+        first.global_scale,
+        format=first.format,
+        axis=first.axis,
+        shape=shape,
+        hadamard=first.hadamard,
+        **join_offsets(given, along, buffers[1].shape),
     )
+
+
+def join_offsets(given: Sequence[ScaledTensor], along: int, shape: tuple[int, ...]) -> dict[str, Any]:
+    """Zero points or biases side by side; packed ones a byte each, since one may start within another's."""
+    joined = {}
+    for name, first in offset_parts(given[0]).items():
+        packed = first.packed and first.dtype.name in SUBBYTE
+        parts = [offset_parts(each)[name] for each in given]
+        whole = empty(shape, first.dtype, device=first.device, packed=not packed)
+        place([unpack(part) for part in parts] if packed else parts, whole, given, along)
+        joined[name] = pack(whole) if packed else whole
+    return joined
 
 
 def place(parts: Sequence[Tensor], result: Tensor, given: Sequence[ScaledTensor], along: int) -> None:
@@ -271,7 +307,7 @@ def count_blocks(q: ScaledTensor) -> int:
 
 def with_parts(q: ScaledTensor, data: Tensor, scales: Tensor, unit: Tensor | float | None) -> ScaledTensor:
     """The same tensor with other memory."""
-    return ScaledTensor.from_parts(data, scales, unit, format=q.format, axis=q.axis, shape=q.shape)
+    return ScaledTensor.from_parts(data, scales, unit, format=q.format, axis=q.axis, shape=q.shape, **offset_parts(q))
 
 
 def under_one_unit(given: Sequence[ScaledTensor], units: Sequence[float]) -> tuple[Sequence[ScaledTensor], Receipt]:

@@ -16,8 +16,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from dlfp4 import _core
-from dlfp4.formats import FLOATS, Recipe, find_recipe
+from dlfp4.formats import FLOATS, Recipe, find_recipe, offset_parts, own_offsets
 from dlfp4.proto import TensorProto
+from dlfp4.show import summary
 
 if TYPE_CHECKING:
     from dlfp4._core import ScaledTensor, _Axis, _ScaleLayout
@@ -69,6 +70,11 @@ class Encoding:
     @staticmethod
     def of(q: ScaledTensor) -> Encoding:
         """That of a ScaledTensor."""
+        if offset_parts(q):
+            raise ValueError(
+                f"{summary(q)}: operations inside compilers carry no zero points or biases; take int4 without them, by "
+                f".to('int4_...') or dlfp4.quantize, or .dequantize() it"
+            )
         facts = _core._facts_of_prepared(q)
         prepared = None if facts is None else Prepared(*facts)
         return Encoding(q.format.name, q.axis, q.scale_layout, q.hadamard, prepared)
@@ -215,6 +221,10 @@ def _quantize(
     **_: Any,
 ) -> TensorProto:
     chosen = find_recipe(_core._find_format(format), recipe_of_text(recipe))
+    if own_offsets(_core._find_format(format)):
+        raise ValueError(
+            f"format={format!r}: operations inside compilers carry no zero points; take int4, which has none"
+        )
     per = chosen.global_scale_per
     if global_scale is not None and per == "tensor" and _core._find_format(format).has_global_scale:
         per = _granularity_of(global_scale, x, axis, format)

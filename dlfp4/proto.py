@@ -8,18 +8,18 @@ import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
 from dlfp4 import _core, frameworks
 from dlfp4._core import Buffer
-from dlfp4.formats import Format, check_global_scale, scale_type
+from dlfp4.formats import Format, check_global_scale, offsets_of, own_offsets, scale_type
 from dlfp4.frameworks.base import SUBBYTE
 
 if TYPE_CHECKING:
     from dlfp4._core import Device, ScaledTensor, Tensor, _Axis, _DeviceLike, _DType, _ScaleLayout, _Shape
-    from dlfp4.formats import GlobalScalePer, ScaleDtype
+    from dlfp4.formats import BiasDtype, GlobalScalePer, ScaleDtype, ZeroPointDtype
 
     Described: TypeAlias = Tensor | ScaledTensor | tuple[ScaledTensor, ScaledTensor]
 
@@ -36,7 +36,9 @@ def scale_dtype_of(q: ScaledTensor) -> ScaleDtype | None:
 
 
 # What says how a quantized tensor's parts lie.
-_LAYOUT = ("scale_layout", "rowwise", "columnwise", "scale_dtype", "global_scale_per", "hadamard")
+_LAYOUT = (
+    "scale_layout", "rowwise", "columnwise", "scale_dtype", "global_scale_per", "hadamard", "zero_points", "biases",
+)  # fmt: skip
 ACROSS = "columnwise_"  # before the names of what is quantized along axis -2
 
 
@@ -74,6 +76,11 @@ class TensorProto:
     hadamard : sequence of int or int, optional
         The signs of the Hadamard transform before quantizing, or their seed; see :func:`quantize`. It changes no
         buffer.
+    zero_points : {"uint4", "int4", "uint8", "int8", "none"}, optional
+        int4 and uint4: the type of the zero points of blocks. Default: as :func:`quantize` makes them, "uint8" for
+        uint4, else none.
+    biases : {"float32", "bfloat16", "float16"}, optional
+        int4 and uint4: the type of the biases of blocks, instead of zero points.
 
     Raises
     ------
@@ -106,6 +113,8 @@ class TensorProto:
     scale_dtype: ScaleDtype | None
     global_scale_per: GlobalScalePer
     hadamard: tuple[int, ...] | None
+    zero_points: ZeroPointDtype | Literal["none"] | None
+    biases: BiasDtype | None
 
     def __init__(
         self,
@@ -123,6 +132,8 @@ class TensorProto:
         scale_dtype: ScaleDtype | None = None,
         global_scale_per: GlobalScalePer = "tensor",
         hadamard: Sequence[int] | int | None = None,
+        zero_points: ZeroPointDtype | Literal["none"] | None = None,
+        biases: BiasDtype | None = None,
     ) -> None:
         if (dtype is None) == (format is None):
             raise ValueError(f"dtype={dtype!r} and format={format!r}: give either of them")
@@ -141,6 +152,8 @@ class TensorProto:
             "scale_dtype": scale_dtype,
             "global_scale_per": global_scale_per,
             "hadamard": _core._parse_hadamard(hadamard),
+            "zero_points": zero_points,
+            "biases": biases,
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -158,6 +171,9 @@ class TensorProto:
         own = scale_type(self.format, self.scale_dtype) == self.format.scale
         object.__setattr__(self, "scale_dtype", None if own else self.scale_dtype)
         check_global_scale(self.format, self.global_scale_per)
+        found = offsets_of(self.format, self.zero_points, self.biases)
+        if self.biases is not None or found == own_offsets(self.format):
+            object.__setattr__(self, "zero_points", None)
         if not self.packed:
             raise ValueError("packed=False with a format: the data of quantized tensors is packed; leave it out")
         if not (self.rowwise or self.columnwise):
@@ -222,12 +238,13 @@ class TensorProto:
                 scale_dtype_of(part),
                 _granularity(part),
                 part.hadamard,
+                *_offset_types(part),
             )
             for part in parts
         }
         if len(kinds) > 1 or len(set(axes)) < len(axes):
             raise ValueError(f"{parts!r} is not one tensor quantized along axes -1 and -2, as quantize returns it")
-        ((shape, format, device, scale_layout, scale_dtype, per, hadamard),) = kinds
+        ((shape, format, device, scale_layout, scale_dtype, per, hadamard, zero_points, biases),) = kinds
         pad = not all(_core._divides(shape, format, axis) for axis in axes)
         return cls(
             shape,
@@ -240,6 +257,8 @@ class TensorProto:
             scale_dtype=scale_dtype,
             global_scale_per=per,
             hadamard=hadamard,
+            zero_points=zero_points,
+            biases=biases,
         )
 
     @property
@@ -259,7 +278,8 @@ class TensorProto:
         -------
         tuple of Buffer
             Each with name, shape (in logical elements) and dtype: "data", of quantized tensors also "scales" and, in
-            formats that have one, "global_scale"; for axis -2 "columnwise_data" and "columnwise_scales".
+            formats that have one, "global_scale", or "zero_points" or "biases" of integers; for axis -2
+            "columnwise_data" and so on.
         """
         if self.format is None:
             assert self.dtype is not None
@@ -278,7 +298,14 @@ class TensorProto:
         symbolic = any(map(is_symbolic, self.shape))
         describe = _core._describe_buffers if symbolic else _core._buffers_of
         return describe(
-            self.shape, self.format, axis, self.scale_layout, self.pad, self.scale_dtype, self.global_scale_per
+            self.shape,
+            self.format,
+            axis,
+            self.scale_layout,
+            self.pad,
+            self.scale_dtype,
+            self.global_scale_per,
+            offsets_of(self.format, self.zero_points, self.biases),
         )
 
     def _name(self, buffer: str, axis: int) -> str:
@@ -405,6 +432,7 @@ class TensorProto:
                 self.scale_layout,
                 self.shape,
                 hadamard=self.hadamard,
+                offsets=parts.get(self._name("zero_points", axis), parts.get(self._name("biases", axis))),
             )
             for axis in self._axes
         ]
@@ -430,6 +458,14 @@ def _parse_shape(shape: Any) -> tuple[int, ...]:
     if min((extent for extent in extents if not is_symbolic(extent)), default=0) < 0:
         raise ValueError(f"shape {extents}: expected extents of 0 or more")
     return extents
+
+
+def _offset_types(q: ScaledTensor) -> tuple[ZeroPointDtype | Literal["none"] | None, BiasDtype | None]:
+    """The types of a tensor's zero points and biases, as a proto has them."""
+    zero_points: Any = None if q.zero_points is None else q.zero_points.dtype.name
+    biases: Any = None if q.biases is None else q.biases.dtype.name
+    bare = q.format.has_integers and zero_points is None and biases is None
+    return "none" if bare else zero_points, biases
 
 
 def _granularity(q: ScaledTensor) -> GlobalScalePer:

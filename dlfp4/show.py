@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dlfp4.formats import offset_parts
 from dlfp4.frameworks.base import PADDED, is_row_major, row_of
 
 if TYPE_CHECKING:
@@ -33,8 +34,9 @@ def details(x: Tensor | ScaledTensor) -> list[str]:
     if is_scaled(x):
         axis = [] if x.axis == -1 else [f"axis={x.axis}"]
         layout = [] if x.scale_layout == "linear" else [f"scale_layout={x.scale_layout!r}"]
+        offsets = [f"{name}={part.dtype.name}" for name, part in offset_parts(x).items()]
         signs = [] if x.hadamard is None else [f"hadamard={x.hadamard}"]
-        return [shape, f"format={x.format.name!r}", device, *axis, *layout, *signs]
+        return [shape, f"format={x.format.name!r}", device, *axis, *layout, *offsets, *signs]
     storage = ["packed=True"] if x.packed else ["packed=False"] if row_of(x).endswith(PADDED) else []
     strides = [] if is_row_major(x) else [f"strides={x.strides}"]
     return [shape, f"dtype={x.dtype.name}", device, *storage, *strides, *(["readonly=True"] if x.readonly else [])]

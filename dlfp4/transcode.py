@@ -28,7 +28,7 @@ from dlfp4._core import (
     formats,
     quantize,
 )
-from dlfp4.formats import RECIPES, Format, Recipe
+from dlfp4.formats import RECIPES, Format, Recipe, offset_parts
 from dlfp4.receipts import (
     Array,
     Receipt,
@@ -74,10 +74,11 @@ class Convention:
 
 FP8 = ("fp8_e4m3", "fp8_e5m2")
 MXFP8 = ("mxfp8_e4m3", "mxfp8_e5m2")
+INT4 = tuple(f"{element}_{block}" for element in ("int4", "uint4") for block in ("g32", "g64", "g128", "row"))
 CONVENTIONS = {
     "modelopt": Convention(("nvfp4", "nvfp4_16x16", "mxfp4", *MXFP8, *FP8)),
     "compressed-tensors": Convention(
-        ("nvfp4", "nvfp4_16x16", "mxfp4", *MXFP8, *FP8, "fp8_128x128", "fp8_128x128_e5m2")
+        ("nvfp4", "nvfp4_16x16", "mxfp4", *MXFP8, *FP8, "fp8_128x128", "fp8_128x128_e5m2", *INT4)
     ),
     "gpt-oss": Convention(("mxfp4",)),
     "deepseek": Convention(("fp8_128x128", "fp8_e4m3")),
@@ -149,7 +150,7 @@ def as_matrix(q: ScaledTensor) -> ScaledTensor:
     """Lines as the rows of a matrix, with blocks along them."""
     shape = (math.prod(q.shape[:-1]), q.shape[-1])
     matrix = ScaledTensor.from_parts(
-        q.data, q.scales, units_of_lines(q, shape), format=q.format, axis=q.axis, shape=shape
+        q.data, q.scales, units_of_lines(q, shape), format=q.format, axis=q.axis, shape=shape, **offset_parts(q)
     )
     return matrix if q.axis == -1 else matrix.mT
 
@@ -167,7 +168,13 @@ def as_tensor(matrix: ScaledTensor, format: Format, q: ScaledTensor) -> ScaledTe
     """Undo `as_matrix`, for a tensor of another format."""
     turned = matrix if q.axis == -1 else matrix.mT
     return ScaledTensor.from_parts(
-        turned.data, turned.scales, turned.global_scale, format=format, axis=q.axis, shape=q.shape
+        turned.data,
+        turned.scales,
+        turned.global_scale,
+        format=format,
+        axis=q.axis,
+        shape=q.shape,
+        **offset_parts(turned),
     )
 
 
@@ -203,6 +210,8 @@ HOLDS = {  # the element types that hold every element of another
     "float8_e5m2": ("float8_e5m2",),
     "float8_e4m3fnuz": ("float8_e4m3fnuz",),
     "float8_e5m2fnuz": ("float8_e5m2fnuz",),
+    "int4": ("int4", "uint4"),  # with zero points
+    "uint4": ("uint4", "int4"),
 }
 
 
@@ -210,6 +219,8 @@ def by_codes(q: ScaledTensor, target: Target) -> tuple[ScaledTensor, Receipt] | 
     """The conversion by tables alone; None where blocks do not nest or scales are not to be had."""
     if not nests(q, target.format):
         return None
+    if q.format.has_integers:
+        return by_integers(q, target.format)
     if target.format.kind == "two_level":
         return in_two_levels(q, target)
     if q.format.kind == "power" and target.format.kind == "power":
@@ -223,6 +234,59 @@ def by_codes(q: ScaledTensor, target: Target) -> tuple[ScaledTensor, Receipt] | 
             return None
         stored = asarray(powers).view("float8_e8m0fnu").to_device(q.device)
     return assemble(q, target.format, repeat(q, stored, target.format)), all_exact(count_blocks(q))
+
+
+MIDDLE = 8  # by which codes of uint4 differ from those of int4
+
+
+def by_integers(q: ScaledTensor, format: Format) -> tuple[ScaledTensor, Receipt] | None:
+    """int4 and uint4, whose codes and zero points differ by 8; None of biases, which would have to be rounded, and of
+    zero points that no byte holds.
+    """
+    by = MIDDLE if format.element.name == "uint4" else -MIDDLE
+    if q.format.element != format.element and (q.biases is not None or not can_move(q, by)):
+        return None
+    stored = _buffers_of(q.shape, format, -1, "linear", True)[0].shape[1]
+    data = q.data if stored == q.data.shape[1] else q.data[:, :stored]
+    offsets: dict[str, Any] = {name: repeat_offsets(q, part, format) for name, part in offset_parts(q).items()}
+    if q.format.element != format.element:
+        octets = data.view("uint8").to_device("cpu").to_numpy() ^ np.uint8(MIDDLE | MIDDLE << 4)
+        data = asarray(octets).view(format.element).to_device(q.device)
+        zeros = moved_zero_points(q, by)
+        offsets = {} if zeros is None else {"zero_points": repeat_offsets(q, zeros, format)}
+    scales = repeat(q, q.scales, format)
+    result = ScaledTensor.from_parts(data, scales, format=format, shape=q.shape, **offsets)
+    return result, all_exact(count_blocks(q))
+
+
+def moved_zero_points(q: ScaledTensor, by: int) -> Tensor | None:
+    """Zero points and a number, of a byte each; None where all are zero and codes have a sign."""
+    given = np.zeros(q.scales.shape, np.int16)
+    if q.zero_points is not None:
+        given = q.zero_points.to_device("cpu").to_numpy().astype(np.int16)
+    zeros = given + np.int16(by)
+    if by < 0 and not zeros.any():
+        return None
+    return asarray(zeros.astype(np.uint8 if zeros.min(initial=0) >= 0 else np.int8)).to_device(q.device)
+
+
+def can_move(q: ScaledTensor, by: int) -> bool:
+    """Whether a byte holds zero points and a number: uint8, or int8 where one is negative."""
+    if q.zero_points is None:
+        return True
+    numbers = q.zero_points.to_device("cpu").to_numpy().astype(np.int16)
+    low, high = int(numbers.min(initial=0)) + by, int(numbers.max(initial=0)) + by
+    return high <= (255 if low >= 0 else 127) and low >= -128
+
+
+def repeat_offsets(q: ScaledTensor, offsets: Tensor, format: Format) -> Tensor:
+    """Zero points or biases of blocks for the smaller ones within them."""
+    rows, columns = _buffers_of(q.shape, format, -1, "linear", True)[1].shape
+    if offsets.shape == (rows, columns):
+        return offsets
+    length, own_length = (each.block_in(*q.shape)[1] for each in (format, q.format))
+    spread = np.repeat(offsets.to_device("cpu").to_numpy(), max(1, -(-own_length // length)), axis=1)[:, :columns]
+    return asarray(np.ascontiguousarray(spread)).to_device(q.device)
 
 
 def nests(q: ScaledTensor, format: Format) -> bool:
@@ -488,6 +552,8 @@ def chunks(q: ScaledTensor, format: Format) -> list[slice]:
     """Rows to take at a time: whole blocks of both formats."""
     rows, columns = q.shape
     group = math.lcm(*(each.block[0] if each.block else 1 for each in (q.format, format)))
+    if q.format.has_integers or format.has_integers:
+        group = math.lcm(group, 2)  # rows of zero points start on bytes
     step = max(1, AT_ONCE // max(1, columns) // group) * group
     return [slice(first, min(rows, first + step)) for first in range(0, rows if columns else 0, step)]
 
@@ -496,10 +562,11 @@ def allocate(q: ScaledTensor, target: Target, unit: float | None) -> ScaledTenso
     """Memory for a matrix in another format."""
     buffers = _buffers_of(q.shape, target.format, -1, "linear", True)
     data, scales = (empty(buffer.shape, buffer.dtype) for buffer in buffers[:2])
+    offsets: dict[str, Any] = {name: empty(shape, dtype) for name, shape, dtype in buffers if name == "zero_points"}
     if target.format.block is None:
         scales = asarray(np.array(unit, np.float32))
     whole = unit if target.format.has_global_scale else None
-    return ScaledTensor.from_parts(data, scales, whole, format=target.format, shape=q.shape)
+    return ScaledTensor.from_parts(data, scales, whole, format=target.format, shape=q.shape, **offsets)
 
 
 def without_unit(q: ScaledTensor, target: Target) -> tuple[ScaledTensor, np.float32 | None]:
@@ -508,7 +575,7 @@ def without_unit(q: ScaledTensor, target: Target) -> tuple[ScaledTensor, np.floa
     """
     whole = q.global_scale
     blocks = target.format.kind == "largest" and target.format.block is not None
-    if not blocks or target.recipe is not None or whole is None or whole.ndim:
+    if not blocks or target.format.has_integers or target.recipe is not None or whole is None or whole.ndim:
         return q, None
     return ScaledTensor.from_parts(q.data, q.scales, format=q.format, shape=q.shape), np.float32(whole.item())
 
@@ -522,7 +589,8 @@ def scale_by(scales: Tensor, factor: np.float32) -> None:
 
 def recipe_of(q: ScaledTensor, target: Target) -> _RecipeLike | None:
     """The recipe that was asked for, else the one that finds exact scales where there are some."""
-    if target.recipe is None and target.format.kind == "largest" and has_powers(q):
+    is_fp8 = target.format.kind == "largest" and not target.format.has_integers
+    if target.recipe is None and is_fp8 and has_powers(q):
         return Recipe(pow2=True)
     return target.recipe
 

@@ -1,7 +1,9 @@
 """dlfp4's own way to keep quantized tensors in a file: every format, orientation and scale layout, exactly.
 
 The parts are tensors of their own types (F4, F6_E2M3, F8_E8M0, ...), named as NVIDIA ModelOpt names them: the data as
-the tensor, then ``_scale`` and ``_scale_2``. JSON under "dlfp4" in the file's metadata describes them.
+the tensor, then ``_scale`` and ``_scale_2``, or ``_zero_points`` or ``_biases`` of integers. JSON under "dlfp4" in the
+file's metadata describes them. safetensors has no integers of 4 bits: those of data are stored two a byte, zero points
+one a byte.
 """
 
 from __future__ import annotations
@@ -13,14 +15,16 @@ from typing import Any, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
-from dlfp4 import ScaledTensor, Tensor
-from dlfp4._core import _find_format
+from dlfp4 import ScaledTensor, Tensor, asarray
+from dlfp4._core import _find_format, _parse_dtype
 from dlfp4.checkpoints.conventions import Spelling, merge, named
 from dlfp4.checkpoints.safetensors import is_sizes
+from dlfp4.formats import offset_parts
 
 KEY = "dlfp4"
 VERSION = 1
 NAMES = Spelling("", (), global_scale="_scale_2")
+OFFSETS = ("zero_points", "biases")  # of integers; described by their types
 
 
 def split(tensors: Mapping[str, Any]) -> tuple[dict[str, Tensor], str]:
@@ -41,8 +45,11 @@ def split(tensors: Mapping[str, Any]) -> tuple[dict[str, Tensor], str]:
                 fields["hadamard"] = x.hadamard
             if x.encode_scale is not None:
                 fields["encode_scale"] = described_scale(x.encode_scale)
+            offsets = offset_parts(x)
+            fields |= {kind: part.dtype.name for kind, part in offsets.items()}
             described[name] = fields
             merge(parts, dict(zip(NAMES.parts(name), shaped_parts(x), strict=False)))
+            merge(parts, {f"{name}_{kind}": stored_offsets(x, part) for kind, part in offsets.items()})
             if x.format.has_global_scale and x.global_scale is None:
                 reserved.add(NAMES.parts(name)[2])
         else:
@@ -60,12 +67,26 @@ def is_prepared(x: Any) -> TypeGuard[ScaledTensor]:
 
 def shaped_parts(q: ScaledTensor) -> list[Tensor]:
     """Data, scales and, if there is one, the global scale; N-dimensional where their rows are the tensor's."""
-    data, scales = q.data, q.scales
+    data, scales = q.data, shaped_like_scales(q, q.scales)
     if q.axis == -1:
         data = data.reshape((*q.shape[:-1], data.shape[1]))
-        if q.scale_layout == "linear" and scales.ndim == 2 and scales.shape[0] == q.data.shape[0]:
-            scales = scales.reshape((*q.shape[:-1], scales.shape[1]))
+    data = data.view("uint8") if q.format.has_integers else data
     return [data, scales] if q.global_scale is None else [data, scales, q.global_scale]
+
+
+def shaped_like_scales(q: ScaledTensor, part: Tensor) -> Tensor:
+    """One for each scale, in the tensor's leading dimensions where each of its rows has some."""
+    if q.axis == -1 and q.scale_layout == "linear" and part.ndim == 2 and part.shape[0] == q.data.shape[0]:
+        return part.reshape((*q.shape[:-1], part.shape[1]))
+    return part
+
+
+def stored_offsets(q: ScaledTensor, part: Tensor) -> Tensor:
+    """Zero points or biases; those of 4 bits one a byte."""
+    bytewise = {"uint4": np.uint8, "int4": np.int8}.get(part.dtype.name)
+    if bytewise is not None:
+        part = asarray(part.to_device("cpu").to_numpy().astype(bytewise))
+    return shaped_like_scales(q, part)
 
 
 def described_scale(scale: Tensor) -> dict[str, Any]:
@@ -111,7 +132,7 @@ def parse(description: str) -> dict[str, Any]:
 
 def rebuild(name: str, fields: Any, parts: dict[str, Tensor]) -> ScaledTensor:
     """One tensor from its parts. Scales and global scale leave `parts`; the data stays, under the tensor's name."""
-    required, optional = {"format", "shape", "axis", "scale_layout"}, {"encode_scale", "hadamard"}
+    required, optional = {"format", "shape", "axis", "scale_layout"}, {"encode_scale", "hadamard", *OFFSETS}
     if not isinstance(fields, dict) or fields.keys() - optional != required:
         raise ValueError(f"{name} is described by {fields!r}, expected format, shape, axis and scale_layout")
     if not is_sizes(fields["shape"]):
@@ -123,11 +144,27 @@ def rebuild(name: str, fields: Any, parts: dict[str, Tensor]) -> ScaledTensor:
         raise ValueError(
             f"{name} is described as {fields['format']!r}, but its parts {data} and {scales} are not there"
         )
+    offsets = {kind: f"{name}_{kind}" for kind in OFFSETS if kind in fields}
+    for kind, part in offsets.items():
+        if part not in parts:
+            raise ValueError(f"{name} is described with {kind}, but its part {part} is not there")
     try:
         decode = parts.pop(unit, None) if _find_format(fields["format"]).has_global_scale else None
         described = fields | {"shape": tuple(fields["shape"])}
+        described |= {kind: read_offsets(parts.pop(part), fields[kind]) for kind, part in offsets.items()}
         if "encode_scale" in fields:
             decode, described["encode_scale"] = None, parse_scale(fields["encode_scale"])
         return ScaledTensor.from_parts(parts[data], parts.pop(scales), decode, **described)
     except (TypeError, ValueError, OverflowError, BufferError) as error:
         raise ValueError(f"{name} is not what the metadata says: {error}") from error
+
+
+def read_offsets(stored: Tensor, dtype: Any) -> Any:
+    """Zero points or biases in the type that they had."""
+    if not isinstance(dtype, str):
+        raise ValueError(f"its zero points or biases are described by {dtype!r}, expected the name of a type")
+    if dtype == stored.dtype.name:
+        return stored
+    if dtype not in ("uint4", "int4"):
+        raise ValueError(f"its zero points or biases are of {stored.dtype}, not {dtype}")
+    return stored.to_numpy().astype(_parse_dtype(dtype))

@@ -26,7 +26,7 @@ from dlfp4.checkpoints.folders import Outcome, Report, Tick
 from dlfp4.checkpoints.models import Files, ModelPath, Shard
 from dlfp4.checkpoints.selection import Choice, choose, quantize_chosen, recipe_of, shared_global_scale
 from dlfp4.files import check_place
-from dlfp4.formats import Format, RecipeName
+from dlfp4.formats import Format, RecipeName, offset_parts
 
 SAMPLE = 1 << 16  # elements of a tensor by which its error is estimated: all of them would take longer than quantizing
 GPT_OSS = "gpt-oss"
@@ -349,7 +349,8 @@ def outline(tensor: Any, job: Job, choice: Choice) -> ScaledTensor:
     unit = None if made.global_scale is None else np.ones(made.global_scale.shape, np.float32)
     # Few, and looked at by conventions that store powers of two.
     scales = np.ones(made.scales.shape, made.scales.dtype) if format.kind == "largest" else made.scales
-    return ScaledTensor.from_parts(made.data, scales, unit, format=format, axis=made.axis, shape=shape)
+    offsets: dict[str, Any] = {name: np.full(part.shape, 8, part.dtype) for name, part in offset_parts(made).items()}
+    return ScaledTensor.from_parts(made.data, scales, unit, format=format, axis=made.axis, shape=shape, **offsets)
 
 
 # ---- What became of a tensor

@@ -148,6 +148,11 @@ def element_of(x: Operand) -> np.dtype[Any]:
     return x.format.element if isinstance(x, ScaledTensor) else x.dtype
 
 
+def has_integers(x: Operand) -> bool:
+    """Whether it is a ScaledTensor of integers."""
+    return isinstance(x, ScaledTensor) and x.format.has_integers
+
+
 def not_on_host(problem: Problem) -> str | None:
     """Which operand the CPU cannot read."""
     for name, x in (("a", problem.a), ("b", problem.b)):
@@ -174,7 +179,7 @@ def not_floats(problem: Problem) -> str | None:
     """Which operand has elements that are no floats of at most 32 bits."""
     for name, x in (("a", problem.a), ("b", problem.b)):
         dtype = element_of(x)
-        if dtype.num not in FACTORS:
+        if dtype.num not in FACTORS and not has_integers(x):
             return (
                 f"{name} has dtype {dtype}; expected signed floats of at most 32 bits, or a ScaledTensor; convert it "
                 f"first, floats by dlfp4.cast, others with their own library (vecdot sums integers as they are)"
@@ -259,6 +264,8 @@ def exact_types(x: Operand) -> tuple[str, ...]:
 @cache
 def exact_types_of(format: Format) -> tuple[str, ...]:
     """The same of a format: float32, and the types of 16 bits that hold every product of an element and a scale."""
+    if format.has_integers:  # which may have zero points and biases
+        return ("float32",)
     if format.block is None:
         return FLOATS
     return tuple(name for name in FLOATS if name == "float32" or holds_products(name, format))

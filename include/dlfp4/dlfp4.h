@@ -87,7 +87,8 @@ typedef struct {
   uint64_t seed;                  /* for DLFP4_STOCHASTIC, with the element's index first + line * length + position */
   uint64_t first;                 /* of a part of a tensor, the index of its first element */
   float eps;                      /* formats of one level: smaller magnitudes count as this one */
-  uint8_t divides;                /* not of powers of two: elements are divided by scales, which are quotients by max */
+  uint8_t divides;                /* not of powers of two: elements are divided by scales, which are quotients by max;
+                                   * those of integers always are, by 7.5 for 4 bits */
   uint8_t pow2;                   /* formats with float32 scales: round the encode scale down to a power of two */
   uint8_t zero_scale;             /* not of float32 scales: the code of a scale that would be zero */
   uint8_t least_scale;            /* not of float32 scales: the least code of the scale of a block that is not zero */
@@ -119,7 +120,12 @@ typedef struct {
  * repeats its scales.
  *
  * Formats with two levels have a decode scale of the whole tensor, or `decodes`, one for every `decode_lines` lines:
- * that of line n is decodes[n / decode_lines]. Quantizing takes those of one line each. */
+ * that of line n is decodes[n / decode_lines]. Quantizing takes those of one line each.
+ *
+ * Formats of integers may have `offsets`, one for each scale, at line * offset_strides[0] + block * offset_strides[1]:
+ * zero points (DLPack's int or uint of 4 bits, packed, or of 8), so that values are (element - zero point) * scale, or
+ * biases (float32), so that values are element * scale + bias. Quantizing to uint4 sets zero points, which are of
+ * uint8 and neighbours along a line, to 8. */
 typedef struct {
   void *data;
   int64_t strides[2];
@@ -132,6 +138,9 @@ typedef struct {
   int64_t decode_lines;
   uint8_t finds_decodes; /* quantizing: they are found and written; else they are read, as they were given */
   uint32_t rotation;     /* see dlfp4_rotation; 0: none */
+  void *offsets;         /* NULL: none */
+  int64_t offset_strides[2];
+  uint8_t offset_code, offset_bits;
 } dlfp4_blocks;
 
 /* The random Hadamard transform, a rotation of sixteen neighbours along a line: x -> x diag(signs) H16 / 4 in float32,

@@ -34,26 +34,41 @@ const BlockKernels &kernels_for(const DequantizeCall &call, bool not_finite) {
   return not_finite ? *call.scalar : *call.kernels;
 }
 
-// The scales of the blocks that hold the positions [first, first + count) of a line; whether one is not finite.
-bool scales_along(const DequantizeCall &call, int64_t line, int64_t first, int64_t count, float *scales) {
+// What codes become values by, of blocks along a line, or of one block of lines.
+template <int64_t kMost>
+struct Factors {
+  float scales[kMost], zeros[kMost], biases[kMost];
+  bool not_finite;
+
+  Affine affine() const { return {scales, zeros, biases}; }
+};
+
+// Of the blocks that hold the positions [first, first + count) of a line.
+void factors_along(const DequantizeCall &call, int64_t line, int64_t first, int64_t count,
+                   Factors<kMostScales> *factors) {
   alignas(64) uint8_t stored[kMostScales * kScaleBytes];
-  const int64_t block = first / call.format.block, last = divide_up(first + count, call.format.block);
-  load_scales(call.scales, line, block, last - block, stored);
+  const int64_t block = first / call.format.block, blocks = divide_up(first + count, call.format.block) - block;
+  load_scales(call.scales, line, block, blocks, stored);
   const float decode = decode_of_line(*call.blocks, call.decode, line);
-  return call.kernels->decode_scales[call.format.key](stored, last - block, decode, scales);
+  factors->not_finite = call.kernels->decode_scales[call.format.key](stored, blocks, decode, factors->scales);
+  if (call.blocks->offsets)
+    factors->not_finite |= load_offsets(*call.blocks, line, block, blocks, factors->zeros, factors->biases);
 }
 
 // A part of a line, from the start of a block on, decoded to neighbours.
 void decode_plain(const DequantizeCall &call, int64_t line, int64_t first, int64_t count, Source target, uint8_t *dst) {
-  float scales[kMostScales];
+  Factors<kMostScales> factors;
   uint8_t gathered[kRun];
-  const bool not_finite = scales_along(call, line, first, count, scales);
+  factors_along(call, line, first, count, &factors);
   const uint8_t *codes = line_at(*call.blocks, call.format, line, first);
   if (call.blocks->strides[1] != 1) {
     gather_items(codes, call.blocks->strides[1], 1, count, gathered);
     codes = gathered;
   }
-  kernels_for(call, not_finite).decode[call.format.element][target](codes, count, call.format.block, scales, dst);
+  const BlockKernels &kernels = kernels_for(call, factors.not_finite);
+  if (call.blocks->offsets)
+    return kernels.decode_affine[call.format.element][target](codes, count, call.format.block, factors.affine(), dst);
+  kernels.decode[call.format.element][target](codes, count, call.format.block, factors.scales, dst);
 }
 
 // The same of what was rotated: whole sixteens, of which the last may end beyond the result.
@@ -131,16 +146,29 @@ void turn_codes(const DequantizeCall &call, const Tile &tile, Turned *turned) {
   for (int64_t k = 0; k < tile.count; ++k) gather_items(codes + k * step, stride, 1, tile.lines, turned->codes[k]);
 }
 
-// The scales of one block of a tile's lines; whether one is not finite.
-bool scales_across(const DequantizeCall &call, const Tile &tile, const uint8_t *stored, float *scales) {
+// Of one block of a tile's lines.
+void factors_across(const DequantizeCall &call, const Tile &tile, int64_t block, const uint8_t *stored,
+                    Factors<kTileLines> *factors) {
   const bool alone = call.blocks->decodes;
+  float *const scales = factors->scales;
   const auto decode = call.kernels->decode_scales[call.format.key];
-  bool not_finite = decode(stored, tile.lines, alone ? 1 : call.decode, scales);
+  factors->not_finite = decode(stored, tile.lines, alone ? 1 : call.decode, scales);
   for (int64_t i = 0; alone && i < tile.lines; ++i) {
     scales[i] *= decode_of_line(*call.blocks, 1, tile.line + i);
-    not_finite |= (bits_of(scales[i]) & 0x7FFFFFFF) >= kFloatInfinity;
+    factors->not_finite |= (bits_of(scales[i]) & 0x7FFFFFFF) >= kFloatInfinity;
   }
-  return not_finite;
+  if (call.blocks->offsets)
+    factors->not_finite |=
+        load_offsets_across(*call.blocks, tile.line, tile.lines, block, factors->zeros, factors->biases);
+}
+
+// The codes of one position of a tile's lines, by the factors of its block.
+void decode_position(const DequantizeCall &call, const Tile &tile, const uint8_t *codes, Source target,
+                     const Factors<kTileLines> &factors, uint8_t *dst) {
+  const BlockKernels &kernels = kernels_for(call, factors.not_finite);
+  if (call.blocks->offsets)
+    return kernels.decode_affine_across[call.format.element][target](codes, tile.lines, factors.affine(), dst);
+  kernels.decode_across[call.format.element][target](codes, tile.lines, factors.scales, dst);
 }
 
 // Sixteen positions of a tile's lines before the rotation is undone.
@@ -163,7 +191,8 @@ void put_rotated(const DequantizeCall &call, const Tile &tile, int64_t first, co
 
 void decode_tile(const DequantizeCall &call, const Tile &tile) {
   const bool rotated = call.blocks->rotation != 0;
-  float scales[kTileLines];
+  const Source target = rotated ? kFromFloat32 : call.result.source;
+  Factors<kTileLines> factors;
   Turned turned;
   RotatedRows rows;
   turn_codes(call, tile, &turned);
@@ -171,14 +200,13 @@ void decode_tile(const DequantizeCall &call, const Tile &tile) {
   const int64_t last = tile.first + tile.count;
   for (int64_t k = tile.first, row = 0; k < last; ++row) {
     const int64_t end = least((k / call.format.block + 1) * call.format.block, last);
-    const bool not_finite = scales_across(call, tile, turned.stored[row], scales);
-    const Source target = rotated ? kFromFloat32 : call.result.source;
-    const auto decode = kernels_for(call, not_finite).decode_across[call.format.element][target];
+    factors_across(call, tile, k / call.format.block, turned.stored[row], &factors);
     for (; k < end; ++k) {
       const uint8_t *const codes =
           are_rows(call) ? line_at(*call.blocks, call.format, tile.line, k) : turned.codes[k - tile.first];
       float *const row = rows.row[k % kRotatedLength];
-      decode(codes, tile.lines, scales, rotated ? reinterpret_cast<uint8_t *>(row) : at(call.result, tile.line, k));
+      decode_position(call, tile, codes, target, factors,
+                      rotated ? reinterpret_cast<uint8_t *>(row) : at(call.result, tile.line, k));
       if (rotated && (k + 1) % kRotatedLength == 0) put_rotated(call, tile, k + 1 - kRotatedLength, rows);
     }
   }
@@ -269,6 +297,7 @@ dlfp4_status dlfp4_dequantize(const dlfp4_blocks *q, int format, float decode, c
   if (!make_lines(*result, kAlongRows, &call.result)) return DLFP4_E_DTYPE;
   if (q->length < call.result.length || !is_addressable(*q, call.format, call.result.lines)) return DLFP4_E_SHAPE;
   if (!is_rotation(q->rotation, q->length)) return DLFP4_E_SHAPE;
+  if (!has_known_offsets(*q, call.format)) return DLFP4_E_OPTION;
   call.kernels = &block_kernels(level);
   call.scalar = &block_kernels(scalar_level());
   call.decode = decode;

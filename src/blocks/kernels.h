@@ -34,6 +34,11 @@ struct ErrorParams {
   const float *scales[2];
 };
 
+// What codes of integers become values by: decoded_with of scaling.h. One a block, or one an element.
+struct Affine {
+  const float *scales, *zeros, *biases;
+};
+
 // Pointers to numbers are aligned, pointers to bytes need not be. No byte past what is named is read or written.
 //
 // "count" elements make up blocks of "block" each: a multiple of 16, or at least `count` (one block). The last one may
@@ -57,7 +62,8 @@ struct BlockKernels {
   void (*add_errors[kNumRoundings][kNumSources])(const uint8_t *src, int64_t count, const ErrorParams &both,
                                                  float *sixes, float *fours);
 
-  // dst[i] = src[i] * multipliers[i / block], or src[i] divided by it, rounded and packed. None for DLFP4_UPWARD.
+  // dst[i] = src[i] * multipliers[i / block], or src[i] divided by it, rounded and packed. None for DLFP4_UPWARD. Codes
+  // of uint4 are those of int4, which the driver moves to the middle.
   void (*encode[kNumRoundings][kNumSources][kNumElements])(const uint8_t *src, int64_t count, int64_t block,
                                                            const float *multipliers, uint8_t *dst,
                                                            const BlockMode &mode);
@@ -89,6 +95,12 @@ struct BlockKernels {
   // dst[i] = codes[i] * scales[i] of codes one a byte: one row of blocks that run across rows.
   void (*decode_across[kNumElements][kNumSources])(const uint8_t *codes, int64_t count, const float *scales,
                                                    uint8_t *dst);
+
+  // The same of integers with zero points or biases; none of floats.
+  void (*decode_affine[kNumElements][kNumSources])(const uint8_t *src, int64_t count, int64_t block, const Affine &by,
+                                                   uint8_t *dst);
+  void (*decode_affine_across[kNumElements][kNumSources])(const uint8_t *codes, int64_t count, const Affine &by,
+                                                          uint8_t *dst);
 
   // The Hadamard transform of a run's sixteens, and its inverse: see rules/hadamard.h. `count` is a multiple of 16.
   void (*rotate[kNumSources])(const uint8_t *src, int64_t count, uint32_t rotation, float *dst);

@@ -41,6 +41,7 @@ struct QuantizeCall {
   const dlfp4_blocks *blocks;
   Scales scales;
   bool plus_zeros;            // codes of -0 become those of +0
+  bool moves;                 // codes of integers with a sign become those without, whose zero is in the middle
   const QuantizeCall *along;  // the other direction of the same matrix, which this one, across lines, takes along
 };
 
@@ -93,6 +94,10 @@ void clear_negative_zeros(uint8_t *codes, int64_t bytes, int bits) {
   } else {
     for (int64_t i = 0; i < bytes; ++i) codes[i] = codes[i] == 0x80 ? 0 : codes[i];
   }
+}
+
+void move_to_middle(uint8_t *codes, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; ++i) codes[i] ^= static_cast<uint8_t>(kMiddle | kMiddle << 4);
 }
 
 // Copies codes that lie next to each other to a line of the result.
@@ -192,6 +197,7 @@ void encode_run(const QuantizeCall &call, const Run &run, int64_t line, int64_t 
   encode(run.src, count, call.format.block, found.multipliers, to, mode_at(call, line, first, 1));
   if (found.has_special) zero_blocks(call, found.amax, count, divide_up(count, call.format.block), to);
   if (call.plus_zeros) clear_negative_zeros(to, count * call.format.bits / 8, call.format.bits);
+  if (call.moves) move_to_middle(to, count * call.format.bits / 8);
   put_line(call, line, first, count, to);
 }
 
@@ -346,7 +352,8 @@ void find_across(const QuantizeCall &call, const Tile &block, Found *found, uint
 
 void encode_across(const QuantizeCall &call, const Tile &tile, int64_t position, const Found &found, uint8_t *codes) {
   const int64_t lines = tile.last_line - tile.line;
-  if (position >= call.x.length) return static_cast<void>(memset(codes, 0, static_cast<size_t>(lines)));
+  const uint8_t middle = call.moves ? kMiddle : 0;
+  if (position >= call.x.length) return static_cast<void>(memset(codes, middle, static_cast<size_t>(lines)));
   call.kernels->encode_across[call.mode.rounding][call.x.source][call.format.element](
       at(call.x, tile.line, position), lines, found.multipliers, codes,
       mode_at(call, tile.line, position, call.blocks->length));
@@ -355,6 +362,7 @@ void encode_across(const QuantizeCall &call, const Tile &tile, int64_t position,
   const int negative_zero = 1 << (call.format.bits - 1);
   for (int64_t i = 0; call.plus_zeros && i < lines; ++i)
     if (codes[i] == negative_zero) codes[i] = 0;
+  for (int64_t i = 0; call.moves && i < lines; ++i) codes[i] ^= middle;
 }
 
 // Where the result's codes of one position lie next to each other, there is nothing to transpose.
@@ -570,10 +578,10 @@ bool is_recipe(const dlfp4_recipe &recipe) {
 dlfp4_status check_blocks(const QuantizeCall &call) {
   const dlfp4_blocks &blocks = *call.blocks;
   if (blocks.layout < 0 || blocks.layout >= DLFP4_NUM_LAYOUTS) return DLFP4_E_OPTION;
-  const bool any_length = call.format.row->kind == DLFP4_LARGEST;
   if (blocks.decodes && (call.format.row->kind != DLFP4_TWO_LEVEL || call.format.group > 1 || blocks.decode_lines != 1))
     return DLFP4_E_OPTION;
-  if (blocks.length < call.x.length || (!any_length && blocks.length % call.format.block != 0)) return DLFP4_E_SHAPE;
+  if (blocks.length < call.x.length || !has_whole_blocks(call.format, blocks.length)) return DLFP4_E_SHAPE;
+  if (!can_set_offsets(blocks, call.format)) return DLFP4_E_OPTION;
   if (!is_rotation(blocks.rotation, blocks.length)) return DLFP4_E_SHAPE;
   return is_addressable(blocks, call.format, call.x.lines) ? DLFP4_OK : DLFP4_E_SHAPE;
 }
@@ -590,6 +598,15 @@ void fill_padding(const QuantizeCall &call) {
   const int64_t columns = divide_up(call.blocks->length, call.format.block);
   memset(call.blocks->scales, call.blocks->fill,
          static_cast<size_t>(padded_bytes(call.blocks->layout, rows, columns, call.format.scale_bytes)));
+}
+
+void set_offsets(const QuantizeCall &call) {
+  if (!call.blocks->offsets) return;
+  const int64_t blocks = divide_up(call.blocks->length, call.format.block);
+  uint8_t *const zeros = static_cast<uint8_t *>(call.blocks->offsets);
+  const int64_t *const strides = call.blocks->offset_strides;
+  for (int64_t i = 0; i < call.x.lines; ++i)
+    for (int64_t b = 0; b < blocks; ++b) zeros[i * strides[0] + b * strides[1]] = kMiddle;
 }
 
 }  // namespace
@@ -618,7 +635,9 @@ dlfp4_status dlfp4_quantize(const dlfp4_matrix *x, int format, const dlfp4_recip
   call.rule = make_rule(call.format, *recipe, call.x.source, scale);
   call.mode = {recipe->rounding, call.rule.divides, recipe->drops_negative_zero ? 0.0f : -0.0f,
                recipe->seed,     recipe->first,     1};
-  call.plus_zeros = recipe->rounds_to_plus_zero && kTypes[call.format.row->element].specials != DLFP4_FNUZ;
+  const ElementType element = kTypes[call.format.row->element];
+  call.plus_zeros = recipe->rounds_to_plus_zero && is_float(element) && element.specials != DLFP4_FNUZ;
+  call.moves = call.format.row->element == DLFP4_uint4;
   const dlfp4_blocks *const results[] = {along_rows, along_columns};
   if (along_rows && along_columns && (along_rows->rotation || along_columns->rotation)) return DLFP4_E_OPTION;
   QuantizeCall jobs[2];
@@ -634,7 +653,10 @@ dlfp4_status dlfp4_quantize(const dlfp4_matrix *x, int format, const dlfp4_recip
     call.across = is_across(call);
     jobs[count++] = call;
   }
-  for (int i = 0; i < count; ++i) fill_padding(jobs[i]);
+  for (int i = 0; i < count; ++i) {
+    fill_padding(jobs[i]);
+    set_offsets(jobs[i]);
+  }
   if (count == 2 && jobs[0].across != jobs[1].across && !takes_whole_lines(jobs[0])) {
     quantize_both_ways(jobs[jobs[0].across], jobs[jobs[1].across]);
     return DLFP4_OK;

@@ -8,8 +8,9 @@ namespace {
 
 template <int Rounding, int From, int To>
 void add_encoders(BlockKernels *kernels) {
-  kernels->encode[Rounding][From][To] = encode<Rounding, kSourceRows[From], kElementRows[To]>;
-  kernels->encode_across[Rounding][From][To] = encode_across<Rounding, kSourceRows[From], kElementRows[To]>;
+  constexpr int kTo = encoded_row(kElementRows[To]);
+  kernels->encode[Rounding][From][To] = encode<Rounding, kSourceRows[From], kTo>;
+  kernels->encode_across[Rounding][From][To] = encode_across<Rounding, kSourceRows[From], kTo>;
 }
 
 template <int From, int To, int... Rounding>
@@ -17,6 +18,10 @@ void add_pair(BlockKernels *kernels, std::integer_sequence<int, Rounding...>) {
   (add_encoders<Rounding, From, To>(kernels), ...);
   kernels->decode[To][From] = decode_blocks<kElementRows[To], kSourceRows[From]>;
   kernels->decode_across[To][From] = decode_across<kElementRows[To], kSourceRows[From]>;
+  if constexpr (is_block_integer(kTypes[kElementRows[To]])) {
+    kernels->decode_affine[To][From] = decode_affine<kElementRows[To], kSourceRows[From]>;
+    kernels->decode_affine_across[To][From] = decode_affine_across<kElementRows[To], kSourceRows[From]>;
+  }
 }
 
 template <int From, int... Rounding>

@@ -33,6 +33,7 @@ ScaleRule make_rule(const FormatInfo &format, const dlfp4_recipe &recipe, Source
   rule.scale_mantissa = scale_mantissa(recipe);
   compute([&] {
     set_types(&rule, element, kTypes[format.row->scale], recipe.largest_scale);
+    rule.divides |= rule.of_integers;
     set_scale(&rule, scale ? TensorScale{scale->encode, scale->decode, scale->largest} : TensorScale{1, 1, 0});
   });
   rule.carry = carry_of_power(recipe.scale_rule, rule.largest, element.mantissa);

@@ -24,6 +24,7 @@ namespace {
 template <class Isa>
 struct BlockFactors {
   using F32 = typename Isa::F32;
+  static constexpr int kParts = 1;     // vectors of factors that a vector of elements takes
   static constexpr int kAhead = 4096;  // elements to prefetch: two runs of quantize.cpp, the next of which is there
   const float *factors;
   int shift;
@@ -48,6 +49,7 @@ struct BlockFactors {
 template <class Isa>
 struct ElementFactors {
   using F32 = typename Isa::F32;
+  static constexpr int kParts = 1;
   static constexpr int kAhead = 0;  // what comes next is for the caller to know
   const float *factors;
 
@@ -59,6 +61,18 @@ struct ElementFactors {
   ElementFactors of_rest(int64_t first, int64_t count, float *buffer) const {
     Isa::read_part(reinterpret_cast<uint8_t *>(buffer), reinterpret_cast<const uint8_t *>(factors + first), 4 * count);
     return {buffer};
+  }
+};
+
+// What integers become values by, each part as above.
+template <class Isa, class Factors>
+struct AffineFactors {
+  static constexpr int kParts = 3;
+  Factors scales, zeros, biases;
+
+  AffineFactors of_rest(int64_t first, int64_t count, float *buffer) const {
+    return {scales.of_rest(first, count, buffer), zeros.of_rest(first, count, buffer + Isa::kCodes),
+            biases.of_rest(first, count, buffer + 2 * Isa::kCodes)};
   }
 };
 
@@ -83,7 +97,7 @@ void in_whole_steps(const uint8_t *src, int64_t count, const Factors &factors, u
   if (rest == 0) return;
   StepMemory<kCodes, SrcBits> from = {};
   StepMemory<kCodes, DstBits> to;
-  alignas(64) float buffer[kCodes] = {};
+  alignas(64) float buffer[Factors::kParts * kCodes] = {};
   Isa::read_part(from.byte, src + whole * SrcBits / 8, (rest * SrcBits + 7) / 8);
   run(from.byte, kCodes, factors.of_rest(whole, rest, buffer), to.byte);
   Isa::write_part(dst + whole * DstBits / 8, to.byte, rest * DstBits / 8);
@@ -181,13 +195,54 @@ void decode_across_lines(const uint8_t *codes, int64_t count, const float *scale
   decode_scaled<Isa, Src, 8, Dst>(codes, count, ElementFactors<Isa>{scales}, dst);
 }
 
+// Of integers with zero points or biases: decoded_with of scaling.h. All factors are finite, so no NaN comes up.
+template <class Isa, int Src, int SrcBits, int Dst, class Factors>
+__attribute__((noinline)) void decode_affine_whole(const uint8_t *src, int64_t count, AffineFactors<Isa, Factors> by,
+                                                   uint8_t *dst) {
+  const typename Isa::template Elements<Src, SrcBits> floats_of;
+  for (int64_t first = 0; first < count; first += Isa::kCodes) {
+    auto floats = floats_of(src + first * SrcBits / 8);
+    for (int i = 0; i < 4; ++i)
+      floats.part[i] = (floats.part[i] - by.zeros(first, i)) * by.scales(first, i) + by.biases(first, i);
+    store_floats<Isa, Dst>(dst + first * (kTypes[Dst].bits / 8), floats);
+  }
+}
+
+template <class Isa, int Src, int SrcBits, int Dst, class Factors>
+void decode_affine_steps(const uint8_t *src, int64_t count, const AffineFactors<Isa, Factors> &by, uint8_t *dst) {
+  in_whole_steps<Isa, SrcBits, kTypes[Dst].bits>(src, count, by, dst,
+                                                 decode_affine_whole<Isa, Src, SrcBits, Dst, Factors>);
+}
+
+// Blocks of integers are powers of two, or whole lines.
+template <class Isa, int Src, int Dst>
+void decode_affine_blocks(const uint8_t *src, int64_t count, int64_t block, const Affine &by, uint8_t *dst) {
+  using Factors = BlockFactors<Isa>;
+  const AffineFactors<Isa, Factors> factors = {Factors(by.scales, block, count), Factors(by.zeros, block, count),
+                                               Factors(by.biases, block, count)};
+  decode_affine_steps<Isa, Src, kTypes[Src].bits, Dst>(src, count, factors, dst);
+}
+
+template <class Isa, int Src, int Dst>
+void decode_affine_across_lines(const uint8_t *codes, int64_t count, const Affine &by, uint8_t *dst) {
+  using Factors = ElementFactors<Isa>;
+  const AffineFactors<Isa, Factors> factors = {Factors{by.scales}, Factors{by.zeros}, Factors{by.biases}};
+  decode_affine_steps<Isa, Src, 8, Dst>(codes, count, factors, dst);
+}
+
 // --- The table -------------------------------------------------------------------------------
 
+// Integers are rounded to by the scalar level.
 template <class Isa, int From, int To, int... Rounding>
 void add_elements(BlockKernels *kernels, std::integer_sequence<int, Rounding...>) {
   constexpr int kFrom = kSourceRows[From], kTo = kElementRows[To];
-  ((kernels->encode[Rounding][From][To] = encode_blocks<Isa, Rounding, kFrom, kTo>), ...);
-  ((kernels->encode_across[Rounding][From][To] = encode_across_lines<Isa, Rounding, kFrom, kTo>), ...);
+  if constexpr (is_float(kTypes[kTo])) {
+    ((kernels->encode[Rounding][From][To] = encode_blocks<Isa, Rounding, kFrom, kTo>), ...);
+    ((kernels->encode_across[Rounding][From][To] = encode_across_lines<Isa, Rounding, kFrom, kTo>), ...);
+  } else {
+    kernels->decode_affine[To][From] = decode_affine_blocks<Isa, kTo, kFrom>;
+    kernels->decode_affine_across[To][From] = decode_affine_across_lines<Isa, kTo, kFrom>;
+  }
   kernels->decode[To][From] = decode_blocks<Isa, kTo, kFrom>;
   kernels->decode_across[To][From] = decode_across_lines<Isa, kTo, kFrom>;
 }
@@ -217,7 +272,9 @@ template <class Isa>
 constexpr void add_scales(int key, BlockKernels *kernels) {
   using Scales = BlockScales<Isa>;
   const BlockKey of = kBlockKeys[key];
-  if (of.kind == DLFP4_LARGEST) kernels->find_scales[key] = Scales::find_float_scales;
+  const bool integers = is_block_integer(kTypes[of.element]);
+  if (of.kind == DLFP4_LARGEST)
+    kernels->find_scales[key] = integers ? Scales::find_integer_scales : Scales::find_float_scales;
   if (of.kind == DLFP4_POWER) {
     kernels->find_scales[key] = Scales::find_powers;
     kernels->decode_scales[key] = Scales::decode_powers;

@@ -268,6 +268,21 @@ struct BlockScales {
     });
   }
 
+  // Of integers: integer_scale of scaling.h, without rounding to 16 bits. Elements are divided by them.
+  static bool find_integer_scales(const ScaleRule &rule, const uint32_t *amax, int64_t count, uint8_t *stored,
+                                  float *divisors) {
+    const F32 largest = splat<F32>(float_of(rule.largest));
+    const U32 smallest = splat<U32>(rule.least), nan = splat<U32>(kFloatNan);
+    const U32 of_zero = splat<U32>(bits_of(1.0f) - (23u << 23));
+    return each_magnitude(amax, count, divisors, [&](int64_t first, int64_t lanes, U32 magnitudes) {
+      const U32 counted = larger<U32>(magnitudes, smallest);
+      const U32 quotient = bits(floats(counted) / largest);
+      const U32 divisor = counted >= kFloatInfinity ? nan : quotient == 0u ? of_zero : quotient;
+      Isa::store_part(stored + 4 * first, floats(divisor), 4 * lanes);
+      return divisor;
+    });
+  }
+
   // --- Decoding of scales --------------------------------------------------------------------
 
   // Calls scales_of(codes); returns whether one is not finite. Lanes beyond the count have code 0, which is finite

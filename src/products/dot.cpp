@@ -34,8 +34,9 @@ struct DotCall {
   int64_t stride;
 };
 
+// Integers in blocks are multiplied as their values.
 bool have_equal_blocks(const Reader &a, const Reader &b) {
-  return a.scaled && b.scaled && a.row == b.row && a.format.block == b.format.block;
+  return a.scaled && b.scaled && a.row == b.row && a.format.block == b.format.block && !a.format.integers;
 }
 
 bool find_way(const Reader &a, const Reader &b, Way *way) {

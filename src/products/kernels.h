@@ -52,6 +52,11 @@ static constexpr bool has_blocks(int element, int64_t length) {
   return false;
 }
 
+// Whether elements in blocks may be multiplied before scales: integers may have zero points or biases.
+static constexpr bool sums_elements(const BlockKey &key) {
+  return key.length > 0 && !is_block_integer(kTypes[key.element]);
+}
+
 // FP4 with scales of one type and blocks of one length.
 static constexpr bool is_fp4(const BlockKey &key, int scale, int64_t length) {
   return is_fp4(key) && key.scale == scale && key.length == length;

@@ -71,6 +71,7 @@ dlfp4_status describe_elements(const dlfp4_lines &lines, Reader *reader) {
   reader->row = reader->format.row->element;
   reader->packed = reader->format.bits < 8;
   reader->scaled = true;
+  if (!has_known_offsets(lines.blocks, reader->format)) return DLFP4_E_OPTION;
   return is_addressable(lines.blocks, reader->format, 2) ? DLFP4_OK : DLFP4_E_SHAPE;
 }
 
@@ -87,12 +88,21 @@ const uint8_t *find_stored_scales(const Reader &reader, int64_t line, int64_t bl
 
 // Values of blocks, at most kMostRead of them.
 void read_blocks(const Reader &reader, int64_t line, int64_t first, int64_t count, Source type, uint8_t *values) {
-  float scales[kMostRead / 16 + 1];
+  constexpr int64_t kMostBlocks = kMostRead / 16 + 1;
+  float scales[kMostBlocks], zeros[kMostBlocks], biases[kMostBlocks];
   uint8_t buffer[kMostRead];
-  const bool not_finite = read_scales(reader, line, first, count, scales);
+  bool not_finite = read_scales(reader, line, first, count, scales);
+  const dlfp4_blocks &blocks = reader.lines->blocks;
+  const int64_t block = first / reader.format.block;
+  if (blocks.offsets)
+    not_finite |= load_offsets(blocks, line_number(reader, line), block,
+                               divide_up(first + count, reader.format.block) - block, zeros, biases);
   const uint8_t *codes = find_codes(reader, line, first);
   if (!codes) codes = read_codes(reader, line, first, count, buffer);
   const BlockKernels &kernels = not_finite ? *reader.scalar : *reader.blocks;
+  if (blocks.offsets)
+    return kernels.decode_affine[reader.format.element][type](codes, count, reader.format.block,
+                                                              {scales, zeros, biases}, values);
   kernels.decode[reader.format.element][type](codes, count, reader.format.block, scales, values);
 }
 
@@ -106,7 +116,8 @@ dlfp4_status make_reader(const dlfp4_lines &lines, int level, Reader *reader) {
   reader->scaled = false;
   const dlfp4_status status = describe_elements(lines, reader);
   if (status != DLFP4_OK) return status;
-  const bool is_whole = reader->scaled && reader->format.whole, is_line = reader->scaled && reader->format.line;
+  const bool is_whole = reader->scaled && reader->format.whole;
+  const bool is_line = reader->scaled && reader->format.line && !reader->format.integers;
   reader->factor = factor_of(lines, is_whole);
   reader->of_lines = line_factors(lines.blocks, is_line);
   reader->scaled = reader->scaled && !is_whole && !is_line;

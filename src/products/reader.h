@@ -26,7 +26,7 @@ struct Reader {
   FormatInfo format;  // of block-scaled operands
   Scales scales;
   int row;        // of dtypes.def: of the elements
-  bool scaled;    // by blocks; scales of lines and of the whole tensor count as factors
+  bool scaled;    // by blocks; scales of lines, but of integers, and of the whole tensor count as factors
   bool packed;    // elements share bytes
   double factor;  // what all values are to be multiplied with: the scales of the whole tensor
   LineFactors of_lines;

@@ -117,7 +117,7 @@ void add_sums(ProductKernels *kernels) {
 
 template <int Key>
 void add_block_sums(ProductKernels *kernels) {
-  if constexpr (kBlockKeys[Key].length > 0) kernels->sum_scaled[Key] = sum_scaled<Key>;
+  if constexpr (sums_elements(kBlockKeys[Key])) kernels->sum_scaled[Key] = sum_scaled<Key>;
   if constexpr (is_fp4(kBlockKeys[Key])) kernels->sum_blocks[Key] = sum_blocks<Key>;
 }
 

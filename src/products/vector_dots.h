@@ -132,7 +132,8 @@ double sum_scaled(const uint8_t *a, const uint8_t *b, int64_t count, const float
 template <class Isa, int Key>
 void add_scaled_sum(ProductKernels *kernels) {
   constexpr int64_t kBlock = kBlockKeys[Key].length;
-  if constexpr (kBlock > 0 && kBlock % Isa::kCodes == 0) kernels->sum_scaled[Key] = sum_scaled<Isa, Key>;
+  if constexpr (sums_elements(kBlockKeys[Key]) && kBlock % Isa::kCodes == 0)
+    kernels->sum_scaled[Key] = sum_scaled<Isa, Key>;
 }
 
 }  // namespace

@@ -91,12 +91,22 @@ constexpr int element_of(int row) { return kElementRows.find(row); }
 
 constexpr int place_of_key(const BlockKey &key) { return kBlockKeys.find(key); }
 
+// What encoders make of an element: integers without a sign come from those with one.
+constexpr int encoded_row(int row) { return row == DLFP4_uint4 ? DLFP4_int4 : row; }
+
 // --- What a row of formats.def must be -------------------------------------------------------
 
 constexpr int64_t kLeastBlock = 16, kMostBlock = 128;  // elements, of blocks that are no whole tensor
 
 constexpr bool is_element(ElementType f) {
   return is_float(f) && f.specials != DLFP4_E8M0 && (f.bits == 4 || f.bits == 6 || f.bits == 8);
+}
+
+constexpr bool is_integer_row(const dlfp4_format_row &row) { return is_block_integer(kTypes[row.element]); }
+
+// Integers may have a zero point or a bias a block, which lines do not share.
+constexpr bool is_integer_block(const dlfp4_format_row &row) {
+  return row.kind == DLFP4_LARGEST && row.lines == 1 && kTypes[row.element].bits == 4;
 }
 
 constexpr bool is_extent(int64_t extent, int64_t smallest) {
@@ -115,22 +125,26 @@ constexpr bool is_scale(const dlfp4_format_row &row) {
   return is_element(scale) && scale.bits == 8;
 }
 
-#define DLFP4_BLOCK_FORMAT(name, element, lines, length, scale, rule, repeats)                                    \
-  static_assert(is_element(kTypes[DLFP4_##element]),                                                              \
-                "formats.def, " #name                                                                             \
-                ": kernels know elements that are floats of 4, 6 or 8 bits; add others to them");                 \
-  static_assert(is_block(dlfp4_formats[DLFP4_FORMAT_##name]),                                                     \
-                "formats.def, " #name                                                                             \
-                ": a block is 0 x 0, 1 x 0, or 1 to 128 lines of 16 to 128 elements, powers of two; "             \
-                "longer ones need larger tiles and panels");                                                      \
-  static_assert(is_scale(dlfp4_formats[DLFP4_FORMAT_##name]),                                                     \
-                "formats.def, " #name                                                                             \
-                ": scales are a float8 for TWO_LEVEL, float8_e8m0fnu for POWER, float32 for "                     \
-                "LARGEST; scaling.h has no rule for others");                                                     \
-  static_assert((length) > 0 || DLFP4_##rule == DLFP4_LARGEST,                                                    \
-                "formats.def, " #name ": one scale for the whole tensor, or for a line, comes by LARGEST alone"); \
-  static_assert(DLFP4_##rule != DLFP4_LARGEST || kTypes[DLFP4_##element].bits == 8,                               \
-                "formats.def, " #name ": blocks by LARGEST may be incomplete, which packed elements cannot be");  \
+#define DLFP4_BLOCK_FORMAT(name, element, lines, length, scale, rule, repeats)                                     \
+  static_assert(is_element(kTypes[DLFP4_##element]) || is_block_integer(kTypes[DLFP4_##element]),                  \
+                "formats.def, " #name                                                                              \
+                ": kernels know elements that are floats of 4, 6 or 8 bits, int4 and uint4; add others to them");  \
+  static_assert(                                                                                                   \
+      !is_integer_row(dlfp4_formats[DLFP4_FORMAT_##name]) || is_integer_block(dlfp4_formats[DLFP4_FORMAT_##name]), \
+      "formats.def, " #name ": integers are scaled by LARGEST, in blocks of one line");                            \
+  static_assert(is_block(dlfp4_formats[DLFP4_FORMAT_##name]),                                                      \
+                "formats.def, " #name                                                                              \
+                ": a block is 0 x 0, 1 x 0, or 1 to 128 lines of 16 to 128 elements, powers of two; "              \
+                "longer ones need larger tiles and panels");                                                       \
+  static_assert(is_scale(dlfp4_formats[DLFP4_FORMAT_##name]),                                                      \
+                "formats.def, " #name                                                                              \
+                ": scales are a float8 for TWO_LEVEL, float8_e8m0fnu for POWER, float32 for "                      \
+                "LARGEST; scaling.h has no rule for others");                                                      \
+  static_assert((length) > 0 || DLFP4_##rule == DLFP4_LARGEST,                                                     \
+                "formats.def, " #name ": one scale for the whole tensor, or for a line, comes by LARGEST alone");  \
+  static_assert(DLFP4_##rule != DLFP4_LARGEST || kTypes[DLFP4_##element].bits == 8 ||                              \
+                    is_integer_row(dlfp4_formats[DLFP4_FORMAT_##name]),                                            \
+                "formats.def, " #name ": blocks by LARGEST may be incomplete, which packed elements cannot be");   \
   static_assert((repeats) == 0 || (lines) > 1, "formats.def, " #name ": only what lines share can be repeated");
 #include "formats.def"
 #undef DLFP4_BLOCK_FORMAT

@@ -54,6 +54,26 @@ void visit_column(const Scales &scales, int64_t first, int64_t count, int64_t co
   }
 }
 
+// Elements of 4 bits are packed.
+float zero_at(const dlfp4_blocks &blocks, int64_t place) {
+  const uint8_t *const data = static_cast<const uint8_t *>(blocks.offsets);
+  const bool packed = blocks.offset_bits == 4;
+  const uint32_t code = packed ? static_cast<uint32_t>(data[place >> 1] >> (place & 1) * 4) : data[place];
+  return zero_point_of(code, blocks.offset_bits, blocks.offset_code == dlfp4_dtypes[DLFP4_int4].code);
+}
+
+bool load_run_of_offsets(const dlfp4_blocks &blocks, int64_t place, int64_t step, int64_t count, float *zeros,
+                         float *biases) {
+  bool not_finite = false;
+  const bool has_biases = blocks.offset_bits == 32;
+  for (int64_t i = 0; i < count; ++i, place += step) {
+    zeros[i] = has_biases ? kNoOffset.zero : zero_at(blocks, place);
+    biases[i] = has_biases ? static_cast<const float *>(blocks.offsets)[place] : kNoOffset.bias;
+    not_finite |= (bits_of(biases[i]) & 0x7FFFFFFF) >= kFloatInfinity;
+  }
+  return not_finite;
+}
+
 }  // namespace
 
 bool make_lines(const dlfp4_matrix &matrix, Direction direction, Lines *lines) {
@@ -81,6 +101,7 @@ bool find_format(int number, FormatInfo *format) {
              whole ? 1 : row.lines,
              whole,
              line,
+             is_block_integer(kTypes[row.element]),
              number};
   return true;
 }
@@ -102,7 +123,10 @@ bool are_one_line(const dlfp4_blocks &blocks, const Scales &scales, const Lines 
   const bool codes = blocks.length == length && blocks.strides[0] == length && blocks.strides[1] == 1;
   const bool follow = scales.layout == DLFP4_LAYOUT_linear && scales.step == 1 && scales.lines_per_row == 1 &&
                       length % format.block == 0 && scales.stride == length / format.block;
-  return floats.step == 1 && floats.line_stride == length && codes && (follow || format.whole) && !blocks.decodes;
+  const bool offsets_follow =
+      !blocks.offsets || (follow && blocks.offset_strides[1] == 1 && blocks.offset_strides[0] == length / format.block);
+  return floats.step == 1 && floats.line_stride == length && codes && (follow || format.whole) && offsets_follow &&
+         !blocks.decodes;
 }
 
 void store_scales(const Scales &scales, int64_t line, int64_t block, int64_t count, const uint8_t *stored) {
@@ -135,6 +159,35 @@ void load_scales_across(const Scales &scales, int64_t line, int64_t count, int64
   for (int64_t i = 0; i < count; ++i)
     memcpy(stored + i * scales.bytes, scales.data + offset_of(scales, (line + i) / group, block) * scales.bytes,
            static_cast<size_t>(scales.bytes));
+}
+
+bool load_offsets(const dlfp4_blocks &blocks, int64_t line, int64_t block, int64_t count, float *zeros, float *biases) {
+  return load_run_of_offsets(blocks, line * blocks.offset_strides[0] + block * blocks.offset_strides[1],
+                             blocks.offset_strides[1], count, zeros, biases);
+}
+
+bool load_offsets_across(const dlfp4_blocks &blocks, int64_t line, int64_t count, int64_t block, float *zeros,
+                         float *biases) {
+  return load_run_of_offsets(blocks, line * blocks.offset_strides[0] + block * blocks.offset_strides[1],
+                             blocks.offset_strides[0], count, zeros, biases);
+}
+
+bool has_known_offsets(const dlfp4_blocks &blocks, const FormatInfo &format) {
+  if (!blocks.offsets) return true;
+  const int row = find_row(blocks.offset_code, blocks.offset_bits);
+  return format.integers &&
+         (row == DLFP4_int4 || row == DLFP4_uint4 || row == DLFP4_int8 || row == DLFP4_uint8 || row == DLFP4_float32);
+}
+
+bool has_whole_blocks(const FormatInfo &format, int64_t length) {
+  if (format.line && format.bits < 8) return length * format.bits % 8 == 0;
+  return (format.row->kind == DLFP4_LARGEST && format.bits == 8) || length % format.block == 0;
+}
+
+bool can_set_offsets(const dlfp4_blocks &blocks, const FormatInfo &format) {
+  if (!blocks.offsets) return true;
+  return has_known_offsets(blocks, format) && format.row->element == DLFP4_uint4 &&
+         find_row(blocks.offset_code, blocks.offset_bits) == DLFP4_uint8;
 }
 
 bool is_addressable(const dlfp4_blocks &blocks, const FormatInfo &format, int64_t lines) {

@@ -46,6 +46,7 @@ struct FormatInfo {
   int64_t group;    // lines that share a scale; 1 for a whole tensor
   bool whole;       // one scale for the tensor
   bool line;        // one scale for a line
+  bool integers;    // elements are integers, which may have zero points or biases
   int number;       // its row of formats.def
 };
 
@@ -85,6 +86,22 @@ void load_scales(const Scales &scales, int64_t line, int64_t block, int64_t coun
 // The same for one block of `count` lines, from `line` on.
 void store_scales_across(const Scales &scales, int64_t line, int64_t count, int64_t block, const uint8_t *stored);
 void load_scales_across(const Scales &scales, int64_t line, int64_t count, int64_t block, uint8_t *stored);
+
+// Of integers: the zero points and the biases of `count` blocks of a line from `block` on, or, across, of a block of
+// `count` lines from `line` on. Returns whether a bias is not finite.
+bool load_offsets(const dlfp4_blocks &blocks, int64_t line, int64_t block, int64_t count, float *zeros, float *biases);
+bool load_offsets_across(const dlfp4_blocks &blocks, int64_t line, int64_t count, int64_t block, float *zeros,
+                         float *biases);
+
+// Whether the offsets of blocks, if there are some, are of a type that kernels read, and the format has a use for them.
+bool has_known_offsets(const dlfp4_blocks &blocks, const FormatInfo &format);
+
+// Whether lines of so many elements may be stored: whole blocks, but for bytes under float32 scales, whose last block
+// may be incomplete; whole bytes.
+bool has_whole_blocks(const FormatInfo &format, int64_t length);
+
+// Whether quantizing can set the zero points that a result has.
+bool can_set_offsets(const dlfp4_blocks &blocks, const FormatInfo &format);
 
 // True where packed lines start on bytes and have no gaps between elements, or elements are bytes.
 bool is_addressable(const dlfp4_blocks &blocks, const FormatInfo &format, int64_t lines);

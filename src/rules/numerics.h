@@ -1,4 +1,5 @@
-// What each code of each floating-point format is worth, and which code a value rounds to.
+// What each code of each floating-point format is worth, and which code a value rounds to; and of 4-bit integers, which
+// are the elements of block-scaled formats.
 // Layout: one element at a time, its code in the low bits of an integer; every row of dtypes.def.
 // Trick: any code decodes to an exact 64-bit significand, and is encoded from it with one rounding.
 #ifndef DLFP4_SRC_RULES_NUMERICS_H_
@@ -60,6 +61,10 @@ DLFP4_RULE int leading_zeros(uint64_t value) {
 // --- Formats ---------------------------------------------------------------------------------
 
 DLFP4_RULE bool is_float(ElementType f) { return f.specials != DLFP4_NONE; }
+
+// Whether codes are integers that block-scaled formats have for elements; those with a sign are two's complements.
+DLFP4_RULE bool is_block_integer(ElementType f) { return f.specials == DLFP4_NONE && f.mantissa > 0; }
+DLFP4_RULE bool has_sign(ElementType integer) { return integer.mantissa < integer.bits; }
 
 // Whether a row has floats of at most 8 bits.
 constexpr bool is_low(int row) { return is_float(kTypes[row]) && kTypes[row].bits <= 8; }
@@ -123,9 +128,18 @@ DLFP4_RULE Kind kind_of(ElementType f, bool negative, uint64_t magnitude) {
   return f.specials == DLFP4_FN && magnitude == low_bits(magnitude_bits(f)) ? kNan : kFinite;
 }
 
+DLFP4_RULE Value decode_integer(ElementType f, uint64_t code) {
+  const bool negative = has_sign(f) && code >> (f.bits - 1) & 1;
+  const uint64_t magnitude = negative ? low_bits(f.bits) + 1 - code : code;
+  if (magnitude == 0) return {0, 0, false, kZero};
+  const int shift = leading_zeros(magnitude);
+  return {magnitude << shift, 63 - shift, negative, kFinite};
+}
+
 // Bits of `code` above the format's are ignored.
 DLFP4_RULE Value decode(ElementType f, uint64_t code) {
   code &= low_bits(f.bits);
+  if (is_block_integer(f)) return decode_integer(f, code);
   if (f.specials == DLFP4_E8M0) return decode_e8m0(f, code);
   const bool negative = code >> magnitude_bits(f) & 1;
   const uint64_t magnitude = code & low_bits(magnitude_bits(f));
@@ -307,7 +321,22 @@ DLFP4_RULE uint64_t encode_e8m0(ElementType f, const Value &value, Round round, 
   return rounded > largest ? overflow : rounded;
 }
 
+// Rounded to an integer, clamped to the type's; NaN is 0.
+DLFP4_RULE uint64_t encode_integer(ElementType f, const Value &value, Round round, const Draw &draw) {
+  if (value.kind == kZero || value.kind == kNan) return 0;
+  const uint64_t largest = !value.negative ? low_bits(f.mantissa) : has_sign(f) ? low_bits(f.mantissa) + 1 : 0;
+  uint64_t magnitude = largest;
+  if (value.kind == kFinite && value.exponent < f.bits) {
+    const int drop = 63 - value.exponent;
+    const uint64_t kept = drop < 64 ? value.significand >> drop : 0;
+    const uint64_t rounded = kept + rounds_up(value.significand, drop, kept, round.rounding, draw);
+    magnitude = rounded < largest ? rounded : largest;
+  }
+  return (value.negative ? low_bits(f.bits) + 1 - magnitude : magnitude) & low_bits(f.bits);
+}
+
 DLFP4_RULE uint64_t encode(ElementType f, const Value &value, NanRule rule, Round round, const Draw &draw) {
+  if (is_block_integer(f)) return encode_integer(f, value, round, draw);
   if (f.specials == DLFP4_E8M0) return encode_e8m0(f, value, round, draw);
   switch (value.kind) {
     case kFinite:

@@ -28,6 +28,7 @@ struct ScaleRule {
   uint32_t least;       // float32 bits: smaller magnitudes count as this one
   bool pow2;            // round the encode scale down to a power of two
   bool divides;         // elements are divided by their factor, not multiplied
+  bool of_integers;     // of DLFP4_LARGEST formats: integer_scale
   int scale_mantissa;   // of DLFP4_LARGEST formats: the bits of that of what holds the scales: 7, 10 or 23
   float inverse;        // 1 / largest
   float reach;          // of DLFP4_TWO_LEVEL formats: the largest value times the scale type's
@@ -115,6 +116,17 @@ DLFP4_FLOAT_RULE float held_scale(const ScaleRule &rule, float decode) {
   return held < kLeastHalf ? kLeastHalf : held < kLargestHalf ? held : kLargestHalf;
 }
 
+// Integers, as compressed-tensors scales them: a quotient, which what holds it may round. A quotient of zero, such as a
+// block of zeros has, becomes one unit in the last place of 1, and a block that is not finite decodes to NaN.
+DLFP4_FLOAT_RULE float integer_scale(const ScaleRule &rule, uint32_t magnitude) {
+  constexpr float kLargestHalf = 65504;
+  const uint32_t amax = magnitude < rule.least ? rule.least : magnitude;
+  if (amax >= kFloatInfinity) return float_of(kFloatNan);
+  const float scale = narrowed(float_of(amax) / float_of(rule.largest), rule.scale_mantissa);
+  if (scale == 0) return float_of(static_cast<uint32_t>(127 - rule.scale_mantissa) << 23);
+  return rule.scale_mantissa == 10 && scale > kLargestHalf ? kLargestHalf : scale;
+}
+
 // A float32 scale that maps the largest magnitude to the element type's largest value: current scaling.
 DLFP4_FLOAT_RULE TensorScale largest_scale(const ScaleRule &rule, uint32_t magnitude) {
   const uint32_t amax = magnitude < rule.least ? rule.least : magnitude;
@@ -136,7 +148,9 @@ DLFP4_FLOAT_RULE TensorScale scale_given(float decode) { return {finite(1 / deco
 // `largest_scale`: what the largest magnitude makes a scale, 0: the type's largest value.
 DLFP4_FLOAT_RULE void set_types(ScaleRule *rule, ElementType element, ElementType scale, float largest_scale) {
   rule->exponent = largest_exponent(element);
-  rule->largest = float_of_magnitude(element, largest_finite_code(element));
+  rule->of_integers = is_block_integer(element);
+  rule->largest = rule->of_integers ? bits_of(0.5f * static_cast<float>(low_bits(element.bits)))
+                                    : float_of_magnitude(element, largest_finite_code(element));
   rule->inverse = 1 / float_of(rule->largest);
   const float largest = float_of(float_of_magnitude(scale, largest_finite_code(scale)));
   rule->reach = float_of(rule->largest) * (largest_scale > 0 ? largest_scale : largest);
@@ -244,6 +258,10 @@ DLFP4_FLOAT_RULE BlockScale power_block(const ScaleRule &rule, uint32_t magnitud
 }
 
 DLFP4_FLOAT_RULE BlockScale largest_block(const ScaleRule &rule, uint32_t magnitude) {
+  if (rule.of_integers) {
+    const float scale = integer_scale(rule, magnitude);
+    return {bits_of(scale), scale};
+  }
   const TensorScale scale = largest_scale(rule, magnitude);
   return {bits_of(scale.decode), rule.divides ? scale.decode : scale.encode};
 }
@@ -260,6 +278,30 @@ DLFP4_FLOAT_RULE float decoded(float element, float scale) {
   if (element != element) return element;
   const float product = element * scale;
   return product == product ? product : float_of(kFloatNan);
+}
+
+// What a block of integers has beside its scale: values are (element - zero) * scale + bias, of which the difference is
+// exact. Where there is no zero point it is 0, and where there is no bias it is -0, which change nothing.
+struct BlockOffset {
+  float zero, bias;
+};
+
+constexpr BlockOffset kNoOffset = {0.0f, -0.0f};
+
+// A zero point of 4 or 8 bits.
+DLFP4_FLOAT_RULE float zero_point_of(uint32_t code, int bits, bool is_signed) {
+  const int value = static_cast<int>(code & low_bits(bits));
+  return static_cast<float>(is_signed && value >> (bits - 1) ? value - (1 << bits) : value);
+}
+
+// Zero points of a symmetric tensor whose codes have no sign: 8 of 4 bits. So codes are those of int4 with their
+// highest bit turned.
+constexpr uint32_t kMiddle = 8;
+
+DLFP4_FLOAT_RULE float decoded_with(float element, float scale, BlockOffset offset) {
+  const float product = (element - offset.zero) * scale;
+  const float value = product + offset.bias;
+  return value == value ? value : float_of(kFloatNan);
 }
 
 }  // namespace

@@ -29,12 +29,16 @@ RECIPES = {"power": ["ocp", "nvidia", "aiter", "transformer-engine-rocm", dlfp4.
                          dlfp4.Recipe(four_over_six="mean_squared")],
            "largest": [None, dlfp4.Recipe(rounding="toward_zero", pow2=True, eps=1.0), dlfp4.Recipe(pow2=False),
                        dlfp4.Recipe(scale_dtype="bfloat16", pow2=False), dlfp4.Recipe(scale_dtype="float16")]}
+INTEGERS = [None, dlfp4.Recipe(rounding="toward_zero", eps=1.0), dlfp4.Recipe(scale_dtype="bfloat16"),
+            dlfp4.Recipe(scale_dtype="float16", rounding="nearest_away")]
 ALONE = [dlfp4.Recipe(global_scale_per="row")]   # of two levels in blocks of one line
 TARGETS = ["float32", "bfloat16", "float16"]
 TURNS = itertools.count()  # each case takes another way to lay out its input, and another type of what comes back
 
 def recipes_of(format):
     keys = {format.kind, f"{format.kind} of {format.element}"}
+    if format.has_integers:
+        return INTEGERS
     return [*RECIPES[format.kind], *(name for name in NAMED if keys & set(NAMED[name]))]
 
 def inputs(shape, dtype):
@@ -57,7 +61,7 @@ def digest(name, dtype, axis, recipe):
         for x in inputs(shape, dtype):
             view = views(x)[next(TURNS) % 4]
             for q in dlfp4.quantize(view, name, axis=axis, recipe=recipe, pad=True):
-                for part in (q.data, q.scales, q.global_scale):
+                for part in (q.data, q.scales, q.global_scale, q.zero_points):
                     found.update(raw_bytes(part) if part is not None else b"")
                 found.update(raw_bytes(q.dequantize(TARGETS[next(TURNS) % 3])))
     return found.hexdigest()
@@ -108,7 +112,8 @@ def run(name, shape, dtype, axis, right, recipe=None):
     q = dlfp4.quantize(values, name, axis=axis, recipe=recipe, pad=True)
     data = place(DATA, octets(q.data), right).reshape(q.data.shape[0], -1)
     scales = place(SCALES, octets(q.scales), right).view(q.scales.dtype).reshape(q.scales.shape)
-    out = dlfp4.ScaledTensor.from_parts(data, scales, q.global_scale, format=name, axis=axis, shape=shape)
+    zeros = {} if q.zero_points is None else {"zero_points": q.zero_points.copy()}
+    out = dlfp4.ScaledTensor.from_parts(data, scales, q.global_scale, format=name, axis=axis, shape=shape, **zeros)
     data[...] = 0
     dlfp4.quantize(place(X, values, right), name, axis=axis, recipe=recipe, pad=True, out=out)
     assert data.tobytes() == octets(q.data).tobytes()

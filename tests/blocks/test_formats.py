@@ -51,6 +51,8 @@ NO_ROWS = {
     "float4_e2m1fn, 1, 32, float8_e4m3fn, POWER, 0": "float8_e8m0fnu for POWER",
     "float4_e2m1fn, 1, 32, bfloat16, TWO_LEVEL, 0": "a float8 for TWO_LEVEL",
     "float8_e4m3fn, 1, 128, float8_e8m0fnu, LARGEST, 0": "float32 for LARGEST",
+    "int4, 1, 32, float8_e8m0fnu, POWER, 0": "integers are scaled by LARGEST, in blocks of one line",
+    "uint4, 128, 128, float32, LARGEST, 0": "integers are scaled by LARGEST, in blocks of one line",
     "float8_e4m3fn, 0, 0, float8_e8m0fnu, POWER, 0": "one scale for the whole tensor, or for a line, comes by LARGEST",
     "float8_e4m3fn, 1, 0, float8_e8m0fnu, POWER, 0": "one scale for the whole tensor, or for a line, comes by LARGEST",
     "float8_e4m3fn, 2, 0, float32, LARGEST, 0": "a block is 0 x 0, 1 x 0",

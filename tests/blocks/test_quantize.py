@@ -10,9 +10,11 @@ import dlfp4
 from ..support import block_reference as reference
 from ..support.block_reference import (
     BYTEWISE,
+    FLOAT_SCALED,
     FORMATS,
     FP8,
     INPUTS,
+    INTEGERS,
     MX,
     RECIPES,
     RULES,
@@ -25,6 +27,7 @@ from ..support.block_reference import (
 )
 from ..support.reference import BITS, ROUNDINGS, codes_of, native_cast, raw_bytes, unpacked_codes
 
+FLOAT_ELEMENTS = [name for name in FORMATS if name not in INTEGERS]  # test_integers.py has the others
 F = np.float32
 FLOATS = ["float32", "bfloat16", "float16"]
 SUBBYTE = [name for name in FORMATS if name not in BYTEWISE]
@@ -64,7 +67,10 @@ def test_the_reference_decodes_to_what_was_encoded(name):
     if FORMATS[name].repeats:
         largest = np.repeat(largest, FORMATS[name].block[0], 0)
     largest = reference.spread(largest, x.shape, name)
-    step = 2.0 ** -reference.MANTISSA[FORMATS[name].element] * (1.14 if name in TWO_LEVEL else 1)
+    if name in INTEGERS:
+        step = (1 + 2.0**-18) / 7.5
+    else:
+        step = 2.0 ** -reference.MANTISSA[FORMATS[name].element] * (1.14 if name in TWO_LEVEL else 1)
     assert (np.abs(back - x) <= largest * step / 2).all()
 
 
@@ -281,7 +287,7 @@ def test_blocks_with_float32_scales_may_be_short(name):
 def test_both_axes_at_once(name, dtype):
     for shape in ((128, 256), (33, 70), (5, 32, 64)):
         x = make("normal", shape, dtype)
-        options = {"pad": True, "scale_layout": "linear" if name in FP8 else "128x4"}
+        options = {"pad": True, "scale_layout": "linear" if name in FLOAT_SCALED else "128x4"}
         rows, columns = (dlfp4.quantize(x, name, axis=axis, **options) for axis in (-1, -2))
         for axis in ((-1, -2), (-2, -1)):
             both = dlfp4.quantize(x, name, axis=axis, **options)
@@ -389,7 +395,7 @@ def test_formats_without_a_global_scale_take_none(name):
 # ---- stochastic rounding -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", FLOAT_ELEMENTS)
 def test_stochastic_rounding_draws_by_seed_and_place(name):
     """The same as casting what was scaled, line by line as it is stored; so it lies between its neighbours too."""
     for axis in (-1, -2):
@@ -402,7 +408,7 @@ def test_stochastic_rounding_draws_by_seed_and_place(name):
             assert_equal(q, expected._replace(codes=codes_of(cast)))
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", FLOAT_ELEMENTS)
 def test_stochastic_rounding_is_right_on_average(name):
     values = np.random.default_rng(3).uniform(-1, 1, 128).astype(F)
     values[[0, 16, 32, 48, 64, 80, 96, 112]] = 1
@@ -442,7 +448,7 @@ def test_seeds_differ():
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_threads_change_nothing(name, threads):
-    options = {"pad": True, "scale_layout": "linear" if name in FP8 else "aiter"}
+    options = {"pad": True, "scale_layout": "linear" if name in FLOAT_SCALED else "aiter"}
     for shape in ((500, 700), (3, 100_001), (100_001, 3)):
         x = make("cauchy", shape)
         results, back = [], []

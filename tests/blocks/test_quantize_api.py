@@ -11,10 +11,21 @@ import numpy as np
 import pytest
 
 import dlfp4
-from dlfp4.formats import KINDS_OF_OPTIONS
+from dlfp4.formats import KINDS_OF_OPTIONS, OPTIONS_OF_INTEGERS
 
 from ..support import block_reference as reference
-from ..support.block_reference import FORMATS, FP8, MX, RULES, TWO_LEVEL, assert_equal, make, same
+from ..support.block_reference import (
+    FLOAT_SCALED,
+    FORMATS,
+    FP8,
+    INTEGERS,
+    MX,
+    RULES,
+    TWO_LEVEL,
+    assert_equal,
+    make,
+    same,
+)
 from ..support.capsules import Made, framework
 from ..support.reference import BITS, native_cast, raw_bytes, unpacked_codes
 
@@ -27,7 +38,8 @@ LAYOUTS = ["128x4", "8x4", "aiter"]
 
 
 @pytest.mark.parametrize(
-    ("name", "layout"), [(name, layout) for name in FORMATS for layout in ("linear", *([] if name in FP8 else LAYOUTS))]
+    ("name", "layout"),
+    [(name, layout) for name in FORMATS for layout in ("linear", *([] if name in FLOAT_SCALED else LAYOUTS))],
 )
 def test_out_is_refilled(name, layout):
     """All of it, the padding of its scales too."""
@@ -297,7 +309,7 @@ def test_arguments_of_other_types_are_named(options):
         dlfp4.quantize(np.ones((32, 32), F), "mxfp4", **options)
 
 
-@pytest.mark.parametrize("name", FP8)
+@pytest.mark.parametrize("name", FLOAT_SCALED)
 def test_float32_scales_have_one_layout(name):
     for layout in LAYOUTS:
         with pytest.raises(ValueError, match="linear"):
@@ -319,7 +331,7 @@ def test_scale_rules_are_for_mx_formats(name):
 def test_options_that_a_format_has_no_use_for_are_refused(name, options):
     (option,) = options
     recipe, x = dlfp4.Recipe(**options), np.ones((128, 128), F)
-    if FORMATS[name].kind in KINDS_OF_OPTIONS[option]:
+    if FORMATS[name].kind in KINDS_OF_OPTIONS[option] and (name not in INTEGERS or option in OPTIONS_OF_INTEGERS):
         dlfp4.quantize(x, name, recipe=recipe)
         return
     with pytest.raises(ValueError, match=f"{option}=.*{name} has no use"):

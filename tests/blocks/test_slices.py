@@ -7,6 +7,7 @@ import pytest
 
 import dlfp4
 from dlfp4 import checkpoints
+from dlfp4.formats import offset_parts
 
 from ..support.block_reference import FORMATS
 
@@ -74,7 +75,8 @@ def test_finest_borders(name):
     q = quantized(name, NORMAL[0])
     whole = values(q)
     if block is None or block[1] is None:
-        assert values(q[3:4, 5:6]) == whole[3:4, 5:6]
+        step = 1 if q.data.dtype.itemsize * q.data.size == q.data.nbytes else 2  # elements of a byte
+        assert (values(q[3:4, 6 : 6 + step]) == whole[3:4, 6 : 6 + step]).all()
         return
     lines, length = block
     for row in {0, lines, 256 - lines}:
@@ -205,7 +207,13 @@ def test_all_that_takes_tensors(name, axis, tmp_path):
             assert values(swizzled).tobytes() == expected
             assert values(swizzled.with_scale_layout("linear")).tobytes() == expected
         again = dlfp4.ScaledTensor.from_parts(
-            part.data, part.scales, part.global_scale, format=name, axis=axis, shape=part.shape
+            part.data,
+            part.scales,
+            part.global_scale,
+            format=name,
+            axis=axis,
+            shape=part.shape,
+            **offset_parts(part),
         )
         assert values(again).tobytes() == expected
 

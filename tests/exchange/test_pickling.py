@@ -48,7 +48,7 @@ def codes(tensor):
 
 
 def quantized():
-    x = np.random.default_rng(0).standard_normal((2, 32, 64)).astype(np.float32)
+    x = np.random.default_rng(0).standard_normal((2, 64, 128)).astype(np.float32)
     for name in dlfp4.formats():
         yield from dlfp4.quantize(x, name, axis=(-1, -2))
     yield dlfp4.quantize(x[:, :3, :50], "mxfp4", pad=True, scale_layout="aiter", recipe="rocm")
@@ -57,7 +57,7 @@ def quantized():
 
 
 def parts_of(q):
-    return [part for part in (q.data, q.scales, q.global_scale) if part is not None]
+    return [part for part in (q.data, q.scales, q.global_scale, q.zero_points) if part is not None]
 
 
 # ---- Tensor

@@ -38,7 +38,8 @@ def magnitudes_of_all_kinds(source):
 
 
 def parts_of(q):
-    return [(part.shape, host_bytes(part)) for part in (q.data, q.scales, q.global_scale) if part is not None]
+    parts = (q.data, q.scales, q.global_scale, q.zero_points, q.biases)
+    return [(part.shape, host_bytes(part)) for part in parts if part is not None]
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -151,3 +152,29 @@ def test_products_by_every_backend(name, rows):
             for backend in able:
                 got = dlfp4.matmul(a, weight.mT, backend=backend, out_dtype="float32").to_device("cpu")
                 assert_product(got, host, w.mT)
+
+
+@pytest.mark.parametrize("kind", ["uint4", "int4", "uint8", "int8", "biases"])
+@pytest.mark.parametrize("name", [n for n in FORMATS if dlfp4.formats()[n].has_integers])
+def test_zero_points_and_biases(name, kind):
+    """Of 4 bits, in rows that start within a byte; of 8; biases of every float type."""
+    rng = np.random.default_rng(5)
+    lines, length = 33, 384
+    blocks = length // (dlfp4.formats()[name].block[1] or length)
+    codes = rng.integers(0, 256, (lines, length // 2), dtype=np.uint8)
+    scales = rng.standard_normal((lines, blocks)).astype(np.float32)
+    scales[3, 0] = np.nan
+    numbers = rng.integers(0, 8, (lines, blocks)) - (3 if kind.startswith("int") else 0)
+    types = SOURCES if kind == "biases" else [kind]
+    for dtype in types:
+        offset = native_cast(scales[::-1], dtype) if kind == "biases" else numbers.astype(dlfp4.empty(1, dtype).dtype)
+        named = {"biases" if kind == "biases" else "zero_points": offset}
+        q = dlfp4.ScaledTensor.from_parts(codes, scales, format=name, **named)
+        there = q.to_device(CUDA)
+        assert parts_of(there) == parts_of(q)
+        for target in SOURCES:
+            expected = host_bytes(q.dequantize(target))
+            assert host_bytes(there.dequantize(target)) == expected
+            turned = dlfp4.empty((length, lines), target, device=CUDA).T
+            assert host_bytes(dlfp4.dequantize(there, out=turned).copy()) == expected
+        assert_dot(there[:3], there[4:7], of_a=wide(q[:3]), of_b=wide(q[4:7]))

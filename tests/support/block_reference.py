@@ -28,12 +28,20 @@ class Format(NamedTuple):
     repeats: bool  # each line of a block has a scale of its own
 
 
+# Differ from rows beside them in the length of blocks alone: test_formats.py suffices.
+ALIKE = ("int4_g64", "int4_g128", "uint4_g32", "uint4_g64")
 FP4, E4M3, E5M2 = "float4_e2m1fn", "float8_e4m3fn", "float8_e5m2"
 FORMATS = {
     row.name: Format(row.element.name, row.scale.name, row.block, row.kind, row.repeats_scales)
     for row in dlfp4.formats().values()
+    if row.name not in ALIKE
 }
-TWO_LEVEL, MX, FP8 = ([n for n, f in FORMATS.items() if f.kind == kind] for kind in ("two_level", "power", "largest"))
+TWO_LEVEL, MX, FLOAT_SCALED = (
+    [n for n, f in FORMATS.items() if f.kind == kind] for kind in ("two_level", "power", "largest")
+)
+INTEGERS = [name for name in FLOAT_SCALED if "int" in FORMATS[name].element]
+FP8 = [name for name in FLOAT_SCALED if name not in INTEGERS]
+MIDDLE = {"int4": 0, "uint4": 8}  # the zero points of symmetric codes
 WHOLE = [name for name, format in FORMATS.items() if format.block is None]  # one scale a tensor
 LINES = [name for name, format in FORMATS.items() if format.block and format.block[1] is None]  # one a line
 BYTEWISE = [name for name, format in FORMATS.items() if BITS[format.element] == 8]
@@ -93,16 +101,24 @@ def lines_of(x, axis):
     return matrix if axis == -1 else np.ascontiguousarray(matrix.T)
 
 
-def tiles_of(lines, block):
-    """(groups of lines, lines, blocks of a line, elements), the last of each completed with zeros."""
+def tiles_of(lines, block, step=1):
+    """(groups of lines, lines, blocks of a line, elements), the last of each completed with zeros, a line of one block
+    to a multiple of `step`: 1 or 2."""
     if block is None:
         return lines.reshape(1, lines.shape[0], 1, lines.shape[1])
     if block[1] is None:
+        lines = np.pad(lines, ((0, 0), (0, lines.shape[1] % step)))
         return lines.reshape(lines.shape[0], 1, min(lines.shape[1], 1), lines.shape[1])
     rows, columns = (-(-extent // step) for extent, step in zip(lines.shape, block, strict=True))
     whole = np.zeros((rows * block[0], columns * block[1]), F)
     whole[: lines.shape[0], : lines.shape[1]] = lines
     return whole.reshape(rows, block[0], columns, block[1])
+
+
+def middles(name, shape):
+    """The zero points that go with symmetric codes, as `from_parts` takes them."""
+    zero = MIDDLE.get(FORMATS[name].element, 0)
+    return {"zero_points": np.full(shape, zero, np.uint8)} if zero else {}
 
 
 def quantize(
@@ -111,7 +127,7 @@ def quantize(
 ):  # fmt: skip
     """All of it, of an array of any float type and shape; incomplete blocks are completed with zeros."""
     format, lines = FORMATS[name], lines_of(x, axis)
-    tiles = tiles_of(lines, format.block)
+    tiles = tiles_of(lines, format.block, 2 if name in INTEGERS else 1)
     magnitude = np.abs(tiles).max((1, 3), initial=0)  # a block's; NaN where there is one
     unit = None
     with np.errstate(all="ignore"):
@@ -120,16 +136,23 @@ def quantize(
             scales, multiplier = two_level(magnitude, format, encode)
         elif format.kind == "power":
             scales, multiplier = power(magnitude, format.element, rule, zero_scale)
+        elif name in INTEGERS:
+            scales, divisor = integers(magnitude, F(eps), scale_dtype)
+            scaled = tiles / divisor[:, None, :, None]
         else:
             pow2 = name not in (*WHOLE, *LINES) if pow2 is None else pow2
             scales, multiplier = largest(magnitude, F(LARGEST[format.element]), F(eps), pow2, global_scale, scale_dtype)
-        scaled = tiles * multiplier[:, None, :, None] + F(-0.0 if keeps_negative_zero else 0.0)
+        if name not in INTEGERS:
+            scaled = tiles * multiplier[:, None, :, None] + F(-0.0 if keeps_negative_zero else 0.0)
     if format.kind != "largest":
         scaled = np.where(np.isfinite(magnitude)[:, None, :, None], scaled, F(0))
-    length = lines.shape[1] if format.kind == "largest" else tiles.shape[2] * tiles.shape[3]  # may end within a block
+    length = lines.shape[1] if name in FP8 else tiles.shape[2] * tiles.shape[3]  # may end within a block
     scaled = scaled.reshape(-1 if tiles.size else len(lines), tiles.shape[2] * tiles.shape[3])[: len(lines), :length]
     scales = np.repeat(scales, format.block[0], 0)[: len(lines)] if format.repeats else scales
-    codes = codec(format.element).round(scaled, rounding)
+    if name in INTEGERS:
+        codes = codes_of_integers(scaled, rounding, MIDDLE[format.element])
+    else:
+        codes = codec(format.element).round(scaled, rounding)
     return Quantized(name, axis, codes, scaled, scales.reshape(()) if format.block is None else scales, unit)
 
 
@@ -178,6 +201,30 @@ def power(magnitude, element, rule, zero_scale):
     return codes.astype(np.uint8), np.ldexp(F(1), -exponent)
 
 
+def integers(magnitude, eps, scale_dtype):
+    """As compressed-tensors: a / 7.5, or the last place of 1; what is not finite makes NaN."""
+    magnitude = np.where(magnitude < eps, eps, magnitude)
+    kind = ml_dtypes.finfo(scale_dtype)
+    scales = np.minimum((magnitude / F(7.5)).astype(scale_dtype), kind.max)
+    scales = np.where(scales == 0, kind.eps, scales).astype(F)
+    scales[~np.isfinite(magnitude)] = np.nan
+    return scales, scales
+
+
+ROUNDED = {
+    "nearest_even": np.rint,
+    "nearest_away": lambda x: np.trunc(x + np.copysign(0.5, x)),
+    "nearest_zero": lambda x: np.copysign(np.ceil(np.abs(x) - 0.5), x),
+    "toward_zero": np.trunc,
+}
+
+
+def codes_of_integers(scaled, rounding, middle):
+    """The codes of floats rounded to int4; NaN is 0."""
+    exact = np.clip(np.nan_to_num(scaled.astype(np.float64), posinf=9, neginf=-9), -9, 9)
+    return (np.clip(ROUNDED[rounding](exact), -8, 7).astype(np.int8) + middle).astype(np.uint8) & 15
+
+
 def largest(magnitude, largest_element, eps, pow2, given, scale_dtype):
     if given is not None:
         return np.full(magnitude.shape, stored(F(given))), np.full(magnitude.shape, finite(F(1) / F(given)))
@@ -200,6 +247,8 @@ def dequantize(codes, scales, name, dtype="float32", global_scale=None):
     """The values line by line, of codes and scales as `Quantized` has them."""
     format = FORMATS[name]
     elements = native_cast(of_codes(codes, format.element), "float32")
+    if name in INTEGERS:
+        elements = elements - F(MIDDLE[format.element])
     scale = scales if format.scale == "float32" else native_cast(of_codes(scales, format.scale), "float32")
     with np.errstate(all="ignore"):
         scale = scale if global_scale is None else scale * F(global_scale)
@@ -326,6 +375,10 @@ def assert_equal(q, expected, layout="linear", fill=0):
     scales = expected.stored_scales(layout, fill)
     assert_holds(q.scales, scales.shape, FORMATS[expected.format].scale, scales.tobytes(), f"scales of {kind}")
     assert_holds(q.data, expected.data()[0], FORMATS[expected.format].element, expected.data()[1], f"data of {kind}")
+    zeros = MIDDLE.get(FORMATS[expected.format].element, 0)
+    assert (q.zero_points is None, q.biases) == (not zeros, None), f"zero points of {kind}"
+    if zeros:
+        assert_holds(q.zero_points, scales.shape, "uint8", bytes([zeros]) * scales.size, kind)
     assert (q.global_scale is None) == (expected.global_scale is None), f"global scale of {kind}"
     if expected.global_scale is not None:
         assert_holds(q.global_scale, (), "float32", expected.global_scale.tobytes(), f"global scale of {kind}")
@@ -345,14 +398,17 @@ def assert_holds(tensor, shape, dtype, expected, what):
 
 def same(a, b):
     """Whether two ScaledTensors hold the same bytes."""
-    parts = [[None if t is None else raw_bytes(t) for t in (q.data, q.scales, q.global_scale)] for q in (a, b)]
+    parts = [
+        [None if t is None else raw_bytes(t) for t in (q.data, q.scales, q.global_scale, q.zero_points, q.biases)]
+        for q in (a, b)
+    ]
     return parts[0] == parts[1]
 
 
 def divides(shape, name, axis):
     """Whether a format takes a shape without padding."""
     block = FORMATS[name].block
-    if block is None or FORMATS[name].kind == "largest":
+    if name in FP8:
         return True
     lines = (math.prod(shape[:-1]), shape[-1])[:: -1 if axis == -2 else 1]
-    return all(extent % step == 0 for extent, step in zip(lines, block, strict=True))
+    return all(extent % (step or 2) == 0 for extent, step in zip(lines, block, strict=True))

@@ -36,7 +36,16 @@ def lines_of(format, axis, array):
 
 
 def bits_of(dtype):
-    return ml_dtypes.finfo(dtype).bits
+    return (ml_dtypes.iinfo if has_integers(dtype) else ml_dtypes.finfo)(dtype).bits
+
+
+def has_integers(dtype):
+    return "int" in dtype.name
+
+
+def largest_of(dtype):
+    """What a block's largest magnitude becomes, over its scale: in the middle of the ends of int4."""
+    return 7.5 if has_integers(dtype) else float(ml_dtypes.finfo(dtype).max)
 
 
 def scale_of_each(format, scales, shape):
@@ -56,6 +65,8 @@ def parts_of(q):
     scales = lines_of(q.format, q.axis, parts.scales).astype(np.float32)
     if parts.global_scale is not None:
         scales = scales * parts.global_scale
+    if q.zero_points is not None:
+        elements = elements - scale_of_each(q.format, parts.zero_points.astype(np.float64), elements.shape)
     return elements, scale_of_each(q.format, scales.astype(np.float64), elements.shape)
 
 
@@ -91,11 +102,13 @@ def power_below(x):
 
 def wrong_scales(format, amax, scales, unit):
     """Whether a block's scale is not what its kind makes of the largest magnitude; none of a block of zeros."""
-    largest = float(ml_dtypes.finfo(format.element).max)
+    largest = largest_of(format.element)
     some = amax > 0
     amax = np.where(some, amax, 1)
     if format.kind == "power":
         return some & (scales != power_below(amax) / power_below(largest))
+    if has_integers(format.element):
+        return some & (scales != (amax / largest).astype(np.float32))
     if format.kind == "largest":
         quotient = (largest / amax).astype(np.float32)  # as float32 divides: float64 has bits enough to round again
         encode = quotient if format.block is None or format.scales_lines else power_below(quotient)
@@ -108,10 +121,13 @@ def wrong_scales(format, amax, scales, unit):
 
 def wrong_elements(format, lines, elements, scales):
     """Whether an element is not the one next to the value over its scale; where the scale is rounded, two may be."""
-    largest = float(ml_dtypes.finfo(format.element).max)
+    ends = (-8, 7) if has_integers(format.element) else (-largest_of(format.element), largest_of(format.element))
     with np.errstate(divide="ignore", invalid="ignore"):
-        exact = np.clip(np.where(scales > 0, lines / scales, 0), -largest, largest)
-    nearest = exact.astype(np.float32).astype(format.element).astype(np.float64)
+        exact = np.clip(np.where(scales > 0, lines / scales, 0), *ends)
+    if has_integers(format.element):
+        nearest = np.rint(exact)
+    else:
+        nearest = exact.astype(np.float32).astype(format.element).astype(np.float64)
     slack = abs(exact) * 2.0**-21
     return (scales > 0) & ~(abs(elements - exact) <= abs(nearest - exact) + slack)
 

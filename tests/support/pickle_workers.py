@@ -12,7 +12,7 @@ import dlfp4
 
 def parts_of(x):
     """The Tensors that an object consists of."""
-    parts = [x] if isinstance(x, dlfp4.Tensor) else [x.data, x.scales, x.global_scale]
+    parts = [x] if isinstance(x, dlfp4.Tensor) else [x.data, x.scales, x.global_scale, x.zero_points]
     return [part for part in parts if part is not None]
 
 
@@ -95,7 +95,7 @@ def check_pool(x, method):
 
 def objects():
     """Tensors and ScaledTensors whose bytes may be flipped."""
-    x = np.random.default_rng(0).standard_normal((32, 64)).astype(np.float32)
+    x = np.random.default_rng(0).standard_normal((64, 128)).astype(np.float32)
     frozen = x.copy()
     frozen.flags.writeable = False
     yield dlfp4.asarray(x)

@@ -335,7 +335,7 @@ cdef object as_quantized(x, dtype, copy):
     found = frameworks.load("torchao").from_torchao(x)
     return found if copy is not True else assemble(
         found.data.copy(), found.scales.copy(), None if found.global_scale is None else found.global_scale.copy(),
-        found.format, found.axis, found.scale_layout, found.shape)
+        found.format, found.axis, found.scale_layout, found.shape, None, False)
 
 
 cdef object as_floats(x):

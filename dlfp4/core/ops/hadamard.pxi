@@ -44,7 +44,7 @@ def _with_hadamard(ScaledTensor self, hadamard):
     if rotation == source.rotation:
         return source
     result = as_encoded(source, make_scaled(source.data, source.scales, source.global_scale, source.format, source.axis,
-                                            source.scale_layout, source.shape, rotation))
+                                            source.scale_layout, source.shape, rotation, source.offsets))
     result.receipt = source.receipt
     check_rotated(result)
     return result
@@ -91,7 +91,7 @@ cdef inline uint32_t rotation_of(x):
 
 cdef ScaledTensor forget_rotation(ScaledTensor self):
     cdef ScaledTensor result = make_scaled(self.data, self.scales, self.global_scale, self.format, self.axis,
-                                           self.scale_layout, self.shape, 0)
+                                           self.scale_layout, self.shape, 0, self.offsets)
     result.prepared = self.prepared
     return result
 

@@ -65,6 +65,7 @@ cdef tuple check_out_scaled(out, tuple axes, Tensor source, _Rules rules, str sc
         if result.global_scale is None and dlfp4_formats[rules.number].kind == DLFP4_TWO_LEVEL:
             raise ValueError(f"out is {summary_of(result)} without a global scale, for which the result needs memory; "
                              f"pass a ScaledTensor that quantize returned")
+        check_zero_points(result)
         if result.rotation != rotation:
             raise ValueError(f"out has hadamard={result.hadamard}, the result {signs_of(rotation)}; pass what quantize "
                              f"returned with the same signs")
@@ -80,9 +81,25 @@ cdef tuple check_out_scaled(out, tuple axes, Tensor source, _Rules rules, str sc
         check_clear_of(result.scales, "out's scales", source)
         if result.global_scale is not None:
             check_clear_of(result.global_scale, "out's global scale", source)
+        if result.offsets is not None:
+            check_clear_of(result.offsets, "out's zero points", source)
     if len(results) == 2:
         check_apart(parts_of(results[0]), parts_of(results[1]))
     return results
+
+
+cdef int check_zero_points(ScaledTensor result) except -1:
+    """Whether out has the zero points that quantize makes, one after the other, or none."""
+    own = own_offsets(result.format)
+    found = "" if result.offsets is None else dtype_name(result.offsets)
+    if found != own:
+        named = {"": "neither zero points nor biases"}
+        raise ValueError(f"out has {named.get(found, found + ' beside its scales')}, the result "
+                         f"{named.get(own, own + ' zero points')}; pass what quantize returned")
+    if own and not has_dense_lines(result.offsets):
+        raise ValueError(f"out's zero points have strides {strides_of(result.offsets)} and shape "
+                         f"{shape_of(result.offsets)}; those of a line must be neighbours: pass a .copy() of them")
+    return 0
 
 
 cdef int check_granularity(ScaledTensor result, _Rules rules, str per) except -1:
@@ -121,6 +138,9 @@ cdef int check_writable_parts(ScaledTensor self) except -1:
     if self.global_scale is not None:
         check_own_memory(self.global_scale, "out's global scale")
         check_apart((self.data, self.scales), (self.global_scale,))
+    if self.offsets is not None:
+        check_own_memory(self.offsets, "out's zero points")
+        check_apart((self.data, self.scales), (self.offsets,))
     return 0
 
 

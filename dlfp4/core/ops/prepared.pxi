@@ -95,7 +95,7 @@ cdef ScaledTensor divide_prepared(ScaledTensor source, Tensor memory, dlfp4_cuda
         if part is not None:
             part.immutable = True   # products do not wait for writes to them
     return as_encoded(source, make_scaled(codes, scales, unit, source.format, source.axis, "prepared", source.shape,
-                                          source.rotation))
+                                          source.rotation, None))
 
 
 cdef dlfp4_cuda_report inspect(ScaledTensor source, Preparation *call, const Place *place) except *:
@@ -124,7 +124,7 @@ cdef ScaledTensor restore(ScaledTensor self, given):
     if self.format.block is not None:
         scales = allocate_buffer((prepared.rows, prepared.columns // row.length), row.scale, &place)
     cdef ScaledTensor result = as_encoded(
-        self, make_scaled(data, scales, self.global_scale, self.format, -1, "linear", self.shape, self.rotation))
+        self, make_scaled(data, scales, self.global_scale, self.format, -1, "linear", self.shape, self.rotation, None))
     cdef Preparation call
     cdef Touched touched
     fill_blocks(&call.blocks, result, 0)
@@ -140,7 +140,7 @@ cdef ScaledTensor restore(ScaledTensor self, given):
 cdef ScaledTensor turn_prepared(ScaledTensor self):
     cdef ScaledTensor turned = as_encoded(self, make_scaled(
         self.data, self.scales, self.global_scale, self.format, -3 - self.axis, self.scale_layout, self.shape[::-1],
-        self.rotation))
+        self.rotation, None))
     turned.prepared = self.prepared
     return turned
 

@@ -50,12 +50,7 @@ cdef int fill_scaled_factor(Factor *factor, ScaledTensor self, int64_t axis, str
     cdef tuple shape = self.shape
     cdef int ndim = len(shape), along = along_axis(axis, ndim, name), k
     cdef int64_t stride = 1
-    if self.axis == -2 and ndim != 2:
-        raise ValueError(f"{name} is {summary_of(self)}, a stack with blocks along columns, which are not summed over; "
-                         f"sum over .dequantize(), or quantize it along its last axis")
-    if ndim + self.axis != along:
-        raise ValueError(f"{name} is {summary_of(self)}, with blocks along axis {self.axis}, and is to be summed along "
-                         f"{along - ndim}; quantize it along that axis, or sum over .dequantize()")
+    check_axis_of_sums(self, axis, name)
     fill_blocks(&factor.lines.blocks, self, 0)
     factor.lines.format = self.number
     if self.global_scale is not None and self.global_scale.dl.ndim == 0:
@@ -71,6 +66,18 @@ cdef int fill_scaled_factor(Factor *factor, ScaledTensor self, int64_t axis, str
     if stride == 1:   # the stride of a single line means nothing
         factor.lines.blocks.strides[0] = factor.lines.blocks.length
     reverse_axes(factor)
+    return 0
+
+
+cdef int check_axis_of_sums(ScaledTensor self, int64_t axis, str name) except -1:
+    """Whether blocks run along the axis that is summed over."""
+    cdef int ndim = len(self.shape), along = along_axis(axis, ndim, name)
+    if self.axis == -2 and ndim != 2:
+        raise ValueError(f"{name} is {summary_of(self)}, a stack with blocks along columns, which are not summed over; "
+                         f"sum over .dequantize(), or quantize it along its last axis")
+    if ndim + self.axis != along:
+        raise ValueError(f"{name} is {summary_of(self)}, with blocks along axis {self.axis}, and is to be summed along "
+                         f"{along - ndim}; quantize it along that axis, or sum over .dequantize()")
     return 0
 
 
@@ -177,8 +184,8 @@ cdef Tensor sum_over(a, b, int64_t axis, out):
     others = elements_of(right)
     check_together(elements, others)
     place = place_for(elements, None, a, b, out)
-    left = plain_on(left, &place)
-    right = plain_on(right, &place)
+    left = for_dots(plain_on(left, &place), axis, "a", &place)
+    right = for_dots(plain_on(right, &place), axis, "b", &place)
     fill_sums(&of_left, &of_right, left, right, axis)
     if out is None:
         result = allocate_on(&place, FLOAT32, of_left.ndim, of_left.shape, False)
@@ -210,19 +217,37 @@ cdef inline object plain_on(x, const Place *place):
     return readable(x, place) if type(x) is ScaledTensor else x
 
 
+cdef inline object for_dots(x, int64_t axis, str name, const Place *place):
+    """An operand as the kernels of dots take it: on a device integers in blocks are decoded first."""
+    if is_host(place) or type(x) is not ScaledTensor or not (<ScaledTensor> x).format.has_integers:
+        return x
+    check_axis_of_sums(x, axis, name)
+    return dequantize(x, stream=place.stream)
+
+
 cdef inline ScaledTensor readable(ScaledTensor self, const Place *place):
     return widen_scales(restore(self, place.stream) if is_prepared(self) else self, place)
 
 
 cdef inline ScaledTensor widen_scales(ScaledTensor self, const Place *place):
-    """Scales of a format whose scales are float32 as that: the type that kernels read."""
-    cdef Tensor scales
-    if dlfp4_formats[self.number].kind != DLFP4_LARGEST or self.scales.row == FLOAT32:
+    """Scales of a format whose scales are float32, and biases, as that: the type that kernels read."""
+    cdef bint has_biases = self.offsets is not None and is_float(self.offsets.row)
+    if dlfp4_formats[self.number].kind != DLFP4_LARGEST or (
+            self.scales.row == FLOAT32 and not (has_biases and self.offsets.row != FLOAT32)):
         return self
-    scales = allocate_on(place, FLOAT32, self.scales.dl.ndim, self.scales.dl.shape, False)
-    convert(self.scales, scales, NULL, place)
-    return make_scaled(self.data, scales, self.global_scale, self.format, self.axis, self.scale_layout, self.shape,
-                       self.rotation)
+    return make_scaled(self.data, widen(self.scales, place), self.global_scale, self.format, self.axis,
+                       self.scale_layout, self.shape, self.rotation,
+                       widen(self.offsets, place) if has_biases else self.offsets)
+
+
+cdef Tensor widen(Tensor self, const Place *place):
+    """Floats as float32."""
+    cdef Tensor result
+    if self.row == FLOAT32:
+        return self
+    result = allocate_on(place, FLOAT32, self.dl.ndim, self.dl.shape, False)
+    convert(self, result, NULL, place)
+    return result
 
 
 def _meet(a, b):
@@ -241,7 +266,7 @@ cdef object place_operand(x, Tensor elements, bint on_device):
     scaled = plain(x)
     return make_scaled(place_managed(scaled.data, on_device), place_managed(scaled.scales, on_device),
                        place_managed(scaled.global_scale, on_device), scaled.format, scaled.axis, scaled.scale_layout,
-                       scaled.shape, scaled.rotation)
+                       scaled.shape, scaled.rotation, place_managed(scaled.offsets, on_device))
 
 
 cdef int check_together(Tensor a, Tensor b) except -1:

@@ -37,7 +37,7 @@ def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=Non
     format : Format or str
         A row of :func:`formats`: "nvfp4", "nvfp4_16x16", "mxfp4", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp8_e4m3",
         "mxfp8_e5m2", "mxfp8_32x32", "fp8_e4m3", "fp8_e5m2", "fp8_row", "fp8_1x128", "fp8_128x128" and their "_e5m2"
-        forms.
+        forms; "int4_g32", "int4_g64", "int4_g128", "int4_row" and the same of "uint4".
     recipe : Recipe or str, optional
         How scales are chosen and elements rounded: a :class:`Recipe` or the name of one: "ocp" (the default for mx
         formats), "nvidia", "transformer-engine", "transformer-engine-rocm", "flashinfer", "modelopt",
@@ -61,7 +61,7 @@ def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=Non
         padding is written as 0 or, with "aiter", as the recipe's byte of a zero block.
     pad : bool
         Complete the last block of each line with zeros instead of refusing shapes that do not divide. FP8 needs no
-        padding: its last blocks may be smaller.
+        padding: its last blocks may be smaller. Lines of "int4_row" and "uint4_row" are completed to whole bytes.
     hadamard : sequence of int or int, optional
         Sixteen signs, each 1 or -1, or a seed that draws them: the random Hadamard transform goes before everything
         else. Sixteen neighbours along `axis` become ``x @ diag(signs) @ H16 / 4`` in float32, which spreads outliers.
@@ -80,7 +80,8 @@ def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=Non
     Raises
     ------
     ValueError
-        The shape does not divide into blocks (NVFP4, MX), options exclude one another, or `out` does not fit.
+        The shape does not divide into blocks (NVFP4, MX, int4, uint4), options exclude one another, or `out` does not
+        fit.
     TypeError
         `x` has another element type.
     BufferError
@@ -98,10 +99,14 @@ def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=Non
     FP8: ``encode = max / a``, ``s = 1 / encode``, ``q = round(x * encode)``; max is the element type's largest value.
     Where a is 0, infinite or NaN, encode is 1, as in TransformerEngine: elements are cast unscaled. Quotients are
     clamped to the largest float32, and g, computed or given, is at least its reciprocal.
+    int4 (as compressed-tensors in float32): ``s = a / 7.5``, ``q = clamp(round(x / s), -8, 7)``, symmetric; where s
+    would be 0, in a block of zeros, it is the last place of 1 in its type (2**-23 of float32). uint4 has equal values:
+    codes are ``q + 8``, and the zero point of every block is 8. A block with a NaN or an infinity decodes to NaN: its
+    scale is NaN, its elements are 0.
     The Hadamard transform, as in TransformerEngine: elements times ``signs / 4``, then sums and differences of
     neighbours 1, 2, 4 and 8 apart, in that order; H16 is Sylvester's matrix.
-    Elements saturate. A block of NVFP4 or MX with a NaN or an infinity decodes to NaN: its scale is NaN, its elements
-    are 0. Other blocks are not affected.
+    Elements saturate. A block of NVFP4 or MX with a NaN or an infinity decodes to NaN, too. Other blocks are not
+    affected.
 
     Examples
     --------
@@ -313,13 +318,14 @@ cdef enum:
 @cython.final
 cdef class _Allotment:
     """The buffers of a tensor in one piece of memory: shapes, types and offsets of the data, the scales and, in formats
-    that have it, the global scale; and the bytes of all."""
+    that have it, the global scale or zero points; and the bytes of all."""
     cdef int64_t shapes[3][2]
     cdef int64_t offsets[3]
     cdef int ndims[3]
     cdef int rows[3]
     cdef int64_t bytes
     cdef bint has_global_scale
+    cdef bint has_zero_points
 
 
 @functools.lru_cache(maxsize=1024)
@@ -340,7 +346,9 @@ def _find_allotment(*described):
         if bytes > INT64_MAX:
             raise MemoryError(f"shape {described[0]} in {described[1]} has more bytes than memory can hold")
     self.bytes = bytes
-    self.has_global_scale = len(buffers) == 3
+    names = [buffer.name for buffer in buffers]
+    self.has_global_scale = "global_scale" in names
+    self.has_zero_points = "zero_points" in names
     return self
 
 
@@ -374,7 +382,8 @@ cdef ScaledTensor allocate_scaled(tuple shape, _Rules rules, int axis, str scale
     cdef Tensor memory = allocate_on(place, UINT8, 1, &allotment.bytes, False)
     return make_scaled(part_of(memory, allotment, 0), part_of(memory, allotment, 1),
                        part_of(memory, allotment, 2) if allotment.has_global_scale else None,
-                       rules.format, axis, scale_layout, shape, rotation)
+                       rules.format, axis, scale_layout, shape, rotation,
+                       part_of(memory, allotment, 2) if allotment.has_zero_points else None)
 
 
 cdef tuple with_float32_scales(tuple results, const Place *place):
@@ -384,7 +393,7 @@ cdef tuple with_float32_scales(tuple results, const Place *place):
     for result in results:
         scales = allocate_on(place, FLOAT32, result.scales.dl.ndim, result.scales.dl.shape, False)
         wide.append(make_scaled(result.data, scales, result.global_scale, result.format, result.axis,
-                                result.scale_layout, result.shape, result.rotation))
+                                result.scale_layout, result.shape, result.rotation, result.offsets))
     return tuple(wide)
 
 
@@ -392,6 +401,7 @@ cdef void reads_parts(Touched *touched, ScaledTensor self) noexcept:
     reads(touched, self.data)
     reads(touched, self.scales)
     reads(touched, self.global_scale)
+    reads(touched, self.offsets)
 
 
 cdef int secure_parts(ScaledTensor self) except -1:
@@ -400,6 +410,8 @@ cdef int secure_parts(ScaledTensor self) except -1:
     secure(self.scales)
     if self.global_scale is not None:
         secure(self.global_scale)
+    if self.offsets is not None:
+        secure(self.offsets)
     return 0
 
 
@@ -427,6 +439,18 @@ cdef int fill_blocks(dlfp4_blocks *blocks, ScaledTensor self, uint8_t zero_scale
     blocks.decode_lines = max(1, lines)
     blocks.finds_decodes = False
     blocks.rotation = self.rotation
+    blocks.offsets = NULL
+    return fill_offsets(blocks, self.offsets, swapped) if self.offsets is not None else 0
+
+
+cdef int fill_offsets(dlfp4_blocks *blocks, Tensor offsets, bint swapped) except -1:
+    """The kernels' description of zero points, or of biases of float32."""
+    check_readable(offsets)
+    blocks.offsets = offsets.dl.data
+    blocks.offset_strides[0] = offsets.dl.strides[swapped]
+    blocks.offset_strides[1] = offsets.dl.strides[not swapped]
+    blocks.offset_code = offsets.dl.dtype.code
+    blocks.offset_bits = offsets.dl.dtype.bits
     return 0
 
 
@@ -491,6 +515,7 @@ cdef int fill_results(Quantization *call, tuple results, Touched *touched, bint 
         writes(touched, result.data)
         writes(touched, result.scales)
         writes(touched, result.global_scale)
+        writes(touched, result.offsets)
         call.blocks[direction].finds_decodes = finds_parts
         if call.blocks[direction].decodes != NULL or (result.global_scale is None and not scales_whole(call.format)):
             continue
@@ -641,8 +666,9 @@ def dequantize(q, dtype=None, *, out=None, stream=None):
     Returns
     -------
     Tensor
-        ``(..., K)``, q's shape: ``element * scale``, with NVFP4 ``element * (scale * global_scale)``, in float32,
-        rounded to nearest even. A NaN scale gives NaN.
+        ``(..., K)``, q's shape: ``element * scale``, with NVFP4 ``element * (scale * global_scale)``, of integers
+        ``(element - zero point) * scale`` or ``element * scale + bias``, in float32 and without contraction, rounded to
+        nearest even. A NaN scale gives NaN.
 
     Raises
     ------

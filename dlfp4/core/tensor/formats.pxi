@@ -58,7 +58,8 @@ Buffer.__doc__ = """One piece of memory of a tensor: its name, its shape in logi
 
 
 @functools.lru_cache(maxsize=1024)
-def _buffers_of(shape, format, axis, scale_layout, pad, scale_dtype=None, global_scale_per="tensor"):
+def _buffers_of(shape, format, axis, scale_layout, pad, scale_dtype=None, global_scale_per="tensor",
+                offsets=None):
     """The buffers of a tensor quantized along one axis. All code that allocates, checks or describes them asks here.
 
     The tensor counts as a matrix of M = prod(shape[:-1]) rows and K = shape[-1] columns. Along ``axis=-1`` a line is a
@@ -82,11 +83,14 @@ def _buffers_of(shape, format, axis, scale_layout, pad, scale_dtype=None, global
         The type of the scales, where that is not the format's.
     global_scale_per : {"tensor", "row", "matrix"}
         Which part of the tensor a global scale is of: all of it, a line, or a matrix of the stack.
+    offsets : str, optional
+        Formats of integers: the type of zero points or biases, "" for neither. Default: as quantize makes them.
 
     Returns
     -------
     tuple of Buffer
-        "data", "scales" and, of formats with two levels of scales, "global_scale".
+        "data", "scales" and, of formats with two levels of scales, "global_scale"; of integers, "zero_points" or
+        "biases" where there are some.
 
     Raises
     ------
@@ -97,10 +101,11 @@ def _buffers_of(shape, format, axis, scale_layout, pad, scale_dtype=None, global
     lines, length = as_lines(shape, axis)
     if format.block is not None and not pad and not divides(shape, format, axis):
         group, block = format.block
+        blocks = f"the {group}x{block} blocks of {format.name}" if block else f"the whole bytes of {format.name}"
         raise ValueError(
-            f"shape {shape} along axis {axis}, {lines} lines of {length} elements, does not divide into the "
-            f"{group}x{block} blocks of {format.name}; pass pad=True to complete them with zeros, or pad the tensor")
-    stored = length if format.block is None or may_be_short(format) else round_up(length, format.block[1])
+            f"shape {shape} along axis {axis}, {lines} lines of {length} elements, does not divide into {blocks}; pass "
+            f"pad=True to complete them with zeros, or pad the tensor")
+    stored = length if format.block is None or may_be_short(format) else round_up(length, step_of(format))
     scales = scales_of_lines(format, lines, stored)
     transposed = axis == -2 and not is_subbyte(row_of_argument(format.element))   # against its lines
     if scale_layout != "linear":
@@ -109,6 +114,10 @@ def _buffers_of(shape, format, axis, scale_layout, pad, scale_dtype=None, global
         scales = scales[::-1]
     buffers = (Buffer("data", (stored, lines) if transposed else (lines, stored), format.element),
                Buffer("scales", scales, scale_type(format, scale_dtype)))
+    if format.has_integers:
+        offsets = own_offsets(format) if offsets is None else offsets
+        name = "biases" if offsets in BIASES else "zero_points"
+        return (*buffers, Buffer(name, scales, DTYPES[row_of_argument(offsets)])) if offsets else buffers
     if not format.has_global_scale:
         return buffers
     return (*buffers, Buffer("global_scale", global_scales(shape, format, axis, global_scale_per), DTYPES[FLOAT32]))
@@ -142,13 +151,17 @@ cdef bint divides(tuple shape, format, axis) except -1:
     if format.block is None or may_be_short(format):
         return True
     lines, length = as_lines(shape, axis)
-    group, block = format.block
-    return lines % group == 0 and length % block == 0
+    return lines % format.block[0] == 0 and length % step_of(format) == 0
+
+
+cdef object step_of(format):
+    """How many elements of a line belong together: a block's, or those of a byte where a line has one scale."""
+    return format.block[1] or 8 // dlfp4_dtypes[row_of_argument(format.element)].bits
 
 
 cdef bint may_be_short(format) except -1:
-    """Whether the last block of a line may be short, as with float32 scales."""
-    return format.kind == "largest"
+    """Whether the last block of a line may be short, as of bytes with float32 scales."""
+    return format.kind == "largest" and not format.has_integers
 
 
 cdef tuple as_lines(tuple shape, axis):
@@ -186,6 +199,9 @@ cdef tuple tiled(tuple scales, format, layout, dtype):
 
 cdef int check_layout(format, str layout, const dlfp4_layout_row *tile, dtype) except -1:
     """ValueError where a layout is not for a format's scales, of that type."""
+    if format.has_integers and layout != "linear":
+        raise ValueError(f"scale_layout={layout!r}: no layout is for the float32 scales of integers; use "
+                         f"scale_layout='linear'")
     if tile.lines and format.block != (tile.lines, 128):
         raise ValueError(f"scale_layout={layout!r} is for float32 scales of {tile.lines}x128 blocks; {format.name} has "
                          f"{'one scale' if format.block is None else 'x'.join(map(str, format.block))}; use "

@@ -51,11 +51,13 @@ def _restore_tensor(buffer, shape, dtype, padded, x2):
 
 
 def _restore_scaled(data, scales, global_scale, format, axis, scale_layout, shape, encode_scale=None,
-                    hadamard=None):
+                    hadamard=None, offsets=None):
     """Called by pickles, and by TensorProto: a ScaledTensor of its parts, a global scale of one row as it is."""
-    cdef ScaledTensor self = assemble(data, scales, global_scale, _find_format(format), axis, scale_layout, shape)
+    cdef bint are_biases = offsets is not None and is_float(row_of_argument(offsets.dtype))
+    cdef ScaledTensor self = assemble(data, scales, global_scale, _find_format(format), axis, scale_layout, shape,
+                                      offsets, are_biases)
     if global_scale is not None and global_scale.ndim > self.global_scale.dl.ndim:
         self = make_scaled(self.data, self.scales, reshape_tensor(self.global_scale, (1,)), self.format, axis,
-                           scale_layout, self.shape, 0)
+                           scale_layout, self.shape, 0, None)
     self.encode_scale = encode_scale
     return with_rotation(self, parse_hadamard(hadamard))

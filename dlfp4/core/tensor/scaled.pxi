@@ -3,6 +3,10 @@
 _Parts = collections.namedtuple("_Parts", "data scales global_scale", module="dlfp4._core")
 _Parts.__doc__ = """The arrays of a :class:`ScaledTensor` in one library: data, scales, global_scale (or None)."""
 
+_IntegerParts = collections.namedtuple("_IntegerParts", "data scales global_scale zero_points biases",
+                                       module="dlfp4._core")
+_IntegerParts.__doc__ = """The same of int4 and uint4: global_scale is None, and at least one of the others."""
+
 
 cdef struct Prepared:      # of a tensor in the layout "prepared": see prepared.pxi
     int64_t rows, columns  # as stored without it
@@ -12,7 +16,8 @@ cdef struct Prepared:      # of a tensor in the layout "prepared": see prepared.
 
 @cython.final
 cdef class ScaledTensor:
-    """A block-scaled tensor: ``value = data * scale of its block (* global_scale)``.
+    """A block-scaled tensor: ``value = data * scale of its block (* global_scale)``; of integers,
+    ``(data - zero point) * scale`` or ``data * scale + bias``.
 
     It comes from :func:`quantize` or :meth:`from_parts`. A tensor of shape ``(..., K)`` is stored as a matrix of
     M = prod(shape[:-1]) rows and K columns, with blocks along its rows (``axis=-1``) or its columns (``axis=-2``).
@@ -31,6 +36,9 @@ cdef class ScaledTensor:
     global_scale : Tensor or None
         float32, in formats with two levels of scales: a decode scale, which checkpoints call ``weight_scale_2``. 0-d;
         ``(M,)``, one for each line of blocks (``(K,)`` with ``axis=-2``); or ``(E,)``, one for each matrix of a stack.
+    zero_points, biases : Tensor or None
+        int4 and uint4: one for each scale, in the shape of `scales`; one of the two at most. Zero points are uint8,
+        int8, uint4 or int4; without them they count as 0. Biases are float32, bfloat16 or float16.
     encode_scale : Tensor or None
         The global scale as an encode scale, where :meth:`from_parts` was given one: float32, as it was given. Its bits
         cannot always be computed from `global_scale`. Operations do not read it.
@@ -51,6 +59,7 @@ cdef class ScaledTensor:
     cdef readonly Tensor scales
     cdef readonly Tensor global_scale
     cdef readonly Tensor encode_scale
+    cdef Tensor offsets      # zero points or biases, which its type tells
     cdef readonly object format
     cdef readonly int axis
     cdef readonly str scale_layout
@@ -68,7 +77,7 @@ cdef class ScaledTensor:
 
     @staticmethod
     def from_parts(data, scales, global_scale=None, *, format, axis=-1, str scale_layout="linear", shape=None,
-                   encode_scale=None, hadamard=None):
+                   encode_scale=None, hadamard=None, zero_points=None, biases=None):
         """A ScaledTensor of existing parts, such as those of a checkpoint, sharing their memory.
 
         All parts lie on the host, pinned or not, or all on one device. CUDA managed memory counts as lying with the
@@ -101,12 +110,18 @@ cdef class ScaledTensor:
             of 17 % of all float32 numbers, no float32 reciprocal leads back to the same bits.
         hadamard : sequence of int or int, optional
             The parts are those of a tensor that was transformed: its signs, or their seed; see :func:`quantize`.
+        zero_points : producer, optional
+            int4 and uint4: ``value = (data - zero point) * scale``, with a zero point for each scale, in the shape of
+            `scales`: uint4 or int4, packed or one a byte (which are copied and packed), uint8 or int8.
+        biases : producer, optional
+            int4 and uint4: ``value = data * scale + bias``, with a bias for each scale (MLX): float32, bfloat16 or
+            float16.
 
         Raises
         ------
         ValueError
-            `global_scale` and `encode_scale` are both given; the parts do not fit together, or they lie on different
-            devices.
+            `global_scale` and `encode_scale`, or `zero_points` and `biases`, are both given; the parts do not fit
+            together, or they lie on different devices.
         TypeError
             An element type that is not the format's.
         BufferError
@@ -114,14 +129,21 @@ cdef class ScaledTensor:
         """
         cdef ScaledTensor self
         row, axis = _find_format(format), parse_axis(axis)
+        if zero_points is not None and biases is not None:
+            raise ValueError("zero_points and biases are both given; a tensor has one of them, or neither")
+        offsets = zero_points if biases is None else biases
+        if offsets is not None and not row.has_integers:
+            raise ValueError(f"only formats of int4 and uint4 have zero_points or biases, and {row} has not; leave "
+                             f"them out")
         if encode_scale is None:
-            return with_rotation(assemble(data, scales, global_scale, row, axis, scale_layout, shape),
-                                 parse_hadamard(hadamard))
+            return with_rotation(
+                assemble(data, scales, global_scale, row, axis, scale_layout, shape, offsets, biases is not None),
+                parse_hadamard(hadamard))
         if global_scale is not None:
             raise ValueError("global_scale and encode_scale are both given; each is the reciprocal of the other: "
                              "give one")
         stored = as_encode_scale(encode_scale)
-        self = assemble(data, scales, reciprocal_of(stored), row, axis, scale_layout, shape)
+        self = assemble(data, scales, reciprocal_of(stored), row, axis, scale_layout, shape, None, False)
         self.encode_scale = stored
         return with_rotation(self, parse_hadamard(hadamard))
 
@@ -132,14 +154,24 @@ cdef class ScaledTensor:
         return signs_of(self.rotation)
 
     @property
+    def zero_points(self):
+        """The zero points of blocks of integers, or None."""
+        return None if self.offsets is None or is_float(self.offsets.row) else self.offsets
+
+    @property
+    def biases(self):
+        """The biases of blocks of integers, or None."""
+        return self.offsets if self.offsets is not None and is_float(self.offsets.row) else None
+
+    @property
     def device(self):
         """The :class:`Device` on which the data lies."""
         return self.data.device
 
     @property
     def nbytes(self):
-        """Bytes of the data, the scales and the global scale."""
-        return sum([part.nbytes for part in (self.data, self.scales, self.global_scale) if part is not None])
+        """Bytes of all parts."""
+        return sum([part.nbytes for part in parts_of(self)])
 
     @property
     def ndim(self):
@@ -158,7 +190,8 @@ cdef class ScaledTensor:
         linear = self.scale_layout == "linear" and self.scales.dl.ndim == 2
         return as_encoded(self, make_scaled(
             self.data.mT if bytewise else self.data, self.scales.mT if bytewise and linear else self.scales,
-            self.global_scale, self.format, -3 - self.axis, self.scale_layout, self.shape[::-1], self.rotation))
+            self.global_scale, self.format, -3 - self.axis, self.scale_layout, self.shape[::-1], self.rotation,
+            self.offsets))
 
     def __getitem__(self, key):
         """A part of the tensor over the same memory: rows and columns between blocks, or tensors of a stack.
@@ -175,6 +208,7 @@ cdef class ScaledTensor:
         -------
         ScaledTensor
             It shares the global scale, too, so that writing to it by ``quantize(out=...)`` changes that of the whole.
+            Zero points of 4 bits whose part would not start on a byte are copied to one a byte.
 
         Raises
         ------
@@ -310,16 +344,17 @@ cdef class ScaledTensor:
             return self
         source = plain(self)
         moved = [None if part is None else part.to_device(target)
-                 for part in (source.data, source.scales, source.global_scale)]
+                 for part in (source.data, source.scales, source.global_scale, source.offsets)]
         return as_encoded(self, make_scaled(moved[0], moved[1], moved[2], self.format, self.axis, source.scale_layout,
-                                            self.shape, self.rotation))
+                                            self.shape, self.rotation, moved[3]))
 
     def to_numpy(self, copy=None):
         """The parts as NumPy arrays; see :meth:`Tensor.to_numpy`."""
         return export_parts(self, "to_numpy", copy)
 
     def to_torch(self, copy=None):
-        """The parts as PyTorch tensors; see :meth:`Tensor.to_torch`."""
+        """The parts as PyTorch tensors; see :meth:`Tensor.to_torch`. It has no int4: those are bytes of two, as uint8
+        (..., K/2), and zero points lie one a byte."""
         return export_parts(self, "to_torch", copy)
 
     def to_jax(self, copy=None):
@@ -327,7 +362,7 @@ cdef class ScaledTensor:
         return export_parts(self, "to_jax", copy)
 
     def to_cupy(self, copy=None):
-        """The parts as CuPy arrays; see :meth:`Tensor.to_cupy`."""
+        """The parts as CuPy arrays; see :meth:`Tensor.to_cupy`. It has no int4 either: see :meth:`to_torch`."""
         return export_parts(self, "to_cupy", copy)
 
     def to_torchao(self, dtype="bfloat16"):
@@ -354,14 +389,13 @@ cdef class ScaledTensor:
     def to_like(self, x, /):
         """The parts as objects of x's framework, on x's device; see :meth:`Tensor.to_like`."""
         source = plain(self)
-        return _Parts._make([None if part is None else as_native_like(part, x)
-                             for part in (source.data, source.scales, source.global_scale)])
+        return hand_over(source, lambda part: as_native_like(part, x))
 
     def __reduce__(self):   # see pickling.pxi
         if is_prepared(self):
             return plain(self).__reduce__()
         return _restore_scaled, (self.data, self.scales, self.global_scale, self.format.name, self.axis,
-                                 self.scale_layout, self.shape, self.encode_scale, self.hadamard)
+                                 self.scale_layout, self.shape, self.encode_scale, self.hadamard, self.offsets)
 
     def __copy__(self):
         return self   # it never changes
@@ -376,7 +410,7 @@ cdef class ScaledTensor:
 
 
 cdef ScaledTensor make_scaled(Tensor data, Tensor scales, Tensor global_scale, format, int axis, str scale_layout,
-                              tuple shape, uint32_t rotation):
+                              tuple shape, uint32_t rotation, Tensor offsets):
     cdef ScaledTensor self = ScaledTensor.__new__(ScaledTensor)
     self.data = data
     self.scales = scales
@@ -388,6 +422,7 @@ cdef ScaledTensor make_scaled(Tensor data, Tensor scales, Tensor global_scale, f
     self.scale_layout_row = SCALE_LAYOUTS.get(scale_layout, NO_SCALE_LAYOUT)
     self.shape = shape
     self.rotation = rotation
+    self.offsets = offsets
     return self
 
 
@@ -431,7 +466,7 @@ def _with_receipt(ScaledTensor self, receipt):
     """The same tensor, and what became of the one that it was made of."""
     cdef ScaledTensor result = as_encoded(self, make_scaled(
         self.data, self.scales, self.global_scale, self.format, self.axis, self.scale_layout, self.shape,
-        self.rotation))
+        self.rotation, self.offsets))
     result.prepared = self.prepared
     result.receipt = receipt
     return result
@@ -445,7 +480,8 @@ cdef tuple parts_of(x):
     """The tensors that hold an operand."""
     if type(x) is not ScaledTensor:
         return (x,)
-    return (x.data, x.scales) if x.global_scale is None else (x.data, x.scales, x.global_scale)
+    cdef ScaledTensor self = x
+    return tuple([part for part in (self.data, self.scales, self.global_scale, self.offsets) if part is not None])
 
 
 cdef inline bint lies_across(ScaledTensor self) noexcept:
@@ -470,14 +506,41 @@ cdef int64_t lines_of_global_scale(ScaledTensor self) except -1:
 def _without_global_scale(ScaledTensor self):
     """The same tensor with a global scale of 1; not of prepared ones."""
     return make_scaled(self.data, self.scales, None, self.format, self.axis, self.scale_layout, self.shape,
-                       self.rotation)
+                       self.rotation, self.offsets)
 
 
 cdef object export_parts(ScaledTensor given, str method, copy):
-    cdef ScaledTensor self = plain(given)
+    return hand_over(plain(given), lambda part: getattr(part, method)(copy))
+
+
+cdef object hand_over(ScaledTensor self, make):
+    """The parts as `make` makes them; integers that a library has not, as bytes."""
     unit = self.global_scale
-    return _Parts(getattr(self.data, method)(copy), getattr(self.scales, method)(copy),
-                  None if unit is None else getattr(unit, method)(copy))
+    if not self.format.has_integers:
+        return _Parts(make(self.data), make(self.scales), None if unit is None else make(unit))
+    zeros, biases = self.zero_points, self.biases
+    return _IntegerParts(or_bytes(self.data, make, False), make(self.scales), None,
+                         None if zeros is None else or_bytes(zeros, make, True),
+                         None if biases is None else make(biases))
+
+
+cdef object or_bytes(Tensor part, make, bint apart):
+    """Packed integers, or their bytes where a library has no such type; `apart`: a byte each."""
+    try:
+        return make(part)
+    except frameworks.RefusedError:
+        if not is_subbyte(part.row):
+            raise
+    return make(one_a_byte(part) if apart else part.view("uint8"))
+
+
+cdef Tensor one_a_byte(Tensor self):
+    """Packed zero points as uint8, or int8."""
+    if dtype_name(self) == "uint4":
+        return reinterpret(repack(self, True, None), UINT8)
+    if on_cuda(self):
+        raise BufferError(f"zero points of int4 and shape {shape_of(self)} do not lie on bytes; give them as int8")
+    return asarray(self.to_numpy().astype(np.int8))
 
 
 cdef int parse_axis(axis) except? -1:
@@ -499,7 +562,8 @@ cdef int parse_fill(fill, int default) except -1:
 
 # ---- From parts
 
-cdef ScaledTensor assemble(data, scales, global_scale, format, int axis, str scale_layout, shape):
+cdef ScaledTensor assemble(data, scales, global_scale, format, int axis, str scale_layout, shape, offsets,
+                           bint are_biases):
     cdef const dlfp4_format_row *row = &dlfp4_formats[<int> format.number]
     cdef Tensor elements = as_type(import_part(data), row.element, "data")
     cdef Tensor stored = as_scales(scales, elements, format)
@@ -521,11 +585,25 @@ cdef ScaledTensor assemble(data, scales, global_scale, format, int axis, str sca
     if scale_layout != "linear" and not is_compact_tensor(stored):
         raise BufferError(f"scales of shape {shape_of(stored)} have strides {strides_of(stored)}, but tiles of "
                           f"{scale_layout!r} follow one another without gaps; call .copy() first")
-    elements, stored, unit = place_parts((elements, stored, unit))
+    beside = None if offsets is None else as_offsets(offsets, are_biases, buffers[1], logical, format)
+    elements, stored, unit, beside = place_parts((elements, stored, unit, beside))
     check_aligned(stored, "scales")
     if unit is not None:
         check_aligned(unit, "global_scale")
-    return make_scaled(elements, stored, unit, format, axis, scale_layout, logical, 0)
+    if beside is not None:
+        check_aligned(beside, "biases" if are_biases else "zero_points")
+    return make_scaled(elements, stored, unit, format, axis, scale_layout, logical, 0, beside)
+
+
+cdef Tensor as_offsets(offsets, bint are_biases, buffer, tuple logical, format):
+    """Zero points or biases, one for each scale."""
+    cdef Tensor self = import_part(offsets)
+    name, choices = ("biases", BIASES) if are_biases else ("zero_points", ZERO_POINTS)
+    if dtype_name(self) not in choices:
+        raise TypeError(f"{name} has dtype {dtype_name(self)}; expected one of {', '.join(choices)}")
+    if is_padded(self):   # as to_numpy gives them
+        self = repack(self, False, None)
+    return fit_part(self, Buffer(name, buffer.shape, DTYPES[self.row]), logical, format)
 
 
 cdef Tensor import_part(part):
@@ -620,14 +698,15 @@ cdef tuple place_parts(tuple parts):
     anchor = parts[held]
     for k, part in enumerate(parts):
         if part is not None and not is_read_beside(part, anchor):
-            raise ValueError(f"{_Parts._fields[k]} lies on {device_of(part)}, {_Parts._fields[held]} on "
+            raise ValueError(f"{PART_NAMES[k]} lies on {device_of(part)}, {PART_NAMES[held]} on "
                              f"{device_of(anchor)}; the same kernels must read all parts: call "
                              f".to_device({str(place_beside(anchor))!r}) first")
     if anchor.dl.device.device_type == kDLCUDAManaged:
         return parts
-    data, scales, unit = parts
-    return place_managed(data, on_cuda(anchor)), place_managed(scales, on_cuda(anchor)), \
-        place_managed(unit, on_cuda(anchor))
+    return tuple([place_managed(part, on_cuda(anchor)) for part in parts])
+
+
+cdef tuple PART_NAMES = ("data", "scales", "global_scale", "zero_points or biases")
 
 
 cdef object place_beside(Tensor anchor):
@@ -709,7 +788,8 @@ cdef ScaledTensor relayout(ScaledTensor self, name, int fill):
     # New scales lie on the device, so managed memory must count as the device's: the host could not read all parts.
     return as_encoded(self, make_scaled(
         place_managed(self.data, True), duplicate(result.mT) if transposed else result,
-        place_managed(self.global_scale, True), self.format, self.axis, name, self.shape, self.rotation))
+        place_managed(self.global_scale, True), self.format, self.axis, name, self.shape, self.rotation,
+        self.offsets))   # integers have linear scales alone
 
 
 cdef struct Relayout:     # scales that move from one layout to another

@@ -116,7 +116,7 @@ cdef int check_borders(ScaledTensor self, const Cut *cut, str what) except -1:
 cdef ScaledTensor take_part(ScaledTensor self, Cut rows, Cut columns, tuple shape):
     """The parts of rows and columns on borders."""
     cdef Cut lines = rows if self.axis == -1 else columns, along = columns if self.axis == -1 else rows
-    cdef Tensor scales = self.scales
+    cdef Tensor scales = self.scales, beside = None
     elements, blocks = slice(along.first, along.last), slice(None)
     if along.last == along.extent:   # with the zeros that complete the last block
         elements = slice(along.first, None)
@@ -126,8 +126,9 @@ cdef ScaledTensor take_part(ScaledTensor self, Cut rows, Cut columns, tuple shap
             blocks = slice(along.first // along.step, divide_up(along.last, along.step))
         step = 1 if self.format.repeats_scales else lines.step
         scales = slice_part(self, scales, slice(lines.first // step, divide_up(lines.last, step)), blocks)
+        beside = slice_offsets(self, slice(lines.first // step, divide_up(lines.last, step)), blocks)
     unit = global_scale_of(self, lines.first, lines.last)
-    part = make_scaled(data, scales, unit, self.format, self.axis, "linear", shape, self.rotation)
+    part = make_scaled(data, scales, unit, self.format, self.axis, "linear", shape, self.rotation, beside)
     return as_encoded(self, part) if lines_of_global_scale(self) == 0 else part
 
 
@@ -139,6 +140,16 @@ cdef Tensor global_scale_of(ScaledTensor self, int64_t first, int64_t last):
         return self.global_scale
     part = slice_tensor(self.global_scale, slice(first // lines, divide_up(last, lines)))
     return part if lines == 1 or part.size_ != 1 else reshape_tensor(part, ())
+
+
+cdef Tensor slice_offsets(ScaledTensor self, lines, along):
+    """Zero points or biases of some blocks, which share memory unless they would start within a byte."""
+    if self.offsets is None:
+        return None
+    try:
+        return slice_part(self, self.offsets, lines, along)
+    except BufferError:
+        return slice_part(self, one_a_byte(self.offsets), lines, along)
 
 
 cdef inline Tensor slice_part(ScaledTensor self, Tensor part, lines, along):

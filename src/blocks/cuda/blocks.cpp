@@ -64,12 +64,13 @@ QuantizeParams quantize_params(const Quantization &of, const Lines &x, const dlf
   p.repeats = format.row->repeats;
   p.whole = format.whole;
   p.source = kTypes[kSourceRows[x.source]];
-  p.element = kTypes[format.row->element];
+  p.element = kTypes[encoded_row(format.row->element)];
+  p.middle = format.row->element == DLFP4_uint4 ? kMiddle : 0;
   p.scale = kTypes[format.row->scale];
   p.rule = of.rule;
   p.rounding = of.recipe.rounding;
   p.zero = of.recipe.drops_negative_zero ? 0.0f : -0.0f;
-  p.plus_zeros = of.recipe.rounds_to_plus_zero && p.element.specials != DLFP4_FNUZ;
+  p.plus_zeros = of.recipe.rounds_to_plus_zero && is_float(p.element) && p.element.specials != DLFP4_FNUZ;
   p.seed = of.recipe.seed;
   p.first = of.recipe.first;
   p.rotation = blocks.rotation;
@@ -394,6 +395,18 @@ int fill_padding(const dlfp4_blocks &blocks, const FormatInfo &format, int64_t l
   return set_bytes(blocks.scales, blocks.fill, padded_bytes(blocks.layout, rows, columns, format.scale_bytes), stream);
 }
 
+// Zero points of a result: all in the middle.
+int set_offsets(const dlfp4_blocks &blocks, const FormatInfo &format, int64_t lines, uintptr_t stream) {
+  if (!blocks.offsets) return 0;
+  const int64_t count = divide_up(blocks.length, format.block), stride = blocks.offset_strides[0];
+  if (lines == 0 || count == 0) return 0;
+  uint8_t *const zeros = static_cast<uint8_t *>(blocks.offsets);
+  if (lines == 1 || stride == count) return set_bytes(zeros, kMiddle, lines * count, stream);
+  int status = 0;  // a slice of another tensor's, whose rows are apart
+  for (int64_t i = 0; i < lines && !status; ++i) status = set_bytes(zeros + i * stride, kMiddle, count, stream);
+  return status;
+}
+
 // Sees to it that a scale that was given lies in a result's place too: by the kernel that reads it, if one runs.
 int keep_scale(const dlfp4_cuda_scale &scale, int result, const Lines &x, Quantization *of) {
   float *const place = scale.places[result];
@@ -432,6 +445,9 @@ int describe_pass(const dlfp4_matrix &x, Direction direction, const dlfp4_blocks
     return refuse(DLFP4_E_SHAPE);
   if (blocks->decodes && (of.format.row->kind != DLFP4_TWO_LEVEL || of.format.group > 1 || blocks->decode_lines != 1))
     return refuse(DLFP4_E_OPTION);
+  if (!can_set_offsets(*blocks, of.format)) return refuse(DLFP4_E_OPTION);
+  if (!has_whole_blocks(of.format, blocks->length)) return refuse(DLFP4_E_SHAPE);
+  if (const int status = set_offsets(*blocks, of.format, lines, of.stream)) return status;
   if (const int status = fill_padding(*blocks, of.format, lines, of.stream)) return status;
   if (lines == 0) return 0;
   if (blocks->length == 0) return put_empty_lines(*blocks, lines, of);
@@ -465,6 +481,11 @@ DequantizeParams dequantize_params(const dlfp4_blocks &q, const FormatInfo &form
   p.scale = kTypes[format.row->scale];
   p.target = kTypes[kSourceRows[result.source]];
   p.rotation = q.rotation;
+  p.offsets = static_cast<const uint8_t *>(q.offsets);
+  p.offset_stride = q.offset_strides[0];
+  p.offset_step = q.offset_strides[1];
+  p.offset_bits = q.offset_bits;
+  p.offset_is_signed = q.offset_code == dlfp4_dtypes[DLFP4_int4].code;
   p.dst = result.data;
   p.lines = result.lines;
   p.length = result.length;
@@ -604,6 +625,7 @@ int dlfp4_cuda_dequantize(int device, uintptr_t stream, const dlfp4_blocks *q, i
   if (!make_lines(*result, kAlongRows, &lines)) return refuse(DLFP4_E_DTYPE);
   if (q->length < lines.length || !is_addressable(*q, info, lines.lines) || !is_rotation(q->rotation, q->length))
     return refuse(DLFP4_E_SHAPE);
+  if (!has_known_offsets(*q, info)) return refuse(DLFP4_E_OPTION);
   if (lines.lines * lines.length == 0) return 0;
   return dequantize_lines(dequantize_params(*q, info, decode, lines), lines, info, stream);
 }

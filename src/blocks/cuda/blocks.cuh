@@ -57,7 +57,7 @@ __device__ inline void encode_group(const QuantizeParams &p, float multiplier, b
     const float value = scaled(element_at(p, line, first + i), multiplier, p.rule.divides, p.zero);
     const uint64_t code = from_float(value, p.element, {p.rounding, true}, draw);
     const bool is_negative_zero = p.plus_zeros && code == sign_bit(p.element, true);
-    word |= (is_negative_zero ? 0 : code) << i * p.element.bits;
+    word |= (is_negative_zero ? 0 : code ^ p.middle) << i * p.element.bits;
   }
   uint8_t *const to = p.data + (line * p.data_stride + first * p.data_step) * p.element.bits / 8;
   if (p.data_step == 1) return store_bytes(to, word, count * p.element.bits / 8);
@@ -146,9 +146,20 @@ __device__ inline void finish_line_scales(const QuantizeParams &p) {
 
 // --- Back ------------------------------------------------------------------------------------
 
+// What a block of integers has beside its scale.
+__device__ inline BlockOffset offset_at(const DequantizeParams &p, int64_t line, int64_t position) {
+  const int64_t place = line * p.offset_stride + (position >> p.block_shift) * p.offset_step;
+  if (p.offset_bits == 32) return {kNoOffset.zero, reinterpret_cast<const float *>(p.offsets)[place]};
+  const bool packed = p.offset_bits == 4;
+  const uint32_t byte = p.offsets[packed ? place >> 1 : place], code = packed ? byte >> (place & 1) * 4 : byte;
+  return {zero_point_of(code, p.offset_bits, p.offset_is_signed), kNoOffset.bias};
+}
+
 __device__ inline float plain_value_at(const DequantizeParams &p, int64_t line, int64_t position) {
   const uint64_t code = load_code(p.data, line * p.data_stride + position * p.data_step, p.element.bits, p.element);
-  return decoded(to_float(code, p.element), scale_at(p, line, position, load_or_one(decode_place(p, line))));
+  const float element = to_float(code, p.element);
+  const float scale = scale_at(p, line, position, load_or_one(decode_place(p, line)));
+  return p.offsets == nullptr ? decoded(element, scale) : decoded_with(element, scale, offset_at(p, line, position));
 }
 
 // Blocks are whole sixteens, whatever the length of the result.

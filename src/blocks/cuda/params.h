@@ -65,6 +65,7 @@ struct QuantizeParams {
   bool plus_zeros;  // codes of -0 become those of +0
   uint64_t seed, first;
   uint32_t rotation;  // of rules/hadamard.h; 0: none
+  uint32_t middle;    // what codes are moved by: of integers without a sign
 };
 
 struct QuantizeRowsParams {
@@ -97,7 +98,11 @@ struct DequantizeParams {
   int64_t lines, length;
   int64_t line_stride, step;
   ElementType element, scale, target;
-  uint32_t rotation;  // to undo
+  uint32_t rotation;       // to undo
+  const uint8_t *offsets;  // of integers: zero points or biases; null: none
+  int64_t offset_stride, offset_step;
+  int offset_bits;  // 32: biases
+  bool offset_is_signed;
 };
 
 struct LargestParams {

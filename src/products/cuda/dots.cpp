@@ -63,6 +63,7 @@ dlfp4_status describe_format(const dlfp4_cuda_lines &lines, DotSide *side) {
   if (!find_format(lines.lines.format, &format)) return DLFP4_E_OPTION;
   if (blocks.layout < 0 || blocks.layout >= DLFP4_NUM_LAYOUTS) return DLFP4_E_OPTION;
   if (!is_addressable(blocks, format, 2)) return DLFP4_E_SHAPE;
+  if (format.integers) return DLFP4_E_DTYPE;  // the caller decodes them
   side->dtype = format.row->element;
   side->bits = format.bits;
   const bool is_alone = format.whole || format.line;  // elements have no other scale
