@@ -25,10 +25,11 @@ cdef Tensor ONE = as_scalar(1.0, "global_scale")   # for the scale of a whole te
 
 cdef ScaledTensor outline_scaled(proto, int axis):
     """A quantized tensor without memory, along one of the axes that a TensorProto has."""
-    data, scales, *units = [outline(buffer.shape, buffer.dtype, False) if buffer.shape else ONE
-                            for buffer in proto._buffers_along(axis)]
-    return make_scaled(data, scales, units[0] if units else None, proto.format, axis, proto.scale_layout, proto.shape,
-                       parse_hadamard(proto.hadamard))
+    buffers = {buffer.name: outline(buffer.shape, buffer.dtype, False) if buffer.shape else ONE
+               for buffer in proto._buffers_along(axis)}
+    offsets = buffers.get("zero_points", buffers.get("biases"))
+    return make_scaled(buffers["data"], buffers["scales"], buffers.get("global_scale"), proto.format, axis,
+                       proto.scale_layout, proto.shape, parse_hadamard(proto.hadamard), offsets)
 
 
 cdef object outline_of(proto):
@@ -54,7 +55,9 @@ cdef int start_plan(dlfp4_plan *plan, Py_ssize_t bytes, count, tuple steps) exce
     return 0
 
 
-cdef int forget_addresses(dlfp4_blocks *blocks) noexcept:
+cdef int forget_addresses(dlfp4_blocks *blocks) except -1:
+    if blocks.offsets != NULL:
+        raise ValueError("zero points and biases have no place in plans; take int4 without them")
     blocks.data = blocks.scales = NULL
     blocks.decodes = NULL
     return 0

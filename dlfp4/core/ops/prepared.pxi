@@ -156,7 +156,7 @@ def _restore_prepared(data, scales, global_scale, format, int axis, shape, hadam
     cdef Tensor codes = import_part(data), stored = import_part(scales)
     cdef Tensor unit = None if global_scale is None else import_part(global_scale)
     cdef ScaledTensor self = make_scaled(codes, stored, unit, _find_format(format), axis, "prepared", tuple(shape),
-                                         parse_hadamard(hadamard))
+                                         parse_hadamard(hadamard), None)
     self.prepared = Prepared(facts[0], facts[1], facts[2], facts[3])
     check_prepared(self)
     return self
