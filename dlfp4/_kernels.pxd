@@ -231,6 +231,11 @@ cdef extern from "xla/plans.h" nogil:
         DLFP4_UNIT_TENSOR
         DLFP4_UNIT_LINES
 
+    enum:
+        DLFP4_GIVEN_NOTHING
+        DLFP4_GIVEN_SCALE
+        DLFP4_GIVEN_LARGEST
+
     ctypedef struct dlfp4_quantize_plan:
         dlfp4_plan plan
         dlfp4_matrix x
@@ -239,7 +244,7 @@ cdef extern from "xla/plans.h" nogil:
         dlfp4_recipe recipe
         dlfp4_blocks blocks[2]
         uint8_t along[2]
-        uint8_t is_given
+        uint8_t given
         uint8_t has_scale
         dlfp4_unit unit
         int64_t units

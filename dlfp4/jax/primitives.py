@@ -13,14 +13,17 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Primitive
+from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
 from dlfp4 import _core, operations
 from dlfp4._core import Buffer
 from dlfp4.frameworks.base import SUBBYTE
 from dlfp4.frameworks.jax import FP6
+from dlfp4.jax import sharding
+from dlfp4.jax.sharding import Division, Rule, Shapes
 from dlfp4.proto import TensorProto
 
 Protos: TypeAlias = tuple[TensorProto, ...]
@@ -82,12 +85,18 @@ class Operation:
     merged : callable
         The operands of the one call that does a batch of the first operand as rows of one tensor; None where a batch is
         not that.
+    rule : callable
+        How devices share a call, of operands, options and the shapes of arrays.
+    shard : callable
+        The program of a shard, of the call on it and what it is of.
     """
 
     name: str
     results: Callable[[Protos, dict[str, Any]], Protos]
     plan: Callable[[Protos, Protos, dict[str, Any], int, tuple[int, ...]], bytes]
     merged: Callable[[Protos, dict[str, Any], int], Protos | None]
+    rule: Callable[[Protos, dict[str, Any], Shapes], Rule]
+    shard: Callable[[Operation, dict[str, Any], Rule, Division], Callable[..., list[Any]]]
 
     @property
     def target(self) -> str:
@@ -128,13 +137,33 @@ def call(operation: Operation, operands: Protos, arrays: Sequence[Any], **option
         "batch": None,
         "batched": (False,) * len(arrays),
     }
-    results: list[Any] = PRIMITIVES[operation.name].bind(*vary_alike(arrays), **params)
+    return bind(operation, vary_alike(arrays), params)
+
+
+def bind(operation: Operation, arrays: Sequence[Any], params: dict[str, Any]) -> list[Any]:
+    """A call of a primitive. Its program is among what it is told, since JAX looks there for what is shared among
+    devices.
+    """
+    program = program_of(operation, tuple(params.items()))
+    results: list[Any] = PRIMITIVES[operation.name].bind(*arrays, program=program, **params)
     return results
+
+
+@functools.lru_cache(maxsize=4096)
+def program_of(operation: Operation, params: tuple[tuple[str, Any], ...]) -> Any:
+    """What a call does, as a jaxpr."""
+    told = dict(params)
+    own = [array for proto in told["operands"] for array in arrays_of(proto)]
+    arrays = [
+        jax.ShapeDtypeStruct((told["batch"], *shape) if varies else shape, dtype)
+        for (shape, dtype), varies in zip(own, told["batched"], strict=True)
+    ]
+    return jax.make_jaxpr(functools.partial(call_on_devices, operation, **told))(*arrays)
 
 
 def vary_alike(arrays: Sequence[Any]) -> Sequence[Any]:
     """Within a shard_map, operands as varying along the same axes of the mesh, as primitives require."""
-    varying: list[frozenset[str]] = [getattr(jax.typeof(array), "vma", frozenset()) for array in arrays]
+    varying = [frozenset(jax.typeof(array).manual_axis_type.varying) for array in arrays]
     axes: frozenset[str] = frozenset().union(*varying)
     return [
         array if own == axes else jax.lax.pcast(array, tuple(axes - own), to="varying")
@@ -153,16 +182,13 @@ def results_with_batch(operation: Operation, params: dict[str, Any]) -> list[tup
 
 
 def describe_results(operation: Operation, *given: Any, **params: Any) -> list[Any]:
-    """What a call gives, for JAX; within a shard_map it varies as the operands do."""
+    """What a call gives, for JAX: sharded where types say so, and varying within a shard_map, as the operands are."""
     like = given[0]
+    rule = rule_of(operation, given, params).on(like.sharding.mesh)
+    division = sharding.divide(rule, like.sharding.mesh, given)
     return [
-        like.update(
-            shape=shape,
-            dtype=dtype,
-            weak_type=False,
-            sharding=like.sharding.update(spec=jax.sharding.PartitionSpec(*(None,) * len(shape))),
-        )
-        for shape, dtype in results_with_batch(operation, params)
+        like.update(shape=shape, dtype=dtype, weak_type=False, sharding=like.sharding.update(spec=division.spec(dims)))
+        for (shape, dtype), dims in zip(results_with_batch(operation, params), rule.results, strict=True)
     ]
 
 
@@ -186,6 +212,49 @@ def call_handler(operation: Operation, *arrays: Any, **params: Any) -> list[Any]
     return found
 
 
+def run_program(*arrays: Any, program: Any, **_: Any) -> list[Any]:
+    """The program of a call, which becomes part of another."""
+    results: list[Any] = jaxpr_as_fun(program)(*arrays)
+    return results
+
+
+def rule_of(operation: Operation, arrays: Sequence[Any], params: dict[str, Any]) -> Rule:
+    """How devices share a call."""
+    operands, options = params["operands"], dict(params["options"])
+    shapes = [array.shape for array in arrays], [shape for shape, _ in results_with_batch(operation, params)]
+    if params["batch"] is None:
+        return operation.rule(operands, options, shapes)
+    return sharding.rule_of_batch(params["batch"], params["batched"], len(operands), shapes)
+
+
+def call_on_devices(operation: Operation, *arrays: Any, **params: Any) -> list[Any]:
+    """The custom call, or one on each device."""
+    rule = rule_of(operation, arrays, params)
+    whole = functools.partial(call_handler, operation, **params)
+    results: list[Any] = sharding.divided(rule, whole, functools.partial(operation.shard, operation, params, rule))(
+        *arrays
+    )
+    return results
+
+
+def shard_of(params: dict[str, Any], rule: Rule, division: Division) -> dict[str, Any]:
+    """What a call on shards is told."""
+    operands = zip(params["operands"], rule.shapes, strict=True)
+    batch = params["batch"]
+    return {
+        **params,
+        "operands": tuple(division.shard(proto, names) for proto, names in operands),
+        "batch": None if batch is None else batch // division.parts(sharding.BATCH),
+    }
+
+
+def call_on_shard(
+    operation: Operation, params: dict[str, Any], rule: Rule, division: Division
+) -> Callable[..., list[Any]]:
+    """The same call."""
+    return functools.partial(call_handler, operation, **shard_of(params, rule, division))
+
+
 def to_front(array: Any, dim: Any, is_batched: bool, size: int, batch: int | None) -> Any:
     """An operand of a batch of batches with both in front, as one."""
     if dim is None:
@@ -201,9 +270,10 @@ def to_front(array: Any, dim: Any, is_batched: bool, size: int, batch: int | Non
 
 
 def batch_call(
-    operation: Operation, arrays: Sequence[Any], dims: Sequence[Any], **params: Any
+    operation: Operation, arrays: Sequence[Any], dims: Sequence[Any], **told: Any
 ) -> tuple[list[Any], list[int]]:
     """A batch in one call: as rows of one tensor where that is the same, else tensor by tensor in the handler."""
+    params = {name: value for name, value in told.items() if name != "program"}
     (size,) = {array.shape[dim] for array, dim in zip(arrays, dims, strict=True) if dim is not None}
     batch, batched = params["batch"], params["batched"]
     moved = [to_front(*each, size, batch) for each in zip(arrays, dims, batched, strict=True)]
@@ -213,7 +283,7 @@ def batch_call(
         results = call_merged(operation, merged, moved, params["options"])
     else:
         whole = size * (1 if batch is None else batch)
-        results = PRIMITIVES[operation.name].bind(*moved, **{**params, "batch": whole, "batched": varies})
+        results = bind(operation, moved, {**params, "batch": whole, "batched": varies})
     leading = (size,) if batch is None else (size, batch)
     own = [shape for shape, _ in results_with_batch(operation, {**params, "batch": None})]
     return [result.reshape(*leading, *shape) for result, shape in zip(results, own, strict=True)], [0] * len(own)
@@ -250,7 +320,7 @@ def make_primitive(operation: Operation) -> Primitive:
     primitive.def_abstract_eval(functools.partial(describe_results, operation))
     ad.primitive_jvps[primitive] = functools.partial(refuse_to_differentiate, operation)
     batching.primitive_batchers[primitive] = functools.partial(batch_call, operation)
-    mlir.register_lowering(primitive, mlir.lower_fun(functools.partial(call_handler, operation), multiple_results=True))
+    mlir.register_lowering(primitive, mlir.lower_fun(run_program, multiple_results=True))
     return primitive
 
 
@@ -289,8 +359,8 @@ def described_quantized(operands: Protos, options: dict[str, Any]) -> Protos:
     """What quantize gives, for each axis in its order."""
     axes = options["axes"]
     _core._check_axes(axes)
-    unit = operands[1] if len(operands) > 1 else None
-    told = {name: value for name, value in options.items() if name != "axes"}
+    told = {name: value for name, value in options.items() if name not in ("axes", "measured")}
+    unit = operands[1] if len(operands) > 1 and not options.get("measured") else None
     told["recipe"] = operations.text_of_recipe(options["recipe"])
     whole = operations.OPERATIONS["quantize"].result(operands[0], unit, axis=axes, **told)
     assert whole.format is not None
@@ -322,7 +392,8 @@ def merge_quantized(operands: Protos, options: dict[str, Any], size: int) -> Pro
     """Rows with scales of their own."""
     if len(operands) > 1 or options["seed"] is not None or not all(map(has_own_rows, quantized(operands, options))):
         return None
-    return (with_rows(operands[0], size),)
+    rows, length = operands[0].shape
+    return (replace(operands[0], shape=(size * rows, length)),)
 
 
 def dequantized(operands: Protos, options: dict[str, Any]) -> Protos:
@@ -394,12 +465,94 @@ def never_merged(operands: Protos, options: dict[str, Any], size: int) -> Protos
     return None
 
 
+# ---- On several devices
+
+
+def rule_of_convert(operands: Protos, options: dict[str, Any], shapes: Shapes) -> Rule:
+    """Elements are by themselves, but for those that chance rounds by their number."""
+    if options["rounding"] == "stochastic":
+        return sharding.rule_of_one(len(operands), shapes)
+    return sharding.rule_of_elements(shapes)
+
+
+def rule_of_quantize(operands: Protos, options: dict[str, Any], shapes: Shapes) -> Rule:
+    """Lines and blocks are by themselves, but for those that chance rounds by their number."""
+    proto, *others = quantized(operands, options)
+    needs_all = options["seed"] is not None or (options["hadamard"] is not None and is_measured(operands, proto))
+    if others or needs_all or proto.global_scale_per == "matrix":
+        return sharding.rule_of_one(len(operands), shapes)
+    return sharding.rule_of_rows(operands[0], len(operands), shapes, sharding.pieces(proto))
+
+
+def is_measured(operands: Protos, proto: TensorProto) -> bool:
+    """Whether a scale of the whole tensor is found in it."""
+    assert proto.format is not None
+    has_scale = proto.format.block is None or (proto.format.has_global_scale and proto.global_scale_per == "tensor")
+    return has_scale and len(operands) == 1
+
+
+def quantize_shard(
+    operation: Operation, params: dict[str, Any], rule: Rule, division: Division
+) -> Callable[..., list[Any]]:
+    """The same call, told the largest magnitude of all shards where that decides the scale of the tensor."""
+    local = shard_of(params, rule, division)
+    axes = tuple(axis for name in "ik" for axis in division.axes.get(name, ()))
+    (x, *_) = local["operands"]
+    if not axes or not is_measured(params["operands"], quantized(params["operands"], dict(params["options"]))[0]):
+        return functools.partial(call_handler, operation, **local)
+    local["operands"] = (x, TensorProto((1,), x.dtype))
+    local["options"] = tuple(sorted({**dict(local["options"]), "measured": True}.items()))
+    local["batched"] = (False, False)
+
+    def program(array: Any) -> list[Any]:
+        largest = jnp.max(jnp.where(jnp.isfinite(array), abs(array), 0), initial=0)
+        return call_handler(operation, array, jax.lax.pmax(largest, axes).reshape(1), **local)
+
+    return program
+
+
+def rule_of_dequantize(operands: Protos, options: dict[str, Any], shapes: Shapes) -> Rule:
+    """Lines and blocks are by themselves."""
+    del options
+    return sharding.rule_of_rows(operands[0], 1, shapes, sharding.pieces(operands[0]))
+
+
+def rule_of_matmul(operands: Protos, options: dict[str, Any], shapes: Shapes) -> Rule:
+    """Rows, columns, and parts of sums."""
+    a, b = operands
+    return sharding.rule_of_product(a, b, options["turned"], shapes)
+
+
+def multiply_shard(
+    operation: Operation, params: dict[str, Any], rule: Rule, division: Division
+) -> Callable[..., list[Any]]:
+    """The same call; sums over a part of K are added up in float32."""
+    local = shard_of(params, rule, division)
+    axes = division.axes.get(rule.summed)
+    if axes is None:
+        return functools.partial(call_handler, operation, **local)
+    options = dict(local["options"])
+    local["options"] = tuple(sorted({**options, "out_dtype": "float32"}.items()))
+
+    def program(*arrays: Any) -> list[Any]:
+        (part,) = call_handler(operation, *arrays, **local)
+        return [jax.lax.psum(part, axes).astype(options["out_dtype"])]
+
+    return program
+
+
+def rule_of_vecdot(operands: Protos, options: dict[str, Any], shapes: Shapes) -> Rule:
+    """Operands are gathered."""
+    del options
+    return sharding.rule_of_one(len(operands), shapes)
+
+
 OPERATIONS = (
-    Operation("convert", converted, plan_convert, merge_converted),
-    Operation("quantize", quantized, plan_quantize, merge_quantized),
-    Operation("dequantize", dequantized, plan_dequantize, merge_dequantized),
-    Operation("matmul", multiplied, plan_matmul, merge_multiplied),
-    Operation("vecdot", summed, plan_vecdot, never_merged),
+    Operation("convert", converted, plan_convert, merge_converted, rule_of_convert, call_on_shard),
+    Operation("quantize", quantized, plan_quantize, merge_quantized, rule_of_quantize, quantize_shard),
+    Operation("dequantize", dequantized, plan_dequantize, merge_dequantized, rule_of_dequantize, call_on_shard),
+    Operation("matmul", multiplied, plan_matmul, merge_multiplied, rule_of_matmul, multiply_shard),
+    Operation("vecdot", summed, plan_vecdot, never_merged, rule_of_vecdot, call_on_shard),
 )
 CONVERT, QUANTIZE, DEQUANTIZE, MATMUL, VECDOT = OPERATIONS
 PRIMITIVES = {operation.name: make_primitive(operation) for operation in OPERATIONS}

@@ -14,10 +14,11 @@ from jax.tree_util import GetAttrKey
 
 from dlfp4 import _core
 from dlfp4._core import ScaledTensor, Tensor
-from dlfp4.frameworks.jax import FP6
+from dlfp4.frameworks.base import SUBBYTE
+from dlfp4.frameworks.jax import FP6, WITHOUT_DLPACK
 from dlfp4.jax.codecs import Array, cast, elements
 from dlfp4.jax.primitives import DEQUANTIZE, arrays_of, call
-from dlfp4.proto import TensorProto
+from dlfp4.proto import ACROSS, TensorProto
 
 if TYPE_CHECKING:
     from dlfp4._core import _DType
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 Operand: TypeAlias = "Array | ScaledArray"
 
 HOST = _core._parse_device("cpu")  # what arrays are described for; where they lie is JAX's
-PARTS = ("data", "scales", "global_scale")  # in the order of TensorProto.buffers
+PARTS = ("data", "scales", "global_scale", "zero_points", "biases")  # in the order of TensorProto.buffers
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -47,6 +48,8 @@ class ScaledArray:
         Decode scales, in the shape and type of :class:`dlfp4.ScaledTensor`.
     global_scale : jax.Array or None
         float32, in formats with two levels of scales.
+    zero_points, biases : jax.Array or None
+        Of int4 and uint4, as :class:`dlfp4.ScaledTensor` has them.
     source : jax.Array or None
         What was quantized, with ``straight_through=True``: it takes the gradient.
     proto : TensorProto
@@ -65,6 +68,8 @@ class ScaledArray:
     data: Array
     scales: Array
     global_scale: Array | None
+    zero_points: Array | None
+    biases: Array | None
     source: Array | None
     proto: TensorProto
     is_transposed: bool
@@ -72,9 +77,9 @@ class ScaledArray:
     def __init__(
         self, parts: Iterable[Array], proto: TensorProto, *, source: Array | None = None, is_transposed: bool = False
     ) -> None:
-        given = list(parts)
-        for number, name in enumerate(PARTS):
-            setattr(self, name, given[number] if number < len(given) else None)
+        named = dict(zip(names_of_parts(proto), parts, strict=True))
+        for name in PARTS:
+            setattr(self, name, named.get(name))
         self.source = source
         self.proto = proto
         self.is_transposed = is_transposed
@@ -89,8 +94,11 @@ class ScaledArray:
     @classmethod
     def tree_unflatten(cls, structure: tuple[TensorProto, bool], leaves: Sequence[Any]) -> ScaledArray:
         """The inverse; leaves may be anything that JAX puts in the place of arrays."""
-        *parts, source = leaves
-        return cls(parts, structure[0], source=source, is_transposed=structure[1])
+        self = cls.__new__(cls)
+        self.proto, self.is_transposed = structure
+        for name, leaf in zip((*PARTS, "source"), leaves, strict=True):
+            setattr(self, name, leaf)
+        return self
 
     # ---- What it is
 
@@ -153,7 +161,7 @@ class ScaledArray:
         """Bytes of the parts in memory, FP4 packed."""
         stacked = math.prod(self.stack)
         return stacked * sum(
-            -(-math.prod(shape) * (4 if dtype.name == "float4_e2m1fn" else 8 * dtype.itemsize) // 8)
+            -(-math.prod(shape) * SUBBYTE.get(dtype.name, 8 * dtype.itemsize) // 8)
             for shape, dtype in arrays_of(self.proto)
         )
 
@@ -192,11 +200,10 @@ class ScaledArray:
         """
         plain = q.with_scale_layout("linear") if q.scale_layout == "prepared" else q
         proto = replace(TensorProto.of(plain), device=HOST, requires_grad=False)
-        parts = (plain.data, plain.scales, plain.global_scale)
-        return cls([as_array(part) for part in parts if part is not None], proto)
+        return cls([as_array(getattr(plain, name)) for name in names_of_parts(proto)], proto)
 
     def to_tensor(self) -> ScaledTensor:
-        """The tensor as a :class:`dlfp4.ScaledTensor` over the same memory.
+        """The tensor as a :class:`dlfp4.ScaledTensor` over the same memory, but for int4, which JAX does not export.
 
         Raises
         ------
@@ -206,7 +213,7 @@ class ScaledArray:
             Arrays that cannot be exchanged: traced, deleted, on several devices.
         """
         check_single(self)
-        parts = dict(zip(PARTS, map(_core.asarray, self.parts), strict=False))
+        parts = dict(zip(names_of_parts(self.proto), map(as_tensor, self.parts), strict=True))
         q = _core._restore_scaled(
             parts["data"],
             parts["scales"],
@@ -216,13 +223,24 @@ class ScaledArray:
             self.scale_layout,
             self.proto.shape,
             hadamard=self.hadamard,
+            offsets=parts.get("zero_points", parts.get("biases")),
         )
         return q.mT if self.is_transposed else q
+
+
+def names_of_parts(proto: TensorProto) -> list[str]:
+    """The names of a tensor's parts, in the order of its buffers."""
+    return [buffer.name.removeprefix(ACROSS) for buffer in proto.buffers()]
 
 
 def as_array(part: Tensor) -> Array:
     """A part as a JAX array."""
     return (part.view("uint8") if part.dtype.name in FP6 else part).to_jax()
+
+
+def as_tensor(part: Array) -> Tensor:
+    """A part's memory; a copy of integers below 8 bits, which JAX does not export."""
+    return _core.asarray(np.asarray(part) if part.dtype in WITHOUT_DLPACK else part)
 
 
 def check_single(q: ScaledArray) -> None:
@@ -250,13 +268,21 @@ def as_operand(x: Any, name: str) -> Operand:
 
 
 def with_read_scales(q: ScaledArray) -> ScaledArray:
-    """The tensor with scales of its format's type, as the kernels read them."""
-    if q.proto.scale_dtype is None:
-        return q
+    """The tensor with scales of its format's type, and biases of float32, as the kernels read them."""
     data, scales, *rest = q.parts
-    wide = cast(scales, q.format.scale)
-    proto = replace(q.proto, scale_dtype=None)
-    return ScaledArray([data, wide, *rest], proto, source=q.source, is_transposed=q.is_transposed)
+    proto = replace(q.proto, scale_dtype=None, biases=None if q.biases is None else "float32")
+    if proto == q.proto:
+        return q
+    wide = [cast(scales, q.format.scale), *(rest if q.biases is None else [cast(q.biases, "float32")])]
+    return ScaledArray([data, *wide], proto, source=q.source, is_transposed=q.is_transposed)
+
+
+def flattened(q: ScaledArray) -> ScaledArray:
+    """The tensor as the matrix as which it is stored, unless its matrices have scales of their own."""
+    if q.proto.global_scale_per == "matrix":
+        return q
+    matrix = (math.prod(q.proto.shape[:-1]), q.proto.shape[-1])
+    return ScaledArray(q.parts, replace(q.proto, shape=matrix), source=q.source, is_transposed=q.is_transposed)
 
 
 def described(x: Operand) -> tuple[TensorProto, list[Array]]:
@@ -298,8 +324,9 @@ def dequantize(q: ScaledArray | ScaledTensor, dtype: _DType = "float32") -> Arra
     named = _core._parse_dtype(dtype)
     if named.name not in ("float32", "bfloat16", "float16"):
         raise TypeError(f"dtype={named}: block-scaled tensors dequantize to float32, bfloat16 or float16")
-    proto, arrays = described(with_read_scales(given))
+    proto, arrays = described(flattened(with_read_scales(given)))
     (values,) = call(DEQUANTIZE, (proto,), arrays, dtype=named.name)
+    values = values.reshape(given.proto.shape)
     values = values.mT if given.is_transposed else values
     return values if given.source is None else carry(values, given.source)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
@@ -142,6 +143,9 @@ def quantize_elements(
     if unit is not None:
         operands, arrays = (proto, TensorProto(unit.shape, FLOAT32)), [array, unit]
     described = described_quantized(operands, {**options, "axes": axes})
+    if described[0].global_scale_per != "matrix":  # rows and columns are all that counts
+        matrix = (math.prod(proto.shape[:-1]), proto.shape[-1])
+        operands, arrays = (replace(proto, shape=matrix), *operands[1:]), [array.reshape(matrix), *arrays[1:]]
     parts = iter(call(QUANTIZE, operands, arrays, axes=tuple(sorted(axes, reverse=True)), **options))
     made = {}
     for one in sorted(described, key=lambda each: each.columnwise):

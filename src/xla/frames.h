@@ -77,12 +77,14 @@ struct Cursor {
   uint8_t *take() { return *next++; }
 };
 
-// Elements, or data, scales and, of lines, the global scale; that of a whole tensor is returned.
+// Data, scales, the global scale of lines, and offsets, whose type says that there are some; the global scale of a
+// whole tensor is returned.
 inline const float *place_blocks(dlfp4_blocks *blocks, dlfp4_unit unit, Cursor *cursor) {
   blocks->data = cursor->take();
   blocks->scales = cursor->take();
   float *const found = unit == DLFP4_UNIT_NONE ? nullptr : reinterpret_cast<float *>(cursor->take());
   blocks->decodes = unit == DLFP4_UNIT_LINES ? found : nullptr;
+  blocks->offsets = blocks->offset_bits != 0 ? cursor->take() : nullptr;
   return unit == DLFP4_UNIT_TENSOR ? found : nullptr;
 }
 

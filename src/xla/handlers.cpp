@@ -53,20 +53,21 @@ XLA_FFI_Error *convert(XLA_FFI_CallFrame *frame) {
 
 constexpr float kLargestFloat = 3.40282347e38f;
 
-// The scale of a whole tensor, given or found along the lines that are asked for.
-dlfp4_status find_scale(const dlfp4_quantize_plan &plan, const float *given, dlfp4_tensor_scale *scale) {
-  if (given != nullptr) {
-    *scale = dlfp4_given_tensor_scale(*given);
+// The scale of a whole tensor: given, of a magnitude, or found along the lines that are asked for.
+dlfp4_status find_scale(const dlfp4_quantize_plan &plan, void *given, dlfp4_tensor_scale *scale) {
+  if (plan.given == DLFP4_GIVEN_SCALE) {
+    *scale = dlfp4_given_tensor_scale(*static_cast<const float *>(given));
     return DLFP4_OK;
   }
   dlfp4_matrix x = plan.x;
+  if (plan.given == DLFP4_GIVEN_LARGEST) x = {given, 1, 1, {1, 1}, x.code, x.bits};
   if (plan.rotation != 0 && plan.along[0] == 0)
     x = {x.data, x.columns, x.rows, {x.strides[1], x.strides[0]}, x.code, x.bits};
   return dlfp4_find_tensor_scale(&x, plan.format, &plan.recipe, plan.rotation, scale);
 }
 
 // Quantizes what `plan` has addresses for; `units` are where the scale of the whole tensor is kept.
-dlfp4_status quantize_part(const dlfp4_quantize_plan &plan, const float *given, float *const units[2]) {
+dlfp4_status quantize_part(const dlfp4_quantize_plan &plan, void *given, float *const units[2]) {
   dlfp4_tensor_scale scale = {1, 1, 0};
   if (plan.has_scale) {
     const dlfp4_status status = find_scale(plan, given, &scale);
@@ -94,7 +95,8 @@ bool are_decode_scales(const float *given, int64_t count) {
 dlfp4_status quantize_tensor(dlfp4_quantize_plan plan, const Addresses &addresses, const float **refused) {
   Cursor cursor = {addresses.at};
   plan.x.data = cursor.take();
-  const float *given = plan.is_given ? reinterpret_cast<const float *>(cursor.take()) : nullptr;
+  void *const beside = plan.given != DLFP4_GIVEN_NOTHING ? cursor.take() : nullptr;
+  float *given = plan.given == DLFP4_GIVEN_SCALE ? static_cast<float *>(beside) : nullptr;
   const int64_t count = plan.unit == DLFP4_UNIT_LINES ? plan.units : plan.parts;
   if (given != nullptr && !are_decode_scales(given, count)) {
     *refused = given;
@@ -112,7 +114,7 @@ dlfp4_status quantize_tensor(dlfp4_quantize_plan plan, const Addresses &addresse
   }
   dlfp4_status status = DLFP4_OK;
   for (int64_t part = 0; part < plan.parts && status == DLFP4_OK; ++part) {
-    status = quantize_part(plan, given, units);
+    status = quantize_part(plan, given != nullptr ? given : beside, units);
     step_to_next_part(&plan);
     if (given != nullptr) ++given;
     if (units[0] != nullptr) ++units[0];

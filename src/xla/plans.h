@@ -46,7 +46,12 @@ typedef struct {
 /* What a global scale is of. A format with one scale in all keeps that with its scales. */
 typedef enum { DLFP4_UNIT_NONE = 0, DLFP4_UNIT_TENSOR, DLFP4_UNIT_LINES } dlfp4_unit;
 
-/* x[, global scale] -> of each direction that is asked for, rows first: data, scales[, global scale]. */
+/* What quantizing is told of the global scale: nothing, the scale itself, or the largest magnitude that it is of, in
+ * x's type, where x is a part of a tensor. */
+typedef enum { DLFP4_GIVEN_NOTHING = 0, DLFP4_GIVEN_SCALE, DLFP4_GIVEN_LARGEST } dlfp4_given;
+
+/* x[, what is given] -> of each direction that is asked for, rows first: data, scales[, global scale][,
+ * zero points]. */
 typedef struct {
   dlfp4_plan plan;
   dlfp4_matrix x;
@@ -55,7 +60,7 @@ typedef struct {
   dlfp4_recipe recipe;
   dlfp4_blocks blocks[2]; /* along rows, along columns */
   uint8_t along[2];       /* which are asked for */
-  uint8_t is_given;       /* the global scale */
+  uint8_t given;          /* dlfp4_given: what the operand beside x is */
   uint8_t has_scale;      /* of the whole tensor, as `unit` or as the scales */
   dlfp4_unit unit;
   int64_t units;          /* numbers in a global scale of lines */
@@ -64,7 +69,7 @@ typedef struct {
   uint64_t part_elements; /* elements of one, as the recipe counts them */
 } dlfp4_quantize_plan;
 
-/* data, scales[, global scale] -> values. */
+/* data, scales[, global scale][, zero points or biases] -> values. */
 typedef struct {
   dlfp4_plan plan;
   dlfp4_blocks blocks;
@@ -73,7 +78,7 @@ typedef struct {
   dlfp4_matrix result; /* a row a line */
 } dlfp4_dequantize_plan;
 
-/* A factor: elements, or data, scales[, global scale]. */
+/* A factor: elements, or data, scales[, global scale][, zero points or biases]. */
 typedef struct {
   dlfp4_lines lines;
   dlfp4_unit unit;

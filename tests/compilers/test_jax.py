@@ -9,7 +9,8 @@ jax = pytest.importorskip("jax")
 
 from dlfp4 import jax as dj  # noqa: E402
 
-FORMATS = list(dlfp4.formats())
+SUBBYTE = ("float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn", "int4", "uint4")
+FORMATS = [name for name in dlfp4.formats() if not name.startswith("uint4")]  # those come from others
 RNG = np.random.default_rng(31)
 X = (RNG.standard_normal((128, 256)) * np.exp(RNG.standard_normal((128, 256)))).astype(np.float32)
 
@@ -18,8 +19,8 @@ def to_bytes(x):
     """The packed bytes of an array, a Tensor or None."""
     if x is None:
         return None
-    tensor = dlfp4.asarray(x)
-    if tensor.dtype.itemsize == 1 and not tensor.packed and tensor.dtype.name.startswith(("float4", "float6")):
+    tensor = dlfp4.asarray(np.asarray(x) if "int4" in str(x.dtype) and isinstance(x, jax.Array) else x)
+    if tensor.dtype.name in SUBBYTE and not tensor.packed:
         tensor = dlfp4.pack(tensor)
     return (tensor if tensor.ndim == 0 else tensor.copy()).reshape((tensor.size,)).view("uint8").to_numpy().tobytes()
 
@@ -96,10 +97,7 @@ def test_stacks_with_a_global_scale_a_matrix():
         same(jax.jit(lambda x, options=options: dj.quantize(x, "nvfp4", **options))(x), q)
 
 
-SUBBYTE = ("float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn")
-
-
-@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "bfloat16", *SUBBYTE])
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "bfloat16", *SUBBYTE[:3]])
 def test_casts(dtype):
     cast = jax.jit(lambda x: dj.cast(x, dtype))
     assert to_bytes(cast(X)) == to_bytes(dlfp4.cast(X, dtype))
@@ -109,7 +107,7 @@ def test_casts(dtype):
     assert to_bytes(dj.cast(X, dtype, rounding="stochastic", seed=7)) == to_bytes(stochastic)
 
 
-@pytest.mark.parametrize("dtype", SUBBYTE)
+@pytest.mark.parametrize("dtype", SUBBYTE[:3])
 def test_packing(dtype):
     packed = dlfp4.cast(X, dtype)
     codes = dlfp4.unpack(packed).to_numpy().view(np.uint8)
@@ -142,6 +140,24 @@ def test_products_of_plain_and_quantized_operands():
     for result, expected in cases:
         assert result.shape == expected.shape
         assert to_bytes(result) == to_bytes(expected)
+
+
+def test_integers_with_zero_points_and_biases():
+    zero_points, biases = RNG.integers(0, 16, (128, 8)), RNG.standard_normal((128, 8))
+    plain = dlfp4.quantize(X, "uint4_g32")
+    for name, values in (
+        ("zero_points", zero_points.astype("uint8")),
+        ("zero_points", zero_points.astype(plain.data.dtype)),
+        ("biases", biases.astype("float32")),
+        ("biases", biases.astype("float16")),
+    ):
+        q = dlfp4.ScaledTensor.from_parts(plain.data, plain.scales, format="uint4_g32", **{name: values})
+        array = dj.ScaledArray.from_tensor(q)
+        same(array, q)
+        assert to_bytes(getattr(array.to_tensor(), name)) == to_bytes(getattr(q, name))
+        assert to_bytes(jax.jit(dj.dequantize)(array)) == to_bytes(q.dequantize())
+        assert to_bytes(jax.jit(dj.dequantize)(array.mT)) == to_bytes(q.mT.dequantize())
+        assert to_bytes(dj.matmul(X[:4], array.mT)) == to_bytes(dlfp4.matmul(X[:4], q.mT))
 
 
 def test_hadamard_transforms_cancel_or_are_undone():

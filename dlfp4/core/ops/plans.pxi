@@ -25,11 +25,11 @@ cdef Tensor ONE = as_scalar(1.0, "global_scale")   # for the scale of a whole te
 
 cdef ScaledTensor outline_scaled(proto, int axis):
     """A quantized tensor without memory, along one of the axes that a TensorProto has."""
-    buffers = {buffer.name: outline(buffer.shape, buffer.dtype, False) if buffer.shape else ONE
-               for buffer in proto._buffers_along(axis)}
-    offsets = buffers.get("zero_points", buffers.get("biases"))
-    return make_scaled(buffers["data"], buffers["scales"], buffers.get("global_scale"), proto.format, axis,
-                       proto.scale_layout, proto.shape, parse_hadamard(proto.hadamard), offsets)
+    parts = {buffer.name: outline(buffer.shape, buffer.dtype, False) if buffer.shape else ONE
+             for buffer in proto._buffers_along(axis)}
+    return make_scaled(parts["data"], parts["scales"], parts.get("global_scale"), proto.format, axis,
+                       proto.scale_layout, proto.shape, parse_hadamard(proto.hadamard),
+                       parts.get("zero_points", parts.get("biases")))
 
 
 cdef object outline_of(proto):
@@ -55,10 +55,8 @@ cdef int start_plan(dlfp4_plan *plan, Py_ssize_t bytes, count, tuple steps) exce
     return 0
 
 
-cdef int forget_addresses(dlfp4_blocks *blocks) except -1:
-    if blocks.offsets != NULL:
-        raise ValueError("zero points and biases have no place in plans; take int4 without them")
-    blocks.data = blocks.scales = NULL
+cdef int forget_addresses(dlfp4_blocks *blocks) noexcept:
+    blocks.data = blocks.scales = blocks.offsets = NULL
     blocks.decodes = NULL
     return 0
 
@@ -101,13 +99,14 @@ def _check_axes(axes):
 
 def _plan_quantize(source, results, options, given, count, steps):
     """The plan of quantizing a plain TensorProto to others, one for each axis, whose scales have the format's own type.
-    `given` is the shape of the global scales that are given, or None."""
+    `given` is the shape of what is given, the global scales or, by the option "measured", the largest magnitude."""
     cdef dlfp4_quantize_plan plan
     cdef _Rules rules = find_rules(options["format"], options["recipe"], options["rounding"])
     cdef ScaledTensor result
     cdef int direction
     cdef Tensor x = outline_of(source)
-    if given is not None:
+    cdef bint measured = options.get("measured", False)
+    if given is not None and not measured:
         has_tensor_scale(rules.number, True)   # refuses one where there is none
         find_granularity(rules, outline(given, DTYPES[FLOAT32], False), options["axes"], x)
     start_plan(&plan.plan, sizeof(plan), count, steps)
@@ -116,7 +115,7 @@ def _plan_quantize(source, results, options, given, count, steps):
     plan.format = rules.number
     plan.recipe = rules.recipe
     plan.recipe.seed = parse_seed(rules.recipe.rounding, options["seed"])
-    plan.is_given = given is not None
+    plan.given = DLFP4_GIVEN_NOTHING if given is None else DLFP4_GIVEN_LARGEST if measured else DLFP4_GIVEN_SCALE
     plan.has_scale = dlfp4_formats[rules.number].kind == DLFP4_TWO_LEVEL or scales_whole(rules.number)
     plan.parts = 1
     for proto in results:
