@@ -74,16 +74,19 @@ class Convention:
 
 FP8 = ("fp8_e4m3", "fp8_e5m2")
 MXFP8 = ("mxfp8_e4m3", "mxfp8_e5m2")
-INT4 = tuple(f"{element}_{block}" for element in ("int4", "uint4") for block in ("g32", "g64", "g128", "row"))
+INT4 = ("int4_g32", "int4_g64", "int4_g128", "int4_row")
+UINT4 = tuple(f"u{name}" for name in INT4)
 CONVENTIONS = {
     "modelopt": Convention(("nvfp4", "nvfp4_16x16", "mxfp4", *MXFP8, *FP8)),
     "compressed-tensors": Convention(
-        ("nvfp4", "nvfp4_16x16", "mxfp4", *MXFP8, *FP8, "fp8_128x128", "fp8_128x128_e5m2", *INT4)
+        ("nvfp4", "nvfp4_16x16", "mxfp4", *MXFP8, *FP8, "fp8_128x128", "fp8_128x128_e5m2", *INT4, *UINT4)
     ),
     "gpt-oss": Convention(("mxfp4",)),
     "deepseek": Convention(("fp8_128x128", "fp8_e4m3")),
     "ggml": Convention(("mxfp4", "nvfp4")),
-    "mlx": Convention(("mxfp4", "nvfp4", "mxfp8_e4m3"), without_global_scale=("nvfp4",)),
+    "mlx": Convention(("mxfp4", "nvfp4", "mxfp8_e4m3", *UINT4[:3]), without_global_scale=("nvfp4",)),
+    "gptq": Convention(UINT4),
+    "awq": Convention(UINT4),
     "torchao": Convention(("nvfp4", "mxfp4", "mxfp6_e2m3", "mxfp6_e3m2", *MXFP8)),
 }
 
@@ -122,6 +125,8 @@ def nearest_format(format: Format, convention: Convention) -> Format:
     """The format itself where a convention stores it, else the first of the same elements, else the first of all."""
     if format.name in convention.formats:
         return format
+    if f"u{format.name}" in convention.formats:  # the same values without a sign
+        return formats()[f"u{format.name}"]
     rows = [formats()[name] for name in convention.formats]
     return next((row for row in rows if row.element == format.element), rows[0])
 

@@ -1,7 +1,7 @@
 """What a model's configuration says about its quantized weights, in the words of the loaders that read it.
 
 Sources: compressed-tensors 0.20 (``QuantizationConfig`` and its preset schemes), transformers 5 (the configurations
-"fp8" and "mxfp4"), NVIDIA ModelOpt's ``hf_quant_config.json`` as vLLM's documentation lists it.
+"fp8", "mxfp4", "gptq" and "awq"), NVIDIA ModelOpt's ``hf_quant_config.json`` as vLLM's documentation lists it.
 """
 
 from __future__ import annotations
@@ -61,6 +61,20 @@ def scheme(bits: int, strategy: str, **more: Any) -> dict[str, Any]:
     return {"num_bits": bits, "type": "float", "strategy": strategy, "symmetric": True, "dynamic": False, **more}
 
 
+LENGTHS: Mapping[str, int] = {  # of the groups of integers; 0: a line
+    f"{element}_{block}": length
+    for element in ("int4", "uint4")
+    for block, length in (("g32", 32), ("g64", 64), ("g128", 128), ("row", 0))
+}
+
+
+def scheme_of_integers(format: str) -> dict[str, Any]:
+    """How compressed-tensors describes weights of integers: those without a sign have zero points."""
+    length = LENGTHS[format]
+    groups = {"strategy": "group", "group_size": length} if length else {"strategy": "channel"}
+    return {"num_bits": 4, "type": "int", "symmetric": format.startswith("int4"), "dynamic": False, **groups}
+
+
 # What compressed-tensors calls the storage, and the weights' scheme.
 NVFP4 = ("nvfp4-pack-quantized", scheme(4, "tensor_group", group_size=16, scale_dtype="torch.float8_e4m3fn"))
 COMPRESSED: Mapping[str, tuple[str, dict[str, Any]]] = {
@@ -71,6 +85,7 @@ COMPRESSED: Mapping[str, tuple[str, dict[str, Any]]] = {
     "fp8_e4m3": ("float-quantized", scheme(8, "tensor")),
     "fp8_row": ("float-quantized", scheme(8, "channel")),
     "fp8_128x128": ("float-quantized", scheme(8, "block", block_structure=[128, 128])),
+    **{format: ("pack-quantized", scheme_of_integers(format)) for format in LENGTHS},
 }
 # ModelOpt's names of weights without static scales of activations, and the length of a group, 0 for none.
 ALGORITHMS: Mapping[str, tuple[str, int]] = {
@@ -89,6 +104,7 @@ MODES: Mapping[str, tuple[str, int, int]] = {
     "mxfp4": ("mxfp4", 4, 32),
     "nvfp4": ("nvfp4", 4, 16),
     "mxfp8_e4m3": ("mxfp8", 8, 32),
+    **{format: ("affine", 4, length) for format, length in LENGTHS.items() if length},
 }
 
 
@@ -159,6 +175,31 @@ def mlx(facts: Facts) -> dict[str, Any]:
     return {"group_size": length, "bits": bits, "mode": mode}
 
 
+def gptq(facts: Facts) -> dict[str, Any]:
+    """The ``quantization_config`` of GPTQ, of files whose zero points are stored less 1."""
+    return {
+        "quant_method": "gptq",
+        "bits": 4,
+        "group_size": LENGTHS[facts.format] or -1,
+        "desc_act": False,
+        "sym": facts.format.startswith("int4"),
+        "checkpoint_format": "gptq",
+        "modules_to_not_convert": facts.ignored,
+    }
+
+
+def awq(facts: Facts) -> dict[str, Any]:
+    """The ``quantization_config`` of AWQ."""
+    return {
+        "quant_method": "awq",
+        "bits": 4,
+        "group_size": LENGTHS[facts.format] or -1,
+        "zero_point": True,
+        "version": "gemm",
+        "modules_to_not_convert": facts.ignored,
+    }
+
+
 def producer() -> dict[str, str]:
     """Who wrote the weights. Loaders look for ModelOpt's name nowhere but in `quant_method`."""
     return {"name": "dlfp4", "version": dlfp4.__version__}
@@ -166,9 +207,11 @@ def producer() -> dict[str, str]:
 
 # By convention: what writes the configuration, and the formats that its loaders know; None for all that it stores.
 WRITERS: Mapping[str, tuple[Callable[[Facts], dict[str, Any]], Collection[str]]] = {
+    "awq": (awq, LENGTHS),
     "compressed-tensors": (compressed_tensors, COMPRESSED),
     "deepseek": (fine_grained, ("fp8_128x128", "fp8_e4m3")),
     "gpt-oss": (gpt_oss, ("mxfp4",)),
+    "gptq": (gptq, LENGTHS),
     "mlx": (mlx, MODES),
     "modelopt": (modelopt, ALGORITHMS),
 }

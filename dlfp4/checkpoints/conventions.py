@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ import dlfp4
 from dlfp4 import ScaledTensor, Tensor
 from dlfp4._core import _refuse_hadamard
 from dlfp4.checkpoints import comfyui
+from dlfp4.checkpoints.integers import PACKINGS
 from dlfp4.checkpoints.names import is_part, last, listed, module_of
 from dlfp4.formats import Format
 from dlfp4.show import summary
@@ -56,7 +57,8 @@ class Spelling:
     flat_rows : bool
         One scale a row is stored as (N,), not as (N, 1). Both are read.
     line_scales : str
-        The type in which loaders hold one scale a row, to which quantizing rounds them; "": float32.
+        The type in which loaders hold one scale a row, or one a group of integers, to which quantizing rounds them; "":
+        float32.
     per_matrix : bool
         Stacks of experts have a global scale for each matrix.
     encodes : bool
@@ -69,6 +71,8 @@ class Spelling:
         The even element is in the high nibble.
     scale_layout : str
         Of the stored scales.
+    packing : str
+        How 4-bit integers lie in words: a row of ``integers.PACKINGS``; "" of all other elements.
     """
 
     convention: str
@@ -81,13 +85,14 @@ class Spelling:
     scale_words: str = ""
     one: tuple[int, ...] = ()
     flat_rows: bool = False
-    line_scales: Literal["", "bfloat16"] = ""
+    line_scales: Literal["", "bfloat16", "float16"] = ""
     per_matrix: bool = False
     encodes: bool = False
     splits_blocks: bool = False
     across: bool = False
     high_first: bool = False
     scale_layout: Literal["linear", "128x4"] = "linear"
+    packing: str = ""
 
     def stem(self, name: str) -> str:
         """What the names of the parts of a tensor begin with."""
@@ -97,6 +102,8 @@ class Spelling:
         """The names of data, scales and, where there is one, the global scale; `whole` is the tensor's if not usual."""
         data = stem if self.name and whole == stem else stem + self.data
         names = (data, stem + self.scales)
+        if self.packing:
+            return (*names, *(stem + suffix for suffix in PACKINGS[self.packing].further))
         return (*names, stem + self.global_scale) if self.global_scale else names
 
 
@@ -106,6 +113,8 @@ FP8 = ("fp8_e4m3", "fp8_e5m2")
 ROWS = ("fp8_row", "fp8_row_e5m2")
 BYTES = (*MXFP8, *FP8)
 TILES = ("fp8_128x128", "fp8_128x128_e5m2")
+GROUPS = ("uint4_g32", "uint4_g64", "uint4_g128")
+INT4 = ("int4_g32", "int4_g64", "int4_g128", "int4_row", *GROUPS, "uint4_row")
 # torchao's parts, which its own writer names so; whether scales are in the order of matrix kernels, their shape tells.
 TORCHAO = ("._weight_qdata", "._weight_scale", "._weight_per_tensor_scale", WEIGHT)
 LONE = (*TORCHAO[:2], "", WEIGHT)
@@ -135,6 +144,10 @@ SPELLINGS: tuple[Spelling, ...] = (
     Spelling("", ("nvfp4",), *TORCHAO, scale_layout="128x4"),
     Spelling("", ("nvfp4", "mxfp4", *BYTES, *ROWS), *LONE),
     Spelling("", ("nvfp4", "mxfp4", *MXFP8), *LONE, scale_layout="128x4"),
+    Spelling("compressed-tensors", INT4, "_packed", line_scales="bfloat16", packing="compressed-tensors"),
+    Spelling("gptq", (*GROUPS, "uint4_row"), ".qweight", ".scales", name=WEIGHT, line_scales="float16", packing="gptq"),
+    Spelling("awq", (*GROUPS, "uint4_row"), ".qweight", ".scales", name=WEIGHT, line_scales="float16", packing="awq"),
+    Spelling("mlx", GROUPS, WEIGHT, ".scales", name=WEIGHT, line_scales="bfloat16", packing="mlx"),
 )
 CONVENTIONS = tuple(dict.fromkeys(spelling.convention for spelling in SPELLINGS if spelling.convention))
 # A part of such a name says that there is more to a tensor than data and scales.
@@ -224,29 +237,38 @@ class Join:
     spelling: Spelling
 
 
-def join(tensors: Mapping[str, Any], marks: Mapping[str, str]) -> dict[str, Tensor | ScaledTensor]:
-    """:func:`join_parts` with the layers that ComfyUI marks, without warnings."""
+def join(
+    tensors: Mapping[str, Any], marks: Mapping[str, str], without: Collection[str] = ()
+) -> dict[str, Tensor | ScaledTensor]:
+    """:func:`join_parts` with the layers that ComfyUI marks, but of some conventions, without warnings."""
     found = {name: x if isinstance(x, ScaledTensor) else named(name, x) for name, x in tensors.items()}
-    joins = find_joins(found, marks)
+    joins = find_joins(found, marks, without)
     used = {part for each in joins for part in each.parts}
     joined = {each.parts[0]: (each.name, each.tensor) for each in joins}  # they take the place of their data
     kept = {name: (name, tensor) for name, tensor in found.items() if name not in used}
     return dict((joined.get(name) or kept[name]) for name in found if name in joined or name in kept)
 
 
-def find_joins(found: Mapping[str, Tensor | ScaledTensor], marks: Mapping[str, str]) -> list[Join]:
-    """The parts that belong together."""
+def find_joins(
+    found: Mapping[str, Tensor | ScaledTensor], marks: Mapping[str, str], without: Collection[str] = ()
+) -> list[Join]:
+    """The parts that belong together, but of some conventions."""
     joins: list[Join] = []
     used: set[str] = set()
     wholes: set[str] = set()
-    for spelling in SPELLINGS:
+    for spelling in (each for each in SPELLINGS if each.convention not in without):
         for stem in [name.removesuffix(spelling.scales) for name in found if name.endswith(spelling.scales)]:
             whole = stem + spelling.name if stem + spelling.data in found else stem
             names = spelling.parts(stem, whole)
+            if spelling.packing:
+                names = tuple(name for name in names if name in found)
             taken = whole in wholes or (whole in found and whole not in names)
             if taken or not used.isdisjoint(names) or not is_meant(spelling, stem, names, found, marks):
                 continue
-            quantized = assemble([found.get(name) for name in names], spelling)
+            if spelling.packing:
+                quantized = read_integers(found, stem, whole, spelling)
+            else:
+                quantized = assemble([found.get(name) for name in names], spelling)
             if quantized is not None:
                 joins.append(Join(whole, quantized, names, spelling))
                 wholes.add(whole)
@@ -262,6 +284,21 @@ def is_meant(
     if (spelling.convention == "comfyui") != (mark is not None) or (mark is not None and mark not in spelling.formats):
         return False
     return not any(stem + suffix in found for suffix in FURTHER if stem + suffix not in names)
+
+
+def kinds_of_parts(stem: str, whole: str, spelling: Spelling) -> dict[str, str]:
+    """The names of the parts of packed integers, by what `integers` calls them."""
+    kinds = ("data", "scales", *PACKINGS[spelling.packing].further)
+    return dict(zip(kinds, spelling.parts(stem, whole), strict=True))
+
+
+def read_integers(found: Mapping[str, Any], stem: str, whole: str, spelling: Spelling) -> ScaledTensor | None:
+    """The tensor of packed integers that parts make, or None where they do not fit the spelling."""
+    names = kinds_of_parts(stem, whole, spelling)
+    parts = {kind: found[name] for kind, name in names.items() if name in found}
+    if not {"data", "scales"} <= parts.keys() or not all(isinstance(part, Tensor) for part in parts.values()):
+        return None
+    return PACKINGS[spelling.packing].read(parts)
 
 
 def assemble(parts: list[Any], spelling: Spelling) -> ScaledTensor | None:
@@ -318,7 +355,7 @@ def as_elements(data: Tensor, spelling: Spelling, format: Format) -> Tensor | No
 
 def is_packed(format: Format) -> bool:
     """Whether elements take less than a byte."""
-    return format.element.name.startswith(("float4", "float6"))
+    return format.has_integers or format.element.name.startswith(("float4", "float6"))
 
 
 def swap_nibbles(data: Tensor) -> Tensor:
@@ -350,7 +387,8 @@ def scales_shape(format: Format, shape: tuple[int, ...]) -> tuple[int, ...] | No
     """The shape of the scales beside data of shape (..., N, K); None where a matrix does not divide into blocks."""
     lines, length = format.block or (1, 1)
     lines, length = 1 if format.repeats_scales else lines, length or max(shape[-1], 1)
-    if (format.kind != "largest" and shape[-1] % length) or (len(shape) > 2 and shape[-2] % lines):
+    whole = format.kind != "largest" or format.has_integers
+    if (whole and shape[-1] % length) or (len(shape) > 2 and shape[-2] % lines):
         return None
     return (*shape[:-2], -(-shape[-2] // lines), -(-shape[-1] // length))
 
@@ -500,12 +538,24 @@ def split_one(name: str, q: ScaledTensor, convention: str) -> dict[str, Tensor]:
             f"{name} is {summary(q)}, but {convention} stores matrices of whole blocks, each of a stack by itself"
         )
     stem = spelling.stem(name)
+    if spelling.packing:
+        return write_integers(name, q, spelling)
     parts = [stored_data(q, spelling), stored_scales(name, q, spelling, expected)]
     unit = stored_unit(name, q, spelling)
     split = dict(zip(spelling.parts(stem, name), parts if unit is None else [*parts, unit], strict=True))
     if convention == "comfyui":
         split[module_of(name) + comfyui.SUFFIX] = comfyui.make_mark(q.format.name)
     return split
+
+
+def write_integers(name: str, q: ScaledTensor, spelling: Spelling) -> dict[str, Tensor]:
+    """The parts of packed integers by their names."""
+    names = kinds_of_parts(spelling.stem(name), name, spelling)
+    try:
+        parts = PACKINGS[spelling.packing].write(q)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+    return {names[kind]: part.to_device(q.device) for kind, part in parts.items()}
 
 
 def stored_data(q: ScaledTensor, spelling: Spelling) -> Tensor:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 import dlfp4
 from dlfp4 import ScaledTensor, Tensor
-from dlfp4.checkpoints import comfyui, conventions, models, native
+from dlfp4.checkpoints import comfyui, conventions, joining, models, native
 from dlfp4.checkpoints.conventions import SPELLINGS, TORCHAO, Spelling, find_joins, find_unscaled, scales_shape
 from dlfp4.checkpoints.models import ModelPath
 from dlfp4.checkpoints.names import fused_with, is_part, last, listed, module_of
@@ -178,7 +178,7 @@ def inspect(path: ModelPath | bytes | bytearray | memoryview) -> Findings:
         marks |= comfyui.find_marks(shard.tensors, shard.metadata)
         for name, x in own_joined(shard).items():
             (own if isinstance(x, ScaledTensor) else found)[name] = x
-    joins = find_joins(found, marks)
+    joins = find_joins(found, marks, joining.unreadable(shards))
     items = [Item(name, x, OWN, None, (name,)) for name, x in own.items()] + [
         Item(
             each.name, each.tensor, convention_of(each.spelling, each.tensor.format, method), each.spelling, each.parts
@@ -283,7 +283,7 @@ def as_groups(items: Iterable[Item], rest: Mapping[str, Tensor], found: Mapping[
 def describe(item: Item, found: Mapping[str, Any]) -> Row:
     """The fields of a group."""
     q, spelling = item.tensor, item.spelling
-    packed = conventions.is_packed(q.format) and q.format.element.name.startswith("float4")
+    packed = conventions.is_packed(q.format) and not q.format.element.name.startswith("float6")
     nibbles = ("high first" if spelling and spelling.high_first else "low first") if packed else ""
     scales = found[item.parts[1]].dtype.name if spelling else q.scales.dtype.name
     return item.convention, q.format.name, granularity(q), scales, q.scale_layout, nibbles
@@ -362,7 +362,8 @@ def flags_of_scales(item: Item) -> Iterator[Flag]:
 
 def has_nonzero(q: ScaledTensor) -> bool:
     """Whether any element is not zero."""
-    bits = 0x77 if q.data.dtype.name.startswith("float4") else 0x7F
+    name = q.data.dtype.name
+    bits = 0x77 if name.startswith("float4") else 0xFF if "int" in name else 0x7F
     return bool((q.data.view("uint8").to_device("cpu").to_numpy() & bits).any())
 
 

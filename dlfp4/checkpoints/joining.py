@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from dlfp4 import ScaledTensor, Tensor
-from dlfp4.checkpoints import comfyui, native
+from dlfp4.checkpoints import comfyui, models, native
 from dlfp4.checkpoints.conventions import join
 from dlfp4.checkpoints.models import Shard
 
@@ -14,7 +15,8 @@ def joined(shards: Iterable[Shard]) -> dict[str, Tensor | ScaledTensor]:
     """The tensors of all files of a model, their parts joined: as the files describe them, else by their names."""
     tensors: dict[str, Tensor | ScaledTensor] = {}
     marks: dict[str, str] = {}
-    for shard in shards:
+    every = list(shards)
+    for shard in every:
         try:
             description = shard.metadata.get(native.KEY)
             tensors |= shard.tensors if description is None else native.join(shard.tensors, description)
@@ -22,4 +24,20 @@ def joined(shards: Iterable[Shard]) -> dict[str, Tensor | ScaledTensor]:
         except ValueError as error:
             reason = f"{shard.path or 'the bytes'}: {error}; join=False gives the tensors as they are stored"
             raise ValueError(reason) from error
-    return join(tensors, marks)
+    return join(tensors, marks, without=unreadable(every))
+
+
+CONFIGS = ("config.json", "quantize_config.json")
+
+
+def unreadable(shards: Iterable[Shard]) -> tuple[str, ...]:
+    """The conventions whose names the files have and whose rules they do not follow, by the configuration beside them:
+    GPTQ of version 2 stores zero points as they are.
+    """
+    for folder in {Path(shard.path).parent for shard in shards if shard.path}:
+        for path in filter(Path.is_file, (folder / name for name in CONFIGS)):
+            content = models.read_json(path)
+            section = content.get("quantization_config", content)
+            if isinstance(section, dict) and section.get("checkpoint_format") == "gptq_v2":
+                return ("gptq",)
+    return ()

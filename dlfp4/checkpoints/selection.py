@@ -180,7 +180,8 @@ def recipe_of(ndim: int, format: Format, convention: str | None, recipe: Any) ->
     if convention is None:
         return found
     spelling = find_spelling(format, convention)
-    if format.scales_lines and spelling.line_scales and found.scale_dtype is None:
+    held = format.scales_lines or format.has_integers
+    if held and spelling.line_scales and found.scale_dtype is None:
         return replace(found, scale_dtype=spelling.line_scales)
     if ndim > 2 and format.has_global_scale and spelling.per_matrix and found.global_scale_per == "tensor":
         return replace(found, global_scale_per="matrix")
@@ -240,7 +241,8 @@ def fit(choice: Choice, shape: tuple[int, ...], format: Format, convention: str 
     turned = shape if choice.axis == -1 else (*shape[:-2], shape[-1], shape[-2])
     if convention and scales_shape(format, turned) is None:
         return replace(choice, quantized=False, reason=f"{convention} holds no {format} of shape {shape}")
-    length = 1 if format.block is None or format.kind == "largest" else format.block[1] or 1
+    short = format.kind == "largest" and not format.has_integers  # whose last blocks may be
+    length = 1 if format.block is None or short else format.block[1] or 1
     try:
         _buffers_of(shape, format, choice.axis, "linear", False)
     except ValueError:
