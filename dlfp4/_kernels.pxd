@@ -285,8 +285,10 @@ cdef extern from "xla/handlers.h" nogil:
     ctypedef struct dlfp4_xla_handler:
         const char *name
         dlfp4_xla_function execute
+        dlfp4_xla_function initialize
 
     const dlfp4_xla_handler *dlfp4_xla_handlers()
+    const dlfp4_xla_handler *dlfp4_xla_handlers_of_cuda()
 
 
 cdef extern from "gpu/kernels.h" nogil:

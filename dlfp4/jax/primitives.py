@@ -218,6 +218,40 @@ def run_program(*arrays: Any, program: Any, **_: Any) -> list[Any]:
     return results
 
 
+def run_on_cuda(*arrays: Any, **params: Any) -> list[Any]:
+    """The same on CUDA devices, for which kernels are loaded by now: handlers cannot compile them."""
+    for device in jax.local_devices(backend="cuda"):
+        _core._load_kernels(device.local_hardware_id)
+    return run_program(*arrays, **params)
+
+
+def multiply_on_cuda(*arrays: Any, operands: Protos, options: Options, batch: int | None, **params: Any) -> list[Any]:
+    """A product of decoded operands, by XLA's own."""
+    told, (a, b) = dict(options), operands
+    if told["activation"] is not None:
+        raise ValueError(f"activation={told['activation']!r} is of hosts; leave it out on CUDA devices")
+    split, dtype = len(a.buffers()), told["out_dtype"]
+    varies = [any(some) for some in (params["batched"][:split], params["batched"][split:])]
+    left, right = (
+        jax.vmap(functools.partial(decode, proto, dtype))(some) if is_batched else decode(proto, dtype, some)
+        for proto, some, is_batched in zip(operands, (arrays[:split], arrays[split:]), varies, strict=True)
+    )
+    del batch, b
+    right = right.mT if told["turned"] else right
+    return [(told["alpha"] * jnp.matmul(left, right, precision=jax.lax.Precision.HIGHEST)).astype(dtype)]
+
+
+def decode(proto: TensorProto, dtype: str, arrays: Sequence[Any]) -> Any:
+    """The values of an operand, a matrix."""
+    if proto.format is not None:
+        (values,) = call(DEQUANTIZE, (proto,), arrays, dtype=dtype)
+        return values.reshape(-1, proto.shape[-1])
+    (values,) = call(
+        CONVERT, (proto,), arrays, dtype=dtype, packed=True, rounding="nearest_even", saturate=True, seed=None
+    )
+    return values
+
+
 def rule_of(operation: Operation, arrays: Sequence[Any], params: dict[str, Any]) -> Rule:
     """How devices share a call."""
     operands, options = params["operands"], dict(params["options"])
@@ -321,6 +355,8 @@ def make_primitive(operation: Operation) -> Primitive:
     ad.primitive_jvps[primitive] = functools.partial(refuse_to_differentiate, operation)
     batching.primitive_batchers[primitive] = functools.partial(batch_call, operation)
     mlir.register_lowering(primitive, mlir.lower_fun(run_program, multiple_results=True))
+    on_cuda = multiply_on_cuda if operation.name == "matmul" else run_on_cuda
+    mlir.register_lowering(primitive, mlir.lower_fun(on_cuda, multiple_results=True), platform="cuda")
     return primitive
 
 
@@ -481,7 +517,8 @@ def rule_of_quantize(operands: Protos, options: dict[str, Any], shapes: Shapes) 
     needs_all = options["seed"] is not None or (options["hadamard"] is not None and is_measured(operands, proto))
     if others or needs_all or proto.global_scale_per == "matrix":
         return sharding.rule_of_one(len(operands), shapes)
-    return sharding.rule_of_rows(operands[0], len(operands), shapes, sharding.pieces(proto))
+    rule = sharding.rule_of_rows(operands[0], len(operands), shapes, sharding.pieces(proto))
+    return replace(rule, measured=is_measured(operands, proto))
 
 
 def is_measured(operands: Protos, proto: TensorProto) -> bool:
@@ -557,5 +594,6 @@ OPERATIONS = (
 CONVERT, QUANTIZE, DEQUANTIZE, MATMUL, VECDOT = OPERATIONS
 PRIMITIVES = {operation.name: make_primitive(operation) for operation in OPERATIONS}
 
-for _name, _handler in _core._xla_handlers().items():
-    jax.ffi.register_ffi_target(f"dlfp4_{_name}", _handler, platform="cpu")
+for _platform in ("cpu", "CUDA"):
+    for _name, _stages in _core._xla_handlers(_platform).items():
+        jax.ffi.register_ffi_target(f"dlfp4_{_name}", _stages, platform=_platform)

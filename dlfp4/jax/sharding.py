@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
+import jax
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -37,6 +38,8 @@ class Rule:
         Which factor divides each dimension of each operand, a tensor.
     summed : str
         The factor over which results are summed; "" for none.
+    measured : bool
+        Shards need the largest magnitude of all, which only the host's kernels take.
     """
 
     operands: tuple[Dims, ...]
@@ -44,6 +47,7 @@ class Rule:
     sizes: dict[str, int]
     shapes: tuple[Names, ...]
     summed: str = ""
+    measured: bool = False
 
     def on(self, mesh: Mesh) -> Rule:
         """The rule without factors that do not divide evenly over a mesh.
@@ -51,9 +55,10 @@ class Rule:
         Shardy would give such a factor a part of an axis, which JAX has no word for.
         """
         sizes = dict(self.sizes)
+        is_whole = mesh.empty or (self.measured and platform_of(mesh) != "cpu")
 
         def settle(dim: Dim) -> Dim:
-            if dim[0].isdigit() or not (mesh.empty or self.sizes[dim[0]] % mesh.size):
+            if dim[0].isdigit() or not (is_whole or self.sizes[dim[0]] % mesh.size):
                 return dim
             name = str(len(sizes))
             sizes[name] = math.prod(self.sizes[factor] for factor in dim)
@@ -86,6 +91,13 @@ class Rule:
             "reduction_factors": (letters[self.summed],) if self.summed else (),
             **{letters[name]: size for name, size in self.sizes.items() if name not in alone},
         }
+
+
+def platform_of(mesh: Any) -> str:
+    """The platform of a mesh's devices; that of the process, of a mesh without devices."""
+    is_abstract = isinstance(mesh, jax.sharding.AbstractMesh)
+    platform: str = jax.default_backend() if is_abstract else mesh.devices.flat[0].platform
+    return platform
 
 
 @dataclass

@@ -94,6 +94,39 @@ inline const float *place_factor(dlfp4_plan_factor *factor, Cursor *cursor) {
   return nullptr;
 }
 
+inline dlfp4_view view_of(const int64_t *size, const dlfp4_plan_elements &elements, void *data) {
+  static const int64_t kStep = 1;
+  return {data, size, &kStep, 1, elements.code, elements.bits, elements.padded, 0};
+}
+
+// Where quantizing writes the scale of a whole tensor, and what it is given.
+struct QuantizedPlaces {
+  void *given;
+  float *units[2];
+};
+
+inline QuantizedPlaces place_quantized(dlfp4_quantize_plan *plan, const Addresses &addresses) {
+  Cursor cursor = {addresses.at};
+  plan->x.data = cursor.take();
+  QuantizedPlaces places = {};
+  if (plan->given != DLFP4_GIVEN_NOTHING) places.given = cursor.take();
+  for (int k = 0; k < 2; ++k) {
+    if (!plan->along[k]) continue;
+    dlfp4_blocks *const blocks = &plan->blocks[k];
+    places.units[k] = const_cast<float *>(place_blocks(blocks, plan->unit, &cursor));
+    if (plan->has_scale && plan->unit == DLFP4_UNIT_NONE) places.units[k] = static_cast<float *>(blocks->scales);
+    blocks->finds_decodes = plan->given != DLFP4_GIVEN_SCALE;
+  }
+  return places;
+}
+
+inline void step_to_next_part(dlfp4_quantize_plan *plan) {
+  plan->x.data = static_cast<uint8_t *>(plan->x.data) + plan->part_steps[0];
+  plan->blocks[0].data = static_cast<uint8_t *>(plan->blocks[0].data) + plan->part_steps[1];
+  plan->blocks[0].scales = static_cast<uint8_t *>(plan->blocks[0].scales) + plan->part_steps[2];
+  plan->recipe.first += plan->part_elements;
+}
+
 }  // namespace xla
 }  // namespace dlfp4
 

@@ -35,11 +35,6 @@ XLA_FFI_Error *run(XLA_FFI_CallFrame *frame, const char *refused, One one) {
 
 // --- Codecs ----------------------------------------------------------------------------------
 
-dlfp4_view view_of(const int64_t *size, const dlfp4_plan_elements &elements, void *data) {
-  static const int64_t kStep = 1;
-  return {data, size, &kStep, 1, elements.code, elements.bits, elements.padded, 0};
-}
-
 XLA_FFI_Error *convert(XLA_FFI_CallFrame *frame) {
   return run<dlfp4_convert_plan>(frame, "dlfp4: the kernels refused to convert these element types",
                                  [](const dlfp4_convert_plan &plan, const Addresses &addresses, XLA_FFI_Error **) {
@@ -79,45 +74,27 @@ dlfp4_status quantize_part(const dlfp4_quantize_plan &plan, void *given, float *
                         plan.along[1] ? &plan.blocks[1] : nullptr);
 }
 
-void step_to_next_part(dlfp4_quantize_plan *plan) {
-  plan->x.data = static_cast<uint8_t *>(plan->x.data) + plan->part_steps[0];
-  plan->blocks[0].data = static_cast<uint8_t *>(plan->blocks[0].data) + plan->part_steps[1];
-  plan->blocks[0].scales = static_cast<uint8_t *>(plan->blocks[0].scales) + plan->part_steps[2];
-  plan->recipe.first += plan->part_elements;
-}
-
 bool are_decode_scales(const float *given, int64_t count) {
   for (int64_t k = 0; k < count; ++k)
     if (!(given[k] > 0 && given[k] <= kLargestFloat)) return false;
   return true;
 }
 
-dlfp4_status quantize_tensor(dlfp4_quantize_plan plan, const Addresses &addresses, const float **refused) {
-  Cursor cursor = {addresses.at};
-  plan.x.data = cursor.take();
-  void *const beside = plan.given != DLFP4_GIVEN_NOTHING ? cursor.take() : nullptr;
-  float *given = plan.given == DLFP4_GIVEN_SCALE ? static_cast<float *>(beside) : nullptr;
+dlfp4_status quantize_tensor(dlfp4_quantize_plan plan, const Addresses &addresses, bool *is_refused) {
+  QuantizedPlaces places = place_quantized(&plan, addresses);
   const int64_t count = plan.unit == DLFP4_UNIT_LINES ? plan.units : plan.parts;
+  float *const given = plan.given == DLFP4_GIVEN_SCALE ? static_cast<float *>(places.given) : nullptr;
   if (given != nullptr && !are_decode_scales(given, count)) {
-    *refused = given;
+    *is_refused = true;
     return DLFP4_E_OPTION;
   }
-  float *units[2] = {};
-  for (int k = 0; k < 2; ++k) {
-    if (!plan.along[k]) continue;
-    dlfp4_blocks *const blocks = &plan.blocks[k];
-    const float *const of_tensor = place_blocks(blocks, plan.unit, &cursor);
-    units[k] = const_cast<float *>(of_tensor);
-    if (plan.has_scale && plan.unit == DLFP4_UNIT_NONE) units[k] = static_cast<float *>(blocks->scales);
-    blocks->finds_decodes = given == nullptr;
-    if (blocks->decodes != nullptr && given != nullptr) memcpy(blocks->decodes, given, count * sizeof(float));
-  }
+  for (const dlfp4_blocks &blocks : plan.blocks)
+    if (blocks.decodes != nullptr && given != nullptr) memcpy(blocks.decodes, given, count * sizeof(float));
   dlfp4_status status = DLFP4_OK;
   for (int64_t part = 0; part < plan.parts && status == DLFP4_OK; ++part) {
-    status = quantize_part(plan, given != nullptr ? given : beside, units);
+    status = quantize_part(plan, given != nullptr ? given + part * (plan.parts > 1) : places.given, places.units);
     step_to_next_part(&plan);
-    if (given != nullptr) ++given;
-    if (units[0] != nullptr) ++units[0];
+    if (places.units[0] != nullptr) ++places.units[0];
   }
   return status;
 }
@@ -126,9 +103,9 @@ XLA_FFI_Error *quantize(XLA_FFI_CallFrame *frame) {
   return run<dlfp4_quantize_plan>(
       frame, "dlfp4: the kernels refused to quantize as described",
       [frame](const dlfp4_quantize_plan &plan, const Addresses &addresses, XLA_FFI_Error **error) {
-        const float *refused = nullptr;
-        const dlfp4_status status = quantize_tensor(plan, addresses, &refused);
-        if (refused != nullptr)
+        bool is_refused = false;
+        const dlfp4_status status = quantize_tensor(plan, addresses, &is_refused);
+        if (is_refused)
           *error = fail(frame, XLA_FFI_Error_Code_INVALID_ARGUMENT,
                         "dlfp4: global_scale: a decode scale is a positive, finite float32");
         return status;
@@ -194,8 +171,8 @@ XLA_FFI_Error *vecdot(XLA_FFI_CallFrame *frame) {
 extern "C" const dlfp4_xla_handler *dlfp4_xla_handlers(void) {
   using namespace dlfp4::xla;
   static const dlfp4_xla_handler handlers[] = {
-      {"convert", convert}, {"quantize", quantize}, {"dequantize", dequantize},
-      {"matmul", matmul},   {"vecdot", vecdot},     {nullptr, nullptr},
+      {"convert", convert, nullptr}, {"quantize", quantize, nullptr}, {"dequantize", dequantize, nullptr},
+      {"matmul", matmul, nullptr},   {"vecdot", vecdot, nullptr},     {nullptr, nullptr, nullptr},
   };
   return handlers;
 }

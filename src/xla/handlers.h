@@ -11,9 +11,11 @@ extern "C" {
 typedef struct {
   const char *name; /* of the operation; NULL behind the last */
   XLA_FFI_Handler *execute;
+  XLA_FFI_Handler *initialize; /* the stage before the first call; NULL: none */
 } dlfp4_xla_handler;
 
 const dlfp4_xla_handler *dlfp4_xla_handlers(void);
+const dlfp4_xla_handler *dlfp4_xla_handlers_of_cuda(void);
 
 #ifdef __cplusplus
 }
