@@ -91,6 +91,11 @@ class ScaledArray:
         names = (*PARTS, "source")
         return [(GetAttrKey(name), getattr(self, name)) for name in names], (self.proto, self.is_transposed)
 
+    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[TensorProto, bool]]:
+        """The arrays, and what they are."""
+        parts = (self.data, self.scales, self.global_scale, self.zero_points, self.biases, self.source)
+        return parts, (self.proto, self.is_transposed)
+
     @classmethod
     def tree_unflatten(cls, structure: tuple[TensorProto, bool], leaves: Sequence[Any]) -> ScaledArray:
         """The inverse; leaves may be anything that JAX puts in the place of arrays."""

@@ -107,6 +107,21 @@ def products(array: npt.NDArray[np.float32], tensor: dlfp4.Tensor) -> None:
     dlfp4.autotune(b"choices.json")  # type: ignore[arg-type]
 
 
+def inside_jax(array: Any, weight: dlfp4.ScaledTensor) -> None:  # arrays are Any: JAX is optional
+    q = dlfp4.jax.quantize(array, "nvfp4", recipe="modelopt", straight_through=True)
+    assert_type(q, dlfp4.jax.ScaledArray)
+    assert_type(dlfp4.jax.quantize(array, "nvfp4", axis=(-1, -2)), tuple[dlfp4.jax.ScaledArray, ...])
+    assert_type(q.mT, dlfp4.jax.ScaledArray)
+    assert_type(q.shape, tuple[int, ...])
+    assert_type(q.proto, dlfp4.TensorProto)
+    assert_type(q.to_tensor(), dlfp4.ScaledTensor)
+    assert_type(dlfp4.jax.ScaledArray.from_tensor(weight), dlfp4.jax.ScaledArray)
+    dlfp4.jax.matmul(array, q.mT, alpha=2, out_dtype="bfloat16")
+    dlfp4.jax.matmul(array, q.mT, activation="int4")  # type: ignore[arg-type]
+    dlfp4.jax.dequantize(array.T, "float16")
+    dlfp4.jax.quantize(array, "nvfp4", axis=1)  # type: ignore[call-overload]
+
+
 def machine() -> None:
     device = dlfp4.Device("cuda", 1)
     assert_type(device.type, str)
