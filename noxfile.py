@@ -208,5 +208,5 @@ def bench(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """Build the documentation; a warning is an error."""
-    install(session, "docs")
+    install(session, "docs,jax")  # whose docstrings are read by importing
     session.run("sphinx-build", "-W", "-b", "html", "docs", "docs/_build")

@@ -60,14 +60,14 @@ def steps_of(proto: TensorProto) -> list[int]:
     """The bytes of each buffer, which in a batch lie one after another."""
     steps = []
     for buffer in proto.buffers():
-        bits = math.prod(buffer.shape) * (8 if not proto.packed else SUBBYTE.get(buffer.dtype.name, 0))
-        steps.append((bits or 8 * math.prod(buffer.shape) * buffer.dtype.itemsize, buffer))
-    for bits, buffer in steps:
+        width = SUBBYTE.get(buffer.dtype.name, 8 * buffer.dtype.itemsize) if proto.packed else 8
+        bits = math.prod(buffer.shape) * width
         if bits % 8:
             raise ValueError(
                 f"vmap over {buffer.dtype} of shape {buffer.shape}, which do not fill bytes; pad them to an even number"
             )
-    return [bits // 8 for bits, _ in steps]
+        steps.append(bits // 8)
+    return steps
 
 
 @dataclass(frozen=True)

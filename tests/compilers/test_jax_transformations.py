@@ -76,6 +76,13 @@ def test_vmap_of_products():
         dj.matmul(x[0], stacked)
 
 
+def test_a_batch_that_does_not_fill_bytes_is_refused():
+    x = dj.cast(X[:6, :5].reshape(2, 3, 5), "float4_e2m1fn")
+    assert to_bytes(jax.vmap(lambda x: dj.cast(x, "float32"))(x)) == to_bytes(dlfp4.cast(x, "float32"))
+    with pytest.raises(ValueError, match="do not fill bytes"):
+        jax.vmap(lambda x: dj.vecdot(x, x))(x)
+
+
 def test_vmap_in_vmap():
     x = X.reshape(2, 4, 16, 256)
     scales = np.float32([[0.1, 0.2, 0.3, 0.4], [0.5, 0.6, 0.7, 0.8]])
