@@ -13,7 +13,9 @@ import numpy as np
 from dlfp4 import _core
 from dlfp4.frameworks.base import SUBBYTE
 from dlfp4.frameworks.jax import FP6
-from dlfp4.jax.primitives import CONVERT, arrays_of, call
+from dlfp4.jax.calls import arrays_of
+from dlfp4.jax.primitives import call
+from dlfp4.jax.table import CONVERT
 from dlfp4.proto import TensorProto
 
 if TYPE_CHECKING:

@@ -14,9 +14,11 @@ from jax.custom_derivatives import SymbolicZero
 
 from dlfp4 import _core
 from dlfp4.frameworks.base import SUBBYTE
+from dlfp4.jax.calls import arrays_of
 from dlfp4.jax.codecs import Array
-from dlfp4.jax.primitives import MATMUL, VECDOT, arrays_of, call
+from dlfp4.jax.primitives import call
 from dlfp4.jax.scaled_array import Operand, ScaledArray, as_operand, dequantize, described, with_read_scales
+from dlfp4.jax.table import MATMUL, VECDOT
 from dlfp4.matmul import candidates, make_problem
 
 if TYPE_CHECKING:

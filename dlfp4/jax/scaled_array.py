@@ -16,8 +16,10 @@ from dlfp4 import _core
 from dlfp4._core import ScaledTensor, Tensor
 from dlfp4.frameworks.base import SUBBYTE
 from dlfp4.frameworks.jax import FP6, WITHOUT_DLPACK
+from dlfp4.jax.calls import arrays_of
 from dlfp4.jax.codecs import Array, cast, elements
-from dlfp4.jax.primitives import DEQUANTIZE, arrays_of, call
+from dlfp4.jax.primitives import call
+from dlfp4.jax.table import DEQUANTIZE
 from dlfp4.proto import ACROSS, TensorProto
 
 if TYPE_CHECKING:

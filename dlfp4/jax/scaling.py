@@ -13,8 +13,9 @@ import numpy as np
 
 from dlfp4 import _core
 from dlfp4.jax.codecs import FLOAT32, Array, cast, convert, elements
-from dlfp4.jax.primitives import QUANTIZE, call, described_quantized
+from dlfp4.jax.primitives import call
 from dlfp4.jax.scaled_array import ScaledArray
+from dlfp4.jax.table import QUANTIZE, described_quantized
 from dlfp4.proto import TensorProto
 
 if TYPE_CHECKING:
