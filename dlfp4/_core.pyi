@@ -395,6 +395,27 @@ def _multiply_on_cuda(
 ) -> None: ...
 def _as_padded(x: _Elements, dtype: _DType) -> Tensor: ...
 def _facts_of_prepared(self: ScaledTensor) -> tuple[int, int, int, int] | None: ...
+def _hollow(self: ScaledTensor) -> ScaledTensor: ...
+def _share_like(
+    known: ScaledTensor, data: _Elements, scales: _Elements, global_scale: _Elements | None
+) -> ScaledTensor | None: ...
+
+@final
+class _Product:
+    def __init__(
+        self,
+        a: Tensor,
+        b: ScaledTensor,
+        make: Callable[..., Any],
+        shape: tuple[int, ...],
+        options: dict[str, Any],
+        alpha: float,
+        rounds: bool,
+        tactic: str | None,
+    ) -> None: ...
+
+def _multiply_again(known: dict[Any, Any], args: tuple[Any, ...]) -> Any: ...
+def _remember_product(known: dict[Any, Any], args: tuple[Any, ...], product: _Product) -> None: ...
 def _restore_prepared(
     data: _Elements,
     scales: _Elements,

@@ -5,17 +5,16 @@ from __future__ import annotations
 import inspect
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from dlfp4 import _core, frameworks
 from dlfp4._core import Buffer
 from dlfp4.formats import Format, check_global_scale, offsets_of, own_offsets, scale_type
-from dlfp4.frameworks.base import SUBBYTE
+from dlfp4.frameworks.base import COMMON, COMPLEX, FP8, SUBBYTE
 
 if TYPE_CHECKING:
     from dlfp4._core import Device, ScaledTensor, Tensor, _Axis, _DeviceLike, _DType, _ScaleLayout, _Shape
@@ -137,21 +136,21 @@ class TensorProto:
     ) -> None:
         if (dtype is None) == (format is None):
             raise ValueError(f"dtype={dtype!r} and format={format!r}: give either of them")
-        element = None if dtype is None else _core._parse_dtype(dtype)
+        element = None if dtype is None else element_of(dtype)
         values = {
             "shape": _parse_shape(shape),
             "dtype": element,
-            "format": None if format is None else _core._find_format(format),
-            "device": _core._parse_device(device),
-            "requires_grad": _core._parse_flag(requires_grad, "requires_grad"),
-            "packed": _core._parse_flag(packed, "packed") or (element is not None and element.name not in SUBBYTE),
+            "format": None if format is None else format_of(format),
+            "device": device_of(device),
+            "requires_grad": flag_of(requires_grad, "requires_grad"),
+            "packed": flag_of(packed, "packed") or (element is not None and element.name not in SUBBYTE),
             "scale_layout": scale_layout,
-            "pad": _core._parse_flag(pad, "pad"),
-            "rowwise": _core._parse_flag(rowwise, "rowwise"),
-            "columnwise": _core._parse_flag(columnwise, "columnwise"),
+            "pad": flag_of(pad, "pad"),
+            "rowwise": flag_of(rowwise, "rowwise"),
+            "columnwise": flag_of(columnwise, "columnwise"),
             "scale_dtype": scale_dtype,
             "global_scale_per": global_scale_per,
-            "hadamard": _core._parse_hadamard(hadamard),
+            "hadamard": None if hadamard is None else signs_of(hadamard),
             "zero_points": zero_points,
             "biases": biases,
         }
@@ -167,13 +166,10 @@ class TensorProto:
             if given:
                 raise ValueError(f"{', '.join(given)} without a format: only quantized tensors have that; leave it out")
             return
-        # The type of the format's own scales, and no global scale, are those of every tensor of the format.
-        own = scale_type(self.format, self.scale_dtype) == self.format.scale
-        object.__setattr__(self, "scale_dtype", None if own else self.scale_dtype)
-        check_global_scale(self.format, self.global_scale_per)
-        found = offsets_of(self.format, self.zero_points, self.biases)
-        if self.biases is not None or found == own_offsets(self.format):
-            object.__setattr__(self, "zero_points", None)
+        name = self.format.name
+        settled = settle_options(name, self.scale_dtype, self.global_scale_per, self.zero_points, self.biases)
+        object.__setattr__(self, "scale_dtype", settled[0])
+        object.__setattr__(self, "zero_points", settled[1])
         if not self.packed:
             raise ValueError("packed=False with a format: the data of quantized tensors is packed; leave it out")
         if not (self.rowwise or self.columnwise):
@@ -181,7 +177,7 @@ class TensorProto:
 
     def _options(self) -> list[tuple[str, Any]]:
         """What differs from the default, apart from shape, dtype or format, and device."""
-        options = ((name, default, getattr(self, name)) for name, default in _option_defaults().items())
+        options = [(name, default, getattr(self, name)) for name, default in OPTION_DEFAULTS.items()]
         return [(name, value) for name, default, value in options if value != default]
 
     def __repr__(self) -> str:
@@ -209,6 +205,9 @@ class TensorProto:
         BufferError
             A tensor that cannot be exchanged.
         """
+        graph = graph_now()
+        if graph is not None:
+            return graph.describe(x)
         if isinstance(x, _core.ScaledTensor):
             return cls._of_scaled((x,))
         if isinstance(x, (tuple, list)):
@@ -288,7 +287,7 @@ class TensorProto:
         for axis in self._axes:
             for buffer in self._buffers_along(axis):
                 name = self._name(buffer.name, axis)
-                named[name] = buffer._replace(name=name)
+                named[name] = Buffer(name, buffer.shape, buffer.dtype)
         return tuple(named.values())
 
     def _buffers_along(self, axis: int) -> tuple[Buffer, ...]:
@@ -296,16 +295,16 @@ class TensorProto:
         assert self.format is not None
         # Extents that a compiler has only by name are not hashable, and must not be: nothing is remembered of them.
         symbolic = any(map(is_symbolic, self.shape))
-        describe = _core._describe_buffers if symbolic else _core._buffers_of
+        describe = _core._describe_buffers if symbolic else buffers_of
         return describe(
             self.shape,
-            self.format,
+            self.format.name,
             axis,
             self.scale_layout,
             self.pad,
             self.scale_dtype,
             self.global_scale_per,
-            offsets_of(self.format, self.zero_points, self.biases),
+            offsets_in(self.format.name, self.zero_points, self.biases),
         )
 
     def _name(self, buffer: str, axis: int) -> str:
@@ -332,6 +331,10 @@ class TensorProto:
         MemoryError, DriverError
             The memory is not there.
         """
+        graph = graph_now()
+        if graph is not None:
+            made: Described = graph.allocate(self)
+            return made
         return self._assemble(
             {
                 name: _core.empty(shape, dtype, device=self.device, packed=self.packed)
@@ -352,6 +355,9 @@ class TensorProto:
         ValueError
             Another description; the message names the first field that differs.
         """
+        graph = graph_now()
+        if graph is not None:
+            return graph.flatten(self, x)
         found = TensorProto.of(x)
         for name in ("format", "dtype", "shape", "device", "packed", *_LAYOUT):
             if getattr(found, name) != getattr(self, name):
@@ -384,6 +390,10 @@ class TensorProto:
         TypeError
             A buffer is of another dtype; or `buffers` is neither a mapping nor a list or tuple.
         """
+        graph = graph_now()
+        if graph is not None:
+            made: Described = graph.unflatten(self, buffers)
+            return made
         return self._assemble(self._check(self._by_name(buffers)))
 
     def _by_name(self, buffers: Mapping[str, Any] | Sequence[Any]) -> dict[str, Any]:
@@ -439,12 +449,90 @@ class TensorProto:
         return results[0] if len(results) == 1 else (results[0], results[1])
 
 
-@lru_cache(maxsize=1)
-def _option_defaults() -> dict[str, Any]:
-    """Of the keywords that say more than shape, dtype or format, and device."""
-    parameters = inspect.signature(TensorProto.__init__).parameters
-    said = ("self", "shape", "dtype", "format", "device")
-    return {name: each.default for name, each in parameters.items() if name not in said}
+# Of the keywords that say more than shape, dtype or format, and device.
+OPTION_DEFAULTS: Mapping[str, Any] = {
+    name: each.default
+    for name, each in inspect.signature(TensorProto.__init__).parameters.items()
+    if name not in ("self", "shape", "dtype", "format", "device")
+}
+
+
+# ---- What is constant in a compiler's graph: functions of constants alone, which dlfp4.torch has Dynamo call at once
+
+
+# Dynamo knows objects by where they come from: these come from tables.
+FORMATS = dict(_core.formats())
+DEVICES = {name: _core._parse_device(name) for name in ("cpu", *(f"cuda:{index}" for index in range(16)))}
+DTYPES = {name: _core._parse_dtype(name) for name in (*COMMON, *COMPLEX, "bfloat16", *FP8, *SUBBYTE)}
+
+
+def element_of(dtype: Any) -> np.dtype[Any]:
+    """An element type."""
+    return DTYPES[dtype] if isinstance(dtype, str) and dtype in DTYPES else _core._parse_dtype(dtype)
+
+
+def format_of(format: Any) -> Format:
+    """A row of the table of formats."""
+    return FORMATS[format] if isinstance(format, str) and format in FORMATS else _core._find_format(format)
+
+
+def device_of(device: Any) -> Device:
+    """A device."""
+    return DEVICES[device] if isinstance(device, str) and device in DEVICES else _core._parse_device(device)
+
+
+def signs_of(hadamard: Any) -> tuple[int, ...] | None:
+    """The signs of a Hadamard transform."""
+    return _core._parse_hadamard(hadamard)
+
+
+def buffers_of(*described: Any) -> tuple[Buffer, ...]:
+    """The buffers of a quantized tensor along one axis."""
+    return _core._buffers_of(*described)
+
+
+def offsets_in(format: str, zero_points: Any, biases: Any) -> str:
+    """The type of what a block has beside its scale."""
+    return offsets_of(_core._find_format(format), zero_points, biases)
+
+
+def settle_options(name: str, scale_dtype: Any, per: str, zero_points: Any, biases: Any) -> tuple[Any, Any]:
+    """The types of scales and zero points, None for the format's own: those that every tensor of the format has."""
+    format = _core._find_format(name)
+    own = scale_type(format, scale_dtype) == format.scale
+    check_global_scale(format, per)
+    found = offsets_of(format, zero_points, biases)
+    bare = biases is not None or found == own_offsets(format)
+    return None if own else scale_dtype, None if bare else zero_points
+
+
+CONSTANT = (signs_of, buffers_of, offsets_in, settle_options)
+
+
+def flag_of(value: Any, name: str) -> bool:
+    """A flag."""
+    return value if value is True or value is False else _core._parse_flag(value, name)
+
+
+class InGraph(NamedTuple):
+    """How a framework describes and allocates its own tensors inside its compiler, where there are no others."""
+
+    is_compiling: Callable[[], bool]
+    describe: Callable[[Any], TensorProto]
+    allocate: Callable[[TensorProto], Any]
+    flatten: Callable[[TensorProto, Any], dict[str, Any]]
+    unflatten: Callable[[TensorProto, Any], Any]
+
+
+IN_GRAPH: list[InGraph] = []  # of dlfp4.torch, once it is imported
+
+
+def graph_now() -> InGraph | None:
+    """That of the compiler that traces this call, if one does."""
+    for each in IN_GRAPH:
+        if each.is_compiling():
+            return each
+    return None
 
 
 def is_symbolic(extent: Any) -> bool:
@@ -454,8 +542,10 @@ def is_symbolic(extent: Any) -> bool:
 
 def _parse_shape(shape: Any) -> tuple[int, ...]:
     given = shape if isinstance(shape, (tuple, list)) else (shape,)
-    extents = tuple(extent if is_symbolic(extent) else operator.index(extent) for extent in given)
-    if min((extent for extent in extents if not is_symbolic(extent)), default=0) < 0:
+    extents = tuple([extent if is_symbolic(extent) else operator.index(extent) for extent in given])
+    if graph_now() is not None:  # a range has a length: extents become constants of the graph
+        extents = tuple([len(range(extent)) for extent in extents])
+    if any([not is_symbolic(extent) and extent < 0 for extent in extents]):  # noqa: C419  (which Dynamo can trace)
         raise ValueError(f"shape {extents}: expected extents of 0 or more")
     return extents
 

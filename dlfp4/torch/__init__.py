@@ -4,7 +4,7 @@ Importing this module registers ``torch.ops.dlfp4.*``. Its functions take and re
 and arguments of dlfp4's, and give the same bytes.
 """
 
-from dlfp4.torch import registering  # noqa: F401  (which registers)
+from dlfp4.torch import protos, registering  # noqa: F401  (which register themselves)
 from dlfp4.torch.functions import cast, dequantize, dot, matmul, pack, quantize, unpack, vecdot
 from dlfp4.torch.representing import Parts
 

@@ -36,7 +36,7 @@ def name_of(dtype: _DType | None) -> str | None:
     return _core._parse_dtype(dtype).name
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def text_of(recipe: Recipe) -> str:
     """A recipe as a constant of a graph."""
     return text_of_recipe(recipe)
@@ -231,7 +231,7 @@ def quantize(
     return made if isinstance(axis, tuple) else made[0]
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def signs_of(hadamard: Sequence[int] | int) -> tuple[int, ...]:
     """The signs that an argument stands for."""
     return hadamard if isinstance(hadamard, tuple) else _core._parse_hadamard(hadamard) or ()

@@ -210,7 +210,7 @@ def followed_further() -> AbstractContextManager[Any]:
     return stack
 
 
-def register_gradient(call: Call, library: torch.library.Library) -> None:
+def register_gradient(call: Call, kernel: Callable[..., Any], library: torch.library.Library) -> None:
     """Give an operation its kernel for autograd, and its out= form a refusal.
 
     PyTorch's own registration (``torch.library.register_autograd``) refuses ``torch.func.grad`` and gives
@@ -224,6 +224,8 @@ def register_gradient(call: Call, library: torch.library.Library) -> None:
         if rule is not None and function is not None and is_followed(*args) and rule.applies(call.values(args)):
             with enable_single_level_autograd_function():
                 return function.apply(keyset, *args)
+        if keyset.raw_repr() in DIRECT or leads_to_kernel(keyset):
+            return kernel(*args)
         with torch._C._AutoDispatchBelowAutograd():
             return op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
 
@@ -237,6 +239,23 @@ def register_gradient(call: Call, library: torch.library.Library) -> None:
 
     library.impl(name, differentiable, "Autograd", with_keyset=True)
     library.impl(f"{name}.out", without_gradient, "Autograd", with_keyset=True)
+
+
+# Sets of dispatch keys, as numbers, below whose keys for autograd nothing comes but a device: no mode, no transform, no
+# subclass. There the kernel is called at once, for a redispatch takes as long as a small product.
+DIRECT: set[int] = set()
+
+
+def leads_to_kernel(keyset: Any) -> bool:
+    """Whether a set of dispatch keys is such, which is then remembered."""
+    keys = torch._C.DispatchKey
+    below = keyset & torch._C._after_autograd_keyset
+    for passed in (keys.ADInplaceOrView, keys.BackendSelect):
+        below = below.remove(passed)
+    found = below.highestPriorityTypeId() in (keys.CPU, keys.CUDA)
+    if found:
+        DIRECT.add(keyset.raw_repr())
+    return found
 
 
 def is_followed(*args: Any) -> bool:

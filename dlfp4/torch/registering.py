@@ -10,13 +10,14 @@ import torch
 
 import dlfp4
 from dlfp4 import _core
-from dlfp4._core import Buffer, Tensor, asarray
+from dlfp4._core import Buffer, ScaledTensor, Tensor, asarray
 from dlfp4.frameworks.base import SUBBYTE
 from dlfp4.operations import OPERATIONS, REQUIRED, Argument, Operation, recipe_of_text
 from dlfp4.proto import TensorProto
 from dlfp4.torch.batching import register_batching
 from dlfp4.torch.gradients import register_gradient
-from dlfp4.torch.representing import Parts, describe, described, share
+from dlfp4.torch.products import repeated
+from dlfp4.torch.representing import PAIRS, Parts, describe, described, share
 
 LIBRARY = torch.library.Library("dlfp4", "DEF")
 DEVICES = ("CPU", "CUDA")
@@ -105,6 +106,7 @@ class Call:
         self.parameters = parameters_of(row)
         self.defaults = tuple(each.default for each in self.parameters)
         self.places = {each.name: place for place, each in enumerate(self.parameters)}
+        self.plans: dict[Any, Plan] = {}
         self.is_list = row.name == "quantize"
         self.operand_places = [(each.name, each.kind, self._places_of(each)) for each in row.tensors]
         self.constant_places = [(each.name, each.kind, self.places[each.name]) for each in row.constants]
@@ -146,30 +148,42 @@ class Call:
         }
         return self.row.result(**protos, **self.constants(values))
 
-    def allocate(self, values: tuple[Any, ...], proto: TensorProto) -> Any:
-        """Memory for the result, beside the first operand."""
-        device = values[0].device
-        made = [
-            torch.empty(shape, dtype=dtype, device=device)
-            for shape, dtype in (described(buffer, proto.packed) for buffer in proto.buffers())
-        ]
+    def allocate(self, x: torch.Tensor, specs: Specs) -> Any:
+        """Memory for a result, beside the first operand."""
+        made = [torch.empty(shape, dtype=dtype, device=x.device) for shape, dtype in specs]
         return made if self.is_list else made[0]
+
+    def recall(self, args: tuple[Any, ...]) -> Plan:
+        """What follows from the shapes and types of tensors, and from constants: found once for calls that repeat."""
+        key = tuple([facts_of(value) for value in args])
+        plan = self.plans.get(key)
+        if plan is None:
+            if len(self.plans) >= MOST_PLANS:
+                self.plans.clear()
+            plan = self.plans[key] = self.plan(self.values(args))
+        return plan
+
+    def plan(self, values: tuple[Any, ...]) -> Plan:
+        """The same, anew."""
+        proto = self.result(values)
+        constants = {name: CONSTANTS.get(kind, as_it_is)(values[place]) for name, kind, place in self.constant_places}
+        return Plan(proto, specs_of(proto), constants)
 
     def check_out(self, proto: TensorProto, out: Any) -> None:
         """ValueError where memory for a result, of which only the description is known, does not fit."""
-        expected = [described(buffer, proto.packed) for buffer in proto.buffers()]
+        expected = specs_of(proto)
         given = [(tuple(part.shape), part.dtype) for part in (out if self.is_list else [out])]
         as_bytes = [(shape, torch.uint8 if dtype.itemsize == 1 else dtype) for shape, dtype in expected]
         if given not in (expected, as_bytes):
             raise ValueError(f"out is {given}; the result of {self.row.name} is {expected}")
 
-    def run(self, values: tuple[Any, ...], proto: TensorProto, out: Any) -> None:
+    def run(self, plan: Plan, values: tuple[Any, ...], out: Any) -> None:
         """Call the eager function on shared memory."""
         operands = {
-            name: None if operand is None else share(operand) for name, operand in self.operands(values).items()
+            name: None if operand is None else plan.share(name, operand)
+            for name, operand in self.operands(values).items()
         }
-        constants = {name: CONSTANTS.get(kind, as_it_is)(values[place]) for name, kind, place in self.constant_places}
-        self.eager(**operands, **constants, out=self.share_result(proto, values, out))
+        self.eager(**operands, **plan.constants, out=self.share_result(plan.proto, values, out))
 
     def share_result(self, proto: TensorProto, values: tuple[Any, ...], out: Any) -> Any:
         """The memory for a result as the eager function takes it."""
@@ -178,13 +192,53 @@ class Call:
         if len(parts) != len(buffers):
             names = ", ".join(buffer.name for buffer in buffers)
             raise ValueError(f"out has {len(parts)} tensors; {self.row.name} gives {len(buffers)}: {names}")
-        shared = {
-            buffer.name: share_buffer(part, buffer, proto.packed) for part, buffer in zip(parts, buffers, strict=True)
-        }
         if not proto.is_quantized:
-            return shared["data"]
-        made = proto._assemble(shared)
+            return share_buffer(parts[0], buffers[0], proto.packed)
+        pairs = zip(parts, buffers, strict=True)
+        made = proto._assemble({buffer.name: share_buffer(part, buffer, True) for part, buffer in pairs})
         return made[::-1] if isinstance(made, tuple) and values[self.places["axis"]][0] == -2 else made
+
+
+Specs = list[tuple[tuple[Any, ...], torch.dtype]]
+MOST_PLANS = 1024
+
+
+class Plan:
+    """What is known of a call but for its memory: the description of the result, and constants as eager functions take
+    them. Quantized operands, once checked, are compared with what was checked.
+    """
+
+    __slots__ = ("constants", "known", "proto", "specs")
+
+    def __init__(self, proto: TensorProto, specs: Specs, constants: dict[str, Any]) -> None:
+        self.proto, self.specs, self.constants = proto, specs, constants
+        self.known: dict[str, ScaledTensor] = {}
+
+    def share(self, name: str, operand: Parts) -> Any:
+        """An operand as the eager function takes it."""
+        if operand.scales is None:
+            return share(operand)
+        known = self.known.get(name)
+        made = None if known is None else _core._share_like(known, operand.data, operand.scales, operand.global_scale)
+        if made is None:
+            found: Any = share(operand)
+            self.known[name] = _core._hollow(found)
+            made = found
+        return made
+
+
+def facts_of(value: Any) -> Any:
+    """Of an argument, what a result's description may depend on."""
+    if isinstance(value, torch.Tensor):
+        if value.dtype == PAIRS:
+            return value.shape, PAIRS, value.stride()
+        return value.shape, value.dtype
+    return tuple(value) if isinstance(value, list) else value
+
+
+def specs_of(proto: TensorProto) -> Specs:
+    """Shape and type of each part of a result in PyTorch."""
+    return [described(buffer, proto.packed) for buffer in proto.buffers()]
 
 
 def as_it_is(value: Any) -> Any:
@@ -223,20 +277,20 @@ def register(row: Operation) -> Call:
     call = Call(row)
 
     def kernel(*args: Any) -> Any:
-        values = call.values(args)
-        proto = call.result(values)
-        out = call.allocate(values, proto)
-        call.run(values, proto, out)
+        plan = call.recall(args)
+        out = call.allocate(args[0], plan.specs)
+        call.run(plan, call.values(args), out)
         return out
 
+    if row.name == "matmul":
+        kernel = repeated(call, kernel)
+
     def kernel_out(*args: Any, out: Any) -> None:
-        values = call.values(args)
-        call.run(values, call.result(values), out)
+        call.run(call.recall(args), call.values(args), out)
         torch.autograd.graph.increment_version(out)
 
     def fake(*args: Any) -> Any:
-        values = call.values(args)
-        return call.allocate(values, call.result(values))
+        return call.allocate(args[0], specs_of(call.result(call.values(args))))
 
     def fake_out(*args: Any, out: Any) -> None:
         values = call.values(args)
@@ -248,7 +302,7 @@ def register(row: Operation) -> Call:
         for device in DEVICES:
             LIBRARY.impl(name, real, device)
         torch.library.register_fake(f"dlfp4::{name}", imagined, lib=LIBRARY)
-    register_gradient(call, LIBRARY)
+    register_gradient(call, kernel, LIBRARY)
     register_batching(call, LIBRARY)
     return call
 

@@ -140,7 +140,7 @@ def matrix_of(data: torch.Tensor, encoding: Encoding) -> tuple[Any, ...]:
     if encoding.prepared is not None:
         rows, columns = encoding.prepared.rows, encoding.prepared.columns
         return (rows, columns) if encoding.axis == -1 else (columns, rows)
-    element = _core.formats()[encoding.format].element.name
+    element = FORMAT_ELEMENTS[encoding.format]
     if element not in SUBBYTE:
         return tuple(data.shape)
     *leading, extent = data.shape

@@ -14,7 +14,7 @@ torch = framework("torch")
 dt = importlib.import_module("dlfp4.torch")
 ops = torch.ops.dlfp4
 
-FORMATS = list(dlfp4.formats())
+FORMATS = [name for name, row in dlfp4.formats().items() if row.element.name != "uint4"]  # which has zero points
 AXES = (-1, -2, (-1, -2), (-2, -1))
 SHAPE = (128, 256)  # whole blocks of every format
 
@@ -37,7 +37,7 @@ def as_bytes(x):
 def parts_of(q):
     """The parts of a ScaledTensor as the operations have them."""
     unit = None if q.global_scale is None else q.global_scale.to_torch()
-    data = q.data.view("uint8") if q.format.element.name.startswith("float6") else q.data
+    data = q.data.view("uint8") if q.format.element.name.startswith(("float6", "int4")) else q.data
     return dt.Parts(data.to_torch(), q.scales.to_torch(), unit, str(Encoding.of(q)), q.shape)
 
 

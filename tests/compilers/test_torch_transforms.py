@@ -171,12 +171,28 @@ def test_vmap(name):
             check_equal(made, each)
 
 
-def test_vmap_is_one_call(monkeypatch):
-    seen = []
-    matmul = dt.registering.CALLS["matmul"]
-    monkeypatch.setattr(matmul, "eager", lambda **options: seen.append(options) or dlfp4.matmul(**options))
+def test_vmap_is_one_call():
+    known = importlib.import_module("dlfp4.torch.products").KNOWN
+    known.clear()
     torch.func.vmap(CALLS["matmul"])(CODES)
-    assert [tuple(options["a"].shape) for options in seen] == [(5, 2, 32)]
+    assert [tuple(shape) for shape, *_ in known] == [(5, 2, 32)]
+
+
+def test_products_that_repeat_are_compared_with_what_was_checked():
+    """Other shapes, types, strides and constants are found anew; alike ones give the same bits from other memory."""
+    other = dt.quantize(randn(32, 64, seed=7), "nvfp4")
+    for x in (X, X, 2 * X, X.bfloat16(), X.mT.contiguous().mT, X[:2]):
+        for w in (W, other, other._replace(data=other.data.view(torch.uint8)), dt.quantize(X, "mxfp8_e4m3")):
+            for options in ({}, {"alpha": 0.5}, {"out_dtype": "float16"}):
+                for _ in range(2):
+                    y = dt.matmul(x, w.mT, **options)
+                    q = importlib.import_module("dlfp4.torch.representing").share(w.mT)
+                    check_equal(y.view(torch.uint8), dlfp4.matmul(x, q, **options).to_torch().view(torch.uint8))
+    x = X.clone().requires_grad_()
+    dt.matmul(x, W.mT).sum().backward()
+    assert x.grad is not None
+    with pytest.raises(ValueError, match="scales has shape"):
+        dt.matmul(X, W._replace(scales=W.scales[:, :2]).mT)
 
 
 # ---- Modes and traces

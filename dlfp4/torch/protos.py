@@ -1,0 +1,163 @@
+"""TensorProto inside ``torch.compile``: there it describes and allocates PyTorch's tensors, a constant by value.
+
+Dynamo traces the class itself. What it cannot trace are functions in C; here they are called while it traces, with
+constants alone: names, extents, flags.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from dlfp4 import _core, proto
+from dlfp4.frameworks.torch import element_name
+from dlfp4.operations import Encoding
+from dlfp4.proto import InGraph, TensorProto
+from dlfp4.torch.representing import PAIRS, Parts, as_parts, described, single_shape
+
+
+def describe(x: Any) -> TensorProto:
+    """The description of a tensor, of parts, or of a tuple of parts along two axes."""
+    if isinstance(x, (tuple, list)) and not isinstance(x, Parts):
+        axes = [facts_of(as_parts(each).type)[1] for each in x]
+        return describe_quantized(as_parts(x[0]), axes)
+    parts = as_parts(x)
+    if parts.scales is not None:
+        return describe_quantized(parts, [facts_of(parts.type)[1]])
+    data = parts.data
+    shape = single_shape(data) if data.dtype == PAIRS else tuple(data.shape)
+    return TensorProto(shape, name_of(data.dtype), None, str(data.device), data.requires_grad)
+
+
+def describe_quantized(x: Parts, axes: list[int]) -> TensorProto:
+    """That of parts, by what they say of themselves."""
+    name, axis, layout, hadamard = facts_of(x.type)
+    if x.shape is None or x.scales is None:
+        raise TypeError(f"parts of type {x.type!r} without shape or scales: give what dlfp4.torch.quantize returns")
+    shape = constants(x.shape)
+    unit = x.global_scale
+    return TensorProto(
+        shape,
+        format=name,
+        device=str(x.data.device),
+        scale_layout=layout,
+        pad=completes(shape, name, tuple(axes)),
+        rowwise=-1 in axes,
+        columnwise=-2 in axes,
+        scale_dtype=scale_type_of(name, x.scales.dtype),
+        global_scale_per=granularity_of(name, axis, shape, None if unit is None else constants(unit.shape)),
+        hadamard=hadamard,
+    )
+
+
+def constants(shape: Any) -> tuple[int, ...]:
+    """Extents as numbers, which a graph that had them as symbols is then made for: a range has a length."""
+    return tuple([len(range(extent)) for extent in shape])
+
+
+def allocate(made: TensorProto) -> Any:
+    """A tensor of a description, or its parts, with memory that is not initialised."""
+    device = [name for name, device in proto.DEVICES.items() if device is made.device][0]  # noqa: RUF015
+    named = {}
+    for name, shape, dtype in specs(made):
+        named[name] = torch.empty(shape, dtype=dtype, device=device)
+    return unflatten(made, named)
+
+
+def specs(made: TensorProto) -> Any:
+    """The buffers by name, with their shapes and types in PyTorch."""
+    element = None if made.dtype is None else made.dtype.name
+    name = None if made.format is None else made.format.name
+    how = (made.packed, made.scale_layout, made.pad, made.rowwise, made.columnwise, made.scale_dtype)
+    return specs_of_constants(made.shape, element, name, *how, made.global_scale_per, made.hadamard)
+
+
+def flatten(made: TensorProto, x: Any) -> dict[str, torch.Tensor]:
+    """The buffers of a tensor by name, in the order of the description's."""
+    if made.format is None:
+        return {"data": as_parts(x).data}
+    several = x if isinstance(x, (tuple, list)) and not isinstance(x, Parts) else (x,)
+    found = {}
+    for each in several:
+        parts = as_parts(each)
+        axis = facts_of(parts.type)[1]
+        for name, part in (("data", parts.data), ("scales", parts.scales), ("global_scale", parts.global_scale)):
+            if part is not None:
+                found[made._name(name, axis)] = part
+    return {name: found[name] for name, _, _ in specs(made)}
+
+
+def unflatten(made: TensorProto, buffers: Any) -> Any:
+    """The tensor, or the parts, of given buffers."""
+    names = [name for name, _, _ in specs(made)]
+    named = buffers if isinstance(buffers, Mapping) else dict(zip(names, buffers, strict=True))
+    if made.format is None:
+        return named["data"]
+    results = []
+    for axis in made._axes:
+        parts: list[Any] = [named.get(made._name(name, axis)) for name in ("data", "scales", "global_scale")]
+        kind = text_of(made.format.name, axis, made.scale_layout, made.hadamard)
+        results.append(Parts(parts[0], parts[1], parts[2], kind, made.shape))
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+# ---- Functions of constants alone
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """The name of an element type."""
+    return element_name(dtype)
+
+
+def facts_of(text: str) -> Any:
+    """Format, axis, layout of scales and signs, by the text of an Encoding."""
+    found = Encoding.parse(text)
+    layout = "linear" if found.scale_layout == "prepared" else found.scale_layout
+    return found.format, found.axis, layout, found.hadamard
+
+
+def text_of(format: str, axis: Any, scale_layout: Any, hadamard: tuple[int, ...] | None) -> str:
+    """The inverse."""
+    return str(Encoding(format, axis, scale_layout, hadamard))
+
+
+def completes(shape: tuple[int, ...], format: str, axes: tuple[int, ...]) -> bool:
+    """Whether blocks do not divide a shape, and so were completed."""
+    return not all(_core._divides(shape, _core._find_format(format), axis) for axis in axes)
+
+
+def granularity_of(format: str, axis: int, shape: tuple[int, ...], unit: tuple[int, ...] | None) -> Any:
+    """Which part of a tensor its global scales are of, by their shape."""
+    if not unit:
+        return "tensor"
+    lines = shape[-1] if axis == -2 else math.prod(shape[:-1])
+    block = _core._find_format(format).block
+    return "row" if unit[0] == lines and block is not None and block[0] == 1 else "matrix"
+
+
+def scale_type_of(format: str, dtype: torch.dtype) -> Any:
+    """The name of the type of scales, which may come as bytes."""
+    return _core._find_format(format).scale.name if dtype == torch.uint8 else element_name(dtype)
+
+
+def specs_of_constants(
+    shape: tuple[int, ...], dtype: Any, format: Any, packed: bool, scale_layout: Any, pad: bool, rowwise: bool,
+    columnwise: bool, scale_dtype: Any, per: Any, hadamard: Any,
+) -> Any:  # fmt: skip
+    """The buffers of a description in PyTorch, of a TensorProto that is made of the same constants."""
+    options = {} if format is None else {
+        "scale_layout": scale_layout, "pad": pad, "rowwise": rowwise, "columnwise": columnwise,
+        "scale_dtype": scale_dtype, "global_scale_per": per, "hadamard": hadamard,
+    }  # fmt: skip
+    made = TensorProto(shape, dtype, format, packed=packed, **options)
+    return tuple((buffer.name, *described(buffer, made.packed)) for buffer in made.buffers())
+
+
+for function in (
+    *proto.CONSTANT, name_of, facts_of, text_of, completes, granularity_of, scale_type_of, specs_of_constants,
+):  # fmt: skip
+    torch.compiler.assume_constant_result(function)
+proto.IN_GRAPH.append(InGraph(torch.compiler.is_dynamo_compiling, describe, allocate, flatten, unflatten))

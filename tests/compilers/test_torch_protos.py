@@ -1,0 +1,111 @@
+"""TensorProto under Dynamo: it describes, allocates, takes apart and puts together, in one graph."""
+
+import importlib
+
+import pytest
+
+import dlfp4
+from dlfp4 import TensorProto
+
+from ..support.capsules import framework
+
+torch = framework("torch")
+dt = importlib.import_module("dlfp4.torch")
+FORMATS = ("nvfp4", "nvfp4_16x16", "mxfp4", "mxfp6_e2m3", "mxfp8_e4m3", "fp8_e4m3", "fp8_row", "fp8_1x128")
+
+
+@pytest.fixture(autouse=True)
+def _forget():
+    yield
+    torch._dynamo.reset()  # formats are constants: each is a graph of the same function
+
+
+def traced(function, dynamic=None):
+    return torch.compile(function, fullgraph=True, backend="eager", dynamic=dynamic)
+
+
+def bytes_of(x):
+    codes = x if x.dtype == torch.float4_e2m1fn_x2 else x.reshape(-1).contiguous()
+    return codes.view(torch.uint8).numpy().tobytes()
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_of_a_tensor(dynamic):
+    def function(x):
+        proto = TensorProto.of(x)
+        return x * proto.shape[0], proto.buffers()[0].shape, proto.requires_grad, proto.dtype.name
+
+    compiled = traced(function, dynamic)
+    for rows in (3, 5):
+        y, shape, requires_grad, name = compiled(torch.ones(rows, 4))
+        assert (y[0, 0], shape, requires_grad, name) == (rows, (rows, 4), False, "float32")
+
+
+@pytest.mark.parametrize("usage", [(True, False), (False, True), (True, True)], ids=str)
+@pytest.mark.parametrize("name", FORMATS)
+def test_buffers_and_memory_by_usage(name, usage):
+    """What a graph allocates is what the description says outside of it, whether or not gradients are asked for."""
+    rowwise, columnwise = usage
+
+    def function(x):
+        proto = TensorProto(
+            tuple(x.shape), format=name, requires_grad=x.requires_grad, rowwise=rowwise, columnwise=columnwise
+        )
+        made = proto.allocate()
+        return [buffer.shape for buffer in proto.buffers()], list(proto.flatten(made).items()), made
+
+    x = torch.ones(128, 256, requires_grad=True)
+    shapes, flat, made = traced(function)(x)
+    expected = TensorProto((128, 256), format=name, rowwise=rowwise, columnwise=columnwise)
+    assert shapes == [buffer.shape for buffer in expected.buffers()]
+    assert [key for key, _ in flat] == [buffer.name for buffer in expected.buffers()]
+    axes = [axis for axis, wanted in ((-1, rowwise), (-2, columnwise)) if wanted]
+    real = [dt.quantize(x.detach(), name, axis=axis) for axis in axes]
+    for parts, q in zip((made,) if isinstance(made, dt.Parts) else made, real, strict=True):
+        assert parts.type == q.type
+        assert [None if p is None else (p.shape, p.dtype) for p in parts[:3]] == [
+            None if p is None else (p.shape, p.dtype) for p in q[:3]
+        ]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, {}) for name in FORMATS),
+        ("nvfp4", {"recipe": dlfp4.Recipe(global_scale_per="row")}),
+        ("mxfp4", {"scale_layout": "128x4"}),
+        ("nvfp4", {"hadamard": 3}),
+        ("fp8_row", {"recipe": dlfp4.Recipe(scale_dtype="bfloat16")}),
+        ("mxfp8_e4m3", {"pad": True}),
+    ],
+    ids=str,
+)
+def test_crossing_a_graphs_border(name, options):
+    """A quantized tensor goes in, is taken apart and put together, and comes out as it was."""
+
+    def function(q):
+        proto = TensorProto.of(q)
+        again = proto.unflatten(dict(proto.flatten(q)))
+        assert TensorProto.of(again) == proto
+        return again, dt.dequantize(again)
+
+    shape = (128, 250) if "pad" in options else (128, 256)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    q = dt.quantize(x, name, **options)
+    again, values = traced(function)(q)
+    assert (again.type, tuple(again.shape)) == (q.type, tuple(q.shape))
+    for a, b in zip(again[:3], q[:3], strict=True):
+        assert (a is None) == (b is None)
+        assert a is None or bytes_of(a) == bytes_of(b)
+    assert torch.equal(values, dt.dequantize(q))
+    assert TensorProto.of(dlfp4.quantize(x, name, **options)) == eager_proto(q)
+
+
+def eager_proto(q):
+    """What a graph says of a tensor, as one says it outside."""
+    return importlib.import_module("dlfp4.torch.protos").describe(q)
+
+
+def test_plain_memory():
+    made = traced(lambda x: TensorProto.of(x).allocate().zero_())(torch.ones(3, 4, dtype=torch.bfloat16))
+    assert (made.shape, made.dtype, made.abs().sum()) == ((3, 4), torch.bfloat16, 0)
