@@ -94,28 +94,44 @@ def run_program(*arrays: Any, program: Any, **_: Any) -> list[Any]:
 
 def run_on_cuda(*arrays: Any, **params: Any) -> list[Any]:
     """The same on CUDA devices, for which kernels are loaded by now: handlers cannot compile them."""
-    for device in jax.local_devices(backend="cuda"):
+    for device in cuda_devices():
         _core._load_kernels(device.local_hardware_id)
     return run_program(*arrays, **params)
 
 
-def multiply_on_cuda(*arrays: Any, operands: Protos, options: Options, batch: int | None, **params: Any) -> list[Any]:
+def cuda_devices() -> list[Any]:
+    """Those of this process: none where a program is lowered for devices that are elsewhere."""
+    try:
+        found: list[Any] = jax.local_devices(backend="cuda")
+    except RuntimeError:
+        return []
+    return found
+
+
+def multiply_on_cuda(*arrays: Any, operands: Protos, options: Options, **params: Any) -> list[Any]:
     """A product of decoded operands, by XLA's own."""
-    told, (a, b) = dict(options), operands
+    told, split = dict(options), len(operands[0].buffers())
     if told["activation"] is not None:
         raise ValueError(f"activation={told['activation']!r} is of hosts; leave it out on CUDA devices")
-    split, dtype = len(a.buffers()), told["out_dtype"]
-    varies = [any(some) for some in (params["batched"][:split], params["batched"][split:])]
+    sides = (slice(split), slice(split, None))
     left, right = (
-        jax.vmap(functools.partial(decode, proto, dtype))(some) if is_batched else decode(proto, dtype, some)
-        for proto, some, is_batched in zip(operands, (arrays[:split], arrays[split:]), varies, strict=True)
+        decode_all(proto, told["out_dtype"], arrays[side], params["batched"][side])
+        for proto, side in zip(operands, sides, strict=True)
     )
-    del batch, b
     right = right.mT if told["turned"] else right
-    return [(told["alpha"] * jnp.matmul(left, right, precision=jax.lax.Precision.HIGHEST)).astype(dtype)]
+    product = told["alpha"] * jnp.matmul(left, right, precision=jax.lax.Precision.HIGHEST)
+    return [product.astype(told["out_dtype"])]
 
 
-def decode(proto: TensorProto, dtype: str, arrays: Sequence[Any]) -> Any:
+def decode_all(proto: TensorProto, dtype: str, arrays: Sequence[Any], batched: Sequence[bool]) -> Any:
+    """The values of an operand, or of a batch of them."""
+    one = functools.partial(decode, proto, dtype)
+    if not any(batched):
+        return one(*arrays)
+    return jax.vmap(one, in_axes=tuple(0 if varies else None for varies in batched))(*arrays)
+
+
+def decode(proto: TensorProto, dtype: str, *arrays: Any) -> Any:
     """The values of an operand, a matrix."""
     if proto.format is not None:
         (values,) = call(DEQUANTIZE, (proto,), arrays, dtype=dtype)

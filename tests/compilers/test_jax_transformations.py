@@ -192,6 +192,26 @@ def test_compiled_ahead_donated_and_exported():
     assert to_bytes(jax.export.deserialize(stored).call(X)) == to_bytes(dlfp4.quantize(X, "mxfp8_e4m3").dequantize())
 
 
+def test_lowered_for_cuda_from_a_host_without():
+    w = dj.quantize(W, "nvfp4")
+    names = ("quantize", "dequantize", "convert", "vecdot")
+    checks = [jax.export.DisabledSafetyCheck.custom_call(f"dlfp4_{name}") for name in names]
+
+    def program(x):
+        q = dj.quantize(x, "mxfp8_e4m3")
+        return dj.matmul(x, w.mT), dj.matmul(q, w.mT), dj.cast(x, "float4_e2m1fn"), dj.vecdot(x, x)
+
+    def experts(x):
+        return dj.matmul(x[:4], dj.quantize(x, "nvfp4", global_scale=1.0).mT), *program(x)
+
+    for function in (program, jax.vmap(program), jax.vmap(experts)):
+        x = X[:8].reshape(2, 4, 256) if function is not program else X[:8]
+        text = jax.export.export(jax.jit(function), platforms=["cuda"], disabled_checks=checks)(x).mlir_module()
+        assert all(f"@dlfp4_{name}" in text for name in names)
+        assert "dot_general" in text
+        assert "@dlfp4_matmul" not in text
+
+
 def test_a_stored_program_of_another_build_is_refused():
     plan = np.zeros(8, np.int64)
     program = jax.ffi.ffi_call("dlfp4_dequantize", jax.ShapeDtypeStruct((2,), np.float32))
