@@ -61,8 +61,18 @@ struct Avx2Blocks : Avx2Codecs {
 
   // --- Steps ---
 
+  static constexpr bool kEncodesIntegers = true;
+
   template <int Dst, int Rounding>
   static auto encoder() {
+    if constexpr (is_block_integer(kTypes[Dst]))
+      return IntegerEncoder();
+    else
+      return float_encoder<Dst, Rounding>();
+  }
+
+  template <int Dst, int Rounding>
+  static auto float_encoder() {
     static constexpr EncodeRule kRule = make_encode_rule(kTypes[Dst], {static_cast<dlfp4_rounding>(Rounding), true});
     return Encoder<Dst, Rounding>{kRule};
   }

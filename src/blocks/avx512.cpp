@@ -30,9 +30,14 @@ struct Avx512Blocks : Avx512Codecs {
 
   // --- Steps ---
 
+  static constexpr bool kEncodesIntegers = true;
+
   template <int Dst, int Rounding>
   static auto encoder() {
-    return make_encoder<Dst, Rounding>(true);
+    if constexpr (is_block_integer(kTypes[Dst]))
+      return IntegerEncoder();
+    else
+      return make_encoder<Dst, Rounding>(true);
   }
 
   template <int Src, int SrcBits>

@@ -96,8 +96,16 @@ void clear_negative_zeros(uint8_t *codes, int64_t bytes, int bits) {
   }
 }
 
-void move_to_middle(uint8_t *codes, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; ++i) codes[i] ^= static_cast<uint8_t>(kMiddle | kMiddle << 4);
+// Codes of integers with a sign to those without: `pattern` has the highest bit of each code of a byte.
+void move_to_middle(uint8_t *codes, int64_t bytes, uint8_t pattern) {
+  const uint64_t patterns = pattern * 0x0101010101010101;
+  int64_t i = 0;
+  for (uint64_t word; i + 8 <= bytes; i += 8) {
+    memcpy(&word, codes + i, sizeof(word));
+    word ^= patterns;
+    memcpy(codes + i, &word, sizeof(word));
+  }
+  for (; i < bytes; ++i) codes[i] ^= pattern;
 }
 
 // Copies codes that lie next to each other to a line of the result.
@@ -197,7 +205,7 @@ void encode_run(const QuantizeCall &call, const Run &run, int64_t line, int64_t 
   encode(run.src, count, call.format.block, found.multipliers, to, mode_at(call, line, first, 1));
   if (found.has_special) zero_blocks(call, found.amax, count, divide_up(count, call.format.block), to);
   if (call.plus_zeros) clear_negative_zeros(to, count * call.format.bits / 8, call.format.bits);
-  if (call.moves) move_to_middle(to, count * call.format.bits / 8);
+  if (call.moves) move_to_middle(to, count * call.format.bits / 8, kMiddle | kMiddle << 4);
   put_line(call, line, first, count, to);
 }
 
@@ -362,7 +370,7 @@ void encode_across(const QuantizeCall &call, const Tile &tile, int64_t position,
   const int negative_zero = 1 << (call.format.bits - 1);
   for (int64_t i = 0; call.plus_zeros && i < lines; ++i)
     if (codes[i] == negative_zero) codes[i] = 0;
-  for (int64_t i = 0; call.moves && i < lines; ++i) codes[i] ^= middle;
+  if (call.moves) move_to_middle(codes, lines, kMiddle);
 }
 
 // Where the result's codes of one position lie next to each other, there is nothing to transpose.

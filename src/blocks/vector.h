@@ -232,7 +232,18 @@ void decode_affine_across_lines(const uint8_t *codes, int64_t count, const Affin
 
 // --- The table -------------------------------------------------------------------------------
 
-// Integers are rounded to by the scalar level.
+// Integers that are rounded to otherwise than to nearest even are left to the scalar level.
+template <class Isa, int From, int To>
+void add_integers(BlockKernels *kernels) {
+  constexpr int kFrom = kSourceRows[From], kTo = kElementRows[To], kCodes = encoded_row(kTo);
+  if constexpr (Isa::kEncodesIntegers) {
+    kernels->encode[DLFP4_NEAREST_EVEN][From][To] = encode_blocks<Isa, DLFP4_NEAREST_EVEN, kFrom, kCodes>;
+    kernels->encode_across[DLFP4_NEAREST_EVEN][From][To] = encode_across_lines<Isa, DLFP4_NEAREST_EVEN, kFrom, kCodes>;
+  }
+  kernels->decode_affine[To][From] = decode_affine_blocks<Isa, kTo, kFrom>;
+  kernels->decode_affine_across[To][From] = decode_affine_across_lines<Isa, kTo, kFrom>;
+}
+
 template <class Isa, int From, int To, int... Rounding>
 void add_elements(BlockKernels *kernels, std::integer_sequence<int, Rounding...>) {
   constexpr int kFrom = kSourceRows[From], kTo = kElementRows[To];
@@ -240,8 +251,7 @@ void add_elements(BlockKernels *kernels, std::integer_sequence<int, Rounding...>
     ((kernels->encode[Rounding][From][To] = encode_blocks<Isa, Rounding, kFrom, kTo>), ...);
     ((kernels->encode_across[Rounding][From][To] = encode_across_lines<Isa, Rounding, kFrom, kTo>), ...);
   } else {
-    kernels->decode_affine[To][From] = decode_affine_blocks<Isa, kTo, kFrom>;
-    kernels->decode_affine_across[To][From] = decode_affine_across_lines<Isa, kTo, kFrom>;
+    add_integers<Isa, From, To>(kernels);
   }
   kernels->decode[To][From] = decode_blocks<Isa, kTo, kFrom>;
   kernels->decode_across[To][From] = decode_across_lines<Isa, kTo, kFrom>;

@@ -121,6 +121,20 @@ struct Encoder {
   }
 };
 
+// Codes of int4, to nearest even; NaN is 0.
+struct IntegerEncoder {
+  static __m256i round(__m256 floats) {
+    const __m256 numbers = _mm256_and_ps(floats, _mm256_cmp_ps(floats, floats, _CMP_ORD_Q));
+    return _mm256_cvtps_epi32(_mm256_max_ps(_mm256_min_ps(numbers, _mm256_set1_ps(7)), _mm256_set1_ps(-8)));
+  }
+
+  DLFP4_ALWAYS_INLINE __m256i operator()(const Floats &floats) const {
+    const __m256i integers =
+        narrow_signs(round(floats.part[0]), round(floats.part[1]), round(floats.part[2]), round(floats.part[3]));
+    return in_order(_mm256_and_si256(integers, all_bytes(0x0F)));
+  }
+};
+
 // The class of a magnitude decides how a format with one bit of mantissa rounds it. An even class is a float32 with two
 // bits of mantissa, an odd one all that lies between two such. Classes count from the least that FP4 tells apart.
 constexpr uint32_t kFirstClass = 125 << 3;

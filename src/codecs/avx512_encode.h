@@ -190,6 +190,20 @@ struct GridEncoder {
   }
 };
 
+// Codes of int4, to nearest even; NaN is 0.
+struct IntegerEncoder {
+  static __m512i round(__m512 floats) {
+    const __m512 clamped = _mm512_max_ps(_mm512_min_ps(floats, _mm512_set1_ps(7)), _mm512_set1_ps(-8));
+    return _mm512_maskz_cvtps_epi32(_mm512_cmp_ps_mask(floats, floats, _CMP_ORD_Q), clamped);
+  }
+
+  __m512i operator()(const Floats &floats) const {
+    const __m512i integers =
+        gather_bytes<0>(round(floats.part[0]), round(floats.part[1]), round(floats.part[2]), round(floats.part[3]));
+    return _mm512_and_si512(integers, _mm512_set1_epi8(0x0F));
+  }
+};
+
 // --- The encoder of a format ---------------------------------------------------------------------
 
 // The sums of a format's grid, or 0 where it has none.

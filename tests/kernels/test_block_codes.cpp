@@ -185,6 +185,37 @@ void check_decode_across(int element, int to, const uint8_t *codes, int64_t coun
       [=](auto kernel) { return kernel(codes, count, scales, dst), true; });
 }
 
+// Of integers, with zero points or biases; all finite, as drivers see to.
+void check_decode_affine(int element, int to, int64_t count, Place at) {
+  static float by[3][4096];
+  for (float &scale : by[0]) scale = static_cast<float>(random_below(1 << 20)) / 1024 - 300;
+  const bool has_biases = random_below(2);
+  for (float &zero : by[1]) zero = has_biases ? 0.0f : static_cast<float>(random_below(256) - 100);
+  for (float &bias : by[2]) bias = has_biases ? static_cast<float>(random_below(1 << 16)) / 7 - 4000 : -0.0f;
+  const Affine affine = {by[0], by[1], by[2]};
+  const int64_t block = int64_t{32} << random_below(4), bytes = (count * bits_of_element(element) + 7) / 8;
+  uint8_t *const dst = place(result_memory, count * bytes_of(to), at);
+  const uint8_t *const packed = fill_bytes(codes_memory, bytes, at, 8);
+  snprintf(context, sizeof(context), "%s -> %s, %ld elements, blocks of %ld, biases %d", name_of_element(element),
+           name_of_source(to), static_cast<long>(count), static_cast<long>(block), has_biases);
+  compare(
+      "decode_affine", {Output(result_memory, dst, count * bytes_of(to))},
+      [=](const BlockKernels &kernels) { return kernels.decode_affine[element][to]; },
+      [=](auto kernel) { return kernel(packed, count, block, affine, dst), true; });
+  const uint8_t *const codes = fill_bytes(codes_memory, count, at, 4);
+  compare(
+      "decode_affine_across", {Output(result_memory, dst, count * bytes_of(to))},
+      [=](const BlockKernels &kernels) { return kernels.decode_affine_across[element][to]; },
+      [=](auto kernel) { return kernel(codes, count, affine, dst), true; });
+}
+
+void test_decode_affine(int element, int to) {
+  if (!is_block_integer(kTypes[kElementRows[element]])) return;
+  for (int64_t count = 0; count <= 300; ++count)
+    for (Place at : {kAtEnd, kAtBegin}) check_decode_affine(element, to, count, at);
+  for (int round = 0; round < 50; ++round) check_decode_affine(element, to, 4000, kAtEnd);
+}
+
 void test_decode_lengths(int element, int to) {
   for (int64_t count = 0; count <= 200; ++count) {
     for (Place at : {kAtEnd, kAtBegin}) {
@@ -227,6 +258,7 @@ void test_decode(int element, int to) {
   test_decode_lengths(element, to);
   test_decode_offsets(element, to);
   test_decode_codes(element, to);
+  test_decode_affine(element, to);
 }
 
 // --- All of it -------------------------------------------------------------------------------

@@ -70,6 +70,8 @@ struct PlainMemory {
   static constexpr bool kStreams = false;  // elements of so many bits are stored past the caches
   static void fence() {}
 
+  static constexpr bool kEncodesIntegers = false;  // floats are rounded to integers by an encoder, to nearest even
+
   // Asks for the lines that a step of so many bytes reads kAhead bytes from here.
   template <int Bytes, int kAhead>
   static void prefetch(const uint8_t *) {}
