@@ -221,10 +221,13 @@ def register_gradient(call: Call, kernel: Callable[..., Any], library: torch.lib
     function = None if rule is None else function_of(call, rule, op)
 
     def differentiable(keyset: Any, *args: Any) -> Any:
-        if rule is not None and function is not None and is_followed(*args) and rule.applies(call.values(args)):
+        followed = is_followed(*args)
+        if not followed and keyset.raw_repr() in DIRECT:
+            return kernel(*args)
+        if followed and rule is not None and function is not None and rule.applies(call.values(args)):
             with enable_single_level_autograd_function():
                 return function.apply(keyset, *args)
-        if keyset.raw_repr() in DIRECT or leads_to_kernel(keyset):
+        if leads_to_kernel(keyset):
             return kernel(*args)
         with torch._C._AutoDispatchBelowAutograd():
             return op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
