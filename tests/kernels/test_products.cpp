@@ -102,7 +102,8 @@ Side scaled_side(Guarded *memory, Guarded *scale_memory, int number, int64_t lin
   const dlfp4_format_row &format = dlfp4_formats[number];
   const Type type = {format.element, true};
   const int64_t block = format.length ? format.length : length + 1, group = format.repeats ? 1 : format.lines;
-  const int64_t stored = is_sub_byte(type.row) ? (length + block - 1) / block * block : length;
+  const int64_t unit = format.length ? format.length : 2;  // elements of whole bytes
+  const int64_t stored = is_sub_byte(type.row) ? (length + unit - 1) / unit * unit : length;
   const int64_t blocks = format.length ? (stored + block - 1) / block : 1, item = dlfp4_dtypes[format.scale].bits / 8;
   const int64_t scale_lines = format.lines ? (lines + group - 1) / group : 1;  // of a whole tensor one
   Side side = plain_side(memory, type, lines, stored, specials);
