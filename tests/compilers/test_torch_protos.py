@@ -41,8 +41,14 @@ def test_of_a_tensor(dynamic):
         assert (y[0, 0], shape, requires_grad, name) == (rows, (rows, 4), False, "float32")
 
 
-@pytest.mark.parametrize("usage", [(True, False), (False, True), (True, True)], ids=str)
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(
+    ("name", "usage"),
+    [
+        *((name, (True, True)) for name in FORMATS),
+        *((name, usage) for name in ("nvfp4", "mxfp8_e4m3") for usage in ((True, False), (False, True))),
+    ],
+    ids=str,
+)
 def test_buffers_and_memory_by_usage(name, usage):
     """What a graph allocates is what the description says outside of it, whether or not gradients are asked for."""
     rowwise, columnwise = usage
