@@ -17,8 +17,8 @@ import numpy as np
 
 from dlfp4 import frameworks, show
 from dlfp4.formats import (
-    BIASES, FLOATS as _FLOATS, ZERO_POINTS, Format, FormatTable, code_of_scale, find_recipe, largest_scale_of,
-    own_offsets, pow2_of, scale_type,
+    BIASES as _BIASES, FLOATS as _FLOATS, ZERO_POINTS as _ZERO_POINTS, Format, FormatTable, code_of_scale, find_recipe,
+    largest_scale_of, own_offsets, pow2_of, scale_type,
 )
 from dlfp4.suggest import did_you_mean
 

@@ -116,7 +116,7 @@ def _buffers_of(shape, format, axis, scale_layout, pad, scale_dtype=None, global
                Buffer("scales", scales, scale_type(format, scale_dtype)))
     if format.has_integers:
         offsets = own_offsets(format) if offsets is None else offsets
-        name = "biases" if offsets in BIASES else "zero_points"
+        name = "biases" if offsets in _BIASES else "zero_points"
         return (*buffers, Buffer(name, scales, DTYPES[row_of_argument(offsets)])) if offsets else buffers
     if not format.has_global_scale:
         return buffers

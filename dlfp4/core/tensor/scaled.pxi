@@ -598,7 +598,7 @@ cdef ScaledTensor assemble(data, scales, global_scale, format, int axis, str sca
 cdef Tensor as_offsets(offsets, bint are_biases, buffer, tuple logical, format):
     """Zero points or biases, one for each scale."""
     cdef Tensor self = import_part(offsets)
-    name, choices = ("biases", BIASES) if are_biases else ("zero_points", ZERO_POINTS)
+    name, choices = ("biases", _BIASES) if are_biases else ("zero_points", _ZERO_POINTS)
     if dtype_name(self) not in choices:
         raise TypeError(f"{name} has dtype {dtype_name(self)}; expected one of {', '.join(choices)}")
     if is_padded(self):   # as to_numpy gives them
