@@ -241,7 +241,7 @@ def join(
     tensors: Mapping[str, Any], marks: Mapping[str, str], without: Collection[str] = ()
 ) -> dict[str, Tensor | ScaledTensor]:
     """:func:`join_parts` with the layers that ComfyUI marks, but of some conventions, without warnings."""
-    found = {name: x if isinstance(x, ScaledTensor) else named(name, x) for name, x in tensors.items()}
+    found = {name: named(name, x) for name, x in tensors.items()}
     joins = find_joins(found, marks, without)
     used = {part for each in joins for part in each.parts}
     joined = {each.parts[0]: (each.name, each.tensor) for each in joins}  # they take the place of their data
@@ -479,9 +479,10 @@ def split_parts(tensors: Mapping[str, Any], convention: str) -> dict[str, Tensor
     """
     check_convention(convention)
     parts: dict[str, Tensor] = {}
-    for name, x in tensors.items():
-        merge(parts, split_one(name, x, convention) if isinstance(x, ScaledTensor) else {name: named(name, x)})
-    quantized = [x for x in tensors.values() if isinstance(x, ScaledTensor)]
+    ours = {name: named(name, x) for name, x in tensors.items()}
+    for name, x in ours.items():
+        merge(parts, split_one(name, x, convention) if isinstance(x, ScaledTensor) else {name: x})
+    quantized = [x for x in ours.values() if isinstance(x, ScaledTensor)]
     if convention == "stable-diffusion" and quantized and MARKER not in parts:
         parts[MARKER] = dlfp4.empty((0,), quantized[0].data.dtype)
     return parts
@@ -511,10 +512,10 @@ def merge(parts: dict[str, Tensor], more: Mapping[str, Tensor]) -> None:
     parts.update(more)
 
 
-def named(name: str, x: Any) -> Tensor:
-    """A tensor of a checkpoint; error messages begin with its name."""
+def named(name: str, x: Any) -> Tensor | ScaledTensor:
+    """A tensor of a checkpoint, as dlfp4's own; error messages begin with its name."""
     try:
-        return dlfp4.asarray(x)
+        return x if isinstance(x, ScaledTensor) else dlfp4.asarray(x)
     except (BufferError, TypeError) as error:
         kind = TypeError if isinstance(error, TypeError) else BufferError
         raise kind(f"{name}: {error}") from error

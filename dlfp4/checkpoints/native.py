@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,8 +33,9 @@ def split(tensors: Mapping[str, Any]) -> tuple[dict[str, Tensor], str]:
     described: dict[str, Any] = {}
     reserved: set[str] = set()  # a tensor of such a name would come back as a global scale
     for name, given in tensors.items():
-        x = given.with_scale_layout("linear") if is_prepared(given) else given
+        x = named(name, given)
         if isinstance(x, ScaledTensor):
+            x = x.with_scale_layout("linear") if x.scale_layout == "prepared" else x  # the order of one device
             fields: dict[str, Any] = {
                 "format": x.format.name,
                 "shape": x.shape,
@@ -53,16 +54,11 @@ def split(tensors: Mapping[str, Any]) -> tuple[dict[str, Tensor], str]:
             if x.format.has_global_scale and x.global_scale is None:
                 reserved.add(NAMES.parts(name)[2])
         else:
-            merge(parts, {name: named(name, x)})
+            merge(parts, {name: x})
     for name in reserved & parts.keys():
         raise ValueError(f"{name} is the name of a global scale that its tensor does not have; call it otherwise")
     description = json.dumps({"version": VERSION, "tensors": described}, separators=(",", ":"))
     return parts, description if described else ""
-
-
-def is_prepared(x: Any) -> TypeGuard[ScaledTensor]:
-    """Whether `x` is a weight in the order that some device's kernels need; files do not keep that order."""
-    return isinstance(x, ScaledTensor) and x.scale_layout == "prepared"
 
 
 def shaped_parts(q: ScaledTensor) -> list[Tensor]:

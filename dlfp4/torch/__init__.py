@@ -4,8 +4,24 @@ Importing this module registers ``torch.ops.dlfp4.*``. Its functions take and re
 and arguments of dlfp4's, and give the same bytes.
 """
 
-from dlfp4.torch import protos, registering  # noqa: F401  (which register themselves)
-from dlfp4.torch.functions import cast, dequantize, dot, matmul, pack, quantize, unpack, vecdot
+from dlfp4.torch import multiplying, protos, registering, views  # noqa: F401  (which register themselves)
+from dlfp4.torch.functions import cast, dequantize, dot, matmul, pack, unpack, vecdot
+from dlfp4.torch.linear import Linear
+from dlfp4.torch.quantizing import quantize_
 from dlfp4.torch.representing import Parts
+from dlfp4.torch.scaled_tensor import ScaledTensor, quantize
 
-__all__ = ["Parts", "cast", "dequantize", "dot", "matmul", "pack", "quantize", "unpack", "vecdot"]
+__all__ = [
+    "Linear",
+    "Parts",
+    "ScaledTensor",
+    "cast",
+    "dequantize",
+    "dot",
+    "matmul",
+    "pack",
+    "quantize",
+    "quantize_",
+    "unpack",
+    "vecdot",
+]

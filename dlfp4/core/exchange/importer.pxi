@@ -327,12 +327,24 @@ cdef Tensor as_producer(object x, copy):
     return retain(x, None, copy)
 
 
+cdef inline bint is_quantized(object x):
+    """Whether it is a quantized tensor of another library, or the form of ours in another library."""
+    return type_has(Py_TYPE(x), "__dlfp4_scaled__") or str(type(x).__module__).startswith("torchao.")
+
+
+cdef ScaledTensor as_scaled(object x):
+    """The ScaledTensor over the memory of a quantized tensor that has another form."""
+    found = x.__dlfp4_scaled__() if type_has(Py_TYPE(x), "__dlfp4_scaled__") \
+        else frameworks.load("torchao").from_torchao(x)
+    return found
+
+
 cdef object as_quantized(x, dtype, copy):
-    """torchao's quantized tensors are ScaledTensors to us."""
+    """Quantized tensors of other libraries are ScaledTensors to us."""
     if dtype is not None:
         raise TypeError(f"dtype={dtype!r}: {type(x).__name__} is a quantized tensor, which asarray takes as it is; "
                         f"call .dequantize(dtype) of the result")
-    found = frameworks.load("torchao").from_torchao(x)
+    found = as_scaled(x)
     return found if copy is not True else assemble(
         found.data.copy(), found.scales.copy(), None if found.global_scale is None else found.global_scale.copy(),
         found.format, found.axis, found.scale_layout, found.shape, None, False)
@@ -435,7 +447,8 @@ def asarray(x, /, *, dtype=None, copy=None):
         What :func:`from_dlpack` takes; NumPy arrays with the types of ml_dtypes (FP4, FP6 and 4-bit integers are padded
         there, one element a byte); subclasses such as ``numpy.memmap``; any object with the buffer protocol, such as
         ``bytes`` or ``mmap``; nested lists of numbers, which become float64, int64 or bool as NumPy has it (operations
-        take lists, too; there integers and truth values count as float64); torchao's NVFP4Tensor and MXTensor.
+        take lists, too; there integers and truth values count as float64); quantized tensors of PyTorch
+        (:class:`dlfp4.torch.ScaledTensor`) and torchao (NVFP4Tensor, MXTensor).
     dtype : dtype-like, optional
         Convert to this element type (nearest even, saturating, packed), if it is not the one that `x` has.
     copy : bool, optional
@@ -444,7 +457,7 @@ def asarray(x, /, *, dtype=None, copy=None):
     Returns
     -------
     Tensor
-        A ScaledTensor of torchao's tensors.
+        A ScaledTensor of a quantized tensor.
 
     Raises
     ------
@@ -461,7 +474,7 @@ def asarray(x, /, *, dtype=None, copy=None):
         self = import_array(as_floats(x))
     elif type(x) is cnp.ndarray or find_producer(Py_TYPE(x)) != NULL:
         self = retain(x, None, copy)
-    elif str(type(x).__module__).startswith("torchao."):
+    elif is_quantized(x):
         return as_quantized(x, dtype, copy)
     else:
         self = as_producer(x, copy)

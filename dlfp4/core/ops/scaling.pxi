@@ -655,7 +655,7 @@ def dequantize(q, dtype=None, *, out=None, stream=None):
     Parameters
     ----------
     q : ScaledTensor
-        On the host or a CUDA device.
+        On the host or a CUDA device; of other libraries what :func:`asarray` takes for one.
     dtype : dtype-like, optional
         float32, bfloat16 or float16. Default: the type of `out`, else float32.
     out : producer, optional
@@ -690,6 +690,8 @@ def dequantize(q, dtype=None, *, out=None, stream=None):
     cdef Tensor given = None if out is None else _borrow_out(out), result, matrix
     cdef int row = row_of_argument(dtype) if dtype is not None else FLOAT32 if given is None else given.row
     cdef Place place
+    if type(q) is not ScaledTensor and is_quantized(q):
+        q = as_scaled(q)
     if type(q) is not ScaledTensor:
         raise TypeError(f"q is of type {type(q).__name__}; expected a ScaledTensor, from quantize or "
                         "ScaledTensor.from_parts")

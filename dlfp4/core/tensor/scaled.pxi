@@ -472,6 +472,16 @@ def _with_receipt(ScaledTensor self, receipt):
     return result
 
 
+def _with_encode_scale(ScaledTensor self, encode_scale):
+    """The same tensor, whose global scale was stored as the reciprocal of this one."""
+    cdef ScaledTensor result = make_scaled(
+        self.data, self.scales, self.global_scale, self.format, self.axis, self.scale_layout, self.shape,
+        self.rotation, self.offsets)
+    result.prepared = self.prepared
+    result.encode_scale = as_encode_scale(encode_scale)
+    return result
+
+
 cdef inline Tensor elements_of(x):
     return (<ScaledTensor> x).data if type(x) is ScaledTensor else x
 

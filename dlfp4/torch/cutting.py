@@ -1,0 +1,148 @@
+"""Parts of ScaledTensors: slices between blocks, matrices of a stack, and other shapes, as views of the inner tensors.
+
+The rules are those of ``core/tensor/slices.pxi``, on tensors that need have no memory, as in a compiler.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from dlfp4 import _core
+from dlfp4.frameworks.base import SUBBYTE
+from dlfp4.torch.scaled_tensor import ScaledTensor, Shape, described, like, mapped, present, turn
+
+if TYPE_CHECKING:
+    from dlfp4.formats import Format
+
+
+@dataclass(frozen=True)
+class Cut:
+    """An interval of rows or columns, of so many; borders are multiples of `step`, and the end."""
+
+    first: int
+    last: int
+    extent: int
+    step: int
+
+    def check(self, q: ScaledTensor, what: str) -> None:
+        """ValueError where it cuts through a block."""
+        if self.first % self.step or (self.last % self.step and self.last != self.extent):
+            raise ValueError(
+                f"{what} {self.first}:{self.last} of {described(q)} cut through blocks, which have borders at "
+                f"multiples of {self.step} {what}, and at the end, {self.extent}"
+            )
+
+    def of(self, size: int) -> slice:
+        """What it takes of a dimension in which `size` elements have one entry."""
+        return slice(self.first // size, -(-self.last // size))
+
+    def bytes(self, bits: int) -> slice:
+        """What it takes of packed elements; the last block with the zeros that complete it."""
+        return slice(self.first * bits // 8, None if self.last == self.extent else self.last * bits // 8)
+
+
+def cut(q: ScaledTensor, dim: int, first: int, last: int) -> ScaledTensor:
+    """The part of a tensor between two borders along a dimension: views of its parts."""
+    dim %= q.dim()
+    if q.turned:
+        place = {q.dim() - 1: q.dim() - 2, q.dim() - 2: q.dim() - 1}.get(dim, dim)
+        return turn(cut(turn(q), place, first, last))
+    shape = tuple(q.shape)
+    result = (*shape[:dim], last - first, *shape[dim + 1 :])
+    if (first, last) == (0, shape[dim]):
+        return mapped(q, torch.ops.aten.alias.default)
+    format = format_to_cut(q)
+    lines, length = format.block or (1, None)
+    along, across = length or (2 if format.element.name in SUBBYTE else 1), max(1, lines)
+    steps = (across, along) if q.encoding.axis == -1 else (along, across)
+    rows, columns = math.prod(shape[:-1]), shape[-1]
+    if dim == len(shape) - 1:
+        return cut_parts(q, format, Cut(0, rows, rows, steps[0]), Cut(first, last, columns, steps[1]), result)
+    if math.prod(shape[:dim]) > 1:
+        raise ValueError(
+            f"rows {first}:{last} along dimension {dim} of {described(q)} do not follow one another; take each tensor "
+            f"of the stack, q[k]"
+        )
+    inner = math.prod(shape[dim + 1 : -1])
+    cut_rows = Cut(first * inner, last * inner, rows, steps[0])
+    return cut_parts(q, format, cut_rows, Cut(0, columns, columns, steps[1]), result)
+
+
+def format_to_cut(q: ScaledTensor) -> Format:
+    """The format; ValueError where scales lie in tiles."""
+    format = _core._find_format(q.format)
+    if q.encoding.scale_layout != "linear" and format.block is not None:
+        raise ValueError(
+            f"{described(q)} cannot be cut: only linear scales lie block by block; quantize without a "
+            f"scale layout, and do not prepare it"
+        )
+    return format
+
+
+def cut_parts(q: ScaledTensor, format: Format, rows: Cut, columns: Cut, shape: Shape) -> ScaledTensor:
+    """The parts of rows and columns on borders."""
+    if math.prod(shape):
+        rows.check(q, "rows")
+        columns.check(q, "columns")
+    bits = SUBBYTE.get(format.element.name, 8)
+    by_columns = q.encoding.axis == -2
+    lines, along = (columns, rows) if by_columns else (rows, columns)
+    parts = dict(present(q))
+    stored = (lines.of(1), along.bytes(bits))
+    transposed = by_columns and bits == 8  # bytes lie as the tensor does, whichever way blocks run
+    parts["elements"] = q.elements[stored[::-1] if transposed else stored]
+    if q.scales.dim() == 2:
+        height, length = format.block or (1, None)
+        step = 1 if format.repeats_scales else height
+        block = slice(None) if length is None else along.of(length)
+        index = (lines.of(step), block)
+        parts["scales"] = q.scales[index[::-1] if transposed else index]
+    if q.global_scale is not None and q.global_scale.dim():
+        each = max(1, lines.extent // max(1, q.global_scale.numel()))
+        unit = q.global_scale[lines.of(each)]
+        parts["global_scale"] = unit if each == 1 or unit.numel() != 1 else unit.reshape(())
+        parts["encode_scale"] = None
+    return like(q, parts, shape=shape)
+
+
+def reshaped(q: ScaledTensor, shape: Shape) -> ScaledTensor:
+    """The tensor in another shape over the same memory: leading dimensions are rows that follow one another."""
+    if tuple(q.shape) == shape:
+        return mapped(q, torch.ops.aten.alias.default)
+    if q.turned and shape[-2:] == tuple(q.shape[-2:]):
+        return turn(reshaped(turn(q), (*shape[:-2], shape[-1], shape[-2])))
+    if q.turned:
+        raise NotImplementedError(f"{described(q)} is a transpose: reshape it before that, q.mT.reshape(...).mT")
+    if q.numel() != math.prod(shape):
+        raise ValueError(f"{described(q)} has {q.numel()} elements, not those of shape {shape}")
+    if shape[-1:] == tuple(q.shape[-1:]) and units_fit(q, shape):
+        return mapped(q, torch.ops.aten.alias.default, shape=shape)
+    if len(shape) == 1 and is_one_line(q):
+        return mapped(q, lambda part: part.reshape(1, -1) if part.dim() == 2 else part, shape=shape)
+    raise NotImplementedError(
+        f"{described(q)} in shape {shape}: the last dimension stays, and so do matrices that have a global scale each; "
+        f"call .dequantize() first"
+    )
+
+
+def units_fit(q: ScaledTensor, shape: Shape) -> bool:
+    """Whether each line, or each matrix, still has the global scale that it had; of one row both are the same."""
+    if q.global_scale is None or q.global_scale.dim() == 0:
+        return True
+    lines = math.prod(shape[:-1]) if q.encoding.axis == -1 else shape[-1]
+    return q.global_scale.numel() in (lines, math.prod(shape[:-2])) and shape[-2:] == tuple(q.shape[-2:])
+
+
+def is_one_line(q: ScaledTensor) -> bool:
+    """Whether the rows, with their blocks, are one row as well."""
+    format = _core._find_format(q.format)
+    one = q.global_scale is None or q.global_scale.dim() == 0
+    if format.block is None:
+        return q.encoding.axis == -1 and one
+    lines, length = format.block
+    fits = lines == 1 and length is not None and q.shape[-1] % length == 0
+    return fits and one and q.encoding.axis == -1 and q.encoding.scale_layout == "linear"

@@ -1,0 +1,95 @@
+"""A linear layer whose weight is quantized."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from dlfp4 import _core
+from dlfp4.torch import functions
+from dlfp4.torch.names import name_parts
+from dlfp4.torch.scaled_tensor import ScaledTensor, as_they_lie, checked_dtype
+from dlfp4.torch.views import blank
+
+if TYPE_CHECKING:
+    from dlfp4.formats import Format
+
+
+class Linear(torch.nn.Linear):  # type: ignore[misc]  # to mypy PyTorch's types are Any
+    """``x @ weight.mT + bias`` with a quantized weight, which is not trained.
+
+    :func:`quantize_` makes it of a ``torch.nn.Linear``. Made by its constructor it has a weight of zeros, for
+    ``load_state_dict`` to fill.
+
+    Parameters
+    ----------
+    in_features, out_features : int
+        K and N of the weight ``(N, K)``.
+    format : Format or str
+        A row of :func:`dlfp4.formats`, whose blocks divide K.
+    bias : bool
+        Whether there is one.
+    activation : {"int8"}, optional
+        How x is rounded on the way to the product; see :func:`dlfp4.matmul`.
+    convention : str, optional
+        By whose names ``state_dict`` has the weight's parts, one of ``dlfp4.checkpoints.CONVENTIONS``. Default: dlfp4's
+        own, which are those of ModelOpt.
+    device : device, optional
+        Where the parameters lie.
+    dtype : torch.dtype, optional
+        float32, bfloat16 or float16: of the bias, and what the weight counts as.
+
+    Raises
+    ------
+    ValueError
+        The blocks do not divide the weight, or the convention does not store the format.
+
+    Examples
+    --------
+    >>> import torch, dlfp4.torch
+    >>> layer = dlfp4.torch.Linear(64, 8, format="nvfp4")
+    >>> sorted(layer.state_dict())
+    ['bias', 'weight', 'weight_scale', 'weight_scale_2']
+    >>> layer(torch.ones(2, 64)).shape
+    torch.Size([2, 8])
+    """
+
+    activation: Literal["int8"] | None = None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        format: Format | str,
+        bias: bool = True,
+        activation: Literal["int8"] | None = None,
+        convention: str | None = None,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        torch.nn.Module.__init__(self)
+        self.in_features, self.out_features, self.activation = in_features, out_features, activation
+        kind = checked_dtype(torch.get_default_dtype() if dtype is None else dtype)
+        weight = blank((out_features, in_features), _core._find_format(format).name, kind, device)
+        self.weight = torch.nn.Parameter(weight, requires_grad=False)
+        made = torch.zeros(out_features, dtype=kind, device=device) if bias else None
+        self.bias = None if made is None else torch.nn.Parameter(made)
+        name_parts(self, convention)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The product, in x's type."""
+        weight = self.weight
+        if self.activation is None and type(weight) is not ScaledTensor:  # distributed, or replaced
+            return torch.nn.functional.linear(x, weight, self.bias)
+        parts = weight.mT if torch.compiler.is_compiling() else as_they_lie(weight).mT  # which spares a dispatch
+        product = functions.matmul(x, parts, activation=self.activation)
+        return product if self.bias is None else product + self.bias
+
+    def extra_repr(self) -> str:
+        """What ``print`` shows of the layer."""
+        weight = self.weight
+        kind = f", format={weight.format!r}" if isinstance(weight, ScaledTensor) else ""
+        activation = "" if self.activation is None else f", activation={self.activation!r}"
+        return f"{super().extra_repr()}{kind}{activation}"

@@ -1,0 +1,107 @@
+"""Products with ScaledTensors, and their values: PyTorch's own operations, by those of ``torch.ops.dlfp4``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from dlfp4.torch import functions, registering  # noqa: F401  (which defines the operations)
+from dlfp4.torch.representing import Parts, as_parts
+from dlfp4.torch.scaled_tensor import ScaledTensor, decode, implements, turn
+from dlfp4.torch.views import one_of
+
+aten = torch.ops.aten
+OPS = torch.ops.dlfp4
+
+
+def multiply(a: torch.Tensor, b: torch.Tensor, alpha: float | None = None) -> torch.Tensor:
+    """``alpha * a @ b``, of which one is a ScaledTensor, or each, in the type of `a`."""
+    return functions.matmul(a, b, alpha=alpha, out_dtype=a.dtype)
+
+
+@implements(aten.mm.default, aten.matmul.default)
+def mm(function: Any, a: torch.Tensor, b: torch.Tensor) -> Any:
+    """Matrices; in inference mode any two operands come here."""
+    if b.dim() != 2 or (a.dim() != 2 and isinstance(a, ScaledTensor)):
+        return function.decompose(a, b)
+    return multiply(a, b)
+
+
+@implements(aten.addmm.default)
+def addmm(
+    function: Any,  # noqa: ARG001
+    bias: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+) -> torch.Tensor:
+    """A bias, and a product."""
+    product = multiply(a, b, None if alpha == 1 else float(alpha))
+    return product if beta == 0 else torch.add(product, bias, alpha=beta)
+
+
+@implements(aten.linear.default)
+def linear(function: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:  # noqa: ARG001
+    """In inference mode it comes whole."""
+    product = multiply(x, turn(weight) if isinstance(weight, ScaledTensor) else weight.mT)
+    return product if bias is None else product + bias
+
+
+@implements(aten.mv.default)
+def mv(function: Any, a: ScaledTensor, x: torch.Tensor) -> torch.Tensor:  # noqa: ARG001
+    """A matrix by a vector."""
+    return multiply(x, turn(a))
+
+
+@implements(aten.bmm.default)
+def bmm(function: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:  # noqa: ARG001
+    """Stacks, matrix by matrix."""
+    return torch.stack([multiply(one(a, k), one(b, k)) for k in range(a.shape[0])])
+
+
+def one(x: torch.Tensor, k: int) -> torch.Tensor:
+    """A matrix of a stack."""
+    return one_of(x, 0, k) if isinstance(x, ScaledTensor) else x[k]
+
+
+# ---- dlfp4's own operations, to which Dynamo hands a tensor as it is
+
+ABSENT = (None, None, "", None)  # scales, global scale, type, shape of a plain operand
+
+
+def parts_in(x: torch.Tensor, rest: Sequence[Any]) -> Parts:
+    """An operand in its parts, those of a plain one as they were given."""
+    return as_parts(x) if isinstance(x, ScaledTensor) else Parts(x, *rest)
+
+
+@implements(OPS.matmul.default, OPS.dot.default, OPS.vecdot.default)
+def product(function: Any, a: torch.Tensor, b: torch.Tensor, *rest: Any) -> torch.Tensor:
+    """Operands, the parts of `b` and of `a`, and options."""
+    given = (*rest, *(ABSENT * 2)[len(rest) :])
+    left, right = parts_in(a, given[4:8]), parts_in(b, given[:4])
+    return function(left.data, *right, *left[1:], *given[8:])
+
+
+@implements(OPS.dequantize.default)
+def decode_parts(function: Any, q: torch.Tensor, *rest: Any) -> torch.Tensor:
+    """The operand, its parts, and the type of values."""
+    return function(*parts_in(q, rest[:4]), *rest[4:])
+
+
+# ---- Values
+
+
+@implements(aten.dequantize.self)
+def dequantize(function: Any, q: ScaledTensor) -> torch.Tensor:  # noqa: ARG001
+    """All values."""
+    return decode(q, q.dtype)
+
+
+@implements(aten.expand.default)
+def expand(function: Any, q: ScaledTensor, size: Sequence[int], *, implicit: bool = False) -> torch.Tensor:  # noqa: ARG001
+    """Values, for ``torch.matmul`` repeats a matrix where rows of x do not follow one another."""
+    return decode(q, q.dtype).expand(size)

@@ -1,0 +1,104 @@
+"""Names and containers of quantized weights in the state dicts of modules, as checkpoints have them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from dlfp4.checkpoints import conventions, native
+from dlfp4.torch.scaled_tensor import ScaledTensor, plain, present, restore, turn
+
+OWN = native.NAMES  # of the parts, where there is no convention
+
+
+def name_parts(module: torch.nn.Module, convention: str | None) -> None:
+    """Let a module's state dicts have the parts of its own quantized tensors by the names of a convention.
+
+    It loads those of every convention that is known, and whole ScaledTensors.
+    """
+    if convention is not None:
+        conventions.check_convention(convention)
+    module.register_state_dict_post_hook(partial(split, convention))
+    module.register_load_state_dict_pre_hook(join)
+
+
+def quantized_in(module: torch.nn.Module) -> dict[str, ScaledTensor]:
+    """A module's own quantized parameters and buffers."""
+    own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+    return {name: tensor for name, tensor in own if isinstance(tensor, ScaledTensor)}
+
+
+# ---- Out
+
+
+def split(convention: str | None, module: torch.nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+    """Called when a module has put its tensors into a state dict: quantized ones become their parts."""
+    for name in quantized_in(module):
+        whole = state.pop(prefix + name, None)
+        if whole is not None:
+            state.update(split_one(prefix + name, whole, convention))
+
+
+def split_one(name: str, q: ScaledTensor, convention: str | None) -> dict[str, torch.Tensor]:
+    """The parts of one tensor; a transposed one is stored as it lies."""
+    source = plain(turn(q) if q.turned else q)
+    if convention is not None:
+        parts = conventions.split_parts({name: restore(source)}, convention)
+        return {part: tensor.to_torch() for part, tensor in parts.items()}
+    made = present(source)
+    return {part: made[kind] for part, kind in zip(OWN.parts(name), KINDS, strict=True) if kind in made}
+
+
+KINDS = ("elements", "scales", "global_scale")
+
+
+# ---- In
+
+
+def join(module: torch.nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Called before a module takes its tensors from a state dict: parts become quantized tensors."""
+    for name, target in quantized_in(module).items():
+        key = prefix + name
+        if isinstance(state.get(key), ScaledTensor):
+            continue
+        found = join_own(key, state, target) or join_by_convention(key, prefix, state, target)
+        if found is not None:
+            whole, parts = found
+            for part in parts:
+                del state[part]
+            state[key] = whole
+
+
+def join_own(key: str, state: Mapping[str, Any], target: ScaledTensor) -> tuple[ScaledTensor, list[str]] | None:
+    """The tensor of parts that look as the target's own do, and their names."""
+    source = plain(turn(target) if target.turned else target)
+    parts = {kind: state.get(part) for part, kind in zip(OWN.parts(key), KINDS, strict=True) if kind in present(source)}
+    for kind, part in parts.items():
+        own = getattr(source, kind)
+        if part is None or (part.shape, part.dtype) != (own.shape, own.dtype):
+            return None
+    made = ScaledTensor(parts, source.form, tuple(source.shape), source.dtype)
+    names = [part for part, kind in zip(OWN.parts(key), KINDS, strict=True) if kind in parts]
+    return turn(made) if target.turned else made, names
+
+
+def join_by_convention(
+    key: str, prefix: str, state: Mapping[str, Any], target: ScaledTensor
+) -> tuple[ScaledTensor, list[str]] | None:
+    """The tensor of parts as some convention stores it, in the target's format where several look alike."""
+    found = {
+        name: conventions.named(name, part.detach())
+        for name, part in state.items()
+        if name.startswith(prefix) and type(part) in (torch.Tensor, torch.nn.Parameter)
+    }
+    for each in conventions.find_joins(found, {}):
+        if each.name == key:
+            own = replace(each.spelling, formats=(target.format,))
+            q = conventions.assemble([found[part] for part in each.parts], own) or each.tensor
+            made = ScaledTensor.from_dlfp4(q, target.dtype)
+            return turn(made) if target.turned else made, list(each.parts)
+    return None

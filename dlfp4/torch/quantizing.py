@@ -1,0 +1,166 @@
+"""The weights of a module quantized in place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from dlfp4.checkpoints.selection import Choice, choose, quantize_chosen
+from dlfp4.torch.linear import Linear
+from dlfp4.torch.names import name_parts, quantized_in
+from dlfp4.torch.scaled_tensor import ScaledTensor, element_of, turn
+
+if TYPE_CHECKING:
+    from dlfp4 import ScaledTensor as Scaled
+    from dlfp4.formats import Format, Recipe, RecipeName
+
+Place = tuple[torch.nn.Module, str]  # of a parameter: the module that has it, and its name there
+
+
+def quantize_(
+    module: torch.nn.Module,
+    format: Format | str,
+    *,
+    include: str | Sequence[str] | None = None,
+    exclude: str | Sequence[str] | None = None,
+    recipe: Recipe | RecipeName | None = None,
+    prepare: bool = True,
+    activation: Literal["int8"] | None = None,
+    convention: str | None = None,
+) -> torch.nn.Module:
+    """Quantize the weights of a module's linear layers in place.
+
+    Each becomes a frozen parameter, a :class:`ScaledTensor`. A ``torch.nn.Linear`` becomes a :class:`Linear`; other
+    modules stay as they are, and multiply by the new weight: fused projections, experts' stacks ``(E, N, K)``,
+    transposed layers. Layers that engines multiply by as by one matrix, such as query, key and value, share a global
+    scale, as in files.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        On the host or on CUDA devices, with weights of float32, bfloat16 or float16.
+    format, recipe
+        As :func:`dlfp4.quantize` takes them.
+    include, exclude : str or sequence of str, optional
+        Patterns of the names of parameters; :func:`dlfp4.checkpoints.selection.choose`, which decides for files as
+        well, says what they match, and what is quantized without them: neither embeddings nor heads, routers, norms.
+    prepare : bool
+        Bring matrices on CUDA devices into the order of dlfp4's kernels; see :meth:`dlfp4.ScaledTensor.prepare`. Such
+        weights cannot be cut, as FSDP does.
+    activation : {"int8"}, optional
+        How layers round x; see :class:`Linear`.
+    convention : str, optional
+        By whose names ``state_dict`` has the parts, one of ``dlfp4.checkpoints.CONVENTIONS``; what it cannot store is
+        not quantized.
+
+    Returns
+    -------
+    torch.nn.Module
+        `module` itself.
+
+    Raises
+    ------
+    ValueError
+        An unknown format or convention; a pattern that matches nothing; no weight is left to quantize.
+
+    Examples
+    --------
+    >>> import torch, dlfp4.torch
+    >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
+    >>> dlfp4.torch.quantize_(model, "nvfp4", exclude="2")[0].weight.format
+    'nvfp4'
+    """
+    tensors = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers())
+    choices = choose(
+        {name: described(tensor) for name, tensor in tensors.items()},
+        format,
+        convention=convention,
+        include=listed(include),
+        exclude=listed(exclude),
+    )
+    chosen = one_each(tensors, choices)
+    if not chosen:
+        reasons = "; ".join(f"{choice.name}: {choice.reason}" for choice in list(choices.values())[:3])
+        raise ValueError(
+            f"no weight of {type(module).__name__} is quantized to {format} ({reasons}); include names some"
+        )
+    how: dict[str, Any] = {"format": format, "convention": convention, "recipe": recipe}
+    made = {name: quantize_chosen(tensors[name].detach(), choice, **how) for name, choice in chosen.items()}
+    places = places_of(module)
+    for name, q in with_shared_scales(tensors, made, chosen, how).items():
+        weight = as_weight(q, tensors[name], prepare)
+        for place in places[id(tensors[name])]:
+            put(place, weight, activation, convention)
+    return module
+
+
+def listed(patterns: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Patterns as the selection takes them."""
+    return () if patterns is None else (patterns,) if isinstance(patterns, str) else tuple(patterns)
+
+
+def described(tensor: torch.Tensor) -> Any:
+    """A tensor as the selection takes it: one that is quantized already by its elements."""
+    if not isinstance(tensor, ScaledTensor):
+        return tensor
+    return element_of(tensor.format), tuple(tensor.shape)
+
+
+def one_each(tensors: Mapping[str, torch.Tensor], choices: Mapping[str, Choice]) -> dict[str, Choice]:
+    """The parameters to quantize, each by one of its names; a tied one where all of its names are chosen."""
+    kept = {id(tensors[name]) for name, choice in choices.items() if not choice.quantized}
+    first: dict[int, str] = {}
+    for name in choices:
+        first.setdefault(id(tensors[name]), name)
+    return {name: choices[name] for number, name in first.items() if number not in kept}
+
+
+def places_of(module: torch.nn.Module) -> dict[int, list[Place]]:
+    """Where each parameter is: a tied one in several modules."""
+    places: dict[int, list[Place]] = {}
+    for owner in module.modules():
+        for name, parameter in owner._parameters.items():
+            if parameter is not None:
+                places.setdefault(id(parameter), []).append((owner, name))
+    return places
+
+
+def with_shared_scales(
+    tensors: Mapping[str, torch.Tensor],
+    made: Mapping[str, Scaled],
+    chosen: Mapping[str, Choice],
+    how: Mapping[str, Any],
+) -> dict[str, Scaled]:
+    """The tensors, of which those that are fused have the largest of the global scales that each would have alone."""
+    shared = dict(made)
+    for name, choice in chosen.items():
+        units = [made[other].global_scale for other in choice.fused if other in made]
+        if len(units) < 2 or any(unit is None or unit.ndim for unit in units):
+            continue
+        largest = max(unit.item() for unit in units if unit is not None)
+        if made[name].global_scale.item() != largest:  # type: ignore[union-attr]
+            shared[name] = quantize_chosen(tensors[name].detach(), replace(choice, global_scale=largest), **how)
+    return shared
+
+
+def as_weight(q: Scaled, old: torch.Tensor, prepare: bool) -> torch.nn.Parameter:
+    """The parameter that takes the place of another; conventions store a matrix of (in, out) as its transpose."""
+    if prepare and q.ndim == 2:
+        q = q.prepare()
+    weight = ScaledTensor.from_dlfp4(q, old.dtype)
+    return torch.nn.Parameter(turn(weight) if weight.shape != old.shape else weight, requires_grad=False)
+
+
+def put(place: Place, weight: torch.nn.Parameter, activation: Literal["int8"] | None, convention: str | None) -> None:
+    """A parameter in its place; a linear layer becomes one of ours, and keeps its hooks and attributes."""
+    owner, name = place
+    names_parts = bool(quantized_in(owner))
+    setattr(owner, name, weight)
+    if type(owner) is torch.nn.Linear:
+        owner.__class__ = Linear
+        owner.activation = activation
+    if not names_parts:
+        name_parts(owner, convention)

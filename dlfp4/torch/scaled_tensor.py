@@ -1,0 +1,505 @@
+"""ScaledTensor: a block-scaled tensor as a ``torch.Tensor``, made of the tensors that are its parts.
+
+To PyTorch it has the shape and the float type of the values that it decodes to. What it answers is a table,
+``HANDLERS``, which the files beside this one fill: views, copies, products, collectives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Never, TypedDict, Unpack, overload
+
+import torch
+
+from dlfp4 import _core
+from dlfp4.formats import FLOATS
+from dlfp4.frameworks.base import SUBBYTE
+from dlfp4.operations import Encoding
+from dlfp4.torch import functions
+from dlfp4.torch.representing import PAIRS, Parts, share_quantized
+
+if TYPE_CHECKING:
+    import dlfp4
+    from dlfp4._core import _Rounding, _ScaleLayout
+    from dlfp4.formats import Format, Recipe, RecipeName
+
+# Attributes that hold the inner tensors; all but the first two may be None.
+PARTS = ("elements", "scales", "global_scale", "encode_scale")
+DTYPES = tuple(getattr(torch, name) for name in FLOATS)
+
+Axis = Literal[-1, -2]
+Shape = tuple[int, ...]
+Context = tuple[str, Any, bool]  # form, dtype, turned: what a compiler has to know besides the parts
+HANDLERS: dict[Any, Callable[..., Any]] = {}  # by what PyTorch calls: (function, *its arguments)
+
+
+def implements(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Enter a function in the table for some of PyTorch's operations."""
+
+    def enter(handler: Callable[..., Any]) -> Callable[..., Any]:
+        HANDLERS.update(dict.fromkeys(functions, handler))
+        return handler
+
+    return enter
+
+
+class ScaledTensor(torch.Tensor):  # type: ignore[misc]  # to mypy PyTorch's types are Any
+    """A block-scaled tensor in PyTorch: ``value = element * scale of its block (* global scale)``.
+
+    It comes from :func:`quantize`, or over the memory of a :class:`dlfp4.ScaledTensor` from :meth:`from_dlfp4`. Its
+    ``dtype`` is the float type that it decodes to: ``.to(dtype)`` changes that and nothing else. As a frozen weight
+    (``torch.nn.Parameter(q, requires_grad=False)``) it multiplies (``F.linear``, ``x @ q.mT``, ``torch.mm``, ``addmm``,
+    ``bmm``), under ``torch.compile`` as well, and gives x its gradient. It can be copied, moved, transposed, sliced
+    between blocks, joined into larger modules, saved and loaded. Whatever needs its values one by one raises
+    NotImplementedError: call :meth:`dequantize` first.
+
+    Attributes
+    ----------
+    elements : torch.Tensor
+        The elements as they are stored: uint8, packed, below 8 bits, else of their own type. Shaped as ``data`` of
+        :class:`dlfp4.ScaledTensor`, in bytes.
+    scales : torch.Tensor
+        Decode scales, in the shape of ``scales`` there.
+    global_scale : torch.Tensor or None
+        Decode scales of the tensor, of rows or of matrices.
+    encode_scale : torch.Tensor or None
+        The global scale as some checkpoints store it. Operations do not read it.
+    form : str
+        How the parts are stored: format, axis, scale layout, Hadamard transform; the text of :attr:`encoding`.
+    turned : bool
+        Whether it is the transpose of the tensor that the parts make.
+
+    Examples
+    --------
+    >>> import torch, dlfp4.torch
+    >>> w = dlfp4.torch.quantize(torch.eye(4, 32), "mxfp4")
+    >>> w.shape, w.dtype, w.format
+    (torch.Size([4, 32]), torch.float32, 'mxfp4')
+    >>> torch.nn.functional.linear(torch.ones(1, 32), w)
+    tensor([[1., 1., 1., 1.]])
+    """
+
+    elements: torch.Tensor
+    scales: torch.Tensor
+    global_scale: torch.Tensor | None
+    encode_scale: torch.Tensor | None
+    form: str
+    turned: bool
+
+    def __new__(  # noqa: PYI034  (PyTorch makes the object)
+        cls,
+        parts: Mapping[str, torch.Tensor | None],
+        form: str,
+        shape: Shape,
+        dtype: torch.dtype,
+        turned: bool = False,
+    ) -> ScaledTensor:
+        """The tensor of its parts, which are not checked: of users' own parts, dlfp4.ScaledTensor.from_parts does."""
+        device = parts["elements"].device  # type: ignore[union-attr]
+        strides = strides_of(shape, turned)
+        self: ScaledTensor = torch.Tensor._make_wrapper_subclass(
+            cls, shape, strides=strides, dtype=dtype, device=device
+        )
+        for name in PARTS:
+            setattr(self, name, parts.get(name))
+        self.form = form
+        self.turned = turned
+        return self
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        """Nothing is left to do."""
+
+    # ---- To and from dlfp4
+
+    @staticmethod
+    def from_dlfp4(q: dlfp4.ScaledTensor, dtype: torch.dtype = torch.bfloat16) -> ScaledTensor:
+        """The tensor over the memory of a :class:`dlfp4.ScaledTensor`.
+
+        Parameters
+        ----------
+        q : dlfp4.ScaledTensor
+            On the host, or a GPU that PyTorch sees.
+        dtype : torch.dtype
+            float32, bfloat16 or float16: what it counts as.
+
+        Raises
+        ------
+        BufferError
+            PyTorch cannot hold a part: elements or scales of a type that it lacks.
+        TypeError
+            `q` is no ScaledTensor, or has zero points or biases; or `dtype` is another type.
+        """
+        if not isinstance(q, _core.ScaledTensor):
+            raise TypeError(f"q is of type {type(q).__name__}; expected a dlfp4.ScaledTensor, from dlfp4.quantize")
+        if q.zero_points is not None or q.biases is not None:
+            raise TypeError(
+                f"q is of {q.format} with zero points or biases, which PyTorch's operations do not take yet; "
+                f"multiply by dlfp4.matmul, or pass q.dequantize().to_torch()"
+            )
+        ours = (q.data, q.scales, q.global_scale, q.encode_scale)
+        parts = {name: None if part is None else as_native(part) for name, part in zip(PARTS, ours, strict=True)}
+        return ScaledTensor(parts, str(Encoding.of(q)), q.shape, checked_dtype(dtype))
+
+    def to_dlfp4(self) -> dlfp4.ScaledTensor:
+        """The :class:`dlfp4.ScaledTensor` over the same memory; ValueError for a transposed stack."""
+        q = restore(self)
+        return q.mT if self.turned else q
+
+    def __dlfp4_scaled__(self) -> dlfp4.ScaledTensor:
+        """What dlfp4's own functions take this for."""
+        return self.to_dlfp4()
+
+    def __dlfp4_parts__(self) -> Parts:
+        """The parts as ``torch.ops.dlfp4`` takes them."""
+        return parts_of(self)
+
+    def __dlpack__(self, *arguments: Any, **options: Any) -> Never:
+        raise BufferError(
+            f"{described(self)} cannot be exchanged as one tensor: its codes mean nothing without their scales; "
+            f"dlfp4.asarray takes it whole, .dequantize() gives its values"
+        )
+
+    # ---- What it is
+
+    @property
+    def encoding(self) -> Encoding:
+        """How the parts are stored."""
+        return Encoding.parse(self.form)
+
+    @property
+    def format(self) -> str:
+        """The name of the format, a row of :func:`dlfp4.formats`."""
+        return self.encoding.format
+
+    @property
+    def axis(self) -> int:
+        """-1 or -2, along which blocks run."""
+        return -3 - self.encoding.axis if self.turned else self.encoding.axis
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """The values as a plain tensor, of `dtype` or of this tensor's own; gradients pass through."""
+        kind = self.dtype if dtype is None else checked_dtype(dtype)
+        return Dequantize.apply(self, kind) if self.requires_grad else decode(self, kind)
+
+    def __repr__(self, *, tensor_contents: object = None) -> str:
+        return described(self)
+
+    # ---- What PyTorch asks of a tensor that is made of others
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(
+        cls,
+        function: Any,
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        handler = HANDLERS.get(function)
+        if handler is not None:
+            return handler(function, *args, **(kwargs or {}))
+        result = function.decompose(*args, **(kwargs or {}))  # in inference mode these come whole
+        if result is NotImplemented:
+            raise NotImplementedError(f"{function} of {owner_among(args)}: {REMEDY}")
+        return result
+
+    def __tensor_flatten__(self) -> tuple[list[str], Context]:
+        return [name for name in PARTS if getattr(self, name) is not None], (self.form, self.dtype, self.turned)
+
+    @staticmethod
+    def __tensor_unflatten__(
+        parts: Mapping[str, torch.Tensor], context: Context, size: Shape, stride: Shape
+    ) -> ScaledTensor:
+        form, dtype, turned = context
+        return ScaledTensor(parts, form, size, dtype, turned)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        linear = plain(self)
+        parts = {name: (as_bytes(part), part.dtype) for name, part in present(linear).items()}
+        context = (linear.form, tuple(linear.shape), linear.dtype, linear.turned)
+        return rebuild, (parts, *context, isinstance(self, torch.nn.Parameter))
+
+
+REMEDY = "its codes are no numbers to PyTorch; call .dequantize() for the values, and quantize the result again"
+
+
+def as_bytes(part: torch.Tensor) -> torch.Tensor:
+    """A part, or the bytes of FP8: what ``pickle.dumps`` makes of that PyTorch 2.13 cannot load."""
+    return part.view(torch.uint8) if part.dtype.itemsize == 1 else part
+
+
+def rebuild(
+    parts: Mapping[str, tuple[torch.Tensor, torch.dtype]],
+    form: str,
+    shape: Shape,
+    dtype: torch.dtype,
+    turned: bool,
+    is_parameter: bool,
+) -> ScaledTensor:
+    """Called by pickles: the tensor of its parts."""
+    named = {name: part.view(kind) for name, (part, kind) in parts.items()}
+    self = ScaledTensor(named, form, shape, dtype, turned)
+    return torch.nn.Parameter(self, requires_grad=False) if is_parameter else self
+
+
+torch.serialization.add_safe_globals([rebuild])
+
+
+# ---- Parts
+
+
+def strides_of(shape: Shape, turned: bool) -> Shape:
+    """Row-major strides of the tensor that the parts make, in the order of the dimensions of its transpose."""
+    if turned:
+        *leading, rows, columns = strides_of((*shape[:-2], shape[-1], shape[-2]), False)
+        return (*leading, columns, rows)
+    strides = [1]
+    for extent in reversed(shape[1:]):
+        strides.append(strides[-1] * extent)
+    return tuple(reversed(strides))
+
+
+def as_native(part: dlfp4.Tensor) -> torch.Tensor:
+    """A part in PyTorch, over the same memory; elements below 8 bits as bytes."""
+    return (part.view("uint8") if part.dtype.name in SUBBYTE else part).to_torch(copy=False)
+
+
+def element_of(format: str) -> str:
+    """The name of a format's element type."""
+    name: str = _core._find_format(format).element.name
+    return name
+
+
+def present(q: ScaledTensor) -> dict[str, torch.Tensor]:
+    """The parts that are there, by name."""
+    return {name: part for name in PARTS if (part := getattr(q, name)) is not None}
+
+
+def like(
+    q: ScaledTensor,
+    parts: Mapping[str, torch.Tensor | None],
+    *,
+    shape: Shape | None = None,
+    dtype: torch.dtype | None = None,
+    turned: bool | None = None,
+) -> ScaledTensor:
+    """A tensor of other parts that is otherwise as `q`."""
+    return ScaledTensor(
+        parts,
+        q.form,
+        q.shape if shape is None else shape,
+        q.dtype if dtype is None else dtype,
+        q.turned if turned is None else turned,
+    )
+
+
+def mapped(q: ScaledTensor, change: Callable[[torch.Tensor], torch.Tensor], **options: Any) -> ScaledTensor:
+    """The tensor with each of its parts changed."""
+    return like(q, {name: change(part) for name, part in present(q).items()}, **options)
+
+
+def turn(q: ScaledTensor) -> ScaledTensor:
+    """The last two dimensions exchanged: the parts stay."""
+    shape = (*q.shape[:-2], q.shape[-1], q.shape[-2])
+    return like(q, present(q), shape=shape, turned=not q.turned)
+
+
+def parts_of(q: ScaledTensor) -> Parts:
+    """What the operations take; NotImplementedError for a transposed stack, which has no such form."""
+    if q.turned and q.dim() > 2:
+        raise NotImplementedError(f"{described(q)} is a transposed stack; take one matrix of it, or transpose it back")
+    shape = tuple(q.shape)
+    parts = Parts(q.elements, q.scales, q.global_scale, q.form, shape[::-1] if q.turned else shape)
+    return parts.mT if q.turned else parts
+
+
+def as_they_lie(q: ScaledTensor) -> Parts:
+    """The parts of the tensor that they make, of which `q` may be the transpose."""
+    return parts_of(turn(q) if q.turned else q)
+
+
+def restore(q: ScaledTensor) -> dlfp4.ScaledTensor:
+    """dlfp4's tensor over the parts, of which `q` is the transpose where it is turned."""
+    made = share_quantized(as_they_lie(q), q.encoding)
+    return made if q.encode_scale is None else _core._with_encode_scale(made, q.encode_scale)
+
+
+def plain(q: ScaledTensor) -> ScaledTensor:
+    """The tensor in a layout that lies as the tensor does: a prepared weight in the order that it had before."""
+    if q.encoding.scale_layout != "prepared":
+        return q
+    linear = ScaledTensor.from_dlfp4(restore(q).with_scale_layout("linear"), q.dtype)
+    return turn(linear) if q.turned else linear
+
+
+def checked_dtype(dtype: Any) -> torch.dtype:
+    """A float type that tensors decode to; TypeError for any other."""
+    if dtype not in DTYPES:
+        names = ", ".join(map(str, DTYPES))
+        raise TypeError(f"dtype={dtype}: a ScaledTensor decodes to {names}; call .dequantize() first for another type")
+    return dtype
+
+
+def described(q: ScaledTensor) -> str:
+    """What a tensor is, in a line."""
+    layout = "" if q.encoding.scale_layout == "linear" else f", scale_layout={q.encoding.scale_layout!r}"
+    axis = "" if q.axis == -1 else f", axis={q.axis}"
+    return (
+        f"ScaledTensor(shape={tuple(q.shape)}, format={q.format!r}{axis}{layout}, dtype={q.dtype}, "
+        f"device={str(q.device)!r})"
+    )
+
+
+def owner_among(args: Iterable[Any]) -> str:
+    """The first ScaledTensor among arguments, described."""
+    for each in args:
+        if isinstance(each, ScaledTensor):
+            return described(each)
+        if isinstance(each, (list, tuple)) and (found := owner_among(each)):
+            return found
+    return ""
+
+
+# ---- Quantized and decoded, straight through: gradients are those of the values
+
+
+def decode(q: ScaledTensor, dtype: torch.dtype) -> torch.Tensor:
+    """The values."""
+    values = functions.dequantize(as_they_lie(q), dtype)
+    return values.mT if q.turned else values
+
+
+class Dequantize(torch.autograd.Function):  # type: ignore[misc]
+    """The values of a tensor, which gets their gradient."""
+
+    @staticmethod
+    def forward(q: ScaledTensor, dtype: torch.dtype) -> torch.Tensor:
+        """The values."""
+        return decode(q, dtype)
+
+    @staticmethod
+    def setup_context(context: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Nothing is kept."""
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ARG004
+        """The gradient of the values."""
+        return gradient, None
+
+
+class Quantize(torch.autograd.Function):  # type: ignore[misc]
+    """Tensors quantized along some axes of one, which gets the sum of their gradients."""
+
+    @staticmethod
+    def forward(
+        x: torch.Tensor, axes: tuple[Axis, ...], format: str, options: Mapping[str, Any]
+    ) -> tuple[ScaledTensor, ...]:
+        """Quantize."""
+        return encode(x, axes, format, options)
+
+    @staticmethod
+    def setup_context(context: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Nothing is kept."""
+
+    @staticmethod
+    def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ARG004
+        """The gradients of what was quantized."""
+        return sum(gradients[1:], gradients[0]), None, None, None
+
+
+def encode(
+    x: torch.Tensor, axes: tuple[Axis, ...], format: str, options: Mapping[str, Any]
+) -> tuple[ScaledTensor, ...]:
+    """The values quantized along each axis."""
+    return tuple(assembled(parts, x.dtype) for parts in functions.quantize(x, format, axis=axes, **options))
+
+
+def assembled(parts: Parts, dtype: torch.dtype) -> ScaledTensor:
+    """The tensor of what the operations give; of float64 it counts as what that was rounded to."""
+    elements = parts.data.view(torch.uint8) if parts.data.dtype == PAIRS else parts.data
+    named = {"elements": elements, "scales": parts.scales, "global_scale": parts.global_scale}
+    return ScaledTensor(named, parts.type, tuple(parts.shape), torch.float32 if dtype is torch.float64 else dtype)
+
+
+class Options(TypedDict, total=False):
+    """What :func:`quantize` passes on."""
+
+    recipe: Recipe | RecipeName | None
+    global_scale: float | torch.Tensor | None
+    rounding: _Rounding | None
+    seed: int | None
+    scale_layout: _ScaleLayout
+    pad: bool
+    hadamard: Sequence[int] | int | None
+
+
+@overload
+def quantize(
+    x: torch.Tensor,
+    format: Format | str,
+    *,
+    axis: Axis = -1,
+    out: ScaledTensor | None = None,
+    **options: Unpack[Options],
+) -> ScaledTensor: ...
+@overload
+def quantize(
+    x: torch.Tensor,
+    format: Format | str,
+    *,
+    axis: tuple[Axis, ...],
+    out: tuple[ScaledTensor, ...] | None = None,
+    **options: Unpack[Options],
+) -> tuple[ScaledTensor, ...]: ...
+def quantize(
+    x: torch.Tensor,
+    format: Format | str,
+    *,
+    axis: Axis | tuple[Axis, ...] = -1,
+    out: ScaledTensor | tuple[ScaledTensor, ...] | None = None,
+    **options: Unpack[Options],
+) -> ScaledTensor | tuple[ScaledTensor, ...]:
+    """Quantize a tensor to a block-scaled format; gradients pass straight through.
+
+    Parameters
+    ----------
+    x : torch.Tensor
+        ``(..., K)`` of float32, bfloat16, float16 or float64, on the host or a CUDA device.
+    format : Format or str
+        A row of :func:`dlfp4.formats`.
+    axis : int or tuple of int
+        Blocks run along -1, the rows, or -2, the columns; a tuple gives a result for each.
+    out : ScaledTensor or tuple of ScaledTensor, optional
+        The result of an earlier call, which is overwritten; without a gradient.
+    **options
+        `recipe`, `global_scale`, `rounding`, `seed`, `scale_layout`, `pad` and `hadamard`, as of
+        :func:`dlfp4.quantize`.
+
+    Returns
+    -------
+    ScaledTensor
+        Of x's shape and dtype (float32 of float64), with the bytes of :func:`dlfp4.quantize`; or a tuple, for a tuple
+        of axes. Where `x` requires a gradient, that of the result is x's.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As :func:`dlfp4.quantize`.
+
+    Examples
+    --------
+    >>> import torch, dlfp4.torch
+    >>> x = torch.ones(2, 32, requires_grad=True)
+    >>> dlfp4.torch.quantize(x, "nvfp4").dequantize().sum().backward()
+    >>> x.grad.unique()
+    tensor([1.])
+    """
+    if out is not None:
+        functions.quantize(x, format, axis=axis, out=out, **options)
+        return out
+    axes = axis if isinstance(axis, tuple) else (axis,)
+    # Dynamo takes an autograd.Function for more than the operations in it.
+    make = Quantize.apply if isinstance(x, torch.Tensor) and x.requires_grad else encode
+    made: tuple[ScaledTensor, ...] = make(x, axes, str(format), options)
+    return made if isinstance(axis, tuple) else made[0]

@@ -1,0 +1,329 @@
+"""What PyTorch does to a ScaledTensor without reading its codes: views, copies, moves, memory for others like it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import return_and_correct_aliasing
+
+from dlfp4 import _core
+from dlfp4.operations import Encoding
+from dlfp4.proto import TensorProto
+from dlfp4.torch.cutting import cut, reshaped
+from dlfp4.torch.representing import PAIRS
+from dlfp4.torch.representing import described as in_torch
+from dlfp4.torch.scaled_tensor import (
+    PARTS,
+    ScaledTensor,
+    checked_dtype,
+    described,
+    implements,
+    like,
+    mapped,
+    parts_of,
+    plain,
+    present,
+    restore,
+    turn,
+)
+
+aten = torch.ops.aten
+
+
+def aliasing(function: Any, args: tuple[Any, ...], result: Any) -> Any:
+    """A view's result, which compilers shall know to share its argument's memory."""
+    return return_and_correct_aliasing(function, args, {}, result)
+
+
+# ---- The same tensor
+
+
+@implements(aten.detach.default, aten.alias.default)
+def shared(function: Any, q: ScaledTensor) -> Any:
+    """Another tensor over the same parts."""
+    return aliasing(function, (q,), mapped(q, aten.alias.default))
+
+
+@implements(aten.clone.default)
+def clone(function: Any, q: ScaledTensor, *, memory_format: Any = None) -> ScaledTensor:  # noqa: ARG001
+    """A copy of all parts, as they lie: a transpose stays one."""
+    return mapped(q, torch.clone)
+
+
+@implements(aten.lift_fresh.default, aten.contiguous.default)
+def keep(function: Any, q: ScaledTensor, **options: Any) -> ScaledTensor:  # noqa: ARG001
+    """The tensor itself: parts lie as the encoding says."""
+    return q
+
+
+@implements(aten._to_copy.default)
+def to_copy(
+    function: Any,  # noqa: ARG001
+    q: ScaledTensor,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: Any = None,
+    pin_memory: bool | None = None,
+    non_blocking: bool = False,
+    memory_format: Any = None,  # noqa: ARG001
+) -> ScaledTensor:
+    """On another device, or counting as another float type, which leaves the parts as they are."""
+    if layout not in (None, torch.strided):
+        raise NotImplementedError(f"{described(q)} has no form of {layout}; call .dequantize() first")
+    name = q.dtype if dtype is None else checked_dtype(dtype)
+    if device is None or torch.device(device) == q.device:
+        return mapped(q, torch.clone, dtype=name)
+    options = {"device": device, "non_blocking": non_blocking}
+    moved = mapped(plain(q), lambda part: part.to(**options), dtype=name)
+    return mapped(moved, torch.Tensor.pin_memory) if pin_memory else moved
+
+
+@implements(aten.is_pinned.default)
+def is_pinned(function: Any, q: ScaledTensor, device: Any = None) -> bool:  # noqa: ARG001
+    """Whether all parts are."""
+    return all(part.is_pinned() for part in present(q).values())
+
+
+@implements(aten._pin_memory.default, aten.record_stream.default)
+def each_part(function: Any, q: ScaledTensor, *options: Any) -> Any:
+    """The same of every part."""
+    made = {name: function(part, *options) for name, part in present(q).items()}
+    return None if function is aten.record_stream.default else like(q, made)
+
+
+# ---- Written to
+
+
+@implements(aten.copy_.default)
+def copy_(function: Any, target: Any, source: Any, non_blocking: bool = False) -> ScaledTensor:  # noqa: ARG001
+    """Codes and scales of one tensor into the memory of another; nothing is quantized."""
+    if not isinstance(target, ScaledTensor) or not isinstance(source, ScaledTensor):
+        raise NotImplementedError(refusal_to_copy(target, source))
+    source = brought_to(source, target)
+    for name in PARTS:
+        old, new = getattr(target, name), getattr(source, name)
+        if old is not None and new is not None and (old.shape, old.dtype) == (new.shape, new.dtype):
+            old.copy_(new, non_blocking)
+        else:  # a part that only one of them has, or scales of another granularity or type
+            setattr(target, name, None if new is None else new.to(target.device, copy=True))
+    target.form = source.form
+    return target
+
+
+def refusal_to_copy(target: Any, source: Any) -> str:
+    """What to do instead of a copy that would have to quantize or to decode."""
+    if isinstance(target, ScaledTensor):
+        return (
+            f"copy_ of plain values into {described(target)} would have to quantize them, by no known recipe; "
+            f"copy dlfp4.torch.quantize(x, {target.format!r}, axis={target.axis})"
+        )
+    return f"copy_ of {described(source)} into a plain tensor: copy its values, .dequantize()"
+
+
+def brought_to(source: ScaledTensor, target: ScaledTensor) -> ScaledTensor:
+    """The source in the layout of the target; ValueError where the two are not of one kind."""
+    if source.turned != target.turned and source.dim() == target.dim() == 2:
+        source = turned_over(source)
+    if source.encoding.scale_layout != target.encoding.scale_layout:
+        source = laid_out_as(source, target)
+    faults = [
+        f"{name} {new}, not {old}" for name in KIND if (old := getattr(target, name)) != (new := getattr(source, name))
+    ]
+    if faults:
+        raise ValueError(f"{described(source)} cannot be copied into {described(target)}: it has {'; '.join(faults)}")
+    return source
+
+
+KIND = ("shape", "format", "axis", "turned")
+
+
+def turned_over(q: ScaledTensor) -> ScaledTensor:
+    """The same matrix as the transpose of parts that lie the other way, or the other way around."""
+    made = parts_of(q if q.turned else turn(q))
+    parts = present(q) | {"elements": made.data, "scales": made.scales}
+    other = ScaledTensor(parts, made.type, made.shape, q.dtype)
+    return other if q.turned else turn(other)
+
+
+def laid_out_as(source: ScaledTensor, target: ScaledTensor) -> ScaledTensor:
+    """The source with its scales in the target's layout, where the target lies."""
+    q = restore(plain(source)).to_device(str(target.device))
+    layout: Any = target.encoding.scale_layout
+    q = q.prepare() if layout == "prepared" else q.with_scale_layout(layout)
+    made = ScaledTensor.from_dlfp4(q, source.dtype)
+    return turn(made) if source.turned else made
+
+
+# ---- Transposed
+
+
+@implements(aten.t.default)
+def t(function: Any, q: ScaledTensor) -> Any:
+    """A matrix transposed."""
+    if q.dim() != 2:
+        raise NotImplementedError(f"t() of {described(q)}: it has {q.dim()} dimensions; .mT exchanges the last two")
+    return aliasing(function, (q,), turn(q))
+
+
+@implements(aten.transpose.int)
+def transpose(function: Any, q: ScaledTensor, first: int, second: int) -> Any:
+    """The last two dimensions exchanged, or one with itself."""
+    pair = {first % q.dim(), second % q.dim()}
+    if len(pair) == 1:
+        return aliasing(function, (q, first, second), mapped(q, aten.alias.default))
+    if pair != {q.dim() - 2, q.dim() - 1}:
+        raise NotImplementedError(f"transpose({first}, {second}) of {described(q)}: only the last two dimensions, .mT")
+    return aliasing(function, (q, first, second), turn(q))
+
+
+@implements(aten.permute.default)
+def permute(function: Any, q: ScaledTensor, dims: Sequence[int]) -> Any:
+    """The same by an order of dimensions."""
+    order, usual = [dim % q.dim() for dim in dims], list(range(q.dim()))
+    if order == usual:
+        return aliasing(function, (q, dims), mapped(q, aten.alias.default))
+    if order != [*usual[:-2], *usual[:-3:-1]]:
+        raise NotImplementedError(f"permute({list(dims)}) of {described(q)}: only the last two dimensions, .mT")
+    return aliasing(function, (q, dims), turn(q))
+
+
+# ---- Parts and other shapes
+
+
+@implements(aten.view.default, aten._unsafe_view.default)
+def view(function: Any, q: ScaledTensor, size: Sequence[int]) -> Any:
+    """Leading dimensions in another way; or all in a line, where blocks are lines that follow one another."""
+    return aliasing(function, (q, size), reshaped(q, completed(size, q.numel())))
+
+
+def completed(size: Sequence[int], count: int) -> tuple[int, ...]:
+    """A shape with its -1 filled in."""
+    known = math.prod(extent for extent in size if extent != -1)
+    return tuple(count // max(1, known) if extent == -1 else extent for extent in size)
+
+
+@implements(aten.unsqueeze.default)
+def unsqueeze(function: Any, q: ScaledTensor, dim: int) -> Any:
+    """One more leading dimension."""
+    place = dim % (q.dim() + 1)
+    return aliasing(function, (q, dim), reshaped(q, (*q.shape[:place], 1, *q.shape[place:])))
+
+
+@implements(aten.squeeze.dim)
+def squeeze(function: Any, q: ScaledTensor, dim: int) -> Any:
+    """Without a leading dimension of extent 1."""
+    place = dim % q.dim()
+    kept = q.shape if q.shape[place] != 1 else (*q.shape[:place], *q.shape[place + 1 :])
+    return aliasing(function, (q, dim), reshaped(q, tuple(kept)))
+
+
+@implements(aten.slice.Tensor)
+def take(
+    function: Any, q: ScaledTensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Any:
+    """A slice on borders of blocks."""
+    if step != 1:
+        raise NotImplementedError(f"a slice of {described(q)} has a step of {step}; blocks stay whole: use steps of 1")
+    extent = q.shape[dim]
+    first, last = (limited(each, extent) for each in (start or 0, extent if end is None else end))
+    return aliasing(function, (q, dim, start, end, step), cut(q, dim, first, max(first, last)))
+
+
+def limited(index: int, extent: int) -> int:
+    """An end of a slice as a position."""
+    return min(max(index + extent if index < 0 else index, 0), extent)
+
+
+@implements(aten.select.int)
+def select(function: Any, q: ScaledTensor, dim: int, index: int) -> Any:
+    """One tensor of a stack."""
+    return aliasing(function, (q, dim, index), one_of(q, dim, index))
+
+
+def one_of(q: ScaledTensor, dim: int, index: int) -> ScaledTensor:
+    """The same, unknown to compilers."""
+    place = dim % q.dim()
+    if place >= q.dim() - 2:
+        raise NotImplementedError(
+            f"{described(q)} is no stack along dimension {dim}: take a slice of whole blocks, or call .dequantize()"
+        )
+    first = index + q.shape[place] if index < 0 else index
+    part = cut(q, place, first, first + 1)
+    return reshaped(part, (*part.shape[:place], *part.shape[place + 1 :]))
+
+
+@implements(aten.unbind.int)
+def unbind(function: Any, q: ScaledTensor, dim: int = 0) -> Any:
+    """All tensors of a stack."""
+    return aliasing(function, (q, dim), [one_of(q, dim, index) for index in range(q.shape[dim])])
+
+
+@implements(aten.split.Tensor)
+def split(function: Any, q: ScaledTensor, size: int, dim: int = 0) -> Any:
+    """Slices of one size, on borders of blocks."""
+    extent = q.shape[dim]
+    starts = range(0, max(extent, 1), max(size, 1))
+    return aliasing(function, (q, size, dim), [cut(q, dim, first, min(first + size, extent)) for first in starts])
+
+
+@implements(aten.split_with_sizes.default)
+def split_with_sizes(function: Any, q: ScaledTensor, sizes: Sequence[int], dim: int = 0) -> Any:
+    """Slices of several sizes, on borders of blocks, such as query, key and value."""
+    ends = list(accumulate(sizes))
+    pairs = zip([0, *ends], ends, strict=False)
+    return aliasing(function, (q, sizes, dim), [cut(q, dim, first, last) for first, last in pairs])
+
+
+# ---- Memory for others like it
+
+
+@implements(aten.empty_like.default, aten.zeros_like.default)
+def memory_like(function: Any, q: ScaledTensor, **options: Any) -> ScaledTensor:
+    """A tensor of the same description, of codes and scales of zero or of none yet."""
+    dtype = checked_dtype(options.get("dtype") or q.dtype)
+    kept = {name: options[name] for name in ("device", "pin_memory") if options.get(name) is not None}
+    return mapped(plain(q), lambda part: function(part, **kept), dtype=dtype)
+
+
+@implements(aten.new_zeros.default, aten.new_empty.default)
+def memory_for(function: Any, q: ScaledTensor, size: Sequence[int], **options: Any) -> ScaledTensor:
+    """The same in another shape."""
+    q = plain(q)
+    dtype = checked_dtype(options.pop("dtype", None) or q.dtype)
+    kept = {name: each for name, each in options.items() if name in ("device", "pin_memory") and each is not None}
+    shape = tuple(size)
+    stored = (*shape[:-2], shape[-1], shape[-2]) if q.turned else shape
+    parts = present(q)
+    sizes = sizes_of(stored, q.encoding, True, str(q.scales.dtype).removeprefix("torch."))
+    made = {name: function(parts[name], size, **kept) for name, (size, _) in sizes.items() if name in parts}
+    return like(q, made, shape=shape, dtype=dtype)
+
+
+def sizes_of(
+    shape: tuple[int, ...], encoding: Encoding, pad: bool, scale: str | None = None
+) -> dict[str, tuple[Any, torch.dtype]]:
+    """Shape and type of each part of a tensor, as dlfp4 describes them."""
+    proto = TensorProto(
+        shape,
+        format=encoding.format,
+        scale_layout=encoding.scale_layout,  # type: ignore[arg-type]
+        pad=pad,
+        rowwise=encoding.axis == -1,
+        columnwise=encoding.axis == -2,
+        scale_dtype=scale if _core._find_format(encoding.format).kind == "largest" else None,  # type: ignore[arg-type]
+    )
+    made = {name: in_torch(buffer) for name, buffer in zip(PARTS, proto.buffers(), strict=False)}
+    size, dtype = made["elements"]
+    return made | {"elements": (size, torch.uint8 if dtype is PAIRS else dtype)}
+
+
+def blank(shape: tuple[int, ...], format: str, dtype: torch.dtype, device: Any) -> ScaledTensor:
+    """A tensor of zeros, with linear scales along its rows."""
+    sizes = sizes_of(shape, Encoding(format), False)
+    parts = {name: torch.zeros(size, dtype=kind, device=device) for name, (size, kind) in sizes.items()}
+    return ScaledTensor(parts, format, shape, dtype)

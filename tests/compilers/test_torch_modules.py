@@ -1,0 +1,213 @@
+"""``dlfp4.torch.Linear`` and ``quantize_``: which weights, their names in state dicts, and what the layers compute."""
+
+import copy
+import importlib
+import io
+
+import pytest
+
+import dlfp4
+from dlfp4 import checkpoints
+
+from ..support.capsules import framework
+
+torch = framework("torch")
+dt = importlib.import_module("dlfp4.torch")
+F = torch.nn.functional
+
+
+def values(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+class Attention(torch.nn.Module):
+    """Projections that engines fuse."""
+
+    def __init__(self):
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj = (torch.nn.Linear(64, 64) for _ in range(3))
+        self.o_proj = torch.nn.Linear(64, 64, bias=False)
+
+    def forward(self, x):
+        return self.o_proj(F.scaled_dot_product_attention(self.q_proj(x), self.k_proj(x), self.v_proj(x)))
+
+
+class Experts(torch.nn.Module):
+    """Stacks of experts, as transformers has them: (experts, out, in)."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate_up_proj = torch.nn.Parameter(values(3, 64, 64))
+        self.down_proj = torch.nn.Parameter(values(3, 64, 32))
+
+    def forward(self, x):
+        return sum(F.linear(F.linear(x, self.gate_up_proj[k])[..., :32], self.down_proj[k]) for k in range(3))
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed_tokens = torch.nn.Embedding(32, 64)
+        self.self_attn = Attention()
+        self.experts = Experts()
+        self.norm = torch.nn.LayerNorm(64)
+        self.lm_head = torch.nn.Linear(64, 32, bias=False)
+        self.lm_head.weight = self.embed_tokens.weight
+
+    def forward(self, ids):
+        x = self.embed_tokens(ids)
+        return self.lm_head(self.norm(x + self.self_attn(x) + self.experts(x)))
+
+
+def model():
+    torch.manual_seed(0)
+    return Model()
+
+
+def quantized_names(module):
+    return [name for name, x in module.named_parameters() if isinstance(x, dt.ScaledTensor)]
+
+
+QUANTIZED = [
+    *(f"self_attn.{name}_proj.weight" for name in "qkvo"), "experts.gate_up_proj", "experts.down_proj",
+]  # fmt: skip
+
+
+def test_quantize_takes_what_files_take():
+    made, ids = model(), torch.arange(8)[None]
+    want = made(ids)
+    chosen = checkpoints.selection.choose(dict(made.named_parameters(remove_duplicate=False)), "nvfp4")
+    names = [name for name, choice in chosen.items() if choice.quantized]
+    assert dt.quantize_(made, "nvfp4") is made
+    assert quantized_names(made) == QUANTIZED == names
+    assert type(made.self_attn.q_proj) is dt.Linear
+    assert made.lm_head.weight is made.embed_tokens.weight
+    units = {made.self_attn.get_parameter(f"{name}_proj.weight").global_scale.item() for name in "qkv"}
+    assert len(units) == 1
+    out = made(ids)
+    assert (out - want).norm() < 0.2 * want.norm()
+    out.sum().backward()
+    assert made.embed_tokens.weight.grad.abs().sum() > 0
+    with pytest.raises(ValueError, match=r"no weight .* include names some"):
+        dt.quantize_(made, "nvfp4")
+
+
+def test_include_exclude_and_options():
+    made = dt.quantize_(model(), "mxfp4", include="self_attn", exclude=["o_proj", "re:.*v_proj"], activation="int8")
+    assert quantized_names(made) == QUANTIZED[:2]
+    assert "activation='int8'" in repr(made)
+    with pytest.raises(ValueError, match="matches no tensor"):
+        dt.quantize_(model(), "mxfp4", include="self_atn")
+    layer = torch.nn.Linear(64, 8)
+    weight = layer.weight.detach().clone()
+    dt.quantize_(layer, "mxfp8_e4m3", recipe=dlfp4.Recipe(scale_rule="rceil"))
+    want = dt.quantize(weight, "mxfp8_e4m3", recipe=dlfp4.Recipe(scale_rule="rceil"))
+    assert torch.equal(layer.weight.dequantize(), want.dequantize())
+
+
+def test_linear_is_the_product():
+    x, weight, bias = values(2, 3, 64), values(8, 64, seed=1), values(8, seed=2)
+    layer = dt.Linear(64, 8, format="nvfp4", activation="int8")
+    assert not layer(x).any()
+    layer.load_state_dict({"weight": dt.quantize(weight, "nvfp4"), "bias": bias})
+    w = dlfp4.quantize(weight, "nvfp4")
+    assert torch.equal(layer(x), dlfp4.matmul(x, w.mT, activation="int8").to_torch() + bias)
+    layer.activation = None
+    assert torch.equal(layer(x), F.linear(x, layer.weight, bias))
+    with pytest.raises(ValueError, match="expected one of"):
+        dt.Linear(64, 8, format="nvfp4", convention="modelopts")
+    with pytest.raises(ValueError, match="blocks"):
+        dt.Linear(60, 8, format="nvfp4")
+
+
+CONVENTIONS = {
+    (None, "nvfp4"): ["weight", "weight_scale", "weight_scale_2"],
+    (None, "mxfp6_e2m3"): ["weight", "weight_scale"],
+    ("modelopt", "nvfp4"): ["weight", "weight_scale", "weight_scale_2"],
+    ("modelopt", "nvfp4_16x16"): ["weight", "weight_scale", "weight_scale_2"],  # looks like nvfp4
+    ("compressed-tensors", "nvfp4"): ["weight_global_scale", "weight_packed", "weight_scale"],
+    ("compressed-tensors", "fp8_row"): ["weight", "weight_scale"],
+    ("deepseek", "fp8_128x128"): ["weight", "weight_scale_inv"],
+    ("mlx", "mxfp4"): ["scales", "weight"],
+}
+
+
+@pytest.mark.parametrize(("convention", "format"), CONVENTIONS)
+def test_state_dicts_have_the_names_of_conventions(convention, format):
+    weight = values(128, 128)
+    layer = torch.nn.Linear(128, 128, bias=False)
+    layer.weight = torch.nn.Parameter(weight)
+    outer = torch.nn.Sequential(dt.quantize_(layer, format, convention=convention))
+    state = outer.state_dict()
+    assert sorted(state) == [f"0.{name}" for name in CONVENTIONS[convention, format]]
+    assert all(type(part) is torch.Tensor for part in state.values())
+    if convention:
+        expected = checkpoints.split_parts({"0.weight": layer.weight.to_dlfp4()}, convention)
+        assert {name: part.dtype.name for name, part in expected.items()} == {
+            name: str(part.dtype).removeprefix("torch.") for name, part in state.items()
+        }
+    other = torch.nn.Sequential(dt.Linear(128, 128, bias=False, format=format, convention=convention))
+    other.load_state_dict(state)
+    assert other[0].weight.format == format
+    assert torch.equal(other[0].weight.dequantize(), layer.weight.dequantize())
+    file = io.BytesIO()
+    torch.save(outer.state_dict(), file)
+    file.seek(0)
+    loaded = torch.load(file)
+    other.load_state_dict(loaded, assign=True)
+    assert torch.equal(other[0].weight.dequantize(), layer.weight.dequantize())
+
+
+def test_state_dicts_of_all_of_a_model():
+    made = dt.quantize_(model(), "nvfp4", convention="modelopt")
+    state = made.state_dict()
+    assert "experts.down_proj_scale" in state
+    other = dt.quantize_(Model(), "nvfp4")
+    other.load_state_dict(state)
+    ids = torch.arange(8)[None]
+    assert torch.equal(other(ids), made(ids))
+    twin = copy.deepcopy(made)
+    twin.load_state_dict(made.state_dict())
+    assert torch.equal(twin(ids), made(ids))
+    del state["self_attn.q_proj.weight_scale"]
+    with pytest.raises(RuntimeError, match=r"weight_scale|q_proj\.weight"):
+        other.load_state_dict(state)
+
+
+def test_a_checkpoint_of_the_command_line(tmp_path):
+    made = model()
+    tensors = {name: x.detach() for name, x in made.named_parameters()}
+    checkpoints.save(tmp_path / "float.safetensors", tensors, {"format": "pt"})
+    checkpoints.quantize_model(
+        tmp_path / "float.safetensors", tmp_path / "small.safetensors", "nvfp4", convention="compressed-tensors"
+    )
+    parts = checkpoints.load(tmp_path / "small.safetensors", join=False)
+    state = {name: part.to_torch() for name, part in parts.items()} | {"lm_head.weight": tensors["embed_tokens.weight"]}
+    other = dt.quantize_(Model(), "nvfp4")
+    other.load_state_dict(state)
+    dt.quantize_(made, "nvfp4", recipe=None, convention="compressed-tensors")
+    ids = torch.arange(8)[None]
+    assert torch.equal(other(ids), made(ids))
+
+
+def test_transposed_layers():
+    """As GPT-2 has them: (in, out), which conventions store the other way around."""
+
+    class Layer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.bias = torch.nn.Parameter(values(64, 128)), torch.nn.Parameter(torch.zeros(128))
+
+        def forward(self, x):
+            return torch.addmm(self.bias, x, self.weight)
+
+    x = values(2, 64, seed=1)
+    for convention in (None, "modelopt"):
+        made = torch.nn.ModuleDict({"c_fc": Layer()})
+        dt.quantize_(made, "nvfp4", convention=convention)
+        weight = made["c_fc"].weight
+        assert (weight.shape, weight.axis) == ((64, 128), -2)
+        assert torch.equal(made["c_fc"](x), dlfp4.matmul(x, weight.to_dlfp4()).to_torch())
+        other = copy.deepcopy(made)
+        other.load_state_dict(made.state_dict())
+        assert torch.equal(other["c_fc"](x), made["c_fc"](x))

@@ -1,0 +1,289 @@
+"""``dlfp4.torch.ScaledTensor``: parts, views, copies, products and gradients of a quantized tensor in PyTorch."""
+
+import copy
+import importlib
+import io
+import pickle
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import dlfp4
+
+from ..support.capsules import framework
+
+torch = framework("torch")
+dt = importlib.import_module("dlfp4.torch")
+ScaledTensor = dt.ScaledTensor
+
+F = torch.nn.functional
+# One of each kind: two levels of scales, powers of two below 8 bits and of bytes, squares, a scale a line, one scale.
+FORMATS = ("nvfp4", "mxfp6_e2m3", "mxfp8_e4m3", "nvfp4_16x16", "fp8_128x128", "fp8_row", "fp8_e4m3")
+
+
+def values(*shape, dtype=torch.bfloat16, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def parts_of(q):
+    """Bytes of all parts."""
+    ours = q.to_dlfp4()
+    parts = (ours.data, ours.scales, ours.global_scale)
+    return [None if part is None else (part.shape, bytes_of(part)) for part in parts]
+
+
+def bytes_of(part):
+    whole = part.copy()
+    return whole.reshape(-1).view("uint8").to_numpy().tobytes() if whole.ndim else whole.to_numpy().tobytes()
+
+
+def same(q, ours):
+    """Whether a tensor has the codes and scales of dlfp4's."""
+    return parts_of(q) == parts_of(ScaledTensor.from_dlfp4(ours)) and q.axis == ours.axis
+
+
+@pytest.mark.parametrize("axis", [-1, -2])
+@pytest.mark.parametrize("format", FORMATS)
+def test_to_and_from_dlfp4_without_a_copy(format, axis):
+    ours = dlfp4.quantize(values(128, 256), format, axis=axis)
+    q = ScaledTensor.from_dlfp4(ours)
+    assert (q.shape, q.dtype, q.format, q.axis) == ((128, 256), torch.bfloat16, format, axis)
+    assert q.elements.data_ptr() == ours.data.data_ptr
+    assert q.scales.data_ptr() == ours.scales.data_ptr
+    back = dlfp4.asarray(q)
+    assert isinstance(back, dlfp4.ScaledTensor)
+    assert (back.data.data_ptr, back.scales.data_ptr) == (ours.data.data_ptr, ours.scales.data_ptr)
+    assert (back.shape, back.axis, back.format) == (ours.shape, axis, format)
+    want = ours.dequantize("bfloat16").to_torch()
+    assert torch.equal(q.dequantize(), want)
+    assert torch.equal(dlfp4.dequantize(q, "bfloat16").to_torch(), want)
+    turned = q.mT
+    assert (turned.shape, turned.axis) == ((256, 128), -3 - axis)
+    assert torch.equal(turned.dequantize(torch.float32), ours.dequantize().to_torch().mT)
+    assert turned.to_dlfp4().axis == turned.axis
+    assert same(turned, ours.mT)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_quantize_gives_the_bytes_of_dlfp4(format):
+    x = values(128, 256)
+    q = dt.quantize(x, format)
+    assert same(q, dlfp4.quantize(x, format))
+    rows, columns = dt.quantize(x, format, axis=(-1, -2))
+    both = dlfp4.quantize(x, format, axis=(-1, -2))
+    assert same(rows, both[0])
+    assert same(columns, both[1])
+
+
+def test_options_of_quantize():
+    x = values(64, 128)
+    options = {"recipe": dlfp4.Recipe(divide=True), "hadamard": 5, "scale_layout": "128x4"}
+    q = dt.quantize(x, "nvfp4", **options)
+    ours = dlfp4.quantize(x, "nvfp4", **options)
+    assert same(q, ours)
+    assert q.encoding.hadamard == ours.hadamard
+    assert torch.equal(q.dequantize(), ours.dequantize("bfloat16").to_torch())
+    assert same(dt.quantize(x, "nvfp4", global_scale=2.0), dlfp4.quantize(x, "nvfp4", global_scale=2.0))
+    with pytest.raises(ValueError, match="expected one of"):
+        dt.quantize(x, "nvfp5")
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_products(format):
+    x, w, bias = values(3, 256), values(128, 256, seed=1), values(128, seed=2)
+    ours = dlfp4.quantize(w, format)
+    q = ScaledTensor.from_dlfp4(ours)
+    want = dlfp4.matmul(x, ours.mT).to_torch()
+    assert torch.equal(x @ q.mT, want)
+    assert torch.equal(torch.mm(x, q.t()), want)
+    assert torch.equal(F.linear(x, q), want)
+    assert torch.equal(F.linear(x, q, bias), want + bias)
+    assert torch.equal(torch.addmm(bias, x, q.mT, alpha=2), dlfp4.matmul(x, ours.mT, alpha=2).to_torch() + bias)
+    assert torch.equal(F.linear(x[0], q), want[0])
+    assert torch.equal(F.linear(x.repeat(2, 1, 1), q, bias)[1], want + bias)
+    assert torch.equal(dlfp4.matmul(x, q.mT).to_torch(), want)
+    assert torch.equal(dt.matmul(x, q.mT), want)
+    with torch.inference_mode():
+        assert torch.equal(F.linear(x, q, bias), want + bias)
+        assert torch.equal(torch.matmul(x[None], q.mT)[0], want)
+    crossed = x.expand(2, 3, 256)  # rows that do not follow one another: PyTorch repeats the weight, decoded
+    assert torch.equal(F.linear(crossed, q)[1], F.linear(x, q.dequantize()))
+
+
+def test_products_of_two_quantized_tensors():
+    x, w = values(4, 64), values(32, 64, seed=1)
+    a, b = (dlfp4.quantize(each, "nvfp4") for each in (x, w))
+    product = torch.mm(ScaledTensor.from_dlfp4(a), ScaledTensor.from_dlfp4(b).mT)
+    assert torch.equal(product, dlfp4.matmul(a, b.mT, out_dtype="bfloat16").to_torch())
+    assert torch.equal(torch.mv(ScaledTensor.from_dlfp4(b), x[0]), dlfp4.matmul(x[:1], b.mT).to_torch()[0])
+
+
+def test_stacks():
+    w, x = values(3, 32, 64), values(3, 5, 64)
+    q = dt.quantize(w, "nvfp4")
+    ours = dlfp4.quantize(w, "nvfp4")
+    for k, part in enumerate(q.unbind()):
+        assert same(part, ours[k])
+        assert same(q[k], ours[k])
+        assert torch.equal(torch.bmm(x, q.mT)[k], x[k] @ q[k].mT)
+        assert torch.equal(q.transpose(1, 2)[k].dequantize(), q[k].dequantize().mT)
+    assert same(q[1:], ours[1:])
+    assert torch.equal(q.mT.dequantize(), q.dequantize().mT)
+    assert torch.equal(q[torch.tensor(2)].dequantize(), q[2].dequantize())
+    each = dt.quantize(w, "nvfp4", recipe=dlfp4.Recipe(global_scale_per="matrix"))
+    assert same(each[1], dlfp4.quantize(w, "nvfp4", recipe=dlfp4.Recipe(global_scale_per="matrix"))[1])
+    with pytest.raises(ValueError, match="take one matrix of a stack"):
+        dlfp4.asarray(q.mT)
+
+
+@pytest.mark.parametrize("axis", [-1, -2])
+@pytest.mark.parametrize("format", FORMATS)
+def test_slices_on_borders_of_blocks(format, axis):
+    ours = dlfp4.quantize(values(256, 256), format, axis=axis)
+    q = ScaledTensor.from_dlfp4(ours)
+    for key in (np.s_[:128], np.s_[128:], np.s_[:, 128:], np.s_[:, :128], np.s_[128:, 128:]):
+        assert same(q[key], ours[key])
+        assert same(q.mT[key[::-1] if isinstance(key, tuple) else np.s_[:, key]], ours[key].mT)
+    first, second = q.split(128)
+    assert first.elements.untyped_storage().data_ptr() == q.elements.untyped_storage().data_ptr()
+    assert same(second, ours[128:])
+    assert [part.shape[0] for part in q.split([128, 128], 0)] == [128, 128]
+
+
+def test_refusals_say_what_to_do():
+    q = dt.quantize(values(64, 64), "nvfp4")
+    for call in (lambda: q + 1, lambda: q.sum(), lambda: torch.exp(q), lambda: torch.cat([q, q]), lambda: q[0]):
+        with pytest.raises(NotImplementedError, match=r"dequantize\(\)"):
+            call()
+    with pytest.raises(ValueError, match="multiples of 16 columns"):
+        q[:, 8:]
+    with pytest.raises(TypeError, match=r"decodes to torch\.float32"):
+        q.to(torch.int8)
+    with pytest.raises(BufferError, match=r"dlfp4\.asarray takes it whole"):
+        dlfp4.from_dlpack(q)
+    with pytest.raises(NotImplementedError, match=r"dlfp4\.torch\.quantize"):
+        q.copy_(values(64, 64))
+    with pytest.raises(NotImplementedError, match="copy its values"):
+        values(64, 64).copy_(q)
+    with pytest.raises(ValueError, match="format mxfp4, not nvfp4"):
+        q.copy_(dt.quantize(values(64, 64), "mxfp4"))
+    with pytest.raises(TypeError, match=r"expected a dlfp4\.ScaledTensor"):
+        ScaledTensor.from_dlfp4(values(2, 2))
+
+
+def test_views_and_shapes():
+    q = dt.quantize(values(6, 64), "nvfp4")
+    stack = q.view(2, 3, 64)
+    assert torch.equal(stack[1].dequantize(), q[3:].dequantize())
+    assert torch.equal(q.view(-1).dequantize(), q.dequantize().view(-1))
+    assert q.unsqueeze(0).squeeze(0).shape == q.shape
+    assert q.contiguous() is q or same(q.contiguous(), q.to_dlfp4())
+    with pytest.raises(NotImplementedError, match="the last dimension stays"):
+        q.view(3, 128)
+    assert repr(q) == ("ScaledTensor(shape=(6, 64), format='nvfp4', dtype=torch.bfloat16, device='cpu')")
+
+
+def test_another_dtype_leaves_the_parts_alone():
+    q = dt.quantize(values(32, 64), "nvfp4")
+    wide = q.to(torch.float32)
+    assert (wide.dtype, q.dtype) == (torch.float32, torch.bfloat16)
+    assert parts_of(wide) == parts_of(q)
+    assert wide.dequantize().dtype == torch.float32
+    module = torch.nn.Module()
+    module.register_parameter("w", torch.nn.Parameter(q, requires_grad=False))
+    module.half()
+    assert module.w.dtype == torch.float16
+    assert isinstance(module.w, torch.nn.Parameter)
+    assert parts_of(module.w) == parts_of(q)
+
+
+def test_copies():
+    q = dt.quantize(values(32, 64), "nvfp4")
+    for made in (q.clone(), copy.deepcopy(q), copy.copy(q), pickle.loads(pickle.dumps(q)), q.detach(), q.to("cpu")):
+        assert type(made) is ScaledTensor
+        assert parts_of(made) == parts_of(q)
+    assert q.clone().elements.data_ptr() != q.elements.data_ptr()
+    target = torch.empty_like(q)
+    assert target.copy_(q) is target
+    assert parts_of(target) == parts_of(q)
+    assert not torch.zeros_like(q).dequantize().any()
+    shared = q.new_zeros((64, 64))
+    assert shared.shape == (64, 64)
+    assert not shared.dequantize().any()
+    turned = copy.deepcopy(q.mT)
+    assert torch.equal(turned.dequantize(), q.dequantize().mT)
+
+
+def test_torch_save_and_load():
+    q = dt.quantize(values(32, 64), "nvfp4", hadamard=3)
+    module = torch.nn.Module()
+    module.register_buffer("b", q)
+    module.register_parameter("w", torch.nn.Parameter(q.mT, requires_grad=False))
+    file = io.BytesIO()
+    torch.save(module.state_dict(), file)
+    file.seek(0)
+    loaded = torch.load(file)  # weights_only
+    assert parts_of(loaded["b"]) == parts_of(q)
+    assert loaded["b"].encoding == q.encoding
+    assert torch.equal(loaded["w"].dequantize(), q.dequantize().mT)
+    other = copy.deepcopy(module)
+    with torch.no_grad():
+        other.b.copy_(dt.quantize(values(32, 64, seed=7), "nvfp4", hadamard=3))
+    other.load_state_dict(loaded)
+    assert parts_of(other.b) == parts_of(q)
+
+
+def test_gradient_of_x_by_the_decoded_weight():
+    w = torch.nn.Parameter(dt.quantize(values(32, 64, dtype=torch.float32), "nvfp4"), requires_grad=False)
+    x = values(3, 64, dtype=torch.float32).requires_grad_()
+    bias = torch.zeros(32, requires_grad=True)
+    out = F.linear(x, w, bias)
+    gradient = values(3, 32, dtype=torch.float32)
+    out.backward(gradient)
+    assert torch.allclose(x.grad, gradient @ w.dequantize(), rtol=1e-5, atol=1e-5)
+    assert torch.equal(bias.grad, gradient.sum(0))
+
+
+def test_straight_through_to_the_master():
+    master = torch.nn.Parameter(values(32, 64, dtype=torch.float32))
+    x, gradient = values(3, 64, dtype=torch.float32), values(3, 32, dtype=torch.float32)
+    F.linear(x, dt.quantize(master, "nvfp4")).backward(gradient)
+    assert torch.allclose(master.grad, gradient.mT @ x, rtol=1e-6, atol=1e-6)
+    master.grad = None
+    rows, columns = dt.quantize(master, "mxfp8_e4m3", axis=(-1, -2))
+    (rows.dequantize() * 2 + columns.dequantize()).sum().backward()
+    assert torch.equal(master.grad, torch.full((32, 64), 3.0))
+
+
+def test_autocast_multiplies_in_its_type():
+    q, x = dt.quantize(values(32, 64), "nvfp4"), values(3, 64, dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = F.linear(x, q)
+    assert out.dtype == torch.bfloat16
+    assert torch.equal(out, F.linear(x.bfloat16(), q))
+
+
+def test_threads_share_a_weight():
+    q, x = dt.quantize(values(64, 128), "nvfp4"), values(3, 128)
+    want = F.linear(x, q)
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda _: F.linear(x, q), range(64)))
+    assert all(torch.equal(each, want) for each in results)
+
+
+def test_files_take_it(tmp_path):
+    from dlfp4 import checkpoints
+
+    q = dt.quantize(values(32, 64), "nvfp4")
+    checkpoints.save(tmp_path / "own.safetensors", {"w": q})
+    checkpoints.save(tmp_path / "modelopt.safetensors", {"w.weight": q}, convention="modelopt")
+    assert same(q, checkpoints.load(tmp_path / "own.safetensors")["w"])
+    assert same(q, checkpoints.load(tmp_path / "modelopt.safetensors")["w.weight"])
+
+
+def test_importing_dlfp4_imports_no_torch():
+    program = "import sys, dlfp4, dlfp4.operations; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-P", "-c", program], check=True)

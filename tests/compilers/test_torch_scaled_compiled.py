@@ -1,0 +1,78 @@
+"""ScaledTensors, and modules of them, inside torch.compile and torch.export."""
+
+import importlib
+import io
+
+import pytest
+
+from ..support.capsules import framework
+
+torch = framework("torch")
+dt = importlib.import_module("dlfp4.torch")
+F = torch.nn.functional
+
+
+def values(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def compiled(function):
+    return torch.compile(function, fullgraph=True, backend="aot_eager")
+
+
+def model():
+    layers = (torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 32, bias=False))
+    return torch.nn.Sequential(*layers).requires_grad_(False)
+
+
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp6_e2m3", "fp8_row"])
+def test_a_tensor_crosses_the_boundary(format):
+    """In, out and within: quantized, transposed, multiplied, decoded."""
+
+    def function(x, w):
+        q = dt.quantize(x, format)
+        return q, q @ w.mT, F.linear(x, w, x[0, :32]), w.mT[:, :16].dequantize(), w.to(torch.bfloat16)
+
+    x, w = values(4, 64), dt.quantize(values(32, 64, seed=1), format)
+    for made, expected in zip(compiled(function)(x, w), function(x, w), strict=True):
+        assert (type(made), made.shape, made.dtype) == (type(expected), expected.shape, expected.dtype)
+        if isinstance(made, dt.ScaledTensor):
+            assert made.form == expected.form
+            made, expected = made.dequantize(), expected.dequantize()
+        assert torch.equal(made, expected)
+
+
+def test_gradients_through_a_compiled_model():
+    module, x, y = dt.quantize_(model(), "nvfp4"), values(4, 64).requires_grad_(), values(4, 64).requires_grad_()
+    compiled(module)(x).sum().backward()
+    module(y).sum().backward()
+    assert torch.equal(x.grad, y.grad)
+
+
+# Dynamo itself makes an object of the class.
+@pytest.mark.filterwarnings("ignore:<class 'torch.autograd.function.Function'> should not be:DeprecationWarning")
+def test_training_the_master_straight_through():
+    def loss(master, x):
+        return F.linear(x, dt.quantize(master, "nvfp4")).square().sum()
+
+    x = values(4, 64)
+    masters = [values(32, 64).requires_grad_() for _ in range(2)]
+    for function, master in zip((compiled(loss), loss), masters, strict=True):
+        function(master, x).backward()
+    assert torch.equal(masters[0].grad, masters[1].grad)
+
+
+def test_a_layer_that_rounds_activations():
+    module = dt.quantize_(model(), "nvfp4", activation="int8")
+    x = values(4, 64)
+    assert torch.equal(compiled(module)(x), module(x))
+
+
+@pytest.mark.filterwarnings("ignore:`isinstance\\(treespec, LeafSpec\\)` is deprecated:FutureWarning")
+def test_export_saved_and_loaded():
+    module, file = dt.quantize_(model(), "nvfp4"), io.BytesIO()
+    exported = torch.export.export(module, (values(4, 64),))
+    torch.export.save(exported, file)
+    file.seek(0)
+    x = values(4, 64, seed=3)
+    assert torch.equal(torch.export.load(file).module()(x), module(x))
