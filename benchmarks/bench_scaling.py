@@ -9,8 +9,9 @@ finds it in a cache. "ours / best" is the fastest peer's
 time over ours, "ours / limit" the copy's time over ours: more is better. "/ rows" is the time over that of rows.
 
 Peers: torchao as it is; torchao through torch.compile, which has no float8_e8m0fnu here, so that MX takes the rule
-rceil, and scales as bytes; NumPy with ml_dtypes; ggml in NumPy (its package gguf). torchao's columns are the rows of a
-transposed copy. From 16 Mi elements on only torchao is measured, and only along rows.
+rceil, and scales as bytes; NumPy with ml_dtypes; ggml in NumPy (its package gguf); fouroversix as its own reference in
+PyTorch. torchao's columns are the rows of a transposed copy. From 16 Mi elements on only torchao is measured, and only
+along rows.
 """
 
 import argparse
@@ -22,45 +23,59 @@ import harness
 import ml_dtypes
 import numpy as np
 from harness import Case, list_of, number, parse_size
-from scaling_peers import ELEMENTS, Torchao, ggml_case, numpy_case
+from scaling_peers import ELEMENTS, Torchao, four_over_six_case, ggml_case, numpy_case
 
 import dlfp4
 
-PEERS = ("numpy", "ml_dtypes", "torch", "torchao", "gguf")
-COLUMNS = ("torchao", "compiled", "NumPy", "ggml")
+PEERS = ("numpy", "ml_dtypes", "torch", "torchao", "gguf", "fouroversix")
+COLUMNS = ("torchao", "compiled", "NumPy", "ggml", "fouroversix")
 FORMATS = (
     "nvfp4", "mxfp4", "mxfp6_e2m3", "mxfp8_e4m3", "mxfp8_32x32", "fp8_e4m3", "fp8_row", "fp8_1x128", "fp8_128x128",
 )  # fmt: skip
 LARGE = 1 << 24  # elements from which there are fewer rounds and peers
 AXES: dict[str, Any] = {"": -1, " columns": -2, " both": (-1, -2)}
-UNIT = 0.002  # a scale of the tensor for normal random numbers
+# What quantize is told beside the format. The given scale is one for normal random numbers.
+GIVEN, ROWS, HADAMARD, FOUR_OVER_SIX = ", scale given", ", a scale a row", ", Hadamard", ", four over six"
+VARIANTS: dict[str, dict[str, Any]] = {
+    "": {},
+    GIVEN: {"global_scale": 0.002},
+    ROWS: {"recipe": dlfp4.Recipe(global_scale_per="row")},
+    HADAMARD: {"hadamard": 1},
+    FOUR_OVER_SIX: {"recipe": dlfp4.Recipe(four_over_six="mean_squared")},
+}
 
 
 @dataclass(frozen=True)
 class Task:
-    """A format, a type, and which way. `given`: with a scale of the tensor, which NVFP4 has otherwise to find. `rows`:
-    with a global scale a row.
-    """
+    """A format, a type, which way, and a key of VARIANTS."""
 
     format: str
     dtype: str
     back: bool = False
-    given: bool = False
-    rows: bool = False
+    variant: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.format + self.variant
 
     @property
     def title(self) -> str:
-        given = ", scale given" * self.given + ", a scale a row" * self.rows
-        return f"{self.format}{given} -> {self.dtype}" if self.back else f"{self.dtype} -> {self.format}{given}"
+        return f"{self.name} -> {self.dtype}" if self.back else f"{self.dtype} -> {self.name}"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Arguments of quantize."""
+        return VARIANTS[self.variant]
 
     @property
     def unit(self) -> float | None:
-        return UNIT if self.given else None
+        """The scale of the tensor, where it is given."""
+        return self.options.get("global_scale")
 
     @property
-    def recipe(self) -> dlfp4.Recipe | None:
-        """None: the format's own."""
-        return dlfp4.Recipe(global_scale_per="row") if self.rows else None
+    def reads(self) -> int:
+        """How often quantizing reads the whole tensor: twice where it has to find a scale of all of it."""
+        return 2 if self.format in ("nvfp4", "fp8_e4m3") and self.variant not in (GIVEN, ROWS) else 1
 
 
 @dataclass
@@ -84,13 +99,16 @@ def dtype_of(name: str) -> np.dtype[Any]:
     return np.dtype(getattr(ml_dtypes, name, name))
 
 
+FLOATS = ("float32", "bfloat16")
+BOTH_WAYS = (False, True)
 TASKS = [
-    *(Task("nvfp4", dtype, given=True) for dtype in ("float32", "bfloat16")),
-    *(Task("nvfp4", dtype, back, rows=True) for back in (False, True) for dtype in ("float32", "bfloat16")),
+    *(Task("nvfp4", dtype, variant=variant) for variant in (GIVEN, FOUR_OVER_SIX) for dtype in FLOATS),
     *(
-        Task(name, dtype, back)
-        for back, name, dtype in itertools.product((False, True), FORMATS, ("float32", "bfloat16"))
+        Task(name, dtype, back, variant)
+        for name, variant in (("nvfp4", ROWS), ("nvfp4", HADAMARD), ("mxfp8_e4m3", HADAMARD))
+        for back, dtype in itertools.product(BOTH_WAYS, FLOATS)
     ),
+    *(Task(name, dtype, back) for back, name, dtype in itertools.product(BOTH_WAYS, FORMATS, FLOATS)),
 ]
 
 
@@ -107,26 +125,29 @@ def matrix(elements: int, dtype: str) -> Any:
 def our_case(task: Task, x: Any, axis: Any) -> tuple[Case, int]:
     """The case, and how many bytes it reads and writes."""
     source = dlfp4.asarray(x)
-    q = dlfp4.quantize(source, task.format, axis=axis, recipe=task.recipe, global_scale=task.unit)
+    q = dlfp4.quantize(source, task.format, axis=axis, **task.options)
     parts = q if isinstance(q, tuple) else (q,)
     small = sum(part.nbytes for part in parts)
     if task.back:
         out = dlfp4.empty(x.shape, x.dtype)
         return Case("dlfp4", "f(q, t, out=o)", f=dlfp4.dequantize, q=q, t=x.dtype, o=out), x.nbytes + small
-    names = {"f": dlfp4.quantize, "x": source, "n": task.format, "a": axis, "u": task.unit, "o": q, "r": task.recipe}
-    reads = 2 if task.format in ("nvfp4", "fp8_e4m3") and not task.given and not task.rows else 1
-    return Case("dlfp4", "f(x, n, axis=a, recipe=r, global_scale=u, out=o)", **names), reads * x.nbytes + small
+    names = {"f": dlfp4.quantize, "x": source, "n": task.format, "a": axis, "v": task.options, "o": q}
+    return Case("dlfp4", "f(x, n, axis=a, out=o, **v)", **names), task.reads * x.nbytes + small
 
 
 def peer_cases(torchao: Torchao, gguf: Any, task: Task, x: Any, along: str) -> dict[str, Case]:
     """All who can do it, by column."""
-    if task.format == "mxfp8_32x32" or (task.rows and (task.back or along)):
+    if task.variant == FOUR_OVER_SIX and not along and x.size < LARGE:
+        return {"fouroversix": four_over_six_case(torchao, x)}
+    if task.format == "mxfp8_32x32" or task.variant in (HADAMARD, FOUR_OVER_SIX):
+        return {}
+    if task.variant == ROWS and (task.back or along):
         return {}
     if along:
         if task.back or x.size >= LARGE:
             return {}
         return {"torchao": torchao.columns_case(task.format, x, along == " both", task.unit)}
-    name = task.format + ", a scale a row" * task.rows
+    name = task.format if task.variant == GIVEN else task.name
     cases: dict[str, Case | None] = {
         "torchao": torchao.case(name, x, task.back, task.unit, compiled=False),
         "compiled": torchao.case(name, x, task.back, task.unit, compiled=True),

@@ -223,3 +223,17 @@ class Torchao:
         tensor, given = self.tensor(x), None if unit is None else self.torch.tensor(unit)
         statement = "f(x, u), f(x.T.contiguous(), u)" if both else "f(x.T.contiguous(), u)"
         return Case("torchao", statement, f=self.quantize(name, "floor"), x=tensor, u=given)
+
+
+# ---- fouroversix
+
+
+def four_over_six_case(torchao: Torchao, x: Any) -> Case:
+    """NVFP4 by the smaller of two mean squared errors; on the host the package has its reference alone."""
+    reference, utils = harness.load("fouroversix.quantize.pytorch.reference"), harness.load("fouroversix.utils")
+    missing = next((part for part in (torchao.missing, reference, utils) if isinstance(part, Missing)), None)
+    if missing:
+        return Case("fouroversix", "f()", f=missing)
+    f, rule = reference.quantize_to_fp4, utils.ScaleRule.mse
+    names = {"f": f, "x": torchao.tensor(x), "r": rule}
+    return Case("fouroversix", "f(x, scale_rule=r, use_blackwell_scale_layout=False)", **names)

@@ -1,6 +1,7 @@
 """Which tests run: those marked gpu, gpus or slow only when `-m` names their marker; those of GPUs never skip."""
 
 import functools
+import gc
 import re
 import sys
 
@@ -52,6 +53,13 @@ def pytest_runtest_makereport(item):
     if report.skipped and needs_gpu(item):
         report.outcome, report.longrepr = "failed", f"asked for with -m, but it {report.longrepr[-1]}"
     return report
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loaded_before():
+    """What the frameworks have loaded, which the tests of a module need not search for garbage again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dlfp4 import ScaledTensor, Tensor
-from dlfp4.checkpoints import comfyui, models, native, safetensors
+from dlfp4.checkpoints import comfyui, joining, models, native, safetensors
 from dlfp4.checkpoints.conventions import (
     CONVENTIONS,
     Parts,
@@ -23,7 +23,6 @@ from dlfp4.checkpoints.conventions import (
 from dlfp4.checkpoints.converting import convert_model
 from dlfp4.checkpoints.ggml import from_ggml, to_ggml
 from dlfp4.checkpoints.inspection import Findings, Flag, Group, inspect
-from dlfp4.checkpoints.joining import joined
 from dlfp4.checkpoints.models import ModelPath
 from dlfp4.checkpoints.quantizing import quantize_model
 
@@ -82,7 +81,7 @@ def load(path: ModelPath | bytes | bytearray | memoryview, *, join: bool = True)
     shards = models.read(path)
     if not join:
         return as_stored(shards)
-    tensors = joined(shards)
+    tensors = joining.joined(shards)
     warn_unscaled(tensors, stacklevel=2)
     return tensors
 
@@ -156,8 +155,5 @@ def save(
     strings = dict(metadata or {})
     if native.KEY in strings:
         raise ValueError(f"metadata has {native.KEY!r}, under which dlfp4 describes the tensors; use another key")
-    if convention is not None:
-        safetensors.write(path, split_parts(tensors, convention), strings)
-        return
-    parts, description = native.split(tensors)
-    safetensors.write(path, parts, strings | ({native.KEY: description} if description else {}))
+    parts, description = joining.split(tensors, convention)
+    safetensors.write(path, parts, strings | description)

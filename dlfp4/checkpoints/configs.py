@@ -11,7 +11,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
+import numpy as np
+
 import dlfp4
+from dlfp4 import ScaledTensor
 from dlfp4.checkpoints.folders import Outcome
 from dlfp4.checkpoints.names import module_of
 
@@ -32,11 +36,14 @@ class Facts:
         The names of the quantized tensors, by format.
     kept : sequence of str
         The names of other weights.
+    pow2 : bool
+        Whether all scales are powers of two.
     """
 
     convention: str
     quantized: Mapping[str, Sequence[str]]
     kept: Sequence[str]
+    pow2: bool
 
     @property
     def format(self) -> str:
@@ -130,14 +137,19 @@ def compressed_tensors(facts: Facts) -> dict[str, Any]:
 
 
 def fine_grained(facts: Facts) -> dict[str, Any]:
-    """The ``quantization_config`` of DeepSeek's FP8, as transformers, vLLM and SGLang read it."""
-    return {
+    """The ``quantization_config`` of DeepSeek's FP8, as transformers, vLLM and SGLang read it.
+
+    With ``"scale_fmt": "ue8m0"`` they give activations scales of powers of two as well, as the weights have them since
+    DeepSeek-V3.1.
+    """
+    said = {
         "quant_method": "fp8",
         "fmt": "e4m3",
         "activation_scheme": "dynamic",
         "weight_block_size": [128, 128] if facts.format == "fp8_128x128" else None,
         "modules_to_not_convert": facts.ignored,
     }
+    return said | ({"scale_fmt": "ue8m0"} if facts.pow2 else {})
 
 
 def gpt_oss(facts: Facts) -> dict[str, Any]:
@@ -245,7 +257,15 @@ def facts_of(convention: str, outcomes: Sequence[Outcome]) -> Facts:
         if outcome.format:
             quantized.setdefault(outcome.format, []).append(outcome.name)
     kept = [each.name for each in outcomes if not each.format and len(each.shape) > 1 and each.name.endswith(".weight")]
-    return Facts(convention, quantized, kept)
+    pow2 = all(outcome.pow2 for outcome in outcomes if outcome.format)
+    return Facts(convention, quantized, kept, pow2)
+
+
+def has_pow2_scales(q: ScaledTensor) -> bool:
+    """Whether all scales are powers of two."""
+    if q.scales.dtype == np.dtype(ml_dtypes.float8_e8m0fnu):
+        return True
+    return bool(np.all(np.frexp(q.scales.to_numpy().astype(np.float32))[0] == 0.5))
 
 
 def method_of(config: Mapping[str, Any]) -> str:

@@ -28,25 +28,18 @@ Tensors = Mapping[str, Tensor | ScaledTensor]
 
 
 @dataclass(frozen=True)
-class Job:
-    """One file to convert: all that a worker has to know.
+class Job(folders.Job):
+    """One file to convert.
 
     Attributes
     ----------
-    source, target : str
-        Paths of safetensors files.
     others : tuple of str
         Further files that hold parts of its tensors.
-    names : tuple of str
-        The tensors of the file, joined.
     convention : str
         To which they are converted.
     """
 
-    source: str
-    target: str
     others: tuple[str, ...]
-    names: tuple[str, ...]
     convention: str
 
 
@@ -145,7 +138,7 @@ def plan(shards: Sequence[Shard], place: Path, convention: str, *, whole: bool) 
         complete = set(names) == alone.keys() and all(type(alone[name]) is type(tensors[name]) for name in names)
         others = () if complete else tuple(each.path for each in (*shards[:number], *shards[number + 1 :]))
         target = place / Path(shard.path).name if whole else place
-        jobs.append(Job(shard.path, str(target), others, tuple(names), convention))
+        jobs.append(Job(shard.path, str(target), tuple(names), others, convention))
     return jobs
 
 
@@ -174,20 +167,12 @@ def work(job: Job, tick: Tick = folders.no_tick) -> list[Outcome]:
         outcomes.append(outcome)
         tick(name)
     try:
-        parts, description = split(results, job.convention)
+        parts, description = joining.split(results, None if job.convention == OWN else job.convention)
         metadata = {key: text for key, text in own.metadata.items() if key not in (native.KEY, comfyui.KEY)}
         safetensors.write(job.target, parts, metadata | description)
     except ValueError as error:
         raise ValueError(f"{job.source}: {error}") from error
     return outcomes
-
-
-def split(tensors: Tensors, convention: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The parts of tensors as a file holds them, and the metadata that describes them."""
-    if convention != OWN:
-        return conventions.split_parts(tensors, convention), {}
-    parts, description = native.split(tensors)
-    return parts, {native.KEY: description} if description else {}
 
 
 def converted(
@@ -196,7 +181,8 @@ def converted(
     """A tensor that the convention holds, and what became of it."""
     if not isinstance(x, ScaledTensor):
         return x, Outcome(name, x.shape, x.dtype.name, "", x.nbytes, x.nbytes, math.nan)
-    outcome = Outcome(name, x.shape, x.format.name, x.format.name, x.nbytes, x.nbytes, math.nan)
+    pow2 = configs.has_pow2_scales(x)
+    outcome = Outcome(name, x.shape, x.format.name, x.format.name, x.nbytes, x.nbytes, math.nan, pow2=pow2)
     if convention == OWN:
         return x, outcome
     x = as_rows(x)
@@ -258,7 +244,7 @@ def convert_gguf(source: ModelPath, target: Path, convention: str, report: Repor
     if convention == GGUF:
         gguf_files.write(target, results, config)
     else:
-        parts, description = split(results, convention)
+        parts, description = joining.split(results, None if convention == OWN else convention)
         safetensors.write(target, parts, {"format": "pt"} | description)
     return outcomes
 

@@ -52,6 +52,8 @@ class Outcome:
         The ratio of signal to noise in dB, by a sample of 65536 elements; NaN where there is none.
     reason : str
         Why it was kept, or what there is to say about it.
+    pow2 : bool
+        Whether its scales are powers of two, which some loaders want to be told.
     """
 
     name: str
@@ -62,22 +64,24 @@ class Outcome:
     after: int
     snr: float
     reason: str = ""
+    pow2: bool = False
 
 
-class Job(Protocol):
-    """One file to make: a dataclass that can be pickled, and says all that a worker has to know."""
+@dataclass(frozen=True)
+class Job:
+    """One file to make: with the options that a kind of work adds, all that a worker has to know.
 
-    @property
-    def source(self) -> str:
-        """The path of the file to read."""
+    Attributes
+    ----------
+    source, target : str
+        Paths of safetensors files.
+    names : tuple of str
+        The tensors of the file, joined.
+    """
 
-    @property
-    def target(self) -> str:
-        """The path of the file to write."""
-
-    @property
-    def names(self) -> Collection[str]:
-        """The tensors, for progress."""
+    source: str
+    target: str
+    names: tuple[str, ...]
 
 
 class Work(Protocol):
@@ -174,7 +178,7 @@ def as_outcome(fields: Mapping[str, Any]) -> Outcome:
 
 def digest(job: Job) -> str:
     """What tells a job from others: its options and its source. Where the files lie does not matter."""
-    bare = replace(job, source=Path(job.source).name, target=Path(job.target).name)  # type: ignore[type-var]
+    bare = replace(job, source=Path(job.source).name, target=Path(job.target).name)
     return hashlib.sha256(f"{dlfp4.__version__} {identity(job.source)} {bare!r}".encode()).hexdigest()
 
 

@@ -1,13 +1,14 @@
-"""The tensors of a model's files, with the parts of quantized ones joined."""
+"""The parts of quantized tensors in a model's files: joined, and split again."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from dlfp4 import ScaledTensor, Tensor
 from dlfp4.checkpoints import comfyui, models, native
-from dlfp4.checkpoints.conventions import join
+from dlfp4.checkpoints.conventions import join, split_parts
 from dlfp4.checkpoints.models import Shard
 
 
@@ -41,3 +42,11 @@ def unreadable(shards: Iterable[Shard]) -> tuple[str, ...]:
             if isinstance(section, dict) and section.get("checkpoint_format") == "gptq_v2":
                 return ("gptq",)
     return ()
+
+
+def split(tensors: Mapping[str, Any], convention: str | None) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The parts of tensors as a file holds them, and what its metadata says of them; None: as dlfp4 stores them."""
+    if convention is not None:
+        return split_parts(tensors, convention), {}
+    parts, description = native.split(tensors)
+    return parts, {native.KEY: description} if description else {}

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import dlfp4
 from dlfp4 import Recipe, ScaledTensor, Tensor, TensorProto
 from dlfp4._core import _find_format
-from dlfp4.checkpoints import configs, conventions, folders, models, native, safetensors
+from dlfp4.checkpoints import configs, folders, joining, models, native, safetensors
 from dlfp4.checkpoints.folders import Outcome, Report, Tick
 from dlfp4.checkpoints.models import Files, ModelPath, Shard
 from dlfp4.checkpoints.selection import Choice, choose, quantize_chosen, recipe_of, shared_global_scale
@@ -34,13 +34,11 @@ BANDS = 4  # places from which the sample is taken
 
 
 @dataclass(frozen=True)
-class Job:
-    """One file to quantize: all that a worker has to know.
+class Job(folders.Job):
+    """One file to quantize.
 
     Attributes
     ----------
-    source, target : str
-        Paths of safetensors files.
     choices : dict of str to Choice
         For each tensor of the file.
     format : str
@@ -53,18 +51,11 @@ class Job:
         The files of tensors that are fused with those of this file, and lie in others.
     """
 
-    source: str
-    target: str
     choices: dict[str, Choice]
     format: str
     recipe: Recipe | RecipeName | None
     convention: str | None
     elsewhere: dict[str, str]
-
-    @property
-    def names(self) -> list[str]:
-        """The tensors."""
-        return list(self.choices)
 
 
 def quantize_model(
@@ -168,6 +159,7 @@ def quantize_model(
         Job(
             str(path),
             str(place / path.name if whole else place),
+            tuple(of_file),
             of_file,
             chosen.name,
             recipe,
@@ -239,19 +231,9 @@ def lay_out(job: Job, tensors: Mapping[str, Tensor | ScaledTensor]) -> tuple[dic
         name: outline(x, job, job.choices[name]) if job.choices[name].quantized else x for name, x in tensors.items()
     }
     try:
-        return split(planned, job.convention)
+        return joining.split(planned, job.convention)
     except ValueError as error:
         raise ValueError(f"{job.source}: {error}") from error
-
-
-def split(
-    tensors: Mapping[str, Tensor | ScaledTensor], convention: str | None
-) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The parts of tensors as a file holds them, and the metadata that describes them."""
-    if convention is not None:
-        return conventions.split_parts(tensors, convention), {}
-    parts, description = native.split(tensors)
-    return parts, {native.KEY: description} if description else {}
 
 
 def check_config(config: Mapping[str, Any] | None, jobs: Sequence[Job], path: Path) -> None:
@@ -325,7 +307,7 @@ class GlobalScales:
 def split_one(name: str, x: Tensor | ScaledTensor, job: Job) -> dict[str, Tensor]:
     """The parts of one tensor."""
     try:
-        return split({name: x}, job.convention)[0]
+        return joining.split({name: x}, job.convention)[0]
     except ValueError as error:
         raise ValueError(f"{job.source}: {error}") from error
 
@@ -363,7 +345,8 @@ def judge(choice: Choice, tensor: Tensor | ScaledTensor, result: Tensor | Scaled
     if isinstance(tensor, ScaledTensor) or not isinstance(result, ScaledTensor):
         return Outcome(*start, "", tensor.nbytes, tensor.nbytes, math.nan, choice.reason)
     snr = signal_to_noise(tensor.mT if result.shape != tensor.shape else tensor, result)
-    return Outcome(*start, result.format.name, tensor.nbytes, result.nbytes, snr, choice.reason)
+    pow2 = configs.has_pow2_scales(result)
+    return Outcome(*start, result.format.name, tensor.nbytes, result.nbytes, snr, choice.reason, pow2)
 
 
 def signal_to_noise(x: Tensor, q: ScaledTensor) -> float:

@@ -38,18 +38,7 @@ struct Hadamard {
     if constexpr (Step < kLanes) {
       for (int i = 0; i < kVectors; ++i) v[i] = step_within<Step>(v[i], std::make_integer_sequence<int, kLanes>());
     } else {
-      step_between<Step / kLanes>(v, kVectors);
-    }
-  }
-
-  // Of vectors so many apart.
-  template <int Apart>
-  static void step_between(F32 *v, int count) {
-    for (int i = 0; i < count; ++i) {
-      if (i & Apart) continue;
-      const F32 low = v[i], high = v[i + Apart];
-      v[i] = low + high;
-      v[i + Apart] = low - high;
+      butterfly<Step / kLanes, kVectors>(v);
     }
   }
 
@@ -58,15 +47,6 @@ struct Hadamard {
     step<2>(v);
     step<4>(v);
     step<8>(v);
-  }
-
-  // --- Sixteen rows --------------------------------------------------------------------------
-
-  static void transform_rows(F32 *v) {
-    step_between<1>(v, kRotatedLength);
-    step_between<2>(v, kRotatedLength);
-    step_between<4>(v, kRotatedLength);
-    step_between<8>(v, kRotatedLength);
   }
 };
 
@@ -176,8 +156,7 @@ __attribute__((noinline)) void rotate_rows(const uint8_t *src, int64_t stride, i
   for (int64_t first = 0; first < count; first += Isa::kCodes) {
     load_rows<Isa, Src>(src + first * (kTypes[Src].bits / 8), stride, count - first, &rows);
     for (auto &part : rows.part) {
-      for (int k = 0; k < kRotatedLength; ++k) part[k] = part[k] * signed_quarter(rotation, k);
-      Of::transform_rows(part);
+      rotate_but_nans(part, rotation);
       for (int k = 0; k < kRotatedLength; ++k) part[k] = Of::clear_nans(part[k]);
     }
     store_rows<Isa, DLFP4_float32>(rows, reinterpret_cast<uint8_t *>(dst + first), 4 * pitch, count - first);
@@ -193,7 +172,7 @@ __attribute__((noinline)) void rotate_rows_back(const float *src, int64_t pitch,
     load_rows<Isa, DLFP4_float32>(reinterpret_cast<const uint8_t *>(src + first), 4 * pitch, count - first, &rows);
     for (auto &part : rows.part) {
       for (int k = 0; k < kRotatedLength; ++k) part[k] = part[k] * 0.25f;
-      Of::transform_rows(part);
+      butterflies(part);
       for (int k = 0; k < kRotatedLength; ++k) part[k] = Of::clear_nans(rotation >> k & 1 ? -part[k] : part[k]);
     }
     store_rows<Isa, Dst>(rows, dst + first * (kTypes[Dst].bits / 8), stride, count - first);

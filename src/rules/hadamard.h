@@ -24,18 +24,19 @@ DLFP4_FLOAT_RULE float signed_quarter(uint32_t rotation, int i) {
   return float_of((rotation >> i & 1) << 31 | bits_of(0.25f));
 }
 
-// Sums and differences of elements `Step` apart.
-template <int Step>
-DLFP4_FLOAT_RULE void butterfly(float *values) {
-  for (int i = 0; i < kRotatedLength; ++i) {
+// Sums and differences of so many items, floats or vectors of them, `Step` apart.
+template <int Step, int Count = kRotatedLength, class Float>
+DLFP4_FLOAT_RULE void butterfly(Float *values) {
+  for (int i = 0; i < Count; ++i) {
     if (i & Step) continue;
-    const float low = values[i], high = values[i + Step];
+    const Float low = values[i], high = values[i + Step];
     values[i] = low + high;
     values[i + Step] = low - high;
   }
 }
 
-DLFP4_FLOAT_RULE void butterflies(float *values) {
+template <class Float>
+DLFP4_FLOAT_RULE void butterflies(Float *values) {
   butterfly<1>(values);
   butterfly<2>(values);
   butterfly<4>(values);
@@ -49,8 +50,9 @@ DLFP4_FLOAT_RULE void clear_nans(float *values) {
 }
 
 // But for the pattern of NaNs, which does not matter where their block becomes zeros.
-DLFP4_FLOAT_RULE void rotate_but_nans(float *values, uint32_t rotation) {
-  for (int i = 0; i < kRotatedLength; ++i) values[i] *= signed_quarter(rotation, i);
+template <class Float>
+DLFP4_FLOAT_RULE void rotate_but_nans(Float *values, uint32_t rotation) {
+  for (int i = 0; i < kRotatedLength; ++i) values[i] = values[i] * signed_quarter(rotation, i);
   butterflies(values);
 }
 

@@ -95,6 +95,16 @@ def test_a_folder(model, target):
     assert config["quantization_config"]["ignore"] == ["lm_head", "model.embed_tokens"]
 
 
+@pytest.mark.parametrize("pow2", [False, True])
+def test_the_configuration_says_that_scales_are_powers_of_two(model, target, pow2):
+    again = target.with_name("again")
+    checkpoints.quantize_model(model, target, "fp8_128x128", convention="deepseek", recipe=dlfp4.Recipe(pow2=pow2))
+    checkpoints.convert_model(target, again, "deepseek")
+    for folder in (target, again):
+        said = json.loads((folder / "config.json").read_text())["quantization_config"]
+        assert said.get("scale_fmt") == ("ue8m0" if pow2 else None)
+
+
 def test_a_file_holds_what_save_writes(model, target):
     checkpoints.quantize_model(model / SHARDS[0], target, "mxfp8_e4m3")
     tensors = checkpoints.load(model / SHARDS[0])

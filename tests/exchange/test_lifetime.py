@@ -38,7 +38,6 @@ def leaks(action, *, count=500, rounds=10):
         return all(measured(action, count) >= 8 * count for _ in range(rounds))
     finally:
         tracemalloc.stop()
-        gc.unfreeze()
 
 
 def measured(action, count):

@@ -42,14 +42,15 @@ def parts_of(q):
     return [(part.shape, host_bytes(part)) for part in parts if part is not None]
 
 
+@pytest.mark.parametrize("hadamard", [None, 9])
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("name", FORMATS)
-def test_bytes_of_the_host(name, source, view):
+def test_bytes_of_the_host(name, source, view, hadamard):
     x = magnitudes_of_all_kinds(source)
     device, host = VIEWS[view](dlfp4.asarray(x).to_device(CUDA)), np.ascontiguousarray(VIEWS[view](x))
     for axis in (-1, -2):
-        ours, theirs = (dlfp4.quantize(t, name, axis=axis, pad=True) for t in (device, host))
+        ours, theirs = (dlfp4.quantize(t, name, axis=axis, pad=True, hadamard=hadamard) for t in (device, host))
         assert parts_of(ours) == parts_of(theirs)
         for dtype in SOURCES:
             expected = host_bytes(theirs.dequantize(dtype))
@@ -58,7 +59,7 @@ def test_bytes_of_the_host(name, source, view):
             assert host_bytes(dlfp4.dequantize(ours, out=out).copy()) == expected, dtype
             turned = dlfp4.empty(host.shape[::-1], dtype, device=CUDA).T
             assert host_bytes(dlfp4.dequantize(ours, out=turned).copy()) == expected, dtype
-    both = [dlfp4.quantize(t, name, axis=(-1, -2), pad=True) for t in (device, host)]
+    both = [dlfp4.quantize(t, name, axis=(-1, -2), pad=True, hadamard=hadamard) for t in (device, host)]
     for ours, theirs in zip(*both, strict=True):
         assert parts_of(ours) == parts_of(theirs)
 

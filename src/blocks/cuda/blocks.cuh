@@ -19,15 +19,21 @@ __device__ inline float plain_element_at(const Params &p, int64_t line, int64_t 
   return to_float(load_code(p.src, line * p.line_stride + position * p.step, p.source.bits, p.source), p.source);
 }
 
-// With its fifteen neighbours, where there is a transform: each thread makes its own sixteen.
-template <class Params>
-__device__ inline float element_at(const Params &p, int64_t line, int64_t position) {
-  if (p.rotation == 0) return plain_element_at(p, line, position);
+// The item at a position of a line: of `plain(position)` or, where there is a transform, of sixteen of these after
+// `turn`; each thread makes its own sixteen.
+template <class Plain, class Turn>
+__device__ inline float turned_at(uint32_t rotation, int64_t position, Plain plain, Turn turn) {
+  if (rotation == 0) return plain(position);
   float values[kRotatedLength];
   const int64_t place = position % kRotatedLength;
-  for (int i = 0; i < kRotatedLength; ++i) values[i] = plain_element_at(p, line, position - place + i);
-  rotate(values, p.rotation);
+  for (int i = 0; i < kRotatedLength; ++i) values[i] = plain(position - place + i);
+  turn(values, rotation);
   return values[place];
+}
+
+template <class Params>
+__device__ inline float element_at(const Params &p, int64_t line, int64_t position) {
+  return turned_at(p.rotation, position, [&](int64_t at) { return plain_element_at(p, line, at); }, rotate);
 }
 
 struct Block {
@@ -164,12 +170,7 @@ __device__ inline float plain_value_at(const DequantizeParams &p, int64_t line, 
 
 // Blocks are whole sixteens, whatever the length of the result.
 __device__ inline float value_at(const DequantizeParams &p, int64_t line, int64_t position) {
-  if (p.rotation == 0) return plain_value_at(p, line, position);
-  float values[kRotatedLength];
-  const int64_t place = position % kRotatedLength;
-  for (int i = 0; i < kRotatedLength; ++i) values[i] = plain_value_at(p, line, position - place + i);
-  rotate_back(values, p.rotation);
-  return values[place];
+  return turned_at(p.rotation, position, [&](int64_t at) { return plain_value_at(p, line, at); }, rotate_back);
 }
 
 __device__ inline void dequantize_element(const DequantizeParams &p) {
