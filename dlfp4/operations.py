@@ -76,7 +76,7 @@ class Encoding:
                 f".to('int4_...') or dlfp4.quantize, or .dequantize() it"
             )
         facts = _core._facts_of_prepared(q)
-        prepared = None if facts is None else Prepared(*facts)
+        prepared = None if facts is None else Prepared(*map(int, facts))
         return Encoding(q.format.name, q.axis, q.scale_layout, q.hadamard, prepared)
 
     def __str__(self) -> str:

@@ -98,7 +98,9 @@ int64_t depth_of(const Sides &sides) {
 
 }  // namespace
 
-bool has_float_scales(const Reader &reader) { return reader.scaled && reader.format.row->kind == DLFP4_LARGEST; }
+bool has_float_scales(const Reader &reader) {
+  return reader.scaled && reader.format.row->kind == DLFP4_LARGEST && !reader.format.integers;
+}
 
 bool lies_in_bytes(const Reader &reader) {
   return (reader.scaled || kTypes[reader.row].bits >= 8) && reader.lines->blocks.strides[1] == 1;
