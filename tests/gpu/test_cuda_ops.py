@@ -227,7 +227,9 @@ def test_every_code_by_float_scales_equals_the_host(axis):
     scales = np.resize(np.float32([1, -0.5, 1e-44, 0, -0.0, 3e38, np.inf, -np.inf, np.nan, 2**-126]), (2, 256))
     codes = np.broadcast_to(np.arange(256, dtype=np.uint8)[:, None], (256, 256))
     parts = (codes, scales) if axis == -2 else (codes.T, scales.T)
-    for name in [n for n in FORMATS if dlfp4.formats()[n].block == (1, 128)]:
+    for name in [
+        n for n, row in dlfp4.formats().items() if row.block == (1, 128) and row.element.name.startswith("float8")
+    ]:
         host = dlfp4.ScaledTensor.from_parts(*map(np.ascontiguousarray, parts), format=name, axis=axis)
         ours = host.to_device(CUDA)
         for dtype in SOURCES:
@@ -531,7 +533,7 @@ def test_stochastic_rounding_equals_the_host(name):
     x = np.random.default_rng(8).standard_normal((256, 384)).astype("float32")
     device = dlfp4.asarray(x).to_device(CUDA)
     for axis, view in itertools.product((-1, -2), (lambda t: t, lambda t: t.T, lambda t: t[:128, ::2])):
-        options = {"rounding": "stochastic", "seed": 7, "axis": axis}
+        options = {"rounding": "stochastic", "seed": 7, "axis": axis, "pad": True}
         assert_equal_parts(dlfp4.quantize(view(device), name, **options), dlfp4.quantize(view(x), name, **options))
     options = {"rounding": "stochastic", "seed": 9, "axis": (-1, -2)}
     for ours, host in zip(dlfp4.quantize(device, name, **options), dlfp4.quantize(x, name, **options), strict=True):

@@ -14,7 +14,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`isinstance\\(treespec, LeafSpec\\)` is deprecated:FutureWarning"),
     pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores for float32 matrix multiplication"),
 ]
-FORMATS = list(dlfp4.formats())
+FORMATS = [name for name, row in dlfp4.formats().items() if row.element.name != "uint4"]  # which has zero points
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def prepared(dt, weight, name="nvfp4"):
 def test_bytes_of_the_host(torch, dt, name):
     x = randn(torch, 128, 256)
     for axis in (-1, -2):
-        here, there = dt.quantize(x, name, axis=axis), dt.quantize(x.cpu(), name, axis=axis)
+        here, there = (dt.functions.quantize(t, name, axis=axis) for t in (x, x.cpu()))
         for a, b in zip(here[:3], there[:3], strict=True):
             assert (a is None) == (b is None)
             assert a is None or (a.device.type == "cuda" and host_bytes(torch, a) == host_bytes(torch, b))
@@ -77,7 +77,7 @@ def test_operations_run_on_the_current_stream(torch, dt):
 
 def test_opcheck(torch, dt):
     x = randn(torch, 32, 128)
-    codes, scales, unit, *_ = dt.quantize(x, "nvfp4")
+    codes, scales, unit, *_ = dt.functions.quantize(x, "nvfp4")
     tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
     parts = (codes.view(torch.uint8), scales.view(torch.uint8), unit)
     for op, args in (
@@ -85,7 +85,7 @@ def test_opcheck(torch, dt):
         (torch.ops.dlfp4.dequantize.default, (*parts, "nvfp4")),
         (torch.ops.dlfp4.matmul.default, (randn(torch, 2, 128), *parts, "nvfp4/columns")),
     ):
-        found = torch.library.opcheck(op, args, test_utils=tests, atol=1e-3, rtol=1e-3)
+        found = torch.library.opcheck(op, args, test_utils=tests)
         assert set(found.values()) == {"SUCCESS"}
 
 

@@ -1,0 +1,69 @@
+"""Quantized layers of PyTorch on a GPU: prepared weights, their copies, state dicts, compiled code and its graphs."""
+
+import copy
+import importlib
+import io
+
+import pytest
+
+import dlfp4
+
+from .test_torch_ops import host_bytes, randn
+from .test_torch_ops import pytestmark as pytestmark
+from .test_torch_ops import torch as torch
+
+
+@pytest.fixture
+def dt(torch):
+    return importlib.import_module("dlfp4.torch")
+
+
+@pytest.fixture(params=["nvfp4", "mxfp4", "mxfp8_e4m3", "fp8_e4m3"])
+def case(request, torch, dt):
+    """A quantized layer, some rows, and their product as dlfp4 makes it of the layer's first weight."""
+    made = torch.nn.Sequential(torch.nn.Linear(512, 256, device="cuda", dtype=torch.bfloat16))
+    x = randn(torch, 8, 512).bfloat16()
+    weight = dlfp4.quantize(made[0].weight.detach(), request.param).prepare()
+    product = dlfp4.matmul(x, weight.mT).to_torch() + made[0].bias
+    dt.quantize_(made, request.param, include=["*"])
+    return made, x, product
+
+
+def test_the_product_is_that_of_dlfp4(torch, case):
+    layers, x, product = case
+    with torch.inference_mode():
+        assert host_bytes(torch, layers(x)) == host_bytes(torch, product)
+
+
+def test_copies_multiply_as_the_first(torch, dt, case):
+    layers, x, product = case
+    layers[0].bias.requires_grad_(False)
+    there = copy.deepcopy(layers).cpu()
+    assert there[0].weight.device.type == "cpu"
+    file = io.BytesIO()
+    torch.save(layers[0].weight, file)
+    file.seek(0)
+    loaded = torch.load(file)
+    assert torch.equal(loaded.dequantize().cpu(), there[0].weight.dequantize())
+    for copied in (copy.deepcopy(layers), there.cuda()):
+        assert torch.allclose(copied(x).float(), product.float(), rtol=2e-2, atol=2e-2)
+
+
+def test_state_dicts(torch, dt, case):
+    layers, x, product = case
+    state = {name: part.cpu() for name, part in layers.state_dict().items()}
+    with torch.inference_mode():
+        layers[0].weight.copy_(layers[0].weight)
+        layers.load_state_dict(state)
+        assert torch.allclose(layers(x).float(), product.float(), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_compiled(torch, case, mode):
+    layers, x, _ = case
+    compiled = torch.compile(layers, fullgraph=True, mode=mode)
+    with torch.inference_mode():
+        for scale in (1, 2, 4, 1):
+            got = compiled(x * scale).clone()
+            want = layers(x * scale)
+            assert torch.allclose(got.float(), want.float(), rtol=2e-2, atol=2e-2)
