@@ -205,5 +205,30 @@ def share_quantized(x: Parts, encoding: Encoding) -> ScaledTensor:
     shape = tuple(x.shape) if x.shape is not None else matrix_of(x.data, encoding)
     parts = (x.data, x.scales, x.global_scale, encoding.format, encoding.axis)
     if encoding.prepared is not None:
-        return _core._restore_prepared(*parts, shape, encoding.hadamard, encoding.prepared)
+        return share_prepared(x, parts, shape, encoding)
     return _core._restore_scaled(*parts, encoding.scale_layout, shape, hadamard=encoding.hadamard)
+
+
+def share_prepared(x: Parts, parts: Any, shape: Any, encoding: Encoding) -> ScaledTensor:
+    """A prepared weight as a ScaledTensor; one whose parts lie apart, as copies of each do, in linear order.
+
+    Kernels find the scales of a block behind its codes, and read weights before the preceding kernel has ended: what
+    has just been put together is for the kernel that restores it.
+    """
+    assert encoding.prepared is not None
+    facts = encoding.prepared
+    _, code_bytes, scale_bytes = _core._size_of_prepared(encoding.format, facts.rows, facts.columns)
+    data, scales = x.data, x.scales
+    assert scales is not None
+    by_block = _core.formats()[encoding.format].block is not None
+    follow = not by_block or scales.data_ptr() == data.data_ptr() + code_bytes
+    if follow and data.stride(0) == code_bytes + scale_bytes:
+        return _core._restore_prepared(*parts, shape, encoding.hadamard, facts)
+    memory = data.new_zeros((data.shape[0], code_bytes + scale_bytes))
+    memory[:, :code_bytes] = data
+    if by_block:
+        memory[:, code_bytes:] = scales.view(torch.uint8)
+        scales = memory[:, code_bytes:]
+    joined = (memory[:, :code_bytes], scales, *parts[2:])
+    prepared = _core._restore_prepared(*joined, shape, encoding.hadamard, facts)
+    return prepared.with_scale_layout("linear")

@@ -171,7 +171,27 @@ cdef int check_prepared(ScaledTensor self) except -1:
         raise ValueError(f"data is {dtype_name(codes)} of shape {shape_of(codes)}; a prepared {self.format} of "
                          f"{self.prepared.rows} rows and {self.prepared.columns} columns has uint8 of shape "
                          f"{(size.blocks, size.code_bytes)}: pass the parts of w.prepare() as they are")
+    if not lie_together(self, &size):
+        raise ValueError("the parts of a prepared weight lie apart, and kernels read the scales behind the codes of "
+                         "each block: pass the parts of w.prepare() themselves, not copies of each")
     return 0
+
+
+cdef bint lie_together(ScaledTensor self, const dlfp4_cuda_prepared_size *size) noexcept:
+    """Whether each block's scales follow its codes."""
+    cdef int64_t pitch = size.code_bytes + size.scale_bytes
+    cdef Tensor codes = self.data, stored = self.scales
+    if size.blocks > 1 and codes.dl.strides[0] != pitch:
+        return False
+    return self.format.block is None or (
+        (size.blocks == 1 or stored.dl.strides[0] == pitch)
+        and <char *> stored.dl.data == <char *> codes.dl.data + size.code_bytes)
+
+
+def _size_of_prepared(format, int64_t rows, int64_t columns):
+    """The blocks of a prepared weight, and of each the bytes of its codes and of its scales."""
+    cdef dlfp4_cuda_prepared_size size = dlfp4_cuda_size_prepared(_find_format(format).number, rows, columns)
+    return size.blocks, size.code_bytes, size.scale_bytes
 
 
 # ---- Products; dlfp4/engines/cuda.py says which operands are taken
