@@ -82,7 +82,7 @@ def _share_like(ScaledTensor known, data, scales, global_scale):
     self = make_scaled(elements, stored, unit, known.format, known.axis, known.scale_layout, known.shape,
                        known.rotation, None)
     self.prepared = known.prepared
-    return self
+    return None if is_prepared(self) and not lies_in_one_piece(self) else self
 
 
 cdef Tensor part_like(Tensor known, part):

@@ -164,21 +164,25 @@ def _restore_prepared(data, scales, global_scale, format, int axis, shape, hadam
 
 cdef int check_prepared(ScaledTensor self) except -1:
     """Whether the memory has the size that kernels will read."""
-    cdef dlfp4_cuda_prepared_size size = dlfp4_cuda_size_prepared(self.number, self.prepared.rows,
-                                                                  self.prepared.columns)
+    cdef dlfp4_cuda_prepared_size size = size_of_prepared(self)
     cdef Tensor codes = self.data
     if codes.row != UINT8 or not has_shape(codes, (size.blocks, size.code_bytes)):
         raise ValueError(f"data is {dtype_name(codes)} of shape {shape_of(codes)}; a prepared {self.format} of "
                          f"{self.prepared.rows} rows and {self.prepared.columns} columns has uint8 of shape "
                          f"{(size.blocks, size.code_bytes)}: pass the parts of w.prepare() as they are")
-    if not lie_together(self, &size):
+    if not lies_in_one_piece(self):
         raise ValueError("the parts of a prepared weight lie apart, and kernels read the scales behind the codes of "
                          "each block: pass the parts of w.prepare() themselves, not copies of each")
     return 0
 
 
-cdef bint lie_together(ScaledTensor self, const dlfp4_cuda_prepared_size *size) noexcept:
-    """Whether each block's scales follow its codes."""
+cdef dlfp4_cuda_prepared_size size_of_prepared(ScaledTensor self) noexcept:
+    return dlfp4_cuda_size_prepared(self.number, self.prepared.rows, self.prepared.columns)
+
+
+cdef bint lies_in_one_piece(ScaledTensor self) noexcept:
+    """Whether the scales of each block of a prepared weight follow its codes."""
+    cdef dlfp4_cuda_prepared_size size = size_of_prepared(self)
     cdef int64_t pitch = size.code_bytes + size.scale_bytes
     cdef Tensor codes = self.data, stored = self.scales
     if size.blocks > 1 and codes.dl.strides[0] != pitch:
