@@ -213,22 +213,26 @@ def share_prepared(x: Parts, parts: Any, shape: Any, encoding: Encoding) -> Scal
     """A prepared weight as a ScaledTensor; one whose parts lie apart, as copies of each do, in linear order.
 
     Kernels find the scales of a block behind its codes, and read weights before the preceding kernel has ended: what
-    has just been put together is for the kernel that restores it.
+    has just been put together has to be waited for.
     """
-    assert encoding.prepared is not None
     facts = encoding.prepared
+    assert facts is not None and x.scales is not None
     _, code_bytes, scale_bytes = _core._size_of_prepared(encoding.format, facts.rows, facts.columns)
-    data, scales = x.data, x.scales
-    assert scales is not None
     by_block = _core.formats()[encoding.format].block is not None
-    follow = not by_block or scales.data_ptr() == data.data_ptr() + code_bytes
-    if follow and data.stride(0) == code_bytes + scale_bytes:
+    follow = not by_block or x.scales.data_ptr() == x.data.data_ptr() + code_bytes
+    if follow and x.data.stride(0) == code_bytes + scale_bytes:
         return _core._restore_prepared(*parts, shape, encoding.hadamard, facts)
-    memory = data.new_zeros((data.shape[0], code_bytes + scale_bytes))
-    memory[:, :code_bytes] = data
+    if torch.cuda.is_current_stream_capturing():
+        raise ValueError(
+            f"the parts of a prepared {encoding.format} lie apart, as a CUDA graph copies its inputs: make the weight a "
+            f"module's parameter, or mark its parts with torch._dynamo.mark_static_address"
+        )
+    memory = x.data.new_zeros((x.data.shape[0], code_bytes + scale_bytes))
+    codes, behind = memory[:, :code_bytes], memory[:, code_bytes:]
+    codes.copy_(x.data)
     if by_block:
-        memory[:, code_bytes:] = scales.view(torch.uint8)
-        scales = memory[:, code_bytes:]
-    joined = (memory[:, :code_bytes], scales, *parts[2:])
-    prepared = _core._restore_prepared(*joined, shape, encoding.hadamard, facts)
-    return prepared.with_scale_layout("linear")
+        behind.copy_(x.scales.view(torch.uint8))
+    joined = (codes, behind if by_block else x.scales, *parts[2:])
+    linear = _core._restore_prepared(*joined, shape, encoding.hadamard, facts).with_scale_layout("linear")
+    torch.cuda.current_stream(x.data.device).synchronize()
+    return linear

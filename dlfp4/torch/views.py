@@ -51,7 +51,14 @@ def shared(function: Any, q: ScaledTensor) -> Any:
 @implements(aten.clone.default)
 def clone(function: Any, q: ScaledTensor, *, memory_format: Any = None) -> ScaledTensor:  # noqa: ARG001
     """A copy of all parts, as they lie: a transpose stays one."""
-    return mapped(q, torch.clone)
+    return cloned(q)
+
+
+def cloned(q: ScaledTensor, **changes: Any) -> ScaledTensor:
+    """A copy in memory of its own. The parts of a prepared weight lie in one, which copies of each would not."""
+    if q.encoding.scale_layout == "prepared" and type(q.elements) is torch.Tensor:
+        return mapped(laid_out_as(q, q), lambda part: part, **changes)
+    return mapped(q, torch.clone, **changes)
 
 
 @implements(aten.lift_fresh.default, aten.contiguous.default)
@@ -77,7 +84,7 @@ def to_copy(
         raise NotImplementedError(f"{described(q)} has no form of {layout}; call .dequantize() first")
     name = q.dtype if dtype is None else checked_dtype(dtype)
     if device is None or torch.device(device) == q.device:
-        return mapped(q, torch.clone, dtype=name)
+        return cloned(q, dtype=name)
     options = {"device": device, "non_blocking": non_blocking}
     moved = mapped(plain(q), lambda part: part.to(**options), dtype=name)
     return mapped(moved, torch.Tensor.pin_memory) if pin_memory else moved

@@ -65,6 +65,16 @@ def test_prepared_weights(torch, dt, name):
     assert torch.equal(dt.dequantize(prepared(dt, weight, name)), dlfp4.dequantize(w).to_torch())
 
 
+@pytest.mark.parametrize("name", ["nvfp4", "mxfp4", "mxfp8_e4m3", "fp8_e4m3"])
+def test_prepared_weights_whose_parts_were_copied(torch, dt, name):
+    weight, x = randn(torch, 256, 512), randn(torch, 8, 512, seed=1).bfloat16()
+    whole = prepared(dt, weight, name)
+    apart = whole._replace(data=whole.data.clone(), scales=whole.scales.clone())
+    for _ in range(3):
+        assert torch.equal(dt.dequantize(apart), dt.dequantize(whole))
+        assert torch.allclose(dt.matmul(x, apart).float(), dt.matmul(x, whole).float(), rtol=2e-2, atol=2e-2)
+
+
 def test_operations_run_on_the_current_stream(torch, dt):
     weight, x = prepared(dt, randn(torch, 256, 512)), randn(torch, 8, 512, seed=1).bfloat16()
     expected = dt.matmul(x, weight)
@@ -101,6 +111,8 @@ def test_autocast(torch, dt):
 def test_compiled(torch, dt, mode):
     """With CUDA graphs the later calls replay: other values give other results."""
     weight = prepared(dt, randn(torch, 256, 512))
+    for part in weight[:3]:
+        torch._dynamo.mark_static_address(part)  # else a graph would copy the parts one by one
 
     def function(x):
         y = dt.matmul(torch.relu(x), weight)
