@@ -7,7 +7,7 @@ the last axis or one element a byte, and then a *type*, a string, says what they
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -19,6 +19,7 @@ from dlfp4.operations import Encoding, transposed
 from dlfp4.proto import TensorProto
 
 PAIRS = torch.float4_e2m1fn_x2
+_Stored: TypeAlias = tuple[Any, Any, Any, str, Any]  # data, scales, global scale; format and axis
 
 
 class Parts(NamedTuple):
@@ -209,14 +210,15 @@ def share_quantized(x: Parts, encoding: Encoding) -> ScaledTensor:
     return _core._restore_scaled(*parts, encoding.scale_layout, shape, hadamard=encoding.hadamard)
 
 
-def share_prepared(x: Parts, parts: Any, shape: Any, encoding: Encoding) -> ScaledTensor:
+def share_prepared(x: Parts, parts: _Stored, shape: Any, encoding: Encoding) -> ScaledTensor:
     """A prepared weight as a ScaledTensor; one whose parts lie apart, as copies of each do, in linear order.
 
     Kernels find the scales of a block behind its codes, and read weights before the preceding kernel has ended: what
     has just been put together has to be waited for.
     """
     facts = encoding.prepared
-    assert facts is not None and x.scales is not None
+    assert facts is not None
+    assert x.scales is not None
     _, code_bytes, scale_bytes = _core._size_of_prepared(encoding.format, facts.rows, facts.columns)
     by_block = _core.formats()[encoding.format].block is not None
     follow = not by_block or x.scales.data_ptr() == x.data.data_ptr() + code_bytes
@@ -224,15 +226,15 @@ def share_prepared(x: Parts, parts: Any, shape: Any, encoding: Encoding) -> Scal
         return _core._restore_prepared(*parts, shape, encoding.hadamard, facts)
     if torch.cuda.is_current_stream_capturing():
         raise ValueError(
-            f"the parts of a prepared {encoding.format} lie apart, as a CUDA graph copies its inputs: make the weight a "
-            f"module's parameter, or mark its parts with torch._dynamo.mark_static_address"
+            f"the parts of a prepared {encoding.format} lie apart, as a CUDA graph copies its inputs: make the weight "
+            f"a module's parameter, or mark its parts with torch._dynamo.mark_static_address"
         )
     memory = x.data.new_zeros((x.data.shape[0], code_bytes + scale_bytes))
     codes, behind = memory[:, :code_bytes], memory[:, code_bytes:]
     codes.copy_(x.data)
     if by_block:
         behind.copy_(x.scales.view(torch.uint8))
-    joined = (codes, behind if by_block else x.scales, *parts[2:])
+    joined: _Stored = (codes, behind if by_block else x.scales, *parts[2:])
     linear = _core._restore_prepared(*joined, shape, encoding.hadamard, facts).with_scale_layout("linear")
     torch.cuda.current_stream(x.data.device).synchronize()
     return linear

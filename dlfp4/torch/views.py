@@ -55,10 +55,10 @@ def clone(function: Any, q: ScaledTensor, *, memory_format: Any = None) -> Scale
 
 
 def cloned(q: ScaledTensor, **changes: Any) -> ScaledTensor:
-    """A copy in memory of its own. The parts of a prepared weight lie in one, which copies of each would not."""
-    if q.encoding.scale_layout == "prepared" and type(q.elements) is torch.Tensor:
-        return mapped(laid_out_as(q, q), lambda part: part, **changes)
-    return mapped(q, torch.clone, **changes)
+    """A copy in memory of its own. The parts of a prepared weight lie in one, which copies of each would not: that
+    gets the order back that it had before.
+    """
+    return mapped(plain(q) if type(q.elements) is torch.Tensor else q, torch.clone, **changes)
 
 
 @implements(aten.lift_fresh.default, aten.contiguous.default)

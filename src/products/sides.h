@@ -55,8 +55,8 @@ bool is_scaled_fp4(const Reader &reader);
 // Whether lines lie in order, and each starts on a byte.
 bool lies_in_bytes(const Reader &reader);
 
-// Whether scales are float32, whose product with an element a bfloat16 cannot hold, and multiply sums of elements: those
-// of integers, which may have zero points, do not.
+// Whether scales are float32, whose product with an element a bfloat16 cannot hold, and multiply sums of elements:
+// those of integers, which may have zero points, do not.
 bool has_float_scales(const Reader &reader);
 
 inline bool has_panels(const Sides &sides) { return sides.form <= kIntegerPanels; }
