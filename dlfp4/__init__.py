@@ -33,6 +33,7 @@ from dlfp4.files import get_include
 from dlfp4.formats import Format, Recipe
 from dlfp4.frameworks.base import RefusedError
 from dlfp4.frameworks.numpy import register_dlpack_dtypes
+from dlfp4.grouped import grouped_matmul
 from dlfp4.joining import concatenate, stack
 from dlfp4.matmul import backends, matmul
 from dlfp4.proto import TensorProto
@@ -66,6 +67,7 @@ __all__ = [
     "from_dlpack",
     "get_include",
     "get_num_threads",
+    "grouped_matmul",
     "matmul",
     "pack",
     "quantize",

@@ -6,6 +6,7 @@ import copyreg
 import functools
 import importlib
 import math
+import operator
 import os
 import pickle
 import sys
@@ -150,6 +151,7 @@ include "core/ops/scaling.pxi"
 include "core/ops/outputs.pxi"
 include "core/ops/prepared.pxi"
 include "core/ops/products.pxi"
+include "core/ops/grouped.pxi"
 include "core/ops/plans.pxi"
 include "core/machine/xla.pxi"
 include "core/exchange/exporter.pxi"

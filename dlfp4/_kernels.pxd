@@ -195,6 +195,20 @@ cdef extern from "dlfp4/dlfp4.h" nogil:
     dlfp4_status dlfp4_matmul(const dlfp4_lines *, const dlfp4_lines *, int64_t, const dlfp4_matrix *,
                               const dlfp4_matmul_options *, void *)
 
+    ctypedef struct dlfp4_groups:
+        int64_t rows
+        int64_t experts
+        int64_t step
+        const int64_t *ends
+        const int64_t *gather
+        const int64_t *scatter
+        const float *weights
+
+    int64_t dlfp4_grouped_matmul_workspace(const dlfp4_lines *, const dlfp4_lines *, int64_t, const dlfp4_groups *,
+                                           const dlfp4_matrix *, const dlfp4_matmul_options *)
+    dlfp4_status dlfp4_grouped_matmul(const dlfp4_lines *, const dlfp4_lines *, int64_t, const dlfp4_groups *,
+                                      const dlfp4_matrix *, const dlfp4_matmul_options *, void *)
+
     const char *dlfp4_isa()
     dlfp4_status dlfp4_set_isa(const char *)
     const char *dlfp4_isa_numbered(int)

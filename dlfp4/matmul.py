@@ -188,13 +188,18 @@ def make_problem(
             f"a has shape {of_a} and b {of_b}: K is {of_a[-1]} and {of_b[0]}; expected (..., M, K) and (K, N), for a "
             f"weight w of (N, K) pass w.mT"
         )
-    if activation not in (None, "int8"):
-        raise ValueError(f"activation={activation!r}: expected None or 'int8'")
+    check_activation(activation)
     left, right = _meet(left, right)
     dtype = result_dtype(left, out_dtype)
     place = _stream_of_product(left, right, (a, b, out), stream)
     left, right = _with_equal_rotations(left, right, place)
     return Problem(left, right, dtype, 1.0 if alpha is None else _as_float32(alpha, "alpha"), activation, place)
+
+
+def check_activation(activation: object) -> None:
+    """ValueError where there is no such rounding of activations."""
+    if activation not in (None, "int8"):
+        raise ValueError(f"activation={activation!r}: expected None or 'int8'")
 
 
 def result_dtype(a: Operand, asked: _DType | None) -> np.dtype[Any]:

@@ -70,6 +70,7 @@ class Encoding:
     @staticmethod
     def of(q: ScaledTensor) -> Encoding:
         """That of a ScaledTensor."""
+        _core._refuse_turned(q)
         if offset_parts(q):
             raise ValueError(
                 f"{summary(q)}: operations inside compilers carry no zero points or biases; take int4 without them, by "

@@ -227,6 +227,8 @@ class TensorProto:
         if not parts or not all(isinstance(part, _core.ScaledTensor) for part in parts):
             names = ", ".join(type(part).__name__ for part in parts)
             raise TypeError(f"expected a tensor, a ScaledTensor or a tuple of ScaledTensors, got ({names})")
+        for part in parts:
+            _core._refuse_turned(part)
         axes = [part.axis for part in parts]
         kinds = {
             (

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dlfp4 import ScaledTensor, Tensor, asarray
-from dlfp4._core import _find_format, _parse_dtype
+from dlfp4._core import _find_format, _parse_dtype, _refuse_turned
 from dlfp4.checkpoints.conventions import Spelling, merge, named
 from dlfp4.checkpoints.safetensors import is_sizes
 from dlfp4.formats import offset_parts
@@ -35,6 +35,7 @@ def split(tensors: Mapping[str, Any]) -> tuple[dict[str, Tensor], str]:
     for name, given in tensors.items():
         x = named(name, given)
         if isinstance(x, ScaledTensor):
+            _refuse_turned(x)
             x = x.with_scale_layout("linear") if x.scale_layout == "prepared" else x  # the order of one device
             fields: dict[str, Any] = {
                 "format": x.format.name,

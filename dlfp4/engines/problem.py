@@ -153,9 +153,12 @@ def has_integers(x: Operand) -> bool:
     return isinstance(x, ScaledTensor) and x.format.has_integers
 
 
-def not_on_host(problem: Problem) -> str | None:
+AS_OF_MATMUL = ("a", "b")  # what messages call the operands
+
+
+def not_on_host(problem: Problem, names: tuple[str, str] = AS_OF_MATMUL) -> str | None:
     """Which operand the CPU cannot read."""
-    for name, x in (("a", problem.a), ("b", problem.b)):
+    for name, x in zip(names, (problem.a, problem.b), strict=True):
         if x.device.type not in ("cpu", "cuda_host", "rocm_host"):
             return f"{name} lies on {x.device}, and this backend reads host memory; call .to_device('cpu') first"
     return None
@@ -175,9 +178,9 @@ def not_on_one_cuda_device(problem: Problem) -> str | None:
     return None
 
 
-def not_floats(problem: Problem) -> str | None:
+def not_floats(problem: Problem, names: tuple[str, str] = AS_OF_MATMUL) -> str | None:
     """Which operand has elements that are no floats of at most 32 bits."""
-    for name, x in (("a", problem.a), ("b", problem.b)):
+    for name, x in zip(names, (problem.a, problem.b), strict=True):
         dtype = element_of(x)
         if dtype.num not in FACTORS and not has_integers(x):
             return (

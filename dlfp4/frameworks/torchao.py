@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from dlfp4._core import ScaledTensor, _refuse_hadamard, asarray, formats, pack, unpack
+from dlfp4._core import ScaledTensor, _refuse_hadamard, _refuse_turned, asarray, formats, pack, unpack
 from dlfp4.frameworks import base
 from dlfp4.show import summary
 
@@ -100,6 +100,7 @@ def check_tiles(x: Any, shape: tuple[int, ...], size: int) -> None:
 
 def to_torchao(q: ScaledTensor, dtype: Any = "bfloat16") -> Any:
     """An NVFP4Tensor or MXTensor over the memory of a ScaledTensor; FP6 becomes one element a byte."""
+    _refuse_turned(q)
     if q.axis == -2:
         return to_torchao(q.mT, dtype).t()
     _refuse_hadamard(q, "torchao")

@@ -141,7 +141,7 @@ class ScaledTensor(torch.Tensor):  # type: ignore[misc]  # to mypy PyTorch's typ
         return ScaledTensor(parts, str(Encoding.of(q)), q.shape, checked_dtype(dtype))
 
     def to_dlfp4(self) -> dlfp4.ScaledTensor:
-        """The :class:`dlfp4.ScaledTensor` over the same memory; ValueError for a transposed stack."""
+        """The :class:`dlfp4.ScaledTensor` over the same memory."""
         q = restore(self)
         return q.mT if self.turned else q
 

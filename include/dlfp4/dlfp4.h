@@ -222,6 +222,27 @@ int64_t dlfp4_matmul_workspace(const dlfp4_lines *a, const dlfp4_lines *b, int64
 dlfp4_status dlfp4_matmul(const dlfp4_lines *a, const dlfp4_lines *b, int64_t length, const dlfp4_matrix *result,
                           const dlfp4_matmul_options *options, void *workspace);
 
+/* Rows that are divided among experts, in their order: expert e has the routed rows from ends[e - 1] (0 for the first)
+ * up to ends[e], and lines of b whose numbers are greater by e * step than those of the first expert. ends do not
+ * decrease; the last one is at most `rows`. */
+typedef struct {
+  int64_t rows, experts, step;
+  const int64_t *ends;
+  const int64_t *gather;  /* the line of a of each routed row; NULL: they are the lines, in order */
+  const int64_t *scatter; /* the result's row to which each is added; NULL: they are the result's rows */
+  const float *weights;   /* that they are multiplied with; NULL without scatter, and only then */
+} dlfp4_groups;
+
+/* The product of dlfp4_matmul by each expert, with the same bits; routed rows beyond the last end are zero. With
+ * scatter, row i of the result is the sum of weight * product over the routed rows that are added to it, in their order
+ * and in float32, rounded once to the result's type; rows beyond the last end are not read. */
+int64_t dlfp4_grouped_matmul_workspace(const dlfp4_lines *a, const dlfp4_lines *b, int64_t length,
+                                       const dlfp4_groups *groups, const dlfp4_matrix *result,
+                                       const dlfp4_matmul_options *options);
+dlfp4_status dlfp4_grouped_matmul(const dlfp4_lines *a, const dlfp4_lines *b, int64_t length,
+                                  const dlfp4_groups *groups, const dlfp4_matrix *result,
+                                  const dlfp4_matmul_options *options, void *workspace);
+
 /* The instruction set in use: "scalar", "avx2", "avx512", "avx512_bf16" (which has VNNI too) or "neon". Chosen at the
  * first call from what the machine has; dlfp4_set_isa forces one (NULL: choose again) and refuses one that is not
  * there. */

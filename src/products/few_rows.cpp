@@ -123,7 +123,7 @@ double sum_blocks(const Sides &sides, int64_t a_line, int64_t b_line) {
 void multiply_blocks(const Tile &tile) {
   for (int64_t c = 0; c < tile.columns; ++c)
     for (int64_t i = 0; i < tile.count; ++i)
-      tile.totals[i * kColumns + c] += sum_blocks(tile.sides, tile.rows.first_line + tile.row + i, tile.column + c);
+      tile.totals[i * kColumns + c] += sum_blocks(tile.sides, line_of(tile.rows, tile.row + i), tile.column + c);
 }
 
 }  // namespace

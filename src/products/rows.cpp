@@ -199,11 +199,11 @@ PreparedRows place_rows(const Sides &sides, int64_t rows, uint8_t *workspace) {
   const int64_t values = bytes_of_values(sides), blocks = blocks_of_row(sides);
   int32_t *const corrections = reinterpret_cast<int32_t *>(workspace + rows * sides.parts * values);
   float *const scales = reinterpret_cast<float *>(corrections + rows * blocks);
-  return {workspace, corrections, scales, item_of(sides) ? values / item_of(sides) : 0, blocks, 0};
+  return {workspace, corrections, scales, item_of(sides) ? values / item_of(sides) : 0, blocks, 0, nullptr};
 }
 
 void prepare_row(const Sides &sides, const PreparedRows &rows, int64_t i) {
-  const int64_t line = rows.first_line + i;
+  const int64_t line = line_of(rows, i);
   if (sides.form == kBlockLines) return;
   if (has_integers(sides)) return prepare_integers(sides, rows, i, line);
   if (sides.form == kScaledPanels) prepare_scales(sides, rows, i, line);

@@ -16,7 +16,10 @@ struct PreparedRows {
   float *scales;
   int64_t pitch, block_pitch;  // in elements
   int64_t first_line;          // of a, the first row
+  const int64_t *lines;        // of a, each row; null: one after another from first_line on
 };
+
+inline int64_t line_of(const PreparedRows &rows, int64_t i) { return rows.lines ? rows.lines[i] : rows.first_line + i; }
 
 // Bytes of `rows` rows, each a multiple of 64.
 int64_t bytes_of_rows(const Sides &sides, int64_t rows);

@@ -83,7 +83,7 @@ Form choose_integers(const Sides &sides, int64_t rows, bool as_they_lie) {
   return by_blocks ? kBlockLines : kIntegerPanels;
 }
 
-Form choose_form(const Sides &sides, int64_t rows) {
+Form form_of(const Sides &sides, int64_t rows) {
   const bool fp4 = is_scaled_fp4(sides.b), both = fp4 && is_scaled_fp4(sides.a);
   const int64_t parts = parts_of(sides.a);
   if (!sides.rounds && !both) return fp4 ? choose_fp4(sides, rows, parts) : choose_values(sides, rows, parts);
@@ -94,6 +94,11 @@ Form choose_form(const Sides &sides, int64_t rows) {
 int64_t depth_of(const Sides &sides) {
   const bool any = has_floats(sides) || sides.form == kElementLines;
   return round_up(sides.length, any ? 1 : is_scaled_fp4(sides.b) ? sides.block : 4);
+}
+
+bool is_activation(dlfp4_activation activation) {
+  const int number = number_of(activation);
+  return number == DLFP4_ACTIVATION_EXACT || number == DLFP4_ACTIVATION_INT8;
 }
 
 }  // namespace
@@ -110,6 +115,7 @@ bool is_scaled_fp4(const Reader &reader) { return reader.scaled && is_fp4(kBlock
 
 dlfp4_status make_sides(const Product &product, int level, Sides *sides) {
   *sides = {};
+  if (!is_activation(product.activation)) return DLFP4_E_OPTION;
   dlfp4_status status = make_reader(product.a, level, &sides->a);
   if (status == DLFP4_OK) status = make_reader(product.b, level, &sides->b);
   if (status != DLFP4_OK) return status;
@@ -120,11 +126,15 @@ dlfp4_status make_sides(const Product &product, int level, Sides *sides) {
   if (sides->rounds && (sides->a.scaled || !is_scaled_fp4(sides->b))) return DLFP4_E_OPTION;
   sides->columns = product.columns;
   sides->length = product.length;
-  sides->form = choose_form(*sides, product.rows);
+  choose_form(sides, product.rows);
+  return DLFP4_OK;
+}
+
+void choose_form(Sides *sides, int64_t rows) {
+  sides->form = form_of(*sides, rows);
   sides->parts = item_of(*sides) != 2 || sides->form == kScaledPanels ? 1 : parts_of(sides->a);
   sides->block = block_of(*sides);
   sides->depth = depth_of(*sides);
-  return DLFP4_OK;
 }
 
 }  // namespace dlfp4

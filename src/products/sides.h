@@ -49,6 +49,9 @@ struct Product {
 // DLFP4_OK, or why there is no such product.
 dlfp4_status make_sides(const Product &product, int level, Sides *sides);
 
+// Chooses the form, and what follows from it, for another number of a's rows.
+void choose_form(Sides *sides, int64_t rows);
+
 // FP4 in blocks whose scales are bytes.
 bool is_scaled_fp4(const Reader &reader);
 

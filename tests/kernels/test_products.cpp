@@ -1,5 +1,5 @@
-// Checks dlfp4_vecdot and dlfp4_matmul at every level that this machine runs against sums in float64.
-// Layout: every type, packed and padded, and every format; runs of any length that end at a page which faults.
+// Checks dlfp4_vecdot, dlfp4_matmul and dlfp4_grouped_matmul at every level that this machine runs against sums in
+// float64. Layout: every type, packed and padded, and every format; runs of any length that end at a page which faults.
 // Trick: values are decoded by numerics.h; where sums are exact they must be equal, elsewhere within the bound.
 #include <math.h>
 
@@ -400,6 +400,109 @@ void test_rounded_activations() {
     }
 }
 
+// --- Experts ---------------------------------------------------------------------------------
+
+struct Routing {
+  std::vector<int64_t> ends, lines, places;
+  std::vector<float> weights;
+};
+
+// Experts of which some have no rows and one may have most, any lines of `lines`, and sums in `places` rows.
+Routing random_routing(int64_t experts, int64_t rows, int64_t lines, int64_t places) {
+  Routing routing = {};
+  int64_t end = 0;
+  for (int64_t e = 0; e < experts; ++e) {
+    const int64_t most = random_below(3) == 0 ? rows - end : 12;
+    if (random_below(4)) end += random_below((most < rows - end ? most : rows - end) + 1);
+    routing.ends.push_back(end);
+  }
+  for (int64_t i = 0; i < rows; ++i) {
+    const bool is_routed = i < end;  // others are not to be read
+    routing.lines.push_back(is_routed ? random_below(lines) : INT64_MAX / 2);
+    routing.places.push_back(is_routed ? random_below(places) : INT64_MIN / 2);
+    routing.weights.push_back(is_routed ? static_cast<float>(random_below(2001) - 1000) / 1024 : NAN);
+  }
+  return routing;
+}
+
+// What dlfp4_matmul makes of each row, in a product of as many rows as its expert has; zeros beyond them.
+std::vector<float> multiply_each(const Side &a, const Side &b, int64_t columns, int64_t length,
+                                 const Routing &routing) {
+  std::vector<float> each(routing.lines.size() * static_cast<size_t>(columns)), all;
+  int64_t first = 0;
+  for (size_t e = 0; e < routing.ends.size(); ++e) {
+    Side own = b;
+    own.lines.first = static_cast<int64_t>(e) * columns * b.lines.step;
+    const int64_t last = routing.ends[e];
+    all.resize(static_cast<size_t>((last - first) * columns));
+    for (int64_t i = first; i < last; ++i) {
+      Side line = a;
+      line.lines.first = routing.lines[static_cast<size_t>(i)] * a.lines.step;
+      line.lines.step = 0;
+      multiply(line, own, last - first, columns, length, DLFP4_ACTIVATION_EXACT, all.data());
+      memcpy(&each[static_cast<size_t>(i * columns)], &all[static_cast<size_t>((i - first) * columns)],
+             static_cast<size_t>(columns) * sizeof(float));
+    }
+    first = last;
+  }
+  return each;
+}
+
+bool multiply_groups(const Side &a, const Side &b, const dlfp4_groups &groups, const dlfp4_matrix &result,
+                     int64_t length) {
+  const dlfp4_matmul_options options = {DLFP4_ACTIVATION_EXACT, 1.0f};
+  const int64_t bytes = dlfp4_grouped_matmul_workspace(&a.lines, &b.lines, length, &groups, &result, &options);
+  if (bytes < 0) return false;
+  std::vector<uint8_t> workspace(static_cast<size_t>(bytes), 0xFF);
+  return dlfp4_grouped_matmul(&a.lines, &b.lines, length, &groups, &result, &options, workspace.data()) == DLFP4_OK;
+}
+
+bool are_same(const float *got, const std::vector<float> &expected) {
+  for (size_t i = 0; i < expected.size(); ++i)
+    if (bits_of(got[i]) != bits_of(expected[i]) && !(isnan(got[i]) && isnan(expected[i]))) return false;
+  return true;
+}
+
+void check_groups(const Side &a, const Side &b, int64_t experts, int64_t lines, int64_t columns, int64_t length,
+                  const char *name) {
+  const int64_t rows = 1 + random_below(60), places = 1 + random_below(20);
+  const Routing routing = random_routing(experts, rows, lines, places);
+  const std::vector<float> each = multiply_each(a, b, columns, length, routing);
+  dlfp4_groups groups = {rows,    experts, columns * b.lines.step, routing.ends.data(), routing.lines.data(),
+                         nullptr, nullptr};
+  float *result = reinterpret_cast<float *>(result_memory.end) - rows * columns;
+  memset(result, 0xFF, static_cast<size_t>(rows * columns) * sizeof(float));
+  bool right = multiply_groups(a, b, groups, {result, rows, columns, {columns, 1}, 2, 32}, length);
+  report(right && are_same(result, each), "experts", name, rows, columns, length);
+
+  std::vector<float> sums(static_cast<size_t>(places * columns));
+  for (int64_t i = 0; i < routing.ends.back(); ++i)
+    for (int64_t c = 0; c < columns; ++c)
+      sums[static_cast<size_t>(routing.places[static_cast<size_t>(i)] * columns + c)] +=
+          routing.weights[static_cast<size_t>(i)] * each[static_cast<size_t>(i * columns + c)];
+  groups.scatter = routing.places.data();
+  groups.weights = routing.weights.data();
+  result = reinterpret_cast<float *>(result_memory.end) - places * columns;
+  memset(result, 0xFF, static_cast<size_t>(places * columns) * sizeof(float));
+  right = multiply_groups(a, b, groups, {result, places, columns, {columns, 1}, 2, 32}, length);
+  report(right && are_same(result, sums), "sums of experts", name, places, columns, length);
+}
+
+void test_experts() {
+  const Type plain[] = {{DLFP4_float32, false}, {DLFP4_bfloat16, false}, {DLFP4_float16, false}};
+  for (int number = 0; number < DLFP4_NUM_FORMATS; ++number)
+    for (int round = 0; round < 8; ++round) {
+      const int64_t experts = 1 + random_below(6), columns = 128 * (1 + random_below(2)), lines = 1 + random_below(50);
+      const int64_t length = round % 3 ? 32 * random_below(12) : random_below(700);
+      const char *name = dlfp4_formats[number].name;
+      const Side b = scaled_side(&b_memory, &b_scale_memory, number, experts * columns, length, round % 5 == 1);
+      check_groups(plain_side(&a_memory, plain[round % 3], lines, length, round % 5 == 2), b, experts, lines, columns,
+                   length, name);
+      check_groups(scaled_side(&a_memory, &a_scale_memory, number, lines, length, round % 5 == 3), b, experts, lines,
+                   columns, length, name);
+    }
+}
+
 // --- Threads, errors -------------------------------------------------------------------------
 
 void test_threads() {
@@ -427,6 +530,12 @@ void test_errors() {
   check(dlfp4_vecdot(&int8.lines, &int8.lines, 1, 0, &result, 1) == DLFP4_OK && result == 0, "errors", "nothing");
   check(!multiply(f32, int8, 1, 1, 4, DLFP4_ACTIVATION_EXACT, &result), "errors", "matmul of integers");
   check(!multiply(f32, f32, 1, 1, 4, DLFP4_ACTIVATION_INT8, &result), "errors", "int8 without FP4");
+  const int64_t ends[] = {1, 0}, beyond[] = {0, 2};
+  const dlfp4_matrix one = {&result, 1, 1, {1, 1}, 2, 32};
+  check(!multiply_groups(f32, f32, {1, 2, 0, ends, nullptr, nullptr, nullptr}, one, 4), "errors", "ends that decrease");
+  check(!multiply_groups(f32, f32, {1, 2, 0, beyond, nullptr, nullptr, nullptr}, one, 4), "errors", "ends beyond rows");
+  check(!multiply_groups(f32, f32, {1, 1, 0, ends, nullptr, ends, nullptr}, one, 4), "errors", "sums without weights");
+  check(!multiply_groups(f32, f32, {2, 1, 0, ends, nullptr, nullptr, nullptr}, one, 4), "errors", "a result of less");
 }
 
 void test_level(const char *name) {
@@ -441,6 +550,7 @@ void test_level(const char *name) {
   test_far_matmuls();
   test_noise_beyond();
   test_rounded_activations();
+  test_experts();
   test_threads();
   printf("%s: %ld checks, %ld failures\n", name, checks, failures);
 }

@@ -7,6 +7,8 @@ cdef inline bint is_prepared(ScaledTensor self) noexcept:
 
 cdef inline ScaledTensor plain(ScaledTensor self, stream=None):
     """The tensor in a layout that every operation reads, restored on the stream so that a graph captures the work."""
+    if self.turned:
+        _refuse_turned(self)
     return restore(self, stream) if is_prepared(self) else self
 
 
@@ -20,7 +22,7 @@ cdef ScaledTensor prepare_tensor(ScaledTensor self):
     if is_prepared(self):
         return self
     if self.axis == -2:
-        return self.mT.prepare().mT if self.ndim == 2 else self
+        return self.mT.prepare().mT if self.ndim == 2 or self.turned else self
     if not on_cuda(self.data):
         return relayout(self, "linear", 0)
     return prepare_on_cuda(relayout(self, "linear", 0))
@@ -135,14 +137,6 @@ cdef ScaledTensor restore(ScaledTensor self, given):
     check_run(&place, run_on(&place, &touched, prepare_at, DLFP4_CUDA_IMAGE_products, &call, 0),
               f"restoring {self.format}")
     return result
-
-
-cdef ScaledTensor turn_prepared(ScaledTensor self):
-    cdef ScaledTensor turned = as_encoded(self, make_scaled(
-        self.data, self.scales, self.global_scale, self.format, -3 - self.axis, self.scale_layout, self.shape[::-1],
-        self.rotation, None))
-    turned.prepared = self.prepared
-    return turned
 
 
 def _facts_of_prepared(ScaledTensor self):

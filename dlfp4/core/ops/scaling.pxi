@@ -698,6 +698,8 @@ def dequantize(q, dtype=None, *, out=None, stream=None):
     if not SOURCE_ROWS >> row & 1:
         raise TypeError(f"dtype={dlfp4_dtypes[row].name.decode()}: block-scaled tensors dequantize to float32, "
                         f"bfloat16 or float16")
+    if (<ScaledTensor> q).turned:
+        return dequantize(q.mT, dtype, out=None if out is None else given.mT, stream=stream).mT
     place = place_for((<ScaledTensor> q).data, stream, q, out)
     source = plain_on(q, &place)
     if out is None:

@@ -70,6 +70,7 @@ cdef class ScaledTensor:
     cdef bint divides        # blocks are known to divide the shape
     cdef bint is_writable    # each part is known to have memory of its own, which may be written to
     cdef Prepared prepared   # all zero where it is not
+    cdef bint turned         # a transposed stack: the parts are those of its mT
     cdef uint32_t rotation   # the kernels' Hadamard transform; 0 where there is none
 
     def __init__(self, *args, **options):
@@ -180,12 +181,17 @@ cdef class ScaledTensor:
 
     @property
     def mT(self):
-        """The last two dimensions exchanged, without a copy; ValueError unless there are two."""
-        if len(self.shape) != 2:
-            raise ValueError(f"mT of a ScaledTensor needs two dimensions; this one has shape {self.shape}, whose "
-                             f"leading dimensions are stored as rows: take one matrix of a stack, q[k].mT")
+        """The last two dimensions exchanged, without a copy; ValueError unless there are two.
+
+        Of a stack ``(E, ..., N, K)`` with blocks along its last axis it is what :func:`grouped_matmul` takes:
+        ``mT``, :meth:`dequantize`, :meth:`prepare`, :meth:`to_device` and ``[k]`` serve it too, all else refuses it.
+        """
+        if len(self.shape) > 2:
+            return turn_stack(self)
+        if len(self.shape) < 2:
+            raise ValueError(f"mT of a ScaledTensor needs two dimensions or more; this one has shape {self.shape}")
         if is_prepared(self):
-            return turn_prepared(self)
+            return turn_parts(self)
         bytewise = not is_subbyte(self.data.row)
         linear = self.scale_layout == "linear" and self.scales.dl.ndim == 2
         return as_encoded(self, make_scaled(
@@ -342,6 +348,8 @@ cdef class ScaledTensor:
         target = parse_device(device)
         if all([lies_on(part, target) for part in parts_of(self)]):
             return self
+        if self.turned:
+            return self.mT.to_device(target).mT
         source = plain(self)
         moved = [None if part is None else part.to_device(target)
                  for part in (source.data, source.scales, source.global_scale, source.offsets)]
@@ -392,6 +400,8 @@ cdef class ScaledTensor:
         return hand_over(source, lambda part: as_native_like(part, x))
 
     def __reduce__(self):   # see pickling.pxi
+        if self.turned:
+            return operator.attrgetter("mT"), (self.mT,)
         if is_prepared(self):
             return plain(self).__reduce__()
         return _restore_scaled, (self.data, self.scales, self.global_scale, self.format.name, self.axis,
@@ -424,6 +434,35 @@ cdef ScaledTensor make_scaled(Tensor data, Tensor scales, Tensor global_scale, f
     self.rotation = rotation
     self.offsets = offsets
     return self
+
+
+cdef ScaledTensor turn_parts(ScaledTensor self):
+    """The transpose, whose parts are the tensor's own."""
+    cdef tuple shape = self.shape[:-2] + self.shape[:-3:-1]
+    cdef ScaledTensor turned = as_encoded(self, make_scaled(
+        self.data, self.scales, self.global_scale, self.format, -3 - self.axis, self.scale_layout, shape, self.rotation,
+        self.offsets))
+    turned.prepared = self.prepared
+    turned.turned = self.turned
+    return turned
+
+
+cdef ScaledTensor turn_stack(ScaledTensor self):
+    """A transposed stack, or the stack of one."""
+    cdef ScaledTensor turned
+    if self.axis == -2 and not self.turned:
+        raise ValueError(f"{summary_of(self)} is a stack with blocks along its columns, which may cross from one "
+                         f"matrix to the next: quantize it along its last axis, or take one matrix, q[k].mT")
+    turned = turn_parts(self)
+    turned.turned = not self.turned
+    return turned
+
+
+def _refuse_turned(ScaledTensor self):
+    """ValueError for a transposed stack."""
+    if self.turned:
+        raise ValueError(f"{summary_of(self)} is a transposed stack, which only grouped_matmul multiplies; pass its "
+                         f".mT, one matrix of it ([k]), or .dequantize()")
 
 
 cdef ScaledTensor with_rotation(ScaledTensor self, uint32_t rotation):

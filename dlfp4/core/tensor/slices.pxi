@@ -9,6 +9,9 @@ cdef struct Cut:     # of rows or of columns
 cdef ScaledTensor slice_scaled(ScaledTensor self, key):
     """The part of a tensor that integers and slices choose; a view."""
     cdef Cut rows, columns
+    if self.turned and type(key) is not tuple and key is not Ellipsis:
+        return self.mT[key].mT
+    _refuse_turned(self)
     if self.scale_layout != "linear" and self.format.block is not None:
         raise ValueError(f"{summary_of(self)} cannot be sliced: only linear scales lie block by block; call "
                          f".with_scale_layout('linear') first")

@@ -1,0 +1,102 @@
+# Products of rows that are divided among experts; dlfp4/grouped.py says which operands are taken.
+
+cdef struct GroupedProduct:
+    MatrixProduct product
+    dlfp4_groups groups
+
+
+cdef int multiply_groups_on_host_at(const Place *place, void *call) noexcept nogil:
+    cdef GroupedProduct *g = <GroupedProduct *> call
+    cdef MatrixProduct *m = &g.product
+    return dlfp4_grouped_matmul(m.a, m.b, m.length, &g.groups, m.result, m.options, m.workspace)
+
+
+def _multiply_groups_on_host(a, w, Tensor offsets, Tensor indices, Tensor weights, Tensor result, alpha, rounds,
+                             bint gathers):
+    """Rows of a matrix times the matrices of a stack: `w` is a stack (E, N, K) of blocks, or elements (E, K, N).
+
+    `indices` are lines of `a` where it gathers, and rows of the result where there are weights. What says where rows
+    lie is copied and checked first, so that nobody can change it afterwards.
+    """
+    cdef Factor of_a, of_w
+    cdef dlfp4_matrix matrix
+    cdef dlfp4_matmul_options options
+    cdef GroupedProduct call
+    cdef object left = plain_on(a, &ON_HOST), right = plain_on(w, &ON_HOST)
+    cdef int64_t rows = a.shape[0] if indices is None else indices.dl.shape[0]
+    cdef Tensor ends = read_numbers(offsets, "offsets"), places = None, factors = None
+    fill_factor(&of_a, left, -1, "x")
+    fill_factor(&of_w, right, -1 if type(right) is ScaledTensor else -2, "w")
+    of_a.lines.step = 1 if type(left) is ScaledTensor else of_a.strides[0]
+    of_w.lines.step = of_w.strides[1]
+    fill_matrix(&matrix, result)
+    call.groups = dlfp4_groups(rows, of_w.shape[0], of_w.strides[0], <const int64_t *> ends.dl.data, NULL, NULL, NULL)
+    check_ends(&call.groups)
+    if indices is not None:
+        places = read_numbers(indices, "indices")
+        check_places(&call.groups, places, a.shape[0] if gathers else matrix.rows)
+        call.groups.gather = <const int64_t *> places.dl.data if gathers else NULL
+    if weights is not None:
+        factors = duplicate(weights)
+        call.groups.scatter = <const int64_t *> places.dl.data
+        call.groups.weights = <const float *> factors.dl.data
+    options.alpha = alpha
+    options.activation = DLFP4_ACTIVATION_INT8 if rounds else DLFP4_ACTIVATION_EXACT
+    call.product = MatrixProduct(&of_a.lines, &of_w.lines, of_a.length, &matrix, &options, NULL)
+    run_grouped(&call)
+
+
+cdef int run_grouped(GroupedProduct *call) except -1:
+    cdef MatrixProduct *m = &call.product
+    cdef int64_t bytes = dlfp4_grouped_matmul_workspace(m.a, m.b, m.length, &call.groups, m.result, m.options)
+    cdef int status
+    m.workspace = PyMem_RawMalloc(max(1, bytes))
+    if m.workspace == NULL:
+        raise MemoryError(f"no memory for a workspace of {bytes} bytes")
+    status = run_on(&ON_HOST, NULL, multiply_groups_on_host_at, DLFP4_CUDA_IMAGE_products, call, INT64_MAX)
+    PyMem_RawFree(m.workspace)
+    return check_run(&ON_HOST, status, "multiplying by experts")
+
+
+# ---- Where rows belong
+
+cdef int INT64 = row_of_argument("int64")
+
+
+cdef Tensor read_numbers(Tensor self, str name):
+    """int32 or int64 of one dimension, copied as int64."""
+    cdef int64_t count = self.dl.shape[0], step = self.dl.strides[0], k
+    cdef Tensor result
+    cdef int64_t *numbers
+    secure(self)
+    check_readable(self)
+    result = allocate_on(&ON_HOST, INT64, 1, &count, False)
+    numbers = <int64_t *> result.dl.data
+    for k in range(count):
+        if self.dl.dtype.bits == 32:
+            numbers[k] = (<const int32_t *> self.dl.data)[k * step]
+        else:
+            numbers[k] = (<const int64_t *> self.dl.data)[k * step]
+    return result
+
+
+cdef int check_ends(const dlfp4_groups *groups) except -1:
+    """Whether offsets are where experts' rows end."""
+    cdef int64_t last = 0, e
+    for e in range(groups.experts):
+        if not last <= groups.ends[e] <= groups.rows:
+            raise ValueError(f"offsets[{e}] is {groups.ends[e]}, after {last}, and there are {groups.rows} rows: "
+                             f"expected where each expert's rows end, in order, such as numpy.cumsum of their numbers")
+        last = groups.ends[e]
+    return 0
+
+
+cdef int check_places(const dlfp4_groups *groups, Tensor indices, int64_t count) except -1:
+    """Whether the indices of experts' rows are of `count` rows; those beyond the last end are not read."""
+    cdef const int64_t *places = <const int64_t *> indices.dl.data
+    cdef int64_t routed = groups.ends[groups.experts - 1] if groups.experts else 0, k
+    for k in range(routed):
+        if not 0 <= places[k] < count:
+            raise ValueError(f"indices[{k}] is {places[k]}, and there are {count} tokens: expected numbers from 0 to "
+                             f"{count - 1}")
+    return 0

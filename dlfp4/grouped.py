@@ -1,0 +1,258 @@
+"""Products of rows that are divided among experts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from dlfp4._core import (
+    BackendError,
+    ScaledTensor,
+    Tensor,
+    _allocate_result,
+    _as_float32,
+    _borrow_out,
+    _check_out_product,
+    _meet,
+    _multiply_groups_on_host,
+    _stream_of_product,
+    _with_equal_rotations,
+    asarray,
+)
+from dlfp4.engines import cpu
+from dlfp4.engines import problem as common
+from dlfp4.engines.problem import ON_CUDA, Operand, Problem
+from dlfp4.matmul import check_activation, result_dtype
+from dlfp4.show import summary
+
+if TYPE_CHECKING:
+    from dlfp4._core import _DType, _Elements, _Stream
+
+INTEGERS = ("int32", "int64")
+
+
+class Routing(NamedTuple):
+    """To which experts rows go: as :func:`grouped_matmul` takes it."""
+
+    offsets: Tensor
+    indices: Tensor | None
+    weights: Tensor | None
+    tokens: int | None
+
+    @property
+    def gathers(self) -> bool:
+        """Whether indices are of rows of x."""
+        return self.indices is not None and self.tokens is None
+
+
+def grouped_matmul(
+    x: _Elements | ScaledTensor,
+    w: _Elements | ScaledTensor,
+    offsets: _Elements,
+    *,
+    indices: _Elements | None = None,
+    weights: _Elements | None = None,
+    tokens: int | None = None,
+    alpha: float | None = None,
+    out_dtype: _DType | None = None,
+    out: _Elements | None = None,
+    activation: Literal["int8"] | None = None,
+    stream: _Stream | None = None,
+) -> Tensor:
+    """Rows times the matrices of their experts: row r of expert e is ``alpha * x[r] @ w[e]``.
+
+    Parameters
+    ----------
+    x : producer or ScaledTensor
+        ``(R, K)``, rows sorted by expert, or with `indices` ``(T, K)``, tokens: what :func:`matmul` takes.
+    w : producer or ScaledTensor
+        ``(E, K, N)``: usually ``w.mT`` of a stack w that was quantized as ``(E, N, K)`` along its last axis, with one
+        global scale, or one for each expert.
+    offsets : producer
+        ``(E,)`` int32 or int64: where the rows of each expert end, as of ``torch.nn.functional.grouped_mm``. Those of
+        expert e are ``offsets[e - 1]:offsets[e]``, and may be none.
+    indices : producer, optional
+        ``(R,)`` int32 or int64: the token of each row. Row r is ``x[indices[r]]``, without a copy of x.
+    weights : producer, optional
+        ``(R,)`` float32, with `indices`: each row is multiplied by its weight and added to its token.
+    tokens : int, optional
+        With `weights`: how many tokens there are. x then has the rows themselves, ``(R, K)``, as those that an expert's
+        first product made, and `indices` only say where results go.
+    alpha, out_dtype, out, activation, stream
+        As of :func:`matmul`.
+
+    Returns
+    -------
+    Tensor
+        ``(R, N)``; with `weights` ``(T, N)``, where T is `tokens` or the rows of x.
+
+    Raises
+    ------
+    ValueError
+        Shapes that do not fit; offsets that decrease or pass R; indices without such a token; unknown options.
+    TypeError
+        Offsets, indices or weights of other types; `out` or `out_dtype` of a type that results do not have.
+    BackendError
+        Operands that are not multiplied by experts; the message has the reason.
+
+    Notes
+    -----
+    Each expert's rows have the bits that :func:`matmul` gives for them alone on the host. Rows from the last offset on
+    belong to no expert: their results are zero, and their indices and weights are not read. Weighted rows are added in
+    their order, from zero, in float32, and rounded once to the result's type, so that results depend neither on the
+    number of threads nor on chance; a token without rows is zero.
+
+    Operands on a CUDA device are not multiplied by experts yet.
+
+    Examples
+    --------
+    Four tokens and two experts; the first one has tokens 0 and 2, the second one 1 and 3.
+
+    >>> import numpy as np, dlfp4
+    >>> x = np.ones((4, 32), "float32")
+    >>> w = dlfp4.quantize(np.stack([np.eye(2, 32), 2 * np.eye(2, 32)]).astype("float32"), "mxfp4")
+    >>> y = dlfp4.grouped_matmul(x, w.mT, np.array([2, 4], "int32"), indices=np.array([0, 2, 1, 3], "int32"))
+    >>> y.tolist()
+    [[1.0, 1.0], [1.0, 1.0], [2.0, 2.0], [2.0, 2.0]]
+    """
+    given = None if out is None else _borrow_out(out)
+    if given is not None and out_dtype is None:
+        out_dtype = given.dtype
+    check_activation(activation)
+    factor = 1.0 if alpha is None else _as_float32(alpha, "alpha")
+    left, right = _meet(as_rows(x), as_stack(w))
+    routing = make_routing(left, right, offsets, indices, weights, tokens)
+    shape = shape_of_result(left, right, routing)
+    dtype = result_dtype(left, out_dtype)
+    place = _stream_of_product(left, right, (x, w, out), stream)
+    left, right = rotate_alike(left, right, place)
+    problem = Problem(left, right, dtype, factor, activation, place)
+    check_operands(problem, routing)
+    if given is None:
+        result = _allocate_result(left, shape, dtype, place)
+    else:
+        _check_out_product(given, shape, dtype, left, right)
+        result = given
+    if result.size:
+        rounds = activation == "int8"
+        _multiply_groups_on_host(
+            left, right, routing.offsets, routing.indices, routing.weights, result, factor, rounds, routing.gathers
+        )
+    return result
+
+
+# ---- Operands
+
+
+def as_rows(x: _Elements | ScaledTensor) -> Operand:
+    """A matrix."""
+    rows = x if isinstance(x, ScaledTensor) else asarray(x)
+    if rows.ndim != 2:
+        raise ValueError(f"x has shape {rows.shape}; expected (rows, K): reshape it, and let offsets count all rows")
+    return rows
+
+
+def as_stack(w: _Elements | ScaledTensor) -> Operand:
+    """A stack: of blocks as it was quantized, (E, N, K), else (E, K, N)."""
+    stack = w if isinstance(w, ScaledTensor) else asarray(w)
+    if stack.ndim != 3:
+        raise ValueError(f"w has shape {stack.shape}; expected (experts, K, N): for a stack w of (E, N, K) pass w.mT")
+    if not isinstance(stack, ScaledTensor):
+        return stack
+    if stack.axis == -1:
+        raise ValueError(
+            f"w is {summary(stack)}, whose blocks run along N as (experts, K, N): quantize (E, N, K) along the last "
+            f"axis, and pass w.mT"
+        )
+    return stack.mT
+
+
+def rotate_alike(x: Operand, w: Operand, stream: int | None) -> tuple[Operand, Operand]:
+    """Operands whose products are those of their values; what is decoded of a stack is (E, K, N)."""
+    left, right = _with_equal_rotations(x, w, stream)
+    decoded = isinstance(w, ScaledTensor) and isinstance(right, Tensor)
+    return left, right.mT if decoded else right
+
+
+def make_routing(
+    x: Operand,
+    w: Operand,
+    offsets: _Elements,
+    indices: _Elements | None,
+    weights: _Elements | None,
+    tokens: int | None,
+) -> Routing:
+    """What says where rows go, checked for types and shapes."""
+    if weights is not None and indices is None:
+        raise ValueError("weights add rows to tokens, and indices say to which: pass indices, or multiply the result")
+    if tokens is not None and weights is None:
+        raise ValueError("tokens is the number of rows of weighted sums; pass weights, or leave it out")
+    ends = as_vector(offsets, "offsets", INTEGERS, w.shape[0], "experts")
+    places = None if indices is None else as_vector(indices, "indices", INTEGERS, None, "rows")
+    rows = x.shape[0] if places is None else places.shape[0]
+    factors = None if weights is None else as_vector(weights, "weights", ("float32",), rows, "rows")
+    if tokens is not None:
+        tokens = as_count(tokens)
+        if x.shape[0] != rows:
+            raise ValueError(f"x has {x.shape[0]} rows and indices {rows}: with tokens both are of the same rows")
+    return Routing(ends, places, factors, tokens)
+
+
+def as_vector(x: _Elements, name: str, dtypes: tuple[str, ...], count: int | None, what: str) -> Tensor:
+    """One number for each expert or row."""
+    vector = asarray(x)
+    if vector.dtype.name not in dtypes:
+        raise TypeError(f"{name} has dtype {vector.dtype.name}; expected {' or '.join(dtypes)}")
+    if vector.ndim != 1 or (count is not None and vector.shape[0] != count):
+        number = "" if count is None else f", {count} of them"
+        raise ValueError(f"{name} has shape {vector.shape}; expected one number for each of the {what}{number}")
+    return vector
+
+
+def as_count(tokens: int) -> int:
+    """A number of rows."""
+    if isinstance(tokens, bool) or not hasattr(tokens, "__index__"):
+        raise TypeError(f"tokens is of type {type(tokens).__name__}; expected an integer")
+    if (count := tokens.__index__()) < 0:
+        raise ValueError(f"tokens={count}; expected 0 or more")
+    return count
+
+
+def shape_of_result(x: Operand, w: Operand, routing: Routing) -> tuple[int, int]:
+    """(R, N), or (T, N) of weighted sums."""
+    depth, columns = w.shape[:0:-1] if isinstance(w, ScaledTensor) else w.shape[1:]
+    if x.shape[1] != depth:
+        raise ValueError(f"x has shape {x.shape}, w {depth} as K: expected (rows, K) and (experts, K, N)")
+    if routing.weights is None:
+        return (x.shape[0] if routing.indices is None else routing.indices.shape[0]), columns
+    return (x.shape[0] if routing.tokens is None else routing.tokens), columns
+
+
+def check_operands(problem: Problem, routing: Routing) -> None:
+    """BackendError with the reason where the host does not multiply them."""
+    parts = {"offsets": routing.offsets, "indices": routing.indices, "weights": routing.weights}
+    for name, part in parts.items():
+        if part is not None and (part.device.type in ON_CUDA) != (problem.device.type in ON_CUDA):
+            raise BackendError(
+                f"{name} lie on {part.device}, the operands on {problem.device}; bring them together with "
+                f".to_device({str(problem.device)!r})"
+            )
+    reason = refuses(problem)
+    if reason is not None:
+        raise BackendError(f"grouped_matmul does not multiply these operands: {reason}")
+
+
+def refuses(problem: Problem) -> str | None:
+    """Why operands are not multiplied."""
+    names = ("x", "w")
+    if problem.device.type in ON_CUDA:
+        return (
+            f"they lie on {problem.device}, and experts are multiplied on the host alone yet; call matmul for each "
+            f"expert, or .to_device('cpu')"
+        )
+    if isinstance(problem.a, ScaledTensor) and problem.a.axis != -1:
+        return f"blocks of x, {summary(problem.a)}, run across the sums; quantize it along the last axis"
+    return (
+        common.not_on_host(problem, names)
+        or common.not_floats(problem, names)
+        or cpu.refuses_activation(problem, names)
+    )

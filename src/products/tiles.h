@@ -1,0 +1,75 @@
+// Tiles of a product's result, and where their rows go.
+// Layout: up to kGroup prepared rows, parts counted, by kColumns lines of b.
+// Trick: a tile's panels of b are made once, for all of its rows.
+#ifndef DLFP4_SRC_PRODUCTS_TILES_H_
+#define DLFP4_SRC_PRODUCTS_TILES_H_
+
+#include <stdint.h>
+
+#include "codecs/plan.h"
+#include "rows.h"
+
+namespace dlfp4 {
+
+constexpr int64_t kGroup = 256;               // rows of a tile, parts counted
+constexpr int64_t kMostWorkspace = 16 << 20;  // bytes of prepared rows at a time, unless one group needs more
+constexpr int64_t kTileGrain = 1 << 20;       // products worth a thread
+constexpr int64_t kAlign = 64;                // of a workspace
+
+inline int64_t rows_of_group(const Sides &sides) { return kGroup / sides.parts; }
+
+// What is worth a thread, of rows to prepare.
+inline int64_t grain_of_rows(const Sides &sides) { return divide_up(kTileGrain / 8, sides.depth + 1); }
+
+inline uint8_t *align(void *memory) {
+  const uintptr_t address = reinterpret_cast<uintptr_t>(memory);
+  return static_cast<uint8_t *>(memory) + (kAlign - address % kAlign) % kAlign;
+}
+
+// The matrix of results, and how float32 becomes its type.
+struct Results {
+  dlfp4_matrix matrix;
+  Plan plan;
+};
+
+// False where the type is none of results'.
+bool make_results(const dlfp4_matrix &matrix, int level, Results *results);
+
+// `count` values of a row, at most kColumns, from `column` on.
+void put_row(const Results &results, int64_t row, int64_t column, int64_t count, const float *values);
+
+// Sums of `rows` prepared rows from `row` on by some lines of b. `factor` multiplies them, beside those of lines.
+struct TileOfResults {
+  const Sides &sides;
+  const PreparedRows &prepared;
+  double factor;
+  int64_t row, rows;
+  int64_t column, columns;
+};
+
+// totals[i * kColumns + c], for all rows of a tile: parts are added up.
+void sum_tile(const TileOfResults &tile, double *totals);
+
+// What row `i` of the tile has, of its totals.
+void scale_totals(const TileOfResults &tile, int64_t i, const double *of_columns, const double *totals, float *values);
+
+// What a tile's columns are multiplied with.
+void factors_of_columns(const TileOfResults &tile, double *of_columns);
+
+// Calls put(i, the values of row i) for the rows of a tile.
+template <class Put>
+void multiply_tile(const TileOfResults &tile, Put put) {
+  alignas(64) double totals[kGroup * kColumns];
+  double of_columns[kColumns];
+  float values[kColumns];
+  sum_tile(tile, totals);
+  factors_of_columns(tile, of_columns);
+  for (int64_t i = 0; i < tile.rows; ++i) {
+    scale_totals(tile, i, of_columns, totals + i * kColumns, values);
+    put(i, values);
+  }
+}
+
+}  // namespace dlfp4
+
+#endif  // DLFP4_SRC_PRODUCTS_TILES_H_
