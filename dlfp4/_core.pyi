@@ -318,6 +318,18 @@ def dot(a: _Elements | ScaledTensor, b: _Elements | ScaledTensor, *, out: _Eleme
 def _multiply_on_host(
     a: Tensor | ScaledTensor, b: Tensor | ScaledTensor, result: Tensor, alpha: float, rounds: bool
 ) -> None: ...
+def _has_grouped(w: ScaledTensor) -> bool: ...
+def _multiply_groups_on_cuda(
+    x: Tensor,
+    w: ScaledTensor,
+    offsets: Tensor,
+    indices: Tensor | None,
+    weights: Tensor | None,
+    out: Tensor,
+    alpha: float,
+    gathers: bool,
+    stream: _Stream | None,
+) -> None: ...
 def _multiply_groups_on_host(
     a: Tensor | ScaledTensor,
     w: Tensor | ScaledTensor,

@@ -359,6 +359,19 @@ cdef extern from "gpu/kernels.h" nogil:
     int dlfp4_cuda_find_tactics(int, int, int64_t, int64_t, int64_t, int *, int, int *)
     int64_t dlfp4_cuda_reads_codes(int, int64_t, int)
     int dlfp4_cuda_multiply(int, uintptr_t, const dlfp4_cuda_product *, int)
+    ctypedef struct dlfp4_cuda_grouped_product:
+        dlfp4_cuda_product product
+        int64_t experts
+        int factor_step
+        const void *ends
+        int end_bits
+        const void *indices
+        int index_bits
+        bint gathers
+        const float *weights
+        int64_t tokens
+    bint dlfp4_cuda_has_grouped(int)
+    int dlfp4_cuda_multiply_grouped(int, uintptr_t, const dlfp4_cuda_grouped_product *)
     const char *dlfp4_cuda_image()
     int dlfp4_cuda_load(int, int, const void *)
     bint dlfp4_cuda_is_loaded(int, int)

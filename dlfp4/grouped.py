@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from dlfp4._core import (
     BackendError,
@@ -12,13 +12,15 @@ from dlfp4._core import (
     _as_float32,
     _borrow_out,
     _check_out_product,
+    _has_grouped,
     _meet,
+    _multiply_groups_on_cuda,
     _multiply_groups_on_host,
     _stream_of_product,
     _with_equal_rotations,
     asarray,
 )
-from dlfp4.engines import cpu
+from dlfp4.engines import cpu, cuda
 from dlfp4.engines import problem as common
 from dlfp4.engines.problem import ON_CUDA, Operand, Problem
 from dlfp4.matmul import check_activation, result_dtype
@@ -101,7 +103,8 @@ def grouped_matmul(
     their order, from zero, in float32, and rounded once to the result's type, so that results depend neither on the
     number of threads nor on chance; a token without rows is zero.
 
-    Operands on a CUDA device are not multiplied by experts yet.
+    On a CUDA device, where the host does not wait to look, offsets and indices out of range count as the nearest
+    ones in range and as none. No build has kernels for it yet: BackendError says what to call instead.
 
     Examples
     --------
@@ -133,11 +136,24 @@ def grouped_matmul(
         _check_out_product(given, shape, dtype, left, right)
         result = given
     if result.size:
-        rounds = activation == "int8"
-        _multiply_groups_on_host(
-            left, right, routing.offsets, routing.indices, routing.weights, result, factor, rounds, routing.gathers
-        )
+        run = run_on_cuda if problem.device.type in ON_CUDA else run_on_host
+        run(problem, routing, result)
     return result
+
+
+def run_on_host(problem: Problem, routing: Routing, out: Tensor) -> None:
+    """By dlfp4_grouped_matmul."""
+    ends, places, factors, _ = routing
+    rounds = problem.activation == "int8"
+    _multiply_groups_on_host(problem.a, problem.b, ends, places, factors, out, problem.alpha, rounds, routing.gathers)
+
+
+def run_on_cuda(problem: Problem, routing: Routing, out: Tensor) -> None:
+    """By dlfp4_cuda_multiply_grouped, of what refuses_on_cuda lets through."""
+    x: Any = problem.a
+    w: Any = problem.b
+    ends, places, factors, _ = routing
+    _multiply_groups_on_cuda(x, w, ends, places, factors, out, problem.alpha, routing.gathers, problem.stream)
 
 
 # ---- Operands
@@ -228,7 +244,7 @@ def shape_of_result(x: Operand, w: Operand, routing: Routing) -> tuple[int, int]
 
 
 def check_operands(problem: Problem, routing: Routing) -> None:
-    """BackendError with the reason where the host does not multiply them."""
+    """BackendError with the reason where they are not multiplied by experts."""
     parts = {"offsets": routing.offsets, "indices": routing.indices, "weights": routing.weights}
     for name, part in parts.items():
         if part is not None and (part.device.type in ON_CUDA) != (problem.device.type in ON_CUDA):
@@ -236,19 +252,28 @@ def check_operands(problem: Problem, routing: Routing) -> None:
                 f"{name} lie on {part.device}, the operands on {problem.device}; bring them together with "
                 f".to_device({str(problem.device)!r})"
             )
-    reason = refuses(problem)
+    on_cuda = problem.device.type in ON_CUDA
+    reason = refuses_on_cuda(problem) if on_cuda else refuses_on_host(problem)
     if reason is not None:
         raise BackendError(f"grouped_matmul does not multiply these operands: {reason}")
 
 
-def refuses(problem: Problem) -> str | None:
-    """Why operands are not multiplied."""
-    names = ("x", "w")
-    if problem.device.type in ON_CUDA:
+def refuses_on_cuda(problem: Problem) -> str | None:
+    """Why kernels of a CUDA device do not take operands."""
+    x, w = problem.a, problem.b
+    if not isinstance(w, ScaledTensor) or w.scale_layout != "prepared" or not _has_grouped(w):
         return (
-            f"they lie on {problem.device}, and experts are multiplied on the host alone yet; call matmul for each "
-            f"expert, or .to_device('cpu')"
+            f"they lie on {problem.device}, whose kernels do not multiply {common.describe(w)} by experts yet; call "
+            f"matmul for each expert, or .to_device('cpu')"
         )
+    if problem.activation is not None or not isinstance(x, Tensor) or common.describe(x) not in cuda.types_of(problem):
+        return f"x is {summary(x)}; expected one of {', '.join(cuda.types_of(problem))}, without activation"
+    return common.not_on_one_cuda_device(problem)
+
+
+def refuses_on_host(problem: Problem) -> str | None:
+    """Why the host does not take operands."""
+    names = ("x", "w")
     if isinstance(problem.a, ScaledTensor) and problem.a.axis != -1:
         return f"blocks of x, {summary(problem.a)}, run across the sums; quantize it along the last axis"
     return (

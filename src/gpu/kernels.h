@@ -118,6 +118,27 @@ int64_t dlfp4_cuda_reads_codes(int format, int64_t depth, int tactic);
 
 int dlfp4_cuda_multiply(int device, uintptr_t stream, const dlfp4_cuda_product *product, int tactic);
 
+/* The products of dlfp4_grouped_matmul, with everything on the device, where the host does not look: ends that decrease
+ * or are beyond `product.rows` count as the nearest ones that do not, and rows with an index out of range as none.
+ * Routed rows beyond the last end are zero. `product` has all experts' weights: `columns` rows of each, one expert's
+ * after the other's, prepared as one matrix; `rows` counts the routed rows. */
+typedef struct {
+  dlfp4_cuda_product product;
+  int64_t experts;
+  int factor_step;     /* from expert to expert of product.factors[0]: 0 or 1 */
+  const void *ends;    /* of each expert */
+  int end_bits;        /* int32 or int64 */
+  const void *indices; /* of each routed row, or NULL */
+  int index_bits;
+  int gathers;          /* whether indices are rows of x */
+  const float *weights; /* of each routed row, or NULL: they are added to rows of y by indices, in order, in float32 */
+  int64_t tokens;       /* rows of x where it gathers, and of y where there are weights */
+} dlfp4_cuda_grouped_product;
+
+/* Whether there are kernels for weights of a format, on the device of the current image. */
+int dlfp4_cuda_has_grouped(int format);
+int dlfp4_cuda_multiply_grouped(int device, uintptr_t stream, const dlfp4_cuda_grouped_product *product);
+
 /* What this build's image was compiled for ("90a, PTX"), or "" where it has none. */
 const char *dlfp4_cuda_image(void);
 

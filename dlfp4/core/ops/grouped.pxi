@@ -100,3 +100,51 @@ cdef int check_places(const dlfp4_groups *groups, Tensor indices, int64_t count)
             raise ValueError(f"indices[{k}] is {places[k]}, and there are {count} tokens: expected numbers from 0 to "
                              f"{count - 1}")
     return 0
+
+
+# ---- On a CUDA device: nothing that says where rows belong is read by the host
+
+def _has_grouped(ScaledTensor w):
+    """Whether a CUDA device has kernels for experts of prepared weights."""
+    return dlfp4_cuda_has_grouped(w.number)
+
+
+cdef int multiply_groups_at(const Place *place, void *call) noexcept nogil:
+    return dlfp4_cuda_multiply_grouped(place.device, place.stream, <dlfp4_cuda_grouped_product *> call)
+
+
+def _multiply_groups_on_cuda(Tensor x, ScaledTensor w, Tensor offsets, Tensor indices, Tensor weights, Tensor out,
+                             alpha, bint gathers, stream):
+    """Rows of 16-bit floats by the prepared matrices of a stack, as it was prepared, (E, N, K)."""
+    cdef Place place = place_for(x, stream, x, out)
+    cdef Tensor rows = x if has_aligned_rows(x) else copy_on(x, &place), result = out
+    cdef Tensor part
+    cdef dlfp4_cuda_grouped_product call
+    cdef Touched touched
+    memset(&call, 0, sizeof(call))
+    touch_nothing(&touched)
+    if (out.dl.shape[1] > 1 and out.dl.strides[1] != 1) or not is_aligned(out):
+        result = allocate_on(&place, out.row, 2, out.dl.shape, False)
+    for part in (x, out, offsets, indices, weights):
+        if part is not None:
+            secure(part)
+    fill_weights(&call.product, w, None, &touched)
+    fill_rows(&call.product, rows, None, &touched)
+    fill_result(&call.product, result, &touched)
+    call.product.alpha = alpha
+    call.product.rows = rows.dl.shape[0] if indices is None else indices.dl.shape[0]
+    call.experts = w.shape[0]
+    call.factor_step = w.global_scale is not None and w.global_scale.dl.ndim > 0
+    call.ends, call.end_bits = offsets.dl.data, offsets.dl.dtype.bits
+    call.gathers = gathers
+    call.tokens = result.dl.shape[0] if weights is not None else rows.dl.shape[0]
+    if indices is not None:
+        call.indices, call.index_bits = indices.dl.data, indices.dl.dtype.bits
+    if weights is not None:
+        call.weights = <const float *> weights.dl.data
+    for part in (offsets, indices, weights):
+        reads(&touched, part)
+    check_run(&place, run_on(&place, &touched, multiply_groups_at, DLFP4_CUDA_IMAGE_products, &call, 0),
+              "multiplying by experts")
+    if result is not out:
+        convert(result, out, NULL, &place)
