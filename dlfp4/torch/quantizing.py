@@ -148,8 +148,7 @@ def with_shared_scales(
 
 def as_weight(q: Scaled, old: torch.Tensor, prepare: bool) -> torch.nn.Parameter:
     """The parameter that takes the place of another; conventions store a matrix of (in, out) as its transpose."""
-    # Deep copies of prepared weights with one scale have multiplied wrong on an H100, for a reason not known yet.
-    if prepare and q.ndim == 2 and q.format.block is not None:
+    if prepare and q.ndim == 2:
         q = q.prepare()
     weight = ScaledTensor.from_dlfp4(q, old.dtype)
     return torch.nn.Parameter(turn(weight) if weight.shape != old.shape else weight, requires_grad=False)

@@ -236,5 +236,10 @@ def share_prepared(x: Parts, parts: _Stored, shape: Any, encoding: Encoding) -> 
         behind.copy_(x.scales.view(torch.uint8))
     joined: _Stored = (codes, behind if by_block else x.scales, *parts[2:])
     linear = _core._restore_prepared(*joined, shape, encoding.hadamard, facts).with_scale_layout("linear")
-    torch.cuda.current_stream(x.data.device).synchronize()
+    wait_for(x.data)
     return linear
+
+
+def wait_for(codes: torch.Tensor) -> None:
+    """Wait until codes of a prepared weight are written, which kernels do not."""
+    torch.cuda.current_stream(codes.device).synchronize()

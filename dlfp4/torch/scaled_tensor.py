@@ -6,6 +6,7 @@ To PyTorch it has the shape and the float type of the values that it decodes to.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Never, TypedDict, Unpack, overload
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 # Attributes that hold the inner tensors; all but the first two may be None.
 PARTS = ("elements", "scales", "global_scale", "encode_scale")
+OWN = (*PARTS, "form", "turned")
 DTYPES = tuple(getattr(torch, name) for name in FLOATS)
 
 Axis = Literal[-1, -2]
@@ -214,11 +216,56 @@ class ScaledTensor(torch.Tensor):  # type: ignore[misc]  # to mypy PyTorch's typ
         form, dtype, turned = context
         return ScaledTensor(parts, form, size, dtype, turned)
 
+    # ---- Copies and pickles, by the parts: PyTorch's own would copy ``__dict__``, and each part in it as it lies
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ScaledTensor:
+        if id(self) in memo:
+            found: ScaledTensor = memo[id(self)]
+            return found
+        if not self.is_leaf:
+            raise RuntimeError(f"{described(self)} is a result that has a gradient; copy its .detach()")
+        linear = plain(self)
+        made = memo[id(self)] = like(linear, copy.deepcopy(present(linear), memo))
+        made.requires_grad_(self.requires_grad)
+        made.__dict__.update(copy.deepcopy(attributes_of(self), memo))
+        if self.grad is not None:
+            made.grad = copy.deepcopy(self.grad, memo)
+        return made
+
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         linear = plain(self)
         parts = {name: (as_bytes(part), part.dtype) for name, part in present(linear).items()}
         context = (linear.form, tuple(linear.shape), linear.dtype, linear.turned)
-        return rebuild, (parts, *context, isinstance(self, torch.nn.Parameter))
+        return rebuild, (parts, *context, self.requires_grad, attributes_of(self))
+
+    # ---- Memory: that of the parts, for the tensor has none of its own
+
+    @property
+    def data(self) -> ScaledTensor:
+        """The tensor without its gradient; assigning to it brings other parts."""
+        found: ScaledTensor = self.detach()
+        return found
+
+    @data.setter
+    def data(self, source: ScaledTensor) -> None:
+        if not isinstance(source, ScaledTensor):
+            raise TypeError(
+                f".data of {described(self)} cannot become a {type(source).__name__}: expected a ScaledTensor; "
+                f"quantize it first, by dlfp4.torch.quantize"
+            )
+        torch.Tensor.data.__set__(self, source)
+        for name in OWN:
+            setattr(self, name, getattr(source, name))
+
+    def share_memory_(self) -> ScaledTensor:
+        """Move the parts to memory that processes share; those of a prepared weight get their former order."""
+        if not self.is_shared():
+            self.data = mapped(plain(self), torch.Tensor.share_memory_)
+        return self
+
+    def is_shared(self) -> bool:
+        """Whether all parts are."""
+        return all(part.is_shared() for part in present(self).values())
 
 
 REMEDY = "its codes are no numbers to PyTorch; call .dequantize() for the values, and quantize the result again"
@@ -235,12 +282,14 @@ def rebuild(
     shape: Shape,
     dtype: torch.dtype,
     turned: bool,
-    is_parameter: bool,
+    requires_grad: bool,
+    attributes: Mapping[str, Any],
 ) -> ScaledTensor:
     """Called by pickles: the tensor of its parts."""
     named = {name: part.view(kind) for name, (part, kind) in parts.items()}
     self = ScaledTensor(named, form, shape, dtype, turned)
-    return torch.nn.Parameter(self, requires_grad=False) if is_parameter else self
+    self.__dict__.update(attributes)
+    return self.requires_grad_(requires_grad)  # type: ignore[no-any-return]
 
 
 torch.serialization.add_safe_globals([rebuild])
@@ -269,6 +318,11 @@ def element_of(format: str) -> str:
     """The name of a format's element type."""
     name: str = _core._find_format(format).element.name
     return name
+
+
+def attributes_of(q: ScaledTensor) -> dict[str, Any]:
+    """What else was set on the tensor, by users and by PyTorch: that it is a parameter."""
+    return {name: value for name, value in q.__dict__.items() if name not in OWN}
 
 
 def present(q: ScaledTensor) -> dict[str, torch.Tensor]:

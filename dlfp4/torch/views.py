@@ -14,7 +14,7 @@ from dlfp4 import _core
 from dlfp4.operations import Encoding
 from dlfp4.proto import TensorProto
 from dlfp4.torch.cutting import cut, reshaped
-from dlfp4.torch.representing import PAIRS
+from dlfp4.torch.representing import PAIRS, wait_for
 from dlfp4.torch.representing import described as in_torch
 from dlfp4.torch.scaled_tensor import (
     PARTS,
@@ -119,6 +119,8 @@ def copy_(function: Any, target: Any, source: Any, non_blocking: bool = False) -
         else:  # a part that only one of them has, or scales of another granularity or type
             setattr(target, name, None if new is None else new.to(target.device, copy=True))
     target.form = source.form
+    if target.encoding.prepared is not None and type(target.elements) is torch.Tensor:
+        wait_for(target.elements)
     return target
 
 

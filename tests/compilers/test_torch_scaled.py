@@ -218,6 +218,63 @@ def test_copies():
     assert torch.equal(turned.dequantize(), q.dequantize().mT)
 
 
+def test_copies_keep_what_was_set_on_the_tensor():
+    w = torch.nn.Parameter(dt.quantize(values(32, 64), "nvfp4"))
+    w.note, w.grad = ["mine", w], values(32, 64)
+    made = copy.deepcopy(w)
+    assert isinstance(made, torch.nn.Parameter)
+    assert made.requires_grad
+    assert made.note == ["mine", made]  # a cycle, which the memo ends
+    assert made.note is not w.note
+    assert torch.equal(made.grad, w.grad)
+    assert made.grad is not w.grad
+    w.note = "mine"
+    made = pickle.loads(pickle.dumps(w))
+    assert (type(made), isinstance(made, torch.nn.Parameter)) == (ScaledTensor, True)
+    assert (made.requires_grad, made.note) == (True, "mine")
+    two = copy.deepcopy([w, w.detach()])
+    assert two[0].elements.data_ptr() == two[1].elements.data_ptr() != w.elements.data_ptr()
+    with pytest.raises(RuntimeError, match=r"copy its \.detach"):
+        copy.deepcopy(dt.quantize(values(32, 64).requires_grad_(), "nvfp4"))
+
+
+def test_copies_and_pickles_leave_an_order_that_is_not_the_tensors(monkeypatch):
+    """As of prepared weights, which only a GPU makes: another layout stands in for theirs."""
+    scaled = importlib.import_module("dlfp4.torch.scaled_tensor")
+
+    def without_tiles(q):
+        return ScaledTensor.from_dlfp4(scaled.restore(q).with_scale_layout("linear"), q.dtype)
+
+    monkeypatch.setattr(scaled, "plain", without_tiles)
+    q = torch.nn.Parameter(dt.quantize(values(32, 64), "nvfp4", scale_layout="128x4"), requires_grad=False)
+    file = io.BytesIO()
+    torch.save(q, file)
+    file.seek(0)
+    for made in (copy.deepcopy(q), pickle.loads(pickle.dumps(q)), torch.load(file)):
+        assert (made.form, made.encoding.scale_layout) == ("nvfp4", "linear")
+        assert torch.equal(made.dequantize(), q.dequantize())
+    q.share_memory_()
+    assert q.encoding.scale_layout == "linear"
+
+
+def test_data_and_memory_of_processes():
+    q, other = dt.quantize(values(32, 64), "nvfp4"), dt.quantize(values(64, 64), "mxfp8_e4m3")
+    assert q.data.elements.data_ptr() == q.elements.data_ptr()
+    w = torch.nn.Parameter(q, requires_grad=False)
+    w.data = other
+    assert (w.shape, w.format) == ((64, 64), "mxfp8_e4m3")
+    assert isinstance(w, torch.nn.Parameter)
+    assert same(w, other.to_dlfp4())
+    with pytest.raises(TypeError, match=r"quantize it first, by dlfp4\.torch\.quantize"):
+        w.data = values(64, 64)
+    want = w.dequantize()
+    assert not w.is_shared()
+    assert w.share_memory_().is_shared()
+    assert torch.equal(w.dequantize(), want)
+    address = w.elements.data_ptr()
+    assert w.share_memory_().elements.data_ptr() == address
+
+
 def test_torch_save_and_load():
     q = dt.quantize(values(32, 64), "nvfp4", hadamard=3)
     module = torch.nn.Module()

@@ -23,8 +23,7 @@ def case(request, torch, dt):
     """A quantized layer, some rows, and their product as dlfp4 makes it of the layer's first weight."""
     made = torch.nn.Sequential(torch.nn.Linear(512, 256, device="cuda", dtype=torch.bfloat16))
     x = randn(torch, 8, 512).bfloat16()
-    weight = dlfp4.quantize(made[0].weight.detach(), request.param)
-    weight = weight if weight.format.block is None else weight.prepare()
+    weight = dlfp4.quantize(made[0].weight.detach(), request.param).prepare()
     product = dlfp4.matmul(x, weight.mT).to_torch() + made[0].bias
     dt.quantize_(made, request.param, include=["*"])
     return made, x, product
