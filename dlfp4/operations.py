@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 # ---- How the parts of a quantized tensor are stored
 
 
+TURNED = "turned"  # what an encoding's text says of a transposed stack
+
+
 class Prepared(NamedTuple):
     """What the layout of :meth:`ScaledTensor.prepare` has to be read with."""
 
@@ -51,6 +54,8 @@ class Encoding:
         The signs of the transform before quantizing.
     prepared : Prepared, optional
         Of a weight that was prepared.
+    turned : bool
+        Of a transposed stack, whose parts are those of the stack.
 
     Examples
     --------
@@ -66,6 +71,7 @@ class Encoding:
     scale_layout: _ScaleLayout | Literal["prepared"] = "linear"
     hadamard: tuple[int, ...] | None = None
     prepared: Prepared | None = None
+    turned: bool = False
 
     @staticmethod
     def of(q: ScaledTensor) -> Encoding:
@@ -83,7 +89,7 @@ class Encoding:
     def __str__(self) -> str:
         words = [self.format]
         if self.axis == -2:
-            words.append("columns")
+            words.append(TURNED if self.turned else "columns")
         if self.scale_layout != "linear":
             words.append(self.scale_layout)
         if self.hadamard is not None:
@@ -104,8 +110,9 @@ def _parse_encoding(text: str) -> Encoding:
     values: dict[str, Any] = {"format": _core._find_format(name).name}
     for word in words:
         key, _, value = word.partition("=")
-        if word == "columns":
+        if word in ("columns", TURNED):
             values["axis"] = -2
+            values["turned"] = word == TURNED
         elif key == "hadamard":
             values["hadamard"] = tuple(-1 if sign == "-" else 1 for sign in value)
         elif key == "facts":
@@ -115,10 +122,13 @@ def _parse_encoding(text: str) -> Encoding:
     return Encoding(**values)
 
 
-def transposed(text: str) -> str:
+def transposed(text: str, is_stack: bool = False) -> str:
     """The text of the transpose's encoding, of one's text."""
+    word, other = (TURNED, "columns") if is_stack else ("columns", TURNED)
     name, *words = text.split("/")
-    words = words[1:] if words[:1] == ["columns"] else ["columns", *words]
+    if words[:1] == [other]:
+        raise ValueError(f"{text!r} of a stack: blocks along its columns may cross from one matrix to the next")
+    words = words[1:] if words[:1] == [word] else [word, *words]
     return "/".join([name, *words])
 
 
@@ -148,8 +158,9 @@ class Argument:
     name : str
         As of the eager function.
     kind : str
-        "operand", a plain tensor; "quantized", one that may be quantized as well; "scale", an optional plain tensor;
-        else a constant: "text", "dtype", "recipe", "flag", "number", "integer", "axes" or "signs".
+        "operand", a plain tensor; "quantized", one that may be quantized as well; "vector", one whose type PyTorch has;
+        "scale", the same, optional; else a constant: "text", "dtype", "recipe", "flag", "number", "integer", "count",
+        "axes" or "signs".
     default : object
         Of constants; ``REQUIRED`` where there is none.
     """
@@ -161,7 +172,7 @@ class Argument:
     @property
     def is_tensor(self) -> bool:
         """Whether it is a value of the graph, and no constant."""
-        return self.kind in ("operand", "quantized", "scale")
+        return self.kind in ("operand", "quantized", "vector", "scale")
 
 
 REQUIRED: Any = ...
@@ -278,8 +289,28 @@ def _dot(a: TensorProto, b: TensorProto) -> TensorProto:  # noqa: ARG001  (one s
 
 
 def _matmul(a: TensorProto, b: TensorProto, *, out_dtype: str | None, **_: Any) -> TensorProto:
+    return TensorProto(a.shape[:-1] + b.shape[-1:], out_dtype or _type_of_product(a))
+
+
+def _type_of_product(a: TensorProto) -> str:
     own = None if a.dtype is None else a.dtype.name
-    return TensorProto(a.shape[:-1] + b.shape[-1:], out_dtype or (own if own in FLOATS else "float32"))
+    return own if own in FLOATS else "float32"
+
+
+def _grouped_matmul(
+    x: TensorProto,
+    w: TensorProto,
+    offsets: TensorProto,  # noqa: ARG001  (one signature for all)
+    indices: TensorProto | None,
+    weights: TensorProto | None,
+    *,
+    tokens: int | None,
+    out_dtype: str | None,
+    **_: Any,
+) -> TensorProto:
+    routed = x if indices is None else indices
+    rows = routed.shape[0] if weights is None else x.shape[0] if tokens is None else tokens
+    return TensorProto((rows, w.shape[-1]), out_dtype or _type_of_product(x))
 
 
 OPERATIONS: Mapping[str, Operation] = MappingProxyType(
@@ -334,6 +365,21 @@ OPERATIONS: Mapping[str, Operation] = MappingProxyType(
                     Argument("backend", "text", "auto"),
                 ),
                 _matmul,
+            ),
+            Operation(
+                "grouped_matmul",
+                (
+                    Argument("x", "quantized"),
+                    Argument("w", "quantized"),
+                    Argument("offsets", "vector"),
+                    Argument("indices", "scale"),
+                    Argument("weights", "scale"),
+                    Argument("tokens", "count"),
+                    Argument("alpha", "number"),
+                    Argument("out_dtype", "dtype"),
+                    Argument("activation", "text"),
+                ),
+                _grouped_matmul,
             ),
         )
     }

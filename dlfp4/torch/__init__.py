@@ -5,7 +5,7 @@ and arguments of dlfp4's, and give the same bytes.
 """
 
 from dlfp4.torch import multiplying, protos, registering, views  # noqa: F401  (which register themselves)
-from dlfp4.torch.functions import cast, dequantize, dot, matmul, pack, unpack, vecdot
+from dlfp4.torch.functions import cast, dequantize, dot, grouped_matmul, matmul, pack, unpack, vecdot
 from dlfp4.torch.linear import Linear
 from dlfp4.torch.quantizing import quantize_
 from dlfp4.torch.representing import Parts
@@ -18,6 +18,7 @@ __all__ = [
     "cast",
     "dequantize",
     "dot",
+    "grouped_matmul",
     "matmul",
     "pack",
     "quantize",

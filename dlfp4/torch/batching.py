@@ -106,6 +106,11 @@ def batch_matmul(call: Call, named: dict[str, Any], dims: Dims, size: int) -> An
     return OPS.matmul(*(named | {"a": front(named["a"], dims["a"])}).values()), 0
 
 
+def batch_grouped(call: Call, named: dict[str, Any], dims: Dims, size: int) -> Any:  # noqa: ARG001
+    """Each routing is one of its own."""
+    return None
+
+
 def batch_vecdot(call: Call, named: dict[str, Any], dims: Dims, size: int) -> Any:  # noqa: ARG001
     """Plain operands broadcast."""
     if named["a_scales"] is not None or named["b_scales"] is not None or named["a_type"] or named["b_type"]:
@@ -132,6 +137,7 @@ RULES: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "dot": batch_vecdot,
         "vecdot": batch_vecdot,
         "matmul": batch_matmul,
+        "grouped_matmul": batch_grouped,
     }
 )
 

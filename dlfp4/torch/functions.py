@@ -424,3 +424,56 @@ def matmul(
     """
     name = name_of(out_dtype) or (None if out is None else element_name(out.dtype))
     return run(OPS.matmul, (*both(a, b), alpha, name, activation, backend), out)
+
+
+def grouped_matmul(
+    x: Any,
+    w: Any,
+    offsets: torch.Tensor,
+    *,
+    indices: torch.Tensor | None = None,
+    weights: torch.Tensor | None = None,
+    tokens: int | None = None,
+    alpha: float | None = None,
+    out_dtype: _DType | None = None,
+    out: torch.Tensor | None = None,
+    activation: Literal["int8"] | None = None,
+) -> torch.Tensor:
+    """Rows times the matrices of their experts; see :func:`dlfp4.grouped_matmul`.
+
+    Parameters
+    ----------
+    x : torch.Tensor or Parts
+        ``(R, K)``, rows sorted by expert, or with `indices` ``(T, K)``, tokens.
+    w : torch.Tensor or Parts
+        ``(E, K, N)``: usually ``w.mT`` of what :func:`quantize` made of a stack ``(E, N, K)``.
+    offsets : torch.Tensor
+        ``(E,)`` int32 or int64: where the rows of each expert end.
+    indices, weights, tokens
+        As :func:`dlfp4.grouped_matmul`.
+    alpha, out_dtype, out, activation
+        As :func:`matmul`.
+
+    Returns
+    -------
+    torch.Tensor
+        ``(R, N)``; with `weights` ``(T, N)``. Gradients flow to floats: to `x` by the decoded `w`, to a `w` of floats,
+        and to `weights`. Under ``torch.autocast`` float32 operands are cast as those of ``torch.matmul``.
+
+    Raises
+    ------
+    ValueError, TypeError, BackendError
+        As :func:`dlfp4.grouped_matmul`.
+
+    Examples
+    --------
+    >>> import torch, dlfp4.torch
+    >>> w = dlfp4.torch.quantize(torch.stack([torch.eye(2, 32), 2 * torch.eye(2, 32)]), "mxfp4")
+    >>> ends = torch.tensor([1, 3], dtype=torch.int32)
+    >>> dlfp4.torch.grouped_matmul(torch.ones(3, 32), w.mT, ends)[:, 0]
+    tensor([1., 2., 2.])
+    """
+    name = name_of(out_dtype) or (None if out is None else element_name(out.dtype))
+    left, right = as_parts(x), as_parts(w)
+    operands = (left.data, right.data, offsets, *right[1:], *left[1:])
+    return run(OPS.grouped_matmul, (*operands, indices, weights, tokens, alpha, name, activation), out)

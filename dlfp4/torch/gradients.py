@@ -108,6 +108,111 @@ def matmul_tangent(
     return total if alpha is None else total * alpha
 
 
+# ---- grouped_matmul
+
+
+def dense(x: Parts, dtype: torch.dtype) -> torch.Tensor:
+    """An operand's values as floats, of a tensor that compilers hand over whole too: K is not along its blocks."""
+    found = decoded(x, dtype)
+    return found.dequantize() if hasattr(found, "__dlfp4_parts__") else found
+
+
+class Rows(NamedTuple):
+    """The routed rows of a call: which belong to an expert, and the token of each, 0 where it has none."""
+
+    is_routed: torch.Tensor
+    tokens: torch.Tensor | None
+
+
+def rows_of(x: Parts, offsets: Parts, indices: Parts | None) -> Rows:
+    """What indices say of rows beyond the last offset is not to be looked at."""
+    count = x.data.shape[0] if indices is None else indices.data.shape[0]
+    last = offsets.data[-1] if offsets.data.shape[0] else 0
+    is_routed = torch.arange(count, device=x.data.device) < last
+    return Rows(is_routed, None if indices is None else torch.where(is_routed, indices.data, 0))
+
+
+def grouped_backward(
+    grad: torch.Tensor,
+    x: Parts,
+    w: Parts,
+    offsets: Parts,
+    indices: Parts | None,
+    weights: Parts | None,
+    *,
+    wanted: Any,
+    tokens: int | None,
+    alpha: float | None,
+    **_: Any,
+) -> tuple[Any, ...]:
+    """By the decoded weights, in the type of the gradient."""
+    of_x = of_w = of_weights = None
+    is_routed, places = rows_of(x, offsets, indices)
+    gathers = places is not None and tokens is None
+    rows = grad if weights is None else grad[places]  # what a gradient is of each routed row
+    scaled = rows if alpha is None else rows * alpha
+    if weights is not None:
+        scaled = scaled * weights.data[:, None].to(grad.dtype)
+    if wanted[0]:
+        stack = dense(w, grad.dtype).mT
+        of_x = torch.ops.dlfp4.grouped_matmul(scaled, stack, offsets.data)
+        if gathers:
+            of_x = torch.zeros(x.data.shape, dtype=grad.dtype, device=grad.device).index_add(0, places, of_x)
+        of_x = of_x.to(x.data.dtype)
+    if wanted[1]:
+        own = dense(x, grad.dtype)
+        of_w = sums_of_experts(own[places] if gathers else own, scaled, offsets.data).to(w.data.dtype)
+    if wanted[4] and weights is not None:
+        given = (x.data, w.data, offsets.data, *w[1:], *x[1:], indices.data if gathers and indices else None)
+        product = torch.ops.dlfp4.grouped_matmul(*given, None, None, alpha, element_name(grad.dtype))
+        kept = torch.where(is_routed[:, None], product, 0)
+        of_weights = (rows * kept).sum(-1).to(weights.data.dtype)
+    return of_x, of_w, None, None, of_weights
+
+
+def sums_of_experts(x: torch.Tensor, grad: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """The products of the rows of each expert, whose number the host does not know."""
+    own = torch.bucketize(torch.arange(x.shape[0], device=x.device), offsets, right=True)
+    made = [(x * (own == expert)[:, None]).mT @ grad for expert in range(offsets.shape[0])]
+    return torch.stack(made) if made else x.new_zeros((0, x.shape[1], grad.shape[1]))
+
+
+def grouped_tangent(
+    t_x: torch.Tensor | None,
+    t_w: torch.Tensor | None,
+    t_offsets: None,  # noqa: ARG001  (a tangent for each operand)
+    t_indices: None,  # noqa: ARG001
+    t_weights: torch.Tensor | None,
+    x: Parts,
+    w: Parts,
+    offsets: Parts,
+    indices: Parts | None,
+    weights: Parts | None,
+    *,
+    dtype: torch.dtype,
+    tokens: int | None,
+    alpha: float | None,
+    **_: Any,
+) -> torch.Tensor:
+    """The product rule."""
+
+    def product(x: Parts, w: Parts, weights: torch.Tensor | None) -> torch.Tensor:
+        of_indices = None if indices is None else indices.data
+        given = (x.data, w.data, offsets.data, *w[1:], *x[1:], of_indices, weights, tokens, alpha)
+        found: torch.Tensor = torch.ops.dlfp4.grouped_matmul(*given, element_name(dtype))
+        return found
+
+    own = None if weights is None else weights.data
+    terms = []
+    if t_x is not None:
+        terms.append(product(Parts(t_x), w, own))
+    if t_w is not None:
+        terms.append(product(x, Parts(t_w), own))
+    if t_weights is not None:
+        terms.append(product(x, w, t_weights))
+    return sum(terms[1:], terms[0])
+
+
 # ---- dot, vecdot
 
 
@@ -148,6 +253,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "dot": Rule(always, vecdot_backward, vecdot_tangent),
         "vecdot": Rule(always, vecdot_backward, vecdot_tangent),
         "matmul": Rule(always, matmul_backward, matmul_tangent),
+        "grouped_matmul": Rule(always, grouped_backward, grouped_tangent),
     }
 )
 
@@ -161,6 +267,7 @@ def function_of(call: Call, rule: Rule, op: Any) -> Any:
     It is what a Function is within one level of functorch's transforms: kernels for autograd run within one, and the
     redispatch brings the call to the next.
     """
+    places = [place[0] for _, _, place in call.operand_places]
 
     def forward(keyset: Any, *args: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd(), followed_further():
@@ -186,18 +293,27 @@ def function_of(call: Call, rule: Rule, op: Any) -> Any:
             return nothing
         values = recalled(ctx)
         operands = call.operands(values)
-        wanted = ctx.needs_input_grad[1 : 1 + len(operands)]
+        wanted = tuple(at(ctx.needs_input_grad, 1 + place, False) for place in places)
         found = rule.backward(grad, *operands.values(), wanted=wanted, **call.constants(values))
-        return (None, *found, *(None,) * (ctx.given - 1 - len(found)))
+        made: list[Any] = [None] * ctx.given
+        for place, of_operand in zip(places, found, strict=False):
+            if of_operand is not None:
+                made[1 + place] = of_operand
+        return tuple(made)
 
     def jvp(ctx: Any, _: Any, *tangents: Any) -> Any:
         values = recalled(ctx)
         operands = call.operands(values)
         constants = {"dtype": ctx.dtype, **call.constants(values)}
-        return rule.tangent(*tangents[: len(operands)], *operands.values(), **constants)
+        return rule.tangent(*(at(tangents, place) for place in places), *operands.values(), **constants)
 
     methods = {each.__name__: staticmethod(each) for each in (forward, setup_context, backward, jvp)}
     return type(f"{call.row.name}_of_dlfp4", (torch.autograd.function._SingleLevelFunction,), methods)
+
+
+def at(values: tuple[Any, ...], place: int, default: Any = None) -> Any:
+    """One of some values, of which trailing ones may have been left out."""
+    return values[place] if place < len(values) else default
 
 
 def followed_further() -> AbstractContextManager[Any]:

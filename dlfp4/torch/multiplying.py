@@ -86,6 +86,14 @@ def product(function: Any, a: torch.Tensor, b: torch.Tensor, *rest: Any) -> torc
     return function(left.data, *right, *left[1:], *given[8:])
 
 
+@implements(OPS.grouped_matmul.default)
+def grouped(function: Any, x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor, *rest: Any) -> torch.Tensor:
+    """The same of a stack of weights, with offsets before the parts."""
+    given = (*rest, *(ABSENT * 2)[len(rest) :])
+    left, right = parts_in(x, given[4:8]), parts_in(w, given[:4])
+    return function(left.data, right.data, offsets, *right[1:], *left[1:], *given[8:])
+
+
 @implements(OPS.dequantize.default)
 def decode_parts(function: Any, q: torch.Tensor, *rest: Any) -> torch.Tensor:
     """The operand, its parts, and the type of values."""

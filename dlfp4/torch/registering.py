@@ -28,6 +28,7 @@ TYPES = MappingProxyType(
     {
         "operand": "Tensor",
         "quantized": "Tensor",
+        "vector": "Tensor",
         "scale": "Tensor?",
         "text": "str",
         "dtype": "str",
@@ -36,6 +37,7 @@ TYPES = MappingProxyType(
         "number": "float",
         "integer": "SymInt",
         "index": "int",
+        "count": "SymInt",
         "axes": "int[]",
         "signs": "int[]",
     }
@@ -50,6 +52,7 @@ PARTS = MappingProxyType(
             ("type", "str", ""),
             ("shape", "SymInt[]?", None),
         ),
+        "vector": (),
         "scale": (),
     }
 )
@@ -308,9 +311,15 @@ def register(row: Operation) -> Call:
 
 
 def register_autocast(device: str) -> None:
-    """Cast the float32 operands of matmul as those of torch.matmul are, and nothing else: scales stay as they are."""
+    """Cast the float32 operands of products as those of torch.matmul are, and nothing else: scales stay as they are."""
+    for name, operands in (("matmul", "ab"), ("grouped_matmul", "xw")):
+        register_cast(name, [CALLS[name].places[operand] for operand in operands], device)
+
+
+def register_cast(name: str, places: list[int], device: str) -> None:
+    """Cast the arguments at some places, where they are float32."""
     key = getattr(torch._C.DispatchKey, f"Autocast{device}")
-    places = [CALLS["matmul"].places[name] for name in ("a", "b")]
+    op = getattr(torch.ops.dlfp4, name)
 
     def kernel(*args: Any) -> Any:
         given = list(args)
@@ -318,9 +327,9 @@ def register_autocast(device: str) -> None:
             if given[place].dtype == torch.float32:
                 given[place] = given[place].to(torch.get_autocast_dtype(device.lower()))
         with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key)):
-            return torch.ops.dlfp4.matmul(*given)
+            return op(*given)
 
-    LIBRARY.impl("matmul", kernel, f"Autocast{device}")
+    LIBRARY.impl(name, kernel, f"Autocast{device}")
 
 
 CALLS = MappingProxyType({name: register(row) for name, row in OPERATIONS.items()})

@@ -59,8 +59,9 @@ class Parts(NamedTuple):
             return self._replace(data=self.data.mT)
         shape = None if self.shape is None else (*self.shape[:-2], self.shape[-1], self.shape[-2])
         name, *how = self.type.split("/")
-        turned = Parts(self.data, self.scales, self.global_scale, transposed(self.type), shape)
-        if FORMAT_ELEMENTS[name] in SUBBYTE or "prepared" in how:
+        is_stack = shape is not None and len(shape) > 2
+        turned = Parts(self.data, self.scales, self.global_scale, transposed(self.type, is_stack), shape)
+        if is_stack or FORMAT_ELEMENTS[name] in SUBBYTE or "prepared" in how:
             return turned
         linear = self.scales.dim() == 2 and set(how) <= {"columns"}
         return turned._replace(data=self.data.mT, scales=self.scales.mT if linear else self.scales)
@@ -203,6 +204,9 @@ def share_quantized(x: Parts, encoding: Encoding) -> ScaledTensor:
     """A quantized operand as a ScaledTensor."""
     if x.scales is None:
         raise TypeError(f"an operand of type {x.type!r} came without scales")
+    if encoding.turned:
+        stack = x.mT
+        return share_quantized(stack, Encoding.parse(stack.type)).mT
     shape = tuple(x.shape) if x.shape is not None else matrix_of(x.data, encoding)
     parts = (x.data, x.scales, x.global_scale, encoding.format, encoding.axis)
     if encoding.prepared is not None:

@@ -360,11 +360,10 @@ def turn(q: ScaledTensor) -> ScaledTensor:
 
 
 def parts_of(q: ScaledTensor) -> Parts:
-    """What the operations take; NotImplementedError for a transposed stack, which has no such form."""
-    if q.turned and q.dim() > 2:
-        raise NotImplementedError(f"{described(q)} is a transposed stack; take one matrix of it, or transpose it back")
+    """What the operations take."""
     shape = tuple(q.shape)
-    parts = Parts(q.elements, q.scales, q.global_scale, q.form, shape[::-1] if q.turned else shape)
+    stored = (*shape[:-2], shape[-1], shape[-2]) if q.turned else shape
+    parts = Parts(q.elements, q.scales, q.global_scale, q.form, stored)
     return parts.mT if q.turned else parts
 
 

@@ -220,6 +220,7 @@ def test_opcheck_of_out_forms(name):
         "dot": (x[0], x[1]),
         "vecdot": (x, x),
         "matmul": (x, x.mT),
+        "grouped_matmul": (x, x[None].mT, torch.tensor([3])),
     }[name]
     op = getattr(ops, name)
     out = op(*args)

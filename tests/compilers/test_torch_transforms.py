@@ -148,6 +148,7 @@ CALLS = {
     "matmul": lambda x: dt.matmul(x, V.mT),
     "matmul, row": lambda x: dt.matmul(x[1], V.mT),
     "matmul, both": lambda x: dt.matmul(x, dt.Parts(*ops.quantize(x, "nvfp4"), type="nvfp4").mT),
+    "grouped_matmul": lambda x: dt.grouped_matmul(x, x[None].mT, torch.tensor([1])),
     "vecdot": lambda x: dt.vecdot(x, x[0]),
     "vecdot, rows": lambda x: dt.vecdot(x, x, 0),
     "dot": lambda x: dt.dot(x[0], x[1]),

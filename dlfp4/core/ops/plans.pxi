@@ -68,6 +68,7 @@ def _hollow(ScaledTensor self):
     cdef ScaledTensor made = make_scaled(hollow(self.data), hollow(self.scales), hollow(self.global_scale), self.format,
                                          self.axis, self.scale_layout, self.shape, self.rotation, hollow(self.offsets))
     made.prepared = self.prepared
+    made.turned = self.turned
     return made
 
 
@@ -82,6 +83,7 @@ def _share_like(ScaledTensor known, data, scales, global_scale):
     self = make_scaled(elements, stored, unit, known.format, known.axis, known.scale_layout, known.shape,
                        known.rotation, None)
     self.prepared = known.prepared
+    self.turned = known.turned
     return None if is_prepared(self) and not lies_in_one_piece(self) else self
 
 
