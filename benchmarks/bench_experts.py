@@ -1,0 +1,329 @@
+"""What products by experts cost: microseconds of rows that are routed at random, dlfp4 beside its peers.
+
+    python benchmarks/bench_experts.py [--shapes 32x5760x2880] [--top 4] [--tokens 1,16,64,256,1024]
+        [--formats nvfp4,mxfp4] [--threads 1,0] [--gpu] [--skew 0] [--json FILE]
+
+A shape is experts x N x K. Each token of bfloat16 goes to `top` experts, chosen at random, or the first ones more often
+(--skew). dlfp4 reads tokens by indices; what others need, rows in order, is made once before, and not counted, but for
+"a call an expert", which is dlfp4.matmul for each expert that has rows. Results are bfloat16.
+
+On the host the limit is a copy of as many bytes in all as the weights of those experts and the rows have. On a GPU
+(--gpu) weights are prepared and cold: each case walks over copies that exceed the caches, in CUDA graphs, and the floor
+is the longer of the times that the memory (--bandwidth) and the tensor cores (--rate) need. Peers are PyTorch's grouped
+product of bfloat16 and, on a GPU, that of FP8 with a scale a row.
+"""
+
+import argparse
+import copy
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import harness
+import ml_dtypes
+import numpy as np
+from bench_matmul_gpu import COLD_BYTES, warmed
+from harness import Call, Case, GraphCase, Table, list_of, number
+
+import dlfp4
+
+PEERS = ("torch",)
+
+
+# ---- Work
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of a stack of weights."""
+
+    experts: int
+    n: int
+    k: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Shape":
+        """32x5760x2880."""
+        try:
+            return cls(*map(int, text.split("x")))
+        except (TypeError, ValueError):
+            raise argparse.ArgumentTypeError(f"{text!r}: expected ExNxK, such as 32x5760x2880") from None
+
+    def __str__(self) -> str:
+        return f"{self.experts} experts of {self.n} x {self.k}"
+
+
+@dataclass(frozen=True)
+class Routing:
+    """The token of each row, rows sorted by expert, and where those of experts end."""
+
+    indices: Any
+    ends: Any
+
+    @property
+    def busy(self) -> list[tuple[int, int, int]]:
+        """Experts that have rows, and which."""
+        starts = [0, *map(int, self.ends[:-1])]
+        return [
+            (e, first, int(end)) for e, (first, end) in enumerate(zip(starts, self.ends, strict=True)) if end > first
+        ]
+
+
+def route(shape: Shape, tokens: int, top: int, skew: float) -> Routing:
+    """The best `top` of random scores."""
+    scores = np.random.default_rng(tokens).normal(size=(tokens, shape.experts)) - skew * np.arange(shape.experts)
+    chosen = np.argsort(-scores, axis=1)[:, :top].ravel()
+    order = np.argsort(chosen, kind="stable")
+    counts = np.bincount(chosen, minlength=shape.experts)
+    return Routing((order // top).astype(np.int32), np.cumsum(counts).astype(np.int32))
+
+
+@dataclass
+class Group:
+    """The same rows by each."""
+
+    shape: Shape
+    format: str
+    tokens: int
+    threads: int
+    routing: Routing
+    cases: dict[str, Any]
+    floor: float | None = None  # microseconds
+
+    @property
+    def title(self) -> str:
+        threads = f", {self.threads or 'all'} threads" if self.floor is None else ""
+        return f"{self.format}, {self.shape}{threads}"
+
+    def time_of(self, name: str) -> float | None:
+        """Microseconds a call."""
+        case = self.cases[name]
+        return case.median and case.median * (1e6 if isinstance(case, Case) else 1)
+
+    def row(self, names: Sequence[str]) -> tuple[str, ...]:
+        """A row of the table."""
+        times = [self.time_of(name) for name in names]
+        ours, peers = times[0], [time for time in times[1:] if time is not None]
+        limit = self.floor or self.time_of("copy")
+        rows = f"{len(self.routing.indices)} by {len(self.routing.busy)}"
+        ratios = (ours and peers and min(peers) / ours, ours and limit and ours / limit)
+        return (str(self.tokens), rows, *map(number, times), number(limit), *(number(each or None) for each in ratios))
+
+    def record(self) -> dict[str, Any]:
+        """A row of the JSON file."""
+        return {
+            "format": self.format,
+            "shape": [self.shape.experts, self.shape.n, self.shape.k],
+            "tokens": self.tokens,
+            "threads": self.threads,
+            "rows": len(self.routing.indices),
+            "experts_with_rows": len(self.routing.busy),
+            "microseconds": {name: self.time_of(name) for name in self.cases},
+            "floor": self.floor,
+            "problems": {name: case.problem for name, case in self.cases.items() if case.problem},
+        }
+
+
+def bytes_of(shape: Shape, nbytes: int, routing: Routing) -> int:
+    """Of the weights that are read, and of rows and results."""
+    return nbytes * len(routing.busy) // shape.experts + 2 * len(routing.indices) * (shape.n + shape.k)
+
+
+# ---- On the host
+
+HOST = ("dlfp4", "a call an expert", "torch bf16")
+
+
+def call_each(x: Any, experts: list[Any], busy: list[tuple[int, int, int]], out: Any) -> None:
+    """dlfp4.matmul for each expert that has rows."""
+    for expert, first, end in busy:
+        dlfp4.matmul(x[first:end], experts[expert], out=out[first:end])
+
+
+class HostWeights:
+    """A stack in every form that the cases multiply."""
+
+    def __init__(self, torch: Any, format: str, shape: Shape) -> None:
+        rng = np.random.default_rng(1)
+        plain = rng.standard_normal((shape.experts, shape.n, shape.k), dtype=np.float32)
+        self.shape, self.format, self.torch = shape, format, torch
+        self.quantized = dlfp4.quantize(plain, format)
+        self.experts = [self.quantized[e].mT for e in range(shape.experts)]
+        self.plain = torch if isinstance(torch, harness.Missing) else torch.from_numpy(plain).bfloat16()
+
+    def group(self, tokens: int, threads: int, options: argparse.Namespace) -> Group:
+        """Some tokens by each."""
+        shape, torch = self.shape, self.torch
+        routing = route(shape, tokens, options.top, options.skew)
+        x = np.random.default_rng(2).standard_normal((tokens, shape.k)).astype(ml_dtypes.bfloat16)
+        rows = x[routing.indices]
+        outs = [np.empty((len(rows), shape.n), ml_dtypes.bfloat16) for _ in range(2)]
+        octets = np.ones(bytes_of(shape, self.quantized.nbytes, routing) // 2, np.uint8)
+        cases = {
+            "dlfp4": Case("dlfp4", "f(x, w, e, indices=i, out=o)", f=dlfp4.grouped_matmul, x=x, w=self.quantized.mT,
+                          e=routing.ends, i=routing.indices, o=outs[0]),
+            "a call an expert": Case("a call an expert", "f(x, w, b, o)", f=call_each, x=rows, w=self.experts,
+                                     b=routing.busy, o=outs[1]),
+            "torch bf16": self.by_torch(torch, rows, routing),
+            "copy": Case("copy", "f(o, x)", f=np.copyto, x=octets, o=octets.copy()),
+        }  # fmt: skip
+        return Group(shape, self.format, tokens, threads, routing, cases)
+
+    def by_torch(self, torch: Any, rows: Any, routing: Routing) -> Case:
+        """PyTorch's product of bfloat16 weights."""
+        if isinstance(torch, harness.Missing):
+            return Case("torch bf16", "f()", f=torch)
+        x = torch.from_numpy(rows.view(np.uint16)).view(torch.bfloat16)
+        grouped = getattr(torch.nn.functional, "grouped_mm", harness.Missing("this PyTorch has none"))
+        return Case("torch bf16", "f(x, w, offs=e)", f=grouped, x=x, w=self.plain.mT, e=torch.from_numpy(routing.ends))
+
+
+def measure_host(options: argparse.Namespace) -> tuple[Table, list[Group]]:
+    """All groups on the host."""
+    torch = harness.load("torch")
+    table = Table(("tokens", "rows", *HOST, "copy", "best peer / dlfp4", "dlfp4 / copy"))
+    groups = []
+    for format in options.formats:
+        for shape in options.shapes:
+            weights = HostWeights(torch, format, shape)
+            for threads in options.threads:
+                dlfp4.set_num_threads(threads)
+                if not isinstance(torch, harness.Missing):
+                    torch.set_num_threads(threads or harness.usable_cores())
+                for tokens in options.tokens:
+                    group = weights.group(tokens, threads, options)
+                    harness.measure(list(group.cases.values()), options.rounds, options.slice_ms)
+                    for case in group.cases.values():
+                        case.release()
+                    table.sections.setdefault(f"{group.title}, microseconds", []).append(group.row(HOST))
+                    groups.append(group)
+    return table, groups
+
+
+# ---- On a GPU
+
+GPU = ("dlfp4", "a call an expert", "torch bf16", "torch fp8 rows")
+
+
+class DeviceWeights:
+    """A stack in every form, in as many copies as are cold."""
+
+    def __init__(self, torch: Any, format: str, shape: Shape) -> None:
+        self.torch, self.format, self.shape = torch, format, shape
+        size = (shape.experts, shape.n, shape.k)
+        self.plain = self.cold(torch.randn(size, device="cuda", dtype=torch.bfloat16))
+        quantized = dlfp4.quantize(self.plain[0], format)
+        self.nbytes = quantized.nbytes
+        self.prepared = [w.prepare() for w in self.cold(quantized)]
+        self.experts = [[w[e].prepare().mT for e in range(shape.experts)] for w in self.cold(quantized)]
+        self.fp8 = self.cold(self.plain[0].to(torch.float8_e4m3fn))
+        self.ones = torch.ones(shape.experts, shape.n, device="cuda")
+
+    def cold(self, x: Any) -> list[Any]:
+        """So many copies that the caches hold none."""
+        return [x, *(copy.deepcopy(x) for _ in range(math.ceil(COLD_BYTES / x.nbytes)))]
+
+    def group(self, tokens: int, options: argparse.Namespace) -> Group:
+        """Some tokens by each."""
+        torch, shape = self.torch, self.shape
+        routing = route(shape, tokens, options.top, options.skew)
+        x = torch.randn(tokens, shape.k, device="cuda", dtype=torch.bfloat16)
+        indices, ends = (torch.from_numpy(each).cuda() for each in (routing.indices, routing.ends))
+        rows = x[indices]
+        rows8, ones = rows.to(torch.float8_e4m3fn), torch.ones(len(rows), device="cuda")
+        out = torch.empty(len(rows), shape.n, device="cuda", dtype=torch.bfloat16)
+        here = torch.cuda.current_stream
+
+        def ours() -> list[Call]:
+            return [
+                lambda w=w: dlfp4.grouped_matmul(x, w.mT, ends, indices=indices, out=out, stream=here())
+                for w in self.prepared
+            ]
+
+        def by_calls() -> list[Call]:
+            return [lambda w=w: call_each(rows, w, routing.busy, out) for w in self.experts]
+
+        def by_bfloat16() -> list[Call]:
+            return [lambda w=w: torch._grouped_mm(rows, w.mT, offs=ends) for w in self.plain]
+
+        def by_fp8() -> list[Call]:
+            options = {"offs": ends, "out_dtype": torch.bfloat16}
+            return [lambda w=w: torch._scaled_grouped_mm(rows8, w.mT, ones, self.ones, **options) for w in self.fp8]
+
+        def cold(label: str, make: Callable[[], Sequence[Call]]) -> GraphCase:
+            return GraphCase(label, lambda: warmed(make()))
+
+        cases = {name: cold(name, make) for name, make in zip(GPU, (ours, by_calls, by_bfloat16, by_fp8), strict=True)}
+        moved = bytes_of(shape, self.nbytes, routing) / options.bandwidth / 1e3
+        multiplied = 2 * len(rows) * shape.n * shape.k / options.rate / 1e6
+        return Group(shape, self.format, tokens, 0, routing, cases, max(moved, multiplied))
+
+
+def measure_gpu(options: argparse.Namespace) -> tuple[Table, list[Group]]:
+    """All groups on a GPU: each round has another order."""
+    torch = harness.load("torch")
+    table = Table(("tokens", "rows", *GPU, "floor", "best peer / dlfp4", "dlfp4 / floor"))
+    groups = []
+    for format in options.formats:
+        for shape in options.shapes:
+            weights = DeviceWeights(torch, format, shape)
+            for tokens in options.tokens:
+                group = weights.group(tokens, options)
+                cases = list(group.cases.values())
+                for case in cases:
+                    case.capture(torch)
+                    case.replay(torch)
+                    case.microseconds.clear()
+                order = random.Random(0)
+                for _ in range(options.rounds):
+                    for case in order.sample(cases, len(cases)):
+                        case.replay(torch)
+                table.sections.setdefault(f"{group.title}, microseconds", []).append(group.row(GPU))
+                groups.append(group)
+            del weights
+            torch.cuda.empty_cache()
+    return table, groups
+
+
+# ---- The run
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    harness.add_arguments(parser)
+    parser.set_defaults(rounds=11, slice_ms=1.0)
+    parser.add_argument("--shapes", type=list_of(Shape.parse), default="32x5760x2880", help="ExNxK: %(default)s")
+    parser.add_argument("--top", type=int, default=4, help="experts of a token: %(default)s")
+    parser.add_argument("--tokens", type=list_of(int), default="1,16,64,256,1024", help="%(default)s")
+    parser.add_argument("--formats", type=list_of(str), default="nvfp4,mxfp4", help="%(default)s")
+    parser.add_argument("--threads", type=list_of(int), default="1,0", help="on the host, 0 is all cores: %(default)s")
+    parser.add_argument("--skew", type=float, default=0.0, help="how much less each next expert is liked: %(default)s")
+    parser.add_argument("--gpu", action="store_true", help="on a GPU instead of the host")
+    parser.add_argument("--bandwidth", type=float, default=4695.0, help="GB/s read: %(default)s")
+    parser.add_argument("--rate", type=float, default=800.0, help="TFLOP/s of bfloat16: %(default)s")
+    options = parser.parse_args()
+    if options.gpu and (isinstance(harness.load("torch"), harness.Missing) or not dlfp4.cuda_available()):
+        parser.error("--gpu needs PyTorch and a CUDA device")
+    return options
+
+
+def main() -> None:
+    """Measure, print, and write what was asked for."""
+    options = parse_arguments()
+    machine = harness.describe_machine(PEERS)
+    print("\n".join(harness.machine_lines(machine)))
+    table, groups = (measure_gpu if options.gpu else measure_host)(options)
+    table.print()
+    print(
+        "\n".join(
+            sorted({f"{case.label}: {case.problem}" for g in groups for case in g.cases.values() if case.problem})
+        )
+    )
+    if options.json:
+        harness.write_json(options.json, machine, [group.record() for group in groups])
+
+
+if __name__ == "__main__":
+    main()
