@@ -22,6 +22,14 @@ EXTRAS = {
     "3.14": "test,frameworks",
 }
 
+# What the compiled kernels compute is the same on every Python: these tests run on the first alone, and all others on
+# each. A later -m, among the arguments, counts instead.
+FULL = next(iter(EXTRAS))
+OF_PYTHON = ("-m", "not arithmetic")
+
+# For a process a core: threads of BLAS, and threads that spin while they wait, would take the cores from the others.
+SHARED = {"OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+
 # Frameworks that cannot share an environment with the others: name, requirements.
 APART = {
     "paddle": ["paddlepaddle"],
@@ -72,13 +80,15 @@ def run_kernels(session: nox.Session, folder: Path, *launcher: str, **env: str) 
 
 @nox.session(python=list(EXTRAS))
 def test(session: nox.Session) -> None:
-    """Run the Python tests; arguments go to pytest. The CUDA kernels do not depend on Python: one build has them."""
+    """Run the Python tests; arguments go to pytest. CUDA kernels and arithmetic do not depend on Python: see FULL."""
     on_gpu = any("gpu" in argument for argument in session.posargs)
-    install(session, EXTRAS[session.python], cuda=session.python == "3.11" or on_gpu)
+    install(session, EXTRAS[session.python], cuda=session.python == FULL or on_gpu)
     if "demo" in EXTRAS[session.python]:
         install_weights(session)
     session.install("pytest-xdist", *PINNED)
-    session.run("pytest", *(() if on_gpu else ("--numprocesses", "auto")), *session.posargs)
+    chosen = () if session.python == FULL else OF_PYTHON
+    parallel, env = ((), {}) if on_gpu else (("--numprocesses", "auto"), SHARED)
+    session.run("pytest", *parallel, *chosen, *session.posargs, env=env)
 
 
 @nox.session

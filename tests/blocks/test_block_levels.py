@@ -7,6 +7,8 @@ import dlfp4
 
 from ..support.levels import LEVELS, digests_at, run_at
 
+pytestmark = pytest.mark.arithmetic
+
 # ---- levels --------------------------------------------------------------------------------------------------------
 
 # Prints a digest for each format, input type, axis and recipe: shapes that fill vectors and shapes that do not, rows

@@ -31,6 +31,8 @@ from ..support.block_reference import (
 from ..support.capsules import Made, framework
 from ..support.reference import BITS, SPECIAL, dtype_of, native_cast, of_codes, packed_bytes, raw_bytes
 
+pytestmark = pytest.mark.arithmetic
+
 F = np.float32
 TARGETS = ["float32", "bfloat16", "float16"]
 LAYOUTS = ["128x4", "8x4", "aiter"]

@@ -12,6 +12,8 @@ import dlfp4
 
 from ..support.levels import LEVELS, digests_at
 
+pytestmark = pytest.mark.arithmetic
+
 ROOT = Path(__file__).resolve().parents[2]
 RULES = {"TWO_LEVEL": "two_level", "POWER": "power", "LARGEST": "largest"}
 

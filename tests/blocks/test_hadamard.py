@@ -13,6 +13,8 @@ from dlfp4 import checkpoints
 from ..support.block_reference import FORMATS, INPUTS, divides, make
 from ..support.levels import LEVELS, run_at
 
+pytestmark = pytest.mark.arithmetic
+
 F = np.float32
 FLOATS = ["float32", "bfloat16", "float16"]
 SIGNS = (1, -1, -1, 1, 1, 1, -1, 1, -1, -1, -1, 1, 1, -1, 1, -1)

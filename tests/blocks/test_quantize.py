@@ -27,6 +27,8 @@ from ..support.block_reference import (
 )
 from ..support.reference import BITS, ROUNDINGS, codes_of, native_cast, raw_bytes, unpacked_codes
 
+pytestmark = pytest.mark.arithmetic
+
 FLOAT_ELEMENTS = [name for name in FORMATS if name not in INTEGERS]  # test_integers.py has the others
 F = np.float32
 FLOATS = ["float32", "bfloat16", "float16"]

@@ -12,6 +12,8 @@ import dlfp4
 from ..support.block_reference import FORMATS, INPUTS, make
 from ..support.reference import codec, codes_of, native_cast, raw_bytes, unpacked_codes
 
+pytestmark = pytest.mark.arithmetic
+
 F = np.float32
 FLOATS = ["float32", "bfloat16", "float16"]
 E4M3 = ml_dtypes.float8_e4m3fn

@@ -29,6 +29,8 @@ from ..support.reference import (
     unpacked_codes,
 )
 
+pytestmark = pytest.mark.arithmetic
+
 FP4 = "float4_e2m1fn"
 SIDES = [
     (source, target)

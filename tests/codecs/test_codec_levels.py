@@ -7,6 +7,8 @@ import pytest
 
 from ..support.levels import LEVELS, available_levels, digests_at, python_at, require
 
+pytestmark = pytest.mark.arithmetic
+
 CPUINFO = Path("/proc/cpuinfo")
 
 # ---- equal bits ----------------------------------------------------------------------------------------------------

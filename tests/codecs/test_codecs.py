@@ -27,6 +27,8 @@ from ..support.reference import (
     turning_points,
 )
 
+pytestmark = pytest.mark.arithmetic
+
 FINITE = ["float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fn"]
 NARROW_PAIRS = [(source, target) for source, target in PAIRS if BITS[source] <= 16]
 TO_LOW = [(source, target) for source, target in PAIRS if BITS[target] <= 8]

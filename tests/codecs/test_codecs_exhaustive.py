@@ -16,7 +16,7 @@ import dlfp4
 
 from ..support.reference import LOW, OLD_E8M0, codec, codes_of, dtype_of, packed_bytes, raw_bytes
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.arithmetic]
 
 CHUNK = 1 << 22
 # first and one past the last pattern, negative, NaN

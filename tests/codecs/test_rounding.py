@@ -26,6 +26,8 @@ from ..support.reference import (
     turning_points,
 )
 
+pytestmark = pytest.mark.arithmetic
+
 WIDEST = ["float32", "float64"]
 ROUNDED = [name for name in FLOATS if BITS[name] <= 32]
 

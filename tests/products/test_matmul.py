@@ -68,6 +68,7 @@ def check(a, b, dtype, **options):
 # ---- the cases -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.arithmetic
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", ["nvfp4", "mxfp4", "mxfp8_e4m3", "fp8_128x128"])
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -77,6 +78,7 @@ def test_float_by_weight(case, name, dtype):
     check(native_cast(values((m, k)), dtype), w.mT, dtype)
 
 
+@pytest.mark.arithmetic
 @pytest.mark.parametrize("name", ["nvfp4", "mxfp4", "mxfp6_e2m3", "mxfp8_e5m2"])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_quantized_by_weight(case, name):
@@ -104,6 +106,7 @@ def test_float32_keeps_its_last_bits(k):
     assert (abs(dlfp4.matmul(x, w.mT).to_numpy() - exact) <= (k + 1) * 2.0**-24 * exact).all()
 
 
+@pytest.mark.arithmetic
 @pytest.mark.parametrize("m", [1, 2, 3, 5, 8, 9, 16, 200])
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format(name, m):
@@ -114,6 +117,7 @@ def test_every_format(name, m):
         )
 
 
+@pytest.mark.arithmetic
 @pytest.mark.parametrize(
     "names",
     [
@@ -146,6 +150,7 @@ def test_plain_elements():
         assert_product(dlfp4.matmul(a, w.mT), a, w.mT)
 
 
+@pytest.mark.arithmetic
 @pytest.mark.parametrize("length", [1, 5, 17, 33, 1039])
 def test_incomplete_blocks(length):
     for name in ("nvfp4", "mxfp4", "mxfp6_e3m2", "fp8_1x128"):
@@ -319,6 +324,7 @@ print("fine")
 """
 
 
+@pytest.mark.arithmetic
 @pytest.mark.parametrize("level", LEVELS)
 def test_levels(level):
     assert run_at(level, LEVEL) == "fine\n"

@@ -12,6 +12,8 @@ from ..support.block_reference import FORMATS
 from ..support.levels import available_levels, run_at
 from ..support.reference import BITS, SUBBYTE, dtype_of, native_cast, of_codes
 
+pytestmark = pytest.mark.arithmetic
+
 FLOATS = [name for name in BITS if "int" not in name and name not in ("float64", "float8_e8m0fnu")]
 INTEGERS = ["int2", "uint2", "int4", "uint4", "int8", "uint8"]
 EXACT = [*INTEGERS, "float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"]
