@@ -4,12 +4,17 @@ Importing this module registers ``torch.ops.dlfp4.*``. Its functions take and re
 and arguments of dlfp4's, and give the same bytes.
 """
 
-from dlfp4.torch import multiplying, protos, registering, views  # noqa: F401  (which register themselves)
+import torch
+
+from dlfp4.torch import distributing, multiplying, protos, registering, views  # noqa: F401  (which register themselves)
 from dlfp4.torch.functions import cast, dequantize, dot, grouped_matmul, matmul, pack, unpack, vecdot
 from dlfp4.torch.linear import Linear
 from dlfp4.torch.quantizing import quantize_
 from dlfp4.torch.representing import Parts
 from dlfp4.torch.scaled_tensor import ScaledTensor, quantize
+
+if torch.distributed.is_available():
+    from dlfp4.torch import collectives  # noqa: F401
 
 __all__ = [
     "Linear",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal, Never, TypedDict, Unpack, overload
 
 import torch
@@ -98,10 +99,7 @@ class ScaledTensor(torch.Tensor):  # type: ignore[misc]  # to mypy PyTorch's typ
     ) -> ScaledTensor:
         """The tensor of its parts, which are not checked: of users' own parts, dlfp4.ScaledTensor.from_parts does."""
         device = parts["elements"].device  # type: ignore[union-attr]
-        strides = strides_of(shape, turned)
-        self: ScaledTensor = torch.Tensor._make_wrapper_subclass(
-            cls, shape, strides=strides, dtype=dtype, device=device
-        )
+        self: ScaledTensor = wrapper(cls, shape, strides=strides_of(shape, turned), dtype=dtype, device=device)
         for name in PARTS:
             setattr(self, name, parts.get(name))
         self.form = form
@@ -238,6 +236,25 @@ class ScaledTensor(torch.Tensor):  # type: ignore[misc]  # to mypy PyTorch's typ
         context = (linear.form, tuple(linear.shape), linear.dtype, linear.turned)
         return rebuild, (parts, *context, self.requires_grad, attributes_of(self))
 
+    # ---- Shards of FSDP (torch.distributed.fsdp.fully_shard)
+
+    def fsdp_pre_all_gather(
+        self,
+        mesh: Any,
+        outer_size: Shape,
+        outer_stride: Shape,  # noqa: ARG002  (FSDP counts the parameters)
+        module: torch.nn.Module,  # noqa: ARG002
+        mp_policy: Any,  # noqa: ARG002
+    ) -> Any:
+        """What a shard gives to the others."""
+        return HANDLERS["fsdp_pre_all_gather"](self, mesh, tuple(outer_size))
+
+    def fsdp_post_all_gather(
+        self, outputs: Sequence[torch.Tensor], whole: Any, dtype: torch.dtype, *, out: ScaledTensor | None = None
+    ) -> Any:
+        """The whole tensor, of what all shards gave."""
+        return HANDLERS["fsdp_post_all_gather"](self, outputs, whole, dtype, out)
+
     # ---- Memory: that of the parts, for the tensor has none of its own
 
     @property
@@ -296,6 +313,12 @@ torch.serialization.add_safe_globals([rebuild])
 
 
 # ---- Parts
+
+
+def wrapper(cls: type, shape: Shape, **options: Any) -> Any:
+    """A tensor without memory; no inference tensor, for PyTorch would refuse it as a view of one that is none."""
+    with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
+        return torch.Tensor._make_wrapper_subclass(cls, shape, **options)
 
 
 def strides_of(shape: Shape, turned: bool) -> Shape:

@@ -13,7 +13,8 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 from dlfp4 import _core
 from dlfp4.operations import Encoding
 from dlfp4.proto import TensorProto
-from dlfp4.torch.cutting import cut, reshaped
+from dlfp4.torch.cutting import cut, is_one_line, reshaped
+from dlfp4.torch.protos import granularity_of
 from dlfp4.torch.representing import PAIRS, wait_for
 from dlfp4.torch.representing import described as in_torch
 from dlfp4.torch.scaled_tensor import (
@@ -29,6 +30,7 @@ from dlfp4.torch.scaled_tensor import (
     present,
     restore,
     turn,
+    wrapper,
 )
 
 aten = torch.ops.aten
@@ -114,14 +116,19 @@ def copy_(function: Any, target: Any, source: Any, non_blocking: bool = False) -
     source = brought_to(source, target)
     for name in PARTS:
         old, new = getattr(target, name), getattr(source, name)
-        if old is not None and new is not None and (old.shape, old.dtype) == (new.shape, new.dtype):
-            old.copy_(new, non_blocking)
+        if old is not None and new is not None and (shape_of(old), old.dtype) == (shape_of(new), new.dtype):
+            old.copy_(new.reshape(old.shape), non_blocking)
         else:  # a part that only one of them has, or scales of another granularity or type
             setattr(target, name, None if new is None else new.to(target.device, copy=True))
     target.form = source.form
     if target.encoding.prepared is not None and type(target.elements) is torch.Tensor:
         wait_for(target.elements)
     return target
+
+
+def shape_of(part: torch.Tensor) -> tuple[int, ...]:
+    """The shape of a part; a single scale has that of one, or none."""
+    return (1,) if part.numel() == 1 else tuple(part.shape)
 
 
 def refusal_to_copy(target: Any, source: Any) -> str:
@@ -207,13 +214,56 @@ def permute(function: Any, q: ScaledTensor, dims: Sequence[int]) -> Any:
 @implements(aten.view.default, aten._unsafe_view.default)
 def view(function: Any, q: ScaledTensor, size: Sequence[int]) -> Any:
     """Leading dimensions in another way; or all in a line, where blocks are lines that follow one another."""
-    return aliasing(function, (q, size), reshaped(q, completed(size, q.numel())))
+    shape = completed(size, q.numel())
+    if shape == (q.numel(),) and q.dim() > 1 and not q.turned and not is_one_line(q):
+        return Line(q)
+    return aliasing(function, (q, size), reshaped(q, shape))
 
 
 def completed(size: Sequence[int], count: int) -> tuple[int, ...]:
     """A shape with its -1 filled in."""
     known = math.prod(extent for extent in size if extent != -1)
     return tuple(count // max(1, known) if extent == -1 else extent for extent in size)
+
+
+class Line(torch.Tensor):  # type: ignore[misc]
+    """All of a tensor in a line, in which its blocks would be none: what FSDP keeps of a shard, to hold its memory."""
+
+    whole: ScaledTensor
+
+    def __new__(cls, whole: ScaledTensor) -> Line:  # noqa: PYI034  (PyTorch makes the object)
+        """The line of a tensor."""
+        self: Line = wrapper(cls, (whole.numel(),), dtype=whole.dtype, device=whole.device)
+        self.whole = whole
+        return self
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        line, *rest = args
+        if isinstance(line, Line):
+            if function in (aten.detach.default, aten.alias.default):
+                return Line(line.whole)
+            if function is aten.view.default and tuple(rest[0]) == tuple(line.whole.shape):
+                return mapped(line.whole, aten.alias.default)
+        raise NotImplementedError(f"{function} of all elements in a line, across blocks; call .dequantize() before it")
+
+    def __repr__(self, *, tensor_contents: object = None) -> str:
+        return f"{described(self.whole)} in a line"
+
+
+@implements(aten.as_strided.default)
+def as_strided(
+    function: Any, q: ScaledTensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None
+) -> Any:
+    """The tensor itself, by the words of its memory."""
+    if (tuple(size), tuple(stride), offset or 0) != (tuple(q.shape), q.stride(), 0):
+        raise NotImplementedError(
+            f"as_strided({list(size)}, {list(stride)}, {offset}) of {described(q)}: elements have no strides of their "
+            f"own; take slices, or call .dequantize()"
+        )
+    return aliasing(function, (q, size, stride, offset), mapped(q, aten.alias.default))
 
 
 @implements(aten.unsqueeze.default)
@@ -308,13 +358,20 @@ def memory_for(function: Any, q: ScaledTensor, size: Sequence[int], **options: A
     shape = tuple(size)
     stored = (*shape[:-2], shape[-1], shape[-2]) if q.turned else shape
     parts = present(q)
-    sizes = sizes_of(stored, q.encoding, True, str(q.scales.dtype).removeprefix("torch."))
+    sizes = sizes_of(stored, q.encoding, True, str(q.scales.dtype).removeprefix("torch."), unit_of(q))
     made = {name: function(parts[name], size, **kept) for name, (size, _) in sizes.items() if name in parts}
     return like(q, made, shape=shape, dtype=dtype)
 
 
+def unit_of(q: ScaledTensor) -> Any:
+    """What has a global scale: the tensor, a row or a matrix."""
+    stored = tuple(turn(q).shape if q.turned else q.shape)
+    unit = None if q.global_scale is None else tuple(q.global_scale.shape)
+    return granularity_of(q.format, q.encoding.axis, stored, unit)
+
+
 def sizes_of(
-    shape: tuple[int, ...], encoding: Encoding, pad: bool, scale: str | None = None
+    shape: tuple[int, ...], encoding: Encoding, pad: bool, scale: str | None = None, per: Any = "tensor"
 ) -> dict[str, tuple[Any, torch.dtype]]:
     """Shape and type of each part of a tensor, as dlfp4 describes them."""
     proto = TensorProto(
@@ -325,6 +382,7 @@ def sizes_of(
         rowwise=encoding.axis == -1,
         columnwise=encoding.axis == -2,
         scale_dtype=scale if _core._find_format(encoding.format).kind == "largest" else None,  # type: ignore[arg-type]
+        global_scale_per=per,
     )
     made = {name: in_torch(buffer) for name, buffer in zip(PARTS, proto.buffers(), strict=False)}
     size, dtype = made["elements"]

@@ -187,6 +187,33 @@ def test_views_and_shapes():
     assert repr(q) == ("ScaledTensor(shape=(6, 64), format='nvfp4', dtype=torch.bfloat16, device='cpu')")
 
 
+def test_views_in_inference_mode():
+    q, x = dt.quantize(values(6, 64), "nvfp4"), values(2, 64)
+    stack = q.view(2, 3, 64)
+    with torch.inference_mode():
+        views = {
+            "a slice": q[3:], "a matrix": stack[1], "a shape": q.view(2, 3, 64)[1], "each": stack.unbind()[1],
+            "split": q.split(3)[1], "transposed": q[3:].t().t(), "detached": q[3:].detach(),
+        }  # fmt: skip
+        for what, view in views.items():
+            assert torch.equal(F.linear(x, view), F.linear(x, q)[:, 3:]), what
+        assert torch.equal(torch.as_strided(q, (6, 64), (64, 1), 0).dequantize(), q.dequantize())
+    assert torch.equal(F.linear(x.requires_grad_(), views["a slice"]), F.linear(x, q)[:, 3:])
+    with pytest.raises(NotImplementedError, match="elements have no strides"):
+        torch.as_strided(q, (3, 64), (64, 1), 0)
+
+
+def test_memory_of_squares_in_a_line():
+    """FSDP keeps a shard so; what it is stays unknown."""
+    q = dt.quantize(values(32, 64), "nvfp4_16x16")
+    line = q.view(-1)
+    assert line.shape == (32 * 64,)
+    assert line.detach().view(32, 64).elements.data_ptr() == q.elements.data_ptr()
+    assert repr(line).endswith("in a line")
+    with pytest.raises(NotImplementedError, match="across blocks"):
+        line + 1
+
+
 def test_another_dtype_leaves_the_parts_alone():
     q = dt.quantize(values(32, 64), "nvfp4")
     wide = q.to(torch.float32)

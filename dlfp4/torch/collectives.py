@@ -1,0 +1,57 @@
+"""Collectives of ScaledTensors, part by part: what DTensors call to distribute a weight and to put it together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from dlfp4.torch.distributing import joined, sent
+from dlfp4.torch.scaled_tensor import ScaledTensor, as_bytes, implements, like, present
+
+FUNCTIONAL = torch.ops._c10d_functional
+WAITS = ("wait_tensor", "_wrap_tensor_autograd")  # of which older PyTorch lacks the latter
+
+
+@implements(FUNCTIONAL.all_gather_into_tensor.default)
+def all_gather(function: Any, q: ScaledTensor, count: int, group: str) -> ScaledTensor:
+    """The tensor of all shards' rows."""
+    shape = (q.shape[0] * count, *q.shape[1:])
+    parts = {}
+    for part in sent(q, shape, count):
+        gathered = FUNCTIONAL.wait_tensor(function(part.memory, count, group))
+        parts[part.name] = joined(part, gathered, count)
+    return like(q, parts, shape=shape)
+
+
+@implements(*(getattr(FUNCTIONAL, name).default for name in WAITS if hasattr(FUNCTIONAL, name)))
+def waited_for(function: Any, q: ScaledTensor) -> ScaledTensor:  # noqa: ARG001
+    """The tensor itself: its parts have been waited for."""
+    return q
+
+
+@implements(torch.ops.c10d.broadcast_.default)
+def broadcast(function: Any, tensors: Sequence[ScaledTensor], *how: Any) -> tuple[Any, Any]:
+    """One process's parts in the memory of all."""
+    works = [function([as_bytes(part)], *how)[1] for q in tensors for part in present(q).values()]
+    return list(tensors), last_of(works)
+
+
+@implements(torch.ops.c10d.scatter_.default)
+def scatter(
+    function: Any, outputs: Sequence[ScaledTensor], inputs: Sequence[Sequence[ScaledTensor]], *how: Any
+) -> tuple[Any, Any]:
+    """Each process gets a tensor of those that one has."""
+    (output,), works = outputs, []
+    for name, part in present(output).items():
+        given = [[as_bytes(getattr(q, name)) for q in each] for each in inputs]
+        works.append(function([as_bytes(part)], given, *how)[1])
+    return list(outputs), last_of(works)
+
+
+def last_of(works: Sequence[Any]) -> Any:
+    """What to wait for when all others have been."""
+    for work in works[:-1]:
+        work.wait()
+    return works[-1]

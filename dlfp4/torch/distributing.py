@@ -1,0 +1,104 @@
+"""ScaledTensors over several processes: what FSDP's ``fully_shard`` asks of a shard, and what it keeps of one.
+
+A shard has whole blocks, so that it is a ScaledTensor itself; its parts are gathered one by one, as bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from dlfp4.frameworks.base import SUBBYTE
+from dlfp4.torch.scaled_tensor import ScaledTensor, Shape, as_bytes, described, element_of, implements, like, present
+
+
+class Sent(NamedTuple):
+    """A part as it goes to the others: bytes, its type, and the dimension of rows; None where all have the same."""
+
+    name: str
+    memory: torch.Tensor
+    dtype: torch.dtype
+    rows: int | None
+
+
+class Whole(NamedTuple):
+    """What shards are to become: its shape, from so many, and of each part what came and how it was."""
+
+    shape: Shape
+    shards: int
+    parts: tuple[Sent, ...]
+
+
+@implements("fsdp_pre_all_gather")
+def offer(q: ScaledTensor, mesh: Any, shape: Shape) -> tuple[tuple[torch.Tensor, ...], Whole]:
+    """A shard's parts, and what has to be known when all have come."""
+    shards = mesh.size()
+    if shape[1:] != tuple(q.shape[1:]) or shape[0] != q.shape[0] * shards:
+        raise ValueError(
+            f"a quantized weight of shape {shape} on {shards} processes: {described(q)} is no equal share of its rows; "
+            f"let their number be a multiple of processes times the rows of a block, and shard along dimension 0"
+        )
+    parts = tuple(sent(q, shape, shards))
+    whole = Whole(shape, shards, tuple(part._replace(memory=part.memory.to("meta")) for part in parts))
+    return tuple(part.memory for part in parts), whole
+
+
+def sent(q: ScaledTensor, shape: Shape, shards: int) -> Iterable[Sent]:
+    """Each part but the encode scale, which no operation reads."""
+    # Bytes lie as the tensor does; of smaller elements each line of blocks is a row.
+    rows = 1 if q.encoding.axis == -2 and element_of(q.format) in SUBBYTE else 0
+    for name, part in present(q).items():
+        if name == "global_scale":
+            place = 0 if has_units_of_rows(q, part, shape, shards) else None
+        elif name != "encode_scale":
+            place = rows if part.dim() > 1 else None
+        else:
+            continue
+        yield Sent(name, as_bytes(part).contiguous().reshape(part.shape or (1,)), part.dtype, place)
+
+
+def has_units_of_rows(q: ScaledTensor, unit: torch.Tensor, shape: Shape, shards: int) -> bool:
+    """Whether each shard has global scales of its own: of rows, or of matrices, of which it may have just one."""
+    if unit.dim():
+        return q.encoding.axis == -1 or q.dim() > 2
+    return len(shape) > 2 and math.prod(shape[:-2]) == shards
+
+
+@implements("fsdp_post_all_gather")
+def gather(
+    q: ScaledTensor,
+    outputs: Sequence[torch.Tensor],
+    whole: Whole,
+    dtype: torch.dtype,
+    out: ScaledTensor | None,
+) -> tuple[ScaledTensor, tuple[torch.Tensor, ...]] | None:
+    """The whole tensor of what was gathered, and the memory that it holds; or `out`, made of the same memory before."""
+    parts = {part.name: joined(part, output, whole.shards) for part, output in zip(whole.parts, outputs, strict=True)}
+    if out is None:
+        kept = tuple(part for part in parts.values() if not any(shares(part, each) for each in outputs))
+        return like(q, parts, shape=whole.shape, dtype=dtype), (*outputs, *kept)
+    for name, part in parts.items():
+        held = getattr(out, name)
+        if not shares(held, part):
+            with torch.autograd._unsafe_preserve_version_counter(held):  # it is what autograd kept: the same values
+                held.copy_(part)
+    return None
+
+
+def joined(part: Sent, output: torch.Tensor, shards: int) -> torch.Tensor:
+    """A part of the whole, in memory of its own where rows lie across."""
+    shape = part.memory.shape
+    pieces = output.view(shards, *shape)
+    if part.rows is None:
+        return pieces[0].view(part.dtype).reshape(shape if shape != (1,) else ())
+    made = output.view(-1, *shape[1:]) if part.rows == 0 else torch.cat(pieces.unbind(), part.rows)
+    return made.view(part.dtype)
+
+
+def shares(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Whether two tensors begin at one place."""
+    found: bool = x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
+    return found

@@ -1,0 +1,155 @@
+"""What test_torch_distributed.py runs in each of two processes: the name of a function here, and a file to meet at."""
+
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+import dlfp4
+import dlfp4.torch as dt
+
+F = torch.nn.functional
+ROWWISE = dlfp4.Recipe(global_scale_per="row")
+# Format, axis, options: one of each kind whose rows can be cut.
+CUT = (
+    ("nvfp4", -1, {}),
+    ("nvfp4", -1, {"recipe": ROWWISE}),
+    ("nvfp4", -1, {"hadamard": 5}),
+    ("mxfp4", -2, {}),
+    ("mxfp6_e2m3", -1, {}),
+    ("mxfp8_e4m3", -1, {}),
+    ("mxfp8_e4m3", -2, {}),
+    ("nvfp4_16x16", -1, {}),
+    ("fp8_128x128", -1, {}),
+    ("fp8_row", -1, {}),
+    ("fp8_e4m3", -1, {}),
+    ("int4_g32", -1, {}),
+)
+
+
+def values(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, weight):
+        super().__init__()
+        self.weight = torch.nn.Parameter(weight, requires_grad=False)
+        self.bias = torch.nn.Parameter(values(weight.shape[0], seed=2))
+
+    def forward(self, x):
+        return F.linear(x, self.weight, self.bias)
+
+
+def weights():
+    for format, axis, options in CUT:
+        yield dt.quantize(values(256, 128, seed=1), format, axis=axis, **options)
+
+
+def parts_of(q):
+    ours = q.to_dlfp4()
+    parts = (ours.data, ours.scales, ours.global_scale)
+    return [None if part is None else (part.shape, bytes_of(part)) for part in parts]
+
+
+def bytes_of(part):
+    return part.copy().reshape(-1 if part.ndim else 1).view("uint8").to_numpy().tobytes()
+
+
+def check_layers(mesh):
+    """Forward and backward, twice, for FSDP frees the weight and gathers it again."""
+    x = values(4, 128)
+    for weight in weights():
+        want = weight.dequantize()
+        plain, sharded = Layer(weight), fully_shard(Layer(weight), mesh=mesh)
+        local = sharded.weight.to_local()
+        assert (type(local), local.shape) == (dt.ScaledTensor, (128, 128)), weight
+        assert torch.equal(local.dequantize(), want[128 * mesh.get_local_rank() :][:128]), weight
+        expected = plain(x)
+        for _ in range(2):
+            a = x.clone().requires_grad_()
+            b = x.clone().requires_grad_()
+            made = sharded(a)
+            assert torch.equal(made, expected), weight
+            made.sum().backward()
+            plain(b).sum().backward()
+            assert torch.equal(a.grad, b.grad), weight
+            assert torch.equal(sharded.bias.grad.full_tensor(), torch.full((256,), 4.0)), weight
+            sharded.zero_grad()
+
+
+def check_a_model(mesh):
+    """quantize_, then FSDP layer by layer, in bfloat16, with a stack of experts."""
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = torch.nn.Linear(64, 96), torch.nn.Linear(96, 64)
+            self.experts = torch.nn.Parameter(values(2, 64, 64))
+
+        def forward(self, x):
+            x = self.second(torch.relu(self.first(x)))
+            return sum(F.linear(x, self.experts[k]) for k in range(2))
+
+    def made():
+        torch.manual_seed(0)
+        return dt.quantize_(Model(), "nvfp4", include="*")
+
+    x = values(3, 64)
+    sharded = made()
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    for layer in (sharded.first, sharded.second, sharded):
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    with torch.inference_mode():
+        assert torch.equal(sharded(x), made().bfloat16()(x.bfloat16()))
+    each = dt.quantize(values(2, 64, 64), "nvfp4", recipe=dlfp4.Recipe(global_scale_per="matrix"))
+    stack = torch.nn.Module()
+    stack.weight = torch.nn.Parameter(each, requires_grad=False)
+    fully_shard(stack, mesh=mesh)
+    assert stack.weight.to_local().shape == (1, 64, 64)
+    stack.unshard()
+    assert parts_of(stack.weight) == parts_of(each)
+
+
+def check_refusals(mesh):
+    def refused(message, weight):
+        with pytest.raises(ValueError, match=message):
+            fully_shard(Layer(weight), mesh=mesh)(values(4, weight.shape[1]))
+
+    refused("cut through blocks", dt.quantize(values(48, 64), "nvfp4_16x16"))
+    refused("no equal share of its rows", dt.quantize(values(33, 64), "nvfp4"))
+    refused("only linear scales lie block by block", dt.quantize(values(256, 64), "nvfp4", scale_layout="128x4"))
+
+
+def check_dtensors(mesh):
+    x = distribute_tensor(values(4, 128), mesh, [Replicate()])
+    for weight in weights():
+        whole = distribute_tensor(weight, mesh, [Shard(0)], src_data_rank=None)
+        local = whole.to_local()
+        assert (type(local), local.shape) == (dt.ScaledTensor, (128, 128)), weight
+        product = F.linear(x, whole)
+        assert isinstance(product, DTensor)
+        assert product.placements == (Shard(1),), weight
+        assert torch.equal(product.full_tensor(), F.linear(x.to_local(), weight)), weight
+        assert parts_of(whole.full_tensor()) == parts_of(weight), weight
+    mine = dt.quantize(values(64, 128, seed=mesh.get_local_rank()), "nvfp4")
+    first = dt.quantize(values(64, 128, seed=0), "nvfp4")
+    for placement in (Shard(0), Replicate()):  # what the first process has
+        assert parts_of(distribute_tensor(mine, mesh, [placement]).full_tensor()) == parts_of(first)
+
+
+def main():
+    name, meeting, rank = sys.argv[1:]
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=int(rank), world_size=2)
+    try:
+        globals()[name](init_device_mesh("cpu", (2,)))
+    finally:
+        dist.destroy_process_group()
+
+
+main()
