@@ -284,6 +284,22 @@ cdef extern from "xla/plans.h" nogil:
         dlfp4_matrix result
         dlfp4_matmul_options options
 
+    enum:
+        DLFP4_ROUTING_GATHERS
+        DLFP4_ROUTING_ADDS
+
+    ctypedef struct dlfp4_grouped_plan:
+        dlfp4_plan plan
+        dlfp4_plan_factor factors[2]
+        int64_t length
+        dlfp4_matrix result
+        dlfp4_matmul_options options
+        int64_t rows
+        int64_t experts
+        int64_t step
+        int64_t tokens
+        int64_t routing
+
     ctypedef struct dlfp4_vecdot_plan:
         dlfp4_plan plan
         dlfp4_plan_factor factors[2]

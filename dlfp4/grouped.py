@@ -120,20 +120,15 @@ def grouped_matmul(
     given = None if out is None else _borrow_out(out)
     if given is not None and out_dtype is None:
         out_dtype = given.dtype
-    check_activation(activation)
-    factor = 1.0 if alpha is None else _as_float32(alpha, "alpha")
     left, right = _meet(as_rows(x), as_stack(w))
     routing = make_routing(left, right, offsets, indices, weights, tokens)
-    shape = shape_of_result(left, right, routing)
-    dtype = result_dtype(left, out_dtype)
     place = _stream_of_product(left, right, (x, w, out), stream)
-    left, right = rotate_alike(left, right, place)
-    problem = Problem(left, right, dtype, factor, activation, place)
-    check_operands(problem, routing)
+    problem = make_problem(left, right, routing, alpha, out_dtype, activation, place)
+    shape = shape_of_result(left, right, routing)
     if given is None:
-        result = _allocate_result(left, shape, dtype, place)
+        result = _allocate_result(problem.a, shape, problem.dtype, place)
     else:
-        _check_out_product(given, shape, dtype, left, right)
+        _check_out_product(given, shape, problem.dtype, problem.a, problem.b)
         result = given
     if result.size:
         run = run_on_cuda if problem.device.type in ON_CUDA else run_on_host
@@ -157,6 +152,26 @@ def run_on_cuda(problem: Problem, routing: Routing, out: Tensor) -> None:
 
 
 # ---- Operands
+
+
+def make_problem(
+    x: Operand,
+    w: Operand,
+    routing: Routing,
+    alpha: float | None,
+    out_dtype: _DType | None,
+    activation: Literal["int8"] | None,
+    stream: int | None,
+) -> Problem:
+    """The operands as they are multiplied, checked against one another: of quantized ones the stack (E, N, K)."""
+    check_activation(activation)
+    shape_of_result(x, w, routing)
+    dtype = result_dtype(x, out_dtype)
+    factor = 1.0 if alpha is None else _as_float32(alpha, "alpha")
+    left, right = rotate_alike(x, w, stream)
+    problem = Problem(left, right, dtype, factor, activation, stream)
+    check_operands(problem, routing)
+    return problem
 
 
 def as_rows(x: _Elements | ScaledTensor) -> Operand:

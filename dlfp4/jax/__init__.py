@@ -5,8 +5,20 @@ namesakes in :mod:`dlfp4`. Importing this module registers them with JAX, and :c
 """
 
 from dlfp4.jax.codecs import cast, pack, unpack
+from dlfp4.jax.experts import grouped_matmul
 from dlfp4.jax.products import dot, matmul, vecdot
 from dlfp4.jax.scaled_array import ScaledArray, dequantize
 from dlfp4.jax.scaling import quantize
 
-__all__ = ["ScaledArray", "cast", "dequantize", "dot", "matmul", "pack", "quantize", "unpack", "vecdot"]
+__all__ = [
+    "ScaledArray",
+    "cast",
+    "dequantize",
+    "dot",
+    "grouped_matmul",
+    "matmul",
+    "pack",
+    "quantize",
+    "unpack",
+    "vecdot",
+]

@@ -58,7 +58,7 @@ def round_array(function: Any, x: Array) -> Array:
 
 def differentiate_rounding(function: Any, primals: Sequence[Array], tangents: Sequence[Array]) -> tuple[Array, Array]:
     """Its derivative is that of the identity."""
-    result = function(*primals)
+    result = straight_through(function, *primals)  # by itself again, for derivatives of derivatives
     return result, tangents[0].astype(result.dtype)
 
 

@@ -123,6 +123,46 @@ def multiply_on_cuda(*arrays: Any, operands: Protos, options: Options, **params:
     return [product.astype(told["out_dtype"])]
 
 
+def multiply_groups_on_cuda(*arrays: Any, operands: Protos, options: Options, **params: Any) -> list[Any]:
+    """A product by experts of decoded operands, by XLA's own."""
+    told = dict(options)
+    if told["activation"] is not None:
+        raise ValueError(f"activation={told['activation']!r} is of hosts; leave it out on CUDA devices")
+    one = functools.partial(multiply_decoded_groups, operands, told)
+    axes = tuple(0 if varies else None for varies in params["batched"])
+    return [jax.vmap(one, in_axes=axes)(*arrays) if any(params["batched"]) else one(*arrays)]
+
+
+def multiply_decoded_groups(operands: Protos, told: dict[str, Any], *arrays: Any) -> Any:
+    """The same of one call's arrays."""
+    of_x, of_w, *_ = operands
+    of_rows, rest = len(of_x.buffers()), len(of_x.buffers()) + len(of_w.buffers())
+    x = decode(of_x, told["out_dtype"], *arrays[:of_rows])
+    w = decode(of_w, told["out_dtype"], *arrays[of_rows:rest])
+    w = w if of_w.format is None else w.reshape(of_w.shape).mT
+    ends, *routing = arrays[rest:]
+    indices, weights = (*routing, None, None)[:2]
+    tokens = told["results"] if told["adds"] else None
+    product = multiply_groups(x, w, jnp.diff(ends, prepend=0), indices, weights, told["gathers"], tokens)
+    return (told["alpha"] * product).astype(told["out_dtype"])
+
+
+def multiply_groups(
+    x: Any, w: Any, sizes: Any, indices: Any | None, weights: Any | None, gathers: bool, tokens: int | None
+) -> Any:
+    """Rows of x by the matrices of their experts, or, of so many tokens, the weighted sums of these, by XLA."""
+    count = x.shape[0] if indices is None else indices.shape[0]
+    is_routed = jnp.arange(count) < jnp.sum(sizes)
+    rows = x[jnp.where(is_routed, indices, 0)] if gathers else x
+    made = jax.lax.ragged_dot(rows, w, sizes, precision=jax.lax.Precision.HIGHEST)
+    made = jnp.where(is_routed[:, None], made, 0)
+    if weights is None or tokens is None:
+        return made
+    scaled = made * jnp.where(is_routed, weights, 0)[:, None].astype(made.dtype)
+    places = jnp.where(is_routed, indices, tokens)  # beyond the result, so that they are dropped
+    return jnp.zeros((tokens, made.shape[1]), made.dtype).at[places].add(scaled, mode="drop")
+
+
 def decode_all(proto: TensorProto, dtype: str, arrays: Sequence[Any], batched: Sequence[bool]) -> Any:
     """The values of an operand, or of a batch of them."""
     one = functools.partial(decode, proto, dtype)
@@ -214,11 +254,12 @@ def make_primitive(operation: Operation) -> Primitive:
     ad.primitive_jvps[primitive] = functools.partial(refuse_to_differentiate, operation)
     batching.primitive_batchers[primitive] = functools.partial(batch_call, operation)
     mlir.register_lowering(primitive, mlir.lower_fun(run_program, multiple_results=True))
-    on_cuda = multiply_on_cuda if operation.name == "matmul" else run_on_cuda
+    on_cuda = BY_XLA_ON_CUDA.get(operation.name, run_on_cuda)
     mlir.register_lowering(primitive, mlir.lower_fun(on_cuda, multiple_results=True), platform="cuda")
     return primitive
 
 
+BY_XLA_ON_CUDA = {"matmul": multiply_on_cuda, "grouped_matmul": multiply_groups_on_cuda}
 PRIMITIVES = {operation.name: make_primitive(operation) for operation in OPERATIONS}
 
 for _platform in ("cpu", "CUDA"):

@@ -29,6 +29,8 @@ def settled(q: ScaledArray) -> ScaledArray:
     """The tensor with its arrays as the kernels read them: what mT has exchanged is so in memory."""
     if not q.is_transposed:
         return q
+    if len(q.proto.shape) > 2:
+        raise ValueError(f"{q!r} is a transposed stack, which only grouped_matmul multiplies; pass its .mT")
     proto = replace(q.proto, shape=q.shape, rowwise=q.proto.columnwise, columnwise=q.proto.rowwise)
     parts = q.parts
     if q.dtype.name not in SUBBYTE:
@@ -52,8 +54,8 @@ def forget_rotation(q: ScaledArray) -> ScaledArray:
 
 
 def values_of(x: Operand, dtype: Any) -> Array:
-    """An operand's values."""
-    return dequantize(x, dtype) if isinstance(x, ScaledArray) else jax.lax.stop_gradient(x).astype(dtype)
+    """An operand's values, through which second derivatives go."""
+    return dequantize(x, dtype) if isinstance(x, ScaledArray) else x.astype(dtype)
 
 
 def tangent_of(x: Operand) -> Array | None:
@@ -74,10 +76,10 @@ def differentiate_product(product: Any, primals: Sequence[Any], tangents: Sequen
     of_a, of_b = tangent_of(tangents[1]), tangent_of(tangents[2])
     total = jnp.zeros_like(result)
     if of_a is not None:
-        total += product(of_a.astype(result.dtype), jax.lax.stop_gradient(values_of(b, result.dtype)))
+        total += product(of_a.astype(result.dtype), values_of(b, result.dtype))
     if of_b is not None:
-        total += product(jax.lax.stop_gradient(values_of(a, result.dtype)), of_b.astype(result.dtype))
-    return result, total
+        total += product(values_of(a, result.dtype), of_b.astype(result.dtype))
+    return carry_product(product, result, a, b), total
 
 
 carry_product = jax.custom_jvp(keep_product, nondiff_argnums=(0,))

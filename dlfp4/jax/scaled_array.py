@@ -124,8 +124,8 @@ class ScaledArray:
     @property
     def shape(self) -> tuple[int, ...]:
         """Of the tensor, without padding; of stacked leaves with theirs in front."""
-        own = self.proto.shape[::-1] if self.is_transposed else self.proto.shape
-        return (*self.stack, *own)
+        own = self.proto.shape
+        return (*self.stack, *own[:-2], own[-1], own[-2]) if self.is_transposed else (*self.stack, *own)
 
     @property
     def ndim(self) -> int:
@@ -174,9 +174,18 @@ class ScaledArray:
 
     @property
     def mT(self) -> ScaledArray:  # noqa: N802 - the name of the array API
-        """The last two dimensions exchanged; nothing is moved. ValueError unless there are two."""
-        if len(self.proto.shape) != 2:
-            raise ValueError(f"mT of a ScaledArray needs two dimensions; this one has shape {self.shape}")
+        """The last two dimensions exchanged; nothing is moved. ValueError unless there are two.
+
+        Of a stack ``(E, ..., N, K)`` with blocks along its last axis it is what :func:`grouped_matmul` takes.
+        """
+        dimensions = len(self.proto.shape)
+        if dimensions < 2:
+            raise ValueError(f"mT of a ScaledArray needs two dimensions or more; this one has shape {self.shape}")
+        if dimensions > 2 and not self.proto.rowwise:
+            raise ValueError(
+                f"{self!r} is a stack with blocks along its columns, which may cross from one matrix to the next: "
+                f"quantize it along its last axis"
+            )
         source = None if self.source is None else self.source.mT
         return ScaledArray(self.parts, self.proto, source=source, is_transposed=not self.is_transposed)
 
@@ -346,7 +355,8 @@ def keep_values(values: Array, source: Array) -> Array:
 
 def differentiate_values(primals: Sequence[Array], tangents: Sequence[Array]) -> tuple[Array, Array]:
     """Their derivative is that of what they were made of."""
-    return primals[0], tangents[1].astype(primals[0].dtype)
+    values, source = primals
+    return carry(values, source), tangents[1].astype(values.dtype)
 
 
 carry = jax.custom_jvp(keep_values)

@@ -222,6 +222,28 @@ def multiply_shard(
     return program
 
 
+# ---- Products by experts
+
+
+def multiplied_by_experts(operands: Protos, options: dict[str, Any]) -> Protos:
+    """Of grouped_matmul."""
+    del operands
+    return (TensorProto((options["results"], options["columns"]), options["out_dtype"]),)
+
+
+def plan_grouped(
+    operands: Protos, results: Protos, options: dict[str, Any], count: int, steps: tuple[int, ...]
+) -> bytes:
+    """See plans.pxi."""
+    return _core._plan_grouped(operands[0], operands[1], results[0], options, count, steps)
+
+
+def rule_of_one_call(operands: Protos, options: dict[str, Any], shapes: Shapes) -> Rule:
+    """Operands are gathered."""
+    del options
+    return sharding.rule_of_one(len(operands), shapes)
+
+
 # ---- Sums of products
 
 
@@ -245,12 +267,6 @@ def never_merged(operands: Protos, options: dict[str, Any], size: int) -> Protos
     return None
 
 
-def rule_of_vecdot(operands: Protos, options: dict[str, Any], shapes: Shapes) -> Rule:
-    """Operands are gathered."""
-    del options
-    return sharding.rule_of_one(len(operands), shapes)
-
-
 # ---- The table
 
 OPERATIONS = (
@@ -258,6 +274,7 @@ OPERATIONS = (
     Operation("quantize", quantized, plan_quantize, merge_quantized, rule_of_quantize, quantize_shard),
     Operation("dequantize", dequantized, plan_dequantize, merge_dequantized, rule_of_dequantize, call_on_shard),
     Operation("matmul", multiplied, plan_matmul, merge_multiplied, rule_of_matmul, multiply_shard),
-    Operation("vecdot", summed, plan_vecdot, never_merged, rule_of_vecdot, call_on_shard),
+    Operation("vecdot", summed, plan_vecdot, never_merged, rule_of_one_call, call_on_shard),
+    Operation("grouped_matmul", multiplied_by_experts, plan_grouped, never_merged, rule_of_one_call, call_on_shard),
 )
-CONVERT, QUANTIZE, DEQUANTIZE, MATMUL, VECDOT = OPERATIONS
+CONVERT, QUANTIZE, DEQUANTIZE, MATMUL, VECDOT, GROUPED = OPERATIONS

@@ -132,6 +132,22 @@ void place_factors(dlfp4_plan_factor *factors, Cursor *cursor) {
   }
 }
 
+// Memory for one call, which its destructor frees.
+class Workspace {
+ public:
+  explicit Workspace(int64_t bytes) : memory_(malloc(bytes > 0 ? bytes : 1)) {}
+  Workspace(const Workspace &) = delete;
+  ~Workspace() { free(memory_); }
+  void *get() const { return memory_; }
+
+ private:
+  void *const memory_;
+};
+
+XLA_FFI_Error *fail_without_memory(const XLA_FFI_CallFrame *frame) {
+  return fail(frame, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED, "dlfp4: no memory for a product's workspace");
+}
+
 XLA_FFI_Error *matmul(XLA_FFI_CallFrame *frame) {
   return run<dlfp4_matmul_plan>(
       frame, "dlfp4: the kernels do not multiply these element types",
@@ -142,14 +158,74 @@ XLA_FFI_Error *matmul(XLA_FFI_CallFrame *frame) {
         const dlfp4_lines *const a = &plan.factors[0].lines, *const b = &plan.factors[1].lines;
         const int64_t bytes = dlfp4_matmul_workspace(a, b, plan.length, &plan.result, &plan.options);
         if (bytes < 0) return DLFP4_E_DTYPE;
-        void *const workspace = malloc(bytes > 0 ? bytes : 1);
-        if (workspace == nullptr) {
-          *error = fail(frame, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED, "dlfp4: no memory for a product's workspace");
-          return DLFP4_OK;
-        }
-        const dlfp4_status status = dlfp4_matmul(a, b, plan.length, &plan.result, &plan.options, workspace);
-        free(workspace);
-        return status;
+        const Workspace workspace(bytes);
+        if (workspace.get() != nullptr)
+          return dlfp4_matmul(a, b, plan.length, &plan.result, &plan.options, workspace.get());
+        *error = fail_without_memory(frame);
+        return DLFP4_OK;
+      });
+}
+
+void widen(const int32_t *from, int64_t count, int64_t *to) {
+  for (int64_t k = 0; k < count; ++k) to[k] = from[k];
+}
+
+// Where rows belong, as a program computed it: what it may have wrong is found here.
+const char *check_groups(const dlfp4_groups &groups, const int64_t *indices, int64_t tokens) {
+  int64_t last = 0;
+  for (int64_t e = 0; e < groups.experts; ++e) {
+    if (groups.ends[e] < last || groups.ends[e] > groups.rows)
+      return "dlfp4: group_sizes: expected numbers of rows, none negative, and not more rows in all than there are";
+    last = groups.ends[e];
+  }
+  for (int64_t k = 0; indices != nullptr && k < last; ++k)
+    if (indices[k] < 0 || indices[k] >= tokens) return "dlfp4: indices: expected the numbers of tokens";
+  return nullptr;
+}
+
+dlfp4_status multiply_groups(const XLA_FFI_CallFrame *frame, const dlfp4_grouped_plan &plan, const dlfp4_groups &groups,
+                             XLA_FFI_Error **error) {
+  const dlfp4_lines *const x = &plan.factors[0].lines, *const w = &plan.factors[1].lines;
+  const int64_t bytes = dlfp4_grouped_matmul_workspace(x, w, plan.length, &groups, &plan.result, &plan.options);
+  if (bytes < 0) return DLFP4_E_DTYPE;
+  const Workspace workspace(bytes);
+  if (workspace.get() != nullptr)
+    return dlfp4_grouped_matmul(x, w, plan.length, &groups, &plan.result, &plan.options, workspace.get());
+  *error = fail_without_memory(frame);
+  return DLFP4_OK;
+}
+
+dlfp4_status place_groups(const XLA_FFI_CallFrame *frame, dlfp4_grouped_plan plan, const Addresses &addresses,
+                          XLA_FFI_Error **error) {
+  Cursor cursor = {addresses.at};
+  place_factors(plan.factors, &cursor);
+  const Workspace numbers((plan.experts + plan.rows) * int64_t{sizeof(int64_t)});
+  if (numbers.get() == nullptr) {
+    *error = fail_without_memory(frame);
+    return DLFP4_OK;
+  }
+  int64_t *const ends = static_cast<int64_t *>(numbers.get());
+  int64_t *const indices = plan.routing != DLFP4_ROUTING_IN_ORDER ? ends + plan.experts : nullptr;
+  widen(reinterpret_cast<const int32_t *>(cursor.take()), plan.experts, ends);
+  if (indices != nullptr) widen(reinterpret_cast<const int32_t *>(cursor.take()), plan.rows, indices);
+  dlfp4_groups groups = {plan.rows, plan.experts, plan.step, ends, nullptr, nullptr, nullptr};
+  if (plan.routing & DLFP4_ROUTING_GATHERS) groups.gather = indices;
+  if (plan.routing & DLFP4_ROUTING_ADDS) {
+    groups.scatter = indices;
+    groups.weights = reinterpret_cast<const float *>(cursor.take());
+  }
+  plan.result.data = cursor.take();
+  const char *const wrong = check_groups(groups, indices, plan.tokens);
+  if (wrong == nullptr) return multiply_groups(frame, plan, groups, error);
+  *error = fail(frame, XLA_FFI_Error_Code_INVALID_ARGUMENT, wrong);
+  return DLFP4_OK;
+}
+
+XLA_FFI_Error *grouped_matmul(XLA_FFI_CallFrame *frame) {
+  return run<dlfp4_grouped_plan>(
+      frame, "dlfp4: the kernels do not multiply these element types",
+      [frame](const dlfp4_grouped_plan &plan, const Addresses &addresses, XLA_FFI_Error **error) {
+        return place_groups(frame, plan, addresses, error);
       });
 }
 
@@ -172,7 +248,8 @@ extern "C" const dlfp4_xla_handler *dlfp4_xla_handlers(void) {
   using namespace dlfp4::xla;
   static const dlfp4_xla_handler handlers[] = {
       {"convert", convert, nullptr}, {"quantize", quantize, nullptr}, {"dequantize", dequantize, nullptr},
-      {"matmul", matmul, nullptr},   {"vecdot", vecdot, nullptr},     {nullptr, nullptr, nullptr},
+      {"matmul", matmul, nullptr},   {"vecdot", vecdot, nullptr},     {"grouped_matmul", grouped_matmul, nullptr},
+      {nullptr, nullptr, nullptr},
   };
   return handlers;
 }

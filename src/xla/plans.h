@@ -17,9 +17,9 @@ extern "C" {
 #endif
 
 enum {
-  DLFP4_PLAN_VERSION = 1, /* of all plans: programs that were stored are refused by builds with other plans */
-  DLFP4_PLAN_BUFFERS = 8, /* the most that a call has */
-  DLFP4_PLAN_AXES = 32    /* of sums */
+  DLFP4_PLAN_VERSION = 2,  /* of all plans: programs that were stored are refused by builds with other plans */
+  DLFP4_PLAN_BUFFERS = 12, /* the most that a call has */
+  DLFP4_PLAN_AXES = 32     /* of sums */
 };
 
 /* The first part of every plan. A call may do `count` tensors of one description, `steps` bytes apart: of each buffer,
@@ -92,6 +92,21 @@ typedef struct {
   dlfp4_matrix result;
   dlfp4_matmul_options options;
 } dlfp4_matmul_plan;
+
+/* What the indices of rows are for: none, rows of x, rows to which results are added, or both. */
+enum { DLFP4_ROUTING_IN_ORDER = 0, DLFP4_ROUTING_GATHERS = 1, DLFP4_ROUTING_ADDS = 2 };
+
+/* Factors x and w, ends[, indices][, weights, where results are added] -> result. Ends and indices are int32. */
+typedef struct {
+  dlfp4_plan plan;
+  dlfp4_plan_factor factors[2];
+  int64_t length;
+  dlfp4_matrix result;
+  dlfp4_matmul_options options;
+  int64_t rows, experts, step; /* as of dlfp4_groups */
+  int64_t tokens;              /* rows of which the indices are */
+  int64_t routing;
+} dlfp4_grouped_plan;
 
 /* Factors a and b -> sums, float32, over the lines of `shape`. */
 typedef struct {

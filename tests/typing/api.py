@@ -102,6 +102,7 @@ def products(array: npt.NDArray[np.float32], tensor: dlfp4.Tensor) -> None:
     assert_type(dlfp4.backends(array, weight.mT), dict[str, str | None])
     with dlfp4.autotune("choices.json"):
         assert_type(dlfp4.matmul(tensor, weight.mT, alpha=2, out=array, backend="cpu"), dlfp4.Tensor)
+        assert_type(dlfp4.grouped_matmul(tensor, weight.mT, array, indices=array, tokens=4), dlfp4.Tensor)
     with dlfp4.autotune(Path("choices.json")), dlfp4.autotune():
         dlfp4.matmul(array, weight.mT, activation="int4")  # type: ignore[arg-type]
     dlfp4.autotune(b"choices.json")  # type: ignore[arg-type]
@@ -118,6 +119,7 @@ def inside_jax(array: Any, weight: dlfp4.ScaledTensor) -> None:  # arrays are An
     assert_type(dlfp4.jax.ScaledArray.from_tensor(weight), dlfp4.jax.ScaledArray)
     dlfp4.jax.matmul(array, q.mT, alpha=2, out_dtype="bfloat16")
     dlfp4.jax.matmul(array, q.mT, activation="int4")  # type: ignore[arg-type]
+    dlfp4.jax.grouped_matmul(array, q.mT, array, indices=array, weights=array, tokens=4)
     dlfp4.jax.dequantize(array.T, "float16")
     dlfp4.jax.quantize(array, "nvfp4", axis=1)  # type: ignore[call-overload]
 

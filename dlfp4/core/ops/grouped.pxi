@@ -25,11 +25,7 @@ def _multiply_groups_on_host(a, w, Tensor offsets, Tensor indices, Tensor weight
     cdef object left = plain_on(a, &ON_HOST), right = plain_on(w, &ON_HOST)
     cdef int64_t rows = a.shape[0] if indices is None else indices.dl.shape[0]
     cdef Tensor ends = read_numbers(offsets, "offsets"), places = None, factors = None
-    fill_factor(&of_a, left, -1, "x")
-    fill_factor(&of_w, right, -1 if type(right) is ScaledTensor else -2, "w")
-    of_a.lines.step = 1 if type(left) is ScaledTensor else of_a.strides[0]
-    of_w.lines.step = of_w.strides[1]
-    fill_matrix(&matrix, result)
+    fill_grouped(&of_a, &of_w, &matrix, left, right, result)
     call.groups = dlfp4_groups(rows, of_w.shape[0], of_w.strides[0], <const int64_t *> ends.dl.data, NULL, NULL, NULL)
     check_ends(&call.groups)
     if indices is not None:
@@ -44,6 +40,15 @@ def _multiply_groups_on_host(a, w, Tensor offsets, Tensor indices, Tensor weight
     options.activation = DLFP4_ACTIVATION_INT8 if rounds else DLFP4_ACTIVATION_EXACT
     call.product = MatrixProduct(&of_a.lines, &of_w.lines, of_a.length, &matrix, &options, NULL)
     run_grouped(&call)
+
+
+cdef int fill_grouped(Factor *a, Factor *w, dlfp4_matrix *result, left, right, Tensor rows) except -1:
+    """Rows times the lines of a stack, whose axes are experts and N, into a matrix."""
+    fill_factor(a, left, -1, "x")
+    fill_factor(w, right, -1 if type(right) is ScaledTensor else -2, "w")
+    a.lines.step = 1 if type(left) is ScaledTensor else a.strides[0]
+    w.lines.step = w.strides[1]
+    return fill_matrix(result, rows)
 
 
 cdef int run_grouped(GroupedProduct *call) except -1:

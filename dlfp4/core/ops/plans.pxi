@@ -317,6 +317,25 @@ def _plan_matmul(a, b, result, options, count, steps):
     return (<char *> &plan)[:sizeof(plan)]
 
 
+def _plan_grouped(x, w, result, options, count, steps):
+    """The plan of a product by experts of two TensorProtos: a quantized w as it is before its mT."""
+    cdef dlfp4_grouped_plan plan
+    cdef Factor of_x, of_w
+    cdef object left = outline_of(x), right = outline_of(w)
+    start_plan(&plan.plan, sizeof(plan), count, steps)
+    fill_grouped(&of_x, &of_w, &plan.result, left, right, outline_of(result))
+    plan.result.data = NULL
+    fill_plan_factor(&plan.factors[0], &of_x, left)
+    fill_plan_factor(&plan.factors[1], &of_w, right)
+    plan.length = of_x.length
+    plan.options.alpha = options["alpha"]
+    plan.options.activation = DLFP4_ACTIVATION_EXACT if options["activation"] is None else DLFP4_ACTIVATION_INT8
+    plan.rows, plan.experts, plan.step = options["rows"], of_w.shape[0], of_w.strides[0]
+    plan.tokens = x.shape[0] if options["gathers"] else plan.result.rows
+    plan.routing = DLFP4_ROUTING_GATHERS * options["gathers"] + DLFP4_ROUTING_ADDS * options["adds"]
+    return (<char *> &plan)[:sizeof(plan)]
+
+
 def _plan_vecdot(a, b, axis, count, steps):
     """The plan of sums of products along an axis of two TensorProtos."""
     cdef dlfp4_vecdot_plan plan

@@ -1,0 +1,177 @@
+"""grouped_matmul inside JAX programs: the bytes of eager calls, transformations, what ends a program."""
+
+import importlib
+
+import numpy as np
+import pytest
+
+import dlfp4
+
+from ..support.capsules import framework
+
+jax = framework("jax")
+jnp = jax.numpy
+dj = importlib.import_module("dlfp4.jax")
+primitives = importlib.import_module("dlfp4.jax.primitives")
+
+RNG = np.random.default_rng(0)
+EXPERTS, N, K, TOKENS, ROUTED = 3, 32, 64, 6, 10
+STACK = RNG.standard_normal((EXPERTS, N, K)).astype(np.float32)
+X, ROWS = (RNG.standard_normal((count, K)).astype(np.float32) for count in (TOKENS, ROUTED))
+SIZES, ENDS = np.array([4, 0, 5]), np.array([4, 4, 9])  # the last row belongs to none
+INDICES = np.array([5, 0, 1, 1, 2, 3, 5, 0, 2, 2**30])
+WEIGHTS = np.linspace(-1, 2, ROUTED, dtype=np.float32)
+SUMS = {"indices": INDICES, "weights": WEIGHTS}
+CALLS = {"rows": {}, "gathered": {"indices": INDICES}, "sums": SUMS, "sums of rows": {**SUMS, "tokens": TOKENS}}
+
+
+def operand(name):
+    return ROWS if name in ("rows", "sums of rows") else X
+
+
+def as_eager(result, expected):
+    assert (result.shape, result.dtype) == (expected.shape, expected.dtype)
+    assert np.asarray(result).tobytes() == expected.to_numpy().tobytes()
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp4", "mxfp6_e2m3", "mxfp8_e4m3", "fp8_row", "int4_g32"])
+def test_bytes_of_eager_calls(format, name):
+    q = dlfp4.quantize(STACK, format)
+    w = dj.ScaledArray.from_tensor(q)
+    x, options = operand(name), CALLS[name]
+    expected = dlfp4.grouped_matmul(x, q.mT, ENDS, **options)
+    as_eager(dj.grouped_matmul(x, w.mT, SIZES, **options), expected)
+    arrays = {key: value for key, value in options.items() if key != "tokens"}
+    rest = {key: value for key, value in options.items() if key == "tokens"}
+    compiled = jax.jit(lambda x, w, sizes, arrays: dj.grouped_matmul(x, w.mT, sizes, **arrays, **rest))
+    as_eager(compiled(x, w, SIZES, arrays), expected)
+    as_eager(compiled(x, q, SIZES, arrays), expected)
+
+
+def test_options_and_quantized_rows():
+    q = dlfp4.quantize(STACK, "nvfp4", recipe=dlfp4.Recipe(global_scale_per="matrix"))
+    w, rows = dj.ScaledArray.from_tensor(q), dlfp4.quantize(ROWS, "nvfp4")
+    for options in ({"alpha": 0.5}, {"out_dtype": "bfloat16"}, {"activation": "int8"}):
+        as_eager(dj.grouped_matmul(ROWS, w.mT, SIZES, **options), dlfp4.grouped_matmul(ROWS, q.mT, ENDS, **options))
+    as_eager(dj.grouped_matmul(dj.ScaledArray.from_tensor(rows), w.mT, SIZES), dlfp4.grouped_matmul(rows, q.mT, ENDS))
+    as_eager(dj.grouped_matmul(ROWS, jnp.asarray(STACK.mT), SIZES),
+             dlfp4.grouped_matmul(ROWS, np.ascontiguousarray(STACK.mT), ENDS))  # fmt: skip
+
+
+def test_transposed_stacks():
+    w = dj.quantize(STACK, "mxfp4")
+    assert w.mT.shape == (EXPERTS, K, N)
+    assert w.mT.axis == -2
+    assert (dj.dequantize(w.mT) == dj.dequantize(w).mT).all()
+    assert w.mT.to_tensor().shape == (EXPERTS, K, N)
+    assert w.mT.mT.to_tensor().shape == w.shape
+    with pytest.raises(ValueError, match="may cross"):
+        _ = dj.quantize(STACK, "mxfp4", axis=-2).mT
+    with pytest.raises(ValueError, match="only grouped_matmul multiplies"):
+        dj.vecdot(w.mT, w.mT)
+
+
+def test_vmap_is_one_call():
+    w = dj.quantize(STACK, "mxfp4")
+    batch = np.stack([ROWS, 2 * ROWS])
+    sizes = np.stack([SIZES, SIZES[::-1]])
+    made = jax.jit(jax.vmap(lambda x, sizes: dj.grouped_matmul(x, w.mT, sizes)))(batch, sizes)
+    for k in range(2):
+        assert (made[k] == dj.grouped_matmul(batch[k], w.mT, sizes[k])).all()
+
+
+def dense(x, w, weights, name):
+    """By JAX's own operations."""
+    routed, tokens = int(ENDS[-1]), INDICES[: int(ENDS[-1])]
+    rows = x[:routed] if name in ("rows", "sums of rows") else x[tokens]
+    made = jnp.einsum("rk,rkn->rn", rows, w[np.repeat(np.arange(EXPERTS), SIZES)], precision="highest")
+    if not name.startswith("sums"):
+        return jnp.concatenate([made, jnp.zeros((ROUTED - routed, N))])
+    return jnp.zeros((TOKENS, N)).at[tokens].add(made * weights[:routed, None])
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_derivatives(name):
+    q = dj.quantize(STACK, "mxfp4")
+    values, x = dj.dequantize(q.mT), operand(name)
+
+    def ours(x, w, weights):
+        given = {**CALLS[name], **({"weights": weights} if name.startswith("sums") else {})}
+        return dj.grouped_matmul(x, w, SIZES, **given)
+
+    def theirs(x, w, weights):
+        return dense(x, w, weights, name)
+
+    def loss(f):
+        return lambda *args: (f(*args) ** 2).sum()
+
+    args = (x, values, WEIGHTS)
+    for made, expected in zip(*(jax.jit(jax.grad(loss(f), (0, 1, 2)))(*args) for f in (ours, theirs)), strict=True):
+        assert np.allclose(made, expected, rtol=1e-3, atol=1e-2)
+    of_x = jax.grad(lambda x: loss(ours)(x, q.mT, WEIGHTS))(x)
+    assert np.allclose(of_x, jax.grad(lambda x: loss(theirs)(x, values, WEIGHTS))(x), rtol=1e-3, atol=1e-2)
+    second = [jax.grad(lambda x, f=f: (jax.grad(loss(f))(x, values, WEIGHTS) ** 2).sum())(x) for f in (ours, theirs)]
+    assert np.allclose(*second, rtol=1e-3, atol=1)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_what_gpus_do(name):
+    """XLA's own operations on decoded operands, here on the host; the program is lowered for a GPU as well."""
+    q, x = dj.quantize(STACK, "mxfp4"), operand(name)
+
+    def program(x):
+        return dj.grouped_matmul(x, q.mT, SIZES, alpha=0.5, **CALLS[name])
+
+    jaxpr = jax.make_jaxpr(program)(x)
+    (call,) = [each for each in jaxpr.eqns if each.primitive.name == "dlfp4_grouped_matmul"]
+    arrays = [x, q.data, q.scales, jnp.asarray(ENDS), *(jnp.asarray(CALLS[name][key]) for key in ("indices", "weights")
+                                                        if key in CALLS[name])]  # fmt: skip
+    (made,) = primitives.multiply_groups_on_cuda(*arrays, **call.params)
+    assert np.allclose(made, program(x), atol=1e-4)
+    batch = [jnp.stack([array, array]) for array in arrays]
+    (both,) = primitives.multiply_groups_on_cuda(*batch, **{**call.params, "batched": (True,) * len(batch)})
+    assert np.allclose(both, jnp.stack([made, made]), atol=1e-4)
+    text = jax.jit(program).trace(x).lower(lowering_platforms=("cuda",)).as_text()
+    assert "dlfp4_grouped_matmul" not in text
+    assert "dlfp4_dequantize" in text
+
+
+def test_straight_through_to_the_master():
+    def loss(stack):
+        w = dj.quantize(stack, "mxfp4", straight_through=True)
+        return dj.grouped_matmul(ROWS, w.mT, SIZES).sum()
+
+    grad = jax.grad(loss)(STACK)
+    expected = np.stack([ROWS[first:end].sum(0) for first, end in ((0, 4), (4, 4), (4, 9))])
+    assert np.allclose(grad, np.broadcast_to(expected[:, None], STACK.shape), atol=1e-4)
+
+
+def test_what_ends_a_program():
+    w = dj.quantize(STACK, "mxfp4")
+    program = jax.jit(lambda sizes, indices: dj.grouped_matmul(X, w.mT, sizes, indices=indices))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="group_sizes: expected numbers of rows"):
+        jax.block_until_ready(program(np.array([4, 4, 4]), INDICES))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="group_sizes: expected numbers of rows"):
+        jax.block_until_ready(program(np.array([4, -1, 4]), INDICES))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="indices: expected the numbers of tokens"):
+        jax.block_until_ready(program(SIZES, INDICES + 1))
+
+
+def test_refusals_are_those_of_eager_calls():
+    w = dj.quantize(STACK, "mxfp4")
+    for error, message, call in (
+        (ValueError, r"pass w\.mT", lambda: dj.grouped_matmul(ROWS, w, SIZES)),
+        (ValueError, "64 as K", lambda: dj.grouped_matmul(ROWS[:, :32], w.mT, SIZES)),
+        (ValueError, "pass indices", lambda: dj.grouped_matmul(ROWS, w.mT, SIZES, weights=WEIGHTS)),
+        (ValueError, "each of the experts", lambda: dj.grouped_matmul(ROWS, w.mT, SIZES[:2])),
+        (TypeError, "expected integers", lambda: dj.grouped_matmul(ROWS, w.mT, SIZES.astype("float32"))),
+        (
+            TypeError,
+            "float32",
+            lambda: dj.grouped_matmul(X, w.mT, SIZES, **{**SUMS, "weights": WEIGHTS.astype("float16")}),
+        ),
+        (dlfp4.BackendError, "x has dtype int32", lambda: dj.grouped_matmul(ROWS.astype("int32"), w.mT, SIZES)),
+    ):
+        with pytest.raises(error, match=message):
+            jax.eval_shape(call)
