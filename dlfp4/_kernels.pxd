@@ -166,6 +166,23 @@ cdef extern from "dlfp4/dlfp4.h" nogil:
     dlfp4_status dlfp4_convert_scales(const void *, int, void *, int, int64_t, int64_t, int, uint8_t)
     dlfp4_status dlfp4_shuffle_weight(const void *, void *, int64_t, int64_t, int)
 
+    ctypedef struct dlfp4_grid:
+        int64_t rows, columns, lines, length
+
+    ctypedef struct dlfp4_changes:
+        uint64_t changed
+        double largest
+
+    ctypedef struct dlfp4_stored:
+        const float *values
+        uint8_t *codes
+        uint8_t *scales
+
+    dlfp4_status dlfp4_find_changes(const dlfp4_grid *, const float *, const float *, float *, float *, int)
+    dlfp4_status dlfp4_sum_up_changes(const float *, const float *, int64_t, dlfp4_changes *)
+    dlfp4_status dlfp4_take_better(const dlfp4_grid *, const float *, int64_t, const dlfp4_stored *,
+                                   const dlfp4_stored *)
+
     ctypedef struct dlfp4_lines:
         dlfp4_blocks blocks
         int32_t format
@@ -340,6 +357,10 @@ cdef extern from "gpu/kernels.h" nogil:
     int dlfp4_cuda_dequantize(int, uintptr_t, const dlfp4_blocks *, int, const float *, const dlfp4_matrix *)
     int dlfp4_cuda_convert_scales(int, uintptr_t, const void *, int, void *, int, int64_t, int64_t, int, uint8_t)
     int dlfp4_cuda_shuffle_weight(int, uintptr_t, const void *, void *, int64_t, int64_t, int)
+    int dlfp4_cuda_find_changes(int, uintptr_t, const dlfp4_grid *, const float *, const float *, float *, float *, int)
+    int dlfp4_cuda_sum_up_changes(int, uintptr_t, const float *, const float *, int64_t, dlfp4_changes *)
+    int dlfp4_cuda_take_better(int, uintptr_t, const dlfp4_grid *, const float *, int64_t, const dlfp4_stored *,
+                               const dlfp4_stored *)
     ctypedef struct dlfp4_cuda_lines:
         dlfp4_lines lines
         const int64_t *strides

@@ -33,15 +33,12 @@ from dlfp4.receipts import (
     Array,
     Receipt,
     all_exact,
-    divide,
     join_lines,
     largest_of,
-    measure,
     receipt_of,
     relative_errors,
 )
 from dlfp4.rescaling import Octets
-from dlfp4.show import summary
 from dlfp4.suggest import did_you_mean
 
 if TYPE_CHECKING:
@@ -49,6 +46,7 @@ if TYPE_CHECKING:
 
 ON_HOST = ("cpu", "cuda_host", "rocm_host")
 AT_ONCE = 1 << 18  # elements decoded at a time, so that they stay in a cache
+AT_ONCE_THERE = 1 << 26  # the same on a device, whose memory three times as many floats take
 LEAST_UNIT = 1 / float(np.finfo(np.float32).max)  # whose reciprocal is finite
 LEAST_POWER, MOST_POWER = -127, 127  # of e8m0
 
@@ -189,11 +187,6 @@ def convert(q: ScaledTensor, target: Target) -> tuple[ScaledTensor, Receipt]:
         found = by_codes(q, target)
         if found is not None:
             return found
-    if q.device.type not in ON_HOST:
-        raise BufferError(
-            f"{summary(q)} has blocks that {target.format} does not hold by their codes: they are rounded on the host; "
-            f"call .to_device('cpu') first, or dlfp4.quantize its values"
-        )
     return by_values(q, target)
 
 
@@ -426,7 +419,7 @@ def choose_power(q: ScaledTensor, octets: Octets) -> int:
         return max(largest - 127 - HIGHEST, -126)
     counts = rescaling.count_codes(octets)[:255]
     used = np.flatnonzero(counts)
-    if len(used) and used[-1] - used[0] > HIGHEST - LOWEST and q.device.type in ON_HOST:
+    if len(used) and used[-1] - used[0] > HIGHEST - LOWEST:
         zero = zero_blocks_of(q, octets.shape)
         counts = rescaling.count_codes(octets[~zero])[:255]
         used = np.flatnonzero(counts)
@@ -445,18 +438,21 @@ def choose_power(q: ScaledTensor, octets: Octets) -> int:
 
 def zero_blocks_of(q: ScaledTensor, shape: tuple[int, ...]) -> npt.NDArray[np.bool_]:
     """Which blocks hold zeros alone."""
-    octets = q.data.view("uint8").to_numpy()
+    octets = q.data.view("uint8").to_device("cpu").to_numpy()
     return rescaling.zero_blocks(octets, 2 * octets.shape[1] // shape[1])
 
 
 def mend(
     q: ScaledTensor, result: ScaledTensor, own: Octets, errors: Array, how: Mending
 ) -> tuple[ScaledTensor, Receipt] | None:
-    """Choose codes anew where the scale came out too coarse or, by a recipe, where it is not exact; None on a device,
-    or for squares, which share scales.
+    """Choose codes anew where the scale came out too coarse or, by a recipe, where it is not exact, on the host; None
+    for squares, which share scales.
     """
-    if q.device.type not in ON_HOST or result.format.repeats_scales:
+    if result.format.repeats_scales:
         return None
+    if q.device.type not in ON_HOST:
+        found = mend(q.to_device("cpu"), result.to_device("cpu"), own, errors, how)
+        return found and (found[0].to_device(q.device), found[1])
     scales = result.scales.view("uint8").to_numpy(copy=True)
     octets = result.data.view("uint8").to_numpy(copy=True).reshape(*scales.shape, -1)
     errors = np.where(rescaling.zero_blocks(octets.reshape(len(octets), -1), rescaling.LENGTH), 0, errors)
@@ -486,7 +482,7 @@ def of_source_blocks(q: ScaledTensor, errors: Array) -> Array:
 
 
 def by_values(q: ScaledTensor, target: Target) -> tuple[ScaledTensor, Receipt]:
-    """Decode, quantize and compare, a few lines at a time."""
+    """Decode, quantize and compare, some lines at a time."""
     if target.format.kind == "two_level" and target.recipe is None:
         found = through_powers(q, target)
         if found is not None:
@@ -494,8 +490,8 @@ def by_values(q: ScaledTensor, target: Target) -> tuple[ScaledTensor, Receipt]:
     unscaled, factor = without_unit(q, target)
     unit, recipe = scale_of_all(unscaled, target), recipe_of(unscaled, target)
     result = allocate(q, target, unit)
-    changes, sizes = [], []
     certain = is_certain(q, target)
+    changes = Changes(q, q.format)
     for rows in chunks(q, target.format):
         part = result[rows]
         values = dequantize(unscaled[rows])
@@ -507,12 +503,45 @@ def by_values(q: ScaledTensor, target: Target) -> tuple[ScaledTensor, Receipt]:
         if factor is not None:
             scale_by(part.scales, factor)
             values = dequantize(q[rows])
-        change, size = compare(q, values.to_numpy(), dequantize(part).to_numpy())
-        changes.append(change)
-        sizes.append(size)
+        changes.add(rows.start, values, dequantize(part))
     if not target.has_unit:
         result = ScaledTensor.from_parts(result.data, result.scales, format=target.format, shape=q.shape)
-    return result, all_exact(count_blocks(q)) if certain else receipt_of(errors_of_blocks(q, changes, sizes))
+    return result, all_exact(count_blocks(q)) if certain else changes.receipt()
+
+
+class Changes:
+    """The largest change and magnitude of each block of a matrix, where that lies.
+
+    Parameters
+    ----------
+    q : ScaledTensor
+        The matrix.
+    format : Format or None
+        Whose blocks; None: it is one.
+    """
+
+    def __init__(self, q: ScaledTensor, format: Format | None) -> None:
+        self.block = (max(1, q.shape[0]), max(1, q.shape[1])) if format is None else format.block_in(*q.shape)
+        shape = tuple(-(-extent // size) for extent, size in zip(q.shape, self.block, strict=True))
+        self.changes, self.sizes = (empty(shape, "float32", device=device_of(q)) for _ in range(2))
+
+    def add(self, first: int, before: Tensor, after: Tensor) -> None:
+        """Some rows; those before them belong to other blocks, or to the one of the whole."""
+        down = slice(first // self.block[0], None)
+        _core._find_changes(before, after, self.block, self.changes[down], self.sizes[down], first % self.block[0] > 0)
+
+    def receipt(self) -> Receipt:
+        """Once all rows are there."""
+        blocks = self.changes.size
+        if not blocks:
+            return all_exact(0)
+        changed, largest = _core._sum_up_changes(self.changes, self.sizes)
+        return Receipt(blocks, blocks - changed, largest)
+
+
+def device_of(q: ScaledTensor) -> str:
+    """Where work on a tensor runs."""
+    return "cpu" if q.device.type in ON_HOST else f"cuda:{q.device.index}"
 
 
 MOST_SHIFTED = 14  # powers of two by which E4M3 numbers hold all of FP4: 2**-8 to 2**6
@@ -525,32 +554,9 @@ def is_certain(q: ScaledTensor, target: Target) -> bool:
         return False
     if (target.format.kind, target.format.element.name) != ("largest", "float8_e4m3fn") or not q.scales.size:
         return False
-    octets = q.scales.view("uint8").to_numpy()
+    octets = q.scales.view("uint8").to_device("cpu").to_numpy()
     smallest, largest = int(octets.min()), int(octets.max())
     return largest - smallest <= MOST_SHIFTED and SAFE[0] <= smallest <= largest <= SAFE[1]
-
-
-def compare(q: ScaledTensor, before: Array, after: Array) -> tuple[Array, Array]:
-    """What `measure` tells of rows; where nothing changed, magnitudes matter to the one block of the whole alone."""
-    length = own_length(q)
-    if q.format.block is not None and np.array_equal(before, after):
-        nothing = np.zeros((len(before), -(-before.shape[1] // length)), np.float32)
-        return nothing, nothing
-    return measure(before, after, length)
-
-
-def own_length(q: ScaledTensor) -> int:
-    """Elements of a row that share a scale."""
-    length = q.format.block[1] if q.format.block else 0
-    return length or max(1, q.shape[1])
-
-
-def errors_of_blocks(q: ScaledTensor, changes: list[Array], sizes: list[Array]) -> Array:
-    """The errors of a matrix's blocks from what was measured of its rows."""
-    if not changes:
-        return np.zeros(0)
-    lines = q.format.block[0] if q.format.block else max(1, q.shape[0])
-    return divide(*(join_lines(np.concatenate(parts), lines) for parts in (changes, sizes)))
 
 
 def chunks(q: ScaledTensor, format: Format) -> list[slice]:
@@ -559,17 +565,21 @@ def chunks(q: ScaledTensor, format: Format) -> list[slice]:
     group = math.lcm(*(each.block[0] if each.block else 1 for each in (q.format, format)))
     if q.format.has_integers or format.has_integers:
         group = math.lcm(group, 2)  # rows of zero points start on bytes
-    step = max(1, AT_ONCE // max(1, columns) // group) * group
+    at_once = AT_ONCE if q.device.type in ON_HOST else AT_ONCE_THERE
+    step = max(1, at_once // max(1, columns) // group) * group
     return [slice(first, min(rows, first + step)) for first in range(0, rows if columns else 0, step)]
 
 
 def allocate(q: ScaledTensor, target: Target, unit: float | None) -> ScaledTensor:
     """Memory for a matrix in another format."""
     buffers = _buffers_of(q.shape, target.format, -1, "linear", True)
-    data, scales = (empty(buffer.shape, buffer.dtype) for buffer in buffers[:2])
-    offsets: dict[str, Any] = {name: empty(shape, dtype) for name, shape, dtype in buffers if name == "zero_points"}
+    device = device_of(q)
+    data, scales = (empty(buffer.shape, buffer.dtype, device=device) for buffer in buffers[:2])
+    offsets: dict[str, Any] = {
+        name: empty(shape, dtype, device=device) for name, shape, dtype in buffers if name == "zero_points"
+    }
     if target.format.block is None:
-        scales = asarray(np.array(unit, np.float32))
+        scales = asarray(np.array(unit, np.float32)).to_device(device)
     whole = unit if target.format.has_global_scale else None
     return ScaledTensor.from_parts(data, scales, whole, format=target.format, shape=q.shape, **offsets)
 
@@ -587,9 +597,9 @@ def without_unit(q: ScaledTensor, target: Target) -> tuple[ScaledTensor, np.floa
 
 def scale_by(scales: Tensor, factor: np.float32) -> None:
     """Multiply float32 scales in place."""
-    array = scales.to_numpy(copy=False)
     with np.errstate(all="ignore"):
-        array *= factor
+        product = scales.to_device("cpu").to_numpy() * factor
+    cast(asarray(product).to_device(scales.device), "float32", out=scales)
 
 
 def recipe_of(q: ScaledTensor, target: Target) -> _RecipeLike | None:
@@ -611,44 +621,32 @@ def scale_of_all(q: ScaledTensor, target: Target) -> float | None:
         return 1.0
     if target.format.block is not None and not target.format.has_global_scale:
         return None
-    largest = 0.0
-    for rows in chunks(q, q.format):
-        values = np.abs(dequantize(q[rows]).to_numpy())
-        largest = max(largest, float(values.max(initial=0, where=np.isfinite(values))))
     sample = np.zeros(target.format.block_in(1, 1), np.float32)
-    sample[0, 0] = largest
+    sample[0, 0] = largest_magnitude(q)
     found = quantize(sample, target.format, recipe=recipe_of(q, target))
     scale = found.scales if found.global_scale is None else found.global_scale
     return max(float(scale.item()), LEAST_UNIT)
+
+
+def largest_magnitude(q: ScaledTensor) -> float:
+    """Of what is finite."""
+    whole = Changes(q, None)
+    for rows in chunks(q, q.format):
+        values = dequantize(q[rows])
+        whole.add(rows.start, values, values)
+    return whole.sizes.item() if math.prod(q.shape) else 0.0
 
 
 def improve(values: Tensor, part: ScaledTensor) -> None:
     """Take the scale above the one of the rule "floor" where that has a smaller squared error: where the largest
     element saturates.
     """
-    exact, floor = values.to_numpy(), dequantize(part).to_numpy()
-    if np.array_equal(exact, floor, equal_nan=True):
-        return
+    floor = dequantize(part)
+    if values.device.type in ON_HOST and np.array_equal(*(each.view("uint32").to_numpy() for each in (values, floor))):
+        return  # as powers of two often are
     other = quantize(values, part.format, recipe=Recipe(scale_rule="rceil"), pad=True)
-    lines, length = part.format.block_in(*part.shape)
-    errors = [squares(exact, decoded, lines, length) for decoded in (floor, dequantize(other).to_numpy())]
-    better = errors[1] < errors[0]
-    if not better.any():
-        return
-    scales, codes = (each.view("uint8").to_numpy(copy=False) for each in (part.scales, part.data))
-    scales[better] = other.scales.view("uint8").to_numpy()[better]
-    of_lines = np.repeat(better, lines, axis=0)[: len(codes)]
-    blocks = codes.reshape(*of_lines.shape, -1)
-    blocks[of_lines] = other.data.view("uint8").to_numpy().reshape(blocks.shape)[of_lines]
-
-
-def squares(exact: Array, decoded: Array, lines: int, length: int) -> Array:
-    """The squared error of each block."""
-    with np.errstate(all="ignore"):
-        errors = (exact - decoded).astype(np.float64) ** 2
-        errors[np.isnan(errors)] = 0
-        errors = np.add.reduceat(errors, np.arange(0, errors.shape[1], length), axis=1)
-        return np.add.reduceat(errors, np.arange(0, len(errors), lines), axis=0) if lines > 1 else errors
+    best = (floor, part.data, part.scales)
+    _core._take_better(values, part.format.block_in(*part.shape), best, (dequantize(other), other.data, other.scales))
 
 
 def through_powers(q: ScaledTensor, target: Target) -> tuple[ScaledTensor, Receipt] | None:
@@ -656,7 +654,8 @@ def through_powers(q: ScaledTensor, target: Target) -> tuple[ScaledTensor, Recei
     if target.format.repeats_scales or not math.prod(q.shape):
         return None
     powers = Target(formats()["mxfp4_16"], None, requantizes=False, has_unit=True)
-    for part in (q[chunks(q, powers.format)[0]], q):
+    first = chunks(q, powers.format)[0]
+    for part in (q,) if first.stop == q.shape[0] else (q[first], q):
         middle, receipt = by_values(part, powers)
         if not receipt.is_exact:
             return None

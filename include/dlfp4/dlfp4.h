@@ -176,6 +176,36 @@ dlfp4_status dlfp4_convert_scales(const void *src, int src_layout, void *dst, in
 /* AITER's (16, 16) shuffle of a row-major matrix of bytes; `back` undoes it. src and dst are different memory. */
 dlfp4_status dlfp4_shuffle_weight(const void *src, void *dst, int64_t rows, int64_t columns, int back);
 
+/* --- What a conversion changes: see ScaledTensor.to ---------------------------------------------------------- */
+
+/* Rows of float32 numbers next to one another, in blocks of `lines` rows and `length` columns; those at the ends may be
+ * smaller. The length is a multiple of 16, or at least `columns`; of dlfp4_take_better a multiple of 16 up to 2048. */
+typedef struct {
+  int64_t rows, columns, lines, length;
+} dlfp4_grid;
+
+/* For each block its largest change and the largest finite magnitude that it had before. Infinities and NaN that stayed
+ * are no change; one that came or went is an infinite one. `joins`: numbers that are there already count as well. */
+dlfp4_status dlfp4_find_changes(const dlfp4_grid *grid, const float *before, const float *after, float *changes,
+                                float *sizes, int joins);
+
+typedef struct {
+  uint64_t changed; /* blocks */
+  double largest;   /* change of an element over the largest magnitude of its block */
+} dlfp4_changes;
+dlfp4_status dlfp4_sum_up_changes(const float *changes, const float *sizes, int64_t blocks, dlfp4_changes *result);
+
+/* Blocks as they are stored: `code_bytes` of each row of a block next to one another, whole blocks; a byte of scale
+ * each; and what they decode to. */
+typedef struct {
+  const float *values;
+  uint8_t *codes, *scales;
+} dlfp4_stored;
+
+/* Replaces each block by the other one where the sum of its squared errors is smaller; NaN is no error. */
+dlfp4_status dlfp4_take_better(const dlfp4_grid *grid, const float *exact, int64_t code_bytes, const dlfp4_stored *best,
+                               const dlfp4_stored *other);
+
 /* --- Products ------------------------------------------------------------------------------------------------ */
 
 /* Lines that are multiplied with other lines, element by element, and summed. Line i is number n = first + i * step;

@@ -111,6 +111,11 @@ struct BlockKernels {
                                      int64_t pitch);
   void (*rotate_across_back[kNumSources])(const float *src, int64_t pitch, int64_t count, uint32_t rotation,
                                           uint8_t *dst, int64_t stride);
+
+  // What became of each element, and its magnitude before where that is finite, else 0; and the sums of the squared
+  // errors of blocks, which are added to what is there. See rules/changes.h.
+  void (*compare)(const float *before, const float *after, int64_t count, float *changes, float *sizes);
+  void (*add_squares)(const float *exact, const float *decoded, int64_t count, int64_t block, double *sums);
 };
 
 // The kernels of a level, with those of slower levels where it has none.

@@ -3,6 +3,8 @@
 
 #include <utility>
 
+#include "changes.h"
+
 namespace dlfp4 {
 namespace {
 
@@ -55,6 +57,7 @@ void add_block_kernels(BlockKernels *kernels, std::integer_sequence<int, From...
                        std::integer_sequence<int, Key...>) {
   (add_floats<From>(kernels, to), ...);
   add_turns<4, 6, 8>(kernels);
+  add_changes(kernels);
   ((kernels->find_scales[Key] = find_scales<Key>), ...);
   ((kernels->decode_scales[Key] = decode_scales<Key>), ...);
 }

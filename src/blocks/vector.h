@@ -6,6 +6,7 @@
 
 #include <utility>
 
+#include "changes.h"
 #include "host/simd/lanes.h"
 #include "kernels.h"
 #include "rules/numerics.h"
@@ -300,6 +301,7 @@ void add_block_kernels(BlockKernels *kernels, std::integer_sequence<int, From...
                        std::integer_sequence<int, To...> elements) {
   (add_floats<Isa, From>(kernels, elements), ...);
   for (int key = 0; key < kNumKeys; ++key) add_scales<Isa>(key, kernels);
+  add_changes(kernels);
 }
 
 template <class Isa>

@@ -42,6 +42,14 @@ int dlfp4_cuda_convert_scales(int device, uintptr_t stream, const void *src, int
 int dlfp4_cuda_shuffle_weight(int device, uintptr_t stream, const void *src, void *dst, int64_t rows, int64_t columns,
                               int back);
 
+/* All pointers are to the device, that of the result included. */
+int dlfp4_cuda_find_changes(int device, uintptr_t stream, const dlfp4_grid *grid, const float *before,
+                            const float *after, float *changes, float *sizes, int joins);
+int dlfp4_cuda_sum_up_changes(int device, uintptr_t stream, const float *changes, const float *sizes, int64_t blocks,
+                              dlfp4_changes *result);
+int dlfp4_cuda_take_better(int device, uintptr_t stream, const dlfp4_grid *grid, const float *exact, int64_t code_bytes,
+                           const dlfp4_stored *best, const dlfp4_stored *other);
+
 /* One side of sums of products: lines of any number of axes. */
 typedef struct {
   dlfp4_lines lines;      /* but for step and decode */

@@ -10,6 +10,7 @@ from dlfp4 import checkpoints
 from dlfp4.transcode import CONVENTIONS
 
 from ..support.block_reference import FORMATS, INPUTS, make
+from ..support.levels import LEVELS, available_levels, digests_at
 from ..support.reference import BITS, native_cast, of_codes
 
 F = np.float32
@@ -390,3 +391,65 @@ def test_global_scales_of_rows_and_matrices(per, target):
     assert q.global_scale.ndim == 1
     assert_receipt(q, q.to(target))
     assert q.to("nvfp4").global_scale.shape == q.global_scale.shape
+
+
+# ---- What is rounded
+
+
+@pytest.mark.parametrize("kind", ["normal", "few mantissas", "infinite", "largest"])
+@pytest.mark.parametrize("target", ["mxfp4", "mxfp4_16", "mxfp6_e3m2", "mxfp8_e4m3", "mxfp8_32x32"])
+@pytest.mark.parametrize("source", ["nvfp4", "fp8_128x128", "fp8_row", "int4_g32"])
+def test_scales_of_powers_have_the_smaller_error(source, target, kind):
+    """Of the rules that round the scale down and that keep the largest element, each block has the better one."""
+    q = dlfp4.quantize(make(kind, (70, 160)), source, pad=True)
+    exact, found = values(q), values(q.to(target))
+    lines, length = dlfp4.formats()[target].block
+
+    def squares(decoded):
+        with np.errstate(all="ignore"):
+            errors = np.nan_to_num((exact.astype(np.float64) - decoded) ** 2, nan=0, posinf=np.inf)
+        errors = np.pad(errors, ((0, -70 % lines), (0, -160 % length)))
+        return errors.reshape(-1, lines, errors.shape[1] // length, length).sum((1, 3))
+
+    rules = [squares(values(dlfp4.quantize(exact, target, recipe=rule, pad=True))) for rule in ("ocp", "nvidia")]
+    np.testing.assert_allclose(squares(found), np.minimum(*rules), rtol=1e-12)
+
+
+TO_EACH = """
+import hashlib, json
+import numpy as np
+import dlfp4
+from reference import raw_bytes
+
+rng = np.random.default_rng(1)
+x = rng.standard_normal((70, 160)).astype(np.float32) * np.ldexp(np.float32(1), rng.integers(-9, 9, (70, 1)))
+x[3, :40], x[5, 7] = 0, 3e38
+
+def digest(q):
+    found = hashlib.sha256(repr(q.receipt).encode())
+    for part in (q.data, q.scales, q.global_scale, q.zero_points):
+        found.update(raw_bytes(part) if part is not None else b"")
+    return found.hexdigest()
+
+print(dlfp4.cpu_isa())
+sources = {name: dlfp4.quantize(x, name, pad=True) for name in dlfp4.formats()}
+print(json.dumps({f"{name} to {to}": digest(q.to(to)) for name, q in sources.items() for to in (*sources, "mlx")}))
+"""
+
+
+@pytest.mark.arithmetic
+def test_levels_give_the_same():
+    expected, tried = digests_at("scalar", TO_EACH), 0
+    for level in LEVELS[:-1]:
+        if level in available_levels():
+            assert digests_at(level, TO_EACH) == expected
+            tried += 1
+    assert tried or available_levels() == ["scalar"]
+
+
+@pytest.mark.parametrize("source", ["fp8_e4m3", "nvfp4"])
+def test_parts_of_a_large_matrix_make_one_receipt(source):
+    """Of the one block of a tensor, and of many, more rows than are taken at a time."""
+    q = dlfp4.quantize(make("normal", (700, 1024)), source)
+    for target in ("mxfp4", "fp8_1x128", "fp8_e5m2"):
+        assert_receipt(q, q.to(target))

@@ -599,10 +599,35 @@ def test_formats_from_one_another(source, target):
     assert_equal_parts(ours, host.to(target))
 
 
-def test_what_must_be_rounded_is_told_to_go_to_the_host():
-    q = dlfp4.quantize(np.ones((4, 64), np.float32) * 3, "nvfp4").to_device(CUDA)
-    with pytest.raises(BufferError, match=r"to_device\('cpu'\)"):
-        q.to("mxfp4", recipe="nvidia")
+@pytest.mark.parametrize("source", dlfp4.formats())
+def test_what_is_rounded(source):
+    """Into every other format, from values that have everything: the bytes and the receipt of the host."""
+    rng = np.random.default_rng(9)
+    x = rng.standard_normal((160, 416)).astype(np.float32) * np.ldexp(np.float32(1), rng.integers(-12, 12, (160, 1)))
+    x[3, :64], x[5, 7] = 0, 3e38
+    host = dlfp4.quantize(x, source, pad=True)
+    there = host.to_device(CUDA)
+    for target in (*dlfp4.formats(), "mlx"):
+        ours, expected = there.to(target), host.to(target)
+        assert ours.device == there.device
+        assert ours.receipt == expected.receipt, target
+        assert_equal_parts(ours, expected)
+
+
+@pytest.mark.parametrize("source", ["nvfp4", "fp8_e4m3", "fp8_128x128"])
+def test_what_is_rounded_of_large_matrices(source):
+    """More rows than are taken at a time on either side."""
+    host = dlfp4.quantize(np.random.default_rng(10).standard_normal((8300, 8192), dtype=np.float32), source)
+    for target in ("mxfp4", "fp8_1x128"):
+        ours, expected = host.to_device(CUDA).to(target), host.to(target)
+        assert ours.receipt == expected.receipt
+        assert_equal_parts(ours, expected)
+
+
+def test_a_recipe_of_what_is_rounded():
+    host = dlfp4.quantize(np.random.default_rng(11).standard_normal((64, 96), dtype=np.float32), "nvfp4")
+    assert_equal_parts(host.to_device(CUDA).to("mxfp4", recipe="nvidia"), host.to("mxfp4", recipe="nvidia"))
+    assert_equal_parts(host.to_device(CUDA).to("modelopt", recipe="modelopt"), host.to("modelopt", recipe="modelopt"))
 
 
 @pytest.mark.parametrize("name", ["nvfp4", "mxfp8_e4m3", "fp8_128x128"])

@@ -262,10 +262,13 @@ cdef class ScaledTensor:
         ValueError
             No format, convention or recipe of that name.
         BufferError
-            On a device: blocks that have to be rounded, which is done on the host.
+            Memory that neither the CPU nor CUDA can read.
 
         Notes
         -----
+        On a CUDA device the bytes are those of the host. There as well the host makes tables of scales, and chooses
+        scales for the blocks of NVFP4 that no code holds closely enough; all else runs on the device.
+
         The global scale of NVFP4 made of MX formats is the power of two under which the most blocks are exact; other
         sources get the usual one. FP8 scales made of NVFP4 are the global scale times powers of two; made of powers of
         two, they are powers of two. Squares and whole tensors hold the range of one scale: small elements may be lost.

@@ -1,5 +1,6 @@
 // The image of block scaling: the kernels of blocks.def.
 #include "blocks.cuh"
+#include "changes.cuh"
 #include "gpu/image.cuh"
 #include "tiles.cuh"
 

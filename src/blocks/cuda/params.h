@@ -132,6 +132,30 @@ struct ScalesParams {
   int fill;   // of every byte of the padding
 };
 
+constexpr int kPartOfRow = 512;  // elements that a warp compares
+
+struct ChangesParams {
+  const float *before, *after;
+  uint32_t *changes, *sizes;  // bits of floats
+  int64_t rows, columns, lines, length;
+  int64_t along;  // blocks
+  int64_t parts;  // of a row
+};
+
+struct SumParams {
+  const float *changes, *sizes;
+  int64_t blocks;
+  unsigned long long *changed, *largest;  // the bits of a double
+};
+
+struct ChoiceParams {
+  const float *exact, *best_values, *other_values;
+  uint8_t *best_codes, *best_scales;
+  const uint8_t *other_codes, *other_scales;
+  int64_t rows, columns, lines, length, along, blocks;
+  int64_t code_bytes;
+};
+
 struct ShuffleParams {
   const uint8_t *src;
   uint8_t *dst;
