@@ -214,6 +214,14 @@ class ScaledTensor(torch.Tensor):  # type: ignore[misc]  # to mypy PyTorch's typ
         form, dtype, turned = context
         return ScaledTensor(parts, form, size, dtype, turned)
 
+    def _stable_hash_for_caching(self) -> str:
+        """What compiled code depends on, as a text: PyTorch keeps that code in files."""
+        parts = [
+            (name, part.dtype, part.device, tuple(part.shape), part.stride(), part.storage_offset())
+            for name, part in present(self).items()
+        ]
+        return repr((self.form, self.dtype, self.turned, tuple(self.shape), self.requires_grad, parts))
+
     # ---- Copies and pickles, by the parts: PyTorch's own would copy ``__dict__``, and each part in it as it lies
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ScaledTensor:

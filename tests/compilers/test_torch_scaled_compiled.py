@@ -2,6 +2,7 @@
 
 import importlib
 import io
+import shutil
 
 import pytest
 
@@ -40,6 +41,45 @@ def test_a_tensor_crosses_the_boundary(format):
             assert made.form == expected.form
             made, expected = made.dequantize(), expected.dequantize()
         assert torch.equal(made, expected)
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="Inductor needs a C++ compiler, and there is no g++")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script(_method)?` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp6_e2m3", "nvfp4_16x16", "fp8_row", "fp8_e4m3"])
+def test_inductor(format):
+    """Layers with any number of rows, their gradients, and tensors that are made within."""
+    layers = torch.nn.Linear(128, 128), torch.nn.ReLU(), torch.nn.Linear(128, 128, bias=False)
+    module = dt.quantize_(torch.nn.Sequential(*layers).requires_grad_(False), format)
+    w = dt.quantize(values(128, 128, seed=1), format)
+
+    def function(x, w):
+        q = dt.quantize(x, format)
+        return q.dequantize() + 1, F.linear(x.relu(), w, x[0]), w.mT.dequantize(), module(x), q
+
+    torch._dynamo.reset()  # of other formats, which have the same code
+    made = torch.compile(function, fullgraph=True, dynamic=True)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for rows in (256, 384):  # not as many as columns: PyTorch would take the two for one number
+            x = values(rows, 128, seed=rows)
+            *plain, q = made(x, w)
+            *expected, expected_q = function(x, w)
+            assert all(map(torch.equal, plain, expected))
+            assert (type(q), q.form, q.shape) == (dt.ScaledTensor, expected_q.form, expected_q.shape)
+            assert torch.equal(q.dequantize(), expected_q.dequantize())
+    x, y = (values(4, 128).requires_grad_() for _ in range(2))
+    torch.compile(module, fullgraph=True, dynamic=True)(x).sum().backward()
+    module(y).sum().backward()
+    assert torch.equal(x.grad, y.grad)
+
+
+def test_what_compiled_code_depends_on():
+    q = dt.quantize(values(32, 64), "nvfp4")
+    texts = {
+        each._stable_hash_for_caching()
+        for each in (q, q.mT, q[:16], q.bfloat16(), dt.quantize(values(32, 64), "mxfp4"))
+    }
+    assert len(texts) == 5
+    assert dt.quantize(values(32, 64, seed=1), "nvfp4")._stable_hash_for_caching() in texts
 
 
 def test_gradients_through_a_compiled_model():
