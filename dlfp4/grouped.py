@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import numpy as np
+
 from dlfp4._core import (
     BackendError,
     ScaledTensor,
@@ -29,7 +31,10 @@ from dlfp4.show import summary
 if TYPE_CHECKING:
     from dlfp4._core import _DType, _Elements, _Stream
 
-INTEGERS = ("int32", "int64")
+# By NumPy's numbers, for a type's name costs it microseconds.
+NUMBERS: dict[str, int] = {name: np.dtype(name).num for name in ("int32", "int64", "float32")}
+INTEGERS = frozenset((NUMBERS["int32"], NUMBERS["int64"]))
+WEIGHTS = frozenset((NUMBERS["float32"],))
 
 
 class Routing(NamedTuple):
@@ -220,7 +225,7 @@ def make_routing(
     ends = as_vector(offsets, "offsets", INTEGERS, w.shape[0], "experts")
     places = None if indices is None else as_vector(indices, "indices", INTEGERS, None, "rows")
     rows = x.shape[0] if places is None else places.shape[0]
-    factors = None if weights is None else as_vector(weights, "weights", ("float32",), rows, "rows")
+    factors = None if weights is None else as_vector(weights, "weights", WEIGHTS, rows, "rows")
     if tokens is not None:
         tokens = as_count(tokens)
         if x.shape[0] != rows:
@@ -228,11 +233,14 @@ def make_routing(
     return Routing(ends, places, factors, tokens)
 
 
-def as_vector(x: _Elements, name: str, dtypes: tuple[str, ...], count: int | None, what: str) -> Tensor:
+def as_vector(x: _Elements, name: str, dtypes: frozenset[int], count: int | None, what: str) -> Tensor:
     """One number for each expert or row."""
     vector = asarray(x)
-    if vector.dtype.name not in dtypes:
-        raise TypeError(f"{name} has dtype {vector.dtype.name}; expected {' or '.join(dtypes)}")
+    if vector.dtype.num not in dtypes:
+        named = {number: dtype for dtype, number in NUMBERS.items()}
+        raise TypeError(
+            f"{name} has dtype {vector.dtype.name}; expected {' or '.join(named[number] for number in sorted(dtypes))}"
+        )
     if vector.ndim != 1 or (count is not None and vector.shape[0] != count):
         number = "" if count is None else f", {count} of them"
         raise ValueError(f"{name} has shape {vector.shape}; expected one number for each of the {what}{number}")
@@ -260,14 +268,14 @@ def shape_of_result(x: Operand, w: Operand, routing: Routing) -> tuple[int, int]
 
 def check_operands(problem: Problem, routing: Routing) -> None:
     """BackendError with the reason where they are not multiplied by experts."""
-    parts = {"offsets": routing.offsets, "indices": routing.indices, "weights": routing.weights}
-    for name, part in parts.items():
-        if part is not None and (part.device.type in ON_CUDA) != (problem.device.type in ON_CUDA):
+    device = problem.device
+    on_cuda = device.type in ON_CUDA
+    for name, part in zip(("offsets", "indices", "weights"), routing[:3], strict=True):
+        if part is not None and (part.device.type in ON_CUDA) != on_cuda:
             raise BackendError(
-                f"{name} lie on {part.device}, the operands on {problem.device}; bring them together with "
-                f".to_device({str(problem.device)!r})"
+                f"{name} lie on {part.device}, the operands on {device}; bring them together with "
+                f".to_device({str(device)!r})"
             )
-    on_cuda = problem.device.type in ON_CUDA
     reason = refuses_on_cuda(problem) if on_cuda else refuses_on_host(problem)
     if reason is not None:
         raise BackendError(f"grouped_matmul does not multiply these operands: {reason}")

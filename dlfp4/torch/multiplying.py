@@ -68,6 +68,25 @@ def one(x: torch.Tensor, k: int) -> torch.Tensor:
     return one_of(x, 0, k) if isinstance(x, ScaledTensor) else x[k]
 
 
+@implements(aten._grouped_mm.default)
+def grouped_mm(
+    function: Any,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """``torch.nn.functional.grouped_mm``: rows by experts. Its gradient sums across blocks, of decoded weights."""
+    if a.dim() != 2 or b.dim() != 3 or offs is None or bias is not None:
+        raise NotImplementedError(
+            f"{function} of shapes {tuple(a.shape)} and {tuple(b.shape)}: of ScaledTensors it takes rows (R, K), a "
+            f"stack (E, K, N) and offs, without a bias; call .dequantize() for the values"
+        )
+    crosses = isinstance(b, ScaledTensor) and b.axis == -1
+    return functions.grouped_matmul(a, decode(b, b.dtype) if crosses else b, offs, out_dtype=out_dtype or a.dtype)
+
+
 # ---- dlfp4's own operations, to which Dynamo hands a tensor as it is
 
 ABSENT = (None, None, "", None)  # scales, global scale, type, shape of a plain operand

@@ -177,3 +177,19 @@ def test_refusals_are_those_of_eager_calls():
         dt.grouped_matmul(ROWS, W.mT, torch.tensor([4, 1, 9]))
     with pytest.raises(ValueError, match="pass indices"):
         dt.grouped_matmul(ROWS, W.mT, ENDS, weights=WEIGHTS)
+
+
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp4", "mxfp8_e4m3"])
+def test_grouped_mm_of_pytorch(format):
+    """Models multiply by quantized experts as by others, with a gradient for rows."""
+    q = dt.quantize(STACK, format).to(torch.bfloat16)
+    x = ROWS.bfloat16().requires_grad_()
+    made = torch.nn.functional.grouped_mm(x, q.mT, offs=ENDS)
+    assert torch.equal(made, dlfp4.grouped_matmul(x.detach(), dlfp4.quantize(STACK, format).mT, ENDS).to_torch())
+    grad = randn(ROUTED, N, seed=9).bfloat16()
+    made.backward(grad)
+    own = torch.bucketize(torch.arange(9), ENDS, right=True)
+    expected = torch.einsum("rn,rnk->rk", grad[:9].float(), q.dequantize().float()[own])
+    assert torch.allclose(x.grad[:9].float(), expected, rtol=2e-2, atol=0.2)
+    with pytest.raises(NotImplementedError, match=r"call \.dequantize"):
+        torch.nn.functional.grouped_mm(x.detach(), q.mT[0], offs=ENDS)
