@@ -165,6 +165,18 @@ def test_a_global_scale_an_expert():
         same(dlfp4.grouped_matmul(x, w.mT, np.array(ends)), by_expert(x, w, ends))
 
 
+@pytest.mark.parametrize("name", ["fp8_128x128", "nvfp4_16x16", "mxfp8_32x32"])
+def test_squares_that_cross_from_one_expert_to_the_next(name):
+    """Rows of all experts are one matrix to quantize, whatever their number."""
+    w, x, ends = stack_of(name, 4, 40, 256), values((40, 256)), [9, 10, 31, 40]
+    got = dlfp4.grouped_matmul(x, w.mT, np.array(ends)).to_numpy()
+    dense = wide(w)
+    for row in range(40):
+        right = dense[expert_of(row, ends)].T
+        bound = 256 * 2.0**-24 * (np.abs(x[row]) @ np.abs(right)) + 2.0**-24 * np.abs(got[row])
+        assert (np.abs(got[row] - x[row].astype(np.float64) @ right) <= bound).all()
+
+
 @pytest.mark.parametrize("layout", ["128x4", "8x4", "aiter"])
 def test_scale_layouts(layout):
     w, x = stack_of("mxfp4", 4, 32, 256), values((40, 256))
