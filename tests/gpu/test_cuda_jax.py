@@ -5,6 +5,7 @@ import pytest
 
 import dlfp4
 
+from ..compilers import test_jax_experts as experts
 from ..compilers.test_jax import FORMATS, OPTIONS, X, parts, to_bytes
 
 pytestmark = pytest.mark.gpu
@@ -66,6 +67,15 @@ def test_products(device):
     np.testing.assert_allclose(batched(x, of_w), expected, rtol=1e-5, atol=1e-2)
     sums = jax.jit(dj.vecdot)(of_w, jax.device_put(X, device))
     np.testing.assert_allclose(sums, dlfp4.vecdot(w, X).to_numpy(), rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", experts.CALLS)
+def test_products_by_experts(name, device):
+    w, x, options = dlfp4.quantize(experts.STACK, "mxfp4"), experts.operand(name), experts.CALLS[name]
+    given, of_w, sizes = jax.device_put((x, dj.ScaledArray.from_tensor(w), experts.SIZES), device)
+    made = jax.jit(lambda x, w, sizes: dj.grouped_matmul(x, w.mT, sizes, **options))(given, of_w, sizes)
+    expected = dlfp4.grouped_matmul(x, w.mT, experts.ENDS, **options).to_numpy()
+    np.testing.assert_allclose(made, expected, rtol=1e-5, atol=1e-2)
 
 
 def test_batches_and_loops(device):
