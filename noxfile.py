@@ -150,8 +150,9 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def typing(session: nox.Session) -> None:
     """Check types, and the stubs against the extension."""
-    install(session, "test,jax", "mypy")  # stubtest imports dlfp4.jax
+    install(session, "test,jax", "mypy", "pyright[nodejs]")  # stubtest imports dlfp4.jax
     session.run("mypy")
+    session.run("pyright")
     allowed = ("--allowlist", "tests/typing/stubtest-allowlist.txt", "--ignore-unused-allowlist")
     session.run("python", "-P", "-m", "mypy.stubtest", "dlfp4", "--mypy-config-file", "pyproject.toml", *allowed)
 

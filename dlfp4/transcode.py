@@ -520,6 +520,10 @@ class Changes:
         Whose blocks; None: it is one.
     """
 
+    block: tuple[int, int]
+    changes: Tensor
+    sizes: Tensor
+
     def __init__(self, q: ScaledTensor, format: Format | None) -> None:
         self.block = (max(1, q.shape[0]), max(1, q.shape[1])) if format is None else format.block_in(*q.shape)
         shape = tuple(-(-extent // size) for extent, size in zip(q.shape, self.block, strict=True))
@@ -642,11 +646,16 @@ def improve(values: Tensor, part: ScaledTensor) -> None:
     element saturates.
     """
     floor = dequantize(part)
-    if values.device.type in ON_HOST and np.array_equal(*(each.view("uint32").to_numpy() for each in (values, floor))):
+    if values.device.type in ON_HOST and are_equal(values, floor):
         return  # as powers of two often are
     other = quantize(values, part.format, recipe=Recipe(scale_rule="rceil"), pad=True)
     best = (floor, part.data, part.scales)
     _core._take_better(values, part.format.block_in(*part.shape), best, (dequantize(other), other.data, other.scales))
+
+
+def are_equal(a: Tensor, b: Tensor) -> bool:
+    """Whether floats on the host have the same bits."""
+    return np.array_equal(a.view("uint32").to_numpy(), b.view("uint32").to_numpy())
 
 
 def through_powers(q: ScaledTensor, target: Target) -> tuple[ScaledTensor, Receipt] | None:

@@ -163,6 +163,8 @@ FURTHER = (
 class Parts(dict[str, Tensor | ScaledTensor]):
     """Tensors as a file stores them, and the metadata of its header, which may say how they are meant."""
 
+    metadata: dict[str, str]
+
     def __init__(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
         super().__init__(tensors)
         self.metadata = dict(metadata)

@@ -254,6 +254,11 @@ class RefusedError(BufferError):
         The parts of the message.
     """
 
+    framework: str
+    tensor: str
+    reason: str
+    remedy: str
+
     def __init__(self, framework: str, tensor: Tensor | str, reason: str, remedy: str) -> None:
         self.framework, self.reason, self.remedy = framework, reason, remedy
         self.tensor = tensor if isinstance(tensor, str) else in_words(tensor)
