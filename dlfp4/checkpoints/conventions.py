@@ -482,8 +482,9 @@ def split_parts(tensors: Mapping[str, Any], convention: str) -> dict[str, Tensor
     check_convention(convention)
     parts: dict[str, Tensor] = {}
     ours = {name: named(name, x) for name, x in tensors.items()}
+    packed: dict[int, dict[str, Tensor]] = {}
     for name, x in ours.items():
-        merge(parts, split_one(name, x, convention) if isinstance(x, ScaledTensor) else {name: x})
+        merge(parts, split_one(name, x, convention, packed) if isinstance(x, ScaledTensor) else {name: x})
     quantized = [x for x in ours.values() if isinstance(x, ScaledTensor)]
     if convention == "stable-diffusion" and quantized and MARKER not in parts:
         parts[MARKER] = dlfp4.empty((0,), quantized[0].data.dtype)
@@ -523,8 +524,8 @@ def named(name: str, x: Any) -> Tensor | ScaledTensor:
         raise kind(f"{name}: {error}") from error
 
 
-def split_one(name: str, q: ScaledTensor, convention: str) -> dict[str, Tensor]:
-    """The parts of one tensor."""
+def split_one(name: str, q: ScaledTensor, convention: str, packed: dict[int, dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The parts of one tensor; `packed` has those of integers by the tensor, which may have several names."""
     try:
         spelling = find_spelling(q.format, convention)
     except ValueError as error:
@@ -542,7 +543,7 @@ def split_one(name: str, q: ScaledTensor, convention: str) -> dict[str, Tensor]:
         )
     stem = spelling.stem(name)
     if spelling.packing:
-        return write_integers(name, q, spelling)
+        return write_integers(name, q, spelling, packed)
     parts = [stored_data(q, spelling), stored_scales(name, q, spelling, expected)]
     unit = stored_unit(name, q, spelling)
     split = dict(zip(spelling.parts(stem, name), parts if unit is None else [*parts, unit], strict=True))
@@ -551,13 +552,16 @@ def split_one(name: str, q: ScaledTensor, convention: str) -> dict[str, Tensor]:
     return split
 
 
-def write_integers(name: str, q: ScaledTensor, spelling: Spelling) -> dict[str, Tensor]:
+def write_integers(
+    name: str, q: ScaledTensor, spelling: Spelling, packed: dict[int, dict[str, Tensor]]
+) -> dict[str, Tensor]:
     """The parts of packed integers by their names."""
     names = kinds_of_parts(spelling.stem(name), name, spelling)
     try:
-        parts = PACKINGS[spelling.packing].write(q)
+        parts = packed.get(id(q)) or PACKINGS[spelling.packing].write(q)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
+    packed[id(q)] = parts
     return {names[kind]: part.to_device(q.device) for kind, part in parts.items()}
 
 

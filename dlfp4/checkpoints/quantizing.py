@@ -227,9 +227,14 @@ def planned_sizes(job: Job) -> dict[str, int]:
 
 def lay_out(job: Job, tensors: Mapping[str, Tensor | ScaledTensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The parts that the new file will hold, without their data, and the metadata that describes them."""
-    planned = {
-        name: outline(x, job, job.choices[name]) if job.choices[name].quantized else x for name, x in tensors.items()
-    }
+    outlines: dict[tuple[tuple[int, ...], int], ScaledTensor] = {}  # one for all of a shape: some have to be packed
+    planned: dict[str, Tensor | ScaledTensor] = {}
+    for name, x in tensors.items():
+        choice = job.choices[name]
+        key = (x.shape, choice.axis)
+        if choice.quantized and key not in outlines:
+            outlines[key] = outline(x, job, choice)
+        planned[name] = outlines[key] if choice.quantized else x
     try:
         return joining.split(planned, job.convention)
     except ValueError as error:

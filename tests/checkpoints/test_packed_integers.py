@@ -2,6 +2,7 @@
 in NumPy, and written again with the same bytes."""
 
 import json
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 
 import dlfp4
 from dlfp4 import ScaledTensor, checkpoints
-from dlfp4.checkpoints import join_parts, split_parts
+from dlfp4.checkpoints import conventions, join_parts, split_parts
+from dlfp4.checkpoints.integers import PACKINGS
 
 from ..support.reference import native_cast, raw_bytes
 
@@ -224,3 +226,30 @@ def test_gptq_of_version_2_stays_in_parts(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert bytes_of(checkpoints.load(tmp_path)) == bytes_of(parts)
     assert [group.format for group in checkpoints.inspect(tmp_path).groups if group.convention] == ["int32"]
+
+
+def test_plans_pack_one_tensor_of_a_shape(tmp_path, monkeypatch):
+    calls = []
+
+    def write(q):
+        calls.append(q.shape)
+        return PACKINGS["awq"].write(q)
+
+    monkeypatch.setattr(conventions, "PACKINGS", {**PACKINGS, "awq": replace(PACKINGS["awq"], write=write)})
+    shapes = [(64, 128), (64, 128), (128, 128), (64, 128)]
+    tensors = {
+        f"layers.{k}.proj.weight": np.random.default_rng(k).standard_normal(shape, dtype=np.float32)
+        for k, shape in enumerate(shapes)
+    }
+    checkpoints.save(tmp_path / "a.safetensors", tensors)
+    checkpoints.quantize_model(tmp_path / "a.safetensors", tmp_path / "b.safetensors", "uint4_g64", convention="awq")
+    assert sorted(calls) == sorted([*shapes, *2 * [(64, 128), (128, 128)]])  # each, and each shape in both plans
+
+
+def test_a_tensor_of_two_names():
+    q = dlfp4.quantize(np.ones((64, 128), np.float32), "uint4_g64")
+    parts = checkpoints.split_parts({"a.weight": q, "b.weight": q}, "gptq")
+    alone = checkpoints.split_parts({"b.weight": q}, "gptq")
+    assert len(parts) == 2 * len(alone)
+    for name, part in alone.items():
+        assert part.to_numpy().tobytes() == parts[name].to_numpy().tobytes()
