@@ -329,14 +329,23 @@ cdef Tensor as_producer(object x, copy):
 
 cdef inline bint is_quantized(object x):
     """Whether it is a quantized tensor of another library, or the form of ours in another library."""
-    return type_has(Py_TYPE(x), "__dlfp4_scaled__") or str(type(x).__module__).startswith("torchao.")
+    return type_has(Py_TYPE(x), "__dlfp4_scaled__") or package_of(x) in QUANTIZED
+
+
+cdef tuple QUANTIZED = ("torchao", "transformer_engine")   # packages with such tensors, which are no producers
+
+
+cdef str package_of(object x):
+    """The package that an object's type comes from."""
+    return str(type(x).__module__).partition(".")[0]
 
 
 cdef ScaledTensor as_scaled(object x):
     """The ScaledTensor over the memory of a quantized tensor that has another form."""
-    found = x.__dlfp4_scaled__() if type_has(Py_TYPE(x), "__dlfp4_scaled__") \
-        else frameworks.load("torchao").from_torchao(x)
-    return found
+    if type_has(Py_TYPE(x), "__dlfp4_scaled__"):
+        return x.__dlfp4_scaled__()
+    package = package_of(x)
+    return getattr(frameworks.load(package), f"from_{package}")(x)
 
 
 cdef object as_quantized(x, dtype, copy):
@@ -448,7 +457,8 @@ def asarray(x, /, *, dtype=None, copy=None):
         there, one element a byte); subclasses such as ``numpy.memmap``; any object with the buffer protocol, such as
         ``bytes`` or ``mmap``; nested lists of numbers, which become float64, int64 or bool as NumPy has it (operations
         take lists, too; there integers and truth values count as float64); quantized tensors of PyTorch
-        (:class:`dlfp4.torch.ScaledTensor`) and torchao (NVFP4Tensor, MXTensor).
+        (:class:`dlfp4.torch.ScaledTensor`), torchao (NVFP4Tensor, MXTensor) and TransformerEngine (NVFP4Tensor,
+        MXFP8Tensor, Float8Tensor, by the attributes that it documents; it was never run with dlfp4).
     dtype : dtype-like, optional
         Convert to this element type (nearest even, saturating, packed), if it is not the one that `x` has.
     copy : bool, optional
