@@ -7,6 +7,7 @@
 #include "host/threads.h"
 #include "kernels.h"
 #include "rules/changes.h"
+#include "rules/grid.h"
 
 namespace dlfp4 {
 namespace {

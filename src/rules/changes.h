@@ -7,27 +7,11 @@
 
 #include <stdint.h>
 
-#include "dlfp4/dlfp4.h"
-#include "matrix.h"
 #include "scaling.h"
 
 namespace dlfp4 {
 
 constexpr int kSums = 16;
-
-// The blocks of a grid.
-struct GridSize {
-  int64_t down, along;
-};
-
-inline GridSize size_of(const dlfp4_grid &grid) {
-  return {divide_up(grid.rows, grid.lines), divide_up(grid.columns, grid.length)};
-}
-
-inline bool is_grid(const dlfp4_grid &grid) {
-  return grid.rows >= 0 && grid.columns >= 0 && grid.lines > 0 && grid.length > 0 &&
-         (grid.length % kSums == 0 || grid.length >= grid.columns);
-}
 
 namespace {
 

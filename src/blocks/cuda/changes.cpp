@@ -2,6 +2,7 @@
 // Layout: rows of floats next to one another.
 // Trick: memory of results is cleared in the order of the stream, and then only raised.
 #include "rules/changes.h"
+#include "rules/grid.h"
 
 #include "block_kernels.h"
 #include "gpu/context.h"
