@@ -16,9 +16,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from dlfp4 import _core
-from dlfp4.formats import FLOATS, Recipe, find_recipe, offset_parts, own_offsets
+from dlfp4.formats import FLOATS, Recipe, find_recipe, offset_parts
 from dlfp4.proto import TensorProto
-from dlfp4.show import summary
 
 if TYPE_CHECKING:
     from dlfp4._core import ScaledTensor, _Axis, _ScaleLayout
@@ -56,6 +55,8 @@ class Encoding:
         Of a weight that was prepared.
     turned : bool
         Of a transposed stack, whose parts are those of the stack.
+    offsets : str
+        The element type of zero points or biases; empty where there are none.
 
     Examples
     --------
@@ -72,19 +73,16 @@ class Encoding:
     hadamard: tuple[int, ...] | None = None
     prepared: Prepared | None = None
     turned: bool = False
+    offsets: str = ""
 
     @staticmethod
     def of(q: ScaledTensor) -> Encoding:
         """That of a ScaledTensor."""
         _core._refuse_turned(q)
-        if offset_parts(q):
-            raise ValueError(
-                f"{summary(q)}: operations inside compilers carry no zero points or biases; take int4 without them, by "
-                f".to('int4_...') or dlfp4.quantize, or .dequantize() it"
-            )
         facts = _core._facts_of_prepared(q)
         prepared = None if facts is None else Prepared(*map(int, facts))
-        return Encoding(q.format.name, q.axis, q.scale_layout, q.hadamard, prepared)
+        offsets = "".join(part.dtype.name for part in offset_parts(q).values())
+        return Encoding(q.format.name, q.axis, q.scale_layout, q.hadamard, prepared, offsets=offsets)
 
     def __str__(self) -> str:
         words = [self.format]
@@ -96,6 +94,8 @@ class Encoding:
             words.append("hadamard=" + "".join("-" if sign < 0 else "+" for sign in self.hadamard))
         if self.prepared is not None:
             words.append("facts=" + ",".join(map(str, self.prepared)))
+        if self.offsets:
+            words.append("offsets=" + self.offsets)
         return "/".join(words)
 
     @staticmethod
@@ -117,6 +117,8 @@ def _parse_encoding(text: str) -> Encoding:
             values["hadamard"] = tuple(-1 if sign == "-" else 1 for sign in value)
         elif key == "facts":
             values["prepared"] = Prepared(*map(int, value.split(",")))
+        elif key == "offsets":
+            values["offsets"] = value
         else:
             values["scale_layout"] = word
     return Encoding(**values)
@@ -233,10 +235,6 @@ def _quantize(
     **_: Any,
 ) -> TensorProto:
     chosen = find_recipe(_core._find_format(format), recipe_of_text(recipe))
-    if own_offsets(_core._find_format(format)):
-        raise ValueError(
-            f"format={format!r}: operations inside compilers carry no zero points; take int4, which has none"
-        )
     per = chosen.global_scale_per
     if global_scale is not None and per == "tensor" and _core._find_format(format).has_global_scale:
         per = _granularity_of(global_scale, x, axis, format)

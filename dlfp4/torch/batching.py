@@ -55,7 +55,7 @@ def batch_quantize(call: Call, named: dict[str, Any], dims: Dims, size: int) -> 
         chosen = replace(chosen, global_scale_per="matrix")
     made = OPS.quantize(*(named | {"x": rows, "recipe": text_of_recipe(chosen)}).values())
     parts = [split(part, size) for part in made[:2]] + list(made[2:])
-    if chosen.global_scale_per == "row":
+    if chosen.global_scale_per == "row" or not format.has_global_scale:
         parts[2:] = [split(part, size) for part in parts[2:]]
     return parts, [0, 0] + [None if shared else 0] * (len(parts) - 2)
 
@@ -75,7 +75,7 @@ def batch_dequantize(call: Call, named: dict[str, Any], dims: Dims, size: int) -
     format = _core._find_format(encoding.format)
     is_simple = encoding.axis == -1 and encoding.scale_layout == "linear" and format.block is not None
     unit = named["q_global_scale"]
-    if not is_simple or None in (dims["q"], dims["q_scales"]):
+    if not is_simple or None in (dims["q"], dims["q_scales"]) or named["q_offsets"] is not None:
         return None
     if unit is not None and unit.numel() != (1 if dims["q_global_scale"] is None else size):
         return None

@@ -101,12 +101,29 @@ def cut_parts(q: ScaledTensor, format: Format, rows: Cut, columns: Cut, shape: S
         block = slice(None) if length is None else along.of(length)
         index = (lines.of(step), block)
         parts["scales"] = q.scales[index[::-1] if transposed else index]
+        if q.offsets is not None:
+            parts["offsets"] = q.offsets[offsets_within(q, *index)]
     if q.global_scale is not None and q.global_scale.dim():
         each = max(1, lines.extent // max(1, q.global_scale.numel()))
         unit = q.global_scale[lines.of(each)]
         parts["global_scale"] = unit if each == 1 or unit.numel() != 1 else unit.reshape(())
         parts["encode_scale"] = None
     return like(q, parts, shape=shape)
+
+
+def offsets_within(q: ScaledTensor, lines: slice, blocks: slice) -> tuple[slice, slice]:
+    """Where the zero points or biases of some blocks lie: packed ones in bytes."""
+    assert q.offsets is not None
+    bits = SUBBYTE.get(q.encoding.offsets, 8)
+    if bits == 8 or blocks == slice(None):
+        return lines, blocks
+    ends = [blocks.start * bits, blocks.stop * bits]
+    if ends[0] % 8 or (ends[1] % 8 and blocks.stop < q.scales.shape[1]):
+        raise ValueError(
+            f"blocks {blocks.start}:{blocks.stop} of {described(q)}: zero points of {q.encoding.offsets} lie two a "
+            f"byte; cut between pairs of blocks, or store them as uint8"
+        )
+    return lines, slice(ends[0] // 8, -(-ends[1] // 8))
 
 
 def reshaped(q: ScaledTensor, shape: Shape) -> ScaledTensor:

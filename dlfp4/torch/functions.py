@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import torch
 
 from dlfp4 import _core
-from dlfp4.formats import Recipe
+from dlfp4.formats import Recipe, own_offsets
 from dlfp4.frameworks.torch import element_name
 from dlfp4.operations import text_of_recipe
 from dlfp4.torch.representing import Parts, as_parts
@@ -245,7 +245,13 @@ def type_of(format: str, axis: int, scale_layout: str, signs: list[int] | None) 
         words.append(scale_layout)
     if signs is not None:
         words.append("hadamard=" + "".join(["-" if sign < 0 else "+" for sign in signs]))
+    if format in ZERO_POINTS:
+        words.append("offsets=" + ZERO_POINTS[format])
     return "/".join(words)
+
+
+# The types of the zero points that quantize makes, of the formats that have some.
+ZERO_POINTS = {name: own_offsets(row) for name, row in _core.formats().items() if own_offsets(row)}
 
 
 def by_axis(
@@ -259,8 +265,10 @@ def by_axis(
     found = {-1: first, -2: second} if len(axes) == 2 else {axes[0]: first}
     made = []
     for axis in axes:
-        data, scales, *unit = found[axis]
-        made.append(Parts(data, scales, unit[0] if unit else None, types[axis], shape))
+        data, scales, *third = found[axis]
+        has_offsets = "offsets=" in types[axis]
+        unit, offsets = (None, *third) if has_offsets else (*third, None) if third else (None, None)
+        made.append(Parts(data, scales, unit, types[axis], shape, offsets))
     return tuple(made)
 
 
@@ -269,7 +277,7 @@ def listed(axes: list[Any], results: list[Parts]) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
     for axis in sorted(axes, reverse=True):
         result = results[axes.index(axis)]
-        parts = [part for part in result[:3] if part is not None]
+        parts = [part for part in (*result[:3], result.offsets) if part is not None]
         shared = len(parts) == 3 and len(found) > 2 and found[2] is parts[2]
         found += parts[:2] if shared else parts
     return found

@@ -89,7 +89,8 @@ def grouped_mm(
 
 # ---- dlfp4's own operations, to which Dynamo hands a tensor as it is
 
-ABSENT = (None, None, "", None)  # scales, global scale, type, shape of a plain operand
+ABSENT = (None, None, "", None, None)  # what a plain operand has beside its data: see Parts
+COUNT = len(ABSENT)
 
 
 def parts_in(x: torch.Tensor, rest: Sequence[Any]) -> Parts:
@@ -101,22 +102,22 @@ def parts_in(x: torch.Tensor, rest: Sequence[Any]) -> Parts:
 def product(function: Any, a: torch.Tensor, b: torch.Tensor, *rest: Any) -> torch.Tensor:
     """Operands, the parts of `b` and of `a`, and options."""
     given = (*rest, *(ABSENT * 2)[len(rest) :])
-    left, right = parts_in(a, given[4:8]), parts_in(b, given[:4])
-    return function(left.data, *right, *left[1:], *given[8:])
+    left, right = parts_in(a, given[COUNT : 2 * COUNT]), parts_in(b, given[:COUNT])
+    return function(left.data, *right, *left[1:], *given[2 * COUNT :])
 
 
 @implements(OPS.grouped_matmul.default)
 def grouped(function: Any, x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor, *rest: Any) -> torch.Tensor:
     """The same of a stack of weights, with offsets before the parts."""
     given = (*rest, *(ABSENT * 2)[len(rest) :])
-    left, right = parts_in(x, given[4:8]), parts_in(w, given[:4])
-    return function(left.data, right.data, offsets, *right[1:], *left[1:], *given[8:])
+    left, right = parts_in(x, given[COUNT : 2 * COUNT]), parts_in(w, given[:COUNT])
+    return function(left.data, right.data, offsets, *right[1:], *left[1:], *given[2 * COUNT :])
 
 
 @implements(OPS.dequantize.default)
 def decode_parts(function: Any, q: torch.Tensor, *rest: Any) -> torch.Tensor:
     """The operand, its parts, and the type of values."""
-    return function(*parts_in(q, rest[:4]), *rest[4:])
+    return function(*parts_in(q, rest[:COUNT]), *rest[COUNT:])
 
 
 # ---- Values

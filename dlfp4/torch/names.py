@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from dlfp4.checkpoints import conventions, native
+from dlfp4.formats import FLOATS
 from dlfp4.torch.scaled_tensor import ScaledTensor, plain, present, restore, turn
 
 OWN = native.NAMES  # of the parts, where there is no convention
@@ -49,11 +50,15 @@ def split_one(name: str, q: ScaledTensor, convention: str | None) -> dict[str, t
     if convention is not None:
         parts = conventions.split_parts({name: restore(source)}, convention)
         return {part: tensor.to_torch() for part, tensor in parts.items()}
-    made = present(source)
-    return {part: made[kind] for part, kind in zip(OWN.parts(name), KINDS, strict=True) if kind in made}
+    return {part: getattr(source, kind) for kind, part in own_names(name, source).items()}
 
 
-KINDS = ("elements", "scales", "global_scale")
+def own_names(name: str, q: ScaledTensor) -> dict[str, str]:
+    """What the parts of a tensor are called where there is no convention: as in dlfp4's own files."""
+    zero_points, biases = (f"{name}_{kind}" for kind in native.OFFSETS)
+    names = dict(zip(("elements", "scales", "global_scale"), OWN.parts(name), strict=True))
+    names["offsets"] = biases if q.encoding.offsets in FLOATS else zero_points
+    return {kind: part for kind, part in names.items() if kind in present(q)}
 
 
 # ---- In
@@ -76,14 +81,14 @@ def join(module: torch.nn.Module, state: dict[str, Any], prefix: str, *_: Any) -
 def join_own(key: str, state: Mapping[str, Any], target: ScaledTensor) -> tuple[ScaledTensor, list[str]] | None:
     """The tensor of parts that look as the target's own do, and their names."""
     source = plain(turn(target) if target.turned else target)
-    parts = {kind: state.get(part) for part, kind in zip(OWN.parts(key), KINDS, strict=True) if kind in present(source)}
+    names = own_names(key, source)
+    parts = {kind: state.get(part) for kind, part in names.items()}
     for kind, part in parts.items():
         own = getattr(source, kind)
         if part is None or (part.shape, part.dtype) != (own.shape, own.dtype):
             return None
     made = ScaledTensor(parts, source.form, tuple(source.shape), source.dtype)
-    names = [part for part, kind in zip(OWN.parts(key), KINDS, strict=True) if kind in parts]
-    return turn(made) if target.turned else made, names
+    return turn(made) if target.turned else made, list(names.values())
 
 
 def join_by_convention(

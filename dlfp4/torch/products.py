@@ -44,7 +44,15 @@ def remember(call: Call, args: tuple[Any, ...]) -> None:
     values = call.values(args)
     operands, options, plan = call.operands(values), call.constants(values), call.recall(args)
     a, b = operands["a"], operands["b"]
-    if a is None or b is None or a.type or b.scales is None or a.data.requires_grad or not is_idle():
+    if (
+        a is None
+        or b is None
+        or a.type
+        or b.scales is None
+        or b.offsets is not None
+        or a.data.requires_grad
+        or not is_idle()
+    ):
         return
     left, right = asarray(a.data), share(b)
     if isinstance(right, ScaledTensor) and right.hadamard is None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from dlfp4 import _core, proto
+from dlfp4.formats import FLOATS, offsets_of
 from dlfp4.frameworks.torch import element_name
 from dlfp4.operations import Encoding
 from dlfp4.proto import InGraph, TensorProto
@@ -34,7 +35,7 @@ def describe(x: Any) -> TensorProto:
 
 def describe_quantized(x: Parts, axes: list[int]) -> TensorProto:
     """That of parts, by what they say of themselves."""
-    name, axis, layout, hadamard = facts_of(x.type)
+    name, axis, layout, hadamard, zero_points, biases = facts_of(x.type)
     if x.shape is None or x.scales is None:
         raise TypeError(f"parts of type {x.type!r} without shape or scales: give what dlfp4.torch.quantize returns")
     shape = constants(x.shape)
@@ -50,6 +51,8 @@ def describe_quantized(x: Parts, axes: list[int]) -> TensorProto:
         scale_dtype=scale_type_of(name, x.scales.dtype),
         global_scale_per=granularity_of(name, axis, shape, None if unit is None else constants(unit.shape)),
         hadamard=hadamard,
+        zero_points=zero_points,
+        biases=biases,
     )
 
 
@@ -72,7 +75,8 @@ def specs(made: TensorProto) -> Any:
     element = None if made.dtype is None else made.dtype.name
     name = None if made.format is None else made.format.name
     how = (made.packed, made.scale_layout, made.pad, made.rowwise, made.columnwise, made.scale_dtype)
-    return specs_of_constants(made.shape, element, name, *how, made.global_scale_per, made.hadamard)
+    offsets = (made.zero_points, made.biases)
+    return specs_of_constants(made.shape, element, name, *how, made.global_scale_per, made.hadamard, *offsets)
 
 
 def flatten(made: TensorProto, x: Any) -> dict[str, torch.Tensor]:
@@ -84,7 +88,8 @@ def flatten(made: TensorProto, x: Any) -> dict[str, torch.Tensor]:
     for each in several:
         parts = as_parts(each)
         axis = facts_of(parts.type)[1]
-        for name, part in (("data", parts.data), ("scales", parts.scales), ("global_scale", parts.global_scale)):
+        named = ("data", "scales", "global_scale", "biases" if made.biases else "zero_points")
+        for name, part in zip(named, (*parts[:3], parts.offsets), strict=True):
             if part is not None:
                 found[made._name(name, axis)] = part
     return {name: found[name] for name, _, _ in specs(made)}
@@ -98,9 +103,10 @@ def unflatten(made: TensorProto, buffers: Any) -> Any:
         return named["data"]
     results = []
     for axis in made._axes:
-        parts: list[Any] = [named.get(made._name(name, axis)) for name in ("data", "scales", "global_scale")]
-        kind = text_of(made.format.name, axis, made.scale_layout, made.hadamard)
-        results.append(Parts(parts[0], parts[1], parts[2], kind, made.shape))
+        beside = "biases" if made.biases else "zero_points"
+        parts: list[Any] = [named.get(made._name(name, axis)) for name in ("data", "scales", "global_scale", beside)]
+        kind = text_of(made.format.name, axis, made.scale_layout, made.hadamard, made.zero_points, made.biases)
+        results.append(Parts(parts[0], parts[1], parts[2], kind, made.shape, parts[3]))
     return results[0] if len(results) == 1 else tuple(results)
 
 
@@ -113,15 +119,26 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def facts_of(text: str) -> Any:
-    """Format, axis, layout of scales and signs, by the text of an Encoding."""
+    """Format, axis, layout of scales, signs, types of zero points and of biases, by the text of an Encoding."""
     found = Encoding.parse(text)
     layout = "linear" if found.scale_layout == "prepared" else found.scale_layout
-    return found.format, found.axis, layout, found.hadamard
+    is_bias = found.offsets in FLOATS
+    zero_points = found.offsets or ("none" if _core._find_format(found.format).has_integers else None)
+    return (
+        found.format,
+        found.axis,
+        layout,
+        found.hadamard,
+        *((None, found.offsets) if is_bias else (zero_points, None)),
+    )
 
 
-def text_of(format: str, axis: Any, scale_layout: Any, hadamard: tuple[int, ...] | None) -> str:
+def text_of(
+    format: str, axis: Any, scale_layout: Any, hadamard: tuple[int, ...] | None, zero_points: Any, biases: Any
+) -> str:
     """The inverse."""
-    return str(Encoding(format, axis, scale_layout, hadamard))
+    offsets = offsets_of(_core._find_format(format), zero_points, biases)
+    return str(Encoding(format, axis, scale_layout, hadamard, offsets=offsets))
 
 
 def completes(shape: tuple[int, ...], format: str, axes: tuple[int, ...]) -> bool:
@@ -145,12 +162,13 @@ def scale_type_of(format: str, dtype: torch.dtype) -> Any:
 
 def specs_of_constants(
     shape: tuple[int, ...], dtype: Any, format: Any, packed: bool, scale_layout: Any, pad: bool, rowwise: bool,
-    columnwise: bool, scale_dtype: Any, per: Any, hadamard: Any,
+    columnwise: bool, scale_dtype: Any, per: Any, hadamard: Any, zero_points: Any, biases: Any,
 ) -> Any:  # fmt: skip
     """The buffers of a description in PyTorch, of a TensorProto that is made of the same constants."""
     options = {} if format is None else {
         "scale_layout": scale_layout, "pad": pad, "rowwise": rowwise, "columnwise": columnwise,
         "scale_dtype": scale_dtype, "global_scale_per": per, "hadamard": hadamard,
+        "zero_points": zero_points, "biases": biases,
     }  # fmt: skip
     made = TensorProto(shape, dtype, format, packed=packed, **options)
     return tuple((buffer.name, *described(buffer, made.packed)) for buffer in made.buffers())

@@ -51,6 +51,7 @@ PARTS = MappingProxyType(
             ("global_scale", "Tensor?", None),
             ("type", "str", ""),
             ("shape", "SymInt[]?", None),
+            ("offsets", "Tensor?", None),
         ),
         "vector": (),
         "scale": (),
@@ -136,8 +137,8 @@ class Call:
         found: dict[str, Parts | None] = {}
         for name, _, places in self.operand_places:
             parts: list[Any] = [values[place] if place >= 0 else None for place in places]
-            data, scales, unit, said, shape = parts
-            found[name] = None if data is None else Parts(data, scales, unit, said or "", shape)
+            data, scales, unit, said, shape, offsets = parts
+            found[name] = None if data is None else Parts(data, scales, unit, said or "", shape, offsets)
         return found
 
     def constants(self, values: tuple[Any, ...]) -> dict[str, Any]:
@@ -219,7 +220,7 @@ class Plan:
 
     def share(self, name: str, operand: Parts) -> Any:
         """An operand as the eager function takes it."""
-        if operand.scales is None:
+        if operand.scales is None or operand.offsets is not None:
             return share(operand)
         known = self.known.get(name)
         made = None if known is None else _core._share_like(known, operand.data, operand.scales, operand.global_scale)

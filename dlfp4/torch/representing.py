@@ -36,6 +36,8 @@ class Parts(NamedTuple):
         the text of an :class:`~dlfp4.operations.Encoding`.
     shape : tuple of int or None
         Of a quantized tensor, where its data is not the matrix that it is.
+    offsets : torch.Tensor or None
+        Of quantized integers, zero points or biases; the type tells which.
 
     Examples
     --------
@@ -51,6 +53,7 @@ class Parts(NamedTuple):
     global_scale: torch.Tensor | None = None
     type: str = ""
     shape: Any = None
+    offsets: torch.Tensor | None = None
 
     @property
     def mT(self) -> Parts:  # noqa: N802  (as of tensors)
@@ -60,7 +63,7 @@ class Parts(NamedTuple):
         shape = None if self.shape is None else (*self.shape[:-2], self.shape[-1], self.shape[-2])
         name, *how = self.type.split("/")
         is_stack = shape is not None and len(shape) > 2
-        turned = Parts(self.data, self.scales, self.global_scale, transposed(self.type, is_stack), shape)
+        turned = self._replace(type=transposed(self.type, is_stack), shape=shape)
         if is_stack or FORMAT_ELEMENTS[name] in SUBBYTE or "prepared" in how:
             return turned
         linear = self.scales.dim() == 2 and set(how) <= {"columns"}
@@ -211,7 +214,21 @@ def share_quantized(x: Parts, encoding: Encoding) -> ScaledTensor:
     parts = (x.data, x.scales, x.global_scale, encoding.format, encoding.axis)
     if encoding.prepared is not None:
         return share_prepared(x, parts, shape, encoding)
-    return _core._restore_scaled(*parts, encoding.scale_layout, shape, hadamard=encoding.hadamard)
+    offsets = share_offsets(x, encoding.offsets)
+    return _core._restore_scaled(*parts, encoding.scale_layout, shape, hadamard=encoding.hadamard, offsets=offsets)
+
+
+def share_offsets(x: Parts, name: str) -> Tensor | None:
+    """Zero points or biases, of the element type that the encoding names."""
+    if (x.offsets is None) != (name == ""):
+        raise TypeError(
+            f"an operand of type {x.type!r} came {'without' if name else 'with'} zero points or biases; pass all parts "
+            f"of the tensor, and its type as it was"
+        )
+    if x.offsets is None:
+        return None
+    found = asarray(x.offsets)
+    return found if found.dtype.name == name else found.view(name)
 
 
 def share_prepared(x: Parts, parts: _Stored, shape: Any, encoding: Encoding) -> ScaledTensor:

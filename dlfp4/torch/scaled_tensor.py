@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Never, TypedDict, Unpack, overlo
 import torch
 
 from dlfp4 import _core
-from dlfp4.formats import FLOATS
+from dlfp4.formats import FLOATS, offset_parts
 from dlfp4.frameworks.base import SUBBYTE
 from dlfp4.operations import Encoding
 from dlfp4.torch import functions
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dlfp4.formats import Format, Recipe, RecipeName
 
 # Attributes that hold the inner tensors; all but the first two may be None.
-PARTS = ("elements", "scales", "global_scale", "encode_scale")
+PARTS = ("elements", "scales", "global_scale", "encode_scale", "offsets")
 OWN = (*PARTS, "form", "turned")
 DTYPES = tuple(getattr(torch, name) for name in FLOATS)
 
@@ -67,6 +67,8 @@ class ScaledTensor(torch.Tensor):  # type: ignore[misc]  # to mypy PyTorch's typ
         Decode scales of the tensor, of rows or of matrices.
     encode_scale : torch.Tensor or None
         The global scale as some checkpoints store it. Operations do not read it.
+    offsets : torch.Tensor or None
+        Zero points or biases of integers, in the shape of the scales.
     form : str
         How the parts are stored: format, axis, scale layout, Hadamard transform; the text of :attr:`encoding`.
     turned : bool
@@ -86,6 +88,7 @@ class ScaledTensor(torch.Tensor):  # type: ignore[misc]  # to mypy PyTorch's typ
     scales: torch.Tensor
     global_scale: torch.Tensor | None
     encode_scale: torch.Tensor | None
+    offsets: torch.Tensor | None
     form: str
     turned: bool
 
@@ -127,16 +130,11 @@ class ScaledTensor(torch.Tensor):  # type: ignore[misc]  # to mypy PyTorch's typ
         BufferError
             PyTorch cannot hold a part: elements or scales of a type that it lacks.
         TypeError
-            `q` is no ScaledTensor, or has zero points or biases; or `dtype` is another type.
+            `q` is no ScaledTensor; or `dtype` is another type.
         """
         if not isinstance(q, _core.ScaledTensor):
             raise TypeError(f"q is of type {type(q).__name__}; expected a dlfp4.ScaledTensor, from dlfp4.quantize")
-        if q.zero_points is not None or q.biases is not None:
-            raise TypeError(
-                f"q is of {q.format} with zero points or biases, which PyTorch's operations do not take yet; "
-                f"multiply by dlfp4.matmul, or pass q.dequantize().to_torch()"
-            )
-        ours = (q.data, q.scales, q.global_scale, q.encode_scale)
+        ours = (q.data, q.scales, q.global_scale, q.encode_scale, *(offset_parts(q).values() or [None]))
         parts = {name: None if part is None else as_native(part) for name, part in zip(PARTS, ours, strict=True)}
         return ScaledTensor(parts, str(Encoding.of(q)), q.shape, checked_dtype(dtype))
 
@@ -394,7 +392,7 @@ def parts_of(q: ScaledTensor) -> Parts:
     """What the operations take."""
     shape = tuple(q.shape)
     stored = (*shape[:-2], shape[-1], shape[-2]) if q.turned else shape
-    parts = Parts(q.elements, q.scales, q.global_scale, q.form, stored)
+    parts = Parts(q.elements, q.scales, q.global_scale, q.form, stored, q.offsets)
     return parts.mT if q.turned else parts
 
 
@@ -503,6 +501,7 @@ def assembled(parts: Parts, dtype: torch.dtype) -> ScaledTensor:
     """The tensor of what the operations give; of float64 it counts as what that was rounded to."""
     elements = parts.data.view(torch.uint8) if parts.data.dtype == PAIRS else parts.data
     named = {"elements": elements, "scales": parts.scales, "global_scale": parts.global_scale}
+    named["offsets"] = parts.offsets
     return ScaledTensor(named, parts.type, tuple(parts.shape), torch.float32 if dtype is torch.float64 else dtype)
 
 

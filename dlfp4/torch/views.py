@@ -11,8 +11,9 @@ import torch
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from dlfp4 import _core
+from dlfp4.formats import FLOATS, own_offsets
 from dlfp4.operations import Encoding
-from dlfp4.proto import TensorProto
+from dlfp4.proto import ACROSS, TensorProto
 from dlfp4.torch.cutting import cut, is_one_line, reshaped
 from dlfp4.torch.protos import granularity_of
 from dlfp4.torch.representing import PAIRS, wait_for
@@ -374,6 +375,9 @@ def sizes_of(
     shape: tuple[int, ...], encoding: Encoding, pad: bool, scale: str | None = None, per: Any = "tensor"
 ) -> dict[str, tuple[Any, torch.dtype]]:
     """Shape and type of each part of a tensor, as dlfp4 describes them."""
+    zero_points: Any
+    biases: Any
+    zero_points, biases = (None, encoding.offsets) if encoding.offsets in FLOATS else (encoding.offsets or None, None)
     proto = TensorProto(
         shape,
         format=encoding.format,
@@ -383,14 +387,30 @@ def sizes_of(
         columnwise=encoding.axis == -2,
         scale_dtype=scale if _core._find_format(encoding.format).kind == "largest" else None,  # type: ignore[arg-type]
         global_scale_per=per,
+        zero_points="none" if has_integers(encoding) and not encoding.offsets else zero_points,
+        biases=biases,
     )
-    made = {name: in_torch(buffer) for name, buffer in zip(PARTS, proto.buffers(), strict=False)}
+    made = {KINDS[buffer.name.removeprefix(ACROSS)]: in_torch(buffer) for buffer in proto.buffers()}
     size, dtype = made["elements"]
     return made | {"elements": (size, torch.uint8 if dtype is PAIRS else dtype)}
 
 
+# What the buffers of a TensorProto are called here.
+KINDS = {
+    "data": "elements", "scales": "scales", "global_scale": "global_scale",
+    "zero_points": "offsets", "biases": "offsets",
+}  # fmt: skip
+
+
+def has_integers(encoding: Encoding) -> bool:
+    """Whether blocks may have zero points or biases."""
+    found: bool = _core._find_format(encoding.format).has_integers
+    return found
+
+
 def blank(shape: tuple[int, ...], format: str, dtype: torch.dtype, device: Any) -> ScaledTensor:
     """A tensor of zeros, with linear scales along its rows."""
-    sizes = sizes_of(shape, Encoding(format), False)
+    encoding = Encoding(format, offsets=own_offsets(_core._find_format(format)))
+    sizes = sizes_of(shape, encoding, False)
     parts = {name: torch.zeros(size, dtype=kind, device=device) for name, (size, kind) in sizes.items()}
-    return ScaledTensor(parts, format, shape, dtype)
+    return ScaledTensor(parts, str(encoding), shape, dtype)

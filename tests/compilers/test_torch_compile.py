@@ -29,7 +29,7 @@ def randn(*shape, seed=0):
 
 
 X = randn(3, 64)
-FORMATS = ("nvfp4", "nvfp4_16x16", "mxfp6_e2m3", "mxfp8_e4m3", "fp8_e4m3", "fp8_row", "fp8_128x128")  # a kind each
+FORMATS = ("nvfp4", "nvfp4_16x16", "mxfp6_e2m3", "mxfp8_e4m3", "fp8_e4m3", "fp8_row", "fp8_128x128", "uint4_g32")
 
 
 def check_equal(made, expected):
@@ -88,7 +88,7 @@ def test_each_kind_of_format(name):
     def function(x):
         rows, columns = quantize(x, name, axis=(-1, -2))
         return (
-            *(part for part in (*rows[:3], *columns[:3]) if part is not None),
+            *(part for part in (*rows[:3], rows.offsets, *columns[:3], columns.offsets) if part is not None),
             dt.dequantize(columns, "float16"),
             dt.matmul(x, rows.mT),
         )

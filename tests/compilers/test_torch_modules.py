@@ -123,6 +123,8 @@ def test_linear_is_the_product():
 CONVENTIONS = {
     (None, "nvfp4"): ["weight", "weight_scale", "weight_scale_2"],
     (None, "mxfp6_e2m3"): ["weight", "weight_scale"],
+    (None, "uint4_g32"): ["weight", "weight_scale", "weight_zero_points"],
+    ("compressed-tensors", "uint4_g32"): ["weight_packed", "weight_scale", "weight_shape", "weight_zero_point"],
     ("modelopt", "nvfp4"): ["weight", "weight_scale", "weight_scale_2"],
     ("modelopt", "nvfp4_16x16"): ["weight", "weight_scale", "weight_scale_2"],  # looks like nvfp4
     ("compressed-tensors", "nvfp4"): ["weight_global_scale", "weight_packed", "weight_scale"],

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import ml_dtypes  # noqa: F401  (whose types numpy then knows)
 import numpy as np
 import pytest
 
@@ -20,8 +21,9 @@ dt = importlib.import_module("dlfp4.torch")
 ScaledTensor = dt.ScaledTensor
 
 F = torch.nn.functional
-# One of each kind: two levels of scales, powers of two below 8 bits and of bytes, squares, a scale a line, one scale.
-FORMATS = ("nvfp4", "mxfp6_e2m3", "mxfp8_e4m3", "nvfp4_16x16", "fp8_128x128", "fp8_row", "fp8_e4m3")
+# One of each kind: two levels of scales, powers of two below 8 bits and of bytes, squares, a scale a line, one scale,
+# integers with zero points.
+FORMATS = ("nvfp4", "mxfp6_e2m3", "mxfp8_e4m3", "nvfp4_16x16", "fp8_128x128", "fp8_row", "fp8_e4m3", "uint4_g32")
 
 
 def values(*shape, dtype=torch.bfloat16, seed=0):
@@ -31,7 +33,7 @@ def values(*shape, dtype=torch.bfloat16, seed=0):
 def parts_of(q):
     """Bytes of all parts."""
     ours = q.to_dlfp4()
-    parts = (ours.data, ours.scales, ours.global_scale)
+    parts = (ours.data, ours.scales, ours.global_scale, ours.zero_points, ours.biases)
     return [None if part is None else (part.shape, bytes_of(part)) for part in parts]
 
 
@@ -173,6 +175,34 @@ def test_refusals_say_what_to_do():
         q.copy_(dt.quantize(values(64, 64), "mxfp4"))
     with pytest.raises(TypeError, match=r"expected a dlfp4\.ScaledTensor"):
         ScaledTensor.from_dlfp4(values(2, 2))
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("zero_points", "uint4"), ("zero_points", "int8"), ("biases", "float32")])
+def test_zero_points_and_biases(name, dtype):
+    base = dlfp4.quantize(values(64, 128), "uint4_g32")
+    numbers = np.random.default_rng(0).integers(0, 16, (64, 4)).astype(np.dtype(dtype))
+    ours = dlfp4.ScaledTensor.from_parts(base.data, base.scales, format="uint4_g32", **{name: numbers})
+    q, x = ScaledTensor.from_dlfp4(ours, torch.float32), values(3, 128, dtype=torch.float32)
+    assert q.form == f"uint4_g32/offsets={dtype}"
+    assert q.offsets.data_ptr() == getattr(ours, name).data_ptr
+    assert q.offsets.shape == (64, 2 if dtype == "uint4" else 4)  # those of 4 bits lie two a byte
+    want = ours.dequantize().to_torch()
+    assert torch.equal(q.dequantize(), want)
+    for made in (dlfp4.asarray(q), dlfp4.asarray(pickle.loads(pickle.dumps(q))), dlfp4.asarray(copy.deepcopy(q))):
+        assert np.array_equal(getattr(made, name).to_numpy(), numbers)
+    assert torch.equal(F.linear(x, q), dlfp4.matmul(x, ours.mT).to_torch())
+    assert torch.equal(q[:, 64:].dequantize(), want[:, 64:])
+    if dtype == "uint4":
+        with pytest.raises(ValueError, match="cut between pairs of blocks"):
+            q[:, 32:]
+    assert torch.equal(q.mT[64:].dequantize(), want.mT[64:])
+    assert torch.equal(torch.compile(F.linear, fullgraph=True, backend="aot_eager")(x, q), F.linear(x, q))
+    x.requires_grad_()
+    F.linear(x, q).sum().backward()
+    assert torch.allclose(x.grad, want.sum(0).expand(3, 128), rtol=1e-4, atol=1e-4)
+    parts = q.__dlfp4_parts__()
+    with pytest.raises(TypeError, match="came without zero points or biases"):
+        dt.dequantize(parts._replace(offsets=None))
 
 
 def test_views_and_shapes():

@@ -28,6 +28,8 @@ CUT = (
     ("fp8_row", -1, {}),
     ("fp8_e4m3", -1, {}),
     ("int4_g32", -1, {}),
+    ("uint4_g32", -1, {}),
+    ("uint4_g32", -2, {}),
 )
 
 
@@ -52,7 +54,7 @@ def weights():
 
 def parts_of(q):
     ours = q.to_dlfp4()
-    parts = (ours.data, ours.scales, ours.global_scale)
+    parts = (ours.data, ours.scales, ours.global_scale, ours.zero_points)
     return [None if part is None else (part.shape, bytes_of(part)) for part in parts]
 
 
