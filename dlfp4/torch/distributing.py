@@ -76,6 +76,8 @@ def gather(
     out: ScaledTensor | None,
 ) -> tuple[ScaledTensor, tuple[torch.Tensor, ...]] | None:
     """The whole tensor of what was gathered, and the memory that it holds; or `out`, made of the same memory before."""
+    if whole.shards == 1:  # then PyTorch hands over the first part alone, and the shard is the whole
+        return None if out is not None else (like(q, present(q), dtype=dtype), ())
     parts = {part.name: joined(part, output, whole.shards) for part, output in zip(whole.parts, outputs, strict=True)}
     if out is None:
         kept = tuple(part for part in parts.values() if not any(shares(part, each) for each in outputs))
