@@ -263,8 +263,9 @@ def test_shared_memory_between_processes(method):
     run_python(f"""
 import pickle_workers as w
 if __name__ == "__main__":
-    for x in w.objects():
-        w.check_shared_memory(x, {method!r})
+    with w.pool_of({method!r}, 1) as pool:
+        for x in w.objects():
+            w.check_shared_memory(x, pool)
 """)
 
 
@@ -273,6 +274,7 @@ def test_process_pool(method):
     run_python(f"""
 import pickle_workers as w
 if __name__ == "__main__":
-    for x in w.objects():
-        w.check_pool(x, {method!r})
+    with w.pool_of({method!r}, 2) as pool:
+        for x in w.objects():
+            w.check_pool(x, pool)
 """)

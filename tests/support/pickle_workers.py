@@ -58,15 +58,19 @@ def flip(name, places, stream):
     return lies_there, readonly, values
 
 
-def check_shared_memory(x, method):
+def pool_of(method, workers):
+    """Processes for all objects of a test: each takes half a second to start."""
+    return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context(method))
+
+
+def check_shared_memory(x, pool):
     """An object in shared memory is the same memory for both sides."""
     buffers = []
     stream = pickle.dumps(x, protocol=5, buffer_callback=buffers.append)
     memory, places = put(buffers)
     try:
         before = [memory_of(part).tobytes() for part in parts_of(x)]
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context(method)) as pool:
-            seen = pool.submit(flip, memory.name, places, stream).result()
+        seen = pool.submit(flip, memory.name, places, stream).result()
         readonly = [part.readonly for part in parts_of(x)]
         assert seen == (True, readonly, values_of(x)), seen
         loaded = pickle.loads(stream, buffers=get(memory, places))
@@ -85,12 +89,11 @@ def same_with_values(x):
     return x, values_of(x)
 
 
-def check_pool(x, method):
-    """An object goes to a process and comes back."""
-    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context(method)) as pool:
-        for back, values in pool.map(same_with_values, [x, x]):
-            assert repr(back) == repr(x)
-            assert values == values_of(x) == values_of(back)
+def check_pool(x, pool):
+    """An object goes to a process and comes back, twice."""
+    for back, values in pool.map(same_with_values, [x, x]):
+        assert repr(back) == repr(x)
+        assert values == values_of(x) == values_of(back)
 
 
 def objects():
