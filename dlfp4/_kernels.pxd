@@ -41,7 +41,7 @@ cdef extern from "rules/formats.h" nogil:
 cdef extern from "rules/layouts.h" nogil:
     enum:
         DLFP4_NUM_LAYOUTS
-        DLFP4_LAYOUT_linear, DLFP4_LAYOUT_aiter
+        DLFP4_LAYOUT_linear, DLFP4_LAYOUT_aiter, DLFP4_LAYOUT_cublas_1x128
 
     ctypedef struct dlfp4_layout_row:
         const char *name
@@ -409,6 +409,23 @@ cdef extern from "gpu/kernels.h" nogil:
         int64_t tokens
     bint dlfp4_cuda_has_grouped(int)
     int dlfp4_cuda_multiply_grouped(int, uintptr_t, const dlfp4_cuda_grouped_product *)
+    ctypedef struct dlfp4_cuda_bytes:
+        const void *data
+        int64_t stride
+        bint is_e5m2
+        const float *scales
+        int64_t scale_stride, scale_step
+        int scale_lines
+    ctypedef struct dlfp4_cuda_bytes_product:
+        dlfp4_cuda_bytes x, w
+        void *y
+        int64_t y_stride
+        int y_bytes
+        bint y_is_half
+        int64_t rows, columns, depth
+        float alpha
+    int dlfp4_cuda_find_bytes_tactics(int, const dlfp4_cuda_bytes_product *, int *, int, int *)
+    int dlfp4_cuda_multiply_bytes(int, uintptr_t, const dlfp4_cuda_bytes_product *, int)
     const char *dlfp4_cuda_image()
     int dlfp4_cuda_load(int, int, const void *)
     bint dlfp4_cuda_is_loaded(int, int)

@@ -52,6 +52,12 @@ __device__ inline void load_shared(uint32_t address, uint32_t (&to)[2]) {
   asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "r"(address));
 }
 
+__device__ inline float load_shared_float(uint32_t address) {
+  float value;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address));
+  return value;
+}
+
 __device__ inline void load_shared_16(uint32_t address, uint32_t *to) {
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
@@ -114,6 +120,13 @@ __device__ inline void load_matrices(uint32_t address, uint32_t *to) {
                : "r"(address));
 }
 
+// The same back.
+__device__ inline void store_matrices(uint32_t address, const uint32_t *from) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(from[0]),
+               "r"(from[1]), "r"(from[2]), "r"(from[3])
+               : "memory");
+}
+
 // Four matrices turned around; the lane's address is that of a row.
 __device__ inline void store_matrices_turned(uint32_t address, const uint32_t *from) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(from[0]),
@@ -149,6 +162,11 @@ __device__ inline void arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+// As soon as all copies of this thread have ended that it began by copy_4 and the like.
+__device__ inline void arrive_after_copies(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
 __device__ inline void expect_bytes(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
@@ -173,6 +191,10 @@ __device__ inline void sync_consumers() { asm volatile("bar.sync 1, 256;" ::: "m
 
 // A consumer's warpgroup.
 __device__ inline void sync_consumer(int number) { asm volatile("bar.sync %0, 128;" ::"r"(2 + number) : "memory"); }
+
+// Of two consumers one does what the other has let it do.
+__device__ inline void wait_for_turn(int number) { asm volatile("bar.sync %0, 256;" ::"r"(4 + number) : "memory"); }
+__device__ inline void give_turn(int number) { asm volatile("bar.arrive %0, 256;" ::"r"(4 + number) : "memory"); }
 
 // The same place in the memory of a block of the cluster.
 __device__ inline uint32_t address_at_rank(uint32_t address, uint32_t rank) {
@@ -252,14 +274,16 @@ __device__ inline void wait_for_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
 }
 
-// Rows of 128 bytes of shared memory, swizzled by 128, as the operand B.
+// Rows of 128 bytes of shared memory, swizzled by 128, as an operand.
 __device__ inline uint64_t describe_rows(uint32_t address) {
   return uint64_t{1} << 62 | uint64_t{1024 >> 4} << 32 | uint64_t{1} << 16 | (address & 0x3FFFF) >> 4;
 }
 
 #define DLFP4_SUM4(i) "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3])
+#define DLFP4_SUM8(i) DLFP4_SUM4(i), DLFP4_SUM4(i + 4)
 #define DLFP4_SUM16(i) DLFP4_SUM4(i), DLFP4_SUM4(i + 4), DLFP4_SUM4(i + 8), DLFP4_SUM4(i + 12)
 #define DLFP4_SUM64(i) DLFP4_SUM16(i), DLFP4_SUM16(i + 16), DLFP4_SUM16(i + 32), DLFP4_SUM16(i + 48)
+#define DLFP4_NAME8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define DLFP4_NAME16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define DLFP4_NAME32 DLFP4_NAME16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define DLFP4_NAME64                                                                                  \
@@ -311,9 +335,47 @@ __device__ inline void multiply_rows(float *sums, const uint32_t *a, uint64_t b,
     DLFP4_WGMMA_256("bf16");
 }
 
+// The same of bytes: both operands from shared memory, 32 of K.
+#define DLFP4_WGMMA_BYTES(rows, types, names, of_a, of_b, of_adds, ...)                                  \
+  asm volatile("{.reg .pred adds; setp.ne.b32 adds, " of_adds                                            \
+               ", 0;\n"                                                                                  \
+               "wgmma.mma_async.sync.aligned.m64n" rows "k32.f32." types " {" names "}, " of_a ", " of_b \
+               ", adds, 1, 1;}"                                                                          \
+               : __VA_ARGS__                                                                             \
+               : "l"(a), "l"(b), "r"(static_cast<int>(adds)))
+
+#define DLFP4_MULTIPLY_BYTES(types)                                                                     \
+  if constexpr (Rows == 16)                                                                             \
+    DLFP4_WGMMA_BYTES("16", types, DLFP4_NAME8, "%8", "%9", "%10", DLFP4_SUM8(0));                      \
+  else if constexpr (Rows == 32)                                                                        \
+    DLFP4_WGMMA_BYTES("32", types, DLFP4_NAME16, "%16", "%17", "%18", DLFP4_SUM16(0));                  \
+  else if constexpr (Rows == 64)                                                                        \
+    DLFP4_WGMMA_BYTES("64", types, DLFP4_NAME32, "%32", "%33", "%34", DLFP4_SUM16(0), DLFP4_SUM16(16)); \
+  else                                                                                                  \
+    DLFP4_WGMMA_BYTES("128", types, DLFP4_NAME64, "%64", "%65", "%66", DLFP4_SUM64(0))
+
+// Elements are E4M3 or E5M2.
+template <bool IsE5m2, bool IsE5m2OfB, int Rows>
+__device__ inline void multiply_bytes(float *sums, uint64_t a, uint64_t b, bool adds) {
+  static_assert(Rows == 16 || Rows == 32 || Rows == 64 || Rows == 128, "");
+  if constexpr (IsE5m2 && IsE5m2OfB) {
+    DLFP4_MULTIPLY_BYTES("e5m2.e5m2");
+  } else if constexpr (IsE5m2) {
+    DLFP4_MULTIPLY_BYTES("e5m2.e4m3");
+  } else if constexpr (IsE5m2OfB) {
+    DLFP4_MULTIPLY_BYTES("e4m3.e5m2");
+  } else {
+    DLFP4_MULTIPLY_BYTES("e4m3.e4m3");
+  }
+}
+
+#undef DLFP4_MULTIPLY_BYTES
+#undef DLFP4_WGMMA_BYTES
 #undef DLFP4_SUM4
+#undef DLFP4_SUM8
 #undef DLFP4_SUM16
 #undef DLFP4_SUM64
+#undef DLFP4_NAME8
 #undef DLFP4_NAME16
 #undef DLFP4_NAME32
 #undef DLFP4_NAME64

@@ -147,6 +147,34 @@ typedef struct {
 int dlfp4_cuda_has_grouped(int format);
 int dlfp4_cuda_multiply_grouped(int device, uintptr_t stream, const dlfp4_cuda_grouped_product *product);
 
+/* A matrix of FP8 as it lies: rows of bytes side by side, 16 bytes apart or multiples of it. Its float32 scales serve
+ * `scale_lines` rows and 128 of K each; where 0 there is one for the tensor, or none. */
+typedef struct {
+  const void *data;
+  int64_t stride;
+  int is_e5m2;
+  const float *scales;
+  int64_t scale_stride, scale_step; /* from scale to scale along the rows, and along K: 0 where one serves a row */
+  int scale_lines;
+} dlfp4_cuda_bytes;
+
+/* y = alpha * x @ w.T on tensor cores of compute capability 9.0: sums of 128 products are theirs, of some 14 bits, and
+ * those sums are added in float32. Without scales on one side, that of the other has to be of the tensor. */
+typedef struct {
+  dlfp4_cuda_bytes x, w;
+  void *y;
+  int64_t y_stride;
+  int y_bytes, y_is_half;
+  int64_t rows, columns, depth;
+  float alpha;
+} dlfp4_cuda_bytes_product;
+
+/* As dlfp4_cuda_find_tactics. */
+int dlfp4_cuda_find_bytes_tactics(int device, const dlfp4_cuda_bytes_product *product, int *tactics, int capacity,
+                                  int *count);
+
+int dlfp4_cuda_multiply_bytes(int device, uintptr_t stream, const dlfp4_cuda_bytes_product *product, int tactic);
+
 /* What this build's image was compiled for ("90a, PTX"), or "" where it has none. */
 const char *dlfp4_cuda_image(void);
 

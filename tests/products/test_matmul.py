@@ -39,14 +39,15 @@ def poisoned(shape, dtype):
     return native_cast(np.full(shape, np.nan, np.float32), dtype)
 
 
-def assert_product(got, a, b, alpha=1.0):
+def assert_product(got, a, b, alpha=1.0, per_magnitude=None):
+    """Within matmul's bound, or another one in units of the sums of magnitudes."""
     left, right = wide(a), wide(b)
     expected, magnitudes = alpha * (left @ right), abs(alpha) * (np.abs(left) @ np.abs(right))
     epsilon = EPSILON[got.dtype.name]
     got = dlfp4.cast(got, "float64").to_numpy()
     assert got.shape == expected.shape
     length = max(left.shape[-1], 16)  # what is stored of the shortest lines
-    bound = length * 2.0**-24 * magnitudes + epsilon * np.abs(expected) + 2.0**-126
+    bound = (per_magnitude or length * 2.0**-24) * magnitudes + epsilon * np.abs(expected) + 2.0**-126
     if epsilon == EPSILON["float16"]:
         bound += 2.0**-25  # half of its smallest step
     wrong = ~(np.abs(got - expected) <= bound)

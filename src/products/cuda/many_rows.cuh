@@ -7,63 +7,14 @@
 #ifndef DLFP4_SRC_PRODUCTS_CUDA_MANY_ROWS_CUH_
 #define DLFP4_SRC_PRODUCTS_CUDA_MANY_ROWS_CUH_
 
+#include "bytes.cuh"
 #include "few_rows.cuh"
-#include "gpu/async.cuh"
-#include "many_rows.h"
+#include "ring.cuh"
 
 namespace dlfp4 {
 namespace cuda {
 
 #ifdef DLFP4_HOPPER
-// A warpgroup's number, in a form in which the compiler knows that a warp agrees on it.
-__device__ inline int warpgroup() { return __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / kWarpgroup), 0); }
-
-// --- The ring ------------------------------------------------------------------------------------
-
-template <int Kind>
-struct Ring {
-  static constexpr WeightLayout kLayout = weight_layout(Kind);
-  uint32_t x, weights, full, empty;
-  int x_bytes, code_bytes, weight_bytes, stages;
-
-  __device__ Ring(int rows, int halves, int count, int first)
-      : x_bytes(x_stage_bytes(rows)),
-        code_bytes(kLayout.code_bytes() / 2 * halves),
-        weight_bytes(weight_stage_bytes(Kind, halves)),
-        stages(count) {
-    x = shared_address(shared_memory) + first;
-    weights = x + stages * x_bytes;
-    full = weights + stages * weight_bytes;
-    empty = full + stages * 8;
-  }
-
-  __device__ void init(int producers, int consumers) const {
-    if (threadIdx.x == 0) {
-      for (int i = 0; i < stages; ++i) {
-        init_barrier(full + 8 * i, producers);
-        init_barrier(empty + 8 * i, consumers);
-      }
-      publish_barriers();
-    }
-    __syncthreads();
-  }
-};
-
-// A stage of the ring, and how often the ring has been passed, modulo two.
-struct Turn {
-  int stage, phase = 0;
-  __device__ explicit Turn(int first) : stage(first) {}
-  __device__ void advance(int by, int stages) {
-    stage += by;
-    if (stage >= stages) stage -= stages, phase ^= 1;
-  }
-};
-
-// Which blocks along K: `count` of them, of which a consumer takes `first`, first + `by`, ...
-struct Blocks {
-  int count, first, by;
-};
-
 // --- Multiplying ---------------------------------------------------------------------------------
 
 // A warpgroup's share of tiles: 64 columns of y by `Rows` rows. Of each eight rows four sums: (row, column),
@@ -73,16 +24,14 @@ class Consumer {
   static constexpr WeightLayout kLayout = weight_layout(Kind);
 
  public:
-  __device__ Consumer(const Ring<Kind> &ring, const Shifts &by, int half, int first)
-      : ring_(ring), by_(by), turn_(first) {
-    const int tile = half * (kTilesInBlock / 2) + warp();
-    codes_ = ring.weights + tile * (kLayout.words() * 4 * kWarpSize) + lane() * 16;
-    scales_ =
-        ring.weights + ring.code_bytes + tile * (kTile * kLayout.groups()) + (lane() >> 2) * (2 * kLayout.groups());
-  }
+  static constexpr int kReleases = 1;  // of a stage
 
-  __device__ static int lane() { return threadIdx.x % kWarpSize; }
-  __device__ static int warp() { return threadIdx.x % kWarpgroup / kWarpSize; }
+  __device__ Consumer(const Ring<Kind> &ring, const ProductParams &q, int half, int first)
+      : ring_(ring), by_(q.shifts), turn_(first) {
+    const int tile = half * (kTilesInBlock / 2) + warp_of_group(), lane = lane_of_warp();
+    codes_ = ring.weights + tile * (kLayout.words() * 4 * kWarpSize) + lane * 16;
+    scales_ = ring.weights + ring.code_bytes + tile * (kTile * kLayout.groups()) + (lane >> 2) * (2 * kLayout.groups());
+  }
 
   template <int Rows>
   __device__ void multiply(const Blocks &blocks, float (&sums)[Rows / 2]) {
@@ -136,6 +85,165 @@ class Consumer {
   int last_ = 0;
 };
 
+// --- Tiles of a walk ------------------------------------------------------------------------------
+
+// A warpgroup's share of such tiles. Those that two blocks of a cluster share are stored by both, half of the rows
+// each.
+template <int Kind, int Type>
+class PreparedTile {
+  static constexpr int kRows = kWalkRows, kHalfRows = kRows / 2;
+  using Place = WalkOrder::Place;
+  const ManyRowsParams &p_;
+  const ProductParams &q_;
+  Consumer<Kind, Type> consumer_;
+  const Finish finish_;
+
+ public:
+  static constexpr int kSyncs = 2;  // of the cluster, for a shared tile
+
+  __device__ PreparedTile(const ManyRowsParams &p, const Ring<Kind> &ring)
+      : p_(p), q_(p.product), consumer_(ring, q_, half(), 0), finish_(q_) {}
+
+  __device__ void end() const { wait_for_stores(); }  // they read this block's memory, which ends with it
+
+  __device__ void rest(const Place &place) {
+    float sums[kHalfRows / 2];
+    multiply<kHalfRows>(q_.blocks, sums);
+    store<kHalfRows>(sums, place);
+  }
+
+  __device__ void whole(const WalkOrder &order, int tile) {
+    float sums[kRows / 2];
+    multiply<kRows>(q_.blocks, sums);
+    asm volatile("" : "+r"(tile));  // the place is found here, so that it takes no registers from the sums
+    store<kRows>(sums, order.place_of(tile));
+  }
+
+  // Each block of the cluster gets the sums of the half that it stores, in its memory for results.
+  __device__ void shared(const Place &place, int blocks, int rank) {
+    constexpr int kFours = kRows / 4 / 4, kStride = kWarpgroup * 16;
+    static_assert(kFours * kStride * kConsumers <= staging_bytes(Kind), "");
+    float sums[kRows / 2];
+    multiply<kRows>(blocks, sums);
+    const uint32_t here = staging() + threadIdx.x % kWarpgroup * 16, there = address_at_rank(here, rank ^ 1);
+    float own[4 * kFours];
+    wait_for_stores();
+    sync_cluster();
+#pragma unroll
+    for (int i = 0; i < kFours; ++i) {
+      float others[4];
+#pragma unroll
+      for (int k = 4 * i; k < 4 * i + 4; ++k) {
+        own[k] = rank ? sums[4 * kFours + k] : sums[k];
+        others[k % 4] = rank ? sums[k] : sums[4 * kFours + k];
+      }
+      store_to_cluster(there + i * kStride, make_float4(others[0], others[1], others[2], others[3]));
+    }
+    sync_cluster();
+#pragma unroll
+    for (int i = 0; i < kFours; ++i) {
+      uint32_t others[4];
+      load_shared_16(here + i * kStride, others);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) own[4 * i + k] += __uint_as_float(others[k]);
+    }
+    store<kHalfRows>(own, {place.row_block, place.first_row + rank * kHalfRows});
+  }
+
+ private:
+  __device__ static int half() { return warpgroup() - 1; }
+  __device__ static uint32_t staging() {
+    return shared_address(shared_memory) + half() * (staging_bytes(Kind) / kConsumers);
+  }
+
+  template <int Rows>
+  __device__ void multiply(int blocks, float (&sums)[Rows / 2]) {
+    consumer_.template multiply<Rows>({blocks, 0, 1}, sums);
+    consumer_.release();
+  }
+
+  template <int Rows>
+  __device__ void store(const float *sums, Place place) const {
+    const int column = place.row_block * kBlockRows + half() * kColumnsOfHalf;
+    if (p_.maps_y)
+      store_by_copy<Rows>(sums, place.first_row, column);
+    else
+      store_each<Rows>(sums, place.first_row, column);
+  }
+
+  template <int Rows>
+  __device__ void store_each(const float *sums, int first_row, int column) const {
+    const int lane = lane_of_warp(), tile = column + warp_of_group() * kTile;
+#pragma unroll
+    for (int i = 0; i < Rows / 2; ++i) {
+      const int row = first_row + i / 4 * 8 + (lane & 3) * 2 + (i & 1), at = tile + (lane >> 2) + (i >> 1 & 1) * 8;
+      if (row < q_.rows && at < q_.columns) store_result(q_, row, at, finish_(sums[i]));
+    }
+  }
+
+  // A warpgroup turns its columns around in shared memory, from where they leave while the next tile is multiplied.
+  template <int Rows>
+  __device__ void store_by_copy(const float *sums, int first_row, int column) const {
+    constexpr int kRowBytes = kColumnsOfHalf * 2;
+    const int lane = lane_of_warp(), eight = warp_of_group() * 2 + (lane >> 3 & 1), row = (lane & 7) + (lane >> 4) * 8;
+    const uint32_t from = staging(),
+                   to = from + row * kRowBytes + (eight ^ (lane & 7)) * 16;  // as the copy expects it swizzled
+    wait_for_stores();
+    sync_consumer(half());
+#pragma unroll
+    for (int group = 0; group < Rows / 16; ++group) {
+      const float *own = sums + group * 8;
+      uint32_t pairs[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) pairs[i] = round_pair(finish_(own[2 * i]), finish_(own[2 * i + 1]), q_.y_is_half);
+      store_matrices_turned(to + group * (16 * kRowBytes), pairs);
+    }
+    publish_writes();
+    sync_consumer(half());
+    if (threadIdx.x % kWarpgroup == 0) {
+      for (int box = 0; box < Rows; box += kHalfRows) store_box(&p_.y, column, first_row + box, from + box * kRowBytes);
+      commit_stores();
+    }
+    __syncwarp();
+  }
+};
+
+// What kernels for a kind of product get, and how they multiply.
+template <int Kind, int Type, bool IsPrepared = is_prepared(Kind)>
+struct KindOf {
+  using Params = ManyRowsParams;
+  using Lanes = Consumer<Kind, Type>;
+  using Tile = PreparedTile<Kind, Type>;
+};
+
+template <int Kind, int Types>
+struct KindOf<Kind, Types, false> {
+  using Params = BytesParams;
+  using Lanes = BytesConsumer<Kind, Types>;
+  using Tile = BytesTile<Kind, Types>;
+};
+
+// A thread's registers move from copying to multiplying; copying scales of bytes needs more.
+template <int Kind>
+__device__ inline void give_up_registers() {
+  if constexpr (is_prepared(Kind))
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+  else
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+}
+
+template <int Kind>
+__device__ inline void take_registers() {
+  if constexpr (is_prepared(Kind))
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+  else
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+}
+
+// How many threads of a block arrive at a stage that is full: those that begin copies of weights and of x, or one for
+// both; each lane that has copied scales.
+__device__ inline int arrivals(int kind, int copiers) { return copiers + (has_scales(kind) ? kWarpSize : 0); }
+
 // --- One tile a block of threads, or a cluster -----------------------------------------------------
 
 __device__ inline int cluster_rank() {
@@ -152,34 +260,48 @@ __device__ inline int cluster_size() {
 
 template <int Kind, int Type, int Rows>
 class SharedTile {
-  const ManyRowsParams &p_;
+  using Params = typename KindOf<Kind, Type>::Params;
+  using Lanes = typename KindOf<Kind, Type>::Lanes;
+  template <int Columns>
+  using ScalesOfTile = TileScales<Rows, kTurned, Columns, has_scales_of_rows(Kind) ? kInOrder : kOne>;
+  const Params &p_;
   const ProductParams &q_;
   const Ring<Kind> ring_;
   const int ranks_ = cluster_size(), rank_ = cluster_rank(), number_ = blockIdx.x / ranks_;
+  static constexpr int kDepth = stage_depth(Kind);
   const int first_row_ = blockIdx.y * Rows;
   const int begin_ = static_cast<int>(int64_t{q_.blocks} * rank_ / ranks_);
   const int count_ = static_cast<int>(int64_t{q_.blocks} * (rank_ + 1) / ranks_) - begin_;
 
  public:
-  __device__ explicit SharedTile(const ManyRowsParams &p) : p_(p), q_(p.product), ring_(Rows, p.halves, p.stages, 0) {}
+  __device__ explicit SharedTile(const Params &p) : p_(p), q_(p.product), ring_(Rows, p.halves, p.stages, 0) {}
 
   __device__ void run() {
-    ring_.init(2, p_.halves);
+    ring_.init(arrivals(Kind, 2), p_.halves * Lanes::kReleases);
     let_next_kernel_start();
     if (warpgroup() == 0) {
-      asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+      give_up_registers<Kind>();
       if (threadIdx.x == 0) produce_weights();
       if (threadIdx.x == kWarpSize) produce_x();
+      if (has_scales(Kind) && threadIdx.x / kWarpSize == 2) produce_scales();
       __syncwarp();
       if (ranks_ > 1) sync_cluster(), sync_cluster();  // as those who share sums
     } else {
-      asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+      take_registers<Kind>();
       consume();
     }
   }
 
  private:
   __device__ void copy_weights(int block, int stage, uint64_t policy) const {
+    if constexpr (is_prepared(Kind))
+      copy_prepared(block, stage, policy);
+    else
+      copy_box(ring_.weights + stage * ring_.weight_bytes, &p_.weights, (begin_ + block) * kDepth, first_column(),
+               ring_.full + 8 * stage);
+  }
+
+  __device__ void copy_prepared(int block, int stage, uint64_t policy) const {
     constexpr WeightLayout kLayout = weight_layout(Kind);
     const uint32_t to = ring_.weights + stage * ring_.weight_bytes, barrier = ring_.full + 8 * stage;
     const int row_block = p_.halves == 2 ? number_ : number_ / 2;
@@ -190,31 +312,53 @@ class SharedTile {
     copy_bytes(to + ring_.code_bytes, from + kLayout.code_bytes() + half * scale_bytes, scale_bytes, barrier, policy);
   }
 
-  // Weights fill the ring before x is known to be there.
-  __device__ void produce_weights() const {
-    const uint64_t policy = evict_first();
+  // For each block along K copy(block, stage), as soon as its stage is free.
+  template <class Copy>
+  __device__ void produce(const Copy &copy) const {
     Turn turn(0);
     turn.phase = 1;  // every stage is free
     for (int block = 0; block < count_; ++block) {
       wait_for(ring_.empty + 8 * turn.stage, turn.phase);
-      expect_bytes(ring_.full + 8 * turn.stage, ring_.weight_bytes);
-      copy_weights(block, turn.stage, policy);
+      copy(block, turn.stage);
       turn.advance(1, ring_.stages);
     }
   }
 
+  // Prepared weights fill the ring before x is known to be there; others may be what the kernel before makes.
+  __device__ void produce_weights() const {
+    if (!is_prepared(Kind)) wait_for_kernel_before();
+    const uint64_t policy = evict_first();
+    produce([&](int block, int stage) {
+      expect_bytes(ring_.full + 8 * stage, ring_.weight_bytes);
+      copy_weights(block, stage, policy);
+    });
+  }
+
   __device__ void produce_x() const {
     wait_for_kernel_before();
-    Turn turn(0);
-    turn.phase = 1;
-    for (int block = 0; block < count_; ++block) {
-      const uint32_t full = ring_.full + 8 * turn.stage;
-      wait_for(ring_.empty + 8 * turn.stage, turn.phase);
+    produce([&](int block, int stage) {
+      const uint32_t full = ring_.full + 8 * stage;
       expect_bytes(full, ring_.x_bytes);
-      copy_box(ring_.x + turn.stage * ring_.x_bytes, &p_.x, (begin_ + block) * kBlockK, first_row_, full);
-      turn.advance(1, ring_.stages);
+      copy_box(ring_.x + stage * ring_.x_bytes, &p_.x, (begin_ + block) * kDepth, first_row_, full);
+    });
+  }
+
+  __device__ void produce_scales() const {
+    if constexpr (has_scales(Kind)) {
+      wait_for_kernel_before();
+      const auto copy_all = [&](const auto &scales) {
+        produce([&](int block, int stage) {
+          scales.copy(ring_.scales + stage * ring_.scale_bytes, begin_ + block, ring_.full + 8 * stage);
+        });
+      };
+      if (p_.halves == 2)
+        copy_all(ScalesOfTile<2 * kColumnsOfHalf>(p_, first_row_, first_column()));
+      else
+        copy_all(ScalesOfTile<kColumnsOfHalf>(p_, first_row_, first_column()));
     }
   }
+
+  __device__ int first_column() const { return number_ * kColumnsOfHalf * p_.halves; }
 
   __device__ void consume() const {
     wait_for_kernel_before();
@@ -222,9 +366,12 @@ class SharedTile {
     const int group = warpgroup() - 1;
     const int half = p_.halves == 2 ? group : 0, share = p_.halves == 2 ? 0 : group;
     const Blocks blocks = {count_, share, p_.halves == 2 ? 1 : kConsumers};
-    Consumer<Kind, Type> consumer(ring_, q_.shifts, half, share);
+    Lanes consumer(ring_, q_, half, share);
     float sums[Rows / 2];
     consumer.template multiply<Rows>(blocks, sums);
+    if constexpr (Kind == kBytesByLine)
+      scale_lines<Rows>({p_.of_weights, q_.columns, first_column() + half * kColumnsOfHalf},
+                        {p_.of_x, q_.rows, first_row_}, sums);
     sync_consumers();  // the ring's memory is free
     keep(sums, half, share);
     if (ranks_ > 1)
@@ -263,7 +410,7 @@ class SharedTile {
     const uint32_t sums_at = shared_address(shared_memory);
     for (int i = threadIdx.x - kWarpgroup + begin * eights; i < end * eights; i += kConsumers * kWarpgroup) {
       const int in_tile = i / eights, row = first_row_ + in_tile;
-      const int column = number_ * kColumnsOfHalf * p_.halves + i % eights * 8;
+      const int column = first_column() + i % eights * 8;
       if (row >= q_.rows || column >= q_.columns) continue;
       float4 parts[Parts][2];
 #pragma unroll
@@ -288,32 +435,34 @@ class SharedTile {
 
 // --- Blocks of threads that walk over tiles ----------------------------------------------------------
 
-// In the order of WalkOrder. The two blocks of a cluster that share a tile each store half of its rows.
+// In the order of WalkOrder.
 template <int Kind, int Type>
 class Walk {
-  static constexpr int kRows = kWalkRows, kHalfRows = kWalkRows / 2;
+  static constexpr int kRows = kWalkRows, kHalfRows = kRows / 2, kDepth = stage_depth(Kind);
   using Place = WalkOrder::Place;
-  using Lanes = Consumer<Kind, Type>;
-  const ManyRowsParams &p_;
+  using Params = typename KindOf<Kind, Type>::Params;
+  const Params &p_;
   const ProductParams &q_;
   const WalkOrder &order_;
   const Ring<Kind> ring_;
   const int rank_ = cluster_rank(), shared_tile_ = order_.shared_tile(blockIdx.x / kWalkRanks);
 
  public:
-  __device__ explicit Walk(const ManyRowsParams &p)
-      : p_(p), q_(p.product), order_(p.order), ring_(kRows, 2, p.stages, kStaging) {}
+  __device__ explicit Walk(const Params &p)
+      : p_(p), q_(p.product), order_(p.order), ring_(kRows, 2, p.stages, staging_bytes(Kind)) {}
 
   __device__ void run() {
-    ring_.init(1, kConsumers);
+    ring_.init(arrivals(Kind, 1), kConsumers * KindOf<Kind, Type>::Lanes::kReleases);
     let_next_kernel_start();
     if (warpgroup() == 0) {
-      asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-      if (threadIdx.x == 0) produce();
+      give_up_registers<Kind>();
+      if (threadIdx.x == 0) produce_boxes();
+      if (has_scales(Kind) && threadIdx.x / kWarpSize == 1) produce_scales();
       __syncwarp();
-      if (has_share()) sync_cluster(), sync_cluster();  // as those who exchange sums
+      if (has_share())
+        for (int i = 0; i < KindOf<Kind, Type>::Tile::kSyncs; ++i) sync_cluster();  // as those who exchange sums
     } else {
-      asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+      take_registers<Kind>();
       consume();
     }
   }
@@ -324,153 +473,83 @@ class Walk {
   __device__ int begin_of_share() const { return q_.blocks * rank_ / kWalkRanks; }
   __device__ int end_of_share() const { return q_.blocks * (rank_ + 1) / kWalkRanks; }
 
-  __device__ void produce() const {
+  // For each block along K of each tile copier(place, boxes)(block, stage), as soon as its stage is free. `boxes` of
+  // half a tile's rows of x are wanted.
+  template <class Copier>
+  __device__ void produce(const Copier &copier) const {
     wait_for_kernel_before();
     Turn turn(0);
     turn.phase = 1;  // every stage is free
+    const auto produce_tile = [&](const Place &place, int begin, int end, int boxes) {
+      const auto copy = copier(place, boxes);
+      for (int block = begin; block < end; ++block) {
+        wait_for(ring_.empty + 8 * turn.stage, turn.phase);
+        copy(block, turn.stage);
+        turn.advance(1, ring_.stages);
+      }
+    };
     for (int rest = first_rest(); rest < order_.rests(); rest += gridDim.x)
-      copy(order_.place_of_rest(rest), 0, q_.blocks, 1, turn);
+      produce_tile(order_.place_of_rest(rest), 0, q_.blocks, 1);
     for (int tile = blockIdx.x; tile < order_.alone; tile += gridDim.x)
-      copy(order_.place_of(tile), 0, q_.blocks, 2, turn);
-    if (has_share()) copy(order_.place_of(shared_tile_), begin_of_share(), end_of_share(), 2, turn);
+      produce_tile(order_.place_of(tile), 0, q_.blocks, 2);
+    if (has_share()) produce_tile(order_.place_of(shared_tile_), begin_of_share(), end_of_share(), 2);
   }
 
-  // Blocks of weights, and as many boxes of half a tile's rows of x.
-  __device__ void copy(const Place &place, int begin, int end, int boxes, Turn &turn) const {
-    constexpr int kBytes = weight_layout(Kind).bytes();
-    const uint8_t *weights = q_.weights + int64_t{place.row_block} * q_.blocks_in_row * kBytes;
-    const uint32_t box_bytes = x_stage_bytes(kHalfRows);
-    for (int block = begin; block < end; ++block) {
-      const uint32_t full = ring_.full + 8 * turn.stage, x = ring_.x + turn.stage * ring_.x_bytes;
-      wait_for(ring_.empty + 8 * turn.stage, turn.phase);
-      expect_bytes(full, boxes * box_bytes + ring_.weight_bytes);
-      copy_bytes(ring_.weights + turn.stage * ring_.weight_bytes, weights + int64_t{block} * kBytes, kBytes, full);
-      for (int box = 0; box < boxes; ++box)
-        copy_box(x + box * box_bytes, &p_.x, block * kBlockK, place.first_row + box * kHalfRows, full);
-      turn.advance(1, ring_.stages);
+  __device__ void produce_boxes() const {
+    produce([&](const Place &place, int boxes) {
+      return [&, place, boxes](int block, int stage) {
+        const uint32_t box_bytes = x_stage_bytes(kHalfRows), full = ring_.full + 8 * stage;
+        expect_bytes(full, boxes * box_bytes + ring_.weight_bytes);
+        copy_weights(place.row_block, block, ring_.weights + stage * ring_.weight_bytes, full);
+        for (int box = 0; box < boxes; ++box)
+          copy_box(ring_.x + stage * ring_.x_bytes + box * box_bytes, &p_.x, block * kDepth,
+                   place.first_row + box * kHalfRows, full);
+      };
+    });
+  }
+
+  __device__ void copy_weights(int row_block, int block, uint32_t to, uint32_t full) const {
+    if constexpr (is_prepared(Kind)) {
+      constexpr int kBytesOfBlock = weight_layout(Kind).bytes();
+      const int64_t number = int64_t{row_block} * q_.blocks_in_row + block;
+      copy_bytes(to, q_.weights + number * kBytesOfBlock, kBytesOfBlock, full);
+    } else {
+      copy_box(to, &p_.weights, block * kDepth, row_block * kBlockRows, full);
     }
+  }
+
+  __device__ void produce_scales() const {
+    if constexpr (has_scales(Kind))
+      produce([&](const Place &place, int) {
+        constexpr ScaleOrder kOrder = has_scales_of_rows(Kind) ? kTurned : kOne;
+        const TileScales<kRows, kInOrder, kBlockRows, kOrder> scales(p_, place.first_row, place.row_block * kBlockRows);
+        return [&, scales](int block, int stage) {
+          scales.copy(ring_.scales + stage * ring_.scale_bytes, block, ring_.full + 8 * stage);
+        };
+      });
   }
 
   __device__ void consume() const {
-    Consumer<Kind, Type> consumer(ring_, q_.shifts, half(), 0);
     wait_for_kernel_before();
-    const Finish finish(q_);
-    for (int rest = first_rest(); rest < order_.rests(); rest += gridDim.x) {
-      float sums[kHalfRows / 2];
-      multiply<kHalfRows>(consumer, q_.blocks, sums);
-      store<kHalfRows>(sums, order_.place_of_rest(rest), finish);
-    }
-    for (int tile = blockIdx.x; tile < order_.alone || has_share(); tile += gridDim.x) {
-      const bool is_alone = tile < order_.alone;
-      float sums[kRows / 2];
-      multiply<kRows>(consumer, is_alone ? q_.blocks : end_of_share() - begin_of_share(), sums);
-      if (!is_alone) {
-        share(sums, order_.place_of(shared_tile_), finish);
-        break;
-      }
-      asm volatile("" : "+r"(tile));  // the place is found here, so that it takes no registers from the sums
-      store<kRows>(sums, order_.place_of(tile), finish);
-    }
-    wait_for_stores();  // they read this block's memory, which ends with it
-  }
-
-  __device__ static int half() { return warpgroup() - 1; }
-  __device__ static uint32_t staging(int half) {
-    return shared_address(shared_memory) + half * (kStaging / kConsumers);
-  }
-
-  template <int Rows>
-  __device__ void multiply(Consumer<Kind, Type> &consumer, int blocks, float (&sums)[Rows / 2]) const {
-    consumer.template multiply<Rows>({blocks, 0, 1}, sums);
-    consumer.release();
-  }
-
-  // Each block of the cluster gets the sums of the half that it stores, in its memory for results.
-  __device__ void share(const float *sums, Place place, const Finish &finish) const {
-    constexpr int kFours = kRows / 4 / 4, kStride = kWarpgroup * 16;
-    static_assert(kFours * kStride * kConsumers <= kStaging, "");
-    const uint32_t here = staging(half()) + threadIdx.x % kWarpgroup * 16, there = address_at_rank(here, rank_ ^ 1);
-    float own[4 * kFours];
-    wait_for_stores();
-    sync_cluster();
-#pragma unroll
-    for (int i = 0; i < kFours; ++i) {
-      float others[4];
-#pragma unroll
-      for (int k = 4 * i; k < 4 * i + 4; ++k) {
-        own[k] = rank_ ? sums[4 * kFours + k] : sums[k];
-        others[k % 4] = rank_ ? sums[k] : sums[4 * kFours + k];
-      }
-      store_to_cluster(there + i * kStride, make_float4(others[0], others[1], others[2], others[3]));
-    }
-    sync_cluster();
-#pragma unroll
-    for (int i = 0; i < kFours; ++i) {
-      uint32_t others[4];
-      load_shared_16(here + i * kStride, others);
-#pragma unroll
-      for (int k = 0; k < 4; ++k) own[4 * i + k] += __uint_as_float(others[k]);
-    }
-    store<kHalfRows>(own, {place.row_block, place.first_row + rank_ * kHalfRows}, finish);
-  }
-
-  template <int Rows>
-  __device__ void store(const float *sums, Place place, const Finish &finish) const {
-    const int number = half(), column = place.row_block * kBlockRows + number * kColumnsOfHalf;
-    if (p_.maps_y)
-      store_by_copy<Rows>(sums, number, place.first_row, column, finish);
-    else
-      store_each<Rows>(sums, place.first_row, column, finish);
-  }
-
-  template <int Rows>
-  __device__ void store_each(const float *sums, int first_row, int column, const Finish &finish) const {
-    const int lane = Lanes::lane(), tile = column + Lanes::warp() * kTile;
-#pragma unroll
-    for (int i = 0; i < Rows / 2; ++i) {
-      const int row = first_row + i / 4 * 8 + (lane & 3) * 2 + (i & 1), at = tile + (lane >> 2) + (i >> 1 & 1) * 8;
-      if (row < q_.rows && at < q_.columns) store_result(q_, row, at, finish(sums[i]));
-    }
-  }
-
-  // A warpgroup turns its columns around in shared memory, from where they leave while the next tile is multiplied.
-  template <int Rows>
-  __device__ void store_by_copy(const float *sums, int number, int first_row, int column, const Finish &finish) const {
-    constexpr int kRowBytes = kColumnsOfHalf * 2;
-    const int lane = Lanes::lane(), eight = Lanes::warp() * 2 + (lane >> 3 & 1), row = (lane & 7) + (lane >> 4) * 8;
-    const uint32_t from = staging(number),
-                   to = from + row * kRowBytes + (eight ^ (lane & 7)) * 16;  // as the copy expects it swizzled
-    wait_for_stores();
-    sync_consumer(number);
-#pragma unroll
-    for (int group = 0; group < Rows / 16; ++group) {
-      const float *own = sums + group * 8;
-      uint32_t pairs[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) pairs[i] = round_pair(finish(own[2 * i]), finish(own[2 * i + 1]), q_.y_is_half);
-      store_matrices_turned(to + group * (16 * kRowBytes), pairs);
-    }
-    publish_writes();
-    sync_consumer(number);
-    if (threadIdx.x % kWarpgroup == 0) {
-      for (int box = 0; box < Rows; box += kHalfRows) store_box(&p_.y, column, first_row + box, from + box * kRowBytes);
-      commit_stores();
-    }
-    __syncwarp();
+    typename KindOf<Kind, Type>::Tile tiles(p_, ring_);
+    for (int rest = first_rest(); rest < order_.rests(); rest += gridDim.x) tiles.rest(order_.place_of_rest(rest));
+    for (int tile = blockIdx.x; tile < order_.alone; tile += gridDim.x) tiles.whole(order_, tile);
+    if (has_share()) tiles.shared(order_.place_of(shared_tile_), end_of_share() - begin_of_share(), rank_);
+    tiles.end();
   }
 };
 #endif  // DLFP4_HOPPER
 
 // On other GPUs, where the host does not call them, these are empty.
-template <int Kind, int Type, int Rows>
-__device__ inline void multiply_shared_tile(const ManyRowsParams &p) {
+template <int Kind, int Type, int Rows, class Params>
+__device__ inline void multiply_shared_tile(const Params &p) {
 #ifdef DLFP4_HOPPER
   SharedTile<Kind, Type, Rows>(p).run();
 #endif
 }
 
-template <int Kind, int Type>
-__device__ inline void multiply_walking(const ManyRowsParams &p) {
+template <int Kind, int Type, class Params>
+__device__ inline void multiply_walking(const Params &p) {
 #ifdef DLFP4_HOPPER
   Walk<Kind, Type>(p).run();
 #endif

@@ -11,16 +11,58 @@ namespace cuda {
 constexpr int kWarpgroup = 128, kConsumers = 2, kManyRowsThreads = kWarpgroup * (1 + kConsumers);
 constexpr int kMostShared = 227 * 1024;
 constexpr int kColumnsOfHalf = kBlockRows / 2;
-constexpr int kBoxColumns = 64;  // of 16 bits, in boxes of bulk copies: what is swizzled
+constexpr int kBoxBytes = 128;  // of a row, in boxes of bulk copies: what is swizzled
 
-static_assert(kBoxColumns == kBlockK && kBoxColumns == kColumnsOfHalf, "");
+static_assert(kBoxBytes == 2 * kBlockK && kBoxBytes == 2 * kColumnsOfHalf, "");
 
-DLFP4_RULE int x_stage_bytes(int rows) { return rows * kBlockK * 2; }
+// Beside the prepared weights of prepared.h, which x of 16 bits meets, weights and x of FP8 as they lie (bytes.cuh):
+// with no scales but those of tensors; with one for each row; with one for 128 of K and each row of x, and one for them
+// and each row of weights, or 128 of these.
+enum ByteKind { kBytes = kNumWeightKinds, kBytesByLine, kBytesByRow, kBytesByBlock, kNumProductKinds };
 
-DLFP4_RULE int weight_stage_bytes(int kind, int halves) { return weight_layout(kind).bytes() / 2 * halves; }
+// Elements of such weights, and of x.
+enum ByteTypes { kE4m3E4m3, kE4m3E5m2, kE5m2E4m3, kE5m2E5m2, kNumByteTypes };
+
+DLFP4_RULE bool is_e5m2(int types) { return types >= kE5m2E4m3; }
+DLFP4_RULE bool x_is_e5m2(int types) { return types % 2 != 0; }
+
+DLFP4_RULE bool is_prepared(int kind) { return kind < kNumWeightKinds; }
+DLFP4_RULE bool has_scales_of_rows(int kind) { return kind == kBytesByRow; }
+
+// Whether stages have scales.
+DLFP4_RULE bool has_scales(int kind) { return kind == kBytesByRow || kind == kBytesByBlock; }
+
+// Elements of K in a stage of the ring.
+DLFP4_RULE int stage_depth(int kind) { return is_prepared(kind) ? kBlockK : kBoxBytes; }
+
+DLFP4_RULE int x_stage_bytes(int rows) { return rows * kBoxBytes; }
+
+DLFP4_RULE int weight_stage_bytes(int kind, int halves) {
+  return is_prepared(kind) ? weight_layout(kind).bytes() / 2 * halves : kColumnsOfHalf * halves * kBoxBytes;
+}
+
+// Of those, what comes before the scales of prepared weights.
+DLFP4_RULE int code_stage_bytes(int kind, int halves) {
+  return is_prepared(kind) ? weight_layout(kind).code_bytes() / 2 * halves : weight_stage_bytes(kind, halves);
+}
+
+// Scales of a stage of bytes, of x and then of rows of weights: as the first operand of wgmma has its rows, or four
+// times those that a thread needs of the second, four floats further apart so that they start in different banks.
+enum ScaleOrder { kOne, kInOrder, kTurned };
+
+DLFP4_RULE int turned_pitch(int lines) { return lines / 4 + 4; }
+DLFP4_RULE int turned_place(int lines, int line) {
+  return line % 8 / 2 * turned_pitch(lines) + line / 8 * 2 + line % 2;
+}
+DLFP4_RULE int line_scale_bytes(int lines) { return 4 * turned_pitch(lines) * 4; }  // in either order
+
+DLFP4_RULE int scale_stage_bytes(int kind, int rows, int halves) {
+  if (!has_scales(kind)) return 0;
+  return line_scale_bytes(rows) + (has_scales_of_rows(kind) ? line_scale_bytes(kColumnsOfHalf * halves) : 16);
+}
 
 DLFP4_RULE int stage_bytes(int kind, int rows, int halves) {
-  return x_stage_bytes(rows) + weight_stage_bytes(kind, halves) + 16;
+  return x_stage_bytes(rows) + weight_stage_bytes(kind, halves) + scale_stage_bytes(kind, rows, halves) + 16;
 }
 
 // Stages of the ring: what there is memory for, or blocks. Warpgroups that take blocks in turn have stages of their
@@ -41,8 +83,14 @@ DLFP4_RULE int sums_bytes(int rows, int halves) { return (kConsumers / halves) *
 
 // --- The walking kernel ----------------------------------------------------------------------
 
-// Rows of x in a tile, blocks of threads of a cluster, memory for a tile's results of 16 bits, before the ring.
-constexpr int kWalkRows = 256, kWalkRanks = 2, kStaging = kWalkRows * kBlockRows * 2;
+constexpr int kWalkRanks = 2;  // blocks of threads of a cluster
+
+constexpr int kWalkRows = 256;  // of x in a tile
+
+// Memory for results of 16 bits, before the ring: of a tile, or of bytes of half a consumer's columns for 64 rows.
+DLFP4_RULE int staging_bytes(int kind) {
+  return is_prepared(kind) ? kWalkRows * kBlockRows * 2 : kConsumers * 64 * kColumnsOfHalf * 2;
+}
 
 // Tiles along the rows of x, without a last one that is at most half full.
 DLFP4_RULE int walk_x_tiles(int rows) { return (rows + kWalkRows / 2 - 1) / kWalkRows; }

@@ -115,32 +115,36 @@ StreamParams stream_params(const ProductParams &product, int kind, int eights, S
   return p;
 }
 
-// The driver's description of a matrix of 16-bit floats, its rows `stride` bytes apart, for boxes of `box_rows` by 64.
-int describe(const uint8_t *data, bool is_half, int rows, int columns, int64_t stride, int box_rows, TensorMap *map) {
-  constexpr int kFloat16Type = 6, kBfloat16Type = 9, kSwizzle128 = 3, kPromote256 = 3;
+enum BoxType { kByteBox = 0, kFloat16Box = 6, kBfloat16Box = 9 };  // the driver's numbers
+
+// The driver's description of a matrix, its rows `stride` bytes apart, for boxes of `box_rows` by 128 bytes.
+int describe(const uint8_t *data, BoxType type, int rows, int columns, int64_t stride, int box_rows, TensorMap *map) {
+  constexpr int kSwizzle128 = 3, kPromote256 = 3;
   const uint64_t extents[2] = {static_cast<uint64_t>(columns), static_cast<uint64_t>(rows)};
   const uint64_t strides[1] = {static_cast<uint64_t>(stride)};
-  const uint32_t box[2] = {kBoxColumns, static_cast<uint32_t>(box_rows)}, steps[2] = {1, 1};
+  const uint32_t box_columns = type == kByteBox ? kBoxBytes : kBoxBytes / 2;
+  const uint32_t box[2] = {box_columns, static_cast<uint32_t>(box_rows)}, steps[2] = {1, 1};
   if (!opened_driver().cuTensorMapEncodeTiled) return kNotSupported;
-  return opened_driver().cuTensorMapEncodeTiled(map, is_half ? kFloat16Type : kBfloat16Type, 2,
-                                                const_cast<uint8_t *>(data), extents, strides, box, steps, 0,
-                                                kSwizzle128, kPromote256, 0);
+  return opened_driver().cuTensorMapEncodeTiled(map, type, 2, const_cast<uint8_t *>(data), extents, strides, box, steps,
+                                                0, kSwizzle128, kPromote256, 0);
 }
 
-int describe_matrices(const Tactic &tactic, bool is_half, ManyRowsParams *p) {
+BoxType box_type(bool is_half) { return is_half ? kFloat16Box : kBfloat16Box; }
+
+int describe_matrices(const Tactic &tactic, int kind, BoxType type, ManyRowsParams *p) {
   const ProductParams &q = p->product;
   const bool walks = tactic.family == kWalking;
-  const int box_rows = walks ? kWalkRows / 2 : tactic.rows;
+  const int box_rows = tactic.rows / (walks ? 2 : 1), y_rows = is_prepared(kind) ? box_rows : kColumnsOfHalf;
   // Bulk copies write whole 16 bytes, at the end of a row too.
   p->maps_y = walks && q.y_bytes == 2 && q.columns % 8 == 0 && q.y_stride >= q.columns && q.y_stride % 8 == 0 &&
               reinterpret_cast<uintptr_t>(q.y) % 16 == 0 &&
-              describe(q.y, q.y_is_half, q.rows, q.columns, q.y_stride * 2, box_rows, &p->y) == 0;
-  return describe(q.x, is_half, q.rows, q.depth, q.x_stride, box_rows, &p->x);
+              describe(q.y, box_type(q.y_is_half), q.rows, q.columns, q.y_stride * 2, y_rows, &p->y) == 0;
+  return describe(q.x, type, q.rows, q.depth, q.x_stride, box_rows, &p->x);
 }
 
 Shape many_rows_shape(const Tactic &tactic, const ProductShape &shape, ManyRowsParams *p) {
-  const int staging = tactic.family == kWalking ? kStaging : 0;
-  const int blocks = static_cast<int>(divide_up(shape.depth, kBlockK));
+  const int staging = tactic.family == kWalking ? staging_bytes(shape.kind) : 0;
+  const int blocks = static_cast<int>(divide_up(shape.depth, stage_depth(shape.kind)));
   p->halves = tactic.halves;
   p->stages = ring_stages(shape.kind, tactic.rows, tactic.halves, blocks, staging);
   const int ring = p->stages * stage_bytes(shape.kind, tactic.rows, tactic.halves) + staging;
@@ -199,6 +203,8 @@ bool can_count(int64_t rows, int64_t columns, int64_t depth) {
          divide_up(columns, kBlockRows) * std::max(divide_up(depth, kBlockK), divide_up(rows, kWalkRows)) <= kMost;
 }
 
+bool is_tactic(int number, int kind) { return number >= 0 && number < kNumTactics && serves(kTactics[number], kind); }
+
 constexpr ProductOperation kSizes[] = {kMultiply8,   kMultiply16,  kMultiply32,     kMultiply64,
                                        kMultiply128, kMultiply256, kMultiplyWalking};
 constexpr int kNumSizes = sizeof(kSizes) / sizeof(*kSizes);
@@ -232,8 +238,85 @@ int multiply(const dlfp4_cuda_product &product, const Tactic &tactic, uintptr_t 
   ManyRowsParams p = {};
   p.product = product_params(product);
   shape = many_rows_shape(tactic, {kind, product.rows, product.columns, product.depth}, &p);
-  const int status = describe_matrices(tactic, product.x_is_half != 0, &p);
+  const int status = describe_matrices(tactic, kind, box_type(product.x_is_half != 0), &p);
   return status != 0 ? status : launch_shape(kernel, shape, &p, stream);
+}
+
+// --- FP8 by FP8 --------------------------------------------------------------------------------
+
+constexpr ProductOperation kByteSizes[] = {kMultiply16, kMultiply32, kMultiply64, kMultiply128, kMultiplyWalking};
+constexpr int kNumByteSizes = sizeof(kByteSizes) / sizeof(*kByteSizes);
+
+template <int Kind>
+constexpr KernelTable<kNumByteSizes, kNumByteTypes> kByteKernels([](int size, int types) {
+  return find_kernel(KernelKey(kByteSizes[size], types, Kind));
+});
+
+int byte_kind(const dlfp4_cuda_bytes_product &product) {
+  if (product.x.scale_lines == 0 && product.w.scale_lines == 0) return kBytes;
+  if (product.x.scale_step == 0 && product.w.scale_step == 0) return kBytesByLine;
+  return product.w.scale_lines % kBlockRows == 0 ? kBytesByBlock : kBytesByRow;
+}
+
+DeviceKernel byte_kernel(const dlfp4_cuda_bytes_product &product, const Tactic &tactic) {
+  const int types = (product.w.is_e5m2 ? kE5m2E4m3 : kE4m3E4m3) + (product.x.is_e5m2 ? 1 : 0);
+  const int size = tactic.family == kWalking ? 4
+                   : tactic.rows == 16       ? 0
+                   : tactic.rows == 32       ? 1
+                   : tactic.rows == 64       ? 2
+                                             : 3;
+  const int kind = byte_kind(product);
+  return kind == kBytes          ? kByteKernels<kBytes>[size][types]
+         : kind == kBytesByLine  ? kByteKernels<kBytesByLine>[size][types]
+         : kind == kBytesByBlock ? kByteKernels<kBytesByBlock>[size][types]
+                                 : kByteKernels<kBytesByRow>[size][types];
+}
+
+// The scale of a tensor serves as that of all its blocks.
+ByteScales byte_scales(const dlfp4_cuda_bytes &side) {
+  if (side.scale_lines == 0) return {side.scales, 0, 0, 1};
+  return {side.scales, side.scale_stride, side.scale_step, side.scale_lines};
+}
+
+ProductShape shape_of(const dlfp4_cuda_bytes_product &product) {
+  return {byte_kind(product), product.rows, product.columns, product.depth};
+}
+
+BytesParams bytes_params(const dlfp4_cuda_bytes_product &product) {
+  BytesParams p = {};
+  ProductParams &q = p.product;
+  q.x = static_cast<const uint8_t *>(product.x.data);
+  q.x_stride = product.x.stride;
+  q.weights = static_cast<const uint8_t *>(product.w.data);
+  q.y = static_cast<uint8_t *>(product.y);
+  q.y_stride = product.y_stride;
+  q.y_bytes = product.y_bytes;
+  q.y_is_half = product.y_is_half != 0;
+  q.rows = static_cast<int>(product.rows);
+  q.columns = static_cast<int>(product.columns);
+  q.depth = static_cast<int>(product.depth);
+  q.blocks = static_cast<int>(divide_up(product.depth, stage_depth(kBytes)));
+  q.unit = 1;
+  q.alpha = product.alpha;
+  if (byte_kind(product) == kBytes) {
+    q.factors[0] = product.x.scales;
+    q.factors[1] = product.w.scales;
+  } else {
+    p.of_x = byte_scales(product.x);
+    p.of_weights = byte_scales(product.w);
+  }
+  return p;
+}
+
+int multiply_bytes(const dlfp4_cuda_bytes_product &product, const Tactic &tactic, uintptr_t stream) {
+  const int kind = byte_kind(product);
+  BytesParams p = bytes_params(product);
+  const Shape shape = many_rows_shape(tactic, shape_of(product), &p);
+  int status = describe_matrices(tactic, kind, kByteBox, &p);
+  if (status == 0)
+    status = describe(p.product.weights, kByteBox, p.product.columns, p.product.depth, product.w.stride,
+                      kColumnsOfHalf * p.halves, &p.weights);
+  return status != 0 ? status : launch_shape(byte_kernel(product, tactic), shape, &p, stream);
 }
 
 }  // namespace
@@ -308,10 +391,33 @@ int64_t dlfp4_cuda_reads_codes(int format, int64_t depth, int tactic) {
   return kTactics[tactic].family == kStream && has_kernel && depth % kSlice == 0 ? kSlice : 0;
 }
 
+int dlfp4_cuda_find_bytes_tactics(int device, const dlfp4_cuda_bytes_product *product, int *tactics, int capacity,
+                                  int *count) {
+  const CurrentContext context(device);
+  if (context.status() != 0) return context.status();
+  if (!has_hopper_kernels()) return kNoBinary;
+  if (!can_count(product->rows, product->columns, product->depth)) return refuse(DLFP4_E_SHAPE);
+  *count = find_tactics(shape_of(*product), multiprocessors(), true, tactics, capacity);
+  return 0;
+}
+
+int dlfp4_cuda_multiply_bytes(int device, uintptr_t stream, const dlfp4_cuda_bytes_product *product, int tactic) {
+  const CurrentContext context(device);
+  if (context.status() != 0) return context.status();
+  const bool has_x_scales = product->x.scales != nullptr, has_scales_of_w = product->w.scales != nullptr;
+  if (!is_tactic(tactic, byte_kind(*product)) || (byte_kind(*product) != kBytes && !(has_x_scales && has_scales_of_w)))
+    return refuse(DLFP4_E_OPTION);
+  if (!has_hopper_kernels()) return kNoBinary;
+  if (product->depth == 0 || !can_count(product->rows, product->columns, product->depth)) return refuse(DLFP4_E_SHAPE);
+  if (product->rows * product->columns == 0) return 0;
+  return multiply_bytes(*product, kTactics[tactic], stream);
+}
+
 int dlfp4_cuda_multiply(int device, uintptr_t stream, const dlfp4_cuda_product *product, int tactic) {
   const CurrentContext context(device);
   if (context.status() != 0) return context.status();
-  if (tactic < 0 || tactic >= kNumTactics || weight_kind(product->format) == kNoKind) return refuse(DLFP4_E_OPTION);
+  const int kind = weight_kind(product->format);
+  if (kind == kNoKind || !is_tactic(tactic, kind)) return refuse(DLFP4_E_OPTION);
   if (kTactics[tactic].family != kStream && !has_hopper_kernels()) return kNoBinary;
   if (product->x_scales && dlfp4_cuda_reads_codes(product->format, product->depth, tactic) == 0)
     return refuse(DLFP4_E_OPTION);

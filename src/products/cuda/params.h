@@ -65,6 +65,18 @@ struct ManyRowsParams {
   WalkOrder order;  // where blocks of threads walk over tiles
 };
 
+// Scales of FP8 matrices, or null: `lines` rows share one, which is for 128 of K or more.
+struct ByteScales {
+  const float *data;
+  int64_t line_stride, block_stride;
+  int lines;
+};
+
+struct BytesParams : ManyRowsParams {
+  TensorMap weights;
+  ByteScales of_x, of_weights;
+};
+
 }  // namespace cuda
 }  // namespace dlfp4
 

@@ -14,19 +14,23 @@ namespace cuda {
       {#rows "x128/4", kShared, rows, 2, 4}, {#rows "x64", kShared, rows, 1, 1}, {#rows "x64/2", kShared, rows, 1, 2}, \
       {#rows "x64/4", kShared, rows, 1, 4}
 
-// The first one serves all GPUs, the others those of sm_90a.
+// The first one serves all GPUs, the others those of sm_90a. Tiles of 16 rows are for FP8 by FP8 alone.
 const Tactic kTactics[kNumTactics] = {
     {"stream", kStream, 16, 0, 1}, DLFP4_SHARED_TACTICS(32),  DLFP4_SHARED_TACTICS(64),
     DLFP4_SHARED_TACTICS(128),     DLFP4_SHARED_TACTICS(256), {"walk", kWalking, kWalkRows, 2, 1},
+    DLFP4_SHARED_TACTICS(16),
 };
 #undef DLFP4_SHARED_TACTICS
 
 namespace {
 
+int64_t count_steps(const ProductShape &shape) { return divide_up(shape.depth, stage_depth(shape.kind)); }
+
 bool fits(const Tactic &tactic, const ProductShape &shape) {
+  if (!serves(tactic, shape.kind)) return false;
   if (tactic.family != kShared) return true;
   const int64_t ways = int64_t{tactic.ranks} * (kConsumers / tactic.halves);
-  return ways <= divide_up(shape.depth, kBlockK) && divide_up(shape.rows, tactic.rows) <= UINT16_MAX;
+  return ways <= count_steps(shape) && divide_up(shape.rows, tactic.rows) <= UINT16_MAX;
 }
 
 // --- Microseconds ------------------------------------------------------------------------------
@@ -34,10 +38,16 @@ bool fits(const Tactic &tactic, const ProductShape &shape) {
 constexpr double kStart = 2.5;       // launch, first loads, last stores
 constexpr double kReadRate = 4.4e6;  // bytes of weights that arrive in a microsecond
 constexpr double kSharing = 2.5;     // of the walk: two blocks of threads exchange sums
+constexpr double kNextWave = 2.0;    // of bytes: first loads of blocks that start late
+constexpr double kExchange = 2.5;    // of bytes: what clusters wait for one another
 constexpr double kHalfTile = 1.1;    // of the walk: times what a tile of as many rows takes elsewhere
 
-// A block of K: copies, decoding and products for a tile.
-double time_of_step(int rows, int halves) { return 0.18 + 0.00085 * rows * halves; }
+// A stage of K: copies, decoding and products for a tile. Bytes are multiplied as they come.
+double time_of_step(int kind, int rows, int halves) {
+  constexpr double kByteRate = 8e4;  // of a multiprocessor, in a microsecond
+  if (is_prepared(kind)) return 0.18 + 0.00085 * rows * halves;
+  return std::max(0.06 + 0.00115 * rows * halves, stage_bytes(kind, rows, halves) / kByteRate);
+}
 
 // Sums through shared memory, of several blocks of threads or warpgroups into one, to y.
 double time_of_sums(int rows, int halves, bool are_shared) { return (are_shared ? 0.6 : 0) + 0.0084 * rows * halves; }
@@ -60,10 +70,15 @@ double time_of_stream(const ProductShape &shape) {
 double time_of_shared(const Tactic &tactic, const ProductShape &shape, int processors) {
   const int64_t blocks =
       divide_up(shape.columns, kColumnsOfHalf * tactic.halves) * divide_up(shape.rows, tactic.rows) * tactic.ranks;
-  const int64_t steps = divide_up(divide_up(shape.depth, kBlockK), tactic.ranks);
+  const int64_t steps = divide_up(count_steps(shape), tactic.ranks);
   const double sums = time_of_sums(tactic.rows, tactic.halves, tactic.ranks * (kConsumers / tactic.halves) > 1);
   const auto waves = static_cast<double>(divide_up(blocks, running_at_once(tactic.ranks, processors)));
-  return kStart + waves * (static_cast<double>(steps) * time_of_step(tactic.rows, tactic.halves) + sums);
+  const double work = waves * static_cast<double>(steps) * time_of_step(shape.kind, tactic.rows, tactic.halves);
+  if (is_prepared(shape.kind)) return kStart + work + waves * sums;
+  const double again = 0.5 * static_cast<double>(divide_up(shape.rows, tactic.rows) - 1);  // from the L2 cache
+  const double arrival =
+      (1 + again) * static_cast<double>(shape.columns) * static_cast<double>(shape.depth) / kReadRate;
+  return kStart + std::max(work, arrival) + waves * sums + (waves - 1) * kNextWave + (tactic.ranks > 1 ? kExchange : 0);
 }
 
 double time_of(const Tactic &tactic, const ProductShape &shape, int processors) {
@@ -73,14 +88,19 @@ double time_of(const Tactic &tactic, const ProductShape &shape, int processors) 
 
 }  // namespace
 
+bool serves(const Tactic &tactic, int kind) {
+  if (tactic.family == kStream) return is_prepared(kind);
+  return tactic.family == kWalking || (is_prepared(kind) ? tactic.rows > 16 : tactic.rows <= 128);
+}
+
 // Blocks work alone on all tiles, or on as many as each block gets equally often, whichever ends sooner.
 WalkPlan plan_walk(const ProductShape &shape, int processors) {
   const int rows = static_cast<int>(shape.rows), most = std::max(processors / kWalkRanks, 1) * kWalkRanks;
   WalkOrder order = {static_cast<int>(divide_up(shape.columns, kBlockRows)), walk_x_tiles(rows), 0, false};
   order.has_rest = rows > order.x_tiles * kWalkRows;
-  const int64_t steps = divide_up(shape.depth, kBlockK);
+  const int64_t steps = count_steps(shape);
   const auto time_of_rounds = [&](int64_t tiles, int64_t steps, int rows) {
-    return static_cast<double>(divide_up(tiles, most) * steps) * time_of_step(rows, 2);
+    return static_cast<double>(divide_up(tiles, most) * steps) * time_of_step(shape.kind, rows, 2);
   };
   const auto plan = [&](int alone) {
     order.alone = alone;

@@ -16,11 +16,14 @@ struct Tactic {
   int rows, halves, ranks;
 };
 
-constexpr int kNumTactics = 30;
+constexpr int kNumTactics = 37;
 extern const Tactic kTactics[kNumTactics];
 
+// Whether there are kernels of a tactic for a kind of product, a WeightKind or ByteKind.
+bool serves(const Tactic &tactic, int kind);
+
 struct ProductShape {
-  int kind;
+  int kind;  // a WeightKind or ByteKind
   int64_t rows, columns, depth;
 };
 

@@ -1,0 +1,358 @@
+// FP8 by FP8 as both lie, on sm_90a: the parts of the kernels for many rows (many_rows.cuh) that differ from those of
+// prepared weights.
+// Layout: a stage of the ring is 128 bytes of rows of x and of rows of weights, and the scales of both.
+// Trick: tensor cores keep some 14 bits of sums of FP8, so they add one stage only; the threads scale such sums and add
+// them to those of float32, while the tensor cores work for the other warpgroup. Few rows of x are the second operand
+// of wgmma, the weights the first; in a walk it is the other way around, so that a thread needs two scales of x and one
+// of weights.
+#ifndef DLFP4_SRC_PRODUCTS_CUDA_BYTES_CUH_
+#define DLFP4_SRC_PRODUCTS_CUDA_BYTES_CUH_
+
+#include "fragments.cuh"
+#include "params.h"
+#include "ring.cuh"
+
+namespace dlfp4 {
+namespace cuda {
+
+#ifdef DLFP4_HOPPER
+// --- Scales ------------------------------------------------------------------------------------
+
+// Where a lane finds its scales of `Lines` lines from `first` on.
+template <int Lines, ScaleOrder Order>
+class LaneScales {
+  static constexpr int kCount = Order == kOne ? 1 : (Lines + kWarpSize - 1) / kWarpSize;
+  const float *from_[kCount];
+  int64_t step_;
+
+ public:
+  __device__ LaneScales(const ByteScales &scales, int first, int lines) : step_(scales.block_stride) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const int line = min(first + line_of(i), lines - 1);  // what lies outside meets zeros, and is not stored
+      from_[i] = scales.data + line / scales.lines * scales.line_stride;
+    }
+  }
+
+  // Those of a block along K.
+  __device__ void copy(uint32_t to, int block) const {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+      if ((Order != kOne && Lines % kWarpSize == 0) || read_lane() < (Order == kOne ? 1 : Lines - i * kWarpSize))
+        copy_4(to + (Order == kTurned ? turned_place(Lines, line_of(i)) : line_of(i)) * 4, from_[i] + block * step_);
+  }
+
+ private:
+  __device__ static int line_of(int i) { return Order == kOne ? 0 : i * kWarpSize + read_lane(); }
+};
+
+// What a warp copies of the scales of a tile.
+template <int Rows, ScaleOrder OrderOfX, int Columns, ScaleOrder OrderOfWeights>
+class TileScales {
+  LaneScales<Rows, OrderOfX> of_x_;
+  LaneScales<Columns, OrderOfWeights> of_weights_;
+
+ public:
+  __device__ TileScales(const BytesParams &p, int first_row, int first_column)
+      : of_x_(p.of_x, first_row, p.product.rows), of_weights_(p.of_weights, first_column, p.product.columns) {}
+
+  __device__ void copy(uint32_t to, int block, uint32_t full) const {
+    of_x_.copy(to, block);
+    of_weights_.copy(to + line_scale_bytes(Rows), block);
+    arrive_after_copies(full);
+  }
+};
+
+// Lines that have one scale each.
+struct ScaledLines {
+  const ByteScales &scales;
+  int count, first;
+  __device__ float operator[](int line) const {
+    return __ldg(scales.data + min(first + line, count - 1) * scales.line_stride);
+  }
+};
+
+// A thread's place in its warpgroup: the first of its lines of the first operand (the other is eight further), and of
+// its pairs of the second.
+__device__ inline int line_of_thread() { return warp_of_group() * kTile + lane_of_warp() / 4; }
+__device__ inline int pair_of_thread() { return lane_of_warp() % 4 * 2; }
+
+// Sums of a warpgroup by the scales of its lines of the first operand, and those of `Lines` of the second.
+template <int Lines>
+__device__ inline void scale_lines(const ScaledLines &first, const ScaledLines &second, float *sums) {
+  const float of_first[2] = {first[line_of_thread()], first[line_of_thread() + 8]};
+#pragma unroll
+  for (int i = 0; i < Lines / 2; i += 4) {
+    const int line = i * 2 + pair_of_thread();
+    const float of_second[2] = {second[line], second[line + 1]};
+#pragma unroll
+    for (int k = 0; k < 4; ++k) sums[i + k] *= of_first[k >> 1] * of_second[k & 1];
+  }
+}
+
+// --- Multiplying -------------------------------------------------------------------------------
+
+// Where a warpgroup's operands and their scales lie in the first stage.
+struct Operands {
+  uint32_t first, second, first_scales, second_scales;
+};
+
+// A warpgroup's sums: 64 lines of the first operand by `Lines` of the second, in the order of Consumer's sums.
+// Warpgroups that take turns to start products do not wait at the same time: one adds sums while the other's are made.
+template <int Kind, bool FirstIsE5m2, bool SecondIsE5m2, ScaleOrder OrderOfFirst, ScaleOrder OrderOfSecond,
+          bool TakesTurns>
+class BytesProducts {
+ public:
+  static constexpr int kReleases = kWarpgroup / kWarpSize;  // of a stage: each warp has read its scales
+
+  __device__ BytesProducts(const Ring<Kind> &ring, const Operands &at, int first_bytes, int second_bytes, int turn)
+      : ring_(ring), at_(at), first_bytes_(first_bytes), second_bytes_(second_bytes), turn_(turn) {
+    if (OrderOfFirst == kInOrder) at_.first_scales += line_of_thread() * 4;
+  }
+
+  // Of a stage one part after another: 64 lines of the first operand, `lines_apart`.
+  template <int Lines, int Parts>
+  __device__ void multiply(const Blocks &blocks, int lines_apart, float (&sums)[Parts][Lines / 2]) {
+#pragma unroll
+    for (int i = 0; i < Parts * Lines / 2; ++i) sums[i / (Lines / 2)][i % (Lines / 2)] = 0;
+    for (int block = blocks.first; block < blocks.count; block += blocks.by) {
+      wait_for(ring_.full + 8 * turn_.stage, turn_.phase);
+#pragma unroll
+      for (int part = 0; part < Parts; ++part) multiply_part<Lines>(part * lines_apart, sums[part]);
+      __syncwarp();
+      if (lane_of_warp() == 0) arrive(ring_.empty + 8 * turn_.stage);
+      turn_.advance(blocks.by, ring_.stages);
+    }
+  }
+
+ private:
+  template <int Lines>
+  __device__ void multiply_part(int line, float (&sums)[Lines / 2]) const {
+    const uint64_t first = describe_rows(at_.first + turn_.stage * first_bytes_ + line * kBoxBytes);
+    const uint64_t second = describe_rows(at_.second + turn_.stage * second_bytes_);
+    float products[Lines / 2];
+    if constexpr (TakesTurns) wait_for_turn(warpgroup() - 1);
+    begin_products();
+#pragma unroll
+    for (int i = 0; i < kBoxBytes / 32; ++i)
+      multiply_bytes<FirstIsE5m2, SecondIsE5m2, Lines>(products, first + 2 * i, second + 2 * i, i > 0);
+    commit_products();
+    if constexpr (TakesTurns) give_turn(warpgroup() & 1);  // the other's
+    float of_first[2] = {1, 1};
+    if constexpr (has_scales(Kind)) load_scales(line, of_first);
+    wait_for_products<0>();
+#pragma unroll
+    for (float &product : products) asm volatile("" : "+f"(product)::"memory");
+    if constexpr (has_scales(Kind) && OrderOfSecond == kTurned) {
+      add_scaled<Lines>(products, of_first, sums);
+    } else {
+#pragma unroll
+      for (int i = 0; i < Lines / 2; ++i)
+        sums[i] += has_scales(Kind) ? products[i] * of_first[i >> 1 & 1] : products[i];
+    }
+  }
+
+  // Of the first operand, times the one of the second where that has one.
+  __device__ void load_scales(int line, float (&of_first)[2]) const {
+    const uint32_t of_stage = turn_.stage * ring_.scale_bytes, first = at_.first_scales + of_stage + line * 4;
+    of_first[0] = load_shared_float(OrderOfFirst == kOne ? at_.first_scales + of_stage : first);
+    of_first[1] = OrderOfFirst == kOne ? of_first[0] : load_shared_float(first + 8 * 4);
+    if constexpr (OrderOfSecond == kOne) {
+      const float of_second = load_shared_float(at_.second_scales + of_stage);
+      of_first[0] *= of_second, of_first[1] *= of_second;
+    }
+  }
+
+  template <int Lines>
+  __device__ void add_scaled(const float (&products)[Lines / 2], const float (&of_first)[2],
+                             float (&sums)[Lines / 2]) const {
+    const uint32_t from =
+        at_.second_scales + turn_.stage * ring_.scale_bytes + lane_of_warp() % 4 * turned_pitch(Lines) * 4;
+#pragma unroll
+    for (int i = 0; i < Lines / 2; i += 8) {
+      float scales[4];
+      load_shared_16(from + i * 2, true, scales);
+#pragma unroll
+      for (int k = 0; k < 4; ++k)
+        if (OrderOfFirst == kOne) scales[k] *= of_first[0];
+#pragma unroll
+      for (int k = 0; k < 8; ++k) {
+        const float of_second = scales[k / 4 * 2 + (k & 1)];
+        sums[i + k] += products[i + k] * (OrderOfFirst == kOne ? of_second : of_first[k >> 1 & 1] * of_second);
+      }
+    }
+  }
+
+  const Ring<Kind> &ring_;
+  Operands at_;
+  const int first_bytes_, second_bytes_;  // of a stage
+  Turn turn_;
+};
+
+// With weights as the first operand, where a block of threads has one tile: 64 of them a warpgroup.
+template <int Kind, int Types>
+class BytesConsumer {
+  using Products =
+      BytesProducts<Kind, is_e5m2(Types), x_is_e5m2(Types), has_scales_of_rows(Kind) ? kInOrder : kOne, kTurned, false>;
+  Products products_;
+
+ public:
+  static constexpr int kReleases = Products::kReleases;
+
+  __device__ BytesConsumer(const Ring<Kind> &ring, const ProductParams &, int half, int first)
+      : products_(
+            ring,
+            {ring.weights + half * (kColumnsOfHalf * kBoxBytes), ring.x,
+             ring.scales + line_scale_bytes(ring.rows) + (has_scales_of_rows(Kind) ? half * kColumnsOfHalf * 4 : 0),
+             ring.scales},
+            ring.weight_bytes, ring.x_bytes, first) {}
+
+  template <int Rows>
+  __device__ void multiply(const Blocks &blocks, float (&sums)[Rows / 2]) {
+    products_.template multiply<Rows, 1>(blocks, 0, reinterpret_cast<float (&)[1][Rows / 2]>(sums));
+  }
+};
+
+// --- Tiles of a walk ---------------------------------------------------------------------------
+
+// With x as the first operand: a warpgroup has 64 rows of each half of a tile.
+template <int Kind, int Types>
+class BytesTile {
+  static constexpr int kHalfRows = kWalkRows / 2, kRows = kHalfRows / kConsumers, kSums = kBlockRows / 2;
+  static constexpr bool kTakesTurns = has_scales(Kind);  // sums without scales are added too fast to gain by it
+  static_assert(kRows == 64, "");
+  using Place = WalkOrder::Place;
+  const BytesParams &p_;
+  const ProductParams &q_;
+  BytesProducts<Kind, x_is_e5m2(Types), is_e5m2(Types), kInOrder, has_scales_of_rows(Kind) ? kTurned : kOne,
+                kTakesTurns>
+      products_;
+  const Finish finish_;
+
+ public:
+  static constexpr int kSyncs = 8;  // of the cluster, for a shared tile
+
+  __device__ BytesTile(const BytesParams &p, const Ring<Kind> &ring)
+      : p_(p),
+        q_(p.product),
+        products_(ring,
+                  {ring.x + group() * (kRows * kBoxBytes), ring.weights, ring.scales + group() * (kRows * 4),
+                   ring.scales + line_scale_bytes(kWalkRows)},
+                  ring.x_bytes, ring.weight_bytes, 0),
+        finish_(q_) {
+    if (kTakesTurns && group() == 1) give_turn(0);
+  }
+
+  __device__ void end() const {
+    if (kTakesTurns && group() == 0) wait_for_turn(0);  // that the other has given last
+    wait_for_stores();                                  // they read this block's memory, which ends with it
+  }
+
+  __device__ void rest(const Place &place) {
+    float sums[1][kSums];
+    products_.template multiply<kBlockRows>({q_.blocks, 0, 1}, kHalfRows, sums);
+    store(sums[0], place, 0);
+  }
+
+  __device__ void whole(const WalkOrder &order, int tile) {
+    float sums[2][kSums];
+    products_.template multiply<kBlockRows>({q_.blocks, 0, 1}, kHalfRows, sums);
+    asm volatile("" : "+r"(tile));  // the place is found here, so that it takes no registers from the sums
+    store(sums[0], order.place_of(tile), 0);
+    store(sums[1], order.place_of(tile), 1);
+  }
+
+  // Each block of the cluster gets the sums of the half that it stores, a quarter at a time, in its memory for results.
+  __device__ void shared(const Place &place, int blocks, int rank) {
+    constexpr int kStride = kWarpgroup * 16, kQuarter = kSums / 4;
+    static_assert(kQuarter / 4 * kStride * kConsumers <= staging_bytes(Kind), "");
+    float sums[2][kSums];
+    products_.template multiply<kBlockRows>({blocks, 0, 1}, kHalfRows, sums);
+    const uint32_t here = staging() + threadIdx.x % kWarpgroup * 16, there = address_at_rank(here, rank ^ 1);
+    float own[kSums];
+    wait_for_stores();
+#pragma unroll
+    for (int quarter = 0; quarter < 4; ++quarter) {
+      sync_cluster();
+#pragma unroll
+      for (int i = 0; i < kQuarter / 4; ++i) {
+        float others[4];
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          const int at = quarter * kQuarter + i * 4 + k;
+          own[at] = rank ? sums[1][at] : sums[0][at];
+          others[k] = rank ? sums[0][at] : sums[1][at];
+        }
+        store_to_cluster(there + i * kStride, make_float4(others[0], others[1], others[2], others[3]));
+      }
+      sync_cluster();
+#pragma unroll
+      for (int i = 0; i < kQuarter / 4; ++i) {
+        uint32_t others[4];
+        load_shared_16(here + i * kStride, others);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) own[quarter * kQuarter + i * 4 + k] += __uint_as_float(others[k]);
+      }
+    }
+    store(own, place, rank);
+  }
+
+ private:
+  __device__ static int group() { return warpgroup() - 1; }
+  __device__ static uint32_t staging() {
+    return shared_address(shared_memory) + group() * (staging_bytes(Kind) / kConsumers);
+  }
+
+  // This warpgroup's rows of a half of a tile.
+  __device__ void store(float *sums, const Place &place, int half) const {
+    const int row = place.first_row + half * kHalfRows + group() * kRows, column = place.row_block * kBlockRows;
+    if constexpr (Kind == kBytesByLine)
+      scale_lines<kBlockRows>({p_.of_x, q_.rows, row}, {p_.of_weights, q_.columns, column}, sums);
+    if (p_.maps_y) {
+      store_by_copy(sums, row, column);
+      store_by_copy(sums + kSums / 2, row, column + kColumnsOfHalf);
+    } else {
+      store_each(sums, row, column);
+    }
+  }
+
+  __device__ void store_each(const float *sums, int first_row, int first_column) const {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      const int row = first_row + line_of_thread() + (i >> 1 & 1) * 8;
+      const int column = first_column + i / 4 * 8 + pair_of_thread() + (i & 1);
+      if (row < q_.rows && column < q_.columns) store_result(q_, row, column, finish_(sums[i]));
+    }
+  }
+
+  // 64 columns, through shared memory.
+  __device__ void store_by_copy(const float *sums, int first_row, int column) const {
+    constexpr int kRowBytes = kColumnsOfHalf * 2;
+    const int lane = lane_of_warp(), row = warp_of_group() * kTile + lane % 16;
+    const uint32_t from = staging(), to = from + row * kRowBytes;
+    wait_for_stores();
+    sync_consumer(group());
+#pragma unroll
+    for (int sixteen = 0; sixteen < kColumnsOfHalf / 16; ++sixteen) {
+      const float *own = sums + sixteen * 8;
+      uint32_t pairs[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) pairs[i] = round_pair(finish_(own[2 * i]), finish_(own[2 * i + 1]), q_.y_is_half);
+      const int eight = sixteen * 2 + lane / 16;
+      store_matrices(to + (eight ^ (row & 7)) * 16, pairs);  // as the copy expects it swizzled
+    }
+    publish_writes();
+    sync_consumer(group());
+    if (threadIdx.x % kWarpgroup == 0) {
+      store_box(&p_.y, column, first_row, from);
+      commit_stores();
+    }
+    __syncwarp();
+  }
+};
+#endif  // DLFP4_HOPPER
+
+}  // namespace cuda
+}  // namespace dlfp4
+
+#endif  // DLFP4_SRC_PRODUCTS_CUDA_BYTES_CUH_
