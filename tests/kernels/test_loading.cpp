@@ -17,6 +17,7 @@
 #include "products/cuda/few_rows.h"
 #include "products/cuda/params.h"
 #include "products/cuda/product_kernels.h"
+#include "products/cuda/tactics.h"
 #include "rules/formats.h"
 #include "support.h"
 
@@ -371,10 +372,38 @@ void test_products() {
     check(row.has_all ? count > 1 : count == 1 && tactics[0] == 0, "what is offered", row.name);
     for (int tactic = 0; tactic < all; ++tactic) {
       const int before = launches, status = dlfp4_cuda_multiply(row.device, 0, &product, tactic);
+      if (!serves(kTactics[tactic], kNvfp4)) {
+        check(status <= -DLFP4_CUDA_REFUSED && launches == before, "a tactic of FP8", row.name);
+        continue;
+      }
       const bool is_there = row.has_all || tactic == 0;
       check(status == (is_there ? 0 : kNoBinary) && launches == before + is_there, "a product", row.name);
     }
   }
+}
+
+// Those of FP8 are for sm_90a alone, by the tactics that it has and with the scales that they need.
+void test_products_of_bytes() {
+  static const float scale = 1;
+  dlfp4_cuda_bytes_product product = {};
+  product.rows = 64;
+  product.columns = product.depth = product.x.stride = product.w.stride = product.y_stride = 512;
+  product.y_bytes = 2;
+  for (int lines : {0, 1, 128})
+    for (int device : {int{kServed}, int{kUnserved}})
+      for (int tactic = 0; tactic < kNumTactics; ++tactic) {
+        product.x.scale_lines = lines > 0;
+        product.w.scale_lines = lines;
+        product.x.scale_step = product.w.scale_step = lines > 0;
+        product.x.scales = product.w.scales = lines > 0 ? &scale : nullptr;
+        const int before = launches, status = dlfp4_cuda_multiply_bytes(device, 0, &product, tactic);
+        const bool is_there = device == kUnserved && serves(kTactics[tactic], kBytes);
+        check(launches == before + is_there, "a product of FP8", kTactics[tactic].name);
+        check(serves(kTactics[tactic], kBytes) ? status == (is_there ? 0 : kNoBinary) : status <= -DLFP4_CUDA_REFUSED,
+              "its status", kTactics[tactic].name);
+      }
+  product.x.scales = nullptr;
+  check(dlfp4_cuda_multiply_bytes(kUnserved, 0, &product, 1) <= -DLFP4_CUDA_REFUSED, "one side without scales", "FP8");
 }
 
 // What a block of threads has lies in the shared memory that it asks for, and blocks reach all of y.
@@ -433,6 +462,7 @@ int main() {
   test_names_of_images();
   test_devices_beyond_the_table();
   test_products();
+  test_products_of_bytes();
   test_shapes_of_stream();
   return report();
 }

@@ -82,7 +82,7 @@ void test_walk(const ProductShape &shape, int processors) {
   check(each_once, "each half tile once", detail);
   const int shared = plan.order.tiles() - plan.order.alone;
   check(count.sharers == shared * kWalkRanks, "all blocks of threads of a shared tile run", detail);
-  check(shared == 0 || shape.depth > kBlockK, "a shared tile has two blocks along K", detail);
+  check(shared == 0 || shape.depth > stage_depth(shape.kind), "a shared tile has two blocks along K", detail);
 }
 
 // What is checked of shared tiles says nothing if there are none.
@@ -106,15 +106,19 @@ void test_tactics(const ProductShape &shape, int processors) {
   for (int i = 0; i < count; ++i) {
     const Tactic &tactic = kTactics[numbers[i]];
     const int64_t ways = tactic.family == kShared ? tactic.ranks * (kConsumers / tactic.halves) : 1;
-    check(ways <= (shape.depth + kBlockK - 1) / kBlockK, "each part of K has a block", detail);
+    check(ways <= (shape.depth + stage_depth(shape.kind) - 1) / stage_depth(shape.kind), "each part of K has a block",
+          detail);
   }
-  check(find_tactics(shape, processors, false, numbers, kNumTactics) == 1 && kTactics[numbers[0]].family == kStream,
-        "the kernel for every GPU", detail);
+  const int everywhere = find_tactics(shape, processors, false, numbers, kNumTactics);
+  if (is_prepared(shape.kind))
+    check(everywhere == 1 && kTactics[numbers[0]].family == kStream, "the kernel for every GPU", detail);
+  else
+    check(everywhere == 0, "FP8 has kernels for sm_90a alone", detail);
 }
 
 // A warpgroup waits for every use of its stages, and may have the next block on its way while it multiplies one.
 void test_stages(const Tactic &tactic, int kind, int blocks) {
-  const int staging = tactic.family == kWalking ? kStaging : 0, takers = kConsumers / tactic.halves;
+  const int staging = tactic.family == kWalking ? staging_bytes(kind) : 0, takers = kConsumers / tactic.halves;
   const int stages = ring_stages(kind, tactic.rows, tactic.halves, blocks, staging);
   const int of_each = (blocks + takers - 1) / takers;
   snprintf(detail, sizeof(detail), "%s, kind %d, %d blocks: %d stages", tactic.name, kind, blocks, stages);
@@ -152,13 +156,16 @@ int main() {
     for (int64_t rows : kRows)
       for (int64_t columns : kColumns)
         for (int64_t depth : kDepths) {
-          const ProductShape shape = {kNvfp4, rows, columns, depth};
-          test_walk(shape, processors);
-          test_tactics(shape, processors);
+          for (int kind : {int{kNvfp4}, int{kBytesByBlock}}) {
+            const ProductShape shape = {kind, rows, columns, depth};
+            test_walk(shape, processors);
+            test_tactics(shape, processors);
+          }
         }
   for (const Tactic &tactic : kTactics)
-    for (int kind = 0; kind < kNumWeightKinds; ++kind)
-      for (int blocks = 1; tactic.family != kStream && blocks <= 64; ++blocks) test_stages(tactic, kind, blocks);
+    for (int kind = 0; kind < kNumProductKinds; ++kind)
+      for (int blocks = 1; tactic.family != kStream && serves(tactic, kind) && blocks <= 64; ++blocks)
+        test_stages(tactic, kind, blocks);
   test_shared_tiles();
   test_guesses();
   return report();

@@ -346,7 +346,7 @@ def test_backends_of_a_machine(monkeypatch):
 
 def test_backends():
     told = dlfp4.backends()
-    assert sorted(told) == ["cpu", "cuda", "flashinfer", "scaled_mm", "torch"]
+    assert sorted(told) == ["cpu", "cuda", "cuda_fp8", "flashinfer", "scaled_mm", "torch"]
     assert [reason is None for reason in told.values()] == sorted([reason is None for reason in told.values()])[::-1]
     w = dlfp4.quantize(values((32, 64), 1), "nvfp4")
     assert dlfp4.backends(values((2, 64)), w.mT)["cpu"] is None
@@ -373,7 +373,7 @@ def test_every_reason_is_told():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"backend": "abacus"}, ValueError, "expected 'auto' or one of cpu, cuda, torch"),
+        ({"backend": "abacus"}, ValueError, "expected 'auto' or one of cpu, cuda, cuda_fp8, torch"),
         ({"activation": "int4"}, ValueError, "expected None or 'int8'"),
         ({"out_dtype": "float8_e4m3fn"}, TypeError, "expected one of float32"),
         ({"stream": 1}, ValueError, "host memory has no streams"),

@@ -3,7 +3,7 @@
 #define DLFP4_SRC_PRODUCTS_CUDA_PRODUCT_KERNELS_H_
 
 #include "gpu/keys.h"
-#include "prepared.h"
+#include "many_rows.h"
 
 namespace dlfp4 {
 namespace cuda {
