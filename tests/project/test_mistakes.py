@@ -115,7 +115,7 @@ MISTAKES = {
     "no such backend": (
         lambda: dlfp4.matmul(X, W.mT, backend="blas"),
         ValueError,
-        "backend='blas': expected 'auto' or one of cpu, cuda, torch, scaled_mm, flashinfer",
+        "backend='blas': expected 'auto' or one of cpu, cuda, cuda_fp8, torch, scaled_mm, flashinfer",
     ),
     "no such activation": (
         lambda: dlfp4.matmul(X, W.mT, activation="int4"),
