@@ -78,6 +78,18 @@ def run_kernels(session: nox.Session, folder: Path, *launcher: str, **env: str) 
         session.run(*launcher, str(folder / test.stem), external=True, env=env)
 
 
+def run_installed(session: nox.Session, folder: Path) -> None:
+    """Install a build, move it, and have a project of C programs find it there, link both libraries and run."""
+    prefix, moved, consumer = (folder.parent / name for name in ("prefix", "moved", "consumer"))
+    for old in (prefix, moved, consumer):
+        shutil.rmtree(old, ignore_errors=True)
+    session.run("cmake", "--install", str(folder), "--prefix", str(prefix))
+    prefix.rename(moved)
+    session.run("cmake", "-S", "tests/library", "-B", str(consumer), f"-DCMAKE_PREFIX_PATH={moved}")
+    session.run("cmake", "--build", str(consumer))
+    session.run("ctest", "--test-dir", str(consumer), "--output-on-failure", "--no-tests=error")
+
+
 @nox.session(python=list(EXTRAS))
 def test(session: nox.Session) -> None:
     """Run the Python tests; arguments go to pytest. CUDA kernels and arithmetic do not depend on Python: see FULL."""
@@ -163,6 +175,7 @@ def kernels(session: nox.Session) -> None:
     folder = Path(session.create_tmp()) / "build"
     build_kernels(session, folder)
     run_kernels(session, folder)
+    run_installed(session, folder)
 
 
 @nox.session
@@ -184,6 +197,8 @@ def sanitize(session: nox.Session) -> None:
         "LD_PRELOAD": " ".join(libraries),
         "ASAN_OPTIONS": "detect_leaks=0",  # the interpreter itself leaves memory behind
         "PYTHONMALLOC": "malloc",  # so that every object has its own red zones
+        "CFLAGS": flags,  # of programs that tests link to the library
+        "CXXFLAGS": flags,
     }
     # Reports come from below Python and end the process: they must get past pytest's capture.
     session.run("pytest", "--capture=sys", *session.posargs, env=env)

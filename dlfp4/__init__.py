@@ -28,7 +28,7 @@ from dlfp4._core import (
     vecdot,
 )
 from dlfp4.autotune import autotune
-from dlfp4.config import show_config
+from dlfp4.config import get_cmake_dir, get_library_dir, show_config
 from dlfp4.files import get_include
 from dlfp4.formats import Format, Recipe
 from dlfp4.frameworks.base import RefusedError
@@ -65,7 +65,9 @@ __all__ = [
     "empty",
     "formats",
     "from_dlpack",
+    "get_cmake_dir",
     "get_include",
+    "get_library_dir",
     "get_num_threads",
     "grouped_matmul",
     "matmul",

@@ -1,4 +1,4 @@
-"""``python -m dlfp4 info | matrix | quantize | convert | inspect | bench``."""
+"""``python -m dlfp4 info | config | matrix | quantize | convert | inspect | bench``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import dlfp4
-from dlfp4 import checkpoints, frameworks, matrix
+from dlfp4 import checkpoints, config, frameworks, matrix
 from dlfp4.checkpoints import commands, converting
 from dlfp4.formats import RECIPES
 
@@ -28,6 +28,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m dlfp4", description=dlfp4.__doc__)
     parsers = parser.add_subparsers(dest="command")
     parsers.add_parser("info", help="how dlfp4 was built, and what this machine has")
+    flags = parsers.add_parser("config", help="what compiling and linking C and C++ against libdlfp4 takes")
+    for name, what in (("cflags", "for compilers"), ("libs", "for linkers"), ("cmakedir", "CMake's dlfp4_DIR")):
+        flags.add_argument(f"--{name}", action="append_const", dest="names", const=name, help=what)
     tried = parsers.add_parser("matrix", help="try every installed framework and element type, both ways")
     tried.add_argument("--json", action="store_true", help="print JSON instead of a table")
     tried.add_argument("--framework", action="append", choices=frameworks.NAMES, help="only this one (repeatable)")
@@ -47,6 +50,9 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     if options.command == "info":
         dlfp4.show_config()
+        return 0
+    if options.command == "config":
+        print(*(config.build_flags()[name] for name in options.names or config.build_flags()), sep="\n")
         return 0
     if options.command == "bench":
         return run_benchmarks(options.name)

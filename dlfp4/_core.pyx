@@ -116,10 +116,7 @@ cdef extern from *:
     object array_base(cnp.ndarray)
     object new_array(object, int, const int64_t *, const cnp.npy_intp *, void *, int)
 
-cdef extern from *:
-    const char *DLFP4_VERSION
-
-__version__ = DLFP4_VERSION.decode()
+__version__ = dlfp4_version().decode()
 
 cnp.import_array()
 

@@ -56,6 +56,8 @@ cdef extern from "rules/layouts.h" nogil:
 
 
 cdef extern from "dlfp4/dlfp4.h" nogil:
+    const char *dlfp4_version()
+
     ctypedef int dlfp4_status
     enum:
         DLFP4_OK

@@ -1,10 +1,11 @@
 """What this build of dlfp4 is and what machine it runs on."""
 
+import os
 import platform
 import sys
 from importlib import metadata
 
-from dlfp4 import frameworks
+from dlfp4 import _core, frameworks
 from dlfp4._core import __version__, cpu_isa, cuda_available, cuda_image, get_num_threads
 from dlfp4.files import get_include
 
@@ -24,3 +25,26 @@ def show_config() -> None:
     }
     for name, value in rows.items():
         print(f"{name:18}{value}")
+
+
+def get_library_dir() -> str:
+    """The folder of ``libdlfp4.so``, the library that this package itself runs on, for linkers and loaders."""
+    return os.path.join(os.path.dirname(_core.__file__), "lib")
+
+
+def get_cmake_dir() -> str:
+    """The folder to give CMake as ``dlfp4_DIR`` for ``find_package(dlfp4)``."""
+    return os.path.join(get_library_dir(), "cmake", "dlfp4")
+
+
+def build_flags() -> dict[str, str]:
+    """What ``python -m dlfp4 config`` prints, by option: arguments for compilers, linkers and CMake.
+
+    With those for linkers a program also finds the library where the package lies when it runs.
+    """
+    folder = get_library_dir()
+    return {
+        "cflags": f"-I{get_include()}",
+        "libs": f"-L{folder} -ldlfp4 -Wl,-rpath,{folder}",
+        "cmakedir": get_cmake_dir(),
+    }

@@ -9,9 +9,26 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* The version of these declarations; dlfp4_version() is that of the library. CMake and the Python package take it from
+ * here. */
+#define DLFP4_VERSION_MAJOR 0
+#define DLFP4_VERSION_MINOR 1
+#define DLFP4_VERSION_PATCH 0
+#define DLFP4_VERSION_NUMBER (DLFP4_VERSION_MAJOR * 10000 + DLFP4_VERSION_MINOR * 100 + DLFP4_VERSION_PATCH)
+
+/* What the shared library exports. */
+#if defined(__GNUC__) && !defined(__CUDACC_RTC__)
+#define DLFP4_API __attribute__((visibility("default")))
+#else
+#define DLFP4_API
+#endif
+
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* The version of the library: "0.1.0". */
+DLFP4_API const char *dlfp4_version(void);
 
 typedef enum {
   DLFP4_OK = 0,
@@ -55,12 +72,13 @@ typedef struct {
 /* dst[i] = src[i] in dst's type, for every index i. Equal types move bits (this is also pack, unpack and copy);
  * different ones must both be floating-point. `options` may be NULL: nearest even, saturating.
  * src and dst may be the same memory only where every element keeps its byte (equal item sizes and strides). */
-dlfp4_status dlfp4_convert(const dlfp4_view *src, const dlfp4_view *dst, const dlfp4_convert_options *options);
+DLFP4_API dlfp4_status dlfp4_convert(const dlfp4_view *src, const dlfp4_view *dst,
+                                     const dlfp4_convert_options *options);
 
 /* --- Block scaling ------------------------------------------------------------------------------------------- */
 
 /* A format is a row of formats.def; dlfp4_find_format gives its number, or -1. */
-int dlfp4_find_format(const char *name);
+DLFP4_API int dlfp4_find_format(const char *name);
 
 /* How the exponent of a power-of-two scale follows from a block's largest magnitude a; emax and max are the element
  * type's largest exponent and value: floor(log2 a) - emax (OCP MX v1.0, 6.3), ceil(log2(a / max)) of the exact
@@ -150,31 +168,31 @@ typedef struct {
 enum { DLFP4_ROTATED = 1 << 16 };
 
 /* The rotation whose signs a seed draws. */
-uint32_t dlfp4_rotation(uint64_t seed);
+DLFP4_API uint32_t dlfp4_rotation(uint64_t seed);
 
 /* The tensor's scale from its elements (formats with a scale of the whole tensor), or from a decode scale. Rotated
  * elements are those along rows of x. */
-dlfp4_status dlfp4_find_tensor_scale(const dlfp4_matrix *x, int format, const dlfp4_recipe *recipe, uint32_t rotation,
-                                     dlfp4_tensor_scale *scale);
-dlfp4_tensor_scale dlfp4_given_tensor_scale(float decode);
+DLFP4_API dlfp4_status dlfp4_find_tensor_scale(const dlfp4_matrix *x, int format, const dlfp4_recipe *recipe,
+                                               uint32_t rotation, dlfp4_tensor_scale *scale);
+DLFP4_API dlfp4_tensor_scale dlfp4_given_tensor_scale(float decode);
 
 /* `along_rows` has a line a row of x, `along_columns` a line a column; either may be NULL. `scale` is that of the whole
  * tensor, for the formats that have one. Lines whose last block is incomplete are completed with zeros where
  * blocks->length says so, and otherwise only taken by formats with float32 scales. Lines that are rotated are those of
  * one direction: each has a scale of the whole tensor of its own. */
-dlfp4_status dlfp4_quantize(const dlfp4_matrix *x, int format, const dlfp4_recipe *recipe,
-                            const dlfp4_tensor_scale *scale, const dlfp4_blocks *along_rows,
-                            const dlfp4_blocks *along_columns);
+DLFP4_API dlfp4_status dlfp4_quantize(const dlfp4_matrix *x, int format, const dlfp4_recipe *recipe,
+                                      const dlfp4_tensor_scale *scale, const dlfp4_blocks *along_rows,
+                                      const dlfp4_blocks *along_columns);
 
 /* Row i of the result is line i of q; the result's strides may be any. `decode` is the tensor's scale (1: none). */
-dlfp4_status dlfp4_dequantize(const dlfp4_blocks *q, int format, float decode, const dlfp4_matrix *result);
+DLFP4_API dlfp4_status dlfp4_dequantize(const dlfp4_blocks *q, int format, float decode, const dlfp4_matrix *result);
 
 /* A matrix of scales of `itemsize` bytes from one layout to another. `fill` is the byte of the padding. */
-dlfp4_status dlfp4_convert_scales(const void *src, int src_layout, void *dst, int dst_layout, int64_t rows,
-                                  int64_t columns, int itemsize, uint8_t fill);
+DLFP4_API dlfp4_status dlfp4_convert_scales(const void *src, int src_layout, void *dst, int dst_layout, int64_t rows,
+                                            int64_t columns, int itemsize, uint8_t fill);
 
 /* AITER's (16, 16) shuffle of a row-major matrix of bytes; `back` undoes it. src and dst are different memory. */
-dlfp4_status dlfp4_shuffle_weight(const void *src, void *dst, int64_t rows, int64_t columns, int back);
+DLFP4_API dlfp4_status dlfp4_shuffle_weight(const void *src, void *dst, int64_t rows, int64_t columns, int back);
 
 /* --- What a conversion changes: see ScaledTensor.to ---------------------------------------------------------- */
 
@@ -186,14 +204,15 @@ typedef struct {
 
 /* For each block its largest change and the largest finite magnitude that it had before. Infinities and NaN that stayed
  * are no change; one that came or went is an infinite one. `joins`: numbers that are there already count as well. */
-dlfp4_status dlfp4_find_changes(const dlfp4_grid *grid, const float *before, const float *after, float *changes,
-                                float *sizes, int joins);
+DLFP4_API dlfp4_status dlfp4_find_changes(const dlfp4_grid *grid, const float *before, const float *after,
+                                          float *changes, float *sizes, int joins);
 
 typedef struct {
   uint64_t changed; /* blocks */
   double largest;   /* change of an element over the largest magnitude of its block */
 } dlfp4_changes;
-dlfp4_status dlfp4_sum_up_changes(const float *changes, const float *sizes, int64_t blocks, dlfp4_changes *result);
+DLFP4_API dlfp4_status dlfp4_sum_up_changes(const float *changes, const float *sizes, int64_t blocks,
+                                            dlfp4_changes *result);
 
 /* Blocks as they are stored: `code_bytes` of each row of a block next to one another, whole blocks; a byte of scale
  * each; and what they decode to. */
@@ -203,8 +222,8 @@ typedef struct {
 } dlfp4_stored;
 
 /* Replaces each block by the other one where the sum of its squared errors is smaller; NaN is no error. */
-dlfp4_status dlfp4_take_better(const dlfp4_grid *grid, const float *exact, int64_t code_bytes, const dlfp4_stored *best,
-                               const dlfp4_stored *other);
+DLFP4_API dlfp4_status dlfp4_take_better(const dlfp4_grid *grid, const float *exact, int64_t code_bytes,
+                                         const dlfp4_stored *best, const dlfp4_stored *other);
 
 /* --- Products ------------------------------------------------------------------------------------------------ */
 
@@ -226,14 +245,14 @@ typedef struct {
  * otherwise |error| <= max(length, 16) * 2^-24 * sum |a b|, where inputs and products below 2^-126 may count as zero.
  * Scales of blocks may be applied to the sums of these: what holds for products then holds for products of elements
  * alone, which must not overflow either. */
-dlfp4_status dlfp4_vecdot(const dlfp4_lines *a, const dlfp4_lines *b, int64_t lines, int64_t length, float *result,
-                          int64_t stride);
+DLFP4_API dlfp4_status dlfp4_vecdot(const dlfp4_lines *a, const dlfp4_lines *b, int64_t lines, int64_t length,
+                                    float *result, int64_t stride);
 
 /* The same over lines of several axes, in row-major order, into compact memory: `shape` has the extents of `ndim` axes,
  * at least one, and each side's strides the step in lines along each; first and step of the sides are 0. */
-dlfp4_status dlfp4_vecdot_axes(const dlfp4_lines *a, const int64_t *strides_of_a, const dlfp4_lines *b,
-                               const int64_t *strides_of_b, int ndim, const int64_t *shape, int64_t length,
-                               float *result);
+DLFP4_API dlfp4_status dlfp4_vecdot_axes(const dlfp4_lines *a, const int64_t *strides_of_a, const dlfp4_lines *b,
+                                         const int64_t *strides_of_b, int ndim, const int64_t *shape, int64_t length,
+                                         float *result);
 
 /* How the lines of `a` are read: as they are, or, floats that are multiplied with FP4, rounded to int8 in blocks of 32
  * with a scale each (largest magnitude / 127), which is faster and not exact. */
@@ -247,10 +266,10 @@ typedef struct {
 /* result(i, j) = alpha * the sum of a(i, k) * b(j, k) over k < length, for the result's rows i and columns j, rounded
  * to its type. Elements are floats; the bound is that of dlfp4_vecdot, and one rounding. `workspace` is memory of
  * dlfp4_matmul_workspace bytes, of any alignment; -1 where dlfp4_matmul will refuse. */
-int64_t dlfp4_matmul_workspace(const dlfp4_lines *a, const dlfp4_lines *b, int64_t length, const dlfp4_matrix *result,
-                               const dlfp4_matmul_options *options);
-dlfp4_status dlfp4_matmul(const dlfp4_lines *a, const dlfp4_lines *b, int64_t length, const dlfp4_matrix *result,
-                          const dlfp4_matmul_options *options, void *workspace);
+DLFP4_API int64_t dlfp4_matmul_workspace(const dlfp4_lines *a, const dlfp4_lines *b, int64_t length,
+                                         const dlfp4_matrix *result, const dlfp4_matmul_options *options);
+DLFP4_API dlfp4_status dlfp4_matmul(const dlfp4_lines *a, const dlfp4_lines *b, int64_t length,
+                                    const dlfp4_matrix *result, const dlfp4_matmul_options *options, void *workspace);
 
 /* Rows that are divided among experts, in their order: expert e has the routed rows from ends[e - 1] (0 for the first)
  * up to ends[e], and lines of b whose numbers are greater by e * step than those of the first expert. ends do not
@@ -266,25 +285,25 @@ typedef struct {
 /* The product of dlfp4_matmul by each expert, with the same bits; routed rows beyond the last end are zero. With
  * scatter, row i of the result is the sum of weight * product over the routed rows that are added to it, in their order
  * and in float32, rounded once to the result's type; rows beyond the last end are not read. */
-int64_t dlfp4_grouped_matmul_workspace(const dlfp4_lines *a, const dlfp4_lines *b, int64_t length,
-                                       const dlfp4_groups *groups, const dlfp4_matrix *result,
-                                       const dlfp4_matmul_options *options);
-dlfp4_status dlfp4_grouped_matmul(const dlfp4_lines *a, const dlfp4_lines *b, int64_t length,
-                                  const dlfp4_groups *groups, const dlfp4_matrix *result,
-                                  const dlfp4_matmul_options *options, void *workspace);
+DLFP4_API int64_t dlfp4_grouped_matmul_workspace(const dlfp4_lines *a, const dlfp4_lines *b, int64_t length,
+                                                 const dlfp4_groups *groups, const dlfp4_matrix *result,
+                                                 const dlfp4_matmul_options *options);
+DLFP4_API dlfp4_status dlfp4_grouped_matmul(const dlfp4_lines *a, const dlfp4_lines *b, int64_t length,
+                                            const dlfp4_groups *groups, const dlfp4_matrix *result,
+                                            const dlfp4_matmul_options *options, void *workspace);
 
 /* The instruction set in use: "scalar", "avx2", "avx512", "avx512_bf16" (which has VNNI too) or "neon". Chosen at the
  * first call from what the machine has; dlfp4_set_isa forces one (NULL: choose again) and refuses one that is not
  * there. */
-const char *dlfp4_isa(void);
-dlfp4_status dlfp4_set_isa(const char *name);
+DLFP4_API const char *dlfp4_isa(void);
+DLFP4_API dlfp4_status dlfp4_set_isa(const char *name);
 
 /* The instruction sets of this build by number, the fastest first; NULL behind the last. */
-const char *dlfp4_isa_numbered(int number);
+DLFP4_API const char *dlfp4_isa_numbered(int number);
 
 /* Threads for large calls; results do not depend on it. 0 restores the default (the CPUs this process may use). */
-void dlfp4_set_num_threads(int threads);
-int dlfp4_get_num_threads(void);
+DLFP4_API void dlfp4_set_num_threads(int threads);
+DLFP4_API int dlfp4_get_num_threads(void);
 
 #ifdef __cplusplus
 }

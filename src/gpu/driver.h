@@ -13,6 +13,7 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+#pragma GCC visibility push(default) /* of the library, for the extension */
 
 #define DLFP4_CUDA_MISSING (-1)
 
@@ -57,6 +58,7 @@ bool dlfp4_cuda_is_capturing(int device, uintptr_t stream);
  * when it is replayed. */
 int dlfp4_cuda_order(int device, uintptr_t earlier, uintptr_t later);
 
+#pragma GCC visibility pop
 #ifdef __cplusplus
 }
 #endif

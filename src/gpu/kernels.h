@@ -13,6 +13,7 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+#pragma GCC visibility push(default) /* of the library, for the extension */
 
 #define DLFP4_CUDA_NO_IMAGE (-2) /* this build has no CUDA kernels */
 #define DLFP4_CUDA_REFUSED 100
@@ -203,6 +204,7 @@ int dlfp4_cuda_architecture(int device, int *architecture);
 /* The device's name, of at most `length` bytes with the zero that ends it. */
 int dlfp4_cuda_device_name(int device, char *name, int length);
 
+#pragma GCC visibility pop
 #ifdef __cplusplus
 }
 #endif

@@ -7,6 +7,7 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+#pragma GCC visibility push(default) /* of the library, for the extension */
 
 typedef struct {
   const char *name; /* of the operation; NULL behind the last */
@@ -17,6 +18,7 @@ typedef struct {
 const dlfp4_xla_handler *dlfp4_xla_handlers(void);
 const dlfp4_xla_handler *dlfp4_xla_handlers_of_cuda(void);
 
+#pragma GCC visibility pop
 #ifdef __cplusplus
 }
 #endif

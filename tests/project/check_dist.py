@@ -8,12 +8,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 IN_WHEEL = re.compile(
-    r"dlfp4/(\w+/)*(\w+\.py|_core\.pyi|_core\.[\w-]+\.so|py\.typed)|dlfp4/include/dlfp4/\w+\.h|dlfp4-.*\.dist-info/.*"
+    r"dlfp4/(\w+/)*(\w+\.py|_core\.pyi|_core\.[\w-]+\.so|py\.typed)|dlfp4/include/dlfp4/\w+\.h(pp)?|dlfp4-.*\.dist-info/.*"
+    r"|dlfp4/lib/(libdlfp4\.so(\.\d+\.\d+)?|cmake/dlfp4/\w+(-\w+)?\.cmake|pkgconfig/dlfp4\.pc)"
     r"|dlfp4/src/(rules|gpu|(codecs|blocks|products)/cuda)/\w+\.(h|def|cuh|cu)"
 )
 NEEDED = {
     "dlfp4/_core.pyi",
     "dlfp4/py.typed",
+    "dlfp4/lib/libdlfp4.so",
+    "dlfp4/lib/cmake/dlfp4/dlfp4Config.cmake",
+    "dlfp4/lib/pkgconfig/dlfp4.pc",
     *(f"dlfp4/include/dlfp4/{path.name}" for path in ROOT.glob("include/dlfp4/*")),
     *(
         f"dlfp4/{path.relative_to(ROOT)}"
@@ -22,8 +26,10 @@ NEEDED = {
         for path in ROOT.glob(f"src/{folder}/*.{end}")
     ),
 }
-SOURCES = [f"{folder}/**/*{end}" for folder in ("dlfp4", "src", "include", "tests", "benchmarks", "examples")
-           for end in (".py", ".pyi", ".pyx", ".pxi", ".pxd", ".h", ".def", ".cpp", ".cu", ".cuh")]  # fmt: skip
+SOURCES = [f"{folder}/**/*{end}"
+           for folder in ("dlfp4", "src", "include", "cmake", "tests", "benchmarks", "examples")
+           for end in (".py", ".pyi", ".pyx", ".pxi", ".pxd", ".c", ".h", ".hpp", ".def", ".cpp", ".cu", ".cuh",
+                       ".cmake", ".in", ".txt")]  # fmt: skip
 
 
 def names_in(dist):

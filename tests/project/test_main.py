@@ -40,7 +40,7 @@ def test_mistakes_are_named(arguments, message):
 def test_help_names_the_commands(arguments):
     result = run(*arguments)
     assert (result.returncode, result.stderr) == (0, "")
-    assert all(command in result.stdout for command in ("info", "matrix", "quantize", "bench"))
+    assert all(command in result.stdout for command in ("info", "config", "matrix", "quantize", "bench"))
 
 
 def test_info():

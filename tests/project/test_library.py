@@ -1,0 +1,132 @@
+"""libdlfp4 as C and C++ programs find it in the installed package, link it, and share it with the extension."""
+
+import ctypes
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dlfp4
+from dlfp4.__main__ import main
+
+ROOT = Path(__file__).resolve().parents[2]
+HEADER = Path(dlfp4.get_include()) / "dlfp4" / "dlfp4.h"
+INTERFACE = dlfp4.__version__.rpartition(".")[0]
+LIBRARY = Path(dlfp4.get_library_dir()) / f"libdlfp4.so.{INTERFACE}"
+STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"]
+
+
+def needs(*programs):
+    missing = [program for program in programs if not shutil.which(program)]
+    return pytest.mark.skipif(bool(missing), reason=f"{', '.join(missing)} not on PATH")
+
+
+def run(*command, **options):
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, **options)
+    assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def flags(capsys, *names):
+    """What `python -m dlfp4 config` prints."""
+    assert main(["config", *names]) == 0
+    return capsys.readouterr().out.split()
+
+
+@needs("nm")
+def test_the_library_exports_its_header_and_what_the_extension_needs():
+    versions = {}
+    for line in run("nm", "-D", "--defined-only", LIBRARY).splitlines():
+        kind, name = line.split()[-2:]
+        name, _, version = name.partition("@@")
+        if kind != "A":  # the names of versions
+            versions.setdefault(version, set()).add(name)
+    declared = set(re.findall(r"^DLFP4_API [^(;]*?\b(dlfp4_\w+)\(", HEADER.read_text(), re.MULTILINE))
+    assert "dlfp4_version" in declared
+    assert versions.pop(f"DLFP4_{INTERFACE}") == declared
+    private = versions.pop(f"DLFP4_PRIVATE_{dlfp4.__version__}")
+    assert not {name for name in private if not name.startswith(("dlfp4_cuda_", "dlfp4_xla_"))}
+    assert not versions
+
+
+@needs("nm")
+def test_the_extension_has_no_kernels_of_its_own():
+    defined = run("nm", "-D", "--defined-only", sys.modules["dlfp4._core"].__file__)
+    assert [line.split()[-1] for line in defined.splitlines()] == ["PyInit__core"]
+
+
+def test_who_loads_the_library_shares_its_state_with_the_package():
+    library = ctypes.CDLL(str(LIBRARY))
+    library.dlfp4_version.restype = ctypes.c_char_p
+    assert library.dlfp4_version().decode() == dlfp4.__version__
+    before = dlfp4.get_num_threads()
+    try:
+        library.dlfp4_set_num_threads(before + 1)
+        assert dlfp4.get_num_threads() in (before + 1, 1)
+    finally:
+        dlfp4.set_num_threads(0)
+
+
+def configure(folder, *options):
+    run("cmake", "-S", ROOT / "tests" / "library", "-B", folder, *options)
+
+
+@needs("cmake", "cc", "c++")
+def test_cmake_finds_the_package(tmp_path):
+    configure(tmp_path, f"-Ddlfp4_DIR={dlfp4.get_cmake_dir()}", f"-DDLFP4_WANTED={INTERFACE}")
+    run("cmake", "--build", tmp_path)
+    assert "100% tests passed" in run("ctest", "--test-dir", tmp_path)
+
+
+@needs("cmake", "cc", "c++")
+def test_another_interface_is_refused(tmp_path):
+    with pytest.raises(AssertionError, match="version found is not compatible"):
+        configure(tmp_path, f"-Ddlfp4_DIR={dlfp4.get_cmake_dir()}", "-DDLFP4_WANTED=0.0")
+
+
+@needs("cmake", "cc", "c++")
+def test_a_project_that_takes_the_sources_gets_the_library_alone(tmp_path):
+    options = f"-DDLFP4_SOURCE={ROOT}", "-DDLFP4_CUDA=OFF", f"-DCMAKE_INSTALL_PREFIX={tmp_path / 'installed'}"
+    configure(tmp_path, *options)
+    tests = re.findall(r"Test +#\d+: (\w+)", run("ctest", "--test-dir", tmp_path, "--show-only"))
+    assert tests == ["with_dlfp4", "with_dlfp4_static", "headers_alone"]
+    run("cmake", "--install", tmp_path)
+    assert not (tmp_path / "installed").exists()
+
+
+@needs("cc", "c++")
+@pytest.mark.parametrize("standard", ["c99", "c11", "c++17", "c++20"])
+def test_the_headers_compile_without_a_warning(tmp_path, capsys, standard):
+    cxx = "++" in standard
+    source = tmp_path / ("all.cpp" if cxx else "all.c")
+    source.write_text("#include <dlfp4/dlfp4.h>\n#include <dlfp4/dlpack.h>\n")
+    compiler = "c++" if cxx else "cc"
+    run(compiler, f"-std={standard}", *STRICT, *flags(capsys, "--cflags"), "-c", source, "-o", tmp_path / "all.o")
+
+
+@needs("cc")
+def test_config_prints_what_compilers_take(tmp_path, capsys):
+    program, source = tmp_path / "program", ROOT / "tests" / "library" / "consumer.c"
+    cflags = [*os.environ.get("CFLAGS", "").split(), *flags(capsys, "--cflags")]
+    run("cc", *cflags, source, "-o", program, *flags(capsys, "--libs"))
+    run(program)
+
+
+@needs("pkg-config")
+def test_pkg_config_knows_where_the_package_lies():
+    env = {**os.environ, "PKG_CONFIG_PATH": str(LIBRARY.parent / "pkgconfig")}
+    assert run("pkg-config", "--modversion", "dlfp4", env=env).strip() == dlfp4.__version__
+    include, folder, library = run("pkg-config", "--cflags", "--libs", "dlfp4", env=env).split()
+    assert (Path(include[2:]) / "dlfp4" / "dlfp4.h").is_file()
+    assert Path(folder[2:]).resolve() == LIBRARY.parent.resolve()
+    assert library == "-ldlfp4"
+
+
+def test_config_prints_all_lines_unless_told_which(capsys):
+    words = flags(capsys)
+    assert words == [*flags(capsys, "--cflags"), *flags(capsys, "--libs"), *flags(capsys, "--cmakedir")]
+    assert words[-1] == dlfp4.get_cmake_dir()
