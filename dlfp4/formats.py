@@ -29,6 +29,7 @@ ScaleDtype = Literal["float32", "bfloat16", "float16", "float8_e8m0fnu"]
 GlobalScalePer = Literal["tensor", "row", "matrix"]
 ZeroPointDtype = Literal["uint4", "int4", "uint8", "int8"]
 BiasDtype = Literal["float32", "bfloat16", "float16"]
+Activation = Literal["int8", "fp8_1x128", "mxfp8", "fp8_row"]
 SCALE_RULES: tuple[str, ...] = get_args(ScaleRule)
 ERRORS: tuple[str, ...] = get_args(FourOverSix)
 SCALE_ORDERS: tuple[str, ...] = get_args(ScaleOrder)
@@ -267,6 +268,12 @@ class Recipe:
 
 # Element types of what is quantized, and of values and products.
 FLOATS = ("float32", "bfloat16", "float16")
+
+# What products make of float activations: the format in which these are quantized by its default recipe. Kernels of
+# hosts make integers themselves, block by block, of which there is no tensor.
+ACTIVATIONS: Mapping[str, str | None] = MappingProxyType(
+    {"int8": None, "fp8_1x128": "fp8_1x128", "mxfp8": "mxfp8_e4m3", "fp8_row": "fp8_row"}
+)
 
 # The kinds of formats that have a use for an option; all kinds have one for the options that are not named.
 KINDS_OF_OPTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -10,10 +10,6 @@ from dlfp4._core import (
     BackendError,
     ScaledTensor,
     Tensor,
-    _allocate_result,
-    _as_float32,
-    _borrow_out,
-    _check_out_product,
     _has_grouped,
     _meet,
     _multiply_groups_on_cuda,
@@ -22,14 +18,15 @@ from dlfp4._core import (
     _with_equal_rotations,
     asarray,
 )
+from dlfp4.arguments import borrow_result, describe_product, prepare_result, rounded
 from dlfp4.engines import cpu, cuda
 from dlfp4.engines import problem as common
 from dlfp4.engines.problem import ON_CUDA, Operand, Problem
-from dlfp4.matmul import check_activation, result_dtype
 from dlfp4.show import summary
 
 if TYPE_CHECKING:
     from dlfp4._core import _DType, _Elements, _Stream
+    from dlfp4.formats import Activation
 
 # By NumPy's numbers, for a type's name costs it microseconds.
 NUMBERS: dict[str, int] = {name: np.dtype(name).num for name in ("int32", "int64", "float32")}
@@ -62,7 +59,7 @@ def grouped_matmul(
     alpha: float | None = None,
     out_dtype: _DType | None = None,
     out: _Elements | None = None,
-    activation: Literal["int8"] | None = None,
+    activation: Activation | None = None,
     stream: _Stream | None = None,
 ) -> Tensor:
     """Rows times the matrices of their experts: row r of expert e is ``alpha * x[r] @ w[e]``.
@@ -122,22 +119,18 @@ def grouped_matmul(
     >>> y.tolist()
     [[1.0, 1.0], [1.0, 1.0], [2.0, 2.0], [2.0, 2.0]]
     """
-    given = None if out is None else _borrow_out(out)
-    if given is not None and out_dtype is None:
-        out_dtype = given.dtype
+    given, dtype = borrow_result(out, out_dtype)
     left, right = _meet(as_rows(x), as_stack(w))
     routing = make_routing(left, right, offsets, indices, weights, tokens)
     place = _stream_of_product(left, right, (x, w, out), stream)
-    problem = make_problem(left, right, routing, alpha, out_dtype, activation, place)
     shape = shape_of_result(left, right, routing)
-    if given is None:
-        result = _allocate_result(problem.a, shape, problem.dtype, place)
-    else:
-        _check_out_product(given, shape, problem.dtype, problem.a, problem.b)
-        result = given
+    problem = describe_product(left, right, alpha, dtype, activation, place, rotate_alike, "x")
+    multiplied = rounded(problem)
+    check_operands(multiplied, routing)
+    result = prepare_result(problem, shape, given)
     if result.size:
         run = run_on_cuda if problem.device.type in ON_CUDA else run_on_host
-        run(problem, routing, result)
+        run(multiplied, routing, result)
     return result
 
 
@@ -157,26 +150,6 @@ def run_on_cuda(problem: Problem, routing: Routing, out: Tensor) -> None:
 
 
 # ---- Operands
-
-
-def make_problem(
-    x: Operand,
-    w: Operand,
-    routing: Routing,
-    alpha: float | None,
-    out_dtype: _DType | None,
-    activation: Literal["int8"] | None,
-    stream: int | None,
-) -> Problem:
-    """The operands as they are multiplied, checked against one another: of quantized ones the stack (E, N, K)."""
-    check_activation(activation)
-    shape_of_result(x, w, routing)
-    dtype = result_dtype(x, out_dtype)
-    factor = 1.0 if alpha is None else _as_float32(alpha, "alpha")
-    left, right = rotate_alike(x, w, stream)
-    problem = Problem(left, right, dtype, factor, activation, stream)
-    check_operands(problem, routing)
-    return problem
 
 
 def as_rows(x: _Elements | ScaledTensor) -> Operand:

@@ -8,35 +8,29 @@ from __future__ import annotations
 
 from functools import cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from dlfp4 import _core
 from dlfp4._core import (
     BackendError,
     ScaledTensor,
     Tensor,
-    _allocate_result,
-    _as_float32,
-    _borrow_out,
-    _check_out_product,
     _meet,
-    _parse_dtype,
     _stream_of_product,
     _traits,
     _with_equal_rotations,
     asarray,
     cuda_available,
 )
+from dlfp4.arguments import borrow_result, describe_product, prepare_result, rounded
 from dlfp4.autotune import choose, is_idle
 from dlfp4.engines import cpu, cuda, cuda_fp8, flashinfer, scaled_mm, torch
-from dlfp4.engines.problem import FLOAT_NUMBERS, ON_CUDA, Backend, Machine, Operand, Problem
-from dlfp4.formats import FLOATS
+from dlfp4.engines.problem import ON_CUDA, Backend, Machine, Problem
 from dlfp4.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from dlfp4._core import Device, _DType, _Elements, _Stream
+    from dlfp4.formats import Activation
 
 # ---- The table: of backends of equal rank `auto` asks the first one first
 
@@ -166,15 +160,13 @@ def backends(
 
 # ---- The call
 
-FLOAT32 = np.dtype(np.float32)
-
 
 def make_problem(
     a: _Elements | ScaledTensor,
     b: _Elements | ScaledTensor,
     alpha: float | None,
     out_dtype: _DType | None,
-    activation: Literal["int8"] | None,
+    activation: Activation | None,
     out: _Elements | None,
     stream: _Stream | None,
 ) -> Problem:
@@ -189,37 +181,9 @@ def make_problem(
             f"a has shape {of_a} and b {of_b}: K is {of_a[-1]} and {of_b[0]}; expected (..., M, K) and (K, N), for a "
             f"weight w of (N, K) pass w.mT"
         )
-    check_activation(activation)
     left, right = _meet(left, right)
-    dtype = result_dtype(left, out_dtype)
     place = _stream_of_product(left, right, (a, b, out), stream)
-    left, right = _with_equal_rotations(left, right, place)
-    return Problem(left, right, dtype, 1.0 if alpha is None else _as_float32(alpha, "alpha"), activation, place)
-
-
-def check_activation(activation: object) -> None:
-    """ValueError where there is no such rounding of activations."""
-    if activation not in (None, "int8"):
-        raise ValueError(f"activation={activation!r}: expected None or 'int8'")
-
-
-def result_dtype(a: Operand, asked: _DType | None) -> np.dtype[Any]:
-    """What was asked for, else a's float type, else float32."""
-    if asked is None:
-        own = a.dtype if isinstance(a, Tensor) else FLOAT32
-        return own if own.num in FLOAT_NUMBERS else FLOAT32
-    dtype = _parse_dtype(asked)
-    if dtype.num not in FLOAT_NUMBERS:
-        raise TypeError(f"a result of {dtype} was asked for, by out_dtype or out; expected one of {', '.join(FLOATS)}")
-    return dtype
-
-
-def prepare_result(problem: Problem, given: Tensor | None) -> Tensor:
-    """The caller's memory, or our own."""
-    if given is None:
-        return _allocate_result(problem.a, problem.shape, problem.dtype, problem.stream)
-    _check_out_product(given, problem.shape, problem.dtype, problem.a, problem.b)
-    return given
+    return describe_product(left, right, alpha, out_dtype, activation, place, _with_equal_rotations, "a")
 
 
 def matmul(
@@ -229,7 +193,7 @@ def matmul(
     alpha: float | None = None,
     out_dtype: _DType | None = None,
     out: _Elements | None = None,
-    activation: Literal["int8"] | None = None,
+    activation: Activation | None = None,
     backend: str = "auto",
     stream: _Stream | None = None,
 ) -> Tensor:
@@ -250,9 +214,10 @@ def matmul(
     out : producer, optional
         Writable memory of the result's shape and dtype, which shares none with the operands; a matrix of any strides,
         or compact.
-    activation : {"int8"}, optional
-        Round a float `a` to int8 in blocks of 32, with a scale of largest magnitude / 127 each, on the way to FP4
-        weights: faster on hosts, not exact.
+    activation : {"int8", "fp8_1x128", "mxfp8", "fp8_row"}, optional
+        Round a float `a` on the way, which is faster and not exact. "fp8_1x128", "mxfp8" (mxfp8_e4m3) and "fp8_row":
+        `a` is quantized to that format by its default recipe, and the result has the bits of that ScaledTensor's
+        product. "int8", for FP4 weights on hosts: to blocks of 32, with a scale of largest magnitude / 127 each.
     backend : str
         "auto", the first one of :func:`backends` or, after :func:`autotune`, the one measured to be the fastest; or a
         name.
@@ -267,7 +232,7 @@ def matmul(
     Raises
     ------
     ValueError
-        Shapes that do not fit, `out` of another shape, unknown options.
+        Shapes that do not fit, `out` of another shape, unknown options, K that blocks of the activation do not divide.
     TypeError
         `out` or `out_dtype` of a type that results do not have.
     BackendError
@@ -299,13 +264,12 @@ def matmul(
     >>> dlfp4.matmul(np.full((1, 32), 3, "float32"), w.mT)
     Tensor([[3., 3.]], shape=(1, 2), dtype=float32, device='cpu')
     """
-    given = None if out is None else _borrow_out(out)
-    if given is not None and out_dtype is None:
-        out_dtype = given.dtype
-    problem = make_problem(a, b, alpha, out_dtype, activation, out, stream)
-    able = candidates(problem, backend)
-    result = prepare_result(problem, given)
+    given, dtype = borrow_result(out, out_dtype)
+    problem = make_problem(a, b, alpha, dtype, activation, out, stream)
+    multiplied = rounded(problem)
+    able = candidates(multiplied, backend)
+    result = prepare_result(problem, problem.shape, given)
     if result.size:
-        row, tactic = choose(problem, able)
-        row.run(problem, tactic, result)
+        row, tactic = choose(multiplied, able)
+        row.run(multiplied, tactic, result)
     return result

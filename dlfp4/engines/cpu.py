@@ -22,11 +22,9 @@ def supports(problem: Problem, machine: Machine) -> str | None:  # noqa: ARG001
 
 
 def refuses_activation(problem: Problem, names: tuple[str, str] = common.AS_OF_MATMUL) -> str | None:
-    """Rounding to int8 is for float activations and FP4 weights."""
+    """Rounding to int8 is for FP4 weights."""
     if problem.activation is None:
         return None
-    if isinstance(problem.a, ScaledTensor):
-        return f"activation='int8' rounds floats, and {names[0]} is quantized already; leave activation out"
     b = problem.b
     if not isinstance(b, ScaledTensor) or common.element_of(b) != common.FP4 or b.format.block is None:
         return f"activation='int8' needs {names[1]} to be a ScaledTensor of FP4 in blocks, such as nvfp4 or mxfp4"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import ml_dtypes
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from dlfp4._core import Device, _Stream
-    from dlfp4.formats import Format
+    from dlfp4.formats import Activation, Format
 
 Operand: TypeAlias = Tensor | ScaledTensor
 
@@ -39,7 +39,7 @@ class Problem(NamedTuple):
     b: Operand
     dtype: np.dtype[Any]
     alpha: float = 1.0
-    activation: Literal["int8"] | None = None
+    activation: Activation | None = None
     stream: int | None = None
 
     @property

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from dlfp4 import _core, grouped
+from dlfp4.arguments import describe_product
 from dlfp4.jax.codecs import Array
 from dlfp4.jax.primitives import call, multiply_groups
-from dlfp4.jax.products import settled, tangent_of, values_of, with_equal_rotations
-from dlfp4.jax.scaled_array import ScaledArray, as_operand, described, with_read_scales
+from dlfp4.jax.products import both, is_turned, rounded, tangent_of, values_of
+from dlfp4.jax.scaled_array import described
 from dlfp4.jax.table import GROUPED
 from dlfp4.proto import TensorProto
 
 if TYPE_CHECKING:
     from dlfp4._core import _DType
+    from dlfp4.formats import Activation
 
 
 class Routing(NamedTuple):
@@ -45,7 +47,7 @@ def grouped_matmul(
     tokens: int | None = None,
     alpha: float | None = None,
     out_dtype: _DType | None = None,
-    activation: Literal["int8"] | None = None,
+    activation: Activation | None = None,
 ) -> Array:
     """Rows times the matrices of their experts: :func:`dlfp4.grouped_matmul`, with sizes as ``jax.lax.ragged_dot``.
 
@@ -90,10 +92,7 @@ def grouped_matmul(
            [2., 2.],
            [2., 2.]], dtype=float32)
     """
-    left, right = with_equal_rotations(as_operand(x, "x"), as_operand(w, "w"))
-    left = with_read_scales(settled(left)) if isinstance(left, ScaledArray) else left
-    right = with_read_scales(right) if isinstance(right, ScaledArray) else right
-    turned = isinstance(right, ScaledArray) and right.is_transposed
+    left, right = both(x, w, ("x", "w"))
     (of_x, arrays), (of_w, others) = described(left), described(right)
     routing = Routing(
         as_numbers(group_sizes, "group_sizes"), None if indices is None else as_numbers(indices, "indices")
@@ -102,10 +101,12 @@ def grouped_matmul(
     given = [jnp.cumsum(routing.sizes, dtype=jnp.int32), routing.indices, factors]
     protos = [None if array is None else TensorProto(array.shape, array.dtype) for array in given]
     outlines: list[Any] = [None if proto is None else _core._outline(proto, False) for proto in protos]
-    eager = grouped.as_rows(_core._outline(of_x, False)), grouped.as_stack(_core._outline(of_w, turned))
+    eager = grouped.as_rows(_core._outline(of_x, False)), grouped.as_stack(_core._outline(of_w, is_turned(right)))
     checked = grouped.make_routing(*eager, outlines[0], outlines[1], outlines[2], tokens)
-    problem = grouped.make_problem(*eager, checked, alpha, out_dtype, activation, None)
     results, columns = grouped.shape_of_result(*eager, checked)
+    problem = describe_product(*eager, alpha, out_dtype, activation, None, grouped.rotate_alike, "x")
+    of_x, arrays, problem = rounded(of_x, arrays, problem)
+    grouped.check_operands(problem, checked)
     (result,) = call(
         GROUPED,
         (of_x, of_w, *(proto for proto in protos if proto is not None)),
@@ -116,7 +117,7 @@ def grouped_matmul(
         gathers=checked.gathers,
         adds=factors is not None,
         alpha=problem.alpha,
-        activation=activation,
+        activation=problem.activation,
         out_dtype=problem.dtype.name,
     )
     settings = Settings(problem.alpha, checked.gathers, results if factors is not None else None)

@@ -6,28 +6,49 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from dlfp4 import _core
+from dlfp4.arguments import format_of
 from dlfp4.frameworks.base import SUBBYTE
 from dlfp4.jax.calls import arrays_of
 from dlfp4.jax.codecs import Array
 from dlfp4.jax.primitives import call
 from dlfp4.jax.scaled_array import Operand, ScaledArray, as_operand, dequantize, described, with_read_scales
+from dlfp4.jax.scaling import quantize
 from dlfp4.jax.table import MATMUL, VECDOT
 from dlfp4.matmul import candidates, make_problem
 
 if TYPE_CHECKING:
     from dlfp4._core import _DType
+    from dlfp4.engines.problem import Problem
+    from dlfp4.formats import Activation
+    from dlfp4.proto import TensorProto
 
 
-def settled(q: ScaledArray) -> ScaledArray:
+def both(a: Any, b: Any, names: tuple[str, str]) -> tuple[Operand, Operand]:
+    """Rows and columns of a product as the kernels read them: the second operand may be transposed."""
+    left, right = with_equal_rotations(*(as_operand(x, name) for x, name in zip((a, b), names, strict=True)))
+    return readable(settled(left)), readable(right)
+
+
+def readable(x: Operand) -> Operand:
+    """An operand with scales that the kernels read."""
+    return with_read_scales(x) if isinstance(x, ScaledArray) else x
+
+
+def is_turned(x: Operand) -> bool:
+    """Whether it is the transpose of a quantized tensor."""
+    return isinstance(x, ScaledArray) and x.is_transposed
+
+
+def settled(q: Operand) -> Operand:
     """The tensor with its arrays as the kernels read them: what mT has exchanged is so in memory."""
-    if not q.is_transposed:
+    if not isinstance(q, ScaledArray) or not q.is_transposed:
         return q
     if len(q.proto.shape) > 2:
         raise ValueError(f"{q!r} is a transposed stack, which only grouped_matmul multiplies; pass its .mT")
@@ -92,7 +113,7 @@ def matmul(
     *,
     alpha: float | None = None,
     out_dtype: _DType | None = None,
-    activation: Literal["int8"] | None = None,
+    activation: Activation | None = None,
 ) -> Array:
     """The matrix product ``alpha * a @ b``: :func:`dlfp4.matmul` on JAX arrays.
 
@@ -106,8 +127,8 @@ def matmul(
         A factor of the result; a constant of a compiled program.
     out_dtype : dtype-like, optional
         float32, bfloat16 or float16. Default: a's if it is one of these, else float32.
-    activation : {"int8"}, optional
-        See :func:`dlfp4.matmul`.
+    activation : {"int8", "fp8_1x128", "mxfp8", "fp8_row"}, optional
+        See :func:`dlfp4.matmul`; "int8" on hosts alone. Derivatives are those of the product without this rounding.
 
     Returns
     -------
@@ -127,16 +148,11 @@ def matmul(
     >>> jax.jit(dlfp4.jax.matmul)(jax.numpy.full((1, 32), 3.0), w.mT)
     Array([[3., 3.]], dtype=float32)
     """
-    left, right = with_equal_rotations(as_operand(a, "a"), as_operand(b, "b"))
-    if isinstance(left, ScaledArray):
-        left = with_read_scales(settled(left))
-    if isinstance(right, ScaledArray):
-        right = with_read_scales(right)
-    turned = isinstance(right, ScaledArray) and right.is_transposed
-    (of_a, arrays), (of_b, others) = described(left), described(right)
-    problem = make_problem(
-        _core._outline(of_a, False), _core._outline(of_b, turned), alpha, out_dtype, activation, None, None
-    )
+    left, right = both(a, b, ("a", "b"))
+    (of_a, arrays), (of_b, others), turned = described(left), described(right), is_turned(right)
+    outlines = _core._outline(of_a, False), _core._outline(of_b, turned)
+    problem = make_problem(*outlines, alpha, out_dtype, activation, None, None)
+    of_a, arrays, problem = rounded(of_a, arrays, problem)
     candidates(problem, "cpu")  # which says why it does not multiply them
     if of_a.format is None:
         of_a = replace(of_a, shape=(math.prod(of_a.shape[:-1]), of_a.shape[-1]))
@@ -146,12 +162,21 @@ def matmul(
         (of_a, of_b),
         [*arrays, *others],
         alpha=problem.alpha,
-        activation=activation,
+        activation=problem.activation,
         out_dtype=problem.dtype.name,
         turned=turned,
     )
     product = functools.partial(multiply_values, problem.alpha)
     return carry_product(product, result.reshape(problem.shape), left, right)
+
+
+def rounded(of_x: TensorProto, arrays: list[Array], problem: Problem) -> tuple[TensorProto, list[Array], Problem]:
+    """A product and its first operand, as it was described: quantized, where activations are asked for in a format."""
+    format = format_of(problem.activation)
+    if format is None:
+        return of_x, arrays, problem
+    of_q, parts = described(readable(quantize(arrays[0], format)))
+    return of_q, parts, problem._replace(a=_core._outline(of_q, False), activation=None)
 
 
 def multiply_values(alpha: float, a: Array, b: Array) -> Array:
@@ -186,8 +211,7 @@ def vecdot(a: Any, b: Any, axis: int = -1) -> Array:
     >>> dlfp4.jax.vecdot(x, x)
     Array([30., 14.], dtype=float32)
     """
-    left, right = with_equal_rotations(as_operand(a, "a"), as_operand(b, "b"))
-    left, right = (with_read_scales(settled(x)) if isinstance(x, ScaledArray) else x for x in (left, right))
+    left, right = (settled(x) for x in both(a, b, ("a", "b")))
     (of_a, arrays), (of_b, others) = described(left), described(right)
     (result,) = call(VECDOT, (of_a, of_b), [*arrays, *others], axis=axis)
     return carry_product(functools.partial(sum_values, axis), result, left, right)

@@ -200,7 +200,9 @@ def merge_multiplied(operands: Protos, options: dict[str, Any], size: int) -> Pr
     """Rows of a."""
     del options
     a, b = operands
-    return (replace(a, shape=(size * a.shape[0], a.shape[1])), b) if a.format is None else None
+    if a.format is None:
+        return replace(a, shape=(size * a.shape[0], a.shape[1])), b
+    return (with_rows(a, size), b) if has_own_rows(a) else None
 
 
 def rule_of_matmul(operands: Protos, options: dict[str, Any], shapes: Shapes) -> Rule:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dlfp4._core import _DType, _RecipeLike, _Rounding, _ScaleLayout
-    from dlfp4.formats import Format
+    from dlfp4.formats import Activation, Format
 
     Plain: TypeAlias = torch.Tensor | Parts
     Axis: TypeAlias = Literal[-1, -2]
@@ -392,7 +392,7 @@ def matmul(
     alpha: float | None = None,
     out_dtype: _DType | None = None,
     out: torch.Tensor | None = None,
-    activation: Literal["int8"] | None = None,
+    activation: Activation | None = None,
     backend: str = "auto",
 ) -> torch.Tensor:
     """The matrix product ``alpha * a @ b`` of low-precision tensors; see :func:`dlfp4.matmul`.
@@ -415,8 +415,9 @@ def matmul(
     Returns
     -------
     torch.Tensor
-        ``(..., M, N)``. Gradients flow to floats: to `a` by the decoded `b`, and the other way round. Under
-        ``torch.autocast`` a float32 `a` is cast as that of ``torch.matmul``.
+        ``(..., M, N)``. Gradients flow to floats: to `a` by the decoded `b`, and the other way round, as of the
+        product without the rounding that `activation` asks for. Under ``torch.autocast`` a float32 `a` is cast as that
+        of ``torch.matmul``.
 
     Raises
     ------
@@ -445,7 +446,7 @@ def grouped_matmul(
     alpha: float | None = None,
     out_dtype: _DType | None = None,
     out: torch.Tensor | None = None,
-    activation: Literal["int8"] | None = None,
+    activation: Activation | None = None,
 ) -> torch.Tensor:
     """Rows times the matrices of their experts; see :func:`dlfp4.grouped_matmul`.
 
@@ -466,7 +467,8 @@ def grouped_matmul(
     -------
     torch.Tensor
         ``(R, N)``; with `weights` ``(T, N)``. Gradients flow to floats: to `x` by the decoded `w`, to a `w` of floats,
-        and to `weights`. Under ``torch.autocast`` float32 operands are cast as those of ``torch.matmul``.
+        and to `weights`, as of the product without the rounding that `activation` asks for. Under ``torch.autocast``
+        float32 operands are cast as those of ``torch.matmul``.
 
     Raises
     ------

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from dlfp4 import _core
+from dlfp4.arguments import check_named
 from dlfp4.torch import functions
 from dlfp4.torch.names import name_parts
 from dlfp4.torch.scaled_tensor import ScaledTensor, as_they_lie, checked_dtype
 from dlfp4.torch.views import blank
 
 if TYPE_CHECKING:
-    from dlfp4.formats import Format
+    from dlfp4.formats import Activation, Format
 
 
 class Linear(torch.nn.Linear):  # type: ignore[misc]  # to mypy PyTorch's types are Any
@@ -30,7 +31,7 @@ class Linear(torch.nn.Linear):  # type: ignore[misc]  # to mypy PyTorch's types 
         A row of :func:`dlfp4.formats`, whose blocks divide K.
     bias : bool
         Whether there is one.
-    activation : {"int8"}, optional
+    activation : {"int8", "fp8_1x128", "mxfp8", "fp8_row"}, optional
         How x is rounded on the way to the product; see :func:`dlfp4.matmul`.
     convention : str, optional
         By whose names ``state_dict`` has the weight's parts, one of ``dlfp4.checkpoints.CONVENTIONS``. Default: dlfp4's
@@ -43,7 +44,7 @@ class Linear(torch.nn.Linear):  # type: ignore[misc]  # to mypy PyTorch's types 
     Raises
     ------
     ValueError
-        The blocks do not divide the weight, or the convention does not store the format.
+        The blocks do not divide the weight, the convention does not store the format, or there is no such `activation`.
 
     Examples
     --------
@@ -55,7 +56,7 @@ class Linear(torch.nn.Linear):  # type: ignore[misc]  # to mypy PyTorch's types 
     torch.Size([2, 8])
     """
 
-    activation: Literal["int8"] | None = None
+    activation: Activation | None = None
 
     def __init__(
         self,
@@ -64,11 +65,12 @@ class Linear(torch.nn.Linear):  # type: ignore[misc]  # to mypy PyTorch's types 
         *,
         format: Format | str,
         bias: bool = True,
-        activation: Literal["int8"] | None = None,
+        activation: Activation | None = None,
         convention: str | None = None,
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        check_named(activation)
         torch.nn.Module.__init__(self)
         self.in_features, self.out_features, self.activation = in_features, out_features, activation
         kind = checked_dtype(torch.get_default_dtype() if dtype is None else dtype)

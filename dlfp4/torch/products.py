@@ -12,6 +12,7 @@ import torch
 
 from dlfp4 import _core
 from dlfp4._core import ScaledTensor, Tensor, _multiply_again, _Product, asarray
+from dlfp4.arguments import format_of
 from dlfp4.autotune import choose, is_idle
 from dlfp4.engines import cpu, cuda
 from dlfp4.engines import problem as common
@@ -64,8 +65,10 @@ def remember(call: Call, args: tuple[Any, ...]) -> None:
 def product_of(
     a: Tensor, b: ScaledTensor, options: dict[str, Any], plan: Plan, device: torch.device
 ) -> _Product | None:
-    """The product, by the backend that is chosen for it; None where that is none of ours, or decodes first."""
+    """The product, by the backend that is chosen for it; None where that is none of ours, or other work goes first."""
     (shape, dtype), alpha, activation = plan.specs[0], options["alpha"], options["activation"]
+    if format_of(activation) is not None:
+        return None
     problem = make_problem(a, b, alpha, plan.proto.dtype, activation, None, None)
     row, tactic = choose(problem, candidates(problem, options["backend"]))
     reads_floats = row is cuda.BACKEND and common.name_of(a.dtype) == cuda.types_of(problem)[0]

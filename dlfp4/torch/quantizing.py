@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dlfp4 import _core
+from dlfp4.arguments import check_named, format_of
 from dlfp4.checkpoints.selection import Choice, choose, quantize_chosen
+from dlfp4.engines.problem import exact_types_of
 from dlfp4.torch.linear import Linear
 from dlfp4.torch.names import name_parts, quantized_in
 from dlfp4.torch.scaled_tensor import ScaledTensor, element_of, turn
 
 if TYPE_CHECKING:
     from dlfp4 import ScaledTensor as Scaled
-    from dlfp4.formats import Format, Recipe, RecipeName
+    from dlfp4.formats import Activation, Format, Recipe, RecipeName
 
 Place = tuple[torch.nn.Module, str]  # of a parameter: the module that has it, and its name there
 
@@ -28,7 +31,7 @@ def quantize_(
     exclude: str | Sequence[str] | None = None,
     recipe: Recipe | RecipeName | None = None,
     prepare: bool = True,
-    activation: Literal["int8"] | None = None,
+    activation: Activation | None = None,
     convention: str | None = None,
 ) -> torch.nn.Module:
     """Quantize the weights of a module's linear layers in place.
@@ -49,8 +52,9 @@ def quantize_(
         well, says what they match, and what is quantized without them: neither embeddings nor heads, routers, norms.
     prepare : bool
         Bring matrices on CUDA devices into the order of dlfp4's kernels; see :meth:`dlfp4.ScaledTensor.prepare`. Such
-        weights cannot be cut, as FSDP does.
-    activation : {"int8"}, optional
+        weights cannot be cut, as FSDP does. With activation "fp8_1x128" or "fp8_row", whose kernels read weights as
+        they lie, they are left so.
+    activation : {"int8", "fp8_1x128", "mxfp8", "fp8_row"}, optional
         How layers round x; see :class:`Linear`.
     convention : str, optional
         By whose names ``state_dict`` has the parts, one of ``dlfp4.checkpoints.CONVENTIONS``; what it cannot store is
@@ -64,7 +68,7 @@ def quantize_(
     Raises
     ------
     ValueError
-        An unknown format or convention; a pattern that matches nothing; no weight is left to quantize.
+        An unknown format, activation or convention; a pattern that matches nothing; no weight is left to quantize.
 
     Examples
     --------
@@ -73,6 +77,7 @@ def quantize_(
     >>> dlfp4.torch.quantize_(model, "nvfp4", exclude="2")[0].weight.format
     'nvfp4'
     """
+    check_named(activation)
     tensors = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers())
     choices = choose(
         {name: described(tensor) for name, tensor in tensors.items()},
@@ -91,7 +96,7 @@ def quantize_(
     made = {name: quantize_chosen(tensors[name].detach(), choice, **how) for name, choice in chosen.items()}
     places = places_of(module)
     for name, q in with_shared_scales(tensors, made, chosen, how).items():
-        weight = as_weight(q, tensors[name], prepare)
+        weight = as_weight(q, tensors[name], prepare and reads_prepared(activation))
         for place in places[id(tensors[name])]:
             put(place, weight, activation, convention)
     return module
@@ -146,6 +151,12 @@ def with_shared_scales(
     return shared
 
 
+def reads_prepared(activation: Activation | None) -> bool:
+    """Whether kernels multiply such activations by prepared weights: what 16-bit floats hold exactly."""
+    format = format_of(activation)
+    return format is None or exact_types_of(_core._find_format(format)) != ("float32",)
+
+
 def as_weight(q: Scaled, old: torch.Tensor, prepare: bool) -> torch.nn.Parameter:
     """The parameter that takes the place of another; conventions store a matrix of (in, out) as its transpose."""
     if prepare and q.ndim == 2:
@@ -154,7 +165,7 @@ def as_weight(q: Scaled, old: torch.Tensor, prepare: bool) -> torch.nn.Parameter
     return torch.nn.Parameter(turn(weight) if weight.shape != old.shape else weight, requires_grad=False)
 
 
-def put(place: Place, weight: torch.nn.Parameter, activation: Literal["int8"] | None, convention: str | None) -> None:
+def put(place: Place, weight: torch.nn.Parameter, activation: Activation | None, convention: str | None) -> None:
     """A parameter in its place; a linear layer becomes one of ours, and keeps its hooks and attributes."""
     owner, name = place
     names_parts = bool(quantized_in(owner))

@@ -88,6 +88,10 @@ def multiplying():
     text = multiply.lower(*arguments).compile().as_text()
     assert "all-reduce" in text
     assert "all-gather" not in text
+    for activation in ("fp8_1x128", "mxfp8", "fp8_row"):
+        rounded = jax.jit(lambda x, w, activation=activation: dj.matmul(x, w.mT, activation=activation))
+        eager = dlfp4.matmul(X, w.mT, activation=activation).to_numpy()
+        np.testing.assert_allclose(rounded(*arguments), eager, rtol=1e-5, atol=1e-3)
 
 
 def batches():

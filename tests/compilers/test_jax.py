@@ -142,6 +142,17 @@ def test_products_of_plain_and_quantized_operands():
         assert to_bytes(result) == to_bytes(expected)
 
 
+@pytest.mark.parametrize("activation", ["fp8_1x128", "mxfp8", "fp8_row"])
+def test_activations(activation):
+    w = dlfp4.quantize(X, "fp8_128x128")
+    of_w = dj.ScaledArray.from_tensor(w)
+    multiply = jax.jit(lambda x, w: dj.matmul(x, w.mT, activation=activation))
+    for x in (X[:8], X[0], X[:16].reshape(2, 8, 256), jax.numpy.asarray(X[:8], "bfloat16")):
+        result, expected = multiply(x, of_w), dlfp4.matmul(x, w.mT, activation=activation)
+        assert (result.shape, result.dtype) == (expected.shape, expected.dtype)
+        assert to_bytes(result) == to_bytes(expected)
+
+
 def test_integers_with_zero_points_and_biases():
     zero_points, biases = RNG.integers(0, 16, (128, 8)), RNG.standard_normal((128, 8))
     plain = dlfp4.quantize(X, "uint4_g32")
@@ -177,6 +188,10 @@ def test_refusals_are_those_of_eager_calls():
         (TypeError, lambda lib: lib.quantize(X.view(np.int32), "mxfp4")),
         (TypeError, lambda lib: lib.cast(X.view(np.int32), "float8_e4m3fn")),
         (ValueError, lambda lib: lib.matmul(X, X)),
+        (ValueError, lambda lib: lib.matmul(X, X.T, activation="fp8")),
+        (ValueError, lambda lib: lib.matmul(X[:, :40], X[:, :40].T, activation="mxfp8")),
+        (TypeError, lambda lib: lib.matmul(X.view(np.int32), X.T, activation="fp8_row")),
+        (dlfp4.BackendError, lambda lib: lib.matmul(lib.quantize(X, "fp8_row"), X.T, activation="fp8_row")),
         (dlfp4.BackendError, lambda lib: lib.matmul(X, X.view(np.int32).T)),
         (TypeError, lambda lib: lib.vecdot(X, X.view(np.int32))),
         (ValueError, lambda lib: lib.vecdot(X, X[:, :1])),

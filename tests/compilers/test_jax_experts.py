@@ -49,10 +49,13 @@ def test_bytes_of_eager_calls(format, name):
     as_eager(compiled(x, q, SIZES, arrays), expected)
 
 
+ACTIVATIONS = [{"activation": name} for name in ("int8", "fp8_1x128", "mxfp8", "fp8_row")]
+
+
 def test_options_and_quantized_rows():
     q = dlfp4.quantize(STACK, "nvfp4", recipe=dlfp4.Recipe(global_scale_per="matrix"))
     w, rows = dj.ScaledArray.from_tensor(q), dlfp4.quantize(ROWS, "nvfp4")
-    for options in ({"alpha": 0.5}, {"out_dtype": "bfloat16"}, {"activation": "int8"}):
+    for options in ({"alpha": 0.5}, {"out_dtype": "bfloat16"}, *ACTIVATIONS):
         as_eager(dj.grouped_matmul(ROWS, w.mT, SIZES, **options), dlfp4.grouped_matmul(ROWS, q.mT, ENDS, **options))
     as_eager(dj.grouped_matmul(dj.ScaledArray.from_tensor(rows), w.mT, SIZES), dlfp4.grouped_matmul(rows, q.mT, ENDS))
     as_eager(dj.grouped_matmul(ROWS, jnp.asarray(STACK.mT), SIZES),

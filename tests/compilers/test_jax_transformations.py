@@ -63,6 +63,10 @@ def test_vmap_of_products():
     batched = jax.vmap(lambda x: dj.matmul(x, of_w.mT))
     assert count_calls(batched, x) == 1
     assert to_bytes(batched(x)) == to_bytes(dlfp4.matmul(x, w.mT))
+    for activation in ("fp8_1x128", "mxfp8", "fp8_row"):
+        rounded = jax.vmap(lambda x, activation=activation: dj.matmul(x, of_w.mT, activation=activation))
+        assert count_calls(rounded, x) == 2  # which quantize, and multiply
+        assert to_bytes(rounded(x)) == to_bytes(dlfp4.matmul(x, w.mT, activation=activation))
     experts = [dlfp4.quantize(part, "nvfp4") for part in X.reshape(8, 16, 256)]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(dj.ScaledArray.from_tensor, experts))
     multiply = jax.vmap(lambda x, w: dj.matmul(x, w.mT))

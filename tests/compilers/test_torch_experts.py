@@ -64,10 +64,13 @@ def test_bytes_of_eager_calls(format, name):
         assert torch.equal(out, expected)
 
 
+ACTIVATIONS = [{"activation": name} for name in ("int8", "fp8_1x128", "mxfp8", "fp8_row")]
+
+
 def test_options_and_quantized_rows():
     q, w = dlfp4.quantize(STACK, "nvfp4", recipe=dlfp4.Recipe(global_scale_per="matrix")), quantize(
         STACK, "nvfp4", recipe=dlfp4.Recipe(global_scale_per="matrix"))  # fmt: skip
-    for options in ({"alpha": 0.5}, {"out_dtype": torch.bfloat16}, {"activation": "int8"}):
+    for options in ({"alpha": 0.5}, {"out_dtype": torch.bfloat16}, *ACTIVATIONS):
         expected = dlfp4.grouped_matmul(ROWS, q.mT, ENDS, **options).to_torch()
         assert torch.equal(dt.grouped_matmul(ROWS, w.mT, ENDS, **options), expected)
     expected = dlfp4.grouped_matmul(dlfp4.quantize(ROWS, "nvfp4"), q.mT, ENDS).to_torch()

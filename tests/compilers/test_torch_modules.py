@@ -112,12 +112,18 @@ def test_linear_is_the_product():
     layer.load_state_dict({"weight": dt.quantize(weight, "nvfp4"), "bias": bias})
     w = dlfp4.quantize(weight, "nvfp4")
     assert torch.equal(layer(x), dlfp4.matmul(x, w.mT, activation="int8").to_torch() + bias)
+    layer.activation = "mxfp8"
+    assert torch.equal(layer(x), dlfp4.matmul(dlfp4.quantize(x, "mxfp8_e4m3"), w.mT).to_torch() + bias)
     layer.activation = None
     assert torch.equal(layer(x), F.linear(x, layer.weight, bias))
     with pytest.raises(ValueError, match="expected one of"):
         dt.Linear(64, 8, format="nvfp4", convention="modelopts")
     with pytest.raises(ValueError, match="blocks"):
         dt.Linear(60, 8, format="nvfp4")
+    with pytest.raises(ValueError, match="activation='fp8': expected None or one of"):
+        dt.Linear(64, 8, format="nvfp4", activation="fp8")
+    with pytest.raises(ValueError, match="activation='fp8': expected None or one of"):
+        dt.quantize_(torch.nn.Linear(64, 8), "nvfp4", activation="fp8")
 
 
 CONVENTIONS = {

@@ -147,6 +147,20 @@ def test_matmul(name):
         assert torch.equal(dt.matmul(parts_of(w), parts_of(w).mT), dlfp4.matmul(w, w.mT).to_torch())
 
 
+@pytest.mark.parametrize("activation", ["fp8_1x128", "mxfp8", "fp8_row"])
+def test_activations(activation):
+    x, w = randn(3, 256, dtype="bfloat16"), dlfp4.quantize(randn(*SHAPE), "fp8_128x128")
+    expected = dlfp4.matmul(x, w.mT, activation=activation).to_torch()
+    assert expected.dtype == torch.bfloat16
+    for _ in range(3):  # other work than that of a product that is known comes first
+        assert torch.equal(dt.matmul(x, parts_of(w).mT, activation=activation), expected)
+    assert torch.equal(dt.matmul(x.float(), parts_of(w).mT, activation=activation, out_dtype=torch.bfloat16), expected)
+    out = torch.empty_like(expected)
+    assert dt.matmul(x, parts_of(w).mT, activation=activation, out=out) is out
+    assert torch.equal(out, expected)
+    opcheck(ops.matmul.default, x, *codes_of(parts_of(w).mT), activation=activation)
+
+
 def test_sums_of_products():
     q, x = dlfp4.quantize(randn(4, 64), "nvfp4"), randn(4, 64)
     pairs = dt.cast(x, "float4_e2m1fn")

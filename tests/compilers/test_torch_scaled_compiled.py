@@ -102,8 +102,9 @@ def test_training_the_master_straight_through():
     assert torch.equal(masters[0].grad, masters[1].grad)
 
 
-def test_a_layer_that_rounds_activations():
-    module = dt.quantize_(model(), "nvfp4", activation="int8")
+@pytest.mark.parametrize("activation", ["int8", "fp8_1x128", "mxfp8", "fp8_row"])
+def test_a_layer_that_rounds_activations(activation):
+    module = dt.quantize_(model(), "nvfp4", activation=activation)
     x = values(4, 64)
     assert torch.equal(compiled(module)(x), module(x))
 

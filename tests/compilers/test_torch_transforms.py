@@ -60,6 +60,24 @@ def test_gradients_of_matmul():
     assert torch.allclose(row.grad, dense.sum(0), rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize("activation", ["int8", "fp8_1x128", "mxfp8", "fp8_row"])
+def test_gradients_pass_roundings_of_activations(activation):
+    x, dense = X.clone().requires_grad_(), dt.dequantize(W)
+    weights = randn(3, 32, seed=2)
+
+    def product(x):
+        return dt.matmul(x, W.mT, alpha=0.5, activation=activation)
+
+    (product(x) * weights).sum().backward()
+    assert torch.allclose(x.grad, 0.5 * weights @ dense, atol=1e-5)
+    value, tangent = torch.func.jvp(product, (X,), (randn(3, 64, seed=5),))
+    assert torch.equal(value, dlfp4.matmul(X, dlfp4.quantize(randn(32, 64), "nvfp4").mT, alpha=0.5,
+                                           activation=activation).to_torch())  # fmt: skip
+    assert torch.allclose(tangent, 0.5 * randn(3, 64, seed=5) @ dense.mT, atol=1e-4)
+    batch = randn(5, 3, 64, seed=6)
+    check_equal(torch.func.vmap(product)(batch), product(batch))
+
+
 def test_gradients_of_sums():
     x, y = randn(2, 4).requires_grad_(), randn(4, seed=3).requires_grad_()
     (dt.vecdot(x, y) * torch.tensor([1.0, 2.0])).sum().backward()

@@ -65,6 +65,10 @@ def test_products(device):
     np.testing.assert_allclose(jax.jit(lambda x, w: dj.matmul(x, w.mT))(x, of_w), expected, rtol=1e-5, atol=1e-2)
     batched = jax.jit(jax.vmap(lambda x, w: dj.matmul(x[None], w.mT)[0], in_axes=(0, None)))
     np.testing.assert_allclose(batched(x, of_w), expected, rtol=1e-5, atol=1e-2)
+    for activation in ("fp8_1x128", "mxfp8", "fp8_row"):
+        rounded = jax.jit(lambda x, w, activation=activation: dj.matmul(x, w.mT, activation=activation))
+        eager = dlfp4.matmul(X[:4], w.mT, activation=activation).to_numpy()
+        np.testing.assert_allclose(rounded(x, of_w), eager, rtol=1e-5, atol=1e-2)
     sums = jax.jit(dj.vecdot)(of_w, jax.device_put(X, device))
     np.testing.assert_allclose(sums, dlfp4.vecdot(w, X).to_numpy(), rtol=1e-5, atol=1e-3)
 

@@ -374,7 +374,7 @@ def test_every_reason_is_told():
     ("options", "error", "message"),
     [
         ({"backend": "abacus"}, ValueError, "expected 'auto' or one of cpu, cuda, cuda_fp8, torch"),
-        ({"activation": "int4"}, ValueError, "expected None or 'int8'"),
+        ({"activation": "int4"}, ValueError, "expected None or one of 'int8', 'fp8_1x128', 'mxfp8', 'fp8_row'"),
         ({"out_dtype": "float8_e4m3fn"}, TypeError, "expected one of float32"),
         ({"stream": 1}, ValueError, "host memory has no streams"),
         ({"out": np.zeros((2, 31), np.float32)}, ValueError, "out has shape"),

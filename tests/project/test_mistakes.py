@@ -120,7 +120,7 @@ MISTAKES = {
     "no such activation": (
         lambda: dlfp4.matmul(X, W.mT, activation="int4"),
         ValueError,
-        "activation='int4': expected None or 'int8'",
+        "activation='int4': expected None or one of 'int8', 'fp8_1x128', 'mxfp8', 'fp8_row'",
     ),
     "a factor that is a word": (
         lambda: dlfp4.matmul(X, W.mT, alpha="2"),

@@ -103,6 +103,7 @@ def products(array: npt.NDArray[np.float32], tensor: dlfp4.Tensor) -> None:
     with dlfp4.autotune("choices.json"):
         assert_type(dlfp4.matmul(tensor, weight.mT, alpha=2, out=array, backend="cpu"), dlfp4.Tensor)
         assert_type(dlfp4.grouped_matmul(tensor, weight.mT, array, indices=array, tokens=4), dlfp4.Tensor)
+        assert_type(dlfp4.matmul(tensor, weight.mT, activation="mxfp8"), dlfp4.Tensor)
     with dlfp4.autotune(Path("choices.json")), dlfp4.autotune():
         dlfp4.matmul(array, weight.mT, activation="int4")  # type: ignore[arg-type]
     dlfp4.autotune(b"choices.json")  # type: ignore[arg-type]
