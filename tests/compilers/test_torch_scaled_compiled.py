@@ -69,7 +69,7 @@ def test_inductor(format):
     x, y = (values(4, 128).requires_grad_() for _ in range(2))
     torch.compile(module, fullgraph=True, dynamic=True)(x).sum().backward()
     module(y).sum().backward()
-    assert torch.equal(x.grad, y.grad)
+    assert torch.allclose(x.grad, y.grad, rtol=1e-4, atol=1e-5)  # products of PyTorch, in layouts of its own
 
 
 def test_what_compiled_code_depends_on():
