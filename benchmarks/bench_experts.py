@@ -14,18 +14,17 @@ product of bfloat16 and, on a GPU, that of FP8 with a scale a row.
 """
 
 import argparse
-import copy
+import itertools
 import math
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import harness
 import ml_dtypes
 import numpy as np
-from bench_matmul_gpu import COLD_BYTES, warmed
-from harness import Call, Case, GraphCase, Table, list_of, number
+from bench_matmul_gpu import cold, make_cases
+from harness import Call, Case, Table, list_of, number
 
 import dlfp4
 
@@ -133,8 +132,6 @@ def bytes_of(shape: Shape, nbytes: int, routing: Routing) -> int:
 
 # ---- On the host
 
-HOST = ("dlfp4", "a call an expert", "torch bf16")
-
 
 def call_each(x: Any, experts: list[Any], busy: list[tuple[int, int, int]], out: Any) -> None:
     """dlfp4.matmul for each expert that has rows."""
@@ -144,6 +141,9 @@ def call_each(x: Any, experts: list[Any], busy: list[tuple[int, int, int]], out:
 
 class HostWeights:
     """A stack in every form that the cases multiply."""
+
+    cases = ("dlfp4", "a call an expert", "torch bf16")
+    limit = "copy"
 
     def __init__(self, torch: Any, format: str, shape: Shape) -> None:
         rng = np.random.default_rng(1)
@@ -171,6 +171,19 @@ class HostWeights:
         }  # fmt: skip
         return Group(shape, self.format, tokens, threads, routing, cases)
 
+    def groups(self, options: argparse.Namespace) -> Iterator[Group]:
+        """By so many threads, so many tokens."""
+        for threads in options.threads:
+            dlfp4.set_num_threads(threads)
+            if not isinstance(self.torch, harness.Missing):
+                self.torch.set_num_threads(threads or harness.usable_cores())
+            for tokens in options.tokens:
+                yield self.group(tokens, threads, options)
+
+    def measure(self, group: Group, options: argparse.Namespace) -> None:
+        """Time the cases in turn."""
+        harness.measure(list(group.cases.values()), options.rounds, options.slice_ms)
+
     def by_torch(self, torch: Any, rows: Any, routing: Routing) -> Case:
         """PyTorch's product of bfloat16 weights."""
         if isinstance(torch, harness.Missing):
@@ -180,50 +193,25 @@ class HostWeights:
         return Case("torch bf16", "f(x, w, offs=e)", f=grouped, x=x, w=self.plain.mT, e=torch.from_numpy(routing.ends))
 
 
-def measure_host(options: argparse.Namespace) -> tuple[Table, list[Group]]:
-    """All groups on the host."""
-    torch = harness.load("torch")
-    table = Table(("tokens", "rows", *HOST, "copy", "best peer / dlfp4", "dlfp4 / copy"))
-    groups = []
-    for format in options.formats:
-        for shape in options.shapes:
-            weights = HostWeights(torch, format, shape)
-            for threads in options.threads:
-                dlfp4.set_num_threads(threads)
-                if not isinstance(torch, harness.Missing):
-                    torch.set_num_threads(threads or harness.usable_cores())
-                for tokens in options.tokens:
-                    group = weights.group(tokens, threads, options)
-                    harness.measure(list(group.cases.values()), options.rounds, options.slice_ms)
-                    for case in group.cases.values():
-                        case.release()
-                    table.sections.setdefault(f"{group.title}, microseconds", []).append(group.row(HOST))
-                    groups.append(group)
-    return table, groups
-
-
 # ---- On a GPU
-
-GPU = ("dlfp4", "a call an expert", "torch bf16", "torch fp8 rows")
 
 
 class DeviceWeights:
     """A stack in every form, in as many copies as are cold."""
 
+    cases = ("dlfp4", "a call an expert", "torch bf16", "torch fp8 rows")
+    limit = "floor"
+
     def __init__(self, torch: Any, format: str, shape: Shape) -> None:
         self.torch, self.format, self.shape = torch, format, shape
         size = (shape.experts, shape.n, shape.k)
-        self.plain = self.cold(torch.randn(size, device="cuda", dtype=torch.bfloat16))
+        self.plain = cold(torch.randn(size, device="cuda", dtype=torch.bfloat16), 2 * math.prod(size))
         quantized = dlfp4.quantize(self.plain[0], format)
         self.nbytes = quantized.nbytes
-        self.prepared = [w.prepare() for w in self.cold(quantized)]
-        self.experts = [[w[e].prepare().mT for e in range(shape.experts)] for w in self.cold(quantized)]
-        self.fp8 = self.cold(self.plain[0].to(torch.float8_e4m3fn))
+        self.prepared = [w.prepare() for w in cold(quantized, self.nbytes)]
+        self.experts = [[w[e].prepare().mT for e in range(shape.experts)] for w in cold(quantized, self.nbytes)]
+        self.fp8 = cold(self.plain[0].to(torch.float8_e4m3fn), math.prod(size))
         self.ones = torch.ones(shape.experts, shape.n, device="cuda")
-
-    def cold(self, x: Any) -> list[Any]:
-        """So many copies that the caches hold none."""
-        return [x, *(copy.deepcopy(x) for _ in range(math.ceil(COLD_BYTES / x.nbytes)))]
 
     def group(self, tokens: int, options: argparse.Namespace) -> Group:
         """Some tokens by each."""
@@ -252,42 +240,43 @@ class DeviceWeights:
             options = {"offs": ends, "out_dtype": torch.bfloat16}
             return [lambda w=w: torch._scaled_grouped_mm(rows8, w.mT, ones, self.ones, **options) for w in self.fp8]
 
-        def cold(label: str, make: Callable[[], Sequence[Call]]) -> GraphCase:
-            return GraphCase(label, lambda: warmed(make()))
-
-        cases = {name: cold(name, make) for name, make in zip(GPU, (ours, by_calls, by_bfloat16, by_fp8), strict=True)}
+        cases = make_cases(dict(zip(self.cases, (ours, by_calls, by_bfloat16, by_fp8), strict=True)))
         moved = bytes_of(shape, self.nbytes, routing) / options.bandwidth / 1e3
         multiplied = 2 * len(rows) * shape.n * shape.k / options.rate / 1e6
         return Group(shape, self.format, tokens, 0, routing, cases, max(moved, multiplied))
 
+    def groups(self, options: argparse.Namespace) -> Iterator[Group]:
+        """So many tokens."""
+        return (self.group(tokens, options) for tokens in options.tokens)
 
-def measure_gpu(options: argparse.Namespace) -> tuple[Table, list[Group]]:
-    """All groups on a GPU: each round has another order."""
-    torch = harness.load("torch")
-    table = Table(("tokens", "rows", *GPU, "floor", "best peer / dlfp4", "dlfp4 / floor"))
-    groups = []
-    for format in options.formats:
-        for shape in options.shapes:
-            weights = DeviceWeights(torch, format, shape)
-            for tokens in options.tokens:
-                group = weights.group(tokens, options)
-                cases = list(group.cases.values())
-                for case in cases:
-                    case.capture(torch)
-                    case.replay(torch)
-                    case.microseconds.clear()
-                order = random.Random(0)
-                for _ in range(options.rounds):
-                    for case in order.sample(cases, len(cases)):
-                        case.replay(torch)
-                table.sections.setdefault(f"{group.title}, microseconds", []).append(group.row(GPU))
-                groups.append(group)
-            del weights
-            torch.cuda.empty_cache()
-    return table, groups
+    def measure(self, group: Group, options: argparse.Namespace) -> None:
+        """Time graphs in turn."""
+        cases = list(group.cases.values())
+        harness.capture_each(self.torch, cases)
+        harness.replay_in_turns(self.torch, cases, options.rounds)
 
 
 # ---- The run
+
+
+def measure(options: argparse.Namespace) -> tuple[Table, list[Group]]:
+    """All groups; a stack is gone when the next one comes."""
+    torch = harness.load("torch")
+    made: Any = DeviceWeights if options.gpu else HostWeights
+    table = Table(("tokens", "rows", *made.cases, made.limit, "best peer / dlfp4", f"dlfp4 / {made.limit}"))
+    groups = []
+    for format, shape in itertools.product(options.formats, options.shapes):
+        weights = made(torch, format, shape)
+        for group in weights.groups(options):
+            weights.measure(group, options)
+            for case in group.cases.values():
+                case.release()
+            table.sections.setdefault(f"{group.title}, microseconds", []).append(group.row(made.cases))
+            groups.append(group)
+        del weights
+        if options.gpu:
+            torch.cuda.empty_cache()
+    return table, groups
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -314,7 +303,7 @@ def main() -> None:
     options = parse_arguments()
     machine = harness.describe_machine(PEERS)
     print("\n".join(harness.machine_lines(machine)))
-    table, groups = (measure_gpu if options.gpu else measure_host)(options)
+    table, groups = measure(options)
     table.print()
     print(
         "\n".join(

@@ -16,6 +16,7 @@ import json
 import math
 import os
 import platform
+import random
 import statistics
 import sys
 import time
@@ -218,10 +219,30 @@ class GraphCase:
             times.append(time_on_device(torch, self.graph.replay) / self.calls)
         self.alone = statistics.median(times[len(times) // 2 :]) if times else None
 
+    def release(self) -> None:
+        """Let go of the graph, and of what its calls hold."""
+        self.graph, self.make = None, list
+
     @property
     def median(self) -> float | None:
         """Microseconds a call."""
         return statistics.median(self.microseconds) if self.microseconds else None
+
+
+def capture_each(torch: Any, cases: Iterable[GraphCase]) -> None:
+    """Graphs of all cases, each replayed once, which loads it."""
+    for case in cases:
+        case.capture(torch)
+        case.replay(torch)
+        case.microseconds.clear()
+
+
+def replay_in_turns(torch: Any, cases: Sequence[GraphCase], rounds: int) -> None:
+    """Each round has another order: a case that follows a busy one finds the device at a lower clock."""
+    order = random.Random(0)
+    for _ in range(rounds):
+        for case in order.sample(cases, len(cases)):
+            case.replay(torch)
 
 
 def capture_all(torch: Any, calls: Sequence[Call]) -> Any:
