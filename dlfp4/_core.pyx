@@ -5,10 +5,9 @@ import collections
 import copyreg
 import functools
 import importlib
-import math
-import operator
 import os
 import pickle
+import reprlib
 import sys
 import threading
 import weakref
@@ -17,6 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from dlfp4 import frameworks, show
+from dlfp4.extents import bounded_product, count_elements as count_of, listed
 from dlfp4.formats import (
     BIASES as _BIASES, FLOATS as _FLOATS, ZERO_POINTS as _ZERO_POINTS, Format, FormatTable, code_of_scale, find_recipe,
     largest_scale_of, own_offsets, pow2_of, scale_type,
@@ -37,7 +37,7 @@ from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
 from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF, PyObject
 from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
 from libc.math cimport INFINITY
-from libc.stdint cimport INT64_MAX, int8_t, int32_t, int64_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport INT64_MAX, INT64_MIN, int8_t, int32_t, int64_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcmp, memcpy, memset, strncmp
 
 from dlfp4._dlpack cimport *

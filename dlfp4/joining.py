@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,7 @@ from dlfp4._core import (
     quantize,
     unpack,
 )
+from dlfp4.extents import count_elements
 from dlfp4.formats import offset_parts
 from dlfp4.frameworks.base import SUBBYTE
 from dlfp4.receipts import Array, Receipt, all_exact, join_lines, receipt_of, relative_errors, sum_up
@@ -216,7 +216,7 @@ def check_borders(given: Sequence[ScaledTensor], along: int) -> None:
     lines, length = (1, 1) if q.format.block is None else q.format.block_in(1, 1)
     step = max(1, length if along_lines else lines)
     for each in given if 0 < along < q.ndim - 1 else given[:-1]:
-        extent = each.shape[-1] if columns else math.prod(each.shape[along:-1])  # rows that stay together
+        extent = each.shape[-1] if columns else count_elements(each.shape[along:-1])  # rows that stay together
         if extent % step:
             what = "columns" if columns else "rows"
             raise ValueError(
@@ -271,7 +271,7 @@ def place(parts: Sequence[Tensor], result: Tensor, given: Sequence[ScaledTensor]
     columns = along == q.ndim - 1
     dim, spread, views = int(columns != turned), result, list(parts)
     if not columns and along > 0:
-        batches = math.prod(q.shape[:along])
+        batches = count_elements(q.shape[:along])
         dim, spread = 1, result.reshape((batches, -1, result.shape[1]))
         views = [part.reshape((batches, -1, part.shape[1])) for part in parts]
     start = 0

@@ -8,7 +8,6 @@ Arguments are values of a compiler's graph: tensors, and constants that are equa
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
@@ -16,6 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from dlfp4 import _core
+from dlfp4.extents import count_elements
 from dlfp4.formats import FLOATS, Recipe, find_recipe, offset_parts
 from dlfp4.proto import TensorProto
 
@@ -253,11 +253,11 @@ def _quantize(
 
 def _granularity_of(units: TensorProto, x: TensorProto, axis: Sequence[int], format: str) -> Any:
     """Which part of a tensor given global scales are of."""
-    count = math.prod(units.shape)
+    count = count_elements(units.shape)
     if count == 1:
         return "tensor"
     block = _core._find_format(format).block
-    lines = x.shape[-1] if -2 in axis else math.prod(x.shape[:-1])
+    lines = x.shape[-1] if -2 in axis else count_elements(x.shape[:-1])
     return "row" if count == lines and block is not None and block[0] == 1 else "matrix"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import numpy as np
 
 from dlfp4 import _core, frameworks
 from dlfp4._core import Buffer
+from dlfp4.extents import count_elements
 from dlfp4.formats import Format, check_global_scale, offsets_of, own_offsets, scale_type
 from dlfp4.frameworks.base import COMMON, COMPLEX, FP8, SUBBYTE
 
@@ -565,7 +565,7 @@ def _granularity(q: ScaledTensor) -> GlobalScalePer:
     unit = q.global_scale
     if unit is None or unit.ndim == 0:
         return "tensor"
-    lines = q.shape[-1] if q.axis == -2 else math.prod(q.shape[:-1])
+    lines = q.shape[-1] if q.axis == -2 else count_elements(q.shape[:-1])
     return "row" if unit.size == lines and q.format.block is not None and q.format.block[0] == 1 else "matrix"
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dlfp4.extents import count_elements
 from dlfp4.formats import offset_parts
 from dlfp4.frameworks.base import PADDED, is_row_major, row_of
 
@@ -56,12 +56,12 @@ def show(x: Tensor | ScaledTensor, is_on_host: bool) -> str:
 
 def is_abbreviated(shape: tuple[int, ...]) -> bool:
     """Whether NumPy would abbreviate so many elements."""
-    return math.prod(shape) > min(np.get_printoptions()["threshold"], MOST_READ)
+    return count_elements(shape) > min(np.get_printoptions()["threshold"], MOST_READ)
 
 
 def sample_of(x: Tensor | ScaledTensor) -> np.ndarray[Any, Any] | None:
     """All values, or those at the edges; None where the memory is gone, or where only the whole could be decoded."""
-    is_large = math.prod(x.shape) > MOST_READ
+    is_large = count_elements(x.shape) > MOST_READ
     try:
         if is_scaled(x):
             return None if is_large else numbers(x.dequantize())
@@ -73,7 +73,7 @@ def sample_of(x: Tensor | ScaledTensor) -> np.ndarray[Any, Any] | None:
 def corners(x: Tensor) -> np.ndarray[Any, Any] | None:
     """The first and last elements along each dimension, somewhat more than are shown; None where they are too many."""
     kept = np.get_printoptions()["edgeitems"] + 1 & ~1  # so that packed elements start on bytes
-    if math.prod(min(extent, 2 * kept) for extent in x.shape) > MOST_READ:
+    if count_elements(min(extent, 2 * kept) for extent in x.shape) > MOST_READ:
         return None
     return take_corners(x, 0, kept)
 

@@ -28,6 +28,7 @@ from dlfp4._core import (
     formats,
     quantize,
 )
+from dlfp4.extents import count_elements
 from dlfp4.formats import RECIPES, Format, Recipe, offset_parts
 from dlfp4.receipts import (
     Array,
@@ -151,7 +152,7 @@ def transcode_codes(q: ScaledTensor, target: Any, recipe: _RecipeLike | None) ->
 
 def as_matrix(q: ScaledTensor) -> ScaledTensor:
     """Lines as the rows of a matrix, with blocks along them."""
-    shape = (math.prod(q.shape[:-1]), q.shape[-1])
+    shape = (count_elements(q.shape[:-1]), q.shape[-1])
     matrix = ScaledTensor.from_parts(
         q.data, q.scales, units_of_lines(q, shape), format=q.format, axis=q.axis, shape=shape, **offset_parts(q)
     )
@@ -638,7 +639,7 @@ def largest_magnitude(q: ScaledTensor) -> float:
     for rows in chunks(q, q.format):
         values = dequantize(q[rows])
         whole.add(rows.start, values, values)
-    return whole.sizes.item() if math.prod(q.shape) else 0.0
+    return whole.sizes.item() if count_elements(q.shape) else 0.0
 
 
 def improve(values: Tensor, part: ScaledTensor) -> None:
@@ -660,7 +661,7 @@ def are_equal(a: Tensor, b: Tensor) -> bool:
 
 def through_powers(q: ScaledTensor, target: Target) -> tuple[ScaledTensor, Receipt] | None:
     """Two levels by way of FP4 under powers of two, where that is exact; the first lines tell whether it may be."""
-    if target.format.repeats_scales or not math.prod(q.shape):
+    if target.format.repeats_scales or not count_elements(q.shape):
         return None
     powers = Target(formats()["mxfp4_16"], None, requantizes=False, has_unit=True)
     first = chunks(q, powers.format)[0]

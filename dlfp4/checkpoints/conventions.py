@@ -7,7 +7,6 @@ differ in names, containers and the meaning of the global scale; what else diffe
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from dlfp4._core import _refuse_hadamard
 from dlfp4.checkpoints import comfyui
 from dlfp4.checkpoints.integers import PACKINGS
 from dlfp4.checkpoints.names import is_part, last, listed, module_of
+from dlfp4.extents import count_elements
 from dlfp4.formats import Format
 from dlfp4.show import summary
 
@@ -315,7 +315,7 @@ def assemble(parts: list[Any], spelling: Spelling) -> ScaledTensor | None:
     if scales.ndim == 4 and scales.shape[1::2] == (1, 1):  # ModelOpt's tiles
         scales = scales.reshape(scales.shape[::2])
     unit = parts[2] if len(parts) > 2 else None
-    if unit is not None and not (unit.dtype == np.float32 and unit.size in (1, math.prod(data.shape[:-2]))):
+    if unit is not None and not (unit.dtype == np.float32 and unit.size in (1, count_elements(data.shape[:-2]))):
         return None
     for format in (dlfp4.formats()[name] for name in spelling.formats):
         elements = as_elements(data, spelling, format)
@@ -612,7 +612,7 @@ def stored_unit(name: str, q: ScaledTensor, spelling: Spelling) -> Tensor | None
                 f"stores none; quantize with global_scale=1"
             )
         return None
-    if unit is not None and unit.size > 1 and unit.size != math.prod(q.shape[:-2]):
+    if unit is not None and unit.size > 1 and unit.size != count_elements(q.shape[:-2]):
         raise ValueError(f"{name} has a global scale a row, but {spelling.convention} stores one a matrix")
     if not spelling.encodes:
         return as_unit(np.ones((), np.float32) if unit is None else unit, q, spelling)

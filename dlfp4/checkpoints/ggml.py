@@ -7,7 +7,6 @@ element j + G / 2 in its high nibble, where dlfp4 has elements 2 j and 2 j + 1.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +16,7 @@ import numpy.typing as npt
 import dlfp4
 from dlfp4 import ScaledTensor, Tensor
 from dlfp4._core import _refuse_hadamard
+from dlfp4.extents import count_elements
 from dlfp4.show import summary
 
 Octets = npt.NDArray[np.uint8]
@@ -133,7 +133,7 @@ def count_blocks(shape: tuple[int, ...], block: Block, format: str) -> int:
     """How many blocks a tensor takes; ValueError where its rows do not divide into them."""
     if not shape or shape[-1] % block.elements:
         raise ValueError(f"shape {shape}: ggml's blocks of {format} need a last axis in multiples of {block.elements}")
-    return math.prod(shape) // block.elements
+    return count_elements(shape) // block.elements
 
 
 def interleave(groups: Octets) -> Octets:

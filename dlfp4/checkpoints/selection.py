@@ -6,7 +6,6 @@ quantized, in a convention known here or not, is kept with all that belongs to i
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from dlfp4 import Recipe, ScaledTensor, Tensor
 from dlfp4._core import _buffers_of, _find_format
 from dlfp4.checkpoints.conventions import find_spelling, scales_shape
 from dlfp4.checkpoints.names import fused_with, is_part, last, module_of
+from dlfp4.extents import count_elements
 from dlfp4.formats import FLOATS, Format, find_recipe
 from dlfp4.frameworks.base import is_row_major
 from dlfp4.suggest import did_you_mean
@@ -401,7 +401,7 @@ class Model:
         for stem in {own, DATA.sub("", own)}:
             self.stems.setdefault((module, stem), name)
         largest = self.largest.get(module)
-        if largest is None or math.prod(self.shapes[name][1]) > math.prod(self.shapes[largest][1]):
+        if largest is None or count_elements(self.shapes[name][1]) > count_elements(self.shapes[largest][1]):
             self.largest[module] = name
 
     def why_quantized(self, name: str) -> str:
@@ -440,7 +440,7 @@ class Model:
         data = self.largest.get(module, "")
         if not data or not module:
             return ""
-        count, codes = (math.prod(self.shapes[each][1]) for each in (name, data))
+        count, codes = (count_elements(self.shapes[each][1]) for each in (name, data))
         is_layer = module == module_of(name) and bool(LEAVES.match(last(data)))
         return data if is_layer or 2 * count <= codes else ""
 

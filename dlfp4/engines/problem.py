@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import ml_dtypes
 
 from dlfp4._core import ScaledTensor, Tensor, _parse_dtype, _plain, _without_global_scale, cast, dequantize
+from dlfp4.extents import count_elements
 from dlfp4.formats import FLOATS
 from dlfp4.frameworks import base
 from dlfp4.show import summary
@@ -50,7 +50,7 @@ class Problem(NamedTuple):
     @property
     def rows(self) -> int:
         """M, of all batches together."""
-        return math.prod(self.a.shape[:-1])
+        return count_elements(self.a.shape[:-1])
 
     @property
     def device(self) -> Device:

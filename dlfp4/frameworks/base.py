@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -14,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
+
+from dlfp4.extents import count_elements
 
 if TYPE_CHECKING:
     from dlfp4 import Tensor
@@ -351,10 +352,12 @@ def check_shared(framework: str, tensor: Tensor, copy: bool | None, pointer: int
 
 def is_row_major(tensor: Tensor) -> bool:
     """Whether the elements lie without gaps in row-major order."""
+    if tensor.size == 0:
+        return True
     expected = 1
     for extent, stride in zip(reversed(tensor.shape), reversed(tensor.strides), strict=True):
         if extent > 1 and stride != expected:
-            return tensor.size == 0
+            return False
         expected *= extent
     return True
 
@@ -395,14 +398,14 @@ def dtype_of(name: str) -> np.dtype:
 
 def num_bytes(shape: Iterable[int], dtype: np.dtype) -> int:
     """The bytes of compact elements, packed below 8 bits."""
-    return -(-math.prod(shape) * SUBBYTE.get(dtype.name, 8 * dtype.itemsize) // 8)
+    return -(-count_elements(shape) * SUBBYTE.get(dtype.name, 8 * dtype.itemsize) // 8)
 
 
 def as_array(octets: bytes | np.ndarray, shape: Iterable[int], dtype: np.dtype) -> np.ndarray:
     """The bytes of compact elements, packed below 8 bits, as an array of one element an item."""
     dims, flat = tuple(shape), np.frombuffer(octets, np.uint8)
     if dtype.name in SUBBYTE:
-        flat = unpack_codes(flat, SUBBYTE[dtype.name], math.prod(dims))
+        flat = unpack_codes(flat, SUBBYTE[dtype.name], count_elements(dims))
     return flat.view(dtype).reshape(dims)
 
 

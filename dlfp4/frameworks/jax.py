@@ -76,11 +76,13 @@ def _takes_read_only() -> bool:
 
 def _is_compact(tensor: Tensor) -> bool:
     """Whether some order of the dimensions has no gaps."""
+    if tensor.size == 0:
+        return True
     dims = sorted((stride, extent) for stride, extent in zip(tensor.strides, tensor.shape, strict=True) if extent != 1)
     expected = 1
     for stride, extent in dims:
         if stride != expected:
-            return tensor.size == 0
+            return False
         expected *= extent
     return True
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import math
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from dlfp4._core import _refusal, _single_shape
+from dlfp4.extents import BEYOND, bounded_product
 from dlfp4.frameworks import base
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def cannot_import(tensor: Tensor) -> tuple[str, str] | None:
             "it reads memory of a GPU in whole elements, which start on multiples of their size",
             "call .copy() first",
         )
-    if tensor.size == 0 and math.prod(extent for extent in tensor.shape if extent) >= 1 << 63:
+    if tensor.size == 0 and bounded_product(extent for extent in tensor.shape if extent) == BEYOND:
         return "it multiplies extents, of empty tensors too, to more than 63 bits", "call .reshape((0,)) first"
     return None
 

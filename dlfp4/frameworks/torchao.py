@@ -5,13 +5,13 @@ They are no producers: the core asks here where it meets one (``asarray``), and 
 
 from __future__ import annotations
 
-import math
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from dlfp4._core import ScaledTensor, _refuse_hadamard, _refuse_turned, asarray, formats, pack, unpack
+from dlfp4.extents import count_elements
 from dlfp4.frameworks import base
 from dlfp4.show import summary
 
@@ -86,7 +86,7 @@ def as_element(data: Tensor, element: np.dtype[Any]) -> Tensor:
 
 def check_tiles(x: Any, shape: tuple[int, ...], size: int) -> None:
     """ValueError where torchao pads each matrix of a stack by itself."""
-    rows = math.prod(shape[:-1])
+    rows = count_elements(shape[:-1])
     expected = -(-rows // 128) * 128 * (-(-shape[-1] // x.block_size // 4) * 4)
     if size != expected:
         raise ValueError(

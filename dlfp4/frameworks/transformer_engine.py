@@ -7,12 +7,12 @@ never imported and was never run with this.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from dlfp4._core import ScaledTensor, asarray
+from dlfp4.extents import count_elements
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,7 +63,7 @@ def columns_of(x: Any) -> Parts:
 
 def lines_of(data: Any, length: int) -> tuple[int, int]:
     """How many lines data has, and how many blocks of so many elements a line."""
-    return math.prod(data.shape[:-1]), -(-data.shape[-1] // length)
+    return count_elements(data.shape[:-1]), -(-data.shape[-1] // length)
 
 
 def join(x: Any, format: str, parts: Parts, shape: tuple[int, ...]) -> ScaledTensor:
@@ -72,7 +72,7 @@ def join(x: Any, format: str, parts: Parts, shape: tuple[int, ...]) -> ScaledTen
     blocks = lines_of(data.view("float4_e2m1fn") if format == "nvfp4" else data, 16 if format == "nvfp4" else 32)
     swizzled = bool(getattr(x, "_with_gemm_swizzled_scales", False))
     expected = tuple(-(-size // whole) * whole for size, whole in zip(blocks, TILE, strict=True))
-    if parts.scales.numel() != math.prod(expected):
+    if parts.scales.numel() != count_elements(expected):
         raise ValueError(
             f"{type(x).__name__} of shape {shape} has {parts.scales.numel()} scales; expected {expected}, whole tiles"
         )
@@ -109,7 +109,7 @@ def read_mxfp8(x: Any) -> ScaledTensor:
     if parts is not None:
         return join(x, format, parts, tuple(parts.data.shape))
     parts = columns_of(x)
-    rows, columns = math.prod(parts.data.shape[:-1]), parts.data.shape[-1]
+    rows, columns = count_elements(parts.data.shape[:-1]), parts.data.shape[-1]
     if getattr(x, "_with_gemm_swizzled_scales", False):
         raise ValueError(f"{type(x).__name__} has swizzled scales along columns alone, in an order that dlfp4 has not")
     scales = asarray(parts.scales)[: -(-rows // 32), :columns]

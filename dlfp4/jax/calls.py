@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from dlfp4._core import Buffer
+from dlfp4.extents import count_elements
 from dlfp4.frameworks.base import SUBBYTE
 from dlfp4.frameworks.jax import FP6
 from dlfp4.jax import sharding
@@ -57,7 +58,7 @@ def steps_of(proto: TensorProto) -> list[int]:
     steps = []
     for buffer in proto.buffers():
         width = SUBBYTE.get(buffer.dtype.name, 8 * buffer.dtype.itemsize) if proto.packed else 8
-        bits = math.prod(buffer.shape) * width
+        bits = count_elements(buffer.shape) * width
         if bits % 8:
             raise ValueError(
                 f"vmap over {buffer.dtype} of shape {buffer.shape}, which do not fill bytes; pad them to an even number"

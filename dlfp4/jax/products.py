@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from dlfp4 import _core
 from dlfp4.arguments import format_of
+from dlfp4.extents import count_elements
 from dlfp4.frameworks.base import SUBBYTE
 from dlfp4.jax.calls import arrays_of
 from dlfp4.jax.codecs import Array
@@ -155,7 +155,7 @@ def matmul(
     of_a, arrays, problem = rounded(of_a, arrays, problem)
     candidates(problem, "cpu")  # which says why it does not multiply them
     if of_a.format is None:
-        of_a = replace(of_a, shape=(math.prod(of_a.shape[:-1]), of_a.shape[-1]))
+        of_a = replace(of_a, shape=(count_elements(of_a.shape[:-1]), of_a.shape[-1]))
         arrays = [arrays[0].reshape(arrays_of(of_a)[0][0])]
     (result,) = call(
         MATMUL,

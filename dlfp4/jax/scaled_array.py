@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -14,6 +13,7 @@ from jax.tree_util import GetAttrKey
 
 from dlfp4 import _core
 from dlfp4._core import ScaledTensor, Tensor
+from dlfp4.extents import count_elements
 from dlfp4.frameworks.base import SUBBYTE
 from dlfp4.frameworks.jax import FP6, WITHOUT_DLPACK
 from dlfp4.jax.calls import arrays_of
@@ -135,7 +135,7 @@ class ScaledArray:
     @property
     def size(self) -> int:
         """Number of elements."""
-        return math.prod(self.shape)
+        return count_elements(self.shape)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -166,9 +166,9 @@ class ScaledArray:
     @property
     def nbytes(self) -> int:
         """Bytes of the parts in memory, FP4 packed."""
-        stacked = math.prod(self.stack)
+        stacked = count_elements(self.stack)
         return stacked * sum(
-            -(-math.prod(shape) * SUBBYTE.get(dtype.name, 8 * dtype.itemsize) // 8)
+            -(-count_elements(shape) * SUBBYTE.get(dtype.name, 8 * dtype.itemsize) // 8)
             for shape, dtype in arrays_of(self.proto)
         )
 
@@ -297,7 +297,7 @@ def flattened(q: ScaledArray) -> ScaledArray:
     """The tensor as the matrix as which it is stored, unless its matrices have scales of their own."""
     if q.proto.global_scale_per == "matrix":
         return q
-    matrix = (math.prod(q.proto.shape[:-1]), q.proto.shape[-1])
+    matrix = (count_elements(q.proto.shape[:-1]), q.proto.shape[-1])
     return ScaledArray(q.parts, replace(q.proto, shape=matrix), source=q.source, is_transposed=q.is_transposed)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
@@ -12,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dlfp4 import _core
+from dlfp4.extents import count_elements
 from dlfp4.jax.codecs import FLOAT32, Array, cast, convert, elements
 from dlfp4.jax.primitives import call
 from dlfp4.jax.scaled_array import ScaledArray
@@ -145,7 +145,7 @@ def quantize_elements(
         operands, arrays = (proto, TensorProto(unit.shape, FLOAT32)), [array, unit]
     described = described_quantized(operands, {**options, "axes": axes})
     if described[0].global_scale_per != "matrix":  # rows and columns are all that counts
-        matrix = (math.prod(proto.shape[:-1]), proto.shape[-1])
+        matrix = (count_elements(proto.shape[:-1]), proto.shape[-1])
         operands, arrays = (replace(proto, shape=matrix), *operands[1:]), [array.reshape(matrix), *arrays[1:]]
     parts = iter(call(QUANTIZE, operands, arrays, axes=tuple(sorted(axes, reverse=True)), **options))
     made = {}

@@ -16,6 +16,7 @@ import jax
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from dlfp4.extents import count_elements
 from dlfp4.proto import TensorProto
 
 Dim: TypeAlias = tuple[str, ...]  # the factors of a dimension, the outermost first
@@ -61,7 +62,7 @@ class Rule:
             if dim[0].isdigit() or not (is_whole or self.sizes[dim[0]] % mesh.size):
                 return dim
             name = str(len(sizes))
-            sizes[name] = math.prod(self.sizes[factor] for factor in dim)
+            sizes[name] = count_elements(self.sizes[factor] for factor in dim)
             return (name,)
 
         operands, results = (
@@ -211,7 +212,7 @@ class Division:
 
     def parts(self, name: str) -> int:
         """How many shards a factor has."""
-        return math.prod(self.mesh.shape[axis] for axis in self.axes.get(name, ()))
+        return count_elements(self.mesh.shape[axis] for axis in self.axes.get(name, ()))
 
     def spec(self, dims: Dims) -> PartitionSpec:
         """Of an array."""
@@ -231,7 +232,7 @@ def divide(rule: Rule, mesh: Any, given: Sequence[Any], made: Sequence[Any] = ()
         spec = array.sharding.spec if isinstance(array.sharding, NamedSharding) else ()
         for entry, dim in zip(spec, dims, strict=False):
             wanted = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
-            parts = math.prod(mesh.shape[axis] for axis in wanted)
+            parts = count_elements(mesh.shape[axis] for axis in wanted)
             is_free = dim[0] not in axes and not dim[0].isdigit() and taken.isdisjoint(wanted)
             if wanted and is_free and rule.sizes[dim[0]] % parts == 0:
                 axes[dim[0]] = wanted

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from dlfp4 import _core, operations
+from dlfp4.extents import count_elements
 from dlfp4.formats import own_offsets
 from dlfp4.jax import sharding
 from dlfp4.jax.calls import Operation, Protos, call_handler, call_on_shard, shard_of
@@ -21,7 +21,7 @@ from dlfp4.proto import TensorProto
 
 def with_rows(proto: TensorProto, size: int) -> TensorProto:
     """The TensorProto of several such tensors, one after another, as one."""
-    shape = (size, *proto.shape) if proto.format is None else (size * math.prod(proto.shape[:-1]), proto.shape[-1])
+    shape = (size, *proto.shape) if proto.format is None else (size * count_elements(proto.shape[:-1]), proto.shape[-1])
     return replace(proto, shape=shape)
 
 
@@ -183,7 +183,7 @@ def rule_of_dequantize(operands: Protos, options: dict[str, Any], shapes: Shapes
 def multiplied(operands: Protos, options: dict[str, Any]) -> Protos:
     """Of matmul, as a matrix."""
     a, b = operands
-    rows = TensorProto((math.prod(a.shape[:-1]), a.shape[-1]), "float32")
+    rows = TensorProto((count_elements(a.shape[:-1]), a.shape[-1]), "float32")
     columns = TensorProto(b.shape[::-1] if options["turned"] else b.shape, "float32")
     return (operations.OPERATIONS["matmul"].result(rows, columns, **options),)
 

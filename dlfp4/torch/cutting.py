@@ -5,13 +5,13 @@ The rules are those of ``core/tensor/slices.pxi``, on tensors that need have no 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from dlfp4 import _core
+from dlfp4.extents import count_elements
 from dlfp4.frameworks.base import SUBBYTE
 from dlfp4.torch.scaled_tensor import ScaledTensor, Shape, described, like, mapped, present, turn
 
@@ -59,15 +59,15 @@ def cut(q: ScaledTensor, dim: int, first: int, last: int) -> ScaledTensor:
     lines, length = format.block or (1, None)
     along, across = length or (2 if format.element.name in SUBBYTE else 1), max(1, lines)
     steps = (across, along) if q.encoding.axis == -1 else (along, across)
-    rows, columns = math.prod(shape[:-1]), shape[-1]
+    rows, columns = count_elements(shape[:-1]), shape[-1]
     if dim == len(shape) - 1:
         return cut_parts(q, format, Cut(0, rows, rows, steps[0]), Cut(first, last, columns, steps[1]), result)
-    if math.prod(shape[:dim]) > 1:
+    if count_elements(shape[:dim]) > 1:
         raise ValueError(
             f"rows {first}:{last} along dimension {dim} of {described(q)} do not follow one another; take each tensor "
             f"of the stack, q[k]"
         )
-    inner = math.prod(shape[dim + 1 : -1])
+    inner = count_elements(shape[dim + 1 : -1])
     cut_rows = Cut(first * inner, last * inner, rows, steps[0])
     return cut_parts(q, format, cut_rows, Cut(0, columns, columns, steps[1]), result)
 
@@ -85,7 +85,7 @@ def format_to_cut(q: ScaledTensor) -> Format:
 
 def cut_parts(q: ScaledTensor, format: Format, rows: Cut, columns: Cut, shape: Shape) -> ScaledTensor:
     """The parts of rows and columns on borders."""
-    if math.prod(shape):
+    if count_elements(shape):
         rows.check(q, "rows")
         columns.check(q, "columns")
     bits = SUBBYTE.get(format.element.name, 8)
@@ -134,7 +134,7 @@ def reshaped(q: ScaledTensor, shape: Shape) -> ScaledTensor:
         return turn(reshaped(turn(q), (*shape[:-2], shape[-1], shape[-2])))
     if q.turned:
         raise NotImplementedError(f"{described(q)} is a transpose: reshape it before that, q.mT.reshape(...).mT")
-    if q.numel() != math.prod(shape):
+    if q.numel() != count_elements(shape):
         raise ValueError(f"{described(q)} has {q.numel()} elements, not those of shape {shape}")
     if shape[-1:] == tuple(q.shape[-1:]) and units_fit(q, shape):
         return mapped(q, torch.ops.aten.alias.default, shape=shape)
@@ -150,8 +150,8 @@ def units_fit(q: ScaledTensor, shape: Shape) -> bool:
     """Whether each line, or each matrix, still has the global scale that it had; of one row both are the same."""
     if q.global_scale is None or q.global_scale.dim() == 0:
         return True
-    lines = math.prod(shape[:-1]) if q.encoding.axis == -1 else shape[-1]
-    return q.global_scale.numel() in (lines, math.prod(shape[:-2])) and shape[-2:] == tuple(q.shape[-2:])
+    lines = count_elements(shape[:-1]) if q.encoding.axis == -1 else shape[-1]
+    return q.global_scale.numel() in (lines, count_elements(shape[:-2])) and shape[-2:] == tuple(q.shape[-2:])
 
 
 def is_one_line(q: ScaledTensor) -> bool:

@@ -5,12 +5,12 @@ A shard has whole blocks, so that it is a ScaledTensor itself; its parts are gat
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
+from dlfp4.extents import count_elements
 from dlfp4.frameworks.base import SUBBYTE
 from dlfp4.torch.scaled_tensor import ScaledTensor, Shape, as_bytes, described, element_of, implements, like, present
 
@@ -64,7 +64,7 @@ def has_units_of_rows(q: ScaledTensor, unit: torch.Tensor, shape: Shape, shards:
     """Whether each shard has global scales of its own: of rows, or of matrices, of which it may have just one."""
     if unit.dim():
         return q.encoding.axis == -1 or q.dim() > 2
-    return len(shape) > 2 and math.prod(shape[:-2]) == shards
+    return len(shape) > 2 and count_elements(shape[:-2]) == shards
 
 
 @implements("fsdp_post_all_gather")

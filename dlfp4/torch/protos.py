@@ -6,13 +6,13 @@ constants alone: names, extents, flags.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from dlfp4 import _core, proto
+from dlfp4.extents import count_elements
 from dlfp4.formats import FLOATS, offsets_of
 from dlfp4.frameworks.torch import element_name
 from dlfp4.operations import Encoding
@@ -150,7 +150,7 @@ def granularity_of(format: str, axis: int, shape: tuple[int, ...], unit: tuple[i
     """Which part of a tensor its global scales are of, by their shape."""
     if not unit:
         return "tensor"
-    lines = shape[-1] if axis == -2 else math.prod(shape[:-1])
+    lines = shape[-1] if axis == -2 else count_elements(shape[:-1])
     block = _core._find_format(format).block
     return "row" if unit[0] == lines and block is not None and block[0] == 1 else "matrix"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from dlfp4 import _core
+from dlfp4.extents import count_elements
 from dlfp4.formats import FLOATS, own_offsets
 from dlfp4.operations import Encoding
 from dlfp4.proto import ACROSS, TensorProto
@@ -223,7 +223,7 @@ def view(function: Any, q: ScaledTensor, size: Sequence[int]) -> Any:
 
 def completed(size: Sequence[int], count: int) -> tuple[int, ...]:
     """A shape with its -1 filled in."""
-    known = math.prod(extent for extent in size if extent != -1)
+    known = count_elements(extent for extent in size if extent != -1)
     return tuple(count // max(1, known) if extent == -1 else extent for extent in size)
 
 

@@ -3,6 +3,7 @@
 Every capsule is imported by a worker process: what would kill or hang the runner is reported as that case's failure.
 """
 
+import ctypes
 import json
 import os
 import re
@@ -427,6 +428,22 @@ def test_a_metaclass_with_bases_of_its_own():
 
         made = capsules.Made()
         assert dlfp4.from_dlpack(Strange(made)).to_numpy().tobytes() == made.memory.tobytes()
+
+
+@pytest.mark.parametrize("length", [1, 2, 1000])
+def test_a_circle_of_exchange_tables(length):
+    """Tables of other versions that point to each other for ever: the protocol serves instead."""
+    import dlfp4
+
+    headers = [capsules.DLPackExchangeAPIHeader(capsules.DLPackVersion(2, 0)) for _ in range(length)]
+    for header, other in zip(headers, headers[1:] + headers[:1], strict=True):
+        header.prev_api = ctypes.addressof(other)
+
+    class Strange(capsules.Producer):
+        __dlpack_c_exchange_api__ = capsules.table_capsule(headers[0])
+
+    made = capsules.Made()
+    assert dlfp4.from_dlpack(Strange(made)).to_numpy().tobytes() == made.memory.tobytes()
 
 
 # ---- not a capsule at all ------------------------------------------------------------------------------------------

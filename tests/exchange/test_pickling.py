@@ -2,6 +2,7 @@
 
 import copy
 import ctypes
+import io
 import pickle
 
 import numpy as np
@@ -219,6 +220,124 @@ def test_descriptions(x, protocol):
     back = pickle.loads(pickle.dumps(x, protocol=protocol))
     assert (back, hash(back), repr(back), type(back)) == (x, hash(x), repr(x), type(x))
     assert copy.copy(x) == copy.deepcopy(x) == x
+
+
+# ---- Damaged and hostile pickles
+
+
+def restore(*described):
+    return dlfp4._core._restore_tensor(*described)
+
+
+@pytest.mark.parametrize(
+    ("described", "match"),
+    [
+        ((bytearray(64), (2**61 + 64,), "uint8", False, False), "more elements than memory can hold"),
+        ((bytearray(64), (2**60 + 8,), "float64", False, False), "more elements than memory can hold"),
+        ((bytearray(64), (2**40, 2**40), "float4_e2m1fn", False, False), "more elements than memory can hold"),
+        ((b"", (2**40, 2**40, 0), "float32", False, False), "more elements than memory can hold"),
+        ((b"", (2**63 - 1,), "float4_e2m1fn", False, False), "more elements than memory can hold"),
+        ((b"a", (-1,), "uint8", False, False), "invalid extent"),
+        ((b"a", (2**64 + 1,), "uint8", False, False), "invalid extent"),
+        ((b"a", (1.0,), "uint8", False, False), "invalid extent"),
+        ((b"a", (True,), "uint8", False, False), "invalid extent"),
+        ((b"a", (1,) * 70_000, "uint8", False, False), "70000 dimensions"),
+        ((b"a", [1], "uint8", False, False), "the pickle is damaged"),
+        ((b"a", (1,), np.dtype("uint8"), False, False), "the pickle is damaged"),
+        ((b"a", (1,), "uint8", 0, False), "the pickle is damaged"),
+        ((b"a", (1,), "uint8", False, None), "the pickle is damaged"),
+        ((b"a", (1,), "no type", False, False), "names the type 'no type'"),
+        ((b"ab", (1,), "uint8", False, False), "the buffer has 2 bytes; a Tensor of shape .* needs 1"),
+        ((b"", (1,), "uint8", False, False), "the buffer has 0 bytes"),
+        ((b"a", (3,), "float4_e2m1fn", False, False), "needs 2"),
+        ((b"a", (2,), "float4_e2m1fn", True, False), "needs 2"),
+    ],
+)
+def test_damaged_tensors_are_refused(described, match):
+    with pytest.raises(ValueError, match=match) as caught:
+        restore(*described)
+    assert len(str(caught.value)) < 2000
+
+
+def test_buffers_that_changed_their_size_are_refused():
+    stream, _ = out_of_band(dlfp4.empty((4, 8), "float32"))
+    for size in (0, 127, 129):
+        with pytest.raises(ValueError, match="pass the buffers unchanged"):
+            pickle.loads(stream, buffers=[bytearray(size)])
+
+
+def changed_parts():
+    """Ways in which the description of an NVFP4 tensor can be wrong: the argument's place, and what comes there."""
+    long = dlfp4.from_dlpack(Made(np.ones((1,) * 64, np.float32), shape=(1,) * 70).capsule)
+    half = dlfp4.empty((2, 16), "float4_e2m1fn")
+    for place, values in {
+        0: (half, None, b"", long),
+        1: (None, dlfp4.empty((4, 1), "float8_e4m3fn"), dlfp4.empty((4, 2), "float32"), long.view("float8_e4m3fn")),
+        2: (long, dlfp4.empty((3,), "float32"), "x"),
+        3: ("fp4", None, "nvfp4 "),
+        4: (0, 1, -3),
+        5: ("tiled", "", "prepared"),
+        6: ((), (2**62, 32), (-4, 32), (4, 33), (1,) * 70_000 + (4, 32), (4.5, 32)),
+        7: (dlfp4.empty((3,), "float32"), long, "x", b""),
+        8: ((1,) * 15, (2,) * 16, "x"),
+        9: (dlfp4.empty((4, 2), "uint8"),),
+    }.items():
+        for value in values:
+            yield place, value
+
+
+def test_damaged_quantized_tensors_are_refused():
+    q = dlfp4.quantize(np.ones((4, 32), np.float32), "nvfp4")
+    rebuild, parts = q.__reduce__()
+    assert repr(rebuild(*parts)) == repr(q)
+    cases = list(changed_parts())
+    for place, value in cases:
+        with pytest.raises((ValueError, TypeError, OverflowError)):
+            rebuild(*parts[:place], value, *parts[place + 1 :])
+    assert len(cases) > 20
+
+
+def test_only_stacks_are_turned():
+    q = dlfp4.quantize(np.ones((2, 4, 32), np.float32), "nvfp4")
+    for value in (None, q.data, "mT"):
+        with pytest.raises(ValueError, match="expected a ScaledTensor"):
+            dlfp4._core._restore_turned(value)
+    back = pickle.loads(pickle.dumps(q.mT))
+    assert back.shape == (2, 32, 4)
+    assert back.mT.dequantize().tolist() == q.dequantize().tolist()
+
+
+class Restricted(pickle.Unpickler):
+    """It takes the functions that dlfp4's documentation names, and what bytes are made by."""
+
+    allowed = frozenset({
+        ("dlfp4._core", "_restore_tensor"), ("dlfp4._core", "_restore_scaled"), ("dlfp4._core", "_restore_turned"),
+        ("builtins", "bytearray"), ("_codecs", "encode"), ("__builtin__", "bytearray"),
+    })  # fmt: skip
+
+    def find_class(self, module, name):
+        if (module, name) not in self.allowed:
+            raise pickle.UnpicklingError(f"{module}.{name}")
+        return super().find_class(module, name)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_restricted_unpicklers_need_three_functions(protocol):
+    q = dlfp4.quantize(np.ones((2, 4, 32), np.float32), "nvfp4", hadamard=3)
+    for x in (q, q.mT, q.data, q.data.x2(), dlfp4.asarray(b"abc"), dlfp4.quantize(np.ones((4, 32), "f4"), "int4_g32")):
+        back = Restricted(io.BytesIO(pickle.dumps(x, protocol=protocol))).load()
+        assert repr(back) == repr(x)
+
+
+def test_torch_loads_them_with_weights_only():
+    torch = framework("torch")
+    assert dlfp4.torch is not None  # which tells PyTorch of the functions
+    q = dlfp4.quantize(np.ones((2, 4, 32), np.float32), "nvfp4")
+    file = io.BytesIO()
+    torch.save({"tensor": q.data, "quantized": q, "turned": q.mT}, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=True)
+    assert [repr(each) for each in loaded.values()] == [repr(each) for each in (q.data, q, q.mT)]
 
 
 # ---- copy

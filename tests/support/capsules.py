@@ -350,6 +350,11 @@ class Managed:
         return ctypes.string_at(self.data + self.byte_offset, count)
 
 
+def table_capsule(table):
+    """A capsule over an exchange table, or over its header, as a type has it."""
+    return _new(ctypes.addressof(table), _static(b"dlpack_exchange_api"), None)
+
+
 def exchange_api(kind):
     """The table behind `kind.__dlpack_c_exchange_api__`."""
     address = _pointer(kind.__dlpack_c_exchange_api__, b"dlpack_exchange_api")

@@ -14,7 +14,7 @@ cdef inline bint is_packed(Tensor self) noexcept nogil:
 
 cdef inline int64_t count_bytes(Tensor self) noexcept nogil:
     """ceil(size * bits / 8) over the whole tensor. DLPack's GetDataSize rounds per element, which is wrong for FP4."""
-    return (self.size_ * storage_bits(self) + 7) // 8
+    return (times(self.size_, storage_bits(self)) + 7) // 8
 
 
 cdef str dtype_name(Tensor self):
@@ -162,9 +162,10 @@ def _single_shape(shape, strides):
 
 cdef int check_memory(Tensor self, const DLTensor *src) except -1:
     """Check size, addresses and the data pointer: every byte from the first to the last element must be addressable."""
-    cdef int64_t low, high, first, bits = storage_bits(self)
+    cdef int64_t low, high, first
+    cdef int bits = storage_bits(self)
     self.size_ = count_elements(self.dl.ndim, self.dl.shape)
-    if self.size_ < 0 or mul_overflows(self.size_, bits, &high):
+    if count_bits(self.size_, bits) < 0:
         refuse(src, f"shape {shape_of(self)} has more elements than memory can hold")
     if self.size_ == 0:
         return 0

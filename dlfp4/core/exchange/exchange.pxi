@@ -13,6 +13,7 @@ cdef struct Guard:
 cdef enum:
     MAX_GUARDS = 4
     MAX_PRODUCERS = 16
+    MOST_TABLES = 16   # of one type, by major version; a longer chain is a circle
 
 
 cdef struct Producer:
@@ -37,11 +38,16 @@ cdef const DLPackExchangeAPI *read_table(object capsule) except? NULL:
     """The newest table of our major version behind a capsule, or NULL where there is no usable one."""
     cdef const DLPackExchangeAPIHeader *header
     cdef const DLPackExchangeAPI *api
+    cdef int step
     if not PyCapsule_CheckExact(capsule) or not PyCapsule_IsValid(capsule, "dlpack_exchange_api"):
         return NULL
     header = <const DLPackExchangeAPIHeader *> PyCapsule_GetPointer(capsule, "dlpack_exchange_api")
-    while header != NULL and header.version.major != DLPACK_MAJOR_VERSION:
+    for step in range(MOST_TABLES):
+        if header == NULL or header.version.major == DLPACK_MAJOR_VERSION:
+            break
         header = header.prev_api
+    else:
+        return NULL
     api = <const DLPackExchangeAPI *> header
     if api == NULL or api.managed_tensor_from_py_object_no_sync == NULL:
         return NULL

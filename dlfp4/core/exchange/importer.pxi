@@ -61,7 +61,7 @@ cdef Tensor import_array(cnp.ndarray array):
     cdef Tensor self = Tensor.__new__(Tensor)
     cdef int row = row_of_array(array)
     cdef int ndim = cnp.PyArray_NDIM(array), k
-    cdef int64_t itemsize = max(1, item_bits(row) // 8), bits
+    cdef int64_t itemsize = max(1, item_bits(row) // 8)
     cdef const cnp.npy_intp *shape = cnp.PyArray_DIMS(array)
     cdef const cnp.npy_intp *strides = cnp.PyArray_STRIDES(array)
     set_dtype(self, row, True)
@@ -70,17 +70,16 @@ cdef Tensor import_array(cnp.ndarray array):
     self.dl.device.device_type = kDLCPU
     self.dl.data = cnp.PyArray_DATA(array)
     reserve_dims(self, ndim)
-    self.size_ = 1
     for k in range(ndim):
         self.dl.shape[k] = shape[k]
-        self.size_ *= shape[k]
         # The item size is a power of two: a mask and a shift instead of two divisions.
         if strides[k] & (itemsize - 1) and shape[k] > 1:
             raise BufferError(f"NumPy's strides {(<object> array).strides} are no multiples of the item size "
                               f"{itemsize}; DLPack counts strides in items: call numpy.ascontiguousarray first")
         self.dl.strides[k] = strides[k] >> ctz(itemsize)
+    self.size_ = count_elements(ndim, self.dl.shape)
     settle_strides(ndim, self.dl.shape, self.dl.strides, self.size_)
-    if mul_overflows(self.size_, storage_bits(self), &bits):   # by strides of 0
+    if count_bits(self.size_, storage_bits(self)) < 0:   # by strides of 0
         raise BufferError(f"shape {shape_of(self)} of {dtype_name(self)} has more elements than memory can hold")
     share_array(self, array)
     return self

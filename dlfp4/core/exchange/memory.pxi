@@ -8,7 +8,6 @@ cdef Tensor allocate(int row, int ndim, const int64_t *shape, bint padded, DLDev
                      int64_t stream=LEGACY_STREAM, int origin=NO_ORIGIN):
     """An uninitialised compact tensor; the spare bits of its last byte are zero. CUDA memory is ordered on `stream`."""
     cdef Tensor self = Tensor.__new__(Tensor)
-    cdef int64_t bits
     cdef int k
     self.origin = origin
     set_dtype(self, row, padded)
@@ -17,7 +16,7 @@ cdef Tensor allocate(int row, int ndim, const int64_t *shape, bint padded, DLDev
     for k in range(ndim):   # a call of memcpy costs more than the few numbers
         self.dl.shape[k] = shape[k]
     self.size_ = count_elements(ndim, shape)
-    if self.size_ < 0 or mul_overflows(self.size_, storage_bits(self), &bits) \
+    if count_bits(self.size_, storage_bits(self)) < 0 \
             or not fill_compact_strides(ndim, self.dl.shape, self.dl.strides):
         raise MemoryError(f"shape {shape_of(self)} of {dtype_name(self)} has more elements than memory can hold")
     if device.device_type == kDLCPU and device.device_id == 0:
@@ -212,7 +211,7 @@ cdef object as_numpy(Tensor self):
         raise BufferError(f"NumPy takes {MOST_DIMS} dimensions at most, this tensor has {self.dl.ndim}; "
                           f"reshape it first")
     for k in range(self.dl.ndim):
-        bytes_strides[k] = itemsize * (self.dl.strides[k] if self.dl.shape[k] > 1 and self.size_ != 0 else 1)
+        bytes_strides[k] = times(itemsize, self.dl.strides[k] if self.dl.shape[k] > 1 and self.size_ != 0 else 1)
     try:
         array = new_array(DTYPES[self.row], self.dl.ndim, self.dl.shape, bytes_strides, self.dl.data, array_flags(self))
     except ValueError as error:   # the extents of an empty tensor overflow

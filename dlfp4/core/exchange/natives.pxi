@@ -41,7 +41,7 @@ cdef inline bint is_in_storage(const Natives *natives, object x, const void *dat
         return True
     if natives.storage_offset(handle_in(natives, x), &offset) or natives.storage_bytes(handle_in(natives, x), &bytes):
         return False
-    first = <int64_t> data - offset * itemsize
+    first = <int64_t> data - times(offset, itemsize)
     return first >= FIRST_PAGE and low >= first and high <= first + bytes
 
 

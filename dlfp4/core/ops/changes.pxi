@@ -90,7 +90,7 @@ def _take_better(Tensor exact, block, best, other):
     other_values, other_codes, other_scales = other
     fill_grid(&call.grid, exact, block)
     call.before = <const float *> exact.dl.data
-    call.code_bytes = storage_bits(codes) * codes.dl.shape[1] // 8 // scales.dl.shape[1]
+    call.code_bytes = times(storage_bits(codes), codes.dl.shape[1]) // 8 // scales.dl.shape[1]
     call.best = dlfp4_stored(<const float *> values.dl.data, <uint8_t *> codes.dl.data, <uint8_t *> scales.dl.data)
     call.other = dlfp4_stored(<const float *> other_values.dl.data, <uint8_t *> other_codes.dl.data,
                               <uint8_t *> other_scales.dl.data)

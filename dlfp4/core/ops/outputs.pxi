@@ -238,7 +238,7 @@ cdef bint meets_itself(Tensor self) noexcept nogil:
             reaches[place] = reaches[place - 1]
             place -= 1
         steps[place] = step
-        reaches[place] = step * (self.dl.shape[k] - 1)
+        reaches[place] = times(step, self.dl.shape[k] - 1)
         count += 1
     for k in range(count):
         if steps[k] <= reached:
@@ -252,8 +252,8 @@ cdef bint alternates(Tensor a, Tensor b) noexcept nogil:
     cdef int64_t pitch, first
     if a.dl.ndim != 2 or b.dl.ndim != 2 or not (has_dense_lines(a) and has_dense_lines(b)):
         return False
-    pitch = a.dl.strides[0] * storage_bits(a) >> 3
-    if pitch <= 0 or b.dl.strides[0] * storage_bits(b) != pitch * 8:
+    pitch = times(a.dl.strides[0], storage_bits(a)) >> 3
+    if pitch <= 0 or times(b.dl.strides[0], storage_bits(b)) != times(pitch, 8):
         return False
     first = (<int64_t> b.dl.data - <int64_t> a.dl.data) % pitch
     first += pitch if first < 0 else 0
@@ -261,4 +261,4 @@ cdef bint alternates(Tensor a, Tensor b) noexcept nogil:
 
 
 cdef inline int64_t row_bytes(Tensor self) noexcept nogil:
-    return (self.dl.shape[1] * storage_bits(self) + 7) >> 3
+    return (times(self.dl.shape[1], storage_bits(self)) + 7) >> 3

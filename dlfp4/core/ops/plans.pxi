@@ -277,11 +277,11 @@ cdef int fill_plan_parts(dlfp4_quantize_plan *plan, ScaledTensor result) except 
     plan.unit, plan.has_scale = DLFP4_UNIT_TENSOR, True
     plan.x.rows = rows
     plan.blocks[0].decode_lines = 1
-    plan.part_steps[0] = rows * plan.x.strides[0] * (plan.x.bits // 8)
-    plan.part_steps[1] = rows * plan.blocks[0].strides[0] * dlfp4_dtypes[row.element].bits // 8
-    plan.part_steps[2] = rows // (1 if row.repeats else row.lines) * plan.blocks[0].scale_strides[0] \
-        * (dlfp4_dtypes[row.scale].bits // 8)
-    plan.part_elements = <uint64_t> rows * plan.blocks[0].length
+    plan.part_steps[0] = times(times(rows, plan.x.strides[0]), plan.x.bits // 8)
+    plan.part_steps[1] = times(times(rows, plan.blocks[0].strides[0]), dlfp4_dtypes[row.element].bits) // 8
+    plan.part_steps[2] = times(times(rows // (1 if row.repeats else row.lines), plan.blocks[0].scale_strides[0]),
+                               dlfp4_dtypes[row.scale].bits // 8)
+    plan.part_elements = times(rows, plan.blocks[0].length)
     return 0
 
 

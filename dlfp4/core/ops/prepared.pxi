@@ -261,7 +261,7 @@ def _reads_codes(ScaledTensor a, ScaledTensor b, str tactic):
 cdef bint has_rows_at(Tensor self, int64_t step) noexcept:
     """Whether the rows of a matrix lie at multiples of so many bytes, their elements side by side."""
     return self.dl.strides[1] == 1 and <uintptr_t> self.dl.data % step == 0 \
-        and (self.dl.shape[0] == 1 or self.dl.strides[0] * storage_bits(self) % (8 * step) == 0)
+        and (self.dl.shape[0] == 1 or times(self.dl.strides[0], storage_bits(self)) % (8 * step) == 0)
 
 
 cdef struct Multiplication:

@@ -62,7 +62,7 @@ cdef int fill_scaled_factor(Factor *factor, ScaledTensor self, int64_t axis, str
     for k in range(ndim - 1, -1, -1):
         if k != along:
             add_axis(factor, shape[k], stride)
-            stride *= <int64_t> shape[k]
+            stride = times(stride, shape[k])
     if stride == 1:   # the stride of a single line means nothing
         factor.lines.blocks.strides[0] = factor.lines.blocks.length
     reverse_axes(factor)
@@ -130,6 +130,9 @@ cdef int broadcast(Factor *a, Factor *b) except -1:
             raise ValueError(f"shapes {extents_of(a)} and {extents_of(b)}, without the axis that is summed over, do "
                              f"not broadcast: {of_a} is not {of_b}")
         shape[k] = of_b if of_a == 1 else of_a
+    if count_elements(ndim, shape) < 0:
+        raise ValueError(f"shapes {extents_of(a)} and {extents_of(b)}, without the axis that is summed over, broadcast "
+                         f"to more lines than can be counted")
     broadcast_to(a, ndim, shape)
     return broadcast_to(b, ndim, shape)
 
@@ -139,7 +142,7 @@ cdef tuple extents_of(const Factor *factor):
 
 
 cdef bint steps_evenly(const Factor *factor, int outer, int inner, int64_t extent) noexcept nogil:
-    return factor.strides[outer] == factor.strides[inner] * extent
+    return factor.strides[outer] == times(factor.strides[inner], extent)
 
 
 cdef void merge_axes(Factor *a, Factor *b) noexcept nogil:
@@ -149,7 +152,7 @@ cdef void merge_axes(Factor *a, Factor *b) noexcept nogil:
         if a.shape[k] == 1:
             continue
         if kept and steps_evenly(a, kept - 1, k, a.shape[k]) and steps_evenly(b, kept - 1, k, a.shape[k]):
-            a.shape[kept - 1] *= a.shape[k]
+            a.shape[kept - 1] = times(a.shape[kept - 1], a.shape[k])
         else:
             a.shape[kept] = a.shape[k]
             kept += 1

@@ -341,7 +341,7 @@ def _find_allotment(*described):
         for k in range(self.ndims[number]):
             self.shapes[number][k] = buffer.shape[k]
         self.offsets[number] = bytes
-        bytes += -(math.prod(buffer.shape) * dlfp4_dtypes[self.rows[number]].bits // -8)
+        bytes += -(count_of(buffer.shape) * dlfp4_dtypes[self.rows[number]].bits // -8)
         bytes += -bytes % PART_ALIGNMENT
         if bytes > INT64_MAX:
             raise MemoryError(f"shape {described[0]} in {described[1]} has more bytes than memory can hold")
@@ -469,7 +469,8 @@ cdef int find_tensor_scale(Quantization *call, ScaledTensor result, global_scale
     call.rotation = result.rotation
     if turned:
         turn_matrix(&call.x)
-    status = run_on(&ON_HOST, NULL, find_tensor_scale_at, DLFP4_CUDA_IMAGE_blocks, call, call.x.rows * call.x.columns)
+    status = run_on(&ON_HOST, NULL, find_tensor_scale_at, DLFP4_CUDA_IMAGE_blocks, call,
+                    times(call.x.rows, call.x.columns))
     if turned:
         turn_matrix(&call.x)
     return check_run(&ON_HOST, status, "finding a tensor's scale")
@@ -599,7 +600,7 @@ cdef int quantize_matrices(Quantization *call, ScaledTensor result, bint are_giv
                            const Place *place) except? 1:
     """Each matrix of a stack as a tensor of its own; the first status that is not 0."""
     cdef const dlfp4_format_row *row = &dlfp4_formats[call.format]
-    cdef int64_t count = result.global_scale.size_, rows = call.x.rows // count if count else 0, number
+    cdef int64_t count = result.global_scale.size_, rows = call.x.rows // count if count else 0, number, first
     cdef int64_t lines_of_scale = 1 if row.repeats else row.lines
     cdef float *units = <float *> result.global_scale.dl.data
     cdef Quantization part = call[0]
@@ -609,23 +610,23 @@ cdef int quantize_matrices(Quantization *call, ScaledTensor result, bint are_giv
     part.blocks[0].decodes = NULL
     part.rotation = result.rotation
     for number in range(count):
-        first = number * rows
-        part.x.data = <char *> call.x.data + <int64_t> first * call.x.strides[0] * (call.x.bits // 8)
+        first = times(number, rows)
+        part.x.data = <char *> call.x.data + times(times(first, call.x.strides[0]), call.x.bits // 8)
         part.blocks[0].data = <char *> call.blocks[0].data + (
-            <int64_t> first * call.blocks[0].strides[0] * dlfp4_dtypes[row.element].bits // 8)
+            times(times(first, call.blocks[0].strides[0]), dlfp4_dtypes[row.element].bits) // 8)
         part.blocks[0].scales = <char *> call.blocks[0].scales + (
-            <int64_t> first // lines_of_scale * call.blocks[0].scale_strides[0] * (dlfp4_dtypes[row.scale].bits // 8))
-        part.recipe.first = <uint64_t> first * call.blocks[0].length
+            times(times(first // lines_of_scale, call.blocks[0].scale_strides[0]), dlfp4_dtypes[row.scale].bits // 8))
+        part.recipe.first = times(first, call.blocks[0].length)
         if not is_host(place):
             part.scale_there.given = units + number if are_given else NULL
             part.scale_there.places[0] = units + number
         elif are_given:
             part.scale = dlfp4_given_tensor_scale(units[number])
         else:
-            run_on(&ON_HOST, NULL, find_tensor_scale_at, DLFP4_CUDA_IMAGE_blocks, &part, rows * part.x.columns)
+            run_on(&ON_HOST, NULL, find_tensor_scale_at, DLFP4_CUDA_IMAGE_blocks, &part, times(rows, part.x.columns))
         if is_host(place):
             units[number] = part.scale.decode
-        status = run_on(place, touched, quantize_at, DLFP4_CUDA_IMAGE_blocks, &part, rows * part.x.columns)
+        status = run_on(place, touched, quantize_at, DLFP4_CUDA_IMAGE_blocks, &part, times(rows, part.x.columns))
         if status != 0:
             break
     return status

@@ -139,7 +139,7 @@ cdef tuple global_scales(tuple shape, format, axis, str per):
     if shape[len(shape) - 2] % format.block[0]:
         raise ValueError(f"a global scale for each matrix of shape {shape[len(shape) - 2:]}: blocks of {format.name} "
                          f"span {format.block[0]} rows, which must divide those of a matrix")
-    return (math.prod(shape[:len(shape) - 2]),)
+    return (count_of(shape[:len(shape) - 2]),)
 
 
 def _divides(shape, format, axis):
@@ -167,12 +167,15 @@ cdef bint may_be_short(format) except -1:
 cdef tuple as_lines(tuple shape, axis):
     """How many lines the blocks run along, and how long these are."""
     if not shape or min([extent for extent in shape if isinstance(extent, int)], default=0) < 0:
-        raise ValueError(f"shape {shape}: a quantized tensor has one dimension or more, of extent 0 or more")
+        raise ValueError(f"shape {listed(shape)}: a quantized tensor has one dimension or more, of extent 0 or more")
+    if len(shape) > MAX_NDIM:
+        raise ValueError(f"shape {listed(shape)}: a tensor has {MAX_NDIM} dimensions at most")
     if axis not in (-1, -2):
         raise ValueError(f"axis={axis}: expected -1, blocks along the last axis, or -2, along all others as one")
     if axis == -2 and len(shape) == 1:
         raise ValueError(f"axis=-2 of shape {shape}: blocks along columns need two dimensions; reshape the tensor")
-    rows, columns = math.prod(shape[:-1]), shape[len(shape) - 1]
+    count_of([extent for extent in shape if isinstance(extent, int) and extent])   # without empty dimensions, too
+    rows, columns = count_of(shape[:-1]), shape[len(shape) - 1]
     return (rows, columns) if axis == -1 else (columns, rows)
 
 

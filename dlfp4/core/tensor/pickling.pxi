@@ -29,35 +29,77 @@ cdef object pickled_bytes(array, int protocol):
     return bytearray(array) if array.flags.writeable else bytes(array)
 
 
+# What pickles call. A pickle may be damaged or hostile: these functions check what an import checks, so that they can
+# be allowed where nothing else is: by torch.load with weights_only, and by other unpicklers that go by names.
+
 def _restore_tensor(buffer, shape, dtype, padded, x2):
-    """Called by pickles: a Tensor over the memory of a buffer, read-only where that is."""
-    cdef Tensor memory = import_array(np.frombuffer(buffer, np.uint8)), self = Tensor.__new__(Tensor)
-    cdef int k
-    self.x2_ = bool(x2)
+    """A Tensor over the memory of a buffer, read-only where that is."""
+    cdef Tensor memory, self = Tensor.__new__(Tensor)
+    if (type(shape), type(dtype), type(padded), type(x2)) != (tuple, str, bool, bool):
+        raise ValueError(f"the pickle is damaged: it describes a Tensor by {reprlib.repr((shape, dtype, padded, x2))}, "
+                         f"expected a tuple of extents, the name of a type, and two flags")
+    memory = import_array(np.frombuffer(buffer, np.uint8))
+    self.x2_ = x2
     reserve_dims(self, len(shape))
     copy_description(self, memory)
     share_owner(self, memory)
-    set_dtype(self, row_of_argument(dtype), padded)
-    for k in range(self.dl.ndim):
-        if not 0 <= shape[k] <= INT64_MAX:
-            raise ValueError(f"shape {shape} has an invalid extent: the pickle is damaged")
-        self.dl.shape[k] = shape[k]
-    self.size_ = count_elements(self.dl.ndim, self.dl.shape)
-    if not fill_compact_strides(self.dl.ndim, self.dl.shape, self.dl.strides) or count_bytes(self) != memory.size_:
-        raise ValueError(f"the buffer has {memory.size_} bytes; a Tensor of shape {shape} of {dtype} needs "
+    set_dtype(self, row_of_restored(dtype), padded)
+    fill_restored_shape(self, shape)
+    if count_bytes(self) != memory.size_:
+        raise ValueError(f"the buffer has {memory.size_} bytes; a Tensor of shape {listed(shape)} of {dtype} needs "
                          f"{count_bytes(self)}: pass the buffers unchanged and in their original order")
     fill_pairs(self)
     return self
 
 
+cdef int row_of_restored(str dtype) except NO_ROW:
+    """The row of a type by the name that it has; no other name is in a pickle."""
+    cdef int row = row_of_name(dtype)
+    if row == NO_ROW:
+        raise ValueError(f"the pickle is damaged, or of another version: it names the type {reprlib.repr(dtype)}; "
+                         f"dlfp4 carries {KNOWN_NAMES}")
+    return row
+
+
+cdef int fill_restored_shape(Tensor self, tuple shape) except -1:
+    """Extents, size and strides of a compact tensor."""
+    cdef int k
+    for k in range(self.dl.ndim):
+        if type(shape[k]) is not int or not 0 <= shape[k] <= INT64_MAX:
+            raise ValueError(f"the pickle is damaged: a Tensor of shape {listed(shape)} has an invalid extent")
+        self.dl.shape[k] = shape[k]
+    self.size_ = count_elements(self.dl.ndim, self.dl.shape)
+    if (count_bits(self.size_, storage_bits(self)) < 0
+            or not fill_compact_strides(self.dl.ndim, self.dl.shape, self.dl.strides)):
+        raise ValueError(f"the pickle is damaged: shape {listed(shape)} has more elements than memory can hold")
+    return 0
+
+
 def _restore_scaled(data, scales, global_scale, format, axis, scale_layout, shape, encode_scale=None,
                     hadamard=None, offsets=None):
-    """Called by pickles, and by TensorProto: a ScaledTensor of its parts, a global scale of one row as it is."""
+    """A ScaledTensor of its parts, a global scale of one row as it is; TensorProto calls this, too."""
     cdef bint are_biases = offsets is not None and is_float(row_of_argument(offsets.dtype))
     cdef ScaledTensor self = assemble(data, scales, global_scale, _find_format(format), axis, scale_layout, shape,
                                       offsets, are_biases)
     if global_scale is not None and global_scale.ndim > self.global_scale.dl.ndim:
         self = make_scaled(self.data, self.scales, reshape_tensor(self.global_scale, (1,)), self.format, axis,
                            scale_layout, self.shape, 0, None)
-    self.encode_scale = encode_scale
+    if encode_scale is not None:
+        self.encode_scale = checked_encode_scale(self, encode_scale)
     return with_rotation(self, parse_hadamard(hadamard))
+
+
+cdef Tensor checked_encode_scale(ScaledTensor self, encode_scale):
+    """An encode scale with as many numbers as the global scale."""
+    cdef Tensor stored = as_encode_scale(encode_scale)
+    if self.global_scale is None or stored.size_ != self.global_scale.size_:
+        raise ValueError(f"encode_scale has shape {shape_of(stored)}; expected as many numbers as global_scale has, "
+                         f"{'none' if self.global_scale is None else self.global_scale.shape}")
+    return stored
+
+
+def _restore_turned(stack):
+    """The transpose of a stack."""
+    if type(stack) is not ScaledTensor:
+        raise ValueError(f"the pickle is damaged: it transposes a {type(stack).__name__}, expected a ScaledTensor")
+    return stack.mT

@@ -133,9 +133,6 @@ cdef class ScaledTensor:
         if zero_points is not None and biases is not None:
             raise ValueError("zero_points and biases are both given; a tensor has one of them, or neither")
         offsets = zero_points if biases is None else biases
-        if offsets is not None and not row.has_integers:
-            raise ValueError(f"only formats of int4 and uint4 have zero_points or biases, and {row} has not; leave "
-                             f"them out")
         if encode_scale is None:
             return with_rotation(
                 assemble(data, scales, global_scale, row, axis, scale_layout, shape, offsets, biases is not None),
@@ -144,7 +141,8 @@ cdef class ScaledTensor:
             raise ValueError("global_scale and encode_scale are both given; each is the reciprocal of the other: "
                              "give one")
         stored = as_encode_scale(encode_scale)
-        self = assemble(data, scales, reciprocal_of(stored), row, axis, scale_layout, shape, None, False)
+        self = assemble(data, scales, reciprocal_of(stored), row, axis, scale_layout, shape, offsets,
+                        biases is not None)
         self.encode_scale = stored
         return with_rotation(self, parse_hadamard(hadamard))
 
@@ -404,7 +402,7 @@ cdef class ScaledTensor:
 
     def __reduce__(self):   # see pickling.pxi
         if self.turned:
-            return operator.attrgetter("mT"), (self.mT,)
+            return _restore_turned, (self.mT,)
         if is_prepared(self):
             return plain(self).__reduce__()
         return _restore_scaled, (self.data, self.scales, self.global_scale, self.format.name, self.axis,
@@ -485,7 +483,15 @@ cdef Tensor as_encode_scale(value):
     """An encode scale as it is given, or a number as a 0-d float32 tensor."""
     if is_number(value):
         return as_scalar(value, "encode_scale")
-    return as_type(import_part(value), FLOAT32, "encode_scale")
+    return as_numbers_of_scale(value, "encode_scale")
+
+
+cdef Tensor as_numbers_of_scale(value, str name):
+    """Global scales of lines or matrices, of no more dimensions than NumPy has, which computes with them."""
+    cdef Tensor self = as_type(import_part(value), FLOAT32, name)
+    if self.dl.ndim > MOST_DIMS:
+        raise ValueError(f"{name} has {self.dl.ndim} dimensions; expected {MOST_DIMS} at most: reshape it first")
+    return self
 
 
 cdef object reciprocal_of(Tensor stored):
@@ -649,7 +655,11 @@ cdef ScaledTensor assemble(data, scales, global_scale, format, int axis, str sca
 
 cdef Tensor as_offsets(offsets, bint are_biases, buffer, tuple logical, format):
     """Zero points or biases, one for each scale."""
-    cdef Tensor self = import_part(offsets)
+    cdef Tensor self
+    if not format.has_integers:
+        raise ValueError(f"only formats of int4 and uint4 have zero_points or biases, and {format} has not; leave them "
+                         f"out")
+    self = import_part(offsets)
     name, choices = ("biases", _BIASES) if are_biases else ("zero_points", _ZERO_POINTS)
     if dtype_name(self) not in choices:
         raise TypeError(f"{name} has dtype {dtype_name(self)}; expected one of {', '.join(choices)}")
@@ -683,7 +693,7 @@ cdef Tensor as_global_scale(Tensor elements, value, format, int axis, tuple shap
     cdef Tensor self
     if is_number(value):
         return as_scalar_beside(elements, value, "global_scale")
-    self = as_type(import_part(value), FLOAT32, "global_scale")
+    self = as_numbers_of_scale(value, "global_scale")
     kept = global_scale_shape(self, format, axis, shape)
     self = self if is_compact_tensor(self) else duplicate(self)
     return self if has_shape(self, kept) else reshape_tensor(self, kept)
@@ -696,7 +706,7 @@ cdef tuple global_scale_shape(Tensor self, format, int axis, tuple shape):
         return ()
     if self.size_ == lines and format.block[0] == 1:
         return (lines,)
-    if len(shape) > 2 and axis == -1 and self.size_ == math.prod(shape[:len(shape) - 2]):
+    if len(shape) > 2 and axis == -1 and self.size_ == count_of(shape[:len(shape) - 2]):
         return global_scales(shape, format, axis, "matrix")
     stacked = f", or {shape[:len(shape) - 2]}, one a matrix" if len(shape) > 2 and axis == -1 else ""
     per_line = f", ({lines},), one a line of blocks" if format.block[0] == 1 else ""
@@ -721,7 +731,7 @@ cdef Tensor fit_part(Tensor self, buffer, tuple logical, format):
     """A part in the shape of its buffer. Leading dimensions may come unmerged, tiles of scales flat."""
     cdef tuple shape = buffer.shape
     cdef bint same_rows = self.dl.ndim <= 1 or not shape or self.dl.shape[self.dl.ndim - 1] == shape[len(shape) - 1]
-    if self.size_ != math.prod(buffer.shape) or not same_rows:
+    if self.size_ != count_of(buffer.shape) or not same_rows:
         raise ValueError(f"{buffer.name} has shape {shape_of(self)}; {format} of shape {logical} needs "
                          f"{buffer.shape} of {buffer.dtype}, or as many in one dimension")
     return self if has_shape(self, shape) else reshape_tensor(self, shape)
@@ -735,7 +745,8 @@ cdef inline bint has_dense_lines(Tensor self) noexcept nogil:
 
 cdef bint rows_are_bytes(Tensor self) noexcept:
     cdef int bits = self.dl.dtype.bits
-    return self.size_ == 0 or (has_dense_lines(self) and (self.dl.shape[0] == 1 or self.dl.strides[0] * bits % 8 == 0))
+    return self.size_ == 0 or (
+        has_dense_lines(self) and (self.dl.shape[0] == 1 or times(self.dl.strides[0], bits) % 8 == 0))
 
 
 cdef tuple place_parts(tuple parts):
@@ -955,7 +966,7 @@ cdef Tensor shuffle(x, layout, bint back):
     check_readable(source)
     if not is_compact_tensor(source):
         source = duplicate(source)
-    row_bits = source.dl.shape[1] * storage_bits(source)
+    row_bits = times(source.dl.shape[1], storage_bits(source))
     if source.dl.shape[0] % 16 or row_bits % 256:
         raise ValueError(f"shape {shape_of(source)} of {dtype_name(source)}: the aiter shuffle needs rows in multiples "
                          f"of 16 and row lengths in multiples of 32 bytes; pad the weight")

@@ -43,9 +43,9 @@ cdef tuple read_key(ScaledTensor self, key, Cut *rows, Cut *columns):
         if chosen > 1 and last - first != extent:
             raise BufferError(f"the rows that {key!r} takes of shape {shape} do not follow one another, and a "
                               f"ScaledTensor has them at one distance; slice each tensor of the stack, q[k][...]")
-        chosen *= last - first
-        rows.first = rows.first * extent + first
-        rows.extent *= extent
+        chosen = times(chosen, last - first)
+        rows.first = times(rows.first, extent) + first
+        rows.extent = times(rows.extent, extent)
     rows.last = rows.first + chosen
     return tuple(kept)
 

@@ -1,5 +1,6 @@
 # Arithmetic on shapes and strides alone: no Python objects, no access to a tensor's memory. Strides count elements; a
-# dimension of extent 1 may have any stride.
+# dimension of extent 1 may have any stride. All products of extents, strides and bits in the core are made by the
+# functions at the top, which see where 63 bits do not hold them; tests/project/test_extents.py looks for others.
 
 cdef extern from *:
     """
@@ -8,6 +9,23 @@ cdef extern from *:
     """
     bint mul_overflows(int64_t, int64_t, int64_t *) noexcept nogil
     bint add_overflows(int64_t, int64_t, int64_t *) noexcept nogil
+
+
+cdef inline int64_t times(int64_t a, int64_t b) noexcept nogil:
+    """A product that was checked where its tensor came in. Of empty tensors, whose extents may have any product, it can
+    be more than 63 bits hold: then it is the end of the range."""
+    cdef int64_t product
+    if mul_overflows(a, b, &product):
+        return INT64_MAX if (a < 0) == (b < 0) else INT64_MIN
+    return product
+
+
+cdef inline int64_t count_bits(int64_t size, int bits) noexcept nogil:
+    """The bits of so many elements, or -1 where 63 bits do not hold them rounded up to whole bytes."""
+    cdef int64_t found, rounded
+    if size < 0 or mul_overflows(size, bits, &found) or add_overflows(found, 7, &rounded):
+        return -1
+    return found
 
 
 cdef inline int64_t count_elements(int ndim, const int64_t *shape) noexcept nogil:
@@ -77,16 +95,21 @@ cdef inline bint find_extent(int ndim, const int64_t *shape, const int64_t *stri
 
 
 cdef inline void fill_byte_range(const DLTensor *t, int64_t bits, int64_t *low, int64_t *high) noexcept nogil:
-    """The range of addresses that a checked tensor's elements occupy; empty for an empty tensor."""
+    """The addresses that a tensor's elements occupy: none of an empty tensor, all of one that no memory holds."""
     cdef int64_t first = <int64_t> t.data + <int64_t> t.byte_offset
     cdef int64_t size = count_elements(t.ndim, t.shape), lowest = 0, highest = size - 1
+    cdef bint fits = size >= 0
     low[0] = high[0] = first
     if size == 0:
         return
     if t.strides != NULL:
-        find_extent(t.ndim, t.shape, t.strides, &lowest, &highest)
-    low[0] = first + (lowest * bits >> 3)   # rounded down, below zero as well
-    high[0] = first + ((highest * bits + bits + 7) >> 3)
+        fits = find_extent(t.ndim, t.shape, t.strides, &lowest, &highest)
+    if (not fits or mul_overflows(lowest, bits, &lowest) or mul_overflows(highest, bits, &highest)
+            or add_overflows(highest, bits + 7, &highest)
+            or add_overflows(first, lowest >> 3, low)   # rounded down, below zero as well
+            or add_overflows(first, highest >> 3, high)):
+        low[0] = INT64_MIN
+        high[0] = INT64_MAX
 
 
 cdef inline int find_unit_dim(int ndim, const int64_t *shape, const int64_t *strides,
@@ -163,16 +186,16 @@ cdef bint fill_reshaped_strides(int old_ndim, const int64_t *old_shape, const in
         while old_size != new_size:
             if old_size > new_size:
                 first -= 1
-                new_size *= new_shape[first]
+                new_size = times(new_size, new_shape[first])
                 continue
-            if old_shape[old - 1] != 1 and old_strides[old - 1] != old_size * stride:
+            if old_shape[old - 1] != 1 and old_strides[old - 1] != times(old_size, stride):
                 return False
             old -= 1
-            old_size *= old_shape[old]
+            old_size = times(old_size, old_shape[old])
             # A dimension of extent 1 in between has a free stride; the group goes on as if it were not there.
         while new >= first:
             new_strides[new] = stride
-            stride *= new_shape[new]
+            stride = times(stride, new_shape[new])
             new -= 1
         old -= 1
     return True

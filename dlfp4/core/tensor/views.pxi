@@ -19,7 +19,7 @@ cdef Tensor finish_view(Tensor self):
 
 cdef int advance(Tensor self, int64_t elements) except -1:
     """Move the first element, which must start on a byte."""
-    cdef int64_t bits = elements * storage_bits(self)
+    cdef int64_t bits = times(elements, storage_bits(self))
     if bits & 7:
         raise BufferError(
             f"this view of packed {dtype_name(self)} starts {bits & 7} bits into a byte (element {elements} from the "
@@ -64,7 +64,7 @@ cdef int count_entries(Tensor self, tuple key, int *ndim) except -1:
 cdef Tensor slice_tensor(Tensor self, key):
     cdef tuple entries = <tuple> key if type(key) is tuple else (key,)
     cdef int ndim, dim = 0, new = 0, rest = self.dl.ndim - count_entries(self, entries, &ndim)
-    cdef int64_t offset = 0
+    cdef int64_t offset = 0, index
     cdef Py_ssize_t start, stop, step
     cdef Tensor view = make_view(self, ndim)
     for entry in entries:
@@ -79,12 +79,13 @@ cdef Tensor slice_tensor(Tensor self, key):
         elif type(entry) is slice:
             PySlice_Unpack(entry, &start, &stop, &step)
             view.dl.shape[new] = PySlice_AdjustIndices(self.dl.shape[dim], &start, &stop, step)
-            view.dl.strides[new] = self.dl.strides[dim] * (step if view.dl.shape[new] > 1 else 1)
-            offset += self.dl.strides[dim] * start if view.dl.shape[new] else 0
+            view.dl.strides[new] = times(self.dl.strides[dim], step if view.dl.shape[new] > 1 else 1)
+            offset += times(self.dl.strides[dim], start) if self.size_ else 0
             new += 1
             dim += 1
         else:
-            offset += self.dl.strides[dim] * as_index(entry, self.dl.shape[dim], dim)
+            index = as_index(entry, self.dl.shape[dim], dim)
+            offset += times(self.dl.strides[dim], index) if self.size_ else 0
             dim += 1
     copy_dims(view, new, self, dim, rest)
     finish_view(view)
@@ -139,12 +140,12 @@ cdef bint fill_view_strides(Tensor view, Tensor self) noexcept:
 cdef int resolve_unknown(Tensor self, list wanted) except -1:
     """Replace the one -1 that a shape may have by the extent that fits; ValueError where none does."""
     given = tuple(wanted)
-    known = math.prod([extent for extent in wanted if extent != -1])
     if min(wanted, default=0) < -1 or wanted.count(-1) > 1:
         raise ValueError(f"shape {given} is not valid: extents are 0 or more, and one of them may be -1")
+    known = bounded_product([extent for extent in wanted if extent != -1])
     if -1 in wanted and known > 0:
         wanted[wanted.index(-1)] = self.size_ // known
-    if math.prod(wanted) != self.size_ or -1 in wanted or max(wanted, default=0) > INT64_MAX:
+    if bounded_product(wanted) != self.size_ or -1 in wanted or max(wanted, default=0) > INT64_MAX:
         raise ValueError(f"cannot reshape {shape_of(self)} ({self.size_} elements) to {given}")
     return 0
 
