@@ -2,13 +2,22 @@
 
 from typing import TYPE_CHECKING
 
+try:
+    from dlfp4._core import __version__
+except ImportError as _error:
+    if "Interpreter change" not in str(_error):  # as Cython says it
+        raise
+    raise ImportError(
+        "dlfp4 was imported in another interpreter of this process first, and its core serves one a process: import "
+        "it in the main interpreter alone (mod_wsgi: WSGIApplicationGroup %{GLOBAL}), or use processes"
+    ) from _error
+
 from dlfp4._core import (
     BackendError,
     Device,
     DriverError,
     ScaledTensor,
     Tensor,
-    __version__,
     asarray,
     cast,
     cpu_isa,

@@ -5,6 +5,8 @@ import re
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+from ..support.capsules import run_python
+
 PACKAGE = Path(__file__).parents[2] / "dlfp4"
 
 
@@ -70,4 +72,31 @@ def test_no_file_imports_what_imports_it():
 
 def test_the_core_stands_on_formats_and_frameworks():
     """The extension is above the files that it reads tables from, below all that describe, choose or store tensors."""
-    assert graph()["dlfp4._core"] == {"dlfp4.formats", "dlfp4.frameworks", "dlfp4.nvrtc", "dlfp4.show", "dlfp4.suggest"}
+    assert graph()["dlfp4._core"] == {
+        "dlfp4.extents", "dlfp4.formats", "dlfp4.frameworks", "dlfp4.nvrtc", "dlfp4.show", "dlfp4.suggest",
+    }  # fmt: skip
+
+
+SUBINTERPRETER = """
+import sys
+try:
+    import _interpreters as interpreters
+except ImportError:
+    import _xxsubinterpreters as interpreters
+try:
+    interpreters.run_string(interpreters.create(), "import warnings; warnings.simplefilter('ignore'); import dlfp4")
+except getattr(interpreters, "RunFailedError", ()):
+    pass  # Python 3.12, which refuses it itself
+try:
+    import dlfp4
+except ImportError as error:
+    print(error)
+else:
+    print("imported", dlfp4.empty(3, "uint8").shape)
+"""
+
+
+def test_a_subinterpreter_that_imports_first():
+    """On Python 3.11 it shuts the main interpreter out, which is told so; later Pythons refuse it themselves."""
+    said = run_python(SUBINTERPRETER)
+    assert "in another interpreter of this process first" in said or said == "imported (3,)\n"
