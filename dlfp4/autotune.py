@@ -23,10 +23,12 @@ import numpy as np
 
 from dlfp4 import _core
 from dlfp4._core import BackendError, DriverError, ScaledTensor, Tensor, asarray, cast, cpu_isa, get_num_threads
+from dlfp4.caches import keep_text, load_text
 from dlfp4.engines.clocks import Clock, clock_at
 from dlfp4.engines.problem import ON_CUDA, Backend, Operand, Problem, bucket, decode, describe, name_of
-from dlfp4.files import keep
+from dlfp4.files import check_place
 from dlfp4.formats import FLOATS
+from dlfp4.parsing import parse_object
 
 if TYPE_CHECKING:
     from dlfp4._core import Device
@@ -94,14 +96,16 @@ def autotune(cache: str | os.PathLike[str] | None = None) -> Iterator[None]:
     ------
     ImportError
         There is no `cache`, and platformdirs is not installed.
+    OSError
+        `cache` is a folder, a device, a pipe or a socket.
     BackendError
         By matmul: no candidate's result is within the error bound.
 
     Warns
     -----
     RuntimeWarning
-        The file is no cache of this version of the format. It is ignored and left as it is; choices hold for this
-        process.
+        The file is no cache of this version of the format, or other users may write to it. It is ignored and left as
+        it is; choices hold for this process.
 
     Notes
     -----
@@ -127,6 +131,8 @@ def autotune(cache: str | os.PathLike[str] | None = None) -> Iterator[None]:
     ...     y = dlfp4.matmul(np.ones((2, 32), "float32"), w.mT)
     """
     path = default_path() if cache is None else Path(cache)
+    if path.exists():
+        check_place(path)
     with LOCK:
         CHOICES.update(read(path) or {})
     token = CURRENT.set(path)
@@ -321,17 +327,17 @@ def twin(x: Operand) -> Operand:
 def read(path: Path) -> dict[Key, Choice] | None:
     """The choices in a file; None, with a warning, where it is no cache."""
     try:
-        return parse(path.read_bytes())
+        return parse(load_text(path))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, KeyError) as error:
         warn_once(path, error)
         return None
 
 
 def parse(text: bytes) -> dict[Key, Choice]:
     """The choices that a file holds; ValueError, TypeError or KeyError where something is amiss."""
-    content = json.loads(text)
+    content = parse_object(text, "the file")
     if (content["format"], content["version"]) != (FILE_FORMAT, FILE_VERSION):
         raise ValueError(f"format {content['format']!r}, version {content['version']!r}")
     return dict(map(parse_entry, content["choices"]))
@@ -367,4 +373,4 @@ def write(path: Path, key: Key) -> None:
     held[key] = CHOICES[key]
     entries = [{"key": each._asdict(), **choice._asdict()} for each, choice in held.items()]
     content = {"format": FILE_FORMAT, "version": FILE_VERSION, "choices": entries}
-    keep(path, json.dumps(content, indent=1).encode() + b"\n")
+    keep_text(path, json.dumps(content, indent=1).encode() + b"\n")

@@ -11,7 +11,8 @@ import os
 import re
 from pathlib import Path
 
-from dlfp4.files import get_include, keep
+from dlfp4.caches import keep, load
+from dlfp4.files import get_include
 
 INCLUDES = re.compile(rb'^#include "([^"]+)"', re.MULTILINE)
 
@@ -73,11 +74,11 @@ def load_image(image: str, architecture: str) -> bytes:
         ) from error
     nvrtc = Nvrtc()
     path = Path(platformdirs.user_cache_path("dlfp4")) / f"kernels-{digest(image, architecture, nvrtc.version())}.cubin"
-    if path.is_file():
-        return path.read_bytes()
-    compiled = nvrtc.compile(source_of(image), architecture)
-    keep(path, compiled)
-    return compiled
+    found = load(path)
+    if found is None:
+        found = nvrtc.compile(source_of(image), architecture)
+        keep(path, found)
+    return found
 
 
 def digest(image: str, architecture: str, version: str) -> str:

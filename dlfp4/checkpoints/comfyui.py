@@ -15,6 +15,7 @@ import numpy as np
 
 import dlfp4
 from dlfp4 import Tensor
+from dlfp4.parsing import MOST_BYTES, parse_json
 
 KEY = "_quantization_metadata"  # in the metadata of a file
 SUFFIX = ".comfy_quant"  # of a tensor beside the weight
@@ -42,10 +43,7 @@ def parse_layers(text: str | None) -> dict[str, Any]:
     """The layers of the metadata; ValueError where it is not as ComfyUI writes it."""
     if text is None:
         return {}
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"the metadata under {KEY!r} is not JSON: {error}") from error
+    content = parse_json(text.encode(), f"the metadata under {KEY!r}")
     layers = content.get("layers") if isinstance(content, dict) else None
     if not isinstance(layers, dict):
         raise ValueError(f"the metadata under {KEY!r} has no object of layers")
@@ -62,9 +60,10 @@ def united(first: Mapping[str, str], second: Mapping[str, str]) -> dict[str, str
 
 def parse_tensor(x: Any) -> Any:
     """What a mark says; None where it is no JSON."""
+    mark = dlfp4.asarray(x)
     try:
-        return json.loads(dlfp4.asarray(x).to_device("cpu").to_numpy().tobytes())
-    except (ValueError, RecursionError):
+        return parse_json(mark.to_device("cpu").to_numpy().tobytes(), SUFFIX) if mark.nbytes <= MOST_BYTES else None
+    except ValueError:
         return None
 
 

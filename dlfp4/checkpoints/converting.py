@@ -19,7 +19,7 @@ from dlfp4.checkpoints import comfyui, configs, conventions, folders, gguf_files
 from dlfp4.checkpoints.folders import Outcome, Report, Tick
 from dlfp4.checkpoints.models import Files, ModelPath, Shard
 from dlfp4.checkpoints.names import is_part
-from dlfp4.files import check_place
+from dlfp4.files import check_writable
 
 OWN = "dlfp4"
 GGUF = "gguf"
@@ -97,13 +97,13 @@ def convert_model(
         raise ValueError(f"convention={convention!r}: expected one of {', '.join(TARGETS)}")
     place = Path(target)
     if convention == GGUF or gguf_files.is_gguf(source):
-        check_place(place)
+        check_writable(place)
         return convert_gguf(source, place, convention, report)
     files, whole = models.find(source), models.is_folder(source)
     if whole:
         folders.check_target(files, place)
     else:
-        check_place(place)
+        check_writable(place)
     jobs = plan(models.read(source), place, convention, whole=whole)
     if not whole:
         return [each for _, outcomes in folders.run(jobs, work, executor=executor, report=report) for each in outcomes]

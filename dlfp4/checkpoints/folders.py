@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import dlfp4
 from dlfp4.checkpoints import models
 from dlfp4.checkpoints.models import Files
-from dlfp4.files import replacing
+from dlfp4.files import check_writable, open_file, replacing
 
 BOOK = ".dlfp4.json"
 CONFIG = "config.json"
@@ -104,6 +104,7 @@ def check_target(files: Files, target: Path) -> None:
         raise NotADirectoryError(errno.ENOTDIR, "the model is a folder, and this is a file; name a folder", str(target))
     if not target.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(target.parent))
+    check_writable((target if target.exists() else target.parent) / BOOK)
     if os.path.realpath(target) == os.path.realpath(files.folder):
         raise ValueError(f"{target} holds the model itself; name another folder")
 
@@ -287,7 +288,7 @@ def carry_over(files: Files, target: Path, without: Collection[str] = ()) -> Non
         if path.name.endswith(WEIGHTS) or str(path) in without:
             continue
         (target / path).parent.mkdir(parents=True, exist_ok=True)
-        with open(files.folder / path, "rb") as source, replacing(target / path) as file:
+        with open_file(files.folder / path) as source, replacing(target / path) as file:
             shutil.copyfileobj(source, file)
 
 

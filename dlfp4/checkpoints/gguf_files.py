@@ -20,7 +20,9 @@ import numpy.typing as npt
 import dlfp4
 from dlfp4 import ScaledTensor, Tensor
 from dlfp4.checkpoints.ggml import BLOCKS, block_of, count_blocks, from_ggml, to_ggml
-from dlfp4.files import replacing
+from dlfp4.checkpoints.gguf_headers import check_header
+from dlfp4.extents import count_elements
+from dlfp4.files import open_file, replacing
 
 Array = npt.NDArray[Any]
 SUFFIX = ".gguf"
@@ -64,7 +66,10 @@ def read(path: str) -> dict[str, Tensor | ScaledTensor]:
     """
     library = package()
     try:
-        entries = {entry.name: entry for entry in library.GGUFReader(path).tensors}
+        with open_file(path) as file:
+            check_header(file, os.fstat(file.fileno()).st_size)
+            # The package opens files by name; this is the one that was checked.
+            entries = {entry.name: entry for entry in library.GGUFReader(f"/proc/self/fd/{file.fileno()}").tensors}
     except (ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is no GGUF file, or damaged: {error}") from error
     scales = {scale_name(name) for name, entry in entries.items() if entry.tensor_type.name == "NVFP4"}
@@ -98,7 +103,7 @@ def one_or_each(units: Array, shape: tuple[int, ...]) -> Any:
     flat = units.reshape(-1)
     if flat.size and (flat == flat[0]).all():
         return float(flat[0])
-    if len(shape) < 3 or flat.size != np.prod(shape[:-2]):
+    if len(shape) < 3 or flat.size != count_elements(shape[:-2]):
         raise ValueError(
             f"{flat.size} global scales for shape {shape}; expected one, or one for each matrix of a stack"
         )
@@ -164,7 +169,7 @@ def entries_of(library: Any, name: str, x: Tensor | ScaledTensor) -> list[tuple[
 def each_unit(q: ScaledTensor) -> Array:
     """The global scale of a matrix, or one for each matrix of a stack."""
     assert q.global_scale is not None
-    count = int(np.prod(q.shape[:-2]))
+    count = count_elements(q.shape[:-2])
     return np.ascontiguousarray(np.broadcast_to(q.global_scale.to_numpy().reshape(-1), (count,)).astype(np.float32))
 
 

@@ -6,9 +6,9 @@ so that a tensor that is missing, doubled or renamed is named before it is misse
 
 from __future__ import annotations
 
-import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -18,6 +18,8 @@ from typing import Any, TypeAlias
 from dlfp4 import Tensor
 from dlfp4.checkpoints import safetensors
 from dlfp4.checkpoints.conventions import MARKER
+from dlfp4.files import read_whole
+from dlfp4.parsing import MOST_BYTES, parse_object, shown
 
 ModelPath: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
 
@@ -110,8 +112,7 @@ def of_several(paths: list[Path]) -> Files:
 
 def check_unique(paths: Sequence[Path]) -> None:
     """ValueError where two files have the same name, as the files made of them lie in one folder."""
-    names = [path.name for path in paths]
-    double = {name for name in names if names.count(name) > 1}
+    double = {name for name, times in Counter(path.name for path in paths).items() if times > 1}
     if double:
         raise ValueError(
             f"{listed(map(str, paths))}: two files are called {listed(double)}; each must have its own name"
@@ -135,11 +136,12 @@ def of_folder(folder: Path) -> Files:
 def check_numbers(shards: Iterable[Path]) -> None:
     """ValueError where files are called such as ``model-00001-of-00003`` and one of the numbers is missing."""
     there = {path.name for path in shards}
+    numbered = filter(None, map(NUMBERED.fullmatch, there))
+    series = {(stem, len(number), count) for stem, number, count in (match.groups() for match in numbered)}
     missing: set[str] = set()
-    for match in filter(None, map(NUMBERED.fullmatch, there)):
-        stem, number, count = match.groups()
-        if int(count) <= MOST_FILES:
-            every = (f"{stem}{k:0{len(number)}}-of-{count}{SUFFIX}" for k in range(1, int(count) + 1))
+    for stem, width, count in series:
+        if int(count) <= MOST_FILES and len(missing) <= MOST_FILES:
+            every = (f"{stem}{k:0{width}}-of-{count}{SUFFIX}" for k in range(1, int(count) + 1))
             missing.update(name for name in every if name not in there)
     if missing:
         raise ValueError(
@@ -167,7 +169,7 @@ def read_index(index: Path) -> dict[str, str]:
     for name, file in places.items():
         if not isinstance(file, str) or not is_inside(file):
             raise ValueError(
-                f"{index} says that {name!r} lies in {file!r}; expected the name of a file beside the index"
+                f"{index} says that {shown(name)} lies in {shown(file)}; expected the name of a file beside the index"
             )
     if not places:
         raise ValueError(f"{index} names no tensors")
@@ -182,13 +184,7 @@ def is_inside(name: str) -> bool:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A file that holds a JSON object; ValueError names the file where it does not."""
-    try:
-        content = json.loads(path.read_bytes().decode(), object_pairs_hook=safetensors.as_unique)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} is a JSON {type(content).__name__}, expected an object")
-    return content
+    return parse_object(read_whole(path, MOST_BYTES), str(path))
 
 
 def read(path: ModelPath | bytes | bytearray | memoryview) -> list[Shard]:

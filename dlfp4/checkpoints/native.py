@@ -20,6 +20,7 @@ from dlfp4._core import _find_format, _parse_dtype, _refuse_turned
 from dlfp4.checkpoints.conventions import Spelling, merge, named
 from dlfp4.checkpoints.safetensors import is_sizes
 from dlfp4.formats import offset_parts
+from dlfp4.parsing import parse_json, shown
 
 KEY = "dlfp4"
 VERSION = 1
@@ -95,11 +96,11 @@ def described_scale(scale: Tensor) -> dict[str, Any]:
 def parse_scale(fields: Any) -> npt.NDArray[np.float32]:
     """An encode scale of its description."""
     if not isinstance(fields, dict) or fields.keys() != {"shape", "values"} or not is_sizes(fields["shape"]):
-        raise ValueError(f"its encode scale is described by {fields!r}, expected shape and values")
+        raise ValueError(f"its encode scale is described by {shown(fields)}, expected shape and values")
     values = fields["values"]
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         raise ValueError(
-            f"its encode scale has the values {values!r}, expected a list of numbers as float.hex() writes"
+            f"its encode scale has the values {shown(values)}, expected a list of numbers as float.hex() writes"
         )
     return np.array([float.fromhex(value) for value in values], np.float32).reshape(fields["shape"])
 
@@ -113,15 +114,12 @@ def join(tensors: Mapping[str, Tensor], description: str) -> dict[str, Tensor | 
 
 def parse(description: str) -> dict[str, Any]:
     """The descriptions by the tensors' names."""
-    try:
-        content = json.loads(description)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"the metadata under {KEY!r} is not JSON: {error}") from error
+    content = parse_json(description.encode(), f"the metadata under {KEY!r}")
     if not isinstance(content, dict) or not isinstance(content.get("tensors"), dict):
         raise ValueError(f"the metadata under {KEY!r} has no object of tensors")
     if content.get("version") != VERSION:
         raise ValueError(
-            f"the metadata under {KEY!r} is version {content.get('version')!r}; this dlfp4 reads {VERSION}"
+            f"the metadata under {KEY!r} is version {shown(content.get('version'))}; this dlfp4 reads {VERSION}"
         )
     tensors: dict[str, Any] = content["tensors"]
     return tensors
@@ -131,15 +129,15 @@ def rebuild(name: str, fields: Any, parts: dict[str, Tensor]) -> ScaledTensor:
     """One tensor from its parts. Scales and global scale leave `parts`; the data stays, under the tensor's name."""
     required, optional = {"format", "shape", "axis", "scale_layout"}, {"encode_scale", "hadamard", *OFFSETS}
     if not isinstance(fields, dict) or fields.keys() - optional != required:
-        raise ValueError(f"{name} is described by {fields!r}, expected format, shape, axis and scale_layout")
+        raise ValueError(f"{name} is described by {shown(fields)}, expected format, shape, axis and scale_layout")
     if not is_sizes(fields["shape"]):
         raise ValueError(
-            f"{name} is described with shape {fields['shape']!r}, expected a list of integers from 0, below 2**63"
+            f"{name} is described with shape {shown(fields['shape'])}, expected a list of integers from 0, below 2**63"
         )
     data, scales, unit = NAMES.parts(name)
     if data not in parts or scales not in parts:
         raise ValueError(
-            f"{name} is described as {fields['format']!r}, but its parts {data} and {scales} are not there"
+            f"{name} is described as {shown(fields['format'])}, but its parts {data} and {scales} are not there"
         )
     offsets = {kind: f"{name}_{kind}" for kind in OFFSETS if kind in fields}
     for kind, part in offsets.items():
@@ -159,9 +157,9 @@ def rebuild(name: str, fields: Any, parts: dict[str, Tensor]) -> ScaledTensor:
 def read_offsets(stored: Tensor, dtype: Any) -> Any:
     """Zero points or biases in the type that they had."""
     if not isinstance(dtype, str):
-        raise ValueError(f"its zero points or biases are described by {dtype!r}, expected the name of a type")
+        raise ValueError(f"its zero points or biases are described by {shown(dtype)}, expected the name of a type")
     if dtype == stored.dtype.name:
         return stored
     if dtype not in ("uint4", "int4"):
-        raise ValueError(f"its zero points or biases are of {stored.dtype}, not {dtype}")
+        raise ValueError(f"its zero points or biases are of {stored.dtype}, not {shown(dtype)}")
     return stored.to_numpy().astype(_parse_dtype(dtype))

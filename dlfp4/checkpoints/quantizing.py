@@ -25,7 +25,7 @@ from dlfp4.checkpoints import configs, folders, joining, models, native, safeten
 from dlfp4.checkpoints.folders import Outcome, Report, Tick
 from dlfp4.checkpoints.models import Files, ModelPath, Shard
 from dlfp4.checkpoints.selection import Choice, choose, quantize_chosen, recipe_of, shared_global_scale
-from dlfp4.files import check_place
+from dlfp4.files import check_writable
 from dlfp4.formats import Format, RecipeName, offset_parts
 
 SAMPLE = 1 << 16  # elements of a tensor by which its error is estimated: all of them would take longer than quantizing
@@ -137,7 +137,7 @@ def quantize_model(
     if whole:
         folders.check_target(files, place)
     else:
-        check_place(place)
+        check_writable(place)
     # Options that do not go together are refused before the work.
     dlfp4.quantize(dlfp4.empty((1, 0, 128), "float32"), chosen, recipe=recipe)
     try:

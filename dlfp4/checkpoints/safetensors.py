@@ -11,9 +11,8 @@ import contextlib
 import json
 import mmap
 import os
-import reprlib
 import sys
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,8 +22,10 @@ from typing import Any, Self
 
 import dlfp4
 from dlfp4 import Tensor
-from dlfp4.files import replacing
+from dlfp4.extents import BEYOND, bounded_product
+from dlfp4.files import open_file, replacing
 from dlfp4.frameworks import base
+from dlfp4.parsing import MOST_BYTES, parse_object, shown
 
 DTYPES = {
     "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "U32": "uint32", "I32": "int32",
@@ -35,8 +36,8 @@ DTYPES = {
 }  # fmt: skip
 CODES = {name: code for code, name in DTYPES.items()}
 LENGTH = 8  # bytes of the field in front of the header that holds the header's length
-MAX_HEADER = 100_000_000  # bytes; the limit of the safetensors library
-MOST = 1 << 70  # beyond all bits of the address space
+MAX_HEADER = MOST_BYTES
+MOST_DIMS = 65535  # of a Tensor
 METADATA = "__metadata__"
 ALIGNMENT = 64  # bytes: the data is aligned to it, like memory that dlfp4 allocates
 # Without a reservation, a file larger than memory can be mapped. The mmap module names this flag from 3.13 on.
@@ -75,7 +76,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str
     ValueError
         The file is not a safetensors file, or is damaged; the message says what is wrong with it.
     """
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size < LENGTH:
             raise ValueError(f"{path} is no safetensors file: it has {size} bytes, expected at least {LENGTH}")
@@ -113,7 +114,7 @@ def parse(memory: mmap.mmap | memoryview) -> tuple[list[Entry], dict[str, str], 
     length, rest = int.from_bytes(memory[:LENGTH], "little"), len(memory) - LENGTH
     if length > min(rest, MAX_HEADER):
         raise ValueError(f"it says that its header has {length} bytes, {rest} are there and {MAX_HEADER} allowed")
-    header = parse_json(bytes(memory[LENGTH : LENGTH + length]))
+    header = parse_object(bytes(memory[LENGTH : LENGTH + length]), "its header")
     metadata = header.pop(METADATA, None)
     if metadata is None:  # MLX writes null
         metadata = {}
@@ -124,58 +125,33 @@ def parse(memory: mmap.mmap | memoryview) -> tuple[list[Entry], dict[str, str], 
     return entries, metadata, LENGTH + length
 
 
-def parse_json(text: bytes) -> dict[str, Any]:
-    """The header as a dictionary."""
-    try:
-        header = json.loads(text.decode(), object_pairs_hook=as_unique)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"its header is not JSON: {error}") from error
-    if not isinstance(header, dict):
-        raise ValueError(f"its header is a JSON {type(header).__name__}, expected an object")
-    return header
-
-
-def as_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object as a dictionary; ValueError for a repeated name, which would hide one of two tensors."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        name, _ = Counter(name for name, _ in pairs).most_common(1)[0]
-        raise ValueError(f"{name!r} comes twice")
-    return found
-
-
 def is_sizes(value: object) -> bool:
-    """Whether a value of the header is a list of integers from 0, below 2**63."""
-    return isinstance(value, list) and all(type(size) is int and 0 <= size < 1 << 63 for size in value)
+    """Whether a value of the header is a list of integers from 0, below 2**63, and not more than a tensor has."""
+    if not isinstance(value, list) or len(value) > MOST_DIMS:
+        return False
+    return all(type(size) is int and 0 <= size < 1 << 63 for size in value)
 
 
 def parse_entry(name: str, fields: Any) -> Entry:
     """One tensor's entry; ValueError where its size does not agree with its type and shape."""
     if not isinstance(fields, dict) or not {"dtype", "shape", "data_offsets"} <= fields.keys():
-        raise ValueError(f"{name!r} is not an object with dtype, shape and data_offsets")
+        raise ValueError(f"{shown(name)} is not an object with dtype, shape and data_offsets")
     code, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
     if not isinstance(code, str) or code not in DTYPES:
-        raise ValueError(f"{name!r} has dtype {code!r}, expected one of {', '.join(DTYPES)}")
+        raise ValueError(f"{shown(name)} has dtype {shown(code)}, expected one of {', '.join(DTYPES)}")
     if not is_sizes(shape):
-        raise ValueError(f"{name!r} has shape {shape!r}, expected a list of integers from 0, below 2**63")
+        raise ValueError(
+            f"{shown(name)} has shape {shown(shape)}, expected at most {MOST_DIMS} integers from 0, below 2**63"
+        )
     if not is_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise ValueError(f"{name!r} has data_offsets {offsets!r}, expected [start, stop]")
-    bits, taken = count(shape, MOST) * item_bits(DTYPES[code]), offsets[1] - offsets[0]
+        raise ValueError(f"{shown(name)} has data_offsets {shown(offsets)}, expected [start, stop]")
+    elements, taken = bounded_product(shape), offsets[1] - offsets[0]
+    bits = elements * item_bits(DTYPES[code])
     if bits != 8 * taken:
-        size = f"{bits} bits" if bits < MOST else "more than memory has"
-        given = reprlib.repr(shape)
-        raise ValueError(f"{name!r} is {code} of shape {given}, {size}, but its data_offsets hold {taken} bytes")
+        size = f"{bits} bits" if elements < BEYOND else "more than memory has"
+        given = f"{code} of shape {shown(shape)}, {size}"
+        raise ValueError(f"{shown(name)} is {given}, but its data_offsets hold {taken} bytes")
     return Entry(name, DTYPES[code], tuple(shape), offsets[0], offsets[1])
-
-
-def count(shape: list[int], most: int) -> int:
-    """The elements of a shape; `most` where there are more: the product of a long list would take seconds."""
-    if 0 in shape:
-        return 0
-    found = 1
-    for size in shape:
-        found = min(found * size, most)
-    return found
 
 
 def check_coverage(entries: list[Entry], size: int) -> None:
@@ -183,9 +159,9 @@ def check_coverage(entries: list[Entry], size: int) -> None:
     reached = 0
     for entry in sorted(entries, key=lambda entry: (entry.start, entry.stop)):
         if entry.start != reached:
-            raise ValueError(f"{entry.name!r} starts at byte {entry.start} of the data, expected {reached}")
+            raise ValueError(f"{shown(entry.name)} starts at byte {entry.start} of the data, expected {reached}")
         if entry.stop > size:
-            raise ValueError(f"{entry.name!r} ends at byte {entry.stop} of the data, which has {size} bytes")
+            raise ValueError(f"{shown(entry.name)} ends at byte {entry.stop} of the data, which has {size} bytes")
         reached = entry.stop
     if reached != size:
         raise ValueError(f"the data has {size} bytes, its tensors take {reached}")
@@ -199,7 +175,7 @@ def make_view(data: Tensor, entry: Entry) -> Tensor:
     try:
         return octets.view(entry.dtype).reshape(entry.shape)
     except (BufferError, ValueError, OverflowError) as error:
-        raise ValueError(f"{entry.name!r} cannot be a tensor: {error}") from error
+        raise ValueError(f"{shown(entry.name)} cannot be a tensor: {error}") from error
 
 
 # ---- Writing
@@ -249,7 +225,8 @@ def writing(
     order = sorted(layout, key=lambda name: (-item_bits(layout[name].dtype.name), name))
     header = make_header(layout, order, metadata)
     missing = dict(zip(order, accumulate((layout[name].nbytes for name in order), initial=len(header)), strict=False))
-    with replacing(Path(path)) as file, naming(path), Background(file.fileno()) as background:
+    size = len(header) + sum(tensor.nbytes for tensor in layout.values())
+    with replacing(Path(path), size=size) as file, Background(file.fileno()) as background:
         background.write(memoryview(header), 0)
 
         def put(name: str, tensor: Tensor) -> None:
@@ -263,17 +240,6 @@ def writing(
         if missing:
             raise ValueError(f"{', '.join(missing)} of the file's layout did not come")
         background.finish()
-
-
-@contextlib.contextmanager
-def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """An OSError of writing, such as that of a full disk, says which file it was."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno and not error.filename:
-            error.filename = os.fspath(path)
-        raise
 
 
 class Background:

@@ -53,7 +53,14 @@ def test_images_are_compiled_once(compiler, tmp_path):
     assert nvrtc.load_image("dots", "120") == b"dots for 120, number 1"
     assert nvrtc.load_image("codecs", "120") == b"codecs for 120, number 2"
     assert nvrtc.load_image("dots", "90") == b"dots for 90, number 0"
-    assert len(list((tmp_path / "cache" / "dlfp4").iterdir())) == len(compiler.made) == 3
+    assert len(list((tmp_path / "cache" / "dlfp4").glob("*.cubin"))) == len(compiler.made) == 3
+
+
+def test_images_that_were_changed_are_compiled_anew(compiler, tmp_path):
+    nvrtc.load_image("dots", "90")
+    (path,) = (tmp_path / "cache" / "dlfp4").glob("*.cubin")
+    path.write_bytes(path.read_bytes()[:-1] + b"7")
+    assert nvrtc.load_image("dots", "90") == nvrtc.load_image("dots", "90") == b"dots for 90, number 1"
 
 
 def test_the_sources_of_every_image_are_there():
