@@ -56,13 +56,21 @@ cdef extern from "rules/layouts.h" nogil:
 
 
 cdef extern from "dlfp4/dlfp4.h" nogil:
-    const char *dlfp4_version()
-
     ctypedef int dlfp4_status
     enum:
         DLFP4_OK
         DLFP4_E_SHAPE
 
+    const char *dlfp4_version()
+    uint32_t dlfp4_rotation(uint64_t)
+    const char *dlfp4_isa()
+    dlfp4_status dlfp4_set_isa(const char *)
+    const char *dlfp4_isa_numbered(int)
+    void dlfp4_set_num_threads(int)
+    int dlfp4_get_num_threads()
+
+
+cdef extern from "rules/operations.h" nogil:
     ctypedef struct dlfp4_view:
         void *data
         const int64_t *shape
@@ -87,7 +95,7 @@ cdef extern from "dlfp4/dlfp4.h" nogil:
         int saturate
         uint64_t seed
 
-    dlfp4_status dlfp4_convert(const dlfp4_view *, const dlfp4_view *, const dlfp4_convert_options *)
+    dlfp4_status dlfp4_host_convert(const dlfp4_view *, const dlfp4_view *, const dlfp4_convert_options *)
 
     ctypedef int dlfp4_scale_rule
     enum:
@@ -158,15 +166,14 @@ cdef extern from "dlfp4/dlfp4.h" nogil:
 
     enum:
         DLFP4_ROTATED
-    uint32_t dlfp4_rotation(uint64_t)
-    dlfp4_status dlfp4_find_tensor_scale(const dlfp4_matrix *, int, const dlfp4_recipe *, uint32_t,
-                                         dlfp4_tensor_scale *)
-    dlfp4_tensor_scale dlfp4_given_tensor_scale(float)
-    dlfp4_status dlfp4_quantize(const dlfp4_matrix *, int, const dlfp4_recipe *, const dlfp4_tensor_scale *,
-                                const dlfp4_blocks *, const dlfp4_blocks *)
-    dlfp4_status dlfp4_dequantize(const dlfp4_blocks *, int, float, const dlfp4_matrix *)
-    dlfp4_status dlfp4_convert_scales(const void *, int, void *, int, int64_t, int64_t, int, uint8_t)
-    dlfp4_status dlfp4_shuffle_weight(const void *, void *, int64_t, int64_t, int)
+    dlfp4_status dlfp4_host_find_tensor_scale(const dlfp4_matrix *, int, const dlfp4_recipe *, uint32_t,
+                                              dlfp4_tensor_scale *)
+    dlfp4_tensor_scale dlfp4_host_given_tensor_scale(float)
+    dlfp4_status dlfp4_host_quantize(const dlfp4_matrix *, int, const dlfp4_recipe *, const dlfp4_tensor_scale *,
+                                     const dlfp4_blocks *, const dlfp4_blocks *)
+    dlfp4_status dlfp4_host_dequantize(const dlfp4_blocks *, int, float, const dlfp4_matrix *)
+    dlfp4_status dlfp4_host_convert_scales(const void *, int, void *, int, int64_t, int64_t, int, uint8_t)
+    dlfp4_status dlfp4_host_shuffle_weight(const void *, void *, int64_t, int64_t, int)
 
     ctypedef struct dlfp4_grid:
         int64_t rows, columns, lines, length
@@ -180,10 +187,10 @@ cdef extern from "dlfp4/dlfp4.h" nogil:
         uint8_t *codes
         uint8_t *scales
 
-    dlfp4_status dlfp4_find_changes(const dlfp4_grid *, const float *, const float *, float *, float *, int)
-    dlfp4_status dlfp4_sum_up_changes(const float *, const float *, int64_t, dlfp4_changes *)
-    dlfp4_status dlfp4_take_better(const dlfp4_grid *, const float *, int64_t, const dlfp4_stored *,
-                                   const dlfp4_stored *)
+    dlfp4_status dlfp4_host_find_changes(const dlfp4_grid *, const float *, const float *, float *, float *, int)
+    dlfp4_status dlfp4_host_sum_up_changes(const float *, const float *, int64_t, dlfp4_changes *)
+    dlfp4_status dlfp4_host_take_better(const dlfp4_grid *, const float *, int64_t, const dlfp4_stored *,
+                                        const dlfp4_stored *)
 
     ctypedef struct dlfp4_lines:
         dlfp4_blocks blocks
@@ -195,10 +202,10 @@ cdef extern from "dlfp4/dlfp4.h" nogil:
         int64_t first
         int64_t step
 
-    dlfp4_status dlfp4_vecdot(const dlfp4_lines *, const dlfp4_lines *, int64_t, int64_t, float *, int64_t)
+    dlfp4_status dlfp4_host_vecdot(const dlfp4_lines *, const dlfp4_lines *, int64_t, int64_t, float *, int64_t)
 
-    dlfp4_status dlfp4_vecdot_axes(const dlfp4_lines *, const int64_t *, const dlfp4_lines *, const int64_t *, int,
-                                   const int64_t *, int64_t, float *)
+    dlfp4_status dlfp4_host_vecdot_axes(const dlfp4_lines *, const int64_t *, const dlfp4_lines *, const int64_t *, int,
+                                        const int64_t *, int64_t, float *)
 
     ctypedef int dlfp4_activation
     enum:
@@ -209,10 +216,10 @@ cdef extern from "dlfp4/dlfp4.h" nogil:
         dlfp4_activation activation
         float alpha
 
-    int64_t dlfp4_matmul_workspace(const dlfp4_lines *, const dlfp4_lines *, int64_t, const dlfp4_matrix *,
-                                   const dlfp4_matmul_options *)
-    dlfp4_status dlfp4_matmul(const dlfp4_lines *, const dlfp4_lines *, int64_t, const dlfp4_matrix *,
-                              const dlfp4_matmul_options *, void *)
+    int64_t dlfp4_host_matmul_workspace(const dlfp4_lines *, const dlfp4_lines *, int64_t, const dlfp4_matrix *,
+                                        const dlfp4_matmul_options *)
+    dlfp4_status dlfp4_host_matmul(const dlfp4_lines *, const dlfp4_lines *, int64_t, const dlfp4_matrix *,
+                                   const dlfp4_matmul_options *, void *)
 
     ctypedef struct dlfp4_groups:
         int64_t rows
@@ -223,16 +230,10 @@ cdef extern from "dlfp4/dlfp4.h" nogil:
         const int64_t *scatter
         const float *weights
 
-    int64_t dlfp4_grouped_matmul_workspace(const dlfp4_lines *, const dlfp4_lines *, int64_t, const dlfp4_groups *,
-                                           const dlfp4_matrix *, const dlfp4_matmul_options *)
-    dlfp4_status dlfp4_grouped_matmul(const dlfp4_lines *, const dlfp4_lines *, int64_t, const dlfp4_groups *,
-                                      const dlfp4_matrix *, const dlfp4_matmul_options *, void *)
-
-    const char *dlfp4_isa()
-    dlfp4_status dlfp4_set_isa(const char *)
-    const char *dlfp4_isa_numbered(int)
-    void dlfp4_set_num_threads(int)
-    int dlfp4_get_num_threads()
+    int64_t dlfp4_host_grouped_matmul_workspace(const dlfp4_lines *, const dlfp4_lines *, int64_t, const dlfp4_groups *,
+                                                const dlfp4_matrix *, const dlfp4_matmul_options *)
+    dlfp4_status dlfp4_host_grouped_matmul(const dlfp4_lines *, const dlfp4_lines *, int64_t, const dlfp4_groups *,
+                                           const dlfp4_matrix *, const dlfp4_matmul_options *, void *)
 
 
 cdef extern from "xla/plans.h" nogil:

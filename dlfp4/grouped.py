@@ -135,7 +135,7 @@ def grouped_matmul(
 
 
 def run_on_host(problem: Problem, routing: Routing, out: Tensor) -> None:
-    """By dlfp4_grouped_matmul."""
+    """By dlfp4_host_grouped_matmul."""
     ends, places, factors, _ = routing
     rounds = problem.activation == "int8"
     _multiply_groups_on_host(problem.a, problem.b, ends, places, factors, out, problem.alpha, rounds, routing.gathers)

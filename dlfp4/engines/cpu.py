@@ -32,7 +32,7 @@ def refuses_activation(problem: Problem, names: tuple[str, str] = common.AS_OF_M
 
 
 def run(problem: Problem, tactic: str, out: Tensor) -> None:  # noqa: ARG001
-    """By dlfp4_matmul."""
+    """By dlfp4_host_matmul."""
     _multiply_on_host(problem.a, problem.b, out, problem.alpha, problem.activation == "int8")
 
 

@@ -1,23 +1,37 @@
-/* The C API of the kernels: what the Python package calls, and what other C and C++ code may.
+/** @file
+ * The C API of libdlfp4: casts, block scaling and products of FP4, FP6 and FP8 tensors, on hosts and on CUDA devices.
  *
- * No function here allocates, throws, touches Python or keeps a pointer after it returns.
- * Arguments are described, never owned; a status other than DLFP4_OK means that nothing was written.
- */
+ * Tensors are DLPack's DLTensor, in any strides, where they lie: what any framework hands out goes in, and nothing is
+ * copied. Memory is the caller's, results' too; dlfp4_size_buffers() says how much a quantized tensor takes. Host
+ * memory is CPU and pinned memory; all tensors of a call lie there, or on one CUDA device. No function allocates on the
+ * host, throws, or keeps a pointer after it returns.
+ *
+ * `stream` is a cudaStream_t (NULL: the legacy default stream) and means nothing for host memory. Work on a device is
+ * in the stream's order, nothing waits, and all can be captured into a graph once dlfp4_load_cuda() has loaded the
+ * kernels, which otherwise the first call does.
+ *
+ * FP4 and FP6 are packed, little-endian in bits: the even FP4 element is the low nibble. FP4 in pairs, as PyTorch's
+ * float4_e2m1fn_x2 (lanes = 2) has it, is taken as what it holds.
+ *
+ * C99, C++17, and later. */
 #ifndef DLFP4_DLFP4_H_
 #define DLFP4_DLFP4_H_
 
 #include <stddef.h>
 #include <stdint.h>
 
-/* The version of these declarations; dlfp4_version() is that of the library. CMake and the Python package take it from
+#include "dlpack.h"
+#include "options.h"
+
+/** The version of these declarations; dlfp4_version() is that of the library. CMake and the Python package take it from
  * here. */
 #define DLFP4_VERSION_MAJOR 0
 #define DLFP4_VERSION_MINOR 1
 #define DLFP4_VERSION_PATCH 0
 #define DLFP4_VERSION_NUMBER (DLFP4_VERSION_MAJOR * 10000 + DLFP4_VERSION_MINOR * 100 + DLFP4_VERSION_PATCH)
 
-/* What the shared library exports. */
-#if defined(__GNUC__) && !defined(__CUDACC_RTC__)
+/** What the shared library exports. */
+#if defined(__GNUC__)
 #define DLFP4_API __attribute__((visibility("default")))
 #else
 #define DLFP4_API
@@ -27,283 +41,238 @@
 extern "C" {
 #endif
 
-/* The version of the library: "0.1.0". */
+/** The version of the library: "0.1.0". */
 DLFP4_API const char *dlfp4_version(void);
 
+/** A status in words, or, of a driver that failed, by CUDA's name. Static; never NULL. */
+DLFP4_API const char *dlfp4_status_string(dlfp4_status status);
+
+/* --- Formats ------------------------------------------------------------------------------------------------- */
+
+/** How the scales of a format's blocks follow from their largest magnitudes. */
 typedef enum {
-  DLFP4_OK = 0,
-  DLFP4_E_DTYPE,  /* a type, or a pair of types, that the operation does not have */
-  DLFP4_E_SHAPE,  /* shapes differ */
-  DLFP4_E_OPTION, /* an option out of its range */
-  DLFP4_E_ISA     /* an instruction set that this machine, or this build, does not have */
-} dlfp4_status;
+  DLFP4_SCALES_IN_TWO_LEVELS = 0, /**< float8, in units of a float32 scale of the whole tensor */
+  DLFP4_SCALES_POWERS_OF_TWO,
+  DLFP4_SCALES_FLOAT32
+} dlfp4_scale_family;
 
-/* Elements in host memory. `code` and `bits` are DLPack's, lanes = 1. Strides count elements, so that in packed
- * sub-byte data element (i, j) lies at bit (i*strides[0] + j*strides[1]) * bits from `data`; padded data holds one
- * element in the low bits of each byte. `data` needs no alignment. Writing completes the last byte of packed data with
- * zeros, but in a `part`, where other elements may lie there, and in data with gaps, those bits stay. */
+/** A block-scaled format: value = element * scale, or, in two levels, element * scale * global scale. */
 typedef struct {
-  void *data;
-  const int64_t *shape;
-  const int64_t *strides;
-  int32_t ndim;
-  uint8_t code;
-  uint8_t bits;
-  uint8_t padded;
-  uint8_t part;
-} dlfp4_view;
+  const char *name; /**< static: "nvfp4" */
+  DLDataType element, scale;
+  int32_t lines, length; /**< of a block: so many lines of so many elements; 1 x 0: a line; 0 x 0: the whole tensor */
+  dlfp4_scale_family kind;
+  int32_t repeats_scales; /**< nonzero: each line of a block has a scale of its own in memory, all equal */
+} dlfp4_format_info;
 
-/* To nearest, ties to even, away from zero or (NEAREST_ZERO) toward it. DLFP4_UPWARD is of float8_e8m0fnu alone. */
-typedef enum {
-  DLFP4_NEAREST_EVEN = 0,
-  DLFP4_NEAREST_AWAY,
-  DLFP4_TOWARD_ZERO,
-  DLFP4_NEAREST_ZERO,
-  DLFP4_UPWARD,
-  DLFP4_STOCHASTIC
-} dlfp4_rounding;
-
-typedef struct {
-  dlfp4_rounding rounding;
-  int saturate;  /* nonzero: overflow clamps to the largest finite value; zero: as ml_dtypes' astype */
-  uint64_t seed; /* for DLFP4_STOCHASTIC: the result depends on the seed and on the element's index alone */
-} dlfp4_convert_options;
-
-/* dst[i] = src[i] in dst's type, for every index i. Equal types move bits (this is also pack, unpack and copy);
- * different ones must both be floating-point. `options` may be NULL: nearest even, saturating.
- * src and dst may be the same memory only where every element keeps its byte (equal item sizes and strides). */
-DLFP4_API dlfp4_status dlfp4_convert(const dlfp4_view *src, const dlfp4_view *dst,
-                                     const dlfp4_convert_options *options);
-
-/* --- Block scaling ------------------------------------------------------------------------------------------- */
-
-/* A format is a row of formats.def; dlfp4_find_format gives its number, or -1. */
+/** The number of a format by its name, such as "nvfp4", "mxfp8_e4m3" or "fp8_128x128"; -1 where there is none. */
 DLFP4_API int dlfp4_find_format(const char *name);
 
-/* How the exponent of a power-of-two scale follows from a block's largest magnitude a; emax and max are the element
- * type's largest exponent and value: floor(log2 a) - emax (OCP MX v1.0, 6.3), ceil(log2(a / max)) of the exact
- * quotient, ceil(log2 a) - emax, or the exponent of a rounded to the type's mantissa, ties up, - emax. */
-typedef enum { DLFP4_SCALE_FLOOR = 0, DLFP4_SCALE_RCEIL, DLFP4_SCALE_CEIL, DLFP4_SCALE_EVEN } dlfp4_scale_rule;
+/** The description of a format; numbers begin at 0. DLFP4_E_OPTION behind the last one. */
+DLFP4_API dlfp4_status dlfp4_describe_format(int format, dlfp4_format_info *info);
 
-/* The order of operations of a scale in units of the tensor's, which decides bytes; a is the block's largest magnitude,
- * G the tensor's encode scale, max the element type's largest value: a * (G * (1 / max)); G * (a * (1 / max)), where
- * codes under a scale of zero are zero; G * (a / max), with a / max and G rounded to the input's type. */
-typedef enum { DLFP4_GLOBAL_FIRST = 0, DLFP4_BLOCK_FIRST, DLFP4_INPUT_TYPE } dlfp4_scale_order;
+/** The recipe that a format is quantized with where none is given. DLFP4_E_OPTION where there is no such format. */
+DLFP4_API dlfp4_status dlfp4_default_recipe(int format, dlfp4_recipe *recipe);
 
-/* Of FP4 with scales in two levels, four over six: a block is quantized with its largest magnitude on 6 and on 4, with
- * scales of (a / 6) * G and 1.5 times that, and what has the smaller error is kept, by the sum of magnitudes or of
- * squares; ties keep 6. Errors are ((q * s) * A) / (6 * largest_scale) - x, added up line by line in order, A being the
- * tensor's largest magnitude. */
-typedef enum { DLFP4_NOT_FOUR_OVER_SIX = 0, DLFP4_MEAN_ABSOLUTE, DLFP4_MEAN_SQUARED } dlfp4_four_over_six;
+/** The number of a layout of scales by its name: "linear" (0), "128x4", "8x4", "aiter", "n32k4", "deepgemm",
+ * "cublas_1x128", "cublas_128x128"; -1 where there is none. */
+DLFP4_API int dlfp4_find_layout(const char *name);
 
+/** What the parts of a quantized matrix take. */
 typedef struct {
-  dlfp4_scale_rule scale_rule;   /* of formats with power-of-two scales */
-  dlfp4_scale_order scale_order; /* of formats with scales in two levels */
-  dlfp4_four_over_six four_over_six;
-  float largest_scale;            /* of these formats, what A makes a scale; 0: the scale type's largest value */
-  dlfp4_rounding rounding;        /* of the elements, which saturate */
-  uint64_t seed;                  /* for DLFP4_STOCHASTIC, with the element's index first + line * length + position */
-  uint64_t first;                 /* of a part of a tensor, the index of its first element */
-  float eps;                      /* formats of one level: smaller magnitudes count as this one */
-  uint8_t divides;                /* not of powers of two: elements are divided by scales, which are quotients by max;
-                                   * those of integers always are, by 7.5 for 4 bits */
-  uint8_t pow2;                   /* formats with float32 scales: round the encode scale down to a power of two */
-  uint8_t zero_scale;             /* not of float32 scales: the code of a scale that would be zero */
-  uint8_t least_scale;            /* not of float32 scales: the least code of the scale of a block that is not zero */
-  uint8_t drops_negative_zero;    /* elements that are -0 become +0 */
-  uint8_t rounds_to_plus_zero;    /* elements that round to zero too */
-  uint8_t scale_code, scale_bits; /* formats with float32 scales: DLPack's bfloat16 or float16, which is to hold them
-                                   * exactly; 0: none */
-} dlfp4_recipe;
+  int64_t data[2];     /**< shape of the elements, packed */
+  int64_t scales[2];   /**< shape of the scales */
+  int32_t scale_ndim;  /**< 2; 0 of a format with one scale for the tensor */
+  int64_t data_bytes;  /**< of the elements */
+  int64_t scale_bytes; /**< of the scales */
+} dlfp4_sizes;
 
-/* A scale of the whole tensor: elements are multiplied with `encode`, codes with `decode`. */
-typedef struct {
-  float encode;
-  float decode;
-  float largest; /* magnitude that they are of; 0: not known */
-} dlfp4_tensor_scale;
-
-typedef struct {
-  void *data;
-  int64_t rows, columns;
-  int64_t strides[2]; /* in elements */
-  uint8_t code, bits; /* DLPack's: float32, bfloat16 or float16 */
-} dlfp4_matrix;
-
-/* A quantized matrix, as lines along which the blocks run: rows, or columns. Element k of line i lies at element
- * i * strides[0] + k * strides[1] of `data`, packed; types below 8 bits need strides[1] == 1 and lines that start on a
- * byte. Scale (line, block) lies where `layout`, a row of layouts.h, puts it; linear scales at
- * line * scale_strides[0] + block * scale_strides[1]. A layout whose columns follow one another has its padded number
- * of rows in scale_strides[0]. Where blocks span several lines, "line" counts groups of lines, unless the format
- * repeats its scales.
+/** The parts of a quantized matrix of rows x columns. Blocks run along the rows (axis -1) or the columns (axis -2).
  *
- * Formats with two levels have a decode scale of the whole tensor, or `decodes`, one for every `decode_lines` lines:
- * that of line n is decodes[n / decode_lines]. Quantizing takes those of one line each.
+ * Along axis -1 the data is (rows, columns) and the scales are (rows, columns / block). Along axis -2 elements below 8
+ * bits are stored transposed, (columns, rows) with scales (columns, rows / block); bytes stay as they are, with scales
+ * (rows / block, columns). Lines are completed to whole blocks with zeros, but for bytes with float32 scales. Where a
+ * block spans several lines, so does a scale, unless the format repeats it. Layouts other than "linear" store a row of
+ * scales for each line, whatever the axis, padded to whole tiles. Formats in two levels have a float32 scale beside
+ * these; uint4 has a zero point of uint8 for each scale, in the scales' shape.
  *
- * Formats of integers may have `offsets`, one for each scale, at line * offset_strides[0] + block * offset_strides[1]:
- * zero points (DLPack's int or uint of 4 bits, packed, or of 8), so that values are (element - zero point) * scale, or
- * biases (float32), so that values are element * scale + bias. Quantizing to uint4 sets zero points, which are of
- * uint8 and neighbours along a line, to 8. */
+ * @return DLFP4_E_OPTION: no such format, axis or layout, or the layout is not for the format's scales. DLFP4_E_SHAPE:
+ * extents are negative or too large. */
+DLFP4_API dlfp4_status dlfp4_size_buffers(int format, int axis, int layout, int64_t rows, int64_t columns,
+                                          dlfp4_sizes *sizes);
+
+/* --- Tensors ------------------------------------------------------------------------------------------------- */
+
+/** In place of a format: elements as they are, without scales. */
+enum { DLFP4_PLAIN = -1 };
+
+/** A quantized matrix, by its parts, with the shapes of dlfp4_size_buffers(); the parts of Python's ScaledTensor are
+ * these. Where products take plain elements, `data` is a matrix of any strides, `format` is DLFP4_PLAIN, and the rest
+ * is zero. */
 typedef struct {
-  void *data;
-  int64_t strides[2];
-  void *scales;
-  int64_t scale_strides[2];
-  int32_t layout;
-  uint8_t fill;   /* the byte that a layout's padding gets */
-  int64_t length; /* elements of a line, at least those of the matrix: what lies beyond is written as zero */
-  float *decodes; /* NULL: none */
-  int64_t decode_lines;
-  uint8_t finds_decodes; /* quantizing: they are found and written; else they are read, as they were given */
-  uint32_t rotation;     /* see dlfp4_rotation; 0: none */
-  void *offsets;         /* NULL: none */
-  int64_t offset_strides[2];
-  uint8_t offset_code, offset_bits;
-} dlfp4_blocks;
+  int32_t format;
+  int32_t axis;                 /**< along which the blocks run: -1, the rows, or -2, the columns */
+  int32_t layout;               /**< of the scales; 0: linear */
+  uint32_t rotation;            /**< of dlfp4_rotation(); 0: none */
+  const DLTensor *data;         /**< elements */
+  const DLTensor *scales;       /**< decode scales, of the format's type */
+  const DLTensor *global_scale; /**< formats in two levels: float32, 0-d or, one for each line, (lines,); else NULL */
+  const DLTensor *offsets;      /**< int4 and uint4: zero points or biases, one for each scale, or NULL */
+} dlfp4_scaled_tensor;
 
-/* The random Hadamard transform, a rotation of sixteen neighbours along a line: x -> x diag(signs) H16 / 4 in float32,
- * before scales are found, undone by dequantizing. Bits 0 to 15 are set where an element is negated, bit 16 says that
- * there is a transform. Products do not undo it: lines with equal rotations have the products of what they were.
- * Lengths are multiples of 16. */
-enum { DLFP4_ROTATED = 1 << 16 };
+/** Of dlfp4_cast(): tensors of FP4, FP6 and smaller integers that hold one element in the low bits of each byte. */
+enum { DLFP4_PADDED_X = 1, DLFP4_PADDED_OUT = 2 };
 
-/* The rotation whose signs a seed draws. */
+/** out = x in out's type, element by element; equal types move bits, so that this packs, unpacks and copies, too.
+ *
+ * @param x, out   Tensors of one shape, of any rank up to 63. Types that differ are floating-point.
+ * @param options  NULL: to nearest even, saturating.
+ * @param flags    DLFP4_PADDED_X, DLFP4_PADDED_OUT, or 0: both are packed.
+ * @return DLFP4_E_DTYPE: types that are not converted. DLFP4_E_SHAPE: shapes differ. DLFP4_E_DEVICE. */
+DLFP4_API dlfp4_status dlfp4_cast(const DLTensor *x, const DLTensor *out, const dlfp4_convert_options *options,
+                                  uint32_t flags, void *stream);
+
+/** Quantizes a tensor along one axis, or along both in one pass.
+ *
+ * @param x             (..., columns) of float32, bfloat16 or float16, which counts as a matrix; leading dimensions are
+ *                      one run.
+ * @param recipe        NULL: the format's own.
+ * @param global_scale  The decode scale of the whole tensor, where the format has one (nvfp4, fp8_e4m3 and the like);
+ *                      0: found in x. It is written to the result either way.
+ * @param q             The result, whose parts are written.
+ * @param other         A second result of the same format, along the other axis, or NULL.
+ * @return DLFP4_E_SHAPE: parts of other shapes than dlfp4_size_buffers() gives. DLFP4_E_DTYPE: parts of other types, or
+ * x. DLFP4_E_OPTION: a recipe that the format has no use for. DLFP4_E_DEVICE. */
+DLFP4_API dlfp4_status dlfp4_quantize(const DLTensor *x, const dlfp4_recipe *recipe, float global_scale,
+                                      const dlfp4_scaled_tensor *q, const dlfp4_scaled_tensor *other, void *stream);
+
+/** The values of a quantized tensor: element * scale (* global scale), (element - zero point) * scale, or
+ * element * scale + bias, in float32, rounded to nearest even. A rotation is undone.
+ *
+ * @param out  (..., columns) of float32, bfloat16 or float16, which counts as a matrix. */
+DLFP4_API dlfp4_status dlfp4_dequantize(const dlfp4_scaled_tensor *q, const DLTensor *out, void *stream);
+
+/** The random Hadamard transform of sixteen neighbours whose signs a seed draws, as the `rotation` of a tensor. Sums of
+ * products of two tensors with equal rotations are those of what they were made of. */
 DLFP4_API uint32_t dlfp4_rotation(uint64_t seed);
 
-/* The tensor's scale from its elements (formats with a scale of the whole tensor), or from a decode scale. Rotated
- * elements are those along rows of x. */
-DLFP4_API dlfp4_status dlfp4_find_tensor_scale(const dlfp4_matrix *x, int format, const dlfp4_recipe *recipe,
-                                               uint32_t rotation, dlfp4_tensor_scale *scale);
-DLFP4_API dlfp4_tensor_scale dlfp4_given_tensor_scale(float decode);
-
-/* `along_rows` has a line a row of x, `along_columns` a line a column; either may be NULL. `scale` is that of the whole
- * tensor, for the formats that have one. Lines whose last block is incomplete are completed with zeros where
- * blocks->length says so, and otherwise only taken by formats with float32 scales. Lines that are rotated are those of
- * one direction: each has a scale of the whole tensor of its own. */
-DLFP4_API dlfp4_status dlfp4_quantize(const dlfp4_matrix *x, int format, const dlfp4_recipe *recipe,
-                                      const dlfp4_tensor_scale *scale, const dlfp4_blocks *along_rows,
-                                      const dlfp4_blocks *along_columns);
-
-/* Row i of the result is line i of q; the result's strides may be any. `decode` is the tensor's scale (1: none). */
-DLFP4_API dlfp4_status dlfp4_dequantize(const dlfp4_blocks *q, int format, float decode, const dlfp4_matrix *result);
-
-/* A matrix of scales of `itemsize` bytes from one layout to another. `fill` is the byte of the padding. */
-DLFP4_API dlfp4_status dlfp4_convert_scales(const void *src, int src_layout, void *dst, int dst_layout, int64_t rows,
-                                            int64_t columns, int itemsize, uint8_t fill);
-
-/* AITER's (16, 16) shuffle of a row-major matrix of bytes; `back` undoes it. src and dst are different memory. */
-DLFP4_API dlfp4_status dlfp4_shuffle_weight(const void *src, void *dst, int64_t rows, int64_t columns, int back);
-
-/* --- What a conversion changes: see ScaledTensor.to ---------------------------------------------------------- */
-
-/* Rows of float32 numbers next to one another, in blocks of `lines` rows and `length` columns; those at the ends may be
- * smaller. The length is a multiple of 16, or at least `columns`; of dlfp4_take_better a multiple of 16 up to 2048. */
-typedef struct {
-  int64_t rows, columns, lines, length;
-} dlfp4_grid;
-
-/* For each block its largest change and the largest finite magnitude that it had before. Infinities and NaN that stayed
- * are no change; one that came or went is an infinite one. `joins`: numbers that are there already count as well. */
-DLFP4_API dlfp4_status dlfp4_find_changes(const dlfp4_grid *grid, const float *before, const float *after,
-                                          float *changes, float *sizes, int joins);
-
-typedef struct {
-  uint64_t changed; /* blocks */
-  double largest;   /* change of an element over the largest magnitude of its block */
-} dlfp4_changes;
-DLFP4_API dlfp4_status dlfp4_sum_up_changes(const float *changes, const float *sizes, int64_t blocks,
-                                            dlfp4_changes *result);
-
-/* Blocks as they are stored: `code_bytes` of each row of a block next to one another, whole blocks; a byte of scale
- * each; and what they decode to. */
-typedef struct {
-  const float *values;
-  uint8_t *codes, *scales;
-} dlfp4_stored;
-
-/* Replaces each block by the other one where the sum of its squared errors is smaller; NaN is no error. */
-DLFP4_API dlfp4_status dlfp4_take_better(const dlfp4_grid *grid, const float *exact, int64_t code_bytes,
-                                         const dlfp4_stored *best, const dlfp4_stored *other);
+/** Scales from one layout to another.
+ *
+ * @param x, out         Compact matrices of one type, in shapes of dlfp4_size_buffers().
+ * @param rows, columns  The scales' extents before padding.
+ * @param fill           The byte of the result's padding. */
+DLFP4_API dlfp4_status dlfp4_convert_scales(const DLTensor *x, int x_layout, const DLTensor *out, int out_layout,
+                                            int64_t rows, int64_t columns, uint8_t fill, void *stream);
 
 /* --- Products ------------------------------------------------------------------------------------------------ */
 
-/* Lines that are multiplied with other lines, element by element, and summed. Line i is number n = first + i * step;
- * its element k lies at element n * blocks.strides[0] + k * blocks.strides[1] of `blocks.data`. Plain elements
- * (format -1) are of type (code, bits), packed or one a byte, with any strides; of a format's they are as dlfp4_blocks
- * has them, packed, with the scale of line n, and `decode` is the tensor's scale (1: none). A step of 0 repeats a
- * line. blocks.length is the number of elements that are multiplied, or more. */
+/** The bytes of workspace, on the tensors' device, that dlfp4_vecdot() needs for so many sums of so many products. */
+DLFP4_API int64_t dlfp4_vecdot_workspace(int64_t lines, int64_t length);
+
+/** out[i] = the sum over k of a(i, k) * b(i, k).
+ *
+ * Elements are floats, or both integers of one type of at most 8 bits. FP4, FP6 and integers are summed exactly and
+ * rounded once; otherwise the error is at most max(K, 16) * 2^-24 * sum |a b|.
+ *
+ * @param a, b       Of K elements a line, along which blocks run; of `lines` lines, or of one, which is repeated.
+ * @param out        (lines,) of float32, compact.
+ * @param workspace  NULL on the host. */
+DLFP4_API dlfp4_status dlfp4_vecdot(const dlfp4_scaled_tensor *a, const dlfp4_scaled_tensor *b, const DLTensor *out,
+                                    void *workspace, void *stream);
+
+/** The bytes of workspace that dlfp4_matmul() needs; -1 where it will refuse. */
+DLFP4_API int64_t dlfp4_matmul_workspace(const dlfp4_scaled_tensor *a, const dlfp4_scaled_tensor *b,
+                                         const DLTensor *out, const dlfp4_matmul_options *options);
+
+/** out(i, j) = alpha * the sum over k of a(i, k) * b(j, k): activations of (M, K) by weights of (N, K), on the host.
+ * dlfp4_matmul_prepared() is that of CUDA devices. The bound is that of dlfp4_vecdot(), and one rounding.
+ *
+ * @param a, b       Floats, plain or quantized, whose blocks run along K.
+ * @param out        (M, N) of float32, bfloat16 or float16.
+ * @param options    NULL: alpha = 1, exact.
+ * @param workspace  Of dlfp4_matmul_workspace() bytes, of any alignment.
+ * @return DLFP4_E_DEVICE: memory of a device. */
+DLFP4_API dlfp4_status dlfp4_matmul(const dlfp4_scaled_tensor *a, const dlfp4_scaled_tensor *b, const DLTensor *out,
+                                    const dlfp4_matmul_options *options, void *workspace);
+
+/** Which rows each expert multiplies. All on the host, compact. */
 typedef struct {
-  dlfp4_blocks blocks;
-  int32_t format; /* a row of formats.def, or -1 */
-  uint8_t code, bits, padded;
-  float decode;
-  int64_t first, step;
-} dlfp4_lines;
+  const DLTensor *ends;    /**< (experts,) of int64: expert e has the routed rows from ends[e - 1] up to ends[e] */
+  const DLTensor *indices; /**< (rows,) of int64, or NULL: the routed rows are those of x and of out, in order */
+  const DLTensor
+      *weights;    /**< (rows,) of float32, or NULL; with them, routed rows are added to rows `indices` of out */
+  int32_t gathers; /**< nonzero: `indices` are rows of x, too */
+} dlfp4_routing;
 
-/* result[i * stride] = the sum of a(i, k) * b(i, k) over k < length, for i < lines; 0 where length is 0. Elements are
- * floats, or both integers of one type of at most 8 bits. FP4, FP6 and integers are summed exactly and rounded once;
- * otherwise |error| <= max(length, 16) * 2^-24 * sum |a b|, where inputs and products below 2^-126 may count as zero.
- * Scales of blocks may be applied to the sums of these: what holds for products then holds for products of elements
- * alone, which must not overflow either. */
-DLFP4_API dlfp4_status dlfp4_vecdot(const dlfp4_lines *a, const dlfp4_lines *b, int64_t lines, int64_t length,
-                                    float *result, int64_t stride);
-
-/* The same over lines of several axes, in row-major order, into compact memory: `shape` has the extents of `ndim` axes,
- * at least one, and each side's strides the step in lines along each; first and step of the sides are 0. */
-DLFP4_API dlfp4_status dlfp4_vecdot_axes(const dlfp4_lines *a, const int64_t *strides_of_a, const dlfp4_lines *b,
-                                         const int64_t *strides_of_b, int ndim, const int64_t *shape, int64_t length,
-                                         float *result);
-
-/* How the lines of `a` are read: as they are, or, floats that are multiplied with FP4, rounded to int8 in blocks of 32
- * with a scale each (largest magnitude / 127), which is faster and not exact. */
-typedef enum { DLFP4_ACTIVATION_EXACT = 0, DLFP4_ACTIVATION_INT8 } dlfp4_activation;
-
-typedef struct {
-  dlfp4_activation activation;
-  float alpha;
-} dlfp4_matmul_options;
-
-/* result(i, j) = alpha * the sum of a(i, k) * b(j, k) over k < length, for the result's rows i and columns j, rounded
- * to its type. Elements are floats; the bound is that of dlfp4_vecdot, and one rounding. `workspace` is memory of
- * dlfp4_matmul_workspace bytes, of any alignment; -1 where dlfp4_matmul will refuse. */
-DLFP4_API int64_t dlfp4_matmul_workspace(const dlfp4_lines *a, const dlfp4_lines *b, int64_t length,
-                                         const dlfp4_matrix *result, const dlfp4_matmul_options *options);
-DLFP4_API dlfp4_status dlfp4_matmul(const dlfp4_lines *a, const dlfp4_lines *b, int64_t length,
-                                    const dlfp4_matrix *result, const dlfp4_matmul_options *options, void *workspace);
-
-/* Rows that are divided among experts, in their order: expert e has the routed rows from ends[e - 1] (0 for the first)
- * up to ends[e], and lines of b whose numbers are greater by e * step than those of the first expert. ends do not
- * decrease; the last one is at most `rows`. */
-typedef struct {
-  int64_t rows, experts, step;
-  const int64_t *ends;
-  const int64_t *gather;  /* the line of a of each routed row; NULL: they are the lines, in order */
-  const int64_t *scatter; /* the result's row to which each is added; NULL: they are the result's rows */
-  const float *weights;   /* that they are multiplied with; NULL without scatter, and only then */
-} dlfp4_groups;
-
-/* The product of dlfp4_matmul by each expert, with the same bits; routed rows beyond the last end are zero. With
- * scatter, row i of the result is the sum of weight * product over the routed rows that are added to it, in their order
- * and in float32, rounded once to the result's type; rows beyond the last end are not read. */
-DLFP4_API int64_t dlfp4_grouped_matmul_workspace(const dlfp4_lines *a, const dlfp4_lines *b, int64_t length,
-                                                 const dlfp4_groups *groups, const dlfp4_matrix *result,
+/** The bytes of workspace that dlfp4_grouped_matmul() needs; -1 where it will refuse. */
+DLFP4_API int64_t dlfp4_grouped_matmul_workspace(const dlfp4_scaled_tensor *x, const dlfp4_scaled_tensor *w,
+                                                 const dlfp4_routing *routing, const DLTensor *out,
                                                  const dlfp4_matmul_options *options);
-DLFP4_API dlfp4_status dlfp4_grouped_matmul(const dlfp4_lines *a, const dlfp4_lines *b, int64_t length,
-                                            const dlfp4_groups *groups, const dlfp4_matrix *result,
+
+/** The product of dlfp4_matmul() by each expert, with the same bits, on the host.
+ *
+ * @param x          (rows, K), or, where indices gather, (tokens, K).
+ * @param w          (experts * N, K): the weights of one expert after those of the other.
+ * @param out        (rows, N); rows beyond the last end are zero. With weights (tokens, N): row i is the sum of
+ *                   weight * product over the routed rows with that index, in their order, in float32, rounded once.
+ * @return DLFP4_E_OPTION: ends that decrease or exceed the rows, indices out of range, weights without indices. */
+DLFP4_API dlfp4_status dlfp4_grouped_matmul(const dlfp4_scaled_tensor *x, const dlfp4_scaled_tensor *w,
+                                            const dlfp4_routing *routing, const DLTensor *out,
                                             const dlfp4_matmul_options *options, void *workspace);
 
-/* The instruction set in use: "scalar", "avx2", "avx512", "avx512_bf16" (which has VNNI too) or "neon". Chosen at the
- * first call from what the machine has; dlfp4_set_isa forces one (NULL: choose again) and refuses one that is not
- * there. */
+/** Weights in the order in which the matrix kernels of CUDA devices read them. The members are the library's own; what
+ * they point to belongs to the caller. */
+typedef struct {
+  const void *memory;
+  const float *factor; /* the scale of the whole tensor, on the device, or NULL */
+  int32_t device, format, largest, exact_in_half;
+  int64_t rows, columns;
+} dlfp4_prepared;
+
+/** The bytes that weights of (rows, columns) take in this form; 0 where it does not have them: formats of integers and
+ * of blocks with float32 scales, or extents that do not divide. */
+DLFP4_API int64_t dlfp4_prepared_bytes(int format, int64_t rows, int64_t columns);
+
+/** Prepares weights on a device, once for many products. It waits for the device.
+ *
+ * @param w         (N, K), blocks along K, linear scales. A scale of the whole tensor is read by products, too, and has
+ *                  to stay where it is; all else may go.
+ * @param memory    Of dlfp4_prepared_bytes(), on the device, aligned to 256 bytes; the products read it.
+ * @param prepared  What dlfp4_matmul_prepared() takes.
+ * @return DLFP4_E_OPTION: the form does not have such weights, or not their values: its power-of-two scales span less
+ * than those of the formats. Multiply dequantized weights then. */
+DLFP4_API dlfp4_status dlfp4_prepare(const dlfp4_scaled_tensor *w, void *memory, dlfp4_prepared *prepared,
+                                     void *stream);
+
+/** out(i, j) = alpha * the sum over k of x(i, k) * w(j, k), on the tensor cores of a device, with exact products.
+ *
+ * @param x    (M, K) of bfloat16, or of float16 where the weights' values have no larger span than that, in rows that
+ *             begin at multiples of 16 bytes; K is a multiple of 8.
+ * @param out  (M, N) of float32, bfloat16 or float16, in compact rows.
+ * @return DLFP4_E_DTYPE, DLFP4_E_SHAPE, DLFP4_E_DEVICE. */
+DLFP4_API dlfp4_status dlfp4_matmul_prepared(const DLTensor *x, const dlfp4_prepared *w, const DLTensor *out,
+                                             float alpha, void *stream);
+
+/* --- The machine --------------------------------------------------------------------------------------------- */
+
+/** The instruction set in use: "scalar", "avx2", "avx512", "avx512_bf16" (which has VNNI too) or "neon". Chosen at the
+ * first call from what the machine has; NULL where the variable DLFP4_ISA names one that is not there. */
 DLFP4_API const char *dlfp4_isa(void);
+
+/** Forces an instruction set (NULL: choose again). DLFP4_E_ISA where it is not there. */
 DLFP4_API dlfp4_status dlfp4_set_isa(const char *name);
 
-/* The instruction sets of this build by number, the fastest first; NULL behind the last. */
+/** The instruction sets of this build by number, the fastest first; NULL behind the last. */
 DLFP4_API const char *dlfp4_isa_numbered(int number);
 
-/* Threads for large calls; results do not depend on it. 0 restores the default (the CPUs this process may use). */
+/** Threads for large calls, of the whole process; results do not depend on it. 0 restores the default (the CPUs this
+ * process may use). */
 DLFP4_API void dlfp4_set_num_threads(int threads);
 DLFP4_API int dlfp4_get_num_threads(void);
+
+/** Loads the kernels for a device, so that later calls can be captured into a graph. DLFP4_E_CUDA_DRIVER,
+ * DLFP4_E_CUDA_KERNELS, or what the driver says. */
+DLFP4_API dlfp4_status dlfp4_load_cuda(int device);
 
 #ifdef __cplusplus
 }

@@ -1,4 +1,4 @@
-// What a conversion changes: dlfp4_find_changes, dlfp4_sum_up_changes, dlfp4_take_better.
+// What a conversion changes: dlfp4_host_find_changes, dlfp4_host_sum_up_changes, dlfp4_host_take_better.
 // Layout: rows of floats, runs of at most kRun elements of one row at a time.
 // Trick: threads take rows whether or not these share blocks: what they find only grows.
 #include <string.h>
@@ -132,8 +132,8 @@ void choose_in_rows(const void *context, int64_t first_down, int64_t last_down) 
 
 extern "C" {
 
-dlfp4_status dlfp4_find_changes(const dlfp4_grid *grid, const float *before, const float *after, float *changes,
-                                float *sizes, int joins) {
+dlfp4_status dlfp4_host_find_changes(const dlfp4_grid *grid, const float *before, const float *after, float *changes,
+                                     float *sizes, int joins) {
   using namespace dlfp4;
   const int level = current_level();
   if (level < 0) return DLFP4_E_ISA;
@@ -154,7 +154,8 @@ dlfp4_status dlfp4_find_changes(const dlfp4_grid *grid, const float *before, con
   return DLFP4_OK;
 }
 
-dlfp4_status dlfp4_sum_up_changes(const float *changes, const float *sizes, int64_t blocks, dlfp4_changes *result) {
+dlfp4_status dlfp4_host_sum_up_changes(const float *changes, const float *sizes, int64_t blocks,
+                                       dlfp4_changes *result) {
   using namespace dlfp4;
   Sum sum = {changes, sizes, 0, 0};
   if (blocks > 0) parallel_for(blocks, kGrain, sum_up_range, &sum);
@@ -163,8 +164,8 @@ dlfp4_status dlfp4_sum_up_changes(const float *changes, const float *sizes, int6
   return DLFP4_OK;
 }
 
-dlfp4_status dlfp4_take_better(const dlfp4_grid *grid, const float *exact, int64_t code_bytes, const dlfp4_stored *best,
-                               const dlfp4_stored *other) {
+dlfp4_status dlfp4_host_take_better(const dlfp4_grid *grid, const float *exact, int64_t code_bytes,
+                                    const dlfp4_stored *best, const dlfp4_stored *other) {
   using namespace dlfp4;
   const int level = current_level();
   if (level < 0) return DLFP4_E_ISA;

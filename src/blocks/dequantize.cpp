@@ -1,4 +1,4 @@
-// dlfp4_dequantize and the scale of a whole tensor.
+// dlfp4_host_dequantize and the scale of a whole tensor.
 // Layout: runs along lines if their elements are neighbours in the result, else rows across lines.
 // Trick: codes and scales are transposed before they are decoded: they are smaller than floats.
 #include <string.h>
@@ -288,7 +288,7 @@ void search_runs(const void *context, int64_t first_run, int64_t last_run) {
 
 extern "C" {
 
-dlfp4_status dlfp4_dequantize(const dlfp4_blocks *q, int format, float decode, const dlfp4_matrix *result) {
+dlfp4_status dlfp4_host_dequantize(const dlfp4_blocks *q, int format, float decode, const dlfp4_matrix *result) {
   using namespace dlfp4;
   const int level = current_level();
   if (level < 0) return DLFP4_E_ISA;
@@ -307,8 +307,8 @@ dlfp4_status dlfp4_dequantize(const dlfp4_blocks *q, int format, float decode, c
   return DLFP4_OK;
 }
 
-dlfp4_status dlfp4_find_tensor_scale(const dlfp4_matrix *x, int format, const dlfp4_recipe *recipe, uint32_t rotation,
-                                     dlfp4_tensor_scale *scale) {
+dlfp4_status dlfp4_host_find_tensor_scale(const dlfp4_matrix *x, int format, const dlfp4_recipe *recipe,
+                                          uint32_t rotation, dlfp4_tensor_scale *scale) {
   using namespace dlfp4;
   const int level = current_level();
   if (level < 0) return DLFP4_E_ISA;

@@ -6,8 +6,8 @@
 
 #include <stdint.h>
 
-#include "dlfp4/dlfp4.h"
 #include "rules/block_keys.h"
+#include "rules/operations.h"
 #include "rules/scaling.h"
 
 namespace dlfp4 {

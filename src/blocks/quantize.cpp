@@ -1,7 +1,7 @@
-// dlfp4_quantize: cuts a matrix into tiles and takes each through three steps: largest magnitudes, scales, elements.
-// Layout: tiles along lines where their elements are neighbours, across lines where elements of one position are; other
-// strides are gathered first.
-// Trick: a tile is small enough that each step finds it in a cache, so that memory is read once for both directions.
+// dlfp4_host_quantize: cuts a matrix into tiles and takes each through three steps: largest magnitudes, scales,
+// elements. Layout: tiles along lines where their elements are neighbours, across lines where elements of one position
+// are; other strides are gathered first. Trick: a tile is small enough that each step finds it in a cache, so that
+// memory is read once for both directions.
 #include <string.h>
 
 #include <initializer_list>
@@ -622,15 +622,15 @@ void set_offsets(const QuantizeCall &call) {
 
 extern "C" {
 
-dlfp4_tensor_scale dlfp4_given_tensor_scale(float decode) {
+dlfp4_tensor_scale dlfp4_host_given_tensor_scale(float decode) {
   dlfp4::TensorScale scale = {};
   dlfp4::compute([&] { scale = dlfp4::scale_given(decode); });
   return {scale.encode, scale.decode, scale.largest};
 }
 
-dlfp4_status dlfp4_quantize(const dlfp4_matrix *x, int format, const dlfp4_recipe *recipe,
-                            const dlfp4_tensor_scale *scale, const dlfp4_blocks *along_rows,
-                            const dlfp4_blocks *along_columns) {
+dlfp4_status dlfp4_host_quantize(const dlfp4_matrix *x, int format, const dlfp4_recipe *recipe,
+                                 const dlfp4_tensor_scale *scale, const dlfp4_blocks *along_rows,
+                                 const dlfp4_blocks *along_columns) {
   using namespace dlfp4;
   const int level = current_level();
   if (level < 0) return DLFP4_E_ISA;

@@ -65,8 +65,8 @@ uint32_t dlfp4_rotation(uint64_t seed) {
   return dlfp4::kIsRotated | (dlfp4::draw_of(seed, 0).first & kSigns);
 }
 
-dlfp4_status dlfp4_convert_scales(const void *src, int src_layout, void *dst, int dst_layout, int64_t rows,
-                                  int64_t columns, int itemsize, uint8_t fill) {
+dlfp4_status dlfp4_host_convert_scales(const void *src, int src_layout, void *dst, int dst_layout, int64_t rows,
+                                       int64_t columns, int itemsize, uint8_t fill) {
   using namespace dlfp4;
   if (src_layout < 0 || src_layout >= DLFP4_NUM_LAYOUTS || dst_layout < 0 || dst_layout >= DLFP4_NUM_LAYOUTS)
     return DLFP4_E_OPTION;
@@ -89,7 +89,7 @@ dlfp4_status dlfp4_convert_scales(const void *src, int src_layout, void *dst, in
   return DLFP4_OK;
 }
 
-dlfp4_status dlfp4_shuffle_weight(const void *src, void *dst, int64_t rows, int64_t columns, int back) {
+dlfp4_status dlfp4_host_shuffle_weight(const void *src, void *dst, int64_t rows, int64_t columns, int back) {
   constexpr int64_t kTile = 16;  // bytes of a row that stay together
   if (rows % kTile != 0 || columns % (2 * kTile) != 0) return DLFP4_E_SHAPE;
   const uint8_t *const from = static_cast<const uint8_t *>(src);

@@ -1,4 +1,4 @@
-// dlfp4_convert: checks its arguments, finds the contiguous runs and hands them to kernels.
+// dlfp4_host_convert: checks its arguments, finds the contiguous runs and hands them to kernels.
 // Layout: any two views of one shape.
 // Trick: everything but long runs on whole bytes is gathered, converted and scattered in blocks.
 #include <string.h>
@@ -223,8 +223,8 @@ void convert_all(const ConvertCall &call) {
 }  // namespace
 }  // namespace dlfp4
 
-extern "C" dlfp4_status dlfp4_convert(const dlfp4_view *src, const dlfp4_view *dst,
-                                      const dlfp4_convert_options *options) {
+extern "C" dlfp4_status dlfp4_host_convert(const dlfp4_view *src, const dlfp4_view *dst,
+                                           const dlfp4_convert_options *options) {
   using namespace dlfp4;
   const int level = current_level();
   if (level < 0) return DLFP4_E_ISA;

@@ -6,8 +6,8 @@
 
 #include <stdint.h>
 
-#include "dlfp4/dlfp4.h"
 #include "rules/operand.h"
+#include "rules/operations.h"
 
 namespace dlfp4 {
 

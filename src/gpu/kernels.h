@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#include "dlfp4/dlfp4.h"
+#include "rules/operations.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -59,7 +59,7 @@ typedef struct {
 } dlfp4_cuda_lines;
 
 /* result[i] = the sum of a(i, k) * b(i, k) over k < length, for the lines i of `shape` in row-major order: see
- * dlfp4_vecdot. `workspace` is of dlfp4_cuda_vecdot_workspace numbers, on the device. */
+ * dlfp4_host_vecdot. `workspace` is of dlfp4_cuda_vecdot_workspace numbers, on the device. */
 int64_t dlfp4_cuda_vecdot_workspace(int64_t lines, int64_t length);
 int dlfp4_cuda_vecdot(int device, uintptr_t stream, const dlfp4_cuda_lines *a, const dlfp4_cuda_lines *b, int ndim,
                       const int64_t *shape, int64_t length, float *result, double *workspace);
@@ -127,10 +127,10 @@ int64_t dlfp4_cuda_reads_codes(int format, int64_t depth, int tactic);
 
 int dlfp4_cuda_multiply(int device, uintptr_t stream, const dlfp4_cuda_product *product, int tactic);
 
-/* The products of dlfp4_grouped_matmul, with everything on the device, where the host does not look: ends that decrease
- * or are beyond `product.rows` count as the nearest ones that do not, and rows with an index out of range as none.
- * Routed rows beyond the last end are zero. `product` has all experts' weights: `columns` rows of each, one expert's
- * after the other's, prepared as one matrix; `rows` counts the routed rows. */
+/* The products of dlfp4_host_grouped_matmul, with everything on the device, where the host does not look: ends that
+ * decrease or are beyond `product.rows` count as the nearest ones that do not, and rows with an index out of range as
+ * none. Routed rows beyond the last end are zero. `product` has all experts' weights: `columns` rows of each, one
+ * expert's after the other's, prepared as one matrix; `rows` counts the routed rows. */
 typedef struct {
   dlfp4_cuda_product product;
   int64_t experts;

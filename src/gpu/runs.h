@@ -5,12 +5,12 @@
 
 #include <stdint.h>
 
-#include "dlfp4/dlfp4.h"
 #include "kernels.h"
 #include "launch.h"
 #include "params.h"
 #include "rules/encode_rule.h"
 #include "rules/matrix.h"
+#include "rules/operations.h"
 
 namespace dlfp4 {
 namespace cuda {

@@ -1,4 +1,4 @@
-// dlfp4_vecdot: sums of products of lines.
+// dlfp4_host_vecdot: sums of products of lines.
 // Layout: any that reader.h reads; elements that lie in order are multiplied in place.
 // Trick: a line is cut into segments of fixed length, each summed by one thread and all added in order, so that results
 // do not depend on the threads.
@@ -203,8 +203,8 @@ void sum_all(const DotCall &call) {
 }  // namespace
 }  // namespace dlfp4
 
-extern "C" dlfp4_status dlfp4_vecdot(const dlfp4_lines *a, const dlfp4_lines *b, int64_t lines, int64_t length,
-                                     float *result, int64_t stride) {
+extern "C" dlfp4_status dlfp4_host_vecdot(const dlfp4_lines *a, const dlfp4_lines *b, int64_t lines, int64_t length,
+                                          float *result, int64_t stride) {
   using namespace dlfp4;
   const int level = current_level();
   if (level < 0) return DLFP4_E_ISA;
@@ -224,9 +224,9 @@ extern "C" dlfp4_status dlfp4_vecdot(const dlfp4_lines *a, const dlfp4_lines *b,
   return DLFP4_OK;
 }
 
-extern "C" dlfp4_status dlfp4_vecdot_axes(const dlfp4_lines *a, const int64_t *strides_of_a, const dlfp4_lines *b,
-                                          const int64_t *strides_of_b, int ndim, const int64_t *shape, int64_t length,
-                                          float *result) {
+extern "C" dlfp4_status dlfp4_host_vecdot_axes(const dlfp4_lines *a, const int64_t *strides_of_a, const dlfp4_lines *b,
+                                               const int64_t *strides_of_b, int ndim, const int64_t *shape,
+                                               int64_t length, float *result) {
   const int last = ndim - 1;
   int64_t runs = 1;
   for (int k = 0; k < last; ++k) runs *= shape[k];
@@ -240,7 +240,7 @@ extern "C" dlfp4_status dlfp4_vecdot_axes(const dlfp4_lines *a, const int64_t *s
       of_a.first += rest % shape[k] * strides_of_a[k];
       of_b.first += rest % shape[k] * strides_of_b[k];
     }
-    const dlfp4_status status = dlfp4_vecdot(&of_a, &of_b, shape[last], length, result, 1);
+    const dlfp4_status status = dlfp4_host_vecdot(&of_a, &of_b, shape[last], length, result, 1);
     if (status != DLFP4_OK) return status;
   }
   return DLFP4_OK;

@@ -1,4 +1,4 @@
-// dlfp4_grouped_matmul: rows that are divided among experts, each by the lines of b of its expert.
+// dlfp4_host_grouped_matmul: rows that are divided among experts, each by the lines of b of its expert.
 // Layout: segments, which are some rows of one expert, at most a tile's; their prepared rows follow one another.
 // Trick: one pass over all experts, cut among threads by what tiles cost, so that it does not matter how unevenly rows
 // are divided. Weighted sums are cut by columns: each is then added up by one thread, in the order of the rows.
@@ -272,9 +272,9 @@ WorkspaceSize size_workspace(const GroupedCall &call) {
 
 extern "C" {
 
-int64_t dlfp4_grouped_matmul_workspace(const dlfp4_lines *a, const dlfp4_lines *b, int64_t length,
-                                       const dlfp4_groups *groups, const dlfp4_matrix *result,
-                                       const dlfp4_matmul_options *options) {
+int64_t dlfp4_host_grouped_matmul_workspace(const dlfp4_lines *a, const dlfp4_lines *b, int64_t length,
+                                            const dlfp4_groups *groups, const dlfp4_matrix *result,
+                                            const dlfp4_matmul_options *options) {
   using namespace dlfp4;
   GroupedCall call = {};
   const Product product = {*a, *b, groups->rows, result->columns, length, options->activation};
@@ -283,9 +283,9 @@ int64_t dlfp4_grouped_matmul_workspace(const dlfp4_lines *a, const dlfp4_lines *
   return kAlign + size.prepared + size.segments + size.sums;
 }
 
-dlfp4_status dlfp4_grouped_matmul(const dlfp4_lines *a, const dlfp4_lines *b, int64_t length,
-                                  const dlfp4_groups *groups, const dlfp4_matrix *result,
-                                  const dlfp4_matmul_options *options, void *workspace) {
+dlfp4_status dlfp4_host_grouped_matmul(const dlfp4_lines *a, const dlfp4_lines *b, int64_t length,
+                                       const dlfp4_groups *groups, const dlfp4_matrix *result,
+                                       const dlfp4_matmul_options *options, void *workspace) {
   using namespace dlfp4;
   GroupedCall call = {};
   const Product product = {*a, *b, groups->rows, result->columns, length, options->activation};

@@ -1,4 +1,4 @@
-// dlfp4_matmul: lines of a times lines of b.
+// dlfp4_host_matmul: lines of a times lines of b.
 // Layout: tiles of kGroup rows and kColumns columns of the result, each with panels of b of its own.
 // Trick: a's rows are prepared once in the workspace; a panel of b serves all rows of its tile from the cache.
 #include "host/level.h"
@@ -66,8 +66,8 @@ dlfp4_status make_job(const Product &product, const dlfp4_matrix &result, float 
 
 extern "C" {
 
-int64_t dlfp4_matmul_workspace(const dlfp4_lines *a, const dlfp4_lines *b, int64_t length, const dlfp4_matrix *result,
-                               const dlfp4_matmul_options *options) {
+int64_t dlfp4_host_matmul_workspace(const dlfp4_lines *a, const dlfp4_lines *b, int64_t length,
+                                    const dlfp4_matrix *result, const dlfp4_matmul_options *options) {
   using namespace dlfp4;
   MatmulCall call = {};
   const Product product = {*a, *b, result->rows, result->columns, length, options->activation};
@@ -75,8 +75,8 @@ int64_t dlfp4_matmul_workspace(const dlfp4_lines *a, const dlfp4_lines *b, int64
   return kAlign + bytes_of_rows(call.sides, rows_at_a_time(call.sides, result->rows));
 }
 
-dlfp4_status dlfp4_matmul(const dlfp4_lines *a, const dlfp4_lines *b, int64_t length, const dlfp4_matrix *result,
-                          const dlfp4_matmul_options *options, void *workspace) {
+dlfp4_status dlfp4_host_matmul(const dlfp4_lines *a, const dlfp4_lines *b, int64_t length, const dlfp4_matrix *result,
+                               const dlfp4_matmul_options *options, void *workspace) {
   using namespace dlfp4;
   MatmulCall call = {};
   const Product product = {*a, *b, result->rows, result->columns, length, options->activation};

@@ -5,8 +5,8 @@
 #include <stdint.h>
 
 #include "changes.h"
-#include "dlfp4/dlfp4.h"
 #include "matrix.h"
+#include "operations.h"
 
 namespace dlfp4 {
 

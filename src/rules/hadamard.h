@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-#include "dlfp4/dlfp4.h"
+#include "operations.h"
 #include "scaling.h"
 
 namespace dlfp4 {

@@ -209,12 +209,3 @@ void scatter_items(const uint8_t *src, int64_t item, int64_t count, uint8_t *dst
 }
 
 }  // namespace dlfp4
-
-extern "C" {
-
-int dlfp4_find_format(const char *name) {
-  for (int number = 0; number < DLFP4_NUM_FORMATS; ++number)
-    if (strcmp(dlfp4_formats[number].name, name) == 0) return number;
-  return -1;
-}
-}

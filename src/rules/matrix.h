@@ -7,9 +7,9 @@
 #include <stdint.h>
 
 #include "block_keys.h"
-#include "dlfp4/dlfp4.h"
 #include "formats.h"
 #include "layouts.h"
+#include "operations.h"
 #include "scaling.h"
 
 namespace dlfp4 {

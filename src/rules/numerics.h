@@ -7,8 +7,8 @@
 
 #include <stdint.h>
 
-#include "dlfp4/dlfp4.h"
 #include "dtypes.h"
+#include "operations.h"
 
 #ifdef __CUDACC__
 #define DLFP4_RULE __host__ __device__ __forceinline__ constexpr

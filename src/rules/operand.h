@@ -6,8 +6,8 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "dlfp4/dlfp4.h"
 #include "dtypes.h"
+#include "operations.h"
 
 namespace dlfp4 {
 

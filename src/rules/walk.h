@@ -6,8 +6,8 @@
 
 #include <stdint.h>
 
-#include "dlfp4/dlfp4.h"
 #include "operand.h"
+#include "operations.h"
 
 namespace dlfp4 {
 

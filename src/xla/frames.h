@@ -7,9 +7,9 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "dlfp4/dlfp4.h"
 #include "dlfp4/xla_ffi.h"
 #include "plans.h"
+#include "rules/operations.h"
 
 namespace dlfp4 {
 namespace xla {

@@ -40,7 +40,7 @@ XLA_FFI_Error *convert(XLA_FFI_CallFrame *frame) {
                                  [](const dlfp4_convert_plan &plan, const Addresses &addresses, XLA_FFI_Error **) {
                                    const dlfp4_view source = view_of(&plan.size, plan.source, addresses.at[0]);
                                    const dlfp4_view result = view_of(&plan.size, plan.result, addresses.at[1]);
-                                   return dlfp4_convert(&source, &result, &plan.options);
+                                   return dlfp4_host_convert(&source, &result, &plan.options);
                                  });
 }
 
@@ -51,14 +51,14 @@ constexpr float kLargestFloat = 3.40282347e38f;
 // The scale of a whole tensor: given, of a magnitude, or found along the lines that are asked for.
 dlfp4_status find_scale(const dlfp4_quantize_plan &plan, void *given, dlfp4_tensor_scale *scale) {
   if (plan.given == DLFP4_GIVEN_SCALE) {
-    *scale = dlfp4_given_tensor_scale(*static_cast<const float *>(given));
+    *scale = dlfp4_host_given_tensor_scale(*static_cast<const float *>(given));
     return DLFP4_OK;
   }
   dlfp4_matrix x = plan.x;
   if (plan.given == DLFP4_GIVEN_LARGEST) x = {given, 1, 1, {1, 1}, x.code, x.bits};
   if (plan.rotation != 0 && plan.along[0] == 0)
     x = {x.data, x.columns, x.rows, {x.strides[1], x.strides[0]}, x.code, x.bits};
-  return dlfp4_find_tensor_scale(&x, plan.format, &plan.recipe, plan.rotation, scale);
+  return dlfp4_host_find_tensor_scale(&x, plan.format, &plan.recipe, plan.rotation, scale);
 }
 
 // Quantizes what `plan` has addresses for; `units` are where the scale of the whole tensor is kept.
@@ -70,8 +70,8 @@ dlfp4_status quantize_part(const dlfp4_quantize_plan &plan, void *given, float *
     for (int k = 0; k < 2; ++k)
       if (units[k] != nullptr) *units[k] = scale.decode;
   }
-  return dlfp4_quantize(&plan.x, plan.format, &plan.recipe, &scale, plan.along[0] ? &plan.blocks[0] : nullptr,
-                        plan.along[1] ? &plan.blocks[1] : nullptr);
+  return dlfp4_host_quantize(&plan.x, plan.format, &plan.recipe, &scale, plan.along[0] ? &plan.blocks[0] : nullptr,
+                             plan.along[1] ? &plan.blocks[1] : nullptr);
 }
 
 bool are_decode_scales(const float *given, int64_t count) {
@@ -118,8 +118,8 @@ XLA_FFI_Error *dequantize(XLA_FFI_CallFrame *frame) {
                                       Cursor cursor = {addresses.at};
                                       const float *const decode = place_blocks(&plan.blocks, plan.unit, &cursor);
                                       plan.result.data = cursor.take();
-                                      return dlfp4_dequantize(&plan.blocks, plan.format,
-                                                              decode != nullptr ? *decode : 1, &plan.result);
+                                      return dlfp4_host_dequantize(&plan.blocks, plan.format,
+                                                                   decode != nullptr ? *decode : 1, &plan.result);
                                     });
 }
 
@@ -156,11 +156,11 @@ XLA_FFI_Error *matmul(XLA_FFI_CallFrame *frame) {
         place_factors(plan.factors, &cursor);
         plan.result.data = cursor.take();
         const dlfp4_lines *const a = &plan.factors[0].lines, *const b = &plan.factors[1].lines;
-        const int64_t bytes = dlfp4_matmul_workspace(a, b, plan.length, &plan.result, &plan.options);
+        const int64_t bytes = dlfp4_host_matmul_workspace(a, b, plan.length, &plan.result, &plan.options);
         if (bytes < 0) return DLFP4_E_DTYPE;
         const Workspace workspace(bytes);
         if (workspace.get() != nullptr)
-          return dlfp4_matmul(a, b, plan.length, &plan.result, &plan.options, workspace.get());
+          return dlfp4_host_matmul(a, b, plan.length, &plan.result, &plan.options, workspace.get());
         *error = fail_without_memory(frame);
         return DLFP4_OK;
       });
@@ -186,11 +186,11 @@ const char *check_groups(const dlfp4_groups &groups, const int64_t *indices, int
 dlfp4_status multiply_groups(const XLA_FFI_CallFrame *frame, const dlfp4_grouped_plan &plan, const dlfp4_groups &groups,
                              XLA_FFI_Error **error) {
   const dlfp4_lines *const x = &plan.factors[0].lines, *const w = &plan.factors[1].lines;
-  const int64_t bytes = dlfp4_grouped_matmul_workspace(x, w, plan.length, &groups, &plan.result, &plan.options);
+  const int64_t bytes = dlfp4_host_grouped_matmul_workspace(x, w, plan.length, &groups, &plan.result, &plan.options);
   if (bytes < 0) return DLFP4_E_DTYPE;
   const Workspace workspace(bytes);
   if (workspace.get() != nullptr)
-    return dlfp4_grouped_matmul(x, w, plan.length, &groups, &plan.result, &plan.options, workspace.get());
+    return dlfp4_host_grouped_matmul(x, w, plan.length, &groups, &plan.result, &plan.options, workspace.get());
   *error = fail_without_memory(frame);
   return DLFP4_OK;
 }
@@ -234,7 +234,7 @@ XLA_FFI_Error *vecdot(XLA_FFI_CallFrame *frame) {
                                 [](dlfp4_vecdot_plan plan, const Addresses &addresses, XLA_FFI_Error **) {
                                   Cursor cursor = {addresses.at};
                                   place_factors(plan.factors, &cursor);
-                                  return dlfp4_vecdot_axes(
+                                  return dlfp4_host_vecdot_axes(
                                       &plan.factors[0].lines, plan.strides[0], &plan.factors[1].lines, plan.strides[1],
                                       plan.ndim, plan.shape, plan.length, reinterpret_cast<float *>(cursor.take()));
                                 });

@@ -10,7 +10,7 @@
 
 #include <stdint.h>
 
-#include "dlfp4/dlfp4.h"
+#include "rules/operations.h"
 
 #ifdef __cplusplus
 extern "C" {

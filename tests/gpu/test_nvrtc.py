@@ -70,7 +70,7 @@ def test_the_sources_of_every_image_are_there():
         for path, text in found.items():
             for name in nvrtc.INCLUDES.findall(text):
                 assert any(str(other).endswith("/" + name.decode()) for other in found), f"{path}: {name}"
-    assert {"numerics.h", "codes.cuh", "convert.cuh", "codecs.def", "dlfp4.h"} <= {
+    assert {"numerics.h", "codes.cuh", "convert.cuh", "codecs.def", "options.h"} <= {
         path.name for path in nvrtc.sources_of("codecs")
     }
 

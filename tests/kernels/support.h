@@ -15,6 +15,7 @@
 
 #include "dlfp4/dlfp4.h"
 #include "rules/numerics.h"
+#include "rules/operations.h"
 
 namespace dlfp4 {
 namespace {

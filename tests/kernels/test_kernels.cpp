@@ -1,4 +1,4 @@
-// Checks dlfp4_convert at every level that this machine runs against numerics.h, bit for bit.
+// Checks dlfp4_host_convert at every level that this machine runs against numerics.h, bit for bit.
 // Layout: every pair of types and packings; runs of any length at any address; strided views.
 // Trick: results are compared as whole images of memory, so that a stray write shows too.
 #include <sys/wait.h>
@@ -41,7 +41,7 @@ dlfp4_status convert_run(const Case &c, uint8_t *src, uint8_t *dst, int64_t coun
   const int64_t shape[] = {count}, strides[] = {1};
   const dlfp4_view from = view_of(c.src, src, 1, shape, strides);
   const dlfp4_view to = view_of(c.dst, dst, 1, shape, strides);
-  return dlfp4_convert(&from, &to, &c.options);
+  return dlfp4_host_convert(&from, &to, &c.options);
 }
 
 void reference_run(const Case &c, const uint8_t *src, uint8_t *dst, int64_t count) {
@@ -242,7 +242,7 @@ void test_strided(Type src_type, Type dst_type) {
   const dlfp4_view from = view_of(src_type, src, view.ndim, view.shape, view.strides[kSrcSide]);
   dlfp4_view to = view_of(dst_type, dst, view.ndim, view.shape, view.strides[kDstSide]);
   to.part = part;
-  const bool ok = dlfp4_convert(&from, &to, &c.options) == DLFP4_OK;
+  const bool ok = dlfp4_host_convert(&from, &to, &c.options) == DLFP4_OK;
   const size_t compared = static_cast<size_t>(window);
   report(ok && memcmp(dst_memory.end - window, image, compared) == 0, "strided", c, size_of(view));
 }
@@ -259,9 +259,9 @@ void test_threaded_rows(Type src_type, Type dst_type) {
   const dlfp4_view to = view_of(dst_type, dst_memory.begin, 2, shape, dst_strides);
   const dlfp4_view to_image = view_of(dst_type, image, 2, shape, dst_strides);
   dlfp4_set_num_threads(3);
-  dlfp4_convert(&from, &to, &c.options);
+  dlfp4_host_convert(&from, &to, &c.options);
   dlfp4_set_num_threads(1);
-  dlfp4_convert(&from, &to_image, &c.options);
+  dlfp4_host_convert(&from, &to_image, &c.options);
   dlfp4_set_num_threads(0);
   report(memcmp(dst_memory.begin, image, bytes) == 0, "threaded rows", c, 1500 * 131);
 }
@@ -366,11 +366,11 @@ void test_errors() {
   unknown.code = 200;
   dlfp4_convert_options bad = {};
   memset(&bad.rounding, 4, 1);
-  check(dlfp4_convert(&src, &dst, nullptr) == DLFP4_OK, "errors", "default options");
-  check(dlfp4_convert(&src, &integers, nullptr) == DLFP4_E_DTYPE, "errors", "float to int");
-  check(dlfp4_convert(&src, &unknown, nullptr) == DLFP4_E_DTYPE, "errors", "unknown type");
-  check(dlfp4_convert(&src, &longer, nullptr) == DLFP4_E_SHAPE, "errors", "shapes differ");
-  check(dlfp4_convert(&src, &dst, &bad) == DLFP4_E_OPTION, "errors", "unknown rounding");
+  check(dlfp4_host_convert(&src, &dst, nullptr) == DLFP4_OK, "errors", "default options");
+  check(dlfp4_host_convert(&src, &integers, nullptr) == DLFP4_E_DTYPE, "errors", "float to int");
+  check(dlfp4_host_convert(&src, &unknown, nullptr) == DLFP4_E_DTYPE, "errors", "unknown type");
+  check(dlfp4_host_convert(&src, &longer, nullptr) == DLFP4_E_SHAPE, "errors", "shapes differ");
+  check(dlfp4_host_convert(&src, &dst, &bad) == DLFP4_E_OPTION, "errors", "unknown rounding");
   check(dlfp4_set_isa("mmx") == DLFP4_E_ISA, "errors", "unknown level");
 }
 

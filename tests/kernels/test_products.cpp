@@ -1,6 +1,7 @@
-// Checks dlfp4_vecdot, dlfp4_matmul and dlfp4_grouped_matmul at every level that this machine runs against sums in
-// float64. Layout: every type, packed and padded, and every format; runs of any length that end at a page which faults.
-// Trick: values are decoded by numerics.h; where sums are exact they must be equal, elsewhere within the bound.
+// Checks dlfp4_host_vecdot, dlfp4_host_matmul and dlfp4_host_grouped_matmul at every level that this machine runs
+// against sums in float64. Layout: every type, packed and padded, and every format; runs of any length that end at a
+// page which faults. Trick: values are decoded by numerics.h; where sums are exact they must be equal, elsewhere within
+// the bound.
 #include <math.h>
 
 #include <vector>
@@ -165,7 +166,7 @@ bool is_exact(const Side &a, const Side &b, int64_t length, double got) {
 
 void check_dot(const Side &a, const Side &b, int64_t length, bool exact, const char *name) {
   float got = -1;
-  const dlfp4_status status = dlfp4_vecdot(&a.lines, &b.lines, 1, length, &got, 1);
+  const dlfp4_status status = dlfp4_host_vecdot(&a.lines, &b.lines, 1, length, &got, 1);
   const bool right = exact ? is_exact(a, b, length, static_cast<double>(got))
                            : is_within_bound(a, 0, b, 0, length, static_cast<double>(got));
   report(status == DLFP4_OK && right, "dot", name, 1, 1, length);
@@ -248,7 +249,7 @@ void test_no_wrap() {
     side.lines.blocks.data = data.data();
     side.lines.blocks.length = kLength;
     float got = 0;
-    dlfp4_vecdot(&side.lines, &side.lines, 1, kLength, &got, 1);
+    dlfp4_host_vecdot(&side.lines, &side.lines, 1, kLength, &got, 1);
     const double value = value_of(rows[i], largest & low_bits(kTypes[rows[i]].bits));
     report(static_cast<double>(got) == value * value * kLength, "no wrap", name_of(type), 1, 1, kLength);
   }
@@ -260,10 +261,10 @@ bool multiply(const Side &a, const Side &b, int64_t rows, int64_t columns, int64
               float *result) {
   const dlfp4_matrix matrix = {result, rows, columns, {columns, 1}, 2, 32};
   const dlfp4_matmul_options options = {activation, 1.0f};
-  const int64_t bytes = dlfp4_matmul_workspace(&a.lines, &b.lines, length, &matrix, &options);
+  const int64_t bytes = dlfp4_host_matmul_workspace(&a.lines, &b.lines, length, &matrix, &options);
   if (bytes < 0) return false;
   std::vector<uint8_t> workspace(static_cast<size_t>(bytes), 0xFF);
-  return dlfp4_matmul(&a.lines, &b.lines, length, &matrix, &options, workspace.data()) == DLFP4_OK;
+  return dlfp4_host_matmul(&a.lines, &b.lines, length, &matrix, &options, workspace.data()) == DLFP4_OK;
 }
 
 void check_result(const Side &a, const Side &b, int64_t rows, int64_t columns, int64_t length,
@@ -425,7 +426,7 @@ Routing random_routing(int64_t experts, int64_t rows, int64_t lines, int64_t pla
   return routing;
 }
 
-// What dlfp4_matmul makes of each row, in a product of as many rows as its expert has; zeros beyond them.
+// What dlfp4_host_matmul makes of each row, in a product of as many rows as its expert has; zeros beyond them.
 std::vector<float> multiply_each(const Side &a, const Side &b, int64_t columns, int64_t length,
                                  const Routing &routing) {
   std::vector<float> each(routing.lines.size() * static_cast<size_t>(columns)), all;
@@ -451,10 +452,11 @@ std::vector<float> multiply_each(const Side &a, const Side &b, int64_t columns, 
 bool multiply_groups(const Side &a, const Side &b, const dlfp4_groups &groups, const dlfp4_matrix &result,
                      int64_t length) {
   const dlfp4_matmul_options options = {DLFP4_ACTIVATION_EXACT, 1.0f};
-  const int64_t bytes = dlfp4_grouped_matmul_workspace(&a.lines, &b.lines, length, &groups, &result, &options);
+  const int64_t bytes = dlfp4_host_grouped_matmul_workspace(&a.lines, &b.lines, length, &groups, &result, &options);
   if (bytes < 0) return false;
   std::vector<uint8_t> workspace(static_cast<size_t>(bytes), 0xFF);
-  return dlfp4_grouped_matmul(&a.lines, &b.lines, length, &groups, &result, &options, workspace.data()) == DLFP4_OK;
+  return dlfp4_host_grouped_matmul(&a.lines, &b.lines, length, &groups, &result, &options, workspace.data()) ==
+         DLFP4_OK;
 }
 
 bool are_same(const float *got, const std::vector<float> &expected) {
@@ -512,7 +514,7 @@ void test_threads() {
   float results[3];
   for (int threads = 1; threads <= 3; ++threads) {
     dlfp4_set_num_threads(threads);
-    dlfp4_vecdot(&a.lines, &b.lines, 1, kLength, &results[threads - 1], 1);
+    dlfp4_host_vecdot(&a.lines, &b.lines, 1, kLength, &results[threads - 1], 1);
   }
   dlfp4_set_num_threads(0);
   report(results[0] == results[1] && results[0] == results[2], "threads", "float8_e4m3fn", 1, 1, kLength);
@@ -524,10 +526,10 @@ void test_errors() {
   const Side f32 = plain_side(&a_memory, {DLFP4_float32, false}, 1, 4, false);
   const Side int8 = plain_side(&b_memory, {DLFP4_int8, false}, 1, 4, false);
   const Side e8m0 = plain_side(&b_scale_memory, {DLFP4_float8_e8m0fnu, false}, 1, 4, false);
-  check(dlfp4_vecdot(&f32.lines, &int8.lines, 1, 4, &result, 1) == DLFP4_E_DTYPE, "errors", "float by integer");
-  check(dlfp4_vecdot(&e8m0.lines, &e8m0.lines, 1, 4, &result, 1) == DLFP4_E_DTYPE, "errors", "scales");
-  check(dlfp4_vecdot(&f32.lines, &f32.lines, 1, 5, &result, 1) == DLFP4_E_SHAPE, "errors", "too short");
-  check(dlfp4_vecdot(&int8.lines, &int8.lines, 1, 0, &result, 1) == DLFP4_OK && result == 0, "errors", "nothing");
+  check(dlfp4_host_vecdot(&f32.lines, &int8.lines, 1, 4, &result, 1) == DLFP4_E_DTYPE, "errors", "float by integer");
+  check(dlfp4_host_vecdot(&e8m0.lines, &e8m0.lines, 1, 4, &result, 1) == DLFP4_E_DTYPE, "errors", "scales");
+  check(dlfp4_host_vecdot(&f32.lines, &f32.lines, 1, 5, &result, 1) == DLFP4_E_SHAPE, "errors", "too short");
+  check(dlfp4_host_vecdot(&int8.lines, &int8.lines, 1, 0, &result, 1) == DLFP4_OK && result == 0, "errors", "nothing");
   check(!multiply(f32, int8, 1, 1, 4, DLFP4_ACTIVATION_EXACT, &result), "errors", "matmul of integers");
   check(!multiply(f32, f32, 1, 1, 4, DLFP4_ACTIVATION_INT8, &result), "errors", "int8 without FP4");
   const int64_t ends[] = {1, 0}, beyond[] = {0, 2};

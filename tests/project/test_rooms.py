@@ -18,7 +18,8 @@ ROOMS = {
     "blocks": {"rules", "host", "gpu", "codecs"},
     "products": {"rules", "host", "gpu", "codecs", "blocks"},
     "levels": {"rules", "host", "codecs", "blocks", "products"},
-    "xla": {"gpu"},
+    "xla": {"rules", "gpu"},
+    "api": {"rules", "gpu"},
 }
 
 

@@ -17,21 +17,21 @@ cdef struct Changes:
 cdef int find_changes_at(const Place *place, void *call) noexcept nogil:
     cdef Changes *c = <Changes *> call
     if is_host(place):
-        return dlfp4_find_changes(&c.grid, c.before, c.after, c.changes, c.sizes, c.joins)
+        return dlfp4_host_find_changes(&c.grid, c.before, c.after, c.changes, c.sizes, c.joins)
     return dlfp4_cuda_find_changes(place.device, place.stream, &c.grid, c.before, c.after, c.changes, c.sizes, c.joins)
 
 
 cdef int sum_up_changes_at(const Place *place, void *call) noexcept nogil:
     cdef Changes *c = <Changes *> call
     if is_host(place):
-        return dlfp4_sum_up_changes(c.changes, c.sizes, c.grid.rows, c.result)
+        return dlfp4_host_sum_up_changes(c.changes, c.sizes, c.grid.rows, c.result)
     return dlfp4_cuda_sum_up_changes(place.device, place.stream, c.changes, c.sizes, c.grid.rows, c.result)
 
 
 cdef int take_better_at(const Place *place, void *call) noexcept nogil:
     cdef Changes *c = <Changes *> call
     if is_host(place):
-        return dlfp4_take_better(&c.grid, c.before, c.code_bytes, &c.best, &c.other)
+        return dlfp4_host_take_better(&c.grid, c.before, c.code_bytes, &c.best, &c.other)
     return dlfp4_cuda_take_better(place.device, place.stream, &c.grid, c.before, c.code_bytes, &c.best, &c.other)
 
 

@@ -8,7 +8,7 @@ cdef struct GroupedProduct:
 cdef int multiply_groups_on_host_at(const Place *place, void *call) noexcept nogil:
     cdef GroupedProduct *g = <GroupedProduct *> call
     cdef MatrixProduct *m = &g.product
-    return dlfp4_grouped_matmul(m.a, m.b, m.length, &g.groups, m.result, m.options, m.workspace)
+    return dlfp4_host_grouped_matmul(m.a, m.b, m.length, &g.groups, m.result, m.options, m.workspace)
 
 
 def _multiply_groups_on_host(a, w, Tensor offsets, Tensor indices, Tensor weights, Tensor result, alpha, rounds,
@@ -53,7 +53,7 @@ cdef int fill_grouped(Factor *a, Factor *w, dlfp4_matrix *result, left, right, T
 
 cdef int run_grouped(GroupedProduct *call) except -1:
     cdef MatrixProduct *m = &call.product
-    cdef int64_t bytes = dlfp4_grouped_matmul_workspace(m.a, m.b, m.length, &call.groups, m.result, m.options)
+    cdef int64_t bytes = dlfp4_host_grouped_matmul_workspace(m.a, m.b, m.length, &call.groups, m.result, m.options)
     cdef int status
     m.workspace = PyMem_RawMalloc(max(1, bytes))
     if m.workspace == NULL:

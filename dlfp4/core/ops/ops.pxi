@@ -8,7 +8,7 @@ cdef struct Conversion:
 cdef int convert_at(const Place *place, void *call) noexcept nogil:
     cdef Conversion *c = <Conversion *> call
     if is_host(place):
-        return dlfp4_convert(&c.source, &c.result, c.options)
+        return dlfp4_host_convert(&c.source, &c.result, c.options)
     return dlfp4_cuda_convert(place.device, place.stream, &c.source, &c.result, c.options)
 
 

@@ -343,7 +343,7 @@ def _plan_vecdot(a, b, axis, count, steps):
     cdef object left = outline_of(a), right = outline_of(b)
     start_plan(&plan.plan, sizeof(plan), count, steps)
     fill_sums(&of_a, &of_b, left, right, axis)
-    if dlfp4_vecdot(&of_a.lines, &of_b.lines, 0, of_a.length, NULL, 1) != DLFP4_OK:   # no lines: nothing is read
+    if dlfp4_host_vecdot(&of_a.lines, &of_b.lines, 0, of_a.length, NULL, 1) != DLFP4_OK:   # no lines: nothing is read
         refuse_sums(left, right)
     merge_axes(&of_a, &of_b)
     if of_a.ndim > DLFP4_PLAN_AXES:

@@ -170,7 +170,7 @@ cdef void merge_axes(Factor *a, Factor *b) noexcept nogil:
 cdef dlfp4_status sum_products(Factor *a, Factor *b, float *result) noexcept nogil:
     """Sum all lines, along as few axes as they need."""
     merge_axes(a, b)
-    return dlfp4_vecdot_axes(&a.lines, a.strides, &b.lines, b.strides, a.ndim, a.shape, a.length, result)
+    return dlfp4_host_vecdot_axes(&a.lines, a.strides, &b.lines, b.strides, a.ndim, a.shape, a.length, result)
 
 
 cdef Tensor sum_over(a, b, int64_t axis, out):
@@ -467,11 +467,11 @@ cdef struct MatrixProduct:
 
 cdef int multiply_on_host_at(const Place *place, void *call) noexcept nogil:
     cdef MatrixProduct *m = <MatrixProduct *> call
-    return dlfp4_matmul(m.a, m.b, m.length, m.result, m.options, m.workspace)
+    return dlfp4_host_matmul(m.a, m.b, m.length, m.result, m.options, m.workspace)
 
 
 cdef int run_matmul(MatrixProduct call) except -1:
-    cdef int64_t bytes = dlfp4_matmul_workspace(call.a, call.b, call.length, call.result, call.options)
+    cdef int64_t bytes = dlfp4_host_matmul_workspace(call.a, call.b, call.length, call.result, call.options)
     cdef int status
     call.workspace = PyMem_RawMalloc(max(1, bytes))
     if call.workspace == NULL:

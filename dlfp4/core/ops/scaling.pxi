@@ -14,7 +14,7 @@ cdef struct Quantization:   # one call of quantize
 cdef int quantize_at(const Place *place, void *call) noexcept nogil:
     cdef Quantization *q = <Quantization *> call
     if is_host(place):
-        return dlfp4_quantize(&q.x, q.format, &q.recipe, &q.scale, q.along[0], q.along[1])
+        return dlfp4_host_quantize(&q.x, q.format, &q.recipe, &q.scale, q.along[0], q.along[1])
     return dlfp4_cuda_quantize(place.device, place.stream, &q.x, q.format, &q.recipe, &q.scale_there, q.along[0],
                                q.along[1])
 
@@ -22,7 +22,7 @@ cdef int quantize_at(const Place *place, void *call) noexcept nogil:
 cdef int find_tensor_scale_at(const Place *place, void *call) noexcept nogil:
     """On the host; a device finds it with the same launch that quantizes."""
     cdef Quantization *q = <Quantization *> call
-    return dlfp4_find_tensor_scale(&q.x, q.format, &q.recipe, q.rotation, &q.scale)
+    return dlfp4_host_find_tensor_scale(&q.x, q.format, &q.recipe, q.rotation, &q.scale)
 
 
 def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=None, seed=None, str scale_layout="linear",
@@ -464,7 +464,7 @@ cdef int find_tensor_scale(Quantization *call, ScaledTensor result, global_scale
     if not has_tensor_scale(call.format, global_scale):
         return 0
     if global_scale is not None:
-        call.scale = dlfp4_given_tensor_scale(parse_scale(global_scale))
+        call.scale = dlfp4_host_given_tensor_scale(parse_scale(global_scale))
         return 0
     call.rotation = result.rotation
     if turned:
@@ -621,7 +621,7 @@ cdef int quantize_matrices(Quantization *call, ScaledTensor result, bint are_giv
             part.scale_there.given = units + number if are_given else NULL
             part.scale_there.places[0] = units + number
         elif are_given:
-            part.scale = dlfp4_given_tensor_scale(units[number])
+            part.scale = dlfp4_host_given_tensor_scale(units[number])
         else:
             run_on(&ON_HOST, NULL, find_tensor_scale_at, DLFP4_CUDA_IMAGE_blocks, &part, times(rows, part.x.columns))
         if is_host(place):
@@ -747,7 +747,7 @@ cdef struct Dequantization:
 cdef int dequantize_at(const Place *place, void *call) noexcept nogil:
     cdef Dequantization *d = <Dequantization *> call
     if is_host(place):
-        return dlfp4_dequantize(&d.blocks, d.format, d.decode, &d.matrix)
+        return dlfp4_host_dequantize(&d.blocks, d.format, d.decode, &d.matrix)
     return dlfp4_cuda_dequantize(place.device, place.stream, &d.blocks, d.format, d.decode_there, &d.matrix)
 
 

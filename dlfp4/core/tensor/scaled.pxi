@@ -867,8 +867,8 @@ cdef struct Relayout:     # scales that move from one layout to another
 cdef int relayout_at(const Place *place, void *call) noexcept nogil:
     cdef Relayout *r = <Relayout *> call
     if is_host(place):
-        return dlfp4_convert_scales(r.source, r.layout, r.result, r.result_layout, r.rows, r.columns, r.itemsize,
-                                    r.fill)
+        return dlfp4_host_convert_scales(r.source, r.layout, r.result, r.result_layout, r.rows, r.columns, r.itemsize,
+                                         r.fill)
     return dlfp4_cuda_convert_scales(place.device, place.stream, r.source, r.layout, r.result, r.result_layout, r.rows,
                                      r.columns, r.itemsize, r.fill)
 
@@ -949,7 +949,7 @@ cdef struct Shuffle:
 cdef int shuffle_at(const Place *place, void *call) noexcept nogil:
     cdef Shuffle *s = <Shuffle *> call
     if is_host(place):
-        return dlfp4_shuffle_weight(s.source, s.result, s.rows, s.row_bytes, s.back)
+        return dlfp4_host_shuffle_weight(s.source, s.result, s.rows, s.row_bytes, s.back)
     return dlfp4_cuda_shuffle_weight(place.device, place.stream, s.source, s.result, s.rows, s.row_bytes, s.back)
 
 

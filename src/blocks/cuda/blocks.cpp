@@ -412,7 +412,7 @@ int keep_scale(const dlfp4_cuda_scale &scale, int result, const Lines &x, Quanti
   float *const place = scale.places[result];
   if (!place) return 0;
   if (!scale.given) {
-    const float decode = dlfp4_given_tensor_scale(scale.number).decode;
+    const float decode = dlfp4_host_given_tensor_scale(scale.number).decode;
     uint32_t bits;
     memcpy(&bits, &decode, sizeof(bits));
     return set_word(place, bits, of->stream);
@@ -596,7 +596,7 @@ int dlfp4_cuda_quantize(int device, uintptr_t stream, const dlfp4_matrix *x, int
   const bool alone = (along_rows && along_rows->decodes) || (along_columns && along_columns->decodes);
   const bool scaled = info.whole || (info.row->kind == DLFP4_TWO_LEVEL && !alone);
   const bool searches = scaled && !scale->given && !(scale->number > 0);
-  const dlfp4_tensor_scale known = dlfp4_given_tensor_scale(scale->number);
+  const dlfp4_tensor_scale known = dlfp4_host_given_tensor_scale(scale->number);
   Quantization of = {
       info, *recipe, make_rule(info, *recipe, lines.source, scale->number > 0 ? &known : nullptr), {}, stream};
   uint32_t *const word = reinterpret_cast<uint32_t *>(scale->places[0]);

@@ -1,0 +1,153 @@
+// Casts and block scaling of DLTensors.
+// Layout: see tensors.h.
+// Trick: a call is described once, and runs where its tensors lie.
+#include "calls.h"
+#include "rules/dtypes.h"
+#include "rules/layouts.h"
+
+namespace dlfp4 {
+namespace api {
+namespace {
+
+constexpr float kLargestFloat = 3.40282347e38f;
+
+dlfp4_view view_of(const Elements &x, bool padded) {
+  return {x.data, x.shape, x.strides, x.ndim, x.code, x.bits, static_cast<uint8_t>(padded && x.bits < 8), 0};
+}
+
+dlfp4_status read_floats(const DLTensor *tensor, dlfp4_matrix *result) {
+  Matrix x;
+  if (const dlfp4_status status = read_matrix(tensor, &x)) return status;
+  *result = {x.data, x.shape[0], x.shape[1], {x.strides[0], x.strides[1]}, x.code, x.bits};
+  return DLFP4_OK;
+}
+
+dlfp4_matrix turned(const dlfp4_matrix &x) {
+  return {x.data, x.columns, x.rows, {x.strides[1], x.strides[0]}, x.code, x.bits};
+}
+
+bool has_tensor_scale(int format) {
+  return dlfp4_formats[format].kind == DLFP4_TWO_LEVEL || dlfp4_formats[format].lines == 0;
+}
+
+// The result along one axis, and what it says of the call.
+dlfp4_status add_result(const dlfp4_scaled_tensor *q, Scaled *scaled, Quantization *call) {
+  if (q->format != call->format) return DLFP4_E_OPTION;
+  const bool rows = q->axis == -1;
+  const int64_t lines = rows ? call->x.rows : call->x.columns, length = rows ? call->x.columns : call->x.rows;
+  if (const dlfp4_status status = read_scaled(q, lines, length, call->recipe.zero_scale, scaled)) return status;
+  if (call->given != 0 && scaled->blocks.decodes) return DLFP4_E_OPTION;
+  if ((dlfp4_formats[q->format].element == DLFP4_uint4) != (q->offsets != nullptr)) return DLFP4_E_OPTION;
+  scaled->blocks.finds_decodes = scaled->blocks.decodes != nullptr;
+  if (call->along[!rows]) return DLFP4_E_OPTION;
+  call->along[!rows] = &scaled->blocks;
+  call->places[!rows] = scaled->global_scale;
+  return DLFP4_OK;
+}
+
+// Scales of a layout: compact, of so many rows and columns before they are completed to tiles.
+dlfp4_status check_tiles(const Elements &scales, int layout, int64_t rows, int64_t columns) {
+  if (layout < 0 || layout >= DLFP4_NUM_LAYOUTS) return DLFP4_E_OPTION;
+  if (!is_compact(scales) || scales.ndim != 2 || rows < 0 || columns < 0) return DLFP4_E_SHAPE;
+  const dlfp4_layout_row &tile = dlfp4_layouts[layout];
+  const int64_t padded_rows = (rows + tile.rows - 1) / tile.rows * tile.rows;
+  const int64_t padded_columns = (columns + tile.columns - 1) / tile.columns * tile.columns;
+  const int64_t shape[] = {tile.by_rows ? padded_columns / tile.run : padded_rows,
+                           tile.by_rows ? padded_rows * tile.run : padded_columns};
+  return scales.shape[0] == shape[0] && scales.shape[1] == shape[1] ? DLFP4_OK : DLFP4_E_SHAPE;
+}
+
+dlfp4_status quantize_on_host(const Quantization &call) {
+  dlfp4_tensor_scale scale = {1, 1, 0};
+  const bool places = call.places[0] || call.places[1];
+  if (call.given != 0) {
+    scale = dlfp4_host_given_tensor_scale(call.given);
+  } else if (places) {
+    const uint32_t rotation = (call.along[0] ? call.along[0] : call.along[1])->rotation;
+    const dlfp4_matrix x = rotation && !call.along[0] ? turned(call.x) : call.x;
+    if (const dlfp4_status status = dlfp4_host_find_tensor_scale(&x, call.format, &call.recipe, rotation, &scale))
+      return status;
+  }
+  if (const dlfp4_status status =
+          dlfp4_host_quantize(&call.x, call.format, &call.recipe, &scale, call.along[0], call.along[1]))
+    return status;
+  for (float *place : call.places)
+    if (place) *place = scale.decode;
+  return DLFP4_OK;
+}
+
+}  // namespace
+}  // namespace api
+}  // namespace dlfp4
+
+extern "C" {
+
+dlfp4_status dlfp4_cast(const DLTensor *x, const DLTensor *out, const dlfp4_convert_options *options, uint32_t flags,
+                        void *stream) {
+  using namespace dlfp4::api;
+  Elements from, to;
+  Place place;
+  const DLTensor *const tensors[] = {x, out};
+  if (const dlfp4_status status = read(x, &from)) return status;
+  if (const dlfp4_status status = read(out, &to)) return status;
+  if (const dlfp4_status status = find_place(tensors, 2, stream, &place)) return status;
+  if (flags & ~uint32_t{DLFP4_PADDED_X | DLFP4_PADDED_OUT}) return DLFP4_E_OPTION;
+  const dlfp4_view source = view_of(from, flags & DLFP4_PADDED_X), result = view_of(to, flags & DLFP4_PADDED_OUT);
+  return place.on_host ? dlfp4_host_convert(&source, &result, options)
+                       : convert_on_cuda(place, source, result, options);
+}
+
+dlfp4_status dlfp4_quantize(const DLTensor *x, const dlfp4_recipe *recipe, float global_scale,
+                            const dlfp4_scaled_tensor *q, const dlfp4_scaled_tensor *other, void *stream) {
+  using namespace dlfp4::api;
+  Quantization call = {};
+  Scaled results[2];
+  Place place;
+  if (!q) return DLFP4_E_OPTION;
+  call.format = q->format;
+  if (const dlfp4_status status = dlfp4_default_recipe(call.format, &call.recipe)) return status;
+  if (recipe) call.recipe = *recipe;
+  call.given = global_scale;
+  if (!(global_scale >= 0 && global_scale <= kLargestFloat)) return DLFP4_E_OPTION;
+  if (global_scale != 0 && !has_tensor_scale(call.format)) return DLFP4_E_OPTION;
+  if (const dlfp4_status status = read_floats(x, &call.x)) return status;
+  if (const dlfp4_status status = find_place_of(q, other, x, stream, &place)) return status;
+  if (const dlfp4_status status = add_result(q, &results[0], &call)) return status;
+  if (other)
+    if (const dlfp4_status status = add_result(other, &results[1], &call)) return status;
+  return place.on_host ? quantize_on_host(call) : quantize_on_cuda(place, call);
+}
+
+dlfp4_status dlfp4_dequantize(const dlfp4_scaled_tensor *q, const DLTensor *out, void *stream) {
+  using namespace dlfp4::api;
+  dlfp4_matrix values;
+  Scaled scaled;
+  Place place;
+  if (!q) return DLFP4_E_OPTION;
+  if (const dlfp4_status status = read_floats(out, &values)) return status;
+  if (const dlfp4_status status = find_place_of(q, nullptr, out, stream, &place)) return status;
+  if (q->axis == -2) values = turned(values);
+  if (const dlfp4_status status = read_scaled(q, values.rows, values.columns, 0, &scaled)) return status;
+  if (!place.on_host) return dequantize_on_cuda(place, scaled, q->format, values);
+  const bool two_level = dlfp4_formats[q->format].kind == DLFP4_TWO_LEVEL;
+  const float decode = two_level && scaled.global_scale ? *scaled.global_scale : 1;
+  return dlfp4_host_dequantize(&scaled.blocks, q->format, decode, &values);
+}
+
+dlfp4_status dlfp4_convert_scales(const DLTensor *x, int x_layout, const DLTensor *out, int out_layout, int64_t rows,
+                                  int64_t columns, uint8_t fill, void *stream) {
+  using namespace dlfp4::api;
+  Elements from, to;
+  Place place;
+  const DLTensor *const tensors[] = {x, out};
+  if (const dlfp4_status status = read(x, &from)) return status;
+  if (const dlfp4_status status = read(out, &to)) return status;
+  if (const dlfp4_status status = find_place(tensors, 2, stream, &place)) return status;
+  if (from.dtype != to.dtype || from.bits < 8) return DLFP4_E_DTYPE;
+  if (const dlfp4_status status = check_tiles(from, x_layout, rows, columns)) return status;
+  if (const dlfp4_status status = check_tiles(to, out_layout, rows, columns)) return status;
+  if (place.on_host)
+    return dlfp4_host_convert_scales(from.data, x_layout, to.data, out_layout, rows, columns, from.bits / 8, fill);
+  return convert_scales_on_cuda(place, from.data, x_layout, to.data, out_layout, rows, columns, from.bits / 8, fill);
+}
+}

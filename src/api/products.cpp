@@ -1,0 +1,234 @@
+// Products of DLTensors.
+// Layout: operands as lines of K elements.
+// Trick: plain and quantized operands become the same struct.
+#include "calls.h"
+
+namespace dlfp4 {
+namespace api {
+namespace {
+
+bool is_plain(const dlfp4_scaled_tensor &x) { return x.format == DLFP4_PLAIN; }
+
+// Lines, and how long they are as stored: those of quantized ones may end in zeros.
+dlfp4_status read_lines(const dlfp4_scaled_tensor *x, int64_t *lines, int64_t *length) {
+  if (!x) return DLFP4_E_OPTION;
+  if (!is_plain(*x)) return read_extents(x, lines, length);
+  Matrix matrix;
+  if (const dlfp4_status status = read_matrix(x->data, &matrix)) return status;
+  *lines = matrix.shape[0];
+  *length = matrix.shape[1];
+  return DLFP4_OK;
+}
+
+dlfp4_status read_factor(const dlfp4_scaled_tensor *x, int64_t length, Factor *factor) {
+  int64_t stored;
+  if (const dlfp4_status status = read_lines(x, &factor->count, &stored)) return status;
+  factor->lines = {};
+  factor->decode = nullptr;
+  factor->lines.format = x->format;
+  factor->lines.decode = 1;
+  factor->lines.step = 1;
+  if (!is_plain(*x)) {
+    Scaled scaled;
+    if (const dlfp4_status status = read_scaled(x, factor->count, length, 0, &scaled)) return status;
+    factor->lines.blocks = scaled.blocks;
+    const bool two_level = dlfp4_formats[x->format].kind == DLFP4_TWO_LEVEL;
+    factor->decode = two_level ? scaled.global_scale : nullptr;
+    return DLFP4_OK;
+  }
+  Matrix matrix;
+  if (const dlfp4_status status = read_matrix(x->data, &matrix)) return status;
+  factor->lines.blocks.data = matrix.data;
+  factor->lines.blocks.strides[0] = 1;
+  factor->lines.blocks.strides[1] = matrix.strides[1];
+  factor->lines.blocks.length = length;
+  factor->lines.code = matrix.code;
+  factor->lines.bits = matrix.bits;
+  factor->lines.step = matrix.strides[0];
+  return stored == length ? DLFP4_OK : DLFP4_E_SHAPE;
+}
+
+// The number of products in a sum: that of a plain operand, where there is one.
+dlfp4_status find_length(const dlfp4_scaled_tensor *a, const dlfp4_scaled_tensor *b, int64_t *length) {
+  int64_t lines, of_a, of_b;
+  if (const dlfp4_status status = read_lines(a, &lines, &of_a)) return status;
+  if (const dlfp4_status status = read_lines(b, &lines, &of_b)) return status;
+  *length = is_plain(*a) || (!is_plain(*b) && of_a < of_b) ? of_a : of_b;
+  return DLFP4_OK;
+}
+
+dlfp4_status read_factors(const dlfp4_scaled_tensor *a, const dlfp4_scaled_tensor *b, int64_t *length,
+                          Factor factors[2]) {
+  if (const dlfp4_status status = find_length(a, b, length)) return status;
+  if (const dlfp4_status status = read_factor(a, *length, &factors[0])) return status;
+  if (const dlfp4_status status = read_factor(b, *length, &factors[1])) return status;
+  return a->rotation == b->rotation ? DLFP4_OK : DLFP4_E_OPTION;  // equal ones only have equal sums
+}
+
+void read_decodes(Factor factors[2]) {
+  for (int k = 0; k < 2; ++k)
+    if (factors[k].decode) factors[k].lines.decode = *factors[k].decode;
+}
+
+struct Product {
+  Factor factors[2];
+  int64_t length;
+  dlfp4_matrix out;
+  dlfp4_matmul_options options;
+};
+
+// All but whether the result's extents are those of the operands.
+dlfp4_status read_product(const dlfp4_scaled_tensor *a, const dlfp4_scaled_tensor *b, const DLTensor *out,
+                          const dlfp4_matmul_options *options, Product *product) {
+  Matrix matrix;
+  Place place;
+  if (const dlfp4_status status = read_factors(a, b, &product->length, product->factors)) return status;
+  if (const dlfp4_status status = read_matrix(out, &matrix)) return status;
+  if (const dlfp4_status status = find_place_of(a, b, out, nullptr, &place)) return status;
+  if (!place.on_host) return DLFP4_E_DEVICE;
+  product->out = {matrix.data, matrix.shape[0], matrix.shape[1], {matrix.strides[0], matrix.strides[1]},
+                  matrix.code, matrix.bits};
+  product->options = {DLFP4_ACTIVATION_EXACT, 1};
+  if (options) product->options = *options;
+  read_decodes(product->factors);
+  return DLFP4_OK;
+}
+
+dlfp4_status read_matmul(const dlfp4_scaled_tensor *a, const dlfp4_scaled_tensor *b, const DLTensor *out,
+                         const dlfp4_matmul_options *options, Product *product) {
+  if (const dlfp4_status status = read_product(a, b, out, options, product)) return status;
+  const bool fits = product->out.rows == product->factors[0].count && product->out.columns == product->factors[1].count;
+  return fits ? DLFP4_OK : DLFP4_E_SHAPE;
+}
+
+// Numbers of the host, next to one another: as many as `count`, or, where that is -1, any, which sets it.
+template <class Number>
+dlfp4_status read_numbers(const DLTensor *tensor, int dtype, int64_t *count, const Number **numbers) {
+  Elements x;
+  Place place;
+  if (!tensor) return DLFP4_OK;
+  if (const dlfp4_status status = read(tensor, &x)) return status;
+  if (const dlfp4_status status = find_place(&tensor, 1, nullptr, &place)) return status;
+  if (!place.on_host) return DLFP4_E_DEVICE;
+  if (x.dtype != dtype) return DLFP4_E_DTYPE;
+  if (x.ndim != 1 || !is_compact(x) || (*count >= 0 && x.shape[0] != *count)) return DLFP4_E_SHAPE;
+  *count = x.shape[0];
+  *numbers = reinterpret_cast<const Number *>(x.data);
+  return DLFP4_OK;
+}
+
+// Whether numbers do not decrease, from 0 to `limit`.
+bool lie_in_order(const int64_t *numbers, int64_t count, int64_t limit) {
+  int64_t least = 0;
+  for (int64_t k = 0; k < count; least = numbers[k++])
+    if (numbers[k] < least || numbers[k] > limit) return false;
+  return true;
+}
+
+bool lie_below(const int64_t *numbers, int64_t count, int64_t limit) {
+  for (int64_t k = 0; k < count; ++k)
+    if (numbers[k] < 0 || numbers[k] >= limit) return false;
+  return true;
+}
+
+// The product's result and x say how many rows there are.
+dlfp4_status read_groups(const dlfp4_routing &routing, const Product &product, dlfp4_groups *groups) {
+  const int64_t lines = product.factors[0].count;
+  const int64_t *indices = nullptr;
+  *groups = {};
+  groups->experts = -1;
+  groups->rows = routing.indices ? -1 : lines;
+  if (!routing.ends || (!routing.indices && (routing.weights || routing.gathers))) return DLFP4_E_OPTION;
+  if (routing.indices && !routing.weights && !routing.gathers) return DLFP4_E_OPTION;
+  if (const dlfp4_status status = read_numbers(routing.ends, DLFP4_int64, &groups->experts, &groups->ends))
+    return status;
+  if (const dlfp4_status status = read_numbers(routing.indices, DLFP4_int64, &groups->rows, &indices)) return status;
+  if (const dlfp4_status status = read_numbers(routing.weights, DLFP4_float32, &groups->rows, &groups->weights))
+    return status;
+  if (!routing.gathers && groups->rows != lines) return DLFP4_E_SHAPE;
+  if (!routing.weights && groups->rows != product.out.rows) return DLFP4_E_SHAPE;
+  if (product.factors[1].count != groups->experts * product.out.columns) return DLFP4_E_SHAPE;
+  if (!lie_in_order(groups->ends, groups->experts, groups->rows)) return DLFP4_E_OPTION;
+  groups->step = product.out.columns;
+  if (routing.gathers) groups->gather = indices;
+  if (routing.weights) groups->scatter = indices;
+  if (groups->gather && !lie_below(indices, groups->rows, lines)) return DLFP4_E_OPTION;
+  if (groups->scatter && !lie_below(indices, groups->rows, product.out.rows)) return DLFP4_E_OPTION;
+  return DLFP4_OK;
+}
+
+dlfp4_status read_grouped(const dlfp4_scaled_tensor *x, const dlfp4_scaled_tensor *w, const dlfp4_routing *routing,
+                          const DLTensor *out, const dlfp4_matmul_options *options, Product *product,
+                          dlfp4_groups *groups) {
+  if (!routing) return DLFP4_E_OPTION;
+  if (const dlfp4_status status = read_product(x, w, out, options, product)) return status;
+  return read_groups(*routing, *product, groups);
+}
+
+}  // namespace
+}  // namespace api
+}  // namespace dlfp4
+
+extern "C" {
+
+int64_t dlfp4_vecdot_workspace(int64_t lines, int64_t length) {
+  return dlfp4::api::vecdot_workspace_on_cuda(lines, length);
+}
+
+dlfp4_status dlfp4_vecdot(const dlfp4_scaled_tensor *a, const dlfp4_scaled_tensor *b, const DLTensor *out,
+                          void *workspace, void *stream) {
+  using namespace dlfp4::api;
+  Factor factors[2];
+  Elements sums;
+  Place place;
+  int64_t length;
+  if (const dlfp4_status status = read_factors(a, b, &length, factors)) return status;
+  if (const dlfp4_status status = read(out, &sums)) return status;
+  if (const dlfp4_status status = find_place_of(a, b, out, stream, &place)) return status;
+  if (sums.code != kDLFloat || sums.bits != 32) return DLFP4_E_DTYPE;
+  if (sums.ndim != 1 || !is_compact(sums)) return DLFP4_E_SHAPE;
+  const int64_t lines = sums.shape[0];
+  for (Factor &factor : factors) {
+    if (factor.count != lines && factor.count != 1) return DLFP4_E_SHAPE;
+    if (factor.count == 1) factor.lines.step = 0;
+  }
+  float *const result = reinterpret_cast<float *>(sums.data);
+  if (!place.on_host) return vecdot_on_cuda(place, factors[0], factors[1], lines, length, result, workspace);
+  read_decodes(factors);
+  return dlfp4_host_vecdot(&factors[0].lines, &factors[1].lines, lines, length, result, 1);
+}
+
+int64_t dlfp4_matmul_workspace(const dlfp4_scaled_tensor *a, const dlfp4_scaled_tensor *b, const DLTensor *out,
+                               const dlfp4_matmul_options *options) {
+  dlfp4::api::Product p;
+  if (dlfp4::api::read_matmul(a, b, out, options, &p)) return -1;
+  return dlfp4_host_matmul_workspace(&p.factors[0].lines, &p.factors[1].lines, p.length, &p.out, &p.options);
+}
+
+dlfp4_status dlfp4_matmul(const dlfp4_scaled_tensor *a, const dlfp4_scaled_tensor *b, const DLTensor *out,
+                          const dlfp4_matmul_options *options, void *workspace) {
+  dlfp4::api::Product p;
+  if (const dlfp4_status status = dlfp4::api::read_matmul(a, b, out, options, &p)) return status;
+  return dlfp4_host_matmul(&p.factors[0].lines, &p.factors[1].lines, p.length, &p.out, &p.options, workspace);
+}
+
+int64_t dlfp4_grouped_matmul_workspace(const dlfp4_scaled_tensor *x, const dlfp4_scaled_tensor *w,
+                                       const dlfp4_routing *routing, const DLTensor *out,
+                                       const dlfp4_matmul_options *options) {
+  dlfp4::api::Product p;
+  dlfp4_groups groups;
+  if (dlfp4::api::read_grouped(x, w, routing, out, options, &p, &groups)) return -1;
+  return dlfp4_host_grouped_matmul_workspace(&p.factors[0].lines, &p.factors[1].lines, p.length, &groups, &p.out,
+                                             &p.options);
+}
+
+dlfp4_status dlfp4_grouped_matmul(const dlfp4_scaled_tensor *x, const dlfp4_scaled_tensor *w,
+                                  const dlfp4_routing *routing, const DLTensor *out,
+                                  const dlfp4_matmul_options *options, void *workspace) {
+  dlfp4::api::Product p;
+  dlfp4_groups groups;
+  if (const dlfp4_status status = dlfp4::api::read_grouped(x, w, routing, out, options, &p, &groups)) return status;
+  return dlfp4_host_grouped_matmul(&p.factors[0].lines, &p.factors[1].lines, p.length, &groups, &p.out, &p.options,
+                                   workspace);
+}
+}

@@ -1,0 +1,64 @@
+// What the C API is given: DLTensors, believed as far as a C caller can be, as the drivers' descriptions.
+// Layout: any strides; FP4 in pairs becomes single elements.
+// Trick: a call's tensors say together where it runs.
+#ifndef DLFP4_SRC_API_TENSORS_H_
+#define DLFP4_SRC_API_TENSORS_H_
+
+#include <stdint.h>
+
+#include "dlfp4/dlfp4.h"
+#include "rules/formats.h"
+#include "rules/operations.h"
+
+namespace dlfp4 {
+namespace api {
+
+constexpr int kMostDims = 63;
+
+// A tensor, its offset in the address, with strides, counted in single elements.
+struct Elements {
+  char *data;
+  int ndim;
+  int64_t shape[kMostDims], strides[kMostDims];
+  uint8_t code, bits;
+  int dtype;  // a row of dtypes.def
+};
+dlfp4_status read(const DLTensor *tensor, Elements *elements);
+
+// The same as rows of its last dimension.
+struct Matrix {
+  char *data;
+  int64_t shape[2], strides[2];
+  uint8_t code, bits;
+  int dtype;
+};
+dlfp4_status read_matrix(const DLTensor *tensor, Matrix *matrix);
+
+// Where a call runs.
+struct Place {
+  bool on_host;
+  int device;
+  uintptr_t stream;
+};
+// Of tensors, some of which may be NULL; DLFP4_E_DEVICE where they do not lie together or nothing reads them.
+dlfp4_status find_place(const DLTensor *const *tensors, int count, void *stream, Place *place);
+dlfp4_status find_place_of(const dlfp4_scaled_tensor *a, const dlfp4_scaled_tensor *b, const DLTensor *other,
+                           void *stream, Place *place);
+
+// A quantized matrix as the drivers have it.
+struct Scaled {
+  dlfp4_blocks blocks;
+  float *global_scale;  // of the whole tensor, or NULL; of formats with one scale, that
+};
+// Of a matrix of so many lines of so many elements; `fill` is the byte that padding of scales gets.
+dlfp4_status read_scaled(const dlfp4_scaled_tensor *q, int64_t lines, int64_t length, uint8_t fill, Scaled *scaled);
+
+// Lines and elements of a line, as the data has them, which may end in zeros.
+dlfp4_status read_extents(const dlfp4_scaled_tensor *q, int64_t *lines, int64_t *length);
+
+bool is_compact(const Elements &elements);
+
+}  // namespace api
+}  // namespace dlfp4
+
+#endif  // DLFP4_SRC_API_TENSORS_H_

@@ -1,0 +1,408 @@
+"""The C API on DLTensors gives the bytes of the package's functions, and refuses what it does not take."""
+
+import ctypes
+from ctypes import byref
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import dlfp4
+from dlfp4 import _core
+
+from ..support import c_api
+from ..support.capsules import DTYPES
+
+pytestmark = pytest.mark.arithmetic  # no part of it depends on Python
+
+C = c_api.load()
+FORMATS = list(dlfp4.formats())
+LAYOUTS = ["linear", "128x4", "8x4", "aiter", "n32k4", "deepgemm", "cublas_1x128", "cublas_128x128"]
+RNG = np.random.default_rng(33)
+
+
+def values(*shape, dtype="float32"):
+    x = RNG.standard_normal(shape) * np.exp2(RNG.integers(-3, 4, shape))
+    return x.astype(getattr(ml_dtypes, dtype, dtype))
+
+
+def bytes_of(q):
+    parts = q.data, q.scales, q.global_scale, q.zero_points
+    return [
+        None if part is None else part.view("uint8").to_numpy().tobytes() if part.ndim else part.item()
+        for part in parts
+    ]
+
+
+def blank_like(q, x):
+    """A result of the same shape with other contents."""
+    return dlfp4.quantize(
+        np.full_like(x, 3), q.format, axis=q.axis, scale_layout=q.scale_layout, pad=True,
+        recipe=dlfp4.Recipe(global_scale_per="row") if q.global_scale is not None and q.global_scale.ndim else None,
+    )  # fmt: skip
+
+
+# ---- Formats
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_formats_are_described(name):
+    info, row, number = c_api.FormatInfo(), dlfp4.formats()[name], C.find_format(name.encode())
+    assert C.describe_format(number, byref(info)) == c_api.OK
+    assert info.name.decode() == name
+    assert (info.element.code, info.element.bits, info.element.lanes) == (*DTYPES[row.element.name], 1)
+    assert (info.scale.code, info.scale.bits, info.scale.lanes) == (*DTYPES[row.scale.name], 1)
+    lines, length = row.block or (0, 0)
+    assert (info.lines, info.length, info.repeats_scales) == (lines, length or 0, row.repeats_scales)
+    assert ["two_level", "power", "largest"][info.kind] == row.kind
+
+
+def test_unknown_formats_and_layouts():
+    info, recipe = c_api.FormatInfo(), c_api.Recipe()
+    assert C.find_format(b"fp5") == C.find_layout(b"diagonal") == -1
+    for number in (-1, len(FORMATS)):
+        assert C.describe_format(number, byref(info)) == c_api.E_OPTION
+        assert C.default_recipe(number, byref(recipe)) == c_api.E_OPTION
+
+
+@pytest.mark.parametrize("axis", [-1, -2])
+@pytest.mark.parametrize("name", FORMATS)
+def test_buffers_are_those_of_the_package(name, axis):
+    for layout in LAYOUTS:
+        for shape in [(256, 512), (1, 1), (0, 64), (64, 0), (129, 130), (3, 4096)]:
+            sizes = c_api.Sizes()
+            status = C.size_buffers(
+                C.find_format(name.encode()), axis, C.find_layout(layout.encode()), *shape, byref(sizes)
+            )
+            try:
+                data, scales, *_ = _core._buffers_of(shape, name, axis, layout, True)
+            except ValueError:
+                assert status == c_api.E_OPTION
+                continue
+            assert (status, tuple(sizes.data)) == (c_api.OK, data.shape)
+            assert tuple(sizes.scales)[: sizes.scale_ndim] == scales.shape
+            assert sizes.data_bytes == (data.shape[0] * data.shape[1] * DTYPES[data.dtype.name][1] + 7) // 8
+            assert sizes.scale_bytes == np.prod(scales.shape, dtype=int) * scales.dtype.itemsize
+
+
+def test_sizes_that_do_not_exist():
+    sizes, format = c_api.Sizes(), C.find_format(b"nvfp4")
+    assert C.size_buffers(format, 0, 0, 16, 16, byref(sizes)) == c_api.E_OPTION
+    assert C.size_buffers(format, -1, 99, 16, 16, byref(sizes)) == c_api.E_OPTION
+    assert C.size_buffers(format, -1, 0, -1, 16, byref(sizes)) == c_api.E_SHAPE
+    assert C.size_buffers(format, -1, 0, 2**40, 2**40, byref(sizes)) == c_api.E_SHAPE
+
+
+# ---- Casts
+
+
+@pytest.mark.parametrize("dtype", ["float4_e2m1fn", "float6_e3m2fn", "float8_e4m3fn", "bfloat16"])
+@pytest.mark.parametrize("packed", [True, False])
+def test_cast(dtype, packed):
+    x = values(6, 8).T
+    expected = dlfp4.cast(x, dtype, packed=packed)
+    out = dlfp4.empty(x.shape, dtype, packed=packed)
+    is_padded = not packed and DTYPES[dtype][1] < 8
+    assert C.cast(c_api.describe(x), c_api.describe(out), None, 2 * is_padded, None) == c_api.OK
+    back = np.zeros(x.shape, np.float32)
+    assert C.cast(c_api.describe(out), c_api.describe(back), None, is_padded, None) == c_api.OK
+    np.testing.assert_array_equal(back, expected.to_numpy().astype(np.float32))
+
+
+def test_cast_with_options_and_without_strides():
+    x = values(5, 3)
+    out = dlfp4.empty(x.shape, "float8_e5m2")
+    options = c_api.ConvertOptions(rounding=5, saturate=1, seed=7)
+    source = c_api.describe(x[1:], data=x.ctypes.data, byte_offset=x.strides[0], strides=None)
+    assert C.cast(source, c_api.describe(out[1:]), byref(options), 0, None) == c_api.OK
+    expected = dlfp4.cast(x[1:], "float8_e5m2", rounding="stochastic", seed=7)
+    assert out[1:].to_numpy().tobytes() == expected.to_numpy().tobytes()
+
+
+def test_pairs_are_what_they_hold():
+    codes = dlfp4.asarray(RNG.integers(0, 256, (4, 8), np.uint8)).view("float4_e2m1fn")
+    pairs = c_api.describe(codes.view("uint8"), dtype=c_api.DLDataType(17, 4, 2))
+    out = np.zeros((4, 16), np.float32)
+    assert C.cast(pairs, c_api.describe(out), None, 0, None) == c_api.OK
+    np.testing.assert_array_equal(out, codes.to_numpy().astype(np.float32))
+    turned = c_api.describe(codes.view("uint8").T, dtype=c_api.DLDataType(17, 4, 2))
+    assert C.cast(turned, c_api.describe(np.zeros((8, 8), np.float32)), None, 0, None) == c_api.E_SHAPE
+
+
+# ---- Block scaling
+
+
+@pytest.mark.parametrize("axis", [-1, -2])
+@pytest.mark.parametrize("name", FORMATS)
+def test_quantize_and_dequantize(name, axis):
+    for layout in ("linear", "128x4", "cublas_1x128", "aiter"):
+        for x in (values(128, 256), values(70, 100), values(256, 96, dtype="bfloat16").T, values(2, 64, 128)):
+            try:
+                expected = dlfp4.quantize(x, name, axis=axis, scale_layout=layout, pad=True)
+            except ValueError:  # the format has no such layout
+                assert layout != "linear"
+                continue
+            result = blank_like(expected, x)
+            assert C.quantize(c_api.describe(x), None, 0, c_api.describe_scaled(result), None, None) == c_api.OK
+            assert bytes_of(result) == bytes_of(expected)
+            out = np.zeros(x.shape, ml_dtypes.bfloat16)
+            assert C.dequantize(c_api.describe_scaled(expected), c_api.describe(out), None) == c_api.OK
+            assert out.tobytes() == expected.dequantize("bfloat16").to_numpy().tobytes()
+
+
+@pytest.mark.parametrize("name", ["nvfp4", "fp8_e4m3", "mxfp8_32x32", "fp8_1x128"])
+def test_both_axes_in_one_call(name):
+    x = values(128, 128)
+    expected = dlfp4.quantize(x, name, axis=(-1, -2))
+    results = [blank_like(q, x) for q in expected]
+    described = [c_api.describe_scaled(q) for q in results]
+    assert C.quantize(c_api.describe(x), None, 0, *described, None) == c_api.OK
+    assert [bytes_of(q) for q in results] == [bytes_of(q) for q in expected]
+    assert C.quantize(c_api.describe(x), None, 0, described[0], described[0], None) == c_api.E_OPTION
+
+
+@pytest.mark.parametrize("name", ["nvfp4", "fp8_e4m3"])
+def test_a_given_scale_of_the_tensor(name):
+    x = values(16, 32)
+    expected = dlfp4.quantize(x, name, global_scale=0.375)
+    result = blank_like(expected, x)
+    assert C.quantize(c_api.describe(x), None, 0.375, c_api.describe_scaled(result), None, None) == c_api.OK
+    assert bytes_of(result) == bytes_of(expected)
+
+
+def test_scales_of_rows():
+    x = values(24, 64)
+    expected = dlfp4.quantize(x, "nvfp4", recipe=dlfp4.Recipe(global_scale_per="row"))
+    result = blank_like(expected, x)
+    assert C.quantize(c_api.describe(x), None, 0, c_api.describe_scaled(result), None, None) == c_api.OK
+    assert result.global_scale.to_numpy().tobytes() == expected.global_scale.to_numpy().tobytes()
+    assert result.data.view("uint8").to_numpy().tobytes() == expected.data.view("uint8").to_numpy().tobytes()
+    assert C.quantize(c_api.describe(x), None, 0.5, c_api.describe_scaled(result), None, None) == c_api.E_OPTION
+
+
+@pytest.mark.parametrize("axis", [-1, -2])
+@pytest.mark.parametrize("name", ["nvfp4", "mxfp6_e2m3"])
+def test_rotations(name, axis):
+    x = values(64, 32)
+    expected = dlfp4.quantize(x, name, axis=axis, hadamard=12)
+    result = blank_like(expected, x)
+    described = c_api.describe_scaled(result, rotation=C.rotation(12))
+    assert C.quantize(c_api.describe(x), None, 0, described, None, None) == c_api.OK
+    assert bytes_of(result) == bytes_of(expected)
+    out = np.zeros_like(x)
+    assert C.dequantize(described, c_api.describe(out), None) == c_api.OK
+    assert out.tobytes() == expected.dequantize().to_numpy().tobytes()
+
+
+def test_a_recipe():
+    x, recipe = values(32, 64), c_api.Recipe()
+    assert C.default_recipe(C.find_format(b"mxfp4"), byref(recipe)) == c_api.OK
+    recipe.scale_rule, recipe.rounding = 1, 3
+    expected = dlfp4.quantize(x, "mxfp4", recipe=dlfp4.Recipe(scale_rule="rceil", rounding="nearest_zero"))
+    result = blank_like(expected, x)
+    assert C.quantize(c_api.describe(x), byref(recipe), 0, c_api.describe_scaled(result), None, None) == c_api.OK
+    assert bytes_of(result) == bytes_of(expected)
+
+
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if "cublas" not in name])
+def test_scales_change_their_layout(layout):
+    q = dlfp4.quantize(values(100, 320), "mxfp8_e4m3")
+    expected = q.with_scale_layout(layout)
+    out = blank_like(expected, values(100, 320)).scales
+    numbers = 0, C.find_layout(layout.encode())
+    arguments = c_api.describe(q.scales), numbers[0], c_api.describe(out), numbers[1], 100, 10, 0, None
+    assert C.convert_scales(*arguments) == c_api.OK
+    assert out.view("uint8").to_numpy().tobytes() == expected.scales.view("uint8").to_numpy().tobytes()
+
+
+# ---- Products
+
+
+def operands():
+    x, w = values(5, 128), values(48, 128)
+    yield x, w
+    yield x.astype(ml_dtypes.bfloat16), dlfp4.quantize(w, "nvfp4")
+    yield dlfp4.quantize(x, "mxfp4"), dlfp4.quantize(w, "mxfp4")
+    yield dlfp4.quantize(x, "fp8_1x128"), dlfp4.quantize(values(128, 128), "fp8_128x128")
+    yield x, dlfp4.quantize(w, "fp8_e4m3")
+    yield x, dlfp4.quantize(w, "uint4_g32")
+    yield x, dlfp4.quantize(w, "nvfp4", recipe=dlfp4.Recipe(global_scale_per="row"))
+    yield values(128, 5).T, dlfp4.quantize(values(128, 48), "mxfp8_e4m3", axis=-2)
+    yield values(5, 100), dlfp4.quantize(values(48, 100), "mxfp4", pad=True)
+
+
+def operand(x):
+    return c_api.describe_scaled(x) if isinstance(x, dlfp4.ScaledTensor) else c_api.plain(x)
+
+
+@pytest.mark.parametrize("number", range(9))
+def test_matmul(number):
+    a, b = list(operands())[number]
+    transposed = b if isinstance(b, dlfp4.ScaledTensor) and b.axis == -2 else b.T if isinstance(b, np.ndarray) else b.mT
+    expected = dlfp4.matmul(a, transposed, alpha=0.5, out_dtype="bfloat16", backend="cpu")
+    out = np.zeros(expected.shape, ml_dtypes.bfloat16)
+    call = operand(a), operand(b), c_api.describe(out), byref(c_api.MatmulOptions(alpha=0.5))
+    workspace = ctypes.create_string_buffer(C.matmul_workspace(*call))
+    assert C.matmul(*call, workspace) == c_api.OK
+    assert out.tobytes() == expected.to_numpy().tobytes()
+
+
+@pytest.mark.parametrize("lines", [1, 6])
+def test_vecdot(lines):
+    x, w = values(6, 64), dlfp4.quantize(values(lines, 64), "nvfp4")
+    out = np.zeros(6, np.float32)
+    assert C.vecdot(c_api.plain(x), c_api.describe_scaled(w), c_api.describe(out), None, None) == c_api.OK
+    np.testing.assert_array_equal(out, dlfp4.vecdot(x, w).to_numpy())
+
+
+def routing(**parts):
+    described = {name: ctypes.pointer(c_api.describe(part)) for name, part in parts.items() if name != "gathers"}
+    result = c_api.Routing(gathers=parts.get("gathers", 0), **described)
+    result.kept = described
+    return result
+
+
+@pytest.mark.parametrize("way", ["in order", "gathered", "added", "both"])
+def test_grouped_matmul(way):
+    w, ends, rows = dlfp4.quantize(values(3, 32, 64), "mxfp4"), np.array([4, 4, 9]), 9
+    gathers, adds = way in ("gathered", "both"), way in ("added", "both")
+    x = values(5 if gathers else rows, 64)
+    parts = {"ends": ends}
+    if gathers or adds:
+        parts["indices"] = RNG.integers(0, 5, rows)
+    if adds:
+        parts["weights"] = values(rows)
+    out = np.zeros((5 if adds else rows, 32), np.float32)
+    if adds and not gathers:
+        expected = np.zeros_like(out)
+        products = dlfp4.grouped_matmul(x, w.mT, ends).to_numpy()
+        for index, weight, product in zip(parts["indices"], parts["weights"], products, strict=True):
+            expected[index] += weight * product
+    else:
+        named = {name: part for name, part in parts.items() if name != "ends"}
+        expected = dlfp4.grouped_matmul(x, w.mT, ends, **named).to_numpy()
+    call = c_api.plain(x), c_api.describe_scaled(w), routing(**parts, gathers=gathers), c_api.describe(out), None
+    workspace = ctypes.create_string_buffer(max(1, C.grouped_matmul_workspace(*call)))
+    assert C.grouped_matmul(*call, workspace) == c_api.OK
+    np.testing.assert_array_equal(out, expected)
+
+
+def test_rows_that_are_nowhere_are_refused():
+    x, w = values(5, 64), c_api.describe_scaled(dlfp4.quantize(values(2, 32, 64), "mxfp4"))
+    out = c_api.describe(np.zeros((5, 32), np.float32))
+
+    def status(**parts):
+        return C.grouped_matmul(c_api.plain(x), w, routing(**parts), out, None, None)
+
+    ends, some = np.array([2, 5]), np.arange(5)
+    for wrong in ([3, 2], [-1, 5], [2, 6]):
+        assert status(ends=np.array(wrong)) == c_api.E_OPTION
+    assert status(ends=np.array([1, 2, 5])) == c_api.E_SHAPE
+    assert status(ends=ends.astype(np.int32)) == c_api.E_DTYPE
+    assert status() == status(ends=ends, weights=values(5)) == status(ends=ends, indices=some) == c_api.E_OPTION
+    assert status(ends=ends, indices=some + 1, gathers=1) == c_api.E_OPTION
+    assert status(ends=ends, indices=some - 1, weights=values(5)) == c_api.E_OPTION
+    assert status(ends=ends, indices=some, weights=values(4)) == c_api.E_SHAPE
+    assert C.grouped_matmul_workspace(c_api.plain(x), w, None, out, None) == -1
+
+
+# ---- What is refused
+
+
+def test_statuses_have_words():
+    words = [C.status_string(status).decode() for status in range(8)]
+    assert words[0] == "done"
+    assert len(set(words)) == 8
+    assert C.status_string(500).decode() == C.status_string(-1).decode() == "no status of dlfp4"
+    assert C.status_string(c_api.E_CUDA + 2).decode()
+
+
+def test_what_is_not_together_or_not_there_is_refused():
+    x = values(16, 32)
+    q = dlfp4.quantize(x, "nvfp4")
+    good, elsewhere = c_api.describe_scaled(q), c_api.describe(x, device=c_api.DLDevice(2, 0))
+    assert C.quantize(elsewhere, None, 0, good, None, None) == c_api.E_DEVICE
+    assert C.dequantize(good, elsewhere, None) == c_api.E_DEVICE
+    assert C.cast(c_api.describe(x, device=c_api.DLDevice(8, 0)), c_api.describe(x), None, 0, None) == c_api.E_DEVICE
+    assert C.matmul_workspace(c_api.plain(x), good, c_api.describe(x, device=c_api.DLDevice(2, 0)), None) == -1
+    assert C.quantize(None, None, 0, good, None, None) == c_api.E_OPTION
+    assert C.quantize(c_api.describe(x), None, 0, None, None, None) == c_api.E_OPTION
+    assert C.cast(c_api.describe(x), None, None, 0, None) == c_api.E_OPTION
+
+
+@pytest.mark.skipif(dlfp4.cuda_available(), reason="there is a CUDA device")
+def test_without_a_driver_a_device_is_refused():
+    x = values(16, 32)
+    there = c_api.describe(x, device=c_api.DLDevice(2, 0))
+    assert C.load_cuda(0) == c_api.E_CUDA_DRIVER
+    assert C.cast(there, there, None, 0, None) == c_api.E_CUDA_DRIVER
+
+
+def test_parts_that_do_not_fit_are_refused():
+    x = values(16, 32)
+    q = dlfp4.quantize(x, "nvfp4")
+    part = {name: c_api.describe(getattr(q, name)) for name in ("data", "scales", "global_scale")}
+
+    def status(x=x, given=0.0, **changed):
+        described = c_api.describe_scaled(q)
+        for name, value in changed.items():
+            setattr(described, name, ctypes.pointer(value) if isinstance(value, c_api.DLTensor) else value)
+        return C.quantize(c_api.describe(x), None, given, described, None, None)
+
+    assert status() == c_api.OK
+    assert status(x=values(17, 32)) == c_api.E_SHAPE
+    assert status(x=values(16, 33)) == c_api.E_SHAPE
+    assert status(x=values(16, 32).astype(np.float64)) == c_api.E_DTYPE
+    assert status(data=part["scales"]) == c_api.E_DTYPE
+    assert status(scales=part["data"]) == c_api.E_DTYPE
+    assert status(scales=c_api.describe(q.scales, ndim=1)) == c_api.E_SHAPE
+    assert status(scales=None) == c_api.E_OPTION
+    assert status(global_scale=None) == c_api.E_OPTION
+    assert status(global_scale=c_api.describe(values(3))) == c_api.E_SHAPE
+    assert status(global_scale=part["data"]) == c_api.E_DTYPE
+    assert status(offsets=part["scales"]) == c_api.E_OPTION
+    assert status(axis=0) == c_api.E_OPTION
+    assert status(format=len(FORMATS)) == c_api.E_OPTION
+    assert status(layout=-1) == c_api.E_OPTION
+    assert status(given=-1.0) == status(given=float("nan")) == status(given=float("inf")) == c_api.E_OPTION
+    mx = c_api.describe_scaled(dlfp4.quantize(x, "mxfp4"))
+    assert C.quantize(c_api.describe(x), None, 0.5, mx, None, None) == c_api.E_OPTION
+
+
+def test_tensors_that_cannot_be_counted_are_refused():
+    x = np.zeros(4, np.float32)
+    out = c_api.describe(x)
+
+    def status(**changed):
+        return C.cast(c_api.describe(x, **changed), out, None, 0, None)
+
+    assert status() == c_api.OK
+    assert status(ndim=-1) == status(ndim=64) == c_api.E_SHAPE
+    assert status(shape=(ctypes.c_int64 * 1)(-4)) == c_api.E_SHAPE
+    assert status(ndim=2, shape=(ctypes.c_int64 * 2)(2**40, 2**40), strides=None) == c_api.E_SHAPE
+    assert status(dtype=c_api.DLDataType(2, 32, 2)) == status(dtype=c_api.DLDataType(99, 8, 1)) == c_api.E_DTYPE
+    assert C.cast(c_api.describe(x), out, None, 4, None) == c_api.E_OPTION
+
+
+def test_weights_are_prepared_on_devices_alone():
+    w, prepared = c_api.describe_scaled(dlfp4.quantize(values(128, 64), "nvfp4")), c_api.Prepared()
+    assert C.prepared_bytes(w.format, 128, 64) >= 128 * 64 // 2 + 128 * 64 // 16
+    assert C.prepared_bytes(C.find_format(b"int4_g32"), 128, 64) == C.prepared_bytes(99, 128, 64) == 0
+    memory = ctypes.create_string_buffer(C.prepared_bytes(w.format, 128, 64))
+    assert C.prepare(w, memory, byref(prepared), None) == c_api.E_DEVICE
+    assert C.prepare(w, None, byref(prepared), None) == c_api.E_OPTION
+    x = c_api.describe(values(4, 64, dtype="bfloat16"))
+    assert C.matmul_prepared(x, byref(prepared), x, 1, None) == c_api.E_DEVICE
+
+
+def test_operands_that_do_not_go_together_are_refused():
+    x, out = values(5, 64), c_api.describe(np.zeros((5, 48), np.float32))
+    w = c_api.describe_scaled(dlfp4.quantize(values(48, 64), "mxfp4"))
+    turned = c_api.describe_scaled(dlfp4.quantize(values(48, 64), "mxfp4"), rotation=C.rotation(1))
+    assert C.matmul_workspace(c_api.plain(x), w, out, None) >= 0
+    assert C.matmul(c_api.plain(values(5, 96)), w, out, None, None) == c_api.E_SHAPE
+    assert C.matmul(c_api.plain(values(4, 64)), w, out, None, None) == c_api.E_SHAPE
+    assert C.matmul(c_api.plain(x), turned, out, None, None) == c_api.E_OPTION
+    assert C.matmul(None, w, out, None, None) == c_api.E_OPTION
+    assert C.vecdot(c_api.plain(x), w, c_api.describe(np.zeros(5, np.float32)), None, None) == c_api.E_SHAPE
+    assert C.vecdot(c_api.plain(x), c_api.plain(x), c_api.describe(np.zeros(5)), None, None) == c_api.E_DTYPE
