@@ -24,6 +24,7 @@ endif()
 add_library(dlfp4 SHARED $<TARGET_OBJECTS:dlfp4_kernels>)
 set_target_properties(dlfp4 PROPERTIES VERSION ${DLFP4_INTERFACE} SOVERSION ${DLFP4_INTERFACE} LINKER_LANGUAGE CXX)
 target_link_libraries(dlfp4 PUBLIC dlfp4_headers PRIVATE ${CMAKE_DL_LIBS})
+target_link_options(dlfp4 PRIVATE ${DLFP4_HARDENED_LINKS})
 if(NOT APPLE)
   target_link_options(dlfp4 PRIVATE
     -Wl,--version-script,${CMAKE_CURRENT_BINARY_DIR}/exports.map -Wl,-Bsymbolic-functions)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import dlfp4
+
 ROOT = Path(__file__).resolve().parents[2]
 NO_NVCC = "-DDLFP4_NVCC="
 
@@ -83,3 +85,29 @@ def test_what_cannot_be_built_is_refused(tmp_path, options, said):
     status, output = configure(tmp_path, *options)
     assert status != 0
     assert said in output
+
+
+@needs_cmake
+@pytest.mark.parametrize("flags", ["", "-fsanitize=address"])
+def test_kernels_are_hardened(tmp_path, flags):
+    """Not under sanitizers, which see more without."""
+    status, output = configure(
+        tmp_path, NO_NVCC, "-G", "Ninja", f"-DCMAKE_CXX_FLAGS={flags}", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON"
+    )
+    assert status == 0, output
+    commands = (tmp_path / "compile_commands.json").read_text()
+    for flag in ("-fstack-protector-strong", "-D_FORTIFY_SOURCE=2"):
+        assert (flag in commands) == (flags == "")
+
+
+@pytest.mark.skipif(not shutil.which("readelf"), reason="readelf is not on PATH")
+def test_addresses_of_functions_are_read_only():
+    """In the extension and in the library."""
+    core = Path(dlfp4._core.__file__)
+    libraries = [core, *core.parent.glob("lib/libdlfp4.so.*")]
+    assert len(libraries) == 2
+    for library in libraries:
+        said = subprocess.run(["readelf", "-ldW", library], capture_output=True, text=True, check=True).stdout
+        assert "GNU_RELRO" in said
+        assert re.search(r"BIND_NOW|Flags: NOW", said)
+        assert re.search(r"GNU_STACK.* RW ", said)
