@@ -79,15 +79,17 @@ def run_kernels(session: nox.Session, folder: Path, *launcher: str, **env: str) 
 
 
 def run_installed(session: nox.Session, folder: Path) -> None:
-    """Install a build, move it, and have a project of C programs find it there, link both libraries and run."""
+    """Install a build, move it, and have C and C++ programs find it there, link both libraries and run."""
     prefix, moved, consumer = (folder.parent / name for name in ("prefix", "moved", "consumer"))
     for old in (prefix, moved, consumer):
         shutil.rmtree(old, ignore_errors=True)
     session.run("cmake", "--install", str(folder), "--prefix", str(prefix))
     prefix.rename(moved)
-    session.run("cmake", "-S", "tests/library", "-B", str(consumer), f"-DCMAKE_PREFIX_PATH={moved}")
-    session.run("cmake", "--build", str(consumer))
-    session.run("ctest", "--test-dir", str(consumer), "--output-on-failure", "--no-tests=error")
+    for project in ("tests/library", "examples"):
+        built = consumer / project
+        session.run("cmake", "-S", project, "-B", str(built), f"-DCMAKE_PREFIX_PATH={moved}")
+        session.run("cmake", "--build", str(built))
+        session.run("ctest", "--test-dir", str(built), "--output-on-failure", "--no-tests=error")
 
 
 @nox.session(python=list(EXTRAS))
@@ -155,7 +157,8 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
     session.run("cython-lint", "dlfp4")
-    sources = [path for folder in ("include", "src", "tests/kernels") for path in Path(folder).rglob("*.[ch]*")]
+    folders = ("include", "src", "tests/kernels", "tests/library", "examples")
+    sources = [path for folder in folders for path in Path(folder).rglob("*.[ch]*")]
     session.run("clang-format", "--dry-run", "--Werror", *map(str, sorted(sources)))
 
 

@@ -10,6 +10,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* A program may have DLPack's own header as well, as PyTorch's are: whichever comes first declares the structs. */
+#ifdef DLPACK_DLPACK_H_
+#if DLPACK_MAJOR_VERSION != 1 || DLPACK_MINOR_VERSION < 1
+#error "a DLPack header without FP4 came first; dlfp4 needs that of 1.1 or newer, or its own before the other one"
+#endif
+#else
+#define DLPACK_DLPACK_H_
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -194,4 +202,5 @@ DLFP4_ASSERT_OFFSET(DLPackExchangeAPI, current_work_stream, 48);
 #undef DLFP4_ASSERT_SIZE
 #undef DLFP4_STATIC_ASSERT
 
+#endif /* DLPACK_DLPACK_H_ */
 #endif /* DLFP4_DLPACK_H_ */

@@ -13,10 +13,13 @@ import pytest
 import dlfp4
 from dlfp4.__main__ import main
 
+from ..support.capsules import framework
+
 ROOT = Path(__file__).resolve().parents[2]
 HEADER = Path(dlfp4.get_include()) / "dlfp4" / "dlfp4.h"
 INTERFACE = dlfp4.__version__.rpartition(".")[0]
 LIBRARY = Path(dlfp4.get_library_dir()) / f"libdlfp4.so.{INTERFACE}"
+same_on_every_python = pytest.mark.arithmetic  # and takes seconds
 STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"]
 
 
@@ -75,35 +78,83 @@ def configure(folder, *options):
     run("cmake", "-S", ROOT / "tests" / "library", "-B", folder, *options)
 
 
+FOUND = f"-Ddlfp4_DIR={dlfp4.get_cmake_dir()}"
+
+
+@same_on_every_python
 @needs("cmake", "cc", "c++")
 def test_cmake_finds_the_package(tmp_path):
-    configure(tmp_path, f"-Ddlfp4_DIR={dlfp4.get_cmake_dir()}", f"-DDLFP4_WANTED={INTERFACE}")
+    configure(tmp_path, FOUND, f"-DDLFP4_WANTED={INTERFACE}")
     run("cmake", "--build", tmp_path)
     assert "100% tests passed" in run("ctest", "--test-dir", tmp_path)
 
 
+@same_on_every_python
+@needs("cmake", "cc", "c++")
+def test_examples_are_built_with_the_package(tmp_path):
+    run("cmake", "-S", ROOT / "examples", "-B", tmp_path, FOUND, "-DCMAKE_DISABLE_FIND_PACKAGE_Torch=ON")
+    run("cmake", "--build", tmp_path)
+    for name, ratio in {"nvfp4": (18, 22), "uint4_g32": (18, 22), "fp8_row": (29, 33)}.items():
+        printed = run(tmp_path / "quantize", name)
+        assert printed.startswith(f"{name}: ")
+        assert ratio[0] < float(re.search(r"([\d.]+) dB", printed)[1]) < ratio[1]
+    rows = [line.split() for line in run(tmp_path / "multiply").splitlines()[1:]]
+    assert [row[0] for row in rows] == ["nvfp4", "mxfp4", "int4_g32", "mxfp6_e2m3", "mxfp8_e4m3"]
+    assert all(15 < float(row[2]) < 35 for row in rows)
+
+
+@needs("cmake", "cc", "c++")
+@pytest.mark.slow
+def test_the_example_with_pytorch_is_built(tmp_path):
+    torch = framework("torch")
+    run("cmake", "-S", ROOT / "examples", "-B", tmp_path, FOUND, f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}")
+    run("cmake", "--build", tmp_path, "--target", "torch_tensors")
+    assert "73732 bytes instead of 524288, 20." in run(tmp_path / "torch_tensors")
+
+
+def test_the_cpp_face_names_all_formats():
+    names = re.findall(r"^DLFP4_CPP_FORMAT\((\w+)\)", HEADER.with_suffix(".hpp").read_text(), re.MULTILINE)
+    assert sorted(names) == sorted(dlfp4.formats())
+
+
+@same_on_every_python
+@needs("c++")
+@pytest.mark.parametrize("order", ["theirs first", "ours first"])
+def test_our_headers_go_with_those_of_pytorch(tmp_path, capsys, order):
+    include = Path(framework("torch").__file__).parent / "include"
+    lines = ["#include <ATen/dlpack.h>", "#include <dlfp4/dlfp4.hpp>"]
+    source = tmp_path / "both.cpp"
+    source.write_text("\n".join(lines if order == "theirs first" else lines[::-1]) + "\n")
+    run("c++", "-std=c++17", *STRICT, *flags(capsys, "--cflags"), f"-I{include}", "-fsyntax-only", source)
+
+
+@same_on_every_python
 @needs("cmake", "cc", "c++")
 def test_another_interface_is_refused(tmp_path):
     with pytest.raises(AssertionError, match="version found is not compatible"):
-        configure(tmp_path, f"-Ddlfp4_DIR={dlfp4.get_cmake_dir()}", "-DDLFP4_WANTED=0.0")
+        configure(tmp_path, FOUND, "-DDLFP4_WANTED=0.0")
 
 
+@same_on_every_python
 @needs("cmake", "cc", "c++")
 def test_a_project_that_takes_the_sources_gets_the_library_alone(tmp_path):
     options = f"-DDLFP4_SOURCE={ROOT}", "-DDLFP4_CUDA=OFF", f"-DCMAKE_INSTALL_PREFIX={tmp_path / 'installed'}"
     configure(tmp_path, *options)
     tests = re.findall(r"Test +#\d+: (\w+)", run("ctest", "--test-dir", tmp_path, "--show-only"))
-    assert tests == ["with_dlfp4", "with_dlfp4_static", "headers_alone"]
+    faces = ["face_in_17", "face_in_20", "face_without_exceptions"]
+    assert tests == ["with_dlfp4", "with_dlfp4_static", *faces, "headers_alone"]
     run("cmake", "--install", tmp_path)
     assert not (tmp_path / "installed").exists()
 
 
+@same_on_every_python
 @needs("cc", "c++")
 @pytest.mark.parametrize("standard", ["c99", "c11", "c++17", "c++20"])
 def test_the_headers_compile_without_a_warning(tmp_path, capsys, standard):
     cxx = "++" in standard
     source = tmp_path / ("all.cpp" if cxx else "all.c")
-    source.write_text("#include <dlfp4/dlfp4.h>\n#include <dlfp4/dlpack.h>\n")
+    names = ["dlfp4.h", "dlpack.h", "options.h", *(["dlfp4.hpp"] if cxx else [])]
+    source.write_text("".join(f"#include <dlfp4/{name}>\n" for name in names))
     compiler = "c++" if cxx else "cc"
     run(compiler, f"-std={standard}", *STRICT, *flags(capsys, "--cflags"), "-c", source, "-o", tmp_path / "all.o")
 

@@ -1,0 +1,101 @@
+// dlfp4.hpp: both forms of every operation, what owns memory and what does not. Compiled without exceptions, too.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <dlfp4/dlfp4.hpp>
+#include <utility>
+#include <vector>
+
+namespace {
+
+void expect(bool holds, const char *what) {
+  if (holds) return;
+  std::fprintf(stderr, "not so: %s\n", what);
+  std::exit(1);
+}
+
+std::vector<float> numbers(std::size_t count) {
+  std::vector<float> result(count);
+  for (std::size_t i = 0; i < count; ++i) result[i] = static_cast<float>(i * 37 % 101) / 16 - 3;
+  return result;
+}
+
+bool are_near(const std::vector<float> &a, const std::vector<float> &b, float most) {
+  for (std::size_t i = 0; i < a.size(); ++i)
+    if (!(std::fabs(a[i] - b[i]) <= most)) return false;
+  return a.size() == b.size();
+}
+
+void test_views(std::vector<float> &x) {
+  const dlfp4::View view(x, {4, 64}), turned = view.transposed();
+  expect(view.ndim() == 2 && view.extent(1) == 64 && view.stride(0) == 64, "a row-major view");
+  expect(turned.extent(0) == 64 && turned.stride(0) == 1 && turned.data() == x.data(), "a transposed view");
+  const DLTensor tensor = turned.dl();
+  const dlfp4::View again(tensor);
+  expect(again.extent(0) == 64 && again.stride(1) == 64, "a view of a DLTensor");
+  expect(!dlfp4::View() && view, "whether a view is one");
+#if __cplusplus >= 202002L
+  expect(dlfp4::View(std::span(x), {256}).data() == x.data(), "a view of a span");
+#endif
+}
+
+void test_error_codes(const std::vector<float> &x) {
+  std::error_code error;
+  const dlfp4::View view(x, {4, 64});
+  dlfp4::ScaledTensor q = dlfp4::quantize(view, dlfp4::formats::nvfp4(), {}, error);
+  expect(!error && q.bytes() == 4 * 32 + 4 * 4 + 4, "nvfp4 is quantized");
+  const dlfp4::ScaledTensor moved = std::move(q);
+  std::vector<float> back(x.size()), square(16), sums(4);
+  dlfp4::dequantize(moved, dlfp4::View(back, {4, 64}), nullptr, error);
+  expect(!error && are_near(x, back, 0.6f), "it is decoded after it was moved");
+  dlfp4::matmul(view, moved, dlfp4::View(square, {4, 4}), nullptr, error);
+  expect(!error, "it is multiplied");
+  dlfp4::vecdot(view, moved, dlfp4::View(sums, {4}), error);
+  expect(!error && are_near(sums, {square[0], square[5], square[10], square[15]}, 1e-3f), "sums are those of products");
+  std::vector<dlfp4::bfloat16> half(x.size());
+  dlfp4::cast(view, dlfp4::View(half, {4, 64}), nullptr, nullptr, error);
+  expect(!error && half[16].bits != 0, "it is cast");
+  dlfp4::QuantizeOptions along_columns;
+  along_columns.axis = dlfp4::Axis::columns;
+  const dlfp4::ScaledTensor none = dlfp4::quantize(view, dlfp4::Format::find("fp5"), along_columns, error);
+  expect(error == dlfp4::make_error_code(DLFP4_E_OPTION) && none.bytes() == 0, "an unknown format is an error");
+  expect(!error.message().empty() && std::string(error.category().name()) == "dlfp4", "errors have words");
+}
+
+void test_formats() {
+  const dlfp4::Format format = dlfp4::formats::uint4_g32();
+  expect(format && format != dlfp4::formats::nvfp4() && !dlfp4::Format(), "formats are told apart");
+  expect(format.info().length == 32 && dlfp4::formats::fp8_1x128().recipe().pow2 == 1, "formats describe themselves");
+  expect(dlfp4::layout("128x4") > 0 && dlfp4::layout("linear") == 0, "layouts have numbers");
+}
+
+#if defined(__cpp_exceptions)
+void test_exceptions(const std::vector<float> &x) {
+  const dlfp4::View view(x, {4, 64});
+  std::vector<float> back(x.size());
+  const dlfp4::ScaledTensor q = dlfp4::quantize(view, dlfp4::formats::uint4_g32());
+  dlfp4::dequantize(q, dlfp4::View(back, {4, 64}));
+  expect(are_near(x, back, 0.3f), "uint4 is quantized");
+  dlfp4_status status = DLFP4_OK;
+  try {
+    dlfp4::dequantize(q, dlfp4::View(back, {2, 128}));
+  } catch (const dlfp4::Error &error) {
+    status = error.status();
+    expect(std::string(error.what()).find("dequantize") != std::string::npos, "an error names the operation");
+  }
+  expect(status == DLFP4_E_SHAPE, "another shape throws");
+}
+#endif
+
+}  // namespace
+
+int main() {
+  std::vector<float> x = numbers(256);
+  test_views(x);
+  test_error_codes(x);
+  test_formats();
+#if defined(__cpp_exceptions)
+  test_exceptions(x);
+#endif
+  return 0;
+}
