@@ -328,6 +328,7 @@ def _multiply_groups_on_cuda(
     weights: Tensor | None,
     out: Tensor,
     alpha: float,
+    factor: Tensor | None,
     gathers: bool,
     stream: _Stream | None,
 ) -> None: ...

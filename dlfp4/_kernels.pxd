@@ -350,6 +350,7 @@ cdef extern from "gpu/kernels.h" nogil:
         DLFP4_CUDA_IMAGE_blocks
         DLFP4_CUDA_IMAGE_dots
         DLFP4_CUDA_IMAGE_products
+        DLFP4_CUDA_IMAGE_grouped
     int dlfp4_cuda_convert(int, uintptr_t, const dlfp4_view *, const dlfp4_view *, const dlfp4_convert_options *)
     ctypedef struct dlfp4_cuda_scale:
         const float *given
@@ -408,9 +409,12 @@ cdef extern from "gpu/kernels.h" nogil:
         const void *indices
         int index_bits
         bint gathers
+        bint adds
         const float *weights
         int64_t tokens
-    bint dlfp4_cuda_has_grouped(int)
+        void *workspace
+    bint dlfp4_cuda_has_grouped(int, int)
+    int64_t dlfp4_cuda_grouped_workspace(const dlfp4_cuda_grouped_product *)
     int dlfp4_cuda_multiply_grouped(int, uintptr_t, const dlfp4_cuda_grouped_product *)
     ctypedef struct dlfp4_cuda_bytes:
         const void *data

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 NUMBERS: dict[str, int] = {name: np.dtype(name).num for name in ("int32", "int64", "float32")}
 INTEGERS = frozenset((NUMBERS["int32"], NUMBERS["int64"]))
 WEIGHTS = frozenset((NUMBERS["float32"],))
+MOST_EXPERTS = 512  # of kernels for CUDA devices
 
 
 class Routing(NamedTuple):
@@ -105,8 +106,11 @@ def grouped_matmul(
     their order, from zero, in float32, and rounded once to the result's type, so that results depend neither on the
     number of threads nor on chance; a token without rows is zero.
 
-    On a CUDA device, where the host does not wait to look, offsets and indices out of range count as the nearest
-    ones in range and as none. No build has kernels for it yet: BackendError says what to call instead.
+    On CUDA devices of compute capability 9.0 w is prepared (``w.prepare().mT``) and x of 16-bit floats, or of a format
+    that they hold exactly; there are at most 512 experts. The host does not wait to look: offsets that decrease or pass
+    R count as the nearest ones that do not, and rows of tokens that are not there as rows of zeros. Graphs capture it,
+    and may be replayed with other offsets. Each expert's rows have the bits of :func:`matmul` there by the tactic
+    "32x128". Weighted rows take a buffer of R x N float32 for the length of the call.
 
     Examples
     --------
@@ -143,10 +147,10 @@ def run_on_host(problem: Problem, routing: Routing, out: Tensor) -> None:
 
 def run_on_cuda(problem: Problem, routing: Routing, out: Tensor) -> None:
     """By dlfp4_cuda_multiply_grouped, of what refuses_on_cuda lets through."""
-    x: Any = problem.a
     w: Any = problem.b
-    ends, places, factors, _ = routing
-    _multiply_groups_on_cuda(x, w, ends, places, factors, out, problem.alpha, routing.gathers, problem.stream)
+    ends, places, weights, _ = routing
+    x, factor = cuda.values_of(problem.a, cuda.types_of(problem)[0], problem.stream)
+    _multiply_groups_on_cuda(x, w, ends, places, weights, out, problem.alpha, factor, routing.gathers, problem.stream)
 
 
 # ---- Operands
@@ -244,7 +248,7 @@ def check_operands(problem: Problem, routing: Routing) -> None:
     device = problem.device
     on_cuda = device.type in ON_CUDA
     for name, part in zip(("offsets", "indices", "weights"), routing[:3], strict=True):
-        if part is not None and (part.device.type in ON_CUDA) != on_cuda:
+        if part is not None and not (part.device == device if on_cuda else part.device.type not in ON_CUDA):
             raise BackendError(
                 f"{name} lie on {part.device}, the operands on {device}; bring them together with "
                 f".to_device({str(device)!r})"
@@ -257,14 +261,31 @@ def check_operands(problem: Problem, routing: Routing) -> None:
 def refuses_on_cuda(problem: Problem) -> str | None:
     """Why kernels of a CUDA device do not take operands."""
     x, w = problem.a, problem.b
-    if not isinstance(w, ScaledTensor) or w.scale_layout != "prepared" or not _has_grouped(w):
+    if not isinstance(w, ScaledTensor) or w.scale_layout != "prepared":
         return (
-            f"they lie on {problem.device}, whose kernels do not multiply {common.describe(w)} by experts yet; call "
-            f"matmul for each expert, or .to_device('cpu')"
+            f"they lie on {problem.device}, whose kernels multiply prepared weights by experts, and w is "
+            f"{common.describe(w)}: quantize (E, N, K) to nvfp4, mxfp4, mxfp8_e4m3 or fp8_e4m3 along K, pass "
+            f"w.prepare().mT, or call matmul for each expert, or .to_device('cpu')"
         )
-    if problem.activation is not None or not isinstance(x, Tensor) or common.describe(x) not in cuda.types_of(problem):
-        return f"x is {summary(x)}; expected one of {', '.join(cuda.types_of(problem))}, without activation"
-    return common.not_on_one_cuda_device(problem)
+    return (
+        common.rounds_activations(problem)
+        or common.not_on_one_cuda_device(problem)
+        or cuda.refuses_activations(x)
+        or (
+            None
+            if cuda.types_of(problem)
+            else f"neither bfloat16 nor float16 holds both x and w, {summary(w)}, exactly"
+        )
+        or refuses_sizes(x, w)
+        or (None if _has_grouped(w) else "the kernels by experts are for compute capability 9.0; call matmul for each")
+    )
+
+
+def refuses_sizes(x: Operand, w: ScaledTensor) -> str | None:
+    """Whether kernels for CUDA devices count so far."""
+    if w.shape[0] > MOST_EXPERTS:
+        return f"w has {w.shape[0]} experts; expected at most {MOST_EXPERTS}: split it"
+    return None if x.shape[1] % cuda.BULK == 0 else f"K is {x.shape[1]}; expected a multiple of {cuda.BULK}"
 
 
 def refuses_on_host(problem: Problem) -> str | None:

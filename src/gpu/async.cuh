@@ -284,18 +284,16 @@ __device__ inline uint64_t describe_rows(uint32_t address) {
 #define DLFP4_SUM16(i) DLFP4_SUM4(i), DLFP4_SUM4(i + 4), DLFP4_SUM4(i + 8), DLFP4_SUM4(i + 12)
 #define DLFP4_SUM64(i) DLFP4_SUM16(i), DLFP4_SUM16(i + 16), DLFP4_SUM16(i + 32), DLFP4_SUM16(i + 48)
 #define DLFP4_NAME8 "%0, %1, %2, %3, %4, %5, %6, %7"
-#define DLFP4_NAME16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define DLFP4_NAME16 DLFP4_NAME8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define DLFP4_NAME32 DLFP4_NAME16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define DLFP4_NAME64                                                                                  \
-  DLFP4_NAME32                                                                                        \
-  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, " \
-  "%51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define DLFP4_NAME128                                                                                        \
-  DLFP4_NAME64                                                                                               \
-  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, "   \
-  "%84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, " \
-  "%104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, "   \
-  "%121, %122, %123, %124, %125, %126, %127"
+#define DLFP4_NAME48 DLFP4_NAME32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define DLFP4_NAME64 DLFP4_NAME48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define DLFP4_NAME80 DLFP4_NAME64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define DLFP4_NAME96 DLFP4_NAME80 ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define DLFP4_NAME112 \
+  DLFP4_NAME96 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
+#define DLFP4_NAME128 \
+  DLFP4_NAME112 ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
 // `names` of the sums, then those of the four words of a, of b, and of whether to add.
 #define DLFP4_WGMMA(rows, type, names, of_a, of_b, of_adds, ...)                                                   \
@@ -308,31 +306,48 @@ __device__ inline uint64_t describe_rows(uint32_t address) {
 #define DLFP4_WGMMA_32(type) DLFP4_WGMMA("32", type, DLFP4_NAME16, "%16, %17, %18, %19", "%20", "%21", DLFP4_SUM16(0))
 #define DLFP4_WGMMA_64(type) \
   DLFP4_WGMMA("64", type, DLFP4_NAME32, "%32, %33, %34, %35", "%36", "%37", DLFP4_SUM16(0), DLFP4_SUM16(16))
+#define DLFP4_WGMMA_96(type)                                                                                 \
+  DLFP4_WGMMA("96", type, DLFP4_NAME48, "%48, %49, %50, %51", "%52", "%53", DLFP4_SUM16(0), DLFP4_SUM16(16), \
+              DLFP4_SUM16(32))
 #define DLFP4_WGMMA_128(type) DLFP4_WGMMA("128", type, DLFP4_NAME64, "%64, %65, %66, %67", "%68", "%69", DLFP4_SUM64(0))
+#define DLFP4_WGMMA_160(type) \
+  DLFP4_WGMMA("160", type, DLFP4_NAME80, "%80, %81, %82, %83", "%84", "%85", DLFP4_SUM64(0), DLFP4_SUM16(64))
+#define DLFP4_WGMMA_192(type)                                                                                   \
+  DLFP4_WGMMA("192", type, DLFP4_NAME96, "%96, %97, %98, %99", "%100", "%101", DLFP4_SUM64(0), DLFP4_SUM16(64), \
+              DLFP4_SUM16(80))
+#define DLFP4_WGMMA_224(type)                                                                                        \
+  DLFP4_WGMMA("224", type, DLFP4_NAME112, "%112, %113, %114, %115", "%116", "%117", DLFP4_SUM64(0), DLFP4_SUM16(64), \
+              DLFP4_SUM16(80), DLFP4_SUM16(96))
 #define DLFP4_WGMMA_256(type) \
   DLFP4_WGMMA("256", type, DLFP4_NAME128, "%128, %129, %130, %131", "%132", "%133", DLFP4_SUM64(0), DLFP4_SUM64(64))
 
 // sums = a @ b (+ sums): 64 rows of weights from registers, some rows of x from shared memory, 16 of K.
 template <int Type, int Rows>
 __device__ inline void multiply_rows(float *sums, const uint32_t *a, uint64_t b, bool adds) {
-  static_assert(Rows == 32 || Rows == 64 || Rows == 128 || Rows == 256, "");
-  constexpr bool kIsHalf = Type == kFloat16;
-  if constexpr (Rows == 32 && kIsHalf)
-    DLFP4_WGMMA_32("f16");
-  else if constexpr (Rows == 32)
-    DLFP4_WGMMA_32("bf16");
-  else if constexpr (Rows == 64 && kIsHalf)
-    DLFP4_WGMMA_64("f16");
-  else if constexpr (Rows == 64)
-    DLFP4_WGMMA_64("bf16");
-  else if constexpr (Rows == 128 && kIsHalf)
-    DLFP4_WGMMA_128("f16");
-  else if constexpr (Rows == 128)
-    DLFP4_WGMMA_128("bf16");
-  else if constexpr (kIsHalf)
-    DLFP4_WGMMA_256("f16");
-  else
-    DLFP4_WGMMA_256("bf16");
+  static_assert(Rows % 32 == 0 && Rows > 0 && Rows <= 256, "");
+#define DLFP4_MULTIPLY_ROWS(type) \
+  if constexpr (Rows == 32)       \
+    DLFP4_WGMMA_32(type);         \
+  else if constexpr (Rows == 64)  \
+    DLFP4_WGMMA_64(type);         \
+  else if constexpr (Rows == 96)  \
+    DLFP4_WGMMA_96(type);         \
+  else if constexpr (Rows == 128) \
+    DLFP4_WGMMA_128(type);        \
+  else if constexpr (Rows == 160) \
+    DLFP4_WGMMA_160(type);        \
+  else if constexpr (Rows == 192) \
+    DLFP4_WGMMA_192(type);        \
+  else if constexpr (Rows == 224) \
+    DLFP4_WGMMA_224(type);        \
+  else                            \
+    DLFP4_WGMMA_256(type)
+  if constexpr (Type == kFloat16) {
+    DLFP4_MULTIPLY_ROWS("f16");
+  } else {
+    DLFP4_MULTIPLY_ROWS("bf16");
+  }
+#undef DLFP4_MULTIPLY_ROWS
 }
 
 // The same of bytes: both operands from shared memory, 32 of K.
@@ -378,12 +393,20 @@ __device__ inline void multiply_bytes(float *sums, uint64_t a, uint64_t b, bool 
 #undef DLFP4_NAME8
 #undef DLFP4_NAME16
 #undef DLFP4_NAME32
+#undef DLFP4_NAME48
 #undef DLFP4_NAME64
+#undef DLFP4_NAME80
+#undef DLFP4_NAME96
+#undef DLFP4_NAME112
 #undef DLFP4_NAME128
 #undef DLFP4_WGMMA
 #undef DLFP4_WGMMA_32
 #undef DLFP4_WGMMA_64
+#undef DLFP4_WGMMA_96
 #undef DLFP4_WGMMA_128
+#undef DLFP4_WGMMA_160
+#undef DLFP4_WGMMA_192
+#undef DLFP4_WGMMA_224
 #undef DLFP4_WGMMA_256
 #endif  // DLFP4_HOPPER
 

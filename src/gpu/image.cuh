@@ -20,8 +20,8 @@ using namespace dlfp4::cuda;
   }
 #define DLFP4_CUDA_KERNEL(name, key, parameters, body) DLFP4_CUDA_WAITING(name, parameters, body, kThreads)
 #define DLFP4_CUDA_LEAN(name, key, parameters, body) DLFP4_CUDA_WAITING(name, parameters, body, kThreads, 4)
-#define DLFP4_CUDA_PRODUCT(name, key, parameters, threads, body) \
-  extern "C" __global__ void __launch_bounds__(threads, 1) name(const __grid_constant__ parameters p) { body; }
+#define DLFP4_CUDA_PRODUCT(name, key, parameters, threads, at_once, body) \
+  extern "C" __global__ void __launch_bounds__(threads, at_once) name(const __grid_constant__ parameters p) { body; }
 
 #include "kernel_rows.h"
 

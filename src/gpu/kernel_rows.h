@@ -10,8 +10,9 @@
  * DLFP4_CUDA_LEAN(name, key, parameters, body) is the same with so few registers that these allow four blocks of
  * threads on a multiprocessor (shared memory may not), which hide what each waits for.
  *
- * DLFP4_CUDA_PRODUCT(name, key, parameters, threads, body) is the same for a kernel with a number of threads of its
- * own, which waits for the kernel before it where it needs to.
+ * DLFP4_CUDA_PRODUCT(name, key, parameters, threads, at_once, body) is the same for a kernel with a number of threads of
+ * its own, which waits for the kernel before it where it needs to. Registers allow `at_once` blocks of them on a
+ * multiprocessor.
  *
  * The order means nothing. What has no row goes by the kernels for anything. A list is read more than once, each time
  * with another DLFP4_CUDA_KERNEL; image.cuh has the one that defines kernels.
@@ -21,7 +22,7 @@
 
 #ifndef DLFP4_CUDA_LEAN
 #define DLFP4_CUDA_LEAN(name, key, parameters, body) DLFP4_CUDA_KERNEL(name, key, parameters, body)
-#define DLFP4_CUDA_PRODUCT(name, key, parameters, threads, body) DLFP4_CUDA_KERNEL(name, key, parameters, body)
+#define DLFP4_CUDA_PRODUCT(name, key, parameters, threads, at_once, body) DLFP4_CUDA_KERNEL(name, key, parameters, body)
 #endif
 
 #define DLFP4_CUDA_OF_FLOATS(ROW, ...) \

@@ -140,12 +140,15 @@ typedef struct {
   const void *indices; /* of each routed row, or NULL */
   int index_bits;
   int gathers;          /* whether indices are rows of x */
-  const float *weights; /* of each routed row, or NULL: they are added to rows of y by indices, in order, in float32 */
-  int64_t tokens;       /* rows of x where it gathers, and of y where there are weights */
+  int adds;             /* whether routed rows are multiplied by weights and added to rows of y by indices, in order, */
+  const float *weights; /* in float32; of each routed row */
+  int64_t tokens;       /* rows of x where it gathers, and of y where it adds */
+  void *workspace;      /* dlfp4_cuda_grouped_workspace bytes, aligned to 16 */
 } dlfp4_cuda_grouped_product;
 
-/* Whether there are kernels for weights of a format, on the device of the current image. */
-int dlfp4_cuda_has_grouped(int format);
+/* Whether a device's image has kernels for weights of a format. */
+int dlfp4_cuda_has_grouped(int device, int format);
+int64_t dlfp4_cuda_grouped_workspace(const dlfp4_cuda_grouped_product *product);
 int dlfp4_cuda_multiply_grouped(int device, uintptr_t stream, const dlfp4_cuda_grouped_product *product);
 
 /* A matrix of FP8 as it lies: rows of bytes side by side, 16 bytes apart or multiples of it. Its float32 scales serve

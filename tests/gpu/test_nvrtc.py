@@ -65,7 +65,7 @@ def test_images_that_were_changed_are_compiled_anew(compiler, tmp_path):
 
 def test_the_sources_of_every_image_are_there():
     """As far as they are read by name: those of the language's library are NVRTC's, or given to it."""
-    for image in ("codecs", "blocks", "dots", "products"):
+    for image in ("codecs", "blocks", "dots", "products", "grouped"):
         found = nvrtc.sources_of(image)
         for path, text in found.items():
             for name in nvrtc.INCLUDES.findall(text):

@@ -5,7 +5,10 @@ import importlib
 import pytest
 
 import dlfp4
+from dlfp4._core import _cuda_capability
 from dlfp4.operations import Encoding
+
+from . import test_cuda_experts as experts
 
 pytestmark = [
     pytest.mark.gpu,
@@ -132,3 +135,20 @@ def test_gradient(torch, dt):
     dt.matmul(x, parts).sum().backward()
     expected = dt.dequantize(parts, "bfloat16").sum(1)
     assert torch.allclose(x.grad, expected.expand(8, -1), rtol=2e-2, atol=0.5)
+
+
+def test_products_by_experts(torch, dt):
+    """Eager, by PyTorch's own function and compiled: the same bits."""
+    if _cuda_capability(0) != (9, 0):
+        pytest.skip(f"kernels for compute capability 9.0; this device has {_cuda_capability(0)}")
+    stack, x = experts.prepared("mxfp4", 4, 256, 128), experts.rows_on_cuda(torch, (64, 128))
+    ends = experts.numbers(torch, [10, 20, 20, 64])
+    w = dt.ScaledTensor.from_dlfp4(stack)
+    expected = experts.by_expert(torch, x, stack, ends.tolist(), "bfloat16")
+    experts.same(torch, dt.grouped_matmul(x, w.mT, ends), expected)
+    experts.same(torch, torch.nn.functional.grouped_mm(x, w.mT, offs=ends), expected)
+
+    def step(x, w, ends):
+        return torch.relu(dt.grouped_matmul(x, w.mT, ends))
+
+    experts.same(torch, torch.compile(step, fullgraph=True)(x, w, ends), torch.relu(expected))

@@ -29,6 +29,7 @@ constexpr const char *kOtherNames[] = {"first", "second"};
 const KernelNames kernels_of_codecs = {kOtherNames, 2};
 const KernelNames kernels_of_blocks = {kOtherNames, 1};
 const KernelNames kernels_of_dots = {kOtherNames, 2};
+const KernelNames kernels_of_grouped = {kOtherNames, 1};
 
 namespace {
 

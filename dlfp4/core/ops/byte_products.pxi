@@ -17,12 +17,12 @@ cdef int fill_scaled_bytes(dlfp4_cuda_bytes *side, ScaledTensor self) except -1:
     cdef dlfp4_blocks blocks
     fill_blocks(&blocks, self, 0)
     side.data = blocks.data
-    side.stride = blocks.strides[0] if blocks.strides[0] else blocks.length
+    side.stride = row_step(self.data)
     side.is_e5m2 = row.element == FLOAT8_E5M2
     side.scales = <const float *> blocks.scales
     side.scale_lines = row.lines
     side.scale_stride = blocks.scale_strides[0]
-    side.scale_step = blocks.scale_strides[1] if row.length else 0   # the one of a row serves all of it
+    side.scale_step = blocks.scale_strides[1] if has_blocks_along(self) else 0   # the one of a row serves all of it
     if self.scale_layout_row == DLFP4_LAYOUT_cublas_1x128:
         side.scale_stride, side.scale_step = 1, blocks.scale_strides[0]
     return 0
@@ -78,6 +78,7 @@ def _find_bytes_tactics(a, b, rows):
             FOUND_TACTICS.clear()
         memset(&product, 0, sizeof(product))
         product.x.scale_lines, product.w.scale_lines = lines_of_scale(a), lines_of_scale(b)
+        product.x.scale_step, product.w.scale_step = has_blocks_along(a), has_blocks_along(b)
         product.rows, product.columns, product.depth = rows, b.shape[1], b.shape[0]
         check_kernel(dlfp4_cuda_find_bytes_tactics(device, &product, numbers, 64, &count), "choosing a kernel")
         found = FOUND_TACTICS[key] = tuple([dlfp4_cuda_tactic_name(numbers[k]).decode() for k in range(count)])
@@ -86,6 +87,11 @@ def _find_bytes_tactics(a, b, rows):
 
 cdef inline int format_number(x):
     return (<ScaledTensor> x).number if type(x) is ScaledTensor else -1
+
+
+cdef inline bint has_blocks_along(x):
+    """Whether a row has more than one scale."""
+    return type(x) is ScaledTensor and dlfp4_formats[(<ScaledTensor> x).number].length > 0
 
 
 cdef inline int lines_of_scale(x):

@@ -110,8 +110,10 @@ cdef int check_places(const dlfp4_groups *groups, Tensor indices, int64_t count)
 # ---- On a CUDA device: nothing that says where rows belong is read by the host
 
 def _has_grouped(ScaledTensor w):
-    """Whether a CUDA device has kernels for experts of prepared weights."""
-    return dlfp4_cuda_has_grouped(w.number)
+    """Whether the CUDA device of prepared weights has kernels for experts of them."""
+    cdef int device = w.data.dl.device.device_id
+    load_kernels(device, DLFP4_CUDA_IMAGE_grouped)
+    return dlfp4_cuda_has_grouped(device, w.number)
 
 
 cdef int multiply_groups_at(const Place *place, void *call) noexcept nogil:
@@ -119,11 +121,11 @@ cdef int multiply_groups_at(const Place *place, void *call) noexcept nogil:
 
 
 def _multiply_groups_on_cuda(Tensor x, ScaledTensor w, Tensor offsets, Tensor indices, Tensor weights, Tensor out,
-                             alpha, bint gathers, stream):
-    """Rows of 16-bit floats by the prepared matrices of a stack, as it was prepared, (E, N, K)."""
+                             alpha, factor, bint gathers, stream):
+    """alpha * factor * rows of 16-bit floats by the prepared matrices of a stack, as it was prepared, (E, N, K)."""
     cdef Place place = place_for(x, stream, x, out)
     cdef Tensor rows = x if has_aligned_rows(x) else copy_on(x, &place), result = out
-    cdef Tensor part
+    cdef Tensor part, workspace   # to be kept until the launch
     cdef dlfp4_cuda_grouped_product call
     cdef Touched touched
     memset(&call, 0, sizeof(call))
@@ -133,7 +135,8 @@ def _multiply_groups_on_cuda(Tensor x, ScaledTensor w, Tensor offsets, Tensor in
     for part in (x, out, offsets, indices, weights):
         if part is not None:
             secure(part)
-    fill_weights(&call.product, w, None, &touched)
+    offsets, indices, weights = [in_one_piece(part, &place) for part in (offsets, indices, weights)]
+    fill_weights(&call.product, w, factor, &touched)
     fill_rows(&call.product, rows, None, &touched)
     fill_result(&call.product, result, &touched)
     call.product.alpha = alpha
@@ -146,10 +149,17 @@ def _multiply_groups_on_cuda(Tensor x, ScaledTensor w, Tensor offsets, Tensor in
     if indices is not None:
         call.indices, call.index_bits = indices.dl.data, indices.dl.dtype.bits
     if weights is not None:
-        call.weights = <const float *> weights.dl.data
+        call.adds, call.weights = True, <const float *> weights.dl.data
+    workspace = allocate_buffer((dlfp4_cuda_grouped_workspace(&call),), UINT8, &place)
+    call.workspace = workspace.dl.data
     for part in (offsets, indices, weights):
         reads(&touched, part)
-    check_run(&place, run_on(&place, &touched, multiply_groups_at, DLFP4_CUDA_IMAGE_products, &call, 0),
+    check_run(&place, run_on(&place, &touched, multiply_groups_at, DLFP4_CUDA_IMAGE_grouped, &call, 0),
               "multiplying by experts")
     if result is not out:
         convert(result, out, NULL, &place)
+
+
+cdef object in_one_piece(Tensor numbers, const Place *place):
+    """A vector without steps, or None."""
+    return numbers if numbers is None or has_dense_lines(numbers) else copy_on(numbers, place)

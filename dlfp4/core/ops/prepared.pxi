@@ -62,7 +62,7 @@ cdef ScaledTensor prepare_on_cuda(ScaledTensor given):
     cdef dlfp4_cuda_report report
     cdef Touched touched
     cdef int status
-    if size.blocks == 0 or lines_of_global_scale(source):
+    if size.blocks == 0 or not has_scale_of_matrices(source):
         return given
     report = inspect(source, &call, &place)
     if not dlfp4_cuda_can_prepare(call.format, &report):
@@ -80,6 +80,11 @@ cdef ScaledTensor prepare_on_cuda(ScaledTensor given):
         status = dlfp4_cuda_wait(place.device, place.stream)
     check_cuda(status, "waiting for prepared weights")
     return self
+
+
+cdef bint has_scale_of_matrices(ScaledTensor self) except -1:
+    """Whether a global scale, if there is one, is that of the tensor, or each matrix of a stack has one."""
+    return lines_of_global_scale(self) == 0 or (self.ndim == 3 and self.global_scale.size_ == self.shape[0])
 
 
 cdef ScaledTensor divide_prepared(ScaledTensor source, Tensor memory, dlfp4_cuda_prepared_size size,

@@ -33,15 +33,17 @@ class Consumer {
     scales_ = ring.weights + ring.code_bytes + tile * (kTile * kLayout.groups()) + (lane >> 2) * (2 * kLayout.groups());
   }
 
-  template <int Rows>
+  // With one set of operands, which takes fewer registers, blocks wait for one another.
+  template <int Rows, int Sets = 2>
   __device__ void multiply(const Blocks &blocks, float (&sums)[Rows / 2]) {
-    uint32_t operands[2][4 * kSteps];
+    static_assert(Sets == 1 || Sets == 2, "");
+    uint32_t operands[Sets][4 * kSteps];
     int left = (blocks.count - blocks.first + blocks.by - 1) / blocks.by;
     for (bool adds = false; left >= 2; left -= 2, adds = true) {
-      step<Rows>(operands[0], adds, blocks.by, sums);
-      step<Rows>(operands[1], true, blocks.by, sums);
+      step<Rows, Sets>(operands[0], adds, blocks.by, sums);
+      step<Rows, Sets>(operands[Sets - 1], true, blocks.by, sums);
     }
-    if (left > 0) step<Rows>(operands[0], blocks.count - blocks.first > blocks.by, blocks.by, sums);
+    if (left > 0) step<Rows, Sets>(operands[0], blocks.count - blocks.first > blocks.by, blocks.by, sums);
     wait_for_products<0>();
 #pragma unroll
     for (float &sum : sums) asm volatile("" : "+f"(sum)::"memory");
@@ -61,19 +63,26 @@ class Consumer {
     load_shared(scales_ + offset, words.scales);
   }
 
-  template <int Rows>
+  // Waits for the products of the block before, if there is one, whose stage is free then; `Later` have begun since.
+  template <int Later>
+  __device__ void finish_block(bool is_there) const {
+    wait_for_products<Later>();
+    if (is_there) release();
+  }
+
+  template <int Rows, int Sets>
   __device__ void step(uint32_t *operands, bool adds, int by, float *sums) {
     wait_for(ring_.full + 8 * turn_.stage, turn_.phase);
     LaneWords<Kind> words;
     load(words);
+    if constexpr (Sets == 1) finish_block<0>(adds);
     decode_block<Kind, Type>(words, by_, operands);
     const uint64_t rows = describe_rows(ring_.x + turn_.stage * ring_.x_bytes);
     begin_products();
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) multiply_rows<Type, Rows>(sums, operands + 4 * i, rows + 2 * i, adds || i > 0);
     commit_products();
-    wait_for_products<1>();  // of the block before, whose stage is free then
-    if (adds) release();
+    if constexpr (Sets == 2) finish_block<1>(adds);
     last_ = turn_.stage;
     turn_.advance(by, ring_.stages);
   }

@@ -8,8 +8,8 @@
 #include "gpu/context.h"
 #include "gpu/runs.h"
 #include "many_rows.h"
-#include "params.h"
 #include "product_kernels.h"
+#include "product_params.h"
 #include "rules/matrix.h"
 #include "tactics.h"
 
@@ -24,8 +24,6 @@ using namespace image_of_products;
 
 // --- Preparing ---------------------------------------------------------------------------------
 
-constexpr int kNoKind = -1;
-
 // Blocks that have a prepared form. The scale of a whole tensor stays beside the form, whose scales are then all one.
 constexpr struct {
   BlockKey blocks;
@@ -37,13 +35,17 @@ constexpr struct {
     {{DLFP4_float8_e4m3fn, DLFP4_float32, DLFP4_LARGEST, 0}, kMxfp8},
 };
 
-// The kind of formats whose lines have scales of their own; kNoKind for all others.
+}  // namespace
+
+// Formats whose lines have scales of their own have none.
 int weight_kind(int format) {
   const dlfp4_format_row &row = dlfp4_formats[format];
   for (const auto &each : kPreparable)
     if (row.lines <= 1 && each.blocks == key_of_row(row)) return each.kind;
   return kNoKind;
 }
+
+namespace {
 
 bool has_one_scale(int format) { return dlfp4_formats[format].lines == 0; }
 
@@ -115,9 +117,8 @@ StreamParams stream_params(const ProductParams &product, int kind, int eights, S
   return p;
 }
 
-enum BoxType { kByteBox = 0, kFloat16Box = 6, kBfloat16Box = 9 };  // the driver's numbers
+}  // namespace
 
-// The driver's description of a matrix, its rows `stride` bytes apart, for boxes of `box_rows` by 128 bytes.
 int describe(const uint8_t *data, BoxType type, int rows, int columns, int64_t stride, int box_rows, TensorMap *map) {
   constexpr int kSwizzle128 = 3, kPromote256 = 3;
   const uint64_t extents[2] = {static_cast<uint64_t>(columns), static_cast<uint64_t>(rows)};
@@ -129,7 +130,7 @@ int describe(const uint8_t *data, BoxType type, int rows, int columns, int64_t s
                                                 0, kSwizzle128, kPromote256, 0);
 }
 
-BoxType box_type(bool is_half) { return is_half ? kFloat16Box : kBfloat16Box; }
+namespace {
 
 int describe_matrices(const Tactic &tactic, int kind, BoxType type, ManyRowsParams *p) {
   const ProductParams &q = p->product;
@@ -170,6 +171,8 @@ float unit_of(int kind, bool is_half, int format, int largest) {
   return static_cast<float>(std::ldexp(1.0, top - offset));
 }
 
+}  // namespace
+
 ProductParams product_params(const dlfp4_cuda_product &product) {
   const int kind = weight_kind(product.format);
   ProductParams p = {};
@@ -195,6 +198,8 @@ ProductParams product_params(const dlfp4_cuda_product &product) {
   p.shifts = Shifts();
   return p;
 }
+
+namespace {
 
 // Kernels count rows, columns and K in 32 bits, each rounded up to tiles, and blocks of weights and tiles of y too.
 bool can_count(int64_t rows, int64_t columns, int64_t depth) {

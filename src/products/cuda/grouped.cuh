@@ -1,0 +1,360 @@
+// Rows times prepared weights of their experts, on sm_90a: tiles of many_rows.cuh, which blocks of threads walk over.
+// Layout: a tile is rows of one expert by 128 rows of all experts' weights, whose first and last may be a neighbour's.
+// Trick: nothing waits for the host: each block reads where experts' rows end, and counts the tiles itself. Rows of
+// tokens are brought together first, for bulk copies: copied by threads while others multiply, they came a third
+// slower.
+#ifndef DLFP4_SRC_PRODUCTS_CUDA_GROUPED_CUH_
+#define DLFP4_SRC_PRODUCTS_CUDA_GROUPED_CUH_
+
+#include "grouped.h"
+#include "many_rows.cuh"
+
+namespace dlfp4 {
+namespace cuda {
+
+__device__ inline int64_t load_integer(const Integers &from, int64_t place) {
+  return from.bits == 32 ? static_cast<const int32_t *>(from.data)[place]
+                         : static_cast<const int64_t *>(from.data)[place];
+}
+
+__device__ inline int load_end(const Integers &ends, int expert, int rows) {
+  const int64_t end = load_integer(ends, expert);
+  return static_cast<int>(end < 0 ? 0 : end > rows ? rows : end);
+}
+
+// How many rows experts have in all, for a warp.
+__device__ inline int count_routed(const Integers &ends, int experts, int rows) {
+  int last = 0;
+  for (int expert = read_lane(); expert < experts; expert += kWarpSize) last = max(last, load_end(ends, expert, rows));
+  return __reduce_max_sync(kAllLanes, last);
+}
+
+#ifdef DLFP4_HOPPER
+template <int Kind, int Type, int MostRows>
+class Experts {
+  static constexpr int kSizes = count_sizes(MostRows);
+  static constexpr int kBytesOfBlock = weight_layout(Kind).bytes();
+  static constexpr int kChunks = kBoxBytes / 16;
+
+  struct Place {
+    int expert, first_row, left;  // rows of the expert from the first on
+    int row_block, first_column;  // of all weights; of the expert's, below 0 where the block begins with a neighbour's
+  };
+
+  const GroupedParams &p_;
+  const ProductParams &q_;
+  Schedule<MostRows> &schedule_;
+  const Ring<Kind> ring_;
+
+ public:
+  __device__ explicit Experts(const GroupedParams &p)
+      : p_(p),
+        q_(p.product),
+        schedule_(*reinterpret_cast<Schedule<MostRows> *>(shared_memory + kPieceBytes)),
+        ring_(MostRows, 2, grouped_stages(Kind, MostRows), bytes_before_ring(MostRows)) {}
+
+  __device__ void run() {
+    let_next_kernel_start();
+    wait_for_kernel_before();
+    make_schedule();
+    ring_.init(1, kConsumers * Consumer<Kind, Type>::kReleases);
+    if (warpgroup() == 0) {
+      give_up();
+      if (threadIdx.x == 0) produce();
+    } else {
+      take();
+      consume();
+    }
+  }
+
+ private:
+  // --- Registers move from copying to multiplying
+
+  __device__ static void give_up() { asm volatile("setmaxnreg.dec.sync.aligned.u32 24;"); }
+
+  __device__ static void take() {
+    if constexpr (MostRows == kFewRoutedRows)
+      asm volatile("setmaxnreg.inc.sync.aligned.u32 104;");
+    else
+      asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+  }
+
+  // --- The schedule
+
+  __device__ int first_block(int expert) const { return static_cast<int>(int64_t{expert} * q_.columns / kBlockRows); }
+  __device__ int count_blocks(int expert) const {
+    return static_cast<int>((int64_t{expert + 1} * q_.columns + kBlockRows - 1) / kBlockRows) - first_block(expert);
+  }
+
+  // A warp counts tiles of a size.
+  __device__ void make_schedule() {
+    int *ends = reinterpret_cast<int *>(shared_memory);  // as they were given, where later results are
+    for (int expert = threadIdx.x; expert < p_.experts; expert += blockDim.x)
+      ends[expert] = load_end(p_.ends, expert, q_.rows);
+    __syncthreads();
+    const int size = threadIdx.x / kWarpSize;
+    if (size < kSizes) count_size(ends, size);
+    __syncthreads();
+  }
+
+  // A lane has an expert; ends that decrease count as the largest before.
+  __device__ void count_size(const int *ends, int size) {
+    const int lane = lane_of_warp();
+    int last = 0, tiles = 0;
+    for (int first = 0; first < p_.experts; first += kWarpSize) {
+      const int expert = first + lane;
+      const bool there = expert < p_.experts;
+      const int end = scan(max(last, there ? ends[expert] : 0), [](int a, int b) { return max(a, b); });
+      const int before = __shfl_up_sync(kAllLanes, end, 1), rows = end - (lane == 0 ? last : before);
+      const int own = there ? count_tiles(rows, MostRows, size) * count_blocks(expert) : 0;
+      const int sum = tiles + scan(own, [](int a, int b) { return a + b; });
+      if (there && size == 0) schedule_.ends[expert] = end;
+      if (there) schedule_.tiles[size][expert] = sum;
+      last = __shfl_sync(kAllLanes, end, kWarpSize - 1);
+      tiles = __shfl_sync(kAllLanes, sum, kWarpSize - 1);
+    }
+  }
+
+  // Of a lane's value and those of the lanes before it.
+  template <class Combine>
+  __device__ static int scan(int value, const Combine &combine) {
+    for (int step = 1; step < kWarpSize; step *= 2) {
+      const int before = __shfl_up_sync(kAllLanes, value, step);
+      if (lane_of_warp() >= step) value = combine(value, before);
+    }
+    return value;
+  }
+
+  __device__ int tiles_of_size(int size) const { return schedule_.tiles[size][p_.experts - 1]; }
+
+  // An expert's tiles of the same weights are neighbours, so that these come from the memory once.
+  __device__ Place place_of(int size, int tile) const {
+    const int *tiles = schedule_.tiles[size];
+    int expert = 0;
+    for (int end = p_.experts - 1; expert < end;) {
+      const int middle = (expert + end) / 2;
+      if (tiles[middle] > tile)
+        end = middle;
+      else
+        expert = middle + 1;
+    }
+    const int first = expert ? schedule_.ends[expert - 1] : 0, rows = schedule_.ends[expert] - first;
+    const int in_expert = tile - (expert ? tiles[expert - 1] : 0), across = count_tiles(rows, MostRows, size);
+    const int down = (size == 0 ? in_expert % across : rows / MostRows) * MostRows;
+    const int row_block = first_block(expert) + in_expert / across;
+    return {expert, first + down, rows - down, row_block,
+            static_cast<int>(int64_t{row_block} * kBlockRows - int64_t{expert} * q_.columns)};
+  }
+
+  // --- Copying
+
+  __device__ void produce() const {
+    Turn turn(0);
+    turn.phase = 1;  // every stage is free
+    int tile = blockIdx.x;
+    for (int size = 0; size < kSizes; ++size) {
+      for (; tile < tiles_of_size(size); tile += gridDim.x)
+        produce_tile(place_of(size, tile), rows_of_size(MostRows, size), turn);
+      tile -= tiles_of_size(size);
+    }
+  }
+
+  __device__ __forceinline__ void produce_tile(const Place &place, int rows, Turn &turn) const {
+    const uint8_t *weights = q_.weights + int64_t{place.row_block} * q_.blocks_in_row * kBytesOfBlock;
+    for (int block = 0; block < q_.blocks; ++block) {
+      const uint32_t full = ring_.full + 8 * turn.stage, x = ring_.x + turn.stage * ring_.x_bytes;
+      wait_for(ring_.empty + 8 * turn.stage, turn.phase);
+      expect_bytes(full, kBytesOfBlock + x_stage_bytes(rows));
+      copy_bytes(ring_.weights + turn.stage * ring_.weight_bytes, weights + int64_t{block} * kBytesOfBlock,
+                 kBytesOfBlock, full);
+      for (int row = 0; row < rows; row += kRoutedStep)
+        copy_box(x + x_stage_bytes(row), &p_.x, block * kBlockK, place.first_row + row, full);
+      turn.advance(1, ring_.stages);
+    }
+  }
+
+  // --- Multiplying
+
+  __device__ void consume() const {
+    Consumer<Kind, Type> consumer(ring_, q_, half(), 0);
+    multiply_sizes<0>(consumer, blockIdx.x);
+    clear_rest();
+  }
+
+  // A loop a size: with all sizes in one loop ptxas finds no registers for the sums.
+  template <int Size>
+  __device__ void multiply_sizes(Consumer<Kind, Type> &consumer, int tile) const {
+    for (; tile < tiles_of_size(Size); tile += gridDim.x) multiply<Size>(consumer, tile);
+    if constexpr (Size + 1 < kSizes) multiply_sizes<Size + 1>(consumer, tile - tiles_of_size(Size));
+  }
+
+  __device__ static int half() { return warpgroup() - 1; }
+
+  template <int Size>
+  __device__ void multiply(Consumer<Kind, Type> &consumer, int tile) const {
+    constexpr int kRows = rows_of_size(MostRows, Size);
+    float sums[kRows / 2];
+    consumer.template multiply<kRows, sets_of_operands(MostRows)>({q_.blocks, 0, 1}, sums);
+    consumer.release();
+    asm volatile("" : "+r"(tile));  // the place is found anew, so that it takes no registers from the sums
+    const Place place = place_of(Size, tile);
+    const float *own = q_.factors[0] ? q_.factors[0] + place.expert * p_.factor_step : nullptr;
+    const float factors[2] = {load_or_one(own), load_or_one(q_.factors[1])};
+    const Finish finish(q_, factors);
+    if (p_.stores_eights)
+      store_pieces<kRows>(sums, place, finish);
+    else
+      store_each<kRows>(sums, place, finish);
+  }
+
+  // --- Results
+
+  __device__ bool has_column(int column) const {
+    return static_cast<unsigned>(column) < static_cast<unsigned>(q_.columns);
+  }
+
+  template <int Rows>
+  __device__ void store_each(const float *sums, const Place &place, const Finish &finish) const {
+    const int lane = lane_of_warp(),
+              first = place.first_column + half() * kColumnsOfHalf + warp_of_group() * kTile + (lane >> 2);
+#pragma unroll
+    for (int i = 0; i < Rows / 2; ++i) {
+      const int row = i / 4 * 8 + (lane & 3) * 2 + (i & 1), column = first + (i >> 1 & 1) * 8;
+      if (row < place.left && has_column(column)) store_result(q_, place.first_row + row, column, finish(sums[i]));
+    }
+  }
+
+  // A warpgroup turns its columns around in shared memory, and stores rows of 16 bytes a thread.
+  template <int Rows>
+  __device__ void store_pieces(const float *sums, const Place &place, const Finish &finish) const {
+    constexpr int kRows = Rows < kPieceRows ? Rows : kPieceRows, kRowBytes = kColumnsOfHalf * 2;
+    const uint32_t piece = shared_address(shared_memory) + half() * (kPieceBytes / kConsumers);
+    const int lane = lane_of_warp(), eight = warp_of_group() * 2 + (lane >> 3 & 1);
+    const uint32_t to = piece + ((lane & 7) + (lane >> 4) * 8) * kRowBytes + (eight ^ (lane & 7)) * 16;
+#pragma unroll
+    for (int first = 0; first < Rows; first += kRows) {
+      if (first >= place.left) break;
+      sync_consumer(half());  // all have stored the piece before
+#pragma unroll
+      for (int group = 0; group < kRows / 16; ++group) {
+        if (first + group * 16 >= Rows) break;
+        const float *own = sums + (first / 16 + group) * 8;
+        uint32_t pairs[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) pairs[i] = round_pair(finish(own[2 * i]), finish(own[2 * i + 1]), q_.y_is_half);
+        store_matrices_turned(to + group * (16 * kRowBytes), pairs);
+      }
+      sync_consumer(half());
+      store_piece(piece, place, first, min(kRows, place.left - first));
+    }
+  }
+
+  __device__ void store_piece(uint32_t from, const Place &place, int first_row, int rows) const {
+    const int chunk = threadIdx.x % kChunks, column = place.first_column + half() * kColumnsOfHalf + chunk * 8;
+    if (!has_column(column)) return;
+    for (int row = threadIdx.x % kWarpgroup / kChunks; row < rows; row += kWarpgroup / kChunks) {
+      uint32_t eight[4];
+      load_shared_16(from + row * (kColumnsOfHalf * 2) + (chunk ^ (row & 7)) * 16, eight);
+      uint8_t *to = q_.y + (int64_t{place.first_row + first_row + row} * q_.y_stride + column) * 2;
+      *reinterpret_cast<uint4 *>(to) = make_uint4(eight[0], eight[1], eight[2], eight[3]);
+    }
+  }
+
+  // Rows that no expert has.
+  __device__ void clear_rest() const {
+    const float zeros[8] = {};
+    const int eights = (q_.columns + 7) / 8;
+    for (int row = schedule_.ends[p_.experts - 1] + blockIdx.x; row < q_.rows; row += gridDim.x)
+      for (int i = threadIdx.x - kWarpgroup; i < eights; i += kConsumers * kWarpgroup)
+        store_eight(q_, row, i * 8, zeros);
+  }
+};
+#endif  // DLFP4_HOPPER
+
+// --- Rows of tokens ------------------------------------------------------------------------------
+
+// A thread has 16 bytes at a time. Rows that no expert has come along.
+__device__ inline void gather_rows(const GatherParams &p) {
+  const int64_t threads = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t i = global_thread(); i < p.count_rows * p.sixteens; i += threads) {
+    const int64_t token = load_integer(p.tokens, i / p.sixteens);
+    const auto *from = reinterpret_cast<const uint4 *>(p.x + token * p.x_stride) + i % p.sixteens;
+    const bool there = token >= 0 && token < p.count_tokens;
+    reinterpret_cast<uint4 *>(p.rows)[i] = there ? *from : make_uint4(0, 0, 0, 0);
+  }
+}
+
+// --- Weighted sums -------------------------------------------------------------------------------
+
+// A warp has a token, and eight columns a lane at a time.
+class Combine {
+  // Some rows of the token, a lane each, and where to look for more.
+  struct Found {
+    int count, row, next;
+  };
+
+  const CombineParams &p_;
+  const ProductParams &q_;
+  const int lane_ = read_lane();
+  int64_t token_ = int64_t{blockIdx.x} * (blockDim.x / kWarpSize) + threadIdx.x / kWarpSize;
+  int routed_;  // rows that experts have
+
+ public:
+  __device__ explicit Combine(const CombineParams &p)
+      : p_(p), q_(p.product), routed_(count_routed(p.ends, p.experts, p.routed)) {}
+
+  __device__ void run() const {
+    if (token_ >= q_.rows) return;
+    const Found first = find(0);
+    for (int column = (blockIdx.y * kWarpSize + lane_) * 8; column - lane_ * 8 < q_.columns;
+         column += gridDim.y * kWarpSize * 8) {
+      float sums[8] = {};
+      Found found = first;
+      add(found, column, sums);
+      while (found.next < routed_) add(found = find(found.next), column, sums);
+      store_eight(q_, static_cast<int>(token_), column, sums);
+    }
+  }
+
+ private:
+  __device__ Found find(int from) const {
+    Found found = {0, 0, from};
+    for (; found.next < routed_; found.next += kWarpSize) {
+      const int row = found.next + lane_;
+      unsigned here = __ballot_sync(kAllLanes, row < routed_ && load_integer(p_.tokens, row) == token_);
+      if (found.count + __popc(here) > kWarpSize) break;
+      for (; here; here &= here - 1, ++found.count)
+        if (lane_ == found.count) found.row = found.next + __ffs(here) - 1;
+    }
+    return found;
+  }
+
+  // In the order of the rows; products are rounded before they are added, as on the host (-fmad=false).
+  __device__ void add(const Found &found, int column, float (&sums)[8]) const {
+    for (int i = 0; i < found.count; ++i) {
+      const int64_t row = __shfl_sync(kAllLanes, found.row, i);
+      if (column >= q_.columns) continue;
+      const float weight = __ldg(p_.weights + row);
+      const auto *from = reinterpret_cast<const float4 *>(p_.rows + row * p_.row_stride + column);
+      const float4 low = from[0], high = from[1];
+      const float values[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+      for (int k = 0; k < 8; ++k) sums[k] += weight * values[k];
+    }
+  }
+};
+
+// On other GPUs, where the host does not call them, these are empty.
+template <int Kind, int Type, int MostRows>
+__device__ inline void multiply_grouped(const GroupedParams &p) {
+#ifdef DLFP4_HOPPER
+  Experts<Kind, Type, MostRows>(p).run();
+#endif
+}
+
+__device__ inline void combine_rows(const CombineParams &p) { Combine(p).run(); }
+
+}  // namespace cuda
+}  // namespace dlfp4
+
+#endif  // DLFP4_SRC_PRODUCTS_CUDA_GROUPED_CUH_

@@ -1,0 +1,96 @@
+// What host and device agree on for products by experts: tiles of y, and shared memory.
+// Layout: results on their way out, the schedule, then the ring of many_rows.h.
+#ifndef DLFP4_SRC_PRODUCTS_CUDA_GROUPED_H_
+#define DLFP4_SRC_PRODUCTS_CUDA_GROUPED_H_
+
+#include "params.h"
+
+namespace dlfp4 {
+namespace cuda {
+
+constexpr int kMostExperts = 512;
+
+// Two kernels, by the most rows of a tile. Of the one for few rows two blocks of threads share a multiprocessor, for
+// one waits while the other decodes.
+constexpr int kFewRoutedRows = 64, kManyRoutedRows = 256;
+constexpr int kRoutedStep = 32;  // between sizes of tiles; so many rows of x are a copy
+
+DLFP4_RULE int blocks_at_once(int most_rows) { return most_rows == kFewRoutedRows ? 2 : 1; }
+
+// Sizes of tiles, the largest first: an expert has tiles of that size, and a last one of the size that just holds it.
+DLFP4_RULE int count_sizes(int most_rows) { return most_rows / kRoutedStep; }
+
+DLFP4_RULE int rows_of_size(int most_rows, int size) { return most_rows - size * kRoutedStep; }
+
+// Of wgmma's operands, of which threads of two blocks have registers for one: the blocks wait for each other's sake.
+DLFP4_RULE int sets_of_operands(int most_rows) { return 3 - blocks_at_once(most_rows); }
+
+// Of one size, for an expert's rows and a block of weights.
+DLFP4_RULE int count_tiles(int rows, int most_rows, int size) {
+  const int last = rows % most_rows, most = rows_of_size(most_rows, size);
+  return (size == 0 ? rows / most_rows : 0) + (last > most - kRoutedStep && last <= most);
+}
+
+// Where experts' rows end, and of each size how many tiles there are up to an expert, its own included.
+template <int MostRows>
+struct Schedule {
+  int ends[kMostExperts], tiles[count_sizes(MostRows)][kMostExperts];
+};
+
+DLFP4_RULE int schedule_bytes(int most_rows) { return (1 + count_sizes(most_rows)) * kMostExperts * 4; }
+
+constexpr int kPieceRows = 64;  // of a tile, that leave together
+constexpr int kPieceBytes = kConsumers * kPieceRows * kColumnsOfHalf * 2;
+DLFP4_RULE int bytes_before_ring(int most_rows) { return kPieceBytes + schedule_bytes(most_rows); }
+static_assert(bytes_before_ring(kFewRoutedRows) % 1024 == 0 && bytes_before_ring(kManyRoutedRows) % 1024 == 0,
+              "rows of x are swizzled");
+
+DLFP4_RULE int grouped_shared_bytes(int most_rows) {
+  constexpr int kOwnOfBlock = 1024;  // what the driver keeps of each
+  return (kMostShared + kOwnOfBlock) / blocks_at_once(most_rows) - kOwnOfBlock;
+}
+
+DLFP4_RULE int grouped_stages(int kind, int most_rows) {
+  return (grouped_shared_bytes(most_rows) - bytes_before_ring(most_rows)) / stage_bytes(kind, most_rows, 2);
+}
+
+// Integers of 32 or 64 bits.
+struct Integers {
+  const void *data;  // or null
+  int bits;
+};
+
+// y = alpha * x @ w[e].T for the rows of each expert e, whose weights follow one another; `product` has the columns of
+// one expert and all rows.
+struct GroupedParams {
+  TensorMap x;
+  ProductParams product;
+  Integers ends;
+  int experts, factor_step;
+  bool stores_eights;  // results of 16 bits whose rows begin at multiples of 16 bytes
+};
+
+// Rows of tokens, one after another; zeros for tokens that are not there.
+struct GatherParams {
+  const uint8_t *x;
+  int64_t x_stride;  // bytes, a multiple of 16
+  uint8_t *rows;
+  int64_t sixteens;  // of a row
+  int64_t count_rows, count_tokens;
+  Integers tokens;
+};
+
+// Rows of y as weighted sums of rows that experts have made.
+struct CombineParams {
+  ProductParams product;  // y
+  const float *rows;
+  int64_t row_stride;  // a multiple of 8
+  Integers ends, tokens;
+  const float *weights;
+  int experts, routed;
+};
+
+}  // namespace cuda
+}  // namespace dlfp4
+
+#endif  // DLFP4_SRC_PRODUCTS_CUDA_GROUPED_H_
