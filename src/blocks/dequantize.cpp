@@ -37,10 +37,10 @@ const BlockKernels &kernels_for(const DequantizeCall &call, bool not_finite) {
 // What codes become values by, of blocks along a line, or of one block of lines.
 template <int64_t kMost>
 struct Factors {
-  float scales[kMost], zeros[kMost], biases[kMost];
+  float scales[kMost], offsets[kMost];
   bool not_finite;
 
-  Affine affine() const { return {scales, zeros, biases}; }
+  Affine affine(const dlfp4_blocks &blocks) const { return {scales, offsets, has_biases(blocks)}; }
 };
 
 // Of the blocks that hold the positions [first, first + count) of a line.
@@ -51,8 +51,7 @@ void factors_along(const DequantizeCall &call, int64_t line, int64_t first, int6
   load_scales(call.scales, line, block, blocks, stored);
   const float decode = decode_of_line(*call.blocks, call.decode, line);
   factors->not_finite = call.kernels->decode_scales[call.format.key](stored, blocks, decode, factors->scales);
-  if (call.blocks->offsets)
-    factors->not_finite |= load_offsets(*call.blocks, line, block, blocks, factors->zeros, factors->biases);
+  if (call.blocks->offsets) factors->not_finite |= load_offsets(*call.blocks, line, block, blocks, factors->offsets);
 }
 
 // A part of a line, from the start of a block on, decoded to neighbours.
@@ -67,7 +66,8 @@ void decode_plain(const DequantizeCall &call, int64_t line, int64_t first, int64
   }
   const BlockKernels &kernels = kernels_for(call, factors.not_finite);
   if (call.blocks->offsets)
-    return kernels.decode_affine[call.format.element][target](codes, count, call.format.block, factors.affine(), dst);
+    return kernels.decode_affine[call.format.element][target](codes, count, call.format.block,
+                                                              factors.affine(*call.blocks), dst);
   kernels.decode[call.format.element][target](codes, count, call.format.block, factors.scales, dst);
 }
 
@@ -158,8 +158,7 @@ void factors_across(const DequantizeCall &call, const Tile &tile, int64_t block,
     factors->not_finite |= (bits_of(scales[i]) & 0x7FFFFFFF) >= kFloatInfinity;
   }
   if (call.blocks->offsets)
-    factors->not_finite |=
-        load_offsets_across(*call.blocks, tile.line, tile.lines, block, factors->zeros, factors->biases);
+    factors->not_finite |= load_offsets_across(*call.blocks, tile.line, tile.lines, block, factors->offsets);
 }
 
 // The codes of one position of a tile's lines, by the factors of its block.
@@ -167,7 +166,8 @@ void decode_position(const DequantizeCall &call, const Tile &tile, const uint8_t
                      const Factors<kTileLines> &factors, uint8_t *dst) {
   const BlockKernels &kernels = kernels_for(call, factors.not_finite);
   if (call.blocks->offsets)
-    return kernels.decode_affine_across[call.format.element][target](codes, tile.lines, factors.affine(), dst);
+    return kernels.decode_affine_across[call.format.element][target](codes, tile.lines, factors.affine(*call.blocks),
+                                                                     dst);
   kernels.decode_across[call.format.element][target](codes, tile.lines, factors.scales, dst);
 }
 

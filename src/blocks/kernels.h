@@ -36,7 +36,9 @@ struct ErrorParams {
 
 // What codes of integers become values by: decoded_with of scaling.h. One a block, or one an element.
 struct Affine {
-  const float *scales, *zeros, *biases;
+  const float *scales;
+  const float *offsets;  // zero points, or
+  bool are_biases;
 };
 
 // Pointers to numbers are aligned, pointers to bytes need not be. No byte past what is named is read or written.

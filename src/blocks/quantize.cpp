@@ -608,13 +608,19 @@ void fill_padding(const QuantizeCall &call) {
          static_cast<size_t>(padded_bytes(call.blocks->layout, rows, columns, call.format.scale_bytes)));
 }
 
+// Neighbours in memory are written together, whichever way they lie.
 void set_offsets(const QuantizeCall &call) {
   if (!call.blocks->offsets) return;
-  const int64_t blocks = divide_up(call.blocks->length, call.format.block);
-  uint8_t *const zeros = static_cast<uint8_t *>(call.blocks->offsets);
+  const int64_t counts[] = {call.x.lines, divide_up(call.blocks->length, call.format.block)};
   const int64_t *const strides = call.blocks->offset_strides;
-  for (int64_t i = 0; i < call.x.lines; ++i)
-    for (int64_t b = 0; b < blocks; ++b) zeros[i * strides[0] + b * strides[1]] = kMiddle;
+  const int inner = strides[0] == 1 ? 0 : 1, outer = 1 - inner;
+  for (int64_t i = 0; i < counts[outer]; ++i) {
+    uint8_t *const zeros = static_cast<uint8_t *>(call.blocks->offsets) + i * strides[outer];
+    if (strides[inner] == 1)
+      memset(zeros, kMiddle, static_cast<size_t>(counts[inner]));
+    else
+      for (int64_t k = 0; k < counts[inner]; ++k) zeros[k * strides[inner]] = kMiddle;
+  }
 }
 
 }  // namespace

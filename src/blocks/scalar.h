@@ -244,19 +244,23 @@ void decode_across(const uint8_t *codes, int64_t count, const float *scales, uin
   for (int64_t i = 0; i < count; ++i) store_float<Dst>(dst, i, decoded(decode_element<Src>(codes[i]), scales[i]));
 }
 
+inline BlockOffset offset_at(const Affine &by, int64_t i) {
+  return by.are_biases ? BlockOffset{kNoOffset.zero, by.offsets[i]} : BlockOffset{by.offsets[i], kNoOffset.bias};
+}
+
 template <int Src, int Dst>
 void decode_affine(const uint8_t *src, int64_t count, int64_t block, const Affine &by, uint8_t *dst) {
   for (int64_t i = 0; i < count; ++i) {
     const int64_t b = i / block;
     const float element = decode_element<Src>(unpack_one<Src>(src, i));
-    store_float<Dst>(dst, i, decoded_with(element, by.scales[b], {by.zeros[b], by.biases[b]}));
+    store_float<Dst>(dst, i, decoded_with(element, by.scales[b], offset_at(by, b)));
   }
 }
 
 template <int Src, int Dst>
 void decode_affine_across(const uint8_t *codes, int64_t count, const Affine &by, uint8_t *dst) {
   for (int64_t i = 0; i < count; ++i)
-    store_float<Dst>(dst, i, decoded_with(decode_element<Src>(codes[i]), by.scales[i], {by.zeros[i], by.biases[i]}));
+    store_float<Dst>(dst, i, decoded_with(decode_element<Src>(codes[i]), by.scales[i], offset_at(by, i)));
 }
 
 // --- The Hadamard transform ------------------------------------------------------------------

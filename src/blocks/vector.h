@@ -68,12 +68,11 @@ struct ElementFactors {
 // What integers become values by, each part as above.
 template <class Isa, class Factors>
 struct AffineFactors {
-  static constexpr int kParts = 3;
-  Factors scales, zeros, biases;
+  static constexpr int kParts = 2;
+  Factors scales, offsets;
 
   AffineFactors of_rest(int64_t first, int64_t count, float *buffer) const {
-    return {scales.of_rest(first, count, buffer), zeros.of_rest(first, count, buffer + Isa::kCodes),
-            biases.of_rest(first, count, buffer + 2 * Isa::kCodes)};
+    return {scales.of_rest(first, count, buffer), offsets.of_rest(first, count, buffer + Isa::kCodes)};
   }
 };
 
@@ -197,38 +196,41 @@ void decode_across_lines(const uint8_t *codes, int64_t count, const float *scale
 }
 
 // Of integers with zero points or biases: decoded_with of scaling.h. All factors are finite, so no NaN comes up.
-template <class Isa, int Src, int SrcBits, int Dst, class Factors>
+template <class Isa, int Src, int SrcBits, int Dst, bool kBiases, class Factors>
 __attribute__((noinline)) void decode_affine_whole(const uint8_t *src, int64_t count, AffineFactors<Isa, Factors> by,
                                                    uint8_t *dst) {
   const typename Isa::template Elements<Src, SrcBits> floats_of;
   for (int64_t first = 0; first < count; first += Isa::kCodes) {
     auto floats = floats_of(src + first * SrcBits / 8);
-    for (int i = 0; i < 4; ++i)
-      floats.part[i] = (floats.part[i] - by.zeros(first, i)) * by.scales(first, i) + by.biases(first, i);
+    for (int i = 0; i < 4; ++i) {
+      const typename Isa::F32 scale = by.scales(first, i), offset = by.offsets(first, i);
+      floats.part[i] = kBiases ? floats.part[i] * scale + offset : (floats.part[i] - offset) * scale;
+    }
     store_floats<Isa, Dst>(dst + first * (kTypes[Dst].bits / 8), floats);
   }
 }
 
 template <class Isa, int Src, int SrcBits, int Dst, class Factors>
-void decode_affine_steps(const uint8_t *src, int64_t count, const AffineFactors<Isa, Factors> &by, uint8_t *dst) {
-  in_whole_steps<Isa, SrcBits, kTypes[Dst].bits>(src, count, by, dst,
-                                                 decode_affine_whole<Isa, Src, SrcBits, Dst, Factors>);
+void decode_affine_steps(const uint8_t *src, int64_t count, const AffineFactors<Isa, Factors> &by, bool are_biases,
+                         uint8_t *dst) {
+  const auto whole = are_biases ? decode_affine_whole<Isa, Src, SrcBits, Dst, true, Factors>
+                                : decode_affine_whole<Isa, Src, SrcBits, Dst, false, Factors>;
+  in_whole_steps<Isa, SrcBits, kTypes[Dst].bits>(src, count, by, dst, whole);
 }
 
 // Blocks of integers are powers of two, or whole lines.
 template <class Isa, int Src, int Dst>
 void decode_affine_blocks(const uint8_t *src, int64_t count, int64_t block, const Affine &by, uint8_t *dst) {
   using Factors = BlockFactors<Isa>;
-  const AffineFactors<Isa, Factors> factors = {Factors(by.scales, block, count), Factors(by.zeros, block, count),
-                                               Factors(by.biases, block, count)};
-  decode_affine_steps<Isa, Src, kTypes[Src].bits, Dst>(src, count, factors, dst);
+  const AffineFactors<Isa, Factors> factors = {Factors(by.scales, block, count), Factors(by.offsets, block, count)};
+  decode_affine_steps<Isa, Src, kTypes[Src].bits, Dst>(src, count, factors, by.are_biases, dst);
 }
 
 template <class Isa, int Src, int Dst>
 void decode_affine_across_lines(const uint8_t *codes, int64_t count, const Affine &by, uint8_t *dst) {
   using Factors = ElementFactors<Isa>;
-  const AffineFactors<Isa, Factors> factors = {Factors{by.scales}, Factors{by.zeros}, Factors{by.biases}};
-  decode_affine_steps<Isa, Src, 8, Dst>(codes, count, factors, dst);
+  const AffineFactors<Isa, Factors> factors = {Factors{by.scales}, Factors{by.offsets}};
+  decode_affine_steps<Isa, Src, 8, Dst>(codes, count, factors, by.are_biases, dst);
 }
 
 // --- The table -------------------------------------------------------------------------------

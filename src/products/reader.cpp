@@ -89,20 +89,20 @@ const uint8_t *find_stored_scales(const Reader &reader, int64_t line, int64_t bl
 // Values of blocks, at most kMostRead of them.
 void read_blocks(const Reader &reader, int64_t line, int64_t first, int64_t count, Source type, uint8_t *values) {
   constexpr int64_t kMostBlocks = kMostRead / 16 + 1;
-  float scales[kMostBlocks], zeros[kMostBlocks], biases[kMostBlocks];
+  float scales[kMostBlocks], offsets[kMostBlocks];
   uint8_t buffer[kMostRead];
   bool not_finite = read_scales(reader, line, first, count, scales);
   const dlfp4_blocks &blocks = reader.lines->blocks;
   const int64_t block = first / reader.format.block;
   if (blocks.offsets)
     not_finite |= load_offsets(blocks, line_number(reader, line), block,
-                               divide_up(first + count, reader.format.block) - block, zeros, biases);
+                               divide_up(first + count, reader.format.block) - block, offsets);
   const uint8_t *codes = find_codes(reader, line, first);
   if (!codes) codes = read_codes(reader, line, first, count, buffer);
   const BlockKernels &kernels = not_finite ? *reader.scalar : *reader.blocks;
   if (blocks.offsets)
     return kernels.decode_affine[reader.format.element][type](codes, count, reader.format.block,
-                                                              {scales, zeros, biases}, values);
+                                                              {scales, offsets, has_biases(blocks)}, values);
   kernels.decode[reader.format.element][type](codes, count, reader.format.block, scales, values);
 }
 

@@ -54,22 +54,34 @@ void visit_column(const Scales &scales, int64_t first, int64_t count, int64_t co
   }
 }
 
-// Elements of 4 bits are packed.
+// A packed zero point of 4 bits.
 float zero_at(const dlfp4_blocks &blocks, int64_t place) {
-  const uint8_t *const data = static_cast<const uint8_t *>(blocks.offsets);
-  const bool packed = blocks.offset_bits == 4;
-  const uint32_t code = packed ? static_cast<uint32_t>(data[place >> 1] >> (place & 1) * 4) : data[place];
-  return zero_point_of(code, blocks.offset_bits, blocks.offset_code == dlfp4_dtypes[DLFP4_int4].code);
+  const uint32_t code = static_cast<uint32_t>(static_cast<const uint8_t *>(blocks.offsets)[place >> 1]);
+  return zero_point_of(code >> (place & 1) * 4, 4, blocks.offset_code == dlfp4_dtypes[DLFP4_int4].code);
 }
 
-bool load_run_of_offsets(const dlfp4_blocks &blocks, int64_t place, int64_t step, int64_t count, float *zeros,
-                         float *biases) {
+// As vectors where they are neighbours.
+template <class Number>
+void copy_offsets(const dlfp4_blocks &blocks, int64_t place, int64_t step, int64_t count, float *offsets) {
+  const Number *const numbers = static_cast<const Number *>(blocks.offsets) + place;
+  if (step == 1)
+    for (int64_t i = 0; i < count; ++i) offsets[i] = numbers[i];
+  else
+    for (int64_t i = 0; i < count; ++i) offsets[i] = numbers[i * step];
+}
+
+// Zero points of 8 bits are the usual ones.
+bool load_run_of_offsets(const dlfp4_blocks &blocks, int64_t place, int64_t step, int64_t count, float *offsets) {
   bool not_finite = false;
-  const bool has_biases = blocks.offset_bits == 32;
-  for (int64_t i = 0; i < count; ++i, place += step) {
-    zeros[i] = has_biases ? kNoOffset.zero : zero_at(blocks, place);
-    biases[i] = has_biases ? static_cast<const float *>(blocks.offsets)[place] : kNoOffset.bias;
-    not_finite |= (bits_of(biases[i]) & 0x7FFFFFFF) >= kFloatInfinity;
+  if (has_biases(blocks)) {
+    copy_offsets<float>(blocks, place, step, count, offsets);
+    for (int64_t i = 0; i < count; ++i) not_finite |= (bits_of(offsets[i]) & 0x7FFFFFFF) >= kFloatInfinity;
+  } else if (blocks.offset_bits == 4) {
+    for (int64_t i = 0; i < count; ++i) offsets[i] = zero_at(blocks, place + i * step);
+  } else if (blocks.offset_code == dlfp4_dtypes[DLFP4_int8].code) {
+    copy_offsets<int8_t>(blocks, place, step, count, offsets);
+  } else {
+    copy_offsets<uint8_t>(blocks, place, step, count, offsets);
   }
   return not_finite;
 }
@@ -161,15 +173,16 @@ void load_scales_across(const Scales &scales, int64_t line, int64_t count, int64
            static_cast<size_t>(scales.bytes));
 }
 
-bool load_offsets(const dlfp4_blocks &blocks, int64_t line, int64_t block, int64_t count, float *zeros, float *biases) {
+bool has_biases(const dlfp4_blocks &blocks) { return blocks.offset_bits == 32; }
+
+bool load_offsets(const dlfp4_blocks &blocks, int64_t line, int64_t block, int64_t count, float *offsets) {
   return load_run_of_offsets(blocks, line * blocks.offset_strides[0] + block * blocks.offset_strides[1],
-                             blocks.offset_strides[1], count, zeros, biases);
+                             blocks.offset_strides[1], count, offsets);
 }
 
-bool load_offsets_across(const dlfp4_blocks &blocks, int64_t line, int64_t count, int64_t block, float *zeros,
-                         float *biases) {
+bool load_offsets_across(const dlfp4_blocks &blocks, int64_t line, int64_t count, int64_t block, float *offsets) {
   return load_run_of_offsets(blocks, line * blocks.offset_strides[0] + block * blocks.offset_strides[1],
-                             blocks.offset_strides[0], count, zeros, biases);
+                             blocks.offset_strides[0], count, offsets);
 }
 
 bool has_known_offsets(const dlfp4_blocks &blocks, const FormatInfo &format) {

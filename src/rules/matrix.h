@@ -87,11 +87,13 @@ void load_scales(const Scales &scales, int64_t line, int64_t block, int64_t coun
 void store_scales_across(const Scales &scales, int64_t line, int64_t count, int64_t block, const uint8_t *stored);
 void load_scales_across(const Scales &scales, int64_t line, int64_t count, int64_t block, uint8_t *stored);
 
-// Of integers: the zero points and the biases of `count` blocks of a line from `block` on, or, across, of a block of
-// `count` lines from `line` on. Returns whether a bias is not finite.
-bool load_offsets(const dlfp4_blocks &blocks, int64_t line, int64_t block, int64_t count, float *zeros, float *biases);
-bool load_offsets_across(const dlfp4_blocks &blocks, int64_t line, int64_t count, int64_t block, float *zeros,
-                         float *biases);
+// Of integers with offsets: whether these are biases, or zero points.
+bool has_biases(const dlfp4_blocks &blocks);
+
+// Those of `count` blocks of a line from `block` on, or, across, of a block of `count` lines from `line` on. Returns
+// whether a bias is not finite.
+bool load_offsets(const dlfp4_blocks &blocks, int64_t line, int64_t block, int64_t count, float *offsets);
+bool load_offsets_across(const dlfp4_blocks &blocks, int64_t line, int64_t count, int64_t block, float *offsets);
 
 // Whether the offsets of blocks, if there are some, are of a type that kernels read, and the format has a use for them.
 bool has_known_offsets(const dlfp4_blocks &blocks, const FormatInfo &format);

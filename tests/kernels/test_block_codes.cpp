@@ -187,12 +187,12 @@ void check_decode_across(int element, int to, const uint8_t *codes, int64_t coun
 
 // Of integers, with zero points or biases; all finite, as drivers see to.
 void check_decode_affine(int element, int to, int64_t count, Place at) {
-  static float by[3][4096];
+  static float by[2][4096];
   for (float &scale : by[0]) scale = static_cast<float>(random_below(1 << 20)) / 1024 - 300;
   const bool has_biases = random_below(2);
-  for (float &zero : by[1]) zero = has_biases ? 0.0f : static_cast<float>(random_below(256) - 100);
-  for (float &bias : by[2]) bias = has_biases ? static_cast<float>(random_below(1 << 16)) / 7 - 4000 : -0.0f;
-  const Affine affine = {by[0], by[1], by[2]};
+  for (float &offset : by[1])
+    offset = static_cast<float>(has_biases ? random_below(1 << 16) : random_below(256)) / (has_biases ? 7 : 1) - 100;
+  const Affine affine = {by[0], by[1], has_biases};
   const int64_t block = int64_t{32} << random_below(4), bytes = (count * bits_of_element(element) + 7) / 8;
   uint8_t *const dst = place(result_memory, count * bytes_of(to), at);
   const uint8_t *const packed = fill_bytes(codes_memory, bytes, at, 8);
