@@ -37,7 +37,7 @@ typedef enum {
 /** Of a conversion of elements. */
 typedef struct {
   dlfp4_rounding rounding;
-  int saturate;  /**< nonzero: overflow clamps to the largest finite value; zero: as ml_dtypes' astype */
+  int saturate;  /**< nonzero: types of at most 8 bits clamp overflow; zero: as ml_dtypes' astype */
   uint64_t seed; /**< for DLFP4_STOCHASTIC: the result depends on the seed and on the element's index alone */
 } dlfp4_convert_options;
 

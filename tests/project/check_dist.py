@@ -27,9 +27,9 @@ NEEDED = {
     ),
 }
 SOURCES = [f"{folder}/**/*{end}"
-           for folder in ("dlfp4", "src", "include", "cmake", "tests", "benchmarks", "examples")
+           for folder in ("dlfp4", "src", "include", "cmake", "bindings", "tests", "benchmarks", "examples")
            for end in (".py", ".pyi", ".pyx", ".pxi", ".pxd", ".c", ".h", ".hpp", ".def", ".cpp", ".cu", ".cuh",
-                       ".cmake", ".in", ".txt")]  # fmt: skip
+                       ".cmake", ".in", ".txt", ".rs", ".toml")]  # fmt: skip
 
 
 def names_in(dist):

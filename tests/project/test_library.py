@@ -112,6 +112,20 @@ def test_the_example_with_pytorch_is_built(tmp_path):
     assert "73732 bytes instead of 524288, 20." in run(tmp_path / "torch_tensors")
 
 
+@same_on_every_python
+@needs("cargo")
+@pytest.mark.skipif("-fsanitize" in os.environ.get("CFLAGS", ""), reason="Rust's linker knows no sanitizer of C++")
+def test_the_rust_crate(tmp_path):
+    crate = shutil.copytree(ROOT / "bindings" / "rust", tmp_path / "crate")  # cargo writes a lock file beside it
+    assert f'\nversion = "{dlfp4.__version__}"\n' in (crate / "Cargo.toml").read_text()
+    env = {**os.environ, "CARGO_TARGET_DIR": str(tmp_path / "target"), "DLFP4_LIB_DIR": dlfp4.get_library_dir()}
+    results = re.findall(r"test result: ok. (\d+) passed", run("cargo", "test", "--offline", cwd=crate, env=env))
+    assert sum(map(int, results)) >= 8
+    printed = run("cargo", "run", "--offline", "--example", "snr", cwd=crate, env=env).splitlines()
+    assert all(15 < float(line.split()[2]) < 35 for line in printed[1:])
+    assert len(printed) == 6
+
+
 def test_the_cpp_face_names_all_formats():
     names = re.findall(r"^DLFP4_CPP_FORMAT\((\w+)\)", HEADER.with_suffix(".hpp").read_text(), re.MULTILINE)
     assert sorted(names) == sorted(dlfp4.formats())

@@ -1,0 +1,23 @@
+//! Finds libdlfp4: in the folder DLFP4_LIB_DIR (`python -c 'import dlfp4; print(dlfp4.get_library_dir())'`), or by pkg-config.
+
+use std::env;
+use std::process::Command;
+
+/// The folder of an installed library, as pkg-config knows it.
+fn folder_by_pkg_config() -> Option<String> {
+    let output = Command::new("pkg-config").args(["--variable=libdir", "dlfp4"]).output().ok()?;
+    let folder = String::from_utf8(output.stdout).ok()?.trim().to_string();
+    (output.status.success() && !folder.is_empty()).then_some(folder)
+}
+
+fn main() {
+    println!("cargo:rerun-if-env-changed=DLFP4_LIB_DIR");
+    println!("cargo:rerun-if-env-changed=PKG_CONFIG_PATH");
+    let folder = env::var("DLFP4_LIB_DIR").ok().or_else(folder_by_pkg_config).unwrap_or_else(|| {
+        panic!("libdlfp4 is not found: set DLFP4_LIB_DIR to its folder, or PKG_CONFIG_PATH to that of dlfp4.pc")
+    });
+    println!("cargo:rustc-link-search=native={folder}");
+    println!("cargo:rustc-link-lib=dylib=dlfp4");
+    // For tests and examples of this crate; a program of your own says itself where it finds the library.
+    println!("cargo:rustc-link-arg=-Wl,-rpath,{folder}");
+}
