@@ -12,6 +12,7 @@ import pytest
 
 import dlfp4
 from dlfp4.engines.problem import Backend
+from dlfp4.formats import ACTIVATIONS
 
 from ..support.capsules import Made, framework
 from .test_matmul import assert_product, values
@@ -174,6 +175,19 @@ def test_rounded_activations_are_not_measured(use, path):
     with dlfp4.autotune(path):
         dlfp4.matmul(values((3, K)), W.mT, activation="int8")
     assert not autotune.CHOICES
+
+
+@pytest.mark.parametrize("activation", ["fp8_1x128", "mxfp8", "fp8_row"])
+def test_activations_in_a_format_are_measured_as_the_tensors_that_they_become(use, path, activation):
+    use(first=Tactics(slow=slow, right=right))
+    x = values((3, K))
+    with dlfp4.autotune(path):
+        got = dlfp4.matmul(x, W.mT, activation=activation)
+    assert winners() == {(3, "first", "right")}
+    (key,) = autotune.CHOICES
+    q = dlfp4.quantize(x, ACTIVATIONS[activation])
+    assert key.a == autotune.describe_layout(q)
+    assert (got.to_numpy() == dlfp4.matmul(q, W.mT).to_numpy()).all()
 
 
 def test_activations_in_pinned_memory(use, path):
