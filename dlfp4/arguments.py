@@ -87,7 +87,7 @@ def check_activation(activation: Activation | None, a: Operand, name: str) -> No
 
 def check_named(activation: object) -> None:
     """Whether there is such a rounding of activations."""
-    if activation is not None and activation not in ACTIVATIONS:
+    if activation not in (None, *ACTIVATIONS):
         raise ValueError(f"activation={activation!r}: expected None or one of {', '.join(map(repr, ACTIVATIONS))}")
 
 
