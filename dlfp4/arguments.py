@@ -68,9 +68,9 @@ def result_dtype(a: Operand, asked: _DType | None) -> np.dtype[Any]:
 
 def check_activation(activation: Activation | None, a: Operand, name: str) -> None:
     """Whether there is such a rounding of activations, and it can be done to `a`."""
-    check_named(activation)
     if activation is None:
         return
+    check_named(activation)
     if isinstance(a, ScaledTensor):
         raise BackendError(f"activation={activation!r} rounds floats, and {name} is quantized already; leave it out")
     format, depth = ACTIVATIONS[activation], a.shape[-1]
