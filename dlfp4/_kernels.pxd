@@ -62,6 +62,8 @@ cdef extern from "dlfp4/dlfp4.h" nogil:
         DLFP4_E_SHAPE
 
     const char *dlfp4_version()
+    const char *dlfp4_status_string(dlfp4_status)
+    dlfp4_status dlfp4_register_tvm_ffi()
     uint32_t dlfp4_rotation(uint64_t)
     const char *dlfp4_isa()
     dlfp4_status dlfp4_set_isa(const char *)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dlfp4._core import _register_tvm_ffi
 from dlfp4.frameworks import base
 
 if TYPE_CHECKING:
@@ -37,6 +38,28 @@ def from_tensor(tensor: Tensor, copy: bool | None = None) -> tvm_ffi.Tensor:
         taken = tvm_ffi.from_dlpack(source)
         str(taken.dtype)  # it accepts types that it cannot name, and fails only here
     return taken
+
+
+def register_functions() -> None:
+    """Put "dlfp4.cast", "dlfp4.quantize", "dlfp4.dequantize" and "dlfp4.matmul" into TVM FFI's registry.
+
+    Anything in the process that speaks TVM FFI then calls them by name, without Python in between: they take the parts
+    of tensors and write to them. ``dlfp4/dlfp4.h`` has their arguments.
+
+    Raises
+    ------
+    ImportError
+        TVM FFI is not installed.
+
+    Examples
+    --------
+    >>> import tvm_ffi, dlfp4.frameworks.tvm_ffi  # doctest: +SKIP
+    >>> dlfp4.frameworks.tvm_ffi.register_functions()  # doctest: +SKIP
+    >>> tvm_ffi.get_global_func("dlfp4.cast")(x, out)  # doctest: +SKIP
+    """
+    import tvm_ffi  # noqa: F401  (loads the library that has the registry)
+
+    _register_tvm_ffi()
 
 
 def make(array: np.ndarray, packed: bool, device: str) -> tvm_ffi.Tensor:

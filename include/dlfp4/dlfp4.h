@@ -274,6 +274,20 @@ DLFP4_API int dlfp4_get_num_threads(void);
  * DLFP4_E_CUDA_KERNELS, or what the driver says. */
 DLFP4_API dlfp4_status dlfp4_load_cuda(int device);
 
+/** Puts functions into the registry of tvm-ffi, by which anything that speaks it calls them; no result is returned,
+ * they write to tensors that they are given, on the stream that tvm-ffi has for the device:
+ *
+ *   dlfp4.cast(x, out)
+ *   dlfp4.quantize(x, format, axis, layout, data, scales, global_scale or None, zero_points or None)
+ *   dlfp4.dequantize(format, axis, layout, data, scales, global_scale or None, offsets or None, out)
+ *   dlfp4.matmul(x, format, axis, layout, data, scales, global_scale or None, offsets or None, out, alpha): on the host
+ *
+ * The library is a module of tvm-ffi, too, with these functions by their names without "dlfp4.".
+ *
+ * @return DLFP4_E_LIBRARY where the process has not loaded libtvm_ffi with global symbols, as its Python package does.
+ */
+DLFP4_API dlfp4_status dlfp4_register_tvm_ffi(void);
+
 #ifdef __cplusplus
 }
 #endif

@@ -24,6 +24,10 @@ const char *dlfp4_status_string(dlfp4_status status) {
       return "an instruction set that this machine, or this build, does not have; see the variable DLFP4_ISA";
     case DLFP4_E_DEVICE:
       return "tensors on several devices, or memory that the operation does not reach";
+    case DLFP4_E_MEMORY:
+      return "no memory on the host";
+    case DLFP4_E_LIBRARY:
+      return "a library that the process has not loaded";
     case DLFP4_E_CUDA_DRIVER:
       return "no CUDA driver, or no device";
     case DLFP4_E_CUDA_KERNELS:

@@ -22,7 +22,7 @@ import dlfp4
 from .capsules import DEVICES, DTYPES, DLDataType, DLDevice, DLTensor
 
 PLAIN = -1
-OK, E_DTYPE, E_SHAPE, E_OPTION, E_ISA, E_DEVICE, E_CUDA_DRIVER, E_CUDA_KERNELS = range(8)
+OK, E_DTYPE, E_SHAPE, E_OPTION, E_ISA, E_DEVICE, E_MEMORY, E_LIBRARY, E_CUDA_DRIVER, E_CUDA_KERNELS = range(10)
 E_CUDA = 1000
 
 
@@ -103,6 +103,7 @@ SIGNATURES = {
     "prepare": (c_int, [SCALED, c_void_p, POINTER(Prepared), c_void_p]),
     "matmul_prepared": (c_int, [TENSOR, POINTER(Prepared), TENSOR, c_float, c_void_p]),
     "load_cuda": (c_int, [c_int]),
+    "register_tvm_ffi": (c_int, []),
 }
 
 

@@ -31,6 +31,13 @@ def cuda_available():
     return dlfp4_cuda_device_count(&count) == 0 and count > 0
 
 
+def _register_tvm_ffi():
+    """Put the library's functions into tvm-ffi's registry, which has to be imported."""
+    status = dlfp4_register_tvm_ffi()
+    if status != DLFP4_OK:
+        raise RuntimeError(f"registering functions with tvm-ffi: {dlfp4_status_string(status).decode()}")
+
+
 def cuda_image():
     """What the CUDA kernels of this build were compiled for, as ``"80 86 89 90a 100f 120f, PTX"``; or ``""``."""
     return dlfp4_cuda_image().decode()
