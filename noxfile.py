@@ -27,6 +27,10 @@ EXTRAS = {
 FULL = next(iter(EXTRAS))
 OF_PYTHON = ("-m", "not arithmetic")
 
+# ASan and UBSan, which end the process at the first fault.
+SANITIZERS = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g1"
+SANITIZED = [f"-DCMAKE_{language}_FLAGS={SANITIZERS}" for language in ("C", "CXX")]
+
 # For a process a core: threads of BLAS, and threads that spin while they wait, would take the cores from the others.
 SHARED = {"OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
 
@@ -184,27 +188,37 @@ def kernels(session: nox.Session) -> None:
 @nox.session
 def sanitize(session: nox.Session) -> None:
     """Run the C++ tests, and then the Python tests, under AddressSanitizer and UndefinedBehaviorSanitizer."""
-    flags = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g1"
-    options = [f"-DCMAKE_{language}_FLAGS={flags}" for language in ("C", "CXX")]
     folder = Path(session.create_tmp()) / "build"
-    build_kernels(session, folder, *options)
+    build_kernels(session, folder, *SANITIZED)
     run_kernels(session, folder)
-    session.install(
-        ".[test]", HOST_ONLY, *(f"-Ccmake.define.{option[2:]}" for option in options), "-Cinstall.strip=false", *PINNED
-    )
+    env = install_sanitized(session)
+    # Reports come from below Python and end the process: they must get past pytest's capture.
+    session.run("pytest", "--capture=sys", *session.posargs, env=env)
+
+
+@nox.session
+def fuzz(session: nox.Session) -> None:
+    """Run random cases under the same sanitizers: `-- --seconds N`, and what else tests/fuzz/run.py takes."""
+    env = install_sanitized(session, "gguf", "platformdirs")
+    session.run("python", "-P", "tests/fuzz/run.py", *session.posargs, env=env)
+
+
+def install_sanitized(session: nox.Session, *more: str) -> dict[str, str]:
+    """Install the checkout, built with sanitizers; the environment in which it runs."""
+    options = (f"-Ccmake.define.{option[2:]}" for option in SANITIZED)
+    session.install(".[test]", HOST_ONLY, *options, "-Cinstall.strip=false", *more, *PINNED)
     libraries = [
         str(session.run("gcc", f"-print-file-name={name}", external=True, silent=True)).strip()
         for name in ("libasan.so", "libubsan.so")
     ]
-    env = {
+    return {
         "LD_PRELOAD": " ".join(libraries),
-        "ASAN_OPTIONS": "detect_leaks=0",  # the interpreter itself leaves memory behind
+        # The interpreter itself leaves memory behind. An allocation beyond all memory fails, as it does without.
+        "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
         "PYTHONMALLOC": "malloc",  # so that every object has its own red zones
-        "CFLAGS": flags,  # of programs that tests link to the library
-        "CXXFLAGS": flags,
+        "CFLAGS": SANITIZERS,  # of programs that tests link to the library
+        "CXXFLAGS": SANITIZERS,
     }
-    # Reports come from below Python and end the process: they must get past pytest's capture.
-    session.run("pytest", "--capture=sys", *session.posargs, env=env)
 
 
 @nox.session

@@ -107,7 +107,11 @@ def to_ggml(q: ScaledTensor) -> Tensor:
     ------
     ValueError
         The format, the axis or K is not as above.
+    TypeError
+        `q` is no ScaledTensor.
     """
+    if not isinstance(q, ScaledTensor):
+        raise TypeError(f"q is of type {type(q).__name__}; expected a ScaledTensor, as quantize gives it")
     block = block_of(q.format.name)
     count = count_blocks(q.shape, block, q.format.name)
     _refuse_hadamard(q, "ggml")

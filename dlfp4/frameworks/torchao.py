@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from dlfp4._core import ScaledTensor, _refuse_hadamard, _refuse_turned, asarray, formats, pack, unpack
+from dlfp4._core import ScaledTensor, _parse_dtype, _refuse_hadamard, _refuse_turned, asarray, formats, pack, unpack
 from dlfp4.extents import count_elements
+from dlfp4.formats import FLOATS
 from dlfp4.frameworks import base
 from dlfp4.show import summary
 
@@ -115,7 +116,10 @@ def to_torchao(q: ScaledTensor, dtype: Any = "bfloat16") -> Any:
         raise ValueError(f"{summary(q)}: torchao's tensors are matrices of whole blocks, or stacks of such")
     import torch
 
-    origin = getattr(torch, str(dtype).removeprefix("torch."))
+    name = _parse_dtype(dtype).name
+    if name not in FLOATS:
+        raise ValueError(f"dtype={dtype!r}: torchao takes a tensor for one of {', '.join(FLOATS)}")
+    origin = getattr(torch, name)
     data, scales = parts_of(q)
     swizzled = q.scale_layout == BLOCKED
     if q.format.kind == "two_level":

@@ -78,10 +78,11 @@ cdef int fill_restored_shape(Tensor self, tuple shape) except -1:
 def _restore_scaled(data, scales, global_scale, format, axis, scale_layout, shape, encode_scale=None,
                     hadamard=None, offsets=None):
     """A ScaledTensor of its parts, a global scale of one row as it is; TensorProto calls this, too."""
-    cdef bint are_biases = offsets is not None and is_float(row_of_argument(offsets.dtype))
+    cdef Tensor beside = None if offsets is None else import_part(offsets)
+    cdef bint are_biases = beside is not None and is_float(beside.row)
     cdef ScaledTensor self = assemble(data, scales, global_scale, _find_format(format), axis, scale_layout, shape,
-                                      offsets, are_biases)
-    if global_scale is not None and global_scale.ndim > self.global_scale.dl.ndim:
+                                      beside, are_biases)
+    if self.global_scale is not None and self.global_scale.dl.ndim == 0 and getattr(global_scale, "ndim", 0):
         self = make_scaled(self.data, self.scales, reshape_tensor(self.global_scale, (1,)), self.format, axis,
                            scale_layout, self.shape, 0, None)
     if encode_scale is not None:
