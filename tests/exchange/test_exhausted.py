@@ -1,0 +1,106 @@
+"""Memory that runs out: each allocation of an operation fails in turn, and nothing is lost, leaked or half done.
+
+Python's allocators fail by `_testcapi`, from the n-th call on or at the n-th alone, in a process of its own: the next n
+comes once the operation went through.
+"""
+
+import pytest
+
+from ..support.capsules import run_python
+
+pytest.importorskip("_testcapi", reason="this Python was built without its test modules")
+
+EXHAUSTED = """
+import pickle, sys
+import _testcapi
+import numpy as np
+import dlfp4
+import capsules
+
+x = np.random.default_rng(0).normal(size=(4, 64)).astype("float32")
+t, q = dlfp4.asarray(x), dlfp4.quantize(x, "nvfp4")
+packed = dlfp4.cast(x, "float4_e2m1fn")
+w = q.mT
+stream = pickle.dumps(q)
+made = None
+
+def from_capsule():
+    return dlfp4.from_dlpack(made.capsule)
+
+OPERATIONS = {
+    "from a capsule": from_capsule,
+    "many dimensions": from_capsule,
+    "asarray": lambda: dlfp4.asarray(x),
+    "empty": lambda: dlfp4.empty((4, 64), "float32"),
+    "slice": lambda: packed[1:, :8],
+    "reshape": lambda: t.reshape(2, 2, 64),
+    "x2": lambda: packed.x2(),
+    "export": lambda: t.__dlpack__(max_version=(1, 3)),
+    "export legacy": lambda: t.__dlpack__(),
+    "to numpy": lambda: packed.to_numpy(),
+    "cast": lambda: dlfp4.cast(x, "float8_e4m3fn"),
+    "quantize": lambda: dlfp4.quantize(x, "nvfp4"),
+    "both axes": lambda: dlfp4.quantize(x, "mxfp4", axis=(-1, -2), pad=True),
+    "dequantize": lambda: q.dequantize(),
+    "matmul": lambda: dlfp4.matmul(x, w),
+    "dot": lambda: dlfp4.dot(x[0], x[0]),
+    "pickle": lambda: pickle.dumps(q),
+    "unpickle": lambda: pickle.loads(stream),
+    "from parts": lambda: dlfp4.ScaledTensor.from_parts(q.data, q.scales, 1.0, format="nvfp4"),
+    "proto": lambda: dlfp4.TensorProto((4, 64), format="nvfp4").allocate(),
+}
+
+def shape_of(name):
+    return (1,) * 40 + (4,) if name == "many dimensions" else (4,)
+
+def attempt(operation, first, only):
+    _testcapi.set_nomemory(first, first + 1 if only else 0)
+    try:
+        return operation(), False
+    except (MemoryError, pickle.PicklingError):   # by pickle, which could not import the module
+        return None, True
+    finally:
+        _testcapi.remove_mem_hooks()
+
+def fail_each(name, operation, only):
+    # How often the operation failed, and how often it was tried until no allocation was left to fail.
+    global made
+    makers, held = [], []
+    failed = number = streak = 0
+    while streak < 43 and number < 3000:
+        made = capsules.Made(memory, shape=shape_of(name))
+        result, is_failed = attempt(operation, number, only)
+        assert made.deleted == 0, (name, number, made.deleted)
+        assert made.untouched or not is_failed, (name, number, made.name)
+        failed += is_failed
+        # The first tensors may be taken from what was freed, and what is only remembered may fail unseen.
+        streak = 0 if is_failed else streak + 1
+        number += is_failed or streak > 40
+        held.append(result)
+        makers.append(made)
+    del held, result
+    for made in makers:
+        made.drop()
+        assert made.deleted == 1, (name, made.deleted)
+    return failed, number
+
+memory = np.arange(4, dtype="float32")
+only = sys.argv[1] == "True"
+for name, operation in OPERATIONS.items():
+    print(f"{name}:", end=" ", flush=True)
+    made = capsules.Made(memory, shape=shape_of(name))
+    operation()
+    made.drop()
+    print(*fail_each(name, operation, only), flush=True)
+assert not capsules.STRAY
+"""
+
+
+@pytest.mark.parametrize("only", [False, True], ids=["from the n-th on", "the n-th alone"])
+def test_each_allocation_fails_in_turn(only):
+    lines = run_python(f"import sys; sys.argv[1:] = [{str(only)!r}]\n{EXHAUSTED}").splitlines()
+    split = [line.partition(": ") for line in lines]
+    counts = {name: [int(number) for number in numbers.split()] for name, _, numbers in split}
+    assert len(counts) == 20
+    for name, (failed, tried) in counts.items():
+        assert 0 < failed <= tried < 3000, (name, failed, tried)
