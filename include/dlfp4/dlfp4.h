@@ -4,7 +4,8 @@
  * Tensors are DLPack's DLTensor, in any strides, where they lie: what any framework hands out goes in, and nothing is
  * copied. Memory is the caller's, results' too; dlfp4_size_buffers() says how much a quantized tensor takes. Host
  * memory is CPU and pinned memory; all tensors of a call lie there, or on one CUDA device. No function allocates on the
- * host, throws, or keeps a pointer after it returns.
+ * host, throws, or keeps a pointer after it returns. Elements need no alignment; single numbers, sums and what says
+ * where rows belong have that of their type.
  *
  * `stream` is a cudaStream_t (NULL: the legacy default stream) and means nothing for host memory. Work on a device is
  * in the stream's order, nothing waits, and all can be captured into a graph once dlfp4_load_cuda() has loaded the

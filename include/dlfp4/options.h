@@ -13,13 +13,13 @@ extern "C" {
  * by a device that failed. */
 typedef enum {
   DLFP4_OK = 0,
-  DLFP4_E_DTYPE,        /**< an element type, or a pair of them, that the operation does not have */
-  DLFP4_E_SHAPE,        /**< shapes that differ, do not divide into blocks, or strides that are not taken */
-  DLFP4_E_OPTION,       /**< an option, a format or a layout out of its range, or without use here */
-  DLFP4_E_ISA,          /**< an instruction set that this machine, or this build, does not have */
-  DLFP4_E_DEVICE,       /**< memory that the operation does not reach, or tensors on several devices */
-  DLFP4_E_MEMORY,       /**< no memory on the host, of functions that allocate a workspace */
-  DLFP4_E_LIBRARY,      /**< a library that the process has not loaded */
+  DLFP4_E_DTYPE,   /**< an element type, or a pair of them, that the operation does not have */
+  DLFP4_E_SHAPE,   /**< shapes that differ or do not divide into blocks, strides or an alignment that are not taken */
+  DLFP4_E_OPTION,  /**< an option, a format or a layout out of its range, or without use here */
+  DLFP4_E_ISA,     /**< an instruction set that this machine, or this build, does not have */
+  DLFP4_E_DEVICE,  /**< memory that the operation does not reach, or tensors on several devices */
+  DLFP4_E_MEMORY,  /**< no memory on the host, of functions that allocate a workspace */
+  DLFP4_E_LIBRARY, /**< a library that the process has not loaded */
   DLFP4_E_CUDA_DRIVER,  /**< no CUDA driver, or no device */
   DLFP4_E_CUDA_KERNELS, /**< this build has no kernels for the device */
   DLFP4_E_CUDA = 1000,  /**< plus the CUresult with which the driver failed */

@@ -48,7 +48,8 @@ dlfp4_status add_result(const dlfp4_scaled_tensor *q, Scaled *scaled, Quantizati
 // Scales of a layout: compact, of so many rows and columns before they are completed to tiles.
 dlfp4_status check_tiles(const Elements &scales, int layout, int64_t rows, int64_t columns) {
   if (layout < 0 || layout >= DLFP4_NUM_LAYOUTS) return DLFP4_E_OPTION;
-  if (!is_compact(scales) || scales.ndim != 2 || rows < 0 || columns < 0) return DLFP4_E_SHAPE;
+  if (!is_compact(scales) || scales.ndim != 2) return DLFP4_E_SHAPE;
+  if (rows < 0 || columns < 0 || rows > kMostExtent || columns > kMostExtent) return DLFP4_E_SHAPE;
   const dlfp4_layout_row &tile = dlfp4_layouts[layout];
   const int64_t padded_rows = (rows + tile.rows - 1) / tile.rows * tile.rows;
   const int64_t padded_columns = (columns + tile.columns - 1) / tile.columns * tile.columns;

@@ -4,8 +4,8 @@
 
 #include <string.h>
 
-#include "dlfp4/dlfp4.h"
 #include "rules/layouts.h"
+#include "tensors.h"
 
 namespace dlfp4 {
 namespace api {
@@ -101,8 +101,7 @@ dlfp4_status dlfp4_size_buffers(int format, int axis, int layout, int64_t rows, 
   if (!is_format(format) || (axis != -1 && axis != -2)) return DLFP4_E_OPTION;
   const dlfp4_format_row &row = dlfp4_formats[format];
   if (!takes_layout(row, layout)) return DLFP4_E_OPTION;
-  constexpr int64_t kMost = int64_t{1} << 40;  // of each extent, so that nothing here overflows once padded
-  if (rows < 0 || columns < 0 || rows > kMost || columns > kMost) return DLFP4_E_SHAPE;
+  if (rows < 0 || columns < 0 || rows > kMostExtent || columns > kMostExtent) return DLFP4_E_SHAPE;
   int64_t elements, scales;
   const int64_t lines = axis == -1 ? rows : columns;
   const int64_t length = stored_length(row, axis == -1 ? columns : rows);

@@ -17,7 +17,8 @@ const char *dlfp4_status_string(dlfp4_status status) {
     case DLFP4_E_DTYPE:
       return "an element type, or a pair of them, that the operation does not have";
     case DLFP4_E_SHAPE:
-      return "shapes differ or do not divide into blocks, or strides are not taken; see dlfp4_size_buffers";
+      return "shapes differ or do not divide into blocks, or strides or an alignment are not taken; see "
+             "dlfp4_size_buffers";
     case DLFP4_E_OPTION:
       return "NULL, or an option, a format, an axis or a layout that is out of range or has no use here";
     case DLFP4_E_ISA:

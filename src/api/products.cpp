@@ -111,7 +111,7 @@ dlfp4_status read_numbers(const DLTensor *tensor, int dtype, int64_t *count, con
   if (const dlfp4_status status = find_place(&tensor, 1, nullptr, &place)) return status;
   if (!place.on_host) return DLFP4_E_DEVICE;
   if (x.dtype != dtype) return DLFP4_E_DTYPE;
-  if (x.ndim != 1 || !is_compact(x) || (*count >= 0 && x.shape[0] != *count)) return DLFP4_E_SHAPE;
+  if (x.ndim != 1 || !is_array(x) || (*count >= 0 && x.shape[0] != *count)) return DLFP4_E_SHAPE;
   *count = x.shape[0];
   *numbers = reinterpret_cast<const Number *>(x.data);
   return DLFP4_OK;
@@ -186,7 +186,7 @@ dlfp4_status dlfp4_vecdot(const dlfp4_scaled_tensor *a, const dlfp4_scaled_tenso
   if (const dlfp4_status status = read(out, &sums)) return status;
   if (const dlfp4_status status = find_place_of(a, b, out, stream, &place)) return status;
   if (sums.code != kDLFloat || sums.bits != 32) return DLFP4_E_DTYPE;
-  if (sums.ndim != 1 || !is_compact(sums)) return DLFP4_E_SHAPE;
+  if (sums.ndim != 1 || !is_array(sums)) return DLFP4_E_SHAPE;
   const int64_t lines = sums.shape[0];
   for (Factor &factor : factors) {
     if (factor.count != lines && factor.count != 1) return DLFP4_E_SHAPE;

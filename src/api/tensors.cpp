@@ -22,6 +22,24 @@ dlfp4_status split_pairs(Elements *x) {
   return DLFP4_OK;
 }
 
+bool is_empty(const Elements &x) {
+  for (int k = 0; k < x.ndim; ++k)
+    if (x.shape[k] == 0) return true;
+  return false;
+}
+
+// Whether the elements lie within what addresses can count, in bits.
+bool can_be_reached(const Elements &x) {
+  int64_t reach = 1;
+  for (int k = 0; k < x.ndim; ++k) {
+    int64_t span;
+    if (x.shape[k] == 0) return true;
+    if (__builtin_mul_overflow(x.shape[k] - 1, x.strides[k], &span) || span == INT64_MIN) return false;
+    if (__builtin_add_overflow(reach, span < 0 ? -span : span, &reach)) return false;
+  }
+  return reach <= INT64_MAX / 128;
+}
+
 enum Kind { kHost, kCuda, kElsewhere };
 
 Kind kind_of(DLDevice device) {
@@ -49,6 +67,7 @@ dlfp4_status read_scales(const dlfp4_scaled_tensor &q, const dlfp4_sizes &sizes,
   if (scales.dtype != dlfp4_formats[q.format].scale) return DLFP4_E_DTYPE;
   if (!has_shape(scales, sizes.scale_ndim, sizes.scales)) return DLFP4_E_SHAPE;
   if (q.layout != DLFP4_LAYOUT_linear && !is_compact(scales)) return DLFP4_E_SHAPE;
+  if (scales.ndim == 0 && !is_array(scales)) return DLFP4_E_SHAPE;
   const bool across = lies_across(q);
   blocks->scales = scales.data;
   if (scales.ndim == 2) {
@@ -70,7 +89,7 @@ dlfp4_status read_global_scale(const dlfp4_scaled_tensor &q, int64_t lines, Scal
   Elements scale;
   if (const dlfp4_status status = read(q.global_scale, &scale)) return status;
   if (scale.dtype != DLFP4_float32) return DLFP4_E_DTYPE;
-  if (!is_compact(scale) || scale.ndim > 1 || (scale.ndim == 1 && scale.shape[0] != lines)) return DLFP4_E_SHAPE;
+  if (!is_array(scale) || scale.ndim > 1 || (scale.ndim == 1 && scale.shape[0] != lines)) return DLFP4_E_SHAPE;
   float *const numbers = reinterpret_cast<float *>(scale.data);
   if (scale.ndim == 1)
     scaled->blocks.decodes = numbers;
@@ -100,7 +119,7 @@ bool is_quantized(const dlfp4_scaled_tensor *q) {
 }  // namespace
 
 dlfp4_status read(const DLTensor *tensor, Elements *x) {
-  if (!tensor) return DLFP4_E_OPTION;
+  if (!tensor || (tensor->ndim > 0 && !tensor->shape)) return DLFP4_E_OPTION;
   if (tensor->ndim < 0 || tensor->ndim > kMostDims) return DLFP4_E_SHAPE;
   const bool pairs = tensor->dtype.lanes == 2 && tensor->dtype.code == kDLFloat4_e2m1fn;
   x->dtype = dlfp4_find_dtype(tensor->dtype.code, tensor->dtype.bits);
@@ -116,8 +135,13 @@ dlfp4_status read(const DLTensor *tensor, Elements *x) {
     x->strides[k] = tensor->strides ? tensor->strides[k] : stride;
     if (__builtin_mul_overflow(stride, x->shape[k] ? x->shape[k] : 1, &stride)) return DLFP4_E_SHAPE;
   }
-  if (stride > INT64_MAX / 64) return DLFP4_E_SHAPE;
+  if (stride > INT64_MAX / 64 || !can_be_reached(*x)) return DLFP4_E_SHAPE;
+  if (!tensor->data && !is_empty(*x)) return DLFP4_E_OPTION;
   return pairs ? split_pairs(x) : DLFP4_OK;
+}
+
+bool is_array(const Elements &x) {
+  return is_compact(x) && reinterpret_cast<uintptr_t>(x.data) % (x.bits < 8 ? 1 : x.bits / 8) == 0;
 }
 
 bool is_compact(const Elements &x) {

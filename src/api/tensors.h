@@ -58,6 +58,11 @@ dlfp4_status read_extents(const dlfp4_scaled_tensor *q, int64_t *lines, int64_t 
 
 bool is_compact(const Elements &elements);
 
+// Elements next to one another, at an address that can be read as an array of numbers.
+bool is_array(const Elements &elements);
+
+constexpr int64_t kMostExtent = int64_t{1} << 40;  // so that what is completed to blocks or tiles can be counted
+
 }  // namespace api
 }  // namespace dlfp4
 

@@ -380,6 +380,11 @@ def test_tensors_that_cannot_be_counted_are_refused():
     assert status(ndim=-1) == status(ndim=64) == c_api.E_SHAPE
     assert status(shape=(ctypes.c_int64 * 1)(-4)) == c_api.E_SHAPE
     assert status(ndim=2, shape=(ctypes.c_int64 * 2)(2**40, 2**40), strides=None) == c_api.E_SHAPE
+    for stride in (2**62, -(2**63), 2**60):
+        assert status(strides=(ctypes.c_int64 * 1)(stride)) == c_api.E_SHAPE
+    assert status(shape=None) == status(data=None) == c_api.E_OPTION
+    nothing = np.zeros(0, np.float32)
+    assert C.cast(c_api.describe(nothing, data=None), c_api.describe(nothing, data=None), None, 0, None) == c_api.OK
     assert status(dtype=c_api.DLDataType(2, 32, 2)) == status(dtype=c_api.DLDataType(99, 8, 1)) == c_api.E_DTYPE
     assert C.cast(c_api.describe(x), out, None, 4, None) == c_api.E_OPTION
 
@@ -393,6 +398,18 @@ def test_weights_are_prepared_on_devices_alone():
     assert C.prepare(w, None, byref(prepared), None) == c_api.E_OPTION
     x = c_api.describe(values(4, 64, dtype="bfloat16"))
     assert C.matmul_prepared(x, byref(prepared), x, 1, None) == c_api.E_DEVICE
+
+
+def test_numbers_that_are_not_aligned_are_refused():
+    x, memory = values(4, 64), np.zeros(64, np.uint8)
+    q = c_api.describe_scaled(dlfp4.quantize(x, "nvfp4"))
+    q.global_scale.contents.data = memory.ctypes.data + 1
+    assert C.quantize(c_api.describe(x), None, 0, q, None, None) == c_api.E_SHAPE
+    out = c_api.describe(np.zeros(4, np.float32), data=memory.ctypes.data + 2)
+    assert C.vecdot(c_api.plain(x), c_api.plain(x), out, None, None) == c_api.E_SHAPE
+    whole = c_api.describe_scaled(dlfp4.quantize(x, "fp8_e4m3"))
+    whole.scales.contents.data = memory.ctypes.data + 3
+    assert C.dequantize(whole, c_api.describe(x), None) == c_api.E_SHAPE
 
 
 def test_operands_that_do_not_go_together_are_refused():

@@ -36,7 +36,9 @@ int64_t step_of(const Matrix &x) { return x.shape[0] > 1 ? x.strides[0] : x.shap
 extern "C" {
 
 int64_t dlfp4_prepared_bytes(int format, int64_t rows, int64_t columns) {
+  using dlfp4::api::kMostExtent;
   if (format < 0 || format >= DLFP4_NUM_FORMATS || rows < 0 || columns < 0) return 0;
+  if (rows > kMostExtent || columns > kMostExtent || (rows > 0 && columns > kMostExtent / rows)) return 0;
   const dlfp4_cuda_prepared_size size = dlfp4_cuda_size_prepared(format, rows, columns);
   return size.blocks * (size.code_bytes + size.scale_bytes);
 }
