@@ -21,7 +21,7 @@ NEEDED = {
     *(f"dlfp4/include/dlfp4/{path.name}" for path in ROOT.glob("include/dlfp4/*")),
     *(
         f"dlfp4/{path.relative_to(ROOT)}"
-        for folder in ("rules", "gpu", "*/cuda")  # for NVRTC
+        for folder in ("rules", "gpu", "codecs/cuda", "blocks/cuda", "products/cuda")  # for NVRTC
         for end in ("h", "def", "cuh", "cu")
         for path in ROOT.glob(f"src/{folder}/*.{end}")
     ),
