@@ -39,12 +39,12 @@ constexpr double kStart = 2.5;       // launch, first loads, last stores
 constexpr double kReadRate = 4.4e6;  // bytes of weights that arrive in a microsecond
 constexpr double kSharing = 2.5;     // of the walk: two blocks of threads exchange sums
 constexpr double kNextWave = 2.0;    // of bytes: first loads of blocks that start late
-constexpr double kExchange = 2.5;    // of bytes: what clusters wait for one another
+constexpr double kExchange = 1.0;    // of bytes: what clusters wait for one another, and a microsecond a rank
 constexpr double kHalfTile = 1.1;    // of the walk: times what a tile of as many rows takes elsewhere
 
 // A stage of K: copies, decoding and products for a tile. Bytes are multiplied as they come.
 double time_of_step(int kind, int rows, int halves) {
-  constexpr double kByteRate = 8e4;  // of a multiprocessor, in a microsecond
+  constexpr double kByteRate = 9e4;  // of a multiprocessor, in a microsecond
   if (is_prepared(kind)) return 0.18 + 0.00085 * rows * halves;
   return std::max(0.06 + 0.00115 * rows * halves, stage_bytes(kind, rows, halves) / kByteRate);
 }
@@ -75,10 +75,11 @@ double time_of_shared(const Tactic &tactic, const ProductShape &shape, int proce
   const auto waves = static_cast<double>(divide_up(blocks, running_at_once(tactic.ranks, processors)));
   const double work = waves * static_cast<double>(steps) * time_of_step(shape.kind, tactic.rows, tactic.halves);
   if (is_prepared(shape.kind)) return kStart + work + waves * sums;
-  const double again = 0.5 * static_cast<double>(divide_up(shape.rows, tactic.rows) - 1);  // from the L2 cache
+  const double again = 0.8 * static_cast<double>(divide_up(shape.rows, tactic.rows) - 1);  // from the L2 cache
   const double arrival =
       (1 + again) * static_cast<double>(shape.columns) * static_cast<double>(shape.depth) / kReadRate;
-  return kStart + std::max(work, arrival) + waves * sums + (waves - 1) * kNextWave + (tactic.ranks > 1 ? kExchange : 0);
+  return kStart + std::max(work, arrival) + waves * sums + (waves - 1) * kNextWave +
+         (tactic.ranks > 1 ? kExchange + tactic.ranks : 0);
 }
 
 double time_of(const Tactic &tactic, const ProductShape &shape, int processors) {
