@@ -8,9 +8,10 @@ A shape is experts x N x K. Each token of bfloat16 goes to `top` experts, chosen
 "a call an expert", which is dlfp4.matmul for each expert that has rows. Results are bfloat16.
 
 On the host the limit is a copy of as many bytes in all as the weights of those experts and the rows have. On a GPU
-(--gpu) weights are prepared and cold: each case walks over copies that exceed the caches, in CUDA graphs, and the floor
-is the longer of the times that the memory (--bandwidth) and the tensor cores (--rate) need. Peers are PyTorch's grouped
-product of bfloat16 and, on a GPU, that of FP8 with a scale a row.
+(--gpu) weights are prepared and cold, or of fp8_128x128 as they lie, with rows that are quantized to fp8_1x128 before:
+each case walks over copies that exceed the caches, in CUDA graphs, and the floor is the longer of the times that the
+memory (--bandwidth) and the tensor cores (--rate, twice that for FP8) need. Peers are PyTorch's grouped product of
+bfloat16 and, on a GPU, that of FP8 with a scale a row.
 """
 
 import argparse
@@ -207,7 +208,7 @@ class DeviceWeights:
         size = (shape.experts, shape.n, shape.k)
         self.plain = cold(torch.randn(size, device="cuda", dtype=torch.bfloat16), 2 * math.prod(size))
         quantized = dlfp4.quantize(self.plain[0], format)
-        self.nbytes = quantized.nbytes
+        self.nbytes, self.in_bytes = quantized.nbytes, format == "fp8_128x128"
         self.prepared = [w.prepare() for w in cold(quantized, self.nbytes)]
         self.experts = [[w[e].prepare().mT for e in range(shape.experts)] for w in cold(quantized, self.nbytes)]
         self.fp8 = cold(self.plain[0].to(torch.float8_e4m3fn), math.prod(size))
@@ -221,17 +222,18 @@ class DeviceWeights:
         indices, ends = (torch.from_numpy(each).cuda() for each in (routing.indices, routing.ends))
         rows = x[indices]
         rows8, ones = rows.to(torch.float8_e4m3fn), torch.ones(len(rows), device="cuda")
+        given, given_rows = ((dlfp4.quantize(each, "fp8_1x128") if self.in_bytes else each) for each in (x, rows))
         out = torch.empty(len(rows), shape.n, device="cuda", dtype=torch.bfloat16)
         here = torch.cuda.current_stream
 
         def ours() -> list[Call]:
             return [
-                lambda w=w: dlfp4.grouped_matmul(x, w.mT, ends, indices=indices, out=out, stream=here())
+                lambda w=w: dlfp4.grouped_matmul(given, w.mT, ends, indices=indices, out=out, stream=here())
                 for w in self.prepared
             ]
 
         def by_calls() -> list[Call]:
-            return [lambda w=w: call_each(rows, w, routing.busy, out) for w in self.experts]
+            return [lambda w=w: call_each(given_rows, w, routing.busy, out) for w in self.experts]
 
         def by_bfloat16() -> list[Call]:
             return [lambda w=w: torch._grouped_mm(rows, w.mT, offs=ends) for w in self.plain]
@@ -242,7 +244,7 @@ class DeviceWeights:
 
         cases = make_cases(dict(zip(self.cases, (ours, by_calls, by_bfloat16, by_fp8), strict=True)))
         moved = bytes_of(shape, self.nbytes, routing) / options.bandwidth / 1e3
-        multiplied = 2 * len(rows) * shape.n * shape.k / options.rate / 1e6
+        multiplied = 2 * len(rows) * shape.n * shape.k / options.rate / (2e6 if self.in_bytes else 1e6)
         return Group(shape, self.format, tokens, 0, routing, cases, max(moved, multiplied))
 
     def groups(self, options: argparse.Namespace) -> Iterator[Group]:

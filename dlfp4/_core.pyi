@@ -321,7 +321,7 @@ def _multiply_on_host(
 ) -> None: ...
 def _has_grouped(w: ScaledTensor) -> bool: ...
 def _multiply_groups_on_cuda(
-    x: Tensor,
+    x: Tensor | ScaledTensor,
     w: ScaledTensor,
     offsets: Tensor,
     indices: Tensor | None,

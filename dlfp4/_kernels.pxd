@@ -402,22 +402,6 @@ cdef extern from "gpu/kernels.h" nogil:
     int dlfp4_cuda_find_tactics(int, int, int64_t, int64_t, int64_t, int *, int, int *)
     int64_t dlfp4_cuda_reads_codes(int, int64_t, int)
     int dlfp4_cuda_multiply(int, uintptr_t, const dlfp4_cuda_product *, int)
-    ctypedef struct dlfp4_cuda_grouped_product:
-        dlfp4_cuda_product product
-        int64_t experts
-        int factor_step
-        const void *ends
-        int end_bits
-        const void *indices
-        int index_bits
-        bint gathers
-        bint adds
-        const float *weights
-        int64_t tokens
-        void *workspace
-    bint dlfp4_cuda_has_grouped(int, int)
-    int64_t dlfp4_cuda_grouped_workspace(const dlfp4_cuda_grouped_product *)
-    int dlfp4_cuda_multiply_grouped(int, uintptr_t, const dlfp4_cuda_grouped_product *)
     ctypedef struct dlfp4_cuda_bytes:
         const void *data
         int64_t stride
@@ -435,6 +419,22 @@ cdef extern from "gpu/kernels.h" nogil:
         float alpha
     int dlfp4_cuda_find_bytes_tactics(int, const dlfp4_cuda_bytes_product *, int *, int, int *)
     int dlfp4_cuda_multiply_bytes(int, uintptr_t, const dlfp4_cuda_bytes_product *, int)
+    ctypedef struct dlfp4_cuda_routing:
+        int64_t experts
+        const void *ends
+        int end_bits
+        const void *indices
+        int index_bits
+        bint gathers
+        bint adds
+        const float *weights
+        int64_t tokens
+        void *workspace
+    bint dlfp4_cuda_has_grouped(int, int)
+    int64_t dlfp4_cuda_grouped_workspace(const dlfp4_cuda_product *, const dlfp4_cuda_routing *)
+    int64_t dlfp4_cuda_grouped_bytes_workspace(const dlfp4_cuda_bytes_product *, const dlfp4_cuda_routing *)
+    int dlfp4_cuda_multiply_grouped(int, uintptr_t, const dlfp4_cuda_product *, int, const dlfp4_cuda_routing *)
+    int dlfp4_cuda_multiply_grouped_bytes(int, uintptr_t, const dlfp4_cuda_bytes_product *, const dlfp4_cuda_routing *)
     const char *dlfp4_cuda_image()
     int dlfp4_cuda_load(int, int, const void *)
     bint dlfp4_cuda_is_loaded(int, int)

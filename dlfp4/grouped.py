@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 from dlfp4._core import (
@@ -19,7 +20,7 @@ from dlfp4._core import (
     asarray,
 )
 from dlfp4.arguments import borrow_result, describe_product, prepare_result, rounded
-from dlfp4.engines import cpu, cuda
+from dlfp4.engines import cpu, cuda, cuda_fp8
 from dlfp4.engines import problem as common
 from dlfp4.engines.problem import ON_CUDA, Operand, Problem
 from dlfp4.show import summary
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 NUMBERS: dict[str, int] = {name: np.dtype(name).num for name in ("int32", "int64", "float32")}
 INTEGERS = frozenset((NUMBERS["int32"], NUMBERS["int64"]))
 WEIGHTS = frozenset((NUMBERS["float32"],))
+E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 MOST_EXPERTS = 512  # of kernels for CUDA devices
 
 
@@ -107,10 +109,12 @@ def grouped_matmul(
     number of threads nor on chance; a token without rows is zero.
 
     On CUDA devices of compute capability 9.0 w is prepared (``w.prepare().mT``) and x of 16-bit floats, or of a format
-    that they hold exactly; there are at most 512 experts. The host does not wait to look: offsets that decrease or pass
-    R count as the nearest ones that do not, and rows of tokens that are not there as rows of zeros. Graphs capture it,
-    and may be replayed with other offsets. Each expert's rows have the bits of :func:`matmul` there by the tactic
-    "32x128". Weighted rows take a buffer of R x N float32 for the length of the call.
+    that they hold exactly; or both are E4M3 with float32 scales, as of fp8_1x128 by fp8_128x128, whose error is that of
+    the backend "cuda_fp8" (see :func:`matmul`). There are at most 512 experts. The host does not wait to look: offsets
+    that decrease or pass R count as the nearest ones that do not, and rows of tokens that are not there as rows of
+    zeros. Graphs capture it, and may be replayed with other offsets. Each expert's rows have the bits of :func:`matmul`
+    there by a tactic that does not share out K, such as "32x128". Tokens' rows and weighted rows, these as float32,
+    take a buffer for the length of the call.
 
     Examples
     --------
@@ -149,7 +153,9 @@ def run_on_cuda(problem: Problem, routing: Routing, out: Tensor) -> None:
     """By dlfp4_cuda_multiply_grouped, of what refuses_on_cuda lets through."""
     w: Any = problem.b
     ends, places, weights, _ = routing
-    x, factor = cuda.values_of(problem.a, cuda.types_of(problem)[0], problem.stream)
+    x, factor = problem.a, None
+    if w.scale_layout == "prepared":
+        x, factor = cuda.values_of(x, cuda.types_of(problem)[0], problem.stream)
     _multiply_groups_on_cuda(x, w, ends, places, weights, out, problem.alpha, factor, routing.gathers, problem.stream)
 
 
@@ -260,32 +266,46 @@ def check_operands(problem: Problem, routing: Routing) -> None:
 
 def refuses_on_cuda(problem: Problem) -> str | None:
     """Why kernels of a CUDA device do not take operands."""
-    x, w = problem.a, problem.b
-    if not isinstance(w, ScaledTensor) or w.scale_layout != "prepared":
+    w = problem.b
+    if not isinstance(w, ScaledTensor) or (w.scale_layout != "prepared" and common.element_of(w) != E4M3):
         return (
-            f"they lie on {problem.device}, whose kernels multiply prepared weights by experts, and w is "
+            f"they lie on {problem.device}, whose kernels multiply prepared weights and FP8 by experts, and w is "
             f"{common.describe(w)}: quantize (E, N, K) to nvfp4, mxfp4, mxfp8_e4m3 or fp8_e4m3 along K, pass "
             f"w.prepare().mT, or call matmul for each expert, or .to_device('cpu')"
         )
+    refuses = refuses_prepared if w.scale_layout == "prepared" else refuses_bytes
     return (
         common.rounds_activations(problem)
         or common.not_on_one_cuda_device(problem)
-        or cuda.refuses_activations(x)
-        or (
-            None
-            if cuda.types_of(problem)
-            else f"neither bfloat16 nor float16 holds both x and w, {summary(w)}, exactly"
-        )
-        or refuses_sizes(x, w)
+        or refuses(problem, w)
+        or (f"w has {w.shape[0]} experts; expected at most {MOST_EXPERTS}" if w.shape[0] > MOST_EXPERTS else None)
         or (None if _has_grouped(w) else "the kernels by experts are for compute capability 9.0; call matmul for each")
     )
 
 
-def refuses_sizes(x: Operand, w: ScaledTensor) -> str | None:
-    """Whether kernels for CUDA devices count so far."""
-    if w.shape[0] > MOST_EXPERTS:
-        return f"w has {w.shape[0]} experts; expected at most {MOST_EXPERTS}: split it"
-    return None if x.shape[1] % cuda.BULK == 0 else f"K is {x.shape[1]}; expected a multiple of {cuda.BULK}"
+def refuses_prepared(problem: Problem, w: ScaledTensor) -> str | None:
+    """Whether kernels do not multiply x by prepared weights."""
+    if (reason := cuda.refuses_activations(problem.a)) is not None:
+        return reason
+    if not cuda.types_of(problem):
+        return f"neither bfloat16 nor float16 holds both x and w, {summary(w)}, exactly"
+    depth = w.shape[2]
+    return f"K is {depth}; expected a multiple of {cuda.BULK}" if depth % cuda.BULK else None
+
+
+def refuses_bytes(problem: Problem, w: ScaledTensor) -> str | None:
+    """Whether kernels do not multiply x by FP8 as it lies."""
+    x = problem.a
+    if common.element_of(x) != E4M3:
+        return (
+            f"w is {w.format.name} and x is {common.describe(x)}; expected float8_e4m3fn of both: pass "
+            f"activation='fp8_1x128', or quantize x, or pass w.prepare().mT of mxfp8_e4m3 or fp8_e4m3 with x of 16 bits"
+        )
+    if isinstance(x, ScaledTensor) and x.axis != -1:
+        return f"blocks of x, {summary(x)}, run across the sums; quantize it along the last axis"
+    if w.global_scale is not None or w.shape[2] % cuda_fp8.BULK:
+        return f"w is {summary(w)}; expected no global scale and K a multiple of {cuda_fp8.BULK}"
+    return cuda_fp8.refuses_scales("x", x) or cuda_fp8.refuses_scales("w", w) or cuda_fp8.refuses_together(x, w)
 
 
 def refuses_on_host(problem: Problem) -> str | None:

@@ -50,6 +50,16 @@ def refuses_operand(name: str, x: Operand) -> str | None:
     """Whether it is FP8 as it lies, with scales that kernels read."""
     if common.name_of(common.element_of(x)) not in FP8:
         return f"{name} is {common.describe(x)}; expected float8_e4m3fn or float8_e5m2"
+    if (reason := refuses_scales(name, x)) is not None or not isinstance(x, ScaledTensor):
+        return reason
+    block = x.format.block
+    if x.ndim > 2 and block is not None and block[0] > 1:
+        return f"{name} is a stack of matrices with blocks of {block[0]} rows; expected one matrix"
+    return None
+
+
+def refuses_scales(name: str, x: Operand) -> str | None:
+    """Whether it has scales that kernels do not read."""
     if not isinstance(x, ScaledTensor):
         return None
     block = x.format.block
@@ -59,8 +69,6 @@ def refuses_operand(name: str, x: Operand) -> str | None:
         return (
             f"{name} has scale_layout {x.scale_layout!r}; expected one of {', '.join(LAYOUTS)}, see with_scale_layout"
         )
-    if x.ndim > 2 and block is not None and block[0] > 1:
-        return f"{name} is a stack of matrices with blocks of {block[0]} rows; expected one matrix"
     return None
 
 

@@ -10,8 +10,8 @@
  * DLFP4_CUDA_LEAN(name, key, parameters, body) is the same with so few registers that these allow four blocks of
  * threads on a multiprocessor (shared memory may not), which hide what each waits for.
  *
- * DLFP4_CUDA_PRODUCT(name, key, parameters, threads, at_once, body) is the same for a kernel with a number of threads of
- * its own, which waits for the kernel before it where it needs to. Registers allow `at_once` blocks of them on a
+ * DLFP4_CUDA_PRODUCT(name, key, parameters, threads, at_once, body) is the same for a kernel with a number of threads
+ * of its own, which waits for the kernel before it where it needs to. Registers allow `at_once` blocks of them on a
  * multiprocessor.
  *
  * The order means nothing. What has no row goes by the kernels for anything. A list is read more than once, each time

@@ -127,30 +127,6 @@ int64_t dlfp4_cuda_reads_codes(int format, int64_t depth, int tactic);
 
 int dlfp4_cuda_multiply(int device, uintptr_t stream, const dlfp4_cuda_product *product, int tactic);
 
-/* The products of dlfp4_host_grouped_matmul, with everything on the device, where the host does not look: ends that
- * decrease or are beyond `product.rows` count as the nearest ones that do not, and rows with an index out of range as
- * none. Routed rows beyond the last end are zero. `product` has all experts' weights: `columns` rows of each, one
- * expert's after the other's, prepared as one matrix; `rows` counts the routed rows. */
-typedef struct {
-  dlfp4_cuda_product product;
-  int64_t experts;
-  int factor_step;     /* from expert to expert of product.factors[0]: 0 or 1 */
-  const void *ends;    /* of each expert */
-  int end_bits;        /* int32 or int64 */
-  const void *indices; /* of each routed row, or NULL */
-  int index_bits;
-  int gathers;          /* whether indices are rows of x */
-  int adds;             /* whether routed rows are multiplied by weights and added to rows of y by indices, in order, */
-  const float *weights; /* in float32; of each routed row */
-  int64_t tokens;       /* rows of x where it gathers, and of y where it adds */
-  void *workspace;      /* dlfp4_cuda_grouped_workspace bytes, aligned to 16 */
-} dlfp4_cuda_grouped_product;
-
-/* Whether a device's image has kernels for weights of a format. */
-int dlfp4_cuda_has_grouped(int device, int format);
-int64_t dlfp4_cuda_grouped_workspace(const dlfp4_cuda_grouped_product *product);
-int dlfp4_cuda_multiply_grouped(int device, uintptr_t stream, const dlfp4_cuda_grouped_product *product);
-
 /* A matrix of FP8 as it lies: rows of bytes side by side, 16 bytes apart or multiples of it. Its float32 scales serve
  * `scale_lines` rows and 128 of K each; where 0 there is one for the tensor, or none. */
 typedef struct {
@@ -178,6 +154,37 @@ int dlfp4_cuda_find_bytes_tactics(int device, const dlfp4_cuda_bytes_product *pr
                                   int *count);
 
 int dlfp4_cuda_multiply_bytes(int device, uintptr_t stream, const dlfp4_cuda_bytes_product *product, int tactic);
+
+/* The products of dlfp4_host_grouped_matmul, with everything on the device, where the host does not look: ends that
+ * decrease or are beyond the product's rows count as the nearest ones that do not, and rows with an index out of range
+ * as none. Routed rows beyond the last end are zero. A product has all experts' weights: `columns` rows of each, one
+ * expert's after the other's, as one matrix; its `rows` are the routed ones. */
+typedef struct {
+  int64_t experts;
+  const void *ends;    /* of each expert */
+  int end_bits;        /* int32 or int64 */
+  const void *indices; /* of each routed row, or NULL */
+  int index_bits;
+  int gathers;          /* whether indices are rows of x */
+  int adds;             /* whether routed rows are multiplied by weights and added to rows of y by indices, in order, */
+  const float *weights; /* in float32; of each routed row */
+  int64_t tokens;       /* rows of x where it gathers, and of y where it adds */
+  void *workspace;      /* as many bytes as the functions below say, aligned to 16 */
+} dlfp4_cuda_routing;
+
+/* Whether a device's image has kernels for prepared weights of a format, or, with -1, for bytes. */
+int dlfp4_cuda_has_grouped(int device, int format);
+
+int64_t dlfp4_cuda_grouped_workspace(const dlfp4_cuda_product *product, const dlfp4_cuda_routing *routing);
+int64_t dlfp4_cuda_grouped_bytes_workspace(const dlfp4_cuda_bytes_product *product, const dlfp4_cuda_routing *routing);
+
+/* factors[0] is `factor_step`, 0 or 1, further for each next expert. */
+int dlfp4_cuda_multiply_grouped(int device, uintptr_t stream, const dlfp4_cuda_product *product, int factor_step,
+                                const dlfp4_cuda_routing *routing);
+
+/* E4M3 by E4M3. */
+int dlfp4_cuda_multiply_grouped_bytes(int device, uintptr_t stream, const dlfp4_cuda_bytes_product *product,
+                                      const dlfp4_cuda_routing *routing);
 
 /* What this build's image was compiled for ("90a, PTX"), or "" where it has none. */
 const char *dlfp4_cuda_image(void);

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import dlfp4
-from dlfp4._core import _cuda_capability, _multiply_on_cuda
+from dlfp4._core import _cuda_capability, _multiply_bytes_on_cuda, _multiply_on_cuda
 
-from ..products.test_grouped_matmul import ENDS, route, stack_of, values
+from ..products.test_grouped_matmul import ENDS, route, stack_of, take, values
 from .test_cuda_matmul import CUDA, PREPARABLE, on_cuda
 
 pytestmark = pytest.mark.gpu
@@ -296,10 +296,99 @@ def test_no_rows(torch):
     assert got.eq(0).all()
 
 
+FP8 = [("fp8_e4m3", "fp8_e4m3"), ("fp8_row", "fp8_row"), ("fp8_1x128", "fp8_128x128"), ("fp8_1x128", "fp8_1x128"),
+       ("fp8_e4m3", "fp8_128x128"), ("fp8_row", "fp8_1x128")]  # fmt: skip
+
+
+def bytes_by_expert(torch, x, stack, ends, dtype, alpha=1.0):
+    """As by_expert, of FP8 by FP8."""
+    out, first = torch.zeros(x.shape[0], stack.shape[1], device=CUDA, dtype=getattr(torch, dtype)), 0
+    for expert, end in enumerate(map(int, ends)):
+        if end > first:
+            part = torch.empty_like(out[first:end])
+            rows = x if x.scales.ndim == 0 else take(x, first, end)
+            if x.scales.ndim == 0:
+                rows = dlfp4.ScaledTensor.from_parts(x.data[first:end], x.scales, format=x.format)
+            _multiply_bytes_on_cuda(rows, stack[expert].mT, dlfp4.asarray(part), alpha, SAME, None)
+            out[first:end] = part
+        first = max(first, end)
+    return out
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("pair", FP8, ids="-".join)
+@pytest.mark.parametrize("case", [(4, 128, 256), (3, 256, 1040), (4, 72, 144), (4, 200, 640)], ids=str)
+def test_fp8_by_fp8(torch, pair, case):
+    """As both lie. Blocks of 128 rows of weights are whole."""
+    experts, n, k = case
+    if "128x128" in pair[1]:
+        n = -(-n // 128) * 128
+    stack = on_cuda(stack_of(pair[1], experts, n, k))
+    for times in (1, 4, 17):
+        x = on_cuda(dlfp4.quantize(values((40 * times, k), 3), pair[0], pad=True))
+        for ends in ENDS.values():
+            ends = (np.array(ends) * times)[:experts]
+            for dtype in ("bfloat16", "float32"):
+                got = run(torch, x, stack, numbers(torch, ends), (x.shape[0], n), dtype, alpha=0.75)
+                same(torch, got, bytes_by_expert(torch, x, stack, ends, dtype, 0.75))
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("rows", [1, 15, 16, 17, 32, 33, 64, 65, 127, 128, 129, 300])
+def test_every_size_of_tile_of_fp8(torch, rows):
+    stack = on_cuda(stack_of("fp8_128x128", 3, 256, 384))
+    ends = np.array([rows, rows + 1, 2 * rows + 1])
+    x = on_cuda(dlfp4.quantize(values((ends[-1] + 8, 384), 3), "fp8_1x128"))
+    for dtype in ("bfloat16", "float32"):
+        got = run(torch, x, stack, numbers(torch, ends), (x.shape[0], 256), dtype)
+        same(torch, got, bytes_by_expert(torch, x, stack, ends, dtype))
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("pair", FP8, ids="-".join)
+def test_routed_tokens_of_fp8(torch, pair):
+    """Codes and scales are gathered, from scales in each layout; rows of no token are zero."""
+    experts, top, tokens, n, k = 32, 4, 150, 256, 384
+    indices, ends = route(tokens, experts, top)
+    stack = on_cuda(stack_of(pair[1], experts, n, k))
+    x = on_cuda(dlfp4.quantize(values((tokens, k), 3), pair[0]))
+    codes, scales = x.data.to_torch(), x.scales.to_torch()
+    places = numbers(torch, indices)
+    rows = dlfp4.ScaledTensor.from_parts(codes[places.long()], scales[places.long()] if scales.ndim else scales,
+                                         format=x.format)  # fmt: skip
+    expected = bytes_by_expert(torch, rows, stack, ends, "bfloat16")
+    given = x.with_scale_layout("cublas_1x128") if "1x128" in pair[0] else x
+    for each in (x, given):
+        same(torch, run(torch, each, stack, numbers(torch, ends), expected.shape, indices=places), expected)
+    weights = torch.rand(len(indices), device=CUDA)
+    wide = bytes_by_expert(torch, rows, stack, ends, "float32")
+    sums = weighted(torch, wide, indices, weights, ends, tokens)
+    got = run(torch, given, stack, numbers(torch, ends), (tokens, n), "float32", indices=places, weights=weights)
+    same(torch, got, sums)
+    wrong = places.clone()
+    wrong[3] = -1
+    got = run(torch, given, stack, numbers(torch, ends), expected.shape, indices=wrong)
+    expected[3] = 0
+    same(torch, got, expected)
+
+
+@pytest.mark.usefixtures("hopper")
+def test_rows_quantized_on_the_way(torch):
+    """activation= quantizes tokens, and takes the ways of quantized ones."""
+    stack, ends = on_cuda(stack_of("fp8_128x128", 4, 256, 256)), numbers(torch, [5, 50, 50, 90])
+    x = rows_on_cuda(torch, (90, 256))
+    for name in ("fp8_1x128", "fp8_row"):
+        q = dlfp4.quantize(x, name)
+        expected = run(torch, q, stack, ends, (90, 256))
+        same(torch, run(torch, x, stack, ends, (90, 256), activation=name), expected)
+    with pytest.raises(dlfp4.BackendError, match="activation='fp8_1x128'"):
+        dlfp4.grouped_matmul(x, stack.mT, ends)
+
+
 def test_what_is_refused(torch):
     w, x, ends = stack_of("mxfp4", 3, 32, 64), values((40, 64)), np.array([5, 6, 40], np.int32)
     there = [dlfp4.asarray(each).to_device(CUDA) for each in (x, ends)]
-    with pytest.raises(dlfp4.BackendError, match="prepared weights by experts"):
+    with pytest.raises(dlfp4.BackendError, match="prepared weights and FP8 by experts"):
         dlfp4.grouped_matmul(there[0], w.to_device(CUDA).mT, there[1])
     with pytest.raises(dlfp4.BackendError, match="offsets lie on cpu"):
         dlfp4.grouped_matmul(there[0], w.to_device(CUDA).mT, ends)

@@ -409,7 +409,7 @@ host = dlfp4.quantize(x, "nvfp4").data.view("uint8").to_numpy().tobytes()
 for number in sys.argv[1:]:
     q = dlfp4.quantize(dlfp4.asarray(x).to_device(f"cuda:{number}"), "nvfp4")
     assert q.data.to_device("cpu").view("uint8").to_numpy().tobytes() == host, number
-cubins = pathlib.Path(os.environ["XDG_CACHE_HOME"], "dlfp4").iterdir()
+cubins = pathlib.Path(os.environ["XDG_CACHE_HOME"], "dlfp4").glob("*.cubin")
 print(*sorted((cubin.name, cubin.stat().st_mtime_ns) for cubin in cubins), sep="\\n")
 """
     env = {**os.environ, "DLFP4_CUDA_IMAGE": "nvrtc", "XDG_CACHE_HOME": str(tmp_path)}

@@ -65,6 +65,14 @@ cdef int fill_bytes(dlfp4_cuda_bytes *side, x, Touched *touched) except -1:
     return fill_scaled_bytes(side, x) if type(x) is ScaledTensor else fill_plain_bytes(side, x)
 
 
+cdef void fill_result_of_bytes(dlfp4_cuda_bytes_product *product, Tensor result, Touched *touched) noexcept:
+    cdef dlfp4_cuda_product written
+    fill_result(&written, result, touched)
+    product.y, product.y_stride = written.y, written.y_stride
+    product.y_bytes, product.y_is_half = written.y_bytes, written.y_is_half
+    product.columns = written.columns
+
+
 def _find_bytes_tactics(a, b, rows):
     """The names of the kernels for `rows` rows of FP8 times FP8, the best guess first."""
     cdef int numbers[64]
@@ -104,7 +112,6 @@ def _multiply_bytes_on_cuda(a, b, Tensor out, alpha, str tactic, stream):
     cdef Tensor target, result
     cdef object x, w   # to be kept until the launch
     cdef BytesMultiplication call
-    cdef dlfp4_cuda_product written
     cdef Touched touched
     memset(&call, 0, sizeof(call))
     touch_nothing(&touched)
@@ -115,10 +122,8 @@ def _multiply_bytes_on_cuda(a, b, Tensor out, alpha, str tactic, stream):
         result = allocate_on(&place, target.row, 2, target.dl.shape, False)
     fill_bytes(&call.product.x, x, &touched)
     fill_bytes(&call.product.w, w, &touched)
-    fill_result(&written, result, &touched)
-    call.product.y, call.product.y_stride = written.y, written.y_stride
-    call.product.y_bytes, call.product.y_is_half = written.y_bytes, written.y_is_half
-    call.product.rows, call.product.columns, call.product.depth = result.dl.shape[0], result.dl.shape[1], b.shape[0]
+    fill_result_of_bytes(&call.product, result, &touched)
+    call.product.rows, call.product.depth = result.dl.shape[0], b.shape[0]
     call.product.alpha = alpha
     call.tactic = TACTICS[tactic]
     check_run(&place, run_on(&place, &touched, multiply_bytes_at, DLFP4_CUDA_IMAGE_products, &call, 0),

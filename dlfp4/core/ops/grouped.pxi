@@ -110,54 +110,86 @@ cdef int check_places(const dlfp4_groups *groups, Tensor indices, int64_t count)
 # ---- On a CUDA device: nothing that says where rows belong is read by the host
 
 def _has_grouped(ScaledTensor w):
-    """Whether the CUDA device of prepared weights has kernels for experts of them."""
+    """Whether a stack's CUDA device has kernels for experts of it: prepared, or of bytes."""
     cdef int device = w.data.dl.device.device_id
     load_kernels(device, DLFP4_CUDA_IMAGE_grouped)
-    return dlfp4_cuda_has_grouped(device, w.number)
+    return dlfp4_cuda_has_grouped(device, w.number if is_prepared(w) else -1)
+
+
+cdef struct RoutedProduct:      # of prepared weights, or of bytes
+    bint has_bytes
+    dlfp4_cuda_product product
+    dlfp4_cuda_bytes_product of_bytes
+    int factor_step
+    dlfp4_cuda_routing routing
 
 
 cdef int multiply_groups_at(const Place *place, void *call) noexcept nogil:
-    return dlfp4_cuda_multiply_grouped(place.device, place.stream, <dlfp4_cuda_grouped_product *> call)
+    cdef RoutedProduct *r = <RoutedProduct *> call
+    if r.has_bytes:
+        return dlfp4_cuda_multiply_grouped_bytes(place.device, place.stream, &r.of_bytes, &r.routing)
+    return dlfp4_cuda_multiply_grouped(place.device, place.stream, &r.product, r.factor_step, &r.routing)
 
 
-def _multiply_groups_on_cuda(Tensor x, ScaledTensor w, Tensor offsets, Tensor indices, Tensor weights, Tensor out,
-                             alpha, factor, bint gathers, stream):
-    """alpha * factor * rows of 16-bit floats by the prepared matrices of a stack, as it was prepared, (E, N, K)."""
-    cdef Place place = place_for(x, stream, x, out)
-    cdef Tensor rows = x if has_aligned_rows(x) else copy_on(x, &place), result = out
-    cdef Tensor part, workspace   # to be kept until the launch
-    cdef dlfp4_cuda_grouped_product call
+def _multiply_groups_on_cuda(x, ScaledTensor w, Tensor offsets, Tensor indices, Tensor weights, Tensor out, alpha,
+                             factor, bint gathers, stream):
+    """alpha * factor * rows by the matrices of a stack (E, N, K): 16-bit floats by prepared ones, or FP8 by FP8."""
+    cdef Place place = place_for(elements_of(x), stream, x, out)
+    cdef Tensor result = out, workspace
+    cdef object rows, stack   # to be kept until the launch, as the workspace
+    cdef int64_t count
+    cdef RoutedProduct call
     cdef Touched touched
     memset(&call, 0, sizeof(call))
     touch_nothing(&touched)
+    secure(out)
     if (out.dl.shape[1] > 1 and out.dl.strides[1] != 1) or not is_aligned(out):
         result = allocate_on(&place, out.row, 2, out.dl.shape, False)
-    for part in (x, out, offsets, indices, weights):
-        if part is not None:
-            secure(part)
     offsets, indices, weights = [in_one_piece(part, &place) for part in (offsets, indices, weights)]
-    fill_weights(&call.product, w, factor, &touched)
-    fill_rows(&call.product, rows, None, &touched)
-    fill_result(&call.product, result, &touched)
-    call.product.alpha = alpha
-    call.product.rows = rows.dl.shape[0] if indices is None else indices.dl.shape[0]
-    call.experts = w.shape[0]
-    call.factor_step = w.global_scale is not None and w.global_scale.dl.ndim > 0
-    call.ends, call.end_bits = offsets.dl.data, offsets.dl.dtype.bits
-    call.gathers = gathers
-    call.tokens = result.dl.shape[0] if weights is not None else rows.dl.shape[0]
-    if indices is not None:
-        call.indices, call.index_bits = indices.dl.data, indices.dl.dtype.bits
-    if weights is not None:
-        call.adds, call.weights = True, <const float *> weights.dl.data
-    workspace = allocate_buffer((dlfp4_cuda_grouped_workspace(&call),), UINT8, &place)
-    call.workspace = workspace.dl.data
-    for part in (offsets, indices, weights):
-        reads(&touched, part)
+    call.has_bytes = not is_prepared(w)
+    if call.has_bytes:
+        rows, stack = as_bytes(x, &place), as_bytes(w, &place)
+        fill_bytes(&call.of_bytes.x, rows, &touched)
+        fill_bytes(&call.of_bytes.w, stack, &touched)
+        fill_result_of_bytes(&call.of_bytes, result, &touched)
+        call.of_bytes.depth, call.of_bytes.alpha = w.shape[2], alpha
+    else:
+        rows = x if has_aligned_rows(x) else copy_on(x, &place)
+        secure(rows)
+        fill_weights(&call.product, w, factor, &touched)
+        fill_rows(&call.product, rows, None, &touched)
+        fill_result(&call.product, result, &touched)
+        call.product.alpha = alpha
+        call.factor_step = w.global_scale is not None and w.global_scale.dl.ndim > 0
+    count = x.shape[0] if indices is None else indices.dl.shape[0]
+    call.product.rows = call.of_bytes.rows = count
+    fill_routing(&call.routing, offsets, indices, weights, gathers, &touched)
+    call.routing.tokens = result.dl.shape[0] if weights is not None else x.shape[0]
+    count = dlfp4_cuda_grouped_bytes_workspace(&call.of_bytes, &call.routing) if call.has_bytes \
+        else dlfp4_cuda_grouped_workspace(&call.product, &call.routing)
+    workspace = allocate_buffer((count,), UINT8, &place)
+    call.routing.workspace = workspace.dl.data
     check_run(&place, run_on(&place, &touched, multiply_groups_at, DLFP4_CUDA_IMAGE_grouped, &call, 0),
               "multiplying by experts")
     if result is not out:
         convert(result, out, NULL, &place)
+
+
+cdef int fill_routing(dlfp4_cuda_routing *routing, Tensor offsets, Tensor indices, Tensor weights, bint gathers,
+                      Touched *touched) except -1:
+    cdef Tensor part
+    for part in (offsets, indices, weights):
+        if part is not None:
+            secure(part)
+            reads(touched, part)
+    routing.experts = offsets.dl.shape[0]
+    routing.ends, routing.end_bits = offsets.dl.data, offsets.dl.dtype.bits
+    routing.gathers, routing.adds = gathers, weights is not None
+    if indices is not None:
+        routing.indices, routing.index_bits = indices.dl.data, indices.dl.dtype.bits
+    if weights is not None:
+        routing.weights = <const float *> weights.dl.data
+    return 0
 
 
 cdef object in_one_piece(Tensor numbers, const Place *place):

@@ -1,5 +1,5 @@
 // dlfp4_cuda_multiply_grouped: rows that are divided among experts, on CUDA memory.
-// Layout: see dlfp4_cuda_grouped_product.
+// Layout: see dlfp4_cuda_routing. The workspace has rows of tokens, their scales, and sums in float32.
 // Trick: nothing is read by the host, so it chooses the kernel by the mean of experts' rows. Tokens' rows are brought
 // together by a kernel before. Weighted rows are made in float32, and added by a kernel after it, token by token, so
 // that their order does not depend on chance.
@@ -18,6 +18,7 @@ const KernelNames kernels_of_grouped = {image_of_grouped::kNames, image_of_group
 namespace {
 
 using namespace image_of_grouped;
+using Routing = dlfp4_cuda_routing;
 
 constexpr GroupedOperation kOperations[] = {kGroupedFew, kGroupedMany};
 constexpr KernelTable<2, kNumWeightKinds> kOfBfloat16([](int size, int kind) {
@@ -26,81 +27,145 @@ constexpr KernelTable<2, kNumWeightKinds> kOfBfloat16([](int size, int kind) {
 constexpr KernelTable<2, kNumWeightKinds> kOfFloat16([](int size, int kind) {
   return find_kernel(KernelKey(kOperations[size], DLFP4_float16, kind));
 });
+constexpr KernelList<kNumProductKinds> kOfBytes([](int kind) {
+  return find_kernel(KernelKey(kGroupedBytes, kE4m3E4m3, kind));
+});
 
 // Up to so many rows of an expert, a mean of which some have more than a tile of the kernel for few, it is ahead.
 constexpr int64_t kFewOnAverage = 48;
 
-int64_t row_stride_of_sums(int64_t columns) { return divide_up(columns, 8) * 8; }
+// A product as the workspace and the kernels around it see it.
+struct Work {
+  ProductParams product;
+  ByteScales scales;      // of x
+  int64_t row_bytes;      // of x, a multiple of 16
+  int64_t scales_of_row;  // that lie apart, or 0
+};
 
-// The workspace: rows of tokens, then sums in float32.
-int64_t bytes_of_rows(const dlfp4_cuda_grouped_product &g) {
-  return g.gathers ? g.product.rows * g.product.depth * 2 : 0;  // whole sixteens, as depth is eights
+Work work_of(const dlfp4_cuda_product &product) { return {product_params(product), {}, product.depth * 2, 0}; }
+
+Work work_of(const dlfp4_cuda_bytes_product &product) {
+  const BytesParams p = bytes_params(product);
+  const int kind = byte_kind(product);
+  return {p.product, p.of_x, product.depth, has_scales(kind) ? p.product.blocks : kind == kBytesByLine};
 }
 
-int64_t bytes_of_sums(const dlfp4_cuda_grouped_product &g) {
-  return g.adds ? g.product.rows * row_stride_of_sums(g.product.columns) * int64_t{sizeof(float)} : 0;
+// --- The workspace -----------------------------------------------------------------------------
+
+struct Workspace {
+  int64_t scales, sums, end;  // where they begin, in bytes
+};
+
+int64_t sums_of_row(const Work &work) { return divide_up(work.product.columns, 8) * 8; }
+
+Workspace lay_out(const Work &work, const Routing &routing) {
+  const int64_t rows = work.product.rows, taken = routing.gathers ? rows : 0, added = routing.adds ? rows : 0;
+  const int64_t scales = taken * work.row_bytes;
+  const int64_t sums = scales + divide_up(taken * work.scales_of_row * 4, 16) * 16;
+  return {scales, sums, sums + added * sums_of_row(work) * 4};
 }
 
-uint8_t *rows_of(const dlfp4_cuda_grouped_product &g) { return static_cast<uint8_t *>(g.workspace); }
-uint8_t *sums_of(const dlfp4_cuda_grouped_product &g) { return rows_of(g) + bytes_of_rows(g); }
+uint8_t *at(const Routing &routing, int64_t offset) { return static_cast<uint8_t *>(routing.workspace) + offset; }
 
-// Rows and tiles are counted in 32 bits.
-bool can_count(const dlfp4_cuda_grouped_product &g) {
-  constexpr int64_t kMost = INT32_MAX - kManyRoutedRows;
-  const dlfp4_cuda_product &product = g.product;
-  const int64_t blocks = divide_up(product.columns, kBlockRows) + 1;
-  return product.rows <= kMost && g.tokens <= kMost && product.columns <= kMost && product.stored_depth <= kMost &&
-         (divide_up(product.rows, kRoutedStep) + g.experts) * blocks <= kMost;
-}
+// --- Launches ----------------------------------------------------------------------------------
 
-int gather(const dlfp4_cuda_grouped_product &g, uintptr_t stream) {
+// Rows of tokens to the workspace, from where the product reads them then.
+int gather(Work *work, const Routing &routing, uintptr_t stream) {
   GatherParams p = {};
-  p.x = static_cast<const uint8_t *>(g.product.x);
-  p.x_stride = g.product.x_stride * 2;
-  p.rows = rows_of(g);
-  p.sixteens = g.product.depth / 8;
-  p.count_rows = g.product.rows;
-  p.count_tokens = g.tokens;
-  p.tokens = {g.indices, g.index_bits};
+  p.x = work->product.x;
+  p.x_stride = work->product.x_stride;
+  p.rows = at(routing, 0);
+  p.sixteens = work->row_bytes / 16;
+  p.scales = work->scales;
+  p.row_scales = reinterpret_cast<float *>(at(routing, lay_out(*work, routing).scales));
+  p.scales_of_row = work->scales_of_row;
+  p.count_rows = work->product.rows;
+  p.count_tokens = routing.tokens;
+  p.tokens = {routing.indices, routing.index_bits};
+  work->product.x = p.rows;
+  work->product.x_stride = work->row_bytes;
+  if (p.scales_of_row) work->scales = {p.row_scales, p.scales_of_row, 1, 1};
   return run_walk(kKernel_gather_tokens, p.count_rows * p.sixteens, p, stream);
 }
 
-// `has_many` rows an expert.
-int multiply_rows(const dlfp4_cuda_grouped_product &g, bool has_many, uintptr_t stream) {
-  const dlfp4_cuda_product &product = g.product;
-  const int most = has_many ? kManyRoutedRows : kFewRoutedRows, kind = weight_kind(product.format);
-  GroupedParams p = {};
-  ProductParams &q = p.product = product_params(product);
-  if (g.gathers) q.x = rows_of(g), q.x_stride = product.depth * 2;
-  if (g.adds) q.y = sums_of(g), q.y_stride = row_stride_of_sums(product.columns), q.y_bytes = sizeof(float);
-  p.ends = {g.ends, g.end_bits};
-  p.experts = static_cast<int>(g.experts);
-  p.factor_step = g.factor_step;
-  p.stores_eights = q.y_bytes == 2 && q.columns % 8 == 0 && q.y_stride % 8 == 0 && is_aligned(q.y, 16);
-  const int status = describe(q.x, box_type(product.x_is_half != 0), q.rows, q.depth, q.x_stride, kRoutedStep, &p.x);
-  if (status != 0) return status;
-  const int64_t tiles = (divide_up(product.rows, most) + std::min(product.rows, g.experts)) *
-                        (divide_up(product.columns, kBlockRows) + 1);
-  const int64_t blocks = std::min<int64_t>(tiles, int64_t{multiprocessors()} * blocks_at_once(most));
-  const DeviceKernel kernel = (product.x_is_half ? kOfFloat16 : kOfBfloat16)[has_many][kind];
-  return launch_shape(kernel, {{blocks, 1}, kManyRowsThreads, grouped_shared_bytes(most), 1}, &p, stream);
-}
-
-int combine(const dlfp4_cuda_grouped_product &g, uintptr_t stream) {
+int combine(const Work &work, const Routing &routing, uintptr_t stream) {
   constexpr int kWarps = kThreads / kWarpSize;
   CombineParams p = {};
-  p.product = product_params(g.product);
-  p.product.rows = static_cast<int>(g.tokens);
-  p.rows = reinterpret_cast<const float *>(sums_of(g));
-  p.row_stride = row_stride_of_sums(g.product.columns);
-  p.ends = {g.ends, g.end_bits};
-  p.tokens = {g.indices, g.index_bits};
-  p.weights = g.weights;
-  p.experts = static_cast<int>(g.experts);
-  p.routed = static_cast<int>(g.product.rows);
-  const int64_t blocks = divide_up(g.tokens, kWarps), parts = divide_up(g.product.columns, kWarpSize * 8);
+  p.product = work.product;
+  p.product.rows = static_cast<int>(routing.tokens);
+  p.rows = reinterpret_cast<const float *>(at(routing, lay_out(work, routing).sums));
+  p.row_stride = sums_of_row(work);
+  p.ends = {routing.ends, routing.end_bits};
+  p.tokens = {routing.indices, routing.index_bits};
+  p.weights = routing.weights;
+  p.experts = static_cast<int>(routing.experts);
+  p.routed = work.product.rows;
+  const int64_t blocks = divide_up(routing.tokens, kWarps), parts = divide_up(work.product.columns, kWarpSize * 8);
   const int64_t wanted = std::min(parts, divide_up(4 * multiprocessors(), blocks));
   return launch_shape(kKernel_combine_weighted, {{blocks, wanted}, kThreads, 0, 1}, &p, stream);
+}
+
+// What all kernels of tiles get.
+int fill(const Work &work, const Routing &routing, BoxType type, int most_rows, GroupedParams *p) {
+  ProductParams &q = p->product = work.product;
+  if (routing.adds)
+    q.y = at(routing, lay_out(work, routing).sums), q.y_stride = sums_of_row(work), q.y_bytes = sizeof(float);
+  p->ends = {routing.ends, routing.end_bits};
+  p->experts = static_cast<int>(routing.experts);
+  p->stores_eights = q.y_bytes == 2 && q.columns % 8 == 0 && q.y_stride % 8 == 0 && is_aligned(q.y, 16);
+  return describe(q.x, type, q.rows, q.depth, q.x_stride, routed_box(most_rows), &p->x);
+}
+
+template <class Params>
+int launch_tiles(const DeviceKernel &kernel, int most_rows, Params &p, uintptr_t stream) {
+  const int64_t rows = p.product.rows, blocks_of_weights = divide_up(p.product.columns, kBlockRows) + 1;
+  const int64_t tiles = (divide_up(rows, most_rows) + std::min<int64_t>(rows, p.experts)) * blocks_of_weights;
+  const int64_t blocks = std::min<int64_t>(tiles, int64_t{multiprocessors()} * blocks_at_once(most_rows));
+  return launch_shape(kernel, {{blocks, 1}, kManyRowsThreads, grouped_shared_bytes(most_rows), 1}, &p, stream);
+}
+
+int multiply_prepared(const Work &work, const dlfp4_cuda_product &product, int factor_step, const Routing &routing,
+                      uintptr_t stream) {
+  const bool has_many = product.rows > kFewOnAverage * routing.experts;
+  const int most = has_many ? kManyRoutedRows : kFewRoutedRows;
+  GroupedParams p = {};
+  p.factor_step = factor_step;
+  const int status = fill(work, routing, box_type(product.x_is_half != 0), most, &p);
+  if (status != 0) return status;
+  const auto &kernels = product.x_is_half ? kOfFloat16 : kOfBfloat16;
+  return launch_tiles(kernels[has_many][weight_kind(product.format)], most, p, stream);
+}
+
+int multiply_bytes(const Work &work, const dlfp4_cuda_bytes_product &product, const Routing &routing,
+                   uintptr_t stream) {
+  GroupedBytesParams p = {};
+  p.of_x = work.scales;
+  p.of_weights = bytes_params(product).of_weights;
+  p.weight_rows = static_cast<int>(product.columns * routing.experts);
+  int status = fill(work, routing, kByteBox, kRoutedBytes, &p);
+  if (status == 0)
+    status =
+        describe(p.product.weights, kByteBox, p.weight_rows, p.product.depth, product.w.stride, kBlockRows, &p.weights);
+  return status != 0 ? status : launch_tiles(kOfBytes[byte_kind(product)], kRoutedBytes, p, stream);
+}
+
+// With what comes before and after multiply(work).
+template <class Multiply>
+int run_routed(Work work, const Routing &routing, uintptr_t stream, const Multiply &multiply) {
+  int status = 0;
+  if (work.product.rows > 0) {
+    if (routing.gathers) status = gather(&work, routing, stream);
+    if (status == 0) status = multiply(work);
+  }
+  return status != 0 || !routing.adds || routing.tokens == 0 ? status : combine(work, routing, stream);
+}
+
+// Rows and tiles are counted in 32 bits.
+bool can_count(int64_t rows, int64_t columns, int64_t depth, const Routing &routing) {
+  constexpr int64_t kMost = INT32_MAX - kManyRoutedRows, kLeastRows = 16;  // of a tile
+  return routing.experts > 0 && routing.experts <= kMostExperts && depth > 0 && depth <= kMost && rows <= kMost &&
+         routing.tokens <= kMost && columns <= kMost / routing.experts &&
+         divide_up(rows, kLeastRows) + routing.experts <= kMost / (divide_up(columns, kBlockRows) + 1);
 }
 
 }  // namespace
@@ -114,27 +179,40 @@ extern "C" {
 
 int dlfp4_cuda_has_grouped(int device, int format) {
   const CurrentContext context(device);
-  return context.status() == 0 && weight_kind(format) != kNoKind && ptx_version(kImage) == 90;
+  return context.status() == 0 && (format < 0 || weight_kind(format) != kNoKind) && ptx_version(kImage) == 90;
 }
 
-int64_t dlfp4_cuda_grouped_workspace(const dlfp4_cuda_grouped_product *g) {
-  return bytes_of_rows(*g) + bytes_of_sums(*g);
+int64_t dlfp4_cuda_grouped_workspace(const dlfp4_cuda_product *product, const dlfp4_cuda_routing *routing) {
+  return lay_out(work_of(*product), *routing).end;
 }
 
-int dlfp4_cuda_multiply_grouped(int device, uintptr_t stream, const dlfp4_cuda_grouped_product *g) {
+int64_t dlfp4_cuda_grouped_bytes_workspace(const dlfp4_cuda_bytes_product *product, const dlfp4_cuda_routing *routing) {
+  return lay_out(work_of(*product), *routing).end;
+}
+
+int dlfp4_cuda_multiply_grouped(int device, uintptr_t stream, const dlfp4_cuda_product *product, int factor_step,
+                                const dlfp4_cuda_routing *routing) {
   const CurrentContext context(device);
   if (context.status() != 0) return context.status();
-  const dlfp4_cuda_product &product = g->product;
-  if (weight_kind(product.format) == kNoKind || product.x_scales) return refuse(DLFP4_E_OPTION);
+  if (weight_kind(product->format) == kNoKind || product->x_scales) return refuse(DLFP4_E_OPTION);
   if (ptx_version(kImage) != 90) return kNoBinary;
-  if (g->experts <= 0 || g->experts > kMostExperts || product.depth == 0 || !can_count(*g))
-    return refuse(DLFP4_E_SHAPE);
-  if (product.columns == 0) return 0;
-  int status = 0;
-  if (product.rows > 0) {
-    if (g->gathers) status = gather(*g, stream);
-    if (status == 0) status = multiply_rows(*g, product.rows > kFewOnAverage * g->experts, stream);
-  }
-  return status != 0 || !g->adds || g->tokens == 0 ? status : combine(*g, stream);
+  if (!can_count(product->rows, product->columns, product->stored_depth, *routing)) return refuse(DLFP4_E_SHAPE);
+  if (product->columns == 0) return 0;
+  return run_routed(work_of(*product), *routing, stream,
+                    [&](const Work &work) { return multiply_prepared(work, *product, factor_step, *routing, stream); });
+}
+
+int dlfp4_cuda_multiply_grouped_bytes(int device, uintptr_t stream, const dlfp4_cuda_bytes_product *product,
+                                      const dlfp4_cuda_routing *routing) {
+  const CurrentContext context(device);
+  if (context.status() != 0) return context.status();
+  const bool has_both_scales = product->x.scales && product->w.scales;
+  if (product->x.is_e5m2 || product->w.is_e5m2 || (byte_kind(*product) != kBytes && !has_both_scales))
+    return refuse(DLFP4_E_OPTION);
+  if (ptx_version(kImage) != 90) return kNoBinary;
+  if (!can_count(product->rows, product->columns, product->depth, *routing)) return refuse(DLFP4_E_SHAPE);
+  if (product->columns == 0) return 0;
+  return run_routed(work_of(*product), *routing, stream,
+                    [&](const Work &work) { return multiply_bytes(work, *product, *routing, stream); });
 }
 }

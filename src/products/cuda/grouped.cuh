@@ -1,8 +1,8 @@
-// Rows times prepared weights of their experts, on sm_90a: tiles of many_rows.cuh, which blocks of threads walk over.
-// Layout: a tile is rows of one expert by 128 rows of all experts' weights, whose first and last may be a neighbour's.
-// Trick: nothing waits for the host: each block reads where experts' rows end, and counts the tiles itself. Rows of
-// tokens are brought together first, for bulk copies: copied by threads while others multiply, they came a third
-// slower.
+// Rows times weights of their experts, on sm_90a: tiles of many_rows.cuh and bytes.cuh, which blocks of threads walk
+// over. Layout: a tile is rows of one expert by 128 rows of all experts' weights, whose first and last may be a
+// neighbour's. Trick: nothing waits for the host: each block reads where experts' rows end, and counts the tiles
+// itself. Rows of tokens are brought together first, for bulk copies: copied by threads while others multiply, they
+// came a third slower.
 #ifndef DLFP4_SRC_PRODUCTS_CUDA_GROUPED_CUH_
 #define DLFP4_SRC_PRODUCTS_CUDA_GROUPED_CUH_
 
@@ -30,10 +30,24 @@ __device__ inline int count_routed(const Integers &ends, int experts, int rows) 
 }
 
 #ifdef DLFP4_HOPPER
+template <int Kind>
+struct GroupedOf {
+  using Params = GroupedBytesParams;
+};
+template <>
+struct GroupedOf<kNvfp4> {
+  using Params = GroupedParams;
+};
+template <>
+struct GroupedOf<kMxfp4> : GroupedOf<kNvfp4> {};
+template <>
+struct GroupedOf<kMxfp8> : GroupedOf<kNvfp4> {};
+
 template <int Kind, int Type, int MostRows>
 class Experts {
-  static constexpr int kSizes = count_sizes(MostRows);
-  static constexpr int kBytesOfBlock = weight_layout(Kind).bytes();
+  using Params = typename GroupedOf<Kind>::Params;
+  using Lanes = typename KindOf<Kind, Type>::Lanes;
+  static constexpr int kSizes = count_sizes(MostRows), kBox = routed_box(MostRows);
   static constexpr int kChunks = kBoxBytes / 16;
 
   struct Place {
@@ -41,13 +55,13 @@ class Experts {
     int row_block, first_column;  // of all weights; of the expert's, below 0 where the block begins with a neighbour's
   };
 
-  const GroupedParams &p_;
+  const Params &p_;
   const ProductParams &q_;
   Schedule<MostRows> &schedule_;
   const Ring<Kind> ring_;
 
  public:
-  __device__ explicit Experts(const GroupedParams &p)
+  __device__ explicit Experts(const Params &p)
       : p_(p),
         q_(p.product),
         schedule_(*reinterpret_cast<Schedule<MostRows> *>(shared_memory + kPieceBytes)),
@@ -57,10 +71,14 @@ class Experts {
     let_next_kernel_start();
     wait_for_kernel_before();
     make_schedule();
-    ring_.init(1, kConsumers * Consumer<Kind, Type>::kReleases);
+    ring_.init(arrivals(Kind, 1), kConsumers * Lanes::kReleases);
     if (warpgroup() == 0) {
       give_up();
       if (threadIdx.x == 0) produce();
+      if constexpr (has_scales(Kind)) {
+        Turn turn = first_turn();
+        if (threadIdx.x / kWarpSize == 1) produce_scales<0>(blockIdx.x, turn);
+      }
     } else {
       take();
       consume();
@@ -70,13 +88,18 @@ class Experts {
  private:
   // --- Registers move from copying to multiplying
 
-  __device__ static void give_up() { asm volatile("setmaxnreg.dec.sync.aligned.u32 24;"); }
+  __device__ static void give_up() {
+    if constexpr (MostRows == kFewRoutedRows)
+      asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+    else
+      give_up_registers<Kind>();
+  }
 
   __device__ static void take() {
     if constexpr (MostRows == kFewRoutedRows)
       asm volatile("setmaxnreg.inc.sync.aligned.u32 104;");
     else
-      asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+      take_registers<Kind>();
   }
 
   // --- The schedule
@@ -148,9 +171,14 @@ class Experts {
 
   // --- Copying
 
-  __device__ void produce() const {
+  __device__ static Turn first_turn() {
     Turn turn(0);
     turn.phase = 1;  // every stage is free
+    return turn;
+  }
+
+  __device__ void produce() const {
+    Turn turn = first_turn();
     int tile = blockIdx.x;
     for (int size = 0; size < kSizes; ++size) {
       for (; tile < tiles_of_size(size); tile += gridDim.x)
@@ -160,30 +188,57 @@ class Experts {
   }
 
   __device__ __forceinline__ void produce_tile(const Place &place, int rows, Turn &turn) const {
-    const uint8_t *weights = q_.weights + int64_t{place.row_block} * q_.blocks_in_row * kBytesOfBlock;
     for (int block = 0; block < q_.blocks; ++block) {
       const uint32_t full = ring_.full + 8 * turn.stage, x = ring_.x + turn.stage * ring_.x_bytes;
       wait_for(ring_.empty + 8 * turn.stage, turn.phase);
-      expect_bytes(full, kBytesOfBlock + x_stage_bytes(rows));
-      copy_bytes(ring_.weights + turn.stage * ring_.weight_bytes, weights + int64_t{block} * kBytesOfBlock,
-                 kBytesOfBlock, full);
-      for (int row = 0; row < rows; row += kRoutedStep)
-        copy_box(x + x_stage_bytes(row), &p_.x, block * kBlockK, place.first_row + row, full);
+      expect_bytes(full, ring_.weight_bytes + x_stage_bytes(rows));
+      copy_weights(place.row_block, block, ring_.weights + turn.stage * ring_.weight_bytes, full);
+      for (int row = 0; row < rows; row += kBox)
+        copy_box(x + x_stage_bytes(row), &p_.x, block * stage_depth(Kind), place.first_row + row, full);
       turn.advance(1, ring_.stages);
     }
+  }
+
+  __device__ void copy_weights(int row_block, int block, uint32_t to, uint32_t full) const {
+    if constexpr (is_prepared(Kind)) {
+      constexpr int kBytes = weight_layout(Kind).bytes();
+      copy_bytes(to, q_.weights + (int64_t{row_block} * q_.blocks_in_row + block) * kBytes, kBytes, full);
+    } else {
+      copy_box(to, &p_.weights, block * stage_depth(Kind), row_block * kBlockRows, full);
+    }
+  }
+
+  // A warp copies what scales a stage.
+  template <int Size>
+  __device__ void produce_scales(int tile, Turn &turn) const {
+    for (; tile < tiles_of_size(Size); tile += gridDim.x) {
+      const Place place = place_of(Size, tile);
+      const LaneScales<rows_of_size(MostRows, Size), kTurned> of_x(p_.of_x, place.first_row, q_.rows);
+      const LaneScales<kBlockRows, has_scales_of_rows(Kind) ? kInOrder : kOne> of_weights(
+          p_.of_weights, place.row_block * kBlockRows, p_.weight_rows);
+      for (int block = 0; block < q_.blocks; ++block) {
+        const uint32_t to = ring_.scales + turn.stage * ring_.scale_bytes;
+        wait_for(ring_.empty + 8 * turn.stage, turn.phase);
+        of_x.copy(to, block);
+        of_weights.copy(to + line_scale_bytes(MostRows), block);
+        arrive_after_copies(ring_.full + 8 * turn.stage);
+        turn.advance(1, ring_.stages);
+      }
+    }
+    if constexpr (Size + 1 < kSizes) produce_scales<Size + 1>(tile - tiles_of_size(Size), turn);
   }
 
   // --- Multiplying
 
   __device__ void consume() const {
-    Consumer<Kind, Type> consumer(ring_, q_, half(), 0);
+    Lanes consumer(ring_, q_, half(), 0);
     multiply_sizes<0>(consumer, blockIdx.x);
     clear_rest();
   }
 
   // A loop a size: with all sizes in one loop ptxas finds no registers for the sums.
   template <int Size>
-  __device__ void multiply_sizes(Consumer<Kind, Type> &consumer, int tile) const {
+  __device__ void multiply_sizes(Lanes &consumer, int tile) const {
     for (; tile < tiles_of_size(Size); tile += gridDim.x) multiply<Size>(consumer, tile);
     if constexpr (Size + 1 < kSizes) multiply_sizes<Size + 1>(consumer, tile - tiles_of_size(Size));
   }
@@ -191,13 +246,20 @@ class Experts {
   __device__ static int half() { return warpgroup() - 1; }
 
   template <int Size>
-  __device__ void multiply(Consumer<Kind, Type> &consumer, int tile) const {
+  __device__ void multiply(Lanes &consumer, int tile) const {
     constexpr int kRows = rows_of_size(MostRows, Size);
     float sums[kRows / 2];
-    consumer.template multiply<kRows, sets_of_operands(MostRows)>({q_.blocks, 0, 1}, sums);
-    consumer.release();
+    if constexpr (is_prepared(Kind)) {
+      consumer.template multiply<kRows, sets_of_operands(MostRows)>({q_.blocks, 0, 1}, sums);
+      consumer.release();
+    } else {
+      consumer.template multiply<kRows>({q_.blocks, 0, 1}, sums);
+    }
     asm volatile("" : "+r"(tile));  // the place is found anew, so that it takes no registers from the sums
     const Place place = place_of(Size, tile);
+    if constexpr (Kind == kBytesByLine)
+      scale_lines<kRows>({p_.of_weights, p_.weight_rows, place.row_block * kBlockRows + half() * kColumnsOfHalf},
+                         {p_.of_x, q_.rows, place.first_row}, sums);
     const float *own = q_.factors[0] ? q_.factors[0] + place.expert * p_.factor_step : nullptr;
     const float factors[2] = {load_or_one(own), load_or_one(q_.factors[1])};
     const Finish finish(q_, factors);
@@ -273,7 +335,7 @@ class Experts {
 
 // --- Rows of tokens ------------------------------------------------------------------------------
 
-// A thread has 16 bytes at a time. Rows that no expert has come along.
+// A thread has 16 bytes at a time, or a scale. Rows that no expert has come along.
 __device__ inline void gather_rows(const GatherParams &p) {
   const int64_t threads = int64_t{gridDim.x} * blockDim.x;
   for (int64_t i = global_thread(); i < p.count_rows * p.sixteens; i += threads) {
@@ -281,6 +343,12 @@ __device__ inline void gather_rows(const GatherParams &p) {
     const auto *from = reinterpret_cast<const uint4 *>(p.x + token * p.x_stride) + i % p.sixteens;
     const bool there = token >= 0 && token < p.count_tokens;
     reinterpret_cast<uint4 *>(p.rows)[i] = there ? *from : make_uint4(0, 0, 0, 0);
+  }
+  for (int64_t i = global_thread(); i < p.count_rows * p.scales_of_row; i += threads) {
+    const int64_t token = load_integer(p.tokens, i / p.scales_of_row), block = i % p.scales_of_row;
+    const bool there = token >= 0 && token < p.count_tokens;
+    p.row_scales[i] =
+        there ? p.scales.data[token / p.scales.lines * p.scales.line_stride + block * p.scales.block_stride] : 0;
   }
 }
 
@@ -345,8 +413,8 @@ class Combine {
 };
 
 // On other GPUs, where the host does not call them, these are empty.
-template <int Kind, int Type, int MostRows>
-__device__ inline void multiply_grouped(const GroupedParams &p) {
+template <int Kind, int Type, int MostRows, class Params>
+__device__ inline void multiply_grouped(const Params &p) {
 #ifdef DLFP4_HOPPER
   Experts<Kind, Type, MostRows>(p).run();
 #endif

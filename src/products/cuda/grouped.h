@@ -10,17 +10,22 @@ namespace cuda {
 
 constexpr int kMostExperts = 512;
 
-// Two kernels, by the most rows of a tile. Of the one for few rows two blocks of threads share a multiprocessor, for
-// one waits while the other decodes.
-constexpr int kFewRoutedRows = 64, kManyRoutedRows = 256;
-constexpr int kRoutedStep = 32;  // between sizes of tiles; so many rows of x are a copy
+// Kernels by the most rows of a tile: few or many of 16 bits by prepared weights, and bytes by bytes. Of the one for
+// few rows two blocks of threads share a multiprocessor, for one waits while the other decodes.
+constexpr int kFewRoutedRows = 64, kRoutedBytes = 128, kManyRoutedRows = 256;
 
 DLFP4_RULE int blocks_at_once(int most_rows) { return most_rows == kFewRoutedRows ? 2 : 1; }
 
 // Sizes of tiles, the largest first: an expert has tiles of that size, and a last one of the size that just holds it.
-DLFP4_RULE int count_sizes(int most_rows) { return most_rows / kRoutedStep; }
+// Of 16 bits they are multiples of 32, of bytes what multiply_bytes has.
+DLFP4_RULE int count_sizes(int most_rows) { return most_rows == kRoutedBytes ? 4 : most_rows / 32; }
 
-DLFP4_RULE int rows_of_size(int most_rows, int size) { return most_rows - size * kRoutedStep; }
+DLFP4_RULE int rows_of_size(int most_rows, int size) {
+  return most_rows == kRoutedBytes ? most_rows >> size : most_rows - size * 32;
+}
+
+// Rows of x in a copy.
+DLFP4_RULE int routed_box(int most_rows) { return rows_of_size(most_rows, count_sizes(most_rows) - 1); }
 
 // Of wgmma's operands, of which threads of two blocks have registers for one: the blocks wait for each other's sake.
 DLFP4_RULE int sets_of_operands(int most_rows) { return 3 - blocks_at_once(most_rows); }
@@ -28,7 +33,8 @@ DLFP4_RULE int sets_of_operands(int most_rows) { return 3 - blocks_at_once(most_
 // Of one size, for an expert's rows and a block of weights.
 DLFP4_RULE int count_tiles(int rows, int most_rows, int size) {
   const int last = rows % most_rows, most = rows_of_size(most_rows, size);
-  return (size == 0 ? rows / most_rows : 0) + (last > most - kRoutedStep && last <= most);
+  const int less = size + 1 < count_sizes(most_rows) ? rows_of_size(most_rows, size + 1) : 0;
+  return (size == 0 ? rows / most_rows : 0) + (last > less && last <= most);
 }
 
 // Where experts' rows end, and of each size how many tiles there are up to an expert, its own included.
@@ -42,7 +48,8 @@ DLFP4_RULE int schedule_bytes(int most_rows) { return (1 + count_sizes(most_rows
 constexpr int kPieceRows = 64;  // of a tile, that leave together
 constexpr int kPieceBytes = kConsumers * kPieceRows * kColumnsOfHalf * 2;
 DLFP4_RULE int bytes_before_ring(int most_rows) { return kPieceBytes + schedule_bytes(most_rows); }
-static_assert(bytes_before_ring(kFewRoutedRows) % 1024 == 0 && bytes_before_ring(kManyRoutedRows) % 1024 == 0,
+static_assert(bytes_before_ring(kFewRoutedRows) % 1024 == 0 && bytes_before_ring(kRoutedBytes) % 1024 == 0 &&
+                  bytes_before_ring(kManyRoutedRows) % 1024 == 0,
               "rows of x are swizzled");
 
 DLFP4_RULE int grouped_shared_bytes(int most_rows) {
@@ -70,12 +77,22 @@ struct GroupedParams {
   bool stores_eights;  // results of 16 bits whose rows begin at multiples of 16 bytes
 };
 
-// Rows of tokens, one after another; zeros for tokens that are not there.
+// The same of FP8 by FP8: all experts' weights are one matrix of `weight_rows`.
+struct GroupedBytesParams : GroupedParams {
+  TensorMap weights;
+  ByteScales of_x, of_weights;
+  int weight_rows;
+};
+
+// Rows of tokens and their scales, one after another; zeros for tokens that are not there.
 struct GatherParams {
   const uint8_t *x;
   int64_t x_stride;  // bytes, a multiple of 16
   uint8_t *rows;
   int64_t sixteens;  // of a row
+  ByteScales scales;
+  float *row_scales;
+  int64_t scales_of_row;  // or 0
   int64_t count_rows, count_tokens;
   Integers tokens;
 };

@@ -257,11 +257,15 @@ constexpr KernelTable<kNumByteSizes, kNumByteTypes> kByteKernels([](int size, in
   return find_kernel(KernelKey(kByteSizes[size], types, Kind));
 });
 
+}  // namespace
+
 int byte_kind(const dlfp4_cuda_bytes_product &product) {
   if (product.x.scale_lines == 0 && product.w.scale_lines == 0) return kBytes;
   if (product.x.scale_step == 0 && product.w.scale_step == 0) return kBytesByLine;
   return product.w.scale_lines % kBlockRows == 0 ? kBytesByBlock : kBytesByRow;
 }
+
+namespace {
 
 DeviceKernel byte_kernel(const dlfp4_cuda_bytes_product &product, const Tactic &tactic) {
   const int types = (product.w.is_e5m2 ? kE5m2E4m3 : kE4m3E4m3) + (product.x.is_e5m2 ? 1 : 0);
@@ -286,6 +290,8 @@ ByteScales byte_scales(const dlfp4_cuda_bytes &side) {
 ProductShape shape_of(const dlfp4_cuda_bytes_product &product) {
   return {byte_kind(product), product.rows, product.columns, product.depth};
 }
+
+}  // namespace
 
 BytesParams bytes_params(const dlfp4_cuda_bytes_product &product) {
   BytesParams p = {};
@@ -312,6 +318,8 @@ BytesParams bytes_params(const dlfp4_cuda_bytes_product &product) {
   }
   return p;
 }
+
+namespace {
 
 int multiply_bytes(const dlfp4_cuda_bytes_product &product, const Tactic &tactic, uintptr_t stream) {
   const int kind = byte_kind(product);

@@ -15,6 +15,11 @@ int weight_kind(int format);
 
 ProductParams product_params(const dlfp4_cuda_product &product);
 
+// The ByteKind of a product.
+int byte_kind(const dlfp4_cuda_bytes_product &product);
+
+BytesParams bytes_params(const dlfp4_cuda_bytes_product &product);
+
 enum BoxType { kByteBox = 0, kFloat16Box = 6, kBfloat16Box = 9 };  // the driver's numbers
 
 inline BoxType box_type(bool is_half) { return is_half ? kFloat16Box : kBfloat16Box; }
