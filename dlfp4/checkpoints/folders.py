@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import dlfp4
 from dlfp4.checkpoints import models
 from dlfp4.checkpoints.models import Files
-from dlfp4.files import check_writable, open_file, replacing
+from dlfp4.files import check_room, check_writable, naming, open_file, replacing
 
 BOOK = ".dlfp4.json"
 CONFIG = "config.json"
@@ -229,6 +229,7 @@ def make(
     executor: Executor | None = None,
     report: Report | None = None,
     without: Collection[str] = (),
+    sizes: Mapping[str, int] | None = None,
 ) -> dict[str, list[Outcome]]:
     """Do what is left of the jobs for a folder, and carry over what else belongs to the model.
 
@@ -242,6 +243,8 @@ def make(
         See :func:`run`.
     without : collection of str
         Files of the model that do not belong to the new one.
+    sizes : mapping of str to int, optional
+        The bytes of each file to make, by its path, for which there has to be room.
 
     Returns
     -------
@@ -251,6 +254,8 @@ def make(
     book = Book(target, jobs)
     results = book.finished()
     rest = [job for job in jobs if job.target not in results]
+    with naming(target):
+        check_room(target, sum(sizes[job.target] for job in rest) if sizes else 0)
     for path, outcomes in run(rest, work, executor=executor, report=report):
         book.enter(path, outcomes)
         results[path] = outcomes

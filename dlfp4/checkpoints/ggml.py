@@ -7,8 +7,10 @@ element j + G / 2 in its high nibble, where dlfp4 has elements 2 j and 2 j + 1.
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -70,9 +72,9 @@ def from_ggml(blocks: Any, format: str, shape: tuple[int, ...], *, global_scale:
     ValueError
         ggml has no blocks of the format, or the number of bytes does not fit `shape`.
     TypeError
-        `blocks` are not uint8.
+        `blocks` are not uint8, `shape` is no tuple of integers.
     """
-    block, octets = block_of(format), dlfp4.asarray(blocks)
+    block, octets, shape = block_of(format), dlfp4.asarray(blocks), as_extents(shape)
     if octets.dtype != np.uint8:
         raise TypeError(f"blocks have dtype {octets.dtype}; expected uint8, such as blocks.view('uint8')")
     count = count_blocks(shape, block, format)
@@ -131,6 +133,14 @@ def block_of(format: str) -> Block:
     if str(format) not in BLOCKS:
         raise ValueError(f"ggml has no blocks of {format}, only of {' and '.join(BLOCKS)}")
     return BLOCKS[str(format)]
+
+
+def as_extents(shape: Iterable[SupportsIndex]) -> tuple[int, ...]:
+    """A shape as Python's integers; TypeError where it is none."""
+    try:
+        return tuple(map(operator.index, shape))
+    except TypeError:
+        raise TypeError(f"shape={shape!r} is not a tuple of integers") from None
 
 
 def count_blocks(shape: tuple[int, ...], block: Block, format: str) -> int:

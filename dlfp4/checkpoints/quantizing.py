@@ -175,7 +175,8 @@ def quantize_model(
         return [outcome for _, outcomes in done for outcome in outcomes]
     config = folders.read_config(files)
     check_config(config, jobs, files.folder / folders.CONFIG)
-    results = folders.make(files, place, jobs, work, executor=executor, report=report)
+    needed = {target: sum(of_tensors.values()) for target, of_tensors in sizes.items()}
+    results = folders.make(files, place, jobs, work, executor=executor, report=report, sizes=needed)
     outcomes = [outcome for each in results.values() for outcome in each]
     folders.write_index(files, place, sizes)
     for name, content in configured(config, jobs[0], outcomes).items():

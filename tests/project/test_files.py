@@ -140,6 +140,22 @@ def test_the_disk_is_asked_before_the_work(tmp_path, monkeypatch):
     checkpoints.save(path, {"x": dlfp4.empty(1000, "uint8")})  # a file system that does not say
 
 
+def test_a_model_needs_room_for_all_of_its_files(tmp_path, monkeypatch):
+    """Though one alone would fit."""
+    model, target = tmp_path / "model", tmp_path / "target"
+    model.mkdir()
+    for number in (1, 2):
+        checkpoints.save(
+            model / f"model-0000{number}-of-00002.safetensors", {f"w{number}.weight": dlfp4.empty((64, 640), "float32")}
+        )
+    free = SimpleNamespace(f_bavail=60_000, f_bfree=60_000, f_frsize=1, f_blocks=9)
+    monkeypatch.setattr(os, "statvfs", lambda folder: free)
+    with pytest.raises(OSError, match="84480 bytes are needed, 60000 are free") as caught:
+        checkpoints.quantize_model(model, target, "mxfp8_e4m3", include=["*"])
+    assert caught.value.filename == str(target)
+    assert list(target.glob("*.safetensors")) == []
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_folders_that_cannot_be_written(tmp_path):
     tmp_path.chmod(0o500)
