@@ -307,6 +307,20 @@ def test_only_stacks_are_turned():
     assert back.mT.dequantize().tolist() == q.dequantize().tolist()
 
 
+@pytest.mark.parametrize(
+    "facts", [(2**62, 4), (2**40, 2**40), (-5, 64), (64, 63), (64, 192), (128, 64), (32, 128), (0, 0)]
+)
+def test_prepared_weights_have_the_size_of_their_shape(facts):
+    """Kernels go by the facts, which PyTorch's form brings along as text."""
+    restore, size_of = dlfp4._core._restore_prepared, dlfp4._core._size_of_prepared
+    blocks, codes, scales = size_of("nvfp4", 64, 64)
+    memory = np.zeros((blocks, codes + scales), np.uint8)
+    parts = (memory[:, :codes], memory[:, codes:], None, "nvfp4", -1, (64, 64), None)
+    assert restore(*parts, (64, 64, 0, True)).shape == (64, 64)
+    with pytest.raises(ValueError, match="cannot have shape"):
+        restore(*parts, (*facts, 0, True))
+
+
 class Restricted(pickle.Unpickler):
     """It takes the functions that dlfp4's documentation names, and what bytes are made by."""
 

@@ -162,9 +162,15 @@ def _restore_prepared(data, scales, global_scale, format, int axis, shape, hadam
 
 
 cdef int check_prepared(ScaledTensor self) except -1:
-    """Whether the memory has the size that kernels will read."""
-    cdef dlfp4_cuda_prepared_size size = size_of_prepared(self)
+    """Whether the memory has the size that kernels will read, and the tensor the shape that they will take it for."""
+    cdef dlfp4_cuda_prepared_size size
     cdef Tensor codes = self.data
+    lines, length = as_lines(self.shape, self.axis)
+    if self.prepared.rows != lines or not length <= self.prepared.columns < length + MOST_PADDED:
+        raise ValueError(f"a prepared {self.format} of {self.prepared.rows} rows and {self.prepared.columns} columns "
+                         f"cannot have shape {self.shape} with blocks along axis {self.axis}: pass what belongs to the "
+                         f"parts of w.prepare()")
+    size = size_of_prepared(self)
     if codes.row != UINT8 or not has_shape(codes, (size.blocks, size.code_bytes)):
         raise ValueError(f"data is {dtype_name(codes)} of shape {shape_of(codes)}; a prepared {self.format} of "
                          f"{self.prepared.rows} rows and {self.prepared.columns} columns has uint8 of shape "
@@ -203,6 +209,7 @@ cdef dict FOUND_TACTICS = {}   # by device and problem: finding them costs micro
 
 cdef enum:
     MOST_FOUND = 4096   # entries before the dictionary is emptied: shapes may never repeat
+    MOST_PADDED = 128   # elements of a block, which completes a line
 
 
 def _find_tactics(ScaledTensor b, rows):
