@@ -11,7 +11,7 @@ from dlfp4.files import get_include
 
 
 def show_config() -> None:
-    """Print versions, the instruction set of the kernels, threads, CUDA, and the frameworks that are installed."""
+    """Print versions, the instruction set of the kernels, threads, CUDA, folders, and the frameworks that are there."""
     threads = get_num_threads()
     rows = {
         "dlfp4": __version__,
@@ -21,6 +21,7 @@ def show_config() -> None:
         "CUDA driver": "found, with a device" if cuda_available() else "no driver or no device",
         "CUDA kernels": cuda_image() or "none in this build",
         "headers": get_include(),
+        "libdlfp4": get_library_dir(),
         "frameworks": ", ".join(name for name in frameworks.NAMES if frameworks.framework(name).installed()),
     }
     for name, value in rows.items():

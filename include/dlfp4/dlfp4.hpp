@@ -109,45 +109,45 @@ inline constexpr DLDataType float8_e8m0fnu = {kDLFloat8_e8m0fnu, 8, 1};
 
 // --- Views -----------------------------------------------------------------------------------
 
-/** A tensor somewhere: an address, a type, a shape, strides and a device, none of which it owns. */
+/** A tensor somewhere: an address, a type, a shape, strides and a device, none of which it owns. What cannot be one,
+ * with more than kMostDimensions extents or more elements than a vector has, is a view that every operation refuses
+ * with DLFP4_E_SHAPE. */
 class View {
  public:
   static constexpr int kMostDimensions = 8;
 
   View() = default;
 
-  /** Row-major memory of any type; FP4 and FP6 are packed. At most kMostDimensions extents. */
+  /** Row-major memory of any type; FP4 and FP6 are packed. */
   View(const void *data, DLDataType dtype, std::initializer_list<std::int64_t> shape, DLDevice device = {kDLCPU, 0})
       : data_(const_cast<void *>(data)), dtype_(dtype), device_(device) {
-    for (const std::int64_t extent : shape)
-      if (ndim_ < kMostDimensions) shape_[static_cast<std::size_t>(ndim_++)] = extent;
-    std::int64_t stride = 1;
-    for (std::size_t k = static_cast<std::size_t>(ndim_); k-- > 0; stride *= shape_[k]) strides_[k] = stride;
+    set(static_cast<std::int64_t>(shape.size()), shape.begin(), nullptr);
   }
 
   template <class T>
   View(const T *data, std::initializer_list<std::int64_t> shape, DLDevice device = {kDLCPU, 0})
       : View(data, dtype_of<std::remove_cv_t<T>>::value, shape, device) {}
 
+  /** A vector or a span has to have all elements. */
   template <class T>
-  View(const std::vector<T> &data, std::initializer_list<std::int64_t> shape) : View(data.data(), shape) {}
+  View(const std::vector<T> &data, std::initializer_list<std::int64_t> shape) : View(data.data(), shape) {
+    hold(data.size());
+  }
 
 #if __cplusplus >= 202002L
   template <class T>
-  View(std::span<T> data, std::initializer_list<std::int64_t> shape) : View(data.data(), shape) {}
+  View(std::span<T> data, std::initializer_list<std::int64_t> shape) : View(data.data(), shape) {
+    hold(data.size());
+  }
 #endif
 
   /** What DLPack handed out; it is not deleted. */
   explicit View(const DLTensor &tensor)
       : data_(static_cast<char *>(tensor.data) + tensor.byte_offset), dtype_(tensor.dtype), device_(tensor.device) {
-    std::int64_t stride = 1;
-    for (ndim_ = 0; ndim_ < tensor.ndim && ndim_ < kMostDimensions; ++ndim_)
-      shape_[static_cast<std::size_t>(ndim_)] = tensor.shape[ndim_];
-    for (std::size_t k = static_cast<std::size_t>(ndim_); k-- > 0; stride *= shape_[k])
-      strides_[k] = tensor.strides ? tensor.strides[k] : stride;
+    set(tensor.ndim, tensor.shape, tensor.strides);
   }
 
-  explicit operator bool() const noexcept { return ndim_ > 0 || data_ != nullptr; }
+  explicit operator bool() const noexcept { return ndim_ != 0 || data_ != nullptr; }
   void *data() const noexcept { return data_; }
   DLDataType dtype() const noexcept { return dtype_; }
   DLDevice device() const noexcept { return device_; }
@@ -155,9 +155,10 @@ class View {
   std::int64_t extent(int k) const noexcept { return shape_[static_cast<std::size_t>(k)]; }
   std::int64_t stride(int k) const noexcept { return strides_[static_cast<std::size_t>(k)]; }
 
-  /** A matrix with rows as columns. */
+  /** A matrix with rows as columns; of anything else a view that is refused. */
   View transposed() const noexcept {
     View result = *this;
+    if (ndim_ != 2) result.ndim_ = kRefused;
     std::swap(result.shape_[0], result.shape_[1]);
     std::swap(result.strides_[0], result.strides_[1]);
     return result;
@@ -175,7 +176,26 @@ class View {
   }
 
  private:
+  static constexpr std::int32_t kRefused = -1;
+
+  void set(std::int64_t ndim, const std::int64_t *shape, const std::int64_t *strides) noexcept {
+    ndim_ = ndim > kMostDimensions ? kRefused : static_cast<std::int32_t>(ndim);
+    for (std::int32_t k = ndim_ - 1; k >= 0; --k) {
+      const std::size_t at = static_cast<std::size_t>(k);
+      shape_[at] = shape[k];
+      strides_[at] = strides ? strides[k] : count_;
+      if (shape[k] < 0 || (shape[k] > 0 && count_ > INT64_MAX / shape[k])) ndim_ = kRefused;
+      if (ndim_ == kRefused) return;
+      count_ *= shape[k];
+    }
+  }
+
+  void hold(std::size_t elements) noexcept {
+    if (static_cast<std::size_t>(count_) > elements) ndim_ = kRefused;
+  }
+
   void *data_ = nullptr;
+  std::int64_t count_ = 1;
   DLDataType dtype_ = {kDLFloat, 32, 1};
   DLDevice device_ = {kDLCPU, 0};
   std::int32_t ndim_ = 0;
@@ -289,7 +309,7 @@ class ScaledTensor {
     result.memory_.reset(static_cast<char *>(
         std::aligned_alloc(kAlignment, static_cast<std::size_t>(at[2] + aligned(has_offsets ? count : 4)))));
     if (!result.memory_) {
-      error = std::make_error_code(std::errc::not_enough_memory);
+      error = make_error_code(DLFP4_E_MEMORY);
       return result;
     }
     char *const memory = result.memory_.get();
@@ -416,19 +436,59 @@ inline void dequantize(const ScaledView &q, const View &out, void *stream, std::
   error = make_error_code(dlfp4_dequantize(from.get(), &to, stream));
 }
 
+namespace detail {
+// Calls with a workspace of so many bytes; without one where it is refused, to learn why.
+template <class Call>
+std::error_code with_workspace(std::int64_t bytes, Call call) {
+  if (bytes <= 0) return make_error_code(call(nullptr));
+  const std::unique_ptr<void, void (*)(void *)> workspace(std::malloc(static_cast<std::size_t>(bytes)), std::free);
+  return workspace ? make_error_code(call(workspace.get())) : make_error_code(DLFP4_E_MEMORY);
+}
+}  // namespace detail
+
 /** out(i, j) = alpha * the sum over k of a(i, k) * b(j, k), on the host; see dlfp4_matmul(). The workspace is allocated
  * for the call. */
 inline void matmul(const Operand &a, const Operand &b, const View &out, const dlfp4_matmul_options *options,
                    std::error_code &error) {
   const detail::Described left(a), right(b);
   const DLTensor to = out.dl();
-  const std::int64_t bytes = dlfp4_matmul_workspace(left.get(), right.get(), &to, options);
-  const std::unique_ptr<void, void (*)(void *)> workspace(
-      bytes > 0 ? std::malloc(static_cast<std::size_t>(bytes)) : nullptr, std::free);
-  if (bytes > 0 && !workspace)
-    error = std::make_error_code(std::errc::not_enough_memory);
-  else
-    error = make_error_code(dlfp4_matmul(left.get(), right.get(), &to, options, workspace.get()));
+  error = detail::with_workspace(dlfp4_matmul_workspace(left.get(), right.get(), &to, options), [&](void *workspace) {
+    return dlfp4_matmul(left.get(), right.get(), &to, options, workspace);
+  });
+}
+
+/** Which rows each expert multiplies; see dlfp4_routing. */
+struct Routing {
+  View ends, indices, weights;
+  bool gathers = false;
+};
+
+/** The product of matmul() by each expert, on the host; see dlfp4_grouped_matmul(). */
+inline void grouped_matmul(const Operand &x, const Operand &w, const Routing &routing, const View &out,
+                           const dlfp4_matmul_options *options, std::error_code &error) {
+  const detail::Described left(x), right(w);
+  const DLTensor to = out.dl(), ends = routing.ends.dl(), indices = routing.indices.dl(),
+                 weights = routing.weights.dl();
+  const dlfp4_routing rows = {&ends, routing.indices ? &indices : nullptr, routing.weights ? &weights : nullptr,
+                              routing.gathers};
+  error = detail::with_workspace(
+      dlfp4_grouped_matmul_workspace(left.get(), right.get(), &rows, &to, options),
+      [&](void *workspace) { return dlfp4_grouped_matmul(left.get(), right.get(), &rows, &to, options, workspace); });
+}
+
+/** Prepares weights on a CUDA device in memory of dlfp4_prepared_bytes(); see dlfp4_prepare(). */
+inline dlfp4_prepared prepare(const ScaledView &w, void *memory, void *stream, std::error_code &error) {
+  const detail::Described from(w);
+  dlfp4_prepared result = {};
+  error = make_error_code(dlfp4_prepare(from.get(), memory, &result, stream));
+  return result;
+}
+
+/** out(i, j) = alpha * the sum over k of x(i, k) * w(j, k) on a CUDA device; see dlfp4_matmul_prepared(). */
+inline void matmul(const View &x, const dlfp4_prepared &w, const View &out, float alpha, void *stream,
+                   std::error_code &error) {
+  const DLTensor from = x.dl(), to = out.dl();
+  error = make_error_code(dlfp4_matmul_prepared(&from, &w, &to, alpha, stream));
 }
 
 /** out[i] = the sum over k of a(i, k) * b(i, k), on the host; see dlfp4_vecdot(). */
@@ -468,6 +528,26 @@ inline void dequantize(const ScaledView &q, const View &out, void *stream = null
 inline void matmul(const Operand &a, const Operand &b, const View &out, const dlfp4_matmul_options *options = nullptr) {
   std::error_code error;
   matmul(a, b, out, options, error);
+  detail::check(error, "matmul");
+}
+
+inline void grouped_matmul(const Operand &x, const Operand &w, const Routing &routing, const View &out,
+                           const dlfp4_matmul_options *options = nullptr) {
+  std::error_code error;
+  grouped_matmul(x, w, routing, out, options, error);
+  detail::check(error, "grouped_matmul");
+}
+
+inline dlfp4_prepared prepare(const ScaledView &w, void *memory, void *stream = nullptr) {
+  std::error_code error;
+  const dlfp4_prepared result = prepare(w, memory, stream, error);
+  detail::check(error, "prepare");
+  return result;
+}
+
+inline void matmul(const View &x, const dlfp4_prepared &w, const View &out, float alpha = 1, void *stream = nullptr) {
+  std::error_code error;
+  matmul(x, w, out, alpha, stream, error);
   detail::check(error, "matmul");
 }
 

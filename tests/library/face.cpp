@@ -39,6 +39,17 @@ void test_views(std::vector<float> &x) {
 #endif
 }
 
+void test_views_that_are_refused(const std::vector<float> &x) {
+  std::vector<float> out(x.size());
+  for (const dlfp4::View &view :
+       {dlfp4::View(x, {4, 65}), dlfp4::View(x, {1, 1, 1, 1, 1, 1, 1, 4, 64}), dlfp4::View(x, {256}).transposed(),
+        dlfp4::View(x, {-1, 4}), dlfp4::View(x, {std::int64_t{1} << 40, std::int64_t{1} << 40})}) {
+    std::error_code error;
+    dlfp4::cast(view, dlfp4::View(out, {4, 64}), nullptr, nullptr, error);
+    expect(error == dlfp4::make_error_code(DLFP4_E_SHAPE), "what is no tensor is refused");
+  }
+}
+
 void test_error_codes(const std::vector<float> &x) {
   std::error_code error;
   const dlfp4::View view(x, {4, 64});
@@ -60,6 +71,28 @@ void test_error_codes(const std::vector<float> &x) {
   const dlfp4::ScaledTensor none = dlfp4::quantize(view, dlfp4::Format::find("fp5"), along_columns, error);
   expect(error == dlfp4::make_error_code(DLFP4_E_OPTION) && none.bytes() == 0, "an unknown format is an error");
   expect(!error.message().empty() && std::string(error.category().name()) == "dlfp4", "errors have words");
+}
+
+void test_experts(const std::vector<float> &x) {
+  std::error_code error;
+  const std::vector<std::int64_t> ends = {1, 4}, short_ends = {1, 5};
+  std::vector<float> out(4 * 2), all(4 * 4);
+  const dlfp4::View view(x, {4, 64});
+  const dlfp4::ScaledTensor w = dlfp4::quantize(view, dlfp4::formats::mxfp8_e4m3(), {}, error);
+  dlfp4::Routing routing;
+  routing.ends = dlfp4::View(ends, {2});
+  dlfp4::grouped_matmul(view, w, routing, dlfp4::View(out, {4, 2}), nullptr, error);
+  expect(!error, "rows are multiplied by their experts");
+  dlfp4::matmul(view, w, dlfp4::View(all, {4, 4}), nullptr, error);
+  expect(are_near(out, {all[0], all[1], all[6], all[7], all[10], all[11], all[14], all[15]}, 1e-3f),
+         "by whose weights");
+  routing.ends = dlfp4::View(short_ends, {2});
+  dlfp4::grouped_matmul(view, w, routing, dlfp4::View(out, {4, 2}), nullptr, error);
+  expect(error == dlfp4::make_error_code(DLFP4_E_OPTION), "rows that are not there are refused");
+  const dlfp4_prepared prepared = dlfp4::prepare(w, out.data(), nullptr, error);
+  expect(error == dlfp4::make_error_code(DLFP4_E_DEVICE), "weights of the host are not prepared");
+  dlfp4::matmul(view, prepared, dlfp4::View(all, {4, 4}), 1, nullptr, error);
+  expect(error == dlfp4::make_error_code(DLFP4_E_DEVICE), "nor multiplied so");
 }
 
 void test_formats() {
@@ -92,7 +125,9 @@ void test_exceptions(const std::vector<float> &x) {
 int main() {
   std::vector<float> x = numbers(256);
   test_views(x);
+  test_views_that_are_refused(x);
   test_error_codes(x);
+  test_experts(x);
   test_formats();
 #if defined(__cpp_exceptions)
   test_exceptions(x);

@@ -50,7 +50,7 @@ def test_info():
     assert rows["python"].split()[0] == sys.version.split()[0]
     assert rows["numpy, ml_dtypes"].startswith(np.__version__)
     assert rows["kernels"].startswith(f"{dlfp4.cpu_isa()}, ")
-    assert rows["headers"] == dlfp4.get_include()
+    assert (rows["headers"], rows["libdlfp4"]) == (dlfp4.get_include(), dlfp4.get_library_dir())
     assert "numpy" in rows["frameworks"].split(", ")
 
 
