@@ -98,7 +98,7 @@ void clear_negative_zeros(uint8_t *codes, int64_t bytes, int bits) {
 
 // Codes of integers with a sign to those without: `pattern` has the highest bit of each code of a byte.
 void move_to_middle(uint8_t *codes, int64_t bytes, uint8_t pattern) {
-  const uint64_t patterns = pattern * 0x0101010101010101;
+  const uint64_t patterns = pattern * uint64_t{0x0101010101010101};
   int64_t i = 0;
   for (uint64_t word; i + 8 <= bytes; i += 8) {
     memcpy(&word, codes + i, sizeof(word));

@@ -104,6 +104,16 @@ def test_what_was_changed_is_replaced(path, damage):
     assert (mode_of(path.parent), mode_of(path)) == (0o700, 0o600)
 
 
+@pytest.mark.parametrize("damage", [linked, lambda path: os.chown(path.parent, 12345, -1)], ids=["link", "owner"])
+def test_nothing_is_written_to_a_folder_of_others(path, damage):
+    if damage is not linked and os.geteuid():
+        pytest.skip("only root can give folders away")
+    damage(path)
+    before, mode = path.read_bytes(), mode_of(path.parent)
+    keep(path, b"made anew")
+    assert (path.read_bytes(), mode_of(path.parent)) == (before, mode)
+
+
 @pytest.mark.parametrize("what", ["folder", "key", "file"])
 def test_what_another_user_owns_counts_as_absent(path, monkeypatch, what):
     owned = {"folder": path.parent, "key": path.parent / "key", "file": path}[what]
