@@ -155,7 +155,7 @@ def grouped_backward(
         scaled = scaled * weights.data[:, None].to(grad.dtype)
     if wanted[0]:
         stack = dense(w, grad.dtype).mT
-        of_x = torch.ops.dlfp4.grouped_matmul(scaled, stack, offsets.data)
+        of_x = multiply_floats(scaled, stack, offsets.data, is_routed)
         if gathers:
             of_x = torch.zeros(x.data.shape, dtype=grad.dtype, device=grad.device).index_add(0, places, of_x)
         of_x = of_x.to(x.data.dtype)
@@ -168,6 +168,17 @@ def grouped_backward(
         kept = torch.where(is_routed[:, None], product, 0)
         of_weights = (rows * kept).sum(-1).to(weights.data.dtype)
     return of_x, of_w, None, None, of_weights
+
+
+def multiply_floats(
+    rows: torch.Tensor, stack: torch.Tensor, offsets: torch.Tensor, is_routed: torch.Tensor
+) -> torch.Tensor:
+    """Rows by a stack of floats, on CUDA devices by PyTorch, which leaves rows of no expert as they are."""
+    if not rows.is_cuda:
+        own: torch.Tensor = torch.ops.dlfp4.grouped_matmul(rows, stack, offsets)
+        return own
+    product = torch.nn.functional.grouped_mm(rows.contiguous(), stack, offs=offsets.to(torch.int32))
+    return torch.where(is_routed[:, None], product, 0)
 
 
 def sums_of_experts(x: torch.Tensor, grad: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:

@@ -152,3 +152,24 @@ def test_products_by_experts(torch, dt):
         return torch.relu(dt.grouped_matmul(x, w.mT, ends))
 
     experts.same(torch, torch.compile(step, fullgraph=True)(x, w, ends), torch.relu(expected))
+
+
+def test_gradients_of_products_by_experts(torch, dt):
+    """By the decoded weights, with PyTorch's product; rows of no expert have none."""
+    if _cuda_capability(0) != (9, 0):
+        pytest.skip(f"kernels for compute capability 9.0; this device has {_cuda_capability(0)}")
+    stack, rows = experts.prepared("nvfp4", 4, 256, 128), experts.rows_on_cuda(torch, (40, 128))
+    ends, w = [10, 20, 20, 33], dt.ScaledTensor.from_dlfp4(stack)
+    values = w.dequantize().double()
+    for indices in (None, experts.numbers(torch, list(range(40))[::-1])):
+        x = rows.clone().requires_grad_()
+        y = dt.grouped_matmul(x, w.mT, experts.numbers(torch, ends), indices=indices)
+        grad = experts.rows_on_cuda(torch, (40, 256), seed=7)
+        y.backward(grad)
+        expected = torch.zeros(40, 128, device="cuda", dtype=torch.float64)
+        for expert, (first, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
+            expected[first:end] = grad[first:end].double() @ values[expert]
+        if indices is not None:
+            expected = expected.flip(0)
+        assert torch.allclose(x.grad.double(), expected, rtol=2**-6, atol=2**-4)
+        assert (x.grad[expected.eq(0).all(1)] == 0).all()
