@@ -76,20 +76,18 @@ cdef void fill_result_of_bytes(dlfp4_cuda_bytes_product *product, Tensor result,
 def _find_bytes_tactics(a, b, rows):
     """The names of the kernels for `rows` rows of FP8 times FP8, the best guess first."""
     cdef int numbers[64]
-    cdef int count, k, device = elements_of(b).dl.device.device_id
+    cdef int count, device = elements_of(b).dl.device.device_id
     cdef dlfp4_cuda_bytes_product product
     key = (device, format_number(a), format_number(b), rows, b.shape)
     found = look_up(FOUND_TACTICS, key)
     if found is None:
         load_kernels(device, DLFP4_CUDA_IMAGE_products)
-        if len(FOUND_TACTICS) >= MOST_FOUND:
-            FOUND_TACTICS.clear()
         memset(&product, 0, sizeof(product))
         product.x.scale_lines, product.w.scale_lines = lines_of_scale(a), lines_of_scale(b)
         product.x.scale_step, product.w.scale_step = has_blocks_along(a), has_blocks_along(b)
         product.rows, product.columns, product.depth = rows, b.shape[1], b.shape[0]
         check_kernel(dlfp4_cuda_find_bytes_tactics(device, &product, numbers, 64, &count), "choosing a kernel")
-        found = FOUND_TACTICS[key] = tuple([dlfp4_cuda_tactic_name(numbers[k]).decode() for k in range(count)])
+        found = keep_tactics(key, numbers, count)
     return found
 
 

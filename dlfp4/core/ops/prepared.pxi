@@ -215,16 +215,23 @@ cdef enum:
 def _find_tactics(ScaledTensor b, rows):
     """The names of the kernels for `rows` rows times prepared weights, the best guess first."""
     cdef int numbers[64]
-    cdef int device = b.data.dl.device.device_id, count, k
+    cdef int device = b.data.dl.device.device_id, count
     key = (device, b.number, rows, b.shape)
     found = look_up(FOUND_TACTICS, key)
     if found is None:
         load_kernels(device, DLFP4_CUDA_IMAGE_products)
-        if len(FOUND_TACTICS) >= MOST_FOUND:
-            FOUND_TACTICS.clear()
         check_kernel(dlfp4_cuda_find_tactics(device, b.number, rows, b.shape[1], b.shape[0], numbers, 64, &count),
                      "choosing a kernel")
-        found = FOUND_TACTICS[key] = tuple([dlfp4_cuda_tactic_name(numbers[k]).decode() for k in range(count)])
+        found = keep_tactics(key, numbers, count)
+    return found
+
+
+cdef tuple keep_tactics(key, const int *numbers, int count):
+    """The names of the kernels that were found for a problem."""
+    cdef int k
+    if len(FOUND_TACTICS) >= MOST_FOUND:
+        FOUND_TACTICS.clear()
+    found = FOUND_TACTICS[key] = tuple([dlfp4_cuda_tactic_name(numbers[k]).decode() for k in range(count)])
     return found
 
 

@@ -171,6 +171,20 @@ float unit_of(int kind, bool is_half, int format, int largest) {
   return static_cast<float>(std::ldexp(1.0, top - offset));
 }
 
+// What kernels are told of either kind of product alike; they take `depth_of_stage` of K at a time.
+template <class Product>
+void set_result(const Product &product, int depth_of_stage, ProductParams *p) {
+  p->y = static_cast<uint8_t *>(product.y);
+  p->y_stride = product.y_stride;
+  p->y_bytes = product.y_bytes;
+  p->y_is_half = product.y_is_half != 0;
+  p->rows = static_cast<int>(product.rows);
+  p->columns = static_cast<int>(product.columns);
+  p->depth = static_cast<int>(product.depth);
+  p->blocks = static_cast<int>(divide_up(product.depth, depth_of_stage));
+  p->alpha = product.alpha;
+}
+
 }  // namespace
 
 ProductParams product_params(const dlfp4_cuda_product &product) {
@@ -181,18 +195,10 @@ ProductParams product_params(const dlfp4_cuda_product &product) {
   p.x_stride = product.x_scales ? product.x_stride / 2 : product.x_stride * 2;
   p.x_scales = static_cast<const uint8_t *>(product.x_scales);
   p.x_scale_stride = product.x_scale_stride;
-  p.y = static_cast<uint8_t *>(product.y);
-  p.y_stride = product.y_stride;
-  p.y_bytes = product.y_bytes;
-  p.y_is_half = product.y_is_half != 0;
-  p.rows = static_cast<int>(product.rows);
-  p.columns = static_cast<int>(product.columns);
-  p.depth = static_cast<int>(product.depth);
-  p.blocks = static_cast<int>(divide_up(product.depth, kBlockK));
+  set_result(product, stage_depth(kind), &p);
   p.blocks_in_row = static_cast<int>(blocks_in_row(kind, product.stored_depth));
   p.unit = unit_of(kind, product.x_is_half != 0, product.format, product.largest);
   if (product.x_scales) p.unit *= coded_unit(kind);
-  p.alpha = product.alpha;
   p.factors[0] = product.factors[0];
   p.factors[1] = product.factors[1];
   p.shifts = Shifts();
@@ -299,16 +305,8 @@ BytesParams bytes_params(const dlfp4_cuda_bytes_product &product) {
   q.x = static_cast<const uint8_t *>(product.x.data);
   q.x_stride = product.x.stride;
   q.weights = static_cast<const uint8_t *>(product.w.data);
-  q.y = static_cast<uint8_t *>(product.y);
-  q.y_stride = product.y_stride;
-  q.y_bytes = product.y_bytes;
-  q.y_is_half = product.y_is_half != 0;
-  q.rows = static_cast<int>(product.rows);
-  q.columns = static_cast<int>(product.columns);
-  q.depth = static_cast<int>(product.depth);
-  q.blocks = static_cast<int>(divide_up(product.depth, stage_depth(kBytes)));
+  set_result(product, stage_depth(kBytes), &q);
   q.unit = 1;
-  q.alpha = product.alpha;
   if (byte_kind(product) == kBytes) {
     q.factors[0] = product.x.scales;
     q.factors[1] = product.w.scales;
