@@ -28,6 +28,8 @@ def test_what_was_kept_is_loaded(path):
     assert load(path) == CONTENT
     keep(path, b"")
     assert load(path) == b""
+    keep(path.with_name("next"), CONTENT)  # under the same key
+    assert (load(path), load(path.with_name("next"))) == (b"", CONTENT)
     assert load(path.with_name("other")) is None
 
 

@@ -1,5 +1,6 @@
 """Files that appear whole or not at all."""
 
+import contextlib
 import errno
 import os
 import signal
@@ -207,6 +208,17 @@ def test_the_folder_is_synced_after_the_name_changed(tmp_path, monkeypatch):
     with replacing(tmp_path / "file") as file:
         file.write(b"x")
     assert synced == ["file", "folder"]
+
+
+@pytest.mark.parametrize(("number", "fails"), [(errno.EINVAL, False), (errno.EIO, True)])
+def test_folders_of_file_systems_that_cannot_sync_them(tmp_path, monkeypatch, number, fails):
+    monkeypatch.setattr(os, "fsync", failing(number, after=1))  # that of the file
+    with (
+        pytest.raises(OSError, match=os.strerror(number)) if fails else contextlib.nullcontext(),
+        replacing(tmp_path / "file") as file,
+    ):
+        file.write(b"x")
+    assert (tmp_path / "file").read_bytes() == b"x"
 
 
 @pytest.fixture(params=[True, False], ids=["without names", "with names"])
