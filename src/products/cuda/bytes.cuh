@@ -2,9 +2,9 @@
 // prepared weights.
 // Layout: a stage of the ring is 128 bytes of rows of x and of rows of weights, and the scales of both.
 // Trick: tensor cores keep some 14 bits of sums of FP8, so they add one stage only; the threads scale such sums and add
-// them to those of float32, while the tensor cores work for the other warpgroup. Few rows of x are the second operand
-// of wgmma, the weights the first; in a walk it is the other way around, so that a thread needs two scales of x and one
-// of weights.
+// them to those of float32, by one operation that has to be asked for (-fmad=false), while the tensor cores work for the
+// other warpgroup. Few rows of x are the second operand of wgmma, the weights the first; in a walk it is the other way
+// around, so that a thread needs two scales of x and one of weights.
 #ifndef DLFP4_SRC_PRODUCTS_CUDA_BYTES_CUH_
 #define DLFP4_SRC_PRODUCTS_CUDA_BYTES_CUH_
 
@@ -148,7 +148,7 @@ class BytesProducts {
     } else {
 #pragma unroll
       for (int i = 0; i < Lines / 2; ++i)
-        sums[i] += has_scales(Kind) ? products[i] * of_first[i >> 1 & 1] : products[i];
+        sums[i] = has_scales(Kind) ? __fmaf_rn(products[i], of_first[i >> 1 & 1], sums[i]) : sums[i] + products[i];
     }
   }
 
@@ -178,7 +178,8 @@ class BytesProducts {
 #pragma unroll
       for (int k = 0; k < 8; ++k) {
         const float of_second = scales[k / 4 * 2 + (k & 1)];
-        sums[i + k] += products[i + k] * (OrderOfFirst == kOne ? of_second : of_first[k >> 1 & 1] * of_second);
+        const float scale = OrderOfFirst == kOne ? of_second : of_first[k >> 1 & 1] * of_second;
+        sums[i + k] = __fmaf_rn(products[i + k], scale, sums[i + k]);
       }
     }
   }
