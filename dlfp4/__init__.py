@@ -61,6 +61,7 @@ __all__ = [
     "Tensor",
     "TensorProto",
     "__version__",
+    "analysis",
     "asarray",
     "autotune",
     "backends",
@@ -94,14 +95,14 @@ __all__ = [
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from dlfp4 import checkpoints
+    from dlfp4 import analysis, checkpoints
     from dlfp4 import jax as jax
     from dlfp4 import torch as torch
 else:
 
     def __getattr__(name: str) -> "ModuleType":
-        """``dlfp4.checkpoints``, ``jax`` and ``torch``, which are imported when they are first asked for."""
-        if name in ("checkpoints", "jax", "torch"):
+        """``dlfp4.analysis``, ``checkpoints``, ``jax`` and ``torch``, which are imported when first asked for."""
+        if name in ("analysis", "checkpoints", "jax", "torch"):
             from importlib import import_module
 
             return import_module(f"dlfp4.{name}")

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 import dlfp4
 from dlfp4 import Recipe, ScaledTensor, Tensor, TensorProto
 from dlfp4._core import _find_format
+from dlfp4.analysis import signal_to_noise
 from dlfp4.checkpoints import configs, folders, joining, models, native, safetensors
 from dlfp4.checkpoints.folders import Outcome, Report, Tick
 from dlfp4.checkpoints.models import Files, ModelPath, Shard
@@ -28,9 +28,7 @@ from dlfp4.checkpoints.selection import Choice, choose, quantize_chosen, recipe_
 from dlfp4.files import check_writable
 from dlfp4.formats import Format, RecipeName, offset_parts
 
-SAMPLE = 1 << 16  # elements of a tensor by which its error is estimated: all of them would take longer than quantizing
 GPT_OSS = "gpt-oss"
-BANDS = 4  # places from which the sample is taken
 
 
 @dataclass(frozen=True)
@@ -353,44 +351,3 @@ def judge(choice: Choice, tensor: Tensor | ScaledTensor, result: Tensor | Scaled
     snr = signal_to_noise(tensor.mT if result.shape != tensor.shape else tensor, result)
     pow2 = configs.has_pow2_scales(result)
     return Outcome(*start, result.format.name, tensor.nbytes, result.nbytes, snr, choice.reason, pow2)
-
-
-def signal_to_noise(x: Tensor, q: ScaledTensor) -> float:
-    """The ratio in dB: ``10 log10(sum(x**2) / sum((x - q)**2))`` of a sample of rows; infinite where they are equal."""
-    signal = noise = 0.0
-    for values, decoded in sample(x, q):
-        # Not `values @ values`: the threads of NumPy's BLAS would contend with those that quantize and write.
-        signal, noise = signal + float(np.square(values).sum()), noise + float(np.square(values - decoded).sum())
-    ratio = signal / noise if noise else math.inf
-    return 10 * math.log10(ratio) if ratio else -math.inf
-
-
-Numbers = npt.NDArray[np.float64]
-
-
-def sample(x: Tensor, q: ScaledTensor) -> Iterator[tuple[Numbers, Numbers]]:
-    """Pairs of values and decoded ones: all of a small tensor, else of blocks here and there."""
-    lines, length = (1, 1) if q.format.block is None else q.format.block_in(1, 1)
-    if x.size <= SAMPLE or q.axis != -1 or (x.ndim > 2 and x.shape[-2] % lines):
-        yield as_numbers(x), as_numbers(q.dequantize())
-    elif x.ndim > 2:
-        for k in spread(x.shape[0]):
-            yield from sample(x[k], q[k])
-    else:
-        width = x.shape[1] if lines == 1 else length * -(-SAMPLE // (BANDS * lines * length))  # whole lines, or squares
-        height = lines * -(-SAMPLE // (BANDS * lines * width))
-        columns = spread(-(-x.shape[1] // width))
-        for number, row in enumerate(spread(-(-x.shape[0] // height))):
-            column = columns[number % len(columns)]
-            part = slice(row * height, (row + 1) * height), slice(column * width, (column + 1) * width)
-            yield as_numbers(x[part]), as_numbers(q[part].dequantize())
-
-
-def spread(count: int) -> list[int]:
-    """Some of so many places, from the first to the last."""
-    return sorted({(count - 1) * k // (BANDS - 1) for k in range(BANDS)})
-
-
-def as_numbers(x: Tensor) -> Numbers:
-    """The elements in a line."""
-    return x.to_numpy().astype(np.float64).reshape(-1)

@@ -14,10 +14,10 @@ import pytest
 
 import dlfp4
 from dlfp4 import checkpoints
+from dlfp4.analysis import signal_to_noise
 from dlfp4.checkpoints import quantize_model
 from dlfp4.checkpoints.commands import sum_up
 from dlfp4.checkpoints.folders import Outcome
-from dlfp4.checkpoints.quantizing import signal_to_noise
 
 TENSORS = {
     "up.weight": np.random.default_rng(0).normal(size=(50, 64)).astype(np.float32),

@@ -19,6 +19,7 @@ from ..support.capsules import framework
 # Modules whose docstrings have examples.
 DOCUMENTED = [
     "_core",
+    "analysis",
     "autotune",
     "checkpoints",
     "checkpoints.conventions",

@@ -1,0 +1,509 @@
+"""How far quantized tensors are from what they were made of: errors, formats side by side, global scales.
+
+``compare(x).summary()`` and ``.tables()`` need rich, ``.plot()`` matplotlib; all else needs NumPy alone.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from dlfp4._core import ScaledTensor, Tensor, asarray, cast, quantize
+from dlfp4._core import formats as all_formats
+from dlfp4.formats import Format, Recipe, RecipeName
+
+if TYPE_CHECKING:
+    from dlfp4._core import _Elements
+
+__all__ = ["Comparison", "Error", "Row", "calibrate", "compare", "error", "signal_to_noise"]
+
+Numbers = npt.NDArray[np.float64]
+Method = Literal["largest", "percentile", "mse"]
+
+SAMPLE = 1 << 16  # elements by which signal_to_noise judges: all of a large tensor take longer than quantizing it
+BANDS = 4  # places from which the sample is taken
+STEPS = 16  # of an octave of global scales, of which "mse" tries one on either side
+
+
+# ---- One tensor
+
+
+@dataclass(frozen=True)
+class Error:
+    """How values differ from what they stand for; see :func:`error`.
+
+    Attributes
+    ----------
+    snr : float
+        The signal-to-noise ratio in dB, ``10 log10(sum(x**2) / sum((x - q)**2))``; infinite where all are equal.
+    mse : float
+        The mean of ``(x - q)**2``.
+    largest : float
+        The largest ``abs(x - q)``.
+    place : tuple of int
+        Where that is; empty of an empty tensor.
+    by_row, by_channel : numpy.ndarray
+        The mean of ``(x - q)**2`` over the last dimension, and over all others.
+    by_block : numpy.ndarray or None
+        That of each block, (lines, blocks of a line) as scales lie; None where `q` is no ScaledTensor.
+    counts, edges : numpy.ndarray
+        A histogram of ``x - q``: how many lie from an edge to the next.
+    """
+
+    snr: float
+    mse: float
+    largest: float
+    place: tuple[int, ...]
+    by_row: Numbers
+    by_channel: Numbers
+    by_block: Numbers | None
+    counts: npt.NDArray[np.int64]
+    edges: Numbers
+
+
+def error(x: _Elements, q: _Elements | ScaledTensor, *, bins: int = 64) -> Error:
+    """How far a quantized tensor is from the one that it was made of.
+
+    Parameters
+    ----------
+    x : producer
+        What was quantized.
+    q : ScaledTensor or producer
+        What became of it, of the same shape: its values are compared.
+    bins : int
+        Of the histogram.
+
+    Returns
+    -------
+    Error
+        In float64. NaN and infinities make those figures NaN that they belong to.
+
+    Raises
+    ------
+    ValueError
+        Shapes differ.
+
+    Examples
+    --------
+    >>> import numpy as np, dlfp4
+    >>> x = np.linspace(-1, 1, 64, dtype="float32").reshape(2, 32)
+    >>> found = dlfp4.analysis.error(x, dlfp4.quantize(x, "mxfp4"))
+    >>> round(found.snr, 1), found.by_block.shape
+    (20.3, (2, 1))
+    """
+    values, decoded = numbers_of(x), numbers_of(q)
+    if values.shape != decoded.shape:
+        raise ValueError(f"x has shape {values.shape} and q {decoded.shape}; expected the same")
+    noise = values - decoded
+    squares = np.square(noise)
+    place = np.unravel_index(int(np.argmax(squares)), squares.shape) if squares.size else ()
+    finite = noise[np.isfinite(noise)]
+    counts, edges = np.histogram(finite, bins)
+    return Error(
+        snr=decibels(float(np.square(values).sum()), float(squares.sum())),
+        mse=float(squares.mean()) if squares.size else math.nan,
+        largest=float(abs(noise[place])) if squares.size else 0.0,
+        place=tuple(map(int, place)),
+        by_row=mean_over(squares, (-1,)),
+        by_channel=mean_over(squares, tuple(range(squares.ndim - 1))),
+        by_block=means_of_blocks(squares, q) if isinstance(q, ScaledTensor) else None,
+        counts=counts.astype(np.int64),
+        edges=edges.astype(np.float64),
+    )
+
+
+def numbers_of(x: _Elements | ScaledTensor) -> Numbers:
+    """Values on the host."""
+    values = x.dequantize("float32") if isinstance(x, ScaledTensor) else asarray(x)
+    there = values if values.device.type == "cpu" else values.to_device("cpu")
+    wide = there if there.dtype.name in ("float64", "float32") else cast(there, "float32")
+    return wide.to_numpy().astype(np.float64)
+
+
+def decibels(signal: float, noise: float) -> float:
+    """The ratio of two sums of squares."""
+    ratio = signal / noise if noise else math.inf
+    return 10 * math.log10(ratio) if ratio else -math.inf
+
+
+def mean_over(squares: Numbers, axes: tuple[int, ...]) -> Numbers:
+    """Means, of a scalar itself; NaN of nothing."""
+    if squares.ndim == 0:
+        return squares
+    count, sums = math.prod(squares.shape[axis] for axis in axes), np.asarray(squares.sum(axis=axes), np.float64)
+    return sums / count if count else np.full_like(sums, math.nan)
+
+
+def means_of_blocks(squares: Numbers, q: ScaledTensor) -> Numbers:
+    """The mean of each block; the last ones of a line or a column may be smaller than the others."""
+    turned = np.swapaxes(squares, -1, q.axis)
+    lines = turned.reshape(-1, turned.shape[-1])
+    height, width = q.format.block_in(*lines.shape)
+    rest = [(0, -extent % step) for extent, step in zip(lines.shape, (height, width), strict=True)]
+
+    def sums(of: Numbers) -> Numbers:
+        padded = np.pad(of, rest)
+        rows, columns = padded.shape[0] // height, padded.shape[1] // width
+        found: Numbers = padded.reshape(rows, height, columns, width).sum(axis=(1, 3))
+        return found
+
+    return sums(lines) / sums(np.ones_like(lines))
+
+
+# ---- The same of a sample, for files
+
+
+def signal_to_noise(x: Tensor, q: ScaledTensor) -> float:
+    """The ratio in dB, as of :func:`error`, of blocks here and there in a large tensor."""
+    signal = noise = 0.0
+    for values, decoded in sample(x, q):
+        # Not `values @ values`: the threads of NumPy's BLAS would contend with those that quantize and write.
+        signal, noise = signal + float(np.square(values).sum()), noise + float(np.square(values - decoded).sum())
+    return decibels(signal, noise)
+
+
+def sample(x: Tensor, q: ScaledTensor) -> Iterator[tuple[Numbers, Numbers]]:
+    """Pairs of values and decoded ones: all of a small tensor, else of blocks here and there."""
+    lines, length = (1, 1) if q.format.block is None else q.format.block_in(1, 1)
+    if x.size <= SAMPLE or q.axis != -1 or (x.ndim > 2 and x.shape[-2] % lines):
+        yield in_a_line(x), in_a_line(q.dequantize())
+    elif x.ndim > 2:
+        for k in spread(x.shape[0]):
+            yield from sample(x[k], q[k])
+    else:
+        width = x.shape[1] if lines == 1 else length * -(-SAMPLE // (BANDS * lines * length))  # whole lines, or squares
+        height = lines * -(-SAMPLE // (BANDS * lines * width))
+        columns = spread(-(-x.shape[1] // width))
+        for number, row in enumerate(spread(-(-x.shape[0] // height))):
+            column = columns[number % len(columns)]
+            part = slice(row * height, (row + 1) * height), slice(column * width, (column + 1) * width)
+            yield in_a_line(x[part]), in_a_line(q[part].dequantize())
+
+
+def spread(count: int) -> list[int]:
+    """Some of so many places, from the first to the last."""
+    return sorted({(count - 1) * k // (BANDS - 1) for k in range(BANDS)})
+
+
+def in_a_line(x: Tensor) -> Numbers:
+    """The elements."""
+    return x.to_numpy().astype(np.float64).reshape(-1)
+
+
+# ---- Formats side by side
+
+
+@dataclass(frozen=True)
+class Row:
+    """A tensor in a format: its name, bits an element and bytes with scales, and what :class:`Error` has of it."""
+
+    tensor: str
+    format: str
+    recipe: str
+    bits: float
+    nbytes: int
+    snr: float
+    mse: float
+    largest: float
+
+    @property
+    def way(self) -> str:
+        """The format, and the recipe where one was asked for."""
+        return f"{self.format} {self.recipe}".rstrip()
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Tensors in formats, as :func:`compare` has made and measured them.
+
+    Attributes
+    ----------
+    rows : tuple of Row
+        Each tensor in each format by each recipe.
+    refused : dict
+        Of formats and recipes that do not go together, by their names: the reason.
+    """
+
+    rows: tuple[Row, ...]
+    refused: Mapping[tuple[str, str], str]
+
+    def ways(self) -> dict[str, list[Row]]:
+        """The rows of each format and recipe."""
+        found: dict[str, list[Row]] = {}
+        for row in self.rows:
+            found.setdefault(row.way, []).append(row)
+        return found
+
+    def __str__(self) -> str:
+        head = ("format", "bits", "MB", "SNR median", "worst", "best")
+        lines = [head, *(line_of(way, rows) for way, rows in self.ways().items())]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        return "\n".join("  ".join((line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:]))) for line in lines)
+
+    def summary(self) -> Any:
+        """A table of rich's: a row a format, with bits an element, megabytes, and the SNR of its tensors in dB."""
+        table = new_table()
+        for column in ("format", "bits a weight", "MB", "SNR median", "worst", "best"):
+            table.add_column(column, justify="left" if column == "format" else "right")
+        for way, rows in self.ways().items():
+            table.add_row(*line_of(way, rows))
+        return table
+
+    def tables(self, width: int = 100) -> list[Any]:
+        """Tables of rich's: a row a tensor, with SNR in dB and kilobytes in as many formats as `width` has room for."""
+        ways, cell = self.ways(), 15
+        tensors = dict.fromkeys(row.tensor for row in self.rows)
+        step = max(1, (width - max(map(len, tensors), default=0)) // cell)
+        made, names = [], list(ways)
+        for start in range(0, len(names), step):
+            table = new_table()
+            table.add_column("tensor")
+            shown = names[start : start + step]
+            for way in shown:
+                table.add_column(f"{way}\ndB      kB", justify="right", no_wrap=True)
+            cells = {(row.tensor, row.way): f"{row.snr:.2f} {row.nbytes / 1e3:7.1f}" for row in self.rows}
+            for name in tensors:
+                table.add_row(name, *(cells.get((name, way), "") for way in shown))
+            made.append(table)
+        return made
+
+    def plot(self, path: str | PathLike[str] | None = None, title: str = "") -> Any:
+        """A figure of matplotlib's: the spread of the tensors' SNR and the size of all, a column a format.
+
+        Parameters
+        ----------
+        path : path, optional
+            Where to save it, by what matplotlib makes of the suffix.
+        title : str
+            Above it.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            Which no window shows.
+        """
+        from matplotlib.figure import Figure
+
+        ways = self.ways()
+        places = range(1, len(ways) + 1)
+        figure = Figure(figsize=(12, 7), layout="constrained")
+        upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+        snrs = [[row.snr for row in rows if math.isfinite(row.snr)] for rows in ways.values()]
+        upper.boxplot(snrs, widths=0.5, showfliers=False)
+        for place, values in zip(places, snrs, strict=True):
+            upper.plot([place] * len(values), values, ".", color="tab:blue", alpha=0.4)
+        upper.set_ylabel("SNR of a tensor, dB")
+        upper.grid(axis="y", alpha=0.3)
+        upper.set_title(title)
+        lower.bar(places, [sum(row.nbytes for row in rows) / 1e6 for rows in ways.values()], width=0.5)
+        lower.set_ylabel("all tensors, MB")
+        labels = [
+            f"{way.replace('_', chr(10)).replace(' ', chr(10))}\n{bits_of(rows):.2f} bits" for way, rows in ways.items()
+        ]
+        lower.set_xticks(places, labels)
+        if path is not None:
+            figure.savefig(path, dpi=120)
+        return figure
+
+
+def compare(
+    x: _Elements | Mapping[str, _Elements],
+    formats: Iterable[Format | str] | None = None,
+    recipes: Iterable[Recipe | RecipeName | None] = (None,),
+    *,
+    axis: Literal[-1, -2] = -1,
+) -> Comparison:
+    """Tensors in formats, by recipes: what each costs in accuracy and saves in bytes.
+
+    Parameters
+    ----------
+    x : producer, or mapping of str to producer
+        Floats. Lines that a format's blocks do not divide are completed with zeros, which count as bytes alone.
+    formats : iterable of str or Format, optional
+        Default: all of ``dlfp4.formats()``.
+    recipes : iterable of Recipe, str or None
+        None is the format's own.
+    axis : int
+        Along which blocks run, as of :func:`dlfp4.quantize`.
+
+    Returns
+    -------
+    Comparison
+        It prints as a table.
+
+    Raises
+    ------
+    ValueError
+        No format takes any of the recipes, or there is nothing to compare.
+
+    Examples
+    --------
+    >>> import numpy as np, dlfp4
+    >>> x = np.random.default_rng(0).normal(size=(64, 128)).astype("float32")
+    >>> found = dlfp4.analysis.compare({"w": x}, ["nvfp4", "mxfp4"])
+    >>> [(row.format, row.bits) for row in found.rows]
+    [('nvfp4', 4.50390625), ('mxfp4', 4.25)]
+    """
+    named: Mapping[str, _Elements] = x if isinstance(x, Mapping) else {"x": x}
+    chosen = list(all_formats() if formats is None else map(name_of, formats))
+    rows: list[Row] = []
+    refused: dict[tuple[str, str], str] = {}
+    given = list(recipes)
+    for name, tensor in named.items():
+        for format in chosen:
+            for recipe in given:
+                label = label_of(recipe)
+                try:
+                    q = quantize(tensor, format, recipe=recipe, axis=axis, pad=True)
+                except ValueError as reason:
+                    if recipe is None:
+                        raise
+                    refused[format, label] = str(reason)
+                    continue
+                rows.append(measure(name, tensor, q, label))
+    if not rows:
+        reasons = "; ".join(f"{format} {label}: {reason}" for (format, label), reason in list(refused.items())[:3])
+        raise ValueError(f"nothing to compare{': ' if reasons else ', x, formats or recipes are empty'}{reasons}")
+    return Comparison(tuple(rows), refused)
+
+
+def name_of(format: Format | str) -> str:
+    """A format's name."""
+    return format.name if isinstance(format, Format) else format
+
+
+def label_of(recipe: Recipe | RecipeName | None) -> str:
+    """A recipe in a table."""
+    return "" if recipe is None else recipe if isinstance(recipe, str) else repr(recipe)
+
+
+def measure(name: str, x: _Elements, q: ScaledTensor, recipe: str) -> Row:
+    """A row."""
+    found = error(x, q, bins=1)
+    size = math.prod(q.shape)
+    bits = 8 * q.nbytes / size if size else math.nan
+    return Row(name, q.format.name, recipe, bits, q.nbytes, found.snr, found.mse, found.largest)
+
+
+def bits_of(rows: Sequence[Row]) -> float:
+    """Bits an element of all tensors."""
+    return 8 * sum(row.nbytes for row in rows) / sum(8 * row.nbytes / row.bits for row in rows)
+
+
+def line_of(way: str, rows: Sequence[Row]) -> tuple[str, ...]:
+    """A format's line of a table."""
+    snrs = [row.snr for row in rows]
+    shown = (statistics.median(snrs), min(snrs), max(snrs))
+    return (
+        way,
+        f"{bits_of(rows):.3f}",
+        f"{sum(row.nbytes for row in rows) / 1e6:.2f}",
+        *(f"{snr:.2f}" for snr in shown),
+    )
+
+
+def new_table() -> Any:
+    """An empty table of rich's."""
+    from rich.table import Table
+
+    return Table(box=None, header_style="bold", pad_edge=False)
+
+
+# ---- Global scales
+
+
+def calibrate(
+    x: _Elements | Iterable[_Elements],
+    method: Method = "mse",
+    *,
+    format: Format | str = "nvfp4",
+    recipe: Recipe | RecipeName | None = None,
+    percentile: float = 99.9,
+) -> float:
+    """A global scale for tensors such as these, as ``quantize(x, format, global_scale=...)`` takes it.
+
+    Parameters
+    ----------
+    x : producer, or iterable of producers
+        Floats; of activations, what several batches gave.
+    method : {"mse", "largest", "percentile"}
+        "largest": that of the largest magnitude, as :func:`dlfp4.quantize` finds it. "percentile": that of a magnitude
+        which `percentile` of all do not pass; larger ones saturate. "mse": the one with the least squared error of all,
+        of steps of a sixteenth of an octave around "largest", up to one octave away.
+    format : str or Format
+        One that has a global scale.
+    recipe : Recipe or str, optional
+        As of :func:`dlfp4.quantize`.
+    percentile : float
+        From 0 to 100.
+
+    Returns
+    -------
+    float
+        A decode scale: values are elements times the scales of blocks times this.
+
+    Raises
+    ------
+    ValueError
+        A format without global scale, an unknown method, a percentile out of range, or no tensors.
+
+    Examples
+    --------
+    >>> import numpy as np, dlfp4
+    >>> x = np.random.default_rng(0).normal(size=(64, 128)).astype("float32")
+    >>> scale = dlfp4.analysis.calibrate(x)
+    >>> q = dlfp4.quantize(x, "nvfp4", global_scale=scale)
+    >>> dlfp4.analysis.error(x, q).mse <= dlfp4.analysis.error(x, dlfp4.quantize(x, "nvfp4")).mse
+    True
+    """
+    row = all_formats().get(name_of(format))
+    if row is None or not row.has_global_scale:
+        names = ", ".join(each.name for each in all_formats().values() if each.has_global_scale)
+        raise ValueError(f"{name_of(format)} has no global scale; expected one of {names}")
+    if method not in ("mse", "largest", "percentile"):
+        raise ValueError(f"method={method!r}; expected 'mse', 'largest' or 'percentile'")
+    if not 0 <= percentile <= 100:
+        raise ValueError(f"percentile={percentile}; expected 0 to 100")
+    given: Any = x if is_list(x) else (x,)
+    tensors = [numbers_of(each) for each in given]
+    if not tensors:
+        raise ValueError("x has no tensors; pass one, or several in a list")
+    magnitudes = np.concatenate([np.abs(each).reshape(-1) for each in tensors])
+    if method == "percentile" and magnitudes.size:
+        return scale_of(float(np.percentile(magnitudes, percentile)), row, recipe)
+    largest = scale_of(float(magnitudes.max(initial=0)), row, recipe)
+    if method == "largest":
+        return largest
+    tried = [float(np.float32(largest * 2.0 ** (step / STEPS))) for step in range(-STEPS, STEPS + 1)]
+    return min(tried, key=lambda scale: squared_error(tensors, row, recipe, scale))
+
+
+def is_list(x: Any) -> bool:
+    """Whether it is of tensors, and none itself."""
+    return isinstance(x, (list, tuple)) or (isinstance(x, Iterator) and not hasattr(x, "__dlpack__"))
+
+
+def scale_of(magnitude: float, format: Format, recipe: Recipe | RecipeName | None) -> float:
+    """What quantize finds for a tensor of that largest magnitude."""
+    lines, length = format.block_in(1, 1)
+    found = quantize(np.full((lines, length), magnitude, np.float32), format, recipe=recipe).global_scale
+    assert found is not None
+    return float(found.to_numpy())
+
+
+def squared_error(
+    tensors: Sequence[Numbers], format: Format, recipe: Recipe | RecipeName | None, scale: float
+) -> float:
+    """Of all tensors, quantized with one global scale."""
+    total = 0.0
+    for values in tensors:
+        q = quantize(values.astype(np.float32), format, recipe=recipe, global_scale=scale, pad=True)
+        total += float(np.square(values - numbers_of(q)).sum())
+    return total

@@ -1,0 +1,179 @@
+"""dlfp4.analysis: errors by naive loops, formats side by side, global scales; what is refused."""
+
+import math
+import re
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import dlfp4
+from dlfp4 import analysis
+
+from ..support.capsules import run_python
+
+
+def values(shape, seed=0):
+    return np.random.default_rng([seed, *shape]).standard_t(4, size=shape).astype(np.float32)
+
+
+def naive(x, decoded):
+    """SNR, the mean and the largest."""
+    x, noise = x.astype(np.float64), x.astype(np.float64) - decoded
+    return 10 * math.log10((x**2).sum() / (noise**2).sum()), (noise**2).mean(), np.abs(noise).max()
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "axis"),
+    [("nvfp4", (6, 64), -1), ("mxfp4", (3, 5, 96), -1), ("fp8_128x128", (200, 300), -1), ("mxfp8_e4m3", (64, 10), -2),
+     ("fp8_row", (7, 40), -1), ("fp8_e4m3", (9, 33), -1), ("mxfp4", (64,), -1)],
+    ids=str,
+)  # fmt: skip
+def test_error(name, shape, axis):
+    x = values(shape)
+    q = dlfp4.quantize(x, name, axis=axis, pad=True)
+    decoded = q.dequantize().to_numpy().astype(np.float64)
+    found = analysis.error(x, q)
+    assert (found.snr, found.mse, found.largest) == pytest.approx(naive(x, decoded), rel=1e-12)
+    squares = (x - decoded) ** 2
+    assert squares[found.place] == squares.max()
+    np.testing.assert_allclose(found.by_row, squares.mean(axis=-1), rtol=1e-12)
+    np.testing.assert_allclose(found.by_channel, squares.mean(axis=tuple(range(x.ndim - 1))), rtol=1e-12)
+    assert found.counts.sum() == x.size
+    assert found.edges[0] == (x - decoded).min()
+    assert found.edges[-1] == (x - decoded).max()
+    lines = np.swapaxes(squares, -1, axis).reshape(-1, shape[axis])
+    height, width = q.format.block_in(*lines.shape)
+    for (row, column), mean in np.ndenumerate(found.by_block):
+        block = lines[row * height : (row + 1) * height, column * width : (column + 1) * width]
+        assert mean == pytest.approx(block.mean(), rel=1e-12)
+    assert found.by_block.shape == (-(-lines.shape[0] // height), -(-lines.shape[1] // width))
+
+
+def test_error_of_plain_values():
+    x = values((4, 8))
+    rounded = x.astype(ml_dtypes.bfloat16)
+    found = analysis.error(x, rounded)
+    assert found.by_block is None
+    assert (found.snr, found.mse, found.largest) == pytest.approx(naive(x, rounded.astype(np.float64)), rel=1e-12)
+    exact = analysis.error(rounded, rounded)
+    assert (exact.snr, exact.mse, exact.largest) == (math.inf, 0, 0)
+    assert analysis.error(np.zeros((2, 2)), np.ones((2, 2))).snr == -math.inf
+    assert analysis.error(np.float32(3), np.float32(2)).mse == 1
+    nothing = analysis.error(np.zeros((0, 3)), np.zeros((0, 3)))
+    assert (math.isnan(nothing.mse), nothing.largest, nothing.place) == (True, 0, ())
+
+
+def test_what_is_not_finite_stays_in_its_place():
+    x = values((4, 32))
+    decoded = x.copy()
+    decoded[1, 5] = np.nan
+    found = analysis.error(x, decoded)
+    assert math.isnan(found.mse)
+    assert np.isnan(found.by_row).tolist() == [False, True, False, False]
+    assert np.flatnonzero(np.isnan(found.by_channel)).tolist() == [5]
+    assert found.counts.sum() == x.size - 1
+
+
+def test_shapes_differ():
+    with pytest.raises(ValueError, match=r"x has shape \(2, 3\) and q \(3, 2\)"):
+        analysis.error(np.zeros((2, 3)), np.zeros((3, 2)))
+
+
+def test_the_sample_of_a_small_tensor_is_all_of_it():
+    x = dlfp4.asarray(values((64, 128)))
+    q = dlfp4.quantize(x, "nvfp4")
+    assert analysis.signal_to_noise(x, q) == pytest.approx(analysis.error(x, q).snr, rel=1e-12)
+
+
+def test_compare():
+    tensors = {"first": values((40, 128)), "second": values((16, 96), 1)}
+    found = analysis.compare(tensors, ["nvfp4", "mxfp4", dlfp4.formats()["fp8_e4m3"]], [None, "nvidia"])
+    ways = [("nvfp4", ""), ("mxfp4", ""), ("mxfp4", "nvidia"), ("fp8_e4m3", "")]
+    assert {(row.format, row.recipe) for row in found.rows} >= set(ways)
+    for row in found.rows:
+        q = dlfp4.quantize(tensors[row.tensor], row.format, recipe=row.recipe or None, pad=True)
+        error = analysis.error(tensors[row.tensor], q)
+        assert (row.snr, row.mse, row.largest, row.nbytes) == (error.snr, error.mse, error.largest, q.nbytes)
+        assert row.bits == 8 * q.nbytes / tensors[row.tensor].size
+    lines = str(found).splitlines()
+    assert len(lines) == 1 + len(found.ways())
+    assert len(set(map(len, lines))) == 1
+
+
+def test_tables_and_plot(tmp_path):
+    pytest.importorskip("rich", reason="rich is not installed")
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    found = analysis.compare({"first": values((40, 128)), "second": values((16, 96), 1)}, ["nvfp4", "mxfp4"])
+    assert found.summary().row_count == len(found.ways())
+    narrow = found.tables(width=40)
+    assert sum(len(table.columns) - 1 for table in narrow) == len(found.ways())
+    assert all(table.row_count == 2 for table in narrow)
+    found.plot(tmp_path / "plot.png", title="two")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_compare_takes_one_tensor_and_all_formats():
+    found = analysis.compare(values((128, 128)))
+    assert [row.format for row in found.rows] == list(dlfp4.formats())
+    assert {row.tensor for row in found.rows} == {"x"}
+
+
+def test_recipes_that_a_format_does_not_take_are_told():
+    found = analysis.compare(values((32, 64)), ["nvfp4", "mxfp4"], [dlfp4.Recipe(scale_rule="even")])
+    assert [row.format for row in found.rows] == ["mxfp4"]
+    (((format, _), reason),) = found.refused.items()
+    assert format == "nvfp4"
+    assert "scale_rule" in reason
+    with pytest.raises(ValueError, match="nothing to compare: nvfp4"):
+        analysis.compare(values((32, 64)), ["nvfp4"], [dlfp4.Recipe(scale_rule="even")])
+    with pytest.raises(ValueError, match="nothing to compare"):
+        analysis.compare({}, ["nvfp4"])
+    with pytest.raises(ValueError, match="nvfp5"):
+        analysis.compare(values((32, 64)), ["nvfp5"])
+
+
+def test_calibrate():
+    batches = [values((32, 64), seed) for seed in range(3)]
+    largest = analysis.calibrate(batches, "largest")
+    whole = np.concatenate(batches)
+    assert largest == float(dlfp4.quantize(whole, "nvfp4").global_scale.to_numpy())
+    clipped = analysis.calibrate(iter(batches), "percentile", percentile=99)
+    assert clipped == pytest.approx(float(np.percentile(np.abs(whole), 99)) / 2688, rel=1e-6)
+    assert analysis.calibrate(batches, "percentile", percentile=100) == largest
+    best = analysis.calibrate(batches)
+
+    def squared(scale):
+        return analysis.error(whole, dlfp4.quantize(whole, "nvfp4", global_scale=scale)).mse
+
+    assert squared(best) == min(squared(float(np.float32(largest * 2 ** (k / 16)))) for k in range(-16, 17))
+    assert squared(best) < squared(largest)
+    assert analysis.calibrate(np.zeros((2, 32), np.float32), "largest") == float(
+        dlfp4.quantize(np.zeros((2, 32), np.float32), "nvfp4").global_scale.to_numpy()
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"format": "mxfp4"}, "mxfp4 has no global scale; expected one of nvfp4"),
+        ({"format": "nothing"}, "nothing has no global scale"),
+        ({"method": "best"}, "method='best'"),
+        ({"percentile": 101}, "percentile=101"),
+    ],
+)
+def test_calibrate_refuses(options, words):
+    with pytest.raises(ValueError, match=words):
+        analysis.calibrate(values((2, 32)), **options)
+
+
+def test_calibrate_needs_tensors():
+    with pytest.raises(ValueError, match="no tensors"):
+        analysis.calibrate([])
+
+
+def test_documentation():
+    """Its programs run as they stand, one after another."""
+    page = Path(__file__).parents[2] / "docs" / "analysis.md"
+    run_python("\n".join(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)))
