@@ -118,6 +118,15 @@ def apart(session: nox.Session, requirements: list[str]) -> None:
     session.run("pytest", "tests/exchange/test_frameworks.py", "tests/exchange/test_matrix.py", *session.posargs)
 
 
+@nox.session(python="3.13t")
+def threads(session: nox.Session) -> None:
+    """Run the tests on a Python without a GIL, where threads really meet."""
+    session.env["PIP_CONSTRAINT"] = str(Path("tests/constraints-threads.txt").resolve())  # what is built with, too
+    session.install(".", "pytest", "pytest-xdist", "hypothesis", "platformdirs", HOST_ONLY)
+    session.run("python", "-W", "error", "-c", "import sys, dlfp4; sys.exit(sys._is_gil_enabled())")
+    session.run("pytest", "--numprocesses", "auto", *OF_PYTHON, *session.posargs, env=SHARED)
+
+
 @nox.session
 def oldest(session: nox.Session) -> None:
     """Run the tests with the oldest NumPy and ml_dtypes that pyproject.toml admits."""

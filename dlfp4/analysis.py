@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from dlfp4._core import ScaledTensor, Tensor, asarray, cast, quantize
 from dlfp4._core import formats as all_formats
+from dlfp4.extents import count_elements
 from dlfp4.formats import Format, Recipe, RecipeName
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def mean_over(squares: Numbers, axes: tuple[int, ...]) -> Numbers:
     """Means, of a scalar itself; NaN of nothing."""
     if squares.ndim == 0:
         return squares
-    count, sums = math.prod(squares.shape[axis] for axis in axes), np.asarray(squares.sum(axis=axes), np.float64)
+    count, sums = count_elements(squares.shape[axis] for axis in axes), np.asarray(squares.sum(axis=axes), np.float64)
     return sums / count if count else np.full_like(sums, math.nan)
 
 
@@ -387,7 +388,7 @@ def label_of(recipe: Recipe | RecipeName | None) -> str:
 def measure(name: str, x: _Elements, q: ScaledTensor, recipe: str) -> Row:
     """A row."""
     found = error(x, q, bins=1)
-    size = math.prod(q.shape)
+    size = count_elements(q.shape)
     bits = 8 * q.nbytes / size if size else math.nan
     return Row(name, q.format.name, recipe, bits, q.nbytes, found.snr, found.mse, found.largest)
 
