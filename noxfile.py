@@ -123,7 +123,7 @@ def threads(session: nox.Session) -> None:
     """Run the tests on a Python without a GIL, where threads really meet."""
     session.env["PIP_CONSTRAINT"] = str(Path("tests/constraints-threads.txt").resolve())  # what is built with, too
     session.install(".", "pytest", "pytest-xdist", "hypothesis", "platformdirs", HOST_ONLY)
-    session.run("python", "-W", "error", "-c", "import sys, dlfp4; sys.exit(sys._is_gil_enabled())")
+    session.run("python", "-P", "-W", "error", "-c", "import sys, dlfp4; sys.exit(sys._is_gil_enabled())")
     session.run("pytest", "--numprocesses", "auto", *OF_PYTHON, *session.posargs, env=SHARED)
 
 

@@ -11,12 +11,12 @@ import pytest
 
 import dlfp4
 
-from .test_jax import X, parts, same, to_bytes
-
 jax = pytest.importorskip("jax")
 from jax import numpy as jnp  # noqa: E402
 
 from dlfp4 import jax as dj  # noqa: E402
+
+from .test_jax import X, parts, same, to_bytes  # noqa: E402
 
 W = X[:64]
 

@@ -5,14 +5,14 @@ import pytest
 
 import dlfp4
 
-from ..compilers import test_jax_experts as experts
-from ..compilers.test_jax import FORMATS, OPTIONS, X, parts, to_bytes
-
 pytestmark = pytest.mark.gpu
 jax = pytest.importorskip("jax")
 from jax import numpy as jnp  # noqa: E402
 
 from dlfp4 import jax as dj  # noqa: E402
+
+from ..compilers import test_jax_experts as experts  # noqa: E402
+from ..compilers.test_jax import FORMATS, OPTIONS, X, parts, to_bytes  # noqa: E402
 
 
 @pytest.fixture(scope="module")
