@@ -88,10 +88,7 @@ dlfp4_status dlfp4_cast(const DLTensor *x, const DLTensor *out, const dlfp4_conv
   using namespace dlfp4::api;
   Elements from, to;
   Place place;
-  const DLTensor *const tensors[] = {x, out};
-  if (const dlfp4_status status = read(x, &from)) return status;
-  if (const dlfp4_status status = read(out, &to)) return status;
-  if (const dlfp4_status status = find_place(tensors, 2, stream, &place)) return status;
+  if (const dlfp4_status status = read_pair(read, x, out, stream, &from, &to, &place)) return status;
   if (flags & ~uint32_t{DLFP4_PADDED_X | DLFP4_PADDED_OUT}) return DLFP4_E_OPTION;
   const dlfp4_view source = view_of(from, flags & DLFP4_PADDED_X), result = view_of(to, flags & DLFP4_PADDED_OUT);
   return place.on_host ? dlfp4_host_convert(&source, &result, options)
@@ -140,10 +137,7 @@ dlfp4_status dlfp4_convert_scales(const DLTensor *x, int x_layout, const DLTenso
   using namespace dlfp4::api;
   Elements from, to;
   Place place;
-  const DLTensor *const tensors[] = {x, out};
-  if (const dlfp4_status status = read(x, &from)) return status;
-  if (const dlfp4_status status = read(out, &to)) return status;
-  if (const dlfp4_status status = find_place(tensors, 2, stream, &place)) return status;
+  if (const dlfp4_status status = read_pair(read, x, out, stream, &from, &to, &place)) return status;
   if (from.dtype != to.dtype || from.bits < 8) return DLFP4_E_DTYPE;
   if (const dlfp4_status status = check_tiles(from, x_layout, rows, columns)) return status;
   if (const dlfp4_status status = check_tiles(to, out_layout, rows, columns)) return status;

@@ -42,6 +42,16 @@ struct Place {
 };
 // Of tensors, some of which may be NULL; DLFP4_E_DEVICE where they do not lie together or nothing reads them.
 dlfp4_status find_place(const DLTensor *const *tensors, int count, void *stream, Place *place);
+
+// An operand and its result, by `read` or `read_matrix`, and where both lie.
+template <class Operand>
+dlfp4_status read_pair(dlfp4_status (*read_one)(const DLTensor *, Operand *), const DLTensor *x, const DLTensor *out,
+                       void *stream, Operand *from, Operand *to, Place *place) {
+  const DLTensor *const tensors[] = {x, out};
+  if (const dlfp4_status status = read_one(x, from)) return status;
+  if (const dlfp4_status status = read_one(out, to)) return status;
+  return find_place(tensors, 2, stream, place);
+}
 dlfp4_status find_place_of(const dlfp4_scaled_tensor *a, const dlfp4_scaled_tensor *b, const DLTensor *other,
                            void *stream, Place *place);
 

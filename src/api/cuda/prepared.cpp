@@ -74,11 +74,8 @@ dlfp4_status dlfp4_matmul_prepared(const DLTensor *x, const dlfp4_prepared *w, c
   using namespace dlfp4::api;
   Matrix from, to;
   Place place;
-  const DLTensor *const tensors[] = {x, out};
   if (!w) return DLFP4_E_OPTION;
-  if (const dlfp4_status status = read_matrix(x, &from)) return status;
-  if (const dlfp4_status status = read_matrix(out, &to)) return status;
-  if (const dlfp4_status status = find_place(tensors, 2, stream, &place)) return status;
+  if (const dlfp4_status status = read_pair(read_matrix, x, out, stream, &from, &to, &place)) return status;
   if (place.on_host || place.device != w->device) return DLFP4_E_DEVICE;
   const bool is_half = from.dtype == DLFP4_float16;
   if (!(from.dtype == DLFP4_bfloat16 || (is_half && w->exact_in_half))) return DLFP4_E_DTYPE;
