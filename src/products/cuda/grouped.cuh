@@ -30,18 +30,15 @@ __device__ inline int count_routed(const Integers &ends, int experts, int rows) 
 }
 
 #ifdef DLFP4_HOPPER
-template <int Kind>
+template <int Kind, bool IsPrepared = is_prepared(Kind)>
 struct GroupedOf {
-  using Params = GroupedBytesParams;
-};
-template <>
-struct GroupedOf<kNvfp4> {
   using Params = GroupedParams;
 };
-template <>
-struct GroupedOf<kMxfp4> : GroupedOf<kNvfp4> {};
-template <>
-struct GroupedOf<kMxfp8> : GroupedOf<kNvfp4> {};
+
+template <int Kind>
+struct GroupedOf<Kind, false> {
+  using Params = GroupedBytesParams;
+};
 
 template <int Kind, int Type, int MostRows>
 class Experts {
