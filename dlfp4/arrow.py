@@ -1,0 +1,192 @@
+"""ScaledTensors in Arrow: an extension type, so that they lie in tables, go through IPC and Parquet, and come back.
+
+Importing this module imports pyarrow and registers the type. A reader that knows it gets ScaledTensors; any other
+reader sees the storage, a struct that says what each part is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from dlfp4 import ScaledTensor, Tensor, asarray, empty
+
+_NAME = "dlfp4.scaled_tensor"
+_PART = pa.struct({"dtype": pa.string(), "shape": pa.list_(pa.int64()), "bytes": pa.large_binary()})
+_PARTS = ("data", "scales", "global_scale", "encode_scale", "zero_points", "biases")
+_STORAGE = pa.struct(
+    {
+        "format": pa.string(),
+        "axis": pa.int8(),
+        "scale_layout": pa.string(),
+        "shape": pa.list_(pa.int64()),
+        "hadamard": pa.list_(pa.int8()),
+        **dict.fromkeys(_PARTS, _PART),
+    }
+)
+
+
+class ScaledTensorScalar(pa.ExtensionScalar):  # type: ignore[misc]  # pyarrow has no types
+    """One tensor of an array."""
+
+    def as_py(self, **_: Any) -> ScaledTensor | None:
+        """The ScaledTensor, read-only, over the copy that Arrow makes for a scalar; None of a null.
+
+        Raises
+        ------
+        ValueError
+            The parts are not those of a tensor of the format, type and shape that are said.
+        """
+        stored = self.value
+        if stored is None:
+            return None
+        parts = {name: stored[name] for name in _PARTS if stored[name].is_valid}
+        return _from_storage(stored, {name: part["bytes"].as_buffer() for name, part in parts.items()})
+
+
+class ScaledTensorArray(pa.ExtensionArray):  # type: ignore[misc]
+    """An array of tensors, as :func:`array` makes it and as the chunks of a table's column are."""
+
+    def to_tensors(self) -> list[ScaledTensor | None]:
+        """The ScaledTensors, read-only, over the array's memory; None for nulls.
+
+        A part that does not lie on a multiple of its element's size is copied.
+
+        Raises
+        ------
+        ValueError
+            Parts are not those of a tensor of the format, type and shape that are said.
+        """
+        parts = {name: self.storage.field(name).field("bytes") for name in _PARTS}
+        return [
+            _from_storage(stored, {name: _slot(part, row) for name, part in parts.items() if stored[name].is_valid})
+            if stored.is_valid
+            else None
+            for row, stored in enumerate(self.storage)
+        ]
+
+
+class ScaledTensorType(pa.ExtensionType):  # type: ignore[misc]
+    """The Arrow type of :class:`dlfp4.ScaledTensor`, of any format and shape: ``dlfp4.scaled_tensor``.
+
+    Examples
+    --------
+    >>> from dlfp4.arrow import ScaledTensorType
+    >>> ScaledTensorType().extension_name
+    'dlfp4.scaled_tensor'
+    """
+
+    def __init__(self) -> None:
+        super().__init__(_STORAGE, _NAME)
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return b""  # each tensor says what it is
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage_type: pa.DataType, serialized: bytes) -> ScaledTensorType:
+        if storage_type != _STORAGE:
+            raise ValueError(
+                f"{_NAME} stored as {storage_type}: expected {_STORAGE}; it is of another version of dlfp4"
+            )
+        return cls()
+
+    def __arrow_ext_class__(self) -> type[ScaledTensorArray]:
+        return ScaledTensorArray
+
+    def __arrow_ext_scalar_class__(self) -> type[ScaledTensorScalar]:
+        return ScaledTensorScalar
+
+
+def array(tensors: Iterable[ScaledTensor | None]) -> ScaledTensorArray:
+    """Put ScaledTensors into an Arrow array, a tensor an element.
+
+    Their bytes are copied into Arrow's buffers, those of CUDA devices through the host.
+
+    Parameters
+    ----------
+    tensors : iterable of ScaledTensor or None
+        Of any formats and shapes. A prepared weight is stored in the order that it had before.
+
+    Returns
+    -------
+    ScaledTensorArray
+        Of type :class:`ScaledTensorType`. Its ``to_tensors()`` gives tensors over Arrow's memory.
+
+    Raises
+    ------
+    TypeError
+        An element is no ScaledTensor.
+
+    Examples
+    --------
+    >>> import numpy as np, dlfp4, dlfp4.arrow
+    >>> q = dlfp4.quantize(np.ones((4, 32), "float32"), "mxfp4")
+    >>> [each.shape for each in dlfp4.arrow.array([q]).to_tensors()]
+    [(4, 32)]
+    """
+    rows = [None if tensor is None else _to_storage(tensor) for tensor in tensors]
+    made: ScaledTensorArray = pa.ExtensionArray.from_storage(ScaledTensorType(), pa.array(rows, _STORAGE))
+    return made
+
+
+def _to_storage(tensor: ScaledTensor) -> dict[str, Any]:
+    if not isinstance(tensor, ScaledTensor):
+        raise TypeError(f"{type(tensor).__name__}: expected a dlfp4.ScaledTensor or None; call dlfp4.quantize() first")
+    if tensor.scale_layout == "prepared":
+        tensor = tensor.with_scale_layout("linear")
+    tensor = tensor.to_device("cpu")
+    return {
+        "format": tensor.format.name,
+        "axis": tensor.axis,
+        "scale_layout": tensor.scale_layout,
+        "shape": list(tensor.shape),
+        "hadamard": tensor.hadamard,
+        **{name: _to_part(getattr(tensor, name)) for name in _PARTS},
+    }
+
+
+def _to_part(part: Tensor | None) -> dict[str, Any] | None:
+    if part is None:
+        return None
+    flat = part.copy().reshape(part.size).view("uint8") if part.size else empty(0, "uint8")
+    return {"dtype": part.dtype.name, "shape": list(part.shape), "bytes": flat.to_numpy().data}
+
+
+def _slot(array: pa.LargeBinaryArray, row: int) -> pa.Buffer:
+    """The bytes of one element, where they lie: a scalar would have a copy."""
+    _, offsets, octets = array.buffers()
+    start, end = np.frombuffer(offsets, np.int64)[array.offset + row :][:2].tolist()
+    return octets.slice(start, end - start)
+
+
+def _from_storage(stored: pa.StructScalar, octets: dict[str, pa.Buffer]) -> ScaledTensor:
+    if missing := {"data", "scales"} - octets.keys():
+        raise ValueError(f"{_NAME} without its {' and '.join(sorted(missing))}: the array is damaged")
+    parts = {name: _from_part(name, stored[name], buffer) for name, buffer in octets.items()}
+    return ScaledTensor.from_parts(
+        parts.pop("data"),
+        parts.pop("scales"),
+        **parts,
+        format=stored["format"].as_py(),
+        axis=stored["axis"].as_py(),
+        scale_layout=stored["scale_layout"].as_py(),
+        shape=tuple(stored["shape"].as_py()),
+        hadamard=stored["hadamard"].as_py(),
+    )
+
+
+def _from_part(part: str, stored: pa.StructScalar, buffer: pa.Buffer) -> Tensor:
+    dtype, shape = stored["dtype"].as_py(), tuple(stored["shape"].as_py())
+    octets = np.frombuffer(buffer, np.uint8)
+    if octets.ctypes.data % empty(0, dtype).dtype.itemsize:
+        octets = octets.copy()
+    try:
+        return asarray(octets).view(dtype).reshape(shape)
+    except ValueError as error:
+        raise ValueError(f"{_NAME}: {part} has {octets.size} bytes, which are not {shape} of {dtype}") from error
+
+
+pa.register_extension_type(ScaledTensorType())
