@@ -1,6 +1,7 @@
 """Sphinx: the API from docstrings, with the signatures of the stubs, since compiled functions keep none."""
 
 import ast
+import re
 from importlib import metadata
 from pathlib import Path
 
@@ -8,12 +9,16 @@ import sphinx.application
 
 project = "dlfp4"
 release = version = metadata.version("dlfp4")
-extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "myst_parser"]
+extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "myst_nb"]
 myst_heading_anchors = 3
-suppress_warnings = ["myst.xref_missing"]  # links of the README to files that are no pages
+nb_execution_mode = "force"  # tutorials show what they give
+nb_execution_raise_on_error = True
+nb_execution_timeout = 120
 exclude_patterns = ["_build"]
-html_theme = "alabaster"
-html_theme_options = {"page_width": "1100px"}
+html_theme = "furo"
+html_title = f"dlfp4 {version}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 
 
 def read_signatures() -> dict[str, str]:
@@ -32,8 +37,16 @@ def read_signatures() -> dict[str, str]:
     return {name: "()" if signature == "(self)" else signature for name, signature in found.items()}
 
 
+DOCS = Path(__file__).parent
+LINK = re.compile(r"\[(?P<text>[^]]+)\]\((?!https?:|#)(?P<target>[^)#]+)(?P<anchor>#[^)]*)?\)")
 SIGNATURES = read_signatures()
-PAGES = {"DESIGN.md": "design.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changes.md"}
+PAGES = {
+    "README.md": "index.md",
+    "DESIGN.md": "design.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changes.md",
+    "SECURITY.md": "security.md",
+}
 
 
 def sign(app, what, name, *_):
@@ -45,9 +58,14 @@ def sign(app, what, name, *_):
 
 
 def link_pages(app, relative_path, parent_docname, content):
-    """Point links of an included file to the pages that include their targets."""
-    for name, page in PAGES.items():
-        content[0] = content[0].replace(f"]({name})", f"]({page})")
+    """Point links of an included file to pages; those to files of the repository that are no pages become names."""
+
+    def link(match):
+        text, target, anchor = match["text"], match["target"], match["anchor"] or ""
+        page = PAGES.get(target, target.removeprefix("docs/"))
+        return f"[{text}]({page}{anchor})" if (DOCS / page).is_file() else f"`{target}`"
+
+    content[0] = LINK.sub(link, content[0])
 
 
 def setup(app: sphinx.application.Sphinx) -> None:

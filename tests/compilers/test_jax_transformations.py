@@ -1,9 +1,7 @@
 """dlfp4.jax under JAX's transformations, and ScaledArray as a pytree."""
 
-import re
 import subprocess
 import sys
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -327,15 +325,6 @@ def test_orbax_saves_and_restores(tmp_path):
         restored = saver.restore(tmp_path / "state", jax.tree.map(jnp.zeros_like, state))
     assert jax.tree.structure(restored) == jax.tree.structure(state)
     assert {name: parts(q) for name, q in restored.items()} == {name: parts(q) for name, q in state.items()}
-
-
-def test_the_page_of_the_documentation():
-    page = (Path(__file__).parents[2] / "docs" / "jax.md").read_text()
-    snippets = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    assert len(snippets) > 5
-    names = {}
-    for snippet in snippets:
-        exec(snippet, names)
 
 
 def test_importing_dlfp4_imports_no_jax():

@@ -1,7 +1,6 @@
 """grouped_matmul on the host: the bytes of matmul by each expert, wherever rows go; what it refuses."""
 
 import pickle
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -350,12 +349,6 @@ def test_stacks_that_are_not_transposed():
         dlfp4.quantize(values((2, 32, 64)), "mxfp4", axis=-2).mT  # noqa: B018
     with pytest.raises(ValueError, match="two dimensions or more"):
         dlfp4.quantize(values((32,)), "mxfp4").mT  # noqa: B018
-
-
-def test_what_the_documentation_shows():
-    page = (Path(__file__).parents[2] / "docs" / "matmul.md").read_text()
-    code = page.split("## Experts")[1].split("```python\n")[1].split("```")[0]
-    assert run_python(code) == ""
 
 
 # ---- what is refused -----------------------------------------------------------------------------------------------

@@ -1,8 +1,6 @@
 """dlfp4.analysis: errors by naive loops, formats side by side, global scales; what is refused."""
 
 import math
-import re
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -10,8 +8,6 @@ import pytest
 
 import dlfp4
 from dlfp4 import analysis
-
-from ..support.capsules import run_python
 
 
 def values(shape, seed=0):
@@ -171,9 +167,3 @@ def test_calibrate_refuses(options, words):
 def test_calibrate_needs_tensors():
     with pytest.raises(ValueError, match="no tensors"):
         analysis.calibrate([])
-
-
-def test_documentation():
-    """Its programs run as they stand, one after another."""
-    page = Path(__file__).parents[2] / "docs" / "analysis.md"
-    run_python("\n".join(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)))

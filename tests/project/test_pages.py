@@ -1,0 +1,64 @@
+"""The programs on the README's and the documentation's pages, page by page, as a reader runs them."""
+
+import importlib.util
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dlfp4 import checkpoints
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs").glob("tutorials/*.md"))]
+BLOCK = re.compile(
+    r"^(?:<!-- needs (?P<needs>\w+) -->\n)?```(?:\{code-cell\} )?(?P<kind>python|sh)\n(?P<code>.*?)^```", re.M | re.S
+)
+# What imports it, apart from what a page says it needs, is skipped without it.
+OPTIONAL = ("torch", "jax", "pyarrow", "matplotlib")
+
+pytestmark = pytest.mark.arithmetic  # they show the same on every Python
+
+
+def programs(page):
+    """The blocks of a page that can run here, each with the kind of program that it is."""
+    for block in BLOCK.finditer(page.read_text()):
+        if block["needs"] is None or importlib.util.find_spec(block["needs"]):
+            yield block["kind"], block["code"]
+
+
+def as_python(kind, code):
+    """What a block does, in Python: of a shell's commands those of dlfp4."""
+    if kind == "python":
+        return code
+    commands = [line for line in code.splitlines() if line.startswith("python -m dlfp4 ")]
+    calls = [f"assert main({shlex.split(command)[3:]!r}) == 0\n" for command in commands]
+    return "from dlfp4.__main__ import main\n" * bool(calls) + "".join(calls)
+
+
+def make_model(folder):
+    """What a reader of the page on checkpoints has."""
+    weight = np.random.default_rng(0).normal(size=(64, 128)).astype(np.float32)
+    checkpoints.save(folder / "model.safetensors", {"up.weight": weight}, {"format": "pt"})
+    model = folder / "MODEL_DIR"
+    model.mkdir()
+    checkpoints.save(model / "model.safetensors", {"model.layers.0.mlp.up_proj.weight": weight}, {"format": "pt"})
+    (model / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_programs(page, tmp_path):
+    program = "\n".join(as_python(*block) for block in programs(page))
+    for name in OPTIONAL:
+        if re.search(rf"^(import|from) .*\b{name}\b", program, re.MULTILINE):
+            pytest.importorskip(name)
+    make_model(tmp_path)
+    (tmp_path / "page.py").write_text(program)
+    # In a folder of its own: processes that it starts import what lies where they start.
+    command = [sys.executable, "-P", "page.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]

@@ -1,0 +1,65 @@
+"""The documentation is built without a warning, its tutorials run as notebooks, and no link within it is dead."""
+
+import importlib.util
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
+NEEDED = ("sphinx", "furo", "myst_nb", "torch", "jax", "pyarrow")
+missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+
+pytestmark = [
+    pytest.mark.arithmetic,  # once is enough
+    pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}"),
+]
+
+
+class Page(HTMLParser):
+    """What an HTML file points to, and what can be pointed to in it."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.links, self.ids = set(), {""}
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag, attrs):
+        found = dict(attrs)
+        self.ids.add(found.get("id"))
+        self.links |= {found[name] for name in ("href", "src") if name in found}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-P", "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html"]
+    command += ["-d", folder / "doctrees", DOCS, folder / "html"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, cwd=folder)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return folder / "html"
+
+
+def test_no_link_is_dead(site):
+    pages = {path: Page(path) for path in site.rglob("*.html")}
+    assert {"index.html", "formats.html", "processes.html"} <= {path.name for path in pages}
+    dead, followed = set(), 0
+    for path, page in pages.items():
+        for link in page.links:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            followed += 1
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            if not target.is_file() or (target in pages and unquote(parts.fragment) not in pages[target].ids):
+                dead.add(f"{path.relative_to(site)}: {link}")
+    assert not dead
+    assert followed > 1000
+
+
+def test_tutorials_show_what_they_give(site):
+    for page in (site / "tutorials").glob("*.html"):
+        assert page.read_text().count('class="cell_output') >= 5
