@@ -18,6 +18,11 @@ struct Avx2Blocks : Avx2Codecs {
 
   static U32 widen_bytes(QuarterU8 bytes) { return __builtin_convertvector(bytes, U32); }
 
+  static F32 choose_by_half(F32 values, F32 of_halves, F32 of_others) {
+    const __m256i high = _mm256_slli_epi32(_mm256_castps_si256(values), 9);
+    return _mm256_blendv_ps(of_others, of_halves, _mm256_castsi256_ps(high));
+  }
+
   // --- Largest of vectors ---
 
   template <int Src>

@@ -21,6 +21,11 @@ struct Avx512Blocks : Avx512Codecs {
     return reinterpret_cast<U32>(_mm512_cvtepu8_epi32(reinterpret_cast<__m128i>(bytes)));
   }
 
+  static F32 choose_by_half(F32 values, F32 of_halves, F32 of_others) {
+    return _mm512_mask_blend_ps(_mm512_test_epi32_mask(_mm512_castps_si512(values), _mm512_set1_epi32(1 << 22)),
+                                of_others, of_halves);
+  }
+
   template <int Src>
   struct Largest : dlfp4::Largest<Avx512Blocks, Src> {
     static void find(const uint8_t *src, int64_t count, int64_t block, uint32_t *amax) {

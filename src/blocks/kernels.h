@@ -58,11 +58,12 @@ struct BlockKernels {
                                 float *multipliers);
 
   // Four over six, of FP4. sixes[b] += the sum of the errors of block b's elements in order, with the first candidate;
-  // fours[b] with the second: of blocks of kErrorBlock, or, add_errors, of one element of each line.
+  // fours[b] with the second: of blocks of kErrorBlock, or, add_errors, of a block of each line, as at most kErrorBlock
+  // rows that are `stride` bytes apart.
   void (*sum_errors[kNumRoundings][kNumSources])(const uint8_t *src, int64_t blocks, const ErrorParams &both,
                                                  float *sixes, float *fours);
-  void (*add_errors[kNumRoundings][kNumSources])(const uint8_t *src, int64_t count, const ErrorParams &both,
-                                                 float *sixes, float *fours);
+  void (*add_errors[kNumRoundings][kNumSources])(const uint8_t *src, int64_t stride, int64_t rows, int64_t count,
+                                                 const ErrorParams &both, float *sixes, float *fours);
 
   // dst[i] = src[i] * multipliers[i / block], or src[i] divided by it, rounded and packed. None for DLFP4_UPWARD. Codes
   // of uint4 are those of int4, which the driver moves to the middle.

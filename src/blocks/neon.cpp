@@ -15,6 +15,10 @@ struct NeonBlocks : NeonCodecs {
 
   static U32 widen_bytes(QuarterU8 bytes) { return __builtin_convertvector(bytes, U32); }
 
+  static F32 choose_by_half(F32 values, F32 of_halves, F32 of_others) {
+    return (reinterpret_cast<U32>(values) & 1u << 22) != 0u ? of_halves : of_others;
+  }
+
   // --- Lanes and bytes ---
 
   template <int Src>

@@ -143,15 +143,16 @@ void find_candidates(const QuantizeCall &call, int64_t count, const Found &found
   call.kernels->find_scales[key](rule_of_four(call.rule), found.amax, count, both->stored, both->multipliers[1]);
   call.kernels->decode_scales[key](stored, count, 1, both->scales[0]);
   call.kernels->decode_scales[key](both->stored, count, 1, both->scales[1]);
-  memset(both->errors, 0, sizeof(both->errors));
+  for (float *errors : both->errors) memset(errors, 0, static_cast<size_t>(count) * sizeof(float));
 }
 
-// Keeps the candidate with the smaller error of each block.
+// Keeps the candidate with the smaller error of each block. There are no branches: nobody foresees which it is.
 void choose(int64_t count, const Candidates &both, uint8_t *stored, float *multipliers) {
   for (int64_t b = 0; b < count; ++b) {
-    if (!(both.errors[1][b] < both.errors[0][b])) continue;
-    stored[b] = both.stored[b];
-    multipliers[b] = both.multipliers[1][b];
+    const bool four = both.errors[1][b] < both.errors[0][b];
+    const uint8_t codes[] = {stored[b], both.stored[b]};
+    stored[b] = codes[four];
+    multipliers[b] = both.multipliers[four][b];
   }
 }
 
@@ -340,8 +341,10 @@ void choose_across(const QuantizeCall &call, const Tile &block, Found *found, ui
   const auto add_errors = call.kernels->add_errors[call.mode.rounding][call.x.source];
   Candidates both;
   find_candidates(call, lines, *found, stored, &both);
-  for (int64_t k = block.first; k < least(block.last, call.x.length); ++k)
-    add_errors(at(call.x, block.line, k), lines, both.params(call), both.errors[0], both.errors[1]);
+  const int64_t rows = least(block.last, call.x.length) - block.first;
+  if (rows > 0)
+    add_errors(at(call.x, block.line, block.first), call.x.step * call.x.item, rows, lines, both.params(call),
+               both.errors[0], both.errors[1]);
   for (float *errors : both.errors) add_groups(lines, call.format.group, errors);
   choose(lines, both, stored, found->multipliers);
 }

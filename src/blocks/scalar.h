@@ -182,33 +182,40 @@ void unpack_across(const uint8_t *src, int64_t stride, int64_t rows, int64_t cou
 // --- Four over six ---------------------------------------------------------------------------
 
 template <int Rounding, int Src>
-float fp4_error(const uint8_t *src, int64_t index, const ErrorParams &both, int64_t of, int candidate) {
+float fp4_error(const uint8_t *src, const ErrorParams &both, int64_t of, int candidate) {
   constexpr ElementType kTo = kTypes[DLFP4_float4_e2m1fn];
   constexpr Round kRound = {static_cast<dlfp4_rounding>(Rounding), true};
-  const float value = load_float<Src>(src, index);
+  const float value = load_float<Src>(src, 0);
   const float product = value * both.multipliers[candidate][of];
   const uint64_t code = convert(kTypes[DLFP4_float32], kTo, bits_of(product), kRound, {0, 0, 0});
   const uint64_t element = convert(kTo, kTypes[DLFP4_float32], code, kNearestSaturating, {0, 0, 0});
   return error_of(*both.rule, float_of(static_cast<uint32_t>(element)), both.scales[candidate][of], value);
 }
 
+// Of one block's elements, `step` bytes apart.
 template <int Rounding, int Src>
-void add_errors(const uint8_t *src, int64_t count, const ErrorParams &both, float *sixes, float *fours) {
-  for (int64_t i = 0; i < count; ++i) {
-    sixes[i] += fp4_error<Rounding, Src>(src, i, both, i, 0);
-    fours[i] += fp4_error<Rounding, Src>(src, i, both, i, 1);
-  }
+void add_block_errors(const uint8_t *src, int64_t step, int64_t elements, const ErrorParams &both, int64_t block,
+                      float *sixes, float *fours) {
+  float sums[2] = {0, 0};
+  for (int64_t k = 0; k < elements; ++k)
+    for (int c = 0; c < 2; ++c) sums[c] += fp4_error<Rounding, Src>(src + k * step, both, block, c);
+  sixes[block] += sums[0];
+  fours[block] += sums[1];
+}
+
+template <int Rounding, int Src>
+void add_errors(const uint8_t *src, int64_t stride, int64_t rows, int64_t count, const ErrorParams &both, float *sixes,
+                float *fours) {
+  constexpr int64_t kBytes = kTypes[Src].bits / 8;
+  for (int64_t i = 0; i < count; ++i)
+    add_block_errors<Rounding, Src>(src + i * kBytes, stride, rows, both, i, sixes, fours);
 }
 
 template <int Rounding, int Src>
 void sum_errors(const uint8_t *src, int64_t blocks, const ErrorParams &both, float *sixes, float *fours) {
-  for (int64_t b = 0; b < blocks; ++b) {
-    float sums[2] = {0, 0};
-    for (int64_t k = 0; k < kErrorBlock; ++k)
-      for (int c = 0; c < 2; ++c) sums[c] += fp4_error<Rounding, Src>(src, b * kErrorBlock + k, both, b, c);
-    sixes[b] += sums[0];
-    fours[b] += sums[1];
-  }
+  constexpr int64_t kBytes = kTypes[Src].bits / 8;
+  for (int64_t b = 0; b < blocks; ++b)
+    add_block_errors<Rounding, Src>(src + b * kErrorBlock * kBytes, kBytes, kErrorBlock, both, b, sixes, fours);
 }
 
 // --- Decoding --------------------------------------------------------------------------------

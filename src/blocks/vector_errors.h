@@ -42,6 +42,8 @@ DLFP4_ALWAYS_INLINE inline void transpose(V *rows) {
 
 // --- Errors ----------------------------------------------------------------------------------
 
+// Isa::choose_by_half(values, of_halves, of_others) takes of_halves in lanes whose value is from 1.5 times a power of two
+// to twice it.
 template <class Isa, int Src>
 struct Errors {
   using U32 = typename Isa::U32;
@@ -51,38 +53,53 @@ struct Errors {
 
   static F32 magnitude(F32 values) { return reinterpret_cast<F32>(reinterpret_cast<U32>(values) & ~kFloatSign); }
 
-  // One candidate of each lane.
-  struct Candidate {
-    F32 multiplier, scale, sum;
+  // Whether no value of a code becomes subnormal or infinite on its way through `error_of`, whatever its scale: then what
+  // twice a value is worth is twice what it is worth, and those of 1 and 1.5 make all of a block's.
+  static bool is_usual(float amax) { return amax > 1e-24f && amax < 1e30f; }
 
-    Candidate(const ErrorParams &both, int number, int64_t first, F32 before)
+  // One candidate of each lane.
+  template <bool kSquares, bool kUsual>
+  struct Candidate {
+    static constexpr uint32_t kOne = 127u << 23, kSix = 129u << 23 | 1u << 22;
+    F32 multiplier, scale, one, one_and_half, amax, reach;
+    F32 sum = {};
+
+    Candidate(const ErrorParams &both, int number, int64_t first)
         : multiplier(load_lanes<F32>(both.multipliers[number] + first)),
           scale(load_lanes<F32>(both.scales[number] + first)),
-          sum(before) {}
+          amax(splat<F32>(both.rule->amax)),
+          reach(splat<F32>(both.rule->reach)) {
+      one = scale * amax / reach;
+      one_and_half = 1.5f * scale * amax / reach;
+    }
+
+    // Of an element that was rounded from between `power`, or zero, and the next power of two.
+    DLFP4_ALWAYS_INLINE F32 worth(F32 element, F32 power) const {
+      if constexpr (!kUsual) return element * scale * amax / reach;
+      return Isa::choose_by_half(element, power * one_and_half, element * one);
+    }
 
     // FP4's values lie a half apart, from 2 on a power of two: adding a power of two rounds to them. As `error_of`, of
-    // values without their signs.
-    template <bool kSquares>
-    DLFP4_ALWAYS_INLINE void add(F32 values, F32 amax, F32 reach) {
-      const F32 product = smaller<F32>(values * multiplier, splat<F32>(6.0f));
-      const U32 power = larger<U32>(reinterpret_cast<U32>(product) & kFloatInfinity, splat<U32>(127u << 23));
+    // values without their signs, whose order is that of their bits.
+    DLFP4_ALWAYS_INLINE void add(F32 values) {
+      const U32 product = smaller<U32>(reinterpret_cast<U32>(values * multiplier), splat<U32>(kSix));
+      const U32 power = larger<U32>(product & kFloatInfinity, splat<U32>(kOne));
       const F32 addend = reinterpret_cast<F32>(power + (22u << 23));
-      const F32 element = (product + addend) - addend;
-      const F32 error = element * scale * amax / reach - values;
+      const F32 element = (reinterpret_cast<F32>(product) + addend) - addend;
+      const F32 error = worth(element, reinterpret_cast<F32>(power)) - values;
       sum += kSquares ? error * error : magnitude(error);
     }
   };
 
   // Of whole vectors of lanes; values_of(k) are element k of each.
-  template <bool kSquares, class ValuesOf>
-  DLFP4_ALWAYS_INLINE static void add_lanes(int64_t first, int elements, const ErrorParams &both, float *sixes,
+  template <bool kSquares, bool kUsual, class ValuesOf>
+  DLFP4_ALWAYS_INLINE static void add_lanes(int64_t first, int64_t elements, const ErrorParams &both, float *sixes,
                                             float *fours, const ValuesOf &values_of) {
-    const F32 amax = splat<F32>(both.rule->amax), reach = splat<F32>(both.rule->reach), none = {};
-    Candidate six(both, 0, first, none), four(both, 1, first, none);
-    for (int k = 0; k < elements; ++k) {
+    Candidate<kSquares, kUsual> six(both, 0, first), four(both, 1, first);
+    for (int64_t k = 0; k < elements; ++k) {
       const F32 values = magnitude(values_of(k));
-      six.template add<kSquares>(values, amax, reach);
-      four.template add<kSquares>(values, amax, reach);
+      six.add(values);
+      four.add(values);
     }
     store_lanes(sixes + first, load_lanes<F32>(sixes + first) + six.sum);
     store_lanes(fours + first, load_lanes<F32>(fours + first) + four.sum);
@@ -90,70 +107,89 @@ struct Errors {
 
   // A vector of blocks as its elements' vectors.
   struct Transposed {
-    F32 rows[kVectors][kLanes];
+    F32 rows[kErrorBlock];
 
     explicit Transposed(const uint8_t *src) {
       constexpr int kBlocks = Isa::kCodes / kErrorBlock;  // of a step
       for (int b = 0; b < kLanes; b += kBlocks) {
         const auto floats = Isa::template load_floats<Src>(src + b * kErrorBlock * kBytes);
-        for (int i = 0; i < 4; ++i) rows[i % kVectors][b + i / kVectors] = reinterpret_cast<F32>(floats.part[i]);
+        for (int i = 0; i < 4; ++i) rows[i % kVectors * kLanes + b + i / kVectors] = reinterpret_cast<F32>(floats.part[i]);
       }
-      for (int i = 0; i < kVectors; ++i) transpose<1>(rows[i]);
+      for (int i = 0; i < kVectors; ++i) transpose<1>(rows + i * kLanes);
     }
-    F32 operator()(int k) const { return rows[k / kLanes][k % kLanes]; }
+    F32 operator()(int64_t k) const { return rows[k]; }
   };
 
-  template <bool kSquares>
+  template <bool kSquares, bool kUsual>
   static void sum_all(const uint8_t *src, int64_t blocks, const ErrorParams &both, float *sixes, float *fours) {
     for (int64_t b = 0; b < blocks; b += kLanes) {
       const Transposed values(src + b * kErrorBlock * kBytes);
-      add_lanes<kSquares>(b, kErrorBlock, both, sixes, fours, values);
+      add_lanes<kSquares, kUsual>(b, kErrorBlock, both, sixes, fours, values);
     }
   }
 
-  template <bool kSquares>
-  static void add_all(const uint8_t *src, int64_t count, const ErrorParams &both, float *sixes, float *fours) {
-    for (int64_t i = 0; i < count; i += Isa::kCodes) {
-      const auto floats = Isa::template load_floats<Src>(src + i * kBytes);
-      for (int part = 0; part < 4; ++part)
-        add_lanes<kSquares>(i + part * kLanes, 1, both, sixes, fours,
-                            [&](int) { return reinterpret_cast<F32>(floats.part[part]); });
-    }
+  template <bool kSquares, bool kUsual, int... Part>
+  static void add_step(const uint8_t *src, int64_t stride, int64_t rows, int64_t first, const ErrorParams &both,
+                       float *sixes, float *fours, std::integer_sequence<int, Part...>) {
+    (add_lanes<kSquares, kUsual>(
+         first + Part * kLanes, rows, both, sixes, fours,
+         [=](int64_t k) {
+           return reinterpret_cast<F32>(Isa::template load_floats<Src>(src + k * stride).part[Part]);
+         }),
+     ...);
   }
 
-  // The last blocks or elements, in memory of their own, of `Size` lanes.
+  template <bool kSquares, bool kUsual>
+  static void add_all(const uint8_t *src, int64_t stride, int64_t rows, int64_t count, const ErrorParams &both,
+                      float *sixes, float *fours) {
+    for (int64_t i = 0; i < count; i += Isa::kCodes)
+      add_step<kSquares, kUsual>(src + i * kBytes, stride, rows, i, both, sixes, fours,
+                                 std::make_integer_sequence<int, 4>());
+  }
+
+  // Calls run(both, sixes, fours) for the last blocks or lines, whose numbers are followed by zeros, `Size` in all.
   template <int Size, class Run>
-  static void finish(const uint8_t *src, int64_t bytes, int64_t first, int64_t count, const ErrorParams &both,
-                     float *sixes, float *fours, Run run) {
-    alignas(64) uint8_t values[Size * kErrorBlock * kBytes] = {};
+  static void finish(int64_t first, int64_t count, const ErrorParams &both, float *sixes, float *fours, Run run) {
     alignas(64) float numbers[6][Size] = {};
     const size_t size = static_cast<size_t>(count) * sizeof(float);
-    memcpy(values, src, static_cast<size_t>(bytes));
     for (int c = 0; c < 2; ++c) memcpy(numbers[c], both.multipliers[c] + first, size);
     for (int c = 0; c < 2; ++c) memcpy(numbers[2 + c], both.scales[c] + first, size);
     memcpy(numbers[4], sixes + first, size);
     memcpy(numbers[5], fours + first, size);
-    run(values, int64_t{Size}, ErrorParams{both.rule, {numbers[0], numbers[1]}, {numbers[2], numbers[3]}}, numbers[4],
-        numbers[5]);
+    run(ErrorParams{both.rule, {numbers[0], numbers[1]}, {numbers[2], numbers[3]}}, numbers[4], numbers[5]);
     memcpy(sixes + first, numbers[4], size);
     memcpy(fours + first, numbers[5], size);
   }
 
   static bool squares(const ErrorParams &both) { return both.rule->chooses == DLFP4_MEAN_SQUARED; }
 
-  static void sum(const uint8_t *src, int64_t blocks, const ErrorParams &both, float *sixes, float *fours) {
-    const auto run = squares(both) ? sum_all<true> : sum_all<false>;
-    const int64_t whole = blocks / kLanes * kLanes, rest = blocks - whole;
+  static void sum(const uint8_t *src, int64_t blocks, const ErrorParams &all, float *sixes, float *fours) {
     constexpr int64_t kBlockBytes = kErrorBlock * kBytes;
-    run(src, whole, both, sixes, fours);
-    if (rest > 0) finish<kLanes>(src + whole * kBlockBytes, rest * kBlockBytes, whole, rest, both, sixes, fours, run);
+    const auto run = is_usual(all.rule->amax) ? (squares(all) ? sum_all<true, true> : sum_all<false, true>)
+                                              : (squares(all) ? sum_all<true, false> : sum_all<false, false>);
+    const int64_t whole = blocks / kLanes * kLanes, rest = blocks - whole;
+    run(src, whole, all, sixes, fours);
+    if (rest == 0) return;
+    alignas(64) uint8_t values[kLanes * kBlockBytes] = {};
+    memcpy(values, src + whole * kBlockBytes, static_cast<size_t>(rest * kBlockBytes));
+    finish<kLanes>(whole, rest, all, sixes, fours,
+                   [&](const ErrorParams &both, float *six, float *four) { run(values, kLanes, both, six, four); });
   }
 
-  static void add(const uint8_t *src, int64_t count, const ErrorParams &both, float *sixes, float *fours) {
-    const auto run = squares(both) ? add_all<true> : add_all<false>;
-    const int64_t whole = count / Isa::kCodes * Isa::kCodes, rest = count - whole;
-    run(src, whole, both, sixes, fours);
-    if (rest > 0) finish<Isa::kCodes>(src + whole * kBytes, rest * kBytes, whole, rest, both, sixes, fours, run);
+  static void add(const uint8_t *src, int64_t stride, int64_t rows, int64_t count, const ErrorParams &all, float *sixes,
+                  float *fours) {
+    constexpr int64_t kSize = Isa::kCodes;
+    const auto run = is_usual(all.rule->amax) ? (squares(all) ? add_all<true, true> : add_all<false, true>)
+                                              : (squares(all) ? add_all<true, false> : add_all<false, false>);
+    const int64_t whole = count / kSize * kSize, rest = count - whole;
+    run(src, stride, rows, whole, all, sixes, fours);
+    if (rest == 0) return;
+    alignas(64) uint8_t values[kErrorBlock * kSize * kBytes] = {};
+    for (int64_t k = 0; k < rows; ++k)
+      memcpy(values + k * kSize * kBytes, src + k * stride + whole * kBytes, static_cast<size_t>(rest * kBytes));
+    finish<kSize>(whole, rest, all, sixes, fours, [&](const ErrorParams &both, float *six, float *four) {
+      run(values, kSize * kBytes, rows, kSize, both, six, four);
+    });
   }
 };
 

@@ -53,9 +53,10 @@ struct Numbers {
   }
 };
 
-template <class KernelOf>
+// `run` calls a kernel.
+template <class KernelOf, class Run>
 void check_errors(const char *name, int source, int64_t count, int64_t elements, float amax, Place at,
-                  KernelOf kernel_of) {
+                  KernelOf kernel_of, Run run) {
   const ScaleRule rule = some_rule(amax);
   const Numbers numbers(count, amax, at);
   const uint8_t *const src = fill_values(source, elements, amax / 2, at);
@@ -65,7 +66,7 @@ void check_errors(const char *name, int source, int64_t count, int64_t elements,
            static_cast<long>(count), static_cast<double>(amax), static_cast<double>(rule.reach), rule.chooses);
   compare(name, {Output(result_memory, numbers.errors[0], 8 * count)}, kernel_of, [&](auto kernel) {
     for (int64_t i = 0; i < 2 * count; ++i) numbers.errors[0][i] = static_cast<float>(i % 7);
-    kernel(src, count, both, numbers.errors[0], numbers.errors[1]);
+    run(kernel, src, both, numbers.errors[0], numbers.errors[1]);
     return true;
   });
 }
@@ -77,10 +78,19 @@ void test_all() {
       if (is_half && (amax < 1e-6f || amax > 6e4f)) continue;
       for (int64_t count = 0; count <= 80; ++count)
         for (Place at : {kAtEnd, kAtBegin}) {
-          check_errors("sum_errors", source, count, count * kErrorBlock, amax, at,
-                       [=](const BlockKernels &kernels) { return kernels.sum_errors[DLFP4_NEAREST_EVEN][source]; });
-          check_errors("add_errors", source, count, count, amax, at,
-                       [=](const BlockKernels &kernels) { return kernels.add_errors[DLFP4_NEAREST_EVEN][source]; });
+          check_errors(
+              "sum_errors", source, count, count * kErrorBlock, amax, at,
+              [=](const BlockKernels &kernels) { return kernels.sum_errors[DLFP4_NEAREST_EVEN][source]; },
+              [=](auto kernel, auto src, auto &both, float *sixes, float *fours) {
+                kernel(src, count, both, sixes, fours);
+              });
+          const int64_t rows = 1 + random_below(kErrorBlock), pitch = count + random_below(3);
+          check_errors(
+              "add_errors", source, count, (rows - 1) * pitch + count, amax, at,
+              [=](const BlockKernels &kernels) { return kernels.add_errors[DLFP4_NEAREST_EVEN][source]; },
+              [=](auto kernel, auto src, auto &both, float *sixes, float *fours) {
+                kernel(src, pitch * bytes_of(source), rows, count, both, sixes, fours);
+              });
         }
     }
 }
