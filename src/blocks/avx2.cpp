@@ -23,6 +23,12 @@ struct Avx2Blocks : Avx2Codecs {
     return _mm256_blendv_ps(of_others, of_halves, _mm256_castsi256_ps(high));
   }
 
+  static F32 multiply_add(F32 a, F32 b, F32 c) { return _mm256_fmadd_ps(a, b, c); }
+
+  static F32 replace_nans(F32 values, float by) {
+    return _mm256_blendv_ps(values, _mm256_set1_ps(by), _mm256_cmp_ps(values, values, _CMP_UNORD_Q));
+  }
+
   // --- Largest of vectors ---
 
   template <int Src>

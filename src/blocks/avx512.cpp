@@ -26,6 +26,13 @@ struct Avx512Blocks : Avx512Codecs {
                                 of_others, of_halves);
   }
 
+  static F32 multiply_add(F32 a, F32 b, F32 c) { return _mm512_fmadd_ps(a, b, c); }
+
+  // By a table of what becomes of each class of numbers: a digit of 0 keeps the first operand, 1 takes the second.
+  static F32 replace_nans(F32 values, float by) {
+    return _mm512_fixupimm_ps(_mm512_set1_ps(by), values, _mm512_set1_epi32(0x11111100), 0);
+  }
+
   template <int Src>
   struct Largest : dlfp4::Largest<Avx512Blocks, Src> {
     static void find(const uint8_t *src, int64_t count, int64_t block, uint32_t *amax) {

@@ -146,17 +146,26 @@ void turn_codes(const DequantizeCall &call, const Tile &tile, Turned *turned) {
   for (int64_t k = 0; k < tile.count; ++k) gather_items(codes + k * step, stride, 1, tile.lines, turned->codes[k]);
 }
 
+// The scales of a tile's lines, where they have some of their own.
+const float *decodes_of(const DequantizeCall &call, const Tile &tile, float *decodes) {
+  if (!call.blocks->decodes) return nullptr;
+  for (int64_t i = 0; i < tile.lines; ++i) decodes[i] = decode_of_line(*call.blocks, 1, tile.line + i);
+  return decodes;
+}
+
 // Of one block of a tile's lines.
 void factors_across(const DequantizeCall &call, const Tile &tile, int64_t block, const uint8_t *stored,
-                    Factors<kTileLines> *factors) {
-  const bool alone = call.blocks->decodes;
+                    const float *decodes, Factors<kTileLines> *factors) {
   float *const scales = factors->scales;
   const auto decode = call.kernels->decode_scales[call.format.key];
-  factors->not_finite = decode(stored, tile.lines, alone ? 1 : call.decode, scales);
-  for (int64_t i = 0; alone && i < tile.lines; ++i) {
-    scales[i] *= decode_of_line(*call.blocks, 1, tile.line + i);
-    factors->not_finite |= (bits_of(scales[i]) & 0x7FFFFFFF) >= kFloatInfinity;
+  factors->not_finite = decode(stored, tile.lines, decodes ? 1 : call.decode, scales);
+  uint32_t largest = 0;
+  for (int64_t i = 0; decodes && i < tile.lines; ++i) {
+    scales[i] *= decodes[i];
+    const uint32_t magnitude = bits_of(scales[i]) & 0x7FFFFFFF;
+    largest = magnitude > largest ? magnitude : largest;
   }
+  factors->not_finite |= largest >= kFloatInfinity;
   if (call.blocks->offsets)
     factors->not_finite |= load_offsets_across(*call.blocks, tile.line, tile.lines, block, factors->offsets);
 }
@@ -195,12 +204,14 @@ void decode_tile(const DequantizeCall &call, const Tile &tile) {
   Factors<kTileLines> factors;
   Turned turned;
   RotatedRows rows;
+  float decodes_of_lines[kTileLines];
+  const float *const decodes = decodes_of(call, tile, decodes_of_lines);
   turn_codes(call, tile, &turned);
   turn_scales(call, tile, &turned);
   const int64_t last = tile.first + tile.count;
   for (int64_t k = tile.first, row = 0; k < last; ++row) {
     const int64_t end = least((k / call.format.block + 1) * call.format.block, last);
-    factors_across(call, tile, k / call.format.block, turned.stored[row], &factors);
+    factors_across(call, tile, k / call.format.block, turned.stored[row], decodes, &factors);
     for (; k < end; ++k) {
       const uint8_t *const codes =
           are_rows(call) ? line_at(*call.blocks, call.format, tile.line, k) : turned.codes[k - tile.first];

@@ -34,6 +34,13 @@ struct ErrorParams {
   const float *scales[2];
 };
 
+// What `set_scale` makes of a tensor scale, one for each line.
+struct TensorScales {
+  const float *first;
+  const float *second;
+  const float *unit;
+};
+
 // What codes of integers become values by: decoded_with of scaling.h. One a block, or one an element.
 struct Affine {
   const float *scales;
@@ -49,13 +56,17 @@ struct BlockKernels {
   // amax[b] = the bits of block b's largest magnitude as float32. NaN and infinity win as integers do.
   void (*find_largest[kNumSources])(const uint8_t *src, int64_t count, int64_t block, uint32_t *amax);
 
-  // amax[i] = max(amax[i], |src[i]|): one row of a block that runs across rows.
-  void (*join_largest[kNumSources])(const uint8_t *src, int64_t count, uint32_t *amax);
+  // amax[i] = max(amax[i], |src[i]|), of so many rows, `stride` bytes apart, of blocks that run across rows.
+  void (*join_largest[kNumSources])(const uint8_t *src, int64_t stride, int64_t rows, int64_t count, uint32_t *amax);
 
   // The scales of `count` blocks, codes of the key's type, and multipliers. Returns whether a block has no finite
   // magnitude.
   bool (*find_scales[kNumKeys])(const ScaleRule &rule, const uint32_t *amax, int64_t count, uint8_t *stored,
                                 float *multipliers);
+
+  // The same of blocks of lines that have tensor scales of their own, a line each. Of DLFP4_TWO_LEVEL alone.
+  bool (*find_scales_of_lines[kNumKeys])(const ScaleRule &rule, const TensorScales &of, const uint32_t *amax,
+                                         int64_t count, uint8_t *stored, float *multipliers);
 
   // Four over six, of FP4. sixes[b] += the sum of the errors of block b's elements in order, with the first candidate;
   // fours[b] with the second: of blocks of kErrorBlock, or, add_errors, of a block of each line, as at most kErrorBlock

@@ -19,6 +19,10 @@ struct NeonBlocks : NeonCodecs {
     return (reinterpret_cast<U32>(values) & 1u << 22) != 0u ? of_halves : of_others;
   }
 
+  static F32 multiply_add(F32 a, F32 b, F32 c) { return vfmaq_f32(c, a, b); }
+
+  static F32 replace_nans(F32 values, float by) { return values == values ? values : splat<F32>(by); }
+
   // --- Lanes and bytes ---
 
   template <int Src>

@@ -6,6 +6,7 @@
 
 #include <initializer_list>
 
+#include "dlfp4/dlfp4.h"
 #include "host/level.h"
 #include "host/threads.h"
 #include "kernels.h"
@@ -18,13 +19,11 @@ namespace dlfp4 {
 namespace {
 
 constexpr int64_t kRun = 2048;       // elements of a line at a time
-constexpr int64_t kAhead = 4;        // positions of such a tile to prefetch
+constexpr int64_t kAhead = 4;        // positions of a tile across lines that are read, and prefetched, together
 constexpr int64_t kSquareRun = 512;  // elements of a line at a time, where many lines are
 constexpr int64_t kGrain = 1 << 16;  // elements worth a thread
 constexpr int64_t kMostScales = kTileLines;
 constexpr int kScaleBytes = 4;
-
-constexpr int64_t kCacheBytes = 1 << 19;  // of floats that are read twice: a part of an L2 cache
 
 static_assert(kRun / kLeastBlock <= kMostScales, "a run's scales");
 static_assert(kRun <= kMostStaged && kSquareRun <= kMostStaged, "a run");
@@ -40,9 +39,10 @@ struct QuantizeCall {
   bool across;  // whether neighbours in memory are elements of different lines
   const dlfp4_blocks *blocks;
   Scales scales;
-  bool plus_zeros;            // codes of -0 become those of +0
-  bool moves;                 // codes of integers with a sign become those without, whose zero is in the middle
-  const QuantizeCall *along;  // the other direction of the same matrix, which this one, across lines, takes along
+  bool plus_zeros;               // codes of -0 become those of +0
+  bool moves;                    // codes of integers with a sign become those without, whose zero is in the middle
+  const TensorScales *of_lines;  // of a tile's lines, which have one each
+  const QuantizeCall *along;     // the other direction of the same matrix, which this one, across lines, takes along
 };
 
 // A part of the lines: [line, last_line) x [first, last).
@@ -60,6 +60,9 @@ BlockMode mode_at(const QuantizeCall &call, int64_t line, int64_t position, int6
 
 // The scales of `count` blocks and their multipliers; whether a block has no finite magnitude that zeroes its elements.
 bool find_scales(const QuantizeCall &call, const uint32_t *amax, int64_t count, uint8_t *stored, float *multipliers) {
+  if (call.of_lines)
+    return call.kernels->find_scales_of_lines[call.format.key](call.rule, *call.of_lines, amax, count, stored,
+                                                               multipliers);
   const BlockKernels &kernels = call.rule.scale_mantissa < 23 ? *call.scalar : *call.kernels;
   const bool special = kernels.find_scales[call.format.key](call.rule, amax, count, stored, multipliers);
   return special && call.format.row->kind != DLFP4_LARGEST;
@@ -267,13 +270,14 @@ void find_scale_of_line(const QuantizeCall &call, int64_t line, Found *found) {
   store_scales(call.scales, line, 0, 1, found->stored);
 }
 
-// Of two levels: blocks of the line are scaled by what the line alone has.
-ScaleRule rule_of_line(const QuantizeCall &call, int64_t line) {
+// Of two levels: blocks of the line are scaled by what the line alone has. `largest_of(line)` is asked where its scale
+// is not given.
+template <class LargestOf>
+ScaleRule rule_of_line(const QuantizeCall &call, int64_t line, LargestOf largest_of) {
   ScaleRule rule = call.rule;
   float *const decode = call.blocks->decodes + line;
-  const TensorScale scale = call.blocks->finds_decodes
-                                ? two_level_scale(rule, float_of(largest_of_line(call, line, true)))
-                                : scale_given(*decode);
+  const TensorScale scale =
+      call.blocks->finds_decodes ? two_level_scale(rule, float_of(largest_of(line))) : scale_given(*decode);
   *decode = scale.decode;
   set_scale(&rule, scale);
   return rule;
@@ -287,7 +291,7 @@ void quantize_whole_lines(const QuantizeCall &call, const Tile &tile) {
     if (call.format.line)
       find_scale_of_line(call, line, &found);
     else
-      of_line.rule = rule_of_line(call, line);
+      of_line.rule = rule_of_line(call, line, [&](int64_t i) { return largest_of_line(call, i, true); });
     for (int64_t first = tile.first; first < tile.last; first += kRun) {
       const int64_t count = least(kRun, tile.last - first);
       if (call.format.line)
@@ -349,13 +353,21 @@ void choose_across(const QuantizeCall &call, const Tile &block, Found *found, ui
   choose(lines, both, stored, found->multipliers);
 }
 
+// Of a part of each line.
+void largest_across(const QuantizeCall &call, const Tile &part, uint32_t *amax) {
+  const auto join = call.kernels->join_largest[call.x.source];
+  const int64_t lines = part.last_line - part.line, last = least(part.last, call.x.length);
+  memset(amax, 0, static_cast<size_t>(lines) * sizeof(amax[0]));
+  for (int64_t k = part.first; k < last; k += kAhead) {
+    const int64_t rows = least(kAhead, last - k);
+    for (int64_t i = 0; i < rows; ++i) prefetch_position(call, part, k + kAhead + i);
+    join(at(call.x, part.line, k), call.x.step * call.x.item, rows, lines, amax);
+  }
+}
+
 void find_across(const QuantizeCall &call, const Tile &block, Found *found, uint8_t *stored) {
   const int64_t lines = block.last_line - block.line;
-  memset(found->amax, 0, static_cast<size_t>(lines) * sizeof(found->amax[0]));
-  for (int64_t k = block.first; k < least(block.last, call.x.length); ++k) {
-    prefetch_position(call, block, k + kAhead);
-    call.kernels->join_largest[call.x.source](at(call.x, block.line, k), lines, found->amax);
-  }
+  largest_across(call, block, found->amax);
   join_groups(lines, call.format.group, found->amax);
   found->has_special = find_scales(call, found->amax, lines, stored, found->multipliers);
   if (call.rule.chooses) choose_across(call, block, found, stored);
@@ -461,11 +473,11 @@ void quantize_tile_across(const QuantizeCall &call, const Tile &tile) {
   if (!call.format.whole) put_scales(call, tile, results);
 }
 
-// As many lines as all their positions leave in a cache.
+// Wide tiles have long rows in memory, which counts for more than that they may leave a cache before they are read
+// again.
 int64_t whole_lines_of_tile(const QuantizeCall &call) {
   constexpr int64_t kLeastLines = 64;
-  const int64_t fitting = kCacheBytes / (call.x.length * call.x.item + 1) / kLeastLines * kLeastLines;
-  return least(kTileLines, fitting < kLeastLines ? kLeastLines : fitting);
+  return least(kTileLines, round_up(divide_up(call.x.lines, dlfp4_get_num_threads()), kLeastLines));
 }
 
 void quantize_whole_lines_across(const QuantizeCall &call, const Tile &tile) {
@@ -475,10 +487,33 @@ void quantize_whole_lines_across(const QuantizeCall &call, const Tile &tile) {
   store_scales_across(call.scales, tile.line, tile.last_line - tile.line, 0, results.stored[0]);
   for (int64_t first = tile.first; first < tile.last; first += kTileLength) {
     const Tile part = {tile.line, tile.last_line, first, least(first + kTileLength, tile.last)};
-    for (int64_t k = part.first; k < part.last; ++k)
+    for (int64_t k = part.first; k < part.last; ++k) {
+      prefetch_position(call, part, k + kAhead);
       encode_across(call, part, k, found, row_of_codes(call, part, k, &results));
+    }
     put_codes(call, part, results);
   }
+}
+
+// Blocks of lines that have a tensor scale each.
+void quantize_scaled_lines_across(const QuantizeCall &call, const Tile &tile) {
+  uint32_t amax[kTileLines];
+  float first[kTileLines], second[kTileLines], unit[kTileLines];
+  const TensorScales scales = {first, second, unit};
+  if (call.blocks->finds_decodes) largest_across(call, tile, amax);
+  const auto largest_of = [&](int64_t line) {
+    const uint32_t largest = amax[line - tile.line];
+    return largest < kFloatInfinity ? largest : largest_of_line(call, line, true);
+  };
+  for (int64_t line = tile.line; line < tile.last_line; ++line) {
+    const ScaleRule rule = rule_of_line(call, line, largest_of);
+    const int64_t i = line - tile.line;
+    first[i] = rule.first, second[i] = rule.second, unit[i] = rule.unit;
+  }
+  QuantizeCall of_lines = call;
+  of_lines.of_lines = &scales;
+  for (int64_t k = tile.first; k < tile.last; k += kTileLength)
+    quantize_tile_across(of_lines, {tile.line, tile.last_line, k, least(k + kTileLength, tile.last)});
 }
 
 void quantize_across(const QuantizeCall &call, const Tile &tile) {
@@ -502,8 +537,9 @@ void quantize_tile(const QuantizeCall &call, int64_t row, int64_t last_row, int6
   const Tile tile = {rows ? row : column, least(rows ? last_row : last_column, call.x.lines), rows ? column : row,
                      least(rows ? last_column : last_row, call.blocks->length)};
   if (tile.line >= tile.last_line || tile.first >= tile.last) return;
-  if (takes_whole_lines(call))
-    return call.across ? quantize_whole_lines_across(call, tile) : quantize_whole_lines(call, tile);
+  if (takes_whole_lines(call) && !call.across) return quantize_whole_lines(call, tile);
+  if (call.format.line) return quantize_whole_lines_across(call, tile);
+  if (call.blocks->decodes) return quantize_scaled_lines_across(call, tile);
   if (call.across)
     quantize_across(call, tile);
   else
@@ -597,9 +633,9 @@ dlfp4_status check_blocks(const QuantizeCall &call) {
   return is_addressable(blocks, call.format, call.x.lines) ? DLFP4_OK : DLFP4_E_SHAPE;
 }
 
-// Lines that are taken as a whole are rotated along them.
+// Lines that are taken as a whole are rotated, and their candidates compared, along them.
 bool is_across(const QuantizeCall &call) {
-  const bool whole_lines = call.blocks->decodes || (call.format.line && call.x.rotation);
+  const bool whole_lines = takes_whole_lines(call) && (call.x.rotation || call.rule.chooses);
   return call.x.step != 1 && call.x.line_stride == 1 && !whole_lines;
 }
 

@@ -59,6 +59,7 @@ void add_block_kernels(BlockKernels *kernels, std::integer_sequence<int, From...
   add_turns<4, 6, 8>(kernels);
   add_changes(kernels);
   ((kernels->find_scales[Key] = find_scales<Key>), ...);
+  ((kernels->find_scales_of_lines[Key] = find_scales_of_lines<Key>), ...);
   ((kernels->decode_scales[Key] = decode_scales<Key>), ...);
 }
 

@@ -63,10 +63,12 @@ void find_largest(const uint8_t *src, int64_t count, int64_t block, uint32_t *am
 }
 
 template <int Src>
-void join_largest(const uint8_t *src, int64_t count, uint32_t *amax) {
-  for (int64_t i = 0; i < count; ++i) {
-    const uint32_t magnitude = magnitude_of<Src>(src, i);
-    if (magnitude > amax[i]) amax[i] = magnitude;
+void join_largest(const uint8_t *src, int64_t stride, int64_t rows, int64_t count, uint32_t *amax) {
+  for (int64_t k = 0; k < rows; ++k, src += stride) {
+    for (int64_t i = 0; i < count; ++i) {
+      const uint32_t magnitude = magnitude_of<Src>(src, i);
+      if (magnitude > amax[i]) amax[i] = magnitude;
+    }
   }
 }
 
@@ -89,6 +91,19 @@ bool find_scales(const ScaleRule &rule, const uint32_t *amax, int64_t count, uin
     memcpy(stored + b * kBytes, &scale.stored, kBytes);
     multipliers[b] = scale.multiplier;
     not_finite |= amax[b] >= kFloatInfinity;
+  }
+  return not_finite;
+}
+
+template <int Key>
+bool find_scales_of_lines(const ScaleRule &rule, const TensorScales &of, const uint32_t *amax, int64_t count,
+                          uint8_t *stored, float *multipliers) {
+  constexpr int kBytes = kTypes[kBlockKeys[Key].scale].bits / 8;
+  ScaleRule of_line = rule;
+  bool not_finite = false;
+  for (int64_t i = 0; i < count; ++i) {
+    of_line.first = of.first[i], of_line.second = of.second[i], of_line.unit = of.unit[i];
+    not_finite |= find_scales<Key>(of_line, amax + i, 1, stored + i * kBytes, multipliers + i);
   }
   return not_finite;
 }

@@ -294,6 +294,7 @@ constexpr void add_scales(int key, BlockKernels *kernels) {
   }
   if (of.kind == DLFP4_TWO_LEVEL && of.scale == DLFP4_float8_e4m3fn) {
     kernels->find_scales[key] = Scales::find_two_level;
+    kernels->find_scales_of_lines[key] = Scales::find_two_level_of_lines;
     kernels->decode_scales[key] = Scales::decode_two_level;
   }
 }

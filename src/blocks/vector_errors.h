@@ -42,8 +42,8 @@ DLFP4_ALWAYS_INLINE inline void transpose(V *rows) {
 
 // --- Errors ----------------------------------------------------------------------------------
 
-// Isa::choose_by_half(values, of_halves, of_others) takes of_halves in lanes whose value is from 1.5 times a power of two
-// to twice it.
+// Isa::choose_by_half(values, of_halves, of_others) takes of_halves in lanes whose value is from 1.5 times a power of
+// two to twice it.
 template <class Isa, int Src>
 struct Errors {
   using U32 = typename Isa::U32;
@@ -53,8 +53,8 @@ struct Errors {
 
   static F32 magnitude(F32 values) { return reinterpret_cast<F32>(reinterpret_cast<U32>(values) & ~kFloatSign); }
 
-  // Whether no value of a code becomes subnormal or infinite on its way through `error_of`, whatever its scale: then what
-  // twice a value is worth is twice what it is worth, and those of 1 and 1.5 make all of a block's.
+  // Whether no value of a code becomes subnormal or infinite on its way through `error_of`, whatever its scale: then
+  // what twice a value is worth is twice what it is worth, and those of 1 and 1.5 make all of a block's.
   static bool is_usual(float amax) { return amax > 1e-24f && amax < 1e30f; }
 
   // One candidate of each lane.
@@ -113,7 +113,8 @@ struct Errors {
       constexpr int kBlocks = Isa::kCodes / kErrorBlock;  // of a step
       for (int b = 0; b < kLanes; b += kBlocks) {
         const auto floats = Isa::template load_floats<Src>(src + b * kErrorBlock * kBytes);
-        for (int i = 0; i < 4; ++i) rows[i % kVectors * kLanes + b + i / kVectors] = reinterpret_cast<F32>(floats.part[i]);
+        for (int i = 0; i < 4; ++i)
+          rows[i % kVectors * kLanes + b + i / kVectors] = reinterpret_cast<F32>(floats.part[i]);
       }
       for (int i = 0; i < kVectors; ++i) transpose<1>(rows + i * kLanes);
     }
@@ -133,9 +134,7 @@ struct Errors {
                        float *sixes, float *fours, std::integer_sequence<int, Part...>) {
     (add_lanes<kSquares, kUsual>(
          first + Part * kLanes, rows, both, sixes, fours,
-         [=](int64_t k) {
-           return reinterpret_cast<F32>(Isa::template load_floats<Src>(src + k * stride).part[Part]);
-         }),
+         [=](int64_t k) { return reinterpret_cast<F32>(Isa::template load_floats<Src>(src + k * stride).part[Part]); }),
      ...);
   }
 

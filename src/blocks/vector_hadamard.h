@@ -1,6 +1,6 @@
 // The Hadamard transform of sixteen neighbours along or across lines, for all vectors; rules/hadamard.h has the rule.
 // Layout: along lines a sixteen is one vector, two or four; across lines it is sixteen rows of vectors.
-// Trick: a step within a vector adds it, with half of its signs flipped, to itself with lanes exchanged.
+// Trick: a step within a vector multiplies it with 1 or -1, which is exact, and adds itself with lanes exchanged.
 #ifndef DLFP4_SRC_BLOCKS_VECTOR_HADAMARD_H_
 #define DLFP4_SRC_BLOCKS_VECTOR_HADAMARD_H_
 
@@ -14,6 +14,7 @@
 namespace dlfp4 {
 namespace {
 
+// Isa::multiply_add(a, b, c) is a * b + c, rounded once or twice.
 template <class Isa>
 struct Hadamard {
   using F32 = typename Isa::F32;
@@ -23,14 +24,14 @@ struct Hadamard {
 
   static F32 flip(F32 floats, U32 signs) { return reinterpret_cast<F32>(reinterpret_cast<U32>(floats) ^ signs); }
 
-  static F32 clear_nans(F32 values) { return values == values ? values : reinterpret_cast<F32>(splat<U32>(kFloatNan)); }
+  static F32 clear_nans(F32 values) { return Isa::replace_nans(values, float_of(kFloatNan)); }
 
   // --- A sixteen along a line ----------------------------------------------------------------
 
   template <int Step, int... Lane>
   static F32 step_within(F32 v, std::integer_sequence<int, Lane...>) {
-    const U32 upper = {(Lane & Step ? kFloatSign : 0u)...};
-    return __builtin_shufflevector(v, v, (Lane ^ Step)...) + flip(v, upper);
+    const F32 signs = {(Lane & Step ? -1.0f : 1.0f)...};
+    return Isa::multiply_add(v, signs, __builtin_shufflevector(v, v, (Lane ^ Step)...));
   }
 
   template <int Step>

@@ -75,12 +75,18 @@ struct Magnitudes {
     return dwords;
   }
 
-  // As many magnitudes as a vector has dwords.
-  static U32 load_widened(const uint8_t *src) {
+  // One or two vectors of dwords for a vector of items.
+  static constexpr int kParts = 4 / kBytes;
+  struct Widened {
+    U32 part[kParts];
+  };
+  static Widened widen_all(Items items) {
     if constexpr (kBytes == 4) {
-      return load(src);
+      return {{items}};
     } else {
-      return widen(__builtin_convertvector(load_lanes<typename Isa::HalfU16>(src), U32) & 0x7FFFu);
+      typename Isa::HalfU16 halves[2];
+      memcpy(halves, &items, sizeof(items));
+      return {{widen(__builtin_convertvector(halves[0], U32)), widen(__builtin_convertvector(halves[1], U32))}};
     }
   }
 };
@@ -121,19 +127,27 @@ struct Largest {
     }
   }
 
-  static void join_lanes(const uint8_t *src, uint32_t *amax) {
-    store_lanes(amax, larger(load_lanes<U32>(amax), Of::load_widened(src)));
+  // A vector of items of each row.
+  static void join_items(const uint8_t *src, int64_t stride, int64_t rows, uint32_t *amax) {
+    typename Of::Items largest = {};
+    for (int64_t k = 0; k < rows; ++k) largest = larger(largest, Of::load(src + k * stride));
+    const typename Of::Widened widened = Of::widen_all(largest);
+    for (int i = 0; i < Of::kParts; ++i)
+      store_lanes(amax + i * kLanes, larger(load_lanes<U32>(amax + i * kLanes), widened.part[i]));
   }
 
-  static void join(const uint8_t *src, int64_t count, uint32_t *amax) {
-    for (; count >= kLanes; count -= kLanes, src += kLanes * kBytes, amax += kLanes) join_lanes(src, amax);
-    if (count <= 0) return;
-    uint8_t from[kLanes * kBytes] = {};
-    uint32_t to[kLanes] = {};
-    memcpy(from, src, static_cast<size_t>(count * kBytes));
-    memcpy(to, amax, static_cast<size_t>(4 * count));
-    join_lanes(from, to);
-    memcpy(amax, to, static_cast<size_t>(4 * count));
+  static void join(const uint8_t *src, int64_t stride, int64_t rows, int64_t count, uint32_t *amax) {
+    constexpr int64_t kItems = Of::kItems;
+    for (; count >= kItems; count -= kItems, src += kItems * kBytes, amax += kItems)
+      join_items(src, stride, rows, amax);
+    for (int64_t k = 0; count > 0 && k < rows; ++k) {
+      uint8_t from[kItems * kBytes] = {};
+      uint32_t to[kItems] = {};
+      memcpy(from, src + k * stride, static_cast<size_t>(count * kBytes));
+      memcpy(to, amax, static_cast<size_t>(4 * count));
+      join_items(from, 0, 1, to);
+      memcpy(amax, to, static_cast<size_t>(4 * count));
+    }
   }
 };
 
@@ -190,10 +204,14 @@ struct BlockScales {
     return values >= 65520.0f ? splat<F32>(float_of(kFloatInfinity)) : (values + addend) - addend;
   }
 
-  static F32 wanted_scales(const ScaleRule &rule, F32 magnitudes) {
-    const F32 by = splat<F32>(rule.first);
-    const F32 first = rule.over_first ? narrow(magnitudes / by, rule.mantissa) : magnitudes * by;
-    return finite(first * rule.second * rule.expansion);
+  // What a tensor scale, or one of each lane's line, adds to a rule.
+  struct OfTensors {
+    F32 first, second, unit;
+  };
+
+  static F32 wanted_scales(const ScaleRule &rule, const OfTensors &of, F32 magnitudes) {
+    const F32 first = rule.over_first ? narrow(magnitudes / of.first, rule.mantissa) : magnitudes * of.first;
+    return finite(first * of.second * rule.expansion);
   }
 
   static U32 stored_codes(const ScaleRule &rule, U32 magnitudes, U32 codes) {
@@ -202,24 +220,44 @@ struct BlockScales {
     return code == 0u ? splat<U32>(rule.zero_scale) : code;
   }
 
-  static F32 two_level_factors(const ScaleRule &rule, F32 scales) {
-    const F32 unit = splat<F32>(rule.unit), decode = rule.over_unit ? scales / unit : scales * unit;
+  static F32 two_level_factors(const ScaleRule &rule, const OfTensors &of, F32 scales) {
+    const F32 decode = rule.over_unit ? scales / of.unit : scales * of.unit;
     if (rule.divides) return scales == 0.0f ? splat<F32>(kLargestFloat) : decode;
     const F32 factors = finite(1.0f / decode);
     return rule.order == DLFP4_BLOCK_FIRST ? (scales == 0.0f ? F32{} : factors) : factors;
   }
 
-  static bool find_two_level(const ScaleRule &rule, const uint32_t *amax, int64_t count, uint8_t *stored,
-                             float *multipliers) {
+  // tensors_of(first, lanes) is what the blocks from `first` on have.
+  template <class TensorsOf>
+  DLFP4_ALWAYS_INLINE static bool find_two_level_by(const ScaleRule &rule, TensorsOf tensors_of, const uint32_t *amax,
+                                                    int64_t count, uint8_t *stored, float *multipliers) {
     static constexpr EncodeRule kRule = make_encode_rule(kTypes[DLFP4_float8_e4m3fn], {DLFP4_NEAREST_EVEN, true});
     return each_magnitude(amax, count, multipliers, [&](int64_t first, int64_t lanes, U32 magnitudes) {
-      const U32 special = not_finite(magnitudes), wanted = bits(wanted_scales(rule, floats(magnitudes)));
+      const OfTensors of = tensors_of(first, lanes);
+      const U32 special = not_finite(magnitudes), wanted = bits(wanted_scales(rule, of, floats(magnitudes)));
       const U32 rounded = encode_magnitudes<Isa, DLFP4_float8_e4m3fn, DLFP4_NEAREST_EVEN>(wanted, kRule) & 0x7Fu;
       const U32 code = stored_codes(rule, magnitudes, rounded | (wanted & kFloatSign) >> 24);
       const F32 scale = floats(bits(decode_e4m3_magnitudes(code & 0x7Fu)) | (code & 0x80u) << 24);
       store_bytes(stored + first, (code & ~special) | (special & 0x7Fu), lanes);
-      return bits(two_level_factors(rule, scale)) & ~special;
+      return bits(two_level_factors(rule, of, scale)) & ~special;
     });
+  }
+
+  static bool find_two_level(const ScaleRule &rule, const uint32_t *amax, int64_t count, uint8_t *stored,
+                             float *multipliers) {
+    const OfTensors all = {splat<F32>(rule.first), splat<F32>(rule.second), splat<F32>(rule.unit)};
+    return find_two_level_by(rule, [=](int64_t, int64_t) { return all; }, amax, count, stored, multipliers);
+  }
+
+  static bool find_two_level_of_lines(const ScaleRule &rule, const TensorScales &of, const uint32_t *amax,
+                                      int64_t count, uint8_t *stored, float *multipliers) {
+    const auto load = [](const float *numbers, int64_t lanes) {
+      return Isa::template load_part<F32>(numbers, 4 * lanes);
+    };
+    const auto tensors_of = [&](int64_t first, int64_t lanes) -> OfTensors {
+      return {load(of.first + first, lanes), load(of.second + first, lanes), load(of.unit + first, lanes)};
+    };
+    return find_two_level_by(rule, tensors_of, amax, count, stored, multipliers);
   }
 
   static bool find_powers(const ScaleRule &rule, const uint32_t *amax, int64_t count, uint8_t *stored,

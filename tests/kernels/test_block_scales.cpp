@@ -23,17 +23,19 @@ void check_find_largest(int source, const uint8_t *src, int64_t count, int64_t b
       [=](auto kernel) { return kernel(src, count, block, amax), true; });
 }
 
-void check_join_largest(int source, const uint8_t *src, int64_t count, uint8_t *result) {
+// Of rows that begin `step` elements apart.
+void check_join_largest(int source, const uint8_t *src, int64_t step, int64_t rows, int64_t count, uint8_t *result) {
   fill({DLFP4_float32, false}, DLFP4_float8_e4m3fn, stored_memory.begin, count);
   for (int64_t i = 0; i < count; ++i) stored_memory.begin[4 * i + 3] &= 0x7F;
   uint32_t *const amax = reinterpret_cast<uint32_t *>(result);
-  snprintf(context, sizeof(context), "%s, %ld elements", name_of_source(source), static_cast<long>(count));
+  snprintf(context, sizeof(context), "%s, %ld rows of %ld elements", name_of_source(source), static_cast<long>(rows),
+           static_cast<long>(count));
   compare(
       "join_largest", {Output(result_memory, amax, 4 * count)},
       [=](const BlockKernels &kernels) { return kernels.join_largest[source]; },
       [=](auto kernel) {
         memcpy(amax, stored_memory.begin, static_cast<size_t>(4 * count));
-        return kernel(src, count, amax), true;
+        return kernel(src, step * bytes_of(source), rows, count, amax), true;
       });
 }
 
@@ -52,7 +54,8 @@ void test_largest(int source) {
       if (random_below(2)) calm(source, src, count);
       for (int64_t block : {int64_t{16}, int64_t{32}, int64_t{48}, int64_t{128}, some_block(count)})
         check_find_largest(source, src, count, block, at);
-      check_join_largest(source, src, count, place(result_memory, 4 * count, at));
+      const int64_t rows = 1 + random_below(5), in_row = count / rows;
+      check_join_largest(source, src, in_row, rows, in_row, place(result_memory, 4 * in_row, at));
     }
   }
   for (int round = 0; round < 100; ++round) {
@@ -60,7 +63,7 @@ void test_largest(int source) {
     uint8_t *const src = fill_floats(source, element_of(DLFP4_float8_e4m3fn), count + 64, kAtBegin) + round % 64;
     if (random_below(4)) calm(source, src, count);
     for (int64_t block : {16, 32, 48, 128, 2048}) check_find_largest(source, src, count, block, kAtEnd);
-    check_join_largest(source, src, count, result_memory.begin + 4 * random_below(16));
+    check_join_largest(source, src, count, 1, count, result_memory.begin + 4 * random_below(16));
   }
 }
 
@@ -70,7 +73,7 @@ void test_all_halves(int source) {
   const int64_t count = 1 << 16;
   for (int64_t i = 0; i < count; ++i) memcpy(floats_memory.begin + 2 * i, &i, 2);
   for (int64_t i = 0; i < count; i += 4096) {
-    check_join_largest(source, floats_memory.begin + 2 * i, 4096, result_memory.begin);
+    check_join_largest(source, floats_memory.begin + 2 * i, 4096, 1, 4096, result_memory.begin);
     check_find_largest(source, floats_memory.begin + 2 * i, 4096, 16, kAtBegin);
   }
   memset(floats_memory.begin, 0, 32 * count);
@@ -153,6 +156,34 @@ void test_two_level(int key) {
     snprintf(context, sizeof(context), "%s, a tensor scale of %g", name_of_key(key), static_cast<double>(scale));
     sweep_magnitudes(rule, key, number++ < 2 ? 251 : 4093);
   }
+}
+
+// Of lines with tensor scales of their own, in the same three orders and either way.
+void test_scales_of_lines(int key) {
+  for (dlfp4_scale_order order : {DLFP4_GLOBAL_FIRST, DLFP4_BLOCK_FIRST, DLFP4_INPUT_TYPE})
+    for (bool divides : {false, true})
+      for (int64_t count = 0; count <= 80; ++count) {
+        ScaleRule rule = rule_of(key, 1);
+        rule.order = order;
+        rule.divides = divides;
+        uint32_t *const amax = reinterpret_cast<uint32_t *>(factors_memory.begin);
+        float *const first = reinterpret_cast<float *>(place(floats_memory, 12 * count, kAtEnd));
+        for (int64_t i = 0; i < count; ++i) {
+          amax[i] = random_below(9) ? static_cast<uint32_t>(random_below(kSignBit)) : 0;
+          set_scale(&rule, scale_given(float_of(static_cast<uint32_t>(random_below(kFloatInfinity)))));
+          first[i] = rule.first, first[count + i] = rule.second, first[2 * count + i] = rule.unit;
+        }
+        const TensorScales scales = {first, first + count, first + 2 * count};
+        uint8_t *const stored = place(stored_memory, count, kAtEnd);
+        float *const multipliers = reinterpret_cast<float *>(place(result_memory, 4 * count, kAtEnd));
+        snprintf(context, sizeof(context), "%s, order %d, divides %d, %ld lines", name_of_key(key), order, divides,
+                 static_cast<long>(count));
+        compare(
+            "find_scales_of_lines",
+            {Output(stored_memory, stored, count), Output(result_memory, multipliers, 4 * count)},
+            [=](const BlockKernels &kernels) { return kernels.find_scales_of_lines[key]; },
+            [&](auto kernel) { return kernel(rule, scales, amax, count, stored, multipliers); });
+      }
 }
 
 // All orders of operations, of inputs of every type.
@@ -283,6 +314,7 @@ void test_key(int key) {
   switch (kBlockKeys[key].kind) {
     case DLFP4_TWO_LEVEL:
       test_orders(key);
+      test_scales_of_lines(key);
       return test_two_level(key);
     case DLFP4_POWER:
       return test_carry(kBlockKeys[key].element), test_powers(key);
