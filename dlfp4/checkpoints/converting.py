@@ -15,7 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from dlfp4 import ScaledTensor, Tensor
-from dlfp4.checkpoints import comfyui, configs, conventions, folders, gguf_files, joining, models, native, safetensors
+from dlfp4.checkpoints import (
+    comfyui,
+    configs,
+    conventions,
+    folders,
+    gguf_files,
+    joining,
+    llama_cpp,
+    models,
+    native,
+    safetensors,
+)  # fmt: skip
 from dlfp4.checkpoints.folders import Outcome, Report, Tick
 from dlfp4.checkpoints.models import Files, ModelPath, Shard
 from dlfp4.checkpoints.names import is_part
@@ -63,8 +74,9 @@ def convert_model(
     target : path-like
         A file for a file, a folder for a folder; for "gguf" always a file.
     convention : str
-        One of ``CONVENTIONS``; "dlfp4", as :func:`save` stores it; or "gguf", whose tensors keep their names, with
-        NVFP4's global scale as ``NAME.scale``.
+        One of ``CONVENTIONS``; "dlfp4", as :func:`save` stores it; or "gguf", with NVFP4's global scale as
+        ``NAME.scale``. To and from GGUF files, dense Llama, Mistral, Qwen2 and Qwen3 models get the names that the
+        other side has, and Llama's and Mistral's queries and keys its order of rows. Other names stay.
     executor, report
         As :func:`quantize_model` takes them. GGUF files are one task, which is done here.
 
@@ -72,7 +84,8 @@ def convert_model(
     -------
     list of Outcome
         One per tensor. `format` is that of a quantized tensor, "" for others; where it is not the one that the tensor
-        had, `reason` says how many of its blocks are exact, and the largest error of the others.
+        had, `reason` says how many of its blocks are exact, and the largest error of the others. To and from GGUF, it
+        says what became of the name.
 
     Raises
     ------
@@ -233,24 +246,43 @@ def as_rows(q: ScaledTensor) -> ScaledTensor:
 
 def convert_gguf(source: ModelPath, target: Path, convention: str, report: Report | None) -> list[Outcome]:
     """Convert a model to or from a GGUF file."""
-    tensors, config = read_any(source)
+    tensors, facts = read_any(source)
+    to_gguf, from_gguf = convention == GGUF, gguf_files.is_gguf(source)
+    naming = names_of(tensors, facts, to_gguf=to_gguf) if to_gguf != from_gguf else None
     results: dict[str, Tensor | ScaledTensor] = {}
     outcomes = []
     for number, (name, x) in enumerate(tensors.items(), 1):
-        results[name], outcome = converted(name, x, convention, models.named(source))
-        outcomes.append(outcome)
+        result, outcome = converted(name, x, convention, models.named(source))
+        result_name, result, said = naming.rename(name, result) if naming else (name, result, "")
+        results[result_name] = result
+        outcomes.append(replace(outcome, reason="; ".join(filter(None, (outcome.reason, said)))))
         if report:
             report(name, number, len(tensors))
-    if convention == GGUF:
-        gguf_files.write(target, results, config)
+    if to_gguf:
+        write_gguf(target, results, facts, naming.model if naming else None)
     else:
         parts, description = joining.split(results, None if convention == OWN else convention)
         safetensors.write(target, parts, {"format": "pt"} | description)
     return outcomes
 
 
+def names_of(tensors: Tensors, facts: dict[str, Any] | None, *, to_gguf: bool) -> llama_cpp.Naming:
+    """What the tensors of a model are called on the other side."""
+    shapes = {name: x.shape for name, x in tensors.items()}
+    return llama_cpp.naming(gguf_files.package(), facts, shapes, to_gguf=to_gguf)
+
+
+def write_gguf(target: Path, tensors: Tensors, facts: dict[str, Any] | None, model: llama_cpp.Model | None) -> None:
+    """Write a GGUF file; `facts` are those of a configuration, or the fields of another GGUF file."""
+    if model is not None:
+        return gguf_files.write(target, tensors, model.architecture, model.fields)
+    config = facts or {}
+    architecture = config.get("model_type", config.get("general.architecture", "unknown"))
+    return gguf_files.write(target, tensors, str(architecture), {})
+
+
 def read_any(source: ModelPath) -> tuple[Tensors, dict[str, Any] | None]:
-    """The tensors of a model in any kind of file, and its configuration."""
+    """The tensors of a model in any kind of file, and its configuration, or the fields of a GGUF file."""
     if gguf_files.is_gguf(source):
-        return gguf_files.read(models.named(source)), None
+        return gguf_files.read(models.named(source))
     return joining.joined(models.read(source)), folders.read_config(models.find(source))

@@ -1,8 +1,7 @@
 """GGUF files, by the ``gguf`` package: MXFP4 and NVFP4 as ggml's blocks, floats and integers as they are.
 
 NVFP4's global scale lies beside the blocks, in a float32 tensor: ``NAME.scale`` of ``NAME.weight``, one for each matrix
-of a stack. Tensors keep their names, and nothing is permuted: llama.cpp runs the model only if its names were
-llama.cpp's already.
+of a stack. Names and the order of rows are those of :mod:`dlfp4.checkpoints.llama_cpp`, where it knows the model.
 """
 
 from __future__ import annotations
@@ -54,8 +53,8 @@ def scale_name(name: str) -> str:
 # ---- Reading
 
 
-def read(path: str) -> dict[str, Tensor | ScaledTensor]:
-    """Map a GGUF file and return its tensors.
+def read(path: str) -> tuple[dict[str, Tensor | ScaledTensor], dict[str, Any]]:
+    """Map a GGUF file and return its tensors, and its fields but for arrays.
 
     MXFP4 and NVFP4 are converted to rows of codes and scales, other blocks of ggml are decoded to float32.
 
@@ -69,7 +68,10 @@ def read(path: str) -> dict[str, Tensor | ScaledTensor]:
         with open_file(path) as file:
             check_header(file, os.fstat(file.fileno()).st_size)
             # The package opens files by name; this is the one that was checked.
-            entries = {entry.name: entry for entry in library.GGUFReader(f"/proc/self/fd/{file.fileno()}").tensors}
+            reader = library.GGUFReader(f"/proc/self/fd/{file.fileno()}")
+            entries = {entry.name: entry for entry in reader.tensors}
+            array = library.GGUFValueType.ARRAY
+            fields = {key: field.contents() for key, field in reader.fields.items() if array not in field.types}
     except (ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is no GGUF file, or damaged: {error}") from error
     scales = {scale_name(name) for name, entry in entries.items() if entry.tensor_type.name == "NVFP4"}
@@ -82,7 +84,7 @@ def read(path: str) -> dict[str, Tensor | ScaledTensor]:
             tensors[name] = as_tensor(library, entry, None if unit is None else np.array(unit.data, np.float32))
         except (ValueError, TypeError, BufferError) as error:
             raise ValueError(f"{path}: {name}: {error}") from error
-    return tensors
+    return tensors, fields
 
 
 def as_tensor(library: Any, entry: Any, units: Array | None) -> Tensor | ScaledTensor:
@@ -120,8 +122,10 @@ def check(q: ScaledTensor) -> None:
         raise ValueError(f"blocks run along axis {q.axis}; ggml's run along the last axis")
 
 
-def write(path: Path, tensors: Mapping[str, Tensor | ScaledTensor], config: Mapping[str, Any] | None) -> None:
-    """Write a GGUF file, which replaces `path` once it is complete.
+def write(
+    path: Path, tensors: Mapping[str, Tensor | ScaledTensor], architecture: str, fields: Mapping[str, int | float]
+) -> None:
+    """Write a GGUF file, which replaces `path` once it is complete; `fields` are values by methods of its writer.
 
     Raises
     ------
@@ -132,8 +136,10 @@ def write(path: Path, tensors: Mapping[str, Tensor | ScaledTensor], config: Mapp
     planned = [each for name, x in tensors.items() for each in entries_of(library, name, x)]
     with replacing(path) as file:
         # The package opens files by name. This name is the file, which has no other yet.
-        writer = library.GGUFWriter(f"/proc/self/fd/{file.fileno()}", str((config or {}).get("model_type", "unknown")))
+        writer = library.GGUFWriter(f"/proc/self/fd/{file.fileno()}", architecture)
         try:
+            for method, value in fields.items():
+                getattr(writer, method)(value)
             writer.add_quantization_version(library.GGML_QUANT_VERSION)
             for name, shape, dtype, size, kind, _ in planned:
                 writer.add_tensor_info(name, shape, dtype, size, raw_dtype=kind)
