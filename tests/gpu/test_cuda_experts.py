@@ -334,7 +334,7 @@ def test_fp8_by_fp8(torch, pair, case):
 
 
 @pytest.mark.usefixtures("hopper")
-@pytest.mark.parametrize("rows", [1, 15, 16, 17, 32, 33, 64, 65, 127, 128, 129, 300])
+@pytest.mark.parametrize("rows", [1, 15, 16, 17, 32, 33, 64, 65, 127, 128, 129, 160, 192, 193, 256, 257, 300, 384, 513])
 def test_every_size_of_tile_of_fp8(torch, rows):
     stack = on_cuda(stack_of("fp8_128x128", 3, 256, 384))
     ends = np.array([rows, rows + 1, 2 * rows + 1])

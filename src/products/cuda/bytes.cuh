@@ -105,7 +105,8 @@ class BytesProducts {
  public:
   static constexpr int kReleases = kWarpgroup / kWarpSize;  // of a stage: each warp has read its scales
 
-  __device__ BytesProducts(const Ring<Kind> &ring, const Operands &at, int first_bytes, int second_bytes, int turn)
+  __device__ BytesProducts(const Ring<Kind> &ring, const Operands &at, int first_bytes, int second_bytes,
+                           const Turn &turn)
       : ring_(ring), at_(at), first_bytes_(first_bytes), second_bytes_(second_bytes), turn_(turn) {
     if (OrderOfFirst == kInOrder) at_.first_scales += line_of_thread() * 4;
   }
@@ -115,6 +116,7 @@ class BytesProducts {
   __device__ void multiply(const Blocks &blocks, int lines_apart, float (&sums)[Parts][Lines / 2]) {
 #pragma unroll
     for (int i = 0; i < Parts * Lines / 2; ++i) sums[i / (Lines / 2)][i % (Lines / 2)] = 0;
+#pragma unroll 1  // unrolled, as small tiles are otherwise, wgmma has no registers to run beside other work
     for (int block = blocks.first; block < blocks.count; block += blocks.by) {
       wait_for(ring_.full + 8 * turn_.stage, turn_.phase);
 #pragma unroll
@@ -124,6 +126,8 @@ class BytesProducts {
       turn_.advance(blocks.by, ring_.stages);
     }
   }
+
+  __device__ const Turn &turn() const { return turn_; }
 
  private:
   template <int Lines>
@@ -201,12 +205,15 @@ class BytesConsumer {
   static constexpr int kReleases = Products::kReleases;
 
   __device__ BytesConsumer(const Ring<Kind> &ring, const ProductParams &, int half, int first)
+      : BytesConsumer(ring, half, Turn(first)) {}
+
+  __device__ BytesConsumer(const Ring<Kind> &ring, int half, const Turn &turn)
       : products_(
             ring,
             {ring.weights + half * (kColumnsOfHalf * kBoxBytes), ring.x,
              ring.scales + line_scale_bytes(ring.rows) + (has_scales_of_rows(Kind) ? half * kColumnsOfHalf * 4 : 0),
              ring.scales},
-            ring.weight_bytes, ring.x_bytes, first) {}
+            ring.weight_bytes, ring.x_bytes, turn) {}
 
   template <int Rows>
   __device__ void multiply(const Blocks &blocks, float (&sums)[Rows / 2]) {
@@ -214,50 +221,82 @@ class BytesConsumer {
   }
 };
 
-// --- Tiles of a walk ---------------------------------------------------------------------------
+// With x as the first operand, in tiles of 128 rows or twice as many: a warpgroup has 64 rows of each 128.
+constexpr int kRowsOfGroup = 64, kRowsByX = kConsumers * kRowsOfGroup, kSumsByX = kBlockRows / 2;
 
-// With x as the first operand: a warpgroup has 64 rows of each half of a tile.
 template <int Kind, int Types>
-class BytesTile {
-  static constexpr int kHalfRows = kWalkRows / 2, kRows = kHalfRows / kConsumers, kSums = kBlockRows / 2;
+class BytesConsumerByX {
   static constexpr bool kTakesTurns = has_scales(Kind);  // sums without scales are added too fast to gain by it
-  static_assert(kRows == 64, "");
-  using Place = WalkOrder::Place;
-  const BytesParams &p_;
-  const ProductParams &q_;
   BytesProducts<Kind, x_is_e5m2(Types), is_e5m2(Types), kInOrder, has_scales_of_rows(Kind) ? kTurned : kOne,
                 kTakesTurns>
       products_;
+
+ public:
+  __device__ BytesConsumerByX(const Ring<Kind> &ring, int group)
+      : products_(ring,
+                  {ring.x + group * (kRowsOfGroup * kBoxBytes), ring.weights, ring.scales + group * (kRowsOfGroup * 4),
+                   ring.scales + line_scale_bytes(ring.rows)},
+                  ring.x_bytes, ring.weight_bytes, Turn(0)) {
+    if (kTakesTurns && group == 1) give_turn(0);
+  }
+
+  template <int Parts>
+  __device__ void multiply(int blocks, float (&sums)[Parts][kSumsByX]) {
+    products_.template multiply<kBlockRows>({blocks, 0, 1}, kRowsByX, sums);
+  }
+
+  // After the last tile; the turn among stages is what goes on.
+  __device__ const Turn &end(int group) const {
+    if (kTakesTurns && group == 0) wait_for_turn(0);  // that the other has given last
+    return products_.turn();
+  }
+};
+
+// 64 columns of a warpgroup's 64 rows, as results of 16 bits in shared memory, swizzled.
+__device__ inline void turn_sums(const float *sums, const Finish &finish, bool is_half, uint32_t to) {
+  constexpr int kRowBytes = kColumnsOfHalf * 2;
+  const int lane = lane_of_warp(), row = warp_of_group() * kTile + lane % 16;
+#pragma unroll
+  for (int sixteen = 0; sixteen < kColumnsOfHalf / 16; ++sixteen) {
+    const float *own = sums + sixteen * 8;
+    uint32_t pairs[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) pairs[i] = round_pair(finish(own[2 * i]), finish(own[2 * i + 1]), is_half);
+    store_matrices(to + row * kRowBytes + ((sixteen * 2 + lane / 16) ^ (row & 7)) * 16, pairs);
+  }
+}
+
+// --- Tiles of a walk ---------------------------------------------------------------------------
+
+template <int Kind, int Types>
+class BytesTile {
+  static_assert(kWalkRows == 2 * kRowsByX, "");
+  using Place = WalkOrder::Place;
+  const BytesParams &p_;
+  const ProductParams &q_;
+  BytesConsumerByX<Kind, Types> consumer_;
   const Finish finish_;
 
  public:
   static constexpr int kSyncs = 8;  // of the cluster, for a shared tile
 
   __device__ BytesTile(const BytesParams &p, const Ring<Kind> &ring)
-      : p_(p),
-        q_(p.product),
-        products_(ring,
-                  {ring.x + group() * (kRows * kBoxBytes), ring.weights, ring.scales + group() * (kRows * 4),
-                   ring.scales + line_scale_bytes(kWalkRows)},
-                  ring.x_bytes, ring.weight_bytes, 0),
-        finish_(q_) {
-    if (kTakesTurns && group() == 1) give_turn(0);
-  }
+      : p_(p), q_(p.product), consumer_(ring, group()), finish_(q_) {}
 
   __device__ void end() const {
-    if (kTakesTurns && group() == 0) wait_for_turn(0);  // that the other has given last
-    wait_for_stores();                                  // they read this block's memory, which ends with it
+    consumer_.end(group());
+    wait_for_stores();  // they read this block's memory, which ends with it
   }
 
   __device__ void rest(const Place &place) {
-    float sums[1][kSums];
-    products_.template multiply<kBlockRows>({q_.blocks, 0, 1}, kHalfRows, sums);
+    float sums[1][kSumsByX];
+    consumer_.multiply(q_.blocks, sums);
     store(sums[0], place, 0);
   }
 
   __device__ void whole(const WalkOrder &order, int tile) {
-    float sums[2][kSums];
-    products_.template multiply<kBlockRows>({q_.blocks, 0, 1}, kHalfRows, sums);
+    float sums[2][kSumsByX];
+    consumer_.multiply(q_.blocks, sums);
     asm volatile("" : "+r"(tile));  // the place is found here, so that it takes no registers from the sums
     store(sums[0], order.place_of(tile), 0);
     store(sums[1], order.place_of(tile), 1);
@@ -265,12 +304,12 @@ class BytesTile {
 
   // Each block of the cluster gets the sums of the half that it stores, a quarter at a time, in its memory for results.
   __device__ void shared(const Place &place, int blocks, int rank) {
-    constexpr int kStride = kWarpgroup * 16, kQuarter = kSums / 4;
+    constexpr int kStride = kWarpgroup * 16, kQuarter = kSumsByX / 4;
     static_assert(kQuarter / 4 * kStride * kConsumers <= staging_bytes(Kind), "");
-    float sums[2][kSums];
-    products_.template multiply<kBlockRows>({blocks, 0, 1}, kHalfRows, sums);
+    float sums[2][kSumsByX];
+    consumer_.multiply(blocks, sums);
     const uint32_t here = staging() + threadIdx.x % kWarpgroup * 16, there = address_at_rank(here, rank ^ 1);
-    float own[kSums];
+    float own[kSumsByX];
     wait_for_stores();
 #pragma unroll
     for (int quarter = 0; quarter < 4; ++quarter) {
@@ -306,12 +345,12 @@ class BytesTile {
 
   // This warpgroup's rows of a half of a tile.
   __device__ void store(float *sums, const Place &place, int half) const {
-    const int row = place.first_row + half * kHalfRows + group() * kRows, column = place.row_block * kBlockRows;
+    const int row = place.first_row + half * kRowsByX + group() * kRowsOfGroup, column = place.row_block * kBlockRows;
     if constexpr (Kind == kBytesByLine)
       scale_lines<kBlockRows>({p_.of_x, q_.rows, row}, {p_.of_weights, q_.columns, column}, sums);
     if (p_.maps_y) {
       store_by_copy(sums, row, column);
-      store_by_copy(sums + kSums / 2, row, column + kColumnsOfHalf);
+      store_by_copy(sums + kSumsByX / 2, row, column + kColumnsOfHalf);
     } else {
       store_each(sums, row, column);
     }
@@ -319,7 +358,7 @@ class BytesTile {
 
   __device__ void store_each(const float *sums, int first_row, int first_column) const {
 #pragma unroll
-    for (int i = 0; i < kSums; ++i) {
+    for (int i = 0; i < kSumsByX; ++i) {
       const int row = first_row + line_of_thread() + (i >> 1 & 1) * 8;
       const int column = first_column + i / 4 * 8 + pair_of_thread() + (i & 1);
       if (row < q_.rows && column < q_.columns) store_result(q_, row, column, finish_(sums[i]));
@@ -328,20 +367,10 @@ class BytesTile {
 
   // 64 columns, through shared memory.
   __device__ void store_by_copy(const float *sums, int first_row, int column) const {
-    constexpr int kRowBytes = kColumnsOfHalf * 2;
-    const int lane = lane_of_warp(), row = warp_of_group() * kTile + lane % 16;
-    const uint32_t from = staging(), to = from + row * kRowBytes;
+    const uint32_t from = staging();
     wait_for_stores();
     sync_consumer(group());
-#pragma unroll
-    for (int sixteen = 0; sixteen < kColumnsOfHalf / 16; ++sixteen) {
-      const float *own = sums + sixteen * 8;
-      uint32_t pairs[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) pairs[i] = round_pair(finish_(own[2 * i]), finish_(own[2 * i + 1]), q_.y_is_half);
-      const int eight = sixteen * 2 + lane / 16;
-      store_matrices(to + (eight ^ (row & 7)) * 16, pairs);  // as the copy expects it swizzled
-    }
+    turn_sums(sums, finish_, q_.y_is_half, from);
     publish_writes();
     sync_consumer(group());
     if (threadIdx.x % kWarpgroup == 0) {

@@ -106,34 +106,34 @@ int combine(const Work &work, const Routing &routing, uintptr_t stream) {
 }
 
 // What all kernels of tiles get.
-int fill(const Work &work, const Routing &routing, BoxType type, int most_rows, GroupedParams *p) {
+int fill(const Work &work, const Routing &routing, BoxType type, RoutedRows of, GroupedParams *p) {
   ProductParams &q = p->product = work.product;
   if (routing.adds)
     q.y = at(routing, lay_out(work, routing).sums), q.y_stride = sums_of_row(work), q.y_bytes = sizeof(float);
   p->ends = {routing.ends, routing.end_bits};
   p->experts = static_cast<int>(routing.experts);
   p->stores_eights = q.y_bytes == 2 && q.columns % 8 == 0 && q.y_stride % 8 == 0 && is_aligned(q.y, 16);
-  return describe(q.x, type, q.rows, q.depth, q.x_stride, routed_box(most_rows), &p->x);
+  return describe(q.x, type, q.rows, q.depth, q.x_stride, routed_box(of), &p->x);
 }
 
 template <class Params>
-int launch_tiles(const DeviceKernel &kernel, int most_rows, Params &p, uintptr_t stream) {
+int launch_tiles(const DeviceKernel &kernel, RoutedRows of, Params &p, uintptr_t stream) {
   const int64_t rows = p.product.rows, blocks_of_weights = divide_up(p.product.columns, kBlockRows) + 1;
-  const int64_t tiles = (divide_up(rows, most_rows) + std::min<int64_t>(rows, p.experts)) * blocks_of_weights;
-  const int64_t blocks = std::min<int64_t>(tiles, int64_t{multiprocessors()} * blocks_at_once(most_rows));
-  return launch_shape(kernel, {{blocks, 1}, kManyRowsThreads, grouped_shared_bytes(most_rows), 1}, &p, stream);
+  const int64_t tiles = (divide_up(rows, most_rows(of)) + std::min<int64_t>(rows, p.experts)) * blocks_of_weights;
+  const int64_t blocks = std::min<int64_t>(tiles, int64_t{multiprocessors()} * blocks_at_once(of));
+  return launch_shape(kernel, {{blocks, 1}, kManyRowsThreads, grouped_shared_bytes(of), 1}, &p, stream);
 }
 
 int multiply_prepared(const Work &work, const dlfp4_cuda_product &product, int factor_step, const Routing &routing,
                       uintptr_t stream) {
   const bool has_many = product.rows > kFewOnAverage * routing.experts;
-  const int most = has_many ? kManyRoutedRows : kFewRoutedRows;
+  const RoutedRows of = has_many ? kManyRows : kFewRows;
   GroupedParams p = {};
   p.factor_step = factor_step;
-  const int status = fill(work, routing, box_type(product.x_is_half != 0), most, &p);
+  const int status = fill(work, routing, box_type(product.x_is_half != 0), of, &p);
   if (status != 0) return status;
   const auto &kernels = product.x_is_half ? kOfFloat16 : kOfBfloat16;
-  return launch_tiles(kernels[has_many][weight_kind(product.format)], most, p, stream);
+  return launch_tiles(kernels[has_many][weight_kind(product.format)], of, p, stream);
 }
 
 int multiply_bytes(const Work &work, const dlfp4_cuda_bytes_product &product, const Routing &routing,
@@ -142,11 +142,11 @@ int multiply_bytes(const Work &work, const dlfp4_cuda_bytes_product &product, co
   p.of_x = work.scales;
   p.of_weights = bytes_params(product).of_weights;
   p.weight_rows = static_cast<int>(product.columns * routing.experts);
-  int status = fill(work, routing, kByteBox, kRoutedBytes, &p);
+  int status = fill(work, routing, kByteBox, kRowsOfBytes, &p);
   if (status == 0)
     status =
         describe(p.product.weights, kByteBox, p.weight_rows, p.product.depth, product.w.stride, kBlockRows, &p.weights);
-  return status != 0 ? status : launch_tiles(kOfBytes[byte_kind(product)], kRoutedBytes, p, stream);
+  return status != 0 ? status : launch_tiles(kOfBytes[byte_kind(product)], kRowsOfBytes, p, stream);
 }
 
 // With what comes before and after multiply(work).
@@ -162,7 +162,7 @@ int run_routed(Work work, const Routing &routing, uintptr_t stream, const Multip
 
 // Rows and tiles are counted in 32 bits.
 bool can_count(int64_t rows, int64_t columns, int64_t depth, const Routing &routing) {
-  constexpr int64_t kMost = INT32_MAX - kManyRoutedRows, kLeastRows = 16;  // of a tile
+  constexpr int64_t kMost = INT32_MAX - most_rows(kManyRows), kLeastRows = 32;  // of a tile
   return routing.experts > 0 && routing.experts <= kMostExperts && depth > 0 && depth <= kMost && rows <= kMost &&
          routing.tokens <= kMost && columns <= kMost / routing.experts &&
          divide_up(rows, kLeastRows) + routing.experts <= kMost / (divide_up(columns, kBlockRows) + 1);

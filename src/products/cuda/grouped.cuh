@@ -40,11 +40,11 @@ struct GroupedOf<Kind, false> {
   using Params = GroupedBytesParams;
 };
 
-template <int Kind, int Type, int MostRows>
+template <int Kind, int Type, RoutedRows Of>
 class Experts {
   using Params = typename GroupedOf<Kind>::Params;
   using Lanes = typename KindOf<Kind, Type>::Lanes;
-  static constexpr int kSizes = count_sizes(MostRows), kBox = routed_box(MostRows);
+  static constexpr int kSizes = count_sizes(Of), kSizesByX = sizes_by_x(Of), kBox = routed_box(Of);
   static constexpr int kChunks = kBoxBytes / 16;
 
   struct Place {
@@ -54,17 +54,17 @@ class Experts {
 
   const Params &p_;
   const ProductParams &q_;
-  Schedule<MostRows> &schedule_;
+  Schedule<Of> &schedule_;
   const Ring<Kind> ring_;
 
  public:
   __device__ explicit Experts(const Params &p)
       : p_(p),
         q_(p.product),
-        schedule_(*reinterpret_cast<Schedule<MostRows> *>(shared_memory + kPieceBytes)),
-        ring_(MostRows, 2, grouped_stages(Kind, MostRows), bytes_before_ring(MostRows)) {}
+        schedule_(*reinterpret_cast<Schedule<Of> *>(shared_memory + kPieceBytes)),
+        ring_(most_rows(Of), 2, grouped_stages(Kind, Of), bytes_before_ring(Of)) {}
 
-  __device__ void run() {
+  __device__ __forceinline__ void run() {
     let_next_kernel_start();
     wait_for_kernel_before();
     make_schedule();
@@ -86,14 +86,14 @@ class Experts {
   // --- Registers move from copying to multiplying
 
   __device__ static void give_up() {
-    if constexpr (MostRows == kFewRoutedRows)
+    if constexpr (Of == kFewRows)
       asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
     else
       give_up_registers<Kind>();
   }
 
   __device__ static void take() {
-    if constexpr (MostRows == kFewRoutedRows)
+    if constexpr (Of == kFewRows)
       asm volatile("setmaxnreg.inc.sync.aligned.u32 104;");
     else
       take_registers<Kind>();
@@ -126,7 +126,7 @@ class Experts {
       const bool there = expert < p_.experts;
       const int end = scan(max(last, there ? ends[expert] : 0), [](int a, int b) { return max(a, b); });
       const int before = __shfl_up_sync(kAllLanes, end, 1), rows = end - (lane == 0 ? last : before);
-      const int own = there ? count_tiles(rows, MostRows, size) * count_blocks(expert) : 0;
+      const int own = there ? count_tiles(rows, Of, size) * count_blocks(expert) : 0;
       const int sum = tiles + scan(own, [](int a, int b) { return a + b; });
       if (there && size == 0) schedule_.ends[expert] = end;
       if (there) schedule_.tiles[size][expert] = sum;
@@ -159,8 +159,8 @@ class Experts {
         expert = middle + 1;
     }
     const int first = expert ? schedule_.ends[expert - 1] : 0, rows = schedule_.ends[expert] - first;
-    const int in_expert = tile - (expert ? tiles[expert - 1] : 0), across = count_tiles(rows, MostRows, size);
-    const int down = (size == 0 ? in_expert % across : rows / MostRows) * MostRows;
+    const int in_expert = tile - (expert ? tiles[expert - 1] : 0), across = count_tiles(rows, Of, size);
+    const int down = (size == 0 ? in_expert % across : rows / most_rows(Of)) * most_rows(Of);
     const int row_block = first_block(expert) + in_expert / across;
     return {expert, first + down, rows - down, row_block,
             static_cast<int>(int64_t{row_block} * kBlockRows - int64_t{expert} * q_.columns)};
@@ -179,7 +179,7 @@ class Experts {
     int tile = blockIdx.x;
     for (int size = 0; size < kSizes; ++size) {
       for (; tile < tiles_of_size(size); tile += gridDim.x)
-        produce_tile(place_of(size, tile), rows_of_size(MostRows, size), turn);
+        produce_tile(place_of(size, tile), rows_of_size(Of, size), turn);
       tile -= tiles_of_size(size);
     }
   }
@@ -210,14 +210,15 @@ class Experts {
   __device__ void produce_scales(int tile, Turn &turn) const {
     for (; tile < tiles_of_size(Size); tile += gridDim.x) {
       const Place place = place_of(Size, tile);
-      const LaneScales<rows_of_size(MostRows, Size), kTurned> of_x(p_.of_x, place.first_row, q_.rows);
-      const LaneScales<kBlockRows, has_scales_of_rows(Kind) ? kInOrder : kOne> of_weights(
+      constexpr ScaleOrder kOfX = Size < kSizesByX ? kInOrder : kTurned, kOther = kOfX == kTurned ? kInOrder : kTurned;
+      const LaneScales<rows_of_size(Of, Size), kOfX> of_x(p_.of_x, place.first_row, q_.rows);
+      const LaneScales<kBlockRows, has_scales_of_rows(Kind) ? kOther : kOne> of_weights(
           p_.of_weights, place.row_block * kBlockRows, p_.weight_rows);
       for (int block = 0; block < q_.blocks; ++block) {
         const uint32_t to = ring_.scales + turn.stage * ring_.scale_bytes;
         wait_for(ring_.empty + 8 * turn.stage, turn.phase);
         of_x.copy(to, block);
-        of_weights.copy(to + line_scale_bytes(MostRows), block);
+        of_weights.copy(to + line_scale_bytes(most_rows(Of)), block);
         arrive_after_copies(ring_.full + 8 * turn.stage);
         turn.advance(1, ring_.stages);
       }
@@ -227,27 +228,50 @@ class Experts {
 
   // --- Multiplying
 
-  __device__ void consume() const {
-    Lanes consumer(ring_, q_, half(), 0);
-    multiply_sizes<0>(consumer, blockIdx.x);
+  __device__ __forceinline__ void consume() const {
+    if constexpr (kSizesByX > 0) {
+      BytesConsumerByX<Kind, Type> by_x(ring_, half());
+      const int tile = multiply_sizes<0, kSizesByX>(by_x, blockIdx.x);
+      Lanes consumer(ring_, half(), by_x.end(half()));
+      multiply_sizes<kSizesByX, kSizes>(consumer, tile);
+    } else {
+      Lanes consumer(ring_, q_, half(), 0);
+      multiply_sizes<0, kSizes>(consumer, blockIdx.x);
+    }
     clear_rest();
   }
 
-  // A loop a size: with all sizes in one loop ptxas finds no registers for the sums.
-  template <int Size>
-  __device__ void multiply_sizes(Lanes &consumer, int tile) const {
+  // From a tile on; returns the first of the sizes that follow. A loop a size: with all sizes in one loop ptxas finds
+  // no registers for the sums.
+  template <int Size, int End, class Consumer>
+  __device__ __forceinline__ int multiply_sizes(Consumer &consumer, int tile) const {
     for (; tile < tiles_of_size(Size); tile += gridDim.x) multiply<Size>(consumer, tile);
-    if constexpr (Size + 1 < kSizes) multiply_sizes<Size + 1>(consumer, tile - tiles_of_size(Size));
+    tile -= tiles_of_size(Size);
+    if constexpr (Size + 1 < End) tile = multiply_sizes<Size + 1, End>(consumer, tile);
+    return tile;
   }
 
   __device__ static int half() { return warpgroup() - 1; }
 
   template <int Size>
-  __device__ void multiply(Lanes &consumer, int tile) const {
-    constexpr int kRows = rows_of_size(MostRows, Size);
+  __device__ __forceinline__ void multiply(BytesConsumerByX<Kind, Type> &consumer, int tile) const {
+    constexpr int kParts = rows_of_size(Of, Size) / kRowsByX;
+    float sums[kParts][kSumsByX];
+    consumer.multiply(q_.blocks, sums);
+    asm volatile("" : "+r"(tile));  // the place is found anew, so that it takes no registers from the sums
+    const Place place = place_of(Size, tile);
+    const Finish finish = finish_of(place);
+#pragma unroll
+    for (int part = 0; part < kParts; ++part)
+      store_rows(sums[part], part * kRowsByX + half() * kRowsOfGroup, place, finish);
+  }
+
+  template <int Size>
+  __device__ __forceinline__ void multiply(Lanes &consumer, int tile) const {
+    constexpr int kRows = rows_of_size(Of, Size);
     float sums[kRows / 2];
     if constexpr (is_prepared(Kind)) {
-      consumer.template multiply<kRows, sets_of_operands(MostRows)>({q_.blocks, 0, 1}, sums);
+      consumer.template multiply<kRows, sets_of_operands(Of)>({q_.blocks, 0, 1}, sums);
       consumer.release();
     } else {
       consumer.template multiply<kRows>({q_.blocks, 0, 1}, sums);
@@ -257,16 +281,47 @@ class Experts {
     if constexpr (Kind == kBytesByLine)
       scale_lines<kRows>({p_.of_weights, p_.weight_rows, place.row_block * kBlockRows + half() * kColumnsOfHalf},
                          {p_.of_x, q_.rows, place.first_row}, sums);
-    const float *own = q_.factors[0] ? q_.factors[0] + place.expert * p_.factor_step : nullptr;
-    const float factors[2] = {load_or_one(own), load_or_one(q_.factors[1])};
-    const Finish finish(q_, factors);
+    const Finish finish = finish_of(place);
     if (p_.stores_eights)
       store_pieces<kRows>(sums, place, finish);
     else
       store_each<kRows>(sums, place, finish);
   }
 
+  __device__ Finish finish_of(const Place &place) const {
+    const float *own = q_.factors[0] ? q_.factors[0] + place.expert * p_.factor_step : nullptr;
+    const float factors[2] = {load_or_one(own), load_or_one(q_.factors[1])};
+    return Finish(q_, factors);
+  }
+
   // --- Results
+
+  // A warpgroup's from a row of the tile on, where x is the first operand.
+  __device__ void store_rows(float *sums, int first_row, const Place &place, const Finish &finish) const {
+    if constexpr (Kind == kBytesByLine)
+      scale_lines<kBlockRows>({p_.of_x, q_.rows, place.first_row + first_row},
+                              {p_.of_weights, p_.weight_rows, place.row_block * kBlockRows}, sums);
+    const int left = min(kRowsOfGroup, place.left - first_row);
+    if (!p_.stores_eights) return store_each_row(sums, first_row, left, place, finish);
+#pragma unroll
+    for (int first = 0; first < kBlockRows; first += kColumnsOfHalf) {
+      sync_consumer(half());  // all have stored the piece before
+      turn_sums(sums + first / 2, finish, q_.y_is_half, piece());
+      sync_consumer(half());
+      store_piece(place.first_row + first_row, left, place.first_column + first);
+    }
+  }
+
+  __device__ void store_each_row(const float *sums, int first_row, int left, const Place &place,
+                                 const Finish &finish) const {
+#pragma unroll
+    for (int i = 0; i < kSumsByX; ++i) {
+      const int row = line_of_thread() + (i >> 1 & 1) * 8;
+      const int column = place.first_column + i / 4 * 8 + pair_of_thread() + (i & 1);
+      if (row < left && has_column(column))
+        store_result(q_, place.first_row + first_row + row, column, finish(sums[i]));
+    }
+  }
 
   __device__ bool has_column(int column) const {
     return static_cast<unsigned>(column) < static_cast<unsigned>(q_.columns);
@@ -287,9 +342,8 @@ class Experts {
   template <int Rows>
   __device__ void store_pieces(const float *sums, const Place &place, const Finish &finish) const {
     constexpr int kRows = Rows < kPieceRows ? Rows : kPieceRows, kRowBytes = kColumnsOfHalf * 2;
-    const uint32_t piece = shared_address(shared_memory) + half() * (kPieceBytes / kConsumers);
     const int lane = lane_of_warp(), eight = warp_of_group() * 2 + (lane >> 3 & 1);
-    const uint32_t to = piece + ((lane & 7) + (lane >> 4) * 8) * kRowBytes + (eight ^ (lane & 7)) * 16;
+    const uint32_t to = piece() + ((lane & 7) + (lane >> 4) * 8) * kRowBytes + (eight ^ (lane & 7)) * 16;
 #pragma unroll
     for (int first = 0; first < Rows; first += kRows) {
       if (first >= place.left) break;
@@ -304,17 +358,22 @@ class Experts {
         store_matrices_turned(to + group * (16 * kRowBytes), pairs);
       }
       sync_consumer(half());
-      store_piece(piece, place, first, min(kRows, place.left - first));
+      store_piece(place.first_row + first, min(kRows, place.left - first),
+                  place.first_column + half() * kColumnsOfHalf);
     }
   }
 
-  __device__ void store_piece(uint32_t from, const Place &place, int first_row, int rows) const {
-    const int chunk = threadIdx.x % kChunks, column = place.first_column + half() * kColumnsOfHalf + chunk * 8;
+  // Where a warpgroup's results lie on their way out.
+  __device__ static uint32_t piece() { return shared_address(shared_memory) + half() * (kPieceBytes / kConsumers); }
+
+  __device__ void store_piece(int first_row, int rows, int first_column) const {
+    const uint32_t from = piece();
+    const int chunk = threadIdx.x % kChunks, column = first_column + chunk * 8;
     if (!has_column(column)) return;
     for (int row = threadIdx.x % kWarpgroup / kChunks; row < rows; row += kWarpgroup / kChunks) {
       uint32_t eight[4];
       load_shared_16(from + row * (kColumnsOfHalf * 2) + (chunk ^ (row & 7)) * 16, eight);
-      uint8_t *to = q_.y + (int64_t{place.first_row + first_row + row} * q_.y_stride + column) * 2;
+      uint8_t *to = q_.y + (int64_t{first_row + row} * q_.y_stride + column) * 2;
       *reinterpret_cast<uint4 *>(to) = make_uint4(eight[0], eight[1], eight[2], eight[3]);
     }
   }
@@ -410,10 +469,10 @@ class Combine {
 };
 
 // On other GPUs, where the host does not call them, these are empty.
-template <int Kind, int Type, int MostRows, class Params>
-__device__ inline void multiply_grouped(const Params &p) {
+template <int Kind, int Type, RoutedRows Of, class Params>
+__device__ __forceinline__ void multiply_grouped(const Params &p) {
 #ifdef DLFP4_HOPPER
-  Experts<Kind, Type, MostRows>(p).run();
+  Experts<Kind, Type, Of>(p).run();
 #endif
 }
 

@@ -10,55 +10,59 @@ namespace cuda {
 
 constexpr int kMostExperts = 512;
 
-// Kernels by the most rows of a tile: few or many of 16 bits by prepared weights, and bytes by bytes. Of the one for
-// few rows two blocks of threads share a multiprocessor, for one waits while the other decodes.
-constexpr int kFewRoutedRows = 64, kRoutedBytes = 128, kManyRoutedRows = 256;
+// Kernels are for few rows of an expert or many, of 16 bits by prepared weights, and for bytes by bytes. Of the first
+// one two blocks of threads share a multiprocessor, for one waits while the other decodes.
+enum RoutedRows { kFewRows, kManyRows, kRowsOfBytes };
 
-DLFP4_RULE int blocks_at_once(int most_rows) { return most_rows == kFewRoutedRows ? 2 : 1; }
+DLFP4_RULE int blocks_at_once(RoutedRows of) { return of == kFewRows ? 2 : 1; }
+
+// Of a tile.
+DLFP4_RULE int most_rows(RoutedRows of) { return of == kFewRows ? 64 : 256; }
 
 // Sizes of tiles, the largest first: an expert has tiles of that size, and a last one of the size that just holds it.
 // Of 16 bits they are multiples of 32, of bytes what multiply_bytes has.
-DLFP4_RULE int count_sizes(int most_rows) { return most_rows == kRoutedBytes ? 4 : most_rows / 32; }
+DLFP4_RULE int count_sizes(RoutedRows of) { return of == kRowsOfBytes ? 4 : most_rows(of) / 32; }
 
-DLFP4_RULE int rows_of_size(int most_rows, int size) {
-  return most_rows == kRoutedBytes ? most_rows >> size : most_rows - size * 32;
+DLFP4_RULE int rows_of_size(RoutedRows of, int size) {
+  return of == kRowsOfBytes ? most_rows(of) >> size : most_rows(of) - size * 32;
 }
 
+// Sizes whose tiles have x as the first operand: multiples of what the warpgroups share out then.
+DLFP4_RULE int sizes_by_x(RoutedRows of) { return of == kRowsOfBytes ? 2 : 0; }
+
 // Rows of x in a copy.
-DLFP4_RULE int routed_box(int most_rows) { return rows_of_size(most_rows, count_sizes(most_rows) - 1); }
+DLFP4_RULE int routed_box(RoutedRows of) { return rows_of_size(of, count_sizes(of) - 1); }
 
 // Of wgmma's operands, of which threads of two blocks have registers for one: the blocks wait for each other's sake.
-DLFP4_RULE int sets_of_operands(int most_rows) { return 3 - blocks_at_once(most_rows); }
+DLFP4_RULE int sets_of_operands(RoutedRows of) { return 3 - blocks_at_once(of); }
 
 // Of one size, for an expert's rows and a block of weights.
-DLFP4_RULE int count_tiles(int rows, int most_rows, int size) {
-  const int last = rows % most_rows, most = rows_of_size(most_rows, size);
-  const int less = size + 1 < count_sizes(most_rows) ? rows_of_size(most_rows, size + 1) : 0;
-  return (size == 0 ? rows / most_rows : 0) + (last > less && last <= most);
+DLFP4_RULE int count_tiles(int rows, RoutedRows of, int size) {
+  const int last = rows % most_rows(of), most = rows_of_size(of, size);
+  const int less = size + 1 < count_sizes(of) ? rows_of_size(of, size + 1) : 0;
+  return (size == 0 ? rows / most_rows(of) : 0) + (last > less && last <= most);
 }
 
 // Where experts' rows end, and of each size how many tiles there are up to an expert, its own included.
-template <int MostRows>
+template <RoutedRows Of>
 struct Schedule {
-  int ends[kMostExperts], tiles[count_sizes(MostRows)][kMostExperts];
+  int ends[kMostExperts], tiles[count_sizes(Of)][kMostExperts];
 };
 
-DLFP4_RULE int schedule_bytes(int most_rows) { return (1 + count_sizes(most_rows)) * kMostExperts * 4; }
+DLFP4_RULE int schedule_bytes(RoutedRows of) { return (1 + count_sizes(of)) * kMostExperts * 4; }
 
 constexpr int kPieceRows = 64;  // of a tile, that leave together
 constexpr int kPieceBytes = kConsumers * kPieceRows * kColumnsOfHalf * 2;
-DLFP4_RULE int bytes_before_ring(int most_rows) { return kPieceBytes + schedule_bytes(most_rows); }
-static_assert(bytes_before_ring(kFewRoutedRows) % 1024 == 0 && bytes_before_ring(kRoutedBytes) % 1024 == 0 &&
-                  bytes_before_ring(kManyRoutedRows) % 1024 == 0,
-              "rows of x are swizzled");
+DLFP4_RULE int bytes_before_ring(RoutedRows of) { return kPieceBytes + schedule_bytes(of); }
+static_assert(kPieceBytes % 1024 == 0 && kMostExperts * 4 % 1024 == 0, "rows of x are swizzled");
 
-DLFP4_RULE int grouped_shared_bytes(int most_rows) {
+DLFP4_RULE int grouped_shared_bytes(RoutedRows of) {
   constexpr int kOwnOfBlock = 1024;  // what the driver keeps of each
-  return (kMostShared + kOwnOfBlock) / blocks_at_once(most_rows) - kOwnOfBlock;
+  return (kMostShared + kOwnOfBlock) / blocks_at_once(of) - kOwnOfBlock;
 }
 
-DLFP4_RULE int grouped_stages(int kind, int most_rows) {
-  return (grouped_shared_bytes(most_rows) - bytes_before_ring(most_rows)) / stage_bytes(kind, most_rows, 2);
+DLFP4_RULE int grouped_stages(int kind, RoutedRows of) {
+  return (grouped_shared_bytes(of) - bytes_before_ring(of)) / stage_bytes(kind, most_rows(of), 2);
 }
 
 // Integers of 32 or 64 bits.

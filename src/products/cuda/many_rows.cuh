@@ -35,7 +35,7 @@ class Consumer {
 
   // With one set of operands, which takes fewer registers, blocks wait for one another.
   template <int Rows, int Sets = 2>
-  __device__ void multiply(const Blocks &blocks, float (&sums)[Rows / 2]) {
+  __device__ __forceinline__ void multiply(const Blocks &blocks, float (&sums)[Rows / 2]) {
     static_assert(Sets == 1 || Sets == 2, "");
     uint32_t operands[Sets][4 * kSteps];
     int left = (blocks.count - blocks.first + blocks.by - 1) / blocks.by;
@@ -71,7 +71,7 @@ class Consumer {
   }
 
   template <int Rows, int Sets>
-  __device__ void step(uint32_t *operands, bool adds, int by, float *sums) {
+  __device__ __forceinline__ void step(uint32_t *operands, bool adds, int by, float *sums) {
     wait_for(ring_.full + 8 * turn_.stage, turn_.phase);
     LaneWords<Kind> words;
     load(words);
