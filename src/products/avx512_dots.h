@@ -233,7 +233,7 @@ struct Bfloats {
 
 template <int Row>
 double sum_float8(const uint8_t *a, const uint8_t *b, int64_t count) {
-  const Bfloats<Row> bfloats;
+  const Bfloats<Row> bfloats{};
   return sum_steps<__m512, 64>(count, [&](__m512 sum, int64_t first, auto share) DLFP4_INLINE {
     const BfloatPair left = bfloats(load_codes<8, kInOrder>(a + first, share));
     const BfloatPair right = bfloats(load_codes<8, kInOrder>(b + first, share));

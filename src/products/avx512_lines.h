@@ -75,7 +75,7 @@ template <int Scale, int64_t kBlock, int kRows>
 void multiply_rows(const uint8_t *codes, const uint8_t *scales, const uint16_t *x, int64_t pitch, int64_t count,
                    double *totals) {
   constexpr int64_t kStep = 256;
-  const Bfloats<DLFP4_float4_e2m1fn> bfloats;
+  const Bfloats<DLFP4_float4_e2m1fn> bfloats{};
   __m512 sums[kRows][2];
   clear(&sums);
   int64_t first = 0;
@@ -110,7 +110,7 @@ struct SpreadRows {
 template <int Row>
 struct LineElements {
   static constexpr int kBits = kTypes[Row].bits;
-  const Bfloats<Row> bfloats;
+  const Bfloats<Row> bfloats{};
 
   template <class Share>
   DLFP4_INLINE BfloatPair operator()(const uint8_t *codes, int64_t first, Share share) const {
@@ -192,7 +192,7 @@ struct StepScales;
 template <>
 struct StepScales<DLFP4_float8_e4m3fn, 16> {
   static constexpr int kVectors = 2;
-  const Bfloats<DLFP4_float8_e4m3fn> bfloats;
+  const Bfloats<DLFP4_float8_e4m3fn> bfloats{};
   const __m512i order = load(kScalesOf16);
 
   template <class Share>

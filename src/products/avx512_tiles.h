@@ -107,7 +107,7 @@ constexpr bool has_scale_decoder(int scale) { return scale == DLFP4_float8_e4m3f
 
 template <>
 struct ScaleDecoder<DLFP4_float8_e4m3fn> {
-  const Bfloats<DLFP4_float8_e4m3fn> bfloats;
+  const Bfloats<DLFP4_float8_e4m3fn> bfloats{};
 
   DLFP4_INLINE void operator()(__m512i codes, __m512 (&scales)[4]) const {
     const __m512i low = bfloats.low(codes);
@@ -174,7 +174,7 @@ __m512i multiply_words(__m512i words, __m512 scale) {
 template <int Row>
 void pack_element_tiles(const uint8_t *const *codes, int64_t lines, int64_t depth, const float *scales, int64_t block,
                         uint16_t *panel) {
-  const Bfloats<Row> bfloats;
+  const Bfloats<Row> bfloats{};
   const __m512i order = order_of_pairs();
   const auto pack = [&](auto finish) DLFP4_INLINE {
     each_dword(codes, lines, depth / 4, [&](int64_t dword, int half, __m512i fours) DLFP4_INLINE {

@@ -20,7 +20,7 @@ namespace {
 DLFP4_FLOAT_RULE uint32_t change_of(float before, float after) {
   const uint32_t change = bits_of(before - after) & 0x7FFFFFFF, old = bits_of(before), fresh = bits_of(after);
   const bool both_nan = ((old & 0x7FFFFFFF) > kFloatInfinity) & ((fresh & 0x7FFFFFFF) > kFloatInfinity);
-  const uint32_t unknown = (old == fresh) | both_nan ? 0 : kFloatInfinity;
+  const uint32_t unknown = ((old == fresh) | both_nan) ? 0 : kFloatInfinity;
   return change < kFloatInfinity ? change : unknown;
 }
 
