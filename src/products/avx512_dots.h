@@ -9,8 +9,6 @@
 #include "kernels.h"
 #include "rules/sums.h"
 
-#define DLFP4_INLINE __attribute__((always_inline))
-
 namespace dlfp4 {
 namespace {
 

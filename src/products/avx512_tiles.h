@@ -10,13 +10,11 @@
 
 #include "avx512_block_dots.h"
 #include "avx512_dots.h"
+#include "avx512_sums.h"
 #include "host/simd/floats.h"
 
 namespace dlfp4 {
 namespace {
-
-constexpr int kLanes = 16;  // lines whose dwords make a vector
-constexpr int kHalves = static_cast<int>(kColumns) / kLanes;
 
 // --- Transposing -----------------------------------------------------------------------------
 
@@ -250,12 +248,6 @@ void spread_integer_rows(const uint8_t *codes, int64_t count, int8_t *x) {
 
 // --- Multiplying -----------------------------------------------------------------------------
 
-void add_to(double *totals, __m512 sums) {
-  _mm512_storeu_pd(totals, _mm512_add_pd(_mm512_loadu_pd(totals), _mm512_cvtps_pd(_mm512_castps512_ps256(sums))));
-  _mm512_storeu_pd(totals + 8,
-                   _mm512_add_pd(_mm512_loadu_pd(totals + 8), _mm512_cvtps_pd(_mm512_extractf32x8_ps(sums, 1))));
-}
-
 template <class Call, int... Row>
 DLFP4_INLINE inline void each_row(Call call, std::integer_sequence<int, Row...>) {
   (call(Row), ...);
@@ -277,16 +269,6 @@ template <int kRows>
 DLFP4_INLINE inline void add_rows(const __m512 (&sums)[kRows][kHalves], double *totals) {
   for (int i = 0; i < kRows; ++i)
     for (int half = 0; half < kHalves; ++half) add_to(totals + kColumns * i + kLanes * half, sums[i][half]);
-}
-
-// Calls function<rows>(first row) for runs of about equal length that make up all rows, of at most kMost.
-template <int kMost, class Call>
-DLFP4_INLINE inline void in_runs_of_rows(int64_t rows, Call call) {
-  const int64_t runs = (rows + kMost - 1) / kMost;
-  for (int64_t run = 0; run < runs; ++run) {
-    const int64_t first = rows * run / runs;
-    call(first, rows * (run + 1) / runs - first);
-  }
 }
 
 // The part of what lies ahead that some of the rows ask for, in so many steps.
@@ -402,12 +384,6 @@ DLFP4_INLINE inline void add_block(const uint8_t *panel, const int8_t *x, int64_
   }
 }
 
-// sum + blocks * a * b. The smaller scale goes first: what powers make is exact then, or finite. The order of the
-// operands keeps NaN of either.
-DLFP4_INLINE inline __m512 add_scaled(__m512 blocks, __m512 a, __m512 b, __m512 sum) {
-  return _mm512_fmadd_ps(_mm512_mul_ps(blocks, _mm512_min_ps(a, b)), _mm512_max_ps(b, a), sum);
-}
-
 template <int kBlock, int kRows>
 void multiply_blocks(const uint8_t *panel, const float *scales, const IntegerRows &x, int64_t depth, Asking ask,
                      double *totals) {
@@ -426,11 +402,6 @@ void multiply_blocks(const uint8_t *panel, const float *scales, const IntegerRow
     }
   }
   add_rows(sums, totals);
-}
-
-IntegerRows rows_from(const IntegerRows &x, int64_t first) {
-  return {x.values + first * x.pitch, x.corrections + first * x.block_pitch, x.scales + first * x.block_pitch, x.pitch,
-          x.block_pitch};
 }
 
 template <int kRows>
@@ -457,10 +428,6 @@ void multiply_bfloat_tiles(const uint16_t *panel, const uint16_t *x, int64_t pit
     const Asking ask(ahead, first, count, rows, depth / 2);
     kTable.at[count](panel, x + first * pitch, pitch, depth, ask, totals + first * kColumns);
   });
-}
-
-BfloatRows rows_from(const BfloatRows &x, int64_t first) {
-  return {x.values + first * x.pitch, x.scales + first * x.block_pitch, x.pitch, x.block_pitch};
 }
 
 // Tiles whose sums of blocks are scaled; a step is of so many positions.

@@ -124,7 +124,7 @@ void multiply_segment(const GroupedCall &call, const Segment &segment, const Ran
   for (int64_t t = tiles.first; t < tiles.last; ++t) {
     const int64_t place = t * kColumns, column = call.column + place, count = least(kColumns, call.columns - place);
     multiply_tile({expert.sides, rows, call.factor, 0, segment.rows, column, count},
-                  [&](int64_t i, const float *values) {
+                  [&](int64_t i, int64_t, int64_t, const float *values) {
                     if (call.sums) return add_weighted(call, segment.first + i, column, count, values);
                     put_row(call.results, segment.first + i, column, count, values);
                   });

@@ -65,6 +65,11 @@ static constexpr bool is_fp4(const BlockKey &key, int scale, int64_t length) {
 // Matrix products go by panels: kColumns lines of the second matrix from one position on, with neighbours across lines.
 constexpr int64_t kColumns = 32;
 constexpr int64_t kDepth = 1024;  // positions of a panel, a multiple of every block
+constexpr int64_t kMostPanels = 4;
+
+// Of a band of kBand rows the first kBandBytes of each lie one after another, then the next of each. Such rows have a
+// multiple of kBandBytes, completed with zeros; their pitch is that of rows that lie by themselves.
+constexpr int64_t kBand = 16, kBandBytes = 64;
 
 // Where position k of a line lies in the order that the bytes of packed 4-bit codes suggest: of 128 positions the even
 // ones of the even blocks of 16 come first, then the odd ones of these, then the same of the odd blocks.
@@ -135,6 +140,9 @@ struct TileKernels {
   // scales[block][c]) * x.scales: depth is a multiple of the block, 16 or 32.
   void (*multiply_integers)(const uint8_t *panel, const float *scales, const IntegerRows &x, int64_t block,
                             int64_t depth, int64_t rows, const Ahead &ahead, double *totals);
+
+  // Whether rows of bfloat16 lie in bands for these kernels, and stay in the cache for kMostPanels panels.
+  bool take_bands;
 };
 
 // For few rows panels do not pay: lines of the second matrix are multiplied as they lie. totals[i * kColumns] += the

@@ -1,6 +1,7 @@
 // dlfp4_host_matmul: lines of a times lines of b.
-// Layout: tiles of kGroup rows and kColumns columns of the result, each with panels of b of its own.
+// Layout: tiles of kGroup rows and some columns of the result, each with panels of b of its own.
 // Trick: a's rows are prepared once in the workspace; a panel of b serves all rows of its tile from the cache.
+#include "dlfp4/dlfp4.h"
 #include "host/level.h"
 #include "host/threads.h"
 #include "tiles.h"
@@ -13,21 +14,25 @@ struct MatmulCall {
   PreparedRows rows;
   double factor;
   Results results;  // the rows that the workspace holds
+  int64_t columns;  // of a tile
 };
 
 // --- Tiles -----------------------------------------------------------------------------------
 
 void put_tile(const MatmulCall &call, int64_t row, int64_t column) {
   const int64_t rows = least(rows_of_group(call.sides), call.results.matrix.rows - row);
-  const int64_t columns = least(kColumns, call.results.matrix.columns - column);
-  multiply_tile({call.sides, call.rows, call.factor, row, rows, column, columns},
-                [&](int64_t i, const float *values) { put_row(call.results, row + i, column, columns, values); });
+  const int64_t columns = least(call.columns, call.results.matrix.columns - column);
+  const TileOfResults tile = {call.sides, call.rows, call.factor, row, rows, column, columns};
+  const auto put = [&](int64_t i, int64_t first, int64_t count, const float *values) {
+    put_row(call.results, row + i, first, count, values);
+  };
+  columns > kColumns ? multiply_tile<kMostPanels>(tile, put) : multiply_tile(tile, put);
 }
 
 void multiply_tiles(const void *context, int64_t first, int64_t last) {
   const MatmulCall &call = *static_cast<const MatmulCall *>(context);
   const int64_t group = rows_of_group(call.sides), groups = divide_up(call.results.matrix.rows, group);
-  for (int64_t tile = first; tile < last; ++tile) put_tile(call, tile % groups * group, tile / groups * kColumns);
+  for (int64_t tile = first; tile < last; ++tile) put_tile(call, tile % groups * group, tile / groups * call.columns);
 }
 
 void prepare_rows(const void *context, int64_t first, int64_t last) {
@@ -35,19 +40,29 @@ void prepare_rows(const void *context, int64_t first, int64_t last) {
   for (int64_t i = first; i < last; ++i) prepare_row(call.sides, call.rows, i);
 }
 
-void multiply_rows(const MatmulCall &call) {
-  const dlfp4_matrix &matrix = call.results.matrix;
-  const int64_t group = rows_of_group(call.sides), rows = least(matrix.rows, group), depth = call.sides.depth + 1;
-  parallel_for_tiles(matrix.rows, grain_of_rows(call.sides), prepare_rows, &call);
-  parallel_for_tiles(divide_up(matrix.rows, group) * divide_up(matrix.columns, kColumns),
-                     divide_up(kTileGrain, rows * depth * kColumns), multiply_tiles, &call);
+// Wide tiles, unless a thread would get few of them.
+int64_t columns_of_tile(const MatmulCall &call) {
+  constexpr int64_t kWide = kMostPanels * kColumns, kLeast = 4;
+  if (!has_panels(call.sides) || !call.sides.kernels->tiles.take_bands) return kColumns;
+  const int64_t tiles =
+      divide_up(call.results.matrix.rows, rows_of_group(call.sides)) * divide_up(call.results.matrix.columns, kWide);
+  return tiles < kLeast * dlfp4_get_num_threads() ? kColumns : kWide;
+}
+
+void multiply_rows(MatmulCall *call) {
+  const dlfp4_matrix &matrix = call->results.matrix;
+  const int64_t group = rows_of_group(call->sides), rows = least(matrix.rows, group), depth = call->sides.depth + 1;
+  call->columns = columns_of_tile(*call);
+  parallel_for_tiles(matrix.rows, grain_of_rows(call->sides), prepare_rows, call);
+  parallel_for_tiles(divide_up(matrix.rows, group) * divide_up(matrix.columns, call->columns),
+                     divide_up(kTileGrain, rows * depth * call->columns), multiply_tiles, call);
 }
 
 // --- Arguments -------------------------------------------------------------------------------
 
 // Rows of a that the workspace holds at a time.
 int64_t rows_at_a_time(const Sides &sides, int64_t rows) {
-  const int64_t fitting = kMostWorkspace / (bytes_of_rows(sides, 1) + 1) / kGroup * kGroup;
+  const int64_t fitting = kMostWorkspace / (bytes_of_rows(sides, kGroup) + 1) * kGroup;
   return least(rows, fitting < kGroup ? kGroup : fitting);
 }
 
@@ -90,7 +105,7 @@ dlfp4_status dlfp4_host_matmul(const dlfp4_lines *a, const dlfp4_lines *b, int64
     rows.rows = least(most, result->rows - row);
     rows.data = static_cast<uint8_t *>(result->data) + row * result->strides[0] * (result->bits / 8);
     call.rows.first_line = row;
-    multiply_rows(call);
+    multiply_rows(&call);
   }
   return DLFP4_OK;
 }

@@ -134,21 +134,22 @@ void multiply_panel(const Tile &tile, const Strip &strip, const Panel &panel, co
   const PreparedRows &rows = tile.rows;
   const TileKernels &tiles = sides.kernels->tiles;
   const int64_t first = strip.first, depth = strip.depth;
-  const uint8_t *const values = rows.values + (tile.row * rows.pitch + first) * item_of(sides);
+  const uint8_t *const values = values_of(sides, rows, tile.row, first);
   const auto *const bfloats = reinterpret_cast<const uint16_t *>(panel.values);
+  double *const totals = tile.totals + (strip.column - tile.column) * tile.count;
   switch (sides.form) {
     case kBfloatPanels:
       return tiles.multiply_bfloats(bfloats, reinterpret_cast<const uint16_t *>(values), rows.pitch, depth, tile.count,
-                                    ahead, tile.totals);
+                                    ahead, totals);
     case kScaledPanels:
       return tiles.multiply_scaled_bfloats(bfloats, panel.scales, bfloats_of(sides, rows, tile.row, first), sides.block,
-                                           depth, tile.count, ahead, tile.totals);
+                                           depth, tile.count, ahead, totals);
     case kIntegerPanels:
       return tiles.multiply_integers(panel.values, panel.scales, integers_of(sides, rows, tile.row, first), sides.block,
-                                     depth, tile.count, ahead, tile.totals);
+                                     depth, tile.count, ahead, totals);
     default:
       return tiles.multiply_floats(reinterpret_cast<const float *>(panel.values),
-                                   reinterpret_cast<const float *>(values), rows.pitch, depth, tile.count, tile.totals);
+                                   reinterpret_cast<const float *>(values), rows.pitch, depth, tile.count, totals);
   }
 }
 
@@ -163,15 +164,15 @@ void prefetch_lines(const Sides &sides, int64_t column, int64_t columns, int64_t
 }
 
 // Asks for the scales of the next tile's lines: they are few.
-void prefetch_next_scales(const Sides &sides, int64_t column) {
-  const int64_t next = column + kColumns, lines = least(kColumns, sides.columns - next);
+void prefetch_next_scales(const Sides &sides, int64_t column, int64_t columns) {
+  const int64_t next = column + columns, lines = least(columns, sides.columns - next);
   for (int64_t c = 0; c < lines; ++c) prefetch_scales(sides.b, next + c, sides.length);
 }
 
 // The part of the next tile's lines to prefetch while the strip's panel is multiplied, if the lines lie one after
 // another; otherwise memory that is in the cache anyway.
-Ahead find_ahead(const Sides &sides, const Strip &strip, const Panel &panel) {
-  const int64_t next = strip.column + kColumns, lines = least(kColumns, sides.columns - next);
+Ahead find_ahead(const Sides &sides, const Strip &strip, int64_t columns, const Panel &panel) {
+  const int64_t next = strip.column + round_up(columns, kColumns), lines = least(kColumns, sides.columns - next);
   const uint8_t *const from = lines > 0 ? find_codes(sides.b, next, 0) : nullptr;
   const int64_t all = from ? lines * (from - find_codes(sides.b, next - 1, 0)) : 0;
   if (all <= 0 || all > kMostAhead) return {panel.values, 0};
@@ -183,14 +184,17 @@ Ahead find_ahead(const Sides &sides, const Strip &strip, const Panel &panel) {
 void multiply_panels(const Tile &tile) {
   Panel panel;
   const Sides &sides = tile.sides;
-  prefetch_next_scales(sides, tile.column);
+  prefetch_next_scales(sides, tile.column, tile.columns);
   for (int64_t first = 0; first < sides.depth; first += panel_depth(sides)) {
-    const Strip strip = {tile.column, tile.columns, first, least(panel_depth(sides), sides.depth - first)};
-    const Ahead ahead = find_ahead(sides, strip, panel);
     if ((tile.column == 0 || has_floats(sides)) && first % kPrefetched == 0)
       prefetch_lines(sides, tile.column, tile.columns, first);
-    fill_panel(sides, strip, &panel);
-    multiply_panel(tile, strip, panel, ahead);
+    for (int64_t c = 0; c < tile.columns; c += kColumns) {
+      const Strip strip = {tile.column + c, least(kColumns, tile.columns - c), first,
+                           least(panel_depth(sides), sides.depth - first)};
+      const Ahead ahead = find_ahead(sides, strip, tile.columns, panel);
+      fill_panel(sides, strip, &panel);
+      multiply_panel(tile, strip, panel, ahead);
+    }
   }
 }
 

@@ -148,13 +148,43 @@ void prepare_scales(const Sides &sides, const PreparedRows &rows, int64_t i, int
     read_scales(sides.a, line, first, least(kMostRead, sides.length - first), scales + first / sides.block);
 }
 
+// Where the piece of a row lies that has position `first`.
+uint8_t *find_piece(const Sides &sides, const PreparedRows &rows, int64_t row, int64_t first) {
+  return values_of(sides, rows, row / kBand * kBand, first) + row % kBand * kBandBytes;
+}
+
+// Calls put(bytes of a row from its first on, where they go, how many), all at once unless they lie in bands.
+template <class Put>
+void each_piece(const Sides &sides, const PreparedRows &rows, int64_t row, int64_t first, int64_t count, Put put) {
+  const int64_t item = item_of(sides), step = kBandBytes / item;
+  if (!are_in_bands(sides)) return put(0, values_of(sides, rows, row, first), count * item);
+  for (int64_t k = 0; k < count; k += step)
+    put(k * item, find_piece(sides, rows, row, first + k), least(step, count - k) * item);
+}
+
+void clear_row(const Sides &sides, const PreparedRows &rows, int64_t row) {
+  each_piece(sides, rows, row, 0, rows.pitch,
+             [](int64_t, uint8_t *to, int64_t bytes) { memset(to, 0, static_cast<size_t>(bytes)); });
+}
+
+void put_bfloats(const Sides &sides, const PreparedRows &rows, int64_t row, int64_t first, const uint16_t *part,
+                 int64_t count) {
+  if (sides.form == kSpreadLines) {
+    uint16_t *const x = reinterpret_cast<uint16_t *>(values_of(sides, rows, row, 0));
+    for (int64_t k = 0; k < count; ++k) x[spread_bfloat(first + k)] = part[k];
+    return;
+  }
+  const uint8_t *const from = reinterpret_cast<const uint8_t *>(part);
+  each_piece(sides, rows, row, first, count,
+             [from](int64_t at, uint8_t *to, int64_t bytes) { memcpy(to, from + at, static_cast<size_t>(bytes)); });
+}
+
 // A row as bfloat16, in as many rows as it has parts, each in order or in that of spread_bfloat.
 void prepare_bfloats(const Sides &sides, const PreparedRows &rows, int64_t i, int64_t line) {
   alignas(64) float values[kMostRead];
   alignas(64) uint16_t part[kMostRead];
   const auto read = sides.form == kScaledPanels && has_float_scales(sides.a) ? read_elements : read_values;
-  uint16_t *const x = reinterpret_cast<uint16_t *>(rows.values) + i * sides.parts * rows.pitch;
-  memset(x, 0, static_cast<size_t>(sides.parts * rows.pitch) * sizeof(*x));
+  for (int64_t p = 0; p < sides.parts; ++p) clear_row(sides, rows, i * sides.parts + p);
   for (int64_t first = 0; first < sides.length; first += kMostRead) {
     const int64_t count = least(kMostRead, sides.length - first);
     if (sides.parts > 1)
@@ -163,9 +193,7 @@ void prepare_bfloats(const Sides &sides, const PreparedRows &rows, int64_t i, in
       read(sides.a, line, first, count, kFromBfloat16, reinterpret_cast<uint8_t *>(part));
     for (int64_t p = 0; p < sides.parts; ++p) {
       if (sides.parts > 1) take_part(values, count, part);
-      uint16_t *const row = x + p * rows.pitch;
-      if (sides.form != kSpreadLines) memcpy(row + first, part, static_cast<size_t>(count) * sizeof(*part));
-      for (int64_t k = 0; sides.form == kSpreadLines && k < count; ++k) row[spread_bfloat(first + k)] = part[k];
+      put_bfloats(sides, rows, i * sides.parts + p, first, part, count);
     }
   }
 }
@@ -181,7 +209,15 @@ int64_t positions_of_row(const Sides &sides) {
 }
 
 int64_t bytes_of_values(const Sides &sides) {
-  return round_up(positions_of_row(sides) * item_of(sides), kLine) | (item_of(sides) ? kLine : 0);
+  const int64_t bytes = round_up(positions_of_row(sides) * item_of(sides), kLine), of_panel = kDepth * item_of(sides);
+  if (are_in_bands(sides) && bytes > of_panel) return round_up(bytes, of_panel) | of_panel;
+  return bytes | (item_of(sides) ? kLine : 0);
+}
+
+// Of `rows` rows, with those that complete a band.
+int64_t bytes_of_values(const Sides &sides, int64_t rows) {
+  const int64_t all = rows * sides.parts;
+  return (are_in_bands(sides) ? round_up(all, kBand) : all) * bytes_of_values(sides);
 }
 
 int64_t blocks_of_row(const Sides &sides) {
@@ -192,12 +228,12 @@ int64_t blocks_of_row(const Sides &sides) {
 }  // namespace
 
 int64_t bytes_of_rows(const Sides &sides, int64_t rows) {
-  return rows * sides.parts * (bytes_of_values(sides) + blocks_of_row(sides) * 8);
+  return bytes_of_values(sides, rows) + rows * sides.parts * blocks_of_row(sides) * 8;
 }
 
 PreparedRows place_rows(const Sides &sides, int64_t rows, uint8_t *workspace) {
   const int64_t values = bytes_of_values(sides), blocks = blocks_of_row(sides);
-  int32_t *const corrections = reinterpret_cast<int32_t *>(workspace + rows * sides.parts * values);
+  int32_t *const corrections = reinterpret_cast<int32_t *>(workspace + bytes_of_values(sides, rows));
   float *const scales = reinterpret_cast<float *>(corrections + rows * blocks);
   return {workspace, corrections, scales, item_of(sides) ? values / item_of(sides) : 0, blocks, 0, nullptr};
 }
@@ -211,16 +247,19 @@ void prepare_row(const Sides &sides, const PreparedRows &rows, int64_t i) {
   read_line(sides.a, line, 0, sides.length, rows.pitch, kFromFloat32, rows.values + i * rows.pitch * item_of(sides));
 }
 
+uint8_t *values_of(const Sides &sides, const PreparedRows &rows, int64_t row, int64_t first) {
+  return rows.values + (row * rows.pitch + first * (are_in_bands(sides) ? kBand : 1)) * item_of(sides);
+}
+
 IntegerRows integers_of(const Sides &sides, const PreparedRows &rows, int64_t row, int64_t first) {
   const int64_t block = row * rows.block_pitch + first / sides.block;
-  return {reinterpret_cast<const int8_t *>(rows.values) + row * rows.pitch + first, rows.corrections + block,
+  return {reinterpret_cast<const int8_t *>(values_of(sides, rows, row, first)), rows.corrections + block,
           rows.scales + block, rows.pitch, rows.block_pitch};
 }
 
 BfloatRows bfloats_of(const Sides &sides, const PreparedRows &rows, int64_t row, int64_t first) {
-  const uint16_t *const values = reinterpret_cast<const uint16_t *>(rows.values);
-  return {values + row * rows.pitch + first, rows.scales + row * rows.block_pitch + first / sides.block, rows.pitch,
-          rows.block_pitch};
+  const uint16_t *const values = reinterpret_cast<const uint16_t *>(values_of(sides, rows, row, first));
+  return {values, rows.scales + row * rows.block_pitch + first / sides.block, rows.pitch, rows.block_pitch};
 }
 
 }  // namespace dlfp4

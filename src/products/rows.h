@@ -21,14 +21,19 @@ struct PreparedRows {
 
 inline int64_t line_of(const PreparedRows &rows, int64_t i) { return rows.lines ? rows.lines[i] : rows.first_line + i; }
 
+// Whether rows lie in bands of kBand.
+inline bool are_in_bands(const Sides &sides) {
+  return sides.kernels->tiles.take_bands && (sides.form == kBfloatPanels || sides.form == kScaledPanels);
+}
+
 // Bytes of `rows` rows, each a multiple of 64.
 int64_t bytes_of_rows(const Sides &sides, int64_t rows);
 PreparedRows place_rows(const Sides &sides, int64_t rows, uint8_t *workspace);
 
 void prepare_row(const Sides &sides, const PreparedRows &rows, int64_t i);
 
-// A part of the result: some of the workspace's rows (a row's parts count) by at most kColumns lines of b. Products are
-// added to totals[i][c], in rows of kColumns.
+// A part of the result: some of the workspace's rows (a row's parts count) by some lines of b, by panels at most
+// kMostPanels times kColumns, else kColumns. Products are added to totals[p][i][c], each kColumns lines by themselves.
 struct Tile {
   const Sides &sides;
   const PreparedRows &rows;
@@ -36,6 +41,9 @@ struct Tile {
   int64_t column, columns;
   double *totals;
 };
+
+// A row's values from one position on; in bands the first of a band, from a multiple of what its pieces have.
+uint8_t *values_of(const Sides &sides, const PreparedRows &rows, int64_t row, int64_t first);
 
 // What the kernels for integers take, of rows from one position on, a multiple of the block.
 IntegerRows integers_of(const Sides &sides, const PreparedRows &rows, int64_t row, int64_t first);

@@ -46,17 +46,17 @@ void put_row(const Results &results, int64_t row, int64_t column, int64_t count,
 }
 
 void sum_tile(const TileOfResults &tile, double *totals) {
-  const int64_t parts = tile.sides.parts;
+  const int64_t parts = tile.sides.parts, rows = tile.rows * parts;
   const auto multiply = has_panels(tile.sides) ? multiply_panels : multiply_few_rows;
-  memset(totals, 0, static_cast<size_t>(tile.rows * parts * kColumns) * sizeof(double));
-  multiply({tile.sides, tile.prepared, tile.row * parts, tile.rows * parts, tile.column, tile.columns, totals});
-  add_parts(parts, tile.rows, totals);
+  memset(totals, 0, static_cast<size_t>(rows * round_up(tile.columns, kColumns)) * sizeof(double));
+  multiply({tile.sides, tile.prepared, tile.row * parts, rows, tile.column, tile.columns, totals});
+  for (int64_t c = 0; c < tile.columns; c += kColumns) add_parts(parts, tile.rows, totals + c * rows);
 }
 
-void factors_of_columns(const TileOfResults &tile, double *of_columns) {
+void factors_of_columns(const TileOfResults &tile, int64_t first, double *of_columns) {
+  const int64_t count = least(kColumns, tile.column + tile.columns - first);
   memset(of_columns, 0, kColumns * sizeof(double));
-  for (int64_t c = 0; !is_empty(tile) && c < tile.columns; ++c)
-    of_columns[c] = factor_of_line(tile.sides.b, tile.column + c);
+  for (int64_t c = 0; !is_empty(tile) && c < count; ++c) of_columns[c] = factor_of_line(tile.sides.b, first + c);
 }
 
 void scale_totals(const TileOfResults &tile, int64_t i, const double *of_columns, const double *totals, float *values) {

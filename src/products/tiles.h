@@ -16,7 +16,8 @@ constexpr int64_t kMostWorkspace = 16 << 20;  // bytes of prepared rows at a tim
 constexpr int64_t kTileGrain = 1 << 20;       // products worth a thread
 constexpr int64_t kAlign = 64;                // of a workspace
 
-inline int64_t rows_of_group(const Sides &sides) { return kGroup / sides.parts; }
+// Whole bands.
+inline int64_t rows_of_group(const Sides &sides) { return kGroup / sides.parts / kBand * kBand; }
 
 // What is worth a thread, of rows to prepare.
 inline int64_t grain_of_rows(const Sides &sides) { return divide_up(kTileGrain / 8, sides.depth + 1); }
@@ -47,26 +48,30 @@ struct TileOfResults {
   int64_t column, columns;
 };
 
-// totals[i * kColumns + c], for all rows of a tile: parts are added up.
+// totals[p][i][c], for all rows of a tile and each kColumns lines: parts are added up.
 void sum_tile(const TileOfResults &tile, double *totals);
 
-// What row `i` of the tile has, of its totals.
+// What row `i` of the tile has in some columns, of their totals.
 void scale_totals(const TileOfResults &tile, int64_t i, const double *of_columns, const double *totals, float *values);
 
-// What a tile's columns are multiplied with.
-void factors_of_columns(const TileOfResults &tile, double *of_columns);
+// What columns from `first` on, at most kColumns, are multiplied with.
+void factors_of_columns(const TileOfResults &tile, int64_t first, double *of_columns);
 
-// Calls put(i, the values of row i) for the rows of a tile.
-template <class Put>
-void multiply_tile(const TileOfResults &tile, Put put) {
-  alignas(64) double totals[kGroup * kColumns];
+// Calls put(i, first column, number of columns, their values) for the rows of a tile of at most kPanels * kColumns
+// columns. The totals of many take more of the stack.
+template <int64_t kPanels = 1, class Put>
+__attribute__((noinline)) void multiply_tile(const TileOfResults &tile, Put put) {
+  alignas(64) double totals[kPanels * kGroup * kColumns];
   double of_columns[kColumns];
   float values[kColumns];
   sum_tile(tile, totals);
-  factors_of_columns(tile, of_columns);
-  for (int64_t i = 0; i < tile.rows; ++i) {
-    scale_totals(tile, i, of_columns, totals + i * kColumns, values);
-    put(i, values);
+  for (int64_t c = 0; c < tile.columns; c += kColumns) {
+    factors_of_columns(tile, tile.column + c, of_columns);
+    for (int64_t i = 0; i < tile.rows; ++i) {
+      const double *const of_row = totals + c * tile.rows * tile.sides.parts + i * kColumns;
+      scale_totals(tile, i, of_columns, of_row, values);
+      put(i, tile.column + c, least(kColumns, tile.columns - c), values);
+    }
   }
 }
 

@@ -5,7 +5,7 @@ import pytest
 
 import dlfp4
 
-from ..support.levels import LEVELS, digests_at, run_at
+from ..support.levels import CODEC_LEVELS, digests_at, run_at
 
 pytestmark = pytest.mark.arithmetic
 
@@ -82,7 +82,7 @@ def scalar():
     return digests_at("scalar", DIGESTS)
 
 
-@pytest.mark.parametrize("level", LEVELS[:-1])
+@pytest.mark.parametrize("level", CODEC_LEVELS[:-1])
 def test_levels_equal_scalar(level, scalar):
     found = digests_at(level, DIGESTS)
     assert found.keys() == scalar.keys()
@@ -139,6 +139,6 @@ print(done)
 """
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", CODEC_LEVELS)
 def test_no_byte_past_either_end(level):
     assert int(run_at(level, GUARDED)) == len(dlfp4.formats()) * 11 * 3 * 2 * 2

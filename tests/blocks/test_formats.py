@@ -10,7 +10,7 @@ import pytest
 
 import dlfp4
 
-from ..support.levels import LEVELS, digests_at
+from ..support.levels import CODEC_LEVELS, LEVELS, digests_at
 
 pytestmark = pytest.mark.arithmetic
 
@@ -32,8 +32,11 @@ def test_the_table_says_what_the_file_says():
         assert (format.kind, format.repeats_scales) == (RULES[rule], repeats == "1")
 
 
-@pytest.mark.parametrize("check", ["quantize", "dequantize", "dot", "matmul"])
-@pytest.mark.parametrize("level", LEVELS)
+CHECKS = [(level, check) for level in CODEC_LEVELS for check in ("quantize", "dequantize")]
+CHECKS += [(level, check) for level in LEVELS for check in ("dot", "matmul")]
+
+
+@pytest.mark.parametrize(("level", "check"), CHECKS)
 def test_every_format_agrees_with_float64(level, check):
     """See float64.py."""
     found = digests_at(level, f"import float64\nfloat64.run({check!r})")

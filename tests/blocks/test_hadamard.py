@@ -11,7 +11,7 @@ import dlfp4
 from dlfp4 import checkpoints
 
 from ..support.block_reference import FORMATS, INPUTS, divides, make
-from ..support.levels import LEVELS, run_at
+from ..support.levels import CODEC_LEVELS, run_at
 
 pytestmark = pytest.mark.arithmetic
 
@@ -258,6 +258,6 @@ print(dlfp4.cpu_isa(), digest.hexdigest())
 """
 
 
-@pytest.mark.parametrize("level", [level for level in LEVELS if level != "scalar"])
+@pytest.mark.parametrize("level", [level for level in CODEC_LEVELS if level != "scalar"])
 def test_levels_agree(level):
     assert run_at(level, PROGRAM).split() == [level, run_at("scalar", PROGRAM).split()[1]]

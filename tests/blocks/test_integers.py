@@ -13,7 +13,7 @@ from dlfp4 import ScaledTensor, TensorProto, checkpoints
 from dlfp4.formats import offset_parts
 
 from ..support.block_reference import INTEGERS, make, same
-from ..support.levels import LEVELS, digests_at
+from ..support.levels import CODEC_LEVELS, digests_at
 from ..support.reference import dtype_of, native_cast, raw_bytes
 
 F = np.float32
@@ -102,7 +102,7 @@ print(json.dumps(found))
 """
 
 
-@pytest.mark.parametrize("level", LEVELS[:-1])
+@pytest.mark.parametrize("level", CODEC_LEVELS[:-1])
 def test_levels_equal_scalar(level):
     assert digests_at(level, AT_A_LEVEL) == digests_at("scalar", AT_A_LEVEL)
 

@@ -10,7 +10,7 @@ from dlfp4 import checkpoints
 from dlfp4.transcode import CONVENTIONS
 
 from ..support.block_reference import FORMATS, INPUTS, make
-from ..support.levels import LEVELS, available_levels, digests_at
+from ..support.levels import CODEC_LEVELS, available_levels, digests_at
 from ..support.reference import BITS, native_cast, of_codes
 
 F = np.float32
@@ -440,7 +440,7 @@ print(json.dumps({f"{name} to {to}": digest(q.to(to)) for name, q in sources.ite
 @pytest.mark.arithmetic
 def test_levels_give_the_same():
     expected, tried = digests_at("scalar", TO_EACH), 0
-    for level in LEVELS[:-1]:
+    for level in CODEC_LEVELS[:-1]:
         if level in available_levels():
             assert digests_at(level, TO_EACH) == expected
             tried += 1

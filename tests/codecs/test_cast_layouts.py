@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import dlfp4
 
 from ..support.capsules import PADDED, Made, compact, element_codes
-from ..support.levels import LEVELS, run_at
+from ..support.levels import CODEC_LEVELS, run_at
 from ..support.reference import (
     BITS,
     FLOATS_BELOW_8,
@@ -356,7 +356,7 @@ print(done)
 """
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", CODEC_LEVELS)
 def test_no_byte_past_either_end(level):
     assert int(run_at(level, GUARDED)) == 18 * 18 + len(SUBBYTE) * 4
 

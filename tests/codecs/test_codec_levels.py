@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ..support.levels import LEVELS, available_levels, digests_at, python_at, require
+from ..support.levels import CODEC_LEVELS, LEVELS, available_levels, digests_at, python_at, require
 
 pytestmark = pytest.mark.arithmetic
 
@@ -87,7 +87,7 @@ def scalar():
     return digests_at("scalar", DIGESTS)
 
 
-@pytest.mark.parametrize("level", LEVELS[:-1])
+@pytest.mark.parametrize("level", CODEC_LEVELS[:-1])
 def test_equal_to_scalar(level, scalar):
     found = digests_at(level, DIGESTS)
     assert len(found) == 18 * 18 * 10
@@ -103,7 +103,7 @@ def test_digests_tell_modes_and_types_apart(scalar):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", CODEC_LEVELS)
 @pytest.mark.parametrize("file", ["test_codecs.py", "test_rounding.py", "test_cast_layouts.py", "test_cast_api.py"])
 def test_each_level_passes_the_other_tests(level, file):
     require(level)
@@ -122,8 +122,10 @@ def level_of(setting):
 
 # What Linux calls the features that each level is made of.
 AVX512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vbmi", "avx2", "fma", "bmi2"}
+AVX512_BF16 = AVX512 | {"avx512_vnni", "avx512_bf16"}
 FLAGS = {
-    "avx512_bf16": AVX512 | {"avx512_vnni", "avx512_bf16"},
+    "amx": AVX512_BF16 | {"amx_tile", "amx_bf16", "amx_int8"},
+    "avx512_bf16": AVX512_BF16,
     "avx512": AVX512,
     "avx2": {"avx2", "fma", "bmi2"},
     "neon": {"asimd"},

@@ -29,7 +29,7 @@ int num_levels;
 char context[256];  // of the call that is compared
 
 void collect_levels() {
-  each_level([](const char *name) { levels[num_levels++] = {name, &block_kernels(current_level())}; });
+  each_codec_level([](const char *name) { levels[num_levels++] = {name, &block_kernels(current_level())}; });
 }
 
 // --- Memory ----------------------------------------------------------------------------------

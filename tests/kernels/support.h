@@ -117,6 +117,14 @@ void each_level(Body body) {
   dlfp4_set_isa(nullptr);
 }
 
+// Levels that have products alone take codecs and block scaling from the one below.
+template <class Body>
+void each_codec_level(Body body) {
+  each_level([&](const char *name) {
+    if (strcmp(name, "amx") != 0 && strcmp(name, "avx512_bf16") != 0) body(name);
+  });
+}
+
 // --- The reference ---------------------------------------------------------------------------
 
 struct Code {

@@ -419,7 +419,7 @@ int main() {
     return 2;
   }
   dlfp4::test_errors();
-  dlfp4::each_level(dlfp4::test_level);
+  dlfp4::each_codec_level(dlfp4::test_level);
   dlfp4::test_fork();
   return dlfp4::report();
 }

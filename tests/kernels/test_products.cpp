@@ -299,6 +299,19 @@ void test_matmuls() {
     }
 }
 
+// As many columns as tiles of several panels need, also where the last has fewer.
+void test_wide_matmuls() {
+  dlfp4_set_num_threads(1);
+  for (int number = 0; number < DLFP4_NUM_FORMATS; ++number) {
+    const int64_t rows = 13 + random_below(40), columns = 500 + random_below(150), length = 900 + random_below(1300);
+    const Type type = {number % 2 ? DLFP4_float16 : DLFP4_bfloat16, false};
+    const Side b = scaled_side(&b_memory, &b_scale_memory, number, columns, length, number % 3 == 0);
+    check_matmul(plain_side(&a_memory, type, rows, length, false), b, rows, columns, length,
+                 dlfp4_formats[number].name);
+  }
+  dlfp4_set_num_threads(0);
+}
+
 bool is_fp4_format(int number) { return is_fp4(key_of_row(dlfp4_formats[number])); }
 
 // FP4 by FP4, blocks of either side in those of the other or as long, from one row to more than lines serve.
@@ -547,6 +560,7 @@ void test_level(const char *name) {
   test_far_scales();
   test_no_wrap();
   test_matmuls();
+  test_wide_matmuls();
   test_plain_matmuls();
   test_fp4_matmuls();
   test_far_matmuls();

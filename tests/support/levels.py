@@ -10,7 +10,9 @@ import pytest
 
 from .capsules import run_python
 
-LEVELS = ["avx512_bf16", "avx512", "avx2", "neon", "scalar"]  # the fastest first
+LEVELS = ["amx", "avx512_bf16", "avx512", "avx2", "neon", "scalar"]  # the fastest first
+PRODUCTS_ALONE = ("amx", "avx512_bf16")  # whose codecs and block scaling are those of the level below
+CODEC_LEVELS = [level for level in LEVELS if level not in PRODUCTS_ALONE]
 
 
 def python_at(level, *arguments):

@@ -21,7 +21,7 @@ check_isa()
 
 
 def cpu_isa():
-    """The instruction set of the host kernels in use: "scalar", "avx2", "avx512", "avx512_bf16" or "neon"."""
+    """The instruction set of the host kernels in use: "scalar", "avx2", "avx512", "avx512_bf16", "amx" or "neon"."""
     return dlfp4_isa().decode()
 
 

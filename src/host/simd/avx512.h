@@ -15,6 +15,8 @@
 
 #include "lanes.h"
 
+#define DLFP4_INLINE __attribute__((always_inline))
+
 namespace dlfp4 {
 namespace {
 
@@ -44,7 +46,7 @@ constexpr Constant make_constant(Function byte_at) {
   return constant;
 }
 
-__m512i load(const Constant &constant) { return _mm512_load_si512(constant.byte); }
+inline __m512i load(const Constant &constant) { return _mm512_load_si512(constant.byte); }
 
 // --- The instruction set ---------------------------------------------------------------------
 
@@ -206,14 +208,14 @@ __m512i pack(__m512i codes) {
     return _mm512_permutexvar_epi8(load(kFirstOfGroups<Bits / 2, 4>), join_fours<Bits>(codes));
 }
 
-void store_vector(uint8_t *dst, __m512i vector, bool streams) {
+inline void store_vector(uint8_t *dst, __m512i vector, bool streams) {
   if (streams)
     _mm512_stream_si512(reinterpret_cast<__m512i *>(dst), vector);
   else
     _mm512_storeu_si512(dst, vector);
 }
 
-void store_half(uint8_t *dst, __m512i vector, bool streams) {
+inline void store_half(uint8_t *dst, __m512i vector, bool streams) {
   __m256i *const to = reinterpret_cast<__m256i *>(dst);
   if (streams)
     _mm256_stream_si256(to, _mm512_castsi512_si256(vector));
@@ -221,7 +223,7 @@ void store_half(uint8_t *dst, __m512i vector, bool streams) {
     _mm256_storeu_si256(to, _mm512_castsi512_si256(vector));
 }
 
-void store_quarter(uint8_t *dst, __m128i vector) { _mm_storeu_si128(reinterpret_cast<__m128i *>(dst), vector); }
+inline void store_quarter(uint8_t *dst, __m128i vector) { _mm_storeu_si128(reinterpret_cast<__m128i *>(dst), vector); }
 
 template <int Bits>
 void store_bytes(uint8_t *dst, __m512i packed, bool streams) {

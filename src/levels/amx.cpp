@@ -1,0 +1,40 @@
+// The level amx: products of the level avx512_bf16 by tiles of AMX, where Linux lets this process use them.
+#include "level.h"
+
+#ifdef __linux__
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace dlfp4 {
+
+extern const Level level_avx512_bf16;
+void add_amx_products(ProductKernels *kernels);
+
+namespace {
+#ifdef __linux__
+// Not by __builtin_cpu_supports, whose names for AMX clang does not know.
+bool has_tiles() {
+  constexpr unsigned kBfloats = 1u << 22, kTiles = 1u << 24, kIntegers = 1u << 25, kAll = kBfloats | kTiles | kIntegers;
+  unsigned a, b, c, d;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & kAll) == kAll;
+}
+
+// Asks the kernel for the process, as threads and forked children need no more than that. It refuses where it is older
+// than Linux 5.16 or a thread's stack for signals is too small for tiles. Asking again changes nothing.
+bool may_use_tiles() {
+  constexpr long kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+}
+
+bool runs() { return level_avx512_bf16.runs() && has_tiles() && may_use_tiles(); }
+#else
+bool runs() { return false; }
+#endif
+}  // namespace
+
+extern const Level level_amx;
+const Level level_amx = {"amx", runs, nullptr, nullptr, add_amx_products};
+
+}  // namespace dlfp4
