@@ -87,6 +87,21 @@ def differing_bytes(name, group):  # what compressed-tensors quantizes to other 
             wrong.append(kind)
     return wrong
 
+# Scales of 16 bits, of float32 weights and of weights of their type: its scales, and its codes if it divides in float32.
+def faults_of_short_scales(dtype):
+    args = QuantizationArgs(num_bits=4, symmetric=True, strategy="group", group_size=32)
+    wrong = []
+    for x in (torch.randn(32, 256), torch.randn(32, 256).to(dtype)):
+        blocks = x.unflatten(-1, (-1, 32))
+        scales, zeros = (each.to(dtype) for each in calculate_qparams(blocks.amin(-1), blocks.amax(-1), args))
+        codes = quantize(x=x.float(), scale=scales.float(), zero_point=zeros.float(), args=args, dtype=torch.int8)
+        q = dlfp4.quantize(x, "int4_g32", recipe=dlfp4.Recipe(scale_dtype=str(dtype).removeprefix("torch.")))
+        if not torch.equal(torch.from_numpy(q.data.to_numpy().astype("int8")), codes):
+            wrong.append(f"codes of {x.dtype}")
+        if not torch.equal(q.scales.to_torch(), scales):
+            wrong.append(f"scales of {x.dtype}")
+    return wrong
+
 # What compressed-tensors makes of a weight with zero points (transformers 5.24 loads none), and what dlfp4 reads and
 # writes of it.
 def faults_of_zero_points(group):
@@ -105,6 +120,7 @@ def faults_of_zero_points(group):
 
 place = Path(sys.argv[1])
 results = {f"zero points {group}": faults_of_zero_points(group) for group in (32, 128, None)}
+results |= {str(dtype): faults_of_short_scales(dtype) for dtype in (torch.bfloat16, torch.float16)}
 results |= {name: differing_bytes(name, group) for name, group in
            (("int4_g32", 32), ("int4_g128", 128), ("int4_row", None), ("uint4_g64", 64), ("uint4_row", None))}
 for case in json.loads(sys.argv[2]):
@@ -147,8 +163,13 @@ def test_transformers_loads_the_same_weights(results, case):
 
 @pytest.mark.parametrize("name", ["int4_g32", "int4_g128", "int4_row", "uint4_g64", "uint4_row"])
 def test_bytes_of_compressed_tensors(results, name):
-    """In float32; with 16-bit scales elements are divided in float32 here, and in 16 bits there."""
+    """In float32."""
     assert results[name] == []
+
+
+@pytest.mark.parametrize("dtype", ["torch.bfloat16", "torch.float16"])
+def test_elements_are_divided_in_float32_by_short_scales(results, dtype):
+    assert results[dtype] == []
 
 
 @pytest.mark.parametrize("group", [32, 128, None])
