@@ -121,13 +121,18 @@ def find_target(q: ScaledTensor, target: Any, recipe: _RecipeLike | None) -> Tar
 
 
 def nearest_format(format: Format, convention: Convention) -> Format:
-    """The format itself where a convention stores it, else the first of the same elements, else the first of all."""
+    """The format itself where a convention stores it, else the first of the same elements, else the first of all.
+
+    Of formats in two levels, one in two levels comes first: nvfp4_16x16 is nvfp4 that repeats its scales.
+    """
     if format.name in convention.formats:
         return format
     if f"u{format.name}" in convention.formats:  # the same values without a sign
         return formats()[f"u{format.name}"]
     rows = [formats()[name] for name in convention.formats]
-    return next((row for row in rows if row.element == format.element), rows[0])
+    alike = [row for row in rows if row.element == format.element]
+    in_two = [row for row in alike if row.kind == format.kind == "two_level"]
+    return (in_two or alike or rows)[0]
 
 
 # ---- The way

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 import dlfp4
 from dlfp4 import ScaledTensor, Tensor
+from dlfp4._core import _refuse_hadamard
 from dlfp4.checkpoints.ggml import BLOCKS, block_of, count_blocks, from_ggml, to_ggml
 from dlfp4.checkpoints.gguf_headers import check_header
 from dlfp4.extents import count_elements
@@ -118,8 +119,11 @@ def one_or_each(units: Array, shape: tuple[int, ...]) -> Any:
 def check(q: ScaledTensor) -> None:
     """ValueError where ggml has no blocks of a tensor."""
     count_blocks(q.shape, block_of(q.format.name), q.format.name)
+    _refuse_hadamard(q, "ggml")
     if q.axis != -1:
         raise ValueError(f"blocks run along axis {q.axis}; ggml's run along the last axis")
+    if q.global_scale is not None and q.global_scale.size not in (1, count_elements(q.shape[:-2])):
+        raise ValueError("it has a global scale a row, but GGUF files have one a matrix")
 
 
 def write(

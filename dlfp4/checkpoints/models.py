@@ -89,6 +89,8 @@ def find(path: ModelPath) -> Files:
     place = Path(path)
     if place.is_dir():
         return of_folder(place)
+    if place.suffix == ".gguf":
+        raise ValueError(f"{place} is a GGUF file, expected safetensors; python -m dlfp4 convert makes them of it")
     return of_index(place) if place.name.endswith(".json") else Files(place.parent, (place,))
 
 

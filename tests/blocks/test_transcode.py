@@ -341,6 +341,15 @@ def test_conventions():
     assert checkpoints.to_ggml(wide.to("ggml")).shape == (64, 136)
 
 
+@pytest.mark.parametrize("convention", ["ggml", "torchao"])
+def test_squares_of_nvfp4_become_nvfp4_exactly(convention):
+    q = dlfp4.quantize(np.random.default_rng(0).normal(size=(64, 128)).astype(np.float32), "nvfp4_16x16")
+    result = q.to(convention)
+    assert result.format == "nvfp4"
+    assert result.receipt.exact == result.receipt.blocks
+    np.testing.assert_array_equal(result.dequantize().to_numpy(), q.dequantize().to_numpy())
+
+
 @pytest.mark.parametrize("power", [-10, -3, 0, 2])
 def test_mlx_has_no_global_scale(power):
     q = dlfp4.quantize(make("normal", (64, 256)), "nvfp4", global_scale=2.0**power)

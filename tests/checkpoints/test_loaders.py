@@ -87,7 +87,7 @@ def differing_bytes(name, group):  # what compressed-tensors quantizes to other 
             wrong.append(kind)
     return wrong
 
-# Scales of 16 bits, of float32 weights and of weights of their type: its scales, and its codes if it divides in float32.
+# Scales of 16 bits, of float32 weights and of weights of their type: its scales, and its codes by float32 division.
 def faults_of_short_scales(dtype):
     args = QuantizationArgs(num_bits=4, symmetric=True, strategy="group", group_size=32)
     wrong = []

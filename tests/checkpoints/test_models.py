@@ -139,6 +139,13 @@ def write_text(text):
     return lambda folder: (folder / "model.safetensors.index.json").write_text(text)
 
 
+def test_a_gguf_file_is_called_one(tmp_path):
+    (tmp_path / "a.gguf").write_bytes(b"GGUF")
+    for take in (checkpoints.load, checkpoints.inspect):
+        with pytest.raises(ValueError, match=r"a\.gguf is a GGUF file, expected safetensors; python -m dlfp4 convert"):
+            take(tmp_path / "a.gguf")
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
