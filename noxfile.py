@@ -95,8 +95,7 @@ def build_wheel(
     (sdist,) = dist.glob("*.tar.gz")
     shutil.unpack_archive(sdist, unpacked, filter="data")
     (source,) = unpacked.iterdir()  # a folder that compiler caches can be told of: `build` alone would take any
-    chosen = (STRICT, *options, *session.posargs)
-    session.run("python", "-m", "build", "--wheel", "--outdir", str(plain), *chosen, str(source), env=env)
+    session.run("python", "-m", "build", "--wheel", "--outdir", str(plain), STRICT, *options, str(source), env=env)
     (built,) = plain.glob("*.whl")
     session.run("auditwheel", "repair", "--wheel-dir", str(dist), str(built), env=env)
     session.run("python", "tests/project/check_dist.py", str(dist))
@@ -207,12 +206,16 @@ def wheel(session: nox.Session) -> None:
     "python", [nox.param(python, id=python) for python in ("3.11", "3.12", "3.13", "3.14", "3.13t", "3.14t")]
 )
 def wheels(session: nox.Session) -> None:
-    """Build wheels as they are released, with kernels for all GPUs, into dist/; the Pythons of a run share these."""
+    """Build wheels as they are released, with kernels for all GPUs, into dist/; the Pythons of a run share these.
+
+    Arguments, such as `-Ccmake.define.DLFP4_CUDA=OFF`, go to the build.
+    """
     folder = session.cache_dir.resolve() / "wheels"
     if not BUILT:
         shutil.rmtree(folder, ignore_errors=True)
     # Images are made anew where their sources have another path or time: they have not, an sdist's times are fixed.
-    built = build_wheel(session, f"-Cbuild-dir={folder / 'build'}", unpacked=folder / "unpacked")
+    options = (f"-Cbuild-dir={folder / 'build'}", *session.posargs)
+    built = build_wheel(session, *options, unpacked=folder / "unpacked")
     BUILT[session.python, True] = built
     session.install(str(built))
     with session.chdir(built.parent):
@@ -222,7 +225,7 @@ def wheels(session: nox.Session) -> None:
 
 @nox.session
 def wheel_aarch64(session: nox.Session) -> None:
-    """Cross-build the wheel of Debian's Python for aarch64 into dist/, and use it in an emulator."""
+    """Cross-build the wheel of Debian's Python for aarch64 into dist/, and try it in an emulator; arguments: above."""
     need_programs(session, CROSS)
     tmp = Path(session.create_tmp()).resolve()
     session.run("bash", "packaging/aarch64.sh", str(tmp), external=True)
@@ -240,6 +243,7 @@ def wheel_aarch64(session: nox.Session) -> None:
         session,
         "--no-isolation",
         *(f"-Ccmake.define.{option.removeprefix('-D')}" for option in cross),
+        *session.posargs,
         env={
             "_PYTHON_HOST_PLATFORM": "linux-aarch64",
             "SETUPTOOLS_EXT_SUFFIX": f".{tag}.so",
