@@ -76,7 +76,7 @@ class CurrentContext {
 
  private:
   int status_ = 0;
-  bool pushed_ = false;
+  [[maybe_unused]] bool pushed_ = false;  // tests have a driver of their own
 };
 
 // While it lives, this thread may do what no graph can hold, though a stream is captured.

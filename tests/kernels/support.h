@@ -94,7 +94,7 @@ inline dlfp4_view view_of(Type type, void *data, int ndim, const int64_t *shape,
   return {data, shape, strides, ndim, row.code, row.bits, padded, 0};
 }
 
-bool convertible(Type src, Type dst) {
+inline bool convertible(Type src, Type dst) {
   return src.row == dst.row || (is_float(kTypes[src.row]) && is_float(kTypes[dst.row]));
 }
 
