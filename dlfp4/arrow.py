@@ -17,41 +17,35 @@ from dlfp4 import ScaledTensor, Tensor, asarray, empty
 _NAME = "dlfp4.scaled_tensor"
 _PART = pa.struct({"dtype": pa.string(), "shape": pa.list_(pa.int64()), "bytes": pa.large_binary()})
 _PARTS = ("data", "scales", "global_scale", "encode_scale", "zero_points", "biases")
-_STORAGE = pa.struct(
-    {
-        "format": pa.string(),
-        "axis": pa.int8(),
-        "scale_layout": pa.string(),
-        "shape": pa.list_(pa.int64()),
-        "hadamard": pa.list_(pa.int8()),
-        **dict.fromkeys(_PARTS, _PART),
-    }
-)
+_DESCRIPTION = {
+    "format": pa.string(),
+    "axis": pa.int8(),
+    "scale_layout": pa.string(),
+    "shape": pa.list_(pa.int64()),
+    "hadamard": pa.list_(pa.int8()),
+}
+_STORAGE = pa.struct({**_DESCRIPTION, **dict.fromkeys(_PARTS, _PART)})
 
 
 class ScaledTensorScalar(pa.ExtensionScalar):  # type: ignore[misc]  # pyarrow has no types
     """One tensor of an array."""
 
     def as_py(self, **_: Any) -> ScaledTensor | None:
-        """The ScaledTensor, read-only, over the copy that Arrow makes for a scalar; None of a null.
+        """The ScaledTensor, read-only, over a copy: Arrow makes one for each scalar; None of a null.
 
         Raises
         ------
         ValueError
             The parts are not those of a tensor of the format, type and shape that are said.
         """
-        stored = self.value
-        if stored is None:
-            return None
-        parts = {name: stored[name] for name in _PARTS if stored[name].is_valid}
-        return _from_storage(stored, {name: part["bytes"].as_buffer() for name, part in parts.items()})
+        return None if self.value is None else _tensors_of(pa.repeat(self.value, 1))[0]
 
 
 class ScaledTensorArray(pa.ExtensionArray):  # type: ignore[misc]
     """An array of tensors, as :func:`array` makes it and as the chunks of a table's column are."""
 
     def to_tensors(self) -> list[ScaledTensor | None]:
-        """The ScaledTensors, read-only, over the array's memory; None for nulls.
+        """The ScaledTensors, read-only, over the array's memory, which is not read; None for nulls.
 
         A part that does not lie on a multiple of its element's size is copied.
 
@@ -60,13 +54,7 @@ class ScaledTensorArray(pa.ExtensionArray):  # type: ignore[misc]
         ValueError
             Parts are not those of a tensor of the format, type and shape that are said.
         """
-        parts = {name: self.storage.field(name).field("bytes") for name in _PARTS}
-        return [
-            _from_storage(stored, {name: _slot(part, row) for name, part in parts.items() if stored[name].is_valid})
-            if stored.is_valid
-            else None
-            for row, stored in enumerate(self.storage)
-        ]
+        return _tensors_of(self.storage)
 
 
 class ScaledTensorType(pa.ExtensionType):  # type: ignore[misc]
@@ -155,38 +143,53 @@ def _to_part(part: Tensor | None) -> dict[str, Any] | None:
     return {"dtype": part.dtype.name, "shape": list(part.shape), "bytes": flat.to_numpy().data}
 
 
+def _tensors_of(storage: pa.StructArray) -> list[ScaledTensor | None]:
+    """The tensors of an array's storage, column by column: scalars of it would have copies of the bytes."""
+    valid = storage.is_valid().to_pylist()
+    described = {name: storage.field(name).to_pylist() for name in _DESCRIPTION}
+    parts = {name: _parts_of(name, storage.field(name), valid) for name in _PARTS}
+    return [
+        _tensor_of(
+            {name: values[row] for name, values in described.items()},
+            {name: values[row] for name, values in parts.items() if values[row] is not None},
+        )
+        if there
+        else None
+        for row, there in enumerate(valid)
+    ]
+
+
+def _tensor_of(described: dict[str, Any], parts: dict[str, Any]) -> ScaledTensor:
+    if missing := {"data", "scales"} - parts.keys():
+        raise ValueError(f"{_NAME} without its {' and '.join(sorted(missing))}: the array is damaged")
+    return ScaledTensor.from_parts(parts.pop("data"), parts.pop("scales"), **parts, **described)
+
+
+def _parts_of(name: str, column: pa.StructArray, valid: list[bool]) -> list[Tensor | None]:
+    """A part of each tensor; None where it, or the tensor, is null."""
+    octets, there = column.field("bytes"), column.is_valid().to_pylist()
+    types, shapes = column.field("dtype").to_pylist(), column.field("shape").to_pylist()
+    return [
+        _part_of(name, types[row], tuple(shapes[row]), _slot(octets, row)) if there[row] and valid[row] else None
+        for row in range(len(column))
+    ]
+
+
 def _slot(array: pa.LargeBinaryArray, row: int) -> pa.Buffer:
-    """The bytes of one element, where they lie: a scalar would have a copy."""
+    """The bytes of one element, where they lie."""
     _, offsets, octets = array.buffers()
     start, end = np.frombuffer(offsets, np.int64)[array.offset + row :][:2].tolist()
     return octets.slice(start, end - start)
 
 
-def _from_storage(stored: pa.StructScalar, octets: dict[str, pa.Buffer]) -> ScaledTensor:
-    if missing := {"data", "scales"} - octets.keys():
-        raise ValueError(f"{_NAME} without its {' and '.join(sorted(missing))}: the array is damaged")
-    parts = {name: _from_part(name, stored[name], buffer) for name, buffer in octets.items()}
-    return ScaledTensor.from_parts(
-        parts.pop("data"),
-        parts.pop("scales"),
-        **parts,
-        format=stored["format"].as_py(),
-        axis=stored["axis"].as_py(),
-        scale_layout=stored["scale_layout"].as_py(),
-        shape=tuple(stored["shape"].as_py()),
-        hadamard=stored["hadamard"].as_py(),
-    )
-
-
-def _from_part(part: str, stored: pa.StructScalar, buffer: pa.Buffer) -> Tensor:
-    dtype, shape = stored["dtype"].as_py(), tuple(stored["shape"].as_py())
+def _part_of(name: str, dtype: str, shape: tuple[int, ...], buffer: pa.Buffer) -> Tensor:
     octets = np.frombuffer(buffer, np.uint8)
     if octets.ctypes.data % empty(0, dtype).dtype.itemsize:
         octets = octets.copy()
     try:
         return asarray(octets).view(dtype).reshape(shape)
     except ValueError as error:
-        raise ValueError(f"{_NAME}: {part} has {octets.size} bytes, which are not {shape} of {dtype}") from error
+        raise ValueError(f"{_NAME}: {name} has {octets.size} bytes, which are not {shape} of {dtype}") from error
 
 
 pa.register_extension_type(ScaledTensorType())

@@ -68,7 +68,9 @@ def test_every_tensor_comes_back(tmp_path):
 def test_the_memory_is_arrows_and_lives_as_long():
     q = dlfp4.quantize(X, "mxfp8_e4m3")
     whole = arrow.array([q, q])
+    before = pa.total_allocated_bytes()
     back = whole.to_tensors()[1]
+    assert pa.total_allocated_bytes() - before < q.data.nbytes  # nothing was copied on the way
     octets = whole.storage.field("data").field("bytes").buffers()[2]
     assert octets.address + q.data.nbytes == back.data.data_ptr
     assert back.data.readonly

@@ -36,20 +36,14 @@ SOURCES = [f"{folder}/**/*{end}"
            for folder in ("dlfp4", "src", "include", "cmake", "bindings", "tests", "benchmarks", "examples")
            for end in (".py", ".pyi", ".pyx", ".pxi", ".pxd", ".c", ".h", ".hpp", ".def", ".cpp", ".cu", ".cuh",
                        ".cmake", ".in", ".txt", ".rs", ".toml")]  # fmt: skip
-
-
 LICENSES = {"LICENSE", "NOTICE", "licenses/GPL-3.0.txt", "licenses/GCC-exception-3.1.txt"}
 
 
 def libraries(archive, name):
     """The name by which others load a shared library, and the libraries that it loads."""
-    dynamic = ELFFile(io.BytesIO(archive.read(name))).get_section_by_name(".dynamic")
-    entries = {
-        (tag.entry.d_tag, getattr(tag, "soname", None) or getattr(tag, "needed", None)) for tag in dynamic.iter_tags()
-    }
-    return {value for tag, value in entries if tag == "DT_SONAME"}, {
-        value for tag, value in entries if tag == "DT_NEEDED"
-    }
+    tags = list(ELFFile(io.BytesIO(archive.read(name))).get_section_by_name(".dynamic").iter_tags())
+    soname = {tag.soname for tag in tags if tag.entry.d_tag == "DT_SONAME"}
+    return soname, {tag.needed for tag in tags if tag.entry.d_tag == "DT_NEEDED"}
 
 
 (wheel,), (sdist,) = (Path(sys.argv[1]).glob(pattern) for pattern in ("*.whl", "*.tar.gz"))
