@@ -1,5 +1,6 @@
 """Every check of the project: `nox -l` lists them, `nox -s NAME` runs one. `.ci/run` runs those that need no extras."""
 
+import argparse
 import os
 import platform
 import shutil
@@ -265,7 +266,7 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
     session.run("cython-lint", "dlfp4")
-    folders = ("include", "src", "tests/kernels", "tests/library", "examples")
+    folders = ("include", "src", "tests/kernels", "tests/fuzz", "tests/library", "examples")
     sources = [path for folder in folders for path in Path(folder).rglob("*.[ch]*")]
     session.run("clang-format", "--dry-run", "--Werror", *map(str, sorted(sources)))
 
@@ -311,9 +312,31 @@ def sanitize(session: nox.Session) -> None:
 
 @nox.session
 def fuzz(session: nox.Session) -> None:
-    """Run random cases under the same sanitizers: `-- --seconds N`, and what else tests/fuzz/run.py takes."""
+    """Run random cases under the same sanitizers: `-- --seconds N`, and what else tests/fuzz/run.py takes.
+
+    Where clang is found, the C API gets half of the time, under libFuzzer; `--only` names a target of Python's.
+    """
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--seconds", type=float, default=60)
+    options, others = parser.parse_known_args(session.posargs)
+    seconds = options.seconds
+    if shutil.which("clang++") and "--only" not in others:
+        seconds /= 2
+        fuzz_c_api(session, seconds)
     env = install_sanitized(session, "gguf", "platformdirs")
-    session.run("python", "-P", "tests/fuzz/run.py", *session.posargs, env=env)
+    session.run("python", "-P", "tests/fuzz/run.py", "--seconds", str(seconds), *others, env=env)
+
+
+def fuzz_c_api(session: nox.Session, seconds: float) -> None:
+    """Build the fuzz targets of the C API by clang, without threads, and run each for its share of the time."""
+    folder = Path(session.create_tmp()) / "fuzzers"
+    session.install("cmake", "ninja")
+    options = [f"-DCMAKE_{language}_FLAGS=-fsanitize=fuzzer-no-link {SANITIZERS}" for language in ("C", "CXX")]
+    options += ["-DCMAKE_C_COMPILER=clang", "-DCMAKE_CXX_COMPILER=clang++", "-DDLFP4_FUZZERS=ON", "-DDLFP4_CUDA=OFF"]
+    options += ["-DCMAKE_DISABLE_FIND_PACKAGE_OpenMP=ON"]
+    session.run("cmake", "-S", ".", "-B", str(folder), "-G", "Ninja", *options)
+    session.run("cmake", "--build", str(folder), "--target", "dlfp4_fuzzers")
+    session.run("python", "tests/fuzz/run_c.py", str(folder), "--seconds", str(seconds))
 
 
 def install_sanitized(session: nox.Session, *more: str) -> dict[str, str]:

@@ -6,6 +6,7 @@ how elements are rounded. The core makes the formats from the rows of ``formats.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from numbers import Real
@@ -403,8 +404,22 @@ def find_recipe(format: Format, recipe: Recipe | str | None) -> Recipe:
                 f"recipe={recipe!r} has {field.name}={value!r}, for which {format} has no use: it is for {users}; "
                 f"give a Recipe without it"
             )
+    _check_zero_scale(format, chosen)
     check_granularity(format, chosen)
     return chosen
+
+
+def _check_zero_scale(format: Format, recipe: Recipe) -> None:
+    """Refuse a byte that is NaN or negative as a scale: what is under it has no codes."""
+    byte = recipe.zero_scale
+    if byte is None:
+        return
+    value = float(np.array(byte, np.uint8).view(format.scale))
+    if math.isnan(value) or math.copysign(1, value) < 0:
+        raise ValueError(
+            f"zero_scale={byte}: as {format.scale}, the type of {format}'s scales, that is {value}; expected the byte "
+            f"of zero or of a positive number"
+        )
 
 
 def _check_recipe_of_integers(format: Format, recipe: Recipe) -> None:

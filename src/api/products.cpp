@@ -149,7 +149,7 @@ dlfp4_status read_groups(const dlfp4_routing &routing, const Product &product, d
   if (!routing.weights && groups->rows != product.out.rows) return DLFP4_E_SHAPE;
   if (product.factors[1].count != groups->experts * product.out.columns) return DLFP4_E_SHAPE;
   if (!lie_in_order(groups->ends, groups->experts, groups->rows)) return DLFP4_E_OPTION;
-  groups->step = product.out.columns;
+  groups->step = product.out.columns * product.factors[1].lines.step;
   if (routing.gathers) groups->gather = indices;
   if (routing.weights) groups->scatter = indices;
   if (groups->gather && !lie_below(indices, groups->rows, lines)) return DLFP4_E_OPTION;

@@ -12,6 +12,12 @@ namespace dlfp4 {
 namespace api {
 namespace {
 
+// Those of extents of 1, like all of an empty tensor, mean nothing: they stay those of row-major order.
+void take_strides(const DLTensor &tensor, Elements *x) {
+  for (int k = 0; tensor.strides && k < x->ndim; ++k)
+    if (x->shape[k] != 1) x->strides[k] = tensor.strides[k];
+}
+
 // An element of two, as PyTorch has FP4, becomes two along the last dimension.
 dlfp4_status split_pairs(Elements *x) {
   const int last = x->ndim - 1;
@@ -33,7 +39,6 @@ bool can_be_reached(const Elements &x) {
   int64_t reach = 1;
   for (int k = 0; k < x.ndim; ++k) {
     int64_t span;
-    if (x.shape[k] == 0) return true;
     if (__builtin_mul_overflow(x.shape[k] - 1, x.strides[k], &span) || span == INT64_MIN) return false;
     if (__builtin_add_overflow(reach, span < 0 ? -span : span, &reach)) return false;
   }
@@ -124,7 +129,7 @@ dlfp4_status read(const DLTensor *tensor, Elements *x) {
   const bool pairs = tensor->dtype.lanes == 2 && tensor->dtype.code == kDLFloat4_e2m1fn;
   x->dtype = dlfp4_find_dtype(tensor->dtype.code, tensor->dtype.bits);
   if (x->dtype < 0 || (tensor->dtype.lanes != 1 && !pairs)) return DLFP4_E_DTYPE;
-  x->data = static_cast<char *>(tensor->data) + tensor->byte_offset;
+  x->data = reinterpret_cast<char *>(reinterpret_cast<uintptr_t>(tensor->data) + tensor->byte_offset);  // may wrap
   x->ndim = tensor->ndim;
   x->code = tensor->dtype.code;
   x->bits = tensor->dtype.bits;
@@ -132,11 +137,15 @@ dlfp4_status read(const DLTensor *tensor, Elements *x) {
   for (int k = x->ndim - 1; k >= 0; --k) {
     if (tensor->shape[k] < 0) return DLFP4_E_SHAPE;
     x->shape[k] = tensor->shape[k];
-    x->strides[k] = tensor->strides ? tensor->strides[k] : stride;
+    x->strides[k] = stride;
     if (__builtin_mul_overflow(stride, x->shape[k] ? x->shape[k] : 1, &stride)) return DLFP4_E_SHAPE;
   }
-  if (stride > INT64_MAX / 64 || !can_be_reached(*x)) return DLFP4_E_SHAPE;
-  if (!tensor->data && !is_empty(*x)) return DLFP4_E_OPTION;
+  if (stride > INT64_MAX / 64) return DLFP4_E_SHAPE;
+  if (!is_empty(*x)) {
+    take_strides(*tensor, x);
+    if (!can_be_reached(*x)) return DLFP4_E_SHAPE;
+    if (!tensor->data) return DLFP4_E_OPTION;
+  }
   return pairs ? split_pairs(x) : DLFP4_OK;
 }
 
@@ -145,6 +154,7 @@ bool is_array(const Elements &x) {
 }
 
 bool is_compact(const Elements &x) {
+  if (is_empty(x)) return true;
   int64_t stride = 1;
   for (int k = x.ndim - 1; k >= 0; --k) {
     if (x.shape[k] != 1 && x.strides[k] != stride) return false;

@@ -325,7 +325,7 @@ dlfp4_status dlfp4_host_find_tensor_scale(const dlfp4_matrix *x, int format, con
   if (level < 0) return DLFP4_E_ISA;
   FormatInfo info;
   Search search = {};
-  if (!find_format(format, &info)) return DLFP4_E_OPTION;
+  if (!find_format(format, &info) || !is_recipe(*recipe, info)) return DLFP4_E_OPTION;
   const bool columns = x->strides[1] != 1 && x->strides[0] == 1;
   if (!make_lines(*x, columns && !rotation ? kAlongColumns : kAlongRows, &search.x)) return DLFP4_E_DTYPE;
   if (!is_rotation(rotation, 0)) return DLFP4_E_OPTION;

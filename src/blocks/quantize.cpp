@@ -614,14 +614,6 @@ void quantize_both_ways(const QuantizeCall &along, const QuantizeCall &across) {
 
 // --- Arguments -------------------------------------------------------------------------------
 
-bool is_recipe(const dlfp4_recipe &recipe) {
-  const int rounding = number_of(recipe.rounding), rule = number_of(recipe.scale_rule);
-  const int order = number_of(recipe.scale_order);
-  return rounding >= DLFP4_NEAREST_EVEN && rounding <= DLFP4_STOCHASTIC && rounding != DLFP4_UPWARD &&
-         rule >= DLFP4_SCALE_FLOOR && rule <= DLFP4_SCALE_EVEN && order >= DLFP4_GLOBAL_FIRST &&
-         order <= DLFP4_INPUT_TYPE && recipe.eps >= 0 && recipe.largest_scale >= 0;
-}
-
 dlfp4_status check_blocks(const QuantizeCall &call) {
   const dlfp4_blocks &blocks = *call.blocks;
   if (blocks.layout < 0 || blocks.layout >= DLFP4_NUM_LAYOUTS) return DLFP4_E_OPTION;
@@ -681,7 +673,7 @@ dlfp4_status dlfp4_host_quantize(const dlfp4_matrix *x, int format, const dlfp4_
   if (level < 0) return DLFP4_E_ISA;
   QuantizeCall call = {};
   if (!find_format(format, &call.format)) return DLFP4_E_OPTION;
-  if (!is_recipe(*recipe) || !can_choose(*recipe, call.format)) return DLFP4_E_OPTION;
+  if (!is_recipe(*recipe, call.format)) return DLFP4_E_OPTION;
   call.kernels = &block_kernels(level);
   call.scalar = &block_kernels(scalar_level());
   if (!make_lines(*x, kAlongRows, &call.x)) return DLFP4_E_DTYPE;

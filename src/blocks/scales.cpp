@@ -12,6 +12,23 @@
 #include "rules/operand.h"
 
 namespace dlfp4 {
+namespace {
+
+// Four over six is of FP4 in two levels; it has an order of its own, and chance would have to be tossed for twice.
+bool can_choose(const dlfp4_recipe &recipe, const FormatInfo &format) {
+  if (recipe.four_over_six == DLFP4_NOT_FOUR_OVER_SIX) return true;
+  return format.row->kind == DLFP4_TWO_LEVEL && format.row->element == DLFP4_float4_e2m1fn &&
+         format.block == kErrorBlock && recipe.rounding != DLFP4_STOCHASTIC && !recipe.divides &&
+         recipe.scale_order == DLFP4_GLOBAL_FIRST;
+}
+
+// Whether a byte is zero or a positive number as a stored scale; of float32 scales it means nothing.
+bool is_scale(uint8_t code, int row) {
+  const Value value = decode(kTypes[row], code);
+  return kTypes[row].bits > 8 || (!value.negative && (value.kind == kZero || value.kind == kFinite));
+}
+
+}  // namespace
 
 int scale_mantissa(const dlfp4_recipe &recipe) {
   const int row = recipe.scale_bits == 16 ? find_row(recipe.scale_code, recipe.scale_bits) : DLFP4_float32;
@@ -40,12 +57,14 @@ ScaleRule make_rule(const FormatInfo &format, const dlfp4_recipe &recipe, Source
   return rule;
 }
 
-// Four over six is of FP4 in two levels; it has an order of its own, and chance would have to be tossed for twice.
-bool can_choose(const dlfp4_recipe &recipe, const FormatInfo &format) {
-  if (recipe.four_over_six == DLFP4_NOT_FOUR_OVER_SIX) return true;
-  return format.row->kind == DLFP4_TWO_LEVEL && format.row->element == DLFP4_float4_e2m1fn &&
-         format.block == kErrorBlock && recipe.rounding != DLFP4_STOCHASTIC && !recipe.divides &&
-         recipe.scale_order == DLFP4_GLOBAL_FIRST && recipe.four_over_six <= DLFP4_MEAN_SQUARED;
+bool is_recipe(const dlfp4_recipe &recipe, const FormatInfo &format) {
+  const auto is_below = [](int number, int last) { return number >= 0 && number <= last; };
+  return is_rounding(recipe.rounding) && recipe.rounding != DLFP4_UPWARD &&
+         is_below(number_of(recipe.scale_rule), DLFP4_SCALE_EVEN) &&
+         is_below(number_of(recipe.scale_order), DLFP4_INPUT_TYPE) &&
+         is_below(number_of(recipe.four_over_six), DLFP4_MEAN_SQUARED) && recipe.eps >= 0 &&
+         recipe.largest_scale >= 0 && is_scale(recipe.least_scale, format.row->scale) &&
+         is_scale(recipe.zero_scale, format.row->scale) && can_choose(recipe, format);
 }
 
 bool is_rotation(uint32_t rotation, int64_t length) {
@@ -70,6 +89,7 @@ dlfp4_status dlfp4_host_convert_scales(const void *src, int src_layout, void *ds
   using namespace dlfp4;
   if (src_layout < 0 || src_layout >= DLFP4_NUM_LAYOUTS || dst_layout < 0 || dst_layout >= DLFP4_NUM_LAYOUTS)
     return DLFP4_E_OPTION;
+  if (rows == 0 || columns == 0) return DLFP4_OK;  // perhaps without memory
   const auto make = [=](const void *data, int layout) {
     const dlfp4_layout_row &row = dlfp4_layouts[layout];
     const int64_t pitch = row.by_rows ? round_up(rows, row.rows) : round_up(columns, row.columns);

@@ -13,8 +13,8 @@ int scale_mantissa(const dlfp4_recipe &recipe);
 ScaleRule make_rule(const FormatInfo &format, const dlfp4_recipe &recipe, Source source,
                     const dlfp4_tensor_scale *scale);
 
-// Whether a recipe's four over six, if it has it, is for a format.
-bool can_choose(const dlfp4_recipe &recipe, const FormatInfo &format);
+// Whether a recipe has what is known, and its four over six, if it has it, is for a format.
+bool is_recipe(const dlfp4_recipe &recipe, const FormatInfo &format);
 
 // Whether lines of so many elements can be rotated so.
 bool is_rotation(uint32_t rotation, int64_t length);

@@ -277,7 +277,7 @@ int64_t dlfp4_host_grouped_matmul_workspace(const dlfp4_lines *a, const dlfp4_li
                                             const dlfp4_matmul_options *options) {
   using namespace dlfp4;
   GroupedCall call = {};
-  const Product product = {*a, *b, groups->rows, result->columns, length, options->activation};
+  const Product product = {*a, *b, groups->rows, result->columns, length, number_of(options->activation)};
   if (make_job(product, *groups, *result, options->alpha, &call) != DLFP4_OK) return -1;
   const WorkspaceSize size = size_workspace(call);
   return kAlign + size.prepared + size.segments + size.sums;
@@ -288,7 +288,7 @@ dlfp4_status dlfp4_host_grouped_matmul(const dlfp4_lines *a, const dlfp4_lines *
                                        const dlfp4_matmul_options *options, void *workspace) {
   using namespace dlfp4;
   GroupedCall call = {};
-  const Product product = {*a, *b, groups->rows, result->columns, length, options->activation};
+  const Product product = {*a, *b, groups->rows, result->columns, length, number_of(options->activation)};
   const dlfp4_status status = make_job(product, *groups, *result, options->alpha, &call);
   if (status != DLFP4_OK || result->rows == 0 || result->columns == 0) return status;
   const WorkspaceSize size = size_workspace(call);

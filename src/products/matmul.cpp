@@ -85,7 +85,7 @@ int64_t dlfp4_host_matmul_workspace(const dlfp4_lines *a, const dlfp4_lines *b, 
                                     const dlfp4_matrix *result, const dlfp4_matmul_options *options) {
   using namespace dlfp4;
   MatmulCall call = {};
-  const Product product = {*a, *b, result->rows, result->columns, length, options->activation};
+  const Product product = {*a, *b, result->rows, result->columns, length, number_of(options->activation)};
   if (make_job(product, *result, options->alpha, &call) != DLFP4_OK) return -1;
   return kAlign + bytes_of_rows(call.sides, rows_at_a_time(call.sides, result->rows));
 }
@@ -94,7 +94,7 @@ dlfp4_status dlfp4_host_matmul(const dlfp4_lines *a, const dlfp4_lines *b, int64
                                const dlfp4_matmul_options *options, void *workspace) {
   using namespace dlfp4;
   MatmulCall call = {};
-  const Product product = {*a, *b, result->rows, result->columns, length, options->activation};
+  const Product product = {*a, *b, result->rows, result->columns, length, number_of(options->activation)};
   const dlfp4_status status = make_job(product, *result, options->alpha, &call);
   if (status != DLFP4_OK || result->rows == 0 || result->columns == 0) return status;
   uint8_t *const memory = align(workspace);

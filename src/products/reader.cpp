@@ -128,7 +128,9 @@ dlfp4_status make_reader(const dlfp4_lines &lines, int level, Reader *reader) {
 double factor_of_line(const Reader &reader, int64_t line) {
   const LineFactors &factors = reader.of_lines;
   if (!factors.data) return 1;
-  return widen(factors.data[line_number(reader, line) / factors.lines * factors.stride]);
+  float factor;  // of any alignment
+  memcpy(&factor, factors.data + line_number(reader, line) / factors.lines * factors.stride, sizeof(factor));
+  return widen(factor);
 }
 
 bool is_value(const Reader &reader) {

@@ -96,10 +96,7 @@ int64_t depth_of(const Sides &sides) {
   return round_up(sides.length, any ? 1 : is_scaled_fp4(sides.b) ? sides.block : 4);
 }
 
-bool is_activation(dlfp4_activation activation) {
-  const int number = number_of(activation);
-  return number == DLFP4_ACTIVATION_EXACT || number == DLFP4_ACTIVATION_INT8;
-}
+bool is_activation(int number) { return number == DLFP4_ACTIVATION_EXACT || number == DLFP4_ACTIVATION_INT8; }
 
 }  // namespace
 

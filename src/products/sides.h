@@ -43,7 +43,7 @@ struct Sides {
 struct Product {
   const dlfp4_lines &a, &b;
   int64_t rows, columns, length;
-  dlfp4_activation activation;
+  int activation;  // a dlfp4_activation, or any other number
 };
 
 // DLFP4_OK, or why there is no such product.

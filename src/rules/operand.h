@@ -37,6 +37,10 @@ int number_of(const Enum &field) {
   return number;
 }
 
+inline bool is_rounding(const dlfp4_rounding &field) {
+  return number_of(field) >= DLFP4_NEAREST_EVEN && number_of(field) <= DLFP4_STOCHASTIC;
+}
+
 // Copies `bits` of codes, without a last byte's spare bits.
 static inline void copy_codes(uint8_t *dst, const uint8_t *src, int64_t bits) {
   memcpy(dst, src, static_cast<size_t>((bits + 7) / 8));

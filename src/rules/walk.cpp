@@ -152,11 +152,19 @@ void move_elements(Operand operand, const Move &move) {
   }
 }
 
+bool have_one_shape(const dlfp4_view &src, const dlfp4_view &dst) {
+  if (src.ndim != dst.ndim || src.ndim < 0) return false;
+  for (int32_t dim = 0; dim < src.ndim; ++dim)
+    if (src.shape[dim] != dst.shape[dim] || src.shape[dim] < 0) return false;
+  return true;
+}
+
 }  // namespace
 
 bool collapse(const dlfp4_view &src, const dlfp4_view &dst, Walk *walk) {
   walk->ndim = 0;
   walk->size = 0;
+  if (!have_one_shape(src, dst)) return false;
   if (is_empty(src)) return true;
   walk->size = 1;
   for (int32_t dim = 0; dim < src.ndim; ++dim) {

@@ -359,6 +359,15 @@ def test_recipes_that_are_none(options):
         dlfp4.Recipe(**options)
 
 
+@pytest.mark.parametrize("byte", [0x7F, 0x80, 0xB8])
+def test_scales_of_zeros_are_positive_numbers(byte):
+    x = make("normal", (32, 64))
+    with pytest.raises(ValueError, match=f"zero_scale={byte}: as float8_e4m3fn"):
+        dlfp4.quantize(x, "nvfp4", recipe=dlfp4.Recipe(zero_scale=byte))
+    dlfp4.quantize(x, "mxfp4", recipe=dlfp4.Recipe(zero_scale=byte))
+    dlfp4.quantize(x, "nvfp4", recipe=dlfp4.Recipe(zero_scale=0x7E))
+
+
 def test_formats_and_recipes_are_values():
     for name, format in dlfp4.formats().items():
         assert (format.name, str(format)) == (name, name)

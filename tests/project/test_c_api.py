@@ -287,6 +287,18 @@ def test_grouped_matmul(way):
     np.testing.assert_array_equal(out, expected)
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_experts_of_plain_weights(turned):
+    x, w, ends = values(9, 64), values(3, 64, 32), np.array([4, 4, 9])
+    rows = np.ascontiguousarray(w.transpose(0, 2, 1)).reshape(96, 64)
+    weights = np.asfortranarray(rows)[::-1][::-1] if turned else rows
+    out, expected = np.zeros((9, 32), np.float32), dlfp4.grouped_matmul(x, w, ends).to_numpy()
+    call = c_api.plain(x), c_api.plain(weights), routing(ends=ends), c_api.describe(out), None
+    workspace = ctypes.create_string_buffer(max(1, C.grouped_matmul_workspace(*call)))
+    assert C.grouped_matmul(*call, workspace) == c_api.OK
+    np.testing.assert_array_equal(out, expected)
+
+
 def test_rows_that_are_nowhere_are_refused():
     x, w = values(5, 64), c_api.describe_scaled(dlfp4.quantize(values(2, 32, 64), "mxfp4"))
     out = c_api.describe(np.zeros((5, 32), np.float32))
@@ -306,7 +318,61 @@ def test_rows_that_are_nowhere_are_refused():
     assert C.grouped_matmul_workspace(c_api.plain(x), w, None, out, None) == -1
 
 
+# ---- Strides that mean nothing, addresses of any alignment
+
+
+def test_empty_tensors_have_any_strides():
+    huge = (ctypes.c_int64 * 2)(2**62, 2**62)
+    x, out = np.zeros((3, 0), np.float32), np.zeros((3, 0), np.float16)
+    assert C.cast(c_api.describe(x, strides=huge), c_api.describe(out, strides=huge), None, 0, None) == c_api.OK
+    pairs = c_api.describe(np.zeros((3, 0), np.uint8), strides=huge, dtype=c_api.DLDataType(17, 4, 2))
+    assert C.cast(pairs, c_api.describe(out), None, 0, None) == c_api.OK
+    for strides in (None, huge):
+        scales = c_api.describe(np.zeros((128, 0), np.uint8), strides=strides)
+        assert C.convert_scales(scales, 1, scales, 0, 128, 0, 0, None) == c_api.OK
+
+
+def test_scales_of_lines_at_any_address():
+    x, w = values(3, 64), dlfp4.quantize(values(5, 64), "fp8_row")
+    scales = np.zeros(21, np.uint8)[1:].view(np.uint8)
+    scales[:] = w.scales.view("uint8").to_numpy().reshape(-1)
+    parts = c_api.describe_scaled(w)
+    moved = c_api.describe(w.scales, data=scales.ctypes.data)
+    parts.scales = ctypes.pointer(moved)
+    out, expected = np.zeros((3, 5), np.float32), dlfp4.matmul(x, w.mT).to_numpy()
+    call = c_api.plain(x), parts, c_api.describe(out), None
+    workspace = ctypes.create_string_buffer(C.matmul_workspace(*call))
+    assert C.matmul(*call, workspace) == c_api.OK
+    assert out.tobytes() == expected.tobytes()
+
+
 # ---- What is refused
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"rounding": 6}, {"rounding": -1}, {"scale_rule": 4}, {"scale_order": 3}, {"four_over_six": 3}, {"eps": -1.0},
+     {"least_scale": 0x7F}, {"least_scale": 0x80},
+     {"zero_scale": 0x7F}],
+)  # fmt: skip
+def test_recipes_that_are_not_known(options):
+    x = values(16, 32)
+    q = dlfp4.quantize(x, "nvfp4")
+    before, recipe = bytes_of(q), c_api.Recipe()
+    assert C.default_recipe(C.find_format(b"nvfp4"), byref(recipe)) == c_api.OK
+    for name, value in options.items():
+        setattr(recipe, name, value)
+    assert C.quantize(c_api.describe(x), byref(recipe), 0, c_api.describe_scaled(q), None, None) == c_api.E_OPTION
+    assert bytes_of(q) == before
+
+
+def test_activations_that_are_not_known():
+    x, w = values(3, 64), dlfp4.quantize(values(5, 64), "nvfp4")
+    call = c_api.plain(x), c_api.describe_scaled(w), c_api.describe(np.zeros((3, 5), np.float32))
+    for activation in (-1, 2, 2**31 - 1):
+        options = byref(c_api.MatmulOptions(activation=activation, alpha=1.0))
+        assert C.matmul_workspace(*call, options) == -1
+        assert C.matmul(*call, options, None) == c_api.E_OPTION
 
 
 def test_statuses_have_words():

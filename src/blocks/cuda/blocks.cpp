@@ -589,7 +589,7 @@ int dlfp4_cuda_quantize(int device, uintptr_t stream, const dlfp4_matrix *x, int
   if (context.status()) return context.status();
   FormatInfo info;
   Lines lines;
-  if (!find_format(format, &info) || !can_choose(*recipe, info)) return refuse(DLFP4_E_OPTION);
+  if (!find_format(format, &info) || !is_recipe(*recipe, info)) return refuse(DLFP4_E_OPTION);
   const uint32_t rotation = along_rows ? along_rows->rotation : along_columns ? along_columns->rotation : 0;
   if (rotation && along_rows && along_columns) return refuse(DLFP4_E_OPTION);
   if (!make_lines(*x, rotation && along_columns ? kAlongColumns : kAlongRows, &lines)) return refuse(DLFP4_E_DTYPE);

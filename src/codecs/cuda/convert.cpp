@@ -203,6 +203,7 @@ extern "C" int dlfp4_cuda_convert(int device, uintptr_t stream, const dlfp4_view
   using namespace dlfp4::cuda;
   const CurrentContext context(device);
   if (context.status()) return context.status();
+  if (options && !is_rounding(options->rounding)) return refuse(DLFP4_E_OPTION);
   const Round round = options ? Round{options->rounding, options->saturate != 0} : Round{DLFP4_NEAREST_EVEN, true};
   Conversion conversion = {{{}, {}, dst->part != 0}, round, options ? options->seed : 0, stream};
   Operands &sides = conversion.sides;
