@@ -134,26 +134,31 @@ int load_once(Image image, int device, const void *data) {
 
 bool is_in_table(int device) { return device >= 0 && device < kMaxDevices; }
 
-// The device of the current context, or -1.
-CUdevice current_device() {
+// The device of the current context, or -1 and why there is none.
+CUdevice current_device(int *status) {
   CUdevice device = -1;
-  return opened_driver().cuCtxGetDevice(&device) == 0 && is_in_table(device) ? device : -1;
+  *status = opened_driver().cuCtxGetDevice(&device);
+  if (*status == 0 && !is_in_table(device)) *status = kInvalidDevice;
+  return *status == 0 ? device : -1;
 }
 
-// The same, and its kernels of an image: null where none are loaded.
+// The same, and its kernels of an image: null where none are loaded, for which `status` is the reason.
 struct Current {
   CUdevice device;
   const Library *library;
+  int status;
 };
 
 Current current_kernels(Image image) {
-  const CUdevice device = current_device();
-  if (device < 0) return {device, nullptr};
-  return {device, loaded[image].services[device].library.load(std::memory_order_acquire)};
+  int status = 0;
+  const CUdevice device = current_device(&status);
+  if (device < 0) return {device, nullptr, status};
+  return {device, loaded[image].services[device].library.load(std::memory_order_acquire), kNotInitialized};
 }
 
 Properties current_properties() {
-  const CUdevice device = current_device();
+  int status = 0;
+  const CUdevice device = current_device(&status);
   return device >= 0 && is_served(device) ? properties[device] : Properties();
 }
 
@@ -190,7 +195,7 @@ LaunchAttribute overlapping() {
 
 int launch_shape(const DeviceKernel &kernel, const Shape &shape, void *params, uintptr_t stream) {
   const Current current = current_kernels(kernel.image);
-  if (!current.library) return kNotInitialized;
+  if (!current.library) return current.status;
   if (shape.blocks[0] > kMostBlocks || shape.blocks[1] > kMostBlocksAcross) return kInvalidValue;
   const int status = shape.shared_bytes > kSharedUnasked ? allow_shared_memory(kernel, current) : 0;
   if (status != 0) return status;

@@ -158,3 +158,106 @@ first.to_device("cuda:0")
 """
     printed = run(driver_folder, code)
     assert printed == ["copy 4096 from 0 to 1 on 0", "copy 4000 from 1 to 0 on 1", "True True"]
+
+
+FAILURES = """
+import ctypes
+import numpy as np
+
+driver = ctypes.CDLL("libcuda.so.1")
+driver.stand_in_failed.restype = ctypes.c_char_p
+driver.stand_in_held.restype = ctypes.c_long
+driver.stand_in_fail.argtypes = [ctypes.c_long, ctypes.c_int]
+FATAL, OUT_OF_MEMORY = 719, 2
+# What these were to give back is lost; and in silence what could not be freed: in a context or order that is not known.
+RETURNING = ("cuMemFreeAsync", "cuEventDestroy")
+KEEPING = (*RETURNING, "cuStreamIsCapturing", "cuStreamWaitEvent", "cuCtxPushCurrent")
+
+x = dlfp4.empty((32, 64), "float32", device="cuda:0")
+values = np.zeros((32, 64), np.float32)
+parts = (dlfp4.empty(shape, "uint8", device="cuda:0") for shape in ((32, 32), (32, 2)))
+q = dlfp4.ScaledTensor.from_parts(*parts, format="mxfp4")
+
+def on_streams():
+    y = dlfp4.cast(x, "float16", stream=1)
+    return dlfp4.cast(y, "float8_e4m3fn", stream=2)
+
+OPERATIONS = {
+    "empty": lambda: dlfp4.empty((4, 4), "float32", device="cuda:0"),
+    "cast": lambda: dlfp4.cast(x, "float16"),
+    "streams": on_streams,
+    "copy": lambda: x.T.copy(),
+    "to the device": lambda: dlfp4.asarray(values).to_device("cuda:0"),
+    "to the host": lambda: x.to_device("cpu"),
+    "to another device": lambda: x.to_device("cuda:1"),
+    "quantize": lambda: dlfp4.quantize(x, "nvfp4"),
+    "both axes": lambda: dlfp4.quantize(x, "mxfp4", axis=(-1, -2)),
+    "dequantize": lambda: q.dequantize(),
+    "layout": lambda: q.with_scale_layout("128x4"),
+    "shuffle": lambda: dlfp4.shuffle_weight(x),
+    "vecdot": lambda: dlfp4.vecdot(x, x),
+    "dot": lambda: dlfp4.dot(x[0], x[0]),
+    "prepare": lambda: q.prepare(),
+}
+
+def attempt(operation):
+    try:
+        result = operation()
+    except (dlfp4.DriverError, MemoryError) as error:
+        return f"{type(error).__name__}: {error}"   # whose traceback would hold what the operation had made
+    del result
+
+def fail_each(name, operation, code):
+    # Each call of the driver in turn, until the operation makes no more of them.
+    counts, number = {"raised": 0, "served": 0}, 0
+    while True:
+        before = driver.stand_in_held()
+        driver.stand_in_fail(number, code)
+        error = attempt(operation)
+        failed = driver.stand_in_failed().decode()
+        driver.stand_in_fail(-1, 0)
+        if not failed:
+            assert error is None, (name, number, error)
+            return counts
+        if error is not None:
+            named = f"CUDA_ERROR_OF_THE_STAND_IN ({code})"
+            assert named in error or error.startswith("MemoryError"), (name, failed, error)
+        leaked = driver.stand_in_held() - before
+        assert leaked == 0 or failed in (RETURNING if error else KEEPING), (name, failed, leaked, error)
+        counts["raised" if error else "served"] += 1
+        assert attempt(operation) is None, (name, failed)
+        number += 1
+
+for code in (FATAL, OUT_OF_MEMORY):
+    for name, operation in OPERATIONS.items():
+        print("counted", name, code, fail_each(name, operation, code), flush=True)
+"""
+
+
+def test_each_call_of_the_driver_fails_in_turn(driver_folder):
+    """An error with the failure's name, or the result without that call; nothing leaks, and the next call works."""
+    printed = run(driver_folder, FAILURES, DLFP4_CUDA_IMAGE="nvrtc")
+    counted = [line for line in printed if line.startswith("counted")]
+    assert len(counted) == 30
+    assert all("'raised': 0" not in line for line in counted), counted
+
+
+def test_casts_of_the_c_api_refuse_other_shapes_and_roundings(driver_folder):
+    code = """
+import ctypes
+from tests.support import c_api
+
+cast(0)   # loads the kernels
+C = c_api.load()
+x, other = (dlfp4.empty(shape, "float32", device="cuda:0") for shape in ((4, 32), (2, 32)))
+half = dlfp4.empty((4, 32), "float16", device="cuda:0")
+unknown = ctypes.byref(c_api.ConvertOptions(rounding=9, saturate=1))
+print("statuses", C.cast(c_api.describe(x), c_api.describe(other), None, 0, None) == c_api.E_SHAPE,
+      C.cast(c_api.describe(x), c_api.describe(half), unknown, 0, None) == c_api.E_OPTION, flush=True)
+"""
+    root = Path(__file__).parents[2]
+    copied = driver_folder / "support"
+    shutil.copytree(root / "tests" / "support", copied / "tests" / "support", dirs_exist_ok=True)
+    printed = run(driver_folder, code, DLFP4_CUDA_IMAGE="nvrtc", PYTHONPATH=str(copied))
+    assert printed[-1] == "statuses True True", printed
+    assert printed.count("0 sm_90") == 1, printed

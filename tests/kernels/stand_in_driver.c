@@ -2,7 +2,8 @@
  *
  * Kernels do nothing, but say on standard output on which device they were launched and from which image: a fatbin,
  * which serves the first device alone, or text, "sm_" and the compute capability that it serves; and on which stream,
- * if the variable STAND_IN_STREAMS is set, as do events. */
+ * if the variable STAND_IN_STREAMS is set, as do events. A test has any call fail by stand_in_fail, and asks by
+ * stand_in_held what has been allocated and created and not been given back. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -81,14 +82,46 @@ static int wait_event(void *stream, void *event, unsigned flags) {
   return kSuccess;
 }
 
+static _Atomic long held, calls, failing = -1;
+static int failure;
+static const char *failed = "";
+
+/* The number-th call from now on fails, once; -1: none. */
+void stand_in_fail(long number, int error) {
+  failed = "";
+  calls = 0;
+  failure = error;
+  failing = number;
+}
+
+/* Which call failed; "": none yet. */
+const char *stand_in_failed(void) { return failed; }
+
+long stand_in_held(void) { return held; }
+
+static int create_event(void **event, unsigned flags) {
+  (void)flags;
+  ++held;
+  *event = malloc(1);
+  return kSuccess;
+}
+
+static int destroy_event(void *event) {
+  --held;
+  free(event);
+  return kSuccess;
+}
+
 static int allocate(void **ptr, size_t bytes, void *stream) {
   (void)stream;
   *ptr = malloc(bytes);
+  held += *ptr != NULL;
   return *ptr ? kSuccess : kOutOfMemory;
 }
 
 static int release(void *ptr, void *stream) {
   (void)stream;
+  --held;
   free(ptr);
   return kSuccess;
 }
@@ -157,6 +190,8 @@ static const struct {
     {"cuStreamIsCapturing", is_capturing},
     {"cuStreamWaitEvent", wait_event},
     {"cuEventRecord", record},
+    {"cuEventCreate", create_event},
+    {"cuEventDestroy", destroy_event},
     {"cuMemAllocAsync", allocate},
     {"cuMemFreeAsync", release},
     {"cuMemcpyHtoDAsync", copy},
@@ -168,10 +203,35 @@ static const struct {
     {"cuLaunchKernelEx", launch},
 };
 
+static int fails(const char *name) {
+  if (calls++ != failing) return kSuccess;
+  failed = name;
+  return failure;
+}
+
+/* All arguments are integers and pointers, at most twelve, which any function takes as such. */
+typedef int (*Function)(long, long, long, long, long, long, long, long, long, long, long, long);
+
+static Function function_of(const char *name) {
+  for (size_t i = 0; i < sizeof(kFunctions) / sizeof(*kFunctions); ++i)
+    if (strcmp(name, kFunctions[i].name) == 0) return (Function)kFunctions[i].function;
+  return (Function)(void *)do_nothing;
+}
+
+#define DLFP4_CUDA_SYMBOL(name, version, parameters)                                                             \
+  static int call_##name(long a, long b, long c, long d, long e, long f, long g, long h, long i, long j, long k, \
+                         long l) {                                                                               \
+    const int status = fails(#name);                                                                             \
+    return status ? status : function_of(#name)(a, b, c, d, e, f, g, h, i, j, k, l);                             \
+  }
+#include "../../src/gpu/symbols.def"
+#undef DLFP4_CUDA_SYMBOL
+
 int cuGetProcAddress(const char *name, void **function, int version, uint64_t flags) {
   (void)version, (void)flags;
-  *function = do_nothing;
-  for (size_t i = 0; i < sizeof(kFunctions) / sizeof(*kFunctions); ++i)
-    if (strcmp(name, kFunctions[i].name) == 0) *function = kFunctions[i].function;
+#define DLFP4_CUDA_SYMBOL(symbol, since, parameters) \
+  if (strcmp(name, #symbol) == 0) *function = (void *)call_##symbol;
+#include "../../src/gpu/symbols.def"
+#undef DLFP4_CUDA_SYMBOL
   return kSuccess;
 }
