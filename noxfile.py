@@ -311,6 +311,19 @@ def sanitize(session: nox.Session) -> None:
 
 
 @nox.session
+def tsan(session: nox.Session) -> None:
+    """Have many threads use the library at once under ThreadSanitizer, which cannot see what OpenMP's wait for."""
+    folder = Path(session.create_tmp()) / "build"
+    session.install("cmake", "ninja")
+    options = ["-DDLFP4_KERNEL_TESTS=ON", "-DDLFP4_CUDA=OFF", "-DCMAKE_DISABLE_FIND_PACKAGE_OpenMP=ON"]
+    session.run(
+        "cmake", "-S", ".", "-B", str(folder), "-G", "Ninja", "-DCMAKE_CXX_FLAGS=-fsanitize=thread -g1", *options
+    )
+    session.run("cmake", "--build", str(folder), "--target", "test_concurrent")
+    session.run("ctest", "--test-dir", str(folder), "--output-on-failure", "--no-tests=error", "-R", "test_concurrent")
+
+
+@nox.session
 def fuzz(session: nox.Session) -> None:
     """Run random cases under the same sanitizers: `-- --seconds N`, and what else tests/fuzz/run.py takes.
 

@@ -77,7 +77,7 @@ struct Type {
   bool packed;
 };
 
-const char *name_of(Type type) { return dlfp4_dtypes[type.row].name; }
+inline const char *name_of(Type type) { return dlfp4_dtypes[type.row].name; }
 
 bool is_sub_byte(int row) { return kTypes[row].bits < 8; }
 
@@ -131,7 +131,7 @@ struct Code {
   uint8_t byte[16];
 };
 
-Code get_element(Type type, const uint8_t *data, int64_t offset) {
+inline Code get_element(Type type, const uint8_t *data, int64_t offset) {
   Code code = {};
   const int64_t first = offset * spacing_in_bits(type);
   for (int bit = 0; bit < kTypes[type.row].bits; ++bit) {
