@@ -58,13 +58,16 @@ class Tiles {
     _tile_zero(3);
   }
 
-  // Columns of a panel, and rows of x, whose bands are so many bytes apart.
-  DLFP4_INLINE void load(const void *panel, const uint8_t *x, int64_t band) const {
+  // Columns of a panel, and rows of x that are so many bytes apart.
+  DLFP4_INLINE void load(const void *panel, const void *first, const void *second, int64_t pitch) const {
     _tile_loadd(6, panel, kPanelRow);
-    _tile_loadd(4, x, kBandBytes);
+    _tile_loadd(4, first, pitch);
     _tile_loadd(7, static_cast<const uint8_t *>(panel) + kTileBytes, kPanelRow);
-    _tile_loadd(5, second_ < kBand ? x + second_ * kBandBytes : x + band, kBandBytes);
+    _tile_loadd(5, second, pitch);
   }
+
+  // The second tile's first row.
+  int64_t second() const { return second_; }
 
   // Dwords in rows of kColumns.
   DLFP4_INLINE void store(void *sums) const {
@@ -76,8 +79,8 @@ class Tiles {
   }
 
  private:
-  const int64_t bytes_;            // of a row of x in a tile
-  int64_t rows_ = 0, second_ = 0;  // the second tile's first row
+  const int64_t bytes_;  // of a row of x in a tile
+  int64_t rows_ = 0, second_ = 0;
 };
 
 // --- What lies ahead -------------------------------------------------------------------------
@@ -100,8 +103,9 @@ class Prefetching {
 
 // --- bfloat16 --------------------------------------------------------------------------------
 
+// Bands are so many positions apart.
 DLFP4_INLINE inline void add_bfloats(const Tiles &tiles, const void *panel, const uint16_t *x, int64_t band) {
-  tiles.load(panel, reinterpret_cast<const uint8_t *>(x), band);
+  tiles.load(panel, x, x + (tiles.second() < kBand ? tiles.second() * kStep : band), kBandBytes);
   _tile_dpbf16ps(0, 4, 6);
   _tile_dpbf16ps(1, 4, 7);
   _tile_dpbf16ps(2, 5, 6);
@@ -118,7 +122,7 @@ void add_last_bfloats(const Tiles &tiles, const uint16_t *panel, int64_t depth, 
 
 DLFP4_INLINE inline void sum_bfloats(const Tiles &tiles, const uint16_t *panel, const uint16_t *x, int64_t pitch,
                                      int64_t depth, Prefetching *ask) {
-  const int64_t whole = depth / kStep * kStep, band = kBand * pitch * static_cast<int64_t>(sizeof(*x));
+  const int64_t whole = depth / kStep * kStep, band = kBand * pitch;
   tiles.clear();
   for (int64_t k = 0; k < whole; k += kStep) {
     (*ask)();

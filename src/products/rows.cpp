@@ -162,8 +162,10 @@ void each_piece(const Sides &sides, const PreparedRows &rows, int64_t row, int64
     put(k * item, find_piece(sides, rows, row, first + k), least(step, count - k) * item);
 }
 
+// What the row's elements may leave: in bands their last piece and what follows.
 void clear_row(const Sides &sides, const PreparedRows &rows, int64_t row) {
-  each_piece(sides, rows, row, 0, rows.pitch,
+  const int64_t step = kBandBytes / item_of(sides), first = are_in_bands(sides) ? sides.length / step * step : 0;
+  each_piece(sides, rows, row, first, rows.pitch - first,
              [](int64_t, uint8_t *to, int64_t bytes) { memset(to, 0, static_cast<size_t>(bytes)); });
 }
 
@@ -175,8 +177,10 @@ void put_bfloats(const Sides &sides, const PreparedRows &rows, int64_t row, int6
     return;
   }
   const uint8_t *const from = reinterpret_cast<const uint8_t *>(part);
-  each_piece(sides, rows, row, first, count,
-             [from](int64_t at, uint8_t *to, int64_t bytes) { memcpy(to, from + at, static_cast<size_t>(bytes)); });
+  each_piece(sides, rows, row, first, count, [from](int64_t at, uint8_t *to, int64_t bytes) {
+    if (bytes == kBandBytes) return static_cast<void>(memcpy(to, from + at, kBandBytes));  // which needs no call
+    memcpy(to, from + at, static_cast<size_t>(bytes));
+  });
 }
 
 // A row as bfloat16, in as many rows as it has parts, each in order or in that of spread_bfloat.

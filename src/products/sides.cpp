@@ -13,7 +13,7 @@ namespace {
 // integers the limit depends on the level.
 constexpr int64_t kMostBlockRows = 2, kMostElementRows = 12, kMostSpreadRows = 8;
 constexpr int64_t kMostFloatRows = 8;
-constexpr int64_t kMostRowsInParts = 32;  // of float32, by panels
+constexpr int64_t kMostRowsInParts = 32;  // of float32, by panels of bfloat16 without tiles
 constexpr int64_t kLeastColumns = 64;     // for which it pays to make integers of a row of FP4
 
 int significant_bits(int row) { return 1 + kTypes[row].mantissa; }
@@ -51,7 +51,8 @@ bool has_line_elements(const Sides &sides) {
 
 // Parts cost less than float32 if b is FP4, which is then not decoded to float32.
 Form choose_fp4(const Sides &sides, int64_t rows, int64_t parts) {
-  if (!sides.kernels->tiles.multiply_bfloats || (parts > 2 && rows > kMostRowsInParts))
+  const TileKernels &tiles = sides.kernels->tiles;
+  if (!tiles.multiply_bfloats || (parts > 2 && rows > kMostRowsInParts && !tiles.take_bands))
     return rows <= kMostFloatRows ? kFloatLines : kFloatPanels;
   const bool by_lines = rows * parts <= kMostSpreadRows && sides.kernels->lines.multiply_spread[sides.b.format.key];
   return by_lines ? kSpreadLines : kBfloatPanels;
@@ -72,15 +73,20 @@ int64_t block_of(const Sides &sides) {
   return is_scaled_fp4(sides.a) ? least(of_b, sides.a.format.block) : of_b;
 }
 
-// Both sides as integers; a's blocks are b's or longer where lines serve. Blocks are multiplied as they lie where
-// levels have no such lines, or rows meet few columns.
+// Powers of two, of which elements times the largest and the smallest leave bfloat16.
+bool has_power_scales(const Reader &reader) { return significant_bits(reader.format.row->scale) == 1; }
+
+// Both sides as integers, or by tiles as bfloat16, whose sums no scales interrupt; a's blocks are b's or longer where
+// lines serve. Blocks are multiplied as they lie where levels have no such lines, or rows meet few columns.
 Form choose_integers(const Sides &sides, int64_t rows, bool as_they_lie) {
   const bool by_blocks = as_they_lie && rows <= kMostBlockRows;
   const LineKernels &lines = sides.kernels->lines;
   const bool by_lines = rows <= lines.most_rounded_rows && lines.multiply_rounded[sides.b.format.key] &&
                         block_of(sides) == sides.b.format.block;
   if (by_lines && !(by_blocks && sides.columns < kLeastColumns)) return kRoundedLines;
-  return by_blocks ? kBlockLines : kIntegerPanels;
+  if (by_blocks) return kBlockLines;
+  const bool are_exact = !sides.rounds && !has_power_scales(sides.a) && !has_power_scales(sides.b);
+  return are_exact && sides.kernels->tiles.take_bands ? kBfloatPanels : kIntegerPanels;
 }
 
 Form form_of(const Sides &sides, int64_t rows) {
