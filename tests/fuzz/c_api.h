@@ -504,19 +504,17 @@ Outcome call_at(Arena *arena, const char *level, Call call) {
 enum Must { kMay, kMustTake, kMustRefuse };
 
 // At a level of the input's and at the scalar one; the same status, and, where `compare`, the same memory. Returns
-// whether it was taken, with the memory as the scalar level left it, and the other's in `fast`.
+// whether it was taken, with the memory as the scalar level left it.
 template <class Call>
-bool run(Bytes *input, Arena *arena, Must must, bool compare, Call call, std::vector<uint8_t> *fast = nullptr) {
+bool run(Bytes *input, Arena *arena, Must must, bool compare, Call call) {
   const char *const level = levels()[static_cast<size_t>(input->below(static_cast<int>(levels().size())))];
   const Outcome one = call_at(arena, level, call);
   arena->restore(one.before);
   const Outcome other = call_at(arena, "scalar", call);
   require(one.status == other.status, "levels return several statuses");
-  if (must == kMustTake && one.status) fprintf(stderr, "status %d\n", one.status);
   require(must != kMustTake || one.status == DLFP4_OK, "a call that has to be taken is refused");
   require(must != kMustRefuse || one.status != DLFP4_OK, "a call that has to be refused is taken");
   require(!compare || one.after == other.after, "levels give several results");
-  if (fast) *fast = one.after;
   return one.status == DLFP4_OK;
 }
 
