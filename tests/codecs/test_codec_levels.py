@@ -1,5 +1,6 @@
 """Each level of instruction sets converts as the scalar kernels do, bit by bit; one that is not there is refused."""
 
+import ctypes
 import re
 from pathlib import Path
 
@@ -139,7 +140,14 @@ def flags():
     if not CPUINFO.exists():
         pytest.skip(f"no {CPUINFO}")
     lines = dict(re.split(r"\s*:\s*", line, maxsplit=1) for line in CPUINFO.read_text().splitlines() if ":" in line)
-    return set((lines.get("flags") or lines["Features"]).split())
+    found = set((lines.get("flags") or lines["Features"]).split())
+    return found if may_use_tiles(found) else found - {"amx_tile"}
+
+
+def may_use_tiles(flags):
+    """Whether Linux, or the container, gives a process the tiles that the processor has."""
+    arch_prctl, request, tile_data = 158, 0x1023, 18
+    return "amx_tile" in flags and ctypes.CDLL(None).syscall(arch_prctl, request, tile_data) == 0
 
 
 def test_every_level_of_this_processor_is_there(flags):
