@@ -1,22 +1,27 @@
 """What block scaling costs: GB/s on the float side, dlfp4 beside its peers and beside a plain copy.
 
-    python benchmarks/bench_scaling.py [--only TEXT] [--sizes 4Ki,1Mi,64Mi] [--threads 1,0] [--json FILE]
+    python benchmarks/bench_scaling.py [--only TEXT] [--sizes 4Ki,1Mi,64Mi] [--threads 1,0] [--crowded] [--json FILE]
 
 A square matrix is quantized along its rows, its columns, or both at once, and dequantized. dlfp4 writes into memory
 that it was given; the peers have no such argument. The limit is `np.copyto` of as many bytes in all as are read and
 written; NVFP4 reads its input twice where the scale of the tensor is not given; with a scale a row it reads a row, then
 finds it in a cache. "ours / best" is the fastest peer's
 time over ours, "ours / limit" the copy's time over ours: more is better. "/ rows" is the time over that of rows.
+"/ plain" is the speed beside that of the plain format, timed in the same rounds: fp8_row beside fp8_e4m3, mxfp8_32x32
+beside mxfp8_e4m3, four over six, a scale a row and Hadamard beside NVFP4 or MXFP8 without.
 
 Peers: torchao as it is; torchao through torch.compile, which has no float8_e8m0fnu here, so that MX takes the rule
 rceil, and scales as bytes; NumPy with ml_dtypes; ggml in NumPy (its package gguf); fouroversix as its own reference in
 PyTorch. torchao's columns are the rows of a transposed copy. From 16 Mi elements on only torchao is measured, and only
 along rows.
+
+With --crowded one thread is timed by the processor's time, for machines on which others work.
 """
 
 import argparse
 import itertools
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from typing import Any
 
 import harness
@@ -44,6 +49,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     FOUR_OVER_SIX: {"recipe": dlfp4.Recipe(four_over_six="mean_squared")},
 }
 
+PLAIN = {"fp8_row": "fp8_e4m3", "mxfp8_32x32": "mxfp8_e4m3"}
+
 
 @dataclass(frozen=True)
 class Task:
@@ -61,6 +68,14 @@ class Task:
     @property
     def title(self) -> str:
         return f"{self.name} -> {self.dtype}" if self.back else f"{self.dtype} -> {self.name}"
+
+    @property
+    def plain(self) -> "Task | None":
+        """What it is compared with, where it is more than a plain format."""
+        format = PLAIN.get(self.format, self.format)
+        variant = "" if self.variant != GIVEN else GIVEN
+        other = replace(self, format=format, variant=variant)
+        return None if other == self else other
 
     @property
     def options(self) -> dict[str, Any]:
@@ -84,6 +99,7 @@ class Group(harness.Comparison):
 
     task: Task
     along: str
+    plain: Case | None
 
     @property
     def title(self) -> str:
@@ -171,8 +187,12 @@ def measure(torchao: Torchao, gguf: Any, task: Task, elements: int, threads: int
         limit = Case("copy", "f(o, x)", f=np.copyto, x=octets, o=octets.copy())
         peers = peer_cases(torchao, gguf, task, x, along)
         wanted = {name: case for name, case in peers.items() if name in options.peers}
-        groups.append(Group(task, along, elements=elements, threads=threads, ours=ours, limit=limit, peers=wanted))
-    cases = [case for group in groups for case in (group.ours, group.limit, *group.peers.values())]
+        plain = our_case(task.plain, x, axis)[0] if task.plain else None
+        groups.append(
+            Group(task, along, plain, elements=elements, threads=threads, ours=ours, limit=limit, peers=wanted)
+        )
+    timed = [case for group in groups for case in (group.plain, group.ours, group.limit, *group.peers.values())]
+    cases = [case for case in timed if case]
     rounds = max(3, options.rounds // 8) if elements >= LARGE else options.rounds
     harness.measure(cases, rounds, options.slice_ms)
     for case in cases:
@@ -200,6 +220,7 @@ def row_of(group: Group, rows: Group) -> tuple[str, ...]:
         cell(group.limit),
         number(group.limit.ratio(group.ours)),
         number(group.ours.ratio(rows.ours)) if group.along else "",
+        number(group.plain.ratio(group.ours)) if group.plain else "",
     )
 
 
@@ -238,6 +259,7 @@ def main() -> None:
     parser.add_argument(
         "--peers", type=lambda text: text.split(","), default=",".join(COLUMNS), help="columns (default: %(default)s)"
     )
+    parser.add_argument("--crowded", action="store_true", help="time one thread by the processor's time")
     parser.add_argument("--list", action="store_true", help="print the tasks and stop")
     options = parser.parse_args()
     tasks = [task for task in TASKS if options.only in task.title]
@@ -247,11 +269,15 @@ def main() -> None:
         print("\n".join(task.title for task in tasks))
         return
 
+    if options.crowded:
+        if options.threads != [1]:
+            parser.error("--crowded needs --threads 1: a thread's time says nothing of others'")
+        Case.clock = staticmethod(time.thread_time)
     torchao, gguf = Torchao(), harness.load("gguf")
     machine = harness.describe_machine(PEERS)
     print("\n".join(harness.machine_lines(machine)))
     results: list[Group] = []
-    table = harness.Table(("<", "dlfp4", *COLUMNS, "ours / best", "copy", "ours / limit", "/ rows"))
+    table = harness.Table(("<", "dlfp4", *COLUMNS, "ours / best", "copy", "ours / limit", "/ rows", "/ plain"))
     for elements, threads, task in itertools.product(options.sizes, options.threads, tasks):
         groups = measure(torchao, gguf, task, elements, threads, options)
         for group in groups:
