@@ -375,7 +375,7 @@ cdef extern from "gpu/kernels.h" nogil:
     int dlfp4_cuda_vecdot(int, uintptr_t, const dlfp4_cuda_lines *, const dlfp4_cuda_lines *, int, const int64_t *,
                           int64_t, float *, double *)
     ctypedef struct dlfp4_cuda_prepared_size:
-        int64_t blocks, code_bytes, scale_bytes
+        int64_t blocks, code_bytes, scale_bytes, block_rows
     ctypedef struct dlfp4_cuda_report:
         uint32_t refused, largest, smallest
     dlfp4_cuda_prepared_size dlfp4_cuda_size_prepared(int, int64_t, int64_t)

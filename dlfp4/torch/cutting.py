@@ -5,7 +5,7 @@ The rules are those of ``core/tensor/slices.pxi``, on tensors that need have no 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -55,6 +55,8 @@ def cut(q: ScaledTensor, dim: int, first: int, last: int) -> ScaledTensor:
     result = (*shape[:dim], last - first, *shape[dim + 1 :])
     if (first, last) == (0, shape[dim]):
         return mapped(q, torch.ops.aten.alias.default)
+    if q.encoding.prepared is not None:
+        return cut_prepared(q, dim, first, last, result)
     format = format_to_cut(q)
     lines, length = format.block or (1, None)
     along, across = length or (2 if format.element.name in SUBBYTE else 1), max(1, lines)
@@ -62,14 +64,52 @@ def cut(q: ScaledTensor, dim: int, first: int, last: int) -> ScaledTensor:
     rows, columns = count_elements(shape[:-1]), shape[-1]
     if dim == len(shape) - 1:
         return cut_parts(q, format, Cut(0, rows, rows, steps[0]), Cut(first, last, columns, steps[1]), result)
+    cut_rows = rows_of(q, dim, first, last, steps[0])
+    return cut_parts(q, format, cut_rows, Cut(0, columns, columns, steps[1]), result)
+
+
+def rows_of(q: ScaledTensor, dim: int, first: int, last: int, step: int) -> Cut:
+    """The rows that an interval of a leading dimension takes; ValueError where they do not follow one another."""
+    shape = tuple(q.shape)
     if count_elements(shape[:dim]) > 1:
         raise ValueError(
             f"rows {first}:{last} along dimension {dim} of {described(q)} do not follow one another; take each tensor "
             f"of the stack, q[k]"
         )
     inner = count_elements(shape[dim + 1 : -1])
-    cut_rows = Cut(first * inner, last * inner, rows, steps[0])
-    return cut_parts(q, format, cut_rows, Cut(0, columns, columns, steps[1]), result)
+    return Cut(first * inner, last * inner, count_elements(shape[:-1]), step)
+
+
+def cut_prepared(q: ScaledTensor, dim: int, first: int, last: int, shape: Shape) -> ScaledTensor:
+    """Whole blocks of a prepared weight's rows, such as matrices of a stack, which follow one another."""
+    encoding, facts = q.encoding, q.encoding.prepared
+    assert facts is not None
+    *_, height = _core._size_of_prepared(encoding.format, facts.rows, facts.columns)
+    by_rows = encoding.axis == -1 and dim < q.dim() - 1 and count_elements(shape) > 0
+    rows = rows_of(q, dim, first, last, height) if by_rows else None
+    if rows is None or rows.first % height or (rows.last % height and rows.last != rows.extent):
+        raise ValueError(
+            f"{described(q)} cannot be cut to {first}:{last} along dimension {dim}: prepared, it has borders at "
+            f"multiples of {height} rows; do not prepare it"
+        )
+    in_row = q.elements.shape[0] // -(-facts.rows // height)
+    blocks = slice(rows.first // height * in_row, -(-rows.last // height) * in_row)
+    parts = dict(present(q)) | {"elements": q.elements[blocks]}
+    if _core._find_format(encoding.format).block is not None:
+        parts["scales"] = q.scales[blocks]
+    share_scale(q, parts, slice(rows.first, rows.last), rows.extent)
+    form = str(replace(encoding, prepared=facts._replace(rows=rows.last - rows.first)))
+    return ScaledTensor(parts, form, shape, q.dtype)
+
+
+def share_scale(q: ScaledTensor, parts: dict[str, torch.Tensor | None], lines: slice, extent: int) -> None:
+    """Of global scales that lines or matrices have, those of some lines: one matrix has a number."""
+    if q.global_scale is None or not q.global_scale.dim():
+        return
+    each = max(1, extent // max(1, q.global_scale.numel()))
+    unit = q.global_scale[lines.start // each : -(-lines.stop // each)]
+    parts["global_scale"] = unit if each == 1 or unit.numel() != 1 else unit.reshape(())
+    parts["encode_scale"] = None
 
 
 def format_to_cut(q: ScaledTensor) -> Format:
@@ -103,11 +143,7 @@ def cut_parts(q: ScaledTensor, format: Format, rows: Cut, columns: Cut, shape: S
         parts["scales"] = q.scales[index[::-1] if transposed else index]
         if q.offsets is not None:
             parts["offsets"] = q.offsets[offsets_within(q, *index)]
-    if q.global_scale is not None and q.global_scale.dim():
-        each = max(1, lines.extent // max(1, q.global_scale.numel()))
-        unit = q.global_scale[lines.of(each)]
-        parts["global_scale"] = unit if each == 1 or unit.numel() != 1 else unit.reshape(())
-        parts["encode_scale"] = None
+    share_scale(q, parts, lines.of(1), lines.extent)
     return like(q, parts, shape=shape)
 
 

@@ -36,6 +36,8 @@ class Whole(NamedTuple):
 def offer(q: ScaledTensor, mesh: Any, shape: Shape) -> tuple[tuple[torch.Tensor, ...], Whole]:
     """A shard's parts, and what has to be known when all have come."""
     shards = mesh.size()
+    if q.encoding.prepared is not None:
+        raise ValueError(f"{described(q)} on {shards} processes: prepared, its parts are not gathered; prepare=False")
     if shape[1:] != tuple(q.shape[1:]) or shape[0] != q.shape[0] * shards:
         raise ValueError(
             f"a quantized weight of shape {shape} on {shards} processes: {described(q)} is no equal share of its rows; "

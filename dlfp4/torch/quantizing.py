@@ -51,9 +51,10 @@ def quantize_(
         Patterns of the names of parameters; :func:`dlfp4.checkpoints.selection.choose`, which decides for files as
         well, says what they match, and what is quantized without them: neither embeddings nor heads, routers, norms.
     prepare : bool
-        Bring matrices on CUDA devices into the order of dlfp4's kernels; see :meth:`dlfp4.ScaledTensor.prepare`. Such
-        weights cannot be cut, as FSDP does. With activation "fp8_1x128" or "fp8_row", whose kernels read weights as
-        they lie, they are left so.
+        Bring weights on CUDA devices into the order of dlfp4's kernels; see :meth:`dlfp4.ScaledTensor.prepare`:
+        matrices, and stacks of such with a multiple of 128 rows. They are cut between blocks of 128 rows alone, so that
+        FSDP cannot have them. With activation "fp8_1x128" or "fp8_row", whose kernels read weights as they lie, they
+        are left so.
     activation : {"int8", "fp8_1x128", "mxfp8", "fp8_row"}, optional
         How layers round x; see :class:`Linear`.
     convention : str, optional
@@ -157,9 +158,18 @@ def reads_prepared(activation: Activation | None) -> bool:
     return format is None or exact_types_of(_core._find_format(format)) != ("float32",)
 
 
+def block_rows(format: str) -> int:
+    """Rows of a block of weights that are prepared; 0 of formats that are not."""
+    return _core._size_of_prepared(format, 1, 1)[3]
+
+
 def as_weight(q: Scaled, old: torch.Tensor, prepare: bool) -> torch.nn.Parameter:
-    """The parameter that takes the place of another; conventions store a matrix of (in, out) as its transpose."""
-    if prepare and q.ndim == 2:
+    """The parameter that takes the place of another; conventions store a matrix of (in, out) as its transpose.
+
+    Of a stack that is prepared each matrix is whole blocks, so that it can be taken out.
+    """
+    lines = q.shape[-2 if q.axis == -1 else -1]
+    if prepare and (q.ndim == 2 or (q.ndim == 3 and lines % max(1, block_rows(q.format.name)) == 0)):
         q = q.prepare()
     weight = ScaledTensor.from_dlfp4(q, old.dtype)
     return torch.nn.Parameter(turn(weight) if weight.shape != old.shape else weight, requires_grad=False)

@@ -240,7 +240,7 @@ def share_prepared(x: Parts, parts: _Stored, shape: Any, encoding: Encoding) -> 
     facts = encoding.prepared
     assert facts is not None
     assert x.scales is not None
-    _, code_bytes, scale_bytes = _core._size_of_prepared(encoding.format, facts.rows, facts.columns)
+    _, code_bytes, scale_bytes, _ = _core._size_of_prepared(encoding.format, facts.rows, facts.columns)
     by_block = _core.formats()[encoding.format].block is not None
     follow = not by_block or x.scales.data_ptr() == x.data.data_ptr() + code_bytes
     if follow and x.data.stride(0) == code_bytes + scale_bytes:

@@ -67,10 +67,10 @@ int dlfp4_cuda_vecdot(int device, uintptr_t stream, const dlfp4_cuda_lines *a, c
 /* --- Products with prepared weights: see prepared.h ----------------------------------------------------------------
  */
 
-/* The prepared form of `rows` rows of a format's elements: blocks of code_bytes and, after them, scale_bytes. All zero
- * for formats that have none. */
+/* The prepared form of `rows` rows of a format's elements: blocks of code_bytes and, after them, scale_bytes. Those of
+ * each `block_rows` rows follow one another. All zero for formats that have none. */
 typedef struct {
-  int64_t blocks, code_bytes, scale_bytes;
+  int64_t blocks, code_bytes, scale_bytes, block_rows;
 } dlfp4_cuda_prepared_size;
 dlfp4_cuda_prepared_size dlfp4_cuda_size_prepared(int format, int64_t rows, int64_t columns);
 

@@ -313,7 +313,7 @@ def test_only_stacks_are_turned():
 def test_prepared_weights_have_the_size_of_their_shape(facts):
     """Kernels go by the facts, which PyTorch's form brings along as text."""
     restore, size_of = dlfp4._core._restore_prepared, dlfp4._core._size_of_prepared
-    blocks, codes, scales = size_of("nvfp4", 64, 64)
+    blocks, codes, scales, _ = size_of("nvfp4", 64, 64)
     memory = np.zeros((blocks, codes + scales), np.uint8)
     parts = (memory[:, :codes], memory[:, codes:], None, "nvfp4", -1, (64, 64), None)
     assert restore(*parts, (64, 64, 0, True)).shape == (64, 64)

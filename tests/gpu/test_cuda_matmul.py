@@ -104,6 +104,36 @@ def test_which_formats_are_prepared():
     assert all(w.prepare() is w for name, w in weights.items() if name not in PREPARABLE)
 
 
+@pytest.mark.parametrize("name", PREPARABLE)
+def test_slices_of_prepared_weights(name):
+    """Matrices of a stack, with a global scale each where the format has one, and rows: between blocks of 128 rows."""
+    stack = dlfp4.stack([dlfp4.quantize(values((256, 160), seed), name) for seed in range(3)])
+    stack = on_cuda(stack)
+    there = stack.prepare()
+    if there.scale_layout != "prepared":  # of FP8 the kernels know one scale
+        stack = on_cuda(dlfp4.quantize(values((3, 256, 160)), name))
+        there = stack.prepare()
+    x = on_cuda(native_cast(values((5, 160)), "bfloat16"))
+    for key in (1, -1, slice(1, 3), (2, slice(128, 256)), (0, slice(128, None)), (slice(1), slice(None)), slice(2, 2)):
+        part, expected = there[key], stack[key]
+        assert part.shape == expected.shape
+        assert part.scale_layout == ("prepared" if part.data.size else "linear")
+        assert_same_bytes(part.dequantize(), expected.dequantize())
+        if part.ndim == 2:
+            product = dlfp4.matmul(x, part.mT, backend="cuda")
+            assert_same_bytes(product, dlfp4.matmul(x, expected.prepare().mT, backend="cuda"))
+            assert part.data.data_ptr > there.data.data_ptr
+    assert_same_bytes(there.mT[1].dequantize(), stack.mT[1].dequantize())
+    for key in ((1, slice(64)), (1, slice(None), slice(64)), (slice(None), slice(128))):
+        with pytest.raises((ValueError, BufferError), match=r"blocks of 128 rows|do not follow one another"):
+            there[key]
+
+
+def assert_same_bytes(a, b):
+    host = [x.to_device("cpu").view("uint8").to_numpy().tobytes() for x in (a, b)]
+    assert host[0] == host[1]
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", PREPARABLE)
 @pytest.mark.parametrize("case", CASES + LARGE, ids=str)

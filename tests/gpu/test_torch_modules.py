@@ -3,11 +3,13 @@
 import copy
 import importlib
 import io
+import types
 
 import pytest
 
 import dlfp4
 
+from . import test_cuda_experts as experts
 from .test_torch_ops import host_bytes, randn
 from .test_torch_ops import pytestmark as pytestmark
 from .test_torch_ops import torch as torch
@@ -67,3 +69,33 @@ def test_compiled(torch, case, mode):
             got = compiled(x * scale).clone()
             want = layers(x * scale)
             assert torch.allclose(got.float(), want.float(), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("name", ["nvfp4", "mxfp4", "mxfp8_e4m3"])
+@pytest.mark.parametrize("rows", [256, 192])
+def test_stacks_of_experts(torch, dt, name, rows):
+    """Prepared where each matrix is whole blocks: products by experts, and by one of them, which is a view."""
+    if dlfp4._core._cuda_capability(0) != (9, 0):
+        pytest.skip(f"kernels for compute capability 9.0; this device has {dlfp4._core._cuda_capability(0)}")
+    module = torch.nn.Module()
+    module.gate_up_proj = torch.nn.Parameter(randn(torch, 4, rows, 128).bfloat16())
+    dt.quantize_(module, name, include=["*"])
+    w, x = module.gate_up_proj, randn(torch, 64, 128, seed=1).bfloat16()
+    assert (w.to_dlfp4().scale_layout == "prepared") == (rows == 256)
+    for expert in range(4):
+        assert torch.equal(w[expert].dequantize(), w.dequantize()[expert])
+        assert host_bytes(torch, x @ w[expert].mT) == host_bytes(torch, dt.matmul(x, w[expert].mT))
+    stacked = torch.bmm(x.reshape(4, 16, 128), w.mT)
+    for expert in range(4):
+        part = x[16 * expert : 16 * expert + 16]
+        assert host_bytes(torch, stacked[expert]) == host_bytes(torch, dt.matmul(part, w[expert].mT))
+    if rows == 256:
+        assert w[1].elements.data_ptr() > w.elements.data_ptr()
+        ends = experts.numbers(torch, [10, 20, 20, 64])
+        expected = experts.by_expert(torch, x, w.to_dlfp4(), ends.tolist(), "bfloat16")
+        experts.same(torch, torch.nn.functional.grouped_mm(x, w.mT, offs=ends), expected)
+        with pytest.raises(ValueError, match="multiples of 128 rows"):
+            w[1][:64]
+        two = types.SimpleNamespace(size=lambda: 2)
+        with pytest.raises(ValueError, match="prepare=False"):
+            w.fsdp_pre_all_gather(two, (8, rows, 128), (rows * 128, 128, 1), module, None)

@@ -161,6 +161,27 @@ def _restore_prepared(data, scales, global_scale, format, int axis, shape, hadam
     return self
 
 
+cdef ScaledTensor slice_prepared(ScaledTensor self, Cut rows, Cut columns, tuple shape):
+    """Whole blocks of rows, such as matrices of a stack: a view."""
+    cdef dlfp4_cuda_prepared_size size = size_of_prepared(self)
+    cdef int64_t in_row = size.blocks // divide_up(rows.extent, size.block_rows)
+    cdef Tensor codes, scales = self.scales
+    if (rows.first % size.block_rows or (rows.last % size.block_rows and rows.last != rows.extent)
+            or columns.last - columns.first != columns.extent):
+        raise ValueError(f"rows {rows.first}:{rows.last} of {rows.extent} and columns {columns.first}:{columns.last} "
+                         f"of {columns.extent} of {summary_of(self)}: prepared, it is sliced between blocks of "
+                         f"{size.block_rows} rows; call .with_scale_layout('linear') first")
+    blocks = slice(rows.first // size.block_rows * in_row, divide_up(rows.last, size.block_rows) * in_row)
+    codes = slice_tensor(self.data, blocks)
+    if self.format.block is not None:
+        scales = slice_tensor(scales, blocks)
+    cdef Tensor unit = global_scale_of(self, rows.first, rows.last)
+    cdef ScaledTensor part = make_scaled(codes, scales, unit, self.format, -1, "prepared", shape, self.rotation, None)
+    part.prepared = Prepared(rows.last - rows.first, self.prepared.columns, self.prepared.largest,
+                             self.prepared.exact_in_half)
+    return as_encoded(self, part) if lines_of_global_scale(self) == 0 else part
+
+
 cdef int check_prepared(ScaledTensor self) except -1:
     """Whether the memory has the size that kernels will read, and the tensor the shape that they will take it for."""
     cdef dlfp4_cuda_prepared_size size
@@ -198,9 +219,9 @@ cdef bint lies_in_one_piece(ScaledTensor self) noexcept:
 
 
 def _size_of_prepared(format, int64_t rows, int64_t columns):
-    """The blocks of a prepared weight, and of each the bytes of its codes and of its scales."""
+    """The blocks of a prepared weight, of each the bytes of its codes and of its scales, and its rows."""
     cdef dlfp4_cuda_prepared_size size = dlfp4_cuda_size_prepared(_find_format(format).number, rows, columns)
-    return size.blocks, size.code_bytes, size.scale_bytes
+    return size.blocks, size.code_bytes, size.scale_bytes, size.block_rows
 
 
 # ---- Products; dlfp4/engines/cuda.py says which operands are taken

@@ -206,7 +206,7 @@ cdef class ScaledTensor:
             As NumPy's: ``q[:32]``, ``q[:, 64:128]``, ``q[..., -64:]``. Slices have no step, and start and end where a
             block does: at multiples of its extent, and at the tensor's end. Of a stack ``(E, ..., N, K)``, such as
             experts' weights, ``q[k]`` is one tensor and ``q[2:5]`` some; the rows that are taken must follow one
-            another.
+            another. What is prepared is cut between blocks of 128 rows alone.
 
         Returns
         -------
@@ -217,7 +217,8 @@ cdef class ScaledTensor:
         Raises
         ------
         ValueError
-            A slice cuts through a block (the message says where borders are) or has a step; scales are not linear.
+            A slice cuts through a block (the message says where borders are) or has a step; scales are neither linear
+            nor prepared.
         BufferError
             The rows do not follow one another: ``q[:, :32]`` of a stack of several.
         IndexError, TypeError

@@ -12,10 +12,15 @@ cdef ScaledTensor slice_scaled(ScaledTensor self, key):
     if self.turned and type(key) is not tuple and key is not Ellipsis:
         return self.mT[key].mT
     _refuse_turned(self)
-    if self.scale_layout != "linear" and self.format.block is not None:
+    if is_prepared(self) and self.axis == -2:
+        raise ValueError(f"{summary_of(self)} cannot be sliced: it is the transpose of a prepared matrix, which is; "
+                         f"slice that, .mT[...].mT")
+    if not is_prepared(self) and self.scale_layout != "linear" and self.format.block is not None:
         raise ValueError(f"{summary_of(self)} cannot be sliced: only linear scales lie block by block; call "
                          f".with_scale_layout('linear') first")
     kept = read_key(self, key, &rows, &columns)
+    if is_prepared(self):
+        return slice_scaled(restore(self, None), key) if 0 in kept else slice_prepared(self, rows, columns, kept)
     set_borders(self, &rows, &columns)
     if 0 in kept:
         rows.first, rows.last = 0, rows.last - rows.first

@@ -341,9 +341,9 @@ extern "C" {
 
 dlfp4_cuda_prepared_size dlfp4_cuda_size_prepared(int format, int64_t rows, int64_t columns) {
   const int kind = weight_kind(format);
-  if (kind == kNoKind) return {0, 0, 0};
+  if (kind == kNoKind) return {0, 0, 0, 0};
   const WeightLayout layout = weight_layout(kind);
-  return {count_blocks(kind, rows, columns), layout.code_bytes(), layout.scale_bytes()};
+  return {count_blocks(kind, rows, columns), layout.code_bytes(), layout.scale_bytes(), kBlockRows};
 }
 
 int dlfp4_cuda_inspect(int device, uintptr_t stream, const dlfp4_blocks *w, int format, int64_t rows,
