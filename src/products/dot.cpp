@@ -155,8 +155,13 @@ double sum_run(const DotCall &call, int64_t line, int64_t first, int64_t count) 
 }
 
 void put(const DotCall &call, int64_t line, double sum) {
+  float *const result = call.result + line * call.stride;
+  if (call.length == 0) {  // of lines without elements there are no scales either
+    *result = 0;
+    return;
+  }
   const double factor = call.factor * factor_of_line(call.a, line) * factor_of_line(call.b, line);
-  call.result[line * call.stride] = call.length == 0 ? 0 : static_cast<float>(sum * factor);
+  *result = static_cast<float>(sum * factor);
 }
 
 // --- Threads ---------------------------------------------------------------------------------
