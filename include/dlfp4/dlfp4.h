@@ -256,9 +256,9 @@ DLFP4_API dlfp4_status dlfp4_matmul_prepared(const DLTensor *x, const dlfp4_prep
 
 /* --- The machine --------------------------------------------------------------------------------------------- */
 
-/** The instruction set in use: "scalar", "avx2", "avx512", "avx512_bf16" (which has VNNI too), "amx" or "neon". Chosen at
- * the first call from what the machine has, for "amx" also from whether Linux lets the process use tiles, which that call
- * asks for; NULL where the variable DLFP4_ISA names one that is not there. */
+/** The instruction set in use: "scalar", "avx2", "avx512", "avx512_bf16" (which has VNNI too), "amx" or "neon". Chosen
+ * at the first call from what the machine has, for "amx" also from whether Linux lets the process use tiles, which that
+ * call asks for; NULL where the variable DLFP4_ISA names one that is not there. */
 DLFP4_API const char *dlfp4_isa(void);
 
 /** Forces an instruction set (NULL: choose again). DLFP4_E_ISA where it is not there. */
