@@ -593,6 +593,7 @@ void put_empty_lines(const QuantizeCall &call) {
 }
 
 void quantize_one_way(const QuantizeCall &call) {
+  if (call.x.lines == 0) return;  // tiles of no lines
   if (call.blocks->length == 0) return put_empty_lines(call);
   if (takes_whole_lines(call))
     run_work(make_work(call, call.across ? whole_lines_of_tile(call) : 1, call.blocks->length));

@@ -332,6 +332,15 @@ def test_empty_tensors_have_any_strides():
         assert C.convert_scales(scales, 1, scales, 0, 128, 0, 0, None) == c_api.OK
 
 
+@pytest.mark.parametrize("axis", [-1, -2])
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("shape", [(1, 0), (0, 1), (3, 0), (0, 64)])
+def test_quantize_without_elements(name, axis, shape):
+    x = np.zeros(shape, np.float32)
+    q = c_api.describe_scaled(dlfp4.quantize(x, name, axis=axis, pad=True))
+    assert C.quantize(c_api.describe(x), None, 0, q, None, None) == c_api.OK
+
+
 def test_scales_of_lines_at_any_address():
     x, w = values(3, 64), dlfp4.quantize(values(5, 64), "fp8_row")
     scales = np.zeros(21, np.uint8)[1:].view(np.uint8)
