@@ -164,9 +164,10 @@ def means_of_blocks(squares: Numbers, q: ScaledTensor) -> Numbers:
 def signal_to_noise(x: Tensor, q: ScaledTensor) -> float:
     """The ratio in dB, as of :func:`error`, of blocks here and there in a large tensor."""
     signal = noise = 0.0
-    for values, decoded in sample(x, q):
-        # Not `values @ values`: the threads of NumPy's BLAS would contend with those that quantize and write.
-        signal, noise = signal + float(np.square(values).sum()), noise + float(np.square(values - decoded).sum())
+    with np.errstate(invalid="ignore"):  # NaN and infinities, of which a ratio of NaN tells
+        for values, decoded in sample(x, q):
+            # Not `values @ values`: the threads of NumPy's BLAS would contend with those that quantize and write.
+            signal, noise = signal + float(np.square(values).sum()), noise + float(np.square(values - decoded).sum())
     return decibels(signal, noise)
 
 

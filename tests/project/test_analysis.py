@@ -83,6 +83,14 @@ def test_the_sample_of_a_small_tensor_is_all_of_it():
     assert analysis.signal_to_noise(x, q) == pytest.approx(analysis.error(x, q).snr, rel=1e-12)
 
 
+@pytest.mark.parametrize("bits", [0x7F800001, 0xFFC00000, 0x7F800000])
+def test_the_ratio_of_what_is_not_finite_does_not_warn(bits):
+    """A NaN that signals, a quiet one, an infinity."""
+    x = values((64, 64))
+    x.view(np.uint32)[3, 5] = bits
+    assert not np.isfinite(analysis.signal_to_noise(dlfp4.asarray(x), dlfp4.quantize(x, "mxfp8_e5m2")))
+
+
 def test_compare():
     tensors = {"first": values((40, 128)), "second": values((16, 96), 1)}
     found = analysis.compare(tensors, ["nvfp4", "mxfp4", dlfp4.formats()["fp8_e4m3"]], [None, "nvidia"])
