@@ -353,14 +353,15 @@ void choose_across(const QuantizeCall &call, const Tile &block, Found *found, ui
   choose(lines, both, stored, found->multipliers);
 }
 
-// Of a part of each line.
+// Of a part of each line. Rows that are longer than a tile's the processor foresees.
 void largest_across(const QuantizeCall &call, const Tile &part, uint32_t *amax) {
   const auto join = call.kernels->join_largest[call.x.source];
   const int64_t lines = part.last_line - part.line, last = least(part.last, call.x.length);
+  const bool prefetches = lines <= kTileLines;
   memset(amax, 0, static_cast<size_t>(lines) * sizeof(amax[0]));
   for (int64_t k = part.first; k < last; k += kAhead) {
     const int64_t rows = least(kAhead, last - k);
-    for (int64_t i = 0; i < rows; ++i) prefetch_position(call, part, k + kAhead + i);
+    for (int64_t i = 0; prefetches && i < rows; ++i) prefetch_position(call, part, k + kAhead + i);
     join(at(call.x, part.line, k), call.x.step * call.x.item, rows, lines, amax);
   }
 }
@@ -473,54 +474,64 @@ void quantize_tile_across(const QuantizeCall &call, const Tile &tile) {
   if (!call.format.whole) put_scales(call, tile, results);
 }
 
-// Wide tiles have long rows in memory, which counts for more than that they may leave a cache before they are read
-// again.
+// Of so many lines together the largest magnitudes are found before any of them is encoded. Long rows in memory count for
+// more than that elements may leave a cache before they are read again.
+constexpr int64_t kWholeLines = 4096;
+
 int64_t whole_lines_of_tile(const QuantizeCall &call) {
   constexpr int64_t kLeastLines = 64;
-  return least(kTileLines, round_up(divide_up(call.x.lines, dlfp4_get_num_threads()), kLeastLines));
+  return least(kWholeLines, round_up(divide_up(call.x.lines, dlfp4_get_num_threads()), kLeastLines));
 }
 
-void quantize_whole_lines_across(const QuantizeCall &call, const Tile &tile) {
-  Found found;
+// Calls quantize(tile) for tiles of all lines and positions of one, neighbours in memory after another.
+template <class Quantize>
+void in_tiles(const Tile &all, const Quantize &quantize) {
+  for (int64_t first = all.first; first < all.last; first += kTileLength)
+    for (int64_t line = all.line; line < all.last_line; line += kTileLines)
+      quantize(Tile{line, least(line + kTileLines, all.last_line), first, least(first + kTileLength, all.last)});
+}
+
+void quantize_whole_lines_across(const QuantizeCall &call, const Tile &all) {
+  uint32_t amax[kWholeLines];
   Results results;
-  find_across(call, tile, &found, results.stored[0]);
-  store_scales_across(call.scales, tile.line, tile.last_line - tile.line, 0, results.stored[0]);
-  for (int64_t first = tile.first; first < tile.last; first += kTileLength) {
-    const Tile part = {tile.line, tile.last_line, first, least(first + kTileLength, tile.last)};
-    for (int64_t k = part.first; k < part.last; ++k) {
-      prefetch_position(call, part, k + kAhead);
-      encode_across(call, part, k, found, row_of_codes(call, part, k, &results));
-    }
-    put_codes(call, part, results);
-  }
+  largest_across(call, all, amax);
+  in_tiles(all, [&](const Tile &tile) {
+    Found found;
+    const int64_t lines = tile.last_line - tile.line;
+    memcpy(found.amax, amax + (tile.line - all.line), static_cast<size_t>(lines) * sizeof(amax[0]));
+    found.has_special = find_scales(call, found.amax, lines, results.stored[0], found.multipliers);
+    if (tile.first == all.first) store_scales_across(call.scales, tile.line, lines, 0, results.stored[0]);
+    for (int64_t k = tile.first; k < tile.last; ++k)
+      encode_across(call, tile, k, found, row_of_codes(call, tile, k, &results));
+    put_codes(call, tile, results);
+  });
 }
 
 // Blocks of lines that have a tensor scale each.
-void quantize_scaled_lines_across(const QuantizeCall &call, const Tile &tile) {
-  uint32_t amax[kTileLines];
-  float first[kTileLines], second[kTileLines], unit[kTileLines];
-  const TensorScales scales = {first, second, unit};
-  if (call.blocks->finds_decodes) largest_across(call, tile, amax);
+void quantize_scaled_lines_across(const QuantizeCall &call, const Tile &all) {
+  uint32_t amax[kWholeLines];
+  float first[kWholeLines], second[kWholeLines], unit[kWholeLines];
+  if (call.blocks->finds_decodes) largest_across(call, all, amax);
   const auto largest_of = [&](int64_t line) {
-    const uint32_t largest = amax[line - tile.line];
+    const uint32_t largest = amax[line - all.line];
     return largest < kFloatInfinity ? largest : largest_of_line(call, line, true);
   };
-  for (int64_t line = tile.line; line < tile.last_line; ++line) {
+  for (int64_t line = all.line; line < all.last_line; ++line) {
     const ScaleRule rule = rule_of_line(call, line, largest_of);
-    const int64_t i = line - tile.line;
+    const int64_t i = line - all.line;
     first[i] = rule.first, second[i] = rule.second, unit[i] = rule.unit;
   }
-  QuantizeCall of_lines = call;
-  of_lines.of_lines = &scales;
-  for (int64_t k = tile.first; k < tile.last; k += kTileLength)
-    quantize_tile_across(of_lines, {tile.line, tile.last_line, k, least(k + kTileLength, tile.last)});
+  in_tiles(all, [&](const Tile &tile) {
+    const int64_t i = tile.line - all.line;
+    const TensorScales scales = {first + i, second + i, unit + i};
+    QuantizeCall of_lines = call;
+    of_lines.of_lines = &scales;
+    quantize_tile_across(of_lines, tile);
+  });
 }
 
-void quantize_across(const QuantizeCall &call, const Tile &tile) {
-  for (int64_t first = tile.first; first < tile.last; first += kTileLength)
-    for (int64_t line = tile.line; line < tile.last_line; line += kTileLines)
-      quantize_tile_across(
-          call, {line, least(line + kTileLines, tile.last_line), first, least(first + kTileLength, tile.last)});
+void quantize_across(const QuantizeCall &call, const Tile &all) {
+  in_tiles(all, [&](const Tile &tile) { quantize_tile_across(call, tile); });
 }
 
 // --- Tiles -----------------------------------------------------------------------------------
