@@ -23,6 +23,10 @@ struct Avx2Blocks : Avx2Codecs {
     return _mm256_blendv_ps(of_others, of_halves, _mm256_castsi256_ps(high));
   }
 
+  static F32 look_up(U32 dwords, const TableOfEight &table) {
+    return _mm256_permutevar8x32_ps(_mm256_load_ps(table.numbers), reinterpret_cast<__m256i>(dwords));
+  }
+
   static F32 multiply_add(F32 a, F32 b, F32 c) { return _mm256_fmadd_ps(a, b, c); }
 
   static F32 replace_nans(F32 values, float by) {

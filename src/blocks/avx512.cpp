@@ -26,6 +26,19 @@ struct Avx512Blocks : Avx512Codecs {
                                 of_others, of_halves);
   }
 
+  static F32 look_up(U32 dwords, const TableOfEight &table) {
+    const __m512 twice = _mm512_castpd_ps(_mm512_broadcast_f64x4(_mm256_castps_pd(_mm256_load_ps(table.numbers))));
+    return _mm512_permutexvar_ps(reinterpret_cast<__m512i>(dwords), twice);
+  }
+
+  // Half a vector, and another `next` bytes later.
+  static U32 load_halves(const uint8_t *src, int64_t next) {
+    const auto half = [src](int64_t offset) {
+      return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(src + offset));
+    };
+    return reinterpret_cast<U32>(_mm512_inserti64x4(_mm512_castsi256_si512(half(0)), half(next), 1));
+  }
+
   static F32 multiply_add(F32 a, F32 b, F32 c) { return _mm512_fmadd_ps(a, b, c); }
 
   // By a table of what becomes of each class of numbers: a digit of 0 keeps the first operand, 1 takes the second.

@@ -19,6 +19,12 @@ struct NeonBlocks : NeonCodecs {
     return (reinterpret_cast<U32>(values) & 1u << 22) != 0u ? of_halves : of_others;
   }
 
+  static F32 look_up(U32 dwords, const TableOfEight &table) {
+    F32 found;
+    for (int i = 0; i < 4; ++i) found[i] = table.numbers[dwords[i] % 8];
+    return found;
+  }
+
   static F32 multiply_add(F32 a, F32 b, F32 c) { return vfmaq_f32(c, a, b); }
 
   static F32 replace_nans(F32 values, float by) { return values == values ? values : splat<F32>(by); }

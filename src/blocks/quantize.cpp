@@ -474,8 +474,8 @@ void quantize_tile_across(const QuantizeCall &call, const Tile &tile) {
   if (!call.format.whole) put_scales(call, tile, results);
 }
 
-// Of so many lines together the largest magnitudes are found before any of them is encoded. Long rows in memory count for
-// more than that elements may leave a cache before they are read again.
+// Of so many lines together the largest magnitudes are found before any of them is encoded. Long rows in memory count
+// for more than that elements may leave a cache before they are read again.
 constexpr int64_t kWholeLines = 4096;
 
 int64_t whole_lines_of_tile(const QuantizeCall &call) {

@@ -29,21 +29,24 @@ DLFP4_ALWAYS_INLINE inline void exchange(V *low, V *high, std::integer_sequence<
   *high = __builtin_shufflevector(a, b, high_lane(I, Bit, kLanes)...);
 }
 
-// As many vectors as each has lanes.
-template <int Bit, class V>
+// So many vectors, each as that many lanes, or as several times that many, which are transposed apart.
+template <int Count, int Bit = 1, class V>
 DLFP4_ALWAYS_INLINE inline void transpose(V *rows) {
-  constexpr int kLanes = sizeof(V) / 4;
-  if constexpr (Bit < kLanes) {
-    for (int i = 0; i < kLanes; ++i)
-      if (!(i & Bit)) exchange<Bit>(rows + i, rows + i + Bit, std::make_integer_sequence<int, kLanes>());
-    transpose<2 * Bit>(rows);
+  if constexpr (Bit < Count) {
+    for (int i = 0; i < Count; ++i)
+      if (!(i & Bit)) exchange<Bit>(rows + i, rows + i + Bit, std::make_integer_sequence<int, sizeof(V) / 4>());
+    transpose<Count, 2 * Bit>(rows);
   }
 }
+
+struct TableOfEight {
+  alignas(32) float numbers[8];
+};
 
 // --- Errors ----------------------------------------------------------------------------------
 
 // Isa::choose_by_half(values, of_halves, of_others) takes of_halves in lanes whose value is from 1.5 times a power of
-// two to twice it.
+// two to twice it. Isa::look_up(dwords, table) takes the numbers of a table of eight by the lowest bits of dwords.
 template <class Isa, int Src>
 struct Errors {
   using U32 = typename Isa::U32;
@@ -60,7 +63,12 @@ struct Errors {
   // One candidate of each lane.
   template <bool kSquares, bool kUsual>
   struct Candidate {
-    static constexpr uint32_t kOne = 127u << 23, kSix = 129u << 23 | 1u << 22;
+    static constexpr uint32_t kSix = 129u << 23 | 1u << 22;
+    // FP4's values lie a half apart, from 2 on a power of two: adding these rounds to them. By the last bits of a
+    // value's exponent, which has 127 for 1; values whose exponents are far below, and share these bits, become zero.
+    static constexpr float kAddend = 1 << 22;
+    static constexpr TableOfEight kAddends = {
+        {2 * kAddend, 4 * kAddend, kAddend, kAddend, kAddend, kAddend, kAddend, kAddend}};
     F32 multiplier, scale, one, one_and_half, amax, reach;
     F32 sum = {};
 
@@ -70,34 +78,32 @@ struct Errors {
           amax(splat<F32>(both.rule->amax)),
           reach(splat<F32>(both.rule->reach)) {
       one = scale * amax / reach;
-      one_and_half = 1.5f * scale * amax / reach;
+      one_and_half = 1.5f * scale * amax / reach * (1 / kAddend);
     }
 
-    // Of an element that was rounded from between `power`, or zero, and the next power of two.
-    DLFP4_ALWAYS_INLINE F32 worth(F32 element, F32 power) const {
+    // Of an element that adding `addend` made: 1.5 times a power of two, or none.
+    DLFP4_ALWAYS_INLINE F32 worth(F32 element, F32 addend) const {
       if constexpr (!kUsual) return element * scale * amax / reach;
-      return Isa::choose_by_half(element, power * one_and_half, element * one);
+      return Isa::choose_by_half(element, addend * one_and_half, element * one);
     }
 
-    // FP4's values lie a half apart, from 2 on a power of two: adding a power of two rounds to them. As `error_of`, of
-    // values without their signs, whose order is that of their bits.
+    // As `error_of`, of values without their signs, whose order is that of their bits.
     DLFP4_ALWAYS_INLINE void add(F32 values) {
       const U32 product = smaller<U32>(reinterpret_cast<U32>(values * multiplier), splat<U32>(kSix));
-      const U32 power = larger<U32>(product & kFloatInfinity, splat<U32>(kOne));
-      const F32 addend = reinterpret_cast<F32>(power + (22u << 23));
+      const F32 addend = Isa::look_up(product >> 23, kAddends);
       const F32 element = (reinterpret_cast<F32>(product) + addend) - addend;
-      const F32 error = worth(element, reinterpret_cast<F32>(power)) - values;
+      const F32 error = worth(element, addend) - values;
       sum += kSquares ? error * error : magnitude(error);
     }
   };
 
-  // Of whole vectors of lanes; values_of(k) are element k of each.
+  // Of whole vectors of lanes; values_of(k) are element k of each, without signs.
   template <bool kSquares, bool kUsual, class ValuesOf>
   DLFP4_ALWAYS_INLINE static void add_lanes(int64_t first, int64_t elements, const ErrorParams &both, float *sixes,
                                             float *fours, const ValuesOf &values_of) {
     Candidate<kSquares, kUsual> six(both, 0, first), four(both, 1, first);
     for (int64_t k = 0; k < elements; ++k) {
-      const F32 values = magnitude(values_of(k));
+      const F32 values = values_of(k);
       six.add(values);
       four.add(values);
     }
@@ -110,14 +116,45 @@ struct Errors {
     F32 rows[kErrorBlock];
 
     explicit Transposed(const uint8_t *src) {
+      if constexpr (Src == DLFP4_bfloat16)
+        widen_pairs(src);
+      else
+        transpose_floats(src);
+    }
+
+    void transpose_floats(const uint8_t *src) {
       constexpr int kBlocks = Isa::kCodes / kErrorBlock;  // of a step
       for (int b = 0; b < kLanes; b += kBlocks) {
         const auto floats = Isa::template load_floats<Src>(src + b * kErrorBlock * kBytes);
         for (int i = 0; i < 4; ++i)
-          rows[i % kVectors * kLanes + b + i / kVectors] = reinterpret_cast<F32>(floats.part[i]);
+          rows[i % kVectors * kLanes + b + i / kVectors] = magnitude(reinterpret_cast<F32>(floats.part[i]));
       }
-      for (int i = 0; i < kVectors; ++i) transpose<1>(rows + i * kLanes);
+      for (int i = 0; i < kVectors; ++i) transpose<kLanes>(rows + i * kLanes);
     }
+
+    // Pairs of bfloat16 are transposed as the dwords that they are.
+    void widen_pairs(const uint8_t *src) {
+      constexpr int kPairs = kErrorBlock / 2, kCount = kLanes < kPairs ? kLanes : kPairs;
+      U32 pairs[kPairs];
+      for (int i = 0; i < kPairs; ++i) pairs[i] = load_pairs<kCount>(src, i) & 0x7FFF7FFFu;
+      for (int i = 0; i < kPairs; i += kCount) transpose<kCount>(pairs + i);
+      for (int i = 0; i < kPairs; ++i) {
+        rows[2 * i] = reinterpret_cast<F32>(pairs[i] << 16);
+        rows[2 * i + 1] = reinterpret_cast<F32>(pairs[i] & 0xFFFF0000u);
+      }
+    }
+
+    // Vector i: `Count` pairs of each block that it has, of which a block's parts follow `Count` vectors later.
+    template <int Count>
+    static U32 load_pairs(const uint8_t *src, int i) {
+      constexpr int kBlockBytes = kErrorBlock * kBytes;
+      const uint8_t *const first = src + i % Count * kBlockBytes + i / Count * Count * 4;
+      if constexpr (Count == kLanes)
+        return load_lanes<U32>(first);
+      else
+        return Isa::load_halves(first, Count * kBlockBytes);
+    }
+
     F32 operator()(int64_t k) const { return rows[k]; }
   };
 
@@ -134,7 +171,9 @@ struct Errors {
                        float *sixes, float *fours, std::integer_sequence<int, Part...>) {
     (add_lanes<kSquares, kUsual>(
          first + Part * kLanes, rows, both, sixes, fours,
-         [=](int64_t k) { return reinterpret_cast<F32>(Isa::template load_floats<Src>(src + k * stride).part[Part]); }),
+         [=](int64_t k) {
+           return magnitude(reinterpret_cast<F32>(Isa::template load_floats<Src>(src + k * stride).part[Part]));
+         }),
      ...);
   }
 
