@@ -126,6 +126,11 @@ struct BlockKernels {
   void (*rotate_across_back[kNumSources])(const float *src, int64_t pitch, int64_t count, uint32_t rotation,
                                           uint8_t *dst, int64_t stride);
 
+  // The bits of the largest magnitude of what `rotate` and `rotate_across` make, without that being made; infinity
+  // where one is not finite.
+  uint32_t (*largest_rotated[kNumSources])(const uint8_t *src, int64_t count, uint32_t rotation);
+  uint32_t (*largest_rotated_across[kNumSources])(const uint8_t *src, int64_t stride, int64_t count, uint32_t rotation);
+
   // What became of each element, and its magnitude before where that is finite, else 0; and the sums of the squared
   // errors of blocks, which are added to what is there. See rules/changes.h.
   void (*compare)(const float *before, const float *after, int64_t count, float *changes, float *sizes);

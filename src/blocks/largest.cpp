@@ -1,6 +1,7 @@
 // The largest magnitude of a run of a line, for scales of lines and of the whole tensor.
 // Layout: runs as staging.h has them.
-// Trick: what is not finite wins; a run that has it is searched again, element by element where that is.
+// Trick: what is not finite wins; a run that has it is searched again, element by element where that is. Rotated runs
+// are made only then.
 #include "largest.h"
 
 namespace dlfp4 {
@@ -37,11 +38,23 @@ uint32_t largest_in(const BlockKernels &kernels, const Run &run, int64_t count, 
 uint32_t largest_of_run(const BlockKernels &kernels, const Lines &x, bool finite_only, int64_t line, int64_t first,
                         int64_t count) {
   StagingMemory memory;
+  if (x.rotation) {
+    Lines plain = x;
+    plain.rotation = 0;
+    const Run run = stage(kernels, plain, line, first, count, &memory);
+    const uint32_t largest = kernels.largest_rotated[run.source](run.src, count, x.rotation);
+    if (largest < kFloatInfinity) return largest;
+  }
   return largest_in(kernels, stage(kernels, x, line, first, count, &memory), count, finite_only);
 }
 
 uint32_t largest_of_rotated(const BlockKernels &kernels, const Lines &x, bool finite_only, int64_t line, int64_t lines,
                             int64_t first) {
+  if (first + kRotatedLength <= x.length) {
+    const uint32_t largest =
+        kernels.largest_rotated_across[x.source](at(x, line, first), x.step * x.item, lines, x.rotation);
+    if (largest < kFloatInfinity) return largest;
+  }
   alignas(64) float rows[kMostStaged];
   stage_across(kernels, x, line, lines, first, rows, lines);
   return largest_in(kernels, {reinterpret_cast<const uint8_t *>(rows), kFromFloat32}, kRotatedLength * lines,

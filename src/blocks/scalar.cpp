@@ -38,6 +38,8 @@ void add_floats(BlockKernels *kernels, std::integer_sequence<int, To...>) {
   kernels->join_largest[From] = join_largest<kSourceRows[From]>;
   kernels->rotate[From] = rotate_line<kSourceRows[From]>;
   kernels->rotate_back[From] = rotate_line_back<kSourceRows[From]>;
+  kernels->largest_rotated[From] = largest_of_rotated_line<kSourceRows[From]>;
+  kernels->largest_rotated_across[From] = largest_of_rotated_rows<kSourceRows[From]>;
   kernels->rotate_across[From] = rotate_rows<kSourceRows[From]>;
   kernels->rotate_across_back[From] = rotate_rows_back<kSourceRows[From]>;
   using Roundings = std::integer_sequence<int, DLFP4_NEAREST_EVEN, DLFP4_NEAREST_AWAY, DLFP4_TOWARD_ZERO,

@@ -329,6 +329,40 @@ void rotate_rows(const uint8_t *src, int64_t stride, int64_t count, uint32_t rot
                                        reinterpret_cast<uint8_t *>(dst + i), 4 * pitch);
 }
 
+template <int Src>
+uint32_t largest_of_rotated_sixteen(const uint8_t *src, int64_t step, uint32_t rotation) {
+  float values[kRotatedLength];
+  gather_sixteen<Src>(src, step, values);
+  dlfp4::rotate(values, rotation);
+  uint32_t largest = 0;
+  for (const float value : values) {
+    const uint32_t magnitude = bits_of(value) & 0x7FFFFFFF;
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  return largest < kFloatInfinity ? largest : kFloatInfinity;
+}
+
+template <int Src>
+uint32_t largest_of_rotated_line(const uint8_t *src, int64_t count, uint32_t rotation) {
+  constexpr int64_t kBytes = kTypes[Src].bits / 8;
+  uint32_t largest = 0;
+  for (int64_t i = 0; i < count; i += kRotatedLength) {
+    const uint32_t of_sixteen = largest_of_rotated_sixteen<Src>(src + i * kBytes, kBytes, rotation);
+    largest = of_sixteen > largest ? of_sixteen : largest;
+  }
+  return largest;
+}
+
+template <int Src>
+uint32_t largest_of_rotated_rows(const uint8_t *src, int64_t stride, int64_t count, uint32_t rotation) {
+  uint32_t largest = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const uint32_t of_sixteen = largest_of_rotated_sixteen<Src>(src + i * (kTypes[Src].bits / 8), stride, rotation);
+    largest = of_sixteen > largest ? of_sixteen : largest;
+  }
+  return largest;
+}
+
 template <int Dst>
 void rotate_rows_back(const float *src, int64_t pitch, int64_t count, uint32_t rotation, uint8_t *dst, int64_t stride) {
   for (int64_t i = 0; i < count; ++i)

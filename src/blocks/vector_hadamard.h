@@ -49,6 +49,40 @@ struct Hadamard {
     step<4>(v);
     step<8>(v);
   }
+
+  // --- The largest magnitude of what is rotated ----------------------------------------------
+
+  // The last step's sum and difference have the sum of the magnitudes as the larger one of theirs.
+  static U32 largest_of_last(F32 low, F32 high) { return reinterpret_cast<U32>(magnitude(low) + magnitude(high)); }
+  static F32 magnitude(F32 values) { return reinterpret_cast<F32>(reinterpret_cast<U32>(values) & ~kFloatSign); }
+
+  template <int... Lane>
+  static U32 largest_of_two(F32 a, F32 b, std::integer_sequence<int, Lane...>) {
+    constexpr int kHalf = sizeof...(Lane);
+    return largest_of_last(__builtin_shufflevector(a, b, Lane..., (kLanes + Lane)...),
+                           __builtin_shufflevector(a, b, (kHalf + Lane)..., (kLanes + kHalf + Lane)...));
+  }
+
+  // Of a step's four vectors, which are whole sixteens.
+  static U32 largest_of_step(F32 *v) {
+    for (int i = 0; i < 4; i += kVectors) step<1>(v + i), step<2>(v + i), step<4>(v + i);
+    U32 largest = {};
+    if constexpr (kVectors == 1) {
+      for (int i = 0; i < 4; i += 2)
+        largest = larger(largest, largest_of_two(v[i], v[i + 1], std::make_integer_sequence<int, kLanes / 2>()));
+    } else {
+      constexpr int kHalf = kVectors / 2;
+      for (int i = 0; i < 4; ++i)
+        if (!(i & kHalf)) largest = larger(largest, largest_of_last(v[i], v[i + kHalf]));
+    }
+    return largest;
+  }
+
+  static uint32_t largest_lane(U32 lanes) {
+    uint32_t largest = 0;
+    for (int i = 0; i < kLanes; ++i) largest = lanes[i] > largest ? lanes[i] : largest;
+    return largest < kFloatInfinity ? largest : kFloatInfinity;
+  }
 };
 
 // --- Along lines -----------------------------------------------------------------------------
@@ -82,6 +116,34 @@ __attribute__((noinline)) void rotate_steps_back(const uint8_t *src, int64_t cou
           Of::clear_nans(Of::flip(floats.part[i], load_lanes<typename Of::U32>(signs + i % Of::kVectors * Of::kLanes)));
     store_floats<Isa, Dst>(dst + first * (kTypes[Dst].bits / 8), floats);
   }
+}
+
+template <class Isa, int Src>
+__attribute__((noinline)) typename Isa::U32 largest_of_steps(const uint8_t *src, int64_t count, uint32_t rotation) {
+  using Of = Hadamard<Isa>;
+  alignas(64) float quarters[kRotatedLength];
+  for (int i = 0; i < kRotatedLength; ++i) quarters[i] = signed_quarter(rotation, i);
+  typename Isa::U32 largest = {};
+  for (int64_t first = 0; first < count; first += Isa::kCodes) {
+    auto floats = Isa::template load_floats<Src>(src + first * (kTypes[Src].bits / 8));
+    for (int i = 0; i < 4; ++i)
+      floats.part[i] = floats.part[i] * load_lanes<typename Of::F32>(quarters + i % Of::kVectors * Of::kLanes);
+    largest = larger(largest, Of::largest_of_step(floats.part));
+  }
+  return largest;
+}
+
+template <class Isa, int Src>
+uint32_t largest_of_rotated_line(const uint8_t *src, int64_t count, uint32_t rotation) {
+  constexpr int64_t kCodes = Isa::kCodes, kBytes = kTypes[Src].bits / 8;
+  const int64_t whole = count / kCodes * kCodes;
+  auto largest = largest_of_steps<Isa, Src>(src, whole, rotation);
+  if (whole < count) {
+    StepMemory<kCodes, kTypes[Src].bits> rest = {};
+    Isa::read_part(rest.byte, src + whole * kBytes, (count - whole) * kBytes);
+    largest = larger(largest, largest_of_steps<Isa, Src>(rest.byte, kCodes, rotation));
+  }
+  return Hadamard<Isa>::largest_lane(largest);
 }
 
 // Calls run(src, count, dst) for whole steps, and for the rest in memory of its own.
@@ -164,6 +226,25 @@ __attribute__((noinline)) void rotate_rows(const uint8_t *src, int64_t stride, i
   }
 }
 
+template <class Isa, int Src>
+__attribute__((noinline)) uint32_t largest_of_rotated_rows(const uint8_t *src, int64_t stride, int64_t count,
+                                                           uint32_t rotation) {
+  using Of = Hadamard<Isa>;
+  RowsOfSteps<Isa> rows;
+  typename Isa::U32 largest = {};
+  for (int64_t first = 0; first < count; first += Isa::kCodes) {
+    load_rows<Isa, Src>(src + first * (kTypes[Src].bits / 8), stride, count - first, &rows);
+    for (auto &part : rows.part) {
+      for (int k = 0; k < kRotatedLength; ++k) part[k] = part[k] * signed_quarter(rotation, k);
+      butterfly<1>(part);
+      butterfly<2>(part);
+      butterfly<4>(part);
+      for (int k = 0; k < 8; ++k) largest = larger(largest, Of::largest_of_last(part[k], part[k + 8]));
+    }
+  }
+  return Of::largest_lane(largest);
+}
+
 template <class Isa, int Dst>
 __attribute__((noinline)) void rotate_rows_back(const float *src, int64_t pitch, int64_t count, uint32_t rotation,
                                                 uint8_t *dst, int64_t stride) {
@@ -185,6 +266,8 @@ void add_rotations(BlockKernels *kernels) {
   constexpr int kRow = kSourceRows[From];
   kernels->rotate[From] = rotate_line<Isa, kRow>;
   kernels->rotate_back[From] = rotate_line_back<Isa, kRow>;
+  kernels->largest_rotated[From] = largest_of_rotated_line<Isa, kRow>;
+  kernels->largest_rotated_across[From] = largest_of_rotated_rows<Isa, kRow>;
   kernels->rotate_across[From] = rotate_rows<Isa, kRow>;
   kernels->rotate_across_back[From] = rotate_rows_back<Isa, kRow>;
 }

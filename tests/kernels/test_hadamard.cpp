@@ -69,6 +69,31 @@ void check_across_back(int target, int64_t count, int64_t gap, Place at) {
       [=](auto kernel) { return kernel(src, pitch, count, rotation, dst, pitch * bytes_of(target)), true; });
 }
 
+// Clears the highest bit of each float's exponent.
+void make_small(int source, int64_t count, uint8_t *floats) {
+  const int64_t bytes = bytes_of(source);
+  for (int64_t i = 0; i < count; ++i) floats[(i + 1) * bytes - 1] &= 0xBF;
+}
+
+// The largest magnitudes of floats, which are all below 2 or mostly overflow.
+void check_largest(int source, int64_t count, int64_t gap, bool small, Place at) {
+  const uint32_t rotation = some_rotation();
+  const int64_t pitch = count + gap, floats = (kRotatedLength - 1) * pitch + count;
+  const int64_t along = count / kRotatedLength * kRotatedLength;
+  uint8_t *const src = fill_floats(source, element_of(DLFP4_float8_e5m2), floats, at);
+  if (small) make_small(source, floats, src);
+  uint32_t *const dst = reinterpret_cast<uint32_t *>(place(result_memory, 4, at));
+  name_run(small ? "largest, small" : "largest", source, count, pitch);
+  compare(
+      "largest_rotated", {Output(result_memory, dst, 4)},
+      [=](const BlockKernels &kernels) { return kernels.largest_rotated[source]; },
+      [=](auto kernel) { return *dst = kernel(src, along, rotation), true; });
+  compare(
+      "largest_rotated_across", {Output(result_memory, dst, 4)},
+      [=](const BlockKernels &kernels) { return kernels.largest_rotated_across[source]; },
+      [=](auto kernel) { return *dst = kernel(src, pitch * bytes_of(source), count, rotation), true; });
+}
+
 // Of whole numbers up to 2^19 all sums are exact.
 void test_rule() {
   for (int round = 0; round < 200; ++round) {
@@ -100,6 +125,8 @@ void test_all() {
         check_along(source, count, at), check_along_back(source, count, at);
       for (int64_t count = 0; count <= 150; ++count)
         check_across(source, count, random_below(20), at), check_across_back(source, count, random_below(20), at);
+      for (int64_t count = 0; count <= 150; ++count)
+        for (bool small : {false, true}) check_largest(source, count, random_below(20), small, at);
     }
   }
 }
