@@ -27,6 +27,12 @@ struct NeonBlocks : NeonCodecs {
 
   static F32 multiply_add(F32 a, F32 b, F32 c) { return vfmaq_f32(c, a, b); }
 
+  static bool has_nan(const Floats &floats) {
+    U32 numbers = floats.part[0] == floats.part[0];
+    for (int i = 1; i < 4; ++i) numbers &= floats.part[i] == floats.part[i];
+    return vminvq_u32(numbers) == 0;
+  }
+
   static F32 replace_nans(F32 values, float by) { return values == values ? values : splat<F32>(by); }
 
   // --- Lanes and bytes ---

@@ -14,7 +14,7 @@
 namespace dlfp4 {
 namespace {
 
-// Isa::multiply_add(a, b, c) is a * b + c, rounded once or twice.
+// Isa::multiply_add(a, b, c) is a * b + c, rounded once or twice. Isa::has_nan looks at a step's four vectors.
 template <class Isa>
 struct Hadamard {
   using F32 = typename Isa::F32;
@@ -24,7 +24,12 @@ struct Hadamard {
 
   static F32 flip(F32 floats, U32 signs) { return reinterpret_cast<F32>(reinterpret_cast<U32>(floats) ^ signs); }
 
-  static F32 clear_nans(F32 values) { return Isa::replace_nans(values, float_of(kFloatNan)); }
+  using Floats = decltype(Isa::template load_floats<DLFP4_float32>(nullptr));
+
+  static void clear_nans(Floats *floats) {
+    if (__builtin_expect(!Isa::has_nan(*floats), 1)) return;
+    for (int i = 0; i < 4; ++i) floats->part[i] = Isa::replace_nans(floats->part[i], float_of(kFloatNan));
+  }
 
   // --- A sixteen along a line ----------------------------------------------------------------
 
@@ -98,7 +103,8 @@ __attribute__((noinline)) void rotate_steps(const uint8_t *src, int64_t count, u
     for (int i = 0; i < 4; ++i)
       floats.part[i] = floats.part[i] * load_lanes<typename Of::F32>(quarters + i % Of::kVectors * Of::kLanes);
     for (int i = 0; i < 4; i += Of::kVectors) Of::transform(floats.part + i);
-    for (int i = 0; i < 4; ++i) store_lanes(dst + (first + i * Of::kLanes) * 4, Of::clear_nans(floats.part[i]));
+    Of::clear_nans(&floats);
+    store_floats<Isa, DLFP4_float32>(dst + first * 4, floats);
   }
 }
 
@@ -112,8 +118,8 @@ __attribute__((noinline)) void rotate_steps_back(const uint8_t *src, int64_t cou
     for (int i = 0; i < 4; ++i) floats.part[i] = floats.part[i] * 0.25f;
     for (int i = 0; i < 4; i += Of::kVectors) Of::transform(floats.part + i);
     for (int i = 0; i < 4; ++i)
-      floats.part[i] =
-          Of::clear_nans(Of::flip(floats.part[i], load_lanes<typename Of::U32>(signs + i % Of::kVectors * Of::kLanes)));
+      floats.part[i] = Of::flip(floats.part[i], load_lanes<typename Of::U32>(signs + i % Of::kVectors * Of::kLanes));
+    Of::clear_nans(&floats);
     store_floats<Isa, Dst>(dst + first * (kTypes[Dst].bits / 8), floats);
   }
 }
@@ -198,14 +204,15 @@ void load_rows(const uint8_t *src, int64_t stride, int64_t count, RowsOfSteps<Is
   }
 }
 
+// NaNs get their one pattern.
 template <class Isa, int Dst>
 void store_rows(const RowsOfSteps<Isa> &rows, uint8_t *dst, int64_t stride, int64_t count) {
-  using Floats = decltype(Isa::template load_floats<DLFP4_float32>(nullptr));
   for (int k = 0; k < kRotatedLength; ++k) {
     StepMemory<Isa::kCodes, kTypes[Dst].bits> part;
     uint8_t *const to = dst + k * stride;
-    Floats floats;
+    typename Hadamard<Isa>::Floats floats;
     for (int i = 0; i < 4; ++i) floats.part[i] = rows.part[i][k];
+    Hadamard<Isa>::clear_nans(&floats);
     store_floats<Isa, Dst>(count < Isa::kCodes ? part.byte : to, floats);
     if (count < Isa::kCodes) Isa::write_part(to, part.byte, count * kTypes[Dst].bits / 8);
   }
@@ -214,14 +221,10 @@ void store_rows(const RowsOfSteps<Isa> &rows, uint8_t *dst, int64_t stride, int6
 template <class Isa, int Src>
 __attribute__((noinline)) void rotate_rows(const uint8_t *src, int64_t stride, int64_t count, uint32_t rotation,
                                            float *dst, int64_t pitch) {
-  using Of = Hadamard<Isa>;
   RowsOfSteps<Isa> rows;
   for (int64_t first = 0; first < count; first += Isa::kCodes) {
     load_rows<Isa, Src>(src + first * (kTypes[Src].bits / 8), stride, count - first, &rows);
-    for (auto &part : rows.part) {
-      rotate_but_nans(part, rotation);
-      for (int k = 0; k < kRotatedLength; ++k) part[k] = Of::clear_nans(part[k]);
-    }
+    for (auto &part : rows.part) rotate_but_nans(part, rotation);
     store_rows<Isa, DLFP4_float32>(rows, reinterpret_cast<uint8_t *>(dst + first), 4 * pitch, count - first);
   }
 }
@@ -248,14 +251,13 @@ __attribute__((noinline)) uint32_t largest_of_rotated_rows(const uint8_t *src, i
 template <class Isa, int Dst>
 __attribute__((noinline)) void rotate_rows_back(const float *src, int64_t pitch, int64_t count, uint32_t rotation,
                                                 uint8_t *dst, int64_t stride) {
-  using Of = Hadamard<Isa>;
   RowsOfSteps<Isa> rows;
   for (int64_t first = 0; first < count; first += Isa::kCodes) {
     load_rows<Isa, DLFP4_float32>(reinterpret_cast<const uint8_t *>(src + first), 4 * pitch, count - first, &rows);
     for (auto &part : rows.part) {
       for (int k = 0; k < kRotatedLength; ++k) part[k] = part[k] * 0.25f;
       butterflies(part);
-      for (int k = 0; k < kRotatedLength; ++k) part[k] = Of::clear_nans(rotation >> k & 1 ? -part[k] : part[k]);
+      for (int k = 0; k < kRotatedLength; ++k) part[k] = rotation >> k & 1 ? -part[k] : part[k];
     }
     store_rows<Isa, Dst>(rows, dst + first * (kTypes[Dst].bits / 8), stride, count - first);
   }
