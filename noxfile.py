@@ -266,7 +266,7 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
     session.run("cython-lint", "dlfp4")
-    folders = ("include", "src", "tests/kernels", "tests/fuzz", "tests/library", "examples")
+    folders = ("include", "src", "dlfp4/core", "tests/kernels", "tests/fuzz", "tests/library", "examples")
     sources = [path for folder in folders for path in Path(folder).rglob("*.[ch]*")]
     session.run("clang-format", "--dry-run", "--Werror", *map(str, sorted(sources)))
 

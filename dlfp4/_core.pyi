@@ -1,4 +1,4 @@
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import EllipsisType
 from typing import (
     Any,
@@ -25,6 +25,7 @@ from typing_extensions import Buffer as _Buffer
 from typing_extensions import CapsuleType
 
 from dlfp4.formats import Format, FormatTable, Recipe, RecipeName
+from dlfp4.frameworks.base import Natives
 from dlfp4.proto import TensorProto
 from dlfp4.receipts import Receipt
 
@@ -461,6 +462,20 @@ class _Product:
 
 def _multiply_again(known: dict[Any, Any], args: tuple[Any, ...]) -> Any: ...
 def _remember_product(known: dict[Any, Any], args: tuple[Any, ...], product: _Product) -> None: ...
+def _prepare_boxed(
+    functions: Iterable[int],
+    natives: Natives,
+    kinds: str,
+    kernel: Callable[..., Any],
+    wrap: Callable[[Any], Any],
+    is_idle: Callable[[], bool],
+    products: dict[Any, Any],
+    known: dict[bytes, Any],
+) -> None: ...
+def _follow_boxed(
+    follow: Callable[..., tuple[Any, bool]], forward: dict[str, Any], library: int, key_set: int, requires_grad: int
+) -> bool: ...
+def _register_boxed(namespace: str, name: str, key: str, is_autograd: bool) -> None: ...
 def _size_of_prepared(format: str, rows: int, columns: int) -> tuple[int, int, int, int]: ...
 def _restore_prepared(
     data: _Elements,

@@ -337,8 +337,8 @@ def followed_further() -> AbstractContextManager[Any]:
     return stack
 
 
-def register_gradient(call: Call, kernel: Callable[..., Any], library: torch.library.Library) -> None:
-    """Give an operation its kernel for autograd, and its out= form a refusal.
+def register_gradient(call: Call, kernel: Callable[..., Any], library: torch.library.Library) -> Callable[..., Any]:
+    """Give an operation its kernel for autograd, which is returned, and its out= form a refusal.
 
     PyTorch's own registration (``torch.library.register_autograd``) refuses ``torch.func.grad`` and gives
     ``torch.func.jvp`` zeros.
@@ -369,6 +369,12 @@ def register_gradient(call: Call, kernel: Callable[..., Any], library: torch.lib
 
     library.impl(name, differentiable, "Autograd", with_keyset=True)
     library.impl(f"{name}.out", without_gradient, "Autograd", with_keyset=True)
+    return differentiable
+
+
+def is_at_once(keyset: Any, *args: Any) -> bool:
+    """Whether a kernel for autograd calls that of the device, for nothing comes between and nothing is followed."""
+    return not is_followed(*args) and leads_to_kernel(keyset)
 
 
 # Sets of dispatch keys, as numbers, below whose keys for autograd nothing comes but a device: no mode, no transform, no

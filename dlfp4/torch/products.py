@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dlfp4.torch.registering import Call, Plan
 
 KNOWN: dict[Any, Any] = {}
+KNOWN_IN_C: dict[bytes, Any] = {}  # the same by all that a call says: see core/ops/boxed.pxi
 
 
 def repeated(call: Call, kernel: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -49,13 +50,13 @@ def remember(call: Call, args: tuple[Any, ...]) -> None:
         a is None
         or b is None
         or a.type
+        or a.scales is not None
         or b.scales is None
         or b.offsets is not None
-        or a.data.requires_grad
         or not is_idle()
     ):
         return
-    left, right = asarray(a.data), share(b)
+    left, right = asarray(a.data.detach()), share(b)
     if isinstance(right, ScaledTensor) and right.hadamard is None:
         product = product_of(left, right, options, plan, a.data.device)
         if product is not None:

@@ -14,8 +14,9 @@ from dlfp4._core import Buffer, ScaledTensor, Tensor, asarray
 from dlfp4.frameworks.base import SUBBYTE
 from dlfp4.operations import OPERATIONS, REQUIRED, Argument, Operation, recipe_of_text
 from dlfp4.proto import TensorProto
+from dlfp4.torch import stable
 from dlfp4.torch.batching import register_batching
-from dlfp4.torch.gradients import register_gradient
+from dlfp4.torch.gradients import is_at_once, register_gradient
 from dlfp4.torch.products import repeated
 from dlfp4.torch.representing import PAIRS, Parts, describe, described, share
 
@@ -300,13 +301,19 @@ def register(row: Operation) -> Call:
         values = call.values(args)
         call.check_out(call.result(values), out)
 
+    is_in_c = False
     for overload, real, imagined in (("", kernel, fake), ("out", kernel_out, fake_out)):
         LIBRARY.define(call.schema(overload))
         name = f"{row.name}.{overload}".rstrip(".")
-        for device in DEVICES:
-            LIBRARY.impl(name, real, device)
+        if name == "matmul" and stable.register(call, real, DEVICES):
+            is_in_c = True
+        else:
+            for device in DEVICES:
+                LIBRARY.impl(name, real, device)
         torch.library.register_fake(f"dlfp4::{name}", imagined, lib=LIBRARY)
-    register_gradient(call, kernel, LIBRARY)
+    differentiable = register_gradient(call, kernel, LIBRARY)
+    if is_in_c:
+        stable.register_gradient(row.name, differentiable, is_at_once, DEVICES)
     register_batching(call, LIBRARY)
     return call
 

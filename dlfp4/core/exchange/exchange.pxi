@@ -184,7 +184,7 @@ cdef inline int check_usual(const Producer *producer, object x, const DLTensor *
         return 0
     if producer.has_natives:
         fill_byte_range(seen, bits, &low, &high)
-        if (is_in_storage(&producer.natives, x, seen.data, max(1, bits >> 3), low, high)
+        if (is_in_storage(&producer.natives, handle_in(&producer.natives, x), seen.data, max(1, bits >> 3), low, high)
                 and is_seen_through(&producer.natives, x, seen)):
             return 0
     return refuse_export(x, (<object> producer.cannot_export)(x))

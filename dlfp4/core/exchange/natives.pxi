@@ -32,14 +32,15 @@ cdef inline void **handle_in(const Natives *natives, object x) noexcept:
     return <void **> (<char *> <void *> x + natives.impl)
 
 
-cdef inline bint is_in_storage(const Natives *natives, object x, const void *data, int64_t itemsize,
+cdef inline bint is_in_storage(const Natives *natives, void **x, const void *data, int64_t itemsize,
                                int64_t low, int64_t high) noexcept:
     """Whether an address range lies in the storage behind a tensor. A storage may have been freed, or shrunk below its
-    views, whose addresses then belong to nobody or to other objects. `data` and `itemsize` are the tensor's."""
+    views, whose addresses then belong to nobody or to other objects. `x` is the
+    handle of the tensor, `data` and `itemsize` are its own."""
     cdef int64_t offset = 0, bytes = 0, first
     if low == high:
         return True
-    if natives.storage_offset(handle_in(natives, x), &offset) or natives.storage_bytes(handle_in(natives, x), &bytes):
+    if natives.storage_offset(x, &offset) or natives.storage_bytes(x, &bytes):
         return False
     first = <int64_t> data - times(offset, itemsize)
     return first >= FIRST_PAGE and low >= first and high <= first + bytes
@@ -53,7 +54,7 @@ cdef inline bint still_stores(const Natives *natives, object x, int64_t low, int
         return True
     if natives.data(handle_in(natives, x), &data) or natives.dtype(handle_in(natives, x), &dtype):
         return False
-    return is_in_storage(natives, x, data, natives.itemsize(dtype), low, high)
+    return is_in_storage(natives, handle_in(natives, x), data, natives.itemsize(dtype), low, high)
 
 
 cdef inline bint is_seen_through(const Natives *natives, object x, const DLTensor *seen) noexcept:

@@ -65,6 +65,10 @@ cdef Tensor hollow(Tensor self):
 
 def _hollow(ScaledTensor self):
     """A quantized tensor's description, for _share_like."""
+    return hollow_scaled(self)
+
+
+cdef ScaledTensor hollow_scaled(ScaledTensor self):
     cdef ScaledTensor made = make_scaled(hollow(self.data), hollow(self.scales), hollow(self.global_scale), self.format,
                                          self.axis, self.scale_layout, self.shape, self.rotation, hollow(self.offsets))
     made.prepared = self.prepared
@@ -76,12 +80,16 @@ def _share_like(ScaledTensor known, data, scales, global_scale):
     """A quantized tensor of parts that lie as those of another, which was checked; None where they do not."""
     cdef Tensor elements = part_like(known.data, data), stored = part_like(known.scales, scales)
     cdef Tensor unit = part_like(known.global_scale, global_scale)
-    cdef ScaledTensor self
     if (elements is None or stored is None or (unit is None) != (known.global_scale is None)
             or known.offsets is not None):
         return None
-    self = make_scaled(elements, stored, unit, known.format, known.axis, known.scale_layout, known.shape,
-                       known.rotation, None)
+    return of_parts(known, elements, stored, unit)
+
+
+cdef ScaledTensor of_parts(ScaledTensor known, Tensor elements, Tensor scales, Tensor unit):
+    """A quantized tensor like another one, of other parts; None where those of prepared weights lie apart."""
+    cdef ScaledTensor self = make_scaled(elements, scales, unit, known.format, known.axis, known.scale_layout,
+                                         known.shape, known.rotation, None)
     self.prepared = known.prepared
     self.turned = known.turned
     return None if is_prepared(self) and not lies_in_one_piece(self) else self
@@ -99,9 +107,14 @@ cdef Tensor part_like(Tensor known, part):
             or self.dl.device.device_id != known.dl.device.device_id
             or memcmp(self.dl.shape, known.dl.shape, self.dl.ndim * sizeof(int64_t))
             or memcmp(self.dl.strides, known.dl.strides, self.dl.ndim * sizeof(int64_t))
-            or <uintptr_t> self.dl.data & (max(1, storage_bits(self) // 8) - 1)):
+            or starts_between(self)):
         return None
     return self
+
+
+cdef inline bint starts_between(Tensor self) noexcept:
+    """Whether the first element does not start on a multiple of its size."""
+    return <uintptr_t> self.dl.data & (max(1, storage_bits(self) // 8) - 1) != 0
 
 
 @cython.final
@@ -130,11 +143,15 @@ cdef class _Product:
             return None
         out = self.make(self.shape, **self.options)
         y = borrow(out)
+        self.multiply(x, w, y)
+        return out
+
+    cdef int multiply(self, Tensor x, ScaledTensor w, Tensor y) except -1:
         if self.tactic is None:
             _multiply_on_host(x, w, y, self.alpha, self.rounds)
         else:
             _multiply_on_cuda(x, w, y, self.alpha, None, self.tactic, None)
-        return out
+        return 0
 
 
 cdef tuple key_of_product(tuple args):
