@@ -109,6 +109,10 @@ class Group(harness.Comparison):
         """GB/s on the float side, which counts once."""
         return case.median and np.dtype(dtype_of(self.task.dtype)).itemsize * self.elements / case.median / 1e9
 
+    def record(self, what: str) -> dict[str, Any]:
+        """With the plain format's time over ours, where there is one."""
+        return super().record(what) | {"ours_over_plain": self.plain and self.plain.ratio(self.ours)}
+
 
 def dtype_of(name: str) -> np.dtype[Any]:
     """A float type of NumPy or ml_dtypes."""
