@@ -75,8 +75,10 @@ def convert_model(
         A file for a file, a folder for a folder; for "gguf" always a file.
     convention : str
         One of ``CONVENTIONS``; "dlfp4", as :func:`save` stores it; or "gguf", with NVFP4's global scale as
-        ``NAME.scale``. To and from GGUF files, dense Llama, Mistral, Qwen2 and Qwen3 models get the names that the
-        other side has, and Llama's and Mistral's queries and keys its order of rows. Other names stay.
+        ``NAME.scale``. To and from GGUF files, Llama, Mistral, Mixtral, Qwen2 and Qwen3 models, the latter two with
+        experts or without, get the names that the other side has; Llama's, Mistral's and Mixtral's queries and keys
+        get its order of rows, and experts are stacked or taken apart. What llama.cpp has in float32 alone is widened:
+        vectors and routers. Other names stay.
     executor, report
         As :func:`quantize_model` takes them. GGUF files are one task, which is done here.
 
@@ -248,7 +250,10 @@ def convert_gguf(source: ModelPath, target: Path, convention: str, report: Repor
     """Convert a model to or from a GGUF file."""
     tensors, facts = read_any(source)
     to_gguf, from_gguf = convention == GGUF, gguf_files.is_gguf(source)
-    naming = names_of(tensors, facts, to_gguf=to_gguf) if to_gguf != from_gguf else None
+    naming = None
+    if to_gguf != from_gguf:
+        naming = llama_cpp.naming(gguf_files.package(), facts, tensors, to_gguf=to_gguf)
+        tensors = tensors if to_gguf else naming.apart(tensors)
     results: dict[str, Tensor | ScaledTensor] = {}
     outcomes = []
     for number, (name, x) in enumerate(tensors.items(), 1):
@@ -259,17 +264,12 @@ def convert_gguf(source: ModelPath, target: Path, convention: str, report: Repor
         if report:
             report(name, number, len(tensors))
     if to_gguf:
+        results = naming.together(results) if naming else results
         write_gguf(target, results, facts, naming.model if naming else None)
     else:
         parts, description = joining.split(results, None if convention == OWN else convention)
         safetensors.write(target, parts, {"format": "pt"} | description)
     return outcomes
-
-
-def names_of(tensors: Tensors, facts: dict[str, Any] | None, *, to_gguf: bool) -> llama_cpp.Naming:
-    """What the tensors of a model are called on the other side."""
-    shapes = {name: x.shape for name, x in tensors.items()}
-    return llama_cpp.naming(gguf_files.package(), facts, shapes, to_gguf=to_gguf)
 
 
 def write_gguf(target: Path, tensors: Tensors, facts: dict[str, Any] | None, model: llama_cpp.Model | None) -> None:
