@@ -624,6 +624,15 @@ def stored_unit(name: str, q: ScaledTensor, spelling: Spelling) -> Tensor | None
     return as_unit(numbers, q, spelling)
 
 
+def with_stored_unit(q: ScaledTensor, spelling: Spelling) -> ScaledTensor:
+    """A tensor with the global scale that comes back from its stored reciprocal, which may differ in the last bit."""
+    if q.global_scale is None or not spelling.encodes:
+        return q
+    return ScaledTensor.from_parts(
+        q.data, q.scales, format=q.format, axis=q.axis, shape=q.shape, encode_scale=reciprocal(q.global_scale)
+    )
+
+
 def as_unit(numbers: Any, q: ScaledTensor, spelling: Spelling) -> Tensor:
     """A global scale as the convention stores it, beside the other parts."""
     stored = dlfp4.asarray(numbers)

@@ -18,7 +18,7 @@ import numpy as np
 import dlfp4
 from dlfp4 import Recipe, ScaledTensor, Tensor
 from dlfp4._core import _buffers_of, _find_format
-from dlfp4.checkpoints.conventions import find_spelling, scales_shape
+from dlfp4.checkpoints.conventions import find_spelling, scales_shape, with_stored_unit
 from dlfp4.checkpoints.names import fused_with, is_part, last, module_of
 from dlfp4.extents import count_elements
 from dlfp4.formats import FLOATS, Format, find_recipe
@@ -149,7 +149,7 @@ def quantize_chosen(
     """Quantize one chosen tensor along its axis.
 
     Conventions store blocks along the last axis. For them a matrix stored as (in, out) is transposed, so the result
-    has the shape (..., out, in).
+    has the shape (..., out, in). It has the values that come back from where it is stored.
     """
     chosen = _find_format(format)
     own = recipe_of(dlfp4.asarray(x).ndim, chosen, convention, recipe)
@@ -161,7 +161,7 @@ def quantize_chosen(
     if convention is not None and choice.axis == -2:
         x, options["axis"] = dlfp4.asarray(x).mT, -1
     q: ScaledTensor = dlfp4.quantize(x, chosen, **options)
-    return q
+    return q if convention is None else with_stored_unit(q, find_spelling(chosen, convention))
 
 
 # ---- One global scale for several tensors

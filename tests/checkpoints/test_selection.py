@@ -227,6 +227,20 @@ def test_gpt_2_stores_its_matrices_transposed():
     assert {choice.axis for choice in choose(linear, "nvfp4").values()} == {-1}
 
 
+@pytest.mark.parametrize("shape", [(32, 64), (3, 32, 64)])
+@pytest.mark.parametrize("convention", ["compressed-tensors", "modelopt"])
+def test_what_is_quantized_for_a_convention_has_the_values_that_it_stores(shape, convention):
+    rng = np.random.default_rng(5)
+    for _ in range(50):  # of every seven global scales one is not the reciprocal of its reciprocal
+        x = rng.standard_normal(shape).astype(np.float32)
+        choice = choose({"up_proj.weight": x}, "nvfp4")["up_proj.weight"]
+        q = quantize_chosen(x, choice, "nvfp4", convention=convention)
+        parts = checkpoints.split_parts({"up_proj.weight": q}, convention)
+        back = checkpoints.join_parts(parts)["up_proj.weight"]
+        np.testing.assert_array_equal(back.global_scale.to_numpy(), q.global_scale.to_numpy())
+        np.testing.assert_array_equal(back.dequantize().to_numpy(), q.dequantize().to_numpy())
+
+
 @pytest.mark.parametrize("convention", [None, "gpt-oss"])
 def test_quantized_along_the_chosen_axis(convention):
     x = np.random.default_rng(0).standard_normal((2, 64, 96)).astype(np.float32)

@@ -498,7 +498,8 @@ cdef Tensor as_numbers_of_scale(value, str name):
 cdef object reciprocal_of(Tensor stored):
     """1 / the encode scale in float32, in its shape and on its device; infinite for (nearly) 0."""
     with np.errstate(divide="ignore", over="ignore"):
-        decode = asarray(np.float32(1) / stored.to_device("cpu").to_numpy())
+        # NumPy's scalars, which quotients of arrays without dimensions are, cannot be written, as PyTorch wants to.
+        decode = asarray(np.array(np.float32(1) / stored.to_device("cpu").to_numpy()))
     return move(decode, device_of(stored)) if on_cuda(stored) else decode
 
 
