@@ -266,7 +266,16 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
     session.run("cython-lint", "dlfp4")
-    folders = ("include", "src", "dlfp4/core", "tests/kernels", "tests/fuzz", "tests/library", "examples")
+    folders = (
+        "include",
+        "src",
+        "dlfp4/core",
+        "tests/kernels",
+        "tests/rules",
+        "tests/fuzz",
+        "tests/library",
+        "examples",
+    )
     sources = [path for folder in folders for path in Path(folder).rglob("*.[ch]*")]
     session.run("clang-format", "--dry-run", "--Werror", *map(str, sorted(sources)))
 
@@ -377,6 +386,13 @@ def neon(session: nox.Session) -> None:
     folder = Path(session.create_tmp()) / "build"
     build_kernels(session, folder, *CROSS_OPTIONS, EMULATOR)
     run_kernels(session, folder)
+
+
+@nox.session
+def mutants(session: nox.Session) -> None:
+    """Make small faults in rules and importer, each of which a test must notice: `-- FILE ...` takes some files."""
+    install(session, "test", "cython", "scikit-build-core", "cmake", "ninja")
+    session.run("python", "-P", "tests/mutation/mutate.py", *session.posargs, env=SHARED)
 
 
 @nox.session

@@ -18,10 +18,13 @@ from ..support.reference import (
     all_codes,
     codec,
     codes_of,
+    drawn,
+    draws,
     dtype_of,
     hard_values,
     native_cast,
     of_codes,
+    philox,
     random_codes,
     turning_points,
 )
@@ -133,40 +136,9 @@ PHILOX = [  # counter, key, result: the known answers that Random123 publishes f
 ]  # fmt: skip
 
 
-def philox(counter, key):
-    """Four words for each column of counters."""
-    c, k = [np.asarray(word, np.uint64) for word in counter], [int(word) for word in key]
-    low = np.uint64(0xFFFFFFFF)
-    for _ in range(10):
-        p, q = c[0] * np.uint64(0xD2511F53), c[2] * np.uint64(0xCD9E8D57)
-        c = [q >> np.uint64(32) ^ c[1] ^ np.uint64(k[0]), q & low, p >> np.uint64(32) ^ c[3] ^ np.uint64(k[1]), p & low]
-        k = [(k[0] + 0x9E3779B9) % 2**32, (k[1] + 0xBB67AE85) % 2**32]
-    return c
-
-
-def draws(seed, count, depth=0):
-    """32 random bits of each element; `depth` counts the words of one element."""
-    index = np.arange(count, dtype=np.uint64)
-    block = index // np.uint64(4)
-    zero = np.zeros_like(block)
-    words = philox([block, zero, zero + np.uint64(depth), zero], [seed % 2**32, seed >> 32])
-    return np.choose((index % np.uint64(4)).astype(np.intp), words)
-
-
 @pytest.mark.parametrize(("counter", "key", "words"), PHILOX)
 def test_the_model_has_the_published_words(counter, key, words):
     assert [int(word) for word in philox(counter, key)] == words
-
-
-def drawn(values, name, seed, saturate):
-    target, random = codec(name), draws(seed, len(values))
-
-    def up(magnitude, low):
-        with np.errstate(invalid="ignore", divide="ignore"):
-            fraction = (magnitude - target.value(low)) / (target.value(low + 1) - target.value(low))
-        return random < np.floor(np.where(np.isfinite(fraction), fraction, 0) * 2.0**32)
-
-    return target.round(values, "stochastic", saturate=saturate, up=up)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**32, 0x123456789ABCDEF0, 2**64 - 1])

@@ -1,0 +1,175 @@
+// The rules of src/rules as functions over arrays, which the tests beside this file call by ctypes.
+// Layout: codes and significands are uint64, floats are float32; a row is one of dtypes.def, by its number.
+// Trick: it includes headers alone, so that a changed rule is compiled in seconds.
+#include <stdint.h>
+
+#include "rules/block_keys.h"
+#include "rules/changes.h"
+#include "rules/grid.h"
+#include "rules/hadamard.h"
+#include "rules/layouts.h"
+#include "rules/numerics.h"
+#include "rules/scaling.h"
+#include "rules/sums.h"
+
+namespace {
+
+// What `make_rule` of blocks/scales.cpp takes of a format and a recipe, and the scale of the whole tensor.
+struct Options {
+  int32_t element, scale, scale_rule, order, divides, pow2, mantissa, scale_mantissa, chooses;
+  uint32_t zero_scale, least_code;
+  float eps, largest_scale;
+  float encode, decode, largest;
+};
+
+dlfp4::ScaleRule rule_of(const Options &o) {
+  dlfp4::ScaleRule rule = {};
+  rule.zero_scale = o.zero_scale;
+  rule.least_code = o.least_code;
+  rule.least = dlfp4::bits_of(o.eps);
+  rule.pow2 = o.pow2 != 0;
+  rule.divides = o.divides != 0;
+  rule.order = static_cast<dlfp4_scale_order>(o.order);
+  rule.chooses = static_cast<dlfp4_four_over_six>(o.chooses);
+  rule.mantissa = o.mantissa;
+  rule.scale_mantissa = o.scale_mantissa;
+  dlfp4::set_types(&rule, dlfp4::kTypes[o.element], dlfp4::kTypes[o.scale], o.largest_scale);
+  rule.divides |= rule.of_integers;
+  dlfp4::set_scale(&rule, {o.encode, o.decode, o.largest});
+  rule.carry = dlfp4::carry_of_power(static_cast<dlfp4_scale_rule>(o.scale_rule), rule.largest,
+                                     dlfp4::kTypes[o.element].mantissa);
+  return rule;
+}
+
+}  // namespace
+
+extern "C" {
+
+using namespace dlfp4;
+
+// --- numerics.h ------------------------------------------------------------------------------
+
+const char *rule_row(int row) { return row < DLFP4_NUM_DTYPES ? dlfp4_dtypes[row].name : nullptr; }
+
+void rule_convert(int from, int to, int rounding, int saturate, uint64_t seed, const uint64_t *codes, int64_t count,
+                  uint64_t *results) {
+  const Round round = {static_cast<dlfp4_rounding>(rounding), saturate != 0};
+  for (int64_t i = 0; i < count; ++i)
+    results[i] = convert(kTypes[from], kTypes[to], codes[i], round, draw_of(seed, static_cast<uint64_t>(i)));
+}
+
+// In the order of the members of Value.
+void rule_decode(int row, uint64_t code, uint64_t *significand, int *exponent, int *negative, int *kind) {
+  const Value value = decode(kTypes[row], code);
+  *significand = value.significand, *exponent = value.exponent, *negative = value.negative, *kind = value.kind;
+}
+
+uint32_t rule_philox(uint64_t seed, uint64_t block, uint32_t depth, int word) {
+  return philox(seed, block, depth).word[word];
+}
+
+// The draw of an element whose first word is given.
+int rule_rounds_up(uint64_t significand, int drop, int rounding, uint64_t seed, uint64_t index, uint32_t first) {
+  const uint64_t kept = drop < 64 ? significand >> drop : 0;
+  return rounds_up(significand, drop, kept, static_cast<dlfp4_rounding>(rounding), {seed, index, first});
+}
+
+uint64_t rule_low_bits(int count) { return low_bits(count); }
+int rule_holds_exactly(int to, int from) { return holds_exactly(kTypes[to], kTypes[from]); }
+int rule_is_low(int row) { return is_low(row); }
+int rule_is_block_integer(int row) { return is_block_integer(kTypes[row]); }
+int rule_smallest_normal_exponent(int row) { return smallest_normal_exponent(kTypes[row]); }
+int rule_largest_exponent(int row) { return largest_exponent(kTypes[row]); }
+uint64_t rule_largest_finite_code(int row) { return largest_finite_code(kTypes[row]); }
+uint32_t rule_float_of_magnitude(int row, uint64_t code) { return float_of_magnitude(kTypes[row], code); }
+
+// --- scaling.h -------------------------------------------------------------------------------
+
+float rule_narrowed(float value, int mantissa) { return narrowed(value, mantissa); }
+
+// The scale of a whole tensor: 0 of two levels, 1 of one level, 2 that was given.
+void rule_tensor_scale(const Options *options, int kind, float magnitude, float *encode, float *decode,
+                       float *largest) {
+  const ScaleRule rule = rule_of(*options);
+  const TensorScale scale = kind == 0   ? two_level_scale(rule, magnitude)
+                            : kind == 1 ? ::largest_scale(rule, bits_of(magnitude))
+                                        : scale_given(magnitude);
+  *encode = scale.encode, *decode = scale.decode, *largest = scale.largest;
+}
+
+float rule_whole(const Options *options) { return rule_of(*options).whole; }
+
+// Scales of blocks by their magnitudes: `kind` is a dlfp4_scale_kind; `fours` asks for the candidate of four over six.
+void rule_blocks(const Options *options, int kind, int fours, const float *magnitudes, int64_t count, uint32_t *stored,
+                 float *multipliers) {
+  ScaleRule rule = rule_of(*options);
+  if (fours != 0) rule = rule_of_four(rule);
+  for (int64_t i = 0; i < count; ++i) {
+    const uint32_t bits = bits_of(magnitudes[i]);
+    const BlockScale scale = kind == DLFP4_TWO_LEVEL ? two_level_block(rule, kTypes[options->scale], bits)
+                             : kind == DLFP4_POWER   ? power_block(rule, bits)
+                                                     : largest_block(rule, bits);
+    stored[i] = scale.stored, multipliers[i] = scale.multiplier;
+  }
+}
+
+float rule_decode_scale(int row, uint32_t stored) { return decode_scale(kTypes[row], stored); }
+
+float rule_error(const Options *options, float element, float scale, float value) {
+  return error_of(rule_of(*options), element, scale, value);
+}
+
+float rule_scaled(float value, float factor, int divides, float zero) {
+  return scaled(value, factor, divides != 0, zero);
+}
+
+float rule_decoded(float element, float scale) { return decoded(element, scale); }
+
+float rule_decoded_with(float element, float scale, float zero, float bias) {
+  return decoded_with(element, scale, {zero, bias});
+}
+
+float rule_zero_point(uint32_t code, int bits, int is_signed) { return zero_point_of(code, bits, is_signed != 0); }
+
+// --- layouts.h -------------------------------------------------------------------------------
+
+const dlfp4_layout_row *rule_layout(int layout) {
+  return layout < DLFP4_NUM_LAYOUTS ? &dlfp4_layouts[layout] : nullptr;
+}
+
+int64_t rule_scale_offset(int layout, int64_t i, int64_t j, int64_t pitch) {
+  return dlfp4_scale_offset(layout, i, j, pitch);
+}
+
+int64_t rule_weight_offset(int64_t i, int64_t j, int64_t columns) { return dlfp4_offset_aiter_weight(i, j, columns); }
+
+// --- sums.h, hadamard.h, changes.h, grid.h ---------------------------------------------------
+
+int rule_is_integer(int row) { return is_integer(row); }
+int rule_is_summed_as_float(int row) { return is_summed_as_float(row); }
+int rule_unit(int row) { return unit_of(row); }
+int rule_integer(int row, uint64_t code) { return integer_of(row, code); }
+int rule_are_between(uint8_t least, uint8_t most, const uint8_t *bytes, int64_t count) {
+  return are_between(least, most, bytes, count);
+}
+int rule_are_far(const float *scales, int64_t count) { return are_far(scales, count); }
+int rule_are_plain_powers(const uint8_t *scales, int64_t count) { return are_plain_powers(scales, count); }
+int rule_quarter_bias() { return kQuarterBias; }
+
+void rule_rotate(float *sixteen, uint32_t rotation) { rotate(sixteen, rotation); }
+void rule_rotate_back(float *sixteen, uint32_t rotation) { rotate_back(sixteen, rotation); }
+
+uint32_t rule_change(float before, float after) { return change_of(before, after); }
+uint32_t rule_finite_magnitude(float value) { return finite_magnitude(value); }
+double rule_square_of_error(float exact, float decoded) { return square_of_error(exact, decoded); }
+double rule_relative_change(float change, float size) { return relative_change(change, size); }
+
+int rule_is_grid(int64_t rows, int64_t columns, int64_t lines, int64_t length) {
+  return is_grid({rows, columns, lines, length});
+}
+
+void rule_grid_size(int64_t rows, int64_t columns, int64_t lines, int64_t length, int64_t *down, int64_t *along) {
+  const GridSize size = size_of({rows, columns, lines, length});
+  *down = size.down, *along = size.along;
+}
+}

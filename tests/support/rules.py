@@ -1,0 +1,158 @@
+"""The rules of src/rules alone, in a library that compiles in a second: tests/rules/rules.cpp by ctypes."""
+
+import atexit
+import ctypes
+import functools
+import os
+import shutil
+import subprocess
+import tempfile
+from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_int64, c_uint8, c_uint32, c_uint64
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# No contraction and no vectors: what every level must give.
+FLAGS = ("-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", f"-I{ROOT / 'src'}", f"-I{ROOT / 'include'}")
+
+ROUNDINGS = ["nearest_even", "nearest_away", "toward_zero", "nearest_zero", "up", "stochastic"]
+TWO_LEVEL, POWER, LARGEST = range(3)  # dlfp4_scale_kind
+
+
+class Options(Structure):
+    _fields_ = [
+        (name, kind)
+        for kind, names in (
+            (c_int32, "element scale scale_rule order divides pow2 mantissa scale_mantissa chooses"),
+            (c_uint32, "zero_scale least_code"),
+            (c_float, "eps largest_scale encode decode largest"),
+        )
+        for name in names.split()
+    ]
+
+
+class Layout(Structure):
+    _fields_ = [
+        ("name", c_char_p),
+        *((name, c_int32) for name in ["rows", "columns", "run", "bytes", "by_rows", "lines"]),
+    ]
+
+
+WORDS, FLOATS, BYTES = POINTER(c_uint64), POINTER(c_float), POINTER(c_uint8)
+SIGNATURES = {
+    "row": (c_char_p, c_int32),
+    "convert": (None, c_int32, c_int32, c_int32, c_int32, c_uint64, WORDS, c_int64, WORDS),
+    "decode": (None, c_int32, c_uint64, WORDS, POINTER(c_int32), POINTER(c_int32), POINTER(c_int32)),
+    "philox": (c_uint32, c_uint64, c_uint64, c_uint32, c_int32),
+    "rounds_up": (c_int32, c_uint64, c_int32, c_int32, c_uint64, c_uint64, c_uint32),
+    "low_bits": (c_uint64, c_int32),
+    "holds_exactly": (c_int32, c_int32, c_int32),
+    "is_low": (c_int32, c_int32),
+    "is_block_integer": (c_int32, c_int32),
+    "smallest_normal_exponent": (c_int32, c_int32),
+    "largest_exponent": (c_int32, c_int32),
+    "largest_finite_code": (c_uint64, c_int32),
+    "float_of_magnitude": (c_uint32, c_int32, c_uint64),
+    "narrowed": (c_float, c_float, c_int32),
+    "tensor_scale": (None, POINTER(Options), c_int32, c_float, FLOATS, FLOATS, FLOATS),
+    "whole": (c_float, POINTER(Options)),
+    "blocks": (None, POINTER(Options), c_int32, c_int32, FLOATS, c_int64, POINTER(c_uint32), FLOATS),
+    "decode_scale": (c_float, c_int32, c_uint32),
+    "error": (c_float, POINTER(Options), c_float, c_float, c_float),
+    "scaled": (c_float, c_float, c_float, c_int32, c_float),
+    "decoded": (c_float, c_float, c_float),
+    "decoded_with": (c_float, c_float, c_float, c_float, c_float),
+    "zero_point": (c_float, c_uint32, c_int32, c_int32),
+    "layout": (POINTER(Layout), c_int32),
+    "scale_offset": (c_int64, c_int32, c_int64, c_int64, c_int64),
+    "weight_offset": (c_int64, c_int64, c_int64, c_int64),
+    "is_integer": (c_int32, c_int32),
+    "is_summed_as_float": (c_int32, c_int32),
+    "unit": (c_int32, c_int32),
+    "integer": (c_int32, c_int32, c_uint64),
+    "are_between": (c_int32, c_uint8, c_uint8, BYTES, c_int64),
+    "are_far": (c_int32, FLOATS, c_int64),
+    "is_grid": (c_int32, c_int64, c_int64, c_int64, c_int64),
+    "grid_size": (None, c_int64, c_int64, c_int64, c_int64, POINTER(c_int64), POINTER(c_int64)),
+    "are_plain_powers": (c_int32, BYTES, c_int64),
+    "quarter_bias": (c_int32,),
+    "rotate": (None, FLOATS, c_uint32),
+    "rotate_back": (None, FLOATS, c_uint32),
+    "change": (c_uint32, c_float, c_float),
+    "finite_magnitude": (c_uint32, c_float),
+    "square_of_error": (c_double, c_float, c_float),
+    "relative_change": (c_double, c_float, c_float),
+}
+
+
+@functools.cache
+def library():
+    """The compiled rules."""
+    compiler = shutil.which(os.environ.get("CXX", "")) or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        pytest.skip("no C++ compiler for the rules")
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder)
+    path = os.path.join(folder, "librules.so")
+    subprocess.run([compiler, *FLAGS, str(ROOT / "tests/rules/rules.cpp"), "-o", path], check=True)
+    loaded = ctypes.CDLL(path)
+    for name, (result, *arguments) in SIGNATURES.items():
+        function = getattr(loaded, f"rule_{name}")
+        function.restype, function.argtypes = result, arguments
+    return loaded
+
+
+def call(name, *arguments):
+    return getattr(library(), f"rule_{name}")(*arguments)
+
+
+def pointer(array, kind):
+    assert array.flags.c_contiguous
+    return array.ctypes.data_as(kind)
+
+
+@functools.cache
+def rows():
+    """The number of each row of dtypes.def."""
+    found = {}
+    while name := call("row", len(found)):
+        found[name.decode()] = len(found)
+    return found
+
+
+def convert(codes, source, target, rounding="nearest_even", *, saturate=True, seed=0):
+    """The codes, as uint64, that the rules make of codes."""
+    codes = np.ascontiguousarray(codes, np.uint64)
+    results = np.empty_like(codes)
+    row = rows()
+    call(
+        "convert", row[source], row[target], ROUNDINGS.index(rounding), saturate, seed, pointer(codes, WORDS),
+        codes.size, pointer(results, WORDS),
+    )  # fmt: skip
+    return results
+
+
+def options(element, scale="float32", **fields):
+    """Those of a format without a recipe, but for `fields`."""
+    row, usual = rows(), {"mantissa": 23, "scale_mantissa": 23, "encode": 1, "decode": 1}
+    return Options(element=row[element], scale=row[scale], **{**usual, **fields})
+
+
+def blocks(chosen, kind, magnitudes, *, fours=False):
+    """What is stored for blocks with these largest magnitudes, and what their elements are multiplied with."""
+    magnitudes = np.ascontiguousarray(magnitudes, np.float32)
+    stored, multipliers = np.empty(magnitudes.shape, np.uint32), np.empty(magnitudes.shape, np.float32)
+    call(
+        "blocks", chosen, kind, fours, pointer(magnitudes, FLOATS), magnitudes.size,
+        pointer(stored, POINTER(c_uint32)), pointer(multipliers, FLOATS),
+    )  # fmt: skip
+    return stored, multipliers
+
+
+def tensor_scale(chosen, kind, magnitude):
+    """The encode and the decode scale of a whole tensor, and its magnitude where that is known."""
+    results = [c_float() for _ in range(3)]
+    call("tensor_scale", chosen, kind, magnitude, *results)
+    return tuple(np.float32(result.value) for result in results)
