@@ -436,16 +436,19 @@ void quantize_other(const QuantizeCall &call, const Tile &block) {
 }
 
 // A block's elements, rotated, by position.
-constexpr int64_t kRotatedPitch = kMostRotatedLines + 16;
+constexpr int64_t kRotatedPitch = kTileLines + 16;
 struct RotatedRows {
   alignas(64) float row[kTileLength][kRotatedPitch];
 };
 
-// The call with rotated floats in place of a tile's elements.
+// The call with rotated floats in place of a block's elements. Those of the next block are prefetched.
 QuantizeCall rotate_tile(const QuantizeCall &call, const Tile &tile, RotatedRows *rows) {
+  const int64_t length = tile.last - tile.first;
+  for (int64_t k = tile.last; k < tile.last + length; ++k) prefetch_position(call, tile, k);
   for (int64_t first = tile.first; first < tile.last; first += kRotatedLength)
-    stage_across(*call.kernels, call.x, tile.line, tile.last_line - tile.line, first, rows->row[first - tile.first],
-                 kRotatedPitch);
+    for (int64_t line = tile.line; line < tile.last_line; line += kMostRotatedLines)
+      stage_across(*call.kernels, call.x, line, least(kMostRotatedLines, tile.last_line - line), first,
+                   rows->row[first - tile.first] + (line - tile.line), kRotatedPitch);
   const int64_t offset = (tile.line + tile.first * kRotatedPitch) * int64_t{sizeof(float)};
   uint8_t *const origin = reinterpret_cast<uint8_t *>(reinterpret_cast<intptr_t>(rows) - offset);
   QuantizeCall rotated = call;
@@ -609,7 +612,7 @@ void quantize_one_way(const QuantizeCall &call) {
   if (takes_whole_lines(call))
     run_work(make_work(call, call.across ? whole_lines_of_tile(call) : 1, call.blocks->length));
   else if (call.across)
-    run_work(make_work(call, call.x.rotation ? kMostRotatedLines : kTileLines, kTileLength));
+    run_work(make_work(call, kTileLines, kTileLength));
   else if (call.format.group > 1)
     run_work(make_work(call, call.format.group, kSquareRun));
   else

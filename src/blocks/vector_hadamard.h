@@ -92,14 +92,18 @@ struct Hadamard {
 
 // --- Along lines -----------------------------------------------------------------------------
 
+constexpr int kRotatedAhead = 4096;  // elements to prefetch: two runs of quantize.cpp
+
 // Whole steps of floats, of which Isa::load_floats<Src> is as in codecs/vector.h.
 template <class Isa, int Src>
 __attribute__((noinline)) void rotate_steps(const uint8_t *src, int64_t count, uint32_t rotation, uint8_t *dst) {
   using Of = Hadamard<Isa>;
+  constexpr int kBytes = kTypes[Src].bits / 8;
   alignas(64) float quarters[kRotatedLength];
   for (int i = 0; i < kRotatedLength; ++i) quarters[i] = signed_quarter(rotation, i);
   for (int64_t first = 0; first < count; first += Isa::kCodes) {
-    auto floats = Isa::template load_floats<Src>(src + first * (kTypes[Src].bits / 8));
+    Isa::template prefetch<Isa::kCodes * kBytes, kRotatedAhead * kBytes>(src + first * kBytes);
+    auto floats = Isa::template load_floats<Src>(src + first * kBytes);
     for (int i = 0; i < 4; ++i)
       floats.part[i] = floats.part[i] * load_lanes<typename Of::F32>(quarters + i % Of::kVectors * Of::kLanes);
     for (int i = 0; i < 4; i += Of::kVectors) Of::transform(floats.part + i);
@@ -127,11 +131,13 @@ __attribute__((noinline)) void rotate_steps_back(const uint8_t *src, int64_t cou
 template <class Isa, int Src>
 __attribute__((noinline)) typename Isa::U32 largest_of_steps(const uint8_t *src, int64_t count, uint32_t rotation) {
   using Of = Hadamard<Isa>;
+  constexpr int kBytes = kTypes[Src].bits / 8;
   alignas(64) float quarters[kRotatedLength];
   for (int i = 0; i < kRotatedLength; ++i) quarters[i] = signed_quarter(rotation, i);
   typename Isa::U32 largest = {};
   for (int64_t first = 0; first < count; first += Isa::kCodes) {
-    auto floats = Isa::template load_floats<Src>(src + first * (kTypes[Src].bits / 8));
+    Isa::template prefetch<Isa::kCodes * kBytes, kRotatedAhead * kBytes>(src + first * kBytes);
+    auto floats = Isa::template load_floats<Src>(src + first * kBytes);
     for (int i = 0; i < 4; ++i)
       floats.part[i] = floats.part[i] * load_lanes<typename Of::F32>(quarters + i % Of::kVectors * Of::kLanes);
     largest = larger(largest, Of::largest_of_step(floats.part));
