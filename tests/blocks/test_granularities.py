@@ -133,6 +133,25 @@ def test_rows_of_any_shape_and_stride(shape):
         assert same(dlfp4.quantize(given, "nvfp4", recipe=ROWS, out=q), q)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("fp8_row", {}), ("int4_row", {}), ("nvfp4", {"recipe": ROWS}), ("nvfp4", {"hadamard": 3}),
+        ("mxfp8_e4m3", {"hadamard": 3}), ("fp8_1x128", {"hadamard": 3}),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("shape", [(272, 4700), (144, 640)])
+def test_wide_columns_are_the_rows_of_the_transpose(shape, name, options, dtype):
+    """Wider than the tiles in which columns are read, whose last ones are narrower."""
+    x = native_cast(np.random.default_rng(2).standard_normal(shape).astype(F) * 3, dtype)
+    x[5, 700 % shape[1]] = np.inf
+    columns = dlfp4.quantize(x, name, axis=-2, pad=True, **options)
+    rows = dlfp4.quantize(np.ascontiguousarray(x.T), name, pad=True, **options)
+    expected = rows.dequantize().to_numpy()
+    assert np.ascontiguousarray(columns.dequantize().to_numpy().T).tobytes() == expected.tobytes()
+
+
 def test_columns_are_the_rows_of_the_transpose():
     x = make("lognormal", (64, 40))
     q, turned = (dlfp4.quantize(t, "nvfp4", recipe=ROWS, axis=axis) for t, axis in ((x, -2), (x.T, -1)))
