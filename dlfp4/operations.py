@@ -161,8 +161,8 @@ class Argument:
         As of the eager function.
     kind : str
         "operand", a plain tensor; "quantized", one that may be quantized as well; "vector", one whose type PyTorch has;
-        "scale", the same, optional; else a constant: "text", "dtype", "recipe", "flag", "number", "integer", "count",
-        "axes" or "signs".
+        "scale", the same, optional; else a constant: "text", "dtype", "recipe", "backend", "flag", "number", "integer",
+        "count", "axes" or "signs".
     default : object
         Of constants; ``REQUIRED`` where there is none.
     """
@@ -360,7 +360,7 @@ OPERATIONS: Mapping[str, Operation] = MappingProxyType(
                     Argument("alpha", "number"),
                     Argument("out_dtype", "dtype"),
                     Argument("activation", "text"),
-                    Argument("backend", "text", "auto"),
+                    Argument("backend", "backend", ""),
                 ),
                 _matmul,
             ),

@@ -44,7 +44,7 @@ def repeated(call: Call, kernel: Callable[..., torch.Tensor]) -> Callable[..., t
 def remember(call: Call, args: tuple[Any, ...]) -> None:
     """Keep how a product was made, if our own kernels made it of operands as they are."""
     values = call.values(args)
-    operands, options, plan = call.operands(values), call.constants(values), call.recall(args)
+    operands, plan = call.operands(values), call.recall(args)
     a, b = operands["a"], operands["b"]
     if (
         a is None
@@ -58,15 +58,14 @@ def remember(call: Call, args: tuple[Any, ...]) -> None:
         return
     left, right = asarray(a.data.detach()), share(b)
     if isinstance(right, ScaledTensor) and right.hadamard is None:
-        product = product_of(left, right, options, plan, a.data.device)
+        product = product_of(left, right, plan, a.data.device)
         if product is not None:
             _core._remember_product(KNOWN, args, product)
 
 
-def product_of(
-    a: Tensor, b: ScaledTensor, options: dict[str, Any], plan: Plan, device: torch.device
-) -> _Product | None:
+def product_of(a: Tensor, b: ScaledTensor, plan: Plan, device: torch.device) -> _Product | None:
     """The product, by the backend that is chosen for it; None where that is none of ours, or other work goes first."""
+    options = plan.constants
     (shape, dtype), alpha, activation = plan.specs[0], options["alpha"], options["activation"]
     if format_of(activation) is not None:
         return None

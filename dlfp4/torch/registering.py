@@ -32,6 +32,7 @@ TYPES = MappingProxyType(
         "vector": "Tensor",
         "scale": "Tensor?",
         "text": "str",
+        "backend": "str",
         "dtype": "str",
         "recipe": "str",
         "flag": "bool",
@@ -261,8 +262,15 @@ def seed_of(seed: int | None) -> int | None:
     return None if seed is None else seed % 2**64
 
 
+def backend_of(name: str) -> str:
+    """A backend. The default of schemas is no name that functions pass: PyTorch leaves out trailing arguments that have
+    their default, and compiled graphs give them by their names, which costs half a microsecond each.
+    """
+    return name or "auto"
+
+
 CONSTANTS: MappingProxyType[str, Callable[[Any], Any]] = MappingProxyType(
-    {"recipe": recipe_of_text, "axes": axes_of, "integer": seed_of}
+    {"recipe": recipe_of_text, "axes": axes_of, "integer": seed_of, "backend": backend_of}
 )
 
 
