@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
-from dlfp4.checkpoints import conventions, native
+from dlfp4.checkpoints import comfyui, conventions, native
 from dlfp4.formats import FLOATS
 from dlfp4.torch.scaled_tensor import ScaledTensor, plain, present, restore, turn
 
 OWN = native.NAMES  # of the parts, where there is no convention
+MARK = comfyui.SUFFIX.removeprefix(".")
 
 
 def name_parts(module: torch.nn.Module, convention: str | None) -> None:
@@ -70,12 +71,20 @@ def join(module: torch.nn.Module, state: dict[str, Any], prefix: str, *_: Any) -
         key = prefix + name
         if isinstance(state.get(key), ScaledTensor):
             continue
-        found = join_own(key, state, target) or join_by_convention(key, prefix, state, target)
+        is_marked = prefix + MARK in state  # as ComfyUI's, whose parts may look like ours, and lie in another order
+        own = None if is_marked else join_own(key, state, target)
+        found = own or join_by_convention(key, prefix, state, target)
         if found is not None:
             whole, parts = found
             for part in parts:
                 del state[part]
             state[key] = whole
+    state.pop(prefix + MARK, None)
+
+
+def forget_marker(module: torch.nn.Module, state: dict[str, Any], *_: Any) -> None:  # noqa: ARG001
+    """Called before a model loads: what says that a file is "stable-diffusion"'s is no module's."""
+    state.pop(conventions.MARKER, None)
 
 
 def join_own(key: str, state: Mapping[str, Any], target: ScaledTensor) -> tuple[ScaledTensor, list[str]] | None:
@@ -100,7 +109,7 @@ def join_by_convention(
         for name, part in state.items()
         if name.startswith(prefix) and type(part) in (torch.Tensor, torch.nn.Parameter)
     }
-    for each in conventions.find_joins(found, {}):
+    for each in conventions.find_joins(found, comfyui.find_marks(found, {})):
         if each.name == key:
             own = replace(each.spelling, formats=(target.format,))
             q = conventions.assemble([found[part] for part in each.parts], own) or each.tensor

@@ -13,7 +13,7 @@ from dlfp4.arguments import check_named, format_of
 from dlfp4.checkpoints.selection import Choice, choose, quantize_chosen
 from dlfp4.engines.problem import exact_types_of
 from dlfp4.torch.linear import Linear
-from dlfp4.torch.names import name_parts, quantized_in
+from dlfp4.torch.names import forget_marker, name_parts, quantized_in
 from dlfp4.torch.scaled_tensor import ScaledTensor, element_of, turn
 
 if TYPE_CHECKING:
@@ -100,6 +100,7 @@ def quantize_(
         weight = as_weight(q, tensors[name], prepare and reads_prepared(activation))
         for place in places[id(tensors[name])]:
             put(place, weight, activation, convention)
+    module.register_load_state_dict_pre_hook(forget_marker)
     return module
 
 

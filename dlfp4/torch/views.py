@@ -61,7 +61,27 @@ def cloned(q: ScaledTensor, **changes: Any) -> ScaledTensor:
     """A copy in memory of its own. The parts of a prepared weight lie in one, which copies of each would not: that
     gets the order back that it had before.
     """
-    return mapped(plain(q) if type(q.elements) is torch.Tensor else q, torch.clone, **changes)
+    if type(q.elements) is torch.Tensor:
+        return mapped(plain(q), torch.clone, **changes)
+    copied = mapped(q, clone_in_graph, **changes)
+    if q.encoding.prepared is not None:
+        copied.elements = apart(copied.elements)
+    return copied
+
+
+def clone_in_graph(part: torch.Tensor) -> torch.Tensor:
+    """A copy of a part; on hosts Inductor has no loop over scales of MX formats (2.13): an operation copies those."""
+    if part.dtype == torch.float8_e8m0fnu and part.device.type == "cpu":
+        found: torch.Tensor = torch.ops.dlfp4.cast(part, "float8_e8m0fnu")
+        return found
+    return part.clone()
+
+
+def apart(codes: torch.Tensor) -> torch.Tensor:
+    """Codes of a prepared weight in memory that is not a prepared weight's: what reads them then waits for them, and
+    restores their order, as of all copies. Kernels read prepared weights before what writes them may have ended.
+    """
+    return torch.nn.functional.pad(codes, (0, 1))[..., :-1]
 
 
 @implements(aten.lift_fresh.default, aten.contiguous.default)

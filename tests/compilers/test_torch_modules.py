@@ -8,6 +8,7 @@ import pytest
 
 import dlfp4
 from dlfp4 import checkpoints
+from dlfp4.checkpoints import conventions
 
 from ..support.capsules import framework
 
@@ -230,3 +231,18 @@ def test_transposed_layers():
         other = copy.deepcopy(made)
         other.load_state_dict(made.state_dict())
         assert torch.equal(other["c_fc"](x), made["c_fc"](x))
+
+
+STORED = sorted({(name, row.convention) for row in conventions.SPELLINGS if row.convention for name in row.formats})
+
+
+@pytest.mark.parametrize(("name", "convention"), [("nvfp4", None), *STORED])
+def test_what_is_loaded_computes_what_was_saved(name, convention):
+    """Also where a convention stores reciprocals of global scales, of which some do not come back bit by bit."""
+    for seed in range(20 if name == "nvfp4" else 2):
+        model, other = (torch.nn.Sequential(torch.nn.Linear(256, 128)) for _ in range(2))
+        model[0].weight.data = values(128, 256, seed=seed)
+        dt.quantize_(model, name, include=["*"], convention=convention)
+        dt.quantize_(other, name, include=["*"]).load_state_dict(model.state_dict())
+        x = values(4, 256, seed=100 + seed)
+        assert torch.equal(other(x), model(x))

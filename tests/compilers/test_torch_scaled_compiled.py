@@ -6,6 +6,9 @@ import shutil
 
 import pytest
 
+import dlfp4
+from dlfp4.operations import Encoding, Prepared
+
 from ..support.capsules import framework
 
 torch = framework("torch")
@@ -117,3 +120,37 @@ def test_export_saved_and_loaded():
     file.seek(0)
     x = values(4, 64, seed=3)
     assert torch.equal(torch.export.load(file).module()(x), module(x))
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="Inductor needs a C++ compiler, and there is no g++")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script(_method)?` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("name", ["nvfp4", "mxfp4", "mxfp8_e4m3", "fp8_e4m3", "int4_g32"])
+def test_copies_in_a_graph_of_inductor(name):
+    w = dt.quantize(values(64, 64), name)
+    for copy in (lambda w: w.clone(), lambda w: w.to(torch.bfloat16)):
+        made, expected = torch.compile(copy, fullgraph=True)(w), copy(w)
+        assert made.dtype == expected.dtype
+        assert made.elements.data_ptr() != w.elements.data_ptr()
+        assert torch.equal(made.elements.view(torch.uint8), expected.elements.view(torch.uint8))
+        assert torch.equal(made.dequantize(), expected.dequantize())
+
+
+def test_all_scales_of_mx_formats_are_copied():
+    views = importlib.import_module("dlfp4.torch.views")
+    codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e8m0fnu)
+    assert torch.equal(views.clone_in_graph(codes).view(torch.uint8), codes.view(torch.uint8))
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="Inductor needs a C++ compiler, and there is no g++")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script(_method)?` is deprecated:DeprecationWarning")
+def test_a_copy_of_a_prepared_weight_in_a_graph_is_not_taken_for_one():
+    """Only a GPU makes such weights; their parts will do here: kernels would read the copy before it is written."""
+    facts = Prepared(128, 128, 8, 1)
+    blocks, code_bytes, _, _ = dlfp4._core._size_of_prepared("fp8_e4m3", 128, 128)
+    parts = {"elements": torch.zeros(blocks, code_bytes, dtype=torch.uint8), "scales": torch.ones(())}
+    form = str(Encoding("fp8_e4m3", scale_layout="prepared", prepared=facts))
+    w = dt.ScaledTensor(parts, form, (128, 128), torch.float32)
+    for backend in ("aot_eager", "inductor"):
+        made = torch.compile(lambda w: w.clone(), fullgraph=True, backend=backend)(w)
+        assert torch.equal(made.elements, w.elements)
+        assert made.elements.stride(0) > code_bytes

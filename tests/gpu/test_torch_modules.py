@@ -71,6 +71,20 @@ def test_compiled(torch, case, mode):
             assert torch.allclose(got.float(), want.float(), rtol=2e-2, atol=2e-2)
 
 
+def test_copies_in_a_graph(torch, case):
+    """Products read prepared weights at once, but wait for copies that are just being made."""
+    layers, x, product = case
+
+    def function(x, w, b):
+        return x @ w.clone().mT + b
+
+    compiled = torch.compile(function, fullgraph=True)
+    with torch.inference_mode():
+        for _ in range(20):
+            made = compiled(x, layers[0].weight, layers[0].bias)
+            assert torch.allclose(made.float(), product.float(), rtol=2e-2, atol=2e-2)
+
+
 @pytest.mark.parametrize("name", ["nvfp4", "mxfp4", "mxfp8_e4m3"])
 @pytest.mark.parametrize("rows", [256, 192])
 def test_stacks_of_experts(torch, dt, name, rows):
