@@ -49,11 +49,21 @@ def signed(seed: int | None) -> int | None:
 
 def run(op: Any, args: tuple[Any, ...], out: torch.Tensor | None) -> torch.Tensor:
     """An operation, or its out= form."""
+    if torch.jit.is_tracing() and any(isinstance(each, (tuple, list)) and any(map(is_traced, each)) for each in args):
+        raise RuntimeError(
+            f"torch.jit.trace has no form for the shape that {op} takes, of a quantized tensor that the traced "
+            f"function makes: use torch.export"
+        )
     if out is not None:
         op.out(*args, out=out)
         return out
     found: torch.Tensor = op(*args)
     return found
+
+
+def is_traced(extent: Any) -> bool:
+    """Whether an extent is one that torch.jit.trace follows."""
+    return isinstance(extent, torch.Tensor)
 
 
 # ---- Codecs

@@ -240,10 +240,24 @@ def test_inference_mode():
     assert torch.equal(out, y)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.*:DeprecationWarning")
 def test_traces_record_the_operation():
     traced = torch.jit.trace(lambda x: dt.matmul(x, W.mT), (X,))
     assert "dlfp4::matmul" in str(traced.graph)
     assert torch.equal(traced(2 * X), dt.matmul(2 * X, W.mT))
+    weight = dt.quantize(X, "nvfp4")
+    layer = torch.nn.Linear(64, 3)
+    layer.weight = torch.nn.Parameter(weight, requires_grad=False)
+    x = torch.cat([X, 3 * X])
+    assert torch.equal(torch.jit.trace(layer, (X,))(x), layer(x))
+    for function in (
+        lambda x: dt.matmul(x, weight.mT),
+        lambda x: weight[:1].dequantize() + x.sum(),
+        lambda x: dt.dequantize(dt.quantize(x, "mxfp4")),
+        lambda x: dt.matmul(quantize(x, "nvfp4"), W.mT),
+    ):
+        with pytest.raises(RuntimeError, match=r"use torch\.export"):
+            torch.jit.trace(function, (X,), check_trace=False)
 
 
 def test_make_fx():
