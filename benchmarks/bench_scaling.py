@@ -12,8 +12,8 @@ beside mxfp8_e4m3, four over six, a scale a row and Hadamard beside NVFP4 or MXF
 
 Peers: torchao as it is; torchao through torch.compile, which has no float8_e8m0fnu here, so that MX takes the rule
 rceil, and scales as bytes; NumPy with ml_dtypes; ggml in NumPy (its package gguf); fouroversix as its own reference in
-PyTorch. torchao's columns are the rows of a transposed copy. From 16 Mi elements on only torchao is measured, and only
-along rows.
+PyTorch (without CUDA it installs by `SKIP_CUDA_BUILD=1 pip install --no-build-isolation fouroversix`). torchao's
+columns are the rows of a transposed copy. From 16 Mi elements on only torchao is measured, and only along rows.
 
 With --crowded one thread is timed by the processor's time, for machines on which others work.
 """

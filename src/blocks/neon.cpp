@@ -20,9 +20,9 @@ struct NeonBlocks : NeonCodecs {
   }
 
   static F32 look_up(U32 dwords, const TableOfEight &table) {
-    F32 found;
-    for (int i = 0; i < 4; ++i) found[i] = table.numbers[dwords[i] % 8];
-    return found;
+    const uint8x16x2_t bytes = vld1q_u8_x2(reinterpret_cast<const uint8_t *>(table.numbers));
+    const U32 places = (dwords & 7u) * 0x04040404u + 0x03020100u;
+    return reinterpret_cast<F32>(vqtbl2q_u8(bytes, reinterpret_cast<U8>(places)));
   }
 
   static F32 multiply_add(F32 a, F32 b, F32 c) { return vfmaq_f32(c, a, b); }
