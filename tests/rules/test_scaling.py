@@ -87,7 +87,7 @@ def test_stored_scales_have_their_types_values(name):
 # ---- two levels ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("largest_scale", [0, 256, 448])
+@pytest.mark.parametrize("largest_scale", [0, 0.5, 256, 448])
 def test_the_scale_of_a_tensor_in_two_levels(largest_scale):
     reach = F(6) * F(largest_scale or 448)
     for order, mantissa in ((GLOBAL_FIRST, 23), (BLOCK_FIRST, 23), (INPUT_TYPE, 7), (INPUT_TYPE, 10), (INPUT_TYPE, 23)):
@@ -182,9 +182,11 @@ def test_four_over_six(chooses):
         reach = F(6) * F(256)
         amax = largest if largest else decode * reach
         for element, scale, x in rng.normal(size=(200, 3)).astype(F):
-            error = element * scale * amax / reach - x
-            expected = error * error if chooses == 2 else abs(error)
-            assert F(rules.call("error", chosen, element, scale, x)) == expected
+            decoded = element * scale * amax / reach
+            for value in (x, decoded):  # the error of which is +0
+                error = decoded - value
+                expected = error * error if chooses == 2 else abs(error)
+                assert bits(rules.call("error", chosen, element, scale, value)) == bits(expected)
 
 
 # ---- powers of two -------------------------------------------------------------------------------------------------
@@ -210,7 +212,14 @@ def test_blocks_by_powers_of_two(element, rule):
     with np.errstate(all="ignore"):
         a = magnitudes(neighbours(LARGEST[element] * np.ldexp(1.0, np.arange(-149, 120))))
     number = ["floor", "rceil", "ceil", "even"].index(rule)
-    for zero_scale, least_code, eps in ((0, 0, 0), (127, 0, 0), (5, 100, 0), (0, 0, F(1e-4)), (0, 1, F(3e-39))):
+    for zero_scale, least_code, eps in (
+        (0, 0, 0),
+        (127, 0, 0),
+        (5, 100, 0),
+        (9, 254, 0),
+        (0, 0, F(1e-4)),
+        (0, 1, F(3e-39)),
+    ):
         chosen = rules.options(
             element, "float8_e8m0fnu", scale_rule=number, zero_scale=zero_scale, least_code=least_code, eps=eps
         )
