@@ -323,7 +323,8 @@ def test_elements_are_scaled_and_decoded():
                 for divides, exact in ((0, x * y), (1, x / y)):
                     found, expected = F(rules.call("scaled", x, y, divides, zero)), exact + zero
                     assert (np.isnan(found) and np.isnan(expected)) or bits(found) == bits(expected), (x, y, divides)
-            assert bits(rules.call("decoded", x, y)) == canonical(x * y), (x, y)
+            for name in ("decoded", "decoded_without"):
+                assert bits(rules.call(name, x, y)) == canonical(x * y), (name, x, y)
             for zero, bias in ((F(0), F(-0.0)), (F(8), F(-0.0)), (F(0), F(0.3)), (F(-3), F(1e30)), (F(0), F(np.inf))):
                 expected = (x - zero) * y + bias
                 assert bits(rules.call("decoded_with", x, y, zero, bias)) == canonical(expected), (x, y, zero, bias)

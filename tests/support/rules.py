@@ -64,6 +64,7 @@ SIGNATURES = {
     "scaled": (c_float, c_float, c_float, c_int32, c_float),
     "decoded": (c_float, c_float, c_float),
     "decoded_with": (c_float, c_float, c_float, c_float, c_float),
+    "decoded_without": (c_float, c_float, c_float),
     "zero_point": (c_float, c_uint32, c_int32, c_int32),
     "layout": (POINTER(Layout), c_int32),
     "scale_offset": (c_int64, c_int32, c_int64, c_int64, c_int64),
