@@ -131,6 +131,8 @@ float rule_decoded_with(float element, float scale, float zero, float bias) {
 
 float rule_decoded_without(float element, float scale) { return decoded_with(element, scale, kNoOffset); }
 
+uint32_t rule_middle() { return kMiddle; }
+
 float rule_zero_point(uint32_t code, int bits, int is_signed) { return zero_point_of(code, bits, is_signed != 0); }
 
 // --- layouts.h -------------------------------------------------------------------------------

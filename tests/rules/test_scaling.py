@@ -301,6 +301,9 @@ def test_zero_points():
             low = code % (1 << bits)
             assert rules.call("zero_point", code, bits, 0) == low
             assert rules.call("zero_point", code, bits, 1) == (low - (1 << bits) if low >= 1 << (bits - 1) else low)
+    # Symmetric codes without a sign are int4's with the highest bit turned.
+    values = [rules.call("zero_point", code ^ 8, 4, 1) for code in range(16)]
+    assert values == [code - rules.call("middle") for code in range(16)]
 
 
 # ---- elements ------------------------------------------------------------------------------------------------------

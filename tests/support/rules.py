@@ -65,6 +65,7 @@ SIGNATURES = {
     "decoded": (c_float, c_float, c_float),
     "decoded_with": (c_float, c_float, c_float, c_float, c_float),
     "decoded_without": (c_float, c_float, c_float),
+    "middle": (c_uint32,),
     "zero_point": (c_float, c_uint32, c_int32, c_int32),
     "layout": (POINTER(Layout), c_int32),
     "scale_offset": (c_int64, c_int32, c_int64, c_int64, c_int64),
