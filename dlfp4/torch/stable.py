@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import _disable_current_modes
 
 from dlfp4 import _core
 from dlfp4.autotune import is_idle
@@ -17,6 +18,7 @@ from dlfp4.torch.products import KNOWN, KNOWN_IN_C
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from dlfp4.frameworks.base import Natives
     from dlfp4.torch.registering import Call
 
 # In the order of boxed.h.
@@ -68,13 +70,36 @@ def register(call: Call, kernel: Callable[..., Any], devices: Sequence[str]) -> 
     functions, of_tensors = addresses(), natives()
     # Its like for one tensor keeps it for good (2.13).
     wrap = getattr(torch._C._aoti, "alloc_tensors_by_stealing_from_void_ptrs", None)
-    if functions is None or of_tensors is None or wrap is None:
+    if functions is None or of_tensors is None or wrap is None or not brings_arguments(functions, of_tensors, wrap):
         return False
     kinds = "".join([KINDS[each.kind] for each in call.parameters])
     _core._prepare_boxed(functions, of_tensors, kinds, kernel, wrap, is_idle, KNOWN, KNOWN_IN_C)
     for device in devices:
         _core._register_boxed("dlfp4", call.row.name, device, False)
     return True
+
+
+def brings_arguments(functions: list[int], of_tensors: Natives, wrap: Callable[..., Any]) -> bool:
+    """Whether arguments of all kinds come through the interface as they were given: versions convert more and more."""
+    library = torch.library.Library("dlfp4_probe", "DEF")
+    library.define("f(Tensor a, Tensor? b, str c, str? d, SymInt[]? e, float? f) -> Tensor")
+    seen = []
+
+    def echo(*args: Any) -> Any:
+        seen.append(args)
+        return args[0]
+
+    _core._prepare_boxed(functions, of_tensors, "TtSsif", echo, wrap, lambda: False, {}, {})
+    _core._register_boxed("dlfp4_probe", "f", "CPU", False)
+    with _disable_current_modes():
+        x = torch.empty(1, device="cpu")
+        calls = [(x, x, "c", "d", [1, -2], 0.5), (x, None, "", None, None, None)]
+        try:
+            for call in calls:
+                torch.ops.dlfp4_probe.f(*call)
+        except RuntimeError:
+            return False
+    return seen == calls
 
 
 def register_gradient(
@@ -116,7 +141,8 @@ def keys_of(args: tuple[Any, ...]) -> Any:
 
 def offset_of_keys() -> int | None:
     """Where, in what implements a tensor, its dispatch keys lie; None where that is not found."""
-    tensors = [torch.empty(0), torch.empty(0, device="meta")]
+    with _disable_current_modes():
+        tensors = [torch.empty(0, device="cpu"), torch.empty(0, device="meta")]
     offsets = [
         offset
         for offset in range(0, BYTES_OF_IMPL, ctypes.sizeof(ctypes.c_uint64))

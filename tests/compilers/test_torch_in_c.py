@@ -73,6 +73,23 @@ def test_the_table_is_in_the_order_of_the_header():
     assert text.count("(*aoti_torch_") + text.count("(*torch_") == len(places)
 
 
+IMPORTED_WITHIN_A_MODE = """
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+with FakeTensorMode():
+    import dlfp4.torch as dt
+from dlfp4.torch.products import KNOWN_IN_C
+x = torch.ones(2, 64)
+torch.ops.dlfp4.matmul(x, *dt.functions.quantize(x, "nvfp4").mT[:4])
+assert len(KNOWN_IN_C) == 1
+assert not hasattr(torch.ops.dlfp4_probe, "f")
+"""
+
+
+def test_kernels_are_found_wherever_they_are_imported():
+    subprocess.run([sys.executable, "-P", "-c", IMPORTED_WITHIN_A_MODE], check=True, timeout=300)
+
+
 def test_functions_are_found():
     assert stable.addresses() is not None
     assert stable.offset_of_keys() is not None
