@@ -423,6 +423,25 @@ def test_x2_of_rank_0():
     assert made.untouched
 
 
+@pytest.mark.parametrize("stride", [2**59, 2**60, 2**63 - 1, -(2**63)])
+def test_strides_that_mean_nothing_are_of_any_size_in_pairs(stride):
+    for shape, strides, logical in (
+        ((1, 4), (stride, 1), (1, 8)),
+        ((4, 1, 2), (2, stride, 1), (4, 1, 4)),
+        ((3, 2, 0), (stride, stride, stride), (3, 2, 0)),
+    ):
+        tensor = dlfp4.from_dlpack(Made(random_bytes(8), dtype=FP4, lanes=2, shape=shape, strides=strides).capsule)
+        assert tensor.shape == logical
+        assert tensor.strides == compact(logical) or not tensor.size
+
+
+@pytest.mark.parametrize(("shape", "strides"), [((2, 4), (2**60, 1)), ((2, 4), (-(2**62), 1)), ((2**61,), (1,))])
+def test_pairs_that_cannot_be_counted_as_elements(shape, strides):
+    made = Made(random_bytes(8), dtype=FP4, lanes=2, shape=shape, strides=strides)
+    with pytest.raises(BufferError, match="overflow when pairs are counted"):
+        dlfp4.from_dlpack(made.capsule)
+
+
 @pytest.mark.parametrize("shape", list(itertools.product((0, 1, 2, 3, 4), repeat=3)), ids=str)
 def test_pairs_come_back_under_their_shape_or_are_refused(shape):
     """In every order of the dimensions; the rule is one for both directions."""

@@ -134,6 +134,7 @@ cdef inline int find_unit_dim(int ndim, const int64_t *shape, const int64_t *str
 cdef bint rescale_dims(int ndim, int64_t *shape, int64_t *strides, int dim, int old_bits, int new_bits) noexcept nogil:
     """The same bytes counted in elements of another width along `dim`; False where they do not divide."""
     cdef bint is_empty = count_elements(ndim, shape) == 0   # its strides say nothing
+    cdef bint divides
     cdef int64_t scaled
     cdef int k
     for k in range(ndim):
@@ -143,7 +144,8 @@ cdef bint rescale_dims(int ndim, int64_t *shape, int64_t *strides, int dim, int 
             shape[k] = scaled // new_bits
             strides[k] = 1
         else:
-            if mul_overflows(strides[k], old_bits, &scaled) or (scaled % new_bits and shape[k] > 1 and not is_empty):
+            divides = not mul_overflows(strides[k], old_bits, &scaled) and scaled % new_bits == 0
+            if not divides and shape[k] > 1 and not is_empty:
                 return False
             strides[k] = scaled // new_bits
     return True
