@@ -110,7 +110,8 @@ def test_integers_from_floats(name):
     low, high = ENDS[name]
     halves = np.arange(-40, 41) / 2
     values = np.concatenate([halves, np.nextafter(halves, -99), np.nextafter(halves, 99), [1e300, 5e-324, 2.0**-70]])
-    values = np.concatenate([values, -values, [np.inf, -np.inf, np.nan, -np.nan]])
+    powers = np.ldexp([[1.0], [1.75]], np.arange(-80, 1000)).ravel()  # those from 2**64 on have no bit below 1
+    values = np.concatenate([values, -values, powers, -powers, [np.inf, -np.inf, np.nan, -np.nan]])
     whole = np.nan_to_num(np.clip(values, -99, 99))
     exact = {
         "nearest_even": np.rint(whole),
