@@ -177,7 +177,7 @@ def test_four_over_six(chooses):
             expected = two_level(a, GLOBAL_FIRST, 0, 23, encode, decode, 0, 0, chooses=chooses, fours=fours)
         agree(a, rules.blocks(chosen, rules.TWO_LEVEL, a, fours=fours), expected, fours)
     rng = np.random.default_rng(1)
-    for largest in (F(0), F(7.25)):
+    for largest in (F(0), F(0.5), F(7.25)):
         chosen.largest = largest
         reach = F(6) * F(256)
         amax = largest if largest else decode * reach
