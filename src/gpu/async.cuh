@@ -162,6 +162,12 @@ __device__ inline void arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+// At a barrier of a block of the cluster, by address_at_rank. Not with .release.cluster, for which all threads' memory
+// operations are waited for: what was read before needs no more than their order, which the data dependence gives.
+__device__ inline void arrive_in_cluster(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
 // As soon as all copies of this thread have ended that it began by copy_4 and the like.
 __device__ inline void arrive_after_copies(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
@@ -246,6 +252,16 @@ __device__ inline void copy_box(uint32_t to, const TensorMap *map, int column, i
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
           to),
       "l"(map), "r"(column), "r"(row), "r"(barrier)
+      : "memory");
+}
+
+// The same to the same place in the memory of each block of the cluster whose bit is set, and to their barriers.
+__device__ inline void copy_box_to_all(uint32_t to, const TensorMap *map, int column, int row, uint32_t barrier,
+                                       int ranks) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, "
+      "%3}], [%4], %5;" ::"r"(to),
+      "l"(map), "r"(column), "r"(row), "r"(barrier), "h"(static_cast<uint16_t>(ranks))
       : "memory");
 }
 

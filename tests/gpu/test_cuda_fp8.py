@@ -22,6 +22,7 @@ TACTICS = [name for name in _tactic_names() if name.split("x")[0] in ("16", "32"
 SHAPES = [
     (1, 8, 128), (3, 72, 256), (16, 128, 384), (17, 200, 1024), (64, 64, 4096), (100, 328, 640), (128, 2112, 512),
     (129, 136, 2048), (200, 1000, 1280), (300, 520, 256), (1100, 4096, 384), (450, 33792, 128),
+    (1027, 328, 640),
 ]  # fmt: skip
 
 
@@ -158,14 +159,15 @@ def test_auto_takes_them_as_they_lie(torch):
     Expected(a, w.mT).check(exact.to_torch(), "torch")
 
 
-@pytest.mark.parametrize("rows", [48, 300])
-def test_layouts_of_scales(torch, rows):
+@pytest.mark.parametrize("tactic", ["64x128", "walk"])
+@pytest.mark.parametrize("rows", [48, 300, 1027])
+def test_layouts_of_scales(torch, rows, tactic):
     """The same bytes, whichever way the scales lie: linear, or as cuBLAS has them."""
     a, w = quantized((rows, 1536), "fp8_1x128"), quantized((264, 1536), "fp8_128x128", 1)
     turned, padded = a.with_scale_layout("cublas_1x128"), w.with_scale_layout("cublas_128x128")
-    expected = dlfp4.matmul(a, w.mT, backend="cuda_fp8").to_torch()
+    expected = run(torch, a, w.mT, tactic)
     for x, weight in ((turned, w), (a, padded), (turned, padded)):
-        assert torch.equal(dlfp4.matmul(x, weight.mT, backend="cuda_fp8").to_torch(), expected)
+        assert torch.equal(run(torch, x, weight.mT, tactic), expected)
 
 
 def test_captured_in_a_graph(torch):

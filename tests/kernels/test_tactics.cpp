@@ -69,6 +69,18 @@ void walk_block(const WalkOrder &order, int block, int blocks, Count *count) {
   if (block % kWalkRanks == 0) count->add(order.place_of(tile), 2);
 }
 
+// Blocks of threads of a cluster have tiles of the same rows, equally many.
+void test_sharing(const WalkPlan &plan) {
+  const WalkOrder &order = plan.order;
+  const auto are_alike = [](WalkOrder::Place first, WalkOrder::Place second) {
+    return first.first_row == second.first_row;
+  };
+  bool alike = order.alone % kWalkRanks == 0 && order.rests() % kWalkRanks == 0;
+  for (int tile = 0; tile < order.alone; tile += kWalkRanks)
+    alike &= are_alike(order.place_of(tile), order.place_of(tile + 1));
+  check(alike, "clusters share rows", detail);
+}
+
 void test_walk(const ProductShape &shape, int processors) {
   const WalkPlan plan = plan_walk(shape, processors);
   describe(shape, processors);
@@ -80,6 +92,7 @@ void test_walk(const ProductShape &shape, int processors) {
   bool each_once = count.is_inside;
   for (int times : count.times) each_once &= times == 1;
   check(each_once, "each half tile once", detail);
+  if (walk_sharers(shape.kind) > 1) test_sharing(plan);
   const int shared = plan.order.tiles() - plan.order.alone;
   check(count.sharers == shared * kWalkRanks, "all blocks of threads of a shared tile run", detail);
   check(shared == 0 || shape.depth > stage_depth(shape.kind), "a shared tile has two blocks along K", detail);

@@ -52,6 +52,17 @@ cdef object as_bytes(x, const Place *place):
     return rows if lies_in_rows_of_16(rows) else copy_on(rows, place)
 
 
+cdef object with_scales_together(x, const Place *place):
+    """A matrix whose neighbouring rows' scales lie side by side, as bulk copies take them."""
+    cdef ScaledTensor scaled
+    if type(x) is not ScaledTensor or x.ndim != 2:
+        return x
+    scaled = x
+    if scaled.scale_layout != "linear" or dlfp4_formats[scaled.number].lines != 1 or not has_blocks_along(scaled):
+        return x
+    return relayout_on(scaled, "cublas_1x128", 0, place)
+
+
 cdef bint lies_in_rows_of_16(Tensor codes) noexcept:
     """Whether the rows of a matrix of bytes lie at multiples of 16, each as long as the step to the next at most."""
     cdef int64_t row = row_step(codes)
@@ -104,6 +115,10 @@ cdef inline int lines_of_scale(x):
     return dlfp4_formats[(<ScaledTensor> x).number].lines if type(x) is ScaledTensor else 0
 
 
+# From so many rows on, of a matrix and of an expert on average, bringing scales together saves more than it costs.
+cdef int64_t MANY_ROWS = 1024, MANY_ROWS_OF_EXPERT = 100
+
+
 def _multiply_bytes_on_cuda(a, b, Tensor out, alpha, str tactic, stream):
     """out = alpha * a @ b of FP8 (..., M, K) and (K, N)."""
     cdef Place place = place_for(elements_of(a), stream, a, out)
@@ -118,6 +133,8 @@ def _multiply_bytes_on_cuda(a, b, Tensor out, alpha, str tactic, stream):
     target = result = as_rows(out, &place)
     if (result.dl.shape[1] > 1 and result.dl.strides[1] != 1) or not is_aligned(result):
         result = allocate_on(&place, target.row, 2, target.dl.shape, False)
+    if tactic == "walk" and result.dl.shape[0] >= MANY_ROWS:
+        x = with_scales_together(x, &place)
     fill_bytes(&call.product.x, x, &touched)
     fill_bytes(&call.product.w, w, &touched)
     fill_result_of_bytes(&call.product, result, &touched)

@@ -149,6 +149,8 @@ def _multiply_groups_on_cuda(x, ScaledTensor w, Tensor offsets, Tensor indices, 
     call.has_bytes = not is_prepared(w)
     if call.has_bytes:
         rows, stack = as_bytes(x, &place), as_bytes(w, &place)
+        if x.shape[0] >= MANY_ROWS_OF_EXPERT * w.shape[0] and not gathers:   # which brings scales together as well
+            rows = with_scales_together(rows, &place)
         fill_bytes(&call.of_bytes.x, rows, &touched)
         fill_bytes(&call.of_bytes.w, stack, &touched)
         fill_result_of_bytes(&call.of_bytes, result, &touched)

@@ -833,26 +833,31 @@ cdef Tensor as_scalar(value, str name):
 # ---- Layouts
 
 cdef ScaledTensor relayout(ScaledTensor self, name, int fill):
-    cdef Tensor scales = self.scales, result
-    cdef int64_t rows, columns
     cdef Place place
     if name == self.scale_layout:
         return self
     if name == "prepared":
         raise ValueError("scale_layout='prepared': call .prepare(), which gives it where a tensor can have it")
+    place = place_for(self.scales, None, self)
+    return relayout_on(self, name, fill, &place)
+
+
+cdef ScaledTensor relayout_on(ScaledTensor self, name, int fill, const Place *place):
+    """In another layout, on the stream of a place."""
+    cdef Tensor scales = self.scales, result
+    cdef int64_t rows, columns
     buffer = _buffers_of(self.shape, self.format, self.axis, name, True, dtype_name(scales))[1]   # refuses the unknown
     rows, columns = lines_of_scales(self)
     if self.scale_layout == "linear":
         scales = canonical_scales(self)
-        scales = scales if is_compact_tensor(scales) else duplicate(scales)
+        scales = scales if is_compact_tensor(scales) else copy_on(scales, place)
     transposed = name == "linear" and lies_across(self)
-    place = place_for(scales, None, self)
-    result = allocate_buffer((rows, columns) if transposed else buffer.shape, scales.row, &place)
+    result = allocate_buffer((rows, columns) if transposed else buffer.shape, scales.row, place)
     run_relayout(Relayout(scales.dl.data, result.dl.data, self.scale_layout_row, SCALE_LAYOUTS[name], rows, columns,
-                          storage_bits(result) // 8, fill), scales, result, &place)
+                          storage_bits(result) // 8, fill), scales, result, place)
     # New scales lie on the device, so managed memory must count as the device's: the host could not read all parts.
     return as_encoded(self, make_scaled(
-        place_managed(self.data, True), duplicate(result.mT) if transposed else result,
+        place_managed(self.data, True), copy_on(result.mT, place) if transposed else result,
         place_managed(self.global_scale, True), self.format, self.axis, name, self.shape, self.rotation,
         self.offsets))   # integers have linear scales alone
 

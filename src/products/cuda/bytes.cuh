@@ -56,8 +56,8 @@ class TileScales {
   __device__ TileScales(const BytesParams &p, int first_row, int first_column)
       : of_x_(p.of_x, first_row, p.product.rows), of_weights_(p.of_weights, first_column, p.product.columns) {}
 
-  __device__ void copy(uint32_t to, int block, uint32_t full) const {
-    of_x_.copy(to, block);
+  __device__ void copy(uint32_t to, int block, uint32_t full, bool copies_x) const {
+    if (copies_x) of_x_.copy(to, block);
     of_weights_.copy(to + line_scale_bytes(Rows), block);
     arrive_after_copies(full);
   }
@@ -111,18 +111,19 @@ class BytesProducts {
     if (OrderOfFirst == kInOrder) at_.first_scales += line_of_thread() * 4;
   }
 
-  // Of a stage one part after another: 64 lines of the first operand, `lines_apart`.
+  // Of a stage one part after another: 64 lines of the first operand, `lines_apart`. The first of its scales may be
+  // those of `before` other lines.
   template <int Lines, int Parts>
-  __device__ void multiply(const Blocks &blocks, int lines_apart, float (&sums)[Parts][Lines / 2]) {
+  __device__ void multiply(const Blocks &blocks, int lines_apart, int before, float (&sums)[Parts][Lines / 2]) {
 #pragma unroll
     for (int i = 0; i < Parts * Lines / 2; ++i) sums[i / (Lines / 2)][i % (Lines / 2)] = 0;
 #pragma unroll 1  // unrolled, as small tiles are otherwise, wgmma has no registers to run beside other work
     for (int block = blocks.first; block < blocks.count; block += blocks.by) {
       wait_for(ring_.full + 8 * turn_.stage, turn_.phase);
 #pragma unroll
-      for (int part = 0; part < Parts; ++part) multiply_part<Lines>(part * lines_apart, sums[part]);
+      for (int part = 0; part < Parts; ++part) multiply_part<Lines>(part * lines_apart, before, sums[part]);
       __syncwarp();
-      if (lane_of_warp() == 0) arrive(ring_.empty + 8 * turn_.stage);
+      ring_.release(turn_.stage, lane_of_warp());
       turn_.advance(blocks.by, ring_.stages);
     }
   }
@@ -131,7 +132,7 @@ class BytesProducts {
 
  private:
   template <int Lines>
-  __device__ void multiply_part(int line, float (&sums)[Lines / 2]) const {
+  __device__ void multiply_part(int line, int before, float (&sums)[Lines / 2]) const {
     const uint64_t first = describe_rows(at_.first + turn_.stage * first_bytes_ + line * kBoxBytes);
     const uint64_t second = describe_rows(at_.second + turn_.stage * second_bytes_);
     float products[Lines / 2];
@@ -143,7 +144,7 @@ class BytesProducts {
     commit_products();
     if constexpr (TakesTurns) give_turn(warpgroup() & 1);  // the other's
     float of_first[2] = {1, 1};
-    if constexpr (has_scales(Kind)) load_scales(line, of_first);
+    if constexpr (has_scales(Kind)) load_scales(line + before, of_first);
     wait_for_products<0>();
 #pragma unroll
     for (float &product : products) asm volatile("" : "+f"(product)::"memory");
@@ -217,7 +218,7 @@ class BytesConsumer {
 
   template <int Rows>
   __device__ void multiply(const Blocks &blocks, float (&sums)[Rows / 2]) {
-    products_.template multiply<Rows, 1>(blocks, 0, reinterpret_cast<float (&)[1][Rows / 2]>(sums));
+    products_.template multiply<Rows, 1>(blocks, 0, 0, reinterpret_cast<float (&)[1][Rows / 2]>(sums));
   }
 };
 
@@ -240,9 +241,10 @@ class BytesConsumerByX {
     if (kTakesTurns && group == 1) give_turn(0);
   }
 
+  // Stages may begin with the scales of `before` other rows.
   template <int Parts>
-  __device__ void multiply(int blocks, float (&sums)[Parts][kSumsByX]) {
-    products_.template multiply<kBlockRows>({blocks, 0, 1}, kRowsByX, sums);
+  __device__ void multiply(int blocks, float (&sums)[Parts][kSumsByX], int before = 0) {
+    products_.template multiply<kBlockRows>({blocks, 0, 1}, kRowsByX, before, sums);
   }
 
   // After the last tile; the turn among stages is what goes on.

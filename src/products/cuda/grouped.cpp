@@ -40,6 +40,7 @@ struct Work {
   ByteScales scales;      // of x
   int64_t row_bytes;      // of x, a multiple of 16
   int64_t scales_of_row;  // that lie apart, or 0
+  int64_t pitch_of_scales() const { return divide_up(product.rows, kScalesOfCopy) * kScalesOfCopy; }
 };
 
 Work work_of(const dlfp4_cuda_product &product) { return {product_params(product), {}, product.depth * 2, 0}; }
@@ -61,7 +62,7 @@ int64_t sums_of_row(const Work &work) { return divide_up(work.product.columns, 8
 Workspace lay_out(const Work &work, const Routing &routing) {
   const int64_t rows = work.product.rows, taken = routing.gathers ? rows : 0, added = routing.adds ? rows : 0;
   const int64_t scales = taken * work.row_bytes;
-  const int64_t sums = scales + divide_up(taken * work.scales_of_row * 4, 16) * 16;
+  const int64_t sums = scales + (taken ? work.pitch_of_scales() * work.scales_of_row * 4 : 0);
   return {scales, sums, sums + added * sums_of_row(work) * 4};
 }
 
@@ -79,12 +80,13 @@ int gather(Work *work, const Routing &routing, uintptr_t stream) {
   p.scales = work->scales;
   p.row_scales = reinterpret_cast<float *>(at(routing, lay_out(*work, routing).scales));
   p.scales_of_row = work->scales_of_row;
+  p.pitch_of_scales = work->pitch_of_scales();
   p.count_rows = work->product.rows;
   p.count_tokens = routing.tokens;
   p.tokens = {routing.indices, routing.index_bits};
   work->product.x = p.rows;
   work->product.x_stride = work->row_bytes;
-  if (p.scales_of_row) work->scales = {p.row_scales, p.scales_of_row, 1, 1};
+  if (p.scales_of_row) work->scales = {p.row_scales, 1, p.pitch_of_scales, 1};
   return run_walk(kKernel_gather_tokens, p.count_rows * p.sixteens, p, stream);
 }
 
@@ -118,10 +120,14 @@ int fill(const Work &work, const Routing &routing, BoxType type, RoutedRows of, 
 
 template <class Params>
 int launch_tiles(const DeviceKernel &kernel, RoutedRows of, Params &p, uintptr_t stream) {
-  const int64_t rows = p.product.rows, blocks_of_weights = divide_up(p.product.columns, kBlockRows) + 1;
+  const int64_t rows = p.product.rows, sharers = count_sharers(of);
+  const int64_t blocks_of_weights = divide_up(divide_up(p.product.columns, kBlockRows) + 1, sharers);
   const int64_t tiles = (divide_up(rows, most_rows(of)) + std::min<int64_t>(rows, p.experts)) * blocks_of_weights;
-  const int64_t blocks = std::min<int64_t>(tiles, int64_t{multiprocessors()} * blocks_at_once(of));
-  return launch_shape(kernel, {{blocks, 1}, kManyRowsThreads, grouped_shared_bytes(of), 1}, &p, stream);
+  const int64_t clusters =
+      std::min(tiles, std::max<int64_t>(int64_t{multiprocessors()} * blocks_at_once(of) / sharers, 1));
+  return launch_shape(kernel,
+                      {{clusters * sharers, 1}, kManyRowsThreads, grouped_shared_bytes(of), static_cast<int>(sharers)},
+                      &p, stream);
 }
 
 int multiply_prepared(const Work &work, const dlfp4_cuda_product &product, int factor_step, const Routing &routing,
@@ -146,6 +152,7 @@ int multiply_bytes(const Work &work, const dlfp4_cuda_bytes_product &product, co
   if (status == 0)
     status =
         describe(p.product.weights, kByteBox, p.weight_rows, p.product.depth, product.w.stride, kBlockRows, &p.weights);
+  p.maps_scales = status == 0 && describe_scales(p.of_x, p.product, &p.x_scales);
   return status != 0 ? status : launch_tiles(kOfBytes[byte_kind(product)], kRowsOfBytes, p, stream);
 }
 

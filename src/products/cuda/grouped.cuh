@@ -45,7 +45,7 @@ class Experts {
   using Params = typename GroupedOf<Kind>::Params;
   using Lanes = typename KindOf<Kind, Type>::Lanes;
   static constexpr int kSizes = count_sizes(Of), kSizesByX = sizes_by_x(Of), kBox = routed_box(Of);
-  static constexpr int kChunks = kBoxBytes / 16;
+  static constexpr int kChunks = kBoxBytes / 16, kSharers = count_sharers(Of);
 
   struct Place {
     int expert, first_row, left;  // rows of the expert from the first on
@@ -62,7 +62,7 @@ class Experts {
       : p_(p),
         q_(p.product),
         schedule_(*reinterpret_cast<Schedule<Of> *>(shared_memory + kPieceBytes)),
-        ring_(most_rows(Of), 2, grouped_stages(Kind, Of), bytes_before_ring(Of)) {}
+        ring_(most_rows(Of), 2, grouped_stages(Kind, Of), bytes_before_ring(Of), kSharers) {}
 
   __device__ __forceinline__ void run() {
     let_next_kernel_start();
@@ -76,10 +76,12 @@ class Experts {
         Turn turn = first_turn();
         if (threadIdx.x / kWarpSize == 1) produce_scales<0>(blockIdx.x, turn);
       }
+      __syncwarp();
     } else {
       take();
       consume();
     }
+    if constexpr (kSharers > 1) sync_cluster();  // the other block no longer copies to this one's memory
   }
 
  private:
@@ -102,8 +104,9 @@ class Experts {
   // --- The schedule
 
   __device__ int first_block(int expert) const { return static_cast<int>(int64_t{expert} * q_.columns / kBlockRows); }
-  __device__ int count_blocks(int expert) const {
-    return static_cast<int>((int64_t{expert + 1} * q_.columns + kBlockRows - 1) / kBlockRows) - first_block(expert);
+  __device__ int count_blocks(int expert) const {  // for whole clusters
+    const int64_t end = (int64_t{expert + 1} * q_.columns + kBlockRows - 1) / kBlockRows;
+    return (static_cast<int>(end) - first_block(expert) + kSharers - 1) / kSharers * kSharers;
   }
 
   // A warp counts tiles of a size.
@@ -147,7 +150,8 @@ class Experts {
 
   __device__ int tiles_of_size(int size) const { return schedule_.tiles[size][p_.experts - 1]; }
 
-  // An expert's tiles of the same weights are neighbours, so that these come from the memory once.
+  // An expert's tiles of the same rows of x are a cluster's, and of the same weights are neighbours, so that these come
+  // from the memory once.
   __device__ Place place_of(int size, int tile) const {
     const int *tiles = schedule_.tiles[size];
     int expert = 0;
@@ -159,9 +163,10 @@ class Experts {
         expert = middle + 1;
     }
     const int first = expert ? schedule_.ends[expert - 1] : 0, rows = schedule_.ends[expert] - first;
-    const int in_expert = tile - (expert ? tiles[expert - 1] : 0), across = count_tiles(rows, Of, size);
-    const int down = (size == 0 ? in_expert % across : rows / most_rows(Of)) * most_rows(Of);
-    const int row_block = first_block(expert) + in_expert / across;
+    const int in_expert = tile - (expert ? tiles[expert - 1] : 0), cluster = in_expert / kSharers;
+    const int across = count_tiles(rows, Of, size);
+    const int down = (size == 0 ? cluster % across : rows / most_rows(Of)) * most_rows(Of);
+    const int row_block = first_block(expert) + cluster / across * kSharers + in_expert % kSharers;
     return {expert, first + down, rows - down, row_block,
             static_cast<int>(int64_t{row_block} * kBlockRows - int64_t{expert} * q_.columns)};
   }
@@ -179,19 +184,22 @@ class Experts {
     int tile = blockIdx.x;
     for (int size = 0; size < kSizes; ++size) {
       for (; tile < tiles_of_size(size); tile += gridDim.x)
-        produce_tile(place_of(size, tile), rows_of_size(Of, size), turn);
+        produce_tile(place_of(size, tile), rows_of_size(Of, size), maps_scales(size), turn);
       tile -= tiles_of_size(size);
     }
   }
 
-  __device__ __forceinline__ void produce_tile(const Place &place, int rows, Turn &turn) const {
+  __device__ __forceinline__ void produce_tile(const Place &place, int count, bool maps_scales, Turn &turn) const {
+    const RowsOfX rows = {place.first_row, count, kBox};
     for (int block = 0; block < q_.blocks; ++block) {
-      const uint32_t full = ring_.full + 8 * turn.stage, x = ring_.x + turn.stage * ring_.x_bytes;
+      const uint32_t full = ring_.full + 8 * turn.stage;
       wait_for(ring_.empty + 8 * turn.stage, turn.phase);
-      expect_bytes(full, ring_.weight_bytes + x_stage_bytes(rows));
+      const int scales = maps_scales ? ring_.scales_of_copies(rows) : 0;
+      expect_bytes(full, ring_.weight_bytes + x_stage_bytes(count) + scales * 4);
       copy_weights(place.row_block, block, ring_.weights + turn.stage * ring_.weight_bytes, full);
-      for (int row = 0; row < rows; row += kBox)
-        copy_box(x + x_stage_bytes(row), &p_.x, block * stage_depth(Kind), place.first_row + row, full);
+      ring_.copy_x(&p_.x, block * stage_depth(Kind), rows, turn.stage, kSharers);
+      if constexpr (has_scales(Kind))
+        if (maps_scales) ring_.copy_x_scales(&p_.x_scales, block, rows, turn.stage, kSharers);
       turn.advance(1, ring_.stages);
     }
   }
@@ -203,6 +211,12 @@ class Experts {
     } else {
       copy_box(to, &p_.weights, block * stage_depth(Kind), row_block * kBlockRows, full);
     }
+  }
+
+  // Whether bulk copies bring the scales of x, which they cannot turn.
+  __device__ bool maps_scales(int size) const {
+    if constexpr (has_scales(Kind)) return size < kSizesByX && p_.maps_scales;
+    return false;
   }
 
   // A warp copies what scales a stage.
@@ -217,7 +231,7 @@ class Experts {
       for (int block = 0; block < q_.blocks; ++block) {
         const uint32_t to = ring_.scales + turn.stage * ring_.scale_bytes;
         wait_for(ring_.empty + 8 * turn.stage, turn.phase);
-        of_x.copy(to, block);
+        if (!maps_scales(Size)) of_x.copy(to, block);
         of_weights.copy(to + line_scale_bytes(most_rows(Of)), block);
         arrive_after_copies(ring_.full + 8 * turn.stage);
         turn.advance(1, ring_.stages);
@@ -257,7 +271,7 @@ class Experts {
   __device__ __forceinline__ void multiply(BytesConsumerByX<Kind, Type> &consumer, int tile) const {
     constexpr int kParts = rows_of_size(Of, Size) / kRowsByX;
     float sums[kParts][kSumsByX];
-    consumer.multiply(q_.blocks, sums);
+    consumer.multiply(q_.blocks, sums, maps_scales(Size) ? place_of(Size, tile).first_row % kScalesOfCopy : 0);
     asm volatile("" : "+r"(tile));  // the place is found anew, so that it takes no registers from the sums
     const Place place = place_of(Size, tile);
     const Finish finish = finish_of(place);
@@ -401,9 +415,9 @@ __device__ inline void gather_rows(const GatherParams &p) {
     reinterpret_cast<uint4 *>(p.rows)[i] = there ? *from : make_uint4(0, 0, 0, 0);
   }
   for (int64_t i = global_thread(); i < p.count_rows * p.scales_of_row; i += threads) {
-    const int64_t token = load_integer(p.tokens, i / p.scales_of_row), block = i % p.scales_of_row;
+    const int64_t row = i % p.count_rows, block = i / p.count_rows, token = load_integer(p.tokens, row);
     const bool there = token >= 0 && token < p.count_tokens;
-    p.row_scales[i] =
+    p.row_scales[block * p.pitch_of_scales + row] =
         there ? p.scales.data[token / p.scales.lines * p.scales.line_stride + block * p.scales.block_stride] : 0;
   }
 }

@@ -16,6 +16,9 @@ enum RoutedRows { kFewRows, kManyRows, kRowsOfBytes };
 
 DLFP4_RULE int blocks_at_once(RoutedRows of) { return of == kFewRows ? 2 : 1; }
 
+// Blocks of threads of a cluster, which have the same rows of x.
+DLFP4_RULE int count_sharers(RoutedRows of) { return of == kRowsOfBytes ? 2 : 1; }
+
 // Of a tile.
 DLFP4_RULE int most_rows(RoutedRows of) { return of == kFewRows ? 64 : 256; }
 
@@ -83,20 +86,21 @@ struct GroupedParams {
 
 // The same of FP8 by FP8: all experts' weights are one matrix of `weight_rows`.
 struct GroupedBytesParams : GroupedParams {
-  TensorMap weights;
+  TensorMap weights, x_scales;
   ByteScales of_x, of_weights;
+  bool maps_scales;
   int weight_rows;
 };
 
-// Rows of tokens and their scales, one after another; zeros for tokens that are not there.
+// Rows of tokens one after another, and their scales; zeros for tokens that are not there.
 struct GatherParams {
   const uint8_t *x;
   int64_t x_stride;  // bytes, a multiple of 16
   uint8_t *rows;
   int64_t sixteens;  // of a row
   ByteScales scales;
-  float *row_scales;
-  int64_t scales_of_row;  // or 0
+  float *row_scales;                       // those of all rows for a block along K, then the next
+  int64_t scales_of_row, pitch_of_scales;  // or 0
   int64_t count_rows, count_tokens;
   Integers tokens;
 };

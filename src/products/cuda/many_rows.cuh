@@ -49,11 +49,9 @@ class Consumer {
     for (float &sum : sums) asm volatile("" : "+f"(sum)::"memory");
   }
 
-  // Releases the last block's stage to the producer. One thread does so for its warpgroup, as in CUTLASS: a product is
-  // one operation of four warps, and ends only when each has read its words of the stage.
-  __device__ void release() const {
-    if (threadIdx.x % kWarpgroup == 0) arrive(ring_.empty + 8 * last_);
-  }
+  // Releases the last block's stage to producers. One thread does so for its warpgroup, as in CUTLASS: a product is one
+  // operation of four warps, and ends only when each has read its words of the stage.
+  __device__ void release() const { ring_.release(last_, threadIdx.x % kWarpgroup); }
 
  private:
   __device__ void load(LaneWords<Kind> &words) const {
@@ -255,18 +253,6 @@ __device__ inline int arrivals(int kind, int copiers) { return copiers + (has_sc
 
 // --- One tile a block of threads, or a cluster -----------------------------------------------------
 
-__device__ inline int cluster_rank() {
-  uint32_t rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return static_cast<int>(rank);
-}
-
-__device__ inline int cluster_size() {
-  uint32_t size;
-  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
-  return static_cast<int>(size);
-}
-
 template <int Kind, int Type, int Rows>
 class SharedTile {
   using Params = typename KindOf<Kind, Type>::Params;
@@ -357,7 +343,7 @@ class SharedTile {
       wait_for_kernel_before();
       const auto copy_all = [&](const auto &scales) {
         produce([&](int block, int stage) {
-          scales.copy(ring_.scales + stage * ring_.scale_bytes, begin_ + block, ring_.full + 8 * stage);
+          scales.copy(ring_.scales + stage * ring_.scale_bytes, begin_ + block, ring_.full + 8 * stage, true);
         });
       };
       if (p_.halves == 2)
@@ -448,6 +434,7 @@ class SharedTile {
 template <int Kind, int Type>
 class Walk {
   static constexpr int kRows = kWalkRows, kHalfRows = kRows / 2, kDepth = stage_depth(Kind);
+  static constexpr int kSharers = walk_sharers(Kind);
   using Place = WalkOrder::Place;
   using Params = typename KindOf<Kind, Type>::Params;
   const Params &p_;
@@ -458,7 +445,7 @@ class Walk {
 
  public:
   __device__ explicit Walk(const Params &p)
-      : p_(p), q_(p.product), order_(p.order), ring_(kRows, 2, p.stages, staging_bytes(Kind)) {}
+      : p_(p), q_(p.product), order_(p.order), ring_(kRows, 2, p.stages, staging_bytes(Kind), kSharers) {}
 
   __device__ void run() {
     ring_.init(arrivals(Kind, 1), kConsumers * KindOf<Kind, Type>::Lanes::kReleases);
@@ -474,6 +461,7 @@ class Walk {
       take_registers<Kind>();
       consume();
     }
+    if constexpr (kSharers > 1) sync_cluster();  // the other block no longer copies to this one's memory
   }
 
  private:
@@ -482,15 +470,15 @@ class Walk {
   __device__ int begin_of_share() const { return q_.blocks * rank_ / kWalkRanks; }
   __device__ int end_of_share() const { return q_.blocks * (rank_ + 1) / kWalkRanks; }
 
-  // For each block along K of each tile copier(place, boxes)(block, stage), as soon as its stage is free. `boxes` of
-  // half a tile's rows of x are wanted.
+  // For each block along K of each tile copier(place, rows, among)(block, stage), as soon as its stage is free. `rows`
+  // of x are wanted, of which `among` blocks of threads have the same; of a shared tile they have other parts of K.
   template <class Copier>
   __device__ void produce(const Copier &copier) const {
     wait_for_kernel_before();
     Turn turn(0);
     turn.phase = 1;  // every stage is free
-    const auto produce_tile = [&](const Place &place, int begin, int end, int boxes) {
-      const auto copy = copier(place, boxes);
+    const auto produce_tile = [&](const Place &place, int begin, int end, int rows, int among) {
+      const auto copy = copier(place, rows, among);
       for (int block = begin; block < end; ++block) {
         wait_for(ring_.empty + 8 * turn.stage, turn.phase);
         copy(block, turn.stage);
@@ -498,21 +486,23 @@ class Walk {
       }
     };
     for (int rest = first_rest(); rest < order_.rests(); rest += gridDim.x)
-      produce_tile(order_.place_of_rest(rest), 0, q_.blocks, 1);
+      produce_tile(order_.place_of_rest(rest), 0, q_.blocks, kHalfRows, kSharers);
     for (int tile = blockIdx.x; tile < order_.alone; tile += gridDim.x)
-      produce_tile(order_.place_of(tile), 0, q_.blocks, 2);
-    if (has_share()) produce_tile(order_.place_of(shared_tile_), begin_of_share(), end_of_share(), 2);
+      produce_tile(order_.place_of(tile), 0, q_.blocks, kRows, kSharers);
+    if (has_share()) produce_tile(order_.place_of(shared_tile_), begin_of_share(), end_of_share(), kRows, 1);
   }
 
   __device__ void produce_boxes() const {
-    produce([&](const Place &place, int boxes) {
-      return [&, place, boxes](int block, int stage) {
-        const uint32_t box_bytes = x_stage_bytes(kHalfRows), full = ring_.full + 8 * stage;
-        expect_bytes(full, boxes * box_bytes + ring_.weight_bytes);
+    produce([&](const Place &place, int count, int among) {
+      const RowsOfX rows = {place.first_row, count, kHalfRows};
+      return [&, place, rows, among](int block, int stage) {
+        const uint32_t full = ring_.full + 8 * stage;
+        const int scales = maps_scales() ? ring_.scales_of_copies(rows) : 0;
+        expect_bytes(full, x_stage_bytes(rows.count) + ring_.weight_bytes + scales * 4);
         copy_weights(place.row_block, block, ring_.weights + stage * ring_.weight_bytes, full);
-        for (int box = 0; box < boxes; ++box)
-          copy_box(ring_.x + stage * ring_.x_bytes + box * box_bytes, &p_.x, block * kDepth,
-                   place.first_row + box * kHalfRows, full);
+        ring_.copy_x(&p_.x, block * kDepth, rows, stage, among);
+        if constexpr (has_scales(Kind))
+          if (maps_scales()) ring_.copy_x_scales(&p_.x_scales, block, rows, stage, among);
       };
     });
   }
@@ -529,13 +519,19 @@ class Walk {
 
   __device__ void produce_scales() const {
     if constexpr (has_scales(Kind))
-      produce([&](const Place &place, int) {
+      produce([&](const Place &place, int, int) {
         constexpr ScaleOrder kOrder = has_scales_of_rows(Kind) ? kTurned : kOne;
         const TileScales<kRows, kInOrder, kBlockRows, kOrder> scales(p_, place.first_row, place.row_block * kBlockRows);
         return [&, scales](int block, int stage) {
-          scales.copy(ring_.scales + stage * ring_.scale_bytes, block, ring_.full + 8 * stage);
+          scales.copy(ring_.scales + stage * ring_.scale_bytes, block, ring_.full + 8 * stage, !maps_scales());
         };
       });
+  }
+
+  // Whether bulk copies bring the scales of x.
+  __device__ bool maps_scales() const {
+    if constexpr (has_scales(Kind)) return p_.maps_scales;
+    return false;
   }
 
   __device__ void consume() const {

@@ -54,11 +54,19 @@ DLFP4_RULE int turned_pitch(int lines) { return lines / 4 + 4; }
 DLFP4_RULE int turned_place(int lines, int line) {
   return line % 8 / 2 * turned_pitch(lines) + line / 8 * 2 + line % 2;
 }
-DLFP4_RULE int line_scale_bytes(int lines) { return 4 * turned_pitch(lines) * 4; }  // in either order
+
+// In either order, and where they begin with those of up to three lines before, for bulk copies read whole 16 bytes.
+constexpr int kScalesOfCopy = 4, kScaleBox = 32;
+DLFP4_RULE int line_scale_bytes(int lines) {
+  const int turned = 4 * turned_pitch(lines), in_order = lines + kScaleBox;
+  return (turned > in_order ? turned : in_order) * 4;
+}
 
 DLFP4_RULE int scale_stage_bytes(int kind, int rows, int halves) {
+  constexpr int kAligned = 128;  // for bulk copies
   if (!has_scales(kind)) return 0;
-  return line_scale_bytes(rows) + (has_scales_of_rows(kind) ? line_scale_bytes(kColumnsOfHalf * halves) : 16);
+  const int bytes = line_scale_bytes(rows) + (has_scales_of_rows(kind) ? line_scale_bytes(kColumnsOfHalf * halves) : 4);
+  return (bytes + kAligned - 1) / kAligned * kAligned;
 }
 
 DLFP4_RULE int stage_bytes(int kind, int rows, int halves) {
@@ -85,6 +93,9 @@ DLFP4_RULE int sums_bytes(int rows, int halves) { return (kConsumers / halves) *
 
 constexpr int kWalkRanks = 2;  // blocks of threads of a cluster
 
+// Those that have the same rows of x.
+DLFP4_RULE int walk_sharers(int kind) { return is_prepared(kind) ? 1 : kWalkRanks; }
+
 constexpr int kWalkRows = 256;  // of x in a tile
 
 // Memory for results of 16 bits, before the ring: of a tile, or of bytes of half a consumer's columns for 64 rows.
@@ -107,7 +118,7 @@ struct WalkOrder {
     int row_block, first_row;
   };
 
-  int row_blocks, x_tiles, alone;
+  int row_blocks, x_tiles, alone;  // row blocks for all sharers
   bool has_rest;
 
   DLFP4_RULE int tiles() const { return row_blocks * x_tiles; }

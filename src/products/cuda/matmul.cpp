@@ -130,6 +130,17 @@ int describe(const uint8_t *data, BoxType type, int rows, int columns, int64_t s
                                                 0, kSwizzle128, kPromote256, 0);
 }
 
+bool describe_scales(const ByteScales &scales, const ProductParams &product, TensorMap *map) {
+  constexpr int kFloat32 = 7;
+  const uint64_t extents[2] = {static_cast<uint64_t>(product.rows), static_cast<uint64_t>(product.blocks)};
+  const uint64_t strides[1] = {static_cast<uint64_t>(scales.block_stride) * 4};
+  const uint32_t boxes[2] = {kScaleBox, 1}, steps[2] = {1, 1};
+  return scales.data && scales.lines == 1 && scales.line_stride == 1 && scales.block_stride > 0 &&
+         scales.block_stride % kScalesOfCopy == 0 && is_aligned(scales.data, 16) &&
+         opened_driver().cuTensorMapEncodeTiled(map, kFloat32, 2, const_cast<float *>(scales.data), extents, strides,
+                                                boxes, steps, 0, 0, 0, 0) == 0;
+}
+
 namespace {
 
 int describe_matrices(const Tactic &tactic, int kind, BoxType type, ManyRowsParams *p) {
@@ -327,6 +338,7 @@ int multiply_bytes(const dlfp4_cuda_bytes_product &product, const Tactic &tactic
   if (status == 0)
     status = describe(p.product.weights, kByteBox, p.product.columns, p.product.depth, product.w.stride,
                       kColumnsOfHalf * p.halves, &p.weights);
+  p.maps_scales = status == 0 && tactic.family == kWalking && describe_scales(p.of_x, p.product, &p.x_scales);
   return status != 0 ? status : launch_shape(byte_kernel(product, tactic), shape, &p, stream);
 }
 

@@ -73,8 +73,9 @@ struct ByteScales {
 };
 
 struct BytesParams : ManyRowsParams {
-  TensorMap weights;
+  TensorMap weights, x_scales;
   ByteScales of_x, of_weights;
+  bool maps_scales;  // neighbours along x lie together, for bulk copies
 };
 
 }  // namespace cuda

@@ -97,7 +97,9 @@ bool serves(const Tactic &tactic, int kind) {
 // Blocks work alone on all tiles, or on as many as each block gets equally often, whichever ends sooner.
 WalkPlan plan_walk(const ProductShape &shape, int processors) {
   const int rows = static_cast<int>(shape.rows), most = std::max(processors / kWalkRanks, 1) * kWalkRanks;
-  WalkOrder order = {static_cast<int>(divide_up(shape.columns, kBlockRows)), walk_x_tiles(rows), 0, false};
+  const int sharers = walk_sharers(shape.kind);
+  const int64_t row_blocks = divide_up(divide_up(shape.columns, kBlockRows), sharers) * sharers;
+  WalkOrder order = {static_cast<int>(row_blocks), walk_x_tiles(rows), 0, false};
   order.has_rest = rows > order.x_tiles * kWalkRows;
   const int64_t steps = count_steps(shape);
   const auto time_of_rounds = [&](int64_t tiles, int64_t steps, int rows) {
