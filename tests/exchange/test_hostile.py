@@ -224,6 +224,8 @@ OFFSETS = [
     refused("byte-offset-of-the-last-address", shaped((4,), address=2**64 - 1, byte_offset=1)),
     refused("byte-offset-over-the-last-address", shaped((4,), address=2**64 - 1, byte_offset=64)),
     refused("the-last-address", shaped((4,), address=2**64 - 1)),
+    refused("compact-over-the-end", shaped((4,), address=2**63 - 8), "outside the address space"),
+    refused("compact-over-the-end-of-offsets", shaped((4,), device=(7, 0), byte_offset=2**63 - 8), "outside"),
     refused("an-offset-from-null", shaped((4,), address=256), "offset from NULL"),
 ]
 
@@ -255,6 +257,8 @@ DEVICES = [
     accepted("cuda-marked-host-pointer", shaped((4,), device=(2, 0)), read=False),
     *(refused(f"device-index-{pair}", shaped((4,), device=pair), "device") for pair in ((1, -1), (2, -1))),
     refused("stride-below-zero", shaped((2,), strides=(-(2**58),)), "outside the address space"),
+    accepted("a-handle", shaped((4,), device=(7, 0)), read=False),
+    accepted("before-a-handle-that-is-offset", shaped((2,), strides=(-4,), device=(7, 0), byte_offset=16), read=False),
     refused("stride-before-a-handle", shaped((2,), strides=(-4,), device=(7, 0)), "outside the address space"),
     *(refused(f"device-{n}", shaped((4,), device=(n, 0)), rf"{n}\b") for n in (0, -1, 5, 6, 22, 99, 2**31 - 1)),
 ]
