@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ..support import rules
-from ..support.reference import BITS, native_cast, of_codes
+from ..support.reference import BITS, Guarded, native_cast, of_codes
 
 pytestmark = pytest.mark.arithmetic
 
@@ -19,6 +19,15 @@ FLOATS = [
     "float32", "float16", "bfloat16", "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn",
     "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz",
 ]  # fmt: skip
+GUARDED = Guarded(64)
+
+
+def at_edges(numbers, dtype):
+    """Numbers with no memory before them, then with none after them: who reads further crashes."""
+    for right in (False, True):
+        place = GUARDED.flush(len(numbers) * np.dtype(dtype).itemsize, right).view(dtype)
+        place[:] = numbers
+        yield place
 
 
 def test_what_is_summed_how():
@@ -45,8 +54,13 @@ def test_values_in_units():
 
 def test_scales_that_need_no_care():
     def asked(name, numbers, *before):
-        kind = ctypes.c_float if name == "are_far" else ctypes.c_uint8
-        return rules.call(name, *before, (kind * len(numbers))(*numbers), len(numbers))
+        dtype, kind = (F, ctypes.c_float) if name == "are_far" else (np.uint8, ctypes.c_uint8)
+        left, right = (
+            rules.call(name, *before, place.ctypes.data_as(ctypes.POINTER(kind)), len(numbers))
+            for place in at_edges(numbers, dtype)
+        )
+        assert left == right
+        return left
 
     for least, most in ((10, 20), (0, 255), (0, 0), (65, 191)):
         for byte in range(256):
@@ -83,9 +97,12 @@ def hadamard():
 
 
 def transformed(name, values, rotation):
-    sixteen = (ctypes.c_float * 16)(*values)
-    rules.call(name, sixteen, rotation)
-    return np.array(sixteen, F)
+    left, right = [], []
+    for found, place in zip((left, right), at_edges(values, F), strict=True):
+        rules.call(name, place.ctypes.data_as(ctypes.POINTER(ctypes.c_float)), rotation)
+        found[:] = place
+    assert np.array(left, F).tobytes() == np.array(right, F).tobytes()
+    return np.array(left, F)
 
 
 @pytest.mark.parametrize("signs", [0, 1, 0x8000, 0x5A3C, 0xFFFF])
