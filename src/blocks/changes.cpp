@@ -139,11 +139,11 @@ dlfp4_status dlfp4_host_find_changes(const dlfp4_grid *grid, const float *before
   if (level < 0) return DLFP4_E_ISA;
   if (!is_grid(*grid)) return DLFP4_E_SHAPE;
   const GridSize size = size_of(*grid);
+  if (size.down * size.along == 0) return DLFP4_OK;
   if (!joins) {
     memset(changes, 0, static_cast<size_t>(size.down * size.along) * sizeof(float));
     memset(sizes, 0, static_cast<size_t>(size.down * size.along) * sizeof(float));
   }
-  if (size.down * size.along == 0) return DLFP4_OK;
   const Search search = {*grid,
                          before,
                          after,

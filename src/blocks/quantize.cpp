@@ -587,7 +587,6 @@ Work make_work(const QuantizeCall &call, int64_t tile_lines, int64_t tile_length
   return work;
 }
 
-// Whether each line, its blocks and its scales follow those of the line before.
 // Short lines are joined to long ones where that makes no difference.
 void quantize_lines(const QuantizeCall &call) {
   dlfp4_blocks blocks = *call.blocks;
@@ -600,6 +599,9 @@ void quantize_lines(const QuantizeCall &call) {
   run_work(make_work(one, 1, kRun));
 }
 
+// Lines without elements may lie anywhere, as may their scales, and no lines.
+bool is_empty(const QuantizeCall &call) { return call.x.lines == 0 || call.blocks->length == 0; }
+
 // Lines without elements have no scales but those of two levels.
 void put_empty_lines(const QuantizeCall &call) {
   if (!call.blocks->decodes || !call.blocks->finds_decodes) return;
@@ -607,8 +609,7 @@ void put_empty_lines(const QuantizeCall &call) {
 }
 
 void quantize_one_way(const QuantizeCall &call) {
-  if (call.x.lines == 0) return;  // tiles of no lines
-  if (call.blocks->length == 0) return put_empty_lines(call);
+  if (is_empty(call)) return put_empty_lines(call);
   if (takes_whole_lines(call))
     run_work(make_work(call, call.across ? whole_lines_of_tile(call) : 1, call.blocks->length));
   else if (call.across)
@@ -714,6 +715,7 @@ dlfp4_status dlfp4_host_quantize(const dlfp4_matrix *x, int format, const dlfp4_
     jobs[count++] = call;
   }
   for (int i = 0; i < count; ++i) {
+    if (is_empty(jobs[i])) continue;
     fill_padding(jobs[i]);
     set_offsets(jobs[i]);
   }

@@ -155,13 +155,8 @@ double sum_run(const DotCall &call, int64_t line, int64_t first, int64_t count) 
 }
 
 void put(const DotCall &call, int64_t line, double sum) {
-  float *const result = call.result + line * call.stride;
-  if (call.length == 0) {  // of lines without elements there are no scales either
-    *result = 0;
-    return;
-  }
   const double factor = call.factor * factor_of_line(call.a, line) * factor_of_line(call.b, line);
-  *result = static_cast<float>(sum * factor);
+  call.result[line * call.stride] = static_cast<float>(sum * factor);
 }
 
 // --- Threads ---------------------------------------------------------------------------------
@@ -199,9 +194,14 @@ double sum_long_line(const DotCall &call, int64_t line) {
   return total;
 }
 
+// Sums of nothing are zero under any scale.
+void put_zeros(const DotCall &call) {
+  for (int64_t line = 0; line < call.lines; ++line) call.result[line * call.stride] = 0;
+}
+
 void sum_all(const DotCall &call) {
-  if (call.length <= kSegment)
-    return parallel_for_tiles(call.lines, divide_up(kGrain, call.length + 1), sum_lines, &call);
+  if (call.length == 0) return put_zeros(call);
+  if (call.length <= kSegment) return parallel_for_tiles(call.lines, divide_up(kGrain, call.length), sum_lines, &call);
   for (int64_t line = 0; line < call.lines; ++line) put(call, line, sum_long_line(call, line));
 }
 

@@ -140,9 +140,7 @@ bool is_value(const Reader &reader) {
 const uint8_t *find_codes(const Reader &reader, int64_t line, int64_t first) {
   const int64_t bit = element_at(reader, line, first) * bits_in_memory(reader);
   if (reader.lines->blocks.strides[1] != 1 || bit % 8 != 0) return nullptr;
-  // A number until it is read: lines without elements may lie anywhere.
-  const auto data = reinterpret_cast<uintptr_t>(reader.lines->blocks.data);
-  return reinterpret_cast<const uint8_t *>(data + static_cast<uintptr_t>(bit / 8));
+  return static_cast<const uint8_t *>(reader.lines->blocks.data) + bit / 8;
 }
 
 const uint8_t *read_codes(const Reader &reader, int64_t line, int64_t first, int64_t count, uint8_t *buffer) {

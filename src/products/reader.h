@@ -1,5 +1,6 @@
 // Reads what is multiplied: runs of a line's codes, scales and values, however they lie.
-// Layout: in memory as dlfp4_lines says; out in order, codes packed or one a byte, values as float32 or bfloat16.
+// Layout: in memory as dlfp4_lines says; out in order, codes packed or one a byte, values as float32 or bfloat16. Lines
+// without elements may lie anywhere, and have no scales: only make_reader may be asked of them.
 // Trick: elements that lie in order are read in place.
 #ifndef DLFP4_SRC_PRODUCTS_READER_H_
 #define DLFP4_SRC_PRODUCTS_READER_H_

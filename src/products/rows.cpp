@@ -244,7 +244,7 @@ PreparedRows place_rows(const Sides &sides, int64_t rows, uint8_t *workspace) {
 
 void prepare_row(const Sides &sides, const PreparedRows &rows, int64_t i) {
   const int64_t line = line_of(rows, i);
-  if (sides.form == kBlockLines) return;
+  if (sides.form == kBlockLines || sides.length == 0) return;
   if (has_integers(sides)) return prepare_integers(sides, rows, i, line);
   if (sides.form == kScaledPanels) prepare_scales(sides, rows, i, line);
   if (!has_floats(sides)) return prepare_bfloats(sides, rows, i, line);

@@ -22,9 +22,6 @@ void add_parts(int64_t parts, int64_t rows, double *totals) {
     }
 }
 
-// Sums of nothing are zero under any scale.
-bool is_empty(const TileOfResults &tile) { return tile.sides.length == 0; }
-
 }  // namespace
 
 bool make_results(const dlfp4_matrix &matrix, int level, Results *results) {
@@ -56,12 +53,12 @@ void sum_tile(const TileOfResults &tile, double *totals) {
 void factors_of_columns(const TileOfResults &tile, int64_t first, double *of_columns) {
   const int64_t count = least(kColumns, tile.column + tile.columns - first);
   memset(of_columns, 0, kColumns * sizeof(double));
-  for (int64_t c = 0; !is_empty(tile) && c < count; ++c) of_columns[c] = factor_of_line(tile.sides.b, first + c);
+  for (int64_t c = 0; c < count; ++c) of_columns[c] = factor_of_line(tile.sides.b, first + c);
 }
 
 void scale_totals(const TileOfResults &tile, int64_t i, const double *of_columns, const double *totals, float *values) {
   const int64_t line = line_of(tile.prepared, tile.row + i);
-  const double of_row = is_empty(tile) ? 0 : tile.factor * factor_of_line(tile.sides.a, line);
+  const double of_row = tile.factor * factor_of_line(tile.sides.a, line);
   for (int64_t c = 0; c < kColumns; ++c) values[c] = static_cast<float>(totals[c] * (of_row * of_columns[c]));
 }
 

@@ -57,6 +57,14 @@ void scale_totals(const TileOfResults &tile, int64_t i, const double *of_columns
 // What columns from `first` on, at most kColumns, are multiplied with.
 void factors_of_columns(const TileOfResults &tile, int64_t first, double *of_columns);
 
+// Sums of nothing are zero under any scale.
+template <class Put>
+void put_zeros(const TileOfResults &tile, Put put) {
+  const float zeros[kColumns] = {};
+  for (int64_t c = 0; c < tile.columns; c += kColumns)
+    for (int64_t i = 0; i < tile.rows; ++i) put(i, tile.column + c, least(kColumns, tile.columns - c), zeros);
+}
+
 // Calls put(i, first column, number of columns, their values) for the rows of a tile of at most kPanels * kColumns
 // columns. The totals of many take more of the stack.
 template <int64_t kPanels = 1, class Put>
@@ -64,6 +72,7 @@ __attribute__((noinline)) void multiply_tile(const TileOfResults &tile, Put put)
   alignas(64) double totals[kPanels * kGroup * kColumns];
   double of_columns[kColumns];
   float values[kColumns];
+  if (tile.sides.length == 0) return put_zeros(tile, put);
   sum_tile(tile, totals);
   for (int64_t c = 0; c < tile.columns; c += kColumns) {
     factors_of_columns(tile, tile.column + c, of_columns);
