@@ -8,9 +8,10 @@ import torch
 
 from dlfp4 import _core
 from dlfp4.formats import Recipe, own_offsets
+from dlfp4.frameworks.base import FP4
 from dlfp4.frameworks.torch import element_name
 from dlfp4.operations import text_of_recipe
-from dlfp4.torch.representing import Parts, as_parts
+from dlfp4.torch.representing import FORMAT_ELEMENTS, PAIRS, Parts, as_parts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -224,22 +225,49 @@ def quantize(
     >>> q.data.dtype, tuple(q.data.shape), tuple(q.scales.shape)
     (torch.float4_e2m1fn_x2, (2, 16), (2, 1))
     """
-    a = as_parts(x)
     axes = list(axis) if isinstance(axis, tuple) else [axis]
+    options: dict[str, Any] = {"recipe": recipe, "global_scale": global_scale, "rounding": rounding, "seed": seed}
+    options |= {"scale_layout": scale_layout, "pad": pad, "hadamard": hadamard}
+    if out is not None:
+        results = out if isinstance(out, tuple) and not isinstance(out, Parts) else (out,)
+        args = arguments_of_quantize(x, format, axes, **options)
+        OPS.quantize.out(*args, out=listed(axes, [as_parts(each) for each in results]))
+        return out
+    made = quantize_to_bytes(x, format, axes, **options)
+    if FORMAT_ELEMENTS[str(format)] == FP4:
+        made = tuple(parts._replace(data=parts.data.view(PAIRS)) for parts in made)
+    return made if isinstance(axis, tuple) else made[0]
+
+
+def arguments_of_quantize(
+    x: Plain,
+    format: Format | str,
+    axes: list[Axis],
+    *,
+    recipe: _RecipeLike | None = None,
+    global_scale: float | torch.Tensor | None = None,
+    rounding: _Rounding | None = None,
+    seed: int | None = None,
+    scale_layout: _ScaleLayout = "linear",
+    pad: bool = False,
+    hadamard: Sequence[int] | int | None = None,
+) -> tuple[Any, ...]:
+    """What the operation takes."""
+    a = as_parts(x)
     unit = global_scale
     if isinstance(unit, (int, float)):
         unit = torch.full((), unit, dtype=torch.float32, device=a.data.device)
     signs = None if hadamard is None else list(signs_of(hadamard))
     said = text_of(recipe) if isinstance(recipe, Recipe) else recipe or ""
-    how = (said, axes, rounding, signed(seed), scale_layout, pad, signs)
-    args = (a.data, str(format), a.type, unit, *how)
-    if out is not None:
-        results = out if isinstance(out, tuple) and not isinstance(out, Parts) else (out,)
-        OPS.quantize.out(*args, out=listed(axes, [as_parts(each) for each in results]))
-        return out
+    return a.data, str(format), a.type, unit, said, axes, rounding, signed(seed), scale_layout, pad, signs
+
+
+def quantize_to_bytes(x: Plain, format: Format | str, axes: list[Axis], **options: Any) -> tuple[Parts, ...]:
+    """The parts along each axis as the operation gives them: FP4 as bytes."""
+    args = arguments_of_quantize(x, format, axes, **options)
+    *_, scale_layout, _, signs = args
     types = {each: type_of(str(format), each, scale_layout, signs) for each in axes}
-    made = by_axis(axes, OPS.quantize(*args), types, tuple(a.data.shape))
-    return made if isinstance(axis, tuple) else made[0]
+    return by_axis(axes, OPS.quantize(*args), types, tuple(args[0].shape))
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

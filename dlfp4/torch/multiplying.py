@@ -22,10 +22,10 @@ def multiply(a: torch.Tensor, b: torch.Tensor, alpha: float | None = None) -> to
 
 
 @implements(aten.mm.default, aten.matmul.default)
-def mm(function: Any, a: torch.Tensor, b: torch.Tensor) -> Any:
+def mm(function: Any, a: torch.Tensor, b: torch.Tensor) -> Any:  # noqa: ARG001
     """Matrices; in inference mode any two operands come here."""
     if b.dim() != 2 or (a.dim() != 2 and isinstance(a, ScaledTensor)):
-        return function.decompose(a, b)
+        return NotImplemented
     return multiply(a, b)
 
 

@@ -7,18 +7,19 @@ To PyTorch it has the shape and the float type of the values that it decodes to.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal, Never, TypedDict, Unpack, overload
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlfp4 import _core
 from dlfp4.formats import FLOATS, offset_parts
 from dlfp4.frameworks.base import SUBBYTE
 from dlfp4.operations import Encoding
 from dlfp4.torch import functions
-from dlfp4.torch.representing import PAIRS, Parts, share_quantized
+from dlfp4.torch.representing import Parts, share_quantized
 
 if TYPE_CHECKING:
     import dlfp4
@@ -33,6 +34,7 @@ DTYPES = tuple(getattr(torch, name) for name in FLOATS)
 Axis = Literal[-1, -2]
 Shape = tuple[int, ...]
 Context = tuple[str, Any, bool]  # form, dtype, turned: what a compiler has to know besides the parts
+PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
 HANDLERS: dict[Any, Callable[..., Any]] = {}  # by what PyTorch calls: (function, *its arguments)
 
 
@@ -194,13 +196,8 @@ class ScaledTensor(torch.Tensor):  # type: ignore[misc]  # to mypy PyTorch's typ
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        handler = HANDLERS.get(function)
-        if handler is not None:
-            return handler(function, *args, **(kwargs or {}))
-        result = function.decompose(*args, **(kwargs or {}))  # in inference mode these come whole
-        if result is NotImplemented:
-            raise NotImplementedError(f"{function} of {owner_among(args)}: {REMEDY}")
-        return result
+        result = handled(function, args, kwargs or {})
+        return decomposed(function, args, kwargs or {}) if result is NotImplemented else result
 
     def __tensor_flatten__(self) -> tuple[list[str], Context]:
         return [name for name in PARTS if getattr(self, name) is not None], (self.form, self.dtype, self.turned)
@@ -291,6 +288,77 @@ class ScaledTensor(torch.Tensor):  # type: ignore[misc]  # to mypy PyTorch's typ
         return all(part.is_shared() for part in present(self).values())
 
 
+class TracedTensor(ScaledTensor):
+    """A ScaledTensor within a trace of whole operations, as torch.export makes it: for PyTorch's mode there gives up
+    what is made of other tensors. Its operations pass that mode by; those of its parts do not.
+    """
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        below = torch._C._AutoDispatchBelowAutograd()  # where operations come whole, as in inference mode
+        with torch._C.DisableTorchFunctionSubclass(), traces_whole(False), below, PlainTraced():
+            return function(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, function: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if not is_traced_whole():  # PyTorch would keep it as a constant, without memory
+            raise RuntimeError(
+                f"{function} of {owner_among(args)} behind the trace that made it: such a trace, as torch.export's, "
+                f"has no form for a ScaledTensor among its results; return .dequantize(), or .elements, .scales and "
+                f".global_scale"
+            )
+        with traces_whole(True):
+            result = handled(function, args, kwargs or {})
+        return decomposed(function, args, kwargs or {}) if result is NotImplemented else result
+
+
+class PlainTraced(TorchDispatchMode):  # type: ignore[misc]
+    """Has the trace take operations on plain tensors, into which one on a ScaledTensor was decomposed."""
+
+    def __torch_dispatch__(
+        self, function: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if any(issubclass(kind, ScaledTensor) for kind in types):
+            return NotImplemented
+        with traces_whole(True):
+            return function(*args, **(kwargs or {}))
+
+
+def is_traced_whole() -> bool:
+    """Whether a trace on this thread takes operations before autograd and their decomposition."""
+    found: bool = torch._C._dispatch_tls_is_dispatch_key_included(PRE_DISPATCH)
+    return found
+
+
+@contextmanager
+def traces_whole(on: bool) -> Iterator[None]:
+    """With or without such a trace, which PyTorch takes for off where it calls ``__torch_dispatch__``."""
+    is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded(PRE_DISPATCH)
+    torch._C._dispatch_tls_set_dispatch_key_excluded(PRE_DISPATCH, not on)
+    try:
+        yield
+    finally:
+        torch._C._dispatch_tls_set_dispatch_key_excluded(PRE_DISPATCH, is_excluded)
+
+
+def handled(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """What the table has for an operation; NotImplemented where it has nothing, or leaves it to what it is made of."""
+    handler = HANDLERS.get(function)
+    return NotImplemented if handler is None else handler(function, *args, **kwargs)
+
+
+def decomposed(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """An operation by those that it is made of, which in inference mode comes whole."""
+    result = function.decompose(*args, **kwargs)
+    if result is NotImplemented:
+        raise NotImplementedError(f"{function} of {owner_among(args)}: {REMEDY}")
+    return result
+
+
 REMEDY = "its codes are no numbers to PyTorch; call .dequantize() for the values, and quantize the result again"
 
 
@@ -324,6 +392,8 @@ torch.serialization.add_safe_globals([rebuild, _core._restore_tensor, _core._res
 
 def wrapper(cls: type, shape: Shape, **options: Any) -> Any:
     """A tensor without memory; no inference tensor, for PyTorch would refuse it as a view of one that is none."""
+    if cls is ScaledTensor and is_traced_whole():
+        cls = TracedTensor
     with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
         return torch.Tensor._make_wrapper_subclass(cls, shape, **options)
 
@@ -369,7 +439,7 @@ def like(
     turned: bool | None = None,
 ) -> ScaledTensor:
     """A tensor of other parts that is otherwise as `q`."""
-    return ScaledTensor(
+    return type(q)(
         parts,
         q.form,
         q.shape if shape is None else shape,
@@ -495,13 +565,12 @@ def encode(
     x: torch.Tensor, axes: tuple[Axis, ...], format: str, options: Mapping[str, Any]
 ) -> tuple[ScaledTensor, ...]:
     """The values quantized along each axis."""
-    return tuple(assembled(parts, x.dtype) for parts in functions.quantize(x, format, axis=axes, **options))
+    return tuple(assembled(parts, x.dtype) for parts in functions.quantize_to_bytes(x, format, list(axes), **options))
 
 
 def assembled(parts: Parts, dtype: torch.dtype) -> ScaledTensor:
     """The tensor of what the operations give; of float64 it counts as what that was rounded to."""
-    elements = parts.data.view(torch.uint8) if parts.data.dtype == PAIRS else parts.data
-    named = {"elements": elements, "scales": parts.scales, "global_scale": parts.global_scale}
+    named = {"elements": parts.data, "scales": parts.scales, "global_scale": parts.global_scale}
     named["offsets"] = parts.offsets
     return ScaledTensor(named, parts.type, tuple(parts.shape), torch.float32 if dtype is torch.float64 else dtype)
 

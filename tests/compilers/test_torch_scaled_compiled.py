@@ -122,6 +122,128 @@ def test_export_saved_and_loaded():
     assert torch.equal(torch.export.load(file).module()(x), module(x))
 
 
+# ---- Tensors that a traced function makes, and what it does to them
+
+WITHIN = {
+    "mT": lambda x, q: x @ q.mT,
+    "t": lambda x, q: torch.mm(x, q.t()),
+    "transpose": lambda x, q: x @ q.transpose(0, 1),
+    "transposed twice": lambda x, q: F.linear(x, q.mT.mT, x.new_ones(32)),
+    "permute": lambda x, q: torch.addmm(x.new_ones(32), x, q.permute(1, 0)),
+    "slice": lambda x, q: x[:, :32] @ q[:16, :32].mT,
+    "slice of a transpose": lambda x, q: x[:, :32] @ q.mT[:32],
+    "split": lambda x, q: sum(F.linear(x, part) for part in q.split(16)),
+    "chunk": lambda x, q: sum(F.linear(x, part) for part in q.chunk(2)),
+    "view": lambda x, q: F.linear(x, q.view(2, 16, 64)[1]),
+    "flatten": lambda x, q: F.linear(x, q.unflatten(0, (2, 16)).flatten(0, 1)),
+    "unsqueeze": lambda x, q: F.linear(x, q.unsqueeze(0).squeeze(0)),
+    "unbind": lambda x, q: sum(F.linear(x, part) for part in q.view(2, 16, 64)),
+    "detach": lambda x, q: F.linear(x, q.detach()),
+    "clone": lambda x, q: F.linear(x, q.clone()),
+    "to": lambda x, q: F.linear(x.bfloat16(), q.to(torch.bfloat16)),
+    "zeros_like": lambda x, q: F.linear(x, torch.zeros_like(q)),
+    "dequantize": lambda x, q: x @ q.mT.dequantize(),
+    "vector": lambda x, q: q @ x[0],
+    "rows in stacks": lambda x, q: F.linear(x.view(2, 2, 64), q),
+    "stacks": lambda x, q: x.expand(2, 4, 64) @ q.view(2, 16, 64).mT,
+    "stacks of stacks": lambda x, q: x.expand(2, 1, 4, 64) @ q.view(2, 1, 16, 64).mT,
+    "ours": lambda x, q: dt.matmul(x, q.mT),
+    "sizes": lambda x, q: x * q.shape[0] * q.dim() * q.numel(),
+}  # fmt: skip
+
+
+class Within(torch.nn.Module):
+    def __init__(self, function, format):
+        super().__init__()
+        self.function, self.format = function, format
+
+    def forward(self, x, w):
+        return self.function(x, dt.quantize(w, self.format))
+
+
+def saved_and_loaded(exported):
+    file = io.BytesIO()
+    torch.export.save(exported, file)
+    file.seek(0)
+    return torch.export.load(file)
+
+
+def make_fx(module, arguments, **options):
+    return torch.fx.experimental.proxy_tensor.make_fx(module, **options)(*arguments)
+
+
+WAYS = {
+    "compile": lambda module, arguments: compiled(module),
+    "export": lambda module, arguments: torch.export.export(module, arguments).module(),
+    "strict": lambda module, arguments: torch.export.export(module, arguments, strict=True).module(),
+    "save": lambda module, arguments: saved_and_loaded(torch.export.export(module, arguments)).module(),
+    "decompositions": lambda module, arguments: (
+        torch.export.export(module, arguments).run_decompositions().module()
+    ),
+    "make_fx": make_fx,
+    "make_fx of whole operations": lambda module, arguments: make_fx(module, arguments, pre_dispatch=True),
+    "make_fx of any shape": lambda module, arguments: make_fx(module, arguments, tracing_mode="symbolic"),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:`isinstance\\(treespec, LeafSpec\\)` is deprecated:FutureWarning")
+@pytest.mark.parametrize("name", WITHIN)
+def test_tensors_made_within(name):
+    arguments, others = (values(4, 64), values(32, 64, seed=1)), (values(4, 64, seed=2), values(32, 64, seed=3))
+    for way, trace in WAYS.items():
+        module = Within(WITHIN[name], "mxfp8_e4m3" if way == "decompositions" else "nvfp4")
+        traced = trace(module, arguments)
+        for given in (arguments, others):
+            assert torch.equal(traced(*given), module(*given)), way
+
+
+@pytest.mark.parametrize("format", ["mxfp4", "mxfp6_e2m3", "nvfp4_16x16", "fp8_row", "int4_g32", "nvfp4"])
+def test_formats_made_within(format):
+    for axis in (-1, -2):
+        x, w = values(4, 64), values(32, 64, seed=1)
+
+        class Columns(torch.nn.Module):
+            def forward(self, x, w):
+                return x @ dt.quantize(w, format, axis=axis).mT  # noqa: B023
+
+        made = saved_and_loaded(torch.export.export(Columns(), (x, w))).module()
+        assert torch.equal(made(x, 2 * w), Columns()(x, 2 * w))
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="Inductor needs a C++ compiler, and there is no g++")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script(_method)?` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`isinstance\\(treespec, LeafSpec\\)` is deprecated:FutureWarning")
+def test_an_aot_package_of_tensors_made_within(tmp_path):
+    names = ("mT", "slice", "view", "transposed twice", "clone", "vector", "stacks")
+    module = Within(lambda x, q: [WITHIN[name](x, q) for name in names], "nvfp4")
+    x, w = values(4, 64), values(32, 64, seed=1)
+    exported = torch.export.export(module, (x, w))
+    package = torch._inductor.aoti_compile_and_package(exported, package_path=str(tmp_path / "within.pt2"))
+    made = torch._inductor.aoti_load_package(package)(2 * x, w)
+    for name, one, expected in zip(names, made, module(2 * x, w), strict=True):
+        assert torch.equal(one, expected), name
+
+
+def test_rows_of_any_number_by_a_tensor_made_within():
+    module, w = Within(WITHIN["mT"], "nvfp4"), values(32, 64, seed=1)
+    exported = torch.export.export(module, (values(4, 64), w), dynamic_shapes=({0: torch.export.Dim("rows")}, None))
+    x = values(7, 64).requires_grad_()
+    made = exported.module()(x, w)
+    assert torch.equal(made, module(x, w))
+    made.sum().backward()
+    assert torch.allclose(x.grad, dt.quantize(w, "nvfp4").dequantize().sum(0).expand(7, 64), atol=1e-5)
+
+
+def test_a_trace_of_whole_operations_gives_no_quantized_result():
+    """PyTorch would return the tensor that it traced with, which has no memory."""
+    with pytest.raises(RuntimeError, match=r"no form for a ScaledTensor among its results; return \.dequantize\(\)"):
+        torch.export.export(Within(lambda x, q: q.mT, "nvfp4"), (values(4, 64), values(32, 64)))
+    module = Within(lambda x, q: (q.elements, q.scales, q.global_scale), "nvfp4")
+    made = torch.export.export(module, (values(4, 64), values(32, 64))).module()(values(4, 64), values(32, 64, seed=2))
+    for part, expected in zip(made, module(None, values(32, 64, seed=2)), strict=True):
+        assert torch.equal(part, expected)
+
+
 @pytest.mark.skipif(not shutil.which("g++"), reason="Inductor needs a C++ compiler, and there is no g++")
 @pytest.mark.filterwarnings("ignore:`torch.jit.script(_method)?` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("name", ["nvfp4", "mxfp4", "mxfp8_e4m3", "fp8_e4m3", "int4_g32"])
