@@ -199,6 +199,8 @@ def test_tensors_made_within(name):
 
 @pytest.mark.parametrize("format", ["mxfp4", "mxfp6_e2m3", "nvfp4_16x16", "fp8_row", "int4_g32", "nvfp4"])
 def test_formats_made_within(format):
+    if format.startswith("mx") and torch.__version__.startswith("2.11"):
+        pytest.skip("PyTorch 2.11 stores no program that has float8_e8m0fnu")
     for axis in (-1, -2):
         x, w = values(4, 64), values(32, 64, seed=1)
 
