@@ -1,7 +1,10 @@
 // The AMX level's kernels for products: panels of the AVX-512 level, by tiles.
 // Layout: two tiles of rows of x by two of columns, as they lie in a panel, whose pairs are what AMX multiplies.
-// Trick: sums stay in four tiles for a whole panel, or a block; they leave by way of the L1 cache.
+// Trick: sums stay in four tiles for a whole panel, or a block; they leave by way of the L1 cache, and vectors, idle
+// while tiles multiply, add them to their totals during the next run.
 #include <string.h>
+
+#include <utility>
 
 #include "avx512_sums.h"
 
@@ -9,9 +12,10 @@ namespace dlfp4 {
 namespace {
 
 constexpr int64_t kMostTileRows = 2 * kBand;
-constexpr int64_t kTileBytes = 64;         // of a row of a tile
-constexpr int64_t kStep = kTileBytes / 2;  // positions of bfloat16 in one
-constexpr int64_t kInCache = 512;          // positions of a panel that the L1 cache holds beside rows of x
+constexpr int64_t kTileBytes = 64;  // of a row of a tile
+constexpr int64_t kItem = sizeof(uint16_t);
+constexpr int64_t kStep = kTileBytes / kItem;  // positions of bfloat16 in one
+constexpr int64_t kInCache = 512;              // positions of a panel that the L1 cache holds beside rows of x
 constexpr int64_t kPanelRow = 2 * kTileBytes;
 constexpr int64_t kSumsRow = kColumns * sizeof(float);
 
@@ -103,32 +107,39 @@ class Prefetching {
 
 // --- bfloat16 --------------------------------------------------------------------------------
 
-// Bands are so many positions apart.
-DLFP4_INLINE inline void add_bfloats(const Tiles &tiles, const void *panel, const uint16_t *x, int64_t band) {
-  tiles.load(panel, x, x + (tiles.second() < kBand ? tiles.second() * kStep : band), kBandBytes);
+// Rows of the second tile begin so many positions after the first's.
+DLFP4_INLINE inline void add_bfloats(const Tiles &tiles, const void *panel, const uint16_t *x, int64_t second) {
+  tiles.load(panel, x, x + second, kBandBytes);
   _tile_dpbf16ps(0, 4, 6);
   _tile_dpbf16ps(1, 4, 7);
   _tile_dpbf16ps(2, 5, 6);
   _tile_dpbf16ps(3, 5, 7);
 }
 
+// Bands are so many positions apart.
+DLFP4_INLINE inline int64_t find_second(const Tiles &tiles, int64_t band) {
+  return tiles.second() < kBand ? tiles.second() * kStep : band;
+}
+
 // Less than a step: what lies in the panel beyond is completed with zeros.
-void add_last_bfloats(const Tiles &tiles, const uint16_t *panel, int64_t depth, const uint16_t *x, int64_t band) {
+void add_last_bfloats(const Tiles &tiles, const uint16_t *panel, int64_t depth, const uint16_t *x, int64_t second) {
   alignas(64) uint16_t last[kStep * kColumns] = {};
   memcpy(last, panel, static_cast<size_t>(depth * kColumns) * sizeof(*panel));
   finish_writes();
-  add_bfloats(tiles, last, x, band);
+  add_bfloats(tiles, last, x, second);
 }
 
+// Calls beside() before each whole step's products.
+template <class Beside>
 DLFP4_INLINE inline void sum_bfloats(const Tiles &tiles, const uint16_t *panel, const uint16_t *x, int64_t pitch,
-                                     int64_t depth, Prefetching *ask) {
-  const int64_t whole = depth / kStep * kStep, band = kBand * pitch;
+                                     int64_t depth, Beside beside) {
+  const int64_t rest = depth % kStep, second = find_second(tiles, kBand * pitch);
   tiles.clear();
-  for (int64_t k = 0; k < whole; k += kStep) {
-    (*ask)();
-    add_bfloats(tiles, panel + k * kColumns, x + k * kBand, band);
+  for (int64_t steps = depth / kStep; steps > 0; --steps, panel += kStep * kColumns, x += kStep * kBand) {
+    beside();
+    add_bfloats(tiles, panel, x, second);
   }
-  if (whole < depth) add_last_bfloats(tiles, panel + whole * kColumns, depth - whole, x + whole * kBand, band);
+  if (rest) add_last_bfloats(tiles, panel, rest, x, second);
 }
 
 // Calls call(first row, number of rows) for two bands at a time.
@@ -142,20 +153,86 @@ int64_t steps_of(int64_t rows, int64_t depth, int64_t step) {
   return ((rows + kMostTileRows - 1) / kMostTileRows) * ((depth + step - 1) / step);
 }
 
+// The sums of a run, and the totals to which they go.
+struct RunSums {
+  alignas(64) float values[kMostTileRows * kColumns];
+  double *totals = nullptr;
+  int64_t count = 0;
+};
+
+constexpr int kVectors = kMostTileRows * kColumns / kLanes / (kInCache / kStep);  // that a step adds
+
+// What a run does beside its products, a little with each step. Its codes and rows that are next begin at a line of the
+// cache; rows lie in bands that are so many bytes apart.
+class Beside {
+ public:
+  Beside(const uint8_t *codes, int64_t codes_step, const uint8_t *rows, int64_t rows_step, int64_t band,
+         const RunSums &last)
+      : codes_(codes),
+        rows_(rows),
+        codes_step_(codes_step),
+        rows_step_(rows_step),
+        band_(band),
+        sums_(last.values),
+        totals_(last.totals) {}
+
+  DLFP4_INLINE void ask() {
+    for (const uint8_t *const end = codes_ + codes_step_; codes_ < end; codes_ += kTileBytes) ask_for(codes_);
+    for (const uint8_t *const end = rows_ + rows_step_; rows_ < end; rows_ += kTileBytes) {
+      ask_for(rows_);
+      ask_for(rows_ + band_);
+    }
+  }
+
+  DLFP4_INLINE void add() {
+    for (int i = 0; i < kVectors; ++i, sums_ += kLanes, totals_ += kLanes) add_to(totals_, _mm512_load_ps(sums_));
+  }
+
+ private:
+  DLFP4_INLINE static void ask_for(const uint8_t *at) { _mm_prefetch(reinterpret_cast<const char *>(at), _MM_HINT_T1); }
+
+  const uint8_t *codes_, *rows_;
+  const int64_t codes_step_, rows_step_, band_;
+  const float *sums_;
+  double *totals_;
+};
+
+void add_sums(const RunSums &run) {
+  for (int64_t i = 0; i < run.count; i += kLanes) add_to(run.totals + i, _mm512_load_ps(run.values + i));
+}
+
+// Of so many bytes, what each step asks for: whole lines of the cache.
+int64_t bytes_of_step(int64_t bytes, int64_t steps) {
+  return (bytes + steps * kTileBytes - 1) / (steps * kTileBytes) * kTileBytes;
+}
+
 void multiply_bfloats(const uint16_t *panel, const uint16_t *x, int64_t pitch, int64_t depth, int64_t rows,
                       const Ahead &ahead, double *totals) {
-  alignas(64) float sums[kMostTileRows * kColumns];
+  RunSums sums[2], *last = sums, *now = sums + 1;
   Tiles tiles(kTileBytes);
-  Prefetching ask(ahead, steps_of(rows, depth, kStep));
+  const int64_t codes_step = bytes_of_step(ahead.bytes, steps_of(rows, depth, kStep));
+  const int64_t rows_step = bytes_of_step(ahead.row_bytes, (depth + kStep - 1) / kStep);
+  const uint8_t *codes = ahead.from;
   for (int64_t k = 0; k < depth; k += kInCache)
     each_run(rows, [&](int64_t first, int64_t count) {
+      const int64_t here = depth - k < kInCache ? depth - k : kInCache, of_row = pitch * kItem;
+      const uint16_t *const from = panel + k * kColumns, *const run = x + first * pitch + k * kBand;
+      Beside beside(codes, codes_step, ahead.rows + first * of_row + k / kStep * rows_step, rows_step,
+                    count > kBand ? kBand * of_row : 0, *last);
       tiles.take(count);
-      sum_bfloats(tiles, panel + k * kColumns, x + first * pitch + k * kBand, pitch,
-                  depth - k < kInCache ? depth - k : kInCache, &ask);
-      tiles.store(sums);
-      for (int64_t i = 0; i < count * kColumns; i += kLanes)
-        add_to(totals + first * kColumns + i, _mm512_load_ps(sums + i));
+      if (last->count == kMostTileRows * kColumns && here == kInCache) {
+        sum_bfloats(tiles, from, run, pitch, here, [&beside]() DLFP4_INLINE { beside.ask(), beside.add(); });
+      } else {
+        add_sums(*last);
+        sum_bfloats(tiles, from, run, pitch, here, [&beside]() DLFP4_INLINE { beside.ask(); });
+      }
+      tiles.store(now->values);
+      now->totals = totals + first * kColumns;
+      now->count = count * kColumns;
+      codes += here / kStep * codes_step;
+      std::swap(last, now);
     });
+  add_sums(*last);
 }
 
 // Blocks whose sums are scaled begin where a piece of a band does.
@@ -192,7 +269,8 @@ void multiply_scaled_bfloats(const uint16_t *panel, const float *scales, const B
     memset(of_all, 0, sizeof(of_all));
     for (int64_t k = 0, b = 0; k < depth; k += block, ++b) {
       const int64_t here = depth - k < block ? depth - k : block;
-      sum_bfloats(tiles, panel + k * kColumns, run.values + k * kBand, run.pitch, here, &ask);
+      sum_bfloats(tiles, panel + k * kColumns, run.values + k * kBand, run.pitch, here,
+                  [&ask]() DLFP4_INLINE { ask(); });
       tiles.store(sums);
       add_scaled_sums(sums, scales + b * kColumns, run, b, count, of_all);
     }

@@ -32,10 +32,12 @@ struct BfloatRows {
 };
 
 // Memory that is read next: panel kernels prefetch it a little with each step while they multiply. Prefetched at once
-// it would keep the processor waiting.
+// it would keep the processor waiting. Of rows in bands, so much of each band from where the first begins.
 struct Ahead {
   const uint8_t *from;
   int64_t bytes;
+  const uint8_t *rows;
+  int64_t row_bytes;
 };
 
 // FP4 in blocks whose scales are bytes: integers within a block. Kernels that name no key take blocks of at most
@@ -141,7 +143,8 @@ struct TileKernels {
   void (*multiply_integers)(const uint8_t *panel, const float *scales, const IntegerRows &x, int64_t block,
                             int64_t depth, int64_t rows, const Ahead &ahead, double *totals);
 
-  // Whether rows of bfloat16 lie in bands for these kernels, and stay in the cache for kMostPanels panels.
+  // Whether rows of bfloat16 lie in bands for these kernels, and stay in the cache for kMostPanels panels. Tiles that
+  // are fast let all else count: such kernels get more rows for a panel.
   bool take_bands;
 };
 

@@ -1,5 +1,5 @@
 // dlfp4_host_matmul: lines of a times lines of b.
-// Layout: tiles of kGroup rows and some columns of the result, each with panels of b of its own.
+// Layout: tiles of a group's rows and some columns of the result, each with panels of b of its own.
 // Trick: a's rows are prepared once in the workspace; a panel of b serves all rows of its tile from the cache.
 #include "dlfp4/dlfp4.h"
 #include "host/level.h"
@@ -19,11 +19,14 @@ struct MatmulCall {
 
 // --- Tiles -----------------------------------------------------------------------------------
 
+constexpr int64_t kRowsAhead = 6;
+
 void put_tile(const MatmulCall &call, int64_t row, int64_t column) {
   const int64_t rows = least(rows_of_group(call.sides), call.results.matrix.rows - row);
   const int64_t columns = least(call.columns, call.results.matrix.columns - column);
   const TileOfResults tile = {call.sides, call.rows, call.factor, row, rows, column, columns};
   const auto put = [&](int64_t i, int64_t first, int64_t count, const float *values) {
+    prefetch_row(call.results, row + i + kRowsAhead, first, count);
     put_row(call.results, row + i, first, count, values);
   };
   columns > kColumns ? multiply_tile<kMostPanels>(tile, put) : multiply_tile(tile, put);
@@ -40,13 +43,16 @@ void prepare_rows(const void *context, int64_t first, int64_t last) {
   for (int64_t i = first; i < last; ++i) prepare_row(call.sides, call.rows, i);
 }
 
-// Wide tiles, unless a thread would get few of them.
+// Tiles as wide as leaves each thread some of them.
 int64_t columns_of_tile(const MatmulCall &call) {
-  constexpr int64_t kWide = kMostPanels * kColumns, kLeast = 4;
+  constexpr int64_t kLeast = 4;
   if (!has_panels(call.sides) || !call.sides.kernels->tiles.take_bands) return kColumns;
-  const int64_t tiles =
-      divide_up(call.results.matrix.rows, rows_of_group(call.sides)) * divide_up(call.results.matrix.columns, kWide);
-  return tiles < kLeast * dlfp4_get_num_threads() ? kColumns : kWide;
+  const int64_t groups = divide_up(call.results.matrix.rows, rows_of_group(call.sides));
+  int64_t columns = kMostPanels * kColumns;
+  while (columns > kColumns &&
+         groups * divide_up(call.results.matrix.columns, columns) < kLeast * dlfp4_get_num_threads())
+    columns /= 2;
+  return columns;
 }
 
 void multiply_rows(MatmulCall *call) {

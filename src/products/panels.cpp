@@ -37,8 +37,13 @@ struct Panel {
   alignas(64) float scales[kDepth / 16 * kColumns];
 };
 
-// Positions of a panel: float32 is twice as wide.
-int64_t panel_depth(const Sides &sides) { return sides.form == kFloatPanels ? kDepth / 2 : kDepth; }
+bool reads_bands(const Sides &sides) { return sides.form == kBfloatPanels && are_in_bands(sides); }
+
+// Positions of a panel: float32 is twice as wide. Of rows in bands the L2 cache holds those that are multiplied, those
+// that come next, and totals.
+int64_t panel_depth(const Sides &sides) {
+  return sides.form == kFloatPanels || reads_bands(sides) ? kDepth / 2 : kDepth;
+}
 
 // Packed codes of positions up to the length. Those beyond it in the same block become zeros, whatever lies there:
 // times the block's scale they could be infinite. `buffer` has room for `depth` codes.
@@ -171,12 +176,26 @@ void prefetch_next_scales(const Sides &sides, int64_t column, int64_t columns) {
 
 // The part of the next tile's lines to prefetch while the strip's panel is multiplied, if the lines lie one after
 // another; otherwise memory that is in the cache anyway.
-Ahead find_ahead(const Sides &sides, const Strip &strip, int64_t columns, const Panel &panel) {
+Ahead find_codes_ahead(const Sides &sides, const Strip &strip, int64_t columns, const Panel &panel) {
   const int64_t next = strip.column + round_up(columns, kColumns), lines = least(kColumns, sides.columns - next);
   const uint8_t *const from = lines > 0 ? find_codes(sides.b, next, 0) : nullptr;
   const int64_t all = from ? lines * (from - find_codes(sides.b, next - 1, 0)) : 0;
-  if (all <= 0 || all > kMostAhead) return {panel.values, 0};
-  return {from + all * strip.first / sides.depth, all * strip.depth / sides.depth};
+  if (all <= 0 || all > kMostAhead) return {panel.values, 0, panel.values, 0};
+  return {from + all * strip.first / sides.depth, all * strip.depth / sides.depth, panel.values, 0};
+}
+
+// The same, and of the positions that come next, or of the first, the panel's share of rows that the cache does not
+// hold from one tile to the next.
+Ahead find_ahead(const Tile &tile, const Strip &strip, const Panel &panel) {
+  constexpr int64_t kHeldRows = 1 << 20;  // bytes
+  const Sides &sides = tile.sides;
+  Ahead ahead = find_codes_ahead(sides, strip, tile.columns, panel);
+  if (!reads_bands(sides) || tile.count * sides.depth * item_of(sides) <= kHeldRows) return ahead;
+  const int64_t share = panel_depth(sides) / kMostPanels, next = strip.first + panel_depth(sides);
+  const int64_t first = (next < sides.depth ? next : 0) + (strip.column - tile.column) / kColumns * share;
+  ahead.rows = values_of(sides, tile.rows, tile.row, first);
+  ahead.row_bytes = share * kBand * item_of(sides);
+  return ahead;
 }
 
 }  // namespace
@@ -191,7 +210,7 @@ void multiply_panels(const Tile &tile) {
     for (int64_t c = 0; c < tile.columns; c += kColumns) {
       const Strip strip = {tile.column + c, least(kColumns, tile.columns - c), first,
                            least(panel_depth(sides), sides.depth - first)};
-      const Ahead ahead = find_ahead(sides, strip, tile.columns, panel);
+      const Ahead ahead = find_ahead(tile, strip, panel);
       fill_panel(sides, strip, &panel);
       multiply_panel(tile, strip, panel, ahead);
     }

@@ -32,11 +32,20 @@ bool make_results(const dlfp4_matrix &matrix, int level, Results *results) {
   return true;
 }
 
+void prefetch_row(const Results &results, int64_t row, int64_t column, int64_t count) {
+  constexpr int64_t kLine = 64;
+  const dlfp4_matrix &matrix = results.matrix;
+  const int64_t item = matrix.bits / 8;
+  if (row >= matrix.rows || matrix.strides[1] != 1) return;
+  const uint8_t *const place = static_cast<const uint8_t *>(matrix.data) + (row * matrix.strides[0] + column) * item;
+  for (int64_t byte = 0; byte < count * item; byte += kLine) __builtin_prefetch(place + byte, 1, 2);
+}
+
 void put_row(const Results &results, int64_t row, int64_t column, int64_t count, const float *values) {
   const dlfp4_matrix &matrix = results.matrix;
   const int64_t item = matrix.bits / 8, step = matrix.strides[1];
   uint8_t *const place = static_cast<uint8_t *>(matrix.data) + (row * matrix.strides[0] + column * step) * item;
-  alignas(64) uint8_t converted[kColumns * sizeof(float)];
+  alignas(64) uint8_t converted[kMostPanels * kColumns * sizeof(float)];
   run_plan(results.plan, reinterpret_cast<const uint8_t *>(values), step == 1 ? place : converted, count,
            {DLFP4_NEAREST_EVEN, true, 0, 0});
   if (step != 1) scatter_items(converted, item, count, place, step);

@@ -1,5 +1,5 @@
 // Tiles of a product's result, and where their rows go.
-// Layout: up to kGroup prepared rows, parts counted, by kColumns lines of b.
+// Layout: a group of prepared rows, parts counted, by some lines of b.
 // Trick: a tile's panels of b are made once, for all of its rows.
 #ifndef DLFP4_SRC_PRODUCTS_TILES_H_
 #define DLFP4_SRC_PRODUCTS_TILES_H_
@@ -12,12 +12,15 @@
 namespace dlfp4 {
 
 constexpr int64_t kGroup = 256;               // rows of a tile, parts counted
+constexpr int64_t kBandedGroup = 2 * kGroup;  // of rows in bands
 constexpr int64_t kMostWorkspace = 16 << 20;  // bytes of prepared rows at a time, unless one group needs more
 constexpr int64_t kTileGrain = 1 << 20;       // products worth a thread
 constexpr int64_t kAlign = 64;                // of a workspace
 
 // Whole bands.
-inline int64_t rows_of_group(const Sides &sides) { return kGroup / sides.parts / kBand * kBand; }
+inline int64_t rows_of_group(const Sides &sides) {
+  return (are_in_bands(sides) ? kBandedGroup : kGroup) / sides.parts / kBand * kBand;
+}
 
 // What is worth a thread, of rows to prepare.
 inline int64_t grain_of_rows(const Sides &sides) { return divide_up(kTileGrain / 8, sides.depth + 1); }
@@ -36,8 +39,11 @@ struct Results {
 // False where the type is none of results'.
 bool make_results(const dlfp4_matrix &matrix, int level, Results *results);
 
-// `count` values of a row, at most kColumns, from `column` on.
+// `count` values of a row, at most kMostPanels * kColumns, from `column` on.
 void put_row(const Results &results, int64_t row, int64_t column, int64_t count, const float *values);
+
+// Asks for where such values go, which takes longer than to compute them: rows are pages apart.
+void prefetch_row(const Results &results, int64_t row, int64_t column, int64_t count);
 
 // Sums of `rows` prepared rows from `row` on by some lines of b. `factor` multiplies them, beside those of lines.
 struct TileOfResults {
@@ -66,21 +72,21 @@ void put_zeros(const TileOfResults &tile, Put put) {
 }
 
 // Calls put(i, first column, number of columns, their values) for the rows of a tile of at most kPanels * kColumns
-// columns. The totals of many take more of the stack.
+// columns, all of a row at once. The totals of many take more of the stack.
 template <int64_t kPanels = 1, class Put>
 __attribute__((noinline)) void multiply_tile(const TileOfResults &tile, Put put) {
-  alignas(64) double totals[kPanels * kGroup * kColumns];
-  double of_columns[kColumns];
-  float values[kColumns];
+  alignas(64) double totals[kPanels * kBandedGroup * kColumns];
+  double of_columns[kPanels * kColumns];
+  float values[kPanels * kColumns];
   if (tile.sides.length == 0) return put_zeros(tile, put);
   sum_tile(tile, totals);
-  for (int64_t c = 0; c < tile.columns; c += kColumns) {
-    factors_of_columns(tile, tile.column + c, of_columns);
-    for (int64_t i = 0; i < tile.rows; ++i) {
+  for (int64_t c = 0; c < tile.columns; c += kColumns) factors_of_columns(tile, tile.column + c, of_columns + c);
+  for (int64_t i = 0; i < tile.rows; ++i) {
+    for (int64_t c = 0; c < tile.columns; c += kColumns) {
       const double *const of_row = totals + c * tile.rows * tile.sides.parts + i * kColumns;
-      scale_totals(tile, i, of_columns, of_row, values);
-      put(i, tile.column + c, least(kColumns, tile.columns - c), values);
+      scale_totals(tile, i, of_columns + c, of_row, values + c);
     }
+    put(i, tile.column, tile.columns, values);
   }
 }
 
