@@ -140,7 +140,7 @@ def run_installed(session: nox.Session, folder: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
     session.run("cmake", "--install", str(folder), "--prefix", str(prefix))
     prefix.rename(moved)
-    for project in ("tests/library", "examples"):
+    for project in ("tests/library", "tests/library/in_c", "examples"):
         built = consumer / project
         session.run("cmake", "-S", project, "-B", str(built), f"-DCMAKE_PREFIX_PATH={moved}")
         session.run("cmake", "--build", str(built))

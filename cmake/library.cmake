@@ -78,6 +78,9 @@ configure_file(cmake/dlfp4Config.cmake.in dlfp4Config.cmake @ONLY)
 write_basic_package_version_file(dlfp4ConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/dlfp4Config.cmake ${CMAKE_CURRENT_BINARY_DIR}/dlfp4ConfigVersion.cmake
         DESTINATION ${lib}/cmake/dlfp4)
+if(NOT DLFP4_BUILD_PYTHON) # wheels have them among what describes the package
+  install(FILES LICENSE NOTICE DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/licenses/dlfp4)
+endif()
 # Folders by where the file itself lies, so that what was installed can be moved.
 file(RELATIVE_PATH up /${lib}/pkgconfig /${root})
 file(RELATIVE_PATH include_of_prefix /${root} /${include})

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -36,9 +36,9 @@ STEPS = 16  # of an octave of global scales, of which "mse" tries one on either 
 # ---- One tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Error:
-    """How values differ from what they stand for; see :func:`error`.
+    """How values differ from what they stand for; see :func:`error`. It prints its numbers, not its arrays.
 
     Attributes
     ----------
@@ -62,11 +62,11 @@ class Error:
     mse: float
     largest: float
     place: tuple[int, ...]
-    by_row: Numbers
-    by_channel: Numbers
-    by_block: Numbers | None
-    counts: npt.NDArray[np.int64]
-    edges: Numbers
+    by_row: Numbers = field(repr=False)
+    by_channel: Numbers = field(repr=False)
+    by_block: Numbers | None = field(repr=False)
+    counts: npt.NDArray[np.int64] = field(repr=False)
+    edges: Numbers = field(repr=False)
 
 
 def error(x: _Elements, q: _Elements | ScaledTensor, *, bins: int = 64) -> Error:

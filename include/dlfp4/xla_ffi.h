@@ -69,7 +69,6 @@ typedef struct {
   const char *message;
   XLA_FFI_Error_Code errc;
 } XLA_FFI_Error_Create_Args;
-typedef XLA_FFI_Error *XLA_FFI_Error_Create(XLA_FFI_Error_Create_Args *args);
 
 typedef struct {
   size_t struct_size;
@@ -77,7 +76,6 @@ typedef struct {
   XLA_FFI_ExecutionContext *ctx;
   void *stream; /* out */
 } XLA_FFI_Stream_Get_Args;
-typedef XLA_FFI_Error *XLA_FFI_Stream_Get(XLA_FFI_Stream_Get_Args *args);
 
 typedef struct {
   size_t struct_size;
@@ -87,7 +85,6 @@ typedef struct {
   size_t alignment;
   void *data; /* out */
 } XLA_FFI_DeviceMemory_Allocate_Args;
-typedef XLA_FFI_Error *XLA_FFI_DeviceMemory_Allocate(XLA_FFI_DeviceMemory_Allocate_Args *args);
 
 typedef struct {
   size_t struct_size;
@@ -95,7 +92,6 @@ typedef struct {
   XLA_FFI_ExecutionContext *ctx;
   int32_t device_ordinal; /* out */
 } XLA_FFI_DeviceOrdinal_Get_Args;
-typedef XLA_FFI_Error *XLA_FFI_DeviceOrdinal_Get(XLA_FFI_DeviceOrdinal_Get_Args *args);
 
 /* The functions of XLA. Those that dlfp4 does not call are untyped. */
 typedef struct {
@@ -103,13 +99,13 @@ typedef struct {
   XLA_FFI_Extension_Base *extension_start;
   XLA_FFI_Api_Version api_version;
   const XLA_FFI_InternalApi *internal_api;
-  XLA_FFI_Error_Create *XLA_FFI_Error_Create;
+  XLA_FFI_Error *(*XLA_FFI_Error_Create)(XLA_FFI_Error_Create_Args *args);
   void *uncalled[3]; /* Error_GetMessage, Error_Destroy, Handler_Register */
-  XLA_FFI_Stream_Get *XLA_FFI_Stream_Get;
+  XLA_FFI_Error *(*XLA_FFI_Stream_Get)(XLA_FFI_Stream_Get_Args *args);
   void *uncalled_too[4]; /* Type_Register, ExecutionContext_Get, State_Set, State_Get */
-  XLA_FFI_DeviceMemory_Allocate *XLA_FFI_DeviceMemory_Allocate;
+  XLA_FFI_Error *(*XLA_FFI_DeviceMemory_Allocate)(XLA_FFI_DeviceMemory_Allocate_Args *args);
   void *uncalled_as_well[7]; /* DeviceMemory_Free, ThreadPool_*, Future_*, RunId_Get */
-  XLA_FFI_DeviceOrdinal_Get *XLA_FFI_DeviceOrdinal_Get;
+  XLA_FFI_Error *(*XLA_FFI_DeviceOrdinal_Get)(XLA_FFI_DeviceOrdinal_Get_Args *args);
 } XLA_FFI_Api;
 
 typedef enum { XLA_FFI_DataType_S64 = 5 } XLA_FFI_DataType;

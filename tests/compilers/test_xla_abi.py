@@ -67,13 +67,13 @@ SIGNATURES = """
 static XLA_FFI_Error *handle(XLA_FFI_CallFrame *) { return nullptr; }
 XLA_FFI_Handler *handler = handle;
 static XLA_FFI_Error *create(XLA_FFI_Error_Create_Args *) { return nullptr; }
-XLA_FFI_Error_Create *f1 = create;
+decltype(XLA_FFI_Api::XLA_FFI_Error_Create) f1 = create;
 static XLA_FFI_Error *stream(XLA_FFI_Stream_Get_Args *) { return nullptr; }
-XLA_FFI_Stream_Get *f2 = stream;
+decltype(XLA_FFI_Api::XLA_FFI_Stream_Get) f2 = stream;
 static XLA_FFI_Error *allocate(XLA_FFI_DeviceMemory_Allocate_Args *) { return nullptr; }
-XLA_FFI_DeviceMemory_Allocate *f3 = allocate;
+decltype(XLA_FFI_Api::XLA_FFI_DeviceMemory_Allocate) f3 = allocate;
 static XLA_FFI_Error *ordinal(XLA_FFI_DeviceOrdinal_Get_Args *) { return nullptr; }
-XLA_FFI_DeviceOrdinal_Get *f4 = ordinal;
+decltype(XLA_FFI_Api::XLA_FFI_DeviceOrdinal_Get) f4 = ordinal;
 """
 
 
@@ -110,5 +110,6 @@ def test_every_declared_field_is_compared():
     structs = {name: body for body, name in re.findall(r"typedef struct \{(.*?)\} (XLA_FFI_\w+);", text, re.DOTALL)}
     assert len(structs) > 10
     for name, body in structs.items():
-        declared = [field for field in re.findall(r"(\w+)(?:\[\d\])?;", body) if not field.startswith("uncalled")]
+        fields = re.findall(r"(\w+)(?:\[\d\]|\)\(\w+ \*args\))?;", body)
+        declared = [field for field in fields if not field.startswith("uncalled")]
         assert name == "XLA_FFI_TypeId" or declared == FIELDS[name]

@@ -72,6 +72,12 @@ def test_what_is_not_finite_stays_in_its_place():
     assert found.counts.sum() == x.size - 1
 
 
+def test_an_error_prints_its_numbers_alone():
+    found = analysis.error(np.ones((64, 128)), np.zeros((64, 128)))
+    assert repr(found) == "Error(snr=0.0, mse=1.0, largest=1.0, place=(0, 0))"
+    assert found == found  # not by arrays, whose comparison has no truth value
+
+
 def test_shapes_differ():
     with pytest.raises(ValueError, match=r"x has shape \(2, 3\) and q \(3, 2\)"):
         analysis.error(np.zeros((2, 3)), np.zeros((3, 2)))

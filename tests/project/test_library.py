@@ -75,8 +75,8 @@ def test_who_loads_the_library_shares_its_state_with_the_package():
         dlfp4.set_num_threads(0)
 
 
-def configure(folder, *options):
-    run("cmake", "-S", ROOT / "tests" / "library", "-B", folder, *options)
+def configure(folder, *options, project=""):
+    run("cmake", "-S", ROOT / "tests" / "library" / project, "-B", folder, *options)
 
 
 FOUND = f"-Ddlfp4_DIR={dlfp4.get_cmake_dir()}"
@@ -85,9 +85,11 @@ FOUND = f"-Ddlfp4_DIR={dlfp4.get_cmake_dir()}"
 @same_on_every_python
 @needs("cmake", "cc", "c++")
 def test_cmake_finds_the_package(tmp_path):
-    configure(tmp_path, FOUND, f"-DDLFP4_WANTED={INTERFACE}")
-    run("cmake", "--build", tmp_path)
-    assert "100% tests passed" in run("ctest", "--test-dir", tmp_path)
+    for project in ("", "in_c"):
+        folder = tmp_path / f"built_{project}"
+        configure(folder, FOUND, f"-DDLFP4_WANTED={INTERFACE}", project=project)
+        run("cmake", "--build", folder)
+        assert "100% tests passed" in run("ctest", "--test-dir", folder)
 
 
 @same_on_every_python
@@ -168,7 +170,8 @@ def test_a_project_that_takes_the_sources_gets_the_library_alone(tmp_path):
 def test_the_headers_compile_without_a_warning(tmp_path, capsys, standard):
     cxx = "++" in standard
     source = tmp_path / ("all.cpp" if cxx else "all.c")
-    names = ["dlfp4.h", "dlpack.h", "options.h", *(["dlfp4.hpp"] if cxx else [])]
+    names = sorted(path.name for path in HEADER.parent.iterdir() if cxx or path.suffix == ".h")
+    assert {"dlfp4.h", "dlpack.h", "options.h", "xla_ffi.h"} <= set(names)
     source.write_text("".join(f"#include <dlfp4/{name}>\n" for name in names))
     compiler = "c++" if cxx else "cc"
     run(compiler, f"-std={standard}", *STRICT, *flags(capsys, "--cflags"), "-c", source, "-o", tmp_path / "all.o")
