@@ -395,6 +395,14 @@ def mutants(session: nox.Session) -> None:
     session.run("python", "-P", "tests/mutation/mutate.py", *session.posargs, env=SHARED)
 
 
+@nox.session(python=FULL)
+def packers(session: nox.Session) -> None:
+    """Compare with AutoAWQ's and AutoGPTQ's own modules, whose packages come without all that they ask for."""
+    install(session, "test,torch", "accelerate", "transformers")
+    session.install("--no-deps", "autoawq", "auto-gptq", *PINNED)
+    session.run("pytest", "tests/checkpoints/test_packers.py", *session.posargs)
+
+
 @nox.session
 def bench(session: nox.Session) -> None:
     """Run the benchmarks; arguments are names of scripts."""

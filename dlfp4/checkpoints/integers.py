@@ -3,8 +3,7 @@
 A row of ``conventions.SPELLINGS`` names one of the packings here. Each has the names of its parts, reads them to a
 ScaledTensor, or None where they are something else, and writes them again with the same bytes.
 
-Sources: compressed-tensors 0.20 (``pack-quantized``), AutoGPTQ's and AutoAWQ's files as transformers reads them, mlx
-0.32.
+Sources: compressed-tensors 0.20 (``pack-quantized``), AutoGPTQ 0.7.1, AutoAWQ 0.2.9, mlx 0.32.
 """
 
 from __future__ import annotations
@@ -130,11 +129,11 @@ def zeros_of(q: ScaledTensor, who: str) -> Array:
     return of_groups(q, q.zero_points).astype(np.int16) + np.int16(shift)
 
 
-def in_four_bits(zeros: Array, low: int, who: str) -> Array:
-    """Zero points less the lowest that a convention stores."""
-    if zeros.min(initial=low) < low or zeros.max(initial=low) > low + 15:
-        raise ValueError(f"{who} stores zero points from {low} to {low + 15}, and there are some beyond")
-    return (zeros - low).astype(np.uint8)
+def in_four_bits(zeros: Array, who: str) -> Array:
+    """Zero points as a convention can store them."""
+    if zeros.min(initial=0) < 0 or zeros.max(initial=0) > 15:
+        raise ValueError(f"{who} stores zero points from 0 to 15, and there are some beyond")
+    return zeros.astype(np.uint8)
 
 
 def scales_of(q: ScaledTensor) -> Array:
@@ -180,7 +179,7 @@ def write_compressed(q: ScaledTensor) -> dict[str, Tensor]:
         "_shape": np.array(q.shape, np.int64),
     }
     if q.format.element.name == "uint4" or q.zero_points is not None or q.biases is not None:
-        zeros = turned(in_four_bits(zeros_of(q, "compressed-tensors"), 0, "compressed-tensors"))
+        zeros = turned(in_four_bits(zeros_of(q, "compressed-tensors"), "compressed-tensors"))
         ragged = -zeros.shape[-1] % IN_WORD
         zeros = np.pad(zeros, [*[(0, 0)] * (zeros.ndim - 1), (0, ragged)])
         parts["_zero_point"] = turned(words_of(packed(zeros)))
@@ -191,7 +190,9 @@ def write_compressed(q: ScaledTensor) -> dict[str, Tensor]:
 
 
 def read_gptq(parts: Found) -> ScaledTensor | None:
-    """Of version 1, which stores zero points less 1. Columns in an order of their own are no blocks."""
+    """Of version 1, which stores zero points less 1 in four bits: 0 as 15. Columns in an order of their own are no
+    blocks.
+    """
     data, zeros, scales = parts["data"], parts.get(".qzeros"), parts["scales"]
     if zeros is None or {data.dtype.name, zeros.dtype.name} != {"int32"} or {data.ndim, zeros.ndim, scales.ndim} != {2}:
         return None
@@ -202,7 +203,7 @@ def read_gptq(parts: Found) -> ScaledTensor | None:
     order = parts.get(".g_idx")
     if order is not None and not np.array_equal(on_host(order).reshape(-1), group_of_each(length, groups)):
         return None
-    points = unpacked(bytes_of(on_host(zeros))) + np.uint8(1)
+    points = unpacked(bytes_of(on_host(zeros))) + np.uint8(1) & np.uint8(15)
     octets = bytes_of(turned(on_host(data)))
     return make("uint4", octets, dlfp4.asarray(turned(on_host(scales))), zero_points=turned(points))
 
@@ -217,7 +218,7 @@ def write_gptq(q: ScaledTensor) -> dict[str, Tensor]:
     check_matrix(q, "GPTQ")
     whole_words(q, -1, "GPTQ")
     whole_words(q, -2, "GPTQ")
-    zeros = in_four_bits(zeros_of(q, "GPTQ"), 1, "GPTQ")
+    zeros = in_four_bits(zeros_of(q, "GPTQ"), "GPTQ") - np.uint8(1) & np.uint8(15)
     scales = turned(scales_of(q))
     parts = {
         "data": turned(words_of(octets_of(q))),
@@ -269,7 +270,7 @@ def write_awq(q: ScaledTensor) -> dict[str, Tensor]:
     """Matrices alone."""
     check_matrix(q, "AWQ")
     whole_words(q, -2, "AWQ")
-    zeros = in_four_bits(zeros_of(q, "AWQ"), 0, "AWQ")
+    zeros = in_four_bits(zeros_of(q, "AWQ"), "AWQ")
     parts = {
         "data": to_awq(turned(unpacked(octets_of(q)))),
         ".qzeros": to_awq(turned(zeros)),

@@ -25,11 +25,11 @@ def pack(codes, order=range(8)):
     return sum(codes[..., place] << np.uint32(4 * i) for i, place in enumerate(order)).astype(np.uint32).view(np.int32)
 
 
-def drawn(lowest=0, highest=16, scales="float16"):
+def drawn(scales="float16"):
     """Codes of 0 to 15, zero points, scales."""
     rng = np.random.default_rng(3)
     codes = rng.integers(0, 16, (N, K))
-    zeros = rng.integers(lowest, highest, (N, K // GROUP))
+    zeros = rng.integers(0, 16, (N, K // GROUP))
     return codes, zeros, native_cast((rng.random((N, K // GROUP)) + 0.5).astype(F), scales)
 
 
@@ -48,10 +48,10 @@ def of_compressed_tensors(*, symmetric, scales="bfloat16"):
 
 
 def of_gptq(*, order=None):
-    codes, zeros, scale = drawn(1, 17)
+    codes, zeros, scale = drawn()
     parts = {
         "up.qweight": np.ascontiguousarray(pack(codes).T),
-        "up.qzeros": pack(np.ascontiguousarray(zeros.T) - 1),
+        "up.qzeros": pack(np.ascontiguousarray(zeros.T) - 1 & 15),
         "up.scales": np.ascontiguousarray(scale.T),
         "up.g_idx": np.arange(K, dtype=np.int32) // GROUP if order is None else order,
     }
@@ -179,10 +179,11 @@ def test_what_does_not_fit_stays_in_parts(change):
 def test_what_conventions_do_not_hold():
     codes, zeros, scales = drawn(scales="float32")
     q = ScaledTensor.from_parts(
-        codes.astype(ml_dtypes.uint4), scales, format="uint4_g64", zero_points=zeros.astype(np.uint8)
+        codes.astype(ml_dtypes.uint4), scales, format="uint4_g64", zero_points=zeros.astype(np.uint8) + np.uint8(1)
     )
-    with pytest.raises(ValueError, match=r"up.weight: GPTQ stores zero points from 1 to 16"):
-        split_parts({"up.weight": q}, "gptq")
+    for convention, who in (("compressed-tensors", "compressed-tensors"), ("gptq", "GPTQ"), ("awq", "AWQ")):
+        with pytest.raises(ValueError, match=f"up.weight: {who} stores zero points from 0 to 15"):
+            split_parts({"up.weight": q}, convention)
     biased = ScaledTensor.from_parts(q.data, scales, format="uint4_g64", biases=scales)
     for convention in ("compressed-tensors", "gptq", "awq"):
         with pytest.raises(ValueError, match=r"stores zero points, and .* has biases"):
