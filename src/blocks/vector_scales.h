@@ -268,8 +268,7 @@ struct BlockScales {
     return each_magnitude(amax, count, multipliers, [&](int64_t first, int64_t lanes, U32 found) {
       const U32 special = not_finite(found), magnitudes = larger<U32>(found, least);
       const U32 exponent = (magnitudes + carry) >> 23;
-      const U32 power = smaller<U32>(larger<U32>(exponent, lowest) - lowest, splat<U32>(254u));
-      const U32 code = larger<U32>(power, least_code);
+      const U32 code = larger<U32>(larger<U32>(exponent, lowest) - lowest, least_code);
       const U32 multiplier = larger<U32>((254u - code) << 23, splat<U32>(1u << 22));
       const U32 finite_code = magnitudes == 0u ? zero_scale : code;
       store_bytes(stored + first, finite_code | (special & 0xFFu), lanes);

@@ -120,7 +120,7 @@ constexpr bool is_block(const dlfp4_format_row &row) {
 
 constexpr bool is_scale(const dlfp4_format_row &row) {
   const ElementType scale = kTypes[row.scale];
-  if (row.kind == DLFP4_POWER) return scale.specials == DLFP4_E8M0;
+  if (row.kind == DLFP4_POWER) return scale.specials == DLFP4_E8M0 && largest_exponent(kTypes[row.element]) >= 1;
   if (row.kind == DLFP4_LARGEST) return row.scale == DLFP4_float32;
   return is_element(scale) && scale.bits == 8;
 }
@@ -138,8 +138,8 @@ constexpr bool is_scale(const dlfp4_format_row &row) {
                 "longer ones need larger tiles and panels");                                                       \
   static_assert(is_scale(dlfp4_formats[DLFP4_FORMAT_##name]),                                                      \
                 "formats.def, " #name                                                                              \
-                ": scales are a float8 for TWO_LEVEL, float8_e8m0fnu for POWER, float32 for "                      \
-                "LARGEST; scaling.h has no rule for others");                                                      \
+                ": scales are a float8 for TWO_LEVEL, float8_e8m0fnu of elements from 2 on for POWER, "            \
+                "float32 for LARGEST; scaling.h has no rule for others");                                          \
   static_assert((length) > 0 || DLFP4_##rule == DLFP4_LARGEST,                                                     \
                 "formats.def, " #name ": one scale for the whole tensor, or for a line, comes by LARGEST alone");  \
   static_assert(DLFP4_##rule != DLFP4_LARGEST || kTypes[DLFP4_##element].bits == 8 ||                              \

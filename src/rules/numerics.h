@@ -197,10 +197,10 @@ DLFP4_RULE uint32_t random_word(const Draw &draw, uint32_t depth) {
 
 // --- Rounding --------------------------------------------------------------------------------
 
-// Bits [32 * depth, 32 * depth + 32) of the binary fraction significand / 2^drop, integer part off.
+// Bits [32 * depth, 32 * depth + 32) of the binary fraction significand / 2^drop, integer part off; 32 * depth < drop.
 DLFP4_RULE uint32_t fraction_word(uint64_t significand, int drop, int depth) {
   const int left = 32 * (depth + 1) - drop;
-  if (left >= 0) return static_cast<uint32_t>(left < 64 ? significand << left : 0);
+  if (left >= 0) return static_cast<uint32_t>(significand << left);
   return static_cast<uint32_t>(left > -64 ? significand >> -left : 0);
 }
 

@@ -250,10 +250,11 @@ DLFP4_FLOAT_RULE BlockScale power_block(const ScaleRule &rule, uint32_t magnitud
   if (magnitude >= kFloatInfinity) return {0xFF, 0};
   const uint32_t amax = magnitude < rule.least ? rule.least : magnitude;
   if (amax == 0) return {rule.zero_scale, 1};
-  // Below 2^-126 the scale is the lowest one whichever rule, so that an exponent of 0 may stand for all of those.
+  // Below 2^-126 the scale is the lowest one whichever rule, so that an exponent of 0 may stand for all of those. The
+  // highest is 254: rule.exponent is at least 1, as block_keys.h asks.
   const int power = static_cast<int>((amax + rule.carry) >> 23) - rule.exponent;
   const int least = static_cast<int>(rule.least_code);
-  const uint32_t code = static_cast<uint32_t>(power < least ? least : power > 254 ? 254 : power);
+  const uint32_t code = static_cast<uint32_t>(power < least ? least : power);
   return {code, power_multiplier(code)};
 }
 

@@ -36,7 +36,6 @@ constexpr int integer_of(int row, uint64_t code) {
     return static_cast<int>(code) - (negative ? 1 << f.bits : 0);
   }
   const Value value = decode(f, code);
-  if (value.kind == kZero) return 0;
   const int magnitude = static_cast<int>(value.significand >> (64 - value.exponent - f.bias - f.mantissa));
   return value.negative ? -magnitude : magnitude;
 }
