@@ -260,6 +260,12 @@ DEVICES = [
     accepted("a-handle", shaped((4,), device=(7, 0)), read=False),
     accepted("before-a-handle-that-is-offset", shaped((2,), strides=(-4,), device=(7, 0), byte_offset=16), read=False),
     refused("stride-before-a-handle", shaped((2,), strides=(-4,), device=(7, 0)), "outside the address space"),
+    refused(
+        "a-byte-before-a-handle", shaped((2,), strides=(-4,), device=(7, 0), byte_offset=15), "outside the address"
+    ),
+    refused(
+        "half-a-byte-before-a-handle", shaped((2,), FP4, strides=(-1,), device=(7, 0)), "outside the address space"
+    ),
     *(refused(f"device-{n}", shaped((4,), device=(n, 0)), rf"{n}\b") for n in (0, -1, 5, 6, 22, 99, 2**31 - 1)),
 ]
 VERSIONS = [

@@ -181,7 +181,8 @@ cdef int check_memory(Tensor self, const DLTensor *src) except -1:
     first = <int64_t> self.dl.byte_offset
     if is_address(self.dl.device.device_type):
         first = <int64_t> self.dl.data
-    if first < 0 or first + low // 8 - 1 < -1 or add_overflows(first, high // 8 + bits, &high):
+    # A shift, which rounds down: half a byte before the first is a byte before it.
+    if first < 0 or first + (low >> 3) < 0 or add_overflows(first, high // 8 + bits, &high):
         refuse(src, f"byte_offset and strides {strides_of(self)} reach outside the address space")
     return 0
 
