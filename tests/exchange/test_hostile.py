@@ -188,6 +188,8 @@ SHAPES = [
     refused("negative-beside-zero", shaped((0, -1)), "-1"),
     refused("negative-huge", shaped((-(2**63),))),
     Case("ndim-65", shaped((1,) * 64 + (4,)), outcome=("ok",), read=False),
+    Case("ndim-65535", shaped((1,) * 65534 + (4,)), outcome=("ok",), read=False),
+    refused("ndim-65536", shaped((1,) * 65535 + (4,)), "between 0 and 65535"),
     refused("ndim-million", shaped((4,), ndim=10**6), "1000000"),
     refused("ndim-million-nowhere", shaped(16, strides=16, ndim=10**6), "1000000"),
     refused("ndim-max-nowhere", shaped(16, strides=16, ndim=2**31 - 1), "2147483647"),
@@ -258,6 +260,7 @@ DEVICES = [
     *(refused(f"device-index-{pair}", shaped((4,), device=pair), "device") for pair in ((1, -1), (2, -1))),
     refused("stride-below-zero", shaped((2,), strides=(-(2**58),)), "outside the address space"),
     accepted("a-handle", shaped((4,), device=(7, 0)), read=False),
+    accepted("a-handle-of-much", shaped((2**58,), (1, 8), device=(7, 0)), read=False),
     accepted("before-a-handle-that-is-offset", shaped((2,), strides=(-4,), device=(7, 0), byte_offset=16), read=False),
     refused("stride-before-a-handle", shaped((2,), strides=(-4,), device=(7, 0)), "outside the address space"),
     refused(

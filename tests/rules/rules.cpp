@@ -2,6 +2,7 @@
 // Layout: codes and significands are uint64, floats are float32; a row is one of dtypes.def, by its number.
 // Trick: it includes headers alone, so that a changed rule is compiled in seconds.
 #include <stdint.h>
+#include <string.h>
 
 #include "rules/block_keys.h"
 #include "rules/changes.h"
@@ -9,6 +10,7 @@
 #include "rules/hadamard.h"
 #include "rules/layouts.h"
 #include "rules/numerics.h"
+#include "rules/operand.h"
 #include "rules/scaling.h"
 #include "rules/sums.h"
 
@@ -146,6 +148,19 @@ int64_t rule_scale_offset(int layout, int64_t i, int64_t j, int64_t pitch) {
 }
 
 int64_t rule_weight_offset(int64_t i, int64_t j, int64_t columns) { return dlfp4_offset_aiter_weight(i, j, columns); }
+
+// --- dtypes.h, operand.h ---------------------------------------------------------------------
+
+int rule_find_dtype(uint8_t code, uint8_t bits) { return dlfp4_find_dtype(code, bits); }
+int rule_spacing(int row, int packed) { return spacing({static_cast<uint8_t>(row), packed != 0}); }
+
+int rule_is_rounding(int number) {
+  dlfp4_rounding field;
+  memcpy(&field, &number, sizeof(field));  // as a C caller's, of any value
+  return is_rounding(field);
+}
+
+void rule_copy_codes(uint8_t *dst, const uint8_t *src, int64_t bits) { copy_codes(dst, src, bits); }
 
 // --- sums.h, hadamard.h, changes.h, grid.h ---------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""sums.h, hadamard.h, changes.h and grid.h, alone: integers and units of all codes, the transform, changes."""
+"""The small headers alone: which type is which, integers and units of all codes, the transform, changes."""
 
 import ctypes
 import itertools
@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 import pytest
 
-from ..support import rules
+from ..support import capsules, rules
 from ..support.reference import BITS, Guarded, native_cast, of_codes
 
 pytestmark = pytest.mark.arithmetic
@@ -28,6 +28,34 @@ def at_edges(numbers, dtype):
         place = GUARDED.flush(len(numbers) * np.dtype(dtype).itemsize, right).view(dtype)
         place[:] = numbers
         yield place
+
+
+def test_types_by_code_and_width():
+    """All pairs of a code and a width: those of DLPack's types, and types without bytes of their own."""
+    rows = rules.rows()
+    known = {**capsules.DTYPES, "int2": (0, 2), "uint2": (1, 2), "bcomplex32": (18, 32)}
+    assert known.keys() == rows.keys()
+    numbers = {pair: rows[name] for name, pair in known.items()}
+    for pair in itertools.product(range(256), repeat=2):
+        assert rules.call("find_dtype", *pair) == numbers.get(pair, -1), pair
+    for name, (_, bits) in known.items():
+        assert rules.call("spacing", rows[name], True) == bits
+        assert rules.call("spacing", rows[name], False) == max(8, bits)
+
+
+def test_roundings_by_number():
+    assert [n for n in range(-300, 300) if rules.call("is_rounding", n)] == list(range(len(rules.ROUNDINGS)))
+
+
+def test_codes_are_copied_without_spare_bits():
+    """Bytes behind the last one keep what they have, spare bits of the last one become zeros."""
+    source = np.full(9, 0xFF, np.uint8)
+    for bits in range(65):
+        copied = np.full(9, 0xAA, np.uint8)
+        rules.call("copy_codes", *(rules.pointer(array, rules.BYTES) for array in (copied, source)), bits)
+        whole = (bits + 7) // 8
+        assert int.from_bytes(copied[:whole].tobytes(), "little") == (1 << bits) - 1
+        assert (copied[whole:] == 0xAA).all()
 
 
 def test_what_is_summed_how():
