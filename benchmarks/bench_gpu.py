@@ -15,6 +15,7 @@ Peers: PyTorch, the same compiled (Triton kernels), torchao as it is and compile
 """
 
 import argparse
+import itertools
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +28,18 @@ from scaling_peers import Torchao
 import dlfp4
 
 PACKAGES = ("torch", "triton", "torchao")
-FORMATS = ("nvfp4", "nvfp4_16x16", "mxfp4", "mxfp6_e2m3", "mxfp8_e4m3", "fp8_1x128", "fp8_128x128", "fp8_e4m3")
+FORMATS = (
+    "nvfp4", "nvfp4_16x16", "mxfp4", "mxfp6_e2m3", "mxfp8_e4m3", "mxfp8_32x32", "fp8_1x128", "fp8_128x128", "fp8_e4m3",
+    "fp8_row",
+)  # fmt: skip
+# What else formats do: the format, arguments of quantize, and how often x is read where no scale is given.
+VARIANTS: dict[str, tuple[str, dict[str, Any], int]] = {
+    "nvfp4, a scale a row": ("nvfp4", {"recipe": dlfp4.Recipe(global_scale_per="row")}, 2),
+    "nvfp4, Hadamard": ("nvfp4", {"hadamard": 1}, 2),
+    "mxfp4, Hadamard": ("mxfp4", {"hadamard": 1}, 1),
+    "mxfp8_e4m3, Hadamard": ("mxfp8_e4m3", {"hadamard": 1}, 1),
+    "nvfp4, four over six": ("nvfp4", {"recipe": dlfp4.Recipe(four_over_six="mean_squared")}, 2),
+}
 AXES: dict[str, Any] = {"": -1, " columns": -2, " both": (-1, -2)}
 # Instructions of a warp for sixteen elements of each thread, as Nsight Compute counts them (smsp__inst_executed):
 # bfloat16 to FP4 and NVFP4, and NVFP4 to bfloat16. Of both directions at once, each.
@@ -145,6 +157,29 @@ def dequantize_group(torch: Any, torchao: Torchao, x: Any, name: str, along: str
     return group
 
 
+def variant_group(x: Any, title: str, along: str, given: Any) -> Group:
+    name, options, reads = VARIANTS[title]
+    scale = {"global_scale": given} if name == "nvfp4" and "row" not in title else {}
+    options = {"axis": AXES[along], **options, **scale}
+    out = dlfp4.quantize(x, name, **options)
+    return Group(
+        f"{str(x.dtype).split('.')[1]} -> {title}{', scale given' * bool(scale)}{along}",
+        (1 if scale else reads) * nbytes(x) + out.nbytes, x.numel(), "quantize",
+        device_case("dlfp4", lambda: dlfp4.quantize(x, name, out=out, **options)),
+    )  # fmt: skip
+
+
+def variant_back_group(torch: Any, x: Any, title: str, along: str) -> Group:
+    name, options, _ = VARIANTS[title]
+    q = dlfp4.quantize(x, name, axis=AXES[along], **options)
+    out, dtype = torch.empty_like(x), str(x.dtype).split(".")[1]
+    here = torch.cuda.current_stream
+    return Group(
+        f"{title} -> {dtype}{along}", nbytes(q, out), x.numel(), "dequantize",
+        device_case("dlfp4", lambda: dlfp4.dequantize(q, dtype, out=out, stream=here())),
+    )  # fmt: skip
+
+
 def make_groups(torch: Any, torchao: Torchao, size: int) -> list[Group]:
     groups = []
     given = torch.tensor(0.002, device="cuda")
@@ -160,6 +195,8 @@ def make_groups(torch: Any, torchao: Torchao, size: int) -> list[Group]:
             groups.append(dequantize_group(torch, torchao, x, name, ""))
             groups.append(dequantize_group(torch, torchao, x, name, " columns"))
         groups.append(quantize_group(torch, torchao, x, "nvfp4", "", None))
+        for title, along in itertools.product(VARIANTS, ("", " columns")):
+            groups += [variant_group(x, title, along, given), variant_back_group(torch, x, title, along)]
     small = torch.randn(64, 4096, device="cuda", dtype=torch.bfloat16)
     for name in ("nvfp4", "mxfp4", "mxfp8_e4m3"):
         group = quantize_group(torch, torchao, small, name, "", given if name == "nvfp4" else None)
