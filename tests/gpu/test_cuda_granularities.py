@@ -59,6 +59,37 @@ def test_rows(name, recipe, shape, source):
     assert_like_the_host(uneven(shape, source), name, recipe=recipe)
 
 
+# Parts of tiles; rows that one thread takes, and more; columns that no sixteen divides.
+ACROSS = [(16, 16), (64, 144), (160, 2048), (4112, 272), (128, 24)]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("shape", ACROSS)
+@pytest.mark.parametrize(("name", "recipe"), [("fp8_row", None), ("fp8_row_e5m2", None), ("nvfp4", ROWS)])
+def test_columns(name, recipe, shape, source):
+    for x in (uneven(shape, source), np.ascontiguousarray(uneven(shape[::-1], source).T)):
+        assert_like_the_host(x, name, recipe=recipe, axis=-2)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("errors", ["mean_squared", "mean_absolute"])
+@pytest.mark.parametrize("axis", [-1, -2, (-1, -2)], ids=str)
+def test_four_over_six(axis, errors, source):
+    recipe = dlfp4.Recipe(four_over_six=errors)
+    for shape in ((32, 32), (160, 2048), (130, 144)):
+        x = uneven(shape, source)
+        for given in (None, 0.002):
+            ours, theirs = (
+                dlfp4.quantize(t, "nvfp4", axis=axis, recipe=recipe, global_scale=given, pad=True)
+                for t in (dlfp4.asarray(x).to_device(CUDA), x)
+            )
+            for one, other in zip(*((q if isinstance(q, tuple) else (q,)) for q in (ours, theirs)), strict=True):
+                assert parts_of(one) == parts_of(other)
+    rows = dlfp4.Recipe(four_over_six=errors, global_scale_per="row")
+    for along in (-1, -2):
+        assert_like_the_host(uneven((64, 256), source), "nvfp4", recipe=rows, axis=along)
+
+
 @pytest.mark.parametrize("axis", [-1, -2])
 @pytest.mark.parametrize(("name", "recipe"), [("fp8_row", None), ("nvfp4", ROWS)])
 def test_rows_off_borders(name, recipe, axis):

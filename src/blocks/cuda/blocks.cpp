@@ -133,6 +133,12 @@ constexpr FormatKernels kRotatedColumnKernels([](int format, int source) {
   return find_quantizer(rotated_operation(row, kQuantizeRotatedTile), row, source);
 });
 
+// The same of lines that have scales of their own and are columns.
+constexpr FormatKernels kLinesOfColumns([](int format, int source) {
+  const dlfp4_format_row &row = dlfp4_formats[format];
+  return find_quantizer(row.length == 0 ? kQuantizeColumns : kQuantizeTileOfLines, row, source);
+});
+
 // The kernels for anything, by the kind of scales.
 constexpr KernelList<DLFP4_LARGEST + 1> kAnyKernels([](int kind) {
   return find_kernel(KernelKey(kQuantizeAny, kAnything, kAnything, kAnything, kind));
@@ -260,7 +266,7 @@ int quantize_rows(DeviceKernel kernel, const Pass &pass, const Quantization &of)
 
 bool serves_columns(DeviceKernel kernel, const Pass &pass, const FormatInfo &format) {
   const QuantizeParams &p = pass.params;
-  if (kernel == kNoKernel || !has_tiles(p.lines, p.stored)) return false;
+  if (kernel == kNoKernel || is_for(kernel, kQuantizeColumns) || !has_tiles(p.lines, p.stored)) return false;
   if (!is_row_major(transposed(pass.x)) || !is_plain(p)) return false;
   if (p.stored % p.block != 0 && !is_for(kernel, kQuantizeStrip)) return false;
   return format.bits == 8 ? can_store_steps(p.data, p.data_step, p.data_stride)
@@ -288,24 +294,84 @@ int quantize_columns(DeviceKernel kernel, const Pass &columns, const Pass *rows,
   return launch_shape(kernel, {{tiles, 1}, kThreads, shared_bytes, 1}, &params, of.stream);
 }
 
+// --- Lines that have scales of their own ---------------------------------------------------------
+
+// Largest magnitudes of columns, by the kind of scales.
+constexpr KernelTable<DLFP4_LARGEST + 1, kNumSources> kLargestOfColumns([](int kind, int source) {
+  return find_kernel(KernelKey(kFindLargestOfEachColumn, kSourceRows[source], kAnything, kAnything, kind));
+});
+
+int64_t threads_of_columns(const QuantizeParams &p) { return p.lines / kStep * divide_up(p.length, kRowsOfThread); }
+
+// They stand in the places of scales until all blocks are scaled.
+int find_largest_of_each_column(const Pass &pass, int kind, void *places, uintptr_t stream) {
+  const QuantizeParams &p = pass.params;
+  const int status = set_bytes(places, 0, p.lines * static_cast<int64_t>(sizeof(float)), stream);
+  return status ? status : run(kLargestOfColumns[kind][pass.x.source], threads_of_columns(p), p, stream);
+}
+
+int find_line_scales(const Pass &pass, const Quantization &of) {
+  const QuantizeParams &p = pass.params;
+  if (!p.decodes || !p.finds_decodes) return 0;
+  if (p.rotation == 0 && is_row_major(transposed(pass.x)) &&
+      kLargestOfColumns[DLFP4_TWO_LEVEL][pass.x.source] != kNoKernel)
+    return find_largest_of_each_column(pass, DLFP4_TWO_LEVEL, p.decodes, of.stream);
+  return run(kKernel_largest_of_lines, p.lines * kWarpSize, p, of.stream);
+}
+
+int finish_line_scales(const QuantizeParams &p, const Quantization &of) {
+  return p.decodes ? run(kKernel_line_scales, p.lines, p, of.stream) : 0;
+}
+
 int quantize_anyhow(const Pass &pass, const Quantization &of) {
   const QuantizeParams &p = pass.params;
   const int64_t warps = divide_up(p.lines, p.group) * p.blocks;
-  int status = p.decodes && p.finds_decodes ? run(kKernel_largest_of_lines, p.lines * kWarpSize, p, of.stream) : 0;
+  int status = find_line_scales(pass, of);
   if (!status) status = run(kAnyKernels[of.format.row->kind], warps * kWarpSize, p, of.stream);
-  return status || !p.decodes ? status : run(kKernel_line_scales, p.lines, p, of.stream);
+  return status ? status : finish_line_scales(p, of);
+}
+
+// Whether a kernel of columns takes bytes with a scale for each.
+bool serves_whole_columns(DeviceKernel kernel, const Pass &pass) {
+  const QuantizeParams &p = pass.params;
+  return kernel != kNoKernel && is_for(kernel, kQuantizeColumns) && is_row_major(transposed(pass.x)) && is_plain(p) &&
+         p.stored == p.length && p.layout == DLFP4_LAYOUT_linear && p.scale_stride == 1 &&
+         can_store_steps(p.data, p.data_step, p.data_stride);
+}
+
+int quantize_whole_columns(DeviceKernel kernel, const Pass &pass, const Quantization &of) {
+  const QuantizeRowsParams params = {pass.params, encode_params(of.format.row->element, {DLFP4_NEAREST_EVEN, true})};
+  const QuantizeParams &p = params.quantize;
+  int status = find_largest_of_each_column(pass, DLFP4_LARGEST, p.scales, of.stream);
+  if (!status) status = run(kernel, threads_of_columns(p), params, of.stream);
+  return status ? status : run(kKernel_column_scales, p.lines, p, of.stream);
+}
+
+int quantize_columns_of_lines(DeviceKernel kernel, const Pass &pass, const Quantization &of) {
+  int status = find_line_scales(pass, of);
+  if (!status) status = quantize_columns(kernel, pass, nullptr, of);
+  return status ? status : finish_line_scales(pass.params, of);
+}
+
+// --- One direction -------------------------------------------------------------------------------
+
+struct PassKernels {
+  const FormatKernels &rows, &columns;
+};
+
+PassKernels kernels_of(const QuantizeParams &p, const FormatInfo &format) {
+  const bool alone = p.decodes || format.line, rotated = p.rotation != 0;
+  if (alone) return rotated ? PassKernels{kNoKernels, kNoKernels} : PassKernels{kLineKernels, kLinesOfColumns};
+  return rotated ? PassKernels{kRotatedRowKernels, kRotatedColumnKernels} : PassKernels{kRowKernels, kColumnKernels};
 }
 
 int quantize_pass(const Pass &pass, const Quantization &of) {
-  const bool alone = pass.params.decodes, rotated = pass.params.rotation != 0;
-  const FormatKernels &of_rows = alone     ? (rotated ? kNoKernels : kLineKernels)
-                                 : rotated ? kRotatedRowKernels
-                                           : kRowKernels;
-  const FormatKernels &of_columns = alone ? kNoKernels : rotated ? kRotatedColumnKernels : kColumnKernels;
-  const DeviceKernel rows = of_rows[of.format.number][pass.x.source];
-  const DeviceKernel columns = of_columns[of.format.number][pass.x.source];
+  const PassKernels kernels = kernels_of(pass.params, of.format);
+  const DeviceKernel rows = kernels.rows[of.format.number][pass.x.source];
+  const DeviceKernel columns = kernels.columns[of.format.number][pass.x.source];
   if (serves_rows(rows, pass, of.format)) return quantize_rows(rows, pass, of);
-  if (serves_columns(columns, pass, of.format)) return quantize_columns(columns, pass, nullptr, of);
+  if (serves_whole_columns(columns, pass)) return quantize_whole_columns(columns, pass, of);
+  if (serves_columns(columns, pass, of.format)) return quantize_columns_of_lines(columns, pass, of);
   return quantize_anyhow(pass, of);
 }
 
@@ -562,12 +628,13 @@ int dequantize_lines(DequantizeParams p, Lines result, const FormatInfo &format,
   if (rows != kNoKernel && is_row_major(result) &&
       can_store_steps(p.data, p.lines == 1 ? 0 : p.data_stride, p.data_step))
     return dequantize_rows(rows, p, result, stream);
-  const bool has_columns = is_row_major(transposed(result)) && has_tiles(p.lines, p.length) && !p.decodes;
+  const bool has_columns = is_row_major(transposed(result)) && has_tiles(p.lines, p.length);
   const int64_t tiles = divide_up(p.length, kTileRows) * divide_up(p.lines, kTileColumns);
   if (has_columns && tiles == 0) return 0;
   if (tile != kNoKernel && has_columns && can_store_steps(p.data, p.data_stride, p.data_step))
     return launch_shape(tile, {{tiles, 1}, kThreads, kTileRuleBytes + tile_bytes(result.item), 1}, &p, stream);
-  const bool takes_across = across != kNoKernel && has_columns && can_store_steps(p.data, p.data_step, p.data_stride);
+  const bool takes_across =
+      across != kNoKernel && has_columns && !p.decodes && can_store_steps(p.data, p.data_step, p.data_stride);
   if (takes_across && rotated && p.length % kStep == 0)
     return run(across, p.length / kStep * (p.lines / kColumnsOfThread), p, stream);
   if (takes_across && !rotated) return launch(across, tiles, &p, stream);

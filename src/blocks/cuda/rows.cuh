@@ -290,6 +290,86 @@ __device__ inline void quantize_lines(const QuantizeParams &p, const EncodeParam
   }
 }
 
+// --- Lines that are columns of row-major memory ------------------------------------------------
+
+// Sixteen neighbours of some rows.
+struct ColumnsOfThread {
+  int64_t line, first, last;
+
+  __device__ explicit ColumnsOfThread(const QuantizeParams &p) {
+    const int64_t steps = p.lines / kStep, number = global_thread();
+    line = number % steps * kStep;
+    first = number / steps * kRowsOfThread;
+    last = min(first + kRowsOfThread, p.length);
+  }
+};
+
+template <int Src>
+__device__ inline FloatStep load_across(const QuantizeParams &p, int64_t line, int64_t position) {
+  uint4 raw[kFloatVectors<Src>];
+  load_step<Src>(p.src + (position * p.step + line) * kFloatBytes<Src>, true, raw);
+  return unpack_step<Src>(raw);
+}
+
+// Where a line's largest magnitude stands until all is scaled: in the place of its scale.
+template <int Kind>
+__device__ inline uint32_t *largest_place(const QuantizeParams &p, int64_t line) {
+  if constexpr (Kind == DLFP4_TWO_LEVEL) return reinterpret_cast<uint32_t *>(p.decodes) + line;
+  return reinterpret_cast<uint32_t *>(p.scales) + line * p.scale_stride;
+}
+
+// Zero was there before. Of two levels, the largest of what is finite.
+template <int Src, int Kind>
+__device__ inline void find_largest_of_columns(const QuantizeParams &p) {
+  const ColumnsOfThread at(p);
+  uint32_t largest[kStep] = {};
+#pragma unroll 4
+  for (int64_t position = at.first; position < at.last; ++position) {
+    const FloatStep step = load_across<Src>(p, at.line, position);
+#pragma unroll
+    for (int i = 0; i < kStep; ++i) {
+      const uint32_t magnitude = bits_of(step.values[i]) & 0x7FFFFFFF;
+      if (Kind != DLFP4_TWO_LEVEL || magnitude < kFloatInfinity) largest[i] = max(largest[i], magnitude);
+    }
+  }
+  if (at.first >= p.length) return;
+#pragma unroll
+  for (int i = 0; i < kStep; ++i) atomicMax(largest_place<Kind>(p, at.line + i), largest[i]);
+}
+
+// Bytes that lie as the elements do.
+template <int Src, int Dtype>
+__device__ inline void quantize_columns(const QuantizeParams &p, const EncodeParams &encode) {
+  const ColumnsOfThread at(p);
+  float multipliers[kStep];
+  bool is_finite = true;
+#pragma unroll
+  for (int i = 0; i < kStep; ++i) {
+    const uint32_t largest = *largest_place<DLFP4_LARGEST>(p, at.line + i);
+    is_finite &= largest < kFloatInfinity;
+    multipliers[i] = largest_block(p.rule, largest).multiplier;
+  }
+#pragma unroll 2
+  for (int64_t position = at.first; position < at.last; ++position) {
+    FloatStep step = load_across<Src>(p, at.line, position);
+    uint32_t words[kCodeWords<8>];
+#pragma unroll
+    for (int i = 0; i < kStep; ++i) step.values[i] = __fmul_rn(step.values[i], multipliers[i]);
+    if (is_finite)
+      encode_step<Dtype>(encode, step, words);
+    else
+      encode_step_by_rule<8>(encode, step.values, words);
+    store_codes<8>(p.data + position * p.data_step + at.line, words);
+  }
+}
+
+__device__ inline void finish_column_scales(const QuantizeParams &p) {
+  const int64_t line = global_thread();
+  if (line >= p.lines) return;
+  uint32_t *const place = largest_place<DLFP4_LARGEST>(p, line);
+  *place = largest_block(p.rule, *place).stored;
+}
+
 // --- Dequantize ------------------------------------------------------------------------------
 
 // Products; returns whether one may be NaN. Elements of 8 bits may be that too: the oracle decides about its bits. The

@@ -263,8 +263,16 @@ __device__ inline void store_run(uint8_t *run, int number, int lanes, const uint
   }
 }
 
+// What the scales of blocks along columns are in units of: the tensor's, or that of a line, in whose place it is, or
+// its magnitude.
+enum TileScales { kOfTensor, kOfLines };
+
+__device__ inline ScaleRule rule_of_line(const QuantizeParams &p, int64_t line) {
+  return rule_with(p, scale_of_line(p, line, bits_of(p.decodes[line])));
+}
+
 // Blocks along the columns of a unit. Codes of a byte each are left in `staged`.
-template <int Src, int Dtype, int BlockSize, int Kind, bool Square, int Lanes, bool Rotated>
+template <int Src, int Dtype, int BlockSize, int Kind, bool Square, int Lanes, bool Rotated, TileScales Scales>
 __device__ inline void quantize_unit(const TileParams &p, TilePlace at, Unit unit, const ScaleRule &rule,
                                      TileRule<Kind> *scales, const uint8_t *tile, uint8_t *staged) {
   constexpr int kBits = kTypes[Dtype].bits;
@@ -285,7 +293,11 @@ __device__ inline void quantize_unit(const TileParams &p, TilePlace at, Unit uni
   if constexpr (Square) largest[0] = largest[1] = largest_of_lanes(max(largest[0], largest[1]), Lanes - 1);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const BlockScale scale = (*scales)(rule, largest[i]);
+    BlockScale scale;
+    if constexpr (Scales == kOfLines)
+      scale = scale_of_block<Kind>(rule_of_line(q, min(int64_t{line} + i, q.lines - 1)), largest[i]);
+    else
+      scale = (*scales)(rule, largest[i]);
     if (Square && i == 0 && unit.column % BlockSize == 0) scales->keep_square(unit, scale.stored, largest[i]);
     encode_scaled<Dtype, Kind>(p.encode, columns[i], scale, largest[i], words[i]);
     if (is_first) store_scale<Kind>(q, scale_place + i * q.scale_stride, line + i, block, scale.stored);
@@ -299,7 +311,7 @@ __device__ inline void quantize_unit(const TileParams &p, TilePlace at, Unit uni
   if constexpr (kBits == 8) stage_codes(staged, unit, words);
 }
 
-template <int Src, int Dtype, int BlockSize, int Kind, bool Square, bool Rotated = false>
+template <int Src, int Dtype, int BlockSize, int Kind, bool Square, bool Rotated = false, TileScales Scales = kOfTensor>
 __device__ inline void quantize_tile(const TileParams &p) {
   constexpr int kLanes = Square ? kLanesOfSquares : kLanesOfSegment;
   constexpr bool kHasBytes = kTypes[Dtype].bits == 8;
@@ -311,7 +323,7 @@ __device__ inline void quantize_tile(const TileParams &p) {
   copy_columns<kFloatBytes<Src>, kLanes>(p.rows, at, 0, tile);
   copy_columns<kFloatBytes<Src>, kLanes>(p.rows, at, kUnitColumns, tile);
   const ScaleRule rule = rule_of_blocks<Kind>(p.columns, given);
-  scales.fill(rule);
+  if constexpr (Scales == kOfTensor) scales.fill(rule);
   const Unit unit = unit_of_thread<kLanes>();
 #pragma unroll 1
   for (int column = 0; column < kTileColumns; column += kUnitColumns) {
@@ -320,8 +332,8 @@ __device__ inline void quantize_tile(const TileParams &p) {
     else
       wait_for_copies<0>();
     __syncthreads();
-    quantize_unit<Src, Dtype, BlockSize, Kind, Square, kLanes, Rotated>(p, at, {unit.row, unit.column + column}, rule,
-                                                                        &scales, tile, staged);
+    quantize_unit<Src, Dtype, BlockSize, Kind, Square, kLanes, Rotated, Scales>(p, at, {unit.row, unit.column + column},
+                                                                                rule, &scales, tile, staged);
   }
   if (p.rows.data != nullptr) {
     if constexpr (Square) __syncthreads();  // for the scales
@@ -521,6 +533,7 @@ __device__ inline void dequantize_tile(const DequantizeParams &p) {
   const float decode = load_or_one(p.decode);
   int64_t places[2 * kUnits];
   uint32_t codes[2 * kUnits][kCodeWords<kBits>], scales[2 * kUnits];
+  float decodes[2 * kUnits];
   const auto line_of = [&](int i) {
     return min(at.column + unit.column + i / 2 * kUnitColumns + i % 2, static_cast<uint32_t>(p.lines) - 1);
   };
@@ -530,6 +543,8 @@ __device__ inline void dequantize_tile(const DequantizeParams &p) {
   for (int i = 0; i < 2 * kUnits; ++i)
     load_codes<kBits>(p.data + bytes_of<kBits>(line_of(i) * p.data_stride + first), codes[i]);
   load_scales<2 * kUnits>(p, places, scales);
+#pragma unroll
+  for (int i = 0; i < 2 * kUnits; ++i) decodes[i] = p.decodes == nullptr ? decode : *decode_place(p, line_of(i));
   const uint32_t later_line = later.column + threadIdx.x / 2, later_row = later.row + threadIdx.x % 2 * (kTileRows / 2);
   if (later_line < p.lines && later_row < p.length)
     prefetch(p.data + bytes_of<kBits>(later_line * p.data_stride + later_row));
@@ -540,7 +555,8 @@ __device__ inline void dequantize_tile(const DequantizeParams &p) {
     bool special = false;
 #pragma unroll
     for (int k = 0; k < 2; ++k)
-      special |= decode_step(table, codes[2 * i + k], decode_fast(p.kind, scales[2 * i + k], decode), values[k]);
+      special |=
+          decode_step(table, codes[2 * i + k], decode_fast(p.kind, scales[2 * i + k], decodes[2 * i + k]), values[k]);
 #pragma unroll
     for (int k = 0; k < 2; ++k)
       if constexpr (Rotated) special |= rotate_step_back(values[k], p.rotation);
