@@ -68,6 +68,9 @@ cdef extern from *:
         return value != NULL ? value : Py_NewRef(Py_None);
     }
 
+    /* What a function of C returned, or its exception. */
+    static inline PyObject *take_over(PyObject *returned) { return returned; }
+
     static inline int ctz(int64_t value) { return __builtin_ctzll((unsigned long long)value); }
 
     /* descriptor.__get__(x), or descriptor(x) for a method, straight through its C function: `x` is of the type that
@@ -106,6 +109,8 @@ cdef extern from *:
     void store_release(int *, int) noexcept nogil
     int ctz(int64_t) noexcept nogil
     object look_up(dict, object)
+    object take_over(PyObject *)
+    PyObject *try_capsule "PyCapsule_New"(void *, const char *, PyCapsule_Destructor)   # does not raise by itself
     object read_descriptor(PyObject *, object)
 
     PyTypeObject *Py_TYPE(object) noexcept

@@ -1,4 +1,5 @@
-"""Memory that runs out: each allocation of an operation fails in turn, and nothing is lost, leaked or half done.
+"""Memory that runs out: each allocation of an operation fails in turn, and nothing is lost, leaked or half done. What
+an operation reads is referred to as often as before.
 
 Python's allocators fail by `_testcapi`, from the n-th call on or at the n-th alone, in a process of its own: the next n
 comes once the operation went through.
@@ -29,6 +30,10 @@ packed = dlfp4.cast(x, "float4_e2m1fn")
 w = q.mT
 stream = pickle.dumps(q)
 made = None
+READ = (t, q, packed, q.data, q.scales, q.global_scale)
+
+def count_references():
+    return [sys.getrefcount(each) for each in READ]
 
 def from_capsule():
     return dlfp4.from_dlpack(made.capsule)
@@ -75,7 +80,9 @@ def fail_each(name, operation, only):
     failed = number = streak = 0
     while streak < 43 and number < 3000:
         made = capsules.Made(memory, shape=shape_of(name))
+        before = count_references()
         result, is_failed = attempt(operation, number, only)
+        assert not is_failed or count_references() == before, (name, number, before, count_references())
         assert made.deleted == 0, (name, number, made.deleted)
         assert made.untouched or not is_failed, (name, number, made.name)
         failed += is_failed

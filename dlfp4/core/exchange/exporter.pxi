@@ -191,10 +191,16 @@ cdef bint knows_versions(max_version) except -1:
 
 cdef inline object export_capsule(Tensor self, max_version, uint64_t flags):
     if wants_versioned(self, max_version):
-        return PyCapsule_New(export_versioned(self, flags), VERSIONED,
-                             <PyCapsule_Destructor> destroy_versioned)
-    return PyCapsule_New(export_legacy(self), LEGACY,
-                         <PyCapsule_Destructor> destroy_legacy)
+        return in_capsule(self, export_versioned(self, flags), VERSIONED, <PyCapsule_Destructor> destroy_versioned)
+    return in_capsule(self, export_legacy(self), LEGACY, <PyCapsule_Destructor> destroy_legacy)
+
+
+cdef inline object in_capsule(Tensor self, void *managed, const char *name, PyCapsule_Destructor destructor):
+    """A capsule that owns an export; where there is no memory for it, the export ends."""
+    cdef PyObject *capsule = try_capsule(managed, name, destructor)
+    if capsule == NULL:
+        free_export(<void *> self, managed)
+    return take_over(capsule)
 
 
 # ---- Frameworks that take less than a capsule can say, by their rows
