@@ -92,7 +92,13 @@ def test_what_cannot_be_built_is_refused(tmp_path, options, said):
 def test_kernels_are_hardened(tmp_path, flags):
     """Not under sanitizers, which see more without."""
     status, output = configure(
-        tmp_path, NO_NVCC, "-G", "Ninja", f"-DCMAKE_CXX_FLAGS={flags}", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON"
+        tmp_path,
+        NO_NVCC,
+        "-G",
+        "Ninja",
+        f"-DCMAKE_C_FLAGS={flags}",
+        f"-DCMAKE_CXX_FLAGS={flags}",
+        "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON",
     )
     assert status == 0, output
     commands = (tmp_path / "compile_commands.json").read_text()
