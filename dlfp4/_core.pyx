@@ -68,8 +68,16 @@ cdef extern from *:
         return value != NULL ? value : Py_NewRef(Py_None);
     }
 
-    /* What a function of C returned, or its exception. */
-    static inline PyObject *take_over(PyObject *returned) { return returned; }
+    /* Ends an export of a tensor, whose memory is a block; and what owns one, without memory for which it ends. */
+    static inline void free_export(void *tensor, void *block) {
+        Py_DECREF((PyObject *)tensor);
+        PyMem_RawFree(block);
+    }
+    static inline PyObject *own_in_capsule(void *tensor, void *block, const char *name, PyCapsule_Destructor end) {
+        PyObject *capsule = PyCapsule_New(block, name, end);
+        if (capsule == NULL) free_export(tensor, block);
+        return capsule;
+    }
 
     static inline int ctz(int64_t value) { return __builtin_ctzll((unsigned long long)value); }
 
@@ -109,8 +117,8 @@ cdef extern from *:
     void store_release(int *, int) noexcept nogil
     int ctz(int64_t) noexcept nogil
     object look_up(dict, object)
-    object take_over(PyObject *)
-    PyObject *try_capsule "PyCapsule_New"(void *, const char *, PyCapsule_Destructor)   # does not raise by itself
+    void free_export(void *, void *)
+    object own_in_capsule(void *, void *, const char *, PyCapsule_Destructor)
     object read_descriptor(PyObject *, object)
 
     PyTypeObject *Py_TYPE(object) noexcept

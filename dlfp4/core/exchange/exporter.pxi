@@ -129,11 +129,6 @@ cdef inline void release_export(void *tensor, void *block) noexcept:
     free_export(tensor, block)
 
 
-cdef inline void free_export(void *tensor, void *block) noexcept:
-    Py_DECREF(<object> tensor)
-    PyMem_RawFree(block)
-
-
 cdef void retain_for_consumers(Tensor self) noexcept:
     """Keep a pending exception: a deleter may be called while one propagates."""
     cdef PyObject *kind, *value, *traceback
@@ -191,16 +186,10 @@ cdef bint knows_versions(max_version) except -1:
 
 cdef inline object export_capsule(Tensor self, max_version, uint64_t flags):
     if wants_versioned(self, max_version):
-        return in_capsule(self, export_versioned(self, flags), VERSIONED, <PyCapsule_Destructor> destroy_versioned)
-    return in_capsule(self, export_legacy(self), LEGACY, <PyCapsule_Destructor> destroy_legacy)
-
-
-cdef inline object in_capsule(Tensor self, void *managed, const char *name, PyCapsule_Destructor destructor):
-    """A capsule that owns an export; where there is no memory for it, the export ends."""
-    cdef PyObject *capsule = try_capsule(managed, name, destructor)
-    if capsule == NULL:
-        free_export(<void *> self, managed)
-    return take_over(capsule)
+        return own_in_capsule(<void *> self, export_versioned(self, flags), VERSIONED,
+                              <PyCapsule_Destructor> destroy_versioned)
+    return own_in_capsule(<void *> self, export_legacy(self), LEGACY,
+                          <PyCapsule_Destructor> destroy_legacy)
 
 
 # ---- Frameworks that take less than a capsule can say, by their rows
