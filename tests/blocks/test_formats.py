@@ -53,7 +53,7 @@ NO_ROWS = {
     "float4_e2m1fn, 1, 8, float8_e8m0fnu, POWER, 0": "1 to 128 lines of 16 to 128 elements, powers of two",
     "float8_e4m3fn, 1, 48, float8_e8m0fnu, POWER, 0": "1 to 128 lines of 16 to 128 elements, powers of two",
     "float8_e4m3fn, 1, 256, float32, LARGEST, 0": "1 to 128 lines of 16 to 128 elements, powers of two",
-    "float4_e2m1fn, 1, 32, float8_e4m3fn, POWER, 0": "float8_e8m0fnu for POWER",
+    "float4_e2m1fn, 1, 32, float8_e4m3fn, POWER, 0": "float8_e8m0fnu of elements from 2 on for POWER",
     "float4_e2m1fn, 1, 32, bfloat16, TWO_LEVEL, 0": "a float8 for TWO_LEVEL",
     "float8_e4m3fn, 1, 128, float8_e8m0fnu, LARGEST, 0": "float32 for LARGEST",
     "int4, 1, 32, float8_e8m0fnu, POWER, 0": "integers are scaled by LARGEST, in blocks of one line",
