@@ -6,7 +6,7 @@ Nothing here knows dlfp4: what it makes can be given to any consumer.
 
 import ctypes
 import itertools
-import math
+import operator
 import os
 import subprocess
 import sys
@@ -309,7 +309,7 @@ def compact(shape):
     """Row-major strides in elements; 1 for each dimension where the true ones would not fit; NULL for no shape."""
     if not isinstance(shape, tuple):
         return None
-    strides = tuple(math.prod(shape[k + 1 :]) for k in range(len(shape)))
+    strides = tuple(itertools.accumulate(shape[:0:-1], operator.mul, initial=1))[::-1] if shape else ()
     return strides if all(abs(s) < 2**63 for s in strides) else (1,) * len(shape)
 
 
