@@ -56,10 +56,6 @@ struct Errors {
 
   static F32 magnitude(F32 values) { return reinterpret_cast<F32>(reinterpret_cast<U32>(values) & ~kFloatSign); }
 
-  // Whether no value of a code becomes subnormal or infinite on its way through `error_of`, whatever its scale: then
-  // what twice a value is worth is twice what it is worth, and those of 1 and 1.5 make all of a block's.
-  static bool is_usual(float amax) { return amax > 1e-24f && amax < 1e30f; }
-
   // One candidate of each lane.
   template <bool kSquares, bool kUsual>
   struct Candidate {
@@ -203,8 +199,8 @@ struct Errors {
 
   static void sum(const uint8_t *src, int64_t blocks, const ErrorParams &all, float *sixes, float *fours) {
     constexpr int64_t kBlockBytes = kErrorBlock * kBytes;
-    const auto run = is_usual(all.rule->amax) ? (squares(all) ? sum_all<true, true> : sum_all<false, true>)
-                                              : (squares(all) ? sum_all<true, false> : sum_all<false, false>);
+    const auto run = has_usual_errors(*all.rule) ? (squares(all) ? sum_all<true, true> : sum_all<false, true>)
+                                                 : (squares(all) ? sum_all<true, false> : sum_all<false, false>);
     const int64_t whole = blocks / kLanes * kLanes, rest = blocks - whole;
     run(src, whole, all, sixes, fours);
     if (rest == 0) return;
@@ -217,8 +213,8 @@ struct Errors {
   static void add(const uint8_t *src, int64_t stride, int64_t rows, int64_t count, const ErrorParams &all, float *sixes,
                   float *fours) {
     constexpr int64_t kSize = Isa::kCodes;
-    const auto run = is_usual(all.rule->amax) ? (squares(all) ? add_all<true, true> : add_all<false, true>)
-                                              : (squares(all) ? add_all<true, false> : add_all<false, false>);
+    const auto run = has_usual_errors(*all.rule) ? (squares(all) ? add_all<true, true> : add_all<false, true>)
+                                                 : (squares(all) ? add_all<true, false> : add_all<false, false>);
     const int64_t whole = count / kSize * kSize, rest = count - whole;
     run(src, stride, rows, whole, all, sixes, fours);
     if (rest == 0) return;

@@ -207,6 +207,10 @@ DLFP4_FLOAT_RULE float error_of(const ScaleRule &rule, float element, float scal
   return rule.chooses == DLFP4_MEAN_SQUARED ? error * error : error < 0 ? -error : error;
 }
 
+// Whether no value of a code becomes subnormal or infinite on its way through `error_of`, whatever its scale: then what
+// twice a value is worth is twice what it is worth, and those of 1 and 1.5 make all of a block's.
+DLFP4_FLOAT_RULE bool has_usual_errors(const ScaleRule &rule) { return rule.amax > 1e-24f && rule.amax < 1e30f; }
+
 // The code that is stored for one that a magnitude gave.
 DLFP4_FLOAT_RULE uint32_t stored_code(const ScaleRule &rule, uint32_t magnitude, uint32_t code) {
   if (magnitude != 0 && code < rule.least_code) return rule.least_code;

@@ -78,7 +78,7 @@ def test_four_over_six(axis, errors, source):
     recipe = dlfp4.Recipe(four_over_six=errors)
     for shape in ((32, 32), (160, 2048), (130, 144)):
         x = uneven(shape, source)
-        for given in (None, 0.002):
+        for given in (None, 0.002, 1e-30, 1e30):  # the last two: errors of subnormals and of infinities
             ours, theirs = (
                 dlfp4.quantize(t, "nvfp4", axis=axis, recipe=recipe, global_scale=given, pad=True)
                 for t in (dlfp4.asarray(x).to_device(CUDA), x)

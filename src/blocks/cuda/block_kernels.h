@@ -24,6 +24,8 @@ enum BlockOperation {
   kQuantizeStrip,
   kQuantizeRotatedRows,
   kQuantizeRotatedTile,
+  kQuantizeChoosingRows,
+  kQuantizeChoosingTile,
   kQuantizeTileOfLines,
   kQuantizeColumns,
   kDequantizeRows,

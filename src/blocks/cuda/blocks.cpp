@@ -133,10 +133,18 @@ constexpr FormatKernels kRotatedColumnKernels([](int format, int source) {
   return find_quantizer(rotated_operation(row, kQuantizeRotatedTile), row, source);
 });
 
-// The same of lines that have scales of their own and are columns.
+// The same of lines that have scales of their own and are columns; and of four over six, in blocks of one line.
 constexpr FormatKernels kLinesOfColumns([](int format, int source) {
   const dlfp4_format_row &row = dlfp4_formats[format];
   return find_quantizer(row.length == 0 ? kQuantizeColumns : kQuantizeTileOfLines, row, source);
+});
+constexpr FormatKernels kChoosingRowKernels([](int format, int source) {
+  const dlfp4_format_row &row = dlfp4_formats[format];
+  return find_quantizer(rotated_operation(row, kQuantizeChoosingRows), row, source);
+});
+constexpr FormatKernels kChoosingColumnKernels([](int format, int source) {
+  const dlfp4_format_row &row = dlfp4_formats[format];
+  return find_quantizer(rotated_operation(row, kQuantizeChoosingTile), row, source);
 });
 
 // The kernels for anything, by the kind of scales.
@@ -170,9 +178,9 @@ bool can_store_steps(const uint8_t *data, int64_t stride, int64_t step) {
   return is_aligned(data, 16) && step == 1 && stride % kStep == 0;
 }
 
-// What the fast kernels do: they round products to nearest even, and keep signs of zeros.
+// What the fast kernels do: they round products to nearest even, and keep signs of zeros. Four over six has its own.
 bool is_plain(const QuantizeParams &p) {
-  const bool multiplies = !p.rule.over_first && !p.rule.divides;  // four over six divides too
+  const bool multiplies = !p.rule.divides && (p.rule.chooses || !p.rule.over_first);
   return p.rounding == DLFP4_NEAREST_EVEN && std::signbit(p.zero) && !p.plus_zeros && multiplies;
 }
 
@@ -253,7 +261,8 @@ int quantize_rows(DeviceKernel kernel, const Pass &pass, const Quantization &of)
   QuantizeRowsParams params = {pass.params, encode_params(of.format.row->element, {DLFP4_NEAREST_EVEN, true})};
   join_rows(&params.quantize, of.format);
   const int64_t threads = threads_of_rows(params.quantize, kernel);
-  const bool plain = is_for(kernel, kQuantizeRows), one_row = plain || is_for(kernel, kQuantizeRotatedRows);
+  const bool plain = is_for(kernel, kQuantizeRows),
+             one_row = plain || is_for(kernel, kQuantizeRotatedRows) || is_for(kernel, kQuantizeChoosingRows);
   params.quantize.steps = plain && pass.x.item == 2 ? steps_of_thread(threads) : 1;
   params.quantize.flat = is_flat(params.quantize);
   params.quantize.team = team_of_line(params.quantize);
@@ -266,7 +275,7 @@ int quantize_rows(DeviceKernel kernel, const Pass &pass, const Quantization &of)
 
 bool serves_columns(DeviceKernel kernel, const Pass &pass, const FormatInfo &format) {
   const QuantizeParams &p = pass.params;
-  if (kernel == kNoKernel || is_for(kernel, kQuantizeColumns) || !has_tiles(p.lines, p.stored)) return false;
+  if (kernel == kNoKernel || !has_tiles(p.lines, p.stored)) return false;
   if (!is_row_major(transposed(pass.x)) || !is_plain(p)) return false;
   if (p.stored % p.block != 0 && !is_for(kernel, kQuantizeStrip)) return false;
   return format.bits == 8 ? can_store_steps(p.data, p.data_step, p.data_stride)
@@ -334,9 +343,8 @@ int quantize_anyhow(const Pass &pass, const Quantization &of) {
 // Whether a kernel of columns takes bytes with a scale for each.
 bool serves_whole_columns(DeviceKernel kernel, const Pass &pass) {
   const QuantizeParams &p = pass.params;
-  return kernel != kNoKernel && is_for(kernel, kQuantizeColumns) && is_row_major(transposed(pass.x)) && is_plain(p) &&
-         p.stored == p.length && p.layout == DLFP4_LAYOUT_linear && p.scale_stride == 1 &&
-         can_store_steps(p.data, p.data_step, p.data_stride);
+  return is_for(kernel, kQuantizeColumns) && is_row_major(transposed(pass.x)) && is_plain(p) && p.stored == p.length &&
+         p.layout == DLFP4_LAYOUT_linear && p.scale_stride == 1 && can_store_steps(p.data, p.data_step, p.data_stride);
 }
 
 int quantize_whole_columns(DeviceKernel kernel, const Pass &pass, const Quantization &of) {
@@ -355,23 +363,29 @@ int quantize_columns_of_lines(DeviceKernel kernel, const Pass &pass, const Quant
 
 // --- One direction -------------------------------------------------------------------------------
 
+// Of one that scales, in a way of its own, its lines or blocks.
 struct PassKernels {
   const FormatKernels &rows, &columns;
 };
 
-PassKernels kernels_of(const QuantizeParams &p, const FormatInfo &format) {
+PassKernels kernels_of(const Pass &pass, const FormatInfo &format) {
+  const QuantizeParams &p = pass.params;
   const bool alone = p.decodes || format.line, rotated = p.rotation != 0;
-  if (alone) return rotated ? PassKernels{kNoKernels, kNoKernels} : PassKernels{kLineKernels, kLinesOfColumns};
+  if (alone && (rotated || p.rule.chooses)) return {kNoKernels, kNoKernels};
+  if (p.rule.chooses)
+    return rotated ? PassKernels{kNoKernels, kNoKernels} : PassKernels{kChoosingRowKernels, kChoosingColumnKernels};
+  if (alone) return {kLineKernels, kLinesOfColumns};
   return rotated ? PassKernels{kRotatedRowKernels, kRotatedColumnKernels} : PassKernels{kRowKernels, kColumnKernels};
 }
 
 int quantize_pass(const Pass &pass, const Quantization &of) {
-  const PassKernels kernels = kernels_of(pass.params, of.format);
+  const PassKernels kernels = kernels_of(pass, of.format);
   const DeviceKernel rows = kernels.rows[of.format.number][pass.x.source];
   const DeviceKernel columns = kernels.columns[of.format.number][pass.x.source];
   if (serves_rows(rows, pass, of.format)) return quantize_rows(rows, pass, of);
-  if (serves_whole_columns(columns, pass)) return quantize_whole_columns(columns, pass, of);
-  if (serves_columns(columns, pass, of.format)) return quantize_columns_of_lines(columns, pass, of);
+  if (columns != kNoKernel && serves_whole_columns(columns, pass)) return quantize_whole_columns(columns, pass, of);
+  if (columns != kNoKernel && !is_for(columns, kQuantizeColumns) && serves_columns(columns, pass, of.format))
+    return quantize_columns_of_lines(columns, pass, of);
   return quantize_anyhow(pass, of);
 }
 
@@ -380,7 +394,8 @@ int quantize_passes(const Pass *passes, const Quantization &of) {
   const int along = passes[kAlongRows].x.step == 1 ? kAlongRows : kAlongColumns;
   const Pass &rows = passes[along], &columns = passes[1 - along];
   const DeviceKernel kernel = kColumnKernels[of.format.number][columns.x.source];
-  const bool both = rows.blocks && columns.blocks && !is_for(kernel, kQuantizeStrip) && !rows.params.decodes;
+  const bool both = rows.blocks && columns.blocks && !is_for(kernel, kQuantizeStrip) && !rows.params.decodes &&
+                    !rows.params.rule.chooses;
   if (both && serves_columns(kernel, columns, of.format) && is_row_major(rows.x) &&
       rows.params.stored % rows.params.block == 0 &&
       can_store_steps(rows.params.data, rows.params.data_stride, rows.params.data_step))

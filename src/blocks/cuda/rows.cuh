@@ -154,6 +154,67 @@ __device__ inline void quantize_rotated_rows(const QuantizeParams &p, const Enco
   quantize_rotated_step<Src, Dtype, BlockSize, Kind>(p, encode, rule_of_blocks<Kind>(p, given), step);
 }
 
+// Four over six: the magnitude of FP4 next to one of up to 6, even where two are. Its values lie a half apart, from 2
+// on a power of two: adding 2^22 or as much more rounds to them. Exponents far below share 1's, and become zero.
+__device__ inline float nearest_of_four_bits(float magnitude) {
+  const uint32_t power = max(bits_of(magnitude) & kFloatInfinity, bits_of(1.0f));
+  const float addend = float_of(power + (22u << 23));
+  return (magnitude + addend) - addend;
+}
+
+// How far the elements of a block are from their codes with a candidate, errors added in order.
+enum Errors { kAnyErrors, kUsualSquares, kUsualMagnitudes };
+
+template <Errors kErrors>
+__device__ inline float sum_of_errors(const ScaleRule &rule, const FloatStep &step, BlockScale candidate) {
+  constexpr uint32_t kHalf = 1u << 22;  // set in 1.5 times a power of two
+  const float scale = decode_scale(kTypes[DLFP4_float8_e4m3fn], candidate.stored);
+  const float one = scale * rule.amax / rule.reach, one_and_half = 1.5f * scale * rule.amax / rule.reach;
+  float sum = 0;
+#pragma unroll
+  for (const float value : step.values) {
+    const float element = nearest_of_four_bits(fminf(fabsf(value) * candidate.multiplier, 6));
+    const float power = float_of(bits_of(element) & ~kHalf);
+    const float error = power * (bits_of(element) & kHalf ? one_and_half : one) - fabsf(value);
+    if constexpr (kErrors == kAnyErrors)
+      sum += error_of(rule, element, scale, fabsf(value));
+    else
+      sum += kErrors == kUsualSquares ? error * error : fabsf(error);
+  }
+  return sum;
+}
+
+__device__ inline float error_of_block(const ScaleRule &rule, const FloatStep &step, BlockScale candidate) {
+  if (!has_usual_errors(rule)) return sum_of_errors<kAnyErrors>(rule, step, candidate);
+  return rule.chooses == DLFP4_MEAN_SQUARED ? sum_of_errors<kUsualSquares>(rule, step, candidate)
+                                            : sum_of_errors<kUsualMagnitudes>(rule, step, candidate);
+}
+
+// That with the smaller error.
+__device__ inline BlockScale better_scale(const ScaleRule &rule, const FloatStep &step, uint32_t largest) {
+  constexpr ElementType kScale = kTypes[DLFP4_float8_e4m3fn];
+  const BlockScale six = two_level_block(rule, kScale, largest);
+  const BlockScale four = two_level_block(rule_of_four(rule), kScale, largest);
+  return error_of_block(rule, step, four) < error_of_block(rule, step, six) ? four : six;
+}
+
+template <int Src, int Dtype>
+__device__ inline void quantize_choosing_rows(const QuantizeParams &p, const EncodeParams &encode) {
+  constexpr int kBits = kTypes[Dtype].bits;
+  const uint32_t given = load_given(p);
+  LoadedStep<Src> step;
+  step.load(p, block_number(p) * blockDim.x + threadIdx.x);
+  const ScaleRule rule = rule_of(p, given);
+  if (!step.there) return;
+  uint32_t words[kCodeWords<kBits>];
+  const FloatStep floats = unpack_step<Src>(step.raw);
+  const uint32_t largest = largest_of<Src>(step.raw);
+  const BlockScale scale = better_scale(rule, floats, largest);
+  encode_scaled<Dtype, DLFP4_TWO_LEVEL>(encode, floats, scale, largest, words);
+  store_scale<DLFP4_TWO_LEVEL>(p, step.at.line, step.at.step, scale.stored);
+  store_codes<kBits>(address_of_step<kBits>(p.data, p.walk.code_bytes, step.at), words);
+}
+
 // One scale for the whole tensor, found or given.
 template <int Src, int Dtype>
 __device__ inline void quantize_whole(const QuantizeParams &p, const EncodeParams &encode) {

@@ -263,9 +263,9 @@ __device__ inline void store_run(uint8_t *run, int number, int lanes, const uint
   }
 }
 
-// What the scales of blocks along columns are in units of: the tensor's, or that of a line, in whose place it is, or
-// its magnitude.
-enum TileScales { kOfTensor, kOfLines };
+// What the scales of blocks along columns are in units of: the tensor's, or their line's, whose magnitude or scale is
+// in its place; or the tensor's, by four over six.
+enum TileScales { kOfTensor, kOfLines, kChosen };
 
 __device__ inline ScaleRule rule_of_line(const QuantizeParams &p, int64_t line) {
   return rule_with(p, scale_of_line(p, line, bits_of(p.decodes[line])));
@@ -294,7 +294,9 @@ __device__ inline void quantize_unit(const TileParams &p, TilePlace at, Unit uni
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     BlockScale scale;
-    if constexpr (Scales == kOfLines)
+    if constexpr (Scales == kChosen)
+      scale = better_scale(rule, columns[i], largest[i]);
+    else if constexpr (Scales == kOfLines)
       scale = scale_of_block<Kind>(rule_of_line(q, min(int64_t{line} + i, q.lines - 1)), largest[i]);
     else
       scale = (*scales)(rule, largest[i]);
