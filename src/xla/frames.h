@@ -121,6 +121,7 @@ inline QuantizedPlaces place_quantized(dlfp4_quantize_plan *plan, const Addresse
 }
 
 inline void step_to_next_part(dlfp4_quantize_plan *plan) {
+  if (plan->x.columns == 0) return;  // what has no elements may lie anywhere
   plan->x.data = static_cast<uint8_t *>(plan->x.data) + plan->part_steps[0];
   plan->blocks[0].data = static_cast<uint8_t *>(plan->blocks[0].data) + plan->part_steps[1];
   plan->blocks[0].scales = static_cast<uint8_t *>(plan->blocks[0].scales) + plan->part_steps[2];

@@ -11,6 +11,7 @@ import dlfp4
 from dlfp4 import checkpoints
 
 from ..support import block_reference as reference
+from ..support import capsules
 from ..support.block_reference import FORMATS, FP8, INPUTS, LINES, WHOLE, make, same
 from ..support.reference import native_cast, raw_bytes
 
@@ -225,6 +226,15 @@ def test_given_scales_of_matrices():
         assert same(q[1, 2], one)
         again = dlfp4.ScaledTensor.from_parts(q.data, q.scales, form, format="nvfp4", shape=q.shape)
         assert same(again, q)
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 0), (3, 0, 32), (0, 4, 32)])
+@pytest.mark.parametrize("address", [None, 2**64 - 64])
+def test_matrices_without_elements_may_lie_anywhere(shape, address):
+    made = capsules.Made(np.zeros(1, F), data=address, shape=shape)
+    q = dlfp4.quantize(made.capsule, "nvfp4", recipe=MATRICES)
+    assert q.global_scale.tolist() == [dlfp4.quantize(np.zeros((4, 0), F), "nvfp4").global_scale.item()] * shape[0]
+    assert q.data.size == q.scales.size == 0
 
 
 def test_stochastic_draws_go_by_the_place_in_the_stack():

@@ -159,13 +159,10 @@ BlockMode some_mode(int rounding) {
 
 // The tests' main: `test_all` at every level that this machine runs.
 int run_at_every_level(void (*test_all)()) {
-  if (!dlfp4_isa()) {
-    printf("DLFP4_ISA names a level that is not there\n");
-    return 2;
-  }
-  collect_levels();
-  test_all();
-  return report();
+  return run([test_all] {
+    collect_levels();
+    test_all();
+  });
 }
 
 }  // namespace

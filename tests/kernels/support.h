@@ -36,6 +36,17 @@ int report() {
   return failures != 0;
 }
 
+// The main of tests that run at levels of instruction sets.
+template <class Tests>
+int run(Tests tests) {
+  if (!dlfp4_isa()) {
+    printf("DLFP4_ISA names a level that is not there\n");
+    return 2;
+  }
+  tests();
+  return report();
+}
+
 // --- Random numbers --------------------------------------------------------------------------
 
 uint64_t random_state = 0x5EED;

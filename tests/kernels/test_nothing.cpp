@@ -9,6 +9,7 @@
 #include "rules/layouts.h"
 #include "rules/scaling.h"
 #include "support.h"
+#include "xla/frames.h"
 
 namespace dlfp4 {
 namespace {
@@ -190,6 +191,16 @@ void test_others() {
   report(dlfp4_host_shuffle_weight(nowhere, nowhere, 0, 64, 0) == DLFP4_OK, "shuffle", "weight", 0, 64);
 }
 
+void test_parts() {
+  dlfp4_quantize_plan plan = {};
+  plan.x = {nowhere, 3, 0, {1, 1}, 2, 32};
+  plan.blocks[0] = blocks_of_nothing(0);
+  for (int64_t &step : plan.part_steps) step = 12;
+  xla::step_to_next_part(&plan);
+  const bool stays = plan.x.data == nowhere && plan.blocks[0].data == nowhere && plan.blocks[0].scales == nowhere;
+  report(stays, "next", "part", 3, 0);
+}
+
 void test_level(const char *name) {
   level_name = name;
   for (uintptr_t place : {uintptr_t{0}, UINTPTR_MAX - 63}) {
@@ -197,6 +208,7 @@ void test_level(const char *name) {
     test_products();
     test_blocks();
     test_others();
+    test_parts();
   }
   printf("%s: %ld checks, %ld failures\n", name, checks, failures);
 }
@@ -205,10 +217,5 @@ void test_level(const char *name) {
 }  // namespace dlfp4
 
 int main() {
-  if (!dlfp4_isa()) {
-    printf("DLFP4_ISA names a level that is not there\n");
-    return 2;
-  }
-  dlfp4::each_level(dlfp4::test_level);
-  return dlfp4::report();
+  return dlfp4::run([] { dlfp4::each_level(dlfp4::test_level); });
 }

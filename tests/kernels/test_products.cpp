@@ -575,11 +575,8 @@ void test_level(const char *name) {
 }  // namespace dlfp4
 
 int main() {
-  if (!dlfp4_isa()) {
-    printf("DLFP4_ISA names a level that is not there\n");
-    return 2;
-  }
-  dlfp4::test_errors();
-  dlfp4::each_level(dlfp4::test_level);
-  return dlfp4::report();
+  return dlfp4::run([] {
+    dlfp4::test_errors();
+    dlfp4::each_level(dlfp4::test_level);
+  });
 }

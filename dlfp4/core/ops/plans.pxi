@@ -285,7 +285,6 @@ def _plan_quantize(source, results, options, given, count, steps):
 
 cdef int fill_plan_parts(dlfp4_quantize_plan *plan, ScaledTensor result) except -1:
     """Matrices of a stack as tensors of their own, as quantize_matrices has them."""
-    cdef const dlfp4_format_row *row = &dlfp4_formats[plan.format]
     cdef int64_t count = max(1, plan.units), rows = plan.x.rows // count
     if result.scale_layout_row != DLFP4_LAYOUT_linear:
         raise ValueError(f"scale_layout={result.scale_layout!r} with a global scale for each matrix: their tiles may "
@@ -294,10 +293,7 @@ cdef int fill_plan_parts(dlfp4_quantize_plan *plan, ScaledTensor result) except 
     plan.unit, plan.has_scale = DLFP4_UNIT_TENSOR, True
     plan.x.rows = rows
     plan.blocks[0].decode_lines = 1
-    plan.part_steps[0] = times(times(rows, plan.x.strides[0]), plan.x.bits // 8)
-    plan.part_steps[1] = times(times(rows, plan.blocks[0].strides[0]), dlfp4_dtypes[row.element].bits) // 8
-    plan.part_steps[2] = times(times(rows // (1 if row.repeats else row.lines), plan.blocks[0].scale_strides[0]),
-                               dlfp4_dtypes[row.scale].bits // 8)
+    fill_matrix_steps(plan.part_steps, &plan.x, &plan.blocks[0], plan.format, rows)
     plan.part_elements = times(rows, plan.blocks[0].length)
     return 0
 

@@ -599,37 +599,46 @@ cdef int start_parts(Quantization *call, Tensor units, tuple results, const Plac
 cdef int quantize_matrices(Quantization *call, ScaledTensor result, bint are_given, Touched *touched,
                            const Place *place) except? 1:
     """Each matrix of a stack as a tensor of its own; the first status that is not 0."""
-    cdef const dlfp4_format_row *row = &dlfp4_formats[call.format]
-    cdef int64_t count = result.global_scale.size_, rows = call.x.rows // count if count else 0, number, first
-    cdef int64_t lines_of_scale = 1 if row.repeats else row.lines
+    cdef int64_t count = result.global_scale.size_, rows = call.x.rows // count if count else 0, number
+    cdef int64_t size = times(rows, call.x.columns)
+    cdef int64_t steps[3]
     cdef float *units = <float *> result.global_scale.dl.data
     cdef Quantization part = call[0]
     cdef int status = 0
+    fill_matrix_steps(steps, &call.x, &call.blocks[0], call.format, rows)
     part.x.rows = rows
     part.along[0], part.along[1] = &part.blocks[0], NULL
     part.blocks[0].decodes = NULL
     part.rotation = result.rotation
     for number in range(count):
-        first = times(number, rows)
-        part.x.data = <char *> call.x.data + times(times(first, call.x.strides[0]), call.x.bits // 8)
-        part.blocks[0].data = <char *> call.blocks[0].data + (
-            times(times(first, call.blocks[0].strides[0]), dlfp4_dtypes[row.element].bits) // 8)
-        part.blocks[0].scales = <char *> call.blocks[0].scales + (
-            times(times(first // lines_of_scale, call.blocks[0].scale_strides[0]), dlfp4_dtypes[row.scale].bits // 8))
-        part.recipe.first = times(first, call.blocks[0].length)
+        if size:   # what has no elements may lie anywhere
+            part.x.data = <char *> call.x.data + times(number, steps[0])
+            part.blocks[0].data = <char *> call.blocks[0].data + times(number, steps[1])
+            part.blocks[0].scales = <char *> call.blocks[0].scales + times(number, steps[2])
+        part.recipe.first = times(number, times(rows, call.blocks[0].length))
         if not is_host(place):
             part.scale_there.given = units + number if are_given else NULL
             part.scale_there.places[0] = units + number
         elif are_given:
             part.scale = dlfp4_host_given_tensor_scale(units[number])
         else:
-            run_on(&ON_HOST, NULL, find_tensor_scale_at, DLFP4_CUDA_IMAGE_blocks, &part, times(rows, part.x.columns))
+            run_on(&ON_HOST, NULL, find_tensor_scale_at, DLFP4_CUDA_IMAGE_blocks, &part, size)
         if is_host(place):
             units[number] = part.scale.decode
-        status = run_on(place, touched, quantize_at, DLFP4_CUDA_IMAGE_blocks, &part, times(rows, part.x.columns))
+        status = run_on(place, touched, quantize_at, DLFP4_CUDA_IMAGE_blocks, &part, size)
         if status != 0:
             break
     return status
+
+
+cdef void fill_matrix_steps(int64_t *steps, const dlfp4_matrix *x, const dlfp4_blocks *blocks, int format,
+                            int64_t rows) noexcept:
+    """The bytes from a matrix of a stack to the next one: of x, of its elements and of its scales."""
+    cdef const dlfp4_format_row *row = &dlfp4_formats[format]
+    cdef int64_t lines_of_scale = 1 if row.repeats else row.lines
+    steps[0] = times(times(rows, x.strides[0]), x.bits // 8)
+    steps[1] = times(times(rows, blocks.strides[0]), dlfp4_dtypes[row.element].bits) // 8
+    steps[2] = times(times(rows // lines_of_scale, blocks.scale_strides[0]), dlfp4_dtypes[row.scale].bits // 8)
 
 
 cdef object quantize_stack_tiled(Tensor source, x, _Rules rules, tuple options, str scale_layout, out):
