@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from ..support.capsules import run_python
+from ..support.capsules import framework, run_python
 
 pytest.importorskip("_testcapi", reason="this Python was built without its test modules")
 pytestmark = pytest.mark.skipif(
@@ -117,3 +117,44 @@ def test_each_allocation_fails_in_turn(only):
     assert len(counts) == 20
     for name, (failed, tried) in counts.items():
         assert 0 < failed <= tried < 3000, (name, failed, tried)
+
+
+HANDLES = """
+import _testcapi
+import torch
+from dlfp4 import _core
+from dlfp4.frameworks.torch import natives
+from dlfp4.torch.stable import addresses
+
+library = torch.library.Library("dlfp4_test_memory", "DEF")
+library.define("first(Tensor a, Tensor? b, str c, str? d, SymInt[]? e, float? f) -> Tensor")
+wrap = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs
+_core._prepare_boxed(addresses(), natives(), "TtSsif", lambda *args: args[0], wrap, lambda: False, {}, {})
+_core._register_boxed("dlfp4_test_memory", "first", "CPU", False)
+first = torch.ops.dlfp4_test_memory.first.default
+x, y = torch.ones(2), torch.ones(3)
+
+def fails(number):
+    _testcapi.set_nomemory(number, number + 1)
+    try:
+        return first(x, y, "c", "d", [1, -2], 0.5) is not x
+    except (MemoryError, RuntimeError):  # PyTorch says what could not be made
+        return True
+    finally:
+        _testcapi.remove_mem_hooks()
+
+assert not fails(100_000)
+failed = []
+for number in range(100):
+    failed.append(fails(number))
+    assert (x._use_count(), y._use_count()) == (1, 1), number
+print(sum(failed), any(failed[-10:]))
+"""
+
+
+def test_no_handle_is_lost_where_memory_is_short():
+    """A tensor that PyTorch's dispatcher hands to our kernels in C, while each of their allocations fails."""
+    framework("torch")
+    count, last = run_python(HANDLES).split()
+    assert int(count) > 10
+    assert last == "False"

@@ -58,7 +58,7 @@ cdef class _Boxed:
     cdef void *library         # which has the dispatch keys of threads
     cdef Py_ssize_t key_set    # bytes into what implements a tensor, where its dispatch keys lie
     cdef uint8_t (*requires_grad)(void *) noexcept
-    cdef object wrap           # makes tensors of Python of a list of capsules of handles, which it takes over
+    cdef object wrap           # makes tensors of Python of capsules of handles, which it takes over
     cdef object is_idle        # whether products may be remembered
     cdef dict products         # those that the kernel in Python remembers: see _remember_product
     cdef dict known            # the same by the bytes that say a call
@@ -334,14 +334,17 @@ cdef object as_argument(char kind, uint64_t *value):
     cdef size_t size = 0, k
     cdef uint64_t item = 0
     cdef void *handle
+    cdef _Handle taken
     if kind != b"T" and kind != b"S":
         if value[0] == 0:
             return None
         value = <uint64_t *> value[0]
     handle = <void *> value[0]
     if kind == b"T" or kind == b"t":
-        value[0] = 0
-        return BOXED.wrap([PyCapsule_New(handle, NULL, NULL)])[0]
+        taken = _Handle.__new__(_Handle)
+        taken.capsule = PyCapsule_New(handle, NULL, NULL)
+        taken.value = value
+        return BOXED.wrap(taken)[0]
     if kind == b"f":
         return (<double *> value)[0]
     if kind == b"S" or kind == b"s":
@@ -356,6 +359,29 @@ cdef object as_argument(char kind, uint64_t *value):
             raise RuntimeError(f"PyTorch's list has no item {k}")
         items.append(<int64_t> item)
     return items
+
+
+@cython.final
+cdef class _Handle:
+    """One capsule in a sequence for `wrap`: once that has read it, a tensor's handle is PyTorch's. Where memory runs out
+    before, it is still an argument, which we delete."""
+    cdef object capsule
+    cdef uint64_t *value
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, k):   # PyTorch reads by this, or by the iterator
+        self.value[0] = 0
+        return self.capsule
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.value[0] == 0:
+            raise StopIteration
+        return self[0]
 
 
 cdef void free_arguments(uint64_t *stack) noexcept:
