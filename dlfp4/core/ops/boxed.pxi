@@ -363,8 +363,8 @@ cdef object as_argument(char kind, uint64_t *value):
 
 @cython.final
 cdef class _Handle:
-    """One capsule in a sequence for `wrap`: once that has read it, a tensor's handle is PyTorch's. Where memory runs out
-    before, it is still an argument, which we delete."""
+    """One capsule in a sequence for `wrap`, which a tensor's handle belongs to once it is read. Where memory runs out
+    before, the handle is still an argument, which we delete."""
     cdef object capsule
     cdef uint64_t *value
 
