@@ -418,7 +418,13 @@ cdef extern from "gpu/kernels.h" nogil:
         int64_t rows, columns, depth
         float alpha
     int dlfp4_cuda_find_bytes_tactics(int, const dlfp4_cuda_bytes_product *, int *, int, int *)
-    int dlfp4_cuda_multiply_bytes(int, uintptr_t, const dlfp4_cuda_bytes_product *, int)
+    ctypedef int dlfp4_cuda_bytes_refusal
+    dlfp4_cuda_bytes_refusal dlfp4_cuda_refuses_bytes(int, int, int)
+    bint dlfp4_cuda_reads_rows_of_bytes(const void *, const int64_t *, int64_t, int64_t)
+    dlfp4_status dlfp4_cuda_read_bytes(const dlfp4_lines *, int64_t, int64_t, dlfp4_cuda_bytes *)
+    int64_t dlfp4_cuda_bucket_of_rows(int64_t)
+    int64_t dlfp4_cuda_bytes_workspace(const dlfp4_cuda_bytes_product *, int)
+    int dlfp4_cuda_matmul_bytes(int, uintptr_t, const dlfp4_cuda_bytes_product *, int, void *)
     ctypedef struct dlfp4_cuda_routing:
         int64_t experts
         const void *ends
@@ -432,9 +438,9 @@ cdef extern from "gpu/kernels.h" nogil:
         void *workspace
     bint dlfp4_cuda_has_grouped(int, int)
     int64_t dlfp4_cuda_grouped_workspace(const dlfp4_cuda_product *, const dlfp4_cuda_routing *)
-    int64_t dlfp4_cuda_grouped_bytes_workspace(const dlfp4_cuda_bytes_product *, const dlfp4_cuda_routing *)
+    int64_t dlfp4_cuda_grouped_matmul_bytes_workspace(const dlfp4_cuda_bytes_product *, const dlfp4_cuda_routing *)
     int dlfp4_cuda_multiply_grouped(int, uintptr_t, const dlfp4_cuda_product *, int, const dlfp4_cuda_routing *)
-    int dlfp4_cuda_multiply_grouped_bytes(int, uintptr_t, const dlfp4_cuda_bytes_product *, const dlfp4_cuda_routing *)
+    int dlfp4_cuda_grouped_matmul_bytes(int, uintptr_t, const dlfp4_cuda_bytes_product *, const dlfp4_cuda_routing *)
     const char *dlfp4_cuda_image()
     int dlfp4_cuda_load(int, int, const void *)
     bint dlfp4_cuda_is_loaded(int, int)

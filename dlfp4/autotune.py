@@ -22,10 +22,20 @@ import ml_dtypes
 import numpy as np
 
 from dlfp4 import _core
-from dlfp4._core import BackendError, DriverError, ScaledTensor, Tensor, asarray, cast, cpu_isa, get_num_threads
+from dlfp4._core import (
+    BackendError,
+    DriverError,
+    ScaledTensor,
+    Tensor,
+    _bucket_of_rows,
+    asarray,
+    cast,
+    cpu_isa,
+    get_num_threads,
+)
 from dlfp4.caches import keep_text, load_text
 from dlfp4.engines.clocks import Clock, clock_at
-from dlfp4.engines.problem import ON_CUDA, Backend, Operand, Problem, bucket, decode, describe, name_of
+from dlfp4.engines.problem import ON_CUDA, Backend, Operand, Problem, decode, describe, name_of
 from dlfp4.files import check_place
 from dlfp4.formats import FLOATS
 from dlfp4.parsing import parse_object
@@ -197,7 +207,7 @@ def key_of(problem: Problem, pairs: Sequence[Pair]) -> Key:
         result=name_of(problem.dtype),
         n=problem.b.shape[1],
         k=problem.b.shape[0],
-        rows=bucket(problem.rows),
+        rows=_bucket_of_rows(problem.rows),
         candidates=tuple(f"{row.name}:{tactic}" for row, tactic in pairs),
         device=device_name(problem.device),
         version=_core.__version__,

@@ -305,7 +305,7 @@ def refuses_bytes(problem: Problem, w: ScaledTensor) -> str | None:
         return f"blocks of x, {summary(x)}, run across the sums; quantize it along the last axis"
     if w.global_scale is not None or w.shape[2] % cuda_fp8.BULK:
         return f"w is {summary(w)}; expected no global scale and K a multiple of {cuda_fp8.BULK}"
-    return cuda_fp8.refuses_scales("x", x) or cuda_fp8.refuses_scales("w", w) or cuda_fp8.refuses_together(x, w)
+    return cuda_fp8.refuses_bytes("x", x) or cuda_fp8.refuses_bytes("w", w) or cuda_fp8.refuses_together(x, w)
 
 
 def refuses_on_host(problem: Problem) -> str | None:

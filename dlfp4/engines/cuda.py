@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from dlfp4._core import (
     ScaledTensor,
     Tensor,
+    _bucket_of_rows,
     _exact_in_half,
     _find_tactics,
     _multiply_on_cuda,
@@ -89,7 +90,7 @@ def types_of(problem: Problem) -> list[str]:
 
 def tactics(problem: Problem) -> tuple[str, ...]:
     """Tiles of y by rows and columns, "/" the blocks of threads that share K, the best guess first."""
-    return _find_tactics(weight_of(problem), common.bucket(problem.rows))
+    return _find_tactics(weight_of(problem), _bucket_of_rows(problem.rows))
 
 
 def run(problem: Problem, tactic: str, out: Tensor) -> None:

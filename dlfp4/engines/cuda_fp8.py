@@ -7,14 +7,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dlfp4._core import ScaledTensor, Tensor, _find_bytes_tactics, _multiply_bytes_on_cuda
+from dlfp4._core import (
+    ScaledTensor,
+    Tensor,
+    _bucket_of_rows,
+    _find_bytes_tactics,
+    _multiply_bytes_on_cuda,
+    _refusal_of_bytes,
+)
 from dlfp4.engines import problem as common
 from dlfp4.show import summary
 
 if TYPE_CHECKING:
     from dlfp4.engines.problem import Machine, Operand, Problem
 
-FP8 = ("float8_e4m3fn", "float8_e5m2")
 HOPPER = 9
 BULK = 16  # bytes of a row that are copied at a time
 DEPTH = 128  # elements of K that tensor cores sum
@@ -48,9 +54,7 @@ def not_hopper(machine: Machine) -> str | None:
 
 def refuses_operand(name: str, x: Operand) -> str | None:
     """Whether it is FP8 as it lies, with scales that kernels read."""
-    if common.name_of(common.element_of(x)) not in FP8:
-        return f"{name} is {common.describe(x)}; expected float8_e4m3fn or float8_e5m2"
-    if (reason := refuses_scales(name, x)) is not None or not isinstance(x, ScaledTensor):
+    if (reason := refuses_bytes(name, x)) is not None or not isinstance(x, ScaledTensor):
         return reason
     block = x.format.block
     if x.ndim > 2 and block is not None and block[0] > 1:
@@ -58,18 +62,16 @@ def refuses_operand(name: str, x: Operand) -> str | None:
     return None
 
 
-def refuses_scales(name: str, x: Operand) -> str | None:
-    """Whether it has scales that kernels do not read."""
-    if not isinstance(x, ScaledTensor):
+def refuses_bytes(name: str, x: Operand) -> str | None:
+    """What the kernels say of an operand, in words."""
+    refusal = _refusal_of_bytes(x)
+    if refusal == "elements":
+        return f"{name} is {common.describe(x)}; expected float8_e4m3fn or float8_e5m2"
+    if refusal is None or not isinstance(x, ScaledTensor):
         return None
-    block = x.format.block
-    if x.format.scale.name != "float32" or (block is not None and block[1] not in (None, DEPTH)):
+    if refusal == "scales":
         return f"{name} is {summary(x)}; expected scales of float32, one for {DEPTH} of K or for more"
-    if x.scale_layout not in LAYOUTS:
-        return (
-            f"{name} has scale_layout {x.scale_layout!r}; expected one of {', '.join(LAYOUTS)}, see with_scale_layout"
-        )
-    return None
+    return f"{name} has scale_layout {x.scale_layout!r}; expected one of {', '.join(LAYOUTS)}, see with_scale_layout"
 
 
 def refuses_together(a: Operand, b: Operand) -> str | None:
@@ -92,7 +94,7 @@ def refuses_size(problem: Problem) -> str | None:
 
 def tactics(problem: Problem) -> tuple[str, ...]:
     """As those of the backend "cuda"."""
-    return _find_bytes_tactics(problem.a, problem.b, common.bucket(problem.rows))
+    return _find_bytes_tactics(problem.a, problem.b, _bucket_of_rows(problem.rows))
 
 
 def run(problem: Problem, tactic: str, out: Tensor) -> None:

@@ -29,7 +29,6 @@ FLOAT_NUMBERS = frozenset(_parse_dtype(name).num for name in FLOATS)
 FACTORS = {_parse_dtype(name).num: name for name in (*FLOATS, *LOW)}
 FP4 = _parse_dtype("float4_e2m1fn")
 ONE_TACTIC = ("default",)
-EXACT_ROWS = 16  # up to here kernels differ from M to M, and each has its own choice
 
 
 class Problem(NamedTuple):
@@ -126,11 +125,6 @@ class Backend:
 
 
 # ---- What several backends ask
-
-
-def bucket(rows: int) -> int:
-    """The largest M that shares a choice with `rows`."""
-    return rows if rows <= EXACT_ROWS else 1 << (rows - 1).bit_length()
 
 
 def never_missing() -> str | None:

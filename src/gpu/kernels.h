@@ -155,6 +155,43 @@ int dlfp4_cuda_find_bytes_tactics(int device, const dlfp4_cuda_bytes_product *pr
 
 int dlfp4_cuda_multiply_bytes(int device, uintptr_t stream, const dlfp4_cuda_bytes_product *product, int tactic);
 
+/* --- Which operands of FP8 by FP8 are taken, by which kernel, and what is done before: see byte_operands.cpp --------
+ */
+
+/* Why lines are not a side of such a product as they lie: their elements are not E4M3 or E5M2; they have scales other
+ * than float32 ones, of 128 of K or more each; these lie in a layout that kernels do not read. */
+typedef enum {
+  DLFP4_CUDA_BYTES_TAKEN = 0,
+  DLFP4_CUDA_BYTES_ELEMENTS,
+  DLFP4_CUDA_BYTES_SCALES,
+  DLFP4_CUDA_BYTES_LAYOUT
+} dlfp4_cuda_bytes_refusal;
+
+/* Of a format in a layout of scales, or, with format -1, of plain elements of a row of dtypes.def. */
+dlfp4_cuda_bytes_refusal dlfp4_cuda_refuses_bytes(int format, int dtype, int layout);
+
+/* Whether bulk copies read `rows` rows of `length` bytes each: (i, k) lies at i * strides[0] + k * strides[1]. */
+int dlfp4_cuda_reads_rows_of_bytes(const void *data, const int64_t *strides, int64_t rows, int64_t length);
+
+/* Lines of a matrix as a side: `count` of them, of `length` elements. */
+dlfp4_status dlfp4_cuda_read_bytes(const dlfp4_lines *lines, int64_t count, int64_t length, dlfp4_cuda_bytes *side);
+
+/* The largest number of rows that shares a choice of kernel with `rows`: up to 16 each has its own. */
+int64_t dlfp4_cuda_bucket_of_rows(int64_t rows);
+
+/* The best guess, where nothing was measured: that of the rows' bucket. */
+int dlfp4_cuda_choose_tactic(int device, int format, int64_t rows, int64_t columns, int64_t depth, int *tactic);
+int dlfp4_cuda_choose_bytes_tactic(int device, const dlfp4_cuda_bytes_product *product, int *tactic);
+
+/* The bytes, on the device and aligned to 16, in which x's scales of neighbouring rows are brought together for a
+ * tactic that copies them in bulk, where that saves more than it costs; else 0. A tactic of -1: for any. */
+int64_t dlfp4_cuda_bytes_workspace(const dlfp4_cuda_bytes_product *product, int tactic);
+
+/* dlfp4_cuda_multiply_bytes with such a workspace, for which the image of blocks is to be loaded as well; with NULL
+ * scales are read as they lie. The bits are the same. */
+int dlfp4_cuda_matmul_bytes(int device, uintptr_t stream, const dlfp4_cuda_bytes_product *product, int tactic,
+                            void *workspace);
+
 /* The products of dlfp4_host_grouped_matmul, with everything on the device, where the host does not look: ends that
  * decrease or are beyond the product's rows count as the nearest ones that do not, and rows with an index out of range
  * as none. Routed rows beyond the last end are zero. A product has all experts' weights: `columns` rows of each, one
@@ -185,6 +222,12 @@ int dlfp4_cuda_multiply_grouped(int device, uintptr_t stream, const dlfp4_cuda_p
 /* E4M3 by E4M3. */
 int dlfp4_cuda_multiply_grouped_bytes(int device, uintptr_t stream, const dlfp4_cuda_bytes_product *product,
                                       const dlfp4_cuda_routing *routing);
+
+/* The same, with a workspace that has room for x's scales as well: see dlfp4_cuda_matmul_bytes. */
+int64_t dlfp4_cuda_grouped_matmul_bytes_workspace(const dlfp4_cuda_bytes_product *product,
+                                                  const dlfp4_cuda_routing *routing);
+int dlfp4_cuda_grouped_matmul_bytes(int device, uintptr_t stream, const dlfp4_cuda_bytes_product *product,
+                                    const dlfp4_cuda_routing *routing);
 
 /* What this build's image was compiled for ("90a, PTX"), or "" where it has none. */
 const char *dlfp4_cuda_image(void);

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import dlfp4
+from dlfp4 import _core
 from dlfp4.engines.problem import Backend
 from dlfp4.formats import ACTIVATIONS
 
@@ -217,7 +218,7 @@ def test_a_backend_by_name_has_its_tactics_measured(use, path):
 
 
 def test_bucket():
-    assert [autotune.bucket(m) for m in (1, 2, 15, 16, 17, 32, 33, 129, 256, 257, 4096, 4097)] == [
+    assert [_core._bucket_of_rows(m) for m in (1, 2, 15, 16, 17, 32, 33, 129, 256, 257, 4096, 4097)] == [
         *(1, 2, 15, 16, 32, 32, 64, 256, 256, 512, 4096, 8192)
     ]
 

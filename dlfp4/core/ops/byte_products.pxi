@@ -1,41 +1,28 @@
 # Products of FP8 by FP8 on the tensor cores of a CUDA device, as both operands lie (src/products/cuda/bytes.cuh).
-# dlfp4/engines/cuda_fp8.py says which operands are taken.
+# Which operands are taken is src/products/cuda/byte_operands.cpp's to say, and in words dlfp4/engines/cuda_fp8.py's.
 
 cdef struct BytesMultiplication:
     dlfp4_cuda_bytes_product product
     int tactic
+    void *workspace
 
 
 cdef int multiply_bytes_at(const Place *place, void *call) noexcept nogil:
     cdef BytesMultiplication *m = <BytesMultiplication *> call
-    return dlfp4_cuda_multiply_bytes(place.device, place.stream, &m.product, m.tactic)
+    return dlfp4_cuda_matmul_bytes(place.device, place.stream, &m.product, m.tactic, m.workspace)
 
 
-cdef int fill_scaled_bytes(dlfp4_cuda_bytes *side, ScaledTensor self) except -1:
-    """A quantized operand, whose blocks run along K."""
-    cdef const dlfp4_format_row *row = &dlfp4_formats[self.number]
-    cdef dlfp4_blocks blocks
-    fill_blocks(&blocks, self, 0)
-    side.data = blocks.data
-    side.stride = row_step(self.data)
-    side.is_e5m2 = row.element == FLOAT8_E5M2
-    side.scales = <const float *> blocks.scales
-    side.scale_lines = row.lines
-    side.scale_stride = blocks.scale_strides[0]
-    side.scale_step = blocks.scale_strides[1] if has_blocks_along(self) else 0   # the one of a row serves all of it
-    if self.scale_layout_row == DLFP4_LAYOUT_cublas_1x128:
-        side.scale_stride, side.scale_step = 1, blocks.scale_strides[0]
-    return 0
+cdef tuple REFUSALS_OF_BYTES = (None, "elements", "scales", "layout")   # as dlfp4_cuda_bytes_refusal counts them
 
 
-cdef int fill_plain_bytes(dlfp4_cuda_bytes *side, Tensor rows) except -1:
-    """A matrix of (lines, K) without scales."""
-    secure(rows)
-    check_readable(rows)
-    side.data = rows.dl.data
-    side.stride = row_step(rows)
-    side.is_e5m2 = rows.row == FLOAT8_E5M2
-    return 0
+def _refusal_of_bytes(x):
+    """Why kernels do not multiply an operand as it lies, in a word: its "elements", "scales" or "layout"; else None."""
+    cdef Tensor elements = elements_of(x)
+    cdef ScaledTensor scaled
+    if type(x) is not ScaledTensor:
+        return REFUSALS_OF_BYTES[dlfp4_cuda_refuses_bytes(-1, elements.row, DLFP4_LAYOUT_linear)]
+    scaled = x
+    return REFUSALS_OF_BYTES[dlfp4_cuda_refuses_bytes(scaled.number, 0, scaled.scale_layout_row)]
 
 
 cdef object as_bytes(x, const Place *place):
@@ -52,28 +39,37 @@ cdef object as_bytes(x, const Place *place):
     return rows if lies_in_rows_of_16(rows) else copy_on(rows, place)
 
 
-cdef object with_scales_together(x, const Place *place):
-    """A matrix whose neighbouring rows' scales lie side by side, as bulk copies take them."""
-    cdef ScaledTensor scaled
-    if type(x) is not ScaledTensor or x.ndim != 2:
-        return x
-    scaled = x
-    if scaled.scale_layout != "linear" or dlfp4_formats[scaled.number].lines != 1 or not has_blocks_along(scaled):
-        return x
-    return relayout_on(scaled, "cublas_1x128", 0, place)
-
-
 cdef bint lies_in_rows_of_16(Tensor codes) noexcept:
-    """Whether the rows of a matrix of bytes lie at multiples of 16, each as long as the step to the next at most."""
-    cdef int64_t row = row_step(codes)
-    return has_dense_lines(codes) and row % 16 == 0 and row >= codes.dl.shape[1] \
-        and <uintptr_t> codes.dl.data % 16 == 0
+    """Whether bulk copies read the rows of a matrix of bytes."""
+    return dlfp4_cuda_reads_rows_of_bytes(codes.dl.data, codes.dl.strides, codes.dl.shape[0], codes.dl.shape[1])
 
 
 cdef int fill_bytes(dlfp4_cuda_bytes *side, x, Touched *touched) except -1:
-    memset(side, 0, sizeof(dlfp4_cuda_bytes))
+    """What `as_bytes` gave, as lines along K."""
+    cdef Tensor elements = elements_of(x)
+    cdef dlfp4_lines lines
+    memset(&lines, 0, sizeof(lines))
+    lines.step = 1
+    if type(x) is ScaledTensor:
+        fill_blocks(&lines.blocks, x, 0)
+        lines.format = (<ScaledTensor> x).number
+    else:
+        fill_plain_bytes(&lines, elements)
     reads_operand(touched, x)
-    return fill_scaled_bytes(side, x) if type(x) is ScaledTensor else fill_plain_bytes(side, x)
+    if dlfp4_cuda_read_bytes(&lines, elements.dl.shape[0], elements.dl.shape[1], side) != 0:
+        raise RuntimeError("the kernels of FP8 refused an operand that they were said to take")
+    return 0
+
+
+cdef int fill_plain_bytes(dlfp4_lines *lines, Tensor rows) except -1:
+    """A matrix of (lines, K) without scales."""
+    secure(rows)
+    check_readable(rows)
+    lines.blocks.data = rows.dl.data
+    lines.blocks.strides[0], lines.blocks.strides[1] = rows.dl.strides[0], rows.dl.strides[1]
+    lines.format = -1
+    lines.code, lines.bits = rows.dl.dtype.code, rows.dl.dtype.bits
+    return 0
 
 
 cdef void fill_result_of_bytes(dlfp4_cuda_bytes_product *product, Tensor result, Touched *touched) noexcept:
@@ -115,17 +111,19 @@ cdef inline int lines_of_scale(x):
     return dlfp4_formats[(<ScaledTensor> x).number].lines if type(x) is ScaledTensor else 0
 
 
-# From so many rows on, of a matrix and of an expert on average, bringing scales together saves more than it costs.
-cdef int64_t MANY_ROWS = 1024, MANY_ROWS_OF_EXPERT = 100
+def _bucket_of_rows(rows):
+    """The largest number of rows that shares a choice of kernel with `rows`."""
+    return dlfp4_cuda_bucket_of_rows(rows)
 
 
 def _multiply_bytes_on_cuda(a, b, Tensor out, alpha, str tactic, stream):
     """out = alpha * a @ b of FP8 (..., M, K) and (K, N)."""
     cdef Place place = place_for(elements_of(a), stream, a, out)
-    cdef Tensor target, result
-    cdef object x, w   # to be kept until the launch
+    cdef Tensor target, result, workspace
+    cdef object x, w   # to be kept until the launch, as the workspace
     cdef BytesMultiplication call
     cdef Touched touched
+    cdef int64_t bytes
     memset(&call, 0, sizeof(call))
     touch_nothing(&touched)
     secure(out)
@@ -133,14 +131,17 @@ def _multiply_bytes_on_cuda(a, b, Tensor out, alpha, str tactic, stream):
     target = result = as_rows(out, &place)
     if (result.dl.shape[1] > 1 and result.dl.strides[1] != 1) or not is_aligned(result):
         result = allocate_on(&place, target.row, 2, target.dl.shape, False)
-    if tactic == "walk" and result.dl.shape[0] >= MANY_ROWS:
-        x = with_scales_together(x, &place)
     fill_bytes(&call.product.x, x, &touched)
     fill_bytes(&call.product.w, w, &touched)
     fill_result_of_bytes(&call.product, result, &touched)
     call.product.rows, call.product.depth = result.dl.shape[0], b.shape[0]
     call.product.alpha = alpha
     call.tactic = TACTICS[tactic]
+    bytes = dlfp4_cuda_bytes_workspace(&call.product, call.tactic)
+    if bytes:
+        load_kernels(place.device, DLFP4_CUDA_IMAGE_blocks)
+        workspace = allocate_buffer((bytes,), UINT8, &place)
+        call.workspace = workspace.dl.data
     check_run(&place, run_on(&place, &touched, multiply_bytes_at, DLFP4_CUDA_IMAGE_products, &call, 0),
               "multiplying matrices")
     if result is not target:

@@ -127,7 +127,7 @@ cdef struct RoutedProduct:      # of prepared weights, or of bytes
 cdef int multiply_groups_at(const Place *place, void *call) noexcept nogil:
     cdef RoutedProduct *r = <RoutedProduct *> call
     if r.has_bytes:
-        return dlfp4_cuda_multiply_grouped_bytes(place.device, place.stream, &r.of_bytes, &r.routing)
+        return dlfp4_cuda_grouped_matmul_bytes(place.device, place.stream, &r.of_bytes, &r.routing)
     return dlfp4_cuda_multiply_grouped(place.device, place.stream, &r.product, r.factor_step, &r.routing)
 
 
@@ -149,8 +149,7 @@ def _multiply_groups_on_cuda(x, ScaledTensor w, Tensor offsets, Tensor indices, 
     call.has_bytes = not is_prepared(w)
     if call.has_bytes:
         rows, stack = as_bytes(x, &place), as_bytes(w, &place)
-        if x.shape[0] >= MANY_ROWS_OF_EXPERT * w.shape[0] and not gathers:   # which brings scales together as well
-            rows = with_scales_together(rows, &place)
+        load_kernels(place.device, DLFP4_CUDA_IMAGE_blocks)   # which may bring scales together
         fill_bytes(&call.of_bytes.x, rows, &touched)
         fill_bytes(&call.of_bytes.w, stack, &touched)
         fill_result_of_bytes(&call.of_bytes, result, &touched)
@@ -167,7 +166,7 @@ def _multiply_groups_on_cuda(x, ScaledTensor w, Tensor offsets, Tensor indices, 
     call.product.rows = call.of_bytes.rows = count
     fill_routing(&call.routing, offsets, indices, weights, gathers, &touched)
     call.routing.tokens = result.dl.shape[0] if weights is not None else x.shape[0]
-    count = dlfp4_cuda_grouped_bytes_workspace(&call.of_bytes, &call.routing) if call.has_bytes \
+    count = dlfp4_cuda_grouped_matmul_bytes_workspace(&call.of_bytes, &call.routing) if call.has_bytes \
         else dlfp4_cuda_grouped_workspace(&call.product, &call.routing)
     workspace = allocate_buffer((count,), UINT8, &place)
     call.routing.workspace = workspace.dl.data
