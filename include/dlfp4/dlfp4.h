@@ -117,7 +117,8 @@ typedef struct {
   uint32_t rotation;            /**< of dlfp4_rotation(); 0: none */
   const DLTensor *data;         /**< elements */
   const DLTensor *scales;       /**< decode scales, of the format's type */
-  const DLTensor *global_scale; /**< formats in two levels: float32, 0-d or, one for each line, (lines,); else NULL */
+  const DLTensor *global_scale; /**< formats in two levels: float32, 0-d or, one for each of `count` equal runs of
+                                 *   lines, such as lines or the matrices of a stack, (count,); else NULL */
   const DLTensor *offsets;      /**< int4 and uint4: zero points or biases, one for each scale, or NULL */
 } dlfp4_scaled_tensor;
 
@@ -181,53 +182,73 @@ DLFP4_API int64_t dlfp4_vecdot_workspace(int64_t lines, int64_t length);
 DLFP4_API dlfp4_status dlfp4_vecdot(const dlfp4_scaled_tensor *a, const dlfp4_scaled_tensor *b, const DLTensor *out,
                                     void *workspace, void *stream);
 
-/** The bytes of workspace that dlfp4_matmul() needs; -1 where it will refuse. */
+/** The bytes of workspace that dlfp4_matmul() needs, where the tensors lie; -1 where it will refuse. */
 DLFP4_API int64_t dlfp4_matmul_workspace(const dlfp4_scaled_tensor *a, const dlfp4_scaled_tensor *b,
                                          const DLTensor *out, const dlfp4_matmul_options *options);
 
-/** out(i, j) = alpha * the sum over k of a(i, k) * b(j, k): activations of (M, K) by weights of (N, K), on the host.
- * dlfp4_matmul_prepared() is that of CUDA devices. The bound is that of dlfp4_vecdot(), and one rounding.
+/** out(i, j) = alpha * the sum over k of a(i, k) * b(j, k): activations of (M, K) by weights of (N, K). On the host the
+ * bound is that of dlfp4_vecdot(), and one rounding.
  *
- * @param a, b       Floats, plain or quantized, whose blocks run along K.
- * @param out        (M, N) of float32, bfloat16 or float16.
- * @param options    NULL: alpha = 1, exact.
- * @param workspace  Of dlfp4_matmul_workspace() bytes, of any alignment.
- * @return DLFP4_E_DEVICE: memory of a device. */
+ * On a CUDA device of compute capability 9.0 these are products of FP8 by FP8, on its tensor cores, as both lie. They
+ * keep 13 bits below the largest product when they sum 128; what is smaller is lost, at most 2^-6 * sum |a b|, of
+ * random values below 2^-10 of it. All else is dlfp4_matmul_prepared()'s there.
+ *
+ * @param a, b       Floats, plain or quantized, whose blocks run along K. On a device float8_e4m3fn or float8_e5m2,
+ * each side without scales or with float32 ones for 128 of K or more (fp8_e4m3, fp8_row, fp8_1x128, fp8_128x128 and the
+ * same of e5m2; linear or in cuBLAS's layouts); where one side has scales of blocks, the other has scales, too. Rows
+ * begin at multiples of 16 bytes; K is one of 16, and not 0.
+ * @param out        (M, N) of float32, bfloat16 or float16; on a device in compact rows.
+ * @param options    NULL: alpha = 1, exact; on a device it is exact.
+ * @param workspace  Of dlfp4_matmul_workspace() bytes; on the host of any alignment. On a device aligned to 16 bytes,
+ * or NULL, which gives the same bits, more slowly where rows are many.
+ * @return On a device DLFP4_E_DTYPE: other elements. DLFP4_E_OPTION: other scales, or on one side alone.
+ * DLFP4_E_SHAPE: rows or K that its copies do not read. DLFP4_E_CUDA_KERNELS or CUDA_ERROR_NO_BINARY_FOR_GPU: another
+ * compute capability. */
 DLFP4_API dlfp4_status dlfp4_matmul(const dlfp4_scaled_tensor *a, const dlfp4_scaled_tensor *b, const DLTensor *out,
-                                    const dlfp4_matmul_options *options, void *workspace);
+                                    const dlfp4_matmul_options *options, void *workspace, void *stream);
 
-/** Which rows each expert multiplies. All on the host, compact. */
+/** Which rows each expert multiplies, where the tensors lie; compact. Integers are int64, on a device int32 as well.
+ *
+ * The host looks at them. On a device nothing does, and nothing waits: ends that decrease or are beyond the rows count
+ * as the nearest ones that do not, and rows with an index out of range as zeros, or none where they are added. A graph
+ * may be replayed with others. */
 typedef struct {
-  const DLTensor *ends;    /**< (experts,) of int64: expert e has the routed rows from ends[e - 1] up to ends[e] */
-  const DLTensor *indices; /**< (rows,) of int64, or NULL: the routed rows are those of x and of out, in order */
+  const DLTensor *ends;    /**< (experts,): expert e has the routed rows from ends[e - 1] up to ends[e] */
+  const DLTensor *indices; /**< (rows,), or NULL: the routed rows are those of x and of out, in order */
   const DLTensor
       *weights;    /**< (rows,) of float32, or NULL; with them, routed rows are added to rows `indices` of out */
   int32_t gathers; /**< nonzero: `indices` are rows of x, too */
 } dlfp4_routing;
 
-/** The bytes of workspace that dlfp4_grouped_matmul() needs; -1 where it will refuse. */
+/** The bytes of workspace that dlfp4_grouped_matmul() needs, where the tensors lie; -1 where it will refuse. */
 DLFP4_API int64_t dlfp4_grouped_matmul_workspace(const dlfp4_scaled_tensor *x, const dlfp4_scaled_tensor *w,
                                                  const dlfp4_routing *routing, const DLTensor *out,
                                                  const dlfp4_matmul_options *options);
 
-/** The product of dlfp4_matmul() by each expert, with the same bits, on the host.
+/** The product of dlfp4_matmul() by each expert; on the host with the same bits, on a device with those of a kernel
+ * that does not share out K. There it is of float8_e4m3fn by float8_e4m3fn, and of at most 512 experts;
+ * dlfp4_grouped_matmul_prepared() has the rest.
  *
  * @param x          (rows, K), or, where indices gather, (tokens, K).
  * @param w          (experts * N, K): the weights of one expert after those of the other.
  * @param out        (rows, N); rows beyond the last end are zero. With weights (tokens, N): row i is the sum of
  *                   weight * product over the routed rows with that index, in their order, in float32, rounded once.
- * @return DLFP4_E_OPTION: ends that decrease or exceed the rows, indices out of range, weights without indices. */
+ *                   Where a device gathers and adds, both have as many tokens.
+ * @param workspace  Of dlfp4_grouped_matmul_workspace() bytes; on a device aligned to 16.
+ * @return On the host DLFP4_E_OPTION: ends that decrease or exceed the rows, indices out of range. DLFP4_E_OPTION:
+ * weights without indices, no workspace on a device. On a device also what dlfp4_matmul() returns there. */
 DLFP4_API dlfp4_status dlfp4_grouped_matmul(const dlfp4_scaled_tensor *x, const dlfp4_scaled_tensor *w,
                                             const dlfp4_routing *routing, const DLTensor *out,
-                                            const dlfp4_matmul_options *options, void *workspace);
+                                            const dlfp4_matmul_options *options, void *workspace, void *stream);
 
 /** Weights in the order in which the matrix kernels of CUDA devices read them. The members are the library's own; what
  * they point to belongs to the caller. */
 typedef struct {
   const void *memory;
-  const float *factor; /* the scale of the whole tensor, on the device, or NULL */
+  const float *factors; /* the scale of the whole tensor, or of each matrix of a stack, on the device, or NULL */
   int32_t device, format, largest, exact_in_half;
   int64_t rows, columns;
+  int64_t matrices; /* that have a factor each; 1: all has one, or none */
 } dlfp4_prepared;
 
 /** The bytes that weights of (rows, columns) take in this form; 0 where it does not have them: formats of integers and
@@ -236,10 +257,11 @@ DLFP4_API int64_t dlfp4_prepared_bytes(int format, int64_t rows, int64_t columns
 
 /** Prepares weights on a device, once for many products. It waits for the device.
  *
- * @param w         (N, K), blocks along K, linear scales. A scale of the whole tensor is read by products, too, and has
- *                  to stay where it is; all else may go.
+ * @param w         (N, K), blocks along K, linear scales; of a stack for experts (experts * N, K), whose global scale
+ *                  may be one for each expert, (experts,). Scales of the whole tensor or of experts are read by
+ *                  products, too, and have to stay where they are; all else may go.
  * @param memory    Of dlfp4_prepared_bytes(), on the device, aligned to 256 bytes; the products read it.
- * @param prepared  What dlfp4_matmul_prepared() takes.
+ * @param prepared  What dlfp4_matmul_prepared() and dlfp4_grouped_matmul_prepared() take.
  * @return DLFP4_E_OPTION: the form does not have such weights, or not their values: its power-of-two scales span less
  * than those of the formats. Multiply dequantized weights then. */
 DLFP4_API dlfp4_status dlfp4_prepare(const dlfp4_scaled_tensor *w, void *memory, dlfp4_prepared *prepared,
@@ -250,9 +272,27 @@ DLFP4_API dlfp4_status dlfp4_prepare(const dlfp4_scaled_tensor *w, void *memory,
  * @param x    (M, K) of bfloat16, or of float16 where the weights' values have no larger span than that, in rows that
  *             begin at multiples of 16 bytes; K is a multiple of 8.
  * @param out  (M, N) of float32, bfloat16 or float16, in compact rows.
- * @return DLFP4_E_DTYPE, DLFP4_E_SHAPE, DLFP4_E_DEVICE. */
+ * @return DLFP4_E_DTYPE, DLFP4_E_SHAPE, DLFP4_E_DEVICE. DLFP4_E_OPTION: a stack whose experts have a scale each. */
 DLFP4_API dlfp4_status dlfp4_matmul_prepared(const DLTensor *x, const dlfp4_prepared *w, const DLTensor *out,
                                              float alpha, void *stream);
+
+/** The bytes of workspace, on the device, that dlfp4_grouped_matmul_prepared() needs; -1 where it will refuse. */
+DLFP4_API int64_t dlfp4_grouped_matmul_prepared_workspace(const DLTensor *x, const dlfp4_prepared *w,
+                                                          const dlfp4_routing *routing, const DLTensor *out);
+
+/** The product of dlfp4_matmul_prepared() by each expert, with the bits of a kernel that does not share out K; on
+ * devices of compute capability 9.0, of at most 512 experts.
+ *
+ * @param x          (rows, K), or, where indices gather, (tokens, K), of dlfp4_matmul_prepared()'s types.
+ * @param w          A stack of (experts * N, K), prepared as one matrix.
+ * @param routing    On the device.
+ * @param out        As dlfp4_grouped_matmul() has it there.
+ * @param workspace  Of dlfp4_grouped_matmul_prepared_workspace() bytes, aligned to 16.
+ * @return As dlfp4_matmul_prepared(). DLFP4_E_OPTION: weights without indices, or scales of another number of experts,
+ * or no workspace. CUDA_ERROR_NO_BINARY_FOR_GPU: another compute capability. */
+DLFP4_API dlfp4_status dlfp4_grouped_matmul_prepared(const DLTensor *x, const dlfp4_prepared *w,
+                                                     const dlfp4_routing *routing, const DLTensor *out, float alpha,
+                                                     void *workspace, void *stream);
 
 /* --- The machine --------------------------------------------------------------------------------------------- */
 
@@ -282,7 +322,9 @@ DLFP4_API dlfp4_status dlfp4_load_cuda(int device);
  *   dlfp4.cast(x, out)
  *   dlfp4.quantize(x, format, axis, layout, data, scales, global_scale or None, zero_points or None)
  *   dlfp4.dequantize(format, axis, layout, data, scales, global_scale or None, offsets or None, out)
- *   dlfp4.matmul(x, format, axis, layout, data, scales, global_scale or None, offsets or None, out, alpha): on the host
+ *   dlfp4.matmul(x, format, axis, layout, data, scales, global_scale or None, offsets or None, out, alpha)
+ *
+ * On a device matmul is that of FP8 x, without scales, by FP8 with one scale for the tensor.
  *
  * The library is a module of tvm-ffi, too, with these functions by their names without "dlfp4.".
  *

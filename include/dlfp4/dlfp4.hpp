@@ -437,7 +437,11 @@ inline void dequantize(const ScaledView &q, const View &out, void *stream, std::
 }
 
 namespace detail {
-// Calls with a workspace of so many bytes; without one where it is refused, to learn why.
+inline bool is_on_cuda(const View &x) noexcept {
+  return x.device().device_type == kDLCUDA || x.device().device_type == kDLCUDAManaged;
+}
+
+// Calls with a workspace of so many bytes of the host; without one where it is refused, to learn why.
 template <class Call>
 std::error_code with_workspace(std::int64_t bytes, Call call) {
   if (bytes <= 0) return make_error_code(call(nullptr));
@@ -446,15 +450,33 @@ std::error_code with_workspace(std::int64_t bytes, Call call) {
 }
 }  // namespace detail
 
-/** out(i, j) = alpha * the sum over k of a(i, k) * b(j, k), on the host; see dlfp4_matmul(). The workspace is allocated
- * for the call. */
-inline void matmul(const Operand &a, const Operand &b, const View &out, const dlfp4_matmul_options *options,
-                   std::error_code &error) {
+/** The bytes of workspace that matmul() takes, where the tensors lie; see dlfp4_matmul_workspace(). */
+inline std::int64_t matmul_workspace(const Operand &a, const Operand &b, const View &out,
+                                     const dlfp4_matmul_options *options = nullptr) noexcept {
   const detail::Described left(a), right(b);
   const DLTensor to = out.dl();
-  error = detail::with_workspace(dlfp4_matmul_workspace(left.get(), right.get(), &to, options), [&](void *workspace) {
-    return dlfp4_matmul(left.get(), right.get(), &to, options, workspace);
-  });
+  return dlfp4_matmul_workspace(left.get(), right.get(), &to, options);
+}
+
+/** out(i, j) = alpha * the sum over k of a(i, k) * b(j, k), on any device, in a workspace of matmul_workspace() bytes;
+ * see dlfp4_matmul(). */
+inline void matmul(const Operand &a, const Operand &b, const View &out, const dlfp4_matmul_options *options,
+                   void *workspace, void *stream, std::error_code &error) {
+  const detail::Described left(a), right(b);
+  const DLTensor to = out.dl();
+  error = make_error_code(dlfp4_matmul(left.get(), right.get(), &to, options, workspace, stream));
+}
+
+/** The same, with a workspace that is allocated for the call on the host. On a CUDA device there is none, and the
+ * stream is the legacy default one. */
+inline void matmul(const Operand &a, const Operand &b, const View &out, const dlfp4_matmul_options *options,
+                   std::error_code &error) {
+  error =
+      detail::with_workspace(detail::is_on_cuda(out) ? 0 : matmul_workspace(a, b, out, options), [&](void *workspace) {
+        std::error_code found;
+        matmul(a, b, out, options, workspace, nullptr, found);
+        return static_cast<dlfp4_status>(found.value());
+      });
 }
 
 /** Which rows each expert multiplies; see dlfp4_routing. */
@@ -463,17 +485,55 @@ struct Routing {
   bool gathers = false;
 };
 
-/** The product of matmul() by each expert, on the host; see dlfp4_grouped_matmul(). */
+namespace detail {
+// The C struct, for the length of a call: it points into itself.
+class DescribedRouting {
+ public:
+  explicit DescribedRouting(const Routing &routing) noexcept
+      : ends_(routing.ends.dl()),
+        indices_(routing.indices.dl()),
+        weights_(routing.weights.dl()),
+        routing_{&ends_, routing.indices ? &indices_ : nullptr, routing.weights ? &weights_ : nullptr,
+                 routing.gathers} {}
+  DescribedRouting(const DescribedRouting &) = delete;
+  DescribedRouting &operator=(const DescribedRouting &) = delete;
+  const dlfp4_routing *get() const noexcept { return &routing_; }
+
+ private:
+  DLTensor ends_, indices_, weights_;
+  dlfp4_routing routing_;
+};
+}  // namespace detail
+
+/** The bytes of workspace that grouped_matmul() takes, where the tensors lie; see dlfp4_grouped_matmul_workspace(). */
+inline std::int64_t grouped_matmul_workspace(const Operand &x, const Operand &w, const Routing &routing,
+                                             const View &out, const dlfp4_matmul_options *options = nullptr) noexcept {
+  const detail::Described left(x), right(w);
+  const detail::DescribedRouting rows(routing);
+  const DLTensor to = out.dl();
+  return dlfp4_grouped_matmul_workspace(left.get(), right.get(), rows.get(), &to, options);
+}
+
+/** The product of matmul() by each expert, on any device, in a workspace of grouped_matmul_workspace() bytes; see
+ * dlfp4_grouped_matmul(). */
+inline void grouped_matmul(const Operand &x, const Operand &w, const Routing &routing, const View &out,
+                           const dlfp4_matmul_options *options, void *workspace, void *stream, std::error_code &error) {
+  const detail::Described left(x), right(w);
+  const detail::DescribedRouting rows(routing);
+  const DLTensor to = out.dl();
+  error = make_error_code(dlfp4_grouped_matmul(left.get(), right.get(), rows.get(), &to, options, workspace, stream));
+}
+
+/** The same, with a workspace that is allocated for the call on the host. On a CUDA device there is none, and the
+ * stream is the legacy default one. */
 inline void grouped_matmul(const Operand &x, const Operand &w, const Routing &routing, const View &out,
                            const dlfp4_matmul_options *options, std::error_code &error) {
-  const detail::Described left(x), right(w);
-  const DLTensor to = out.dl(), ends = routing.ends.dl(), indices = routing.indices.dl(),
-                 weights = routing.weights.dl();
-  const dlfp4_routing rows = {&ends, routing.indices ? &indices : nullptr, routing.weights ? &weights : nullptr,
-                              routing.gathers};
-  error = detail::with_workspace(
-      dlfp4_grouped_matmul_workspace(left.get(), right.get(), &rows, &to, options),
-      [&](void *workspace) { return dlfp4_grouped_matmul(left.get(), right.get(), &rows, &to, options, workspace); });
+  error = detail::with_workspace(detail::is_on_cuda(out) ? 0 : grouped_matmul_workspace(x, w, routing, out, options),
+                                 [&](void *workspace) {
+                                   std::error_code found;
+                                   grouped_matmul(x, w, routing, out, options, workspace, nullptr, found);
+                                   return static_cast<dlfp4_status>(found.value());
+                                 });
 }
 
 /** Prepares weights on a CUDA device in memory of dlfp4_prepared_bytes(); see dlfp4_prepare(). */
@@ -489,6 +549,23 @@ inline void matmul(const View &x, const dlfp4_prepared &w, const View &out, floa
                    std::error_code &error) {
   const DLTensor from = x.dl(), to = out.dl();
   error = make_error_code(dlfp4_matmul_prepared(&from, &w, &to, alpha, stream));
+}
+
+/** The bytes of workspace that grouped_matmul() by prepared weights takes, on the device; see
+ * dlfp4_grouped_matmul_prepared_workspace(). */
+inline std::int64_t grouped_matmul_workspace(const View &x, const dlfp4_prepared &w, const Routing &routing,
+                                             const View &out) noexcept {
+  const detail::DescribedRouting rows(routing);
+  const DLTensor from = x.dl(), to = out.dl();
+  return dlfp4_grouped_matmul_prepared_workspace(&from, &w, rows.get(), &to);
+}
+
+/** The product of matmul() with prepared weights by each expert; see dlfp4_grouped_matmul_prepared(). */
+inline void grouped_matmul(const View &x, const dlfp4_prepared &w, const Routing &routing, const View &out, float alpha,
+                           void *workspace, void *stream, std::error_code &error) {
+  const detail::DescribedRouting rows(routing);
+  const DLTensor from = x.dl(), to = out.dl();
+  error = make_error_code(dlfp4_grouped_matmul_prepared(&from, &w, rows.get(), &to, alpha, workspace, stream));
 }
 
 /** out[i] = the sum over k of a(i, k) * b(i, k), on the host; see dlfp4_vecdot(). */
@@ -529,6 +606,27 @@ inline void matmul(const Operand &a, const Operand &b, const View &out, const dl
   std::error_code error;
   matmul(a, b, out, options, error);
   detail::check(error, "matmul");
+}
+
+inline void matmul(const Operand &a, const Operand &b, const View &out, const dlfp4_matmul_options *options,
+                   void *workspace, void *stream) {
+  std::error_code error;
+  matmul(a, b, out, options, workspace, stream, error);
+  detail::check(error, "matmul");
+}
+
+inline void grouped_matmul(const Operand &x, const Operand &w, const Routing &routing, const View &out,
+                           const dlfp4_matmul_options *options, void *workspace, void *stream) {
+  std::error_code error;
+  grouped_matmul(x, w, routing, out, options, workspace, stream, error);
+  detail::check(error, "grouped_matmul");
+}
+
+inline void grouped_matmul(const View &x, const dlfp4_prepared &w, const Routing &routing, const View &out, float alpha,
+                           void *workspace, void *stream) {
+  std::error_code error;
+  grouped_matmul(x, w, routing, out, alpha, workspace, stream, error);
+  detail::check(error, "grouped_matmul");
 }
 
 inline void grouped_matmul(const Operand &x, const Operand &w, const Routing &routing, const View &out,

@@ -18,7 +18,7 @@ dlfp4_view view_of(const Elements &x, bool padded) {
 dlfp4_status read_floats(const DLTensor *tensor, dlfp4_matrix *result) {
   Matrix x;
   if (const dlfp4_status status = read_matrix(tensor, &x)) return status;
-  *result = {x.data, x.shape[0], x.shape[1], {x.strides[0], x.strides[1]}, x.code, x.bits};
+  *result = matrix_of(x);
   return DLFP4_OK;
 }
 
@@ -37,6 +37,7 @@ dlfp4_status add_result(const dlfp4_scaled_tensor *q, Scaled *scaled, Quantizati
   const int64_t lines = rows ? call->x.rows : call->x.columns, length = rows ? call->x.columns : call->x.rows;
   if (const dlfp4_status status = read_scaled(q, lines, length, call->recipe.zero_scale, scaled)) return status;
   if (call->given != 0 && scaled->blocks.decodes) return DLFP4_E_OPTION;
+  if (scaled->blocks.decode_lines != 1) return DLFP4_E_SHAPE;  // quantizing finds those of one line each
   if ((dlfp4_formats[q->format].element == DLFP4_uint4) != (q->offsets != nullptr)) return DLFP4_E_OPTION;
   scaled->blocks.finds_decodes = scaled->blocks.decodes != nullptr;
   if (call->along[!rows]) return DLFP4_E_OPTION;

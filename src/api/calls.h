@@ -24,6 +24,30 @@ struct Factor {
   int64_t count;        // of lines
 };
 
+struct Product {
+  Factor factors[2];
+  int64_t length;
+  dlfp4_matrix out;
+  dlfp4_matmul_options options;
+  Place place;
+};
+
+struct Numbers {
+  const void *data;  // next to one another; or NULL
+  int bits;          // of integers: 32 or 64
+};
+
+// Which rows each expert multiplies; what the numbers are is not looked at.
+struct Experts {
+  int64_t count, rows;  // of experts, and of routed rows
+  Numbers ends, indices;
+  const float *weights;
+  bool gathers;
+};
+// For x of so many lines and weights of so many, of all experts.
+dlfp4_status read_experts(const dlfp4_routing *routing, const Place &place, int64_t lines, int64_t lines_of_weights,
+                          const dlfp4_matrix &out, Experts *experts);
+
 const char *name_of_cuda(int result);
 dlfp4_status load_on_cuda(int device);
 
@@ -36,6 +60,12 @@ dlfp4_status convert_scales_on_cuda(const Place &place, const void *x, int x_lay
 int64_t vecdot_workspace_on_cuda(int64_t lines, int64_t length);
 dlfp4_status vecdot_on_cuda(const Place &place, const Factor &a, const Factor &b, int64_t lines, int64_t length,
                             float *out, void *workspace);
+
+// -1 where the call will be refused.
+int64_t matmul_workspace_on_cuda(const Product &product);
+dlfp4_status matmul_on_cuda(const Product &product, void *workspace);
+int64_t grouped_matmul_workspace_on_cuda(const Product &product, const Experts &experts);
+dlfp4_status grouped_matmul_on_cuda(const Product &product, const Experts &experts, void *workspace);
 
 }  // namespace api
 }  // namespace dlfp4

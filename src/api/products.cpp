@@ -70,50 +70,42 @@ void read_decodes(Factor factors[2]) {
     if (factors[k].decode) factors[k].lines.decode = *factors[k].decode;
 }
 
-struct Product {
-  Factor factors[2];
-  int64_t length;
-  dlfp4_matrix out;
-  dlfp4_matmul_options options;
-};
-
 // All but whether the result's extents are those of the operands.
 dlfp4_status read_product(const dlfp4_scaled_tensor *a, const dlfp4_scaled_tensor *b, const DLTensor *out,
-                          const dlfp4_matmul_options *options, Product *product) {
+                          const dlfp4_matmul_options *options, void *stream, Product *product) {
   Matrix matrix;
-  Place place;
   if (const dlfp4_status status = read_factors(a, b, &product->length, product->factors)) return status;
   if (const dlfp4_status status = read_matrix(out, &matrix)) return status;
-  if (const dlfp4_status status = find_place_of(a, b, out, nullptr, &place)) return status;
-  if (!place.on_host) return DLFP4_E_DEVICE;
-  product->out = {matrix.data, matrix.shape[0], matrix.shape[1], {matrix.strides[0], matrix.strides[1]},
-                  matrix.code, matrix.bits};
+  if (const dlfp4_status status = find_place_of(a, b, out, stream, &product->place)) return status;
+  product->out = matrix_of(matrix);
   product->options = {DLFP4_ACTIVATION_EXACT, 1};
   if (options) product->options = *options;
-  read_decodes(product->factors);
+  if (product->place.on_host) read_decodes(product->factors);
   return DLFP4_OK;
 }
 
 dlfp4_status read_matmul(const dlfp4_scaled_tensor *a, const dlfp4_scaled_tensor *b, const DLTensor *out,
-                         const dlfp4_matmul_options *options, Product *product) {
-  if (const dlfp4_status status = read_product(a, b, out, options, product)) return status;
+                         const dlfp4_matmul_options *options, void *stream, Product *product) {
+  if (const dlfp4_status status = read_product(a, b, out, options, stream, product)) return status;
   const bool fits = product->out.rows == product->factors[0].count && product->out.columns == product->factors[1].count;
   return fits ? DLFP4_OK : DLFP4_E_SHAPE;
 }
 
-// Numbers of the host, next to one another: as many as `count`, or, where that is -1, any, which sets it.
-template <class Number>
-dlfp4_status read_numbers(const DLTensor *tensor, int dtype, int64_t *count, const Number **numbers) {
+// --- Experts ---------------------------------------------------------------------------------
+
+// Numbers next to one another: as many as `count`, or, where that is -1, any, which sets it.
+dlfp4_status read_numbers(const DLTensor *tensor, const Place &place, bool are_integers, int64_t *count,
+                          Numbers *numbers) {
+  static const int64_t kNone = 0;  // where there are none, which NULL would not tell from no tensor
   Elements x;
-  Place place;
   if (!tensor) return DLFP4_OK;
   if (const dlfp4_status status = read(tensor, &x)) return status;
-  if (const dlfp4_status status = find_place(&tensor, 1, nullptr, &place)) return status;
-  if (!place.on_host) return DLFP4_E_DEVICE;
-  if (x.dtype != dtype) return DLFP4_E_DTYPE;
+  if (!lies_at(tensor, place)) return DLFP4_E_DEVICE;
+  const bool is_short = x.dtype == DLFP4_int32 && !place.on_host;
+  if (are_integers ? x.dtype != DLFP4_int64 && !is_short : x.dtype != DLFP4_float32) return DLFP4_E_DTYPE;
   if (x.ndim != 1 || !is_array(x) || (*count >= 0 && x.shape[0] != *count)) return DLFP4_E_SHAPE;
   *count = x.shape[0];
-  *numbers = reinterpret_cast<const Number *>(x.data);
+  *numbers = {*count ? static_cast<const void *>(x.data) : &kNone, x.bits};
   return DLFP4_OK;
 }
 
@@ -131,41 +123,54 @@ bool lie_below(const int64_t *numbers, int64_t count, int64_t limit) {
   return true;
 }
 
-// The product's result and x say how many rows there are.
-dlfp4_status read_groups(const dlfp4_routing &routing, const Product &product, dlfp4_groups *groups) {
-  const int64_t lines = product.factors[0].count;
-  const int64_t *indices = nullptr;
+dlfp4_status read_grouped(const dlfp4_scaled_tensor *x, const dlfp4_scaled_tensor *w, const dlfp4_routing *routing,
+                          const DLTensor *out, const dlfp4_matmul_options *options, void *stream, Product *product,
+                          Experts *experts) {
+  if (const dlfp4_status status = read_product(x, w, out, options, stream, product)) return status;
+  return read_experts(routing, product->place, product->factors[0].count, product->factors[1].count, product->out,
+                      experts);
+}
+
+// The host looks at the numbers.
+dlfp4_status read_groups(const Product &product, const Experts &experts, dlfp4_groups *groups) {
+  const int64_t *const indices = static_cast<const int64_t *>(experts.indices.data);
   *groups = {};
-  groups->experts = -1;
-  groups->rows = routing.indices ? -1 : lines;
-  if (!routing.ends || (!routing.indices && (routing.weights || routing.gathers))) return DLFP4_E_OPTION;
-  if (routing.indices && !routing.weights && !routing.gathers) return DLFP4_E_OPTION;
-  if (const dlfp4_status status = read_numbers(routing.ends, DLFP4_int64, &groups->experts, &groups->ends))
-    return status;
-  if (const dlfp4_status status = read_numbers(routing.indices, DLFP4_int64, &groups->rows, &indices)) return status;
-  if (const dlfp4_status status = read_numbers(routing.weights, DLFP4_float32, &groups->rows, &groups->weights))
-    return status;
-  if (!routing.gathers && groups->rows != lines) return DLFP4_E_SHAPE;
-  if (!routing.weights && groups->rows != product.out.rows) return DLFP4_E_SHAPE;
-  if (product.factors[1].count != groups->experts * product.out.columns) return DLFP4_E_SHAPE;
-  if (!lie_in_order(groups->ends, groups->experts, groups->rows)) return DLFP4_E_OPTION;
+  groups->experts = experts.count;
+  groups->rows = experts.rows;
+  groups->ends = static_cast<const int64_t *>(experts.ends.data);
+  groups->weights = experts.weights;
   groups->step = product.out.columns * product.factors[1].lines.step;
-  if (routing.gathers) groups->gather = indices;
-  if (routing.weights) groups->scatter = indices;
-  if (groups->gather && !lie_below(indices, groups->rows, lines)) return DLFP4_E_OPTION;
+  if (!lie_in_order(groups->ends, groups->experts, groups->rows)) return DLFP4_E_OPTION;
+  if (experts.gathers) groups->gather = indices;
+  if (experts.weights) groups->scatter = indices;
+  if (groups->gather && !lie_below(indices, groups->rows, product.factors[0].count)) return DLFP4_E_OPTION;
   if (groups->scatter && !lie_below(indices, groups->rows, product.out.rows)) return DLFP4_E_OPTION;
   return DLFP4_OK;
 }
 
-dlfp4_status read_grouped(const dlfp4_scaled_tensor *x, const dlfp4_scaled_tensor *w, const dlfp4_routing *routing,
-                          const DLTensor *out, const dlfp4_matmul_options *options, Product *product,
-                          dlfp4_groups *groups) {
-  if (!routing) return DLFP4_E_OPTION;
-  if (const dlfp4_status status = read_product(x, w, out, options, product)) return status;
-  return read_groups(*routing, *product, groups);
+}  // namespace
+
+// The product's result and x say how many rows there are.
+dlfp4_status read_experts(const dlfp4_routing *routing, const Place &place, int64_t lines, int64_t lines_of_weights,
+                          const dlfp4_matrix &out, Experts *experts) {
+  Numbers weights = {};
+  *experts = {};
+  experts->count = -1;
+  if (!routing || !routing->ends) return DLFP4_E_OPTION;
+  if ((routing->weights || routing->gathers) != (routing->indices != nullptr)) return DLFP4_E_OPTION;
+  experts->rows = routing->indices ? -1 : lines;
+  experts->gathers = routing->gathers;
+  if (const dlfp4_status status = read_numbers(routing->ends, place, true, &experts->count, &experts->ends))
+    return status;
+  if (const dlfp4_status status = read_numbers(routing->indices, place, true, &experts->rows, &experts->indices))
+    return status;
+  if (const dlfp4_status status = read_numbers(routing->weights, place, false, &experts->rows, &weights)) return status;
+  experts->weights = static_cast<const float *>(weights.data);
+  if (!experts->gathers && experts->rows != lines) return DLFP4_E_SHAPE;
+  if (!routing->weights && experts->rows != out.rows) return DLFP4_E_SHAPE;
+  return lines_of_weights == experts->count * out.columns ? DLFP4_OK : DLFP4_E_SHAPE;
 }
 
-}  // namespace
 }  // namespace api
 }  // namespace dlfp4
 
@@ -201,33 +206,43 @@ dlfp4_status dlfp4_vecdot(const dlfp4_scaled_tensor *a, const dlfp4_scaled_tenso
 int64_t dlfp4_matmul_workspace(const dlfp4_scaled_tensor *a, const dlfp4_scaled_tensor *b, const DLTensor *out,
                                const dlfp4_matmul_options *options) {
   dlfp4::api::Product p;
-  if (dlfp4::api::read_matmul(a, b, out, options, &p)) return -1;
+  if (dlfp4::api::read_matmul(a, b, out, options, nullptr, &p)) return -1;
+  if (!p.place.on_host) return dlfp4::api::matmul_workspace_on_cuda(p);
   return dlfp4_host_matmul_workspace(&p.factors[0].lines, &p.factors[1].lines, p.length, &p.out, &p.options);
 }
 
 dlfp4_status dlfp4_matmul(const dlfp4_scaled_tensor *a, const dlfp4_scaled_tensor *b, const DLTensor *out,
-                          const dlfp4_matmul_options *options, void *workspace) {
+                          const dlfp4_matmul_options *options, void *workspace, void *stream) {
   dlfp4::api::Product p;
-  if (const dlfp4_status status = dlfp4::api::read_matmul(a, b, out, options, &p)) return status;
+  if (const dlfp4_status status = dlfp4::api::read_matmul(a, b, out, options, stream, &p)) return status;
+  if (!p.place.on_host) return dlfp4::api::matmul_on_cuda(p, workspace);
   return dlfp4_host_matmul(&p.factors[0].lines, &p.factors[1].lines, p.length, &p.out, &p.options, workspace);
 }
 
 int64_t dlfp4_grouped_matmul_workspace(const dlfp4_scaled_tensor *x, const dlfp4_scaled_tensor *w,
                                        const dlfp4_routing *routing, const DLTensor *out,
                                        const dlfp4_matmul_options *options) {
-  dlfp4::api::Product p;
+  using namespace dlfp4::api;
+  Product p;
+  Experts experts;
   dlfp4_groups groups;
-  if (dlfp4::api::read_grouped(x, w, routing, out, options, &p, &groups)) return -1;
+  if (read_grouped(x, w, routing, out, options, nullptr, &p, &experts)) return -1;
+  if (!p.place.on_host) return grouped_matmul_workspace_on_cuda(p, experts);
+  if (read_groups(p, experts, &groups)) return -1;
   return dlfp4_host_grouped_matmul_workspace(&p.factors[0].lines, &p.factors[1].lines, p.length, &groups, &p.out,
                                              &p.options);
 }
 
 dlfp4_status dlfp4_grouped_matmul(const dlfp4_scaled_tensor *x, const dlfp4_scaled_tensor *w,
                                   const dlfp4_routing *routing, const DLTensor *out,
-                                  const dlfp4_matmul_options *options, void *workspace) {
-  dlfp4::api::Product p;
+                                  const dlfp4_matmul_options *options, void *workspace, void *stream) {
+  using namespace dlfp4::api;
+  Product p;
+  Experts experts;
   dlfp4_groups groups;
-  if (const dlfp4_status status = dlfp4::api::read_grouped(x, w, routing, out, options, &p, &groups)) return status;
+  if (const dlfp4_status status = read_grouped(x, w, routing, out, options, stream, &p, &experts)) return status;
+  if (!p.place.on_host) return grouped_matmul_on_cuda(p, experts, workspace);
+  if (const dlfp4_status status = read_groups(p, experts, &groups)) return status;
   return dlfp4_host_grouped_matmul(&p.factors[0].lines, &p.factors[1].lines, p.length, &groups, &p.out, &p.options,
                                    workspace);
 }

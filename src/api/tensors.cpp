@@ -94,12 +94,16 @@ dlfp4_status read_global_scale(const dlfp4_scaled_tensor &q, int64_t lines, Scal
   Elements scale;
   if (const dlfp4_status status = read(q.global_scale, &scale)) return status;
   if (scale.dtype != DLFP4_float32) return DLFP4_E_DTYPE;
-  if (!is_array(scale) || scale.ndim > 1 || (scale.ndim == 1 && scale.shape[0] != lines)) return DLFP4_E_SHAPE;
+  if (!is_array(scale) || scale.ndim > 1) return DLFP4_E_SHAPE;
   float *const numbers = reinterpret_cast<float *>(scale.data);
-  if (scale.ndim == 1)
-    scaled->blocks.decodes = numbers;
-  else
+  if (scale.ndim == 0) {
     scaled->global_scale = numbers;
+    return DLFP4_OK;
+  }
+  const int64_t count = scale.shape[0];
+  if (count != lines && (count == 0 || lines % count != 0)) return DLFP4_E_SHAPE;
+  scaled->blocks.decodes = numbers;
+  if (count > 0 && lines > 0) scaled->blocks.decode_lines = lines / count;
   return DLFP4_OK;
 }
 
@@ -193,6 +197,12 @@ dlfp4_status find_place(const DLTensor *const *tensors, int count, void *stream,
   if (!first) return DLFP4_E_OPTION;
   *place = {kind_of(first->device) == kHost, first->device.device_id, reinterpret_cast<uintptr_t>(stream)};
   return DLFP4_OK;
+}
+
+bool lies_at(const DLTensor *tensor, const Place &place) {
+  Place own;
+  if (find_place(&tensor, 1, nullptr, &own) != DLFP4_OK || own.on_host != place.on_host) return false;
+  return own.on_host || own.device == place.device;
 }
 
 dlfp4_status find_place_of(const dlfp4_scaled_tensor *a, const dlfp4_scaled_tensor *b, const DLTensor *other,

@@ -34,6 +34,11 @@ struct Matrix {
 };
 dlfp4_status read_matrix(const DLTensor *tensor, Matrix *matrix);
 
+// As drivers have it.
+inline dlfp4_matrix matrix_of(const Matrix &x) {
+  return {x.data, x.shape[0], x.shape[1], {x.strides[0], x.strides[1]}, x.code, x.bits};
+}
+
 // Where a call runs.
 struct Place {
   bool on_host;
@@ -52,6 +57,8 @@ dlfp4_status read_pair(dlfp4_status (*read_one)(const DLTensor *, Operand *), co
   if (const dlfp4_status status = read_one(out, to)) return status;
   return find_place(tensors, 2, stream, place);
 }
+// Whether a tensor lies where others do.
+bool lies_at(const DLTensor *tensor, const Place &place);
 dlfp4_status find_place_of(const dlfp4_scaled_tensor *a, const dlfp4_scaled_tensor *b, const DLTensor *other,
                            void *stream, Place *place);
 

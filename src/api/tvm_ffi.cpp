@@ -191,6 +191,8 @@ class Call {
   bool failed_ = false;
 };
 
+bool is_on_cuda(const DLTensor &x) { return x.device.device_type == kDLCUDA || x.device.device_type == kDLCUDAManaged; }
+
 // The stream that tvm-ffi's environment has for a tensor's device.
 void *stream_of(const DLTensor *x) {
   const auto get = find<void *(*)(int32_t, int32_t)>("TVMFFIEnvGetStream");
@@ -237,9 +239,10 @@ int matmul(void *, const Any *arguments, int32_t count, Any *result) {
   const dlfp4_matmul_options options = {DLFP4_ACTIVATION_EXACT, call.number(9)};
   put_none(result);
   if (call.failed()) return -1;
-  const int64_t bytes = dlfp4_matmul_workspace(&x, &w, out, &options);
-  void *const workspace = malloc(bytes > 0 ? static_cast<size_t>(bytes) : 1);
-  const dlfp4_status status = workspace ? dlfp4_matmul(&x, &w, out, &options, workspace) : DLFP4_E_MEMORY;
+  const int64_t bytes = is_on_cuda(*out) ? 0 : dlfp4_matmul_workspace(&x, &w, out, &options);
+  void *const workspace = bytes > 0 ? malloc(static_cast<size_t>(bytes)) : nullptr;
+  const dlfp4_status status =
+      bytes > 0 && !workspace ? DLFP4_E_MEMORY : dlfp4_matmul(&x, &w, out, &options, workspace, stream_of(out));
   free(workspace);
   return call.finish(status);
 }

@@ -268,7 +268,7 @@ void matmul(Bytes *input, Arena *arena) {
   const auto call = [&] {
     const int64_t bytes = dlfp4_matmul_workspace(&p.a.parts.q, &p.b.parts.q, &p.out.fields, p.given());
     void *const workspace = arena->take_scratch(bytes < 0 ? 0 : bytes, shift);
-    const dlfp4_status status = dlfp4_matmul(&p.a.parts.q, &p.b.parts.q, &p.out.fields, p.given(), workspace);
+    const dlfp4_status status = dlfp4_matmul(&p.a.parts.q, &p.b.parts.q, &p.out.fields, p.given(), workspace, nullptr);
     require((bytes < 0) == (status != DLFP4_OK), "the workspace says otherwise");
     return status;
   };
@@ -359,7 +359,7 @@ void grouped(Bytes *input, Arena *arena) {
         dlfp4_grouped_matmul_workspace(&p.a.parts.q, &p.b.parts.q, &routing.r, &p.out.fields, p.given());
     void *const workspace = arena->take_scratch(bytes < 0 ? 0 : bytes, shift);
     const dlfp4_status status =
-        dlfp4_grouped_matmul(&p.a.parts.q, &p.b.parts.q, &routing.r, &p.out.fields, p.given(), workspace);
+        dlfp4_grouped_matmul(&p.a.parts.q, &p.b.parts.q, &routing.r, &p.out.fields, p.given(), workspace, nullptr);
     require((bytes < 0) == (status != DLFP4_OK), "the workspace says otherwise");
     return status;
   };

@@ -242,6 +242,13 @@ def test_each_call_of_the_driver_fails_in_turn(driver_folder):
     assert all("'raised': 0" not in line for line in counted), counted
 
 
+def with_support(driver_folder):
+    """A folder that has the support of tests alone: the checkout's package has no extension in it."""
+    copied = driver_folder / "support"
+    shutil.copytree(Path(__file__).parents[1] / "support", copied / "tests" / "support", dirs_exist_ok=True)
+    return str(copied)
+
+
 def test_casts_of_the_c_api_refuse_other_shapes_and_roundings(driver_folder):
     code = """
 import ctypes
@@ -255,9 +262,79 @@ unknown = ctypes.byref(c_api.ConvertOptions(rounding=9, saturate=1))
 print("statuses", C.cast(c_api.describe(x), c_api.describe(other), None, 0, None) == c_api.E_SHAPE,
       C.cast(c_api.describe(x), c_api.describe(half), unknown, 0, None) == c_api.E_OPTION, flush=True)
 """
-    root = Path(__file__).parents[2]
-    copied = driver_folder / "support"
-    shutil.copytree(root / "tests" / "support", copied / "tests" / "support", dirs_exist_ok=True)
-    printed = run(driver_folder, code, DLFP4_CUDA_IMAGE="nvrtc", PYTHONPATH=str(copied))
+    printed = run(driver_folder, code, DLFP4_CUDA_IMAGE="nvrtc", PYTHONPATH=with_support(driver_folder))
     assert printed[-1] == "statuses True True", printed
     assert printed.count("0 sm_90") == 1, printed
+
+
+PRODUCTS = """
+import ctypes
+from tests.support import c_api
+
+C = c_api.load()
+
+def there(*shape, dtype="float32"):
+    return dlfp4.empty(shape, dtype, device="cuda:0")
+
+def routing(**parts):
+    described = {name: ctypes.pointer(c_api.describe(part)) for name, part in parts.items()}
+    result = c_api.Routing(gathers="indices" in described, **described)
+    result.kept = described
+    return result
+
+def both(name, ours, theirs):
+    # What the driver is asked to launch by the package, and by the C API, which finds its images loaded.
+    print(name, flush=True)
+    ours()
+    print(name, "of the C API:", theirs(), flush=True)
+
+def workspace(bytes):
+    return there(max(1, bytes), dtype="uint8")
+
+w = dlfp4.quantize(there(4096, 384), "fp8_128x128")
+for rows in (16, 1040):
+    x, out = dlfp4.quantize(there(rows, 384), "fp8_1x128"), there(rows, 4096)
+    call = c_api.describe_scaled(x), c_api.describe_scaled(w), c_api.describe(out), None
+    memory = workspace(C.matmul_workspace(*call))
+    both(f"matmul {rows}", lambda: dlfp4.matmul(x, w.mT, out=out),
+         lambda: C.matmul(*call, memory.data_ptr if rows > 1000 else None, 7))
+
+stack, ends = dlfp4.quantize(there(2, 128, 384), "fp8_1x128"), there(2, dtype="int32")
+indices, weights = there(1040, dtype="int64"), there(1040)
+for named in ({}, {"indices": indices}, {"indices": indices, "weights": weights}):
+    x, out = dlfp4.quantize(there(1040, 384), "fp8_1x128"), there(1040, 128)
+    rows = routing(ends=ends, **named)
+    call = c_api.describe_scaled(x), c_api.describe_scaled(stack), rows, c_api.describe(out), None
+    memory = workspace(C.grouped_matmul_workspace(*call))
+    both(f"experts {len(named)}", lambda: dlfp4.grouped_matmul(x, stack.mT, ends, out=out, **named),
+         lambda: C.grouped_matmul(*call, memory.data_ptr, 7))
+
+prepared, x, out = c_api.Prepared(), there(40, 384, dtype="bfloat16"), there(40, 128)
+plain = dlfp4.quantize(there(2, 128, 384), "mxfp4")
+w = plain.prepare()
+assert w.scale_layout == "prepared"
+memory = workspace(C.prepared_bytes(C.find_format(b"mxfp4"), 256, 384))
+described = c_api.describe_scaled(plain)
+both("prepare", lambda: plain.prepare(), lambda: C.prepare(described, memory.data_ptr, ctypes.byref(prepared), 7))
+call = c_api.describe(x), ctypes.byref(prepared), routing(ends=ends), c_api.describe(out)
+assert C.grouped_matmul_prepared_workspace(*call) == 0
+both("experts prepared", lambda: dlfp4.grouped_matmul(x, w.mT, ends, out=out),
+     lambda: C.grouped_matmul_prepared(*call, 1, None, 7))
+"""
+
+
+def test_products_of_the_c_api_launch_what_the_package_does(driver_folder):
+    """As many kernels, on the stream that the call names."""
+    env = {"DLFP4_CUDA_IMAGE": "nvrtc", "STAND_IN_STREAMS": "1", "PYTHONPATH": with_support(driver_folder)}
+    printed = [line for line in run(driver_folder, PRODUCTS, **env) if not line.startswith(("compile", "0 sm_"))]
+    cases = {
+        "matmul 16": 1, "matmul 1040": 2, "experts 0": 2, "experts 1": 2, "experts 2": 3, "prepare": 2,
+        "experts prepared": 1,
+    }  # fmt: skip
+    for name, launches in cases.items():
+        first = printed.index(name) + 1
+        last = next(k for k, line in enumerate(printed) if line.startswith(f"{name} of the C API:"))
+        assert printed[first:last].count("launch 1") == launches, (name, printed)
+        before = last - launches
+        assert printed[last] == f"{name} of the C API: 0", printed
+        assert printed[before:last] == ["launch 7"] * launches, (name, printed)

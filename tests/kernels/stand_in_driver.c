@@ -142,6 +142,12 @@ static int copy(void *dst, const void *src, size_t bytes, void *stream) {
   return kSuccess;
 }
 
+static int set_bytes(void *dst, unsigned char value, size_t count, void *stream) {
+  (void)stream;
+  memset(dst, value, count);
+  return kSuccess;
+}
+
 /* A library, and each of its kernels, is the number that its image was made for: 0 for a fatbin. */
 static int load_library(void **library, const char *image) {
   *library = (void *)(intptr_t)(1 + (strncmp(image, "sm_", 3) == 0 ? atoi(image + 3) : 0));
@@ -158,6 +164,13 @@ static int get_function(void **function, void *kernel) {
   const int made_for = (int)(intptr_t)kernel - 1, device = contexts[depth - 1];
   *function = kernel;
   return made_for == (made_for == 0 ? device : kCapabilities[device]) ? kSuccess : kNoBinaryForGpu;
+}
+
+/* The PTX version of its code: what its image was made for. */
+static int get_kernel_attribute(int *value, int attribute, void *kernel, int device) {
+  (void)attribute, (void)device;
+  *value = (int)(intptr_t)kernel - 1;
+  return kSuccess;
 }
 
 static int launch(const void *config, void *kernel) {
@@ -197,9 +210,11 @@ static const struct {
     {"cuMemcpyHtoDAsync", copy},
     {"cuMemcpyDtoHAsync", copy},
     {"cuMemcpyPeerAsync", copy_to_peer},
+    {"cuMemsetD8Async", set_bytes},
     {"cuLibraryLoadData", load_library},
     {"cuLibraryGetKernel", get_kernel},
     {"cuKernelGetFunction", get_function},
+    {"cuKernelGetAttribute", get_kernel_attribute},
     {"cuLaunchKernelEx", launch},
 };
 

@@ -169,6 +169,9 @@ void test_sides_that_are_refused() {
   lines.blocks.data = memory + 8;
   check(status(lines, 256) == DLFP4_E_SHAPE, "an address that copies do not read", "8");
   lines = lines_of("fp8_row");
+  lines.blocks.scales = memory + 2;
+  check(status(lines, 256) == DLFP4_E_SHAPE, "scales that no GPU reads", "2");
+  lines = lines_of("fp8_row");
   lines.blocks.strides[1] = 2;
   check(status(lines, 128) == DLFP4_E_SHAPE, "elements apart", "2");
   check(status(lines_of("nvfp4"), 256) == DLFP4_E_DTYPE, "FP4", "nvfp4");

@@ -75,8 +75,8 @@ void test_error_codes(const std::vector<float> &x) {
 
 void test_experts(const std::vector<float> &x) {
   std::error_code error;
-  const std::vector<std::int64_t> ends = {1, 4}, short_ends = {1, 5};
-  std::vector<float> out(4 * 2), all(4 * 4);
+  const std::vector<std::int64_t> ends = {1, 4}, long_ends = {1, 5};
+  std::vector<float> out(4 * 2), again(4 * 2), all(4 * 4), square(4 * 4);
   const dlfp4::View view(x, {4, 64});
   const dlfp4::ScaledTensor w = dlfp4::quantize(view, dlfp4::formats::mxfp8_e4m3(), {}, error);
   dlfp4::Routing routing;
@@ -86,13 +86,24 @@ void test_experts(const std::vector<float> &x) {
   dlfp4::matmul(view, w, dlfp4::View(all, {4, 4}), nullptr, error);
   expect(are_near(out, {all[0], all[1], all[6], all[7], all[10], all[11], all[14], all[15]}, 1e-3f),
          "by whose weights");
-  routing.ends = dlfp4::View(short_ends, {2});
-  dlfp4::grouped_matmul(view, w, routing, dlfp4::View(out, {4, 2}), nullptr, error);
+  dlfp4::Routing outside;
+  outside.ends = dlfp4::View(long_ends, {2});
+  dlfp4::grouped_matmul(view, w, outside, dlfp4::View(again, {4, 2}), nullptr, error);
   expect(error == dlfp4::make_error_code(DLFP4_E_OPTION), "rows that are not there are refused");
+  std::vector<char> workspace(
+      static_cast<std::size_t>(dlfp4::grouped_matmul_workspace(view, w, routing, dlfp4::View(again, {4, 2}))));
+  dlfp4::grouped_matmul(view, w, routing, dlfp4::View(again, {4, 2}), nullptr, workspace.data(), nullptr, error);
+  expect(!error && again == out, "in a workspace of one's own");
+  workspace.resize(static_cast<std::size_t>(dlfp4::matmul_workspace(view, w, dlfp4::View(square, {4, 4}))));
+  dlfp4::matmul(view, w, dlfp4::View(square, {4, 4}), nullptr, workspace.data(), nullptr, error);
+  expect(!error && square == all, "matrices too");
   const dlfp4_prepared prepared = dlfp4::prepare(w, out.data(), nullptr, error);
   expect(error == dlfp4::make_error_code(DLFP4_E_DEVICE), "weights of the host are not prepared");
   dlfp4::matmul(view, prepared, dlfp4::View(all, {4, 4}), 1, nullptr, error);
   expect(error == dlfp4::make_error_code(DLFP4_E_DEVICE), "nor multiplied so");
+  expect(dlfp4::grouped_matmul_workspace(view, prepared, routing, dlfp4::View(out, {4, 2})) == -1, "by no expert");
+  dlfp4::grouped_matmul(view, prepared, routing, dlfp4::View(out, {4, 2}), 1, nullptr, nullptr, error);
+  expect(error == dlfp4::make_error_code(DLFP4_E_DEVICE), "either");
 }
 
 void test_formats() {

@@ -243,7 +243,7 @@ def test_matmul(number):
     out = np.zeros(expected.shape, ml_dtypes.bfloat16)
     call = operand(a), operand(b), c_api.describe(out), byref(c_api.MatmulOptions(alpha=0.5))
     workspace = ctypes.create_string_buffer(C.matmul_workspace(*call))
-    assert C.matmul(*call, workspace) == c_api.OK
+    assert C.matmul(*call, workspace, None) == c_api.OK
     assert out.tobytes() == expected.to_numpy().tobytes()
 
 
@@ -283,7 +283,7 @@ def test_grouped_matmul(way):
         expected = dlfp4.grouped_matmul(x, w.mT, ends, **named).to_numpy()
     call = c_api.plain(x), c_api.describe_scaled(w), routing(**parts, gathers=gathers), c_api.describe(out), None
     workspace = ctypes.create_string_buffer(max(1, C.grouped_matmul_workspace(*call)))
-    assert C.grouped_matmul(*call, workspace) == c_api.OK
+    assert C.grouped_matmul(*call, workspace, None) == c_api.OK
     np.testing.assert_array_equal(out, expected)
 
 
@@ -295,7 +295,7 @@ def test_experts_of_plain_weights(turned):
     out, expected = np.zeros((9, 32), np.float32), dlfp4.grouped_matmul(x, w, ends).to_numpy()
     call = c_api.plain(x), c_api.plain(weights), routing(ends=ends), c_api.describe(out), None
     workspace = ctypes.create_string_buffer(max(1, C.grouped_matmul_workspace(*call)))
-    assert C.grouped_matmul(*call, workspace) == c_api.OK
+    assert C.grouped_matmul(*call, workspace, None) == c_api.OK
     np.testing.assert_array_equal(out, expected)
 
 
@@ -304,7 +304,7 @@ def test_rows_that_are_nowhere_are_refused():
     out = c_api.describe(np.zeros((5, 32), np.float32))
 
     def status(**parts):
-        return C.grouped_matmul(c_api.plain(x), w, routing(**parts), out, None, None)
+        return C.grouped_matmul(c_api.plain(x), w, routing(**parts), out, None, None, None)
 
     ends, some = np.array([2, 5]), np.arange(5)
     for wrong in ([3, 2], [-1, 5], [2, 6]):
@@ -316,6 +316,200 @@ def test_rows_that_are_nowhere_are_refused():
     assert status(ends=ends, indices=some - 1, weights=values(5)) == c_api.E_OPTION
     assert status(ends=ends, indices=some, weights=values(4)) == c_api.E_SHAPE
     assert C.grouped_matmul_workspace(c_api.plain(x), w, None, out, None) == -1
+
+
+def test_a_scale_for_each_matrix_of_a_stack():
+    given, x, ends = values(3, 32, 64), values(9, 64), np.array([4, 4, 9])
+    w = dlfp4.quantize(given, "nvfp4", recipe=dlfp4.Recipe(global_scale_per="matrix"))
+    described, out = c_api.describe_scaled(w), np.zeros((3, 32, 64), np.float32)
+    assert C.dequantize(described, c_api.describe(out), None) == c_api.OK
+    assert out.tobytes() == w.dequantize().to_numpy().tobytes()
+    product, expected = np.zeros((9, 32), np.float32), dlfp4.grouped_matmul(x, w.mT, ends).to_numpy()
+    call = c_api.plain(x), described, routing(ends=ends), c_api.describe(product), None
+    workspace = ctypes.create_string_buffer(C.grouped_matmul_workspace(*call))
+    assert C.grouped_matmul(*call, workspace, None) == c_api.OK
+    assert product.tobytes() == expected.tobytes()
+    assert C.quantize(c_api.describe(given), None, 0, described, None, None) == c_api.E_SHAPE
+    for count, status in ((2, c_api.OK), (96, c_api.OK), (5, c_api.E_SHAPE), (0, c_api.E_SHAPE)):
+        described.global_scale = ctypes.pointer(c_api.describe(np.ones(count, np.float32)))
+        assert C.dequantize(described, c_api.describe(out), None) == status
+
+
+# ---- On a device: what is asked and refused before its driver
+
+THERE = c_api.DLDevice(2, 0)
+
+
+def on_device(x):
+    """An operand or tensor of the host's, described as one of a device's, whose memory nobody is to read."""
+    if isinstance(x, dlfp4.ScaledTensor):
+        result = c_api.describe_scaled(x)
+        for part in result.kept.values():
+            part.contents.device = THERE
+        return result
+    result = c_api.plain(x)
+    result.kept.device = THERE
+    return result
+
+
+def tensor_on_device(x, **changed):
+    return c_api.describe(x, device=THERE, **changed)
+
+
+def fp8(*shape, name="fp8_1x128"):
+    return dlfp4.quantize(values(*shape), name)
+
+
+@pytest.mark.parametrize(
+    ("rows", "names", "bytes"),
+    [
+        (1027, ("fp8_1x128", "fp8_128x128"), 1028 * 3 * 4),
+        (1027, ("fp8_1x128_e5m2", "fp8_1x128"), 1028 * 3 * 4),
+        (1023, ("fp8_1x128", "fp8_128x128"), 0),
+        (1027, ("fp8_row", "fp8_row"), 0),
+        (1027, ("fp8_e4m3", "fp8_e5m2"), 0),
+    ],
+    ids=str,
+)
+def test_workspaces_of_fp8_on_a_device(rows, names, bytes):
+    """Room for scales of neighbouring rows, where these are many."""
+    out = tensor_on_device(np.zeros((rows, 64), np.float32))
+    a, b = fp8(rows, 384, name=names[0]), fp8(64, 384, name=names[1])
+    assert C.matmul_workspace(on_device(a), on_device(b), out, None) == bytes
+    if dlfp4.formats()[names[0]].block == (1, 128) and bytes:
+        turned = a.with_scale_layout("cublas_1x128")
+        assert C.matmul_workspace(on_device(turned), on_device(b), out, None) == 0
+        odd = ctypes.c_void_p(1008 + 8)
+        assert C.matmul(on_device(a), on_device(b), out, None, odd, None) == c_api.E_SHAPE
+
+
+def test_products_that_a_device_does_not_have():
+    out, x, w = np.zeros((4, 64), np.float32), fp8(4, 256), fp8(64, 256)
+
+    def status(a=x, b=w, out=out, **options):
+        call = on_device(a), on_device(b), out if isinstance(out, c_api.DLTensor) else tensor_on_device(out)
+        given = byref(c_api.MatmulOptions(alpha=1.0, **options))
+        assert C.matmul_workspace(*call, given) == -1
+        return C.matmul(*call, given, None, None)
+
+    assert status(b=dlfp4.quantize(values(64, 256), "nvfp4")) == c_api.E_DTYPE
+    assert status(a=values(4, 256)) == c_api.E_DTYPE
+    assert status(b=dlfp4.quantize(values(64, 256), "mxfp8_e4m3")) == c_api.E_OPTION
+    assert status(activation=1) == c_api.E_OPTION
+    assert status(a=fp8(4, 24, name="fp8_row"), b=fp8(64, 24, name="fp8_row")) == c_api.E_SHAPE
+    assert status(b=fp8(64, 128)) == c_api.E_SHAPE
+    assert status(b=fp8(63, 256)) == c_api.E_SHAPE
+    assert status(out=out.astype(np.float64)) == c_api.E_DTYPE
+    assert status(out=np.zeros((64, 4), np.float32).T) == c_api.E_SHAPE
+    assert status(out=tensor_on_device(out, data=out.ctypes.data + 2)) == c_api.E_SHAPE
+    assert status(out=c_api.describe(out)) == c_api.E_DEVICE
+
+
+def routing_on_device(**parts):
+    result = routing(**parts)
+    for part in result.kept.values():
+        part.contents.device = THERE
+    return result
+
+
+def prepared_there(**members):
+    """What dlfp4_prepare() would give for a stack of three (32, 64)."""
+    facts = {"memory": 4096, "device": 0, "format": C.find_format(b"mxfp4"), "rows": 96, "columns": 64, "matrices": 1}
+    return c_api.Prepared(**(facts | members))
+
+
+@pytest.mark.parametrize("integer", [np.int32, np.int64])
+@pytest.mark.parametrize("way", ["in order", "gathered", "added", "both"])
+def test_workspaces_of_experts_on_a_device(way, integer):
+    """Rows of tokens, with their scales, and sums of weighted rows in float32; nobody looks at what the numbers are."""
+    gathers, adds = way in ("gathered", "both"), way in ("added", "both")
+    tokens, rows, columns = 5, 9, 32
+    parts = {"ends": np.array([7, -1, 40], integer)}
+    if gathers or adds:
+        parts["indices"] = np.full(rows, 99, integer)
+    if adds:
+        parts["weights"] = values(rows)
+    out = tensor_on_device(np.zeros((tokens if adds else rows, columns), np.float32))
+    lines = tokens if gathers else rows
+    call = routing_on_device(**parts, gathers=gathers), out
+    sums = rows * columns * 4 if adds else 0
+    w = on_device(fp8(3 * columns, 256))
+    of_bytes = gathers * (rows * 256 + 12 * 2 * 4) + sums
+    assert C.grouped_matmul_workspace(on_device(fp8(lines, 256)), w, *call, None) == of_bytes
+    x = tensor_on_device(values(lines, 64, dtype="bfloat16"))
+    bytes = gathers * rows * 64 * 2 + sums
+    assert C.grouped_matmul_prepared_workspace(x, byref(prepared_there()), *call) == bytes
+    if bytes:
+        assert C.grouped_matmul(on_device(fp8(lines, 256)), w, *call, None, None, None) == c_api.E_OPTION
+        for workspace, status in ((None, c_api.E_OPTION), (1008 + 8, c_api.E_SHAPE)):
+            assert C.grouped_matmul_prepared(x, byref(prepared_there()), *call, 1, workspace, None) == status
+
+
+def test_experts_that_a_device_does_not_have():
+    x, w, out, ends = fp8(9, 256), fp8(96, 256), np.zeros((9, 32), np.float32), np.array([4, 4, 9])
+    some = np.zeros(9, np.int64)
+
+    def status(rows, x=x, w=w, out=out):
+        call = on_device(x), on_device(w), rows, tensor_on_device(out)
+        assert C.grouped_matmul_workspace(*call, None) == -1
+        return C.grouped_matmul(*call, None, None, None)
+
+    assert status(routing(ends=ends)) == c_api.E_DEVICE
+    assert status(routing_on_device(ends=ends.astype(np.int16))) == c_api.E_DTYPE
+    assert status(routing_on_device(ends=np.array([4, 9]))) == c_api.E_SHAPE
+    assert status(routing_on_device(ends=ends, indices=some)) == c_api.E_OPTION
+    assert status(routing_on_device(ends=ends, weights=values(9))) == c_api.E_OPTION
+    assert status(routing_on_device(ends=np.zeros(6, np.int64)[::2])) == c_api.E_SHAPE
+    assert status(None) == c_api.E_OPTION
+    both = routing_on_device(ends=ends, indices=some, weights=values(9), gathers=1)
+    assert status(both, out=np.zeros((8, 32), np.float32)) == c_api.E_SHAPE  # as many tokens of x as of out
+    assert status(routing_on_device(ends=ends), w=dlfp4.quantize(values(96, 256), "nvfp4")) == c_api.E_DTYPE
+
+
+def test_prepared_weights_of_experts_that_do_not_fit():
+    x, out, ends = values(9, 64, dtype="bfloat16"), np.zeros((9, 32), np.float32), np.array([4, 4, 9])
+
+    def status(x=x, out=out, routed=None, **members):
+        call = tensor_on_device(x), byref(prepared_there(**members)), routed or routing_on_device(ends=ends)
+        call = *call, tensor_on_device(out)
+        assert C.grouped_matmul_prepared_workspace(*call) == -1
+        return C.grouped_matmul_prepared(*call, 1, None, None)
+
+    assert status(device=1) == c_api.E_DEVICE
+    assert status(matrices=2) == c_api.E_OPTION
+    assert status(rows=64 * 3) == status(columns=56) == c_api.E_SHAPE
+    assert status(x=values(9, 60, dtype="bfloat16")) == c_api.E_SHAPE
+    assert status(x=values(9, 128, dtype="bfloat16")[:, ::2]) == c_api.E_SHAPE
+    assert status(x=values(9, 64)) == status(x=values(9, 64, dtype="float16")) == c_api.E_DTYPE
+    assert status(out=out.astype(np.float64)) == c_api.E_DTYPE
+    assert status(routed=routing(ends=ends)) == c_api.E_DEVICE
+    assert C.grouped_matmul_prepared(tensor_on_device(x), None, routing_on_device(ends=ends), tensor_on_device(out), 1,
+                                     None, None) == c_api.E_OPTION  # fmt: skip
+    stack = prepared_there(matrices=3)
+    square = tensor_on_device(np.zeros((9, 96), np.float32))
+    assert C.matmul_prepared(tensor_on_device(x), byref(stack), square, 1, None) == c_api.E_OPTION
+
+
+def test_nothing_is_multiplied_without_a_driver():
+    """Where there are no rows or columns."""
+    nothing = tensor_on_device(np.zeros((0, 64), np.float32))
+    w, x = on_device(fp8(64, 256)), on_device(fp8(0, 256))
+    assert C.matmul(x, w, nothing, None, None, None) == c_api.OK
+    of_x = tensor_on_device(values(0, 64, dtype="bfloat16"))
+    whole = tensor_on_device(np.zeros((0, 96), np.float32))
+    assert C.matmul_prepared(of_x, byref(prepared_there()), whole, 1, None) == c_api.OK
+
+
+@pytest.mark.skipif(dlfp4.cuda_available(), reason="there is a CUDA device")
+def test_without_a_driver_a_device_multiplies_nothing():
+    out, ends = np.zeros((9, 32), np.float32), routing_on_device(ends=np.array([4, 4, 9]))
+    call = on_device(fp8(9, 256)), on_device(fp8(32, 256)), tensor_on_device(out)
+    assert C.matmul(*call, None, None, None) == c_api.E_CUDA_DRIVER
+    call = on_device(fp8(9, 256)), on_device(fp8(96, 256)), ends, tensor_on_device(out)
+    assert C.grouped_matmul(*call, None, None, None) == c_api.E_CUDA_DRIVER
+    x = tensor_on_device(values(9, 64, dtype="bfloat16"))
+    call = x, byref(prepared_there()), ends, tensor_on_device(out)
+    assert C.grouped_matmul_prepared(*call, 1, None, None) == c_api.E_CUDA_DRIVER
 
 
 # ---- Strides that mean nothing, addresses of any alignment
@@ -351,7 +545,7 @@ def test_scales_of_lines_at_any_address():
     out, expected = np.zeros((3, 5), np.float32), dlfp4.matmul(x, w.mT).to_numpy()
     call = c_api.plain(x), parts, c_api.describe(out), None
     workspace = ctypes.create_string_buffer(C.matmul_workspace(*call))
-    assert C.matmul(*call, workspace) == c_api.OK
+    assert C.matmul(*call, workspace, None) == c_api.OK
     assert out.tobytes() == expected.tobytes()
 
 
@@ -381,7 +575,7 @@ def test_activations_that_are_not_known():
     for activation in (-1, 2, 2**31 - 1):
         options = byref(c_api.MatmulOptions(activation=activation, alpha=1.0))
         assert C.matmul_workspace(*call, options) == -1
-        assert C.matmul(*call, options, None) == c_api.E_OPTION
+        assert C.matmul(*call, options, None, None) == c_api.E_OPTION
 
 
 def test_statuses_have_words():
@@ -492,9 +686,9 @@ def test_operands_that_do_not_go_together_are_refused():
     w = c_api.describe_scaled(dlfp4.quantize(values(48, 64), "mxfp4"))
     turned = c_api.describe_scaled(dlfp4.quantize(values(48, 64), "mxfp4"), rotation=C.rotation(1))
     assert C.matmul_workspace(c_api.plain(x), w, out, None) >= 0
-    assert C.matmul(c_api.plain(values(5, 96)), w, out, None, None) == c_api.E_SHAPE
-    assert C.matmul(c_api.plain(values(4, 64)), w, out, None, None) == c_api.E_SHAPE
-    assert C.matmul(c_api.plain(x), turned, out, None, None) == c_api.E_OPTION
-    assert C.matmul(None, w, out, None, None) == c_api.E_OPTION
+    assert C.matmul(c_api.plain(values(5, 96)), w, out, None, None, None) == c_api.E_SHAPE
+    assert C.matmul(c_api.plain(values(4, 64)), w, out, None, None, None) == c_api.E_SHAPE
+    assert C.matmul(c_api.plain(x), turned, out, None, None, None) == c_api.E_OPTION
+    assert C.matmul(None, w, out, None, None, None) == c_api.E_OPTION
     assert C.vecdot(c_api.plain(x), w, c_api.describe(np.zeros(5, np.float32)), None, None) == c_api.E_SHAPE
     assert C.vecdot(c_api.plain(x), c_api.plain(x), c_api.describe(np.zeros(5)), None, None) == c_api.E_DTYPE

@@ -70,8 +70,8 @@ class Routing(Structure):
 
 class Prepared(Structure):
     _fields_ = [
-        ("memory", c_void_p), ("factor", c_void_p), ("device", c_int32), ("format", c_int32), ("largest", c_int32),
-        ("exact_in_half", c_int32), ("rows", c_int64), ("columns", c_int64),
+        ("memory", c_void_p), ("factors", c_void_p), ("device", c_int32), ("format", c_int32), ("largest", c_int32),
+        ("exact_in_half", c_int32), ("rows", c_int64), ("columns", c_int64), ("matrices", c_int64),
     ]  # fmt: skip
 
 
@@ -96,12 +96,17 @@ SIGNATURES = {
     "vecdot_workspace": (c_int64, [c_int64, c_int64]),
     "vecdot": (c_int, [SCALED, SCALED, TENSOR, c_void_p, c_void_p]),
     "matmul_workspace": (c_int64, [SCALED, SCALED, TENSOR, POINTER(MatmulOptions)]),
-    "matmul": (c_int, [SCALED, SCALED, TENSOR, POINTER(MatmulOptions), c_void_p]),
+    "matmul": (c_int, [SCALED, SCALED, TENSOR, POINTER(MatmulOptions), c_void_p, c_void_p]),
     "grouped_matmul_workspace": (c_int64, [SCALED, SCALED, POINTER(Routing), TENSOR, POINTER(MatmulOptions)]),
-    "grouped_matmul": (c_int, [SCALED, SCALED, POINTER(Routing), TENSOR, POINTER(MatmulOptions), c_void_p]),
+    "grouped_matmul": (c_int, [SCALED, SCALED, POINTER(Routing), TENSOR, POINTER(MatmulOptions), c_void_p, c_void_p]),
     "prepared_bytes": (c_int64, [c_int, c_int64, c_int64]),
     "prepare": (c_int, [SCALED, c_void_p, POINTER(Prepared), c_void_p]),
     "matmul_prepared": (c_int, [TENSOR, POINTER(Prepared), TENSOR, c_float, c_void_p]),
+    "grouped_matmul_prepared_workspace": (c_int64, [TENSOR, POINTER(Prepared), POINTER(Routing), TENSOR]),
+    "grouped_matmul_prepared": (
+        c_int,
+        [TENSOR, POINTER(Prepared), POINTER(Routing), TENSOR, c_float, c_void_p, c_void_p],
+    ),
     "load_cuda": (c_int, [c_int]),
     "register_tvm_ffi": (c_int, []),
 }

@@ -101,6 +101,29 @@ pub struct Recipe {
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
+pub struct Routing {
+    pub ends: *const DLTensor,
+    pub indices: *const DLTensor,
+    pub weights: *const DLTensor,
+    pub gathers: i32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Prepared {
+    pub memory: *const c_void,
+    pub factors: *const f32,
+    pub device: i32,
+    pub format: i32,
+    pub largest: i32,
+    pub exact_in_half: i32,
+    pub rows: i64,
+    pub columns: i64,
+    pub matrices: i64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
 pub struct MatmulOptions {
     pub activation: c_int,
     pub alpha: f32,
@@ -150,7 +173,54 @@ extern "C" {
         out: *const DLTensor,
         options: *const MatmulOptions,
         workspace: *mut c_void,
+        stream: *mut c_void,
     ) -> c_int;
+    pub fn dlfp4_grouped_matmul_workspace(
+        x: *const ScaledTensor,
+        w: *const ScaledTensor,
+        routing: *const Routing,
+        out: *const DLTensor,
+        options: *const MatmulOptions,
+    ) -> i64;
+    pub fn dlfp4_grouped_matmul(
+        x: *const ScaledTensor,
+        w: *const ScaledTensor,
+        routing: *const Routing,
+        out: *const DLTensor,
+        options: *const MatmulOptions,
+        workspace: *mut c_void,
+        stream: *mut c_void,
+    ) -> c_int;
+    pub fn dlfp4_prepared_bytes(format: c_int, rows: i64, columns: i64) -> i64;
+    pub fn dlfp4_prepare(
+        w: *const ScaledTensor,
+        memory: *mut c_void,
+        prepared: *mut Prepared,
+        stream: *mut c_void,
+    ) -> c_int;
+    pub fn dlfp4_matmul_prepared(
+        x: *const DLTensor,
+        w: *const Prepared,
+        out: *const DLTensor,
+        alpha: f32,
+        stream: *mut c_void,
+    ) -> c_int;
+    pub fn dlfp4_grouped_matmul_prepared_workspace(
+        x: *const DLTensor,
+        w: *const Prepared,
+        routing: *const Routing,
+        out: *const DLTensor,
+    ) -> i64;
+    pub fn dlfp4_grouped_matmul_prepared(
+        x: *const DLTensor,
+        w: *const Prepared,
+        routing: *const Routing,
+        out: *const DLTensor,
+        alpha: f32,
+        workspace: *mut c_void,
+        stream: *mut c_void,
+    ) -> c_int;
+    pub fn dlfp4_load_cuda(device: c_int) -> c_int;
     pub fn dlfp4_isa() -> *const c_char;
     pub fn dlfp4_set_num_threads(threads: c_int);
     pub fn dlfp4_get_num_threads() -> c_int;

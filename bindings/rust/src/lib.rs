@@ -398,7 +398,60 @@ pub fn matmul<T: Element>(a: &impl Operand, b: &impl Operand, mut out: MatrixMut
         b.with_struct(&mut |right| {
             let bytes = unsafe { ffi::dlfp4_matmul_workspace(left, right, &to, &options) };
             let mut workspace: Vec<u8> = zeros(bytes);
-            status = unsafe { ffi::dlfp4_matmul(left, right, &to, &options, workspace.as_mut_ptr().cast()) };
+            let memory = workspace.as_mut_ptr().cast();
+            status = unsafe { ffi::dlfp4_matmul(left, right, &to, &options, memory, ptr::null_mut()) };
+        })
+    });
+    check(status)
+}
+
+/// Which rows of [`grouped_matmul`] each expert multiplies.
+#[derive(Clone, Copy, Debug)]
+pub struct Routing<'a> {
+    /// For each expert where its routed rows end; those of expert `e` begin at `ends[e - 1]`.
+    pub ends: &'a [i64],
+    /// For each routed row its row of x; `None`: the routed rows are those of x, in order.
+    pub indices: Option<&'a [i64]>,
+    /// For each routed row a factor, with which it is added to row `indices` of the result; needs `indices`.
+    pub weights: Option<&'a [f32]>,
+}
+
+/// A vector of the host, or NULL, for the length of a call.
+fn with_vector<T, R>(numbers: Option<&[T]>, dtype: ffi::DLDataType, call: impl FnOnce(*const ffi::DLTensor) -> R) -> R {
+    let Some(numbers) = numbers else {
+        return call(ptr::null());
+    };
+    let shape = [i64::try_from(numbers.len()).unwrap_or(i64::MAX)];
+    call(&describe(numbers.as_ptr() as *mut c_void, dtype, &shape))
+}
+
+/// The product of [`matmul`] by each expert: `x` of (rows, K), or, with indices, of tokens, by `w` of
+/// (experts * N, K), the weights of one expert after those of the other. `out` is (routed rows, N), zero beyond the
+/// last end, or, with weights, (tokens, N).
+pub fn grouped_matmul<T: Element>(
+    x: &impl Operand,
+    w: &impl Operand,
+    routing: Routing<'_>,
+    mut out: MatrixMut<'_, T>,
+    alpha: f32,
+) -> Result<()> {
+    const INT64: ffi::DLDataType = ffi::DLDataType { code: 0, bits: 64, lanes: 1 };
+    let to = out.dl();
+    let options = ffi::MatmulOptions { activation: 0, alpha };
+    let mut status = ffi::OK;
+    let mut call = |left: &ffi::ScaledTensor, right: &ffi::ScaledTensor, rows: &ffi::Routing| {
+        let bytes = unsafe { ffi::dlfp4_grouped_matmul_workspace(left, right, rows, &to, &options) };
+        let mut workspace: Vec<u8> = zeros(bytes);
+        let memory = workspace.as_mut_ptr().cast();
+        status = unsafe { ffi::dlfp4_grouped_matmul(left, right, rows, &to, &options, memory, ptr::null_mut()) };
+    };
+    with_vector(Some(routing.ends), INT64, |ends| {
+        with_vector(routing.indices, INT64, |indices| {
+            with_vector(routing.weights, f32::DTYPE, |weights| {
+                let gathers = i32::from(routing.indices.is_some());
+                let rows = ffi::Routing { ends, indices, weights, gathers };
+                x.with_struct(&mut |left| w.with_struct(&mut |right| call(left, right, &rows)));
+            })
         })
     });
     check(status)

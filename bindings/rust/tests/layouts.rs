@@ -12,4 +12,6 @@ fn structs_are_those_of_the_header() {
     assert_eq!(size_of::<ffi::ConvertOptions>(), 16);
     assert_eq!(size_of::<ffi::Recipe>(), 56);
     assert_eq!(size_of::<ffi::MatmulOptions>(), 8);
+    assert_eq!(size_of::<ffi::Routing>(), 32);
+    assert_eq!(size_of::<ffi::Prepared>(), 56);
 }

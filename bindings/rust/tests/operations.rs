@@ -1,6 +1,8 @@
 //! Every operation, and what each refuses.
 
-use dlfp4::{cast, dequantize, matmul, quantize, Axis, Bf16, Format, Matrix, MatrixMut, Options};
+use dlfp4::{
+    cast, dequantize, grouped_matmul, matmul, quantize, Axis, Bf16, Format, Matrix, MatrixMut, Options, Routing,
+};
 
 const FORMATS: [&str; 6] = ["nvfp4", "mxfp4", "mxfp6_e3m2", "mxfp8_e4m3", "fp8_e4m3", "uint4_g32"];
 
@@ -55,6 +57,42 @@ fn products_are_those_of_decoded_weights() {
     matmul(&activations, &decoded, MatrixMut::new(&mut expected, 3, 16).unwrap(), 0.5).unwrap();
     assert!(distance(&got, &expected) <= 1e-3);
     assert!(got.iter().any(|&sum| sum != 0.0));
+}
+
+#[test]
+fn rows_are_multiplied_by_their_experts() {
+    let (x, w) = (numbers(4 * 64), numbers(2 * 16 * 64));
+    let tokens = Matrix::new(&x, 4, 64).unwrap();
+    let stack = quantize(Matrix::new(&w, 32, 64).unwrap(), Format::find("mxfp4").unwrap(), Options::default()).unwrap();
+    let mut all = vec![0.0f32; 4 * 32];
+    matmul(&tokens, &stack, MatrixMut::new(&mut all, 4, 32).unwrap(), 1.0).unwrap();
+    let product = |token: usize, expert: usize| &all[token * 32 + expert * 16..][..16];
+
+    let mut rows = vec![9.0f32; 4 * 16];
+    let in_order = Routing { ends: &[1, 3], indices: None, weights: None };
+    grouped_matmul(&tokens, &stack, in_order, MatrixMut::new(&mut rows, 4, 16).unwrap(), 1.0).unwrap();
+    let expected = [product(0, 0), product(1, 1), product(2, 1), &[0.0; 16]].concat();
+    assert!(distance(&rows, &expected) <= 1e-3);
+
+    let mut gathered = vec![9.0f32; 3 * 16];
+    let of_tokens = Routing { ends: &[2, 3], indices: Some(&[3, 0, 3]), weights: None };
+    grouped_matmul(&tokens, &stack, of_tokens, MatrixMut::new(&mut gathered, 3, 16).unwrap(), 1.0).unwrap();
+    assert!(distance(&gathered, &[product(3, 0), product(0, 0), product(3, 1)].concat()) <= 1e-3);
+
+    let mut sums = vec![9.0f32; 4 * 16];
+    let added = Routing { weights: Some(&[2.0, 1.0, -1.0]), ..of_tokens };
+    grouped_matmul(&tokens, &stack, added, MatrixMut::new(&mut sums, 4, 16).unwrap(), 1.0).unwrap();
+    let third: Vec<f32> = product(3, 0).iter().zip(product(3, 1)).map(|(a, b)| 2.0 * a - b).collect();
+    assert!(distance(&sums, &[product(0, 0), &[0.0; 32], &third].concat()) <= 1e-2);
+
+    for wrong in [
+        Routing { ends: &[3, 1], ..in_order },
+        Routing { indices: Some(&[0, 4, 1]), ..of_tokens },
+        Routing { indices: None, ..added },
+    ] {
+        let out = MatrixMut::new(&mut sums, 4, 16).unwrap();
+        assert!(grouped_matmul(&tokens, &stack, wrong, out, 1.0).is_err(), "{wrong:?}");
+    }
 }
 
 #[test]

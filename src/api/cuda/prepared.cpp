@@ -1,9 +1,7 @@
 // Weights that are prepared for CUDA's matrix kernels, and products by them.
 // Layout: see products/cuda/prepared.h.
 // Trick: what decides whether a weight can be prepared is found in the memory that it is to have.
-#include "gpu/driver.h"
-#include "gpu/kernels.h"
-#include "run.h"
+#include "products.h"
 
 namespace dlfp4 {
 namespace api {
@@ -18,16 +16,53 @@ dlfp4_status inspect(const Place &place, const dlfp4_blocks &w, int format, int6
   return status_of(dlfp4_cuda_copy(place.device, place.stream, DLFP4_DEVICE_TO_HOST, report, memory, sizeof(*report)));
 }
 
-bool starts_at(const Matrix &x, int64_t bytes) {
-  const int64_t row = x.strides[0] * x.bits / 8;
-  return reinterpret_cast<uintptr_t>(x.data) % static_cast<uintptr_t>(bytes) == 0 &&
-         (x.shape[0] <= 1 || (row % bytes == 0 && x.strides[0] >= x.shape[1]));
+// How many matrices with a scale of their own weights are; 0: their lines have scales, which products do not take.
+int64_t count_matrices(const dlfp4_blocks &w, int64_t rows) {
+  if (!w.decodes) return 1;
+  return w.decode_lines == 1 && rows > 1 ? 0 : rows / w.decode_lines;
 }
 
-bool has_dense_rows(const Matrix &x) { return x.strides[1] == 1 || x.shape[1] <= 1; }
+// All but the number of rows, where x's are routed.
+dlfp4_status describe(const DLTensor *x, const dlfp4_prepared &w, const DLTensor *out, float alpha, void *stream,
+                      Place *place, dlfp4_matrix *result, dlfp4_cuda_product *product) {
+  Matrix from, to;
+  if (const dlfp4_status status = read_pair(read_matrix, x, out, stream, &from, &to, place)) return status;
+  if (place->on_host || place->device != w.device) return DLFP4_E_DEVICE;
+  const bool is_half = from.dtype == DLFP4_float16;
+  if (!(from.dtype == DLFP4_bfloat16 || (is_half && w.exact_in_half))) return DLFP4_E_DTYPE;
+  const dlfp4_matrix rows = matrix_of(from);
+  if (rows.columns == 0 || rows.columns > w.columns || rows.columns % 8 != 0 || !has_rows_at(rows, 16))
+    return DLFP4_E_SHAPE;
+  *product = {};
+  product->weights = w.memory;
+  product->format = w.format;
+  product->largest = w.largest;
+  product->x = rows.data;
+  product->x_stride = step_of(rows);
+  product->x_is_half = is_half;
+  product->rows = rows.rows;
+  product->depth = rows.columns;
+  product->stored_depth = w.columns;
+  product->alpha = alpha;
+  product->factors[0] = w.factors;
+  *result = matrix_of(to);
+  return set_result(*result, product);
+}
 
-// The step from row to row; that of a single row means nothing.
-int64_t step_of(const Matrix &x) { return x.shape[0] > 1 ? x.strides[0] : x.shape[1]; }
+// The same by experts.
+dlfp4_status describe_routed(const DLTensor *x, const dlfp4_prepared *w, const dlfp4_routing *routing,
+                             const DLTensor *out, float alpha, void *workspace, void *stream, Place *place,
+                             dlfp4_cuda_product *product, dlfp4_cuda_routing *routed) {
+  dlfp4_matrix result;
+  Experts experts;
+  if (!w) return DLFP4_E_OPTION;
+  if (const dlfp4_status status = describe(x, *w, out, alpha, stream, place, &result, product)) return status;
+  const int64_t lines = product->rows;
+  if (const dlfp4_status status = read_experts(routing, *place, lines, w->rows, result, &experts)) return status;
+  if (w->matrices != 1 && w->matrices != experts.count) return DLFP4_E_OPTION;
+  product->rows = experts.rows;
+  return route(experts, lines, result, workspace, routed);
+}
 
 }  // namespace
 }  // namespace api
@@ -55,7 +90,8 @@ dlfp4_status dlfp4_prepare(const dlfp4_scaled_tensor *w, void *memory, dlfp4_pre
   if (const dlfp4_status status = find_place_of(w, nullptr, nullptr, stream, &place)) return status;
   if (place.on_host) return DLFP4_E_DEVICE;
   const int format = w->format;
-  if (w->axis != -1 || w->layout != 0 || w->rotation || scaled.blocks.decodes) return DLFP4_E_OPTION;
+  const int64_t matrices = count_matrices(scaled.blocks, rows);
+  if (w->axis != -1 || w->layout != 0 || w->rotation || matrices == 0) return DLFP4_E_OPTION;
   if (dlfp4_prepared_bytes(format, rows, columns) == 0) return DLFP4_E_OPTION;
   if (const dlfp4_status status = inspect(place, scaled.blocks, format, rows, memory, &report)) return status;
   if (!dlfp4_cuda_can_prepare(format, &report)) return DLFP4_E_OPTION;
@@ -63,51 +99,53 @@ dlfp4_status dlfp4_prepare(const dlfp4_scaled_tensor *w, void *memory, dlfp4_pre
   const int code = dlfp4_cuda_prepare(place.device, place.stream, &scaled.blocks, format, rows, largest, memory, 0);
   // Products read weights before the kernel before them has ended, which must not be the one that prepares these.
   if (const dlfp4_status status = status_of(code ? code : dlfp4_cuda_wait(place.device, place.stream))) return status;
-  *prepared = {
-      memory, scaled.global_scale, place.device, format, largest, dlfp4_cuda_is_exact_in_half(format, &report), rows,
-      columns};
+  const float *const factors = scaled.blocks.decodes ? scaled.blocks.decodes : scaled.global_scale;
+  const int exact_in_half = dlfp4_cuda_is_exact_in_half(format, &report);
+  *prepared = {memory, factors, place.device, format, largest, exact_in_half, rows, columns, matrices};
   return DLFP4_OK;
 }
 
 dlfp4_status dlfp4_matmul_prepared(const DLTensor *x, const dlfp4_prepared *w, const DLTensor *out, float alpha,
                                    void *stream) {
   using namespace dlfp4::api;
-  Matrix from, to;
   Place place;
+  dlfp4_matrix result;
+  dlfp4_cuda_product product;
   if (!w) return DLFP4_E_OPTION;
-  if (const dlfp4_status status = read_pair(read_matrix, x, out, stream, &from, &to, &place)) return status;
-  if (place.on_host || place.device != w->device) return DLFP4_E_DEVICE;
-  const bool is_half = from.dtype == DLFP4_float16;
-  if (!(from.dtype == DLFP4_bfloat16 || (is_half && w->exact_in_half))) return DLFP4_E_DTYPE;
-  if (to.dtype != DLFP4_float32 && to.dtype != DLFP4_bfloat16 && to.dtype != DLFP4_float16) return DLFP4_E_DTYPE;
-  if (from.shape[0] != to.shape[0] || to.shape[1] != w->rows || from.shape[1] > w->columns) return DLFP4_E_SHAPE;
-  if (from.shape[1] == 0 || from.shape[1] % 8 != 0 || !has_dense_rows(from) || !starts_at(from, 16))
-    return DLFP4_E_SHAPE;
-  if (!has_dense_rows(to) || !starts_at(to, to.bits / 8)) return DLFP4_E_SHAPE;
-  dlfp4_cuda_product product = {};
-  product.weights = w->memory;
-  product.format = w->format;
-  product.largest = w->largest;
-  product.x = from.data;
-  product.x_stride = step_of(from);
-  product.x_is_half = is_half;
-  product.y = to.data;
-  product.y_stride = step_of(to);
-  product.y_bytes = to.bits / 8;
-  product.y_is_half = to.dtype == DLFP4_float16;
-  product.rows = from.shape[0];
-  product.columns = w->rows;
-  product.depth = from.shape[1];
-  product.stored_depth = w->columns;
-  product.alpha = alpha;
-  product.factors[0] = w->factor;
+  if (const dlfp4_status status = describe(x, *w, out, alpha, stream, &place, &result, &product)) return status;
+  if (product.rows != result.rows || result.columns != w->rows) return DLFP4_E_SHAPE;
+  if (w->matrices != 1) return DLFP4_E_OPTION;
+  if (product.rows * product.columns == 0) return DLFP4_OK;
   return run(place, DLFP4_CUDA_IMAGE_products, [&] {
-    int tactic, count = 0;
-    const int code = dlfp4_cuda_find_tactics(place.device, w->format, product.rows, product.columns, product.depth,
-                                             &tactic, 1, &count);
-    if (code != 0) return code;
-    return count ? dlfp4_cuda_multiply(place.device, place.stream, &product, tactic)
-                 : -(DLFP4_CUDA_REFUSED + DLFP4_E_SHAPE);
+    int tactic;
+    const int code =
+        dlfp4_cuda_choose_tactic(place.device, product.format, product.rows, product.columns, product.depth, &tactic);
+    return code ? code : dlfp4_cuda_multiply(place.device, place.stream, &product, tactic);
+  });
+}
+
+int64_t dlfp4_grouped_matmul_prepared_workspace(const DLTensor *x, const dlfp4_prepared *w,
+                                                const dlfp4_routing *routing, const DLTensor *out) {
+  dlfp4::api::Place place;
+  dlfp4_cuda_product product;
+  dlfp4_cuda_routing routed;
+  if (dlfp4::api::describe_routed(x, w, routing, out, 1, nullptr, nullptr, &place, &product, &routed)) return -1;
+  return dlfp4_cuda_grouped_workspace(&product, &routed);
+}
+
+dlfp4_status dlfp4_grouped_matmul_prepared(const DLTensor *x, const dlfp4_prepared *w, const dlfp4_routing *routing,
+                                           const DLTensor *out, float alpha, void *workspace, void *stream) {
+  using namespace dlfp4::api;
+  Place place;
+  dlfp4_cuda_product product;
+  dlfp4_cuda_routing routed;
+  if (const dlfp4_status status =
+          describe_routed(x, w, routing, out, alpha, workspace, stream, &place, &product, &routed))
+    return status;
+  const int64_t bytes = dlfp4_cuda_grouped_workspace(&product, &routed);
+  if (const dlfp4_status status = check_workspace(workspace, bytes)) return status;
+  return run(place, DLFP4_CUDA_IMAGE_grouped, [&] {
+    return dlfp4_cuda_multiply_grouped(place.device, place.stream, &product, w->matrices > 1, &routed);
   });
 }
 }

@@ -118,6 +118,7 @@ dlfp4_status dlfp4_cuda_read_bytes(const dlfp4_lines *lines, int64_t count, int6
   if (refusal != DLFP4_CUDA_BYTES_TAKEN) return refusal == DLFP4_CUDA_BYTES_ELEMENTS ? DLFP4_E_DTYPE : DLFP4_E_OPTION;
   const int64_t strides[] = {lines->blocks.strides[0] * lines->step, lines->blocks.strides[1]};
   if (!dlfp4_cuda_reads_rows_of_bytes(lines->blocks.data, strides, count, length)) return DLFP4_E_SHAPE;
+  if (reinterpret_cast<uintptr_t>(lines->blocks.scales) % sizeof(float) != 0) return DLFP4_E_SHAPE;
   *side = {};
   side->data = lines->blocks.data;
   side->stride = count > 1 ? strides[0] : length;  // that of a single row means nothing
