@@ -285,6 +285,7 @@ void add_amx_products(ProductKernels *kernels) {
   kernels->tiles.multiply_bfloats = multiply_bfloats;
   kernels->tiles.multiply_scaled_bfloats = multiply_scaled_bfloats;
   kernels->tiles.take_bands = true;
+  kernels->lines.most_bfloat_rows = 4;
 }
 
 }  // namespace dlfp4

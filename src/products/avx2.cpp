@@ -172,6 +172,7 @@ void add_kernels(ProductKernels *kernels, std::integer_sequence<int, Row...>, st
   kernels->tiles.multiply_integers = multiply_integers;
   kernels->lines.spread_codes = spread_codes;
   kernels->lines.most_rounded_rows = 24;
+  kernels->lines.most_float_rows = 24;
   kernels->lines.multiply_floats = multiply_float_lines<Avx2Dots>;
   (add_codes<Avx2Dots, Row>(&kernels->lines), ...);
 }

@@ -351,7 +351,9 @@ void add_lines(LineKernels *kernels, std::integer_sequence<int, Row...>, std::in
   (add(std::integral_constant<int, Row>()), ...);
   (add_key<Key>(kernels), ...);
   kernels->spread_codes = spread_codes;
+  kernels->most_bfloat_rows = 5;
   kernels->most_rounded_rows = 4;
+  kernels->most_float_rows = 16;
   kernels->multiply_floats = multiply_float_rows;
 }
 

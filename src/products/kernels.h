@@ -170,7 +170,6 @@ struct LineKernels {
   // spread_block; all completed with zeros to kRoundedStep. count is a multiple of the key's block, 16 or 32.
   void (*multiply_rounded[kNumKeys])(const uint8_t *codes, const uint8_t *scales, const IntegerRows &x, int64_t count,
                                      int64_t rows, double *totals);
-  intptr_t most_rounded_rows;  // for which they cost less than panels; none at levels without them
 
   // Floats, packed below 8 bits, by float32 in order, completed with zeros to kFloatStep.
   // scales[k / block] is that of position k, up to where x ends; block is a power of two from 16 on.
@@ -180,6 +179,10 @@ struct LineKernels {
   // float32, decoded already, by the same in order; count is a multiple of kFloatStep.
   void (*multiply_floats)(const float *line, const float *x, int64_t pitch, int64_t count, int64_t rows,
                           double *totals);
+
+  // The most rows for which lines cost less than panels, as measured: by bfloat16 where codes have to be decoded, a
+  // row's parts counted; by integers; by float32. None at levels without such lines.
+  intptr_t most_bfloat_rows, most_rounded_rows, most_float_rows;
 };
 
 constexpr int64_t kElementStep = 64, kFloatStep = 32, kMostCodeRows = 4;

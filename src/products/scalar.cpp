@@ -128,6 +128,7 @@ void add_product_kernels(ProductKernels *kernels, std::integer_sequence<int, Row
   (add_block_sums<Key>(kernels), ...);
   add_tiles(&kernels->tiles, keys);
   kernels->lines.multiply_floats = multiply_float_rows;
+  kernels->lines.most_float_rows = 8;
 }
 
 }  // namespace

@@ -9,12 +9,8 @@
 namespace dlfp4 {
 namespace {
 
-// The most rows that are multiplied by lines: as both sides lie; of bfloat16; of its parts, or by FP4; of float32. For
-// integers the limit depends on the level.
-constexpr int64_t kMostBlockRows = 2, kMostElementRows = 12, kMostSpreadRows = 8;
-constexpr int64_t kMostFloatRows = 8;
-constexpr int64_t kMostRowsInParts = 32;  // of float32, by panels of bfloat16 without tiles
-constexpr int64_t kLeastColumns = 64;     // for which it pays to make integers of a row of FP4
+constexpr int64_t kMostBlockRows = 2;  // that are multiplied as both sides lie; of other lines LineKernels knows
+constexpr int64_t kLeastColumns = 64;  // for which it pays to make integers of a row of FP4
 
 int significant_bits(int row) { return 1 + kTypes[row].mantissa; }
 
@@ -49,22 +45,31 @@ bool has_line_elements(const Sides &sides) {
   return is_long && sides.kernels->lines.multiply_elements[sides.b.row] && lies_in_bytes(sides.b);
 }
 
-// Parts cost less than float32 if b is FP4, which is then not decoded to float32.
+Form choose_floats(const Sides &sides, int64_t rows) {
+  return rows <= sides.kernels->lines.most_float_rows ? kFloatLines : kFloatPanels;
+}
+
+// Parts cost less than float32 for very few rows, which meet codes that are decoded in less time, and by tiles.
 Form choose_fp4(const Sides &sides, int64_t rows, int64_t parts) {
+  const LineKernels &lines = sides.kernels->lines;
   const TileKernels &tiles = sides.kernels->tiles;
-  if (!tiles.multiply_bfloats || (parts > 2 && rows > kMostRowsInParts && !tiles.take_bands))
-    return rows <= kMostFloatRows ? kFloatLines : kFloatPanels;
-  const bool by_lines = rows * parts <= kMostSpreadRows && sides.kernels->lines.multiply_spread[sides.b.format.key];
-  return by_lines ? kSpreadLines : kBfloatPanels;
+  if (rows * parts <= lines.most_bfloat_rows && lines.multiply_spread[sides.b.format.key]) return kSpreadLines;
+  if (tiles.multiply_bfloats && (parts == 1 || tiles.take_bands)) return kBfloatPanels;
+  return choose_floats(sides, rows);
+}
+
+// Lines of bfloat16, which are not decoded, take twice as many rows, but no parts: as float32 they cost as little.
+int64_t most_element_rows(const Sides &sides, int64_t parts) {
+  const int64_t most = sides.kernels->lines.most_bfloat_rows;
+  return kTypes[sides.b.row].bits <= 8 ? most : parts == 1 ? 2 * most : 0;
 }
 
 Form choose_values(const Sides &sides, int64_t rows, int64_t parts) {
-  const int64_t most = parts == 1 ? kMostElementRows : kMostSpreadRows;
   const bool is_exact = parts == 1 || kTypes[sides.b.row].specials != DLFP4_IEEE;  // a part of 0 makes NaN of infinity
-  if (rows * parts <= most && is_exact && has_line_elements(sides)) return kElementLines;
+  if (rows * parts <= most_element_rows(sides, parts) && is_exact && has_line_elements(sides)) return kElementLines;
   if (sides.kernels->tiles.multiply_bfloats && parts == 1 && fits_bfloat16(sides.b)) return kBfloatPanels;
   if (can_scale_sums(sides, parts)) return kScaledPanels;
-  return rows <= kMostFloatRows ? kFloatLines : kFloatPanels;
+  return choose_floats(sides, rows);
 }
 
 int64_t block_of(const Sides &sides) {
@@ -76,8 +81,9 @@ int64_t block_of(const Sides &sides) {
 // Powers of two, of which elements times the largest and the smallest leave bfloat16.
 bool has_power_scales(const Reader &reader) { return significant_bits(reader.format.row->scale) == 1; }
 
-// Both sides as integers, or by tiles as bfloat16, whose sums no scales interrupt; a's blocks are b's or longer where
-// lines serve. Blocks are multiplied as they lie where levels have no such lines, or rows meet few columns.
+// Both sides as integers, or by tiles that rows fill as bfloat16, whose sums no scales interrupt; a's blocks are b's
+// or longer where lines serve. Blocks are multiplied as they lie where levels have no such lines, or rows meet few
+// columns.
 Form choose_integers(const Sides &sides, int64_t rows, bool as_they_lie) {
   const bool by_blocks = as_they_lie && rows <= kMostBlockRows;
   const LineKernels &lines = sides.kernels->lines;
@@ -86,7 +92,7 @@ Form choose_integers(const Sides &sides, int64_t rows, bool as_they_lie) {
   if (by_lines && !(by_blocks && sides.columns < kLeastColumns)) return kRoundedLines;
   if (by_blocks) return kBlockLines;
   const bool are_exact = !sides.rounds && !has_power_scales(sides.a) && !has_power_scales(sides.b);
-  return are_exact && sides.kernels->tiles.take_bands ? kBfloatPanels : kIntegerPanels;
+  return are_exact && sides.kernels->tiles.take_bands && rows >= kBand ? kBfloatPanels : kIntegerPanels;
 }
 
 Form form_of(const Sides &sides, int64_t rows) {

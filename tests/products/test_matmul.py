@@ -290,7 +290,7 @@ def test_int8_activations(name, m):
         assert found.any(1).tolist() == found.all(1).tolist() == [i == m - 1 for i in range(m)]
 
 
-@pytest.mark.parametrize("m", [1, 3, 12, 13])
+@pytest.mark.parametrize("m", [1, 3, 8, 11])
 def test_elements_and_infinities(m):
     """Weights without scales, and infinities of their own, by few rows and more."""
     for name in ("float8_e5m2", "float8_e4m3fnuz", "bfloat16", "float16"):
@@ -308,7 +308,7 @@ LEVEL = """
 import numpy as np, dlfp4
 rng = np.random.default_rng(0)
 w = rng.normal(size=(64, 512)).astype("float32")
-for rows in (1, 8, 16):
+for rows in (1, 2, 5, 10, 17, 25):
     x = rng.normal(size=(rows, 512)).astype("float32")
     for name in dlfp4.formats():
         q = dlfp4.quantize(w, name)
