@@ -226,14 +226,12 @@ def quantize(
     (torch.float4_e2m1fn_x2, (2, 16), (2, 1))
     """
     axes = list(axis) if isinstance(axis, tuple) else [axis]
-    options: dict[str, Any] = {"recipe": recipe, "global_scale": global_scale, "rounding": rounding, "seed": seed}
-    options |= {"scale_layout": scale_layout, "pad": pad, "hadamard": hadamard}
+    args = arguments_of_quantize(x, format, axes, recipe, global_scale, rounding, seed, scale_layout, pad, hadamard)
     if out is not None:
         results = out if isinstance(out, tuple) and not isinstance(out, Parts) else (out,)
-        args = arguments_of_quantize(x, format, axes, **options)
         OPS.quantize.out(*args, out=listed(axes, [as_parts(each) for each in results]))
         return out
-    made = quantize_to_bytes(x, format, axes, **options)
+    made = quantize_to_bytes(args)
     if FORMAT_ELEMENTS[str(format)] == FP4:
         made = tuple(parts._replace(data=parts.data.view(PAIRS)) for parts in made)
     return made if isinstance(axis, tuple) else made[0]
@@ -243,7 +241,6 @@ def arguments_of_quantize(
     x: Plain,
     format: Format | str,
     axes: list[Axis],
-    *,
     recipe: _RecipeLike | None = None,
     global_scale: float | torch.Tensor | None = None,
     rounding: _Rounding | None = None,
@@ -262,12 +259,11 @@ def arguments_of_quantize(
     return a.data, str(format), a.type, unit, said, axes, rounding, signed(seed), scale_layout, pad, signs
 
 
-def quantize_to_bytes(x: Plain, format: Format | str, axes: list[Axis], **options: Any) -> tuple[Parts, ...]:
-    """The parts along each axis as the operation gives them: FP4 as bytes."""
-    args = arguments_of_quantize(x, format, axes, **options)
-    *_, scale_layout, _, signs = args
-    types = {each: type_of(str(format), each, scale_layout, signs) for each in axes}
-    return by_axis(axes, OPS.quantize(*args), types, tuple(args[0].shape))
+def quantize_to_bytes(args: tuple[Any, ...]) -> tuple[Parts, ...]:
+    """The parts along each axis as the operation gives them for its arguments: FP4 as bytes."""
+    x, format, _, _, _, axes, *_, scale_layout, _, signs = args
+    types = {each: type_of(format, each, scale_layout, signs) for each in axes}
+    return by_axis(axes, OPS.quantize(*args), types, tuple(x.shape))
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

@@ -565,7 +565,8 @@ def encode(
     x: torch.Tensor, axes: tuple[Axis, ...], format: str, options: Mapping[str, Any]
 ) -> tuple[ScaledTensor, ...]:
     """The values quantized along each axis."""
-    return tuple(assembled(parts, x.dtype) for parts in functions.quantize_to_bytes(x, format, list(axes), **options))
+    made = functions.quantize_to_bytes(functions.arguments_of_quantize(x, format, list(axes), **options))
+    return tuple(assembled(parts, x.dtype) for parts in made)
 
 
 def assembled(parts: Parts, dtype: torch.dtype) -> ScaledTensor:
