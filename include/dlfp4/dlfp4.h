@@ -202,8 +202,7 @@ DLFP4_API int64_t dlfp4_matmul_workspace(const dlfp4_scaled_tensor *a, const dlf
  * @param workspace  Of dlfp4_matmul_workspace() bytes; on the host of any alignment. On a device aligned to 16 bytes,
  * or NULL, which gives the same bits, more slowly where rows are many.
  * @return On a device DLFP4_E_DTYPE: other elements. DLFP4_E_OPTION: other scales, or on one side alone.
- * DLFP4_E_SHAPE: rows or K that its copies do not read. DLFP4_E_CUDA_KERNELS or CUDA_ERROR_NO_BINARY_FOR_GPU: another
- * compute capability. */
+ * DLFP4_E_SHAPE: rows or K that its copies do not read. DLFP4_E_CUDA_KERNELS: another compute capability. */
 DLFP4_API dlfp4_status dlfp4_matmul(const dlfp4_scaled_tensor *a, const dlfp4_scaled_tensor *b, const DLTensor *out,
                                     const dlfp4_matmul_options *options, void *workspace, void *stream);
 
@@ -289,7 +288,7 @@ DLFP4_API int64_t dlfp4_grouped_matmul_prepared_workspace(const DLTensor *x, con
  * @param out        As dlfp4_grouped_matmul() has it there.
  * @param workspace  Of dlfp4_grouped_matmul_prepared_workspace() bytes, aligned to 16.
  * @return As dlfp4_matmul_prepared(). DLFP4_E_OPTION: weights without indices, or scales of another number of experts,
- * or no workspace. CUDA_ERROR_NO_BINARY_FOR_GPU: another compute capability. */
+ * or no workspace. DLFP4_E_CUDA_KERNELS: another compute capability. */
 DLFP4_API dlfp4_status dlfp4_grouped_matmul_prepared(const DLTensor *x, const dlfp4_prepared *w,
                                                      const dlfp4_routing *routing, const DLTensor *out, float alpha,
                                                      void *workspace, void *stream);

@@ -21,7 +21,7 @@ typedef enum {
   DLFP4_E_MEMORY,  /**< no memory on the host, of functions that allocate a workspace */
   DLFP4_E_LIBRARY, /**< a library that the process has not loaded */
   DLFP4_E_CUDA_DRIVER,  /**< no CUDA driver, or no device */
-  DLFP4_E_CUDA_KERNELS, /**< this build has no kernels for the device */
+  DLFP4_E_CUDA_KERNELS, /**< this build, or the operation, has no kernels for the device */
   DLFP4_E_CUDA = 1000,  /**< plus the CUresult with which the driver failed */
   DLFP4_E_CUDA_LAST = 2023
 } dlfp4_status;

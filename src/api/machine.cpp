@@ -32,7 +32,7 @@ const char *dlfp4_status_string(dlfp4_status status) {
     case DLFP4_E_CUDA_DRIVER:
       return "no CUDA driver, or no device";
     case DLFP4_E_CUDA_KERNELS:
-      return "this build has no kernels for the CUDA device; build it with nvcc, for that architecture";
+      return "no kernels for the CUDA device: build with nvcc for its architecture, if the operation is for that";
     default:
       return status >= DLFP4_E_CUDA && status <= DLFP4_E_CUDA_LAST ? dlfp4::api::name_of_cuda(status - DLFP4_E_CUDA)
                                                                    : "no status of dlfp4";

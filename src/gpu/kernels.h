@@ -223,9 +223,11 @@ int dlfp4_cuda_multiply_grouped(int device, uintptr_t stream, const dlfp4_cuda_p
 int dlfp4_cuda_multiply_grouped_bytes(int device, uintptr_t stream, const dlfp4_cuda_bytes_product *product,
                                       const dlfp4_cuda_routing *routing);
 
-/* The same, with a workspace that has room for x's scales as well: see dlfp4_cuda_matmul_bytes. */
+/* The same, with a workspace that has room for x's scales as well, where it brings them together, for which the image
+ * of blocks is to be loaded as well: see dlfp4_cuda_matmul_bytes. */
 int64_t dlfp4_cuda_grouped_matmul_bytes_workspace(const dlfp4_cuda_bytes_product *product,
                                                   const dlfp4_cuda_routing *routing);
+int dlfp4_cuda_brings_scales(const dlfp4_cuda_bytes_product *product, const dlfp4_cuda_routing *routing);
 int dlfp4_cuda_grouped_matmul_bytes(int device, uintptr_t stream, const dlfp4_cuda_bytes_product *product,
                                     const dlfp4_cuda_routing *routing);
 

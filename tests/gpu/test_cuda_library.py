@@ -156,6 +156,19 @@ def test_plain_fp8_in_rows_apart():
     assert C.matmul(call[0], blocks, *call[2:], None, stream()) == c_api.E_OPTION
 
 
+@pytest.mark.usefixtures("hopper")
+def test_fp8_by_its_name_in_tvm_ffi():
+    tvm_ffi = framework("tvm_ffi")
+    assert C.register_tvm_ffi() == c_api.OK
+    x, w = floats(48, 256).to(torch.float8_e4m3fn), dlfp4.quantize(floats(72, 256), "fp8_e4m3")
+    out = poisoned(48, 72)
+    given = [tvm_ffi.from_dlpack(dlfp4.asarray(part)) for part in (x, w.data, w.scales, out)]
+    multiply = tvm_ffi.get_global_func("dlfp4.matmul")
+    multiply(given[0], "fp8_e4m3", -1, "linear", given[1], given[2], None, None, given[3], 0.5)
+    torch.cuda.synchronize()
+    assert equal(out, dlfp4.matmul(x, w.mT, alpha=0.5, out_dtype="float32", backend="cuda_fp8"))
+
+
 # ---- Experts
 
 

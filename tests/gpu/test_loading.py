@@ -323,6 +323,26 @@ both("experts prepared", lambda: dlfp4.grouped_matmul(x, w.mT, ends, out=out),
 """
 
 
+def test_a_device_without_kernels_of_a_product_is_told_so(driver_folder):
+    code = """
+import ctypes
+from tests.support import c_api
+
+C = c_api.load()
+x = dlfp4.quantize(dlfp4.empty((32, 256), "float32", device="cuda:1"), "fp8_row")
+out = dlfp4.empty((32, 32), "float32", device="cuda:1")
+call = c_api.describe_scaled(x), c_api.describe_scaled(x), c_api.describe(out), None, None, None
+print("status", C.matmul(*call) == c_api.E_CUDA_KERNELS, flush=True)   # no image
+dlfp4.quantize(dlfp4.empty((32, 256), "float32", device="cuda:1"), "mxfp4").prepare()
+print("status", C.matmul(*call) == c_api.E_CUDA_KERNELS, flush=True)   # one that has none for compute capability 12.0
+print("words", C.status_string(c_api.E_CUDA_KERNELS).decode(), flush=True)
+"""
+    printed = run(driver_folder, code, DLFP4_CUDA_IMAGE="nvrtc", PYTHONPATH=with_support(driver_folder))
+    assert printed.count("status True") == 2, printed
+    assert "compile products 120" in printed
+    assert printed[-1].startswith("words no kernels for the CUDA device")
+
+
 def test_products_of_the_c_api_launch_what_the_package_does(driver_folder):
     """As many kernels, on the stream that the call names."""
     env = {"DLFP4_CUDA_IMAGE": "nvrtc", "STAND_IN_STREAMS": "1", "PYTHONPATH": with_support(driver_folder)}

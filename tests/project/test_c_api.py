@@ -396,6 +396,8 @@ def test_products_that_a_device_does_not_have():
     assert status(a=values(4, 256)) == c_api.E_DTYPE
     assert status(b=dlfp4.quantize(values(64, 256), "mxfp8_e4m3")) == c_api.E_OPTION
     assert status(activation=1) == c_api.E_OPTION
+    assert status(a=values(4, 256, dtype="float8_e4m3fn")) == c_api.E_OPTION  # scales of blocks on one side alone
+    assert status(a=fp8(4, 0, name="fp8_row"), b=fp8(64, 0, name="fp8_row")) == c_api.E_SHAPE
     assert status(a=fp8(4, 24, name="fp8_row"), b=fp8(64, 24, name="fp8_row")) == c_api.E_SHAPE
     assert status(b=fp8(64, 128)) == c_api.E_SHAPE
     assert status(b=fp8(63, 256)) == c_api.E_SHAPE
@@ -463,7 +465,8 @@ def test_experts_that_a_device_does_not_have():
     assert status(None) == c_api.E_OPTION
     both = routing_on_device(ends=ends, indices=some, weights=values(9), gathers=1)
     assert status(both, out=np.zeros((8, 32), np.float32)) == c_api.E_SHAPE  # as many tokens of x as of out
-    assert status(routing_on_device(ends=ends), w=dlfp4.quantize(values(96, 256), "nvfp4")) == c_api.E_DTYPE
+    for name in ("nvfp4", "fp8_1x128_e5m2"):
+        assert status(routing_on_device(ends=ends), w=dlfp4.quantize(values(96, 256), name)) == c_api.E_DTYPE
 
 
 def test_prepared_weights_of_experts_that_do_not_fit():

@@ -149,7 +149,6 @@ def _multiply_groups_on_cuda(x, ScaledTensor w, Tensor offsets, Tensor indices, 
     call.has_bytes = not is_prepared(w)
     if call.has_bytes:
         rows, stack = as_bytes(x, &place), as_bytes(w, &place)
-        load_kernels(place.device, DLFP4_CUDA_IMAGE_blocks)   # which may bring scales together
         fill_bytes(&call.of_bytes.x, rows, &touched)
         fill_bytes(&call.of_bytes.w, stack, &touched)
         fill_result_of_bytes(&call.of_bytes, result, &touched)
@@ -168,6 +167,8 @@ def _multiply_groups_on_cuda(x, ScaledTensor w, Tensor offsets, Tensor indices, 
     call.routing.tokens = result.dl.shape[0] if weights is not None else x.shape[0]
     count = dlfp4_cuda_grouped_matmul_bytes_workspace(&call.of_bytes, &call.routing) if call.has_bytes \
         else dlfp4_cuda_grouped_workspace(&call.product, &call.routing)
+    if call.has_bytes and dlfp4_cuda_brings_scales(&call.of_bytes, &call.routing):
+        load_kernels(place.device, DLFP4_CUDA_IMAGE_blocks)
     workspace = allocate_buffer((count,), UINT8, &place)
     call.routing.workspace = workspace.dl.data
     check_run(&place, run_on(&place, &touched, multiply_groups_at, DLFP4_CUDA_IMAGE_grouped, &call, 0),

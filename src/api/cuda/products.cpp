@@ -14,6 +14,9 @@ dlfp4_status describe(const Product &p, dlfp4_cuda_bytes_product *product) {
   for (int k = 0; k < 2; ++k)
     if (const dlfp4_status status = dlfp4_cuda_read_bytes(&p.factors[k].lines, p.factors[k].count, p.length, sides[k]))
       return status;
+  const bool has_blocks = product->x.scale_lines > 0 || product->w.scale_lines > 0;
+  if (has_blocks && !(product->x.scales && product->w.scales)) return DLFP4_E_OPTION;
+  if (p.length == 0) return DLFP4_E_SHAPE;
   product->rows = p.factors[0].count;
   product->depth = p.length;
   product->alpha = p.options.alpha;
@@ -23,6 +26,7 @@ dlfp4_status describe(const Product &p, dlfp4_cuda_bytes_product *product) {
 dlfp4_status describe_routed(const Product &p, const Experts &experts, void *workspace,
                              dlfp4_cuda_bytes_product *product, dlfp4_cuda_routing *routing) {
   if (const dlfp4_status status = describe(p, product)) return status;
+  if (product->x.is_e5m2 || product->w.is_e5m2) return DLFP4_E_DTYPE;
   product->rows = experts.rows;
   return route(experts, p.factors[0].count, p.out, workspace, routing);
 }
@@ -62,7 +66,7 @@ dlfp4_status grouped_matmul_on_cuda(const Product &p, const Experts &experts, vo
   if (const dlfp4_status status = describe_routed(p, experts, workspace, &product, &routing)) return status;
   const int64_t bytes = dlfp4_cuda_grouped_matmul_bytes_workspace(&product, &routing);
   if (const dlfp4_status status = check_workspace(workspace, bytes)) return status;
-  if (bytes > 0)
+  if (dlfp4_cuda_brings_scales(&product, &routing))
     if (const dlfp4_status status = load(p.place.device, DLFP4_CUDA_IMAGE_blocks)) return status;
   return run(p.place, DLFP4_CUDA_IMAGE_grouped,
              [&] { return dlfp4_cuda_grouped_matmul_bytes(p.place.device, p.place.stream, &product, &routing); });

@@ -72,10 +72,6 @@ int bring_together(int device, uintptr_t stream, dlfp4_cuda_bytes_product *produ
   return status;
 }
 
-bool has_many_rows(const dlfp4_cuda_bytes_product &product, const dlfp4_cuda_routing &routing) {
-  return !routing.gathers && product.rows >= kManyRowsOfExpert * routing.experts;  // gathering brings them together
-}
-
 // --- The best guess ----------------------------------------------------------------------------
 
 // The first one of find(numbers, capacity, count).
@@ -166,16 +162,21 @@ int dlfp4_cuda_matmul_bytes(int device, uintptr_t stream, const dlfp4_cuda_bytes
   return dlfp4_cuda_multiply_bytes(device, stream, &brought, tactic);
 }
 
+int dlfp4_cuda_brings_scales(const dlfp4_cuda_bytes_product *product, const dlfp4_cuda_routing *routing) {
+  if (routing->gathers) return 0;  // which brings them together as well
+  return product->rows >= kManyRowsOfExpert * routing->experts && bytes_of_scales(*product) > 0;
+}
+
 int64_t dlfp4_cuda_grouped_matmul_bytes_workspace(const dlfp4_cuda_bytes_product *product,
                                                   const dlfp4_cuda_routing *routing) {
   return dlfp4_cuda_grouped_bytes_workspace(product, routing) +
-         (has_many_rows(*product, *routing) ? bytes_of_scales(*product) : 0);
+         (dlfp4_cuda_brings_scales(product, routing) ? bytes_of_scales(*product) : 0);
 }
 
 int dlfp4_cuda_grouped_matmul_bytes(int device, uintptr_t stream, const dlfp4_cuda_bytes_product *product,
                                     const dlfp4_cuda_routing *routing) {
   dlfp4_cuda_bytes_product brought = *product;
-  if (routing->workspace != nullptr && has_many_rows(*product, *routing) && bytes_of_scales(*product) > 0) {
+  if (dlfp4_cuda_brings_scales(product, routing)) {
     char *const scales = static_cast<char *>(routing->workspace) + dlfp4_cuda_grouped_bytes_workspace(product, routing);
     const int status = bring_together(device, stream, &brought, scales);
     if (status != 0) return status;
