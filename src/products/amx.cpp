@@ -4,6 +4,7 @@
 // while tiles multiply, add them to their totals during the next run.
 #include <string.h>
 
+#include <type_traits>
 #include <utility>
 
 #include "avx512_sums.h"
@@ -62,12 +63,13 @@ class Tiles {
     _tile_zero(3);
   }
 
-  // Columns of a panel, and rows of x that are so many bytes apart.
+  // Columns of a panel, and rows of x that are so many bytes apart. Rows, which are read once, go by the L1 cache: the
+  // panel stays there.
   DLFP4_INLINE void load(const void *panel, const void *first, const void *second, int64_t pitch) const {
     _tile_loadd(6, panel, kPanelRow);
-    _tile_loadd(4, first, pitch);
+    _tile_stream_loadd(4, first, pitch);
     _tile_loadd(7, static_cast<const uint8_t *>(panel) + kTileBytes, kPanelRow);
-    _tile_loadd(5, second, pitch);
+    _tile_stream_loadd(5, second, pitch);
   }
 
   // The second tile's first row.
@@ -85,24 +87,6 @@ class Tiles {
  private:
   const int64_t bytes_;  // of a row of x in a tile
   int64_t rows_ = 0, second_ = 0;
-};
-
-// --- What lies ahead -------------------------------------------------------------------------
-
-// Asks for all of it, a little with each of so many steps.
-class Prefetching {
- public:
-  Prefetching(const Ahead &ahead, int64_t steps)
-      : at_(ahead.from), end_(at_ + ahead.bytes), step_((ahead.bytes / steps / kTileBytes + 1) * kTileBytes) {}
-
-  DLFP4_INLINE void operator()() {
-    for (int64_t byte = 0; byte < step_ && at_ < end_; byte += kTileBytes, at_ += kTileBytes)
-      _mm_prefetch(reinterpret_cast<const char *>(at_), _MM_HINT_T1);
-  }
-
- private:
-  const uint8_t *at_, *const end_;
-  const int64_t step_;
 };
 
 // --- bfloat16 --------------------------------------------------------------------------------
@@ -129,12 +113,11 @@ void add_last_bfloats(const Tiles &tiles, const uint16_t *panel, int64_t depth, 
   add_bfloats(tiles, last, x, second);
 }
 
-// Calls beside() before each whole step's products.
+// Adds to the tiles' sums. Calls beside() before each whole step's products.
 template <class Beside>
 DLFP4_INLINE inline void sum_bfloats(const Tiles &tiles, const uint16_t *panel, const uint16_t *x, int64_t pitch,
                                      int64_t depth, Beside beside) {
   const int64_t rest = depth % kStep, second = find_second(tiles, kBand * pitch);
-  tiles.clear();
   for (int64_t steps = depth / kStep; steps > 0; --steps, panel += kStep * kColumns, x += kStep * kBand) {
     beside();
     add_bfloats(tiles, panel, x, second);
@@ -162,21 +145,14 @@ struct RunSums {
 
 constexpr int kVectors = kMostTileRows * kColumns / kLanes / (kInCache / kStep);  // that a step adds
 
-// What a run does beside its products, a little with each step. Its codes and rows that are next begin at a line of the
+// Asks for what lies ahead, a little with each step of a run. Codes and rows that are next begin at a line of the
 // cache; rows lie in bands that are so many bytes apart.
-class Beside {
+class Asking {
  public:
-  Beside(const uint8_t *codes, int64_t codes_step, const uint8_t *rows, int64_t rows_step, int64_t band,
-         const RunSums &last)
-      : codes_(codes),
-        rows_(rows),
-        codes_step_(codes_step),
-        rows_step_(rows_step),
-        band_(band),
-        sums_(last.values),
-        totals_(last.totals) {}
+  Asking(const uint8_t *codes, int64_t codes_step, const uint8_t *rows, int64_t rows_step, int64_t band)
+      : codes_(codes), rows_(rows), codes_step_(codes_step), rows_step_(rows_step), band_(band) {}
 
-  DLFP4_INLINE void ask() {
+  DLFP4_INLINE void operator()() {
     for (const uint8_t *const end = codes_ + codes_step_; codes_ < end; codes_ += kTileBytes) ask_for(codes_);
     for (const uint8_t *const end = rows_ + rows_step_; rows_ < end; rows_ += kTileBytes) {
       ask_for(rows_);
@@ -184,15 +160,23 @@ class Beside {
     }
   }
 
-  DLFP4_INLINE void add() {
-    for (int i = 0; i < kVectors; ++i, sums_ += kLanes, totals_ += kLanes) add_to(totals_, _mm512_load_ps(sums_));
-  }
-
  private:
   DLFP4_INLINE static void ask_for(const uint8_t *at) { _mm_prefetch(reinterpret_cast<const char *>(at), _MM_HINT_T1); }
 
   const uint8_t *codes_, *rows_;
   const int64_t codes_step_, rows_step_, band_;
+};
+
+// Adds a run's sums to their totals, a little with each step of the next.
+class Adding {
+ public:
+  explicit Adding(const RunSums &run) : sums_(run.values), totals_(run.totals) {}
+
+  DLFP4_INLINE void operator()() {
+    for (int i = 0; i < kVectors; ++i, sums_ += kLanes, totals_ += kLanes) add_to(totals_, _mm512_load_ps(sums_));
+  }
+
+ private:
   const float *sums_;
   double *totals_;
 };
@@ -206,30 +190,48 @@ int64_t bytes_of_step(int64_t bytes, int64_t steps) {
   return (bytes + steps * kTileBytes - 1) / (steps * kTileBytes) * kTileBytes;
 }
 
+// What all runs of a panel ask for.
+struct Asked {
+  const Ahead &ahead;
+  const int64_t pitch, codes_step, rows_step;  // in bytes
+
+  Asked(const Ahead &what, int64_t of_rows, int64_t depth, int64_t rows)
+      : ahead(what),
+        pitch(of_rows * kItem),
+        codes_step(bytes_of_step(what.bytes, steps_of(rows, depth, kStep))),
+        rows_step(bytes_of_step(what.row_bytes, (depth + kStep - 1) / kStep)) {}
+
+  // By a run of so many rows, from a step on, where so many steps went before in all.
+  Asking by(int64_t first, int64_t count, int64_t step, int64_t before) const {
+    return {ahead.from + before * codes_step, codes_step, ahead.rows + first * pitch + step * rows_step, rows_step,
+            count > kBand ? kBand * pitch : 0};
+  }
+};
+
 void multiply_bfloats(const uint16_t *panel, const uint16_t *x, int64_t pitch, int64_t depth, int64_t rows,
                       const Ahead &ahead, double *totals) {
   RunSums sums[2], *last = sums, *now = sums + 1;
   Tiles tiles(kTileBytes);
-  const int64_t codes_step = bytes_of_step(ahead.bytes, steps_of(rows, depth, kStep));
-  const int64_t rows_step = bytes_of_step(ahead.row_bytes, (depth + kStep - 1) / kStep);
-  const uint8_t *codes = ahead.from;
+  const Asked asked(ahead, pitch, depth, rows);
+  int64_t steps = 0;
   for (int64_t k = 0; k < depth; k += kInCache)
     each_run(rows, [&](int64_t first, int64_t count) {
-      const int64_t here = depth - k < kInCache ? depth - k : kInCache, of_row = pitch * kItem;
+      const int64_t here = depth - k < kInCache ? depth - k : kInCache;
       const uint16_t *const from = panel + k * kColumns, *const run = x + first * pitch + k * kBand;
-      Beside beside(codes, codes_step, ahead.rows + first * of_row + k / kStep * rows_step, rows_step,
-                    count > kBand ? kBand * of_row : 0, *last);
+      Asking ask = asked.by(first, count, k / kStep, steps);
+      Adding add(*last);
       tiles.take(count);
+      tiles.clear();
       if (last->count == kMostTileRows * kColumns && here == kInCache) {
-        sum_bfloats(tiles, from, run, pitch, here, [&beside]() DLFP4_INLINE { beside.ask(), beside.add(); });
+        sum_bfloats(tiles, from, run, pitch, here, [&ask, &add]() DLFP4_INLINE { ask(), add(); });
       } else {
         add_sums(*last);
-        sum_bfloats(tiles, from, run, pitch, here, [&beside]() DLFP4_INLINE { beside.ask(); });
+        sum_bfloats(tiles, from, run, pitch, here, [&ask]() DLFP4_INLINE { ask(); });
       }
       tiles.store(now->values);
       now->totals = totals + first * kColumns;
       now->count = count * kColumns;
-      codes += here / kStep * codes_step;
+      steps += here / kStep;
       std::swap(last, now);
     });
   add_sums(*last);
@@ -245,38 +247,101 @@ constexpr bool are_whole_steps() {
 }
 static_assert(are_whole_steps());
 
-// Not scale by scale: that product may be none of float32's.
-void add_scaled_sums(const float *sums, const float *scales, const BfloatRows &x, int64_t block, int64_t rows,
-                     float *of_all) {
-  const __m512 first = _mm512_load_ps(scales), second = _mm512_load_ps(scales + kLanes);
-  for (int64_t i = 0; i < rows; ++i, sums += kColumns, of_all += kColumns) {
-    const __m512 scale = _mm512_set1_ps(x.scales[i * x.block_pitch + block]);
-    const __m512 low = _mm512_mul_ps(_mm512_load_ps(sums), first);
-    const __m512 high = _mm512_mul_ps(_mm512_load_ps(sums + kLanes), second);
-    _mm512_store_ps(of_all, _mm512_fmadd_ps(low, scale, _mm512_load_ps(of_all)));
-    _mm512_store_ps(of_all + kLanes, _mm512_fmadd_ps(high, scale, _mm512_load_ps(of_all + kLanes)));
+constexpr int64_t kScaledPart = 128;  // positions of a block during which sums of the block before are scaled
+constexpr int64_t kScaledRows = kMostTileRows / (kScaledPart / kStep);  // in a step
+
+// A run's sums of a block that are still to be scaled, and of the blocks before. All leave with those of the last.
+struct BlockSums {
+  alignas(64) float values[kMostTileRows * kColumns];
+  alignas(64) float before[kMostTileRows * kColumns] = {};
+  const float *of_columns = nullptr, *of_rows = nullptr;  // scales; those of rows are so far apart
+  int64_t pitch = 0, rows = 0;
+  double *totals = nullptr;  // null: the run has another block
+};
+
+// Scales a block's rows, a few at a time. Not scale by scale: that product may be none of float32's.
+template <bool kIsLast>
+class Scaling {
+ public:
+  explicit Scaling(BlockSums *block)
+      : low_(_mm512_load_ps(block->of_columns)),
+        high_(_mm512_load_ps(block->of_columns + kLanes)),
+        of_rows_(block->of_rows),
+        pitch_(block->pitch),
+        values_(block->values),
+        before_(block->before),
+        totals_(block->totals) {}
+
+  DLFP4_INLINE void operator()(int64_t rows) {
+    for (int64_t i = 0; i < rows; ++i, of_rows_ += pitch_) {
+      const __m512 of_row = _mm512_set1_ps(*of_rows_);
+      scale(low_, of_row);
+      scale(high_, of_row);
+    }
   }
+
+ private:
+  DLFP4_INLINE void scale(__m512 of_columns, __m512 of_row) {
+    const __m512 scaled = _mm512_mul_ps(_mm512_load_ps(values_), of_columns);
+    const __m512 sums = _mm512_fmadd_ps(scaled, of_row, _mm512_load_ps(before_));
+    _mm512_store_ps(before_, kIsLast ? _mm512_setzero_ps() : sums);
+    if (kIsLast) add_to(totals_, sums), totals_ += kLanes;
+    values_ += kLanes, before_ += kLanes;
+  }
+
+  const __m512 low_, high_;
+  const float *of_rows_;
+  const int64_t pitch_;
+  const float *values_;
+  float *before_;
+  double *totals_;
+};
+
+template <bool kIsLast>
+void scale_block(BlockSums *block) {
+  Scaling<kIsLast> scale(block);
+  scale(block->rows);
+}
+
+void add_block(BlockSums *block) {
+  if (block->rows > 0) block->totals ? scale_block<true>(block) : scale_block<false>(block);
 }
 
 void multiply_scaled_bfloats(const uint16_t *panel, const float *scales, const BfloatRows &x, int64_t block,
                              int64_t depth, int64_t rows, const Ahead &ahead, double *totals) {
-  alignas(64) float sums[kMostTileRows * kColumns], of_all[kMostTileRows * kColumns];
+  BlockSums sums;
   Tiles tiles(kTileBytes);
-  Prefetching ask(ahead, steps_of(rows, depth, kStep));
+  const Asked asked(ahead, x.pitch, depth, rows);
+  int64_t steps = 0;
   each_run(rows, [&](int64_t first, int64_t count) {
     const BfloatRows run = rows_from(x, first);
     tiles.take(count);
-    memset(of_all, 0, sizeof(of_all));
     for (int64_t k = 0, b = 0; k < depth; k += block, ++b) {
       const int64_t here = depth - k < block ? depth - k : block;
-      sum_bfloats(tiles, panel + k * kColumns, run.values + k * kBand, run.pitch, here,
+      const int64_t scaled = sums.rows == kMostTileRows && here >= kScaledPart ? kScaledPart : 0;
+      Asking ask = asked.by(first, count, k / kStep, steps);
+      const auto sum_beside = [&](auto is_last) DLFP4_INLINE {
+        Scaling<is_last()> scale(&sums);
+        sum_bfloats(tiles, panel + k * kColumns, run.values + k * kBand, run.pitch, kScaledPart,
+                    [&]() DLFP4_INLINE { ask(), scale(kScaledRows); });
+      };
+      tiles.clear();
+      if (!scaled)
+        add_block(&sums);
+      else if (sums.totals)
+        sum_beside(std::true_type());
+      else
+        sum_beside(std::false_type());
+      sum_bfloats(tiles, panel + (k + scaled) * kColumns, run.values + (k + scaled) * kBand, run.pitch, here - scaled,
                   [&ask]() DLFP4_INLINE { ask(); });
-      tiles.store(sums);
-      add_scaled_sums(sums, scales + b * kColumns, run, b, count, of_all);
+      tiles.store(sums.values);
+      sums.of_columns = scales + b * kColumns, sums.of_rows = run.scales + b;
+      sums.pitch = run.block_pitch, sums.rows = count;
+      sums.totals = k + block < depth ? nullptr : totals + first * kColumns;
+      steps += here / kStep;
     }
-    for (int64_t i = 0; i < count * kColumns; i += kLanes)
-      add_to(totals + first * kColumns + i, _mm512_load_ps(of_all + i));
   });
+  add_block(&sums);
 }
 
 }  // namespace

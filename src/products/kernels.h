@@ -67,7 +67,7 @@ static constexpr bool is_fp4(const BlockKey &key, int scale, int64_t length) {
 // Matrix products go by panels: kColumns lines of the second matrix from one position on, with neighbours across lines.
 constexpr int64_t kColumns = 32;
 constexpr int64_t kDepth = 1024;  // positions of a panel, a multiple of every block
-constexpr int64_t kMostPanels = 4;
+constexpr int64_t kMostPanels = 8;
 
 // Of a band of kBand rows the first kBandBytes of each lie one after another, then the next of each. Such rows have a
 // multiple of kBandBytes, completed with zeros; their pitch is that of rows that lie by themselves.
@@ -143,8 +143,7 @@ struct TileKernels {
   void (*multiply_integers)(const uint8_t *panel, const float *scales, const IntegerRows &x, int64_t block,
                             int64_t depth, int64_t rows, const Ahead &ahead, double *totals);
 
-  // Whether rows of bfloat16 lie in bands for these kernels, and stay in the cache for kMostPanels panels. Tiles that
-  // are fast let all else count: such kernels get more rows for a panel.
+  // Whether rows of bfloat16 lie in bands for these kernels, and stay in the cache for kMostPanels panels.
   bool take_bands;
 };
 

@@ -37,12 +37,10 @@ struct Panel {
   alignas(64) float scales[kDepth / 16 * kColumns];
 };
 
-bool reads_bands(const Sides &sides) { return sides.form == kBfloatPanels && are_in_bands(sides); }
-
 // Positions of a panel: float32 is twice as wide. Of rows in bands the L2 cache holds those that are multiplied, those
 // that come next, and totals.
 int64_t panel_depth(const Sides &sides) {
-  return sides.form == kFloatPanels || reads_bands(sides) ? kDepth / 2 : kDepth;
+  return sides.form == kFloatPanels || are_in_bands(sides) ? kDepth / 2 : kDepth;
 }
 
 // Packed codes of positions up to the length. Those beyond it in the same block become zeros, whatever lies there:
@@ -190,7 +188,7 @@ Ahead find_ahead(const Tile &tile, const Strip &strip, const Panel &panel) {
   constexpr int64_t kHeldRows = 1 << 20;  // bytes
   const Sides &sides = tile.sides;
   Ahead ahead = find_codes_ahead(sides, strip, tile.columns, panel);
-  if (!reads_bands(sides) || tile.count * sides.depth * item_of(sides) <= kHeldRows) return ahead;
+  if (!are_in_bands(sides) || tile.count * sides.depth * item_of(sides) <= kHeldRows) return ahead;
   const int64_t share = panel_depth(sides) / kMostPanels, next = strip.first + panel_depth(sides);
   const int64_t first = (next < sides.depth ? next : 0) + (strip.column - tile.column) / kColumns * share;
   ahead.rows = values_of(sides, tile.rows, tile.row, first);

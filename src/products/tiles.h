@@ -12,15 +12,12 @@
 namespace dlfp4 {
 
 constexpr int64_t kGroup = 256;               // rows of a tile, parts counted
-constexpr int64_t kBandedGroup = 2 * kGroup;  // of rows in bands
 constexpr int64_t kMostWorkspace = 16 << 20;  // bytes of prepared rows at a time, unless one group needs more
 constexpr int64_t kTileGrain = 1 << 20;       // products worth a thread
 constexpr int64_t kAlign = 64;                // of a workspace
 
 // Whole bands.
-inline int64_t rows_of_group(const Sides &sides) {
-  return (are_in_bands(sides) ? kBandedGroup : kGroup) / sides.parts / kBand * kBand;
-}
+inline int64_t rows_of_group(const Sides &sides) { return kGroup / sides.parts / kBand * kBand; }
 
 // What is worth a thread, of rows to prepare.
 inline int64_t grain_of_rows(const Sides &sides) { return divide_up(kTileGrain / 8, sides.depth + 1); }
@@ -75,7 +72,7 @@ void put_zeros(const TileOfResults &tile, Put put) {
 // columns, all of a row at once. The totals of many take more of the stack.
 template <int64_t kPanels = 1, class Put>
 __attribute__((noinline)) void multiply_tile(const TileOfResults &tile, Put put) {
-  alignas(64) double totals[kPanels * kBandedGroup * kColumns];
+  alignas(64) double totals[kPanels * kGroup * kColumns];
   double of_columns[kPanels * kColumns];
   float values[kPanels * kColumns];
   if (tile.sides.length == 0) return put_zeros(tile, put);
