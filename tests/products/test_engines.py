@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import dlfp4
-from dlfp4.engines import cuda, flashinfer, scaled_mm
+from dlfp4.engines import cuda, cuda_fp8, flashinfer, scaled_mm
 from dlfp4.engines.problem import Backend, Machine, Problem
 
 from ..support.capsules import Made
@@ -216,6 +216,31 @@ def test_our_kernels_want_prepared_weights():
     assert "call w.prepare() once" in cuda.supports(asked, HOPPER)
     for rows, machine, rank in ((1, HOPPER, 0), (4096, HOPPER, 0), (64, BLACKWELL, 0), (65, BLACKWELL, 1)):
         assert cuda.rank(SimpleNamespace(rows=rows), machine) == rank
+
+
+@pytest.mark.parametrize("name", list(dlfp4.formats()))
+def test_which_formats_of_fp8_are_taken_as_they_lie(name):
+    """Those of float32 scales, in the layouts that kernels read; blocks of rows as one matrix alone."""
+    x = dlfp4.quantize(values((128, 256)), name)
+    told, format = cuda_fp8.refuses_operand("a", x), x.format
+    if format.element.name not in ("float8_e4m3fn", "float8_e5m2"):
+        assert told == f"a is {name}; expected float8_e4m3fn or float8_e5m2"
+    elif format.scale.name != "float32":
+        assert told.endswith("expected scales of float32, one for 128 of K or for more")
+    else:
+        assert told is None
+        if format.block in ((1, 128), (128, 128)):
+            turned = x.with_scale_layout("cublas_1x128" if format.block[0] == 1 else "cublas_128x128")
+            assert cuda_fp8.refuses_operand("a", turned) is None
+        stack = cuda_fp8.refuses_operand("a", dlfp4.quantize(values((2, 128, 256)), name))
+        assert (stack is not None) == (format.block == (128, 128))
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float16", "float4_e2m1fn"])
+def test_which_plain_elements_are_taken_as_they_lie(dtype):
+    told = cuda_fp8.refuses_operand("b", dlfp4.cast(values((4, 32)), dtype))
+    expected = f"b is {dtype}; expected float8_e4m3fn or float8_e5m2"
+    assert told == (None if dtype in ("float8_e4m3fn", "float8_e5m2") else expected)
 
 
 def test_backends_are_asked_once_for_what_they_judge_alike(monkeypatch):

@@ -14,8 +14,8 @@ dlfp4_status describe(const Product &p, dlfp4_cuda_bytes_product *product) {
   for (int k = 0; k < 2; ++k)
     if (const dlfp4_status status = dlfp4_cuda_read_bytes(&p.factors[k].lines, p.factors[k].count, p.length, sides[k]))
       return status;
-  const bool has_blocks = product->x.scale_lines > 0 || product->w.scale_lines > 0;
-  if (has_blocks && !(product->x.scales && product->w.scales)) return DLFP4_E_OPTION;
+  const bool are_scaled = p.factors[0].lines.format >= 0 && p.factors[1].lines.format >= 0;
+  if ((product->x.scale_lines > 0 || product->w.scale_lines > 0) && !are_scaled) return DLFP4_E_OPTION;
   if (p.length == 0) return DLFP4_E_SHAPE;
   product->rows = p.factors[0].count;
   product->depth = p.length;
