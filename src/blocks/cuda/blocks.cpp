@@ -650,9 +650,7 @@ int dequantize_lines(DequantizeParams p, Lines result, const FormatInfo &format,
     return launch_shape(tile, {{tiles, 1}, kThreads, kTileRuleBytes + tile_bytes(result.item), 1}, &p, stream);
   const bool takes_across =
       across != kNoKernel && has_columns && !p.decodes && can_store_steps(p.data, p.data_step, p.data_stride);
-  if (takes_across && rotated && p.length % kStep == 0)
-    return run(across, p.length / kStep * (p.lines / kColumnsOfThread), p, stream);
-  if (takes_across && !rotated) return launch(across, tiles, &p, stream);
+  if (takes_across && (!rotated || p.length % kStep == 0)) return launch(across, tiles, &p, stream);
   return run(kKernel_dequantize_any, p.lines * p.length, p, stream);
 }
 

@@ -269,10 +269,9 @@ __device__ inline void quantize_squares(const QuantizeParams &p, const EncodePar
 
 // --- Whole lines -----------------------------------------------------------------------------
 
-// The largest magnitude of a step; of two levels, of what is finite.
+// What a step's largest magnitude adds to its line's; of two levels, what is finite counts.
 template <int Src, int Kind>
-__device__ inline uint32_t largest_of_step(const uint4 *raw) {
-  const uint32_t largest = largest_of<Src>(raw);
+__device__ inline uint32_t largest_for_line(uint32_t largest, const uint4 *raw) {
   if (Kind != DLFP4_TWO_LEVEL || largest < kFloatInfinity) return largest;
   return largest_finite_of<kStep>(unpack_step<Src>(raw).values);
 }
@@ -289,14 +288,14 @@ __device__ inline uint32_t largest_of_team(uint32_t largest, int team) {
   return largest;
 }
 
-// A step of a line whose scale is known: `of_line`, or, of two levels, what is in `rule`.
+// A step of a line whose scale is known: `of_line`, or, of two levels, what is in `rule`. `largest` is the line's
+// magnitude or, of two levels, the step's.
 template <int Src, int Dtype, int Kind>
 __device__ inline void encode_step_of_line(const QuantizeParams &p, const EncodeParams &encode, const ScaleRule &rule,
                                            BlockScale of_line, uint32_t largest, StepOfLine at, const uint4 *raw) {
   constexpr int kBits = kTypes[Dtype].bits;
   uint32_t words[kCodeWords<kBits>];
   if constexpr (Kind == DLFP4_TWO_LEVEL) {  // blocks of one step
-    largest = largest_of<Src>(raw);
     of_line = scale_of_block<Kind>(rule, largest);
     store_scale<Kind>(p, at.line, at.step, of_line.stored);
   }
@@ -308,26 +307,30 @@ __device__ inline void encode_step_of_line(const QuantizeParams &p, const Encode
 // second time, from a cache.
 template <int Src, int Dtype, int Kind>
 __device__ inline void quantize_lines(const QuantizeParams &p, const EncodeParams &encode) {
-  constexpr int kHeld = 8 / kFloatBytes<Src>;
-  const uint32_t number = blockIdx.x * kThreads + threadIdx.x, team = p.team;
-  const uint32_t line = number / team, member = number % team, in_line = line < p.lines ? p.walk.in_line : 0;
-  const auto place = [&](uint32_t step) {
-    return address_of_step<kTypes[Src].bits>(p.src, p.walk.float_bytes, StepOfLine{line, step});
+  constexpr int kHeld = 2;
+  const uint32_t team = p.team;
+  const bool is_warp = team == kWarpSize;
+  const uint32_t line = is_warp ? (blockIdx.x * kThreads + threadIdx.x) / kWarpSize : blockIdx.x;
+  const uint32_t member = is_warp ? threadIdx.x % kWarpSize : threadIdx.x;
+  const uint32_t in_line = line < p.lines ? p.walk.in_line : 0;
+  const auto load = [&](uint32_t step, uint4 *raw) {
+    load_step<Src>(address_of_step<kTypes[Src].bits>(p.src, p.walk.float_bytes, StepOfLine{line, step}), step < in_line,
+                   raw);
+    return largest_of<Src>(raw);
   };
   uint4 held[kHeld][kFloatVectors<Src>];
-  uint32_t largest = 0;
+  uint32_t largest = 0, of_step[kHeld];
 #pragma unroll
-  for (int i = 0; i < kHeld; ++i) load_step<Src>(place(member + i * team), member + i * team < in_line, held[i]);
+  for (int i = 0; i < kHeld; ++i) of_step[i] = load(member + i * team, held[i]);
 #pragma unroll
-  for (int i = 0; i < kHeld; ++i) largest = max(largest, largest_of_step<Src, Kind>(held[i]));
+  for (int i = 0; i < kHeld; ++i) largest = max(largest, largest_for_line<Src, Kind>(of_step[i], held[i]));
   if (Kind == DLFP4_LARGEST || p.finds_decodes) {
 #pragma unroll 4
     for (uint32_t step = member + kHeld * team; step < in_line; step += team) {
       uint4 raw[kFloatVectors<Src>];
-      load_step<Src>(place(step), true, raw);
-      largest = max(largest, largest_of_step<Src, Kind>(raw));
+      largest = max(largest, largest_for_line<Src, Kind>(load(step, raw), raw));
     }
-    largest = largest_of_team(largest, p.team);
+    largest = largest_of_team(largest, team);
   }
   if (in_line == 0) return;
   ScaleRule rule = p.rule;
@@ -340,14 +343,17 @@ __device__ inline void quantize_lines(const QuantizeParams &p, const EncodeParam
     scale = scale_of_block<Kind>(rule, largest);
     if (member == 0) store_scale<Kind>(p, line, 0, scale.stored);
   }
+  const auto encode_step = [&](uint32_t step, uint32_t of_step, const uint4 *raw) {
+    encode_step_of_line<Src, Dtype, Kind>(p, encode, rule, scale, Kind == DLFP4_TWO_LEVEL ? of_step : largest,
+                                          {line, step}, raw);
+  };
 #pragma unroll
   for (int i = 0; i < kHeld; ++i)
-    if (member + i * team < in_line)
-      encode_step_of_line<Src, Dtype, Kind>(p, encode, rule, scale, largest, {line, member + i * team}, held[i]);
+    if (member + i * team < in_line) encode_step(member + i * team, of_step[i], held[i]);
   for (uint32_t step = member + kHeld * team; step < in_line; step += team) {
     uint4 raw[kFloatVectors<Src>];
-    load_step<Src>(place(step), true, raw);
-    encode_step_of_line<Src, Dtype, Kind>(p, encode, rule, scale, largest, {line, step}, raw);
+    const uint32_t of_step = load(step, raw);
+    encode_step(step, of_step, raw);
   }
 }
 
@@ -455,10 +461,20 @@ __device__ inline bool decode_step(const Values<Dtype> &table, const uint32_t *c
   return special;
 }
 
-// Undoes the transform of a step; returns whether a value may be NaN.
-__device__ inline bool rotate_step_back(float *values, uint32_t rotation) {
-  rotate_back(values, rotation);
-  return has_nan(values);
+// The same with the transform undone. Of scales far from both ends of a float's range quarters are exact and no sum is
+// NaN, whatever finite codes there are.
+template <int Dtype>
+__device__ inline bool decode_rotated_step(const Values<Dtype> &table, const uint32_t *codes, float scale,
+                                           uint32_t rotation, float *values) {
+  const float size = fabsf(scale);
+  const bool usual = size <= 0x1p100f && (size >= 0x1p-100f || size == 0);
+  const bool special = decode_step(table, codes, usual ? 0.25f * scale : scale, values);
+  if (!usual)
+    for (int i = 0; i < kStep; ++i) values[i] *= 0.25f;
+  rotate_quarters_back(values, rotation);
+  if (usual && !special) return false;
+  clear_nans(values);
+  return true;
 }
 
 template <int Dtype, int Dst, bool Rotated>
@@ -484,8 +500,9 @@ struct CodedStep {
     uint32_t words[kWords];
     if (dst != nullptr) {
       float values[kStep];
-      bool special = decode_step(table, codes, decode_fast(p.kind, scale, decode), values);
-      if constexpr (Rotated) special = rotate_step_back(values, p.rotation);
+      const float factor = decode_fast(p.kind, scale, decode);
+      const bool special = Rotated ? decode_rotated_step(table, codes, factor, p.rotation, values)
+                                   : decode_step(table, codes, factor, values);
       narrow_step<Dst>(values, special, words);
     }
     warp_store<kWords>().store(dst, words);

@@ -556,29 +556,34 @@ __device__ inline void dequantize_tile(const DequantizeParams &p) {
     float values[2][kStep];
     bool special = false;
 #pragma unroll
-    for (int k = 0; k < 2; ++k)
-      special |=
-          decode_step(table, codes[2 * i + k], decode_fast(p.kind, scales[2 * i + k], decodes[2 * i + k]), values[k]);
-#pragma unroll
-    for (int k = 0; k < 2; ++k)
-      if constexpr (Rotated) special |= rotate_step_back(values[k], p.rotation);
+    for (int k = 0; k < 2; ++k) {
+      const float scale = decode_fast(p.kind, scales[2 * i + k], decodes[2 * i + k]);
+      special |= Rotated ? decode_rotated_step(table, codes[2 * i + k], scale, p.rotation, values[k])
+                         : decode_step(table, codes[2 * i + k], scale, values[k]);
+    }
     stage_columns<Dst>(tile, {unit.row, unit.column + i * kUnitColumns}, values, special);
     __syncthreads();
     store_columns<kFloatBytes<Dst>>(p, at, i * kUnitColumns, tile);
   }
 }
 
+// The codes of a later tile whose columns are those of memory.
+__device__ inline void prefetch_rows(const DequantizeParams &p, TilePlace later) {
+  const uint32_t row = later.row + threadIdx.x / 2, line = later.column + threadIdx.x % 2 * (kTileColumns / 2);
+  if (line < p.lines && row < p.length) prefetch(p.data + line + row * p.data_step);
+}
+
 // Lines that are columns of the codes' memory too, a byte an element, with scales of 32 elements and more: sixteen
 // columns a thread.
 template <int Dtype, int Dst>
-__device__ inline void dequantize_across(const DequantizeParams &p) {
+__device__ inline void dequantize_plain_across(const DequantizeParams &p) {
   constexpr int kSteps = kTileColumns / kStep, kRows = kThreads / kSteps, kPasses = kTileRows / kRows;
   constexpr int kWords = kStep * kFloatBytes<Dst> / 4, kScales = kPasses * kTileColumns / kThreads;
   static_assert(kRows == kAcrossLength, "a pass has one scale a column");
   static_assert(Values<Dtype>::kUnit == 1, "scales are those of values");
   __shared__ Values<Dtype> table;
   __shared__ StepFloats<kSteps> scales[kPasses];
-  const TilePlace at = place_of_tile(p, blockIdx.x), later = place_of_tile(p, blockIdx.x + kBlocksAhead);
+  const TilePlace at = place_of_tile(p, blockIdx.x);
   const uint32_t lines = static_cast<uint32_t>(p.lines), length = static_cast<uint32_t>(p.length);
   const uint32_t step = threadIdx.x % kSteps, line = at.column + step * kStep, first = at.row + threadIdx.x / kSteps;
   const float decode = load_or_one(p.decode);
@@ -593,9 +598,7 @@ __device__ inline void dequantize_across(const DequantizeParams &p) {
   for (int i = 0; i < kPasses; ++i)
     load_codes<8>(p.data + min(line, lines - kStep) + min(first + i * kRows, length - 1) * p.data_step, codes[i]);
   load_scales<kScales>(p, places, stored);
-  const uint32_t later_row = later.row + threadIdx.x / 2;
-  const uint32_t later_line = later.column + threadIdx.x % 2 * (kTileColumns / 2);
-  if (later_line < lines && later_row < length) prefetch(p.data + later_line + later_row * p.data_step);
+  prefetch_rows(p, place_of_tile(p, blockIdx.x + kBlocksAhead));
   bool special = false;
 #pragma unroll
   for (int i = 0; i < kScales; ++i) {
@@ -635,53 +638,72 @@ __device__ inline void turn_bytes(const uint32_t *rows, uint32_t *columns) {
   columns[3] = __byte_perm(high[0], high[1], 0x7632);
 }
 
-// Rotated lines that are columns of the codes' memory too, a byte an element: sixteen rows of four columns a thread.
-template <int Dtype, int Dst>
-__device__ inline void dequantize_rotated_across(const DequantizeParams &p) {
-  constexpr int kFours = kStep / 4, kRowWords = kColumnsOfThread * kFloatBytes<Dst> / 4;
-  __shared__ Values<Dtype> table;
-  const int64_t number = int64_t{blockIdx.x} * kThreads + threadIdx.x, in_row = p.lines / kColumnsOfThread;
-  const int64_t row = number / in_row * kStep, column = number % in_row * kColumnsOfThread;
-  const bool there = row < p.length;
-  const float decode = load_or_one(p.decode);
-  uint32_t codes[kColumnsOfThread][kFours];
-  float values[kColumnsOfThread][kStep];
-  bool special = false;
+// Rows of sixteen bytes of four neighbours each, as the codes of four columns.
+__device__ inline void load_columns(const uint8_t *from, int64_t pitch, uint32_t (*codes)[kStep / 4]) {
 #pragma unroll
-  for (int four = 0; four < kFours; ++four) {
+  for (int four = 0; four < kStep / 4; ++four) {
     uint32_t rows[4], columns[kColumnsOfThread];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const uint8_t *const from = p.data + (row + 4 * four + i) * p.data_step + column;
-      rows[i] = there ? *reinterpret_cast<const uint32_t *>(from) : 0;
-    }
+    for (int i = 0; i < 4; ++i) rows[i] = *reinterpret_cast<const uint32_t *>(from + (4 * four + i) * pitch);
     turn_bytes(rows, columns);
 #pragma unroll
     for (int k = 0; k < kColumnsOfThread; ++k) codes[k][four] = columns[k];
   }
+}
+
+// Rotated lines that are columns of the codes' memory too, a byte an element: sixteen rows of four columns a thread.
+template <int Dtype, int Dst>
+__device__ inline void dequantize_rotated_across(const DequantizeParams &p) {
+  constexpr int kBytes = kFloatBytes<Dst>;
+  static_assert(kTileColumns == kWarpSize * kColumnsOfThread && kTileRows == kThreads / kWarpSize * kStep, "");
+  __shared__ Values<Dtype> table;
+  const TilePlace at = place_of_tile(p, blockIdx.x);
+  const uint32_t lines = static_cast<uint32_t>(p.lines), length = static_cast<uint32_t>(p.length);
+  const uint32_t line = at.column + threadIdx.x % kWarpSize * kColumnsOfThread;
+  const uint32_t row = at.row + threadIdx.x / kWarpSize * kStep;
+  const bool there = line < lines && row < length;
+  const uint32_t column = there ? line : 0, first = there ? row : 0;
+  const float decode = load_or_one(p.decode);
+  uint32_t codes[kColumnsOfThread][kStep / 4], stored[kColumnsOfThread];
+  int64_t places[kColumnsOfThread];
+#pragma unroll
+  for (int k = 0; k < kColumnsOfThread; ++k) places[k] = place_of_scale(p, column + k, first);
+  load_scales<kColumnsOfThread>(p, places, stored);
+  load_columns(p.data + first * p.data_step + column, p.data_step, codes);
+  prefetch_rows(p, place_of_tile(p, blockIdx.x + kBlocksAhead));
   table.fill();
   if (!there) return;
+  uint32_t words[2][kStep * kBytes / 2];  // of two pairs of columns, rows one after the other
 #pragma unroll
-  for (int k = 0; k < kColumnsOfThread; ++k) {
-    decode_step(table, codes[k], decode_fast(p.kind, stored_scale(p, column + k, row), decode), values[k]);
-    special |= rotate_step_back(values[k], p.rotation);
+  for (int pair = 0; pair < 2; ++pair) {
+    float values[2][kStep], rows[2 * kStep];
+    bool special = false;
+#pragma unroll
+    for (int k = 0; k < 2; ++k)
+      special |= decode_rotated_step(table, codes[2 * pair + k], decode_fast(p.kind, stored[2 * pair + k], decode),
+                                     p.rotation, values[k]);
+#pragma unroll
+    for (int i = 0; i < 2 * kStep; ++i) rows[i] = values[i % 2][i / 2];
+    narrow_step<Dst>(rows, special, words[pair]);
+    narrow_step<Dst>(rows + kStep, special, words[pair] + kStep * kBytes / 4);
   }
+  uint8_t *to = p.dst + (first * p.step + column) * kBytes;
 #pragma unroll
-  for (int four = 0; four < kFours; ++four) {
-    float rows[kStep];
-    uint32_t words[4 * kRowWords];
-#pragma unroll
-    for (int i = 0; i < kStep; ++i) rows[i] = values[i % kColumnsOfThread][4 * four + i / kColumnsOfThread];
-    narrow_step<Dst>(rows, special, words);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      uint8_t *const to = p.dst + ((row + 4 * four + i) * p.step + column) * kFloatBytes<Dst>;
-#pragma unroll
-      for (int word = 0; word < kRowWords; word += 2)
-        reinterpret_cast<uint2 *>(to)[word / 2] =
-            make_uint2(words[i * kRowWords + word], words[i * kRowWords + word + 1]);
-    }
+  for (int i = 0; i < kStep; ++i, to += p.step * kBytes) {
+    if constexpr (kBytes == 2)
+      *reinterpret_cast<uint2 *>(to) = make_uint2(words[0][i], words[1][i]);
+    else
+      *reinterpret_cast<uint4 *>(to) =
+          make_uint4(words[0][2 * i], words[0][2 * i + 1], words[1][2 * i], words[1][2 * i + 1]);
   }
+}
+
+template <int Dtype, int Dst, bool Rotated = false>
+__device__ inline void dequantize_across(const DequantizeParams &p) {
+  if constexpr (Rotated)
+    dequantize_rotated_across<Dtype, Dst>(p);
+  else
+    dequantize_plain_across<Dtype, Dst>(p);
 }
 
 }  // namespace cuda
