@@ -30,7 +30,7 @@ from cpython.pycapsule cimport (
     PyCapsule_CheckExact, PyCapsule_Destructor, PyCapsule_GetName, PyCapsule_GetPointer, PyCapsule_IsValid,
     PyCapsule_New, PyCapsule_SetName,
 )
-from cpython.exc cimport PyErr_Clear, PyErr_Fetch, PyErr_Restore
+from cpython.exc cimport PyErr_Fetch, PyErr_Restore
 from cpython.long cimport PyLong_AsLongLongAndOverflow
 from cpython.number cimport PyIndex_Check, PyNumber_AsSsize_t, PyNumber_Index
 from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc

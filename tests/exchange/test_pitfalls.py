@@ -33,6 +33,34 @@ def test_asks_for_version_1_3():
     assert [call["max_version"] for call in producer.calls] == [(1, 3)]
 
 
+def test_a_producers_own_kind_of_type_error_is_no_reason_to_ask_again():
+    class NoData(TypeError):
+        pass
+
+    class Refusing(Producer):
+        def __dlpack__(self, **options):
+            self.calls.append(options)
+            raise NoData
+
+    producer = Refusing(Made())
+    with pytest.raises(NoData):
+        dlfp4.from_dlpack(producer)
+    assert len(producer.calls) == 1
+
+
+@pytest.mark.parametrize(("shape", "strides"), [((2, 3), (13, 4)), ((3, 2), (8, 5)), ((2,), (2,))])
+def test_strides_between_items_are_refused(shape, strides):
+    array = np.ndarray(shape, "float32", bytes(64), strides=strides)
+    with pytest.raises(BufferError, match="no multiples of the item size 4"):
+        dlfp4.from_dlpack(array)
+
+
+@pytest.mark.parametrize(("shape", "strides"), [((1, 3), (13, 4)), ((3, 1), (8, 5)), ((0, 3), (13, 4)), ((1,), (2,))])
+def test_strides_that_lead_nowhere_may_be_any(shape, strides):
+    array = np.ndarray(shape, "float32", np.arange(16, dtype="float32"), strides=strides)
+    assert dlfp4.from_dlpack(array).tolist() == array.tolist()
+
+
 @pytest.mark.parametrize("kind", [capsules.OldProducer, capsules.OldestProducer])
 @pytest.mark.parametrize("versioned", [False, True])
 def test_old_producers_are_asked_again(kind, versioned):

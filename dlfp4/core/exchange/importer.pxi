@@ -180,8 +180,6 @@ cdef Tensor import_capsule(object capsule):
 
 cdef int refuse_capsule(object capsule) except -1:
     cdef const char *name = PyCapsule_GetName(capsule)
-    if name == NULL:
-        PyErr_Clear()
     shown = "no name" if name == NULL else f"the name {name.decode(errors='replace')!r}"
     used = name != NULL and strncmp(name, "used_", 5) == 0
     raise BufferError(f"the capsule has {shown}; expected 'dltensor_versioned' or 'dltensor'"

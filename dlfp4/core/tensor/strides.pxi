@@ -13,11 +13,9 @@ cdef extern from *:
 
 cdef inline int64_t times(int64_t a, int64_t b) noexcept nogil:
     """A product that was checked where its tensor came in. Of empty tensors, whose extents may have any product, it can
-    be more than 63 bits hold: then it is the end of the range."""
+    be more than 63 bits hold, and then nobody reads it."""
     cdef int64_t product
-    if mul_overflows(a, b, &product):
-        return INT64_MAX if (a < 0) == (b < 0) else INT64_MIN
-    return product
+    return INT64_MAX if mul_overflows(a, b, &product) else product
 
 
 cdef inline int64_t count_bits(int64_t size, int bits) noexcept nogil:
