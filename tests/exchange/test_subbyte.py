@@ -482,6 +482,13 @@ def test_x2_is_remembered_through_views_and_can_be_changed():
         assert Managed(made.__dlpack__(max_version=(1, 3))).dtype == (17, 4, 1)
 
 
+@pytest.mark.parametrize("extent", [2, 3])
+def test_odd_strides_have_no_x2(extent):
+    made = Made(capsules.random_bytes(16), shape=(extent, 4), strides=(5, 1), code=17, bits=4)
+    with pytest.raises(REFUSALS, match="5"):
+        dlfp4.from_dlpack(made.capsule).x2().__dlpack__(max_version=(1, 3))
+
+
 def test_odd_extents_have_no_x2():
     made, _ = packed_made((3, 5), FP4)
     with pytest.raises(REFUSALS, match="5"):

@@ -624,3 +624,14 @@ def test_one_row_transposed_is_one_row_when_it_comes_back():
     assert dlfp4.from_dlpack(pairs.capsule).shape == (16, 1)
     single = capsules.Managed(row.T.view("float4_e2m1fn").__dlpack__(max_version=(1, 3)))
     assert (single.shape, single.strides) == ((16, 1), (1, 1))
+
+
+def test_an_extent_of_one_beside_turned_lines_has_the_stride_of_its_place():
+    assert dlfp4.from_dlpack(np.arange(4.0)[None, ::-1]).strides == (4, -1)
+    assert dlfp4.from_dlpack(np.arange(8.0).reshape(4, 2)[None, :, ::-1]).strides == (8, 2, -1)
+
+
+def test_matrices_without_elements_are_compact():
+    out = dlfp4.empty((3, 0, 2), "float32")
+    made = dlfp4.matmul(np.zeros((3, 0, 4), "float32"), np.zeros((4, 2), "float32"), out=out)
+    assert made.shape == (3, 0, 2)
