@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import harness
+from bench_scaling import AXES, FOUR_OVER_SIX, HADAMARD, ROWS, VARIANTS
 from harness import Call, Case, GraphCase, Table, number
 from scaling_peers import Torchao
 
@@ -32,15 +33,10 @@ FORMATS = (
     "nvfp4", "nvfp4_16x16", "mxfp4", "mxfp6_e2m3", "mxfp8_e4m3", "mxfp8_32x32", "fp8_1x128", "fp8_128x128", "fp8_e4m3",
     "fp8_row",
 )  # fmt: skip
-# What else formats do: the format, arguments of quantize, and how often x is read where no scale is given.
-VARIANTS: dict[str, tuple[str, dict[str, Any], int]] = {
-    "nvfp4, a scale a row": ("nvfp4", {"recipe": dlfp4.Recipe(global_scale_per="row")}, 2),
-    "nvfp4, Hadamard": ("nvfp4", {"hadamard": 1}, 2),
-    "mxfp4, Hadamard": ("mxfp4", {"hadamard": 1}, 1),
-    "mxfp8_e4m3, Hadamard": ("mxfp8_e4m3", {"hadamard": 1}, 1),
-    "nvfp4, four over six": ("nvfp4", {"recipe": dlfp4.Recipe(four_over_six="mean_squared")}, 2),
-}
-AXES: dict[str, Any] = {"": -1, " columns": -2, " both": (-1, -2)}
+# What is timed along rows and columns beside the plain formats.
+VARIED = (
+    ("nvfp4", ROWS), ("nvfp4", HADAMARD), ("mxfp4", HADAMARD), ("mxfp8_e4m3", HADAMARD), ("nvfp4", FOUR_OVER_SIX),
+)  # fmt: skip
 # Instructions of a warp for sixteen elements of each thread, as Nsight Compute counts them (smsp__inst_executed):
 # bfloat16 to FP4 and NVFP4, and NVFP4 to bfloat16. Of both directions at once, each.
 INSTRUCTIONS = {"cast": 155, "quantize": 240, "quantize both": 226, "dequantize": 222}
@@ -115,19 +111,18 @@ def back_group(torch: Any, x: Any, target: str) -> Group:
     return group
 
 
-def quantize_group(torch: Any, torchao: Torchao, x: Any, name: str, along: str, given: Any) -> Group:
-    axis = AXES[along]
-    options = {"axis": axis, **({} if given is None else {"global_scale": given})}
+def quantize_group(torch: Any, torchao: Torchao, x: Any, name: str, along: str, given: Any, variant: str = "") -> Group:
+    options = {"axis": AXES[along], **VARIANTS[variant], **({} if given is None else {"global_scale": given})}
     out = dlfp4.quantize(x, name, **options)
     results = out if isinstance(out, tuple) else (out,)
     reads = 2 if given is None and name in ("nvfp4", "fp8_e4m3", "nvfp4_16x16") else 1
     source = str(x.dtype).split(".")[1]
     group = Group(
-        f"{source} -> {name}{', scale given' * (given is not None)}{along}",
+        f"{source} -> {name}{variant}{', scale given' * (given is not None)}{along}",
         reads * nbytes(x) + sum(q.nbytes for q in results), x.numel() * len(results), "quantize",
         device_case("dlfp4", lambda: dlfp4.quantize(x, name, out=out, **options)),
     )  # fmt: skip
-    if not torchao.missing and not along and name in ("nvfp4", "mxfp4", "mxfp8_e4m3", "fp8_128x128"):
+    if not (torchao.missing or along or variant) and name in ("nvfp4", "mxfp4", "mxfp8_e4m3", "fp8_128x128"):
         function = torchao.quantize(name, "floor")
         compiled = torch.compile(function, dynamic=False)
         group.peers = {
@@ -137,15 +132,15 @@ def quantize_group(torch: Any, torchao: Torchao, x: Any, name: str, along: str, 
     return group
 
 
-def dequantize_group(torch: Any, torchao: Torchao, x: Any, name: str, along: str) -> Group:
-    q = dlfp4.quantize(x, name, axis=AXES[along])
+def dequantize_group(torch: Any, torchao: Torchao, x: Any, name: str, along: str, variant: str = "") -> Group:
+    q = dlfp4.quantize(x, name, axis=AXES[along], **VARIANTS[variant])
     out, dtype = torch.empty_like(x), str(x.dtype).split(".")[1]
     here = torch.cuda.current_stream
     group = Group(
-        f"{name} -> {dtype}{along}", nbytes(q, out), x.numel(), "dequantize",
+        f"{name}{variant} -> {dtype}{along}", nbytes(q, out), x.numel(), "dequantize",
         device_case("dlfp4", lambda: dlfp4.dequantize(q, dtype, out=out, stream=here())),
     )  # fmt: skip
-    if not torchao.missing and not along and name in ("nvfp4", "mxfp4", "mxfp8_e4m3"):
+    if not (torchao.missing or along or variant) and name in ("nvfp4", "mxfp4", "mxfp8_e4m3"):
         unit = torch.tensor(0.01, device="cuda")
         made = torchao.quantize(name, "floor")(x, unit)
         function = torchao.dequantize(name, x.dtype)
@@ -155,29 +150,6 @@ def dequantize_group(torch: Any, torchao: Torchao, x: Any, name: str, along: str
             "torchao compiled": device_case("torchao compiled", lambda: compiled(*made, unit)),
         }
     return group
-
-
-def variant_group(x: Any, title: str, along: str, given: Any) -> Group:
-    name, options, reads = VARIANTS[title]
-    scale = {"global_scale": given} if name == "nvfp4" and "row" not in title else {}
-    options = {"axis": AXES[along], **options, **scale}
-    out = dlfp4.quantize(x, name, **options)
-    return Group(
-        f"{str(x.dtype).split('.')[1]} -> {title}{', scale given' * bool(scale)}{along}",
-        (1 if scale else reads) * nbytes(x) + out.nbytes, x.numel(), "quantize",
-        device_case("dlfp4", lambda: dlfp4.quantize(x, name, out=out, **options)),
-    )  # fmt: skip
-
-
-def variant_back_group(torch: Any, x: Any, title: str, along: str) -> Group:
-    name, options, _ = VARIANTS[title]
-    q = dlfp4.quantize(x, name, axis=AXES[along], **options)
-    out, dtype = torch.empty_like(x), str(x.dtype).split(".")[1]
-    here = torch.cuda.current_stream
-    return Group(
-        f"{title} -> {dtype}{along}", nbytes(q, out), x.numel(), "dequantize",
-        device_case("dlfp4", lambda: dlfp4.dequantize(q, dtype, out=out, stream=here())),
-    )  # fmt: skip
 
 
 def make_groups(torch: Any, torchao: Torchao, size: int) -> list[Group]:
@@ -195,8 +167,10 @@ def make_groups(torch: Any, torchao: Torchao, size: int) -> list[Group]:
             groups.append(dequantize_group(torch, torchao, x, name, ""))
             groups.append(dequantize_group(torch, torchao, x, name, " columns"))
         groups.append(quantize_group(torch, torchao, x, "nvfp4", "", None))
-        for title, along in itertools.product(VARIANTS, ("", " columns")):
-            groups += [variant_group(x, title, along, given), variant_back_group(torch, x, title, along)]
+        for (name, variant), along in itertools.product(VARIED, ("", " columns")):
+            with_scale = given if name == "nvfp4" and variant != ROWS else None
+            groups.append(quantize_group(torch, torchao, x, name, along, with_scale, variant))
+            groups.append(dequantize_group(torch, torchao, x, name, along, variant))
     small = torch.randn(64, 4096, device="cuda", dtype=torch.bfloat16)
     for name in ("nvfp4", "mxfp4", "mxfp8_e4m3"):
         group = quantize_group(torch, torchao, small, name, "", given if name == "nvfp4" else None)
