@@ -11,7 +11,8 @@ of e4m3 by e4m3; int8 activations, and FP4 by FP4, beside PyTorch's plain int8, 
 same weight, whose activations it rounds to int8 (q8_0). The limit is `np.copyto` of as many bytes in all as the weight
 and the activations have. "ours / best" is the fastest peer's time over ours, "ours / limit" the copy's: more is better.
 
-ggml is called through the shared libraries of the package llama-cpp-python, or of the folder that --ggml names.
+ggml is called through the shared libraries of the package llama-cpp-python, which pip compiles for this processor, of
+libggml-python, whose wheels are for AVX2, or of the folder that --ggml names.
 """
 
 import argparse
@@ -34,7 +35,7 @@ from product_peers import (
 
 import dlfp4
 
-PEERS = ("torch", "numkong", "llama-cpp-python")
+PEERS = ("torch", "numkong", "llama-cpp-python", "libggml-python")
 COLUMNS = ("torch bf16", "torch e4m3", "torch int8", "NumKong", "ggml")
 WEIGHT = 4096  # rows and columns of the weight
 

@@ -99,12 +99,19 @@ def bind(library: ctypes.CDLL, functions: Any) -> dict[str, Callable[..., Any]]:
     return bound
 
 
+# Packages with ggml's shared libraries, and in which of their folders; the first that is installed counts.
+GGML = {"llama_cpp": "lib", "libggml": "lib64"}
+
+
 def find_ggml(folder: str) -> Path | None:
-    """The folder of ggml's shared libraries: the one named, or that of the package llama_cpp."""
+    """The folder of ggml's shared libraries: the one named, or that of a package."""
     if folder:
         return Path(folder)
-    package = importlib.util.find_spec("llama_cpp")
-    return Path(package.origin).parent / "lib" if package and package.origin else None
+    for name, inside in GGML.items():
+        package = importlib.util.find_spec(name)
+        if package and package.origin:
+            return Path(package.origin).parent / inside
+    return None
 
 
 class Ggml:
@@ -115,7 +122,9 @@ class Ggml:
         self.threads = 1
         place = find_ggml(folder)
         if place is None:
-            self.problem = Missing("no ggml library: install llama-cpp-python, or name a folder with --ggml")
+            self.problem = Missing(
+                "no ggml library: install llama-cpp-python or libggml-python, or name its folder by --ggml"
+            )
             return
         try:
             base = ctypes.CDLL(str(place / "libggml-base.so"), ctypes.RTLD_GLOBAL)
