@@ -241,6 +241,12 @@ std::vector<double> results_of(const Product &p, int64_t rows, int64_t columns) 
   return values;
 }
 
+// A workspace of -1 is that of a call that is refused; of a device, by its driver, where there is none, as well.
+void require_agreement(int64_t bytes, dlfp4_status status) {
+  const bool is_refused = status != DLFP4_OK && status < DLFP4_E_CUDA_DRIVER;
+  require((bytes < 0) == is_refused, "the workspace says otherwise");
+}
+
 void check_element(const Product &p, Sum sum, double got) {
   const double alpha = static_cast<double>(p.options.alpha);
   sum.value *= alpha;
@@ -269,7 +275,7 @@ void matmul(Bytes *input, Arena *arena) {
     const int64_t bytes = dlfp4_matmul_workspace(&p.a.parts.q, &p.b.parts.q, &p.out.fields, p.given());
     void *const workspace = arena->take_scratch(bytes < 0 ? 0 : bytes, shift);
     const dlfp4_status status = dlfp4_matmul(&p.a.parts.q, &p.b.parts.q, &p.out.fields, p.given(), workspace, nullptr);
-    require((bytes < 0) == (status != DLFP4_OK), "the workspace says otherwise");
+    require_agreement(bytes, status);
     return status;
   };
   const Must must = refuses ? kMustRefuse : changed || !p.is_exact ? kMay : kMustTake;
@@ -360,7 +366,7 @@ void grouped(Bytes *input, Arena *arena) {
     void *const workspace = arena->take_scratch(bytes < 0 ? 0 : bytes, shift);
     const dlfp4_status status =
         dlfp4_grouped_matmul(&p.a.parts.q, &p.b.parts.q, &routing.r, &p.out.fields, p.given(), workspace, nullptr);
-    require((bytes < 0) == (status != DLFP4_OK), "the workspace says otherwise");
+    require_agreement(bytes, status);
     return status;
   };
   const Must must = refuses ? kMustRefuse : changed || !p.is_exact ? kMay : kMustTake;
