@@ -33,6 +33,30 @@ def test_asks_for_version_1_3():
     assert [call["max_version"] for call in producer.calls] == [(1, 3)]
 
 
+@pytest.mark.parametrize(
+    ("name", "stream"), [("cpu", None), ("cuda", 1), ("cuda_managed", 1), ("rocm", 0), ("vulkan", None)]
+)
+def test_asks_for_the_default_stream_where_there_are_streams(name, stream):
+    device = (DEVICES[name], 0)
+    producer = Producer(Made(device=device), device)
+    dlfp4.from_dlpack(producer)
+    assert [call.get("stream") for call in producer.calls] == [stream]
+
+
+@pytest.mark.parametrize(("copy", "asked"), [(None, None), (False, False), (True, None)])
+def test_asks_for_no_copy_where_none_may_be_made(copy, asked):
+    producer = Producer(Made())
+    dlfp4.from_dlpack(producer, copy=copy)
+    assert [call["copy"] for call in producer.calls] == [asked]
+
+
+@pytest.mark.parametrize(("lies_on", "device", "asked"), [(2, "cpu", (1, 0)), (1, "cpu", None), (1, None, None)])
+def test_asks_for_a_device_where_the_data_lies_on_another(lies_on, device, asked):
+    producer = Producer(Made(), (lies_on, 0))
+    dlfp4.from_dlpack(producer, device=device)
+    assert [call["dl_device"] for call in producer.calls] == [asked]
+
+
 def test_a_producers_own_kind_of_type_error_is_no_reason_to_ask_again():
     class NoData(TypeError):
         pass

@@ -337,6 +337,14 @@ def test_reshape_details():
     check_same(tensor[0, 0, :1].reshape(()), BASE[0, 0, 0, ...])
     for shape in ((0,), (3, 0), (0, 10**9)):
         assert tensor[:0].reshape(shape).shape == shape
+    for rows in (2, 3):
+        with pytest.raises(BufferError, match="needs a copy"):
+            tensor[0, :rows, :5].reshape(-1)
+    turned = dlfp4.asarray(BASE[0, ::-1, ::-1])[:, None]
+    assert turned.reshape(-1).strides == (-1,)
+    assert turned.reshape(-1).tolist() == BASE[0].ravel()[::-1].tolist()
+    apart = dlfp4.from_dlpack(capsules.Made(random_array((8,)), shape=(1,), strides=(5,)).capsule)
+    assert apart.reshape((1, 1)).strides == (1, 1)
 
 
 def test_reshape_of_nothing_to_great_extents():

@@ -27,7 +27,7 @@ EQUIVALENT = Path(__file__).with_name("equivalent.txt")
 TESTED = ["numerics", "scaling", "layouts", "sums"]  # by files of their own; test_sums.py has the other headers
 PARTS = ["exchange/importer", "exchange/describe", "exchange/exchange", "tensor/strides"]
 FILES = [
-    *(f"src/rules/{name}.h" for name in (*TESTED, "hadamard", "changes", "grid", "dtypes", "operand")),
+    *(f"src/rules/{name}.h" for name in (*TESTED, "hadamard", "changes", "grid", "dtypes", "operand", "encode_rule")),
     *(f"dlfp4/core/{name}.pxi" for name in PARTS),
 ]
 EXCHANGE = [

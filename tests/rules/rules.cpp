@@ -4,6 +4,9 @@
 #include <stdint.h>
 #include <string.h>
 
+#include <initializer_list>
+
+#include "host/simd/floats.h"
 #include "rules/block_keys.h"
 #include "rules/changes.h"
 #include "rules/grid.h"
@@ -43,6 +46,23 @@ dlfp4::ScaleRule rule_of(const Options &o) {
   return rule;
 }
 
+struct Lanes {  // for what is written for every vector
+  typedef uint32_t U32 __attribute__((vector_size(16)));
+  typedef float F32 __attribute__((vector_size(16)));
+};
+
+template <int Rounding, int Row = 0>
+void encode_magnitudes(int row, const dlfp4::EncodeRule &rule, const float *floats, int64_t count, uint8_t *codes) {
+  if constexpr (Row < DLFP4_NUM_DTYPES) {
+    if (row != Row) return encode_magnitudes<Rounding, Row + 1>(row, rule, floats, count, codes);
+    for (int64_t i = 0; i < count; ++i) {
+      const uint32_t bits = dlfp4::bits_of(floats[i]);
+      const Lanes::U32 lanes = {bits, bits, bits, bits};
+      codes[i] = static_cast<uint8_t>(dlfp4::encode_magnitudes<Lanes, Row, Rounding>(lanes, rule)[0]);
+    }
+  }
+}
+
 }  // namespace
 
 extern "C" {
@@ -68,6 +88,22 @@ void rule_decode(int row, uint64_t code, uint64_t *significand, int *exponent, i
 
 uint32_t rule_philox(uint64_t seed, uint64_t block, uint32_t depth, int word) {
   return philox(seed, block, depth).word[word];
+}
+
+// Codes of magnitudes, as fast encoders find them; and of NaN and infinity without a sign, then with one. Returns the
+// shift, which those of AVX-512 read.
+uint32_t rule_encode(int row, int rounding, int saturate, const float *floats, int64_t count, uint8_t *codes,
+                     uint8_t *specials) {
+  const EncodeRule rule = make_encode_rule(kTypes[row], {static_cast<dlfp4_rounding>(rounding), saturate != 0});
+  for (const Special &special : {rule.nan, rule.infinity}) {
+    *specials++ = special.base;
+    *specials++ = special.base ^ special.flip;
+  }
+  if (rounding == DLFP4_NEAREST_EVEN) encode_magnitudes<DLFP4_NEAREST_EVEN>(row, rule, floats, count, codes);
+  if (rounding == DLFP4_NEAREST_AWAY) encode_magnitudes<DLFP4_NEAREST_AWAY>(row, rule, floats, count, codes);
+  if (rounding == DLFP4_NEAREST_ZERO) encode_magnitudes<DLFP4_NEAREST_ZERO>(row, rule, floats, count, codes);
+  if (rounding == DLFP4_TOWARD_ZERO) encode_magnitudes<DLFP4_TOWARD_ZERO>(row, rule, floats, count, codes);
+  return rule.shift;
 }
 
 // The draw of an element whose first word is given.

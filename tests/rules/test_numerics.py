@@ -82,6 +82,32 @@ def test_roundings(rounding):
                 agree(values, converted(values, target, rounding, saturate=saturate), expected, source, target)
 
 
+ENCODED = [name for name in FLOATS if BITS[name] <= 8 and name != "float8_e8m0fnu"]
+
+
+@pytest.mark.parametrize("rounding", ["nearest_even", "nearest_away", "nearest_zero", "toward_zero"])
+@pytest.mark.parametrize("target", ENCODED)
+def test_encoders_by_one_addition(target, rounding):
+    values = np.abs(values_of("float32", target))
+    values = np.append(values[np.isfinite(values)], np.finfo("float32").max)
+    odd = np.array([np.nan, -np.nan, np.inf, -np.inf], "float32")
+    for saturate in (False, True):
+        codes, specials = np.empty(len(values), np.uint8), np.empty(4, np.uint8)
+        shift = rules.call(
+            "encode",
+            rules.rows()[target],
+            rules.ROUNDINGS.index(rounding),
+            saturate,
+            rules.pointer(values, rules.FLOATS),
+            len(values),
+            rules.pointer(codes, rules.BYTES),
+            rules.pointer(specials, rules.BYTES),
+        )
+        assert shift == 23 - ml_dtypes.finfo(target).nmant
+        agree(values, codes, converted(values, target, rounding, saturate=saturate), saturate)
+        assert specials.tolist() == converted(odd, target, rounding, saturate=saturate).tolist()
+
+
 def test_powers_of_two_rounded_up():
     values = values_of("float32", "float8_e8m0fnu")
     for saturate in (False, True):

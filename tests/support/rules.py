@@ -44,6 +44,7 @@ WORDS, FLOATS, BYTES = POINTER(c_uint64), POINTER(c_float), POINTER(c_uint8)
 SIGNATURES = {
     "row": (c_char_p, c_int32),
     "convert": (None, c_int32, c_int32, c_int32, c_int32, c_uint64, WORDS, c_int64, WORDS),
+    "encode": (c_uint32, c_int32, c_int32, c_int32, FLOATS, c_int64, BYTES, BYTES),
     "decode": (None, c_int32, c_uint64, WORDS, POINTER(c_int32), POINTER(c_int32), POINTER(c_int32)),
     "philox": (c_uint32, c_uint64, c_uint64, c_uint32, c_int32),
     "rounds_up": (c_int32, c_uint64, c_int32, c_int32, c_uint64, c_uint64, c_uint32),
