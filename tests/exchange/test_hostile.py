@@ -468,6 +468,26 @@ def test_a_circle_of_exchange_tables(length):
     assert dlfp4.from_dlpack(Strange(made)).to_numpy().tobytes() == made.memory.tobytes()
 
 
+@pytest.mark.parametrize("kind", ["no capsule", "another capsule", "another version", "no functions"])
+def test_an_exchange_table_that_is_none(kind):
+    """The protocol serves instead."""
+    import datetime
+
+    import dlfp4
+
+    table = capsules.DLPackExchangeAPI(capsules.DLPackExchangeAPIHeader(capsules.DLPackVersion(1, 3)))
+    if kind == "another version":
+        table.header.version.major = 2
+        table.managed_tensor_from_py_object_no_sync = capsules.FromPyObject(lambda x, out: -1)
+    offered = {"no capsule": table, "another capsule": datetime.datetime_CAPI}
+
+    class Strange(capsules.Producer):
+        __dlpack_c_exchange_api__ = offered.get(kind) or capsules.table_capsule(table)
+
+    made = capsules.Made()
+    assert dlfp4.from_dlpack(Strange(made)).to_numpy().tobytes() == made.memory.tobytes()
+
+
 # ---- not a capsule at all ------------------------------------------------------------------------------------------
 
 
