@@ -40,6 +40,7 @@ EXCHANGE = [
     "arrow",
     "lifetime",
     "torch_memory",
+    "torch_tensors",
     "frameworks",
 ]
 KILLERS = [*(f"tests/exchange/test_{name}.py" for name in EXCHANGE), "tests/project/test_extents.py", "tests/fuzz"]
