@@ -269,7 +269,8 @@ class SharedTile {
   const int count_ = static_cast<int>(int64_t{q_.blocks} * (rank_ + 1) / ranks_) - begin_;
 
  public:
-  __device__ explicit SharedTile(const Params &p) : p_(p), q_(p.product), ring_(Rows, p.halves, p.stages, 0) {}
+  __device__ explicit SharedTile(const Params &p)
+      : p_(p), q_(p.product), ring_(Rows, p.halves, p.stages, 0, 1, sums_bytes(Rows, p.halves)) {}
 
   __device__ void run() {
     ring_.init(arrivals(Kind, 2), p_.halves * Lanes::kReleases);
@@ -367,7 +368,7 @@ class SharedTile {
     if constexpr (Kind == kBytesByLine)
       scale_lines<Rows>({p_.of_weights, q_.columns, first_column() + half * kColumnsOfHalf},
                         {p_.of_x, q_.rows, first_row_}, sums);
-    sync_consumers();  // the ring's memory is free
+    sync_consumers();  // the memory of the ring's stages is free
     keep(sums, half, share);
     if (ranks_ > 1)
       sync_cluster();

@@ -69,8 +69,10 @@ DLFP4_RULE int scale_stage_bytes(int kind, int rows, int halves) {
   return (bytes + kAligned - 1) / kAligned * kAligned;
 }
 
+constexpr int kBarrierBytes = 16;  // of a stage's two
+
 DLFP4_RULE int stage_bytes(int kind, int rows, int halves) {
-  return x_stage_bytes(rows) + weight_stage_bytes(kind, halves) + scale_stage_bytes(kind, rows, halves) + 16;
+  return x_stage_bytes(rows) + weight_stage_bytes(kind, halves) + scale_stage_bytes(kind, rows, halves) + kBarrierBytes;
 }
 
 // Stages of the ring: what there is memory for, or blocks. Warpgroups that take blocks in turn have stages of their

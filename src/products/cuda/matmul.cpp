@@ -160,6 +160,7 @@ Shape many_rows_shape(const Tactic &tactic, const ProductShape &shape, ManyRowsP
   p->halves = tactic.halves;
   p->stages = ring_stages(shape.kind, tactic.rows, tactic.halves, blocks, staging);
   const int ring = p->stages * stage_bytes(shape.kind, tactic.rows, tactic.halves) + staging;
+  const int barriers = p->stages * kBarrierBytes;
   if (tactic.family == kWalking) {
     const WalkPlan plan = plan_walk(shape, multiprocessors());
     p->order = plan.order;
@@ -168,7 +169,7 @@ Shape many_rows_shape(const Tactic &tactic, const ProductShape &shape, ManyRowsP
   const int64_t across = divide_up(shape.columns, kColumnsOfHalf * tactic.halves);
   return {{across * tactic.ranks, divide_up(shape.rows, tactic.rows)},
           kManyRowsThreads,
-          std::max(ring, sums_bytes(tactic.rows, tactic.halves)),
+          std::max(ring - barriers, sums_bytes(tactic.rows, tactic.halves)) + barriers,
           tactic.ranks};
 }
 

@@ -38,12 +38,13 @@ struct RowsOfX {
 // `sharers` blocks of threads of a cluster have the same rows of x at the same time, and each copies a part of them for
 // all, so that less is read from the L2 cache. A stage is then free once all have released it. How many there are has
 // to be known to the compiler: otherwise products by experts take 1.1 to 1.3 times as long.
+// Barriers lie behind the stages, and behind what takes the stages' place while barriers still count as such.
 template <int Kind>
 struct Ring {
   uint32_t x, weights, scales, full, empty;
   int rows, x_bytes, code_bytes, weight_bytes, scale_bytes, stages, sharers;
 
-  __device__ Ring(int rows_of_x, int halves, int count, int first, int sharers_of_x = 1)
+  __device__ Ring(int rows_of_x, int halves, int count, int first, int sharers_of_x = 1, int later_bytes = 0)
       : rows(rows_of_x),
         x_bytes(x_stage_bytes(rows_of_x)),
         code_bytes(code_stage_bytes(Kind, halves)),
@@ -54,7 +55,7 @@ struct Ring {
     x = shared_address(shared_memory) + first;
     weights = x + stages * x_bytes;
     scales = weights + stages * weight_bytes;
-    full = scales + stages * scale_bytes;
+    full = max(scales + stages * scale_bytes, shared_address(shared_memory) + later_bytes);
     empty = full + stages * 8;
   }
 
