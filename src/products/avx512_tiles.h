@@ -267,8 +267,10 @@ DLFP4_INLINE inline void clear(__m512 (*sums)[kRows][2]) {
 
 template <int kRows>
 DLFP4_INLINE inline void add_rows(const __m512 (&sums)[kRows][kHalves], double *totals) {
-  for (int i = 0; i < kRows; ++i)
-    for (int half = 0; half < kHalves; ++half) add_to(totals + kColumns * i + kLanes * half, sums[i][half]);
+  each_row<kRows>([&](int i) DLFP4_INLINE {
+    add_to(totals + kColumns * i, sums[i][0]);
+    add_to(totals + kColumns * i + kLanes, sums[i][1]);
+  });
 }
 
 // The part of what lies ahead that some of the rows ask for, in so many steps.
