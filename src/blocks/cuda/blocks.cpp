@@ -119,33 +119,26 @@ constexpr FormatKernels kColumnKernels([](int format, int source) {
 
 constexpr FormatKernels kNoKernels([](int, int) { return kNoKernel; });
 
-// The same of what is rotated: blocks of one line.
-constexpr int rotated_operation(const dlfp4_format_row &row, int operation) {
-  return row.lines == 1 ? operation : kByName;
+// Those for an operation on blocks of one line.
+constexpr auto quantizers_of_lines(int operation) {
+  return [operation](int format, int source) {
+    const dlfp4_format_row &row = dlfp4_formats[format];
+    return find_quantizer(row.lines == 1 ? operation : kByName, row, source);
+  };
 }
 
-constexpr FormatKernels kRotatedRowKernels([](int format, int source) {
-  const dlfp4_format_row &row = dlfp4_formats[format];
-  return find_quantizer(rotated_operation(row, kQuantizeRotatedRows), row, source);
-});
-constexpr FormatKernels kRotatedColumnKernels([](int format, int source) {
-  const dlfp4_format_row &row = dlfp4_formats[format];
-  return find_quantizer(rotated_operation(row, kQuantizeRotatedTile), row, source);
-});
+constexpr FormatKernels kRotatedRowKernels(quantizers_of_lines(kQuantizeRotatedRows));
+constexpr FormatKernels kRotatedColumnKernels(quantizers_of_lines(kQuantizeRotatedTile));
 
-// The same of lines that have scales of their own and are columns; and of four over six, in blocks of one line.
+// The same of lines that have scales of their own and are columns.
 constexpr FormatKernels kLinesOfColumns([](int format, int source) {
   const dlfp4_format_row &row = dlfp4_formats[format];
   return find_quantizer(row.length == 0 ? kQuantizeColumns : kQuantizeTileOfLines, row, source);
 });
-constexpr FormatKernels kChoosingRowKernels([](int format, int source) {
-  const dlfp4_format_row &row = dlfp4_formats[format];
-  return find_quantizer(rotated_operation(row, kQuantizeChoosingRows), row, source);
-});
-constexpr FormatKernels kChoosingColumnKernels([](int format, int source) {
-  const dlfp4_format_row &row = dlfp4_formats[format];
-  return find_quantizer(rotated_operation(row, kQuantizeChoosingTile), row, source);
-});
+
+// Four over six.
+constexpr FormatKernels kChoosingRowKernels(quantizers_of_lines(kQuantizeChoosingRows));
+constexpr FormatKernels kChoosingColumnKernels(quantizers_of_lines(kQuantizeChoosingTile));
 
 // The kernels for anything, by the kind of scales.
 constexpr KernelList<DLFP4_LARGEST + 1> kAnyKernels([](int kind) {
