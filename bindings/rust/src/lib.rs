@@ -418,8 +418,9 @@ pub struct Routing<'a> {
 
 /// A vector of the host, or NULL, for the length of a call.
 fn with_vector<T, R>(numbers: Option<&[T]>, dtype: ffi::DLDataType, call: impl FnOnce(*const ffi::DLTensor) -> R) -> R {
-    let Some(numbers) = numbers else {
-        return call(ptr::null());
+    let numbers = match numbers {
+        Some(numbers) => numbers,
+        None => return call(ptr::null()),
     };
     let shape = [i64::try_from(numbers.len()).unwrap_or(i64::MAX)];
     call(&describe(numbers.as_ptr() as *mut c_void, dtype, &shape))
