@@ -5,7 +5,8 @@
  * copied. Memory is the caller's, results' too; dlfp4_size_buffers() says how much a quantized tensor takes. Host
  * memory is CPU and pinned memory; all tensors of a call lie there, or on one CUDA device. No function allocates on the
  * host, throws, or keeps a pointer after it returns. Elements need no alignment; single numbers, sums and what says
- * where rows belong have that of their type.
+ * where rows belong have that of their type. Results share no memory with operands, nor their elements with one
+ * another; that is not checked. A NULL where there has to be something is refused with DLFP4_E_OPTION.
  *
  * `stream` is a cudaStream_t (NULL: the legacy default stream) and means nothing for host memory. Work on a device is
  * in the stream's order, nothing waits, and all can be captured into a graph once dlfp4_load_cuda() has loaded the
@@ -66,7 +67,8 @@ typedef struct {
   int32_t repeats_scales; /**< nonzero: each line of a block has a scale of its own in memory, all equal */
 } dlfp4_format_info;
 
-/** The number of a format by its name, such as "nvfp4", "mxfp8_e4m3" or "fp8_128x128"; -1 where there is none. */
+/** The number of a format by its name, such as "nvfp4", "mxfp8_e4m3" or "fp8_128x128"; -1 where there is none, as of
+ * NULL. */
 DLFP4_API int dlfp4_find_format(const char *name);
 
 /** The description of a format; numbers begin at 0. DLFP4_E_OPTION behind the last one. */
@@ -127,7 +129,9 @@ enum { DLFP4_PADDED_X = 1, DLFP4_PADDED_OUT = 2 };
 
 /** out = x in out's type, element by element; equal types move bits, so that this packs, unpacks and copies, too.
  *
- * @param x, out   Tensors of one shape, of any rank up to 63. Types that differ are floating-point.
+ * @param x        Of any rank up to 63.
+ * @param out      Of x's shape. Types that differ are floating-point. It may be x where elements have as many bits, 8
+ *                 or more, and equal strides.
  * @param options  NULL: to nearest even, saturating.
  * @param flags    DLFP4_PADDED_X, DLFP4_PADDED_OUT, or 0: both are packed.
  * @return DLFP4_E_DTYPE: types that are not converted. DLFP4_E_SHAPE: shapes differ. DLFP4_E_DEVICE. */
@@ -160,15 +164,18 @@ DLFP4_API uint32_t dlfp4_rotation(uint64_t seed);
 
 /** Scales from one layout to another.
  *
- * @param x, out         Compact matrices of one type, in shapes of dlfp4_size_buffers().
- * @param rows, columns  The scales' extents before padding.
- * @param fill           The byte of the result's padding. */
+ * @param x        A compact matrix in a shape of dlfp4_size_buffers().
+ * @param out      The same, of x's type.
+ * @param rows     The scales' rows before padding.
+ * @param columns  Their columns.
+ * @param fill     The byte of the result's padding. */
 DLFP4_API dlfp4_status dlfp4_convert_scales(const DLTensor *x, int x_layout, const DLTensor *out, int out_layout,
                                             int64_t rows, int64_t columns, uint8_t fill, void *stream);
 
 /* --- Products ------------------------------------------------------------------------------------------------ */
 
-/** The bytes of workspace, on the tensors' device, that dlfp4_vecdot() needs for so many sums of so many products. */
+/** The bytes of workspace that dlfp4_vecdot() needs on a CUDA device for so many sums of so many products; -1 where it
+ * will refuse. On the host it needs none. */
 DLFP4_API int64_t dlfp4_vecdot_workspace(int64_t lines, int64_t length);
 
 /** out[i] = the sum over k of a(i, k) * b(i, k).
@@ -176,9 +183,12 @@ DLFP4_API int64_t dlfp4_vecdot_workspace(int64_t lines, int64_t length);
  * Elements are floats, or both integers of one type of at most 8 bits. FP4, FP6 and integers are summed exactly and
  * rounded once; otherwise the error is at most max(K, 16) * 2^-24 * sum |a b|.
  *
- * @param a, b       Of K elements a line, along which blocks run; of `lines` lines, or of one, which is repeated.
+ * @param a          Of K elements a line, along which blocks run; of `lines` lines, or of one, which is repeated.
+ * @param b          Likewise.
  * @param out        (lines,) of float32, compact.
- * @param workspace  NULL on the host. */
+ * @param workspace  On a device of dlfp4_vecdot_workspace() bytes, aligned to 8; else NULL.
+ * @return DLFP4_E_DTYPE, DLFP4_E_SHAPE, DLFP4_E_DEVICE. DLFP4_E_OPTION: no workspace on a device that needs one, or
+ * rotations that differ. */
 DLFP4_API dlfp4_status dlfp4_vecdot(const dlfp4_scaled_tensor *a, const dlfp4_scaled_tensor *b, const DLTensor *out,
                                     void *workspace, void *stream);
 
@@ -193,16 +203,18 @@ DLFP4_API int64_t dlfp4_matmul_workspace(const dlfp4_scaled_tensor *a, const dlf
  * keep 13 bits below the largest product when they sum 128; what is smaller is lost, at most 2^-6 * sum |a b|, of
  * random values below 2^-10 of it. All else is dlfp4_matmul_prepared()'s there.
  *
- * @param a, b       Floats, plain or quantized, whose blocks run along K. On a device float8_e4m3fn or float8_e5m2,
+ * @param a          Floats, plain or quantized, whose blocks run along K. On a device float8_e4m3fn or float8_e5m2,
  * each side without scales or with float32 ones for 128 of K or more (fp8_e4m3, fp8_row, fp8_1x128, fp8_128x128 and the
  * same of e5m2; linear or in cuBLAS's layouts); where one side has scales of blocks, the other has scales, too. Rows
  * begin at multiples of 16 bytes; K is one of 16, and not 0.
+ * @param b          Likewise.
  * @param out        (M, N) of float32, bfloat16 or float16; on a device in compact rows.
  * @param options    NULL: alpha = 1, exact; on a device it is exact.
  * @param workspace  Of dlfp4_matmul_workspace() bytes; on the host of any alignment. On a device aligned to 16 bytes,
  * or NULL, which gives the same bits, more slowly where rows are many.
- * @return On a device DLFP4_E_DTYPE: other elements. DLFP4_E_OPTION: other scales, or on one side alone.
- * DLFP4_E_SHAPE: rows or K that its copies do not read. DLFP4_E_CUDA_KERNELS: another compute capability. */
+ * @return On the host DLFP4_E_OPTION: no workspace. On a device DLFP4_E_DTYPE: other elements. DLFP4_E_OPTION: other
+ * scales, or on one side alone. DLFP4_E_SHAPE: rows or K that its copies do not read. DLFP4_E_CUDA_KERNELS: another
+ * compute capability. */
 DLFP4_API dlfp4_status dlfp4_matmul(const dlfp4_scaled_tensor *a, const dlfp4_scaled_tensor *b, const DLTensor *out,
                                     const dlfp4_matmul_options *options, void *workspace, void *stream);
 
@@ -235,7 +247,7 @@ DLFP4_API int64_t dlfp4_grouped_matmul_workspace(const dlfp4_scaled_tensor *x, c
  *                   Where a device gathers and adds, both have as many tokens.
  * @param workspace  Of dlfp4_grouped_matmul_workspace() bytes; on a device aligned to 16.
  * @return On the host DLFP4_E_OPTION: ends that decrease or exceed the rows, indices out of range. DLFP4_E_OPTION:
- * weights without indices, no workspace on a device. On a device also what dlfp4_matmul() returns there. */
+ * weights without indices, no workspace. On a device also what dlfp4_matmul() returns there. */
 DLFP4_API dlfp4_status dlfp4_grouped_matmul(const dlfp4_scaled_tensor *x, const dlfp4_scaled_tensor *w,
                                             const dlfp4_routing *routing, const DLTensor *out,
                                             const dlfp4_matmul_options *options, void *workspace, void *stream);
@@ -262,7 +274,7 @@ DLFP4_API int64_t dlfp4_prepared_bytes(int format, int64_t rows, int64_t columns
  * @param memory    Of dlfp4_prepared_bytes(), on the device, aligned to 256 bytes; the products read it.
  * @param prepared  What dlfp4_matmul_prepared() and dlfp4_grouped_matmul_prepared() take.
  * @return DLFP4_E_OPTION: the form does not have such weights, or not their values: its power-of-two scales span less
- * than those of the formats. Multiply dequantized weights then. */
+ * than those of the formats. Multiply dequantized weights then. DLFP4_E_SHAPE: memory that is not aligned, too. */
 DLFP4_API dlfp4_status dlfp4_prepare(const dlfp4_scaled_tensor *w, void *memory, dlfp4_prepared *prepared,
                                      void *stream);
 

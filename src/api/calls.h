@@ -57,7 +57,7 @@ dlfp4_status quantize_on_cuda(const Place &place, const Quantization &call);
 dlfp4_status dequantize_on_cuda(const Place &place, const Scaled &q, int format, const dlfp4_matrix &out);
 dlfp4_status convert_scales_on_cuda(const Place &place, const void *x, int x_layout, void *out, int out_layout,
                                     int64_t rows, int64_t columns, int itemsize, uint8_t fill);
-int64_t vecdot_workspace_on_cuda(int64_t lines, int64_t length);
+int64_t vecdot_workspace_on_cuda(int64_t length);  // for each line
 dlfp4_status vecdot_on_cuda(const Place &place, const Factor &a, const Factor &b, int64_t lines, int64_t length,
                             float *out, void *workspace);
 

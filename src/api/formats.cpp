@@ -63,19 +63,19 @@ void size_scales(const dlfp4_format_row &format, int layout, int64_t lines, int6
 extern "C" {
 
 int dlfp4_find_format(const char *name) {
-  for (int number = 0; number < DLFP4_NUM_FORMATS; ++number)
+  for (int number = 0; name && number < DLFP4_NUM_FORMATS; ++number)
     if (strcmp(dlfp4_formats[number].name, name) == 0) return number;
   return -1;
 }
 
 int dlfp4_find_layout(const char *name) {
-  for (int number = 0; number < DLFP4_NUM_LAYOUTS; ++number)
+  for (int number = 0; name && number < DLFP4_NUM_LAYOUTS; ++number)
     if (strcmp(dlfp4_layouts[number].name, name) == 0) return number;
   return -1;
 }
 
 dlfp4_status dlfp4_describe_format(int format, dlfp4_format_info *info) {
-  if (!dlfp4::api::is_format(format)) return DLFP4_E_OPTION;
+  if (!dlfp4::api::is_format(format) || !info) return DLFP4_E_OPTION;
   const dlfp4_format_row &row = dlfp4_formats[format];
   *info = {row.name,
            dlfp4::api::type_of(row.element),
@@ -88,7 +88,7 @@ dlfp4_status dlfp4_describe_format(int format, dlfp4_format_info *info) {
 }
 
 dlfp4_status dlfp4_default_recipe(int format, dlfp4_recipe *recipe) {
-  if (!dlfp4::api::is_format(format)) return DLFP4_E_OPTION;
+  if (!dlfp4::api::is_format(format) || !recipe) return DLFP4_E_OPTION;
   const dlfp4_format_row &row = dlfp4_formats[format];
   *recipe = {};
   recipe->pow2 =
@@ -98,7 +98,7 @@ dlfp4_status dlfp4_default_recipe(int format, dlfp4_recipe *recipe) {
 
 dlfp4_status dlfp4_size_buffers(int format, int axis, int layout, int64_t rows, int64_t columns, dlfp4_sizes *sizes) {
   using namespace dlfp4::api;
-  if (!is_format(format) || (axis != -1 && axis != -2)) return DLFP4_E_OPTION;
+  if (!is_format(format) || (axis != -1 && axis != -2) || !sizes) return DLFP4_E_OPTION;
   const dlfp4_format_row &row = dlfp4_formats[format];
   if (!takes_layout(row, layout)) return DLFP4_E_OPTION;
   if (rows < 0 || columns < 0 || rows > kMostExtent || columns > kMostExtent) return DLFP4_E_SHAPE;
@@ -107,14 +107,16 @@ dlfp4_status dlfp4_size_buffers(int format, int axis, int layout, int64_t rows, 
   const int64_t length = stored_length(row, axis == -1 ? columns : rows);
   const int bits = dlfp4_dtypes[row.element].bits;
   const bool across = axis == -2 && bits == 8;
-  sizes->data[across] = lines;
-  sizes->data[!across] = length;
-  size_scales(row, layout, lines, length, across, sizes);
+  dlfp4_sizes found;
+  found.data[across] = lines;
+  found.data[!across] = length;
+  size_scales(row, layout, lines, length, across, &found);
   if (__builtin_mul_overflow(lines, length, &elements) || elements > INT64_MAX / 64) return DLFP4_E_SHAPE;
-  if (__builtin_mul_overflow(sizes->scales[0], sizes->scales[1], &scales) || scales > INT64_MAX / 64)
+  if (__builtin_mul_overflow(found.scales[0], found.scales[1], &scales) || scales > INT64_MAX / 64)
     return DLFP4_E_SHAPE;
-  sizes->data_bytes = (elements * bits + 7) / 8;
-  sizes->scale_bytes = scales * (dlfp4_dtypes[row.scale].bits / 8);
+  found.data_bytes = (elements * bits + 7) / 8;
+  found.scale_bytes = scales * (dlfp4_dtypes[row.scale].bits / 8);
+  *sizes = found;
   return DLFP4_OK;
 }
 }

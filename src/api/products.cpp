@@ -177,7 +177,10 @@ dlfp4_status read_experts(const dlfp4_routing *routing, const Place &place, int6
 extern "C" {
 
 int64_t dlfp4_vecdot_workspace(int64_t lines, int64_t length) {
-  return dlfp4::api::vecdot_workspace_on_cuda(lines, length);
+  using namespace dlfp4::api;
+  int64_t bytes;
+  if (lines < 0 || length < 0 || length > kMostExtent) return -1;
+  return __builtin_mul_overflow(lines, vecdot_workspace_on_cuda(length), &bytes) ? -1 : bytes;
 }
 
 dlfp4_status dlfp4_vecdot(const dlfp4_scaled_tensor *a, const dlfp4_scaled_tensor *b, const DLTensor *out,
@@ -198,7 +201,13 @@ dlfp4_status dlfp4_vecdot(const dlfp4_scaled_tensor *a, const dlfp4_scaled_tenso
     if (factor.count == 1) factor.lines.step = 0;
   }
   float *const result = reinterpret_cast<float *>(sums.data);
-  if (!place.on_host) return vecdot_on_cuda(place, factors[0], factors[1], lines, length, result, workspace);
+  if (!place.on_host) {
+    const int64_t bytes = dlfp4_vecdot_workspace(lines, length);
+    if (bytes < 0) return DLFP4_E_SHAPE;
+    if (bytes > 0 && !workspace) return DLFP4_E_OPTION;
+    if (reinterpret_cast<uintptr_t>(workspace) % sizeof(double) != 0) return DLFP4_E_SHAPE;
+    return vecdot_on_cuda(place, factors[0], factors[1], lines, length, result, workspace);
+  }
   read_decodes(factors);
   return dlfp4_host_vecdot(&factors[0].lines, &factors[1].lines, lines, length, result, 1);
 }

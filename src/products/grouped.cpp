@@ -291,6 +291,7 @@ dlfp4_status dlfp4_host_grouped_matmul(const dlfp4_lines *a, const dlfp4_lines *
   const Product product = {*a, *b, groups->rows, result->columns, length, number_of(options->activation)};
   const dlfp4_status status = make_job(product, *groups, *result, options->alpha, &call);
   if (status != DLFP4_OK || result->rows == 0 || result->columns == 0) return status;
+  if (!workspace) return DLFP4_E_OPTION;
   const WorkspaceSize size = size_workspace(call);
   call.prepared = align(workspace);
   call.segments = reinterpret_cast<Segment *>(call.prepared + size.prepared);

@@ -103,6 +103,7 @@ dlfp4_status dlfp4_host_matmul(const dlfp4_lines *a, const dlfp4_lines *b, int64
   const Product product = {*a, *b, result->rows, result->columns, length, number_of(options->activation)};
   const dlfp4_status status = make_job(product, *result, options->alpha, &call);
   if (status != DLFP4_OK || result->rows == 0 || result->columns == 0) return status;
+  if (!workspace) return DLFP4_E_OPTION;
   uint8_t *const memory = align(workspace);
   const int64_t most = rows_at_a_time(call.sides, result->rows);
   call.rows = place_rows(call.sides, most, memory);

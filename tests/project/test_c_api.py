@@ -91,6 +91,14 @@ def test_sizes_that_do_not_exist():
     assert C.size_buffers(format, -1, 99, 16, 16, byref(sizes)) == c_api.E_OPTION
     assert C.size_buffers(format, -1, 0, -1, 16, byref(sizes)) == c_api.E_SHAPE
     assert C.size_buffers(format, -1, 0, 2**40, 2**40, byref(sizes)) == c_api.E_SHAPE
+    assert bytes(sizes) == bytes(c_api.Sizes())
+
+
+def test_null_is_no_name_and_no_place_for_answers():
+    assert C.find_format(None) == C.find_layout(None) == -1
+    assert C.describe_format(0, None) == C.default_recipe(0, None) == c_api.E_OPTION
+    assert C.size_buffers(0, -1, 0, 16, 16, None) == c_api.E_OPTION
+    assert C.matmul_workspace(None, None, None, None) == C.grouped_matmul_workspace(None, None, None, None, None) == -1
 
 
 # ---- Casts
@@ -447,6 +455,18 @@ def test_workspaces_of_experts_on_a_device(way, integer):
             assert C.grouped_matmul_prepared(x, byref(prepared_there()), *call, 1, workspace, None) == status
 
 
+def test_workspaces_of_sums_on_a_device():
+    bytes_of_line = C.vecdot_workspace(1, 2**20)
+    assert bytes_of_line > 0
+    assert C.vecdot_workspace(7, 2**20) == 7 * bytes_of_line
+    assert C.vecdot_workspace(1000, 64) == C.vecdot_workspace(0, 2**20) == 0
+    for extents in ((-1, 64), (4, -1), (2**62, 2**20), (4, 2**63 - 1)):
+        assert C.vecdot_workspace(*extents) == -1
+    x = on_device(np.zeros((1, 2**20), np.float16))
+    for workspace, status in ((None, c_api.E_OPTION), (4096 + 4, c_api.E_SHAPE)):
+        assert C.vecdot(x, x, tensor_on_device(np.zeros(1, np.float32)), workspace, None) == status
+
+
 def test_experts_that_a_device_does_not_have():
     x, w, out, ends = fp8(9, 256), fp8(96, 256), np.zeros((9, 32), np.float32), np.array([4, 4, 9])
     some = np.zeros(9, np.int64)
@@ -575,6 +595,15 @@ def test_recipes_that_are_not_known(options):
     assert bytes_of(q) == before
 
 
+def test_products_without_their_workspace_are_refused():
+    x, w = c_api.plain(values(3, 64)), c_api.describe_scaled(dlfp4.quantize(values(10, 64), "nvfp4"))
+    whole, of_experts = c_api.describe(np.zeros((3, 10), np.float32)), c_api.describe(np.zeros((3, 5), np.float32))
+    nothing = c_api.describe(np.zeros((0, 10), np.float32))
+    assert C.matmul(x, w, whole, None, None, None) == c_api.E_OPTION
+    assert C.grouped_matmul(x, w, routing(ends=np.array([1, 3])), of_experts, None, None, None) == c_api.E_OPTION
+    assert C.matmul(c_api.plain(values(0, 64)), w, nothing, None, None, None) == c_api.OK
+
+
 def test_activations_that_are_not_known():
     x, w = values(3, 64), dlfp4.quantize(values(5, 64), "nvfp4")
     call = c_api.plain(x), c_api.describe_scaled(w), c_api.describe(np.zeros((3, 5), np.float32))
@@ -673,6 +702,9 @@ def test_weights_are_prepared_on_devices_alone():
     assert C.prepare(w, None, byref(prepared), None) == c_api.E_OPTION
     x = c_api.describe(values(4, 64, dtype="bfloat16"))
     assert C.matmul_prepared(x, byref(prepared), x, 1, None) == c_api.E_DEVICE
+    there = on_device(dlfp4.quantize(values(128, 64), "nvfp4"))
+    assert C.prepare(there, 4096 + 128, byref(prepared), None) == c_api.E_SHAPE
+    assert C.prepare(there, 4096, None, None) == c_api.E_OPTION
 
 
 def test_numbers_that_are_not_aligned_are_refused():

@@ -177,6 +177,14 @@ def test_the_headers_compile_without_a_warning(tmp_path, capsys, standard):
     run(compiler, f"-std={standard}", *STRICT, *flags(capsys, "--cflags"), "-c", source, "-o", tmp_path / "all.o")
 
 
+@same_on_every_python
+@needs("clang")
+def test_comments_name_parameters_as_declarations_do(tmp_path, capsys):
+    source = tmp_path / "all.c"
+    source.write_text("#include <dlfp4/dlfp4.h>\n")
+    run("clang", "-std=c99", "-Wdocumentation", "-Werror", *flags(capsys, "--cflags"), "-fsyntax-only", source)
+
+
 @needs("cc")
 def test_config_prints_what_compilers_take(tmp_path, capsys):
     program, source = tmp_path / "program", ROOT / "tests" / "library" / "consumer.c"

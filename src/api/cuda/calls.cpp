@@ -54,8 +54,8 @@ dlfp4_status convert_scales_on_cuda(const Place &place, const void *x, int x_lay
   });
 }
 
-int64_t vecdot_workspace_on_cuda(int64_t lines, int64_t length) {
-  return dlfp4_cuda_vecdot_workspace(lines, length) * int64_t{sizeof(double)};
+int64_t vecdot_workspace_on_cuda(int64_t length) {
+  return dlfp4_cuda_vecdot_workspace(1, length) * int64_t{sizeof(double)};
 }
 
 dlfp4_status vecdot_on_cuda(const Place &place, const Factor &a, const Factor &b, int64_t lines, int64_t length,

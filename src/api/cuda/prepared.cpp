@@ -92,6 +92,7 @@ dlfp4_status dlfp4_prepare(const dlfp4_scaled_tensor *w, void *memory, dlfp4_pre
   const int format = w->format;
   const int64_t matrices = count_matrices(scaled.blocks, rows);
   if (w->axis != -1 || w->layout != 0 || w->rotation || matrices == 0) return DLFP4_E_OPTION;
+  if (reinterpret_cast<uintptr_t>(memory) % 256 != 0) return DLFP4_E_SHAPE;
   if (dlfp4_prepared_bytes(format, rows, columns) == 0) return DLFP4_E_OPTION;
   if (const dlfp4_status status = inspect(place, scaled.blocks, format, rows, memory, &report)) return status;
   if (!dlfp4_cuda_can_prepare(format, &report)) return DLFP4_E_OPTION;
