@@ -34,6 +34,7 @@ inline uint8_t *at(const Lines &x, int64_t line, int64_t position) {
 }
 
 constexpr int64_t kWholeLine = int64_t{1} << 62;  // longer than any line, and can be added to one
+static_assert(kWholeLine > INT64_MAX / 4 && kWholeLine <= INT64_MAX - INT64_MAX / 4, "INT64_MAX bits, 4 an element");
 
 // A format with what follows from it.
 struct FormatInfo {
@@ -55,6 +56,9 @@ constexpr int64_t kTileLines = 512;
 constexpr int64_t kTileLength = 128;             // positions, a multiple of every block
 constexpr int64_t kTilePitch = kTileLines + 64;  // of rows: a power of two would have them share a cache's few places
 constexpr int64_t kTileBlocks = kTileLength / kLeastBlock;  // of a line
+static_assert(kTileLength % kMostBlock == 0 && kTileBlocks * kLeastBlock == kTileLength, "tiles end where blocks do");
+static_assert(kTileLines % 64 == 0, "only the last tile has a part of a vector");
+static_assert(kTilePitch % 64 == 0 && kTilePitch > kTileLines, "rows of tiles start on lines of a cache");
 
 // False where there is no such format.
 bool find_format(int number, FormatInfo *format);

@@ -24,7 +24,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 EQUIVALENT = Path(__file__).with_name("equivalent.txt")
-TESTED = ["numerics", "scaling", "layouts", "sums"]  # by files of their own; test_sums.py has the other headers
+# By files of their own; test_sums.py has the other headers.
+TESTED = ["numerics", "scaling", "layouts", "sums", "block_keys", "matrix"]
 PARTS = ["exchange/importer", "exchange/describe", "exchange/exchange", "tensor/strides"]
 FILES = [
     *(f"src/rules/{name}.h" for name in (*TESTED, "hadamard", "changes", "grid", "dtypes", "operand", "encode_rule")),
@@ -135,7 +136,7 @@ def statements_of(code):
     for found in re.finditer(
         r"(?<=[;{})])\s*\n\s*((?!return|const|using|typedef|if |case |default)[^\s;{}][^;{}]*;)", code
     ):
-        if not re.match(r"[\w:<>]+ [\w*&]+(?: =|;|\[|\{)", found.group(1)):  # a declaration
+        if not re.match(r"(?!else|throw|delete)[\w:<>]+ [\w*&]+(?: =|[,;[{(])", found.group(1)):  # a declaration
             yield *found.span(1), ";"
 
 

@@ -12,6 +12,7 @@
 #include "rules/grid.h"
 #include "rules/hadamard.h"
 #include "rules/layouts.h"
+#include "rules/matrix.h"
 #include "rules/numerics.h"
 #include "rules/operand.h"
 #include "rules/scaling.h"
@@ -44,6 +45,22 @@ dlfp4::ScaleRule rule_of(const Options &o) {
   rule.carry = dlfp4::carry_of_power(static_cast<dlfp4_scale_rule>(o.scale_rule), rule.largest,
                                      dlfp4::kTypes[o.element].mantissa);
   return rule;
+}
+
+dlfp4_format_row row_of(const int64_t *numbers) {
+  dlfp4_format_row row = {};
+  row.element = static_cast<uint8_t>(numbers[0]), row.scale = static_cast<uint8_t>(numbers[1]);
+  row.kind = static_cast<uint8_t>(numbers[2]), row.repeats = static_cast<uint8_t>(numbers[3]);
+  row.lines = static_cast<int32_t>(numbers[4]), row.length = static_cast<int32_t>(numbers[5]);
+  return row;
+}
+
+dlfp4::BlockKey key_of(const int64_t *numbers) {
+  return {static_cast<int>(numbers[0]), static_cast<int>(numbers[1]), static_cast<int>(numbers[2]), numbers[3]};
+}
+
+void write_key(const dlfp4::BlockKey &key, int64_t *numbers) {
+  numbers[0] = key.element, numbers[1] = key.scale, numbers[2] = key.kind, numbers[3] = key.length;
 }
 
 struct Lanes {  // for what is written for every vector
@@ -197,6 +214,59 @@ int rule_is_rounding(int number) {
 }
 
 void rule_copy_codes(uint8_t *dst, const uint8_t *src, int64_t bits) { copy_codes(dst, src, bits); }
+
+// --- block_keys.h: keys and rows of formats.def as numbers, in the order of their members ----
+
+void rule_format(int number, int64_t *row) {
+  const dlfp4_format_row &of = dlfp4_formats[number];
+  row[0] = of.element, row[1] = of.scale, row[2] = of.kind, row[3] = of.repeats, row[4] = of.lines, row[5] = of.length;
+}
+
+int rule_number_of_formats() { return DLFP4_NUM_FORMATS; }
+int rule_number_of_elements() { return kNumElements; }
+int rule_number_of_keys() { return kNumKeys; }
+int rule_element(int place) { return kElementRows[place]; }
+void rule_key(int place, int64_t *key) { write_key(kBlockKeys[place], key); }
+void rule_key_of_row(const int64_t *row, int64_t *key) { write_key(key_of_row(row_of(row)), key); }
+int rule_are_equal_keys(const int64_t *a, const int64_t *b) { return key_of(a) == key_of(b); }
+int rule_place_of_key(const int64_t *key) { return place_of_key(key_of(key)); }
+int rule_source_of(int row) { return source_of(row); }
+int rule_element_of(int row) { return element_of(row); }
+int rule_encoded_row(int row) { return encoded_row(row); }
+int rule_is_element(int row) { return is_element(kTypes[row]); }
+int rule_is_integer_row(const int64_t *row) { return is_integer_row(row_of(row)); }
+int rule_is_integer_block(const int64_t *row) { return is_integer_block(row_of(row)); }
+int rule_is_block(const int64_t *row) { return is_block(row_of(row)); }
+int rule_is_scale(const int64_t *row) { return is_scale(row_of(row)); }
+
+// --- matrix.h --------------------------------------------------------------------------------
+
+int64_t rule_at(int64_t item, int64_t line_stride, int64_t step, int64_t line, int64_t position) {
+  Lines x = {};
+  uint8_t memory[1 << 12];
+  x.data = memory, x.item = item, x.line_stride = line_stride, x.step = step;
+  return at(x, line, position) - memory;
+}
+
+int64_t rule_line_at(int bits, int64_t line_stride, int64_t step, int64_t line, int64_t position) {
+  FormatInfo format = {};
+  dlfp4_blocks blocks = {};
+  uint8_t memory[1 << 12];
+  format.bits = bits;
+  blocks.data = memory, blocks.strides[0] = line_stride, blocks.strides[1] = step;
+  return line_at(blocks, format, line, position) - memory;
+}
+
+float rule_decode_of_line(float *decodes, int64_t decode_lines, float decode, int64_t line) {
+  dlfp4_blocks blocks = {};
+  blocks.decodes = decodes, blocks.decode_lines = decode_lines;
+  return decode_of_line(blocks, decode, line);
+}
+
+int64_t rule_divide_up(int64_t count, int64_t size) { return divide_up(count, size); }
+int64_t rule_round_up(int64_t value, int64_t multiple) { return round_up(value, multiple); }
+int rule_log2_of(int64_t power) { return log2_of(power); }
+int64_t rule_least(int64_t a, int64_t b) { return dlfp4::least(a, b); }  // not that of lanes.h
 
 // --- sums.h, hadamard.h, changes.h, grid.h ---------------------------------------------------
 

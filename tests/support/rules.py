@@ -40,7 +40,7 @@ class Layout(Structure):
     ]
 
 
-WORDS, FLOATS, BYTES = POINTER(c_uint64), POINTER(c_float), POINTER(c_uint8)
+WORDS, FLOATS, BYTES, NUMBERS = POINTER(c_uint64), POINTER(c_float), POINTER(c_uint8), POINTER(c_int64)
 SIGNATURES = {
     "row": (c_char_p, c_int32),
     "convert": (None, c_int32, c_int32, c_int32, c_int32, c_uint64, WORDS, c_int64, WORDS),
@@ -71,6 +71,19 @@ SIGNATURES = {
     "layout": (POINTER(Layout), c_int32),
     "scale_offset": (c_int64, c_int32, c_int64, c_int64, c_int64),
     "weight_offset": (c_int64, c_int64, c_int64, c_int64),
+    "format": (None, c_int32, NUMBERS),
+    **{f"number_of_{what}": (c_int32,) for what in ("formats", "elements", "keys")},
+    "element": (c_int32, c_int32),
+    "key": (None, c_int32, NUMBERS),
+    "key_of_row": (None, NUMBERS, NUMBERS),
+    "are_equal_keys": (c_int32, NUMBERS, NUMBERS),
+    "place_of_key": (c_int32, NUMBERS),
+    **dict.fromkeys(["source_of", "element_of", "encoded_row", "is_element"], (c_int32, c_int32)),
+    **dict.fromkeys(["is_integer_row", "is_integer_block", "is_block", "is_scale"], (c_int32, NUMBERS)),
+    **dict.fromkeys(["at", "line_at"], (c_int64,) * 6),
+    "decode_of_line": (c_float, FLOATS, c_int64, c_float, c_int64),
+    **dict.fromkeys(["divide_up", "round_up", "least"], (c_int64, c_int64, c_int64)),
+    "log2_of": (c_int32, c_int64),
     "find_dtype": (c_int32, c_uint8, c_uint8),
     "spacing": (c_int32, c_int32, c_int32),
     "is_rounding": (c_int32, c_int32),
