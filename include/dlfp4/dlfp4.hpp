@@ -143,7 +143,9 @@ class View {
 
   /** What DLPack handed out; it is not deleted. */
   explicit View(const DLTensor &tensor)
-      : data_(static_cast<char *>(tensor.data) + tensor.byte_offset), dtype_(tensor.dtype), device_(tensor.device) {
+      : data_(tensor.data ? static_cast<char *>(tensor.data) + tensor.byte_offset : nullptr),
+        dtype_(tensor.dtype),
+        device_(tensor.device) {
     set(tensor.ndim, tensor.shape, tensor.strides);
   }
 
@@ -179,7 +181,7 @@ class View {
   static constexpr std::int32_t kRefused = -1;
 
   void set(std::int64_t ndim, const std::int64_t *shape, const std::int64_t *strides) noexcept {
-    ndim_ = ndim > kMostDimensions ? kRefused : static_cast<std::int32_t>(ndim);
+    ndim_ = ndim < 0 || ndim > kMostDimensions || (ndim > 0 && !shape) ? kRefused : static_cast<std::int32_t>(ndim);
     for (std::int32_t k = ndim_ - 1; k >= 0; --k) {
       const std::size_t at = static_cast<std::size_t>(k);
       shape_[at] = shape[k];
@@ -207,7 +209,8 @@ class View {
 /** A block-scaled format by its number. */
 class Format {
  public:
-  constexpr explicit Format(int number = DLFP4_PLAIN) noexcept : number_(number) {}
+  constexpr Format() noexcept = default;
+  constexpr explicit Format(int number) noexcept : number_(number) {}
 
   /** The format of a name; one that nothing takes where there is none. */
   static Format find(const char *name) noexcept { return Format(dlfp4_find_format(name)); }
@@ -228,7 +231,7 @@ class Format {
   friend constexpr bool operator!=(Format a, Format b) noexcept { return !(a == b); }
 
  private:
-  int number_;
+  int number_ = DLFP4_PLAIN;
 };
 
 /** The formats by their names. */
@@ -289,10 +292,20 @@ struct ScaledView {
   }
 };
 
-/** A quantized matrix of rows x columns on the host, which owns its memory. It moves, and is not copied. */
+/** A quantized matrix of rows x columns on the host, which owns its memory. It moves, and is not copied; what it was
+ * moved from is empty, as a default one is, and refused. */
 class ScaledTensor {
  public:
   ScaledTensor() = default;
+  ScaledTensor(ScaledTensor &&other) noexcept { *this = std::move(other); }
+  ScaledTensor &operator=(ScaledTensor &&other) noexcept {
+    memory_ = std::move(other.memory_);
+    view_ = std::exchange(other.view_, {});
+    rows_ = std::exchange(other.rows_, 0);
+    columns_ = std::exchange(other.columns_, 0);
+    bytes_ = std::exchange(other.bytes_, 0);
+    return *this;
+  }
 
   /** Memory for a result; its contents are not set. */
   static ScaledTensor allocate(Format format, std::int64_t rows, std::int64_t columns, Axis axis, int layout,

@@ -50,15 +50,33 @@ void test_views_that_are_refused(const std::vector<float> &x) {
   }
 }
 
+void test_descriptions_that_are_refused(const std::vector<float> &x) {
+  const dlfp4::View view(x, {4, 64});
+  DLTensor no_shape = view.dl(), too_few = view.dl(), nowhere = view.dl();
+  no_shape.shape = nullptr;
+  too_few.ndim = -7;
+  nowhere.data = nullptr;
+  nowhere.byte_offset = 8;
+  std::vector<float> out(x.size());
+  for (const DLTensor &tensor : {no_shape, too_few, nowhere}) {
+    std::error_code error;
+    dlfp4::cast(dlfp4::View(tensor), dlfp4::View(out, {4, 64}), nullptr, nullptr, error);
+    expect(error == dlfp4::make_error_code(tensor.data ? DLFP4_E_SHAPE : DLFP4_E_OPTION), "so is what describes none");
+  }
+}
+
 void test_error_codes(const std::vector<float> &x) {
   std::error_code error;
   const dlfp4::View view(x, {4, 64});
   dlfp4::ScaledTensor q = dlfp4::quantize(view, dlfp4::formats::nvfp4(), {}, error);
   expect(!error && q.bytes() == 4 * 32 + 4 * 4 + 4, "nvfp4 is quantized");
-  const dlfp4::ScaledTensor moved = std::move(q);
+  dlfp4::ScaledTensor moved;
+  moved = std::move(q);
   std::vector<float> back(x.size()), square(16), sums(4);
   dlfp4::dequantize(moved, dlfp4::View(back, {4, 64}), nullptr, error);
   expect(!error && are_near(x, back, 0.6f), "it is decoded after it was moved");
+  dlfp4::dequantize(q, dlfp4::View(back, {4, 64}), nullptr, error);
+  expect(error && q.bytes() == 0 && q.rows() == 0 && !q.view().data, "what it was moved from is empty");
   dlfp4::matmul(view, moved, dlfp4::View(square, {4, 4}), nullptr, error);
   expect(!error, "it is multiplied");
   dlfp4::vecdot(view, moved, dlfp4::View(sums, {4}), error);
@@ -68,6 +86,9 @@ void test_error_codes(const std::vector<float> &x) {
   expect(!error && half[16].bits != 0, "it is cast");
   dlfp4::QuantizeOptions along_columns;
   along_columns.axis = dlfp4::Axis::columns;
+  const dlfp4::ScaledView nothing = {};
+  dlfp4::dequantize(nothing, dlfp4::View(back, {4, 64}), nullptr, error);
+  expect(error == dlfp4::make_error_code(DLFP4_E_OPTION), "nothing is no tensor");
   const dlfp4::ScaledTensor none = dlfp4::quantize(view, dlfp4::Format::find("fp5"), along_columns, error);
   expect(error == dlfp4::make_error_code(DLFP4_E_OPTION) && none.bytes() == 0, "an unknown format is an error");
   expect(!error.message().empty() && std::string(error.category().name()) == "dlfp4", "errors have words");
@@ -137,6 +158,7 @@ int main() {
   std::vector<float> x = numbers(256);
   test_views(x);
   test_views_that_are_refused(x);
+  test_descriptions_that_are_refused(x);
   test_error_codes(x);
   test_experts(x);
   test_formats();

@@ -100,6 +100,8 @@ mod sealed {
     impl Sealed for f32 {}
     impl Sealed for super::Bf16 {}
     impl Sealed for super::F16 {}
+    impl<T: super::Element> Sealed for super::Matrix<'_, T> {}
+    impl Sealed for super::Quantized {}
 }
 
 /// An element type of matrices: `f32`, [`Bf16`], [`F16`].
@@ -361,7 +363,7 @@ pub fn cast<T: Element, U: Element>(x: Matrix<'_, T>, mut out: MatrixMut<'_, U>)
 }
 
 /// An operand of a product: a [`Matrix`], or a [`Quantized`] one whose blocks run along the products' sums.
-pub trait Operand {
+pub trait Operand: sealed::Sealed {
     /// Calls with the C struct.
     #[doc(hidden)]
     fn with_struct(&self, call: &mut dyn FnMut(&ffi::ScaledTensor));
