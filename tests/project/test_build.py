@@ -1,10 +1,12 @@
 """What the build does with DLFP4_CUDA, and with what Cython generates. Configures the kernels alone, which needs CMake
-and a compiler but no Python."""
+and a compiler but no Python, but where it says so."""
 
+import json
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -106,6 +108,17 @@ def test_kernels_are_hardened(tmp_path, flags):
     commands = (tmp_path / "compile_commands.json").read_text()
     for flag in ("-fstack-protector-strong", "-D_FORTIFY_SOURCE=2"):
         assert (flag in commands) == (flags == "")
+
+
+@needs_cmake
+@pytest.mark.skipif(not Path(sysconfig.get_path("include"), "Python.h").exists(), reason="no headers of Python")
+def test_overflow_is_defined_in_generated_c(tmp_path):
+    options = ["-DDLFP4_BUILD_PYTHON=ON", f"-DPython_EXECUTABLE={sys.executable}", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON"]
+    status, output = configure(tmp_path, NO_NVCC, "-G", "Ninja", *options)
+    assert status == 0, output
+    commands = json.loads((tmp_path / "compile_commands.json").read_text())
+    (command,) = (each["command"] for each in commands if each["file"].endswith("_core.c"))
+    assert "-fwrapv" in command
 
 
 @pytest.mark.skipif(not shutil.which("readelf"), reason="readelf is not on PATH")
