@@ -4,6 +4,7 @@ every way in, and the message says what helps. What could end the interpreter ru
 import itertools
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from dlfp4 import checkpoints, frameworks
 from ..support.capsules import framework
 
 HEAD = """
-import sys, tempfile, warnings
+import dataclasses, sys, tempfile, warnings
 import numpy as np, torch, dlfp4
 from dlfp4 import checkpoints, frameworks
 warnings.simplefilter("ignore")
@@ -38,6 +39,12 @@ def shrunk(bytes):
     whole.untyped_storage().resize_(bytes)
     return view
 
+def tail():
+    whole = torch.ones(4, 64)
+    view = whole[1, :4]
+    whole.untyped_storage().resize_(200)
+    return view
+
 def fake():
     from torch._subclasses.fake_tensor import FakeTensorMode
     with FakeTensorMode():
@@ -53,6 +60,7 @@ def distributed():
 MAKERS = {
     "freed": ("shrunk(0)", "resized to 0 bytes"),
     "shrunk": ("shrunk(300)", "ends at byte 1024 of a storage that was resized to 300 bytes"),
+    "tail": ("tail()", "ends at byte 272 of a storage that was resized to 200 bytes"),
     "parameter": ("torch.nn.Parameter(shrunk(300), requires_grad=False)", "resized to 300 bytes"),
     "fake": ("fake()[1:]", "it is a fake tensor"),
     "zero": ("torch._efficientzerotensor(4, 64)[1:]", "no memory of its own"),
@@ -68,7 +76,6 @@ USES = {
     "a file": "checkpoints.save(tempfile.mktemp(), {'x': x})",
 }
 WITHOUT_NATIVES = """
-import dataclasses
 module = frameworks.load("torch")
 module.FRAMEWORK = dataclasses.replace(module.FRAMEWORK, natives=lambda: None)
 """
@@ -77,7 +84,7 @@ module.FRAMEWORK = dataclasses.replace(module.FRAMEWORK, natives=lambda: None)
 def run(code):
     """What a program prints; a signal or a traceback fails the test."""
     done = subprocess.run([sys.executable, "-P", "-c", HEAD + code], capture_output=True, text=True)
-    assert done.returncode == 0, (done.returncode, done.stderr)
+    assert done.returncode == 0, (done.returncode, done.stdout, done.stderr)
     return done.stdout
 
 
@@ -143,6 +150,54 @@ def test_pytorch_answers_by_c(torch):
     assert natives is not None
     assert natives.impl > 0
     assert min(natives.data, natives.trace, natives.has_modes, *natives.flags_of_impl.values()) > 0
+
+
+def test_usual_tensors_are_answered_by_c_alone(torch):
+    """Python is asked where C does not suffice, and never of these: to the first and the last byte of their storage."""
+    told = run("""
+def ask(native):
+    raise AssertionError(native)
+
+module = frameworks.load("torch")
+module.FRAMEWORK = dataclasses.replace(module.FRAMEWORK, cannot_export=ask)
+whole = torch.arange(4 * 6 * 8, dtype=torch.float32).reshape(4, 6, 8)
+names = "uint8 int8 int16 float8_e5m2 float64 complex64 float4_e2m1fn_x2"
+for dtype in (getattr(torch, name) for name in names.split()):
+    x = whole.view(torch.uint8).view(dtype) if dtype is torch.float4_e2m1fn_x2 else whole.to(dtype)
+    for view in (x, x[1:], x[3:, 5:], x[0, :1], x[:, ::2], x[2, 1:1]):
+        y = dlfp4.from_dlpack(view)
+        assert y.data_ptr == view.data_ptr() or not y.size
+        y.to_numpy()
+print("done")
+""")
+    assert told == "done\n"
+
+
+def test_guards_have_room(torch):
+    """Of which a framework's file may name four."""
+    told = run("""
+module = frameworks.load("torch")
+guard = module.FRAMEWORK.guards()[0]
+for count in (5, 4):
+    module.FRAMEWORK = dataclasses.replace(module.FRAMEWORK, guards=lambda count=count: [guard] * count)
+    try:
+        print(dlfp4.from_dlpack(torch.ones(2)).tolist())
+    except RuntimeError as error:
+        print(error)
+""")
+    assert told == "torch has 5 guards; a row has room for 4\n[1.0, 1.0]\n"
+
+
+def test_python_answers_where_c_does_not(torch):
+    """The tests of what PyTorch's tensors say, and of memory that it takes away, in a process without its functions."""
+    files = [Path(__file__).with_name("test_torch_tensors.py"), f"{__file__}::test_a_storage_that_shrinks_later"]
+    told = run(f"""{WITHOUT_NATIVES}
+import pytest
+status = pytest.main(["-q", "-p", "no:cacheprovider", *{list(map(str, files))!r}])
+assert frameworks.framework("torch").natives() is None
+sys.exit(status)
+""")
+    assert " passed" in told
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,11 @@ def wants_grad(torch):
     return torch.randn(4, requires_grad=True)
 
 
+def negated_subclass(torch):
+    """Which PyTorch's own `__dlpack__` hands out without a word."""
+    return negated(torch).as_subclass(type("Sub", (torch.Tensor,), {}))
+
+
 def a_parameter(torch):
     return torch.nn.Parameter(torch.randn(4))
 
@@ -29,6 +34,7 @@ REFUSED = [
     (conjugate, ".resolve_conj()"),
     (negated, ".resolve_neg()"),
     (wants_grad, ".detach()"),
+    (negated_subclass, ".resolve_neg()"),
     (a_parameter, ".detach()"),
 ]
 ENTRIES = {
@@ -48,6 +54,30 @@ def test_torch_tensors_that_are_not_what_their_memory_says(make, remedy, entry):
     solved = getattr(tensor, remedy.strip(".()"))()
     if entry != "borrowed" or not solved.is_complex():
         ENTRIES[entry](solved)
+
+
+DIFFERENTIABLE = [
+    "float64", "float32", "float16", "bfloat16", "complex64", "complex128", "float8_e4m3fn", "float8_e4m3fnuz",
+    "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_a_gradient_is_asked_for_in_every_type_that_may_have_one(name):
+    torch = framework("torch")
+    plain = torch.zeros(4, 16, dtype=torch.uint8).view(getattr(torch, name))
+    assert dlfp4.from_dlpack(plain).data_ptr == plain.data_ptr()
+    with pytest.raises(BufferError, match=r"requires_grad bit is set.*call \.detach\(\) first"):
+        dlfp4.from_dlpack(plain.requires_grad_())
+
+
+@pytest.mark.parametrize("name", ["float64", "float32", "float16", "complex64", "complex128"])
+def test_a_negation_is_asked_for_in_every_type_that_may_have_one(name):
+    torch = framework("torch")
+    plain = torch.ones(4, dtype=getattr(torch, name))
+    with pytest.raises(BufferError, match=r"is_neg bit is set.*call \.resolve_neg\(\) first"):
+        dlfp4.from_dlpack(torch._neg_view(plain))
+    assert dlfp4.from_dlpack(torch._neg_view(plain).resolve_neg()).to_numpy()[0] == -1
 
 
 def test_a_plain_tensor_is_taken_after_a_refused_one():
@@ -122,6 +152,22 @@ def test_memory_that_torch_took_away_is_never_read(change):
             with pytest.raises(BufferError, match="import it again"):
                 use()
     assert (tensor.shape, part.shape) == ((1000,), (10,))
+
+
+def test_pairs_and_single_elements_that_torch_took_away_are_never_read():
+    """What is empty has no memory that could be taken."""
+    torch = framework("torch")
+    pairs = torch.zeros(4, 8, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    single, none = torch.ones(64), torch.ones(64)
+    gone = [dlfp4.from_dlpack(x) for x in (pairs, single[9:10])]
+    empty = dlfp4.from_dlpack(none)[5:5]
+    for x in (pairs, single, none):
+        x.untyped_storage().resize_(0)
+    for tensor in gone:
+        for use in (tensor.copy, tensor.__dlpack__, lambda t=tensor: dlfp4.cast(t, "float32")):
+            with pytest.raises(BufferError, match="import it again"):
+                use()
+    assert (empty.to_numpy().tolist(), empty.copy().tolist()) == ([], [])
 
 
 @pytest.mark.parametrize("part", ["data", "scales", "global_scale"])

@@ -285,13 +285,18 @@ cdef inline bint still_lends(Tensor self, const Producer *producer, object lende
     framework has no functions to ask for it."""
     cdef DLTensor lent
     cdef int64_t low, high, lent_low, lent_high
+    if self.size_ == 0:   # has no memory that could be taken
+        return True
     fill_byte_range(&self.dl, storage_bits(self), &low, &high)
     if producer.has_natives:
         return still_stores(&producer.natives, lender, low, high)
-    request_loan(producer, lender, &lent)
-    check_usual(producer, lender, &lent)
+    try:
+        request_loan(producer, lender, &lent)
+        check_usual(producer, lender, &lent)
+    except BufferError:   # says why, as the context of what helps
+        refuse_lost(lender)
     fill_byte_range(&lent, lent.dtype.bits * lent.dtype.lanes, &lent_low, &lent_high)
-    return self.size_ == 0 or (low >= lent_low and high <= lent_high)
+    return low >= lent_low and high <= lent_high
 
 
 cdef int retain_storage(Tensor self, object storage) except -1:

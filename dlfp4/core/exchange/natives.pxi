@@ -50,8 +50,6 @@ cdef inline bint still_stores(const Natives *natives, object x, int64_t low, int
     """Whether a tensor still has the memory that it once lent; it may have other memory, of another type, by now."""
     cdef void *data = NULL
     cdef int32_t dtype = 0
-    if low == high:
-        return True
     if natives.data(handle_in(natives, x), &data) or natives.dtype(handle_in(natives, x), &dtype):
         return False
     return is_in_storage(natives, handle_in(natives, x), data, natives.itemsize(dtype), low, high)
