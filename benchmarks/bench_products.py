@@ -1,7 +1,7 @@
 """What dot products and matrix products cost on the CPU, dlfp4 beside PyTorch, NumKong and ggml.
 
     python benchmarks/bench_products.py [--only TEXT] [--sizes 256,4Ki,64Ki,1Mi] [--columns 1,8,64,512] [--threads 1]
-        [--ggml FOLDER] [--json FILE]
+        [--ggml FOLDER] [--scaling] [--json FILE]
 
 Dots: nanoseconds a call, from Python, of two vectors in memory that a benchmark keeps in the caches where it fits; a
 peer's row is its own product of the same type, or where it has none (FP4, scales) the nearest one, which is named.
@@ -11,12 +11,17 @@ of e4m3 by e4m3; int8 activations, and FP4 by FP4, beside PyTorch's plain int8, 
 same weight, whose activations it rounds to int8 (q8_0). The limit is `np.copyto` of as many bytes in all as the weight
 and the activations have. "ours / best" is the fastest peer's time over ours, "ours / limit" the copy's: more is better.
 
+With --scaling, in place of all that, products on one thread and on each other number of --threads, in the same rounds:
+"a core" is the time on one thread over that on n, over n, so that 1 is perfect. "copy" says the same of a copy by
+dlfp4 of as many bytes, which shows what memory gives.
+
 ggml is called through the shared libraries of the package llama-cpp-python, which pip compiles for this processor, of
 libggml-python, whose wheels are for AVX2, or of the folder that --ggml names.
 """
 
 import argparse
 import functools
+import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +43,7 @@ import dlfp4
 PEERS = ("torch", "numkong", "llama-cpp-python", "libggml-python")
 COLUMNS = ("torch bf16", "torch e4m3", "torch int8", "NumKong", "ggml")
 WEIGHT = 4096  # rows and columns of the weight
+PRODUCT = "f(a, w, out=o, activation=t)"
 
 # Type or format, and what NumKong multiplies instead or as well.
 DOTS = {
@@ -206,22 +212,99 @@ def peers_of(libs: dict[str, Any], task: Task, x: Any) -> dict[str, Case]:
     return peers
 
 
-def make_product(libs: dict[str, Any], task: Task, columns: int, threads: int) -> Product:
-    """One weight by activations of so many columns."""
+def activations(columns: int) -> Any:
+    """Normal random numbers."""
+    return np.random.default_rng(2).standard_normal((columns, WEIGHT)).astype(np.float32)
+
+
+def our_call(task: Task, x: Any) -> tuple[dict[str, Any], int]:
+    """What PRODUCT names, and the bytes of both operands."""
     w = weight_of(task.weight)
-    x = np.random.default_rng(2).standard_normal((columns, WEIGHT)).astype(np.float32)
     scaled = task.activation in dlfp4.formats()
     a = dlfp4.quantize(x, task.activation) if scaled else dlfp4.cast(x, task.activation)
-    out = dlfp4.empty((columns, WEIGHT), "float32")
-    ours = Case("dlfp4", "f(a, w, out=o, activation=t)", f=dlfp4.matmul, a=a, w=w.mT, o=out, t=task.option)
+    out = dlfp4.empty((len(x), WEIGHT), "float32")
+    return {"f": dlfp4.matmul, "a": a, "w": w.mT, "o": out, "t": task.option}, w.nbytes + a.nbytes
+
+
+def make_product(libs: dict[str, Any], task: Task, columns: int, threads: int) -> Product:
+    """One weight by activations of so many columns."""
+    x = activations(columns)
+    call, octets = our_call(task, x)
     return Product(
         task=task,
         columns=columns,
         elements=WEIGHT * WEIGHT,
         threads=threads,
-        ours=ours,
-        limit=copy_case(w.nbytes + a.nbytes),
+        ours=Case("dlfp4", PRODUCT, **call),
+        limit=copy_case(octets),
         peers=peers_of(libs, task, x),
+    )
+
+
+# ---- Threads
+
+
+class OnThreads(Case):
+    """A call of dlfp4's on so many threads, whatever other cases of the round have."""
+
+    def __init__(self, threads: int, statement: str, **names: Any) -> None:
+        super().__init__(f"{threads} thread{'s' * (threads > 1)}", statement, **names)
+        self.threads = threads
+
+    def prepare(self, slice_seconds: float) -> None:
+        """As any case."""
+        dlfp4.set_num_threads(self.threads)
+        super().prepare(slice_seconds)
+
+    def run(self) -> None:
+        """As any case."""
+        dlfp4.set_num_threads(self.threads)
+        super().run()
+
+
+@dataclass(kw_only=True)
+class Scaling(Product):
+    """The same product, and a copy, on one thread (`ours`, `limit`) and on others, by number."""
+
+    products: dict[int, OnThreads]
+    copies: dict[int, OnThreads]
+
+    @property
+    def section(self) -> str:
+        return f"weight [{WEIGHT}, {WEIGHT}] by {self.columns} columns, GFLOP/s"
+
+    def row(self) -> tuple[str, ...]:
+        """A row of the table."""
+        cells = [f"  {self.title}", number(self.speed(self.ours))]
+        for threads, case in self.products.items():
+            ratios = self.ours.ratio(case), self.limit.ratio(self.copies[threads])
+            cells += [number(self.speed(case)), *(number(ratio and ratio / threads) for ratio in ratios)]
+        return tuple(cells)
+
+
+def scaling_columns(threads: list[int]) -> tuple[str, ...]:
+    """The titles of its table."""
+    of_each = ((f"{count} threads", "a core", "copy") for count in threads)
+    return ("<", "1 thread", *(title for titles in of_each for title in titles))
+
+
+def make_scaling(task: Task, columns: int, threads: list[int]) -> Scaling:
+    """One weight by activations of so many columns, on each number of threads."""
+    call, octets = our_call(task, activations(columns))
+    source = np.ones(octets // 2, np.uint8)
+    copy = {"f": dlfp4.cast, "x": source, "t": "uint8", "o": source.copy()}
+    products = {count: OnThreads(count, PRODUCT, **call) for count in (1, *threads)}
+    copies = {count: OnThreads(count, "f(x, t, out=o)", **copy) for count in (1, *threads)}
+    return Scaling(
+        task=task,
+        columns=columns,
+        elements=WEIGHT * WEIGHT,
+        threads=1,
+        ours=products.pop(1),
+        limit=copies.pop(1),
+        products=products,
+        copies=copies,
+        peers={case.label: case for case in products.values()},
     )
 
 
@@ -232,6 +315,8 @@ def measure(group: Dot | Product, options: Any) -> Dot | Product:
     """Ours, the copy and the peers in turn."""
     rounds = max(5, options.rounds // 4) if isinstance(group, Product) else options.rounds
     cases = [group.ours, group.limit, *group.peers.values()]
+    if isinstance(group, Scaling):
+        cases += group.copies.values()
     harness.measure(cases, rounds, options.slice_ms)
     for case in cases:
         case.release()
@@ -254,6 +339,13 @@ def make_groups(options: Any, libs: dict[str, Any]) -> Any:
                     yield make_product(libs, task, columns, threads)
 
 
+def make_scaling_groups(options: Any) -> Any:
+    """The same with --scaling."""
+    for columns, task in itertools.product(options.columns, MATMULS):
+        if options.only in f"matmul {task.title}":
+            yield make_scaling(task, columns, options.threads)
+
+
 def problems_of(groups: list[Dot | Product]) -> list[str]:
     """What did not run, each once."""
     cases = [case for group in groups for case in (group.ours, *group.peers.values())]
@@ -269,16 +361,21 @@ def main() -> None:
     parser.add_argument("--columns", type=list_of(int), default="1,8,64,512", help="of matmuls: %(default)s")
     parser.add_argument("--threads", type=list_of(int), default="1", help="of matmuls, 0 is all cores: %(default)s")
     parser.add_argument("--ggml", metavar="FOLDER", default="", help="of ggml's shared libraries")
+    parser.add_argument("--scaling", action="store_true", help="matmuls on one thread and on others in the same rounds")
     options = parser.parse_args()
+    if options.scaling:
+        counts = {threads or harness.usable_cores() for threads in options.threads} - {1}
+        options.threads = sorted(counts) or parser.error("--scaling needs --threads with other numbers than 1")
     machine = harness.describe_machine(PEERS)
     print("\n".join(harness.machine_lines(machine)))
     libs = {"torch": harness.load("torch"), "numkong": harness.load("numkong"), "ggml": Ggml(options.ggml)}
     tables = {
         Dot: harness.Table(("<", "dlfp4", "NumKong", "Gelem/s", "ours / peer", "ours / limit")),
         Product: harness.Table(("<", "dlfp4", *COLUMNS, "ours / best", "ours / bf16", "ours / limit")),
+        Scaling: harness.Table(scaling_columns(options.threads)),
     }
     groups: list[Dot | Product] = []
-    for group in make_groups(options, libs):
+    for group in make_scaling_groups(options) if options.scaling else make_groups(options, libs):
         groups.append(measure(group, options))
         tables[type(group)].sections.setdefault(group.section, []).append(group.row())
     for table in tables.values():
