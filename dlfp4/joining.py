@@ -13,6 +13,7 @@ from dlfp4._core import (
     ScaledTensor,
     Tensor,
     _buffers_of,
+    _with_encode_scale,
     _with_hadamard,
     _with_receipt,
     asarray,
@@ -42,13 +43,16 @@ def concatenate(tensors: Iterable[ScaledTensor], axis: SupportsIndex = 0) -> Sca
 
     Codes and scales are copied side by side. Formats with a scale of the whole tensor get one that serves all: where
     the given ones differ, scales of blocks are renamed in units of the common one, which is chosen to keep the most
-    blocks exact. ``.receipt`` tells how many were, and the largest error of the rest.
+    blocks exact. ``.receipt`` tells how many were, and the largest error of the rest. Global scales of rows and of the
+    matrices of a stack stay those of the same rows and matrices; where matrices grow, such as the gate and up of each
+    expert, each gets one scale of its own.
 
     Parameters
     ----------
     tensors : iterable of ScaledTensor
         Of one format, with blocks along one axis, on one device, equal in shape but along `axis`. All but the last end
-        there where a block does. Other scale layouts become linear.
+        there where a block does. Other scale layouts become linear. Lines that have a scale each are made longer only
+        where those scales are equal.
     axis : int
         The axis of the tensors' shape. Blocks along -2 take stacks along the first and the last axis alone.
 
@@ -90,8 +94,13 @@ def concatenate(tensors: Iterable[ScaledTensor], axis: SupportsIndex = 0) -> Sca
     check_borders(given, along)
     if len(given) == 1:
         return _with_receipt(given[0], all_exact(count_blocks(given[0])))
-    common, receipt = under_one_scale([_with_hadamard(each, None) for each in given])
-    return _with_hadamard(_with_receipt(join(common, along), receipt), given[0].hadamard)  # which codes stand for
+    bare = [_with_hadamard(each, None) for each in given]
+    if any(has_several_units(each) for each in given):
+        joined, receipt = under_own_units(bare, along)
+    else:
+        common, receipt = under_one_scale(bare)
+        joined = join(common, along, common[0].global_scale, common_encode_scale(common))
+    return _with_hadamard(_with_receipt(joined, receipt), given[0].hadamard)  # which codes stand for
 
 
 def stack(tensors: Iterable[ScaledTensor]) -> ScaledTensor:
@@ -106,8 +115,8 @@ def stack(tensors: Iterable[ScaledTensor]) -> ScaledTensor:
     -------
     ScaledTensor
         ``result[k]`` is the k-th tensor. Matrices with blocks along their rows keep their global scales, which become
-        one a matrix, ``(E,)``; all else has one scale of the whole tensor, as by :func:`concatenate`. ``.receipt``
-        tells how exact it is.
+        one a matrix, ``(E,)``, or stay those of rows; all else has one scale of the whole tensor, as by
+        :func:`concatenate`. ``.receipt`` tells how exact it is.
 
     Raises
     ------
@@ -124,21 +133,19 @@ def stack(tensors: Iterable[ScaledTensor]) -> ScaledTensor:
     given = check_tensors(tensors)
     check_shapes(given, -1)
     raised = [reshaped(each, (1, *each.shape)) for each in given]
-    first, units = given[0], [rescaling.unit_of(each) for each in given if each.format.has_global_scale]
-    if len(set(units)) < 2 or first.axis != -1 or first.ndim != 2:
+    first = given[0]
+    if first.axis != -1 or first.ndim != 2 or any(has_several_units(each) for each in given):
+        return concatenate(raised, 0)
+    if len({rescaling.unit_of(each) for each in given}) < 2:
         return concatenate(raised, 0)
     check_borders(raised, 0)
-    q = join(raised, 0)
-    own = asarray(np.array(units, np.float32)).to_device(q.device)
-    stacked = ScaledTensor.from_parts(
-        q.data, q.scales, own, format=q.format, axis=q.axis, shape=q.shape, hadamard=q.hadamard
-    )
-    return _with_receipt(stacked, all_exact(sum(map(count_blocks, given))))
+    stacked, receipt = beside_each_other(raised, 0, first.shape[0])
+    return _with_receipt(stacked, receipt)
 
 
 def reshaped(q: ScaledTensor, shape: tuple[int, ...]) -> ScaledTensor:
     """The same matrix of rows under other leading dimensions."""
-    return ScaledTensor.from_parts(
+    made = ScaledTensor.from_parts(
         q.data,
         q.scales,
         q.global_scale,
@@ -148,6 +155,7 @@ def reshaped(q: ScaledTensor, shape: tuple[int, ...]) -> ScaledTensor:
         hadamard=q.hadamard,
         **offset_parts(q),
     )
+    return encoded(made, q.encode_scale)
 
 
 # ---- What fits together
@@ -169,11 +177,6 @@ def check_tensors(tensors: Iterable[Any]) -> list[ScaledTensor]:
         raise ValueError("tensors is empty; expected one ScaledTensor or more")
     first = given[0]
     for each in given:
-        if each.global_scale is not None and each.global_scale.ndim:
-            raise ValueError(
-                f"{summary(each)} has global scales of shape {each.global_scale.shape}; expected one of the tensor: "
-                f"join data, scales and global scales, and give them to ScaledTensor.from_parts"
-            )
         kinds = [kind_of(q) for q in (first, each)]
         if kinds[0] != kinds[1]:
             raise ValueError(
@@ -208,12 +211,14 @@ def check_borders(given: Sequence[ScaledTensor], along: int) -> None:
         raise ValueError(
             f"{summary(q)} has blocks along its rows, which run through the stack: join it along axis 0 or -1"
         )
-    along_lines = columns == (q.axis == -1)
-    if q.format.scales_lines and along_lines and len(given) > 1:
+    along_lines = lengthens(q, along)
+    if q.format.scales_lines and along_lines and not have_equal_scales(given):
         raise ValueError(
             f"{summary(q)} has one scale for each line, and the tensors' differ: join the values of .dequantize()"
         )
     lines, length = (1, 1) if q.format.block is None else q.format.block_in(1, 1)
+    if q.format.scales_lines and q.format.element.name in SUBBYTE:
+        length = 2  # lines are whole bytes
     step = max(1, length if along_lines else lines)
     for each in given if 0 < along < q.ndim - 1 else given[:-1]:
         extent = each.shape[-1] if columns else count_elements(each.shape[along:-1])  # rows that stay together
@@ -225,31 +230,45 @@ def check_borders(given: Sequence[ScaledTensor], along: int) -> None:
             )
 
 
+def lengthens(q: ScaledTensor, along: int) -> bool:
+    """Whether the lines along which blocks run become longer by what is joined there."""
+    return (along == q.ndim - 1) == (q.axis == -1)
+
+
+def have_equal_scales(given: Sequence[ScaledTensor]) -> bool:
+    """Whether the scales, zero points and biases of all tensors have the same bits."""
+    parts = [[each.scales, *offset_parts(each).values()] for each in given]
+    octets = {tuple(part.to_device("cpu").copy().to_numpy().tobytes() for part in of_one) for of_one in parts}
+    return len(octets) == 1
+
+
 # ---- Parts side by side
 
 
-def join(given: Sequence[ScaledTensor], along: int) -> ScaledTensor:
-    """Copy parts into one tensor's; they have one scale of the whole tensor, if any."""
+def join(
+    given: Sequence[ScaledTensor], along: int, unit: Tensor | None, encode_scale: Tensor | None = None
+) -> ScaledTensor:
+    """Copy parts into one tensor's, which has the global scale `unit`."""
     first = given[0]
     extent = sum(each.shape[along] for each in given)
     shape = (*first.shape[:along], extent, *first.shape[along + 1 :])
     buffers = _buffers_of(shape, first.format, first.axis, "linear", True, first.scales.dtype.name)
     data = empty(buffers[0].shape, buffers[0].dtype, device=first.device)
     place([each.data for each in given], data, given, along)
-    scales = first.scales
-    if scales.ndim:
+    scales, shared = first.scales, first.format.scales_lines and lengthens(first, along)
+    if scales.ndim and not shared:
         scales = empty(buffers[1].shape, buffers[1].dtype, device=first.device)
         place([each.scales for each in given], scales, given, along)
-    return ScaledTensor.from_parts(
-        data,
-        scales,
-        first.global_scale,
-        format=first.format,
-        axis=first.axis,
-        shape=shape,
-        hadamard=first.hadamard,
-        **join_offsets(given, along, buffers[1].shape),
+    offsets = offset_parts(first) if shared else join_offsets(given, along, buffers[1].shape)
+    made = ScaledTensor.from_parts(
+        data, scales, unit, format=first.format, axis=first.axis, shape=shape, hadamard=first.hadamard, **offsets
     )
+    return encoded(made, encode_scale)
+
+
+def encoded(q: ScaledTensor, encode_scale: Tensor | None) -> ScaledTensor:
+    """The tensor, whose global scale was stored as the reciprocal of this one, if there is one."""
+    return q if encode_scale is None else _with_encode_scale(q, encode_scale)
 
 
 def join_offsets(given: Sequence[ScaledTensor], along: int, shape: tuple[int, ...]) -> dict[str, Any]:
@@ -281,6 +300,83 @@ def place(parts: Sequence[Tensor], result: Tensor, given: Sequence[ScaledTensor]
         start = stop
 
 
+# ---- Global scales of lines and of matrices
+
+
+def has_several_units(q: ScaledTensor) -> bool:
+    """Whether lines or matrices have a global scale each."""
+    return q.global_scale is not None and q.global_scale.ndim > 0
+
+
+def count_lines(q: ScaledTensor) -> int:
+    """Along which blocks run."""
+    return count_elements(q.shape[:-1]) if q.axis == -1 else q.shape[-1]
+
+
+def under_own_units(given: Sequence[ScaledTensor], along: int) -> tuple[ScaledTensor, Receipt]:
+    """Tensors joined, of which some have a global scale for each line or matrix."""
+    first = given[0]
+    units = [(q.global_scale, count_lines(q)) for q in given]
+    of_lines = any(unit is not None and unit.ndim and unit.size == lines for unit, lines in units)
+    if not of_lines and along >= first.ndim - 2:
+        return matrix_by_matrix(given, along)
+    if not lengthens(first, along):
+        return beside_each_other(given, along, 1 if of_lines else first.shape[-2])
+    numbers = [numbers_of(unit, lines) for unit, lines in units]
+    if any(each.tobytes() != numbers[0].tobytes() for each in numbers):
+        raise ValueError(
+            f"{summary(first)} has one global scale for each line, and the tensors' differ: join the values of "
+            f".dequantize()"
+        )
+    return join(given, along, asarray(numbers[0]).to_device(first.device)), all_exact(sum(map(count_blocks, given)))
+
+
+def matrix_by_matrix(given: Sequence[ScaledTensor], along: int) -> tuple[ScaledTensor, Receipt]:
+    """Stacks whose matrices grow, each of them joined under a global scale of its own."""
+    *leading, _, _ = given[0].shape
+    stacks = [reshaped(q, (count_elements(leading), *q.shape[-2:])) for q in given]
+    joined = [concatenate(matrices, along - len(leading)) for matrices in zip(*map(taken_apart, stacks), strict=True)]
+    stacked = stack(joined)
+    return reshaped(stacked, (*leading, *stacked.shape[-2:])), sum_up([q.receipt for q in joined if q.receipt])
+
+
+def taken_apart(q: ScaledTensor) -> list[ScaledTensor]:
+    """The matrices of a stack."""
+    return [q[k] for k in range(q.shape[0])]
+
+
+def beside_each_other(given: Sequence[ScaledTensor], along: int, lines: int) -> tuple[ScaledTensor, Receipt]:
+    """Tensors joined where lines stay as long as they were; so many lines share a global scale, which they keep."""
+    q = given[0]
+    batches = count_elements(q.shape[:along]) if q.axis == -1 else 1
+    counts = [count_lines(each) // max(1, lines) for each in given]
+
+    def side_by_side(units: Sequence[Tensor | None]) -> Tensor:
+        parts = [numbers_of(unit, count).reshape(batches, -1) for unit, count in zip(units, counts, strict=True)]
+        return asarray(np.concatenate(parts, axis=1).reshape(-1)).to_device(q.device)
+
+    encode_scales = [each.encode_scale for each in given]
+    encode_scale = None if any(each is None for each in encode_scales) else side_by_side(encode_scales)
+    joined = join(given, along, side_by_side([each.global_scale for each in given]), encode_scale)
+    return joined, all_exact(sum(map(count_blocks, given)))
+
+
+def numbers_of(unit: Tensor | None, count: int) -> Array:
+    """A global scale, 1 where there is none, as so many numbers."""
+    if unit is None:
+        return np.ones(count, np.float32)
+    numbers: Array = unit.to_device("cpu").to_numpy().reshape(-1)
+    return np.repeat(numbers, count // max(1, numbers.size))
+
+
+def common_encode_scale(given: Sequence[ScaledTensor]) -> Tensor | None:
+    """That by which the global scale of all tensors goes; None where they have none, or several."""
+    found = given[0].encode_scale
+    if found is None or any(q.encode_scale is None or q.encode_scale.item() != found.item() for q in given):
+        return None
+    return found
+
+
 # ---- One scale for all
 
 
@@ -293,7 +389,7 @@ def under_one_scale(given: Sequence[ScaledTensor]) -> tuple[Sequence[ScaledTenso
         if len(set(units)) > 1:
             return under_one_unit(given, units)
         of_some = next((each.global_scale for each in given if each.global_scale is not None), None)
-        return [with_parts(each, each.data, each.scales, of_some) for each in given], exact
+        return [encoded(with_parts(q, q.data, q.scales, of_some), q.encode_scale) for q in given], exact
     if format.block is None:
         return under_one_float(given, exact)
     return given, exact

@@ -107,9 +107,11 @@ def share_scale(q: ScaledTensor, parts: dict[str, torch.Tensor | None], lines: s
     if q.global_scale is None or not q.global_scale.dim():
         return
     each = max(1, extent // max(1, q.global_scale.numel()))
-    unit = q.global_scale[lines.start // each : -(-lines.stop // each)]
-    parts["global_scale"] = unit if each == 1 or unit.numel() != 1 else unit.reshape(())
-    parts["encode_scale"] = None
+    for name in ("global_scale", "encode_scale"):
+        whole = parts.get(name)
+        if whole is not None:
+            unit = whole.reshape(-1)[lines.start // each : -(-lines.stop // each)]
+            parts[name] = unit if each == 1 or unit.numel() != 1 else unit.reshape(())
 
 
 def format_to_cut(q: ScaledTensor) -> Format:

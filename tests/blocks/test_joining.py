@@ -69,14 +69,28 @@ def test_lines_that_have_one_scale(name):
         dlfp4.concatenate([dlfp4.quantize(x, name) for x in NORMAL[:2]], 1)
 
 
-@pytest.mark.parametrize("recipe", [{"global_scale_per": "row"}, {"scale_dtype": "bfloat16"}], ids=str)
-def test_other_scales(recipe):
-    name = "nvfp4" if "global_scale_per" in recipe else "fp8_1x128"
-    q, plain = dlfp4.quantize(NORMAL[0], name, recipe=dlfp4.Recipe(**recipe)), dlfp4.quantize(NORMAL[1], name)
-    with pytest.raises(ValueError, match=r"global scales of shape|type of their scales"):
-        dlfp4.concatenate([q, plain])
-    if q.global_scale is None:
-        assert values(dlfp4.concatenate([q, q])).tobytes() == 2 * values(q).tobytes()
+@pytest.mark.parametrize("axis", [-1, -2])
+@pytest.mark.parametrize("name", LINES)
+def test_longer_lines_under_equal_scales(name, axis):
+    """Parts of one tensor, that were cut apart."""
+    whole = dlfp4.quantize(NORMAL[0], name, axis=axis)
+    parts, along = ([whole[:, :130], whole[:, 130:]], 1) if axis == -1 else ([whole[:130], whole[130:]], 0)
+    q = dlfp4.concatenate(parts, along)
+    assert values(q).tobytes() == values(whole).tobytes()
+    assert (q.scales.shape, q.receipt.is_exact) == (whole.scales.shape, True)
+
+
+def test_lines_of_four_bits_end_at_bytes():
+    q = dlfp4.quantize(NORMAL[0, :, :33], "int4_row", pad=True)
+    with pytest.raises(ValueError, match=r"33 columns to join.*multiples of 2"):
+        dlfp4.concatenate([q, q], 1)
+
+
+def test_other_types_of_scales():
+    q = dlfp4.quantize(NORMAL[0], "fp8_1x128", recipe=dlfp4.Recipe(scale_dtype="bfloat16"))
+    with pytest.raises(ValueError, match="type of their scales"):
+        dlfp4.concatenate([q, dlfp4.quantize(NORMAL[1], "fp8_1x128")])
+    assert values(dlfp4.concatenate([q, q])).tobytes() == 2 * values(q).tobytes()
 
 
 def test_vectors_and_ragged_ends():
@@ -209,6 +223,105 @@ def test_one_scale_a_tensor(name):
     same = dlfp4.concatenate([first, first], -1)
     assert same.receipt.is_exact
     assert values(same).tobytes() == np.concatenate([values(first), values(first)], 1).tobytes()
+
+
+# ---- Global scales of rows and of matrices
+
+
+def per(unit, x, name="nvfp4", **options):
+    return dlfp4.quantize(x, name, recipe=dlfp4.Recipe(global_scale_per=unit), **options)
+
+
+SIZES = np.array([1, 7, 0.3, 100], F).reshape(4, 1, 1)
+
+
+@pytest.mark.parametrize("along", [0, 1])
+def test_rows_keep_their_global_scales(along):
+    """Of stacks as well, between whose matrices rows are put, and beside tensors that have one, or none."""
+    x = NORMAL * SIZES
+    parts = [per("row", x), dlfp4.quantize(x * F(3), "nvfp4"), dlfp4.quantize(x, "nvfp4", recipe="mlx", global_scale=1)]
+    q = dlfp4.concatenate(parts, along)
+    assert values(q).tobytes() == np.concatenate([values(part) for part in parts], along).tobytes()
+    assert (q.global_scale.shape, q.receipt.is_exact) == ((12 * 256,), True)
+
+
+def test_columns_keep_their_global_scales():
+    parts = [per("row", NORMAL[0], axis=-2), per("row", NORMAL[1] * F(5), axis=-2)]
+    q = dlfp4.concatenate(parts, 1)
+    assert values(q).tobytes() == np.concatenate([values(part) for part in parts], 1).tobytes()
+    assert q.global_scale.tolist() == [unit for part in parts for unit in part.global_scale.tolist()]
+
+
+@pytest.mark.parametrize("axis", [-1, -2])
+def test_longer_lines_under_equal_global_scales(axis):
+    q = per("row", NORMAL[0], axis=axis)
+    parts, along = ([q[:, :128], q[:, 128:]], 1) if axis == -1 else ([q[:128], q[128:]], 0)
+    joined = dlfp4.concatenate(parts, along)
+    assert values(joined).tobytes() == values(q).tobytes()
+    assert joined.global_scale.tolist() == q.global_scale.tolist()
+    with pytest.raises(ValueError, match="one global scale for each line, and the tensors' differ"):
+        dlfp4.concatenate([q, per("row", NORMAL[1], axis=axis)], along)
+
+
+@pytest.mark.parametrize("name", TWO_LEVEL)
+def test_experts_keep_their_global_scales(name):
+    x = NORMAL * SIZES
+    whole, one = per("matrix", x, name), dlfp4.quantize(x[1:3], name)
+    assert dlfp4.concatenate([whole[:1], whole[1:]]).global_scale.tolist() == whole.global_scale.tolist()
+    q = dlfp4.concatenate([whole, one])
+    assert values(q).tobytes() == values(whole).tobytes() + values(one).tobytes()
+    assert q.global_scale.tolist() == whole.global_scale.tolist() + 2 * [one.global_scale.item()]
+    stacked = dlfp4.stack([whole, whole])
+    assert (stacked.shape, stacked.global_scale.shape) == ((2, *x.shape), (8,))
+    assert values(stacked).tobytes() == 2 * values(whole).tobytes()
+    assert stacked[1].global_scale.tolist() == whole.global_scale.tolist()
+
+
+def test_rows_are_stacked():
+    parts = [per("row", x) for x in NORMAL[:2] * SIZES[:2]]
+    q = dlfp4.stack([*parts, dlfp4.quantize(NORMAL[2], "nvfp4")])
+    assert values(q).tobytes() == b"".join(values(dlfp4.quantize(NORMAL[2], "nvfp4")) if k == 2 else values(parts[k])
+                                           for k in range(3))  # fmt: skip
+    assert (q.global_scale.shape, q[1].global_scale.tolist()) == ((3 * 256,), parts[1].global_scale.tolist())
+
+
+@pytest.mark.parametrize("name", TWO_LEVEL)
+@pytest.mark.parametrize("along", [1, 2, -1])
+def test_gate_and_up_of_experts(name, along):
+    """Each expert is joined as if it were alone."""
+    gate, up = per("matrix", NORMAL * SIZES, name), per("matrix", NORMAL[::-1] * SIZES, name)
+    q = dlfp4.concatenate([gate, up], along)
+    alone = [dlfp4.concatenate([gate[k], up[k]], along - 1 if along > 0 else -1) for k in range(4)]
+    assert values(q).tobytes() == b"".join(values(each).tobytes() for each in alone)
+    assert q.global_scale.tolist() == [each.global_scale.item() for each in alone]
+    assert (q.receipt.blocks, q.receipt.exact) == tuple(
+        sum(getattr(each.receipt, field) for each in alone) for field in ("blocks", "exact")
+    )
+    assert q.receipt.exact < q.receipt.blocks
+    same = dlfp4.concatenate([gate, gate], along)
+    assert same.receipt.is_exact
+    assert values(same).tobytes() == np.concatenate([values(gate)] * 2, along).tobytes()
+
+
+def encoded(q, encode_scale):
+    return dlfp4.ScaledTensor.from_parts(q.data, q.scales, format="nvfp4", shape=q.shape, encode_scale=encode_scale)
+
+
+def test_encode_scales_stay():
+    """Of 17 % of all numbers no reciprocal leads back to the same bits."""
+    numbers = np.array([1234.567, 1.7e3, 3.3, 0.9], F)
+    experts = [encoded(dlfp4.quantize(x, "nvfp4"), number) for x, number in zip(NORMAL, numbers, strict=True)]
+    q = dlfp4.stack(experts)
+    assert q.encode_scale.tolist() == numbers.tolist()
+    assert q.global_scale.tolist() == [each.global_scale.item() for each in experts]
+    assert dlfp4.concatenate([q, q]).encode_scale.tolist() == 2 * numbers.tolist()
+    assert dlfp4.concatenate([experts[0], experts[0]]).encode_scale.item() == numbers[0]
+    assert dlfp4.concatenate(experts[:2]).encode_scale is None
+    assert dlfp4.concatenate([q, dlfp4.stack([dlfp4.quantize(x, "nvfp4") for x in NORMAL])]).encode_scale is None
+    for k in range(4):
+        assert (q[k].encode_scale.shape, q[k].encode_scale.item()) == ((), numbers[k])
+    assert q[1:3].encode_scale.tolist() == numbers[1:3].tolist()
+    assert q[:, :, 128:].encode_scale.tolist() == numbers.tolist()
 
 
 # ---- Mistakes

@@ -402,3 +402,12 @@ def test_files_take_it(tmp_path):
 def test_importing_dlfp4_imports_no_torch():
     program = "import sys, dlfp4, dlfp4.operations; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-P", "-c", program], check=True)
+
+
+def test_encode_scales_of_experts_are_sliced():
+    q = dlfp4.quantize(np.ones((4, 16, 32), np.float32), "nvfp4")
+    numbers = np.array([1234.567, 3.3, 0.9, 2.0], np.float32)
+    q = dlfp4.ScaledTensor.from_parts(q.data, q.scales, format="nvfp4", shape=q.shape, encode_scale=numbers)
+    experts = dlfp4.torch.ScaledTensor.from_dlfp4(q)
+    assert experts[1:3].encode_scale.tolist() == numbers[1:3].tolist()
+    assert (experts[2].encode_scale.shape, experts[2].encode_scale.item()) == ((), numbers[2])

@@ -175,11 +175,11 @@ cdef ScaledTensor slice_prepared(ScaledTensor self, Cut rows, Cut columns, tuple
     codes = slice_tensor(self.data, blocks)
     if self.format.block is not None:
         scales = slice_tensor(scales, blocks)
-    cdef Tensor unit = global_scale_of(self, rows.first, rows.last)
+    cdef Tensor unit = unit_of_lines(self, self.global_scale, rows.first, rows.last)
     cdef ScaledTensor part = make_scaled(codes, scales, unit, self.format, -1, "prepared", shape, self.rotation, None)
     part.prepared = Prepared(rows.last - rows.first, self.prepared.columns, self.prepared.largest,
                              self.prepared.exact_in_half)
-    return as_encoded(self, part) if lines_of_global_scale(self) == 0 else part
+    return as_encoded_part(self, rows.first, rows.last, part)
 
 
 cdef int check_prepared(ScaledTensor self) except -1:

@@ -135,19 +135,28 @@ cdef ScaledTensor take_part(ScaledTensor self, Cut rows, Cut columns, tuple shap
         step = 1 if self.format.repeats_scales else lines.step
         scales = slice_part(self, scales, slice(lines.first // step, divide_up(lines.last, step)), blocks)
         beside = slice_offsets(self, slice(lines.first // step, divide_up(lines.last, step)), blocks)
-    unit = global_scale_of(self, lines.first, lines.last)
-    part = make_scaled(data, scales, unit, self.format, self.axis, "linear", shape, self.rotation, beside)
-    return as_encoded(self, part) if lines_of_global_scale(self) == 0 else part
+    unit = unit_of_lines(self, self.global_scale, lines.first, lines.last)
+    return as_encoded_part(self, lines.first, lines.last, make_scaled(
+        data, scales, unit, self.format, self.axis, "linear", shape, self.rotation, beside))
 
 
-cdef Tensor global_scale_of(ScaledTensor self, int64_t first, int64_t last):
-    """The global scale of some lines, where lines or matrices have their own: one matrix has a number."""
+cdef Tensor unit_of_lines(ScaledTensor self, Tensor unit, int64_t first, int64_t last):
+    """The global or encode scale of some lines, where lines or matrices have their own: one matrix has a number."""
     cdef int64_t lines = lines_of_global_scale(self)
     cdef Tensor part
     if lines == 0:
-        return self.global_scale
-    part = slice_tensor(self.global_scale, slice(first // lines, divide_up(last, lines)))
+        return unit
+    if unit.dl.ndim != 1:   # an encode scale, in the shape that it was given in
+        unit = reshape_tensor(unit.copy(), (-1,))
+    part = slice_tensor(unit, slice(first // lines, divide_up(last, lines)))
     return part if lines == 1 or part.size_ != 1 else reshape_tensor(part, ())
+
+
+cdef ScaledTensor as_encoded_part(ScaledTensor source, int64_t first, int64_t last, ScaledTensor self):
+    """The tensor, which has some lines of `source` and their encode scale."""
+    if source.encode_scale is not None:
+        self.encode_scale = unit_of_lines(source, source.encode_scale, first, last)
+    return self
 
 
 cdef Tensor slice_offsets(ScaledTensor self, lines, along):
