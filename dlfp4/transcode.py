@@ -19,6 +19,7 @@ from dlfp4._core import (
     ScaledTensor,
     Tensor,
     _buffers_of,
+    _with_encode_scale,
     _with_hadamard,
     _with_receipt,
     asarray,
@@ -40,6 +41,7 @@ from dlfp4.receipts import (
     relative_errors,
 )
 from dlfp4.rescaling import Octets
+from dlfp4.show import summary
 from dlfp4.suggest import did_you_mean
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ AT_ONCE = 1 << 18  # elements decoded at a time, so that they stay in a cache
 AT_ONCE_THERE = 1 << 26  # the same on a device, whose memory three times as many floats take
 LEAST_UNIT = 1 / float(np.finfo(np.float32).max)  # whose reciprocal is finite
 LEAST_POWER, MOST_POWER = -127, 127  # of e8m0
+GROUP = 16  # elements that the Hadamard transform takes at a time
 
 
 # ---- What a convention stores
@@ -141,27 +144,64 @@ def nearest_format(format: Format, convention: Convention) -> Format:
 def transcode(q: ScaledTensor, target: Any, recipe: _RecipeLike | None) -> ScaledTensor:
     """``ScaledTensor.to``. Codes that stand for transformed values still do."""
     signs = q.hadamard
-    return _with_hadamard(transcode_codes(_with_hadamard(q, None), target, recipe), signs)
+    if signs is None:
+        return _with_receipt(*transcode_codes(q, target, recipe))
+    whole = in_whole_groups(_with_hadamard(q.with_scale_layout("linear"), None))
+    result, receipt = transcode_codes(whole, target, recipe)
+    if _buffers_of(q.shape, result.format, q.axis, "linear", True)[0].shape != result.data.shape:
+        raise ValueError(
+            f"{summary(q)} was transformed with the zeros that complete its lines, which {result.format} does not "
+            f"store: quantize the values of .dequantize() instead"
+        )
+    return _with_hadamard(_with_receipt(renamed(result, result.format, q.shape), receipt), signs)
 
 
-def transcode_codes(q: ScaledTensor, target: Any, recipe: _RecipeLike | None) -> ScaledTensor:
+def in_whole_groups(q: ScaledTensor) -> ScaledTensor:
+    """A tensor of transformed values whose lines end where a group of the transform does, not within: behind their end,
+    where others have zeros, such lines have numbers.
+    """
+    rows, columns = count_elements(q.shape[:-1]), q.shape[-1]
+    if q.axis == -1:
+        return renamed(q, q.format, (*q.shape[:-1], columns + -columns % GROUP))
+    return q if rows % GROUP == 0 else renamed(q, q.format, (rows + -rows % GROUP, columns))
+
+
+def transcode_codes(q: ScaledTensor, target: Any, recipe: _RecipeLike | None) -> tuple[ScaledTensor, Receipt]:
     """The same of a tensor that stands for its own values."""
     wanted = find_target(q, target, recipe)
     linear = q.with_scale_layout("linear")
     source = as_matrix(linear)
-    if q.format == wanted.format and not wanted.requantizes and (wanted.has_unit or q.global_scale is None):
-        return _with_receipt(linear, all_exact(count_blocks(source)))
+    if not wanted.requantizes and (wanted.has_unit or q.global_scale is None):
+        if q.format == wanted.format:
+            return linear, all_exact(count_blocks(source, q.format))
+        if source.format == wanted.format:
+            return renamed(linear, wanted.format, q.shape), all_exact(count_blocks(source, q.format))
     result, receipt = convert(source, wanted)
-    return _with_receipt(as_tensor(result, wanted.format, q), receipt)
+    if source.format != q.format:
+        receipt = compare(source, result, q.format)
+    return as_tensor(result, wanted.format, q), receipt
 
 
 def as_matrix(q: ScaledTensor) -> ScaledTensor:
-    """Lines as the rows of a matrix, with blocks along them."""
+    """Lines as the rows of a matrix, with blocks along them. Squares under a global scale for each matrix of a stack
+    become blocks of the lines, whose scales are repeated: a matrix of squares has one global scale.
+    """
     shape = (count_elements(q.shape[:-1]), q.shape[-1])
+    units = units_of_lines(q, shape)
+    squares = q.format.repeats_scales and units is not None and units.ndim > 0
+    format = formats()["nvfp4"] if squares else q.format
     matrix = ScaledTensor.from_parts(
-        q.data, q.scales, units_of_lines(q, shape), format=q.format, axis=q.axis, shape=shape, **offset_parts(q)
+        q.data, q.scales, units, format=format, axis=q.axis, shape=shape, **offset_parts(q)
     )
     return matrix if q.axis == -1 else matrix.mT
+
+
+def renamed(q: ScaledTensor, format: Format, shape: tuple[int, ...]) -> ScaledTensor:
+    """The same parts, of another format or shape that has them so; scales are linear."""
+    made = ScaledTensor.from_parts(
+        q.data, q.scales, q.global_scale, format=format, axis=q.axis, shape=shape, **offset_parts(q)
+    )
+    return made if q.encode_scale is None else _with_encode_scale(made, q.encode_scale)
 
 
 def units_of_lines(q: ScaledTensor, shape: tuple[int, int]) -> Tensor | None:
@@ -196,9 +236,9 @@ def convert(q: ScaledTensor, target: Target) -> tuple[ScaledTensor, Receipt]:
     return by_values(q, target)
 
 
-def count_blocks(q: ScaledTensor) -> int:
-    """How many blocks a matrix has."""
-    lines, length = q.format.block_in(*q.shape)
+def count_blocks(q: ScaledTensor, format: Format | None = None) -> int:
+    """How many blocks a matrix has, of its own format or another."""
+    lines, length = (format or q.format).block_in(*q.shape)
     rows, columns = q.shape
     return -(-rows // lines) * -(-columns // length) if rows and columns else 0
 
@@ -547,6 +587,14 @@ class Changes:
             return all_exact(0)
         changed, largest = _core._sum_up_changes(self.changes, self.sizes)
         return Receipt(blocks, blocks - changed, largest)
+
+
+def compare(before: ScaledTensor, after: ScaledTensor, format: Format) -> Receipt:
+    """What became of a matrix, by the blocks of a format."""
+    changes = Changes(before, format)
+    for rows in chunks(before, after.format):
+        changes.add(rows.start, dequantize(before[rows]), dequantize(after[rows]))
+    return changes.receipt()
 
 
 def device_of(q: ScaledTensor) -> str:

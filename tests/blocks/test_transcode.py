@@ -402,6 +402,34 @@ def test_global_scales_of_rows_and_matrices(per, target):
     assert q.to("nvfp4").global_scale.shape == q.global_scale.shape
 
 
+@pytest.mark.parametrize("target", ["nvfp4", "mxfp4", "mxfp8_32x32", "fp8_e4m3", "fp8_128x128", "mlx", "torchao"])
+def test_squares_with_a_global_scale_for_each_matrix(target):
+    """As `stack` makes them of matrices of squares."""
+    x = make("normal", (3, 128, 128)) * np.array([1, 3, 0.1], F).reshape(3, 1, 1)
+    q = dlfp4.stack([dlfp4.quantize(matrix, "nvfp4_16x16") for matrix in x])
+    assert q.global_scale.shape == (3,)
+    result = q.to(target)
+    assert_receipt(q, result)
+    assert result.receipt.blocks == 3 * 8 * 8
+    if result.format == "nvfp4" and target != "mlx":
+        assert result.receipt.is_exact
+        assert result.global_scale.tolist() == q.global_scale.tolist()
+
+
+def test_squares_stay_squares():
+    x = make("normal", (2, 32, 64)) * np.array([1, 3], F).reshape(2, 1, 1)
+    q = dlfp4.quantize(x, "nvfp4_16x16", recipe=dlfp4.Recipe(global_scale_per="matrix"))
+    same = q.to("nvfp4_16x16")
+    assert same.global_scale.tolist() == q.global_scale.tolist()
+    assert (same.receipt.blocks, same.receipt.is_exact) == (16, True)
+    again = q.to("nvidia")
+    assert (again.format, again.global_scale.shape) == ("nvfp4_16x16", ())
+    assert_receipt(q, again)
+    number = np.array([1234.567, 3.3], F)
+    encoded = dlfp4.ScaledTensor.from_parts(q.data, q.scales, format=q.format, shape=q.shape, encode_scale=number)
+    assert encoded.to("nvfp4").encode_scale.tolist() == number.tolist()
+
+
 # ---- What is rounded
 
 
