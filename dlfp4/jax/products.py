@@ -29,10 +29,12 @@ if TYPE_CHECKING:
     from dlfp4.formats import Activation
     from dlfp4.proto import TensorProto
 
+Axes = tuple[int | None, int | None]
 
-def both(a: Any, b: Any, names: tuple[str, str]) -> tuple[Operand, Operand]:
-    """Rows and columns of a product as the kernels read them: the second operand may be transposed."""
-    left, right = with_equal_rotations(*(as_operand(x, name) for x, name in zip((a, b), names, strict=True)))
+
+def both(a: Any, b: Any, names: tuple[str, str], axes: Axes = (-1, -2)) -> tuple[Operand, Operand]:
+    """Two operands as the kernels read them, whose products are summed along axes: the second may be transposed."""
+    left, right = with_equal_rotations(as_operand(a, names[0]), as_operand(b, names[1]), axes)
     return readable(settled(left)), readable(right)
 
 
@@ -61,12 +63,25 @@ def settled(q: Operand) -> Operand:
     return ScaledArray(parts, proto, source=q.source)
 
 
-def with_equal_rotations(a: Operand, b: Operand) -> tuple[Operand, Operand]:
-    """Two operands whose products are those of their values: transforms that are alike cancel, others are undone."""
+def with_equal_rotations(a: Operand, b: Operand, axes: Axes) -> tuple[Operand, Operand]:
+    """Two operands whose products are those of their values: transforms that are alike cancel where products are summed
+    along both, others are undone.
+    """
     of_a, of_b = (x.hadamard if isinstance(x, ScaledArray) else None for x in (a, b))
-    if of_a != of_b:
+    if not of_a and not of_b:
+        return a, b
+    if of_a != of_b or not all(map(cancels, (a, b), axes)):
         return (dequantize(a) if of_a else a), (dequantize(b) if of_b else b)
-    return (forget_rotation(a), forget_rotation(b)) if of_a else (a, b)
+    return forget_rotation(a), forget_rotation(b)
+
+
+def cancels(q: ScaledArray, axis: int | None) -> bool:
+    """Whether sums along an axis are over whole groups of the transform, none of which zeros complete; None: the axis
+    along which blocks run.
+    """
+    shape = q.proto.shape
+    length = shape[-1] if q.proto.rowwise else count_elements(shape[:-1])
+    return axis in (None, q.axis) and length % 16 == 0
 
 
 def forget_rotation(q: ScaledArray) -> ScaledArray:
@@ -211,7 +226,7 @@ def vecdot(a: Any, b: Any, axis: int = -1) -> Array:
     >>> dlfp4.jax.vecdot(x, x)
     Array([30., 14.], dtype=float32)
     """
-    left, right = (settled(x) for x in both(a, b, ("a", "b")))
+    left, right = (settled(x) for x in both(a, b, ("a", "b"), (None, None)))
     (of_a, arrays), (of_b, others) = described(left), described(right)
     (result,) = call(VECDOT, (of_a, of_b), [*arrays, *others], axis=axis)
     return carry_product(functools.partial(sum_values, axis), result, left, right)

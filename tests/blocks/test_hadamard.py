@@ -215,6 +215,24 @@ def test_codes_without_values():
         dlfp4.concatenate([q, plain])
 
 
+@pytest.mark.parametrize("axis", [-1, -2])
+@pytest.mark.parametrize("target", ["nvfp4", "mxfp4", "mxfp8_e4m3", "int4_g32", "nvidia"])
+@pytest.mark.parametrize("source", ["nvfp4", "mxfp4", "mxfp8_e4m3"])
+def test_ends_of_lines_in_other_formats(source, target, axis):
+    """Behind the end of lines that are completed lies a part of what was transformed: without it the end is lost."""
+    x = make("normal", (64, 33)) if axis == -1 else make("normal", (33, 64))
+    q = dlfp4.quantize(x, source, axis=axis, pad=True, hadamard=SIGNS)
+    result = q.to(target)
+    assert (result.shape, result.hadamard) == (x.shape, SIGNS)
+    before, after = (each.dequantize().to_numpy() for each in (q, result))
+    assert np.abs(after - before).max() < 0.7  # as for what is not transformed; half of the end was 1.7 off
+    lines = (48, 64) if axis == -2 else (64, 48)
+    plain = dlfp4.ScaledTensor.from_parts(q.data, q.scales, q.global_scale, format=source, axis=axis, shape=lines)
+    assert octets(result) == octets(plain.to(target))
+    with pytest.raises(ValueError, match=r"zeros that complete its lines, which fp8_row does not store: .*dequantize"):
+        q.to("fp8_row")
+
+
 def test_others_do_not_know_it():
     q = dlfp4.quantize(make("normal", (64, 128)), "mxfp4", hadamard=SIGNS)
     for write in (checkpoints.to_ggml, lambda q: checkpoints.split_parts({"w.weight": q}, "modelopt")):
@@ -238,6 +256,39 @@ def test_products_of_values():
         bound = 1e-5 * (np.abs(values[0]) @ np.abs(values[1]).T)
         assert (np.abs(dlfp4.matmul(a, b.mT).to_numpy() - exact) < bound).all()
         assert (np.abs(dlfp4.vecdot(a, b[:8]).to_numpy() - exact.diagonal()[:8]) < bound.diagonal()[:8]).all()
+
+
+def is_product(found, a, b):
+    """Whether a matrix is the product of what two operands decode to, up to the rounding of sums."""
+    a, b = (each.dequantize().to_numpy().astype(np.float64) for each in (a, b))
+    return (np.abs(found.to_numpy() - a @ b) <= 1e-5 * (np.abs(a) @ np.abs(b))).all()
+
+
+@pytest.mark.parametrize("of_b", [-1, -2])
+@pytest.mark.parametrize("of_a", [-1, -2])
+@pytest.mark.parametrize("name", ["nvfp4", "mxfp4", "mxfp8_e4m3", "fp8_e4m3"])
+def test_products_over_other_axes(name, of_a, of_b):
+    """Transforms cancel in sums over the groups that were transformed, and in no others."""
+    a, b = make("normal", (32, 64)), make("normal", (64, 96), seed=1)
+    a, b = dlfp4.quantize(a, name, axis=of_a, hadamard=SIGNS), dlfp4.quantize(b, name, axis=of_b, hadamard=SIGNS)
+    assert is_product(dlfp4.matmul(a, b), a, b)
+    stack = dlfp4.quantize(make("normal", (2, 96, 64), seed=2), name, hadamard=SIGNS)
+    found = dlfp4.grouped_matmul(a, stack.mT, np.array([16, 32], np.int32)).to_numpy()
+    rows, matrices = a.dequantize().to_numpy(), stack.dequantize().to_numpy()
+    expected = np.concatenate([rows[:16] @ matrices[0].T, rows[16:] @ matrices[1].T])
+    assert np.abs(found - expected).max() < 1e-3
+
+
+@pytest.mark.parametrize("name", ["nvfp4", "mxfp4", "mxfp8_e4m3"])
+def test_products_of_lines_that_end_within_a_group(name):
+    """What lies behind the end, in the zeros that complete a line, belongs to no sum."""
+    a, b = (dlfp4.quantize(make("normal", (8, 33), seed=seed), name, pad=True, hadamard=SIGNS) for seed in range(2))
+    assert is_product(dlfp4.matmul(a, b.mT), a, b.mT)
+    values = [each.dequantize().to_numpy() for each in (a, b)]
+    assert np.abs(dlfp4.vecdot(a, b).to_numpy() - (values[0] * values[1]).sum(-1)).max() < 1e-5
+    stack = dlfp4.quantize(make("normal", (1, 8, 33), seed=1), name, pad=True, hadamard=SIGNS)
+    found = dlfp4.grouped_matmul(a, stack.mT, np.array([8], np.int32)).to_numpy()
+    assert np.abs(found - values[0] @ stack.dequantize().to_numpy()[0].T).max() < 1e-4
 
 
 # ---- Levels

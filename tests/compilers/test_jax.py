@@ -178,6 +178,20 @@ def test_hadamard_transforms_cancel_or_are_undone():
         assert to_bytes(dj.matmul(left, of_w.mT)) == to_bytes(dlfp4.matmul(eager, w.mT))
 
 
+@pytest.mark.parametrize("of_b", [-1, -2])
+@pytest.mark.parametrize("of_a", [-1, -2])
+def test_hadamard_transforms_along_other_axes_are_undone(of_a, of_b):
+    a = dlfp4.quantize(X[:32, :128], "nvfp4", axis=of_a, hadamard=1)
+    b = dlfp4.quantize(X[:, :96], "nvfp4", axis=of_b, hadamard=1)
+    assert to_bytes(jax.jit(dj.matmul)(a, b)) == to_bytes(dlfp4.matmul(a, b))
+
+
+def test_hadamard_transforms_of_incomplete_groups_are_undone():
+    a, b = (dlfp4.quantize(x, "mxfp4", hadamard=1, pad=True) for x in (X[:8, :33], X[8:16, :33]))
+    assert to_bytes(jax.jit(dj.matmul)(a, b.mT)) == to_bytes(dlfp4.matmul(a, b.mT))
+    assert to_bytes(jax.jit(dj.vecdot)(a, b)) == to_bytes(dlfp4.vecdot(a, b))
+
+
 def test_refusals_are_those_of_eager_calls():
     cases = [
         (ValueError, lambda lib: lib.quantize(X[:, :10], "nvfp4")),

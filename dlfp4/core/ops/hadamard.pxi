@@ -78,11 +78,29 @@ cdef object quantize_each(tuple axes, x, format, out, dict options):
 
 
 def _with_equal_rotations(a, b, stream=None):
-    """Two operands whose products are those of their values. Transforms alike cancel each other, so that codes may
-    stand for themselves; others are undone."""
-    if rotation_of(a) != rotation_of(b):
+    """The operands of a product, (..., K) and (K, N) or a stack (experts, N, K), as ones whose products are those of
+    their values.
+    """
+    return with_equal_rotations(a, b, (-1, -2 if len(b.shape) == 2 else -1), stream)
+
+
+cdef tuple with_equal_rotations(a, b, tuple axes, stream):
+    """Two operands whose products, summed along an axis of each (None: that along which its blocks run), are those of
+    their values. Transforms alike cancel each other in sums along both, so that codes may stand for themselves; others
+    are undone.
+    """
+    if rotation_of(a) == 0 and rotation_of(b) == 0:
+        return a, b
+    if rotation_of(a) != rotation_of(b) or not cancels(a, axes[0]) or not cancels(b, axes[1]):
         return without_rotation(a, stream), without_rotation(b, stream)
-    return (a, b) if rotation_of(a) == 0 else (forget_rotation(a), forget_rotation(b))
+    return forget_rotation(a), forget_rotation(b)
+
+
+cdef bint cancels(ScaledTensor self, axis) except -1:
+    """Whether sums along an axis are over whole groups of the transform. A line that is completed with zeros ends
+    within one, whose other elements belong to no sum.
+    """
+    return (axis is None or self.axis == axis) and as_lines(self.shape, self.axis)[1] % ROTATED_LENGTH == 0
 
 
 cdef inline uint32_t rotation_of(x):

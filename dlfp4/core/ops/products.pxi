@@ -182,7 +182,7 @@ cdef Tensor sum_over(a, b, int64_t axis, out):
     cdef int k
     if on_cuda(elements_of(left)) != on_cuda(elements_of(right)):
         left, right = _meet(left, right)
-    left, right = _with_equal_rotations(left, right)
+    left, right = with_equal_rotations(left, right, (None, None), None)
     elements = elements_of(left)
     others = elements_of(right)
     check_together(elements, others)

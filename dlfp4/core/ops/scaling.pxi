@@ -66,7 +66,8 @@ def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=Non
         Sixteen signs, each 1 or -1, or a seed that draws them: the random Hadamard transform goes before everything
         else. Sixteen neighbours along `axis` become ``x @ diag(signs) @ H16 / 4`` in float32, which spreads outliers.
         The result remembers the signs, and :func:`dequantize` undoes the transform. Two tensors with the same signs
-        are multiplied as they are; :func:`matmul` decodes others. Each of several axes is read by itself.
+        are multiplied as they are where sums are over whole groups; :func:`matmul` decodes others. Each of several axes
+        is read by itself.
     out : ScaledTensor or tuple of ScaledTensor, optional
         The result of an earlier call, which is overwritten.
     stream : int or stream object, optional
