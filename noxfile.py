@@ -413,6 +413,6 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Build the documentation into docs/_build; a warning is an error."""
+    """Build the documentation into docs/_build/html; a warning is an error."""
     install(session, "docs")  # and what it imports, to read docstrings and to run tutorials
-    session.run("sphinx-build", "-W", "-b", "html", "docs", "docs/_build")
+    session.run("sphinx-build", "-W", "-b", "html", "docs", "docs/_build/html")  # notebooks run beside it
