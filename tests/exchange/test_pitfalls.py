@@ -542,6 +542,18 @@ def test_negative_strides_never_reach_torch():
     assert torch.equal(copied, torch.tensor(made.memory.tolist()))
 
 
+@pytest.mark.parametrize("shape", [(2**40, 2**40, 0), (2**40, 0, 2**40), (0, 2**40, 2**40)])
+def test_extents_that_overflow_never_reach_torch(shape):
+    """Of an empty tensor, which has none of what they count; by each way, and without it."""
+    torch = framework("torch")
+    tensor, _ = tensor_of(random_array((1,)), shape=shape, strides=(1, 1, 1))
+    assert tensor.shape == shape
+    for take in (torch.from_dlpack, torch.utils.dlpack.from_dlpack, lambda t: t.to_torch()):
+        with pytest.raises(BufferError, match=r"more than 63 bits.*reshape\(\(0,\)\)"):
+            take(tensor)
+        assert take(tensor.reshape((0,))).numel() == 0
+
+
 # ---- real producers ------------------------------------------------------------------------------------------------
 
 
@@ -572,6 +584,26 @@ def test_masks_are_not_lost(entry):
         entry(x)
     for plain in (x.filled(2), x.data):
         entry(plain)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float8_e5m2", "float4_e2m1fn"])
+def test_subclasses_of_arrays_only_add_a_face(dtype, tmp_path):
+    """They are what NumPy's own arrays are, also of types that NumPy's `__dlpack__` does not know."""
+    plain = random_array((2, 3)).astype(dtype)
+    mapped = np.memmap(tmp_path / "x", np.dtype(dtype), "w+", shape=(2, 3))
+    mapped[:] = plain
+    for entry in (dlfp4.asarray, lambda x: dlfp4.cast(x, dtype, packed=False)):
+        assert entry(mapped).to_numpy().tobytes() == plain.tobytes()
+    assert dlfp4.asarray(mapped).data_ptr == mapped.ctypes.data
+    if dtype == "float32":
+        assert dlfp4.from_dlpack(mapped).data_ptr == mapped.ctypes.data
+
+
+@pytest.mark.parametrize("entry", [dlfp4.asarray, lambda x: dlfp4.cast(x, "float32")])
+@pytest.mark.parametrize("thing", [None, 3, "text", len], ids=str)
+def test_what_has_no_memory_says_what_is_expected(entry, thing):
+    with pytest.raises(TypeError, match=rf"{type(thing).__name__} has no memory to share: expected .*numpy\.asarray"):
+        entry(thing)
 
 
 @pytest.mark.parametrize("entry", [dlfp4.asarray, lambda q: dlfp4.cast(q, "float32"), dlfp4.pack])
