@@ -145,6 +145,15 @@ def test_our_headers_go_with_those_of_pytorch(tmp_path, capsys, order):
     run("c++", "-std=c++17", *STRICT, *flags(capsys, "--cflags"), f"-I{include}", "-fsyntax-only", source)
 
 
+def test_the_least_cmake_is_the_same_everywhere():
+    lists = [ROOT / folder / "CMakeLists.txt" for folder in ("", "examples", "tests/library", "tests/library/in_c")]
+    stated = [re.search(r"cmake_minimum_required\(VERSION ([\d.]+)\)", path.read_text())[1] for path in lists]
+    stated += re.findall(r"CMake ([\d.]+) or newer", (ROOT / "docs" / "library.md").read_text())
+    stated += re.findall(r'"cmake>=([\d.]+)"', (ROOT / "pyproject.toml").read_text())
+    assert len(stated) == len(lists) + 2
+    assert len(set(stated)) == 1
+
+
 @same_on_every_python
 @needs("cmake", "cc", "c++")
 def test_another_interface_is_refused(tmp_path):
