@@ -359,6 +359,7 @@ ROLES = (
     role("norm", r"\w*norm\w*|ln(_?(\d+|f|post|pre))?|layer_?norm\w*"),
     role("convolution", r"(\w*_)?conv\w*"),
     role("adapter", r"(\w*_)?lora_\w+"),
+    role("recurrent weight", r"weight_([ih]h|hr)(_l\d+)?(_reverse)?"),
     role("token", r"\w*_tokens?$"),
 )  # fmt: skip
 # Last components by which the weight of a linear layer is called; a bare name says nothing against it.

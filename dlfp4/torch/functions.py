@@ -11,7 +11,7 @@ from dlfp4.formats import Recipe, own_offsets
 from dlfp4.frameworks.base import FP4
 from dlfp4.frameworks.torch import element_name
 from dlfp4.operations import text_of_recipe
-from dlfp4.torch.representing import FORMAT_ELEMENTS, PAIRS, Parts, as_parts
+from dlfp4.torch.representing import FORMAT_ELEMENTS, PAIRS, Parts, as_parts, as_plain, as_quantized
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,7 +112,7 @@ def cast(
     >>> dlfp4.torch.cast(torch.tensor([0.3, -5.0]), "float8_e4m3fn").float()
     tensor([ 0.3125, -5.0000])
     """
-    a = as_parts(x)
+    a = as_plain(x)
     return run(OPS.cast, (a.data, name_of(dtype), a.type, rounding, saturate, packed, signed(seed)), out)
 
 
@@ -143,7 +143,7 @@ def pack(x: Plain, *, out: torch.Tensor | None = None) -> torch.Tensor:
     >>> dlfp4.torch.pack(dlfp4.torch.Parts(codes, type="float4_e2m1fn/padded")).view(torch.uint8)
     tensor([33], dtype=torch.uint8)
     """
-    a = as_parts(x)
+    a = as_plain(x)
     return run(OPS.pack, (a.data, a.type), out)
 
 
@@ -173,7 +173,7 @@ def unpack(x: Plain, *, out: torch.Tensor | None = None) -> torch.Tensor:
     >>> dlfp4.torch.unpack(torch.tensor([33], dtype=torch.uint8).view(torch.float4_e2m1fn_x2))
     tensor([1, 2], dtype=torch.uint8)
     """
-    a = as_parts(x)
+    a = as_plain(x)
     return run(OPS.unpack, (a.data, a.type), out)
 
 
@@ -250,7 +250,7 @@ def arguments_of_quantize(
     hadamard: Sequence[int] | int | None = None,
 ) -> tuple[Any, ...]:
     """What the operation takes."""
-    a = as_parts(x)
+    a = as_plain(x)
     unit = global_scale
     if isinstance(unit, (int, float)):
         unit = torch.full((), unit, dtype=torch.float32, device=a.data.device)
@@ -345,7 +345,7 @@ def dequantize(q: Any, dtype: _DType | None = None, *, out: torch.Tensor | None 
     >>> dlfp4.torch.dequantize(dlfp4.torch.quantize(torch.ones(1, 32), "nvfp4"), "bfloat16").sum()
     tensor(32., dtype=torch.bfloat16)
     """
-    a = as_parts(q)
+    a = as_quantized(q)
     name = name_of(dtype) or ("float32" if out is None else element_name(out.dtype))
     return run(OPS.dequantize, (*a, name), out)
 

@@ -114,6 +114,12 @@ def grouped(function: Any, x: torch.Tensor, w: torch.Tensor, offsets: torch.Tens
     return function(left.data, right.data, offsets, *right[1:], *left[1:], *given[2 * COUNT :])
 
 
+@implements(aten._transformer_encoder_layer_fwd.default, aten._native_multi_head_attention.default)
+def whole_layer(function: Any, *args: Any) -> Any:
+    """A layer that PyTorch computes as one operation where nothing asks for a gradient: by the decoded weights."""
+    return function(*[decode(x, x.dtype) if isinstance(x, ScaledTensor) else x for x in args])
+
+
 @implements(OPS.dequantize.default)
 def decode_parts(function: Any, q: torch.Tensor, *rest: Any) -> torch.Tensor:
     """The operand, its parts, and the type of values."""

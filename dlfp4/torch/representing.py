@@ -86,6 +86,25 @@ def as_parts(x: Any) -> Parts:
     return Parts(x)
 
 
+def as_plain(x: Any) -> Parts:
+    """The same of an argument that has no scales."""
+    parts = as_parts(x)
+    if parts.scales is not None:
+        raise TypeError("a ScaledTensor is several tensors: take its .elements or .scales, or .dequantize() it")
+    return parts
+
+
+def as_quantized(x: Any) -> Parts:
+    """The same of a quantized argument. PyTorch's transforms hide what a tensor is to which they are applied."""
+    parts = as_parts(x)
+    if not parts.type:
+        raise TypeError(
+            f"q is a plain {type(x).__name__}; expected a ScaledTensor, from quantize. Within "
+            f"torch.func.vmap, one that is mapped over is a Tensor to whoever asks: call its .dequantize()"
+        )
+    return parts
+
+
 # ---- Results
 
 
@@ -206,7 +225,7 @@ def share(x: Parts) -> Tensor | ScaledTensor:
 def share_quantized(x: Parts, encoding: Encoding) -> ScaledTensor:
     """A quantized operand as a ScaledTensor."""
     if x.scales is None:
-        raise TypeError(f"an operand of type {x.type!r} came without scales")
+        raise TypeError(f"an operand of type {x.type!r} came without scales: pass what quantize returns whole")
     if encoding.turned:
         stack = x.mT
         return share_quantized(stack, Encoding.parse(stack.type)).mT

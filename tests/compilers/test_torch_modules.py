@@ -167,6 +167,26 @@ def test_state_dicts_have_the_names_of_conventions(convention, format):
     assert torch.equal(other[0].weight.dequantize(), layer.weight.dequantize())
 
 
+@pytest.mark.filterwarnings("ignore:.*nested tensors")
+def test_layers_that_pytorch_computes_as_one():
+    """Without gradients an encoder's layer is one operation, which reads its weights itself."""
+    layer = torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True).eval()
+    x = torch.randn(2, 5, 64)
+    quantized = dt.quantize_(torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), "nvfp4").eval()
+    expected = quantized(x)
+    with torch.no_grad():
+        assert torch.allclose(quantized(x), expected.detach(), atol=1e-4)
+    with torch.inference_mode():
+        assert torch.allclose(quantized(x), expected.detach(), atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN", "LSTMCell"])
+def test_recurrent_layers_are_kept(kind):
+    """PyTorch's kernels read their weights themselves."""
+    with pytest.raises(ValueError, match="recurrent weight"):
+        dt.quantize_(getattr(torch.nn, kind)(64, 64), "nvfp4")
+
+
 def test_state_dicts_of_all_of_a_model():
     made = dt.quantize_(model(), "nvfp4", convention="modelopt")
     state = made.state_dict()

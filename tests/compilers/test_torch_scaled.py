@@ -175,6 +175,15 @@ def test_refusals_say_what_to_do():
         q.copy_(dt.quantize(values(64, 64), "mxfp4"))
     with pytest.raises(TypeError, match=r"expected a dlfp4\.ScaledTensor"):
         ScaledTensor.from_dlfp4(values(2, 2))
+    for function in (lambda x: dt.quantize(x, "mxfp4"), lambda x: dt.cast(x, "float32"), dt.pack, dt.unpack):
+        with pytest.raises(TypeError, match=r"take its \.elements or \.scales, or \.dequantize\(\) it"):
+            function(q)
+    for x in (values(2, 32), dt.Parts(values(2, 32))):
+        with pytest.raises(TypeError, match=r"q is a plain .*; expected a ScaledTensor, from quantize"):
+            dt.dequantize(x)
+    stack = dt.quantize(values(3, 32, 64), "mxfp4")
+    with pytest.raises(TypeError, match=r"Within torch\.func\.vmap, .*call its \.dequantize"):
+        torch.func.vmap(dt.dequantize)(stack)
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("zero_points", "uint4"), ("zero_points", "int8"), ("biases", "float32")])
