@@ -18,6 +18,7 @@ import dlfp4
 from dlfp4.checkpoints import folders, inspection, models
 from dlfp4.checkpoints.converting import convert_model
 from dlfp4.checkpoints.folders import Outcome, Report
+from dlfp4.checkpoints.models import Files
 from dlfp4.checkpoints.quantizing import quantize_model
 
 SHOWN = 3  # names after a reason
@@ -48,14 +49,14 @@ def show(
     try:
         with workers(jobs) as executor, progress(what) as report:
             outcomes = work(report=report, executor=executor)
-        left = folders.left_out(models.find(source)) if models.is_folder(source) else []
+        left = left_over(models.find(source)) if models.is_folder(source) else []
     except BrokenExecutor as error:
         print(f"{error} The same command continues where this one ended.", file=sys.stderr)
         return 1
     except (OSError, ValueError, ModuleNotFoundError) as error:
         print(error, file=sys.stderr)
         return 1
-    print("\n".join([*before(outcomes), *reasons(outcomes), *left_over(left), f"{target}: {total(outcomes)}"]))
+    print("\n".join([*before(outcomes), *reasons(outcomes), *left, f"{target}: {total(outcomes)}"]))
     return 0
 
 
@@ -89,9 +90,10 @@ def inspect(source: str, *, as_json: bool) -> int:
     return int(bool(findings.flags))
 
 
-def left_over(names: Sequence[str]) -> list[str]:
-    """A line that names files of weights which are not carried over."""
-    return [f"not carried over, as they hold other weights: {models.listed(names)}"] if names else []
+def left_over(files: Files) -> list[str]:
+    """Lines that name what is not carried over: files of weights, and what is no file."""
+    what = {"they hold other weights": folders.left_out(files), "they are no files": folders.no_files(files)}
+    return [f"not carried over, as {reason}: {models.listed(names)}" for reason, names in what.items() if names]
 
 
 @contextlib.contextmanager

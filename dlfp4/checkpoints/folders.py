@@ -268,10 +268,16 @@ def make(
 
 def others_of(files: Files) -> Iterator[Path]:
     """The files beside the model's tensors, their index and its configuration, relative to its folder."""
+    return (path for path in beside(files) if (files.folder / path).is_file())
+
+
+def beside(files: Files) -> Iterator[Path]:
+    """The same, and what is no file: links to nothing or to folders, pipes, sockets."""
     known = {*(path.name for path in files.shards), CONFIG, files.index.name if files.index else INDEX}
     for place, folders, names in os.walk(files.folder):
         folders[:] = sorted(name for name in folders if not name.startswith(".") and not is_ours(Path(place, name)))
-        for name in sorted(names):
+        links = [name for name in folders if Path(place, name).is_symlink()]  # into which os.walk does not go
+        for name in sorted([*names, *links]):
             path = Path(place, name).relative_to(files.folder)
             if not name.startswith(".") and str(path) not in known:
                 yield path
@@ -285,6 +291,11 @@ def is_ours(folder: Path) -> bool:
 def left_out(files: Files) -> list[str]:
     """Files of weights beside the model's own, which are not carried over."""
     return [str(path) for path in others_of(files) if path.name.endswith(WEIGHTS)]
+
+
+def no_files(files: Files) -> list[str]:
+    """What lies beside the model and cannot be carried over."""
+    return [str(path) for path in beside(files) if not (files.folder / path).is_file()]
 
 
 def carry_over(files: Files, target: Path, without: Collection[str] = ()) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 import dlfp4
 from dlfp4 import checkpoints
-from dlfp4.checkpoints import quantizing
+from dlfp4.checkpoints import commands, quantizing
 
 SHARDS = [f"model-{number:05}-of-00003.safetensors" for number in (1, 2, 3)]
 INDEX = "model.safetensors.index.json"
@@ -198,6 +198,18 @@ def test_recipes_that_change_the_parts(tmp_path, format, recipe):
     stack = dlfp4.quantize(x, format, recipe=dlfp4.Recipe(**recipe))
     checkpoints.save(tmp_path / "c", {"experts.down_proj": stack, **dict.fromkeys(names, flat)})
     assert (tmp_path / "b").read_bytes() == (tmp_path / "c").read_bytes()
+
+
+def test_what_is_no_file_is_not_carried_over(model, target, capsys):
+    """A link to nothing ends no run, a pipe hangs none; the summary names them."""
+    (model / "gone.txt").symlink_to(model / "nothing")
+    (model / "assets").symlink_to(model.parent)
+    os.mkfifo(model / "pipe")
+    (model / "license.txt").symlink_to(model / "config.json")
+    assert commands.quantize(str(model), str(target), jobs=1, format="mxfp4") == 0
+    assert "not carried over, as they are no files: assets, gone.txt, pipe" in capsys.readouterr().out
+    assert not {"gone.txt", "assets", "pipe"} & {path.name for path in target.iterdir()}
+    assert (target / "license.txt").read_bytes() == (model / "config.json").read_bytes()
 
 
 # ---- A run that was ended
