@@ -151,7 +151,7 @@ def _described(row: Format) -> tuple[str, ...]:
     return row.name, row.element.name, block, row.scale.name, "float32" if row.has_global_scale else "-"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Recipe:
     """How scales are chosen and elements are rounded.
 
@@ -233,6 +233,12 @@ class Recipe:
     largest_scale: Literal[256, 448] | None = None
     scale_dtype: ScaleDtype | None = None
     global_scale_per: GlobalScalePer = "tensor"
+
+    def __repr__(self) -> str:
+        """The options that differ from the usual ones: a call that makes the recipe."""
+        options = ((field, getattr(self, field.name)) for field in fields(self))
+        said = [f"{field.name}={value!r}" for field, value in options if value != field.default]
+        return f"Recipe({', '.join(said)})"
 
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():
@@ -472,15 +478,34 @@ def _named_recipe(format: Format, name: str) -> Recipe:
     if name not in RECIPES:
         near = did_you_mean(name, RECIPES)
         raise ValueError(f"recipe={name!r}: expected a dlfp4.Recipe or one of {', '.join(RECIPES)}{near}")
+    found = _row_of(name, format)
+    if found is None:
+        takes = [each for each in RECIPES if _row_of(each, format) is not None]
+        raise ValueError(
+            f"recipe={name!r} is for {_users_of(name)}; {format} takes {', '.join(takes)}: name one of these, leave "
+            f"recipe out, or give Recipe(...)"
+        )
+    return found
+
+
+def _row_of(name: str, format: Format) -> Recipe | None:
+    """What a named recipe is for a format; None where it has no rule for it."""
     rows = RECIPES[name]
     of_kind = None if format.has_integers else rows.get(format.kind)
-    found = rows.get(f"{format.kind} of {format.element}", of_kind)
-    if found is None:
-        kinds = (key.partition(" of ") for key in rows)
-        users = " and ".join(FORMATS_OF_KIND[kind] + of + element for kind, of, element in kinds)
-        others = "has one rule of its own" if format.kind != "power" else "is not among them"
-        raise ValueError(f"recipe={name!r} is for {users}; {format} {others}: leave recipe out, or give Recipe(...)")
-    return found
+    return rows.get(f"{format.kind} of {format.element}", of_kind)
+
+
+def _users_of(name: str) -> str:
+    """The formats that a named recipe is for, in words."""
+    elements: dict[str, list[str]] = {}
+    for key in RECIPES[name]:
+        kind, _, element = key.partition(" of ")
+        elements.setdefault(kind, []).append(element)
+    words = {**FORMATS_OF_KIND, "largest": "FP8 formats"}
+    return " and ".join(
+        words[kind] + (" and integers" if "int4" in of else "" if "" in of else f" of {' and '.join(of)}")
+        for kind, of in elements.items()
+    )
 
 
 def largest_scale_of(recipe: Recipe) -> float:

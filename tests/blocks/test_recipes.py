@@ -399,5 +399,30 @@ def test_what_rounds_to_zero_may_lose_its_sign(name):
 def test_names_that_a_format_has_no_rule_of():
     x = np.ones((32, 128), F)
     for name, recipe in (("mxfp8_e4m3", "ggml"), ("fp8_1x128", "aiter"), ("nvfp4", "deepseek"), ("mxfp6_e2m3", "mlx")):
-        with pytest.raises(ValueError, match=f"recipe='{recipe}' is for .*{name} "):
+        with pytest.raises(ValueError, match=f"recipe='{recipe}' is for .*{name} takes "):
             dlfp4.quantize(x, name, recipe=recipe)
+    for name, recipe, message in (
+        (
+            "mxfp8_e5m2",
+            "mlx",
+            r"nvfp4 formats and mx formats of float4_e2m1fn and float8_e4m3fn; mxfp8_e5m2 takes ocp, nv",
+        ),
+        (
+            "int4_g32",
+            "deepseek",
+            r"mx formats of float4_e2m1fn and FP8 formats; int4_g32 takes compressed-tensors: name",
+        ),
+        ("mxfp6_e2m3", "compressed-tensors", r"mx formats of float4_e2m1fn and FP8 formats and integers; mxfp6_e2m3"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            dlfp4.quantize(x, name, recipe=recipe)
+
+
+def test_a_recipe_shows_what_differs():
+    """A call that makes it."""
+    assert repr(dlfp4.Recipe()) == "Recipe()"
+    recipe = dlfp4.Recipe(scale_rule="ceil", eps=0.5, keeps_negative_zero=False)
+    assert repr(recipe) == "Recipe(scale_rule='ceil', eps=0.5, keeps_negative_zero=False)"
+    assert eval(repr(recipe), {"Recipe": dlfp4.Recipe}) == recipe
+    with pytest.raises(ValueError, match=r"recipe=Recipe\(eps=0\.5\) has eps=0\.5, for which nvfp4 has no use"):
+        dlfp4.quantize(np.ones((16, 16), F), "nvfp4", recipe=dlfp4.Recipe(eps=0.5))

@@ -487,6 +487,7 @@ def test_engines_layouts_that_a_format_has_not():
     for name, layout, message in (
         ("fp8_1x128", "deepgemm", "one byte"),
         ("mxfp4", "cublas_1x128", "for float32 scales of 1x128"),
+        ("fp8_row", "cublas_1x128", "of 1x128 blocks; fp8_row has one scale a line"),
         ("fp8_1x128", "cublas_128x128", "for float32 scales of 128x128"),
         ("fp8_128x128", "cublas_1x128", "for float32 scales of 1x128"),
         ("fp8_e4m3", "cublas_1x128", "has one scale"),

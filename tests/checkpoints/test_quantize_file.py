@@ -124,7 +124,11 @@ def test_bar_on_a_terminal(source, target):
     ("arguments", "status", "message"),
     [
         (["--format", "nvfp5"], 2, "invalid choice: 'nvfp5'"),
-        (["--format", "nvfp4", "--recipe", "ocp"], 1, "nvfp4 has one rule of its own"),
+        (
+            ["--format", "nvfp4", "--recipe", "ocp"],
+            1,
+            "nvfp4 takes nvidia, transformer-engine, flashinfer, modelopt, compressed-tensors, mlx",
+        ),
         (["--format", "nvfp4", "--convention", "gpt-oss"], 1, "gpt-oss stores no nvfp4; it has mxfp4"),
         (["--format", "nvfp4", "--include", "*.weigth"], 1, "include='*.weigth' matches no tensor of"),
     ],
@@ -139,7 +143,10 @@ def test_mistakes_are_named(source, target, arguments, status, message):
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"convention": "gpt-oss"}, "gpt-oss stores no nvfp4"), ({"recipe": "ocp"}, "nvfp4 has one rule of its own")],
+    [
+        ({"convention": "gpt-oss"}, "gpt-oss stores no nvfp4"),
+        ({"recipe": "ocp"}, "nvfp4 takes nvidia, transformer-engine, flashinfer, modelopt, compressed-tensors, mlx"),
+    ],
 )
 def test_what_does_not_go_with_the_format_is_told_before_any_work(source, target, options, message):
     with pytest.raises(ValueError, match=message):

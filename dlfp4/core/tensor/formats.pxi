@@ -206,9 +206,10 @@ cdef int check_layout(format, str layout, const dlfp4_layout_row *tile, dtype) e
         raise ValueError(f"scale_layout={layout!r}: no layout is for the float32 scales of integers; use "
                          f"scale_layout='linear'")
     if tile.lines and format.block != (tile.lines, 128):
+        has = "one scale" if format.block is None else "one scale a line" if format.scales_lines else \
+            "x".join(map(str, format.block))
         raise ValueError(f"scale_layout={layout!r} is for float32 scales of {tile.lines}x128 blocks; {format.name} has "
-                         f"{'one scale' if format.block is None else 'x'.join(map(str, format.block))}; use "
-                         f"scale_layout='linear'")
+                         f"{has}; use scale_layout='linear'")
     if dtype.itemsize != tile.bytes:
         raise ValueError(f"scale_layout={layout!r} holds scales of {'one byte' if tile.bytes == 1 else 'four bytes'}, "
                          f"those of {format.name} are {dtype}; use scale_layout='linear'")
