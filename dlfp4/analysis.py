@@ -90,6 +90,8 @@ def error(x: _Elements, q: _Elements | ScaledTensor, *, bins: int = 64) -> Error
     ------
     ValueError
         Shapes differ.
+    TypeError
+        Elements are no floats.
 
     Examples
     --------
@@ -317,8 +319,8 @@ class Comparison:
 
 def compare(
     x: _Elements | Mapping[str, _Elements],
-    formats: Iterable[Format | str] | None = None,
-    recipes: Iterable[Recipe | RecipeName | None] = (None,),
+    formats: Iterable[Format | str] | Format | str | None = None,
+    recipes: Iterable[Recipe | RecipeName | None] | Recipe | RecipeName | None = None,
     *,
     axis: Literal[-1, -2] = -1,
 ) -> Comparison:
@@ -328,9 +330,9 @@ def compare(
     ----------
     x : producer, or mapping of str to producer
         Floats. Lines that a format's blocks do not divide are completed with zeros, which count as bytes alone.
-    formats : iterable of str or Format, optional
+    formats : str or Format, or iterable of these, optional
         Default: all of ``dlfp4.formats()``.
-    recipes : iterable of Recipe, str or None
+    recipes : Recipe, str or None, or iterable of these
         None is the format's own.
     axis : int
         Along which blocks run, as of :func:`dlfp4.quantize`.
@@ -354,10 +356,11 @@ def compare(
     [('nvfp4', 4.50390625), ('mxfp4', 4.25)]
     """
     named: Mapping[str, _Elements] = x if isinstance(x, Mapping) else {"x": x}
-    chosen = list(all_formats() if formats is None else map(name_of, formats))
+    wanted = [formats] if isinstance(formats, (str, Format)) else all_formats() if formats is None else formats
+    chosen = [name_of(format) for format in wanted]
+    given = [recipes] if recipes is None or isinstance(recipes, (str, Recipe)) else list(recipes)
     rows: list[Row] = []
     refused: dict[tuple[str, str], str] = {}
-    given = list(recipes)
     for name, tensor in named.items():
         for format in chosen:
             for recipe in given:
@@ -454,7 +457,8 @@ def calibrate(
     Raises
     ------
     ValueError
-        A format without global scale, an unknown method, a percentile out of range, or no tensors.
+        A format without global scale, an unknown method, a percentile out of range, no tensors, or numbers that
+        float32 does not hold: NaN, infinities and what is beyond its range.
 
     Examples
     --------
@@ -478,12 +482,15 @@ def calibrate(
     if not tensors:
         raise ValueError("x has no tensors; pass one, or several in a list")
     magnitudes = np.concatenate([np.abs(each).reshape(-1) for each in tensors])
+    if not magnitudes.max(initial=0) <= np.finfo(np.float32).max:
+        raise ValueError("x has NaN, infinities or numbers beyond float32, of which no scale follows; leave them out")
     if method == "percentile" and magnitudes.size:
         return scale_of(float(np.percentile(magnitudes, percentile)), row, recipe)
     largest = scale_of(float(magnitudes.max(initial=0)), row, recipe)
     if method == "largest":
         return largest
-    tried = [float(np.float32(largest * 2.0 ** (step / STEPS))) for step in range(-STEPS, STEPS + 1)]
+    steps = sorted(range(-STEPS, STEPS + 1), key=abs)  # of equals the nearest to the largest magnitude's is taken
+    tried = [float(np.float32(largest * 2.0 ** (step / STEPS))) for step in steps]
     return min(tried, key=lambda scale: squared_error(tensors, row, recipe, scale))
 
 

@@ -162,7 +162,10 @@ def _tensors_of(storage: pa.StructArray) -> list[ScaledTensor | None]:
 def _tensor_of(described: dict[str, Any], parts: dict[str, Any]) -> ScaledTensor:
     if missing := {"data", "scales"} - parts.keys():
         raise ValueError(f"{_NAME} without its {' and '.join(sorted(missing))}: the array is damaged")
-    return ScaledTensor.from_parts(parts.pop("data"), parts.pop("scales"), **parts, **described)
+    try:
+        return ScaledTensor.from_parts(parts.pop("data"), parts.pop("scales"), **parts, **described)
+    except TypeError as error:  # a null where a number has to be
+        raise ValueError(f"{_NAME}: {error}") from error
 
 
 def _parts_of(name: str, column: pa.StructArray, valid: list[bool]) -> list[Tensor | None]:
@@ -170,7 +173,7 @@ def _parts_of(name: str, column: pa.StructArray, valid: list[bool]) -> list[Tens
     octets, there = column.field("bytes"), column.is_valid().to_pylist()
     types, shapes = column.field("dtype").to_pylist(), column.field("shape").to_pylist()
     return [
-        _part_of(name, types[row], tuple(shapes[row]), _slot(octets, row)) if there[row] and valid[row] else None
+        _part_of(name, types[row], tuple(shapes[row] or ()), _slot(octets, row)) if there[row] and valid[row] else None
         for row in range(len(column))
     ]
 
@@ -184,11 +187,11 @@ def _slot(array: pa.LargeBinaryArray, row: int) -> pa.Buffer:
 
 def _part_of(name: str, dtype: str, shape: tuple[int, ...], buffer: pa.Buffer) -> Tensor:
     octets = np.frombuffer(buffer, np.uint8)
-    if octets.ctypes.data % empty(0, dtype).dtype.itemsize:
-        octets = octets.copy()
     try:
+        if octets.ctypes.data % empty(0, dtype).dtype.itemsize:
+            octets = octets.copy()
         return asarray(octets).view(dtype).reshape(shape)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"{_NAME}: {name} has {octets.size} bytes, which are not {shape} of {dtype}") from error
 
 

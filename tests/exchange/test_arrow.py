@@ -103,6 +103,10 @@ def damaged(part, **changes):
     """An array of one tensor, one part of which says or has something else, or is not there."""
     stored = arrow.array([dlfp4.quantize(X[0], "nvfp4")]).storage.to_pylist()
     stored[0][part] = {**stored[0][part], **changes} if changes else None
+    return array_of(stored)
+
+
+def array_of(stored):
     return pa.ExtensionArray.from_storage(
         arrow.ScaledTensorType(), pa.array(stored, arrow.ScaledTensorType().storage_type)
     )
@@ -117,12 +121,26 @@ def damaged(part, **changes):
         ("data", {"shape": [64, 64]}, "data has 4096 bytes, which are not"),
         ("scales", {"dtype": "float32"}, "scales has 512 bytes, which are not"),
         ("scales", {"shape": [-1, -512]}, "scales has 512 bytes, which are not"),
+        ("data", {"shape": None}, "data has 4096 bytes, which are not"),
+        ("data", {"shape": [64, None]}, "data has 4096 bytes, which are not"),
+        ("data", {"dtype": None}, "data has 4096 bytes, which are not"),
+        ("data", {"dtype": "float7"}, "data has 4096 bytes, which are not"),
+        ("data", {"bytes": None}, "data has 0 bytes, which are not"),
     ],
     ids=str,
 )
 def test_damaged_arrays_are_refused(part, changes, said):
-    with pytest.raises((TypeError, ValueError), match=said):
+    with pytest.raises(ValueError, match=said):
         damaged(part, **changes).to_tensors()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"format": None}, {"axis": None}, {"axis": 3}, {"scale_layout": None}, {"hadamard": [1]}], ids=str
+)
+def test_damaged_descriptions_are_refused(changes):
+    (stored,) = arrow.array([dlfp4.quantize(X[0], "nvfp4")]).storage.to_pylist()
+    with pytest.raises(ValueError, match=next(iter(changes))):
+        array_of([{**stored, **changes}]).to_tensors()
 
 
 def test_another_storage_is_refused():

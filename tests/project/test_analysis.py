@@ -130,6 +130,13 @@ def test_compare_takes_one_tensor_and_all_formats():
     assert {row.tensor for row in found.rows} == {"x"}
 
 
+def test_compare_takes_one_format_and_one_recipe():
+    (row,) = analysis.compare(values((32, 64)), "mxfp4", "nvidia").rows
+    assert (row.format, row.recipe) == ("mxfp4", "nvidia")
+    (row,) = analysis.compare(values((32, 64)), dlfp4.formats()["mxfp4"], dlfp4.Recipe(scale_rule="even")).rows
+    assert "even" in row.recipe
+
+
 def test_recipes_that_a_format_does_not_take_are_told():
     found = analysis.compare(values((32, 64)), ["nvfp4", "mxfp4"], [dlfp4.Recipe(scale_rule="even")])
     assert [row.format for row in found.rows] == ["mxfp4"]
@@ -176,6 +183,20 @@ def test_calibrate():
 def test_calibrate_refuses(options, words):
     with pytest.raises(ValueError, match=words):
         analysis.calibrate(values((2, 32)), **options)
+
+
+@pytest.mark.parametrize("method", ["mse", "largest", "percentile"])
+@pytest.mark.parametrize("wrong", [np.nan, -np.inf, 1e39])
+def test_calibrate_refuses_what_is_not_finite(method, wrong):
+    x = values((2, 32)).astype(np.float64)
+    x[1, 3] = wrong
+    with pytest.raises(ValueError, match="x has NaN, infinities or numbers beyond float32"):
+        analysis.calibrate(x, method)
+
+
+def test_of_equal_scales_the_largest_magnitudes_is_taken():
+    zeros = np.zeros((2, 32), np.float32)
+    assert analysis.calibrate(zeros) == analysis.calibrate(zeros, "largest")
 
 
 def test_calibrate_needs_tensors():
