@@ -145,6 +145,7 @@ def _to_part(part: Tensor | None) -> dict[str, Any] | None:
 
 def _tensors_of(storage: pa.StructArray) -> list[ScaledTensor | None]:
     """The tensors of an array's storage, column by column: scalars of it would have copies of the bytes."""
+    storage.validate(full=True)  # offsets, which Arrow believes of files; ArrowInvalid is a ValueError
     valid = storage.is_valid().to_pylist()
     described = {name: storage.field(name).to_pylist() for name in _DESCRIPTION}
     parts = {name: _parts_of(name, storage.field(name), valid) for name in _PARTS}

@@ -143,6 +143,21 @@ def test_damaged_descriptions_are_refused(changes):
         array_of([{**stored, **changes}]).to_tensors()
 
 
+@pytest.mark.parametrize("middle", [-64, 1 << 40, 5000])
+def test_offsets_outside_of_the_bytes_are_refused(middle):
+    storage = arrow.array([dlfp4.quantize(X[0], "nvfp4")] * 2).storage
+    data = storage.field("data")
+    offsets = np.array([0, middle, 8192], np.int64)
+    octets = pa.LargeBinaryArray.from_buffers(
+        pa.large_binary(), 2, [None, pa.py_buffer(offsets.tobytes()), data.field("bytes").buffers()[2]]
+    )
+    data = pa.StructArray.from_arrays([data.field("dtype"), data.field("shape"), octets], fields=list(data.type))
+    fields = [data if field.name == "data" else storage.field(field.name) for field in storage.type]
+    stored = pa.StructArray.from_arrays(fields, fields=list(storage.type))
+    with pytest.raises(ValueError, match="offset|data has 5000 bytes"):
+        pa.ExtensionArray.from_storage(arrow.ScaledTensorType(), stored).to_tensors()
+
+
 def test_another_storage_is_refused():
     with pytest.raises(ValueError, match="of another version of dlfp4"):
         arrow.ScaledTensorType.__arrow_ext_deserialize__(pa.int8(), b"")
