@@ -154,7 +154,7 @@ def test_offsets_outside_of_the_bytes_are_refused(middle):
     data = pa.StructArray.from_arrays([data.field("dtype"), data.field("shape"), octets], fields=list(data.type))
     fields = [data if field.name == "data" else storage.field(field.name) for field in storage.type]
     stored = pa.StructArray.from_arrays(fields, fields=list(storage.type))
-    with pytest.raises(ValueError, match="offset|data has 5000 bytes"):
+    with pytest.raises(ValueError, match=r"offset|data has 5000 bytes"):
         pa.ExtensionArray.from_storage(arrow.ScaledTensorType(), stored).to_tensors()
 
 
