@@ -270,6 +270,16 @@ def test_read_only_of_real_producers():
     assert not dlfp4.asarray(bytearray(array)).readonly
 
 
+def test_arrays_that_were_made_read_only_stay_so():
+    """Over memory of a Tensor that may be written, which the array was made of."""
+    tensor = dlfp4.asarray(random_array((4,)).copy())
+    array = tensor.to_numpy()
+    array.flags.writeable = False
+    assert dlfp4.asarray(array).readonly
+    assert dlfp4.asarray(array[1:]).readonly
+    assert not dlfp4.asarray(tensor.to_numpy()).readonly
+
+
 @pytest.mark.parametrize("dtype", capsules.SUBBYTE)
 def test_padded_in_both_directions(dtype):
     tensor, made = tensor_of(random_array((3, 4), dtype), flags=PADDED)

@@ -61,6 +61,7 @@ MAKERS = {
     "freed": ("shrunk(0)", "resized to 0 bytes"),
     "shrunk": ("shrunk(300)", "ends at byte 1024 of a storage that was resized to 300 bytes"),
     "tail": ("tail()", "ends at byte 272 of a storage that was resized to 200 bytes"),
+    "subclass": ("shrunk(300).as_subclass(type('Sub', (torch.Tensor,), {}))", "resized to 300 bytes"),
     "parameter": ("torch.nn.Parameter(shrunk(300), requires_grad=False)", "resized to 300 bytes"),
     "fake": ("fake()[1:]", "it is a fake tensor"),
     "zero": ("torch._efficientzerotensor(4, 64)[1:]", "no memory of its own"),

@@ -62,6 +62,12 @@ def test_to_like_speaks_the_frameworks_idiom():
     assert fp4.to_like(jax.numpy.ones(2)).dtype == jax.numpy.float4_e2m1fn
 
 
+def test_our_own_tensors_are_taken_as_they_are():
+    tensor = dlfp4.asarray(values((4, 16)))
+    assert dlfp4.asarray(tensor) is tensor
+    assert dlfp4.asarray(tensor, dtype="float32", copy=False) is tensor
+
+
 def test_to_like_of_our_own():
     tensor, q = dlfp4.cast(values((4, 16)), FP4), dlfp4.quantize(values((2, 32)), "mxfp4")
     assert tensor.to_like(q) is tensor
@@ -266,6 +272,57 @@ def test_flags_are_booleans(name):
     for wrong in ("no", 1, 0, None, [], np.int8(1)):
         with pytest.raises(TypeError, match=f"{name.split()[0]}=.* is of type .*; expected True or False"):
             FLAGS[name](wrong)
+
+
+# ---- quantized tensors of other libraries
+
+
+class Form:
+    """Another library's form of a ScaledTensor."""
+
+    def __init__(self, q):
+        self.q = q
+
+    def __dlfp4_scaled__(self):
+        return self.q
+
+
+def with_biases(x):
+    q = dlfp4.quantize(x, "int4_g32")
+    biases = np.arange(q.scales.size, dtype=np.float32).reshape(q.scales.shape)
+    return dlfp4.ScaledTensor.from_parts(q.data, q.scales, format="int4_g32", biases=biases)
+
+
+QUANTIZED = {
+    "nvfp4": lambda x: dlfp4.quantize(x, "nvfp4"),
+    "columns": lambda x: dlfp4.quantize(x, "mxfp8_e4m3", axis=-2),
+    "rotated": lambda x: dlfp4.quantize(x, "nvfp4", hadamard=3),
+    "swizzled": lambda x: dlfp4.quantize(x, "mxfp4", scale_layout="128x4"),
+    "zero points": lambda x: dlfp4.quantize(x, "uint4_g32"),
+    "biases": with_biases,
+    "transposed stack": lambda x: dlfp4.quantize(np.stack([x, x + 1]), "mxfp4").mT,
+}
+
+
+@pytest.mark.parametrize("kind", QUANTIZED)
+def test_forms_of_quantized_tensors_are_taken_whole(kind):
+    """What they are is shared or copied with all that belongs to it."""
+    q = QUANTIZED[kind](values((128, 128)))
+    for copy in (None, False):
+        assert dlfp4.asarray(Form(q), copy=copy) is q
+    copied = dlfp4.asarray(Form(q), copy=True)
+    assert copied.dequantize().tolist() == q.dequantize().tolist()
+    facts = ("format", "axis", "shape", "scale_layout", "hadamard")
+    assert [getattr(copied, fact) for fact in facts] == [getattr(q, fact) for fact in facts]
+    for name in ("data", "scales", "global_scale", "zero_points", "biases"):
+        part, other = getattr(q, name), getattr(copied, name)
+        assert (part is None) == (other is None)
+        assert part is None or part.data_ptr != other.data_ptr, name
+
+
+def test_forms_of_quantized_tensors_have_no_other_type():
+    with pytest.raises(TypeError, match=r"dtype='float32': Form is a quantized tensor.*\.dequantize\(dtype\)"):
+        dlfp4.asarray(Form(QUANTIZED["nvfp4"](values((4, 64)))), dtype="float32")
 
 
 # ---- numbers that are no tensors yet

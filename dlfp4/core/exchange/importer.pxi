@@ -351,9 +351,7 @@ cdef object as_quantized(x, dtype, copy):
         raise TypeError(f"dtype={dtype!r}: {type(x).__name__} is a quantized tensor, which asarray takes as it is; "
                         f"call .dequantize(dtype) of the result")
     found = as_scaled(x)
-    return found if copy is not True else assemble(
-        found.data.copy(), found.scales.copy(), None if found.global_scale is None else found.global_scale.copy(),
-        found.format, found.axis, found.scale_layout, found.shape, None, False)
+    return change_parts(found, Tensor.copy) if copy is True else found
 
 
 cdef object as_floats(x):

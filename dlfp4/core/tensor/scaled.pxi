@@ -346,17 +346,10 @@ cdef class ScaledTensor:
 
     def to_device(self, device):
         """The tensor with all parts on `device`; itself if it lies there."""
-        cdef ScaledTensor source
         target = parse_device(device)
         if all([lies_on(part, target) for part in parts_of(self)]):
             return self
-        if self.turned:
-            return self.mT.to_device(target).mT
-        source = plain(self)
-        moved = [None if part is None else part.to_device(target)
-                 for part in (source.data, source.scales, source.global_scale, source.offsets)]
-        return as_encoded(self, make_scaled(moved[0], moved[1], moved[2], self.format, self.axis, source.scale_layout,
-                                            self.shape, self.rotation, moved[3]))
+        return change_parts(self, lambda part: part.to_device(target))
 
     def to_numpy(self, copy=None):
         """The parts as NumPy arrays; see :meth:`Tensor.to_numpy`."""
@@ -436,6 +429,17 @@ cdef ScaledTensor make_scaled(Tensor data, Tensor scales, Tensor global_scale, f
     self.rotation = rotation
     self.offsets = offsets
     return self
+
+
+cdef ScaledTensor change_parts(ScaledTensor self, change):
+    """The same tensor of the parts that a function makes of its own."""
+    if self.turned:
+        return change_parts(self.mT, change).mT
+    cdef ScaledTensor source = plain(self)
+    parts = [None if part is None else change(part)
+             for part in (source.data, source.scales, source.global_scale, source.offsets)]
+    return as_encoded(self, make_scaled(parts[0], parts[1], parts[2], self.format, self.axis, source.scale_layout,
+                                        self.shape, self.rotation, parts[3]))
 
 
 cdef ScaledTensor turn_parts(ScaledTensor self):
