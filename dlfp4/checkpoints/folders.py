@@ -273,7 +273,11 @@ def others_of(files: Files) -> Iterator[Path]:
 
 def beside(files: Files) -> Iterator[Path]:
     """The same, and what is no file: links to nothing or to folders, pipes, sockets."""
-    known = {*(path.name for path in files.shards), CONFIG, files.index.name if files.index else INDEX}
+    known = {
+        *(str(path.relative_to(files.folder)) for path in files.shards),
+        CONFIG,
+        files.index.name if files.index else INDEX,
+    }
     for place, folders, names in os.walk(files.folder):
         folders[:] = sorted(name for name in folders if not name.startswith(".") and not is_ours(Path(place, name)))
         links = [name for name in folders if Path(place, name).is_symlink()]  # into which os.walk does not go

@@ -212,6 +212,21 @@ def test_what_is_no_file_is_not_carried_over(model, target, capsys):
     assert (target / "license.txt").read_bytes() == (model / "config.json").read_bytes()
 
 
+def test_files_of_an_index_in_folders_below_it(model, target, capsys):
+    """They become files beside the index, and are no other weights."""
+    (model / "parts").mkdir()
+    for name in SHARDS:
+        (model / name).rename(model / "parts" / name)
+    index = model / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    content["weight_map"] = {name: f"parts/{file}" for name, file in content["weight_map"].items()}
+    index.write_text(json.dumps(content))
+    assert commands.quantize(str(model), str(target), jobs=1, format="mxfp4") == 0
+    assert "not carried over, as they hold other weights: pytorch_model.bin\n" in capsys.readouterr().out
+    assert set(SHARDS) <= {path.name for path in target.iterdir()}
+    assert set(json.loads((target / index.name).read_text())["weight_map"].values()) == set(SHARDS)
+
+
 # ---- A run that was ended
 
 
