@@ -137,7 +137,7 @@ def pieces(proto: TensorProto) -> tuple[int, int]:
     assert proto.format is not None
     rows, length = proto.shape
     if proto.format.block is None:
-        return rows, length
+        return rows, length if proto.hadamard is None else length // 16  # which were transformed together
     group, block = proto.format.block
     along = 0 if block is None or length % block or proto.global_scale_per == "row" else length // block
     return (0 if rows % group else rows // group), along

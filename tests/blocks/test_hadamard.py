@@ -216,6 +216,25 @@ def test_codes_without_values():
 
 
 @pytest.mark.parametrize("axis", [-1, -2])
+@pytest.mark.parametrize("name", ["fp8_e4m3", "fp8_row", "int4_row"])
+def test_slices_between_groups(name, axis):
+    """Also where blocks have no borders: what was transformed together stays together."""
+    x = make("normal", (48, 48))
+    q = dlfp4.quantize(x, name, axis=axis, hadamard=SIGNS)
+    values = q.dequantize().to_numpy()
+    for key in (np.s_[:, 16:48], np.s_[:, 32:]):
+        key = key if axis == -1 else key[::-1]
+        assert q[key].dequantize().to_numpy().tobytes() == values[key].tobytes()
+    for key in (np.s_[:, 8:24], np.s_[:, :24], np.s_[:, 1:]):
+        with pytest.raises(
+            ValueError, match=r"took at a time: groups of 16 along axis -\d have borders at multiples of 16"
+        ):
+            q[key if axis == -1 else key[::-1]]
+    for key in (np.s_[5:5], np.s_[:, 7:7], np.s_[:1, 7:7]):
+        assert q[key].dequantize().to_numpy().tobytes() == b""
+
+
+@pytest.mark.parametrize("axis", [-1, -2])
 @pytest.mark.parametrize("target", ["nvfp4", "mxfp4", "mxfp8_e4m3", "int4_g32", "nvidia"])
 @pytest.mark.parametrize("source", ["nvfp4", "mxfp4", "mxfp8_e4m3"])
 def test_ends_of_lines_in_other_formats(source, target, axis):

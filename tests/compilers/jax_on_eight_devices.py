@@ -119,6 +119,13 @@ def uneven_and_whole():
         assert to_bytes(q.data) == to_bytes(eager.data.to_numpy()), options
         assert to_bytes(q.scales) == to_bytes(eager.scales.to_numpy()), options
     assert to_bytes(jax.jit(dj.vecdot)(put(X, "rows"), put(X))) == to_bytes(dlfp4.vecdot(X, X).to_numpy())
+    for options in ({}, {"global_scale": 0.01}):  # shards would end within groups of what was transformed
+        x, eager = X[:, :64], dlfp4.quantize(X[:, :64], "fp8_e4m3", hadamard=1, **options)
+        q = jax.jit(lambda x, options=options: dj.quantize(x, "fp8_e4m3", hadamard=1, **options))(
+            put(x, None, ("rows", "depth"))
+        )
+        assert to_bytes(q.data) == to_bytes(eager.data.to_numpy())
+        assert to_bytes(jax.jit(dj.dequantize)(q)) == to_bytes(eager.dequantize().to_numpy())
 
 
 def mapping_shards():

@@ -420,3 +420,10 @@ def test_encode_scales_of_experts_are_sliced():
     experts = dlfp4.torch.ScaledTensor.from_dlfp4(q)
     assert experts[1:3].encode_scale.tolist() == numbers[1:3].tolist()
     assert (experts[2].encode_scale.shape, experts[2].encode_scale.item()) == ((), numbers[2])
+
+
+def test_transformed_lines_are_cut_between_groups():
+    q = dt.quantize(values(48, 48, dtype=torch.float32), "fp8_row", hadamard=3)
+    assert torch.equal(q[:, 16:].dequantize(), q.dequantize()[:, 16:])
+    with pytest.raises(ValueError, match="multiples of 16 columns"):
+        q[:, 8:24]

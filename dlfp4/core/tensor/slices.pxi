@@ -103,12 +103,16 @@ cdef object integer_of(entry):
 
 
 cdef int set_borders(ScaledTensor self, Cut *rows, Cut *columns) except -1:
-    """Where the matrix may be cut: between blocks and, along packed elements, between bytes."""
+    """Where the matrix may be cut: between blocks, between groups that were transformed and, along packed elements,
+    between bytes.
+    """
     cdef const dlfp4_format_row *row = &dlfp4_formats[self.number]
     cdef Cut *across = rows if self.axis == -1 else columns
     cdef Cut *along = columns if self.axis == -1 else rows
     across.step = max(1, row.lines)
     along.step = row.length if row.length else 2 if is_subbyte(self.data.row) else 1
+    if self.rotation and along.step < ROTATED_LENGTH:
+        along.step = ROTATED_LENGTH
     return 0
 
 
@@ -116,9 +120,11 @@ cdef int check_borders(ScaledTensor self, const Cut *cut, str what) except -1:
     if cut.first % cut.step == 0 and (cut.last % cut.step == 0 or cut.last == cut.extent):
         return 0
     lines, length = self.format.block or (1, 1)
-    raise ValueError(f"{what} {cut.first}:{cut.last} of {summary_of(self)} cut through blocks: those of "
-                     f"{lines}x{length} along axis {self.axis} have borders at multiples of {cut.step} {what}, and at "
-                     f"the end, {cut.extent}")
+    cuts = f"blocks: those of {lines}x{length}"
+    if (length or 1) < ROTATED_LENGTH == cut.step:
+        cuts = f"what the Hadamard transform took at a time: groups of {ROTATED_LENGTH}"
+    raise ValueError(f"{what} {cut.first}:{cut.last} of {summary_of(self)} cut through {cuts} along axis {self.axis} "
+                     f"have borders at multiples of {cut.step} {what}, and at the end, {cut.extent}")
 
 
 cdef ScaledTensor take_part(ScaledTensor self, Cut rows, Cut columns, tuple shape):
