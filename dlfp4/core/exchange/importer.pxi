@@ -246,7 +246,6 @@ cdef Tensor import_from_protocol(object x, Device device, copy):
         self.stream = wanted.get("stream", LEGACY_STREAM)
         self.origin = origin
     if producer != NULL:
-        check_usual(producer, x, &self.dl)
         check_guards(producer, x, self.row)
     self.immutable = framework is not None and framework.immutable
     return self
