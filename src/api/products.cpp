@@ -20,24 +20,10 @@ dlfp4_status read_lines(const dlfp4_scaled_tensor *x, int64_t *lines, int64_t *l
   return DLFP4_OK;
 }
 
-dlfp4_status read_factor(const dlfp4_scaled_tensor *x, int64_t length, Factor *factor) {
-  int64_t stored;
-  if (const dlfp4_status status = read_lines(x, &factor->count, &stored)) return status;
-  factor->lines = {};
-  factor->decode = nullptr;
-  factor->lines.format = x->format;
-  factor->lines.decode = 1;
-  factor->lines.step = 1;
-  if (!is_plain(*x)) {
-    Scaled scaled;
-    if (const dlfp4_status status = read_scaled(x, factor->count, length, 0, &scaled)) return status;
-    factor->lines.blocks = scaled.blocks;
-    const bool two_level = dlfp4_formats[x->format].kind == DLFP4_TWO_LEVEL;
-    factor->decode = two_level ? scaled.global_scale : nullptr;
-    return DLFP4_OK;
-  }
+dlfp4_status read_plain_factor(const dlfp4_scaled_tensor &x, int64_t length, Factor *factor) {
   Matrix matrix;
-  if (const dlfp4_status status = read_matrix(x->data, &matrix)) return status;
+  if (const dlfp4_status status = read_matrix(x.data, &matrix)) return status;
+  factor->count = matrix.shape[0];
   factor->lines.blocks.data = matrix.data;
   factor->lines.blocks.strides[0] = 1;
   factor->lines.blocks.strides[1] = matrix.strides[1];
@@ -45,7 +31,25 @@ dlfp4_status read_factor(const dlfp4_scaled_tensor *x, int64_t length, Factor *f
   factor->lines.code = matrix.code;
   factor->lines.bits = matrix.bits;
   factor->lines.step = matrix.strides[0];
-  return stored == length ? DLFP4_OK : DLFP4_E_SHAPE;
+  return matrix.shape[1] == length ? DLFP4_OK : DLFP4_E_SHAPE;
+}
+
+dlfp4_status read_quantized_factor(const dlfp4_scaled_tensor &x, int64_t length, Factor *factor) {
+  int64_t stored;
+  Scaled scaled;
+  if (const dlfp4_status status = read_extents(&x, &factor->count, &stored)) return status;
+  if (const dlfp4_status status = read_scaled(&x, factor->count, length, 0, &scaled)) return status;
+  factor->lines.blocks = scaled.blocks;
+  factor->lines.step = 1;
+  if (dlfp4_formats[x.format].kind == DLFP4_TWO_LEVEL) factor->decode = scaled.global_scale;
+  return DLFP4_OK;
+}
+
+dlfp4_status read_factor(const dlfp4_scaled_tensor &x, int64_t length, Factor *factor) {
+  *factor = {};
+  factor->lines.format = x.format;
+  factor->lines.decode = 1;
+  return is_plain(x) ? read_plain_factor(x, length, factor) : read_quantized_factor(x, length, factor);
 }
 
 // The number of products in a sum: that of a plain operand, where there is one.
@@ -60,8 +64,8 @@ dlfp4_status find_length(const dlfp4_scaled_tensor *a, const dlfp4_scaled_tensor
 dlfp4_status read_factors(const dlfp4_scaled_tensor *a, const dlfp4_scaled_tensor *b, int64_t *length,
                           Factor factors[2]) {
   if (const dlfp4_status status = find_length(a, b, length)) return status;
-  if (const dlfp4_status status = read_factor(a, *length, &factors[0])) return status;
-  if (const dlfp4_status status = read_factor(b, *length, &factors[1])) return status;
+  if (const dlfp4_status status = read_factor(*a, *length, &factors[0])) return status;
+  if (const dlfp4_status status = read_factor(*b, *length, &factors[1])) return status;
   return a->rotation == b->rotation ? DLFP4_OK : DLFP4_E_OPTION;  // equal ones only have equal sums
 }
 
