@@ -23,7 +23,7 @@ def wants_grad(torch):
 
 def negated_subclass(torch):
     """Which PyTorch's own `__dlpack__` hands out without a word."""
-    return negated(torch).as_subclass(type("Sub", (torch.Tensor,), {}))
+    return negated(torch).as_subclass(type("Sub", (type("Base", (torch.Tensor,), {}),), {}))
 
 
 def a_parameter(torch):

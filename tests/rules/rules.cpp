@@ -174,6 +174,8 @@ float rule_error(const Options *options, float element, float scale, float value
   return error_of(rule_of(*options), element, scale, value);
 }
 
+int rule_has_usual_errors(const Options *options) { return has_usual_errors(rule_of(*options)); }
+
 float rule_scaled(float value, float factor, int divides, float zero) {
   return scaled(value, factor, divides != 0, zero);
 }

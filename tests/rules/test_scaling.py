@@ -206,6 +206,15 @@ def exponents(a, element, rule):
     return exponent - 1 + (np.floor(fraction * places + 0.5) >= places) - EMAX[element]
 
 
+def test_errors_that_scale_with_their_values():
+    """Of tensors whose largest magnitude lies between two numbers, which themselves do not count."""
+    least, most = F(1e-24), F(1e30)
+    for amax in (LEAST, least, most, MOST):
+        assert not rules.call("has_usual_errors", rules.options(FP4, "float8_e4m3fn", largest=amax)), amax
+    for amax in (np.nextafter(least, F(1)), F(1), np.nextafter(most, F(1))):
+        assert rules.call("has_usual_errors", rules.options(FP4, "float8_e4m3fn", largest=amax)), amax
+
+
 @pytest.mark.parametrize("element", SCALED[:5])
 @pytest.mark.parametrize("rule", ["floor", "rceil", "ceil", "even"])
 def test_blocks_by_powers_of_two(element, rule):
