@@ -30,7 +30,6 @@ from dlfp4.checkpoints import (
 from dlfp4.checkpoints.folders import Outcome, Report, Tick
 from dlfp4.checkpoints.models import Files, ModelPath, Shard
 from dlfp4.checkpoints.names import is_part
-from dlfp4.files import check_writable
 
 OWN = "dlfp4"
 GGUF = "gguf"
@@ -72,7 +71,7 @@ def convert_model(
     source : path-like
         A safetensors file, the folder of a model or its index, or a GGUF file.
     target : path-like
-        A file for a file, a folder for a folder; for "gguf" always a file.
+        A file for a file, a folder for a folder, and never those of `source`; for "gguf" always a file.
     convention : str
         One of ``CONVENTIONS``; "dlfp4", as :func:`save` stores it; or "gguf", with NVFP4's global scale as
         ``NAME.scale``. To and from GGUF files, Llama, Mistral, Mixtral, Qwen2 and Qwen3 models, the latter two with
@@ -112,13 +111,13 @@ def convert_model(
         raise ValueError(f"convention={convention!r}: expected one of {', '.join(TARGETS)}")
     place = Path(target)
     if convention == GGUF or gguf_files.is_gguf(source):
-        check_writable(place)
+        folders.check_file(own_files(source), place)
         return convert_gguf(source, place, convention, report)
     files, whole = models.find(source), models.is_folder(source)
     if whole:
         folders.check_target(files, place)
     else:
-        check_writable(place)
+        folders.check_file(files.shards, place)
     jobs = plan(models.read(source), place, convention, whole=whole)
     if not whole:
         return [each for _, outcomes in folders.run(jobs, work, executor=executor, report=report) for each in outcomes]
@@ -244,6 +243,11 @@ def as_rows(q: ScaledTensor) -> ScaledTensor:
 
 
 # ---- GGUF
+
+
+def own_files(source: ModelPath) -> Sequence[Path]:
+    """The files that hold a model."""
+    return [Path(models.named(source))] if gguf_files.is_gguf(source) else models.find(source).shards
 
 
 def convert_gguf(source: ModelPath, target: Path, convention: str, report: Report | None) -> list[Outcome]:

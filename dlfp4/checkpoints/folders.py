@@ -109,6 +109,16 @@ def check_target(files: Files, target: Path) -> None:
         raise ValueError(f"{target} holds the model itself; name another folder")
 
 
+def check_file(own: Sequence[Path], target: Path) -> None:
+    """OSError or ValueError where no file can be made of a model, whose own files are never written over."""
+    for path in own:
+        if not path.exists():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        if target.exists() and path.samefile(target):
+            raise ValueError(f"{target} is the model itself, or a file of it; name another file")
+    check_writable(target)
+
+
 class Book:
     """Which files of a folder are finished, and what became of their tensors.
 

@@ -25,7 +25,6 @@ from dlfp4.checkpoints import configs, folders, joining, models, native, safeten
 from dlfp4.checkpoints.folders import Outcome, Report, Tick
 from dlfp4.checkpoints.models import Files, ModelPath, Shard
 from dlfp4.checkpoints.selection import Choice, choose, quantize_chosen, recipe_of, shared_global_scale
-from dlfp4.files import check_writable
 from dlfp4.formats import Format, RecipeName, offset_parts
 
 GPT_OSS = "gpt-oss"
@@ -89,7 +88,7 @@ def quantize_model(
     source : path-like
         A safetensors file; or the folder of a model, or its index.
     target : path-like
-        The file, which may be that of `source`; or a folder, which may not.
+        A file for a file, a folder for a folder, and never those of `source`.
     format, recipe
         As :func:`dlfp4.quantize` takes them.
     convention : str, optional
@@ -135,7 +134,7 @@ def quantize_model(
     if whole:
         folders.check_target(files, place)
     else:
-        check_writable(place)
+        folders.check_file(files.shards, place)
     # Options that do not go together are refused before the work.
     dlfp4.quantize(dlfp4.empty((1, 0, 128), "float32"), chosen, recipe=recipe)
     try:

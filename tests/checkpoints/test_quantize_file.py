@@ -98,9 +98,10 @@ def test_patterns_recipe_and_convention(source, target):
 def test_a_quantized_file_is_kept_as_it_is(source, target):
     quantize_model(source, target, "nvfp4", exclude=["up.weight"])
     before = checkpoints.load(target)
-    outcomes = quantize_model(target, target, "mxfp4")
+    more = target.with_name("more.safetensors")
+    outcomes = quantize_model(target, more, "mxfp4")
     assert [outcome.name for outcome in outcomes if outcome.format] == ["up.weight"]
-    after = checkpoints.load(target)
+    after = checkpoints.load(more)
     assert after["up.weight"].format == "mxfp4"
     assert after["layer.0.weight"].format == before["layer.0.weight"].format == "nvfp4"
 
@@ -171,6 +172,27 @@ def test_a_place_where_no_file_can_be_is_told_before_any_work(source, tmp_path, 
     for target, error in ((tmp_path, IsADirectoryError), (tmp_path / "no" / "out.safetensors", FileNotFoundError)):
         with pytest.raises(error, match=re.escape(repr(str(target)))):
             quantize_model(source, target, format="mxfp4")
+
+
+def test_the_model_itself_is_never_written_over(source, tmp_path):
+    """By whatever name, nor by a conversion, nor by a file that is made of a folder."""
+    before, link = source.read_bytes(), tmp_path / "link.safetensors"
+    link.symlink_to(source)
+    for place in (source, link, source.parent / "." / source.name):
+        with pytest.raises(ValueError, match="is the model itself, or a file of it; name another file"):
+            quantize_model(source, place, "mxfp4")
+        with pytest.raises(ValueError, match="is the model itself"):
+            checkpoints.convert_model(source, place, "modelopt")
+        with pytest.raises(ValueError, match="is the model itself"):
+            checkpoints.convert_model(source, place, "gguf")
+    with pytest.raises(ValueError, match="is the model itself"):
+        checkpoints.convert_model([source], source, "gguf")
+    assert source.read_bytes() == before
+
+
+def test_of_two_files_that_are_not_there_the_model_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=re.escape(repr(str(tmp_path / "model.safetensors")))):
+        quantize_model(tmp_path / "model.safetensors", tmp_path / "no" / "out.safetensors", "mxfp4")
 
 
 def test_no_file_and_no_safetensors_file(tmp_path, target):
