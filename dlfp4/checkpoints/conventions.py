@@ -528,9 +528,9 @@ def split_one(name: str, q: ScaledTensor, convention: str, packed: dict[int, dic
     """The parts of one tensor; `packed` has those of integers by the tensor, which may have several names."""
     try:
         spelling = find_spelling(q.format, convention)
+        _refuse_hadamard(q, convention)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
-    _refuse_hadamard(q, convention)
     expected = scales_shape(q.format, q.shape) if len(q.shape) > 1 else None
     if q.axis != -1 or q.scale_layout not in ("linear", spelling.scale_layout):
         remedy = "quantize it so" if q.axis != -1 else "call .with_scale_layout('linear')"

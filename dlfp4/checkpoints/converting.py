@@ -203,7 +203,7 @@ def converted(
     try:
         check(name, x, convention)
     except ValueError as error:
-        return transcoded(x, convention, outcome, f"{source}: {name}: {error}")
+        return transcoded(x, convention, outcome, f"{source}: {error}")
     return x, outcome
 
 
@@ -230,11 +230,14 @@ def transcoded(q: ScaledTensor, convention: str, outcome: Outcome, fault: str) -
 
 
 def check(name: str, q: ScaledTensor, convention: str) -> None:
-    """ValueError where a convention does not hold a tensor."""
-    if convention == GGUF:
-        gguf_files.check(q)
-    else:
+    """ValueError where a convention does not hold a tensor, which it names."""
+    if convention != GGUF:
         conventions.split_parts({name: q}, convention)
+        return
+    try:
+        gguf_files.check(q)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
 
 
 def as_rows(q: ScaledTensor) -> ScaledTensor:

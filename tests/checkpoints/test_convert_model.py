@@ -248,7 +248,7 @@ def test_faults_are_named(tmp_path):
             dlfp4.quantize(UP, "mxfp6_e2m3"),
             "b.safetensors",
             "modelopt",
-            r"a.safetensors: w: .*modelopt stores no mxfp6_e2m3",
+            r"a.safetensors: w: modelopt stores no mxfp6_e2m3",
         ),
         (dlfp4.quantize(UP, "mxfp6_e2m3"), "b.gguf", "gguf", r"a.safetensors: w: ggml has no blocks of mxfp6_e2m3"),
         (dlfp4.quantize(UP[:, :48], "nvfp4"), "b.gguf", "gguf", r"a.safetensors: w: .*multiples of 64"),
@@ -259,6 +259,7 @@ def test_faults_are_named(tmp_path):
             r"a.safetensors: w: it has a global scale a row, but GGUF files have one a matrix",
         ),
         (dlfp4.quantize(UP, "nvfp4", hadamard=1), "b.gguf", "gguf", r"a.safetensors: w: .*Hadamard"),
+        (dlfp4.quantize(UP, "nvfp4", hadamard=1), "b.safetensors", "mlx", r"a.safetensors: w: .*Hadamard"),
         (
             dlfp4.quantize(UP, "fp8_e4m3"),
             "b",

@@ -86,7 +86,10 @@ def test_pipes_in_the_place_of_json_and_of_other_files(tmp_path):
     model = tmp_path / "model"
     model.mkdir()
     checkpoints.save(model / "model.safetensors", {"x": np.ones((64, 64), np.float32)})
-    for name in ("config.json", "tokenizer.json", "model.safetensors.index.json"):
+    os.mkfifo(model / "tokenizer.json")
+    checkpoints.quantize_model(model, tmp_path / "without", "nvfp4")
+    assert not (tmp_path / "without" / "tokenizer.json").exists()
+    for name in ("config.json", "model.safetensors.index.json"):
         os.mkfifo(model / name)
         with pytest.raises(OSError, match="a device, pipe or socket") as caught:
             checkpoints.quantize_model(model, tmp_path / f"for {name}", "nvfp4")
