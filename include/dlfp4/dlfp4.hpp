@@ -449,6 +449,13 @@ inline void dequantize(const ScaledView &q, const View &out, void *stream, std::
   error = make_error_code(dlfp4_dequantize(from.get(), &to, stream));
 }
 
+/** Scales from one layout to another; see dlfp4_convert_scales(). */
+inline void convert_scales(const View &x, int x_layout, const View &out, int out_layout, std::int64_t rows,
+                           std::int64_t columns, std::uint8_t fill, void *stream, std::error_code &error) {
+  const DLTensor from = x.dl(), to = out.dl();
+  error = make_error_code(dlfp4_convert_scales(&from, x_layout, &to, out_layout, rows, columns, fill, stream));
+}
+
 namespace detail {
 inline bool is_on_cuda(const View &x) noexcept {
   return x.device().device_type == kDLCUDA || x.device().device_type == kDLCUDAManaged;
@@ -613,6 +620,13 @@ inline void dequantize(const ScaledView &q, const View &out, void *stream = null
   std::error_code error;
   dequantize(q, out, stream, error);
   detail::check(error, "dequantize");
+}
+
+inline void convert_scales(const View &x, int x_layout, const View &out, int out_layout, std::int64_t rows,
+                           std::int64_t columns, std::uint8_t fill = 0, void *stream = nullptr) {
+  std::error_code error;
+  convert_scales(x, x_layout, out, out_layout, rows, columns, fill, stream, error);
+  detail::check(error, "convert_scales");
 }
 
 inline void matmul(const Operand &a, const Operand &b, const View &out, const dlfp4_matmul_options *options = nullptr) {

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <dlfp4/dlfp4.hpp>
 #include <utility>
 #include <vector>
@@ -127,6 +128,22 @@ void test_experts(const std::vector<float> &x) {
   expect(error == dlfp4::make_error_code(DLFP4_E_DEVICE), "either");
 }
 
+void test_layouts(const std::vector<float> &x) {
+  std::error_code error;
+  const dlfp4::View view(x, {4, 64});
+  const dlfp4::ScaledTensor lines = dlfp4::quantize(view, dlfp4::formats::mxfp8_e4m3(), {}, error);
+  dlfp4::QuantizeOptions in_tiles;
+  in_tiles.layout = dlfp4::layout("128x4");
+  const dlfp4::ScaledTensor tiles = dlfp4::quantize(view, dlfp4::formats::mxfp8_e4m3(), in_tiles, error);
+  const dlfp4::View scales = lines.view().scales, tiled = tiles.view().scales;
+  std::vector<std::uint8_t> back(static_cast<std::size_t>(scales.extent(0) * scales.extent(1)), 0xFF);
+  const dlfp4::View out(back.data(), scales.dtype(), {scales.extent(0), scales.extent(1)});
+  dlfp4::convert_scales(tiled, in_tiles.layout, out, 0, 4, 2, 0, nullptr, error);
+  expect(!error && std::memcmp(back.data(), scales.data(), back.size()) == 0, "scales leave their tiles");
+  dlfp4::convert_scales(tiled, 0, out, 0, 4, 2, 0, nullptr, error);
+  expect(error == dlfp4::make_error_code(DLFP4_E_SHAPE), "scales of another layout are refused");
+}
+
 void test_formats() {
   const dlfp4::Format format = dlfp4::formats::uint4_g32();
   expect(format && format != dlfp4::formats::nvfp4() && !dlfp4::Format(), "formats are told apart");
@@ -161,6 +178,7 @@ int main() {
   test_descriptions_that_are_refused(x);
   test_error_codes(x);
   test_experts(x);
+  test_layouts(x);
   test_formats();
 #if defined(__cpp_exceptions)
   test_exceptions(x);
