@@ -258,7 +258,7 @@ def result_of(mutant, number, tests, seconds):
 def known():
     """The mutants that change nothing: file, line, mutated line; and why, of each."""
     lines = (line.split(" | ") for line in EQUIVALENT.read_text().splitlines() if line and line[0] != "#")
-    return {tuple(parts[:3]): parts[3] for parts in lines}
+    return {tuple(part.replace("\\|", "|") for part in parts[:3]): parts[3] for parts in lines}
 
 
 def check(pool, file, tests, made):
