@@ -44,8 +44,8 @@ def concatenate(tensors: Iterable[ScaledTensor], axis: SupportsIndex = 0) -> Sca
     Codes and scales are copied side by side. Formats with a scale of the whole tensor get one that serves all: where
     the given ones differ, scales of blocks are renamed in units of the common one, which is chosen to keep the most
     blocks exact. ``.receipt`` tells how many were, and the largest error of the rest. Global scales of rows and of the
-    matrices of a stack stay those of the same rows and matrices; where matrices grow, such as the gate and up of each
-    expert, each gets one scale of its own.
+    matrices of a stack stay those of the same rows and matrices, and stacks that are joined along a leading axis keep
+    theirs; where matrices grow, such as the gate and up of each expert, each gets one scale of its own.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ def concatenate(tensors: Iterable[ScaledTensor], axis: SupportsIndex = 0) -> Sca
     if len(given) == 1:
         return _with_receipt(given[0], all_exact(count_blocks(given[0])))
     bare = [_with_hadamard(each, None) for each in given]
-    if any(has_several_units(each) for each in given):
+    if has_own_units(given, along):
         joined, receipt = under_own_units(bare, along)
     else:
         common, receipt = under_one_scale(bare)
@@ -114,8 +114,8 @@ def stack(tensors: Iterable[ScaledTensor]) -> ScaledTensor:
     Returns
     -------
     ScaledTensor
-        ``result[k]`` is the k-th tensor. Matrices with blocks along their rows keep their global scales, which become
-        one a matrix, ``(E,)``, or stay those of rows; all else has one scale of the whole tensor, as by
+        ``result[k]`` is the k-th tensor. Tensors with blocks along their rows keep their global scales, which become
+        one a matrix, ``(E,)``, or stay those of rows; others have one scale of the whole tensor, as by
         :func:`concatenate`. ``.receipt`` tells how exact it is.
 
     Raises
@@ -132,15 +132,7 @@ def stack(tensors: Iterable[ScaledTensor]) -> ScaledTensor:
     """
     given = check_tensors(tensors)
     check_shapes(given, -1)
-    raised = [reshaped(each, (1, *each.shape)) for each in given]
-    first = given[0]
-    if first.axis != -1 or first.ndim != 2 or any(has_several_units(each) for each in given):
-        return concatenate(raised, 0)
-    if len({rescaling.unit_of(each) for each in given}) < 2:
-        return concatenate(raised, 0)
-    check_borders(raised, 0)
-    stacked, receipt = beside_each_other(raised, 0, first.shape[0])
-    return _with_receipt(stacked, receipt)
+    return concatenate([reshaped(each, (1, *each.shape)) for each in given], 0)
 
 
 def reshaped(q: ScaledTensor, shape: tuple[int, ...]) -> ScaledTensor:
@@ -285,6 +277,8 @@ def join_offsets(given: Sequence[ScaledTensor], along: int, shape: tuple[int, ..
 
 def place(parts: Sequence[Tensor], result: Tensor, given: Sequence[ScaledTensor], along: int) -> None:
     """Copy matrices side by side along an axis of the tensors' shape."""
+    if not result.size:
+        return
     q = given[0]
     turned = q.axis == -2 and q.format.element.name in SUBBYTE  # stored transposed
     columns = along == q.ndim - 1
@@ -303,9 +297,14 @@ def place(parts: Sequence[Tensor], result: Tensor, given: Sequence[ScaledTensor]
 # ---- Global scales of lines and of matrices
 
 
-def has_several_units(q: ScaledTensor) -> bool:
-    """Whether lines or matrices have a global scale each."""
-    return q.global_scale is not None and q.global_scale.ndim > 0
+def has_own_units(given: Sequence[ScaledTensor], along: int) -> bool:
+    """Whether lines or matrices have a global scale each, or may have it: matrices of stacks that are joined."""
+    first = given[0]
+    if any(q.global_scale is not None and q.global_scale.ndim for q in given):
+        return True
+    if not first.format.has_global_scale or first.axis != -1 or along >= first.ndim - 2:
+        return False
+    return len({rescaling.unit_of(q) for q in given}) > 1
 
 
 def count_lines(q: ScaledTensor) -> int:
@@ -352,7 +351,8 @@ def beside_each_other(given: Sequence[ScaledTensor], along: int, lines: int) -> 
     counts = [count_lines(each) // max(1, lines) for each in given]
 
     def side_by_side(units: Sequence[Tensor | None]) -> Tensor:
-        parts = [numbers_of(unit, count).reshape(batches, -1) for unit, count in zip(units, counts, strict=True)]
+        numbers = map(numbers_of, units, counts)
+        parts = [each.reshape(batches, each.size // max(1, batches)) for each in numbers]
         return asarray(np.concatenate(parts, axis=1).reshape(-1)).to_device(q.device)
 
     encode_scales = [each.encode_scale for each in given]

@@ -277,6 +277,33 @@ def test_experts_keep_their_global_scales(name):
     assert stacked[1].global_scale.tolist() == whole.global_scale.tolist()
 
 
+@pytest.mark.parametrize("name", TWO_LEVEL)
+def test_stacks_keep_their_global_scales(name):
+    """They become those of their matrices; along columns, where blocks run through the stack, there is one."""
+    first, second = dlfp4.quantize(NORMAL[:1], name), dlfp4.quantize(NORMAL[1:] * F(3), name)
+    q = dlfp4.concatenate([first, second])
+    assert q.receipt.is_exact
+    assert values(q).tobytes() == values(first).tobytes() + values(second).tobytes()
+    assert q.global_scale.tolist() == [first.global_scale.item()] + 3 * [second.global_scale.item()]
+    stacked = dlfp4.stack([second, dlfp4.quantize(NORMAL[:3], name)])
+    assert (stacked.receipt.is_exact, stacked.global_scale.shape) == (True, (6,))
+    across = [dlfp4.quantize(x, name, axis=-2) for x in (NORMAL[:2], NORMAL[2:] * F(4))]
+    assert dlfp4.concatenate(across).global_scale.shape == ()
+
+
+@pytest.mark.parametrize("shape", [(0, 64, 128), (2, 0, 128), (2, 64, 0)])
+@pytest.mark.parametrize("name", ["nvfp4", "mxfp8_32x32", "int4_g32"])
+def test_nothing(name, shape):
+    q = dlfp4.quantize(np.zeros(shape, F), name)
+    for along in range(3):
+        joined = dlfp4.concatenate([q, q], along)
+        assert joined.shape == np.concatenate([values(q)] * 2, along).shape
+        assert joined.receipt.blocks == 0
+    if name == "nvfp4":
+        rows = per("row", np.zeros(shape, F))
+        assert dlfp4.concatenate([rows, rows]).shape == (2 * shape[0], *shape[1:])
+
+
 def test_rows_are_stacked():
     parts = [per("row", x) for x in NORMAL[:2] * SIZES[:2]]
     q = dlfp4.stack([*parts, dlfp4.quantize(NORMAL[2], "nvfp4")])
