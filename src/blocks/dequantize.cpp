@@ -234,11 +234,17 @@ void dequantize_tile(const DequantizeCall &call, int64_t line, int64_t first) {
     put_run(call, line, first, count);
 }
 
+// In the order of the result's memory, so that each thread writes a run of it and not a part of every row, whose caches
+// hold half as much.
 void dequantize_tiles(const void *context, int64_t first_tile, int64_t last_tile) {
   const DequantizeCall &call = *static_cast<const DequantizeCall *>(context);
+  const int64_t of_lines = divide_up(call.result.lines, call.tile_lines);
   const int64_t in_line = divide_up(call.result.length, call.tile_length);
-  for (int64_t number = first_tile; number < last_tile; ++number)
-    dequantize_tile(call, number / in_line * call.tile_lines, number % in_line * call.tile_length);
+  for (int64_t number = first_tile; number < last_tile; ++number) {
+    const int64_t line = call.across ? number % of_lines : number / in_line;
+    const int64_t place = call.across ? number / of_lines : number % in_line;
+    dequantize_tile(call, line * call.tile_lines, place * call.tile_length);
+  }
 }
 
 void dequantize_all(DequantizeCall *call) {
