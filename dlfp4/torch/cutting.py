@@ -28,6 +28,11 @@ class Cut:
     extent: int
     step: int
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it takes nothing, which may be between any two elements."""
+        return self.first == self.last
+
     def check(self, q: ScaledTensor, what: str) -> None:
         """ValueError where it cuts through a block."""
         if self.first % self.step or (self.last % self.step and self.last != self.extent):
@@ -38,10 +43,12 @@ class Cut:
 
     def of(self, size: int) -> slice:
         """What it takes of a dimension in which `size` elements have one entry."""
-        return slice(self.first // size, -(-self.last // size))
+        return slice(0, 0) if self.is_empty else slice(self.first // size, -(-self.last // size))
 
     def bytes(self, bits: int) -> slice:
         """What it takes of packed elements; the last block with the zeros that complete it."""
+        if self.is_empty:
+            return slice(0, 0)
         return slice(self.first * bits // 8, None if self.last == self.extent else self.last * bits // 8)
 
 
@@ -141,7 +148,7 @@ def cut_parts(q: ScaledTensor, format: Format, rows: Cut, columns: Cut, shape: S
     if q.scales.dim() == 2:
         height, length = format.block or (1, None)
         step = 1 if format.repeats_scales else height
-        block = slice(None) if length is None else along.of(length)
+        block = slice(None) if length is None and not along.is_empty else along.of(length or 1)
         index = (lines.of(step), block)
         parts["scales"] = q.scales[index[::-1] if transposed else index]
         if q.offsets is not None:

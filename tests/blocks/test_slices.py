@@ -9,7 +9,7 @@ import dlfp4
 from dlfp4 import checkpoints
 from dlfp4.formats import offset_parts
 
-from ..support.block_reference import FORMATS
+from ..support.block_reference import FORMATS, make
 
 NAMES = list(FORMATS)
 NORMAL = np.random.default_rng(5).standard_normal((3, 256, 384)).astype("float32")
@@ -265,3 +265,16 @@ def test_mistakes():
     for wrong in (None, 1.0, True, "a", [1], np.array([1, 2])):
         with pytest.raises(TypeError, match="takes slices on block borders"):
             q[wrong]
+
+
+@pytest.mark.parametrize("axis", [-1, -2])
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_is_a_tensor_too(name, axis):
+    """Between any two elements, with parts that belong together."""
+    q = dlfp4.quantize(make("normal", (256, 128)), name, axis=axis)
+    for key in (np.s_[5:5], np.s_[256:], np.s_[:, 7:7], np.s_[:, 128:]):
+        part = q[key]
+        assert part.dequantize().to_numpy().shape == q.dequantize().to_numpy()[key].shape
+        again = pickle.loads(pickle.dumps(part))
+        assert (again.shape, again.scales.shape) == (part.shape, part.scales.shape)
+        assert dlfp4.TensorProto.of(part).allocate().scales.shape == part.scales.shape

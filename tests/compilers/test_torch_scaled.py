@@ -427,3 +427,14 @@ def test_transformed_lines_are_cut_between_groups():
     assert torch.equal(q[:, 16:].dequantize(), q.dequantize()[:, 16:])
     with pytest.raises(ValueError, match="multiples of 16 columns"):
         q[:, 8:24]
+
+
+@pytest.mark.parametrize("axis", [-1, -2])
+@pytest.mark.parametrize(
+    "name", ["nvfp4", "mxfp8_32x32", "fp8_e4m3", "fp8_row", "fp8_128x128", "int4_row", "uint4_g32"]
+)
+def test_nothing_is_a_tensor_too(name, axis):
+    q = dt.quantize(values(256, 128, dtype=torch.float32), name, axis=axis)
+    for key in (np.s_[5:5], np.s_[256:], np.s_[:, 7:7], np.s_[:, 128:]):
+        assert q[key].dequantize().shape == q.dequantize()[key].shape
+        assert dlfp4.asarray(q[key]).scales.shape == dlfp4.asarray(q)[key].scales.shape

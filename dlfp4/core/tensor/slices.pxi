@@ -136,7 +136,7 @@ cdef ScaledTensor take_part(ScaledTensor self, Cut rows, Cut columns, tuple shap
         elements = slice(along.first, None)
     data = slice_part(self, self.data, slice(lines.first, lines.last), elements)
     if scales.dl.ndim == 2:
-        if dlfp4_formats[self.number].length:
+        if dlfp4_formats[self.number].length or along.first == along.last:
             blocks = slice(along.first // along.step, divide_up(along.last, along.step))
         step = 1 if self.format.repeats_scales else lines.step
         scales = slice_part(self, scales, slice(lines.first // step, divide_up(lines.last, step)), blocks)
