@@ -45,6 +45,12 @@ def tail():
     whole.untyped_storage().resize_(200)
     return view
 
+def strided():
+    whole = torch.ones(4, 64)
+    view = whole[::3]
+    whole.untyped_storage().resize_(600)
+    return view
+
 def fake():
     from torch._subclasses.fake_tensor import FakeTensorMode
     with FakeTensorMode():
@@ -61,6 +67,7 @@ MAKERS = {
     "freed": ("shrunk(0)", "resized to 0 bytes"),
     "shrunk": ("shrunk(300)", "ends at byte 1024 of a storage that was resized to 300 bytes"),
     "tail": ("tail()", "ends at byte 272 of a storage that was resized to 200 bytes"),
+    "strided": ("strided()", "ends at byte 1024 of a storage that was resized to 600 bytes"),
     "subclass": ("shrunk(300).as_subclass(type('Sub', (torch.Tensor,), {}))", "resized to 300 bytes"),
     "parameter": ("torch.nn.Parameter(shrunk(300), requires_grad=False)", "resized to 300 bytes"),
     "fake": ("fake()[1:]", "it is a fake tensor"),
