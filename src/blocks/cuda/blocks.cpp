@@ -361,8 +361,7 @@ struct PassKernels {
   const FormatKernels &rows, &columns;
 };
 
-PassKernels kernels_of(const Pass &pass, const FormatInfo &format) {
-  const QuantizeParams &p = pass.params;
+PassKernels kernels_of(const QuantizeParams &p, const FormatInfo &format) {
   const bool alone = p.decodes || format.line, rotated = p.rotation != 0;
   if (alone && (rotated || p.rule.chooses)) return {kNoKernels, kNoKernels};
   if (p.rule.chooses)
@@ -372,12 +371,12 @@ PassKernels kernels_of(const Pass &pass, const FormatInfo &format) {
 }
 
 int quantize_pass(const Pass &pass, const Quantization &of) {
-  const PassKernels kernels = kernels_of(pass, of.format);
+  const PassKernels kernels = kernels_of(pass.params, of.format);
   const DeviceKernel rows = kernels.rows[of.format.number][pass.x.source];
   const DeviceKernel columns = kernels.columns[of.format.number][pass.x.source];
   if (serves_rows(rows, pass, of.format)) return quantize_rows(rows, pass, of);
-  if (columns != kNoKernel && serves_whole_columns(columns, pass)) return quantize_whole_columns(columns, pass, of);
-  if (columns != kNoKernel && !is_for(columns, kQuantizeColumns) && serves_columns(columns, pass, of.format))
+  if (serves_whole_columns(columns, pass)) return quantize_whole_columns(columns, pass, of);
+  if (!is_for(columns, kQuantizeColumns) && serves_columns(columns, pass, of.format))
     return quantize_columns_of_lines(columns, pass, of);
   return quantize_anyhow(pass, of);
 }
