@@ -41,12 +41,15 @@ constexpr double kSharing = 2.5;     // of the walk: two blocks of threads excha
 constexpr double kNextWave = 2.0;    // of bytes: first loads of blocks that start late
 constexpr double kExchange = 1.0;    // of bytes: what clusters wait for one another, and a microsecond a rank
 constexpr double kHalfTile = 1.1;    // of the walk: times what a tile of as many rows takes elsewhere
+constexpr double kHalfBytes = 1.3;   // the same for bytes
 
-// A stage of K: copies, decoding and products for a tile. Bytes are multiplied as they come.
-double time_of_step(int kind, int rows, int halves) {
+// A stage of K: copies, decoding and products for a tile. Bytes are multiplied as they come, and in a walk consumers
+// take turns with more of them.
+double time_of_step(int kind, int rows, int halves, bool walks = false) {
   constexpr double kByteRate = 9e4;  // of a multiprocessor, in a microsecond
   if (is_prepared(kind)) return 0.18 + 0.00085 * rows * halves;
-  return std::max(0.06 + 0.00115 * rows * halves, stage_bytes(kind, rows, halves) / kByteRate);
+  return std::max((walks ? 0.06 + 0.0015 * rows * halves : 0.1 + 0.0017 * rows * halves),
+                  stage_bytes(kind, rows, halves) / kByteRate);
 }
 
 // Sums through shared memory, of several blocks of threads or warpgroups into one, to y.
@@ -75,7 +78,7 @@ double time_of_shared(const Tactic &tactic, const ProductShape &shape, int proce
   const auto waves = static_cast<double>(divide_up(blocks, running_at_once(tactic.ranks, processors)));
   const double work = waves * static_cast<double>(steps) * time_of_step(shape.kind, tactic.rows, tactic.halves);
   if (is_prepared(shape.kind)) return kStart + work + waves * sums;
-  const double again = 0.8 * static_cast<double>(divide_up(shape.rows, tactic.rows) - 1);  // from the L2 cache
+  const double again = 0.55 * static_cast<double>(divide_up(shape.rows, tactic.rows) - 1);  // from the L2 cache
   const double arrival =
       (1 + again) * static_cast<double>(shape.columns) * static_cast<double>(shape.depth) / kReadRate;
   return kStart + std::max(work, arrival) + waves * sums + (waves - 1) * kNextWave +
@@ -103,15 +106,17 @@ WalkPlan plan_walk(const ProductShape &shape, int processors) {
   order.has_rest = rows > order.x_tiles * kWalkRows;
   const int64_t steps = count_steps(shape);
   const auto time_of_rounds = [&](int64_t tiles, int64_t steps, int rows) {
-    return static_cast<double>(divide_up(tiles, most) * steps) * time_of_step(shape.kind, rows, 2);
+    return static_cast<double>(divide_up(tiles, most) * steps) * time_of_step(shape.kind, rows, 2, true);
   };
   const auto plan = [&](int alone) {
     order.alone = alone;
     const int shared = order.tiles() - alone, busy = std::max({alone, order.rests(), shared * kWalkRanks});
     const double last = shared > 0 ? time_of_rounds(1, divide_up(steps, kWalkRanks), kWalkRows) + kSharing : 0;
-    return WalkPlan{std::min(static_cast<int>(divide_up(busy, kWalkRanks)) * kWalkRanks, most), order,
-                    kStart + time_of_rounds(alone, steps, kWalkRows) +
-                        kHalfTile * time_of_rounds(order.rests(), steps, kWalkRows / 2) + last};
+    return WalkPlan{
+        std::min(static_cast<int>(divide_up(busy, kWalkRanks)) * kWalkRanks, most), order,
+        kStart + time_of_rounds(alone, steps, kWalkRows) +
+            (is_prepared(shape.kind) ? kHalfTile : kHalfBytes) * time_of_rounds(order.rests(), steps, kWalkRows / 2) +
+            last};
   };
   const int even = order.tiles() / most * most;
   const WalkPlan all = plan(order.tiles());
