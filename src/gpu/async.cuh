@@ -177,6 +177,17 @@ __device__ inline void expect_bytes(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
+// Whether the barrier has passed that phase, without a wait.
+__device__ inline bool has_passed(uint32_t barrier, int phase) {
+  uint32_t passed;
+  asm volatile(
+      "{.reg .pred passed; mbarrier.test_wait.parity.shared::cta.b64 passed, [%1], %2; selp.u32 %0, 1, 0, passed;}"
+      : "=r"(passed)
+      : "r"(barrier), "r"(phase)
+      : "memory");
+  return passed != 0;
+}
+
 __device__ inline void wait_for(uint32_t barrier, uint32_t phase) {
   asm volatile(
       "{\n"
@@ -253,6 +264,11 @@ __device__ inline void copy_box(uint32_t to, const TensorMap *map, int column, i
           to),
       "l"(map), "r"(column), "r"(row), "r"(barrier)
       : "memory");
+}
+
+// So that the first of such copies finds its map at hand.
+__device__ inline void prefetch_map(const TensorMap *map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
 // The same to the same place in the memory of each block of the cluster whose bit is set, and to their barriers.

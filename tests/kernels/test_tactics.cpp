@@ -131,13 +131,20 @@ void test_tactics(const ProductShape &shape, int processors) {
 
 // A warpgroup waits for every use of its stages, and may have the next block on its way while it multiplies one.
 void test_stages(const Tactic &tactic, int kind, int blocks) {
-  const int staging = tactic.family == kWalking ? staging_bytes(kind) : 0, takers = kConsumers / tactic.halves;
+  const bool walks = tactic.family == kWalking;
+  const int staging = walks ? staging_bytes(kind) : 0, takers = kConsumers / tactic.halves;
   const int stages = ring_stages(kind, tactic.rows, tactic.halves, blocks, staging);
   const int of_each = (blocks + takers - 1) / takers;
   snprintf(detail, sizeof(detail), "%s, kind %d, %d blocks: %d stages", tactic.name, kind, blocks, stages);
   check(stages % takers == 0, "no stage is shared", detail);
   check(stages / takers >= std::min(of_each, 2), "enough stages", detail);
-  check(stages * stage_bytes(kind, tactic.rows, tactic.halves) + staging <= kMostShared, "there is memory", detail);
+  const int sums = walks ? 0 : sums_bytes(tactic.rows, tactic.halves);
+  const int barriers = ring_barriers(kind, tactic.rows, tactic.halves, stages, staging, sums);
+  const int of_stages = x_stage_bytes(tactic.rows) + weight_stage_bytes(kind, tactic.halves) +
+                        scale_stage_bytes(kind, tactic.rows, tactic.halves);
+  check(barriers >= staging + stages * of_stages, "barriers lie behind the stages", detail);
+  check(barriers >= sums, "sums do not reach barriers, which still count as such", detail);
+  check(barriers + stages * kBarrierBytes <= kMostShared, "there is memory", detail);
 }
 
 // What is measured to be the fastest is guessed: few rows, many rows.

@@ -97,10 +97,10 @@ struct Operands {
   uint32_t first, second, first_scales, second_scales;
 };
 
-// A warpgroup's sums: 64 lines of the first operand by `Lines` of the second, in the order of Consumer's sums.
-// Warpgroups that take turns to start products do not wait at the same time: one adds sums while the other's are made.
+// A warpgroup's sums: 64 lines of the first operand by `Lines` of the second, in the order of Consumer's sums. Scales
+// of the second wait in registers while the tensor cores work, where there is room for them.
 template <int Kind, bool FirstIsE5m2, bool SecondIsE5m2, ScaleOrder OrderOfFirst, ScaleOrder OrderOfSecond,
-          bool TakesTurns>
+          bool HasRoom>
 class BytesProducts {
  public:
   static constexpr int kReleases = kWarpgroup / kWarpSize;  // of a stage: each warp has read its scales
@@ -112,44 +112,56 @@ class BytesProducts {
   }
 
   // Of a stage one part after another: 64 lines of the first operand, `lines_apart`. The first of its scales may be
-  // those of `before` other lines.
+  // those of `before` other lines. Warpgroups that take turns to start products do not wait at the same time: one adds
+  // sums while the other's are made.
   template <int Lines, int Parts>
-  __device__ void multiply(const Blocks &blocks, int lines_apart, int before, float (&sums)[Parts][Lines / 2]) {
+  __device__ void multiply(const Blocks &blocks, int lines_apart, int before, bool takes_turns,
+                           float (&sums)[Parts][Lines / 2]) {
 #pragma unroll
     for (int i = 0; i < Parts * Lines / 2; ++i) sums[i / (Lines / 2)][i % (Lines / 2)] = 0;
 #pragma unroll 1  // unrolled, as small tiles are otherwise, wgmma has no registers to run beside other work
     for (int block = blocks.first; block < blocks.count; block += blocks.by) {
-      wait_for(ring_.full + 8 * turn_.stage, turn_.phase);
+      if (!is_there_) wait_for(ring_.full + 8 * turn_.stage, turn_.phase);
+      Turn next = turn_;
+      next.advance(blocks.by, ring_.stages);
+      is_there_ = has_passed(ring_.full + 8 * next.stage, next.phase);
 #pragma unroll
-      for (int part = 0; part < Parts; ++part) multiply_part<Lines>(part * lines_apart, before, sums[part]);
+      for (int part = 0; part < Parts; ++part)
+        multiply_part<Lines>(part * lines_apart, before, takes_turns, sums[part]);
       __syncwarp();
       ring_.release(turn_.stage, lane_of_warp());
-      turn_.advance(blocks.by, ring_.stages);
+      turn_ = next;
     }
   }
 
   __device__ const Turn &turn() const { return turn_; }
 
  private:
+  static constexpr bool kLoadsEarly = has_scales(Kind) && OrderOfSecond == kTurned && HasRoom;
+
   template <int Lines>
-  __device__ void multiply_part(int line, int before, float (&sums)[Lines / 2]) const {
+  __device__ void multiply_part(int line, int before, bool takes_turns, float (&sums)[Lines / 2]) const {
     const uint64_t first = describe_rows(at_.first + turn_.stage * first_bytes_ + line * kBoxBytes);
     const uint64_t second = describe_rows(at_.second + turn_.stage * second_bytes_);
     float products[Lines / 2];
-    if constexpr (TakesTurns) wait_for_turn(warpgroup() - 1);
+    if (takes_turns) wait_for_turn(warpgroup() - 1);
     begin_products();
 #pragma unroll
     for (int i = 0; i < kBoxBytes / 32; ++i)
       multiply_bytes<FirstIsE5m2, SecondIsE5m2, Lines>(products, first + 2 * i, second + 2 * i, i > 0);
     commit_products();
-    if constexpr (TakesTurns) give_turn(warpgroup() & 1);  // the other's
+    if (takes_turns) give_turn(warpgroup() & 1);  // the other's
     float of_first[2] = {1, 1};
     if constexpr (has_scales(Kind)) load_scales(line + before, of_first);
+    float of_second[kLoadsEarly ? Lines / 4 : 1];
+    if constexpr (kLoadsEarly)
+#pragma unroll
+      for (int i = 0; i < Lines / 4; i += 4) load_four(Lines, i, of_first, of_second + i);
     wait_for_products<0>();
 #pragma unroll
     for (float &product : products) asm volatile("" : "+f"(product)::"memory");
     if constexpr (has_scales(Kind) && OrderOfSecond == kTurned) {
-      add_scaled<Lines>(products, of_first, sums);
+      add_scaled<Lines>(products, of_first, of_second, sums);
     } else {
 #pragma unroll
       for (int i = 0; i < Lines / 2; ++i)
@@ -168,18 +180,24 @@ class BytesProducts {
     }
   }
 
+  // From a number on, four of the second operand's that this thread needs, times the one of the first where that has
+  // one.
+  __device__ void load_four(int lines, int number, const float (&of_first)[2], float *scales) const {
+    const uint32_t of_lane = at_.second_scales + lane_of_warp() % 4 * turned_pitch(lines) * 4;
+    load_shared_16(of_lane + turn_.stage * ring_.scale_bytes + number * 4, true, scales);
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if (OrderOfFirst == kOne) scales[i] *= of_first[0];
+  }
+
   template <int Lines>
-  __device__ void add_scaled(const float (&products)[Lines / 2], const float (&of_first)[2],
+  __device__ void add_scaled(const float (&products)[Lines / 2], const float (&of_first)[2], const float *of_second,
                              float (&sums)[Lines / 2]) const {
-    const uint32_t from =
-        at_.second_scales + turn_.stage * ring_.scale_bytes + lane_of_warp() % 4 * turned_pitch(Lines) * 4;
 #pragma unroll
     for (int i = 0; i < Lines / 2; i += 8) {
-      float scales[4];
-      load_shared_16(from + i * 2, true, scales);
-#pragma unroll
-      for (int k = 0; k < 4; ++k)
-        if (OrderOfFirst == kOne) scales[k] *= of_first[0];
+      float loaded[4];
+      if constexpr (!kLoadsEarly) load_four(Lines, i / 2, of_first, loaded);
+      const float *scales = kLoadsEarly ? of_second + i / 2 : loaded;
 #pragma unroll
       for (int k = 0; k < 8; ++k) {
         const float of_second = scales[k / 4 * 2 + (k & 1)];
@@ -193,13 +211,15 @@ class BytesProducts {
   Operands at_;
   const int first_bytes_, second_bytes_;  // of a stage
   Turn turn_;
+  bool is_there_ = false;  // that turn's stage, as was seen a turn before, for an answer takes time
 };
 
 // With weights as the first operand, where a block of threads has one tile: 64 of them a warpgroup.
 template <int Kind, int Types>
 class BytesConsumer {
   using Products =
-      BytesProducts<Kind, is_e5m2(Types), x_is_e5m2(Types), has_scales_of_rows(Kind) ? kInOrder : kOne, kTurned, false>;
+      BytesProducts<Kind, is_e5m2(Types), x_is_e5m2(Types), has_scales_of_rows(Kind) ? kInOrder : kOne, kTurned, true>;
+  static constexpr int kTurnsFrom = 128;  // rows of x, whose products take longer than turns
   Products products_;
 
  public:
@@ -218,7 +238,10 @@ class BytesConsumer {
 
   template <int Rows>
   __device__ void multiply(const Blocks &blocks, float (&sums)[Rows / 2]) {
-    products_.template multiply<Rows, 1>(blocks, 0, 0, reinterpret_cast<float (&)[1][Rows / 2]>(sums));
+    const bool takes_turns = has_scales(Kind) && Rows >= kTurnsFrom && blocks.by == 1;  // where both have all blocks
+    if (takes_turns && warpgroup() == 2) give_turn(0);
+    products_.template multiply<Rows, 1>(blocks, 0, 0, takes_turns, reinterpret_cast<float (&)[1][Rows / 2]>(sums));
+    if (takes_turns && warpgroup() == 1) wait_for_turn(0);  // that the other has given last
   }
 };
 
@@ -228,8 +251,7 @@ constexpr int kRowsOfGroup = 64, kRowsByX = kConsumers * kRowsOfGroup, kSumsByX 
 template <int Kind, int Types>
 class BytesConsumerByX {
   static constexpr bool kTakesTurns = has_scales(Kind);  // sums without scales are added too fast to gain by it
-  BytesProducts<Kind, x_is_e5m2(Types), is_e5m2(Types), kInOrder, has_scales_of_rows(Kind) ? kTurned : kOne,
-                kTakesTurns>
+  BytesProducts<Kind, x_is_e5m2(Types), is_e5m2(Types), kInOrder, has_scales_of_rows(Kind) ? kTurned : kOne, false>
       products_;
 
  public:
@@ -244,7 +266,7 @@ class BytesConsumerByX {
   // Stages may begin with the scales of `before` other rows.
   template <int Parts>
   __device__ void multiply(int blocks, float (&sums)[Parts][kSumsByX], int before = 0) {
-    products_.template multiply<kBlockRows>({blocks, 0, 1}, kRowsByX, before, sums);
+    products_.template multiply<kBlockRows>({blocks, 0, 1}, kRowsByX, before, kTakesTurns, sums);
   }
 
   // After the last tile; the turn among stages is what goes on.
@@ -276,14 +298,15 @@ class BytesTile {
   using Place = WalkOrder::Place;
   const BytesParams &p_;
   const ProductParams &q_;
+  const Ring<Kind> &ring_;
   BytesConsumerByX<Kind, Types> consumer_;
   const Finish finish_;
 
  public:
-  static constexpr int kSyncs = 8;  // of the cluster, for a shared tile
+  static constexpr int kSyncs = 2;  // of the cluster, for a shared tile
 
   __device__ BytesTile(const BytesParams &p, const Ring<Kind> &ring)
-      : p_(p), q_(p.product), consumer_(ring, group()), finish_(q_) {}
+      : p_(p), q_(p.product), ring_(ring), consumer_(ring, group()), finish_(q_) {}
 
   __device__ void end() const {
     consumer_.end(group());
@@ -293,48 +316,44 @@ class BytesTile {
   __device__ void rest(const Place &place) {
     float sums[1][kSumsByX];
     consumer_.multiply(q_.blocks, sums);
-    store(sums[0], place, 0);
+    store(sums, place, 0);
   }
 
   __device__ void whole(const WalkOrder &order, int tile) {
     float sums[2][kSumsByX];
     consumer_.multiply(q_.blocks, sums);
     asm volatile("" : "+r"(tile));  // the place is found here, so that it takes no registers from the sums
-    store(sums[0], order.place_of(tile), 0);
-    store(sums[1], order.place_of(tile), 1);
+    store(sums, order.place_of(tile), 0);
   }
 
-  // Each block of the cluster gets the sums of the half that it stores, a quarter at a time, in its memory for results.
+  // Each block of the cluster gets the sums of the half that it stores, in the memory of its ring, whose last stages
+  // both have multiplied.
   __device__ void shared(const Place &place, int blocks, int rank) {
-    constexpr int kStride = kWarpgroup * 16, kQuarter = kSumsByX / 4;
-    static_assert(kQuarter / 4 * kStride * kConsumers <= staging_bytes(Kind), "");
+    constexpr int kFours = kSumsByX / 4, kStride = kWarpgroup * 16;
+    static_assert(kFours * kStride * kConsumers <= 2 * x_stage_bytes(kWalkRows), "");  // there are two stages at least
     float sums[2][kSumsByX];
     consumer_.multiply(blocks, sums);
-    const uint32_t here = staging() + threadIdx.x % kWarpgroup * 16, there = address_at_rank(here, rank ^ 1);
-    float own[kSumsByX];
-    wait_for_stores();
+    const uint32_t here = ring_.x + group() * (kFours * kStride) + threadIdx.x % kWarpgroup * 16;
+    const uint32_t there = address_at_rank(here, rank ^ 1);
+    float own[1][kSumsByX];
+    sync_cluster();
 #pragma unroll
-    for (int quarter = 0; quarter < 4; ++quarter) {
-      sync_cluster();
+    for (int i = 0; i < kFours; ++i) {
+      float others[4];
 #pragma unroll
-      for (int i = 0; i < kQuarter / 4; ++i) {
-        float others[4];
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          const int at = quarter * kQuarter + i * 4 + k;
-          own[at] = rank ? sums[1][at] : sums[0][at];
-          others[k] = rank ? sums[0][at] : sums[1][at];
-        }
-        store_to_cluster(there + i * kStride, make_float4(others[0], others[1], others[2], others[3]));
+      for (int k = 0; k < 4; ++k) {
+        own[0][4 * i + k] = rank ? sums[1][4 * i + k] : sums[0][4 * i + k];
+        others[k] = rank ? sums[0][4 * i + k] : sums[1][4 * i + k];
       }
-      sync_cluster();
+      store_to_cluster(there + i * kStride, make_float4(others[0], others[1], others[2], others[3]));
+    }
+    sync_cluster();
 #pragma unroll
-      for (int i = 0; i < kQuarter / 4; ++i) {
-        uint32_t others[4];
-        load_shared_16(here + i * kStride, others);
+    for (int i = 0; i < kFours; ++i) {
+      uint32_t others[4];
+      load_shared_16(here + i * kStride, others);
 #pragma unroll
-        for (int k = 0; k < 4; ++k) own[quarter * kQuarter + i * 4 + k] += __uint_as_float(others[k]);
-      }
+      for (int k = 0; k < 4; ++k) own[0][4 * i + k] += __uint_as_float(others[k]);
     }
     store(own, place, rank);
   }
@@ -345,16 +364,23 @@ class BytesTile {
     return shared_address(shared_memory) + group() * (staging_bytes(Kind) / kConsumers);
   }
 
-  // This warpgroup's rows of a half of a tile.
-  __device__ void store(float *sums, const Place &place, int half) const {
-    const int row = place.first_row + half * kRowsByX + group() * kRowsOfGroup, column = place.row_block * kBlockRows;
+  // This warpgroup's rows of the halves of a tile from one on. The code of either way lies together, for it is read
+  // from afar: the instructions of a tile's end are used once in a loop along K, or in a launch.
+  template <int Halves>
+  __device__ void store(float (&sums)[Halves][kSumsByX], const Place &place, int half) const {
+    const int first = place.first_row + half * kRowsByX + group() * kRowsOfGroup;
+    const int column = place.row_block * kBlockRows;
     if constexpr (Kind == kBytesByLine)
-      scale_lines<kBlockRows>({p_.of_x, q_.rows, row}, {p_.of_weights, q_.columns, column}, sums);
-    if (p_.maps_y) {
-      store_by_copy(sums, row, column);
-      store_by_copy(sums + kSumsByX / 2, row, column + kColumnsOfHalf);
+#pragma unroll
+      for (int i = 0; i < Halves; ++i)
+        scale_lines<kBlockRows>({p_.of_x, q_.rows, first + i * kRowsByX}, {p_.of_weights, q_.columns, column}, sums[i]);
+    if (__builtin_expect(p_.maps_y, 1)) {
+#pragma unroll
+      for (int i = 0; i < 2 * Halves; ++i)
+        store_by_copy(sums[i / 2] + i % 2 * (kSumsByX / 2), first + i / 2 * kRowsByX, column + i % 2 * kColumnsOfHalf);
     } else {
-      store_each(sums, row, column);
+#pragma unroll
+      for (int i = 0; i < Halves; ++i) store_each(sums[i], first + i * kRowsByX, column);
     }
   }
 

@@ -162,7 +162,8 @@ __device__ inline void store_result(const ProductParams &p, int row, int column,
 // Eight neighbours in a row, as far as the row goes.
 __device__ inline void store_eight(const ProductParams &p, int row, int column, const float *values) {
   uint8_t *to = p.y + (int64_t{row} * p.y_stride + column) * p.y_bytes;
-  if (column + 8 <= p.columns && p.y_bytes == 2 && reinterpret_cast<uintptr_t>(to) % 16 == 0) {
+  const bool at_once = column + 8 <= p.columns && p.y_bytes == 2 && reinterpret_cast<uintptr_t>(to) % 16 == 0;
+  if (__builtin_expect(at_once, 1)) {
     *reinterpret_cast<uint4 *>(to) =
         make_uint4(round_pair(values[0], values[1], p.y_is_half), round_pair(values[2], values[3], p.y_is_half),
                    round_pair(values[4], values[5], p.y_is_half), round_pair(values[6], values[7], p.y_is_half));

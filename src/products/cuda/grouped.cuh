@@ -81,7 +81,6 @@ class Experts {
       take();
       consume();
     }
-    if constexpr (kSharers > 1) sync_cluster();  // the other block no longer copies to this one's memory
   }
 
  private:
@@ -187,6 +186,7 @@ class Experts {
         produce_tile(place_of(size, tile), rows_of_size(Of, size), maps_scales(size), turn);
       tile -= tiles_of_size(size);
     }
+    if constexpr (kSharers > 1) ring_.drain(turn);
   }
 
   __device__ __forceinline__ void produce_tile(const Place &place, int count, bool maps_scales, Turn &turn) const {

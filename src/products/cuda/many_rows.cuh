@@ -70,9 +70,12 @@ class Consumer {
 
   template <int Rows, int Sets>
   __device__ __forceinline__ void step(uint32_t *operands, bool adds, int by, float *sums) {
-    wait_for(ring_.full + 8 * turn_.stage, turn_.phase);
+    if (!is_there_) wait_for(ring_.full + 8 * turn_.stage, turn_.phase);
     LaneWords<Kind> words;
     load(words);
+    Turn next = turn_;
+    next.advance(by, ring_.stages);
+    is_there_ = has_passed(ring_.full + 8 * next.stage, next.phase);
     if constexpr (Sets == 1) finish_block<0>(adds);
     decode_block<Kind, Type>(words, by_, operands);
     const uint64_t rows = describe_rows(ring_.x + turn_.stage * ring_.x_bytes);
@@ -82,13 +85,14 @@ class Consumer {
     commit_products();
     if constexpr (Sets == 2) finish_block<1>(adds);
     last_ = turn_.stage;
-    turn_.advance(by, ring_.stages);
+    turn_ = next;
   }
 
   const Ring<Kind> &ring_;
   const Shifts &by_;
   uint32_t codes_, scales_;
   Turn turn_;
+  bool is_there_ = false;  // that turn's stage, as was seen a turn before, for an answer takes time
   int last_ = 0;
 };
 
@@ -172,7 +176,7 @@ class PreparedTile {
   template <int Rows>
   __device__ void store(const float *sums, Place place) const {
     const int column = place.row_block * kBlockRows + half() * kColumnsOfHalf;
-    if (p_.maps_y)
+    if (__builtin_expect(p_.maps_y, 1))
       store_by_copy<Rows>(sums, place.first_row, column);
     else
       store_each<Rows>(sums, place.first_row, column);
@@ -247,6 +251,13 @@ __device__ inline void take_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
 }
 
+// Of a kernel's operands.
+template <int Kind, class Params>
+__device__ inline void prefetch_maps(const Params &p) {
+  prefetch_map(&p.x);
+  if constexpr (!is_prepared(Kind)) prefetch_map(&p.weights);
+}
+
 // How many threads of a block arrive at a stage that is full: those that begin copies of weights and of x, or one for
 // both; each lane that has copied scales.
 __device__ inline int arrivals(int kind, int copiers) { return copiers + (has_scales(kind) ? kWarpSize : 0); }
@@ -262,17 +273,18 @@ class SharedTile {
   const Params &p_;
   const ProductParams &q_;
   const Ring<Kind> ring_;
-  const int ranks_ = cluster_size(), rank_ = cluster_rank(), number_ = blockIdx.x / ranks_;
+  const uint32_t ranks_ = cluster_size(), rank_ = cluster_rank();
+  const int number_ = cluster_number();
   static constexpr int kDepth = stage_depth(Kind);
   const int first_row_ = blockIdx.y * Rows;
-  const int begin_ = static_cast<int>(int64_t{q_.blocks} * rank_ / ranks_);
-  const int count_ = static_cast<int>(int64_t{q_.blocks} * (rank_ + 1) / ranks_) - begin_;
+  const int begin_ = part_of(q_.blocks, rank_), count_ = part_of(q_.blocks, rank_ + 1) - begin_;
 
  public:
   __device__ explicit SharedTile(const Params &p)
       : p_(p), q_(p.product), ring_(Rows, p.halves, p.stages, 0, 1, sums_bytes(Rows, p.halves)) {}
 
   __device__ void run() {
+    if (threadIdx.x == 0) prefetch_maps<Kind>(p_);
     ring_.init(arrivals(Kind, 2), p_.halves * Lanes::kReleases);
     let_next_kernel_start();
     if (warpgroup() == 0) {
@@ -289,6 +301,9 @@ class SharedTile {
   }
 
  private:
+  // Where a rank's part of so many begins, which are below 2^30.
+  __device__ int part_of(uint32_t count, uint32_t rank) const { return static_cast<int>(count * rank / ranks_); }
+
   __device__ void copy_weights(int block, int stage, uint64_t policy) const {
     if constexpr (is_prepared(Kind))
       copy_prepared(block, stage, policy);
@@ -374,7 +389,7 @@ class SharedTile {
       sync_cluster();
     else
       sync_consumers();  // a cluster's barrier orders memory for the whole GPU
-    const int parts = ranks_ * (kConsumers / p_.halves);
+    const int parts = ranks_ * (p_.halves == 2 ? 1 : kConsumers);
     if (parts == 1)
       store<1>(finish);
     else if (parts == 2)
@@ -401,20 +416,19 @@ class SharedTile {
   // This rank's rows: all ranks' sums of them, and of both warpgroups where they share K.
   template <int Parts>
   __device__ void store(const Finish &finish) const {
-    const int pitch = sums_pitch(p_.halves), eights = kColumnsOfHalf * p_.halves / 8;
-    const int begin = Rows * rank_ / ranks_, end = Rows * (rank_ + 1) / ranks_;
-    const uint32_t sums_at = shared_address(shared_memory);
-    for (int i = threadIdx.x - kWarpgroup + begin * eights; i < end * eights; i += kConsumers * kWarpgroup) {
-      const int in_tile = i / eights, row = first_row_ + in_tile;
-      const int column = first_column() + i % eights * 8;
-      if (row >= q_.rows || column >= q_.columns) continue;
+    const int log_eights = p_.halves == 2 ? 4 : 3, rows_at_once = kConsumers * kWarpgroup >> log_eights;
+    const int thread = threadIdx.x - kWarpgroup, own = (thread & (1 << log_eights) - 1) * 8;
+    const int column = first_column() + own, pitch = sums_pitch(p_.halves);
+    if (column >= q_.columns) return;
+    const int end = min(part_of(Rows, rank_ + 1), q_.rows - first_row_);
+    for (int row = part_of(Rows, rank_) + (thread >> log_eights); row < end; row += rows_at_once) {
       float4 parts[Parts][2];
 #pragma unroll
       for (int part = 0; part < Parts; ++part) {
         const int rank = p_.halves == 2 ? part : part / kConsumers, share = p_.halves == 2 ? 0 : part % kConsumers;
-        const uint32_t at = sums_at + ((share * Rows + in_tile) * pitch + i % eights * 8) * 4;
-        parts[part][0] = load_from_cluster(address_at_rank(at, rank));
-        parts[part][1] = load_from_cluster(address_at_rank(at + 16, rank));
+        const uint32_t at = shared_address(shared_memory) + ((share * Rows + row) * pitch + own) * 4;
+        parts[part][0] = load_part<Parts>(at, rank);
+        parts[part][1] = load_part<Parts>(at + 16, rank);
       }
       float sums[8];
 #pragma unroll
@@ -424,8 +438,17 @@ class SharedTile {
         for (int part = 1; part < Parts; ++part) sums[j] += (&parts[part][j / 4].x)[j % 4];
         sums[j] = finish(sums[j]);
       }
-      store_eight(q_, row, column, sums);
+      store_eight(q_, first_row_ + row, column, sums);
     }
+  }
+
+  template <int Parts>
+  __device__ static float4 load_part(uint32_t address, int rank) {
+    if constexpr (Parts > 1) return load_from_cluster(address_at_rank(address, rank));
+    uint32_t words[4];  // its own
+    load_shared_16(address, words);
+    return make_float4(__uint_as_float(words[0]), __uint_as_float(words[1]), __uint_as_float(words[2]),
+                       __uint_as_float(words[3]));
   }
 };
 
@@ -449,6 +472,7 @@ class Walk {
       : p_(p), q_(p.product), order_(p.order), ring_(kRows, 2, p.stages, staging_bytes(Kind), kSharers) {}
 
   __device__ void run() {
+    if (threadIdx.x == 0) prefetch_maps<Kind>(p_);
     ring_.init(arrivals(Kind, 1), kConsumers * KindOf<Kind, Type>::Lanes::kReleases);
     let_next_kernel_start();
     if (warpgroup() == 0) {
@@ -462,7 +486,6 @@ class Walk {
       take_registers<Kind>();
       consume();
     }
-    if constexpr (kSharers > 1) sync_cluster();  // the other block no longer copies to this one's memory
   }
 
  private:
@@ -474,7 +497,7 @@ class Walk {
   // For each block along K of each tile copier(place, rows, among)(block, stage), as soon as its stage is free. `rows`
   // of x are wanted, of which `among` blocks of threads have the same; of a shared tile they have other parts of K.
   template <class Copier>
-  __device__ void produce(const Copier &copier) const {
+  __device__ Turn produce(const Copier &copier) const {
     wait_for_kernel_before();
     Turn turn(0);
     turn.phase = 1;  // every stage is free
@@ -491,10 +514,12 @@ class Walk {
     for (int tile = blockIdx.x; tile < order_.alone; tile += gridDim.x)
       produce_tile(order_.place_of(tile), 0, q_.blocks, kRows, kSharers);
     if (has_share()) produce_tile(order_.place_of(shared_tile_), begin_of_share(), end_of_share(), kRows, 1);
+    return turn;
   }
 
+  // Blocks of a cluster that share a tile at last wait for each other there.
   __device__ void produce_boxes() const {
-    produce([&](const Place &place, int count, int among) {
+    const Turn end = produce([&](const Place &place, int count, int among) {
       const RowsOfX rows = {place.first_row, count, kHalfRows};
       return [&, place, rows, among](int block, int stage) {
         const uint32_t full = ring_.full + 8 * stage;
@@ -506,6 +531,7 @@ class Walk {
           if (maps_scales()) ring_.copy_x_scales(&p_.x_scales, block, rows, stage, among);
       };
     });
+    if (kSharers > 1 && !has_share()) ring_.drain(end);
   }
 
   __device__ void copy_weights(int row_block, int block, uint32_t to, uint32_t full) const {

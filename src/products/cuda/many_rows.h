@@ -91,6 +91,13 @@ DLFP4_RULE int sums_pitch(int halves) { return kColumnsOfHalf * halves + 4; }
 
 DLFP4_RULE int sums_bytes(int rows, int halves) { return (kConsumers / halves) * rows * sums_pitch(halves) * 4; }
 
+// Where the ring's barriers begin: behind `first` bytes and the stages, and behind the `later` bytes that take the
+// place of both while barriers still count as such.
+DLFP4_RULE int ring_barriers(int kind, int rows, int halves, int stages, int first, int later) {
+  const int behind = first + stages * (stage_bytes(kind, rows, halves) - kBarrierBytes);
+  return behind > later ? behind : later;
+}
+
 // --- The walking kernel ----------------------------------------------------------------------
 
 constexpr int kWalkRanks = 2;  // blocks of threads of a cluster

@@ -155,22 +155,20 @@ int describe_matrices(const Tactic &tactic, int kind, BoxType type, ManyRowsPara
 }
 
 Shape many_rows_shape(const Tactic &tactic, const ProductShape &shape, ManyRowsParams *p) {
-  const int staging = tactic.family == kWalking ? staging_bytes(shape.kind) : 0;
+  const bool walks = tactic.family == kWalking;
+  const int first = walks ? staging_bytes(shape.kind) : 0, later = walks ? 0 : sums_bytes(tactic.rows, tactic.halves);
   const int blocks = static_cast<int>(divide_up(shape.depth, stage_depth(shape.kind)));
   p->halves = tactic.halves;
-  p->stages = ring_stages(shape.kind, tactic.rows, tactic.halves, blocks, staging);
-  const int ring = p->stages * stage_bytes(shape.kind, tactic.rows, tactic.halves) + staging;
-  const int barriers = p->stages * kBarrierBytes;
-  if (tactic.family == kWalking) {
+  p->stages = ring_stages(shape.kind, tactic.rows, tactic.halves, blocks, first);
+  const int bytes =
+      ring_barriers(shape.kind, tactic.rows, tactic.halves, p->stages, first, later) + p->stages * kBarrierBytes;
+  if (walks) {
     const WalkPlan plan = plan_walk(shape, multiprocessors());
     p->order = plan.order;
-    return {{plan.blocks, 1}, kManyRowsThreads, ring, kWalkRanks};
+    return {{plan.blocks, 1}, kManyRowsThreads, bytes, kWalkRanks};
   }
   const int64_t across = divide_up(shape.columns, kColumnsOfHalf * tactic.halves);
-  return {{across * tactic.ranks, divide_up(shape.rows, tactic.rows)},
-          kManyRowsThreads,
-          std::max(ring - barriers, sums_bytes(tactic.rows, tactic.halves)) + barriers,
-          tactic.ranks};
+  return {{across * tactic.ranks, divide_up(shape.rows, tactic.rows)}, kManyRowsThreads, bytes, tactic.ranks};
 }
 
 // --- Products ----------------------------------------------------------------------------------

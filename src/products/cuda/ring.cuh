@@ -26,9 +26,25 @@ __device__ inline int cluster_size() {
   return static_cast<int>(size);
 }
 
+__device__ inline int cluster_number() {
+  uint32_t number;
+  asm("mov.u32 %0, %%clusterid.x;" : "=r"(number));
+  return static_cast<int>(number);
+}
+
 // A thread's place in its warpgroup.
 __device__ inline int lane_of_warp() { return threadIdx.x % kWarpSize; }
 __device__ inline int warp_of_group() { return threadIdx.x % kWarpgroup / kWarpSize; }
+
+// A stage of the ring, and how often the ring has been passed, modulo two.
+struct Turn {
+  int stage, phase = 0;
+  __device__ explicit Turn(int first) : stage(first) {}
+  __device__ void advance(int by, int stages) {
+    stage += by;
+    if (stage >= stages) stage -= stages, phase ^= 1;
+  }
+};
 
 // Rows of x of a tile, in boxes of so many.
 struct RowsOfX {
@@ -38,13 +54,12 @@ struct RowsOfX {
 // `sharers` blocks of threads of a cluster have the same rows of x at the same time, and each copies a part of them for
 // all, so that less is read from the L2 cache. A stage is then free once all have released it. How many there are has
 // to be known to the compiler: otherwise products by experts take 1.1 to 1.3 times as long.
-// Barriers lie behind the stages, and behind what takes the stages' place while barriers still count as such.
 template <int Kind>
 struct Ring {
   uint32_t x, weights, scales, full, empty;
   int rows, x_bytes, code_bytes, weight_bytes, scale_bytes, stages, sharers;
 
-  __device__ Ring(int rows_of_x, int halves, int count, int first, int sharers_of_x = 1, int later_bytes = 0)
+  __device__ Ring(int rows_of_x, int halves, int count, int first, int sharers_of_x = 1, int later = 0)
       : rows(rows_of_x),
         x_bytes(x_stage_bytes(rows_of_x)),
         code_bytes(code_stage_bytes(Kind, halves)),
@@ -55,7 +70,7 @@ struct Ring {
     x = shared_address(shared_memory) + first;
     weights = x + stages * x_bytes;
     scales = weights + stages * weight_bytes;
-    full = max(scales + stages * scale_bytes, shared_address(shared_memory) + later_bytes);
+    full = shared_address(shared_memory) + ring_barriers(Kind, rows, halves, stages, first, later);
     empty = full + stages * 8;
   }
 
@@ -82,9 +97,9 @@ struct Ring {
 
   // Scales begin at a multiple of what bulk copies read.
   __device__ void copy_x_scales(const TensorMap *map, int block, const RowsOfX &rows, int stage, int among) const {
-    each_box({rows.first / kScalesOfCopy * kScalesOfCopy, scales_of_copies(rows), kScaleBox}, among, [&](int first) {
-      copy_among(scales + stage * scale_bytes + first * 4, map, rows.first / kScalesOfCopy * kScalesOfCopy + first,
-                 block, full + 8 * stage, among);
+    const RowsOfX copied = {rows.first / kScalesOfCopy * kScalesOfCopy, scales_of_copies(rows), kScaleBox};
+    each_box(copied, among, [&](int first) {
+      copy_among(scales + stage * scale_bytes + first * 4, map, copied.first + first, block, full + 8 * stage, among);
     });
   }
 
@@ -102,6 +117,12 @@ struct Ring {
     }
   }
 
+  // For the thread that copies, after the last copy: until every stage is released. Memory ends with its block of
+  // threads, and no arrival of another is on its way to it then.
+  __device__ void drain(Turn turn) const {
+    for (int i = 0; i < stages; ++i, turn.advance(1, stages)) wait_for(empty + 8 * turn.stage, turn.phase);
+  }
+
  private:
   template <class Copy>
   __device__ static void each_box(const RowsOfX &rows, int among, const Copy &copy) {
@@ -115,16 +136,6 @@ struct Ring {
       copy_box_to_all(to, map, column, row, barrier, (1 << among) - 1);
     else
       copy_box(to, map, column, row, barrier);
-  }
-};
-
-// A stage of the ring, and how often the ring has been passed, modulo two.
-struct Turn {
-  int stage, phase = 0;
-  __device__ explicit Turn(int first) : stage(first) {}
-  __device__ void advance(int by, int stages) {
-    stage += by;
-    if (stage >= stages) stage -= stages, phase ^= 1;
   }
 };
 
