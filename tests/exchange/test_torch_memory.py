@@ -128,6 +128,22 @@ def test_a_storage_that_shrinks_later(torch):
                 use(gone)
 
 
+def test_a_storage_that_shrinks_where_it_lies(torch):
+    """Which gets its old address again, by way of none: the address alone does not tell."""
+    for _ in range(100):
+        whole = torch.ones(4, 64)
+        tensor = dlfp4.from_dlpack(whole)
+        whole.untyped_storage().resize_(0)
+        whole.untyped_storage().resize_(1000)
+        if whole.data_ptr() == tensor.data_ptr:
+            break
+    else:
+        pytest.skip("memory of another address, each time")
+    for use in (lambda t: t.to_numpy(), lambda t: t.__dlpack__(), lambda t: dlfp4.cast(t, "bfloat16")):
+        with pytest.raises(BufferError, match="is gone; import it again"):
+            use(tensor)
+
+
 def test_whole_tensors_pass(torch):
     """Every way in which a tensor may lie in its storage, to the last byte."""
     whole = torch.arange(4 * 6 * 8, dtype=torch.float32).reshape(4, 6, 8)
@@ -198,7 +214,8 @@ for count in (5, 4):
 
 def test_python_answers_where_c_does_not(torch):
     """The tests of what PyTorch's tensors say, and of memory that it takes away, in a process without its functions."""
-    files = [Path(__file__).with_name("test_torch_tensors.py"), f"{__file__}::test_a_storage_that_shrinks_later"]
+    shrinks = (f"{__file__}::test_a_storage_that_shrinks_{how}" for how in ("later", "where_it_lies"))
+    files = [Path(__file__).with_name("test_torch_tensors.py"), *shrinks]
     told = run(f"""{WITHOUT_NATIVES}
 import pytest
 status = pytest.main(["-q", "-p", "no:cacheprovider", *{list(map(str, files))!r}])
