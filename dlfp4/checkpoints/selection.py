@@ -158,10 +158,15 @@ def quantize_chosen(
         options["global_scale"] = choice.global_scale
     elif chosen.has_global_scale and not has_unit(chosen, convention):
         options["global_scale"] = 1.0  # there is no place for another one
-    if convention is not None and choice.axis == -2:
+    if is_transposed(choice, convention):
         x, options["axis"] = dlfp4.asarray(x).mT, -1
     q: ScaledTensor = dlfp4.quantize(x, chosen, **options)
     return q if convention is None else with_stored_unit(q, find_spelling(chosen, convention))
+
+
+def is_transposed(choice: Choice, convention: str | None) -> bool:
+    """Whether a chosen tensor is stored as its transpose."""
+    return convention is not None and choice.axis == -2
 
 
 # ---- One global scale for several tensors

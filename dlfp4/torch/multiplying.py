@@ -77,13 +77,16 @@ def grouped_mm(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """``torch.nn.functional.grouped_mm``: rows by experts. Its gradient sums across blocks, of decoded weights."""
+    """``torch.nn.functional.grouped_mm``: rows by experts. Blocks along K are multiplied where they are those of a
+    transposed stack; its gradient sums across blocks, and blocks of columns may cross from one expert to the next:
+    of decoded weights.
+    """
     if a.dim() != 2 or b.dim() != 3 or offs is None or bias is not None:
         raise NotImplementedError(
             f"{function} of shapes {tuple(a.shape)} and {tuple(b.shape)}: of ScaledTensors it takes rows (R, K), a "
             f"stack (E, K, N) and offs, without a bias; call .dequantize() for the values"
         )
-    crosses = isinstance(b, ScaledTensor) and b.axis == -1
+    crosses = isinstance(b, ScaledTensor) and not (b.turned and b.axis == -2)
     return functions.grouped_matmul(a, decode(b, b.dtype) if crosses else b, offs, out_dtype=out_dtype or a.dtype)
 
 

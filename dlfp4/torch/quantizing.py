@@ -10,7 +10,7 @@ import torch
 
 from dlfp4 import _core
 from dlfp4.arguments import check_named, format_of
-from dlfp4.checkpoints.selection import Choice, choose, quantize_chosen
+from dlfp4.checkpoints.selection import Choice, choose, is_transposed, quantize_chosen
 from dlfp4.engines.problem import exact_types_of
 from dlfp4.torch.linear import Linear
 from dlfp4.torch.names import forget_marker, name_parts, quantized_in
@@ -97,7 +97,8 @@ def quantize_(
     made = {name: quantize_chosen(tensors[name].detach(), choice, **how) for name, choice in chosen.items()}
     places = places_of(module)
     for name, q in with_shared_scales(tensors, made, chosen, how).items():
-        weight = as_weight(q, tensors[name], prepare and reads_prepared(activation))
+        turned = is_transposed(chosen[name], convention)
+        weight = as_weight(q, tensors[name].dtype, prepare and reads_prepared(activation), turned)
         for place in places[id(tensors[name])]:
             put(place, weight, activation, convention)
     module.register_load_state_dict_pre_hook(forget_marker)
@@ -164,16 +165,16 @@ def block_rows(format: str) -> int:
     return _core._size_of_prepared(format, 1, 1)[3]
 
 
-def as_weight(q: Scaled, old: torch.Tensor, prepare: bool) -> torch.nn.Parameter:
-    """The parameter that takes the place of another; conventions store a matrix of (in, out) as its transpose.
+def as_weight(q: Scaled, dtype: torch.dtype, prepare: bool, turned: bool) -> torch.nn.Parameter:
+    """The parameter that takes the place of another, of which `q` may be the transpose.
 
     Of a stack that is prepared each matrix is whole blocks, so that it can be taken out.
     """
     lines = q.shape[-2 if q.axis == -1 else -1]
     if prepare and (q.ndim == 2 or (q.ndim == 3 and lines % max(1, block_rows(q.format.name)) == 0)):
         q = q.prepare()
-    weight = ScaledTensor.from_dlfp4(q, old.dtype)
-    return torch.nn.Parameter(turn(weight) if weight.shape != old.shape else weight, requires_grad=False)
+    weight = ScaledTensor.from_dlfp4(q, dtype)
+    return torch.nn.Parameter(turn(weight) if turned else weight, requires_grad=False)
 
 
 def put(place: Place, weight: torch.nn.Parameter, activation: Activation | None, convention: str | None) -> None:

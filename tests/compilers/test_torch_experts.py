@@ -196,3 +196,11 @@ def test_grouped_mm_of_pytorch(format):
     assert torch.allclose(x.grad[:9].float(), expected, rtol=2e-2, atol=0.2)
     with pytest.raises(NotImplementedError, match=r"call \.dequantize"):
         torch.nn.functional.grouped_mm(x.detach(), q.mT[0], offs=ENDS)
+
+
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp4", "fp8_row", "mxfp8_e4m3"])
+def test_grouped_mm_of_blocks_along_columns(format):
+    """Of a stack (E, K, N) that was quantized as it lies, as `quantize_` leaves the experts of gpt-oss."""
+    q = dt.quantize(STACK.mT.contiguous(), format, axis=-2)
+    made = torch.nn.functional.grouped_mm(ROWS, q, offs=ENDS)
+    assert torch.equal(made, dt.grouped_matmul(ROWS, q.dequantize(), ENDS))

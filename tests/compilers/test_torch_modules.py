@@ -242,6 +242,35 @@ def test_transposed_layers():
         assert torch.equal(other["c_fc"](x), made["c_fc"](x))
 
 
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp4", "mxfp8_e4m3"])
+@pytest.mark.parametrize(
+    ("name", "shapes"),
+    [
+        ("weight", {"c_attn": (64, 192), "c_proj": (64, 64)}),  # GPT-2, whose biases say how they lie
+        ("down_proj", {"experts": (2, 64, 64)}),  # gpt-oss, whose gate_up_proj says how stacks lie
+    ],
+)
+def test_transposed_squares(name, shapes, format):
+    """A matrix that has the shape of its transpose is not taken for it."""
+    model = torch.nn.ModuleDict({layer: torch.nn.Module() for layer in shapes})
+    for layer, shape in shapes.items():
+        model[layer].register_parameter(name, torch.nn.Parameter(values(*shape)))
+        model[layer].bias = torch.nn.Parameter(torch.zeros(shape[-1]))
+    if name == "down_proj":
+        model["experts"].gate_up_proj = torch.nn.Parameter(values(2, 64, 128))
+    kept = copy.deepcopy(model)
+    dt.quantize_(model, format, convention="modelopt")
+    other = dt.quantize_(copy.deepcopy(kept), format, convention="modelopt")
+    other.load_state_dict(model.state_dict())
+    quantized = {key: each for key, each in model.named_parameters() if isinstance(each, dt.ScaledTensor)}
+    assert len(quantized) == 2
+    for key, weight in quantized.items():
+        assert (weight.axis, weight.turned) == (-2, True)
+        values_of = weight.dequantize()
+        assert (values_of - kept.get_parameter(key)).abs().max() < 0.3 * values_of.abs().max()
+        assert torch.equal(other.get_parameter(key).dequantize(), values_of)
+
+
 STORED = sorted({(name, row.convention) for row in conventions.SPELLINGS if row.convention for name in row.formats})
 
 
