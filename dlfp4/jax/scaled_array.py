@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
@@ -65,7 +66,7 @@ class ScaledArray:
     ScaledArray(shape=(32, 32), format='mxfp4', data=(32, 32), scales=(32, 1))
     """
 
-    __slots__ = (*PARTS, "is_transposed", "proto", "source")
+    __slots__ = (*PARTS, "is_transposed", "proto", "source", "whole")
 
     data: Array
     scales: Array
@@ -74,6 +75,7 @@ class ScaledArray:
     biases: Array | None
     source: Array | None
     proto: TensorProto
+    whole: TensorProto  # what the arrays were cut from, which the structure of a pytree keeps
     is_transposed: bool
 
     def __init__(
@@ -83,7 +85,7 @@ class ScaledArray:
         for name in PARTS:
             setattr(self, name, named.get(name))
         self.source = source
-        self.proto = proto
+        self.proto = self.whole = proto
         self.is_transposed = is_transposed
 
     # ---- The pytree
@@ -91,20 +93,21 @@ class ScaledArray:
     def tree_flatten_with_keys(self) -> tuple[list[tuple[GetAttrKey, Any]], tuple[TensorProto, bool]]:
         """The arrays with their names, and what they are."""
         names = (*PARTS, "source")
-        return [(GetAttrKey(name), getattr(self, name)) for name in names], (self.proto, self.is_transposed)
+        return [(GetAttrKey(name), getattr(self, name)) for name in names], (self.whole, self.is_transposed)
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[TensorProto, bool]]:
         """The arrays, and what they are."""
         parts = (self.data, self.scales, self.global_scale, self.zero_points, self.biases, self.source)
-        return parts, (self.proto, self.is_transposed)
+        return parts, (self.whole, self.is_transposed)
 
     @classmethod
     def tree_unflatten(cls, structure: tuple[TensorProto, bool], leaves: Sequence[Any]) -> ScaledArray:
         """The inverse; leaves may be anything that JAX puts in the place of arrays."""
         self = cls.__new__(cls)
-        self.proto, self.is_transposed = structure
+        self.whole, self.is_transposed = structure
         for name, leaf in zip((*PARTS, "source"), leaves, strict=True):
             setattr(self, name, leaf)
+        self.proto = fitted(self.whole, shapes_of(self.parts))
         return self
 
     # ---- What it is
@@ -249,6 +252,35 @@ def names_of_parts(proto: TensorProto) -> list[str]:
     return [buffer.name.removeprefix(ACROSS) for buffer in proto.buffers()]
 
 
+def shapes_of(parts: Iterable[Any]) -> tuple[tuple[int, ...], ...]:
+    """The shapes of parts; () where one is no array, but what JAX has put in its place."""
+    shapes = tuple(getattr(part, "shape", None) for part in parts)
+    return shapes if all(isinstance(shape, tuple) for shape in shapes) else ()  # type: ignore[return-value]
+
+
+@lru_cache(maxsize=4096)
+def fitted(proto: TensorProto, shapes: tuple[tuple[int, ...], ...]) -> TensorProto:
+    """What arrays are that were cut between blocks from those of a tensor, or joined of such, as ``shard_map`` does.
+
+    It is `proto` itself where they are a stack of its arrays, and where they make no tensor: see `check_single`.
+    """
+    expected = [shape for shape, _ in arrays_of(proto)]
+    if len(shapes) != len(expected) or len(shapes[0]) < len(expected[0]):
+        return proto
+    stacked = len(shapes[0]) - len(expected[0])
+    own = [shape[stacked:] for shape in shapes]
+    if own == expected or not proto.rowwise or not all(expected[0]):
+        return proto
+    inner, length = proto.shape[1:-1], proto.shape[-1]
+    lines = own[0][0] if len(own[0]) > 1 else 1
+    cut = (lines // max(1, count_elements(inner)), *inner, length * own[0][-1] // expected[0][-1])
+    try:
+        found = replace(proto, shape=cut[-len(proto.shape) :])
+    except ValueError:  # cut through blocks
+        return proto
+    return found if own == [shape for shape, _ in arrays_of(found)] else proto
+
+
 def as_array(part: Tensor) -> Array:
     """A part as a JAX array."""
     return (part.view("uint8") if part.dtype.name in FP6 else part).to_jax()
@@ -260,11 +292,17 @@ def as_tensor(part: Array) -> Tensor:
 
 
 def check_single(q: ScaledArray) -> None:
-    """ValueError for stacked leaves."""
+    """ValueError for stacked leaves, and for those that make no tensor, beyond which kernels would read."""
     if q.stack:
         raise ValueError(
             f"{q!r} is a stack of tensors of shape {q.proto.shape}; map over it with jax.vmap or jax.lax.scan, or take "
             f"one: jax.tree.map(lambda leaf: leaf[0], q)"
+        )
+    expected = [shape for shape, _ in arrays_of(q.proto)]
+    if list(shapes_of(q.parts)) != expected:
+        raise ValueError(
+            f"{q!r} has arrays of other shapes than {expected}, those of a tensor of {q.proto.shape}: take whole "
+            f"blocks with their scales, and of a tensor with rows that have blocks along the last axis"
         )
 
 

@@ -150,6 +150,31 @@ def mapping_shards():
     np.testing.assert_allclose(product, dlfp4.matmul(X, dlfp4.quantize(W, "mxfp4").mT).to_numpy(), rtol=1e-5, atol=1e-4)
 
 
+def mapping_quantized(format):
+    """A shard of a ScaledArray is a tensor of its own, and shards that leave the map are one of them all."""
+    w = dj.quantize(W, format)
+    eager = dlfp4.quantize(W, format)
+    expected = to_bytes(dlfp4.matmul(X, eager.mT).to_numpy())
+    specs = jax.tree.map(lambda part: P("rows") if part.ndim else P(), w)
+    shapes = []
+
+    def multiply(x, w):
+        shapes.append(w.shape)
+        return dj.matmul(x, w.mT)
+
+    program = jax.shard_map(multiply, mesh=MESH, in_specs=(P(), specs), out_specs=P(None, "rows"))
+    sharded = jax.tree.map(lambda part, spec: put(part, *spec), w, specs)
+    assert to_bytes(jax.jit(program)(put(X), sharded)) == expected
+    gradient = jax.jit(jax.grad(lambda x: program(x, sharded).sum()))(put(X))
+    np.testing.assert_allclose(gradient, np.tile(eager.dequantize().to_numpy().sum(0), (16, 1)), rtol=1e-4, atol=1e-3)
+    assert set(shapes) == {(256, 1024)}
+    halves = jax.tree.map(lambda part: P(None, "depth") if part.ndim else P(), w)
+    whole = jax.jit(jax.shard_map(lambda w: w, mesh=MESH, in_specs=(halves,), out_specs=halves))(
+        jax.tree.map(lambda part, spec: put(part, *spec), w, halves)
+    )
+    assert (whole.shape, to_bytes(dj.dequantize(whole))) == ((1024, 1024), to_bytes(eager.dequantize().to_numpy()))
+
+
 def derivatives():
     def loss(w, x):
         return dj.matmul(x, dj.quantize(w, "nvfp4", straight_through=True).mT).sum()
@@ -167,5 +192,7 @@ if __name__ == "__main__":
     batches()
     uneven_and_whole()
     mapping_shards()
+    for format in ("nvfp4", "mxfp6_e2m3", "mxfp8_32x32", "fp8_128x128"):
+        mapping_quantized(format)
     derivatives()
     print("all equal")

@@ -307,6 +307,30 @@ def test_to_and_from_scaled_tensors(format, axis):
     assert array.to_tensor().data.data_ptr == array.data.unsafe_buffer_pointer()
 
 
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp6_e2m3", "mxfp8_32x32", "fp8_128x128", "fp8_row"])
+def test_leaves_cut_between_blocks_are_a_tensor(format):
+    q = dj.quantize(np.concatenate([X, -X]), format)
+    values = dj.dequantize(q)
+    top = jax.tree.map(lambda part: part[: len(part) // 2] if part.ndim else part, q)
+    left = jax.tree.map(lambda part: part[:, : -(-part.shape[1] // 2)] if part.ndim else part, q)
+    assert (top.shape, left.shape) == ((128, 256), (256, 128))
+    assert to_bytes(dj.dequantize(top)) == to_bytes(values[:128])
+    assert to_bytes(dj.dequantize(left)) == to_bytes(values[:, :128])
+    assert to_bytes(dj.matmul(X[:3], top.mT)) == to_bytes(dj.matmul(X[:3], q.mT)[:, :128])
+    assert jax.tree.structure(top) == jax.tree.structure(q)
+
+
+def test_leaves_that_make_no_tensor_are_refused():
+    """Rather than read as the tensor that their structure names."""
+    q = dj.quantize(X, "mxfp4")
+    wrong = jax.tree.unflatten(jax.tree.structure(q), [q.data[:8], q.scales[:16]])
+    columns = jax.tree.map(lambda part: part[:8], dj.quantize(X, "mxfp4", axis=-2))
+    for each in (wrong, columns):
+        for use in (dj.dequantize, lambda w: dj.matmul(X, w.mT), lambda w: w.to_tensor()):
+            with pytest.raises(ValueError, match="take whole blocks with their scales"):
+                use(each)
+
+
 def test_scaled_tensors_are_pytrees():
     q = dlfp4.quantize(X, "nvfp4")
     assert [leaf.dtype.name for leaf in jax.tree.leaves(q)] == ["float4_e2m1fn", "float8_e4m3fn", "float32"]
