@@ -62,7 +62,8 @@ def vary_alike(arrays: Sequence[Any]) -> Sequence[Any]:
 
 def describe_results(operation: Operation, *given: Any, **params: Any) -> list[Any]:
     """What a call gives, for JAX: sharded where types say so, and varying within a shard_map, as the operands are."""
-    like = given[0]
+    # An operand that lies on one device, beside others on a mesh, has a mesh without axes.
+    like = next((each for each in given if not each.sharding.mesh.empty), given[0])
     rule = rule_of(operation, given, params).on(like.sharding.mesh)
     division = sharding.divide(rule, like.sharding.mesh, given)
     return [

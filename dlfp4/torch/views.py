@@ -21,6 +21,7 @@ from dlfp4.torch.representing import described as in_torch
 from dlfp4.torch.scaled_tensor import (
     PARTS,
     ScaledTensor,
+    as_bytes,
     checked_dtype,
     described,
     implements,
@@ -335,6 +336,35 @@ def one_of(q: ScaledTensor, dim: int, index: int) -> ScaledTensor:
     first = index + q.shape[place] if index < 0 else index
     part = cut(q, place, first, first + 1)
     return reshaped(part, (*part.shape[:place], *part.shape[place + 1 :]))
+
+
+@implements(aten.index.Tensor)
+def take_numbered(function: Any, q: ScaledTensor, indices: Sequence[torch.Tensor | None]) -> ScaledTensor:
+    """Copies of the matrices of a stack that have these numbers, as models take the experts of each token."""
+    numbers = indices[0]
+    is_alone = len(indices) == 1 and numbers is not None and numbers.dim() == 1
+    stack = plain(turn(q) if q.turned else q)
+    height, _ = _core._find_format(q.format).block or (1, None)
+    lies_apart = stack.dim() == 3 and stack.encoding.axis == -1 and stack.shape[1] % height == 0
+    lies_apart = lies_apart and stack.encoding.scale_layout == "linear"
+    if numbers is None or numbers.dtype not in NUMBERS or not is_alone or not lies_apart:
+        raise NotImplementedError(
+            f"{function} of {described(q)}: it takes a vector of the numbers of matrices, of a stack (E, N, K) with "
+            f"blocks along K and linear scales, or of its .mT; call .dequantize() for the values"
+        )
+    made = mapped(stack, lambda part: matrices_of(part, stack.shape[0], numbers) if part.dim() else part)
+    made = like(made, present(made), shape=(numbers.shape[0], *stack.shape[1:]))
+    return turn(made) if q.turned else made
+
+
+NUMBERS = (torch.int32, torch.int64)
+
+
+def matrices_of(part: torch.Tensor, count: int, numbers: torch.Tensor) -> torch.Tensor:
+    """What some of so many matrices have of a part; a global scale of a single matrix is a number."""
+    each = as_bytes(part).reshape(count, -1, *part.shape[1:])[numbers]
+    taken = each.reshape(-1, *part.shape[1:]).view(part.dtype)
+    return taken.reshape(()) if taken.dim() == 1 and part.shape[0] == count and taken.numel() == 1 else taken
 
 
 @implements(aten.unbind.int)

@@ -168,6 +168,8 @@ def mapping_quantized(format):
     gradient = jax.jit(jax.grad(lambda x: program(x, sharded).sum()))(put(X))
     np.testing.assert_allclose(gradient, np.tile(eager.dequantize().to_numpy().sum(0), (16, 1)), rtol=1e-4, atol=1e-3)
     assert set(shapes) == {(256, 1024)}
+    product = jax.jit(lambda x, w: dj.matmul(x, w.mT))(jnp.asarray(X), sharded)  # an x on one device
+    assert (to_bytes(product), product.sharding.spec) == (expected, P(None, "rows"))
     halves = jax.tree.map(lambda part: P(None, "depth") if part.ndim else P(), w)
     whole = jax.jit(jax.shard_map(lambda w: w, mesh=MESH, in_specs=(halves,), out_specs=halves))(
         jax.tree.map(lambda part, spec: put(part, *spec), w, halves)

@@ -123,6 +123,33 @@ def test_products_of_two_quantized_tensors():
     assert torch.equal(torch.mv(ScaledTensor.from_dlfp4(b), x[0]), dlfp4.matmul(x[:1], b.mT).to_torch()[0])
 
 
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp4", "mxfp6_e2m3", "fp8_row", "mxfp8_32x32", "fp8_e4m3"])
+def test_matrices_by_their_numbers(format):
+    """As models take the experts of each token, and multiply by them in a batch."""
+    options = [{}] + [{"recipe": dlfp4.Recipe(global_scale_per=per)} for per in ("matrix", "row") if format == "nvfp4"]
+    for each in options:
+        q, x = dt.quantize(values(3, 32, 64), format, **each), values(4, 64, seed=1)
+        for numbers in ([2, 0, 2, -1], [1]):
+            taken = q[torch.tensor(numbers)]
+            assert (taken.shape, taken.format) == ((len(numbers), 32, 64), q.format)
+            assert torch.equal(taken.dequantize(), q.dequantize()[numbers])
+            assert torch.equal(q.mT[torch.tensor(numbers)].dequantize(), q.dequantize().mT[numbers])
+            assert taken.to_dlfp4().shape == taken.shape
+            product = torch.bmm(taken, x[: len(numbers), :, None])
+            assert torch.equal(product, torch.stack([q[k] @ x[i, :, None] for i, k in enumerate(numbers)]))
+    n = torch.tensor([2, 0, 2, -1])
+    compiled = torch.compile(lambda q, n, x: torch.bmm(q[n], x), fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(q, n, x[..., None]), torch.bmm(q[n], x[..., None]))
+    for indices in (torch.tensor([True, False, True]), (slice(None), torch.tensor([0])), torch.tensor([[0, 1]])):
+        with pytest.raises(NotImplementedError, match="numbers of matrices"):
+            q[indices]
+    with pytest.raises(IndexError, match="out of bounds"):
+        q[torch.tensor([3])]
+    if "32x32" not in format and format != "fp8_e4m3":  # whose blocks run along neither axis
+        with pytest.raises(NotImplementedError, match="numbers of matrices"):
+            dt.quantize(values(3, 32, 64), format, axis=-2)[n]
+
+
 def test_stacks():
     w, x = values(3, 32, 64), values(3, 5, 64)
     q = dt.quantize(w, "nvfp4")
