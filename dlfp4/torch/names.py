@@ -26,6 +26,21 @@ def name_parts(module: torch.nn.Module, convention: str | None) -> None:
         conventions.check_convention(convention)
     module.register_state_dict_post_hook(partial(split, convention))
     module.register_load_state_dict_pre_hook(join)
+    setattr(module, PartNames.PLACE, PartNames())
+
+
+class PartNames:
+    """The names that a module's state dict has had for the parts of its tensors, as attributes.
+
+    ``torch.distributed.checkpoint.state_dict`` looks each name of a state dict up among the attributes of its module.
+    It asks ``_fqn_modifiers()`` of modules whose hooks change names where else an attribute is: it is here.
+    """
+
+    PLACE = "_fqn_modifiers"
+
+    def __call__(self) -> dict[str, str]:
+        """By name, the module's attribute that has it as an attribute."""
+        return dict.fromkeys(vars(self), self.PLACE)
 
 
 def quantized_in(module: torch.nn.Module) -> dict[str, ScaledTensor]:
@@ -42,7 +57,9 @@ def split(convention: str | None, module: torch.nn.Module, state: dict[str, Any]
     for name in quantized_in(module):
         whole = state.pop(prefix + name, None)
         if whole is not None:
-            state.update(split_one(prefix + name, whole, convention))
+            parts = split_one(prefix + name, whole, convention)
+            state.update(parts)
+            vars(getattr(module, PartNames.PLACE)).update((part.removeprefix(prefix), None) for part in parts)
 
 
 def split_one(name: str, q: ScaledTensor, convention: str | None) -> dict[str, torch.Tensor]:
@@ -69,7 +86,8 @@ def join(module: torch.nn.Module, state: dict[str, Any], prefix: str, *_: Any) -
     """Called before a module takes its tensors from a state dict: parts become quantized tensors."""
     for name, target in quantized_in(module).items():
         key = prefix + name
-        if isinstance(state.get(key), ScaledTensor):
+        is_whole = isinstance(state.get(key), ScaledTensor)
+        if is_whole and state[key] is not target:  # which set_model_state_dict adds where parts have other names
             continue
         is_marked = prefix + MARK in state  # as ComfyUI's, whose parts may look like ours, and lie in another order
         own = None if is_marked else join_own(key, state, target)

@@ -167,6 +167,22 @@ def test_state_dicts_have_the_names_of_conventions(convention, format):
     assert torch.equal(other[0].weight.dequantize(), layer.weight.dequantize())
 
 
+@pytest.mark.parametrize(("convention", "format"), CONVENTIONS)
+@pytest.mark.parametrize("full", [False, True])
+def test_state_dicts_of_distributed_checkpoints(convention, format, full):
+    """They look up each name among the attributes of its module."""
+    distributed = pytest.importorskip("torch.distributed.checkpoint.state_dict")
+    options = distributed.StateDictOptions(full_state_dict=full)
+    made, other = (torch.nn.Sequential(torch.nn.Linear(128, 128)) for _ in range(2))
+    for module in (made, other):
+        dt.quantize_(module, format, include="*", convention=convention)
+    state = distributed.get_model_state_dict(copy.deepcopy(made), options=options)
+    assert state.keys() == made.state_dict().keys()
+    distributed.set_model_state_dict(other, state, options=options)
+    x = values(2, 128)
+    assert torch.equal(other(x), made(x))
+
+
 @pytest.mark.filterwarnings("ignore:.*nested tensors")
 def test_layers_that_pytorch_computes_as_one():
     """Without gradients an encoder's layer is one operation, which reads its weights itself."""
