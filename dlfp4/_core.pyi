@@ -389,8 +389,7 @@ def _check_out_product(
     out: Tensor,
     shape: tuple[int, ...],
     dtype: _DType,
-    a: Tensor | ScaledTensor,
-    b: Tensor | ScaledTensor,
+    inputs: tuple[Tensor | ScaledTensor | None, ...],
 ) -> None: ...
 def _written_on(result: Tensor, stream: int) -> None: ...
 def _single_shape(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]: ...

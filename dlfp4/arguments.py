@@ -87,7 +87,7 @@ def check_activation(activation: Activation | None, a: Operand, name: str) -> No
 
 def check_named(activation: object) -> None:
     """Whether there is such a rounding of activations."""
-    if activation not in (None, *ACTIVATIONS):
+    if not (activation is None or (isinstance(activation, str) and activation in ACTIVATIONS)):
         raise ValueError(f"activation={activation!r}: expected None or one of {', '.join(map(repr, ACTIVATIONS))}")
 
 
@@ -116,9 +116,11 @@ def borrow_result(out: _Elements | None, out_dtype: _DType | None) -> tuple[Tens
     return given, given.dtype if out_dtype is None else out_dtype
 
 
-def prepare_result(problem: Problem, shape: tuple[int, ...], given: Tensor | None) -> Tensor:
-    """The caller's memory, which shares none with the operands as they came, or our own."""
+def prepare_result(
+    problem: Problem, shape: tuple[int, ...], given: Tensor | None, inputs: tuple[Operand | None, ...]
+) -> Tensor:
+    """The caller's memory, which shares none with what it passed, or our own."""
     if given is None:
         return _allocate_result(problem.a, shape, problem.dtype, problem.stream)
-    _check_out_product(given, shape, problem.dtype, problem.a, problem.b)
+    _check_out_product(given, shape, problem.dtype, inputs)
     return given

@@ -85,7 +85,7 @@ def grouped_matmul(
         With `weights`: how many tokens there are. x then has the rows themselves, ``(R, K)``, as those that an expert's
         first product made, and `indices` only say where results go.
     alpha, out_dtype, out, activation, stream
-        As of :func:`matmul`.
+        As of :func:`matmul`; `out` shares no memory with `offsets`, `indices` and `weights` either.
 
     Returns
     -------
@@ -135,7 +135,7 @@ def grouped_matmul(
     problem = describe_product(left, right, alpha, dtype, activation, place, rotate_alike, "x")
     multiplied = rounded(problem)
     check_operands(multiplied, routing)
-    result = prepare_result(problem, shape, given)
+    result = prepare_result(problem, shape, given, (left, right, *routing[:3]))
     if result.size:
         run = run_on_cuda if problem.device.type in ON_CUDA else run_on_host
         run(multiplied, routing, result)

@@ -25,7 +25,7 @@ from dlfp4._core import (
 from dlfp4.arguments import borrow_result, describe_product, prepare_result, rounded
 from dlfp4.autotune import choose, is_idle
 from dlfp4.engines import cpu, cuda, cuda_fp8, flashinfer, scaled_mm, torch
-from dlfp4.engines.problem import ON_CUDA, Backend, Machine, Problem
+from dlfp4.engines.problem import ON_CUDA, Backend, Machine, Operand, Problem
 from dlfp4.suggest import did_you_mean
 
 if TYPE_CHECKING:
@@ -91,10 +91,10 @@ ABLE: dict[tuple[Any, ...], list[Backend]] = {}  # by all that reasons and ranks
 MOST_ABLE = 4096
 
 
-def candidates(problem: Problem, name: str) -> list[Backend]:
+def candidates(problem: Problem, name: object) -> list[Backend]:
     """The backends that may run a problem, or the one of that name, from memory if they were asked before."""
     key = (_traits(problem.a), _traits(problem.b), problem.dtype.num, problem.activation, name, is_idle(), BACKENDS)
-    able = ABLE.get(key)
+    able = ABLE.get(key) if isinstance(name, str) else None
     if able is None:
         able = ask(problem, name)
         if len(ABLE) >= MOST_ABLE:
@@ -103,7 +103,7 @@ def candidates(problem: Problem, name: str) -> list[Backend]:
     return able
 
 
-def ask(problem: Problem, name: str) -> list[Backend]:
+def ask(problem: Problem, name: object) -> list[Backend]:
     """The backends that may run a problem, or the one of that name; BackendError with every reason.
 
     Where nothing was measured, the best guess alone.
@@ -118,8 +118,8 @@ def ask(problem: Problem, name: str) -> list[Backend]:
             names = [row.name for row in rows]
             near = did_you_mean(name, ["auto", *names])
             raise ValueError(f"backend={name!r}: expected 'auto' or one of {', '.join(names)}{near}")
-        reasons = {name: reason_of(named[0], problem, machine)}
-        able = named if reasons[name] is None else []
+        reasons = {row.name: reason_of(row, problem, machine) for row in named}
+        able = [row for row in named if reasons[row.name] is None]
     if not able:
         told = "\n  ".join(f"{row}: {reason}" for row, reason in reasons.items())
         raise BackendError(f"no backend multiplies these operands:\n  {told}")
@@ -154,22 +154,14 @@ def backends(
         return dict(sorted(told.items(), key=lambda item: item[1] is not None))
     if a is None or b is None:
         raise TypeError("backends() takes both operands of a product, or none")
-    problem = make_problem(a, b, None, None, None, None, None)
+    problem = make_problem(a, b, None, None, None)
     return refusals(problem, machine_at(problem.device, BACKENDS), BACKENDS)
 
 
 # ---- The call
 
 
-def make_problem(
-    a: _Elements | ScaledTensor,
-    b: _Elements | ScaledTensor,
-    alpha: float | None,
-    out_dtype: _DType | None,
-    activation: Activation | None,
-    out: _Elements | None,
-    stream: _Stream | None,
-) -> Problem:
+def as_operands(a: _Elements | ScaledTensor, b: _Elements | ScaledTensor) -> tuple[Operand, Operand]:
     """The operands as they are, checked against one another."""
     left = a if isinstance(a, ScaledTensor) else asarray(a)
     right = b if isinstance(b, ScaledTensor) else asarray(b)
@@ -181,8 +173,19 @@ def make_problem(
             f"a has shape {of_a} and b {of_b}: K is {of_a[-1]} and {of_b[0]}; expected (..., M, K) and (K, N), for a "
             f"weight w of (N, K) pass w.mT"
         )
-    left, right = _meet(left, right)
-    place = _stream_of_product(left, right, (a, b, out), stream)
+    return _meet(left, right)
+
+
+def make_problem(
+    a: _Elements | ScaledTensor,
+    b: _Elements | ScaledTensor,
+    alpha: float | None,
+    out_dtype: _DType | None,
+    activation: Activation | None,
+) -> Problem:
+    """A product whose result gets memory of its own."""
+    left, right = as_operands(a, b)
+    place = _stream_of_product(left, right, (a, b, None), None)
     return describe_product(left, right, alpha, out_dtype, activation, place, _with_equal_rotations, "a")
 
 
@@ -265,10 +268,12 @@ def matmul(
     Tensor([[3., 3.]], shape=(1, 2), dtype=float32, device='cpu')
     """
     given, dtype = borrow_result(out, out_dtype)
-    problem = make_problem(a, b, alpha, dtype, activation, out, stream)
+    left, right = as_operands(a, b)
+    place = _stream_of_product(left, right, (a, b, out), stream)
+    problem = describe_product(left, right, alpha, dtype, activation, place, _with_equal_rotations, "a")
     multiplied = rounded(problem)
     able = candidates(multiplied, backend)
-    result = prepare_result(problem, problem.shape, given)
+    result = prepare_result(problem, problem.shape, given, (left, right))
     if result.size:
         row, tactic = choose(multiplied, able)
         row.run(multiplied, tactic, result)

@@ -166,7 +166,7 @@ def matmul(
     left, right = both(a, b, ("a", "b"))
     (of_a, arrays), (of_b, others), turned = described(left), described(right), is_turned(right)
     outlines = _core._outline(of_a, False), _core._outline(of_b, turned)
-    problem = make_problem(*outlines, alpha, out_dtype, activation, None, None)
+    problem = make_problem(*outlines, alpha, out_dtype, activation)
     of_a, arrays, problem = rounded(of_a, arrays, problem)
     candidates(problem, "cpu")  # which says why it does not multiply them
     if of_a.format is None:

@@ -69,7 +69,7 @@ def product_of(a: Tensor, b: ScaledTensor, plan: Plan, device: torch.device) -> 
     (shape, dtype), alpha, activation = plan.specs[0], options["alpha"], options["activation"]
     if format_of(activation) is not None:
         return None
-    problem = make_problem(a, b, alpha, plan.proto.dtype, activation, None, None)
+    problem = make_problem(a, b, alpha, plan.proto.dtype, activation)
     row, tactic = choose(problem, candidates(problem, options["backend"]))
     reads_floats = row is cuda.BACKEND and common.name_of(a.dtype) == cuda.types_of(problem)[0]
     if not (row is cpu.BACKEND or reads_floats) or 0 in shape:

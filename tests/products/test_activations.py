@@ -132,6 +132,8 @@ REFUSED = {
     "no such format": ({"activation": "fp8"}, ValueError,
                        "expected None or one of 'int8', 'fp8_1x128', 'mxfp8', 'fp8_row'"),
     "no name": ({"activation": ["mxfp8"]}, ValueError, r"activation=\['mxfp8'\]: expected None or one of"),
+    "an array": ({"activation": np.array(["mxfp8", "int8"])}, ValueError,
+                 r"activation=array\(.*expected None or one of"),
     "quantized twice": ({"x": dlfp4.quantize(X, "fp8_row"), "activation": "fp8_row"}, dlfp4.BackendError,
                         "x is quantized already"),
     "quantized twice, transformed": ({"x": dlfp4.quantize(X, "nvfp4", hadamard=1), "activation": "mxfp8"},

@@ -406,6 +406,18 @@ def test_what_is_refused(name):
         dlfp4.grouped_matmul(**{"x": X, "w": W.mT, "offsets": ENDS_OF_3, **options})
 
 
+@pytest.mark.parametrize("name", ["offsets", "indices", "weights"])
+def test_out_shares_no_memory_with_what_says_where_rows_go(name):
+    out = np.zeros((40, 32), np.float32)
+    routing = {"offsets": ENDS_OF_3, **SUMS}
+    given = routing[name]
+    part = out.reshape(-1)[: given.size * given.itemsize // 4].view(given.dtype)
+    part[:] = given
+    with pytest.raises(ValueError, match="out overlaps an input"):
+        dlfp4.grouped_matmul(X, W.mT, **{**routing, name: part}, out=out)
+    assert part.tolist() == given.tolist()
+
+
 def test_matmul_takes_no_stack():
     with pytest.raises(ValueError, match=r"expected \(..., M, K\) and \(K, N\)"):
         dlfp4.matmul(X, W.mT)

@@ -374,6 +374,7 @@ def test_every_reason_is_told():
     ("options", "error", "message"),
     [
         ({"backend": "abacus"}, ValueError, "expected 'auto' or one of cpu, cuda, cuda_fp8, torch"),
+        ({"backend": ["cpu"]}, ValueError, r"backend=\['cpu'\]: expected 'auto' or one of cpu"),
         ({"activation": "int4"}, ValueError, "expected None or one of 'int8', 'fp8_1x128', 'mxfp8', 'fp8_row'"),
         ({"out_dtype": "float8_e4m3fn"}, TypeError, "expected one of float32"),
         ({"stream": 1}, ValueError, "host memory has no streams"),
@@ -410,6 +411,14 @@ def test_out_shares_no_memory():
     w = dlfp4.ScaledTensor.from_parts(w.data, w.scales, x[3, 4:5], format="nvfp4")
     with pytest.raises(ValueError, match="overlaps an input"):
         dlfp4.matmul(values((32, 32)), w.mT, out=x)
+
+
+def test_out_shares_no_memory_with_operands_that_are_decoded_first():
+    w = dlfp4.quantize(values((64, 64), 1), "mxfp8_e4m3", hadamard=1)
+    data = w.data.to_numpy()
+    with pytest.raises(ValueError, match="overlaps an input"):
+        dlfp4.matmul(values((16, 64)), w.mT, out=data.view(np.float32).reshape(16, 64))
+    assert data.tobytes() == dlfp4.quantize(values((64, 64), 1), "mxfp8_e4m3", hadamard=1).data.to_numpy().tobytes()
 
 
 def test_out_of_batches_is_compact():

@@ -402,3 +402,21 @@ def test_sums_go_where_they_are_asked_to():
     ):
         with pytest.raises(error, match=said):
             dlfp4.vecdot(x, x, out=wrong)
+
+
+def test_sums_do_not_go_to_operands_that_are_decoded_first():
+    q = dlfp4.quantize(np.ones((32, 64), np.float32), "mxfp8_e4m3", hadamard=1)
+    refuses_memory_of(q.data.to_numpy(), q)
+
+
+def test_sums_do_not_go_to_scales_that_are_widened_first():
+    q = dlfp4.quantize(np.ones((32, 64), np.float32), "int4_g32")
+    scales = q.scales.to_numpy().astype(np.float16)
+    refuses_memory_of(scales, dlfp4.ScaledTensor.from_parts(q.data, scales, format="int4_g32"))
+
+
+def refuses_memory_of(part, q):
+    before = part.tobytes()
+    with pytest.raises(ValueError, match="out overlaps an input"):
+        dlfp4.vecdot(q, np.ones(64, np.float32), out=part.view(np.float32).ravel()[:32])
+    assert part.tobytes() == before

@@ -23,21 +23,22 @@ cdef Tensor check_out_values(out, ScaledTensor source, int row):
     return self
 
 
-def _check_out_product(Tensor out, shape, dtype, a, b):
-    """Memory for a matrix product."""
+def _check_out_product(Tensor out, shape, dtype, tuple inputs):
+    """Memory for a matrix product, which shares none with what the caller passed, where that is not None."""
     check_writable(out, row_of_argument(dtype))
     if not has_shape(out, shape):
         refuse_shape(out, shape)
-    check_clear_of_parts(out, a)
-    check_clear_of_parts(out, b)
+    for given in inputs:
+        if given is not None:
+            check_clear_of_parts(out, given)
     if out.dl.ndim > 2 and not is_compact_tensor(out):
         raise ValueError(f"out has strides {strides_of(out)}; with more than two dimensions it must be compact")
 
 
-cdef Tensor check_out_sums(out, tuple shape, a, b):
+cdef Tensor check_out_sums(out, tuple shape, tuple inputs):
     """Memory for sums of products, which kernels write one after another."""
     cdef Tensor self = _borrow_out(out)
-    _check_out_product(self, shape, "float32", a, b)
+    _check_out_product(self, shape, "float32", inputs)
     if not is_compact_tensor(self):
         raise ValueError(f"out has strides {strides_of(self)}; it must be compact")
     return self

@@ -176,12 +176,14 @@ cdef dlfp4_status sum_products(Factor *a, Factor *b, float *result) noexcept nog
 cdef Tensor sum_over(a, b, int64_t axis, out):
     """Sums over an axis of two operands; fill_factor secures those that are Tensors."""
     cdef object left = a if is_ours(a) else borrow(a), right = b if is_ours(b) else borrow(b)
+    cdef tuple inputs  # which are not what is multiplied, where scales or values are made of them first
     cdef Tensor elements, others, result
     cdef Factor of_left, of_right
     cdef Place place
     cdef int k
     if on_cuda(elements_of(left)) != on_cuda(elements_of(right)):
         left, right = _meet(left, right)
+    inputs = None if out is None else (left, right)
     left, right = with_equal_rotations(left, right, (None, None), None)
     elements = elements_of(left)
     others = elements_of(right)
@@ -193,7 +195,7 @@ cdef Tensor sum_over(a, b, int64_t axis, out):
     if out is None:
         result = allocate_on(&place, FLOAT32, of_left.ndim, of_left.shape, False)
     else:
-        result = check_out_sums(out, extents_of(&of_left), left, right)
+        result = check_out_sums(out, extents_of(&of_left), inputs)
     if result.size_ and not run_sums(Sums(&of_left, &of_right, <float *> result.dl.data, NULL), left, right, &place):
         refuse_sums(left, right)
     return result
