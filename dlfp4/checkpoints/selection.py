@@ -152,16 +152,22 @@ def quantize_chosen(
     has the shape (..., out, in). It has the values that come back from where it is stored.
     """
     chosen = _find_format(format)
-    own = recipe_of(dlfp4.asarray(x).ndim, chosen, convention, recipe)
-    options: dict[str, Any] = {"recipe": own, "axis": choice.axis}
-    if choice.global_scale is not None and own.global_scale_per == "tensor":
-        options["global_scale"] = choice.global_scale
-    elif chosen.has_global_scale and not has_unit(chosen, convention):
-        options["global_scale"] = 1.0  # there is no place for another one
+    options = options_of(dlfp4.asarray(x).ndim, choice, chosen, convention, recipe)
     if is_transposed(choice, convention):
-        x, options["axis"] = dlfp4.asarray(x).mT, -1
+        x = dlfp4.asarray(x).mT
     q: ScaledTensor = dlfp4.quantize(x, chosen, **options)
     return q if convention is None else with_stored_unit(q, find_spelling(chosen, convention))
+
+
+def options_of(ndim: int, choice: Choice, format: Format, convention: str | None, recipe: Any) -> dict[str, Any]:
+    """What :func:`dlfp4.quantize` is given for a chosen tensor of so many dimensions."""
+    own = recipe_of(ndim, format, convention, recipe)
+    options: dict[str, Any] = {"recipe": own, "axis": -1 if is_transposed(choice, convention) else choice.axis}
+    if choice.global_scale is not None and own.global_scale_per == "tensor":
+        options["global_scale"] = choice.global_scale
+    elif format.has_global_scale and not has_unit(format, convention):
+        options["global_scale"] = 1.0  # there is no place for another one
+    return options
 
 
 def is_transposed(choice: Choice, convention: str | None) -> bool:

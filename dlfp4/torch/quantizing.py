@@ -10,11 +10,11 @@ import torch
 
 from dlfp4 import _core
 from dlfp4.arguments import check_named, format_of
-from dlfp4.checkpoints.selection import Choice, choose, is_transposed, quantize_chosen
+from dlfp4.checkpoints.selection import Choice, choose, is_transposed, options_of, quantize_chosen
 from dlfp4.engines.problem import exact_types_of
 from dlfp4.torch.linear import Linear
 from dlfp4.torch.names import forget_marker, name_parts, quantized_in
-from dlfp4.torch.scaled_tensor import ScaledTensor, element_of, turn
+from dlfp4.torch.scaled_tensor import ScaledTensor, element_of, quantize, turn
 
 if TYPE_CHECKING:
     from dlfp4 import ScaledTensor as Scaled
@@ -44,7 +44,8 @@ def quantize_(
     Parameters
     ----------
     module : torch.nn.Module
-        On the host or on CUDA devices, with weights of float32, bfloat16 or float16.
+        On the host or on CUDA devices, with weights of float32, bfloat16 or float16. On "meta" weights become quantized
+        ones without values, for ``load_state_dict(state, assign=True)`` to bring.
     format, recipe
         As :func:`dlfp4.quantize` takes them.
     include, exclude : str or sequence of str, optional
@@ -94,13 +95,19 @@ def quantize_(
             f"no weight of {type(module).__name__} is quantized to {format} ({reasons}); include names some"
         )
     how: dict[str, Any] = {"format": format, "convention": convention, "recipe": recipe}
-    made = {name: quantize_chosen(tensors[name].detach(), choice, **how) for name, choice in chosen.items()}
+    real = {name: choice for name, choice in chosen.items() if not tensors[name].is_meta}
+    made = {name: quantize_chosen(tensors[name].detach(), choice, **how) for name, choice in real.items()}
+    shared = with_shared_scales(tensors, made, real, how)
     places = places_of(module)
-    for name, q in with_shared_scales(tensors, made, chosen, how).items():
-        turned = is_transposed(chosen[name], convention)
-        weight = as_weight(q, tensors[name].dtype, prepare and reads_prepared(activation), turned)
+    for name, choice in chosen.items():
+        turned = is_transposed(choice, convention)
+        if name in shared:
+            weight = as_weight(shared[name], tensors[name].dtype, prepare and reads_prepared(activation))
+        else:
+            weight = promised(tensors[name].detach(), choice, turned, **how)
+        parameter = torch.nn.Parameter(turn(weight) if turned else weight, requires_grad=False)
         for place in places[id(tensors[name])]:
-            put(place, weight, activation, convention)
+            put(place, parameter, activation, convention)
     module.register_load_state_dict_pre_hook(forget_marker)
     return module
 
@@ -165,16 +172,21 @@ def block_rows(format: str) -> int:
     return _core._size_of_prepared(format, 1, 1)[3]
 
 
-def as_weight(q: Scaled, dtype: torch.dtype, prepare: bool, turned: bool) -> torch.nn.Parameter:
-    """The parameter that takes the place of another, of which `q` may be the transpose.
-
-    Of a stack that is prepared each matrix is whole blocks, so that it can be taken out.
-    """
+def as_weight(q: Scaled, dtype: torch.dtype, prepare: bool) -> ScaledTensor:
+    """The quantized tensor as PyTorch's; of a stack that is prepared each matrix is whole blocks, to be taken out."""
     lines = q.shape[-2 if q.axis == -1 else -1]
     if prepare and (q.ndim == 2 or (q.ndim == 3 and lines % max(1, block_rows(q.format.name)) == 0)):
         q = q.prepare()
-    weight = ScaledTensor.from_dlfp4(q, dtype)
-    return torch.nn.Parameter(turn(weight) if turned else weight, requires_grad=False)
+    return ScaledTensor.from_dlfp4(q, dtype)
+
+
+def promised(
+    x: torch.Tensor, choice: Choice, turned: bool, format: Format | str, convention: str | None, recipe: Any
+) -> ScaledTensor:
+    """What a tensor on "meta" is to become: parts without values, there as well."""
+    options = options_of(x.dim(), choice, _core._find_format(format), convention, recipe)
+    made: ScaledTensor = quantize(x.mT if turned else x, format, **options)
+    return made
 
 
 def put(place: Place, weight: torch.nn.Parameter, activation: Activation | None, convention: str | None) -> None:

@@ -168,6 +168,44 @@ def test_state_dicts_have_the_names_of_conventions(convention, format):
 
 
 @pytest.mark.parametrize(("convention", "format"), CONVENTIONS)
+@pytest.mark.parametrize("way", ["assign", "to_empty"])
+def test_models_without_values(convention, format, way):
+    """On "meta", as large models are made before they are loaded."""
+    made = dt.quantize_(torch.nn.Sequential(torch.nn.Linear(128, 256)), format, include="*", convention=convention)
+    with torch.device("meta"):
+        other = torch.nn.Sequential(torch.nn.Linear(128, 256))
+    assert dt.quantize_(other, format, include="*", convention=convention) is other
+    weight = other[0].weight
+    assert (weight.is_meta, weight.format, weight.shape) == (True, format, (256, 128))
+    assert {part: (x.shape, x.dtype) for part, x in weight_parts(weight)} == {
+        part: (x.shape, x.dtype) for part, x in weight_parts(made[0].weight)
+    }
+    if way == "to_empty":
+        other.to_empty(device="cpu").load_state_dict(made.state_dict())
+    else:
+        other.load_state_dict(made.state_dict(), assign=True)
+    x = values(2, 128)
+    assert torch.equal(other(x), made(x))
+
+
+def weight_parts(weight):
+    """Those that operations read."""
+    parts = {name: getattr(weight, name) for name in ("elements", "scales", "global_scale", "offsets")}
+    return [(name, part) for name, part in parts.items() if part is not None]
+
+
+def test_a_whole_model_without_values():
+    """With experts, fused layers and tied weights."""
+    made, ids = dt.quantize_(model(), "nvfp4"), torch.arange(8)[None]
+    with torch.device("meta"):
+        other = torch.nn.Module.to_empty(Model(), device="meta")
+    dt.quantize_(other, "nvfp4")
+    assert quantized_names(other) == QUANTIZED
+    other.load_state_dict(made.state_dict(), assign=True)
+    assert torch.equal(other(ids), made(ids))
+
+
+@pytest.mark.parametrize(("convention", "format"), CONVENTIONS)
 @pytest.mark.parametrize("full", [False, True])
 def test_state_dicts_of_distributed_checkpoints(convention, format, full):
     """They look up each name among the attributes of its module."""
@@ -278,6 +316,8 @@ def test_transposed_squares(name, shapes, format):
     dt.quantize_(model, format, convention="modelopt")
     other = dt.quantize_(copy.deepcopy(kept), format, convention="modelopt")
     other.load_state_dict(model.state_dict())
+    empty = dt.quantize_(copy.deepcopy(kept).to("meta"), format, convention="modelopt")
+    empty.load_state_dict(model.state_dict(), assign=True)
     quantized = {key: each for key, each in model.named_parameters() if isinstance(each, dt.ScaledTensor)}
     assert len(quantized) == 2
     for key, weight in quantized.items():
@@ -285,6 +325,7 @@ def test_transposed_squares(name, shapes, format):
         values_of = weight.dequantize()
         assert (values_of - kept.get_parameter(key)).abs().max() < 0.3 * values_of.abs().max()
         assert torch.equal(other.get_parameter(key).dequantize(), values_of)
+        assert torch.equal(empty.get_parameter(key).dequantize(), values_of)
 
 
 STORED = sorted({(name, row.convention) for row in conventions.SPELLINGS if row.convention for name in row.formats})
