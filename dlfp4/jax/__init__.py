@@ -4,6 +4,7 @@ The functions run in the order of XLA's own work, without a callback and without
 namesakes in :mod:`dlfp4`. Importing this module registers them with JAX, and :class:`dlfp4.ScaledTensor` as a pytree.
 """
 
+from dlfp4.jax import exporting as exporting
 from dlfp4.jax.codecs import cast, pack, unpack
 from dlfp4.jax.experts import grouped_matmul
 from dlfp4.jax.products import dot, matmul, vecdot

@@ -21,7 +21,7 @@ from dlfp4.frameworks.base import SUBBYTE
 from dlfp4.frameworks.jax import FP6
 from dlfp4.jax import sharding
 from dlfp4.jax.sharding import Division, Rule, Shapes
-from dlfp4.proto import TensorProto
+from dlfp4.proto import TensorProto, is_symbolic
 
 Protos: TypeAlias = tuple[TensorProto, ...]
 Options: TypeAlias = tuple[tuple[str, Any], ...]  # sorted by name, all of them hashable
@@ -65,6 +65,15 @@ def steps_of(proto: TensorProto) -> list[int]:
             )
         steps.append(bits // 8)
     return steps
+
+
+def refuse_symbols(shape: tuple[Any, ...]) -> None:
+    """TypeError for the symbolic dimensions of jax.export."""
+    if any(map(is_symbolic, shape)):
+        raise TypeError(
+            f"an array of shape {shape}, with symbolic dimensions of jax.export: dlfp4.jax plans its calls for extents "
+            f"that are known; export a program for each shape"
+        )
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy as np
 from dlfp4 import _core
 from dlfp4.frameworks.base import SUBBYTE
 from dlfp4.frameworks.jax import FP6
-from dlfp4.jax.calls import arrays_of
+from dlfp4.jax.calls import arrays_of, refuse_symbols
 from dlfp4.jax.primitives import call
 from dlfp4.jax.table import CONVERT
 from dlfp4.proto import TensorProto
@@ -28,6 +28,7 @@ FLOAT32 = np.dtype(np.float32)
 def elements(x: Any, dtype: _DType | None = None, *, packed: bool = True) -> tuple[TensorProto, Array]:
     """A plain operand and what it is: of its own type, or of the one that its bytes are said to have."""
     array = x if isinstance(x, jax.Array) else jnp.asarray(x)
+    refuse_symbols(array.shape)
     if dtype is None:
         return TensorProto(array.shape, array.dtype), array
     named = _core._parse_dtype(dtype)

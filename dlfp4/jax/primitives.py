@@ -13,7 +13,16 @@ from jax.interpreters import ad, batching, mlir
 
 from dlfp4 import _core
 from dlfp4.jax import sharding
-from dlfp4.jax.calls import Operation, Options, Protos, arrays_of, call_on_devices, results_with_batch, rule_of
+from dlfp4.jax.calls import (
+    Operation,
+    Options,
+    Protos,
+    arrays_of,
+    call_on_devices,
+    refuse_symbols,
+    results_with_batch,
+    rule_of,
+)
 from dlfp4.jax.table import CONVERT, DEQUANTIZE, OPERATIONS
 from dlfp4.proto import TensorProto
 
@@ -33,6 +42,8 @@ def bind(operation: Operation, arrays: Sequence[Any], params: dict[str, Any]) ->
     """A call of a primitive. Its program is among what it is told, since JAX looks there for what is shared among
     devices.
     """
+    for array in arrays:
+        refuse_symbols(array.shape)  # of a batch; those of operands were refused before
     program = program_of(operation, tuple(params.items()))
     results: list[Any] = PRIMITIVES[operation.name].bind(*arrays, program=program, **params)
     return results

@@ -17,7 +17,7 @@ from dlfp4._core import ScaledTensor, Tensor
 from dlfp4.extents import count_elements
 from dlfp4.frameworks.base import SUBBYTE
 from dlfp4.frameworks.jax import FP6, WITHOUT_DLPACK
-from dlfp4.jax.calls import arrays_of
+from dlfp4.jax.calls import arrays_of, refuse_symbols
 from dlfp4.jax.codecs import Array, cast, elements
 from dlfp4.jax.primitives import call
 from dlfp4.jax.table import DEQUANTIZE
@@ -293,6 +293,7 @@ def as_tensor(part: Array) -> Tensor:
 
 def check_single(q: ScaledArray) -> None:
     """ValueError for stacked leaves, and for those that make no tensor, beyond which kernels would read."""
+    refuse_symbols(q.shape)
     if q.stack:
         raise ValueError(
             f"{q!r} is a stack of tensors of shape {q.proto.shape}; map over it with jax.vmap or jax.lax.scan, or take "

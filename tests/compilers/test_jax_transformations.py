@@ -13,6 +13,7 @@ jax = pytest.importorskip("jax")
 from jax import numpy as jnp  # noqa: E402
 
 from dlfp4 import jax as dj  # noqa: E402
+from dlfp4.jax import exporting  # noqa: E402
 
 from .test_jax import X, parts, same, to_bytes  # noqa: E402
 
@@ -209,6 +210,88 @@ def test_compiled_ahead_donated_and_exported():
     checks = [jax.export.DisabledSafetyCheck.custom_call(f"dlfp4_{name}") for name in ("quantize", "dequantize")]
     stored = jax.export.export(back, disabled_checks=checks)(X).serialize()
     assert to_bytes(jax.export.deserialize(stored).call(X)) == to_bytes(dlfp4.quantize(X, "mxfp8_e4m3").dequantize())
+
+
+def exported(function, *arguments):
+    """A program through its stored form."""
+    calls = ("quantize", "dequantize", "convert", "vecdot", "matmul", "grouped_matmul")
+    checks = [jax.export.DisabledSafetyCheck.custom_call(f"dlfp4_{name}") for name in calls]
+    return jax.export.deserialize(jax.export.export(jax.jit(function), disabled_checks=checks)(*arguments).serialize())
+
+
+@pytest.mark.parametrize(
+    ("format", "options"),
+    [
+        ("nvfp4", {}),
+        ("nvfp4", {"hadamard": 3, "scale_layout": "128x4"}),
+        ("mxfp6_e2m3", {"axis": -2}),
+        ("fp8_128x128", {"recipe": dlfp4.Recipe(scale_dtype="bfloat16")}),
+    ],
+)
+def test_stored_programs_take_and_give_scaled_arrays(format, options):
+    q = dj.quantize(X, format, **options)
+    for given in (q, q.mT):
+        values = exported(lambda named: named["q"].dequantize(), {"q": given}).call({"q": given})
+        assert to_bytes(values) == to_bytes(given.dequantize())
+    made = exported(lambda x: (dj.quantize(x, format, **options), None), X).call(X)[0]
+    assert jax.tree.structure(made) == jax.tree.structure(q)
+    same(made, q.to_tensor())
+
+
+def test_stored_programs_of_scaled_tensors_take_scaled_arrays():
+    q = dlfp4.quantize(W, "uint4_g64")  # with zero points, whose type is part of what it is
+    program = exported(lambda q: q.zero_points, q)
+    array = dj.ScaledArray.from_tensor(q)
+    assert to_bytes(program.call(array)) == to_bytes(q.zero_points)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("}", "", "is not JSON"),
+        ("{", "[{", "is not JSON"),
+        ('"version": 1', '"version": 2', "has version 2; this dlfp4 reads version 1"),
+        ('"version": 1, ', "", "has version None"),
+        ('"format"', '"farmat"', r"is damaged: \['format', 'farmat'\] absent or unknown"),
+        ('"nvfp4"', '"nvfp4", "dtype": "float32"', r"is damaged: \['dtype'\] absent or unknown"),
+        ("false", "0", "is damaged: .*is_transposed 0"),
+        ("[64, 256]", "64", "is damaged: shape 64"),
+        ("[64, 256]", '["64"]', "is damaged: .*cannot be interpreted as an integer"),
+        ("[64, 256]", "[64, 255]", "is damaged: .*255"),
+        ("nvfp4", "nvfp5", "is damaged: .*nvfp5"),
+        ('"nvfp4"', "null", "is damaged: .*give either of them"),
+        ('"nvfp4"', '"nvfp4", "hadamard": [2]', "is damaged: hadamard"),
+        ('"nvfp4"', '"nvfp4", "zero_points": {}', "is damaged: .*zero_points"),
+    ],
+)
+def test_damaged_structures_of_stored_programs_are_refused(old, new, message):
+    structure = jax.tree.structure(dj.quantize(W, "nvfp4")).node_data()[1]
+    text = exporting.text_of(structure)
+    assert exporting.structure_of(text) == structure
+    damaged = text.replace(old.encode(), new.encode())
+    assert damaged != text
+    with pytest.raises(ValueError, match=f"^the text of a ScaledArray in this exported program {message}"):
+        exporting.structure_of(damaged)
+
+
+def test_symbolic_dimensions_are_refused():
+    (rows,) = jax.export.symbolic_shape("rows")
+    w = dj.quantize(X.reshape(4, 32, 256), "mxfp4")
+    x = jax.ShapeDtypeStruct((rows, 256), np.float32)
+    q = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((rows, leaf.shape[1]), leaf.dtype), dj.quantize(W, "mxfp4"))
+    for function, argument in (
+        (lambda x: dj.quantize(x, "nvfp4"), x),
+        (lambda x: dj.cast(x, "float8_e4m3fn"), x),
+        (lambda x: dj.vecdot(x, x), x),
+        (lambda x: dj.matmul(x, dj.quantize(W, "nvfp4").mT), x),
+        (lambda x: dj.grouped_matmul(x, w.mT, jnp.arange(4, dtype=np.int32)), x),
+        (dj.dequantize, q),
+        (lambda q: dj.matmul(X, q.mT), q),
+        (jax.vmap(lambda x: dj.quantize(x, "mxfp4")), x),
+        (jax.vmap(lambda x: dj.quantize(x, "nvfp4")), x),
+    ):
+        with pytest.raises(TypeError, match=r"^an array of shape \(.*rows.*export a program for each shape"):
+            exported(function, argument)
 
 
 def test_lowered_for_cuda_from_a_host_without():
