@@ -27,6 +27,8 @@ from dlfp4.suggest import did_you_mean
 
 Shapes = Mapping[str, tuple[str, tuple[int, ...]]]  # the element type and the shape of each tensor
 
+FLAG = "include_"  # what the flags of `choose` begin with
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -168,6 +170,11 @@ def options_of(ndim: int, choice: Choice, format: Format, convention: str | None
     elif format.has_global_scale and not has_unit(format, convention):
         options["global_scale"] = 1.0  # there is no place for another one
     return options
+
+
+def without_flag(reason: str) -> str:
+    """A reason, for callers whose own caller has no such flags of :func:`choose` as it names."""
+    return reason.partition(f"; {FLAG}")[0]
 
 
 def is_transposed(choice: Choice, convention: str | None) -> bool:
@@ -480,7 +487,7 @@ class Model:
             option = options[what]
             if self.flags.get(option):
                 return ""
-            return f"{what}; include_{option} quantizes it" if option else what
+            return f"{what}; {FLAG}{option} quantizes it" if option else what
         if len(shape) == 3 and "expert" not in name and not self.partner_of(name) and not named:
             return "3 dimensions, and not called experts; include names it"
         if module_of(name) and not WEIGHT.match(last(name)) and not named:

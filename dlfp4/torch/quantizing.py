@@ -10,7 +10,7 @@ import torch
 
 from dlfp4 import _core
 from dlfp4.arguments import check_named, format_of
-from dlfp4.checkpoints.selection import Choice, choose, is_transposed, options_of, quantize_chosen
+from dlfp4.checkpoints.selection import Choice, choose, is_transposed, options_of, quantize_chosen, without_flag
 from dlfp4.engines.problem import exact_types_of
 from dlfp4.torch.linear import Linear
 from dlfp4.torch.names import forget_marker, name_parts, quantized_in
@@ -90,7 +90,7 @@ def quantize_(
     )
     chosen = one_each(tensors, choices)
     if not chosen:
-        reasons = "; ".join(f"{choice.name}: {choice.reason}" for choice in list(choices.values())[:3])
+        reasons = "; ".join(f"{choice.name}: {without_flag(choice.reason)}" for choice in list(choices.values())[:3])
         raise ValueError(
             f"no weight of {type(module).__name__} is quantized to {format} ({reasons}); include names some"
         )

@@ -93,6 +93,12 @@ def test_quantize_takes_what_files_take():
         dt.quantize_(made, "nvfp4")
 
 
+def test_errors_name_no_option_of_files():
+    model = torch.nn.ModuleDict({"embed_tokens": torch.nn.Embedding(64, 64)})
+    with pytest.raises(ValueError, match=r"\(embed_tokens\.weight: embedding\); include names some"):
+        dt.quantize_(model, "nvfp4")
+
+
 def test_include_exclude_and_options():
     made = dt.quantize_(model(), "mxfp4", include="self_attn", exclude=["o_proj", "re:.*v_proj"], activation="int8")
     assert quantized_names(made) == QUANTIZED[:2]
