@@ -40,7 +40,7 @@ def in_source():
                 continue
             if name == "__cinit__":
                 name, arguments = "__new__", arguments.replace("self", "cls", 1)
-            untyped = re.sub(r"\b(?:int|int64_t|str|bint|object|Tensor|ScaledTensor) (?=\w)", "", arguments)
+            untyped = re.sub(r"\b(?:int|int64_t|str|bint|tuple|object|Tensor|ScaledTensor) (?=\w)", "", arguments)
             function = ast.parse(f"def {name}({untyped}): ...").body[0]
             yield (f"{owner}.{name}" if indent else name), parameters(function)
 
