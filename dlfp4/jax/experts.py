@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dlfp4 import _core, grouped
 from dlfp4.arguments import describe_product
@@ -94,14 +95,18 @@ def grouped_matmul(
     """
     left, right = both(x, w, ("x", "w"))
     (of_x, arrays), (of_w, others) = described(left), described(right)
-    routing = Routing(
-        as_numbers(group_sizes, "group_sizes"), None if indices is None else as_numbers(indices, "indices")
-    )
+    eager = grouped.as_rows(_core._outline(of_x, False)), grouped.as_stack(_core._outline(of_w, is_turned(right)))
+    sizes = as_numbers(group_sizes, "group_sizes")
+    if sizes.shape != (eager[1].shape[0],):
+        raise ValueError(
+            f"group_sizes has shape {sizes.shape}; expected one number for each of the experts, {eager[1].shape[0]} of "
+            f"them"
+        )
+    routing = Routing(sizes, None if indices is None else as_numbers(indices, "indices"))
     factors = None if weights is None else jnp.asarray(weights)
     given = [jnp.cumsum(routing.sizes, dtype=jnp.int32), routing.indices, factors]
     protos = [None if array is None else TensorProto(array.shape, array.dtype) for array in given]
     outlines: list[Any] = [None if proto is None else _core._outline(proto, False) for proto in protos]
-    eager = grouped.as_rows(_core._outline(of_x, False)), grouped.as_stack(_core._outline(of_w, is_turned(right)))
     checked = grouped.make_routing(*eager, outlines[0], outlines[1], outlines[2], tokens)
     results, columns = grouped.shape_of_result(*eager, checked)
     problem = describe_product(*eager, alpha, out_dtype, activation, None, grouped.rotate_alike, "x")
@@ -125,11 +130,15 @@ def grouped_matmul(
 
 
 def as_numbers(x: Any, name: str) -> Array:
-    """Integers, as handlers read them."""
+    """Integers, as handlers read them; those that int32 does not hold become its ends, which handlers refuse."""
     array = jnp.asarray(x)
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise TypeError(f"{name} has dtype {array.dtype}; expected integers")
-    return array.astype(jnp.int32)
+    if np.can_cast(array.dtype, np.int32):
+        return array.astype(jnp.int32)
+    ends = np.iinfo(np.int32)
+    lowest = None if jnp.issubdtype(array.dtype, jnp.unsignedinteger) else ends.min
+    return jnp.clip(array, lowest, ends.max).astype(jnp.int32)
 
 
 # ---- Derivatives

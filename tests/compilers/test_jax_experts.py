@@ -161,6 +161,23 @@ def test_what_ends_a_program():
         jax.block_until_ready(program(SIZES, INDICES + 1))
 
 
+def test_numbers_beyond_int32_end_a_program():
+    w = dj.quantize(STACK, "mxfp4")
+    with jax.enable_x64(True):
+        for far in (2**32, -(2**32)):
+            with pytest.raises(jax.errors.JaxRuntimeError, match="group_sizes: expected numbers of rows"):
+                jax.block_until_ready(dj.grouped_matmul(X, w.mT, SIZES + np.int64(far), indices=INDICES))
+            with pytest.raises(jax.errors.JaxRuntimeError, match="indices: expected the numbers of tokens"):
+                jax.block_until_ready(dj.grouped_matmul(X, w.mT, SIZES, indices=INDICES + np.int64(far)))
+
+
+@pytest.mark.parametrize("sizes", [SIZES[:-1], SIZES[None]])
+def test_sizes_are_one_for_each_expert(sizes):
+    w = dj.quantize(STACK, "mxfp4")
+    with pytest.raises(ValueError, match=rf"group_sizes has shape .*experts, {EXPERTS} of them"):
+        dj.grouped_matmul(ROWS, w.mT, sizes)
+
+
 def test_refusals_are_those_of_eager_calls():
     w = dj.quantize(STACK, "mxfp4")
     for error, message, call in (
