@@ -95,6 +95,14 @@ def test_empty_refuses_bad_arguments():
             dlfp4.empty(shape, "float32")
 
 
+def test_shapes_beyond_memory_are_told_from_empty_ones():
+    with pytest.raises(MemoryError, match=r"^shape .* has more elements than memory can hold"):
+        dlfp4.empty((2**40, 2**20), "float32")
+    with pytest.raises(MemoryError, match="is empty, but its other extents count more elements than memory can hold"):
+        dlfp4.empty((2**40, 0, 2**40), "float32")
+    assert dlfp4.empty((2**40, 0, 2**10), "float32").size == 0
+
+
 @pytest.mark.parametrize("pair", [("cpu", 0), (1, 0, 0), (1,), ()], ids=str)
 def test_pairs_that_are_no_devices(pair):
     with pytest.raises(TypeError, match=r"expected a DLPack pair of integers, \(type, id\), or a string"):

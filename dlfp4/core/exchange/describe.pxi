@@ -213,7 +213,7 @@ cdef int describe(Tensor self, const DLTensor *src, uint64_t flags) except -1:
         for k in range(ndim):   # a call of memcpy costs more than the few numbers
             self.dl.strides[k] = src.strides[k]
     elif not fill_compact_strides(ndim, self.dl.shape, self.dl.strides):
-        refuse(src, f"shape {shape_of(self)} has more elements than memory can hold")
+        refuse(src, f"shape {shape_of(self)} {beyond_memory(count_elements(ndim, self.dl.shape))}")
     if in_pairs:
         expand_pairs(self, src)
     self.dl.data = src.data

@@ -18,7 +18,7 @@ cdef Tensor allocate(int row, int ndim, const int64_t *shape, bint padded, DLDev
     self.size_ = count_elements(ndim, shape)
     if count_bits(self.size_, storage_bits(self)) < 0 \
             or not fill_compact_strides(ndim, self.dl.shape, self.dl.strides):
-        raise MemoryError(f"shape {shape_of(self)} of {dtype_name(self)} has more elements than memory can hold")
+        raise MemoryError(f"shape {shape_of(self)} of {dtype_name(self)} {beyond_memory(self.size_)}")
     if device.device_type == kDLCPU and device.device_id == 0:
         allocate_host(self)
     elif device.device_type == kDLCUDA:

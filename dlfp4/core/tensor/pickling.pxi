@@ -71,7 +71,7 @@ cdef int fill_restored_shape(Tensor self, tuple shape) except -1:
     self.size_ = count_elements(self.dl.ndim, self.dl.shape)
     if (count_bits(self.size_, storage_bits(self)) < 0
             or not fill_compact_strides(self.dl.ndim, self.dl.shape, self.dl.strides)):
-        raise ValueError(f"the pickle is damaged: shape {listed(shape)} has more elements than memory can hold")
+        raise ValueError(f"the pickle is damaged: shape {listed(shape)} {beyond_memory(self.size_)}")
     return 0
 
 

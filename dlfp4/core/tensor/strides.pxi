@@ -49,6 +49,12 @@ cdef inline bint fill_compact_strides(int ndim, const int64_t *shape, int64_t *s
     return True
 
 
+cdef str beyond_memory(int64_t size):
+    """What is said of a shape whose elements or strides do not fit 63 bits; NumPy refuses empty ones of such, too."""
+    return ("is empty, but its other extents count more elements than memory can hold" if size == 0
+            else "has more elements than memory can hold")
+
+
 cdef inline bint has_countable_extents(int ndim, const int64_t *shape) noexcept nogil:
     """Whether the product of the extents above zero fits 63 bits."""
     cdef int64_t size = 1
