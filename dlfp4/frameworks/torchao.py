@@ -30,13 +30,19 @@ ELEMENTS = {  # by torchao's names, which are PyTorch's types or its own
 FP6 = ("float6_e2m3fn", "float6_e3m2fn")
 
 
-def from_torchao(x: Any) -> ScaledTensor:
-    """A ScaledTensor over the memory of an NVFP4Tensor or MXTensor; FP6, which torchao keeps one a byte, is packed."""
+def from_torchao(x: Any, copy: bool | None = None) -> ScaledTensor:
+    """A ScaledTensor over the memory of an NVFP4Tensor or MXTensor; FP6, which torchao keeps one a byte, is packed,
+    which ``copy=False`` forbids.
+    """
     kind = type(x).__name__
     if kind not in ("NVFP4Tensor", "MXTensor"):
         raise TypeError(
             f"torchao's {kind} is not one of its block-scaled tensors that dlfp4 knows, NVFP4Tensor and MXTensor; pass "
             f"its parts to dlfp4.ScaledTensor.from_parts, or its values, .dequantize()"
+        )
+    if copy is False and format_of(x).element.name in FP6:
+        raise BufferError(
+            f"{kind} keeps {format_of(x).element} one a byte; packing it needs a copy, which copy=False forbids"
         )
     if x.qdata.ndim > 1 and x.qdata.stride(-2) < x.qdata.stride(-1):  # columns, by torchao's own sign
         return from_rows(x, x.qdata.transpose(-2, -1), x.scale.transpose(-2, -1)).mT

@@ -23,11 +23,11 @@ REACH = 2688  # the largest magnitude of NVFP4 over its global scale: 6 * 448
 LEAST = 1 / float(np.finfo(np.float32).max)  # of a global scale, which has a finite reciprocal
 
 
-def from_transformer_engine(x: Any) -> ScaledTensor:
+def from_transformer_engine(x: Any, copy: bool | None = None) -> ScaledTensor:
     """A ScaledTensor over the memory of an NVFP4Tensor, MXFP8Tensor or Float8Tensor.
 
     Of a tensor with both directions the one along rows is taken. The global scale of NVFP4 is made of the largest
-    magnitude that TransformerEngine keeps.
+    magnitude that TransformerEngine keeps. Nothing is copied, whatever `copy` says.
     """
     kind = type(x).__name__.removesuffix("Storage").removesuffix("Base")
     read = KINDS.get(kind)

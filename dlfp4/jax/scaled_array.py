@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Never, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -230,6 +230,11 @@ class ScaledArray:
             Leaves that are stacked: take one tensor, ``jax.tree.map(lambda leaf: leaf[0], q)``.
         BufferError
             Arrays that cannot be exchanged: traced, deleted, on several devices.
+
+        Notes
+        -----
+        Elements below 8 bits of NumPy arrays, as :func:`jax.device_get` makes them, lie one a byte and are packed.
+        :func:`dlfp4.asarray` gives the same tensor.
         """
         check_single(self)
         parts = dict(zip(names_of_parts(self.proto), map(as_tensor, self.parts), strict=True))
@@ -245,6 +250,19 @@ class ScaledArray:
             offsets=parts.get("zero_points", parts.get("biases")),
         )
         return q.mT if self.is_transposed else q
+
+    def __dlfp4_scaled__(self, copy: bool | None = None) -> ScaledTensor:
+        """What dlfp4's own functions take this for."""
+        copied = [str(part.dtype) for part in self.parts if is_copied(part)] if copy is False else []
+        if copied:
+            raise BufferError(f"{copied[0]} of {self!r} can only be taken as a copy, which copy=False forbids")
+        return self.to_tensor()
+
+    def __array__(self, *arguments: Any, **options: Any) -> Never:
+        raise TypeError(
+            f"{self!r} is no array: its codes mean nothing without their scales; .dequantize() gives its values, "
+            f"dlfp4.asarray takes it whole"
+        )
 
 
 def names_of_parts(proto: TensorProto) -> list[str]:
@@ -289,6 +307,11 @@ def as_array(part: Tensor) -> Array:
 def as_tensor(part: Array) -> Tensor:
     """A part's memory; a copy of integers below 8 bits, which JAX does not export."""
     return _core.asarray(np.asarray(part) if part.dtype in WITHOUT_DLPACK else part)
+
+
+def is_copied(part: Array) -> bool:
+    """Whether `as_tensor` cannot share a part's memory, or gives elements that are yet to be packed."""
+    return part.dtype.name in SUBBYTE and (isinstance(part, np.ndarray) or part.dtype in WITHOUT_DLPACK)
 
 
 def check_single(q: ScaledArray) -> None:

@@ -145,8 +145,8 @@ class ScaledTensor(torch.Tensor):  # type: ignore[misc]  # to mypy PyTorch's typ
         q = restore(self)
         return q.mT if self.turned else q
 
-    def __dlfp4_scaled__(self) -> dlfp4.ScaledTensor:
-        """What dlfp4's own functions take this for."""
+    def __dlfp4_scaled__(self, copy: bool | None = None) -> dlfp4.ScaledTensor:
+        """What dlfp4's own functions take this for; nothing is copied, whatever `copy` says."""
         return self.to_dlfp4()
 
     def __dlfp4_parts__(self) -> Parts:

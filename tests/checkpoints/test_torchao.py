@@ -427,8 +427,13 @@ def test_asarray_takes_its_tensors(ao, name, swizzled):
         assert q.scale_layout == ("128x4" if swizzled else "linear")
         assert_values(q.dequantize(), theirs.dequantize())
         assert q.scales.data_ptr == theirs.scale.data_ptr()
-        if "mxfp6" not in name:  # which is packed here
-            assert q.data.data_ptr == theirs.qdata.data_ptr()
+        if "mxfp6" in name:  # which is packed here
+            with pytest.raises(
+                BufferError, match=f"^MXTensor keeps {q.format.element} one a byte; .*copy=False forbids"
+            ):
+                dlfp4.asarray(theirs, copy=False)
+        else:
+            assert q.data.data_ptr == dlfp4.asarray(theirs, copy=False).data.data_ptr == theirs.qdata.data_ptr()
         if unit is not None:
             assert q.global_scale.data_ptr == theirs.per_tensor_scale.data_ptr()
         copied = dlfp4.asarray(theirs, copy=True)

@@ -274,6 +274,31 @@ def test_damaged_structures_of_stored_programs_are_refused(old, new, message):
         exporting.structure_of(damaged)
 
 
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp6_e3m2", "mxfp8_e4m3", "int4_g32"])
+@pytest.mark.parametrize("taken", [lambda q: q, jax.device_get], ids=["jax", "numpy"])
+def test_functions_of_the_library_take_scaled_arrays(format, taken):
+    q = dlfp4.quantize(W, format)
+    array = taken(dj.ScaledArray.from_tensor(q))
+    for given, expected in ((array, q), (array.mT, q.mT)):
+        assert parts(dlfp4.asarray(given)) == parts(expected)
+        assert to_bytes(dlfp4.dequantize(given)) == to_bytes(expected.dequantize())
+    assert to_bytes(dlfp4.matmul(X, array.mT)) == to_bytes(dlfp4.matmul(X, q.mT))
+    assert dlfp4.asarray(array, copy=True).scales.data_ptr != dlfp4.asarray(array).scales.data_ptr
+    if format == "int4_g32" or (format == "nvfp4" and isinstance(array.data, np.ndarray)):
+        with pytest.raises(BufferError, match=f"^{array.data.dtype} of ScaledArray.* which copy=False forbids"):
+            dlfp4.asarray(array, copy=False)
+    else:
+        shared = dlfp4.asarray(array, copy=False)
+        assert shared.data.data_ptr == dlfp4.asarray(array.data).data_ptr
+
+
+def test_scaled_arrays_are_no_arrays():
+    q = dj.quantize(W, "nvfp4")
+    for use in (np.asarray, jnp.asarray, np.zeros_like, lambda q: np.add(q, 1), lambda q: W @ q.mT):
+        with pytest.raises(TypeError, match=r"^ScaledArray\(.* is no array: .*\.dequantize\(\) gives its values"):
+            use(q)
+
+
 def test_symbolic_dimensions_are_refused():
     (rows,) = jax.export.symbolic_shape("rows")
     w = dj.quantize(X.reshape(4, 32, 256), "mxfp4")

@@ -283,7 +283,7 @@ class Form:
     def __init__(self, q):
         self.q = q
 
-    def __dlfp4_scaled__(self):
+    def __dlfp4_scaled__(self, copy=None):
         return self.q
 
 

@@ -336,12 +336,13 @@ cdef str package_of(object x):
     return str(type(x).__module__).partition(".")[0]
 
 
-cdef ScaledTensor as_scaled(object x):
-    """The ScaledTensor over the memory of a quantized tensor that has another form."""
+cdef ScaledTensor as_scaled(object x, copy=None):
+    """The ScaledTensor over the memory of a quantized tensor that has another form; who makes it knows what it copies,
+    and refuses that where `copy` is False."""
     if type_has(Py_TYPE(x), "__dlfp4_scaled__"):
-        return x.__dlfp4_scaled__()
+        return x.__dlfp4_scaled__(copy)
     package = package_of(x)
-    return getattr(frameworks.load(package), f"from_{package}")(x)
+    return getattr(frameworks.load(package), f"from_{package}")(x, copy)
 
 
 cdef object as_quantized(x, dtype, copy):
@@ -349,7 +350,7 @@ cdef object as_quantized(x, dtype, copy):
     if dtype is not None:
         raise TypeError(f"dtype={dtype!r}: {type(x).__name__} is a quantized tensor, which asarray takes as it is; "
                         f"call .dequantize(dtype) of the result")
-    found = as_scaled(x)
+    found = as_scaled(x, copy)
     return change_parts(found, Tensor.copy) if copy is True else found
 
 
@@ -451,8 +452,9 @@ def asarray(x, /, *, dtype=None, copy=None):
         there, one element a byte); subclasses such as ``numpy.memmap``; any object with the buffer protocol, such as
         ``bytes`` or ``mmap``; nested lists of numbers, which become float64, int64 or bool as NumPy has it (operations
         take lists, too; there integers and truth values count as float64); quantized tensors of PyTorch
-        (:class:`dlfp4.torch.ScaledTensor`), torchao (NVFP4Tensor, MXTensor) and TransformerEngine (NVFP4Tensor,
-        MXFP8Tensor, Float8Tensor, by the attributes that it documents; it was never run with dlfp4).
+        (:class:`dlfp4.torch.ScaledTensor`), JAX (:class:`dlfp4.jax.ScaledArray`), torchao (NVFP4Tensor, MXTensor) and
+        TransformerEngine (NVFP4Tensor, MXFP8Tensor, Float8Tensor, by the attributes that it documents; it was never run
+        with dlfp4).
     dtype : dtype-like, optional
         Convert to this element type (nearest even, saturating, packed), if it is not the one that `x` has.
     copy : bool, optional
