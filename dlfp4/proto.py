@@ -218,7 +218,9 @@ class TensorProto:
         if getattr(getattr(x, "device", None), "type", None) == "meta":
             shape, dtype = frameworks.load("torch").describe(x)
             return cls(shape, dtype, requires_grad=requires_grad)
-        tensor = _core.asarray(x.detach() if requires_grad else x)
+        tensor: Any = _core.asarray(x.detach() if requires_grad else x)
+        if isinstance(tensor, _core.ScaledTensor):  # of another library's quantized tensor
+            return cls._of_scaled((tensor,))
         return cls(tensor.shape, tensor.dtype, None, tensor.device, requires_grad, packed=tensor.packed)
 
     @classmethod

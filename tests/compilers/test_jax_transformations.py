@@ -281,6 +281,7 @@ def test_functions_of_the_library_take_scaled_arrays(format, taken):
     array = taken(dj.ScaledArray.from_tensor(q))
     for given, expected in ((array, q), (array.mT, q.mT)):
         assert parts(dlfp4.asarray(given)) == parts(expected)
+        assert dlfp4.TensorProto.of(given) == dlfp4.TensorProto.of(expected)
         assert to_bytes(dlfp4.dequantize(given)) == to_bytes(expected.dequantize())
     assert to_bytes(dlfp4.matmul(X, array.mT)) == to_bytes(dlfp4.matmul(X, q.mT))
     assert dlfp4.asarray(array, copy=True).scales.data_ptr != dlfp4.asarray(array).scales.data_ptr
