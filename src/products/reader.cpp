@@ -18,7 +18,7 @@ int64_t line_number(const Reader &reader, int64_t line) { return reader.lines->f
 
 int64_t element_at(const Reader &reader, int64_t line, int64_t position) {
   const dlfp4_blocks &blocks = reader.lines->blocks;
-  return line_number(reader, line) * blocks.strides[0] + position * blocks.strides[1];
+  return line_number(reader, line) * blocks.strides[0] + position * step_of(blocks);
 }
 
 int bits_in_memory(const Reader &reader) { return spacing({static_cast<uint8_t>(reader.row), reader.packed}); }
@@ -139,14 +139,14 @@ bool is_value(const Reader &reader) {
 
 const uint8_t *find_codes(const Reader &reader, int64_t line, int64_t first) {
   const int64_t bit = element_at(reader, line, first) * bits_in_memory(reader);
-  if (reader.lines->blocks.strides[1] != 1 || bit % 8 != 0) return nullptr;
+  if (step_of(reader.lines->blocks) != 1 || bit % 8 != 0) return nullptr;
   return static_cast<const uint8_t *>(reader.lines->blocks.data) + bit / 8;
 }
 
 const uint8_t *read_codes(const Reader &reader, int64_t line, int64_t first, int64_t count, uint8_t *buffer) {
   const uint8_t *const found = find_codes(reader, line, first);
   const uint8_t *const data = static_cast<const uint8_t *>(reader.lines->blocks.data);
-  const int64_t element = element_at(reader, line, first), step = reader.lines->blocks.strides[1];
+  const int64_t element = element_at(reader, line, first), step = step_of(reader.lines->blocks);
   if (found && !reader.packed) return found;
   if (found) {
     convert_run(reader, true, reader.row, found, count, buffer);

@@ -19,6 +19,9 @@ struct LineFactors {
   int64_t lines, stride;
 };
 
+// Between neighbours of a line. The only element of one has any, which decides nothing.
+inline int64_t step_of(const dlfp4_blocks &blocks) { return blocks.length == 1 ? 1 : blocks.strides[1]; }
+
 // One side of a product.
 struct Reader {
   const dlfp4_lines *lines;

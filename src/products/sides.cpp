@@ -117,7 +117,7 @@ bool has_float_scales(const Reader &reader) {
 }
 
 bool lies_in_bytes(const Reader &reader) {
-  return (reader.scaled || kTypes[reader.row].bits >= 8) && reader.lines->blocks.strides[1] == 1;
+  return (reader.scaled || kTypes[reader.row].bits >= 8) && step_of(reader.lines->blocks) == 1;
 }
 
 bool is_scaled_fp4(const Reader &reader) { return reader.scaled && is_fp4(kBlockKeys[reader.format.key]); }

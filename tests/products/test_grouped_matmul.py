@@ -302,6 +302,26 @@ def test_levels(level):
     assert run_at(level, LEVEL) == "fine\n"
 
 
+ONE_ELEMENT = """
+import numpy as np, dlfp4
+rng = np.random.default_rng(0)
+for fx in ("int4_row", "uint4_row", "fp8_row", "mxfp4"):
+    for fw in ("fp8_row", "fp8_1x128"):
+        x = dlfp4.quantize(rng.normal(size=(4, 1)).astype("float32"), fx, pad=True)
+        w = dlfp4.quantize(rng.normal(size=(4, 60, 1)).astype("float32"), fw, pad=True)
+        got = dlfp4.grouped_matmul(x, w.mT, np.arange(1, 5)).to_numpy()
+        for i in range(4):
+            assert got[i : i + 1].tobytes() == dlfp4.matmul(x[i : i + 1], w[i].mT).to_numpy().tobytes(), (fx, fw, i)
+print("fine")
+"""
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_lines_of_one_element(level):
+    """Whose stride is any number, which chooses no other kernel."""
+    assert run_at(level, ONE_ELEMENT) == "fine\n"
+
+
 # ---- transposed stacks ---------------------------------------------------------------------------------------------
 
 
