@@ -218,7 +218,7 @@ def test_python_answers_where_c_does_not(torch):
     files = [Path(__file__).with_name("test_torch_tensors.py"), *shrinks]
     told = run(f"""{WITHOUT_NATIVES}
 import pytest
-status = pytest.main(["-q", "-p", "no:cacheprovider", *{list(map(str, files))!r}])
+status = pytest.main(["-p", "no:cacheprovider", *{list(map(str, files))!r}])
 assert frameworks.framework("torch").natives() is None
 sys.exit(status)
 """)

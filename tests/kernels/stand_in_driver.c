@@ -112,9 +112,11 @@ static int destroy_event(void *event) {
   return kSuccess;
 }
 
+/* At multiples of 256, as drivers do. */
 static int allocate(void **ptr, size_t bytes, void *stream) {
+  const size_t aligned = bytes / 256 * 256 + 256;
   (void)stream;
-  *ptr = malloc(bytes);
+  *ptr = aligned < bytes ? NULL : aligned_alloc(256, aligned);
   held += *ptr != NULL;
   return *ptr ? kSuccess : kOutOfMemory;
 }
