@@ -39,6 +39,7 @@ GLOBAL_SCALES: tuple[str, ...] = get_args(GlobalScalePer)
 ROUNDINGS: tuple[str, ...] = get_args(Rounding)
 ZERO_POINTS: tuple[str, ...] = get_args(ZeroPointDtype)
 BIASES: tuple[str, ...] = get_args(BiasDtype)
+ROTATED_LENGTH = 16  # elements that the Hadamard transform takes at a time
 CHOICES = MappingProxyType(  # of a recipe's options that are names
     {
         "scale_rule": (None, *SCALE_RULES),

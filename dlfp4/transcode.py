@@ -30,7 +30,7 @@ from dlfp4._core import (
     quantize,
 )
 from dlfp4.extents import count_elements
-from dlfp4.formats import RECIPES, Format, Recipe, offset_parts
+from dlfp4.formats import RECIPES, ROTATED_LENGTH, Format, Recipe, offset_parts
 from dlfp4.receipts import (
     Array,
     Receipt,
@@ -52,7 +52,6 @@ AT_ONCE = 1 << 18  # elements decoded at a time, so that they stay in a cache
 AT_ONCE_THERE = 1 << 26  # the same on a device, whose memory three times as many floats take
 LEAST_UNIT = 1 / float(np.finfo(np.float32).max)  # whose reciprocal is finite
 LEAST_POWER, MOST_POWER = -127, 127  # of e8m0
-GROUP = 16  # elements that the Hadamard transform takes at a time
 
 
 # ---- What a convention stores
@@ -162,8 +161,8 @@ def in_whole_groups(q: ScaledTensor) -> ScaledTensor:
     """
     rows, columns = count_elements(q.shape[:-1]), q.shape[-1]
     if q.axis == -1:
-        return renamed(q, q.format, (*q.shape[:-1], columns + -columns % GROUP))
-    return q if rows % GROUP == 0 else renamed(q, q.format, (rows + -rows % GROUP, columns))
+        return renamed(q, q.format, (*q.shape[:-1], columns + -columns % ROTATED_LENGTH))
+    return q if rows % ROTATED_LENGTH == 0 else renamed(q, q.format, (rows + -rows % ROTATED_LENGTH, columns))
 
 
 def transcode_codes(q: ScaledTensor, target: Any, recipe: _RecipeLike | None) -> tuple[ScaledTensor, Receipt]:

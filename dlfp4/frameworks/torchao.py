@@ -40,20 +40,21 @@ def from_torchao(x: Any, copy: bool | None = None) -> ScaledTensor:
             f"torchao's {kind} is not one of its block-scaled tensors that dlfp4 knows, NVFP4Tensor and MXTensor; pass "
             f"its parts to dlfp4.ScaledTensor.from_parts, or its values, .dequantize()"
         )
-    if copy is False and format_of(x).element.name in FP6:
-        raise BufferError(
-            f"{kind} keeps {format_of(x).element} one a byte; packing it needs a copy, which copy=False forbids"
-        )
     if x.qdata.ndim > 1 and x.qdata.stride(-2) < x.qdata.stride(-1):  # columns, by torchao's own sign
-        return from_rows(x, x.qdata.transpose(-2, -1), x.scale.transpose(-2, -1)).mT
-    return from_rows(x, x.qdata, x.scale)
+        return from_rows(x, x.qdata.transpose(-2, -1), x.scale.transpose(-2, -1), copy).mT
+    return from_rows(x, x.qdata, x.scale, copy)
 
 
-def from_rows(x: Any, qdata: Any, scale: Any) -> ScaledTensor:
+def from_rows(x: Any, qdata: Any, scale: Any, copy: bool | None) -> ScaledTensor:
     """The same of data whose blocks run along its last dimension."""
     format = format_of(x)
     data, scales = asarray(qdata), asarray(scale)
     if format.element.name in FP6:
+        if copy is False:
+            raise BufferError(
+                f"{type(x).__name__} keeps {format.element} one a byte; packing it needs a copy, which copy=False "
+                f"forbids"
+            )
         data = pack(as_element(data, format.element))
     elif data.dtype == np.uint8:
         data = data.view(format.element)

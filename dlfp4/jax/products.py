@@ -14,6 +14,7 @@ from jax.custom_derivatives import SymbolicZero
 from dlfp4 import _core
 from dlfp4.arguments import format_of
 from dlfp4.extents import count_elements
+from dlfp4.formats import ROTATED_LENGTH
 from dlfp4.frameworks.base import SUBBYTE
 from dlfp4.jax.calls import arrays_of
 from dlfp4.jax.codecs import Array
@@ -81,7 +82,7 @@ def cancels(q: ScaledArray, axis: int | None) -> bool:
     """
     shape = q.proto.shape
     length = shape[-1] if q.proto.rowwise else count_elements(shape[:-1])
-    return axis in (None, q.axis) and length % 16 == 0
+    return axis in (None, q.axis) and length % ROTATED_LENGTH == 0
 
 
 def forget_rotation(q: ScaledArray) -> ScaledArray:

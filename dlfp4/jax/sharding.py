@@ -17,6 +17,7 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from dlfp4.extents import count_elements
+from dlfp4.formats import ROTATED_LENGTH
 from dlfp4.proto import TensorProto
 
 Dim: TypeAlias = tuple[str, ...]  # the factors of a dimension, the outermost first
@@ -137,7 +138,7 @@ def pieces(proto: TensorProto) -> tuple[int, int]:
     assert proto.format is not None
     rows, length = proto.shape
     if proto.format.block is None:
-        return rows, length if proto.hadamard is None else length // 16  # which were transformed together
+        return rows, length if proto.hadamard is None else length // ROTATED_LENGTH
     group, block = proto.format.block
     along = 0 if block is None or length % block or proto.global_scale_per == "row" else length // block
     return (0 if rows % group else rows // group), along

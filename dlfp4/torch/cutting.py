@@ -12,6 +12,7 @@ import torch
 
 from dlfp4 import _core
 from dlfp4.extents import count_elements
+from dlfp4.formats import ROTATED_LENGTH
 from dlfp4.frameworks.base import SUBBYTE
 from dlfp4.torch.scaled_tensor import ScaledTensor, Shape, described, like, mapped, present, turn
 
@@ -67,7 +68,7 @@ def cut(q: ScaledTensor, dim: int, first: int, last: int) -> ScaledTensor:
     format = format_to_cut(q)
     lines, length = format.block or (1, None)
     along, across = length or (2 if format.element.name in SUBBYTE else 1), max(1, lines)
-    along = along if q.encoding.hadamard is None else max(along, 16)  # which were transformed together
+    along = along if q.encoding.hadamard is None else max(along, ROTATED_LENGTH)
     steps = (across, along) if q.encoding.axis == -1 else (along, across)
     rows, columns = count_elements(shape[:-1]), shape[-1]
     if dim == len(shape) - 1:

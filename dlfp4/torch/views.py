@@ -338,6 +338,9 @@ def one_of(q: ScaledTensor, dim: int, index: int) -> ScaledTensor:
     return reshaped(part, (*part.shape[:place], *part.shape[place + 1 :]))
 
 
+NUMBERS = (torch.int32, torch.int64)
+
+
 @implements(aten.index.Tensor)
 def take_numbered(function: Any, q: ScaledTensor, indices: Sequence[torch.Tensor | None]) -> ScaledTensor:
     """Copies of the matrices of a stack that have these numbers, as models take the experts of each token."""
@@ -355,9 +358,6 @@ def take_numbered(function: Any, q: ScaledTensor, indices: Sequence[torch.Tensor
     made = mapped(stack, lambda part: matrices_of(part, stack.shape[0], numbers) if part.dim() else part)
     made = like(made, present(made), shape=(numbers.shape[0], *stack.shape[1:]))
     return turn(made) if q.turned else made
-
-
-NUMBERS = (torch.int32, torch.int64)
 
 
 def matrices_of(part: torch.Tensor, count: int, numbers: torch.Tensor) -> torch.Tensor:
