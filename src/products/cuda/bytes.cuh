@@ -326,35 +326,13 @@ class BytesTile {
     store(sums, order.place_of(tile), 0);
   }
 
-  // Each block of the cluster gets the sums of the half that it stores, in the memory of its ring, whose last stages
-  // both have multiplied.
+  // The sums meet in the memory of the ring, whose last stages both blocks have multiplied.
   __device__ void shared(const Place &place, int blocks, int rank) {
-    constexpr int kFours = kSumsByX / 4, kStride = kWarpgroup * 16;
-    static_assert(kFours * kStride * kConsumers <= 2 * x_stage_bytes(kWalkRows), "");  // there are two stages at least
+    static_assert(kConsumers * kExchangeBytes <= 2 * x_stage_bytes(kWalkRows), "");  // there are two stages at least
     float sums[2][kSumsByX];
     consumer_.multiply(blocks, sums);
-    const uint32_t here = ring_.x + group() * (kFours * kStride) + threadIdx.x % kWarpgroup * 16;
-    const uint32_t there = address_at_rank(here, rank ^ 1);
     float own[1][kSumsByX];
-    sync_cluster();
-#pragma unroll
-    for (int i = 0; i < kFours; ++i) {
-      float others[4];
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        own[0][4 * i + k] = rank ? sums[1][4 * i + k] : sums[0][4 * i + k];
-        others[k] = rank ? sums[0][4 * i + k] : sums[1][4 * i + k];
-      }
-      store_to_cluster(there + i * kStride, make_float4(others[0], others[1], others[2], others[3]));
-    }
-    sync_cluster();
-#pragma unroll
-    for (int i = 0; i < kFours; ++i) {
-      uint32_t others[4];
-      load_shared_16(here + i * kStride, others);
-#pragma unroll
-      for (int k = 0; k < 4; ++k) own[0][4 * i + k] += __uint_as_float(others[k]);
-    }
+    exchange_sums(reinterpret_cast<float (&)[2 * kSumsByX]>(sums), rank, ring_.x + group() * kExchangeBytes, own[0]);
     store(own, place, rank);
   }
 

@@ -130,34 +130,13 @@ class PreparedTile {
     store<kRows>(sums, order.place_of(tile));
   }
 
-  // Each block of the cluster gets the sums of the half that it stores, in its memory for results.
+  // The sums meet in the memory for results.
   __device__ void shared(const Place &place, int blocks, int rank) {
-    constexpr int kFours = kRows / 4 / 4, kStride = kWarpgroup * 16;
-    static_assert(kFours * kStride * kConsumers <= staging_bytes(Kind), "");
-    float sums[kRows / 2];
+    static_assert(kConsumers * kExchangeBytes <= staging_bytes(Kind), "");
+    float sums[kRows / 2], own[kHalfRows / 2];
     multiply<kRows>(blocks, sums);
-    const uint32_t here = staging() + threadIdx.x % kWarpgroup * 16, there = address_at_rank(here, rank ^ 1);
-    float own[4 * kFours];
     wait_for_stores();
-    sync_cluster();
-#pragma unroll
-    for (int i = 0; i < kFours; ++i) {
-      float others[4];
-#pragma unroll
-      for (int k = 4 * i; k < 4 * i + 4; ++k) {
-        own[k] = rank ? sums[4 * kFours + k] : sums[k];
-        others[k % 4] = rank ? sums[k] : sums[4 * kFours + k];
-      }
-      store_to_cluster(there + i * kStride, make_float4(others[0], others[1], others[2], others[3]));
-    }
-    sync_cluster();
-#pragma unroll
-    for (int i = 0; i < kFours; ++i) {
-      uint32_t others[4];
-      load_shared_16(here + i * kStride, others);
-#pragma unroll
-      for (int k = 0; k < 4; ++k) own[4 * i + k] += __uint_as_float(others[k]);
-    }
+    exchange_sums(sums, rank, staging(), own);
     store<kHalfRows>(own, {place.row_block, place.first_row + rank * kHalfRows});
   }
 

@@ -139,6 +139,35 @@ struct Ring {
   }
 };
 
+// What a warpgroup's threads have of a tile that two blocks of a cluster share, half of K each: each block gets the
+// sums of the half of its rows that it stores, and adds its own, in memory of kExchangeBytes.
+constexpr int kSumsOfHalf = kWalkRows / 4, kExchangeBytes = kSumsOfHalf * kWarpgroup * 4;
+
+__device__ inline void exchange_sums(const float (&sums)[2 * kSumsOfHalf], int rank, uint32_t memory,
+                                     float (&own)[kSumsOfHalf]) {
+  constexpr int kStride = kWarpgroup * 16;
+  const uint32_t here = memory + threadIdx.x % kWarpgroup * 16, there = address_at_rank(here, rank ^ 1);
+  sync_cluster();
+#pragma unroll
+  for (int i = 0; i < kSumsOfHalf; i += 4) {
+    float others[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      own[i + k] = rank ? sums[kSumsOfHalf + i + k] : sums[i + k];
+      others[k] = rank ? sums[i + k] : sums[kSumsOfHalf + i + k];
+    }
+    store_to_cluster(there + i / 4 * kStride, make_float4(others[0], others[1], others[2], others[3]));
+  }
+  sync_cluster();
+#pragma unroll
+  for (int i = 0; i < kSumsOfHalf; i += 4) {
+    uint32_t others[4];
+    load_shared_16(here + i / 4 * kStride, others);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) own[i + k] += __uint_as_float(others[k]);
+  }
+}
+
 // Which blocks along K: `count` of them, of which a consumer takes `first`, first + `by`, ...
 struct Blocks {
   int count, first, by;
