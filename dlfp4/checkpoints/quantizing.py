@@ -24,10 +24,14 @@ from dlfp4.analysis import signal_to_noise
 from dlfp4.checkpoints import configs, folders, joining, models, native, safetensors
 from dlfp4.checkpoints.folders import Outcome, Report, Tick
 from dlfp4.checkpoints.models import Files, ModelPath, Shard
+from dlfp4.checkpoints.names import last, module_of
 from dlfp4.checkpoints.selection import Choice, choose, quantize_chosen, recipe_of, shared_global_scale
 from dlfp4.formats import Format, RecipeName, offset_parts
 
 GPT_OSS = "gpt-oss"
+# Conventions whose loaders give each linear layer its parts, and know no stacks of experts.
+BY_LAYER = ("compressed-tensors", "gptq", "awq")
+TURNING = ("gptq",)  # whose loaders take layers that were stored as (in, out)
 
 
 @dataclass(frozen=True)
@@ -190,19 +194,29 @@ def choose_all(
     """The choices for the tensors of each file, made for all of them together."""
     members = [parts_of(shard)[0] for shard in shards]
     tensors = {name: x for each in members for name, x in each.items()}
+    is_named = bool(options["include"]) or axis is not None  # and so are stacks, by their axis
     if convention == GPT_OSS and axis is None:
         axis = -2  # its experts were (experts, in, out), and are stored as (experts, out, in)
     choices = choose(tensors, format, convention=convention, axis=axis, **options)
-    if convention == GPT_OSS and not options["include"]:
-        choices = {name: experts_alone(choice, tensors[name]) for name, choice in choices.items()}
+    if convention is not None and not options["include"]:
+        for name, choice in choices.items():
+            reason = why_unloadable(choice, tensors[name].ndim, convention, is_named) if choice.quantized else ""
+            if reason:
+                choices[name] = replace(choice, quantized=False, reason=f"{reason}; include names it")
     return [{name: choices[name] for name in each} for each in members]
 
 
-def experts_alone(choice: Choice, x: Tensor | ScaledTensor) -> Choice:
-    """The choice, or the word that loaders of gpt-oss know no other quantized tensors than experts."""
-    if not choice.quantized or x.ndim == 3:
-        return choice
-    return replace(choice, quantized=False, reason=f"{GPT_OSS} has quantized experts alone; include names it")
+def why_unloadable(choice: Choice, ndim: int, convention: str, is_named: bool) -> str:
+    """Why loaders of the convention do not look for the parts of a tensor, and would leave its values to chance."""
+    if convention == GPT_OSS:
+        return "" if ndim == 3 else f"{GPT_OSS} has quantized experts alone"
+    if ndim == 3:
+        return f"loaders of {convention} know no stacks" if convention in BY_LAYER and not is_named else ""
+    if choice.axis == -2 and convention not in TURNING:
+        return f"stored as (in, out), which loaders of {convention} do not expect"
+    if module_of(choice.name) and last(choice.name) != "weight":
+        return f"no weight of a module, which loaders of {convention} look for"
+    return ""
 
 
 def parts_of(shard: Shard) -> tuple[dict[str, Tensor | ScaledTensor], dict[str, str]]:

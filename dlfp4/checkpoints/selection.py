@@ -354,16 +354,31 @@ class Role:
         Searched in the name.
     option : str
         What `choose` calls the flag that quantizes them: ``include_`` and this; "" where there is none.
+    within : bool
+        Searched in the name within the innermost numbered layer alone: models are called so, too (ConvBERT, RoBERTa
+        with ``prelayernorm``).
     """
 
     what: str
     pattern: re.Pattern[str]
     option: str = ""
+    within: bool = False
+
+    def holds(self, name: str) -> bool:
+        """Whether a tensor of that name does this."""
+        return bool(self.pattern.search(within_layer(name) if self.within else name))
 
 
-def role(what: str, components: str, option: str = "") -> Role:
+def role(what: str, components: str, option: str = "", *, within: bool = False) -> Role:
     """A row of ROLES; the expression is for one whole component of the name."""
-    return Role(what, re.compile(rf"(^|\.)({components})(\.|$)", re.IGNORECASE), option)
+    return Role(what, re.compile(rf"(^|\.)({components})(\.|$)", re.IGNORECASE), option, within)
+
+
+def within_layer(name: str) -> str:
+    """The name from the component that holds the innermost numbered layer, such as ``layers.0.mlp``."""
+    parts = name.split(".")
+    numbers = [at for at, part in enumerate(parts) if part.isdigit()]
+    return ".".join(parts[max(numbers[-1] - 1, 0) :]) if numbers else name
 
 
 ROLES = (
@@ -373,16 +388,18 @@ ROLES = (
     role("output head", r"(\w*_)?head|embed_out|output_layer|unembed\w*|cls|classifier|score|qa_outputs", "heads"),
     role("output head", r"^(model\.)?(output|proj_out)\.weight$", "heads"),
     role("embedding", r"\w*embed\w*|\w*embd\w*|\w*_emb|emb|wte|shared\.weight$|\w*codebook\w*", "embeddings"),
+    role("embedding", r"^transformer\.w\.weight$|quer(y|ies)_feat\w*", "embeddings"),  # CTRL's; DETR's queries
     role("router of experts", r"\w*router\w*|\w*gate_inp\w*|gate|\w*expert_gate|wg|switch", "routers"),
-    role("norm", r"\w*norm\w*|ln(_?(\d+|f|post|pre))?|layer_?norm\w*"),
-    role("convolution", r"(\w*_)?conv\w*"),
+    role("norm", r"(?!norm_attn_norm)\w*norm\w*|ln(_?(\d+|f|post|pre))?|layer_?norm\w*", within=True),
+    role("convolution", r"(\w*_)?s?conv\w*", within=True),
     role("adapter", r"(\w*_)?lora_\w+"),
     role("recurrent weight", r"weight_([ih]h|hr)(_l\d+)?(_reverse)?"),
-    role("token", r"\w*_tokens?$"),
+    role("token", r"\w*_tokens?(\.weight)?$|no_object_pointer$"),
 )  # fmt: skip
 # Last components by which the weight of a linear layer is called; a bare name says nothing against it.
 WEIGHT = re.compile(
-    r"^(\w*weight|kernel|w(\d|_?(q|k|v|o|i|in|out|up|gate|down))?|wi_\d|\w*_proj|\w*(fc|linear|dense)\d?|[^.]*experts?)$"
+    r"^(\w*weight|kernel|w(\d|_?(q|k|v|o|i|in|out|up|gate|down))?|v1|wi_\d|\w*_proj|\w*(fc|linear|dense)\d?"
+    r"|[^.]*experts?)$"
 )
 # Stacks of experts of which the second multiplies what the first gives.
 PAIRS = (
@@ -394,6 +411,8 @@ for _up, _down in PAIRS:
     PARTNERS[_up] = (_down,)
     PARTNERS[_down] = (*PARTNERS.get(_down, ()), _up)
 DOWN = re.compile(rf"(^|\.)({'|'.join({down for _, down in PAIRS})})(\.|$)")
+# Stored as (in, out): Flax's, Gemma 3's, X-CLIP's and DBRX's.
+IN_OUT = re.compile(r"(^|\.)(kernel|mm_input_projection_weight|prompts_visual_projection|experts\.mlp\.w2)$")
 GPT_2 = re.compile(r"(^|\.)(c_attn|q_attn|c_fc|c_proj)\.weight$")
 
 
@@ -497,7 +516,7 @@ class Model:
     def role_of(self, name: str) -> str:
         """What a tensor does other than a linear layer's weight, as its name tells; "" where it tells nothing."""
         for row in ROLES:
-            if row.pattern.search(name) and not (row.option == "routers" and self.is_gated(name)):
+            if row.holds(name) and not (row.option == "routers" and self.is_gated(name)):
                 return row.what
         return ""
 
@@ -525,7 +544,7 @@ class Model:
         shape = self.shapes[name][1]
         if len(shape) == 3:
             return self.orient_experts(name)
-        if last(name) == "kernel" or (self.is_transposed and GPT_2.search(name)):
+        if IN_OUT.search(name) or (self.is_transposed and GPT_2.search(name)):
             return Choice(name, True, "stored as (in, out): blocks run along axis -2", -2)
         return Choice(name, True)
 

@@ -158,6 +158,51 @@ def test_scales_in_another_file_are_kept(tmp_path, target):
     assert loaded["e.weight_scale"].to_numpy().tobytes() == scales.tobytes()
 
 
+@pytest.mark.parametrize(
+    ("convention", "format", "quantized"),
+    [
+        ("compressed-tensors", "nvfp4", {"q_proj.weight"}),
+        ("compressed-tensors", "int4_g32", {"q_proj.weight"}),
+        ("awq", "uint4_g32", {"q_proj.weight"}),
+        ("gptq", "uint4_g32", {"q_proj.weight", "c_attn.weight"}),  # whose loaders take GPT-2's matrices
+        ("modelopt", "nvfp4", {"q_proj.weight", "experts.gate_up_proj", "experts.down_proj"}),
+        (
+            None,
+            "nvfp4",
+            {"q_proj.weight", "experts.gate_up_proj", "experts.down_proj", "c_attn.weight", "in_proj_weight"},
+        ),
+    ],
+)
+def test_what_loaders_do_not_look_for_is_kept(tmp_path, convention, format, quantized):
+    """They leave what they do not find to chance: stacks of experts, matrices that are transposed or of no module."""
+    rng = np.random.default_rng(0)
+    tensors = {
+        "layers.0.q_proj.weight": rng.normal(size=(64, 64)),
+        "layers.0.experts.gate_up_proj": rng.normal(size=(2, 64, 128)),
+        "layers.0.experts.down_proj": rng.normal(size=(2, 64, 64)),
+        "layers.0.c_attn.weight": rng.normal(size=(64, 96)),
+        "layers.0.c_attn.bias": rng.normal(size=96),
+        "layers.0.in_proj_weight": rng.normal(size=(192, 64)),
+    }
+    (tmp_path / "a").mkdir()
+    checkpoints.save(tmp_path / "a" / "model.safetensors", {name: x.astype(np.float32) for name, x in tensors.items()})
+    outcomes = checkpoints.quantize_model(tmp_path / "a", tmp_path / "b", format, convention=convention)
+    assert {o.name.removeprefix("layers.0.") for o in outcomes if o.format} == quantized
+    loaded = checkpoints.load(tmp_path / "b")
+    for outcome in outcomes:
+        if not outcome.format:
+            assert outcome.name.endswith("bias") or outcome.reason.endswith("include names it")
+            assert loaded[outcome.name].to_numpy().tobytes() == tensors[outcome.name].astype(np.float32).tobytes()
+    if convention == "compressed-tensors" and format == "nvfp4":
+        for name, options in (("c", {"include": ["experts"]}), ("d", {"axis": -2})):
+            again = checkpoints.quantize_model(
+                tmp_path / "a", tmp_path / name, format, convention=convention, **options
+            )
+            assert {o.name for o in again if o.format} >= {
+                "layers.0.experts.gate_up_proj", "layers.0.experts.down_proj"
+            }  # fmt: skip
+
+
 def test_gpt_oss_has_quantized_experts_alone(tmp_path):
     """They are stored as (experts, out, in), whatever their shapes tell, unless they are named."""
     experts, query = "model.layers.0.mlp.experts.down_proj", "model.layers.0.self_attn.q_proj.weight"

@@ -108,6 +108,16 @@ def test_one_projection_of_a_stack_may_be_quantized_and_the_other_not():
         ("layers.0.mixer.A_log", (128, 64), "not called a weight"),
         ("layers.0.up_proj.weight", (64, 50), "50 elements along axis -1 are no whole blocks of mxfp4"),
         ("layers.0.up_proj.lora_A.weight", (8, 64), "adapter"),
+        ("audio_tower.audio_bos_eos_token.weight", (2, 64), "token"),
+        ("mask_decoder.mask_tokens.weight", (4, 64), "token"),
+        ("no_object_pointer", (1, 64), "token"),
+        ("query_feat.weight", (300, 64), "embedding; include_embeddings"),
+        ("transformer_module.queries_features.weight", (100, 64), "embedding; include_embeddings"),
+        ("transformer.w.weight", (1000, 64), "embedding; include_embeddings"),
+        ("layers.0.self_attn.k_proj.sconv.static_weight", (4, 64), "convolution"),
+        ("layers.0.conv.in_proj.weight", (64, 64), "convolution"),
+        ("convs.0.weight", (64, 64), "convolution"),
+        ("layers.0.norm1.linear.weight", (64, 64), "norm"),
     ],
 )
 def test_what_is_no_linear_layer_is_kept(name, shape, reason):
@@ -115,6 +125,28 @@ def test_what_is_no_linear_layer_is_kept(name, shape, reason):
     reasons = kept(shapes)
     assert reasons.keys() == {name}
     assert reasons[name].startswith(reason)
+
+
+def test_models_that_are_called_as_layers_are():
+    names = (
+        "convbert.encoder.layer.0",
+        "roberta_prelayernorm.encoder.layer.0",
+        "conv_encoder.model.swin.layers.0.blocks.1",
+    )
+    assert not kept({f"{name}.attention.self.query.weight": MATRIX for name in names})
+
+
+def test_matrices_that_are_stored_as_in_and_out():
+    shapes = {
+        "dense.kernel": (B, (64, 96)),
+        "multi_modal_projector.mm_input_projection_weight": (B, (64, 96)),
+        "prompts_visual_projection": (B, (64, 96)),
+        "blocks.0.ffn.experts.mlp.w1": (B, (128, 64)),
+        "blocks.0.ffn.experts.mlp.v1": (B, (128, 64)),
+        "blocks.0.ffn.experts.mlp.w2": (B, (128, 64)),
+    }
+    axes = {name: choice.axis for name, choice in choose(shapes, "mxfp4").items() if choice.quantized}
+    assert axes == {name: -1 if name.endswith("1") else -2 for name in shapes}
 
 
 def test_flags_take_them():
