@@ -53,7 +53,8 @@ class Error:
     by_row, by_channel : numpy.ndarray
         The mean of ``(x - q)**2`` over the last dimension, and over all others.
     by_block : numpy.ndarray or None
-        That of each block, (lines, blocks of a line) as scales lie; None where `q` is no ScaledTensor.
+        That of each block, (blocks across lines, blocks of a line), in the order of their scales; None where `q` is no
+        ScaledTensor.
     counts, edges : numpy.ndarray
         A histogram of ``x - q``: how many lie from an edge to the next.
     """
@@ -84,7 +85,7 @@ def error(x: _Elements, q: _Elements | ScaledTensor, *, bins: int = 64) -> Error
     Returns
     -------
     Error
-        In float64. NaN and infinities make those figures NaN that they belong to.
+        In float64. NaN and infinities make those figures NaN that they belong to; the histogram leaves them out.
 
     Raises
     ------
@@ -104,11 +105,17 @@ def error(x: _Elements, q: _Elements | ScaledTensor, *, bins: int = 64) -> Error
     values, decoded = numbers_of(x), numbers_of(q)
     if values.shape != decoded.shape:
         raise ValueError(f"x has shape {values.shape} and q {decoded.shape}; expected the same")
+    with np.errstate(invalid="ignore", over="ignore"):  # the figures say what is not finite
+        return error_of(values, decoded, q, bins)
+
+
+def error_of(values: Numbers, decoded: Numbers, q: _Elements | ScaledTensor, bins: int) -> Error:
+    """The same of numbers, which are those of `q` decoded."""
     noise = values - decoded
     squares = np.square(noise)
     place = np.unravel_index(int(np.argmax(squares)), squares.shape) if squares.size else ()
     finite = noise[np.isfinite(noise)]
-    counts, edges = np.histogram(finite, bins)
+    counts, edges = np.histogram(finite, bins, range_of(finite, bins))
     return Error(
         snr=decibels(float(np.square(values).sum()), float(squares.sum())),
         mse=float(squares.mean()) if squares.size else math.nan,
@@ -144,10 +151,21 @@ def mean_over(squares: Numbers, axes: tuple[int, ...]) -> Numbers:
     return sums / count if count else np.full_like(sums, math.nan)
 
 
+def range_of(finite: Numbers, bins: int) -> tuple[float, float] | None:
+    """That of a histogram, where values are too near to each other for edges between them; else None, NumPy's own."""
+    if not finite.size:
+        return None
+    low, high = float(finite.min()), float(finite.max())
+    room = bins * float(np.spacing(max(abs(low), abs(high))))
+    fits = room < 0.5 if low == high else high - low > room
+    return None if fits else (low - room, high + room)
+
+
 def means_of_blocks(squares: Numbers, q: ScaledTensor) -> Numbers:
     """The mean of each block; the last ones of a line or a column may be smaller than the others."""
-    turned = np.swapaxes(squares, -1, q.axis)
-    lines = turned.reshape(-1, turned.shape[-1])
+    # As quantize has them: matrices of a stack follow one another, and blocks along columns run on into the next.
+    rows = squares.reshape(count_elements(squares.shape[:-1]), squares.shape[-1])
+    lines = rows if q.axis == -1 else rows.T
     height, width = q.format.block_in(*lines.shape)
     rest = [(0, -extent % step) for extent, step in zip(lines.shape, (height, width), strict=True)]
 
@@ -399,13 +417,15 @@ def measure(name: str, x: _Elements, q: ScaledTensor, recipe: str) -> Row:
 
 def bits_of(rows: Sequence[Row]) -> float:
     """Bits an element of all tensors."""
-    return 8 * sum(row.nbytes for row in rows) / sum(8 * row.nbytes / row.bits for row in rows)
+    size = sum(8 * row.nbytes / row.bits for row in rows if not math.isnan(row.bits))  # which an empty tensor's are
+    return 8 * sum(row.nbytes for row in rows) / size if size else math.nan
 
 
 def line_of(way: str, rows: Sequence[Row]) -> tuple[str, ...]:
     """A format's line of a table."""
     snrs = [row.snr for row in rows]
-    shown = (statistics.median(snrs), min(snrs), max(snrs))
+    unknown = any(map(math.isnan, snrs))  # of a tensor with NaN, whose place in an order is none
+    shown = [math.nan] * 3 if unknown else [statistics.median(snrs), min(snrs), max(snrs)]
     return (
         way,
         f"{bits_of(rows):.3f}",

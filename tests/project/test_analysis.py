@@ -1,5 +1,6 @@
 """dlfp4.analysis: errors by naive loops, formats side by side, global scales; what is refused."""
 
+import itertools
 import math
 
 import ml_dtypes
@@ -23,7 +24,7 @@ def naive(x, decoded):
 @pytest.mark.parametrize(
     ("name", "shape", "axis"),
     [("nvfp4", (6, 64), -1), ("mxfp4", (3, 5, 96), -1), ("fp8_128x128", (200, 300), -1), ("mxfp8_e4m3", (64, 10), -2),
-     ("fp8_row", (7, 40), -1), ("fp8_e4m3", (9, 33), -1), ("mxfp4", (64,), -1)],
+     ("nvfp4", (2, 3, 24, 16), -2), ("fp8_row", (7, 40), -1), ("fp8_e4m3", (9, 33), -1), ("mxfp4", (64,), -1)],
     ids=str,
 )  # fmt: skip
 def test_error(name, shape, axis):
@@ -39,12 +40,55 @@ def test_error(name, shape, axis):
     assert found.counts.sum() == x.size
     assert found.edges[0] == (x - decoded).min()
     assert found.edges[-1] == (x - decoded).max()
-    lines = np.swapaxes(squares, -1, axis).reshape(-1, shape[axis])
+    rows = squares.reshape(-1, shape[-1])
+    lines = rows if axis == -1 else rows.T
     height, width = q.format.block_in(*lines.shape)
     for (row, column), mean in np.ndenumerate(found.by_block):
         block = lines[row * height : (row + 1) * height, column * width : (column + 1) * width]
         assert mean == pytest.approx(block.mean(), rel=1e-12)
     assert found.by_block.shape == (-(-lines.shape[0] // height), -(-lines.shape[1] // width))
+
+
+def test_errors_of_blocks_lie_as_their_scales():
+    """Blocks along columns run on from one matrix to the next, as those of quantize do."""
+    shape = 2, 24, 32
+    for axis, place in itertools.product((-1, -2), np.ndindex(shape)):
+        x = np.ones(shape, np.float32)
+        usual = dlfp4.quantize(x, "nvfp4", axis=axis, global_scale=1.0)
+        x[place] = 100
+        q = dlfp4.quantize(x, "nvfp4", axis=axis, global_scale=1.0)
+        changed = q.scales.to_numpy().view(np.uint8) != usual.scales.to_numpy().view(np.uint8)
+        by_block = analysis.error(x, q).by_block
+        assert changed.sum() == 1
+        assert by_block.shape == changed.shape
+        assert by_block[changed] > 2 * by_block[~changed].max()
+
+
+@pytest.mark.parametrize("name", dlfp4.formats())
+def test_errors_of_what_has_no_elements(name):
+    for shape, axis in (((3, 0), -1), ((0,), -1), ((0, 128), -1), ((0, 128), -2), ((2, 0, 128), -2)):
+        x = np.ones(shape, np.float32)
+        found = analysis.error(x, dlfp4.quantize(x, name, axis=axis, pad=True))
+        assert math.isnan(found.mse)
+        assert (found.snr, found.largest, found.counts.sum(), found.by_block.size) == (math.inf, 0, 0, 0)
+
+
+@pytest.mark.parametrize("noise", [[1e31] * 3, [-1e31] * 2, [1, 1 + 2**-52], [1e-300] * 2, [0.0, -0.0], [5e-324, 0]])
+def test_histograms_of_errors_near_to_each_other(noise):
+    """There are edges on both sides of each, and none twice."""
+    found = analysis.error(np.array(noise), np.zeros(len(noise)))
+    assert found.counts.sum() == len(noise)
+    assert (np.diff(found.edges) > 0).all()
+    assert found.edges[0] <= min(noise) <= max(noise) <= found.edges[-1]
+
+
+def test_errors_beyond_all_numbers():
+    """Without a warning, which is an error here."""
+    huge = analysis.error(np.array([1e300]), np.array([-1e300]))
+    assert (huge.mse, huge.largest) == (math.inf, 2e300)
+    infinite = analysis.error(np.array([np.inf, 1]), np.array([np.inf, 1]))
+    assert math.isnan(infinite.snr)
+    assert (infinite.place, infinite.counts.sum()) == ((0,), 1)
 
 
 def test_error_of_plain_values():
@@ -122,6 +166,21 @@ def test_tables_and_plot(tmp_path):
     assert all(table.row_count == 2 for table in narrow)
     found.plot(tmp_path / "plot.png", title="two")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_compare_with_tensors_of_nothing_and_of_nan():
+    """An empty one has no bits an element, and takes none from others; one of NaN has no place in an order."""
+    x = values((32, 64))
+    broken = x.copy()
+    broken[3, 5] = np.nan
+    for order in (("x", "broken", "zero"), ("zero", "broken", "x"), ("broken", "x", "zero")):
+        found = analysis.compare({name: {"x": x, "broken": broken, "zero": x * 0}[name] for name in order}, "mxfp4")
+        assert str(found).split()[-3:] == ["nan"] * 3
+    alone = str(analysis.compare({"x": x}, "mxfp4"))
+    assert alone.split()[-6] == "mxfp4"
+    with_nothing = str(analysis.compare({"nothing": x[:0], "x": x}, "mxfp4"))
+    assert with_nothing.split()[-6:-3] == alone.split()[-6:-3]
+    assert str(analysis.compare(x[:0], "mxfp4")).split()[-5] == "nan"
 
 
 def test_compare_takes_one_tensor_and_all_formats():
