@@ -33,6 +33,7 @@ from dlfp4.checkpoints.names import is_part
 
 OWN = "dlfp4"
 GGUF = "gguf"
+DEEPSEEK, BLOCKS, WHOLE = "deepseek", "fp8_128x128", "fp8_e4m3"
 TARGETS = (OWN, *conventions.CONVENTIONS, GGUF)
 Tensors = Mapping[str, Tensor | ScaledTensor]
 
@@ -47,10 +48,14 @@ class Job(folders.Job):
         Further files that hold parts of its tensors.
     convention : str
         To which they are converted.
+    in_blocks : bool
+        One scale a tensor becomes one a block, exactly: other tensors of the model have those, and its configuration
+        has one word for all.
     """
 
     others: tuple[str, ...]
     convention: str
+    in_blocks: bool
 
 
 def convert_model(
@@ -143,6 +148,9 @@ def sizes_of(path: str) -> dict[str, int]:
 def plan(shards: Sequence[Shard], place: Path, convention: str, *, whole: bool) -> list[Job]:
     """A job for each file: its tensors are those whose data it holds, wherever their other parts lie."""
     tensors = joining.joined(shards)
+    in_blocks = convention == DEEPSEEK and any(
+        isinstance(x, ScaledTensor) and x.format.name == BLOCKS for x in tensors.values()
+    )
     members: list[list[str]] = [[] for _ in shards]
     for name in tensors:
         members[place_of(name, shards)].append(name)
@@ -152,7 +160,7 @@ def plan(shards: Sequence[Shard], place: Path, convention: str, *, whole: bool) 
         complete = set(names) == alone.keys() and all(type(alone[name]) is type(tensors[name]) for name in names)
         others = () if complete else tuple(each.path for each in (*shards[:number], *shards[number + 1 :]))
         target = place / Path(shard.path).name if whole else place
-        jobs.append(Job(shard.path, str(target), tuple(names), others, convention))
+        jobs.append(Job(shard.path, str(target), tuple(names), others, convention, in_blocks))
     return jobs
 
 
@@ -177,7 +185,7 @@ def work(job: Job, tick: Tick = folders.no_tick) -> list[Outcome]:
     tensors = joining.joined([own, *map(models.read_file, job.others)])
     outcomes, results = [], {}
     for name in job.names:
-        results[name], outcome = converted(name, tensors[name], job.convention, job.source)
+        results[name], outcome = converted(name, tensors[name], job.convention, job.source, in_blocks=job.in_blocks)
         outcomes.append(outcome)
         tick(name)
     try:
@@ -190,7 +198,7 @@ def work(job: Job, tick: Tick = folders.no_tick) -> list[Outcome]:
 
 
 def converted(
-    name: str, x: Tensor | ScaledTensor, convention: str, source: str
+    name: str, x: Tensor | ScaledTensor, convention: str, source: str, *, in_blocks: bool = False
 ) -> tuple[Tensor | ScaledTensor, Outcome]:
     """A tensor that the convention holds, and what became of it."""
     if not isinstance(x, ScaledTensor):
@@ -200,20 +208,22 @@ def converted(
     if convention == OWN:
         return x, outcome
     x = as_rows(x)
+    if in_blocks and x.format.name == WHOLE and x.ndim == 2:
+        return transcoded(x, BLOCKS, outcome)
     try:
         check(name, x, convention)
     except ValueError as error:
-        return transcoded(x, convention, outcome, f"{source}: {error}")
+        return suited(x, convention, outcome, f"{source}: {error}")
     return x, outcome
 
 
-def transcoded(q: ScaledTensor, convention: str, outcome: Outcome, fault: str) -> tuple[ScaledTensor, Outcome]:
+def suited(q: ScaledTensor, convention: str, outcome: Outcome, fault: str) -> tuple[ScaledTensor, Outcome]:
     """A tensor as the convention holds it; `fault` says why it cannot stay as it is.
 
     Its values stay the same, or at least its elements have the same type: NVFP4 that MLX holds has no global scale.
     """
     try:
-        result = q.to("ggml" if convention == GGUF else convention)
+        result, outcome = transcoded(q, "ggml" if convention == GGUF else convention, outcome)
         check(outcome.name, result, convention)
     except ValueError as error:
         raise ValueError(fault) from error
@@ -223,6 +233,13 @@ def transcoded(q: ScaledTensor, convention: str, outcome: Outcome, fault: str) -
         raise ValueError(
             f"{fault}; as {result.format} it would lose precision, which quantizing the model anew need not"
         )
+    return result, outcome
+
+
+def transcoded(q: ScaledTensor, target: str, outcome: Outcome) -> tuple[ScaledTensor, Outcome]:
+    """A tensor in another format, and what became of it."""
+    result = q.to(target)
+    receipt = result.receipt
     said = f"from {q.format}"
     if receipt is not None:
         said += f": {receipt.exact} of {receipt.blocks} blocks exact, largest error {receipt.largest_error:.3g}"

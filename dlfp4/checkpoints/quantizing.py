@@ -30,7 +30,7 @@ from dlfp4.formats import Format, RecipeName, offset_parts
 
 GPT_OSS = "gpt-oss"
 # Conventions whose loaders give each linear layer its parts, and know no stacks of experts.
-BY_LAYER = ("compressed-tensors", "gptq", "awq")
+BY_LAYER = ("compressed-tensors", "deepseek", "deepseek-v4", "gptq", "awq")
 TURNING = ("gptq",)  # whose loaders take layers that were stored as (in, out)
 
 

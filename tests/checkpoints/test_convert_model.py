@@ -302,3 +302,26 @@ def test_command_line(model, tmp_path):
     assert "No such file" in done.stderr
     done = run(model, "-o", tmp_path / "out", "--to", "nothing")
     assert done.returncode == 2
+
+
+def test_deepseek_has_blocks_in_all_matrices_or_in_none(tmp_path):
+    """Its configuration has one word for all; compressed-tensors' files do not tell one block from one tensor."""
+    rng = np.random.default_rng(0)
+    (tmp_path / "a").mkdir()
+    names = {f"layers.0.{name}_proj.weight": (128, 128 * n) for n, name in enumerate(("q", "up", "down"), 1)}
+    tensors = {name: rng.normal(size=shape).astype(np.float32) for name, shape in names.items()}
+    for number, (name, x) in enumerate(tensors.items(), 1):
+        checkpoints.save(tmp_path / "a" / f"model-0000{number}-of-00003.safetensors", {name: x})
+    (tmp_path / "a" / "config.json").write_text('{"model_type": "llama"}')
+    checkpoints.quantize_model(tmp_path / "a", tmp_path / "b", "fp8_128x128", convention="deepseek")
+    checkpoints.convert_model(tmp_path / "b", tmp_path / "c", "compressed-tensors")
+    outcomes = checkpoints.convert_model(tmp_path / "c", tmp_path / "d", "deepseek")
+    assert [outcome.reason for outcome in outcomes if outcome.reason] == [
+        "from fp8_e4m3: 1 of 1 blocks exact, largest error 0"
+    ]
+    for path in (tmp_path / "b").iterdir():
+        if path.suffix in (".safetensors", ".json") and not path.name.startswith("."):
+            assert (tmp_path / "d" / path.name).read_bytes() == path.read_bytes()
+    checkpoints.save(tmp_path / "one.safetensors", {"up.weight": dlfp4.quantize(UP, "fp8_e4m3")}, convention="modelopt")
+    checkpoints.convert_model(tmp_path / "one.safetensors", tmp_path / "two.safetensors", "deepseek")
+    assert checkpoints.load(tmp_path / "two.safetensors")["up.weight"].format.name == "fp8_e4m3"

@@ -163,6 +163,7 @@ def test_scales_in_another_file_are_kept(tmp_path, target):
     [
         ("compressed-tensors", "nvfp4", {"q_proj.weight"}),
         ("compressed-tensors", "int4_g32", {"q_proj.weight"}),
+        ("deepseek", "fp8_e4m3", {"q_proj.weight"}),
         ("awq", "uint4_g32", {"q_proj.weight"}),
         ("gptq", "uint4_g32", {"q_proj.weight", "c_attn.weight"}),  # whose loaders take GPT-2's matrices
         ("modelopt", "nvfp4", {"q_proj.weight", "experts.gate_up_proj", "experts.down_proj"}),
