@@ -67,7 +67,9 @@ void become_a_forked_child() { works_alone = true; }
 int usable_threads() {
   if (works_alone) return 1;
   const int chosen = __atomic_load_n(&chosen_threads, __ATOMIC_RELAXED);
-  return chosen > 0 ? chosen : omp_get_max_threads();
+  if (chosen > 0) return chosen;
+  const int most = omp_get_max_threads();  // below 0 where OMP_NUM_THREADS is more than an int holds
+  return most > 1 ? most : 1;
 }
 
 void run_shares(int64_t count, int64_t align, int threads, RangeBody body, const void *context) {

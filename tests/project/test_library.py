@@ -75,6 +75,36 @@ def test_who_loads_the_library_shares_its_state_with_the_package():
         dlfp4.set_num_threads(0)
 
 
+CLOSED_AND_OPENED = """
+import _ctypes, ctypes, sys, time
+sys.path.insert(0, sys.argv[2])
+from capsules import DTYPES, DLDataType, DLDevice, DLTensor
+
+shape = (ctypes.c_int64 * 1)(1 << 22)
+memory = [(ctypes.c_float * shape[0])(*[1.0] * 8), (ctypes.c_uint8 * shape[0])()]
+types = [DLDataType(*DTYPES[name], 1) for name in ("float32", "float8_e4m3fn")]
+x, out = (
+    DLTensor(ctypes.addressof(part), DLDevice(1, 0), 1, type, shape, None, 0) for part, type in zip(memory, types)
+)
+for _ in range(5):
+    library = ctypes.CDLL(sys.argv[1])
+    assert library.dlfp4_cast(ctypes.byref(x), ctypes.byref(out), None, 0, None) == 0
+    assert bytes(memory[1][:9]) == bytes([0x38] * 8 + [0])
+    assert library.dlfp4_get_num_threads() == int(sys.argv[3])
+    _ctypes.dlclose(library._handle)
+    time.sleep(0.02)  # in which threads of a library that is gone would crash
+"""
+
+
+@pytest.mark.parametrize(("asked", "used"), [("2", "2"), ("2147483648", "1")])
+def test_the_library_may_be_closed(asked, used):
+    """Its threads, which wait for more work, outlive that; and of more threads than an int counts there is one."""
+    run(
+        sys.executable, "-c", CLOSED_AND_OPENED, LIBRARY, ROOT / "tests" / "support", used,
+        env={**os.environ, "OMP_NUM_THREADS": asked},
+    )  # fmt: skip
+
+
 def configure(folder, *options, project=""):
     run("cmake", "-S", ROOT / "tests" / "library" / project, "-B", folder, *options)
 
