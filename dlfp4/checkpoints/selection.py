@@ -381,6 +381,8 @@ def within_layer(name: str) -> str:
     return ".".join(parts[max(numbers[-1] - 1, 0) :]) if numbers else name
 
 
+# All of a head is kept, what comes before its last matrix included (BERT's cls.predictions.transform, RoBERTa's
+# lm_head.dense), as ModelOpt and transformers' own quantizers keep it.
 ROLES = (
     role("bias", r"(\w+_)?bias(es)?$"),
     role("positional table", r"w?pos(ition)?(al)?_?(emb|enc|table|bias)\w*|wpe|rel(ative)?_(pos|att)\w*"),
@@ -413,6 +415,7 @@ for _up, _down in PAIRS:
 DOWN = re.compile(rf"(^|\.)({'|'.join({down for _, down in PAIRS})})(\.|$)")
 # Stored as (in, out): Flax's, Gemma 3's, X-CLIP's and DBRX's.
 IN_OUT = re.compile(r"(^|\.)(kernel|mm_input_projection_weight|prompts_visual_projection|experts\.mlp\.w2)$")
+PROJECTION = re.compile(r"(^|\.)(text|visual|vision|audio)_projection(\.|$)")
 GPT_2 = re.compile(r"(^|\.)(c_attn|q_attn|c_fc|c_proj)\.weight$")
 
 
@@ -521,10 +524,12 @@ class Model:
         return ""
 
     def role_by_shape(self, name: str) -> str:
-        """An output head is a matrix outside the layers in the shape of an embedding."""
+        """An output head is a matrix outside the layers in an embedding's shape, which CLIP's projections may have."""
         inside = any(component.isdigit() for component in name.split("."))
         shape = self.shapes[name][1]
-        return "output head" if not inside and shape in self.embeddings and shape[0] >= 2 * shape[1] else ""
+        if inside or PROJECTION.search(name):
+            return ""
+        return "output head" if shape in self.embeddings and shape[0] >= 2 * shape[1] else ""
 
     def is_gated(self, name: str) -> bool:
         """Whether a tensor called a gate is that of a gated layer: one beside it has the same shape, such as `up`."""

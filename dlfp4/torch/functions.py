@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+import numpy as np
 import torch
 
 from dlfp4 import _core
@@ -23,6 +24,13 @@ if TYPE_CHECKING:
     Axis: TypeAlias = Literal[-1, -2]
 
 OPS = torch.ops.dlfp4
+
+
+def check_tensors(**given: Any) -> None:
+    """TypeError for an argument that is no tensor, in other words than those of schemas."""
+    for name, x in given.items():
+        if not isinstance(x, torch.Tensor) and x is not None:
+            raise TypeError(f"{name} is of type {type(x).__name__}; expected a torch.Tensor")
 
 
 # ---- Constants of a graph
@@ -252,8 +260,9 @@ def arguments_of_quantize(
     """What the operation takes."""
     a = as_plain(x)
     unit = global_scale
-    if isinstance(unit, (int, float)):
+    if isinstance(unit, (int, float, np.floating)):
         unit = torch.full((), unit, dtype=torch.float32, device=a.data.device)
+    check_tensors(global_scale=unit)
     signs = None if hadamard is None else list(signs_of(hadamard))
     said = text_of(recipe) if isinstance(recipe, Recipe) else recipe or ""
     return a.data, str(format), a.type, unit, said, axes, rounding, signed(seed), scale_layout, pad, signs
@@ -517,6 +526,9 @@ def grouped_matmul(
     >>> dlfp4.torch.grouped_matmul(torch.ones(3, 32), w.mT, ends)[:, 0]
     tensor([1., 2., 2.])
     """
+    if offsets is None:
+        raise TypeError("offsets is None; expected a torch.Tensor: where the rows of each expert end")
+    check_tensors(offsets=offsets, indices=indices, weights=weights)
     name = name_of(out_dtype) or (None if out is None else element_name(out.dtype))
     left, right = as_parts(x), as_parts(w)
     operands = (left.data, right.data, offsets, *right[1:], *left[1:])

@@ -39,7 +39,7 @@ class Linear(torch.nn.Linear):  # type: ignore[misc]  # to mypy PyTorch's types 
     device : device, optional
         Where the parameters lie.
     dtype : torch.dtype, optional
-        float32, bfloat16 or float16: of the bias, and what the weight counts as.
+        float32, bfloat16, float16 or float64: of the bias, and what the weight counts as.
 
     Raises
     ------
@@ -83,10 +83,12 @@ class Linear(torch.nn.Linear):  # type: ignore[misc]  # to mypy PyTorch's types 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The product, in x's type."""
         weight = self.weight
-        if self.activation is None and type(weight) is not ScaledTensor:  # distributed, or replaced
+        is_wide = x.dtype is torch.float64
+        if self.activation is None and (is_wide or type(weight) is not ScaledTensor):  # distributed, or replaced
             return torch.nn.functional.linear(x, weight, self.bias)
         parts = weight.mT if torch.compiler.is_compiling() else as_they_lie(weight).mT  # which spares a dispatch
-        product = functions.matmul(x, parts, activation=self.activation)
+        product = functions.matmul(x.float() if is_wide else x, parts, activation=self.activation)
+        product = product.double() if is_wide else product
         return product if self.bias is None else product + self.bias
 
     def extra_repr(self) -> str:

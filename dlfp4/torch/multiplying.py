@@ -17,7 +17,10 @@ OPS = torch.ops.dlfp4
 
 
 def multiply(a: torch.Tensor, b: torch.Tensor, alpha: float | None = None) -> torch.Tensor:
-    """``alpha * a @ b``, of which one is a ScaledTensor, or each, in the type of `a`."""
+    """``alpha * a @ b``, of which one is a ScaledTensor, or each, in the type of `a`; in float64 of the values."""
+    if a.dtype is torch.float64:
+        product = torch.matmul(*[decode(x, a.dtype) if isinstance(x, ScaledTensor) else x for x in (a, b)])
+        return product if alpha is None else product * alpha
     return functions.matmul(a, b, alpha=alpha, out_dtype=a.dtype)
 
 
@@ -68,7 +71,8 @@ def one(x: torch.Tensor, k: int) -> torch.Tensor:
     return one_of(x, 0, k) if isinstance(x, ScaledTensor) else x[k]
 
 
-@implements(aten._grouped_mm.default)
+# transformers has an operation of its own for what compilers refuse of PyTorch's.
+@implements(aten._grouped_mm.default, "transformers.grouped_mm_fallback.default")
 def grouped_mm(
     function: Any,
     a: torch.Tensor,
@@ -86,8 +90,9 @@ def grouped_mm(
             f"{function} of shapes {tuple(a.shape)} and {tuple(b.shape)}: of ScaledTensors it takes rows (R, K), a "
             f"stack (E, K, N) and offs, without a bias; call .dequantize() for the values"
         )
-    crosses = isinstance(b, ScaledTensor) and not (b.turned and b.axis == -2)
-    return functions.grouped_matmul(a, decode(b, b.dtype) if crosses else b, offs, out_dtype=out_dtype or a.dtype)
+    if isinstance(b, ScaledTensor) and not (b.turned and b.axis == -2):
+        b = decode(b, torch.float32 if b.dtype is torch.float64 else b.dtype)
+    return functions.grouped_matmul(a, b, offs, out_dtype=out_dtype or a.dtype)
 
 
 # ---- dlfp4's own operations, to which Dynamo hands a tensor as it is

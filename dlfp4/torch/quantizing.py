@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -95,17 +96,20 @@ def quantize_(
             f"no weight of {type(module).__name__} is quantized to {format} ({reasons}); include names some"
         )
     how: dict[str, Any] = {"format": format, "convention": convention, "recipe": recipe}
-    real = {name: choice for name, choice in chosen.items() if not tensors[name].is_meta}
-    made = {name: quantize_chosen(tensors[name].detach(), choice, **how) for name, choice in real.items()}
-    shared = with_shared_scales(tensors, made, real, how)
+    turned = {name for name, choice in chosen.items() if lies_across(tensors[name], choice, convention)}
+    sources = {name: tensors[name].detach() for name in chosen}
+    sources |= {name: sources[name].mT for name in turned}
+    along = {name: replace(choice, axis=-1) if name in turned else choice for name, choice in chosen.items()}
+    real = {name: choice for name, choice in along.items() if not sources[name].is_meta}
+    made = {name: quantize_chosen(sources[name], choice, **how) for name, choice in real.items()}
+    shared = with_shared_scales(sources, made, real, how)
     places = places_of(module)
-    for name, choice in chosen.items():
-        turned = is_transposed(choice, convention)
+    for name, choice in along.items():
         if name in shared:
             weight = as_weight(shared[name], tensors[name].dtype, prepare and reads_prepared(activation))
         else:
-            weight = promised(tensors[name].detach(), choice, turned, **how)
-        parameter = torch.nn.Parameter(turn(weight) if turned else weight, requires_grad=False)
+            weight = promised(sources[name], choice, **how)
+        parameter = torch.nn.Parameter(turn(weight) if name in turned else weight, requires_grad=False)
         for place in places[id(tensors[name])]:
             put(place, parameter, activation, convention)
     module.register_load_state_dict_pre_hook(forget_marker)
@@ -161,6 +165,13 @@ def with_shared_scales(
     return shared
 
 
+def lies_across(x: torch.Tensor, choice: Choice, convention: str | None) -> bool:
+    """Whether a tensor is quantized as its transpose: as conventions store it, and stacks of experts, which kernels
+    multiply by where blocks follow one another in the rows of an expert.
+    """
+    return is_transposed(choice, convention) or (x.dim() > 2 and choice.axis == -2)
+
+
 def reads_prepared(activation: Activation | None) -> bool:
     """Whether kernels multiply such activations by prepared weights: what 16-bit floats hold exactly."""
     format = format_of(activation)
@@ -181,12 +192,19 @@ def as_weight(q: Scaled, dtype: torch.dtype, prepare: bool) -> ScaledTensor:
 
 
 def promised(
-    x: torch.Tensor, choice: Choice, turned: bool, format: Format | str, convention: str | None, recipe: Any
+    x: torch.Tensor, choice: Choice, format: Format | str, convention: str | None, recipe: Any
 ) -> ScaledTensor:
     """What a tensor on "meta" is to become: parts without values, there as well."""
     options = options_of(x.dim(), choice, _core._find_format(format), convention, recipe)
-    made: ScaledTensor = quantize(x.mT if turned else x, format, **options)
+    made: ScaledTensor = quantize(x, format, **options)
     return made
+
+
+def renew_references(layer: Linear) -> None:
+    """Bring the layer's own forward to who keeps the former one: accelerate, which calls it between its hooks."""
+    for name, kept in list(vars(layer).items()):
+        if getattr(kept, "__func__", None) is torch.nn.Linear.forward:
+            setattr(layer, name, MethodType(Linear.forward, layer))
 
 
 def put(place: Place, weight: torch.nn.Parameter, activation: Activation | None, convention: str | None) -> None:
@@ -197,5 +215,6 @@ def put(place: Place, weight: torch.nn.Parameter, activation: Activation | None,
     if type(owner) is torch.nn.Linear:
         owner.__class__ = Linear
         owner.activation = activation
+        renew_references(owner)
     if not names_parts:
         name_parts(owner, convention)

@@ -29,13 +29,14 @@ if TYPE_CHECKING:
 # Attributes that hold the inner tensors; all but the first two may be None.
 PARTS = ("elements", "scales", "global_scale", "encode_scale", "offsets")
 OWN = (*PARTS, "form", "turned")
-DTYPES = tuple(getattr(torch, name) for name in FLOATS)
+DTYPES = (*(getattr(torch, name) for name in FLOATS), torch.float64)
 
 Axis = Literal[-1, -2]
 Shape = tuple[int, ...]
 Context = tuple[str, Any, bool]  # form, dtype, turned: what a compiler has to know besides the parts
 PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
-HANDLERS: dict[Any, Callable[..., Any]] = {}  # by what PyTorch calls: (function, *its arguments)
+# By what PyTorch calls, or the names of others' operations: (function, *its arguments).
+HANDLERS: dict[Any, Callable[..., Any]] = {}
 
 
 def implements(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -52,7 +53,8 @@ class ScaledTensor(torch.Tensor):  # type: ignore[misc]  # to mypy PyTorch's typ
     """A block-scaled tensor in PyTorch: ``value = element * scale of its block (* global scale)``.
 
     It comes from :func:`quantize`, or over the memory of a :class:`dlfp4.ScaledTensor` from :meth:`from_dlfp4`. Its
-    ``dtype`` is the float type that it decodes to: ``.to(dtype)`` changes that and nothing else. As a frozen weight
+    ``dtype`` is the float type that it decodes to: ``.to(dtype)`` changes that and nothing else. float64 has the values
+    of float32, and products with x of that type are computed in it, of decoded weights. As a frozen weight
     (``torch.nn.Parameter(q, requires_grad=False)``) it multiplies (``F.linear``, ``x @ q.mT``, ``torch.mm``, ``addmm``,
     ``bmm``), under ``torch.compile`` as well, and gives x its gradient. It can be copied, moved, transposed, sliced
     between blocks, joined into larger modules, saved and loaded. Whatever needs its values one by one raises
@@ -96,13 +98,20 @@ class ScaledTensor(torch.Tensor):  # type: ignore[misc]  # to mypy PyTorch's typ
 
     def __new__(  # noqa: PYI034  (PyTorch makes the object)
         cls,
-        parts: Mapping[str, torch.Tensor | None],
-        form: str,
-        shape: Shape,
-        dtype: torch.dtype,
+        parts: Mapping[str, torch.Tensor | None] | ScaledTensor,
+        form: str = "",
+        shape: Shape = (),
+        dtype: torch.dtype = torch.float32,
         turned: bool = False,
+        *,
+        requires_grad: bool = False,
     ) -> ScaledTensor:
-        """The tensor of its parts, which are not checked: of users' own parts, dlfp4.ScaledTensor.from_parts does."""
+        """The tensor of its parts, which are not checked: of users' own parts, dlfp4.ScaledTensor.from_parts does.
+
+        Called as torch.nn.Parameter is, which is what accelerate does with the type of a parameter, it makes one.
+        """
+        if isinstance(parts, torch.Tensor):
+            return as_parameter(parts, requires_grad)
         device = parts["elements"].device  # type: ignore[union-attr]
         self: ScaledTensor = wrapper(cls, shape, strides=strides_of(shape, turned), dtype=dtype, device=device)
         for name in PARTS:
@@ -125,7 +134,7 @@ class ScaledTensor(torch.Tensor):  # type: ignore[misc]  # to mypy PyTorch's typ
         q : dlfp4.ScaledTensor
             On the host, or a GPU that PyTorch sees.
         dtype : torch.dtype
-            float32, bfloat16 or float16: what it counts as.
+            float32, bfloat16, float16 or float64: what it counts as.
 
         Raises
         ------
@@ -277,6 +286,10 @@ class ScaledTensor(torch.Tensor):  # type: ignore[misc]  # to mypy PyTorch's typ
         for name in OWN:
             setattr(self, name, getattr(source, name))
 
+    def data_ptr(self) -> int:
+        """Where the elements lie, by which tied weights are found."""
+        return self.elements.data_ptr()  # type: ignore[no-any-return]
+
     def share_memory_(self) -> ScaledTensor:
         """Move the parts to memory that processes share; those of a prepared weight get their former order."""
         if not self.is_shared():
@@ -347,7 +360,7 @@ def traces_whole(on: bool) -> Iterator[None]:
 
 def handled(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """What the table has for an operation; NotImplemented where it has nothing, or leaves it to what it is made of."""
-    handler = HANDLERS.get(function)
+    handler = HANDLERS.get(function) or HANDLERS.get(str(function))
     return NotImplemented if handler is None else handler(function, *args, **kwargs)
 
 
@@ -396,6 +409,18 @@ def wrapper(cls: type, shape: Shape, **options: Any) -> Any:
         cls = TracedTensor
     with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
         return torch.Tensor._make_wrapper_subclass(cls, shape, **options)
+
+
+def as_parameter(x: torch.Tensor, requires_grad: bool) -> ScaledTensor:
+    """A quantized tensor as a parameter; TypeError for another one."""
+    if not isinstance(x, ScaledTensor):
+        raise TypeError(
+            f"a quantized parameter cannot become a {type(x).__name__} of {x.dtype}, shape {tuple(x.shape)}: expected "
+            f"a ScaledTensor. State dicts have its parts instead; accelerate takes parameters themselves by "
+            f"state_dict=dict(model.named_parameters())"
+        )
+    made: ScaledTensor = torch.nn.Parameter(x, requires_grad=requires_grad)
+    return made
 
 
 def strides_of(shape: Shape, turned: bool) -> Shape:
@@ -518,7 +543,9 @@ def owner_among(args: Iterable[Any]) -> str:
 
 
 def decode(q: ScaledTensor, dtype: torch.dtype) -> torch.Tensor:
-    """The values."""
+    """The values; float64 has those of float32, to which products of scales are rounded."""
+    if dtype is torch.float64:
+        return decode(q, torch.float32).to(dtype)
     values = functions.dequantize(as_they_lie(q), dtype)
     return values.mT if q.turned else values
 
@@ -570,10 +597,10 @@ def encode(
 
 
 def assembled(parts: Parts, dtype: torch.dtype) -> ScaledTensor:
-    """The tensor of what the operations give; of float64 it counts as what that was rounded to."""
+    """The tensor of what the operations give."""
     named = {"elements": parts.data, "scales": parts.scales, "global_scale": parts.global_scale}
     named["offsets"] = parts.offsets
-    return ScaledTensor(named, parts.type, tuple(parts.shape), torch.float32 if dtype is torch.float64 else dtype)
+    return ScaledTensor(named, parts.type, tuple(parts.shape), dtype)
 
 
 class Options(TypedDict, total=False):
@@ -633,7 +660,7 @@ def quantize(
     Returns
     -------
     ScaledTensor
-        Of x's shape and dtype (float32 of float64), with the bytes of :func:`dlfp4.quantize`; or a tuple, for a tuple
+        Of x's shape and dtype, with the bytes of :func:`dlfp4.quantize`; or a tuple, for a tuple
         of axes. Where `x` requires a gradient, that of the result is x's.
 
     Raises

@@ -27,6 +27,7 @@ from dlfp4.torch.scaled_tensor import (
     implements,
     like,
     mapped,
+    owner_among,
     parts_of,
     plain,
     present,
@@ -195,6 +196,32 @@ def laid_out_as(source: ScaledTensor, target: ScaledTensor) -> ScaledTensor:
     q = q.prepare() if layout == "prepared" else q.with_scale_layout(layout)
     made = ScaledTensor.from_dlfp4(q, source.dtype)
     return turn(made) if source.turned else made
+
+
+@implements(aten._foreach_lerp_.Scalar)
+def keep_equal(function: Any, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], weight: float) -> None:
+    """Averages of models, as of ``torch.optim.swa_utils``: frozen weights, of which both have the same, stay."""
+    pairs = list(zip(targets, sources, strict=True))
+    quantized = [pair for pair in pairs if any(isinstance(x, ScaledTensor) for x in pair)]
+    for target, source in quantized:
+        if not is_equal(target, source):
+            raise NotImplementedError(
+                f"{function} of {owner_among((target, source))} and other values: only equal ones have an average "
+                f"without being decoded; call .dequantize(), and quantize the result again"
+            )
+    others = [pair for pair in pairs if not any(isinstance(x, ScaledTensor) for x in pair)]
+    if others:
+        function(*map(list, zip(*others, strict=True)), weight)
+
+
+def is_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two are quantized tensors of one description and of the same parts."""
+    if not (isinstance(a, ScaledTensor) and isinstance(b, ScaledTensor)):
+        return False
+    own, other = present(a), present(b)
+    if (a.form, a.shape, a.turned, own.keys()) != (b.form, b.shape, b.turned, other.keys()):
+        return False
+    return all(torch.equal(as_bytes(part), as_bytes(other[name])) for name, part in own.items())
 
 
 # ---- Transposed

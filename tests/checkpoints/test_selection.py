@@ -90,6 +90,8 @@ def test_one_projection_of_a_stack_may_be_quantized_and_the_other_not():
         ("output.weight", (1000, 64), "output head; include_heads"),
         ("embed_out.weight", (1000, 64), "output head; include_heads"),
         ("score.weight", (2, 64), "output head; include_heads"),
+        ("cls.predictions.transform.dense.weight", (64, 64), "output head; include_heads"),
+        ("lm_head.dense.weight", (64, 64), "output head; include_heads"),
         ("model.layers.0.mlp.gate.weight", (8, 64), "router of experts; include_routers"),
         ("model.layers.0.mlp.router.weight", (8, 64), "router of experts; include_routers"),
         ("model.layers.0.block_sparse_moe.gate.weight", (8, 64), "router of experts; include_routers"),
@@ -162,6 +164,8 @@ def test_flags_take_them():
 def test_a_head_of_another_name_has_the_shape_of_the_embeddings():
     shapes = {"embed.weight": (B, (512, 64)), "logits.weight": (B, (512, 64)), "layers.0.up.weight": (B, (512, 64))}
     assert kept(shapes).keys() == {"embed.weight", "logits.weight"}
+    clip = {"text_model.token_embedding.weight": (B, (128, 64)), "visual_projection.weight": (B, (128, 64))}
+    assert kept(clip).keys() == {"text_model.token_embedding.weight"}
 
 
 def test_gates_of_gated_layers_are_linear():

@@ -247,6 +247,66 @@ def test_recurrent_layers_are_kept(kind):
         dt.quantize_(getattr(torch.nn, kind)(64, 64), "nvfp4")
 
 
+@pytest.mark.parametrize("activation", [None, "int8"])
+def test_models_in_float64(activation):
+    made = dt.quantize_(
+        torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.Linear(32, 64)), "nvfp4", activation=activation
+    )
+    x = values(2, 64)
+    expected = made(x)
+    wide = copy.deepcopy(made).double()
+    assert {p.dtype for p in wide.parameters()} == {torch.float64}
+    assert wide(x.double()).dtype == torch.float64
+    assert torch.allclose(wide(x.double()).float(), expected, atol=1e-5)
+    assert torch.equal(wide.float()(x), expected)
+    assert dt.Linear(64, 8, format="nvfp4", dtype=torch.float64)(x.double()).dtype == torch.float64
+
+
+def test_accelerate_offloads():
+    """It makes parameters by their type, and finds tied ones by their memory."""
+    accelerate = framework("accelerate")
+    made = dt.quantize_(torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4))), "nvfp4")
+    made[2].weight = made[0].weight
+    x, device = values(2, 64), torch.device("cpu")
+    expected = made(x)
+    whole = dict(made.named_parameters(remove_duplicate=False))
+    places = dict.fromkeys("0123", "cpu")
+    for offload in (
+        lambda m: accelerate.dispatch_model(m, places, main_device="cpu", force_hooks=True, state_dict=whole),
+        lambda m: accelerate.cpu_offload(m, device, state_dict=whole),
+    ):
+        moved = offload(copy.deepcopy(made))
+        for _ in range(2):
+            assert torch.equal(moved(x), expected)
+    assert moved[0].weight.is_meta
+    assert isinstance(moved[0].weight, dt.ScaledTensor)
+
+
+def test_layers_with_hooks_of_accelerate():
+    """They keep the layer's forward, which is another one after it."""
+    accelerate = framework("accelerate")
+    layers = [torch.nn.Sequential(torch.nn.Linear(64, 64)) for _ in range(2)]
+    layers[1].load_state_dict(layers[0].state_dict())
+    accelerate.dispatch_model(layers[0], {"0": "cpu"}, main_device="cpu", force_hooks=True)
+    first, second = (dt.quantize_(layer, "nvfp4", activation="int8") for layer in layers)
+    x = values(2, 64)
+    assert torch.equal(first(x), second(x))
+    assert not torch.equal(first(x), F.linear(x, second[0].weight, second[0].bias))
+
+
+def test_averaged_models_carry_quantized_weights():
+    swa = pytest.importorskip("torch.optim.swa_utils")
+    made = dt.quantize_(torch.nn.Sequential(torch.nn.Linear(64, 64)), "nvfp4")
+    average = swa.AveragedModel(made, multi_avg_fn=swa.get_ema_multi_avg_fn(0.5))
+    first = made[0].bias.detach().clone()
+    for step in (0.0, 2.0):
+        with torch.no_grad():
+            made[0].bias.add_(step)
+        average.update_parameters(made)
+    assert torch.equal(average.module[0].weight.dequantize(), made[0].weight.dequantize())
+    assert torch.allclose(average.module[0].bias, first + 1)
+
+
 def test_state_dicts_of_all_of_a_model():
     made = dt.quantize_(model(), "nvfp4", convention="modelopt")
     state = made.state_dict()

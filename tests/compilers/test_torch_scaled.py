@@ -209,6 +209,17 @@ def test_refusals_say_what_to_do():
         with pytest.raises(TypeError, match=r"q is a plain .*; expected a ScaledTensor, from quantize"):
             dt.dequantize(x)
     stack = dt.quantize(values(3, 32, 64), "mxfp4")
+    ends = torch.tensor([1, 2, 3])
+    for options in ({"offsets": [1, 2, 3]}, {"offsets": None}, {"indices": [0, 1, 2]}, {"weights": [1.0, 1.0, 1.0]}):
+        with pytest.raises(TypeError, match=rf"{next(iter(options))} is .*expected a torch\.Tensor"):
+            dt.grouped_matmul(values(3, 64), stack.mT, **{"offsets": ends} | options)
+    with pytest.raises(TypeError, match=r"global_scale is of type str; expected a torch\.Tensor"):
+        dt.quantize(values(32, 64), "nvfp4", global_scale="1")
+    unit = np.float32(0.5)
+    assert same(
+        dt.quantize(values(32, 64), "nvfp4", global_scale=unit),
+        dlfp4.quantize(values(32, 64), "nvfp4", global_scale=0.5),
+    )
     with pytest.raises(TypeError, match=r"Within torch\.func\.vmap, .*call its \.dequantize"):
         torch.func.vmap(dt.dequantize)(stack)
 
@@ -292,6 +303,53 @@ def test_another_dtype_leaves_the_parts_alone():
     assert module.w.dtype == torch.float16
     assert isinstance(module.w, torch.nn.Parameter)
     assert parts_of(module.w) == parts_of(q)
+
+
+@pytest.mark.parametrize("axis", [-1, -2])
+@pytest.mark.parametrize("format", FORMATS)
+def test_float64_is_a_type_to_count_as(format, axis):
+    q = dt.quantize(values(128, 256), format, axis=axis)
+    wide = q.to(torch.float64)
+    assert parts_of(wide) == parts_of(q)
+    decoded = q.dequantize(torch.float32).double()
+    assert torch.equal(wide.dequantize(), decoded)
+    x, bias = values(3, 256, dtype=torch.float64).requires_grad_(), values(128, dtype=torch.float64)
+    assert torch.equal(F.linear(x, wide), F.linear(x, decoded))
+    assert torch.allclose(F.linear(x, wide, bias), torch.addmm(bias, x, decoded.mT), rtol=1e-12)
+    assert torch.equal(x @ q.mT, x @ decoded.mT)  # x decides, as in other products
+    torch.autograd.gradcheck(lambda x: F.linear(x, wide), (x[:1].detach().requires_grad_(),), fast_mode=True)
+    torch._dynamo.reset()  # of other formats, which have the same code
+    compiled = torch.compile(lambda x, w: F.linear(x, w, bias), fullgraph=True, backend="aot_eager")
+    assert torch.allclose(compiled(x, wide), F.linear(x, decoded, bias), rtol=1e-12)
+    with torch.inference_mode():
+        assert torch.equal(F.linear(x, wide), F.linear(x, decoded))
+    assert F.linear(values(3, 256), wide).dtype == torch.bfloat16
+    assert dt.quantize(values(128, 256, dtype=torch.float64), format).dtype == torch.float64
+
+
+def test_a_parameter_made_by_its_type():
+    """As accelerate makes one."""
+    q = dt.quantize(values(32, 64), "nvfp4")
+    made = type(q)(q, requires_grad=False)
+    assert isinstance(made, torch.nn.Parameter)
+    assert (made.requires_grad, parts_of(made)) == (False, parts_of(q))
+    assert made.data_ptr() == q.data_ptr() == q.elements.data_ptr()
+    with pytest.raises(TypeError, match=r"expected a ScaledTensor\. State dicts have its parts"):
+        type(q)(values(32, 64), requires_grad=False)
+
+
+def test_averages_leave_equal_weights_alone():
+    own, other = ([dt.quantize(values(32, 64), "nvfp4"), values(4, dtype=torch.float32, seed=k)] for k in (1, 2))
+    before, expected = parts_of(own[0]), torch.lerp(own[1], other[1], 0.25)
+    torch._foreach_lerp_(own, other, 0.25)
+    assert parts_of(own[0]) == before
+    assert torch.equal(own[1], expected)
+    torch._foreach_lerp_(own[:1], other[:1], 0.25)
+    for odd in (values(32, 64), dt.quantize(values(32, 64, seed=1), "nvfp4"), dt.quantize(values(32, 64), "mxfp4")):
+        with pytest.raises(NotImplementedError, match="only equal ones have an average"):
+            torch._foreach_lerp_(own[:1], [odd], 0.25)
+        with pytest.raises(NotImplementedError, match="only equal ones have an average"):
+            torch._foreach_lerp_([odd], own[:1], 0.25)
 
 
 def test_copies():

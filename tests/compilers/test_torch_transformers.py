@@ -53,6 +53,59 @@ print(json.dumps(results))
 """
 
 
+# Experts stored as (experts, in, out), as gpt-oss has them; no product decodes a stack of them.
+EXPERTS = """
+import copy, json, sys, torch, transformers
+import dlfp4.torch
+from dlfp4.torch import multiplying
+
+transformers.logging.set_verbosity_error()
+config = transformers.GptOssConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
+                                   num_key_value_heads=2, head_dim=32, vocab_size=512, num_local_experts=4,
+                                   num_experts_per_tok=2, max_position_embeddings=64, sliding_window=16)
+ids = torch.tensor([[7, 300, 12, 45, 501]])
+
+def tokens(model):
+    return model.generate(ids, max_new_tokens=6, do_sample=False, eos_token_id=None, pad_token_id=0)[0].tolist()
+
+torch.manual_seed(0)
+model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+for name, parameter in model.named_parameters():
+    if "experts" in name:
+        torch.nn.init.normal_(parameter, std=0.3)
+decoded = copy.deepcopy(model)
+dlfp4.torch.quantize_(model, "mxfp4")
+for name, weight in model.named_parameters():
+    if isinstance(weight, dlfp4.torch.ScaledTensor):
+        decoded.get_parameter(name).data.copy_(weight.dequantize())
+calls, decode = [], multiplying.decode
+multiplying.decode = lambda q, dtype: calls.append(q.shape) or decode(q, dtype)
+
+results = {"decoded": tokens(decoded)}
+for way in ("eager", "grouped_mm", "batched_mm"):
+    model.set_experts_implementation(way)
+    results[way] = tokens(model)
+forward = model.forward
+for way in ("grouped_mm", "batched_mm"):
+    torch._dynamo.reset()
+    model.set_experts_implementation(way)
+    model.forward = torch.compile(forward, fullgraph=True, backend="aot_eager")
+    results[way + ", compiled"] = tokens(model)
+print(json.dumps([results, len(calls)]))
+"""
+
+
+def test_experts_by_grouped_products():
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", EXPERTS], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found, decoded = json.loads(done.stdout.splitlines()[-1])
+    assert len(set(found["decoded"][5:])) > 1
+    assert set(map(tuple, found.values())) == {tuple(found["decoded"])}, found
+    assert decoded == 0
+
+
 @pytest.mark.parametrize(("format", "convention"), [("nvfp4", "compressed-tensors"), ("mxfp8_e4m3", "modelopt")])
 def test_tokens(tmp_path, format, convention):
     """In a process of its own: transformers and what it imports warn of much."""
