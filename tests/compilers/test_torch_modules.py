@@ -328,7 +328,11 @@ def test_a_checkpoint_of_the_command_line(tmp_path):
     tensors = {name: x.detach() for name, x in made.named_parameters()}
     checkpoints.save(tmp_path / "float.safetensors", tensors, {"format": "pt"})
     checkpoints.quantize_model(
-        tmp_path / "float.safetensors", tmp_path / "small.safetensors", "nvfp4", convention="compressed-tensors"
+        tmp_path / "float.safetensors",
+        tmp_path / "small.safetensors",
+        "nvfp4",
+        convention="compressed-tensors",
+        axis=-1,
     )
     parts = checkpoints.load(tmp_path / "small.safetensors", join=False)
     state = {name: part.to_torch() for name, part in parts.items()} | {"lm_head.weight": tensors["embed_tokens.weight"]}
