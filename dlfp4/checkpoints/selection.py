@@ -388,9 +388,10 @@ ROLES = (
     role("positional table", r"w?pos(ition)?(al)?_?(emb|enc|table|bias)\w*|wpe|rel(ative)?_(pos|att)\w*"),
     role("positional table", r"rotary\w*|\w*freqs?"),
     role("output head", r"(\w*_)?head|embed_out|output_layer|unembed\w*|cls|classifier|score|qa_outputs", "heads"),
-    role("output head", r"^(model\.)?(output|proj_out)\.weight$", "heads"),
+    role("output head", r"^(model\.)?(output|proj_out)\.weight$|final_layer", "heads"),
     role("embedding", r"\w*embed\w*|\w*embd\w*|\w*_emb|emb|wte|shared\.weight$|\w*codebook\w*", "embeddings"),
-    role("embedding", r"^transformer\.w\.weight$|quer(y|ies)_feat\w*", "embeddings"),  # CTRL's; DETR's queries
+    # CTRL's, DETR's queries, Flux's.
+    role("embedding", r"^transformer\.w\.weight$|quer(y|ies)_feat\w*|(img|txt|time|vector|guidance)_in", "embeddings"),
     role("router of experts", r"\w*router\w*|\w*gate_inp\w*|gate|\w*expert_gate|wg|switch", "routers"),
     role("norm", r"(?!norm_attn_norm)\w*norm\w*|ln(_?(\d+|f|post|pre))?|layer_?norm\w*", within=True),
     role("convolution", r"(\w*_)?s?conv\w*", within=True),

@@ -116,6 +116,8 @@ def test_one_projection_of_a_stack_may_be_quantized_and_the_other_not():
         ("query_feat.weight", (300, 64), "embedding; include_embeddings"),
         ("transformer_module.queries_features.weight", (100, 64), "embedding; include_embeddings"),
         ("transformer.w.weight", (1000, 64), "embedding; include_embeddings"),
+        ("model.diffusion_model.img_in.weight", (3072, 64), "embedding; include_embeddings"),
+        ("final_layer.linear.weight", (64, 64), "output head; include_heads"),
         ("layers.0.self_attn.k_proj.sconv.static_weight", (4, 64), "convolution"),
         ("layers.0.conv.in_proj.weight", (64, 64), "convolution"),
         ("convs.0.weight", (64, 64), "convolution"),
