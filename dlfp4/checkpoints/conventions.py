@@ -150,6 +150,8 @@ SPELLINGS: tuple[Spelling, ...] = (
     Spelling("mlx", GROUPS, WEIGHT, ".scales", name=WEIGHT, line_scales="bfloat16", packing="mlx"),
 )
 CONVENTIONS = tuple(dict.fromkeys(spelling.convention for spelling in SPELLINGS if spelling.convention))
+# Those whose loaders give each linear layer its parts, and know no stacks of experts.
+BY_LAYER = ("compressed-tensors", "deepseek", "deepseek-v4", "gptq", "awq")
 # A part of such a name says that there is more to a tensor than data and scales.
 FURTHER = (
     "_scale_2", "_global_scale", "_zero_point", "_zeros", ".biases", ".zeros", "_scale_inv", "_scale", ".scale_2",
@@ -495,6 +497,11 @@ def check_convention(convention: str) -> None:
     """ValueError for an unknown convention."""
     if convention not in CONVENTIONS:
         raise ValueError(f"convention={convention!r}: expected one of {', '.join(CONVENTIONS)}")
+
+
+def why_no_stack(convention: str) -> str:
+    """The word that loaders of a convention know no stacks of experts, or "" where they do."""
+    return f"loaders of {convention} know no stacks" if convention in BY_LAYER else ""
 
 
 def find_spelling(format: Format, convention: str) -> Spelling:

@@ -90,8 +90,8 @@ def convert_model(
     -------
     list of Outcome
         One per tensor. `format` is that of a quantized tensor, "" for others; where it is not the one that the tensor
-        had, `reason` says how many of its blocks are exact, and the largest error of the others. To and from GGUF, it
-        says what became of the name.
+        had, `reason` says how many of its blocks are exact, and the largest error of the others. It also says where
+        the convention's loaders know no stacks of experts, and, to and from GGUF, what became of the name.
 
     Raises
     ------
@@ -207,6 +207,8 @@ def converted(
     outcome = Outcome(name, x.shape, x.format.name, x.format.name, x.nbytes, x.nbytes, math.nan, pow2=pow2)
     if convention == OWN:
         return x, outcome
+    if len(x.shape) > 2:
+        outcome = replace(outcome, reason=conventions.why_no_stack(convention))
     x = as_rows(x)
     if in_blocks and x.format.name == WHOLE and x.ndim == 2:
         return transcoded(x, BLOCKS, outcome)
@@ -243,6 +245,7 @@ def transcoded(q: ScaledTensor, target: str, outcome: Outcome) -> tuple[ScaledTe
     said = f"from {q.format}"
     if receipt is not None:
         said += f": {receipt.exact} of {receipt.blocks} blocks exact, largest error {receipt.largest_error:.3g}"
+    said = "; ".join(filter(None, (said, outcome.reason)))
     return result, replace(outcome, format=result.format.name, after=result.nbytes, reason=said)
 
 

@@ -22,6 +22,7 @@ from dlfp4 import Recipe, ScaledTensor, Tensor, TensorProto
 from dlfp4._core import _find_format
 from dlfp4.analysis import signal_to_noise
 from dlfp4.checkpoints import configs, folders, joining, models, native, safetensors
+from dlfp4.checkpoints.conventions import why_no_stack
 from dlfp4.checkpoints.folders import Outcome, Report, Tick
 from dlfp4.checkpoints.models import Files, ModelPath, Shard
 from dlfp4.checkpoints.names import last, module_of
@@ -29,8 +30,6 @@ from dlfp4.checkpoints.selection import Choice, choose, quantize_chosen, recipe_
 from dlfp4.formats import Format, RecipeName, offset_parts
 
 GPT_OSS = "gpt-oss"
-# Conventions whose loaders give each linear layer its parts, and know no stacks of experts.
-BY_LAYER = ("compressed-tensors", "deepseek", "deepseek-v4", "gptq", "awq")
 TURNING = ("gptq",)  # whose loaders take layers that were stored as (in, out)
 
 
@@ -211,7 +210,7 @@ def why_unloadable(choice: Choice, ndim: int, convention: str, is_named: bool) -
     if convention == GPT_OSS:
         return "" if ndim == 3 else f"{GPT_OSS} has quantized experts alone"
     if ndim == 3:
-        return f"loaders of {convention} know no stacks" if convention in BY_LAYER and not is_named else ""
+        return "" if is_named else why_no_stack(convention)
     if choice.axis == -2 and convention not in TURNING:
         return f"stored as (in, out), which loaders of {convention} do not expect"
     if module_of(choice.name) and last(choice.name) != "weight":

@@ -325,3 +325,14 @@ def test_deepseek_has_blocks_in_all_matrices_or_in_none(tmp_path):
     checkpoints.save(tmp_path / "one.safetensors", {"up.weight": dlfp4.quantize(UP, "fp8_e4m3")}, convention="modelopt")
     checkpoints.convert_model(tmp_path / "one.safetensors", tmp_path / "two.safetensors", "deepseek")
     assert checkpoints.load(tmp_path / "two.safetensors")["up.weight"].format.name == "fp8_e4m3"
+
+
+@pytest.mark.parametrize(("convention", "said"), [("compressed-tensors", True), ("modelopt", False), ("dlfp4", False)])
+def test_stacks_that_loaders_do_not_know_are_said(tmp_path, convention, said):
+    checkpoints.save(tmp_path / "a", tensors_of("mxfp4"), convention="gpt-oss")
+    reasons = {each.name: each.reason for each in checkpoints.convert_model(tmp_path / "a", tmp_path / "b", convention)}
+    assert reasons == {
+        UPPER: "",
+        STACK: "loaders of compressed-tensors know no stacks" if said else "",
+        "norm.weight": "",
+    }
