@@ -90,7 +90,7 @@ def error(x: _Elements, q: _Elements | ScaledTensor, *, bins: int = 64) -> Error
     Raises
     ------
     ValueError
-        Shapes differ.
+        Shapes differ, or `bins` is no positive integer.
     TypeError
         Elements are no floats.
 
@@ -105,8 +105,15 @@ def error(x: _Elements, q: _Elements | ScaledTensor, *, bins: int = 64) -> Error
     values, decoded = numbers_of(x), numbers_of(q)
     if values.shape != decoded.shape:
         raise ValueError(f"x has shape {values.shape} and q {decoded.shape}; expected the same")
+    check_bins(bins)
     with np.errstate(invalid="ignore", over="ignore"):  # the figures say what is not finite
         return error_of(values, decoded, q, bins)
+
+
+def check_bins(bins: object) -> None:
+    """ValueError for what is no number of them."""
+    if not isinstance(bins, int) or bins < 1:
+        raise ValueError(f"bins={bins!r}; expected a positive integer")
 
 
 def error_of(values: Numbers, decoded: Numbers, q: _Elements | ScaledTensor, bins: int) -> Error:

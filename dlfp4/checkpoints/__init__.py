@@ -16,6 +16,7 @@ from dlfp4.checkpoints.conventions import (
     CONVENTIONS,
     Parts,
     UnscaledWarning,
+    check_mapping,
     join_parts,
     split_parts,
     warn_unscaled,
@@ -152,8 +153,9 @@ def save(
     >>> w.shape, w.format.name
     ((4, 64), 'nvfp4')
     """
-    strings = dict(metadata or {})
+    strings = {} if metadata is None else metadata
+    check_mapping("metadata", strings, "strings")
     if native.KEY in strings:
         raise ValueError(f"metadata has {native.KEY!r}, under which dlfp4 describes the tensors; use another key")
     parts, description = joining.split(tensors, convention)
-    safetensors.write(path, parts, strings | description)
+    safetensors.write(path, parts, {**strings, **description})

@@ -23,6 +23,7 @@ from dlfp4.checkpoints.integers import PACKINGS
 from dlfp4.checkpoints.names import is_part, last, listed, module_of
 from dlfp4.extents import count_elements
 from dlfp4.formats import Format
+from dlfp4.parsing import shown
 from dlfp4.show import summary
 
 GPT_OSS_BYTES = 16  # bytes in a block of 32 elements; they form an axis of their own
@@ -213,7 +214,9 @@ def join_parts(
     >>> {name: (str(q.format), q.shape) for name, q in checkpoints.join_parts(parts).items()}
     {'up.weight': ('mxfp4', (4, 32))}
     """
+    check_mapping("tensors", tensors, "tensors")
     known = getattr(tensors, "metadata", {}) if metadata is None else metadata
+    check_mapping("metadata", known, "strings")
     joined = join(tensors, comfyui.find_marks(tensors, known))
     warn_unscaled(joined, stacklevel=2)
     return joined
@@ -245,7 +248,7 @@ def join(
     tensors: Mapping[str, Any], marks: Mapping[str, str], without: Collection[str] = ()
 ) -> dict[str, Tensor | ScaledTensor]:
     """:func:`join_parts` with the layers that ComfyUI marks, but of some conventions, without warnings."""
-    found = {name: named(name, x) for name, x in tensors.items()}
+    found = own_tensors(tensors)
     joins = find_joins(found, marks, without)
     used = {part for each in joins for part in each.parts}
     joined = {each.parts[0]: (each.name, each.tensor) for each in joins}  # they take the place of their data
@@ -483,7 +486,7 @@ def split_parts(tensors: Mapping[str, Any], convention: str) -> dict[str, Tensor
     """
     check_convention(convention)
     parts: dict[str, Tensor] = {}
-    ours = {name: named(name, x) for name, x in tensors.items()}
+    ours = own_tensors(tensors)
     packed: dict[int, dict[str, Tensor]] = {}
     for name, x in ours.items():
         merge(parts, split_one(name, x, convention, packed) if isinstance(x, ScaledTensor) else {name: x})
@@ -520,6 +523,23 @@ def merge(parts: dict[str, Tensor], more: Mapping[str, Tensor]) -> None:
     for name in parts.keys() & more.keys():
         raise ValueError(f"{name} would be stored twice: as a tensor of that name and as a part of a quantized one")
     parts.update(more)
+
+
+def check_mapping(what: str, given: Any, values: str) -> None:
+    """TypeError for what is no mapping of names."""
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{what} is of type {type(given).__name__}; expected a mapping of names to {values}")
+    for name in given:
+        if not isinstance(name, str):
+            raise TypeError(
+                f"{what} has the name {shown(name)} of type {type(name).__name__}; expected names of type str"
+            )
+
+
+def own_tensors(tensors: Mapping[str, Any]) -> dict[str, Tensor | ScaledTensor]:
+    """All tensors of a checkpoint, as dlfp4's own."""
+    check_mapping("tensors", tensors, "tensors")
+    return {name: named(name, x) for name, x in tensors.items()}
 
 
 def named(name: str, x: Any) -> Tensor | ScaledTensor:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from dlfp4 import ScaledTensor, Tensor, asarray
 from dlfp4._core import _find_format, _parse_dtype, _refuse_turned
-from dlfp4.checkpoints.conventions import Spelling, merge, named
+from dlfp4.checkpoints.conventions import Spelling, merge, own_tensors
 from dlfp4.checkpoints.safetensors import is_sizes
 from dlfp4.formats import offset_parts
 from dlfp4.parsing import parse_json, shown
@@ -33,11 +33,11 @@ def split(tensors: Mapping[str, Any]) -> tuple[dict[str, Tensor], str]:
     parts: dict[str, Tensor] = {}
     described: dict[str, Any] = {}
     reserved: set[str] = set()  # a tensor of such a name would come back as a global scale
-    for name, given in tensors.items():
-        x = named(name, given)
-        if isinstance(x, ScaledTensor):
-            _refuse_turned(x)
-            x = x.with_scale_layout("linear") if x.scale_layout == "prepared" else x  # the order of one device
+    for name, given in own_tensors(tensors).items():
+        if isinstance(given, ScaledTensor):
+            _refuse_turned(given)
+            # A prepared weight has the order of one device.
+            x = given.with_scale_layout("linear") if given.scale_layout == "prepared" else given
             fields: dict[str, Any] = {
                 "format": x.format.name,
                 "shape": x.shape,
@@ -56,7 +56,7 @@ def split(tensors: Mapping[str, Any]) -> tuple[dict[str, Tensor], str]:
             if x.format.has_global_scale and x.global_scale is None:
                 reserved.add(NAMES.parts(name)[2])
         else:
-            merge(parts, {name: x})
+            merge(parts, {name: given})
     for name in reserved & parts.keys():
         raise ValueError(f"{name} is the name of a global scale that its tensor does not have; call it otherwise")
     description = json.dumps({"version": VERSION, "tensors": described}, separators=(",", ":"))

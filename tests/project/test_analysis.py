@@ -261,3 +261,9 @@ def test_of_equal_scales_the_largest_magnitudes_is_taken():
 def test_calibrate_needs_tensors():
     with pytest.raises(ValueError, match="no tensors"):
         analysis.calibrate([])
+
+
+@pytest.mark.parametrize("bins", [None, 0, -1, 2.5, "auto", [0.0, 1.0]])
+def test_bins_are_a_positive_integer(bins):
+    with pytest.raises(ValueError, match=r"bins=.*; expected a positive integer"):
+        analysis.error(np.ones(3), np.zeros(3), bins=bins)
