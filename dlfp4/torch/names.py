@@ -11,7 +11,8 @@ import torch
 
 from dlfp4.checkpoints import comfyui, conventions, native
 from dlfp4.formats import FLOATS
-from dlfp4.torch.scaled_tensor import ScaledTensor, plain, present, restore, turn
+from dlfp4.torch.scaled_tensor import ScaledTensor, like, plain, present, restore, turn
+from dlfp4.torch.views import blank_part
 
 OWN = native.NAMES  # of the parts, where there is no convention
 MARK = comfyui.SUFFIX.removeprefix(".")
@@ -25,7 +26,7 @@ def name_parts(module: torch.nn.Module, convention: str | None) -> None:
     if convention is not None:
         conventions.check_convention(convention)
     module.register_state_dict_post_hook(partial(split, convention))
-    module.register_load_state_dict_pre_hook(join)
+    module.register_load_state_dict_pre_hook(partial(join, convention))
     setattr(module, PartNames.PLACE, PartNames())
 
 
@@ -63,12 +64,18 @@ def split(convention: str | None, module: torch.nn.Module, state: dict[str, Any]
 
 
 def split_one(name: str, q: ScaledTensor, convention: str | None) -> dict[str, torch.Tensor]:
-    """The parts of one tensor; a transposed one is stored as it lies."""
+    """The parts of one tensor; a transposed one is stored as it lies, one on "meta" as zeros would be."""
     source = plain(turn(q) if q.turned else q)
     if convention is not None:
-        parts = conventions.split_parts({name: restore(source)}, convention)
-        return {part: tensor.to_torch() for part, tensor in parts.items()}
+        real = with_memory(source) if source.is_meta else source
+        parts = conventions.split_parts({name: restore(real)}, convention)
+        return {part: tensor.to_torch().to(source.device) for part, tensor in parts.items()}
     return {part: getattr(source, kind) for kind, part in own_names(name, source).items()}
+
+
+def with_memory(q: ScaledTensor) -> ScaledTensor:
+    """A tensor of zeros on the host in the place of one without values."""
+    return like(q, {name: blank_part(name, part.shape, part.dtype, "cpu") for name, part in present(q).items()})
 
 
 def own_names(name: str, q: ScaledTensor) -> dict[str, str]:
@@ -82,8 +89,21 @@ def own_names(name: str, q: ScaledTensor) -> dict[str, str]:
 # ---- In
 
 
-def join(module: torch.nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Called before a module takes its tensors from a state dict: parts become quantized tensors."""
+def join(
+    convention: str | None,
+    module: torch.nn.Module,
+    state: dict[str, Any],
+    prefix: str,
+    metadata: Any,  # noqa: ARG001  (a place among arguments)
+    strict: bool,  # noqa: ARG001
+    missing: list[str],
+    *_: Any,
+) -> None:
+    """Called before a module takes its tensors from a state dict: parts become quantized tensors.
+
+    Of a tensor without parts PyTorch sees one name missing. Safetensors' ``load_model``, which looks for all that its
+    file has left out of tied weights, has to see the others, too.
+    """
     for name, target in quantized_in(module).items():
         key = prefix + name
         is_whole = isinstance(state.get(key), ScaledTensor)
@@ -97,6 +117,8 @@ def join(module: torch.nn.Module, state: dict[str, Any], prefix: str, *_: Any) -
             for part in parts:
                 del state[part]
             state[key] = whole
+        elif not is_whole:
+            missing += [part for part in split_one(key, target, convention) if part != key and part not in state]
     state.pop(prefix + MARK, None)
 
 

@@ -286,6 +286,11 @@ class ScaledTensor(torch.Tensor):  # type: ignore[misc]  # to mypy PyTorch's typ
         for name in OWN:
             setattr(self, name, getattr(source, name))
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the parts; ``numel() * element_size()`` are those of the values."""
+        return sum(part.nbytes for part in present(self).values())
+
     def data_ptr(self) -> int:
         """Where the elements lie, by which tied weights are found."""
         return self.elements.data_ptr()  # type: ignore[no-any-return]

@@ -489,5 +489,12 @@ def blank(shape: tuple[int, ...], format: str, dtype: torch.dtype, device: Any) 
     """A tensor of zeros, with linear scales along its rows."""
     encoding = Encoding(format, offsets=own_offsets(_core._find_format(format)))
     sizes = sizes_of(shape, encoding, False)
-    parts = {name: torch.zeros(size, dtype=kind, device=device) for name, (size, kind) in sizes.items()}
+    parts = {name: blank_part(name, size, kind, device) for name, (size, kind) in sizes.items()}
     return ScaledTensor(parts, str(encoding), shape, dtype)
+
+
+def blank_part(name: str, shape: Any, dtype: torch.dtype, device: Any) -> torch.Tensor:
+    """A part of such a tensor; its global scale is one, of which conventions may store the reciprocal."""
+    make = torch.ones if name == "global_scale" else torch.zeros
+    made: torch.Tensor = make(shape, dtype=dtype, device=device)
+    return made

@@ -300,6 +300,15 @@ def test_scaled_arrays_are_no_arrays():
             use(q)
 
 
+def test_scaled_arrays_are_several_arrays():
+    q = dj.quantize(W, "nvfp4")
+    for function in (lambda x: dlfp4.quantize(x, "mxfp4"), lambda x: dlfp4.cast(x, "float32"), dlfp4.pack):
+        with pytest.raises(
+            TypeError, match=r"a ScaledArray is several tensors: take one of its parts, or \.dequantize"
+        ):
+            function(q)
+
+
 def test_symbolic_dimensions_are_refused():
     (rows,) = jax.export.symbolic_shape("rows")
     w = dj.quantize(X.reshape(4, 32, 256), "mxfp4")

@@ -247,6 +247,43 @@ def test_recurrent_layers_are_kept(kind):
         dt.quantize_(getattr(torch.nn, kind)(64, 64), "nvfp4")
 
 
+@pytest.mark.parametrize(("convention", "format"), CONVENTIONS)
+@pytest.mark.parametrize("values_given", [False, True])
+def test_state_dicts_without_values(convention, format, values_given):
+    """They have the names, shapes and types that values will have; all that is absent is named."""
+
+    def made(device):
+        return torch.nn.Sequential(torch.nn.Linear(128, 128, device=device))
+
+    real = dt.quantize_(made("cpu"), format, include="*", convention=convention).state_dict()
+    if values_given:  # a weight of zeros
+        other = torch.nn.Sequential(dt.Linear(128, 128, format=format, convention=convention))
+    else:
+        other = dt.quantize_(made("meta"), format, include="*", convention=convention)
+    state = other.state_dict()
+    assert {name: x.shape for name, x in state.items()} == {name: x.shape for name, x in real.items()}
+    if not values_given:  # the constructor knows no recipe, by which some conventions have other types of scales
+        assert all(part.is_meta for part in state.values())
+        assert [x.dtype for x in state.values()] == [x.dtype for x in real.values()]
+    missing = other.load_state_dict({}, strict=False).missing_keys
+    assert set(missing) == real.keys() | {"0.weight"}
+
+
+def test_safetensors_loads_tied_weights(tmp_path):
+    """It leaves all but one of tied weights out, and looks for the names of the others among those that are missing."""
+    safetensors = framework("safetensors.torch")
+    layers = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        layer = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+        layer[1].weight = layer[0].weight
+        layers.append(dt.quantize_(layer, "nvfp4"))
+    safetensors.save_model(layers[0], str(tmp_path / "model.safetensors"))
+    assert safetensors.load_model(layers[1], str(tmp_path / "model.safetensors")) == (set(), [])
+    x = values(2, 64)
+    assert torch.equal(layers[1](x), layers[0](x))
+
+
 @pytest.mark.parametrize("activation", [None, "int8"])
 def test_models_in_float64(activation):
     made = dt.quantize_(

@@ -208,6 +208,9 @@ def test_refusals_say_what_to_do():
     for x in (values(2, 32), dt.Parts(values(2, 32))):
         with pytest.raises(TypeError, match=r"q is a plain .*; expected a ScaledTensor, from quantize"):
             dt.dequantize(x)
+    for function in (lambda x: dlfp4.quantize(x, "mxfp4"), lambda x: dlfp4.cast(x, "float32"), dlfp4.pack):
+        with pytest.raises(TypeError, match=r"several tensors: take one of its parts, or \.dequantize\(\) it"):
+            function(q)
     stack = dt.quantize(values(3, 32, 64), "mxfp4")
     ends = torch.tensor([1, 2, 3])
     for options in ({"offsets": [1, 2, 3]}, {"offsets": None}, {"indices": [0, 1, 2]}, {"weights": [1.0, 1.0, 1.0]}):
@@ -336,6 +339,12 @@ def test_a_parameter_made_by_its_type():
     assert made.data_ptr() == q.data_ptr() == q.elements.data_ptr()
     with pytest.raises(TypeError, match=r"expected a ScaledTensor\. State dicts have its parts"):
         type(q)(values(32, 64), requires_grad=False)
+
+
+def test_bytes_are_those_of_the_parts():
+    for q in (dt.quantize(values(32, 64), "nvfp4"), dt.quantize(values(32, 64), "uint4_g32").mT):
+        ours = [part for part in (q.elements, q.scales, q.global_scale, q.offsets) if part is not None]
+        assert q.nbytes == sum(part.numel() * part.element_size() for part in ours)
 
 
 def test_averages_leave_equal_weights_alone():

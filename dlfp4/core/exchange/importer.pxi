@@ -307,6 +307,9 @@ cdef Tensor as_producer(object x, copy):
     """Import what is no producer itself: subclasses of NumPy's arrays, lists of numbers, buffers."""
     if isinstance(x, ScaledTensor):
         raise TypeError("a ScaledTensor is several tensors: take its .data or .scales, or .dequantize() it")
+    if type_has(Py_TYPE(x), "__dlfp4_scaled__"):
+        raise TypeError(f"a {type(x).__name__} is several tensors: take one of its parts, or .dequantize() it; "
+                        f"dlfp4.asarray takes it whole")
     if isinstance(x, np.ndarray) and type(x) is not cnp.ndarray and not isinstance(x, np.ma.MaskedArray):
         x = x.view(np.ndarray)   # subclasses only add a face
     elif isinstance(x, (list, tuple)):
