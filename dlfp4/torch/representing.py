@@ -77,9 +77,9 @@ def as_parts(x: Any) -> Parts:
     """An argument as the parts that it consists of: a tensor is its own."""
     if isinstance(x, Parts):
         return x
-    take_apart = getattr(x, "__dlfp4_parts__", None)
+    take_apart = getattr(type(x), "__dlfp4_parts__", None)  # Dynamo of PyTorch 2.11 sees no attributes of x itself
     if take_apart is not None:
-        parts: Parts = take_apart()
+        parts: Parts = take_apart(x)
         return parts
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"expected a torch.Tensor or what quantize returns, got {type(x).__name__}")
