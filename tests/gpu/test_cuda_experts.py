@@ -10,7 +10,7 @@ from ..products.test_grouped_matmul import ENDS, route, stack_of, take, values
 from .test_cuda_matmul import CUDA, PREPARABLE, on_cuda
 
 pytestmark = pytest.mark.gpu
-SAME = "32x128"  # a tactic that adds along K in the same order
+STREAMED, SAME = 4, "32x128"  # a mean of rows up to which weights are streamed; tactics that add along K in that order
 
 
 @pytest.fixture(autouse=True)
@@ -46,12 +46,13 @@ def by_expert(torch, x, stack, ends, dtype, alpha=1.0):
     """Rows in order, by matmul's kernel for each expert, and zeros beyond the last one."""
     out, first = torch.zeros(len(x), stack.shape[1], device=CUDA, dtype=getattr(torch, dtype)), 0
     plain = stack.with_scale_layout("linear")
+    tactic = "stream" if len(x) <= STREAMED * stack.shape[0] else SAME
     for expert, end in enumerate(map(int, ends)):
         if end > first:
             w = plain[expert].prepare()
             part = torch.empty_like(out[first:end])
             _multiply_on_cuda(
-                dlfp4.asarray(x[first:end].contiguous()), w.mT, dlfp4.asarray(part), alpha, None, SAME, None
+                dlfp4.asarray(x[first:end].contiguous()), w.mT, dlfp4.asarray(part), alpha, None, tactic, None
             )
             out[first:end] = part
         first = max(first, end)
@@ -106,6 +107,25 @@ def test_every_format(torch, name, shape):
                 ends = np.array(ends) * times
                 got = run(torch, x, stack, numbers(torch, ends), (len(x), n), result, alpha=0.75)
                 same(torch, got, by_expert(torch, x, stack, ends, result, 0.75))
+
+
+# As many of each of twelve experts as there are here; the last rows are nobody's.
+FEW = ([1] * 12, [0, 1, 7, 8, 9, 15, 16, 17, 0, 0, 2, 3], [0, 0, 0, 49, 0, 0, 0, 0, 0, 0, 0, 33], [0] * 12)
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("name", PREPARABLE)
+@pytest.mark.parametrize("shape", [*SHAPES, (4, 80, 2880), (4, 272, 7168), (4, 2000, 4096)], ids=str)
+def test_streamed(torch, name, shape):
+    """So few rows that weights are streamed, by the kernels for eight and for 16; K of one slice a warp and of more."""
+    _, n, k = shape
+    stack = prepared(name, 12, n, k)
+    for counts in FEW:
+        ends = np.cumsum(counts)
+        for dtype, result in (("bfloat16", "bfloat16"), ("float16", "float16"), ("bfloat16", "float32")):
+            x = rows_on_cuda(torch, (ends[-1] + 3, k), dtype)
+            got = run(torch, x, stack, numbers(torch, ends), (len(x), n), result, alpha=0.75)
+            same(torch, got, by_expert(torch, x, stack, ends, result, 0.75))
 
 
 @pytest.mark.usefixtures("hopper")

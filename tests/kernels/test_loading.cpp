@@ -17,6 +17,7 @@
 #include "products/cuda/few_rows.h"
 #include "products/cuda/params.h"
 #include "products/cuda/product_kernels.h"
+#include "products/cuda/stream.h"
 #include "products/cuda/tactics.h"
 #include "rules/formats.h"
 #include "support.h"
@@ -407,24 +408,33 @@ void test_products_of_bytes() {
   check(dlfp4_cuda_multiply_bytes(kUnserved, 0, &product, 1) <= -DLFP4_CUDA_REFUSED, "one side without scales", "FP8");
 }
 
-// What a block of threads has lies in the shared memory that it asks for, and blocks reach all of y.
+// What the warps of a block of threads have lies in its memory, and they share all of K.
+void check_cut(const StreamCut &cut, int64_t warps, int eights, int64_t bytes, int kind, int64_t depth) {
+  const int64_t sums = cut.memory.sums + int64_t{cut.tiles} * sums_bytes_of_tile(eights);
+  const char *what = "the shape of a product";
+  check(warps >= 1 && warps <= kMostWarps && cut.tiles >= 1, "warps and tiles", what);
+  check(sums <= cut.memory.stage && cut.memory.stage < cut.memory.bytes, "sums before weights", what);
+  check(cut.memory.bytes % 128 == 0 && cut.memory.stage % 128 == 0, "places of warps", what);
+  check(warps * cut.memory.bytes + kFactorBytes <= bytes, "shared memory", what);
+  const int64_t slices =
+      int64_t{cut.full_warps} * cut.slices_of_warp + (warps - cut.full_warps) * (cut.slices_of_warp - 1);
+  const int of_slice = kBlockK * slice_blocks(weight_layout(kind).bits);
+  check(slices == (depth + of_slice - 1) / of_slice, "slices of K", what);
+}
+
+// Blocks of threads reach all of y, one at a time on a multiprocessor.
 void check_stream(const LaunchConfig &config, const void *parameters) {
   const StreamParams &p = *static_cast<const StreamParams *>(parameters);
-  const int64_t warps = config.block[0] / kWarpSize, eights = p.product.rows > 8 ? 2 : 1;
-  const int64_t sums = p.memory.sums + int64_t{p.tiles} * sums_bytes_of_tile(static_cast<int>(eights));
+  const int eights = p.product.rows > 8 ? 2 : 1;
+  check_cut(p.cut, config.block[0] / kWarpSize, eights, config.shared_bytes, p.product.weights ? kMxfp8 : kNvfp4,
+            p.product.depth);
   constexpr unsigned int kReserved = 1024;  // of a block of threads, besides
   const char *what = "the shape of a product";
-  check(warps >= 1 && warps <= kMostWarps && p.tiles >= 1, "warps and tiles", what);
-  check(sums <= p.memory.stage && p.memory.stage < p.memory.bytes, "sums before weights", what);
-  check(p.memory.bytes % 128 == 0 && p.memory.stage % 128 == 0, "places of warps", what);
-  check(warps * p.memory.bytes + kFactorBytes <= config.shared_bytes, "shared memory", what);
   check(config.shared_bytes <= kSharedBytes, "what there is", what);
   check(2 * (config.shared_bytes + kReserved) > kSharedBytes + kReserved, "one block at a time", what);
-  check(int64_t{config.grid[0]} * p.tiles * kTile >= p.product.columns, "columns", what);
-  check(config.grid[1] * 8 * eights >= p.product.rows && config.grid[1] <= UINT16_MAX, "rows", what);
-  const int64_t slices = int64_t{p.full_warps} * p.slices_of_warp + (warps - p.full_warps) * (p.slices_of_warp - 1);
-  const int depth = 64 * slice_blocks(p.product.weights == nullptr ? 4 : 8);
-  check(slices == (p.product.depth + depth - 1) / depth, "slices of K", what);
+  check(int64_t{config.grid[0]} * p.cut.tiles * kTile >= p.product.columns, "columns", what);
+  check(config.grid[1] * 8 * eights >= static_cast<unsigned>(p.product.rows) && config.grid[1] <= UINT16_MAX, "rows",
+        what);
 }
 
 void test_shapes_of_stream() {
@@ -443,6 +453,23 @@ void test_shapes_of_stream() {
           check(dlfp4_cuda_multiply(kServed, 0, &product, 0) == 0, "launched", "the shape of a product");
         }
   look_at_launch = nullptr;
+}
+
+// In half of the memory as in all of it; eight rows and 16 share K among as many warps.
+void test_long_streams() {
+  for (int kind : {kNvfp4, kMxfp4, kMxfp8})
+    for (int64_t depth : {8, 256, 2048, 2880, 4096, 7168, 14336, 1 << 20})
+      for (int bytes : {kSharedBytes, kSharedBytes / 2}) {
+        ProductParams product = {};
+        product.blocks = static_cast<int>((depth + kBlockK - 1) / kBlockK);
+        int of_eight, of_sixteen;
+        const StreamCut less = cut_long_stream(product, kind, 1, bytes, &of_eight);
+        const StreamCut more = cut_long_stream(product, kind, 2, bytes, &of_sixteen);
+        check_cut(less, of_eight, 1, bytes, kind, depth);
+        check_cut(more, of_sixteen, 2, bytes, kind, depth);
+        check(less.tiles >= more.tiles, "tiles", "a long stream");
+        check(bytes < kSharedBytes || of_eight == of_sixteen, "warps", "a long stream");
+      }
 }
 
 }  // namespace
@@ -465,5 +492,6 @@ int main() {
   test_products();
   test_products_of_bytes();
   test_shapes_of_stream();
+  test_long_streams();
   return report();
 }

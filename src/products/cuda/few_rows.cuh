@@ -14,6 +14,14 @@
 namespace dlfp4 {
 namespace cuda {
 
+// What a block of threads multiplies: tiles of rows of the weights, of which `first_column` is y's first column.
+struct StreamPlace {
+  int first_tile, tiles;
+  int first_row, end_row;  // of x: from the first one on, as far as there are any
+  int first_column;
+  const float *factor;  // of the weights, or null
+};
+
 // What a warp does; `Eights` is rows of x by eight, `IsCoded` whether they are quantized, as the weights are.
 template <int Kind, int Type, int Eights, bool IsCoded>
 class FewRows {
@@ -35,30 +43,35 @@ class FewRows {
     int slice = 0, tile = 0, block;
   };
 
-  const StreamParams &p_;
   const ProductParams &q_;
+  const StreamCut &cut_;
+  const StreamPlace &place_;
   const uint32_t lane_ = read_lane();
   const int warp_ = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / kWarpSize), 0),
             warps_ = blockDim.x / kWarpSize;
-  const int first_tile_ = blockIdx.x * p_.tiles, tiles_ = min(p_.tiles, count_tiles(q_.columns) - first_tile_);
-  const int first_row_ = blockIdx.y * kRows;
-  const int slices_ = held(p_.slices_of_warp - (warp_ >= p_.full_warps)), blocks_of_warps_ = held(warps_ * kBlocks);
-  const uint32_t x_ = held(shared_address(shared_memory) + warp_ * p_.memory.bytes);  // this warp's slice of x
-  const uint32_t stage_ = held(x_ + p_.memory.stage + lane_ * 16);                    // this lane's codes
+  const int first_tile_, tiles_;
+  const int slices_ = held(cut_.slices_of_warp - (warp_ >= cut_.full_warps)), blocks_of_warps_ = held(warps_ * kBlocks);
+  const uint32_t x_ = held(shared_address(shared_memory) + warp_ * cut_.memory.bytes);  // this warp's slice of x
+  const uint32_t stage_ = held(x_ + cut_.memory.stage + lane_ * 16);                    // this lane's codes
   const uint32_t scale_offset_ = held(lane_ / (kTileScales / 16) * kLayout.bytes() + lane_ % (kTileScales / 16) * 16);
   uint32_t staged_scales_, sums_;  // this lane's; found when the first copies are under way
   Next next_;
   int slice_ = 0, tile_ = 0;
-  uint32_t operands_[Eights][kBlocks * kSteps * 2];
+  // Set only where a slice begins, which ptxas cannot see: without a value before, they would keep their registers
+  // throughout a loop around this.
+  uint32_t operands_[Eights][kBlocks * kSteps * 2] = {};
 
  public:
-  __device__ explicit FewRows(const StreamParams &p) : p_(p), q_(p.product) { next_.block = warp_ * kBlocks; }
+  __device__ FewRows(const ProductParams &product, const StreamCut &cut, const StreamPlace &place)
+      : q_(product), cut_(cut), place_(place), first_tile_(place.first_tile), tiles_(place.tiles) {
+    next_.block = warp_ * kBlocks;
+  }
 
   __device__ void run() {
     copy_next();
     let_next_kernel_start();
-    staged_scales_ = held(x_ + p_.memory.stage + kBlocks * kTileCodes + lane_ / 4 * (2 * kLayout.groups()));
-    sums_ = held(x_ + p_.memory.sums + slot(lane_ / 4, lane_ % 4) * 16);
+    staged_scales_ = held(x_ + cut_.memory.stage + kBlocks * kTileCodes + lane_ / 4 * (2 * kLayout.groups()));
+    sums_ = held(x_ + cut_.memory.sums + slot(lane_ / 4, lane_ % 4) * 16);
     wait_for_kernel_before();
     if (threadIdx.x == 0) copy_factors();
     copy_x(0);
@@ -69,8 +82,6 @@ class FewRows {
   }
 
  private:
-  __device__ static int count_tiles(uint32_t columns) { return (columns + kTile - 1) / kTile; }
-
   // A value that stays in a register, instead of being computed anew in each turn of the loop.
   __device__ static uint32_t held(uint32_t value) {
     asm volatile("" : "+r"(value));
@@ -157,8 +168,8 @@ class FewRows {
   template <bool IsWhole>
   __device__ void copy_rows(int first_chunk) const {
     constexpr uint32_t kLanes = 8, kAtOnce = kWarpSize / kLanes;
-    const int row = lane_ / kLanes, chunk = lane_ % kLanes, left = q_.rows - first_row_ - row;
-    const uint8_t *from = q_.x + (first_row_ + row) * q_.x_stride + (first_chunk + chunk) * 16;
+    const int row = lane_ / kLanes, chunk = lane_ % kLanes, left = place_.end_row - place_.first_row - row;
+    const uint8_t *from = q_.x + (place_.first_row + row) * q_.x_stride + (first_chunk + chunk) * 16;
     const uint32_t to = x_address(row, chunk);
 #pragma unroll
     for (int rows = 0; rows < kRows; rows += kAtOnce) {
@@ -177,15 +188,15 @@ class FewRows {
   __device__ void copy_codes(int slice) const {
     constexpr int kBytes = kChunks * 4, kScales = kBlocks * kLayout.groups(), kAtOnce = kWarpSize / (kBytes / 16);
     const int row = lane_ / (kBytes / 16), in_row = lane_ % (kBytes / 16) * 16;
-    const uint8_t *from = q_.x + (first_row_ + row) * q_.x_stride + slice * kBytes + in_row;
+    const uint8_t *from = q_.x + (place_.first_row + row) * q_.x_stride + slice * kBytes + in_row;
 #pragma unroll
     for (int in_slice = 0; in_slice < kRows; in_slice += kAtOnce) {
-      copy_16(codes_address(row + in_slice) + in_row, from, first_row_ + row + in_slice < q_.rows);
+      copy_16(codes_address(row + in_slice) + in_row, from, place_.first_row + row + in_slice < place_.end_row);
       from += kAtOnce * q_.x_stride;
     }
     if (lane_ >= kRows) return;
-    const uint8_t *scales = q_.x_scales + (first_row_ + lane_) * q_.x_scale_stride + slice * kScales;
-    const bool there = first_row_ + lane_ < q_.rows;
+    const uint8_t *scales = q_.x_scales + (place_.first_row + lane_) * q_.x_scale_stride + slice * kScales;
+    const bool there = place_.first_row + lane_ < place_.end_row;
     if constexpr (kScales == 16)
       copy_16(codes_address(lane_) + kBytes, scales, there);
     else
@@ -195,7 +206,8 @@ class FewRows {
   // In place, two rows at a time, 16 elements a lane; rows beyond M stay what they are, for nothing reads their sums.
   __device__ void decode_x() const {
     constexpr int kScales = kBlocks * kLayout.groups();
-    const int rows = min(kRows, q_.rows - first_row_), lane = read_lane(), own_row = lane % 2, own = lane / 2;
+    const int rows = min(kRows, place_.end_row - place_.first_row), lane = read_lane(), own_row = lane % 2,
+              own = lane / 2;
     const uint32_t from = codes_address(own_row) + own * 8, to = x_address(own_row, 2 * own);
     const uint32_t scales = codes_address(own_row) + kChunks * 4 + own * kScales / 16;
 #pragma unroll
@@ -226,12 +238,13 @@ class FewRows {
 
   // --- The scales of whole tensors, behind the warps' memory: a load here would be waited for, a copy is not.
 
-  __device__ float *factors() const { return reinterpret_cast<float *>(shared_memory + warps_ * p_.memory.bytes); }
+  __device__ float *factors() const { return reinterpret_cast<float *>(shared_memory + warps_ * cut_.memory.bytes); }
 
   __device__ void copy_factors() const {
+    const float *from[2] = {place_.factor, q_.factors[1]};
     for (int i = 0; i < 2; ++i)
-      if (q_.factors[i])
-        copy_4(shared_address(factors() + i), q_.factors[i]);
+      if (from[i])
+        copy_4(shared_address(factors() + i), from[i]);
       else
         factors()[i] = 1;
   }
@@ -306,20 +319,26 @@ class FewRows {
   }
 
   __device__ void store(const Finish &finish) const {
-    const float *first = reinterpret_cast<const float *>(shared_memory + p_.memory.sums);
+    const float *first = reinterpret_cast<const float *>(shared_memory + cut_.memory.sums);
     for (uint32_t i = threadIdx.x; i < tiles_ * kSums; i += blockDim.x) {
       const int tile = i / kSums, row = i % kSums / kTile, column = i % kTile;
       const int at = tile * kSums + row / 8 * 8 * kTile + slot(column % 8, row % 8 / 2) * 4 + row % 2 + column / 8 * 2;
-      const int y_row = first_row_ + row, y_column = (first_tile_ + tile) * kTile + column;
-      if (y_row < q_.rows && y_column < q_.columns)
-        store_result(q_, y_row, y_column, finish(sum_of_warps(first + at, p_.memory.bytes / 4)));
+      const int y_row = place_.first_row + row;
+      const int y_column = (first_tile_ + tile) * kTile + column - place_.first_column;
+      if (y_row < place_.end_row && static_cast<unsigned>(y_column) < static_cast<unsigned>(q_.columns))
+        store_result(q_, y_row, y_column, finish(sum_of_warps(first + at, cut_.memory.bytes / 4)));
     }
   }
 };
 
 template <int Kind, int Type, int Eights, bool IsCoded>
 __device__ inline void multiply_few_rows(const StreamParams &p) {
-  FewRows<Kind, Type, Eights, IsCoded>(p).run();
+  const ProductParams &q = p.product;
+  const int first_tile = blockIdx.x * p.cut.tiles, tiles = (q.columns + uint32_t{kTile} - 1) / kTile;
+  const StreamPlace place = {
+      first_tile,  min(p.cut.tiles, tiles - first_tile), static_cast<int>(blockIdx.y) * 8 * Eights, q.rows, 0,
+      q.factors[0]};
+  FewRows<Kind, Type, Eights, IsCoded>(q, p.cut, place).run();
 }
 
 }  // namespace cuda

@@ -9,6 +9,7 @@
 #include "gpu/runs.h"
 #include "grouped_kernels.h"
 #include "product_params.h"
+#include "stream.h"
 
 namespace dlfp4 {
 namespace cuda {
@@ -20,19 +21,26 @@ namespace {
 using namespace image_of_grouped;
 using Routing = dlfp4_cuda_routing;
 
-constexpr GroupedOperation kOperations[] = {kGroupedFew, kGroupedMany};
-constexpr KernelTable<2, kNumWeightKinds> kOfBfloat16([](int size, int kind) {
-  return find_kernel(KernelKey(kOperations[size], DLFP4_bfloat16, kind));
+// By prepared weights, for more and more rows.
+constexpr GroupedOperation kOperations[] = {kGroupedStream, kGroupedFew, kGroupedMany};
+template <int X>
+constexpr KernelTable<3, kNumWeightKinds> kPreparedKernels([](int operation, int kind) {
+  return find_kernel(KernelKey(kOperations[operation], X, kind));
 });
-constexpr KernelTable<2, kNumWeightKinds> kOfFloat16([](int size, int kind) {
-  return find_kernel(KernelKey(kOperations[size], DLFP4_float16, kind));
-});
+
+DeviceKernel prepared_kernel(const dlfp4_cuda_product &product, GroupedOperation operation) {
+  const int number = operation - kGroupedStream, kind = weight_kind(product.format);
+  return product.x_is_half ? kPreparedKernels<DLFP4_float16>[number][kind]
+                           : kPreparedKernels<DLFP4_bfloat16>[number][kind];
+}
+
 constexpr KernelList<kNumProductKinds> kOfBytes([](int kind) {
   return find_kernel(KernelKey(kGroupedBytes, kE4m3E4m3, kind));
 });
 
-// Up to so many rows of an expert, a mean of which some have more than a tile of the kernel for few, it is ahead.
-constexpr int64_t kFewOnAverage = 48;
+// Up to so many rows of an expert, a mean, weights are streamed; and the kernel for few rows is ahead, although some
+// have more than a tile of it.
+constexpr int64_t kStreamedOnAverage = 4, kFewOnAverage = 48;
 
 // A product as the workspace and the kernels around it see it.
 struct Work {
@@ -107,13 +115,19 @@ int combine(const Work &work, const Routing &routing, uintptr_t stream) {
   return launch_shape(kKernel_combine_weighted, {{blocks, wanted}, kThreads, 0, 1}, &p, stream);
 }
 
-// What all kernels of tiles get.
-int fill(const Work &work, const Routing &routing, BoxType type, RoutedRows of, GroupedParams *p) {
+// What all kernels of products get.
+void fill(const Work &work, const Routing &routing, RoutedParams *p) {
   ProductParams &q = p->product = work.product;
   if (routing.adds)
     q.y = at(routing, lay_out(work, routing).sums), q.y_stride = sums_of_row(work), q.y_bytes = sizeof(float);
   p->ends = {routing.ends, routing.end_bits};
   p->experts = static_cast<int>(routing.experts);
+}
+
+// What those of tiles get.
+int fill(const Work &work, const Routing &routing, BoxType type, RoutedRows of, GroupedParams *p) {
+  fill(work, routing, p);
+  const ProductParams &q = p->product;
   p->stores_eights = q.y_bytes == 2 && q.columns % 8 == 0 && q.y_stride % 8 == 0 && is_aligned(q.y, 16);
   return describe(q.x, type, q.rows, q.depth, q.x_stride, routed_box(of), &p->x);
 }
@@ -125,21 +139,46 @@ int launch_tiles(const DeviceKernel &kernel, RoutedRows of, Params &p, uintptr_t
   const int64_t tiles = (divide_up(rows, most_rows(of)) + std::min<int64_t>(rows, p.experts)) * blocks_of_weights;
   const int64_t clusters =
       std::min(tiles, std::max<int64_t>(int64_t{multiprocessors()} * blocks_at_once(of) / sharers, 1));
-  return launch_shape(kernel,
-                      {{clusters * sharers, 1}, kManyRowsThreads, grouped_shared_bytes(of), static_cast<int>(sharers)},
+  return launch_shape(
+      kernel,
+      {{clusters * sharers, 1}, kManyRowsThreads, grouped_shared_bytes(blocks_at_once(of)), static_cast<int>(sharers)},
+      &p, stream);
+}
+
+int multiply_streamed(const Work &work, const dlfp4_cuda_product &product, int factor_step, const Routing &routing,
+                      uintptr_t stream) {
+  GroupedStreamParams p = {};
+  p.factor_step = factor_step;
+  fill(work, routing, &p);
+  const int kind = weight_kind(product.format);
+  // Both sizes share K among as many warps.
+  int warps, memory;
+  const auto cut_for = [&](int at_once) {
+    memory = grouped_shared_bytes(at_once) - kStreamScheduleBytes;
+    for (int eights = 1; eights <= 2; ++eights)
+      p.cuts[eights - 1] = cut_long_stream(p.product, kind, eights, memory, &warps);
+  };
+  // Two blocks of threads a multiprocessor where K has too few slices for one.
+  int at_once = 2;
+  cut_for(at_once);
+  if (warps * at_once > kMostWarps) cut_for(at_once = 1);
+  p.schedule = memory / 16 * 16;
+  return launch_shape(prepared_kernel(product, kGroupedStream),
+                      {{int64_t{multiprocessors()} * at_once, 1}, warps * kWarpSize, grouped_shared_bytes(at_once), 1},
                       &p, stream);
 }
 
 int multiply_prepared(const Work &work, const dlfp4_cuda_product &product, int factor_step, const Routing &routing,
                       uintptr_t stream) {
+  if (product.rows <= kStreamedOnAverage * routing.experts)
+    return multiply_streamed(work, product, factor_step, routing, stream);
   const bool has_many = product.rows > kFewOnAverage * routing.experts;
   const RoutedRows of = has_many ? kManyRows : kFewRows;
   GroupedParams p = {};
   p.factor_step = factor_step;
   const int status = fill(work, routing, box_type(product.x_is_half != 0), of, &p);
-  if (status != 0) return status;
-  const auto &kernels = product.x_is_half ? kOfFloat16 : kOfBfloat16;
-  return launch_tiles(kernels[has_many][weight_kind(product.format)], of, p, stream);
+  return status != 0 ? status
+                     : launch_tiles(prepared_kernel(product, has_many ? kGroupedMany : kGroupedFew), of, p, stream);
 }
 
 int multiply_bytes(const Work &work, const dlfp4_cuda_bytes_product &product, const Routing &routing,

@@ -1,5 +1,6 @@
 // The image of products by experts: the kernels of grouped.def.
 #include "gpu/image.cuh"
 #include "grouped.cuh"
+#include "grouped_stream.cuh"
 
 #include "grouped.def"

@@ -8,26 +8,10 @@
 
 #include "grouped.h"
 #include "many_rows.cuh"
+#include "routing.cuh"
 
 namespace dlfp4 {
 namespace cuda {
-
-__device__ inline int64_t load_integer(const Integers &from, int64_t place) {
-  return from.bits == 32 ? static_cast<const int32_t *>(from.data)[place]
-                         : static_cast<const int64_t *>(from.data)[place];
-}
-
-__device__ inline int load_end(const Integers &ends, int expert, int rows) {
-  const int64_t end = load_integer(ends, expert);
-  return static_cast<int>(end < 0 ? 0 : end > rows ? rows : end);
-}
-
-// How many rows experts have in all, for a warp.
-__device__ inline int count_routed(const Integers &ends, int experts, int rows) {
-  int last = 0;
-  for (int expert = read_lane(); expert < experts; expert += kWarpSize) last = max(last, load_end(ends, expert, rows));
-  return __reduce_max_sync(kAllLanes, last);
-}
 
 #ifdef DLFP4_HOPPER
 template <int Kind, bool IsPrepared = is_prepared(Kind)>
@@ -111,40 +95,18 @@ class Experts {
   // A warp counts tiles of a size.
   __device__ void make_schedule() {
     int *ends = reinterpret_cast<int *>(shared_memory);  // as they were given, where later results are
-    for (int expert = threadIdx.x; expert < p_.experts; expert += blockDim.x)
-      ends[expert] = load_end(p_.ends, expert, q_.rows);
-    __syncthreads();
+    load_ends(p_, ends);
     const int size = threadIdx.x / kWarpSize;
     if (size < kSizes) count_size(ends, size);
     __syncthreads();
   }
 
-  // A lane has an expert; ends that decrease count as the largest before.
   __device__ void count_size(const int *ends, int size) {
-    const int lane = lane_of_warp();
-    int last = 0, tiles = 0;
-    for (int first = 0; first < p_.experts; first += kWarpSize) {
-      const int expert = first + lane;
-      const bool there = expert < p_.experts;
-      const int end = scan(max(last, there ? ends[expert] : 0), [](int a, int b) { return max(a, b); });
-      const int before = __shfl_up_sync(kAllLanes, end, 1), rows = end - (lane == 0 ? last : before);
-      const int own = there ? count_tiles(rows, Of, size) * count_blocks(expert) : 0;
-      const int sum = tiles + scan(own, [](int a, int b) { return a + b; });
-      if (there && size == 0) schedule_.ends[expert] = end;
-      if (there) schedule_.tiles[size][expert] = sum;
-      last = __shfl_sync(kAllLanes, end, kWarpSize - 1);
-      tiles = __shfl_sync(kAllLanes, sum, kWarpSize - 1);
-    }
-  }
-
-  // Of a lane's value and those of the lanes before it.
-  template <class Combine>
-  __device__ static int scan(int value, const Combine &combine) {
-    for (int step = 1; step < kWarpSize; step *= 2) {
-      const int before = __shfl_up_sync(kAllLanes, value, step);
-      if (lane_of_warp() >= step) value = combine(value, before);
-    }
-    return value;
+    const auto count = [&](int expert, int rows) { return count_tiles(rows, Of, size) * count_blocks(expert); };
+    add_up_experts(ends, p_.experts, count, [&](int expert, int end, int sum) {
+      if (size == 0) schedule_.ends[expert] = end;
+      schedule_.tiles[size][expert] = sum;
+    });
   }
 
   __device__ int tiles_of_size(int size) const { return schedule_.tiles[size][p_.experts - 1]; }
@@ -153,14 +115,7 @@ class Experts {
   // from the memory once.
   __device__ Place place_of(int size, int tile) const {
     const int *tiles = schedule_.tiles[size];
-    int expert = 0;
-    for (int end = p_.experts - 1; expert < end;) {
-      const int middle = (expert + end) / 2;
-      if (tiles[middle] > tile)
-        end = middle;
-      else
-        expert = middle + 1;
-    }
+    const int expert = find_expert(tiles, p_.experts, tile);
     const int first = expert ? schedule_.ends[expert - 1] : 0, rows = schedule_.ends[expert] - first;
     const int in_expert = tile - (expert ? tiles[expert - 1] : 0), cluster = in_expert / kSharers;
     const int across = count_tiles(rows, Of, size);
@@ -252,7 +207,7 @@ class Experts {
       Lanes consumer(ring_, q_, half(), 0);
       multiply_sizes<0, kSizes>(consumer, blockIdx.x);
     }
-    clear_rest();
+    clear_rows(q_, schedule_.ends[p_.experts - 1], threadIdx.x - kWarpgroup, kConsumers * kWarpgroup);
   }
 
   // From a tile on; returns the first of the sizes that follow. A loop a size: with all sizes in one loop ptxas finds
@@ -390,15 +345,6 @@ class Experts {
       uint8_t *to = q_.y + (int64_t{first_row + row} * q_.y_stride + column) * 2;
       *reinterpret_cast<uint4 *>(to) = make_uint4(eight[0], eight[1], eight[2], eight[3]);
     }
-  }
-
-  // Rows that no expert has.
-  __device__ void clear_rest() const {
-    const float zeros[8] = {};
-    const int eights = (q_.columns + 7) / 8;
-    for (int row = schedule_.ends[p_.experts - 1] + blockIdx.x; row < q_.rows; row += gridDim.x)
-      for (int i = threadIdx.x - kWarpgroup; i < eights; i += kConsumers * kWarpgroup)
-        store_eight(q_, row, i * 8, zeros);
   }
 };
 #endif  // DLFP4_HOPPER

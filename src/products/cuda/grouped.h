@@ -10,8 +10,8 @@ namespace cuda {
 
 constexpr int kMostExperts = 512;
 
-// Kernels are for few rows of an expert or many, of 16 bits by prepared weights, and for bytes by bytes. Of the first
-// one two blocks of threads share a multiprocessor, for one waits while the other decodes.
+// Kernels of tiles are for few rows of an expert or many, of 16 bits by prepared weights, and for bytes by bytes. Of
+// the first one two blocks of threads share a multiprocessor, for one waits while the other decodes.
 enum RoutedRows { kFewRows, kManyRows, kRowsOfBytes };
 
 DLFP4_RULE int blocks_at_once(RoutedRows of) { return of == kFewRows ? 2 : 1; }
@@ -59,13 +59,14 @@ constexpr int kPieceBytes = kConsumers * kPieceRows * kColumnsOfHalf * 2;
 DLFP4_RULE int bytes_before_ring(RoutedRows of) { return kPieceBytes + schedule_bytes(of); }
 static_assert(kPieceBytes % 1024 == 0 && kMostExperts * 4 % 1024 == 0, "rows of x are swizzled");
 
-DLFP4_RULE int grouped_shared_bytes(RoutedRows of) {
+// Of each of so many blocks of threads on a multiprocessor.
+DLFP4_RULE int grouped_shared_bytes(int at_once) {
   constexpr int kOwnOfBlock = 1024;  // what the driver keeps of each
-  return (kMostShared + kOwnOfBlock) / blocks_at_once(of) - kOwnOfBlock;
+  return (kMostShared + kOwnOfBlock) / at_once - kOwnOfBlock;
 }
 
 DLFP4_RULE int grouped_stages(int kind, RoutedRows of) {
-  return (grouped_shared_bytes(of) - bytes_before_ring(of)) / stage_bytes(kind, most_rows(of), 2);
+  return (grouped_shared_bytes(blocks_at_once(of)) - bytes_before_ring(of)) / stage_bytes(kind, most_rows(of), 2);
 }
 
 // Integers of 32 or 64 bits.
@@ -76,13 +77,26 @@ struct Integers {
 
 // y = alpha * x @ w[e].T for the rows of each expert e, whose weights follow one another; `product` has the columns of
 // one expert and all rows.
-struct GroupedParams {
-  TensorMap x;
+struct RoutedParams {
   ProductParams product;
   Integers ends;
   int experts, factor_step;
+};
+
+struct GroupedParams : RoutedParams {
+  TensorMap x;
   bool stores_eights;  // results of 16 bits whose rows begin at multiples of 16 bytes
 };
+
+// So few rows that weights are streamed: 16 of an expert at a time, or the last eight.
+constexpr int kStreamedRows = 16;
+
+struct GroupedStreamParams : RoutedParams {
+  StreamCut cuts[2];  // of up to eight rows, and of 16
+  int schedule;       // where it begins in shared memory, in bytes
+};
+
+constexpr int kStreamScheduleBytes = 2 * kMostExperts * 4 + 48;  // where experts' rows and tiles end, and a place
 
 // The same of FP8 by FP8: all experts' weights are one matrix of `weight_rows`.
 struct GroupedBytesParams : GroupedParams {

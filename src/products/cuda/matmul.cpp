@@ -11,6 +11,7 @@
 #include "product_kernels.h"
 #include "product_params.h"
 #include "rules/matrix.h"
+#include "stream.h"
 #include "tactics.h"
 
 namespace dlfp4 {
@@ -80,40 +81,15 @@ PrepareParams prepare_params(const dlfp4_blocks &w, int format, int64_t rows) {
 // Elsewhere the kernels of all tactics but "stream" are empty.
 bool has_hopper_kernels() { return ptx_version(kImage) == 90; }
 
-// Warps go round the four schedulers of a multiprocessor, of which the busiest decides: how many slices its warps have.
-int slices_of_scheduler(int slices, int warps) {
-  constexpr int kSchedulers = 4;
-  return static_cast<int>(divide_up(warps, kSchedulers) * (slices / warps) + divide_up(slices % warps, kSchedulers));
-}
-
-// One block of threads a multiprocessor, never two: the blocks of the next launch arrive before these have ended.
 StreamParams stream_params(const ProductParams &product, int kind, int eights, Shape *shape) {
-  StreamParams p = {};
-  p.product = product;
-  const int memory = most_shared_memory() - kFactorBytes;
-  const int slices = static_cast<int>(divide_up(product.blocks, slice_blocks(weight_layout(kind).bits)));
-  const auto memory_of = [&](int warps, int tiles) { return warp_memory(kind, eights, tiles, warps >= slices); };
-  // As many warps as share K best, but where twelve fit none fewer, which would wait for memory; 0 for too many tiles.
-  const int most = std::min({slices, kMostWarps, memory / warp_memory(kind, eights, 1, false).bytes});
-  const int least = std::min(most, 12);
-  const auto warps_for = [&](int tiles) {
-    int best = 0;
-    for (int warps = most; warps >= least; --warps)
-      if (warps * memory_of(warps, tiles).bytes <= memory &&
-          (best == 0 || slices_of_scheduler(slices, warps) < slices_of_scheduler(slices, best)))
-        best = warps;
-    return best;
-  };
   const int64_t tiles = divide_up(product.columns, kTile), groups = divide_up(product.rows, 8 * eights);
-  const int64_t most_tiles = std::min<int64_t>(tiles, memory / (least * sums_bytes_of_tile(eights)));
-  p.tiles = static_cast<int>(std::min(most_tiles, divide_up(tiles * groups, multiprocessors())));
-  while (p.tiles > 1 && warps_for(p.tiles) == 0) --p.tiles;
-  const int warps = warps_for(p.tiles);
-  p.slices_of_warp = static_cast<int>(divide_up(slices, warps));
-  p.full_warps = slices - (p.slices_of_warp - 1) * warps;
-  p.memory = memory_of(warps, p.tiles);
-  const int shared_bytes = std::max(warps * p.memory.bytes + kFactorBytes, memory / 2 + 1);
-  *shape = {{divide_up(tiles, p.tiles), groups}, warps * kWarpSize, shared_bytes, 1};
+  StreamParams p = {product, {}};
+  int warps;
+  p.cut = cut_stream(product, kind, eights, divide_up(tiles * groups, multiprocessors()), &warps);
+  *shape = {{divide_up(tiles, p.cut.tiles), groups},
+            warps * kWarpSize,
+            stream_shared_bytes(warps * p.cut.memory.bytes + kFactorBytes),
+            1};
   return p;
 }
 

@@ -46,12 +46,16 @@ struct ProductParams {
   Shifts shifts;
 };
 
-// Few rows: a block of threads has `tiles` tiles of 16 columns, all of K.
-struct StreamParams {
-  ProductParams product;
+// Few rows: a block of threads has at most `tiles` tiles of 16 columns at a time, all of K.
+struct StreamCut {
   int tiles;
   int slices_of_warp, full_warps;  // of K; warps from `full_warps` on have one less
   WarpMemory memory;               // shared
+};
+
+struct StreamParams {
+  ProductParams product;
+  StreamCut cut;
 };
 
 // More rows: a block of threads has `halves` times 64 columns of y. With one, its two warpgroups share K.
