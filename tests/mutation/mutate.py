@@ -1,6 +1,6 @@
 """Mutation check of the tests: makes small faults in sources, one at a time, and says which of them no test notices.
 
-Headers of src/rules are compiled anew for each mutant, with tests/rules/rules.cpp, which takes a second. The core's
+Files of src/rules are compiled anew for each mutant, with tests/rules/rules.cpp, which takes a second. The core's
 .pxi files are built once, with all of their mutants: DLFP4_MUTANT says which one runs. That build replaces the dlfp4 of
 the environment, so leave it to `nox -s mutants`. Mutants that change nothing are in equivalent.txt.
 """
@@ -25,10 +25,11 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[2]
 EQUIVALENT = Path(__file__).with_name("equivalent.txt")
 # By files of their own; test_sums.py has the other headers.
-TESTED = ["numerics", "scaling", "layouts", "sums", "block_keys", "matrix"]
+TESTED = ["numerics", "scaling", "layouts", "sums", "block_keys", "matrix", "walk"]
 PARTS = ["exchange/importer", "exchange/describe", "exchange/exchange", "tensor/strides"]
 FILES = [
     *(f"src/rules/{name}.h" for name in (*TESTED, "hadamard", "changes", "grid", "dtypes", "operand", "encode_rule")),
+    *(f"src/rules/{name}.cpp" for name in ("matrix", "operand", "walk")),
     *(f"dlfp4/core/{name}.pxi" for name in PARTS),
 ]
 EXCHANGE = [
@@ -149,7 +150,7 @@ def statements_of(code):
 
 
 def mutants_of(file, text=None):
-    """All mutants of a C++ header."""
+    """All mutants of a C++ file."""
     text = text or (ROOT / file).read_text()
     code = only_code(text, ".h")
     return [mutant_at(file, text, *change) for change in sorted({*changes_of(code), *statements_of(code)})]

@@ -1,6 +1,6 @@
 // The rules of src/rules as functions over arrays, which the tests beside this file call by ctypes.
 // Layout: codes and significands are uint64, floats are float32; a row is one of dtypes.def, by its number.
-// Trick: it includes headers alone, so that a changed rule is compiled in seconds.
+// Trick: it includes all that it calls, so that a changed rule is compiled in seconds.
 #include <stdint.h>
 #include <string.h>
 
@@ -17,6 +17,11 @@
 #include "rules/operand.h"
 #include "rules/scaling.h"
 #include "rules/sums.h"
+#include "rules/walk.h"
+// The rules that have a file of their own.
+#include "rules/matrix.cpp"
+#include "rules/operand.cpp"
+#include "rules/walk.cpp"
 
 namespace {
 
@@ -68,6 +73,12 @@ struct Lanes {  // for what is written for every vector
   typedef float F32 __attribute__((vector_size(16)));
 };
 
+dlfp4::FormatInfo format_of(int number) {
+  dlfp4::FormatInfo format = {};
+  dlfp4::find_format(number, &format);
+  return format;
+}
+
 template <int Rounding, int Row = 0>
 void encode_magnitudes(int row, const dlfp4::EncodeRule &rule, const float *floats, int64_t count, uint8_t *codes) {
   if constexpr (Row < DLFP4_NUM_DTYPES) {
@@ -85,6 +96,13 @@ void encode_magnitudes(int row, const dlfp4::EncodeRule &rule, const float *floa
 extern "C" {
 
 using namespace dlfp4;
+
+// Of the structs that the tests have in ctypes, in their order.
+int64_t rule_size_of(int which) {
+  const size_t sizes[] = {sizeof(dlfp4_view),   sizeof(Walk),   sizeof(dlfp4_matrix), sizeof(Lines),
+                          sizeof(dlfp4_blocks), sizeof(Scales), sizeof(Options),      sizeof(dlfp4_layout_row)};
+  return static_cast<int64_t>(sizes[which]);
+}
 
 // --- numerics.h ------------------------------------------------------------------------------
 
@@ -207,6 +225,16 @@ int64_t rule_weight_offset(int64_t i, int64_t j, int64_t columns) { return dlfp4
 // --- dtypes.h, operand.h ---------------------------------------------------------------------
 
 int rule_find_dtype(uint8_t code, uint8_t bits) { return dlfp4_find_dtype(code, bits); }
+int rule_find_row(uint8_t code, uint8_t bits) { return find_row(code, bits); }
+
+// Its row, or -1, and whether it is packed.
+int rule_find_operand(const dlfp4_view *view, int *packed) {
+  Operand operand;
+  const bool found = find_operand(*view, &operand);
+  *packed = operand.packed;
+  return found ? operand.row : -1;
+}
+
 int rule_spacing(int row, int packed) { return spacing({static_cast<uint8_t>(row), packed != 0}); }
 
 int rule_is_rounding(int number) {
@@ -265,10 +293,119 @@ float rule_decode_of_line(float *decodes, int64_t decode_lines, float decode, in
   return decode_of_line(blocks, decode, line);
 }
 
+int rule_make_lines(const dlfp4_matrix *matrix, int along_columns, Lines *lines) {
+  return make_lines(*matrix, along_columns ? kAlongColumns : kAlongRows, lines);
+}
+
+// In the order of the members of FormatInfo; of its row the place.
+int rule_find_format(int number, int64_t *info) {
+  FormatInfo of = {dlfp4_formats};
+  const bool found = find_format(number, &of);
+  const int64_t members[] = {of.row - dlfp4_formats,
+                             of.element,
+                             of.key,
+                             of.bits,
+                             of.scale_bytes,
+                             of.block,
+                             of.group,
+                             of.whole,
+                             of.line,
+                             of.integers,
+                             of.number};
+  memcpy(info, members, sizeof(members));
+  return found;
+}
+
+void rule_make_scales(int format, const dlfp4_blocks *blocks, Scales *scales) {
+  *scales = make_scales(*blocks, format_of(format));
+}
+
+int rule_are_one_line(int format, const dlfp4_blocks *blocks, const dlfp4_matrix *matrix) {
+  const FormatInfo of = format_of(format);
+  Lines floats;
+  make_lines(*matrix, kAlongRows, &floats);
+  return are_one_line(*blocks, make_scales(*blocks, of), floats, of);
+}
+
+void rule_store_scales(const Scales *scales, int64_t line, int64_t block, int64_t count, const uint8_t *stored) {
+  store_scales(*scales, line, block, count, stored);
+}
+
+void rule_load_scales(const Scales *scales, int64_t line, int64_t block, int64_t count, uint8_t *stored) {
+  load_scales(*scales, line, block, count, stored);
+}
+
+void rule_store_scales_across(const Scales *scales, int64_t line, int64_t block, int64_t count, const uint8_t *stored) {
+  store_scales_across(*scales, line, count, block, stored);
+}
+
+void rule_load_scales_across(const Scales *scales, int64_t line, int64_t block, int64_t count, uint8_t *stored) {
+  load_scales_across(*scales, line, count, block, stored);
+}
+
+int rule_load_offsets(const dlfp4_blocks *blocks, int64_t line, int64_t block, int64_t count, float *offsets) {
+  return load_offsets(*blocks, line, block, count, offsets);
+}
+
+int rule_load_offsets_across(const dlfp4_blocks *blocks, int64_t line, int64_t block, int64_t count, float *offsets) {
+  return load_offsets_across(*blocks, line, count, block, offsets);
+}
+
+int rule_has_known_offsets(int format, const dlfp4_blocks *blocks) {
+  return has_known_offsets(*blocks, format_of(format));
+}
+
+int rule_can_set_offsets(int format, const dlfp4_blocks *blocks) { return can_set_offsets(*blocks, format_of(format)); }
+
+int rule_has_whole_blocks(int format, int64_t length) { return has_whole_blocks(format_of(format), length); }
+
+int rule_is_addressable(int format, const dlfp4_blocks *blocks, int64_t lines) {
+  return is_addressable(*blocks, format_of(format), lines);
+}
+
+void rule_gather_items(const uint8_t *src, int64_t step, int64_t item, int64_t count, uint8_t *dst) {
+  gather_items(src, step, item, count, dst);
+}
+
+void rule_scatter_items(const uint8_t *src, int64_t step, int64_t item, int64_t count, uint8_t *dst) {
+  scatter_items(src, item, count, dst, step);
+}
+
 int64_t rule_divide_up(int64_t count, int64_t size) { return divide_up(count, size); }
 int64_t rule_round_up(int64_t value, int64_t multiple) { return round_up(value, multiple); }
 int rule_log2_of(int64_t power) { return log2_of(power); }
 int64_t rule_least(int64_t a, int64_t b) { return dlfp4::least(a, b); }  // not that of lanes.h
+
+// --- walk.h ----------------------------------------------------------------------------------
+
+int rule_collapse(const dlfp4_view *src, const dlfp4_view *dst, Walk *walk) { return collapse(*src, *dst, walk); }
+int rule_has_contiguous_rows(const Walk *walk) { return has_contiguous_rows(*walk); }
+int rule_is_run(const Walk *walk) { return is_run(*walk); }
+int rule_is_row_major(const Walk *walk, int side) { return is_row_major(*walk, static_cast<Side>(side)); }
+int rule_is_dense(const Walk *walk, int side) { return is_dense(*walk, static_cast<Side>(side)); }
+
+int rule_rows_start_on_bytes(const Walk *walk, int side, int row, int packed) {
+  return rows_start_on_bytes(*walk, static_cast<Side>(side), {static_cast<uint8_t>(row), packed != 0});
+}
+
+// `count` elements from `element` on, at most `step` at once, from and to bytes of their own.
+void rule_gather(const Walk *walk, int side, int row, int packed, const uint8_t *data, int64_t element, int64_t step,
+                 uint8_t *codes, int64_t count) {
+  const Operand operand = {static_cast<uint8_t>(row), packed != 0};
+  Cursor cursor = cursor_at(*walk, static_cast<Side>(side), element);
+  for (int64_t done = 0; done < count; done += step)
+    gather(operand, data, &cursor, codes + done * (spacing({operand.row, false}) / 8),
+           dlfp4::least(step, count - done));
+}
+
+void rule_scatter(const Walk *walk, int side, int row, int packed, uint8_t *data, int64_t element, int64_t step,
+                  const uint8_t *codes, int64_t count) {
+  const Operand operand = {static_cast<uint8_t>(row), packed != 0};
+  Cursor cursor = cursor_at(*walk, static_cast<Side>(side), element);
+  for (int64_t done = 0; done < count; done += step)
+    scatter(operand, data, &cursor, codes + done * (spacing({operand.row, false}) / 8),
+            dlfp4::least(step, count - done));
+}
 
 // --- sums.h, hadamard.h, changes.h, grid.h ---------------------------------------------------
 

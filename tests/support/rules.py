@@ -7,7 +7,20 @@ import os
 import shutil
 import subprocess
 import tempfile
-from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_int64, c_uint8, c_uint32, c_uint64
+from ctypes import (
+    POINTER,
+    Structure,
+    c_char_p,
+    c_double,
+    c_float,
+    c_int32,
+    c_int64,
+    c_uint8,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+    sizeof,
+)
 from pathlib import Path
 
 import numpy as np
@@ -40,8 +53,78 @@ class Layout(Structure):
     ]
 
 
+class View(Structure):
+    """dlfp4_view."""
+
+    _fields_ = [
+        ("data", c_void_p),
+        ("shape", POINTER(c_int64)),
+        ("strides", POINTER(c_int64)),
+        ("ndim", c_int32),
+        *((name, c_uint8) for name in ["code", "bits", "padded", "part"]),
+    ]
+
+
+class Walk(Structure):
+    _fields_ = [("ndim", c_int32), ("size", c_int64), ("extent", c_int64 * 63), ("stride", c_int64 * 63 * 2)]
+
+
+class Matrix(Structure):
+    """dlfp4_matrix."""
+
+    _fields_ = [
+        ("data", c_void_p),
+        ("rows", c_int64),
+        ("columns", c_int64),
+        ("strides", c_int64 * 2),
+        ("code", c_uint8),
+        ("bits", c_uint8),
+    ]
+
+
+class Lines(Structure):
+    _fields_ = [
+        ("data", c_void_p),
+        ("source", c_int32),
+        *((name, c_int64) for name in ["item", "lines", "length", "line_stride", "step"]),
+        ("rotation", c_uint32),
+    ]
+
+
+class Blocks(Structure):
+    """dlfp4_blocks."""
+
+    _fields_ = [
+        ("data", c_void_p),
+        ("strides", c_int64 * 2),
+        ("scales", c_void_p),
+        ("scale_strides", c_int64 * 2),
+        ("layout", c_int32),
+        ("fill", c_uint8),
+        ("length", c_int64),
+        ("decodes", c_void_p),
+        ("decode_lines", c_int64),
+        ("finds_decodes", c_uint8),
+        ("rotation", c_uint32),
+        ("offsets", c_void_p),
+        ("offset_strides", c_int64 * 2),
+        ("offset_code", c_uint8),
+        ("offset_bits", c_uint8),
+    ]
+
+
+class Scales(Structure):
+    _fields_ = [
+        ("data", c_void_p),
+        ("layout", c_int32),
+        ("bytes", c_int32),
+        *((name, c_int64) for name in ["stride", "step", "pitch", "lines_per_row"]),
+    ]
+
+
 WORDS, FLOATS, BYTES, NUMBERS = POINTER(c_uint64), POINTER(c_float), POINTER(c_uint8), POINTER(c_int64)
 SIGNATURES = {
+    "size_of": (c_int64, c_int32),
     "row": (c_char_p, c_int32),
     "convert": (None, c_int32, c_int32, c_int32, c_int32, c_uint64, WORDS, c_int64, WORDS),
     "encode": (c_uint32, c_int32, c_int32, c_int32, FLOATS, c_int64, BYTES, BYTES),
@@ -85,6 +168,33 @@ SIGNATURES = {
     "decode_of_line": (c_float, FLOATS, c_int64, c_float, c_int64),
     **dict.fromkeys(["divide_up", "round_up", "least"], (c_int64, c_int64, c_int64)),
     "log2_of": (c_int32, c_int64),
+    "make_lines": (c_int32, POINTER(Matrix), c_int32, POINTER(Lines)),
+    "find_format": (c_int32, c_int32, NUMBERS),
+    "make_scales": (None, c_int32, POINTER(Blocks), POINTER(Scales)),
+    "are_one_line": (c_int32, c_int32, POINTER(Blocks), POINTER(Matrix)),
+    **{
+        f"{way}_scales{across}": (None, POINTER(Scales), c_int64, c_int64, c_int64, BYTES)
+        for way in ("load", "store")
+        for across in ("", "_across")
+    },
+    **{
+        f"load_offsets{across}": (c_int32, POINTER(Blocks), c_int64, c_int64, c_int64, FLOATS)
+        for across in ("", "_across")
+    },
+    **dict.fromkeys(["has_known_offsets", "can_set_offsets"], (c_int32, c_int32, POINTER(Blocks))),
+    "has_whole_blocks": (c_int32, c_int32, c_int64),
+    "is_addressable": (c_int32, c_int32, POINTER(Blocks), c_int64),
+    **dict.fromkeys(["gather_items", "scatter_items"], (None, BYTES, c_int64, c_int64, c_int64, BYTES)),
+    "collapse": (c_int32, POINTER(View), POINTER(View), POINTER(Walk)),
+    **dict.fromkeys(["has_contiguous_rows", "is_run"], (c_int32, POINTER(Walk))),
+    **dict.fromkeys(["is_row_major", "is_dense"], (c_int32, POINTER(Walk), c_int32)),
+    "rows_start_on_bytes": (c_int32, POINTER(Walk), c_int32, c_int32, c_int32),
+    **dict.fromkeys(
+        ["gather", "scatter"],
+        (None, POINTER(Walk), c_int32, c_int32, c_int32, BYTES, c_int64, c_int64, BYTES, c_int64),
+    ),
+    "find_row": (c_int32, c_uint8, c_uint8),
+    "find_operand": (c_int32, POINTER(View), POINTER(c_int32)),
     "find_dtype": (c_int32, c_uint8, c_uint8),
     "spacing": (c_int32, c_int32, c_int32),
     "is_rounding": (c_int32, c_int32),
@@ -122,6 +232,8 @@ def library():
     for name, (result, *arguments) in SIGNATURES.items():
         function = getattr(loaded, f"rule_{name}")
         function.restype, function.argtypes = result, arguments
+    for which, struct in enumerate((View, Walk, Matrix, Lines, Blocks, Scales, Options, Layout)):
+        assert sizeof(struct) == loaded.rule_size_of(which), struct
     return loaded
 
 
