@@ -379,8 +379,9 @@ inline Fate fate_of(const Tensor &x, bool is_result) {
   if (!reach.is_countable) return kRefused;
   const int last = t.ndim - 1;
   const bool pairs = is_pair(t.dtype);
-  if (pairs && (last < 0 || (strides[static_cast<size_t>(last)] != 1 && t.shape[last] != 1))) return kRefused;
-  if (reach.is_empty) return kTaken;
+  if (pairs && last < 0) return kRefused;
+  if (reach.is_empty) return kTaken;  // its strides mean nothing
+  if (pairs && strides[static_cast<size_t>(last)] != 1 && t.shape[last] != 1) return kRefused;
   if (!t.data) return kRefused;
   Wide size = 1;
   for (int k = 0; k < t.ndim; ++k) size *= t.shape[k];
