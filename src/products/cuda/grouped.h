@@ -96,7 +96,8 @@ struct GroupedStreamParams : RoutedParams {
   int schedule;       // where it begins in shared memory, in bytes
 };
 
-constexpr int kStreamScheduleBytes = 2 * kMostExperts * 4 + 48;  // where experts' rows and tiles end, and a place
+constexpr int kStreamPlaceBytes = 48;
+constexpr int kStreamScheduleBytes = 2 * kMostExperts * 4 + kStreamPlaceBytes;  // where experts' rows and tiles end
 
 // The same of FP8 by FP8: all experts' weights are one matrix of `weight_rows`.
 struct GroupedBytesParams : GroupedParams {

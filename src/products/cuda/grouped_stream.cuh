@@ -11,6 +11,8 @@
 namespace dlfp4 {
 namespace cuda {
 
+static_assert(sizeof(StreamPlace) <= kStreamPlaceBytes, "");
+
 template <int Kind, int Type>
 class StreamedExperts {
   const GroupedStreamParams &p_;
