@@ -259,10 +259,22 @@ class ScaledArray:
         return self.to_tensor()
 
     def __array__(self, *arguments: Any, **options: Any) -> Never:
-        raise TypeError(
-            f"{self!r} is no array: its codes mean nothing without their scales; .dequantize() gives its values, "
-            f"dlfp4.asarray takes it whole"
-        )
+        raise TypeError(refusal_as_array(self))
+
+    @property
+    def aval(self) -> Never:
+        """TypeError: ``jax.numpy`` asks this of all that has a shape and a dtype, before it takes that for an array;
+        ``zeros_like`` and its kind, which would make codes, only where they are given no dtype.
+        """
+        raise TypeError(refusal_as_array(self))
+
+
+def refusal_as_array(q: ScaledArray) -> str:
+    """What to do instead of taking a tensor of several arrays for one."""
+    return (
+        f"{q!r} is no array: its codes mean nothing without their scales; .dequantize() gives its values, "
+        f"dlfp4.asarray takes it whole, and jax.numpy.zeros_like and its kind need a dtype"
+    )
 
 
 def names_of_parts(proto: TensorProto) -> list[str]:

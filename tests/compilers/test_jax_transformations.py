@@ -300,6 +300,24 @@ def test_scaled_arrays_are_no_arrays():
             use(q)
 
 
+@pytest.mark.parametrize("form", ["whole", "transposed", "traced"])
+def test_what_is_like_a_scaled_array_needs_a_type(form):
+    def check(q):
+        given = q.mT if form == "transposed" else q
+        for make in (jnp.zeros_like, jnp.ones_like, jnp.empty_like, jax.lax.full_like, jnp.full_like):
+            fill = (2.0,) if "full" in make.__name__ else ()
+            with pytest.raises(TypeError, match=r"^ScaledArray\(.* is no array: .* its kind need a dtype"):
+                make(given, *fill)
+            made = make(given, *fill, dtype="float32")
+            assert (made.shape, made.dtype) == (given.shape, jnp.float32)
+        return jax.tree.map(jnp.zeros_like, given)
+
+    q = dj.quantize(W, "nvfp4")
+    anew = (jax.jit(check) if form == "traced" else check)(q)
+    assert anew.format == "nvfp4"
+    assert not anew.dequantize().any()
+
+
 def test_scaled_arrays_are_several_arrays():
     q = dj.quantize(W, "nvfp4")
     for function in (lambda x: dlfp4.quantize(x, "mxfp4"), lambda x: dlfp4.cast(x, "float32"), dlfp4.pack):
