@@ -127,6 +127,11 @@ def batch_vecdot(call: Call, named: dict[str, Any], dims: Dims, size: int) -> An
     return OPS.vecdot(*operands, axis=axis - ranks[0] if axis >= 0 else axis), 0
 
 
+def knows_none(call: Call, named: dict[str, Any], dims: Dims, size: int) -> Any:  # noqa: ARG001
+    """Of an operation without a rule."""
+    return None
+
+
 RULES: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
         "cast": batch_codec,
@@ -164,9 +169,10 @@ def stacked(parts: list[torch.Tensor]) -> torch.Tensor:
 
 
 def register_batching(call: Call, library: torch.library.Library) -> None:
-    """Give an operation its rule for vmap."""
+    """Give an operation its rule for vmap; without one it goes one by one."""
     name = call.row.name
-    rule, op = RULES[name], getattr(OPS, name)
+    rule: Callable[..., Any] = RULES.get(name, knows_none)
+    op = getattr(OPS, name)
 
     def batched(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
         values = call.values(args)

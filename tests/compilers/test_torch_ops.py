@@ -1,6 +1,8 @@
 """torch.ops.dlfp4: bytes equal to dlfp4's, fakes that describe them, PyTorch's own checks of operations."""
 
 import importlib
+import subprocess
+import sys
 
 import pytest
 
@@ -239,3 +241,33 @@ def test_opcheck_of_out_forms(name):
     op = getattr(ops, name)
     out = op(*args)
     opcheck(op.out, *args, out=[part.view(torch.uint8) for part in out] if name == "quantize" else out)
+
+
+NEW_ROW = """
+import dlfp4
+from dlfp4 import operations
+from dlfp4.proto import TensorProto
+
+def negate(x, *, out):
+    out.to_torch().copy_(-x.to_torch())
+
+dlfp4.negate = negate
+described = lambda x: TensorProto(x.shape, x.dtype)
+row = operations.Operation("negate", (operations.Argument("x", "operand"),), described)
+operations.OPERATIONS = {**operations.OPERATIONS, "negate": row}
+
+import torch
+import dlfp4.torch
+
+x, op = torch.randn(3, 4), torch.ops.dlfp4.negate
+out = torch.empty_like(x)
+op.out(x, out=out)
+compiled = torch.compile(op, fullgraph=True, backend="aot_eager")
+for made in (op(x), out, compiled(x), torch.vmap(op)(x), torch.vmap(op, 1, 1)(x), op(x.clone().requires_grad_())):
+    assert torch.equal(made, -x)
+assert set(torch.library.opcheck(op.default, (x,)).values()) == {"SUCCESS"}
+"""
+
+
+def test_a_new_operation_is_a_row():
+    subprocess.run([sys.executable, "-P", "-c", NEW_ROW], check=True, timeout=300)
