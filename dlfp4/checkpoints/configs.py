@@ -22,6 +22,7 @@ from dlfp4.checkpoints.names import module_of
 KEY = "quantization_config"
 MODELOPT = "hf_quant_config.json"
 HEAD = "lm_head"
+ROUTER = re.compile(r"(^|\.)block_sparse_moe\.gate$")  # in files
 
 
 @dataclass(frozen=True)
@@ -38,12 +39,15 @@ class Facts:
         The names of other weights.
     pow2 : bool
         Whether all scales are powers of two.
+    symmetric : bool
+        Whether all zero points are the middle of the codes.
     """
 
     convention: str
     quantized: Mapping[str, Sequence[str]]
     kept: Sequence[str]
     pow2: bool
+    symmetric: bool
 
     @property
     def format(self) -> str:
@@ -55,9 +59,11 @@ class Facts:
         """The modules whose weights stay as they are.
 
         The output head is among them even where no tensor is called so: a model that ties it to its embedding has one
-        all the same, and loaders would look for its scales.
+        all the same, and loaders would look for its scales. PhiMoE's routers are among them by both of their names:
+        transformers has linear layers for them, which it calls otherwise than the files do.
         """
         modules = {module_of(name) for name in self.kept}
+        modules |= {ROUTER.sub(r"\1mlp.router", name) for name in modules}
         if not any(HEAD in name.split(".") for names in self.quantized.values() for name in names):
             modules.add(HEAD)
         return sorted(modules - {""})
@@ -188,13 +194,17 @@ def mlx(facts: Facts) -> dict[str, Any]:
 
 
 def gptq(facts: Facts) -> dict[str, Any]:
-    """The ``quantization_config`` of GPTQ, of files whose zero points are stored less 1."""
+    """The ``quantization_config`` of GPTQ, of files whose zero points are stored less 1.
+
+    Only where they are all 8, which ``"sym"`` says, do Marlin's kernels take the weights: they read no zero points.
+    GPTQModel refuses other files of version 1 that itself did not make.
+    """
     return {
         "quant_method": "gptq",
         "bits": 4,
         "group_size": LENGTHS[facts.format] or -1,
         "desc_act": False,
-        "sym": facts.format.startswith("int4"),
+        "sym": facts.symmetric,
         "checkpoint_format": "gptq",
         "modules_to_not_convert": facts.ignored,
     }
@@ -258,7 +268,8 @@ def facts_of(convention: str, outcomes: Sequence[Outcome]) -> Facts:
             quantized.setdefault(outcome.format, []).append(outcome.name)
     kept = [each.name for each in outcomes if not each.format and len(each.shape) > 1 and each.name.endswith(".weight")]
     pow2 = all(outcome.pow2 for outcome in outcomes if outcome.format)
-    return Facts(convention, quantized, kept, pow2)
+    symmetric = all(outcome.symmetric for outcome in outcomes if outcome.format)
+    return Facts(convention, quantized, kept, pow2, symmetric)
 
 
 def has_pow2_scales(q: ScaledTensor) -> bool:
@@ -266,6 +277,14 @@ def has_pow2_scales(q: ScaledTensor) -> bool:
     if q.scales.dtype == np.dtype(ml_dtypes.float8_e8m0fnu):
         return True
     return bool(np.all(np.frexp(q.scales.to_numpy().astype(np.float32))[0] == 0.5))
+
+
+def is_symmetric(q: ScaledTensor) -> bool:
+    """Whether all zero points are the middle of the codes: 8 of those without a sign, 0 of others."""
+    if q.biases is not None:
+        return False
+    middle = 8 if q.format.element.name.startswith("uint") else 0
+    return not middle if q.zero_points is None else bool((q.zero_points.to_device("cpu").to_numpy() == middle).all())
 
 
 def method_of(config: Mapping[str, Any]) -> str:

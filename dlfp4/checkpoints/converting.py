@@ -203,8 +203,8 @@ def converted(
     """A tensor that the convention holds, and what became of it."""
     if not isinstance(x, ScaledTensor):
         return x, Outcome(name, x.shape, x.dtype.name, "", x.nbytes, x.nbytes, math.nan)
-    pow2 = configs.has_pow2_scales(x)
-    outcome = Outcome(name, x.shape, x.format.name, x.format.name, x.nbytes, x.nbytes, math.nan, pow2=pow2)
+    told = configs.has_pow2_scales(x), configs.is_symmetric(x)
+    outcome = Outcome(name, x.shape, x.format.name, x.format.name, x.nbytes, x.nbytes, math.nan, "", *told)
     if convention == OWN:
         return x, outcome
     if len(x.shape) > 2:
@@ -246,7 +246,8 @@ def transcoded(q: ScaledTensor, target: str, outcome: Outcome) -> tuple[ScaledTe
     if receipt is not None:
         said += f": {receipt.exact} of {receipt.blocks} blocks exact, largest error {receipt.largest_error:.3g}"
     said = "; ".join(filter(None, (said, outcome.reason)))
-    return result, replace(outcome, format=result.format.name, after=result.nbytes, reason=said)
+    symmetric = configs.is_symmetric(result)
+    return result, replace(outcome, format=result.format.name, after=result.nbytes, reason=said, symmetric=symmetric)
 
 
 def check(name: str, q: ScaledTensor, convention: str) -> None:

@@ -54,6 +54,9 @@ class Outcome:
         Why it was kept, or what there is to say about it.
     pow2 : bool
         Whether its scales are powers of two, which some loaders want to be told.
+    symmetric : bool
+        Whether all of its zero points are the middle of the codes, which some loaders want to be told; False where it
+        is kept.
     """
 
     name: str
@@ -65,6 +68,7 @@ class Outcome:
     snr: float
     reason: str = ""
     pow2: bool = False
+    symmetric: bool = False
 
 
 @dataclass(frozen=True)

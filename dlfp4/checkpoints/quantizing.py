@@ -361,5 +361,5 @@ def judge(choice: Choice, tensor: Tensor | ScaledTensor, result: Tensor | Scaled
     if isinstance(tensor, ScaledTensor) or not isinstance(result, ScaledTensor):
         return Outcome(*start, "", tensor.nbytes, tensor.nbytes, math.nan, choice.reason)
     snr = signal_to_noise(tensor.mT if result.shape != tensor.shape else tensor, result)
-    pow2 = configs.has_pow2_scales(result)
-    return Outcome(*start, result.format.name, tensor.nbytes, result.nbytes, snr, choice.reason, pow2)
+    told = configs.has_pow2_scales(result), configs.is_symmetric(result)
+    return Outcome(*start, result.format.name, tensor.nbytes, result.nbytes, snr, choice.reason, *told)

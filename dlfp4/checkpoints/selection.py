@@ -382,7 +382,8 @@ def within_layer(name: str) -> str:
 
 
 # All of a head is kept, what comes before its last matrix included (BERT's cls.predictions.transform, RoBERTa's
-# lm_head.dense), as ModelOpt and transformers' own quantizers keep it.
+# lm_head.dense), though transformers' quantizers keep the output embedding and the model's last module alone, and
+# ModelOpt `lm_head`, `output_layer`, `proj_out` and `output`.
 ROLES = (
     role("bias", r"(\w+_)?bias(es)?$"),
     role("positional table", r"w?pos(ition)?(al)?_?(emb|enc|table|bias)\w*|wpe|rel(ative)?_(pos|att)\w*"),

@@ -105,6 +105,38 @@ def test_the_configuration_says_that_scales_are_powers_of_two(model, target, pow
         assert said.get("scale_fmt") == ("ue8m0" if pow2 else None)
 
 
+@pytest.mark.parametrize("zero", [8, 7])
+def test_gptq_says_whether_all_zero_points_are_8(model, target, zero):
+    """Marlin's kernels read none, and GPTQModel refuses others' files that do not say it."""
+    again, back = target.with_name("again"), target.with_name("back")
+    checkpoints.quantize_model(model, target, "int4_g32", convention="compressed-tensors")
+    checkpoints.convert_model(target, again, "gptq")  # from symmetric codes with a sign
+    path = again / SHARDS[0]
+    tensors = checkpoints.load(path, join=False)
+    name = next(name for name in tensors if name.endswith(".qzeros"))
+    stored = tensors[name].to_numpy().copy()
+    assert (stored.view(np.uint8) == 0x77).all()
+    stored.view(np.uint8)[0, 0] = 0x70 | (zero - 1)
+    checkpoints.save(path, {**tensors, name: stored}, checkpoints.read_metadata(path), convention=None)
+    checkpoints.convert_model(again, back, "gptq")
+    for folder, symmetric in ((again, True), (back, zero == 8)):
+        said = json.loads((folder / "config.json").read_text())["quantization_config"]
+        assert said["sym"] is symmetric
+
+
+def test_phimoe_keeps_its_routers_by_both_names(model, target):
+    """transformers' routers are linear layers called otherwise than in files; it would look for their scales."""
+    router = np.ones((4, 64), np.float32)
+    checkpoints.save(model / "more.safetensors", {"model.layers.0.block_sparse_moe.gate.weight": router})
+    index = model / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    content["weight_map"]["model.layers.0.block_sparse_moe.gate.weight"] = "more.safetensors"
+    index.write_text(json.dumps(content))
+    checkpoints.quantize_model(model, target, "int4_g32", convention="compressed-tensors")
+    ignored = json.loads((target / "config.json").read_text())["quantization_config"]["ignore"]
+    assert {"model.layers.0.block_sparse_moe.gate", "model.layers.0.mlp.router"} <= set(ignored)
+
+
 def test_a_file_holds_what_save_writes(model, target):
     checkpoints.quantize_model(model / SHARDS[0], target, "mxfp8_e4m3")
     tensors = checkpoints.load(model / SHARDS[0])
