@@ -157,11 +157,33 @@ def test_the_rust_crate(tmp_path):
     printed = run("cargo", "run", "--offline", "--example", "snr", cwd=crate, env=env).splitlines()
     assert all(15 < float(line.split()[2]) < 35 for line in printed[1:])
     assert len(printed) == 6
+    lost = {**env, "PKG_CONFIG_PATH": "", "PKG_CONFIG_LIBDIR": "", "CARGO_TERM_COLOR": "never"}
+    del lost["DLFP4_LIB_DIR"]
+    done = subprocess.run(["cargo", "doc", "--offline"], cwd=crate, env=lost, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "libdlfp4 is not found" in done.stderr
+    assert (tmp_path / "target" / "doc" / "dlfp4" / "index.html").exists()
 
 
 def test_the_cpp_face_names_all_formats():
     names = re.findall(r"^DLFP4_CPP_FORMAT\((\w+)\)", HEADER.with_suffix(".hpp").read_text(), re.MULTILINE)
     assert sorted(names) == sorted(dlfp4.formats())
+
+
+@needs("bash", "sed")
+def test_a_release_has_no_relative_links(tmp_path):
+    """The readme of a release is read away from the repository."""
+    text = (ROOT / ".github" / "workflows" / "release.yml").read_text()
+    command, *others = set(re.findall(r"^ +- run: (sed .*)$", text, re.MULTILINE))
+    assert not others
+    assert text.count(command) == 2  # the sdist's and the wheels'
+    shutil.copy(ROOT / "README.md", tmp_path)
+    env = {**os.environ, "GITHUB_REPOSITORY": "someone/dlfp4", "GITHUB_REF_NAME": "v1.2.3"}
+    run("bash", "-ec", command, cwd=tmp_path, env=env)
+    before, after = (re.findall(r"\]\(([^)]+)\)", (at / "README.md").read_text()) for at in (ROOT, tmp_path))
+    base = "https://github.com/someone/dlfp4/blob/v1.2.3/"
+    assert after == [link if link.startswith("https:") else base + link for link in before]
+    assert base + "docs/releasing.md#other-systems" in after
 
 
 @same_on_every_python
@@ -187,7 +209,7 @@ def test_the_least_cmake_is_the_same_everywhere():
 @same_on_every_python
 @needs("cmake", "cc", "c++")
 def test_another_interface_is_refused(tmp_path):
-    with pytest.raises(AssertionError, match="version found is not compatible"):
+    with pytest.raises(AssertionError, match=r"version found is not compatible|that is compatible\s+with requested version"):
         configure(tmp_path, FOUND, "-DDLFP4_WANTED=0.0")
 
 
