@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
@@ -27,10 +28,12 @@ from dlfp4.checkpoints.folders import Outcome, Report, Tick
 from dlfp4.checkpoints.models import Files, ModelPath, Shard
 from dlfp4.checkpoints.names import last, module_of
 from dlfp4.checkpoints.selection import Choice, choose, quantize_chosen, recipe_of, shared_global_scale
-from dlfp4.formats import Format, RecipeName, offset_parts
+from dlfp4.formats import FLOATS, Format, RecipeName, offset_parts
 
 GPT_OSS = "gpt-oss"
 TURNING = ("gptq",)  # whose loaders take layers that were stored as (in, out)
+ONE_BY_ONE = "compressed-tensors"  # whose loaders have other modules for these experts than the model's own files
+LLAMA_4 = re.compile(r"(.*\bfeed_forward\.experts\.)(gate_up_proj|down_proj)")
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ def quantize_model(
     ModelOpt), and copies of all other files but weights. In memory are at most one file of the model and its result.
 
     Layers that engines multiply by as by one matrix, such as gate and up, or query, key and value, share a global
-    scale.
+    scale. Stacks of Llama-4's experts become matrices in compressed-tensors' convention, as its loaders look for them.
 
     Each file appears whole or not at all, the configuration last. Where a run was ended, the same call continues it:
     finished files are kept. Nothing that a folder held before is written over.
@@ -191,7 +194,7 @@ def choose_all(
     shards: Sequence[Shard], format: Format, *, convention: str | None, axis: int | None, **options: Any
 ) -> list[dict[str, Choice]]:
     """The choices for the tensors of each file, made for all of them together."""
-    members = [parts_of(shard)[0] for shard in shards]
+    members = [parts_of(shard, convention)[0] for shard in shards]
     tensors = {name: x for each in members for name, x in each.items()}
     is_named = bool(options["include"]) or axis is not None  # and so are stacks, by their axis
     if convention == GPT_OSS and axis is None:
@@ -218,21 +221,41 @@ def why_unloadable(choice: Choice, ndim: int, convention: str, is_named: bool) -
     return ""
 
 
-def parts_of(shard: Shard) -> tuple[dict[str, Tensor | ScaledTensor], dict[str, str]]:
+def parts_of(shard: Shard, convention: str | None) -> tuple[dict[str, Tensor | ScaledTensor], dict[str, str]]:
     """The tensors of a file and its metadata; parts of other conventions stay the parts that they are."""
     metadata = dict(shard.metadata)
     description = metadata.pop(native.KEY, None)
     if description is None:
-        return dict(shard.tensors), metadata
+        return apart(shard.tensors) if convention == ONE_BY_ONE else dict(shard.tensors), metadata
     try:
         return native.join(shard.tensors, description), metadata
     except ValueError as error:
         raise ValueError(f"{shard.path}: {error}") from error
 
 
+def apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor | ScaledTensor]:
+    """The tensors of a file, each of Llama-4's experts by itself, as compressed-tensors' loaders look for them.
+
+    The stacks are (experts, in, out), and hold gate before up.
+    """
+    found: dict[str, Tensor | ScaledTensor] = {}
+    for name, x in tensors.items():
+        stack = LLAMA_4.fullmatch(name)
+        if not stack or x.ndim != 3 or x.dtype.name not in FLOATS:
+            found[name] = x
+            continue
+        start, own = stack.groups()
+        rows = x.shape[2] // 2
+        for number in range(len(x)):
+            expert = x[number].mT
+            halves = {"gate_proj": expert[:rows], "up_proj": expert[rows:]} if own == "gate_up_proj" else {own: expert}
+            found |= {f"{start}{number}.{each}.weight": half for each, half in halves.items()}
+    return found
+
+
 def planned_sizes(job: Job) -> dict[str, int]:
     """The bytes of each tensor that the new file will hold, by name."""
-    tensors, _ = parts_of(models.read_file(job.source))
+    tensors, _ = parts_of(models.read_file(job.source), job.convention)
     return {name: part.nbytes for name, part in lay_out(job, tensors)[0].items()}
 
 
@@ -274,7 +297,7 @@ def configured(config: Mapping[str, Any] | None, job: Job, outcomes: Sequence[Ou
 
 def work(job: Job, tick: Tick = folders.no_tick) -> list[Outcome]:
     """Quantize one file."""
-    tensors, metadata = parts_of(models.read_file(job.source))
+    tensors, metadata = parts_of(models.read_file(job.source), job.convention)
     layout, description = lay_out(job, tensors)
     outcomes = []
     units = GlobalScales(job, tensors)

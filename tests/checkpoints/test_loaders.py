@@ -32,6 +32,8 @@ CONFIGS = {
     "tied": transformers.LlamaConfig(**SMALL, tie_word_embeddings=True),
     "qwen3_moe": transformers.Qwen3MoeConfig(
         **SMALL, moe_intermediate_size=128, num_experts=4, num_experts_per_tok=2, head_dim=32),
+    "llama4": transformers.Llama4TextConfig(
+        **SMALL, intermediate_size_mlp=256, num_local_experts=4, head_dim=32, pad_token_id=0),
     "phimoe": transformers.PhimoeConfig(**SMALL, num_local_experts=4),
     "gpt_oss": transformers.GptOssConfig(
         **SMALL | {"intermediate_size": 128}, num_local_experts=4, head_dim=32, layer_types=["full_attention"] * 2),
@@ -141,6 +143,8 @@ CASES = {
     ("llama", "compressed-tensors", "int4_row", ""): 14,
     ("llama", "compressed-tensors", "nvfp4", "modelopt"): 14,
     ("tied", "compressed-tensors", "nvfp4", ""): 14,
+    ("llama4", "compressed-tensors", "nvfp4", ""): 38,
+    ("llama4", "compressed-tensors", "fp8_row", ""): 38,
     ("phimoe", "compressed-tensors", "int4_g32", ""): 32,  # whose routers transformers calls otherwise than the files
     ("phimoe", "compressed-tensors", "fp8_row", ""): 32,
     ("llama", "deepseek", "fp8_128x128", ""): 14,

@@ -236,6 +236,39 @@ def test_what_loaders_do_not_look_for_is_kept(tmp_path, convention, format, quan
             }  # fmt: skip
 
 
+@pytest.mark.parametrize("exclude", [(), ("experts",)])
+def test_llama_4_has_its_experts_one_by_one(tmp_path, exclude):
+    """By compressed-tensors alone, quantized or kept: its loaders have a module for each."""
+    rng, start = np.random.default_rng(0), "language_model.model.layers.0.feed_forward.experts"
+    up = rng.normal(size=(3, 64, 2 * 96)).astype(ml_dtypes.bfloat16)
+    down = rng.normal(size=(3, 96, 64)).astype(ml_dtypes.bfloat16)
+    (tmp_path / "a").mkdir()
+    checkpoints.save(tmp_path / "a" / "1.safetensors", {f"{start}.gate_up_proj": up})
+    checkpoints.save(tmp_path / "a" / "2.safetensors", {f"{start}.down_proj": down, "other.weight": down[0]})
+    expected = {"other.weight": down[0]}
+    for number in range(3):
+        expected |= {
+            f"{start}.{number}.gate_proj.weight": up[number].T[:96],
+            f"{start}.{number}.up_proj.weight": up[number].T[96:],
+            f"{start}.{number}.down_proj.weight": down[number].T,
+        }
+    options = {"convention": "compressed-tensors", "exclude": exclude}
+    checkpoints.quantize_model(tmp_path / "a", tmp_path / "b", "fp8_128x128", **options)
+    loaded = checkpoints.load(tmp_path / "b")
+    assert loaded.keys() == expected.keys()
+    for name, x in expected.items():
+        x = np.ascontiguousarray(x)
+        if exclude and "experts" in name:
+            assert loaded[name].to_numpy().tobytes() == x.tobytes()
+        else:
+            q = dlfp4.quantize(x, "fp8_128x128")
+            assert loaded[name].dequantize().to_numpy().tobytes() == q.dequantize().to_numpy().tobytes()
+    index = json.loads((tmp_path / "b" / INDEX).read_text())["weight_map"]
+    assert index[f"{start}.2.up_proj.weight" + ("" if exclude else "_scale")] == "1.safetensors"
+    checkpoints.quantize_model(tmp_path / "a", tmp_path / "c", "nvfp4", convention="modelopt")
+    assert checkpoints.load(tmp_path / "c")[f"{start}.gate_up_proj"].shape == (3, 2 * 96, 64)
+
+
 def test_gpt_oss_has_quantized_experts_alone(tmp_path):
     """They are stored as (experts, out, in), whatever their shapes tell, unless they are named."""
     experts, query = "model.layers.0.mlp.experts.down_proj", "model.layers.0.self_attn.q_proj.weight"
