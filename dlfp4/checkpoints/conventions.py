@@ -180,7 +180,8 @@ def join_parts(
 
     Memory is shared, with these exceptions: global scales stored as reciprocals are inverted (the tensor keeps the
     stored one as ``encode_scale``); the elements of ComfyUI's FP4 change places in their bytes; Llama-4's stacks of
-    experts are transposed. Tensors that follow no convention stay as they are.
+    experts are transposed. Tensors that follow no convention stay as they are. ComfyUI's marks of joined layers are
+    parts of them.
 
     Parameters
     ----------
@@ -251,6 +252,8 @@ def join(
     found = own_tensors(tensors)
     joins = find_joins(found, marks, without)
     used = {part for each in joins for part in each.parts}
+    # The mark of a layer says how its parts lie, which another convention's parts would not fit.
+    used |= {module_of(each.parts[0]) + comfyui.SUFFIX for each in joins if each.spelling.convention == "comfyui"}
     joined = {each.parts[0]: (each.name, each.tensor) for each in joins}  # they take the place of their data
     kept = {name: (name, tensor) for name, tensor in found.items() if name not in used}
     return dict((joined.get(name) or kept[name]) for name in found if name in joined or name in kept)

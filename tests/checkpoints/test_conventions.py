@@ -539,3 +539,22 @@ def test_a_missing_global_scale_is_stored_as_one():
     q = dlfp4.ScaledTensor.from_parts(q.data, q.scales, format="nvfp4")
     part = split_parts({"w": q}, "modelopt")["w_scale_2"]
     assert (part.shape, part.item()) == ((), 1.0)
+
+
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp8_e4m3", "fp8_e4m3"])
+@pytest.mark.parametrize("convention", ["modelopt", "compressed-tensors", "dlfp4", "comfyui"])
+def test_a_mark_of_comfyui_does_not_outlive_its_parts(tmp_path, format, convention):
+    """Beside the parts of another convention it would say that they lie otherwise than they do."""
+    q = dlfp4.quantize(np.random.default_rng(0).standard_normal((256, 256)).astype(np.float32), format)
+    first, second, third = (tmp_path / f"{name}.safetensors" for name in "abc")
+    checkpoints.save(first, {"up.weight": q}, convention="comfyui")
+    assert checkpoints.load(first).keys() == {"up.weight"}
+    checkpoints.convert_model(first, second, convention)
+    loaded = checkpoints.load(second)
+    assert loaded.keys() == {"up.weight"}
+    assert loaded["up.weight"].dequantize().to_numpy().tobytes() == q.dequantize().to_numpy().tobytes()
+    checkpoints.convert_model(second, third, "comfyui")
+    before, after = checkpoints.load(first, join=False), checkpoints.load(third, join=False)
+    assert before.keys() == after.keys()
+    for name, part in before.items():
+        assert part.to_numpy().tobytes() == after[name].to_numpy().tobytes()
