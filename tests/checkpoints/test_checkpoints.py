@@ -358,7 +358,7 @@ def test_layers_of_comfyui_have_another_order(path, marked):
     assert octets(parts["up.weight_scale"]) == octets(q.with_scale_layout("128x4").scales)
     checkpoints.save(path, parts | tensors, metadata)
     loaded = checkpoints.load(path)
-        assert loaded.keys() == {"up.weight"}  # the mark is a part of it
+    assert loaded.keys() == {"up.weight"}  # the mark is a part of it
     assert loaded["up.weight"].scale_layout == "128x4"
     assert_same(loaded["up.weight"].with_scale_layout("linear"), q)
     again = checkpoints.join_parts(checkpoints.load(path, join=False))
