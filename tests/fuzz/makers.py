@@ -245,13 +245,15 @@ CALLS = [
     (dlfp4.dot, (X[0], X[0]), {"out": None}), (dlfp4.vecdot, (X, X), {"axis": -1}),
     (dlfp4.empty, ((4, 64), "int4"), {}),
     (dlfp4.from_dlpack, (X,), {"device": "cpu", "copy": None}), (dlfp4.matmul, (X, Q.mT), {"alpha": 1.0, "out": None}),
-    (dlfp4.pack, (X.astype("u1"), "uint4"), {}), (dlfp4.unpack, (Q.data,), {}),
+    (dlfp4.pack, (dlfp4.unpack(Q.data),), {}), (dlfp4.unpack, (Q.data,), {}),
     (dlfp4.quantize, (X, "mxfp4"), {"axis": -1, "recipe": None, "scale_layout": "linear", "out": None}),
     (dlfp4.shuffle_weight, (np.zeros((16, 32), "u1"),), {"layout": "aiter"}), (dlfp4.Recipe, (), {"eps": 0.0}),
     (dlfp4.ScaledTensor.from_parts, (Q.data, Q.scales, 1.0), {"format": "nvfp4", "axis": -1, "shape": None}),
     (dlfp4.TensorProto, ((4, 64),), {"format": "nvfp4", "device": "cpu", "pad": True}),
     (dlfp4.grouped_matmul, (X, dlfp4.quantize(np.stack([X, X]), "mxfp4").mT, np.array([2, 4])), {"out": None}),
-    (dlfp4.checkpoints.to_ggml, (W,), {}), (dlfp4.checkpoints.from_ggml, (np.zeros(34, "u1"), "mxfp4", (1, 64)), {}),
+    (dlfp4.unshuffle_weight, (np.zeros((16, 32), "u1"),), {"layout": "aiter"}), (W.to, ("mxfp8_e4m3",), {}),
+    (dlfp4.analysis.error, (X, W), {}), (dlfp4.checkpoints.to_ggml, (W,), {}),
+    (dlfp4.checkpoints.from_ggml, (np.zeros(34, "u1"), "mxfp4", (1, 64)), {}),
 ]  # fmt: skip
 METHODS = {
     kind: [name for name, each in vars(kind).items() if callable(each) and not name.startswith("_")]
