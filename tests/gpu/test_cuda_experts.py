@@ -10,7 +10,8 @@ from ..products.test_grouped_matmul import ENDS, route, stack_of, take, values
 from .test_cuda_matmul import CUDA, PREPARABLE, on_cuda
 
 pytestmark = pytest.mark.gpu
-STREAMED, SAME = 4, "32x128"  # a mean of rows up to which weights are streamed; tactics that add along K in that order
+STREAMED, SAME = 6, "32x128"  # a mean of rows up to which weights are streamed; tactics that add along K in that order
+DEEPEST = 8192  # K of streamed products
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +47,7 @@ def by_expert(torch, x, stack, ends, dtype, alpha=1.0):
     """Rows in order, by matmul's kernel for each expert, and zeros beyond the last one."""
     out, first = torch.zeros(len(x), stack.shape[1], device=CUDA, dtype=getattr(torch, dtype)), 0
     plain = stack.with_scale_layout("linear")
-    tactic = "stream" if len(x) <= STREAMED * stack.shape[0] else SAME
+    tactic = "stream" if len(x) <= STREAMED * stack.shape[0] and x.shape[1] <= DEEPEST else SAME
     for expert, end in enumerate(map(int, ends)):
         if end > first:
             w = plain[expert].prepare()
@@ -109,19 +110,28 @@ def test_every_format(torch, name, shape):
                 same(torch, got, by_expert(torch, x, stack, ends, result, 0.75))
 
 
-# As many of each of twelve experts as there are here; the last rows are nobody's.
-FEW = ([1] * 12, [0, 1, 7, 8, 9, 15, 16, 17, 0, 0, 2, 3], [0, 0, 0, 49, 0, 0, 0, 0, 0, 0, 0, 33], [0] * 12)
+# As many of each of 16 experts as there are here; the last rows are nobody's.
+FEW = (
+    [1] * 16,
+    [0, 1, 7, 8, 9, 15, 16, 17, 0, 0, 2, 3, 0, 0, 0, 4],
+    [0, 0, 0, 49, *[0] * 11, 33],
+    [93, *[0] * 15],
+    [0] * 16,
+)
 
 
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("name", PREPARABLE)
-@pytest.mark.parametrize("shape", [*SHAPES, (4, 80, 2880), (4, 272, 7168), (4, 2000, 4096)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [*SHAPES, (4, 80, 2880), (4, 272, 7168), (4, 1000, 4096), (4, 24, 8192), (4, 24, 8448)], ids=str
+)
 def test_streamed(torch, name, shape):
-    """So few rows that weights are streamed, by the kernels for eight and for 16; K of one slice a warp and of more."""
+    """So few rows that weights are streamed, eight at a time; K of one slice a warp, of more, and of too many."""
     _, n, k = shape
-    stack = prepared(name, 12, n, k)
+    stack = prepared(name, 16, n, k)
     for counts in FEW:
         ends = np.cumsum(counts)
+        assert ends[-1] + 3 <= STREAMED * 16
         for dtype, result in (("bfloat16", "bfloat16"), ("float16", "float16"), ("bfloat16", "float32")):
             x = rows_on_cuda(torch, (ends[-1] + 3, k), dtype)
             got = run(torch, x, stack, numbers(torch, ends), (len(x), n), result, alpha=0.75)

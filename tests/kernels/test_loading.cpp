@@ -15,8 +15,10 @@
 #include "gpu/kernels.h"
 #include "gpu/launch.h"
 #include "products/cuda/few_rows.h"
+#include "products/cuda/grouped.h"
 #include "products/cuda/params.h"
 #include "products/cuda/product_kernels.h"
+#include "products/cuda/product_params.h"
 #include "products/cuda/stream.h"
 #include "products/cuda/tactics.h"
 #include "rules/formats.h"
@@ -30,7 +32,6 @@ constexpr const char *kOtherNames[] = {"first", "second"};
 const KernelNames kernels_of_codecs = {kOtherNames, 2};
 const KernelNames kernels_of_blocks = {kOtherNames, 1};
 const KernelNames kernels_of_dots = {kOtherNames, 2};
-const KernelNames kernels_of_grouped = {kOtherNames, 1};
 
 namespace {
 
@@ -455,21 +456,50 @@ void test_shapes_of_stream() {
   look_at_launch = nullptr;
 }
 
-// In half of the memory as in all of it; eight rows and 16 share K among as many warps.
-void test_long_streams() {
-  for (int kind : {kNvfp4, kMxfp4, kMxfp8})
-    for (int64_t depth : {8, 256, 2048, 2880, 4096, 7168, 14336, 1 << 20})
-      for (int bytes : {kSharedBytes, kSharedBytes / 2}) {
-        ProductParams product = {};
-        product.blocks = static_cast<int>((depth + kBlockK - 1) / kBlockK);
-        int of_eight, of_sixteen;
-        const StreamCut less = cut_long_stream(product, kind, 1, bytes, &of_eight);
-        const StreamCut more = cut_long_stream(product, kind, 2, bytes, &of_sixteen);
-        check_cut(less, of_eight, 1, bytes, kind, depth);
-        check_cut(more, of_sixteen, 2, bytes, kind, depth);
-        check(less.tiles >= more.tiles, "tiles", "a long stream");
-        check(bytes < kSharedBytes || of_eight == of_sixteen, "warps", "a long stream");
+// Warps share K as for one tile of one matrix. What they have lies in their memory, then what all have.
+void check_streamed_experts(const LaunchConfig &config, const void *parameters) {
+  const GroupedStreamParams &p = *static_cast<const GroupedStreamParams *>(parameters);
+  const StreamedCut &cut = p.cut;
+  const int kind = p.experts - 3, warps = config.block[0] / kWarpSize;
+  int of_one_matrix;
+  const StreamCut of_matrix = cut_stream(p.product, kind, 1, 1, &of_one_matrix);
+  const char *what = "streamed experts";
+  check(warps == of_one_matrix && cut.slices_of_warp == of_matrix.slices_of_warp, "shares of K", what);
+  check(cut.full_warps == of_matrix.full_warps, "shares of K", what);
+  check(cut.stage == cut.slices_of_warp * x_slice_bytes(kind, 1) && cut.stage % 128 == 0, "x", what);
+  check(cut.bytes == cut.stage + 2 * slice_of_tile_bytes(kind) && cut.bytes % 128 == 0, "weights", what);
+  check(cut.sums == warps * cut.bytes && cut.barriers == cut.sums + 8 * kTile * 4 * kPassed, "sums", what);
+  check(cut.schedule == cut.barriers + warps * kPassed * 8, "barriers", what);
+  const int bytes = static_cast<int>(config.shared_bytes), at_once = config.grid[0] / kMultiprocessors;
+  check(bytes == cut.schedule + 2 * 4 * kMostExperts, "the schedule", what);
+  constexpr int kReserved = 1024;  // of a block of threads, besides
+  check(at_once >= 1 && at_once * (bytes + kReserved) <= kSharedBytes + kReserved, "blocks of threads at once", what);
+  check(at_once * warps <= kMostStreamingWarps, "warps at once", what);
+}
+
+void test_streamed_experts() {
+  static const FakeImage image = {1 << kServed, 90};
+  check(load_on(kServed, &image, kImage_grouped) == 0, "load", "streamed experts");
+  look_at_launch = check_streamed_experts;
+  const int32_t end = 0;
+  for (int format : {DLFP4_FORMAT_nvfp4, DLFP4_FORMAT_mxfp4, DLFP4_FORMAT_mxfp8_e4m3})
+    for (int64_t columns : {1, 5760})
+      for (int64_t depth : {8, 256, 2048, 2880, 4096, 7168, 8192}) {
+        dlfp4_cuda_product product = {};
+        product.format = format;
+        product.rows = 3;
+        product.columns = product.y_stride = columns;
+        product.depth = product.stored_depth = product.x_stride = depth;
+        product.y_bytes = 2;
+        dlfp4_cuda_routing routing = {};
+        routing.ends = &end;
+        routing.end_bits = 32;
+        routing.experts = 3 + weight_kind(format);  // says it to check_streamed_experts
+        const int before = launches;
+        check(dlfp4_cuda_multiply_grouped(kServed, 0, &product, 0, &routing) == 0, "its status", "streamed experts");
+        check(launches == before + 1, "launched", "streamed experts");
       }
+  look_at_launch = nullptr;
 }
 
 }  // namespace
@@ -492,6 +522,6 @@ int main() {
   test_products();
   test_products_of_bytes();
   test_shapes_of_stream();
-  test_long_streams();
+  test_streamed_experts();
   return report();
 }

@@ -8,35 +8,19 @@
 #define DLFP4_SRC_PRODUCTS_CUDA_FEW_ROWS_CUH_
 
 #include "coded_x.cuh"
-#include "few_rows.h"
-#include "gpu/async.cuh"
+#include "stream_slice.cuh"
 
 namespace dlfp4 {
 namespace cuda {
-
-// What a block of threads multiplies: tiles of rows of the weights, of which `first_column` is y's first column.
-struct StreamPlace {
-  int first_tile, tiles;
-  int first_row, end_row;  // of x: from the first one on, as far as there are any
-  int first_column;
-  const float *factor;  // of the weights, or null
-};
 
 // What a warp does; `Eights` is rows of x by eight, `IsCoded` whether they are quantized, as the weights are.
 template <int Kind, int Type, int Eights, bool IsCoded>
 class FewRows {
   static_assert(!IsCoded || (Kind != kMxfp8 && Type == kBfloat16), "");
-  static constexpr WeightLayout kLayout = weight_layout(Kind);
-  static constexpr int kBlocks = slice_blocks(kLayout.bits);
-  static constexpr int kChunks = kBlocks * kBlockK / 8, kRowBytes = kChunks * 16;  // of a row of a slice
-  static constexpr int kRows = 8 * Eights;
-  static constexpr int kSums = kRows * kTile;  // of a tile
-  static constexpr int kTileCodes = kLayout.words() * 4 * kWarpSize, kTileScales = kTile * kLayout.groups();
-
-  // The words of one tile and slice.
-  struct Words {
-    LaneWords<Kind> of_block[kBlocks];
-  };
+  using Slice = StreamSlice<Kind, Type, Eights>;
+  static constexpr WeightLayout kLayout = Slice::kLayout;
+  static constexpr int kBlocks = Slice::kBlocks, kChunks = Slice::kChunks, kRowBytes = Slice::kRowBytes;
+  static constexpr int kRows = Slice::kRows, kSums = Slice::kSums;
 
   // What is fetched next: slice by slice, each through all tiles. `block` is the slice's first in its row of blocks.
   struct Next {
@@ -45,32 +29,29 @@ class FewRows {
 
   const ProductParams &q_;
   const StreamCut &cut_;
-  const StreamPlace &place_;
   const uint32_t lane_ = read_lane();
   const int warp_ = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / kWarpSize), 0),
             warps_ = blockDim.x / kWarpSize;
-  const int first_tile_, tiles_;
+  const int first_tile_, tiles_, first_row_;
   const int slices_ = held(cut_.slices_of_warp - (warp_ >= cut_.full_warps)), blocks_of_warps_ = held(warps_ * kBlocks);
   const uint32_t x_ = held(shared_address(shared_memory) + warp_ * cut_.memory.bytes);  // this warp's slice of x
   const uint32_t stage_ = held(x_ + cut_.memory.stage + lane_ * 16);                    // this lane's codes
-  const uint32_t scale_offset_ = held(lane_ / (kTileScales / 16) * kLayout.bytes() + lane_ % (kTileScales / 16) * 16);
+  const uint32_t scale_offset_ = held(Slice::scale_offset(lane_));
   uint32_t staged_scales_, sums_;  // this lane's; found when the first copies are under way
   Next next_;
   int slice_ = 0, tile_ = 0;
-  // Set only where a slice begins, which ptxas cannot see: without a value before, they would keep their registers
-  // throughout a loop around this.
-  uint32_t operands_[Eights][kBlocks * kSteps * 2] = {};
+  typename Slice::Operands operands_;
 
  public:
-  __device__ FewRows(const ProductParams &product, const StreamCut &cut, const StreamPlace &place)
-      : q_(product), cut_(cut), place_(place), first_tile_(place.first_tile), tiles_(place.tiles) {
+  __device__ FewRows(const StreamParams &p, int first_tile, int tiles)
+      : q_(p.product), cut_(p.cut), first_tile_(first_tile), tiles_(tiles), first_row_(blockIdx.y * kRows) {
     next_.block = warp_ * kBlocks;
   }
 
   __device__ void run() {
     copy_next();
     let_next_kernel_start();
-    staged_scales_ = held(x_ + cut_.memory.stage + kBlocks * kTileCodes + lane_ / 4 * (2 * kLayout.groups()));
+    staged_scales_ = held(x_ + cut_.memory.stage + Slice::kStagedScales + lane_ / 4 * (2 * kLayout.groups()));
     sums_ = held(x_ + cut_.memory.sums + slot(lane_ / 4, lane_ % 4) * 16);
     wait_for_kernel_before();
     if (threadIdx.x == 0) copy_factors();
@@ -90,19 +71,6 @@ class FewRows {
 
   // --- Weights
 
-  // The next tile's words in its first block; other blocks of the slice follow in steps of a block's bytes.
-  __device__ const uint8_t *next_codes() const {
-    const uint32_t row = next_tile() / kTilesInBlock;
-    return q_.weights + uint64_t{row * q_.blocks_in_row + next_.block} * kLayout.bytes() +
-           next_tile() % kTilesInBlock * kTileCodes;
-  }
-  __device__ uint32_t next_tile() const { return first_tile_ + next_.tile; }
-
-  // From codes of the next tile to its scales.
-  __device__ uint32_t next_scales() const {
-    return kLayout.code_bytes() - next_tile() % kTilesInBlock * (kTileCodes - kTileScales);
-  }
-
   __device__ void advance_next() {
     const bool is_last = ++next_.tile == tiles_;
     next_.tile = is_last ? 0 : next_.tile;
@@ -112,38 +80,15 @@ class FewRows {
 
   // To the stage, as one group of copies; zeros where no weights are left.
   __device__ void copy_next() {
-    const uint8_t *codes = next_codes();
-    const uint8_t *scales = codes + (next_scales() + scale_offset_);
-    const bool wanted = next_.slice < slices_;
-    codes += lane_ * 16;
-#pragma unroll
-    for (int b = 0; b < kBlocks; ++b)
-#pragma unroll
-      for (int i = 0; i < kTileCodes; i += 16 * kWarpSize)
-        copy_16(stage_ + b * kTileCodes + i, codes + b * kLayout.bytes() + i, wanted);
-    if (lane_ < kBlocks * (kTileScales / 16)) copy_16(stage_ + kBlocks * kTileCodes, scales, wanted);
+    const uint32_t tile = first_tile_ + next_.tile;
+    const uint8_t *codes = Slice::find_codes(q_, tile, next_.block);
+    const uint8_t *scales = codes + (Slice::offset_of_scales(tile) + scale_offset_);
+    Slice::copy_weights(stage_, codes, scales, lane_, next_.slice < slices_);
     commit_copies();
     advance_next();
   }
 
-  __device__ void take_stage(Words &words) const {
-#pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
-#pragma unroll
-      for (int i = 0; i < kLayout.words(); i += 4)
-        load_shared_16(stage_ + b * kTileCodes + i * 4 * kWarpSize, words.of_block[b].codes + i);
-      load_shared(staged_scales_ + b * kTileScales, words.of_block[b].scales);
-    }
-    __syncwarp();
-  }
-
   // --- x
-
-  // Where 16 bytes of a row of x lie: swizzled, so that eight rows meet in eight different banks. A line of the cache
-  // still becomes a line of shared memory; rows 16 bytes further apart instead, of which it fills two, took 2 us more.
-  __device__ uint32_t x_address(int row, int chunk) const {
-    return ((x_ + chunk * 16) ^ row % 8 * 16) + row * kRowBytes;
-  }
 
   // A slice, as one group of copies; an empty one where there is none.
   __device__ void copy_x(int index) const {
@@ -151,34 +96,9 @@ class FewRows {
       if constexpr (IsCoded)
         copy_codes(warp_ + index * warps_);
       else
-        copy_values(warp_ + index * warps_);
+        Slice::copy_x(q_, x_, first_row_, q_.rows, warp_ + index * warps_, lane_);
     }
     commit_copies();
-  }
-
-  // Four rows at a time, eight lanes each.
-  __device__ void copy_values(int slice) const {
-    if ((slice + 1) * kChunks * 8 <= q_.depth)
-      copy_rows<true>(slice * kChunks);
-    else
-      copy_rows<false>(slice * kChunks);
-  }
-
-  // Zeros beyond M and, if the slice is not whole, beyond K.
-  template <bool IsWhole>
-  __device__ void copy_rows(int first_chunk) const {
-    constexpr uint32_t kLanes = 8, kAtOnce = kWarpSize / kLanes;
-    const int row = lane_ / kLanes, chunk = lane_ % kLanes, left = place_.end_row - place_.first_row - row;
-    const uint8_t *from = q_.x + (place_.first_row + row) * q_.x_stride + (first_chunk + chunk) * 16;
-    const uint32_t to = x_address(row, chunk);
-#pragma unroll
-    for (int rows = 0; rows < kRows; rows += kAtOnce) {
-#pragma unroll
-      for (int i = 0; i < kChunks; i += kLanes)
-        copy_16((to ^ rows % 8 * 16) + rows * kRowBytes + i * 16, from + i * 16,
-                rows < left && (IsWhole || (first_chunk + chunk + i) * 8 < q_.depth));
-      from += kAtOnce * q_.x_stride;
-    }
   }
 
   // Where the codes of a row lie, then its scales: behind what decode_x writes before it reads them.
@@ -188,15 +108,15 @@ class FewRows {
   __device__ void copy_codes(int slice) const {
     constexpr int kBytes = kChunks * 4, kScales = kBlocks * kLayout.groups(), kAtOnce = kWarpSize / (kBytes / 16);
     const int row = lane_ / (kBytes / 16), in_row = lane_ % (kBytes / 16) * 16;
-    const uint8_t *from = q_.x + (place_.first_row + row) * q_.x_stride + slice * kBytes + in_row;
+    const uint8_t *from = q_.x + (first_row_ + row) * q_.x_stride + slice * kBytes + in_row;
 #pragma unroll
     for (int in_slice = 0; in_slice < kRows; in_slice += kAtOnce) {
-      copy_16(codes_address(row + in_slice) + in_row, from, place_.first_row + row + in_slice < place_.end_row);
+      copy_16(codes_address(row + in_slice) + in_row, from, first_row_ + row + in_slice < q_.rows);
       from += kAtOnce * q_.x_stride;
     }
     if (lane_ >= kRows) return;
-    const uint8_t *scales = q_.x_scales + (place_.first_row + lane_) * q_.x_scale_stride + slice * kScales;
-    const bool there = place_.first_row + lane_ < place_.end_row;
+    const uint8_t *scales = q_.x_scales + (first_row_ + lane_) * q_.x_scale_stride + slice * kScales;
+    const bool there = first_row_ + lane_ < q_.rows;
     if constexpr (kScales == 16)
       copy_16(codes_address(lane_) + kBytes, scales, there);
     else
@@ -206,9 +126,8 @@ class FewRows {
   // In place, two rows at a time, 16 elements a lane; rows beyond M stay what they are, for nothing reads their sums.
   __device__ void decode_x() const {
     constexpr int kScales = kBlocks * kLayout.groups();
-    const int rows = min(kRows, place_.end_row - place_.first_row), lane = read_lane(), own_row = lane % 2,
-              own = lane / 2;
-    const uint32_t from = codes_address(own_row) + own * 8, to = x_address(own_row, 2 * own);
+    const int rows = min(kRows, q_.rows - first_row_), lane = read_lane(), own_row = lane % 2, own = lane / 2;
+    const uint32_t from = codes_address(own_row) + own * 8, to = Slice::x_address(x_, own_row, 2 * own);
     const uint32_t scales = codes_address(own_row) + kChunks * 4 + own * kScales / 16;
 #pragma unroll
     for (int row = 0; row < kRows; row += 2) {
@@ -227,13 +146,7 @@ class FewRows {
 
   __device__ void take_x() {
     if constexpr (IsCoded) decode_x();
-    const uint32_t first = x_address(lane_ & 7, lane_ >> 3);
-#pragma unroll
-    for (int n = 0; n < Eights; ++n)
-#pragma unroll
-      for (int i = 0; i < kBlocks * kSteps / 2; ++i)  // four chunks at a time
-        load_matrices((first ^ i % 2 * 64) + n * 8 * kRowBytes + i / 2 * 128, &operands_[n][4 * i]);
-    __syncwarp();
+    Slice::take_x(x_, lane_, operands_);
   }
 
   // --- The scales of whole tensors, behind the warps' memory: a load here would be waited for, a copy is not.
@@ -241,7 +154,7 @@ class FewRows {
   __device__ float *factors() const { return reinterpret_cast<float *>(shared_memory + warps_ * cut_.memory.bytes); }
 
   __device__ void copy_factors() const {
-    const float *from[2] = {place_.factor, q_.factors[1]};
+    const float *from[2] = {q_.factors[0], q_.factors[1]};
     for (int i = 0; i < 2; ++i)
       if (from[i])
         copy_4(shared_address(factors() + i), from[i]);
@@ -261,30 +174,19 @@ class FewRows {
       wait_for_copies<1>();
       __syncwarp();
     }
-    Words words;
-    take_stage(words);
+    typename Slice::Words words;
+    Slice::take_weights(stage_, staged_scales_, words);
     copy_next();
     if (tile_ == 0)
       copy_x(slice_ + 1);
     else
       commit_copies();
-    float sums[Eights][4] = {}, more[Eights][4] = {};  // two chains
-    take_sums(sums);
+    typename Slice::Sums sums = {};
+    take_sums(sums.of[0]);
 #pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
-      uint32_t weights[4 * kSteps];
-      decode_block<Kind, Type>(words.of_block[b], q_.shifts, weights);
-#pragma unroll
-      for (int step = 0; step < kSteps; ++step)
-#pragma unroll
-        for (int n = 0; n < Eights; ++n)
-          multiply_tile<Type>(step % 2 ? more[n] : sums[n], weights + 4 * step, &operands_[n][(b * kSteps + step) * 2]);
-    }
-#pragma unroll
-    for (int n = 0; n < Eights; ++n)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) sums[n][i] += more[n][i];
-    keep_sums(sums);
+    for (int b = 0; b < kBlocks; ++b) Slice::multiply_block(words.of_block[b], operands_, b, q_.shifts, sums);
+    sums.join();
+    keep_sums(sums.of[0]);
   }
 
   // --- Sums: a lane's four of eight rows side by side
@@ -323,9 +225,9 @@ class FewRows {
     for (uint32_t i = threadIdx.x; i < tiles_ * kSums; i += blockDim.x) {
       const int tile = i / kSums, row = i % kSums / kTile, column = i % kTile;
       const int at = tile * kSums + row / 8 * 8 * kTile + slot(column % 8, row % 8 / 2) * 4 + row % 2 + column / 8 * 2;
-      const int y_row = place_.first_row + row;
-      const int y_column = (first_tile_ + tile) * kTile + column - place_.first_column;
-      if (y_row < place_.end_row && static_cast<unsigned>(y_column) < static_cast<unsigned>(q_.columns))
+      const int y_row = first_row_ + row;
+      const int y_column = (first_tile_ + tile) * kTile + column;
+      if (y_row < q_.rows && y_column < q_.columns)
         store_result(q_, y_row, y_column, finish(sum_of_warps(first + at, cut_.memory.bytes / 4)));
     }
   }
@@ -333,12 +235,8 @@ class FewRows {
 
 template <int Kind, int Type, int Eights, bool IsCoded>
 __device__ inline void multiply_few_rows(const StreamParams &p) {
-  const ProductParams &q = p.product;
-  const int first_tile = blockIdx.x * p.cut.tiles, tiles = (q.columns + uint32_t{kTile} - 1) / kTile;
-  const StreamPlace place = {
-      first_tile,  min(p.cut.tiles, tiles - first_tile), static_cast<int>(blockIdx.y) * 8 * Eights, q.rows, 0,
-      q.factors[0]};
-  FewRows<Kind, Type, Eights, IsCoded>(q, p.cut, place).run();
+  const int first_tile = blockIdx.x * p.cut.tiles, tiles = (p.product.columns + uint32_t{kTile} - 1) / kTile;
+  FewRows<Kind, Type, Eights, IsCoded>(p, first_tile, min(p.cut.tiles, tiles - first_tile)).run();
 }
 
 }  // namespace cuda

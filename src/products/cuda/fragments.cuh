@@ -146,8 +146,11 @@ struct Finish {
 
   __device__ Finish(const ProductParams &p, const float *factors_of_tensors)
       : unit(p.unit), alpha(p.alpha), factors{factors_of_tensors[0], factors_of_tensors[1]} {}
-  __device__ explicit Finish(const ProductParams &p)
-      : unit(p.unit), alpha(p.alpha), factors{load_or_one(p.factors[0]), load_or_one(p.factors[1])} {}
+  // With one of the scales that matrices of weights have each.
+  __device__ explicit Finish(const ProductParams &p, int64_t factor_of_weights = 0)
+      : unit(p.unit),
+        alpha(p.alpha),
+        factors{load_or_one(p.factors[0] ? p.factors[0] + factor_of_weights : nullptr), load_or_one(p.factors[1])} {}
   __device__ float operator()(float sum) const { return sum * unit * (alpha * factors[0] * factors[1]); }
 };
 

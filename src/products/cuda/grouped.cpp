@@ -38,9 +38,9 @@ constexpr KernelList<kNumProductKinds> kOfBytes([](int kind) {
   return find_kernel(KernelKey(kGroupedBytes, kE4m3E4m3, kind));
 });
 
-// Up to so many rows of an expert, a mean, weights are streamed; and the kernel for few rows is ahead, although some
-// have more than a tile of it.
-constexpr int64_t kStreamedOnAverage = 4, kFewOnAverage = 48;
+// Up to so many rows of an expert, a mean, weights are streamed where K has room; and the kernel for few rows is ahead,
+// although some have more than a tile of it.
+constexpr int64_t kStreamedOnAverage = 6, kFewOnAverage = 48;
 
 // A product as the workspace and the kernels around it see it.
 struct Work {
@@ -145,33 +145,37 @@ int launch_tiles(const DeviceKernel &kernel, RoutedRows of, Params &p, uintptr_t
       &p, stream);
 }
 
+// How weights are streamed, if they are: as many blocks of threads share a multiprocessor as it has room for.
+struct Streaming {
+  StreamedCut cut;
+  int warps, shared_bytes, at_once;
+};
+
+Streaming plan_streaming(const dlfp4_cuda_product &product, const Routing &routing) {
+  Streaming plan = {};
+  if (product.rows > kStreamedOnAverage * routing.experts) return plan;
+  plan.shared_bytes =
+      cut_streamed_experts(product_params(product), weight_kind(product.format), &plan.warps, &plan.cut);
+  plan.at_once = kMostStreamingWarps / plan.warps;
+  while (plan.at_once > 0 && plan.shared_bytes > grouped_shared_bytes(plan.at_once)) --plan.at_once;
+  return plan;
+}
+
 int multiply_streamed(const Work &work, const dlfp4_cuda_product &product, int factor_step, const Routing &routing,
-                      uintptr_t stream) {
+                      const Streaming &plan, uintptr_t stream) {
   GroupedStreamParams p = {};
   p.factor_step = factor_step;
+  p.cut = plan.cut;
   fill(work, routing, &p);
-  const int kind = weight_kind(product.format);
-  // Both sizes share K among as many warps.
-  int warps, memory;
-  const auto cut_for = [&](int at_once) {
-    memory = grouped_shared_bytes(at_once) - kStreamScheduleBytes;
-    for (int eights = 1; eights <= 2; ++eights)
-      p.cuts[eights - 1] = cut_long_stream(p.product, kind, eights, memory, &warps);
-  };
-  // Two blocks of threads a multiprocessor where K has too few slices for one.
-  int at_once = 2;
-  cut_for(at_once);
-  if (warps * at_once > kMostWarps) cut_for(at_once = 1);
-  p.schedule = memory / 16 * 16;
   return launch_shape(prepared_kernel(product, kGroupedStream),
-                      {{int64_t{multiprocessors()} * at_once, 1}, warps * kWarpSize, grouped_shared_bytes(at_once), 1},
+                      {{int64_t{multiprocessors()} * plan.at_once, 1}, plan.warps * kWarpSize, plan.shared_bytes, 1},
                       &p, stream);
 }
 
 int multiply_prepared(const Work &work, const dlfp4_cuda_product &product, int factor_step, const Routing &routing,
                       uintptr_t stream) {
-  if (product.rows <= kStreamedOnAverage * routing.experts)
-    return multiply_streamed(work, product, factor_step, routing, stream);
+  if (const Streaming plan = plan_streaming(product, routing); plan.at_once > 0)
+    return multiply_streamed(work, product, factor_step, routing, plan, stream);
   const bool has_many = product.rows > kFewOnAverage * routing.experts;
   const RoutedRows of = has_many ? kManyRows : kFewRows;
   GroupedParams p = {};

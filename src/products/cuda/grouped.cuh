@@ -229,7 +229,7 @@ class Experts {
     consumer.multiply(q_.blocks, sums, maps_scales(Size) ? place_of(Size, tile).first_row % kScalesOfCopy : 0);
     asm volatile("" : "+r"(tile));  // the place is found anew, so that it takes no registers from the sums
     const Place place = place_of(Size, tile);
-    const Finish finish = finish_of(place);
+    const Finish finish(q_, int64_t{place.expert} * p_.factor_step);
 #pragma unroll
     for (int part = 0; part < kParts; ++part)
       store_rows(sums[part], part * kRowsByX + half() * kRowsOfGroup, place, finish);
@@ -250,17 +250,11 @@ class Experts {
     if constexpr (Kind == kBytesByLine)
       scale_lines<kRows>({p_.of_weights, p_.weight_rows, place.row_block * kBlockRows + half() * kColumnsOfHalf},
                          {p_.of_x, q_.rows, place.first_row}, sums);
-    const Finish finish = finish_of(place);
+    const Finish finish(q_, int64_t{place.expert} * p_.factor_step);
     if (p_.stores_eights)
       store_pieces<kRows>(sums, place, finish);
     else
       store_each<kRows>(sums, place, finish);
-  }
-
-  __device__ Finish finish_of(const Place &place) const {
-    const float *own = q_.factors[0] ? q_.factors[0] + place.expert * p_.factor_step : nullptr;
-    const float factors[2] = {load_or_one(own), load_or_one(q_.factors[1])};
-    return Finish(q_, factors);
   }
 
   // --- Results

@@ -88,16 +88,15 @@ struct GroupedParams : RoutedParams {
   bool stores_eights;  // results of 16 bits whose rows begin at multiples of 16 bytes
 };
 
-// So few rows that weights are streamed: 16 of an expert at a time, or the last eight.
-constexpr int kStreamedRows = 16;
+// So few rows that weights are streamed, eight of an expert at a time, by warps that registers are shared out to.
+constexpr int kStreamedRows = 8, kMostStreamingWarps = 24;
+constexpr int kStreamStages = 2;
+constexpr int kPassed = 8;                                  // tiles whose sums are on their way
+constexpr int kStreamScheduleBytes = 2 * kMostExperts * 4;  // where experts' rows and tiles end
 
 struct GroupedStreamParams : RoutedParams {
-  StreamCut cuts[2];  // of up to eight rows, and of 16
-  int schedule;       // where it begins in shared memory, in bytes
+  StreamedCut cut;
 };
-
-constexpr int kStreamPlaceBytes = 48;
-constexpr int kStreamScheduleBytes = 2 * kMostExperts * 4 + kStreamPlaceBytes;  // where experts' rows and tiles end
 
 // The same of FP8 by FP8: all experts' weights are one matrix of `weight_rows`.
 struct GroupedBytesParams : GroupedParams {

@@ -1,44 +1,71 @@
-// Rows times weights of their experts where these have few: the weights pass once, as in few_rows.cuh.
-// Layout: the work is tiles of 16 rows of weights by up to 16 rows of their expert, in the order of experts; each block
-// of threads has as many as any other, which follow one another. It reads where experts' rows end, and counts the tiles
-// itself.
+// Rows times weights of their experts where these have few: the weights pass once, without a halt.
+// Layout: the work is tiles of 16 rows of weights by up to eight rows of their expert, in the order of experts; each
+// block of threads has as many as any other, which follow one another. It reads where experts' rows end, and counts the
+// tiles itself. Its warps share K in slices, as in few_rows.cuh.
+// Trick: sums go from warp to warp. Each adds its own to those of the warp before and passes them on, the last one
+// stores; so no warp waits for all, and weights are under way all the time, across experts too.
 #ifndef DLFP4_SRC_PRODUCTS_CUDA_GROUPED_STREAM_CUH_
 #define DLFP4_SRC_PRODUCTS_CUDA_GROUPED_STREAM_CUH_
 
-#include "few_rows.cuh"
 #include "routing.cuh"
+#include "stream_slice.cuh"
 
 namespace dlfp4 {
 namespace cuda {
 
-static_assert(sizeof(StreamPlace) <= kStreamPlaceBytes, "");
+#ifdef DLFP4_HOPPER
 
 template <int Kind, int Type>
 class StreamedExperts {
+  using Slice = StreamSlice<Kind, Type, kStreamedRows / 8>;
+
+  // Tiles that follow one another, of the same rows of x.
+  struct Run {
+    int end;      // the first tile beyond it
+    int weights;  // from a tile to that of all experts' weights
+    int expert, first_row, end_row;
+  };
+
   const GroupedStreamParams &p_;
   const ProductParams &q_;
-  int *const ends_, *const tiles_;  // up to an expert, its own included
-  StreamPlace &place_;              // in shared memory, for registers are scarce
+  const StreamedCut &cut_;
+  int *const ends_ = reinterpret_cast<int *>(shared_memory + cut_.schedule);
+  int *const tiles_ = ends_ + kMostExperts;  // up to an expert, its own included
+  const uint32_t lane_ = read_lane();
+  const int warp_ = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / kWarpSize), 0),
+            warps_ = blockDim.x / kWarpSize;
+  const int slices_ = cut_.slices_of_warp - (warp_ >= cut_.full_warps);
+  const uint32_t x_ = shared_address(shared_memory) + warp_ * cut_.bytes;
+  const uint32_t sums_ = shared_address(shared_memory) + cut_.sums + lane_ * 16;
+  const uint32_t barriers_ = shared_address(shared_memory) + cut_.barriers + warp_ * kPassed * 8;
+  const uint32_t scale_offset_ = Slice::scale_offset(lane_);
+
+  uint32_t stage_ = x_ + cut_.stage, other_stage_ = stage_ + slice_of_tile_bytes(Kind);
+  int tile_, end_, passed_ = 0;
+  // What is fetched next.
+  int next_tile_, next_end_, next_weights_ = 0, next_slice_ = 0;
 
  public:
-  __device__ explicit StreamedExperts(const GroupedStreamParams &p)
-      : p_(p),
-        q_(p.product),
-        ends_(reinterpret_cast<int *>(shared_memory + p.schedule)),
-        tiles_(ends_ + kMostExperts),
-        place_(*reinterpret_cast<StreamPlace *>(tiles_ + kMostExperts)) {}
+  __device__ explicit StreamedExperts(const GroupedStreamParams &p) : p_(p), q_(p.product), cut_(p.cut) {}
 
-  __device__ void run() const {
+  __device__ void run() {
     let_next_kernel_start();
+    if (lane_ < kPassed) init_barrier(barriers_ + lane_ * 8, 1);
     wait_for_kernel_before();
     load_ends(p_, ends_);
-    if (threadIdx.x < kWarpSize) count();
+    if (warp_ == 0) count();
     __syncthreads();
-    for (int tile = first_of_block(blockIdx.x); tile < first_of_block(blockIdx.x + 1);) tile = multiply(tile);
+    next_tile_ = next_end_ = tile_ = first_of_block(blockIdx.x);
+    end_ = first_of_block(blockIdx.x + 1);
+    for (int i = 0; i < kStreamStages; ++i) copy_next();
+    while (tile_ < end_) multiply(find_run(tile_));
+    wait_for_copies<0>();
     clear_rows(q_, ends_[p_.experts - 1], threadIdx.x, blockDim.x);
   }
 
  private:
+  // --- The schedule
+
   // Of all experts' weights, whose first and last tile may be a neighbour's too.
   __device__ int first_tile(int expert) const { return static_cast<int>(int64_t{expert} * q_.columns / kTile); }
   __device__ int count_tiles(int expert) const {
@@ -59,39 +86,120 @@ class StreamedExperts {
     return static_cast<int>(int64_t{tiles_[p_.experts - 1]} * block / gridDim.x);
   }
 
-  // From a tile on as many as fit at a time; the first one that is left.
-  __device__ int multiply(int tile) const {
-    const StreamPlace place = place_of(tile);
-    if (threadIdx.x == 0) place_ = place;
-    __syncthreads();
-    if (has_more(place))
-      FewRows<Kind, Type, 2, false>(q_, p_.cuts[1], place_).run();
-    else
-      FewRows<Kind, Type, 1, false>(q_, p_.cuts[0], place_).run();
+  __device__ Run find_run(int tile) const {
+    Run run;
+    run.expert = find_expert(tiles_, p_.experts, tile);
+    const int of_expert = count_tiles(run.expert), before = run.expert ? tiles_[run.expert - 1] : 0;
+    const int rows_before = (tile - before) / of_expert, first = before + rows_before * of_expert;
+    run.end = min(end_, first + of_expert);
+    run.weights = first_tile(run.expert) - first;
+    run.first_row = (run.expert ? ends_[run.expert - 1] : 0) + rows_before * kStreamedRows;
+    run.end_row = min(ends_[run.expert], run.first_row + kStreamedRows);
+    return run;
+  }
+
+  // --- Weights: tile by tile, each in all of the warp's slices
+
+  // To the stage that was read last, as one group of copies; zeros where none are left.
+  __device__ void copy_next() {
+    const bool wanted = next_tile_ < end_;
+    if (wanted && next_tile_ == next_end_) {
+      const Run run = find_run(next_tile_);
+      next_end_ = run.end;
+      next_weights_ = run.weights;
+    }
+    const uint32_t tile = next_tile_ + next_weights_;
+    const uint8_t *codes = Slice::find_codes(q_, tile, block_of(next_slice_));
+    const uint8_t *scales = codes + (Slice::offset_of_scales(tile) + scale_offset_);
+    Slice::copy_weights(stage_ + lane_ * 16, codes, scales, lane_, wanted);
+    commit_copies();
+    const uint32_t copied = stage_;
+    stage_ = other_stage_;
+    other_stage_ = copied;
+    const bool is_last = ++next_slice_ == slices_;
+    next_slice_ = is_last ? 0 : next_slice_;
+    next_tile_ += is_last;
+  }
+
+  __device__ int slice_number(int slice) const { return warp_ + slice * warps_; }
+  __device__ int block_of(int slice) const { return slice_number(slice) * Slice::kBlocks; }
+
+  // --- Products
+
+  __device__ void multiply(const Run &run) {
+    for (int i = 0; i < slices_; ++i) Slice::copy_x(q_, x_of(i), run.first_row, run.end_row, slice_number(i), lane_);
+    commit_copies();
     wait_for_copies<0>();
-    const int done = place_.tiles;
-    __syncthreads();  // all have read that, and the sums
-    return tile + done;
+    __syncwarp();
+    typename Slice::Operands operands;
+    Slice::take_x(x_, lane_, operands);
+    for (; tile_ < run.end; ++tile_) {
+      typename Slice::Sums sums = {};
+      for (int i = 0; i < slices_; ++i) {
+        if (slices_ > 1) Slice::take_x(x_of(i), lane_, operands);
+        wait_for_copies<kStreamStages - 1>();
+        __syncwarp();
+        multiply_slice(operands, sums);
+        __syncwarp();
+        copy_next();
+      }
+      pass_on(sums.of[0][0], run);
+    }
   }
 
-  // In even parts of what the block has of an expert's rows.
-  __device__ StreamPlace place_of(int tile) const {
-    const int expert = find_expert(tiles_, p_.experts, tile), of_expert = count_tiles(expert);
-    const int in_expert = tile - (expert ? tiles_[expert - 1] : 0), first = in_expert % of_expert;
-    StreamPlace place;
-    place.first_tile = first_tile(expert) + first;
-    place.first_row = (expert ? ends_[expert - 1] : 0) + in_expert / of_expert * kStreamedRows;
-    place.end_row = ends_[expert];
-    place.first_column = expert * q_.columns;
-    place.factor = q_.factors[0] ? q_.factors[0] + expert * p_.factor_step : nullptr;
-    const int left = min(first_of_block(blockIdx.x + 1) - tile, of_expert - first);
-    const int parts = (left - 1) / p_.cuts[has_more(place)].tiles + 1;
-    place.tiles = (left + parts - 1) / parts;
-    return place;
+  // The stage's words two blocks at a time.
+  __device__ void multiply_slice(const typename Slice::Operands &operands, typename Slice::Sums &sums) const {
+    const uint32_t codes = stage_ + lane_ * 16,
+                   scales = stage_ + Slice::kStagedScales + lane_ / 4 * (2 * Slice::kLayout.groups());
+    LaneWords<Kind> words[2];
+    Slice::take_block(codes, scales, 0, words[0]);
+#pragma unroll
+    for (int b = 0; b < Slice::kBlocks; ++b) {
+      if (b + 1 < Slice::kBlocks) Slice::take_block(codes, scales, b + 1, words[(b + 1) % 2]);
+      Slice::multiply_block(words[b % 2], operands, b, q_.shifts, sums);
+    }
+    sums.join();
   }
 
-  __device__ static bool has_more(const StreamPlace &place) { return place.end_row - place.first_row > 8; }
+  __device__ uint32_t x_of(int slice) const { return x_ + slice * Slice::kRows * Slice::kRowBytes; }
+
+  // --- Sums
+
+  // Those of the warps before come first. A place in the ring is free again when the last warp has read it.
+  __device__ void pass_on(float (&sums)[4], const Run &run) {
+    const int place = passed_ % kPassed, phase = passed_ / kPassed % 2;
+    const uint32_t at = sums_ + place * sums_bytes_of_tile(1), barrier = barriers_ + place * 8;
+    float before[4] = {};
+    if (warp_ > 0) wait_for(barrier - kPassed * 8, phase);
+    load_shared_16(at, warp_ > 0, before);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[i] = before[i] + sums[i];
+    if (warp_ == warps_ - 1) {
+      store(sums, run);
+    } else {
+      if (warp_ == 0 && passed_ >= kPassed) wait_for(barrier + (warps_ - 1) * kPassed * 8, phase ^ 1);
+      store_shared_16(at, sums);
+    }
+    __syncwarp();
+    if (lane_ == 0) arrive(barrier);
+    ++passed_;
+  }
+
+  // A lane's four: two rows by two columns.
+  __device__ void store(const float (&sums)[4], const Run &run) const {
+    const Finish finish(q_, int64_t{run.expert} * p_.factor_step);  // from the cache: registers are scarce
+    const int first_row = run.first_row + lane_ % 4 * 2;
+    const int first_column = (tile_ + run.weights) * kTile - run.expert * q_.columns + lane_ / 4;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = first_row + i % 2, column = first_column + i / 2 * 8;
+      if (row < run.end_row && static_cast<unsigned>(column) < static_cast<unsigned>(q_.columns))
+        store_result(q_, row, column, finish(sums[i]));
+    }
+  }
 };
+
+#endif
 
 // On other GPUs, where the host does not call it, it is empty.
 template <int Kind, int Type>

@@ -53,6 +53,14 @@ struct StreamCut {
   WarpMemory memory;               // shared
 };
 
+// The same by experts: a warp's memory has x in all of its slices and two stages of weights. Behind all warps' lie sums
+// on their way from warp to warp, with barriers, and where experts' rows and tiles end.
+struct StreamedCut {
+  int slices_of_warp, full_warps;
+  int stage, bytes;  // of a warp's memory
+  int sums, barriers, schedule;
+};
+
 struct StreamParams {
   ProductParams product;
   StreamCut cut;

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "gpu/launch.h"
+#include "grouped.h"
 #include "rules/matrix.h"
 
 namespace dlfp4 {
@@ -49,12 +50,6 @@ class Cutter {
     return {tiles, slices_of_warp, slices_ - (slices_of_warp - 1) * warps, memory_of(warps, tiles)};
   }
 
-  StreamCut longest_cut(int warps) const {
-    int tiles = 1;
-    while (fits(warps, tiles + 1)) ++tiles;
-    return cut(warps, tiles);
-  }
-
  private:
   WarpMemory memory_of(int warps, int tiles) const { return warp_memory(kind_, eights_, tiles, warps >= slices_); }
 };
@@ -70,10 +65,16 @@ StreamCut cut_stream(const ProductParams &product, int kind, int eights, int64_t
   return cutter.cut(*warps, tiles);
 }
 
-StreamCut cut_long_stream(const ProductParams &product, int kind, int eights, int memory, int *warps) {
-  const Cutter cutter(product, kind, eights, memory);
-  *warps = cutter.warps_for(1);
-  return cutter.longest_cut(*warps);
+int cut_streamed_experts(const ProductParams &product, int kind, int *warps, StreamedCut *cut) {
+  const StreamCut of_one_tile = cut_stream(product, kind, kStreamedRows / 8, 1, warps);
+  cut->slices_of_warp = of_one_tile.slices_of_warp;
+  cut->full_warps = of_one_tile.full_warps;
+  cut->stage = of_one_tile.slices_of_warp * x_slice_bytes(kind, kStreamedRows / 8);
+  cut->bytes = cut->stage + kStreamStages * slice_of_tile_bytes(kind);
+  cut->sums = *warps * cut->bytes;
+  cut->barriers = cut->sums + kPassed * sums_bytes_of_tile(kStreamedRows / 8);
+  cut->schedule = cut->barriers + *warps * kPassed * 8;
+  return cut->schedule + kStreamScheduleBytes;
 }
 
 int stream_shared_bytes(int bytes) { return std::max(bytes, (most_shared_memory() - kFactorBytes) / 2 + 1); }
