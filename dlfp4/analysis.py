@@ -30,6 +30,7 @@ Method = Literal["largest", "percentile", "mse"]
 
 SAMPLE = 1 << 16  # elements by which signal_to_noise judges: all of a large tensor take longer than quantizing it
 BANDS = 4  # places from which the sample is taken
+MOST_BINS = 1 << 20  # of a histogram
 STEPS = 16  # of an octave of global scales, of which "mse" tries one on either side
 
 
@@ -90,7 +91,7 @@ def error(x: _Elements, q: _Elements | ScaledTensor, *, bins: int = 64) -> Error
     Raises
     ------
     ValueError
-        Shapes differ, or `bins` is no positive integer.
+        Shapes differ, or `bins` is no integer from 1 to 1048576.
     TypeError
         Elements are no floats.
 
@@ -111,9 +112,9 @@ def error(x: _Elements, q: _Elements | ScaledTensor, *, bins: int = 64) -> Error
 
 
 def check_bins(bins: object) -> None:
-    """ValueError for what is no number of them."""
-    if not isinstance(bins, int) or bins < 1:
-        raise ValueError(f"bins={bins!r}; expected a positive integer")
+    """ValueError for what is no number of them, or for more than memory should be asked for."""
+    if not isinstance(bins, int) or isinstance(bins, bool) or not 1 <= bins <= MOST_BINS:
+        raise ValueError(f"bins={bins!r}; expected an integer from 1 to {MOST_BINS}")
 
 
 def error_of(values: Numbers, decoded: Numbers, q: _Elements | ScaledTensor, bins: int) -> Error:

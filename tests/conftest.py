@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import os
 import re
 import sys
 
@@ -10,6 +11,7 @@ import pytest
 import dlfp4
 
 OPT_IN = ("gpu", "gpus", "slow")
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX would take 3/4 of a GPU that all share
 
 
 def pytest_collection_modifyitems(config, items):

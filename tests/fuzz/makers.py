@@ -252,7 +252,7 @@ CALLS = [
     (dlfp4.TensorProto, ((4, 64),), {"format": "nvfp4", "device": "cpu", "pad": True}),
     (dlfp4.grouped_matmul, (X, dlfp4.quantize(np.stack([X, X]), "mxfp4").mT, np.array([2, 4])), {"out": None}),
     (dlfp4.unshuffle_weight, (np.zeros((16, 32), "u1"),), {"layout": "aiter"}), (W.to, ("mxfp8_e4m3",), {}),
-    (dlfp4.analysis.error, (X, W), {}), (dlfp4.checkpoints.to_ggml, (W,), {}),
+    (dlfp4.analysis.error, (X, W), {"bins": 64}), (dlfp4.checkpoints.to_ggml, (W,), {}),
     (dlfp4.checkpoints.from_ggml, (np.zeros(34, "u1"), "mxfp4", (1, 64)), {}),
 ]  # fmt: skip
 METHODS = {

@@ -263,7 +263,7 @@ def test_calibrate_needs_tensors():
         analysis.calibrate([])
 
 
-@pytest.mark.parametrize("bins", [None, 0, -1, 2.5, "auto", [0.0, 1.0]])
+@pytest.mark.parametrize("bins", [None, 0, -1, 2.5, True, 2**20 + 1, 2**63, "auto", [0.0, 1.0]])
 def test_bins_are_a_positive_integer(bins):
-    with pytest.raises(ValueError, match=r"bins=.*; expected a positive integer"):
+    with pytest.raises(ValueError, match=r"bins=.*; expected an integer from 1 to 1048576"):
         analysis.error(np.ones(3), np.zeros(3), bins=bins)

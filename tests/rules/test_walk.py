@@ -24,10 +24,10 @@ def view(shape, strides, **fields):
     return rules.View(None, *numbers, **{"ndim": len(shape), **fields})
 
 
-def collapsed(shape, src, dst):
+def collapsed(shape, src, dst, before=1):
     """A walk in memory that held other numbers before."""
     walk = rules.Walk()
-    ctypes.memset(ctypes.byref(walk), 1, ctypes.sizeof(walk))
+    ctypes.memset(ctypes.byref(walk), before, ctypes.sizeof(walk))
     assert rules.call("collapse", view(shape, src), view(shape, dst), walk)
     return walk
 
@@ -58,6 +58,12 @@ def cases():
             )
         for twice in itertools.product((1, 2, -1), repeat=2):
             yield shape, *([step * stride for stride in compact] for step in twice)
+
+
+def test_the_first_dimension_merges_with_nothing():
+    """Not even where zeros lie before the strides, which are those of one element that repeats."""
+    walk = collapsed((3,), (0,), (0,), before=0)
+    assert dims(walk) == [[3], [0], [0]]
 
 
 def test_dimensions_merge_wherever_both_sides_allow():
