@@ -91,6 +91,7 @@ def concatenate(tensors: Iterable[ScaledTensor], axis: SupportsIndex = 0) -> Sca
         raise ValueError(f"axis={number}: the tensors have {ndim} dimensions")
     along = number % ndim
     check_shapes(given, along)
+    given = [each for each in given if each.shape[along]] or given[:1]  # what is empty there adds nothing
     check_borders(given, along)
     if len(given) == 1:
         return _with_receipt(given[0], all_exact(count_blocks(given[0])))
@@ -174,8 +175,7 @@ def check_tensors(tensors: Iterable[Any]) -> list[ScaledTensor]:
             raise ValueError(
                 f"{summary(first)} and {summary(each)} differ in format, in the axis of their blocks, in rank, in "
                 f"device, in the type of their scales, zero points or biases, or in the signs of their Hadamard "
-                f"transforms: "
-                f"bring them together with .to({first.format.name!r}) or .to_device({str(first.device)!r})"
+                f"transforms: bring them together with .to({first.format.name!r}) or .to_device({str(first.device)!r})"
             )
     return [each.with_scale_layout("linear") for each in given]
 
@@ -320,7 +320,7 @@ def under_own_units(given: Sequence[ScaledTensor], along: int) -> tuple[ScaledTe
     if not of_lines and along >= first.ndim - 2:
         return matrix_by_matrix(given, along)
     if not lengthens(first, along):
-        return beside_each_other(given, along, 1 if of_lines else first.shape[-2])
+        return beside_each_other(given, along, of_lines)
     numbers = [numbers_of(unit, lines) for unit, lines in units]
     if any(each.tobytes() != numbers[0].tobytes() for each in numbers):
         raise ValueError(
@@ -344,11 +344,11 @@ def taken_apart(q: ScaledTensor) -> list[ScaledTensor]:
     return [q[k] for k in range(q.shape[0])]
 
 
-def beside_each_other(given: Sequence[ScaledTensor], along: int, lines: int) -> tuple[ScaledTensor, Receipt]:
-    """Tensors joined where lines stay as long as they were; so many lines share a global scale, which they keep."""
+def beside_each_other(given: Sequence[ScaledTensor], along: int, of_lines: bool) -> tuple[ScaledTensor, Receipt]:
+    """Tensors joined where lines stay as long as they were; each line or matrix keeps its global scale."""
     q = given[0]
     batches = count_elements(q.shape[:along]) if q.axis == -1 else 1
-    counts = [count_lines(each) // max(1, lines) for each in given]
+    counts = [count_lines(each) if of_lines else count_elements(each.shape[:-2]) for each in given]
 
     def side_by_side(units: Sequence[Tensor | None]) -> Tensor:
         numbers = map(numbers_of, units, counts)
@@ -407,11 +407,35 @@ def with_parts(q: ScaledTensor, data: Tensor, scales: Tensor, unit: Tensor | flo
 
 
 def under_one_unit(given: Sequence[ScaledTensor], units: Sequence[float]) -> tuple[Sequence[ScaledTensor], Receipt]:
-    """E4M3 scales in units of the global scale that keeps the most blocks exact."""
+    """E4M3 scales in units of the global scale that keeps the most blocks exact. Zeros keep their scales' bytes, which
+    recipes choose, and have no say.
+    """
     scales = [each.scales.view("uint8").to_device("cpu").to_numpy() for each in given]
-    unit = best_unit(units, [rescaling.count_codes(each) for each in scales])
-    renamed = [in_units(*each, unit) for each in zip(given, scales, units, strict=True)]
+    counts = [rescaling.count_codes(each) for each in scales]
+    zero = [is_zero(*each) for each in zip(given, units, counts, strict=True)]
+    judged = [k for k, each in enumerate(zero) if not each] or range(len(given))
+    unit = best_unit([units[k] for k in judged], [counts[k] for k in judged])
+    renamed = [
+        (with_parts(q, q.data, q.scales, unit), all_exact(count_blocks(q)))
+        if zero[k]
+        else in_units(q, scales[k], units[k], unit)
+        for k, q in enumerate(given)
+    ]
     return [q for q, _ in renamed], sum_up([receipt for _, receipt in renamed])
+
+
+def is_zero(q: ScaledTensor, unit: float, count: Array) -> bool:
+    """Whether all values are zeros, of a tensor with so many scales of each code. Zeros alone have one scale, as all
+    recipes quantize them: the elements of others are not read.
+    """
+    codes = np.flatnonzero(count)
+    return len(codes) < 2 and np.isfinite(unit) and not np.isin(codes, rescaling.NANS).any() and holds_zeros(q)
+
+
+def holds_zeros(q: ScaledTensor) -> bool:
+    """Whether all elements are zeros, which are exact under any finite scale."""
+    magnitudes = np.uint8(0x77 if q.format.element.name in SUBBYTE else 0x7F)
+    return not (q.data.view("uint8").to_device("cpu").to_numpy() & magnitudes).any()
 
 
 def best_unit(units: Sequence[float], counts: Sequence[Array]) -> float:
@@ -476,11 +500,13 @@ def mend(
 
 
 def under_one_float(given: Sequence[ScaledTensor], exact: Receipt) -> tuple[Sequence[ScaledTensor], Receipt]:
-    """One float32 scale a tensor: the largest serves all, and the codes of the others are rounded again."""
+    """One float32 scale a tensor: the largest serves all, and the codes of the others are rounded again. A tensor of
+    zeros has no say: its own scale, 1, is far above that of any weight.
+    """
     scales = [float(each.scales.item()) for each in given]
-    largest = max(scales)
-    if min(scales) == largest:
+    if min(scales) == max(scales):
         return given, exact
+    largest = max([scale for q, scale in zip(given, scales, strict=True) if not holds_zeros(q)], default=max(scales))
     results = [q if scale == largest else rounded_again(q, largest) for q, scale in zip(given, scales, strict=True)]
     errors = [change_of(q, result) for q, result in zip(given, results, strict=True)]
     return results, receipt_of(np.array(errors))

@@ -63,10 +63,11 @@ def sum_up(receipts: list[Receipt]) -> Receipt:
 def relative_errors(before: Array, after: Array) -> Array:
     """The error of each row: its largest change over its largest magnitude.
 
-    Equal rows, NaN included, have 0; a row in which a NaN or an infinity came or went has infinity.
+    Equal rows, NaN included, and empty ones have 0; a row in which a NaN or an infinity came or went has infinity.
     """
     change, size = measure(before, after, max(1, before.shape[-1]))
-    return divide(change, size)[..., 0]
+    found: Array = divide(change, size).max(-1, initial=0)
+    return found
 
 
 def measure(before: Array, after: Array, length: int) -> tuple[Array, Array]:

@@ -20,6 +20,7 @@ Octets = npt.NDArray[np.uint8]
 LENGTH = 16  # elements of a block of two levels
 HALF_STEP = 2.0**-4  # the largest rounding of a normal E4M3 number: codes under such a scale stay the best
 NAN = 0x7F
+NANS = (NAN, NAN | 0x80)
 ABOUT = range(-2, 13)  # codes; an octave of E4M3 has 8
 AT_ONCE = 1 << 14  # blocks searched at a time, so that they stay in a cache
 

@@ -292,16 +292,57 @@ def test_stacks_keep_their_global_scales(name):
 
 
 @pytest.mark.parametrize("shape", [(0, 64, 128), (2, 0, 128), (2, 64, 0)])
-@pytest.mark.parametrize("name", ["nvfp4", "mxfp8_32x32", "int4_g32"])
+@pytest.mark.parametrize("name", ["nvfp4", "mxfp8_32x32", "int4_g32", "fp8_e4m3", "fp8_row"])
 def test_nothing(name, shape):
     q = dlfp4.quantize(np.zeros(shape, F), name)
     for along in range(3):
         joined = dlfp4.concatenate([q, q], along)
         assert joined.shape == np.concatenate([values(q)] * 2, along).shape
-        assert joined.receipt.blocks == 0
+        assert joined.receipt.blocks == (2 if name == "fp8_e4m3" and shape[along] else q.scales.size)
     if name == "nvfp4":
-        rows = per("row", np.zeros(shape, F))
+        rows, matrices = (per(part, np.zeros(shape, F)) for part in ("row", "matrix"))
         assert dlfp4.concatenate([rows, rows]).shape == (2 * shape[0], *shape[1:])
+        assert dlfp4.concatenate([matrices, matrices]).global_scale.shape == (2 * shape[0],)
+
+
+@pytest.mark.parametrize("axis", [-1, -2])
+@pytest.mark.parametrize("along", [0, 1, -1])
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_is_empty_adds_nothing(name, along, axis):
+    """Neither elements nor a scale, wherever it stands."""
+    q = dlfp4.quantize(NORMAL[0] / 1000, name, axis=axis)
+    empty = dlfp4.quantize(NORMAL[0, :0] if along == 0 else NORMAL[0, :, :0], name, axis=axis)
+    for given in ([q, empty], [empty, q], [empty, q, empty]):
+        joined = dlfp4.concatenate(given, along)
+        assert values(joined).tobytes() == values(q).tobytes()
+        assert joined.receipt == dlfp4.concatenate([q]).receipt
+    nothing = dlfp4.concatenate([empty, empty], along)
+    assert (nothing.shape, nothing.axis) == (empty.shape, axis)
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe"),
+    [*((name, None) for name in WHOLE), *itertools.product(TWO_LEVEL, (None, "modelopt", "compressed-tensors"))],
+)
+def test_zeros_choose_no_scale(name, recipe):
+    """Their own, 1 or so, is far above that of any weight, which would be rounded to it."""
+    q, zero = (dlfp4.quantize(x, name, recipe=recipe) for x in (NORMAL[0] / 100000, -0 * NORMAL[0]))
+    for given, part in (([q, zero], slice(0, 256)), ([zero, q], slice(256, 512)), ([zero, q, zero], slice(256, 512))):
+        joined = dlfp4.concatenate(given)
+        assert joined.receipt.is_exact
+        assert values(joined[part]).tobytes() == values(q).tobytes()
+        assert np.count_nonzero(values(joined)) == np.count_nonzero(values(q))
+    if name in TWO_LEVEL:
+        assert dlfp4.concatenate([q, zero])[256:].scales.view("uint8").tolist() == zero.scales.view("uint8").tolist()
+
+
+@pytest.mark.parametrize("name", TWO_LEVEL)
+def test_nan_is_no_zero(name):
+    """A block of NaN may have zeros as codes."""
+    block = np.full((256, 384), np.nan, F)
+    joined = dlfp4.concatenate([dlfp4.quantize(x, name) for x in (NORMAL[0] / 1000, block)])
+    assert np.isnan(values(joined)[256:]).all()
+    assert np.isfinite(values(joined)[:256]).all()
 
 
 def test_rows_are_stacked():
