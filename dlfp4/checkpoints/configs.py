@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ml_dtypes
@@ -110,6 +110,12 @@ ALGORITHMS: Mapping[str, tuple[str, int]] = {
     "fp8_row": ("FP8_PER_CHANNEL_PER_TOKEN", 0),
     "fp8_128x128": ("FP8_PB_WO", 128),
 }
+
+
+# What loaders of compressed-tensors decode to bfloat16 whatever the type of the model, whose products then fail.
+IN_BFLOAT16 = ("nvfp4", "nvfp4_16x16", "mxfp4", "mxfp8_e4m3")
+# What configurations call the type of a model, those of today first.
+TYPES = ("dtype", "torch_dtype")
 
 
 # MLX's mode, bits of an element and length of a group.
@@ -254,10 +260,31 @@ def files_of(facts: Facts, config: Mapping[str, Any] | None) -> dict[str, Mappin
     said: dict[str, Any] = {}
     if writer is not None and facts.quantized and all(format in known for format in facts.quantized):
         said = {KEY: writer(facts)} | ({"quantization": writer(facts)} if facts.convention == "mlx" else {})
+        if facts.convention == "compressed-tensors" and not facts.quantized.keys().isdisjoint(IN_BFLOAT16):
+            said |= dict.fromkeys([key for key in TYPES if key in plain] or TYPES[:1], "bfloat16")
     files: dict[str, Mapping[str, Any]] = {} if config is None else {"config.json": plain | said}
     if said and facts.convention == "modelopt":
         files[MODELOPT] = hf_quant_config(facts)
     return files
+
+
+def type_of(config: Mapping[str, Any]) -> str:
+    """The type of the model that a configuration names; "" where it names none."""
+    return next((str(config[key]) for key in TYPES if config.get(key)), "")
+
+
+def with_new_type(
+    outcomes: Sequence[Outcome], config: Mapping[str, Any] | None, files: Mapping[str, Mapping[str, Any]]
+) -> list[Outcome]:
+    """The outcomes, which say so where the new configuration names another type of the model than the former."""
+    former = type_of(config or {})
+    if former in ("", type_of(files.get("config.json", {}))):
+        return list(outcomes)
+    word = f"config.json says bfloat16 instead of {former}, as loaders decode to it"
+    return [
+        replace(each, reason="; ".join(filter(None, (each.reason, word)))) if each.format in IN_BFLOAT16 else each
+        for each in outcomes
+    ]
 
 
 def facts_of(convention: str, outcomes: Sequence[Outcome]) -> Facts:

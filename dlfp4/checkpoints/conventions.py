@@ -19,7 +19,7 @@ import dlfp4
 from dlfp4 import ScaledTensor, Tensor
 from dlfp4._core import _refuse_hadamard
 from dlfp4.checkpoints import comfyui
-from dlfp4.checkpoints.integers import PACKINGS
+from dlfp4.checkpoints.integers import PACKINGS, with_biases
 from dlfp4.checkpoints.names import is_part, last, listed, module_of
 from dlfp4.extents import count_elements
 from dlfp4.formats import Format
@@ -59,7 +59,7 @@ class Spelling:
         One scale a row is stored as (N,), not as (N, 1). Both are read.
     line_scales : str
         The type in which loaders hold one scale a row, or one a group of integers, to which quantizing rounds them; "":
-        float32.
+        float32, "weights": that of the weights, in which loaders multiply.
     per_matrix : bool
         Stacks of experts have a global scale for each matrix.
     encodes : bool
@@ -86,7 +86,7 @@ class Spelling:
     scale_words: str = ""
     one: tuple[int, ...] = ()
     flat_rows: bool = False
-    line_scales: Literal["", "bfloat16", "float16"] = ""
+    line_scales: Literal["", "weights", "bfloat16", "float16"] = ""
     per_matrix: bool = False
     encodes: bool = False
     splits_blocks: bool = False
@@ -145,10 +145,10 @@ SPELLINGS: tuple[Spelling, ...] = (
     Spelling("", ("nvfp4",), *TORCHAO, scale_layout="128x4"),
     Spelling("", ("nvfp4", "mxfp4", *BYTES, *ROWS), *LONE),
     Spelling("", ("nvfp4", "mxfp4", *MXFP8), *LONE, scale_layout="128x4"),
-    Spelling("compressed-tensors", INT4, "_packed", line_scales="bfloat16", packing="compressed-tensors"),
+    Spelling("compressed-tensors", INT4, "_packed", line_scales="weights", packing="compressed-tensors"),
     Spelling("gptq", (*GROUPS, "uint4_row"), ".qweight", ".scales", name=WEIGHT, line_scales="float16", packing="gptq"),
     Spelling("awq", (*GROUPS, "uint4_row"), ".qweight", ".scales", name=WEIGHT, line_scales="float16", packing="awq"),
-    Spelling("mlx", GROUPS, WEIGHT, ".scales", name=WEIGHT, line_scales="bfloat16", packing="mlx"),
+    Spelling("mlx", GROUPS, WEIGHT, ".scales", name=WEIGHT, line_scales="weights", packing="mlx"),
 )
 CONVENTIONS = tuple(dict.fromkeys(spelling.convention for spelling in SPELLINGS if spelling.convention))
 # Those whose loaders give each linear layer its parts, and know no stacks of experts.
@@ -654,8 +654,12 @@ def stored_unit(name: str, q: ScaledTensor, spelling: Spelling) -> Tensor | None
     return as_unit(numbers, q, spelling)
 
 
-def with_stored_unit(q: ScaledTensor, spelling: Spelling) -> ScaledTensor:
-    """A tensor with the global scale that comes back from its stored reciprocal, which may differ in the last bit."""
+def as_it_comes_back(q: ScaledTensor, spelling: Spelling) -> ScaledTensor:
+    """A tensor with the values that are read again, which may differ in the last bit: under the global scale that comes
+    back from its stored reciprocal, or with MLX's biases.
+    """
+    if spelling.packing == "mlx" and q.biases is None:
+        return with_biases(q)
     if q.global_scale is None or not spelling.encodes:
         return q
     return ScaledTensor.from_parts(

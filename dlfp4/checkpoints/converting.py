@@ -132,9 +132,10 @@ def convert_model(
     sizes = {job.target: sizes_of(job.target) for job in jobs}
     models.check_names(Files(place, tuple(map(Path, sizes))), sizes)
     folders.write_index(files, place, sizes)
-    for name, content in configs.files_of(configs.facts_of(convention, outcomes), config).items():
+    written = configs.files_of(configs.facts_of(convention, outcomes), config)
+    for name, content in written.items():
         folders.write_json(place / name, content)
-    return outcomes
+    return configs.with_new_type(outcomes, config, written)
 
 
 def sizes_of(path: str) -> dict[str, int]:

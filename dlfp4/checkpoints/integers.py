@@ -329,6 +329,12 @@ def write_mlx(q: ScaledTensor) -> dict[str, Tensor]:
     return {suffix: dlfp4.asarray(part) for suffix, part in parts.items()}
 
 
+def with_biases(q: ScaledTensor) -> ScaledTensor:
+    """A tensor with biases instead of zero points: its values may be rounded otherwise, if scales are float32."""
+    biases = dlfp4.asarray(biases_of(q, scales_of(q)).reshape(q.scales.shape)).to_device(q.device)
+    return ScaledTensor.from_parts(q.data, q.scales, format=q.format, axis=q.axis, shape=q.shape, biases=biases)
+
+
 def biases_of(q: ScaledTensor, scales: Array) -> Array:
     """Minus the zero points times the scales."""
     exact = -zeros_of(q, "MLX").astype(np.float64) * scales.astype(np.float64)

@@ -27,7 +27,7 @@ from dlfp4.checkpoints.conventions import why_no_stack
 from dlfp4.checkpoints.folders import Outcome, Report, Tick
 from dlfp4.checkpoints.models import Files, ModelPath, Shard
 from dlfp4.checkpoints.names import last, module_of
-from dlfp4.checkpoints.selection import Choice, choose, quantize_chosen, recipe_of, shared_global_scale
+from dlfp4.checkpoints.selection import Choice, choose, described, quantize_chosen, recipe_of, shared_global_scale
 from dlfp4.formats import FLOATS, Format, RecipeName, offset_parts
 
 GPT_OSS = "gpt-oss"
@@ -182,9 +182,10 @@ def quantize_model(
     results = folders.make(files, place, jobs, work, executor=executor, report=report, sizes=needed)
     outcomes = [outcome for each in results.values() for outcome in each]
     folders.write_index(files, place, sizes)
-    for name, content in configured(config, jobs[0], outcomes).items():
+    written = configured(config, jobs[0], outcomes)
+    for name, content in written.items():
         folders.write_json(place / name, content)
-    return outcomes
+    return configs.with_new_type(outcomes, config, written)
 
 
 # ---- The plan
@@ -261,11 +262,11 @@ def planned_sizes(job: Job) -> dict[str, int]:
 
 def lay_out(job: Job, tensors: Mapping[str, Tensor | ScaledTensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The parts that the new file will hold, without their data, and the metadata that describes them."""
-    outlines: dict[tuple[tuple[int, ...], int], ScaledTensor] = {}  # one for all of a shape: some have to be packed
+    outlines: dict[tuple[str, tuple[int, ...], int], ScaledTensor] = {}  # one for all alike: some have to be packed
     planned: dict[str, Tensor | ScaledTensor] = {}
     for name, x in tensors.items():
         choice = job.choices[name]
-        key = (x.shape, choice.axis)
+        key = (*described(x), choice.axis)
         if choice.quantized and key not in outlines:
             outlines[key] = outline(x, job, choice)
         planned[name] = outlines[key] if choice.quantized else x
@@ -357,7 +358,7 @@ def outline(tensor: Any, job: Job, choice: Choice) -> ScaledTensor:
     shape = (*tensor.shape[:-2], tensor.shape[-1], tensor.shape[-2]) if turned else tensor.shape
     along = turned or choice.axis == -1
     format = _find_format(job.format)
-    recipe = recipe_of(len(shape), format, job.convention, job.recipe)
+    recipe = recipe_of(tensor, format, job.convention, job.recipe)
     made = TensorProto(
         shape,
         format=format,

@@ -18,7 +18,7 @@ import numpy as np
 import dlfp4
 from dlfp4 import Recipe, ScaledTensor, Tensor
 from dlfp4._core import _buffers_of, _find_format
-from dlfp4.checkpoints.conventions import find_spelling, scales_shape, with_stored_unit
+from dlfp4.checkpoints.conventions import as_it_comes_back, find_spelling, scales_shape
 from dlfp4.checkpoints.names import fused_with, is_part, last, module_of
 from dlfp4.extents import count_elements
 from dlfp4.formats import FLOATS, Format, find_recipe
@@ -154,16 +154,16 @@ def quantize_chosen(
     has the shape (..., out, in). It has the values that come back from where it is stored.
     """
     chosen = _find_format(format)
-    options = options_of(dlfp4.asarray(x).ndim, choice, chosen, convention, recipe)
+    options = options_of(x, choice, chosen, convention, recipe)
     if is_transposed(choice, convention):
         x = dlfp4.asarray(x).mT
     q: ScaledTensor = dlfp4.quantize(x, chosen, **options)
-    return q if convention is None else with_stored_unit(q, find_spelling(chosen, convention))
+    return q if convention is None else as_it_comes_back(q, find_spelling(chosen, convention))
 
 
-def options_of(ndim: int, choice: Choice, format: Format, convention: str | None, recipe: Any) -> dict[str, Any]:
-    """What :func:`dlfp4.quantize` is given for a chosen tensor of so many dimensions."""
-    own = recipe_of(ndim, format, convention, recipe)
+def options_of(x: Any, choice: Choice, format: Format, convention: str | None, recipe: Any) -> dict[str, Any]:
+    """What :func:`dlfp4.quantize` is given for a chosen tensor, of which only element type and shape are asked."""
+    own = recipe_of(x, format, convention, recipe)
     options: dict[str, Any] = {"recipe": own, "axis": -1 if is_transposed(choice, convention) else choice.axis}
     if choice.global_scale is not None and own.global_scale_per == "tensor":
         options["global_scale"] = choice.global_scale
@@ -190,18 +190,20 @@ def has_unit(format: Format, convention: str | None) -> bool:
     return format.has_global_scale and (convention is None or bool(find_spelling(format, convention).global_scale))
 
 
-def recipe_of(ndim: int, format: Format, convention: str | None, recipe: Any) -> Recipe:
+def recipe_of(x: Any, format: Format, convention: str | None, recipe: Any) -> Recipe:
     """The recipe for a tensor, with the scales that the convention's loaders hold where the recipe does not say it."""
+    dtype, shape = described(x)
     found = find_recipe(format, recipe)
-    if ndim < 3 and found.global_scale_per == "matrix":  # which says of stacks that they have several
+    if len(shape) < 3 and found.global_scale_per == "matrix":  # which says of stacks that they have several
         return replace(found, global_scale_per="tensor")
     if convention is None:
         return found
     spelling = find_spelling(format, convention)
     held = format.scales_lines or format.has_integers
     if held and spelling.line_scales and found.scale_dtype is None:
-        return replace(found, scale_dtype=spelling.line_scales)
-    if ndim > 2 and format.has_global_scale and spelling.per_matrix and found.global_scale_per == "tensor":
+        type_of_scales: Any = dtype if spelling.line_scales == "weights" else spelling.line_scales
+        return replace(found, scale_dtype=type_of_scales)
+    if len(shape) > 2 and format.has_global_scale and spelling.per_matrix and found.global_scale_per == "tensor":
         return replace(found, global_scale_per="matrix")
     return found
 

@@ -195,7 +195,7 @@ def promised(
     x: torch.Tensor, choice: Choice, format: Format | str, convention: str | None, recipe: Any
 ) -> ScaledTensor:
     """What a tensor on "meta" is to become: parts without values, there as well."""
-    options = options_of(x.dim(), choice, _core._find_format(format), convention, recipe)
+    options = options_of(x, choice, _core._find_format(format), convention, recipe)
     made: ScaledTensor = quantize(x, format, **options)
     return made
 

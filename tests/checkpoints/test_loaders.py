@@ -72,6 +72,25 @@ def check(name, convention, format, by_way_of, place):
                 faults.append(f"{key} is off by {error}")
     return {"faults": faults, "quantized": sum(bool(outcome.format) for outcome in outcomes)}
 
+# A model of another type than bfloat16, loaded without a word about types: it runs, and has the values of the file.
+def faults_of_type(name, format, dtype, place):
+    place.mkdir()
+    model = AutoModelForCausalLM.from_config(CONFIGS[name], dtype=getattr(torch, dtype))
+    model.save_pretrained(place / "made")
+    checkpoints.quantize_model(place / "made", place / "out", format, convention="compressed-tensors")
+    loaded = AutoModelForCausalLM.from_pretrained(place / "out")
+    loaded(torch.arange(16)[None])
+    values = {name: (x.dequantize() if hasattr(x, "dequantize") else x).to_torch().float()
+              for name, x in checkpoints.load(place / "out").items()}
+    for layer in (f"model.layers.{k}.mlp.experts" for k in range(2) if name == "qwen3_moe"):
+        down, gate, up = (torch.stack([values[f"{layer}.{k}.{own}_proj.weight"] for k in range(4)])
+                          for own in ("down", "gate", "up"))
+        values |= {f"{layer}.down_proj": down, f"{layer}.gate_up_proj": torch.cat([gate, up], 1)}
+    wrong = [key for key, x in loaded.state_dict().items()
+             if key in values and not torch.equal(x, values[key].to(loaded.dtype).to(x.dtype))]
+    types = {x.dtype for key, x in loaded.state_dict().items() if key in values}
+    return wrong + [f"{each} beside {loaded.dtype}" for each in types - {loaded.dtype}]
+
 def differing_bytes(name, group):  # what compressed-tensors quantizes to other bytes, in float32
     args = QuantizationArgs(num_bits=4, symmetric=True, strategy="group" if group else "channel", group_size=group)
     kinds = {"normal": torch.randn(32, 256), "cauchy": torch.empty(32, 256).cauchy_(),
@@ -126,6 +145,7 @@ results = {f"zero points {group}": faults_of_zero_points(group) for group in (32
 results |= {str(dtype): faults_of_short_scales(dtype) for dtype in (torch.bfloat16, torch.float16)}
 results |= {name: differing_bytes(name, group) for name, group in
            (("int4_g32", 32), ("int4_g128", 128), ("int4_row", None), ("uint4_g64", 64), ("uint4_row", None))}
+results |= {"-".join(case): faults_of_type(*case, place / "-".join(case)) for case in json.loads(sys.argv[3])}
 for case in json.loads(sys.argv[2]):
     folder = place / "-".join(map(str, case))
     folder.mkdir()
@@ -156,10 +176,18 @@ CASES = {
 }
 
 
+TYPES = [
+    *(("llama", format, "float16") for format in ("mxfp4", "mxfp8_e4m3", "fp8_row", "fp8_128x128", "int4_g32")),
+    *(("llama", format, "float32") for format in ("mxfp4", "fp8_e4m3", "int4_row")),
+    *(("qwen3_moe", "int4_g32", dtype) for dtype in ("float16", "float32", "bfloat16")),
+]
+
+
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """All of them in one process: the import takes longest."""
-    command = [sys.executable, "-P", "-c", PROGRAM, str(tmp_path_factory.mktemp("models")), json.dumps(list(CASES))]
+    command = [sys.executable, "-P", "-c", PROGRAM, str(tmp_path_factory.mktemp("models"))]
+    command += [json.dumps(list(CASES)), json.dumps(TYPES)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
@@ -168,6 +196,11 @@ def results(tmp_path_factory):
 @pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_transformers_loads_the_same_weights(results, case):
     assert results["-".join(case)] == {"faults": [], "quantized": CASES[case]}
+
+
+@pytest.mark.parametrize("case", TYPES, ids="-".join)
+def test_models_of_other_types_run_as_they_are_loaded(results, case):
+    assert results["-".join(case)] == []
 
 
 @pytest.mark.parametrize("name", ["int4_g32", "int4_g128", "int4_row", "uint4_g64", "uint4_row"])

@@ -124,6 +124,46 @@ def test_gptq_says_whether_all_zero_points_are_8(model, target, zero):
         assert said["sym"] is symmetric
 
 
+@pytest.mark.parametrize("convention", ["compressed-tensors", "modelopt"])
+@pytest.mark.parametrize("said", [{"dtype": "float32"}, {"torch_dtype": "float16"}, {"dtype": "bfloat16"}, {}])
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp4", "mxfp8_e4m3", "fp8_row"])
+def test_a_model_has_the_type_to_which_loaders_decode(model, target, format, said, convention):
+    """Those of compressed-tensors decode to bfloat16, by which they cannot multiply in other types."""
+    again = target.with_name("again")
+    (model / "config.json").write_text(json.dumps({"model_type": "llama", **said}))
+    first = checkpoints.quantize_model(model, target, format, convention="modelopt")
+    second = checkpoints.quantize_model(model, target.with_name("b"), format, convention=convention)
+    third = checkpoints.convert_model(target, again, convention)
+    changes = convention == "compressed-tensors" and format != "fp8_row"
+    expected = dict.fromkeys(said or ["dtype"], "bfloat16") if changes else said
+    for folder in (target.with_name("b"), again):
+        config = json.loads((folder / "config.json").read_text())
+        assert {key: config[key] for key in ("dtype", "torch_dtype") if key in config} == expected
+    word = "; config.json says bfloat16 instead of " + "".join(said.values()) + ", as loaders decode to it"
+    told = word.removeprefix("; ") if changes and "bfloat16" not in said.values() and said else ""
+    assert {each.reason for outcomes in (second, third) for each in outcomes if each.format} == {told}
+    assert not any(each.reason for each in first if each.format)
+
+
+@pytest.mark.parametrize(
+    ("convention", "format", "types"),
+    [
+        ("compressed-tensors", "int4_g32", ("bfloat16", "float32")),
+        ("compressed-tensors", "uint4_row", ("bfloat16", "float32")),
+        ("mlx", "uint4_g32", ("bfloat16", "float32")),
+        ("gptq", "uint4_g32", ("float16", "float16")),
+        ("awq", "uint4_g32", ("float16", "float16")),
+        ("compressed-tensors", "fp8_row", ("bfloat16", "bfloat16")),
+    ],
+)
+def test_scales_have_the_type_in_which_loaders_multiply(model, target, convention, format, types):
+    checkpoints.quantize_model(model, target, format, convention=convention)
+    scales = {name: q.scales.dtype.name for name, q in checkpoints.load(target).items() if hasattr(q, "format")}
+    assert len(scales) == 6
+    for name, dtype in scales.items():
+        assert dtype == types["down_proj" in name]  # up_proj is bfloat16, down_proj float32
+
+
 def test_phimoe_keeps_its_routers_by_both_names(model, target):
     """transformers' routers are linear layers called otherwise than in files; it would look for their scales."""
     router = np.ones((4, 64), np.float32)

@@ -381,9 +381,10 @@ def test_models_in_every_convention(tmp_path, convention, format):
     checkpoints.quantize_model(tmp_path / "a.safetensors", tmp_path / "b.safetensors", format, **options)
     loaded = checkpoints.load(tmp_path / "b.safetensors")
     unit = {"global_scale": 1.0} if convention == "mlx" and dlfp4.formats()[format].has_global_scale else {}
-    held = {"compressed-tensors": "bfloat16", "mlx": "bfloat16", "gptq": "float16", "awq": "float16"}  # by loaders
-    narrow = "int4" in format or (convention == "compressed-tensors" and format.startswith("fp8_row"))
-    recipe = dlfp4.Recipe(scale_dtype=held[convention]) if narrow else None
+    held = {"gptq": "float16", "awq": "float16"}.get(convention)  # by loaders; others hold the weights' own type
+    if convention == "compressed-tensors" and format.startswith("fp8_row"):
+        held = "bfloat16"
+    recipe = dlfp4.Recipe(scale_dtype=held) if held else None
     expected = dlfp4.quantize(x, format, recipe=recipe, **unit).dequantize().to_numpy()
     for name in names:
         np.testing.assert_allclose(loaded[name].dequantize().to_numpy(), expected, rtol=1e-6)
