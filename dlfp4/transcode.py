@@ -67,10 +67,13 @@ class Convention:
         In the order of preference.
     without_global_scale : tuple of str
         Those of two levels that it stores without a scale of the tensor.
+    has_biases : bool
+        Whether it stores biases beside integers, and not zero points alone.
     """
 
     formats: tuple[str, ...]
     without_global_scale: tuple[str, ...] = ()
+    has_biases: bool = False
 
 
 FP8 = ("fp8_e4m3", "fp8_e5m2")
@@ -85,7 +88,7 @@ CONVENTIONS = {
     "gpt-oss": Convention(("mxfp4",)),
     "deepseek": Convention(("fp8_128x128", "fp8_e4m3")),
     "ggml": Convention(("mxfp4", "nvfp4")),
-    "mlx": Convention(("mxfp4", "nvfp4", "mxfp8_e4m3", *UINT4[:3]), without_global_scale=("nvfp4",)),
+    "mlx": Convention(("mxfp4", "nvfp4", "mxfp8_e4m3", *UINT4[:3]), without_global_scale=("nvfp4",), has_biases=True),
     "gptq": Convention(UINT4),
     "awq": Convention(UINT4),
     "torchao": Convention(("nvfp4", "mxfp4", "mxfp6_e2m3", "mxfp6_e3m2", *MXFP8)),
@@ -99,6 +102,7 @@ class Target(NamedTuple):
     recipe: _RecipeLike | None  # of what is rounded
     requantizes: bool  # also what is in the format already
     has_unit: bool  # a scale of the whole tensor, where the format has one
+    has_biases: bool = True  # biases of integers stay what they are
 
 
 def find_target(q: ScaledTensor, target: Any, recipe: _RecipeLike | None) -> Target:
@@ -112,7 +116,8 @@ def find_target(q: ScaledTensor, target: Any, recipe: _RecipeLike | None) -> Tar
     if name in CONVENTIONS:
         convention = CONVENTIONS[name]
         format = nearest_format(q.format, convention)
-        return Target(format, recipe, requantizes=False, has_unit=format.name not in convention.without_global_scale)
+        has_unit = format.name not in convention.without_global_scale
+        return Target(format, recipe, requantizes=False, has_unit=has_unit, has_biases=convention.has_biases)
     if name not in formats():
         known = [*formats(), *CONVENTIONS, *RECIPES]
         raise ValueError(
@@ -169,6 +174,11 @@ def transcode_codes(q: ScaledTensor, target: Any, recipe: _RecipeLike | None) ->
     """The same of a tensor that stands for its own values."""
     wanted = find_target(q, target, recipe)
     linear = q.with_scale_layout("linear")
+    if wanted.format.has_integers and not (wanted.has_biases and wanted.format.element == q.format.element):
+        unbiased = with_zero_points(linear)
+        if unbiased is not None:
+            result, _ = transcode_codes(unbiased, target, recipe)
+            return result, compare(as_matrix(linear), as_matrix(result), q.format)
     source = as_matrix(linear)
     if not wanted.requantizes and (wanted.has_unit or q.global_scale is None):
         if q.format == wanted.format:
@@ -280,6 +290,7 @@ def by_codes(q: ScaledTensor, target: Target) -> tuple[ScaledTensor, Receipt] | 
 
 
 MIDDLE = 8  # by which codes of uint4 differ from those of int4
+MOST_CODE = 15
 
 
 def by_integers(q: ScaledTensor, format: Format) -> tuple[ScaledTensor, Receipt] | None:
@@ -300,6 +311,21 @@ def by_integers(q: ScaledTensor, format: Format) -> tuple[ScaledTensor, Receipt]
     scales = repeat(q, q.scales, format)
     result = ScaledTensor.from_parts(data, scales, format=format, shape=q.shape, **offsets)
     return result, all_exact(count_blocks(q))
+
+
+def with_zero_points(q: ScaledTensor) -> ScaledTensor | None:
+    """The tensor with zero points instead of biases, where each is minus so many scales; else None. Its values may be
+    rounded otherwise, if scales are float32.
+    """
+    if q.biases is None:
+        return None
+    scales, biases = (cast(part, "float32").to_device("cpu").to_numpy() for part in (q.scales, q.biases))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        counts = np.where((scales == 0) & (biases == 0), MIDDLE, -biases / scales)
+    if not ((counts == np.rint(counts)) & (counts >= 0) & (counts <= MOST_CODE)).all():
+        return None
+    zeros = asarray(counts.astype(np.uint8)).to_device(q.device)
+    return ScaledTensor.from_parts(q.data, q.scales, format=q.format, axis=q.axis, shape=q.shape, zero_points=zeros)
 
 
 def moved_zero_points(q: ScaledTensor, by: int) -> Tensor | None:

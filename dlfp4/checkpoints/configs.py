@@ -16,6 +16,7 @@ import numpy as np
 
 import dlfp4
 from dlfp4 import ScaledTensor
+from dlfp4.checkpoints import integers
 from dlfp4.checkpoints.folders import Outcome
 from dlfp4.checkpoints.names import module_of
 
@@ -309,7 +310,7 @@ def has_pow2_scales(q: ScaledTensor) -> bool:
 def is_symmetric(q: ScaledTensor) -> bool:
     """Whether all zero points are the middle of the codes: 8 of those without a sign, 0 of others."""
     if q.biases is not None:
-        return False
+        return q.format.element.name == "uint4" and integers.is_symmetric(q.scales, q.biases)
     middle = 8 if q.format.element.name.startswith("uint") else 0
     return not middle if q.zero_points is None else bool((q.zero_points.to_device("cpu").to_numpy() == middle).all())
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from dlfp4 import ScaledTensor, Tensor
@@ -34,8 +35,10 @@ from dlfp4.checkpoints.names import is_part
 OWN = "dlfp4"
 GGUF = "gguf"
 DEEPSEEK, BLOCKS, WHOLE = "deepseek", "fp8_128x128", "fp8_e4m3"
+SIGNED = "compressed-tensors"  # which stores integers with a sign without zero points
 TARGETS = (OWN, *conventions.CONVENTIONS, GGUF)
 Tensors = Mapping[str, Tensor | ScaledTensor]
+NO_CHANGES: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -48,14 +51,13 @@ class Job(folders.Job):
         Further files that hold parts of its tensors.
     convention : str
         To which they are converted.
-    in_blocks : bool
-        One scale a tensor becomes one a block, exactly: other tensors of the model have those, and its configuration
-        has one word for all.
+    changes : dict of str to str
+        Formats that become others, exactly, for the sake of the other tensors of the model.
     """
 
     others: tuple[str, ...]
     convention: str
-    in_blocks: bool
+    changes: dict[str, str]
 
 
 def convert_model(
@@ -149,9 +151,7 @@ def sizes_of(path: str) -> dict[str, int]:
 def plan(shards: Sequence[Shard], place: Path, convention: str, *, whole: bool) -> list[Job]:
     """A job for each file: its tensors are those whose data it holds, wherever their other parts lie."""
     tensors = joining.joined(shards)
-    in_blocks = convention == DEEPSEEK and any(
-        isinstance(x, ScaledTensor) and x.format.name == BLOCKS for x in tensors.values()
-    )
+    changes = changes_of([x for x in tensors.values() if isinstance(x, ScaledTensor)], convention)
     members: list[list[str]] = [[] for _ in shards]
     for name in tensors:
         members[place_of(name, shards)].append(name)
@@ -161,8 +161,23 @@ def plan(shards: Sequence[Shard], place: Path, convention: str, *, whole: bool) 
         complete = set(names) == alone.keys() and all(type(alone[name]) is type(tensors[name]) for name in names)
         others = () if complete else tuple(each.path for each in (*shards[:number], *shards[number + 1 :]))
         target = place / Path(shard.path).name if whole else place
-        jobs.append(Job(shard.path, str(target), tuple(names), others, convention, in_blocks))
+        jobs.append(Job(shard.path, str(target), tuple(names), others, convention, changes))
     return jobs
+
+
+def changes_of(quantized: Sequence[ScaledTensor], convention: str) -> dict[str, str]:
+    """Formats that become others, exactly, where those of all tensors allow it.
+
+    DeepSeek's configuration has one word for all: one scale a tensor becomes one a block where others have those.
+    Without zero points, loaders of compressed-tensors take integers for experts as well, and kernels need not read
+    them; engines that fuse layers want all of them alike.
+    """
+    if convention == DEEPSEEK and any(q.format.name == BLOCKS for q in quantized):
+        return {WHOLE: BLOCKS}
+    unsigned = [q for q in quantized if q.format.element.name == "uint4"]
+    if convention == SIGNED and all(map(configs.is_symmetric, unsigned)):
+        return {q.format.name: q.format.name.removeprefix("u") for q in unsigned}
+    return {}
 
 
 def place_of(name: str, shards: Sequence[Shard]) -> int:
@@ -186,7 +201,7 @@ def work(job: Job, tick: Tick = folders.no_tick) -> list[Outcome]:
     tensors = joining.joined([own, *map(models.read_file, job.others)])
     outcomes, results = [], {}
     for name in job.names:
-        results[name], outcome = converted(name, tensors[name], job.convention, job.source, in_blocks=job.in_blocks)
+        results[name], outcome = converted(name, tensors[name], job.convention, job.source, job.changes)
         outcomes.append(outcome)
         tick(name)
     try:
@@ -199,7 +214,7 @@ def work(job: Job, tick: Tick = folders.no_tick) -> list[Outcome]:
 
 
 def converted(
-    name: str, x: Tensor | ScaledTensor, convention: str, source: str, *, in_blocks: bool = False
+    name: str, x: Tensor | ScaledTensor, convention: str, source: str, changes: Mapping[str, str] = NO_CHANGES
 ) -> tuple[Tensor | ScaledTensor, Outcome]:
     """A tensor that the convention holds, and what became of it."""
     if not isinstance(x, ScaledTensor):
@@ -211,8 +226,9 @@ def converted(
     if len(x.shape) > 2:
         outcome = replace(outcome, reason=conventions.why_no_stack(convention))
     x = as_rows(x)
-    if in_blocks and x.format.name == WHOLE and x.ndim == 2:
-        return transcoded(x, BLOCKS, outcome)
+    other = changes.get(x.format.name)
+    if other is not None and (x.ndim == 2 or x.format.has_integers):
+        return transcoded(x, other, outcome)
     try:
         check(name, x, convention)
     except ValueError as error:

@@ -148,6 +148,74 @@ def test_zero_points_become_biases_where_these_are_exact():
         split_parts({"w.weight": rough}, "mlx")
 
 
+def symmetric(scales, *, biased=True, rounded=""):
+    """Codes under zero points of 8, or the biases that say the same."""
+    codes, _, scale = drawn(scales=rounded or scales)
+    scale = native_cast(scale.astype(F), scales)
+    offsets = {"zero_points": np.full(scale.shape, 8, np.uint8)}
+    if biased:
+        offsets = {"biases": native_cast(-8 * scale.astype(F), scales)}
+    return ScaledTensor.from_parts(codes.astype(ml_dtypes.uint4), scale, format="uint4_g64", **offsets)
+
+
+@pytest.mark.parametrize("scales", ["float16", "bfloat16", "float32"])
+def test_biases_of_whole_scales_become_zero_points(scales):
+    q = symmetric(scales, rounded="float16" if scales == "float32" else "")
+    for convention in ("compressed-tensors", "gptq", "awq", "int4_g64"):
+        for given in (q, q.mT):
+            other = given.to(convention)
+            assert other.receipt.is_exact
+            assert (other.biases, other.axis) == (None, given.axis)
+            assert raw_bytes(other.dequantize()) == raw_bytes(given.dequantize())
+    assert q.to("gptq").zero_points.to_numpy().tobytes() == b"\x08" * (N * K // GROUP)
+    assert q.to("int4_g64").zero_points is None
+    assert q.to("mlx").biases is not None
+
+
+def test_zero_points_of_long_scales_are_rounded_otherwise_which_is_told():
+    """The product of a code and a scale is rounded, and so is its sum with the bias."""
+    q = symmetric("float32")
+    q = ScaledTensor.from_parts(q.data, q.scales.to_numpy() / 3, format=q.format, biases=q.scales.to_numpy() / 3 * -8)
+    other = q.to("int4_g64")
+    assert (other.biases, other.zero_points) == (None, None)
+    assert raw_bytes(other.scales) == raw_bytes(q.scales)
+    assert not other.receipt.is_exact
+    assert other.receipt.largest_error < 1e-6
+
+
+def test_other_biases_stay_biases():
+    q = symmetric("float32", rounded="bfloat16")
+    for change in (1.001, 2, -1, np.nan):
+        biases = q.biases.to_numpy().copy()
+        biases[3, 1] *= change
+        other = ScaledTensor.from_parts(q.data, q.scales, format=q.format, biases=biases)
+        assert other.to("gptq").biases is not None
+
+
+def test_symmetric_codes_get_a_sign_where_all_of_a_model_are_symmetric(tmp_path):
+    """transformers loads experts of compressed-tensors without zero points alone; fused layers are to be alike."""
+    (tmp_path / "a").mkdir()
+    names = [f"layers.0.{name}_proj.weight" for name in ("q", "k", "v")]
+    given = {names[0]: symmetric("float16", biased=False), names[1]: symmetric("float16")}
+    for name, q in given.items():
+        checkpoints.save(tmp_path / "a" / f"{name}.safetensors", {name: q})
+    (tmp_path / "a" / "config.json").write_text("{}")
+    checkpoints.convert_model(tmp_path / "a", tmp_path / "b", "compressed-tensors")
+    loaded = checkpoints.load(tmp_path / "b")
+    scheme = json.loads((tmp_path / "b" / "config.json").read_text())["quantization_config"]["config_groups"]["group_0"]
+    assert scheme["weights"]["symmetric"]
+    for name, q in given.items():
+        assert (loaded[name].format, loaded[name].zero_points) == ("int4_g64", None)
+        assert raw_bytes(loaded[name].dequantize()) == raw_bytes(q.dequantize())
+    checkpoints.convert_model(tmp_path / "b", tmp_path / "c", "gptq")
+    back = checkpoints.load(tmp_path / "c")
+    for name, q in given.items():
+        assert raw_bytes(back[name].data) == raw_bytes(q.data)
+    checkpoints.save(tmp_path / "a" / "v.safetensors", {names[2]: join_parts(of_gptq()[0])["up.weight"]})
+    checkpoints.convert_model(tmp_path / "a", tmp_path / "d", "compressed-tensors")
+    assert {str(q.format) for q in checkpoints.load(tmp_path / "d").values()} == {"uint4_g64"}
+
+
 def test_columns_in_an_order_of_their_own_stay_in_parts_and_are_named(tmp_path):
     order = np.random.default_rng(0).permutation(np.arange(K) // GROUP).astype(np.int32)
     parts, _ = of_gptq(order=order)
