@@ -14,6 +14,16 @@ from typing import BinaryIO
 
 TEMPORARY = ".dlfp4-{}.tmp"  # the name of a file that is being written, on file systems where it must have one
 
+# ---- Paths
+
+
+def as_path(what: str, path: object) -> Path:
+    """A path; TypeError where that argument is none."""
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"{what} is of type {type(path).__name__}; expected a path of type str or os.PathLike")
+    return Path(path)
+
+
 # ---- Reading
 
 

@@ -31,6 +31,7 @@ from dlfp4.checkpoints import (
 from dlfp4.checkpoints.folders import Outcome, Report, Tick
 from dlfp4.checkpoints.models import Files, ModelPath, Shard
 from dlfp4.checkpoints.names import is_part
+from dlfp4.files import as_path
 
 OWN = "dlfp4"
 GGUF = "gguf"
@@ -116,7 +117,8 @@ def convert_model(
     """
     if convention not in TARGETS:
         raise ValueError(f"convention={convention!r}: expected one of {', '.join(TARGETS)}")
-    place = Path(target)
+    folders.check_callers(executor, report)
+    place = as_path("target", target)
     if convention == GGUF or gguf_files.is_gguf(source):
         folders.check_file(own_files(source), place)
         return convert_gguf(source, place, convention, report)

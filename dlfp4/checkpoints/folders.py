@@ -102,6 +102,14 @@ def no_tick(name: str) -> None:
 # ---- Before the work
 
 
+def check_callers(executor: object, report: object) -> None:
+    """TypeError for what cannot run the work, or be told of it."""
+    if executor is not None and not callable(getattr(executor, "submit", None)):
+        raise TypeError(f"executor is of type {type(executor).__name__}; expected a concurrent.futures.Executor")
+    if report is not None and not callable(report):
+        raise TypeError(f"report is of type {type(report).__name__}; expected a function of a name and two numbers")
+
+
 def check_target(files: Files, target: Path) -> None:
     """OSError or ValueError where no folder of a model can be made."""
     if target.exists() and not target.is_dir():

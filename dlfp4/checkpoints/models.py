@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 from dlfp4 import Tensor
 from dlfp4.checkpoints import safetensors
 from dlfp4.checkpoints.conventions import MARKER
-from dlfp4.files import read_whole
+from dlfp4.files import as_path, read_whole
 from dlfp4.parsing import MOST_BYTES, parse_object, shown
 
 ModelPath: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
@@ -85,7 +85,7 @@ def find(path: ModelPath) -> Files:
         There is nothing at `path`.
     """
     if not isinstance(path, str | os.PathLike):
-        return of_several([Path(each) for each in path])
+        return of_several(as_paths(path))
     place = Path(path)
     if place.is_dir():
         return of_folder(place)
@@ -101,7 +101,17 @@ def is_folder(path: ModelPath) -> bool:
 
 def named(path: ModelPath) -> str:
     """What messages call a model."""
-    return os.fspath(path) if isinstance(path, str | os.PathLike) else ", ".join(os.fspath(each) for each in path)
+    return os.fspath(path) if isinstance(path, str | os.PathLike) else ", ".join(map(str, as_paths(path)))
+
+
+def as_paths(paths: Any) -> list[Path]:
+    """The paths of files given one by one; TypeError where it is none, or no list."""
+    if not isinstance(paths, Sequence) or isinstance(paths, bytes):
+        raise TypeError(
+            f"the model is of type {type(paths).__name__}; expected the path of a file, of a folder or of an index, or "
+            "the list of its files"
+        )
+    return [as_path(f"file {number} of the model", path) for number, path in enumerate(paths)]
 
 
 def of_several(paths: list[Path]) -> Files:

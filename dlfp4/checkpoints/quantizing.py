@@ -28,6 +28,7 @@ from dlfp4.checkpoints.folders import Outcome, Report, Tick
 from dlfp4.checkpoints.models import Files, ModelPath, Shard
 from dlfp4.checkpoints.names import last, module_of
 from dlfp4.checkpoints.selection import Choice, choose, described, quantize_chosen, recipe_of, shared_global_scale
+from dlfp4.files import as_path
 from dlfp4.formats import FLOATS, Format, RecipeName, offset_parts
 
 GPT_OSS = "gpt-oss"
@@ -135,7 +136,8 @@ def quantize_model(
     ids int64: no float32, bfloat16 or float16
     """
     chosen = _find_format(format)
-    files, place = models.find(source), Path(target)
+    folders.check_callers(executor, report)
+    files, place = models.find(source), as_path("target", target)
     whole = models.is_folder(source)
     if whole:
         folders.check_target(files, place)

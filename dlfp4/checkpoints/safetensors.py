@@ -17,13 +17,12 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
 from typing import Any, Self
 
 import dlfp4
 from dlfp4 import Tensor
 from dlfp4.extents import BEYOND, bounded_product
-from dlfp4.files import open_file, replacing
+from dlfp4.files import as_path, open_file, replacing
 from dlfp4.frameworks import base
 from dlfp4.parsing import MOST_BYTES, parse_object, shown
 
@@ -76,7 +75,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str
     ValueError
         The file is not a safetensors file, or is damaged; the message says what is wrong with it.
     """
-    with open_file(path) as file:
+    with open_file(as_path("path", path)) as file:
         size = os.fstat(file.fileno()).st_size
         if size < LENGTH:
             raise ValueError(f"{path} is no safetensors file: it has {size} bytes, expected at least {LENGTH}")
@@ -226,7 +225,7 @@ def writing(
     header = make_header(layout, order, metadata)
     missing = dict(zip(order, accumulate((layout[name].nbytes for name in order), initial=len(header)), strict=False))
     size = len(header) + sum(tensor.nbytes for tensor in layout.values())
-    with replacing(Path(path), size=size) as file, Background(file.fileno()) as background:
+    with replacing(as_path("path", path), size=size) as file, Background(file.fileno()) as background:
         background.write(memoryview(header), 0)
 
         def put(name: str, tensor: Tensor) -> None:

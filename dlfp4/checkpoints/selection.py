@@ -18,7 +18,7 @@ import numpy as np
 import dlfp4
 from dlfp4 import Recipe, ScaledTensor, Tensor
 from dlfp4._core import _buffers_of, _find_format
-from dlfp4.checkpoints.conventions import as_it_comes_back, find_spelling, scales_shape
+from dlfp4.checkpoints.conventions import as_it_comes_back, check_mapping, find_spelling, scales_shape
 from dlfp4.checkpoints.names import fused_with, is_part, last, module_of
 from dlfp4.extents import count_elements
 from dlfp4.formats import FLOATS, Format, find_recipe
@@ -119,6 +119,7 @@ def choose(
     """
     if axis not in (None, -1, -2):
         raise ValueError(f"axis={axis!r}: expected None, -1 (experts, out, in) or -2 (experts, in, out)")
+    check_mapping("tensors", tensors, "tensors")
     chosen = _find_format(format)
     if convention is not None:
         find_spelling(chosen, convention)
@@ -283,6 +284,8 @@ def fit(choice: Choice, shape: tuple[int, ...], format: Format, convention: str 
 
 def find_matches(option: str, patterns: Iterable[str], names: Collection[str]) -> set[str]:
     """The names that match one of the patterns; ValueError for a pattern that matches none, such as a misspelt one."""
+    if not are_strings(patterns):
+        raise TypeError(f"{option}={patterns!r}: expected a list of patterns of type str")
     found: set[str] = set()
     for pattern in patterns:
         matches = as_test(option, pattern)
@@ -294,6 +297,13 @@ def find_matches(option: str, patterns: Iterable[str], names: Collection[str]) -
             raise ValueError(f"{option}={pattern!r} matches no tensor of the model; its names are like {some}{near}")
         found |= matched
     return found
+
+
+def are_strings(patterns: object) -> bool:
+    """Whether these are several strings, not one."""
+    if isinstance(patterns, str) or not isinstance(patterns, Collection):
+        return False
+    return all(isinstance(pattern, str) for pattern in patterns)
 
 
 def as_test(option: str, pattern: str) -> Callable[[str], bool]:

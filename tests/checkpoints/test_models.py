@@ -183,3 +183,46 @@ def test_no_model(tmp_path):
         checkpoints.load([])
     with pytest.raises(FileNotFoundError):
         checkpoints.load(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("path", [None, 3, {}, [None], np.zeros(3, np.uint8)], ids=repr)
+def test_what_is_no_path_is_named(tmp_path, path):
+    file = tmp_path / "a.safetensors"
+    checkpoints.save(file, {"up_proj.weight": np.ones((64, 64), np.float32)})
+    what = "file 0 of the model is of type NoneType" if isinstance(path, list) else "the model is of type"
+    for read in (
+        checkpoints.load,
+        checkpoints.inspect,
+        lambda path: checkpoints.quantize_model(path, tmp_path / "b", "nvfp4"),
+        lambda path: checkpoints.convert_model(path, tmp_path / "b", "dlfp4"),
+    ):
+        with pytest.raises(TypeError, match=what):
+            read(path)
+    for what, write in (
+        ("path", checkpoints.read_metadata),
+        ("path", lambda path: checkpoints.save(path, {})),
+        ("target", lambda path: checkpoints.quantize_model(file, path, "nvfp4")),
+        ("target", lambda path: checkpoints.convert_model(file, path, "dlfp4")),
+    ):
+        with pytest.raises(TypeError, match=f"{what} is of type {type(path).__name__}; expected a path"):
+            write(path)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"include": "up_proj"}, "include='up_proj': expected a list of patterns"),
+        ({"exclude": [3]}, r"exclude=\[3\]: expected a list of patterns of type str"),
+        ({"include": None}, "include=None: expected a list of patterns"),
+        ({"executor": 3}, r"executor is of type int; expected a concurrent\.futures\.Executor"),
+        ({"report": 3}, "report is of type int; expected a function"),
+    ],
+    ids=str,
+)
+def test_options_of_other_types_are_named(tmp_path, options, message):
+    checkpoints.save(tmp_path / "a.safetensors", {"up_proj.weight": np.ones((64, 64), np.float32)})
+    with pytest.raises(TypeError, match=message):
+        checkpoints.quantize_model(tmp_path / "a.safetensors", tmp_path / "b", "nvfp4", **options)
+    assert not (tmp_path / "b").exists()
+    with pytest.raises(TypeError, match="tensors is of type NoneType"):
+        checkpoints.selection.choose(None, "nvfp4")
