@@ -119,6 +119,11 @@ def to_torchao(q: ScaledTensor, dtype: Any = "bfloat16") -> Any:
             f"{summary(q)}: torchao's block-scaled tensors are NVFP4 and MX with blocks of one line; q.to('torchao') "
             f"gives such a tensor"
         )
+    if q.global_scale is not None and q.global_scale.size not in (1, count_elements(q.shape[:-2])):
+        raise ValueError(
+            f"{summary(q)} has a global scale a row, and torchao's tensors have one a matrix; q.to(dlfp4.Recipe()) has "
+            f"one, and other codes"
+        )
     if q.data.shape[-1] != q.shape[-1] or q.ndim < 2:
         raise ValueError(f"{summary(q)}: torchao's tensors are matrices of whole blocks, or stacks of such")
     import torch

@@ -528,3 +528,11 @@ def test_files_of_torchao(ao, tmp_path):
         expected = theirs.dequantize(ao.torch.float32).numpy()
         np.testing.assert_array_equal(loaded[name].dequantize().to_numpy(), expected)
     assert checkpoints.inspect(tmp_path).convention == "torchao"
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (2, 32, 64), (2, 2, 64)])
+def test_a_global_scale_a_row_is_refused(ao, shape):
+    q = dlfp4.quantize(make("normal", shape), "nvfp4", recipe=dlfp4.Recipe(global_scale_per="row"))
+    with pytest.raises(ValueError, match="has a global scale a row, and torchao's tensors have one a matrix"):
+        q.to_torchao()
+    assert q.to(dlfp4.Recipe()).to_torchao().shape == shape
