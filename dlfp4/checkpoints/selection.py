@@ -410,6 +410,8 @@ ROLES = (
     role("convolution", r"(\w*_)?s?conv\w*", within=True),
     role("adapter", r"(\w*_)?lora_\w+"),
     role("recurrent weight", r"weight_([ih]h|hr)(_l\d+)?(_reverse)?"),
+    # Into which MTP layers of DeepSeek's and GLM's take what is predicted: engines have no other linear layer for it.
+    role("projection that engines do not quantize", r"eh_proj"),
     role("token", r"\w*_tokens?(\.weight)?$|no_object_pointer$"),
 )  # fmt: skip
 # Last components by which the weight of a linear layer is called; a bare name says nothing against it.
@@ -504,8 +506,8 @@ class Model:
         if self.role_of(name):
             return ""
         module, own = module_of(name), last(name)
-        beside = [f"{own}_{suffix}" for suffix in OF_WEIGHTS]
-        if own in ("weight", "kernel", "w"):
+        beside = [f"{own}.absmax", *(f"{own}_{suffix}" for suffix in OF_WEIGHTS)]
+        if own in ("weight", "kernel", "w", "W_q"):
             beside += OF_WEIGHTS
         names = (f"{module}.{each}" if module else each for each in beside)
         return next((other for other in names if other in self.shapes), "")

@@ -41,6 +41,8 @@ QUANTIZED = {
     "scales alone": {"weight_scale": (B, (64, 32))},
     "inverse scales alone": {"weight_scale_inv": ("float32", (256, 64))},
     "floats with scales": {"weight": (B, (64, 512)), "weight_scale": (B, (64, 32))},
+    "bitsandbytes viewed as bfloat16": {"weight": (B, (8192, 1)), "weight.absmax": ("float32", (512,))},
+    "HQQ viewed as float16": {"W_q": ("float16", (64, 128)), "scale": ("float16", (512, 1))},
     "floats smoothed": {"weight": (B, (64, 512)), "pre_quant_scale": ("float32", (512,))},
 }  # fmt: skip
 
@@ -49,12 +51,13 @@ def kept(shapes, format="mxfp4", **options):
     return {choice.name: choice.reason for choice in choose(shapes, format, **options).values() if not choice.quantized}
 
 
+@pytest.mark.parametrize("include", [(), ("layers",)])
 @pytest.mark.parametrize("format", ["nvfp4", "mxfp4", "fp8_e4m3", "mxfp8_e4m3", "fp8_128x128"])
 @pytest.mark.parametrize("convention", QUANTIZED)
-def test_what_is_quantized_is_kept(convention, format):
+def test_what_is_quantized_is_kept(convention, format, include):
     layer = {f"model.layers.0.up_proj.{name}": described for name, described in QUANTIZED[convention].items()}
     other = {"model.layers.1.up_proj.weight": MATRIX}
-    reasons = kept(layer | other, format)
+    reasons = kept(layer | other, format, include=include)
     assert reasons.keys() == layer.keys()
     assert all(reasons.values())
 
@@ -113,6 +116,7 @@ def test_one_projection_of_a_stack_may_be_quantized_and_the_other_not():
         ("audio_tower.audio_bos_eos_token.weight", (2, 64), "token"),
         ("mask_decoder.mask_tokens.weight", (4, 64), "token"),
         ("no_object_pointer", (1, 64), "token"),
+        ("model.layers.61.eh_proj.weight", (64, 128), "projection that engines do not quantize"),
         ("query_feat.weight", (300, 64), "embedding; include_embeddings"),
         ("transformer_module.queries_features.weight", (100, 64), "embedding; include_embeddings"),
         ("transformer.w.weight", (1000, 64), "embedding; include_embeddings"),
