@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -22,6 +23,8 @@ from dlfp4.checkpoints.names import module_of
 
 KEY = "quantization_config"
 MODELOPT = "hf_quant_config.json"
+# Files beside ``config.json`` that say how weights are quantized, each in the words of a convention.
+FILES: Mapping[str, str] = {MODELOPT: "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
 HEAD = "lm_head"
 ROUTER = re.compile(r"(^|\.)block_sparse_moe\.gate$")  # in files
 
@@ -254,12 +257,15 @@ def files_of(facts: Facts, config: Mapping[str, Any] | None) -> dict[str, Mappin
     facts : Facts
         About the quantized weights.
     config : mapping, optional
-        What the model's ``config.json`` holds. What it says of another convention is left out.
+        What the model's ``config.json`` holds. What it says of another convention is left out, unless nothing is
+        quantized in this one.
     """
+    if not facts.quantized:
+        return {} if config is None else {"config.json": config}
     writer, known = WRITERS.get(facts.convention, (None, ()))
     plain = {key: value for key, value in (config or {}).items() if key not in (KEY, "quantization")}
     said: dict[str, Any] = {}
-    if writer is not None and facts.quantized and all(format in known for format in facts.quantized):
+    if writer is not None and all(format in known for format in facts.quantized):
         said = {KEY: writer(facts)} | ({"quantization": writer(facts)} if facts.convention == "mlx" else {})
         if facts.convention == "compressed-tensors" and not facts.quantized.keys().isdisjoint(IN_BFLOAT16):
             said |= dict.fromkeys([key for key in TYPES if key in plain] or TYPES[:1], "bfloat16")
@@ -315,7 +321,12 @@ def is_symmetric(q: ScaledTensor) -> bool:
     return not middle if q.zero_points is None else bool((q.zero_points.to_device("cpu").to_numpy() == middle).all())
 
 
-def method_of(config: Mapping[str, Any]) -> str:
-    """The convention that a configuration names."""
-    section = config[KEY]
-    return str(section.get("quant_method", section)) if isinstance(section, dict) else str(section)
+def find_method(config: Mapping[str, Any] | None, folder: Path) -> tuple[Path, str] | None:
+    """The file of a model that says that weights are quantized, and by which convention; None where none does."""
+    if config and config.get(KEY):
+        section = config[KEY]
+        named = section.get("quant_method", section) if isinstance(section, dict) else section
+        return folder / "config.json", str(named)
+    if config and config.get("quantization"):
+        return folder / "config.json", "mlx"
+    return next(((folder / name, method) for name, method in FILES.items() if (folder / name).is_file()), None)

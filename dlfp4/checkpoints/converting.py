@@ -31,6 +31,7 @@ from dlfp4.checkpoints import (
 from dlfp4.checkpoints.folders import Outcome, Report, Tick
 from dlfp4.checkpoints.models import Files, ModelPath, Shard
 from dlfp4.checkpoints.names import is_part
+from dlfp4.checkpoints.selection import is_packed
 from dlfp4.files import as_path
 
 OWN = "dlfp4"
@@ -72,7 +73,8 @@ def convert_model(
     """Store a quantized model as another convention stores it, on codes and scales.
 
     What is not quantized is copied. Quantized tensors of conventions that dlfp4 does not know are copied, too, as the
-    parts that they are. A folder becomes a folder, with index and configuration, as :func:`quantize_model` makes one.
+    parts that they are; a model of such tensors alone keeps its configuration. A folder becomes a folder, with index
+    and configuration, as :func:`quantize_model` makes one.
 
     Parameters
     ----------
@@ -127,11 +129,12 @@ def convert_model(
         folders.check_target(files, place)
     else:
         folders.check_file(files.shards, place)
-    jobs = plan(models.read(source), place, convention, whole=whole)
+    jobs, converts = plan(models.read(source), place, convention, whole=whole)
     if not whole:
         return [each for _, outcomes in folders.run(jobs, work, executor=executor, report=report) for each in outcomes]
     config = folders.read_config(files)
-    results = folders.make(files, place, jobs, work, executor=executor, report=report, without=[configs.MODELOPT])
+    without = configs.FILES if converts else ()
+    results = folders.make(files, place, jobs, work, executor=executor, report=report, without=without)
     outcomes = [outcome for each in results.values() for outcome in each]
     sizes = {job.target: sizes_of(job.target) for job in jobs}
     models.check_names(Files(place, tuple(map(Path, sizes))), sizes)
@@ -150,10 +153,13 @@ def sizes_of(path: str) -> dict[str, int]:
 # ---- Safetensors to safetensors
 
 
-def plan(shards: Sequence[Shard], place: Path, convention: str, *, whole: bool) -> list[Job]:
-    """A job for each file: its tensors are those whose data it holds, wherever their other parts lie."""
+def plan(shards: Sequence[Shard], place: Path, convention: str, *, whole: bool) -> tuple[list[Job], bool]:
+    """A job for each file, whose tensors are those whose data it holds, wherever their other parts lie; and whether any
+    of them is quantized.
+    """
     tensors = joining.joined(shards)
-    changes = changes_of([x for x in tensors.values() if isinstance(x, ScaledTensor)], convention)
+    quantized = [x for x in tensors.values() if isinstance(x, ScaledTensor)]
+    changes = changes_of(quantized, convention)
     members: list[list[str]] = [[] for _ in shards]
     for name in tensors:
         members[place_of(name, shards)].append(name)
@@ -164,7 +170,7 @@ def plan(shards: Sequence[Shard], place: Path, convention: str, *, whole: bool) 
         others = () if complete else tuple(each.path for each in (*shards[:number], *shards[number + 1 :]))
         target = place / Path(shard.path).name if whole else place
         jobs.append(Job(shard.path, str(target), tuple(names), others, convention, changes))
-    return jobs
+    return jobs, bool(quantized)
 
 
 def changes_of(quantized: Sequence[ScaledTensor], convention: str) -> dict[str, str]:
@@ -220,7 +226,8 @@ def converted(
 ) -> tuple[Tensor | ScaledTensor, Outcome]:
     """A tensor that the convention holds, and what became of it."""
     if not isinstance(x, ScaledTensor):
-        return x, Outcome(name, x.shape, x.dtype.name, "", x.nbytes, x.nbytes, math.nan)
+        kept = "quantized in a way that is not converted: kept" if is_packed(name, x.dtype.name, x.shape) else ""
+        return x, Outcome(name, x.shape, x.dtype.name, "", x.nbytes, x.nbytes, math.nan, kept)
     told = configs.has_pow2_scales(x), configs.is_symmetric(x)
     outcome = Outcome(name, x.shape, x.format.name, x.format.name, x.nbytes, x.nbytes, math.nan, "", *told)
     if convention == OWN:

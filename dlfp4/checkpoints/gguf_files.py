@@ -83,7 +83,7 @@ def read(path: str) -> tuple[dict[str, Tensor | ScaledTensor], dict[str, Any]]:
         unit = entries.get(scale_name(name))
         try:
             tensors[name] = as_tensor(library, entry, None if unit is None else np.array(unit.data, np.float32))
-        except (ValueError, TypeError, BufferError) as error:
+        except (ValueError, TypeError, BufferError, NotImplementedError) as error:
             raise ValueError(f"{path}: {name}: {error}") from error
     return tensors, fields
 

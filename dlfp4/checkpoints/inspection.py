@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 import dlfp4
 from dlfp4 import ScaledTensor, Tensor
-from dlfp4.checkpoints import comfyui, conventions, joining, models, native
+from dlfp4.checkpoints import comfyui, configs, conventions, joining, models, native
 from dlfp4.checkpoints.conventions import SPELLINGS, TORCHAO, Spelling, find_joins, find_unscaled, scales_shape
 from dlfp4.checkpoints.models import ModelPath
 from dlfp4.checkpoints.names import fused_with, is_part, last, listed, module_of
@@ -212,11 +212,8 @@ METHODS = {"fp8": "deepseek", "mxfp4": "gpt-oss", "gpt_oss_mxfp4": "gpt-oss"}
 def method_of(folder: Path) -> str:
     """The convention that the configuration beside the files names; "" where there is none."""
     path = folder / "config.json"
-    if not path.is_file():
-        return "modelopt" if (folder / "hf_quant_config.json").is_file() else ""
-    section = models.read_json(path).get("quantization_config")
-    method = section.get("quant_method") if isinstance(section, dict) else None
-    return METHODS.get(method, method) if isinstance(method, str) else ""
+    found = configs.find_method(models.read_json(path) if path.is_file() else None, folder)
+    return METHODS.get(found[1], found[1]) if found else ""
 
 
 def convention_of(spelling: Spelling, format: Format, method: str) -> str:

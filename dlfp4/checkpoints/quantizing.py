@@ -179,7 +179,7 @@ def quantize_model(
         done = folders.run(jobs, work, executor=executor, report=report)
         return [outcome for _, outcomes in done for outcome in outcomes]
     config = folders.read_config(files)
-    check_config(config, jobs, files.folder / folders.CONFIG)
+    check_config(config, jobs, files.folder)
     needed = {target: sum(of_tensors.values()) for target, of_tensors in sizes.items()}
     results = folders.make(files, place, jobs, work, executor=executor, report=report, sizes=needed)
     outcomes = [outcome for each in results.values() for outcome in each]
@@ -278,19 +278,20 @@ def lay_out(job: Job, tensors: Mapping[str, Tensor | ScaledTensor]) -> tuple[dic
         raise ValueError(f"{job.source}: {error}") from error
 
 
-def check_config(config: Mapping[str, Any] | None, jobs: Sequence[Job], path: Path) -> None:
+def check_config(config: Mapping[str, Any] | None, jobs: Sequence[Job], folder: Path) -> None:
     """ValueError where a configuration would have to name two conventions."""
     quantizes = any(choice.quantized for job in jobs for choice in job.choices.values())
-    if config is not None and configs.KEY in config and jobs[0].convention is not None and quantizes:
+    found = configs.find_method(config, folder) if jobs[0].convention is not None and quantizes else None
+    if found:
         raise ValueError(
-            f"{path} says that the model is quantized already, by {configs.method_of(config)!r}, and loaders take one "
-            "convention; convert the model instead, or leave out the convention"
+            f"{found[0]} says that the model is quantized already, by {found[1]!r}, and loaders take one convention; "
+            "convert the model instead, or leave out the convention"
         )
 
 
 def configured(config: Mapping[str, Any] | None, job: Job, outcomes: Sequence[Outcome]) -> dict[str, Mapping[str, Any]]:
     """The configuration files of the new model, by name."""
-    if job.convention is None or not any(outcome.format for outcome in outcomes):
+    if job.convention is None:
         return {} if config is None else {folders.CONFIG: config}
     return configs.files_of(configs.facts_of(job.convention, outcomes), config)
 

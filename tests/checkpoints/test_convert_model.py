@@ -141,6 +141,52 @@ def test_a_folder(model, tmp_path):
     assert index["weight_map"][f"{UPPER}_global_scale"] == "1.safetensors"
 
 
+PARTS = {  # that no convention here has: bitsandbytes' and HQQ's
+    "bitsandbytes": {
+        f"{UPPER}": np.ones((4096, 1), np.uint8),
+        f"{UPPER}.absmax": np.ones(128, np.float32),
+        f"{UPPER}.quant_map": np.ones(16, np.float32),
+        f"{UPPER}.quant_state.bitsandbytes__nf4": np.ones(81, np.uint8),
+    },
+    "hqq": {
+        "model.layers.0.up_proj.W_q": np.ones((32, 128), np.uint8),
+        "model.layers.0.up_proj.scale": np.ones((128, 1), np.float16),
+        "model.layers.0.up_proj.zero": np.ones((128, 1), np.float16),
+    },
+}
+
+
+@pytest.mark.parametrize("method", PARTS)
+def test_what_is_not_converted_keeps_its_bytes_and_its_configuration(tmp_path, method):
+    source, target = tmp_path / "a", tmp_path / "b"
+    source.mkdir()
+    given = {**PARTS[method], "norm.weight": NORM}
+    checkpoints.save(source / "model.safetensors", given, {"format": "pt"})
+    config = {"quantization_config": {"quant_method": method}, "dtype": "float16"}
+    (source / "config.json").write_text(json.dumps(config))
+    (source / "hf_quant_config.json").write_text("{}")
+    outcomes = checkpoints.convert_model(source, target, "compressed-tensors")
+    told = [each.name for each in outcomes if each.reason == "quantized in a way that is not converted: kept"]
+    assert told == [name for name in given if name in (UPPER, "model.layers.0.up_proj.W_q")]
+    loaded = checkpoints.load(target, join=False)
+    assert {name: x.to_numpy().tobytes() for name, x in loaded.items()} == {
+        name: x.tobytes() for name, x in given.items()
+    }
+    assert json.loads((target / "config.json").read_text()) == config
+    assert (target / "hf_quant_config.json").read_text() == "{}"
+
+
+def test_files_of_another_convention_are_left(tmp_path):
+    source = tmp_path / "a"
+    source.mkdir()
+    checkpoints.save(source / "model.safetensors", {UPPER: dlfp4.quantize(UP, "uint4_g32")}, convention="awq")
+    for name in ("hf_quant_config.json", "quantize_config.json", "quant_config.json", "generation_config.json"):
+        (source / name).write_text("{}")
+    checkpoints.convert_model(source, tmp_path / "b", "gptq")
+    names = {path.name for path in (tmp_path / "b").iterdir() if not path.name.startswith(".")}
+    assert names == {"model.safetensors", "generation_config.json"}
+
+
 def test_executor(model, tmp_path):
     with concurrent.futures.ThreadPoolExecutor(2) as executor:
         checkpoints.convert_model(model, tmp_path / "out", "compressed-tensors", executor=executor)
@@ -218,6 +264,16 @@ def test_what_llama_cpp_quantizes_otherwise_is_decoded(tmp_path):
     expected = gguf.quants.dequantize(gguf.quants.quantize(UP, kind), kind)
     np.testing.assert_array_equal(loaded["w.weight"].to_numpy(), expected)
     assert loaded["b"].to_numpy().tobytes() == EXPERTS.tobytes()
+
+
+def test_blocks_that_the_package_does_not_decode_are_named(tmp_path):
+    gguf = pytest.importorskip("gguf")
+    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
+    writer.add_tensor("w.weight", np.zeros((2, 292), np.uint8), raw_dtype=gguf.GGMLQuantizationType.Q8_K)
+    for write in ("write_header_to_file", "write_kv_data_to_file", "write_tensors_to_file", "close"):
+        getattr(writer, write)()
+    with pytest.raises(ValueError, match=r"a\.gguf: w\.weight: Dequantization for Q8_K"):
+        checkpoints.convert_model(tmp_path / "a.gguf", tmp_path / "a.safetensors", "dlfp4")
 
 
 @pytest.mark.parametrize(("format", "mode", "bits"), [("mxfp4", "mxfp4", 4), ("mxfp8_e4m3", "mxfp8", 8)])

@@ -207,6 +207,14 @@ def test_files_that_are_none_and_bytes(tmp_path, look):
         inspect(content)
 
 
+def test_modelopts_own_file_names_it_too(tmp_path, look):
+    """Its exporter has not always said it in config.json."""
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "hf_quant_config.json").write_text("{}")
+    assert [flag.fault for flag in look({DOWN: quantized()}, "compressed-tensors").flags] == ["configuration"]
+    assert look({DOWN: quantized()}, "modelopt").flags == ()
+
+
 def run(*arguments):
     command = [sys.executable, "-P", "-m", "dlfp4", "inspect", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

@@ -164,6 +164,26 @@ def test_scales_have_the_type_in_which_loaders_multiply(model, target, conventio
         assert dtype == types["down_proj" in name]  # up_proj is bfloat16, down_proj float32
 
 
+@pytest.mark.parametrize(
+    ("file", "content", "method"),
+    [
+        ("config.json", {"quantization_config": {"quant_method": "awq"}}, "awq"),
+        ("config.json", {"quantization": {"bits": 4}}, "mlx"),
+        ("hf_quant_config.json", {}, "modelopt"),
+        ("quantize_config.json", {}, "gptq"),
+        ("quant_config.json", {}, "awq"),
+    ],
+)
+def test_a_model_that_says_it_is_quantized_gets_no_second_convention(model, target, file, content, method):
+    (model / file).write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=f"{file} says that the model is quantized already, by '{method}'"):
+        checkpoints.quantize_model(model, target, "nvfp4", convention="compressed-tensors")
+    assert not target.exists()
+    (model / file).write_text(json.dumps({"quantization_config": None}))
+    if file == "config.json":
+        checkpoints.quantize_model(model, target, "nvfp4", convention="compressed-tensors")
+
+
 def test_phimoe_keeps_its_routers_by_both_names(model, target):
     """transformers' routers are linear layers called otherwise than in files; it would look for their scales."""
     router = np.ones((4, 64), np.float32)
