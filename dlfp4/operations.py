@@ -266,10 +266,20 @@ def _dequantize(q: TensorProto, *, dtype: str) -> TensorProto:
 
 
 def _vecdot(a: TensorProto, b: TensorProto, *, axis: int = -1) -> TensorProto:
-    rank = max(len(a.shape), len(b.shape))
-    shape = [broadcast(*pair) for pair in zip(*(aligned(x.shape, rank) for x in (a, b)), strict=True)]
-    del shape[axis]
+    shapes = without_axis(a.shape, axis, "a"), without_axis(b.shape, axis, "b")
+    rank = max(map(len, shapes))
+    shape = [broadcast(*pair) for pair in zip(*(aligned(each, rank) for each in shapes), strict=True)]
     return TensorProto(tuple(shape), "float32")
+
+
+def without_axis(shape: tuple[int, ...], axis: int, name: str) -> tuple[int, ...]:
+    """The axes of an operand that are not summed over, which broadcast: only then do those of two ranks align."""
+    if not shape:
+        raise ValueError(f"{name} is 0-d and has no axis to sum over; reshape it to (1,) first")
+    if not -len(shape) <= axis < len(shape):
+        raise ValueError(f"axis={axis} of {name}, which has {len(shape)} dimensions")
+    along = axis % len(shape)
+    return shape[:along] + shape[along + 1 :]
 
 
 def aligned(shape: tuple[int, ...], rank: int) -> tuple[int, ...]:

@@ -227,15 +227,16 @@ def vecdot(a: Any, b: Any, axis: int = -1) -> Array:
     >>> dlfp4.jax.vecdot(x, x)
     Array([30., 14.], dtype=float32)
     """
+    along = _core._parse_integer(axis, "axis")
     left, right = (settled(x) for x in both(a, b, ("a", "b"), (None, None)))
     (of_a, arrays), (of_b, others) = described(left), described(right)
-    (result,) = call(VECDOT, (of_a, of_b), [*arrays, *others], axis=axis)
-    return carry_product(functools.partial(sum_values, axis), result, left, right)
+    (result,) = call(VECDOT, (of_a, of_b), [*arrays, *others], axis=along)
+    return carry_product(functools.partial(sum_values, along), result, left, right)
 
 
 def sum_values(axis: int, a: Array, b: Array) -> Array:
-    """The sums of products of values."""
-    return jnp.sum(a * b, axis)
+    """The sums of products of values along an axis of each; the others broadcast."""
+    return jnp.sum(jnp.moveaxis(a, axis, -1) * jnp.moveaxis(b, axis, -1), -1)
 
 
 def dot(a: Any, b: Any) -> Array:

@@ -256,8 +256,9 @@ def rule_of_one_call(operands: Protos, options: dict[str, Any], shapes: Shapes) 
 
 def summed(operands: Protos, options: dict[str, Any]) -> Protos:
     """Of dot and vecdot, of operands that fit."""
-    plan_vecdot(operands, (), options, 1, ())
-    return (operations.OPERATIONS["vecdot"].result(*operands, **options),)
+    results = (operations.OPERATIONS["vecdot"].result(*operands, **options),)
+    plan_vecdot(operands, results, options, 1, ())
+    return results
 
 
 def plan_vecdot(

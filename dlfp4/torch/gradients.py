@@ -231,10 +231,11 @@ def vecdot_backward(
     grad: torch.Tensor, a: Parts, b: Parts, *, wanted: Any, axis: int = -1, **_: Any
 ) -> tuple[Any, ...]:
     """By the decoded other operand."""
-    along = grad.unsqueeze(axis)
+    along = grad.unsqueeze(-1)
 
     def of(x: Parts, other: Parts) -> torch.Tensor:
-        return (along * decoded(other, grad.dtype)).sum_to_size(x.data.shape).to(x.data.dtype)
+        product = along * decoded(other, grad.dtype).movedim(axis, -1)
+        return product.sum_to_size(x.data.movedim(axis, -1).shape).movedim(-1, axis).to(x.data.dtype)
 
     return of(a, b) if wanted[0] else None, of(b, a) if wanted[1] else None
 
@@ -252,10 +253,15 @@ def vecdot_tangent(
     """The product rule."""
     terms = []
     if t_a is not None:
-        terms.append((t_a.to(dtype) * decoded(b, dtype)).sum(axis))
+        terms.append(sums_of_products(t_a.to(dtype), decoded(b, dtype), axis))
     if t_b is not None:
-        terms.append((decoded(a, dtype) * t_b.to(dtype)).sum(axis))
+        terms.append(sums_of_products(decoded(a, dtype), t_b.to(dtype), axis))
     return sum(terms[1:], terms[0])
+
+
+def sums_of_products(a: torch.Tensor, b: torch.Tensor, axis: int) -> torch.Tensor:
+    """Along an axis of each; the others broadcast."""
+    return (a.movedim(axis, -1) * b.movedim(axis, -1)).sum(-1)
 
 
 RULES: Mapping[str, Rule] = MappingProxyType(

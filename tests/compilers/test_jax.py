@@ -1,5 +1,7 @@
 """dlfp4.jax on one device: the bytes of eager calls from compiled ones, for every format, and JAX's transformations."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -142,6 +144,28 @@ def test_products_of_plain_and_quantized_operands():
         assert to_bytes(result) == to_bytes(expected)
 
 
+@pytest.mark.parametrize(
+    ("of_a", "of_b", "axis"),
+    [
+        ((4,), (4, 7), 0),
+        ((4, 7), (4,), 0),
+        ((4, 1), (4,), 0),
+        ((3, 4), (2, 4, 3), 1),
+        ((4, 3), (4, 5, 3), 0),
+        ((2, 3, 4), (3, 4), -1),
+    ],
+)
+def test_operands_of_two_ranks_are_summed_along_an_axis_of_each(of_a, of_b, axis):
+    a, b = (np.random.default_rng(0).standard_normal(shape).astype(np.float32) for shape in (of_a, of_b))
+    expected = dlfp4.vecdot(a, b, axis)
+    result = jax.jit(functools.partial(dj.vecdot, axis=axis))(a, b)
+    assert (result.shape, to_bytes(result)) == (expected.shape, to_bytes(expected))
+    found = jax.grad(lambda a, b: dj.vecdot(a, b, axis).sum(), (0, 1))(a, b)
+    own = jax.grad(lambda a, b: (jax.numpy.moveaxis(a, axis, -1) * jax.numpy.moveaxis(b, axis, -1)).sum(), (0, 1))(a, b)
+    for gradient, exact in zip(found, own, strict=True):
+        np.testing.assert_allclose(gradient, exact, rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("activation", ["fp8_1x128", "mxfp8", "fp8_row"])
 def test_activations(activation):
     w = dlfp4.quantize(X, "fp8_128x128")
@@ -209,6 +233,10 @@ def test_refusals_are_those_of_eager_calls():
         (dlfp4.BackendError, lambda lib: lib.matmul(X, X.view(np.int32).T)),
         (TypeError, lambda lib: lib.vecdot(X, X.view(np.int32))),
         (ValueError, lambda lib: lib.vecdot(X, X[:, :1])),
+        (ValueError, lambda lib: lib.vecdot(X, X, 2)),
+        (ValueError, lambda lib: lib.vecdot(X, X[0], -2)),
+        (ValueError, lambda lib: lib.vecdot(X[0], np.zeros((), np.float32))),
+        (TypeError, lambda lib: lib.vecdot(X, X, None)),
     ]
     for error, case in cases:
         with pytest.raises(error) as eager:

@@ -170,6 +170,13 @@ def test_sums_of_products():
     assert torch.equal(dt.vecdot(pairs, pairs), dlfp4.vecdot(pairs, pairs).to_torch())
     assert torch.equal(dt.vecdot(x, x[0]), dlfp4.vecdot(x, x[0]).to_torch())
     assert torch.equal(dt.vecdot(x, x, axis=0), dlfp4.vecdot(x, x, axis=0).to_torch())
+    assert torch.equal(dt.vecdot(x[:, :1], x[:, 0], axis=0), dlfp4.vecdot(x[:, :1], x[:, 0], axis=0).to_torch())
+    for a, b, axis in ((x, x, 2), (x, x[0], -2), (x[0, 0], x[0, 0], -1)):
+        with pytest.raises(ValueError, match=r"has \d dimensions|0-d") as refused:
+            dt.vecdot(a, b, axis)
+        with pytest.raises(ValueError, match=r"has \d dimensions|0-d") as eager:
+            dlfp4.vecdot(a, b, axis)
+        assert str(refused.value) == str(eager.value)
     assert torch.equal(dt.dot(x[0], x[1]), dlfp4.dot(x[0], x[1]).to_torch())
 
 

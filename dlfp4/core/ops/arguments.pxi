@@ -8,6 +8,11 @@ cdef object parse_integer(value, str name):
         raise TypeError(f"{name}={value!r} is of type {type(value).__name__}; expected an integer") from None
 
 
+def _parse_integer(value, name):
+    """The same for dlfp4's Python files."""
+    return parse_integer(value, name)
+
+
 cdef list parse_shape(shape):
     """A shape argument as a list of Python integers; their values are not checked."""
     return [parse_integer(extent, "shape") for extent in (shape if isinstance(shape, (tuple, list)) else (shape,))]
