@@ -52,8 +52,13 @@ def text_of(recipe: Recipe) -> str:
 
 
 def signed(seed: int | None) -> int | None:
-    """A seed as schemas have integers: with a sign."""
-    return seed if seed is None or seed < 1 << 63 else seed - (1 << 64)
+    """A seed as schemas have integers: with a sign, which those of 64 bits have not."""
+    if not isinstance(seed, (int, np.integer)):  # None; schemas refuse the others
+        return seed
+    if not 0 <= seed < 1 << 64:
+        raise ValueError(f"seed={seed}: expected an integer from 0 to 2**64 - 1")
+    number = int(seed)
+    return number if number < 1 << 63 else number - (1 << 64)
 
 
 def run(op: Any, args: tuple[Any, ...], out: torch.Tensor | None) -> torch.Tensor:
@@ -64,10 +69,19 @@ def run(op: Any, args: tuple[Any, ...], out: torch.Tensor | None) -> torch.Tenso
             f"function makes: use torch.export"
         )
     if out is not None:
+        check_tensors(out=out)
         op.out(*args, out=out)
         return out
     found: torch.Tensor = op(*args)
     return found
+
+
+def type_of_result(dtype: _DType | None, out: torch.Tensor | None) -> str | None:
+    """The name of the element type that is asked for: that of the memory for a result, unless another one is named."""
+    if dtype is not None or out is None:
+        return name_of(dtype)
+    check_tensors(out=out)
+    return element_name(out.dtype)
 
 
 def is_traced(extent: Any) -> bool:
@@ -233,16 +247,18 @@ def quantize(
     >>> q.data.dtype, tuple(q.data.shape), tuple(q.scales.shape)
     (torch.float4_e2m1fn_x2, (2, 16), (2, 1))
     """
-    axes = list(axis) if isinstance(axis, tuple) else [axis]
+    axes = list(axis) if isinstance(axis, (tuple, list)) else [axis]
     args = arguments_of_quantize(x, format, axes, recipe, global_scale, rounding, seed, scale_layout, pad, hadamard)
     if out is not None:
         results = out if isinstance(out, tuple) and not isinstance(out, Parts) else (out,)
+        if len(results) != len(axes):
+            raise ValueError(f"out has {len(results)} quantized tensors for {len(axes)} axes")
         OPS.quantize.out(*args, out=listed(axes, [as_parts(each) for each in results]))
         return out
     made = quantize_to_bytes(args)
     if FORMAT_ELEMENTS[str(format)] == FP4:
         made = tuple(parts._replace(data=parts.data.view(PAIRS)) for parts in made)
-    return made if isinstance(axis, tuple) else made[0]
+    return made if isinstance(axis, (tuple, list)) else made[0]
 
 
 def arguments_of_quantize(
@@ -355,8 +371,7 @@ def dequantize(q: Any, dtype: _DType | None = None, *, out: torch.Tensor | None 
     tensor(32., dtype=torch.bfloat16)
     """
     a = as_quantized(q)
-    name = name_of(dtype) or ("float32" if out is None else element_name(out.dtype))
-    return run(OPS.dequantize, (*a, name), out)
+    return run(OPS.dequantize, (*a, type_of_result(dtype, out) or "float32"), out)
 
 
 # ---- Products
@@ -474,7 +489,7 @@ def matmul(
     >>> dlfp4.torch.matmul(torch.full((1, 32), 3.0), w.mT)
     tensor([[3., 3.]])
     """
-    name = name_of(out_dtype) or (None if out is None else element_name(out.dtype))
+    name = type_of_result(out_dtype, out)
     return run(OPS.matmul, (*both(a, b), alpha, name, activation, backend), out)
 
 
@@ -529,7 +544,7 @@ def grouped_matmul(
     if offsets is None:
         raise TypeError("offsets is None; expected a torch.Tensor: where the rows of each expert end")
     check_tensors(offsets=offsets, indices=indices, weights=weights)
-    name = name_of(out_dtype) or (None if out is None else element_name(out.dtype))
+    name = type_of_result(out_dtype, out)
     left, right = as_parts(x), as_parts(w)
     operands = (left.data, right.data, offsets, *right[1:], *left[1:])
     return run(OPS.grouped_matmul, (*operands, indices, weights, tokens, alpha, name, activation), out)

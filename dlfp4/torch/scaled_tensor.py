@@ -684,8 +684,8 @@ def quantize(
     if out is not None:
         functions.quantize(x, format, axis=axis, out=out, **options)
         return out
-    axes = axis if isinstance(axis, tuple) else (axis,)
+    axes = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
     # Dynamo takes an autograd.Function for more than the operations in it.
     make = Quantize.apply if isinstance(x, torch.Tensor) and x.requires_grad else encode
     made: tuple[ScaledTensor, ...] = make(x, axes, str(format), options)
-    return made if isinstance(axis, tuple) else made[0]
+    return made if isinstance(axis, (tuple, list)) else made[0]

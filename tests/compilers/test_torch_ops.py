@@ -4,6 +4,7 @@ import importlib
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 import dlfp4
@@ -178,6 +179,32 @@ def test_sums_of_products():
             dlfp4.vecdot(a, b, axis)
         assert str(refused.value) == str(eager.value)
     assert torch.equal(dt.dot(x[0], x[1]), dlfp4.dot(x[0], x[1]).to_torch())
+
+
+def test_arguments_are_those_of_eager_calls():
+    x = randn(64, 64)
+    for seed in (0, 5, 1 << 63, (1 << 64) - 1, np.uint64(1 << 63)):
+        options = {"rounding": "stochastic", "seed": seed}
+        assert as_bytes(dt.cast(x, "float16", **options)) == raw_bytes(dlfp4.cast(x, "float16", **options))
+    for seed in (-1, 1 << 64, (1 << 64) + 5):
+        for call in (dt.cast, dt.quantize, dlfp4.cast):
+            with pytest.raises(ValueError, match=r"from 0 to 2\*\*64 - 1"):
+                call(x, "bfloat16" if call is not dt.quantize else "mxfp4", rounding="stochastic", seed=seed)
+    for made, expected in zip(
+        dt.quantize(x, "nvfp4", axis=[-1, -2]), dlfp4.quantize(x, "nvfp4", axis=(-1, -2)), strict=True
+    ):
+        check_same(parts_of(made.to_dlfp4()), expected)
+    rows, columns = quantize(x, "nvfp4", axis=(-1, -2))
+    for axis, out in ((-1, (rows, columns)), (-1, ()), ((-1, -2), rows), ((-1, -2), (rows, columns, rows))):
+        with pytest.raises(ValueError, match=r"out has \d quantized tensors for \d axes"):
+            quantize(x, "nvfp4", axis=axis, out=out)
+    for call in (
+        lambda out: dt.cast(x, "float16", out=out),
+        lambda out: dt.dequantize(rows, out=out),
+        lambda out: dt.matmul(x, rows.mT, out=out),
+    ):
+        with pytest.raises(TypeError, match=r"out is of type ndarray; expected a torch\.Tensor"):
+            call(np.zeros((64, 64), np.float32))
 
 
 def test_out_forms_write_and_say_so():
