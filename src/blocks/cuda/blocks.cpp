@@ -303,7 +303,9 @@ constexpr KernelTable<DLFP4_LARGEST + 1, kNumSources> kLargestOfColumns([](int k
   return find_kernel(KernelKey(kFindLargestOfEachColumn, kSourceRows[source], kAnything, kAnything, kind));
 });
 
-int64_t threads_of_columns(const QuantizeParams &p) { return p.lines / kStep * divide_up(p.length, kRowsOfThread); }
+int64_t threads_of_columns(const QuantizeParams &p) {
+  return divide_up(p.lines, kColumnsOfBlock) * divide_up(p.length, kRowsOfBlock) * kThreads;
+}
 
 // They stand in the places of scales until all blocks are scaled.
 int find_largest_of_each_column(const Pass &pass, int kind, void *places, uintptr_t stream) {

@@ -17,7 +17,10 @@ DLFP4_RULE int strip_columns(int item) { return 256 / item; }  // 256 bytes of a
 constexpr int kAcrossLength = 32;     // of columns of bytes, the elements that share a scale, or more of them
 constexpr int kSquaresColumns = 128;  // of squares along rows: those of 16 of a warp, larger ones of a block of threads
 constexpr int kColumnsOfThread = 4;   // of columns of bytes that were rotated, those of a thread
-constexpr int kRowsOfThread = 64;     // of columns that have a scale each
+
+// Of columns that have a scale each: a block of threads has steps side by side, whose rows its warps share out.
+constexpr int kRowsOfThread = 32, kRowsOfBlock = kRowsOfThread * (kThreads / kWarpSize);
+constexpr int kColumnsOfBlock = kStep * kWarpSize;
 
 // Shared memory: for what a tile's threads share of a rule, then for its floats, then for codes of a byte.
 constexpr int kTileRuleBytes = 1024;

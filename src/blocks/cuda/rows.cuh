@@ -129,7 +129,7 @@ __device__ inline void quantize_step(const QuantizeParams &p, const EncodeParams
 
 // The number of a block of threads, counted from the end if the tensor was just read: some of its end is cached.
 __device__ inline uint32_t block_number(const QuantizeParams &p) {
-  return p.amax == nullptr ? blockIdx.x : gridDim.x - 1 - blockIdx.x;
+  return p.amax == nullptr && !p.finds_decodes ? blockIdx.x : gridDim.x - 1 - blockIdx.x;
 }
 
 // Blocks of one row. `p.steps` of a thread lie a block of threads apart, and are loaded before the rule is known: two
@@ -359,15 +359,16 @@ __device__ inline void quantize_lines(const QuantizeParams &p, const EncodeParam
 
 // --- Lines that are columns of row-major memory ------------------------------------------------
 
-// Sixteen neighbours of some rows.
+// Sixteen neighbours of some rows, or of none.
 struct ColumnsOfThread {
-  int64_t line, first, last;
+  int64_t of_block, line, first, last;
 
-  __device__ explicit ColumnsOfThread(const QuantizeParams &p) {
-    const int64_t steps = p.lines / kStep, number = global_thread();
-    line = number % steps * kStep;
-    first = number / steps * kRowsOfThread;
-    last = min(first + kRowsOfThread, p.length);
+  __device__ ColumnsOfThread(const QuantizeParams &p, uint32_t block) {
+    const int64_t across = (p.lines + kColumnsOfBlock - 1) / kColumnsOfBlock;
+    of_block = block % across * kColumnsOfBlock;
+    line = of_block + threadIdx.x % kWarpSize * kStep;
+    first = block / across * kRowsOfBlock + threadIdx.x / kWarpSize * kRowsOfThread;
+    last = line < p.lines ? min(first + kRowsOfThread, p.length) : first;
   }
 };
 
@@ -385,10 +386,13 @@ __device__ inline uint32_t *largest_place(const QuantizeParams &p, int64_t line)
   return reinterpret_cast<uint32_t *>(p.scales) + line * p.scale_stride;
 }
 
-// Zero was there before. Of two levels, the largest of what is finite.
+// Zero was there before. Of two levels, the largest of what is finite. Warps meet in shared memory, so that neighbours
+// are raised together.
 template <int Src, int Kind>
 __device__ inline void find_largest_of_columns(const QuantizeParams &p) {
-  const ColumnsOfThread at(p);
+  __shared__ uint32_t shared[kStep][kWarpSize];
+  const ColumnsOfThread at(p, blockIdx.x);
+  for (int i = threadIdx.x; i < kColumnsOfBlock; i += kThreads) shared[i / kWarpSize][i % kWarpSize] = 0;
   uint32_t largest[kStep] = {};
 #pragma unroll 4
   for (int64_t position = at.first; position < at.last; ++position) {
@@ -399,15 +403,19 @@ __device__ inline void find_largest_of_columns(const QuantizeParams &p) {
       if (Kind != DLFP4_TWO_LEVEL || magnitude < kFloatInfinity) largest[i] = max(largest[i], magnitude);
     }
   }
-  if (at.first >= p.length) return;
+  __syncthreads();
 #pragma unroll
-  for (int i = 0; i < kStep; ++i) atomicMax(largest_place<Kind>(p, at.line + i), largest[i]);
+  for (int i = 0; i < kStep; ++i) atomicMax(&shared[i][threadIdx.x % kWarpSize], largest[i]);
+  __syncthreads();
+  for (int i = threadIdx.x; i < kColumnsOfBlock && at.of_block + i < p.lines; i += kThreads)
+    atomicMax(largest_place<Kind>(p, at.of_block + i), shared[i % kStep][i / kStep]);
 }
 
-// Bytes that lie as the elements do.
+// Bytes that lie as the elements do, from the end, for some of it is cached.
 template <int Src, int Dtype>
 __device__ inline void quantize_columns(const QuantizeParams &p, const EncodeParams &encode) {
-  const ColumnsOfThread at(p);
+  const ColumnsOfThread at(p, gridDim.x - 1 - blockIdx.x);
+  if (at.first >= at.last) return;
   float multipliers[kStep];
   bool is_finite = true;
 #pragma unroll
