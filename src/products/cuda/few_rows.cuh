@@ -51,7 +51,7 @@ class FewRows {
   __device__ void run() {
     copy_next();
     let_next_kernel_start();
-    staged_scales_ = held(x_ + cut_.memory.stage + Slice::kStagedScales + lane_ / 4 * (2 * kLayout.groups()));
+    staged_scales_ = held(x_ + cut_.memory.stage + Slice::staged_scales(lane_));
     sums_ = held(x_ + cut_.memory.sums + slot(lane_ / 4, lane_ % 4) * 16);
     wait_for_kernel_before();
     if (threadIdx.x == 0) copy_factors();

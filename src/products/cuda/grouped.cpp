@@ -151,11 +151,10 @@ struct Streaming {
   int warps, shared_bytes, at_once;
 };
 
-Streaming plan_streaming(const dlfp4_cuda_product &product, const Routing &routing) {
+Streaming plan_streaming(const ProductParams &q, int kind, int64_t experts) {
   Streaming plan = {};
-  if (product.rows > kStreamedOnAverage * routing.experts) return plan;
-  plan.shared_bytes =
-      cut_streamed_experts(product_params(product), weight_kind(product.format), &plan.warps, &plan.cut);
+  if (q.rows > kStreamedOnAverage * experts) return plan;
+  plan.shared_bytes = cut_streamed_experts(q, kind, &plan.warps, &plan.cut);
   plan.at_once = kMostStreamingWarps / plan.warps;
   while (plan.at_once > 0 && plan.shared_bytes > grouped_shared_bytes(plan.at_once)) --plan.at_once;
   return plan;
@@ -174,8 +173,8 @@ int multiply_streamed(const Work &work, const dlfp4_cuda_product &product, int f
 
 int multiply_prepared(const Work &work, const dlfp4_cuda_product &product, int factor_step, const Routing &routing,
                       uintptr_t stream) {
-  if (const Streaming plan = plan_streaming(product, routing); plan.at_once > 0)
-    return multiply_streamed(work, product, factor_step, routing, plan, stream);
+  const Streaming plan = plan_streaming(work.product, weight_kind(product.format), routing.experts);
+  if (plan.at_once > 0) return multiply_streamed(work, product, factor_step, routing, plan, stream);
   const bool has_many = product.rows > kFewOnAverage * routing.experts;
   const RoutedRows of = has_many ? kManyRows : kFewRows;
   GroupedParams p = {};

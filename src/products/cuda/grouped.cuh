@@ -30,6 +30,9 @@ class Experts {
   using Lanes = typename KindOf<Kind, Type>::Lanes;
   static constexpr int kSizes = count_sizes(Of), kSizesByX = sizes_by_x(Of), kBox = routed_box(Of);
   static constexpr int kChunks = kBoxBytes / 16, kSharers = count_sharers(Of);
+  // One thread copies weights and another x: a small stage of both takes one thread longer than multiplying it. FP8 by
+  // FP8 was 8 % slower that way.
+  static constexpr int kCopiers = is_prepared(Kind) ? 2 : 1;
 
   struct Place {
     int expert, first_row, left;  // rows of the expert from the first on
@@ -52,10 +55,11 @@ class Experts {
     let_next_kernel_start();
     wait_for_kernel_before();
     make_schedule();
-    ring_.init(arrivals(Kind, 1), kConsumers * Lanes::kReleases);
+    ring_.init(arrivals(Kind, kCopiers), kConsumers * Lanes::kReleases);
     if (warpgroup() == 0) {
       give_up();
-      if (threadIdx.x == 0) produce();
+      if (threadIdx.x == 0) produce<true, kCopiers == 1>();
+      if (kCopiers == 2 && threadIdx.x == kWarpSize) produce<false, true>();
       if constexpr (has_scales(Kind)) {
         Turn turn = first_turn();
         if (threadIdx.x / kWarpSize == 1) produce_scales<0>(blockIdx.x, turn);
@@ -133,26 +137,29 @@ class Experts {
     return turn;
   }
 
+  template <bool Weights, bool X>
   __device__ void produce() const {
     Turn turn = first_turn();
     int tile = blockIdx.x;
     for (int size = 0; size < kSizes; ++size) {
       for (; tile < tiles_of_size(size); tile += gridDim.x)
-        produce_tile(place_of(size, tile), rows_of_size(Of, size), maps_scales(size), turn);
+        produce_tile<Weights, X>(place_of(size, tile), rows_of_size(Of, size), X && maps_scales(size), turn);
       tile -= tiles_of_size(size);
     }
     if constexpr (kSharers > 1) ring_.drain(turn);
   }
 
+  template <bool Weights, bool X>
   __device__ __forceinline__ void produce_tile(const Place &place, int count, bool maps_scales, Turn &turn) const {
     const RowsOfX rows = {place.first_row, count, kBox};
+    const int bytes = (Weights ? ring_.weight_bytes : 0) + (X ? x_stage_bytes(count) : 0) +
+                      (maps_scales ? ring_.scales_of_copies(rows) * 4 : 0);
     for (int block = 0; block < q_.blocks; ++block) {
       const uint32_t full = ring_.full + 8 * turn.stage;
       wait_for(ring_.empty + 8 * turn.stage, turn.phase);
-      const int scales = maps_scales ? ring_.scales_of_copies(rows) : 0;
-      expect_bytes(full, ring_.weight_bytes + x_stage_bytes(count) + scales * 4);
-      copy_weights(place.row_block, block, ring_.weights + turn.stage * ring_.weight_bytes, full);
-      ring_.copy_x(&p_.x, block * stage_depth(Kind), rows, turn.stage, kSharers);
+      expect_bytes(full, bytes);
+      if (Weights) copy_weights(place.row_block, block, ring_.weights + turn.stage * ring_.weight_bytes, full);
+      if (X) ring_.copy_x(&p_.x, block * stage_depth(Kind), rows, turn.stage, kSharers);
       if constexpr (has_scales(Kind))
         if (maps_scales) ring_.copy_x_scales(&p_.x_scales, block, rows, turn.stage, kSharers);
       turn.advance(1, ring_.stages);

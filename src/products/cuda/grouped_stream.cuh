@@ -149,8 +149,7 @@ class StreamedExperts {
 
   // The stage's words two blocks at a time.
   __device__ void multiply_slice(const typename Slice::Operands &operands, typename Slice::Sums &sums) const {
-    const uint32_t codes = stage_ + lane_ * 16,
-                   scales = stage_ + Slice::kStagedScales + lane_ / 4 * (2 * Slice::kLayout.groups());
+    const uint32_t codes = stage_ + lane_ * 16, scales = stage_ + Slice::staged_scales(lane_);
     LaneWords<Kind> words[2];
     Slice::take_block(codes, scales, 0, words[0]);
 #pragma unroll

@@ -44,6 +44,9 @@ struct StreamSlice {
     return lane / (kTileScales / 16) * kLayout.bytes() + lane % (kTileScales / 16) * 16;
   }
 
+  // From where a stage begins to the lane's scales of the first block.
+  __device__ static uint32_t staged_scales(uint32_t lane) { return kStagedScales + lane / 4 * (2 * kLayout.groups()); }
+
   // To this lane's place in the stage; zeros where no weights are wanted.
   __device__ static void copy_weights(uint32_t stage, const uint8_t *codes, const uint8_t *scales, uint32_t lane,
                                       bool wanted) {
