@@ -8,7 +8,7 @@ differ in names, containers and the meaning of the global scale; what else diffe
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -246,24 +246,31 @@ class Join:
 
 
 def join(
-    tensors: Mapping[str, Any], marks: Mapping[str, str], without: Collection[str] = ()
-) -> dict[str, Tensor | ScaledTensor]:
-    """:func:`join_parts` with the layers that ComfyUI marks, but of some conventions, without warnings."""
+    tensors: Mapping[str, Any],
+    marks: Mapping[str, str],
+    without: Collection[str] = (),
+    look: Callable[[Tensor | ScaledTensor], Any] = lambda x: x,
+) -> dict[str, Any]:
+    """:func:`join_parts` with the layers that ComfyUI marks, but of some conventions, without warnings; or what `look`
+    says of each tensor, for which those that have to be packed anew need not be in memory at once.
+    """
     found = own_tensors(tensors)
-    joins = find_joins(found, marks, without)
-    used = {part for each in joins for part in each.parts}
-    # The mark of a layer says how its parts lie, which another convention's parts would not fit.
-    used |= {module_of(each.parts[0]) + comfyui.SUFFIX for each in joins if each.spelling.convention == "comfyui"}
-    joined = {each.parts[0]: (each.name, each.tensor) for each in joins}  # they take the place of their data
-    kept = {name: (name, tensor) for name, tensor in found.items() if name not in used}
+    used: set[str] = set()
+    joined: dict[str, tuple[str, Any]] = {}  # by their data, whose place they take
+    for each in find_joins(found, marks, without):
+        used.update(each.parts)
+        if each.spelling.convention == "comfyui":
+            # The mark of a layer says how its parts lie, which another convention's parts would not fit.
+            used.add(module_of(each.parts[0]) + comfyui.SUFFIX)
+        joined[each.parts[0]] = each.name, look(each.tensor)
+    kept = {name: (name, look(tensor)) for name, tensor in found.items() if name not in used}
     return dict((joined.get(name) or kept[name]) for name in found if name in joined or name in kept)
 
 
 def find_joins(
     found: Mapping[str, Tensor | ScaledTensor], marks: Mapping[str, str], without: Collection[str] = ()
-) -> list[Join]:
+) -> Iterator[Join]:
     """The parts that belong together, but of some conventions."""
-    joins: list[Join] = []
     used: set[str] = set()
     wholes: set[str] = set()
     for spelling in (each for each in SPELLINGS if each.convention not in without):
@@ -280,10 +287,9 @@ def find_joins(
             else:
                 quantized = assemble([found.get(name) for name in names], spelling)
             if quantized is not None:
-                joins.append(Join(whole, quantized, names, spelling))
                 wholes.add(whole)
                 used.update(names)
-    return joins
+                yield Join(whole, quantized, names, spelling)
 
 
 def is_meant(

@@ -13,7 +13,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from dlfp4 import ScaledTensor, Tensor
 from dlfp4.checkpoints import (
@@ -157,34 +157,50 @@ def plan(shards: Sequence[Shard], place: Path, convention: str, *, whole: bool) 
     """A job for each file, whose tensors are those whose data it holds, wherever their other parts lie; and whether any
     of them is quantized.
     """
-    tensors = joining.joined(shards)
-    quantized = [x for x in tensors.values() if isinstance(x, ScaledTensor)]
-    changes = changes_of(quantized, convention)
+    tensors = joining.joined(shards, seen)
+    formats = [format for format in tensors.values() if format.name]
+    changes = changes_of(formats, convention)
     members: list[list[str]] = [[] for _ in shards]
     for name in tensors:
         members[place_of(name, shards)].append(name)
     jobs = []
     for number, (shard, names) in enumerate(zip(shards, members, strict=True)):
-        alone = joining.joined([shard])
-        complete = set(names) == alone.keys() and all(type(alone[name]) is type(tensors[name]) for name in names)
+        alone = joining.joined([shard], seen)
+        complete = alone == {name: tensors[name] for name in names}
         others = () if complete else tuple(each.path for each in (*shards[:number], *shards[number + 1 :]))
         target = place / Path(shard.path).name if whole else place
         jobs.append(Job(shard.path, str(target), tuple(names), others, convention, changes))
-    return jobs, bool(quantized)
+    return jobs, bool(formats)
 
 
-def changes_of(quantized: Sequence[ScaledTensor], convention: str) -> dict[str, str]:
+class Seen(NamedTuple):
+    """What a plan has to know of a tensor: its format, "" where it is not quantized, and of integers without a sign
+    whether their zero points are all 8.
+    """
+
+    name: str
+    symmetric: bool
+
+
+def seen(x: Tensor | ScaledTensor) -> Seen:
+    """The facts about a tensor."""
+    if not isinstance(x, ScaledTensor):
+        return Seen("", symmetric=False)
+    return Seen(x.format.name, x.format.element.name == "uint4" and configs.is_symmetric(x))
+
+
+def changes_of(formats: Sequence[Seen], convention: str) -> dict[str, str]:
     """Formats that become others, exactly, where those of all tensors allow it.
 
     DeepSeek's configuration has one word for all: one scale a tensor becomes one a block where others have those.
     Without zero points, loaders of compressed-tensors take integers for experts as well, and kernels need not read
     them; engines that fuse layers want all of them alike.
     """
-    if convention == DEEPSEEK and any(q.format.name == BLOCKS for q in quantized):
+    if convention == DEEPSEEK and any(format.name == BLOCKS for format in formats):
         return {WHOLE: BLOCKS}
-    unsigned = [q for q in quantized if q.format.element.name == "uint4"]
-    if convention == SIGNED and all(map(configs.is_symmetric, unsigned)):
-        return {q.format.name: q.format.name.removeprefix("u") for q in unsigned}
+    unsigned = [format for format in formats if format.name.startswith("uint4")]
+    if convention == SIGNED and all(format.symmetric for format in unsigned):
+        return {format.name: format.name.removeprefix("u") for format in unsigned}
     return {}
 
 

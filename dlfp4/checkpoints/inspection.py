@@ -178,7 +178,7 @@ def inspect(path: ModelPath | bytes | bytearray | memoryview) -> Findings:
         marks |= comfyui.find_marks(shard.tensors, shard.metadata)
         for name, x in own_joined(shard).items():
             (own if isinstance(x, ScaledTensor) else found)[name] = x
-    joins = find_joins(found, marks, joining.unreadable(shards))
+    joins = list(find_joins(found, marks, joining.unreadable(shards)))
     items = [Item(name, x, OWN, None, (name,)) for name, x in own.items()] + [
         Item(
             each.name, each.tensor, convention_of(each.spelling, each.tensor.format, method), each.spelling, each.parts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,10 @@ from dlfp4.checkpoints.conventions import join, split_parts
 from dlfp4.checkpoints.models import Shard
 
 
-def joined(shards: Iterable[Shard]) -> dict[str, Tensor | ScaledTensor]:
-    """The tensors of all files of a model, their parts joined: as the files describe them, else by their names."""
+def joined(shards: Iterable[Shard], look: Callable[[Tensor | ScaledTensor], Any] = lambda x: x) -> dict[str, Any]:
+    """The tensors of all files of a model, their parts joined: as the files describe them, else by their names; or what
+    `look` says of each.
+    """
     tensors: dict[str, Tensor | ScaledTensor] = {}
     marks: dict[str, str] = {}
     every = list(shards)
@@ -25,7 +27,7 @@ def joined(shards: Iterable[Shard]) -> dict[str, Tensor | ScaledTensor]:
         except ValueError as error:
             reason = f"{shard.path or 'the bytes'}: {error}; join=False gives the tensors as they are stored"
             raise ValueError(reason) from error
-    return join(tensors, marks, without=unreadable(every))
+    return join(tensors, marks, unreadable(every), look)
 
 
 CONFIGS = ("config.json", "quantize_config.json")

@@ -2,6 +2,7 @@
 in NumPy, and written again with the same bytes."""
 
 import json
+import tracemalloc
 from dataclasses import replace
 
 import ml_dtypes
@@ -10,7 +11,7 @@ import pytest
 
 import dlfp4
 from dlfp4 import ScaledTensor, checkpoints
-from dlfp4.checkpoints import conventions, join_parts, split_parts
+from dlfp4.checkpoints import conventions, converting, join_parts, models, split_parts
 from dlfp4.checkpoints.integers import PACKINGS
 
 from ..support.reference import native_cast, raw_bytes
@@ -322,3 +323,20 @@ def test_a_tensor_of_two_names():
     assert len(parts) == 2 * len(alone)
     for name, part in alone.items():
         assert part.to_numpy().tobytes() == parts[name].to_numpy().tobytes()
+
+
+def test_plans_have_few_packed_tensors_in_memory(tmp_path):
+    """Such tensors are made anew, not mapped; a model of them may be larger than the memory."""
+    count, shape = 12, (256, 2048)
+    parts = split_parts({"up.weight": dlfp4.quantize(np.ones(shape, F), "uint4_g128")}, "gptq")
+    for number in range(count):
+        layer = {f"layers.{number}.{name}": part for name, part in parts.items()}
+        checkpoints.save(tmp_path / f"{number}.safetensors", layer)
+    shards = models.read(tmp_path)
+    peaks = []
+    for some in (shards[:2], shards):
+        tracemalloc.start()
+        converting.plan(some, tmp_path / "out", "awq", whole=True)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < peaks[0] + shape[0] * shape[1] // 2
