@@ -7,6 +7,7 @@
 
 #include "rules/dtypes.h"
 #include "rules/layouts.h"
+#include "rules/matrix.h"
 
 namespace dlfp4 {
 namespace api {
@@ -107,7 +108,8 @@ dlfp4_status read_global_scale(const dlfp4_scaled_tensor &q, int64_t lines, Scal
   return DLFP4_OK;
 }
 
-dlfp4_status read_offsets(const dlfp4_scaled_tensor &q, const dlfp4_sizes &sizes, dlfp4_blocks *blocks) {
+dlfp4_status read_offsets(const dlfp4_scaled_tensor &q, const dlfp4_sizes &sizes, const FormatInfo &format,
+                          dlfp4_blocks *blocks) {
   if (!q.offsets) return DLFP4_OK;
   Elements offsets;
   if (const dlfp4_status status = read(q.offsets, &offsets)) return status;
@@ -118,7 +120,7 @@ dlfp4_status read_offsets(const dlfp4_scaled_tensor &q, const dlfp4_sizes &sizes
   blocks->offset_strides[1] = offsets.strides[!across];
   blocks->offset_code = offsets.code;
   blocks->offset_bits = offsets.bits;
-  return DLFP4_OK;
+  return has_known_offsets(*blocks, format) ? DLFP4_OK : DLFP4_E_OPTION;
 }
 
 bool is_quantized(const dlfp4_scaled_tensor *q) {
@@ -252,7 +254,10 @@ dlfp4_status read_scaled(const dlfp4_scaled_tensor *q, int64_t lines, int64_t le
   scaled->blocks.decode_lines = 1;
   scaled->blocks.rotation = q->rotation;
   if (const dlfp4_status status = read_global_scale(*q, lines, scaled)) return status;
-  return read_offsets(*q, sizes, &scaled->blocks);
+  FormatInfo format;
+  find_format(q->format, &format);
+  if (!is_addressable(scaled->blocks, format, lines)) return DLFP4_E_SHAPE;
+  return read_offsets(*q, sizes, format, &scaled->blocks);
 }
 
 }  // namespace api
