@@ -97,7 +97,7 @@ class Arena {
     return bytes;
   }
 
-  // Bytes that are in no image, in place of those of the last call of this.
+  // Bytes that are in no image, in place of those of the last call of this; `shift` above a multiple of 256.
   void *take_scratch(int64_t bytes, int shift) {
     if (bytes + shift > kScratch) throw Dropped();
     __asan_poison_memory_region(scratch_, sizeof(scratch_));
@@ -115,7 +115,7 @@ class Arena {
 
  private:
   static constexpr int64_t kMost = 1 << 18, kScratch = 1 << 21, kGap = 64;
-  alignas(64) static inline uint8_t memory_[kMost], scratch_[kScratch];
+  alignas(256) static inline uint8_t memory_[kMost], scratch_[kScratch];
   std::vector<Region> regions_;
   int64_t used_ = 0;
 };

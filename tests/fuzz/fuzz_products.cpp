@@ -132,6 +132,7 @@ Sum sum_of(const double *a, const double *b, int64_t length) {
 
 // Whether the sum is one that the bound speaks of: products of its factors neither overflow nor vanish.
 bool is_bounded(const Sum &sum) {
+  if (sum.magnitude > 1e37) return false;                                      // weighted
   return sum.largest < 1e12 && (sum.magnitude == 0 || sum.magnitude > 1e-24);  // not where one of them is NaN
 }
 
@@ -247,13 +248,13 @@ void require_agreement(int64_t bytes, dlfp4_status status) {
   require((bytes < 0) == is_refused, "the workspace says otherwise");
 }
 
-void check_element(const Product &p, Sum sum, double got) {
+void check_element(const Product &p, Sum sum, double got, int64_t terms) {
   const double alpha = static_cast<double>(p.options.alpha);
   sum.value *= alpha;
   sum.magnitude *= fabs(alpha);
   const bool is_small = p.dtype == DLFP4_float16 && (sum.magnitude > 60000 || fabs(sum.value) < 1e-4);
   if (!isfinite(sum.magnitude) || !is_bounded(sum) || is_small) return;
-  require(is_near(got, sum, p.length, rounding_of(p.dtype)), "an element is beyond the bound");
+  require(is_near(got, sum, terms, rounding_of(p.dtype)), "an element is beyond the bound");
 }
 
 void check_matmul(const Product &p, const std::vector<double> &a, const std::vector<double> &b) {
@@ -261,7 +262,7 @@ void check_matmul(const Product &p, const std::vector<double> &a, const std::vec
   for (int64_t i = 0; i < p.a.lines; ++i)
     for (int64_t j = 0; j < p.b.lines; ++j)
       check_element(p, sum_of(a.data() + i * p.length, b.data() + j * p.length, p.length),
-                    got[static_cast<size_t>(i * p.b.lines + j)]);
+                    got[static_cast<size_t>(i * p.b.lines + j)], p.length);
 }
 
 void matmul(Bytes *input, Arena *arena) {
@@ -321,24 +322,56 @@ void change_numbers(Bytes *input, Routing *routing) {
   if (x->memory.bytes) numbers_in(*x)[input->byte() % (x->memory.bytes / 8)] = input->edge();
 }
 
+double weight_of(const Routing &routing, int64_t row) {
+  float weight;
+  memcpy(&weight, routing.weights.memory.begin + 4 * row, 4);
+  return static_cast<double>(weight);
+}
+
+void add_weighted(const Sum &sum, double weight, Sum *total) {
+  total->value += weight * sum.value;
+  total->magnitude += fabs(weight) * sum.magnitude;
+  total->largest = fmax(total->largest, fmax(sum.largest, fabs(weight)));
+}
+
 int64_t expert_of(const Routing &routing, int64_t row, int64_t experts) {
   int64_t expert = 0;
   while (expert < experts && row >= numbers_in(routing.ends)[expert]) ++expert;
   return expert;
 }
 
-// Where rows are not added up: each is the product by its expert, or zero behind the last one.
-void check_grouped(const Product &p, const Routing &routing, int64_t rows, int64_t columns, int64_t experts) {
+struct Extents {
+  int64_t rows, tokens, columns, experts;
+};
+
+// As (rows or tokens, columns): a row is the product by its expert, or zero behind the last one; with weights, tokens
+// are sums of weighted rows.
+std::vector<Sum> sums_by_experts(const Product &p, const Routing &routing, const Extents &of) {
   const std::vector<double> a = values_of(p.a, p.length), b = values_of(p.b, p.length);
-  const std::vector<double> got = results_of(p, rows, columns);
-  for (int64_t i = 0; i < rows; ++i) {
-    const int64_t expert = expert_of(routing, i, experts), row = routing.r.gathers ? numbers_in(routing.indices)[i] : i;
-    for (int64_t j = 0; j < columns; ++j) {
-      const double *const line = b.data() + (expert * columns + j) * p.length;
-      const Sum sum = expert == experts ? Sum{0, 0, 0} : sum_of(a.data() + row * p.length, line, p.length);
-      check_element(p, sum, got[static_cast<size_t>(i * columns + j)]);
+  const bool adds = routing.r.weights != nullptr;
+  std::vector<Sum> sums(static_cast<size_t>((adds ? of.tokens : of.rows) * of.columns), Sum{0, 0, 0});
+  for (int64_t i = 0; i < of.rows; ++i) {
+    const int64_t expert = expert_of(routing, i, of.experts);
+    const int64_t row = routing.r.gathers ? numbers_in(routing.indices)[i] : i;
+    for (int64_t j = 0; j < of.columns && expert < of.experts; ++j) {
+      const double *const line = b.data() + (expert * of.columns + j) * p.length;
+      const Sum sum = sum_of(a.data() + row * p.length, line, p.length);
+      if (adds)
+        add_weighted(sum, weight_of(routing, i),
+                     &sums[static_cast<size_t>(numbers_in(routing.indices)[i] * of.columns + j)]);
+      else
+        sums[static_cast<size_t>(i * of.columns + j)] = sum;
     }
   }
+  return sums;
+}
+
+void check_grouped(const Product &p, const Routing &routing, const Extents &of) {
+  const int64_t lines = routing.r.weights ? of.tokens : of.rows;
+  const std::vector<Sum> sums = sums_by_experts(p, routing, of);
+  const std::vector<double> got = results_of(p, lines, of.columns);
+  const int64_t terms = p.length + (routing.r.weights ? of.rows : 0);
+  for (size_t k = 0; k < got.size(); ++k) check_element(p, sums[k], got[k], terms);
 }
 
 void grouped(Bytes *input, Arena *arena) {
@@ -370,12 +403,12 @@ void grouped(Bytes *input, Arena *arena) {
     return status;
   };
   const Must must = refuses ? kMustRefuse : changed || !p.is_exact ? kMay : kMustTake;
-  if (!run(input, arena, must, false, call) || changed || !p.is_exact || routing.r.weights) return;
+  if (!run(input, arena, must, false, call) || changed || !p.is_exact) return;
   p.length = products_of(p.a, p.b, p.length);
-  check_grouped(p, routing, rows, columns, experts);
+  check_grouped(p, routing, {rows, tokens, columns, experts});
   for (const char *level : levels()) {
     require(dlfp4_set_isa(level) == DLFP4_OK && call() == DLFP4_OK, "refused the second time");
-    check_grouped(p, routing, rows, columns, experts);
+    check_grouped(p, routing, {rows, tokens, columns, experts});
   }
 }
 

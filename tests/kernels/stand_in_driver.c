@@ -3,7 +3,7 @@
  * Kernels do nothing, but say on standard output on which device they were launched and from which image: a fatbin,
  * which serves the first device alone, or text, "sm_" and the compute capability that it serves; and on which stream,
  * if the variable STAND_IN_STREAMS is set, as do events. A test has any call fail by stand_in_fail, and asks by
- * stand_in_held what has been allocated and created and not been given back. */
+ * stand_in_held what has been allocated and created and not been given back, by stand_in_launched how many kernels. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -82,7 +82,7 @@ static int wait_event(void *stream, void *event, unsigned flags) {
   return kSuccess;
 }
 
-static _Atomic long held, calls, failing = -1;
+static _Atomic long held, launched, calls, failing = -1;
 static int failure;
 static const char *failed = "";
 
@@ -98,6 +98,8 @@ void stand_in_fail(long number, int error) {
 const char *stand_in_failed(void) { return failed; }
 
 long stand_in_held(void) { return held; }
+
+long stand_in_launched(void) { return launched; }
 
 static int create_event(void **event, unsigned flags) {
   (void)flags;
@@ -176,6 +178,7 @@ static int get_kernel_attribute(int *value, int attribute, void *kernel, int dev
 }
 
 static int launch(const void *config, void *kernel) {
+  ++launched;
   say("launch", *(void *const *)((const char *)config + kStreamOfLaunch));
   printf("%d sm_%d\n", contexts[depth - 1], (int)(intptr_t)kernel - 1);
   fflush(stdout);
