@@ -397,8 +397,10 @@ def under_one_scale(given: Sequence[ScaledTensor]) -> tuple[Sequence[ScaledTenso
 
 def count_blocks(q: ScaledTensor) -> int:
     """How many scales a tensor has, but for repeated ones."""
-    lines = q.format.block[0] if q.format.block and q.format.repeats_scales else 1
-    return -(-q.scales.size // lines)
+    if q.format.block is None or not q.format.repeats_scales:
+        return q.scales.size
+    lines, blocks = q.scales.shape
+    return -(-lines // q.format.block[0]) * blocks
 
 
 def with_parts(q: ScaledTensor, data: Tensor, scales: Tensor, unit: Tensor | float | None) -> ScaledTensor:

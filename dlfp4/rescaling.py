@@ -167,7 +167,6 @@ def search(values: npt.NDArray[np.float32], unit: float) -> Blocks:
     packed: Octets = codes[:, ::2] | codes[:, 1::2] << np.uint8(4)
     packed[~finite] = 0
     decoded = values_of_blocks(packed, scales, "nvfp4", unit)
-    values = np.where(finite[:, None], values, np.float32(np.nan))
     return Blocks(packed, scales, relative_errors(values, decoded), squares_of(values, decoded))
 
 

@@ -35,6 +35,7 @@ from dlfp4.receipts import (
     Array,
     Receipt,
     all_exact,
+    divide,
     join_lines,
     largest_of,
     receipt_of,
@@ -528,12 +529,13 @@ def mend(
     octets = result.data.view("uint8").to_numpy(copy=True).reshape(*scales.shape, -1)
     errors = np.where(rescaling.zero_blocks(octets.reshape(len(octets), -1), rescaling.LENGTH), 0, errors)
     coarse = errors > (rescaling.HALF_STEP * (1 + 1e-6) if how.recipe is None else 0)
+    sizes = sizes_of(q, octets, own)
     before = values_under(q, octets[coarse], own[coarse])
     rescaling.mend(rescaling.Remedy(coarse, before, how.unit, how.recipe), octets, scales, errors)
     mended = ScaledTensor.from_parts(
         octets.reshape(len(octets), -1), scales, result.global_scale, format=result.format, shape=q.shape
     )
-    return mended, receipt_of(of_source_blocks(q, errors))
+    return mended, receipt_of(of_source_blocks(q, errors, sizes))
 
 
 def values_under(q: ScaledTensor, octets: Octets, scales: Octets) -> npt.NDArray[np.float32]:
@@ -543,10 +545,19 @@ def values_under(q: ScaledTensor, octets: Octets, scales: Octets) -> npt.NDArray
     return rescaling.values_of_blocks(octets, scales, "nvfp4", rescaling.unit_of(q))
 
 
-def of_source_blocks(q: ScaledTensor, errors: Array) -> Array:
-    """The errors of the tensor's own blocks, from those of the blocks of 16 within them."""
+def sizes_of(q: ScaledTensor, octets: Octets, scales: Octets) -> Array:
+    """The largest magnitude of each block of 16 under the tensor's own scales, in units of its global one; 0 of NaN."""
+    codes = np.maximum(octets & 7, octets >> 4 & 7).max(-1, initial=0)
+    sizes: Array = rescaling.values_of_fp4()[codes] * np.abs(rescaling.values_of_scales(q.format.scale.name)[scales])
+    return np.nan_to_num(sizes, copy=False, nan=0)
+
+
+def of_source_blocks(q: ScaledTensor, errors: Array, sizes: Array) -> Array:
+    """The errors of the tensor's own blocks, from those of the blocks of 16 within them and their magnitudes."""
     lines, length = q.format.block_in(*q.shape)
-    return join_lines(largest_of(errors, length // rescaling.LENGTH), lines)
+    changes = np.where(np.isfinite(errors), errors * sizes, errors)
+    parts = (join_lines(largest_of(each, length // rescaling.LENGTH), lines) for each in (changes, sizes))
+    return divide(*parts)
 
 
 # ---- By values

@@ -43,6 +43,16 @@ def test_matrices(name, along, axis):
     assert q.receipt.blocks == sum(dlfp4.concatenate([part]).receipt.blocks for part in parts)
 
 
+@pytest.mark.parametrize("axis", [-1, -2])
+@pytest.mark.parametrize("lines", [1, 5, 16, 33])
+def test_incomplete_squares_are_counted(lines, axis):
+    """As `to` counts them, whose receipt has the blocks of the tensor as well."""
+    x = NORMAL[0, :lines, :64] if axis == -1 else NORMAL[0, :64, :lines]
+    q = dlfp4.quantize(np.ascontiguousarray(x), "nvfp4_16x16", axis=axis, pad=True)
+    expected = dlfp4.Receipt(-(-lines // 16) * 4, -(-lines // 16) * 4, 0.0)
+    assert dlfp4.concatenate([q]).receipt == q.to("nvfp4").receipt == expected
+
+
 @pytest.mark.parametrize("name", BLOCKS)
 def test_stacks_of_stacks(name):
     """Along every axis, such as gate and up of all experts."""

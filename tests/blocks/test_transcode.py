@@ -43,6 +43,7 @@ def block_errors(before, after, length, lines=1):
     with np.errstate(all="ignore"):
         same = (before == after) | (np.isnan(before) & np.isnan(after))
         change = np.where(same, 0, np.abs(before.astype(np.float64) - after))
+        change = np.where(np.isfinite(change), change, np.inf)
         size = np.where(np.isfinite(before), np.abs(before), 0).astype(np.float64)
     rows, columns = before.shape
     lines, length = lines or rows, length or columns
@@ -122,6 +123,29 @@ def test_mxfp4_of_every_scale_to_nvfp4():
     found = assert_receipt(EVERY, result)
     assert (result.receipt.exact, (found == 0).sum()) == (19, 19)
     assert np.isnan(values(result)[255]).all()
+
+
+def test_blocks_with_infinities_that_become_nan_are_told():
+    """4 * 2**127 and more is infinite in float32; no scale of NVFP4 serves that beside small blocks."""
+    scales = np.array([[100], [100], [254]], np.uint8)
+    q = mxfp4(np.repeat(ALL_CODES, 3, 0), scales)
+    result = q.to("nvfp4")
+    found = assert_receipt(q, result)
+    assert np.isinf(values(q)[2]).any()
+    assert np.isnan(values(result)[2]).all()
+    assert (result.receipt.exact, result.receipt.largest_error) == (2, np.inf), found
+
+
+@pytest.mark.parametrize("axis", [-1, -2])
+def test_errors_are_those_of_the_blocks_that_were_given(axis):
+    """Lines of a square are chosen anew one by one, and their changes are small beside its largest element."""
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((64, 64)) * 2.0 ** rng.integers(-12, -6, (64, 1) if axis == -1 else (1, 64))
+    q = dlfp4.quantize(x.astype(F), "nvfp4_16x16", axis=axis)
+    result = q.to("mlx")  # without a global scale, so that small scales are coarse
+    found = assert_receipt(q, result)
+    assert found.shape == (4, 4)
+    assert not result.receipt.is_exact
 
 
 def test_zero_blocks_do_not_choose_the_global_scale():
