@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dlfp4 import ScaledTensor, Tensor, asarray, empty
+from dlfp4 import ScaledTensor, Tensor, asarray, cast, empty
+from dlfp4.extents import count_elements
 
 _NAME = "dlfp4.scaled_tensor"
 _PART = pa.struct({"dtype": pa.string(), "shape": pa.list_(pa.int64()), "bytes": pa.large_binary()})
 _PARTS = ("data", "scales", "global_scale", "encode_scale", "zero_points", "biases")
+_NIBBLES = ("int4", "uint4")
 _DESCRIPTION = {
     "format": pa.string(),
     "axis": pa.int8(),
@@ -139,8 +141,19 @@ def _to_storage(tensor: ScaledTensor) -> dict[str, Any]:
 def _to_part(part: Tensor | None) -> dict[str, Any] | None:
     if part is None:
         return None
-    flat = part.copy().reshape(part.size).view("uint8") if part.size else empty(0, "uint8")
-    return {"dtype": part.dtype.name, "shape": list(part.shape), "bytes": flat.to_numpy().data}
+    return {"dtype": part.dtype.name, "shape": list(part.shape), "bytes": _octets_of(part).to_numpy().data}
+
+
+def _octets_of(part: Tensor) -> Tensor:
+    """The bytes of a part; of zero points of 4 bits there may be an odd number, after which four bits are zero."""
+    if not part.size:
+        return empty(0, "uint8")
+    flat = part.copy().reshape(part.size)
+    if part.size % 2 and part.dtype.name in _NIBBLES:
+        whole = asarray(np.zeros(part.size // 2 + 1, np.uint8)).view(part.dtype)
+        cast(flat, part.dtype, out=whole[: part.size])
+        flat = whole
+    return flat.view("uint8")
 
 
 def _tensors_of(storage: pa.StructArray) -> list[ScaledTensor | None]:
@@ -191,7 +204,10 @@ def _part_of(name: str, dtype: str, shape: tuple[int, ...], buffer: pa.Buffer) -
     try:
         if octets.ctypes.data % empty(0, dtype).dtype.itemsize:
             octets = octets.copy()
-        return asarray(octets).view(dtype).reshape(shape)
+        flat = asarray(octets).view(dtype)
+        if dtype in _NIBBLES and count_elements(shape) == flat.size - 1:
+            flat = flat[:-1]
+        return flat.reshape(shape)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{_NAME}: {name} has {octets.size} bytes, which are not {shape} of {dtype}") from error
 

@@ -129,6 +129,8 @@ class ScaledTensor(torch.Tensor):  # type: ignore[misc]  # to mypy PyTorch's typ
     def from_dlfp4(q: dlfp4.ScaledTensor, dtype: torch.dtype = torch.bfloat16) -> ScaledTensor:
         """The tensor over the memory of a :class:`dlfp4.ScaledTensor`.
 
+        Zero points of 4 bits whose rows do not end on bytes are copied, to one a byte.
+
         Parameters
         ----------
         q : dlfp4.ScaledTensor
@@ -145,6 +147,7 @@ class ScaledTensor(torch.Tensor):  # type: ignore[misc]  # to mypy PyTorch's typ
         """
         if not isinstance(q, _core.ScaledTensor):
             raise TypeError(f"q is of type {type(q).__name__}; expected a dlfp4.ScaledTensor, from dlfp4.quantize")
+        q = on_bytes(q)
         ours = (q.data, q.scales, q.global_scale, q.encode_scale, *(offset_parts(q).values() or [None]))
         parts = {name: None if part is None else as_native(part) for name, part in zip(PARTS, ours, strict=True)}
         return ScaledTensor(parts, str(Encoding.of(q)), q.shape, checked_dtype(dtype))
@@ -437,6 +440,18 @@ def strides_of(shape: Shape, turned: bool) -> Shape:
     for extent in reversed(shape[1:]):
         strides.append(strides[-1] * extent)
     return tuple(reversed(strides))
+
+
+def on_bytes(q: dlfp4.ScaledTensor) -> dlfp4.ScaledTensor:
+    """The tensor; zero points of 4 bits, which PyTorch holds as bytes, are one a byte where rows end between bytes."""
+    part = q.zero_points
+    if part is None or part.dtype.name not in SUBBYTE or part.shape[-1] % 2 == 0:
+        return q
+    codes = part.to_device("cpu").to_numpy().astype({"uint4": "uint8", "int4": "int8"}[part.dtype.name])
+    apart = _core.asarray(codes).to_device(part.device)
+    return _core.ScaledTensor.from_parts(
+        q.data, q.scales, format=q.format, axis=q.axis, shape=q.shape, hadamard=q.hadamard, zero_points=apart
+    )
 
 
 def as_native(part: dlfp4.Tensor) -> torch.Tensor:

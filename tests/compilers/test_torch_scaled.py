@@ -227,6 +227,17 @@ def test_refusals_say_what_to_do():
         torch.func.vmap(dt.dequantize)(stack)
 
 
+@pytest.mark.parametrize("dtype", ["uint4", "int4"])
+@pytest.mark.parametrize("axis", [-1, -2])
+def test_zero_points_that_end_within_a_byte(axis, dtype):
+    plain = dlfp4.quantize(np.ones((5, 32) if axis == -1 else (32, 5), np.float32), "int4_g32", axis=axis)
+    zeros = np.arange(5).reshape(5, 1).astype(dlfp4.empty(0, dtype).dtype)
+    q = dlfp4.ScaledTensor.from_parts(plain.data, plain.scales, format="int4_g32", axis=axis, zero_points=zeros)
+    back = ScaledTensor.from_dlfp4(q).to_dlfp4()
+    assert back.zero_points.dtype == dtype.replace("4", "8")
+    assert back.dequantize().tolist() == q.dequantize().tolist()
+
+
 @pytest.mark.parametrize(("name", "dtype"), [("zero_points", "uint4"), ("zero_points", "int8"), ("biases", "float32")])
 def test_zero_points_and_biases(name, dtype):
     base = dlfp4.quantize(values(64, 128), "uint4_g32")

@@ -2,6 +2,7 @@
 
 import gc
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -25,6 +26,10 @@ def tensors():
     yield dlfp4.quantize(X[0], "mxfp8_e4m3").mT  # strided parts
     yield dlfp4.quantize(X[0], "nvfp4")[:, :64]
     yield dlfp4.quantize(X[0, :0], "mxfp4")
+    for rows in (1, 5, 6):  # zero points of 4 bits that end within a byte, and that do not
+        q, zeros = dlfp4.quantize(X[0, :rows, :32], "int4_g32"), np.arange(1, rows + 1, dtype=np.uint8)
+        zeros = zeros.reshape(rows, 1).view(ml_dtypes.uint4)
+        yield dlfp4.ScaledTensor.from_parts(q.data, q.scales, format="int4_g32", zero_points=zeros)
 
 
 def same(a, b):
