@@ -345,7 +345,7 @@ def fuzz(session: nox.Session) -> None:
     if shutil.which("clang++") and "--only" not in others:
         seconds /= 2
         fuzz_c_api(session, seconds)
-    env = install_sanitized(session, "gguf", "platformdirs")
+    env = install_sanitized(session, "gguf", "platformdirs", "pyarrow", "apache-tvm-ffi")
     session.run("python", "-P", "tests/fuzz/run.py", "--seconds", str(seconds), *others, env=env)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import capsules
 import makers
 import numpy as np
+import scaled
 
 import dlfp4
 from dlfp4 import checkpoints
@@ -177,20 +178,25 @@ def gguf(rng):
     return True
 
 
+# What each convention is to store; None: dlfp4's own.
+STORED = {
+    None: ["nvfp4", "mxfp6_e3m2", "uint4_g32"], "modelopt": ["nvfp4", "fp8_row"],
+    "compressed-tensors": ["nvfp4", "uint4_g32"], "gpt-oss": ["mxfp4"], "deepseek": ["fp8_128x128"],
+    "deepseek-v4": ["mxfp8_32x32"], "llama-4": ["nvfp4"], "mlx": ["mxfp4", "uint4_g32"], "quark": ["mxfp8_e4m3"],
+    "stable-diffusion": ["fp8_e4m3"], "comfyui": ["nvfp4"], "gptq": ["uint4_g32"], "awq": ["uint4_g32"],
+}  # fmt: skip
+
+
 def originals():
-    """Files of several conventions."""
+    """Files of all conventions."""
     x = np.random.default_rng(0).normal(size=(8, 64)).astype(np.float32)
-    folder = Path(FOLDER.name)
-    for convention in (None, "modelopt", "compressed-tensors", "mlx", "gpt-oss", "comfyui", "gptq"):
-        format = {"gpt-oss": "mxfp4", "gptq": "uint4_g32", "mlx": "mxfp4"}.get(convention, "nvfp4")
-        path = folder / f"{convention}.safetensors"
-        try:
-            checkpoints.save(
-                path, {"a.weight": dlfp4.quantize(x, format), "b": x[0]}, {"k": "v"}, convention=convention
-            )
-        except ValueError:  # what this convention does not hold
-            continue
-        yield path.read_bytes()
+    assert STORED.keys() == {None, *checkpoints.CONVENTIONS}
+    path = Path(FOLDER.name, "original.safetensors")
+    for convention, names in STORED.items():
+        for name in names:
+            tensors = {"a.weight": dlfp4.quantize(x, name, pad=True), "b": x[0]}
+            checkpoints.save(path, tensors, {"k": "v"}, convention=convention)
+            yield path.read_bytes()
 
 
 SAFETENSORS = list(originals())
@@ -323,7 +329,7 @@ def texts(rng):
 
 TARGETS = {
     "capsules": capsule, "arrays": array, "safetensors": safetensors, "pickles": pickled, "restored": restored,
-    "arguments": arguments, "texts": texts,
+    "arguments": arguments, "texts": texts, **scaled.TARGETS,
 }  # fmt: skip
 if GGUF:
     TARGETS["gguf"] = gguf
