@@ -222,6 +222,8 @@ def test_refusals_are_those_of_eager_calls():
         (ValueError, lambda lib: lib.quantize(X, "nvfp44")),
         (ValueError, lambda lib: lib.quantize(X, "mxfp4", global_scale=1.0)),
         (ValueError, lambda lib: lib.quantize(X, "nvfp4", global_scale=-1.0)),
+        (ValueError, lambda lib: lib.quantize(X, "fp8_e4m3", global_scale=np.ones(2, np.float32))),
+        (ValueError, lambda lib: lib.quantize(X, "fp8_e5m2", global_scale=np.ones(0, np.float32))),
         (ValueError, lambda lib: lib.quantize(X, "mxfp4", seed=1)),
         (TypeError, lambda lib: lib.quantize(X.view(np.int32), "mxfp4")),
         (TypeError, lambda lib: lib.cast(X.view(np.int32), "float8_e4m3fn")),

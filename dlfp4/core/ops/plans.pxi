@@ -252,11 +252,14 @@ def _plan_quantize(source, results, options, given, count, steps):
     cdef _Rules rules = find_rules(options["format"], options["recipe"], options["rounding"])
     cdef ScaledTensor result
     cdef int direction
-    cdef Tensor x = outline_of(source)
+    cdef Tensor x = outline_of(source), units
     cdef bint measured = options.get("measured", False)
     if given is not None and not measured:
+        units = outline(given, DTYPES[FLOAT32], False)
         has_tensor_scale(rules.number, True)   # refuses one where there is none
-        find_granularity(rules, outline(given, DTYPES[FLOAT32], False), options["axes"], x)
+        find_granularity(rules, units, options["axes"], x)
+        if scales_whole(rules.number):
+            as_scalar(units, "global_scale")   # refuses several
     start_plan(&plan.plan, sizeof(plan), count, steps)
     fill_matrix(&plan.x, flatten(x, &ON_HOST))
     plan.x.data = NULL
