@@ -85,6 +85,13 @@ def test_empty_and_nbytes(dtype, bits, shape):
     assert not padded.packed or bits >= 8
 
 
+def test_strides_of_empty_arrays_mean_nothing():
+    """Also those that are no multiples of the item size, as of the bytes of an empty matrix that count as integers."""
+    array = np.lib.stride_tricks.as_strided(np.zeros(0, np.int32), (3, 0), (1, 4))
+    assert dlfp4.asarray(array).shape == (3, 0)
+    assert dlfp4.cast(array.view(np.float32), "float16").shape == (3, 0)
+
+
 def test_empty_refuses_bad_arguments():
     with pytest.raises(TypeError, match="dtype 'float5' is not one that dlfp4 carries"):
         dlfp4.empty((2,), "float5")

@@ -73,7 +73,7 @@ cdef Tensor import_array(cnp.ndarray array):
     for k in range(ndim):
         self.dl.shape[k] = shape[k]
         # The item size is a power of two: a mask and a shift instead of two divisions.
-        if strides[k] & (itemsize - 1) and shape[k] > 1:
+        if strides[k] & (itemsize - 1) and shape[k] > 1 and cnp.PyArray_SIZE(array):
             raise BufferError(f"NumPy's strides {(<object> array).strides} are no multiples of the item size "
                               f"{itemsize}; DLPack counts strides in items: call numpy.ascontiguousarray first")
         self.dl.strides[k] = strides[k] >> ctz(itemsize)
