@@ -9,16 +9,18 @@ import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from dlfp4._core import ScaledTensor, Tensor, asarray, cast, quantize
+from dlfp4._core import ScaledTensor, Tensor, _find_format, asarray, cast, quantize
 from dlfp4._core import formats as all_formats
 from dlfp4.extents import count_elements
-from dlfp4.formats import Format, Recipe, RecipeName
+from dlfp4.formats import RECIPES, Format, Recipe, RecipeName, find_recipe
+from dlfp4.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from dlfp4._core import _Elements
@@ -371,7 +373,7 @@ def compare(
     Raises
     ------
     ValueError
-        No format takes any of the recipes, or there is nothing to compare.
+        An unknown format or recipe; no format takes any of the recipes, or there is nothing to compare.
 
     Examples
     --------
@@ -383,8 +385,10 @@ def compare(
     """
     named: Mapping[str, _Elements] = x if isinstance(x, Mapping) else {"x": x}
     wanted = [formats] if isinstance(formats, (str, Format)) else all_formats() if formats is None else formats
-    chosen = [name_of(format) for format in wanted]
+    chosen = [_find_format(format).name for format in wanted]
     given = [recipes] if recipes is None or isinstance(recipes, (str, Recipe)) else list(recipes)
+    for recipe in given:
+        check_recipe(recipe)
     rows: list[Row] = []
     refused: dict[tuple[str, str], str] = {}
     for name, tensor in named.items():
@@ -405,9 +409,11 @@ def compare(
     return Comparison(tuple(rows), refused)
 
 
-def name_of(format: Format | str) -> str:
-    """A format's name."""
-    return format.name if isinstance(format, Format) else format
+def check_recipe(recipe: object) -> None:
+    """ValueError for what is no recipe of any format, such as a misspelt name."""
+    if not (recipe is None or isinstance(recipe, Recipe) or (isinstance(recipe, str) and recipe in RECIPES)):
+        near = did_you_mean(recipe, RECIPES)
+        raise ValueError(f"recipe={recipe!r}: expected None, a dlfp4.Recipe or one of {', '.join(RECIPES)}{near}")
 
 
 def label_of(recipe: Recipe | RecipeName | None) -> str:
@@ -485,8 +491,8 @@ def calibrate(
     Raises
     ------
     ValueError
-        A format without global scale, an unknown method, a percentile out of range, no tensors, or numbers that
-        float32 does not hold: NaN, infinities and what is beyond its range.
+        A format without global scale, a recipe with several, an unknown method, a percentile out of range, no tensors,
+        or numbers that float32 does not hold: NaN, infinities and what is beyond its range.
 
     Examples
     --------
@@ -497,14 +503,18 @@ def calibrate(
     >>> dlfp4.analysis.error(x, q).mse <= dlfp4.analysis.error(x, dlfp4.quantize(x, "nvfp4")).mse
     True
     """
-    row = all_formats().get(name_of(format))
-    if row is None or not row.has_global_scale:
+    row = _find_format(format)
+    if not row.has_global_scale:
         names = ", ".join(each.name for each in all_formats().values() if each.has_global_scale)
-        raise ValueError(f"{name_of(format)} has no global scale; expected one of {names}")
+        raise ValueError(f"{row} has no global scale; expected one of {names}")
     if method not in ("mse", "largest", "percentile"):
         raise ValueError(f"method={method!r}; expected 'mse', 'largest' or 'percentile'")
-    if not 0 <= percentile <= 100:
-        raise ValueError(f"percentile={percentile}; expected 0 to 100")
+    part: Any = percentile
+    if not isinstance(part, Real) or not 0 <= float(part) <= 100:
+        raise ValueError(f"percentile={part!r}; expected a number from 0 to 100")
+    per = find_recipe(row, recipe).global_scale_per
+    if per != "tensor":
+        raise ValueError(f"recipe={recipe!r} has a global scale for each {per}; calibrate finds one for all tensors")
     given: Any = x if is_list(x) else (x,)
     tensors = [numbers_of(each) for each in given]
     if not tensors:

@@ -210,6 +210,19 @@ def test_recipes_that_a_format_does_not_take_are_told():
         analysis.compare(values((32, 64)), ["nvfp5"])
 
 
+@pytest.mark.parametrize(
+    ("formats", "recipes", "words"),
+    [
+        (["nvfp4", "nvfp5"], ["modelopt"], "format='nvfp5': expected one of"),
+        (["nvfp4"], [None, "modelpot"], "recipe='modelpot': expected None, .*did you mean 'modelopt'"),
+        (["nvfp4"], [None, 3], "recipe=3: expected None, a dlfp4.Recipe"),
+    ],
+)
+def test_misspelt_names_are_not_among_what_is_refused(formats, recipes, words):
+    with pytest.raises(ValueError, match=words):
+        analysis.compare(values((32, 64)), formats, recipes)
+
+
 def test_calibrate():
     batches = [values((32, 64), seed) for seed in range(3)]
     largest = analysis.calibrate(batches, "largest")
@@ -234,9 +247,12 @@ def test_calibrate():
     ("options", "words"),
     [
         ({"format": "mxfp4"}, "mxfp4 has no global scale; expected one of nvfp4"),
-        ({"format": "nothing"}, "nothing has no global scale"),
+        ({"format": "nothing"}, "format='nothing': expected one of"),
+        ({"recipe": dlfp4.Recipe(global_scale_per="row")}, "has a global scale for each row; calibrate finds one"),
+        ({"recipe": "modelpot"}, "did you mean 'modelopt'"),
         ({"method": "best"}, "method='best'"),
         ({"percentile": 101}, "percentile=101"),
+        ({"percentile": None}, "percentile=None; expected a number from 0 to 100"),
     ],
 )
 def test_calibrate_refuses(options, words):
