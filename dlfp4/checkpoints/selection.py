@@ -64,8 +64,8 @@ def choose(
     format: str | Format,
     *,
     convention: str | None = None,
-    include: Sequence[str] = (),
-    exclude: Sequence[str] = (),
+    include: str | Sequence[str] | None = (),
+    exclude: str | Sequence[str] | None = (),
     include_embeddings: bool = False,
     include_heads: bool = False,
     include_routers: bool = False,
@@ -86,7 +86,7 @@ def choose(
         A row of :func:`dlfp4.formats`.
     convention : str, optional
         Keep what it cannot store; see :func:`dlfp4.checkpoints.split_parts`.
-    include, exclude : sequence of str
+    include, exclude : str or sequence of str
         Patterns of names. A tensor may be quantized if its name matches one of `include` (an empty `include` matches
         all) and none of `exclude`. ``lm_head`` or ``mlp.gate`` matches where these are whole components of the name;
         a pattern with ``*``, ``?`` or ``[`` matches the name, or the name of a module that holds the tensor; what
@@ -107,6 +107,8 @@ def choose(
     ValueError
         A pattern matches nothing or is no regular expression, the format or the convention is unknown, the convention
         does not store the format, or `axis` is none.
+    TypeError
+        A pattern is no string.
 
     Examples
     --------
@@ -124,14 +126,15 @@ def choose(
     if convention is not None:
         find_spelling(chosen, convention)
     shapes = {name: described(x) for name, x in tensors.items()}
-    wanted, unwanted = find_matches("include", include, shapes), find_matches("exclude", exclude, shapes)
+    included, excluded = as_patterns("include", include), as_patterns("exclude", exclude)
+    wanted, unwanted = find_matches("include", included, shapes), find_matches("exclude", excluded, shapes)
     model = Model(shapes, {"embeddings": include_embeddings, "heads": include_heads, "routers": include_routers}, axis)
     choices = {}
     for name, x in tensors.items():
         reason = (
             f"already {x.format}" if isinstance(x, ScaledTensor)
-            else model.why_quantized(name) or why_excluded(name, include, wanted, unwanted)
-            or model.why_no_weight(name, named=bool(include))
+            else model.why_quantized(name) or why_excluded(name, included, wanted, unwanted)
+            or model.why_no_weight(name, named=bool(included))
         )  # fmt: skip
         choice = Choice(name, False, reason) if reason else model.orient(name)
         choices[name] = fit(choice, shapes[name][1], chosen, convention)
@@ -280,6 +283,16 @@ def fit(choice: Choice, shape: tuple[int, ...], format: Format, convention: str 
 
 
 # ---- Patterns of names
+
+
+def as_patterns(option: str, given: Any) -> tuple[str, ...]:
+    """One pattern, several or none; TypeError for what is no string."""
+    if given is None or isinstance(given, str):
+        return () if given is None else (given,)
+    patterns = tuple(given) if isinstance(given, Iterable) else (given,)
+    if not all(isinstance(pattern, str) for pattern in patterns):
+        raise TypeError(f"{option}={given!r}: expected a pattern of names as a string, or several in a list")
+    return patterns
 
 
 def find_matches(option: str, patterns: Iterable[str], names: Collection[str]) -> set[str]:

@@ -86,8 +86,8 @@ def quantize_(
         {name: described(tensor) for name, tensor in tensors.items()},
         format,
         convention=convention,
-        include=listed(include),
-        exclude=listed(exclude),
+        include=include,
+        exclude=exclude,
     )
     chosen = one_each(tensors, choices)
     if not chosen:
@@ -114,11 +114,6 @@ def quantize_(
             put(place, parameter, activation, convention)
     module.register_load_state_dict_pre_hook(forget_marker)
     return module
-
-
-def listed(patterns: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Patterns as the selection takes them."""
-    return () if patterns is None else (patterns,) if isinstance(patterns, str) else tuple(patterns)
 
 
 def described(tensor: torch.Tensor) -> Any:

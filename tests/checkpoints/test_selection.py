@@ -222,6 +222,16 @@ def test_patterns_that_match_nothing(option, pattern, message):
         choose({"lm_head.weight": MATRIX}, "nvfp4", **{option: [pattern]})
 
 
+@pytest.mark.parametrize("option", ["include", "exclude"])
+def test_a_string_is_one_pattern(option):
+    shapes = {"lm_head.weight": MATRIX, "l.weight": MATRIX}
+    assert choose(shapes, "nvfp4", **{option: "lm_head"}) == choose(shapes, "nvfp4", **{option: ["lm_head"]})
+    assert choose(shapes, "nvfp4", **{option: None}) == choose(shapes, "nvfp4")
+    for wrong in (b"lm_head", [b"lm_head"], 1, [None]):
+        with pytest.raises(TypeError, match=f"{option}=.*: expected a pattern of names as a string, or several"):
+            choose(shapes, "nvfp4", **{option: wrong})
+
+
 def test_include_names_what_names_alone_do_not_tell():
     shapes = {"layers.0.mixer.A": MATRIX, "stack.weight": (B, (3, 64, 64))}
     assert kept(shapes).keys() == shapes.keys()
