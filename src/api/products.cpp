@@ -143,7 +143,7 @@ dlfp4_status read_groups(const Product &product, const Experts &experts, dlfp4_g
   groups->rows = experts.rows;
   groups->ends = static_cast<const int64_t *>(experts.ends.data);
   groups->weights = experts.weights;
-  groups->step = product.out.columns * product.factors[1].lines.step;
+  if (__builtin_mul_overflow(product.out.columns, product.factors[1].lines.step, &groups->step)) return DLFP4_E_SHAPE;
   if (!lie_in_order(groups->ends, groups->experts, groups->rows)) return DLFP4_E_OPTION;
   if (experts.gathers) groups->gather = indices;
   if (experts.weights) groups->scatter = indices;
@@ -172,7 +172,9 @@ dlfp4_status read_experts(const dlfp4_routing *routing, const Place &place, int6
   experts->weights = static_cast<const float *>(weights.data);
   if (!experts->gathers && experts->rows != lines) return DLFP4_E_SHAPE;
   if (!routing->weights && experts->rows != out.rows) return DLFP4_E_SHAPE;
-  return lines_of_weights == experts->count * out.columns ? DLFP4_OK : DLFP4_E_SHAPE;
+  int64_t expected;
+  const bool fits = !__builtin_mul_overflow(experts->count, out.columns, &expected) && lines_of_weights == expected;
+  return fits ? DLFP4_OK : DLFP4_E_SHAPE;
 }
 
 }  // namespace api

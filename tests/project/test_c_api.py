@@ -326,6 +326,17 @@ def test_rows_that_are_nowhere_are_refused():
     assert C.grouped_matmul_workspace(c_api.plain(x), w, None, out, None) == -1
 
 
+def test_experts_with_more_columns_than_can_be_counted():
+    """In all 2**64 lines of weights, of which there is none."""
+    none, out = c_api.plain(values(0, 64)), c_api.describe(np.zeros((0, 2**56), np.float32))
+    many = routing(ends=np.zeros(256, np.int64))
+    assert C.grouped_matmul(none, none, many, out, None, None, None) == c_api.E_SHAPE
+    assert C.grouped_matmul_workspace(none, none, many, out, None) == -1
+    nobody = routing(ends=np.zeros(0, np.int64))
+    wide = c_api.plain(np.zeros((0, 2**30), np.float32))
+    assert C.grouped_matmul(wide, wide, nobody, out, None, None, None) == c_api.E_SHAPE
+
+
 def test_a_scale_for_each_matrix_of_a_stack():
     given, x, ends = values(3, 32, 64), values(9, 64), np.array([4, 4, 9])
     w = dlfp4.quantize(given, "nvfp4", recipe=dlfp4.Recipe(global_scale_per="matrix"))
