@@ -341,6 +341,9 @@ impl Quantized {
 pub fn quantize<T: Element>(x: Matrix<'_, T>, format: Format, options: Options) -> Result<Quantized> {
     let mut result = Quantized::allocate(format, x.shape, &options)?;
     let from = describe(x.data.as_ptr() as *mut c_void, T::DTYPE, &x.shape);
+    if options.global_scale == Some(0.0) {
+        return Err(Error::OPTION); // by which the C API would find it
+    }
     let global = options.global_scale.unwrap_or(0.0);
     check(
         result

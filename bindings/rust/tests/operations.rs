@@ -114,6 +114,8 @@ fn what_does_not_fit_is_refused_with_words() {
     assert_eq!(error.status(), 2);
     let given = Options { global_scale: Some(1.0), ..Options::default() };
     assert!(quantize(Matrix::new(&x, 2, 32).unwrap(), Format::find("mxfp4").unwrap(), given).is_err());
+    let zero = Options { global_scale: Some(0.0), ..Options::default() };
+    assert!(quantize(Matrix::new(&x, 2, 32).unwrap(), Format::find("nvfp4").unwrap(), zero).is_err());
 }
 
 #[test]
