@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from dlfp4._core import (
     ScaledTensor,
     Tensor,
     _buffers_of,
+    _parse_integer,
     _with_encode_scale,
     _with_hadamard,
     _with_receipt,
@@ -86,7 +86,7 @@ def concatenate(tensors: Iterable[ScaledTensor], axis: SupportsIndex = 0) -> Sca
     """
     given = check_tensors(tensors)
     ndim = given[0].ndim
-    number = operator.index(axis)
+    number = _parse_integer(axis, "axis")
     if not -ndim <= number < ndim:
         raise ValueError(f"axis={number}: the tensors have {ndim} dimensions")
     along = number % ndim
@@ -159,6 +159,8 @@ def check_tensors(tensors: Iterable[Any]) -> list[ScaledTensor]:
     all_of_them: Any = tensors
     if isinstance(all_of_them, ScaledTensor):
         raise TypeError(f"tensors is {summary(all_of_them)}; expected several ScaledTensors, in a list")
+    if not isinstance(all_of_them, Iterable):
+        raise TypeError(f"tensors is of type {type(all_of_them).__name__}; expected several ScaledTensors, in a list")
     given = list(tensors)
     for each in given:
         if not isinstance(each, ScaledTensor):

@@ -410,6 +410,7 @@ def test_mistakes():
     for wrong, error, message in (
         ([], ValueError, "empty"),
         (q, TypeError, "in a list"),
+        (None, TypeError, "tensors is of type NoneType; expected several ScaledTensors, in a list"),
         ([q, NORMAL[0]], TypeError, "quantize it"),
         ([q, dlfp4.quantize(NORMAL[0], "mxfp4")], ValueError, r"\.to\('nvfp4'\)"),
         ([q, dlfp4.quantize(NORMAL[0], "nvfp4", axis=-2)], ValueError, "axis of their blocks"),
@@ -419,6 +420,8 @@ def test_mistakes():
             dlfp4.concatenate(wrong)
     with pytest.raises(ValueError, match="2 dimensions"):
         dlfp4.concatenate([q, q], 2)
+    with pytest.raises(TypeError, match="axis=None is of type NoneType; expected an integer"):
+        dlfp4.concatenate([q, q], None)
     with pytest.raises(ValueError, match=r"differ; expected equal ones$"):
         dlfp4.stack([q, q[:128]])
     ragged = dlfp4.quantize(NORMAL[0, :, :300], "fp8_128x128")
