@@ -17,7 +17,7 @@ import numpy as np
 
 import dlfp4
 from dlfp4 import ScaledTensor
-from dlfp4.checkpoints import integers
+from dlfp4.checkpoints import activations, integers
 from dlfp4.checkpoints.folders import Outcome
 from dlfp4.checkpoints.names import module_of
 
@@ -45,6 +45,10 @@ class Facts:
         Whether all scales are powers of two.
     symmetric : bool
         Whether all zero points are the middle of the codes.
+    with_inputs : collection of str
+        The formats of which all layers have a scale of what they multiply by.
+    has_cache : bool
+        Whether scales of a cache of keys and values are there.
     """
 
     convention: str
@@ -52,6 +56,8 @@ class Facts:
     kept: Sequence[str]
     pow2: bool
     symmetric: bool
+    with_inputs: Collection[str] = ()
+    has_cache: bool = False
 
     @property
     def format(self) -> str:
@@ -104,6 +110,12 @@ COMPRESSED: Mapping[str, tuple[str, dict[str, Any]]] = {
     "fp8_128x128": ("float-quantized", scheme(8, "block", block_structure=[128, 128])),
     **{format: ("pack-quantized", scheme_of_integers(format)) for format in LENGTHS},
 }
+# How compressed-tensors describes what layers multiply by, where its scale is stored: FP4's blocks have scales of their
+# own beside it.
+INPUTS: Mapping[str, dict[str, Any]] = {
+    "nvfp4": scheme(4, "tensor_group", group_size=16, scale_dtype="torch.float8_e4m3fn") | {"dynamic": "local"},
+    "fp8_e4m3": scheme(8, "tensor"),
+}
 # ModelOpt's names of weights without static scales of activations, and the length of a group, 0 for none.
 ALGORITHMS: Mapping[str, tuple[str, int]] = {
     "nvfp4": ("W4A16_NVFP4", 16),
@@ -122,6 +134,10 @@ IN_BFLOAT16 = ("nvfp4", "nvfp4_16x16", "mxfp4", "mxfp8_e4m3")
 TYPES = ("dtype", "torch_dtype")
 
 
+# ModelOpt's names where these scales are stored, if they are others.
+WITH_INPUTS: Mapping[str, str] = {"nvfp4": "NVFP4"}
+
+
 # MLX's mode, bits of an element and length of a group.
 MODES: Mapping[str, tuple[str, int, int]] = {
     "mxfp4": ("mxfp4", 4, 32),
@@ -138,8 +154,9 @@ def compressed_tensors(facts: Facts) -> dict[str, Any]:
         storage, weights = COMPRESSED[format]
         targets = ["Linear"] if len(facts.quantized) == 1 else [f"re:^{re.escape(module_of(name))}$" for name in names]
         groups[f"group_{number}"] = {
-            "targets": targets, "weights": weights, "input_activations": None, "output_activations": None,
-            "format": storage,
+            "targets": targets, "weights": weights,
+            "input_activations": INPUTS[format] if format in facts.with_inputs else None,
+            "output_activations": None, "format": storage,
         }  # fmt: skip
     storages = {group["format"] for group in groups.values()}
     return {
@@ -148,7 +165,7 @@ def compressed_tensors(facts: Facts) -> dict[str, Any]:
         "quantization_status": "compressed",
         "config_groups": groups,
         "ignore": facts.ignored,
-        "kv_cache_scheme": None,
+        "kv_cache_scheme": scheme(8, "tensor") if facts.has_cache else None,
     }
 
 
@@ -183,17 +200,20 @@ def modelopt(facts: Facts) -> dict[str, Any]:
 def hf_quant_config(facts: Facts) -> dict[str, Any]:
     """ModelOpt's own file."""
     if len(facts.quantized) == 1:
-        section: dict[str, Any] = algorithm_of(facts.format)
+        section: dict[str, Any] = algorithm_of(facts.format, facts)
     else:
-        layers = {module_of(name): algorithm_of(format) for format, names in facts.quantized.items() for name in names}
+        layers = {
+            module_of(name): algorithm_of(format, facts) for format, names in facts.quantized.items() for name in names
+        }
         section = {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
-    section |= {"kv_cache_quant_algo": None, "exclude_modules": facts.ignored}
+    section |= {"kv_cache_quant_algo": "FP8" if facts.has_cache else None, "exclude_modules": facts.ignored}
     return {"producer": producer(), "quantization": section}
 
 
-def algorithm_of(format: str) -> dict[str, Any]:
+def algorithm_of(format: str, facts: Facts) -> dict[str, Any]:
     """What ModelOpt calls a format."""
     algorithm, length = ALGORITHMS[format]
+    algorithm = WITH_INPUTS.get(format, algorithm) if format in facts.with_inputs else algorithm
     return {"quant_algo": algorithm, "group_size": length} if length else {"quant_algo": algorithm}
 
 
@@ -303,7 +323,14 @@ def facts_of(convention: str, outcomes: Sequence[Outcome]) -> Facts:
     kept = [each.name for each in outcomes if not each.format and len(each.shape) > 1 and each.name.endswith(".weight")]
     pow2 = all(outcome.pow2 for outcome in outcomes if outcome.format)
     symmetric = all(outcome.symmetric for outcome in outcomes if outcome.format)
-    return Facts(convention, quantized, kept, pow2, symmetric)
+    others = [outcome.name for outcome in outcomes if not outcome.format]
+    with_inputs = [
+        format
+        for format, names in quantized.items()
+        if {module_of(name) for name in names} <= activations.layers_with_inputs(others, convention, format)
+    ]
+    has_cache = activations.has_cache(others, convention)
+    return Facts(convention, quantized, kept, pow2, symmetric, with_inputs, has_cache)
 
 
 def has_pow2_scales(q: ScaledTensor) -> bool:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from dlfp4 import ScaledTensor, Tensor
 from dlfp4.checkpoints import (
+    activations,
     comfyui,
     configs,
     conventions,
@@ -28,6 +29,7 @@ from dlfp4.checkpoints import (
     native,
     safetensors,
 )  # fmt: skip
+from dlfp4.checkpoints.activations import Respelling, respelled
 from dlfp4.checkpoints.folders import Outcome, Report, Tick
 from dlfp4.checkpoints.models import Files, ModelPath, Shard
 from dlfp4.checkpoints.names import is_part
@@ -55,11 +57,14 @@ class Job(folders.Job):
         To which they are converted.
     changes : dict of str to str
         Formats that become others, exactly, for the sake of the other tensors of the model.
+    scales : dict of str to Respelling
+        What becomes of scales of activations.
     """
 
     others: tuple[str, ...]
     convention: str
     changes: dict[str, str]
+    scales: dict[str, Respelling]
 
 
 def convert_model(
@@ -160,6 +165,7 @@ def plan(shards: Sequence[Shard], place: Path, convention: str, *, whole: bool) 
     tensors = joining.joined(shards, seen)
     formats = [format for format in tensors.values() if format.name]
     changes = changes_of(formats, convention)
+    scales = respelled(tensors, {name: each.name for name, each in tensors.items() if each.name}, convention)
     members: list[list[str]] = [[] for _ in shards]
     for name in tensors:
         members[place_of(name, shards)].append(name)
@@ -169,7 +175,8 @@ def plan(shards: Sequence[Shard], place: Path, convention: str, *, whole: bool) 
         complete = alone == {name: tensors[name] for name in names}
         others = () if complete else tuple(each.path for each in (*shards[:number], *shards[number + 1 :]))
         target = place / Path(shard.path).name if whole else place
-        jobs.append(Job(shard.path, str(target), tuple(names), others, convention, changes))
+        own_scales = {name: scales[name] for name in names if name in scales}
+        jobs.append(Job(shard.path, str(target), tuple(names), others, convention, changes, own_scales))
     return jobs, bool(formats)
 
 
@@ -225,7 +232,10 @@ def work(job: Job, tick: Tick = folders.no_tick) -> list[Outcome]:
     tensors = joining.joined([own, *map(models.read_file, job.others)])
     outcomes, results = [], {}
     for name in job.names:
-        results[name], outcome = converted(name, tensors[name], job.convention, job.source, job.changes)
+        how = job.scales.get(name)
+        x = tensors[name] if how is None else respell(name, tensors[name], how, job.source)
+        new_name = name if how is None else how.name
+        results[new_name], outcome = converted(new_name, x, job.convention, job.source, job.changes)
         outcomes.append(outcome)
         tick(name)
     try:
@@ -235,6 +245,14 @@ def work(job: Job, tick: Tick = folders.no_tick) -> list[Outcome]:
     except ValueError as error:
         raise ValueError(f"{job.source}: {error}") from error
     return outcomes
+
+
+def respell(name: str, x: Tensor, how: Respelling, source: str) -> Tensor:
+    """A scale of activations as another convention stores it."""
+    try:
+        return activations.stored(x, how)
+    except ValueError as error:
+        raise ValueError(f"{source}: {name}: {error}") from error
 
 
 def converted(

@@ -91,6 +91,23 @@ def faults_of_type(name, format, dtype, place):
     types = {x.dtype for key, x in loaded.state_dict().items() if key in values}
     return wrong + [f"{each} beside {loaded.dtype}" for each in types - {loaded.dtype}]
 
+# ModelOpt's scales of activations in the convention of compressed-tensors: all are found.
+def faults_of_inputs(format, place):
+    place.mkdir()
+    model = AutoModelForCausalLM.from_config(CONFIGS["llama"], dtype=torch.bfloat16)
+    model.save_pretrained(place / "made")
+    checkpoints.quantize_model(place / "made", place / "first", format, convention="modelopt")
+    tensors = dict(checkpoints.load(place / "first", join=False))
+    scales = {name.removesuffix("weight") + "input_scale": torch.tensor(0.25)
+              for name in tensors if name.endswith("_proj.weight")}
+    checkpoints.save(place / "first" / "model.safetensors", tensors | scales, {"format": "pt"})
+    checkpoints.convert_model(place / "first", place / "out", "compressed-tensors")
+    loaded, info = AutoModelForCausalLM.from_pretrained(place / "out", output_loading_info=True)
+    kind = "input_global_scale" if format == "nvfp4" else "input_scale"
+    found = [x.item() for name, x in loaded.named_parameters() if name.endswith(kind)]
+    wrong = [f"{what}: {names}" for what, names in info.items() if names]
+    return wrong + ["scales"] * (found != [4.0 if format == "nvfp4" else 0.25] * 14)
+
 def differing_bytes(name, group):  # what compressed-tensors quantizes to other bytes, in float32
     args = QuantizationArgs(num_bits=4, symmetric=True, strategy="group" if group else "channel", group_size=group)
     kinds = {"normal": torch.randn(32, 256), "cauchy": torch.empty(32, 256).cauchy_(),
@@ -145,6 +162,7 @@ results = {f"zero points {group}": faults_of_zero_points(group) for group in (32
 results |= {str(dtype): faults_of_short_scales(dtype) for dtype in (torch.bfloat16, torch.float16)}
 results |= {name: differing_bytes(name, group) for name, group in
            (("int4_g32", 32), ("int4_g128", 128), ("int4_row", None), ("uint4_g64", 64), ("uint4_row", None))}
+results |= {f"inputs of {format}": faults_of_inputs(format, place / format) for format in ("nvfp4", "fp8_e4m3")}
 results |= {"-".join(case): faults_of_type(*case, place / "-".join(case)) for case in json.loads(sys.argv[3])}
 for case in json.loads(sys.argv[2]):
     folder = place / "-".join(map(str, case))
@@ -201,6 +219,11 @@ def test_transformers_loads_the_same_weights(results, case):
 @pytest.mark.parametrize("case", TYPES, ids="-".join)
 def test_models_of_other_types_run_as_they_are_loaded(results, case):
     assert results["-".join(case)] == []
+
+
+@pytest.mark.parametrize("format", ["nvfp4", "fp8_e4m3"])
+def test_scales_of_activations_are_found(results, format):
+    assert results[f"inputs of {format}"] == []
 
 
 @pytest.mark.parametrize("name", ["int4_g32", "int4_g128", "int4_row", "uint4_g64", "uint4_row"])
