@@ -297,8 +297,6 @@ def as_patterns(option: str, given: Any) -> tuple[str, ...]:
 
 def find_matches(option: str, patterns: Iterable[str], names: Collection[str]) -> set[str]:
     """The names that match one of the patterns; ValueError for a pattern that matches none, such as a misspelt one."""
-    if not are_strings(patterns):
-        raise TypeError(f"{option}={patterns!r}: expected a list of patterns of type str")
     found: set[str] = set()
     for pattern in patterns:
         matches = as_test(option, pattern)
@@ -310,13 +308,6 @@ def find_matches(option: str, patterns: Iterable[str], names: Collection[str]) -
             raise ValueError(f"{option}={pattern!r} matches no tensor of the model; its names are like {some}{near}")
         found |= matched
     return found
-
-
-def are_strings(patterns: object) -> bool:
-    """Whether these are several strings, not one."""
-    if isinstance(patterns, str) or not isinstance(patterns, Collection):
-        return False
-    return all(isinstance(pattern, str) for pattern in patterns)
 
 
 def as_test(option: str, pattern: str) -> Callable[[str], bool]:
