@@ -181,6 +181,18 @@ def test_sums_of_products():
     assert torch.equal(dt.dot(x[0], x[1]), dlfp4.dot(x[0], x[1]).to_torch())
 
 
+@pytest.mark.parametrize(
+    ("shape", "per"), [((0, 32), "row"), ((4, 0, 32), "row"), ((0, 16, 32), "matrix"), ((4, 16, 0), "matrix")]
+)
+def test_nothing_has_no_address(shape, per):
+    """PyTorch's tensors without elements: results, and the global scales of no lines."""
+    q = dt.quantize(torch.empty(shape), "nvfp4", recipe=dlfp4.Recipe(global_scale_per=per))
+    expected = dlfp4.quantize(np.empty(shape, np.float32), "nvfp4", recipe=dlfp4.Recipe(global_scale_per=per))
+    assert (tuple(q.shape), tuple(q.global_scale.shape)) == (shape, expected.global_scale.shape)
+    assert q.global_scale.tolist() == expected.global_scale.tolist()
+    assert q.dequantize().shape == shape
+
+
 def test_arguments_are_those_of_eager_calls():
     x = randn(64, 64)
     for seed in (0, 5, 1 << 63, (1 << 64) - 1, np.uint64(1 << 63)):

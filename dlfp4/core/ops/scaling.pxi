@@ -519,9 +519,9 @@ cdef int fill_results(Quantization *call, tuple results, Touched *touched, bint 
         writes(touched, result.global_scale)
         writes(touched, result.offsets)
         call.blocks[direction].finds_decodes = finds_parts
-        if call.blocks[direction].decodes != NULL or (result.global_scale is None and not scales_whole(call.format)):
+        whole = result.scales if scales_whole(call.format) else result.global_scale
+        if whole is None or whole.dl.ndim:   # of lines or matrices; their address says nothing, of which there is none
             continue
-        whole = result.scales if result.global_scale is None else result.global_scale
         if on_host:
             (<float *> whole.dl.data)[0] = call.scale.decode
         else:
