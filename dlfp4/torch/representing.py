@@ -200,12 +200,15 @@ def unpacked(shape: tuple[Any, ...], name: str) -> tuple[Any, ...]:
 
 
 def single_shape(x: torch.Tensor) -> tuple[Any, ...]:
-    """The shape in single elements of a tensor of pairs: they lie along the last dimension of stride 1."""
+    """The shape in single elements of a tensor of pairs, as find_unit_dim in strides.pxi has it: they lie along the last
+    dimension of stride 1; or along the last of all, where strides mean nothing.
+    """
     shape, strides = list(x.shape), x.stride()
-    for k in reversed(range(len(shape))):
-        if strides[k] == 1:
-            shape[k] *= 2
-            return tuple(shape)
+    last = len(shape) - 1
+    along = [k for k, stride in enumerate(strides) if stride == 1] if 0 not in shape else []
+    if along or (shape and (0 in shape or shape[last] == 1)):
+        shape[along[-1] if along else last] *= 2
+        return tuple(shape)
     raise ValueError(f"FP4 of shape {tuple(shape)} has strides {strides}: pairs lie along a dimension of stride 1")
 
 

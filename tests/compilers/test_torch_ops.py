@@ -1,6 +1,7 @@
 """torch.ops.dlfp4: bytes equal to dlfp4's, fakes that describe them, PyTorch's own checks of operations."""
 
 import importlib
+import itertools
 import subprocess
 import sys
 
@@ -191,6 +192,17 @@ def test_nothing_has_no_address(shape, per):
     assert (tuple(q.shape), tuple(q.global_scale.shape)) == (shape, expected.global_scale.shape)
     assert q.global_scale.tolist() == expected.global_scale.tolist()
     assert q.dequantize().shape == shape
+
+
+@pytest.mark.parametrize("shape", [(0,), (2, 0), (0, 3), (2, 0, 3), (0, 3, 2), (3, 1), (1, 3), (3, 2, 1), (1, 1)])
+def test_pairs_lie_along_the_dimension_that_importers_take(shape):
+    octets = torch.zeros(shape, dtype=torch.uint8)
+    for order in itertools.permutations(range(len(shape))):
+        pairs = octets.view(torch.float4_e2m1fn_x2).permute(order)
+        assert dt.unpack(pairs).shape == dlfp4.asarray(pairs).shape
+    if shape[-1] < 2 or 0 in shape:
+        apart = torch.empty_strided(shape, (7,) * len(shape), dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+        assert dt.unpack(apart).shape == dlfp4.asarray(apart).shape
 
 
 def test_arguments_are_those_of_eager_calls():
