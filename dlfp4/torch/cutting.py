@@ -183,13 +183,14 @@ def reshaped(q: ScaledTensor, shape: Shape) -> ScaledTensor:
         raise NotImplementedError(f"{described(q)} is a transpose: reshape it before that, q.mT.reshape(...).mT")
     if q.numel() != count_elements(shape):
         raise ValueError(f"{described(q)} has {q.numel()} elements, not those of shape {shape}")
-    if shape[-1:] == tuple(q.shape[-1:]) and units_fit(q, shape):
+    keeps_lines = shape[-1:] == tuple(q.shape[-1:]) and (len(shape) > 1 or q.encoding.axis == -1)
+    if keeps_lines and units_fit(q, shape):
         return mapped(q, torch.ops.aten.alias.default, shape=shape)
     if len(shape) == 1 and is_one_line(q):
         return mapped(q, lambda part: part.reshape(1, -1) if part.dim() == 2 else part, shape=shape)
     raise NotImplementedError(
-        f"{described(q)} in shape {shape}: the last dimension stays, and so do matrices that have a global scale each; "
-        f"call .dequantize() first"
+        f"{described(q)} in shape {shape}: the last dimension stays, beside another one where blocks run along "
+        f"columns, and so do matrices that have a global scale each; call .dequantize() first"
     )
 
 

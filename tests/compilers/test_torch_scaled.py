@@ -272,6 +272,12 @@ def test_views_and_shapes():
     assert torch.equal(stack[1].dequantize(), q[3:].dequantize())
     assert torch.equal(q.view(-1).dequantize(), q.dequantize().view(-1))
     assert q.unsqueeze(0).squeeze(0).shape == q.shape
+    for across in (
+        dt.quantize(torch.ones(1, 64), "mxfp4", axis=-2, pad=True),
+        dt.quantize(torch.ones(1, 64), "fp8_row", axis=-2),
+    ):
+        with pytest.raises(NotImplementedError, match="beside another one where blocks run along columns"):
+            across.squeeze(0)
     assert q.contiguous() is q or same(q.contiguous(), q.to_dlfp4())
     with pytest.raises(NotImplementedError, match="the last dimension stays"):
         q.view(3, 128)
