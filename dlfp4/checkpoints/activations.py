@@ -75,6 +75,12 @@ def respelled_one(name: str, formats: Mapping[str, str], convention: str) -> Res
     return Respelling(f"{module_of(name)}.{spelling.name}", given[0].encodes != spelling.encodes, spelling.shape)
 
 
+def is_scale(name: str) -> bool:
+    """Whether a tensor is called as scales of activations are."""
+    names = {spelling.name for row in INPUTS.values() for spelling in row.values()}
+    return last(name) in names or any(pattern.fullmatch(name) for _, pattern in CACHES.values())
+
+
 def stored(x: Tensor, how: Respelling) -> Tensor:
     """A scale as another convention stores it; ValueError where its reciprocal is no number."""
     if not how.inverts or x.size != 1:

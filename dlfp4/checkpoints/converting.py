@@ -260,8 +260,7 @@ def converted(
 ) -> tuple[Tensor | ScaledTensor, Outcome]:
     """A tensor that the convention holds, and what became of it."""
     if not isinstance(x, ScaledTensor):
-        kept = "quantized in a way that is not converted: kept" if is_packed(name, x.dtype.name, x.shape) else ""
-        return x, Outcome(name, x.shape, x.dtype.name, "", x.nbytes, x.nbytes, math.nan, kept)
+        return x, Outcome(name, x.shape, x.dtype.name, "", x.nbytes, x.nbytes, math.nan, why_kept(name, x, convention))
     told = configs.has_pow2_scales(x), configs.is_symmetric(x)
     outcome = Outcome(name, x.shape, x.format.name, x.format.name, x.nbytes, x.nbytes, math.nan, "", *told)
     if convention == OWN:
@@ -277,6 +276,14 @@ def converted(
     except ValueError as error:
         return suited(x, convention, outcome, f"{source}: {error}")
     return x, outcome
+
+
+def why_kept(name: str, x: Tensor, convention: str) -> str:
+    """What there is to say about a tensor that is copied, or ""."""
+    if is_packed(name, x.dtype.name, x.shape):
+        return "quantized in a way that is not converted: kept"
+    unknown = convention not in (OWN, *activations.INPUTS) and activations.is_scale(name)
+    return f"a scale of activations, which loaders of {convention} do not know" if unknown else ""
 
 
 def suited(q: ScaledTensor, convention: str, outcome: Outcome, fault: str) -> tuple[ScaledTensor, Outcome]:

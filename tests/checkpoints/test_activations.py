@@ -66,8 +66,10 @@ def test_there_and_back(tmp_path, format, files):
 @pytest.mark.parametrize("convention", ["mlx", "dlfp4", "comfyui"])
 def test_other_conventions_get_them_as_they_are(tmp_path, convention):
     first = save(tmp_path / "a", "nvfp4")
-    checkpoints.convert_model(first, tmp_path / "b", convention)
+    outcomes = checkpoints.convert_model(first, tmp_path / "b", convention)
     assert stored(tmp_path / "b") == stored(first)
+    told = {each.name for each in outcomes if each.reason.endswith(f"loaders of {convention} do not know")}
+    assert told == (set() if convention == "dlfp4" else stored(first).keys())
 
 
 def test_where_a_layer_has_none_activations_are_not_said_to_be_quantized(tmp_path):
