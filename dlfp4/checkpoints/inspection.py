@@ -120,15 +120,35 @@ class Findings:
         return "\n".join([*lines, "", *(flags or ["nothing is flagged"])])
 
 
+Row: TypeAlias = tuple[str, str, str, str, str, str]  # the fields of a group that its tensors share
+
+
 @dataclass(frozen=True)
 class Item:
-    """A quantized tensor, and how it is stored."""
+    """What was seen of a quantized tensor; the tensor, which may have been made to be looked at, is gone.
+
+    Attributes
+    ----------
+    name : str
+        Of the tensor.
+    format : Format
+        That it has.
+    units : numpy.ndarray, optional
+        Its global scales.
+    row : Row
+        The fields of its group.
+    nbytes : int
+        Of its parts.
+    flags : tuple of Flag
+        What is wrong with it.
+    """
 
     name: str
-    tensor: ScaledTensor
-    convention: str
-    spelling: Spelling | None
-    parts: tuple[str, ...]
+    format: Format
+    units: npt.NDArray[np.float32] | None
+    row: Row
+    nbytes: int
+    flags: tuple[Flag, ...]
 
 
 def inspect(path: ModelPath | bytes | bytearray | memoryview) -> Findings:
@@ -178,19 +198,24 @@ def inspect(path: ModelPath | bytes | bytearray | memoryview) -> Findings:
         marks |= comfyui.find_marks(shard.tensors, shard.metadata)
         for name, x in own_joined(shard).items():
             (own if isinstance(x, ScaledTensor) else found)[name] = x
-    joins = list(find_joins(found, marks, joining.unreadable(shards)))
-    items = [Item(name, x, OWN, None, (name,)) for name, x in own.items()] + [
-        Item(
-            each.name, each.tensor, convention_of(each.spelling, each.tensor.format, method), each.spelling, each.parts
-        )
-        for each in joins
-    ]
-    used = {part for each in joins for part in each.parts}
+    items = [look_at(name, x, row_of(x, OWN), x.nbytes) for name, x in own.items()]
+    used: set[str] = set()
+    for each in find_joins(found, marks, joining.unreadable(shards)):
+        used.update(each.parts)
+        convention = convention_of(each.spelling, each.tensor.format, method)
+        row = row_of(each.tensor, convention, each.spelling, found[each.parts[1]])
+        items.append(look_at(each.name, each.tensor, row, sum(found[part].nbytes for part in each.parts)))
     rest = {name: x for name, x in found.items() if name not in used and isinstance(x, Tensor)}
     groups = as_groups(items, rest, found)
     used_by = dict.fromkeys(each.convention for each in groups if each.convention)
     flags = [*flags_of_items(items), *flags_of_rest(items, rest), *flags_of_model(list(used_by), method)]
     return Findings(" + ".join(used_by), tuple(groups), tuple(flags))
+
+
+def look_at(name: str, q: ScaledTensor, row: Row, nbytes: int) -> Item:
+    """What is to be known of a quantized tensor."""
+    units = None if q.global_scale is None else numbers_of(q.global_scale)
+    return Item(name, q.format, units, row, nbytes, (*flags_of_global(name, q), *flags_of_scales(name, q)))
 
 
 def own_joined(shard: models.Shard) -> Mapping[str, Tensor | ScaledTensor]:
@@ -260,16 +285,12 @@ def convention_of_rest(name: str, found: Mapping[str, Any]) -> str:
 
 # ---- Groups
 
-Row: TypeAlias = tuple[str, str, str, str, str, str]  # the fields of a group that its tensors share
-
 
 def as_groups(items: Iterable[Item], rest: Mapping[str, Tensor], found: Mapping[str, Any]) -> list[Group]:
     """All tensors, by how they are stored."""
     rows: dict[Row, list[tuple[str, int]]] = {}
     for item in items:
-        stored = [found[part] for part in item.parts] if item.spelling else [item.tensor]
-        size = sum(part.nbytes for part in stored)
-        rows.setdefault(describe(item, found), []).append((item.name, size))
+        rows.setdefault(item.row, []).append((item.name, item.nbytes))
     for name, x in rest.items():
         quantized = x.ndim > 1 and bool(PACKED.match(x.dtype.name)) and not is_part(name)
         convention = convention_of_rest(name, found) if quantized else ""
@@ -277,13 +298,12 @@ def as_groups(items: Iterable[Item], rest: Mapping[str, Tensor], found: Mapping[
     return [Group(*key, len(members), sum(size for _, size in members), members[0][0]) for key, members in rows.items()]
 
 
-def describe(item: Item, found: Mapping[str, Any]) -> Row:
-    """The fields of a group."""
-    q, spelling = item.tensor, item.spelling
+def row_of(q: ScaledTensor, convention: str, spelling: Spelling | None = None, scales: Tensor | None = None) -> Row:
+    """The fields of a group; `scales` are as they are stored, if otherwise."""
     packed = conventions.is_packed(q.format) and not q.format.element.name.startswith("float6")
     nibbles = ("high first" if spelling and spelling.high_first else "low first") if packed else ""
-    scales = found[item.parts[1]].dtype.name if spelling else q.scales.dtype.name
-    return item.convention, q.format.name, granularity(q), scales, q.scale_layout, nibbles
+    dtype = (q.scales if scales is None else scales).dtype.name
+    return convention, q.format.name, granularity(q), dtype, q.scale_layout, nibbles
 
 
 def granularity(q: ScaledTensor) -> str:
@@ -302,27 +322,25 @@ LARGEST_NVFP4 = 2688.0  # 6 * 448: the largest product of element and scale
 def flags_of_items(items: Sequence[Item]) -> Iterator[Flag]:
     """What is wrong with joined tensors."""
     for item in items:
-        yield from flags_of_global(item)
-        yield from flags_of_scales(item)
+        yield from item.flags
     yield from flags_of_fused(items)
 
 
-def flags_of_global(item: Item) -> Iterator[Flag]:
+def flags_of_global(name: str, q: ScaledTensor) -> Iterator[Flag]:
     """Global scales that are no positive numbers, or the reciprocal of what they should be."""
-    q = item.tensor
     if q.global_scale is None:
         return
     units = numbers_of(q.global_scale)
     bad = units[~(np.isfinite(units) & (units > 0))]
     if bad.size:
         stored = f", stored as {numbers_of(q.encode_scale)[0]:g}" if q.encode_scale is not None else ""
-        yield Flag("global scale that is no positive number", item.name, f"{bad[0]:g}{stored}")
+        yield Flag("global scale that is no positive number", name, f"{bad[0]:g}{stored}")
         return
     largest = float(units.max(initial=0)) * 6 * largest_scale(q)
     if largest > LARGEST_NVFP4:
         yield Flag(
             "inverted global scale",
-            item.name,
+            name,
             f"{units.max():g} decodes to magnitudes of {largest:.3g}; its reciprocal, to {reciprocal_of(q):.3g}: "
             f"compressed-tensors stores an encode scale, ModelOpt a decode scale",
         )
@@ -344,17 +362,17 @@ def numbers_of(x: Any) -> npt.NDArray[np.float32]:
     return np.asarray(dlfp4.cast(x, "float32").to_device("cpu").to_numpy())
 
 
-def flags_of_scales(item: Item) -> Iterator[Flag]:
+def flags_of_scales(name: str, q: ScaledTensor) -> Iterator[Flag]:
     """Scales that are NaN, infinite or negative, and tensors whose scales are all zero."""
-    scales = numbers_of(item.tensor.scales)
+    scales = numbers_of(q.scales)
     nan, infinite, negative = int(np.isnan(scales).sum()), int(np.isinf(scales).sum()), int((scales < 0).sum())
     for count, what in ((nan, "NaN"), (infinite, "infinite"), (negative, "negative")):
         if count:
-            yield Flag(f"{what} scales", item.name, f"{count:,} of {scales.size:,}")
+            yield Flag(f"{what} scales", name, f"{count:,} of {scales.size:,}")
     zeros = int((scales == 0).sum())
-    whole = item.tensor.format.kind == "largest" or zeros == scales.size
-    if zeros and whole and has_nonzero(item.tensor):
-        yield Flag("zero scales", item.name, f"{zeros:,} of {scales.size:,}, over elements that are not zero")
+    whole = q.format.kind == "largest" or zeros == scales.size
+    if zeros and whole and has_nonzero(q):
+        yield Flag("zero scales", name, f"{zeros:,} of {scales.size:,}, over elements that are not zero")
 
 
 def has_nonzero(q: ScaledTensor) -> bool:
@@ -378,19 +396,18 @@ def flags_of_fused(items: Sequence[Item]) -> Iterator[Flag]:
 
 def flags_of_members(members: Mapping[str, Item]) -> Iterator[Flag]:
     """What differs between layers that are fused, by the components of their names."""
-    tensors = {component: item.tensor for component, item in members.items()}
     first = next(iter(members.values())).name
-    if len({q.format for q in tensors.values()}) > 1:
-        detail = ", ".join(f"{component} {q.format}" for component, q in tensors.items())
+    if len({item.format for item in members.values()}) > 1:
+        detail = ", ".join(f"{component} {item.format}" for component, item in members.items())
         yield Flag("fused layers of different formats", first, detail)
         return
-    units = [numbers_of(q.global_scale) for q in tensors.values() if q.global_scale is not None]
+    units = [item.units for item in members.values() if item.units is not None]
     if not units or any(unit.size != 1 for unit in units):
         return
     largest, least = max(map(float, units)), min(map(float, units))
     if largest != least:
         ratio = largest / least if least else np.inf
-        detail = f"{' and '.join(tensors)} differ by a factor of {ratio:.4g}; engines use one of them for all"
+        detail = f"{' and '.join(members)} differ by a factor of {ratio:.4g}; engines use one of them for all"
         yield Flag("fused layers with different global scales", first, detail)
 
 
@@ -402,7 +419,7 @@ DATA = re.compile(r"_(packed|blocks)$|^(blocks)$")
 
 def flags_of_rest(items: Sequence[Item], rest: Mapping[str, Tensor]) -> Iterator[Flag]:
     """FP8, packed data and scales that belong to nothing."""
-    others = any(item.tensor.format.element.itemsize == 1 for item in items)
+    others = any(item.format.element.itemsize == 1 for item in items)
     unscaled = find_unscaled(rest)
     for name, left in unscaled.items():
         missing = "no scales are there" + (", although other weights have some" if others else "")

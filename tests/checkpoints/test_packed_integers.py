@@ -325,18 +325,24 @@ def test_a_tensor_of_two_names():
         assert part.to_numpy().tobytes() == parts[name].to_numpy().tobytes()
 
 
-def test_plans_have_few_packed_tensors_in_memory(tmp_path):
+@pytest.mark.parametrize("inspects", [False, True], ids=["plans", "inspect"])
+def test_few_packed_tensors_are_in_memory(tmp_path, inspects):
     """Such tensors are made anew, not mapped; a model of them may be larger than the memory."""
     count, shape = 12, (256, 2048)
     parts = split_parts({"up.weight": dlfp4.quantize(np.ones(shape, F), "uint4_g128")}, "gptq")
+    paths = []
     for number in range(count):
         layer = {f"layers.{number}.{name}": part for name, part in parts.items()}
-        checkpoints.save(tmp_path / f"{number}.safetensors", layer)
-    shards = models.read(tmp_path)
+        paths.append(tmp_path / f"{number}.safetensors")
+        checkpoints.save(paths[-1], layer)
     peaks = []
-    for some in (shards[:2], shards):
+    for some in (paths[:2], paths):
+        shards = models.read(some)
         tracemalloc.start()
-        converting.plan(some, tmp_path / "out", "awq", whole=True)
+        if inspects:
+            checkpoints.inspect(some)
+        else:
+            converting.plan(shards, tmp_path / "out", "awq", whole=True)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < peaks[0] + shape[0] * shape[1] // 2
