@@ -451,6 +451,7 @@ cdef extern from "gpu/kernels.h" nogil:
 
 
 cdef extern from "gpu/driver.h" nogil:
+    int DLFP4_CUDA_MISSING
     const char *dlfp4_cuda_error_name(int)
     int dlfp4_cuda_device_count(int *)
     ctypedef enum dlfp4_cuda_direction "enum dlfp4_cuda_direction":

@@ -47,8 +47,8 @@ BACKENDS: tuple[Backend, ...] = (
 @cache
 def machine_at(device: Device, rows: tuple[Backend, ...]) -> Machine:
     """What there is where a tensor lies."""
-    on_cuda = device.type in ON_CUDA and cuda_available()  # metadata of CUDA memory needs no driver
-    capability = _core._cuda_capability(device.index) if on_cuda else None
+    # Metadata of CUDA memory needs no driver. One that fails is asked again: what raises is not remembered.
+    capability = _core._cuda_capability_if_any(device.index) if device.type in ON_CUDA else None
     return Machine(capability, MappingProxyType({row.name: row.missing() for row in rows}))
 
 

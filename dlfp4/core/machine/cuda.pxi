@@ -130,11 +130,24 @@ def _is_captured(x, stream):
     return stream is not None and dlfp4_cuda_is_capturing(elements_of(x).dl.device.device_id, stream)
 
 
+cdef enum:
+    NO_DEVICE = 100   # CUDA_ERROR_NO_DEVICE, of a driver that sees none
+
+
 def _cuda_capability(int index):
     """The compute capability of a CUDA device, as (major, minor)."""
     cdef int architecture = 0
     check_cuda(dlfp4_cuda_architecture(index, &architecture), "asking for the compute capability")
     return divmod(architecture, 10)
+
+
+def _cuda_capability_if_any(int index):
+    """The same, or None where there is no driver or no device; DriverError where the driver fails to say."""
+    cdef int count = 0, status = dlfp4_cuda_device_count(&count)
+    if status in (DLFP4_CUDA_MISSING, NO_DEVICE) or (status == 0 and count == 0):
+        return None
+    check_cuda(status, "counting the devices")
+    return _cuda_capability(index)
 
 
 def _cuda_device_name(int index):
