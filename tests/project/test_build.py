@@ -142,6 +142,14 @@ def mend(path, version, body):
     return said, path.read_text().partition("\n")[2]
 
 
+def test_tracebacks_that_are_not_there_are_not_released(tmp_path):
+    """Of what an `except` caught, in its function alone."""
+    other = "{\n  __Pyx_DECREF(t_2);\n  __Pyx_DECREF(t_3);\n}\n"
+    caught = "{\n  if (__Pyx_GetException(&t_1, &t_2, &t_3) < 0) goto error;" + other[1:]
+    wanted = caught.replace("DECREF(t_3)", "XDECREF(t_3)") + other
+    assert mend(tmp_path / "_core.c", "3.4.0", caught + other) == ("", wanted)
+
+
 def test_what_cython_generates_is_mended_or_refused(tmp_path):
     twice = "{\n    int result = PyList_Append(list, x);\n    Py_DECREF(x);\n    return result;\n}\n"
     once = twice.replace("Py_DECREF", "if (likely(result == 0)) Py_DECREF")
