@@ -200,8 +200,8 @@ def unpacked(shape: tuple[Any, ...], name: str) -> tuple[Any, ...]:
 
 
 def single_shape(x: torch.Tensor) -> tuple[Any, ...]:
-    """The shape in single elements of a tensor of pairs, as find_unit_dim in strides.pxi has it: they lie along the last
-    dimension of stride 1; or along the last of all, where strides mean nothing.
+    """The shape in single elements of a tensor of pairs, by the rule of find_unit_dim in strides.pxi: along the last
+    dimension of stride 1, or along the last of all where strides mean nothing.
     """
     shape, strides = list(x.shape), x.stride()
     last = len(shape) - 1
