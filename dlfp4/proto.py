@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
@@ -546,9 +545,10 @@ def is_symbolic(extent: Any) -> bool:
 
 def _parse_shape(shape: Any) -> tuple[int, ...]:
     given = shape if isinstance(shape, (tuple, list)) else (shape,)
-    extents = tuple([extent if is_symbolic(extent) else operator.index(extent) for extent in given])
     if graph_now() is not None:  # a range has a length: extents become constants of the graph
-        extents = tuple([len(range(extent)) for extent in extents])
+        extents = tuple([len(range(extent)) for extent in given])
+    else:
+        extents = tuple([extent if is_symbolic(extent) else _core._parse_integer(extent, "shape") for extent in given])
     if any([not is_symbolic(extent) and extent < 0 for extent in extents]):  # noqa: C419  (which Dynamo can trace)
         raise ValueError(f"shape {extents}: expected extents of 0 or more")
     return extents

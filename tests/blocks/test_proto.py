@@ -273,7 +273,8 @@ def test_immutable():
         ({"dtype": "float32", "device": 3}, TypeError, "device 3"),
         ({"dtype": "float32", "shape": (2, -1)}, ValueError, r"\(2, -1\)"),
         ({"format": "mxfp4", "shape": (-2, -32)}, ValueError, r"\(-2, -32\)"),
-        ({"dtype": "float32", "shape": 2.5}, TypeError, "float"),
+        ({"dtype": "float32", "shape": 2.5}, TypeError, "shape=2.5 is of type float; expected an integer"),
+        ({"dtype": "float32", "shape": (2, None)}, TypeError, "shape=None is of type NoneType; expected an integer"),
     ],
     ids=str,
 )  # fmt: skip
