@@ -8,6 +8,7 @@ import torch
 
 from dlfp4 import _core
 from dlfp4.arguments import check_named
+from dlfp4.checkpoints.conventions import find_spelling
 from dlfp4.torch import functions
 from dlfp4.torch.names import name_parts
 from dlfp4.torch.scaled_tensor import ScaledTensor, as_they_lie, checked_dtype
@@ -71,10 +72,13 @@ class Linear(torch.nn.Linear):  # type: ignore[misc]  # to mypy PyTorch's types 
         dtype: torch.dtype | None = None,
     ) -> None:
         check_named(activation)
+        chosen = _core._find_format(format)
+        if convention is not None:
+            find_spelling(chosen, convention)
         torch.nn.Module.__init__(self)
         self.in_features, self.out_features, self.activation = in_features, out_features, activation
         kind = checked_dtype(torch.get_default_dtype() if dtype is None else dtype)
-        weight = blank((out_features, in_features), _core._find_format(format).name, kind, device)
+        weight = blank((out_features, in_features), chosen.name, kind, device)
         self.weight = torch.nn.Parameter(weight, requires_grad=False)
         made = torch.zeros(out_features, dtype=kind, device=device) if bias else None
         self.bias = None if made is None else torch.nn.Parameter(made)

@@ -72,6 +72,8 @@ def quantize_(
     ------
     ValueError
         An unknown format, activation or convention; a pattern that matches nothing; no weight is left to quantize.
+    TypeError
+        `module` is no module, or a pattern no string.
 
     Examples
     --------
@@ -81,6 +83,8 @@ def quantize_(
     'nvfp4'
     """
     check_named(activation)
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"module is of type {type(module).__name__}; expected a torch.nn.Module")
     tensors = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers())
     choices = choose(
         {name: described(tensor) for name, tensor in tensors.items()},
@@ -92,6 +96,7 @@ def quantize_(
     chosen = one_each(tensors, choices)
     if not chosen:
         reasons = "; ".join(f"{choice.name}: {without_flag(choice.reason)}" for choice in list(choices.values())[:3])
+        reasons = reasons or "it has no parameters"
         raise ValueError(
             f"no weight of {type(module).__name__} is quantized to {format} ({reasons}); include names some"
         )

@@ -93,6 +93,14 @@ def test_quantize_takes_what_files_take():
         dt.quantize_(made, "nvfp4")
 
 
+def test_what_is_no_module_and_what_has_no_weights():
+    for wrong in (None, torch.ones(64, 64)):
+        with pytest.raises(TypeError, match=r"module is of type .*; expected a torch\.nn\.Module"):
+            dt.quantize_(wrong, "nvfp4")
+    with pytest.raises(ValueError, match=r"no weight of ReLU is quantized to nvfp4 \(it has no parameters\)"):
+        dt.quantize_(torch.nn.ReLU(), "nvfp4")
+
+
 def test_errors_name_no_option_of_files():
     model = torch.nn.ModuleDict({"embed_tokens": torch.nn.Embedding(64, 64)})
     with pytest.raises(ValueError, match=r"\(embed_tokens\.weight: embedding\); include names some"):
@@ -125,6 +133,8 @@ def test_linear_is_the_product():
     assert torch.equal(layer(x), F.linear(x, layer.weight, bias))
     with pytest.raises(ValueError, match="expected one of"):
         dt.Linear(64, 8, format="nvfp4", convention="modelopts")
+    with pytest.raises(ValueError, match="gptq stores no fp8_e4m3; it has uint4_g32"):
+        dt.Linear(64, 8, format="fp8_e4m3", convention="gptq")
     with pytest.raises(ValueError, match="blocks"):
         dt.Linear(60, 8, format="nvfp4")
     with pytest.raises(ValueError, match="activation='fp8': expected None or one of"):
