@@ -34,14 +34,14 @@ def cases(name: str, device: str) -> list[Case]:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((rows, depth)).astype(np.float32)
     q = dlfp4.quantize(rng.standard_normal((columns, depth)).astype(np.float32), "nvfp4")
-    there = jax.devices(device)[0]
+    there, host = jax.devices(device)[0], jax.devices("cpu")[0]
     given, weight = jax.device_put((jnp.asarray(x), dj.ScaledArray.from_tensor(q)), there)
     jitted = jax.jit(lambda x, w: dj.matmul(x, w.mT))
     closed = jax.jit(lambda x: dj.matmul(x, weight.mT))
     callback = by_callback(q.mT, (rows, columns))
     return [
         Case("dlfp4.matmul", "f(x, b)", f=dlfp4.matmul, x=x, b=q.mT),
-        Case("dlfp4.matmul of a jax.Array", "f(x, b)", f=dlfp4.matmul, x=jnp.asarray(x), b=q.mT),
+        Case("dlfp4.matmul of a jax.Array", "f(x, b)", f=dlfp4.matmul, x=jax.device_put(x, host), b=q.mT),
         Case("dlfp4.jax.matmul, jitted", "f(x, w).block_until_ready()", f=jitted, x=given, w=weight),
         Case("the same, the weight a constant", "f(x).block_until_ready()", f=closed, x=given),
         Case("jax.pure_callback, jitted", "f(x).block_until_ready()", f=callback, x=given),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -88,7 +88,9 @@ def _is_compact(tensor: Tensor) -> bool:
 
 
 def _from_codes(tensor: Tensor, copy: bool | None) -> jax.Array:
-    """Import elements below 8 bits by a bitcast of their bytes; by NumPy for FP6, padded elements and partial bytes."""
+    """Import elements below 8 bits, into a program that is traced as its constants: on the host one a byte, as XLA has
+    them there; on a GPU by a bitcast of bytes, but for FP6, padded elements and partial bytes.
+    """
     import jax
 
     name = tensor.dtype.name
@@ -96,11 +98,24 @@ def _from_codes(tensor: Tensor, copy: bool | None) -> jax.Array:
         reason = "it imports elements below 8 bits only by a copy, which copy=False forbids"
         remedy = 'allow it with copy=None, or share the bytes of the packed tensor with .view("uint8")'
         raise base.RefusedError("JAX", tensor, reason, remedy)
+    if tensor.device.type not in ("cuda", "cuda_managed"):
+        with jax.ensure_compile_time_eval():
+            return jax.device_put(tensor.to_numpy(copy=copy), jax.devices("cpu")[0])
     if not tensor.packed or name in FP6 or tensor.size * base.SUBBYTE[name] % 8:
         return jax.numpy.asarray(tensor.to_numpy())
     compact = tensor if base.is_row_major(tensor) else tensor.copy()
     octets = from_tensor(compact.reshape((tensor.size,)).view("uint8"))
-    return jax.lax.bitcast_convert_type(octets, getattr(jax.numpy, name)).reshape(tensor.shape)
+    return elements_of(octets, getattr(jax.numpy, name), tensor.shape)
+
+
+def elements_of(octets: jax.Array, dtype: Any, shape: tuple[int, ...]) -> jax.Array:
+    """Bytes as the elements below 8 bits that they hold.
+
+    XLA makes other elements of bytes that are constants of a program (jaxlib 0.10.2), which the barrier hides from it.
+    """
+    import jax
+
+    return jax.lax.bitcast_convert_type(jax.lax.optimization_barrier(octets), dtype).reshape(shape)
 
 
 def gpu_missing() -> str | None:
@@ -121,8 +136,7 @@ def make(array: np.ndarray, packed: bool, device: str) -> jax.Array:
     with jax.default_device(jax.devices(device)[0]):
         if array.dtype.name == base.FP4:
             codes = base.pack_array(array).reshape(*array.shape[:-1], -1)
-            pairs = jax.lax.bitcast_convert_type(jax.numpy.array(codes), jax.numpy.float4_e2m1fn)
-            return pairs.reshape(array.shape)
+            return elements_of(jax.numpy.array(codes), jax.numpy.float4_e2m1fn, array.shape)
         return jax.numpy.array(array)
 
 

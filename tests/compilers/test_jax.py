@@ -118,6 +118,27 @@ def test_packing(dtype):
     assert (np.asarray(jax.jit(lambda x: dj.unpack(x, dtype))(result)) == codes).all()
 
 
+@pytest.mark.parametrize("dtype", SUBBYTE)
+def test_packed_bytes_that_are_constants_of_a_program(dtype):
+    """Bytes of NumPy, of JAX, and made by the program."""
+    octets = np.arange(192, dtype=np.uint8).reshape(2, 96)
+    expected = to_bytes(dlfp4.unpack(dlfp4.asarray(octets).view(dtype)).view("uint8"))
+
+    @jax.jit
+    def program():
+        made = jax.numpy.arange(192, dtype=np.uint8).reshape(2, 96)
+        return [dj.unpack(x, dtype=dtype) for x in (octets, jax.numpy.asarray(octets), made)]
+
+    assert [to_bytes(found) for found in program()] == [expected] * 3
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_tensor_that_enters_a_program_as_a_constant(format):
+    q = dlfp4.quantize(X, format)
+    found = jax.jit(lambda: dj.dequantize(dj.ScaledArray.from_tensor(q)))()
+    assert to_bytes(found) == to_bytes(dlfp4.dequantize(q))
+
+
 def test_an_odd_number_of_fp4():
     x = X[:3, :5]
     result = jax.jit(lambda x: dj.cast(x, "float4_e2m1fn"))(x)
