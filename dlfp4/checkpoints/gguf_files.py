@@ -31,6 +31,7 @@ PLAIN = {
     "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
 }  # fmt: skip
 LONGEST = 63  # bytes of a name
+MOST_DIMENSIONS = 4
 
 
 def package() -> Any:
@@ -134,7 +135,7 @@ def write(
     Raises
     ------
     ValueError
-        GGUF has no type of a tensor, or its name is too long.
+        GGUF has no type of a tensor, or not as many dimensions, or its name is too long.
     """
     library = package()
     planned = [each for name, x in tensors.items() for each in entries_of(library, name, x)]
@@ -160,12 +161,16 @@ def entries_of(library: Any, name: str, x: Tensor | ScaledTensor) -> list[tuple[
     """Name, shape, array type, bytes and ggml's type of a tensor and of its global scales, and the tensors."""
     if len(name.encode()) > LONGEST:
         raise ValueError(f"{name}: GGUF's names have at most {LONGEST} bytes")
+    if len(x.shape) > MOST_DIMENSIONS:
+        raise ValueError(f"{name} has shape {x.shape}; GGUF's tensors have at most {MOST_DIMENSIONS} dimensions")
     kinds = library.GGMLQuantizationType
     if not isinstance(x, ScaledTensor):
         if x.dtype.name not in PLAIN:
             raise ValueError(f"{name}: GGUF has no {x.dtype}; it has {', '.join(PLAIN)}")
         kind = kinds[PLAIN[x.dtype.name]]
-        return [(name, x.shape, x.dtype, x.nbytes, kind, x)]
+        # The package reads scalars of all types but this one.
+        shape = (1,) if x.dtype.name == "bfloat16" and not x.shape else x.shape
+        return [(name, shape, x.dtype, x.nbytes, kind, x)]
     block = block_of(x.format.name)
     size = count_blocks(x.shape, block, x.format.name) * block.nbytes
     shape = (*x.shape[:-1], x.shape[-1] // block.elements * block.nbytes)

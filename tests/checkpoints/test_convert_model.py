@@ -266,6 +266,21 @@ def test_what_llama_cpp_quantizes_otherwise_is_decoded(tmp_path):
     assert loaded["b"].to_numpy().tobytes() == EXPERTS.tobytes()
 
 
+@pytest.mark.parametrize("shape", [(), (3,), (0, 4), (2, 1, 3, 4)])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64", "int8", "int16", "int32", "int64"])
+def test_what_is_not_quantized_comes_back_from_gguf(tmp_path, dtype, shape):
+    gguf = pytest.importorskip("gguf")
+    x = np.asarray(RNG.normal(size=shape) * 9).astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    checkpoints.save(tmp_path / "a.safetensors", {"w": x})
+    checkpoints.convert_model(tmp_path / "a.safetensors", tmp_path / "a.gguf", "gguf")
+    checkpoints.convert_model(tmp_path / "a.gguf", tmp_path / "b.safetensors", "dlfp4")
+    (entry,) = gguf.GGUFReader(tmp_path / "a.gguf").tensors
+    assert entry.data.tobytes() == x.tobytes()
+    back = checkpoints.load(tmp_path / "b.safetensors")["w"]
+    expected = (1,) if (dtype, shape) == ("bfloat16", ()) else shape
+    assert (back.dtype.name, back.shape, back.to_numpy().tobytes()) == (dtype, expected, x.tobytes())
+
+
 def test_blocks_that_the_package_does_not_decode_are_named(tmp_path):
     gguf = pytest.importorskip("gguf")
     writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
@@ -323,6 +338,7 @@ def test_faults_are_named(tmp_path):
             r"gpt-oss stores no fp8_e4m3.*as mxfp4 it would lose precision",
         ),
         (np.ones(3, np.uint32), "b.gguf", "gguf", r"w: GGUF has no uint32"),
+        (np.ones((1, 1, 1, 1, 3), np.float32), "b.gguf", "gguf", r"w has shape .*; GGUF's tensors have at most 4"),
         (np.ones(3, np.uint32), "b", "ggml", r"convention='ggml': expected one of dlfp4, "),
     ):
         checkpoints.save(source, {"w": x})
