@@ -126,6 +126,7 @@ class ScaledTensor(torch.Tensor):  # type: ignore[misc]  # to mypy PyTorch's typ
     # ---- To and from dlfp4
 
     @staticmethod
+    @torch.compiler.disable(reason="dlfp4's own tensors enter a graph as constants or arguments: make them before it")
     def from_dlfp4(q: dlfp4.ScaledTensor, dtype: torch.dtype = torch.bfloat16) -> ScaledTensor:
         """The tensor over the memory of a :class:`dlfp4.ScaledTensor`.
 

@@ -46,6 +46,20 @@ def test_a_tensor_crosses_the_boundary(format):
         assert torch.equal(made, expected)
 
 
+def test_a_tensor_of_dlfp4_breaks_the_graph():
+    """Its conversion runs between two graphs; where there must be one, PyTorch says why there is none."""
+    q = dlfp4.quantize(values(32, 64), "nvfp4")
+
+    def function(x):
+        return x.relu() @ dt.ScaledTensor.from_dlfp4(q).mT
+
+    x = values(4, 64, seed=1)
+    assert torch.equal(torch.compile(function, backend="aot_eager")(x), function(x))
+    torch.compiler.reset()  # what it keeps of the function
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="make them before it"):
+        compiled(function)(x)
+
+
 @pytest.mark.skipif(not shutil.which("g++"), reason="Inductor needs a C++ compiler, and there is no g++")
 @pytest.mark.filterwarnings("ignore:`torch.jit.script(_method)?` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("format", ["nvfp4", "mxfp6_e2m3", "nvfp4_16x16", "fp8_row", "fp8_e4m3"])
