@@ -281,7 +281,7 @@ def converted(
 def why_kept(name: str, x: Tensor, convention: str) -> str:
     """What there is to say about a tensor that is copied, or ""."""
     if is_packed(name, x.dtype.name, x.shape):
-        return "quantized in a way that is not converted: kept"
+        return "quantized in a way that is not converted"
     unknown = convention not in (OWN, *activations.INPUTS) and activations.is_scale(name)
     return f"a scale of activations, which loaders of {convention} do not know" if unknown else ""
 
