@@ -70,7 +70,7 @@ def pointer(native: mx.array) -> int:
     """The address of the first element."""
     import mlx.core as mx
 
-    return np.asarray(memoryview(native.view(mx.uint8) if native.ndim else native)).ctypes.data
+    return np.asarray(memoryview(native.reshape(-1).view(mx.uint8))).ctypes.data  # bfloat16 is no buffer
 
 
 FRAMEWORK = base.Framework(

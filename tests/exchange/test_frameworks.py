@@ -86,6 +86,15 @@ def test_a_class_belongs_to_the_framework_of_its_bases():
     assert frameworks.of_type(dict) is None
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "int8", "bool"])
+def test_mlx_takes_numbers_without_dimensions(dtype):
+    pytest.importorskip("mlx.core")
+    mlx = frameworks.load("mlx")
+    values = np.ones((), base.dtype_of(dtype))
+    array = mlx.from_tensor(dlfp4.asarray(values))
+    assert same_bits(frameworks.framework("mlx").read(array), values)
+
+
 @pytest.mark.parametrize("bits", [2, 4, 6])
 def test_packed_codes_are_a_little_endian_stream(bits):
     codes = np.arange(24, dtype=np.uint8) % (1 << bits)
