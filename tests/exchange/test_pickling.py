@@ -137,10 +137,10 @@ def test_strided_memory_is_made_compact(protocol):
 def test_pairs_stay_pairs(protocol):
     tensor = dlfp4.cast(np.arange(16, dtype=np.float32).reshape(2, 8), "float4_e2m1fn")
     for x2 in (True, False):
-        back = pickle.loads(pickle.dumps(tensor.x2(x2), protocol=protocol))
-        assert back.tolist() == tensor.tolist()
-        _, _, lanes = Managed(back.__dlpack__(max_version=(1, 3))).dtype
-        assert lanes == (2 if x2 else 1)
+        for back in (pickle.loads(pickle.dumps(tensor.x2(x2), protocol=protocol)), copy.deepcopy(tensor.x2(x2))):
+            assert back.tolist() == tensor.tolist()
+            _, _, lanes = Managed(back.__dlpack__(max_version=(1, 3))).dtype
+            assert lanes == (2 if x2 else 1)
 
 
 def test_from_pytorch_and_back():

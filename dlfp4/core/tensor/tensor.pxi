@@ -327,7 +327,7 @@ cdef class Tensor:
         return self   # it never changes
 
     def __deepcopy__(self, memo):
-        return duplicate(self)
+        return with_dialect(duplicate(self), True) if self.x2_ else duplicate(self)   # exported as the original is
 
     # ---- Exporter: see exporter.pxi
 
