@@ -36,7 +36,7 @@ from dlfp4._core import (
 from dlfp4.caches import keep_text, load_text
 from dlfp4.engines.clocks import Clock, clock_at
 from dlfp4.engines.problem import ON_CUDA, Backend, Operand, Problem, decode, describe, name_of
-from dlfp4.files import check_place
+from dlfp4.files import as_path, check_place
 from dlfp4.formats import FLOATS
 from dlfp4.parsing import parse_object
 
@@ -108,6 +108,8 @@ def autotune(cache: str | os.PathLike[str] | None = None) -> Iterator[None]:
         There is no `cache`, and platformdirs is not installed.
     OSError
         `cache` is a folder, a device, a pipe or a socket.
+    TypeError
+        `cache` is no path.
     BackendError
         By matmul: no candidate's result is within the error bound.
 
@@ -140,7 +142,7 @@ def autotune(cache: str | os.PathLike[str] | None = None) -> Iterator[None]:
     >>> with tempfile.TemporaryDirectory() as folder, dlfp4.autotune(f"{folder}/choices.json"):
     ...     y = dlfp4.matmul(np.ones((2, 32), "float32"), w.mT)
     """
-    path = default_path() if cache is None else Path(cache)
+    path = default_path() if cache is None else as_path("cache", cache)
     if path.exists():
         check_place(path)
     with LOCK:

@@ -421,6 +421,12 @@ def test_two_processes(path):
     assert {int(rows) for rows in output.split()} == set(range(1, 10)) - held
 
 
+@pytest.mark.parametrize("cache", [3, [], b"choices.json"])
+def test_what_is_no_path(cache):
+    with pytest.raises(TypeError, match=r"cache is of type .*; expected a path"), dlfp4.autotune(cache):
+        pass
+
+
 def test_default_path(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert autotune.default_path().name == "autotune.json"
