@@ -153,14 +153,19 @@ def with_shared_scales(
     chosen: Mapping[str, Choice],
     how: Mapping[str, Any],
 ) -> dict[str, Scaled]:
-    """The tensors, of which those that are fused have the largest of the global scales that each would have alone."""
+    """The tensors, of which those that are fused have the largest of the global scales that each would have alone.
+    Zeros have no say, as in files: their own scale, 1, is far above that of any weight, which would vanish under it.
+    """
     shared = dict(made)
     for name, choice in chosen.items():
-        units = [made[other].global_scale for other in choice.fused if other in made]
-        if len(units) < 2 or any(unit is None or unit.ndim for unit in units):
+        units = {other: made[other].global_scale for other in choice.fused if other in made}
+        if any(unit is None or unit.ndim for unit in units.values()):
             continue
-        largest = max(unit.item() for unit in units if unit is not None)
-        if made[name].global_scale.item() != largest:  # type: ignore[union-attr]
+        numbers = {other: unit.item() for other, unit in units.items() if unit is not None}
+        if len(set(numbers.values())) < 2:
+            continue
+        largest = max(number for other, number in numbers.items() if tensors[other].any())
+        if numbers[name] != largest:
             shared[name] = quantize_chosen(tensors[name].detach(), replace(choice, global_scale=largest), **how)
     return shared
 

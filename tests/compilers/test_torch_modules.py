@@ -93,6 +93,20 @@ def test_quantize_takes_what_files_take():
         dt.quantize_(made, "nvfp4")
 
 
+@pytest.mark.parametrize("recipe", [None, "modelopt"])
+def test_zeros_choose_no_global_scale(recipe):
+    """Their own, 1, is far above that of the layer beside them, which would vanish under it."""
+    layers = torch.nn.ModuleDict({f"{name}_proj": torch.nn.Linear(64, 64, bias=False) for name in ("gate", "up")})
+    torch.nn.init.zeros_(layers["gate_proj"].weight)
+    torch.nn.init.normal_(layers["up_proj"].weight, std=1e-3)
+    alone = dlfp4.quantize(layers["up_proj"].weight.detach(), "nvfp4", recipe=recipe)
+    dt.quantize_(layers, "nvfp4", recipe=recipe)
+    gate, up = (layers[f"{name}_proj"].weight for name in ("gate", "up"))
+    assert gate.global_scale.item() == up.global_scale.item() == alone.global_scale.item()
+    assert torch.equal(up.dequantize(), alone.dequantize().to_torch())
+    assert not gate.dequantize().any()
+
+
 def test_what_is_no_module_and_what_has_no_weights():
     for wrong in (None, torch.ones(64, 64)):
         with pytest.raises(TypeError, match=r"module is of type .*; expected a torch\.nn\.Module"):
