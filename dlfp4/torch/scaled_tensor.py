@@ -126,7 +126,6 @@ class ScaledTensor(torch.Tensor):  # type: ignore[misc]  # to mypy PyTorch's typ
     # ---- To and from dlfp4
 
     @staticmethod
-    @torch.compiler.disable(reason="dlfp4's own tensors enter a graph as constants or arguments: make them before it")
     def from_dlfp4(q: dlfp4.ScaledTensor, dtype: torch.dtype = torch.bfloat16) -> ScaledTensor:
         """The tensor over the memory of a :class:`dlfp4.ScaledTensor`.
 
@@ -146,12 +145,8 @@ class ScaledTensor(torch.Tensor):  # type: ignore[misc]  # to mypy PyTorch's typ
         TypeError
             `q` is no ScaledTensor; or `dtype` is another type.
         """
-        if not isinstance(q, _core.ScaledTensor):
-            raise TypeError(f"q is of type {type(q).__name__}; expected a dlfp4.ScaledTensor, from dlfp4.quantize")
-        q = on_bytes(q)
-        ours = (q.data, q.scales, q.global_scale, q.encode_scale, *(offset_parts(q).values() or [None]))
-        parts = {name: None if part is None else as_native(part) for name, part in zip(PARTS, ours, strict=True)}
-        return ScaledTensor(parts, str(Encoding.of(q)), q.shape, checked_dtype(dtype))
+        made: ScaledTensor = from_dlfp4(q, dtype)
+        return made
 
     def to_dlfp4(self) -> dlfp4.ScaledTensor:
         """The :class:`dlfp4.ScaledTensor` over the same memory."""
@@ -308,6 +303,19 @@ class ScaledTensor(torch.Tensor):  # type: ignore[misc]  # to mypy PyTorch's typ
     def is_shared(self) -> bool:
         """Whether all parts are."""
         return all(part.is_shared() for part in present(self).values())
+
+
+@torch.compiler.disable(  # type: ignore[untyped-decorator]
+    reason="dlfp4's own tensors enter a graph as constants or arguments: make them before it"
+)
+def from_dlfp4(q: dlfp4.ScaledTensor, dtype: torch.dtype) -> ScaledTensor:
+    """See :meth:`ScaledTensor.from_dlfp4`."""
+    if not isinstance(q, _core.ScaledTensor):
+        raise TypeError(f"q is of type {type(q).__name__}; expected a dlfp4.ScaledTensor, from dlfp4.quantize")
+    q = on_bytes(q)
+    ours = (q.data, q.scales, q.global_scale, q.encode_scale, *(offset_parts(q).values() or [None]))
+    parts = {name: None if part is None else as_native(part) for name, part in zip(PARTS, ours, strict=True)}
+    return ScaledTensor(parts, str(Encoding.of(q)), q.shape, checked_dtype(dtype))
 
 
 class TracedTensor(ScaledTensor):

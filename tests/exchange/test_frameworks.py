@@ -417,6 +417,17 @@ def test_jax_fp4_both_ways(jax, shape):
         tensor.to_jax(copy=False)
 
 
+def test_to_jax_where_jax_has_no_host(jax, monkeypatch):
+    """As with JAX_PLATFORMS=cuda."""
+
+    def devices(name):
+        raise RuntimeError(f"Unknown backend {name}")
+
+    monkeypatch.setattr(jax, "devices", devices)
+    with pytest.raises(BufferError, match=r"JAX cannot take float4_e2m1fn .*: Unknown backend cpu"):
+        dlfp4.cast(np.ones((4, 4), np.float32), "float4_e2m1fn").to_jax()
+
+
 def test_to_jax_of_transposed_and_padded_fp4(jax):
     tensor, values = fp4((4, 6))
     assert same_bits(np.asarray(tensor.T.to_jax()), np.ascontiguousarray(values.T))
