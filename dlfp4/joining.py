@@ -433,13 +433,8 @@ def is_zero(q: ScaledTensor, unit: float, count: Array) -> bool:
     recipes quantize them: the elements of others are not read.
     """
     codes = np.flatnonzero(count)
-    return len(codes) < 2 and np.isfinite(unit) and not np.isin(codes, rescaling.NANS).any() and holds_zeros(q)
-
-
-def holds_zeros(q: ScaledTensor) -> bool:
-    """Whether all elements are zeros, which are exact under any finite scale."""
-    magnitudes = np.uint8(0x77 if q.format.element.name in SUBBYTE else 0x7F)
-    return not (q.data.view("uint8").to_device("cpu").to_numpy() & magnitudes).any()
+    may_be = len(codes) < 2 and np.isfinite(unit) and not np.isin(codes, rescaling.NANS).any()
+    return may_be and not rescaling.has_nonzero(q)
 
 
 def best_unit(units: Sequence[float], counts: Sequence[Array]) -> float:
@@ -510,7 +505,8 @@ def under_one_float(given: Sequence[ScaledTensor], exact: Receipt) -> tuple[Sequ
     scales = [float(each.scales.item()) for each in given]
     if min(scales) == max(scales):
         return given, exact
-    largest = max([scale for q, scale in zip(given, scales, strict=True) if not holds_zeros(q)], default=max(scales))
+    judged = [scale for q, scale in zip(given, scales, strict=True) if rescaling.has_nonzero(q)]
+    largest = max(judged or scales)
     results = [q if scale == largest else rounded_again(q, largest) for q, scale in zip(given, scales, strict=True)]
     errors = [change_of(q, result) for q, result in zip(given, results, strict=True)]
     return results, receipt_of(np.array(errors))

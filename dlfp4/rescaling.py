@@ -85,6 +85,13 @@ def count_codes(scales: Octets) -> npt.NDArray[np.int64]:
     return np.bincount(scales.reshape(-1), minlength=256)
 
 
+def has_nonzero(q: ScaledTensor) -> bool:
+    """Whether any element is not zero; zeros are exact under any finite scale."""
+    name = q.data.dtype.name
+    bits = np.uint8(0x77 if name.startswith("float4") else 0xFF if "int" in name else 0x7F)
+    return bool((q.data.view("uint8").to_device("cpu").to_numpy() & bits).any())
+
+
 def zero_blocks(codes: Octets, length: int) -> npt.NDArray[np.bool_]:
     """Which blocks of packed FP4 hold zeros alone; `codes` is (lines, bytes), whole blocks."""
     magnitudes = codes.reshape(codes.shape[0], -1, length // 2) & 0x77

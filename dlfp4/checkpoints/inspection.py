@@ -22,6 +22,7 @@ from dlfp4.checkpoints.conventions import SPELLINGS, TORCHAO, Spelling, find_joi
 from dlfp4.checkpoints.models import ModelPath
 from dlfp4.checkpoints.names import fused_with, is_part, last, listed, module_of
 from dlfp4.formats import Format
+from dlfp4.rescaling import has_nonzero
 
 OWN = "dlfp4"  # the convention of files that dlfp4 wrote
 
@@ -373,13 +374,6 @@ def flags_of_scales(name: str, q: ScaledTensor) -> Iterator[Flag]:
     whole = q.format.kind == "largest" or zeros == scales.size
     if zeros and whole and has_nonzero(q):
         yield Flag("zero scales", name, f"{zeros:,} of {scales.size:,}, over elements that are not zero")
-
-
-def has_nonzero(q: ScaledTensor) -> bool:
-    """Whether any element is not zero."""
-    name = q.data.dtype.name
-    bits = 0x77 if name.startswith("float4") else 0xFF if "int" in name else 0x7F
-    return bool((q.data.view("uint8").to_device("cpu").to_numpy() & bits).any())
 
 
 def flags_of_fused(items: Sequence[Item]) -> Iterator[Flag]:
