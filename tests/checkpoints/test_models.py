@@ -168,6 +168,11 @@ def test_a_gguf_file_is_called_one(tmp_path):
         (write_text('{"weight_map": {}}'), r"index.json names no tensors"),
         (write_text('{"weight_map": {"a": "x", "a": "y"}}'), r"index.json is not JSON: 'a' comes twice"),
         (write_text('{"weight_map": {"a": 1}}'), r"says that 'a' lies in 1"),
+        (write_text('{"weight_map": {"a": "/x.safetensors"}}'), r"says that 'a' lies in '/x\.safetensors'; expected"),
+        (
+            write_text('{"weight_map": {"a": "x\\u0000"}}'),
+            r"says that 'a' lies in 'x\\x00'; expected the name of a file",
+        ),
     ],
 )
 def test_faults_are_named(folder, damage, message):

@@ -86,6 +86,24 @@ def test_what_is_no_file_is_refused_at_once(others):
     assert calls == 49
 
 
+def test_a_pipe_that_takes_the_place_of_a_file(tmp_path):
+    """Between the question what it is and the opening, which would wait for someone who writes."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").write_bytes(b"")
+    code = f"""
+import os
+from dlfp4.files import open_file
+there = os.stat({str(tmp_path / "file")!r})
+os.stat = lambda path: there
+try:
+    open_file({str(tmp_path / "pipe")!r})
+except OSError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-P", "-c", code], check=True, timeout=60, capture_output=True, text=True)
+    assert "a device, pipe or socket" in done.stdout
+
+
 def test_pipes_in_the_place_of_json_and_of_other_files(tmp_path):
     model = tmp_path / "model"
     model.mkdir()
