@@ -1,8 +1,9 @@
 """Mutation check of the tests: makes small faults in sources, one at a time, and says which of them no test notices.
 
-Files of src/rules are compiled anew for each mutant, with tests/rules/rules.cpp, which takes a second. The core's
-.pxi files are built once, with all of their mutants: DLFP4_MUTANT says which one runs. That build replaces the dlfp4 of
-the environment, so leave it to `nox -s mutants`. Mutants that change nothing are in equivalent.txt.
+Files of src/rules are compiled anew for each mutant: a .cpp file alone, a header with all of tests/rules/rules.cpp,
+which takes a second. The core's .pxi files are built once, with all of their mutants: DLFP4_MUTANT says which one runs.
+That build replaces the dlfp4 of the environment, so leave it to `nox -s mutants`. Mutants that change nothing are in
+equivalent.txt.
 """
 
 import argparse
@@ -222,13 +223,15 @@ def build(folder, files):
 def begin(folders):
     """Start a worker: a copy of the tree is its own, and what tests import is there already."""
     os.chdir(folders.get())
+    os.environ["DLFP4_RULES_OBJECTS"] = os.path.join(os.getcwd(), "objects")  # so that only what changes is compiled
+    os.makedirs(os.environ["DLFP4_RULES_OBJECTS"], exist_ok=True)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # which take as long to load as a test to fail
     for name in ("pytest", "numpy", "ml_dtypes"):
         importlib.import_module(name)
 
 
-def fails(test, seconds):
-    """What pytest says, in a process of its own: it may crash or never end."""
+def run_test(test, seconds):
+    """What becomes of a test, in a process of its own, which may crash or never end: "", "failed" or "hung"."""
     pid = os.fork()
     if pid == 0:
         signal.alarm(seconds)
@@ -240,21 +243,38 @@ def fails(test, seconds):
             status = importlib.import_module("pytest").main(["-xq", "-pno:cacheprovider", test])
         finally:
             os._exit(status)
-    return os.waitpid(pid, 0)[1] != 0
+    status = os.waitpid(pid, 0)[1]
+    return (
+        "" if status == 0 else "hung" if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM else "failed"
+    )
 
 
-def result_of(mutant, number, tests, seconds):
-    """What becomes of a mutant; `number` chooses that of a .pxi file."""
+def result_of(mutant, number, limits):
+    """What becomes of a mutant by tests and the seconds that each may take; `number` chooses that of a .pxi file."""
     os.environ["DLFP4_MUTANT"] = str(number)
     path, text = Path(mutant.file), (ROOT / mutant.file).read_text()
     if not number:
         path.write_text(text[: mutant.start] + mutant.new + text[mutant.end :])
-    failed = any(fails(test, seconds) for test in tests)
+    found = next(filter(None, (run_test(test, seconds) for test, seconds in limits.items())), "survived")
     if not number:
         path.write_text(text)
-    if failed and "librules.so']' returned non-zero" in Path("log").read_text(errors="replace"):
+    if found == "failed" and ".new.o']' returned non-zero" in Path("log").read_text(errors="replace"):
         return "did not compile"
-    return "killed" if failed else "survived"
+    return found.replace("failed", "killed")
+
+
+def find_limits(pool, file, tests):
+    """The tests in the order in which mutants meet them, the file's own first and then the quickest, with the seconds
+    that each may take: many mutants of loops never end.
+    """
+    took = {}
+    for test in tests:
+        started = time.monotonic()
+        if pool.submit(run_test, test, 3600).result():
+            sys.exit(f"{file}: the tests fail without a mutant")
+        took[test] = time.monotonic() - started
+    order = sorted(tests, key=lambda test: (test != tests[0], took[test]))
+    return {test: 5 + int(5 * took[test]) for test in order}
 
 
 def known():
@@ -266,20 +286,17 @@ def known():
 def check(pool, file, tests, made):
     """Print the survivors among a file's mutants, which are (number, mutant), and the counts; how many survived."""
     started = time.monotonic()
-    if any(pool.submit(fails, test, 3600).result() for test in tests):
-        sys.exit(f"{file}: the tests fail without a mutant")
-    limit = 20 + 5 * int(time.monotonic() - started)
+    limits = find_limits(pool, file, tests)
     equivalent = known()
     fresh = [(number, m) for number, m in made if (m.file, m.before, m.after) not in equivalent]
-    answers = [pool.submit(result_of, mutant, number, tests, limit) for number, mutant in fresh]
+    answers = [pool.submit(result_of, mutant, number, limits) for number, mutant in fresh]
     counts = Counter(made=len(made), equivalent=len(made) - len(fresh))
     for (_, mutant), answer in zip(fresh, answers, strict=True):
         counts[answer.result()] += 1
         if answer.result() == "survived":
             print(f"{file}:{mutant.line}\n  - {mutant.before}\n  + {mutant.after}", flush=True)
-    said = ", ".join(
-        f"{counts[what]} {what}" for what in ("made", "did not compile", "equivalent", "killed", "survived")
-    )
+    kinds = ("made", "did not compile", "equivalent", "killed", "hung", "survived")
+    said = ", ".join(f"{counts[what]} {what}" for what in kinds)
     print(f"{file}: {said}, {time.monotonic() - started:.0f} s", flush=True)
     return counts["survived"]
 

@@ -3,6 +3,7 @@
 import atexit
 import ctypes
 import functools
+import hashlib
 import os
 import shutil
 import subprocess
@@ -28,7 +29,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 # No contraction and no vectors: what every level must give.
-FLAGS = ("-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", f"-I{ROOT / 'src'}", f"-I{ROOT / 'include'}")
+FLAGS = ("-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", f"-I{ROOT / 'src'}", f"-I{ROOT / 'include'}")
+SOURCES = ("tests/rules/rules.cpp", *(f"src/rules/{name}.cpp" for name in ("matrix", "operand", "walk")))
+OBJECTS = "DLFP4_RULES_OBJECTS"  # a folder that keeps objects from one process to the next: see tests/mutation
 
 ROUNDINGS = ["nearest_even", "nearest_away", "toward_zero", "nearest_zero", "up", "stochastic"]
 TWO_LEVEL, POWER, LARGEST = range(3)  # dlfp4_scale_kind
@@ -218,6 +221,19 @@ SIGNATURES = {
 }
 
 
+def compiled(compiler, source, folder):
+    """The object of a source in a folder, which may have it of the same texts."""
+    headers = (
+        path for room in ("src/rules", "src/host/simd", "include/dlfp4") for path in (ROOT / room).glob("*.[hd]*")
+    )
+    texts = [path.read_bytes() for path in (ROOT / source, *sorted(headers))]
+    path = os.path.join(folder, hashlib.sha256(b"\0".join(texts)).hexdigest() + ".o")
+    if not os.path.exists(path):
+        subprocess.run([compiler, *FLAGS, "-c", str(ROOT / source), "-o", f"{path}.new.o"], check=True)
+        os.rename(f"{path}.new.o", path)
+    return path
+
+
 @functools.cache
 def library():
     """The compiled rules."""
@@ -227,7 +243,8 @@ def library():
     folder = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, folder)
     path = os.path.join(folder, "librules.so")
-    subprocess.run([compiler, *FLAGS, str(ROOT / "tests/rules/rules.cpp"), "-o", path], check=True)
+    objects = [compiled(compiler, source, os.environ.get(OBJECTS, folder)) for source in SOURCES]
+    subprocess.run([compiler, "-shared", *objects, "-o", path], check=True)
     loaded = ctypes.CDLL(path)
     for name, (result, *arguments) in SIGNATURES.items():
         function = getattr(loaded, f"rule_{name}")
