@@ -136,8 +136,10 @@ def transposed(text: str, is_stack: bool = False) -> str:
 
 def text_of_recipe(recipe: Recipe | str | None) -> str:
     """A recipe as a constant: its name, what differs from the default, or nothing."""
-    if not isinstance(recipe, Recipe):
+    if recipe is None or isinstance(recipe, str):
         return recipe or ""
+    if not isinstance(recipe, Recipe):
+        raise TypeError(f"recipe={recipe!r} is of type {type(recipe).__name__}; expected a name, or a dlfp4.Recipe")
     defaults = {field.name: field.default for field in fields(Recipe)}
     return json.dumps({name: value for name, value in asdict(recipe).items() if value != defaults[name]})
 

@@ -269,6 +269,12 @@ def test_refusals_are_those_of_eager_calls():
         assert str(eager.value).startswith(str(traced.value))  # no other backends can help inside a program
 
 
+@pytest.mark.parametrize("recipe", [-1, 2.5, ("modelopt",)])
+def test_a_recipe_that_is_none(recipe):
+    with pytest.raises(TypeError, match=r"recipe=.* is of type .*; expected a name, or a dlfp4\.Recipe"):
+        dj.quantize(X, "nvfp4", recipe=recipe)
+
+
 def test_a_traced_scale_that_is_none_ends_the_program():
     program = jax.jit(lambda x, scale: dj.quantize(x, "nvfp4", global_scale=scale))
     with pytest.raises(jax.errors.JaxRuntimeError, match="global_scale: a decode scale is a positive, finite float32"):
