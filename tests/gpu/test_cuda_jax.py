@@ -58,6 +58,23 @@ def test_casts(dtype, device):
     assert to_bytes(jax.device_get(back)) == to_bytes(dlfp4.cast(dlfp4.cast(X, dtype), "float32"))
 
 
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp4", "mxfp8_e4m3"])
+def test_tensors_that_enter_a_program_as_constants(format, device):
+    q = dlfp4.quantize(X, format)
+    there = q.to_device("cuda:0")
+    with jax.default_device(device):
+        found = jax.jit(lambda: dj.dequantize(dj.ScaledArray.from_tensor(there)))()
+    assert to_bytes(jax.device_get(found)) == to_bytes(q.dequantize())
+
+
+@pytest.mark.parametrize("dtype", ["float4_e2m1fn", "float6_e2m3fn"])
+def test_packed_bytes_that_a_program_makes(dtype, device):
+    octets = np.arange(192, dtype=np.uint8).reshape(2, 96)
+    with jax.default_device(device):
+        found = jax.jit(lambda: dj.unpack(jnp.arange(192, dtype=np.uint8).reshape(2, 96), dtype))()
+    assert to_bytes(jax.device_get(found)) == to_bytes(dlfp4.unpack(dlfp4.asarray(octets).view(dtype)).view("uint8"))
+
+
 def test_products(device):
     w = dlfp4.quantize(X, "nvfp4")
     x, of_w = jax.device_put((X[:4], dj.ScaledArray.from_tensor(w)), device)
