@@ -12,7 +12,6 @@ import numpy as np
 
 from dlfp4 import _core
 from dlfp4.frameworks.base import SUBBYTE
-from dlfp4.frameworks.jax import FP6, elements_of
 from dlfp4.jax.calls import arrays_of, refuse_symbols
 from dlfp4.jax.primitives import call
 from dlfp4.jax.table import CONVERT
@@ -46,10 +45,7 @@ def packed_bytes(array: Array, dtype: np.dtype[Any]) -> tuple[TensorProto, Array
     bits = SUBBYTE[dtype.name]
     if not array.ndim or array.shape[-1] * 8 % bits:
         raise ValueError(f"x of shape {array.shape}: rows of bytes do not divide into {dtype} elements")
-    proto = TensorProto((*array.shape[:-1], array.shape[-1] * 8 // bits), dtype)
-    if dtype.name in FP6:
-        return proto, array
-    return proto, elements_of(array, dtype, proto.shape)
+    return TensorProto((*array.shape[:-1], array.shape[-1] * 8 // bits), dtype), array
 
 
 def round_array(function: Any, x: Array) -> Array:
