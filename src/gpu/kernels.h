@@ -212,6 +212,7 @@ typedef struct {
 /* Whether a device's image has kernels for prepared weights of a format, or, with -1, for bytes. */
 int dlfp4_cuda_has_grouped(int device, int format);
 
+/* -1 where the product is refused for its extents. */
 int64_t dlfp4_cuda_grouped_workspace(const dlfp4_cuda_product *product, const dlfp4_cuda_routing *routing);
 int64_t dlfp4_cuda_grouped_bytes_workspace(const dlfp4_cuda_bytes_product *product, const dlfp4_cuda_routing *routing);
 

@@ -284,12 +284,13 @@ void grouped(Bytes *input, Arena *arena) {
     must = kMay;
   else if (must != kMustRefuse && !(fits(c) && fits_routing(c, routing.r, rows, experts)))
     must = kMustRefuse;
+  if (experts > kMostExperts) must = kMustRefuse;
   const int64_t bytes = dlfp4_grouped_matmul_prepared_workspace(&c.x.fields, &c.w.prepared, &routing.r, &c.out.fields);
   if (must == kMustRefuse) require(bytes == -1, "a call that is refused has a workspace");
   if (must == kMustTake) require(bytes == workspace_of(c, routing.r, rows), "the workspace has another size");
   const int shift = input->chance(16) ? 1 + input->below(15) : 0;
   const bool has_none = bytes > 0 && (shift || input->chance(16));
-  if (experts > kMostExperts || has_none) must = kMustRefuse;
+  if (has_none) must = kMustRefuse;
   void *const workspace = shift || !has_none ? arena->take_scratch(64, shift) : nullptr;
   run_there(input, must, [&] {
     return dlfp4_grouped_matmul_prepared(&c.x.fields, &c.w.prepared, &routing.r, &c.out.fields, 1, workspace, nullptr);

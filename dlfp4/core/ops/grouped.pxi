@@ -169,7 +169,7 @@ def _multiply_groups_on_cuda(x, ScaledTensor w, Tensor offsets, Tensor indices, 
         else dlfp4_cuda_grouped_workspace(&call.product, &call.routing)
     if call.has_bytes and dlfp4_cuda_brings_scales(&call.of_bytes, &call.routing):
         load_kernels(place.device, DLFP4_CUDA_IMAGE_blocks)
-    workspace = allocate_buffer((count,), UINT8, &place)
+    workspace = allocate_buffer((max(count, 0),), UINT8, &place)   # below 0 the kernels refuse the extents
     call.routing.workspace = workspace.dl.data
     check_run(&place, run_on(&place, &touched, multiply_groups_at, DLFP4_CUDA_IMAGE_grouped, &call, 0),
               "multiplying by experts")

@@ -169,8 +169,8 @@ int dlfp4_cuda_brings_scales(const dlfp4_cuda_bytes_product *product, const dlfp
 
 int64_t dlfp4_cuda_grouped_matmul_bytes_workspace(const dlfp4_cuda_bytes_product *product,
                                                   const dlfp4_cuda_routing *routing) {
-  return dlfp4_cuda_grouped_bytes_workspace(product, routing) +
-         (dlfp4_cuda_brings_scales(product, routing) ? bytes_of_scales(*product) : 0);
+  const int64_t bytes = dlfp4_cuda_grouped_bytes_workspace(product, routing);
+  return bytes < 0 || !dlfp4_cuda_brings_scales(product, routing) ? bytes : bytes + bytes_of_scales(*product);
 }
 
 int dlfp4_cuda_grouped_matmul_bytes(int device, uintptr_t stream, const dlfp4_cuda_bytes_product *product,

@@ -232,10 +232,12 @@ int dlfp4_cuda_has_grouped(int device, int format) {
 }
 
 int64_t dlfp4_cuda_grouped_workspace(const dlfp4_cuda_product *product, const dlfp4_cuda_routing *routing) {
+  if (!can_count(product->rows, product->columns, product->stored_depth, *routing)) return -1;
   return lay_out(work_of(*product), *routing).end;
 }
 
 int64_t dlfp4_cuda_grouped_bytes_workspace(const dlfp4_cuda_bytes_product *product, const dlfp4_cuda_routing *routing) {
+  if (!can_count(product->rows, product->columns, product->depth, *routing)) return -1;
   return lay_out(work_of(*product), *routing).end;
 }
 
