@@ -150,6 +150,25 @@ def recipe_of_text(text: str) -> Recipe | str | None:
     return Recipe(**json.loads(text)) if text.startswith("{") else text or None
 
 
+class Exact(float):
+    """A number as a constant: it equals one of the same bits alone, so that what is kept for 0.0 is not found by -0.0.
+
+    Examples
+    --------
+    >>> from dlfp4.operations import Exact
+    >>> Exact(0.0) == Exact(-0.0), Exact(0.5) == Exact(0.5)
+    (False, True)
+    """
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, float) and self.hex() == other.hex()
+
+    def __hash__(self) -> int:
+        return hash(self.hex())
+
+
 # ---- Rows
 
 

@@ -131,7 +131,7 @@ def multiply_on_cuda(*arrays: Any, operands: Protos, options: Options, **params:
         for proto, side in zip(operands, sides, strict=True)
     )
     right = right.mT if told["turned"] else right
-    product = told["alpha"] * jnp.matmul(left, right, precision=jax.lax.Precision.HIGHEST)
+    product = float(told["alpha"]) * jnp.matmul(left, right, precision=jax.lax.Precision.HIGHEST)
     return [product.astype(told["out_dtype"])]
 
 
@@ -156,7 +156,7 @@ def multiply_decoded_groups(operands: Protos, told: dict[str, Any], *arrays: Any
     indices, weights = (*routing, None, None)[:2]
     tokens = told["results"] if told["adds"] else None
     product = multiply_groups(x, w, jnp.diff(ends, prepend=0), indices, weights, told["gathers"], tokens)
-    return (told["alpha"] * product).astype(told["out_dtype"])
+    return (float(told["alpha"]) * product).astype(told["out_dtype"])
 
 
 def multiply_groups(

@@ -23,6 +23,7 @@ from dlfp4.jax.scaled_array import Operand, ScaledArray, as_operand, dequantize,
 from dlfp4.jax.scaling import quantize
 from dlfp4.jax.table import MATMUL, VECDOT
 from dlfp4.matmul import candidates, make_problem
+from dlfp4.operations import Exact
 
 if TYPE_CHECKING:
     from dlfp4._core import _DType
@@ -177,7 +178,7 @@ def matmul(
         MATMUL,
         (of_a, of_b),
         [*arrays, *others],
-        alpha=problem.alpha,
+        alpha=Exact(problem.alpha),
         activation=problem.activation,
         out_dtype=problem.dtype.name,
         turned=turned,

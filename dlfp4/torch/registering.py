@@ -12,7 +12,7 @@ import dlfp4
 from dlfp4 import _core
 from dlfp4._core import Buffer, ScaledTensor, Tensor, asarray
 from dlfp4.frameworks.base import SUBBYTE
-from dlfp4.operations import OPERATIONS, REQUIRED, Argument, Operation, recipe_of_text
+from dlfp4.operations import OPERATIONS, REQUIRED, Argument, Exact, Operation, recipe_of_text
 from dlfp4.proto import TensorProto
 from dlfp4.torch import stable
 from dlfp4.torch.batching import register_batching
@@ -239,6 +239,8 @@ def facts_of(value: Any) -> Any:
         if value.dtype == PAIRS:
             return value.shape, PAIRS, value.stride()
         return value.shape, value.dtype
+    if isinstance(value, float):
+        return Exact(value)
     return tuple(value) if isinstance(value, list) else value
 
 

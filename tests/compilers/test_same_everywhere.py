@@ -82,7 +82,7 @@ class Caller:
         of_x, of_w = self.choose([((), ()), ((), ()), ((3,), ()), ((2, 3), ()), ((0,), ()), ((3,), (3,))])
         w = self.quantized((*of_w, self.choose([1, 16, 33]), k))
         x = (*of_x, *self.choose([(1,), (17,)] if of_x else [(), (1,), (17,)]), k)
-        options = self.sometimes(alpha=[0.5, -1.0], out_dtype=[*TYPES])
+        options = self.sometimes(alpha=[0.5, -1.0, 0.0, -0.0], out_dtype=[*TYPES])
         if self.choose([True, False]):
             x = self.quantized(x)
         else:
@@ -159,3 +159,13 @@ def test_calls(number):
     expected = outcome(call, dlfp4, operands)
     assert outcome(call, dt, [for_torch(x) for x in operands]) == expected
     assert outcome(jitted, dj, operands) == expected
+
+
+def test_zeros_have_signs():
+    """What is remembered of one alpha is not taken for the other, by whatever way."""
+    x, w = np.ones((2, 64), np.float32), dlfp4.quantize(np.ones((3, 64), np.float32), "nvfp4")
+    for alpha in (0.0, -0.0, 0.0):
+        expected = to_bytes(dlfp4.matmul(x, w.mT, alpha=alpha))
+        for _ in range(3):
+            assert to_bytes(dt.matmul(for_torch(x), for_torch(w).mT, alpha=alpha)) == expected
+            assert to_bytes(jax.jit(lambda x: dj.matmul(x, for_jax(w).mT, alpha=alpha))(x)) == expected  # noqa: B023

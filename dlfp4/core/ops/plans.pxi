@@ -154,11 +154,16 @@ cdef class _Product:
         return 0
 
 
+cdef object constant_of(value):
+    """What is no tensor, as it is compared: 0.0 is not -0.0."""
+    return tuple(value) if type(value) is list else repr(value) if type(value) is float else value
+
+
 cdef tuple key_of_product(tuple args):
     """By what products are found again: shapes, and what is no tensor."""
     constants = args[4:]
     if len(args) > 5:
-        constants = tuple([tuple(value) if type(value) is list else value for value in constants])
+        constants = tuple([constant_of(value) for value in constants])
     return args[0].shape, args[1].shape, constants
 
 
