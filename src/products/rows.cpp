@@ -14,6 +14,10 @@ constexpr int64_t kIntegerBlock = 32;  // of floats that are rounded to int8
 constexpr float kLargestInteger = 127;
 constexpr float kLeastMagnitude = 0x1p-110f;  // of a block of floats: smaller ones are zeros
 
+// A line that repeats one element may have more positions than 63 bits count bytes of prepared rows. Such rows are as
+// many bytes as no memory has, and a few times as many can be counted.
+constexpr int64_t kMostPositions = int64_t{1} << 48, kTooManyBytes = int64_t{1} << 60;
+
 // --- Integers --------------------------------------------------------------------------------
 
 struct IntegerRow {
@@ -232,6 +236,7 @@ int64_t blocks_of_row(const Sides &sides) {
 }  // namespace
 
 int64_t bytes_of_rows(const Sides &sides, int64_t rows) {
+  if (sides.length > kMostPositions) return kTooManyBytes;
   return bytes_of_values(sides, rows) + rows * sides.parts * blocks_of_row(sides) * 8;
 }
 

@@ -26,7 +26,7 @@ inline bool are_in_bands(const Sides &sides) {
   return sides.kernels->tiles.take_bands && (sides.form == kBfloatPanels || sides.form == kScaledPanels);
 }
 
-// Bytes of `rows` rows, each a multiple of 64.
+// Bytes of `rows` rows, each a multiple of 64; more than any memory has where they are too long to be counted.
 int64_t bytes_of_rows(const Sides &sides, int64_t rows);
 PreparedRows place_rows(const Sides &sides, int64_t rows, uint8_t *workspace);
 

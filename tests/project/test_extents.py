@@ -10,6 +10,7 @@ import dlfp4
 from dlfp4.extents import BEYOND, bounded_product, count_elements
 
 from ..support.capsules import Made
+from ..support.levels import available_levels, run_at
 
 PACKAGE = Path(dlfp4.__file__).parent
 CHECKED = {"extents.py", "strides.pxi"}  # where products are made
@@ -81,6 +82,26 @@ def broadcast(*shape):
 def test_lines_that_cannot_be_counted_are_refused():
     with pytest.raises(ValueError, match="more lines than can be counted"):
         dlfp4.vecdot(broadcast(2**40, 1, 1), broadcast(1, 2**40, 1))
+
+
+LONG_LINES = """
+import itertools, numpy as np, dlfp4
+for dtype, more in itertools.product(("float8_e4m3fn", "bfloat16", "float32"), (0, 1024)):
+    one = dlfp4.cast(np.ones((1, 1), np.float32), dtype)
+    x = dlfp4.asarray(np.broadcast_to(one.to_numpy(), (1, 2**62 // (8 * one.nbytes) + more)))
+    stack = dlfp4.asarray(np.broadcast_to(one.to_numpy(), (1, *x.T.shape)))
+    for multiply in (lambda: dlfp4.matmul(x, x.T), lambda: dlfp4.grouped_matmul(x, stack, np.array([1]))):
+        try:
+            multiply()
+        except MemoryError as error:
+            print(str(error)[:25])
+"""
+
+
+@pytest.mark.parametrize("level", available_levels())
+def test_products_of_lines_that_cannot_be_prepared(level):
+    """A line that repeats an element is as long as one likes. The bytes of prepared rows once wrapped to a few."""
+    assert run_at(level, LONG_LINES) == "no memory for a workspace\n" * 12
 
 
 @pytest.mark.parametrize("shape", [(2**40, 2**40, 0), (0, 2**62, 2**62, 3)])
