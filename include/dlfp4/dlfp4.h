@@ -164,7 +164,7 @@ DLFP4_API uint32_t dlfp4_rotation(uint64_t seed);
 
 /** Scales from one layout to another.
  *
- * @param x        A compact matrix in a shape of dlfp4_size_buffers().
+ * @param x        A compact matrix of 8, 16 or 32 bits an element, in a shape of dlfp4_size_buffers().
  * @param out      The same, of x's type.
  * @param rows     The scales' rows before padding.
  * @param columns  Their columns.

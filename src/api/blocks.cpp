@@ -139,7 +139,7 @@ dlfp4_status dlfp4_convert_scales(const DLTensor *x, int x_layout, const DLTenso
   Elements from, to;
   Place place;
   if (const dlfp4_status status = read_pair(read, x, out, stream, &from, &to, &place)) return status;
-  if (from.dtype != to.dtype || from.bits < 8) return DLFP4_E_DTYPE;
+  if (from.dtype != to.dtype || from.bits < 8 || from.bits > 32) return DLFP4_E_DTYPE;
   if (const dlfp4_status status = check_tiles(from, x_layout, rows, columns)) return status;
   if (const dlfp4_status status = check_tiles(to, out_layout, rows, columns)) return status;
   if (place.on_host)

@@ -109,7 +109,7 @@ dlfp4_status dlfp4_host_quantize(const dlfp4_matrix *x, int format, const dlfp4_
 /* Row i of the result is line i of q; the result's strides may be any. `decode` is the tensor's scale (1: none). */
 dlfp4_status dlfp4_host_dequantize(const dlfp4_blocks *q, int format, float decode, const dlfp4_matrix *result);
 
-/* A matrix of scales of `itemsize` bytes from one layout to another. `fill` is the byte of the padding. */
+/* A matrix of scales of `itemsize` bytes, at most 4, from one layout to another. `fill` is the byte of the padding. */
 dlfp4_status dlfp4_host_convert_scales(const void *src, int src_layout, void *dst, int dst_layout, int64_t rows,
                                        int64_t columns, int itemsize, uint8_t fill);
 

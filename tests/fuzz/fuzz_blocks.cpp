@@ -147,13 +147,15 @@ int64_t place_of(int layout, int64_t i, int64_t j, int64_t rows, int64_t columns
 
 void convert_scales(Bytes *input, Arena *arena) {
   const int from = input->below(DLFP4_NUM_LAYOUTS), to = input->below(DLFP4_NUM_LAYOUTS);
-  const int dtype = input->one_of<int>({DLFP4_float8_e8m0fnu, DLFP4_float8_e4m3fn, DLFP4_float32, DLFP4_bfloat16});
+  const int dtype = input->one_of<int>(
+      {DLFP4_float8_e8m0fnu, DLFP4_float8_e4m3fn, DLFP4_float32, DLFP4_bfloat16, DLFP4_float64, DLFP4_complex128});
   int64_t rows = input->byte(), columns = input->below(20);
   const uint8_t fill = input->byte();
   Tensor x = make_compact(input, arena, dtype, shape_of_tiles(from, rows, columns));
   Tensor out = make_compact(input, arena, dtype, shape_of_tiles(to, rows, columns));
   change_some(input, arena, {&x, &out});
-  const bool refuses = must_refuse({{&x, false}, {&out, true}}), changed = is_changed({&x, &out});
+  const bool is_wide = dlfp4_dtypes[dtype].bits > 32, changed = is_changed({&x, &out});
+  const bool refuses = is_wide || must_refuse({{&x, false}, {&out, true}});
   const int64_t real_rows = rows, real_columns = columns;
   if (input->chance(16)) rows = input->edge();
   if (input->chance(16)) columns = input->edge();

@@ -238,6 +238,12 @@ def operands():
     yield values(128, 5).T, dlfp4.quantize(values(128, 48), "mxfp8_e4m3", axis=-2)
     yield values(5, 100), dlfp4.quantize(values(48, 100), "mxfp4", pad=True)
 
+@pytest.mark.parametrize("dtype", ["float64", "complex128", "float4_e2m1fn"])
+def test_scales_of_other_sizes_are_refused(dtype):
+    x, out = (c_api.describe(dlfp4.empty((1, 256), dtype)) for _ in range(2))
+    assert C.convert_scales(x, 0, out, 0, 1, 256, 0, None) == c_api.E_DTYPE
+
+
 
 def operand(x):
     return c_api.describe_scaled(x) if isinstance(x, dlfp4.ScaledTensor) else c_api.plain(x)
