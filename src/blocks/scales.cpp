@@ -41,7 +41,7 @@ ScaleRule make_rule(const FormatInfo &format, const dlfp4_recipe &recipe, Source
   ScaleRule rule = {};
   rule.zero_scale = recipe.zero_scale;
   rule.least_code = recipe.least_scale;
-  rule.least = bits_of(recipe.eps);
+  rule.least = bits_of(recipe.eps) & 0x7FFFFFFF;  // a recipe may have -0
   rule.pow2 = recipe.pow2;
   rule.divides = recipe.divides && !recipe.pow2;  // by powers of two both are the same
   rule.order = recipe.scale_order;

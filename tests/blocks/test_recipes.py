@@ -346,6 +346,19 @@ def test_quotients_of_zeros_and_the_least_numbers():
     q = dlfp4.quantize(x, "fp8_1x128", recipe=dlfp4.Recipe(divide=True))
     assert q.scales.to_numpy().ravel().tolist() == [1, 2.0**-149, 2.0**-149]
     assert q.dequantize().to_numpy()[1].tolist() == x[1].tolist()
+    for dtype, least in (("bfloat16", 2.0**-133), ("float16", 2.0**-24)):
+        q = dlfp4.quantize(x, "fp8_1x128", recipe=dlfp4.Recipe(divide=True, scale_dtype=dtype))
+        assert dlfp4.cast(q.scales, "float32").to_numpy().ravel().tolist() == [1, least, least]
+
+
+@pytest.mark.parametrize("name", ["mxfp4", "fp8_e4m3", "fp8_row", "fp8_1x128", "int4_g32", "uint4_row"])
+def test_an_eps_of_negative_zero_is_none(name):
+    x = make("normal", (16, 128))
+    parts = [
+        [raw_bytes(q.data), raw_bytes(q.scales)]
+        for q in (dlfp4.quantize(x, name, recipe=dlfp4.Recipe(eps=eps)) for eps in (0.0, -0.0))
+    ]
+    assert parts[0] == parts[1]
 
 
 # ---- options -------------------------------------------------------------------------------------------------------
