@@ -110,12 +110,13 @@ DLFP4_FLOAT_RULE float quotient_scale(const ScaleRule &rule, uint32_t magnitude)
 
 // A positive scale as what holds it has it: never zero and never infinite.
 DLFP4_FLOAT_RULE float held_scale(const ScaleRule &rule, float decode) {
-  constexpr float kLeastHalf = 5.9604644775390625e-8f, kLargestHalf = 65504;
+  constexpr float kLeastBfloat = 0x1p-133f, kLeastHalf = 0x1p-24f, kLargestHalf = 65504;
   const float held = narrowed(decode, rule.scale_mantissa);
   if (rule.scale_mantissa != 10) return held;
   return held < kLeastHalf ? kLeastHalf : held < kLargestHalf ? held : kLargestHalf;
 }
 
+  if (rule.scale_mantissa == 7) return held < kLeastBfloat ? kLeastBfloat : held;
 // Integers, as compressed-tensors scales them: a quotient, which what holds it may round. A quotient of zero, such as a
 // block of zeros has, becomes one unit in the last place of 1, and a block that is not finite decodes to NaN.
 DLFP4_FLOAT_RULE float integer_scale(const ScaleRule &rule, uint32_t magnitude) {

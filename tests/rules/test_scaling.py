@@ -246,9 +246,10 @@ def test_blocks_by_powers_of_two(element, rule):
 
 
 def held(decode, mantissa):
-    if mantissa == 10:
-        return np.clip(rounded(decode, 10), F(2.0**-24), F(65504))
-    return rounded(decode, mantissa)
+    if mantissa == 23:
+        return decode
+    kind = ml_dtypes.finfo(KINDS[mantissa])
+    return np.clip(rounded(decode, mantissa), F(kind.smallest_subnormal), F(kind.max))
 
 
 def one_level(a, element, divides, pow2, mantissa, eps):
