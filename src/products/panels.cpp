@@ -177,7 +177,8 @@ void prefetch_next_scales(const Sides &sides, int64_t column, int64_t columns) {
 Ahead find_codes_ahead(const Sides &sides, const Strip &strip, int64_t columns, const Panel &panel) {
   const int64_t next = strip.column + round_up(columns, kColumns), lines = least(kColumns, sides.columns - next);
   const uint8_t *const from = lines > 0 ? find_codes(sides.b, next, 0) : nullptr;
-  const int64_t all = from ? lines * (from - find_codes(sides.b, next - 1, 0)) : 0;
+  const uint8_t *const before = from ? find_codes(sides.b, next - 1, 0) : nullptr;
+  const int64_t all = before ? lines * (from - before) : 0;
   if (all <= 0 || all > kMostAhead) return {panel.values, 0, panel.values, 0};
   return {from + all * strip.first / sides.depth, all * strip.depth / sides.depth, panel.values, 0};
 }
