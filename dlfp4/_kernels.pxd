@@ -98,6 +98,7 @@ cdef extern from "rules/operations.h" nogil:
         uint64_t seed
 
     dlfp4_status dlfp4_host_convert(const dlfp4_view *, const dlfp4_view *, const dlfp4_convert_options *)
+    float dlfp4_host_narrow(double)
 
     ctypedef int dlfp4_scale_rule
     enum:

@@ -4,12 +4,11 @@
 #include "calls.h"
 #include "rules/dtypes.h"
 #include "rules/layouts.h"
+#include "rules/scaling.h"
 
 namespace dlfp4 {
 namespace api {
 namespace {
-
-constexpr float kLargestFloat = 3.40282347e38f;
 
 dlfp4_view view_of(const Elements &x, bool padded) {
   return {x.data, x.shape, x.strides, x.ndim, x.code, x.bits, static_cast<uint8_t>(padded && x.bits < 8), 0};
@@ -36,7 +35,7 @@ dlfp4_status add_result(const dlfp4_scaled_tensor *q, Scaled *scaled, Quantizati
   const bool rows = q->axis == -1;
   const int64_t lines = rows ? call->x.rows : call->x.columns, length = rows ? call->x.columns : call->x.rows;
   if (const dlfp4_status status = read_scaled(q, lines, length, call->recipe.zero_scale, scaled)) return status;
-  if (call->given != 0 && scaled->blocks.decodes) return DLFP4_E_OPTION;
+  if (is_decode_scale(call->given) && scaled->blocks.decodes) return DLFP4_E_OPTION;
   if (scaled->blocks.decode_lines != 1) return DLFP4_E_SHAPE;  // quantizing finds those of one line each
   if ((dlfp4_formats[q->format].element == DLFP4_uint4) != (q->offsets != nullptr)) return DLFP4_E_OPTION;
   scaled->blocks.finds_decodes = scaled->blocks.decodes != nullptr;
@@ -62,7 +61,7 @@ dlfp4_status check_tiles(const Elements &scales, int layout, int64_t rows, int64
 dlfp4_status quantize_on_host(const Quantization &call) {
   dlfp4_tensor_scale scale = {1, 1, 0};
   const bool places = call.places[0] || call.places[1];
-  if (call.given != 0) {
+  if (is_decode_scale(call.given)) {
     scale = dlfp4_host_given_tensor_scale(call.given);
   } else if (places) {
     const uint32_t rotation = (call.along[0] ? call.along[0] : call.along[1])->rotation;
@@ -106,9 +105,10 @@ dlfp4_status dlfp4_quantize(const DLTensor *x, const dlfp4_recipe *recipe, float
   call.format = q->format;
   if (const dlfp4_status status = dlfp4_default_recipe(call.format, &call.recipe)) return status;
   if (recipe) call.recipe = *recipe;
-  call.given = global_scale;
-  if (!(global_scale >= 0 && global_scale <= kLargestFloat)) return DLFP4_E_OPTION;
-  if (global_scale != 0 && !has_tensor_scale(call.format)) return DLFP4_E_OPTION;
+  const bool is_given = dlfp4::is_decode_scale(global_scale);
+  const bool is_zero = (dlfp4::bits_of(global_scale) & 0x7FFFFFFF) == 0;
+  if (is_given ? !has_tensor_scale(call.format) : !is_zero) return DLFP4_E_OPTION;
+  call.given = is_given ? global_scale : 0;
   if (const dlfp4_status status = read_floats(x, &call.x)) return status;
   if (const dlfp4_status status = find_place_of(q, other, x, stream, &place)) return status;
   if (const dlfp4_status status = add_result(q, &results[0], &call)) return status;

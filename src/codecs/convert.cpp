@@ -215,8 +215,9 @@ void convert_all(const ConvertCall &call) {
 }  // namespace
 }  // namespace dlfp4
 
-extern "C" dlfp4_status dlfp4_host_convert(const dlfp4_view *src, const dlfp4_view *dst,
-                                           const dlfp4_convert_options *options) {
+extern "C" {
+
+dlfp4_status dlfp4_host_convert(const dlfp4_view *src, const dlfp4_view *dst, const dlfp4_convert_options *options) {
   using namespace dlfp4;
   const int level = current_level();
   if (level < 0) return DLFP4_E_ISA;
@@ -234,4 +235,11 @@ extern "C" dlfp4_status dlfp4_host_convert(const dlfp4_view *src, const dlfp4_vi
                static_cast<const uint8_t *>(src->data), static_cast<uint8_t *>(dst->data), mode, &walk,
                dst->part != 0});
   return DLFP4_OK;
+}
+
+float dlfp4_host_narrow(double number) {
+  float narrowed = 0;
+  dlfp4::compute([&] { narrowed = static_cast<float>(number); });
+  return narrowed;
+}
 }

@@ -242,7 +242,7 @@ dlfp4_status make_job(const Product &product, const dlfp4_groups &groups, const 
   if (!are_in_order(groups) || !groups.weights != !groups.scatter) return DLFP4_E_SHAPE;
   if (!groups.scatter && result.rows != groups.rows) return DLFP4_E_SHAPE;
   call->groups = &groups;
-  call->factor = call->sides.a.factor * call->sides.b.factor * static_cast<double>(alpha);
+  call->factor = call->sides.a.factor * call->sides.b.factor * widen(alpha);
   return DLFP4_OK;
 }
 

@@ -78,7 +78,7 @@ dlfp4_status make_job(const Product &product, const dlfp4_matrix &result, float 
   const dlfp4_status status = make_sides(product, level, &call->sides);
   if (status != DLFP4_OK) return status;
   if (!make_results(result, level, &call->results)) return DLFP4_E_DTYPE;
-  call->factor = call->sides.a.factor * call->sides.b.factor * static_cast<double>(alpha);
+  call->factor = call->sides.a.factor * call->sides.b.factor * widen(alpha);
   return DLFP4_OK;
 }
 

@@ -41,13 +41,6 @@ void convert_run(const Reader &reader, bool packed, int row, const uint8_t *src,
   run_plan(make_plan(reader.level, from, to, mode), src, dst, count, mode);
 }
 
-// A float32 as a double, also where the processor has been told to take subnormals for zeros.
-double widen(float value) {
-  const uint32_t magnitude = bits_of(value) & 0x7FFFFFFF;
-  const auto widened = static_cast<double>(value);
-  return magnitude >> 23 ? widened : copysign(magnitude * 0x1p-149, widened);
-}
-
 // What sums are multiplied with: scales of the whole tensor.
 double factor_of(const dlfp4_lines &lines, bool is_whole) {
   float stored = 1;
@@ -107,6 +100,12 @@ void read_blocks(const Reader &reader, int64_t line, int64_t first, int64_t coun
 }
 
 }  // namespace
+
+double widen(float value) {
+  const uint32_t magnitude = bits_of(value) & 0x7FFFFFFF;
+  const auto widened = static_cast<double>(value);
+  return magnitude >> 23 ? widened : copysign(magnitude * 0x1p-149, widened);
+}
 
 dlfp4_status make_reader(const dlfp4_lines &lines, int level, Reader *reader) {
   reader->lines = &lines;

@@ -41,6 +41,9 @@ struct Reader {
 // block-scaled: clearing them would take longer than a short sum.
 dlfp4_status make_reader(const dlfp4_lines &lines, int level, Reader *reader);
 
+// A float32 as a double, also where the processor has been told to take subnormals for zeros.
+double widen(float value);
+
 // What the sums of a line are to be multiplied with, beside `factor`.
 double factor_of_line(const Reader &reader, int64_t line);
 

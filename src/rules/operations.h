@@ -39,6 +39,9 @@ typedef struct {
  * src and dst may be the same memory only where every element keeps its byte (equal item sizes and strides). */
 dlfp4_status dlfp4_host_convert(const dlfp4_view *src, const dlfp4_view *dst, const dlfp4_convert_options *options);
 
+/* The float32 next to a number, also where the processor has been told to take subnormals for zeros. */
+float dlfp4_host_narrow(double number);
+
 /* --- Block scaling ------------------------------------------------------------------------------------------- */
 
 /* A scale of the whole tensor: elements are multiplied with `encode`, codes with `decode`. */

@@ -62,6 +62,10 @@ DLFP4_FLOAT_RULE uint32_t bits_of(float value) {
   return bits;
 }
 
+// Whether a number can be the decode scale of a tensor: it is positive and finite. By its bits, since callers may have
+// the processor take subnormals for zeros.
+DLFP4_FLOAT_RULE bool is_decode_scale(float value) { return bits_of(value) - 1 < kFloatInfinity - 1; }
+
 DLFP4_FLOAT_RULE float finite(float value) { return value < kLargestFloat ? value : kLargestFloat; }
 
 // What is stored of a block's scale (a code, or a float32's bits), and what its elements are multiplied with, or
@@ -112,11 +116,11 @@ DLFP4_FLOAT_RULE float quotient_scale(const ScaleRule &rule, uint32_t magnitude)
 DLFP4_FLOAT_RULE float held_scale(const ScaleRule &rule, float decode) {
   constexpr float kLeastBfloat = 0x1p-133f, kLeastHalf = 0x1p-24f, kLargestHalf = 65504;
   const float held = narrowed(decode, rule.scale_mantissa);
+  if (rule.scale_mantissa == 7) return held < kLeastBfloat ? kLeastBfloat : held;
   if (rule.scale_mantissa != 10) return held;
   return held < kLeastHalf ? kLeastHalf : held < kLargestHalf ? held : kLargestHalf;
 }
 
-  if (rule.scale_mantissa == 7) return held < kLeastBfloat ? kLeastBfloat : held;
 // Integers, as compressed-tensors scales them: a quotient, which what holds it may round. A quotient of zero, such as a
 // block of zeros has, becomes one unit in the last place of 1, and a block that is not finite decodes to NaN.
 DLFP4_FLOAT_RULE float integer_scale(const ScaleRule &rule, uint32_t magnitude) {

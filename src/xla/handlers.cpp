@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "frames.h"
+#include "rules/scaling.h"
 
 namespace dlfp4 {
 namespace xla {
@@ -46,8 +47,6 @@ XLA_FFI_Error *convert(XLA_FFI_CallFrame *frame) {
 
 // --- Block scaling ---------------------------------------------------------------------------
 
-constexpr float kLargestFloat = 3.40282347e38f;
-
 // The scale of a whole tensor: given, of a magnitude, or found along the lines that are asked for.
 dlfp4_status find_scale(const dlfp4_quantize_plan &plan, void *given, dlfp4_tensor_scale *scale) {
   if (plan.given == DLFP4_GIVEN_SCALE) {
@@ -76,7 +75,7 @@ dlfp4_status quantize_part(const dlfp4_quantize_plan &plan, void *given, float *
 
 bool are_decode_scales(const float *given, int64_t count) {
   for (int64_t k = 0; k < count; ++k)
-    if (!(given[k] > 0 && given[k] <= kLargestFloat)) return false;
+    if (!is_decode_scale(given[k])) return false;
   return true;
 }
 

@@ -275,6 +275,16 @@ def test_a_recipe_that_is_none(recipe):
         dj.quantize(X, "nvfp4", recipe=recipe)
 
 
+def test_subnormal_numbers_in_a_program():
+    """XLA has the processor take them for zeros."""
+    scale, x = 5e-39, X * np.float32(1e-38)
+    program = jax.jit(lambda x, scale: dj.quantize(x, "nvfp4", global_scale=scale))
+    same(program(x, np.float32(scale)), dlfp4.quantize(x, "nvfp4", global_scale=scale))
+    large = X * np.float32(1e17)
+    found = jax.jit(lambda a: dj.matmul(a, a.T, alpha=1e-40))(large)
+    assert to_bytes(found) == to_bytes(dlfp4.matmul(large, large.T, alpha=1e-40))
+
+
 def test_a_traced_scale_that_is_none_ends_the_program():
     program = jax.jit(lambda x, scale: dj.quantize(x, "nvfp4", global_scale=scale))
     with pytest.raises(jax.errors.JaxRuntimeError, match="global_scale: a decode scale is a positive, finite float32"):

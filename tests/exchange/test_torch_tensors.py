@@ -274,10 +274,10 @@ def test_parameters():
 
 
 def test_subnormals_where_pytorch_flushes_them():
-    """In the scales of a whole tensor, too."""
+    """In the scales of a whole tensor, too, and in numbers that are given."""
     torch = framework("torch")
     x = torch.randn(4, 64, generator=torch.Generator().manual_seed(1)) * 1e-36
-    large = np.full((4, 64), 1e30, np.float32)
+    large, half = np.full((4, 64), 1e30, np.float32), np.full((4, 64), 1e15, np.float32)
     tiny = dlfp4.ScaledTensor.from_parts(np.full((4, 64), 0x38, np.uint8), 1e-40, format="fp8_e4m3")
 
     def run():
@@ -286,6 +286,12 @@ def test_subnormals_where_pytorch_flushes_them():
             q = dlfp4.quantize(x, name)
             parts = [part for part in (q.data, q.scales, q.global_scale, q.dequantize()) if part is not None]
             results += [raw_bytes(part) for part in parts]
+        q = dlfp4.quantize(x, "nvfp4", global_scale=5e-39)
+        results += [raw_bytes(q.data), raw_bytes(q.scales), raw_bytes(q.global_scale)]
+        results += [
+            raw_bytes(dlfp4.matmul(half, half.T, alpha=1e-40)),
+            raw_bytes(dlfp4.grouped_matmul(half, half[None].swapaxes(1, 2), np.array([4]), alpha=1e-40)),
+        ]
         return [*results, raw_bytes(dlfp4.vecdot(tiny, large)), raw_bytes(dlfp4.matmul(large, tiny.mT))]
 
     expected = run()
@@ -296,4 +302,4 @@ def test_subnormals_where_pytorch_flushes_them():
     finally:
         torch.set_flush_denormal(False)
     assert flushed == expected
-    assert all(any(expected[k]) for k in (3, -2, -1))
+    assert all(any(expected[k]) for k in (3, -4, -3, -2, -1))

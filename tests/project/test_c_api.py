@@ -178,6 +178,21 @@ def test_a_given_scale_of_the_tensor(name):
     assert bytes_of(result) == bytes_of(expected)
 
 
+def test_a_subnormal_scale_where_the_caller_flushes_subnormals():
+    """As programs do that were linked with -ffast-math."""
+    torch = pytest.importorskip("torch")
+    x, scale = values(16, 32) * np.float32(1e-38), ctypes.c_float(5e-39)
+    expected = dlfp4.quantize(x, "nvfp4", global_scale=5e-39)
+    result = blank_like(expected, x)
+    described = c_api.describe(x), None, scale, c_api.describe_scaled(result), None, None
+    if not torch.set_flush_denormal(True):
+        pytest.skip("PyTorch cannot flush subnormals on this processor")
+    status = C.quantize(*described)
+    torch.set_flush_denormal(False)
+    assert status == c_api.OK
+    assert bytes_of(result) == bytes_of(expected)
+
+
 def test_scales_of_rows():
     x = values(24, 64)
     expected = dlfp4.quantize(x, "nvfp4", recipe=dlfp4.Recipe(global_scale_per="row"))
@@ -223,6 +238,12 @@ def test_scales_change_their_layout(layout):
     assert out.view("uint8").to_numpy().tobytes() == expected.scales.view("uint8").to_numpy().tobytes()
 
 
+@pytest.mark.parametrize("dtype", ["float64", "complex128", "float4_e2m1fn"])
+def test_scales_of_other_sizes_are_refused(dtype):
+    x, out = (c_api.describe(dlfp4.empty((1, 256), dtype)) for _ in range(2))
+    assert C.convert_scales(x, 0, out, 0, 1, 256, 0, None) == c_api.E_DTYPE
+
+
 # ---- Products
 
 
@@ -237,12 +258,6 @@ def operands():
     yield x, dlfp4.quantize(w, "nvfp4", recipe=dlfp4.Recipe(global_scale_per="row"))
     yield values(128, 5).T, dlfp4.quantize(values(128, 48), "mxfp8_e4m3", axis=-2)
     yield values(5, 100), dlfp4.quantize(values(48, 100), "mxfp4", pad=True)
-
-@pytest.mark.parametrize("dtype", ["float64", "complex128", "float4_e2m1fn"])
-def test_scales_of_other_sizes_are_refused(dtype):
-    x, out = (c_api.describe(dlfp4.empty((1, 256), dtype)) for _ in range(2))
-    assert C.convert_scales(x, 0, out, 0, 1, 256, 0, None) == c_api.E_DTYPE
-
 
 
 def operand(x):

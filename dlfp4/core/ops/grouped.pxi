@@ -36,7 +36,7 @@ def _multiply_groups_on_host(a, w, Tensor offsets, Tensor indices, Tensor weight
         factors = duplicate(weights)
         call.groups.scatter = <const int64_t *> places.dl.data
         call.groups.weights = <const float *> factors.dl.data
-    options.alpha = alpha
+    options.alpha = dlfp4_host_narrow(alpha)
     options.activation = DLFP4_ACTIVATION_INT8 if rounds else DLFP4_ACTIVATION_EXACT
     call.product = MatrixProduct(&of_a.lines, &of_w.lines, of_a.length, &matrix, &options, NULL)
     run_grouped(&call)

@@ -333,7 +333,7 @@ def _plan_matmul(a, b, result, options, count, steps):
     fill_plan_factor(&plan.factors[0], &of_a, left)
     fill_plan_factor(&plan.factors[1], &of_b, right)
     plan.length = of_a.length
-    plan.options.alpha = options["alpha"]
+    plan.options.alpha = dlfp4_host_narrow(options["alpha"])
     plan.options.activation = DLFP4_ACTIVATION_EXACT if options["activation"] is None else DLFP4_ACTIVATION_INT8
     return (<char *> &plan)[:sizeof(plan)]
 
@@ -349,7 +349,7 @@ def _plan_grouped(x, w, result, options, count, steps):
     fill_plan_factor(&plan.factors[0], &of_x, left)
     fill_plan_factor(&plan.factors[1], &of_w, right)
     plan.length = of_x.length
-    plan.options.alpha = options["alpha"]
+    plan.options.alpha = dlfp4_host_narrow(options["alpha"])
     plan.options.activation = DLFP4_ACTIVATION_EXACT if options["activation"] is None else DLFP4_ACTIVATION_INT8
     plan.rows, plan.experts, plan.step = options["rows"], of_w.shape[0], of_w.strides[0]
     plan.tokens = x.shape[0] if options["gathers"] else plan.result.rows

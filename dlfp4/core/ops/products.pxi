@@ -440,7 +440,7 @@ def _multiply_on_host(a, b, result, alpha, rounds):
     cdef object right = plain_on(b, &ON_HOST)   # to be kept until the end
     cdef Tensor rows = as_rows(result, &ON_HOST)   # maybe a view
     fill_product(&of_a, &of_b, &matrix, left, right, rows)
-    options.alpha = alpha
+    options.alpha = dlfp4_host_narrow(alpha)
     options.activation = DLFP4_ACTIVATION_INT8 if rounds else DLFP4_ACTIVATION_EXACT
     run_matmul(MatrixProduct(&of_a.lines, &of_b.lines, of_a.length, &matrix, &options, NULL))
 
