@@ -11,8 +11,9 @@ import torch
 
 from dlfp4.checkpoints import comfyui, conventions, native
 from dlfp4.formats import FLOATS
+from dlfp4.torch.representing import PAIRS
 from dlfp4.torch.scaled_tensor import ScaledTensor, like, plain, present, restore, turn
-from dlfp4.torch.views import blank_part
+from dlfp4.torch.views import blank_part, one_by_one, sizes_of, unit_of
 
 OWN = native.NAMES  # of the parts, where there is no convention
 MARK = comfyui.SUFFIX.removeprefix(".")
@@ -70,7 +71,8 @@ def split_one(name: str, q: ScaledTensor, convention: str | None) -> dict[str, t
         real = with_memory(source) if source.is_meta else source
         parts = conventions.split_parts({name: restore(real)}, convention)
         return {part: tensor.to_torch().to(source.device) for part, tensor in parts.items()}
-    return {part: getattr(source, kind) for kind, part in own_names(name, source).items()}
+    parts = own_parts(source, q.turned)
+    return {part: parts[kind] for kind, part in own_names(name, source).items()}
 
 
 def with_memory(q: ScaledTensor) -> ScaledTensor:
@@ -84,6 +86,19 @@ def own_names(name: str, q: ScaledTensor) -> dict[str, str]:
     names = dict(zip(("elements", "scales", "global_scale"), OWN.parts(name), strict=True))
     names["offsets"] = biases if q.encoding.offsets in FLOATS else zero_points
     return {kind: part for kind, part in names.items() if kind in present(q)}
+
+
+def own_parts(q: ScaledTensor, turned: bool) -> dict[str, torch.Tensor]:
+    """The parts of a tensor by kind where there is no convention. Those of a stack that stands for its transpose are
+    matrices one by one: in files two dimensions are blocks along the columns of all.
+    """
+    parts = present(q)
+    if turned and q.dim() > 2:
+        lines = parts["elements"].shape[0]
+        for kind, part in parts.items():
+            if part.dim() == 2 and part.shape[0] == lines:
+                parts[kind] = part.unflatten(0, q.shape[:-1])
+    return parts
 
 
 # ---- In
@@ -130,14 +145,26 @@ def forget_marker(module: torch.nn.Module, state: dict[str, Any], *_: Any) -> No
 def join_own(key: str, state: Mapping[str, Any], target: ScaledTensor) -> tuple[ScaledTensor, list[str]] | None:
     """The tensor of parts that look as the target's own do, and their names."""
     source = plain(turn(target) if target.turned else target)
-    names = own_names(key, source)
-    parts = {kind: state.get(part) for kind, part in names.items()}
-    for kind, part in parts.items():
-        own = getattr(source, kind)
-        if part is None or (part.shape, part.dtype) != (own.shape, own.dtype):
-            return None
-    made = ScaledTensor(parts, source.form, tuple(source.shape), source.dtype)
-    return turn(made) if target.turned else made, list(names.values())
+    names, own = own_names(key, source), own_parts(source, target.turned)
+    parts: dict[str, torch.Tensor] = {kind: state[part] for kind, part in names.items() if part in state}
+    if len(parts) < len(names):
+        return None
+    if all((part.shape, part.dtype) == (own[kind].shape, own[kind].dtype) for kind, part in parts.items()):
+        made = like(source, {kind: part.flatten(0, -2) if part.dim() > 2 else part for kind, part in parts.items()})
+        return turn(made) if target.turned else made, list(names.values())
+    columns = join_columns(parts, source) if target.turned and target.dim() > 2 else None
+    return None if columns is None else (columns, list(names.values()))
+
+
+def join_columns(parts: Mapping[str, torch.Tensor], source: ScaledTensor) -> ScaledTensor | None:
+    """The stack (experts, in, out) of parts as our own files have them, with blocks along its columns."""
+    shape, encoding = tuple(turn(source).shape), replace(source.encoding, axis=-2)
+    stored = {kind: part.view(torch.uint8) if part.dtype == PAIRS else part for kind, part in parts.items()}
+    scale = str(source.scales.dtype).removeprefix("torch.")
+    sizes = sizes_of(shape, encoding, False, scale, unit_of(source))
+    if any((tuple(part.shape), part.dtype) != sizes[kind] for kind, part in stored.items()):
+        return None
+    return one_by_one(ScaledTensor(stored, str(encoding), shape, source.dtype))
 
 
 def join_by_convention(

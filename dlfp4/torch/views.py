@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 from dlfp4 import _core
 from dlfp4.extents import count_elements
 from dlfp4.formats import FLOATS, own_offsets
+from dlfp4.frameworks.base import SUBBYTE
 from dlfp4.operations import Encoding
 from dlfp4.proto import ACROSS, TensorProto
 from dlfp4.torch.cutting import cut, is_one_line, reshaped
@@ -168,6 +170,8 @@ def brought_to(source: ScaledTensor, target: ScaledTensor) -> ScaledTensor:
     """The source in the layout of the target; ValueError where the two are not of one kind."""
     if source.turned != target.turned and source.dim() == target.dim() == 2:
         source = turned_over(source)
+    elif target.turned and not source.turned and source.dim() > 2 and source.axis == -2:
+        source = one_by_one(source)
     if source.encoding.scale_layout != target.encoding.scale_layout:
         source = laid_out_as(source, target)
     faults = [
@@ -187,6 +191,26 @@ def turned_over(q: ScaledTensor) -> ScaledTensor:
     parts = present(q) | {"elements": made.data, "scales": made.scales}
     other = ScaledTensor(parts, made.type, made.shape, q.dtype)
     return other if q.turned else turn(other)
+
+
+def one_by_one(q: ScaledTensor) -> ScaledTensor:
+    """A stack with blocks along columns, where those of all its matrices follow one another, as one of transposes.
+
+    Products by experts read that alone. What has no such form, as where a block crosses into the next matrix, stays.
+    """
+    format, (*leading, rows, columns) = _core._find_format(q.format), q.shape
+    count, length = count_elements(leading), 1 if format.block is None else format.block[1] or rows
+    units = 1 if q.global_scale is None else q.global_scale.numel()
+    if q.encoding.scale_layout != "linear" or length == 0 or rows % length or units not in (1, count):
+        return q
+    is_across = format.element.name in SUBBYTE  # whose parts lie transposed
+    parts = present(q)
+    for name in ("elements", "scales", "offsets"):
+        if name in parts and parts[name].dim() == 2:
+            lines = parts[name] if is_across else parts[name].mT
+            each = lines.expand(-1, count) if lines.shape[1] == 1 else lines  # one for a column of all matrices
+            parts[name] = each.unflatten(1, (count, -1)).transpose(0, 1).flatten(0, 1)
+    return turn(ScaledTensor(parts, str(replace(q.encoding, axis=-1)), (*leading, columns, rows), q.dtype))
 
 
 def laid_out_as(source: ScaledTensor, target: ScaledTensor) -> ScaledTensor:

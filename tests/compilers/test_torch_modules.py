@@ -3,6 +3,7 @@
 import copy
 import importlib
 import io
+import itertools
 
 import pytest
 
@@ -402,6 +403,39 @@ def test_a_checkpoint_of_the_command_line(tmp_path):
     dt.quantize_(made, "nvfp4", recipe=None, convention="compressed-tensors")
     ids = torch.arange(8)[None]
     assert torch.equal(other(ids), made(ids))
+
+
+def across(seed=0):
+    """Stacks of experts as gpt-oss and Llama-4 have them: (experts, in, out)."""
+    experts = torch.nn.Module()
+    experts.gate_up_proj = torch.nn.Parameter(values(3, 128, 256, seed=seed))
+    experts.down_proj = torch.nn.Parameter(values(3, 128, 128, seed=seed + 1))
+    return torch.nn.ModuleDict({"experts": experts})
+
+
+@pytest.mark.parametrize("format", sorted(dlfp4.formats()))
+def test_stacks_that_lie_across_from_files(tmp_path, format):
+    """dlfp4's own files have their blocks along columns, those of all experts one after the other."""
+    tensors = {name: x.detach() for name, x in across().named_parameters()}
+    checkpoints.save(tmp_path / "float.safetensors", tensors)
+    checkpoints.quantize_model(tmp_path / "float.safetensors", tmp_path / "small.safetensors", format)
+    whole = checkpoints.load(tmp_path / "small.safetensors")
+    parts = checkpoints.load(tmp_path / "small.safetensors", join=False)
+    parts = {name: part.view("uint8") if "float6" in part.dtype.name else part for name, part in parts.items()}
+    states = [
+        {name: dt.ScaledTensor.from_dlfp4(q) for name, q in whole.items()},
+        {name: part.to_torch() for name, part in parts.items()},
+    ]
+    for state, way in itertools.product(states, ({}, {"assign": True})):
+        made = dt.quantize_(across(seed=2), format)
+        made.load_state_dict(dict(state), **way)
+        for name, q in whole.items():
+            weight = made.get_parameter(name)
+            assert torch.equal(weight.dequantize(torch.float32), q.dequantize().to_torch()), name
+            if state is states[1] or not way:
+                x, ends = values(6, 128), torch.tensor([2, 2, 6])
+                assert weight.turned
+                assert F.grouped_mm(x, weight, offs=ends.int()).shape == (6, q.shape[2])
 
 
 def test_transposed_layers():
