@@ -437,7 +437,7 @@ cdef extern from "gpu/kernels.h" nogil:
         const float *weights
         int64_t tokens
         void *workspace
-    bint dlfp4_cuda_has_grouped(int, int)
+    int dlfp4_cuda_need_grouped(int, int)
     int64_t dlfp4_cuda_grouped_workspace(const dlfp4_cuda_product *, const dlfp4_cuda_routing *)
     int64_t dlfp4_cuda_grouped_matmul_bytes_workspace(const dlfp4_cuda_bytes_product *, const dlfp4_cuda_routing *)
     int dlfp4_cuda_multiply_grouped(int, uintptr_t, const dlfp4_cuda_product *, int, const dlfp4_cuda_routing *)

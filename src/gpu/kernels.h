@@ -209,8 +209,9 @@ typedef struct {
   void *workspace;      /* as many bytes as the functions below say, aligned to 16 */
 } dlfp4_cuda_routing;
 
-/* Whether a device's image has kernels for prepared weights of a format, or, with -1, for bytes. */
-int dlfp4_cuda_has_grouped(int device, int format);
+/* CUDA_ERROR_NO_BINARY_FOR_GPU where a device's image has no kernels for prepared weights of a format, or, with -1, for
+ * bytes. */
+int dlfp4_cuda_need_grouped(int device, int format);
 
 /* -1 where the product is refused for its extents. */
 int64_t dlfp4_cuda_grouped_workspace(const dlfp4_cuda_product *product, const dlfp4_cuda_routing *routing);

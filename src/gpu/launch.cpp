@@ -216,9 +216,10 @@ int launch(const DeviceKernel &kernel, int64_t blocks, void *params, uintptr_t s
   return launch_shape(kernel, {{blocks, 1}, kThreads, 0, 1}, params, stream);
 }
 
-int ptx_version(Image image) {
+int need_hopper_kernels(Image image) {
   const Current current = current_kernels(image);
-  return current.library ? loaded[image].services[current.device].ptx_version : 0;
+  if (!current.library) return current.status == kNotInitialized ? kNoBinary : current.status;
+  return loaded[image].services[current.device].ptx_version == 90 ? 0 : kNoBinary;
 }
 
 int set_word(void *place, uint32_t value, uintptr_t stream) {

@@ -52,9 +52,9 @@ struct Shape {
 };
 int launch_shape(const DeviceKernel &kernel, const Shape &shape, void *params, uintptr_t stream);
 
-// The architecture for which the current device's kernels of an image were compiled: 80 if they serve all GPUs, 0 where
-// there are none.
-int ptx_version(Image image);
+// A CUresult, of CUDA_ERROR_NO_BINARY_FOR_GPU where the current device has no kernels of an image for sm_90a: elsewhere
+// those that need it are empty.
+int need_hopper_kernels(Image image);
 
 // Of the current device, once it has kernels: how many, and the bytes that a block of threads may have if it
 // asks for them.

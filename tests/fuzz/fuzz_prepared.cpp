@@ -47,9 +47,7 @@ dlfp4_status run_there(Bytes *input, Must must, Call call) {
   const char *const failed = stand_in_failed();
   stand_in_fail(-1, 0);
   if (*failed) {
-    const bool is_known = strcmp(failed, "cuCtxGetDevice") != 0;  // which kernels serve the device
-    require(must != kMustTake || status == DLFP4_OK || status == DLFP4_E_CUDA + kFailure ||
-                (!is_known && status == DLFP4_E_CUDA_KERNELS),
+    require(must != kMustTake || status == DLFP4_OK || status == DLFP4_E_CUDA + kFailure,
             "a failure of the driver has another name");
     require(must != kMustRefuse || status != DLFP4_OK, "a call that has to be refused is taken");
     return status;

@@ -113,7 +113,10 @@ def _has_grouped(ScaledTensor w):
     """Whether a stack's CUDA device has kernels for experts of it: prepared, or of bytes."""
     cdef int device = w.data.dl.device.device_id
     load_kernels(device, DLFP4_CUDA_IMAGE_grouped)
-    return dlfp4_cuda_has_grouped(device, w.number if is_prepared(w) else -1)
+    cdef int status = dlfp4_cuda_need_grouped(device, w.number if is_prepared(w) else -1)
+    if status not in UNSERVED:
+        check_cuda(status, "looking for kernels by experts")
+    return status == 0
 
 
 cdef struct RoutedProduct:      # of prepared weights, or of bytes

@@ -226,9 +226,10 @@ using namespace dlfp4::cuda;
 
 extern "C" {
 
-int dlfp4_cuda_has_grouped(int device, int format) {
+int dlfp4_cuda_need_grouped(int device, int format) {
   const CurrentContext context(device);
-  return context.status() == 0 && (format < 0 || weight_kind(format) != kNoKind) && ptx_version(kImage) == 90;
+  if (context.status() != 0) return context.status();
+  return format >= 0 && weight_kind(format) == kNoKind ? kNoBinary : need_hopper_kernels(kImage);
 }
 
 int64_t dlfp4_cuda_grouped_workspace(const dlfp4_cuda_product *product, const dlfp4_cuda_routing *routing) {
@@ -246,7 +247,7 @@ int dlfp4_cuda_multiply_grouped(int device, uintptr_t stream, const dlfp4_cuda_p
   const CurrentContext context(device);
   if (context.status() != 0) return context.status();
   if (weight_kind(product->format) == kNoKind || product->x_scales) return refuse(DLFP4_E_OPTION);
-  if (ptx_version(kImage) != 90) return kNoBinary;
+  if (const int status = need_hopper_kernels(kImage)) return status;
   if (!can_count(product->rows, product->columns, product->stored_depth, *routing)) return refuse(DLFP4_E_SHAPE);
   if (product->columns == 0) return 0;
   return run_routed(work_of(*product), *routing, stream,
@@ -260,7 +261,7 @@ int dlfp4_cuda_multiply_grouped_bytes(int device, uintptr_t stream, const dlfp4_
   const bool has_both_scales = product->x.scales && product->w.scales;
   if (product->x.is_e5m2 || product->w.is_e5m2 || (byte_kind(*product) != kBytes && !has_both_scales))
     return refuse(DLFP4_E_OPTION);
-  if (ptx_version(kImage) != 90) return kNoBinary;
+  if (const int status = need_hopper_kernels(kImage)) return status;
   if (!can_count(product->rows, product->columns, product->depth, *routing)) return refuse(DLFP4_E_SHAPE);
   if (product->columns == 0) return 0;
   return run_routed(work_of(*product), *routing, stream,

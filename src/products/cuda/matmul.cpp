@@ -78,9 +78,6 @@ PrepareParams prepare_params(const dlfp4_blocks &w, int format, int64_t rows) {
 
 // --- Shapes ------------------------------------------------------------------------------------
 
-// Elsewhere the kernels of all tactics but "stream" are empty.
-bool has_hopper_kernels() { return ptx_version(kImage) == 90; }
-
 StreamParams stream_params(const ProductParams &product, int kind, int eights, Shape *shape) {
   const int64_t tiles = divide_up(product.columns, kTile), groups = divide_up(product.rows, 8 * eights);
   StreamParams p = {product, {}};
@@ -378,7 +375,9 @@ int dlfp4_cuda_find_tactics(int device, int format, int64_t rows, int64_t column
   const ProductShape shape = {weight_kind(format), rows, columns, depth};
   if (shape.kind == kNoKind) return refuse(DLFP4_E_OPTION);
   if (!can_count(rows, columns, depth)) return refuse(DLFP4_E_SHAPE);
-  *count = find_tactics(shape, multiprocessors(), has_hopper_kernels(), tactics, capacity);
+  const int status = need_hopper_kernels(kImage);
+  if (status != 0 && status != kNoBinary) return status;
+  *count = find_tactics(shape, multiprocessors(), status == 0, tactics, capacity);
   return 0;
 }
 
@@ -393,7 +392,7 @@ int dlfp4_cuda_find_bytes_tactics(int device, const dlfp4_cuda_bytes_product *pr
                                   int *count) {
   const CurrentContext context(device);
   if (context.status() != 0) return context.status();
-  if (!has_hopper_kernels()) return kNoBinary;
+  if (const int status = need_hopper_kernels(kImage)) return status;
   if (!can_count(product->rows, product->columns, product->depth)) return refuse(DLFP4_E_SHAPE);
   *count = find_tactics(shape_of(*product), multiprocessors(), true, tactics, capacity);
   return 0;
@@ -405,7 +404,7 @@ int dlfp4_cuda_multiply_bytes(int device, uintptr_t stream, const dlfp4_cuda_byt
   const bool has_x_scales = product->x.scales != nullptr, has_scales_of_w = product->w.scales != nullptr;
   if (!is_tactic(tactic, byte_kind(*product)) || (byte_kind(*product) != kBytes && !(has_x_scales && has_scales_of_w)))
     return refuse(DLFP4_E_OPTION);
-  if (!has_hopper_kernels()) return kNoBinary;
+  if (const int status = need_hopper_kernels(kImage)) return status;
   if (product->depth == 0 || !can_count(product->rows, product->columns, product->depth)) return refuse(DLFP4_E_SHAPE);
   if (product->rows * product->columns == 0) return 0;
   return multiply_bytes(*product, kTactics[tactic], stream);
@@ -416,7 +415,8 @@ int dlfp4_cuda_multiply(int device, uintptr_t stream, const dlfp4_cuda_product *
   if (context.status() != 0) return context.status();
   const int kind = weight_kind(product->format);
   if (kind == kNoKind || !is_tactic(tactic, kind)) return refuse(DLFP4_E_OPTION);
-  if (kTactics[tactic].family != kStream && !has_hopper_kernels()) return kNoBinary;
+  if (kTactics[tactic].family != kStream)
+    if (const int status = need_hopper_kernels(kImage)) return status;
   if (product->x_scales && dlfp4_cuda_reads_codes(product->format, product->depth, tactic) == 0)
     return refuse(DLFP4_E_OPTION);
   if (product->depth == 0 || !can_count(product->rows, product->columns, product->stored_depth))
