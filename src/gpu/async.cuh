@@ -199,8 +199,12 @@ __device__ inline void wait_for(uint32_t barrier, uint32_t phase) {
       : "memory");
 }
 
+__device__ inline void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ inline void wait_for_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
 __device__ inline void sync_cluster() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+  arrive_at_cluster();
+  wait_for_cluster();
 }
 
 // Synchronises all threads of a block but the producer's.
@@ -218,6 +222,11 @@ __device__ inline uint32_t address_at_rank(uint32_t address, uint32_t rank) {
   uint32_t there;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
   return there;
+}
+
+// The larger of two numbers, in the memory of a block of the cluster.
+__device__ inline void raise_in_cluster(uint32_t address, uint32_t value) {
+  asm volatile("red.shared::cluster.max.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
 
 __device__ inline float4 load_from_cluster(uint32_t address) {

@@ -59,8 +59,8 @@ def test_rows(name, recipe, shape, source):
     assert_like_the_host(uneven(shape, source), name, recipe=recipe)
 
 
-# Parts of tiles; rows that one thread takes, and more; columns that no sixteen divides.
-ACROSS = [(16, 16), (64, 144), (160, 2048), (4112, 272), (128, 24)]
+# Parts of tiles; rows that a block of threads holds, or a cluster, and more than that; columns that no sixteen divides.
+ACROSS = [(16, 16), (64, 144), (160, 2048), (1040, 96), (4112, 272), (14464, 48), (128, 24)]
 
 
 @pytest.mark.parametrize("source", SOURCES)

@@ -28,6 +28,7 @@ enum BlockOperation {
   kQuantizeChoosingTile,
   kQuantizeTileOfLines,
   kQuantizeColumns,
+  kQuantizeHeldColumns,
   kDequantizeRows,
   kDequantizeTile,
   kDequantizeAcross,

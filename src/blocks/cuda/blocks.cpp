@@ -298,6 +298,41 @@ int quantize_columns(DeviceKernel kernel, const Pass &columns, const Pass *rows,
 
 // --- Lines that have scales of their own ---------------------------------------------------------
 
+constexpr FormatKernels kHeldColumns([](int format, int source) {
+  return find_quantizer(kQuantizeHeldColumns, dlfp4_formats[format], source);
+});
+
+// How a cluster holds columns: how many blocks it has, of how many tiles and threads; none where there is no room.
+struct Holding {
+  int cluster, tiles, threads;
+};
+
+// Two blocks of threads have room on a multiprocessor where columns are short: one loads while the other works.
+Holding holding_of(int64_t rows, int item) {
+  constexpr int kTilesAtEase = 4;
+  const int64_t tiles = divide_up(rows, kTileRows), room = most_shared_memory();
+  int64_t cluster = 1;
+  while (cluster < kMostHolders && tiles > cluster * kTilesAtEase) cluster *= 2;
+  const int64_t of_block = divide_up(tiles, cluster), bytes = held_bytes(of_block);
+  if (bytes > room) return {};
+  const int64_t threads = 2 * bytes <= room ? kMostHoldingThreads / 2 : kMostHoldingThreads;
+  return {static_cast<int>(cluster), static_cast<int>(of_block),
+          static_cast<int>(least(threads, of_block * team_of_tile(item)))};
+}
+
+// Reads columns once. A CUresult, of CUDA_ERROR_NO_BINARY_FOR_GPU where no cluster can hold them.
+int quantize_held(const Pass &pass, const Quantization &of) {
+  const DeviceKernel kernel = kHeldColumns[of.format.number][pass.x.source];
+  const QuantizeParams &p = pass.params;
+  const Holding by = holding_of(p.stored, pass.x.item);
+  if (kernel == kNoKernel || by.threads == 0 || !has_tiles(p.lines, p.stored)) return kNoBinary;
+  if (const int status = need_hopper_kernels(kImage_blocks)) return status;
+  HeldParams params = {p, encode_params(of.format.row->element, {DLFP4_NEAREST_EVEN, true}), by.cluster, by.tiles};
+  const int64_t blocks = divide_up(p.lines, held_columns(pass.x.item)) * by.cluster;
+  const int bytes = static_cast<int>(held_bytes(by.tiles));
+  return launch_shape(kernel, {{blocks, 1}, by.threads, bytes, by.cluster}, &params, of.stream);
+}
+
 // Largest magnitudes of columns, by the kind of scales.
 constexpr KernelTable<DLFP4_LARGEST + 1, kNumSources> kLargestOfColumns([](int kind, int source) {
   return find_kernel(KernelKey(kFindLargestOfEachColumn, kSourceRows[source], kAnything, kAnything, kind));
@@ -343,15 +378,20 @@ bool serves_whole_columns(DeviceKernel kernel, const Pass &pass) {
 }
 
 int quantize_whole_columns(DeviceKernel kernel, const Pass &pass, const Quantization &of) {
+  int status = quantize_held(pass, of);
+  if (status != kNoBinary) return status;
   const QuantizeRowsParams params = {pass.params, encode_params(of.format.row->element, {DLFP4_NEAREST_EVEN, true})};
   const QuantizeParams &p = params.quantize;
-  int status = find_largest_of_each_column(pass, DLFP4_LARGEST, p.scales, of.stream);
+  status = find_largest_of_each_column(pass, DLFP4_LARGEST, p.scales, of.stream);
   if (!status) status = run(kernel, threads_of_columns(p), params, of.stream);
   return status ? status : run(kKernel_column_scales, p.lines, p, of.stream);
 }
 
 int quantize_columns_of_lines(DeviceKernel kernel, const Pass &pass, const Quantization &of) {
-  int status = find_line_scales(pass, of);
+  const bool finds = pass.params.decodes && pass.params.finds_decodes;
+  int status = finds ? quantize_held(pass, of) : kNoBinary;
+  if (status != kNoBinary) return status;
+  status = find_line_scales(pass, of);
   if (!status) status = quantize_columns(kernel, pass, nullptr, of);
   return status ? status : finish_line_scales(pass.params, of);
 }

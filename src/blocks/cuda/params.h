@@ -12,8 +12,8 @@ namespace dlfp4 {
 namespace cuda {
 
 // What a block of threads takes that works along columns, or turns rows into columns.
-constexpr int kTileRows = 128, kTileColumns = 128;
-DLFP4_RULE int strip_columns(int item) { return 256 / item; }  // 256 bytes of a row
+constexpr int kTileRows = 128, kTileColumns = 128, kBoxBytes = 128;  // the last of a row of a box
+DLFP4_RULE int strip_columns(int item) { return 256 / item; }        // 256 bytes of a row
 constexpr int kAcrossLength = 32;     // of columns of bytes, the elements that share a scale, or more of them
 constexpr int kSquaresColumns = 128;  // of squares along rows: those of 16 of a warp, larger ones of a block of threads
 constexpr int kColumnsOfThread = 4;   // of columns of bytes that were rotated, those of a thread
@@ -21,6 +21,12 @@ constexpr int kColumnsOfThread = 4;   // of columns of bytes that were rotated, 
 // Of columns that have a scale each: a block of threads has steps side by side, whose rows its warps share out.
 constexpr int kRowsOfThread = 32, kRowsOfBlock = kRowsOfThread * (kThreads / kWarpSize);
 constexpr int kColumnsOfBlock = kStep * kWarpSize;
+
+// The same where clusters hold all of a column: tiles of a box each, behind what a strip's threads share.
+constexpr int kHeldBytes = 1024, kMostHoldingThreads = 1024, kMostHolders = 8;
+DLFP4_RULE int held_columns(int item) { return kBoxBytes / item; }
+DLFP4_RULE int team_of_tile(int item) { return held_columns(item) / 2 * (kTileRows / kStep); }
+DLFP4_RULE int64_t held_bytes(int64_t tiles) { return kHeldBytes + tiles * kTileRows * kBoxBytes; }
 
 // Shared memory: for what a tile's threads share of a rule, then for its floats, then for codes of a byte.
 constexpr int kTileRuleBytes = 1024;
@@ -75,6 +81,13 @@ struct QuantizeParams {
 struct QuantizeRowsParams {
   QuantizeParams quantize;
   EncodeParams encode;
+};
+
+// A cluster of so many blocks of threads, each with so many tiles.
+struct HeldParams {
+  QuantizeParams quantize;
+  EncodeParams encode;
+  int cluster, tiles;
 };
 
 // Blocks along rows of row-major memory, along its columns, or both: `data` is null of what is not asked for.

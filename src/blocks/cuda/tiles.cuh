@@ -17,7 +17,7 @@ namespace cuda {
 // their chunks of 16 bytes are swizzled by the segment and the box: lanes that read columns of several segments, or
 // neighbours in a row, meet in no bank. Where the lanes of one segment take several chunks, segments that are read
 // together lie as far apart.
-constexpr int kSegments = kTileRows / kStep, kBoxBytes = 128, kRowPitch = kSegments * kBoxBytes;
+constexpr int kSegments = kTileRows / kStep, kRowPitch = kSegments * kBoxBytes;
 
 static_assert(kBoxBytes == 16 * kSegments, "a swizzle that stays in the box: as many chunks as segments");
 
@@ -33,10 +33,11 @@ __device__ inline uint32_t place_in_tile(uint32_t row, uint32_t column) {
   return box * (kTileRows * kBoxBytes) + row % kStep * kRowPitch + place * kBoxBytes + chunk * 16 + byte % 16;
 }
 
-// A thread's share of rows of `InRow` chunks each: those of one segment that are `kApart` apart.
-template <int InRow>
+// A thread's share of rows of `InRow` chunks each, of which `Threads` have a tile: those of one segment that are
+// `kApart` apart.
+template <int InRow, int Threads = kThreads>
 struct Share {
-  static constexpr int kApart = kThreads / InRow / kSegments, kRows = kStep / kApart;
+  static constexpr int kApart = Threads / InRow / kSegments, kRows = kStep / kApart;
   uint32_t chunk = threadIdx.x % InRow;
   uint32_t row = threadIdx.x / InRow % kSegments * kStep + threadIdx.x / (InRow * kSegments) % kApart;
 };
@@ -47,9 +48,9 @@ struct Unit {
 };
 
 template <int Lanes>
-__device__ inline Unit unit_of_thread() {
+__device__ inline Unit unit_of_thread(int thread = threadIdx.x) {
   constexpr int kOfWarp = 32 / Lanes, kWarpsAbove = kSegments / kOfWarp;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int warp = thread / 32, lane = thread % 32;
   return {(warp % kWarpsAbove * kOfWarp + lane / Lanes) * kStep, (warp / kWarpsAbove * Lanes + lane % Lanes) * 2};
 }
 
