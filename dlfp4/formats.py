@@ -176,8 +176,8 @@ class Recipe:
         block of zeros or one that rounds to zero. Default: 0.
     scale_dtype : {"float32", "bfloat16", "float16", "float8_e8m0fnu"}, optional
         Formats with float32 scales: the type in which the scales are stored, exactly. Those of 16 bits are rounded to
-        it, to nearest even, before elements are divided by them; "float8_e8m0fnu" needs ``pow2=True``, which is the
-        default of blocks. Default: "float32".
+        it, to nearest even but never to zero, before elements are scaled by them; "float8_e8m0fnu" needs
+        ``pow2=True``, which is the default of blocks. Default: "float32".
     global_scale_per : {"tensor", "row", "matrix"}
         NVFP4: one global scale for the tensor, ``()``; one for each line along which blocks run, ``(M,)``, as
         TransformerEngine's ``row_scaled_nvfp4``; or one for each matrix of a stack ``(E, N, K)``, ``(E,)``, such as

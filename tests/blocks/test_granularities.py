@@ -79,6 +79,21 @@ def test_they_are_what_their_float32_ones_are(name, scale_dtype):
         dlfp4.quantize(x, name, recipe=recipe, out=wide)
 
 
+@pytest.mark.parametrize(
+    ("scale_dtype", "least"), [("float32", 2.0**-149), ("bfloat16", 2.0**-133), ("float16", 2.0**-24)]
+)
+@pytest.mark.parametrize("name", FP8)
+def test_scales_of_what_is_tiny_are_never_zero(name, scale_dtype, least):
+    """Zeros under a scale of zero would be NaN."""
+    x = np.zeros((2, 128), F)
+    x[:, 0] = 1e-44
+    q = dlfp4.quantize(x, name, recipe=dlfp4.Recipe(divide=True, scale_dtype=scale_dtype))
+    assert (native_cast(q.scales.to_numpy(), "float32") == F(least)).all()
+    values = q.dequantize().to_numpy()
+    assert not values[:, 1:].any()
+    assert (np.abs(values[:, 0] - x[:, 0]) <= 448 * least).all()
+
+
 @pytest.mark.parametrize("scale_dtype", NARROW)
 def test_files_keep_the_type(scale_dtype, tmp_path):
     recipe, _ = narrow("fp8_128x128", scale_dtype)
