@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +12,8 @@ from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from threading import Thread
 from typing import Any
 
 import dlfp4
@@ -67,9 +69,22 @@ def workers(jobs: int) -> Iterator[Executor | None]:
         yield None
         return
     threads = max(1, dlfp4.get_num_threads() // jobs)
-    context = get_context("spawn")
-    with ProcessPoolExecutor(jobs, context, initializer=dlfp4.set_num_threads, initargs=(threads,)) as executor:
+    with ProcessPoolExecutor(jobs, get_context("spawn"), initializer=prepare_worker, initargs=(threads,)) as executor:
         yield executor
+
+
+def prepare_worker(threads: int) -> None:
+    """Give a process its share of the cores, and end it with the command: executors leave theirs waiting for ever where
+    the command is killed.
+    """
+    dlfp4.set_num_threads(threads)
+    Thread(target=end_with, args=(parent_process(),), daemon=True).start()
+
+
+def end_with(command: Any) -> None:
+    """Wait for a process to end, and end this one, in the middle of its work as well."""
+    command.join()
+    os._exit(1)
 
 
 def count(outcomes: Sequence[Outcome]) -> str:

@@ -623,6 +623,28 @@ def test_files_at_once(model, target, tmp_path):
     assert contents(target) == contents(tmp_path / "alone")
 
 
+KILLED = """
+import os, sys, time
+from dlfp4.checkpoints import commands
+
+if __name__ == "__main__":
+    with commands.workers(2) as executor:
+        executor.submit(abs, -1).result()  # a worker is there
+        executor.submit(time.sleep, 600)
+        os.kill(os.getpid(), int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_workers_end_with_a_killed_command(tmp_path, number):
+    program = tmp_path / "program.py"
+    program.write_text(KILLED)
+    command = [sys.executable, "-P", program, str(int(number))]
+    # The pipes end once nobody holds them.
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
+    assert done.returncode == -number, done.stderr
+
+
 def test_command_line(model, target):
     done = run(model, "-o", target, "--format", "nvfp4", "--convention", "compressed-tensors")
     assert done.returncode == 0, done.stderr
