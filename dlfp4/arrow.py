@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from dlfp4 import ScaledTensor, Tensor, asarray, cast, empty
+from dlfp4._core import _in_shape_of
 from dlfp4.extents import count_elements
 
 _NAME = "dlfp4.scaled_tensor"
@@ -177,7 +178,8 @@ def _tensor_of(described: dict[str, Any], parts: dict[str, Any]) -> ScaledTensor
     if missing := {"data", "scales"} - parts.keys():
         raise ValueError(f"{_NAME} without its {' and '.join(sorted(missing))}: the array is damaged")
     try:
-        return ScaledTensor.from_parts(parts.pop("data"), parts.pop("scales"), **parts, **described)
+        q = ScaledTensor.from_parts(parts.pop("data"), parts.pop("scales"), **parts, **described)
+        return _in_shape_of(q, parts.get("global_scale"))
     except TypeError as error:  # a null where a number has to be
         raise ValueError(f"{_NAME}: {error}") from error
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dlfp4 import ScaledTensor, Tensor, asarray
-from dlfp4._core import _find_format, _parse_dtype, _refuse_turned
+from dlfp4._core import _find_format, _in_shape_of, _parse_dtype, _refuse_turned
 from dlfp4.checkpoints.conventions import Spelling, merge, own_tensors
 from dlfp4.checkpoints.safetensors import is_sizes
 from dlfp4.formats import offset_parts
@@ -144,12 +144,13 @@ def rebuild(name: str, fields: Any, parts: dict[str, Tensor]) -> ScaledTensor:
         if part not in parts:
             raise ValueError(f"{name} is described with {kind}, but its part {part} is not there")
     try:
-        decode = parts.pop(unit, None) if _find_format(fields["format"]).has_global_scale else None
+        stored = parts.pop(unit, None) if _find_format(fields["format"]).has_global_scale else None
         described = fields | {"shape": tuple(fields["shape"])}
         described |= {kind: read_offsets(parts.pop(part), fields[kind]) for kind, part in offsets.items()}
+        decode = stored
         if "encode_scale" in fields:
             decode, described["encode_scale"] = None, parse_scale(fields["encode_scale"])
-        return ScaledTensor.from_parts(parts[data], parts.pop(scales), decode, **described)
+        return _in_shape_of(ScaledTensor.from_parts(parts[data], parts.pop(scales), decode, **described), stored)
     except (TypeError, ValueError, OverflowError, BufferError) as error:
         raise ValueError(f"{name} is not what the metadata says: {error}") from error
 

@@ -264,7 +264,7 @@ def test_stochastic_draws_go_by_the_place_in_the_stack():
 
 @pytest.mark.parametrize("recipe", [ROWS, MATRICES], ids=["row", "matrix"])
 def test_protos_pickles_files(recipe, tmp_path):
-    for shape in ((3, 16, 64), (1, 1, 16)):
+    for shape in ((3, 16, 64), (1, 1, 16)):  # of one row, and of one matrix, the global scale is (1,)
         x = make("lognormal", shape)
         q = dlfp4.quantize(x, "nvfp4", recipe=recipe)
         proto = dlfp4.TensorProto.of(q)
@@ -274,7 +274,7 @@ def test_protos_pickles_files(recipe, tmp_path):
         assert parts(proto.unflatten(proto.flatten(q))) == parts(q)
         assert parts(pickle.loads(pickle.dumps(q))) == parts(q)
         checkpoints.save(tmp_path / "w.safetensors", {"w": q})
-        assert same(checkpoints.load(tmp_path / "w.safetensors")["w"], q)
+        assert parts(checkpoints.load(tmp_path / "w.safetensors")["w"]) == parts(q)
     x = make("normal", (3, 16, 64))
     with pytest.raises(ValueError, match="global scale has shape"):
         dlfp4.quantize(x, "nvfp4", out=dlfp4.quantize(x, "nvfp4", recipe=recipe))

@@ -22,6 +22,7 @@ def tensors():
         yield from dlfp4.quantize(X, name, axis=(-1, -2))
     yield dlfp4.quantize(X[:, :3, :50], "mxfp4", pad=True, scale_layout="aiter", recipe="rocm")
     yield dlfp4.quantize(X, "nvfp4", recipe=dlfp4.Recipe(global_scale_per="matrix"))
+    yield dlfp4.quantize(X[0, :1], "nvfp4", recipe=dlfp4.Recipe(global_scale_per="row"))  # whose shape is (1,)
     yield dlfp4.quantize(X, "mxfp4", hadamard=7)
     yield dlfp4.quantize(X[0], "mxfp8_e4m3").mT  # strided parts
     yield dlfp4.quantize(X[0], "nvfp4")[:, :64]

@@ -82,12 +82,20 @@ def _restore_scaled(data, scales, global_scale, format, axis, scale_layout, shap
     cdef bint are_biases = beside is not None and is_float(beside.row)
     cdef ScaledTensor self = assemble(data, scales, global_scale, _find_format(format), axis, scale_layout, shape,
                                       beside, are_biases)
-    if self.global_scale is not None and self.global_scale.dl.ndim == 0 and getattr(global_scale, "ndim", 0):
-        self = make_scaled(self.data, self.scales, reshape_tensor(self.global_scale, (1,)), self.format, axis,
-                           scale_layout, self.shape, 0, None)
+    self = _in_shape_of(self, global_scale)
     if encode_scale is not None:
         self.encode_scale = checked_encode_scale(self, encode_scale)
     return with_rotation(self, parse_hadamard(hadamard))
+
+
+def _in_shape_of(ScaledTensor self, global_scale):
+    """The tensor with its global scale as it was stored: one number of one row, or of one matrix of a stack, stays
+    (1,), where it would be () of a whole tensor."""
+    if self.global_scale is None or self.global_scale.dl.ndim or not getattr(global_scale, "ndim", 0):
+        return self
+    return as_encoded(self, make_scaled(
+        self.data, self.scales, reshape_tensor(self.global_scale, (1,)), self.format, self.axis, self.scale_layout,
+        self.shape, self.rotation, self.offsets))
 
 
 cdef Tensor checked_encode_scale(ScaledTensor self, encode_scale):
