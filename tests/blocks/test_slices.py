@@ -278,3 +278,24 @@ def test_nothing_is_a_tensor_too(name, axis):
         again = pickle.loads(pickle.dumps(part))
         assert (again.shape, again.scales.shape) == (part.shape, part.scales.shape)
         assert dlfp4.TensorProto.of(part).allocate().scales.shape == part.scales.shape
+
+
+@pytest.mark.parametrize("axis", [-1, -2])
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_has_whole_blocks(name, axis):
+    """What is empty may be cut within a block, and has the memory that such a tensor has."""
+    q = quantized(name, NORMAL[0, :130, :130], axis, pad=True)
+    for key in (np.s_[5:5, 3:7], np.s_[3:7, 5:5], np.s_[:0, 1:130], np.s_[1:130, :0]):
+        part = q[key]
+        made = dlfp4.TensorProto.of(part).allocate()
+        again = pickle.loads(pickle.dumps(part))
+        for each in (made, again):
+            assert (each.shape, each.data.shape, each.scales.shape) == (part.shape, part.data.shape, part.scales.shape)
+
+
+@pytest.mark.parametrize("axis", [-1, -2])
+def test_nothing_was_transformed(axis):
+    q = dlfp4.quantize(NORMAL[0], "fp8_row", axis=axis, hadamard=7)
+    for key in (np.s_[5:5, 3:7], np.s_[3:7, 5:5]):
+        again = pickle.loads(pickle.dumps(q[key]))
+        assert (again.shape, again.hadamard) == (q[key].shape, q.hadamard)

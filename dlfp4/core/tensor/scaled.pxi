@@ -474,7 +474,8 @@ def _refuse_turned(ScaledTensor self):
 cdef ScaledTensor with_rotation(ScaledTensor self, uint32_t rotation):
     """A tensor that nobody has seen, as one that was transformed."""
     self.rotation = rotation
-    check_rotated(self)
+    if self.data.size_:   # slices that hold nothing may be cut anywhere
+        check_rotated(self)
     return self
 
 

@@ -23,8 +23,7 @@ cdef ScaledTensor slice_scaled(ScaledTensor self, key):
         return slice_scaled(restore(self, None), key) if 0 in kept else slice_prepared(self, rows, columns, kept)
     set_borders(self, &rows, &columns)
     if 0 in kept:
-        rows.first, rows.last = 0, rows.last - rows.first
-        columns.first, columns.last = 0, columns.last - columns.first
+        empty_borders(self, &rows, &columns)
     else:
         check_borders(self, &rows, "rows")
         check_borders(self, &columns, "columns")
@@ -113,6 +112,16 @@ cdef int set_borders(ScaledTensor self, Cut *rows, Cut *columns) except -1:
     along.step = row.length if row.length else 2 if is_subbyte(self.data.row) else 1
     if self.rotation and along.step < ROTATED_LENGTH:
         along.step = ROTATED_LENGTH
+    return 0
+
+
+cdef int empty_borders(ScaledTensor self, Cut *rows, Cut *columns) except -1:
+    """Where to cut an empty tensor, whose lines are as long as those of others: blocks are completed."""
+    cdef Cut *along = columns if self.axis == -1 else rows
+    rows.first, rows.last = 0, rows.last - rows.first
+    columns.first, columns.last = 0, columns.last - columns.first
+    if not may_be_short(self.format):
+        along.last = min(along.extent, round_up(along.last, step_of(self.format)))
     return 0
 
 
