@@ -344,7 +344,7 @@ def make(elements: Tensor, scales: Tensor, unit: Tensor | None, format: Format, 
     global_scale: dict[str, Any] = {"encode_scale": unit} if spelling.encodes else {"global_scale": unit}
     return ScaledTensor.from_parts(
         elements,
-        as_stored(scales, format),
+        as_stored(scales, format, elements.ndim),
         format=format,
         scale_layout=spelling.scale_layout,
         shape=elements.shape,
@@ -391,8 +391,10 @@ def fits(scales: Tensor, format: Format, shape: tuple[int, ...], spelling: Spell
     if scales.dtype.name not in containers:
         return False
     expected = scales_shape(format, shape)
-    if spelling.scale_layout == "128x4" and expected is not None and len(shape) == 2:
-        tiles = -(-expected[0] // 128), -(-expected[1] // 4)
+    if (
+        spelling.scale_layout == "128x4" and expected is not None and scales.ndim == 2
+    ):  # a stack's rows are one matrix's
+        tiles = -(-count_elements(expected[:-1]) // 128), -(-expected[-1] // 4)
         return scales.shape in ((tiles[0] * 128, tiles[1] * 4), (tiles[0] * 32, tiles[1] * 16))  # the same bytes
     if format.scales_lines and expected is not None and scales.shape == expected[:-1]:
         return True
@@ -409,10 +411,10 @@ def scales_shape(format: Format, shape: tuple[int, ...]) -> tuple[int, ...] | No
     return (*shape[:-2], -(-shape[-2] // lines), -(-shape[-1] // length))
 
 
-def as_stored(scales: Tensor, format: Format) -> Tensor:
-    """Scales of a type that the format has."""
+def as_stored(scales: Tensor, format: Format, ndim: int) -> Tensor:
+    """Scales of a type that the format has, beside data of so many dimensions."""
     scales = scales.view("float8_e8m0fnu") if format.kind == "largest" and scales.dtype.name == "uint8" else scales
-    return scales.reshape((*scales.shape, 1)) if format.scales_lines and scales.shape[-1:] != (1,) else scales
+    return scales.reshape((*scales.shape, 1)) if format.scales_lines and scales.ndim < ndim else scales
 
 
 # ---- What came back without its scales
@@ -620,7 +622,8 @@ def stored_scales(name: str, q: ScaledTensor, spelling: Spelling, shape: tuple[i
         return q.scales.reshape(spelling.one)
     scales = q.with_scale_layout(spelling.scale_layout).scales
     if spelling.scale_layout == "linear":
-        scales = scales.reshape(shape[:-1] if q.format.scales_lines and spelling.flat_rows else shape)
+        is_flat = q.format.scales_lines and spelling.flat_rows and shape[-1] == 1  # without columns there is no scale
+        scales = scales.reshape(shape[:-1] if is_flat else shape)
     if q.format.scale.itemsize == 1:
         scales = scales.view(spelling.scale_words or ("uint8" if q.format.kind == "power" else q.format.scale))
     elif spelling.scale_words:

@@ -60,7 +60,7 @@ def on_host(x: Tensor) -> Array:
 
 def unpacked(octets: Array) -> Array:
     """The two codes of each byte, the low one first."""
-    codes: Array = np.stack((octets & 15, octets >> 4), -1).reshape((*octets.shape[:-1], -1))
+    codes: Array = np.stack((octets & 15, octets >> 4), -1).reshape((*octets.shape[:-1], octets.shape[-1] * 2))
     return codes
 
 
@@ -111,7 +111,7 @@ def octets_of(q: ScaledTensor) -> Array:
     octets = on_host(q.data.view("uint8"))
     if q.format.element.name == "int4":
         octets = octets ^ np.uint8(BOTH)
-    return octets.reshape((*q.shape[:-1], -1))
+    return octets.reshape((*q.shape[:-1], octets.shape[-1]))
 
 
 def of_groups(q: ScaledTensor, part: Tensor) -> Array:
@@ -255,14 +255,14 @@ def read_awq(parts: Found) -> ScaledTensor | None:
 
 def from_awq(words: Array) -> Array:
     """Codes in order."""
-    stored = unpacked(bytes_of(words)).reshape((len(words), -1, IN_WORD))
-    codes: Array = stored[..., np.argsort(ORDER)].reshape((len(words), -1))
+    stored = unpacked(bytes_of(words)).reshape((*words.shape, IN_WORD))
+    codes: Array = stored[..., np.argsort(ORDER)].reshape((len(words), words.shape[1] * IN_WORD))
     return codes
 
 
 def to_awq(codes: Array) -> Array:
     """The inverse."""
-    stored = codes.reshape((len(codes), -1, IN_WORD))[..., list(ORDER)]
+    stored = codes.reshape((len(codes), codes.shape[1] // IN_WORD, IN_WORD))[..., list(ORDER)]
     return words_of(packed(stored.reshape(codes.shape)))
 
 

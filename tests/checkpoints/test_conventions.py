@@ -558,3 +558,26 @@ def test_a_mark_of_comfyui_does_not_outlive_its_parts(tmp_path, format, conventi
     assert before.keys() == after.keys()
     for name, part in before.items():
         assert part.to_numpy().tobytes() == after[name].to_numpy().tobytes()
+
+
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp8_e4m3"])
+@pytest.mark.parametrize("shape", [(2, 128, 64), (3, 5, 64), (1, 1, 128), (2, 2, 16, 32)])
+def test_stacks_of_comfyui(generator, format, shape):
+    """The scales of a stack are tiled as those of one matrix."""
+    q = dlfp4.quantize(generator.normal(size=shape).astype(np.float32), format)
+    (joined,) = join_parts(split_parts({"up.weight": q}, "comfyui")).values()
+    assert joined.shape == shape
+    np.testing.assert_array_equal(joined.dequantize().to_numpy(), q.dequantize().to_numpy())
+
+
+@pytest.mark.parametrize("shape", [(32, 0), (0, 128), (0, 0)])
+@pytest.mark.parametrize("convention", CONVENTIONS)
+def test_matrices_without_elements(convention, shape):
+    """They come back, or stay the parts that they are."""
+    formats = {format for spelling in SPELLINGS if spelling.convention == convention for format in spelling.formats}
+    for format in sorted(formats):
+        parts = split_parts({"up.weight": dlfp4.quantize(np.zeros(shape, np.float32), format)}, convention)
+        joined = join_parts(parts)
+        quantized = [x.shape for x in joined.values() if isinstance(x, dlfp4.ScaledTensor)]
+        # Without rows AWQ's parts look like GPTQ's.
+        assert quantized == [shape] or joined.keys() == parts.keys() or convention == "awq"
