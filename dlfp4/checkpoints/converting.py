@@ -171,9 +171,9 @@ def plan(shards: Sequence[Shard], place: Path, convention: str, *, whole: bool) 
         members[place_of(name, shards)].append(name)
     jobs = []
     for number, (shard, names) in enumerate(zip(shards, members, strict=True)):
-        alone = joining.joined([shard], seen)
-        complete = alone == {name: tensors[name] for name in names}
-        others = () if complete else tuple(each.path for each in (*shards[:number], *shards[number + 1 :]))
+        others = tuple(each.path for each in (*shards[:number], *shards[number + 1 :]))
+        if others and joining.joined([shard], seen) == {name: tensors[name] for name in names}:
+            others = ()
         target = place / Path(shard.path).name if whole else place
         own_scales = {name: scales[name] for name in names if name in scales}
         jobs.append(Job(shard.path, str(target), tuple(names), others, convention, changes, own_scales))
