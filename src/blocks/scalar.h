@@ -9,6 +9,7 @@
 #include "kernels.h"
 #include "rules/hadamard.h"
 #include "rules/numerics.h"
+#include "rules/operand.h"
 #include "rules/scaling.h"
 
 namespace dlfp4 {
@@ -241,23 +242,12 @@ float decode_element(uint64_t code) {
       static_cast<uint32_t>(convert(kTypes[Row], kTypes[DLFP4_float32], code, kNearestSaturating, {0, 0, 0})));
 }
 
-// The code of element `index` of a packed run; bits beyond are not read.
-template <int Row>
-uint64_t unpack_one(const uint8_t *src, int64_t index) {
-  constexpr int kBits = kTypes[Row].bits;
-  const int64_t bit = index * kBits;
-  const int shift = static_cast<int>(bit % 8);
-  uint64_t word = 0;
-  memcpy(&word, src + bit / 8, shift + kBits > 8 ? 2 : 1);
-  return word >> shift & low_bits(kBits);
-}
-
 template <int Src, int Dst>
 void decode_blocks(const uint8_t *src, int64_t count, int64_t block, const float *scales, uint8_t *dst) {
   int64_t last = block;
   for (int64_t i = 0; i < count; ++i) {
     if (i == last) ++scales, last += block;
-    store_float<Dst>(dst, i, decoded(decode_element<Src>(unpack_one<Src>(src, i)), *scales));
+    store_float<Dst>(dst, i, decoded(decode_element<Src>(packed_code(src, i, kTypes[Src].bits)), *scales));
   }
 }
 
@@ -274,7 +264,7 @@ template <int Src, int Dst>
 void decode_affine(const uint8_t *src, int64_t count, int64_t block, const Affine &by, uint8_t *dst) {
   for (int64_t i = 0; i < count; ++i) {
     const int64_t b = i / block;
-    const float element = decode_element<Src>(unpack_one<Src>(src, i));
+    const float element = decode_element<Src>(packed_code(src, i, kTypes[Src].bits));
     store_float<Dst>(dst, i, decoded_with(element, by.scales[b], offset_at(by, b)));
   }
 }

@@ -24,14 +24,7 @@ int64_t element_at(const Reader &reader, int64_t line, int64_t position) {
 int bits_in_memory(const Reader &reader) { return spacing({static_cast<uint8_t>(reader.row), reader.packed}); }
 
 void gather_packed(const uint8_t *data, int64_t first, int64_t step, int bits, int64_t count, uint8_t *codes) {
-  const unsigned mask = (1u << bits) - 1;
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t bit = (first + i * step) * bits;
-    const int shift = static_cast<int>(bit & 7);
-    unsigned word = data[bit >> 3];
-    if (shift + bits > 8) word |= static_cast<unsigned>(data[(bit >> 3) + 1]) << 8;
-    codes[i] = static_cast<uint8_t>(word >> shift & mask);
-  }
+  for (int64_t i = 0; i < count; ++i) codes[i] = packed_code(data, first + i * step, bits);
 }
 
 // Elements that lie in order to those of another type, or to one a byte.

@@ -49,7 +49,7 @@ double value_at(const uint8_t *src, int64_t index) {
     return load_float<Row>(src, index);
   } else {
     static constexpr FloatTable<Row> kTable = make_float_table<Row>();
-    return float_of(kTable.bits[unpack_one<Row>(src, index)]);
+    return float_of(kTable.bits[packed_code(src, index, kTypes[Row].bits)]);
   }
 }
 
@@ -58,11 +58,11 @@ double value_at(const uint8_t *src, int64_t index) {
 template <int Row, bool kPacked>
 int64_t sum_integers(const uint8_t *a, const uint8_t *b, int64_t count) {
   static constexpr IntegerTable<Row> kTable = make_integer_table<Row>();
-  constexpr int kMask = (1 << kTypes[Row].bits) - 1;
+  constexpr int kBits = kTypes[Row].bits, kMask = (1 << kBits) - 1;
   int64_t sum = 0;
   for (int64_t i = 0; i < count; ++i) {
     if constexpr (kPacked)
-      sum += int64_t{kTable.value[unpack_one<Row>(a, i)]} * kTable.value[unpack_one<Row>(b, i)];
+      sum += int64_t{kTable.value[packed_code(a, i, kBits)]} * kTable.value[packed_code(b, i, kBits)];
     else
       sum += int64_t{kTable.value[a[i] & kMask]} * kTable.value[b[i] & kMask];
   }

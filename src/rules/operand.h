@@ -41,6 +41,16 @@ inline bool is_rounding(const dlfp4_rounding &field) {
   return number_of(field) >= DLFP4_NEAREST_EVEN && number_of(field) <= DLFP4_STOCHASTIC;
 }
 
+// A code of at most a byte among packed ones, at any bit: a second byte is read only where it spills into that.
+static inline uint8_t packed_code(const uint8_t *data, int64_t element, int bits) {
+  const int64_t bit = element * bits;
+  const uint8_t *const at = data + (bit >> 3);
+  const int shift = static_cast<int>(bit & 7);
+  unsigned word = at[0];
+  if (shift + bits > 8) word |= static_cast<unsigned>(at[1]) << 8;
+  return static_cast<uint8_t>(word >> shift & ((1u << bits) - 1));
+}
+
 // Copies `bits` of codes, without a last byte's spare bits.
 static inline void copy_codes(uint8_t *dst, const uint8_t *src, int64_t bits) {
   memcpy(dst, src, static_cast<size_t>((bits + 7) / 8));

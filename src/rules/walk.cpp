@@ -67,14 +67,7 @@ template <int Bits>
 struct Packed {
   static constexpr int kCodeBytes = 1;
   static constexpr unsigned kMask = (1u << Bits) - 1;
-  static void load(const uint8_t *data, int64_t offset, uint8_t *code) {
-    const int64_t bit = offset * Bits;
-    const uint8_t *at = data + (bit >> 3);
-    const int shift = bit & 7;
-    unsigned word = at[0];
-    if (shift + Bits > 8) word |= static_cast<unsigned>(at[1]) << 8;
-    *code = static_cast<uint8_t>(word >> shift & kMask);
-  }
+  static void load(const uint8_t *data, int64_t offset, uint8_t *code) { *code = packed_code(data, offset, Bits); }
   static void store(uint8_t *data, int64_t offset, const uint8_t *code) {
     const int64_t bit = offset * Bits;
     uint8_t *at = data + (bit >> 3);
