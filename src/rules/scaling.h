@@ -48,6 +48,7 @@ struct ScaleRule {
 namespace {
 
 constexpr float kLargestFloat = 3.40282346638528859811704183484516925e+38f;
+constexpr float kLargestHalf = 65504;
 constexpr float kLeastDecode = 1 / kLargestFloat;  // of a whole tensor: what the largest encode scale, clamped, undoes
 
 DLFP4_FLOAT_RULE float float_of(uint32_t bits) {
@@ -114,7 +115,7 @@ DLFP4_FLOAT_RULE float quotient_scale(const ScaleRule &rule, uint32_t magnitude)
 
 // A positive scale as what holds it has it: never zero and never infinite.
 DLFP4_FLOAT_RULE float held_scale(const ScaleRule &rule, float decode) {
-  constexpr float kLeastBfloat = 0x1p-133f, kLeastHalf = 0x1p-24f, kLargestHalf = 65504;
+  constexpr float kLeastBfloat = 0x1p-133f, kLeastHalf = 0x1p-24f;
   const float held = narrowed(decode, rule.scale_mantissa);
   if (rule.scale_mantissa == 7) return held < kLeastBfloat ? kLeastBfloat : held;
   if (rule.scale_mantissa != 10) return held;
@@ -124,7 +125,6 @@ DLFP4_FLOAT_RULE float held_scale(const ScaleRule &rule, float decode) {
 // Integers, as compressed-tensors scales them: a quotient, which what holds it may round. A quotient of zero, such as a
 // block of zeros has, becomes one unit in the last place of 1, and a block that is not finite decodes to NaN.
 DLFP4_FLOAT_RULE float integer_scale(const ScaleRule &rule, uint32_t magnitude) {
-  constexpr float kLargestHalf = 65504;
   const uint32_t amax = magnitude < rule.least ? rule.least : magnitude;
   if (amax >= kFloatInfinity) return float_of(kFloatNan);
   const float scale = narrowed(float_of(amax) / float_of(rule.largest), rule.scale_mantissa);

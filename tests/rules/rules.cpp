@@ -157,6 +157,8 @@ uint32_t rule_float_of_magnitude(int row, uint64_t code) { return float_of_magni
 
 float rule_narrowed(float value, int mantissa) { return narrowed(value, mantissa); }
 
+int rule_is_decode_scale(float value) { return is_decode_scale(value); }
+
 // The scale of a whole tensor: 0 of two levels, 1 of one level, 2 that was given.
 void rule_tensor_scale(const Options *options, int kind, float magnitude, float *encode, float *decode,
                        float *largest) {

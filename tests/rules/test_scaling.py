@@ -75,6 +75,12 @@ def test_narrowed(mantissa):
     assert found.tobytes() == rounded(values, mantissa).tobytes()
 
 
+def test_decode_scales_are_positive_and_finite():
+    a = magnitudes()
+    for value in (*a, *-a):
+        assert rules.call("is_decode_scale", value) == bool(0 < value < np.inf), value
+
+
 @pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e8m0fnu", "float8_e5m2"])
 def test_stored_scales_have_their_types_values(name):
     found = np.array([rules.call("decode_scale", rules.rows()[name], code) for code in range(256)], F)

@@ -143,6 +143,7 @@ SIGNATURES = {
     "largest_finite_code": (c_uint64, c_int32),
     "float_of_magnitude": (c_uint32, c_int32, c_uint64),
     "narrowed": (c_float, c_float, c_int32),
+    "is_decode_scale": (c_int32, c_float),
     "tensor_scale": (None, POINTER(Options), c_int32, c_float, FLOATS, FLOATS, FLOATS),
     "whole": (c_float, POINTER(Options)),
     "blocks": (None, POINTER(Options), c_int32, c_int32, FLOATS, c_int64, POINTER(c_uint32), FLOATS),
