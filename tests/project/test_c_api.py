@@ -610,21 +610,40 @@ def test_scales_of_lines_at_any_address():
 # ---- What is refused
 
 
+def quantize_by(q, x, options):
+    """What quantizing x into q says of a format's recipe with some options."""
+    recipe = c_api.Recipe()
+    assert C.default_recipe(C.find_format(q.format.name.encode()), byref(recipe)) == c_api.OK
+    for name, value in options.items():
+        setattr(recipe, name, value)
+    return C.quantize(c_api.describe(x), byref(recipe), 0, c_api.describe_scaled(q), None, None)
+
+
 @pytest.mark.parametrize(
     "options",
-    [{"rounding": 6}, {"rounding": -1}, {"scale_rule": 4}, {"scale_order": 3}, {"four_over_six": 3}, {"eps": -1.0},
-     {"least_scale": 0x7F}, {"least_scale": 0x80},
-     {"zero_scale": 0x7F}],
+    [{"rounding": 4}, {"rounding": 6}, {"rounding": -1}, {"scale_rule": 4}, {"scale_rule": -1}, {"scale_order": 3},
+     {"scale_order": -1}, {"four_over_six": 3}, {"four_over_six": -1}, {"eps": -1.0}, {"eps": float("nan")},
+     {"largest_scale": -1.0}, {"least_scale": 0x7F}, {"least_scale": 0x80}, {"least_scale": 0x81},
+     {"zero_scale": 0x7F}, {"zero_scale": 0x81}, {"four_over_six": 1, "rounding": 5},
+     {"four_over_six": 1, "divides": 1}, {"four_over_six": 2, "scale_order": 1}],
 )  # fmt: skip
 def test_recipes_that_are_not_known(options):
     x = values(16, 32)
     q = dlfp4.quantize(x, "nvfp4")
-    before, recipe = bytes_of(q), c_api.Recipe()
-    assert C.default_recipe(C.find_format(b"nvfp4"), byref(recipe)) == c_api.OK
-    for name, value in options.items():
-        setattr(recipe, name, value)
-    assert C.quantize(c_api.describe(x), byref(recipe), 0, c_api.describe_scaled(q), None, None) == c_api.E_OPTION
+    before = bytes_of(q)
+    assert quantize_by(q, x, options) == c_api.E_OPTION
     assert bytes_of(q) == before
+
+
+def test_recipes_are_of_some_formats():
+    x = values(128, 128)
+    for name, taken in (("nvfp4", True), ("nvfp4_16x16", True), ("mxfp4", False), ("fp8_1x128", False)):
+        status = quantize_by(dlfp4.quantize(x, name), x, {"four_over_six": 1, "largest_scale": 256})
+        assert status == (c_api.OK if taken else c_api.E_OPTION), name
+    for name, options in (("mxfp4", {"zero_scale": 0xFF}), ("mxfp4", {"least_scale": 0xFF})):
+        assert quantize_by(dlfp4.quantize(x, name), x, options) == c_api.E_OPTION
+    for name, options in (("mxfp4", {"zero_scale": 0x80}), ("fp8_row", {"zero_scale": 0x80, "least_scale": 0x7F})):
+        assert quantize_by(dlfp4.quantize(x, name), x, options) == c_api.OK
 
 
 def test_products_without_their_workspace_are_refused():
