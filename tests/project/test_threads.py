@@ -1,5 +1,6 @@
 """What many threads do at once: with a GIL they take turns at every instruction, without one they really meet."""
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import dlfp4
 
 from ..support.capsules import run_python, together
+from ..support.levels import available_levels, run_at
 from ..support.reference import raw_bytes
 
 THREADS = 8
@@ -86,3 +88,36 @@ print(len(found[0]))
 def test_first_use_by_many_threads():
     """Tables that are filled when they are first needed, and the import itself."""
     assert int(run_python(FIRST)) > 10_000
+
+
+SMALL_STACK = """
+import threading
+import numpy as np, dlfp4
+
+dlfp4.set_num_threads(1)
+x = np.random.default_rng(4).normal(size=(384, 1024)).astype("float32")
+by_row, by_error = dlfp4.Recipe(global_scale_per="row"), dlfp4.Recipe(four_over_six="mean_squared")
+
+def run():
+    for name in ("nvfp4", "fp8_128x128", "int4_g32"):
+        w, across = (dlfp4.quantize(x, name, axis=axis, pad=True) for axis in (-1, -2))
+        dlfp4.matmul(x, w.mT), dlfp4.vecdot(w, w), across.dequantize()
+        dlfp4.grouped_matmul(x, dlfp4.stack([w, w]).mT, np.array([100, 384]))
+    dlfp4.quantize(x, "nvfp4", axis=(-1, -2)), dlfp4.quantize(x, "nvfp4", axis=-2, recipe=by_row)
+    dlfp4.quantize(x, "nvfp4", axis=-2, recipe=by_error)
+    dlfp4.quantize(x, "mxfp4", axis=-2, hadamard=3).dequantize()
+    dlfp4.matmul(x, x.T), dlfp4.cast(x.T, "float4_e2m1fn")
+    print("enough")
+
+threading.stack_size(1 << 20)
+thread = threading.Thread(target=run)
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.skipif("libasan" in os.environ.get("LD_PRELOAD", ""), reason="a sanitizer's variables lie apart")
+@pytest.mark.parametrize("level", available_levels())
+def test_threads_with_small_stacks(level):
+    """As docs/library.md has it."""
+    assert run_at(level, SMALL_STACK) == "enough\n"
