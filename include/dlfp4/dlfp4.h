@@ -262,8 +262,8 @@ typedef struct {
   int64_t matrices; /* that have a factor each; 1: all has one, or none */
 } dlfp4_prepared;
 
-/** The bytes that weights of (rows, columns) take in this form; 0 where it does not have them: formats of integers and
- * of blocks with float32 scales, or extents that do not divide. */
+/** The bytes that weights of (rows, columns), completed to whole blocks, take in this form; 0 where it does not have
+ * them: formats of integers and of blocks with float32 scales, or extents below 1 or too large. */
 DLFP4_API int64_t dlfp4_prepared_bytes(int format, int64_t rows, int64_t columns);
 
 /** Prepares weights on a device, once for many products. It waits for the device.

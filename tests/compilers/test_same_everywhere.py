@@ -60,7 +60,7 @@ class Caller:
 
     def quantize(self):
         format = self.choose([name for name in dlfp4.formats() if not name.startswith("uint4")])  # not in JAX
-        x, options = self.values(self.shape(), self.type), self.sometimes(axis=[-1, -2], hadamard=[True, 7])
+        x, options = self.values(self.shape(), self.type), self.sometimes(axis=[-1, -2], hadamard=[7, (1, -1) * 8])
         return lambda lib, x: lib.quantize(x, format, **options), [x]
 
     def dequantize(self):
@@ -141,22 +141,28 @@ def for_jax(x):
 
 
 def made(number):
-    """A call of the number's kind: of the first of its numbers whose operands can be quantized."""
+    """A call of the number's kind, and what it gives: of the first of its numbers that is served; one in eight may be
+    refused. Numbers whose operands cannot be quantized are passed over.
+    """
+    may_be_refused = number // len(CALLS) % 8 == 7
     while True:
         try:
-            return CALLS[number % len(CALLS)](Caller(number))
+            call, operands = CALLS[number % len(CALLS)](Caller(number))
+            expected = outcome(call, dlfp4, operands)
+            if may_be_refused or expected is not None:
+                return call, operands, expected
         except ValueError:
-            number += 1000 * len(CALLS)
+            pass
+        number += 1000 * len(CALLS)
 
 
 @pytest.mark.parametrize("number", range(210))
 def test_calls(number):
-    call, operands = made(number)
+    call, operands, expected = made(number)
 
     def jitted(lib, *operands):
         return jax.jit(lambda: call(lib, *map(for_jax, operands)))()
 
-    expected = outcome(call, dlfp4, operands)
     assert outcome(call, dt, [for_torch(x) for x in operands]) == expected
     assert outcome(jitted, dj, operands) == expected
 
