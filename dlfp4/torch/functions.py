@@ -65,8 +65,8 @@ def run(op: Any, args: tuple[Any, ...], out: torch.Tensor | None) -> torch.Tenso
     """An operation, or its out= form."""
     if torch.jit.is_tracing() and any(isinstance(each, (tuple, list)) and any(map(is_traced, each)) for each in args):
         raise RuntimeError(
-            f"torch.jit.trace has no form for the shape that {op} takes, of a quantized tensor that the traced "
-            f"function makes: use torch.export"
+            f"torch.jit.trace has no form for the shape of the quantized tensor that {op} takes: multiply by "
+            f"F.linear or x @ w.mT, or use torch.export"
         )
     if out is not None:
         check_tensors(out=out)

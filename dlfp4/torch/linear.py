@@ -86,14 +86,17 @@ class Linear(torch.nn.Linear):  # type: ignore[misc]  # to mypy PyTorch's types 
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The product, in x's type."""
-        weight = self.weight
+        weight, bias = self.weight, self.bias
         is_wide = x.dtype is torch.float64
-        if self.activation is None and (is_wide or type(weight) is not ScaledTensor):  # distributed, or replaced
-            return torch.nn.functional.linear(x, weight, self.bias)
+        is_plain = type(weight) is not ScaledTensor or torch.jit.is_tracing()  # distributed, or replaced
+        if self.activation is None and (is_wide or is_plain):
+            return torch.nn.functional.linear(x, weight, bias)
         parts = weight.mT if torch.compiler.is_compiling() else as_they_lie(weight).mT  # which spares a dispatch
         product = functions.matmul(x.float() if is_wide else x, parts, activation=self.activation)
         product = product.double() if is_wide else product
-        return product if self.bias is None else product + self.bias
+        if bias is None:
+            return product
+        return product + (bias if bias.dtype is product.dtype else bias.to(product.dtype))  # autocast has it so
 
     def extra_repr(self) -> str:
         """What ``print`` shows of the layer."""

@@ -696,6 +696,8 @@ def quantize(
     ------
     ValueError, TypeError
         As :func:`dlfp4.quantize`.
+    RuntimeError
+        Under ``torch.jit.trace``.
 
     Examples
     --------
@@ -705,6 +707,11 @@ def quantize(
     >>> x.grad.unique()
     tensor([1.])
     """
+    if torch.jit.is_tracing():
+        raise RuntimeError(
+            "torch.jit.trace would keep what the traced function quantizes as a constant: quantize before, or use "
+            "torch.export"
+        )
     if out is not None:
         functions.quantize(x, format, axis=axis, out=out, **options)
         return out

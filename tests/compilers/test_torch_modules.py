@@ -158,6 +158,24 @@ def test_linear_is_the_product():
         dt.quantize_(torch.nn.Linear(64, 8), "nvfp4", activation="fp8")
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("format", ["nvfp4", "fp8_row", "uint4_g32"])
+def test_layers_are_those_of_pytorch_in_modes(format, bias):
+    """The types of results under autocast; traces, which have weights as constants and follow x."""
+    layer = torch.nn.Linear(64, 32, bias=bias)
+    x, more = values(3, 64), values(5, 64, seed=1)
+    with torch.autocast("cpu", torch.bfloat16):
+        kind = layer(x).dtype
+    dt.quantize_(layer, format)
+    with torch.autocast("cpu", torch.bfloat16):
+        out, same = layer(x), F.linear(x, layer.weight, layer.bias)
+    assert out.dtype == same.dtype == kind == torch.bfloat16
+    assert torch.equal(out, same)
+    with pytest.warns(DeprecationWarning, match=r"torch\.jit\.trace"):
+        traced = torch.jit.trace(layer, (x,))
+    assert torch.equal(traced(more), layer(more))
+
+
 CONVENTIONS = {
     (None, "nvfp4"): ["weight", "weight_scale", "weight_scale_2"],
     (None, "mxfp6_e2m3"): ["weight", "weight_scale"],

@@ -261,6 +261,8 @@ def test_traces_record_the_operation():
         lambda x: weight[:1].dequantize() + x.sum(),
         lambda x: dt.dequantize(dt.quantize(x, "mxfp4")),
         lambda x: dt.matmul(quantize(x, "nvfp4"), W.mT),
+        lambda x: torch.nn.functional.linear(x, dt.quantize(x, "nvfp4")),
+        lambda x: torch.nn.functional.linear(x, dt.quantize(x, "nvfp4", out=weight.clone())),
     ):
         with pytest.raises(RuntimeError, match=r"use torch\.export"):
             torch.jit.trace(function, (X,), check_trace=False)
