@@ -33,8 +33,14 @@ def waited_for(function: Any, q: ScaledTensor) -> ScaledTensor:  # noqa: ARG001
 
 @implements(torch.ops.c10d.broadcast_.default)
 def broadcast(function: Any, tensors: Sequence[ScaledTensor], *how: Any) -> tuple[Any, Any]:
-    """One process's parts in the memory of all."""
-    works = [function([as_bytes(part)], *how)[1] for q in tensors for part in present(q).values()]
+    """One process's parts in the memory of all, which collectives read without its strides."""
+    works: list[Any] = []
+    for part in [part for q in tensors for part in present(q).values()]:
+        memory = as_bytes(part).contiguous()
+        works.append(function([memory], *how)[1])
+        if not part.is_contiguous():
+            works[-1].wait()
+            as_bytes(part).copy_(memory)
     return list(tensors), last_of(works)
 
 
@@ -42,10 +48,10 @@ def broadcast(function: Any, tensors: Sequence[ScaledTensor], *how: Any) -> tupl
 def scatter(
     function: Any, outputs: Sequence[ScaledTensor], inputs: Sequence[Sequence[ScaledTensor]], *how: Any
 ) -> tuple[Any, Any]:
-    """Each process gets a tensor of those that one has."""
+    """Each process gets a tensor of those that one has, which are views, of columns with strides."""
     (output,), works = outputs, []
     for name, part in present(output).items():
-        given = [[as_bytes(getattr(q, name)) for q in each] for each in inputs]
+        given = [[as_bytes(getattr(q, name)).contiguous() for q in each] for each in inputs]
         works.append(function([as_bytes(part)], given, *how)[1])
     return list(outputs), last_of(works)
 

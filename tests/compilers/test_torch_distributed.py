@@ -16,7 +16,10 @@ pytestmark = pytest.mark.skipif(
 PROGRAM = Path(__file__).with_name("torch_on_two_processes.py")
 
 
-@pytest.mark.parametrize("name", ["check_layers", "check_a_model", "check_refusals", "check_dtensors"])
+NAMES = ("layers", "a_model", "refusals", "dtensors", "columns", "tensor_parallel", "data_parallel")
+
+
+@pytest.mark.parametrize("name", [f"check_{name}" for name in NAMES])
 def test_two_processes(name, tmp_path):
     commands = [[sys.executable, "-P", str(PROGRAM), name, str(tmp_path / "meeting"), str(rank)] for rank in range(2)]
     both = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import dlfp4
 import dlfp4.torch as dt
@@ -143,6 +144,42 @@ def check_dtensors(mesh):
     first = dt.quantize(values(64, 128, seed=0), "nvfp4")
     for placement in (Shard(0), Replicate()):  # what the first process has
         assert parts_of(distribute_tensor(mine, mesh, [placement]).full_tensor()) == parts_of(first)
+
+
+def check_columns(mesh):
+    """K is cut between blocks, and one process sends out views with strides."""
+    x, columns = values(4, 128), slice(64 * mesh.get_local_rank(), 64 * mesh.get_local_rank() + 64)
+    for weight in weights():
+        if weight.format == "fp8_128x128":
+            continue
+        for placement in (Shard(0), Shard(1)):
+            whole = distribute_tensor(weight, mesh, [placement])
+            product = F.linear(distribute_tensor(x, mesh, [Shard(1)]), whole).full_tensor()
+            assert torch.allclose(product, F.linear(x, weight), rtol=1e-5, atol=1e-4), (weight, placement)
+        assert torch.equal(whole.to_local().dequantize(), weight.dequantize()[:, columns]), weight
+    cut = dt.quantize(values(64, 256, seed=mesh.get_local_rank()), "nvfp4")[:, :128]
+    first = dt.quantize(values(64, 256, seed=0), "nvfp4")[:, :128]
+    assert parts_of(distribute_tensor(cut, mesh, [Replicate()]).to_local()) == parts_of(first)
+
+
+def check_tensor_parallel(mesh):
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    for format in ("nvfp4", "mxfp8_e4m3", "uint4_g32"):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(128, 128), torch.nn.ReLU(), torch.nn.Linear(128, 128))
+        x, expected = values(4, 128), dt.quantize_(model, format, prepare=False)(values(4, 128))
+        assert torch.allclose(parallelize_module(model, mesh, plan)(x), expected, rtol=1e-5, atol=1e-5), format
+
+
+def check_data_parallel(mesh):
+    """Around frozen quantized weights, which each process has already: PyTorch would send them flat."""
+    model = torch.nn.Sequential(torch.nn.Linear(128, 64), torch.nn.Linear(64, 8))
+    for parameter in model.parameters():
+        torch.nn.init.constant_(parameter, 0.5)
+    wrapped = torch.nn.parallel.DistributedDataParallel(dt.quantize_(model, "nvfp4", exclude="1"), init_sync=False)
+    wrapped(values(4, 128, seed=mesh.get_local_rank())).sum().backward()
+    alone = [model[0](values(4, 128, seed=rank)).sum(0) for rank in range(2)]
+    assert torch.allclose(model[1].weight.grad, (sum(alone) / 2).expand(8, 64), rtol=1e-5, atol=1e-5)
 
 
 def main():
