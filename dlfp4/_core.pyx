@@ -21,7 +21,7 @@ from dlfp4.formats import (
     BIASES as _BIASES, FLOATS as _FLOATS, ZERO_POINTS as _ZERO_POINTS, Format, FormatTable, code_of_scale, find_recipe,
     largest_scale_of, own_offsets, pow2_of, scale_type,
 )
-from dlfp4.suggest import did_you_mean
+from dlfp4.suggest import did_you_mean, is_one_of
 
 cimport cython
 cimport numpy as cnp

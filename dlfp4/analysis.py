@@ -20,7 +20,7 @@ from dlfp4._core import ScaledTensor, Tensor, _find_format, asarray, cast, quant
 from dlfp4._core import formats as all_formats
 from dlfp4.extents import count_elements
 from dlfp4.formats import RECIPES, Format, Recipe, RecipeName, find_recipe
-from dlfp4.suggest import did_you_mean
+from dlfp4.suggest import did_you_mean, is_one_of
 
 if TYPE_CHECKING:
     from dlfp4._core import _Elements
@@ -507,7 +507,7 @@ def calibrate(
     if not row.has_global_scale:
         names = ", ".join(each.name for each in all_formats().values() if each.has_global_scale)
         raise ValueError(f"{row} has no global scale; expected one of {names}")
-    if method not in ("mse", "largest", "percentile"):
+    if not is_one_of(method, ("mse", "largest", "percentile")):
         raise ValueError(f"method={method!r}; expected 'mse', 'largest' or 'percentile'")
     part: Any = percentile
     if not isinstance(part, Real) or not 0 <= float(part) <= 100:

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 import ml_dtypes
 import numpy as np
 
-from dlfp4.suggest import did_you_mean
+from dlfp4.suggest import did_you_mean, is_one_of
 
 ScaleRule = Literal["floor", "rceil", "ceil", "even"]
 ScaleOrder = Literal["global_first", "block_first", "input_type"]
@@ -243,7 +243,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():
-            if getattr(self, name) not in choices:
+            if not is_one_of(getattr(self, name), choices):
                 expected = ", ".join("None" if choice is None else choice for choice in choices)
                 raise ValueError(f"{name}={getattr(self, name)!r}: expected one of {expected}")
         self._check_four_over_six()
@@ -261,9 +261,9 @@ class Recipe:
                 raise ValueError(f"{name}={getattr(self, name)!r}: expected {', '.join(map(str, flags))}")
 
     def _check_four_over_six(self) -> None:
-        if self.four_over_six not in (None, *ERRORS):
+        if not is_one_of(self.four_over_six, (None, *ERRORS)):
             raise ValueError(f"four_over_six={self.four_over_six!r}: expected None or one of {', '.join(ERRORS)}")
-        if self.largest_scale not in (None, 256, 448):
+        if not is_one_of(self.largest_scale, (None, 256, 448)):
             raise ValueError(f"largest_scale={self.largest_scale!r}: expected None, 256 or 448")
         if self.four_over_six is None and self.largest_scale is not None:
             raise ValueError("largest_scale is for four_over_six: give both or neither")
@@ -356,9 +356,9 @@ RECIPES: Mapping[str, Mapping[str, Recipe]] = MappingProxyType(
 
 def scale_type(format: Format, name: str | None) -> np.dtype[Any]:
     """The type of a format's scales, by the `scale_dtype` that was asked for; ValueError where there is none."""
-    if name is None or name == format.scale.name:
+    if name is None or is_one_of(name, (format.scale.name,)):
         return format.scale
-    if format.kind != "largest" or name not in SCALE_DTYPES:
+    if format.kind != "largest" or not is_one_of(name, SCALE_DTYPES):
         expected = ", ".join(SCALE_DTYPES) if format.kind == "largest" else format.scale.name
         raise ValueError(f"scale_dtype={name!r}: the scales of {format} are {format.scale.name}; expected {expected}")
     return np.dtype(getattr(ml_dtypes, name, name))
@@ -384,7 +384,7 @@ def check_granularity(format: Format, recipe: Recipe) -> None:
 
 def check_global_scale(format: Format, per: str) -> None:
     """Refuse global scales that the format does not have."""
-    if per not in GLOBAL_SCALES:
+    if not is_one_of(per, GLOBAL_SCALES):
         raise ValueError(f"global_scale_per={per!r}: expected one of {', '.join(GLOBAL_SCALES)}")
     if per == "tensor":
         return
@@ -450,7 +450,7 @@ def offsets_of(format: Format, zero_points: str | None, biases: str | None) -> s
     makes it.
     """
     for name, asked, choices in (("zero_points", zero_points, (*ZERO_POINTS, "none")), ("biases", biases, BIASES)):
-        if asked is not None and asked not in choices:
+        if not is_one_of(asked, (None, *choices)):
             raise ValueError(f"{name}={asked!r}: expected one of {', '.join(choices)}")
         if asked not in (None, "none") and not format.has_integers:
             raise ValueError(f"{name}={asked!r}: only formats of int4 and uint4 have {name}; {format} has none")

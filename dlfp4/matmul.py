@@ -26,7 +26,7 @@ from dlfp4.arguments import borrow_result, describe_product, prepare_result, rou
 from dlfp4.autotune import choose, is_idle
 from dlfp4.engines import cpu, cuda, cuda_fp8, flashinfer, scaled_mm, torch
 from dlfp4.engines.problem import ON_CUDA, Backend, Machine, Operand, Problem
-from dlfp4.suggest import did_you_mean
+from dlfp4.suggest import did_you_mean, is_one_of
 
 if TYPE_CHECKING:
     from dlfp4._core import Device, _DType, _Elements, _Stream
@@ -109,11 +109,11 @@ def ask(problem: Problem, name: object) -> list[Backend]:
     Where nothing was measured, the best guess alone.
     """
     rows, machine = BACKENDS, machine_at(problem.device, BACKENDS)
-    if name == "auto":
+    if is_one_of(name, ("auto",)):
         able = (head if is_idle() else order)(problem, machine, rows)
         reasons = {} if able else refusals(problem, machine, rows)
     else:
-        named = [row for row in rows if row.name == name]
+        named = [row for row in rows if is_one_of(name, (row.name,))]
         if not named:
             names = [row.name for row in rows]
             near = did_you_mean(name, ["auto", *names])

@@ -143,7 +143,7 @@ class TensorProto:
             "device": device_of(device),
             "requires_grad": flag_of(requires_grad, "requires_grad"),
             "packed": flag_of(packed, "packed") or (element is not None and element.name not in SUBBYTE),
-            "scale_layout": scale_layout,
+            "scale_layout": name_of_layout(scale_layout),
             "pad": flag_of(pad, "pad"),
             "rowwise": flag_of(rowwise, "rowwise"),
             "columnwise": flag_of(columnwise, "columnwise"),
@@ -510,6 +510,13 @@ def settle_options(name: str, scale_dtype: Any, per: str, zero_points: Any, bias
 
 
 CONSTANT = (signs_of, buffers_of, offsets_in, settle_options)
+
+
+def name_of_layout(given: Any) -> Any:
+    """A name, which the core looks up."""
+    if not isinstance(given, str):
+        raise TypeError(f"scale_layout={given!r} is of type {type(given).__name__}; expected a string")
+    return given
 
 
 def flag_of(value: Any, name: str) -> bool:

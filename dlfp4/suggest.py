@@ -1,9 +1,16 @@
-"""The name that a caller may have meant, for error messages about unknown names."""
+"""Whether an argument is one of some names, and the name that a caller may have meant, for error messages."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
+from numbers import Real
+from typing import Any
+
+
+def is_one_of(given: object, choices: Container[Any]) -> bool:
+    """Whether an argument is one of some names, numbers or None. Arrays are none: they compare element by element."""
+    return isinstance(given, (str, type(None), Real)) and given in choices
 
 
 def did_you_mean(given: object, names: Iterable[str]) -> str:

@@ -25,6 +25,7 @@ from dlfp4.extents import count_elements
 from dlfp4.formats import Format
 from dlfp4.parsing import shown
 from dlfp4.show import summary
+from dlfp4.suggest import is_one_of
 
 GPT_OSS_BYTES = 16  # bytes in a block of 32 elements; they form an axis of their own
 WEIGHT = ".weight"
@@ -509,7 +510,7 @@ def split_parts(tensors: Mapping[str, Any], convention: str) -> dict[str, Tensor
 
 def check_convention(convention: str) -> None:
     """ValueError for an unknown convention."""
-    if convention not in CONVENTIONS:
+    if not is_one_of(convention, CONVENTIONS):
         raise ValueError(f"convention={convention!r}: expected one of {', '.join(CONVENTIONS)}")
 
 

@@ -35,6 +35,7 @@ from dlfp4.checkpoints.models import Files, ModelPath, Shard
 from dlfp4.checkpoints.names import is_part
 from dlfp4.checkpoints.selection import is_packed
 from dlfp4.files import as_path
+from dlfp4.suggest import is_one_of
 
 OWN = "dlfp4"
 GGUF = "gguf"
@@ -122,7 +123,7 @@ def convert_model(
     ...     print(list(dlfp4.checkpoints.load(target, join=False)))
     ['up.weight_packed', 'up.weight_scale', 'up.weight_global_scale']
     """
-    if convention not in TARGETS:
+    if not is_one_of(convention, TARGETS):
         raise ValueError(f"convention={convention!r}: expected one of {', '.join(TARGETS)}")
     folders.check_callers(executor, report)
     place = as_path("target", target)

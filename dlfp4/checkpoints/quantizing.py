@@ -23,11 +23,19 @@ from dlfp4 import Recipe, ScaledTensor, Tensor, TensorProto
 from dlfp4._core import _find_format
 from dlfp4.analysis import signal_to_noise
 from dlfp4.checkpoints import configs, folders, joining, models, native, safetensors
-from dlfp4.checkpoints.conventions import why_no_stack
+from dlfp4.checkpoints.conventions import check_convention, why_no_stack
 from dlfp4.checkpoints.folders import Outcome, Report, Tick
 from dlfp4.checkpoints.models import Files, ModelPath, Shard
 from dlfp4.checkpoints.names import last, module_of
-from dlfp4.checkpoints.selection import Choice, choose, described, quantize_chosen, recipe_of, shared_global_scale
+from dlfp4.checkpoints.selection import (
+    Choice,
+    as_patterns,
+    choose,
+    described,
+    quantize_chosen,
+    recipe_of,
+    shared_global_scale,
+)
 from dlfp4.files import as_path
 from dlfp4.formats import FLOATS, Format, RecipeName, offset_parts
 
@@ -197,13 +205,16 @@ def choose_all(
     shards: Sequence[Shard], format: Format, *, convention: str | None, axis: int | None, **options: Any
 ) -> list[dict[str, Choice]]:
     """The choices for the tensors of each file, made for all of them together."""
+    if convention is not None:
+        check_convention(convention)
     members = [parts_of(shard, convention)[0] for shard in shards]
     tensors = {name: x for each in members for name, x in each.items()}
-    is_named = bool(options["include"]) or axis is not None  # and so are stacks, by their axis
+    included = as_patterns("include", options["include"])
+    is_named = bool(included) or axis is not None  # and so are stacks, by their axis
     if convention == GPT_OSS and axis is None:
         axis = -2  # its experts were (experts, in, out), and are stored as (experts, out, in)
     choices = choose(tensors, format, convention=convention, axis=axis, **options)
-    if convention is not None and not options["include"]:
+    if convention is not None and not included:
         for name, choice in choices.items():
             reason = why_unloadable(choice, tensors[name].ndim, convention, is_named) if choice.quantized else ""
             if reason:

@@ -23,7 +23,7 @@ from dlfp4.checkpoints.names import fused_with, is_part, last, module_of
 from dlfp4.extents import count_elements
 from dlfp4.formats import FLOATS, Format, find_recipe
 from dlfp4.frameworks.base import is_row_major
-from dlfp4.suggest import did_you_mean
+from dlfp4.suggest import did_you_mean, is_one_of
 
 Shapes = Mapping[str, tuple[str, tuple[int, ...]]]  # the element type and the shape of each tensor
 
@@ -119,7 +119,7 @@ def choose(
     lm_head.weight False output head; include_heads quantizes it
     layers.0.up_proj.weight True -
     """
-    if axis not in (None, -1, -2):
+    if not is_one_of(axis, (None, -1, -2)):
         raise ValueError(f"axis={axis!r}: expected None, -1 (experts, out, in) or -2 (experts, in, out)")
     check_mapping("tensors", tensors, "tensors")
     chosen = _find_format(format)

@@ -337,3 +337,36 @@ def test_empty_tensors_that_numpy_cannot_count():
     made = Made(np.zeros(1, np.float32), shape=(2**62, 2**62, 0), strides=(1, 1, 1))
     with pytest.raises(BufferError, match=r"NumPy has no array of shape .*reshape\(\(0,\)\)"):
         dlfp4.from_dlpack(made.capsule).to_numpy()
+
+
+NAMES = np.array(["nvfp4", "mxfp4"])  # which no comparison makes true or false
+NAMED = {
+    "scale_rule": lambda: dlfp4.Recipe(scale_rule=NAMES),
+    "scale_dtype": lambda: dlfp4.Recipe(scale_dtype=NAMES),
+    "four_over_six": lambda: dlfp4.Recipe(four_over_six=NAMES),
+    "largest_scale": lambda: dlfp4.Recipe(largest_scale=NAMES),
+    "rounding": lambda: dlfp4.cast(X, "float8_e8m0fnu", rounding=NAMES),
+    "scale_layout": lambda: W.with_scale_layout(NAMES),
+    "layout": lambda: dlfp4.shuffle_weight(X, NAMES),
+    "backend": lambda: dlfp4.matmul(X, W.mT, backend=NAMES),
+    "convention": lambda: dlfp4.checkpoints.split_parts({"w": W}, NAMES),
+    "axis": lambda: dlfp4.checkpoints.selection.choose({"up.weight": X}, "nvfp4", axis=NAMES),
+    "method": lambda: dlfp4.analysis.calibrate(X, NAMES),
+    "global_scale_per": lambda: dlfp4.TensorProto((4, 64), format="nvfp4", global_scale_per=NAMES),
+    "zero_points": lambda: dlfp4.TensorProto((4, 64), format="uint4_g32", zero_points=NAMES),
+    "scale_dtype of a proto": lambda: dlfp4.TensorProto((4, 64), format="fp8_row", scale_dtype=NAMES),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_arrays_are_no_names(name):
+    with pytest.raises(ValueError, match=rf"^{name.split()[0]}=array\(.*expected"):
+        NAMED[name]()
+
+
+def test_arrays_are_no_layouts():
+    for given in (NAMES, ["linear"]):
+        with pytest.raises(TypeError, match=r"scale_layout.*expected (a )?str"):
+            dlfp4.TensorProto((4, 64), format="nvfp4", scale_layout=given)
+        with pytest.raises(TypeError, match=r"scale_layout.*expected (a )?str"):
+            dlfp4.quantize(X, "nvfp4", scale_layout=given)

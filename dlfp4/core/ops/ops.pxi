@@ -57,7 +57,7 @@ cdef int fill_options(dlfp4_convert_options *options, rounding, saturate, seed) 
 
 cdef int fill_cast(dlfp4_convert_options *options, int row, rounding, saturate, seed) except -1:
     """The options of a cast to a type, one of which has a rounding of its own."""
-    if rounding != "up" or row != E8M0:
+    if row != E8M0 or not is_one_of(rounding, ("up",)):
         return fill_options(options, rounding, saturate, seed)
     fill_options(options, "nearest_even", saturate, seed)
     options.rounding = DLFP4_UPWARD
@@ -76,7 +76,7 @@ cdef int check_convertible(Tensor source, int row) except -1:
 cdef int parse_rounding(rounding) except -1:
     cdef int mode = ROUNDINGS.get(rounding, NO_ROUNDING) if isinstance(rounding, str) else NO_ROUNDING
     if mode == NO_ROUNDING:
-        of_powers = "; \"up\" is for casts to float8_e8m0fnu" if rounding == "up" else ""
+        of_powers = "; \"up\" is for casts to float8_e8m0fnu" if is_one_of(rounding, ("up",)) else ""
         raise ValueError(f"rounding={rounding!r}: expected one of {', '.join(ROUNDINGS)}"
                          f"{of_powers or did_you_mean(rounding, ROUNDINGS)}")
     return mode

@@ -188,12 +188,17 @@ cdef tuple scales_of_lines(format, lines, length):
     return rows, min(length, 1) if block is None else -(-length // block)
 
 
+cdef int check_name_of_layout(layout) except -1:
+    if not is_one_of(layout, SCALE_LAYOUTS):
+        raise ValueError(f"scale_layout={layout!r}: expected one of {', '.join(SCALE_LAYOUTS)}"
+                         f"{did_you_mean(layout, SCALE_LAYOUTS)}")
+    return 0
+
+
 cdef tuple tiled(tuple scales, format, layout, dtype):
     """The scales' shape under a layout of tiles."""
     cdef const dlfp4_layout_row *tile
-    if layout not in SCALE_LAYOUTS:
-        raise ValueError(f"scale_layout={layout!r}: expected one of {', '.join(SCALE_LAYOUTS)}"
-                         f"{did_you_mean(layout, SCALE_LAYOUTS)}")
+    check_name_of_layout(layout)
     tile = &dlfp4_layouts[<int> SCALE_LAYOUTS[layout]]
     check_layout(format, layout, tile, dtype)
     rows, columns = [round_up(extent, step) for extent, step in zip(scales, (tile.rows, tile.columns))]

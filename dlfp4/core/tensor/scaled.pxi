@@ -839,10 +839,11 @@ cdef Tensor as_scalar(value, str name):
 
 cdef ScaledTensor relayout(ScaledTensor self, name, int fill):
     cdef Place place
-    if name == self.scale_layout:
+    if is_one_of(name, (self.scale_layout,)):
         return self
-    if name == "prepared":
+    if is_one_of(name, ("prepared",)):
         raise ValueError("scale_layout='prepared': call .prepare(), which gives it where a tensor can have it")
+    check_name_of_layout(name)
     place = place_for(self.scales, None, self)
     return relayout_on(self, name, fill, &place)
 
@@ -971,7 +972,7 @@ cdef Tensor shuffle(x, layout, bint back):
     cdef Shuffle call
     cdef Touched touched
     cdef Place place
-    if layout != "aiter":
+    if not is_one_of(layout, ("aiter",)):
         raise ValueError(f"layout={layout!r}: expected 'aiter'")
     if source.dl.ndim != 2:
         raise ValueError(f"a weight has two dimensions, (N, K); this tensor has shape {shape_of(source)}")
