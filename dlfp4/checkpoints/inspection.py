@@ -331,11 +331,12 @@ def flags_of_global(name: str, q: ScaledTensor) -> Iterator[Flag]:
     """Global scales that are no positive numbers, or the reciprocal of what they should be."""
     if q.global_scale is None:
         return
-    units = numbers_of(q.global_scale)
-    bad = units[~(np.isfinite(units) & (units > 0))]
+    units = numbers_of(q.global_scale).reshape(-1)
+    bad = np.flatnonzero(~(np.isfinite(units) & (units > 0)))
     if bad.size:
-        stored = f", stored as {numbers_of(q.encode_scale)[0]:g}" if q.encode_scale is not None else ""
-        yield Flag("global scale that is no positive number", name, f"{bad[0]:g}{stored}")
+        encoded = None if q.encode_scale is None else numbers_of(q.encode_scale).reshape(-1)
+        stored = "" if encoded is None else f", stored as {encoded[bad[0]]:g}"
+        yield Flag("global scale that is no positive number", name, f"{units[bad[0]]:g}{stored}")
         return
     largest = float(units.max(initial=0)) * 6 * largest_scale(q)
     if largest > LARGEST_NVFP4:
@@ -398,7 +399,8 @@ def flags_of_members(members: Mapping[str, Item]) -> Iterator[Flag]:
     units = [item.units for item in members.values() if item.units is not None]
     if not units or any(unit.size != 1 for unit in units):
         return
-    largest, least = max(map(float, units)), min(map(float, units))
+    numbers = [unit.item() for unit in units]
+    largest, least = max(numbers), min(numbers)
     if largest != least:
         ratio = largest / least if least else np.inf
         detail = f"{' and '.join(members)} differ by a factor of {ratio:.4g}; engines use one of them for all"

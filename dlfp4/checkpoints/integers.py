@@ -90,8 +90,9 @@ def turned(x: Array) -> Array:
 def make(element: str, octets: Any, scales: Tensor, **offsets: Any) -> ScaledTensor | None:
     """The tensor of codes in rows and a scale a group; None where groups have another length."""
     length = octets.shape[-1] * 2
-    groups = scales.shape[-1]
-    if scales.dtype.name not in FLOAT_SCALES or scales.shape[:-1] != octets.shape[:-1] or not groups:
+    fits = scales.dtype.name in FLOAT_SCALES and scales.ndim > 0 and scales.shape[:-1] == octets.shape[:-1]
+    groups = scales.shape[-1] if fits else 0
+    if not groups:
         return None
     group = length // groups
     if groups > 1 and (group not in LENGTHS or group * groups != length):

@@ -113,9 +113,24 @@ def test_an_inverted_global_scale(look):
 def test_global_scales_that_are_no_positive_numbers(look, convention, suffix, stored, detail):
     """compressed-tensors stores infinity for a tensor of zeros."""
     parts = split_parts({DOWN: quantized()}, convention)
-    shape = parts[DOWN + suffix].shape
-    (flag,) = look(parts | {DOWN + suffix: np.full(shape, stored, np.float32)}).flags
-    assert (flag.fault, flag.name, flag.detail) == ("global scale that is no positive number", DOWN, detail)
+    for shape in ((), (1,)):
+        (flag,) = look(parts | {DOWN + suffix: np.full(shape, stored, np.float32)}).flags
+        assert (flag.fault, flag.name, flag.detail) == ("global scale that is no positive number", DOWN, detail)
+
+
+def test_the_flag_names_the_global_scale_that_is_none(look):
+    parts = split_parts({DOWN: quantized(shape=(2, 32, 64), recipe="transformer-engine")}, "compressed-tensors")
+    encoded = {f"{DOWN}_global_scale": np.array([4, np.inf], np.float32)}
+    (flag,) = look(parts | encoded).flags
+    assert flag.detail == "0, stored as inf"
+
+
+def test_fused_rows_with_global_scales_of_their_own(look):
+    recipe = dlfp4.Recipe(global_scale_per="row")
+    gate, up = (dlfp4.quantize(values(1, 64) * factor, "nvfp4", recipe=recipe) for factor in (1, 4))
+    (flag,) = look({GATE: gate, UP: up}).flags
+    assert flag.fault == "fused layers with different global scales"
+    assert "by a factor of 4" in flag.detail
 
 
 def test_scales_that_are_no_numbers(look):

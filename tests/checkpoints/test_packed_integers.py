@@ -245,6 +245,16 @@ def test_what_does_not_fit_stays_in_parts(change):
     assert not any(isinstance(part, ScaledTensor) for part in join_parts(parts).values())
 
 
+@pytest.mark.parametrize("convention", ["compressed-tensors", "gptq", "awq", "mlx"])
+def test_one_scale_for_all_stays_in_parts(convention):
+    """As a scalar, of which there is no row."""
+    parts = split_parts({"up.weight": dlfp4.quantize(np.ones((32, 64), np.float32), "uint4_g32")}, convention)
+    for name, part in parts.items():
+        if name.endswith(("_scale", ".scales", ".biases")):
+            parts[name] = dlfp4.asarray(np.ones((), part.dtype))
+    assert join_parts(parts).keys() == parts.keys()
+
+
 def test_what_conventions_do_not_hold():
     codes, zeros, scales = drawn(scales="float32")
     q = ScaledTensor.from_parts(
