@@ -392,9 +392,8 @@ def fits(scales: Tensor, format: Format, shape: tuple[int, ...], spelling: Spell
     if scales.dtype.name not in containers:
         return False
     expected = scales_shape(format, shape)
-    if (
-        spelling.scale_layout == "128x4" and expected is not None and scales.ndim == 2
-    ):  # a stack's rows are one matrix's
+    if spelling.scale_layout == "128x4" and expected is not None and scales.ndim == 2:
+        # a stack's rows are one matrix's
         tiles = -(-count_elements(expected[:-1]) // 128), -(-expected[-1] // 4)
         return scales.shape in ((tiles[0] * 128, tiles[1] * 4), (tiles[0] * 32, tiles[1] * 16))  # the same bytes
     if format.scales_lines and expected is not None and scales.shape == expected[:-1]:
