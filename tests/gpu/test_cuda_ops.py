@@ -638,3 +638,25 @@ def test_concatenate_and_stack(name):
     for join in (dlfp4.concatenate, lambda each: dlfp4.concatenate(each, 1), dlfp4.stack):
         assert_equal_parts(join(there), join(parts))
         assert join(there).receipt == join(parts).receipt
+
+
+def test_subnormal_numbers_where_pytorch_flushes_them(torch):
+    """A scale of the whole tensor and alpha are given by the host."""
+    x = dlfp4.asarray(np.full((16, 256), 1e-36, np.float32)).to_device("cuda:0")
+    half = dlfp4.cast(dlfp4.asarray(np.full((16, 256), 1e15, np.float32)).to_device("cuda:0"), "bfloat16")
+    w = dlfp4.quantize(dlfp4.asarray(np.full((128, 256), 1e15, np.float32)).to_device("cuda:0"), "mxfp4").prepare()
+
+    def run():
+        q = dlfp4.quantize(x, "nvfp4", global_scale=5e-39)
+        parts = (q.data, q.scales, q.global_scale, dlfp4.matmul(half, w.mT, alpha=1e-40, backend="cuda"))
+        return [host_bytes(part) for part in parts]
+
+    expected = run()
+    if not torch.set_flush_denormal(True):
+        pytest.skip("PyTorch cannot flush subnormals on this processor")
+    try:
+        flushed = run()
+    finally:
+        torch.set_flush_denormal(False)
+    assert flushed == expected
+    assert any(expected[3])

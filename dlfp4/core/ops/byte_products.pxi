@@ -135,7 +135,7 @@ def _multiply_bytes_on_cuda(a, b, Tensor out, alpha, str tactic, stream):
     fill_bytes(&call.product.w, w, &touched)
     fill_result_of_bytes(&call.product, result, &touched)
     call.product.rows, call.product.depth = result.dl.shape[0], b.shape[0]
-    call.product.alpha = alpha
+    call.product.alpha = dlfp4_host_narrow(alpha)
     call.tactic = TACTICS[tactic]
     bytes = dlfp4_cuda_bytes_workspace(&call.product, call.tactic)
     if bytes:

@@ -155,14 +155,14 @@ def _multiply_groups_on_cuda(x, ScaledTensor w, Tensor offsets, Tensor indices, 
         fill_bytes(&call.of_bytes.x, rows, &touched)
         fill_bytes(&call.of_bytes.w, stack, &touched)
         fill_result_of_bytes(&call.of_bytes, result, &touched)
-        call.of_bytes.depth, call.of_bytes.alpha = w.shape[2], alpha
+        call.of_bytes.depth, call.of_bytes.alpha = w.shape[2], dlfp4_host_narrow(alpha)
     else:
         rows = x if has_aligned_rows(x) else copy_on(x, &place)
         secure(rows)
         fill_weights(&call.product, w, factor, &touched)
         fill_rows(&call.product, rows, None, &touched)
         fill_result(&call.product, result, &touched)
-        call.product.alpha = alpha
+        call.product.alpha = dlfp4_host_narrow(alpha)
         call.factor_step = w.global_scale is not None and w.global_scale.dl.ndim > 0
     count = x.shape[0] if indices is None else indices.dl.shape[0]
     call.product.rows = call.of_bytes.rows = count

@@ -336,7 +336,7 @@ def _multiply_on_cuda(Tensor a, ScaledTensor b, Tensor out, alpha, factor, str t
     fill_weights(&call.product, b, factor, &touched)
     fill_rows(&call.product, rows, scales, &touched)
     fill_result(&call.product, result, &touched)
-    call.product.alpha = alpha
+    call.product.alpha = dlfp4_host_narrow(alpha)
     call.tactic = TACTICS[tactic]
     check_run(&place, run_on(&place, &touched, multiply_at, DLFP4_CUDA_IMAGE_products, &call, 0),
               "multiplying matrices")

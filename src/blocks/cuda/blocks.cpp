@@ -10,6 +10,7 @@
 #include "blocks/scales.h"
 #include "gpu/context.h"
 #include "gpu/runs.h"
+#include "host/threads.h"
 #include "params.h"
 #include "rules/hadamard.h"
 
@@ -709,10 +710,10 @@ int dlfp4_cuda_quantize(int device, uintptr_t stream, const dlfp4_matrix *x, int
   if (!make_lines(*x, rotation && along_columns ? kAlongColumns : kAlongRows, &lines)) return refuse(DLFP4_E_DTYPE);
   const bool alone = (along_rows && along_rows->decodes) || (along_columns && along_columns->decodes);
   const bool scaled = info.whole || (info.row->kind == DLFP4_TWO_LEVEL && !alone);
-  const bool searches = scaled && !scale->given && !(scale->number > 0);
+  const bool is_known = is_decode_scale(scale->number), searches = scaled && !scale->given && !is_known;
   const dlfp4_tensor_scale known = dlfp4_host_given_tensor_scale(scale->number);
-  Quantization of = {
-      info, *recipe, make_rule(info, *recipe, lines.source, scale->number > 0 ? &known : nullptr), {}, stream};
+  Quantization of = {info, *recipe, {}, {}, stream};
+  compute([&] { of.rule = make_rule(info, *recipe, lines.source, is_known ? &known : nullptr); });
   uint32_t *const word = reinterpret_cast<uint32_t *>(scale->places[0]);
   of.place = {searches ? word : nullptr, scale->given, {nullptr, nullptr}};
   int status = searches ? find_largest(lines, info, rotation, word, stream) : 0;
