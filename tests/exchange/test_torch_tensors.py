@@ -5,7 +5,7 @@ import pytest
 
 import dlfp4
 
-from ..support.capsules import framework
+from ..support.capsules import flushed_subnormals, framework
 from ..support.reference import raw_bytes
 
 
@@ -295,11 +295,7 @@ def test_subnormals_where_pytorch_flushes_them():
         return [*results, raw_bytes(dlfp4.vecdot(tiny, large)), raw_bytes(dlfp4.matmul(large, tiny.mT))]
 
     expected = run()
-    if not torch.set_flush_denormal(True):
-        pytest.skip("PyTorch cannot flush subnormals on this processor")
-    try:
+    with flushed_subnormals(torch):
         flushed = run()
-    finally:
-        torch.set_flush_denormal(False)
     assert flushed == expected
     assert all(any(expected[k]) for k in (3, -4, -3, -2, -1))

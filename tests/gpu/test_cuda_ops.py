@@ -15,7 +15,7 @@ from dlfp4._core import _cuda_capability
 from dlfp4.checkpoints import join_parts, split_parts, to_ggml
 
 from ..support import reference
-from ..support.capsules import DTYPES, Made
+from ..support.capsules import DTYPES, Made, flushed_subnormals
 from ..support.reference import dtype_of, host_bytes, raw_bytes
 
 pytestmark = pytest.mark.gpu
@@ -652,11 +652,7 @@ def test_subnormal_numbers_where_pytorch_flushes_them(torch):
         return [host_bytes(part) for part in parts]
 
     expected = run()
-    if not torch.set_flush_denormal(True):
-        pytest.skip("PyTorch cannot flush subnormals on this processor")
-    try:
+    with flushed_subnormals(torch):
         flushed = run()
-    finally:
-        torch.set_flush_denormal(False)
     assert flushed == expected
     assert any(expected[3])

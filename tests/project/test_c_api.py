@@ -11,7 +11,7 @@ import dlfp4
 from dlfp4 import _core
 
 from ..support import c_api
-from ..support.capsules import DTYPES
+from ..support.capsules import DTYPES, flushed_subnormals
 
 pytestmark = pytest.mark.arithmetic  # no part of it depends on Python
 
@@ -185,10 +185,8 @@ def test_a_subnormal_scale_where_the_caller_flushes_subnormals():
     expected = dlfp4.quantize(x, "nvfp4", global_scale=5e-39)
     result = blank_like(expected, x)
     described = c_api.describe(x), None, scale, c_api.describe_scaled(result), None, None
-    if not torch.set_flush_denormal(True):
-        pytest.skip("PyTorch cannot flush subnormals on this processor")
-    status = C.quantize(*described)
-    torch.set_flush_denormal(False)
+    with flushed_subnormals(torch):
+        status = C.quantize(*described)
     assert status == c_api.OK
     assert bytes_of(result) == bytes_of(expected)
 

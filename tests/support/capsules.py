@@ -4,6 +4,7 @@ producers that behave and misbehave, a reader of other people's capsules, and a 
 Nothing here knows dlfp4: what it makes can be given to any consumer.
 """
 
+import contextlib
 import ctypes
 import itertools
 import operator
@@ -478,3 +479,16 @@ def framework(name):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return pytest.importorskip(name, reason=f"{name} is not installed")
+
+
+@contextlib.contextmanager
+def flushed_subnormals(torch):
+    """Within, the processor takes subnormals for zeros; skip where it cannot."""
+    import pytest
+
+    if not torch.set_flush_denormal(True):
+        pytest.skip("PyTorch cannot flush subnormals on this processor")
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
