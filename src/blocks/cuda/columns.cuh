@@ -166,13 +166,7 @@ __device__ inline void encode_held_bytes(const HeldParams &p, const HeldTiles &t
             tiles.tile(number) +
             place_in_tile<S::kBytes, kLanesOfSegment>(share.row, share.chunk * kStep + k * 16 / S::kBytes) +
             i * share.kApart * kRowPitch);
-      FloatStep step = unpack_step<Src>(raw);
-#pragma unroll
-      for (int k = 0; k < kStep; ++k) step.values[k] = __fmul_rn(step.values[k], multipliers[k]);
-      if (is_finite)
-        encode_step<Dtype>(p.encode, step, words);
-      else
-        encode_step_by_rule<8>(p.encode, step.values, words);
+      encode_bytes<Dtype>(p.encode, unpack_step<Src>(raw), multipliers, is_finite, words);
       store_codes<8>(q.data + row * q.data_step + line, words);
     }
 }
@@ -304,14 +298,8 @@ __device__ inline void quantize_columns(const QuantizeParams &p, const EncodePar
   }
 #pragma unroll 2
   for (int64_t position = at.first; position < at.last; ++position) {
-    FloatStep step = load_across<Src>(p, at.line, position);
     uint32_t words[kCodeWords<8>];
-#pragma unroll
-    for (int i = 0; i < kStep; ++i) step.values[i] = __fmul_rn(step.values[i], multipliers[i]);
-    if (is_finite)
-      encode_step<Dtype>(encode, step, words);
-    else
-      encode_step_by_rule<8>(encode, step.values, words);
+    encode_bytes<Dtype>(encode, load_across<Src>(p, at.line, position), multipliers, is_finite, words);
     store_codes<8>(p.data + position * p.data_step + at.line, words);
   }
 }

@@ -434,6 +434,18 @@ __device__ inline bool find_strip_scales(const QuantizeParams &p, TilePlace at, 
   return !__syncthreads_or(largest >= kFloatInfinity);
 }
 
+// Codes of neighbours in a row, each with a multiplier of its own.
+template <int Dtype>
+__device__ inline void encode_bytes(const EncodeParams &encode, FloatStep step, const float *multipliers,
+                                    bool is_finite, uint32_t *words) {
+#pragma unroll
+  for (int i = 0; i < kStep; ++i) step.values[i] = __fmul_rn(step.values[i], multipliers[i]);
+  if (is_finite)
+    encode_step<Dtype>(encode, step, words);
+  else
+    encode_step_by_rule<8>(encode, step.values, words);
+}
+
 template <int Src, int Dtype>
 __device__ inline void quantize_strip(const TileParams &p) {
   using S = Strip<Src>;
@@ -463,13 +475,7 @@ __device__ inline void quantize_strip(const TileParams &p) {
 #pragma unroll
   for (int pass = 0; pass < S::kPasses; ++pass, to += S::kRowsOfPass * q.data_step) {
     if (!has_lines || first + pass * S::kRowsOfPass >= q.stored) continue;
-    FloatStep floats = unpack_step<Src>(raw[pass]);
-#pragma unroll
-    for (int k = 0; k < kStep; ++k) floats.values[k] = __fmul_rn(floats.values[k], multipliers[k]);
-    if (is_finite)
-      encode_step<Dtype>(p.encode, floats, words);
-    else
-      encode_step_by_rule<8>(p.encode, floats.values, words);
+    encode_bytes<Dtype>(p.encode, unpack_step<Src>(raw[pass]), multipliers, is_finite, words);
     store_codes<8>(to, words);
   }
 }
