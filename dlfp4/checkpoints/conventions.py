@@ -153,7 +153,7 @@ SPELLINGS: tuple[Spelling, ...] = (
 )
 CONVENTIONS = tuple(dict.fromkeys(spelling.convention for spelling in SPELLINGS if spelling.convention))
 # Those whose loaders give each linear layer its parts, and know no stacks of experts.
-BY_LAYER = ("compressed-tensors", "deepseek", "deepseek-v4", "gptq", "awq")
+BY_LAYER = ("compressed-tensors", "deepseek", "deepseek-v4", "comfyui", "gptq", "awq")
 # A part of such a name says that there is more to a tensor than data and scales.
 FURTHER = (
     "_scale_2", "_global_scale", "_zero_point", "_zeros", ".biases", ".zeros", "_scale_inv", "_scale", ".scale_2",

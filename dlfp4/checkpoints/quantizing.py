@@ -23,24 +23,13 @@ from dlfp4 import Recipe, ScaledTensor, Tensor, TensorProto
 from dlfp4._core import _find_format
 from dlfp4.analysis import signal_to_noise
 from dlfp4.checkpoints import configs, folders, joining, models, native, safetensors
-from dlfp4.checkpoints.conventions import check_convention, why_no_stack
+from dlfp4.checkpoints.conventions import check_convention
 from dlfp4.checkpoints.folders import Outcome, Report, Tick
 from dlfp4.checkpoints.models import Files, ModelPath, Shard
-from dlfp4.checkpoints.names import last, module_of
-from dlfp4.checkpoints.selection import (
-    Choice,
-    as_patterns,
-    choose,
-    described,
-    quantize_chosen,
-    recipe_of,
-    shared_global_scale,
-)
+from dlfp4.checkpoints.selection import Choice, choose, described, quantize_chosen, recipe_of, shared_global_scale
 from dlfp4.files import as_path
 from dlfp4.formats import FLOATS, Format, RecipeName, offset_parts
 
-GPT_OSS = "gpt-oss"
-TURNING = ("gptq",)  # whose loaders take layers that were stored as (in, out)
 ONE_BY_ONE = "compressed-tensors"  # whose loaders have other modules for these experts than the model's own files
 LLAMA_4 = re.compile(r"(.*\bfeed_forward\.experts\.)(gate_up_proj|down_proj)")
 
@@ -202,37 +191,15 @@ def quantize_model(
 
 
 def choose_all(
-    shards: Sequence[Shard], format: Format, *, convention: str | None, axis: int | None, **options: Any
+    shards: Sequence[Shard], format: Format, *, convention: str | None, **options: Any
 ) -> list[dict[str, Choice]]:
     """The choices for the tensors of each file, made for all of them together."""
     if convention is not None:
         check_convention(convention)
     members = [parts_of(shard, convention)[0] for shard in shards]
     tensors = {name: x for each in members for name, x in each.items()}
-    included = as_patterns("include", options["include"])
-    is_named = bool(included) or axis is not None  # and so are stacks, by their axis
-    if convention == GPT_OSS and axis is None:
-        axis = -2  # its experts were (experts, in, out), and are stored as (experts, out, in)
-    choices = choose(tensors, format, convention=convention, axis=axis, **options)
-    if convention is not None and not included:
-        for name, choice in choices.items():
-            reason = why_unloadable(choice, tensors[name].ndim, convention, is_named) if choice.quantized else ""
-            if reason:
-                choices[name] = replace(choice, quantized=False, reason=f"{reason}; include names it")
+    choices = choose(tensors, format, convention=convention, **options)
     return [{name: choices[name] for name in each} for each in members]
-
-
-def why_unloadable(choice: Choice, ndim: int, convention: str, is_named: bool) -> str:
-    """Why loaders of the convention do not look for the parts of a tensor, and would leave its values to chance."""
-    if convention == GPT_OSS:
-        return "" if ndim == 3 else f"{GPT_OSS} has quantized experts alone"
-    if ndim == 3:
-        return "" if is_named else why_no_stack(convention)
-    if choice.axis == -2 and convention not in TURNING:
-        return f"stored as (in, out), which loaders of {convention} do not expect"
-    if module_of(choice.name) and last(choice.name) != "weight":
-        return f"no weight of a module, which loaders of {convention} look for"
-    return ""
 
 
 def parts_of(shard: Shard, convention: str | None) -> tuple[dict[str, Tensor | ScaledTensor], dict[str, str]]:

@@ -18,7 +18,7 @@ import numpy as np
 import dlfp4
 from dlfp4 import Recipe, ScaledTensor, Tensor
 from dlfp4._core import _buffers_of, _find_format
-from dlfp4.checkpoints.conventions import as_it_comes_back, check_mapping, find_spelling, scales_shape
+from dlfp4.checkpoints.conventions import as_it_comes_back, check_mapping, find_spelling, scales_shape, why_no_stack
 from dlfp4.checkpoints.names import fused_with, is_part, last, module_of
 from dlfp4.extents import count_elements
 from dlfp4.formats import FLOATS, Format, find_recipe
@@ -28,6 +28,8 @@ from dlfp4.suggest import did_you_mean, is_one_of
 Shapes = Mapping[str, tuple[str, tuple[int, ...]]]  # the element type and the shape of each tensor
 
 FLAG = "include_"  # what the flags of `choose` begin with
+GPT_OSS = "gpt-oss"  # whose experts were (experts, in, out), and are stored as (experts, out, in)
+TURNING = ("gptq",)  # whose loaders take layers that were stored as (in, out)
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,8 @@ def choose(
     format : str or Format
         A row of :func:`dlfp4.formats`.
     convention : str, optional
-        Keep what it cannot store; see :func:`dlfp4.checkpoints.split_parts`.
+        Keep what it cannot store; see :func:`dlfp4.checkpoints.split_parts`. Without `include`, also keep what its
+        loaders do not look for, such as stacks of experts where they know layers alone.
     include, exclude : str or sequence of str
         Patterns of names. A tensor may be quantized if its name matches one of `include` (an empty `include` matches
         all) and none of `exclude`. ``lm_head`` or ``mlp.gate`` matches where these are whole components of the name;
@@ -95,7 +98,7 @@ def choose(
         Quantize these, too.
     axis : {-1, -2}, optional
         The axis over which products with stacks of experts sum: -1 for (experts, out, in), -2 for (experts, in, out).
-        By default the shapes of the stacks that belong together tell it.
+        By default the shapes of the stacks that belong together tell it. Who says it names the stacks.
 
     Returns
     -------
@@ -128,7 +131,8 @@ def choose(
     shapes = {name: described(x) for name, x in tensors.items()}
     included, excluded = as_patterns("include", include), as_patterns("exclude", exclude)
     wanted, unwanted = find_matches("include", included, shapes), find_matches("exclude", excluded, shapes)
-    model = Model(shapes, {"embeddings": include_embeddings, "heads": include_heads, "routers": include_routers}, axis)
+    order = -2 if axis is None and convention == GPT_OSS else axis
+    model = Model(shapes, {"embeddings": include_embeddings, "heads": include_heads, "routers": include_routers}, order)
     choices = {}
     for name, x in tensors.items():
         reason = (
@@ -137,7 +141,8 @@ def choose(
             or model.why_no_weight(name, named=bool(included))
         )  # fmt: skip
         choice = Choice(name, False, reason) if reason else model.orient(name)
-        choices[name] = fit(choice, shapes[name][1], chosen, convention)
+        choice = fit(choice, shapes[name][1], chosen, convention)
+        choices[name] = choice if included else look_for(choice, len(shapes[name][1]), convention, axis is not None)
     if has_unit(chosen, convention):
         flat = {name for name, (_, shape) in shapes.items() if len(shape) == 2}
         return {name: replace(choice, fused=fused_among(choice, choices, flat)) for name, choice in choices.items()}
@@ -280,6 +285,27 @@ def fit(choice: Choice, shape: tuple[int, ...], format: Format, convention: str 
         quantized=False,
         reason=f"{turned[-1]} elements along axis {choice.axis} are no whole blocks of {format}",
     )
+
+
+def look_for(choice: Choice, ndim: int, convention: str | None, names_stacks: bool) -> Choice:
+    """The choice, or the word that loaders of its convention do not look for the parts of such a tensor."""
+    if not choice.quantized or convention is None:
+        return choice
+    reason = why_unloadable(choice, ndim, convention, names_stacks)
+    return replace(choice, quantized=False, reason=f"{reason}; include names it") if reason else choice
+
+
+def why_unloadable(choice: Choice, ndim: int, convention: str, names_stacks: bool) -> str:
+    """Why loaders of the convention would leave the values of a tensor to chance; "" where they do not."""
+    if convention == GPT_OSS:
+        return "" if ndim == 3 else f"{GPT_OSS} has quantized experts alone"
+    if ndim == 3:
+        return "" if names_stacks else why_no_stack(convention)
+    if choice.axis == -2 and convention not in TURNING:
+        return f"stored as (in, out), which loaders of {convention} do not expect"
+    if module_of(choice.name) and last(choice.name) != "weight":
+        return f"no weight of a module, which loaders of {convention} look for"
+    return ""
 
 
 # ---- Patterns of names

@@ -94,6 +94,29 @@ def test_quantize_takes_what_files_take():
         dt.quantize_(made, "nvfp4")
 
 
+class Mixed(Model):
+    """With what loaders of some conventions do not look for: stacks, transposed layers, parameters of other names."""
+
+    def __init__(self):
+        super().__init__()
+        self.cross_attn = torch.nn.MultiheadAttention(64, 2)
+        self.c_fc = torch.nn.Module()
+        self.c_fc.weight, self.c_fc.bias = (torch.nn.Parameter(values(*shape)) for shape in ((64, 128), (128,)))
+
+
+@pytest.mark.parametrize("include", [None, ["c_fc", "cross_attn"]])
+@pytest.mark.parametrize("convention", [None, *conventions.CONVENTIONS])
+def test_conventions_keep_what_files_keep(tmp_path, convention, include):
+    formats = [name for row in conventions.SPELLINGS if row.convention == convention for name in row.formats]
+    format, made = formats[0] if formats else "mxfp4", Mixed()
+    file, target = tmp_path / "float.safetensors", tmp_path / "small.safetensors"
+    checkpoints.save(file, {name: x.detach() for name, x in made.named_parameters()})
+    done = checkpoints.quantize_model(file, target, format, convention=convention, include=include)
+    names = [each.name for each in done if each.format]
+    dt.quantize_(made, format, include=include, convention=convention)
+    assert sorted(quantized_names(made)) == sorted(names)
+
+
 @pytest.mark.parametrize("recipe", [None, "modelopt"])
 def test_zeros_choose_no_global_scale(recipe):
     """Their own, 1, is far above that of the layer beside them, which would vanish under it."""
@@ -418,7 +441,7 @@ def test_a_checkpoint_of_the_command_line(tmp_path):
     state = {name: part.to_torch() for name, part in parts.items()} | {"lm_head.weight": tensors["embed_tokens.weight"]}
     other = dt.quantize_(Model(), "nvfp4")
     other.load_state_dict(state)
-    dt.quantize_(made, "nvfp4", recipe=None, convention="compressed-tensors")
+    dt.quantize_(made, "nvfp4", include=["self_attn", "experts"], recipe=None, convention="compressed-tensors")
     ids = torch.arange(8)[None]
     assert torch.equal(other(ids), made(ids))
 
@@ -470,7 +493,7 @@ def test_transposed_layers():
     x = values(2, 64, seed=1)
     for convention in (None, "modelopt"):
         made = torch.nn.ModuleDict({"c_fc": Layer()})
-        dt.quantize_(made, "nvfp4", convention=convention)
+        dt.quantize_(made, "nvfp4", include="c_fc", convention=convention)
         weight = made["c_fc"].weight
         assert (weight.shape, weight.axis) == ((64, 128), -2)
         assert torch.equal(made["c_fc"](x), dlfp4.matmul(x, weight.to_dlfp4()).to_torch())
@@ -496,10 +519,10 @@ def test_transposed_squares(name, shapes, format):
     if name == "down_proj":
         model["experts"].gate_up_proj = torch.nn.Parameter(values(2, 64, 128))
     kept = copy.deepcopy(model)
-    dt.quantize_(model, format, convention="modelopt")
-    other = dt.quantize_(copy.deepcopy(kept), format, convention="modelopt")
+    dt.quantize_(model, format, include="*", convention="modelopt")
+    other = dt.quantize_(copy.deepcopy(kept), format, include="*", convention="modelopt")
     other.load_state_dict(model.state_dict())
-    empty = dt.quantize_(copy.deepcopy(kept).to("meta"), format, convention="modelopt")
+    empty = dt.quantize_(copy.deepcopy(kept).to("meta"), format, include="*", convention="modelopt")
     empty.load_state_dict(model.state_dict(), assign=True)
     quantized = {key: each for key, each in model.named_parameters() if isinstance(each, dt.ScaledTensor)}
     assert len(quantized) == 2
