@@ -9,6 +9,7 @@ import torch
 
 from dlfp4.torch.distributing import joined, sent
 from dlfp4.torch.scaled_tensor import ScaledTensor, as_bytes, implements, like, present
+from dlfp4.torch.views import Line
 
 FUNCTIONAL = torch.ops._c10d_functional
 WAITS = ("wait_tensor", "_wrap_tensor_autograd")  # of which older PyTorch lacks the latter
@@ -32,16 +33,23 @@ def waited_for(function: Any, q: ScaledTensor) -> ScaledTensor:  # noqa: ARG001
 
 
 @implements(torch.ops.c10d.broadcast_.default)
-def broadcast(function: Any, tensors: Sequence[ScaledTensor], *how: Any) -> tuple[Any, Any]:
+def broadcast(function: Any, tensors: Sequence[torch.Tensor], *how: Any) -> tuple[Any, Any]:
     """One process's parts in the memory of all, which collectives read without its strides."""
     works: list[Any] = []
-    for part in [part for q in tensors for part in present(q).values()]:
+    for part in [part for x in tensors for part in parts_within(x)]:
         memory = as_bytes(part).contiguous()
         works.append(function([memory], *how)[1])
         if not part.is_contiguous():
             works[-1].wait()
             as_bytes(part).copy_(memory)
     return list(tensors), last_of(works)
+
+
+def parts_within(x: torch.Tensor) -> list[torch.Tensor]:
+    """The plain tensors of which one is made."""
+    if isinstance(x, Line):
+        return [part for member in x.members for part in parts_within(member)]
+    return list(present(x).values()) if isinstance(x, ScaledTensor) else [x]
 
 
 @implements(torch.ops.c10d.scatter_.default)

@@ -186,8 +186,9 @@ def reshaped(q: ScaledTensor, shape: Shape) -> ScaledTensor:
     keeps_lines = shape[-1:] == tuple(q.shape[-1:]) and (len(shape) > 1 or q.encoding.axis == -1)
     if keeps_lines and units_fit(q, shape):
         return mapped(q, torch.ops.aten.alias.default, shape=shape)
-    if len(shape) == 1 and is_one_line(q):
-        return mapped(q, lambda part: part.reshape(1, -1) if part.dim() == 2 else part, shape=shape)
+    if is_one_line(q) and (len(shape) == 1 or (q.dim() == 1 and are_lines(q, shape))):
+        rows = count_elements(shape[:-1])
+        return mapped(q, lambda part: part.reshape(rows, -1) if part.dim() == 2 else part, shape=shape)
     raise NotImplementedError(
         f"{described(q)} in shape {shape}: the last dimension stays, beside another one where blocks run along "
         f"columns, and so do matrices that have a global scale each; call .dequantize() first"
@@ -200,6 +201,12 @@ def units_fit(q: ScaledTensor, shape: Shape) -> bool:
         return True
     lines = count_elements(shape[:-1]) if q.encoding.axis == -1 else shape[-1]
     return q.global_scale.numel() in (lines, count_elements(shape[:-2])) and shape[-2:] == tuple(q.shape[-2:])
+
+
+def are_lines(q: ScaledTensor, shape: Shape) -> bool:
+    """Whether blocks that follow one another in a line do not cross from row to row of a shape."""
+    _, length = _core._find_format(q.format).block or (1, 1)
+    return count_elements(shape) > 0 and shape[-1] % (length or 1) == 0
 
 
 def is_one_line(q: ScaledTensor) -> bool:

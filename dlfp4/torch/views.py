@@ -26,6 +26,7 @@ from dlfp4.torch.scaled_tensor import (
     as_bytes,
     checked_dtype,
     described,
+    handled,
     implements,
     like,
     mapped,
@@ -288,7 +289,7 @@ def permute(function: Any, q: ScaledTensor, dims: Sequence[int]) -> Any:
 def view(function: Any, q: ScaledTensor, size: Sequence[int]) -> Any:
     """Leading dimensions in another way; or all in a line, where blocks are lines that follow one another."""
     shape = completed(size, q.numel())
-    if shape == (q.numel(),) and q.dim() > 1 and not q.turned and not is_one_line(q):
+    if shape == (q.numel(),) and q.dim() > 1 and (q.turned or not is_one_line(q)):
         return Line(q)
     return aliasing(function, (q, size), reshaped(q, shape))
 
@@ -300,14 +301,17 @@ def completed(size: Sequence[int], count: int) -> tuple[int, ...]:
 
 
 class Line(torch.Tensor):  # type: ignore[misc]
-    """All of a tensor in a line, in which its blocks would be none: what FSDP keeps of a shard, to hold its memory."""
+    """Whole tensors one after another in a line, in which their blocks would be none: FSDP keeps that of a shard, to
+    hold its memory, and DistributedDataParallel sends those of a module as one.
+    """
 
-    whole: ScaledTensor
+    members: tuple[torch.Tensor, ...]
 
-    def __new__(cls, whole: ScaledTensor) -> Line:  # noqa: PYI034  (PyTorch makes the object)
-        """The line of a tensor."""
-        self: Line = wrapper(cls, (whole.numel(),), dtype=whole.dtype, device=whole.device)
-        self.whole = whole
+    def __new__(cls, *members: torch.Tensor) -> Line:  # noqa: PYI034  (PyTorch makes the object)
+        """The line of some tensors."""
+        count, first = sum(member.numel() for member in members), members[0]
+        self: Line = wrapper(cls, (count,), dtype=first.dtype, device=first.device)
+        self.members = members
         return self
 
     __torch_function__ = torch._C._disabled_torch_function_impl
@@ -315,15 +319,47 @@ class Line(torch.Tensor):  # type: ignore[misc]
     @classmethod
     def __torch_dispatch__(cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         line, *rest = args
-        if isinstance(line, Line):
-            if function in (aten.detach.default, aten.alias.default):
-                return Line(line.whole)
-            if function is aten.view.default and tuple(rest[0]) == tuple(line.whole.shape):
-                return mapped(line.whole, aten.alias.default)
-        raise NotImplementedError(f"{function} of all elements in a line, across blocks; call .dequantize() before it")
+        if not isinstance(line, Line):
+            found = handled(function, args, kwargs or {})
+        elif function in (aten.detach.default, aten.alias.default):
+            found = Line(*line.members)
+        elif function is aten.slice.Tensor:
+            found = line.member_at(*rest)
+        elif function is aten.view.default:
+            found = line.in_shape(tuple(rest[0]))
+        else:
+            found = NotImplemented
+        if found is NotImplemented:
+            raise NotImplementedError(
+                f"{function} of all elements in a line, across blocks; call .dequantize() before it"
+            )
+        return found
+
+    def member_at(self, dim: int = 0, start: int = 0, end: int | None = None, step: int = 1) -> Any:
+        """The line of the one that a slice takes."""
+        ends = list(accumulate(member.numel() for member in self.members))
+        for member, first, last in zip(self.members, [0, *ends], ends, strict=False):
+            if (dim, start, end, step) == (0, first, last, 1):
+                return Line(member)
+        return NotImplemented
+
+    def in_shape(self, shape: tuple[int, ...]) -> Any:
+        """The one that it has, if that has such a shape or is a line itself."""
+        member, *others = self.members
+        if others or (member.dim() > 1 and shape != tuple(member.shape)):
+            return NotImplemented
+        return aten.alias.default(member) if shape == tuple(member.shape) else member.view(shape)
 
     def __repr__(self, *, tensor_contents: object = None) -> str:
-        return f"{described(self.whole)} in a line"
+        return f"{', '.join(map(repr, self.members))} in a line"
+
+
+@implements(aten.cat.default)
+def line_up(function: Any, tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:  # noqa: ARG001
+    """Lines one after another; nothing else is joined."""
+    if any(x.dim() != 1 for x in tensors):
+        return NotImplemented
+    return Line(*[member for x in tensors for member in (x.members if isinstance(x, Line) else (x,))])
 
 
 @implements(aten.as_strided.default)

@@ -271,6 +271,12 @@ def test_views_and_shapes():
     stack = q.view(2, 3, 64)
     assert torch.equal(stack[1].dequantize(), q[3:].dequantize())
     assert torch.equal(q.view(-1).dequantize(), q.dequantize().view(-1))
+    for x in (q, stack, dt.quantize(values(6, 64), "mxfp8_e4m3"), dt.quantize(values(6, 64), "fp8_e4m3")):
+        assert parts_of(x.view(-1).view(x.shape)) == parts_of(x)
+    with pytest.raises(NotImplementedError, match="the last dimension stays"):
+        q.view(-1).view(-1, 8)
+    with pytest.raises(NotImplementedError, match="the last dimension stays"):
+        q[:0].view(-1).view(0, 8)
     assert q.unsqueeze(0).squeeze(0).shape == q.shape
     for across in (
         dt.quantize(torch.ones(1, 64), "mxfp4", axis=-2, pad=True),
@@ -309,6 +315,24 @@ def test_memory_of_squares_in_a_line():
     assert repr(line).endswith("in a line")
     with pytest.raises(NotImplementedError, match="across blocks"):
         line + 1
+
+
+def test_several_in_a_line():
+    """As DistributedDataParallel sends them: each comes out as it went in, and nothing else does."""
+    q, square, x = dt.quantize(values(6, 64), "nvfp4"), dt.quantize(values(32, 64), "nvfp4_16x16"), values(3, 5)
+    several = [q, square, square.mT, x]
+    line = torch.cat([each.reshape(-1) for each in several])
+    assert line.shape == (sum(each.numel() for each in several),)
+    first = 0
+    for each in several:
+        found = line.narrow(0, first, each.numel()).view(each.shape)
+        assert torch.equal(found, x) if each is x else parts_of(found) == parts_of(each)
+        first += each.numel()
+    for wrong in (lambda: line[1:65], lambda: line.view(1, -1), lambda: line * 2, lambda: torch.cat([line, line]) + 1):
+        with pytest.raises(NotImplementedError, match="across blocks"):
+            wrong()
+    with pytest.raises(NotImplementedError, match=r"cat.*quantize the result again"):
+        torch.cat([q, q])
 
 
 def test_another_dtype_leaves_the_parts_alone():

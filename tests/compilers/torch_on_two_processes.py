@@ -172,14 +172,33 @@ def check_tensor_parallel(mesh):
 
 
 def check_data_parallel(mesh):
-    """Around frozen quantized weights, which each process has already: PyTorch would send them flat."""
-    model = torch.nn.Sequential(torch.nn.Linear(128, 64), torch.nn.Linear(64, 8))
-    for parameter in model.parameters():
-        torch.nn.init.constant_(parameter, 0.5)
-    wrapped = torch.nn.parallel.DistributedDataParallel(dt.quantize_(model, "nvfp4", exclude="1"), init_sync=False)
+    """Around frozen quantized weights, which PyTorch sends with all others in a line: each process gets the first's."""
+
+    class Model(torch.nn.Module):
+        def __init__(self, seed):
+            super().__init__()
+            torch.manual_seed(seed)
+            self.first, self.second = torch.nn.Linear(128, 64), torch.nn.Linear(64, 8)
+            dt.quantize_(self, "nvfp4", exclude="second")
+            made = [
+                dt.quantize(values(256, 128, seed=seed), format, axis=axis, **options) for format, axis, options in CUT
+            ]
+            stack, empty = dt.quantize(values(2, 32, 64, seed=seed), "mxfp4").mT, dt.quantize(values(0, 64), "nvfp4")
+            alone = dt.quantize(values(64, seed=seed), "nvfp4").bfloat16()
+            for number, weight in enumerate([*made, made[0].mT, made[0][:, :64], stack, empty, alone]):
+                self.register_buffer(f"weight_{number}", weight)
+
+        def forward(self, x):
+            return self.second(self.first(x))
+
+    model, expected = Model(mesh.get_local_rank()), Model(0)
+    wrapped = torch.nn.parallel.DistributedDataParallel(model)
+    for name, x in [*expected.named_parameters(), *expected.named_buffers()]:
+        own = dict([*model.named_parameters(), *model.named_buffers()])[name]
+        assert parts_of(own) == parts_of(x) if isinstance(x, dt.ScaledTensor) else torch.equal(own, x), name
     wrapped(values(4, 128, seed=mesh.get_local_rank())).sum().backward()
-    alone = [model[0](values(4, 128, seed=rank)).sum(0) for rank in range(2)]
-    assert torch.allclose(model[1].weight.grad, (sum(alone) / 2).expand(8, 64), rtol=1e-5, atol=1e-5)
+    alone = [expected.first(values(4, 128, seed=rank)).sum(0) for rank in range(2)]
+    assert torch.allclose(model.second.weight.grad, (sum(alone) / 2).expand(8, 64), rtol=1e-5, atol=1e-5)
 
 
 def main():
