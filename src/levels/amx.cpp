@@ -27,14 +27,15 @@ bool may_use_tiles() {
   constexpr long kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
   return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
 }
-
-bool runs() { return level_avx512_bf16.runs() && has_tiles() && may_use_tiles(); }
 #else
-bool runs() { return false; }
+bool has_tiles() { return false; }
+bool may_use_tiles() { return false; }
 #endif
+
+bool runs() { return level_avx512_bf16.runs() && has_tiles(); }
 }  // namespace
 
 extern const Level level_amx;
-const Level level_amx = {"amx", runs, nullptr, nullptr, add_amx_products};
+const Level level_amx = {"amx", runs, nullptr, nullptr, add_amx_products, may_use_tiles};
 
 }  // namespace dlfp4

@@ -16,6 +16,8 @@ struct Level {
   void (*add_codecs)(CodecKernels *kernels);
   void (*add_blocks)(BlockKernels *kernels);
   void (*add_products)(ProductKernels *kernels);
+  // Asks the system whether this process may use the level, where it has to be asked; only of a level that is wanted.
+  bool (*may_run)() = nullptr;
 };
 
 }  // namespace dlfp4

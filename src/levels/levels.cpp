@@ -44,15 +44,17 @@ void add_level(const Level &level, Kernels *kernels) {
   if (level.add_products) level.add_products(&kernels->products);
 }
 
+bool may_use(const Level &level) { return level.runs() && (!level.may_run || level.may_run()); }
+
 int fastest_level() {
   int level = 0;
-  while (!kLevels[level]->runs()) ++level;  // the scalar one runs everywhere
+  while (!may_use(*kLevels[level])) ++level;  // the scalar one runs everywhere
   return level;
 }
 
 int level_named(const char *name) {
   for (int level = 0; level < kNumLevels; ++level)
-    if (strcmp(kLevels[level]->name, name) == 0 && kLevels[level]->runs()) return level;
+    if (strcmp(kLevels[level]->name, name) == 0 && may_use(*kLevels[level])) return level;
   return kNoLevel;
 }
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+import dlfp4
+
 from ..support.levels import CODEC_LEVELS, LEVELS, available_levels, digests_at, python_at, require
 
 pytestmark = pytest.mark.arithmetic
@@ -144,15 +146,41 @@ def flags():
     return found if may_use_tiles(found) else found - {"amx_tile"}
 
 
+ARCH_PRCTL, GET_PERMISSIONS, REQUEST_PERMISSION, TILE_DATA = 158, 0x1022, 0x1023, 18
+
+
 def may_use_tiles(flags):
     """Whether Linux, or the container, gives a process the tiles that the processor has."""
-    arch_prctl, request, tile_data = 158, 0x1023, 18
-    return "amx_tile" in flags and ctypes.CDLL(None).syscall(arch_prctl, request, tile_data) == 0
+    return "amx_tile" in flags and ctypes.CDLL(None).syscall(ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA) == 0
 
 
 def test_every_level_of_this_processor_is_there(flags):
     assert available_levels() == [level for level in LEVELS if FLAGS[level] <= flags]
     assert level_of("") == available_levels()[0]  # empty: as if it were not set
+
+
+PERMITTED = f"""
+import ctypes, sys
+
+def has_tiles():
+    permissions = ctypes.c_uint64()
+    assert ctypes.CDLL(None).syscall({ARCH_PRCTL}, {GET_PERMISSIONS}, ctypes.byref(permissions)) == 0
+    return bool(permissions.value >> {TILE_DATA} & 1)
+
+library = ctypes.CDLL(sys.argv[1])
+library.dlfp4_isa()
+first = has_tiles()
+library.dlfp4_set_isa(b"amx")
+print(first, has_tiles())
+"""
+
+
+def test_the_system_is_asked_for_tiles_where_they_are_wanted():
+    """A process that forces another level has signals' frames without them."""
+    require("amx")
+    (library,) = Path(dlfp4.get_library_dir()).glob("libdlfp4.so.*")
+    asked = {level: python_at(level, "-c", PERMITTED, library).stdout.split() for level in ("amx", "avx2", "")}
+    assert asked == {"amx": ["True", "True"], "avx2": ["False", "True"], "": ["True", "True"]}
 
 
 def assert_refused(level):
