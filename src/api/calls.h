@@ -44,7 +44,8 @@ struct Experts {
   const float *weights;
   bool gathers;
 };
-// For x of so many lines and weights of so many, of all experts.
+inline bool has_ends(const dlfp4_routing *routing) { return routing && routing->ends; }
+// For x of so many lines and weights of so many, of all experts; `routing` has ends.
 dlfp4_status read_experts(const dlfp4_routing *routing, const Place &place, int64_t lines, int64_t lines_of_weights,
                           const dlfp4_matrix &out, Experts *experts);
 

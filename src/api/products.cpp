@@ -130,6 +130,7 @@ bool lie_below(const int64_t *numbers, int64_t count, int64_t limit) {
 dlfp4_status read_grouped(const dlfp4_scaled_tensor *x, const dlfp4_scaled_tensor *w, const dlfp4_routing *routing,
                           const DLTensor *out, const dlfp4_matmul_options *options, void *stream, Product *product,
                           Experts *experts) {
+  if (!has_ends(routing)) return DLFP4_E_OPTION;
   if (const dlfp4_status status = read_product(x, w, out, options, stream, product)) return status;
   return read_experts(routing, product->place, product->factors[0].count, product->factors[1].count, product->out,
                       experts);
@@ -160,7 +161,6 @@ dlfp4_status read_experts(const dlfp4_routing *routing, const Place &place, int6
   Numbers weights = {};
   *experts = {};
   experts->count = -1;
-  if (!routing || !routing->ends) return DLFP4_E_OPTION;
   if ((routing->weights || routing->gathers) != (routing->indices != nullptr)) return DLFP4_E_OPTION;
   experts->rows = routing->indices ? -1 : lines;
   experts->gathers = routing->gathers;

@@ -512,7 +512,7 @@ def test_experts_that_a_device_does_not_have():
     assert status(routing_on_device(ends=ends, indices=some)) == c_api.E_OPTION
     assert status(routing_on_device(ends=ends, weights=values(9))) == c_api.E_OPTION
     assert status(routing_on_device(ends=np.zeros(6, np.int64)[::2])) == c_api.E_SHAPE
-    assert status(None) == c_api.E_OPTION
+    assert status(None) == status(c_api.Routing()) == c_api.E_OPTION
     both = routing_on_device(ends=ends, indices=some, weights=values(9), gathers=1)
     assert status(both, out=np.zeros((8, 32), np.float32)) == c_api.E_SHAPE  # as many tokens of x as of out
     for name in ("nvfp4", "fp8_1x128_e5m2"):
@@ -538,6 +538,11 @@ def test_prepared_weights_of_experts_that_do_not_fit():
     assert status(routed=routing(ends=ends)) == c_api.E_DEVICE
     assert C.grouped_matmul_prepared(tensor_on_device(x), None, routing_on_device(ends=ends), tensor_on_device(out), 1,
                                      None, None) == c_api.E_OPTION  # fmt: skip
+    here = c_api.describe(x), byref(prepared_there())
+    for nowhere in (None, c_api.Routing()):  # before it is looked at where the tensors lie
+        assert C.grouped_matmul_prepared(*here, nowhere, c_api.describe(out), 1, None, None) == c_api.E_OPTION
+        apart = c_api.plain(x), on_device(fp8(96, 64)), nowhere, c_api.describe(out)
+        assert C.grouped_matmul(*apart, None, None, None) == c_api.E_OPTION
     stack = prepared_there(matrices=3)
     square = tensor_on_device(np.zeros((9, 96), np.float32))
     assert C.matmul_prepared(tensor_on_device(x), byref(stack), square, 1, None) == c_api.E_OPTION

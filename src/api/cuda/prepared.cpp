@@ -55,7 +55,7 @@ dlfp4_status describe_routed(const DLTensor *x, const dlfp4_prepared *w, const d
                              dlfp4_cuda_product *product, dlfp4_cuda_routing *routed) {
   dlfp4_matrix result;
   Experts experts;
-  if (!w) return DLFP4_E_OPTION;
+  if (!w || !has_ends(routing)) return DLFP4_E_OPTION;
   if (const dlfp4_status status = describe(x, *w, out, alpha, stream, place, &result, product)) return status;
   const int64_t lines = product->rows;
   if (const dlfp4_status status = read_experts(routing, *place, lines, w->rows, result, &experts)) return status;
