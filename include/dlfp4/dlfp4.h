@@ -5,12 +5,16 @@
  * copied. Memory is the caller's, results' too; dlfp4_size_buffers() says how much a quantized tensor takes. Host
  * memory is CPU and pinned memory; all tensors of a call lie there, or on one CUDA device. No function allocates on the
  * host, throws, or keeps a pointer after it returns. Elements need no alignment; single numbers, sums and what says
- * where rows belong have that of their type. Results share no memory with operands, nor their elements with one
- * another; that is not checked. A NULL where there has to be something is refused with DLFP4_E_OPTION.
+ * where rows belong have that of their type. Results share no memory with operands, but where a function says so, nor
+ * their elements with one another; that is not checked. Calls may run at the same time in any threads.
+ *
+ * Statuses mean what options.h says of them, of whatever a call is given, such as DLFP4_E_OPTION of a NULL where there
+ * has to be something, and DLFP4_E_ISA of calls on the host where DLFP4_ISA names what is not there; comments name what
+ * is special to a function.
  *
  * `stream` is a cudaStream_t (NULL: the legacy default stream) and means nothing for host memory. Work on a device is
- * in the stream's order, nothing waits, and all can be captured into a graph once dlfp4_load_cuda() has loaded the
- * kernels, which otherwise the first call does.
+ * in the stream's order, nothing waits, and all but dlfp4_prepare() can be captured into a graph once dlfp4_load_cuda()
+ * has loaded the kernels, which otherwise the first call does.
  *
  * FP4 and FP6 are packed, little-endian in bits: the even FP4 element is the low nibble. FP4 in pairs, as PyTorch's
  * float4_e2m1fn_x2 (lanes = 2) has it, is taken as what it holds.
@@ -148,14 +152,17 @@ DLFP4_API dlfp4_status dlfp4_cast(const DLTensor *x, const DLTensor *out, const 
  * @param q             The result, whose parts are written.
  * @param other         A second result of the same format, along the other axis, or NULL.
  * @return DLFP4_E_SHAPE: parts of other shapes than dlfp4_size_buffers() gives. DLFP4_E_DTYPE: parts of other types, or
- * x. DLFP4_E_OPTION: a recipe that the format has no use for. DLFP4_E_DEVICE. */
+ * x. DLFP4_E_OPTION: a recipe that the format has no use for; a global scale that is negative, infinite or NaN, or of a
+ * format that has none. DLFP4_E_DEVICE. */
 DLFP4_API dlfp4_status dlfp4_quantize(const DLTensor *x, const dlfp4_recipe *recipe, float global_scale,
                                       const dlfp4_scaled_tensor *q, const dlfp4_scaled_tensor *other, void *stream);
 
 /** The values of a quantized tensor: element * scale (* global scale), (element - zero point) * scale, or
  * element * scale + bias, in float32, rounded to nearest even. A rotation is undone.
  *
- * @param out  (..., columns) of float32, bfloat16 or float16, which counts as a matrix. */
+ * @param out  (..., columns) of float32, bfloat16 or float16, which counts as a matrix.
+ * @return DLFP4_E_SHAPE: parts of other shapes than dlfp4_size_buffers() gives for out's. DLFP4_E_DTYPE: parts of other
+ * types, or out. DLFP4_E_OPTION: a part that is missing, or that the format does not have. DLFP4_E_DEVICE. */
 DLFP4_API dlfp4_status dlfp4_dequantize(const dlfp4_scaled_tensor *q, const DLTensor *out, void *stream);
 
 /** The random Hadamard transform of sixteen neighbours whose signs a seed draws, as the `rotation` of a tensor. Sums of
@@ -168,7 +175,9 @@ DLFP4_API uint32_t dlfp4_rotation(uint64_t seed);
  * @param out      The same, of x's type.
  * @param rows     The scales' rows before padding.
  * @param columns  Their columns.
- * @param fill     The byte of the result's padding. */
+ * @param fill     The byte of the result's padding.
+ * @return DLFP4_E_OPTION: no such layout. DLFP4_E_SHAPE: shapes that are not those of the layouts. DLFP4_E_DTYPE: types
+ * that differ, or of other sizes. DLFP4_E_DEVICE. */
 DLFP4_API dlfp4_status dlfp4_convert_scales(const DLTensor *x, int x_layout, const DLTensor *out, int out_layout,
                                             int64_t rows, int64_t columns, uint8_t fill, void *stream);
 
@@ -309,11 +318,12 @@ DLFP4_API dlfp4_status dlfp4_grouped_matmul_prepared(const DLTensor *x, const dl
 /* --- The machine --------------------------------------------------------------------------------------------- */
 
 /** The instruction set in use: "scalar", "avx2", "avx512", "avx512_bf16" (which has VNNI too), "amx" or "neon". Chosen
- * at the first call from what the machine has, for "amx" also from whether Linux lets the process use tiles, which that
- * call asks for; NULL where the variable DLFP4_ISA names one that is not there. */
+ * at the first call from what the machine has, for "amx" also from whether Linux lets the process use tiles, which is
+ * asked for unless the variable DLFP4_ISA names another one; NULL where that names one that is not there. */
 DLFP4_API const char *dlfp4_isa(void);
 
-/** Forces an instruction set (NULL: choose again). DLFP4_E_ISA where it is not there. */
+/** Forces an instruction set, of the whole process (NULL: choose again). DLFP4_E_ISA where it is not there. A workspace
+ * has the bytes of the one in use: force no other one between asking for them and the product. */
 DLFP4_API dlfp4_status dlfp4_set_isa(const char *name);
 
 /** The instruction sets of this build by number, the fastest first; NULL behind the last. */
