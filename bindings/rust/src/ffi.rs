@@ -7,6 +7,8 @@ use std::os::raw::{c_char, c_int, c_void};
 pub const OK: c_int = 0;
 pub const PLAIN: i32 = -1;
 pub const CPU: i32 = 1;
+pub const UINT: u8 = 1;
+pub const TWO_LEVELS: c_int = 0;
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -161,6 +163,24 @@ extern "C" {
     ) -> c_int;
     pub fn dlfp4_dequantize(q: *const ScaledTensor, out: *const DLTensor, stream: *mut c_void) -> c_int;
     pub fn dlfp4_rotation(seed: u64) -> u32;
+    pub fn dlfp4_convert_scales(
+        x: *const DLTensor,
+        x_layout: c_int,
+        out: *const DLTensor,
+        out_layout: c_int,
+        rows: i64,
+        columns: i64,
+        fill: u8,
+        stream: *mut c_void,
+    ) -> c_int;
+    pub fn dlfp4_vecdot_workspace(lines: i64, length: i64) -> i64;
+    pub fn dlfp4_vecdot(
+        a: *const ScaledTensor,
+        b: *const ScaledTensor,
+        out: *const DLTensor,
+        workspace: *mut c_void,
+        stream: *mut c_void,
+    ) -> c_int;
     pub fn dlfp4_matmul_workspace(
         a: *const ScaledTensor,
         b: *const ScaledTensor,
@@ -220,8 +240,11 @@ extern "C" {
         workspace: *mut c_void,
         stream: *mut c_void,
     ) -> c_int;
-    pub fn dlfp4_load_cuda(device: c_int) -> c_int;
     pub fn dlfp4_isa() -> *const c_char;
+    pub fn dlfp4_set_isa(name: *const c_char) -> c_int;
+    pub fn dlfp4_isa_numbered(number: c_int) -> *const c_char;
     pub fn dlfp4_set_num_threads(threads: c_int);
     pub fn dlfp4_get_num_threads() -> c_int;
+    pub fn dlfp4_load_cuda(device: c_int) -> c_int;
+    pub fn dlfp4_register_tvm_ffi() -> c_int;
 }

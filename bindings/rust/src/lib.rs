@@ -238,8 +238,8 @@ pub struct Quantized {
     rotation: u32,
     sizes: ffi::Sizes,
     data: Vec<u8>,
-    scales: Vec<f32>, // for its alignment: these may be bytes
-    global_scale: [f32; 1],
+    scales: Vec<f32>,       // for its alignment: these may be bytes
+    global_scale: Vec<f32>, // one, or none; not in the struct itself, which is borrowed while C writes
     offsets: Vec<u8>,
 }
 
@@ -252,7 +252,7 @@ impl Quantized {
         let axis = if options.axis == Axis::Rows { -1 } else { -2 };
         let mut sizes = ffi::Sizes::default();
         check(unsafe { ffi::dlfp4_size_buffers(format.number, axis, 0, shape[0], shape[1], &mut sizes) })?;
-        let has_offsets = format.info().element.code == 1;
+        let (info, scales) = (format.info(), sizes.scales[0] * sizes.scales[1]);
         Ok(Quantized {
             format,
             axis: options.axis,
@@ -260,8 +260,8 @@ impl Quantized {
             sizes,
             data: zeros(sizes.data_bytes),
             scales: zeros((sizes.scale_bytes + 3) / 4),
-            global_scale: [0.0],
-            offsets: zeros(if has_offsets { sizes.scales[0] * sizes.scales[1] } else { 0 }),
+            global_scale: zeros(i64::from(info.kind == ffi::TWO_LEVELS)),
+            offsets: zeros(if info.element.code == ffi::UINT { scales } else { 0 }),
         })
     }
 
@@ -272,8 +272,7 @@ impl Quantized {
 
     /// The bytes of all parts.
     pub fn bytes(&self) -> usize {
-        let global = if self.has_global_scale() { 4 } else { 0 };
-        self.data.len() + self.scales().len() + global + self.offsets.len()
+        self.data.len() + self.scales().len() + 4 * self.global_scale.len() + self.offsets.len()
     }
 
     /// The elements, packed.
@@ -289,11 +288,7 @@ impl Quantized {
 
     /// The scale of the whole tensor, of formats in two levels.
     pub fn global_scale(&self) -> Option<f32> {
-        self.has_global_scale().then_some(self.global_scale[0])
-    }
-
-    fn has_global_scale(&self) -> bool {
-        self.format.info().kind == 0
+        self.global_scale.first().copied()
     }
 
     /// Calls with the C struct, of a tensor that is read.
@@ -317,13 +312,12 @@ impl Quantized {
     /// The C struct, which points to memory of this call and to the parts.
     fn describe<R>(&self, parts: [*mut c_void; 4], call: impl FnOnce(&ffi::ScaledTensor) -> R) -> R {
         let info = self.format.info();
-        let byte = ffi::DLDataType { code: 1, bits: 8, lanes: 1 };
+        let byte = ffi::DLDataType { code: ffi::UINT, bits: 8, lanes: 1 };
         let of_scales = &self.sizes.scales[..if self.sizes.scale_ndim == 0 { 0 } else { 2 }];
         let data = describe(parts[0], info.element, &self.sizes.data);
         let scales = describe(parts[1], info.scale, of_scales);
         let global = describe(parts[2], f32::DTYPE, &[]);
         let offsets = describe(parts[3], byte, of_scales);
-        let has_offsets = info.element.code == 1;
         call(&ffi::ScaledTensor {
             format: self.format.number,
             axis: if self.axis == Axis::Rows { -1 } else { -2 },
@@ -331,8 +325,8 @@ impl Quantized {
             rotation: self.rotation,
             data: &data,
             scales: &scales,
-            global_scale: if self.has_global_scale() { &global } else { ptr::null() },
-            offsets: if has_offsets { &offsets } else { ptr::null() },
+            global_scale: if self.global_scale.is_empty() { ptr::null() } else { &global },
+            offsets: if info.element.code == ffi::UINT { &offsets } else { ptr::null() },
         })
     }
 }
