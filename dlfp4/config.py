@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shlex
 import sys
 from importlib import metadata
 
@@ -41,11 +42,12 @@ def get_cmake_dir() -> str:
 def build_flags() -> dict[str, str]:
     """What ``python -m dlfp4 config`` prints, by option: arguments for compilers, linkers and CMake.
 
-    With those for linkers a program also finds the library where the package lies when it runs.
+    With those for linkers a program also finds the library where the package lies when it runs. What a shell would
+    split or expand is quoted, as pkg-config does it, for ``eval``.
     """
     folder = get_library_dir()
     return {
-        "cflags": f"-I{get_include()}",
-        "libs": f"-L{folder} -ldlfp4 -Wl,-rpath,{folder}",
+        "cflags": shlex.quote(f"-I{get_include()}"),
+        "libs": shlex.join([f"-L{folder}", "-ldlfp4", f"-Wl,-rpath,{folder}"]),
         "cmakedir": get_cmake_dir(),
     }

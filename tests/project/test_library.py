@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 import dlfp4
+from dlfp4 import config
 from dlfp4.__main__ import main
 
+from ..support import c_api
 from ..support.capsules import framework
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,7 +50,7 @@ def test_the_library_exports_its_header_and_what_the_extension_needs():
         name, _, version = name.partition("@@")
         if kind != "A":  # the names of versions
             versions.setdefault(version, set()).add(name)
-    declared = set(re.findall(r"^DLFP4_API [^(;]*?\b(dlfp4_\w+)\(", HEADER.read_text(), re.MULTILINE))
+    declared = declared_functions()
     assert "dlfp4_version" in declared
     of_tvm_ffi = {f"__tvm_ffi_{name}" for name in ("cast", "quantize", "dequantize", "matmul")}
     assert versions.pop(f"DLFP4_{INTERFACE}") == declared | of_tvm_ffi
@@ -165,6 +167,21 @@ def test_the_rust_crate(tmp_path):
     assert (tmp_path / "target" / "doc" / "dlfp4" / "index.html").exists()
 
 
+def declared_functions():
+    """What the header exports."""
+    return set(re.findall(r"^DLFP4_API [^(;]*?\b(dlfp4_\w+)\(", HEADER.read_text(), re.MULTILINE))
+
+
+def test_the_rust_crate_declares_the_whole_c_api():
+    crate = ROOT / "bindings" / "rust"
+    functions = re.findall(r"^    pub fn (dlfp4_\w+)\(", (crate / "src" / "ffi.rs").read_text(), re.MULTILINE)
+    assert sorted(functions) == sorted(declared_functions())
+    sizes = re.findall(r"size_of::<ffi::(\w+)>\(\), (\d+)", (crate / "tests" / "layouts.rs").read_text())
+    assert len(sizes) == 9
+    for name, size in sizes:
+        assert ctypes.sizeof(getattr(c_api, name)) == int(size), name
+
+
 def test_the_cpp_face_names_all_formats():
     names = re.findall(r"^DLFP4_CPP_FORMAT\((\w+)\)", HEADER.with_suffix(".hpp").read_text(), re.MULTILINE)
     assert sorted(names) == sorted(dlfp4.formats())
@@ -208,9 +225,20 @@ def test_the_least_cmake_is_the_same_everywhere():
 
 @same_on_every_python
 @needs("cmake", "cc", "c++")
-def test_another_interface_is_refused(tmp_path):
+@pytest.mark.parametrize("wanted", ["0.0", "0.0...<0.1", "0.2...0.9"])
+def test_another_interface_is_refused(tmp_path, wanted):
     with pytest.raises(AssertionError, match=r"version found is not compatible|compatible\s+with requested version"):
-        configure(tmp_path, FOUND, "-DDLFP4_WANTED=0.0")
+        configure(tmp_path, FOUND, f"-DDLFP4_WANTED={wanted}")
+
+
+@same_on_every_python
+@needs("cmake", "cc", "c++")
+def test_components_are_the_libraries(tmp_path):
+    within = f"{INTERFACE}...<{INTERFACE.partition('.')[0]}.{int(INTERFACE.partition('.')[2]) + 1}"
+    wanted = f"-DDLFP4_WANTED={within};COMPONENTS;dlfp4;dlpack;OPTIONAL_COMPONENTS;dlfp4_static"
+    configure(tmp_path / "there", FOUND, wanted, project="in_c")
+    with pytest.raises(AssertionError, match=r"There is no dlfp4::dlfp4_static in"):
+        configure(tmp_path / "not_there", FOUND, "-DDLFP4_WANTED=COMPONENTS;dlfp4_static", project="in_c")
 
 
 @same_on_every_python
@@ -223,6 +251,18 @@ def test_a_project_that_takes_the_sources_gets_the_library_alone(tmp_path):
     assert tests == ["with_dlfp4", "with_dlfp4_static", *faces, "headers_alone"]
     run("cmake", "--install", tmp_path)
     assert not (tmp_path / "installed").exists()
+
+
+@same_on_every_python
+@needs("cmake", "cc", "c++")
+def test_what_a_project_sets_changes_no_bits_of_the_kernels(tmp_path):
+    options = "-DCMAKE_UNITY_BUILD=ON", "-DCMAKE_CXX_FLAGS=-ffast-math", "-DDLFP4_CUDA=OFF", "-GUnix Makefiles"
+    configure(tmp_path, f"-DDLFP4_SOURCE={ROOT}", *options)
+    kernels = tmp_path / "dlfp4" / "CMakeFiles" / "dlfp4_kernels.dir"
+    (flags,) = re.findall(r"^CXX_FLAGS = (.*)$", (kernels / "flags.make").read_text(), re.MULTILINE)
+    assert flags.index(" -fno-fast-math ") > flags.index("-ffast-math")
+    assert flags.index(" -fno-fast-math ") < flags.index(" -fno-math-errno ")  # which the former turns on
+    assert not (kernels / "Unity").exists()
 
 
 @same_on_every_python
@@ -252,6 +292,20 @@ def test_config_prints_what_compilers_take(tmp_path, capsys):
     cflags = [*os.environ.get("CFLAGS", "").split(), *flags(capsys, "--cflags")]
     run("cc", *cflags, source, "-o", program, *flags(capsys, "--libs"))
     run(program)
+
+
+@needs("cc")
+def test_config_quotes_folders_with_spaces(tmp_path, capsys, monkeypatch):
+    place, source = tmp_path / "a $folder" / "dlfp4", ROOT / "tests" / "library" / "consumer.c"
+    place.mkdir(parents=True)
+    (place / "include").symlink_to(dlfp4.get_include())
+    (place / "lib").symlink_to(dlfp4.get_library_dir())
+    monkeypatch.setattr(config, "get_include", lambda: str(place / "include"))
+    monkeypatch.setattr(config, "get_library_dir", lambda: str(place / "lib"))
+    printed = " ".join(flags(capsys, "--cflags", "--libs"))
+    compiler = " ".join(["cc", *os.environ.get("CFLAGS", "").split()])
+    run("sh", "-c", f'eval "{compiler} {source} -o {tmp_path}/program $1"', "sh", printed)
+    run(tmp_path / "program")
 
 
 @needs("pkg-config")
