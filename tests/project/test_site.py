@@ -1,6 +1,8 @@
 """The documentation is built without a warning, its tutorials run as notebooks, and no link within it is dead."""
 
+import importlib
 import importlib.util
+import re
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -58,6 +60,25 @@ def test_no_link_is_dead(site):
                 dead.add(f"{path.relative_to(site)}: {link}")
     assert not dead
     assert followed > 1000
+
+
+def documented():
+    """The objects that the page of the API lists."""
+    module = ""
+    for kind, name in re.findall(r"^\.\. (\w+):: (\S+)", (DOCS / "api.rst").read_text(), re.MULTILINE):
+        if kind in ("currentmodule", "module", "automodule"):
+            module = name
+        else:
+            place, _, own = (name if name.startswith("dlfp4.") else f"{module}.{name}").rpartition(".")
+            yield getattr(importlib.import_module(place), own)
+
+
+@pytest.mark.parametrize("name", ["", ".torch", ".jax", ".checkpoints", ".analysis"])
+def test_every_public_name_is_documented(name):
+    module, found = importlib.import_module(f"dlfp4{name}"), list(documented())
+    public = {name: getattr(module, name) for name in module.__all__ if name != "__version__"}
+    missing = [name for name, value in public.items() if not any(value is each for each in found)]
+    assert [name for name in missing if name not in ("analysis", "checkpoints")] == []
 
 
 def test_tutorials_show_what_they_give(site):
