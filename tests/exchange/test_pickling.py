@@ -134,6 +134,21 @@ def test_strided_memory_is_made_compact(protocol):
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize(("name", "elements"), [("float4_e2m1fn", 3), ("float6_e3m2fn", 2)])
+def test_a_part_takes_no_neighbours_along(name, elements, protocol):
+    """Its last byte has elements of others, which a write to what was unpickled would change."""
+    memory = np.full(3, 0xFF, np.uint8)
+    part = dlfp4.asarray(memory).view(name)[:elements]
+    buffers = []
+    stream = pickle.dumps(part, protocol, buffer_callback=buffers.append if protocol == 5 else None)
+    back = pickle.loads(stream, buffers=buffers)
+    whole, spare = divmod(elements * DTYPES[name][1], 8)
+    assert raw_bytes(back) == b"\xff" * whole + bytes([(1 << spare) - 1])
+    dlfp4.cast(np.zeros(elements, "float32"), name, out=back)
+    assert (memory == 0xFF).all()
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_pairs_stay_pairs(protocol):
     tensor = dlfp4.cast(np.arange(16, dtype=np.float32).reshape(2, 8), "float4_e2m1fn")
     for x2 in (True, False):

@@ -7,7 +7,8 @@ cdef tuple reduce_tensor(Tensor self, int protocol):
         raise BufferError(f"a Tensor on {device_of(self)} cannot be pickled: its memory belongs to a device of this "
                           f"process; call .to_device('cpu') first")
     secure(self)
-    if self.immutable or not is_compact_tensor(self):   # the unpickled tensor may be written to
+    # The unpickled tensor may be written to, and no longer knows that others have elements in its last byte.
+    if self.immutable or not is_compact_tensor(self) or (self.is_part and times(self.size_, storage_bits(self)) % 8):
         source = duplicate(self)
     return _restore_tensor, (
         pickled_bytes(bytes_of(source), protocol), shape_of(self), dtype_name(self), is_padded(self), self.x2_ != 0)
