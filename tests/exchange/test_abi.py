@@ -296,8 +296,8 @@ def test_table_refuses_foreign_objects(table):
     assert capsules.run_python(code) == "refused\n" * 8
 
 
-PROTOTYPES = [("float32", (2, 32), 1, 24), ("float4_e2m1fn", (17, 4), 1, 3), ("float6_e2m3fn", (15, 6), 1, 5),
-              ("float8_e4m3fn", (10, 8), 1, 6)]  # fmt: skip
+PROTOTYPES = [("float32", (2, 32), 1, 24), ("float4_e2m1fn", (17, 4), 1, 3), ("float4_e2m1fn", (17, 4), 2, 6),
+              ("float6_e2m3fn", (15, 6), 1, 5), ("float8_e4m3fn", (10, 8), 1, 6)]  # fmt: skip
 
 
 def allocate(table, fields):

@@ -186,3 +186,55 @@ def test_no_handle_is_lost_where_memory_is_short():
     count, last = run_python(HANDLES).split()
     assert int(count) > 10
     assert last == "False"
+
+
+TABLE = """
+import ctypes, sys
+import _testcapi
+import numpy as np
+import dlfp4
+import capsules
+
+table = capsules.exchange_api(dlfp4.Tensor)
+give, take = table.managed_tensor_from_py_object_no_sync, table.managed_tensor_to_py_object_no_sync
+t = dlfp4.asarray(np.zeros(4, "float32"))
+held = [t[:] for _ in range(50)]  # so that no freed Tensor is left to be used again
+set_error = ctypes.cast(ctypes.CDLL(None).getpid, capsules.SetError)  # a function in C, which takes no memory
+
+def attempt(function, *args, only):
+    _testcapi.set_nomemory(number, number + 1 if only else 0)
+    try:
+        return function(*args)
+    except (MemoryError, ctypes.ArgumentError):  # of ctypes, before the call, or of the call
+        return -1
+    finally:
+        _testcapi.remove_mem_hooks()
+
+status = -1
+number = deleted = 0
+while status:
+    given, out = ctypes.c_void_p(), ctypes.c_void_p()
+    give(t, ctypes.byref(given))
+    before, last = sys.getrefcount(t), deleted
+    status = attempt(take, ctypes.c_void_p(given.value), ctypes.byref(out), only=True)
+    deleted = before - sys.getrefcount(t)
+    number += 1
+print(last)
+
+lost = 0
+for code in (2, 200):
+    prototype = capsules.Made(np.zeros(4, "float32"), code=code)
+    args = ctypes.byref(prototype.struct.dl_tensor), ctypes.c_void_p(77), set_error
+    for only in (False, True):
+        for number in range(40):
+            out = ctypes.c_void_p()
+            status = attempt(table.managed_tensor_allocator, args[0], ctypes.byref(out), *args[1:], only=only)
+            lost += status == 0 and out.value is None
+print(lost)
+"""
+
+
+def test_the_exchange_table_where_memory_is_short():
+    """A struct that was handed over is deleted where no Tensor can be made for it, and an allocation that fails says
+    so."""
+    assert run_python(TABLE).splitlines() == ["1", "0"]

@@ -374,20 +374,34 @@ cdef DLPackExchangeAPI EXCHANGE_API
 
 cdef int table_allocate(DLTensor *prototype, DLManagedTensorVersioned **out, void *context,
                         SetErrorFunction set_error) noexcept with gil:
-    cdef DLTensor wanted = prototype[0]
-    cdef Tensor described
     out[0] = NULL
     try:
-        described = Tensor.__new__(Tensor)
-        wanted.data = <void *> FIRST_PAGE   # a prototype has no memory; this address is checked, never read
-        wanted.strides = NULL
-        wanted.byte_offset = 0
-        describe(described, &wanted, 0)
-        out[0] = export_versioned(allocate_like(described, wanted.device), 0)
-        return 0
+        out[0] = export_versioned(allocate_after(prototype), 0)
     except BaseException as error:   # whatever it is must reach the caller through set_error
-        set_error(context, type(error).__name__.encode(errors="replace"), str(error).encode(errors="replace"))
-        return -1
+        tell(error, context, set_error)
+    return -1 if out[0] == NULL else 0
+
+
+cdef Tensor allocate_after(const DLTensor *prototype):
+    """Memory for a tensor as the prototype describes it, in pairs as well."""
+    cdef DLTensor wanted = prototype[0]
+    cdef Tensor described = Tensor.__new__(Tensor), made
+    wanted.data = <void *> FIRST_PAGE   # a prototype has no memory; this address is checked, never read
+    wanted.strides = NULL
+    wanted.byte_offset = 0
+    describe(described, &wanted, 0)
+    made = allocate_like(described, wanted.device)
+    return with_dialect(made, True) if wanted.dtype.lanes == 2 else made
+
+
+cdef void tell(error, void *context, SetErrorFunction set_error) noexcept:
+    """What went wrong, in words where there is memory for them."""
+    cdef bytes kind = b"MemoryError", message = b"no memory is left to say what failed"
+    try:
+        kind, message = type(error).__name__.encode(errors="replace"), str(error).encode(errors="replace")
+    except MemoryError:
+        pass
+    set_error(context, kind, message)
 
 
 cdef int table_export(void *py_object, DLManagedTensorVersioned **out) except -1:

@@ -129,7 +129,11 @@ cdef Tensor adopt(DLManagedTensorVersioned *managed):
     """A Tensor that owns `managed` from the start, so that a refusal releases it."""
     cdef Tensor self
     check_version(managed)
-    self = Tensor.__new__(Tensor)
+    try:
+        self = Tensor.__new__(Tensor)
+    except MemoryError:
+        delete_versioned(managed)
+        raise
     self.owner = managed
     self.owner_kind = OWNER_VERSIONED
     self.stream = LEGACY_STREAM
