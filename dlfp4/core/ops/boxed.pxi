@@ -287,7 +287,7 @@ cdef int remember_call(bytes said, tuple args, result) except -1:
     cdef _KnownCall known
     cdef Tensor y
     x = args[0].detach()   # autograd has followed it by now, or does not
-    for product in BOXED.products.get(key_of_product(args), ()):
+    for product in look_up(BOXED.products, key_of_product(args)) or ():
         known = _KnownCall.__new__(_KnownCall)
         known.product, known.x = product, part_like(product.a, x)
         known.w = None if known.x is None else _share_like(product.b, args[1], args[2], args[3])

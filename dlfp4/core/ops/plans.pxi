@@ -172,7 +172,7 @@ def _multiply_again(known, args):
     cdef list products
     if len(args) < 5 or args[2] is None:
         return None
-    products = (<dict> known).get(key_of_product(args))
+    products = look_up(<dict> known, key_of_product(args))
     if products is None:
         return None
     for product in products:
