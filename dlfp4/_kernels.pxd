@@ -172,6 +172,7 @@ cdef extern from "rules/operations.h" nogil:
     dlfp4_status dlfp4_host_find_tensor_scale(const dlfp4_matrix *, int, const dlfp4_recipe *, uint32_t,
                                               dlfp4_tensor_scale *)
     dlfp4_tensor_scale dlfp4_host_given_tensor_scale(float)
+    bint dlfp4_host_is_decode_scale(float)
     dlfp4_status dlfp4_host_quantize(const dlfp4_matrix *, int, const dlfp4_recipe *, const dlfp4_tensor_scale *,
                                      const dlfp4_blocks *, const dlfp4_blocks *)
     dlfp4_status dlfp4_host_dequantize(const dlfp4_blocks *, int, float, const dlfp4_matrix *)

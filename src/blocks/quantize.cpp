@@ -681,6 +681,8 @@ dlfp4_tensor_scale dlfp4_host_given_tensor_scale(float decode) {
   return {scale.encode, scale.decode, scale.largest};
 }
 
+int dlfp4_host_is_decode_scale(float number) { return dlfp4::is_decode_scale(number); }
+
 dlfp4_status dlfp4_host_quantize(const dlfp4_matrix *x, int format, const dlfp4_recipe *recipe,
                                  const dlfp4_tensor_scale *scale, const dlfp4_blocks *along_rows,
                                  const dlfp4_blocks *along_columns) {

@@ -100,6 +100,7 @@ enum { DLFP4_ROTATED = 1 << 16 };
 dlfp4_status dlfp4_host_find_tensor_scale(const dlfp4_matrix *x, int format, const dlfp4_recipe *recipe,
                                           uint32_t rotation, dlfp4_tensor_scale *scale);
 dlfp4_tensor_scale dlfp4_host_given_tensor_scale(float decode);
+int dlfp4_host_is_decode_scale(float number);
 
 /* `along_rows` has a line a row of x, `along_columns` a line a column; either may be NULL. `scale` is that of the whole
  * tensor, for the formats that have one. Lines whose last block is incomplete are completed with zeros where

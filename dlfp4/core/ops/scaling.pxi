@@ -488,13 +488,11 @@ cdef bint has_tensor_scale(int format, global_scale) except -1:
 
 cdef float parse_scale(global_scale) except? -1:
     cdef float number
-    cdef uint32_t bits   # the processor may take subnormals for zeros
     if type(global_scale) is float:
         number = dlfp4_host_narrow(global_scale)
     else:
         number = read_scalar(as_scalar(global_scale, "global_scale"))
-    memcpy(&bits, &number, sizeof(bits))
-    if not 0 < bits < 0x7F800000:
+    if not dlfp4_host_is_decode_scale(number):
         shown = global_scale if type(global_scale) is float else number
         raise ValueError(f"global_scale={shown}: a decode scale is a positive, finite float32")
     return number
