@@ -195,7 +195,9 @@ class Recipe:
         NVFP4: how a block's scale is computed from its largest magnitude a and the tensor's encode scale G:
         ``a * (G * (1/6))`` (TransformerEngine), ``G * (a * (1/6))``, where codes under a scale of zero are zero
         (FlashInfer, vLLM), or ``G * (a / 6)`` with a / 6 and G rounded to the input's type, where scales are divided by
-        G and G is 1 where it would overflow (compressed-tensors). Default: "global_first".
+        G and G is 1 where it would overflow (compressed-tensors). Default: "global_first". FP8 with float32 scales and
+        `divide` takes "input_type", too: ``a / max`` rounded to the input's type, where one of zero becomes one unit
+        in the last place of 1.
     scale_floor : float, optional
         NVFP4 and MX formats: the least scale that is stored, as a number of the scales' type, such as 2**-9; blocks of
         zeros go by `zero_scale`.
@@ -291,7 +293,7 @@ KINDS_OF_OPTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "eps": ("power", "largest"),
         "zero_scale": ("two_level", "power"),
         "divide": ("two_level", "largest"),
-        "scale_order": ("two_level",),
+        "scale_order": ("two_level", "largest"),
         "scale_floor": ("two_level", "power"),
         "four_over_six": ("two_level",),
         "largest_scale": ("two_level",),
@@ -309,8 +311,9 @@ _TRANSFORMER_ENGINE = {"two_level": Recipe(), "power": _RCEIL, "largest": Recipe
 
 # What the world's libraries do, by a format's kind or, where they treat elements apart, by its kind and element: the
 # OCP reference and torchao; TransformerEngine and cuDNN; ROCm's early kernel of it; FlashInfer and vLLM; TensorRT Model
-# Optimizer; compressed-tensors (its MXFP8 rounds as FP4 does, which no rule here is); DeepSeek-V3 and vLLM's FP8, and
-# DeepSeek-V3.1 and DeepGEMM, whose scales are powers of two; AITER; ggml; MLX (whose NVFP4 has a global scale of 1).
+# Optimizer; compressed-tensors (no rule here is that of its MXFP8, which rounds as FP4 does, and of its FP8 of 16 bits,
+# whose elements over scales it rounds to their type first); DeepSeek's kernels and DeepGEMM, and the same with scales
+# of powers of two; AITER; ggml; MLX (whose NVFP4 has a global scale of 1).
 RECIPES: Mapping[str, Mapping[str, Recipe]] = MappingProxyType(
     {
         "ocp": {"power": Recipe(scale_rule="floor")},
@@ -327,7 +330,7 @@ RECIPES: Mapping[str, Mapping[str, Recipe]] = MappingProxyType(
         "compressed-tensors": {
             "two_level": Recipe(divide=True, scale_order="input_type", zero_scale=0x20, keeps_negative_zero=False),
             "power of float4_e2m1fn": Recipe(scale_rule="even", keeps_negative_zero=False),
-            "largest": Recipe(divide=True),
+            "largest": Recipe(divide=True, scale_order="input_type", keeps_negative_zero=False),
             "largest of int4": Recipe(),
             "largest of uint4": Recipe(),
         },
@@ -412,8 +415,20 @@ def find_recipe(format: Format, recipe: Recipe | str | None) -> Recipe:
                 f"give a Recipe without it"
             )
     _check_zero_scale(format, chosen)
+    _check_scale_order(format, chosen)
     check_granularity(format, chosen)
     return chosen
+
+
+def _check_scale_order(format: Format, recipe: Recipe) -> None:
+    """Refuse an order of operations that float32 scales do not have."""
+    if format.kind != "largest" or recipe.scale_order is None:
+        return
+    if recipe.scale_order != "input_type" or not recipe.divide or recipe.pow2:
+        raise ValueError(
+            f"recipe={recipe!r} has scale_order={recipe.scale_order!r}, for which {format} has no use: formats with "
+            f"float32 scales take 'input_type' alone, with divide=True and without pow2"
+        )
 
 
 def _check_zero_scale(format: Format, recipe: Recipe) -> None:

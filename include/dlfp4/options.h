@@ -50,7 +50,9 @@ typedef enum { DLFP4_SCALE_FLOOR = 0, DLFP4_SCALE_RCEIL, DLFP4_SCALE_CEIL, DLFP4
 
 /** The order of operations of a scale in units of the tensor's, which decides bytes; a is the block's largest
  * magnitude, G the tensor's encode scale, max the element type's largest value: a * (G * (1 / max)); G * (a * (1 /
- * max)), where codes under a scale of zero are zero; G * (a / max), with a / max and G rounded to the input's type. */
+ * max)), where codes under a scale of zero are zero; G * (a / max), with a / max and G rounded to the input's type.
+ * DLFP4_INPUT_TYPE is for float32 scales that are quotients as well, a / max: one that is zero becomes one unit in the
+ * last place of 1. */
 typedef enum { DLFP4_GLOBAL_FIRST = 0, DLFP4_BLOCK_FIRST, DLFP4_INPUT_TYPE } dlfp4_scale_order;
 
 /** Of FP4 with scales in two levels, four over six: a block is quantized with its largest magnitude on 6 and on 4, with
@@ -63,7 +65,7 @@ typedef enum { DLFP4_NOT_FOUR_OVER_SIX = 0, DLFP4_MEAN_ABSOLUTE, DLFP4_MEAN_SQUA
  * fills in a format's own. */
 typedef struct {
   dlfp4_scale_rule scale_rule;   /**< of formats with power-of-two scales */
-  dlfp4_scale_order scale_order; /**< of formats with scales in two levels */
+  dlfp4_scale_order scale_order; /**< of formats with scales in two levels, and of float8 elements with `divides` */
   dlfp4_four_over_six four_over_six;
   float largest_scale;         /**< of these formats, what A makes a scale; 0: the scale type's largest value */
   dlfp4_rounding rounding;     /**< of the elements, which saturate */

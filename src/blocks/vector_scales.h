@@ -296,10 +296,12 @@ struct BlockScales {
                              float *divisors) {
     const F32 largest = splat<F32>(float_of(rule.largest));
     const U32 smallest = splat<U32>(rule.least), one = splat<U32>(bits_of(1.0f));
+    const U32 of_zeros = splat<U32>(quotient_of_zero(rule, true)), of_less = splat<U32>(quotient_of_zero(rule, false));
     return each_magnitude(amax, count, divisors, [&](int64_t first, int64_t lanes, U32 magnitudes) {
       const U32 counted = larger<U32>(magnitudes, smallest);
-      const U32 quotient = larger<U32>(bits(floats(counted) / largest), splat<U32>(1u));
-      const U32 divisor = counted - 1 >= kFloatInfinity - 1 ? one : quotient;
+      const U32 quotient = bits(narrow(floats(counted) / largest, rule.mantissa));
+      const U32 of_zero = counted == 0u ? of_zeros : of_less;
+      const U32 divisor = counted >= kFloatInfinity ? one : quotient == 0u ? of_zero : quotient;
       Isa::store_part(stored + 4 * first, floats(divisor), 4 * lanes);
       return divisor;
     });

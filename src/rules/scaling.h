@@ -33,11 +33,11 @@ struct ScaleRule {
   float inverse;        // 1 / largest
   float reach;          // of DLFP4_TWO_LEVEL formats: the largest value times the scale type's
   float whole;          // factor of the elements where the whole tensor has one scale
+  dlfp4_scale_order order;
+  int mantissa;  // what quotients are rounded to: of DLFP4_INPUT_TYPE the bits of the input's mantissa, else 23: all
   // Of DLFP4_TWO_LEVEL formats. A block's scale is its largest magnitude times (or over) `first`, times `second`. What
   // its elements are multiplied with is the reciprocal of the stored scale times (or over) `unit`.
-  dlfp4_scale_order order;
   bool over_first, over_unit;
-  int mantissa;  // what the quotient by `first` is rounded to: the bits of the input's mantissa; 23: all
   float first, second, unit;
   // Four over six: how errors are counted, how much larger the scale of largest elements on 4 is than that on 6 (in the
   // rule of these, else 1), and the tensor's largest magnitude.
@@ -107,10 +107,19 @@ DLFP4_FLOAT_RULE TensorScale two_level_scale(const ScaleRule &rule, float larges
   return {finite(rule.reach / largest), stored_decode(largest / rule.reach), largest};
 }
 
-// A quotient that is not zero: the least one maps the least magnitudes to themselves.
+// One unit in the last place of 1, as float32 bits.
+DLFP4_RULE uint32_t unit_in_last_place(int mantissa) { return static_cast<uint32_t>(127 - mantissa) << 23; }
+
+// What a quotient of zero becomes, as float32 bits: the least one maps the least magnitudes to themselves, and zeros
+// have 1. compressed-tensors makes no difference between the two.
+DLFP4_RULE uint32_t quotient_of_zero(const ScaleRule &rule, bool zeros) {
+  if (rule.order == DLFP4_INPUT_TYPE) return unit_in_last_place(rule.mantissa);
+  return zeros ? 127u << 23 : 1;
+}
+
 DLFP4_FLOAT_RULE float quotient_scale(const ScaleRule &rule, uint32_t magnitude) {
-  const uint32_t bits = bits_of(float_of(magnitude) / float_of(rule.largest));
-  return float_of(bits > 0 ? bits : 1);
+  const uint32_t bits = bits_of(narrowed(float_of(magnitude) / float_of(rule.largest), rule.mantissa));
+  return float_of(bits > 0 ? bits : quotient_of_zero(rule, magnitude == 0));
 }
 
 // A positive scale as what holds it has it: never zero and never infinite.
@@ -128,18 +137,19 @@ DLFP4_FLOAT_RULE float integer_scale(const ScaleRule &rule, uint32_t magnitude) 
   const uint32_t amax = magnitude < rule.least ? rule.least : magnitude;
   if (amax >= kFloatInfinity) return float_of(kFloatNan);
   const float scale = narrowed(float_of(amax) / float_of(rule.largest), rule.scale_mantissa);
-  if (scale == 0) return float_of(static_cast<uint32_t>(127 - rule.scale_mantissa) << 23);
+  if (scale == 0) return float_of(unit_in_last_place(rule.scale_mantissa));
   return rule.scale_mantissa == 10 && scale > kLargestHalf ? kLargestHalf : scale;
 }
 
 // A float32 scale that maps the largest magnitude to the element type's largest value: current scaling.
 DLFP4_FLOAT_RULE TensorScale largest_scale(const ScaleRule &rule, uint32_t magnitude) {
   const uint32_t amax = magnitude < rule.least ? rule.least : magnitude;
-  if (amax == 0 || amax >= kFloatInfinity) return {1, 1, 0};
+  if (amax >= kFloatInfinity) return {1, 1, 0};
   if (rule.divides) {
     const float decode = held_scale(rule, quotient_scale(rule, amax));
     return {finite(1 / decode), decode, 0};
   }
+  if (amax == 0) return {1, 1, 0};
   float encode = finite(float_of(rule.largest) / float_of(amax));
   if (rule.pow2) encode = float_of(bits_of(encode) & kFloatInfinity);
   if (rule.scale_mantissa == 23) return {encode, 1 / encode, 0};

@@ -339,6 +339,81 @@ def test_deepseek_fp8(recipe, name):
             assert_same(dlfp4.quantize(x, name, recipe=recipe), scale, codes, (kind, dtype))
 
 
+# Every granularity of float8 that compressed-tensors has.
+STRATEGIES = {
+    "fp8_e4m3": {"strategy": "tensor"},
+    "fp8_row": {"strategy": "channel"},
+    "fp8_1x128": {"strategy": "group", "group_size": 128},
+    "fp8_128x128": {"strategy": "block", "block_structure": [128, 128]},
+}
+
+
+def fp8_of_compressed_tensors(values, dtype, name):
+    """calculate_qparams and _quantize, restated: scales, and the codes of quotients in float32. Scales are quotients in
+    the input's type; those of zero, its eps."""
+    lines, length = FORMATS[name].block or values.shape
+    tiles = values.reshape(values.shape[0] // lines, lines, -1, length or values.shape[1])
+    scales = rounded_to(np.abs(tiles).max((1, 3)) / F(448), dtype)
+    scales = np.where(scales == 0, F(float(ml_dtypes.finfo(dtype).eps)), scales)
+    return scales, codec("float8_e4m3fn").round(tiles / scales[:, None, :, None] + F(0)).reshape(values.shape)
+
+
+def zeros_and_less(shape, dtype):
+    """Rows and tiles of zeros of both signs, of the least numbers, and of one outlier."""
+    x = make("normal", shape, "float32")
+    least = F(float(ml_dtypes.finfo(dtype).smallest_subnormal))
+    x[:128, :128], x[:128, 128:], x[128], x[130:140] = 0, -0.0, -0.0, least * F(3)
+    x[140], x[141] = least, F(float(ml_dtypes.finfo(dtype).max))
+    yield "zeros and less", native_cast(x, dtype), native_cast(native_cast(x, dtype), "float32")
+    for kind, number in (("zeros", 0.0), ("negative zeros", -0.0), ("the least", least)):
+        x = np.full(shape, number, F)
+        yield kind, native_cast(x, dtype), x
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_compressed_tensors_fp8(dtype, name):
+    shape = (256, 256)
+    for kind, x, values in (*finite_inputs(shape, dtype), *zeros_and_less(shape, dtype)):
+        scales, codes = fp8_of_compressed_tensors(values, dtype, name)
+        assert_same(dlfp4.quantize(x, name, recipe="compressed-tensors"), scales, codes, (kind, dtype))
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_compressed_tensors_fp8_by_its_own_code(name):
+    """The restatement above against what the package's compressor stores. It divides in the type of the weight, which
+    is float32 here but for the scales."""
+    package("compressed_tensors")
+    torch = package("torch")
+    quantization = importlib.import_module("compressed_tensors.quantization")
+    helpers = importlib.import_module("compressed_tensors.quantization.utils.helpers")
+    storage = importlib.import_module("compressed_tensors.compressors.naive_quantized.base")
+    args = quantization.QuantizationArgs(num_bits=8, type="float", symmetric=True, **STRATEGIES[name])
+    scheme = quantization.QuantizationScheme(targets=["Linear"], weights=args)
+    lines, length = FORMATS[name].block or (256, 256)
+    for dtype in FLOATS:
+        for kind, _, values in (*finite_inputs((256, 256), dtype), *zeros_and_less((256, 256), dtype)):
+            w = torch.from_numpy(values.copy()).to(getattr(torch, dtype))
+            tiles = w.reshape(256 // lines, lines, -1, length or 256)
+            scale, zero_point = helpers.calculate_qparams(tiles.amin((1, 3)), tiles.amax((1, 3)), args)
+            scales, codes = fp8_of_compressed_tensors(values, dtype, name)
+            assert (scale.float().numpy() == scales).all(), (kind, dtype)
+            stored = {"weight": w.float(), "weight_scale": scale.float(), "weight_zero_point": zero_point.float()}
+            if name == "fp8_e4m3":
+                stored = {part: x if part == "weight" else x.reshape(1) for part, x in stored.items()}
+            found = storage.FloatQuantizationCompressor.compress(stored, scheme)["weight"]
+            assert (found.view(torch.uint8).numpy() == codes).all(), (kind, dtype)
+
+
+def test_orders_that_float32_scales_do_not_have():
+    x = np.ones((32, 128), F)
+    for options in ({"scale_order": "block_first", "divide": True}, {"scale_order": "input_type"},
+                    {"scale_order": "input_type", "divide": True, "pow2": True}):  # fmt: skip
+        for name in ("fp8_e4m3", "fp8_row", "fp8_1x128"):
+            with pytest.raises(ValueError, match=r"has scale_order=.*take 'input_type' alone, with divide=True"):
+                dlfp4.quantize(x, name, recipe=dlfp4.Recipe(**options))
+
+
 def test_quotients_of_zeros_and_the_least_numbers():
     """Without eps: a scale is never zero, and a block of zeros has 1."""
     x = np.zeros((3, 128), F)

@@ -270,6 +270,14 @@ void test_float_scales(int key) {
       sweep_magnitudes(rule, key, 65521);
       rule.divides = true;
       sweep_magnitudes(rule, key, 65521);
+      rule.order = DLFP4_INPUT_TYPE;
+      for (int mantissa : {7, 10, 23}) {
+        rule.mantissa = mantissa;
+        test_scale_lengths(rule, key);
+        snprintf(context, sizeof(context), "%s, quotients of %d bits, at least %g", name_of_key(key), mantissa,
+                 static_cast<double>(least));
+        sweep_magnitudes(rule, key, 65521);
+      }
     }
   }
 }

@@ -258,11 +258,18 @@ def held(decode, mantissa):
     return np.clip(rounded(decode, mantissa), F(kind.smallest_subnormal), F(kind.max))
 
 
-def one_level(a, element, divides, pow2, mantissa, eps):
-    """The encode and the decode scale of each magnitude: current scaling."""
+def one_level(a, element, divides, pow2, mantissa, eps, of_input=None):
+    """The encode and the decode scale of each magnitude: current scaling; `of_input`: the bits of the mantissa of the
+    input's type, to which quotients are rounded."""
     largest = F(LARGEST[element])
     unscaled = ~np.isfinite(a) | (np.maximum(np.nan_to_num(a), eps) == 0)
     amax = np.where(unscaled, F(1), np.maximum(a, eps)).astype(F)
+    if divides and of_input:
+        amax = np.where(np.isfinite(a), np.maximum(a, eps), F(1)).astype(F)
+        quotient = rounded(amax / largest, of_input)
+        decode = held(np.where(quotient == 0, np.ldexp(F(1), -of_input), quotient).astype(F), mantissa)
+        decode = np.where(np.isfinite(a), decode, F(1))
+        return finite(F(1) / decode), decode
     if divides:
         decode = held(np.maximum(amax / largest, LEAST), mantissa)
         encode = finite(F(1) / decode)
@@ -291,6 +298,26 @@ def test_blocks_by_their_largest(element, divides, pow2):
         for i in (*range(0, len(a), 97), *np.flatnonzero(~np.isfinite(a) | (a == 0))):
             found = rules.tensor_scale(chosen, 1, a[i])
             assert found == (encode[i], decode[i], 0), (a[i], mantissa, eps)
+
+
+@pytest.mark.parametrize("element", SCALED)
+def test_quotients_in_the_type_of_the_input(element):
+    with np.errstate(all="ignore"):
+        a = magnitudes(neighbours(np.float64(LARGEST[element]) * np.ldexp(1.0, np.arange(-149, 110))))
+    for of_input, mantissa, eps in itertools.product(KINDS, KINDS, (F(0), F(1e-12), LEAST)):
+        given = a[~np.isfinite(a) | (a <= F(65504))] if of_input == 10 else a
+        options = {"divides": 1, "order": INPUT_TYPE, "mantissa": of_input, "scale_mantissa": mantissa, "eps": eps}
+        chosen = rules.options(element, **options)
+        with np.errstate(all="ignore"):
+            encode, decode = one_level(given, element, True, False, mantissa, eps, of_input)
+        agree(given, rules.blocks(chosen, rules.LARGEST, given), (bits_of(decode), decode), (of_input, mantissa, eps))
+        for i in (*range(0, len(given), 97), *np.flatnonzero(~np.isfinite(given) | (given == 0))):
+            assert rules.tensor_scale(chosen, 1, given[i]) == (encode[i], decode[i], 0), (
+                given[i],
+                of_input,
+                mantissa,
+                eps,
+            )
 
 
 # ---- integers ------------------------------------------------------------------------------------------------------
