@@ -1,5 +1,6 @@
 """Slices of ScaledTensors share memory, decode to the slice of the values, and serve wherever a tensor does."""
 
+import itertools
 import pickle
 
 import numpy as np
@@ -291,6 +292,29 @@ def test_nothing_has_whole_blocks(name, axis):
         again = pickle.loads(pickle.dumps(part))
         for each in (made, again):
             assert (each.shape, each.data.shape, each.scales.shape) == (part.shape, part.data.shape, part.scales.shape)
+
+
+@pytest.mark.parametrize("per", ["tensor", "row", "matrix"])
+@pytest.mark.parametrize("name", ["nvfp4", "mxfp4", "fp8_row", "fp8_128x128", "uint4_g32"])
+def test_nothing_of_a_stack(name, per):
+    """Rows need not follow one another where there is nothing of them."""
+    x = NORMAL[:, :64, :128]
+    if name != "nvfp4" and per != "tensor":
+        pytest.skip("it has no global scale")
+    recipe = None if per == "tensor" else dlfp4.Recipe(global_scale_per=per)
+    q = dlfp4.quantize(x, name, recipe=recipe)
+    cuts = [slice(None), slice(0), slice(1, 1), slice(1), slice(1, 2), slice(5, 2)]
+    empty = [key for key in itertools.product(cuts, cuts, cuts) if not x[key].size]
+    assert len(empty) > 100
+    for key in [*empty, np.s_[1, 0:0], np.s_[1, 3:5, 0:0], np.s_[:0, ..., 3:7]]:
+        part, pad = q[key], name in ("nvfp4", "mxfp4", "uint4_g32")
+        own = None if part.ndim < 3 and per == "matrix" else recipe
+        expected = dlfp4.quantize(x[key].copy(), name, recipe=own, pad=pad)
+        assert part.shape == x[key].shape
+        assert (part.data.shape, part.scales.shape) == (expected.data.shape, expected.scales.shape)
+        if name == "nvfp4":
+            assert part.global_scale.size == expected.global_scale.size, key
+        assert pickle.loads(pickle.dumps(part)).shape == part.shape
 
 
 @pytest.mark.parametrize("axis", [-1, -2])

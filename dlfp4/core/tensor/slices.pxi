@@ -35,6 +35,7 @@ cdef tuple read_key(ScaledTensor self, key, Cut *rows, Cut *columns):
     cdef tuple shape = self.shape
     cdef int64_t first, last, extent, chosen = 1
     cdef int dim, ndim = len(shape)
+    cdef bint apart = False
     rows.first, rows.extent = 0, 1
     kept = []
     for dim, entry in enumerate(full_key(self, key)):
@@ -44,13 +45,14 @@ cdef tuple read_key(ScaledTensor self, key, Cut *rows, Cut *columns):
         if dim == ndim - 1:
             columns[0] = Cut(first, last, 1, extent)
             break
-        if chosen > 1 and last - first != extent:
-            raise BufferError(f"the rows that {key!r} takes of shape {shape} do not follow one another, and a "
-                              f"ScaledTensor has them at one distance; slice each tensor of the stack, q[k][...]")
+        apart |= chosen > 1 and last - first != extent
         chosen = times(chosen, last - first)
         rows.first = times(rows.first, extent) + first
         rows.extent = times(rows.extent, extent)
     rows.last = rows.first + chosen
+    if apart and 0 not in kept:
+        raise BufferError(f"the rows that {key!r} takes of shape {shape} do not follow one another, and a "
+                          f"ScaledTensor has them at one distance; slice each tensor of the stack, q[k][...]")
     return tuple(kept)
 
 
@@ -140,6 +142,7 @@ cdef ScaledTensor take_part(ScaledTensor self, Cut rows, Cut columns, tuple shap
     """The parts of rows and columns on borders."""
     cdef Cut lines = rows if self.axis == -1 else columns, along = columns if self.axis == -1 else rows
     cdef Tensor scales = self.scales, beside = None
+    cdef int64_t in_matrix = lines_of_global_scale(self), last = lines.last
     elements, blocks = slice(along.first, along.last), slice(None)
     if along.last == along.extent:   # with the zeros that complete the last block
         elements = slice(along.first, None)
@@ -150,8 +153,10 @@ cdef ScaledTensor take_part(ScaledTensor self, Cut rows, Cut columns, tuple shap
         step = 1 if self.format.repeats_scales else lines.step
         scales = slice_part(self, scales, slice(lines.first // step, divide_up(lines.last, step)), blocks)
         beside = slice_offsets(self, slice(lines.first // step, divide_up(lines.last, step)), blocks)
-    unit = unit_of_lines(self, self.global_scale, lines.first, lines.last)
-    return as_encoded_part(self, lines.first, lines.last, make_scaled(
+    if in_matrix > 1 and 0 in shape:   # matrices of a stack have scales, even without lines
+        last = in_matrix * count_of(shape[:-2])
+    unit = unit_of_lines(self, self.global_scale, lines.first, last)
+    return as_encoded_part(self, lines.first, last, make_scaled(
         data, scales, unit, self.format, self.axis, "linear", shape, self.rotation, beside))
 
 
