@@ -18,9 +18,11 @@ TEMPORARY = ".dlfp4-{}.tmp"  # the name of a file that is being written, on file
 
 
 def as_path(what: str, path: object) -> Path:
-    """A path; TypeError where that argument is none."""
+    """A path; TypeError where that argument is none, FileNotFoundError for "", which names no folder."""
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"{what} is of type {type(path).__name__}; expected a path of type str or os.PathLike")
+    if path == "":
+        raise FileNotFoundError(errno.ENOENT, f"{what} is an empty name; the current folder is '.'", "")
     return Path(path)
 
 

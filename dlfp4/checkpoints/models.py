@@ -86,7 +86,7 @@ def find(path: ModelPath) -> Files:
     """
     if not isinstance(path, str | os.PathLike):
         return of_several(as_paths(path))
-    place = Path(path)
+    place = as_path("the model", path)
     if place.is_dir():
         return of_folder(place)
     if place.suffix == ".gguf":

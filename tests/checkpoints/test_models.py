@@ -38,6 +38,24 @@ def rewrite(folder, number, change):
     checkpoints.save(folder / FILES[number], tensors)
 
 
+@pytest.mark.parametrize("nothing", ["", [""], ["", ""]])
+def test_an_empty_name_is_not_the_current_folder(folder, monkeypatch, nothing):
+    """A variable of a shell that is not set, for example."""
+    monkeypatch.chdir(folder)
+    assert checkpoints.load(".").keys() == checkpoints.load(folder).keys()
+    for call in (
+        checkpoints.load,
+        checkpoints.inspect,
+        lambda path: checkpoints.quantize_model(path, folder / "out", "nvfp4"),
+        lambda path: checkpoints.convert_model(path, folder / "out", "dlfp4"),
+        lambda path: checkpoints.convert_model(folder, path if isinstance(path, str) else "", "dlfp4"),
+        lambda path: checkpoints.save(path if isinstance(path, str) else "", {}),
+    ):
+        with pytest.raises(FileNotFoundError, match=r"is an empty name; the current folder is '.'"):
+            call(nothing)
+    assert not (folder / "out").exists()
+
+
 def test_every_way_to_name_a_model(folder):
     index = folder / "model.safetensors.index.json"
     files = [folder / name for name in FILES]
