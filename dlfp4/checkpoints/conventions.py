@@ -255,9 +255,19 @@ def join(
     """:func:`join_parts` with the layers that ComfyUI marks, but of some conventions, without warnings; or what `look`
     says of each tensor, for which those that have to be packed anew need not be in memory at once.
     """
+    return dict(join_in_place(tensors, marks, without, look).values())
+
+
+def join_in_place(
+    tensors: Mapping[str, Any],
+    marks: Mapping[str, str],
+    without: Collection[str],
+    look: Callable[[Tensor | ScaledTensor], Any],
+) -> dict[str, tuple[str, Any]]:
+    """The same by the name under which a tensor's data is stored: the tensor's own name, and the tensor."""
     found = own_tensors(tensors)
     used: set[str] = set()
-    joined: dict[str, tuple[str, Any]] = {}  # by their data, whose place they take
+    joined: dict[str, tuple[str, Any]] = {}
     for each in find_joins(found, marks, without):
         used.update(each.parts)
         if each.spelling.convention == "comfyui":
@@ -265,7 +275,7 @@ def join(
             used.add(module_of(each.parts[0]) + comfyui.SUFFIX)
         joined[each.parts[0]] = each.name, look(each.tensor)
     kept = {name: (name, look(tensor)) for name, tensor in found.items() if name not in used}
-    return dict((joined.get(name) or kept[name]) for name in found if name in joined or name in kept)
+    return {name: joined.get(name) or kept[name] for name in found if name in joined or name in kept}
 
 
 def find_joins(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,7 +32,6 @@ from dlfp4.checkpoints import (
 from dlfp4.checkpoints.activations import Respelling, respelled
 from dlfp4.checkpoints.folders import Outcome, Report, Tick
 from dlfp4.checkpoints.models import Files, ModelPath, Shard
-from dlfp4.checkpoints.names import is_part
 from dlfp4.checkpoints.selection import is_packed
 from dlfp4.files import as_path
 from dlfp4.suggest import is_one_of
@@ -163,22 +162,26 @@ def plan(shards: Sequence[Shard], place: Path, convention: str, *, whole: bool) 
     """A job for each file, whose tensors are those whose data it holds, wherever their other parts lie; and whether any
     of them is quantized.
     """
-    tensors = joining.joined(shards, seen)
+    located = joining.located(shards, seen)
+    tensors = dict(located.values())
     formats = [format for format in tensors.values() if format.name]
     changes = changes_of(formats, convention)
     scales = respelled(tensors, {name: each.name for name, each in tensors.items() if each.name}, convention)
-    members: list[list[str]] = [[] for _ in shards]
-    for name in tensors:
-        members[place_of(name, shards)].append(name)
     jobs = []
-    for number, (shard, names) in enumerate(zip(shards, members, strict=True)):
-        others = tuple(each.path for each in (*shards[:number], *shards[number + 1 :]))
-        if others and joining.joined([shard], seen) == {name: tensors[name] for name in names}:
-            others = ()
+    for shard, others in zip(shards, others_of(shards), strict=True):
+        names = tuple(located[stored][0] for stored in shard.tensors if stored in located)
         target = place / Path(shard.path).name if whole else place
         own_scales = {name: scales[name] for name in names if name in scales}
-        jobs.append(Job(shard.path, str(target), tuple(names), others, convention, changes, own_scales))
+        jobs.append(Job(shard.path, str(target), names, others, convention, changes, own_scales))
     return jobs, bool(formats)
+
+
+def others_of(shards: Sequence[Shard]) -> Iterator[tuple[str, ...]]:
+    """For each file of a model, the others without which its tensors would not be joined as they are in the model."""
+    places = [joining.places_of(shard) for shard in shards]
+    for own in places:
+        related = zip(shards, places, strict=True)
+        yield tuple(shard.path for shard, others in related if others is not own and not own.isdisjoint(others))
 
 
 class Seen(NamedTuple):
@@ -212,25 +215,10 @@ def changes_of(formats: Sequence[Seen], convention: str) -> dict[str, str]:
     return {}
 
 
-def place_of(name: str, shards: Sequence[Shard]) -> int:
-    """The number of the file that holds the data of a tensor: by its name, else by the beginning of its name."""
-    stem = f"{name.rpartition('.')[0]}."
-    tests: tuple[Callable[[str], bool], ...] = (
-        lambda stored: stored == name,
-        lambda stored: stored.startswith(name) and not is_part(stored),
-        lambda stored: stored.startswith(stem),
-    )
-    for test in tests:
-        for number, shard in enumerate(shards):
-            if any(test(stored) for stored in shard.tensors):
-                return number
-    return 0
-
-
 def work(job: Job, tick: Tick = folders.no_tick) -> list[Outcome]:
     """Convert one file."""
     own = models.read_file(job.source)
-    tensors = joining.joined([own, *map(models.read_file, job.others)])
+    tensors: Mapping[str, Any] = joining.joined([own, *map(models.read_file, job.others)])
     outcomes, results = [], {}
     for name in job.names:
         how = job.scales.get(name)

@@ -8,14 +8,20 @@ from typing import Any
 
 from dlfp4 import ScaledTensor, Tensor
 from dlfp4.checkpoints import comfyui, models, native
-from dlfp4.checkpoints.conventions import join, split_parts
+from dlfp4.checkpoints.conventions import MARKER, join_in_place, split_parts
 from dlfp4.checkpoints.models import Shard
+from dlfp4.checkpoints.names import module_of
 
 
-def joined(shards: Iterable[Shard], look: Callable[[Tensor | ScaledTensor], Any] = lambda x: x) -> dict[str, Any]:
-    """The tensors of all files of a model, their parts joined: as the files describe them, else by their names; or what
-    `look` says of each.
-    """
+def joined(shards: Iterable[Shard]) -> dict[str, Tensor | ScaledTensor]:
+    """The tensors of all files of a model, their parts joined: as the files describe them, else by their names."""
+    return dict(located(shards).values())
+
+
+def located(
+    shards: Iterable[Shard], look: Callable[[Tensor | ScaledTensor], Any] = lambda x: x
+) -> dict[str, tuple[str, Any]]:
+    """The same by the name under which a tensor's data is stored: the tensor's own name, and what `look` says of it."""
     tensors: dict[str, Tensor | ScaledTensor] = {}
     marks: dict[str, str] = {}
     every = list(shards)
@@ -27,7 +33,15 @@ def joined(shards: Iterable[Shard], look: Callable[[Tensor | ScaledTensor], Any]
         except ValueError as error:
             reason = f"{shard.path or 'the bytes'}: {error}; join=False gives the tensors as they are stored"
             raise ValueError(reason) from error
-    return join(tensors, marks, unreadable(every), look)
+    return join_in_place(tensors, marks, unreadable(every), look)
+
+
+def places_of(shard: Shard) -> set[str]:
+    """Names by which tensors of other files may belong to those of a file: of a tensor's parts, of their marks and of
+    what speaks against joining them, any two have the same module, or one is the other's.
+    """
+    names = shard.tensors.keys() - {MARKER}
+    return {*names, *map(module_of, names), *comfyui.find_marks(shard.tensors, shard.metadata)}
 
 
 CONFIGS = ("config.json", "quantize_config.json")

@@ -11,6 +11,7 @@ import pytest
 
 import dlfp4
 from dlfp4 import checkpoints
+from dlfp4.checkpoints import conventions, converting, models
 from dlfp4.checkpoints.conventions import SPELLINGS
 
 RNG = np.random.default_rng(0)
@@ -139,6 +140,62 @@ def test_a_folder(model, tmp_path):
     assert set(checkpoints.load(target / "1.safetensors")) == {UPPER, "norm.weight"}  # whole, in one file
     index = json.loads((target / "model.safetensors.index.json").read_text())
     assert index["weight_map"][f"{UPPER}_global_scale"] == "1.safetensors"
+
+
+def cut_in_files(folder, parts, files):
+    """A model whose parts lie in files, by number; 0 is the first."""
+    folder.mkdir()
+    for number in range(max(files) + 1):
+        own = {name: part for (name, part), file in zip(parts.items(), files, strict=True) if file == number}
+        checkpoints.save(folder / f"{number}.safetensors", own)
+
+
+@pytest.mark.parametrize(
+    ("convention", "format"),
+    [("modelopt", "nvfp4"), ("compressed-tensors", "mxfp4"), ("mlx", "uint4_g64"), ("comfyui", "nvfp4"),
+     ("gptq", "uint4_g32"), ("gpt-oss", "mxfp4"), ("deepseek-v4", "fp8_128x128"), ("stable-diffusion", "fp8_e4m3")],
+)  # fmt: skip
+def test_parts_may_lie_in_any_files(tmp_path, convention, format):
+    """However a model is cut, its tensors are those of the whole, each in the file that holds its data."""
+    given = {f"layers.{k}.{own}_proj.weight": dlfp4.quantize(UP, format) for k in range(2) for own in ("up", "down")}
+    parts = checkpoints.split_parts({**given, "norm.weight": NORM}, convention)
+    whole = checkpoints.join_parts(parts)
+    rng = np.random.default_rng(1)
+    for number in range(4):
+        files = rng.permutation(np.arange(len(parts)) % 3).tolist()
+        cut_in_files(tmp_path / f"cut{number}", parts, files)
+        checkpoints.convert_model(tmp_path / f"cut{number}", tmp_path / f"out{number}", "dlfp4")
+        found = checkpoints.load(tmp_path / f"out{number}")
+        assert found.keys() == whole.keys()
+        assert all(same(found[name], x) for name, x in whole.items())
+
+
+def test_a_plan_joins_once_and_names_the_files_that_are_needed(tmp_path, monkeypatch):
+    given = {f"layers.{k}.up_proj.weight": dlfp4.quantize(UP, "nvfp4") for k in range(4)}
+    parts = checkpoints.split_parts(given, "modelopt")
+    cut_in_files(tmp_path / "a", parts, [0, 0, 0, 0, 1, 1, 1, 1, 1, 2, 2, 2])
+    made = []
+    monkeypatch.setattr(conventions, "make", lambda *given, make=conventions.make: made.append(1) or make(*given))
+    jobs, converts = converting.plan(models.read(tmp_path / "a"), tmp_path / "b", "dlfp4", whole=True)
+    assert (len(made), converts) == (4, True)
+    others = [[path.rpartition("/")[2] for path in job.others] for job in jobs]
+    assert others == [["1.safetensors"], ["0.safetensors"], []]
+    assert [len(job.names) for job in jobs] == [2, 1, 1]
+
+
+def test_what_speaks_against_joining_may_lie_in_another_file(tmp_path):
+    """FP4 with a second scale that is no number is not MXFP4, whichever file holds that scale."""
+    parts = {
+        "w.weight": np.ones((8, 32), np.uint8),
+        "w.weight_scale": np.full((8, 2), 127, np.uint8),
+        "w.weight_scale_2": np.ones(3, np.float32),
+    }
+    cut_in_files(tmp_path / "a", parts, [0, 0, 1])
+    outcomes = checkpoints.convert_model(tmp_path / "a", tmp_path / "b", "dlfp4")
+    assert [outcome.format for outcome in outcomes] == ["", "", ""]
+    assert {name: x.to_numpy().tobytes() for name, x in checkpoints.load(tmp_path / "b", join=False).items()} == {
+        name: x.tobytes() for name, x in parts.items()
+    }
 
 
 PARTS = {  # that no convention here has: bitsandbytes' and HQQ's
