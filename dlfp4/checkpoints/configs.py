@@ -26,6 +26,31 @@ MODELOPT = "hf_quant_config.json"
 # Files beside ``config.json`` that say how weights are quantized, each in the words of a convention.
 FILES: Mapping[str, str] = {MODELOPT: "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
 HEAD = "lm_head"
+# Other names of output heads that models tie to an embedding, so that no file has them, and the types of these models.
+TIED_HEADS: Mapping[str, str] = {
+    "cls.predictions.decoder": "bert big_bird deberta deberta-v2 ernie fnet layoutlm lxmert megatron-bert mobilebert "
+    "mra nomic_bert nystromformer roc_bert roformer squeezebert tapas visual_bert yoso",
+    "decoder": "modernbert modernbert-decoder",
+    "decoder.output_projection": "fsmt",
+    "embed_out": "gpt_neox_japanese",
+    "entity_predictions.decoder": "luke",
+    "generator_lm_head": "convbert electra",
+    "head": "rwkv",
+    "head.decoder": "ultrabert",
+    "lm_head.decoder": "bert-generation camembert data2vec-text esm gte ibert jina_embeddings_v3 longformer luke mpnet "
+    "roberta roberta-prelayernorm xlm-roberta xlm-roberta-xl xmod",
+    "lm_head.out_proj": "t5gemma t5gemma2",
+    "lm_loss": "xlnet",
+    "output": "git",
+    "output_projection": "biogpt trocr",
+    "pred_layer.proj": "flaubert xlm",
+    "predictions.decoder": "albert",
+    "proj_out": "canary cohere_asr moonshine moonshine_streaming whisper",
+    "text_decoder.cls.predictions.decoder": "blip",
+    "text_decoder_postnet.lm_head": "speecht5",
+    "text_model.lm_head": "kosmos-2",
+    "vocab_projector": "distilbert",
+}
 ROUTER = re.compile(r"(^|\.)block_sparse_moe\.gate$")  # in files
 
 
@@ -49,6 +74,8 @@ class Facts:
         The formats of which all layers have a scale of what they multiply by.
     has_cache : bool
         Whether scales of a cache of keys and values are there.
+    model_type : str
+        As the model's configuration has it.
     """
 
     convention: str
@@ -58,6 +85,7 @@ class Facts:
     symmetric: bool
     with_inputs: Collection[str] = ()
     has_cache: bool = False
+    model_type: str = ""
 
     @property
     def format(self) -> str:
@@ -74,8 +102,9 @@ class Facts:
         """
         modules = {module_of(name) for name in self.kept}
         modules |= {ROUTER.sub(r"\1mlp.router", name) for name in modules}
-        if not any(HEAD in name.split(".") for names in self.quantized.values() for name in names):
-            modules.add(HEAD)
+        heads = {HEAD, *(head for head, types in TIED_HEADS.items() if self.model_type in types.split())}
+        quantized = "".join(f".{name}." for names in self.quantized.values() for name in names)
+        modules |= {head for head in heads if f".{head}." not in quantized}
         return sorted(modules - {""})
 
 
@@ -314,8 +343,8 @@ def with_new_type(
     ]
 
 
-def facts_of(convention: str, outcomes: Sequence[Outcome]) -> Facts:
-    """What the configuration has to say."""
+def facts_of(convention: str, outcomes: Sequence[Outcome], config: Mapping[str, Any] | None) -> Facts:
+    """What the configuration has to say, by what became of the tensors and by the former configuration."""
     quantized: dict[str, list[str]] = {}
     for outcome in outcomes:
         if outcome.format:
@@ -330,7 +359,8 @@ def facts_of(convention: str, outcomes: Sequence[Outcome]) -> Facts:
         if {module_of(name) for name in names} <= activations.layers_with_inputs(others, convention, format)
     ]
     has_cache = activations.has_cache(others, convention)
-    return Facts(convention, quantized, kept, pow2, symmetric, with_inputs, has_cache)
+    model_type = str((config or {}).get("model_type", ""))
+    return Facts(convention, quantized, kept, pow2, symmetric, with_inputs, has_cache, model_type)
 
 
 def has_pow2_scales(q: ScaledTensor) -> bool:

@@ -144,7 +144,7 @@ def convert_model(
     sizes = {job.target: sizes_of(job.target) for job in jobs}
     models.check_names(Files(place, tuple(map(Path, sizes))), sizes)
     folders.write_index(files, place, sizes)
-    written = configs.files_of(configs.facts_of(convention, outcomes), config)
+    written = configs.files_of(configs.facts_of(convention, outcomes, config), config)
     for name, content in written.items():
         folders.write_json(place / name, content)
     return configs.with_new_type(outcomes, config, written)

@@ -271,7 +271,7 @@ def configured(config: Mapping[str, Any] | None, job: Job, outcomes: Sequence[Ou
     """The configuration files of the new model, by name."""
     if job.convention is None:
         return {} if config is None else {folders.CONFIG: config}
-    return configs.files_of(configs.facts_of(job.convention, outcomes), config)
+    return configs.files_of(configs.facts_of(job.convention, outcomes, config), config)
 
 
 # ---- The work

@@ -108,6 +108,26 @@ def faults_of_inputs(format, place):
     wrong = [f"{what}: {names}" for what, names in info.items() if names]
     return wrong + ["scales"] * (found != [4.0 if format == "nvfp4" else 0.25] * 14)
 
+# Models that tie a head to their embedding, of another name than lm_head: all that is loaded is found.
+TIED = {
+    "whisper": lambda: transformers.WhisperForConditionalGeneration(transformers.WhisperConfig(
+        d_model=128, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=128, decoder_ffn_dim=128, vocab_size=64,
+        encoder_attention_heads=4, decoder_attention_heads=4, max_source_positions=32, max_target_positions=32,
+        num_mel_bins=16, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1)),
+    "bert": lambda: transformers.BertForMaskedLM(transformers.BertConfig(
+        hidden_size=128, intermediate_size=128, num_hidden_layers=1, num_attention_heads=4, vocab_size=64)),
+    "roberta": lambda: transformers.RobertaForMaskedLM(transformers.RobertaConfig(
+        hidden_size=128, intermediate_size=128, num_hidden_layers=1, num_attention_heads=4, vocab_size=64)),
+}
+def faults_of_tied(name, format, place):
+    place.mkdir()
+    model = TIED[name]().to(torch.bfloat16)
+    model.save_pretrained(place / "made")
+    checkpoints.quantize_model(place / "made", place / "out", format, convention="compressed-tensors")
+    loaded, info = type(model).from_pretrained(place / "out", output_loading_info=True)
+    head, first = loaded.get_output_embeddings().weight, model.get_output_embeddings().weight
+    return [f"{what}: {names}" for what, names in info.items() if names] + ["head"] * (not torch.equal(head, first))
+
 def differing_bytes(name, group):  # what compressed-tensors quantizes to other bytes, in float32
     args = QuantizationArgs(num_bits=4, symmetric=True, strategy="group" if group else "channel", group_size=group)
     kinds = {"normal": torch.randn(32, 256), "cauchy": torch.empty(32, 256).cauchy_(),
@@ -162,6 +182,8 @@ results = {f"zero points {group}": faults_of_zero_points(group) for group in (32
 results |= {str(dtype): faults_of_short_scales(dtype) for dtype in (torch.bfloat16, torch.float16)}
 results |= {name: differing_bytes(name, group) for name, group in
            (("int4_g32", 32), ("int4_g128", 128), ("int4_row", None), ("uint4_g64", 64), ("uint4_row", None))}
+results |= {f"tied {name} {format}": faults_of_tied(name, format, place / f"{name} {format}")
+            for name in TIED for format in ("nvfp4", "fp8_row")}
 results |= {f"inputs of {format}": faults_of_inputs(format, place / format) for format in ("nvfp4", "fp8_e4m3")}
 results |= {"-".join(case): faults_of_type(*case, place / "-".join(case)) for case in json.loads(sys.argv[3])}
 for case in json.loads(sys.argv[2]):
@@ -169,6 +191,28 @@ for case in json.loads(sys.argv[2]):
     folder.mkdir()
     results["-".join(map(str, case))] = check(*case, folder)
 print(json.dumps(results))
+"""
+HEADS = """
+import json, warnings, transformers
+import transformers.models.auto.modeling_auto as auto
+from dlfp4.checkpoints.configs import HEAD, TIED_HEADS
+
+warnings.simplefilter("ignore")
+types = {}
+for table in (getattr(auto, name) for name in dir(auto) if name.endswith("_MAPPING_NAMES")):
+    for model_type, classes in table.items():
+        for each in (classes if isinstance(classes, tuple) else (classes,)):
+            types.setdefault(each, set()).add(model_type)
+missing = set()
+for each, of_class in types.items():
+    tied = getattr(getattr(transformers, each, None), "_tied_weights_keys", None)
+    for key, source in (tied if isinstance(tied, dict) else {}).items():
+        head = key.removesuffix(".weight")
+        others = ("embed_tokens", "embed_patches", "word_embeddings", "embedding")  # that are no heads
+        if head == key or "embed" not in source or any(each in head for each in others) or head == HEAD:
+            continue
+        missing |= {(head, each) for each in of_class if each not in TIED_HEADS.get(head, "").split()}
+print(json.dumps(sorted(missing)))
 """
 CASES = {
     ("llama", "compressed-tensors", "nvfp4", ""): 14,
@@ -219,6 +263,20 @@ def test_transformers_loads_the_same_weights(results, case):
 @pytest.mark.parametrize("case", TYPES, ids="-".join)
 def test_models_of_other_types_run_as_they_are_loaded(results, case):
     assert results["-".join(case)] == []
+
+
+@pytest.mark.parametrize("format", ["nvfp4", "fp8_row"])
+@pytest.mark.parametrize("name", ["whisper", "bert", "roberta"])
+def test_heads_that_are_tied_stay_as_they_are(results, name, format):
+    assert results[f"tied {name} {format}"] == []
+
+
+@pytest.mark.slow
+def test_heads_of_every_model_that_ties_one():
+    """The table has those of transformers' models, by what their classes say."""
+    done = subprocess.run([sys.executable, "-P", "-c", HEADS], capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout.splitlines()[-1]) == []
 
 
 @pytest.mark.parametrize("format", ["nvfp4", "fp8_e4m3"])

@@ -329,6 +329,33 @@ def test_llama_4_has_its_experts_one_by_one(tmp_path, exclude):
     assert checkpoints.load(tmp_path / "c")[f"{start}.gate_up_proj"].shape == (3, 2 * 96, 64)
 
 
+@pytest.mark.parametrize(
+    ("model_type", "heads"), [("whisper", ["lm_head", "proj_out"]), ("luke", ["entity_predictions.decoder", "lm_head",
+     "lm_head.decoder"]), ("llama", ["lm_head"]), (None, ["lm_head"])],
+)  # fmt: skip
+def test_heads_that_no_file_has_are_ignored(tmp_path, model_type, heads):
+    """Loaders would look for their scales, whatever the model calls them."""
+    (tmp_path / "a").mkdir()
+    tensors = {"model.embed.weight": np.ones((64, 32), "f4"), "model.fc1.weight": np.ones((32, 32), "f4")}
+    checkpoints.save(tmp_path / "a" / "model.safetensors", tensors)
+    (tmp_path / "a" / "config.json").write_text(json.dumps({"model_type": model_type}))
+    checkpoints.quantize_model(tmp_path / "a", tmp_path / "b", "mxfp4", convention="compressed-tensors")
+    checkpoints.convert_model(tmp_path / "b", tmp_path / "c", "modelopt")
+    for path, key in (("b", "ignore"), ("c", "ignore")):
+        config = json.loads((tmp_path / path / "config.json").read_text())["quantization_config"]
+        assert config[key] == sorted([*heads, "model.embed"])
+
+
+def test_a_head_that_is_quantized_is_not_ignored(tmp_path):
+    (tmp_path / "a").mkdir()
+    checkpoints.save(tmp_path / "a" / "model.safetensors", {"proj_out.weight": np.ones((64, 32), "f4")})
+    (tmp_path / "a" / "config.json").write_text('{"model_type": "whisper"}')
+    options = {"convention": "compressed-tensors", "include_heads": True}
+    checkpoints.quantize_model(tmp_path / "a", tmp_path / "b", "mxfp4", **options)
+    config = json.loads((tmp_path / "b" / "config.json").read_text())["quantization_config"]
+    assert config["ignore"] == ["lm_head"]
+
+
 def test_gpt_oss_has_quantized_experts_alone(tmp_path):
     """They are stored as (experts, out, in), whatever their shapes tell, unless they are named."""
     experts, query = "model.layers.0.mlp.experts.down_proj", "model.layers.0.self_attn.q_proj.weight"
