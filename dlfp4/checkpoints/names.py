@@ -12,6 +12,11 @@ AUXILIARY = re.compile(
 )
 # Layers whose products engines compute as one, under one global scale.
 FUSED = (("gate_proj", "up_proj"), ("w1", "w3"), ("gate", "up"), ("q_proj", "k_proj", "v_proj"), ("wq", "wk", "wv"))
+# What files of transformers' models have expert by expert, and its classes as a stack: the matrices of each, in order.
+EXPERTS = {
+    "gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3")),
+    "down_proj": (("down_proj",), ("w2",)),
+}
 SHOWN = 3  # names in a message
 
 

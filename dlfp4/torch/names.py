@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+import dlfp4
 from dlfp4.checkpoints import comfyui, conventions, native
+from dlfp4.checkpoints.names import EXPERTS
 from dlfp4.formats import FLOATS
 from dlfp4.torch.representing import PAIRS
 from dlfp4.torch.scaled_tensor import ScaledTensor, like, plain, present, restore, turn
 from dlfp4.torch.views import blank_part, one_by_one, sizes_of, unit_of
+
+if TYPE_CHECKING:
+    from dlfp4 import ScaledTensor as Scaled
 
 OWN = native.NAMES  # of the parts, where there is no convention
 MARK = comfyui.SUFFIX.removeprefix(".")
@@ -124,9 +129,7 @@ def join(
         is_whole = isinstance(state.get(key), ScaledTensor)
         if is_whole and state[key] is not target:  # which set_model_state_dict adds where parts have other names
             continue
-        is_marked = prefix + MARK in state  # as ComfyUI's, whose parts may look like ours, and lie in another order
-        own = None if is_marked else join_own(key, state, target)
-        found = own or join_by_convention(key, prefix, state, target)
+        found = join_one(key, prefix, state, target) or join_experts(key, prefix, state, target)
         if found is not None:
             whole, parts = found
             for part in parts:
@@ -142,11 +145,20 @@ def forget_marker(module: torch.nn.Module, state: dict[str, Any], *_: Any) -> No
     state.pop(conventions.MARKER, None)
 
 
+def join_one(
+    key: str, prefix: str, state: Mapping[str, Any], target: ScaledTensor
+) -> tuple[ScaledTensor, list[str]] | None:
+    """The tensor of its parts, by our own names or those of a convention, and their names."""
+    is_marked = prefix + MARK in state  # as ComfyUI's, whose parts may look like ours, and lie in another order
+    own = None if is_marked else join_own(key, state, target)
+    return own or join_by_convention(key, prefix, state, target)
+
+
 def join_own(key: str, state: Mapping[str, Any], target: ScaledTensor) -> tuple[ScaledTensor, list[str]] | None:
     """The tensor of parts that look as the target's own do, and their names."""
     source = plain(turn(target) if target.turned else target)
     names, own = own_names(key, source), own_parts(source, target.turned)
-    parts: dict[str, torch.Tensor] = {kind: state[part] for kind, part in names.items() if part in state}
+    parts = {kind: without_pairs(state[part]) for kind, part in names.items() if part in state}
     if len(parts) < len(names):
         return None
     if all((part.shape, part.dtype) == (own[kind].shape, own[kind].dtype) for kind, part in parts.items()):
@@ -156,15 +168,61 @@ def join_own(key: str, state: Mapping[str, Any], target: ScaledTensor) -> tuple[
     return None if columns is None else (columns, list(names.values()))
 
 
+def without_pairs(part: torch.Tensor) -> torch.Tensor:
+    """A part; FP4 as bytes."""
+    return part.view(torch.uint8) if part.dtype == PAIRS else part
+
+
 def join_columns(parts: Mapping[str, torch.Tensor], source: ScaledTensor) -> ScaledTensor | None:
     """The stack (experts, in, out) of parts as our own files have them, with blocks along its columns."""
     shape, encoding = tuple(turn(source).shape), replace(source.encoding, axis=-2)
-    stored = {kind: part.view(torch.uint8) if part.dtype == PAIRS else part for kind, part in parts.items()}
     scale = str(source.scales.dtype).removeprefix("torch.")
     sizes = sizes_of(shape, encoding, False, scale, unit_of(source))
-    if any((tuple(part.shape), part.dtype) != sizes[kind] for kind, part in stored.items()):
+    if any((tuple(part.shape), part.dtype) != sizes[kind] for kind, part in parts.items()):
         return None
-    return one_by_one(ScaledTensor(stored, str(encoding), shape, source.dtype))
+    return one_by_one(ScaledTensor(parts, str(encoding), shape, source.dtype))
+
+
+def join_experts(
+    key: str, prefix: str, state: Mapping[str, Any], target: ScaledTensor
+) -> tuple[ScaledTensor, list[str]] | None:
+    """The stack of matrices that files have expert by expert, as transformers stacks them, and the names of parts."""
+    for names in EXPERTS.get(key.removeprefix(prefix), ()):
+        if target.dim() == 3 and any(part.startswith(f"{prefix}0.{names[0]}.") for part in state):
+            return stack_experts(key, [f"{prefix}{{}}.{name}." for name in names], state, target)
+    return None
+
+
+def stack_experts(
+    key: str, places: Sequence[str], state: Mapping[str, Any], target: ScaledTensor
+) -> tuple[ScaledTensor, list[str]] | None:
+    """The same, of matrices whose modules have such names with an expert's number; None where one is absent."""
+    experts, parts = [], []
+    for number, expert in enumerate(plain(turn(target) if target.turned else target).unbind()):
+        matrices = []
+        for place, matrix in zip(places, expert.chunk(len(places)), strict=True):
+            module = place.format(number)
+            found = join_one(f"{module}weight", module, state, matrix)
+            if found is None:
+                return None
+            matrices.append(restore(found[0]))
+            parts += [*found[1], *({module + MARK} & state.keys())]
+        experts.append(unrounded(dlfp4.concatenate(matrices), key))
+    made = ScaledTensor.from_dlfp4(unrounded(dlfp4.stack(experts), key), target.dtype)
+    return turn(made) if target.turned else made, parts
+
+
+def unrounded(q: Scaled, key: str) -> Scaled:
+    """Joined tensors; ValueError where a scale that they had to share has changed some."""
+    receipt = q.receipt
+    if receipt is not None and not receipt.is_exact:
+        raise ValueError(
+            f"{key}: its matrices have scales of their own in the file, and together they have one, by which "
+            f"{receipt.blocks - receipt.exact} of {receipt.blocks} blocks would be rounded: quantize to a format with "
+            f"scales of blocks or rows, gate and up with one global scale, as python -m dlfp4 quantize does; or load a "
+            f"ScaledTensor as {key}"
+        )
+    return q
 
 
 def join_by_convention(

@@ -18,6 +18,9 @@ dt = importlib.import_module("dlfp4.torch")
 F = torch.nn.functional
 
 
+STORED = sorted({(name, row.convention) for row in conventions.SPELLINGS if row.convention for name in row.formats})
+
+
 def values(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
@@ -446,6 +449,72 @@ def test_a_checkpoint_of_the_command_line(tmp_path):
     assert torch.equal(other(ids), made(ids))
 
 
+def expert_by_expert(names, seed=0, experts=3):
+    """As files of transformers' models have them, whose classes have stacks."""
+    gate, up, down = names
+    for number in range(experts):
+        for name in (gate, up, down):
+            seed += 1
+            yield f"experts.{number}.{name}.weight", values(256, 256, seed=seed)
+
+
+def stacks(device="cpu"):
+    experts = torch.nn.Module()
+    experts.gate_up_proj = torch.nn.Parameter(values(3, 512, 256).to(device))
+    experts.down_proj = torch.nn.Parameter(values(3, 256, 256).to(device))
+    return torch.nn.ModuleDict({"experts": experts})
+
+
+def turned_stacks():
+    made = stacks()
+    for name, x in list(made.experts.named_parameters()):
+        setattr(made.experts, name, torch.nn.Parameter(x.detach().mT.contiguous()))
+    return made
+
+
+@pytest.mark.parametrize(("name", "convention"), [*((name, None) for name in sorted(dlfp4.formats())), *STORED])
+def test_stacks_from_files_with_expert_by_expert(tmp_path, name, convention):
+    names = ("gate_proj", "up_proj", "down_proj") if convention else ("w1", "w3", "w2")
+    file, target = tmp_path / "float.safetensors", tmp_path / "small.safetensors"
+    checkpoints.save(file, dict(expert_by_expert(names)))
+    checkpoints.quantize_model(file, target, name, convention=convention, include="*")
+    parts = checkpoints.load(target, join=False)
+    parts = {key: part.view("uint8") if "float6" in part.dtype.name else part for key, part in parts.items()}
+    state, whole = {key: part.to_torch() for key, part in parts.items()}, checkpoints.load(target)
+    if dlfp4.formats()[name].block is None:  # one scale in all
+        with pytest.raises(ValueError, match=r"experts\.gate_up_proj: its matrices have scales of their own"):
+            dt.quantize_(stacks(), name).load_state_dict(state)
+        return
+    want = {key: q.dequantize().to_torch() for key, q in whole.items()}
+    models = [dt.quantize_(make(), name, include="*") for make in (stacks, turned_stacks)]
+    for model, how in ((models[0], {}), (models[1], {}), (dt.quantize_(stacks("meta"), name), {"assign": True})):
+        model.load_state_dict(dict(state), **how)
+        gate_up, down = (getattr(model.experts, each) for each in ("gate_up_proj", "down_proj"))
+        if gate_up.turned:
+            gate_up, down = gate_up.mT, down.mT
+        for k in range(3):
+            gate, up, own = (want[f"experts.{k}.{each}.weight"] for each in names)
+            assert torch.equal(gate_up[k].dequantize(torch.float32), torch.cat([gate, up])), k
+            assert torch.equal(down[k].dequantize(torch.float32), own), k
+
+
+def test_experts_that_do_not_make_a_stack():
+    names = ("gate_proj", "up_proj", "down_proj")
+    state = {}
+    for key, x in expert_by_expert(names):  # as of a tool that gives each a scale of its own
+        q = dlfp4.quantize(x * (1.3 if "up" in key else 1), "nvfp4")
+        state |= {part: each.to_torch() for part, each in checkpoints.split_parts({key: q}, "modelopt").items()}
+    with pytest.raises(ValueError, match=r"experts\.gate_up_proj.* \d+ of 8192 blocks would be rounded"):
+        dt.quantize_(stacks(), "nvfp4").load_state_dict(state)
+    lacking = {}
+    for key, x in expert_by_expert(names):
+        if key != "experts.2.up_proj.weight":
+            q = dlfp4.quantize(x, "mxfp4")
+            lacking |= {part: each.to_torch() for part, each in checkpoints.split_parts({key: q}, "modelopt").items()}
+    with pytest.raises(RuntimeError, match=r"(?s)Missing key.*gate_up_proj.*Unexpected key.*experts\.0\.gate_proj"):
+        dt.quantize_(stacks(), "mxfp4").load_state_dict(lacking)
+
+
 def across(seed=0):
     """Stacks of experts as gpt-oss and Llama-4 have them: (experts, in, out)."""
     experts = torch.nn.Module()
@@ -532,9 +601,6 @@ def test_transposed_squares(name, shapes, format):
         assert (values_of - kept.get_parameter(key)).abs().max() < 0.3 * values_of.abs().max()
         assert torch.equal(other.get_parameter(key).dequantize(), values_of)
         assert torch.equal(empty.get_parameter(key).dequantize(), values_of)
-
-
-STORED = sorted({(name, row.convention) for row in conventions.SPELLINGS if row.convention for name in row.formats})
 
 
 @pytest.mark.parametrize(("name", "convention"), [("nvfp4", None), *STORED])
