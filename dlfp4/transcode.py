@@ -77,21 +77,27 @@ class Convention:
     has_biases: bool = False
 
 
-FP8 = ("fp8_e4m3", "fp8_e5m2")
+NVFP4 = ("nvfp4", "nvfp4_16x16")
 MXFP8 = ("mxfp8_e4m3", "mxfp8_e5m2")
+FP8 = ("fp8_e4m3", "fp8_e5m2")
+TILES = ("fp8_128x128", "fp8_128x128_e5m2")
+ROWS = ("fp8_row", "fp8_row_e5m2")
 INT4 = ("int4_g32", "int4_g64", "int4_g128", "int4_row")
 UINT4 = tuple(f"u{name}" for name in INT4)
 CONVENTIONS = {
-    "modelopt": Convention(("nvfp4", "nvfp4_16x16", "mxfp4", *MXFP8, *FP8)),
-    "compressed-tensors": Convention(
-        ("nvfp4", "nvfp4_16x16", "mxfp4", *MXFP8, *FP8, "fp8_128x128", "fp8_128x128_e5m2", *INT4, *UINT4)
-    ),
+    "modelopt": Convention((*NVFP4, "mxfp4", *MXFP8, *FP8, *ROWS)),
+    "compressed-tensors": Convention((*NVFP4, "mxfp4", *MXFP8, *FP8, *TILES, *ROWS, *INT4, *UINT4)),
     "gpt-oss": Convention(("mxfp4",)),
     "deepseek": Convention(("fp8_128x128", "fp8_e4m3")),
+    "deepseek-v4": Convention(("mxfp4", "mxfp8_32x32", "fp8_128x128")),
+    "llama-4": Convention(NVFP4),
     "ggml": Convention(("mxfp4", "nvfp4")),
     "mlx": Convention(("mxfp4", "nvfp4", "mxfp8_e4m3", *UINT4[:3]), without_global_scale=("nvfp4",), has_biases=True),
     "gptq": Convention(UINT4),
     "awq": Convention(UINT4),
+    "quark": Convention(("mxfp4", *MXFP8)),
+    "stable-diffusion": Convention(FP8),
+    "comfyui": Convention(("nvfp4", "mxfp8_e4m3", *FP8)),
     "torchao": Convention(("nvfp4", "mxfp4", "mxfp6_e2m3", "mxfp6_e3m2", *MXFP8)),
 }
 

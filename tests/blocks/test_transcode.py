@@ -7,6 +7,7 @@ import pytest
 
 import dlfp4
 from dlfp4 import checkpoints
+from dlfp4.checkpoints.conventions import SPELLINGS
 from dlfp4.transcode import CONVENTIONS
 
 from ..support.block_reference import FORMATS, INPUTS, make
@@ -353,6 +354,11 @@ def test_conventions():
         "ggml": ("mxfp4", "nvfp4", "mxfp4"),
         "mlx": ("mxfp4", "nvfp4", "mxfp8_e4m3"),
         "torchao": ("mxfp4", "nvfp4", "mxfp8_e4m3"),
+        "deepseek-v4": ("mxfp4", "mxfp4", "mxfp8_32x32"),
+        "llama-4": ("nvfp4", "nvfp4", "nvfp4"),
+        "quark": ("mxfp4", "mxfp4", "mxfp8_e4m3"),
+        "stable-diffusion": ("fp8_e4m3", "fp8_e4m3", "fp8_e4m3"),
+        "comfyui": ("nvfp4", "nvfp4", "mxfp8_e4m3"),
     }
     assert becomes.keys() | {"gptq", "awq"} == CONVENTIONS.keys()  # which take what is uint4 already
     for convention, names in becomes.items():
@@ -363,6 +369,25 @@ def test_conventions():
     for convention in ("modelopt", "compressed-tensors", "gpt-oss"):
         checkpoints.split_parts({"w": mx.to(convention)}, convention)
     assert checkpoints.to_ggml(wide.to("ggml")).shape == (64, 136)
+
+
+def test_conventions_are_those_of_files():
+    spelled = {row.convention: [] for row in SPELLINGS if row.convention}
+    assert CONVENTIONS.keys() == spelled.keys() | {"ggml", "torchao"}
+    for row in SPELLINGS:
+        spelled.get(row.convention, []).extend(row.formats)
+    for convention, formats in spelled.items():
+        assert sorted(CONVENTIONS[convention].formats) == sorted(set(formats)), convention
+
+
+@pytest.mark.parametrize("convention", CONVENTIONS)
+def test_what_a_convention_stores_stays(convention):
+    for name in CONVENTIONS[convention].formats:
+        unit = 1.0 if (convention, name) == ("mlx", "nvfp4") else None
+        q = dlfp4.quantize(make("normal", (64, 256)), name, global_scale=unit)
+        result = q.to(convention)
+        assert result.format == name
+        assert result.data.data_ptr == q.data.data_ptr
 
 
 @pytest.mark.parametrize("convention", ["ggml", "torchao"])

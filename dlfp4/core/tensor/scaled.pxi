@@ -245,8 +245,8 @@ cdef class ScaledTensor:
         ----------
         target : Format, Recipe or str
             A row of :func:`formats`; or a convention, whose format of the same elements is taken: "modelopt",
-            "compressed-tensors", "gpt-oss", "deepseek", "ggml", "mlx" (whose NVFP4 has no global scale), "torchao"; or
-            a recipe, by which the values are quantized again to the format that they are in.
+            "mlx" (whose NVFP4 has no global scale) or another of ``checkpoints.CONVENTIONS``, "ggml", "torchao"; or a
+            recipe, by which the values are quantized again to the format that they are in.
         recipe : Recipe or str, optional
             How blocks that are not exact are quantized.
 
