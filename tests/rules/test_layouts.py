@@ -1,7 +1,12 @@
 """layouts.h, alone: where each scale lies, as NumPy's reshape and transpose put it, and what its table says of it."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
+
+import dlfp4
 
 from ..support import rules
 
@@ -50,6 +55,18 @@ def test_the_table():
     names = ("rows", "columns", "run", "bytes", "by_rows", "lines")
     found = {row.name.decode(): tuple(getattr(row, name) for name in names) for row in table()}
     assert list(found.items()) == list(LAYOUTS.items())  # stored descriptions count them
+
+
+def test_whoever_names_all_layouts_names_these():
+    root = Path(__file__).parents[2]
+    for path, first in (
+        ("dlfp4/_core.pyi", "_ScaleLayout: TypeAlias = Literal["),
+        ("include/dlfp4/dlfp4.h", "The number of a layout of scales by its name: "),
+    ):
+        listed = (root / path).read_text().partition(first)[2][:300]
+        assert re.findall(r'"(\w+)"', listed)[: len(LAYOUTS)] == list(LAYOUTS), path
+    notes = dlfp4.ScaledTensor.with_scale_layout.__doc__
+    assert {name for name in LAYOUTS if f'"{name}"' in notes} == set(LAYOUTS)
 
 
 def offsets(layout, shape):
