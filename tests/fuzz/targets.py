@@ -17,6 +17,7 @@ import capsules
 import makers
 import numpy as np
 import scaled
+import shared
 
 import dlfp4
 from dlfp4 import checkpoints
@@ -329,7 +330,7 @@ def texts(rng):
 
 TARGETS = {
     "capsules": capsule, "arrays": array, "safetensors": safetensors, "pickles": pickled, "restored": restored,
-    "arguments": arguments, "texts": texts, **scaled.TARGETS,
+    "arguments": arguments, "texts": texts, **scaled.TARGETS, **shared.TARGETS,
 }  # fmt: skip
 if GGUF:
     TARGETS["gguf"] = gguf

@@ -16,7 +16,7 @@ def rows():
 def names_in(place):
     """The tests of a file, or the targets of fuzzing."""
     if place == "tests/fuzz":
-        text = "".join((ROOT / place / name).read_text() for name in ("targets.py", "scaled.py"))
+        text = "".join((ROOT / place / name).read_text() for name in ("targets.py", "scaled.py", "shared.py"))
         return {name for pair in TARGETS.findall(text) for name in pair if name}
     return {name for path in ROOT.glob(place) for name in re.findall(r"^def (test_\w+)", path.read_text(), re.M)}
 
