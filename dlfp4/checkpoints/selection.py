@@ -438,7 +438,7 @@ ROLES = (
     role("router of experts", r"\w*router\w*|\w*gate_inp\w*|gate|\w*expert_gate|wg|switch", "routers"),
     role("norm", r"(?!norm_attn_norm)\w*norm\w*|ln(_?(\d+|f|post|pre))?|layer_?norm\w*", within=True),
     role("convolution", r"(\w*_)?s?conv\w*", within=True),
-    role("adapter", r"(\w*_)?lora_\w+"),
+    role("adapter", r"(\w*_)?lora_\w+|\w+_lora"),
     role("recurrent weight", r"weight_([ih]h|hr)(_l\d+)?(_reverse)?"),
     # Into which MTP layers of DeepSeek's and GLM's take what is predicted: engines have no other linear layer for it.
     role("projection that engines do not quantize", r"eh_proj"),

@@ -113,6 +113,7 @@ def test_one_projection_of_a_stack_may_be_quantized_and_the_other_not():
         ("layers.0.mixer.A_log", (128, 64), "not called a weight"),
         ("layers.0.up_proj.weight", (64, 50), "50 elements along axis -1 are no whole blocks of mxfp4"),
         ("layers.0.up_proj.lora_A.weight", (8, 64), "adapter"),
+        ("unet.mid_block.attentions.0.attn1.processor.to_q_lora.down.weight", (16, 64), "adapter"),
         ("audio_tower.audio_bos_eos_token.weight", (2, 64), "token"),
         ("mask_decoder.mask_tokens.weight", (4, 64), "token"),
         ("no_object_pointer", (1, 64), "token"),
