@@ -298,8 +298,11 @@ def work(job: Job, tick: Tick = folders.no_tick) -> list[Outcome]:
 
 
 def quantized(tensor: Any, choice: Choice, job: Job) -> ScaledTensor:
-    """One tensor, quantized."""
-    return quantize_chosen(tensor, choice, job.format, convention=job.convention, recipe=job.recipe)
+    """One tensor, quantized; ValueError names it, where the convention does not hold its values."""
+    try:
+        return quantize_chosen(tensor, choice, job.format, convention=job.convention, recipe=job.recipe)
+    except ValueError as error:
+        raise ValueError(f"{job.source}: {choice.name}: {error}; exclude it, or take another format") from error
 
 
 class GlobalScales:

@@ -159,6 +159,18 @@ def symmetric(scales, *, biased=True, rounded=""):
     return ScaledTensor.from_parts(codes.astype(ml_dtypes.uint4), scale, format="uint4_g64", **offsets)
 
 
+def test_a_weight_that_mlx_does_not_hold_is_named(tmp_path):
+    """float16 has no biases below -65504; of such weights MLX's own decoder makes infinities."""
+    tensors = {"up.weight": np.ones((64, 64), np.float16), "down.weight": np.full((64, 64), 65000, np.float16)}
+    checkpoints.save(tmp_path / "a", tensors)
+    with pytest.raises(
+        ValueError, match=r"a: down.weight: MLX stores biases of float16, .*; exclude it, or take another"
+    ):
+        checkpoints.quantize_model(tmp_path / "a", tmp_path / "b", "uint4_g64", convention="mlx")
+    assert not (tmp_path / "b").exists()
+    checkpoints.quantize_model(tmp_path / "a", tmp_path / "b", "uint4_g64", convention="mlx", exclude="down")
+
+
 @pytest.mark.parametrize("scales", ["float16", "bfloat16", "float32"])
 def test_biases_of_whole_scales_become_zero_points(scales):
     q = symmetric(scales, rounded="float16" if scales == "float32" else "")
