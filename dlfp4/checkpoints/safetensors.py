@@ -257,7 +257,7 @@ class Background:
     def __init__(self, descriptor: int) -> None:
         self.descriptor, self.thread = descriptor, ThreadPoolExecutor(1)
         self.waiting: deque[tuple[Future[None], int]] = deque()
-        self.unsynced = 0
+        self.ahead = self.unsynced = 0
 
     def __enter__(self) -> Self:
         return self
@@ -268,13 +268,19 @@ class Background:
     def write(self, octets: memoryview, start: int) -> None:
         """Write bytes at a position, soon; OSError of an earlier call is raised here."""
         self.waiting.append((self.thread.submit(self.write_now, octets, start), len(octets)))
-        while self.waiting and sum(size for _, size in self.waiting) > self.AHEAD:
-            self.waiting.popleft()[0].result()
+        self.ahead += len(octets)
+        self.wait(self.AHEAD)
 
     def finish(self) -> None:
         """Wait until all is written."""
-        while self.waiting:
-            self.waiting.popleft()[0].result()
+        self.wait(-1)
+
+    def wait(self, most: int) -> None:
+        """Wait until no more bytes than that are to be written, with -1 until no call is left."""
+        while self.waiting and self.ahead > most:
+            future, size = self.waiting.popleft()
+            future.result()
+            self.ahead -= size
 
     def write_now(self, octets: memoryview, start: int) -> None:
         """Write bytes at a position."""
