@@ -449,6 +449,10 @@ def _share_like(
     known: ScaledTensor, data: _Elements, scales: _Elements, global_scale: _Elements | None
 ) -> ScaledTensor | None: ...
 
+class _Exact(float): ...
+
+def _constant_of(value: Any) -> Any: ...
+
 @final
 class _Product:
     def __init__(

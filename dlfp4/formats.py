@@ -491,7 +491,7 @@ def own_offsets(format: Format) -> str:
 
 def _named_recipe(format: Format, name: str) -> Recipe:
     """What a named recipe is for a format."""
-    if name not in RECIPES:
+    if not is_one_of(name, RECIPES):
         near = did_you_mean(name, RECIPES)
         raise ValueError(f"recipe={name!r}: expected a dlfp4.Recipe or one of {', '.join(RECIPES)}{near}")
     found = _row_of(name, format)

@@ -150,25 +150,6 @@ def recipe_of_text(text: str) -> Recipe | str | None:
     return Recipe(**json.loads(text)) if text.startswith("{") else text or None
 
 
-class Exact(float):
-    """A number as a constant: it equals one of the same bits alone, so that what is kept for 0.0 is not found by -0.0.
-
-    Examples
-    --------
-    >>> from dlfp4.operations import Exact
-    >>> Exact(0.0) == Exact(-0.0), Exact(0.5) == Exact(0.5)
-    (False, True)
-    """
-
-    __slots__ = ()
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, float) and self.hex() == other.hex()
-
-    def __hash__(self) -> int:
-        return hash(self.hex())
-
-
 # ---- Rows
 
 
@@ -255,6 +236,7 @@ def _quantize(
     hadamard: Sequence[int] | None,
     **_: Any,
 ) -> TensorProto:
+    _core._check_axes(tuple(axis))
     chosen = find_recipe(_core._find_format(format), recipe_of_text(recipe))
     per = chosen.global_scale_per
     if global_scale is not None and per == "tensor" and _core._find_format(format).has_global_scale:

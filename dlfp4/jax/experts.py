@@ -16,7 +16,6 @@ from dlfp4.jax.primitives import call, multiply_groups
 from dlfp4.jax.products import both, is_turned, rounded, tangent_of, values_of
 from dlfp4.jax.scaled_array import described
 from dlfp4.jax.table import GROUPED
-from dlfp4.operations import Exact
 from dlfp4.proto import TensorProto
 
 if TYPE_CHECKING:
@@ -122,7 +121,7 @@ def grouped_matmul(
         columns=columns,
         gathers=checked.gathers,
         adds=factors is not None,
-        alpha=Exact(problem.alpha),
+        alpha=_core._Exact(problem.alpha),
         activation=problem.activation,
         out_dtype=problem.dtype.name,
     )

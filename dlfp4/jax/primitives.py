@@ -20,6 +20,7 @@ from dlfp4.jax.calls import (
     arrays_of,
     call_on_devices,
     refuse_symbols,
+    results_of,
     results_with_batch,
     rule_of,
 )
@@ -29,9 +30,15 @@ from dlfp4.proto import TensorProto
 
 def call(operation: Operation, operands: Protos, arrays: Sequence[Any], **options: Any) -> list[Any]:
     """Run an operation on arrays, or trace it: the arrays of its results."""
+    told = tuple(sorted(options.items()))
+    try:
+        hash(told)
+    except TypeError:  # of what is no constant, such as an array, of which this says what was expected
+        results_of.__wrapped__(operation, operands, told)
+        raise
     params = {
         "operands": operands,
-        "options": tuple(sorted(options.items())),
+        "options": told,
         "batch": None,
         "batched": (False,) * len(arrays),
     }

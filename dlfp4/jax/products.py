@@ -23,7 +23,6 @@ from dlfp4.jax.scaled_array import Operand, ScaledArray, as_operand, dequantize,
 from dlfp4.jax.scaling import quantize
 from dlfp4.jax.table import MATMUL, VECDOT
 from dlfp4.matmul import candidates, make_problem
-from dlfp4.operations import Exact
 
 if TYPE_CHECKING:
     from dlfp4._core import _DType
@@ -178,7 +177,7 @@ def matmul(
         MATMUL,
         (of_a, of_b),
         [*arrays, *others],
-        alpha=Exact(problem.alpha),
+        alpha=_core._Exact(problem.alpha),
         activation=problem.activation,
         out_dtype=problem.dtype.name,
         turned=turned,

@@ -119,7 +119,7 @@ def quantize(
         proto = replace(proto, dtype=FLOAT32)
     unit = None if global_scale is None else given_scale(global_scale)
     rounded = jax.lax.stop_gradient(array) if straight_through else array
-    made = quantize_elements(proto, rounded, unit, axes, format=str(format), **options)
+    made = quantize_elements(proto, rounded, unit, axes, format=_core._find_format(format).name, **options)
     if straight_through:
         made = [ScaledArray(q.parts, q.proto, source=array) for q in made]
     return tuple(made) if several else made[0]

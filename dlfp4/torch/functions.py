@@ -8,17 +8,18 @@ import numpy as np
 import torch
 
 from dlfp4 import _core
-from dlfp4.formats import Recipe, own_offsets
+from dlfp4.formats import Format, Recipe, own_offsets
 from dlfp4.frameworks.base import FP4
 from dlfp4.frameworks.torch import element_name
 from dlfp4.operations import text_of_recipe
+from dlfp4.torch.registering import CALLS
 from dlfp4.torch.representing import FORMAT_ELEMENTS, PAIRS, Parts, as_parts, as_plain, as_quantized
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dlfp4._core import _DType, _RecipeLike, _Rounding, _ScaleLayout
-    from dlfp4.formats import Activation, Format
+    from dlfp4.formats import Activation
 
     Plain: TypeAlias = torch.Tensor | Parts
     Axis: TypeAlias = Literal[-1, -2]
@@ -45,16 +46,23 @@ def name_of(dtype: _DType | None) -> str | None:
     return _core._parse_dtype(dtype).name
 
 
+def format_name(format: Any) -> str:
+    """The name of a format."""
+    return str(format) if isinstance(format, (str, Format)) else _core._find_format(format).name
+
+
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def text_of(recipe: Recipe) -> str:
+def text_of(recipe: Recipe | str) -> str:
     """A recipe as a constant of a graph."""
     return text_of_recipe(recipe)
 
 
-def signed(seed: int | None) -> int | None:
+def signed(seed: Any) -> int | None:
     """A seed as schemas have integers: with a sign, which those of 64 bits have not."""
-    if not isinstance(seed, (int, np.integer)):  # None; schemas refuse the others
-        return seed
+    if seed is None:
+        return None
+    if not isinstance(seed, (int, np.integer)):
+        seed = _core._parse_integer(seed, "seed")
     if not 0 <= seed < 1 << 64:
         raise ValueError(f"seed={seed}: expected an integer from 0 to 2**64 - 1")
     number = int(seed)
@@ -70,10 +78,21 @@ def run(op: Any, args: tuple[Any, ...], out: torch.Tensor | None) -> torch.Tenso
         )
     if out is not None:
         check_tensors(out=out)
-        op.out(*args, out=out)
+        called(op.out, args, out=out)
         return out
-    found: torch.Tensor = op(*args)
+    found: torch.Tensor = called(op.default, args)
     return found
+
+
+def called(op: Any, args: tuple[Any, ...], **options: Any) -> Any:
+    """A call; of constants that schemas refuse in PyTorch's words, dlfp4's own function says what is wrong: after the
+    fact, for a check before each call would take time.
+    """
+    try:
+        return op(*args, **options)
+    except RuntimeError:
+        CALLS[op._schema.name.removeprefix("dlfp4::")].refuse_constants(args)
+        raise
 
 
 def type_of_result(dtype: _DType | None, out: torch.Tensor | None) -> str | None:
@@ -253,7 +272,7 @@ def quantize(
         results = out if isinstance(out, tuple) and not isinstance(out, Parts) else (out,)
         if len(results) != len(axes):
             raise ValueError(f"out has {len(results)} quantized tensors for {len(axes)} axes")
-        OPS.quantize.out(*args, out=listed(axes, [as_parts(each) for each in results]))
+        called(OPS.quantize.out, args, out=listed(axes, [as_parts(each) for each in results]))
         return out
     made = quantize_to_bytes(args)
     if FORMAT_ELEMENTS[str(format)] == FP4:
@@ -264,7 +283,7 @@ def quantize(
 def arguments_of_quantize(
     x: Plain,
     format: Format | str,
-    axes: list[Axis],
+    axes: list[Any],
     recipe: _RecipeLike | None = None,
     global_scale: float | torch.Tensor | None = None,
     rounding: _Rounding | None = None,
@@ -280,15 +299,18 @@ def arguments_of_quantize(
         unit = torch.full((), unit, dtype=torch.float32, device=a.data.device)
     check_tensors(global_scale=unit)
     signs = None if hadamard is None else list(signs_of(hadamard))
-    said = text_of(recipe) if isinstance(recipe, Recipe) else recipe or ""
-    return a.data, str(format), a.type, unit, said, axes, rounding, signed(seed), scale_layout, pad, signs
+    said = (recipe or "") if recipe is None or isinstance(recipe, str) else text_of(recipe)
+    along = [each if type(each) is int else _core._parse_integer(each, "axis") for each in axes]
+    name = format_name(format)
+    return a.data, name, a.type, unit, said, along, rounding, signed(seed), scale_layout, pad, signs
 
 
 def quantize_to_bytes(args: tuple[Any, ...]) -> tuple[Parts, ...]:
     """The parts along each axis as the operation gives them for its arguments: FP4 as bytes."""
     x, format, _, _, _, axes, *_, scale_layout, _, signs = args
+    made = called(OPS.quantize.default, args)
     types = {each: type_of(format, each, scale_layout, signs) for each in axes}
-    return by_axis(axes, OPS.quantize(*args), types, tuple(x.shape))
+    return by_axis(axes, made, types, tuple(x.shape))
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

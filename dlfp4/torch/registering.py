@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 import dlfp4
 from dlfp4 import _core
 from dlfp4._core import Buffer, ScaledTensor, Tensor, asarray
 from dlfp4.frameworks.base import SUBBYTE
-from dlfp4.operations import OPERATIONS, REQUIRED, Argument, Exact, Operation, recipe_of_text
+from dlfp4.operations import OPERATIONS, REQUIRED, Argument, Operation, recipe_of_text
 from dlfp4.proto import TensorProto
 from dlfp4.torch import stable
 from dlfp4.torch.batching import register_batching
@@ -183,6 +185,22 @@ class Call:
         if given not in (expected, as_bytes(expected), named):
             raise ValueError(f"out is {given}; the result of {self.row.name} is {expected}")
 
+    def refuse_constants(self, args: tuple[Any, ...]) -> None:
+        """Where constants are of types that schemas do not take, let the eager function say what it expects instead."""
+        values = self.values(args)
+        fits = [is_of(each.kind, value) for each, value in zip(self.parameters, values, strict=True)]
+        if all(fits):
+            return
+        try:
+            operands = {name: None if x is None else share(x) for name, x in self.operands(values).items()}
+        except BufferError:  # of what transforms and "meta" have no memory
+            return
+        constants = {
+            name: CONSTANTS.get(kind, as_it_is)(values[place]) if fits[place] else values[place]
+            for name, kind, place in self.constant_places
+        }
+        self.eager(**operands, **constants)
+
     def run(self, plan: Plan, values: tuple[Any, ...], out: Any) -> None:
         """Call the eager function on shared memory."""
         operands = {
@@ -204,6 +222,16 @@ class Call:
         made = proto._assemble({buffer.name: share_buffer(part, buffer, True) for part, buffer in pairs})
         return made[::-1] if isinstance(made, tuple) and values[self.places["axis"]][0] == -2 else made
 
+
+def is_of(kind: str, value: Any) -> bool:
+    """Whether a value is of the type that a schema calls so."""
+    expected = EXPECTED.get(kind.removesuffix("?"))
+    return expected is None or isinstance(value, expected) or (value is None and kind.endswith("?"))
+
+
+EXPECTED: MappingProxyType[str, Any] = MappingProxyType(
+    {"str": str, "bool": (bool, np.bool_), "float": Real, "int": Integral, "SymInt": Integral}
+)
 
 Specs = list[tuple[tuple[Any, ...], torch.dtype]]
 MOST_PLANS = 1024
@@ -239,9 +267,7 @@ def facts_of(value: Any) -> Any:
         if value.dtype == PAIRS:
             return value.shape, PAIRS, value.stride()
         return value.shape, value.dtype
-    if isinstance(value, float):
-        return Exact(value)
-    return tuple(value) if isinstance(value, list) else value
+    return _core._constant_of(value)
 
 
 def specs_of(proto: TensorProto) -> Specs:

@@ -76,6 +76,8 @@ FORMAT_ELEMENTS = {name: row.element.name for name, row in _core.formats().items
 def as_parts(x: Any) -> Parts:
     """An argument as the parts that it consists of: a tensor is its own."""
     if isinstance(x, Parts):
+        if not isinstance(x.type, str):
+            raise TypeError(f"type={x.type!r} of Parts is of type {type(x.type).__name__}; expected a string")
         return x
     take_apart = getattr(type(x), "__dlfp4_parts__", None)  # Dynamo of PyTorch 2.11 sees no attributes of x itself
     if take_apart is not None:

@@ -542,7 +542,7 @@ def plain(q: ScaledTensor) -> ScaledTensor:
 
 def checked_dtype(dtype: Any) -> torch.dtype:
     """A float type that tensors decode to; TypeError for any other."""
-    if dtype not in DTYPES:
+    if not isinstance(dtype, torch.dtype) or dtype not in DTYPES:
         names = ", ".join(map(str, DTYPES))
         raise TypeError(f"dtype={dtype}: a ScaledTensor decodes to {names}; call .dequantize() first for another type")
     return dtype
@@ -718,5 +718,5 @@ def quantize(
     axes = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
     # Dynamo takes an autograd.Function for more than the operations in it.
     make = Quantize.apply if isinstance(x, torch.Tensor) and x.requires_grad else encode
-    made: tuple[ScaledTensor, ...] = make(x, axes, str(format), options)
+    made: tuple[ScaledTensor, ...] = make(x, axes, functions.format_name(format), options)
     return made if isinstance(axis, (tuple, list)) else made[0]

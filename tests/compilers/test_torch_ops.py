@@ -329,3 +329,51 @@ assert set(torch.library.opcheck(op.default, (x,)).values()) == {"SUCCESS"}
 
 def test_a_new_operation_is_a_row():
     subprocess.run([sys.executable, "-P", "-c", NEW_ROW], check=True, timeout=300)
+
+
+# ---- Options that are none: the words of dlfp4's own functions
+
+WRONG = {"an array": np.array(["a", "b"]), "a list": ["a"], "a number": 3, "a tensor": torch.ones(2)}
+OPTIONS = {
+    "rounding of cast": lambda lib, x, w, wrong: lib.cast(x, "float8_e4m3fn", rounding=wrong),
+    "seed of cast": lambda lib, x, w, wrong: lib.cast(x, "float8_e4m3fn", rounding="stochastic", seed=wrong),
+    "format": lambda lib, x, w, wrong: lib.quantize(x, wrong),
+    "axis": lambda lib, x, w, wrong: lib.quantize(x, "nvfp4", axis=wrong),
+    "rounding": lambda lib, x, w, wrong: lib.quantize(x, "nvfp4", rounding=wrong),
+    "scale_layout": lambda lib, x, w, wrong: lib.quantize(x, "nvfp4", scale_layout=wrong),
+    "dtype": lambda lib, x, w, wrong: lib.dequantize(w, wrong),
+    "alpha": lambda lib, x, w, wrong: lib.matmul(x, w.mT, alpha=wrong),
+    "activation": lambda lib, x, w, wrong: lib.matmul(x, w.mT, activation=wrong),
+    "backend": lambda lib, x, w, wrong: lib.matmul(x, w.mT, backend=wrong),
+    "axis of vecdot": lambda lib, x, w, wrong: lib.vecdot(x, w, wrong),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+@pytest.mark.parametrize("option", OPTIONS)
+def test_objects_that_are_no_options(option, what):
+    call, wrong, x = OPTIONS[option], WRONG[what], randn(2, 64)
+    w = dlfp4.quantize(randn(2, 64), "nvfp4")
+    if what == "a number" and option in ("seed of cast", "alpha"):
+        return
+    with pytest.raises((TypeError, ValueError)) as expected:
+        call(dlfp4, x, w, wrong)
+    with pytest.raises(type(expected.value)) as found:
+        call(dt, x, dt.ScaledTensor.from_dlfp4(w), wrong)
+    assert str(found.value) == str(expected.value)
+    assert found.value.__cause__ is None
+
+
+def test_more_objects_that_are_no_options():
+    w = dt.quantize(randn(2, 64), "nvfp4")
+    for wrong in WRONG.values():
+        with pytest.raises(TypeError, match=r"recipe=.* is of type .*expected a name, or a dlfp4.Recipe"):
+            dt.quantize(randn(2, 64), "nvfp4", recipe=wrong)
+        with pytest.raises(ValueError, match=r"recipe=.*expected a dlfp4.Recipe or one of|recipe=.*expected names"):
+            dt.quantize_(torch.nn.Linear(64, 8), "nvfp4", recipe=wrong)
+        with pytest.raises(TypeError, match=r"dtype=.*: a ScaledTensor decodes to torch.float32"):
+            w.dequantize(wrong)
+        with pytest.raises(TypeError, match=r"type=.* of Parts is of type .*expected a string"):
+            dt.cast(dt.Parts(torch.zeros(4, dtype=torch.uint8), type=wrong), "float32")
+    with pytest.raises(RuntimeError, match="rounding"):  # within transforms nothing has memory to be asked
+        torch.func.vmap(lambda x: dt.cast(x, "float8_e4m3fn", rounding=3))(randn(2, 64))

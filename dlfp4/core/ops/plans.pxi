@@ -154,9 +154,26 @@ cdef class _Product:
         return 0
 
 
+class _Exact(float):
+    """A number as a constant: it equals one of the same bits alone, so that what is kept for 0.0 is not found by -0.0.
+    """
+    __slots__ = ()
+
+    def __eq__(self, other):
+        return isinstance(other, float) and self.hex() == other.hex()
+
+    def __hash__(self):
+        return hash(self.hex())
+
+
 cdef object constant_of(value):
-    """What is no tensor, as it is compared: 0.0 is not -0.0."""
-    return tuple(value) if type(value) is list else repr(value) if type(value) is float else value
+    """What is no tensor, as it is compared."""
+    return tuple(value) if type(value) is list else _Exact(value) if type(value) is float else value
+
+
+def _constant_of(value):
+    """The same for dlfp4's Python files."""
+    return constant_of(value)
 
 
 cdef tuple key_of_product(tuple args):

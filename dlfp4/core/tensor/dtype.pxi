@@ -123,7 +123,7 @@ cdef str name_of_argument(dtype):
         return name_of_dlpack(dtype.__dlpack_data_type__())
     try:
         return np.dtype(dtype).name
-    except TypeError:
+    except (TypeError, ValueError):   # the latter for what has a dtype, such as a tensor
         framework = frameworks.of_type(type(dtype))
     return "" if framework is None or framework.element_name is None else framework.element_name(dtype)
 
