@@ -94,6 +94,27 @@ print("done")
     )
 
 
+def test_our_table_tells_the_stream_of_the_first_producer_that_has_one():
+    assert (
+        run("""
+def tell(kind, index, out):
+    out[0] = 0x700 + index
+    return 0
+
+kinds = make_type(), make_type(), make_type()
+KEPT[1].current_work_stream = capsules.WorkStream(tell)
+KEPT[2].current_work_stream = capsules.WorkStream(lambda kind, index, out: 1 / 0)
+for kind in kinds:
+    assert dlfp4.from_dlpack(kind([1])).tolist() == [1]
+stream = ctypes.c_void_p(77)
+for device, expected in (((2, 3), 0x703), ((13, 0), 0x700), ((1, 0), None), ((10, 0), None)):
+    assert OURS.current_work_stream(*device, ctypes.byref(stream)) == 0 and stream.value == expected, device
+print("done")
+""")
+        == "done\n"
+    )
+
+
 def test_a_subclass_goes_through_the_protocol():
     """The inherited table promises nothing for it."""
     assert (
