@@ -77,6 +77,24 @@ def test_out_over_the_callers_memory():
     assert set(data.ravel()) == set(scales.ravel()) == {0xA5}
 
 
+@pytest.mark.parametrize("axis", [-1, -2])
+@pytest.mark.parametrize("name", ["mxfp8_e4m3", "mxfp8_e5m2"])
+def test_negative_zeros_beside_out_stay(name, axis):
+    """A recipe that has none clears those of the result alone."""
+    recipe = dlfp4.Recipe(rounds_to_negative_zero=False)
+    x = make("normal", (32, 64))
+    x[::3] = -1e-30
+    expected = dlfp4.quantize(x, name, axis=axis, recipe=recipe)
+    codes = expected.data.view("uint8").to_numpy()
+    data = np.full((34, 80), 0x80, np.uint8)
+    out = dlfp4.ScaledTensor.from_parts(data[1:33, 8:72], expected.scales.copy(), format=name, axis=axis)
+    dlfp4.quantize(x, name, axis=axis, recipe=recipe, out=out)
+    assert data[1:33, 8:72].tolist() == codes.tolist()
+    assert not (codes == 0x80).any()
+    data[1:33, 8:72] = 0x80
+    assert set(data.ravel()) == {0x80}
+
+
 def test_packed_out_with_rows_apart():
     x = make("normal", (16, 32))
     data, scales = np.full((16, 20), 0xA5, np.uint8), np.full((16, 2), 0xA5, np.uint8)
