@@ -7,7 +7,7 @@ Sources: compressed-tensors 0.20 (``QuantizationConfig`` and its preset schemes)
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -91,6 +91,12 @@ class Facts:
     def format(self) -> str:
         """The format of the most tensors."""
         return max(self.quantized, key=lambda format: len(self.quantized[format]))
+
+    def unusual(self) -> Iterator[tuple[str, str]]:
+        """The modules of the tensors of other formats, and these."""
+        for format, names in self.quantized.items():
+            if format != self.format:
+                yield from ((module_of(name), format) for name in names)
 
     @property
     def ignored(self) -> list[str]:
@@ -247,18 +253,23 @@ def algorithm_of(format: str, facts: Facts) -> dict[str, Any]:
 
 
 def mlx(facts: Facts) -> dict[str, Any]:
-    """The ``quantization`` of MLX."""
-    mode, bits, length = MODES[facts.format]
-    return {"group_size": length, "bits": bits, "mode": mode}
+    """The ``quantization`` of MLX: that of the most layers, and that of each other one under its name."""
+
+    def section(format: str) -> dict[str, Any]:
+        mode, bits, length = MODES[format]
+        return {"group_size": length, "bits": bits, "mode": mode}
+
+    return section(facts.format) | {name: section(format) for name, format in facts.unusual()}
 
 
 def gptq(facts: Facts) -> dict[str, Any]:
     """The ``quantization_config`` of GPTQ, of files whose zero points are stored less 1.
 
     Only where they are all 8, which ``"sym"`` says, do Marlin's kernels take the weights: they read no zero points.
-    GPTQModel refuses other files of version 1 that itself did not make.
+    GPTQModel refuses other files of version 1 that itself did not make. Layers of other groups are told by patterns.
     """
-    return {
+    others = {f"+:^{re.escape(name)}$": {"group_size": LENGTHS[format] or -1} for name, format in facts.unusual()}
+    return ({"dynamic": others} if others else {}) | {
         "quant_method": "gptq",
         "bits": 4,
         "group_size": LENGTHS[facts.format] or -1,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,6 +39,7 @@ from dlfp4.suggest import is_one_of
 OWN = "dlfp4"
 GGUF = "gguf"
 DEEPSEEK, BLOCKS, WHOLE = "deepseek", "fp8_128x128", "fp8_e4m3"
+ALIKE = "awq"  # whose loaders take groups of one length alone
 SIGNED = "compressed-tensors"  # which stores integers with a sign without zero points
 TARGETS = (OWN, *conventions.CONVENTIONS, GGUF)
 Tensors = Mapping[str, Tensor | ScaledTensor]
@@ -165,6 +166,8 @@ def plan(shards: Sequence[Shard], place: Path, convention: str, *, whole: bool) 
     located = joining.located(shards, seen)
     tensors = dict(located.values())
     formats = [format for format in tensors.values() if format.name]
+    if whole:
+        check_alike({format.name for format in formats}, convention)
     changes = changes_of(formats, convention)
     scales = respelled(tensors, {name: each.name for name, each in tensors.items() if each.name}, convention)
     jobs = []
@@ -182,6 +185,16 @@ def others_of(shards: Sequence[Shard]) -> Iterator[tuple[str, ...]]:
     for own in places:
         related = zip(shards, places, strict=True)
         yield tuple(shard.path for shard, others in related if others is not own and not own.isdisjoint(others))
+
+
+def check_alike(formats: Collection[str], convention: str) -> None:
+    """ValueError where a configuration has one length of groups for all layers, and they have several."""
+    lengths = {configs.LENGTHS[format] for format in formats if format in configs.LENGTHS}
+    if convention == ALIKE and len(lengths) > 1:
+        raise ValueError(
+            f"the model has {', '.join(sorted(formats))}, and a configuration of {ALIKE} has one length of groups for "
+            f"all layers; convert it to gptq, or file by file"
+        )
 
 
 class Seen(NamedTuple):

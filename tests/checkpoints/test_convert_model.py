@@ -268,6 +268,27 @@ def test_formats_of_two_kinds_are_two_groups(tmp_path):
     }  # fmt: skip
 
 
+def test_formats_of_two_kinds_in_one_section(tmp_path):
+    """MLX has entries for single layers, GPTQ patterns; AWQ has neither."""
+    (tmp_path / "model").mkdir()
+    tensors = {f"{name}.weight": dlfp4.quantize(UP, "uint4_g32") for name in ("a.x", "b")}
+    tensors["a.y.weight"] = dlfp4.quantize(UP, "uint4_g64")
+    checkpoints.save(tmp_path / "model" / "model.safetensors", tensors)
+    (tmp_path / "model" / "config.json").write_text("{}")
+    for convention in ("mlx", "gptq"):
+        checkpoints.convert_model(tmp_path / "model", tmp_path / convention, convention)
+    config = json.loads((tmp_path / "mlx" / "config.json").read_text())
+    groups = [{"group_size": length, "bits": 4, "mode": "affine"} for length in (32, 64)]
+    assert config["quantization"] == config["quantization_config"] == groups[0] | {"a.y": groups[1]}
+    section = json.loads((tmp_path / "gptq" / "config.json").read_text())["quantization_config"]
+    assert (section["group_size"], section["dynamic"]) == (32, {r"+:^a\.y$": {"group_size": 64}})
+    with pytest.raises(
+        ValueError, match="the model has uint4_g32, uint4_g64, and a configuration of awq has one length"
+    ):
+        checkpoints.convert_model(tmp_path / "model", tmp_path / "awq", "awq")
+    assert not (tmp_path / "awq").exists()
+
+
 def test_what_a_convention_lacks_is_transcoded_and_told(tmp_path):
     """MLX's NVFP4 has no global scale, and ComfyUI has no MXFP4."""
     q = dlfp4.quantize(UP, "nvfp4")
