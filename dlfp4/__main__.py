@@ -110,7 +110,14 @@ def add_places(parser: argparse.ArgumentParser, what: str) -> None:
     where = "a file for a file, a folder for a folder"
     parser.add_argument("-o", "--output", dest="target", required=True, metavar="OUTPUT", help=where)
     jobs = "files of a folder to work on at once, a process each (default: 1)"
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help=jobs)
+    parser.add_argument("--jobs", type=one_or_more, default=1, metavar="N", help=jobs)
+
+
+def one_or_more(text: str) -> int:
+    """A number of jobs; argparse says which argument is wrong, and shows it."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 on")
+    return int(text)
 
 
 def run_benchmarks(names: list[str]) -> int:

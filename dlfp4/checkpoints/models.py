@@ -140,7 +140,9 @@ def of_folder(folder: Path) -> Files:
         return of_index(indices[0])
     shards = sorted(folder.glob(f"*{SUFFIX}"))
     if not shards:
-        raise ValueError(f"{folder} has no {SUFFIX} files; give a folder that holds a model, or a file")
+        below = {str(path.parent) for path in folder.glob(f"*/*{SUFFIX}")}
+        some = f", such as {listed(below)}" if below else ""
+        raise ValueError(f"{folder} has no {SUFFIX} files; give a folder that holds a model{some}, or a file")
     check_numbers(shards)
     return Files(folder, tuple(shards))
 
@@ -228,7 +230,10 @@ def check_names(files: Files, found: Mapping[str, Iterable[str]]) -> None:
     for path, names in found.items():
         for name in names:
             if name in places and name != MARKER:  # which says of each file what it holds
-                raise ValueError(f"{name} is doubled: it lies in {places[name]} and in {path}")
+                raise ValueError(
+                    f"{name} is doubled: it lies in {places[name]} and in {path}; give the list of the files that "
+                    f"belong together"
+                )
             places[name] = path
     if files.index is None:
         return

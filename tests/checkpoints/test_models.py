@@ -38,6 +38,18 @@ def rewrite(folder, number, change):
     checkpoints.save(folder / FILES[number], tensors)
 
 
+def test_a_folder_of_models_names_them(tmp_path):
+    """A pipeline of diffusers, for example."""
+    for name in ("unet", "vae"):
+        (tmp_path / name).mkdir()
+        checkpoints.save(tmp_path / name / "diffusion_pytorch_model.safetensors", {"w": DOWN})
+    with pytest.raises(ValueError, match=r"give a folder that holds a model, such as \S*unet, \S*vae, or a file"):
+        checkpoints.load(tmp_path)
+    (tmp_path / "none").mkdir()
+    with pytest.raises(ValueError, match="give a folder that holds a model, or a file"):
+        checkpoints.load(tmp_path / "none")
+
+
 @pytest.mark.parametrize("nothing", ["", [""], ["", ""]])
 def test_an_empty_name_is_not_the_current_folder(folder, monkeypatch, nothing):
     """A variable of a shell that is not set, for example."""
@@ -174,7 +186,7 @@ def test_a_gguf_file_is_called_one(tmp_path):
             rename_a_scale,
             r"up.weight_scale is missing in .*; up.weight_scales of .*model-00002\S* is not in the index; were they",
         ),
-        (double_a_tensor, r"bias is doubled: it lies in .*model-00001\S* and in .*model-00002"),
+        (double_a_tensor, r"bias is doubled: it lies in .*model-00001\S* and in .*model-00002\S*; give the list"),
         (move_a_tensor, r"up.weight_scale is missing in .*model-00002\S*, it lies in .*model-00001"),
         (add_an_index, r"has several indices, model.safetensors.index.json, other.safetensors.index.json"),
         (damage_a_file, r"model-00002-of-00002.safetensors is no safetensors file, or damaged"),

@@ -329,6 +329,14 @@ def test_llama_4_has_its_experts_one_by_one(tmp_path, exclude):
     assert checkpoints.load(tmp_path / "c")[f"{start}.gate_up_proj"].shape == (3, 2 * 96, 64)
 
 
+@pytest.mark.parametrize("jobs", ["0", "-3", "1.5", "two", ""])
+def test_jobs_are_one_or_more(model, tmp_path, jobs):
+    done = run(model, "-o", tmp_path / "out", "--format", "nvfp4", f"--jobs={jobs}")
+    assert done.returncode == 2
+    assert f"argument --jobs: {jobs!r} is no whole number from 1 on" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("model_type", "heads"), [("whisper", ["lm_head", "proj_out"]), ("luke", ["entity_predictions.decoder", "lm_head",
      "lm_head.decoder"]), ("llama", ["lm_head"]), (None, ["lm_head"])],
