@@ -29,8 +29,8 @@ namespace dlfp4 {
 
 // --- Errors ----------------------------------------------------------------------------------
 
-/** The category of dlfp4_status, with its words. */
-inline const std::error_category &category() noexcept {
+/** The category of dlfp4_status, with its words: one a process, whatever else its libraries hide. */
+DLFP4_API inline const std::error_category &category() noexcept {
   struct Category final : std::error_category {
     const char *name() const noexcept override { return "dlfp4"; }
     std::string message(int status) const override { return dlfp4_status_string(static_cast<dlfp4_status>(status)); }

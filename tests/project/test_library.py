@@ -214,6 +214,31 @@ def test_our_headers_go_with_those_of_pytorch(tmp_path, capsys, order):
     run("c++", "-std=c++17", *STRICT, *flags(capsys, "--cflags"), f"-I{include}", "-fsyntax-only", source)
 
 
+ANOTHER_LIBRARY = """
+#include <dlfp4/dlfp4.hpp>
+__attribute__((visibility("default"))) std::error_code fail() { return dlfp4::make_error_code(DLFP4_E_SHAPE); }
+"""
+ITS_USER = """
+#include <dlfp4/dlfp4.hpp>
+std::error_code fail();
+int main() { return fail() == dlfp4::make_error_code(DLFP4_E_SHAPE) ? 0 : 1; }
+"""
+
+
+@same_on_every_python
+@needs("c++")
+def test_libraries_that_hide_their_symbols_know_each_others_errors(tmp_path, capsys):
+    hidden = ["-std=c++17", "-fvisibility=hidden", "-fvisibility-inlines-hidden", *flags(capsys, "--cflags")]
+    hidden += os.environ.get("CXXFLAGS", "").split()
+    sources, libs = [tmp_path / "another.cpp", tmp_path / "user.cpp"], flags(capsys, "--libs")
+    for source, text in zip(sources, (ANOTHER_LIBRARY, ITS_USER), strict=True):
+        source.write_text(text)
+    another, program = tmp_path / "libanother.so", tmp_path / "program"
+    run("c++", *hidden, "-fPIC", "-shared", sources[0], "-o", another, *libs)
+    run("c++", *hidden, sources[1], "-o", program, another, *libs)
+    run(program)
+
+
 def test_the_least_cmake_is_the_same_everywhere():
     lists = [ROOT / folder / "CMakeLists.txt" for folder in ("", "examples", "tests/library", "tests/library/in_c")]
     stated = [re.search(r"cmake_minimum_required\(VERSION ([\d.]+)\)", path.read_text())[1] for path in lists]
