@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 FLOATS = ("float16", "float32", "float64")
 COMPLEX = ("complex64", "complex128")
-BCOMPLEX = ("bcomplex32",) if hasattr(ml_dtypes, "bcomplex32") else ()  # from ml_dtypes 0.6 on
 COMMON = ("bool", *INTEGERS, *FLOATS)
 FP8 = (
     "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2",

@@ -305,11 +305,6 @@ def arrange(scales, layout, fill=0):
     return memory.reshape(shape)
 
 
-def rearrange(memory, shape, layout):
-    """The matrix of that shape which lies in memory in a layout."""
-    return memory.ravel()[offsets(shape, layout)]
-
-
 def shuffled_weight(octets):
     """AITER's (16, 16) shuffle of a matrix of bytes."""
     i, j = np.ogrid[: octets.shape[0], : octets.shape[1]]

@@ -170,7 +170,6 @@ def _parse_dtype(dtype):
 
 cdef int UINT8 = row_of_argument("uint8"), FLOAT16 = row_of_argument("float16")
 cdef int BFLOAT16 = row_of_argument("bfloat16")
-cdef int FLOAT4 = row_of_argument("float4_e2m1fn")
 cdef int FLOAT32 = row_of_argument("float32"), FLOAT64 = row_of_argument("float64")
 
 
