@@ -108,9 +108,11 @@ class Facts:
         """
         modules = {module_of(name) for name in self.kept}
         modules |= {ROUTER.sub(r"\1mlp.router", name) for name in modules}
-        heads = {HEAD, *(head for head, types in TIED_HEADS.items() if self.model_type in types.split())}
-        quantized = "".join(f".{name}." for names in self.quantized.values() for name in names)
-        modules |= {head for head in heads if f".{head}." not in quantized}
+        quantized = [name for names in self.quantized.values() for name in names]
+        if not any(HEAD in name.split(".") for name in quantized):
+            modules.add(HEAD)
+        tied = (head for head, types in TIED_HEADS.items() if self.model_type in types.split())
+        modules |= {head for head in tied if not any(name.startswith(f"{head}.") for name in quantized)}
         return sorted(modules - {""})
 
 

@@ -339,12 +339,12 @@ def test_jobs_are_one_or_more(model, tmp_path, jobs):
 
 @pytest.mark.parametrize(
     ("model_type", "heads"), [("whisper", ["lm_head", "proj_out"]), ("luke", ["entity_predictions.decoder", "lm_head",
-     "lm_head.decoder"]), ("llama", ["lm_head"]), (None, ["lm_head"])],
+     "lm_head.decoder"]), ("git", ["lm_head", "output"]), ("llama", ["lm_head"]), (None, ["lm_head"])],
 )  # fmt: skip
 def test_heads_that_no_file_has_are_ignored(tmp_path, model_type, heads):
     """Loaders would look for their scales, whatever the model calls them."""
     (tmp_path / "a").mkdir()
-    tensors = {"model.embed.weight": np.ones((64, 32), "f4"), "model.fc1.weight": np.ones((32, 32), "f4")}
+    tensors = {"model.embed.weight": np.ones((64, 32), "f4"), "model.output.fc1.weight": np.ones((32, 32), "f4")}
     checkpoints.save(tmp_path / "a" / "model.safetensors", tensors)
     (tmp_path / "a" / "config.json").write_text(json.dumps({"model_type": model_type}))
     checkpoints.quantize_model(tmp_path / "a", tmp_path / "b", "mxfp4", convention="compressed-tensors")
