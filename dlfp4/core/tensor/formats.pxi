@@ -175,7 +175,7 @@ cdef tuple as_lines(tuple shape, axis):
     if axis == -2 and len(shape) == 1:
         raise ValueError(f"axis=-2 of shape {shape}: blocks along columns need two dimensions; reshape the tensor")
     count_of([extent for extent in shape if isinstance(extent, int) and extent])   # without empty dimensions, too
-    rows, columns = count_of(shape[:-1]), shape[len(shape) - 1]
+    rows, columns = count_of(shape[:len(shape) - 1]), shape[len(shape) - 1]
     return (rows, columns) if axis == -1 else (columns, rows)
 
 

@@ -444,7 +444,8 @@ cdef ScaledTensor change_parts(ScaledTensor self, change):
 
 cdef ScaledTensor turn_parts(ScaledTensor self):
     """The transpose, whose parts are the tensor's own."""
-    cdef tuple shape = self.shape[:-2] + self.shape[:-3:-1]
+    cdef int ndim = len(self.shape)
+    cdef tuple shape = (*self.shape[:ndim - 2], self.shape[ndim - 1], self.shape[ndim - 2])
     cdef ScaledTensor turned = as_encoded(self, make_scaled(
         self.data, self.scales, self.global_scale, self.format, -3 - self.axis, self.scale_layout, shape, self.rotation,
         self.offsets))

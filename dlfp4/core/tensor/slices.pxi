@@ -154,7 +154,7 @@ cdef ScaledTensor take_part(ScaledTensor self, Cut rows, Cut columns, tuple shap
         scales = slice_part(self, scales, slice(lines.first // step, divide_up(lines.last, step)), blocks)
         beside = slice_offsets(self, slice(lines.first // step, divide_up(lines.last, step)), blocks)
     if in_matrix > 1 and 0 in shape:   # matrices of a stack have scales, even without lines
-        last = in_matrix * count_of(shape[:-2])
+        last = in_matrix * count_of(shape[:len(shape) - 2])
     unit = unit_of_lines(self, self.global_scale, lines.first, last)
     return as_encoded_part(self, lines.first, last, make_scaled(
         data, scales, unit, self.format, self.axis, "linear", shape, self.rotation, beside))
