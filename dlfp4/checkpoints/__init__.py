@@ -100,10 +100,22 @@ def as_stored(shards: list[models.Shard]) -> Parts:
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
     """The free-form strings of a safetensors file, such as ``{"format": "pt"}``, which some loaders insist on.
 
+    Parameters
+    ----------
+    path : path-like
+        The file; its tensors are not read.
+
+    Returns
+    -------
+    dict of str to str
+        Without what :func:`save` says of quantized tensors.
+
     Raises
     ------
     ValueError
         The file is not a safetensors file, or damaged.
+    OSError
+        It cannot be read.
     """
     metadata = safetensors.read(path)[1]
     metadata.pop(native.KEY, None)

@@ -479,10 +479,11 @@ def warn_unscaled(joined: Mapping[str, Tensor | ScaledTensor], stacklevel: int) 
 def split_parts(tensors: Mapping[str, Any], convention: str) -> dict[str, Tensor]:
     """Split quantized tensors into the parts that a convention stores; the inverse of :func:`join_parts`.
 
-    Memory is shared, except where the convention has another order: "comfyui" and "llama-4". The global scale of
-    "compressed-tensors" is the reciprocal of ours; one that :func:`join_parts` read is stored with the same bits. A
-    format that looks like another comes back as the other, with the same values: "nvfp4_16x16" as "nvfp4", and in
-    "compressed-tensors" an "fp8_128x128" of one block as "fp8_e4m3".
+    Elements share memory, except where the convention has another order: NVFP4 in "comfyui" and "llama-4", int4 in
+    "compressed-tensors", all of "gptq" and "awq". The global scale of "compressed-tensors" is the reciprocal of ours;
+    one that :func:`join_parts` read is stored with the same bits. A format that looks like another comes back as the
+    other, with the same values: "nvfp4_16x16" as "nvfp4", and in "compressed-tensors" an "fp8_128x128" of one block as
+    "fp8_e4m3".
 
     Parameters
     ----------
@@ -490,6 +491,11 @@ def split_parts(tensors: Mapping[str, Any], convention: str) -> dict[str, Tensor
         By name; tensors that are not quantized stay as they are.
     convention : str
         The convention whose names and containers to use, one of ``checkpoints.CONVENTIONS``.
+
+    Returns
+    -------
+    dict of str to Tensor
+        The parts by the convention's names, and the tensors that are not quantized.
 
     Raises
     ------

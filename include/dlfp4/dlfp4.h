@@ -330,7 +330,7 @@ DLFP4_API dlfp4_status dlfp4_set_isa(const char *name);
 DLFP4_API const char *dlfp4_isa_numbered(int number);
 
 /** Threads for large calls, of the whole process; results do not depend on it. 0 restores the default (the CPUs this
- * process may use). */
+ * process may use). OpenMP ends the process where the system refuses it a thread. */
 DLFP4_API void dlfp4_set_num_threads(int threads);
 DLFP4_API int dlfp4_get_num_threads(void);
 

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import inspect
 import re
 import subprocess
 import sys
@@ -79,6 +80,20 @@ def test_every_public_name_is_documented(name):
     public = {name: getattr(module, name) for name in module.__all__ if name != "__version__"}
     missing = [name for name, value in public.items() if not any(value is each for each in found)]
     assert [name for name in missing if name not in ("analysis", "checkpoints")] == []
+
+
+@pytest.mark.parametrize("name", ["", ".torch", ".jax", ".checkpoints", ".analysis"])
+def test_every_public_function_says_what_it_takes_and_gives(name):
+    module = importlib.import_module(f"dlfp4{name}")
+    for public in module.__all__:
+        function = getattr(module, public)
+        if not callable(function) or isinstance(function, type):
+            continue
+        notes, arguments = inspect.getdoc(function), inspect.signature(function).parameters
+        sections = set(re.findall(r"^(\w+)\n-+$", notes, re.MULTILINE))
+        gives_nothing = public in ("save", "set_num_threads", "show_config", "autotune")
+        assert not arguments or sections >= ({"Parameters"} if gives_nothing else {"Parameters", "Returns"}), public
+        assert not [argument for argument in arguments if not re.search(rf"\b{argument}\b", notes)], public
 
 
 def test_tutorials_show_what_they_give(site):

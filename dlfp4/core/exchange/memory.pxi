@@ -305,6 +305,11 @@ def empty(shape, dtype, *, device="cpu", packed=True):
     packed : bool
         For types below 8 bits: share bytes (True) or one element a byte (False).
 
+    Returns
+    -------
+    Tensor
+        In row-major order; what its elements are is not set.
+
     Raises
     ------
     ValueError, TypeError

@@ -44,8 +44,22 @@ def cuda_image():
 
 
 def set_num_threads(threads, /):
-    """Threads for large calls on the host; 0 restores the default. Results do not depend on it.
+    """Choose the threads for large calls on the host, of the whole process. Results do not depend on them.
 
+    Parameters
+    ----------
+    threads : int
+        How many; 0 restores the default, which is OpenMP's: the CPUs that the process may use, or OMP_NUM_THREADS.
+
+    Raises
+    ------
+    ValueError
+        Negative, or more than can be.
+    TypeError
+        `threads` is no integer.
+
+    Notes
+    -----
     OpenMP ends the process where the system refuses it a thread, for lack of memory or by a limit on processes. Choose
     a number that the system allows.
     """

@@ -949,7 +949,25 @@ def shuffle_weight(x, layout="aiter"):
 
 
 def unshuffle_weight(x, layout="aiter"):
-    """The inverse of :func:`shuffle_weight`."""
+    """The inverse of :func:`shuffle_weight`.
+
+    Parameters
+    ----------
+    x : producer
+        What :func:`shuffle_weight` gave.
+    layout : {"aiter"}
+        In which order its bytes lie.
+
+    Returns
+    -------
+    Tensor
+        A copy in row-major order.
+
+    Raises
+    ------
+    ValueError
+        As of :func:`shuffle_weight`.
+    """
     return shuffle(x, layout, True)
 
 
