@@ -1,5 +1,7 @@
 """Checkpoints of others: made here byte by byte as their exporters do, decoded by a formula that knows no dlfp4."""
 
+from pathlib import Path
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -398,6 +400,14 @@ def test_conventions_are_written_and_read(tmp_path, generator, convention, forma
         np.testing.assert_array_equal(*same)
     if q.global_scale is not None:  # two divisions, each half a unit off at most
         assert float(back.global_scale) == pytest.approx(float(q.global_scale), rel=2**-23)
+
+
+def test_the_page_has_a_row_of_each_convention():
+    page = (Path(__file__).parents[2] / "docs" / "checkpoints.md").read_text()
+    rows = page.split("| stored by |")[1].split("\n\n")[0].splitlines()[2:]
+    said = "\n".join(row.split("|")[1] for row in rows).lower().replace("-", " ")
+    assert len(rows) > len(CONVENTIONS)
+    assert [name for name in CONVENTIONS if name.replace("-", " ") not in said] == []
 
 
 SWAPPED = ("comfyui", "nvfp4")  # whose nibbles are
