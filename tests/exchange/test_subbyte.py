@@ -566,3 +566,18 @@ def test_tvm_ffi_takes_packed(dtype):
     assert tuple(there.shape) == (4, 8)
     back = dlfp4.from_dlpack(there)
     assert (back.data_ptr, np.dtype(back.dtype).name, codes_of(back)) == (tensor.data_ptr, dtype, codes)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda t: t[:, :3], "side by side along dimension 1, of extent 3, which is odd; pad that to an even extent"),
+        (lambda t: t[0, :3], "side by side along dimension 0, of extent 3, which is odd; pad that to an even extent"),
+        (lambda t: t[:, :4], r"rows of strides \(5, 1\) start within a byte, .*; call .copy\(\) first"),
+        (lambda t: t[:, ::2], r"no dimension of strides \(5, 2\) has stride 1; call .copy\(\) first"),
+    ],
+    ids=["odd", "an odd vector", "within a byte", "apart"],
+)
+def test_why_there_are_no_pairs(make, said):
+    with pytest.raises(ValueError, match=said):
+        make(dlfp4.empty((2, 5), "float4_e2m1fn")).x2()
