@@ -7,6 +7,7 @@ differ in names, containers and the meaning of the global scale; what else diffe
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -154,6 +155,7 @@ SPELLINGS: tuple[Spelling, ...] = (
 CONVENTIONS = tuple(dict.fromkeys(spelling.convention for spelling in SPELLINGS if spelling.convention))
 # Those whose loaders give each linear layer its parts, and know no stacks of experts.
 BY_LAYER = ("compressed-tensors", "deepseek", "deepseek-v4", "comfyui", "gptq", "awq")
+EXPERT = re.compile(r"\.experts\.\d+\.")  # in the name of one expert's matrix
 # A part of such a name says that there is more to a tensor than data and scales.
 FURTHER = (
     "_scale_2", "_global_scale", "_zero_point", "_zeros", ".biases", ".zeros", "_scale_inv", "_scale", ".scale_2",
@@ -532,6 +534,12 @@ def check_convention(convention: str) -> None:
 def why_no_stack(convention: str) -> str:
     """The word that loaders of a convention know no stacks of experts, or "" where they do."""
     return f"loaders of {convention} know no stacks" if convention in BY_LAYER else ""
+
+
+def caution(name: str, format: Format, convention: str | None) -> str:
+    """What a loader makes of a tensor without a word; "" where none is known that does."""
+    forgets = convention == "compressed-tensors" and format.has_global_scale and EXPERT.search(name)
+    return "transformers 5.24 forgets the global scales of experts" if forgets else ""
 
 
 def find_spelling(format: Format, convention: str) -> Spelling:

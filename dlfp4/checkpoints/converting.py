@@ -264,7 +264,8 @@ def converted(
     if not isinstance(x, ScaledTensor):
         return x, Outcome(name, x.shape, x.dtype.name, "", x.nbytes, x.nbytes, math.nan, why_kept(name, x, convention))
     told = configs.has_pow2_scales(x), configs.is_symmetric(x)
-    outcome = Outcome(name, x.shape, x.format.name, x.format.name, x.nbytes, x.nbytes, math.nan, "", *told)
+    word = conventions.caution(name, x.format, convention)
+    outcome = Outcome(name, x.shape, x.format.name, x.format.name, x.nbytes, x.nbytes, math.nan, word, *told)
     if convention == OWN:
         return x, outcome
     if len(x.shape) > 2:

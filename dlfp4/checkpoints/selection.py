@@ -18,7 +18,14 @@ import numpy as np
 import dlfp4
 from dlfp4 import Recipe, ScaledTensor, Tensor
 from dlfp4._core import _buffers_of, _find_format
-from dlfp4.checkpoints.conventions import as_it_comes_back, check_mapping, find_spelling, scales_shape, why_no_stack
+from dlfp4.checkpoints.conventions import (
+    as_it_comes_back,
+    caution,
+    check_mapping,
+    find_spelling,
+    scales_shape,
+    why_no_stack,
+)
 from dlfp4.checkpoints.names import fused_with, is_part, last, module_of
 from dlfp4.extents import count_elements
 from dlfp4.formats import FLOATS, Format, find_recipe
@@ -142,7 +149,8 @@ def choose(
         )  # fmt: skip
         choice = Choice(name, False, reason) if reason else model.orient(name)
         choice = fit(choice, shapes[name][1], chosen, convention)
-        choices[name] = choice if included else look_for(choice, len(shapes[name][1]), convention, axis is not None)
+        choice = choice if included else look_for(choice, len(shapes[name][1]), convention, axis is not None)
+        choices[name] = with_caution(choice, chosen, convention)
     if has_unit(chosen, convention):
         flat = {name for name, (_, shape) in shapes.items() if len(shape) == 2}
         return {name: replace(choice, fused=fused_among(choice, choices, flat)) for name, choice in choices.items()}
@@ -285,6 +293,12 @@ def fit(choice: Choice, shape: tuple[int, ...], format: Format, convention: str 
         quantized=False,
         reason=f"{turned[-1]} elements along axis {choice.axis} are no whole blocks of {format}",
     )
+
+
+def with_caution(choice: Choice, format: Format, convention: str | None) -> Choice:
+    """The choice, and what a loader makes of the tensor without a word."""
+    word = caution(choice.name, format, convention) if choice.quantized else ""
+    return replace(choice, reason="; ".join(filter(None, (choice.reason, word)))) if word else choice
 
 
 def look_for(choice: Choice, ndim: int, convention: str | None, names_stacks: bool) -> Choice:

@@ -364,6 +364,22 @@ def test_a_head_that_is_quantized_is_not_ignored(tmp_path):
     assert config["ignore"] == ["lm_head"]
 
 
+def test_what_a_loader_forgets_is_said(tmp_path):
+    """Experts' NVFP4 in transformers: the model runs, with other values."""
+    names = [f"model.layers.0.mlp.{own}.weight" for own in ("experts.3.up_proj", "shared.up_proj")]
+    checkpoints.save(tmp_path / "a", {name: np.ones((32, 32), "f4") for name in names})
+    word = "transformers 5.24 forgets the global scales of experts"
+    for format, convention, said in (
+        ("nvfp4", "compressed-tensors", word),
+        ("mxfp4", "compressed-tensors", ""),
+        ("nvfp4", "modelopt", ""),
+    ):
+        outcomes = checkpoints.quantize_model(tmp_path / "a", tmp_path / convention, format, convention=convention)
+        assert [(each.format, each.reason) for each in outcomes] == [(format, said), (format, "")]
+    outcomes = checkpoints.convert_model(tmp_path / "modelopt", tmp_path / "b", "compressed-tensors")
+    assert [each.reason for each in outcomes] == [word, ""]
+
+
 def test_gpt_oss_has_quantized_experts_alone(tmp_path):
     """They are stored as (experts, out, in), whatever their shapes tell, unless they are named."""
     experts, query = "model.layers.0.mlp.experts.down_proj", "model.layers.0.self_attn.q_proj.weight"
