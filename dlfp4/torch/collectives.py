@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dlfp4.torch.distributing import joined, sent
-from dlfp4.torch.scaled_tensor import ScaledTensor, as_bytes, implements, like, present
+from dlfp4.torch.scaled_tensor import ScaledTensor, as_bytes, described, implements, like, present
 from dlfp4.torch.views import Line
 
 FUNCTIONAL = torch.ops._c10d_functional
@@ -49,7 +49,11 @@ def parts_within(x: torch.Tensor) -> list[torch.Tensor]:
     """The plain tensors of which one is made."""
     if isinstance(x, Line):
         return [part for member in x.members for part in parts_within(member)]
-    return list(present(x).values()) if isinstance(x, ScaledTensor) else [x]
+    if not isinstance(x, ScaledTensor):
+        return [x]
+    if x.encoding.prepared is not None:
+        raise ValueError(f"{described(x)} to other processes: prepared, it is more than its parts; prepare=False")
+    return list(present(x).values())
 
 
 @implements(torch.ops.c10d.scatter_.default)

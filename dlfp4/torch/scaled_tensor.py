@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 # Attributes that hold the inner tensors; all but the first two may be None.
 PARTS = ("elements", "scales", "global_scale", "encode_scale", "offsets")
 OWN = (*PARTS, "form", "turned")
+
 DTYPES = (*(getattr(torch, name) for name in FLOATS), torch.float64)
 
 Axis = Literal[-1, -2]
@@ -95,6 +96,7 @@ class ScaledTensor(torch.Tensor):  # type: ignore[misc]  # to mypy PyTorch's typ
     offsets: torch.Tensor | None
     form: str
     turned: bool
+    lent: frozenset[str] | None = None  # of a view: the parts that are also those of what lies beside it
 
     def __new__(  # noqa: PYI034  (PyTorch makes the object)
         cls,
@@ -476,7 +478,7 @@ def element_of(format: str) -> str:
 
 def attributes_of(q: ScaledTensor) -> dict[str, Any]:
     """What else was set on the tensor, by users and by PyTorch: that it is a parameter."""
-    return {name: value for name, value in q.__dict__.items() if name not in OWN}
+    return {name: value for name, value in q.__dict__.items() if name not in (*OWN, "lent")}
 
 
 def present(q: ScaledTensor) -> dict[str, torch.Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
@@ -43,8 +43,19 @@ aten = torch.ops.aten
 
 
 def aliasing(function: Any, args: tuple[Any, ...], result: Any) -> Any:
-    """A view's result, which compilers shall know to share its argument's memory."""
+    """A view's result, which compilers shall know to share its argument's memory, and `copy_` as well."""
+    q = args[0]
+    for made in result if isinstance(result, list) else [result]:
+        made.lent = (q.lent or frozenset()) | shared_parts(q, made)
     return return_and_correct_aliasing(function, args, {}, result)
+
+
+def shared_parts(q: ScaledTensor, view: ScaledTensor) -> frozenset[str]:
+    """The parts of a slice that are also those of what lies beside it: a scale of all, of rows, of a matrix."""
+    if view.numel() == q.numel():
+        return frozenset()
+    own, parts = present(view), present(q)
+    return frozenset(name for name in own if name != "elements" and own[name].numel() == parts[name].numel())
 
 
 # ---- The same tensor
@@ -140,16 +151,40 @@ def copy_(function: Any, target: Any, source: Any, non_blocking: bool = False) -
     if not isinstance(target, ScaledTensor) or not isinstance(source, ScaledTensor):
         raise NotImplementedError(refusal_to_copy(target, source))
     source = brought_to(source, target)
-    for name in PARTS:
-        old, new = getattr(target, name), getattr(source, name)
-        if old is not None and new is not None and (shape_of(old), old.dtype) == (shape_of(new), new.dtype):
-            old.copy_(new.reshape(old.shape), non_blocking)
-        else:  # a part that only one of them has, or scales of another granularity or type
-            setattr(target, name, None if new is None else new.to(target.device, copy=True))
-    target.form = source.form
+    old, new = present(target), present(source)
+    if target.form == source.form and kinds_of(old) == kinds_of(new) and keeps_others(target, source):
+        for name, part in old.items():
+            part.copy_(new[name].reshape(part.shape), non_blocking)
+    elif target.lent is not None and not isinstance(target, torch.nn.Parameter):
+        raise ValueError(
+            f"{described(source)} cannot be copied into a view, {described(target)}: it has scales or parts of its "
+            f"own, which the tensor behind the view would not get, or would get for other values; copy into that "
+            f"tensor, of a parameter not into its .data"
+        )
+    else:  # scales of another granularity or type, parts that only one of them has: former views keep what they have
+        for name in PARTS:
+            setattr(target, name, new[name].to(target.device, copy=True) if name in new else None)
+        target.form = source.form
     if target.encoding.prepared is not None and type(target.elements) is torch.Tensor:
         wait_for(target.elements)
     return target
+
+
+def kinds_of(parts: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """By name, the shape and the type of each part."""
+    return {name: (shape_of(part), part.dtype) for name, part in parts.items()}
+
+
+def keeps_others(target: ScaledTensor, source: ScaledTensor) -> bool:
+    """Whether what lies beside a slice keeps its values: the scales that both have are the source's as well, or zero,
+    as in new memory.
+    """
+    pairs = [(getattr(target, name), getattr(source, name)) for name in target.lent or ()]
+    return all(
+        type(old) is torch.Tensor
+        and (not old.float().any() or torch.equal(as_bytes(old), as_bytes(new.reshape(old.shape))))
+        for old, new in pairs
+    )
 
 
 def shape_of(part: torch.Tensor) -> tuple[int, ...]:

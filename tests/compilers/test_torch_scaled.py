@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import ml_dtypes  # noqa: F401  (whose types numpy then knows)
 import numpy as np
@@ -315,6 +316,65 @@ def test_memory_of_squares_in_a_line():
     assert repr(line).endswith("in a line")
     with pytest.raises(NotImplementedError, match="across blocks"):
         line + 1
+
+
+MATRICES = dlfp4.Recipe(global_scale_per="matrix")
+OTHERS = {  # of the same shape, with parts that are not those of the target
+    "granularity": (lambda: dt.quantize(values(2, 64, 128, seed=3) * 5, "nvfp4", recipe=MATRICES), "nvfp4"),
+    "hadamard": (lambda: dt.quantize(values(2, 64, 128, seed=3), "nvfp4", hadamard=5), "nvfp4"),
+    "scale type": (
+        lambda: dt.quantize(values(2, 64, 128), "fp8_row", recipe=dlfp4.Recipe(scale_dtype="bfloat16")), "fp8_row",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_copies_of_other_parts_reach_all_or_nothing(what):
+    make, format = OTHERS[what]
+    source, first = make(), dt.quantize(values(2, 64, 128), format)
+    for view in (torch.Tensor.detach, lambda q: q.data, lambda q: q.mT.mT, lambda q: q.view(2, 64, 128)):
+        parameter = torch.nn.Parameter(first.clone(), requires_grad=False)
+        with pytest.raises(ValueError, match="cannot be copied into a view"):
+            view(parameter).copy_(source)
+        assert parts_of(parameter) == parts_of(first)
+    with torch.no_grad():
+        held = parameter.detach()
+        parameter.copy_(source)
+    assert parts_of(parameter) == parts_of(source)
+    assert torch.equal(parameter.dequantize(), source.dequantize())
+    assert torch.equal(held.dequantize(), first.dequantize())  # no mixture of both
+    parameter.data.copy_(source)
+    assert parts_of(parameter) == parts_of(source)
+
+
+SLICES = {
+    "rows": lambda q: q[:32], "columns": lambda q: q[:, 64:], "columns of a transpose": lambda q: q.mT[:64],
+    "rows in a shape": lambda q: q.view(2, 32, 128)[1], "split": lambda q: q.split(32)[0].detach(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("where", SLICES)
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp4", "fp8_e4m3", "fp8_row", "int4_g32"])
+def test_copies_into_slices_keep_what_lies_beside(format, where):
+    """Also where both have one scale."""
+    q, cut = dt.quantize(values(64, 128), format), SLICES[where]
+    has_one = format in ("nvfp4", "fp8_e4m3") or (format == "fp8_row" and "columns" in where)
+    for mode in (torch.no_grad(), torch.inference_mode()):
+        with mode:
+            whole = q.clone()
+            part, before = cut(whole), whole.dequantize()
+            own = part.dequantize()
+            source = dt.quantize(torch.full_like(own, 9.0), format, axis=part.axis)
+            with pytest.raises(ValueError, match="into a view") if has_one else nullcontext():
+                part.copy_(source)
+            expected = own if has_one else source.dequantize()
+            assert torch.equal(cut(whole).dequantize(), expected)
+            assert (whole.dequantize() != before).sum() <= part.numel()
+            cut(whole).copy_(part.clone())  # of the same scales
+            assert torch.equal(cut(whole).dequantize(), expected)
+            new = torch.zeros_like(q)
+            cut(new).copy_(source)
+            assert torch.equal(cut(new).dequantize(), source.dequantize())
 
 
 def test_several_in_a_line():
