@@ -14,12 +14,12 @@ from ..support.levels import available_levels, run_at
 
 PACKAGE = Path(dlfp4.__file__).parent
 CHECKED = {"extents.py", "strides.pxi"}  # where products are made
-# A product in Python, and one in Cython of what describes a tensor.
+# A product in Python, and one in Cython of what describes a tensor; `(*shape[:2], n)` is none.
 BARE = {
     ".py": re.compile(r"\b(math|np|numpy)\.prod\b|functools\.reduce"),
     ".pxi": re.compile(
         r"\bmath\.prod\b|(shape|strides|scale_strides)\[[^]]*\] \*=? "
-        r"|\* ?\(?(self|source|factor|call|plan|part|codes|scales|a|b)(\.\w+)*(\.dl)?\.?(shape|strides)\["
+        r"|(?<!\()(?<!, )\* ?\(?(self|source|factor|call|plan|part|codes|scales|a|b)(\.\w+)*(\.dl)?\.?(shape|strides)\["
         r"|\bsize_ \*|\* storage_bits|storage_bits\(\w+\) \*"
     ),
 }
