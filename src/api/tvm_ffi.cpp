@@ -193,11 +193,10 @@ class Call {
 
 bool is_on_cuda(const DLTensor &x) { return x.device.device_type == kDLCUDA || x.device.device_type == kDLCUDAManaged; }
 
-// The stream that tvm-ffi's environment has for a tensor's device.
+// The stream that tvm-ffi's environment has for a tensor's device, which managed memory belongs to as well.
 void *stream_of(const DLTensor *x) {
   const auto get = find<void *(*)(int32_t, int32_t)>("TVMFFIEnvGetStream");
-  if (!x || !get || x->device.device_type != kDLCUDA) return nullptr;
-  return get(x->device.device_type, x->device.device_id);
+  return x && get && is_on_cuda(*x) ? get(kDLCUDA, x->device.device_id) : nullptr;
 }
 
 void put_none(Any *result) { memset(result, 0, sizeof(*result)); }

@@ -1,5 +1,8 @@
 """The library's functions by their names in tvm-ffi: the bytes of the package's, and errors of tvm-ffi."""
 
+import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +54,38 @@ def test_block_scaling(functions, name, axis):
     out = np.zeros_like(x)
     functions["dequantize"](*parts(result), there(out))
     np.testing.assert_array_equal(out, expected.dequantize().to_numpy())
+
+
+STREAMS = """
+#include <dlfp4/dlfp4.h>
+typedef struct { int32_t type, length; const void *pointer; } argument;
+int __tvm_ffi_cast(void *self, const void *arguments, int32_t count, void *result);
+int type, number; /* of the device whose stream was asked for last */
+void *TVMFFIEnvGetStream(int32_t of_type, int32_t of_number) { return type = of_type, number = of_number, (void *)0; }
+int main(void) {
+  int64_t shape[] = {0};
+  const DLDeviceType places[] = {kDLCUDA, kDLCUDAManaged, kDLCPU};
+  for (int k = 0; k < 3; ++k) {
+    DLTensor x = {0, {places[k], 5}, 1, {kDLFloat, 32, 1}, shape, 0, 0};
+    const argument arguments[] = {{7, 0, &x}, {7, 0, &x}};
+    argument result;
+    type = number = 0;
+    __tvm_ffi_cast(0, arguments, 2, &result);
+    if (places[k] == kDLCPU ? type != 0 : type != kDLCUDA || number != 5) return k + 1;
+  }
+  return 0;
+}
+"""
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="cc not on PATH")
+def test_the_stream_is_that_of_the_device(tmp_path):
+    """Of managed memory, too. The program's own function is found where tvm-ffi's would be."""
+    (tmp_path / "streams.c").write_text(STREAMS)
+    folders = [f"-I{dlfp4.get_include()}", f"-L{dlfp4.get_library_dir()}", f"-Wl,-rpath,{dlfp4.get_library_dir()}"]
+    command = ["cc", *os.environ.get("CFLAGS", "").split(), "-rdynamic", tmp_path / "streams.c", *folders, "-ldlfp4"]
+    subprocess.run([*command, "-o", tmp_path / "streams"], check=True)
+    assert subprocess.run([tmp_path / "streams"], check=False).returncode == 0
 
 
 def test_cast_and_matmul(functions):
