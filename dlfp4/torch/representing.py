@@ -66,7 +66,7 @@ class Parts(NamedTuple):
         turned = self._replace(type=transposed(self.type, is_stack), shape=shape)
         if is_stack or FORMAT_ELEMENTS[name] in SUBBYTE or "prepared" in how:
             return turned
-        linear = self.scales.dim() == 2 and set(how) <= {"columns"}
+        linear = self.scales.dim() == 2 and all(word == "columns" or "=" in word for word in how)
         return turned._replace(data=self.data.mT, scales=self.scales.mT if linear else self.scales)
 
 

@@ -633,3 +633,15 @@ def test_nothing_is_a_tensor_too(name, axis):
     for key in (np.s_[5:5], np.s_[256:], np.s_[:, 7:7], np.s_[:, 128:]):
         assert q[key].dequantize().shape == q.dequantize()[key].shape
         assert dlfp4.asarray(q[key]).scales.shape == dlfp4.asarray(q)[key].scales.shape
+
+
+@pytest.mark.parametrize("format", [name for name, row in dlfp4.formats().items() if row.block and row.block[1]])
+def test_rotated_weights_multiply_as_in_dlfp4(format):
+    """Their transposes, too, whose scales lie the other way around."""
+    q = dt.quantize(values(64, 256).float(), format, hadamard=7)
+    x, ours = values(3, 256, seed=1).float(), q.to_dlfp4()
+    for w, other in ((q, ours), (q[:, 128:], ours[:, 128:])):
+        want = dlfp4.matmul(x[:, : w.shape[1]], other.mT).to_torch()
+        assert torch.equal(F.linear(x[:, : w.shape[1]], w), want)
+        assert torch.equal(dt.matmul(x[:, : w.shape[1]], w.mT), want)
+        assert torch.equal(w.mT.dequantize(), w.dequantize().mT)
