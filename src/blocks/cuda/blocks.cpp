@@ -210,15 +210,18 @@ void join_rows(QuantizeParams *p, const FormatInfo &format) {
   p->lines = 1;
 }
 
-// Threads that share a line: few have little to do, or wait for one another.
-int team_of_line(const QuantizeParams &p) { return p.stored / kStep <= 4 * kWarpSize ? kWarpSize : kThreads; }
+// Threads that share a line: whole warps, whose threads hold all of it unless it is longer than most.
+int team_of_line(const Pass &pass) {
+  const int64_t warps = std::max(divide_up(pass.params.stored / kStep, kStepsOfLine * kWarpSize), int64_t{1});
+  return static_cast<int>(least(warps * kWarpSize, most_of_line(pass.x.item)));
+}
 
 bool serves_rows(DeviceKernel kernel, const Pass &pass, const FormatInfo &format) {
   if (kernel == kNoKernel) return false;
   const QuantizeParams &p = pass.params;
   const bool partial = p.group > 1 && !p.repeats;  // squares may end within
   const bool whole_blocks = format.whole || format.line || partial || p.stored % p.block == 0;
-  if (is_for(kernel, kQuantizeLines) && p.lines * team_of_line(p) > kMostSteps) return false;
+  if (is_for(kernel, kQuantizeLines) && p.lines * team_of_line(pass) > kMostSteps) return false;
   return is_row_major(pass.x) && is_plain(p) && p.stored == p.length && whole_blocks &&
          can_store_steps(p.data, p.lines == 1 ? 0 : p.data_stride, p.data_step);
 }
@@ -243,7 +246,7 @@ bool is_flat(const Params &p) {
 }
 
 int64_t threads_of_rows(const QuantizeParams &p, DeviceKernel kernel) {
-  if (is_for(kernel, kQuantizeLines)) return p.lines * team_of_line(p);
+  if (is_for(kernel, kQuantizeLines)) return p.lines * p.team;
   if (is_for(kernel, kQuantizeSquares))
     return divide_up(p.lines, p.group) * divide_up(p.stored, kSquaresColumns) * kThreads;
   if (is_for(kernel, kQuantizeRepeatingSquares))
@@ -251,18 +254,25 @@ int64_t threads_of_rows(const QuantizeParams &p, DeviceKernel kernel) {
   return p.lines * (p.stored / kStep);
 }
 
+// A block of threads has a line, or one for each warp.
+int run_lines(DeviceKernel kernel, int64_t threads, QuantizeRowsParams params, uintptr_t stream) {
+  const int team = params.quantize.team, in_block = team == kWarpSize ? kThreads : team;
+  return threads > 0 ? launch_shape(kernel, {{divide_up(threads, in_block), 1}, in_block, 0, 1}, &params, stream) : 0;
+}
+
 int quantize_rows(DeviceKernel kernel, const Pass &pass, const Quantization &of) {
   QuantizeRowsParams params = {pass.params, encode_params(of.format.row->element, {DLFP4_NEAREST_EVEN, true})};
   join_rows(&params.quantize, of.format);
+  params.quantize.team = team_of_line(pass);
   const int64_t threads = threads_of_rows(params.quantize, kernel);
   const bool plain = is_for(kernel, kQuantizeRows),
              one_row = plain || is_for(kernel, kQuantizeRotatedRows) || is_for(kernel, kQuantizeChoosingRows);
   params.quantize.steps = plain && pass.x.item == 2 ? steps_of_thread(threads) : 1;
   params.quantize.flat = is_flat(params.quantize);
-  params.quantize.team = team_of_line(params.quantize);
   params.quantize.walk =
       make_step_lines(params.quantize.lines, params.quantize.stored, params.quantize.line_stride * pass.x.item,
                       params.quantize.data_stride * of.format.bits / 8);
+  if (is_for(kernel, kQuantizeLines)) return run_lines(kernel, threads, params, of.stream);
   return one_row ? run_steps(kernel, threads, params, params.quantize.steps, of.stream)
                  : run(kernel, threads, params, of.stream);
 }

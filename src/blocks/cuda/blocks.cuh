@@ -112,8 +112,9 @@ __device__ inline void quantize_block(const QuantizeParams &p) {
   const int64_t number = global_thread() / kWarpSize;
   if (number >= p.blocks * ((p.lines + p.group - 1) / p.group)) return;
   const Block b = block_of(p, number);
-  const ScaleRule rule = p.decodes == nullptr ? rule_of(p, load_given(p))
-                                              : rule_with(p, scale_of_line(p, b.line, bits_of(p.decodes[b.line])));
+  const ScaleRule rule = p.decodes == nullptr
+                             ? rule_of<Kind>(p, p.rule, load_given(p))
+                             : rule_with(p.rule, scale_of_line(p, p.rule, b.line, bits_of(p.decodes[b.line])));
   BlockScale scale = {0, rule.whole};
   bool zeroes = false;
   if (!p.whole) {
@@ -147,7 +148,7 @@ __device__ inline void find_largest_of_lines(const QuantizeParams &p) {
 
 __device__ inline void finish_line_scales(const QuantizeParams &p) {
   const int64_t line = global_thread();
-  if (line < p.lines) p.decodes[line] = scale_of_line(p, line, bits_of(p.decodes[line])).decode;
+  if (line < p.lines) p.decodes[line] = scale_of_line(p, p.rule, line, bits_of(p.decodes[line])).decode;
 }
 
 // --- Back ------------------------------------------------------------------------------------

@@ -132,7 +132,7 @@ __device__ inline void make_held_scales(const HeldParams &p, const HeldTiles &ti
   const int64_t line = tiles.column + column;
   const bool stores = tiles.row == 0 && line < q.lines;
   if constexpr (Kind == DLFP4_TWO_LEVEL) {
-    if (stores) q.decodes[line] = two_level_scale(q.rule, float_of(strip->all[column])).decode;
+    if (stores) q.decodes[line] = two_level_scale(plain_rule(q), float_of(strip->all[column])).decode;
   } else {
     const BlockScale scale = largest_block(q.rule, strip->all[column]);
     strip->multipliers.at(column) = scale.multiplier;
@@ -179,9 +179,10 @@ __device__ inline void encode_held_blocks(const HeldParams &p, const HeldTiles &
   const Unit unit = unit_of_thread<kLanesOfSegment>(threadIdx.x % HeldStrip<Src>::kTeam);
   const uint32_t line = tiles.column + unit.column;
   if (line >= q.lines) return;
+  const ScaleRule rule = plain_rule(q);
   ScaleRule rules[2];
 #pragma unroll
-  for (int i = 0; i < 2; ++i) rules[i] = rule_with(q, two_level_scale(q.rule, float_of(strip.all[unit.column + i])));
+  for (int i = 0; i < 2; ++i) rules[i] = rule_with(rule, two_level_scale(rule, float_of(strip.all[unit.column + i])));
   for (int number = tiles.first; number < tiles.count; number += tiles.by) {
     const uint32_t first = tiles.row_of(number) + unit.row;
     if (first >= q.stored) return;

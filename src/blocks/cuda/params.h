@@ -18,6 +18,11 @@ constexpr int kAcrossLength = 32;     // of columns of bytes, the elements that 
 constexpr int kSquaresColumns = 128;  // of squares along rows: those of 16 of a warp, larger ones of a block of threads
 constexpr int kColumnsOfThread = 4;   // of columns of bytes that were rotated, those of a thread
 
+// Of lines that have a scale each: the steps that a thread holds, and the threads that a line may have, for two blocks
+// of which a multiprocessor has registers.
+constexpr int kStepsOfLine = 2;
+DLFP4_RULE int most_of_line(int item) { return item == 4 ? 512 : 640; }
+
 // Of columns that have a scale each: a block of threads has steps side by side, whose rows its warps share out.
 constexpr int kRowsOfThread = 32, kRowsOfBlock = kRowsOfThread * (kThreads / kWarpSize);
 constexpr int kColumnsOfBlock = kStep * kWarpSize;

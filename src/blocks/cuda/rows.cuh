@@ -4,6 +4,7 @@
 #ifndef DLFP4_SRC_BLOCKS_CUDA_ROWS_CUH_
 #define DLFP4_SRC_BLOCKS_CUDA_ROWS_CUH_
 
+#include "gpu/async.cuh"
 #include "gpu/codes.cuh"
 #include "rules/hadamard.h"
 #include "scales.cuh"
@@ -13,6 +14,7 @@ namespace cuda {
 
 // The largest among lanes whose numbers differ only in the bits of `lanes`: 7 stands for eight neighbours.
 __device__ inline uint32_t largest_of_lanes(uint32_t value, int lanes) {
+  if (lanes == kWarpSize - 1) return __reduce_max_sync(kAllLanes, value);
 #pragma unroll
   for (int lane = 1; lane < 32; lane *= 2)
     if (lanes & lane) value = max(value, __shfl_xor_sync(kAllLanes, value, lane));
@@ -204,7 +206,7 @@ __device__ inline void quantize_choosing_rows(const QuantizeParams &p, const Enc
   const uint32_t given = load_given(p);
   LoadedStep<Src> step;
   step.load(p, block_number(p) * blockDim.x + threadIdx.x);
-  const ScaleRule rule = rule_of(p, given);
+  const ScaleRule rule = rule_of<DLFP4_TWO_LEVEL>(p, p.rule, given);
   if (!step.there) return;
   uint32_t words[kCodeWords<kBits>];
   const FloatStep floats = unpack_step<Src>(step.raw);
@@ -223,7 +225,7 @@ __device__ inline void quantize_whole(const QuantizeParams &p, const EncodeParam
   step.load(p, block_number(p) * kThreads + threadIdx.x);
   if (!step.there) return;
   uint32_t words[kCodeWords<8>];
-  const BlockScale scale = {0, rule_of(p, given).whole};
+  const BlockScale scale = {0, rule_of<DLFP4_LARGEST>(p, p.rule, given).whole};
   encode_scaled<Dtype, DLFP4_LARGEST>(encode, unpack_step<Src>(step.raw), scale, largest_of<Src>(step.raw), words);
   store_codes<8>(address_of_step<8>(p.data, p.walk.code_bytes, step.at), words);
 }
@@ -277,15 +279,14 @@ __device__ inline uint32_t largest_for_line(uint32_t largest, const uint4 *raw) 
 }
 
 // The largest among the threads that share a line: a warp, or all of the block, which come here together.
-__device__ inline uint32_t largest_of_team(uint32_t largest, int team) {
-  __shared__ uint32_t of_warp[kThreads / kWarpSize];
+__device__ inline uint32_t largest_of_team(uint32_t largest, uint32_t team) {
+  __shared__ uint32_t of_warp[most_of_line(2) / kWarpSize];
+  const uint32_t lane = threadIdx.x % kWarpSize;
   largest = largest_of_lanes(largest, kWarpSize - 1);
   if (team == kWarpSize) return largest;
-  if (threadIdx.x % kWarpSize == 0) of_warp[threadIdx.x / kWarpSize] = largest;
+  if (lane == 0) of_warp[threadIdx.x / kWarpSize] = largest;
   __syncthreads();
-#pragma unroll
-  for (int warp = 0; warp < kThreads / kWarpSize; ++warp) largest = max(largest, of_warp[warp]);
-  return largest;
+  return largest_of_lanes(of_warp[min(lane, team / kWarpSize - 1)], kWarpSize - 1);
 }
 
 // A step of a line whose scale is known: `of_line`, or, of two levels, what is in `rule`. `largest` is the line's
@@ -307,10 +308,12 @@ __device__ inline void encode_step_of_line(const QuantizeParams &p, const Encode
 // second time, from a cache.
 template <int Src, int Dtype, int Kind>
 __device__ inline void quantize_lines(const QuantizeParams &p, const EncodeParams &encode) {
-  constexpr int kHeld = 2;
+  constexpr int kHeld = kStepsOfLine;
+  let_next_kernel_start();
+  wait_for_kernel_before();
   const uint32_t team = p.team;
   const bool is_warp = team == kWarpSize;
-  const uint32_t line = is_warp ? (blockIdx.x * kThreads + threadIdx.x) / kWarpSize : blockIdx.x;
+  const uint32_t line = is_warp ? (blockIdx.x * blockDim.x + threadIdx.x) / kWarpSize : blockIdx.x;
   const uint32_t member = is_warp ? threadIdx.x % kWarpSize : threadIdx.x;
   const uint32_t in_line = line < p.lines ? p.walk.in_line : 0;
   const auto load = [&](uint32_t step, uint4 *raw) {
@@ -333,12 +336,13 @@ __device__ inline void quantize_lines(const QuantizeParams &p, const EncodeParam
     largest = largest_of_team(largest, team);
   }
   if (in_line == 0) return;
-  ScaleRule rule = p.rule;
+  const ScaleRule plain = plain_rule(p);
+  ScaleRule rule = plain;
   BlockScale scale = {0, 0};
   if constexpr (Kind == DLFP4_TWO_LEVEL) {
-    const TensorScale of_line = scale_of_line(p, line, largest);
-    rule = rule_with(p, of_line);
-    if (member == 0) p.decodes[line] = of_line.decode;
+    const auto of_line = [&] { return scale_of_line(p, plain, line, largest); };
+    rule = rule_with(plain, of_line());
+    if (member == 0) p.decodes[line] = of_line().decode;  // found again, so that one thread alone divides for it
   } else {
     scale = scale_of_block<Kind>(rule, largest);
     if (member == 0) store_scale<Kind>(p, line, 0, scale.stored);

@@ -16,28 +16,36 @@ __device__ inline uint32_t load_given(const QuantizeParams &p) {
   return load_or(p.decode != nullptr ? static_cast<const void *>(p.decode) : p.amax, 0);
 }
 
-// The rule of a call whose tensor scale was found or given on the device. One thread keeps what was given.
-__device__ inline ScaleRule rule_of(const QuantizeParams &p, uint32_t bits) {
-  ScaleRule rule = p.rule;
-  if (p.amax == nullptr && p.decode == nullptr) return rule;
-  const TensorScale scale = p.decode != nullptr ? scale_given(float_of(bits))
-                            : p.whole           ? largest_scale(rule, bits)
-                                                : two_level_scale(rule, float_of(bits));
-  if (blockIdx.x == 0 && threadIdx.x == 0)
-    for (float *const keep : p.keep)
-      if (keep != nullptr) *keep = scale.decode;
+__device__ inline ScaleRule rule_with(ScaleRule rule, TensorScale scale) {
   set_scale(&rule, scale);
   return rule;
 }
 
-// The scale of a line that has its own: `largest` is its largest finite magnitude, if it is to be found.
-__device__ inline TensorScale scale_of_line(const QuantizeParams &p, int64_t line, uint32_t largest) {
-  return p.finds_decodes ? two_level_scale(p.rule, float_of(largest)) : scale_given(p.decodes[line]);
+// The rule of a call whose tensor scale was found or given on the device. One thread keeps what was given.
+template <int Kind>
+__device__ inline ScaleRule rule_of(const QuantizeParams &p, const ScaleRule &rule, uint32_t bits) {
+  if (p.amax == nullptr && p.decode == nullptr) return rule;
+  const TensorScale scale = p.decode != nullptr     ? scale_given(float_of(bits))
+                            : Kind == DLFP4_LARGEST ? largest_scale(rule, bits)
+                                                    : two_level_scale(rule, float_of(bits));
+  if (blockIdx.x == 0 && threadIdx.x == 0)
+    for (float *const keep : p.keep)
+      if (keep != nullptr) *keep = scale.decode;
+  return rule_with(rule, scale);
 }
 
-__device__ inline ScaleRule rule_with(const QuantizeParams &p, TensorScale scale) {
+// The scale of a line that has its own: `largest` is its largest finite magnitude, if it is to be found.
+__device__ inline TensorScale scale_of_line(const QuantizeParams &p, const ScaleRule &rule, int64_t line,
+                                            uint32_t largest) {
+  return p.finds_decodes ? two_level_scale(rule, float_of(largest)) : scale_given(p.decodes[line]);
+}
+
+// The rule of kernels that only multiply (is_plain in blocks.cpp): the compiler is told, and leaves out all else.
+__device__ inline ScaleRule plain_rule(const QuantizeParams &p) {
   ScaleRule rule = p.rule;
-  set_scale(&rule, scale);
+  rule.divides = rule.over_first = rule.over_unit = false;
+  rule.chooses = DLFP4_NOT_FOUR_OVER_SIX;
+  if (rule.order != DLFP4_BLOCK_FIRST) rule.order = DLFP4_GLOBAL_FIRST;
   return rule;
 }
 
@@ -49,7 +57,7 @@ __device__ inline uint32_t load_given_to_blocks(const QuantizeParams &p) {
 
 template <int Kind>
 __device__ inline ScaleRule rule_of_blocks(const QuantizeParams &p, uint32_t bits) {
-  return Kind == DLFP4_TWO_LEVEL ? rule_of(p, bits) : p.rule;
+  return Kind == DLFP4_TWO_LEVEL ? rule_of<Kind>(p, plain_rule(p), bits) : p.rule;
 }
 
 __device__ inline float float_of_e4m3_magnitude(uint32_t code) {

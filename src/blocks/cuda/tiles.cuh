@@ -269,7 +269,8 @@ __device__ inline void store_run(uint8_t *run, int number, int lanes, const uint
 enum TileScales { kOfTensor, kOfLines, kChosen };
 
 __device__ inline ScaleRule rule_of_line(const QuantizeParams &p, int64_t line) {
-  return rule_with(p, scale_of_line(p, line, bits_of(p.decodes[line])));
+  const ScaleRule rule = plain_rule(p);
+  return rule_with(rule, scale_of_line(p, rule, line, bits_of(p.decodes[line])));
 }
 
 // Blocks along the columns of a unit. Codes of a byte each are left in `staged`.
@@ -325,7 +326,8 @@ __device__ inline void quantize_tile(const TileParams &p) {
   static_assert(kTileColumns == 2 * kUnitColumns, "the second half arrives while the first is worked on");
   copy_columns<kFloatBytes<Src>, kLanes>(p.rows, at, 0, tile);
   copy_columns<kFloatBytes<Src>, kLanes>(p.rows, at, kUnitColumns, tile);
-  const ScaleRule rule = rule_of_blocks<Kind>(p.columns, given);
+  const ScaleRule rule =
+      Scales == kChosen ? rule_of<Kind>(p.columns, p.columns.rule, given) : rule_of_blocks<Kind>(p.columns, given);
   if constexpr (Scales == kOfTensor) scales.fill(rule);
   const Unit unit = unit_of_thread<kLanes>();
 #pragma unroll 1
