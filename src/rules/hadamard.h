@@ -61,15 +61,14 @@ DLFP4_FLOAT_RULE void rotate(float *values, uint32_t rotation) {
   clear_nans(values);
 }
 
-// Of quarters, and but for the pattern of NaNs.
-DLFP4_FLOAT_RULE void rotate_quarters_back(float *values, uint32_t rotation) {
-  butterflies(values);
+DLFP4_FLOAT_RULE void turn_signs(float *values, uint32_t rotation) {
   for (int i = 0; i < kRotatedLength; ++i) values[i] = float_of(bits_of(values[i]) ^ (rotation >> i & 1) << 31);
 }
 
 DLFP4_FLOAT_RULE void rotate_back(float *values, uint32_t rotation) {
   for (int i = 0; i < kRotatedLength; ++i) values[i] *= 0.25f;
-  rotate_quarters_back(values, rotation);
+  butterflies(values);
+  turn_signs(values, rotation);
   clear_nans(values);
 }
 

@@ -23,6 +23,12 @@ namespace {
 
 using namespace image_of_blocks;
 
+Rotation make_rotation(uint32_t signs) {
+  Rotation rotation = {signs, {}};
+  for (int i = 0; i < kRotatedLength; ++i) rotation.quarters[i] = signed_quarter(signs, i);
+  return rotation;
+}
+
 // --- Quantize --------------------------------------------------------------------------------
 
 // The whole tensor's largest magnitude or decode scale on the device, and where the latter is kept.
@@ -74,7 +80,7 @@ QuantizeParams quantize_params(const Quantization &of, const Lines &x, const dlf
   p.plus_zeros = of.recipe.rounds_to_plus_zero && is_float(p.element) && p.element.specials != DLFP4_FNUZ;
   p.seed = of.recipe.seed;
   p.first = of.recipe.first;
-  p.rotation = blocks.rotation;
+  p.rotation = make_rotation(blocks.rotation);
   p.amax = of.place.amax;
   p.decode = of.place.decode;
   p.decodes = blocks.decodes;
@@ -188,7 +194,7 @@ bool is_symmetric(const FormatInfo &format) {
 void prefer_rows(Pass *pass, const FormatInfo &format) {
   QuantizeParams &p = pass->params;
   if (p.rounding == DLFP4_STOCHASTIC) return;
-  if (!is_symmetric(format) || p.stored != p.length || p.rotation != 0 || pass->x.step == 1 ||
+  if (!is_symmetric(format) || p.stored != p.length || p.rotation.signs != 0 || pass->x.step == 1 ||
       p.layout != DLFP4_LAYOUT_linear)
     return;
   pass->x = transposed(pass->x);
@@ -265,9 +271,9 @@ int quantize_rows(DeviceKernel kernel, const Pass &pass, const Quantization &of)
   join_rows(&params.quantize, of.format);
   params.quantize.team = team_of_line(pass);
   const int64_t threads = threads_of_rows(params.quantize, kernel);
-  const bool plain = is_for(kernel, kQuantizeRows),
-             one_row = plain || is_for(kernel, kQuantizeRotatedRows) || is_for(kernel, kQuantizeChoosingRows);
-  params.quantize.steps = plain && pass.x.item == 2 ? steps_of_thread(threads) : 1;
+  const bool steps = is_for(kernel, kQuantizeRows) || is_for(kernel, kQuantizeRotatedRows),
+             one_row = steps || is_for(kernel, kQuantizeChoosingRows);
+  params.quantize.steps = steps && pass.x.item == 2 ? steps_of_thread(threads) : 1;
   params.quantize.flat = is_flat(params.quantize);
   params.quantize.walk =
       make_step_lines(params.quantize.lines, params.quantize.stored, params.quantize.line_stride * pass.x.item,
@@ -363,7 +369,7 @@ int find_largest_of_each_column(const Pass &pass, int kind, void *places, uintpt
 int find_line_scales(const Pass &pass, const Quantization &of) {
   const QuantizeParams &p = pass.params;
   if (!p.decodes || !p.finds_decodes) return 0;
-  if (p.rotation == 0 && is_row_major(transposed(pass.x)) &&
+  if (p.rotation.signs == 0 && is_row_major(transposed(pass.x)) &&
       kLargestOfColumns[DLFP4_TWO_LEVEL][pass.x.source] != kNoKernel)
     return find_largest_of_each_column(pass, DLFP4_TWO_LEVEL, p.decodes, of.stream);
   return run(kKernel_largest_of_lines, p.lines * kWarpSize, p, of.stream);
@@ -415,7 +421,7 @@ struct PassKernels {
 };
 
 PassKernels kernels_of(const QuantizeParams &p, const FormatInfo &format) {
-  const bool alone = p.decodes || format.line, rotated = p.rotation != 0;
+  const bool alone = p.decodes || format.line, rotated = p.rotation.signs != 0;
   if (alone && (rotated || p.rule.chooses)) return {kNoKernels, kNoKernels};
   if (p.rule.chooses)
     return rotated ? PassKernels{kNoKernels, kNoKernels} : PassKernels{kChoosingRowKernels, kChoosingColumnKernels};
@@ -467,7 +473,7 @@ LargestParams largest_params(const Lines &x, const FormatInfo &format, uint32_t 
           format.row->kind == DLFP4_TWO_LEVEL,
           place,
           {},
-          rotation};
+          make_rotation(rotation)};
 }
 
 constexpr KernelList<kNumSources> kLargestOfRotatedRows([](int source) {
@@ -606,7 +612,7 @@ DequantizeParams dequantize_params(const dlfp4_blocks &q, const FormatInfo &form
   p.element = kTypes[format.row->element];
   p.scale = kTypes[format.row->scale];
   p.target = kTypes[kSourceRows[result.source]];
-  p.rotation = q.rotation;
+  p.rotation = make_rotation(q.rotation);
   p.offsets = static_cast<const uint8_t *>(q.offsets);
   p.offset_stride = q.offset_strides[0];
   p.offset_step = q.offset_strides[1];
@@ -662,7 +668,7 @@ constexpr FormatKernels kRotatedTilesBack([](int format, int target) {
 
 // As if along rows, where that is the same.
 void prefer_rows(DequantizeParams *p, Lines *result, const FormatInfo &format) {
-  if (!is_symmetric(format) || p->rotation != 0 || p->data_step == 1 || p->layout != DLFP4_LAYOUT_linear) return;
+  if (!is_symmetric(format) || p->rotation.signs != 0 || p->data_step == 1 || p->layout != DLFP4_LAYOUT_linear) return;
   *result = transposed(*result);
   std::swap(p->lines, p->length);
   std::swap(p->line_stride, p->step);
@@ -681,7 +687,7 @@ int dequantize_rows(DeviceKernel kernel, DequantizeParams p, const Lines &result
 
 int dequantize_lines(DequantizeParams p, Lines result, const FormatInfo &format, uintptr_t stream) {
   prefer_rows(&p, &result, format);
-  const bool rotated = p.rotation != 0;
+  const bool rotated = p.rotation.signs != 0;
   const DeviceKernel rows = (rotated ? kRotatedRowsBack : kRowsBack)[format.number][result.source];
   const DeviceKernel tile = (rotated ? kRotatedTilesBack : kTilesBack)[format.number][result.source];
   const DeviceKernel across = (rotated ? kRotatedAcrossBack : kAcrossBack)[format.number][result.source];

@@ -33,7 +33,7 @@ __device__ inline float turned_at(uint32_t rotation, int64_t position, Plain pla
 
 template <class Params>
 __device__ inline float element_at(const Params &p, int64_t line, int64_t position) {
-  return turned_at(p.rotation, position, [&](int64_t at) { return plain_element_at(p, line, at); }, rotate);
+  return turned_at(p.rotation.signs, position, [&](int64_t at) { return plain_element_at(p, line, at); }, rotate);
 }
 
 struct Block {
@@ -171,7 +171,7 @@ __device__ inline float plain_value_at(const DequantizeParams &p, int64_t line, 
 
 // Blocks are whole sixteens, whatever the length of the result.
 __device__ inline float value_at(const DequantizeParams &p, int64_t line, int64_t position) {
-  return turned_at(p.rotation, position, [&](int64_t at) { return plain_value_at(p, line, at); }, rotate_back);
+  return turned_at(p.rotation.signs, position, [&](int64_t at) { return plain_value_at(p, line, at); }, rotate_back);
 }
 
 __device__ inline void dequantize_element(const DequantizeParams &p) {
@@ -185,7 +185,8 @@ __device__ inline void dequantize_element(const DequantizeParams &p) {
 // --- The whole tensor ------------------------------------------------------------------------
 
 __device__ inline void find_largest(const LargestParams &p) {
-  const int64_t length = p.rotation == 0 ? p.length : (p.length + kStep - 1) / kStep * kStep;  // zeros are rotated too
+  const int64_t length =
+      p.rotation.signs == 0 ? p.length : (p.length + kStep - 1) / kStep * kStep;  // zeros are rotated too
   const int64_t count = p.lines * length;
   uint32_t largest = 0;
   for (int64_t i = global_thread(); i < count; i += int64_t{gridDim.x} * kThreads) {

@@ -5,6 +5,7 @@
 #include <stdint.h>
 
 #include "gpu/params.h"
+#include "rules/hadamard.h"
 #include "rules/numerics.h"
 #include "rules/scaling.h"
 
@@ -48,6 +49,12 @@ struct StepLines {
   int64_t float_bytes, code_bytes;  // from one line to the next
 };
 
+// A transform of rules/hadamard.h, 0: none, and its quarters with signs: constants, one instruction an element.
+struct Rotation {
+  uint32_t signs;
+  float quarters[kRotatedLength];
+};
+
 // A matrix of floats as lines, and its quantized form. What all kernels read comes first, in few lines of the constant
 // cache: where a call is short, each line that a multiprocessor fetches is a tenth of it.
 struct QuantizeParams {
@@ -79,8 +86,8 @@ struct QuantizeParams {
   float zero;
   bool plus_zeros;  // codes of -0 become those of +0
   uint64_t seed, first;
-  uint32_t rotation;  // of rules/hadamard.h; 0: none
-  uint32_t middle;    // what codes are moved by: of integers without a sign
+  Rotation rotation;
+  uint32_t middle;  // what codes are moved by: of integers without a sign
 };
 
 struct QuantizeRowsParams {
@@ -120,7 +127,7 @@ struct DequantizeParams {
   int64_t lines, length;
   int64_t line_stride, step;
   ElementType element, scale, target;
-  uint32_t rotation;       // to undo
+  Rotation rotation;       // to undo
   const uint8_t *offsets;  // of integers: zero points or biases; null: none
   int64_t offset_stride, offset_step;
   int offset_bits;  // 32: biases
@@ -135,7 +142,7 @@ struct LargestParams {
   bool finite_only;
   uint32_t *largest;
   StepLines walk;
-  uint32_t rotation;
+  Rotation rotation;
 };
 
 struct TensorScaleParams {

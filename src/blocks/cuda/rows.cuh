@@ -89,10 +89,12 @@ struct LoadedStep {
 };
 
 // The Hadamard transform of a step, in place, and its largest magnitude.
-__device__ inline uint32_t rotate_step(FloatStep *step, uint32_t rotation) {
+__device__ inline uint32_t rotate_step(FloatStep *step, const Rotation &rotation) {
   static_assert(kStep == kRotatedLength, "");
   float largest = 0;
-  rotate_but_nans(step->values, rotation);
+#pragma unroll
+  for (int i = 0; i < kStep; ++i) step->values[i] *= rotation.quarters[i];
+  butterflies(step->values);
 #pragma unroll
   for (int i = 0; i < kStep; ++i) largest = larger_float(largest, step->values[i]);
 #pragma unroll
@@ -136,7 +138,7 @@ __device__ inline uint32_t block_number(const QuantizeParams &p) {
 
 // Blocks of one row. `p.steps` of a thread lie a block of threads apart, and are loaded before the rule is known: two
 // of 16 bits share its price, where there are enough of them for all multiprocessors.
-template <int Src, int Dtype, int BlockSize, int Kind>
+template <int Src, int Dtype, int BlockSize, int Kind, bool Rotated = false>
 __device__ inline void quantize_rows(const QuantizeParams &p, const EncodeParams &encode) {
   const uint32_t number = block_number(p) * p.steps * blockDim.x + threadIdx.x;
   const uint32_t given = load_given_to_blocks<Kind>(p);
@@ -144,16 +146,14 @@ __device__ inline void quantize_rows(const QuantizeParams &p, const EncodeParams
   first.load(p, number);
   if (kFloatBytes<Src> == 2 && p.steps == 2) second.load(p, number + blockDim.x);
   const ScaleRule rule = rule_of_blocks<Kind>(p, given);
-  quantize_step<Src, Dtype, BlockSize, Kind>(p, encode, rule, first);
-  if (kFloatBytes<Src> == 2 && p.steps == 2) quantize_step<Src, Dtype, BlockSize, Kind>(p, encode, rule, second);
-}
-
-template <int Src, int Dtype, int BlockSize, int Kind>
-__device__ inline void quantize_rotated_rows(const QuantizeParams &p, const EncodeParams &encode) {
-  const uint32_t given = load_given_to_blocks<Kind>(p);
-  LoadedStep<Src> step;
-  step.load(p, block_number(p) * blockDim.x + threadIdx.x);
-  quantize_rotated_step<Src, Dtype, BlockSize, Kind>(p, encode, rule_of_blocks<Kind>(p, given), step);
+  const auto quantize = [&](const LoadedStep<Src> &step) {
+    if constexpr (Rotated)
+      quantize_rotated_step<Src, Dtype, BlockSize, Kind>(p, encode, rule, step);
+    else
+      quantize_step<Src, Dtype, BlockSize, Kind>(p, encode, rule, step);
+  };
+  quantize(first);
+  if (kFloatBytes<Src> == 2 && p.steps == 2) quantize(second);
 }
 
 // Four over six: the magnitude of FP4 next to one of up to 6, even where two are. Its values lie a half apart, from 2
@@ -385,17 +385,21 @@ __device__ inline bool decode_step(const Values<Dtype> &table, const uint32_t *c
   return special;
 }
 
-// The same with the transform undone. Of scales far from both ends of a float's range quarters are exact and no sum is
-// NaN, whatever finite codes there are.
+// The same with the transform undone. Of scales far from both ends of a float's range quarters are exact, last as well
+// as first, and no sum is NaN, whatever finite codes there are.
 template <int Dtype>
 __device__ inline bool decode_rotated_step(const Values<Dtype> &table, const uint32_t *codes, float scale,
-                                           uint32_t rotation, float *values) {
+                                           const Rotation &rotation, float *values) {
   const float size = fabsf(scale);
   const bool usual = size <= 0x1p100f && (size >= 0x1p-100f || size == 0);
-  const bool special = decode_step(table, codes, usual ? 0.25f * scale : scale, values);
+  const bool special = decode_step(table, codes, scale, values);
   if (!usual)
     for (int i = 0; i < kStep; ++i) values[i] *= 0.25f;
-  rotate_quarters_back(values, rotation);
+  butterflies(values);
+  if (usual)
+    for (int i = 0; i < kStep; ++i) values[i] *= rotation.quarters[i];
+  else
+    turn_signs(values, rotation.signs);
   if (usual && !special) return false;
   clear_nans(values);
   return true;
