@@ -31,10 +31,11 @@ Rotation make_rotation(uint32_t signs) {
 
 // --- Quantize --------------------------------------------------------------------------------
 
-// The whole tensor's largest magnitude or decode scale on the device, and where the latter is kept.
+// The whole tensor's largest magnitude or decode scale on the device, or the latter as a number, and where it is kept.
 struct TensorPlace {
   const uint32_t *amax;
   const float *decode;
+  float number;
   float *keep[2];
 };
 
@@ -83,6 +84,7 @@ QuantizeParams quantize_params(const Quantization &of, const Lines &x, const dlf
   p.rotation = make_rotation(blocks.rotation);
   p.amax = of.place.amax;
   p.decode = of.place.decode;
+  p.number = of.place.number;
   p.decodes = blocks.decodes;
   p.finds_decodes = blocks.finds_decodes;
   memcpy(p.keep, of.place.keep, sizeof(p.keep));
@@ -543,13 +545,10 @@ int set_offsets(const dlfp4_blocks &blocks, const FormatInfo &format, int64_t li
 int keep_scale(const dlfp4_cuda_scale &scale, int result, const Lines &x, Quantization *of) {
   float *const place = scale.places[result];
   if (!place) return 0;
-  if (!scale.given) {
-    const float decode = dlfp4_host_given_tensor_scale(scale.number).decode;
-    uint32_t bits;
-    memcpy(&bits, &decode, sizeof(bits));
-    return set_word(place, bits, of->stream);
+  if (x.lines * x.length == 0) {
+    if (!scale.given) return set_word(place, bits_of(of->place.number), of->stream);
+    return place == scale.given ? 0 : copy_word(place, scale.given, of->stream);
   }
-  if (x.lines * x.length == 0) return place == scale.given ? 0 : copy_word(place, scale.given, of->stream);
   of->place.keep[result] = place;
   return 0;
 }
@@ -731,7 +730,7 @@ int dlfp4_cuda_quantize(int device, uintptr_t stream, const dlfp4_matrix *x, int
   Quantization of = {info, *recipe, {}, {}, stream};
   compute([&] { of.rule = make_rule(info, *recipe, lines.source, is_known ? &known : nullptr); });
   uint32_t *const word = reinterpret_cast<uint32_t *>(scale->places[0]);
-  of.place = {searches ? word : nullptr, scale->given, {nullptr, nullptr}};
+  of.place = {searches ? word : nullptr, scale->given, known.decode, {nullptr, nullptr}};
   int status = searches ? find_largest(lines, info, rotation, word, stream) : 0;
   for (int i = 0; i < 2 && !status && scaled && !searches; ++i) status = keep_scale(*scale, i, lines, &of);
   Pass passes[2] = {};

@@ -64,13 +64,15 @@ struct QuantizeParams {
   StepLines walk;  // of blocks of one row
   int steps;       // of a thread that takes them
   bool flat;       // one line, whose scales follow one another
-  // The whole tensor's largest magnitude or decode scale, on the device; both null where the format has neither.
+  // The whole tensor's largest magnitude or decode scale, on the device; both null where the format has neither, or the
+  // scale is a number.
   const uint32_t *amax;
   const float *decode;
   float *decodes;      // the decode scales of lines, where each has its own; or null
   bool finds_decodes;  // they are found, not given
   int team;            // threads that share a line, of kernels that take whole ones
   ScaleRule rule;
+  float number;
   float *keep[2];             // where a given decode scale is written to, or null
   int64_t lines, length;      // of the matrix
   int64_t line_stride, step;  // of src

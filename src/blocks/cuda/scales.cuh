@@ -21,16 +21,24 @@ __device__ inline ScaleRule rule_with(ScaleRule rule, TensorScale scale) {
   return rule;
 }
 
-// The rule of a call whose tensor scale was found or given on the device. One thread keeps what was given.
+// One thread keeps the tensor's scale that was given.
+__device__ inline void keep_decode(const QuantizeParams &p, float decode) {
+  if (blockIdx.x != 0 || threadIdx.x != 0) return;
+  for (float *const keep : p.keep)
+    if (keep != nullptr) *keep = decode;
+}
+
+// The rule of a call: its tensor scale was found or given on the device, or is known to `rule`.
 template <int Kind>
 __device__ inline ScaleRule rule_of(const QuantizeParams &p, const ScaleRule &rule, uint32_t bits) {
-  if (p.amax == nullptr && p.decode == nullptr) return rule;
+  if (p.amax == nullptr && p.decode == nullptr) {
+    keep_decode(p, p.number);
+    return rule;
+  }
   const TensorScale scale = p.decode != nullptr     ? scale_given(float_of(bits))
                             : Kind == DLFP4_LARGEST ? largest_scale(rule, bits)
                                                     : two_level_scale(rule, float_of(bits));
-  if (blockIdx.x == 0 && threadIdx.x == 0)
-    for (float *const keep : p.keep)
-      if (keep != nullptr) *keep = scale.decode;
+  keep_decode(p, scale.decode);
   return rule_with(rule, scale);
 }
 
