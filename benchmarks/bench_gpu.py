@@ -115,7 +115,8 @@ def quantize_group(torch: Any, torchao: Torchao, x: Any, name: str, along: str, 
     options = {"axis": AXES[along], **VARIANTS[variant], **({} if given is None else {"global_scale": given})}
     out = dlfp4.quantize(x, name, **options)
     results = out if isinstance(out, tuple) else (out,)
-    reads = 2 if given is None and name in ("nvfp4", "fp8_e4m3", "nvfp4_16x16") else 1
+    finds_scale = given is None and variant != ROWS and name in ("nvfp4", "fp8_e4m3", "nvfp4_16x16")
+    reads = 2 if finds_scale else 1
     source = str(x.dtype).split(".")[1]
     group = Group(
         f"{source} -> {name}{variant}{', scale given' * (given is not None)}{along}",
