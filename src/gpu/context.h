@@ -26,7 +26,6 @@ constexpr int kMaxDevices = 64;
 
 // CUresult, those that are given or told apart here.
 enum Status {
-  kInvalidValue = 1,
   kNotInitialized = 3,
   kInvalidDevice = 101,
   kNoBinary = 209,  // for this GPU

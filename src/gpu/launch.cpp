@@ -196,7 +196,7 @@ LaunchAttribute overlapping() {
 int launch_shape(const DeviceKernel &kernel, const Shape &shape, void *params, uintptr_t stream) {
   const Current current = current_kernels(kernel.image);
   if (!current.library) return current.status;
-  if (shape.blocks[0] > kMostBlocks || shape.blocks[1] > kMostBlocksAcross) return kInvalidValue;
+  if (shape.blocks[0] > kMostBlocks || shape.blocks[1] > kMostBlocksAcross) return refuse(DLFP4_E_SHAPE);
   const int status = shape.shared_bytes > kSharedUnasked ? allow_shared_memory(kernel, current) : 0;
   if (status != 0) return status;
   LaunchAttribute attributes[2];

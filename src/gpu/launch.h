@@ -7,8 +7,13 @@
 
 #include <stdint.h>
 
+#include "kernels.h"
+
 namespace dlfp4 {
 namespace cuda {
+
+// The status of a description that kernels do not take.
+inline int refuse(dlfp4_status status) { return -(DLFP4_CUDA_REFUSED + status); }
 
 enum Image {
 #define DLFP4_CUDA_IMAGE(name) kImage_##name,
@@ -40,7 +45,8 @@ constexpr DeviceKernel kNoKernel = {kNumImages, -1, 0};
 constexpr int64_t kMostBlocks = INT32_MAX;  // of a launch, along the first dimension
 
 // Launches `blocks` blocks of kThreads threads in the current context; `params` is the kernel's struct. A CUresult, of
-// CUDA_ERROR_NOT_INITIALIZED where the device has no kernels.
+// CUDA_ERROR_NOT_INITIALIZED where the device has no kernels; refused with DLFP4_E_SHAPE are more blocks than a launch
+// has.
 int launch(const DeviceKernel &kernel, int64_t blocks, void *params, uintptr_t stream);
 
 // A launch of any shape, with shared memory beyond what the kernel declares.

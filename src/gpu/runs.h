@@ -16,8 +16,6 @@ namespace dlfp4 {
 namespace cuda {
 namespace {
 
-inline int refuse(dlfp4_status status) { return -(DLFP4_CUDA_REFUSED + status); }
-
 template <class Params>
 int run(const DeviceKernel &kernel, int64_t threads, Params params, uintptr_t stream) {
   return threads > 0 ? launch(kernel, divide_up(threads, kThreads), &params, stream) : 0;
