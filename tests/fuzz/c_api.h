@@ -320,7 +320,7 @@ inline std::vector<Wide> strides_of(const DLTensor &t) {
   Wide next = 1;
   for (int k = t.ndim - 1; k >= 0; --k) {
     strides[static_cast<size_t>(k)] = t.strides ? t.strides[k] : next;
-    if (next < INT64_MAX) next *= t.shape[k] ? t.shape[k] : 1;
+    if (next > 0 && next < INT64_MAX) next *= t.shape[k] ? t.shape[k] : 1;  // negative extents are refused
   }
   return strides;
 }
