@@ -11,6 +11,8 @@ jax = pytest.importorskip("jax")
 
 from dlfp4 import jax as dj  # noqa: E402
 
+from ..support.options import TAKING, refused_alike  # noqa: E402
+
 SUBBYTE = ("float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn", "int4", "uint4")
 FORMATS = [name for name in dlfp4.formats() if not name.startswith("uint4")]  # those come from others
 RNG = np.random.default_rng(31)
@@ -293,16 +295,9 @@ def test_a_traced_scale_that_is_none_ends_the_program():
 
 WRONG = {"an array": np.array(["a", "b"]), "a list": ["a"], "an array of JAX": jax.numpy.ones(2), "an object": object()}
 TAKEN_BY = {
-    "rounding of cast": lambda lib, x, w, wrong: lib.cast(x, "float8_e4m3fn", rounding=wrong),
+    **TAKING,
     "saturate": lambda lib, x, w, wrong: lib.cast(x, "float8_e4m3fn", saturate=wrong),
-    "seed of cast": lambda lib, x, w, wrong: lib.cast(x, "float8_e4m3fn", rounding="stochastic", seed=wrong),
-    "format": lambda lib, x, w, wrong: lib.quantize(x, wrong),
-    "axis": lambda lib, x, w, wrong: lib.quantize(x, "nvfp4", axis=wrong),
     "pad": lambda lib, x, w, wrong: lib.quantize(x, "nvfp4", pad=wrong),
-    "dtype": lambda lib, x, w, wrong: lib.dequantize(w, wrong),
-    "alpha": lambda lib, x, w, wrong: lib.matmul(x, w.mT, alpha=wrong),
-    "activation": lambda lib, x, w, wrong: lib.matmul(x, w.mT, activation=wrong),
-    "axis of vecdot": lambda lib, x, w, wrong: lib.vecdot(x, w, wrong),
 }
 
 
@@ -312,11 +307,7 @@ def test_objects_that_are_no_options(option, what):
     """They are refused in the words of dlfp4's own functions."""
     call, wrong, x = TAKEN_BY[option], WRONG[what], jax.numpy.ones((2, 64))
     w = dlfp4.quantize(np.ones((2, 64), np.float32), "nvfp4")
-    with pytest.raises((TypeError, ValueError)) as expected:
-        call(dlfp4, x, w, wrong)
-    with pytest.raises(type(expected.value)) as found:
-        call(dj, x, dj.ScaledArray.from_tensor(w), wrong)
-    assert str(found.value) == str(expected.value)
+    refused_alike(call, dj, x, w, dj.ScaledArray.from_tensor(w), wrong)
     for name in ("rounding", "seed"):
         with pytest.raises((TypeError, ValueError), match=f"{name}=.*expected"):
             dj.quantize(x, "nvfp4", **{"rounding": "stochastic", name: wrong})
