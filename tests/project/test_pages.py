@@ -62,3 +62,10 @@ def test_programs(page, tmp_path):
     command = [sys.executable, "-P", "page.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+
+
+def test_pages_agree_on_what_was_released():
+    """The changelog has a section for each release, and the page on releasing says where there is none."""
+    released = re.findall(r"^## \[\d", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    says_none = "no release has been made" in (ROOT / "docs" / "releasing.md").read_text()
+    assert bool(released) != says_none
