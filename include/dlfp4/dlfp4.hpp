@@ -135,8 +135,8 @@ class View {
   }
 
 #if __cplusplus >= 202002L
-  template <class T>
-  View(std::span<T> data, std::initializer_list<std::int64_t> shape) : View(data.data(), shape) {
+  template <class T, std::size_t kExtent>
+  View(std::span<T, kExtent> data, std::initializer_list<std::int64_t> shape) : View(data.data(), shape) {
     hold(data.size());
   }
 #endif

@@ -37,6 +37,8 @@ void test_views(std::vector<float> &x) {
   expect(!dlfp4::View() && view, "whether a view is one");
 #if __cplusplus >= 202002L
   expect(dlfp4::View(std::span(x), {256}).data() == x.data(), "a view of a span");
+  const std::span<const float, 256> all(x.data(), 256);
+  expect(dlfp4::View(all, {256}).data() == x.data(), "a view of a span whose length its type has");
 #endif
 }
 
