@@ -52,7 +52,9 @@ def main(arguments: list[str] | None = None) -> int:
         dlfp4.show_config()
         return 0
     if options.command == "config":
-        print(*(config.build_flags()[name] for name in options.names or config.build_flags()), sep="\n")
+        found = config.build_flags()
+        # On one line, as pkg-config prints it: `eval` would take a second one for a command.
+        print(*(found[name] for name in options.names or found), sep=" " if options.names else "\n")
         return 0
     if options.command == "bench":
         return run_benchmarks(options.name)

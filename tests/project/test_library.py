@@ -327,7 +327,8 @@ def test_config_quotes_folders_with_spaces(tmp_path, capsys, monkeypatch):
     (place / "lib").symlink_to(dlfp4.get_library_dir())
     monkeypatch.setattr(config, "get_include", lambda: str(place / "include"))
     monkeypatch.setattr(config, "get_library_dir", lambda: str(place / "lib"))
-    printed = " ".join(flags(capsys, "--cflags", "--libs"))
+    assert main(["config", "--cflags", "--libs"]) == 0
+    printed = capsys.readouterr().out
     compiler = " ".join(["cc", *os.environ.get("CFLAGS", "").split()])
     run("sh", "-c", f'eval "{compiler} {source} -o {tmp_path}/program $1"', "sh", printed)
     run(tmp_path / "program")
