@@ -324,7 +324,7 @@ def _has_grouped(w: ScaledTensor) -> bool: ...
 def _multiply_groups_on_cuda(
     x: Tensor | ScaledTensor,
     w: ScaledTensor,
-    ends: Tensor,
+    offsets: Tensor,
     indices: Tensor | None,
     weights: Tensor | None,
     out: Tensor,
@@ -336,7 +336,7 @@ def _multiply_groups_on_cuda(
 def _multiply_groups_on_host(
     a: Tensor | ScaledTensor,
     w: Tensor | ScaledTensor,
-    ends: Tensor,
+    offsets: Tensor,
     indices: Tensor | None,
     weights: Tensor | None,
     result: Tensor,

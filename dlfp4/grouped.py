@@ -40,7 +40,7 @@ MOST_EXPERTS = 512  # of kernels for CUDA devices
 class Routing(NamedTuple):
     """To which experts rows go: as :func:`grouped_matmul` takes it."""
 
-    ends: Tensor
+    offsets: Tensor
     indices: Tensor | None
     weights: Tensor | None
     tokens: int | None
@@ -54,7 +54,7 @@ class Routing(NamedTuple):
 def grouped_matmul(
     x: _Elements | ScaledTensor,
     w: _Elements | ScaledTensor,
-    ends: _Elements,
+    offsets: _Elements,
     *,
     indices: _Elements | None = None,
     weights: _Elements | None = None,
@@ -74,9 +74,9 @@ def grouped_matmul(
     w : producer or ScaledTensor
         ``(E, K, N)``: usually ``w.mT`` of a stack w that was quantized as ``(E, N, K)`` along its last axis, with one
         global scale, or one for each expert.
-    ends : producer
+    offsets : producer
         ``(E,)`` int32 or int64: where the rows of each expert end, as of ``torch.nn.functional.grouped_mm``. Those of
-        expert e are ``ends[e - 1]:ends[e]``, and may be none.
+        expert e are ``offsets[e - 1]:offsets[e]``, and may be none.
     indices : producer, optional
         ``(R,)`` int32 or int64: the token of each row. Row r is ``x[indices[r]]``, without a copy of x.
     weights : producer, optional
@@ -85,7 +85,7 @@ def grouped_matmul(
         With `weights`: how many tokens there are. x then has the rows themselves, ``(R, K)``, as those that an expert's
         first product made, and `indices` only say where results go.
     alpha, out_dtype, out, activation, stream
-        As of :func:`matmul`; `out` shares no memory with `ends`, `indices` and `weights` either.
+        As of :func:`matmul`; `out` shares no memory with `offsets`, `indices` and `weights` either.
 
     Returns
     -------
@@ -95,24 +95,24 @@ def grouped_matmul(
     Raises
     ------
     ValueError
-        Shapes that do not fit; ends that decrease or pass R; indices without such a token; unknown options.
+        Shapes that do not fit; offsets that decrease or pass R; indices without such a token; unknown options.
     TypeError
-        Ends, indices or weights of other types; `out` or `out_dtype` of a type that results do not have.
+        Offsets, indices or weights of other types; `out` or `out_dtype` of a type that results do not have.
     BackendError
         Operands that are not multiplied by experts; the message has the reason.
 
     Notes
     -----
-    Each expert's rows have the bits that :func:`matmul` gives for them alone on the host. Rows from the last end on
+    Each expert's rows have the bits that :func:`matmul` gives for them alone on the host. Rows from the last offset on
     belong to no expert: their results are zero, and their indices and weights are not read. Weighted rows are added in
     their order, from zero, in float32, and rounded once to the result's type, so that results depend neither on the
     number of threads nor on chance; a token without rows is zero.
 
     On CUDA devices of compute capability 9.0 w is prepared (``w.prepare().mT``) and x of 16-bit floats, or of a format
     that they hold exactly; or both are E4M3 with float32 scales, as of fp8_1x128 by fp8_128x128, whose error is that of
-    the backend "cuda_fp8" (see :func:`matmul`). There are at most 512 experts. The host does not wait to look: ends
+    the backend "cuda_fp8" (see :func:`matmul`). There are at most 512 experts. The host does not wait to look: offsets
     that decrease or pass R count as the nearest ones that do not, and rows of tokens that are not there as rows of
-    zeros. Graphs capture it, and may be replayed with other ends. Each expert's rows have the bits of :func:`matmul`
+    zeros. Graphs capture it, and may be replayed with other offsets. Each expert's rows have the bits of :func:`matmul`
     there by the tactic "stream" where w is prepared, there are at most six times as many rows as experts, and K is at
     most 8192, and else by one that does not share out K, such as "32x128". Tokens' rows and weighted rows, these as
     float32, take a buffer for the length of the call.
@@ -130,7 +130,7 @@ def grouped_matmul(
     """
     given, dtype = borrow_result(out, out_dtype)
     left, right = _meet(as_rows(x), as_stack(w))
-    routing = make_routing(left, right, ends, indices, weights, tokens)
+    routing = make_routing(left, right, offsets, indices, weights, tokens)
     place = _stream_of_product(left, right, (x, w, out), stream)
     shape = shape_of_result(left, right, routing)
     problem = describe_product(left, right, alpha, dtype, activation, place, rotate_alike, "x")
@@ -167,7 +167,7 @@ def as_rows(x: _Elements | ScaledTensor) -> Operand:
     """A matrix."""
     rows = x if isinstance(x, ScaledTensor) else asarray(x)
     if rows.ndim != 2:
-        raise ValueError(f"x has shape {rows.shape}; expected (rows, K): reshape it, and let ends count all rows")
+        raise ValueError(f"x has shape {rows.shape}; expected (rows, K): reshape it, and let offsets count all rows")
     return rows
 
 
@@ -196,7 +196,7 @@ def rotate_alike(x: Operand, w: Operand, stream: int | None) -> tuple[Operand, O
 def make_routing(
     x: Operand,
     w: Operand,
-    ends: _Elements,
+    offsets: _Elements,
     indices: _Elements | None,
     weights: _Elements | None,
     tokens: int | None,
@@ -206,7 +206,7 @@ def make_routing(
         raise ValueError("weights add rows to tokens, and indices say to which: pass indices, or multiply the result")
     if tokens is not None and weights is None:
         raise ValueError("tokens is the number of rows of weighted sums; pass weights, or leave it out")
-    stops = as_vector(ends, "ends", INTEGERS, w.shape[0], "experts")
+    ends = as_vector(offsets, "offsets", INTEGERS, w.shape[0], "experts")
     places = None if indices is None else as_vector(indices, "indices", INTEGERS, None, "rows")
     rows = x.shape[0] if places is None else places.shape[0]
     factors = None if weights is None else as_vector(weights, "weights", WEIGHTS, rows, "rows")
@@ -214,7 +214,7 @@ def make_routing(
         tokens = as_count(tokens)
         if x.shape[0] != rows:
             raise ValueError(f"x has {x.shape[0]} rows and indices {rows}: with tokens both are of the same rows")
-    return Routing(stops, places, factors, tokens)
+    return Routing(ends, places, factors, tokens)
 
 
 def as_vector(x: _Elements, name: str, dtypes: frozenset[int], count: int | None, what: str) -> Tensor:
@@ -254,7 +254,7 @@ def check_operands(problem: Problem, routing: Routing) -> None:
     """BackendError with the reason where they are not multiplied by experts."""
     device = problem.device
     on_cuda = device.type in ON_CUDA
-    for name, part in zip(("ends", "indices", "weights"), routing[:3], strict=True):
+    for name, part in zip(("offsets", "indices", "weights"), routing[:3], strict=True):
         if part is not None and not (part.device == device if on_cuda else part.device.type not in ON_CUDA):
             raise BackendError(
                 f"{name} lie on {part.device}, the operands on {device}; bring them together with "

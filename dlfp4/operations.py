@@ -311,7 +311,7 @@ def _type_of_product(a: TensorProto) -> str:
 def _grouped_matmul(
     x: TensorProto,
     w: TensorProto,
-    ends: TensorProto,  # noqa: ARG001  (one signature for all)
+    offsets: TensorProto,  # noqa: ARG001  (one signature for all)
     indices: TensorProto | None,
     weights: TensorProto | None,
     *,
@@ -382,7 +382,7 @@ OPERATIONS: Mapping[str, Operation] = MappingProxyType(
                 (
                     Argument("x", "quantized"),
                     Argument("w", "quantized"),
-                    Argument("ends", "vector"),
+                    Argument("offsets", "vector"),
                     Argument("indices", "scale"),
                     Argument("weights", "scale"),
                     Argument("tokens", "count"),

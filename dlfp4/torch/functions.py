@@ -518,7 +518,7 @@ def matmul(
 def grouped_matmul(
     x: Any,
     w: Any,
-    ends: torch.Tensor,
+    offsets: torch.Tensor,
     *,
     indices: torch.Tensor | None = None,
     weights: torch.Tensor | None = None,
@@ -536,7 +536,7 @@ def grouped_matmul(
         ``(R, K)``, rows sorted by expert, or with `indices` ``(T, K)``, tokens.
     w : torch.Tensor or Parts
         ``(E, K, N)``: usually ``w.mT`` of what :func:`quantize` made of a stack ``(E, N, K)``.
-    ends : torch.Tensor
+    offsets : torch.Tensor
         ``(E,)`` int32 or int64: where the rows of each expert end.
     indices, weights, tokens
         As :func:`dlfp4.grouped_matmul`.
@@ -563,10 +563,10 @@ def grouped_matmul(
     >>> dlfp4.torch.grouped_matmul(torch.ones(3, 32), w.mT, ends)[:, 0]
     tensor([1., 2., 2.])
     """
-    if ends is None:
-        raise TypeError("ends is None; expected a torch.Tensor: where the rows of each expert end")
-    check_tensors(ends=ends, indices=indices, weights=weights)
+    if offsets is None:
+        raise TypeError("offsets is None; expected a torch.Tensor: where the rows of each expert end")
+    check_tensors(offsets=offsets, indices=indices, weights=weights)
     name = type_of_result(out_dtype, out)
     left, right = as_parts(x), as_parts(w)
-    operands = (left.data, right.data, ends, *right[1:], *left[1:])
+    operands = (left.data, right.data, offsets, *right[1:], *left[1:])
     return run(OPS.grouped_matmul, (*operands, indices, weights, tokens, alpha, name, activation), out)

@@ -124,10 +124,10 @@ class Rows(NamedTuple):
     tokens: torch.Tensor | None
 
 
-def rows_of(x: Parts, ends: Parts, indices: Parts | None) -> Rows:
-    """What indices say of rows beyond the last end is not to be looked at."""
+def rows_of(x: Parts, offsets: Parts, indices: Parts | None) -> Rows:
+    """What indices say of rows beyond the last offset is not to be looked at."""
     count = x.data.shape[0] if indices is None else indices.data.shape[0]
-    last = ends.data[-1] if ends.data.shape[0] else 0
+    last = offsets.data[-1] if offsets.data.shape[0] else 0
     is_routed = torch.arange(count, device=x.data.device) < last
     return Rows(is_routed, None if indices is None else torch.where(is_routed, indices.data, 0))
 
@@ -136,7 +136,7 @@ def grouped_backward(
     grad: torch.Tensor,
     x: Parts,
     w: Parts,
-    ends: Parts,
+    offsets: Parts,
     indices: Parts | None,
     weights: Parts | None,
     *,
@@ -147,7 +147,7 @@ def grouped_backward(
 ) -> tuple[Any, ...]:
     """By the decoded weights, in the type of the gradient."""
     of_x = of_w = of_weights = None
-    is_routed, places = rows_of(x, ends, indices)
+    is_routed, places = rows_of(x, offsets, indices)
     gathers = places is not None and tokens is None
     rows = grad if weights is None else grad[places]  # what a gradient is of each routed row
     scaled = rows if alpha is None else rows * alpha
@@ -155,15 +155,15 @@ def grouped_backward(
         scaled = scaled * weights.data[:, None].to(grad.dtype)
     if wanted[0]:
         stack = dense(w, grad.dtype).mT
-        of_x = multiply_floats(scaled, stack, ends.data, is_routed)
+        of_x = multiply_floats(scaled, stack, offsets.data, is_routed)
         if gathers:
             of_x = torch.zeros(x.data.shape, dtype=grad.dtype, device=grad.device).index_add(0, places, of_x)
         of_x = of_x.to(x.data.dtype)
     if wanted[1]:
         own = dense(x, grad.dtype)
-        of_w = sums_of_experts(own[places] if gathers else own, scaled, ends.data).to(w.data.dtype)
+        of_w = sums_of_experts(own[places] if gathers else own, scaled, offsets.data).to(w.data.dtype)
     if wanted[4] and weights is not None:
-        given = (x.data, w.data, ends.data, *w[1:], *x[1:], indices.data if gathers and indices else None)
+        given = (x.data, w.data, offsets.data, *w[1:], *x[1:], indices.data if gathers and indices else None)
         product = torch.ops.dlfp4.grouped_matmul(*given, None, None, alpha, element_name(grad.dtype))
         kept = torch.where(is_routed[:, None], product, 0)
         of_weights = (rows * kept).sum(-1).to(weights.data.dtype)
@@ -171,32 +171,32 @@ def grouped_backward(
 
 
 def multiply_floats(
-    rows: torch.Tensor, stack: torch.Tensor, ends: torch.Tensor, is_routed: torch.Tensor
+    rows: torch.Tensor, stack: torch.Tensor, offsets: torch.Tensor, is_routed: torch.Tensor
 ) -> torch.Tensor:
     """Rows by a stack of floats, on CUDA devices by PyTorch, which leaves rows of no expert as they are."""
     if not rows.is_cuda:
-        own: torch.Tensor = torch.ops.dlfp4.grouped_matmul(rows, stack, ends)
+        own: torch.Tensor = torch.ops.dlfp4.grouped_matmul(rows, stack, offsets)
         return own
-    product = torch.nn.functional.grouped_mm(rows.contiguous(), stack, offs=ends.to(torch.int32))
+    product = torch.nn.functional.grouped_mm(rows.contiguous(), stack, offs=offsets.to(torch.int32))
     return torch.where(is_routed[:, None], product, 0)
 
 
-def sums_of_experts(x: torch.Tensor, grad: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+def sums_of_experts(x: torch.Tensor, grad: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     """The products of the rows of each expert, whose number the host does not know."""
-    own = torch.bucketize(torch.arange(x.shape[0], device=x.device), ends, right=True)
-    made = [(x * (own == expert)[:, None]).mT @ grad for expert in range(ends.shape[0])]
+    own = torch.bucketize(torch.arange(x.shape[0], device=x.device), offsets, right=True)
+    made = [(x * (own == expert)[:, None]).mT @ grad for expert in range(offsets.shape[0])]
     return torch.stack(made) if made else x.new_zeros((0, x.shape[1], grad.shape[1]))
 
 
 def grouped_tangent(
     t_x: torch.Tensor | None,
     t_w: torch.Tensor | None,
-    t_ends: None,  # noqa: ARG001  (a tangent for each operand)
+    t_offsets: None,  # noqa: ARG001  (a tangent for each operand)
     t_indices: None,  # noqa: ARG001
     t_weights: torch.Tensor | None,
     x: Parts,
     w: Parts,
-    ends: Parts,
+    offsets: Parts,
     indices: Parts | None,
     weights: Parts | None,
     *,
@@ -209,7 +209,7 @@ def grouped_tangent(
 
     def product(x: Parts, w: Parts, weights: torch.Tensor | None) -> torch.Tensor:
         of_indices = None if indices is None else indices.data
-        given = (x.data, w.data, ends.data, *w[1:], *x[1:], of_indices, weights, tokens, alpha)
+        given = (x.data, w.data, offsets.data, *w[1:], *x[1:], of_indices, weights, tokens, alpha)
         found: torch.Tensor = torch.ops.dlfp4.grouped_matmul(*given, element_name(dtype))
         return found
 

@@ -115,11 +115,11 @@ def product(function: Any, a: torch.Tensor, b: torch.Tensor, *rest: Any) -> torc
 
 
 @implements(OPS.grouped_matmul.default)
-def grouped(function: Any, x: torch.Tensor, w: torch.Tensor, ends: torch.Tensor, *rest: Any) -> torch.Tensor:
-    """The same of a stack of weights, with ends before the parts."""
+def grouped(function: Any, x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor, *rest: Any) -> torch.Tensor:
+    """The same of a stack of weights, with offsets before the parts."""
     given = (*rest, *(ABSENT * 2)[len(rest) :])
     left, right = parts_in(x, given[COUNT : 2 * COUNT]), parts_in(w, given[:COUNT])
-    return function(left.data, right.data, ends, *right[1:], *left[1:], *given[2 * COUNT :])
+    return function(left.data, right.data, offsets, *right[1:], *left[1:], *given[2 * COUNT :])
 
 
 @implements(aten._transformer_encoder_layer_fwd.default, aten._native_multi_head_attention.default)

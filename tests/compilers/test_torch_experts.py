@@ -176,7 +176,7 @@ def test_vmap_and_autocast():
 def test_refusals_are_those_of_eager_calls():
     with pytest.raises(ValueError, match=r"pass w\.mT"):
         dt.grouped_matmul(ROWS, W, ENDS)
-    with pytest.raises(ValueError, match=r"ends\[1\] is 1, after 4"):
+    with pytest.raises(ValueError, match=r"offsets\[1\] is 1, after 4"):
         dt.grouped_matmul(ROWS, W.mT, torch.tensor([4, 1, 9]))
     with pytest.raises(ValueError, match="pass indices"):
         dt.grouped_matmul(ROWS, W.mT, ENDS, weights=WEIGHTS)

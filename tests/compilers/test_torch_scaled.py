@@ -214,9 +214,9 @@ def test_refusals_say_what_to_do():
             function(q)
     stack = dt.quantize(values(3, 32, 64), "mxfp4")
     ends = torch.tensor([1, 2, 3])
-    for options in ({"ends": [1, 2, 3]}, {"ends": None}, {"indices": [0, 1, 2]}, {"weights": [1.0, 1.0, 1.0]}):
+    for options in ({"offsets": [1, 2, 3]}, {"offsets": None}, {"indices": [0, 1, 2]}, {"weights": [1.0, 1.0, 1.0]}):
         with pytest.raises(TypeError, match=rf"{next(iter(options))} is .*expected a torch\.Tensor"):
-            dt.grouped_matmul(values(3, 64), stack.mT, **{"ends": ends} | options)
+            dt.grouped_matmul(values(3, 64), stack.mT, **{"offsets": ends} | options)
     with pytest.raises(TypeError, match=r"global_scale is of type str; expected a torch\.Tensor"):
         dt.quantize(values(32, 64), "nvfp4", global_scale="1")
     unit = np.float32(0.5)

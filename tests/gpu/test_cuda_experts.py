@@ -267,7 +267,7 @@ def test_numbers_that_no_host_checks(torch):
 
 
 @pytest.mark.usefixtures("hopper")
-def test_graphs_with_other_ends(torch):
+def test_graphs_with_other_offsets(torch):
     stack, x = prepared("nvfp4", 8, 256, 128), rows_on_cuda(torch, (200, 128))
     indices, ends = numbers(torch, np.zeros(400)), numbers(torch, np.zeros(8))
     weights, out = torch.ones(400, device=CUDA), poisoned(torch, (200, 256), "bfloat16")
@@ -420,7 +420,7 @@ def test_what_is_refused(torch):
     there = [dlfp4.asarray(each).to_device(CUDA) for each in (x, ends)]
     with pytest.raises(dlfp4.BackendError, match="prepared weights and FP8 by experts"):
         dlfp4.grouped_matmul(there[0], w.to_device(CUDA).mT, there[1])
-    with pytest.raises(dlfp4.BackendError, match="ends lie on cpu"):
+    with pytest.raises(dlfp4.BackendError, match="offsets lie on cpu"):
         dlfp4.grouped_matmul(there[0], w.to_device(CUDA).mT, ends)
     with pytest.raises(dlfp4.BackendError, match="cast it to bfloat16 or float16"):
         dlfp4.grouped_matmul(there[0], w.to_device(CUDA).prepare().mT, there[1])

@@ -383,13 +383,13 @@ REFUSED = {
     "a matrix": ({"w": W[0].mT}, ValueError, r"expected \(experts, K, N\)"),
     "a vector": ({"x": X[0]}, ValueError, "reshape it"),
     "another K": ({"x": X[:, :32]}, ValueError, "64 as K"),
-    "few ends": ({"ends": ENDS_OF_3[:2]}, ValueError, "each of the experts, 3 of them"),
-    "a matrix of ends": ({"ends": ENDS_OF_3[None]}, ValueError, "each of the experts"),
-    "ends of floats": ({"ends": ENDS_OF_3.astype("f4")}, TypeError, "int32 or int64"),
-    "ends that decrease": ({"ends": np.array([5, 4, 40])}, ValueError, r"ends\[1\] is 4, after 5"),
-    "negative ends": ({"ends": np.array([-1, 4, 40])}, ValueError, r"ends\[0\] is -1"),
-    "ends beyond": ({"ends": np.array([5, 6, 41])}, ValueError, "there are 40 rows"),
-    "ends far beyond": ({"ends": np.array([5, 6, 2**40])}, ValueError, "there are 40 rows"),
+    "few offsets": ({"offsets": ENDS_OF_3[:2]}, ValueError, "each of the experts, 3 of them"),
+    "a matrix of offsets": ({"offsets": ENDS_OF_3[None]}, ValueError, "each of the experts"),
+    "offsets of floats": ({"offsets": ENDS_OF_3.astype("f4")}, TypeError, "int32 or int64"),
+    "offsets that decrease": ({"offsets": np.array([5, 4, 40])}, ValueError, r"offsets\[1\] is 4, after 5"),
+    "negative offsets": ({"offsets": np.array([-1, 4, 40])}, ValueError, r"offsets\[0\] is -1"),
+    "offsets beyond": ({"offsets": np.array([5, 6, 41])}, ValueError, "there are 40 rows"),
+    "offsets far beyond": ({"offsets": np.array([5, 6, 2**40])}, ValueError, "there are 40 rows"),
     "indices beyond": ({"indices": np.arange(1, 41)}, ValueError, r"indices\[39\] is 40"),
     "negative indices": ({"indices": np.arange(40) - 1}, ValueError, r"indices\[0\] is -1"),
     "indices of floats": ({"indices": np.arange(40.0)}, TypeError, "int32 or int64"),
@@ -423,13 +423,13 @@ REFUSED = {
 def test_what_is_refused(name):
     options, error, message = REFUSED[name]
     with pytest.raises(error, match=message):
-        dlfp4.grouped_matmul(**{"x": X, "w": W.mT, "ends": ENDS_OF_3, **options})
+        dlfp4.grouped_matmul(**{"x": X, "w": W.mT, "offsets": ENDS_OF_3, **options})
 
 
-@pytest.mark.parametrize("name", ["ends", "indices", "weights"])
+@pytest.mark.parametrize("name", ["offsets", "indices", "weights"])
 def test_out_shares_no_memory_with_what_says_where_rows_go(name):
     out = np.zeros((40, 32), np.float32)
-    routing = {"ends": ENDS_OF_3, **SUMS}
+    routing = {"offsets": ENDS_OF_3, **SUMS}
     given = routing[name]
     part = out.reshape(-1)[: given.size * given.itemsize // 4].view(given.dtype)
     part[:] = given

@@ -1,7 +1,6 @@
 """The C API on DLTensors gives the bytes of the package's functions, and refuses what it does not take."""
 
 import ctypes
-import inspect
 from ctypes import byref
 
 import ml_dtypes
@@ -10,7 +9,6 @@ import pytest
 
 import dlfp4
 from dlfp4 import _core
-from dlfp4.operations import OPERATIONS
 
 from ..support import c_api
 from ..support.capsules import DTYPES, flushed_subnormals
@@ -289,14 +287,6 @@ def routing(**parts):
     result = c_api.Routing(gathers=parts.get("gathers", 0), **described)
     result.kept = described
     return result
-
-
-def test_routing_has_one_name_everywhere():
-    """Offsets are the zero points and biases of integers, in every face."""
-    fields = [name for name, _ in c_api.Routing._fields_ if name != "gathers"]
-    arguments = [row.name for row in OPERATIONS["grouped_matmul"].arguments]
-    assert fields == ["ends", "indices", "weights"]
-    assert fields == list(inspect.signature(dlfp4.grouped_matmul).parameters)[2:5] == arguments[2:5]
 
 
 @pytest.mark.parametrize("way", ["in order", "gathered", "added", "both"])

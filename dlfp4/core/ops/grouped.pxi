@@ -11,7 +11,7 @@ cdef int multiply_groups_on_host_at(const Place *place, void *call) noexcept nog
     return dlfp4_host_grouped_matmul(m.a, m.b, m.length, &g.groups, m.result, m.options, m.workspace)
 
 
-def _multiply_groups_on_host(a, w, Tensor ends, Tensor indices, Tensor weights, Tensor result, alpha, rounds,
+def _multiply_groups_on_host(a, w, Tensor offsets, Tensor indices, Tensor weights, Tensor result, alpha, rounds,
                              bint gathers):
     """Rows of a matrix times the matrices of a stack: `w` is a stack (E, N, K) of blocks, or elements (E, K, N).
 
@@ -24,9 +24,9 @@ def _multiply_groups_on_host(a, w, Tensor ends, Tensor indices, Tensor weights, 
     cdef GroupedProduct call
     cdef object left = plain_on(a, &ON_HOST), right = plain_on(w, &ON_HOST)
     cdef int64_t rows = a.shape[0] if indices is None else indices.dl.shape[0]
-    cdef Tensor stops = read_numbers(ends, "ends"), places = None, factors = None
+    cdef Tensor ends = read_numbers(offsets, "offsets"), places = None, factors = None
     fill_grouped(&of_a, &of_w, &matrix, left, right, result)
-    call.groups = dlfp4_groups(rows, of_w.shape[0], of_w.strides[0], <const int64_t *> stops.dl.data, NULL, NULL, NULL)
+    call.groups = dlfp4_groups(rows, of_w.shape[0], of_w.strides[0], <const int64_t *> ends.dl.data, NULL, NULL, NULL)
     check_ends(&call.groups)
     if indices is not None:
         places = read_numbers(indices, "indices")
@@ -86,11 +86,11 @@ cdef Tensor read_numbers(Tensor self, str name):
 
 
 cdef int check_ends(const dlfp4_groups *groups) except -1:
-    """Whether experts' rows end in order, within the rows."""
+    """Whether offsets are where experts' rows end."""
     cdef int64_t last = 0, e
     for e in range(groups.experts):
         if not last <= groups.ends[e] <= groups.rows:
-            raise ValueError(f"ends[{e}] is {groups.ends[e]}, after {last}, and there are {groups.rows} rows: "
+            raise ValueError(f"offsets[{e}] is {groups.ends[e]}, after {last}, and there are {groups.rows} rows: "
                              f"expected where each expert's rows end, in order, such as numpy.cumsum of their numbers")
         last = groups.ends[e]
     return 0
@@ -134,7 +134,7 @@ cdef int multiply_groups_at(const Place *place, void *call) noexcept nogil:
     return dlfp4_cuda_multiply_grouped(place.device, place.stream, &r.product, r.factor_step, &r.routing)
 
 
-def _multiply_groups_on_cuda(x, ScaledTensor w, Tensor ends, Tensor indices, Tensor weights, Tensor out, alpha,
+def _multiply_groups_on_cuda(x, ScaledTensor w, Tensor offsets, Tensor indices, Tensor weights, Tensor out, alpha,
                              factor, bint gathers, stream):
     """alpha * factor * rows by the matrices of a stack (E, N, K): 16-bit floats by prepared ones, or FP8 by FP8."""
     cdef Place place = place_for(elements_of(x), stream, x, out)
@@ -148,7 +148,7 @@ def _multiply_groups_on_cuda(x, ScaledTensor w, Tensor ends, Tensor indices, Ten
     secure(out)
     if (out.dl.shape[1] > 1 and out.dl.strides[1] != 1) or not is_aligned(out):
         result = allocate_on(&place, out.row, 2, out.dl.shape, False)
-    ends, indices, weights = [in_one_piece(part, &place) for part in (ends, indices, weights)]
+    offsets, indices, weights = [in_one_piece(part, &place) for part in (offsets, indices, weights)]
     call.has_bytes = not is_prepared(w)
     if call.has_bytes:
         rows, stack = as_bytes(x, &place), as_bytes(w, &place)
@@ -166,7 +166,7 @@ def _multiply_groups_on_cuda(x, ScaledTensor w, Tensor ends, Tensor indices, Ten
         call.factor_step = w.global_scale is not None and w.global_scale.dl.ndim > 0
     count = x.shape[0] if indices is None else indices.dl.shape[0]
     call.product.rows = call.of_bytes.rows = count
-    fill_routing(&call.routing, ends, indices, weights, gathers, &touched)
+    fill_routing(&call.routing, offsets, indices, weights, gathers, &touched)
     call.routing.tokens = result.dl.shape[0] if weights is not None else x.shape[0]
     count = dlfp4_cuda_grouped_matmul_bytes_workspace(&call.of_bytes, &call.routing) if call.has_bytes \
         else dlfp4_cuda_grouped_workspace(&call.product, &call.routing)
@@ -180,15 +180,15 @@ def _multiply_groups_on_cuda(x, ScaledTensor w, Tensor ends, Tensor indices, Ten
         convert(result, out, NULL, &place)
 
 
-cdef int fill_routing(dlfp4_cuda_routing *routing, Tensor ends, Tensor indices, Tensor weights, bint gathers,
+cdef int fill_routing(dlfp4_cuda_routing *routing, Tensor offsets, Tensor indices, Tensor weights, bint gathers,
                       Touched *touched) except -1:
     cdef Tensor part
-    for part in (ends, indices, weights):
+    for part in (offsets, indices, weights):
         if part is not None:
             secure(part)
             reads(touched, part)
-    routing.experts = ends.dl.shape[0]
-    routing.ends, routing.end_bits = ends.dl.data, ends.dl.dtype.bits
+    routing.experts = offsets.dl.shape[0]
+    routing.ends, routing.end_bits = offsets.dl.data, offsets.dl.dtype.bits
     routing.gathers, routing.adds = gathers, weights is not None
     if indices is not None:
         routing.indices, routing.index_bits = indices.dl.data, indices.dl.dtype.bits
