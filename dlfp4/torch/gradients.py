@@ -165,8 +165,7 @@ def grouped_backward(
     if wanted[4] and weights is not None:
         given = (x.data, w.data, offsets.data, *w[1:], *x[1:], indices.data if gathers and indices else None)
         product = torch.ops.dlfp4.grouped_matmul(*given, None, None, alpha, element_name(grad.dtype))
-        kept = torch.where(is_routed[:, None], product, 0)
-        of_weights = (rows * kept).sum(-1).to(weights.data.dtype)
+        of_weights = torch.where(is_routed, (rows * product).sum(-1), 0).to(weights.data.dtype)
     return of_x, of_w, None, None, of_weights
 
 
@@ -182,9 +181,10 @@ def multiply_floats(
 
 
 def sums_of_experts(x: torch.Tensor, grad: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    """The products of the rows of each expert, whose number the host does not know."""
-    own = torch.bucketize(torch.arange(x.shape[0], device=x.device), offsets, right=True)
-    made = [(x * (own == expert)[:, None]).mT @ grad for expert in range(offsets.shape[0])]
+    """The products of the rows of each expert, whose number the host does not know. Rows of others may be NaN."""
+    expert_of = torch.bucketize(torch.arange(x.shape[0], device=x.device), offsets, right=True)
+    are_own = [(expert_of == expert)[:, None] for expert in range(offsets.shape[0])]
+    made = [torch.where(own, x, 0).mT @ torch.where(own, grad, 0) for own in are_own]
     return torch.stack(made) if made else x.new_zeros((0, x.shape[1], grad.shape[1]))
 
 

@@ -123,6 +123,26 @@ def test_gradients(name):
 
 
 @pytest.mark.parametrize("name", CALLS)
+def test_gradients_beside_what_is_not_finite(name):
+    """Rows of no expert may be any memory, and those of one expert are nothing to the weights of another."""
+    has_rows, summed = name in ("rows", "sums of rows"), name.startswith("sums")
+    x, stack, weights = operand(name).clone(), STACK.mT.contiguous(), WEIGHTS.clone()
+    x[0 if has_rows else INDICES[0]] = torch.inf
+    weights[9] = torch.nan
+    if has_rows:
+        x[9] = torch.nan
+    leaves = [leaf.requires_grad_() for leaf in (x, stack, *[weights][:summed])]
+    made = dt.grouped_matmul(x, stack, ENDS, **{**CALLS[name], **({"weights": weights} if summed else {})})
+    grad = randn(*made.shape, seed=7)
+    grad[0 if summed else 9] = torch.nan
+    of_x, of_w, *of_weights = torch.autograd.grad(made, leaves, grad)
+    assert not of_w[1].any()
+    assert not has_rows or not of_x[9].any()
+    assert not summed or of_weights[0][9] == 0
+    assert name != "rows" or (of_w[2].isfinite().all() and of_x.isfinite().all())
+
+
+@pytest.mark.parametrize("name", CALLS)
 def test_forward_derivatives_and_second_ones(name):
     stack = dt.dequantize(W.mT)
     x, summed = operand(name), name.startswith("sums")
