@@ -24,6 +24,7 @@ from dlfp4.jax.calls import (
     results_with_batch,
     rule_of,
 )
+from dlfp4.jax.ragged import by_rows
 from dlfp4.jax.table import CONVERT, DEQUANTIZE, OPERATIONS
 from dlfp4.proto import TensorProto
 
@@ -42,7 +43,7 @@ def call(operation: Operation, operands: Protos, arrays: Sequence[Any], **option
         "batch": None,
         "batched": (False,) * len(arrays),
     }
-    return bind(operation, vary_alike(arrays), params)
+    return bind(operation, sharding.vary_alike(arrays), params)
 
 
 def bind(operation: Operation, arrays: Sequence[Any], params: dict[str, Any]) -> list[Any]:
@@ -66,16 +67,6 @@ def program_of(operation: Operation, params: tuple[tuple[str, Any], ...]) -> Any
         for (shape, dtype), varies in zip(own, told["batched"], strict=True)
     ]
     return jax.make_jaxpr(functools.partial(call_on_devices, operation, **told))(*arrays)
-
-
-def vary_alike(arrays: Sequence[Any]) -> Sequence[Any]:
-    """Within a shard_map, operands as varying along the same axes of the mesh, as primitives require."""
-    varying = [frozenset(jax.typeof(array).manual_axis_type.varying) for array in arrays]
-    axes: frozenset[str] = frozenset().union(*varying)
-    return [
-        array if own == axes else jax.lax.pcast(array, tuple(axes - own), to="varying")
-        for array, own in zip(arrays, varying, strict=True)
-    ]
 
 
 def describe_results(operation: Operation, *given: Any, **params: Any) -> list[Any]:
@@ -173,7 +164,7 @@ def multiply_groups(
     count = x.shape[0] if indices is None else indices.shape[0]
     is_routed = jnp.arange(count) < jnp.sum(sizes)
     rows = x[jnp.where(is_routed, indices, 0)] if gathers else x
-    made = jax.lax.ragged_dot(rows, w, sizes, precision=jax.lax.Precision.HIGHEST)
+    made = by_rows(rows, w, sizes)
     made = jnp.where(is_routed[:, None], made, 0)
     if weights is None or tokens is None:
         return made

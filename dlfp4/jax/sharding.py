@@ -256,3 +256,13 @@ def divided(rule: Rule, whole: Callable[..., Any], of_shards: Callable[[Division
 
     call.def_partition(partition, sharding_rule=lambda mesh, *_: rule.on(mesh).written())
     return call
+
+
+def vary_alike(arrays: Sequence[Any]) -> Sequence[Any]:
+    """Within a shard_map, operands as varying along the same axes of the mesh, as primitives require."""
+    varying = [frozenset(jax.typeof(array).manual_axis_type.varying) for array in arrays]
+    axes: frozenset[str] = frozenset().union(*varying)
+    return [
+        array if own == axes else jax.lax.pcast(array, tuple(axes - own), to="varying")
+        for array, own in zip(arrays, varying, strict=True)
+    ]

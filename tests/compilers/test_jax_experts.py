@@ -1,6 +1,7 @@
 """grouped_matmul inside JAX programs: the bytes of eager calls, transformations, what ends a program."""
 
 import importlib
+import itertools
 
 import numpy as np
 import pytest
@@ -84,6 +85,37 @@ def test_vmap_is_one_call():
         assert (made[k] == dj.grouped_matmul(batch[k], w.mT, sizes[k])).all()
 
 
+@pytest.mark.parametrize("name", CALLS)
+def test_batches_of_derivatives(name):
+    """Of rows, weights of experts and sizes that have a batch each, or have none."""
+    values, x = jnp.asarray(STACK.mT), operand(name)
+    stacks = x * jnp.array([1, 2, -1])[:, None, None], values * jnp.array([1, 3, 2])[:, None, None, None]
+    sizes = jnp.array([SIZES, SIZES[::-1], [3, 3, 3]])
+
+    def loss(x, w, sizes):
+        return (dj.grouped_matmul(x, w, sizes, **CALLS[name]) ** 2).sum()
+
+    for axes in itertools.product((0, None), repeat=3):
+        given = [all if axis == 0 else all[0] for all, axis in zip((*stacks, sizes), axes, strict=True)]
+        if axes != (None, None, None):
+            found = jax.vmap(jax.grad(loss, (0, 1)), in_axes=axes)(*given)
+            for k in range(3):
+                one = [each[k] if axis == 0 else each for each, axis in zip(given, axes, strict=True)]
+                for made, expected in zip(found, jax.grad(loss, (0, 1))(*one), strict=True):
+                    assert np.allclose(made[k], expected, rtol=1e-5, atol=1e-3), axes
+
+
+def test_whole_jacobians():
+    """By batches of derivatives alone, forward and backward."""
+    rows, values = ROWS[:, :8], jnp.asarray(STACK.mT)[:, :8]
+    for place in (0, 1):
+        forward, backward = (
+            make(lambda x, w: dj.grouped_matmul(x, w, SIZES), place)(rows, values) for make in (jax.jacfwd, jax.jacrev)
+        )
+        assert np.allclose(forward, backward, atol=1e-5)
+    assert np.allclose(backward[0, :, 0, :, 0], np.eye(N, 1) * rows[0], atol=1e-5)
+
+
 def dense(x, w, weights, name):
     """By JAX's own operations."""
     routed, tokens = int(ENDS[-1]), INDICES[: int(ENDS[-1])]
@@ -134,6 +166,9 @@ def test_what_gpus_do(name):
     assert np.allclose(made, program(x), atol=1e-4)
     batch = [jnp.stack([array, array]) for array in arrays]
     (both,) = primitives.multiply_groups_on_cuda(*batch, **{**call.params, "batched": (True,) * len(batch)})
+    assert np.allclose(both, jnp.stack([made, made]), atol=1e-4)
+    alone = (True, *(False for _ in arrays[1:]))
+    (both,) = primitives.multiply_groups_on_cuda(batch[0], *arrays[1:], **{**call.params, "batched": alone})
     assert np.allclose(both, jnp.stack([made, made]), atol=1e-4)
     text = jax.jit(program).trace(x).lower(lowering_platforms=("cuda",)).as_text()
     assert "dlfp4_grouped_matmul" not in text
