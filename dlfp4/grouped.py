@@ -137,9 +137,10 @@ def grouped_matmul(
     multiplied = rounded(problem)
     check_operands(multiplied, routing)
     result = prepare_result(problem, shape, given, (left, right, *routing[:3]))
-    if result.size:
-        run = run_on_cuda if problem.device.type in ON_CUDA else run_on_host
-        run(multiplied, routing, result)
+    if problem.device.type not in ON_CUDA:
+        run_on_host(multiplied, routing, result)  # which checks offsets and indices of no results, too
+    elif result.size:
+        run_on_cuda(multiplied, routing, result)
     return result
 
 

@@ -102,8 +102,8 @@ cdef int check_places(const dlfp4_groups *groups, Tensor indices, int64_t count)
     cdef int64_t routed = groups.ends[groups.experts - 1] if groups.experts else 0, k
     for k in range(routed):
         if not 0 <= places[k] < count:
-            raise ValueError(f"indices[{k}] is {places[k]}, and there are {count} tokens: expected numbers from 0 to "
-                             f"{count - 1}")
+            raise ValueError(f"indices[{k}] is {places[k]}, and there are {count} tokens: expected numbers of tokens, "
+                             f"counted from 0")
     return 0
 
 
