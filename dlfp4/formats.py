@@ -196,8 +196,9 @@ class Recipe:
         ``a * (G * (1/6))`` (TransformerEngine), ``G * (a * (1/6))``, where codes under a scale of zero are zero
         (FlashInfer, vLLM), or ``G * (a / 6)`` with a / 6 and G rounded to the input's type, where scales are divided by
         G and G is 1 where it would overflow (compressed-tensors). Default: "global_first". FP8 with float32 scales and
-        `divide` takes "input_type", too: ``a / max`` rounded to the input's type, where one of zero becomes one unit
-        in the last place of 1.
+        `divide`, int4 and uint4 take "input_type", too: ``a / max`` is rounded to the input's type, where one of zero
+        becomes one unit in the last place of 1, and so is ``x / s``, but where `scale_dtype` is another type of 16
+        bits.
     scale_floor : float, optional
         NVFP4 and MX formats: the least scale that is stored, as a number of the scales' type, such as 2**-9; blocks of
         zeros go by `zero_scale`.
@@ -212,8 +213,8 @@ class Recipe:
 
     Notes
     -----
-    A format refuses the options that it has no use for; int4 and uint4 take `rounding`, `eps` and `scale_dtype` of 16
-    or 32 bits.
+    A format refuses the options that it has no use for; int4 and uint4 take `rounding`, `eps`, `scale_order` and
+    `scale_dtype` of 16 or 32 bits.
 
     Examples
     --------
@@ -304,16 +305,15 @@ KINDS_OF_OPTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 FORMATS_OF_KIND = MappingProxyType(
     {"two_level": "nvfp4 formats", "power": "mx formats", "largest": "formats with float32 scales"}
 )
-OPTIONS_OF_INTEGERS = ("rounding", "eps", "divide", "scale_dtype")  # they always divide
+OPTIONS_OF_INTEGERS = ("rounding", "eps", "divide", "scale_order", "scale_dtype")  # they always divide
 
 _RCEIL, _EVEN = Recipe(scale_rule="rceil"), Recipe(scale_rule="even")
 _TRANSFORMER_ENGINE = {"two_level": Recipe(), "power": _RCEIL, "largest": Recipe()}
 
 # What the world's libraries do, by a format's kind or, where they treat elements apart, by its kind and element: the
 # OCP reference and torchao; TransformerEngine and cuDNN; ROCm's early kernel of it; FlashInfer and vLLM; TensorRT Model
-# Optimizer; compressed-tensors (no rule here is that of its MXFP8, which rounds as FP4 does, and of its FP8 of 16 bits,
-# whose elements over scales it rounds to their type first); DeepSeek's kernels and DeepGEMM, and the same with scales
-# of powers of two; AITER; ggml; MLX (whose NVFP4 has a global scale of 1).
+# Optimizer; compressed-tensors (no rule here is that of its MXFP8, which rounds as FP4 does); DeepSeek's kernels and
+# DeepGEMM, and the same with scales of powers of two; AITER; ggml; MLX (whose NVFP4 has a global scale of 1).
 RECIPES: Mapping[str, Mapping[str, Recipe]] = MappingProxyType(
     {
         "ocp": {"power": Recipe(scale_rule="floor")},
@@ -331,8 +331,8 @@ RECIPES: Mapping[str, Mapping[str, Recipe]] = MappingProxyType(
             "two_level": Recipe(divide=True, scale_order="input_type", zero_scale=0x20, keeps_negative_zero=False),
             "power of float4_e2m1fn": Recipe(scale_rule="even", keeps_negative_zero=False),
             "largest": Recipe(divide=True, scale_order="input_type", keeps_negative_zero=False),
-            "largest of int4": Recipe(),
-            "largest of uint4": Recipe(),
+            "largest of int4": Recipe(scale_order="input_type"),
+            "largest of uint4": Recipe(scale_order="input_type"),
         },
         "deepseek": {
             "power of float4_e2m1fn": Recipe(
@@ -424,7 +424,8 @@ def _check_scale_order(format: Format, recipe: Recipe) -> None:
     """Refuse an order of operations that float32 scales do not have."""
     if format.kind != "largest" or recipe.scale_order is None:
         return
-    if recipe.scale_order != "input_type" or not recipe.divide or recipe.pow2:
+    divides = recipe.divide or format.has_integers
+    if recipe.scale_order != "input_type" or not divides or recipe.pow2:
         raise ValueError(
             f"recipe={recipe!r} has scale_order={recipe.scale_order!r}, for which {format} has no use: formats with "
             f"float32 scales take 'input_type' alone, with divide=True and without pow2"

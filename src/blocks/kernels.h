@@ -16,6 +16,7 @@ namespace dlfp4 {
 struct BlockMode {
   dlfp4_rounding rounding;
   bool divides;   // by what would be multiplied with
+  int mantissa;   // what quotients are rounded to
   float zero;     // added to each product: -0 keeps all as it is, +0 drops the sign of -0
   uint64_t seed;  // stochastic rounding draws for the elements of indices first, first + step, ...
   uint64_t first;

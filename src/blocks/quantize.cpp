@@ -696,8 +696,13 @@ dlfp4_status dlfp4_host_quantize(const dlfp4_matrix *x, int format, const dlfp4_
   call.scalar = &block_kernels(scalar_level());
   if (!make_lines(*x, kAlongRows, &call.x)) return DLFP4_E_DTYPE;
   call.rule = make_rule(call.format, *recipe, call.x.source, scale);
-  call.mode = {recipe->rounding, call.rule.divides, recipe->drops_negative_zero ? 0.0f : -0.0f,
-               recipe->seed,     recipe->first,     1};
+  call.mode = {recipe->rounding,
+               call.rule.divides,
+               call.rule.element_mantissa,
+               recipe->drops_negative_zero ? 0.0f : -0.0f,
+               recipe->seed,
+               recipe->first,
+               1};
   const ElementType element = kTypes[call.format.row->element];
   call.plus_zeros = recipe->rounds_to_plus_zero && is_float(element) && element.specials != DLFP4_FNUZ;
   call.moves = call.format.row->element == DLFP4_uint4;

@@ -126,6 +126,10 @@ bool decode_scales(const uint8_t *stored, int64_t count, float decode, float *sc
 
 // --- Encoding --------------------------------------------------------------------------------
 
+inline float scaled_by(float factor, float value, const BlockMode &mode) {
+  return scaled(value, factor, mode.divides, mode.mantissa, mode.zero);
+}
+
 template <int Rounding, int Dst>
 uint64_t encode_float(float value, const BlockMode &mode, int64_t index) {
   Draw draw = {0, 0, 0};
@@ -160,14 +164,14 @@ void encode(const uint8_t *src, int64_t count, int64_t block, const float *multi
   int64_t last = block;
   pack_each<kTypes[Dst].bits>(count, dst, [&](int64_t i) {
     if (i == last) ++multipliers, last += block;
-    return encode_float<Rounding, Dst>(scaled(load_float<Src>(src, i), *multipliers, mode.divides, mode.zero), mode, i);
+    return encode_float<Rounding, Dst>(scaled_by(*multipliers, load_float<Src>(src, i), mode), mode, i);
   });
 }
 
 template <int Rounding, int Src, int Dst>
 void encode_across(const uint8_t *src, int64_t count, const float *multipliers, uint8_t *codes, const BlockMode &mode) {
   for (int64_t i = 0; i < count; ++i) {
-    const float value = scaled(load_float<Src>(src, i), multipliers[i], mode.divides, mode.zero);
+    const float value = scaled_by(multipliers[i], load_float<Src>(src, i), mode);
     codes[i] = static_cast<uint8_t>(encode_float<Rounding, Dst>(value, mode, i));
   }
 }

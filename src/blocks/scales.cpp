@@ -28,6 +28,13 @@ bool is_scale(uint8_t code, int row) {
   return kTypes[row].bits > 8 || (!value.negative && (value.kind == kZero || value.kind == kFinite));
 }
 
+// PyTorch divides in the type that holds operands of both types: tensor scales of NVFP4 are float32, and so is what has
+// a bfloat16 and a float16.
+int element_mantissa(const ScaleRule &rule, const FormatInfo &format) {
+  const bool one_type = rule.scale_mantissa == 23 || rule.scale_mantissa == rule.mantissa;
+  return format.row->kind == DLFP4_LARGEST && one_type ? rule.mantissa : 23;
+}
+
 }  // namespace
 
 int scale_mantissa(const dlfp4_recipe &recipe) {
@@ -48,6 +55,7 @@ ScaleRule make_rule(const FormatInfo &format, const dlfp4_recipe &recipe, Source
   rule.chooses = recipe.four_over_six;
   rule.mantissa = rule.order == DLFP4_INPUT_TYPE ? kTypes[kSourceRows[source]].mantissa : 23;
   rule.scale_mantissa = scale_mantissa(recipe);
+  rule.element_mantissa = element_mantissa(rule, format);
   compute([&] {
     set_types(&rule, element, kTypes[format.row->scale], recipe.largest_scale);
     rule.divides |= rule.of_integers;

@@ -110,16 +110,19 @@ template <class Isa, int Src, int DstBits, class Encoder, class Factors>
 __attribute__((noinline)) void encode_whole(const Encoder &encoder, const uint8_t *src, int64_t count, Factors factors,
                                             uint8_t *dst, const BlockMode &mode) {
   using F32 = typename Isa::F32;
+  using Scales = BlockScales<Isa>;
   constexpr int kSrcBytes = kTypes[Src].bits / 8;
   const Encoder codes_of = encoder;
   const F32 zero = splat<F32>(mode.zero);
   const bool divides = mode.divides;
+  const int mantissa = mode.mantissa;
   for (int64_t first = 0; first < count; first += Isa::kCodes) {
     if constexpr (Factors::kAhead > 0)
       Isa::template prefetch<Isa::kCodes * kSrcBytes, Factors::kAhead * kSrcBytes>(src + first * kSrcBytes);
     auto floats = Isa::template load_floats<Src>(src + first * kSrcBytes);
     if (__builtin_expect(divides, 0))
-      for (int i = 0; i < 4; ++i) floats.part[i] = floats.part[i] / factors(first, i) + zero;
+      for (int i = 0; i < 4; ++i)
+        floats.part[i] = Scales::narrow_quotients(floats.part[i] / factors(first, i), mantissa) + zero;
     else
       for (int i = 0; i < 4; ++i) floats.part[i] = floats.part[i] * factors(first, i) + zero;
     Isa::template store_codes<DstBits>(dst + first * DstBits / 8, codes_of(floats), false);

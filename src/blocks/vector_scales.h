@@ -204,6 +204,14 @@ struct BlockScales {
     return values >= 65520.0f ? splat<F32>(float_of(kFloatInfinity)) : (values + addend) - addend;
   }
 
+  // As `narrowed_quotient`.
+  static F32 narrow_quotients(F32 values, int mantissa) {
+    if (mantissa == 23) return values;
+    const U32 sign = bits(values) & kFloatSign;
+    const U32 magnitude = bits(narrow(floats(bits(values) ^ sign), mantissa));
+    return values == values ? floats(magnitude | sign) : values;
+  }
+
   // What a tensor scale, or one of each lane's line, adds to a rule.
   struct OfTensors {
     F32 first, second, unit;
@@ -307,15 +315,15 @@ struct BlockScales {
     });
   }
 
-  // Of integers: integer_scale of scaling.h, without rounding to 16 bits. Elements are divided by them.
+  // Of integers: integer_scale of scaling.h, held as float32. Elements are divided by them.
   static bool find_integer_scales(const ScaleRule &rule, const uint32_t *amax, int64_t count, uint8_t *stored,
                                   float *divisors) {
     const F32 largest = splat<F32>(float_of(rule.largest));
     const U32 smallest = splat<U32>(rule.least), nan = splat<U32>(kFloatNan);
-    const U32 of_zero = splat<U32>(bits_of(1.0f) - (23u << 23));
+    const U32 of_zero = splat<U32>(unit_of_scales(rule));
     return each_magnitude(amax, count, divisors, [&](int64_t first, int64_t lanes, U32 magnitudes) {
       const U32 counted = larger<U32>(magnitudes, smallest);
-      const U32 quotient = bits(floats(counted) / largest);
+      const U32 quotient = bits(narrow(floats(counted) / largest, rule.mantissa));
       const U32 divisor = counted >= kFloatInfinity ? nan : quotient == 0u ? of_zero : quotient;
       Isa::store_part(stored + 4 * first, floats(divisor), 4 * lanes);
       return divisor;

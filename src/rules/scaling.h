@@ -34,7 +34,9 @@ struct ScaleRule {
   float reach;          // of DLFP4_TWO_LEVEL formats: the largest value times the scale type's
   float whole;          // factor of the elements where the whole tensor has one scale
   dlfp4_scale_order order;
-  int mantissa;  // what quotients are rounded to: of DLFP4_INPUT_TYPE the bits of the input's mantissa, else 23: all
+  // What quotients are rounded to, those of magnitudes and those that elements become: of DLFP4_INPUT_TYPE the bits of
+  // the input's mantissa, else 23: all.
+  int mantissa, element_mantissa;
   // Of DLFP4_TWO_LEVEL formats. A block's scale is its largest magnitude times (or over) `first`, times `second`. What
   // its elements are multiplied with is the reciprocal of the stored scale times (or over) `unit`.
   bool over_first, over_unit;
@@ -122,6 +124,11 @@ DLFP4_FLOAT_RULE float quotient_scale(const ScaleRule &rule, uint32_t magnitude)
   return float_of(bits > 0 ? bits : quotient_of_zero(rule, magnitude == 0));
 }
 
+// The unit in the last place of 1 of scales that the input's type and what holds them round.
+DLFP4_RULE uint32_t unit_of_scales(const ScaleRule &rule) {
+  return unit_in_last_place(rule.mantissa < rule.scale_mantissa ? rule.mantissa : rule.scale_mantissa);
+}
+
 // A positive scale as what holds it has it: never zero and never infinite.
 DLFP4_FLOAT_RULE float held_scale(const ScaleRule &rule, float decode) {
   constexpr float kLeastBfloat = 0x1p-133f, kLeastHalf = 0x1p-24f;
@@ -131,13 +138,15 @@ DLFP4_FLOAT_RULE float held_scale(const ScaleRule &rule, float decode) {
   return held < kLeastHalf ? kLeastHalf : held < kLargestHalf ? held : kLargestHalf;
 }
 
-// Integers, as compressed-tensors scales them: a quotient, which what holds it may round. A quotient of zero, such as a
-// block of zeros has, becomes one unit in the last place of 1, and a block that is not finite decodes to NaN.
+// Integers, as compressed-tensors scales them: a quotient, which the input's type and what holds it may round. A
+// quotient of zero, such as a block of zeros has, becomes one unit in the last place of 1, and a block that is not
+// finite decodes to NaN.
 DLFP4_FLOAT_RULE float integer_scale(const ScaleRule &rule, uint32_t magnitude) {
   const uint32_t amax = magnitude < rule.least ? rule.least : magnitude;
   if (amax >= kFloatInfinity) return float_of(kFloatNan);
-  const float scale = narrowed(float_of(amax) / float_of(rule.largest), rule.scale_mantissa);
-  if (scale == 0) return float_of(unit_in_last_place(rule.scale_mantissa));
+  const float quotient = narrowed(float_of(amax) / float_of(rule.largest), rule.mantissa);
+  const float scale = narrowed(quotient, rule.scale_mantissa);
+  if (scale == 0) return float_of(unit_of_scales(rule));
   return rule.scale_mantissa == 10 && scale > kLargestHalf ? kLargestHalf : scale;
 }
 
@@ -288,9 +297,17 @@ DLFP4_FLOAT_RULE BlockScale largest_block(const ScaleRule &rule, uint32_t magnit
 
 // --- Elements --------------------------------------------------------------------------------
 
-// What is rounded to the element type. Adding +0 turns -0 into +0, adding -0 changes nothing.
-DLFP4_FLOAT_RULE float scaled(float value, float factor, bool divides, float zero) {
-  return (divides ? value / factor : value * factor) + zero;
+// `narrowed` with a sign; a NaN stays as it is.
+DLFP4_FLOAT_RULE float narrowed_quotient(float value, int mantissa) {
+  if (mantissa == 23 || value != value) return value;
+  const uint32_t sign = bits_of(value) & 0x80000000;
+  return float_of(bits_of(narrowed(float_of(bits_of(value) ^ sign), mantissa)) | sign);
+}
+
+// What is rounded to the element type: a product, or a quotient that is rounded to a mantissa's bits. Adding +0 turns
+// -0 into +0, adding -0 changes nothing.
+DLFP4_FLOAT_RULE float scaled(float value, float factor, bool divides, int mantissa, float zero) {
+  return (divides ? narrowed_quotient(value / factor, mantissa) : value * factor) + zero;
 }
 
 // An element's value times its scale. A NaN element stays itself; every other NaN has the one positive, quiet pattern.

@@ -49,7 +49,7 @@ def assert_same(q, scales, codes, what):
     theirs = scales.astype(F).view(np.uint32) if q.scales.dtype == F else scales
     wrong = np.flatnonzero(ours != theirs.ravel())
     assert not len(wrong), f"{what}: {len(wrong)} of {len(ours)} scales: {ours[wrong[:4]]}, {theirs.ravel()[wrong[:4]]}"
-    bits = 4 if "float4" in q.data.dtype.name else 8
+    bits = 4 if q.data.dtype.name in ("float4_e2m1fn", "int4") else 8
     found = unpacked_codes(raw_bytes(q.data), bits, codes.size)
     wrong = np.flatnonzero(found != codes.ravel())
     assert not len(wrong), f"{what}: {len(wrong)} codes: {found[wrong[:4]]}, not {codes.ravel()[wrong[:4]]}"
@@ -348,14 +348,18 @@ STRATEGIES = {
 }
 
 
-def fp8_of_compressed_tensors(values, dtype, name):
-    """calculate_qparams and _quantize, restated: scales, and the codes of quotients in float32. Scales are quotients in
-    the input's type; those of zero, its eps."""
+def one_level_of_compressed_tensors(values, dtype, name):
+    """calculate_qparams and _quantize, restated: scales and codes, of quotients in the input's type. Scales of zero are
+    its eps."""
     lines, length = FORMATS[name].block or values.shape
     tiles = values.reshape(values.shape[0] // lines, lines, -1, length or values.shape[1])
-    scales = rounded_to(np.abs(tiles).max((1, 3)) / F(448), dtype)
+    largest = F(448) if "fp8" in name else F(7.5)
+    scales = rounded_to(np.abs(tiles).max((1, 3)) / largest, dtype)
     scales = np.where(scales == 0, F(float(ml_dtypes.finfo(dtype).eps)), scales)
-    return scales, codec("float8_e4m3fn").round(tiles / scales[:, None, :, None] + F(0)).reshape(values.shape)
+    scaled = rounded_to(tiles / scales[:, None, :, None], dtype) + F(0)
+    if "fp8" in name:
+        return scales, codec("float8_e4m3fn").round(scaled).reshape(values.shape)
+    return scales, (np.rint(scaled).clip(-8, 7).astype(np.int8) & 15).astype(np.uint8).reshape(values.shape)
 
 
 def zeros_and_less(shape, dtype):
@@ -370,19 +374,32 @@ def zeros_and_less(shape, dtype):
         yield kind, native_cast(x, dtype), x
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", [*STRATEGIES, "int4_g32", "int4_row"])
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_compressed_tensors_fp8(dtype, name):
+def test_compressed_tensors_of_one_level(dtype, name):
     shape = (256, 256)
     for kind, x, values in (*finite_inputs(shape, dtype), *zeros_and_less(shape, dtype)):
-        scales, codes = fp8_of_compressed_tensors(values, dtype, name)
-        assert_same(dlfp4.quantize(x, name, recipe="compressed-tensors"), scales, codes, (kind, dtype))
+        scales, codes = one_level_of_compressed_tensors(values, dtype, name)
+        q = dlfp4.quantize(x, name, recipe="compressed-tensors")
+        assert_same(q, scales, codes, (kind, dtype))
+        across = dlfp4.quantize(x.T, name, recipe="compressed-tensors", axis=-2)
+        assert raw_bytes(across.mT.dequantize()) == raw_bytes(q.dequantize()), (kind, dtype)
+
+
+def test_quotients_of_two_types_of_16_bits():
+    """PyTorch divides a bfloat16 by a float16 in float32: quotients are rounded once."""
+    x = make("normal", (64, 256), "bfloat16")
+    for dtype in ("float16", "float32", "bfloat16"):
+        recipe = dlfp4.Recipe(divide=True, scale_order="input_type", scale_dtype=dtype)
+        q = dlfp4.quantize(x, "fp8_row", recipe=recipe)
+        scaled = native_cast(x, "float32") / native_cast(q.scales.to_numpy(), "float32")
+        scaled = scaled if dtype == "float16" else rounded_to(scaled, "bfloat16")
+        assert raw_bytes(q.data) == codec("float8_e4m3fn").round(scaled).tobytes(), dtype
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_compressed_tensors_fp8_by_its_own_code(name):
-    """The restatement above against what the package's compressor stores. It divides in the type of the weight, which
-    is float32 here but for the scales."""
+    """The restatement above against what the package's compressor stores."""
     package("compressed_tensors")
     torch = package("torch")
     quantization = importlib.import_module("compressed_tensors.quantization")
@@ -396,9 +413,9 @@ def test_compressed_tensors_fp8_by_its_own_code(name):
             w = torch.from_numpy(values.copy()).to(getattr(torch, dtype))
             tiles = w.reshape(256 // lines, lines, -1, length or 256)
             scale, zero_point = helpers.calculate_qparams(tiles.amin((1, 3)), tiles.amax((1, 3)), args)
-            scales, codes = fp8_of_compressed_tensors(values, dtype, name)
+            scales, codes = one_level_of_compressed_tensors(values, dtype, name)
             assert (scale.float().numpy() == scales).all(), (kind, dtype)
-            stored = {"weight": w.float(), "weight_scale": scale.float(), "weight_zero_point": zero_point.float()}
+            stored = {"weight": w, "weight_scale": scale, "weight_zero_point": zero_point}
             if name == "fp8_e4m3":
                 stored = {part: x if part == "weight" else x.reshape(1) for part, x in stored.items()}
             found = storage.FloatQuantizationCompressor.compress(stored, scheme)["weight"]

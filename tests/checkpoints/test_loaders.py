@@ -128,21 +128,24 @@ def faults_of_tied(name, format, place):
     head, first = loaded.get_output_embeddings().weight, model.get_output_embeddings().weight
     return [f"{what}: {names}" for what, names in info.items() if names] + ["head"] * (not torch.equal(head, first))
 
-def differing_bytes(name, group):  # what compressed-tensors quantizes to other bytes, in float32
+def differing_bytes(name, group, dtype):  # what compressed-tensors quantizes to other bytes
     args = QuantizationArgs(num_bits=4, symmetric=True, strategy="group" if group else "channel", group_size=group)
     kinds = {"normal": torch.randn(32, 256), "cauchy": torch.empty(32, 256).cauchy_(),
              "ties": torch.randint(-15, 16, (32, 256)) / 2.0, "zeros": torch.zeros(32, 256),
              "tiny": torch.randn(32, 256) * 1e-38, "huge": torch.rand(32, 256) * 3e38,
              "subnormal": torch.randint(-4, 5, (32, 256)) * 2.0**-149, "one-hot": torch.eye(32, 256) * 3}
+    kinds = {kind: x.to(dtype) for kind, x in kinds.items()}
     wrong = []
     for kind, x in kinds.items():
+        if not x.isfinite().all():
+            continue
         blocks = x.unflatten(-1, (-1, group or 256))
         scales, zeros = calculate_qparams(blocks.amin(-1), blocks.amax(-1), args)
         codes = quantize(x=x, scale=scales, zero_point=zeros, args=args, dtype=torch.int8)
         q = dlfp4.quantize(x, name, recipe="compressed-tensors")
         middle = 0 if q.zero_points is None else 8
         same = torch.equal(torch.from_numpy(q.data.to_numpy().astype("int8")) - middle, codes)
-        if not (same and torch.equal(q.scales.to_torch(), scales)):
+        if not (same and torch.equal(q.scales.to_torch(), scales.float())):
             wrong.append(kind)
     return wrong
 
@@ -180,8 +183,9 @@ def faults_of_zero_points(group):
 place = Path(sys.argv[1])
 results = {f"zero points {group}": faults_of_zero_points(group) for group in (32, 128, None)}
 results |= {str(dtype): faults_of_short_scales(dtype) for dtype in (torch.bfloat16, torch.float16)}
-results |= {name: differing_bytes(name, group) for name, group in
-           (("int4_g32", 32), ("int4_g128", 128), ("int4_row", None), ("uint4_g64", 64), ("uint4_row", None))}
+results |= {f"{name} {dtype}": differing_bytes(name, group, dtype) for name, group in
+           (("int4_g32", 32), ("int4_g128", 128), ("int4_row", None), ("uint4_g64", 64), ("uint4_row", None))
+           for dtype in (torch.float32, torch.bfloat16, torch.float16)}
 results |= {f"tied {name} {format}": faults_of_tied(name, format, place / f"{name} {format}")
             for name in TIED for format in ("nvfp4", "fp8_row")}
 results |= {f"inputs of {format}": faults_of_inputs(format, place / format) for format in ("nvfp4", "fp8_e4m3")}
@@ -284,10 +288,10 @@ def test_scales_of_activations_are_found(results, format):
     assert results[f"inputs of {format}"] == []
 
 
+@pytest.mark.parametrize("dtype", ["torch.float32", "torch.bfloat16", "torch.float16"])
 @pytest.mark.parametrize("name", ["int4_g32", "int4_g128", "int4_row", "uint4_g64", "uint4_row"])
-def test_bytes_of_compressed_tensors(results, name):
-    """In float32."""
-    assert results[name] == []
+def test_bytes_of_compressed_tensors(results, name, dtype):
+    assert results[f"{name} {dtype}"] == []
 
 
 @pytest.mark.parametrize("dtype", ["torch.bfloat16", "torch.float16"])

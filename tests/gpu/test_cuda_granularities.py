@@ -146,6 +146,14 @@ def test_types_of_scales(name, scale_dtype):
     assert_like_the_host(uneven((256, 384), "float32"), name, recipe=recipe, axis=-2)
 
 
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("name", [name for name, row in dlfp4.formats().items() if row.kind == "largest"])
+def test_quotients_in_the_type_of_the_input(name, source):
+    recipe = dlfp4.Recipe(divide=True, scale_order="input_type")
+    for axis in (-1, -2):
+        assert_like_the_host(uneven((256, 384), source), name, recipe=recipe, axis=axis)
+
+
 @pytest.mark.parametrize("length", [480, 40000])
 def test_dots(length):
     a = dlfp4.quantize(values((4, length), 1), "nvfp4", recipe=ROWS)

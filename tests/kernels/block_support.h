@@ -146,9 +146,15 @@ uint8_t *fill_bytes(const Guarded &memory, int64_t bytes, Place at, int kept_bit
   return data;
 }
 
+int any_mantissa() {
+  const int mantissas[] = {7, 10, 23};
+  return mantissas[random_below(3)];
+}
+
 BlockMode some_mode(int rounding) {
   return {static_cast<dlfp4_rounding>(rounding),
           random_below(4) == 0,
+          any_mantissa(),
           random_below(3) ? -0.0f : 0.0f,
           random_bits(),
           random_bits(),

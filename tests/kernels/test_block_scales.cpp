@@ -110,7 +110,7 @@ ScaleRule rule_of(int key, float tensor_decode) {
   ScaleRule rule = {};
   set_types(&rule, kTypes[kBlockKeys[key].element], kTypes[kBlockKeys[key].scale], 0);
   set_scale(&rule, scale_given(tensor_decode));
-  rule.scale_mantissa = 23;  // others are for the scalar level
+  rule.mantissa = rule.scale_mantissa = 23;  // others of scales are for the scalar level
   return rule;
 }
 

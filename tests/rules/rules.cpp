@@ -193,8 +193,8 @@ float rule_error(const Options *options, float element, float scale, float value
 
 int rule_has_usual_errors(const Options *options) { return has_usual_errors(rule_of(*options)); }
 
-float rule_scaled(float value, float factor, int divides, float zero) {
-  return scaled(value, factor, divides != 0, zero);
+float rule_scaled(float value, float factor, int divides, int mantissa, float zero) {
+  return scaled(value, factor, divides != 0, mantissa, zero);
 }
 
 float rule_decoded(float element, float scale) { return decoded(element, scale); }

@@ -327,15 +327,17 @@ def test_quotients_in_the_type_of_the_input(element):
 def test_blocks_of_integers(element):
     with np.errstate(all="ignore"):
         a = magnitudes(neighbours(7.5 * np.ldexp(1.0, np.arange(-149, 110))), neighbours([7.5 * 65504, 7.5 * 65520]))
-    for mantissa, eps in itertools.product(KINDS, (F(0), F(1e-3), LEAST)):
-        kind = ml_dtypes.finfo(KINDS[mantissa])
+    for of_input, mantissa, eps in itertools.product(KINDS, KINDS, (F(0), F(1e-3), LEAST)):
+        given = a[~np.isfinite(a) | (a <= F(65504))] if of_input == 10 else a
+        least = max(float(ml_dtypes.finfo(KINDS[kind]).eps) for kind in (of_input, mantissa))
         with np.errstate(all="ignore"):
-            scale = rounded(np.fmax(a, eps) / F(7.5), mantissa)
+            scale = rounded(rounded(np.fmax(given, eps) / F(7.5), of_input), mantissa)
             scale = np.minimum(scale, F(65504)) if mantissa == 10 else scale
-        scale = np.where(scale == 0, F(kind.eps), scale).astype(F)
-        expected = np.where(np.isfinite(a), bits_of(scale), NAN).astype(np.uint32)
-        chosen = rules.options(element, scale_mantissa=mantissa, eps=eps)
-        agree(a, rules.blocks(chosen, rules.LARGEST, a), (expected, expected.view(F)), (mantissa, eps))
+        scale = np.where(scale == 0, F(least), scale).astype(F)
+        expected = np.where(np.isfinite(given), bits_of(scale), NAN).astype(np.uint32)
+        chosen = rules.options(element, mantissa=of_input, scale_mantissa=mantissa, eps=eps)
+        found = rules.blocks(chosen, rules.LARGEST, given)
+        agree(given, found, (expected, expected.view(F)), (of_input, mantissa, eps))
 
 
 def test_zero_points():
@@ -366,9 +368,11 @@ def test_elements_are_scaled_and_decoded():
     with np.errstate(all="ignore"):
         for x, y in itertools.product(np.array(HARD, F), repeat=2):
             for zero in (F(0.0), F(-0.0)):
-                for divides, exact in ((0, x * y), (1, x / y)):
-                    found, expected = F(rules.call("scaled", x, y, divides, zero)), exact + zero
-                    assert (np.isnan(found) and np.isnan(expected)) or bits(found) == bits(expected), (x, y, divides)
+                for (divides, exact), mantissa in itertools.product(((0, x * y), (1, x / y)), KINDS):
+                    kept = rounded(exact, mantissa) if divides else exact
+                    found, expected = F(rules.call("scaled", x, y, divides, mantissa, zero)), kept + zero
+                    same = bits(found) == bits(expected) or (np.isnan(found) and np.isnan(expected))
+                    assert same, (x, y, divides, mantissa)
             for name in ("decoded", "decoded_without"):
                 assert bits(rules.call(name, x, y)) == canonical(x * y), (name, x, y)
             for zero, bias in ((F(0), F(-0.0)), (F(8), F(-0.0)), (F(0), F(0.3)), (F(-3), F(1e30)), (F(0), F(np.inf))):

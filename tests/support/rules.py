@@ -150,7 +150,7 @@ SIGNATURES = {
     "decode_scale": (c_float, c_int32, c_uint32),
     "error": (c_float, POINTER(Options), c_float, c_float, c_float),
     "has_usual_errors": (c_int32, POINTER(Options)),
-    "scaled": (c_float, c_float, c_float, c_int32, c_float),
+    "scaled": (c_float, c_float, c_float, c_int32, c_int32, c_float),
     "decoded": (c_float, c_float, c_float),
     "decoded_with": (c_float, c_float, c_float, c_float, c_float),
     "decoded_without": (c_float, c_float, c_float),

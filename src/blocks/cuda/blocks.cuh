@@ -60,7 +60,8 @@ __device__ inline void encode_group(const QuantizeParams &p, float multiplier, b
   for (int i = 0; i < count && !zeroes; ++i) {
     const uint64_t index = p.first + static_cast<uint64_t>(line * p.stored + first + i);
     const Draw draw = p.rounding == DLFP4_STOCHASTIC ? draw_of(p.seed, index) : Draw{0, 0, 0};
-    const float value = scaled(element_at(p, line, first + i), multiplier, p.rule.divides, p.zero);
+    const ScaleRule &rule = p.rule;
+    const float value = scaled(element_at(p, line, first + i), multiplier, rule.divides, rule.element_mantissa, p.zero);
     const uint64_t code = from_float(value, p.element, {p.rounding, true}, draw);
     const bool is_negative_zero = p.plus_zeros && code == sign_bit(p.element, true);
     word |= (is_negative_zero ? 0 : code ^ p.middle) << i * p.element.bits;
@@ -88,7 +89,7 @@ __device__ inline float errors_of_block(const QuantizeParams &p, const ScaleRule
     float error = 0, of_line = 0;
     if (lane < length) {
       const float value = element_at(p, line, b.first + lane);
-      const float product = scaled(value, candidate.multiplier, rule.divides, -0.0f);
+      const float product = scaled(value, candidate.multiplier, rule.divides, rule.element_mantissa, -0.0f);
       const uint64_t code = from_float(product, p.element, {p.rounding, true}, {0, 0, 0});
       error = error_of(rule, to_float(code, p.element), scale, value);
     }
