@@ -449,6 +449,9 @@ ROLES = (
     role("embedding", r"\w*embed\w*|\w*embd\w*|\w*_emb|emb|wte|shared\.weight$|\w*codebook\w*", "embeddings"),
     # CTRL's, DETR's queries, Flux's.
     role("embedding", r"^transformer\.w\.weight$|quer(y|ies)_feat\w*|(img|txt|time|vector|guidance)_in", "embeddings"),
+    # Of diffusion models: from the embedding of time to scales and shifts for all tokens. One vector goes in, so four
+    # bits save no time. diffusers calls some of them norms.
+    role("modulation by an embedding", r"\w*modulation\w*|(\w+_)?mod|adaln\w*|time_projection", "embeddings"),
     role("router of experts", r"\w*router\w*|\w*gate_inp\w*|gate|\w*expert_gate|wg|switch", "routers"),
     role("norm", r"(?!norm_attn_norm)\w*norm\w*|ln(_?(\d+|f|post|pre))?|layer_?norm\w*", within=True),
     role("convolution", r"(\w*_)?s?conv\w*", within=True),

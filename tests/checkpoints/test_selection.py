@@ -127,6 +127,12 @@ def test_one_projection_of_a_stack_may_be_quantized_and_the_other_not():
         ("layers.0.conv.in_proj.weight", (64, 64), "convolution"),
         ("convs.0.weight", (64, 64), "convolution"),
         ("layers.0.norm1.linear.weight", (64, 64), "norm"),
+        ("double_blocks.0.img_mod.lin.weight", (384, 64), "modulation by an embedding; include_embeddings"),
+        ("single_blocks.0.modulation.lin.weight", (192, 64), "modulation by an embedding; include_embeddings"),
+        ("double_stream_modulation_txt.linear.weight", (384, 64), "modulation by an embedding; include_embeddings"),
+        ("layers.0.adaLN_modulation.0.weight", (256, 64), "modulation by an embedding; include_embeddings"),
+        ("adaln_single.linear.weight", (384, 64), "modulation by an embedding; include_embeddings"),
+        ("time_projection.1.weight", (384, 64), "modulation by an embedding; include_embeddings"),
     ],
 )
 def test_what_is_no_linear_layer_is_kept(name, shape, reason):
