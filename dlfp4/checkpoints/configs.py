@@ -19,7 +19,7 @@ import dlfp4
 from dlfp4 import ScaledTensor
 from dlfp4.checkpoints import activations, integers
 from dlfp4.checkpoints.folders import Outcome
-from dlfp4.checkpoints.names import module_of
+from dlfp4.checkpoints.names import fused_module, module_of
 
 KEY = "quantization_config"
 MODELOPT = "hf_quant_config.json"
@@ -268,9 +268,14 @@ def gptq(facts: Facts) -> dict[str, Any]:
     """The ``quantization_config`` of GPTQ, of files whose zero points are stored less 1.
 
     Only where they are all 8, which ``"sym"`` says, do Marlin's kernels take the weights: they read no zero points.
-    GPTQModel refuses other files of version 1 that itself did not make. Layers of other groups are told by patterns.
+    GPTQModel refuses other files of version 1 that itself did not make. Layers of other groups are told by patterns,
+    of the files' names and of those under which SGLang, and vLLM before 2026, look for the layers that they fuse.
     """
-    others = {f"+:^{re.escape(name)}$": {"group_size": LENGTHS[format] or -1} for name, format in facts.unusual()}
+    others = {
+        f"+:^{re.escape(module)}$": {"group_size": LENGTHS[format] or -1}
+        for name, format in facts.unusual()
+        for module in (name, fused_module(name))
+    }
     return ({"dynamic": others} if others else {}) | {
         "quant_method": "gptq",
         "bits": 4,

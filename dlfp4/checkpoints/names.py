@@ -12,6 +12,11 @@ AUXILIARY = re.compile(
 )
 # Layers whose products engines compute as one, under one global scale.
 FUSED = (("gate_proj", "up_proj"), ("w1", "w3"), ("gate", "up"), ("q_proj", "k_proj", "v_proj"), ("wq", "wk", "wv"))
+# What engines call those of them whose names they change.
+FUSED_NAMES = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv_proj"),
+    **dict.fromkeys(("gate_proj", "up_proj"), "gate_up_proj"),
+}
 # What files of transformers' models have expert by expert, and its classes as a stack: the matrices of each, in order.
 EXPERTS = {
     "gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3")),
@@ -38,6 +43,12 @@ def fused_with(name: str) -> dict[str, str]:
             if parts[at] in group:
                 return {other: ".".join([*parts[:at], other, *parts[at + 1 :]]) for other in group}
     return {}
+
+
+def fused_module(module: str) -> str:
+    """What engines call the layer that a module becomes a part of when they fuse it; itself for others."""
+    parent, own = module_of(module), last(module)
+    return f"{parent}.{FUSED_NAMES[own]}".removeprefix(".") if own in FUSED_NAMES else module
 
 
 def is_part(name: str) -> bool:

@@ -275,13 +275,18 @@ def test_formats_of_two_kinds_in_one_section(tmp_path):
     tensors["a.y.weight"] = dlfp4.quantize(UP, "uint4_g64")
     checkpoints.save(tmp_path / "model" / "model.safetensors", tensors)
     (tmp_path / "model" / "config.json").write_text("{}")
+    tensors["a.k_proj.weight"] = tensors["a.y.weight"]
+    checkpoints.save(tmp_path / "model" / "model.safetensors", tensors | {"c.weight": tensors["b.weight"]})
     for convention in ("mlx", "gptq"):
         checkpoints.convert_model(tmp_path / "model", tmp_path / convention, convention)
     config = json.loads((tmp_path / "mlx" / "config.json").read_text())
     groups = [{"group_size": length, "bits": 4, "mode": "affine"} for length in (32, 64)]
-    assert config["quantization"] == config["quantization_config"] == groups[0] | {"a.y": groups[1]}
+    said = groups[0] | dict.fromkeys(("a.y", "a.k_proj"), groups[1])
+    assert config["quantization"] == config["quantization_config"] == said
     section = json.loads((tmp_path / "gptq" / "config.json").read_text())["quantization_config"]
-    assert (section["group_size"], section["dynamic"]) == (32, {r"+:^a\.y$": {"group_size": 64}})
+    # Engines look for the layers that they fuse under names that no file has.
+    others = {rf"+:^a\.{name}$": {"group_size": 64} for name in ("y", "k_proj", "qkv_proj")}
+    assert (section["group_size"], section["dynamic"]) == (32, others)
     with pytest.raises(
         ValueError, match="the model has uint4_g32, uint4_g64, and a configuration of awq has one length"
     ):
