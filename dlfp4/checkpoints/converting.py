@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -43,6 +44,7 @@ ALIKE = "awq"  # whose loaders take groups of one length alone
 SIGNED = "compressed-tensors"  # which stores integers with a sign without zero points
 TARGETS = (OWN, *conventions.CONVENTIONS, GGUF)
 Tensors = Mapping[str, Tensor | ScaledTensor]
+Put = Callable[[str, Tensor | ScaledTensor], None]  # takes a tensor by its name; ValueError where it cannot
 NO_CHANGES: Mapping[str, str] = MappingProxyType({})
 
 
@@ -231,22 +233,41 @@ def changes_of(formats: Sequence[Seen], convention: str) -> dict[str, str]:
 def work(job: Job, tick: Tick = folders.no_tick) -> list[Outcome]:
     """Convert one file."""
     own = models.read_file(job.source)
-    tensors: Mapping[str, Any] = joining.joined([own, *map(models.read_file, job.others)])
-    outcomes, results = [], {}
+    tensors: dict[str, Any] = joining.joined([own, *map(models.read_file, job.others)])
+    outcomes, results = [], Results(job.convention)
     for name in job.names:
-        how = job.scales.get(name)
-        x = tensors[name] if how is None else respell(name, tensors[name], how, job.source)
+        how, x = job.scales.get(name), tensors.pop(name)
+        x = x if how is None else respell(name, x, how, job.source)
         new_name = name if how is None else how.name
-        results[new_name], outcome = converted(new_name, x, job.convention, job.source, job.changes)
-        outcomes.append(outcome)
+        outcomes.append(converted(new_name, x, job.convention, job.source, results.put, job.changes)[1])
         tick(name)
+    metadata = {key: text for key, text in own.metadata.items() if key not in (native.KEY, comfyui.KEY)}
     try:
-        parts, description = joining.split(results, None if job.convention == OWN else job.convention)
-        metadata = {key: text for key, text in own.metadata.items() if key not in (native.KEY, comfyui.KEY)}
-        safetensors.write(job.target, parts, metadata | description)
+        results.write(job.target, metadata)
     except ValueError as error:
         raise ValueError(f"{job.source}: {error}") from error
     return outcomes
+
+
+class Results:
+    """Tensors of a file to write, as a convention stores them: packing takes time, so each is packed once."""
+
+    def __init__(self, convention: str) -> None:
+        self.convention = convention
+        self.parts: dict[str, Tensor] = {}
+        self.own: dict[str, Tensor | ScaledTensor] = {}  # of dlfp4's convention, which describes all of them together
+
+    def put(self, name: str, x: Tensor | ScaledTensor) -> None:
+        """Add a tensor; ValueError where the convention does not hold it."""
+        if self.convention == OWN:
+            self.own[name] = x
+        else:
+            conventions.merge(self.parts, conventions.split_parts({name: x}, self.convention))
+
+    def write(self, path: str, metadata: Mapping[str, str]) -> None:
+        """Write the file."""
+        own, description = joining.split(self.own, None)
+        safetensors.write(path, self.parts | own, {**metadata, **description})
 
 
 def respell(name: str, x: Tensor, how: Respelling, source: str) -> Tensor:
@@ -258,11 +279,31 @@ def respell(name: str, x: Tensor, how: Respelling, source: str) -> Tensor:
 
 
 def converted(
-    name: str, x: Tensor | ScaledTensor, convention: str, source: str, changes: Mapping[str, str] = NO_CHANGES
+    name: str,
+    x: Tensor | ScaledTensor,
+    convention: str,
+    source: str,
+    put: Put,
+    changes: Mapping[str, str] = NO_CHANGES,
 ) -> tuple[Tensor | ScaledTensor, Outcome]:
-    """A tensor that the convention holds, and what became of it."""
-    if not isinstance(x, ScaledTensor):
-        return x, Outcome(name, x.shape, x.dtype.name, "", x.nbytes, x.nbytes, math.nan, why_kept(name, x, convention))
+    """A tensor that the convention holds, and what became of it; `put` has taken it."""
+    if isinstance(x, ScaledTensor):
+        x, outcome = renewed(name, x, convention, changes)
+    else:
+        word = why_kept(name, x, convention)
+        outcome = Outcome(name, x.shape, x.dtype.name, "", x.nbytes, x.nbytes, math.nan, word)
+    try:
+        put(name, x)
+    except ValueError as error:
+        fault = f"{source}: {error}"
+        if isinstance(x, ScaledTensor):
+            return suited(x, convention, outcome, fault, put)
+        raise ValueError(fault) from error
+    return x, outcome
+
+
+def renewed(name: str, x: ScaledTensor, convention: str, changes: Mapping[str, str]) -> tuple[ScaledTensor, Outcome]:
+    """A quantized tensor in the format that the other tensors of the model ask for, and what there is to say."""
     told = configs.has_pow2_scales(x), configs.is_symmetric(x)
     word = conventions.caution(name, x.format, convention)
     outcome = Outcome(name, x.shape, x.format.name, x.format.name, x.nbytes, x.nbytes, math.nan, word, *told)
@@ -274,10 +315,6 @@ def converted(
     other = changes.get(x.format.name)
     if other is not None and (x.ndim == 2 or x.format.has_integers):
         return transcoded(x, other, outcome)
-    try:
-        check(name, x, convention)
-    except ValueError as error:
-        return suited(x, convention, outcome, f"{source}: {error}")
     return x, outcome
 
 
@@ -289,14 +326,14 @@ def why_kept(name: str, x: Tensor, convention: str) -> str:
     return f"a scale of activations, which loaders of {convention} do not know" if unknown else ""
 
 
-def suited(q: ScaledTensor, convention: str, outcome: Outcome, fault: str) -> tuple[ScaledTensor, Outcome]:
-    """A tensor as the convention holds it; `fault` says why it cannot stay as it is.
+def suited(q: ScaledTensor, convention: str, outcome: Outcome, fault: str, put: Put) -> tuple[ScaledTensor, Outcome]:
+    """A tensor as the convention holds it, which `put` takes; `fault` says why it cannot stay as it is.
 
     Its values stay the same, or at least its elements have the same type: NVFP4 that MLX holds has no global scale.
     """
     try:
         result, outcome = transcoded(q, "ggml" if convention == GGUF else convention, outcome)
-        check(outcome.name, result, convention)
+        put(outcome.name, result)
     except ValueError as error:
         raise ValueError(fault) from error
     receipt = result.receipt
@@ -320,15 +357,15 @@ def transcoded(q: ScaledTensor, target: str, outcome: Outcome) -> tuple[ScaledTe
     return result, replace(outcome, format=result.format.name, after=result.nbytes, reason=said, symmetric=symmetric)
 
 
-def check(name: str, q: ScaledTensor, convention: str) -> None:
+def check(name: str, x: Tensor | ScaledTensor, convention: str) -> None:
     """ValueError where a convention does not hold a tensor, which it names."""
-    if convention != GGUF:
-        conventions.split_parts({name: q}, convention)
-        return
-    try:
-        gguf_files.check(q)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from error
+    if convention not in (OWN, GGUF):
+        conventions.split_parts({name: x}, convention)
+    elif convention == GGUF and isinstance(x, ScaledTensor):
+        try:
+            gguf_files.check(x)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
 
 
 def as_rows(q: ScaledTensor) -> ScaledTensor:
@@ -355,7 +392,7 @@ def convert_gguf(source: ModelPath, target: Path, convention: str, report: Repor
     results: dict[str, Tensor | ScaledTensor] = {}
     outcomes = []
     for number, (name, x) in enumerate(tensors.items(), 1):
-        result, outcome = converted(name, x, convention, models.named(source))
+        result, outcome = converted(name, x, convention, models.named(source), partial(check, convention=convention))
         result_name, result, said = naming.rename(name, result) if naming else (name, result, "")
         results[result_name] = result
         outcomes.append(replace(outcome, reason="; ".join(filter(None, (outcome.reason, said)))))

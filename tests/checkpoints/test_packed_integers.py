@@ -338,6 +338,24 @@ def test_plans_pack_one_tensor_of_a_shape(tmp_path, monkeypatch):
     assert sorted(calls) == sorted([*shapes, *2 * [(64, 128), (128, 128)]])  # each, and each shape in both plans
 
 
+def test_conversions_pack_each_tensor_once(tmp_path, monkeypatch):
+    calls = []
+
+    def write(q):
+        calls.append(q.shape)
+        return PACKINGS["awq"].write(q)
+
+    shapes = [(64, 128), (128, 128), (64, 256)]
+    tensors = {
+        f"layers.{k}.proj.weight": dlfp4.quantize(np.ones(shape, F), "uint4_g64") for k, shape in enumerate(shapes)
+    }
+    checkpoints.save(tmp_path / "a.safetensors", tensors, convention="gptq")
+    monkeypatch.setattr(conventions, "PACKINGS", {**PACKINGS, "awq": replace(PACKINGS["awq"], write=write)})
+    checkpoints.convert_model(tmp_path / "a.safetensors", tmp_path / "b.safetensors", "awq")
+    assert sorted(calls) == sorted(shapes)
+    assert checkpoints.load(tmp_path / "b.safetensors").keys() == tensors.keys()
+
+
 def test_a_tensor_of_two_names():
     q = dlfp4.quantize(np.ones((64, 128), np.float32), "uint4_g64")
     parts = checkpoints.split_parts({"a.weight": q, "b.weight": q}, "gptq")
