@@ -15,10 +15,11 @@ import numpy as np
 
 import dlfp4
 from dlfp4 import Tensor
+from dlfp4.checkpoints.names import last, module_of
 from dlfp4.parsing import MOST_BYTES, parse_json
 
 KEY = "_quantization_metadata"  # in the metadata of a file
-SUFFIX = ".comfy_quant"  # of a tensor beside the weight
+MARK = "comfy_quant"  # a tensor of the module that holds the weight
 FORMATS = {
     "nvfp4": "nvfp4",
     "mxfp8": "mxfp8_e4m3",
@@ -34,8 +35,8 @@ def find_marks(tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> dict[
     """The format of each marked layer by dlfp4's name; "" for a mark that is not understood."""
     fields = dict(parse_layers(metadata.get(KEY)))
     for name, x in tensors.items():
-        if name.endswith(SUFFIX):
-            fields[name.removesuffix(SUFFIX)] = parse_tensor(x)
+        if last(name) == MARK:
+            fields[module_of(name)] = parse_tensor(x)
     return {layer: format_of(found) for layer, found in fields.items()}
 
 
@@ -62,7 +63,7 @@ def parse_tensor(x: Any) -> Any:
     """What a mark says; None where it is no JSON."""
     mark = dlfp4.asarray(x)
     try:
-        return parse_json(mark.to_device("cpu").to_numpy().tobytes(), SUFFIX) if mark.nbytes <= MOST_BYTES else None
+        return parse_json(mark.to_device("cpu").to_numpy().tobytes(), MARK) if mark.nbytes <= MOST_BYTES else None
     except ValueError:
         return None
 
@@ -72,6 +73,12 @@ def format_of(fields: Any) -> str:
     if not isinstance(fields, dict) or not fields.keys() <= HARMLESS or not isinstance(fields.get("format"), str):
         return ""
     return FORMATS.get(fields["format"], "")
+
+
+def mark_of(name: str) -> str:
+    """The name of the tensor that marks the module of a weight; weights of the model itself lie in none."""
+    module = module_of(name)
+    return f"{module}.{MARK}" if module else MARK
 
 
 def make_mark(format: str) -> Tensor:

@@ -123,10 +123,12 @@ TORCHAO = ("._weight_qdata", "._weight_scale", "._weight_per_tensor_scale", WEIG
 LONE = (*TORCHAO[:2], "", WEIGHT)
 SPELLINGS: tuple[Spelling, ...] = (
     Spelling("modelopt", FP4, global_scale="_scale_2", per_matrix=True),
+    # Before all with one scale a tensor: that of one block has two dimensions.
+    Spelling("compressed-tensors", TILES),
     Spelling("modelopt", ("mxfp4", *BYTES, *ROWS), flat_rows=True),
     Spelling("compressed-tensors", FP4, "_packed", global_scale="_global_scale", one=(1,), encodes=True),
     Spelling("compressed-tensors", ("mxfp4",), "_packed"),
-    Spelling("compressed-tensors", (*BYTES, *TILES, *ROWS), one=(1,), line_scales="bfloat16"),
+    Spelling("compressed-tensors", (*BYTES, *ROWS), one=(1,), line_scales="bfloat16"),
     Spelling("gpt-oss", ("mxfp4",), "_blocks", "_scales", splits_blocks=True),
     Spelling("", ("mxfp4",), ".blocks", ".scales", splits_blocks=True),  # gpt-oss in the names of OpenAI's own files
     Spelling("deepseek", (*TILES[:1], "fp8_e4m3"), scales="_scale_inv"),
@@ -274,7 +276,7 @@ def join_in_place(
         used.update(each.parts)
         if each.spelling.convention == "comfyui":
             # The mark of a layer says how its parts lie, which another convention's parts would not fit.
-            used.add(module_of(each.parts[0]) + comfyui.SUFFIX)
+            used.add(comfyui.mark_of(each.parts[0]))
         joined[each.parts[0]] = each.name, look(each.tensor)
     kept = {name: (name, look(tensor)) for name, tensor in found.items() if name not in used}
     return {name: joined.get(name) or kept[name] for name in found if name in joined or name in kept}
@@ -483,9 +485,8 @@ def split_parts(tensors: Mapping[str, Any], convention: str) -> dict[str, Tensor
 
     Elements share memory, except where the convention has another order: NVFP4 in "comfyui" and "llama-4", int4 in
     "compressed-tensors", all of "gptq" and "awq". The global scale of "compressed-tensors" is the reciprocal of ours;
-    one that :func:`join_parts` read is stored with the same bits. A format that looks like another comes back as the
-    other, with the same values: "nvfp4_16x16" as "nvfp4", and in "compressed-tensors" an "fp8_128x128" of one block as
-    "fp8_e4m3".
+    one that :func:`join_parts` read is stored with the same bits. "nvfp4_16x16" looks like "nvfp4" and comes back as
+    that, with the same values.
 
     Parameters
     ----------
@@ -554,10 +555,15 @@ def find_spelling(format: Format, convention: str) -> Spelling:
 
 
 def merge(parts: dict[str, Tensor], more: Mapping[str, Tensor]) -> None:
-    """Add the parts of one more tensor; ValueError where a name is taken."""
-    for name in parts.keys() & more.keys():
+    """Add the parts of one more tensor; ValueError where a name is taken, but by the mark of the whole file."""
+    for name in (parts.keys() & more.keys()) - {MARKER}:
+        if last(name) == comfyui.MARK:
+            raise ValueError(
+                f"{', '.join(more)}: the module has another quantized tensor, and ComfyUI marks a module by one "
+                f"{comfyui.MARK}; give each a module of its own"
+            )
         raise ValueError(f"{name} would be stored twice: as a tensor of that name and as a part of a quantized one")
-    parts.update(more)
+    parts.update({name: part for name, part in more.items() if name not in parts})
 
 
 def check_mapping(what: str, given: Any, values: str) -> None:
@@ -610,7 +616,7 @@ def split_one(name: str, q: ScaledTensor, convention: str, packed: dict[int, dic
     unit = stored_unit(name, q, spelling)
     split = dict(zip(spelling.parts(stem, name), parts if unit is None else [*parts, unit], strict=True))
     if convention == "comfyui":
-        split[module_of(name) + comfyui.SUFFIX] = comfyui.make_mark(q.format.name)
+        split[comfyui.mark_of(name)] = comfyui.make_mark(q.format.name)
     return split
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dlfp4 import ScaledTensor as Scaled
 
 OWN = native.NAMES  # of the parts, where there is no convention
-MARK = comfyui.SUFFIX.removeprefix(".")
+MARK = comfyui.MARK
 
 
 def name_parts(module: torch.nn.Module, convention: str | None) -> None:

@@ -392,6 +392,18 @@ def test_fp8_that_comfyui_marks(path):
     assert_same(checkpoints.load(path)["up.weight"].with_scale_layout("linear"), q)
 
 
+def test_weights_of_the_model_itself_that_comfyui_marks(path):
+    """Its loader looks for the mark under the name of the module and a point, if there is a module."""
+    q = dlfp4.quantize(values((128, 64)), "nvfp4")
+    checkpoints.save(path, {"weight": q}, convention="comfyui")
+    assert set(checkpoints.load(path, join=False)) == {"weight", "weight_scale", "weight_scale_2", "comfy_quant"}
+    (back,) = checkpoints.load(path).values()
+    assert octets(back.data) == octets(q.data)
+    for names in (("a", "b"), ("up.weight", "up.other")):
+        with pytest.raises(ValueError, match=r"ComfyUI marks a module by one comfy_quant; give each a module"):
+            checkpoints.save(path, dict.fromkeys(names, q), convention="comfyui")
+
+
 def test_damaged_marks_of_comfyui_are_named(path):
     checkpoints.save(path, {"w": values(3)}, {"_quantization_metadata": "{"})
     with pytest.raises(ValueError, match=r"'_quantization_metadata' is not JSON.*join=False"):

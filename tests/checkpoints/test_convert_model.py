@@ -460,7 +460,7 @@ def test_command_line(model, tmp_path):
 
 
 def test_deepseek_has_blocks_in_all_matrices_or_in_none(tmp_path):
-    """Its configuration has one word for all; compressed-tensors' files do not tell one block from one tensor."""
+    """Its configuration has one word for all; compressed-tensors' scale of one block has two dimensions."""
     rng = np.random.default_rng(0)
     (tmp_path / "a").mkdir()
     names = {f"layers.0.{name}_proj.weight": (128, 128 * n) for n, name in enumerate(("q", "up", "down"), 1)}
@@ -471,15 +471,21 @@ def test_deepseek_has_blocks_in_all_matrices_or_in_none(tmp_path):
     checkpoints.quantize_model(tmp_path / "a", tmp_path / "b", "fp8_128x128", convention="deepseek")
     checkpoints.convert_model(tmp_path / "b", tmp_path / "c", "compressed-tensors")
     outcomes = checkpoints.convert_model(tmp_path / "c", tmp_path / "d", "deepseek")
-    assert [outcome.reason for outcome in outcomes if outcome.reason] == [
-        "from fp8_e4m3: 1 of 1 blocks exact, largest error 0"
-    ]
+    assert not any(outcome.reason for outcome in outcomes)
     for path in (tmp_path / "b").iterdir():
         if path.suffix in (".safetensors", ".json") and not path.name.startswith("."):
             assert (tmp_path / "d" / path.name).read_bytes() == path.read_bytes()
     checkpoints.save(tmp_path / "one.safetensors", {"up.weight": dlfp4.quantize(UP, "fp8_e4m3")}, convention="modelopt")
     checkpoints.convert_model(tmp_path / "one.safetensors", tmp_path / "two.safetensors", "deepseek")
     assert checkpoints.load(tmp_path / "two.safetensors")["up.weight"].format.name == "fp8_e4m3"
+    (tmp_path / "mixed").mkdir()
+    formats = {"layers.0.q_proj.weight": "fp8_e4m3", "layers.0.up_proj.weight": "fp8_128x128"}
+    mixed = {name: dlfp4.quantize(tensors[name], format) for name, format in formats.items()}
+    checkpoints.save(tmp_path / "mixed" / "model.safetensors", mixed)
+    outcomes = checkpoints.convert_model(tmp_path / "mixed", tmp_path / "e", "deepseek")
+    assert [outcome.reason for outcome in outcomes if outcome.reason] == [
+        "from fp8_e4m3: 1 of 1 blocks exact, largest error 0"
+    ]
 
 
 @pytest.mark.parametrize(("convention", "said"), [("compressed-tensors", True), ("modelopt", False), ("dlfp4", False)])
