@@ -44,6 +44,11 @@ def readable(x: Operand) -> Operand:
     return with_read_scales(x) if isinstance(x, ScaledArray) else x
 
 
+def along_sums(x: Operand, axis: int) -> Operand:
+    """An operand; its values where blocks run across the sums along an axis, which no kernel of ours reads."""
+    return dequantize(x) if isinstance(x, ScaledArray) and x.axis != axis else x
+
+
 def is_turned(x: Operand) -> bool:
     """Whether it is the transpose of a quantized tensor."""
     return isinstance(x, ScaledArray) and x.is_transposed
@@ -138,7 +143,8 @@ def matmul(
     a : array or ScaledArray
         ``(..., M, K)`` or ``(K,)``.
     b : array or ScaledArray
-        ``(K, N)``: usually ``w.mT`` of a ScaledArray w that was quantized as ``(N, K)`` along its last axis.
+        ``(K, N)``: usually ``w.mT`` of a ScaledArray w that was quantized as ``(N, K)`` along its last axis. Blocks
+        that run across the sums, of either operand, are decoded first.
     alpha : float, optional
         A factor of the result; a constant of a compiled program.
     out_dtype : dtype-like, optional
@@ -165,6 +171,10 @@ def matmul(
     Array([[3., 3.]], dtype=float32)
     """
     left, right = both(a, b, ("a", "b"))
+    if activation is None:  # else a is to be an array, and says so
+        left = along_sums(left, -1)
+    if not (isinstance(activation, str) and activation == "int8"):  # which multiplies codes
+        right = along_sums(right, -2)
     (of_a, arrays), (of_b, others), turned = described(left), described(right), is_turned(right)
     outlines = _core._outline(of_a, False), _core._outline(of_b, turned)
     problem = make_problem(*outlines, alpha, out_dtype, activation)

@@ -233,6 +233,22 @@ def test_hadamard_transforms_along_other_axes_are_undone(of_a, of_b):
     assert to_bytes(jax.jit(dj.matmul)(a, b)) == to_bytes(dlfp4.matmul(a, b))
 
 
+@pytest.mark.parametrize("name", ["nvfp4", "mxfp8_e4m3", "fp8_128x128", "fp8_row", "fp8_e4m3", "int4_g32"])
+def test_blocks_across_the_sums_are_decoded(name):
+    x, w = X[:8, :128], dlfp4.quantize(X[:128], name, axis=-2)
+    of_w = dj.ScaledArray.from_tensor(w)
+    expected = dlfp4.matmul(X[:8], w.dequantize().to_numpy().T)
+    assert to_bytes(jax.jit(lambda x, w: dj.matmul(x, w.mT))(X[:8], of_w)) == to_bytes(expected)
+    a = dlfp4.quantize(X[:128, :128], name, axis=-2)
+    of_a = dj.ScaledArray.from_tensor(a)
+    assert to_bytes(dj.matmul(of_a, of_w)) == to_bytes(dlfp4.matmul(a.dequantize().to_numpy(), w))
+    found = jax.grad(lambda x: dj.matmul(x, of_w.mT).sum())(X[:8])
+    np.testing.assert_allclose(found, np.broadcast_to(w.dequantize().to_numpy().sum(0), (8, 256)), rtol=1e-5, atol=1e-4)
+    rows = dlfp4.quantize(X[:128], name)  # (K, N) with blocks along N, and x rounded on the way
+    rounded = dlfp4.matmul(x, rows.dequantize().to_numpy(), activation="fp8_row")
+    assert to_bytes(dj.matmul(x, dj.ScaledArray.from_tensor(rows), activation="fp8_row")) == to_bytes(rounded)
+
+
 def test_hadamard_transforms_of_incomplete_groups_are_undone():
     a, b = (dlfp4.quantize(x, "mxfp4", hadamard=1, pad=True) for x in (X[:8, :33], X[8:16, :33]))
     assert to_bytes(jax.jit(dj.matmul)(a, b.mT)) == to_bytes(dlfp4.matmul(a, b.mT))
