@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from dlfp4.torch.distributing import joined, sent
-from dlfp4.torch.scaled_tensor import ScaledTensor, as_bytes, described, implements, like, present
+from dlfp4.torch.distributing import joined, parts_to_send, sent
+from dlfp4.torch.scaled_tensor import ScaledTensor, as_bytes, implements, like
 from dlfp4.torch.views import Line
 
 FUNCTIONAL = torch.ops._c10d_functional
@@ -51,9 +51,7 @@ def parts_within(x: torch.Tensor) -> list[torch.Tensor]:
         return [part for member in x.members for part in parts_within(member)]
     if not isinstance(x, ScaledTensor):
         return [x]
-    if x.encoding.prepared is not None:
-        raise ValueError(f"{described(x)} to other processes: prepared, it is more than its parts; prepare=False")
-    return list(present(x).values())
+    return list(parts_to_send(x).values())
 
 
 @implements(torch.ops.c10d.scatter_.default)
@@ -62,8 +60,8 @@ def scatter(
 ) -> tuple[Any, Any]:
     """Each process gets a tensor of those that one has, which are views, of columns with strides."""
     (output,), works = outputs, []
-    for name, part in present(output).items():
-        given = [[as_bytes(getattr(q, name)).contiguous() for q in each] for each in inputs]
+    for name, part in parts_to_send(output).items():
+        given = [[as_bytes(parts_to_send(q)[name]).contiguous() for q in each] for each in inputs]
         works.append(function([as_bytes(part)], given, *how)[1])
     return list(outputs), last_of(works)
 

@@ -36,8 +36,6 @@ class Whole(NamedTuple):
 def offer(q: ScaledTensor, mesh: Any, shape: Shape) -> tuple[tuple[torch.Tensor, ...], Whole]:
     """A shard's parts, and what has to be known when all have come."""
     shards = mesh.size()
-    if q.encoding.prepared is not None:
-        raise ValueError(f"{described(q)} on {shards} processes: prepared, its parts are not gathered; prepare=False")
     if shape[1:] != tuple(q.shape[1:]) or shape[0] != q.shape[0] * shards:
         raise ValueError(
             f"a quantized weight of shape {shape} on {shards} processes: {described(q)} is no equal share of its rows; "
@@ -48,11 +46,18 @@ def offer(q: ScaledTensor, mesh: Any, shape: Shape) -> tuple[tuple[torch.Tensor,
     return tuple(part.memory for part in parts), whole
 
 
+def parts_to_send(q: ScaledTensor) -> dict[str, torch.Tensor]:
+    """The parts of a tensor by name; ValueError for a prepared one, whose order kernels know, and other devices not."""
+    if q.encoding.prepared is not None:
+        raise ValueError(f"{described(q)} to other processes: prepared, it is more than its parts; prepare=False")
+    return present(q)
+
+
 def sent(q: ScaledTensor, shape: Shape, shards: int) -> Iterable[Sent]:
     """Each part but the encode scale, which no operation reads."""
     # Bytes lie as the tensor does; of smaller elements each line of blocks is a row.
     rows = 1 if q.encoding.axis == -2 and element_of(q.format) in SUBBYTE else 0
-    for name, part in present(q).items():
+    for name, part in parts_to_send(q).items():
         if name == "global_scale":
             place = 0 if has_units_of_rows(q, part, shape, shards) else None
         elif name != "encode_scale":

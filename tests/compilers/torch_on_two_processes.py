@@ -1,11 +1,13 @@
 """What test_torch_distributed.py runs in each of two processes: the name of a function here, and a file to meet at."""
 
+import copy
 import os
 import sys
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed._functional_collectives import all_gather_tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -13,6 +15,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import dlfp4
 import dlfp4.torch as dt
+from dlfp4.operations import Encoding, Prepared
 
 F = torch.nn.functional
 ROWWISE = dlfp4.Recipe(global_scale_per="row")
@@ -127,6 +130,19 @@ def check_refusals(mesh):
     refused("cut through blocks", dt.quantize(values(48, 64), "nvfp4_16x16"))
     refused("no equal share of its rows", dt.quantize(values(33, 64), "nvfp4"))
     refused("only linear scales lie block by block", dt.quantize(values(256, 64), "nvfp4", scale_layout="128x4"))
+    plain = dt.quantize(values(256, 128), "nvfp4")
+    facts = Prepared(*(0 for _ in Prepared._fields))._replace(rows=256, columns=128)
+    prepared = copy.copy(plain)
+    prepared.form = str(Encoding("nvfp4", scale_layout="prepared", prepared=facts))  # such as only GPUs have
+    sends = (
+        lambda: dist.broadcast(prepared, 0),
+        lambda: dist.scatter(prepared, [plain, plain] if mesh.get_local_rank() == 0 else None),
+        lambda: all_gather_tensor(prepared, 0, mesh),
+        lambda: prepared.fsdp_pre_all_gather(mesh, (512, 128), (128, 1), torch.nn.Module(), None),
+    )
+    for send in sends:
+        with pytest.raises(ValueError, match=r"prepared, it is more than its parts; prepare=False"):
+            send()
 
 
 def check_dtensors(mesh):
