@@ -43,7 +43,11 @@ def addmm(
     alpha: float = 1,
 ) -> torch.Tensor:
     """A bias, and a product."""
-    product = multiply(a, b, None if alpha == 1 else float(alpha))
+    return added(bias, multiply(a, b, None if alpha == 1 else float(alpha)), beta)
+
+
+def added(bias: torch.Tensor, product: torch.Tensor, beta: float) -> torch.Tensor:
+    """A product and a multiple of something else."""
     return product if beta == 0 else torch.add(product, bias, alpha=beta)
 
 
@@ -64,6 +68,21 @@ def mv(function: Any, a: ScaledTensor, x: torch.Tensor) -> torch.Tensor:  # noqa
 def bmm(function: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:  # noqa: ARG001
     """Stacks, matrix by matrix."""
     return torch.stack([multiply(one(a, k), one(b, k)) for k in range(a.shape[0])])
+
+
+@implements(aten.baddbmm.default)
+def baddbmm(
+    function: Any,
+    bias: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+) -> torch.Tensor:
+    """A bias, and the products of stacks."""
+    product = bmm(function, a, b)
+    return added(bias, product if alpha == 1 else product * alpha, beta)
 
 
 def one(x: torch.Tensor, k: int) -> torch.Tensor:

@@ -177,12 +177,12 @@ def kinds_of(parts: Mapping[str, torch.Tensor]) -> dict[str, Any]:
 
 def keeps_others(target: ScaledTensor, source: ScaledTensor) -> bool:
     """Whether what lies beside a slice keeps its values: the scales that both have are the source's as well, or zero,
-    as in new memory.
+    as in new memory. A device is waited for, unless the two are of one tensor, whose scales are the same memory.
     """
     pairs = [(getattr(target, name), getattr(source, name)) for name in target.lent or ()]
     return all(
         type(old) is torch.Tensor
-        and (not old.float().any() or torch.equal(as_bytes(old), as_bytes(new.reshape(old.shape))))
+        and (torch.equal(as_bytes(old), as_bytes(new.reshape(old.shape))) or not old.float().any())
         for old, new in pairs
     )
 
@@ -387,14 +387,6 @@ class Line(torch.Tensor):  # type: ignore[misc]
 
     def __repr__(self, *, tensor_contents: object = None) -> str:
         return f"{', '.join(map(repr, self.members))} in a line"
-
-
-@implements(aten.cat.default)
-def line_up(function: Any, tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:  # noqa: ARG001
-    """Lines one after another; nothing else is joined."""
-    if any(x.dim() != 1 for x in tensors):
-        return NotImplemented
-    return Line(*[member for x in tensors for member in (x.members if isinstance(x, Line) else (x,))])
 
 
 @implements(aten.as_strided.default)

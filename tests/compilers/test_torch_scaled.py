@@ -159,6 +159,9 @@ def test_stacks():
         assert same(part, ours[k])
         assert same(q[k], ours[k])
         assert torch.equal(torch.bmm(x, q.mT)[k], x[k] @ q[k].mT)
+        assert torch.equal(
+            torch.baddbmm(x[..., :32], x, q.mT, beta=2, alpha=0.5)[k], 2 * x[k, :, :32] + x[k] @ q[k].mT * 0.5
+        )
         assert torch.equal(q.transpose(1, 2)[k].dequantize(), q[k].dequantize().mT)
     assert same(q[1:], ours[1:])
     assert torch.equal(q.mT.dequantize(), q.dequantize().mT)
@@ -184,9 +187,59 @@ def test_slices_on_borders_of_blocks(format, axis):
     assert [part.shape[0] for part in q.split([128, 128], 0)] == [128, 128]
 
 
+@pytest.mark.parametrize("axis", [-1, -2])
+@pytest.mark.parametrize("format", FORMATS)
+def test_joined_by_cat_and_stack(format, axis):
+    """Codes and scales side by side, as dlfp4 joins them; no value changes."""
+    options = (
+        {} if format == "fp8_row" else {"global_scale": 0.01} if format in ("nvfp4", "nvfp4_16x16", "fp8_e4m3") else {}
+    )
+    ours = [dlfp4.quantize(values(128, 256, seed=seed), format, axis=axis, **options) for seed in range(2)]
+    pair = [ScaledTensor.from_dlfp4(each) for each in ours]
+    lines = -2 if axis == -1 else -1  # along the other dimension lines that have one scale each become longer
+    for dim in (-2, -1) if format != "fp8_row" else (lines,):
+        made = torch.cat(pair, dim)
+        assert same(made, dlfp4.concatenate(ours, dim))
+        assert torch.equal(made.dequantize(), torch.cat([q.dequantize() for q in pair], dim))
+        across = torch.cat([q.mT for q in pair], -3 - dim)
+        assert across.turned
+        assert same(across, dlfp4.concatenate(ours, dim).mT)
+    assert torch.cat([pair[0], pair[1].bfloat16().float()], lines).dtype == torch.float32
+    if axis == -1:
+        stacked = torch.stack(pair)
+        assert same(stacked, dlfp4.stack(ours))
+        assert [parts_of(each) for each in stacked.unbind()] == [parts_of(each) for each in pair]
+        assert torch.equal(torch.stack([q.mT for q in pair]).dequantize(), stacked.dequantize().mT)
+
+
+def test_what_cannot_be_joined():
+    pair = [dt.quantize(values(64, 64, seed=seed), "nvfp4") for seed in range(2)]
+    with pytest.raises(ValueError, match=r"scales of their own, and under one .* rounded.*dlfp4\.concatenate"):
+        torch.cat(pair)
+    with pytest.raises(NotImplementedError, match=r"only along a new first one, 0"):
+        torch.stack(pair, -1)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"within a trace.*join the tensors before"):
+        torch.compile(lambda a: torch.cat([a, a]).dequantize(), fullgraph=True, backend="eager")(pair[0])
+    with pytest.raises(ValueError, match="differ in format"):
+        torch.cat([pair[0], dt.quantize(values(64, 64), "mxfp4")])
+
+
+def test_straight_through_what_was_joined():
+    x = values(64, 64, dtype=torch.float32).requires_grad_()
+    w = torch.cat([dt.quantize(x, "mxfp4"), dt.quantize(2 * x, "mxfp4")])
+    F.linear(values(3, 64, dtype=torch.float32), w).sum().backward()
+    assert torch.allclose(x.grad, 3 * values(3, 64, dtype=torch.float32).sum(0).expand(64, -1), rtol=1e-5, atol=1e-5)
+
+
 def test_refusals_say_what_to_do():
     q = dt.quantize(values(64, 64), "nvfp4")
-    for call in (lambda: q + 1, lambda: q.sum(), lambda: torch.exp(q), lambda: torch.cat([q, q]), lambda: q[0]):
+    for call in (
+        lambda: q + 1,
+        lambda: q.sum(),
+        lambda: torch.exp(q),
+        lambda: torch.cat([q, values(64, 64)]),
+        lambda: q[0],
+    ):
         with pytest.raises(NotImplementedError, match=r"dequantize\(\)"):
             call()
     with pytest.raises(ValueError, match="multiples of 16 columns"):
@@ -391,8 +444,6 @@ def test_several_in_a_line():
     for wrong in (lambda: line[1:65], lambda: line.view(1, -1), lambda: line * 2, lambda: torch.cat([line, line]) + 1):
         with pytest.raises(NotImplementedError, match="across blocks"):
             wrong()
-    with pytest.raises(NotImplementedError, match=r"cat.*quantize the result again"):
-        torch.cat([q, q])
 
 
 def test_another_dtype_leaves_the_parts_alone():

@@ -46,6 +46,18 @@ def test_a_tensor_crosses_the_boundary(format):
         assert torch.equal(made, expected)
 
 
+@pytest.mark.parametrize("dynamic", [True, None])
+def test_slices_as_arguments(dynamic):
+    """With dynamic shapes detached, for PyTorch fails on views of tensors that are made of others: docs/torch.md."""
+    q = dt.quantize(values(128, 64), "nvfp4")
+    function = torch.compile(F.linear, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for part in (q[:64], q[64:], q[:, 32:]):
+        w = part.detach() if dynamic else part
+        for rows in (3, 5):
+            x = values(rows, part.shape[1], seed=rows)
+            assert torch.equal(function(x, w), F.linear(x, part))
+
+
 def test_a_tensor_of_dlfp4_breaks_the_graph():
     """Its conversion runs between two graphs; where there must be one, PyTorch says why there is none."""
     q = dlfp4.quantize(values(32, 64), "nvfp4")

@@ -1,0 +1,69 @@
+"""ScaledTensors joined by PyTorch's own functions: ``torch.cat`` and ``torch.stack``, by those of dlfp4."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import dlfp4
+from dlfp4.torch.scaled_tensor import ScaledTensor, described, implements, owner_among, restore, turn
+from dlfp4.torch.views import Line
+
+if TYPE_CHECKING:
+    from dlfp4 import ScaledTensor as Scaled
+
+aten = torch.ops.aten
+
+
+@implements(aten.cat.default)
+def cat(function: Any, tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
+    """Along one of their dimensions; vectors become a line, in which PyTorch sends them to other processes."""
+    if all(x.dim() == 1 for x in tensors):
+        return Line(*[member for x in tensors for member in (x.members if isinstance(x, Line) else (x,))])
+    count = tensors[0].dim()
+    place = dim % count
+    turned = {count - 1: count - 2, count - 2: count - 1}.get(place, place)
+    return joined(function, tensors, lambda given, lies: dlfp4.concatenate(given, turned if lies else place))
+
+
+@implements(aten.stack.default)
+def stack(function: Any, tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
+    """Along a new first dimension."""
+    if dim % (tensors[0].dim() + 1):
+        raise NotImplementedError(
+            f"{function} of {owner_among(tensors)} along dimension {dim}: only along a new first one, 0; call "
+            f".dequantize() for the values"
+        )
+    return joined(function, tensors, lambda given, _: dlfp4.stack(given))
+
+
+def joined(
+    function: Any, tensors: Sequence[torch.Tensor], join: Callable[[Sequence[Scaled], bool], Scaled]
+) -> ScaledTensor:
+    """The tensors as one that has their values. If all are transposes, it is that of what their parts make, as which
+    they are joined then.
+    """
+    quantized = [x for x in tensors if isinstance(x, ScaledTensor)]
+    if len(quantized) < len(tensors):
+        raise NotImplementedError(
+            f"{function} of {owner_among(tensors)} and plain tensors: quantize those, or call .dequantize()"
+        )
+    if any(type(x.elements) is not torch.Tensor for x in quantized):
+        raise NotImplementedError(
+            f"{function} of {owner_among(tensors)} within a trace, where scales, which decide, have no values: join "
+            f"the tensors before, or the values of .dequantize()"
+        )
+    lies = all(x.turned for x in quantized)
+    made = join([restore(x) if lies else x.to_dlfp4() for x in quantized], lies)
+    receipt = made.receipt
+    if receipt is not None and not receipt.is_exact:
+        raise ValueError(
+            f"{function} of {described(quantized[0])} and others: they have scales of their own, and under one "
+            f"{receipt.blocks - receipt.exact} of {receipt.blocks} blocks would be rounded. Quantize them with one "
+            f"global_scale, or to a format with scales of blocks or rows; dlfp4.concatenate and dlfp4.stack round"
+        )
+    q = ScaledTensor.from_dlfp4(made, reduce(torch.promote_types, [x.dtype for x in quantized]))
+    return turn(q) if lies else q
