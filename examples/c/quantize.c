@@ -84,7 +84,7 @@ int main(int argc, char **argv) {
   q.data = &data;
   q.scales = &of_blocks;
   if (info.kind == DLFP4_SCALES_IN_TWO_LEVELS) q.global_scale = &of_tensor;
-  if (info.element.code == kDLUInt) q.offsets = &points;
+  if (info.element.code == kDLUInt) q.zero_points = &points;
 
   check(dlfp4_quantize(&x, NULL, 0, &q, NULL, NULL), "quantizing");
   check(dlfp4_dequantize(&q, &out, NULL), "decoding");

@@ -125,7 +125,8 @@ typedef struct {
   const DLTensor *scales;       /**< decode scales, of the format's type */
   const DLTensor *global_scale; /**< formats in two levels: float32, 0-d or, one for each of `count` equal runs of
                                  *   lines, such as lines or the matrices of a stack, (count,); else NULL */
-  const DLTensor *offsets;      /**< int4 and uint4: zero points or biases, one for each scale, or NULL */
+  const DLTensor *zero_points;  /**< int4 and uint4: integers, one for each scale, or NULL */
+  const DLTensor *biases;       /**< int4 and uint4: float32, likewise, in place of zero points, or NULL */
 } dlfp4_scaled_tensor;
 
 /** Of dlfp4_cast(): tensors of FP4, FP6 and smaller integers that hold one element in the low bits of each byte. */
@@ -343,10 +344,11 @@ DLFP4_API dlfp4_status dlfp4_load_cuda(int device);
  *
  *   dlfp4.cast(x, out)
  *   dlfp4.quantize(x, format, axis, layout, data, scales, global_scale or None, zero_points or None)
- *   dlfp4.dequantize(format, axis, layout, data, scales, global_scale or None, offsets or None, out)
- *   dlfp4.matmul(x, format, axis, layout, data, scales, global_scale or None, offsets or None, out, alpha)
+ *   dlfp4.dequantize(format, axis, layout, data, scales, global_scale or None, zero_points or None, out)
+ *   dlfp4.matmul(x, format, axis, layout, data, scales, global_scale or None, zero_points or None, out, alpha)
  *
- * On a device matmul is that of FP8 x, without scales, by FP8 with one scale for the tensor.
+ * What is given for zero points may be biases, of float32. On a device matmul is that of FP8 x, without scales, by FP8
+ * with one scale for the tensor.
  *
  * The library is a module of tvm-ffi, too, with these functions by their names without "dlfp4.".
  *

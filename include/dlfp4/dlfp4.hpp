@@ -282,7 +282,7 @@ struct ScaledView {
   Axis axis = Axis::rows;
   std::int32_t layout = 0;
   std::uint32_t rotation = 0;
-  View data, scales, global_scale, offsets;
+  View data, scales, global_scale, zero_points, biases;
 
   /** Plain elements, as products take them. */
   static ScaledView plain(const View &elements) noexcept {
@@ -316,11 +316,11 @@ class ScaledTensor {
     if (error) return result;
     const dlfp4_format_info info = format.info();
     const bool two_level = info.kind == DLFP4_SCALES_IN_TWO_LEVELS;
-    const bool has_offsets = info.element.code == kDLUInt;
+    const bool has_zero_points = info.element.code == kDLUInt;
     const std::int64_t count = sizes.scales[0] * sizes.scales[1];
     const std::int64_t at[] = {0, aligned(sizes.data_bytes), aligned(sizes.data_bytes) + aligned(sizes.scale_bytes)};
     result.memory_.reset(static_cast<char *>(
-        std::aligned_alloc(kAlignment, static_cast<std::size_t>(at[2] + aligned(has_offsets ? count : 4)))));
+        std::aligned_alloc(kAlignment, static_cast<std::size_t>(at[2] + aligned(has_zero_points ? count : 4)))));
     if (!result.memory_) {
       error = make_error_code(DLFP4_E_MEMORY);
       return result;
@@ -334,11 +334,11 @@ class ScaledTensor {
     view.scales = sizes.scale_ndim ? View(memory + at[1], info.scale, {sizes.scales[0], sizes.scales[1]})
                                    : View(memory + at[1], info.scale, {});
     if (two_level) view.global_scale = View(memory + at[2], dtype_of<float>::value, {});
-    if (has_offsets)
-      view.offsets = View(memory + at[2], dtype_of<std::uint8_t>::value, {sizes.scales[0], sizes.scales[1]});
+    if (has_zero_points)
+      view.zero_points = View(memory + at[2], dtype_of<std::uint8_t>::value, {sizes.scales[0], sizes.scales[1]});
     result.rows_ = rows;
     result.columns_ = columns;
-    result.bytes_ = sizes.data_bytes + sizes.scale_bytes + (two_level ? 4 : 0) + (has_offsets ? count : 0);
+    result.bytes_ = sizes.data_bytes + sizes.scale_bytes + (two_level ? 4 : 0) + (has_zero_points ? count : 0);
     return result;
   }
 #if defined(__cpp_exceptions)
@@ -379,7 +379,8 @@ class Described {
       : data_(view.data.dl()),
         scales_(view.scales.dl()),
         global_scale_(view.global_scale.dl()),
-        offsets_(view.offsets.dl()),
+        zero_points_(view.zero_points.dl()),
+        biases_(view.biases.dl()),
         tensor_{view.format.number(),
                 static_cast<std::int32_t>(view.axis),
                 view.layout,
@@ -387,13 +388,14 @@ class Described {
                 &data_,
                 view.scales ? &scales_ : nullptr,
                 view.global_scale ? &global_scale_ : nullptr,
-                view.offsets ? &offsets_ : nullptr} {}
+                view.zero_points ? &zero_points_ : nullptr,
+                view.biases ? &biases_ : nullptr} {}
   Described(const Described &) = delete;
   Described &operator=(const Described &) = delete;
   const dlfp4_scaled_tensor *get() const noexcept { return &tensor_; }
 
  private:
-  DLTensor data_, scales_, global_scale_, offsets_;
+  DLTensor data_, scales_, global_scale_, zero_points_, biases_;
   dlfp4_scaled_tensor tensor_;
 };
 }  // namespace detail

@@ -37,7 +37,8 @@ dlfp4_status add_result(const dlfp4_scaled_tensor *q, Scaled *scaled, Quantizati
   if (const dlfp4_status status = read_scaled(q, lines, length, call->recipe.zero_scale, scaled)) return status;
   if (is_decode_scale(call->given) && scaled->blocks.decodes) return DLFP4_E_OPTION;
   if (scaled->blocks.decode_lines != 1) return DLFP4_E_SHAPE;  // quantizing finds those of one line each
-  if ((dlfp4_formats[q->format].element == DLFP4_uint4) != (q->offsets != nullptr)) return DLFP4_E_OPTION;
+  if ((dlfp4_formats[q->format].element == DLFP4_uint4) != (q->zero_points != nullptr)) return DLFP4_E_OPTION;
+  if (q->biases) return DLFP4_E_OPTION;
   scaled->blocks.finds_decodes = scaled->blocks.decodes != nullptr;
   if (call->along[!rows]) return DLFP4_E_OPTION;
   call->along[!rows] = &scaled->blocks;

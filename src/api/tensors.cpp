@@ -110,9 +110,11 @@ dlfp4_status read_global_scale(const dlfp4_scaled_tensor &q, int64_t lines, Scal
 
 dlfp4_status read_offsets(const dlfp4_scaled_tensor &q, const dlfp4_sizes &sizes, const FormatInfo &format,
                           dlfp4_blocks *blocks) {
-  if (!q.offsets) return DLFP4_OK;
+  if (q.zero_points && q.biases) return DLFP4_E_OPTION;
+  const DLTensor *const given = q.biases ? q.biases : q.zero_points;
+  if (!given) return DLFP4_OK;
   Elements offsets;
-  if (const dlfp4_status status = read(q.offsets, &offsets)) return status;
+  if (const dlfp4_status status = read(given, &offsets)) return status;
   if (!has_shape(offsets, sizes.scale_ndim, sizes.scales)) return DLFP4_E_SHAPE;
   const bool across = lies_across(q);
   blocks->offsets = offsets.data;
@@ -120,7 +122,8 @@ dlfp4_status read_offsets(const dlfp4_scaled_tensor &q, const dlfp4_sizes &sizes
   blocks->offset_strides[1] = offsets.strides[!across];
   blocks->offset_code = offsets.code;
   blocks->offset_bits = offsets.bits;
-  return has_known_offsets(*blocks, format) ? DLFP4_OK : DLFP4_E_OPTION;
+  const bool is_named = has_biases(*blocks) == (given == q.biases);
+  return is_named && has_known_offsets(*blocks, format) ? DLFP4_OK : DLFP4_E_OPTION;
 }
 
 bool is_quantized(const dlfp4_scaled_tensor *q) {
@@ -209,7 +212,7 @@ bool lies_at(const DLTensor *tensor, const Place &place) {
 
 dlfp4_status find_place_of(const dlfp4_scaled_tensor *a, const dlfp4_scaled_tensor *b, const DLTensor *other,
                            void *stream, Place *place) {
-  const DLTensor *tensors[9] = {other};
+  const DLTensor *tensors[11] = {other};
   int count = 1;
   for (const dlfp4_scaled_tensor *each : {a, b}) {
     if (!each) continue;
@@ -217,7 +220,8 @@ dlfp4_status find_place_of(const dlfp4_scaled_tensor *a, const dlfp4_scaled_tens
     if (each->format == DLFP4_PLAIN) continue;
     tensors[count++] = each->scales;
     tensors[count++] = each->global_scale;
-    tensors[count++] = each->offsets;
+    tensors[count++] = each->zero_points;
+    tensors[count++] = each->biases;
   }
   return find_place(tensors, count, stream, place);
 }

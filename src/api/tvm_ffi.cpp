@@ -127,7 +127,7 @@ class Call {
     return -1;
   }
 
-  // Format, axis, layout, data, scales, global scale or None, zero points or None.
+  // Format, axis, layout, data, scales, global scale or None, zero points, biases or None.
   dlfp4_scaled_tensor scaled(int32_t first) {
     dlfp4_scaled_tensor q = {};
     q.format = named(first, dlfp4_find_format, "format");
@@ -136,7 +136,8 @@ class Call {
     q.data = tensor(first + 3);
     q.scales = tensor(first + 4);
     q.global_scale = tensor_or_none(first + 5);
-    q.offsets = tensor_or_none(first + 6);
+    const DLTensor *const offsets = tensor_or_none(first + 6);
+    (offsets && offsets->dtype.code == kDLFloat ? q.biases : q.zero_points) = offsets;
     return q;
   }
 

@@ -424,7 +424,7 @@ inline void make_offsets(Bytes *input, Arena *arena, const std::vector<int64_t> 
   const bool is_array = dtype == DLFP4_float32 || dlfp4_dtypes[dtype].bits < 8;
   parts->offsets =
       is_array ? make_compact(input, arena, dtype, shape) : make_any(input, arena, dtype, shape, is_result);
-  parts->q.offsets = &parts->offsets.fields;
+  (dtype == DLFP4_float32 ? parts->q.biases : parts->q.zero_points) = &parts->offsets.fields;
 }
 
 // The parts of (rows, columns). Dropped where the format has no such layout.
@@ -434,7 +434,7 @@ inline void make_parts(Bytes *input, Arena *arena, int format, int axis, int lay
   const dlfp4_format_row &row = dlfp4_formats[format];
   if (dlfp4_size_buffers(format, axis, layout, rows, columns, &sizes)) throw Dropped();
   *parts = {};
-  parts->q = {format, axis, layout, 0, &parts->data.fields, &parts->scales.fields, nullptr, nullptr};
+  parts->q = {format, axis, layout, 0, &parts->data.fields, &parts->scales.fields, nullptr, nullptr, nullptr};
   parts->data = make_codes(input, arena, row.element, sizes.data, is_result);
   std::vector<int64_t> shape(sizes.scales, sizes.scales + sizes.scale_ndim);
   const bool is_array = shape.empty() || layout != 0;
@@ -458,7 +458,7 @@ inline std::vector<Operand> operands_of(const Parts &parts, bool is_result) {
   std::vector<Operand> operands = {{&parts.data, is_result}};
   if (parts.q.scales) operands.push_back({&parts.scales, is_result});
   if (parts.q.global_scale) operands.push_back({&parts.global_scale, is_result});
-  if (parts.q.offsets) operands.push_back({&parts.offsets, is_result});
+  if (parts.q.zero_points || parts.q.biases) operands.push_back({&parts.offsets, is_result});
   return operands;
 }
 

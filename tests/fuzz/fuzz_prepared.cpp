@@ -93,7 +93,7 @@ void make_weights(Bytes *input, Arena *arena, int64_t experts, int64_t rows, int
   if (input->chance(16)) {
     const DLTensor &scales = w->parts.scales.fields;
     w->extra = make_compact(input, arena, DLFP4_uint8, std::vector<int64_t>(scales.shape, scales.shape + scales.ndim));
-    w->parts.q.offsets = &w->extra.fields;
+    w->parts.q.zero_points = &w->extra.fields;
   }
   move_to_device({&w->parts.data, &w->parts.scales, &w->parts.global_scale, &w->parts.offsets, &w->extra});
   if (input->chance(4)) change_some(input, arena, {&w->parts.data, &w->parts.scales, &w->parts.global_scale});
@@ -113,7 +113,8 @@ Must must_prepare(const Weights &w, int64_t bytes, int shift) {
   const dlfp4_scaled_tensor &q = w.parts.q;
   for (const Operand &each : operands_of(w.parts, false))
     if (each.tensor != &w.parts.offsets && fate_there(*each.tensor) == kRefused) return kMustRefuse;
-  if (q.offsets || q.axis != -1 || q.layout != 0 || q.rotation || shift % kAlignment != 0) return kMustRefuse;
+  if (q.zero_points || q.biases || q.axis != -1 || q.layout != 0 || q.rotation || shift % kAlignment != 0)
+    return kMustRefuse;
   if (!is_addressable(w.parts.data.fields)) return kMustRefuse;
   if (w.is_changed) return kMay;
   const bool by_line = q.global_scale && w.parts.global_scale.fields.ndim == 1 && w.matrices == w.rows && w.rows > 1;

@@ -297,7 +297,7 @@ print("statuses", C.cast(c_api.describe(x), c_api.describe(other), None, 0, None
 
 
 def test_the_c_api_refuses_weights_that_kernels_do_not_read(driver_folder):
-    """On a device as on the host: offsets without use, and rows of FP4 that begin between bytes."""
+    """On a device as on the host: zero points without use, and rows of FP4 that begin between bytes."""
     code = """
 import ctypes
 from tests.support import c_api
@@ -311,7 +311,7 @@ plain, prepared = dlfp4.quantize(there(256, 128), "mxfp4"), c_api.Prepared()
 plain.prepare()   # loads the kernels
 memory = there(C.prepared_bytes(C.find_format(b"mxfp4"), 256, 128), dtype="uint8")
 wide = c_api.describe(plain.data, strides=(ctypes.c_int64 * 2)(129, 1))
-offsets = c_api.describe(there(256, 4, dtype="uint8"))
+zeros = c_api.describe(there(256, 4, dtype="uint8"))
 
 def prepare(**changed):
     w = c_api.describe_scaled(plain)
@@ -319,10 +319,11 @@ def prepare(**changed):
         setattr(w, name, ctypes.pointer(part))
     return C.prepare(w, memory.data_ptr, ctypes.byref(prepared), None)
 
-print("prepare", prepare() == c_api.OK, prepare(data=wide) == c_api.E_SHAPE, prepare(offsets=offsets) == c_api.E_OPTION)
+taken, without_use = prepare() == c_api.OK, prepare(zero_points=zeros) == c_api.E_OPTION
+print("prepare", taken, prepare(data=wide) == c_api.E_SHAPE, without_use)
 x, out = dlfp4.quantize(there(32, 128), "fp8_1x128"), there(32, 32)
 w, zeros = c_api.describe_scaled(x), c_api.describe(there(32, 1, dtype="uint8"))
-w.offsets = ctypes.pointer(zeros)
+w.zero_points = ctypes.pointer(zeros)
 call = c_api.describe_scaled(x), w, c_api.describe(out), None
 print("matmul", C.matmul_workspace(*call) == -1, C.matmul(*call, None, None) == c_api.E_OPTION)
 """

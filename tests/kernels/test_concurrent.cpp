@@ -37,7 +37,7 @@ bool run(const std::vector<float> &x, Results *results) {
   const DLTensor values = describe(results->values.data(), shape, {kDLBfloat, 16, 1});
   DLTensor sums = describe(results->sums.data(), lines, {kDLFloat, 32, 1});
   sums.ndim = 1;
-  const dlfp4_scaled_tensor q = {dlfp4_find_format("mxfp4"), -1, 0, 0, &data, &scales, nullptr, nullptr};
+  const dlfp4_scaled_tensor q = {dlfp4_find_format("mxfp4"), -1, 0, 0, &data, &scales, nullptr, nullptr, nullptr};
   return dlfp4_quantize(&floats, nullptr, 0, &q, nullptr, nullptr) == DLFP4_OK &&
          dlfp4_dequantize(&q, &values, nullptr) == DLFP4_OK &&
          dlfp4_vecdot(&q, &q, &sums, nullptr, nullptr) == DLFP4_OK;

@@ -130,6 +130,20 @@ void test_experts(const std::vector<float> &x) {
   expect(error == dlfp4::make_error_code(DLFP4_E_DEVICE), "either");
 }
 
+void test_biases(const std::vector<float> &x) {
+  std::error_code error;
+  const dlfp4::ScaledTensor q = dlfp4::quantize(dlfp4::View(x, {4, 64}), dlfp4::formats::uint4_g32(), {}, error);
+  expect(!error && q.view().zero_points && !q.view().biases, "integers get zero points");
+  std::vector<float> biases(4 * 2), values(x.size()), again(x.size());
+  for (std::size_t i = 0; i < biases.size(); ++i) biases[i] = -8 * static_cast<float *>(q.view().scales.data())[i];
+  dlfp4::ScaledView biased = q.view();
+  biased.zero_points = {};
+  biased.biases = dlfp4::View(biases, {4, 2});
+  dlfp4::dequantize(q, dlfp4::View(values, {4, 64}), nullptr, error);
+  dlfp4::dequantize(biased, dlfp4::View(again, {4, 64}), nullptr, error);
+  expect(!error && are_near(values, again, 1e-6f), "or biases, which say the same");
+}
+
 void test_layouts(const std::vector<float> &x) {
   std::error_code error;
   const dlfp4::View view(x, {4, 64});
@@ -180,6 +194,7 @@ int main() {
   test_descriptions_that_are_refused(x);
   test_error_codes(x);
   test_experts(x);
+  test_biases(x);
   test_layouts(x);
   test_formats();
 #if defined(__cpp_exceptions)

@@ -718,13 +718,33 @@ def test_parts_that_do_not_fit_are_refused():
     assert status(global_scale=None) == c_api.E_OPTION
     assert status(global_scale=c_api.describe(values(3))) == c_api.E_SHAPE
     assert status(global_scale=part["data"]) == c_api.E_DTYPE
-    assert status(offsets=part["scales"]) == c_api.E_OPTION
+    assert status(zero_points=part["scales"]) == status(biases=part["scales"]) == c_api.E_OPTION
     assert status(axis=0) == c_api.E_OPTION
     assert status(format=len(FORMATS)) == c_api.E_OPTION
     assert status(layout=-1) == c_api.E_OPTION
     assert status(given=-1.0) == status(given=float("nan")) == status(given=float("inf")) == c_api.E_OPTION
     mx = c_api.describe_scaled(dlfp4.quantize(x, "mxfp4"))
     assert C.quantize(c_api.describe(x), None, 0.5, mx, None, None) == c_api.E_OPTION
+
+
+@pytest.mark.parametrize("format", ["int4_g32", "uint4_g32"])
+def test_zero_points_and_biases_are_told_apart(format):
+    """Either, by its name, in the type that it has; quantizing writes zero points alone."""
+    x = values(16, 64)
+    made = dlfp4.quantize(x, format)
+    numbers = {"zero_points": np.full((16, 2), 7, np.uint8), "biases": np.full((16, 2), 0.5, np.float32)}
+    for name, part in numbers.items():
+        q = dlfp4.ScaledTensor.from_parts(made.data, made.scales, format=format, **{name: part})
+        out, described = np.zeros_like(x), c_api.describe_scaled(q)
+        assert C.dequantize(described, c_api.describe(out), None) == c_api.OK
+        assert out.tobytes() == q.dequantize().to_numpy().tobytes()
+        (other,) = numbers.keys() - {name}
+        setattr(described, other, getattr(described, name))
+        assert C.dequantize(described, c_api.describe(out), None) == c_api.E_OPTION  # both
+        setattr(described, name, None)
+        assert C.dequantize(described, c_api.describe(out), None) == c_api.E_OPTION  # one by the other's name
+    biases = c_api.describe_scaled(dlfp4.ScaledTensor.from_parts(made.data, made.scales, format=format, biases=part))
+    assert C.quantize(c_api.describe(x), None, 0.0, biases, None, None) == c_api.E_OPTION
 
 
 def test_tensors_that_cannot_be_counted_are_refused():

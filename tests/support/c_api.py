@@ -44,7 +44,7 @@ class ScaledTensor(Structure):
     _fields_ = [
         ("format", c_int32), ("axis", c_int32), ("layout", c_int32), ("rotation", c_uint32),
         ("data", POINTER(DLTensor)), ("scales", POINTER(DLTensor)), ("global_scale", POINTER(DLTensor)),
-        ("offsets", POINTER(DLTensor)),
+        ("zero_points", POINTER(DLTensor)), ("biases", POINTER(DLTensor)),
     ]  # fmt: skip
 
 
@@ -153,8 +153,7 @@ def plain(tensor):
 def describe_scaled(q, *, rotation=0):
     """A ScaledTensor by its parts."""
     functions = load()
-    offsets = q.zero_points if q.zero_points is not None else q.biases
-    parts = {"data": q.data, "scales": q.scales, "global_scale": q.global_scale, "offsets": offsets}
+    parts = {name: getattr(q, name) for name in ("data", "scales", "global_scale", "zero_points", "biases")}
     described = {name: ctypes.pointer(describe(part)) for name, part in parts.items() if part is not None}
     result = ScaledTensor(
         format=functions.find_format(q.format.name.encode()),

@@ -69,7 +69,8 @@ pub struct ScaledTensor {
     pub data: *const DLTensor,
     pub scales: *const DLTensor,
     pub global_scale: *const DLTensor,
-    pub offsets: *const DLTensor,
+    pub zero_points: *const DLTensor,
+    pub biases: *const DLTensor,
 }
 
 #[repr(C)]

@@ -240,7 +240,7 @@ pub struct Quantized {
     data: Vec<u8>,
     scales: Vec<f32>,       // for its alignment: these may be bytes
     global_scale: Vec<f32>, // one, or none; not in the struct itself, which is borrowed while C writes
-    offsets: Vec<u8>,
+    zero_points: Vec<u8>,
 }
 
 fn zeros<T: Copy + Default>(count: i64) -> Vec<T> {
@@ -261,7 +261,7 @@ impl Quantized {
             data: zeros(sizes.data_bytes),
             scales: zeros((sizes.scale_bytes + 3) / 4),
             global_scale: zeros(i64::from(info.kind == ffi::TWO_LEVELS)),
-            offsets: zeros(if info.element.code == ffi::UINT { scales } else { 0 }),
+            zero_points: zeros(if info.element.code == ffi::UINT { scales } else { 0 }),
         })
     }
 
@@ -272,7 +272,7 @@ impl Quantized {
 
     /// The bytes of all parts.
     pub fn bytes(&self) -> usize {
-        self.data.len() + self.scales().len() + 4 * self.global_scale.len() + self.offsets.len()
+        self.data.len() + self.scales().len() + 4 * self.global_scale.len() + self.zero_points.len()
     }
 
     /// The elements, packed.
@@ -293,8 +293,12 @@ impl Quantized {
 
     /// Calls with the C struct, of a tensor that is read.
     fn with<R>(&self, call: impl FnOnce(&ffi::ScaledTensor) -> R) -> R {
-        let parts =
-            [self.data.as_ptr(), self.scales.as_ptr().cast(), self.global_scale.as_ptr().cast(), self.offsets.as_ptr()];
+        let parts = [
+            self.data.as_ptr(),
+            self.scales.as_ptr().cast(),
+            self.global_scale.as_ptr().cast(),
+            self.zero_points.as_ptr(),
+        ];
         self.describe(parts.map(|part| part as *mut c_void), call)
     }
 
@@ -304,7 +308,7 @@ impl Quantized {
             self.data.as_mut_ptr().cast(),
             self.scales.as_mut_ptr().cast(),
             self.global_scale.as_mut_ptr().cast(),
-            self.offsets.as_mut_ptr().cast(),
+            self.zero_points.as_mut_ptr().cast(),
         ];
         self.describe(parts, call)
     }
@@ -317,7 +321,7 @@ impl Quantized {
         let data = describe(parts[0], info.element, &self.sizes.data);
         let scales = describe(parts[1], info.scale, of_scales);
         let global = describe(parts[2], f32::DTYPE, &[]);
-        let offsets = describe(parts[3], byte, of_scales);
+        let zero_points = describe(parts[3], byte, of_scales);
         call(&ffi::ScaledTensor {
             format: self.format.number,
             axis: if self.axis == Axis::Rows { -1 } else { -2 },
@@ -326,7 +330,8 @@ impl Quantized {
             data: &data,
             scales: &scales,
             global_scale: if self.global_scale.is_empty() { ptr::null() } else { &global },
-            offsets: if info.element.code == ffi::UINT { &offsets } else { ptr::null() },
+            zero_points: if info.element.code == ffi::UINT { &zero_points } else { ptr::null() },
+            biases: ptr::null(),
         })
     }
 }
@@ -377,7 +382,8 @@ impl<T: Element> Operand for Matrix<'_, T> {
             data: &data,
             scales: ptr::null(),
             global_scale: ptr::null(),
-            offsets: ptr::null(),
+            zero_points: ptr::null(),
+            biases: ptr::null(),
         })
     }
 }
