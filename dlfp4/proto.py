@@ -193,7 +193,7 @@ class TensorProto:
         x : producer, ScaledTensor or tuple of ScaledTensor
             What :func:`asarray` takes, but for capsules, which can be taken once; PyTorch tensors with
             ``requires_grad``, and without memory (``device="meta"``), which count as host tensors; what
-            :func:`quantize` returns.
+            :func:`quantize` returns, or those of ``dlfp4.torch`` and ``dlfp4.jax``.
 
         Raises
         ------
@@ -210,7 +210,7 @@ class TensorProto:
         if isinstance(x, _core.ScaledTensor):
             return cls._of_scaled((x,))
         if isinstance(x, (tuple, list)):
-            return cls._of_scaled(x)
+            return cls._of_scaled([own(each) if hasattr(each, "__dlfp4_scaled__") else each for each in x])
         if type(x).__name__ == "PyCapsule":
             raise TypeError("a capsule can be taken only once; describe dlfp4.from_dlpack(capsule), and use that")
         requires_grad = bool(getattr(x, "requires_grad", False))
@@ -368,7 +368,7 @@ class TensorProto:
         if self.format is None:
             return self._check({"data": x.detach() if found.requires_grad else x})
         parts: dict[str, Any] = {}
-        for scaled in (x,) if isinstance(x, _core.ScaledTensor) else x:
+        for scaled in map(own, x if isinstance(x, (tuple, list)) else (x,)):
             for buffer in self._buffers_along(scaled.axis):
                 name, part = self._name(buffer.name, scaled.axis), getattr(scaled, buffer.name)
                 if part is None:
@@ -510,6 +510,11 @@ def settle_options(name: str, scale_dtype: Any, per: str, zero_points: Any, bias
 
 
 CONSTANT = (signs_of, buffers_of, offsets_in, settle_options)
+
+
+def own(x: Any) -> Any:
+    """A quantized tensor as ours, over the same memory where it is another library's."""
+    return x if isinstance(x, _core.ScaledTensor) else _core.asarray(x)
 
 
 def name_of_layout(given: Any) -> Any:

@@ -108,6 +108,28 @@ def test_crossing_a_graphs_border(name, options):
     assert TensorProto.of(dlfp4.quantize(x, name, **options)) == eager_proto(q)
 
 
+@pytest.mark.parametrize("name", ["nvfp4", "mxfp6_e2m3", "fp8_row"])
+def test_scaled_tensors_inside_and_outside_of_a_graph(name):
+    """The same description and the same buffers, of one axis or of both."""
+
+    def function(q):
+        proto = TensorProto.of(q)
+        return [(buffer.name, buffer.shape) for buffer in proto.buffers()], list(proto.flatten(q).items())
+
+    x = torch.randn((128, 256), generator=torch.Generator().manual_seed(0))
+    row, column = dt.quantize(x, name, axis=(-1, -2))
+    for q in (row, (row, column)):
+        (said, flat), (expected, parts) = traced(function)(q), function(q)
+        assert said == expected
+        assert [key for key, _ in flat] == [key for key, _ in parts]
+        for (_, a), (_, b) in zip(flat, parts, strict=True):
+            assert bytes_of(a) == bytes_of((b.view("uint8") if b.dtype.itemsize == 1 else b).to_torch())
+        again = TensorProto.of(q).unflatten(dict(parts))
+        assert TensorProto.of(again) == TensorProto.of(q)
+    for q in (column, row.mT, row.bfloat16().requires_grad_()):
+        assert list(TensorProto.of(q).flatten(q)) == [buffer.name for buffer in TensorProto.of(q).buffers()]
+
+
 def eager_proto(q):
     """What a graph says of a tensor, as one says it outside."""
     return importlib.import_module("dlfp4.torch.protos").describe(q)
