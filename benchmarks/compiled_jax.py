@@ -39,12 +39,14 @@ def cases(name: str, device: str) -> list[Case]:
     jitted = jax.jit(lambda x, w: dj.matmul(x, w.mT))
     closed = jax.jit(lambda x: dj.matmul(x, weight.mT))
     callback = by_callback(q.mT, (rows, columns))
+    smallest, one = jax.jit(lambda x: dj.cast(x, "bfloat16")), jax.device_put(jnp.ones(1), there)  # what XLA takes
     return [
         Case("dlfp4.matmul", "f(x, b)", f=dlfp4.matmul, x=x, b=q.mT),
         Case("dlfp4.matmul of a jax.Array", "f(x, b)", f=dlfp4.matmul, x=jax.device_put(x, host), b=q.mT),
         Case("dlfp4.jax.matmul, jitted", "f(x, w).block_until_ready()", f=jitted, x=given, w=weight),
         Case("the same, the weight a constant", "f(x).block_until_ready()", f=closed, x=given),
         Case("jax.pure_callback, jitted", "f(x).block_until_ready()", f=callback, x=given),
+        Case("a jitted custom call of one element", "f(x).block_until_ready()", f=smallest, x=one),
         Case("a jitted program that adds 1", "f(x).block_until_ready()", f=jax.jit(lambda x: x + 1), x=given),
     ]
 
