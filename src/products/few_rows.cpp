@@ -9,6 +9,7 @@ namespace {
 constexpr int64_t kBytesInCache = 32 << 10;            // of rows: they are to stay in the L1 cache
 constexpr int64_t kMostPositions = kBytesInCache / 2;  // of one row of bfloat16
 constexpr int64_t kMostScales = kMostPositions / 32;   // rows of float32 have half of these, in blocks of 16
+constexpr int64_t kMostPartRows = 8;                   // at least what any level's most_bfloat_rows is
 
 // Calls multiply(first, depth, line of b, its totals) for all positions, as many at a time as the rows have room for.
 // Kernels prefetch what follows in memory, which is not the next piece if lines are cut into pieces.
@@ -68,15 +69,31 @@ void multiply_rounded(const Tile &tile) {
 
 // --- By what the scales are worth ------------------------------------------------------------
 
-// The scales of a line's blocks, and a zero. A line without scales is one block of scale 1.
-void read_line_scales(const Reader &reader, int64_t line, int64_t first, int64_t count, float *scales) {
+// The scales of a line's blocks, and a zero. A line without scales is one block of scale 1. Returns whether one is not
+// finite.
+bool read_line_scales(const Reader &reader, int64_t line, int64_t first, int64_t count, float *scales) {
   alignas(64) uint8_t buffer[kMostScales * sizeof(float)];
   scales[0] = 1;
-  if (!reader.scaled) return;
+  if (!reader.scaled) return false;
   const int64_t blocks = divide_up(count, reader.format.block);
   const uint8_t *const stored = read_stored_scales(reader, line, first, count, buffer);
-  reader.blocks->decode_scales[reader.format.key](stored, blocks, 1, scales);
   scales[blocks] = 0;
+  return reader.blocks->decode_scales[reader.format.key](stored, blocks, 1, scales);
+}
+
+// Blocks one by one. Their parts are added up before a scale that is infinite, whose product with a part of 0 is NaN.
+template <class Multiply>
+void multiply_each_block(const Tile &tile, int64_t depth, const float *scales, double *totals, Multiply multiply) {
+  constexpr float kOne = 1;
+  const int64_t block = tile.sides.b.format.block, parts = tile.sides.parts;
+  for (int64_t k = 0; k < depth; k += block) {
+    double sums[kMostPartRows * kColumns] = {};
+    multiply(k, least(block, depth - k), &kOne, kWholeLine, sums);
+    for (int64_t i = 0; i < tile.count; ++i)
+      if (i % parts > 0) sums[(i - i % parts) * kColumns] += sums[i * kColumns];
+    for (int64_t i = 0; i < tile.count; i += parts)
+      totals[i * kColumns] += sums[i * kColumns] * widen(scales[k / block]);
+  }
 }
 
 // Codes as they lie, by rows of `Item`.
@@ -87,8 +104,14 @@ void multiply_scaled(const Tile &tile, Kernel multiply) {
   const int64_t block = b.scaled ? b.format.block : kWholeLine;
   const Item *const x = rows_of<Item>(tile);
   each_line(tile, positions_in_cache(tile), [&](int64_t first, int64_t depth, int64_t line, double *totals) {
-    read_line_scales(b, line, first, depth, scales);
-    multiply(find_codes(b, line, first), scales, block, x + first, tile.rows.pitch, depth, tile.count, totals);
+    const auto multiply_piece = [&](int64_t k, int64_t count, const float *of_blocks, int64_t length, double *sums) {
+      multiply(find_codes(b, line, first + k), of_blocks, length, x + first + k, tile.rows.pitch, count, tile.count,
+               sums);
+    };
+    const bool not_finite = read_line_scales(b, line, first, depth, scales);
+    if (not_finite && tile.sides.parts > 1 && has_float_scales(b))
+      return multiply_each_block(tile, depth, scales, totals, multiply_piece);
+    multiply_piece(0, depth, scales, block, totals);
   });
 }
 

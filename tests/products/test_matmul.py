@@ -304,6 +304,34 @@ def test_elements_and_infinities(m):
         assert (np.delete(got, 5, 1) == 200).all()
 
 
+INFINITE = """
+import numpy as np, dlfp4
+for name in ("fp8_1x128", "fp8_128x128", "fp8_1x128_e5m2", "int4_g32", "fp8_row", "fp8_e4m3"):
+    q = dlfp4.quantize(np.ones((40, 384), "float32"), name)
+    for special in (np.inf, -np.inf, np.nan):
+        scales = q.scales.to_numpy().copy()
+        scales.reshape(-1)[-1] = special
+        w = dlfp4.ScaledTensor.from_parts(q.data, scales, format=name, shape=(40, 384))
+        for rows in (1, 2, 3, 8, 33):
+            for dtype in ("float32", "bfloat16", "float16"):
+                for value in (1, 1 + 2.0**-10):  # bits of the first bfloat16 alone, and others
+                    x = dlfp4.cast(np.full((rows, 384), value, "float32"), dtype)
+                    got = dlfp4.matmul(x, w.mT, out_dtype="float32").to_numpy()[:, -1]
+                    assert np.array_equal(got, np.full(rows, special), equal_nan=True), (name, special, rows, dtype)
+                x = np.where(np.arange(384) % 2, 1, -1) * np.ones((rows, 1), "float32")
+                got = dlfp4.matmul(dlfp4.cast(x.astype("float32"), dtype), w.mT, out_dtype="float32").to_numpy()
+                assert np.isnan(got[:, -1]).all(), (name, special, rows, dtype)
+print("fine")
+"""
+
+
+@pytest.mark.arithmetic
+@pytest.mark.parametrize("level", LEVELS)
+def test_scales_that_are_not_finite(level):
+    """Each counts once, however many parts a row is multiplied in; a sum of 0 by infinity is NaN."""
+    assert run_at(level, INFINITE) == "fine\n"
+
+
 LEVEL = """
 import numpy as np, dlfp4
 rng = np.random.default_rng(0)
