@@ -12,7 +12,7 @@ import torch
 import dlfp4
 from dlfp4.checkpoints import comfyui, conventions, native
 from dlfp4.checkpoints.names import EXPERTS
-from dlfp4.formats import FLOATS
+from dlfp4.formats import FLOATS, offset_parts
 from dlfp4.torch.representing import PAIRS
 from dlfp4.torch.scaled_tensor import ScaledTensor, like, plain, present, restore, turn
 from dlfp4.torch.views import blank_part, one_by_one, sizes_of, unit_of
@@ -238,6 +238,15 @@ def join_by_convention(
         if each.name == key:
             own = replace(each.spelling, formats=(target.format,))
             q = conventions.assemble([found[part] for part in each.parts], own) or each.tensor
-            made = ScaledTensor.from_dlfp4(q, target.dtype)
+            made = ScaledTensor.from_dlfp4(by_rows(q, target.format), target.dtype)
             return turn(made) if target.turned else made, list(each.parts)
     return None
+
+
+def by_rows(q: Scaled, format: str) -> Scaled:
+    """Integers of one group a row, where the target has rows with a scale each: their files are the same."""
+    own = dlfp4.formats()[format]
+    is_one = q.format.element == own.element and q.scales.ndim == 2 and q.scales.shape[1] == 1
+    if not is_one or not own.scales_lines or q.format.scales_lines:
+        return q
+    return dlfp4.ScaledTensor.from_parts(q.data, q.scales, format=own, shape=q.shape, **offset_parts(q))

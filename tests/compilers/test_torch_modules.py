@@ -242,6 +242,28 @@ def test_state_dicts_have_the_names_of_conventions(convention, format):
     assert torch.equal(other[0].weight.dequantize(), layer.weight.dequantize())
 
 
+@pytest.mark.parametrize(
+    ("format", "convention"),
+    [
+        ("int4_row", "compressed-tensors"),
+        ("uint4_row", "compressed-tensors"),
+        ("uint4_row", "gptq"),
+        ("uint4_row", "awq"),
+    ],
+)
+@pytest.mark.parametrize("depth", [32, 128, 256])
+def test_rows_that_are_one_group(format, convention, depth):
+    """Files of a scale a row are those of groups as long as rows; a model has what it was quantized to."""
+
+    def made():
+        return dt.quantize_(torch.nn.Sequential(torch.nn.Linear(depth, 64)), format, convention=convention, include="*")
+
+    first, second = made(), made()
+    second.load_state_dict(first.state_dict())
+    assert second[0].weight.format == format
+    assert torch.equal(second[0].weight.dequantize(), first[0].weight.dequantize())
+
+
 @pytest.mark.parametrize(("convention", "format"), CONVENTIONS)
 @pytest.mark.parametrize("way", ["assign", "to_empty"])
 def test_models_without_values(convention, format, way):
