@@ -182,7 +182,7 @@ def keeps_others(target: ScaledTensor, source: ScaledTensor) -> bool:
     pairs = [(getattr(target, name), getattr(source, name)) for name in target.lent or ()]
     return all(
         type(old) is torch.Tensor
-        and (torch.equal(as_bytes(old), as_bytes(new.reshape(old.shape))) or not old.float().any())
+        and (torch.equal(as_bytes(old), as_bytes(new.reshape(old.shape).to(old.device))) or not old.float().any())
         for old, new in pairs
     )
 

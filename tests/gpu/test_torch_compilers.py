@@ -144,6 +144,18 @@ def test_tensors_cross_the_border_of_a_graph(torch, dt, name):
     torch._dynamo.reset()
 
 
+def test_copies_from_the_host_into_slices(torch, dt):
+    """Into memory of another tensor under one global scale, and into new memory."""
+    whole = dt.quantize(randn(torch, 128, 64), "nvfp4", global_scale=0.01)
+    host = randn(torch, 64, 64, seed=1).cpu()
+    part = dt.quantize(host, "nvfp4", global_scale=0.01)
+    for target in (whole, torch.zeros_like(whole)):
+        target[:64].copy_(part)
+        assert torch.equal(target[:64].dequantize().cpu(), part.dequantize())
+    with pytest.raises(ValueError, match="cannot be copied into a view"):
+        whole[:64].copy_(dt.quantize(host, "nvfp4"))
+
+
 def test_tensors_are_joined(torch, dt):
     """Codes and scales side by side, on the device."""
     pair = [dt.quantize(randn(torch, 128, 128, seed=seed), "nvfp4", global_scale=0.01) for seed in range(2)]
