@@ -8,7 +8,8 @@ written; NVFP4 reads its input twice where the scale of the tensor is not given;
 finds it in a cache. "ours / best" is the fastest peer's
 time over ours, "ours / limit" the copy's time over ours: more is better. "/ rows" is the time over that of rows.
 "/ plain" is the speed beside that of the plain format, timed in the same rounds: fp8_row beside fp8_e4m3, mxfp8_32x32
-beside mxfp8_e4m3, four over six, a scale a row and Hadamard beside NVFP4 or MXFP8 without.
+beside mxfp8_e4m3, integers beside NVFP4, which has as many bits; four over six, a scale a row, a scale a matrix of a
+stack of eight, scales as e8m0 and Hadamard beside the format without. DLFP4_ISA=avx2 shows another level.
 
 Peers: torchao as it is; torchao through torch.compile, which has no float8_e8m0fnu here, so that MX takes the rule
 rceil, and scales as bytes; NumPy with ml_dtypes; ggml in NumPy (its package gguf); fouroversix as its own reference in
@@ -36,20 +37,26 @@ PEERS = ("numpy", "ml_dtypes", "torch", "torchao", "gguf", "fouroversix")
 COLUMNS = ("torchao", "compiled", "NumPy", "ggml", "fouroversix")
 FORMATS = (
     "nvfp4", "mxfp4", "mxfp6_e2m3", "mxfp8_e4m3", "mxfp8_32x32", "fp8_e4m3", "fp8_row", "fp8_1x128", "fp8_128x128",
+    "int4_g32", "uint4_g128",
 )  # fmt: skip
+ALONE = ("mxfp8_32x32", "int4_g32", "uint4_g128")  # which no peer here makes
 LARGE = 1 << 24  # elements from which there are fewer rounds and peers
 AXES: dict[str, Any] = {"": -1, " columns": -2, " both": (-1, -2)}
 # What quantize is told beside the format. The given scale is one for normal random numbers.
 GIVEN, ROWS, HADAMARD, FOUR_OVER_SIX = ", scale given", ", a scale a row", ", Hadamard", ", four over six"
+MATRICES, POWERS = ", a scale a matrix", ", e8m0 scales"
 VARIANTS: dict[str, dict[str, Any]] = {
     "": {},
     GIVEN: {"global_scale": 0.002},
     ROWS: {"recipe": dlfp4.Recipe(global_scale_per="row")},
     HADAMARD: {"hadamard": 1},
     FOUR_OVER_SIX: {"recipe": dlfp4.Recipe(four_over_six="mean_squared")},
+    MATRICES: {"recipe": dlfp4.Recipe(global_scale_per="matrix")},
+    POWERS: {"recipe": dlfp4.Recipe(scale_dtype="float8_e8m0fnu")},
 }
+STACK = 8  # matrices of MATRICES
 
-PLAIN = {"fp8_row": "fp8_e4m3", "mxfp8_32x32": "mxfp8_e4m3"}
+PLAIN = {"fp8_row": "fp8_e4m3", "mxfp8_32x32": "mxfp8_e4m3", "int4_g32": "nvfp4", "uint4_g128": "nvfp4"}
 
 
 @dataclass(frozen=True)
@@ -121,11 +128,15 @@ def dtype_of(name: str) -> np.dtype[Any]:
 
 FLOATS = ("float32", "bfloat16")
 BOTH_WAYS = (False, True)
+SPECIAL = (
+    ("nvfp4", ROWS), ("nvfp4", MATRICES), ("nvfp4", HADAMARD), ("mxfp8_e4m3", HADAMARD),
+    ("fp8_1x128", POWERS), ("fp8_128x128", POWERS),
+)  # fmt: skip
 TASKS = [
     *(Task("nvfp4", dtype, variant=variant) for variant in (GIVEN, FOUR_OVER_SIX) for dtype in FLOATS),
     *(
         Task(name, dtype, back, variant)
-        for name, variant in (("nvfp4", ROWS), ("nvfp4", HADAMARD), ("mxfp8_e4m3", HADAMARD))
+        for name, variant in SPECIAL
         for back, dtype in itertools.product(BOTH_WAYS, FLOATS)
     ),
     *(Task(name, dtype, back) for back, name, dtype in itertools.product(BOTH_WAYS, FORMATS, FLOATS)),
@@ -144,6 +155,7 @@ def matrix(elements: int, dtype: str) -> Any:
 
 def our_case(task: Task, x: Any, axis: Any) -> tuple[Case, int]:
     """The case, and how many bytes it reads and writes."""
+    x = x.reshape(STACK, -1, x.shape[1]) if task.variant == MATRICES else x
     source = dlfp4.asarray(x)
     q = dlfp4.quantize(source, task.format, axis=axis, **task.options)
     parts = q if isinstance(q, tuple) else (q,)
@@ -159,7 +171,7 @@ def peer_cases(torchao: Torchao, gguf: Any, task: Task, x: Any, along: str) -> d
     """All who can do it, by column."""
     if task.variant == FOUR_OVER_SIX and not along and x.size < LARGE:
         return {"fouroversix": four_over_six_case(torchao, x)}
-    if task.format == "mxfp8_32x32" or task.variant in (HADAMARD, FOUR_OVER_SIX):
+    if task.format in ALONE or task.variant in (HADAMARD, FOUR_OVER_SIX, MATRICES, POWERS):
         return {}
     if task.variant == ROWS and (task.back or along):
         return {}
@@ -184,7 +196,7 @@ def measure(torchao: Torchao, gguf: Any, task: Task, elements: int, threads: int
     torchao.set_threads(threads)
     x, groups = matrix(elements, task.dtype), []
     for along, axis in AXES.items():
-        if task.back and axis == (-1, -2):
+        if (task.back and axis == (-1, -2)) or (along and task.variant == MATRICES):
             continue
         ours, moved = our_case(task, x, axis)
         octets = np.ones(moved // 2, np.uint8)
