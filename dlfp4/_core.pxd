@@ -32,5 +32,6 @@ cdef class Tensor:
     cdef uint8_t x2_             # hand 4-bit data out in pairs, whoever asks
     cdef uint8_t origin          # whose current stream operations follow, a number of exchange.pxi; 0: nobody's
     cdef uint8_t is_part         # a view of a tensor with more elements: some may share its last byte
+    cdef uint8_t unscaled        # FP8 of a checkpoint, and its scales were left: products warn
     cdef uint8_t immutable       # never to be written to, which its library's capsules cannot say
     cdef int64_t inline_dims[INLINE_DIMS]

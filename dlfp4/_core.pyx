@@ -10,6 +10,7 @@ import pickle
 import reprlib
 import sys
 import threading
+import warnings
 import weakref
 
 import ml_dtypes

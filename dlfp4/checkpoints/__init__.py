@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from dlfp4 import ScaledTensor, Tensor
+from dlfp4._core import UnscaledWarning
 from dlfp4.checkpoints import comfyui, joining, models, native, safetensors
 from dlfp4.checkpoints.conventions import (
     CONVENTIONS,
     Parts,
-    UnscaledWarning,
     check_mapping,
     join_parts,
     split_parts,

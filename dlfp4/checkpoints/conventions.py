@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 import dlfp4
 from dlfp4 import ScaledTensor, Tensor
-from dlfp4._core import _refuse_hadamard
+from dlfp4._core import UnscaledWarning, _as_unscaled, _refuse_hadamard
 from dlfp4.checkpoints import comfyui
 from dlfp4.checkpoints.integers import PACKINGS, with_biases
 from dlfp4.checkpoints.names import is_part, last, listed, module_of
@@ -31,10 +31,6 @@ from dlfp4.suggest import is_one_of
 GPT_OSS_BYTES = 16  # bytes in a block of 32 elements; they form an axis of their own
 WEIGHT = ".weight"
 MARKER = "scaled_fp8"  # a tensor of no elements in stable diffusion's files; its type is that of the weights
-
-
-class UnscaledWarning(UserWarning):
-    """FP8 was joined to no scales, although there are some: as a matrix it has wrong values."""
 
 
 @dataclass(frozen=True)
@@ -460,21 +456,25 @@ def is_scale_of(part: str, name: str) -> bool:
     return own in ("weight", "kernel") and "scale" in last(part) and not last(part).startswith(("input", "output"))
 
 
-def warn_unscaled(joined: Mapping[str, Tensor | ScaledTensor], stacklevel: int) -> None:
-    """Warn of FP8 without scales, where some were left or the rest of the model has scales."""
-    unscaled = find_unscaled(joined)
+def warn_unscaled(joined: dict[str, Tensor | ScaledTensor], stacklevel: int) -> None:
+    """Warn of FP8 without scales, where some were left or the rest of the model has scales, and let its products
+    warn, too.
+    """
     others = any(isinstance(x, ScaledTensor) and not is_packed(x.format) for x in joined.values())
-    told = [
+    unscaled = {name: left for name, left in find_unscaled(joined).items() if left or others}
+    if not unscaled:
+        return
+    marked = {name: _as_unscaled(x) for name, x in joined.items() if name in unscaled and isinstance(x, Tensor)}
+    joined.update(marked)
+    told = (
         f"{name} ({', '.join(left)} {'is' if len(left) == 1 else 'are'} left)" if left else f"{name} (none is there)"
         for name, left in unscaled.items()
-        if left or others
-    ]
-    if told:
-        warnings.warn(
-            f"FP8 without its scales, which a product would multiply as it is: {listed(told)}",
-            UnscaledWarning,
-            stacklevel=stacklevel + 1,
-        )
+    )
+    warnings.warn(
+        f"FP8 without its scales, which a product would multiply as it is: {listed(told)}",
+        UnscaledWarning,
+        stacklevel=stacklevel + 1,
+    )
 
 
 # ---- Tensors to parts

@@ -1,5 +1,6 @@
 """Checkpoints of others: made here byte by byte as their exporters do, decoded by a formula that knows no dlfp4."""
 
+import warnings
 from pathlib import Path
 
 import ml_dtypes
@@ -187,6 +188,32 @@ def test_fp8_without_its_scales_is_told(tmp_path, generator):
         with pytest.warns(checkpoints.UnscaledWarning, match=message) as told:
             checkpoints.load(tmp_path / "a.safetensors")
         assert told[0].filename == __file__
+
+
+def test_products_of_fp8_without_its_scales_are_told(generator):
+    """Each of them, of views and copies as well; not those of a tensor that got scales, nor of the caller's own."""
+    codes = dlfp4.asarray(fp8(generator, N, K)[0])
+    with pytest.warns(checkpoints.UnscaledWarning):
+        w = join_parts({"w": codes, "w_scale": positive(generator, 7, 1)})["w"]
+    x = np.ones((4, K), np.float32)
+    products = {
+        "matmul": lambda w: dlfp4.matmul(x, w.mT),
+        "of a slice": lambda w: dlfp4.matmul(x, w[:16].mT),
+        "of a copy": lambda w: dlfp4.matmul(x, w.copy().mT),
+        "grouped": lambda w: dlfp4.grouped_matmul(x, w.reshape(1, *w.shape).mT, np.array([4], np.int32)),
+        "vecdot": lambda w: dlfp4.vecdot(w, w),
+    }
+    for product in products.values():
+        for _ in range(2):
+            with pytest.warns(checkpoints.UnscaledWarning, match="multiplies it as it is") as told:
+                product(w)
+            assert told[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for product in products.values():
+            product(codes)
+        dlfp4.matmul(x, dlfp4.ScaledTensor.from_parts(w, np.ones((), np.float32), format="fp8_e4m3").mT)
+        dlfp4.matmul(x, dlfp4.cast(w, "float32").mT)
 
 
 def test_fp8_that_has_no_scales_anywhere_is_what_it_is(generator):

@@ -29,6 +29,7 @@ cdef inline void copy_description(Tensor self, Tensor source) noexcept:
     self.row = source.row
     self.flags = source.flags
     self.is_part = source.is_part
+    self.unscaled = source.unscaled
     self.immutable = source.immutable
 
 

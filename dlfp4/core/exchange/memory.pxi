@@ -113,6 +113,12 @@ cdef inline int check_readable(Tensor self) except -1:
     return 0 if on_cuda(self) else check_host(self)
 
 
+cdef inline Tensor keep_mark(Tensor self, Tensor copy):
+    """A copy, of whose elements products say what they say of the tensor's own."""
+    copy.unscaled = self.unscaled
+    return copy
+
+
 cdef Tensor duplicate(Tensor self):
     """A compact copy where operations on the tensor run: of pinned memory on the host, of managed memory on its
     device."""

@@ -118,10 +118,37 @@ cdef Place place_on_cuda(Tensor source, stream, x, y, z) except *:
     return place
 
 
+class UnscaledWarning(UserWarning):
+    """FP8 of a checkpoint was joined to no scales, although there are some: as a matrix it has wrong values."""
+
+    __module__ = "dlfp4.checkpoints"
+
+
+def _as_unscaled(Tensor self):
+    """The same memory, of which, and of whose views and copies, products warn."""
+    cdef Tensor marked = share(self)
+    marked.unscaled = True
+    return marked
+
+
+cdef int tell_unscaled(a, b, int level) except -1:
+    """Warn of operands that are marked so; `level` tells whose line does the product."""
+    if is_unscaled(a) or is_unscaled(b):
+        warnings.warn("a product of FP8 whose scales were left in its checkpoint multiplies it as it is; make a "
+                      "ScaledTensor of both by ScaledTensor.from_parts, or cast what has no scale",
+                      UnscaledWarning, stacklevel=level)
+    return 0
+
+
+cdef inline bint is_unscaled(x):
+    return type(x) is Tensor and (<Tensor> x).unscaled
+
+
 def _stream_of_product(a, b, given, stream):
     """The handle of a matrix product's stream, None on the host; `given` has the operands and `out` as they came."""
     cdef Tensor source = elements_of(a) if on_cuda(elements_of(a)) else elements_of(b)
     cdef Place place
+    tell_unscaled(a, b, 2)
     if on_cuda(source):
         x, y, z = given
         place = place_on_cuda(source, stream, x, y, z)

@@ -188,6 +188,7 @@ cdef Tensor sum_over(a, b, int64_t axis, out):
     elements = elements_of(left)
     others = elements_of(right)
     check_together(elements, others)
+    tell_unscaled(left, right, 1)
     place = place_for(elements, None, a, b, out)
     left = for_dots(plain_on(left, &place), axis, "a", &place)
     right = for_dots(plain_on(right, &place), axis, "b", &place)

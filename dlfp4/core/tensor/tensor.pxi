@@ -189,7 +189,7 @@ cdef class Tensor:
         """A compact copy on the same device, aligned to 64 bytes on the host, and writable.
 
         A copy of pinned memory lies on ``"cpu"``, a copy of managed memory on its ``"cuda:N"``."""
-        return duplicate(self)
+        return keep_mark(self, duplicate(self))
 
     def to_device(self, device, /, *, stream=None):
         """The tensor on `device`: itself if it lies there, else a copy that is complete on return.
@@ -211,7 +211,7 @@ cdef class Tensor:
         target = parse_device(device)
         if stream is not None:
             raise ValueError(f"stream={stream!r}: to_device waits for the copy, so it takes no stream; pass None")
-        return self if lies_on(self, target) else move(self, target)
+        return self if lies_on(self, target) else keep_mark(self, move(self, target))
 
     def to_numpy(self, copy=None):
         """A NumPy array of the element type of NumPy or ml_dtypes.
