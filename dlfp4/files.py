@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import fnmatch
 import os
 import secrets
 import stat
@@ -90,13 +91,19 @@ def check_room(folder: Path, size: int) -> None:
 
 @contextlib.contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """An OSError of writing, such as that of a full disk, says which file it was."""
+    """An OSError of writing, such as that of a full disk, says which file it was, by the name that was asked for."""
     try:
         yield
     except OSError as error:
-        if error.errno and not error.filename:
+        if error.errno and (not error.filename or is_temporary(error.filename)):
             error.filename = os.fspath(path)
+            del error.filename2  # of a renaming
         raise
+
+
+def is_temporary(name: object) -> bool:
+    """Whether it is the name of a file that is being written, which nobody asked for."""
+    return isinstance(name, str | os.PathLike) and fnmatch.fnmatch(os.path.basename(name), TEMPORARY.format("*"))
 
 
 # ---- Writing

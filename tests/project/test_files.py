@@ -191,6 +191,23 @@ def test_folders_that_cannot_be_written(tmp_path):
     tmp_path.chmod(0o700)
 
 
+def test_errors_name_the_file_that_was_asked_for(tmp_path, monkeypatch):
+    """Not the one beside it that cannot be begun or renamed."""
+    path = tmp_path / "model.safetensors"
+
+    def refuse(place, *given):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place), None, *map(str, given))
+
+    for name in ("open", "replace"):
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "O_TMPFILE", os.O_DIRECTORY | os.O_RDWR, raising=False)  # as where it is not known
+            patched.setattr(Path, name, refuse)
+            with pytest.raises(PermissionError) as caught:
+                checkpoints.save(path, {"x": dlfp4.asarray(b"new")})
+        assert str(caught.value) == f"[Errno {errno.EACCES}] {os.strerror(errno.EACCES)}: {str(path)!r}"
+    assert list(tmp_path.iterdir()) == []
+
+
 def failing(number, *, after=0, times=sys.maxsize, real=None):
     """A function of `os` that fails as a disk does, so often, once it was called so many times; else it does what the
     real one does, or nothing.
