@@ -321,11 +321,32 @@ def test_what_can_only_hand_out_a_copy_is_refused_by_all_who_take_none():
         made = Made(flags=IS_COPIED)
         with pytest.raises(BufferError, match="only hand out a copy"):
             take(Producer(made), copy=False)
-        made = Made(flags=IS_COPIED)
-        with pytest.raises(BufferError, match="only hand out a copy"):
-            take(made.capsule, copy=False)
         assert made.deleted == 1
         assert take(Producer(Made(flags=IS_COPIED))).size == 4
+
+
+@pytest.mark.parametrize(
+    ("take", "flags", "match"),
+    [
+        (lambda x: dlfp4.from_dlpack(x, copy=False), IS_COPIED, "only hand out a copy"),
+        (lambda x: dlfp4.asarray(x, copy=False), IS_COPIED, "only hand out a copy"),
+        (lambda x: dlfp4.from_dlpack(x, device="cuda:0", copy=False), 0, "moving it to cuda:0 needs a copy"),
+        (lambda x: dlfp4.asarray(x, dtype="float16", copy=False), 0, "float32 to float16 needs a copy"),
+        (lambda x: dlfp4.asarray(x, dtype="nonsense"), 0, "^dtype 'nonsense' is not one"),
+        (lambda x: dlfp4.from_dlpack(x, device="nowhere"), 0, "nowhere"),
+    ],
+    ids=["a copy", "a copy of any kind", "elsewhere", "another type", "no type", "no device"],
+)
+def test_a_capsule_that_is_refused_can_be_taken_otherwise(take, flags, match):
+    for versioned in (True, False)[: 1 if flags else 2]:  # legacy capsules have no flags
+        made = Made(flags=flags, versioned=versioned)
+        with pytest.raises((BufferError, TypeError, ValueError), match=match):
+            take(made.capsule)
+        assert made.untouched
+        tensor = dlfp4.from_dlpack(made.capsule)
+        assert tensor.data_ptr == made.memory.ctypes.data
+        del tensor
+        assert made.deleted == 1
 
 
 def test_what_came_as_a_copy_is_shared_from_then_on():

@@ -296,6 +296,27 @@ print("statuses", C.cast(c_api.describe(x), c_api.describe(other), None, 0, None
     assert printed.count("0 sm_90") == 1, printed
 
 
+def test_what_kernels_do_not_take_is_told_why(driver_folder):
+    """Rows of packed elements with gaps, and more elements than a launch has threads for."""
+    code = """
+from tests.support import capsules
+
+def there(address, dtype, shape, **fields):
+    made = capsules.Made(data=address, shape=shape, dtype=dtype, device=(2, 0), **fields)
+    return dlfp4.from_dlpack(made.capsule)
+
+cast(0)   # loads the kernels
+for shape, strides in (((4, 3), (5, 1)), ((2**45,), (1,))):
+    out = there(2**50, "float4_e2m1fn", shape, strides=strides)
+    try:
+        dlfp4.cast(there(2**55, "float32", shape), out.dtype, out=out)
+    except BufferError as error:
+        print("refused", "start on bytes" in str(error), "blocks of threads" in str(error), flush=True)
+"""
+    printed = run(driver_folder, code, DLFP4_CUDA_IMAGE="nvrtc", PYTHONPATH=with_support(driver_folder))
+    assert printed[-2:] == ["refused True True"] * 2, printed
+
+
 def test_the_c_api_refuses_weights_that_kernels_do_not_read(driver_folder):
     """On a device as on the host: zero points without use, and rows of FP4 that begin between bytes."""
     code = """

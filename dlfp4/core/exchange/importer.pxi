@@ -155,8 +155,9 @@ cdef inline void share_own_export(Tensor self) noexcept:
             free_export((<DLManagedTensor *> managed).manager_ctx, managed)
 
 
-cdef Tensor import_capsule(object capsule):
-    """Consume a capsule. It is renamed once the tensor is ours, inside the lock, so that one consumer alone wins."""
+cdef Tensor import_capsule(object capsule, Device device, copy, int row):
+    """Consume a capsule, unless `copy` forbids what is asked for. It is renamed once the tensor is ours, inside the
+    lock, so that one consumer alone wins."""
     cdef DLManagedTensorVersioned *versioned
     cdef DLManagedTensor *legacy
     cdef Tensor self = Tensor.__new__(Tensor)
@@ -168,12 +169,14 @@ cdef Tensor import_capsule(object capsule):
                 PyCapsule_SetName(capsule, USED_VERSIONED)
             check_version(versioned)
             describe(self, &versioned.dl_tensor, versioned.flags)
+            check_unmoved(self, capsule, device, copy, row)
             PyCapsule_SetName(capsule, USED_VERSIONED)
             self.owner = versioned
             self.owner_kind = OWNER_VERSIONED
         elif PyCapsule_IsValid(capsule, LEGACY):
             legacy = <DLManagedTensor *> PyCapsule_GetPointer(capsule, LEGACY)
             describe(self, &legacy.dl_tensor, 0)
+            check_unmoved(self, capsule, device, copy, row)
             PyCapsule_SetName(capsule, USED_LEGACY)
             self.owner = legacy
             self.owner_kind = OWNER_LEGACY
@@ -181,6 +184,21 @@ cdef Tensor import_capsule(object capsule):
             refuse_capsule(capsule)
     share_own_export(self)
     return self
+
+
+cdef int check_unmoved(Tensor self, object x, Device device, copy, int row) except -1:
+    """BufferError where copy=False forbids what x as it is asked for would be: a copy, elsewhere, of another type."""
+    if copy is not False:
+        return 0
+    if self.flags & DLPACK_FLAG_BITMASK_IS_COPIED and type(x) is not Tensor:
+        raise BufferError(f"{type(x).__name__} can only hand out a copy, which copy=False forbids")
+    if device is not None and not lies_on(self, device):
+        raise BufferError(f"the data lies on {device_of(self)}; moving it to {device} needs a copy, which copy=False "
+                          f"forbids")
+    if row != NO_ROW and row != self.row:
+        raise BufferError(f"{dtype_name(self)} to {dlfp4_dtypes[row].name.decode()} needs a copy, which copy=False "
+                          f"forbids")
+    return 0
 
 
 cdef int refuse_capsule(object capsule) except -1:
@@ -246,7 +264,7 @@ cdef Tensor import_from_protocol(object x, Device device, copy):
         raise TypeError(f"{type(x).__name__}.__dlpack__() returned an object of type {type(capsule).__name__}; "
                         "expected a capsule")
     producer = find_inherited(type(x))
-    self = import_capsule(capsule)
+    self = import_capsule(capsule, None, None, NO_ROW)
     if is_cuda(self.dl.device.device_type):
         self.stream = wanted.get("stream", LEGACY_STREAM)
         self.origin = origin
@@ -267,25 +285,21 @@ cdef object stream_to_ask_for(framework, tuple source, int *origin):
 
 # ---- The entry
 
-cdef Tensor retain(object x, Device device, copy):
-    """Any producer's memory as a Tensor that keeps it alive."""
-    cdef Tensor self
-    if type(x) is Tensor:
-        return share(<Tensor> x)
-    self = retain_foreign(x, device, copy)
-    if copy is False and self.flags & DLPACK_FLAG_BITMASK_IS_COPIED:
-        raise BufferError(f"{type(x).__name__} can only hand out a copy, which copy=False forbids")
+cdef Tensor retain(object x, Device device, copy, int row):
+    """Any producer's memory as a Tensor that keeps it alive; where `copy` is False, on that device and of that type."""
+    cdef Tensor self = share(<Tensor> x) if type(x) is Tensor else retain_foreign(x, device, copy, row)
+    check_unmoved(self, x, device, copy, row)
     return self
 
 
-cdef Tensor retain_foreign(object x, Device device, copy):
+cdef Tensor retain_foreign(object x, Device device, copy, int row):
     """Any foreign producer's memory, by the fastest way that its type offers."""
     cdef Producer *producer
     cdef PyTypeObject *type = Py_TYPE(x)
     if type == <PyTypeObject *> cnp.ndarray:
         return import_array(<cnp.ndarray> x)
     if PyCapsule_CheckExact(x):
-        return import_capsule(x)
+        return import_capsule(x, device, copy, row)
     producer = find_producer(type)
     if producer != NULL:
         return import_through_table(producer, x)
@@ -305,10 +319,10 @@ cdef Tensor borrow(object x):
     producer = find_producer(Py_TYPE(x))
     if producer != NULL:
         return import_through_table(producer, x)
-    return import_array(as_floats(x)) if isinstance(x, (list, tuple)) else as_producer(x, None)
+    return import_array(as_floats(x)) if isinstance(x, (list, tuple)) else as_producer(x, None, NO_ROW)
 
 
-cdef Tensor as_producer(object x, copy):
+cdef Tensor as_producer(object x, copy, int row):
     """Import what is no producer itself: subclasses of NumPy's arrays, lists of numbers, buffers."""
     if isinstance(x, ScaledTensor):
         raise TypeError("a ScaledTensor is several tensors: take its .data or .scales, or .dequantize() it")
@@ -328,7 +342,7 @@ cdef Tensor as_producer(object x, copy):
             raise TypeError(f"{type(x).__name__} has no memory to share: expected a DLPack producer or capsule, a "
                             f"NumPy array or a buffer; for Python numbers call numpy.asarray first, of a variable "
                             f"pass its value") from None
-    return retain(x, None, copy)
+    return retain(x, None, copy, row)
 
 
 cdef inline bint is_quantized(object x):
@@ -394,7 +408,7 @@ def from_dlpack(x, /, *, device=None, copy=None):
     ----------
     x : producer or capsule
         An object with ``__dlpack__`` and ``__dlpack_device__``, of any element type and on any device, or a raw
-        DLPack capsule (legacy or versioned), which is consumed.
+        DLPack capsule (legacy or versioned), which is consumed; one that is refused stays as it was.
     device : str, tuple or Device, optional
         Where the result shall lie, for example ``"cpu"``. Default: where `x` lies.
     copy : bool, optional
@@ -438,14 +452,11 @@ def from_dlpack(x, /, *, device=None, copy=None):
     cdef Device target
     cdef Tensor self
     if device is None and copy is None:
-        return retain(x, None, None)
+        return retain(x, None, None, NO_ROW)
     check_copy(copy)
     target = None if device is None else parse_device(device)
-    self = retain(x, target, copy)
+    self = retain(x, target, copy, NO_ROW)
     if target is not None and not lies_on(self, target):
-        if copy is False:
-            raise BufferError(f"the data lies on {device_of(self)}; moving it to {target} needs a copy, which "
-                              f"copy=False forbids")
         return move(self, target)
     return duplicate(self) if copy is True else self
 
@@ -481,19 +492,19 @@ def asarray(x, /, *, dtype=None, copy=None):
         `x` has no elements to share.
     """
     cdef Tensor self
+    cdef int row = NO_ROW if dtype is None else row_of_argument(dtype)
     check_copy(copy)
     if type(x) is Tensor:
         self = <Tensor> x
-    elif isinstance(x, (list, tuple)) and dtype is not None and is_float(row_of_argument(dtype)):
+        check_unmoved(self, x, None, copy, row)
+    elif isinstance(x, (list, tuple)) and row != NO_ROW and is_float(row) and copy is not False:
         self = import_array(as_floats(x))
     elif type(x) is cnp.ndarray or find_producer(Py_TYPE(x)) != NULL:
-        self = retain(x, None, copy)
+        self = retain(x, None, copy, row)
     elif is_quantized(x):
         return as_quantized(x, dtype, copy)
     else:
-        self = as_producer(x, copy)
-    if dtype is None or row_of_argument(dtype) == self.row:
+        self = as_producer(x, copy, row)
+    if row == NO_ROW or row == self.row:
         return duplicate(self) if copy is True else self
-    if copy is False:
-        raise BufferError(f"{dtype_name(self)} to {dtype} needs a copy, which copy=False forbids")
     return cast(self, dtype)

@@ -8,8 +8,9 @@ cdef int check_kernel(int status, str what) except -1:
     """The status of a kernel's launch: a description that it does not take, or the driver's error."""
     if status <= -DLFP4_CUDA_REFUSED:
         if -status - DLFP4_CUDA_REFUSED == DLFP4_E_SHAPE:
-            raise BufferError(f"{what}: CUDA kernels cannot write these strides; packed elements are written only to "
-                              f"rows that start on bytes and have no gaps: give a .copy(), another out, or none")
+            raise BufferError(f"{what}: CUDA kernels do not take these shapes and strides: packed elements are written "
+                              f"only to rows that start on bytes and have no gaps (give a .copy(), another out, or "
+                              f"none), and a launch has at most 2**31 - 1 blocks of threads (work on parts)")
         raise TypeError(f"{what}: these element types have no such kernel (status {-status - DLFP4_CUDA_REFUSED})")
     return check_cuda(status, what)
 
