@@ -408,7 +408,7 @@ def from_dlpack(x, /, *, device=None, copy=None):
     ----------
     x : producer or capsule
         An object with ``__dlpack__`` and ``__dlpack_device__``, of any element type and on any device, or a raw
-        DLPack capsule (legacy or versioned), which is consumed; one that is refused stays as it was.
+        DLPack capsule (legacy or versioned), which is consumed; where ``copy=False`` forbids it, it stays as it was.
     device : str, tuple or Device, optional
         Where the result shall lie, for example ``"cpu"``. Default: where `x` lies.
     copy : bool, optional
