@@ -35,6 +35,7 @@ INTEGERS = frozenset((NUMBERS["int32"], NUMBERS["int64"]))
 WEIGHTS = frozenset((NUMBERS["float32"],))
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 MOST_EXPERTS = 512  # of kernels for CUDA devices
+NAMES = ("x", "w")  # what messages call the operands
 
 
 class Routing(NamedTuple):
@@ -278,7 +279,7 @@ def refuses_on_cuda(problem: Problem) -> str | None:
     refuses = refuses_prepared if w.scale_layout == "prepared" else refuses_bytes
     return (
         common.rounds_activations(problem)
-        or common.not_on_one_cuda_device(problem)
+        or common.not_on_one_cuda_device(problem, NAMES)
         or refuses(problem, w)
         or (f"w has {w.shape[0]} experts; expected at most {MOST_EXPERTS}" if w.shape[0] > MOST_EXPERTS else None)
         or (None if _has_grouped(w) else "the kernels by experts are for compute capability 9.0; call matmul for each")
@@ -303,20 +304,25 @@ def refuses_bytes(problem: Problem, w: ScaledTensor) -> str | None:
             f"w is {w.format.name} and x is {common.describe(x)}; expected float8_e4m3fn of both: pass "
             f"activation='fp8_1x128', or quantize x, or pass w.prepare().mT of mxfp8_e4m3 or fp8_e4m3 with x of 16 bits"
         )
-    if isinstance(x, ScaledTensor) and x.axis != -1:
-        return f"blocks of x, {summary(x)}, run across the sums; quantize it along the last axis"
+    if (reason := runs_across(x)) is not None:
+        return reason
     if w.global_scale is not None or w.shape[2] % cuda_fp8.BULK:
         return f"w is {summary(w)}; expected no global scale and K a multiple of {cuda_fp8.BULK}"
     return cuda_fp8.refuses_bytes("x", x) or cuda_fp8.refuses_bytes("w", w) or cuda_fp8.refuses_together(x, w)
 
 
+def runs_across(x: Operand) -> str | None:
+    """Whether blocks of rows run across the sums."""
+    if isinstance(x, ScaledTensor) and x.axis != -1:
+        return f"blocks of x, {summary(x)}, run across the sums; quantize it along the last axis"
+    return None
+
+
 def refuses_on_host(problem: Problem) -> str | None:
     """Why the host does not take operands."""
-    names = ("x", "w")
-    if isinstance(problem.a, ScaledTensor) and problem.a.axis != -1:
-        return f"blocks of x, {summary(problem.a)}, run across the sums; quantize it along the last axis"
     return (
-        common.not_on_host(problem, names)
-        or common.not_floats(problem, names)
-        or cpu.refuses_activation(problem, names)
+        runs_across(problem.a)
+        or common.not_on_host(problem, NAMES)
+        or common.not_floats(problem, NAMES)
+        or cpu.refuses_activation(problem, NAMES)
     )

@@ -158,12 +158,12 @@ def not_on_host(problem: Problem, names: tuple[str, str] = AS_OF_MATMUL) -> str 
     return None
 
 
-def not_on_one_cuda_device(problem: Problem) -> str | None:
+def not_on_one_cuda_device(problem: Problem, names: tuple[str, str] = AS_OF_MATMUL) -> str | None:
     """Whether the operands lie apart, or on the host."""
     a, b = problem.a.device, problem.b.device
     if a != b:
         place = str(a) if a.type == "cuda" else "cpu"
-        return f"a lies on {a}, b on {b}; bring them together with .to_device({place!r})"
+        return f"{names[0]} lies on {a}, {names[1]} on {b}; bring them together with .to_device({place!r})"
     if a.type != "cuda":
         return (
             f"the operands lie on {a}, and this backend reads CUDA memory; where there is a GPU, call "

@@ -9,7 +9,7 @@ import pytest
 import dlfp4
 
 from ..support.block_reference import FORMATS
-from ..support.capsules import framework, run_python, together
+from ..support.capsules import Made, framework, run_python, together
 from ..support.levels import LEVELS, run_at
 from ..support.reference import codes_of, native_cast
 
@@ -429,6 +429,30 @@ def test_what_is_refused(name):
     options, error, message = REFUSED[name]
     with pytest.raises(error, match=message):
         dlfp4.grouped_matmul(**{"x": X, "w": W.mT, "offsets": ENDS_OF_3, **options})
+
+
+CUDA, OTHER, HOST = (2, 0), (2, 1), (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("of_x", "of_offsets", "message"),
+    [
+        (OTHER, CUDA, r"x lies on cuda:1, w on cuda:0.*to_device\('cuda:1'\)"),
+        (HOST, CUDA, r"x lies on cpu, w on cuda:0.*to_device\('cpu'\)"),
+        (CUDA, HOST, r"offsets lie on cpu, the operands on cuda:0.*to_device\('cuda:0'\)"),
+    ],
+)
+def test_what_lies_apart(of_x, of_offsets, message):
+    """Host memory that claims to be a device's."""
+
+    def on(device, array):
+        return dlfp4.from_dlpack(Made(array, device=device).capsule)
+
+    codes, scales = on(CUDA, np.zeros((2, 32, 64), np.uint8)), on(CUDA, np.zeros((2, 32, 1), np.float32))
+    w = dlfp4.ScaledTensor.from_parts(codes, scales, format="fp8_row", shape=(2, 32, 64))
+    x = on(of_x, np.zeros((4, 64), np.uint8)).view("float8_e4m3fn")
+    with pytest.raises(dlfp4.BackendError, match=message):
+        dlfp4.grouped_matmul(x, w.mT, on(of_offsets, np.array([1, 4], np.int32)))
 
 
 @pytest.mark.parametrize("name", ["offsets", "indices", "weights"])

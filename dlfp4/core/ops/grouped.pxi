@@ -24,12 +24,12 @@ def _multiply_groups_on_host(a, w, Tensor offsets, Tensor indices, Tensor weight
     cdef GroupedProduct call
     cdef object left = plain_on(a, &ON_HOST), right = plain_on(w, &ON_HOST)
     cdef int64_t rows = a.shape[0] if indices is None else indices.dl.shape[0]
-    cdef Tensor ends = read_numbers(offsets, "offsets"), places = None, factors = None
+    cdef Tensor ends = read_numbers(offsets), places = None, factors = None
     fill_grouped(&of_a, &of_w, &matrix, left, right, result)
     call.groups = dlfp4_groups(rows, of_w.shape[0], of_w.strides[0], <const int64_t *> ends.dl.data, NULL, NULL, NULL)
     check_ends(&call.groups)
     if indices is not None:
-        places = read_numbers(indices, "indices")
+        places = read_numbers(indices)
         check_places(&call.groups, places, a.shape[0] if gathers else matrix.rows)
         call.groups.gather = <const int64_t *> places.dl.data if gathers else NULL
     if weights is not None:
@@ -68,7 +68,7 @@ cdef int run_grouped(GroupedProduct *call) except -1:
 cdef int INT64 = row_of_argument("int64")
 
 
-cdef Tensor read_numbers(Tensor self, str name):
+cdef Tensor read_numbers(Tensor self):
     """int32 or int64 of one dimension, copied as int64."""
     cdef int64_t count = self.dl.shape[0], step = self.dl.strides[0], k
     cdef Tensor result
