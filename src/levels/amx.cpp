@@ -16,7 +16,7 @@ namespace {
 #ifdef __linux__
 // Not by __builtin_cpu_supports, whose names for AMX clang does not know.
 bool has_tiles() {
-  constexpr unsigned kBfloats = 1u << 22, kTiles = 1u << 24, kIntegers = 1u << 25, kAll = kBfloats | kTiles | kIntegers;
+  constexpr unsigned kBfloats = 1u << 22, kTiles = 1u << 24, kAll = kBfloats | kTiles;
   unsigned a, b, c, d;
   return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & kAll) == kAll;
 }

@@ -320,10 +320,7 @@ void multiply_float_rows(const float *line, const float *x, int64_t pitch, int64
 
 // --- The table -------------------------------------------------------------------------------
 
-constexpr bool has_line_elements(int row) {
-  return is_float(kTypes[row]) && kTypes[row].specials != DLFP4_E8M0 &&
-         (kTypes[row].bits <= 8 || row == DLFP4_bfloat16);
-}
+constexpr bool has_line_elements(int row) { return has_element_tiles(row) || row == DLFP4_bfloat16; }
 
 template <int Key, int Scale, int64_t kBlock>
 void add_fp4_rows(LineKernels *kernels) {

@@ -127,7 +127,7 @@ def level_of(setting):
 AVX512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vbmi", "avx2", "fma", "bmi2"}
 AVX512_BF16 = AVX512 | {"avx512_vnni", "avx512_bf16"}
 FLAGS = {
-    "amx": AVX512_BF16 | {"amx_tile", "amx_bf16", "amx_int8"},
+    "amx": AVX512_BF16 | {"amx_tile", "amx_bf16"},
     "avx512_bf16": AVX512_BF16,
     "avx512": AVX512,
     "avx2": {"avx2", "fma", "bmi2"},
