@@ -90,6 +90,7 @@ MATMULS = (
     Task("mxfp4", "bfloat16", "int8"),
     Task("fp8_e4m3", "bfloat16"),
     Task("fp8_1x128", "bfloat16"),
+    Task("fp8_128x128", "fp8_1x128"),
     Task("mxfp8_e4m3", "bfloat16"),
     Task("mxfp6_e2m3", "bfloat16"),
 )

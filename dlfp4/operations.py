@@ -164,7 +164,7 @@ class Argument:
     kind : str
         "operand", a plain tensor; "quantized", one that may be quantized as well; "vector", one whose type PyTorch has;
         "scale", the same, optional; else a constant: "text", "dtype", "recipe", "backend", "flag", "number", "integer",
-        "count", "axes" or "signs".
+        "index", "count", "axes" or "signs".
     default : object
         Of constants; ``REQUIRED`` where there is none.
     """
