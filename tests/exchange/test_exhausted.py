@@ -3,13 +3,19 @@ an operation reads is referred to as often as before.
 
 Python's allocators fail by `_testcapi`, from the n-th call on or at the n-th alone, in a process of its own: the next n
 comes once the operation went through. What computes in Python by NumPy, such as `concatenate`, `analysis.error` and
-most of `to`, is left out: NumPy 2.4 itself crashes, in `errstate` and in reductions, or returns NULL without an error,
-and CPython 3.11 loses lists that are arguments of a call which finds no memory, such as those of `stack`.
+most of `to`, is left out of that: NumPy 2.4 itself crashes, in `errstate` and in reductions, or returns NULL without an
+error, and CPython 3.11 loses lists that are arguments of a call which finds no memory, such as those of `stack`. There
+each line of ours fails in turn.
 """
 
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
+
+import dlfp4
+from dlfp4 import analysis
 
 from ..support.capsules import framework, run_python
 
@@ -145,6 +151,55 @@ def test_each_allocation_fails_in_turn(only):
     assert len(counts) == 37
     for name, (failed, tried) in counts.items():
         assert 0 < failed <= tried < 3000, (name, failed, tried)
+
+
+NUMBERS = np.random.default_rng(0).normal(size=(4, 64)).astype(np.float32)
+NV, MX, INTEGERS = (dlfp4.quantize(NUMBERS, name) for name in ("nvfp4", "mxfp4", "uint4_g32"))
+IN_PYTHON = {
+    "concatenate": lambda: dlfp4.concatenate([MX, MX], 1),
+    "concatenate zero points": lambda: dlfp4.concatenate([INTEGERS, INTEGERS]),
+    "stack": lambda: dlfp4.stack([NV, NV]),
+    "error": lambda: analysis.error(NUMBERS, NV),
+    "to blocks": lambda: NV.to("mxfp4"),
+    "to integers": lambda: NV.to("int4_g32"),
+}
+
+
+def run_to_line(operation, number):
+    """Whether an operation raised the MemoryError that the number-th line of our Python raises, if it has so many."""
+    folder, left = str(Path(analysis.__file__).parent), number
+
+    def trace(frame, event, _):
+        nonlocal left
+        left -= event == "line"
+        if left < 0 and event == "line":
+            sys.settrace(None)
+            raise MemoryError("of the test")
+        return trace
+
+    sys.settrace(lambda frame, event, _: trace if frame.f_code.co_filename.startswith(folder) else None)
+    try:
+        operation()
+    except MemoryError as error:
+        return str(error) == "of the test"
+    finally:
+        sys.settrace(None)
+    assert left >= 0, (number, "the error was lost")
+    return False
+
+
+@pytest.mark.parametrize("operation", IN_PYTHON.values(), ids=IN_PYTHON)
+def test_each_line_fails_in_turn(operation):
+    """Of what computes in Python: no error is lost, and nothing that the operation read is kept."""
+    read = [part for q in (NV, MX, INTEGERS) for part in (q, q.data, q.scales)]
+    expected = repr(operation())
+    counts = [sys.getrefcount(part) for part in read]
+    number = 0
+    while run_to_line(operation, number):
+        assert [sys.getrefcount(part) for part in read] == counts, number
+        number += 1
+    assert number > 50
+    assert repr(operation()) == expected
 
 
 HANDLES = """
