@@ -13,6 +13,7 @@ nox.options.default_venv_backend = "venv"
 nox.options.sessions = ["lint", "wheel", "typing", "kernels", "test"]
 
 PINNED = ("-c", "tests/constraints.txt")
+THREADS = str(Path("tests/constraints-threads.txt").resolve())  # the versions for CPython 3.13 without a GIL
 STRICT = "-Ccmake.define.DLFP4_WERROR=ON"
 HOST_ONLY = "-Ccmake.define.DLFP4_CUDA=OFF"  # the image of CUDA kernels takes longer to build than all else
 
@@ -171,7 +172,7 @@ def apart(session: nox.Session, requirements: list[str]) -> None:
 @nox.session(python="3.13t")
 def threads(session: nox.Session) -> None:
     """Run the tests on a Python without a GIL, where threads really meet."""
-    session.env["PIP_CONSTRAINT"] = str(Path("tests/constraints-threads.txt").resolve())  # what is built with, too
+    session.env["PIP_CONSTRAINT"] = THREADS  # what is built with, too
     session.install(".", "pytest", "pytest-xdist", "hypothesis", "platformdirs", HOST_ONLY)
     session.run("python", "-P", "-W", "error", "-c", "import sys, dlfp4; sys.exit(sys._is_gil_enabled())")
     session.run("pytest", "--numprocesses", "auto", *OF_PYTHON, *session.posargs, env=SHARED)
@@ -211,6 +212,8 @@ def wheels(session: nox.Session) -> None:
 
     Arguments, such as `-Ccmake.define.DLFP4_CUDA=OFF`, go to the build.
     """
+    if session.python == "3.13t":
+        session.env["PIP_CONSTRAINT"] = THREADS  # newer releases of NumPy have no wheels for it
     folder = session.cache_dir.resolve() / "wheels"
     if not BUILT:
         shutil.rmtree(folder, ignore_errors=True)
@@ -236,7 +239,7 @@ def wheel_aarch64(session: nox.Session) -> None:
     cross = (
         *CROSS_OPTIONS,
         f"-DPython_INCLUDE_DIR={headers / library.name}",
-        f"-DCMAKE_C_FLAGS=-I{headers}",
+        *(f"-DCMAKE_{language}_FLAGS=-I{headers}" for language in ("C", "CXX")),
     )
     # In an environment for that platform pip would install NumPy and cmake for it.
     session.install(*nox.project.load_toml("pyproject.toml")["build-system"]["requires"], "cmake", "ninja")
