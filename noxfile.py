@@ -3,6 +3,7 @@
 import argparse
 import os
 import platform
+import re
 import shutil
 from pathlib import Path
 
@@ -176,6 +177,34 @@ def threads(session: nox.Session) -> None:
     session.install(".", "pytest", "pytest-xdist", "hypothesis", "platformdirs", HOST_ONLY)
     session.run("python", "-P", "-W", "error", "-c", "import sys, dlfp4; sys.exit(sys._is_gil_enabled())")
     session.run("pytest", "--numprocesses", "auto", *OF_PYTHON, *session.posargs, env=SHARED)
+
+
+@nox.session(python="3.13t")
+def hammer(session: nox.Session) -> None:
+    """Have threads of such a Python race for a while: `-- --seconds N`.
+
+    Of a Python that was built `--with-thread-sanitizer` the core is, too, and a race within the core ends the session.
+    Call nox with TSAN_OPTIONS=report_bugs=0 then, for that Python reports faults of its own in all that it runs.
+    """
+    session.env["PIP_CONSTRAINT"] = THREADS
+    words = "import sysconfig; print(sysconfig.get_config_var('CONFIG_ARGS'))"
+    is_watched = "--with-thread-sanitizer" in str(session.run("python", "-c", words, silent=True))
+    watched = ("-Ccmake.define.CMAKE_C_FLAGS=-fsanitize=thread -g1", "-Cinstall.strip=false") if is_watched else ()
+    session.install(".", HOST_ONLY, *watched)
+    reports = Path(session.create_tmp()).resolve() / "reports"
+    shutil.rmtree(reports, ignore_errors=True)
+    reports.mkdir()
+    env = {"TSAN_OPTIONS": f"report_bugs=1:exitcode=0:log_path={reports / 'process'}"}
+    session.run("python", "-P", "tests/project/hammer.py", *session.posargs, env=env)
+    faults = [fault for path in reports.iterdir() for fault in path.read_text().split("=" * 18)[1:] if in_core(fault)]
+    if faults:
+        session.error(f"{len(faults)} races in the core, such as:\n{faults[0]}")
+
+
+def in_core(report: str) -> bool:
+    """Whether what a report of ThreadSanitizer tells of happened in the core itself, not in what it called."""
+    places = re.findall(r"^    #0 .*", report, re.MULTILINE)
+    return any("_core." in place for place in places[:2])  # the two accesses; where memory and threads are from follows
 
 
 @nox.session

@@ -2,6 +2,7 @@
 
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from ..support.capsules import run_python, together
 from ..support.levels import available_levels, run_at
 from ..support.reference import raw_bytes
 
+HERE = Path(__file__).resolve().parent
 THREADS = 8
 
 
@@ -45,49 +47,25 @@ def test_remembered_rules_are_forgotten_meanwhile():
 
 def test_values_are_borrowed_from_no_dictionary():
     """`dict.get`, as Cython compiles it, holds a borrowed reference for a moment: `look_up` does not."""
-    files = sorted(Path(__file__).parents[2].glob("dlfp4/core/*/*.pxi"))
+    files = sorted(HERE.parents[1].glob("dlfp4/core/*/*.pxi"))
     assert len(files) > 10
     changed = re.compile(r"\b[A-Z_]+\.get\(\w+\)|\b(?:known|products)\)?\.get\(")  # constant tables have a default
     assert [f"{file.name}: {each}" for file in files for each in changed.findall(file.read_text())] == []
 
 
-FIRST = """
-import sys, threading
-sys.setswitchinterval(1e-6)
-import numpy as np
-
-barrier, found = threading.Barrier(8), [None] * 8
-x = np.random.default_rng(3).normal(size=(4, 64)).astype("float32")
-
-def results():
-    import dlfp4
-    parts = []
-    for name in ("float4_e2m1fn", "float6_e2m3fn", "float8_e5m2", "bfloat16"):
-        tensor = dlfp4.asarray(dlfp4.cast(x, name))
-        parts += [dlfp4.cast(tensor, "float32").to_numpy().tobytes() if name == "bfloat16" else
-                  bytes(dlfp4.cast(dlfp4.cast(tensor, "float8_e4m3fn"), "float32").to_numpy())]
-    for name, format in dlfp4.formats().items():
-        q = dlfp4.quantize(x, name, pad=True)
-        parts += [str(q), bytes(q.dequantize().to_numpy()), dlfp4.TensorProto((64, 256), format=name).buffers()]
-    w = dlfp4.quantize(x, "nvfp4")
-    parts += [bytes(dlfp4.matmul(x, w.mT).to_numpy()), dlfp4.backends(x, w.mT), dlfp4.vecdot(w, w).tolist()]
-    return str(parts)
-
-def run(number):
-    barrier.wait()
-    found[number] = results()
-
-threads = [threading.Thread(target=run, args=(number,)) for number in range(8)]
-for thread in threads: thread.start()
-for thread in threads: thread.join()
-assert found == [results()] * 8, [each and hash(each) for each in found]
-print(len(found[0]))
-"""
-
-
 def test_first_use_by_many_threads():
     """Tables that are filled when they are first needed, and the import itself."""
-    assert int(run_python(FIRST)) > 10_000
+    assert int(run_python((HERE.parent / "support" / "first_use.py").read_text())) > 10_000
+
+
+def test_threads_that_race():
+    """A moment of what `nox -s hammer` does for longer, on a Python without a GIL."""
+    command = [sys.executable, "-P", HERE / "hammer.py", "--seconds", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    counted = dict(line.split()[:2] for line in done.stdout.splitlines())
+    assert counted.keys() == {"capsules", "views", "outputs", "choices", "first_use"}
+    assert all(int(rounds) > 0 for rounds in counted.values())
 
 
 SMALL_STACK = """
