@@ -433,6 +433,8 @@ def flags_of_rest(items: Sequence[Item], rest: Mapping[str, Tensor]) -> Iterator
         elif is_swizzled(x, rest.get(f"{name}_scale")):
             detail = f"{shown(f'{name}_scale', rest)} is padded as matrix kernels read it, and nothing says so"
             yield Flag("scales in the layout 128x4", name, detail)
+        elif half := half_of_nvfp4(name, x, rest):
+            yield Flag("packed data without scales", name, f"{shown(half, rest)} alone is there, of two")
     for name in rest:
         if (
             SCALES.search(last(name))
@@ -452,6 +454,17 @@ def unfit(parts: Sequence[str], rest: Mapping[str, Tensor]) -> str:
     if not parts:
         return ""
     return f"{', '.join(shown(part, rest) for part in parts)} {'does' if len(parts) == 1 else 'do'} not fit"
+
+
+def half_of_nvfp4(name: str, data: Tensor, rest: Mapping[str, Tensor]) -> str:
+    """The scales of blocks or the global scale of FP4 in ModelOpt's names, where the other is missing; "" elsewhere."""
+    if data.ndim < 2 or data.dtype.name != "uint8":
+        return ""
+    blocks, whole = f"{name}_scale", f"{name}_scale_2"
+    if whole in rest and blocks not in rest:
+        return whole
+    lone = blocks in rest and whole not in rest and rest[blocks].dtype.name == "float8_e4m3fn"
+    return blocks if lone else ""
 
 
 def is_swizzled(data: Tensor, scales: Tensor | None) -> bool:

@@ -177,6 +177,10 @@ def test_data_and_scales_that_belong_to_nothing(look):
     assert faults(findings) == {("packed data without scales", f"{DOWN}_packed")}
     findings = look({f"{DOWN}_scale": scales})
     assert faults(findings) == {("scales without a weight", f"{DOWN}_scale")}
+    for missing in ("_scale", "_scale_2"):
+        parts = split_parts({DOWN: quantized()}, "modelopt")
+        del parts[DOWN + missing]
+        assert faults(look(parts)) == {("packed data without scales", DOWN)}
     both = {f"{DOWN}_scale": np.float32(1).reshape(()), f"{DOWN}_scale_inv": np.float32(2).reshape(())}
     assert faults(look({DOWN: fp8} | both)) == {("unscaled FP8", DOWN)}
 
