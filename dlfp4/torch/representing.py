@@ -265,6 +265,8 @@ def share_prepared(x: Parts, parts: _Stored, shape: Any, encoding: Encoding) -> 
     assert facts is not None
     assert x.scales is not None
     _, code_bytes, scale_bytes, _ = _core._size_of_prepared(encoding.format, facts.rows, facts.columns)
+    if x.data.shape[1] != code_bytes:  # a saved program's, whose graph has the type that its weight had
+        return share_former(x, encoding)
     by_block = _core.formats()[encoding.format].block is not None
     follow = not by_block or x.scales.data_ptr() == x.data.data_ptr() + code_bytes
     if follow and x.data.stride(0) == code_bytes + scale_bytes:
@@ -283,6 +285,16 @@ def share_prepared(x: Parts, parts: _Stored, shape: Any, encoding: Encoding) -> 
     linear = _core._restore_prepared(*joined, shape, encoding.hadamard, facts).with_scale_layout("linear")
     wait_for(x.data)
     return linear
+
+
+def share_former(x: Parts, encoding: Encoding) -> ScaledTensor:
+    """The parts of a prepared weight in the order that it had before, in which it is pickled."""
+    facts = encoding.prepared
+    assert facts is not None
+    shape = (facts.rows, facts.columns)
+    parts = (x.data, x.scales, x.global_scale, encoding.format, -1, "linear")
+    q = _core._restore_scaled(*parts, shape, hadamard=encoding.hadamard)
+    return q if encoding.axis == -1 else q.mT
 
 
 def wait_for(codes: torch.Tensor) -> None:

@@ -299,7 +299,7 @@ DLFP4_FLOAT_RULE BlockScale largest_block(const ScaleRule &rule, uint32_t magnit
 
 // `narrowed` with a sign; a NaN stays as it is.
 DLFP4_FLOAT_RULE float narrowed_quotient(float value, int mantissa) {
-  if (mantissa == 23 || value != value) return value;
+  if (value != value) return value;
   const uint32_t sign = bits_of(value) & 0x80000000;
   return float_of(bits_of(narrowed(float_of(bits_of(value) ^ sign), mantissa)) | sign);
 }

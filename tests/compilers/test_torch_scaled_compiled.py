@@ -291,6 +291,20 @@ def test_all_scales_of_mx_formats_are_copied():
     assert torch.equal(views.clone_in_graph(codes).view(torch.uint8), codes.view(torch.uint8))
 
 
+@pytest.mark.parametrize("axis", [-1, -2])
+@pytest.mark.parametrize("name", ["nvfp4", "mxfp4", "mxfp8_e4m3", "fp8_e4m3"])
+def test_saved_programs_of_prepared_weights(name, axis):
+    """The graph has the type of what it was exported with; the weight was pickled in the order that it had before."""
+    representing = importlib.import_module("dlfp4.torch.representing")
+    w = dt.quantize(values(256, 512), name)
+    shape = (256, 512) if axis == -1 else (512, 256)
+    form = str(Encoding(name, axis, "prepared", prepared=Prepared(256, 512, 120, 1)))
+    found = representing.share(representing.Parts(w.elements, w.scales, w.global_scale, form, shape))
+    expected = w if axis == -1 else w.mT
+    assert torch.equal(found.dequantize().to_torch(), expected.dequantize())
+    assert found.data.data_ptr == w.elements.data_ptr()
+
+
 @pytest.mark.skipif(not shutil.which("g++"), reason="Inductor needs a C++ compiler, and there is no g++")
 @pytest.mark.filterwarnings("ignore:`torch.jit.script(_method)?` is deprecated:DeprecationWarning")
 def test_a_copy_of_a_prepared_weight_in_a_graph_is_not_taken_for_one():

@@ -36,6 +36,7 @@ def test_dynamic_shapes(torch, case):
             check(torch, compiled(x[:rows]), layers(x[:rows]))
 
 
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # of PyTorch's own archives
 def test_export_saved_and_loaded(torch, case):
     layers, x, _ = case
     file = io.BytesIO()

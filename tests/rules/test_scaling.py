@@ -364,6 +364,13 @@ def canonical(value):
     return NAN if np.isnan(value) else bits(value)
 
 
+@pytest.mark.parametrize("mantissa", KINDS)
+def test_quotients_that_are_no_numbers_stay_so(mantissa):
+    """Whatever their bits, of which CUDA sets all: rounded as a number, such a one would become a zero."""
+    for nan in np.array([NAN, 0xFFC00000, 0x7FFFFFFF, 0xFFFFFFFF], np.uint32).view(F):
+        assert np.isnan(rules.call("scaled", nan, 1, 1, mantissa, 0))
+
+
 def test_elements_are_scaled_and_decoded():
     with np.errstate(all="ignore"):
         for x, y in itertools.product(np.array(HARD, F), repeat=2):

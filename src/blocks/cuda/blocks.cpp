@@ -3,6 +3,7 @@
 // Trick: rows that follow one another are one; what is the same along rows and columns goes along rows.
 #include <string.h>
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
