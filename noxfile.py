@@ -332,6 +332,20 @@ def kernels(session: nox.Session) -> None:
 
 
 @nox.session
+def macos(session: nox.Session) -> None:
+    """Cross-build libdlfp4 for macOS on arm64 by zig, which brings that system's headers; nothing here runs it."""
+    session.install("cmake", "ninja", "ziglang")
+    find = "import pathlib, ziglang; print(pathlib.Path(ziglang.__file__).parent / 'zig')"
+    zig = str(session.run("python", "-c", find, silent=True)).strip()
+    folder = Path(session.create_tmp()) / "build"
+    options = [f"-DCMAKE_C_COMPILER={zig};cc;-target;aarch64-macos"]
+    options += [f"-DCMAKE_CXX_COMPILER={zig};c++;-target;aarch64-macos"]
+    options += ["-DCMAKE_SYSTEM_NAME=Darwin", "-DCMAKE_SYSTEM_PROCESSOR=arm64", "-DDLFP4_CUDA=OFF", "-DDLFP4_WERROR=ON"]
+    session.run("cmake", "-S", ".", "-B", str(folder), "-G", "Ninja", *options)
+    session.run("cmake", "--build", str(folder))
+
+
+@nox.session
 def clang(session: nox.Session) -> None:
     """Run the C++ tests as clang compiles them."""
     need_programs(session, {"clang++": "clang"})
