@@ -1,6 +1,5 @@
 """Every check of the project: `nox -l` lists them, `nox -s NAME` runs one. `.ci/run` runs those that need no extras."""
 
-import argparse
 import os
 import platform
 import re
@@ -380,23 +379,15 @@ def tsan(session: nox.Session) -> None:
 
 @nox.session
 def fuzz(session: nox.Session) -> None:
-    """Run random cases under the same sanitizers: `-- --seconds N`, and what else tests/fuzz/run.py takes.
-
-    Where clang is found, the C API gets half of the time, under libFuzzer; `--only` names a target of Python's.
-    """
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--seconds", type=float, default=60)
-    options, others = parser.parse_known_args(session.posargs)
-    seconds = options.seconds
-    if shutil.which("clang++") and "--only" not in others:
-        seconds /= 2
-        fuzz_c_api(session, seconds)
+    """Run random cases of Python under the same sanitizers: `-- --seconds N`, and what else tests/fuzz/run.py takes."""
     env = install_sanitized(session, "gguf", "platformdirs", "pyarrow", "apache-tvm-ffi")
-    session.run("python", "-P", "tests/fuzz/run.py", "--seconds", str(seconds), *others, env=env)
+    session.run("python", "-P", "tests/fuzz/run.py", *session.posargs, env=env)
 
 
-def fuzz_c_api(session: nox.Session, seconds: float) -> None:
-    """Build the fuzz targets of the C API by clang, without threads, and run each for its share of the time."""
+@nox.session
+def fuzz_c(session: nox.Session) -> None:
+    """Build the fuzz targets of the C API by clang, without threads, and run them: `-- --seconds N`, `--only NAME`."""
+    need_programs(session, {"clang++": "clang"})
     folder = Path(session.create_tmp()) / "fuzzers"
     session.install("cmake", "ninja")
     options = [f"-DCMAKE_{language}_FLAGS=-fsanitize=fuzzer-no-link {SANITIZERS}" for language in ("C", "CXX")]
@@ -404,7 +395,7 @@ def fuzz_c_api(session: nox.Session, seconds: float) -> None:
     options += ["-DCMAKE_DISABLE_FIND_PACKAGE_OpenMP=ON"]
     session.run("cmake", "-S", ".", "-B", str(folder), "-G", "Ninja", *options)
     session.run("cmake", "--build", str(folder), "--target", "dlfp4_fuzzers")
-    session.run("python", "tests/fuzz/run_c.py", str(folder), "--seconds", str(seconds))
+    session.run("python", "tests/fuzz/run_c.py", str(folder), *session.posargs)
 
 
 def install_sanitized(session: nox.Session, *more: str) -> dict[str, str]:

@@ -292,8 +292,8 @@ def share_former(x: Parts, encoding: Encoding) -> ScaledTensor:
     facts = encoding.prepared
     assert facts is not None
     shape = (facts.rows, facts.columns)
-    parts = (x.data, x.scales, x.global_scale, encoding.format, -1, "linear")
-    q = _core._restore_scaled(*parts, shape, hadamard=encoding.hadamard)
+    parts: _Stored = (x.data, x.scales, x.global_scale, encoding.format, -1)
+    q = _core._restore_scaled(*parts, "linear", shape, hadamard=encoding.hadamard)
     return q if encoding.axis == -1 else q.mT
 
 
