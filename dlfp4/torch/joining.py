@@ -58,12 +58,19 @@ def joined(
         )
     lies = all(x.turned for x in quantized)
     made = join([restore(x) if lies else x.to_dlfp4() for x in quantized], lies)
-    receipt = made.receipt
-    if receipt is not None and not receipt.is_exact:
+    if rounded := blocks_rounded(made):
         raise ValueError(
             f"{function} of {described(quantized[0])} and others: they have scales of their own, and under one "
-            f"{receipt.blocks - receipt.exact} of {receipt.blocks} blocks would be rounded. Quantize them with one "
-            f"global_scale, or to a format with scales of blocks or rows; dlfp4.concatenate and dlfp4.stack round"
+            f"{rounded} would be rounded. Quantize them with one global_scale, or to a format with scales of blocks or "
+            f"rows; dlfp4.concatenate and dlfp4.stack round"
         )
     q = ScaledTensor.from_dlfp4(made, reduce(torch.promote_types, [x.dtype for x in quantized]))
     return turn(q) if lies else q
+
+
+def blocks_rounded(q: Scaled) -> str:
+    """How many blocks of a joined tensor a scale that they had to share has changed, in words; "" for none."""
+    receipt = q.receipt
+    if receipt is None or receipt.is_exact:
+        return ""
+    return f"{receipt.blocks - receipt.exact} of {receipt.blocks} blocks"

@@ -32,7 +32,7 @@ def mm(function: Any, a: torch.Tensor, b: torch.Tensor) -> Any:  # noqa: ARG001
     return multiply(a, b)
 
 
-@implements(aten.addmm.default)
+@implements(aten.addmm.default, aten.baddbmm.default)
 def addmm(
     function: Any,  # noqa: ARG001
     bias: torch.Tensor,
@@ -42,12 +42,8 @@ def addmm(
     beta: float = 1,
     alpha: float = 1,
 ) -> torch.Tensor:
-    """A bias, and a product."""
-    return added(bias, multiply(a, b, None if alpha == 1 else float(alpha)), beta)
-
-
-def added(bias: torch.Tensor, product: torch.Tensor, beta: float) -> torch.Tensor:
-    """A product and a multiple of something else."""
+    """A bias, and a product of matrices or of stacks."""
+    product = (multiply if a.dim() == 2 else multiply_stacks)(a, b, None if alpha == 1 else float(alpha))
     return product if beta == 0 else torch.add(product, bias, alpha=beta)
 
 
@@ -66,23 +62,13 @@ def mv(function: Any, a: ScaledTensor, x: torch.Tensor) -> torch.Tensor:  # noqa
 
 @implements(aten.bmm.default)
 def bmm(function: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:  # noqa: ARG001
+    """Stacks."""
+    return multiply_stacks(a, b)
+
+
+def multiply_stacks(a: torch.Tensor, b: torch.Tensor, alpha: float | None = None) -> torch.Tensor:
     """Stacks, matrix by matrix."""
-    return torch.stack([multiply(one(a, k), one(b, k)) for k in range(a.shape[0])])
-
-
-@implements(aten.baddbmm.default)
-def baddbmm(
-    function: Any,
-    bias: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    *,
-    beta: float = 1,
-    alpha: float = 1,
-) -> torch.Tensor:
-    """A bias, and the products of stacks."""
-    product = bmm(function, a, b)
-    return added(bias, product if alpha == 1 else product * alpha, beta)
+    return torch.stack([multiply(one(a, k), one(b, k), alpha) for k in range(a.shape[0])])
 
 
 def one(x: torch.Tensor, k: int) -> torch.Tensor:

@@ -13,6 +13,7 @@ import dlfp4
 from dlfp4.checkpoints import comfyui, conventions, native
 from dlfp4.checkpoints.names import EXPERTS
 from dlfp4.formats import FLOATS, offset_parts
+from dlfp4.torch.joining import blocks_rounded
 from dlfp4.torch.representing import PAIRS
 from dlfp4.torch.scaled_tensor import ScaledTensor, like, plain, present, restore, turn
 from dlfp4.torch.views import blank_part, one_by_one, sizes_of, unit_of
@@ -214,13 +215,11 @@ def stack_experts(
 
 def unrounded(q: Scaled, key: str) -> Scaled:
     """Joined tensors; ValueError where a scale that they had to share has changed some."""
-    receipt = q.receipt
-    if receipt is not None and not receipt.is_exact:
+    if rounded := blocks_rounded(q):
         raise ValueError(
             f"{key}: its matrices have scales of their own in the file, and together they have one, by which "
-            f"{receipt.blocks - receipt.exact} of {receipt.blocks} blocks would be rounded: quantize to a format with "
-            f"scales of blocks or rows, gate and up with one global scale, as python -m dlfp4 quantize does; or load a "
-            f"ScaledTensor as {key}"
+            f"{rounded} would be rounded: quantize to a format with scales of blocks or rows, gate and up with one "
+            f"global scale, as python -m dlfp4 quantize does; or load a ScaledTensor as {key}"
         )
     return q
 
