@@ -12,7 +12,6 @@ import jax.numpy as jnp
 
 from dlfp4 import _core, operations
 from dlfp4.extents import count_elements
-from dlfp4.formats import own_offsets
 from dlfp4.jax import sharding
 from dlfp4.jax.calls import Operation, Protos, call_handler, call_on_shard, shard_of
 from dlfp4.jax.sharding import Division, Rule, Shapes
@@ -70,10 +69,6 @@ def rule_of_convert(operands: Protos, options: dict[str, Any], shapes: Shapes) -
 def described_quantized(operands: Protos, options: dict[str, Any]) -> Protos:
     """What quantize gives, for each axis in its order."""
     axes = options["axes"]
-    if own_offsets(_core._find_format(options["format"])):
-        raise ValueError(
-            f"format={options['format']!r}: JAX's operations carry no zero points; take int4, which has none"
-        )
     told = {name: value for name, value in options.items() if name not in ("axes", "measured")}
     unit = operands[1] if len(operands) > 1 and not options.get("measured") else None
     told["recipe"] = operations.text_of_recipe(options["recipe"])
