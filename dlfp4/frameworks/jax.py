@@ -100,7 +100,10 @@ def _from_codes(tensor: Tensor, copy: bool | None) -> jax.Array:
         raise base.RefusedError("JAX", tensor, reason, remedy)
     if tensor.device.type not in ("cuda", "cuda_managed"):
         with base.translated("JAX", tensor, (RuntimeError,)), jax.ensure_compile_time_eval():
-            return jax.device_put(tensor.to_numpy(copy=True), jax.devices("cpu")[0])
+            host = jax.devices("cpu")[0]
+            # Programs compiled ahead refuse elements below 8 bits that are bound to a device (JAX 0.10.2).
+            place = None if jax.default_backend() == "cpu" else host
+            return jax.device_put(tensor.to_numpy(copy=True), place)
     if not tensor.packed or name in FP6 or tensor.size * base.SUBBYTE[name] % 8:
         return jax.numpy.asarray(tensor.to_numpy())
     compact = tensor if base.is_row_major(tensor) else tensor.copy()

@@ -212,6 +212,14 @@ def test_compiled_ahead_donated_and_exported():
     assert to_bytes(jax.export.deserialize(stored).call(X)) == to_bytes(dlfp4.quantize(X, "mxfp8_e4m3").dequantize())
 
 
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp8_e4m3", "int4_g32", "uint4_g32"])
+def test_programs_compiled_ahead_take_tensors_of_dlfp4(format):
+    q = dlfp4.quantize(X, format)
+    array = dj.ScaledArray.from_tensor(q)
+    program = jax.jit(lambda x, w: dj.matmul(x, w.mT)).lower(X[:4], array).compile()
+    assert to_bytes(program(X[:4], array)) == to_bytes(dlfp4.matmul(X[:4], q.mT))
+
+
 def exported(function, *arguments):
     """A program through its stored form."""
     calls = ("quantize", "dequantize", "convert", "vecdot", "matmul", "grouped_matmul")
