@@ -38,7 +38,7 @@ def always(values: tuple[Any, ...]) -> bool:  # noqa: ARG001  (one signature for
 
 
 def decoded(x: Parts, dtype: torch.dtype) -> torch.Tensor:
-    """An operand's values in a float type."""
+    """An operand in a float type: its values, but of a ScaledTensor itself, whose products do without them."""
     name = element_name(dtype)
     ops = torch.ops.dlfp4
     if x.scales is not None:
@@ -48,6 +48,20 @@ def decoded(x: Parts, dtype: torch.dtype) -> torch.Tensor:
     else:
         found = x.data.to(dtype)
     return found
+
+
+def is_quantized(x: torch.Tensor) -> bool:
+    """Whether a tensor is a ScaledTensor, which functorch's transforms hide."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(x):
+        x = functorch.get_unwrapped(x)
+    return hasattr(x, "__dlfp4_parts__")
+
+
+def dense(x: Parts, dtype: torch.dtype) -> torch.Tensor:
+    """The values as floats, also of a tensor that compilers and transforms hand over whole."""
+    found = decoded(x, dtype)
+    return found.dequantize() if is_quantized(found) else found
 
 
 # ---- cast
@@ -109,12 +123,6 @@ def matmul_tangent(
 
 
 # ---- grouped_matmul
-
-
-def dense(x: Parts, dtype: torch.dtype) -> torch.Tensor:
-    """An operand's values as floats, of a tensor that compilers hand over whole too: K is not along its blocks."""
-    found = decoded(x, dtype)
-    return found.dequantize() if hasattr(found, "__dlfp4_parts__") else found
 
 
 class Rows(NamedTuple):
@@ -234,7 +242,7 @@ def vecdot_backward(
     along = grad.unsqueeze(-1)
 
     def of(x: Parts, other: Parts) -> torch.Tensor:
-        product = along * decoded(other, grad.dtype).movedim(axis, -1)
+        product = along * dense(other, grad.dtype).movedim(axis, -1)
         return product.sum_to_size(x.data.movedim(axis, -1).shape).movedim(-1, axis).to(x.data.dtype)
 
     return of(a, b) if wanted[0] else None, of(b, a) if wanted[1] else None
@@ -253,9 +261,9 @@ def vecdot_tangent(
     """The product rule."""
     terms = []
     if t_a is not None:
-        terms.append(sums_of_products(t_a.to(dtype), decoded(b, dtype), axis))
+        terms.append(sums_of_products(t_a.to(dtype), dense(b, dtype), axis))
     if t_b is not None:
-        terms.append(sums_of_products(decoded(a, dtype), t_b.to(dtype), axis))
+        terms.append(sums_of_products(dense(a, dtype), t_b.to(dtype), axis))
     return sum(terms[1:], terms[0])
 
 

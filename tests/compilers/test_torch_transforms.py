@@ -94,6 +94,20 @@ def test_gradients_of_sums():
     assert torch.equal(z.grad, dt.dequantize(q))
 
 
+@pytest.mark.parametrize("name", ["dot", "vecdot"])
+def test_transforms_of_sums_with_a_quantized_tensor(name):
+    """A slice that is made within is handed on whole, and hidden."""
+    q, x = dt.quantize(randn(256), "nvfp4"), randn(128, seed=1)
+    call = getattr(dt, name)
+    values = q.dequantize()[128:]
+    for operands in (lambda x: (x, q[128:]), lambda x: (q[128:], x)):
+        gradient = torch.func.grad(lambda x, operands=operands: call(*operands(x)))
+        assert torch.equal(gradient(x), values)
+        assert torch.equal(torch.func.vmap(gradient)(torch.stack([x, 2 * x])), values.expand(2, -1))
+        _, along = torch.func.jvp(lambda x, operands=operands: call(*operands(x)), (x,), (x,))
+        assert torch.allclose(along, x @ values, rtol=1e-5)
+
+
 def test_roundings_are_passed_straight_through():
     x = randn(4, 64).requires_grad_()
     g = randn(4, 64, seed=4)
