@@ -134,3 +134,35 @@ def test_what_a_scaled_tensor_on_the_device_becomes(device):
     assert array.to_tensor().data.data_ptr == q.data.data_ptr
     values = jax.device_get(jax.jit(dj.dequantize)(array))
     assert to_bytes(values) == to_bytes(q.dequantize().to_device("cpu"))
+
+
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp8_e4m3", "fp8_row", "uint4_g32"])
+def test_compiled_ahead_donated_and_stored(format, device):
+    """What was lowered for shapes, what takes over its argument's memory, and a program that comes back from bytes."""
+    x, q = jax.device_put(X, device), dlfp4.quantize(X, format)
+    step = jax.jit(lambda x: dj.quantize(x, format), donate_argnums=0)
+    shape = jax.ShapeDtypeStruct(X.shape, X.dtype, sharding=jax.sharding.SingleDeviceSharding(device))
+    for function in (step.lower(shape).compile(), step):
+        made = function(jax.device_put(X, device))
+        assert {part.devices().pop() for part in made.parts} == {device}
+        assert parts(jax.device_get(made)) == parts(q)
+    back = jax.jit(lambda x: dj.dequantize(dj.quantize(x, format)), donate_argnums=0)
+    given, again = (jax.device_put(X, device) for _ in range(2))
+    assert to_bytes(jax.device_get(back(given))) == to_bytes(q.dequantize())
+    assert given.is_deleted()
+    names = ("dlfp4_quantize", "dlfp4_dequantize")
+    checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in names]
+    platform = "cuda" if device.platform == "gpu" else device.platform
+    program = jax.export.export(back, platforms=[platform], disabled_checks=checks)(x)
+    found = jax.export.deserialize(program.serialize()).call(again)
+    assert to_bytes(jax.device_get(found)) == to_bytes(q.dequantize())
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_tensor_whose_memory_is_given_on(format, device):
+    """A donated ScaledArray, whose memory the result takes over or frees."""
+    q = dlfp4.quantize(X, format)
+    array = jax.device_put(dj.ScaledArray.from_tensor(q), device)
+    expected = parts(jax.device_get(array))
+    made = jax.jit(lambda w: jax.tree.map(lambda leaf: leaf, w), donate_argnums=0)(array)
+    assert parts(jax.device_get(made)) == expected
