@@ -264,6 +264,7 @@ def test_experts_that_are_no_stacks_keep_all_names(tmp_path, changes, edit, reas
         edit(given)
         checkpoints.save(tmp_path / "made" / "model.safetensors", given)
     outcomes = checkpoints.convert_model(tmp_path / "made", tmp_path / "a.gguf", "gguf")
+    assert {outcome.name for outcome in outcomes} == given.keys()
     assert all(outcome.reason.startswith("its name stays: ") for outcome in outcomes)
     assert all(reason in outcome.reason for outcome in outcomes)
     assert given.keys() <= {entry.name for entry in gguf.GGUFReader(tmp_path / "a.gguf").tensors}

@@ -106,6 +106,15 @@ def test_what_was_changed_is_replaced(path, damage):
     assert (mode_of(path.parent), mode_of(path)) == (0o700, 0o600)
 
 
+def test_a_key_that_was_cut_is_made_anew(path):
+    """Short keys can be guessed."""
+    key = path.parent / "key"
+    key.write_bytes(key.read_bytes()[:1])
+    keep(path, b"made anew")
+    assert len(key.read_bytes()) == caches.DIGEST
+    assert load(path) == b"made anew"
+
+
 @pytest.mark.parametrize("damage", [linked, lambda path: os.chown(path.parent, 12345, -1)], ids=["link", "owner"])
 def test_nothing_is_written_to_a_folder_of_others(path, damage):
     if damage is not linked and os.geteuid():

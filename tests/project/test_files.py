@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import dlfp4
-from dlfp4 import caches, checkpoints
+from dlfp4 import caches, checkpoints, files
 from dlfp4.files import check_writable, open_file, read_whole, replacing, sweep
 
 
@@ -383,6 +383,24 @@ def test_what_others_write_is_not_swept(tmp_path, unnamed):
             second.write(b"2")
         assert len(list(tmp_path.iterdir())) == (1 if unnamed else 2)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"first": b"1", "second": b"2"}
+
+
+def test_a_file_that_another_process_sweeps_before_it_is_locked(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "O_TMPFILE", os.O_DIRECTORY | os.O_RDWR, raising=False)
+    lock, swept = files.locked, []
+
+    def lock_late(file):
+        if not swept:
+            sweep(tmp_path)
+            swept.append(file.name)
+            assert not os.path.exists(file.name)
+        return lock(file)
+
+    monkeypatch.setattr(files, "locked", lock_late)
+    with replacing(tmp_path / "file") as file:
+        file.write(b"new")
+    assert len(swept) == 1
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"file": b"new"}
 
 
 def test_only_its_own_names_are_swept(tmp_path):
