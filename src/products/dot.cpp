@@ -2,6 +2,8 @@
 // Layout: any that reader.h reads; elements that lie in order are multiplied in place.
 // Trick: a line is cut into segments of fixed length, each summed by one thread and all added in order, so that results
 // do not depend on the threads.
+#include <math.h>
+
 #include "host/level.h"
 #include "host/threads.h"
 #include "kernels.h"
@@ -19,6 +21,7 @@ constexpr int64_t kMostSegments = 1024;          // added at a time
 constexpr int64_t kMostScales = kMostRead / 16;  // read at a time
 constexpr float kLargestScale = 0x1p100f;
 constexpr int32_t kSmallestNormal = 1 << 23;  // as bits
+constexpr double kLeastSum = 0x1p-102;        // beside which what is below 2^-126 is below its last bit
 
 // How two lines are multiplied: as integers; as floats; as FP4 in blocks of one kind, by stored scales; as elements in
 // blocks of one length, by the product of their scales; as float32 values.
@@ -26,6 +29,7 @@ enum Way { kIntegers, kFloats, kStoredBlocks, kScaledBlocks, kValues };
 
 struct DotCall {
   const ProductKernels *kernels;
+  const ProductKernels *exact;  // the scalar level's, which sum in float64
   Reader a, b;
   Way way;
   double factor;
@@ -56,6 +60,18 @@ double add_pieces(int64_t first, int64_t count, int64_t most, Sum sum) {
   return total;
 }
 
+// sum(kernels), which may add in float32. Where products or sums left its range, or may have, they are added again in
+// float64: the factors of the whole sum may lead back into it.
+template <class Sum>
+double sum_in_range(const DotCall &call, Sum sum) {
+  const double found = sum(*call.kernels);
+  return fabs(found) >= kLeastSum && fabs(found) < INFINITY ? found : sum(*call.exact);
+}
+
+double sum_floats(const DotCall &call, int row, const uint8_t *a, const uint8_t *b, int64_t count) {
+  return sum_in_range(call, [=](const ProductKernels &kernels) { return kernels.sum_floats[row](a, b, count); });
+}
+
 double sum_codes(const DotCall &call, const uint8_t *a, const uint8_t *b, int64_t count, bool packed) {
   const int row = call.a.row;
   if (call.way == kIntegers) {
@@ -64,7 +80,7 @@ double sum_codes(const DotCall &call, const uint8_t *a, const uint8_t *b, int64_
   }
   const int64_t item = kTypes[row].bits / 8;
   return add_pieces(0, count, kMostFloats, [&](int64_t first, int64_t elements) {
-    return call.kernels->sum_floats[row](a + first * item, b + first * item, elements);
+    return sum_floats(call, row, a + first * item, b + first * item, elements);
   });
 }
 
@@ -83,18 +99,21 @@ double sum_values(const DotCall &call, int64_t line, int64_t first, int64_t coun
   return add_pieces(first, count, kMostRead, [&](int64_t from, int64_t elements) {
     read_values(call.a, line, from, elements, kFromFloat32, a);
     read_values(call.b, line, from, elements, kFromFloat32, b);
-    return call.kernels->sum_floats[DLFP4_float32](a, b, elements);
+    return sum_floats(call, DLFP4_float32, a, b, elements);
   });
 }
 
 double sum_stored_blocks(const DotCall &call, int64_t line, int64_t first, int64_t count) {
   alignas(64) uint8_t a_buffer[kMostSummed / 16], b_buffer[kMostSummed / 16];
-  const auto sum = call.kernels->sum_blocks[call.a.format.key];
+  const int key = call.a.format.key;
   const int64_t whole = count / call.a.format.block * call.a.format.block;
   const double total = add_pieces(first, whole, kMostSummed, [&](int64_t from, int64_t elements) {
     const uint8_t *const a_scales = read_stored_scales(call.a, line, from, elements, a_buffer);
     const uint8_t *const b_scales = read_stored_scales(call.b, line, from, elements, b_buffer);
-    return sum(find_codes(call.a, line, from), a_scales, find_codes(call.b, line, from), b_scales, elements);
+    const uint8_t *const a = find_codes(call.a, line, from), *const b = find_codes(call.b, line, from);
+    return sum_in_range(call, [=](const ProductKernels &kernels) {
+      return kernels.sum_blocks[key](a, a_scales, b, b_scales, elements);
+    });
   });
   return whole == count ? total : total + sum_values(call, line, first + whole, count - whole);
 }
@@ -129,7 +148,8 @@ double sum_some_blocks(const DotCall &call, int64_t line, int64_t first, int64_t
   if (multiply_scales(scales, others, divide_up(count, block))) return sum_values(call, line, first, count);
   const uint8_t *const a = packed_codes(call.a, line, first, count, a_buffer);
   const uint8_t *const b = packed_codes(call.b, line, first, count, b_buffer);
-  return call.kernels->sum_scaled[call.a.format.key](a, b, count, scales);
+  return sum_in_range(
+      call, [&](const ProductKernels &kernels) { return kernels.sum_scaled[call.a.format.key](a, b, count, scales); });
 }
 
 double sum_scaled_blocks(const DotCall &call, int64_t line, int64_t first, int64_t count) {
@@ -220,6 +240,7 @@ extern "C" dlfp4_status dlfp4_host_vecdot(const dlfp4_lines *a, const dlfp4_line
   if (a->blocks.length < length || b->blocks.length < length) return DLFP4_E_SHAPE;
   if (!find_way(call.a, call.b, &call.way)) return DLFP4_E_DTYPE;
   call.kernels = &product_kernels(level);
+  call.exact = &product_kernels(scalar_level());
   call.factor = call.a.factor * call.b.factor;
   call.lines = lines;
   call.length = length;

@@ -168,9 +168,8 @@ typedef struct {
 
 /* result[i * stride] = the sum of a(i, k) * b(i, k) over k < length, for i < lines; 0 where length is 0. Elements are
  * floats, or both integers of one type of at most 8 bits. FP4, FP6 and integers are summed exactly and rounded once;
- * otherwise |error| <= max(length, 16) * 2^-24 * sum |a b|, where inputs and products below 2^-126 may count as zero.
- * Scales of blocks may be applied to the sums of these: what holds for products then holds for products of elements
- * alone, which must not overflow either. */
+ * otherwise |error| <= max(length, 16) * 2^-24 * sum |a b|, where bfloat16 inputs below 2^-126 may count as zero. Sums
+ * that leave the range of float32, before the scales of tensors and lines lead back into it, are made in float64. */
 dlfp4_status dlfp4_host_vecdot(const dlfp4_lines *a, const dlfp4_lines *b, int64_t lines, int64_t length, float *result,
                                int64_t stride);
 
@@ -181,8 +180,10 @@ dlfp4_status dlfp4_host_vecdot_axes(const dlfp4_lines *a, const int64_t *strides
                                     float *result);
 
 /* result(i, j) = alpha * the sum of a(i, k) * b(j, k) over k < length, for the result's rows i and columns j, rounded
- * to its type. Elements are floats; the bound is that of dlfp4_host_vecdot, and one rounding. `workspace` is memory of
- * dlfp4_host_matmul_workspace bytes, of any alignment; -1 where dlfp4_host_matmul will refuse. */
+ * to its type. Elements are floats; the bound is that of dlfp4_host_vecdot, and one rounding, where inputs and products
+ * below 2^-126 may count as zero. Scales of blocks may be applied to the sums of these: what holds for products then
+ * holds for products of elements alone, and neither may overflow. `workspace` is memory of dlfp4_host_matmul_workspace
+ * bytes, of any alignment; -1 where dlfp4_host_matmul will refuse. */
 int64_t dlfp4_host_matmul_workspace(const dlfp4_lines *a, const dlfp4_lines *b, int64_t length,
                                     const dlfp4_matrix *result, const dlfp4_matmul_options *options);
 dlfp4_status dlfp4_host_matmul(const dlfp4_lines *a, const dlfp4_lines *b, int64_t length, const dlfp4_matrix *result,

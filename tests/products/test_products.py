@@ -307,6 +307,42 @@ def test_levels_agree_where_sums_are_exact():
     assert found["scalar"].count("[") == 6
 
 
+EXTREMES = """
+import ml_dtypes, numpy as np, dlfp4
+rng = np.random.default_rng(0)
+K, VALUES = 256, [1, 2, 3, 4, 6, -1, -3]
+PLAIN = {"float32": (-140, 120), "bfloat16": (-130, 120)}
+SCALES = {"fp8_1x128": (-140, 110), "fp8_row": (-140, 110), "fp8_e4m3": (-140, 110), "mxfp4": (-127, 120),
+          "mxfp6_e3m2": (-127, 120), "mxfp8_e4m3": (-127, 120), "nvfp4": (-6, 8)}
+
+def line(name, at):  # of one element beside zeros, and what it is worth
+    value, exponent = float(rng.choice(VALUES)), int(rng.integers(*(PLAIN | SCALES)[name]))
+    x = np.zeros((1, K), np.float32)
+    x[0, at] = value
+    if name in PLAIN:
+        return dlfp4.cast(np.ldexp(x, exponent), name), np.ldexp(value, exponent)
+    of_ones = dlfp4.quantize(np.ones((1, K), np.float32), name)
+    scales = np.full(of_ones.scales.shape, np.ldexp(np.float32(1), exponent)).astype(of_ones.scales.dtype)
+    unit = None if of_ones.global_scale is None else np.ldexp(np.float32(1), int(rng.integers(-140, 110)))
+    q = dlfp4.ScaledTensor.from_parts(dlfp4.cast(x, of_ones.data.dtype, packed="fp4" in name or "fp6" in name), scales,
+                                      unit, format=name)
+    return q, np.ldexp(value, exponent) * (1 if unit is None else float(unit))
+
+for _ in range(3000):
+    names, at = rng.choice(list(PLAIN | SCALES), 2), rng.integers(K)
+    (a, left), (b, right) = (line(name, at) for name in names)
+    with np.errstate(over="ignore"):
+        exact = np.float32(left * right)
+    assert dlfp4.vecdot(a, b).to_numpy()[0].tobytes() == exact.tobytes(), (*names, left, right)
+"""
+
+
+@pytest.mark.parametrize("level", available_levels())
+def test_sums_that_only_a_scale_makes_ordinary(level):
+    """What is below or beyond float32 before the scales of tensors and lines lead back, by single exact products."""
+    run_at(level, EXTREMES)
+
+
 LARGEST = """
 import ml_dtypes, numpy as np, dlfp4
 for name in ("float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"):

@@ -366,9 +366,10 @@ def vecdot(a, b, axis=-1, *, out=None):
     Sums of FP4, FP6 and integers are exact at any length and rounded once; so are sums within a block of FP4 or FP6.
     Other sums are float32 for at most 2**12 steps, then float64: the error is at most
     ``max(K, 16) * 2**-24 * sum(abs(a * b))``. NaN and infinity propagate as in float arithmetic. The scale of a whole
-    tensor multiplies sums, and the scale of a block may multiply the sum of its products; the unscaled sums must not
-    overflow float32. Inputs, the last bits of float32 inputs, and products below 2**-126 may count as zero, as in the
-    processor's bfloat16 instructions. Results do not depend on the number of threads.
+    tensor multiplies sums, and the scale of a block may multiply the sum of its products. On a host a sum that leaves
+    the range of float32 before that is made in float64; bfloat16 inputs below 2**-126 may count as zero, as in the
+    processor's instructions. On a device so may other inputs, the last bits of float32 inputs, and products, and the
+    unscaled sums must not overflow float32. Results do not depend on the number of threads.
 
     On a CUDA device the work runs on the current stream of the framework that calls, as in :func:`cast`, or where `a`
     was made; that stream waits for the operands, the host does not. Results are the same at each call, but sums may be
