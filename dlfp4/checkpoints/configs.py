@@ -19,13 +19,15 @@ import dlfp4
 from dlfp4 import ScaledTensor
 from dlfp4.checkpoints import activations, integers
 from dlfp4.checkpoints.folders import Outcome
-from dlfp4.checkpoints.names import fused_module, module_of
+from dlfp4.checkpoints.names import experts_of, fused_module, module_of
+from dlfp4.formats import FLOATS
 
 KEY = "quantization_config"
 MODELOPT = "hf_quant_config.json"
 # Files beside ``config.json`` that say how weights are quantized, each in the words of a convention.
 FILES: Mapping[str, str] = {MODELOPT: "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
 HEAD = "lm_head"
+WEIGHT = ".weight"
 # Other names of output heads that models tie to an embedding, so that no file has them, and the types of these models.
 TIED_HEADS: Mapping[str, str] = {
     "cls.predictions.decoder": "bert big_bird deberta deberta-v2 ernie fnet layoutlm lxmert megatron-bert mobilebert "
@@ -52,6 +54,9 @@ TIED_HEADS: Mapping[str, str] = {
     "vocab_projector": "distilbert",
 }
 ROUTER = re.compile(r"(^|\.)block_sparse_moe\.gate$")  # in files
+BLOCK = re.compile(r".*?\.\d+\.")  # what precedes the name of a module within its block
+# Around the language model of a composite one, and missing or in another order in files of older versions than loaders.
+WRAPPERS = r"((model|language_model)\.)*"
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ class Facts:
     quantized : mapping of str to sequence of str
         The names of the quantized tensors, by format.
     kept : sequence of str
-        The names of other weights.
+        The names of other weights, stacks of experts among them.
     pow2 : bool
         Whether all scales are powers of two.
     symmetric : bool
@@ -76,6 +81,8 @@ class Facts:
         Whether scales of a cache of keys and values are there.
     model_type : str
         As the model's configuration has it.
+    is_composite : bool
+        Whether that has configurations of several models, such as one of images beside one of text.
     """
 
     convention: str
@@ -86,6 +93,7 @@ class Facts:
     with_inputs: Collection[str] = ()
     has_cache: bool = False
     model_type: str = ""
+    is_composite: bool = False
 
     @property
     def format(self) -> str:
@@ -106,7 +114,7 @@ class Facts:
         all the same, and loaders would look for its scales. PhiMoE's routers are among them by both of their names:
         transformers has linear layers for them, which it calls otherwise than the files do.
         """
-        modules = {module_of(name) for name in self.kept}
+        modules = {module_of(name) for name in self.kept if name.endswith(WEIGHT)} | set(self.kept_experts)
         modules |= {ROUTER.sub(r"\1mlp.router", name) for name in modules}
         quantized = [name for names in self.quantized.values() for name in names]
         if not any(HEAD in name.split(".") for name in quantized):
@@ -114,6 +122,18 @@ class Facts:
         tied = (head for head, types in TIED_HEADS.items() if self.model_type in types.split())
         modules |= {head for head in tied if not any(name.startswith(f"{head}.") for name in quantized)}
         return sorted(modules - {""})
+
+    @property
+    def kept_experts(self) -> list[str]:
+        """The modules of experts of which none is quantized: engines have one layer for all of them."""
+        quantized = {experts_of(name) for names in self.quantized.values() for name in names}
+        return sorted({experts_of(name) for name in self.kept} - quantized - {""})
+
+    def expression(self, module: str, end: str = "$") -> str:
+        """A regular expression for the names by which loaders know a module."""
+        if not self.is_composite:
+            return f"^{re.escape(module)}{end}"
+        return f"^{WRAPPERS}{re.escape(re.sub(f'^{WRAPPERS}', '', module))}{end}"
 
 
 def scheme(bits: int, strategy: str, **more: Any) -> dict[str, Any]:
@@ -185,23 +205,29 @@ MODES: Mapping[str, tuple[str, int, int]] = {
 
 
 def compressed_tensors(facts: Facts) -> dict[str, Any]:
-    """The ``quantization_config`` of compressed-tensors: a group for each format."""
+    """The ``quantization_config`` of compressed-tensors: a group for each format.
+
+    vLLM looks among what is ignored for experts one by one, even where they are a stack in the file. transformers looks
+    for modules under its own names.
+    """
     groups: dict[str, Any] = {}
     for number, (format, names) in enumerate(facts.quantized.items()):
         storage, weights = COMPRESSED[format]
-        targets = ["Linear"] if len(facts.quantized) == 1 else [f"re:^{re.escape(module_of(name))}$" for name in names]
+        named = [f"re:{facts.expression(module_of(name))}" for name in names]
         groups[f"group_{number}"] = {
-            "targets": targets, "weights": weights,
+            "targets": ["Linear"] if len(facts.quantized) == 1 else named, "weights": weights,
             "input_activations": INPUTS[format] if format in facts.with_inputs else None,
             "output_activations": None, "format": storage,
         }  # fmt: skip
     storages = {group["format"] for group in groups.values()}
+    patterns = [facts.expression(module, r"\.") for module in facts.kept_experts]
+    patterns += map(facts.expression, facts.ignored) if facts.is_composite else ()
     return {
         "quant_method": "compressed-tensors",
         "format": storages.pop() if len(storages) == 1 else "mixed-precision",
         "quantization_status": "compressed",
         "config_groups": groups,
-        "ignore": facts.ignored,
+        "ignore": facts.ignored + [f"re:{pattern}" for pattern in patterns],
         "kv_cache_scheme": scheme(8, "tensor") if facts.has_cache else None,
     }
 
@@ -268,16 +294,28 @@ def gptq(facts: Facts) -> dict[str, Any]:
     """The ``quantization_config`` of GPTQ, of files whose zero points are stored less 1.
 
     Only where they are all 8, which ``"sym"`` says, do Marlin's kernels take the weights: they read no zero points.
-    GPTQModel refuses other files of version 1 that itself did not make. Layers of other groups are told by patterns,
-    of the files' names and of those under which SGLang, and vLLM before 2026, look for the layers that they fuse.
+    GPTQModel refuses other files of version 1 that itself did not make. Layers that are kept, and those of other
+    groups, are told by patterns, of the files' names and of those under which SGLang, and vLLM before 2026, look for
+    the layers that they fuse. optimum, by which transformers loads such models, reads no patterns; it wants to know
+    what is quantized in blocks.
     """
-    others = {
+    experts = facts.kept_experts
+    patterns: dict[str, dict[str, int]] = {rf"-:^{re.escape(module)}\b": {} for module in experts}
+    patterns |= {
+        f"-:^{re.escape(module)}$": {}
+        for name in facts.ignored
+        if experts_of(f"{name}.") not in experts
+        for module in (name, fused_module(name))
+    }
+    patterns |= {
         f"+:^{re.escape(module)}$": {"group_size": LENGTHS[format] or -1}
         for name, format in facts.unusual()
         for module in (name, fused_module(name))
     }
-    return ({"dynamic": others} if others else {}) | {
+    chosen = in_blocks(facts)
+    return ({"modules_in_block_to_quantize": [chosen]} if chosen else {}) | {
         "quant_method": "gptq",
+        "dynamic": patterns,
         "bits": 4,
         "group_size": LENGTHS[facts.format] or -1,
         "desc_act": False,
@@ -285,6 +323,16 @@ def gptq(facts: Facts) -> dict[str, Any]:
         "checkpoint_format": "gptq",
         "modules_to_not_convert": facts.ignored,
     }
+
+
+def in_blocks(facts: Facts) -> list[str]:
+    """The ends of the names of the quantized modules in blocks, or the names; none where no other module is in one."""
+    quantized = {module_of(name) for names in facts.quantized.values() for name in names}
+    others = [module for module in facts.ignored if BLOCK.match(module)]
+    ends = {BLOCK.sub("", module, count=1) for module in quantized}
+    if any(end in module for module in others for end in ends):  # as vLLM looks for them
+        ends = quantized
+    return sorted(ends) if others else []
 
 
 def awq(facts: Facts) -> dict[str, Any]:
@@ -367,7 +415,7 @@ def facts_of(convention: str, outcomes: Sequence[Outcome], config: Mapping[str, 
     for outcome in outcomes:
         if outcome.format:
             quantized.setdefault(outcome.format, []).append(outcome.name)
-    kept = [each.name for each in outcomes if not each.format and len(each.shape) > 1 and each.name.endswith(".weight")]
+    kept = [each.name for each in outcomes if is_kept(each)]
     pow2 = all(outcome.pow2 for outcome in outcomes if outcome.format)
     symmetric = all(outcome.symmetric for outcome in outcomes if outcome.format)
     others = [outcome.name for outcome in outcomes if not outcome.format]
@@ -378,7 +426,16 @@ def facts_of(convention: str, outcomes: Sequence[Outcome], config: Mapping[str, 
     ]
     has_cache = activations.has_cache(others, convention)
     model_type = str((config or {}).get("model_type", ""))
-    return Facts(convention, quantized, kept, pow2, symmetric, with_inputs, has_cache, model_type)
+    parts = {name for name, part in (config or {}).items() if name.endswith("_config") and isinstance(part, dict)}
+    is_composite = bool(parts - {KEY})
+    return Facts(convention, quantized, kept, pow2, symmetric, with_inputs, has_cache, model_type, is_composite)
+
+
+def is_kept(outcome: Outcome) -> bool:
+    """Whether a tensor is the weight of a module, or of all experts, that is not quantized."""
+    name, dims = outcome.name, len(outcome.shape)
+    is_stack = dims == 3 and outcome.dtype in FLOATS and experts_of(name) == module_of(name)
+    return not outcome.format and (is_stack or (dims > 1 and name.endswith(WEIGHT)))
 
 
 def has_pow2_scales(q: ScaledTensor) -> bool:

@@ -22,6 +22,7 @@ EXPERTS = {
     "gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3")),
     "down_proj": (("down_proj",), ("w2",)),
 }
+ALL_EXPERTS = re.compile(r"(.*\.)?experts(?=\.)")  # the module that engines have for them, in the name of a part of it
 SHOWN = 3  # names in a message
 
 
@@ -49,6 +50,12 @@ def fused_module(module: str) -> str:
     """What engines call the layer that a module becomes a part of when they fuse it; itself for others."""
     parent, own = module_of(module), last(module)
     return f"{parent}.{FUSED_NAMES[own]}".removeprefix(".") if own in FUSED_NAMES else module
+
+
+def experts_of(name: str) -> str:
+    """The module of all experts that a name lies in; "" for none."""
+    found = ALL_EXPERTS.match(name)
+    return found[0] if found else ""
 
 
 def is_part(name: str) -> bool:

@@ -286,7 +286,7 @@ def test_formats_of_two_kinds_in_one_section(tmp_path):
     section = json.loads((tmp_path / "gptq" / "config.json").read_text())["quantization_config"]
     # Engines look for the layers that they fuse under names that no file has.
     others = {rf"+:^a\.{name}$": {"group_size": 64} for name in ("y", "k_proj", "qkv_proj")}
-    assert (section["group_size"], section["dynamic"]) == (32, others)
+    assert (section["group_size"], section["dynamic"]) == (32, {"-:^lm_head$": {}, **others})
     with pytest.raises(
         ValueError, match="the model has uint4_g32, uint4_g64, and a configuration of awq has one length"
     ):

@@ -128,6 +128,22 @@ def faults_of_tied(name, format, place):
     head, first = loaded.get_output_embeddings().weight, model.get_output_embeddings().weight
     return [f"{what}: {names}" for what, names in info.items() if names] + ["head"] * (not torch.equal(head, first))
 
+# Layers of images are excluded, which transformers has under other names than the files: all that is loaded is found.
+def faults_of_excluded(format, place):
+    place.mkdir()
+    text = SMALL | {"head_dim": 32, "layer_types": ["full_attention"] * 2}
+    images = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4,
+              "image_size": 32, "patch_size": 16}
+    model = transformers.Gemma3ForConditionalGeneration(
+        transformers.Gemma3Config(text_config=text, vision_config=images, mm_tokens_per_image=4)).to(torch.bfloat16)
+    model.save_pretrained(place / "made")
+    options = {"convention": "compressed-tensors", "exclude": "vision_tower"}
+    checkpoints.quantize_model(place / "made", place / "out", format, **options)
+    loaded, info = type(model).from_pretrained(place / "out", output_loading_info=True)
+    first = {name: x for name, x in model.state_dict().items() if "vision_tower" in name}
+    kept = [name for name, x in loaded.state_dict().items() if name in first and torch.equal(x, first[name])]
+    return [f"{what}: {names}" for what, names in info.items() if names] + ["kept"] * (len(kept) != len(first))
+
 def differing_bytes(name, group, dtype):  # what compressed-tensors quantizes to other bytes
     args = QuantizationArgs(num_bits=4, symmetric=True, strategy="group" if group else "channel", group_size=group)
     kinds = {"normal": torch.randn(32, 256), "cauchy": torch.empty(32, 256).cauchy_(),
@@ -188,6 +204,8 @@ results |= {f"{name} {dtype}": differing_bytes(name, group, dtype) for name, gro
            for dtype in (torch.float32, torch.bfloat16, torch.float16)}
 results |= {f"tied {name} {format}": faults_of_tied(name, format, place / f"{name} {format}")
             for name in TIED for format in ("nvfp4", "fp8_row")}
+results |= {f"excluded {format}": faults_of_excluded(format, place / f"excluded {format}")
+            for format in ("nvfp4", "fp8_row")}
 results |= {f"inputs of {format}": faults_of_inputs(format, place / format) for format in ("nvfp4", "fp8_e4m3")}
 results |= {"-".join(case): faults_of_type(*case, place / "-".join(case)) for case in json.loads(sys.argv[3])}
 for case in json.loads(sys.argv[2]):
@@ -273,6 +291,11 @@ def test_models_of_other_types_run_as_they_are_loaded(results, case):
 @pytest.mark.parametrize("name", ["whisper", "bert", "roberta"])
 def test_heads_that_are_tied_stay_as_they_are(results, name, format):
     assert results[f"tied {name} {format}"] == []
+
+
+@pytest.mark.parametrize("format", ["nvfp4", "fp8_row"])
+def test_layers_of_images_stay_as_they_are(results, format):
+    assert results[f"excluded {format}"] == []
 
 
 @pytest.mark.slow

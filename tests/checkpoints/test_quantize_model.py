@@ -354,6 +354,70 @@ def test_heads_that_no_file_has_are_ignored(tmp_path, model_type, heads):
         assert config[key] == sorted([*heads, "model.embed"])
 
 
+def skips_by_substring(section, layer):  # AWQ in vLLM
+    return any(each in layer for each in section["modules_to_not_convert"])
+
+
+def skips_by_name(names, layer):  # DeepSeek's FP8 and ModelOpt in vLLM
+    return any(layer in each for each in names) if "experts" in layer else layer in names
+
+
+def skips_by_patterns(section, layer):  # GPTQ in vLLM, SGLang and GPTQModel
+    for pattern in section["dynamic"]:
+        if re.match(pattern.removeprefix("-:").removeprefix("+:"), layer):
+            return pattern.startswith("-:")
+    return False
+
+
+def skips_by_blocks(section, layer):  # in transformers, by optimum: the layers in blocks alone
+    (ends,) = section["modules_in_block_to_quantize"]
+    return "layers" not in layer or not layer.endswith(tuple(ends))
+
+
+def skips_by_expressions(section, layer):  # compressed-tensors, in vLLM: the first of the experts
+    name = f"{layer}.0.gate_proj" if layer.endswith("experts") else layer
+    return any(
+        re.match(each.removeprefix("re:"), name) if each.startswith("re:") else each == name
+        for each in section["ignore"]
+    )
+
+
+SKIPS = [
+    ("awq", "uint4_g32", skips_by_substring),
+    ("gptq", "uint4_g32", skips_by_patterns),
+    ("gptq", "uint4_g32", skips_by_blocks),
+    ("deepseek", "fp8_128x128", lambda section, layer: skips_by_name(section["modules_to_not_convert"], layer)),
+    ("modelopt", "nvfp4", lambda section, layer: skips_by_name(section["ignore"], layer)),
+    ("compressed-tensors", "nvfp4", skips_by_expressions),
+]
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize(("convention", "format", "skips"), SKIPS)
+def test_loaders_find_what_is_kept(tmp_path, convention, format, skips, stacked):
+    """By the rules of each: layers that are excluded, routers, and all experts of a layer, one by one or as a stack."""
+    weight, experts = np.ones((128, 128), "f4"), "model.layers.11.mlp.experts"
+    linear = [f"model.layers.{k}.{own}" for k in (1, 11) for own in ("self_attn.q_proj", "mlp.down_proj")]
+    one_by_one = [f"model.layers.1.mlp.experts.{k}.{own}_proj" for k in (0, 1) for own in ("gate", "up", "down")]
+    routers = [f"model.layers.{k}.mlp.gate" for k in (1, 11)]
+    tensors = {f"{name}.weight": weight for name in (*linear, *one_by_one, *routers, "lm_head")}
+    if stacked:
+        tensors |= {f"{experts}.{own}_proj": np.ones((2, 128, 128), "f4") for own in ("gate_up", "down")}
+    else:
+        tensors |= {f"{name}.weight".replace("layers.1.", "layers.11."): weight for name in one_by_one}
+    (tmp_path / "a").mkdir()
+    checkpoints.save(tmp_path / "a" / "model.safetensors", tensors)
+    (tmp_path / "a" / "config.json").write_text('{"model_type": "llama"}')
+    exclude = [experts, "model.layers.11.mlp.down_proj"]
+    checkpoints.quantize_model(tmp_path / "a", tmp_path / "b", format, convention=convention, exclude=exclude)
+    section = json.loads((tmp_path / "b" / "config.json").read_text())["quantization_config"]
+    quantized = {*linear[:3], *([] if skips is skips_by_blocks else ["model.layers.1.mlp.experts"])}
+    for layer in {*linear, *routers, "lm_head", experts, *quantized}:
+        assert bool(skips(section, layer)) is (layer not in quantized), layer
+    checkpoints.convert_model(tmp_path / "b", tmp_path / "c", convention)
+    assert json.loads((tmp_path / "c" / "config.json").read_text())["quantization_config"] == section
+
+
 def test_a_head_that_is_quantized_is_not_ignored(tmp_path):
     (tmp_path / "a").mkdir()
     checkpoints.save(tmp_path / "a" / "model.safetensors", {"proj_out.weight": np.ones((64, 32), "f4")})
