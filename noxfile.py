@@ -50,6 +50,7 @@ CROSS_OPTIONS = (
     "-DCMAKE_C_COMPILER=aarch64-linux-gnu-gcc",
     "-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++",
 )
+ZIG = {"C": "cc", "CXX": "c++"}  # a language's compiler
 EMULATOR = "-DCMAKE_CROSSCOMPILING_EMULATOR=qemu-aarch64;-L;/usr/aarch64-linux-gnu"
 
 SMOKE = Path("tests/project/smoke.py").resolve()
@@ -134,7 +135,7 @@ def run_kernels(session: nox.Session, folder: Path) -> None:
     session.run("ctest", "--test-dir", str(folder), *options)
 
 
-def run_installed(session: nox.Session, folder: Path) -> None:
+def run_installed(session: nox.Session, folder: Path, *options: str, env: dict[str, str] | None = None) -> None:
     """Install a build, move it, and have C and C++ programs find it there, link both libraries and run."""
     prefix, moved, consumer = (folder.parent / name for name in ("prefix", "moved", "consumer"))
     for old in (prefix, moved, consumer):
@@ -143,9 +144,17 @@ def run_installed(session: nox.Session, folder: Path) -> None:
     prefix.rename(moved)
     for project in ("tests/library", "tests/library/in_c", "examples"):
         built = consumer / project
-        session.run("cmake", "-S", project, "-B", str(built), f"-DCMAKE_PREFIX_PATH={moved}")
+        session.run("cmake", "-S", project, "-B", str(built), f"-DCMAKE_PREFIX_PATH={moved}", *options)
         session.run("cmake", "--build", str(built))
-        session.run("ctest", "--test-dir", str(built), "--output-on-failure", "--no-tests=error")
+        session.run("ctest", "--test-dir", str(built), "--output-on-failure", "--no-tests=error", env=env)
+
+
+def zig_compilers(session: nox.Session, target: str) -> list[str]:
+    """Options of CMake for zig's C and C++ compilers, which bring the headers of other systems."""
+    session.install("ziglang")
+    find = "import pathlib, ziglang; print(pathlib.Path(ziglang.__file__).parent / 'zig')"
+    zig = str(session.run("python", "-c", find, silent=True)).strip()
+    return [f"-DCMAKE_{language}_COMPILER={zig};{word};-target;{target}" for language, word in ZIG.items()]
 
 
 @nox.session(python=list(EXTRAS))
@@ -332,16 +341,26 @@ def kernels(session: nox.Session) -> None:
 
 @nox.session
 def macos(session: nox.Session) -> None:
-    """Cross-build libdlfp4 for macOS on arm64 by zig, which brings that system's headers; nothing here runs it."""
-    session.install("cmake", "ninja", "ziglang")
-    find = "import pathlib, ziglang; print(pathlib.Path(ziglang.__file__).parent / 'zig')"
-    zig = str(session.run("python", "-c", find, silent=True)).strip()
+    """Cross-build libdlfp4 for macOS on arm64 by zig; nothing here runs it."""
+    session.install("cmake", "ninja")
+    options = ["-DCMAKE_SYSTEM_NAME=Darwin", "-DCMAKE_SYSTEM_PROCESSOR=arm64", "-DDLFP4_CUDA=OFF", "-DDLFP4_WERROR=ON"]
     folder = Path(session.create_tmp()) / "build"
-    options = [f"-DCMAKE_C_COMPILER={zig};cc;-target;aarch64-macos"]
-    options += [f"-DCMAKE_CXX_COMPILER={zig};c++;-target;aarch64-macos"]
-    options += ["-DCMAKE_SYSTEM_NAME=Darwin", "-DCMAKE_SYSTEM_PROCESSOR=arm64", "-DDLFP4_CUDA=OFF", "-DDLFP4_WERROR=ON"]
-    session.run("cmake", "-S", ".", "-B", str(folder), "-G", "Ninja", *options)
+    session.run(
+        "cmake", "-S", ".", "-B", str(folder), "-G", "Ninja", *zig_compilers(session, "aarch64-macos"), *options
+    )
     session.run("cmake", "--build", str(folder))
+
+
+@nox.session
+def windows(session: nox.Session) -> None:
+    """Cross-build libdlfp4 and the C++ tests for Windows on x86-64 by zig, and run them and the examples by Wine."""
+    need_programs(session, {"wine": "wine64 wine"})
+    options = [*zig_compilers(session, "x86_64-windows-gnu"), "-DCMAKE_CROSSCOMPILING_EMULATOR=wine"]
+    options += ["-DCMAKE_SYSTEM_NAME=Windows", "-DCMAKE_SYSTEM_PROCESSOR=AMD64"]
+    folder = Path(session.create_tmp()).resolve() / "build"
+    build_kernels(session, folder, *options)
+    run_kernels(session, folder)
+    run_installed(session, folder, *options, env={"WINEPATH": str(folder.parent / "moved/bin")})
 
 
 @nox.session

@@ -14,6 +14,6 @@ if(NOT "${CMAKE_C_FLAGS} ${CMAKE_CXX_FLAGS}" MATCHES "-fsanitize")  # sanitizers
   endif()
 endif()
 set(DLFP4_HARDENED_LINKS "")
-if(NOT APPLE)
+if(DLFP4_ELF)
   set(DLFP4_HARDENED_LINKS -Wl,-z,relro -Wl,-z,now -Wl,-z,noexecstack)
 endif()

@@ -36,8 +36,8 @@
 #define DLFP4_VERSION_PATCH 0
 #define DLFP4_VERSION_NUMBER (DLFP4_VERSION_MAJOR * 10000 + DLFP4_VERSION_MINOR * 100 + DLFP4_VERSION_PATCH)
 
-/** What the shared library exports. */
-#if defined(__GNUC__)
+/** What the shared library exports; on Windows a list of these names says so, when it is linked. */
+#if defined(__GNUC__) && !defined(_WIN32)
 #define DLFP4_API __attribute__((visibility("default")))
 #else
 #define DLFP4_API

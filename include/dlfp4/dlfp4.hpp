@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <initializer_list>
 #include <memory>
+#include <new>
 #include <string>
 #include <system_error>
 #include <type_traits>
@@ -319,8 +320,8 @@ class ScaledTensor {
     const bool has_zero_points = info.element.code == kDLUInt;
     const std::int64_t count = sizes.scales[0] * sizes.scales[1];
     const std::int64_t at[] = {0, aligned(sizes.data_bytes), aligned(sizes.data_bytes) + aligned(sizes.scale_bytes)};
-    result.memory_.reset(static_cast<char *>(
-        std::aligned_alloc(kAlignment, static_cast<std::size_t>(at[2] + aligned(has_zero_points ? count : 4)))));
+    const auto needed = static_cast<std::size_t>(at[2] + aligned(has_zero_points ? count : 4));
+    result.memory_.reset(static_cast<char *>(::operator new(needed, kAlignment, std::nothrow)));
     if (!result.memory_) {
       error = make_error_code(DLFP4_E_MEMORY);
       return result;
@@ -361,10 +362,10 @@ class ScaledTensor {
   void set_rotation(std::uint32_t rotation) noexcept { view_.rotation = rotation; }
 
  private:
-  static constexpr std::size_t kAlignment = 64;
+  static constexpr std::align_val_t kAlignment{64};
   static constexpr std::int64_t aligned(std::int64_t bytes) { return (bytes + 63) / 64 * 64; }
   struct Free {
-    void operator()(char *memory) const noexcept { std::free(memory); }
+    void operator()(char *memory) const noexcept { ::operator delete(memory, kAlignment); }
   };
   std::unique_ptr<char, Free> memory_;
   ScaledView view_;

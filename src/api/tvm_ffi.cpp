@@ -1,12 +1,12 @@
 // The C API as functions of tvm-ffi's stable ABI: by name in its registry, and as symbols of a module.
 // Layout: the ABI of tvm-ffi 0.1 (tvm/ffi/c_api.h) as far as it is used, declared here so that building needs none of
 // it. Trick: tvm-ffi is found in the process when it is asked for, never linked.
-#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "dlfp4/dlfp4.h"
+#include "host/libraries.h"
 
 namespace dlfp4 {
 namespace tvm_ffi {
@@ -54,7 +54,7 @@ using Function = int (*)(void *, const Any *, int32_t, Any *);
 // A function of libtvm_ffi, where the process has loaded it; else NULL.
 template <class Type>
 Type find(const char *name) {
-  return reinterpret_cast<Type>(dlsym(RTLD_DEFAULT, name));
+  return reinterpret_cast<Type>(find_in_tvm_ffi(name));
 }
 
 const char *name_of(int32_t type_index) {

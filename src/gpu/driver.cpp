@@ -1,10 +1,9 @@
-// libcuda behind dlopen: symbols.def names each function once, cuGetProcAddress finds them all at the first call.
+// CUDA's driver, opened at run time: symbols.def names each function once, cuGetProcAddress finds them all at the first
+// call.
 // The context is the caller's if it is current on the tensor's device, else the primary one, pushed and popped.
-// Nothing runs at load time, and a failed start is remembered, so that hosts without a driver pay for one dlopen.
+// Nothing runs at load time, and a failed start is remembered, so that hosts without a driver pay for one look.
 
 #include "driver.h"
-
-#include <dlfcn.h>
 
 #include <memory>
 #include <mutex>
@@ -12,6 +11,7 @@
 
 #include "captured.h"
 #include "context.h"
+#include "host/libraries.h"
 #include "kernels.h"
 
 namespace dlfp4 {
@@ -28,10 +28,8 @@ std::once_flag opened;
 std::mutex primary_mutex;
 
 int load() {
-  void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) return DLFP4_CUDA_MISSING;
-  auto find = reinterpret_cast<GetProcAddress>(dlsym(library, "cuGetProcAddress"));
-  if (find == nullptr) return DLFP4_CUDA_MISSING;  // older than 11.3, or a stub
+  const auto find = reinterpret_cast<GetProcAddress>(find_in_driver("cuGetProcAddress"));
+  if (find == nullptr) return DLFP4_CUDA_MISSING;  // or older than 11.3, or a stub
 #define DLFP4_CUDA_SYMBOL(name, version, parameters)                                                \
   if (find(#name, reinterpret_cast<void **>(&driver.name), version, 0) != 0) driver.name = nullptr; \
   if (!driver.name && version < kFirstOptional) return DLFP4_CUDA_MISSING;

@@ -7,7 +7,9 @@
 
 #ifdef _OPENMP
 #include <omp.h>
+#ifndef _WIN32  // where there are no forks
 #include <pthread.h>
+#endif
 #endif
 #ifdef __SSE__
 #include <xmmintrin.h>
@@ -62,8 +64,6 @@ int chosen_threads = 0;  // by dlfp4_set_num_threads; 0: OpenMP's own number
 #ifdef _OPENMP
 bool works_alone = false;
 
-void become_a_forked_child() { works_alone = true; }
-
 int usable_threads() {
   if (works_alone) return 1;
   const int chosen = __atomic_load_n(&chosen_threads, __ATOMIC_RELAXED);
@@ -100,8 +100,8 @@ void split(int64_t count, int64_t grain, int64_t align, RangeBody body, const vo
 }  // namespace
 
 void watch_forks() {
-#ifdef _OPENMP
-  pthread_atfork(nullptr, nullptr, become_a_forked_child);
+#if defined(_OPENMP) && !defined(_WIN32)
+  pthread_atfork(nullptr, nullptr, [] { works_alone = true; });
 #endif
 }
 

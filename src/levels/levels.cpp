@@ -1,7 +1,6 @@
 // Chooses the level of instruction sets, and completes each level's kernels with those of slower ones.
 // Layout: a table of kernels a level and operation, filled once, slowest level first: faster kernels replace slower
 // ones.
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -33,7 +32,6 @@ struct Kernels {
 };
 
 Kernels kernels_of[kNumLevels];
-pthread_once_t once = PTHREAD_ONCE_INIT;
 int default_level = kNoLevel;  // what DLFP4_ISA, or else the machine, asks for
 int level_in_use = kNoLevel;
 
@@ -67,7 +65,10 @@ void initialize() {
   level_in_use = default_level;
 }
 
-void initialize_once() { pthread_once(&once, initialize); }
+void initialize_once() {
+  static const bool done = (initialize(), true);
+  (void)done;
+}
 
 }  // namespace
 

@@ -8,8 +8,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#ifdef _WIN32
+#define WIN32_LEAN_AND_MEAN
+#define NOMINMAX
+#include <windows.h>
+#undef near  // two words that it takes away
+#undef far
+#else
 #include <sys/mman.h>
 #include <unistd.h>
+#endif
 
 #include <initializer_list>
 
@@ -68,6 +76,16 @@ struct Guarded {
   uint8_t *begin;
   uint8_t *end;
 
+  Guarded(const Guarded &) = delete;
+#ifdef _WIN32
+  Guarded() : page(1 << 16) {
+    void *reserved = VirtualAlloc(nullptr, kBytes + 2 * page, MEM_RESERVE, PAGE_NOACCESS);
+    begin = static_cast<uint8_t *>(reserved) + page;
+    end = begin + kBytes;
+    if (!reserved || !VirtualAlloc(begin, kBytes, MEM_COMMIT, PAGE_READWRITE)) _exit(3);
+  }
+  ~Guarded() { VirtualFree(begin - page, 0, MEM_RELEASE); }
+#else
   Guarded() : page(sysconf(_SC_PAGESIZE)) {
     const int flags = MAP_PRIVATE | MAP_ANONYMOUS;
     void *mapped = mmap(nullptr, kBytes + 2 * page, PROT_NONE, flags, -1, 0);
@@ -75,8 +93,8 @@ struct Guarded {
     end = begin + kBytes;
     if (mapped == MAP_FAILED || mprotect(begin, kBytes, PROT_READ | PROT_WRITE)) _exit(3);
   }
-  Guarded(const Guarded &) = delete;
   ~Guarded() { munmap(begin - page, kBytes + 2 * page); }
+#endif
 };
 
 // --- Types -----------------------------------------------------------------------------------

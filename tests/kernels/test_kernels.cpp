@@ -1,7 +1,11 @@
 // Checks dlfp4_host_convert at every level that this machine runs against numerics.h, bit for bit.
 // Layout: every pair of types and packings; runs of any length at any address; strided views.
 // Trick: results are compared as whole images of memory, so that a stray write shows too.
+#ifndef _WIN32
 #include <sys/wait.h>
+#endif
+
+#include <new>
 
 #include "support.h"
 #ifdef __SSE2__
@@ -319,11 +323,12 @@ void test_flushing(Type src, Type dst) {
 
 // Output too large for any cache, where kernels may write past the caches: repetitions of a short run.
 void test_large(Type src, Type dst, int64_t offset) {
+  constexpr std::align_val_t kLine{64};
   const int64_t period = 4096, repeats = (int64_t{80} << 20) / bytes_for(dst, period);
   const int64_t count = period * repeats + 77, src_bytes = bytes_for(src, period), dst_bytes = bytes_for(dst, period);
   const Case c = {src, dst, mode_numbered(1)};
   uint8_t *from = static_cast<uint8_t *>(malloc(static_cast<size_t>(src_bytes * (repeats + 1))));
-  uint8_t *to = static_cast<uint8_t *>(aligned_alloc(64, static_cast<size_t>(dst_bytes * (repeats + 1)) + 64));
+  uint8_t *to = static_cast<uint8_t *>(operator new(static_cast<size_t>(dst_bytes * (repeats + 1)) + 64, kLine));
   fill(src, dst.row, from, period);
   reference_run(c, from, image, period);
   for (int64_t i = 1; i <= repeats; ++i) memcpy(from + i * src_bytes, from, static_cast<size_t>(src_bytes));
@@ -334,7 +339,7 @@ void test_large(Type src, Type dst, int64_t offset) {
   }
   report(good, "large", c, count);
   free(from);
-  free(to);
+  operator delete(to, kLine);
 }
 
 void test_large_runs() {
@@ -376,6 +381,7 @@ void test_errors() {
 
 // A child of threaded work must finish, on one thread.
 void test_fork() {
+#ifndef _WIN32
   dlfp4_set_num_threads(2);
   const Case c = {{DLFP4_float32, false}, {DLFP4_float16, false}, mode_numbered(1)};
   convert_run(c, src_memory.begin, dst_memory.begin, kMaxCount);
@@ -389,6 +395,7 @@ void test_fork() {
   waitpid(child, &status, 0);
   dlfp4_set_num_threads(0);
   check(status == 0, "fork", "the child hung or failed");
+#endif
 }
 
 // --- All of it -------------------------------------------------------------------------------

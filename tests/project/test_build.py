@@ -83,6 +83,14 @@ def test_an_nvcc_that_does_not_run_is_refused(tmp_path):
     [
         (["-DDLFP4_CUDA=ON", NO_NVCC], "DLFP4_CUDA=ON, but there is no nvcc"),
         (["-DDLFP4_CUDA=yes"], "DLFP4_CUDA=yes: expected AUTO, ON or OFF"),
+        (
+            [
+                "-DCMAKE_SYSTEM_NAME=Windows",
+                "-DCMAKE_TRY_COMPILE_TARGET_TYPE=STATIC_LIBRARY",
+                "-DCMAKE_CXX_COMPILER=g++",
+            ],
+            "g++ cannot compile the kernels on Windows",
+        ),
     ],
 )
 def test_what_cannot_be_built_is_refused(tmp_path, options, said):

@@ -13,13 +13,13 @@ SOURCES = Path(__file__).parents[2] / "src"
 ROOMS = {
     "rules": set(),
     "host": {"rules"},
-    "gpu": {"rules"},
+    "gpu": {"rules", "host"},
     "codecs": {"rules", "host", "gpu"},
     "blocks": {"rules", "host", "gpu", "codecs"},
     "products": {"rules", "host", "gpu", "codecs", "blocks"},
     "levels": {"rules", "host", "codecs", "blocks", "products"},
     "xla": {"rules", "gpu"},
-    "api": {"rules", "gpu"},
+    "api": {"rules", "host", "gpu"},
 }
 
 
