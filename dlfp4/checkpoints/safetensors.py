@@ -38,6 +38,7 @@ LENGTH = 8  # bytes of the field in front of the header that holds the header's 
 MAX_HEADER = MOST_BYTES
 MOST_DIMS = 65535  # of a Tensor
 METADATA = "__metadata__"
+ZIP = b"PK\x03\x04"  # how the files of torch.save begin
 ALIGNMENT = 64  # bytes: the data is aligned to it, like memory that dlfp4 allocates
 # Without a reservation, a file larger than memory can be mapped. The mmap module names this flag from 3.13 on.
 MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
@@ -105,6 +106,11 @@ def make_views(memory: mmap.mmap | memoryview, what: str) -> tuple[dict[str, Ten
         data = dlfp4.asarray(memory)[start:]
         return {entry.name: make_view(data, entry) for entry in entries}, metadata
     except ValueError as error:
+        if bytes(memory[: len(ZIP)]) == ZIP:
+            raise ValueError(
+                f"{what} is a zip archive, as torch.save writes them; expected safetensors: read it by torch.load, and "
+                f"give its tensors to dlfp4.checkpoints.save"
+            ) from error
         raise ValueError(f"{what} is no safetensors file, or damaged: {error}") from error
 
 

@@ -465,6 +465,13 @@ def test_damaged_descriptions_of_an_encode_scale(path, scale, message):
         checkpoints.load(path)
 
 
+def test_a_file_of_pytorch_is_told_from_a_damaged_one(path):
+    torch = pytest.importorskip("torch")
+    torch.save({"w": torch.ones(2)}, path)
+    with pytest.raises(ValueError, match=r"zip archive, as torch\.save writes them; expected safetensors"):
+        checkpoints.load(path)
+
+
 def test_every_truncation_is_noticed(path):
     checkpoints.save(path, {"q": dlfp4.quantize(values((2, 64)), "mxfp4"), "x": values(3)})
     whole = path.read_bytes()

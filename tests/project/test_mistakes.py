@@ -74,6 +74,7 @@ MISTAKES = {
     "a device of a fraction": (lambda: dlfp4.Device("cuda", 1.5), TypeError, "index=1.5 is of type float; expected"),
     "a list of types": (lambda: dlfp4.cast(X, ["float32"]), TypeError, "dtype ['float32'] is of type list;"),
     "an array of three parts": (lambda: np.asarray(W), TypeError, "a ScaledTensor is no array"),
+    "a product by NumPy": (lambda: X @ W.mT, TypeError, "dlfp4.matmul(x, w.mT) for a product"),
     # ---- operations
     "memory of elements that meet": (
         lambda: dlfp4.cast(random_array((4, 16)), "float32", out=as_strided(np.zeros(19, np.float32), (4, 16), (4, 4))),
