@@ -80,14 +80,20 @@ from reference import raw_bytes
 
 rng = np.random.default_rng(0)
 found = {}
+# Infinities, and NaN of either sign, with what they carry, quiet and signalling.
+special = np.array([0x7F800000, 0xFF800000, 0x7FC00000, 0xFFC54321, 0x7F800001, 0xFF8FFFFF], np.uint32).view(np.float32)
+
+def with_special(x, share):
+    return np.where(rng.random(x.shape) < share, special[rng.integers(0, len(special), x.shape)], x)
+
 for name, block in (("int4_g32", 32), ("uint4_g128", 128), ("uint4_row", None)):
     for lines, length in ((1, 128), (7, 384), (70, 256), (3, 4096)):
         shape = (lines, length // (block or length))
         codes = rng.integers(0, 256, (lines, length // 2), dtype=np.uint8)
         scales = (rng.normal(size=shape) * 2.0 ** rng.integers(-130, 120, shape)).astype(np.float32)
         scales[0, 0] = rng.choice([np.nan, np.inf, 0, 1])
-        biases = rng.normal(size=shape).astype(np.float32)
-        biases[-1, -1] = rng.choice([np.nan, -np.inf, 1])
+        scales[1:] = with_special(scales[1:], 0.03)
+        biases = with_special(rng.normal(size=shape).astype(np.float32), 0.1)
         zeros = rng.integers(0, 16, shape).astype(ml_dtypes.uint4)
         for kind, offsets in (("zeros", {"zero_points": zeros}), ("biases", {"biases": biases})):
             q = dlfp4.ScaledTensor.from_parts(codes, scales, format=name, **offsets)

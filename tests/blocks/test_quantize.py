@@ -206,6 +206,19 @@ def test_blocks_that_are_not_finite_leave_others_alone():
         assert set(codes_of(q.scales)[nan[:, ::length]].tolist()) == {0xFF if name in MX else 0x7F}
 
 
+@pytest.mark.parametrize("axis", [-1, -2])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_the_global_scale_is_of_the_finite_elements(axis, dtype, bad):
+    """Also of the largest one, which lies in the block of one that is not finite."""
+    x = make("normal", (48, 4096)).astype(dtype)
+    x[17, 1000] = x[31, 72] = 0
+    x[17, 1001] = 50
+    expected = dlfp4.quantize(x, "nvfp4", axis=axis).global_scale
+    x[17, 1000] = x[31, 72] = bad
+    assert float(dlfp4.quantize(x, "nvfp4", axis=axis).global_scale) == float(expected) > 49 / 2688
+
+
 # ---- shapes --------------------------------------------------------------------------------------------------------
 
 SHAPES = [
