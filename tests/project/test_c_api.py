@@ -675,6 +675,16 @@ def test_statuses_have_words():
     assert C.status_string(c_api.E_CUDA + 2).decode()
 
 
+@pytest.mark.parametrize("device", [c_api.DLDevice(2, 0), c_api.DLDevice(8, 0)], ids=["cuda", "metal"])
+def test_results_lie_where_operands_lie(device):
+    x, out = np.zeros((128, 4), np.uint8), np.ones((128, 4), np.uint8)
+    for devices in ({}, {"device": device}), ({"device": device}, {}):
+        pair = [c_api.describe(given, **where) for given, where in zip((x, out), devices, strict=True)]
+        assert C.cast(*pair, None, 0, None) == c_api.E_DEVICE
+        assert C.convert_scales(pair[0], 0, pair[1], 0, 128, 4, 0, None) == c_api.E_DEVICE
+    assert out.all()
+
+
 def test_what_is_not_together_or_not_there_is_refused():
     x = values(16, 32)
     q = dlfp4.quantize(x, "nvfp4")
