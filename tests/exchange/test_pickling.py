@@ -4,6 +4,7 @@ import copy
 import ctypes
 import io
 import pickle
+import weakref
 
 import numpy as np
 import pytest
@@ -164,6 +165,17 @@ def test_from_pytorch_and_back():
     stream, buffers = out_of_band(dlfp4.from_dlpack(native))
     back = torch.from_dlpack(pickle.loads(stream, buffers=buffers))
     assert (back.dtype, back.data_ptr()) == (native.dtype, native.data_ptr())
+
+
+def test_buffers_keep_the_memory_alive():
+    x = np.arange(6, dtype=np.float32)
+    alive, buffers = weakref.ref(x), []
+    pickled = pickle.dumps(dlfp4.asarray(x), 5, buffer_callback=buffers.append)
+    del x
+    assert alive() is not None
+    assert pickle.loads(pickled, buffers=buffers).tolist() == [0, 1, 2, 3, 4, 5]
+    del buffers
+    assert alive() is None
 
 
 @pytest.mark.parametrize(
