@@ -174,11 +174,19 @@ def plan(shards: Sequence[Shard], place: Path, convention: str, *, whole: bool) 
     scales = respelled(tensors, {name: each.name for name, each in tensors.items() if each.name}, convention)
     jobs = []
     for shard, others in zip(shards, others_of(shards), strict=True):
-        names = tuple(located[stored][0] for stored in shard.tensors if stored in located)
+        own = [
+            stored for stored in shard.tensors if stored in located and not (formats and is_mark(stored, convention))
+        ]
+        names = tuple(located[stored][0] for stored in own)
         target = place / Path(shard.path).name if whole else place
         own_scales = {name: scales[name] for name in names if name in scales}
         jobs.append(Job(shard.path, str(target), names, others, convention, changes, own_scales))
     return jobs, bool(formats)
+
+
+def is_mark(name: str, convention: str) -> bool:
+    """Whether a tensor only says that a file is stable diffusion's, and the new one is not."""
+    return name == conventions.MARKER and convention != "stable-diffusion"
 
 
 def others_of(shards: Sequence[Shard]) -> Iterator[tuple[str, ...]]:
@@ -389,6 +397,8 @@ def convert_gguf(source: ModelPath, target: Path, convention: str, report: Repor
     if to_gguf != from_gguf:
         naming = llama_cpp.naming(gguf_files.package(), facts, tensors, to_gguf=to_gguf)
         tensors = tensors if to_gguf else naming.apart(tensors)
+    if any(isinstance(x, ScaledTensor) for x in tensors.values()):
+        tensors = {name: x for name, x in tensors.items() if not is_mark(name, convention)}
     results: dict[str, Tensor | ScaledTensor] = {}
     outcomes = []
     for number, (name, x) in enumerate(tensors.items(), 1):

@@ -160,6 +160,7 @@ def test_parts_may_lie_in_any_files(tmp_path, convention, format):
     given = {f"layers.{k}.{own}_proj.weight": dlfp4.quantize(UP, format) for k in range(2) for own in ("up", "down")}
     parts = checkpoints.split_parts({**given, "norm.weight": NORM}, convention)
     whole = checkpoints.join_parts(parts)
+    whole.pop("scaled_fp8", None)  # the mark of its convention alone
     rng = np.random.default_rng(1)
     for number in range(4):
         files = rng.permutation(np.arange(len(parts)) % 3).tolist()
@@ -292,6 +293,32 @@ def test_formats_of_two_kinds_in_one_section(tmp_path):
     ):
         checkpoints.convert_model(tmp_path / "model", tmp_path / "awq", "awq")
     assert not (tmp_path / "awq").exists()
+
+
+@pytest.mark.parametrize("convention", ["dlfp4", "modelopt", "deepseek", "compressed-tensors"])
+def test_the_mark_of_stable_diffusions_files_stays_there(tmp_path, convention):
+    """Loaders of other conventions would not expect it."""
+    there, back, unmarked = (tmp_path / name for name in "abc")
+    q = dlfp4.quantize(UP, "fp8_e4m3")
+    checkpoints.save(tmp_path / "q", {UPPER: q}, convention=None if convention == "dlfp4" else convention)
+    checkpoints.convert_model(tmp_path / "q", there, "stable-diffusion")
+    assert "scaled_fp8" in checkpoints.load(there)
+    checkpoints.convert_model(there, back, convention)
+    assert back.read_bytes() == (tmp_path / "q").read_bytes()
+    checkpoints.save(tmp_path / "plain", {"scaled_fp8": np.zeros(0, np.uint8), UPPER: UP})
+    checkpoints.convert_model(tmp_path / "plain", unmarked, convention)  # where nothing is quantized all is copied
+    assert set(checkpoints.load(unmarked)) == {"scaled_fp8", UPPER}
+
+
+def test_a_gguf_file_has_no_mark(tmp_path):
+    """GGUF has no type for it, nor for FP8: its values are as MXFP4's here."""
+    pytest.importorskip("gguf")
+    q = dlfp4.quantize(UP, "mxfp4").to("fp8_e4m3")
+    checkpoints.save(tmp_path / "a", {UPPER: q}, convention="stable-diffusion")
+    checkpoints.convert_model(tmp_path / "a", tmp_path / "a.gguf", "gguf")
+    checkpoints.convert_model(tmp_path / "a.gguf", tmp_path / "b", "dlfp4")
+    (back,) = checkpoints.load(tmp_path / "b").values()
+    np.testing.assert_array_equal(back.dequantize().to_numpy(), q.dequantize().to_numpy())
 
 
 def test_what_a_convention_lacks_is_transcoded_and_told(tmp_path):
