@@ -3,7 +3,6 @@
 // Trick: a call is described once, and runs where its tensors lie.
 #include "calls.h"
 #include "rules/dtypes.h"
-#include "rules/layouts.h"
 #include "rules/scaling.h"
 
 namespace dlfp4 {
@@ -51,12 +50,9 @@ dlfp4_status check_tiles(const Elements &scales, int layout, int64_t rows, int64
   if (layout < 0 || layout >= DLFP4_NUM_LAYOUTS) return DLFP4_E_OPTION;
   if (!is_compact(scales) || scales.ndim != 2) return DLFP4_E_SHAPE;
   if (rows < 0 || columns < 0 || rows > kMostExtent || columns > kMostExtent) return DLFP4_E_SHAPE;
-  const dlfp4_layout_row &tile = dlfp4_layouts[layout];
-  const int64_t padded_rows = (rows + tile.rows - 1) / tile.rows * tile.rows;
-  const int64_t padded_columns = (columns + tile.columns - 1) / tile.columns * tile.columns;
-  const int64_t shape[] = {tile.by_rows ? padded_columns / tile.run : padded_rows,
-                           tile.by_rows ? padded_rows * tile.run : padded_columns};
-  return scales.shape[0] == shape[0] && scales.shape[1] == shape[1] ? DLFP4_OK : DLFP4_E_SHAPE;
+  const TiledShape shape = tiled_shape(dlfp4_layouts[layout], rows, columns);
+  const bool fits = scales.shape[0] == shape.extents[0] && scales.shape[1] == shape.extents[1];
+  return fits ? DLFP4_OK : DLFP4_E_SHAPE;
 }
 
 dlfp4_status quantize_on_host(const Quantization &call) {

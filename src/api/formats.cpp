@@ -4,7 +4,6 @@
 
 #include <string.h>
 
-#include "rules/layouts.h"
 #include "tensors.h"
 
 namespace dlfp4 {
@@ -25,12 +24,10 @@ bool has_integers(const dlfp4_format_row &format) {
 
 bool is_one_line(const dlfp4_format_row &format) { return format.lines == 1 && format.length == 0; }
 
-int64_t up_to(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
-
 // A line, completed to whole blocks, or, where it has one scale, to whole bytes.
 int64_t stored_length(const dlfp4_format_row &format, int64_t length) {
   if (format.lines == 0 || (format.kind == DLFP4_LARGEST && !has_integers(format))) return length;
-  return up_to(length, format.length ? format.length : 8 / dlfp4_dtypes[format.element].bits);
+  return round_up(length, format.length ? format.length : 8 / dlfp4_dtypes[format.element].bits);
 }
 
 bool takes_layout(const dlfp4_format_row &format, int layout) {
@@ -46,14 +43,12 @@ void size_scales(const dlfp4_format_row &format, int layout, int64_t lines, int6
   sizes->scale_ndim = format.lines == 0 ? 0 : 2;
   sizes->scales[0] = sizes->scales[1] = 1;
   if (format.lines == 0) return;
-  const int64_t rows = format.repeats ? lines : up_to(lines, format.lines) / format.lines;
+  const int64_t rows = format.repeats ? lines : divide_up(lines, format.lines);
   const int64_t block = format.length ? format.length : length ? length : 1;
-  const int64_t columns = up_to(length, block) / block;
-  const dlfp4_layout_row &row = dlfp4_layouts[layout];
-  const int64_t padded_rows = up_to(rows, row.rows), padded_columns = up_to(columns, row.columns);
+  const TiledShape shape = tiled_shape(dlfp4_layouts[layout], rows, divide_up(length, block));
   const bool swapped = across && layout == DLFP4_LAYOUT_linear;
-  sizes->scales[swapped] = row.by_rows ? padded_columns / row.run : padded_rows;
-  sizes->scales[!swapped] = row.by_rows ? padded_rows * row.run : padded_columns;
+  sizes->scales[swapped] = shape.extents[0];
+  sizes->scales[!swapped] = shape.extents[1];
 }
 
 }  // namespace

@@ -8,6 +8,8 @@
 
 #include "dlfp4/dlfp4.h"
 #include "rules/formats.h"
+#include "rules/layouts.h"
+#include "rules/matrix.h"
 #include "rules/operations.h"
 
 namespace dlfp4 {
@@ -72,6 +74,16 @@ dlfp4_status read_scaled(const dlfp4_scaled_tensor *q, int64_t lines, int64_t le
 
 // Lines and elements of a line, as the data has them, which may end in zeros.
 dlfp4_status read_extents(const dlfp4_scaled_tensor *q, int64_t *lines, int64_t *length);
+
+// The shape in memory of so many rows and columns of scales, which a layout completes to tiles.
+struct TiledShape {
+  int64_t extents[2];
+};
+inline TiledShape tiled_shape(const dlfp4_layout_row &tile, int64_t rows, int64_t columns) {
+  const int64_t padded_rows = round_up(rows, tile.rows), padded_columns = round_up(columns, tile.columns);
+  if (tile.by_rows) return {{padded_columns / tile.run, padded_rows * tile.run}};
+  return {{padded_rows, padded_columns}};
+}
 
 bool is_compact(const Elements &elements);
 
