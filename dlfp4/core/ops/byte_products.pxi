@@ -31,10 +31,10 @@ cdef object as_bytes(x, const Place *place):
     cdef Tensor rows
     if type(x) is ScaledTensor:
         scaled = readable(x, place)
-        if lies_in_rows_of_16(scaled.data):
-            return scaled
-        return as_encoded(scaled, make_scaled(copy_on(scaled.data, place), scaled.scales, None, scaled.format, -1,
-                                              scaled.scale_layout, scaled.shape, scaled.rotation, None))
+        if not lies_in_rows_of_16(scaled.data):
+            scaled = another(scaled)
+            scaled.data = copy_on(scaled.data, place)
+        return scaled
     rows = as_rows(x, place)
     return rows if lies_in_rows_of_16(rows) else copy_on(rows, place)
 

@@ -43,9 +43,8 @@ def _with_hadamard(ScaledTensor self, hadamard):
     cdef uint32_t rotation = parse_hadamard(hadamard)
     if rotation == source.rotation:
         return source
-    result = as_encoded(source, make_scaled(source.data, source.scales, source.global_scale, source.format, source.axis,
-                                            source.scale_layout, source.shape, rotation, source.offsets))
-    result.receipt = source.receipt
+    result = another(source)
+    result.rotation, result.receipt = rotation, source.receipt
     check_rotated(result)
     return result
 
@@ -108,9 +107,8 @@ cdef inline uint32_t rotation_of(x):
 
 
 cdef ScaledTensor forget_rotation(ScaledTensor self):
-    cdef ScaledTensor result = make_scaled(self.data, self.scales, self.global_scale, self.format, self.axis,
-                                           self.scale_layout, self.shape, 0, self.offsets)
-    result.prepared = self.prepared
+    cdef ScaledTensor result = another(self)
+    result.rotation = 0
     return result
 
 

@@ -241,9 +241,11 @@ cdef inline ScaledTensor widen_scales(ScaledTensor self, const Place *place):
     if dlfp4_formats[self.number].kind != DLFP4_LARGEST or (
             self.scales.row == FLOAT32 and not (has_biases and self.offsets.row != FLOAT32)):
         return self
-    return make_scaled(self.data, widen(self.scales, place), self.global_scale, self.format, self.axis,
-                       self.scale_layout, self.shape, self.rotation,
-                       widen(self.offsets, place) if has_biases else self.offsets)
+    self = another(self)
+    self.scales = widen(self.scales, place)
+    if has_biases:
+        self.offsets = widen(self.offsets, place)
+    return self
 
 
 cdef Tensor widen(Tensor self, const Place *place):

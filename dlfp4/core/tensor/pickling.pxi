@@ -94,9 +94,9 @@ def _in_shape_of(ScaledTensor self, global_scale):
     (1,), where it would be () of a whole tensor."""
     if self.global_scale is None or self.global_scale.dl.ndim or not getattr(global_scale, "ndim", 0):
         return self
-    return as_encoded(self, make_scaled(
-        self.data, self.scales, reshape_tensor(self.global_scale, (1,)), self.format, self.axis, self.scale_layout,
-        self.shape, self.rotation, self.offsets))
+    cdef ScaledTensor result = another(self)
+    result.global_scale = reshape_tensor(self.global_scale, (1,))
+    return result
 
 
 cdef Tensor checked_encode_scale(ScaledTensor self, encode_scale):

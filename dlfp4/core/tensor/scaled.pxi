@@ -188,14 +188,7 @@ cdef class ScaledTensor:
             return turn_stack(self)
         if len(self.shape) < 2:
             raise ValueError(f"mT of a ScaledTensor needs two dimensions or more; this one has shape {self.shape}")
-        if is_prepared(self):
-            return turn_parts(self)
-        bytewise = not is_subbyte(self.data.row)
-        linear = self.scale_layout == "linear" and self.scales.dl.ndim == 2
-        return as_encoded(self, make_scaled(
-            self.data.mT if bytewise else self.data, self.scales.mT if bytewise and linear else self.scales,
-            self.global_scale, self.format, -3 - self.axis, self.scale_layout, self.shape[::-1], self.rotation,
-            self.offsets))
+        return turn_matrix_of(self)
 
     def __getitem__(self, key):
         """A part of the tensor over the same memory: rows and columns between blocks, or tensors of a stack.
@@ -431,6 +424,16 @@ cdef ScaledTensor make_scaled(Tensor data, Tensor scales, Tensor global_scale, f
     return self
 
 
+cdef ScaledTensor another(ScaledTensor self):
+    """The same tensor, without its receipt, for a field to be set before anybody sees it."""
+    cdef ScaledTensor made = make_scaled(self.data, self.scales, self.global_scale, self.format, self.axis,
+                                         self.scale_layout, self.shape, self.rotation, self.offsets)
+    made.encode_scale = self.encode_scale
+    made.prepared = self.prepared
+    made.turned = self.turned
+    return made
+
+
 cdef ScaledTensor change_parts(ScaledTensor self, change):
     """The same tensor of the parts that a function makes of its own."""
     if self.turned:
@@ -445,12 +448,19 @@ cdef ScaledTensor change_parts(ScaledTensor self, change):
 cdef ScaledTensor turn_parts(ScaledTensor self):
     """The transpose, whose parts are the tensor's own."""
     cdef int ndim = len(self.shape)
-    cdef tuple shape = (*self.shape[:ndim - 2], self.shape[ndim - 1], self.shape[ndim - 2])
-    cdef ScaledTensor turned = as_encoded(self, make_scaled(
-        self.data, self.scales, self.global_scale, self.format, -3 - self.axis, self.scale_layout, shape, self.rotation,
-        self.offsets))
-    turned.prepared = self.prepared
-    turned.turned = self.turned
+    cdef ScaledTensor turned = another(self)
+    turned.axis = -3 - self.axis
+    turned.shape = (*self.shape[:ndim - 2], self.shape[ndim - 1], self.shape[ndim - 2])
+    return turned
+
+
+cdef ScaledTensor turn_matrix_of(ScaledTensor self):
+    """The transposed matrix. Elements below 8 bits lie along blocks either way, and so do prepared ones; bytes stay."""
+    cdef ScaledTensor turned = turn_parts(self)
+    if not is_prepared(self) and not is_subbyte(self.data.row):
+        turned.data = self.data.mT
+        if self.scale_layout == "linear" and self.scales.dl.ndim == 2:
+            turned.scales = self.scales.mT
     return turned
 
 
@@ -520,20 +530,14 @@ def _set_transcoder(function):
 
 def _with_receipt(ScaledTensor self, receipt):
     """The same tensor, and what became of the one that it was made of."""
-    cdef ScaledTensor result = as_encoded(self, make_scaled(
-        self.data, self.scales, self.global_scale, self.format, self.axis, self.scale_layout, self.shape,
-        self.rotation, self.offsets))
-    result.prepared = self.prepared
+    cdef ScaledTensor result = another(self)
     result.receipt = receipt
     return result
 
 
 def _with_encode_scale(ScaledTensor self, encode_scale):
     """The same tensor, whose global scale was stored as the reciprocal of this one."""
-    cdef ScaledTensor result = make_scaled(
-        self.data, self.scales, self.global_scale, self.format, self.axis, self.scale_layout, self.shape,
-        self.rotation, self.offsets)
-    result.prepared = self.prepared
+    cdef ScaledTensor result = another(self)
     result.encode_scale = as_encode_scale(encode_scale)
     return result
 
@@ -571,8 +575,9 @@ cdef int64_t lines_of_global_scale(ScaledTensor self) except -1:
 
 def _without_global_scale(ScaledTensor self):
     """The same tensor with a global scale of 1; not of prepared ones."""
-    return make_scaled(self.data, self.scales, None, self.format, self.axis, self.scale_layout, self.shape,
-                       self.rotation, self.offsets)
+    cdef ScaledTensor result = another(self)
+    result.global_scale = result.encode_scale = None
+    return result
 
 
 cdef object export_parts(ScaledTensor given, str method, copy):
@@ -797,8 +802,9 @@ cdef bint is_read_beside(Tensor self, Tensor anchor):
 cdef bint is_number(value):
     """Whether it is a real number of Python, NumPy or ml_dtypes, or converts to a float and shares no memory."""
     if isinstance(value, np.generic):
-        return not isinstance(value, (np.complexfloating, np.flexible))
-    return isinstance(value, (float, int)) or (hasattr(value, "__float__") and not hasattr(value, "__dlpack__"))
+        return not isinstance(value, (np.complexfloating, np.flexible, np.datetime64, np.timedelta64))
+    return isinstance(value, (float, int)) or (
+        type_has(Py_TYPE(value), "__float__") and not type_has(Py_TYPE(value), "__dlpack__"))
 
 
 cdef double FLOAT32_INFINITE = 2.0**128 - 2.0**103   # from here on float32 rounds to infinity
