@@ -1,6 +1,7 @@
 """One file per framework; importing this package imports none of them.
 
-To add a framework, write its file, which ends in one ``FRAMEWORK`` row, and add its name to ``NAMES``.
+To add a framework, write its file, which ends in one ``FRAMEWORK`` row, and add its name to ``NAMES``. The file of a
+package whose quantized tensors are no producers has a function ``from_NAME`` instead, and its name in ``QUANTIZED``.
 """
 
 import sys
@@ -14,6 +15,7 @@ from dlfp4.frameworks.base import Framework, RefusedError, first_line
 
 __all__ = [
     "NAMES",
+    "QUANTIZED",
     "Framework",
     "RefusedError",
     "current_streams",
@@ -41,6 +43,7 @@ NAMES = (
     "cuda_core",
     "warp",
 )
+QUANTIZED = ("torchao", "transformer_engine")
 
 
 @cache

@@ -347,10 +347,7 @@ cdef Tensor as_producer(object x, copy, int row):
 
 cdef inline bint is_quantized(object x):
     """Whether it is a quantized tensor of another library, or the form of ours in another library."""
-    return type_has(Py_TYPE(x), "__dlfp4_scaled__") or package_of(x) in QUANTIZED
-
-
-cdef tuple QUANTIZED = ("torchao", "transformer_engine")   # packages with such tensors, which are no producers
+    return type_has(Py_TYPE(x), "__dlfp4_scaled__") or package_of(x) in frameworks.QUANTIZED
 
 
 cdef str package_of(object x):
