@@ -23,6 +23,7 @@ import numpy as np
 
 from dlfp4 import _core
 from dlfp4._core import (
+    _ON_CUDA,
     BackendError,
     DriverError,
     ScaledTensor,
@@ -35,7 +36,7 @@ from dlfp4._core import (
 )
 from dlfp4.caches import keep_text, load_text
 from dlfp4.engines.clocks import Clock, clock_at
-from dlfp4.engines.problem import ON_CUDA, Backend, Operand, Problem, decode, describe, name_of
+from dlfp4.engines.problem import Backend, Operand, Problem, decode, describe, name_of
 from dlfp4.files import as_path, check_place
 from dlfp4.formats import FLOATS
 from dlfp4.parsing import parse_object
@@ -229,7 +230,7 @@ def describe_layout(x: Operand) -> str:
 
 def device_name(device: Device) -> str:
     """What runs the kernels."""
-    if device.type in ON_CUDA:
+    if device.type in _ON_CUDA:
         return gpu_name(device.index)
     return f"{cpu_name()}, {cpu_isa()}, threads: {get_num_threads()}"
 

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 
 from dlfp4._core import (
+    _ON_CUDA,
     BackendError,
     ScaledTensor,
     Tensor,
@@ -15,6 +16,7 @@ from dlfp4._core import (
     _meet,
     _multiply_groups_on_cuda,
     _multiply_groups_on_host,
+    _parse_integer,
     _stream_of_product,
     _with_equal_rotations,
     asarray,
@@ -22,7 +24,7 @@ from dlfp4._core import (
 from dlfp4.arguments import borrow_result, describe_product, prepare_result, rounded
 from dlfp4.engines import cpu, cuda, cuda_fp8
 from dlfp4.engines import problem as common
-from dlfp4.engines.problem import ON_CUDA, Operand, Problem
+from dlfp4.engines.problem import Operand, Problem
 from dlfp4.show import summary
 
 if TYPE_CHECKING:
@@ -138,7 +140,7 @@ def grouped_matmul(
     multiplied = rounded(problem)
     check_operands(multiplied, routing)
     result = prepare_result(problem, shape, given, (left, right, *routing[:3]))
-    if problem.device.type not in ON_CUDA:
+    if problem.device.type not in _ON_CUDA:
         run_on_host(multiplied, routing, result)  # which checks offsets and indices of no results, too
     elif result.size:
         run_on_cuda(multiplied, routing, result)
@@ -235,9 +237,9 @@ def as_vector(x: _Elements, name: str, dtypes: frozenset[int], count: int | None
 
 def as_count(tokens: int) -> int:
     """A number of rows."""
-    if isinstance(tokens, bool) or not hasattr(tokens, "__index__"):
-        raise TypeError(f"tokens is of type {type(tokens).__name__}; expected an integer")
-    if (count := tokens.__index__()) < 0:
+    if isinstance(tokens, bool):
+        raise TypeError("tokens is of type bool; expected an integer")
+    if (count := _parse_integer(tokens, "tokens")) < 0:
         raise ValueError(f"tokens={count}; expected 0 or more")
     return count
 
@@ -255,9 +257,9 @@ def shape_of_result(x: Operand, w: Operand, routing: Routing) -> tuple[int, int]
 def check_operands(problem: Problem, routing: Routing) -> None:
     """BackendError with the reason where they are not multiplied by experts."""
     device = problem.device
-    on_cuda = device.type in ON_CUDA
+    on_cuda = device.type in _ON_CUDA
     for name, part in zip(("offsets", "indices", "weights"), routing[:3], strict=True):
-        if part is not None and not (part.device == device if on_cuda else part.device.type not in ON_CUDA):
+        if part is not None and not (part.device == device if on_cuda else part.device.type not in _ON_CUDA):
             raise BackendError(
                 f"{name} lie on {part.device}, the operands on {device}; bring them together with "
                 f".to_device({str(device)!r})"

@@ -9,9 +9,11 @@ import numpy as np
 
 from dlfp4 import rescaling
 from dlfp4._core import (
+    _ON_HOST,
     ScaledTensor,
     Tensor,
     _buffers_of,
+    _home_of,
     _parse_integer,
     _with_encode_scale,
     _with_hadamard,
@@ -33,7 +35,6 @@ from dlfp4.show import summary
 if TYPE_CHECKING:
     from typing import SupportsIndex
 
-ON_HOST = ("cpu", "cuda_host", "rocm_host")
 POWERS = range(-17, 18)  # of two, by which E4M3 scales may be moved
 MOST_UNITS = 16  # global scales of which all powers are tried
 
@@ -247,11 +248,11 @@ def join(
     extent = sum(each.shape[along] for each in given)
     shape = (*first.shape[:along], extent, *first.shape[along + 1 :])
     buffers = _buffers_of(shape, first.format, first.axis, "linear", True, first.scales.dtype.name)
-    data = empty(buffers[0].shape, buffers[0].dtype, device=first.device)
+    data = empty(buffers[0].shape, buffers[0].dtype, device=_home_of(first))
     place([each.data for each in given], data, given, along)
     scales, shared = first.scales, first.format.scales_lines and lengthens(first, along)
     if scales.ndim and not shared:
-        scales = empty(buffers[1].shape, buffers[1].dtype, device=first.device)
+        scales = empty(buffers[1].shape, buffers[1].dtype, device=_home_of(first))
         place([each.scales for each in given], scales, given, along)
     offsets = offset_parts(first) if shared else join_offsets(given, along, buffers[1].shape)
     made = ScaledTensor.from_parts(
@@ -271,7 +272,7 @@ def join_offsets(given: Sequence[ScaledTensor], along: int, shape: tuple[int, ..
     for name, first in offset_parts(given[0]).items():
         packed = first.packed and first.dtype.name in SUBBYTE
         parts = [offset_parts(each)[name] for each in given]
-        whole = empty(shape, first.dtype, device=first.device, packed=not packed)
+        whole = empty(shape, first.dtype, device=_home_of(first), packed=not packed)
         place([unpack(part) for part in parts] if packed else parts, whole, given, along)
         joined[name] = pack(whole) if packed else whole
     return joined
@@ -329,7 +330,7 @@ def under_own_units(given: Sequence[ScaledTensor], along: int) -> tuple[ScaledTe
             f"{summary(first)} has one global scale for each line, and the tensors' differ: join the values of "
             f".dequantize()"
         )
-    return join(given, along, asarray(numbers[0]).to_device(first.device)), all_exact(sum(map(count_blocks, given)))
+    return join(given, along, asarray(numbers[0]).to_device(_home_of(first))), all_exact(sum(map(count_blocks, given)))
 
 
 def matrix_by_matrix(given: Sequence[ScaledTensor], along: int) -> tuple[ScaledTensor, Receipt]:
@@ -355,7 +356,7 @@ def beside_each_other(given: Sequence[ScaledTensor], along: int, of_lines: bool)
     def side_by_side(units: Sequence[Tensor | None]) -> Tensor:
         numbers = map(numbers_of, units, counts)
         parts = [each.reshape(batches, each.size // max(1, batches)) for each in numbers]
-        return asarray(np.concatenate(parts, axis=1).reshape(-1)).to_device(q.device)
+        return asarray(np.concatenate(parts, axis=1).reshape(-1)).to_device(_home_of(q))
 
     encode_scales = [each.encode_scale for each in given]
     encode_scale = None if any(each is None for each in encode_scales) else side_by_side(encode_scales)
@@ -470,12 +471,12 @@ def in_units(q: ScaledTensor, scales: rescaling.Octets, own: float, unit: float)
     errors = table.errors[scales]
     data = q.data
     if errors.any():
-        if q.device.type in ON_HOST:  # zeros are exact under any scale
+        if q.device.type in _ON_HOST:  # zeros are exact under any scale
             octets = q.data.view("uint8").to_numpy()
             errors = np.where(rescaling.zero_blocks(octets, rescaling.LENGTH), 0, errors)
         data, renamed, errors = mend(q, scales, renamed, errors, (own, unit))
     repeats = q.format.block[0] if q.format.block and q.format.repeats_scales else 1
-    fresh = asarray(np.ascontiguousarray(renamed)).view("float8_e4m3fn").to_device(q.device)
+    fresh = asarray(np.ascontiguousarray(renamed)).view("float8_e4m3fn").to_device(_home_of(q))
     return with_parts(q, data, fresh, unit), receipt_of(join_lines(errors, repeats))
 
 
@@ -486,7 +487,7 @@ def mend(
     coarse = errors > rescaling.HALF_STEP * (1 + 1e-6)
     if not coarse.any() or q.format.repeats_scales:  # squares share one scale over their lines
         return q.data, renamed, errors
-    if q.device.type not in ON_HOST:
+    if q.device.type not in _ON_HOST:
         raise BufferError(
             f"{summary(q)} has blocks whose codes must be chosen anew under the common global scale, which is done on "
             f"the host: call .to_device('cpu') on all tensors first"

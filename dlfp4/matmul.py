@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlfp4 import _core
 from dlfp4._core import (
+    _ON_CUDA,
     BackendError,
     ScaledTensor,
     Tensor,
@@ -25,7 +26,7 @@ from dlfp4._core import (
 from dlfp4.arguments import borrow_result, describe_product, prepare_result, rounded
 from dlfp4.autotune import choose, is_idle
 from dlfp4.engines import cpu, cuda, cuda_fp8, flashinfer, scaled_mm, torch
-from dlfp4.engines.problem import ON_CUDA, Backend, Machine, Operand, Problem
+from dlfp4.engines.problem import Backend, Machine, Operand, Problem
 from dlfp4.suggest import did_you_mean, is_one_of
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ BACKENDS: tuple[Backend, ...] = (
 def machine_at(device: Device, rows: tuple[Backend, ...]) -> Machine:
     """What there is where a tensor lies."""
     # Metadata of CUDA memory needs no driver. One that fails is asked again: what raises is not remembered.
-    capability = _core._cuda_capability_if_any(device.index) if device.type in ON_CUDA else None
+    capability = _core._cuda_capability_if_any(device.index) if device.type in _ON_CUDA else None
     return Machine(capability, MappingProxyType({row.name: row.missing() for row in rows}))
 
 

@@ -16,9 +16,11 @@ import numpy.typing as npt
 
 from dlfp4 import _core, rescaling
 from dlfp4._core import (
+    _ON_HOST,
     ScaledTensor,
     Tensor,
     _buffers_of,
+    _home_of,
     _with_encode_scale,
     _with_hadamard,
     _with_receipt,
@@ -48,7 +50,6 @@ from dlfp4.suggest import did_you_mean
 if TYPE_CHECKING:
     from dlfp4._core import _RecipeLike
 
-ON_HOST = ("cpu", "cuda_host", "rocm_host")
 AT_ONCE = 1 << 18  # elements decoded at a time, so that they stay in a cache
 AT_ONCE_THERE = 1 << 26  # the same on a device, whose memory three times as many floats take
 LEAST_UNIT = 1 / float(np.finfo(np.float32).max)  # whose reciprocal is finite
@@ -226,7 +227,7 @@ def units_of_lines(q: ScaledTensor, shape: tuple[int, int]) -> Tensor | None:
     lines = shape[0] if q.axis == -1 else shape[1]
     if units is None or not units.ndim or units.size == lines:
         return units
-    return asarray(np.repeat(units.to_device("cpu").to_numpy(), lines // units.size)).to_device(q.device)
+    return asarray(np.repeat(units.to_device("cpu").to_numpy(), lines // units.size)).to_device(_home_of(q))
 
 
 def as_tensor(matrix: ScaledTensor, format: Format, q: ScaledTensor) -> ScaledTensor:
@@ -287,12 +288,12 @@ def by_codes(q: ScaledTensor, target: Target) -> tuple[ScaledTensor, Receipt] | 
         return assemble(q, target.format, repeat(q, q.scales, target.format)), all_exact(count_blocks(q))
     worth = worth_of_scales(q)
     if target.format.kind == "largest":
-        stored = asarray(worth).to_device(q.device)
+        stored = asarray(worth).to_device(_home_of(q))
     else:
         powers = bytes_of_powers(worth)
         if powers is None:
             return None
-        stored = asarray(powers).view("float8_e8m0fnu").to_device(q.device)
+        stored = asarray(powers).view("float8_e8m0fnu").to_device(_home_of(q))
     return assemble(q, target.format, repeat(q, stored, target.format)), all_exact(count_blocks(q))
 
 
@@ -312,7 +313,7 @@ def by_integers(q: ScaledTensor, format: Format) -> tuple[ScaledTensor, Receipt]
     offsets: dict[str, Any] = {name: repeat_offsets(q, part, format) for name, part in offset_parts(q).items()}
     if q.format.element != format.element:
         octets = data.view("uint8").to_device("cpu").to_numpy() ^ np.uint8(MIDDLE | MIDDLE << 4)
-        data = asarray(octets).view(format.element).to_device(q.device)
+        data = asarray(octets).view(format.element).to_device(_home_of(q))
         zeros = moved_zero_points(q, by)
         offsets = {} if zeros is None else {"zero_points": repeat_offsets(q, zeros, format)}
     scales = repeat(q, q.scales, format)
@@ -331,7 +332,7 @@ def with_zero_points(q: ScaledTensor) -> ScaledTensor | None:
         counts = np.where((scales == 0) & (biases == 0), MIDDLE, -biases / scales)
     if not ((counts == np.rint(counts)) & (counts >= 0) & (counts <= MOST_CODE)).all():
         return None
-    zeros = asarray(counts.astype(np.uint8)).to_device(q.device)
+    zeros = asarray(counts.astype(np.uint8)).to_device(_home_of(q))
     return ScaledTensor.from_parts(q.data, q.scales, format=q.format, axis=q.axis, shape=q.shape, zero_points=zeros)
 
 
@@ -343,7 +344,7 @@ def moved_zero_points(q: ScaledTensor, by: int) -> Tensor | None:
     zeros = given + np.int16(by)
     if by < 0 and not zeros.any():
         return None
-    return asarray(zeros.astype(np.uint8 if zeros.min(initial=0) >= 0 else np.int8)).to_device(q.device)
+    return asarray(zeros.astype(np.uint8 if zeros.min(initial=0) >= 0 else np.int8)).to_device(_home_of(q))
 
 
 def can_move(q: ScaledTensor, by: int) -> bool:
@@ -362,7 +363,7 @@ def repeat_offsets(q: ScaledTensor, offsets: Tensor, format: Format) -> Tensor:
         return offsets
     length, own_length = (each.block_in(*q.shape)[1] for each in (format, q.format))
     spread = np.repeat(offsets.to_device("cpu").to_numpy(), max(1, -(-own_length // length)), axis=1)[:, :columns]
-    return asarray(np.ascontiguousarray(spread)).to_device(q.device)
+    return asarray(np.ascontiguousarray(spread)).to_device(_home_of(q))
 
 
 def nests(q: ScaledTensor, format: Format) -> bool:
@@ -427,10 +428,10 @@ def repeat(q: ScaledTensor, scales: Tensor, format: Format) -> Tensor:
         scales = scales[::lines]
     if (down, along) == (1, 1):
         return scales
-    if scales.device.type in ON_HOST and scales.dtype.itemsize == 1:
+    if scales.device.type in _ON_HOST and scales.dtype.itemsize == 1:
         octets = rescaling.repeat(scales.view("uint8").to_numpy(), down, along)
         return asarray(octets).view(scales.dtype)[:rows, :columns]
-    spread = empty((scales.shape[0], down, scales.shape[1], along), scales.dtype, device=scales.device)
+    spread = empty((scales.shape[0], down, scales.shape[1], along), scales.dtype, device=_home_of(scales))
     for line in range(down):
         for place in range(along):
             cast(scales, scales.dtype, out=spread[:, line, :, place])
@@ -460,7 +461,7 @@ def in_two_levels(q: ScaledTensor, target: Target) -> tuple[ScaledTensor, Receip
     else:
         unit = rescaling.unit_of(q) if target.has_unit else 1.0
         table = rescaling.rename(rescaling.unit_of(q), unit)
-    fresh = asarray(rescaling.translate(octets, table.codes)).view("float8_e4m3fn").to_device(q.device)
+    fresh = asarray(rescaling.translate(octets, table.codes)).view("float8_e4m3fn").to_device(_home_of(q))
     result = assemble(q, target.format, repeat(q, fresh, target.format), unit if target.has_unit else None)
     if not rescaling.translate(octets, (table.errors > 0).astype(np.uint8)).any():
         return result, all_exact(count_blocks(q))
@@ -528,9 +529,9 @@ def mend(
     """
     if result.format.repeats_scales:
         return None
-    if q.device.type not in ON_HOST:
+    if q.device.type not in _ON_HOST:
         found = mend(q.to_device("cpu"), result.to_device("cpu"), own, errors, how)
-        return found and (found[0].to_device(q.device), found[1])
+        return found and (found[0].to_device(_home_of(q)), found[1])
     scales = result.scales.view("uint8").to_numpy(copy=True)
     octets = result.data.view("uint8").to_numpy(copy=True).reshape(*scales.shape, -1)
     errors = np.where(rescaling.zero_blocks(octets.reshape(len(octets), -1), rescaling.LENGTH), 0, errors)
@@ -615,7 +616,7 @@ class Changes:
     def __init__(self, q: ScaledTensor, format: Format | None) -> None:
         self.block = (max(1, q.shape[0]), max(1, q.shape[1])) if format is None else format.block_in(*q.shape)
         shape = tuple(-(-extent // size) for extent, size in zip(q.shape, self.block, strict=True))
-        self.changes, self.sizes = (empty(shape, "float32", device=device_of(q)) for _ in range(2))
+        self.changes, self.sizes = (empty(shape, "float32", device=_home_of(q)) for _ in range(2))
 
     def add(self, first: int, before: Tensor, after: Tensor) -> None:
         """Some rows; those before them belong to other blocks, or to the one of the whole."""
@@ -639,11 +640,6 @@ def compare(before: ScaledTensor, after: ScaledTensor, format: Format) -> Receip
     return changes.receipt()
 
 
-def device_of(q: ScaledTensor) -> str:
-    """Where work on a tensor runs."""
-    return "cpu" if q.device.type in ON_HOST else f"cuda:{q.device.index}"
-
-
 MOST_SHIFTED = 14  # powers of two by which E4M3 numbers hold all of FP4: 2**-8 to 2**6
 SAFE = (20, 235)  # e8m0 bytes whose products are far from the ends of float32
 
@@ -665,7 +661,7 @@ def chunks(q: ScaledTensor, format: Format) -> list[slice]:
     group = math.lcm(*(each.block[0] if each.block else 1 for each in (q.format, format)))
     if q.format.has_integers or format.has_integers:
         group = math.lcm(group, 2)  # rows of zero points start on bytes
-    at_once = AT_ONCE if q.device.type in ON_HOST else AT_ONCE_THERE
+    at_once = AT_ONCE if q.device.type in _ON_HOST else AT_ONCE_THERE
     step = max(1, at_once // max(1, columns) // group) * group
     return [slice(first, min(rows, first + step)) for first in range(0, rows if columns else 0, step)]
 
@@ -673,7 +669,7 @@ def chunks(q: ScaledTensor, format: Format) -> list[slice]:
 def allocate(q: ScaledTensor, target: Target, unit: float | None) -> ScaledTensor:
     """Memory for a matrix in another format."""
     buffers = _buffers_of(q.shape, target.format, -1, "linear", True)
-    device = device_of(q)
+    device = _home_of(q)
     data, scales = (empty(buffer.shape, buffer.dtype, device=device) for buffer in buffers[:2])
     offsets: dict[str, Any] = {
         name: empty(shape, dtype, device=device) for name, shape, dtype in buffers if name == "zero_points"
@@ -699,7 +695,7 @@ def scale_by(scales: Tensor, factor: np.float32) -> None:
     """Multiply float32 scales in place."""
     with np.errstate(all="ignore"):
         product = scales.to_device("cpu").to_numpy() * factor
-    cast(asarray(product).to_device(scales.device), "float32", out=scales)
+    cast(asarray(product).to_device(_home_of(scales)), "float32", out=scales)
 
 
 def recipe_of(q: ScaledTensor, target: Target) -> _RecipeLike | None:
@@ -742,7 +738,7 @@ def improve(values: Tensor, part: ScaledTensor) -> None:
     element saturates.
     """
     floor = dequantize(part)
-    if values.device.type in ON_HOST and are_equal(values, floor):
+    if values.device.type in _ON_HOST and are_equal(values, floor):
         return  # as powers of two often are
     other = quantize(values, part.format, recipe=Recipe(scale_rule="rceil"), pad=True)
     best = (floor, part.data, part.scales)

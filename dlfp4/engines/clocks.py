@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from dlfp4._core import Tensor, asarray
-from dlfp4.engines.problem import ON_CUDA
+from dlfp4._core import _ON_CUDA, Tensor, asarray
 
 if TYPE_CHECKING:
     from dlfp4._core import Device
@@ -162,7 +161,7 @@ class CupyClock(GraphClock):
 @contextlib.contextmanager
 def clock_at(device: Device, out: Tensor) -> Iterator[Clock]:
     """A clock for calls that write `out`, begun when the device has nothing else to do."""
-    if device.type not in ON_CUDA:
+    if device.type not in _ON_CUDA:
         with np.errstate(all="ignore"):  # NaN and infinity are compared, too
             yield WallClock()
     elif has_torch():

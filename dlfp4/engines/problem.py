@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import ml_dtypes
 
-from dlfp4._core import ScaledTensor, Tensor, _parse_dtype, _plain, _without_global_scale, cast, dequantize
+from dlfp4._core import (
+    _ON_CUDA,
+    _ON_HOST,
+    ScaledTensor,
+    Tensor,
+    _parse_dtype,
+    _plain,
+    _without_global_scale,
+    cast,
+    dequantize,
+)
 from dlfp4.extents import count_elements
 from dlfp4.formats import FLOATS
 from dlfp4.frameworks import base
@@ -54,10 +64,7 @@ class Problem(NamedTuple):
     @property
     def device(self) -> Device:
         """Where the work is done: the CUDA device, if one operand lies on one."""
-        return self.b.device if self.b.device.type in ON_CUDA else self.a.device
-
-
-ON_CUDA = ("cuda", "cuda_managed")
+        return self.b.device if self.b.device.type in _ON_CUDA else self.a.device
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +160,7 @@ AS_OF_MATMUL = ("a", "b")  # what messages call the operands
 def not_on_host(problem: Problem, names: tuple[str, str] = AS_OF_MATMUL) -> str | None:
     """Which operand the CPU cannot read."""
     for name, x in zip(names, (problem.a, problem.b), strict=True):
-        if x.device.type not in ("cpu", "cuda_host", "rocm_host"):
+        if x.device.type not in _ON_HOST:
             return f"{name} lies on {x.device}, and this backend reads host memory; call .to_device('cpu') first"
     return None
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import ml_dtypes
 import numpy as np
 
+from dlfp4._core import _ON_CUDA
 from dlfp4.frameworks import base
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def from_tensor(tensor: Tensor, copy: bool | None = None) -> cupy.ndarray:
             f"{error}: CuPy comes with the extras dlfp4[cuda12] and dlfp4[cuda13]", name=error.name
         ) from error
 
-    if _on_gpu(tensor):
+    if tensor.device.type in _ON_CUDA:
         source = base.shareable("CuPy", tensor, copy, base.read_only_obstacle(tensor))
     elif copy is False:
         reason = "its arrays lie on a GPU, and copy=False forbids a copy"
@@ -58,10 +59,6 @@ def from_tensor(tensor: Tensor, copy: bool | None = None) -> cupy.ndarray:
         elif name == "bfloat16" and not _has_bfloat16():
             source = source.view("uint16")
         return cupy.from_dlpack(source)
-
-
-def _on_gpu(tensor: Tensor) -> bool:
-    return tensor.device.type in ("cuda", "cuda_managed")
 
 
 def _has_bfloat16() -> bool:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dlfp4._core import _ON_CUDA
 from dlfp4.frameworks import base
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def _from_codes(tensor: Tensor, copy: bool | None) -> jax.Array:
         reason = "it imports elements below 8 bits only by a copy, which copy=False forbids"
         remedy = 'allow it with copy=None, or share the bytes of the packed tensor with .view("uint8")'
         raise base.RefusedError("JAX", tensor, reason, remedy)
-    if tensor.device.type not in ("cuda", "cuda_managed"):
+    if tensor.device.type not in _ON_CUDA:
         with base.translated("JAX", tensor, (RuntimeError,)), jax.ensure_compile_time_eval():
             host = jax.devices("cpu")[0]
             # Programs compiled ahead refuse elements below 8 bits that are bound to a device (JAX 0.10.2).

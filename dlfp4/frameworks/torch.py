@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
-from dlfp4._core import _refusal, _single_shape
+from dlfp4._core import _ON_CUDA, _refusal, _single_shape
 from dlfp4.extents import BEYOND, bounded_product
 from dlfp4.frameworks import base
 
@@ -58,7 +58,7 @@ def cannot_import(tensor: Tensor) -> tuple[str, str] | None:
         return "it has no negative strides", "call .copy() first"
     if tensor.device.type == "opencl":
         return "it has no OpenCL memory", "copy it to the host with its own library first"
-    if tensor.device.type in ("cuda", "cuda_managed") and not base.starts_on_border(tensor, tensor.dtype.itemsize):
+    if tensor.device.type in _ON_CUDA and not base.starts_on_border(tensor, tensor.dtype.itemsize):
         return (
             "it reads memory of a GPU in whole elements, which start on multiples of their size",
             "call .copy() first",

@@ -11,8 +11,9 @@ from dlfp4.checkpoints.conventions import SPELLINGS
 from dlfp4.transcode import CONVENTIONS
 
 from ..support.block_reference import FORMATS, INPUTS, make
+from ..support.capsules import DEVICES, Made
 from ..support.levels import CODEC_LEVELS, available_levels, digests_at
-from ..support.reference import BITS, native_cast, of_codes
+from ..support.reference import BITS, native_cast, of_codes, raw_bytes
 
 F = np.float32
 NAMES = list(FORMATS)
@@ -338,6 +339,29 @@ def test_hard_inputs(kind):
         result = q.to(target)
         if np.isfinite(values(q)).all():
             assert_receipt(q, result)
+
+
+def moved(q, device):
+    """The tensor in memory that other libraries call theirs, and the CPU reads."""
+    octets = [np.frombuffer(raw_bytes(part), np.uint8).reshape(len(part), -1) for part in (q.data, q.scales)]
+    parts = [dlfp4.from_dlpack(Made(part, device=(DEVICES[device], 0)).capsule) for part in octets]
+    return dlfp4.ScaledTensor.from_parts(*parts, q.global_scale, format=q.format)
+
+
+@pytest.mark.parametrize("device", ["cuda_host", "rocm_host", "tpu_host"])
+def test_all_memory_that_the_host_reads(device):
+    x = make("normal", (64, 256))
+    for name, target in (("mxfp8_e4m3", "nvfp4"), ("nvfp4", "mxfp6_e2m3"), ("mxfp4", "nvfp4")):
+        q = dlfp4.quantize(x, name)
+        there = moved(q, device)
+        assert there.device.type == device
+        np.testing.assert_array_equal(values(there.to(target)), values(q.to(target)))
+        expected = dlfp4.matmul(x, q.mT).to_numpy()
+        for backend in ("cpu", "auto"):
+            np.testing.assert_array_equal(dlfp4.matmul(x, there.mT, backend=backend).to_numpy(), expected)
+    given = [dlfp4.quantize(x * size, "nvfp4") for size in (1, 1.37)]
+    joined = dlfp4.concatenate([moved(q, device) for q in given])
+    np.testing.assert_array_equal(values(joined), values(dlfp4.concatenate(given)))
 
 
 # ---- Conventions and recipes

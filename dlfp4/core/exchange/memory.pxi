@@ -81,6 +81,14 @@ cdef Tensor allocate_like(Tensor source, DLDevice device):
     return allocate(source.row, source.dl.ndim, source.dl.shape, is_padded(source), device)
 
 
+def _home_of(x):
+    """Where memory of our own lies beside a tensor's: pinned memory is the host's, managed memory its device's."""
+    cdef Tensor self = elements_of(x)
+    if host_readable(self.dl.device.device_type):
+        return HOST
+    return Device("cuda", self.dl.device.device_id) if on_cuda(self) else device_of(self)
+
+
 # ---- Copies
 
 cdef dlfp4_view view_of(Tensor self) noexcept:

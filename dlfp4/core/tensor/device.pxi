@@ -33,7 +33,10 @@ cdef class Device:
     cdef readonly int index
     cdef int code
 
-    def __cinit__(self, str type, index=None):   # once: a Device never changes
+    def __cinit__(self, type, index=None):   # once: a Device never changes
+        if not isinstance(type, str):
+            raise TypeError(f"device type {type!r} is of type {type.__class__.__name__}; expected a string such as "
+                            f"'cpu' or 'cuda:0'")
         if index is None:
             index = 0
             name, colon, digits = type.partition(":")
@@ -139,6 +142,11 @@ cdef inline bint is_cuda(int32_t device_type) noexcept nogil:
     return device_type == kDLCUDA or device_type == kDLCUDAManaged
 
 
+# The same by name, for dlfp4's Python files.
+_ON_HOST = tuple([name for name, code in DEVICE_CODES.items() if host_readable(code)])
+_ON_CUDA = tuple([name for name, code in DEVICE_CODES.items() if is_cuda(code)])
+
+
 cdef int check_cuda(int status, str what) except -1:
     if status != 0:
         raise DriverError(f"{what}: {dlfp4_cuda_error_name(status).decode()} ({status})")
@@ -148,9 +156,9 @@ cdef int check_cuda(int status, str what) except -1:
 cdef int64_t parse_stream(stream, DLDevice device) except? -2:
     """A consumer's stream by the rules of the array API; NO_STREAM where nothing needs ordering."""
     cdef int64_t value
-    if stream is not None and (isinstance(stream, bool) or not hasattr(stream, "__index__")):
+    if stream is not None and (isinstance(stream, bool) or not PyIndex_Check(stream)):
         raise TypeError(f"stream={stream!r}: expected None or an integer")
-    number = NO_STREAM if stream is None else PyNumber_Index(stream)
+    number = NO_STREAM if stream is None else parse_integer(stream, "stream")
     if not NO_STREAM <= number <= INT64_MAX:
         raise ValueError(f"stream={stream}: expected None, -1 or a stream handle")
     value = number
