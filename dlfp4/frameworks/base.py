@@ -27,9 +27,10 @@ FP8 = (
     "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2",
     "float8_e5m2fnuz", "float8_e8m0fnu",
 )  # fmt: skip
+FP6 = ("float6_e2m3fn", "float6_e3m2fn")
 FP4 = "float4_e2m1fn"
 # Bits of the types that may share a byte.
-SUBBYTE = {"float6_e2m3fn": 6, "float6_e3m2fn": 6, FP4: 4, "int4": 4, "uint4": 4, "int2": 2, "uint2": 2}
+SUBBYTE = {**dict.fromkeys(FP6, 6), FP4: 4, "int4": 4, "uint4": 4, "int2": 2, "uint2": 2}
 PADDED = " padded"
 
 

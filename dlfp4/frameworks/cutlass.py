@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 HELD = (
     *base.COMMON, "bfloat16",
     "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu",
-    "float6_e2m3fn", "float6_e3m2fn", base.FP4,
+    *base.FP6, base.FP4,
 )  # fmt: skip
 # CuTe's class names in lower case, to dlfp4's names.
 NAMES = {name.replace("_", ""): name for name in HELD} | {"boolean": "bool"}

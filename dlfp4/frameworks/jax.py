@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 WIDE = ("int64", "uint64", "float64", "complex128")
 WITHOUT_DLPACK = frozenset(base.dtype_of(name) for name in base.SUBBYTE if name != base.FP4)
-FP6 = ("float6_e2m3fn", "float6_e3m2fn")
 FP6_SINCE = (0, 11)
 ALIGNMENT = 64
 
@@ -43,7 +42,7 @@ def from_tensor(tensor: Tensor, copy: bool | None = None) -> jax.Array:
     import jax
 
     name = tensor.dtype.name
-    if name in FP6 and jax.__version_info__ < FP6_SINCE:
+    if name in base.FP6 and jax.__version_info__ < FP6_SINCE:
         raise base.RefusedError("JAX", tensor, "it has FP6 from 0.11 on", base.bytes_remedy(tensor))
     if name in base.SUBBYTE:
         return _from_codes(tensor, copy)
@@ -105,7 +104,7 @@ def _from_codes(tensor: Tensor, copy: bool | None) -> jax.Array:
             # Programs compiled ahead refuse elements below 8 bits that are bound to a device (JAX 0.10.2).
             place = None if jax.default_backend() == "cpu" else host
             return jax.device_put(tensor.to_numpy(copy=True), place)
-    if not tensor.packed or name in FP6 or tensor.size * base.SUBBYTE[name] % 8:
+    if not tensor.packed or name in base.FP6 or tensor.size * base.SUBBYTE[name] % 8:
         return jax.numpy.asarray(tensor.to_numpy())
     compact = tensor if base.is_row_major(tensor) else tensor.copy()
     octets = from_tensor(compact.reshape((tensor.size,)).view("uint8"))
@@ -174,10 +173,10 @@ FRAMEWORK = base.Framework(
     dtypes=frozenset(
         (
             *(*base.COMMON, *base.COMPLEX, "bfloat16", *base.FP8, base.FP4, "int4", "uint4", "int2", "uint2"),
-            *(t + base.PADDED for t in FP6),
+            *(t + base.PADDED for t in base.FP6),
         )
     ),
-    since={t + base.PADDED: FP6_SINCE for t in FP6},
+    since={t + base.PADDED: FP6_SINCE for t in base.FP6},
     make=make,
     from_tensor=from_tensor,
     read=read,

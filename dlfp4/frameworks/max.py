@@ -77,7 +77,7 @@ def pointer(native: driver.Buffer) -> int:
 
 FRAMEWORK = base.Framework(
     module="max.driver",
-    dtypes=frozenset((*base.COMMON, "bfloat16", *FP8, "float6_e2m3fn", "float6_e3m2fn", base.FP4)),
+    dtypes=frozenset((*base.COMMON, "bfloat16", *FP8, *base.FP6, base.FP4)),
     make=make,
     from_tensor=from_tensor,
     read=read,

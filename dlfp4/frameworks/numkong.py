@@ -72,7 +72,7 @@ FRAMEWORK = base.Framework(
     dtypes=frozenset(
         (
             *(*base.INTEGERS, *base.FLOATS, *base.COMPLEX, "bfloat16", "float8_e4m3fn", "float8_e5m2"),
-            *(t + base.PADDED for t in ("float6_e2m3fn", "float6_e3m2fn")),
+            *(t + base.PADDED for t in base.FP6),
         )
     ),
     make=make,

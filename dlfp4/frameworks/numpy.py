@@ -4,26 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import ml_dtypes
 import numpy as np
 
+from dlfp4._core import _wire_of
 from dlfp4.frameworks import base
 
 if TYPE_CHECKING:
     from dlfp4 import Tensor
 
-# DLPack code and bits of the types that NumPy can exchange once they are registered: those that fill whole bytes.
-REGISTRABLE = {
-    "bfloat16": (4, 16),
-    "float8_e3m4": (7, 8),
-    "float8_e4m3": (8, 8),
-    "float8_e4m3b11fnuz": (9, 8),
-    "float8_e4m3fn": (10, 8),
-    "float8_e4m3fnuz": (11, 8),
-    "float8_e5m2": (12, 8),
-    "float8_e5m2fnuz": (13, 8),
-    "float8_e8m0fnu": (14, 8),
-}
+REGISTRABLE = ("bfloat16", *base.FP8)  # which fill whole bytes
 
 
 def register_dlpack_dtypes() -> None:
@@ -34,9 +23,9 @@ def register_dlpack_dtypes() -> None:
     register = getattr(np.dtypes, "register_dlpack_dtype", None)
     if register is None:
         return
-    for name, wire in REGISTRABLE.items():
+    for name in REGISTRABLE:
         try:
-            register(wire, np.dtype(getattr(ml_dtypes, name)))
+            register(_wire_of(name), base.dtype_of(name))
         except ValueError:
             continue  # another package's registration serves as well
 

@@ -27,7 +27,6 @@ ELEMENTS = {  # by torchao's names, which are PyTorch's types or its own
     "float8_e4m3fn": "float8_e4m3fn",
     "float8_e5m2": "float8_e5m2",
 }
-FP6 = ("float6_e2m3fn", "float6_e3m2fn")
 
 
 def from_torchao(x: Any, copy: bool | None = None) -> ScaledTensor:
@@ -49,7 +48,7 @@ def from_rows(x: Any, qdata: Any, scale: Any, copy: bool | None) -> ScaledTensor
     """The same of data whose blocks run along its last dimension."""
     format = format_of(x)
     data, scales = asarray(qdata), asarray(scale)
-    if format.element.name in FP6:
+    if format.element.name in base.FP6:
         if copy is False:
             raise BufferError(
                 f"{type(x).__name__} keeps {format.element} one a byte; packing it needs a copy, which copy=False "
@@ -158,7 +157,7 @@ def parts_of(q: ScaledTensor) -> tuple[Any, Any]:
 
     name = q.format.element.name
     data = q.data.reshape(q.shape)
-    if name in FP6:
+    if name in base.FP6:
         theirs = torch.from_numpy(unpack(data).to_numpy().view(np.uint8))
     else:
         theirs = (data.view("uint8") if name == base.FP4 else data).to_torch()

@@ -17,8 +17,7 @@ import numpy as np
 
 from dlfp4._core import Buffer
 from dlfp4.extents import count_elements
-from dlfp4.frameworks.base import SUBBYTE
-from dlfp4.frameworks.jax import FP6
+from dlfp4.frameworks.base import FP6, SUBBYTE
 from dlfp4.jax import sharding
 from dlfp4.jax.sharding import Division, Rule, Shapes
 from dlfp4.proto import TensorProto, is_symbolic

@@ -15,8 +15,8 @@ from jax.tree_util import GetAttrKey
 from dlfp4 import _core
 from dlfp4._core import ScaledTensor, Tensor
 from dlfp4.extents import count_elements
-from dlfp4.frameworks.base import SUBBYTE
-from dlfp4.frameworks.jax import FP6, WITHOUT_DLPACK
+from dlfp4.frameworks.base import FP6, SUBBYTE
+from dlfp4.frameworks.jax import WITHOUT_DLPACK
 from dlfp4.jax.calls import arrays_of, refuse_symbols
 from dlfp4.jax.codecs import Array, cast, elements
 from dlfp4.jax.primitives import call

@@ -13,7 +13,8 @@ import torch
 
 from dlfp4 import _core
 from dlfp4._core import Buffer, ScaledTensor, Tensor, asarray
-from dlfp4.frameworks.base import FP4, SUBBYTE
+from dlfp4.frameworks.base import FP4, FP8, SUBBYTE
+from dlfp4.frameworks.torch import FP8 as FP8_OF_TORCH
 from dlfp4.frameworks.torch import element_name
 from dlfp4.operations import Encoding, transposed
 from dlfp4.proto import TensorProto
@@ -185,7 +186,7 @@ def check_bytes(data: torch.Tensor, name: str) -> None:
 
 
 # Element types of which PyTorch has the bytes alone, or nothing but bytes one element each.
-BYTEWISE = (*SUBBYTE, "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz")
+BYTEWISE = (*SUBBYTE, *(name for name in FP8 if name not in FP8_OF_TORCH))
 
 
 def unpacked(shape: tuple[Any, ...], name: str) -> tuple[Any, ...]:

@@ -12,6 +12,7 @@ import pytest
 
 import dlfp4
 from dlfp4 import frameworks
+from dlfp4._core import _wire_of
 from dlfp4.frameworks import base
 from dlfp4.frameworks.numpy import REGISTRABLE
 from dlfp4.matrix import extend_sign
@@ -62,7 +63,7 @@ def test_tables_by_name_have_all_small_types():
     small = {name: wire for name, wire in capsules.DTYPES.items() if wire[1] <= 8 and name.startswith("float")}
     assert {*base.FP8, *(name for name in base.SUBBYTE if name.startswith("float"))} == set(small)
     assert all(base.SUBBYTE[name] == capsules.DTYPES[name][1] for name in capsules.SUBBYTE)
-    assert {name: capsules.DTYPES[name] for name in ("bfloat16", *base.FP8)} == REGISTRABLE
+    assert {name: _wire_of(name) for name in REGISTRABLE} == {name: capsules.DTYPES[name] for name in REGISTRABLE}
 
 
 def test_importing_dlfp4_imports_no_framework():

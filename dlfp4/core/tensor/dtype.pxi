@@ -168,6 +168,12 @@ def _parse_dtype(dtype):
     return DTYPES[row_of_argument(dtype)]
 
 
+def _wire_of(name):
+    """DLPack's code and bits of an element type."""
+    cdef int row = row_of_argument(name)
+    return dlfp4_dtypes[row].code, dlfp4_dtypes[row].bits
+
+
 cdef int UINT8 = row_of_argument("uint8"), FLOAT16 = row_of_argument("float16")
 cdef int BFLOAT16 = row_of_argument("bfloat16")
 cdef int FLOAT32 = row_of_argument("float32"), FLOAT64 = row_of_argument("float64")
