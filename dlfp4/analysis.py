@@ -19,8 +19,9 @@ import numpy.typing as npt
 from dlfp4._core import ScaledTensor, Tensor, _find_format, asarray, cast, quantize
 from dlfp4._core import formats as all_formats
 from dlfp4.extents import count_elements
-from dlfp4.formats import RECIPES, Format, Recipe, RecipeName, find_recipe
-from dlfp4.suggest import did_you_mean, is_one_of
+from dlfp4.formats import Format, Recipe, RecipeName, check_recipe, find_recipe
+from dlfp4.suggest import is_one_of
+from dlfp4.tables import in_columns
 
 if TYPE_CHECKING:
     from dlfp4._core import _Elements
@@ -106,11 +107,16 @@ def error(x: _Elements, q: _Elements | ScaledTensor, *, bins: int = 64) -> Error
     (20.3, (2, 1))
     """
     values, decoded = numbers_of(x), numbers_of(q)
-    if values.shape != decoded.shape:
-        raise ValueError(f"x has shape {values.shape} and q {decoded.shape}; expected the same")
+    check_shapes(values.shape, decoded.shape)
     check_bins(bins)
     with np.errstate(invalid="ignore", over="ignore"):  # the figures say what is not finite
         return error_of(values, decoded, q, bins)
+
+
+def check_shapes(x: tuple[int, ...], q: tuple[int, ...]) -> None:
+    """ValueError where they differ."""
+    if x != q:
+        raise ValueError(f"x has shape {x} and q {q}; expected the same")
 
 
 def check_bins(bins: object) -> None:
@@ -191,12 +197,12 @@ def means_of_blocks(squares: Numbers, q: ScaledTensor) -> Numbers:
 # ---- The same of a sample, for files
 
 
-def signal_to_noise(x: Tensor, q: ScaledTensor) -> float:
+def signal_to_noise(x: _Elements, q: ScaledTensor) -> float:
     """The ratio of signal to noise of a sample, which takes less time than quantizing a large tensor.
 
     Parameters
     ----------
-    x : Tensor
+    x : producer
         What was quantized.
     q : ScaledTensor
         What it became, of x's shape.
@@ -205,10 +211,21 @@ def signal_to_noise(x: Tensor, q: ScaledTensor) -> float:
     -------
     float
         In dB, as of :func:`error`, of some 65536 elements in blocks here and there; of all of a small tensor.
+
+    Raises
+    ------
+    ValueError
+        Shapes differ.
+    TypeError
+        `q` is no ScaledTensor.
     """
+    if not isinstance(q, ScaledTensor):
+        raise TypeError(f"q is of type {type(q).__name__}; expected a ScaledTensor, as quantize gives it")
+    given = asarray(x)
+    check_shapes(given.shape, q.shape)
     signal = noise = 0.0
     with np.errstate(invalid="ignore"):  # NaN and infinities, of which a ratio of NaN tells
-        for values, decoded in sample(x, q):
+        for values, decoded in sample(given, q):
             # Not `values @ values`: the threads of NumPy's BLAS would contend with those that quantize and write.
             signal, noise = signal + float(np.square(values).sum()), noise + float(np.square(values - decoded).sum())
     return decibels(signal, noise)
@@ -288,9 +305,7 @@ class Comparison:
 
     def __str__(self) -> str:
         head = ("format", "bits", "MB", "SNR median", "worst", "best")
-        lines = [head, *(line_of(way, rows) for way, rows in self.ways().items())]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        return "\n".join("  ".join((line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:]))) for line in lines)
+        return "\n".join(in_columns([head, *(line_of(way, rows) for way, rows in self.ways().items())], left=1))
 
     def summary(self) -> Any:
         """A table of rich's: a row a format, with bits an element, megabytes, and the SNR of its tensors in dB."""
@@ -397,11 +412,11 @@ def compare(
     [('nvfp4', 4.50390625), ('mxfp4', 4.25)]
     """
     named: Mapping[str, _Elements] = x if isinstance(x, Mapping) else {"x": x}
-    wanted = [formats] if isinstance(formats, (str, Format)) else all_formats() if formats is None else formats
-    chosen = [_find_format(format).name for format in wanted]
-    given = [recipes] if recipes is None or isinstance(recipes, (str, Recipe)) else list(recipes)
+    chosen = [_find_format(each).name for each in (all_formats() if formats is None else as_list(formats))]
+    given: list[Any] = as_list(recipes)
     for recipe in given:
-        check_recipe(recipe)
+        if recipe is not None:
+            check_recipe(recipe)
     rows: list[Row] = []
     refused: dict[tuple[str, str], str] = {}
     for name, tensor in named.items():
@@ -422,11 +437,9 @@ def compare(
     return Comparison(tuple(rows), refused)
 
 
-def check_recipe(recipe: object) -> None:
-    """ValueError for what is no recipe of any format, such as a misspelt name."""
-    if not (recipe is None or isinstance(recipe, Recipe) or (isinstance(recipe, str) and recipe in RECIPES)):
-        near = did_you_mean(recipe, RECIPES)
-        raise ValueError(f"recipe={recipe!r}: expected None, a dlfp4.Recipe or one of {', '.join(RECIPES)}{near}")
+def as_list(given: Any) -> list[Any]:
+    """Several of something, or one; what cannot be several is told apart by who looks at it."""
+    return list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
 
 
 def label_of(recipe: Recipe | RecipeName | None) -> str:

@@ -16,7 +16,9 @@ from typing import Any, Literal, get_args
 import ml_dtypes
 import numpy as np
 
+from dlfp4.extents import count_elements
 from dlfp4.suggest import did_you_mean, is_one_of
+from dlfp4.tables import in_columns
 
 ScaleRule = Literal["floor", "rceil", "ceil", "even"]
 ScaleOrder = Literal["global_first", "block_first", "input_type"]
@@ -141,9 +143,7 @@ class FormatTable(Mapping[str, Format]):
 
     def __repr__(self) -> str:
         head = ("format", "element", "block", "scale", "global scale")
-        lines = [head, *map(_described, self._rows.values())]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+        return "\n".join(in_columns([head, *map(_described, self._rows.values())]))
 
 
 def _described(row: Format) -> tuple[str, ...]:
@@ -399,6 +399,19 @@ def check_global_scale(format: Format, per: str) -> None:
         )
 
 
+def check_recipe(recipe: object) -> None:
+    """ValueError for what is no recipe of any format, such as a misspelt name."""
+    if not isinstance(recipe, Recipe) and not (isinstance(recipe, str) and recipe in RECIPES):
+        near = did_you_mean(recipe, RECIPES)
+        raise ValueError(f"recipe={recipe!r}: expected None, a dlfp4.Recipe or one of {', '.join(RECIPES)}{near}")
+
+
+def granularity_of(format: Format, shape: tuple[int, ...], axis: int, count: int) -> Literal["row", "matrix"]:
+    """Which part of a tensor several global scales are of, by their number."""
+    lines = shape[-1] if axis == -2 else count_elements(shape[:-1])
+    return "row" if count == lines and format.block is not None and format.block[0] == 1 else "matrix"
+
+
 def find_recipe(format: Format, recipe: Recipe | str | None) -> Recipe:
     """The recipe that a format takes; ValueError where the two do not go together."""
     if recipe is None:
@@ -492,9 +505,7 @@ def own_offsets(format: Format) -> str:
 
 def _named_recipe(format: Format, name: str) -> Recipe:
     """What a named recipe is for a format."""
-    if not is_one_of(name, RECIPES):
-        near = did_you_mean(name, RECIPES)
-        raise ValueError(f"recipe={name!r}: expected a dlfp4.Recipe or one of {', '.join(RECIPES)}{near}")
+    check_recipe(name)
     found = _row_of(name, format)
     if found is None:
         takes = [each for each in RECIPES if _row_of(each, format) is not None]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from dlfp4 import _core
 from dlfp4.extents import count_elements
-from dlfp4.formats import FLOATS, Recipe, find_recipe, offset_parts
+from dlfp4.formats import FLOATS, Recipe, find_recipe, granularity_of, offset_parts
 from dlfp4.proto import TensorProto
 
 if TYPE_CHECKING:
@@ -237,10 +237,12 @@ def _quantize(
     **_: Any,
 ) -> TensorProto:
     _core._check_axes(tuple(axis))
-    chosen = find_recipe(_core._find_format(format), recipe_of_text(recipe))
+    row = _core._find_format(format)
+    chosen = find_recipe(row, recipe_of_text(recipe))
     per = chosen.global_scale_per
-    if global_scale is not None and per == "tensor" and _core._find_format(format).has_global_scale:
-        per = _granularity_of(global_scale, x, axis, format)
+    if global_scale is not None and per == "tensor" and row.has_global_scale:
+        count = count_elements(global_scale.shape)
+        per = "tensor" if count == 1 else granularity_of(row, x.shape, min(axis), count)
     return TensorProto(
         x.shape,
         format=format,
@@ -252,16 +254,6 @@ def _quantize(
         global_scale_per=per,
         hadamard=hadamard,
     )
-
-
-def _granularity_of(units: TensorProto, x: TensorProto, axis: Sequence[int], format: str) -> Any:
-    """Which part of a tensor given global scales are of."""
-    count = count_elements(units.shape)
-    if count == 1:
-        return "tensor"
-    block = _core._find_format(format).block
-    lines = x.shape[-1] if -2 in axis else count_elements(x.shape[:-1])
-    return "row" if count == lines and block is not None and block[0] == 1 else "matrix"
 
 
 def _dequantize(q: TensorProto, *, dtype: str) -> TensorProto:

@@ -11,8 +11,7 @@ import numpy as np
 
 from dlfp4 import _core, frameworks
 from dlfp4._core import Buffer
-from dlfp4.extents import count_elements
-from dlfp4.formats import Format, check_global_scale, offsets_of, own_offsets, scale_type
+from dlfp4.formats import Format, check_global_scale, granularity_of, offsets_of, own_offsets, scale_type
 from dlfp4.frameworks.base import COMMON, COMPLEX, FP8, SUBBYTE
 
 if TYPE_CHECKING:
@@ -552,7 +551,8 @@ def graph_now() -> InGraph | None:
 
 def is_symbolic(extent: Any) -> bool:
     """Whether an extent is one that a compiler computes with before it knows the number."""
-    return not isinstance(extent, (int, float, np.number)) and hasattr(extent, "__floordiv__")
+    known = isinstance(extent, (int, float, type)) or hasattr(extent, "__array__")
+    return not known and hasattr(extent, "__floordiv__")
 
 
 def _parse_shape(shape: Any) -> tuple[int, ...]:
@@ -577,10 +577,7 @@ def _offset_types(q: ScaledTensor) -> tuple[ZeroPointDtype | Literal["none"] | N
 def _granularity(q: ScaledTensor) -> GlobalScalePer:
     """Which part of a tensor its global scales are of."""
     unit = q.global_scale
-    if unit is None or unit.ndim == 0:
-        return "tensor"
-    lines = q.shape[-1] if q.axis == -2 else count_elements(q.shape[:-1])
-    return "row" if unit.size == lines and q.format.block is not None and q.format.block[0] == 1 else "matrix"
+    return "tensor" if unit is None or unit.ndim == 0 else granularity_of(q.format, q.shape, q.axis, unit.size)
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

@@ -390,11 +390,11 @@ cdef ScaledTensor allocate_scaled(tuple shape, _Rules rules, int axis, str scale
 cdef tuple with_float32_scales(tuple results, const Place *place):
     """The results as kernels write them, whose scales are then cast to the type that was asked for."""
     cdef ScaledTensor result
-    wide = []
+    cdef list wide = []
     for result in results:
-        scales = allocate_on(place, FLOAT32, result.scales.dl.ndim, result.scales.dl.shape, False)
-        wide.append(make_scaled(result.data, scales, result.global_scale, result.format, result.axis,
-                                result.scale_layout, result.shape, result.rotation, result.offsets))
+        result = another(result)
+        result.scales = allocate_on(place, FLOAT32, result.scales.dl.ndim, result.scales.dl.shape, False)
+        wide.append(result)
     return tuple(wide)
 
 
@@ -575,9 +575,8 @@ cdef tuple find_granularity(_Rules rules, global_scale, tuple axes, Tensor given
     units = as_type(units, FLOAT32, "global_scale")
     shape = shape_of(given)
     if per == "tensor":
-        kept = global_scale_shape(units, rules.format, axes[0], shape)
-        is_row = rules.format.block[0] == 1 and kept == (as_lines(shape, axes[0])[0],)
-        return "row" if is_row else "matrix", units
+        global_scale_shape(units, rules.format, axes[0], shape)   # refuses other numbers of them
+        return granularity_of(rules.format, shape, axes[0], units.size_), units
     expected = global_scales(shape, rules.format, axes[0], per)
     if units.size_ != expected[0]:
         raise ValueError(f"global_scale has shape {shape_of(units)}; with global_scale_per={per!r} expected {expected}")
