@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dlfp4 import _core, rescaling
+from dlfp4 import _core, rescaling, spellings
 from dlfp4._core import (
     _ON_HOST,
     ScaledTensor,
@@ -45,6 +45,7 @@ from dlfp4.receipts import (
 )
 from dlfp4.rescaling import Octets
 from dlfp4.show import summary
+from dlfp4.spellings import SPELLINGS
 from dlfp4.suggest import did_you_mean
 
 if TYPE_CHECKING:
@@ -78,28 +79,22 @@ class Convention:
     has_biases: bool = False
 
 
-NVFP4 = ("nvfp4", "nvfp4_16x16")
-MXFP8 = ("mxfp8_e4m3", "mxfp8_e5m2")
-FP8 = ("fp8_e4m3", "fp8_e5m2")
-TILES = ("fp8_128x128", "fp8_128x128_e5m2")
-ROWS = ("fp8_row", "fp8_row_e5m2")
-INT4 = ("int4_g32", "int4_g64", "int4_g128", "int4_row")
-UINT4 = tuple(f"u{name}" for name in INT4)
+def of_files(name: str) -> Convention:
+    """What a convention's files hold, those with float32 scales after the others."""
+    rows = [row for row in SPELLINGS if row.convention == name]
+    held = {each: row for row in rows for each in row.formats}
+    known = formats()
+    return Convention(
+        tuple(sorted(held, key=lambda each: known[each].kind == "largest")),
+        tuple(each for each, row in held.items() if known[each].has_global_scale and not row.global_scale),
+        any(".biases" in row.further for row in rows),
+    )
+
+
 CONVENTIONS = {
-    "modelopt": Convention((*NVFP4, "mxfp4", *MXFP8, *FP8, *ROWS)),
-    "compressed-tensors": Convention((*NVFP4, "mxfp4", *MXFP8, *FP8, *TILES, *ROWS, *INT4, *UINT4)),
-    "gpt-oss": Convention(("mxfp4",)),
-    "deepseek": Convention(("fp8_128x128", "fp8_e4m3")),
-    "deepseek-v4": Convention(("mxfp4", "mxfp8_32x32", "fp8_128x128")),
-    "llama-4": Convention(NVFP4),
+    **{name: of_files(name) for name in spellings.CONVENTIONS},
     "ggml": Convention(("mxfp4", "nvfp4")),
-    "mlx": Convention(("mxfp4", "nvfp4", "mxfp8_e4m3", *UINT4[:3]), without_global_scale=("nvfp4",), has_biases=True),
-    "gptq": Convention(UINT4),
-    "awq": Convention(UINT4),
-    "quark": Convention(("mxfp4", *MXFP8)),
-    "stable-diffusion": Convention(FP8),
-    "comfyui": Convention(("nvfp4", "mxfp8_e4m3", *FP8)),
-    "torchao": Convention(("nvfp4", "mxfp4", "mxfp6_e2m3", "mxfp6_e3m2", *MXFP8)),
+    "torchao": Convention(("nvfp4", "mxfp4", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp8_e4m3", "mxfp8_e5m2")),
 }
 
 

@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from dlfp4 import ScaledTensor, Tensor
-from dlfp4._core import UnscaledWarning
+from dlfp4._core import UnscaledWarning, _parse_flag
 from dlfp4.checkpoints import comfyui, joining, models, native, safetensors
 from dlfp4.checkpoints.conventions import (
-    CONVENTIONS,
     Parts,
     check_mapping,
     join_parts,
@@ -26,6 +25,7 @@ from dlfp4.checkpoints.ggml import from_ggml, to_ggml
 from dlfp4.checkpoints.inspection import Findings, Flag, Group, inspect
 from dlfp4.checkpoints.models import ModelPath
 from dlfp4.checkpoints.quantizing import quantize_model
+from dlfp4.spellings import CONVENTIONS
 
 __all__ = [
     "CONVENTIONS",
@@ -79,10 +79,14 @@ def load(path: ModelPath | bytes | bytearray | memoryview, *, join: bool = True)
     UnscaledWarning
         As :func:`join_parts`.
     """
+    joins = _parse_flag(join, "join")
     shards = models.read(path)
-    if not join:
+    if not joins:
         return as_stored(shards)
-    tensors = joining.joined(shards)
+    try:
+        tensors = joining.joined(shards)
+    except ValueError as error:
+        raise ValueError(f"{error}; join=False gives the tensors as they are stored") from error
     warn_unscaled(tensors, stacklevel=2)
     return tensors
 

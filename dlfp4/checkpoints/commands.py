@@ -21,9 +21,9 @@ from dlfp4.checkpoints import folders, inspection, models
 from dlfp4.checkpoints.converting import convert_model
 from dlfp4.checkpoints.folders import Outcome, Report
 from dlfp4.checkpoints.models import Files
+from dlfp4.checkpoints.names import listed
 from dlfp4.checkpoints.quantizing import quantize_model
-
-SHOWN = 3  # names after a reason
+from dlfp4.tables import in_columns
 
 
 def quantize(source: str, target: str, *, jobs: int, **options: Any) -> int:
@@ -130,9 +130,7 @@ def table(outcomes: Sequence[Outcome]) -> list[str]:
         shape, snr = "x".join(map(str, outcome.shape)), f"{outcome.snr:.2f}" if outcome.format else ""
         sizes = f"{outcome.before:,}", f"{outcome.after:,}"
         rows.append((outcome.name, shape, outcome.dtype, outcome.format or "kept", *sizes, snr))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    template = "  ".join(f"{{:{'>' if number > 3 else '<'}{width}}}" for number, width in enumerate(widths))
-    return [template.format(*row).rstrip() for row in rows]
+    return in_columns(rows, left=4)
 
 
 def reasons(outcomes: Sequence[Outcome]) -> list[str]:
@@ -141,10 +139,7 @@ def reasons(outcomes: Sequence[Outcome]) -> list[str]:
     for outcome in outcomes:
         if outcome.reason:
             named.setdefault((outcome.format or "kept", outcome.reason), []).append(outcome.name)
-    return [
-        f"{what}: {reason}: {', '.join(names[:SHOWN])}" + (f", … ({len(names)})" if len(names) > SHOWN else "")
-        for (what, reason), names in named.items()
-    ]
+    return [f"{what}: {reason}: {listed(names)}" for (what, reason), names in named.items()]
 
 
 def sum_up(outcomes: Sequence[Outcome]) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 import dlfp4
 from dlfp4 import ScaledTensor
 from dlfp4.checkpoints import activations, integers
-from dlfp4.checkpoints.folders import Outcome
+from dlfp4.checkpoints.folders import CONFIG, Outcome
 from dlfp4.checkpoints.names import experts_of, fused_module, module_of
 from dlfp4.formats import FLOATS
 
@@ -142,9 +142,7 @@ def scheme(bits: int, strategy: str, **more: Any) -> dict[str, Any]:
 
 
 LENGTHS: Mapping[str, int] = {  # of the groups of integers; 0: a line
-    f"{element}_{block}": length
-    for element in ("int4", "uint4")
-    for block, length in (("g32", 32), ("g64", 64), ("g128", 128), ("row", 0))
+    row.name: row.block[1] or 0 for row in dlfp4.formats().values() if row.has_integers and row.block
 }
 
 
@@ -376,7 +374,7 @@ def files_of(facts: Facts, config: Mapping[str, Any] | None) -> dict[str, Mappin
         quantized in this one.
     """
     if not facts.quantized:
-        return {} if config is None else {"config.json": config}
+        return {} if config is None else {CONFIG: config}
     writer, known = WRITERS.get(facts.convention, (None, ()))
     plain = {key: value for key, value in (config or {}).items() if key not in (KEY, "quantization")}
     said: dict[str, Any] = {}
@@ -384,7 +382,7 @@ def files_of(facts: Facts, config: Mapping[str, Any] | None) -> dict[str, Mappin
         said = {KEY: writer(facts)} | ({"quantization": writer(facts)} if facts.convention == "mlx" else {})
         if facts.convention == "compressed-tensors" and not facts.quantized.keys().isdisjoint(IN_BFLOAT16):
             said |= dict.fromkeys([key for key in TYPES if key in plain] or TYPES[:1], "bfloat16")
-    files: dict[str, Mapping[str, Any]] = {} if config is None else {"config.json": plain | said}
+    files: dict[str, Mapping[str, Any]] = {} if config is None else {CONFIG: plain | said}
     if said and facts.convention == "modelopt":
         files[MODELOPT] = hf_quant_config(facts)
     return files
@@ -400,9 +398,9 @@ def with_new_type(
 ) -> list[Outcome]:
     """The outcomes, which say so where the new configuration names another type of the model than the former."""
     former = type_of(config or {})
-    if former in ("", type_of(files.get("config.json", {}))):
+    if former in ("", type_of(files.get(CONFIG, {}))):
         return list(outcomes)
-    word = f"config.json says bfloat16 instead of {former}, as loaders decode to it"
+    word = f"{CONFIG} says bfloat16 instead of {former}, as loaders decode to it"
     return [
         replace(each, reason="; ".join(filter(None, (each.reason, word)))) if each.format in IN_BFLOAT16 else each
         for each in outcomes
@@ -458,7 +456,7 @@ def find_method(config: Mapping[str, Any] | None, folder: Path) -> tuple[Path, s
     if config and config.get(KEY):
         section = config[KEY]
         named = section.get("quant_method", section) if isinstance(section, dict) else section
-        return folder / "config.json", str(named)
+        return folder / CONFIG, str(named)
     if config and config.get("quantization"):
-        return folder / "config.json", "mlx"
+        return folder / CONFIG, "mlx"
     return next(((folder / name, method) for name, method in FILES.items() if (folder / name).is_file()), None)

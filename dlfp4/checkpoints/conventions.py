@@ -1,9 +1,4 @@
-"""How checkpoints name and store the parts of a quantized tensor: a table, and the functions that join and split by it.
-
-Sources: the exporters of NVIDIA ModelOpt, compressed-tensors (llm-compressor), AMD Quark and ComfyUI; openai/gpt-oss,
-deepseek-ai, mlx. Most pack FP4 with the even element in the low nibble and keep scales in rows, as dlfp4 does. They
-differ in names, containers and the meaning of the global scale; what else differs is a column of the table.
-"""
+"""The parts of quantized tensors in checkpoints: joined and split by the table of :mod:`dlfp4.spellings`."""
 
 from __future__ import annotations
 
@@ -11,146 +6,28 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 import dlfp4
 from dlfp4 import ScaledTensor, Tensor
-from dlfp4._core import UnscaledWarning, _as_unscaled, _refuse_hadamard
+from dlfp4._core import UnscaledWarning, _as_unscaled, _home_of, _refuse_hadamard
 from dlfp4.checkpoints import comfyui
 from dlfp4.checkpoints.integers import PACKINGS, with_biases
-from dlfp4.checkpoints.names import is_part, last, listed, module_of
+from dlfp4.checkpoints.names import errors_of, is_part, last, listed, module_of
 from dlfp4.extents import count_elements
 from dlfp4.formats import Format
 from dlfp4.parsing import shown
 from dlfp4.show import summary
+from dlfp4.spellings import CONVENTIONS, SPELLINGS, TORCHAO, Spelling
 from dlfp4.suggest import is_one_of
 
 GPT_OSS_BYTES = 16  # bytes in a block of 32 elements; they form an axis of their own
-WEIGHT = ".weight"
 MARKER = "scaled_fp8"  # a tensor of no elements in stable diffusion's files; its type is that of the weights
 
 
-@dataclass(frozen=True)
-class Spelling:
-    """One way to store a quantized tensor: a part is named by a stem and the suffix given here.
-
-    Attributes
-    ----------
-    convention : str
-        The name that :func:`split_parts` takes; "" marks a spelling that is only read.
-    formats : tuple of str
-        The formats stored this way. Where two look alike, the first is assumed on reading.
-    data, scales, global_scale : str
-        Suffixes of the parts; a `global_scale` of "" means that there is none.
-    name : str
-        Suffix of the tensor's own name.
-    words : str
-        The integers that hold the data; "": uint8 for elements below 8 bits, the element type for others.
-    scale_words : str
-        The type of scales of one byte; "": uint8 for powers of two, else their own type.
-    one : tuple of int
-        The shape of a single scale.
-    flat_rows : bool
-        One scale a row is stored as (N,), not as (N, 1). Both are read.
-    line_scales : str
-        The type in which loaders hold one scale a row, or one a group of integers, to which quantizing rounds them; "":
-        float32, "weights": that of the weights, in which loaders multiply.
-    per_matrix : bool
-        Stacks of experts have a global scale for each matrix.
-    encodes : bool
-        The stored global scale is the reciprocal of the decode scale.
-    splits_blocks : bool
-        The data has a separate axis for the blocks: (..., K / 32, 16).
-    across : bool
-        Matrices are stored transposed, (..., K / 2, N), and packed along their rows all the same.
-    high_first : bool
-        The even element is in the high nibble.
-    scale_layout : str
-        Of the stored scales.
-    packing : str
-        How 4-bit integers lie in words: a row of ``integers.PACKINGS``; "" of all other elements.
-    """
-
-    convention: str
-    formats: tuple[str, ...]
-    data: str = ""
-    scales: str = "_scale"
-    global_scale: str = ""
-    name: str = ""
-    words: str = ""
-    scale_words: str = ""
-    one: tuple[int, ...] = ()
-    flat_rows: bool = False
-    line_scales: Literal["", "weights", "bfloat16", "float16"] = ""
-    per_matrix: bool = False
-    encodes: bool = False
-    splits_blocks: bool = False
-    across: bool = False
-    high_first: bool = False
-    scale_layout: Literal["linear", "128x4"] = "linear"
-    packing: str = ""
-
-    def stem(self, name: str) -> str:
-        """What the names of the parts of a tensor begin with."""
-        return name.removesuffix(self.name)
-
-    def parts(self, stem: str, whole: str = "") -> tuple[str, ...]:
-        """The names of data, scales and, where there is one, the global scale; `whole` is the tensor's if not usual."""
-        data = stem if self.name and whole == stem else stem + self.data
-        names = (data, stem + self.scales)
-        if self.packing:
-            return (*names, *(stem + suffix for suffix in PACKINGS[self.packing].further))
-        return (*names, stem + self.global_scale) if self.global_scale else names
-
-
-FP4 = ("nvfp4", "nvfp4_16x16")
-MXFP8 = ("mxfp8_e4m3", "mxfp8_e5m2")
-FP8 = ("fp8_e4m3", "fp8_e5m2")
-ROWS = ("fp8_row", "fp8_row_e5m2")
-BYTES = (*MXFP8, *FP8)
-TILES = ("fp8_128x128", "fp8_128x128_e5m2")
-GROUPS = ("uint4_g32", "uint4_g64", "uint4_g128")
-INT4 = ("int4_g32", "int4_g64", "int4_g128", "int4_row", *GROUPS, "uint4_row")
-# torchao's parts, which its own writer names so; whether scales are in the order of matrix kernels, their shape tells.
-TORCHAO = ("._weight_qdata", "._weight_scale", "._weight_per_tensor_scale", WEIGHT)
-LONE = (*TORCHAO[:2], "", WEIGHT)
-SPELLINGS: tuple[Spelling, ...] = (
-    Spelling("modelopt", FP4, global_scale="_scale_2", per_matrix=True),
-    # Before all with one scale a tensor: that of one block has two dimensions.
-    Spelling("compressed-tensors", TILES),
-    Spelling("modelopt", ("mxfp4", *BYTES, *ROWS), flat_rows=True),
-    Spelling("compressed-tensors", FP4, "_packed", global_scale="_global_scale", one=(1,), encodes=True),
-    Spelling("compressed-tensors", ("mxfp4",), "_packed"),
-    Spelling("compressed-tensors", (*BYTES, *ROWS), one=(1,), line_scales="bfloat16"),
-    Spelling("gpt-oss", ("mxfp4",), "_blocks", "_scales", splits_blocks=True),
-    Spelling("", ("mxfp4",), ".blocks", ".scales", splits_blocks=True),  # gpt-oss in the names of OpenAI's own files
-    Spelling("deepseek", (*TILES[:1], "fp8_e4m3"), scales="_scale_inv"),
-    Spelling("", ("fp8_1x128", "mxfp8_32x32", "mxfp8_e4m3"), scales="_scale_inv"),
-    Spelling("deepseek-v4", ("mxfp4",), WEIGHT, ".scale", name=WEIGHT, words="int8", scale_words="float8_e8m0fnu"),
-    Spelling("deepseek-v4", ("mxfp8_32x32",), WEIGHT, ".scale", name=WEIGHT, scale_words="float8_e8m0fnu"),
-    Spelling("deepseek-v4", ("fp8_128x128",), WEIGHT, ".scale", name=WEIGHT, scale_words="float8_e8m0fnu"),
-    Spelling("llama-4", FP4, scales="_weight_scale", global_scale="_weight_scale_2", per_matrix=True, across=True),
-    Spelling(
-        "mlx", ("mxfp4", "nvfp4", "mxfp8_e4m3"), WEIGHT, ".scales", name=WEIGHT, words="uint32", scale_words="uint8"
-    ),
-    Spelling("quark", ("mxfp4", *MXFP8)),
-    Spelling("stable-diffusion", FP8, WEIGHT, ".scale_weight", name=WEIGHT),
-    Spelling("comfyui", ("nvfp4",), global_scale="_scale_2", high_first=True, scale_layout="128x4"),
-    Spelling("comfyui", ("mxfp8_e4m3",), scale_layout="128x4"),
-    Spelling("comfyui", FP8),
-    Spelling("", ("nvfp4",), *TORCHAO),
-    Spelling("", ("nvfp4",), *TORCHAO, scale_layout="128x4"),
-    Spelling("", ("nvfp4", "mxfp4", *BYTES, *ROWS), *LONE),
-    Spelling("", ("nvfp4", "mxfp4", *MXFP8), *LONE, scale_layout="128x4"),
-    Spelling("compressed-tensors", INT4, "_packed", line_scales="weights", packing="compressed-tensors"),
-    Spelling("gptq", (*GROUPS, "uint4_row"), ".qweight", ".scales", name=WEIGHT, line_scales="float16", packing="gptq"),
-    Spelling("awq", (*GROUPS, "uint4_row"), ".qweight", ".scales", name=WEIGHT, line_scales="float16", packing="awq"),
-    Spelling("mlx", GROUPS, WEIGHT, ".scales", name=WEIGHT, line_scales="weights", packing="mlx"),
-)
-CONVENTIONS = tuple(dict.fromkeys(spelling.convention for spelling in SPELLINGS if spelling.convention))
 # Those whose loaders give each linear layer its parts, and know no stacks of experts.
 BY_LAYER = ("compressed-tensors", "deepseek", "deepseek-v4", "comfyui", "gptq", "awq")
 EXPERT = re.compile(r"\.experts\.\d+\.")  # in the name of one expert's matrix
@@ -315,7 +192,7 @@ def is_meant(
 
 def kinds_of_parts(stem: str, whole: str, spelling: Spelling) -> dict[str, str]:
     """The names of the parts of packed integers, by what `integers` calls them."""
-    kinds = ("data", "scales", *PACKINGS[spelling.packing].further)
+    kinds = ("data", "scales", *spelling.further)
     return dict(zip(kinds, spelling.parts(stem, whole), strict=True))
 
 
@@ -388,7 +265,7 @@ def is_packed(format: Format) -> bool:
 def swap_nibbles(data: Tensor) -> Tensor:
     """A copy of bytes with their two elements exchanged."""
     octets = data.view("uint8").to_device("cpu").to_numpy()
-    return dlfp4.asarray(octets << 4 | octets >> 4).to_device(data.device)
+    return dlfp4.asarray(octets << 4 | octets >> 4).to_device(_home_of(data))
 
 
 FLOAT32_SCALES = ("float32", "bfloat16", "float16", "float8_e8m0fnu")
@@ -594,11 +471,9 @@ def named(name: str, x: Any) -> Tensor | ScaledTensor:
 
 def split_one(name: str, q: ScaledTensor, convention: str, packed: dict[int, dict[str, Tensor]]) -> dict[str, Tensor]:
     """The parts of one tensor; `packed` has those of integers by the tensor, which may have several names."""
-    try:
+    with errors_of(name):
         spelling = find_spelling(q.format, convention)
         _refuse_hadamard(q, convention)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
     expected = scales_shape(q.format, q.shape) if len(q.shape) > 1 else None
     if q.axis != -1 or q.scale_layout not in ("linear", spelling.scale_layout):
         remedy = "quantize it so" if q.axis != -1 else "call .with_scale_layout('linear')"
@@ -625,12 +500,10 @@ def write_integers(
 ) -> dict[str, Tensor]:
     """The parts of packed integers by their names."""
     names = kinds_of_parts(spelling.stem(name), name, spelling)
-    try:
+    with errors_of(name):
         parts = packed.get(id(q)) or PACKINGS[spelling.packing].write(q)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from error
     packed[id(q)] = parts
-    return {names[kind]: part.to_device(q.device) for kind, part in parts.items()}
+    return {names[kind]: part.to_device(_home_of(q)) for kind, part in parts.items()}
 
 
 def stored_data(q: ScaledTensor, spelling: Spelling) -> Tensor:
@@ -666,7 +539,8 @@ def as_powers(name: str, scales: Tensor) -> Tensor:
     if scales.dtype.name == "float8_e8m0fnu":
         return scales
     stored = dlfp4.cast(scales, "float8_e8m0fnu")
-    if (dlfp4.cast(stored, "float32").to_numpy() != dlfp4.cast(scales, "float32").to_numpy()).any():
+    before, after = (dlfp4.cast(each, "float32").to_device("cpu").to_numpy() for each in (scales, stored))
+    if (before != after).any():
         raise ValueError(f"{name} has scales that are no powers of two, but e8m0 stores them; quantize with pow2=True")
     return stored
 
@@ -710,7 +584,7 @@ def as_unit(numbers: Any, q: ScaledTensor, spelling: Spelling) -> Tensor:
     """A global scale as the convention stores it, beside the other parts."""
     stored = dlfp4.asarray(numbers)
     stored = stored.reshape(spelling.one) if stored.ndim == 0 or len(q.shape) == 2 else stored
-    return stored.to_device(q.device) if q.device.type == "cuda" else stored
+    return stored.to_device(_home_of(q))
 
 
 def reciprocal(scale: Tensor) -> npt.NDArray[np.float32]:

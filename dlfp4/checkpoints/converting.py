@@ -33,8 +33,10 @@ from dlfp4.checkpoints import (
 from dlfp4.checkpoints.activations import Respelling, respelled
 from dlfp4.checkpoints.folders import Outcome, Report, Tick
 from dlfp4.checkpoints.models import Files, ModelPath, Shard
+from dlfp4.checkpoints.names import errors_of
 from dlfp4.checkpoints.selection import is_packed
 from dlfp4.files import as_path
+from dlfp4.spellings import CONVENTIONS
 from dlfp4.suggest import is_one_of
 
 OWN = "dlfp4"
@@ -42,7 +44,7 @@ GGUF = "gguf"
 DEEPSEEK, BLOCKS, WHOLE = "deepseek", "fp8_128x128", "fp8_e4m3"
 ALIKE = "awq"  # whose loaders take groups of one length alone
 SIGNED = "compressed-tensors"  # which stores integers with a sign without zero points
-TARGETS = (OWN, *conventions.CONVENTIONS, GGUF)
+TARGETS = (OWN, *CONVENTIONS, GGUF)
 Tensors = Mapping[str, Tensor | ScaledTensor]
 Put = Callable[[str, Tensor | ScaledTensor], None]  # takes a tensor by its name; ValueError where it cannot
 NO_CHANGES: Mapping[str, str] = MappingProxyType({})
@@ -245,15 +247,15 @@ def work(job: Job, tick: Tick = folders.no_tick) -> list[Outcome]:
     outcomes, results = [], Results(job.convention)
     for name in job.names:
         how, x = job.scales.get(name), tensors.pop(name)
-        x = x if how is None else respell(name, x, how, job.source)
+        if how is not None:
+            with errors_of(f"{job.source}: {name}"):
+                x = activations.stored(x, how)
         new_name = name if how is None else how.name
         outcomes.append(converted(new_name, x, job.convention, job.source, results.put, job.changes)[1])
         tick(name)
     metadata = {key: text for key, text in own.metadata.items() if key not in (native.KEY, comfyui.KEY)}
-    try:
+    with errors_of(job.source):
         results.write(job.target, metadata)
-    except ValueError as error:
-        raise ValueError(f"{job.source}: {error}") from error
     return outcomes
 
 
@@ -276,14 +278,6 @@ class Results:
         """Write the file."""
         own, description = joining.split(self.own, None)
         safetensors.write(path, self.parts | own, {**metadata, **description})
-
-
-def respell(name: str, x: Tensor, how: Respelling, source: str) -> Tensor:
-    """A scale of activations as another convention stores it."""
-    try:
-        return activations.stored(x, how)
-    except ValueError as error:
-        raise ValueError(f"{source}: {name}: {error}") from error
 
 
 def converted(
@@ -370,10 +364,8 @@ def check(name: str, x: Tensor | ScaledTensor, convention: str) -> None:
     if convention not in (OWN, GGUF):
         conventions.split_parts({name: x}, convention)
     elif convention == GGUF and isinstance(x, ScaledTensor):
-        try:
+        with errors_of(name):
             gguf_files.check(x)
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
 
 
 def as_rows(q: ScaledTensor) -> ScaledTensor:

@@ -20,7 +20,7 @@ import dlfp4
 from dlfp4 import ScaledTensor, Tensor
 from dlfp4._core import _refuse_hadamard
 from dlfp4.checkpoints.ggml import BLOCKS, block_of, count_blocks, from_ggml, to_ggml
-from dlfp4.checkpoints.gguf_headers import check_header
+from dlfp4.checkpoints.gguf_headers import MOST_DIMS, check_header
 from dlfp4.extents import count_elements
 from dlfp4.files import open_file, replacing
 
@@ -31,7 +31,6 @@ PLAIN = {
     "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
 }  # fmt: skip
 LONGEST = 63  # bytes of a name
-MOST_DIMENSIONS = 4
 
 
 def package() -> Any:
@@ -161,8 +160,8 @@ def entries_of(library: Any, name: str, x: Tensor | ScaledTensor) -> list[tuple[
     """Name, shape, array type, bytes and ggml's type of a tensor and of its global scales, and the tensors."""
     if len(name.encode()) > LONGEST:
         raise ValueError(f"{name}: GGUF's names have at most {LONGEST} bytes")
-    if len(x.shape) > MOST_DIMENSIONS:
-        raise ValueError(f"{name} has shape {x.shape}; GGUF's tensors have at most {MOST_DIMENSIONS} dimensions")
+    if len(x.shape) > MOST_DIMS:
+        raise ValueError(f"{name} has shape {x.shape}; GGUF's tensors have at most {MOST_DIMS} dimensions")
     kinds = library.GGMLQuantizationType
     if not isinstance(x, ScaledTensor):
         if x.dtype.name not in PLAIN:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,12 +16,14 @@ import numpy.typing as npt
 
 import dlfp4
 from dlfp4 import ScaledTensor, Tensor
-from dlfp4.checkpoints import comfyui, configs, conventions, joining, models, native
-from dlfp4.checkpoints.conventions import SPELLINGS, TORCHAO, Spelling, find_joins, find_unscaled, scales_shape
-from dlfp4.checkpoints.models import ModelPath
+from dlfp4.checkpoints import configs, conventions, folders, joining, models
+from dlfp4.checkpoints.conventions import find_joins, find_unscaled, scales_shape
+from dlfp4.checkpoints.models import Files, ModelPath
 from dlfp4.checkpoints.names import fused_with, is_part, last, listed, module_of
 from dlfp4.formats import Format
 from dlfp4.rescaling import has_nonzero
+from dlfp4.spellings import SPELLINGS, TORCHAO, Spelling
+from dlfp4.tables import in_columns
 
 OWN = "dlfp4"  # the convention of files that dlfp4 wrote
 
@@ -110,15 +111,13 @@ class Findings:
              f"{each.tensors:,}", f"{each.nbytes:,}", each.example)
             for each in self.groups
         ]  # fmt: skip
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
         by_fault: dict[str, list[Flag]] = {}
         for flag in self.flags:
             by_fault.setdefault(flag.fault, []).append(flag)
         flags = [
             f"{fault}: {listed(flag.name for flag in every)}: {every[0].detail}" for fault, every in by_fault.items()
         ]
-        return "\n".join([*lines, "", *(flags or ["nothing is flagged"])])
+        return "\n".join([*in_columns(rows), "", *(flags or ["nothing is flagged"])])
 
 
 Row: TypeAlias = tuple[str, str, str, str, str, str]  # the fields of a group that its tensors share
@@ -191,13 +190,13 @@ def inspect(path: ModelPath | bytes | bytearray | memoryview) -> Findings:
     ('modelopt', '1x16 and the tensor', ())
     """
     shards = models.read(path)
-    method = "" if isinstance(path, bytes | bytearray | memoryview) else method_of(models.find(path).folder)
+    method = "" if isinstance(path, bytes | bytearray | memoryview) else method_of(models.find(path))
     own: dict[str, Any] = {}
     found: dict[str, Any] = {}
     marks: dict[str, str] = {}
     for shard in shards:
-        marks |= comfyui.find_marks(shard.tensors, shard.metadata)
-        for name, x in own_joined(shard).items():
+        marks |= joining.marks_of(shard)
+        for name, x in joining.described(shard).items():
             (own if isinstance(x, ScaledTensor) else found)[name] = x
     items = [look_at(name, x, row_of(x, OWN), x.nbytes) for name, x in own.items()]
     used: set[str] = set()
@@ -219,26 +218,15 @@ def look_at(name: str, q: ScaledTensor, row: Row, nbytes: int) -> Item:
     return Item(name, q.format, units, row, nbytes, (*flags_of_global(name, q), *flags_of_scales(name, q)))
 
 
-def own_joined(shard: models.Shard) -> Mapping[str, Tensor | ScaledTensor]:
-    """The tensors of a file, joined where dlfp4 wrote it."""
-    if native.KEY not in shard.metadata:
-        return shard.tensors
-    try:
-        return native.join(shard.tensors, shard.metadata[native.KEY])
-    except ValueError as error:
-        raise ValueError(f"{shard.path or 'the bytes'}: {error}") from error
-
-
 # ---- Conventions
 
 # What configurations call the conventions.
 METHODS = {"fp8": "deepseek", "mxfp4": "gpt-oss", "gpt_oss_mxfp4": "gpt-oss"}
 
 
-def method_of(folder: Path) -> str:
+def method_of(files: Files) -> str:
     """The convention that the configuration beside the files names; "" where there is none."""
-    path = folder / "config.json"
-    found = configs.find_method(models.read_json(path) if path.is_file() else None, folder)
+    found = configs.find_method(folders.read_config(files), files.folder)
     return METHODS.get(found[1], found[1]) if found else ""
 
 
@@ -293,8 +281,7 @@ def as_groups(items: Iterable[Item], rest: Mapping[str, Tensor], found: Mapping[
     for item in items:
         rows.setdefault(item.row, []).append((item.name, item.nbytes))
     for name, x in rest.items():
-        quantized = x.ndim > 1 and bool(PACKED.match(x.dtype.name)) and not is_part(name)
-        convention = convention_of_rest(name, found) if quantized else ""
+        convention = convention_of_rest(name, found) if is_data(name, x) else ""
         rows.setdefault((convention, x.dtype.name, "", "", "", ""), []).append((name, x.nbytes))
     return [Group(*key, len(members), sum(size for _, size in members), members[0][0]) for key, members in rows.items()]
 
@@ -436,17 +423,14 @@ def flags_of_rest(items: Sequence[Item], rest: Mapping[str, Tensor]) -> Iterator
         elif half := half_of_nvfp4(name, x, rest):
             yield Flag("packed data without scales", name, f"{shown(half, rest)} alone is there, of two")
     for name in rest:
-        if (
-            SCALES.search(last(name))
-            and name not in claimed
-            and not any(map(is_data(rest), by_module[module_of(name)]))
-        ):
+        beside = by_module[module_of(name)]
+        if SCALES.search(last(name)) and name not in claimed and not any(is_data(each, rest[each]) for each in beside):
             yield Flag("scales without a weight", name, "it is missing, or was renamed")
 
 
-def is_data(rest: Mapping[str, Tensor]) -> Callable[[str], bool]:
+def is_data(name: str, x: Tensor) -> bool:
     """Whether a tensor of the rest is quantized data."""
-    return lambda name: rest[name].ndim > 1 and bool(PACKED.match(rest[name].dtype.name)) and not is_part(name)
+    return x.ndim > 1 and bool(PACKED.match(x.dtype.name)) and not is_part(name)
 
 
 def unfit(parts: Sequence[str], rest: Mapping[str, Tensor]) -> str:

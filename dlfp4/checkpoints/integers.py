@@ -1,7 +1,7 @@
 """4-bit integers as other software packs them into words: compressed-tensors, GPTQ, AWQ and MLX.
 
-A row of ``conventions.SPELLINGS`` names one of the packings here. Each has the names of its parts, reads them to a
-ScaledTensor, or None where they are something else, and writes them again with the same bytes.
+A row of :mod:`dlfp4.spellings` names one of the packings here, and the parts. Each reads them to a ScaledTensor, or
+None where they are something else, and writes them again with the same bytes.
 
 Sources: compressed-tensors 0.20 (``pack-quantized``), AutoGPTQ 0.7.1, AutoAWQ 0.2.9, mlx 0.32.
 """
@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 import dlfp4
 from dlfp4 import ScaledTensor, Tensor
+from dlfp4._core import _home_of
 from dlfp4.show import summary
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -37,15 +38,12 @@ class Packing:
 
     Attributes
     ----------
-    further : tuple of str
-        Suffixes of parts beside data and scales, some of which may be absent.
     read : callable
         Makes a ScaledTensor of the parts by their suffixes, "data" and "scales" among them; None where they do not fit.
     write : callable
         Makes these parts of a matrix, or of a stack of them; ValueError where they do not hold it.
     """
 
-    further: tuple[str, ...]
     read: Callable[[Found], ScaledTensor | None]
     write: Callable[[ScaledTensor], dict[str, Tensor]]
 
@@ -332,7 +330,7 @@ def write_mlx(q: ScaledTensor) -> dict[str, Tensor]:
 
 def with_biases(q: ScaledTensor) -> ScaledTensor:
     """A tensor with biases instead of zero points: its values may be rounded otherwise, if scales are float32."""
-    biases = dlfp4.asarray(biases_of(q, scales_of(q)).reshape(q.scales.shape)).to_device(q.device)
+    biases = dlfp4.asarray(biases_of(q, scales_of(q)).reshape(q.scales.shape)).to_device(_home_of(q))
     return ScaledTensor.from_parts(q.data, q.scales, format=q.format, axis=q.axis, shape=q.shape, biases=biases)
 
 
@@ -351,9 +349,9 @@ def biases_of(q: ScaledTensor, scales: Array) -> Array:
 
 PACKINGS: Mapping[str, Packing] = MappingProxyType(
     {
-        "compressed-tensors": Packing(("_shape", "_zero_point", "_g_idx"), read_compressed, write_compressed),
-        "gptq": Packing((".qzeros", ".g_idx"), read_gptq, write_gptq),
-        "awq": Packing((".qzeros",), read_awq, write_awq),
-        "mlx": Packing((".biases",), read_mlx, write_mlx),
+        "compressed-tensors": Packing(read_compressed, write_compressed),
+        "gptq": Packing(read_gptq, write_gptq),
+        "awq": Packing(read_awq, write_awq),
+        "mlx": Packing(read_mlx, write_mlx),
     }
 )

@@ -10,7 +10,7 @@ from dlfp4 import ScaledTensor, Tensor
 from dlfp4.checkpoints import comfyui, models, native
 from dlfp4.checkpoints.conventions import MARKER, join_in_place, split_parts
 from dlfp4.checkpoints.models import Shard
-from dlfp4.checkpoints.names import module_of
+from dlfp4.checkpoints.names import errors_of, module_of
 
 
 def joined(shards: Iterable[Shard]) -> dict[str, Tensor | ScaledTensor]:
@@ -26,14 +26,22 @@ def located(
     marks: dict[str, str] = {}
     every = list(shards)
     for shard in every:
-        try:
-            description = shard.metadata.get(native.KEY)
-            tensors |= shard.tensors if description is None else native.join(shard.tensors, description)
-            marks |= comfyui.find_marks(shard.tensors, shard.metadata)
-        except ValueError as error:
-            reason = f"{shard.path or 'the bytes'}: {error}; join=False gives the tensors as they are stored"
-            raise ValueError(reason) from error
+        tensors |= described(shard)
+        marks |= marks_of(shard)
     return join_in_place(tensors, marks, unreadable(every), look)
+
+
+def described(shard: Shard) -> Mapping[str, Tensor | ScaledTensor]:
+    """The tensors of a file, joined where it describes them: dlfp4 wrote it."""
+    description = shard.metadata.get(native.KEY)
+    with errors_of(shard.path or "the bytes"):
+        return shard.tensors if description is None else native.join(shard.tensors, description)
+
+
+def marks_of(shard: Shard) -> dict[str, str]:
+    """The format of each layer that ComfyUI marks in a file."""
+    with errors_of(shard.path or "the bytes"):
+        return comfyui.find_marks(shard.tensors, shard.metadata)
 
 
 def places_of(shard: Shard) -> set[str]:
@@ -41,7 +49,7 @@ def places_of(shard: Shard) -> set[str]:
     what speaks against joining them, any two have the same module, or one is the other's.
     """
     names = shard.tensors.keys() - {MARKER}
-    return {*names, *map(module_of, names), *comfyui.find_marks(shard.tensors, shard.metadata)}
+    return {*names, *map(module_of, names), *marks_of(shard)}
 
 
 CONFIGS = ("config.json", "quantize_config.json")

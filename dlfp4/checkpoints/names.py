@@ -1,9 +1,10 @@
-"""Names of tensors: what their components say about the parts of quantized ones."""
+"""Names of tensors: what their components say about the parts of quantized ones, and how messages have them."""
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 # Words in the last component of a name that make a float tensor a part of a quantized one. "biases" are MLX's.
 AUXILIARY = re.compile(
@@ -67,3 +68,12 @@ def listed(names: Iterable[str]) -> str:
     """The first of the names, and how many there are if there are more."""
     every = list(names)
     return ", ".join(every[:SHOWN]) + (f", … ({len(every)})" if len(every) > SHOWN else "")
+
+
+@contextlib.contextmanager
+def errors_of(what: str) -> Iterator[None]:
+    """A ValueError begins with what it is about: a tensor, or a file."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from error

@@ -17,10 +17,11 @@ import numpy.typing as npt
 
 from dlfp4 import ScaledTensor, Tensor, asarray
 from dlfp4._core import _find_format, _in_shape_of, _parse_dtype, _refuse_turned
-from dlfp4.checkpoints.conventions import Spelling, merge, own_tensors
+from dlfp4.checkpoints.conventions import merge, own_tensors
 from dlfp4.checkpoints.safetensors import is_sizes
 from dlfp4.formats import offset_parts
 from dlfp4.parsing import parse_json, shown
+from dlfp4.spellings import Spelling
 
 KEY = "dlfp4"
 VERSION = 1

@@ -26,6 +26,7 @@ from dlfp4.checkpoints import configs, folders, joining, models, native, safeten
 from dlfp4.checkpoints.conventions import check_convention
 from dlfp4.checkpoints.folders import Outcome, Report, Tick
 from dlfp4.checkpoints.models import Files, ModelPath, Shard
+from dlfp4.checkpoints.names import errors_of
 from dlfp4.checkpoints.selection import Choice, choose, described, quantize_chosen, recipe_of, shared_global_scale
 from dlfp4.files import as_path
 from dlfp4.formats import FLOATS, Format, RecipeName, offset_parts
@@ -142,9 +143,10 @@ def quantize_model(
         folders.check_file(files.shards, place)
     # Options that do not go together are refused before the work.
     dlfp4.quantize(dlfp4.empty((1, 0, 128), "float32"), chosen, recipe=recipe)
-    try:
+    shards = models.read(source)
+    with errors_of(models.named(source)):
         choices = choose_all(
-            models.read(source),
+            shards,
             chosen,
             convention=convention,
             include=include,
@@ -154,8 +156,6 @@ def quantize_model(
             include_routers=include_routers,
             axis=axis,
         )
-    except ValueError as error:
-        raise ValueError(f"{models.named(source)}: {error}") from error
     paths = {name: str(path) for path, of_file in zip(files.shards, choices, strict=True) for name in of_file}
     jobs = [
         Job(
@@ -204,14 +204,10 @@ def choose_all(
 
 def parts_of(shard: Shard, convention: str | None) -> tuple[dict[str, Tensor | ScaledTensor], dict[str, str]]:
     """The tensors of a file and its metadata; parts of other conventions stay the parts that they are."""
-    metadata = dict(shard.metadata)
-    description = metadata.pop(native.KEY, None)
-    if description is None:
-        return apart(shard.tensors) if convention == ONE_BY_ONE else dict(shard.tensors), metadata
-    try:
-        return native.join(shard.tensors, description), metadata
-    except ValueError as error:
-        raise ValueError(f"{shard.path}: {error}") from error
+    metadata = {key: text for key, text in shard.metadata.items() if key != native.KEY}
+    if native.KEY not in shard.metadata and convention == ONE_BY_ONE:
+        return apart(shard.tensors), metadata
+    return dict(joining.described(shard)), metadata
 
 
 def apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor | ScaledTensor]:
@@ -250,10 +246,8 @@ def lay_out(job: Job, tensors: Mapping[str, Tensor | ScaledTensor]) -> tuple[dic
         if choice.quantized and key not in outlines:
             outlines[key] = outline(x, job, choice)
         planned[name] = outlines[key] if choice.quantized else x
-    try:
+    with errors_of(job.source):
         return joining.split(planned, job.convention)
-    except ValueError as error:
-        raise ValueError(f"{job.source}: {error}") from error
 
 
 def check_config(config: Mapping[str, Any] | None, jobs: Sequence[Job], folder: Path) -> None:
@@ -288,7 +282,8 @@ def work(job: Job, tick: Tick = folders.no_tick) -> list[Outcome]:
         for name, tensor in tensors.items():
             choice = replace(job.choices[name], global_scale=units.of(job.choices[name]))
             result = quantized(tensor, choice, job) if choice.quantized else tensor
-            parts = split_one(name, result, job)
+            with errors_of(job.source):
+                parts = joining.split({name: result}, job.convention)[0]
             for part in parts.keys() & left:  # a mark of the whole file comes with each tensor
                 put(part, parts[part])
             left -= parts.keys()
@@ -326,14 +321,6 @@ class GlobalScales:
         if name in self.tensors:
             return self.tensors[name]
         return models.read_file(self.job.elsewhere[name]).tensors[name]
-
-
-def split_one(name: str, x: Tensor | ScaledTensor, job: Job) -> dict[str, Tensor]:
-    """The parts of one tensor."""
-    try:
-        return joining.split({name: x}, job.convention)[0]
-    except ValueError as error:
-        raise ValueError(f"{job.source}: {error}") from error
 
 
 def outline(tensor: Any, job: Job, choice: Choice) -> ScaledTensor:

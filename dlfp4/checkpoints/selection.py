@@ -17,7 +17,7 @@ import numpy as np
 
 import dlfp4
 from dlfp4 import Recipe, ScaledTensor, Tensor
-from dlfp4._core import _buffers_of, _find_format
+from dlfp4._core import _buffers_of, _find_format, _parse_flag
 from dlfp4.checkpoints.conventions import (
     as_it_comes_back,
     caution,
@@ -139,7 +139,8 @@ def choose(
     included, excluded = as_patterns("include", include), as_patterns("exclude", exclude)
     wanted, unwanted = find_matches("include", included, shapes), find_matches("exclude", excluded, shapes)
     order = -2 if axis is None and convention == GPT_OSS else axis
-    model = Model(shapes, {"embeddings": include_embeddings, "heads": include_heads, "routers": include_routers}, order)
+    flags = {"embeddings": include_embeddings, "heads": include_heads, "routers": include_routers}
+    model = Model(shapes, {name: _parse_flag(flag, FLAG + name) for name, flag in flags.items()}, order)
     choices = {}
     for name, x in tensors.items():
         reason = (

@@ -7,7 +7,6 @@ import pytest
 
 import dlfp4
 from dlfp4 import checkpoints
-from dlfp4.checkpoints.conventions import SPELLINGS
 from dlfp4.transcode import CONVENTIONS
 
 from ..support.block_reference import FORMATS, INPUTS, make
@@ -395,13 +394,11 @@ def test_conventions():
     assert checkpoints.to_ggml(wide.to("ggml")).shape == (64, 136)
 
 
-def test_conventions_are_those_of_files():
-    spelled = {row.convention: [] for row in SPELLINGS if row.convention}
-    assert CONVENTIONS.keys() == spelled.keys() | {"ggml", "torchao"}
-    for row in SPELLINGS:
-        spelled.get(row.convention, []).extend(row.formats)
-    for convention, formats in spelled.items():
-        assert sorted(CONVENTIONS[convention].formats) == sorted(set(formats)), convention
+def test_mlx_alone_has_biases_and_no_global_scale():
+    assert [name for name, row in CONVENTIONS.items() if row.has_biases] == ["mlx"]
+    assert {name: row.without_global_scale for name, row in CONVENTIONS.items() if row.without_global_scale} == {
+        "mlx": ("nvfp4",)
+    }
 
 
 @pytest.mark.parametrize("convention", CONVENTIONS)

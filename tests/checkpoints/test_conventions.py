@@ -10,8 +10,8 @@ import pytest
 import dlfp4
 from dlfp4 import checkpoints
 from dlfp4.checkpoints import join_parts, split_parts
-from dlfp4.checkpoints.conventions import CONVENTIONS, SPELLINGS
 from dlfp4.checkpoints.selection import Choice, quantize_chosen
+from dlfp4.spellings import CONVENTIONS, SPELLINGS
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 N, K = 48, 128

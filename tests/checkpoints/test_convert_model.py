@@ -12,7 +12,7 @@ import pytest
 import dlfp4
 from dlfp4 import checkpoints
 from dlfp4.checkpoints import conventions, converting, models
-from dlfp4.checkpoints.conventions import SPELLINGS
+from dlfp4.spellings import SPELLINGS
 
 RNG = np.random.default_rng(0)
 UP = RNG.normal(size=(64, 128)).astype(np.float32)

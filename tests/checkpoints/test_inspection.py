@@ -11,7 +11,7 @@ import pytest
 import dlfp4
 from dlfp4 import checkpoints
 from dlfp4.checkpoints import inspect, split_parts
-from dlfp4.checkpoints.conventions import SPELLINGS
+from dlfp4.spellings import SPELLINGS
 
 UP, GATE, DOWN = (f"model.layers.0.mlp.{name}_proj.weight" for name in ("up", "gate", "down"))
 
@@ -252,3 +252,11 @@ def test_command_line(tmp_path, look):
     result = run(tmp_path / "nothing")
     assert result.returncode == 1
     assert "No such file" in result.stderr
+
+
+def test_damaged_metadata_names_the_file(look, tmp_path):
+    """ComfyUI's, of one file of a model."""
+    with pytest.raises(ValueError, match=r"model\.safetensors: the metadata under '_quantization_\w+' is not JSON"):
+        look({"w": values(3)}, metadata={"_quantization_metadata": "{"})
+    with pytest.raises(ValueError, match=r"model\.safetensors: .* is not JSON[^;]*$"):  # convert has no join=False
+        checkpoints.convert_model(tmp_path, tmp_path.parent / "converted", "modelopt")

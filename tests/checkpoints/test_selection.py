@@ -6,8 +6,8 @@ import pytest
 import dlfp4
 from dlfp4 import checkpoints
 from dlfp4.checkpoints import quantize_model
-from dlfp4.checkpoints.conventions import SPELLINGS
 from dlfp4.checkpoints.selection import choose, largest_magnitude, quantize_chosen, shared_global_scale
+from dlfp4.spellings import SPELLINGS
 
 B = "bfloat16"
 MATRIX = (B, (64, 512))

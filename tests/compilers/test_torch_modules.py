@@ -8,8 +8,7 @@ import itertools
 import pytest
 
 import dlfp4
-from dlfp4 import checkpoints
-from dlfp4.checkpoints import conventions
+from dlfp4 import checkpoints, spellings
 
 from ..support.capsules import framework
 
@@ -18,7 +17,7 @@ dt = importlib.import_module("dlfp4.torch")
 F = torch.nn.functional
 
 
-STORED = sorted({(name, row.convention) for row in conventions.SPELLINGS if row.convention for name in row.formats})
+STORED = sorted({(name, row.convention) for row in spellings.SPELLINGS if row.convention for name in row.formats})
 
 
 def values(*shape, seed=0):
@@ -108,9 +107,9 @@ class Mixed(Model):
 
 
 @pytest.mark.parametrize("include", [None, ["c_fc", "cross_attn"]])
-@pytest.mark.parametrize("convention", [None, *conventions.CONVENTIONS])
+@pytest.mark.parametrize("convention", [None, *spellings.CONVENTIONS])
 def test_conventions_keep_what_files_keep(tmp_path, convention, include):
-    formats = [name for row in conventions.SPELLINGS if row.convention == convention for name in row.formats]
+    formats = [name for row in spellings.SPELLINGS if row.convention == convention for name in row.formats]
     format, made = formats[0] if formats else "mxfp4", Mixed()
     file, target = tmp_path / "float.safetensors", tmp_path / "small.safetensors"
     checkpoints.save(file, {name: x.detach() for name, x in made.named_parameters()})
