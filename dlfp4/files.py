@@ -19,11 +19,13 @@ TEMPORARY = ".dlfp4-{}.tmp"  # the name of a file that is being written, on file
 
 
 def as_path(what: str, path: object) -> Path:
-    """A path; TypeError where that argument is none, FileNotFoundError for "", which names no folder."""
+    """A path; TypeError where that argument is none, ValueError or FileNotFoundError for what nothing is called."""
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"{what} is of type {type(path).__name__}; expected a path of type str or os.PathLike")
     if path == "":
         raise FileNotFoundError(errno.ENOENT, f"{what} is an empty name; the current folder is '.'", "")
+    if "\0" in str(path):
+        raise ValueError(f"{what} is {path!r}; expected a name, which has no NUL in it")
     return Path(path)
 
 

@@ -83,6 +83,7 @@ def quantize_(
     'nvfp4'
     """
     check_named(activation)
+    prepares = _core._parse_flag(prepare, "prepare")
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"module is of type {type(module).__name__}; expected a torch.nn.Module")
     tensors = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers())
@@ -111,7 +112,7 @@ def quantize_(
     places = places_of(module)
     for name, choice in along.items():
         if name in shared:
-            weight = as_weight(shared[name], tensors[name].dtype, prepare and reads_prepared(activation))
+            weight = as_weight(shared[name], tensors[name].dtype, prepares and reads_prepared(activation))
         else:
             weight = promised(sources[name], choice, **how)
         parameter = torch.nn.Parameter(turn(weight) if name in turned else weight, requires_grad=False)

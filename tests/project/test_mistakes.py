@@ -11,6 +11,7 @@ from numpy.lib.stride_tricks import as_strided
 
 import dlfp4
 from dlfp4 import frameworks
+from dlfp4.checkpoints import selection
 
 from ..support.capsules import DEVICES, PADDED, Made, framework, random_array, random_bytes
 from ..support.reference import raw_bytes
@@ -72,6 +73,27 @@ MISTAKES = {
     "a scaled one of nothing": (dlfp4.ScaledTensor, TypeError, "made by dlfp4.quantize or ScaledTensor.from_parts"),
     "a device beyond DLPack's": (lambda: dlfp4.Device("cuda", 2**40), ValueError, f"index {2**40} of 'cuda': expected"),
     "a device of a fraction": (lambda: dlfp4.Device("cuda", 1.5), TypeError, "index=1.5 is of type float; expected"),
+    "a device that is no name": (lambda: dlfp4.Device(None), TypeError, "type None is of type NoneType; expected a"),
+    "streams in an array": (
+        lambda: TENSOR.__dlpack__(stream=np.arange(3)),
+        TypeError,
+        "stream=array([0, 1, 2]) is of type ndarray; expected an integer",
+    ),
+    "the type of a stream": (
+        lambda: TENSOR.__dlpack__(stream=int),
+        TypeError,
+        "stream=<class 'int'>: expected None or an integer",
+    ),
+    "a shape in an array": (
+        lambda: dlfp4.TensorProto(np.arange(3), "float32"),
+        TypeError,
+        "shape=array([0, 1, 2]) is of type ndarray; expected an integer",
+    ),
+    "the type of a shape": (
+        lambda: dlfp4.TensorProto(int, "float32"),
+        TypeError,
+        "shape=<class 'int'> is of type type; expected an integer",
+    ),
     "a list of types": (lambda: dlfp4.cast(X, ["float32"]), TypeError, "dtype ['float32'] is of type list;"),
     "an array of three parts": (lambda: np.asarray(W), TypeError, "a ScaledTensor is no array"),
     "a product by NumPy": (lambda: X @ W.mT, TypeError, "dlfp4.matmul(x, w.mT) for a product"),
@@ -128,6 +150,16 @@ MISTAKES = {
         TypeError,
         "alpha='2' is of type str; expected a number",
     ),
+    "a factor that is a type": (
+        lambda: dlfp4.matmul(X, W.mT, alpha=int),
+        TypeError,
+        "alpha=<class 'int'> is of type type; expected a number",
+    ),
+    "a factor that is a day": (
+        lambda: dlfp4.matmul(X, W.mT, alpha=np.datetime64("2020-01-01")),
+        TypeError,
+        "is of type datetime64; expected a number",
+    ),
     "a result of integers": (
         lambda: dlfp4.matmul(X, W.mT, out_dtype="int8"),
         TypeError,
@@ -169,6 +201,42 @@ MISTAKES = {
         lambda: dlfp4.shuffle_weight(X, "zigzag"),
         ValueError,
         "layout='zigzag': expected 'aiter'",
+    ),
+    # ---- models
+    "parts joined or not": (
+        lambda: dlfp4.checkpoints.load(b"", join="no"),
+        TypeError,
+        "join='no' is of type str; expected True or False",
+    ),
+    "heads included or not": (
+        lambda: selection.choose({}, "nvfp4", include_heads="no"),
+        TypeError,
+        "include_heads='no' is of type str; expected True or False",
+    ),
+    "a model without a name": (
+        lambda: dlfp4.checkpoints.load("model\0"),
+        ValueError,
+        "the model is 'model\\x00'; expected a name, which has no NUL in it",
+    ),
+    "formats that are none": (
+        lambda: dlfp4.analysis.compare(X, 3.5),
+        ValueError,
+        "format=3.5: expected one of nvfp4, ",
+    ),
+    "what was never quantized": (
+        lambda: dlfp4.analysis.signal_to_noise(X, X),
+        TypeError,
+        "q is of type ndarray; expected a ScaledTensor, as quantize gives it",
+    ),
+    "another one quantized": (
+        lambda: dlfp4.analysis.signal_to_noise(X, W),
+        ValueError,
+        "x has shape (1, 64) and q (32, 64); expected the same",
+    ),
+    "recipes that are none": (
+        lambda: dlfp4.analysis.compare(X, "nvfp4", 3.5),
+        ValueError,
+        "recipe=3.5: expected None, a dlfp4.Recipe or one of ocp, ",
     ),
     # ---- the machine
     "threads below none": (lambda: dlfp4.set_num_threads(-1), ValueError, "threads=-1: expected 0 to 4096"),
