@@ -58,6 +58,10 @@ __device__ inline float load_shared_float(uint32_t address) {
   return value;
 }
 
+__device__ inline void store_shared_float(uint32_t address, float value) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
+}
+
 __device__ inline void load_shared_16(uint32_t address, uint32_t *to) {
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])

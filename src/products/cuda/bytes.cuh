@@ -18,10 +18,27 @@ namespace cuda {
 #ifdef DLFP4_HOPPER
 // --- Scales ------------------------------------------------------------------------------------
 
+// How many scales of `Lines` lines a lane brings, 32 lines apart.
+DLFP4_RULE int lane_scales(int lines, ScaleOrder order) {
+  return order == kOne ? 1 : (lines + kWarpSize - 1) / kWarpSize;
+}
+
+template <int Lines, ScaleOrder Order>
+__device__ inline int place_of_scale(int line) {
+  return Order == kTurned ? turned_place(Lines, line) : line;
+}
+
+// Whether there is the i-th of a lane.
+template <int Lines, ScaleOrder Order>
+__device__ inline bool has_scale(int i) {
+  if (Order == kOne) return read_lane() == 0;
+  return Lines % kWarpSize == 0 || read_lane() < Lines - i * kWarpSize;
+}
+
 // Where a lane finds its scales of `Lines` lines from `first` on.
 template <int Lines, ScaleOrder Order>
 class LaneScales {
-  static constexpr int kCount = Order == kOne ? 1 : (Lines + kWarpSize - 1) / kWarpSize;
+  static constexpr int kCount = lane_scales(Lines, Order);
   const float *from_[kCount];
   int64_t step_;
 
@@ -38,8 +55,8 @@ class LaneScales {
   __device__ void copy(uint32_t to, int block) const {
 #pragma unroll
     for (int i = 0; i < kCount; ++i)
-      if ((Order != kOne && Lines % kWarpSize == 0) || read_lane() < (Order == kOne ? 1 : Lines - i * kWarpSize))
-        copy_4(to + (Order == kTurned ? turned_place(Lines, line_of(i)) : line_of(i)) * 4, from_[i] + block * step_);
+      if (has_scale<Lines, Order>(i))
+        copy_4(to + place_of_scale<Lines, Order>(line_of(i)) * 4, from_[i] + block * step_);
   }
 
  private:
@@ -60,6 +77,118 @@ class TileScales {
     if (copies_x) of_x_.copy(to, block);
     of_weights_.copy(to + line_scale_bytes(Rows), block);
     arrive_after_copies(full);
+  }
+};
+
+// The same for warps that load scales of several blocks at once and store them to stages as these become free: each
+// scale that is copied by itself costs a place in the queue of loads.
+template <int Lines, ScaleOrder Order, int Blocks>
+class LoadedScales {
+  static constexpr int kCount = lane_scales(Lines, Order), kApart = Order == kTurned ? kWarpSize / 4 : kWarpSize;
+  const ByteScales &scales_;
+  const int last_;
+  const bool lie_together_;
+  int line_[kCount];
+  const int place_ = place_of_scale<Lines, Order>(read_lane()) * 4;
+
+ public:
+  struct Values {
+    float of[kCount][Blocks];
+  };
+
+  __device__ LoadedScales(const ByteScales &scales, int first, int lines, int blocks)
+      : scales_(scales),
+        last_(blocks - 1),
+        lie_together_(scales.block_stride == 1 && blocks % Blocks == 0 && scales.line_stride % Blocks == 0 &&
+                      reinterpret_cast<uintptr_t>(scales.data) % (Blocks * 4) == 0) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+      line_[i] = min(first + (Order == kOne ? 0 : i * kWarpSize + read_lane()), lines - 1) / scales.lines;
+  }
+
+  // From a block on whose number is a multiple of `Blocks`; behind the last one it comes again.
+  __device__ void load(int block, Values &values) const {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      int line = line_[i];
+      asm volatile("" : "+r"(line));  // its place is found anew, for there are no registers to keep it
+      const float *of_line = scales_.data + line * scales_.line_stride;
+      if (lie_together_) {
+        load_floats(of_line + block, values.of[i]);
+      } else {
+#pragma unroll
+        for (int k = 0; k < Blocks; ++k)
+          values.of[i][k] = __ldg(of_line + min(block + k, last_) * scales_.block_stride);
+      }
+    }
+  }
+
+  __device__ void store(uint32_t to, const Values &values, int number) const {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+      if (has_scale<Lines, Order>(i)) store_shared_float(to + place_ + i * kApart * 4, values.of[i][number]);
+  }
+
+ private:
+  __device__ static void load_floats(const float *from, float (&to)[4]) {
+    const float4 four = __ldg(reinterpret_cast<const float4 *>(from));
+    to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
+  }
+
+  __device__ static void load_floats(const float *from, float (&to)[2]) {
+    const float2 two = __ldg(reinterpret_cast<const float2 *>(from));
+    to[0] = two.x, to[1] = two.y;
+  }
+};
+
+// What two warps bring so of a tile whose x is the second operand: one loads while the other stores.
+template <int Kind, int Rows, int Columns>
+class LoadedTileScales {
+  static constexpr ScaleOrder kOfWeights = has_scales_of_rows(Kind) ? kInOrder : kOne;
+  static constexpr int kOfLane = lane_scales(Rows, kTurned) + lane_scales(Columns, kOfWeights);
+  static constexpr int kBlocks = kOfLane <= 5 ? 4 : 2;  // as registers allow
+  using OfX = LoadedScales<Rows, kTurned, kBlocks>;
+  using OfWeights = LoadedScales<Columns, kOfWeights, kBlocks>;
+  struct Values {
+    typename OfX::Values x;
+    typename OfWeights::Values weights;
+  };
+
+  OfX of_x_;
+  OfWeights of_weights_;
+
+ public:
+  static constexpr int kWarps = 2;
+
+  __device__ LoadedTileScales(const BytesParams &p, int first_row, int first_column)
+      : of_x_(p.of_x, first_row, p.product.rows, p.product.blocks),
+        of_weights_(p.of_weights, first_column, p.product.columns, p.product.blocks) {}
+
+  // A warp's share of the blocks from `begin` to `end`, the ring's first ones.
+  __device__ void produce(const Ring<Kind> &ring, int warp, int begin, int end) const {
+    // A warp that leaves out other warps' stages still meets each of its own in its turn.
+    static_assert(ring_stages(Kind, Rows, 2, INT16_MAX, 0) > kBlocks + 1, "");
+    Turn turn = first_turn();
+    int at = begin;
+#pragma unroll 1
+    for (int first = (begin / kBlocks + warp) * kBlocks; first < end; first += kWarps * kBlocks) {
+      Values values;
+      of_x_.load(first, values.x);
+      of_weights_.load(first, values.weights);
+#pragma unroll
+      for (int i = 0; i < kBlocks; ++i) {
+        const int block = first + i;
+        if (block < begin || block >= end) continue;
+        turn.advance(block - at, ring.stages);
+        at = block;
+        wait_for(ring.empty + 8 * turn.stage, turn.phase);
+        const uint32_t to = ring.scales + turn.stage * ring.scale_bytes;
+        of_x_.store(to, values.x, i);
+        of_weights_.store(to + line_scale_bytes(Rows), values.weights, i);
+        __syncwarp();
+        if (read_lane() == 0) arrive(ring.full + 8 * turn.stage);
+      }
+    }
   }
 };
 

@@ -131,12 +131,6 @@ class Experts {
 
   // --- Copying
 
-  __device__ static Turn first_turn() {
-    Turn turn(0);
-    turn.phase = 1;  // every stage is free
-    return turn;
-  }
-
   template <bool Weights, bool X>
   __device__ void produce() const {
     Turn turn = first_turn();

@@ -238,8 +238,10 @@ __device__ inline void prefetch_maps(const Params &p) {
 }
 
 // How many threads of a block arrive at a stage that is full: those that begin copies of weights and of x, or one for
-// both; each lane that has copied scales.
-__device__ inline int arrivals(int kind, int copiers) { return copiers + (has_scales(kind) ? kWarpSize : 0); }
+// both; where there are scales those that bring them, by default each lane of a warp.
+__device__ inline int arrivals(int kind, int copiers, int of_scales = kWarpSize) {
+  return copiers + (has_scales(kind) ? of_scales : 0);
+}
 
 // --- One tile a block of threads, or a cluster -----------------------------------------------------
 
@@ -247,8 +249,8 @@ template <int Kind, int Type, int Rows>
 class SharedTile {
   using Params = typename KindOf<Kind, Type>::Params;
   using Lanes = typename KindOf<Kind, Type>::Lanes;
-  template <int Columns>
-  using ScalesOfTile = TileScales<Rows, kTurned, Columns, has_scales_of_rows(Kind) ? kInOrder : kOne>;
+  // Copies start earlier, and take longer where there are many.
+  static constexpr bool kLoadsScales = has_scales(Kind) && Rows >= 128;
   const Params &p_;
   const ProductParams &q_;
   const Ring<Kind> ring_;
@@ -264,13 +266,13 @@ class SharedTile {
 
   __device__ void run() {
     if (threadIdx.x == 0) prefetch_maps<Kind>(p_);
-    ring_.init(arrivals(Kind, 2), p_.halves * Lanes::kReleases);
+    ring_.init(arrivals(Kind, 2, kLoadsScales ? 1 : kWarpSize), p_.halves * Lanes::kReleases);
     let_next_kernel_start();
     if (warpgroup() == 0) {
       give_up_registers<Kind>();
       if (threadIdx.x == 0) produce_weights();
       if (threadIdx.x == kWarpSize) produce_x();
-      if (has_scales(Kind) && threadIdx.x / kWarpSize == 2) produce_scales();
+      if (threadIdx.x / kWarpSize >= 2) produce_scales(threadIdx.x / kWarpSize - 2);
       __syncwarp();
       if (ranks_ > 1) sync_cluster(), sync_cluster();  // as those who share sums
     } else {
@@ -305,8 +307,7 @@ class SharedTile {
   // For each block along K copy(block, stage), as soon as its stage is free.
   template <class Copy>
   __device__ void produce(const Copy &copy) const {
-    Turn turn(0);
-    turn.phase = 1;  // every stage is free
+    Turn turn = first_turn();
     for (int block = 0; block < count_; ++block) {
       wait_for(ring_.empty + 8 * turn.stage, turn.phase);
       copy(block, turn.stage);
@@ -333,18 +334,27 @@ class SharedTile {
     });
   }
 
-  __device__ void produce_scales() const {
+  __device__ void produce_scales(int warp) const {
     if constexpr (has_scales(Kind)) {
       wait_for_kernel_before();
-      const auto copy_all = [&](const auto &scales) {
-        produce([&](int block, int stage) {
-          scales.copy(ring_.scales + stage * ring_.scale_bytes, begin_ + block, ring_.full + 8 * stage, true);
-        });
-      };
       if (p_.halves == 2)
-        copy_all(ScalesOfTile<2 * kColumnsOfHalf>(p_, first_row_, first_column()));
+        produce_scales_of<2 * kColumnsOfHalf>(warp);
       else
-        copy_all(ScalesOfTile<kColumnsOfHalf>(p_, first_row_, first_column()));
+        produce_scales_of<kColumnsOfHalf>(warp);
+    }
+  }
+
+  template <int Columns>
+  __device__ void produce_scales_of(int warp) const {
+    if constexpr (kLoadsScales) {
+      const LoadedTileScales<Kind, Rows, Columns> scales(p_, first_row_, first_column());
+      scales.produce(ring_, warp, begin_, begin_ + count_);
+    } else if (warp == 0) {
+      const TileScales<Rows, kTurned, Columns, has_scales_of_rows(Kind) ? kInOrder : kOne> scales(p_, first_row_,
+                                                                                                  first_column());
+      produce([&](int block, int stage) {
+        scales.copy(ring_.scales + stage * ring_.scale_bytes, begin_ + block, ring_.full + 8 * stage, true);
+      });
     }
   }
 
@@ -478,8 +488,7 @@ class Walk {
   template <class Copier>
   __device__ Turn produce(const Copier &copier) const {
     wait_for_kernel_before();
-    Turn turn(0);
-    turn.phase = 1;  // every stage is free
+    Turn turn = first_turn();
     const auto produce_tile = [&](const Place &place, int begin, int end, int rows, int among) {
       const auto copy = copier(place, rows, among);
       for (int block = begin; block < end; ++block) {

@@ -46,6 +46,13 @@ struct Turn {
   }
 };
 
+// A producer's: every stage is free.
+__device__ inline Turn first_turn() {
+  Turn turn(0);
+  turn.phase = 1;
+  return turn;
+}
+
 // Rows of x of a tile, in boxes of so many.
 struct RowsOfX {
   int first, count, box;

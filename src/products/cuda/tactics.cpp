@@ -38,18 +38,20 @@ bool fits(const Tactic &tactic, const ProductShape &shape) {
 constexpr double kStart = 2.5;       // launch, first loads, last stores
 constexpr double kReadRate = 4.4e6;  // bytes of weights that arrive in a microsecond
 constexpr double kSharing = 2.5;     // of the walk: two blocks of threads exchange sums
+constexpr double kReadAgain = 0.65;  // of bytes: the share of weights that each further tile of rows reads, from L2
 constexpr double kNextWave = 2.0;    // of bytes: first loads of blocks that start late
-constexpr double kExchange = 1.0;    // of bytes: what clusters wait for one another, and a microsecond a rank
+constexpr double kExchange = 0.8;    // of bytes: what clusters wait for one another, a rank
 constexpr double kHalfTile = 1.1;    // of the walk: times what a tile of as many rows takes elsewhere
 constexpr double kHalfBytes = 1.3;   // the same for bytes
 
-// A stage of K: copies, decoding and products for a tile. Bytes are multiplied as they come, and in a walk consumers
-// take turns with more of them.
+// A stage of K: copies, decoding and products for a tile. Bytes are multiplied as they come, those with scales along K
+// later, and in a walk consumers take turns with more of them.
 double time_of_step(int kind, int rows, int halves, bool walks = false) {
-  constexpr double kByteRate = 9e4;  // of a multiprocessor, in a microsecond
+  constexpr double kStageRate = 9e4, kWeightRate = 7e4;  // bytes that a multiprocessor gets in a microsecond
   if (is_prepared(kind)) return 0.18 + 0.00085 * rows * halves;
-  return std::max((walks ? 0.06 + 0.0015 * rows * halves : 0.1 + 0.0017 * rows * halves),
-                  stage_bytes(kind, rows, halves) / kByteRate);
+  if (!walks && !has_scales(kind))
+    return std::max(0.0017 * rows * halves, weight_stage_bytes(kind, halves) / kWeightRate);
+  return std::max(0.06 + (walks ? 0.0015 : 0.0019) * rows * halves, stage_bytes(kind, rows, halves) / kStageRate);
 }
 
 // Sums through shared memory, of several blocks of threads or warpgroups into one, to y.
@@ -78,11 +80,11 @@ double time_of_shared(const Tactic &tactic, const ProductShape &shape, int proce
   const auto waves = static_cast<double>(divide_up(blocks, running_at_once(tactic.ranks, processors)));
   const double work = waves * static_cast<double>(steps) * time_of_step(shape.kind, tactic.rows, tactic.halves);
   if (is_prepared(shape.kind)) return kStart + work + waves * sums;
-  const double again = 0.55 * static_cast<double>(divide_up(shape.rows, tactic.rows) - 1);  // from the L2 cache
+  const double again = kReadAgain * static_cast<double>(divide_up(shape.rows, tactic.rows) - 1);
   const double arrival =
       (1 + again) * static_cast<double>(shape.columns) * static_cast<double>(shape.depth) / kReadRate;
   return kStart + std::max(work, arrival) + waves * sums + (waves - 1) * kNextWave +
-         (tactic.ranks > 1 ? kExchange + tactic.ranks : 0);
+         (tactic.ranks > 1 ? kExchange * tactic.ranks : 0);
 }
 
 double time_of(const Tactic &tactic, const ProductShape &shape, int processors) {
