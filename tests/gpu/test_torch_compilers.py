@@ -48,7 +48,7 @@ def test_export_saved_and_loaded(torch, case):
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(run=False, reason="PyTorch 2.11 ends the process in AOTIModelPackageLoader; why is not known yet")
+@pytest.mark.xfail(run=False, reason="PyTorch 2.11's AOTIModelPackageLoader ends the process, for nn.Linear alone too")
 def test_aot_inductor(torch, case, tmp_path):
     layers, x, _ = case
     with torch.no_grad():
