@@ -3,6 +3,7 @@
 // Trick: a line is cut into segments of fixed length, each summed by one thread and all added in order, so that results
 // do not depend on the threads.
 #include <math.h>
+#include <string.h>
 
 #include "host/level.h"
 #include "host/threads.h"
@@ -60,16 +61,22 @@ double add_pieces(int64_t first, int64_t count, int64_t most, Sum sum) {
   return total;
 }
 
+bool are_zeros(const uint8_t *bytes, int64_t count) {
+  return bytes[0] == 0 && memcmp(bytes, bytes + 1, static_cast<size_t>(count - 1)) == 0;
+}
+
 // sum(kernels), which may add in float32. Where products or sums left its range, or may have, they are added again in
-// float64: the factors of the whole sum may lead back into it.
+// float64: the factors of the whole sum may lead back into it. Not where all `bytes` of elements of an operand are 0.
 template <class Sum>
-double sum_in_range(const DotCall &call, Sum sum) {
+double sum_in_range(const DotCall &call, const uint8_t *a, const uint8_t *b, int64_t bytes, Sum sum) {
   const double found = sum(*call.kernels);
-  return fabs(found) >= kLeastSum && fabs(found) < INFINITY ? found : sum(*call.exact);
+  if (fabs(found) >= kLeastSum && fabs(found) < INFINITY) return found;
+  return found == 0 && (are_zeros(a, bytes) || are_zeros(b, bytes)) ? found : sum(*call.exact);
 }
 
 double sum_floats(const DotCall &call, int row, const uint8_t *a, const uint8_t *b, int64_t count) {
-  return sum_in_range(call, [=](const ProductKernels &kernels) { return kernels.sum_floats[row](a, b, count); });
+  return sum_in_range(call, a, b, count * (kTypes[row].bits / 8),
+                      [=](const ProductKernels &kernels) { return kernels.sum_floats[row](a, b, count); });
 }
 
 double sum_codes(const DotCall &call, const uint8_t *a, const uint8_t *b, int64_t count, bool packed) {
@@ -111,7 +118,7 @@ double sum_stored_blocks(const DotCall &call, int64_t line, int64_t first, int64
     const uint8_t *const a_scales = read_stored_scales(call.a, line, from, elements, a_buffer);
     const uint8_t *const b_scales = read_stored_scales(call.b, line, from, elements, b_buffer);
     const uint8_t *const a = find_codes(call.a, line, from), *const b = find_codes(call.b, line, from);
-    return sum_in_range(call, [=](const ProductKernels &kernels) {
+    return sum_in_range(call, a, b, elements / 2, [=](const ProductKernels &kernels) {
       return kernels.sum_blocks[key](a, a_scales, b, b_scales, elements);
     });
   });
@@ -148,8 +155,9 @@ double sum_some_blocks(const DotCall &call, int64_t line, int64_t first, int64_t
   if (multiply_scales(scales, others, divide_up(count, block))) return sum_values(call, line, first, count);
   const uint8_t *const a = packed_codes(call.a, line, first, count, a_buffer);
   const uint8_t *const b = packed_codes(call.b, line, first, count, b_buffer);
-  return sum_in_range(
-      call, [&](const ProductKernels &kernels) { return kernels.sum_scaled[call.a.format.key](a, b, count, scales); });
+  return sum_in_range(call, a, b, count * bits_in_memory(call.a) / 8, [&](const ProductKernels &kernels) {
+    return kernels.sum_scaled[call.a.format.key](a, b, count, scales);
+  });
 }
 
 double sum_scaled_blocks(const DotCall &call, int64_t line, int64_t first, int64_t count) {

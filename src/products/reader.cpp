@@ -21,8 +21,6 @@ int64_t element_at(const Reader &reader, int64_t line, int64_t position) {
   return line_number(reader, line) * blocks.strides[0] + position * step_of(blocks);
 }
 
-int bits_in_memory(const Reader &reader) { return spacing({static_cast<uint8_t>(reader.row), reader.packed}); }
-
 void gather_packed(const uint8_t *data, int64_t first, int64_t step, int bits, int64_t count, uint8_t *codes) {
   for (int64_t i = 0; i < count; ++i) codes[i] = packed_code(data, first + i * step, bits);
 }
@@ -128,6 +126,8 @@ double factor_of_line(const Reader &reader, int64_t line) {
 bool is_value(const Reader &reader) {
   return reader.scaled || is_summed_as_float(reader.row) || (is_integer(reader.row) && is_float(kTypes[reader.row]));
 }
+
+int bits_in_memory(const Reader &reader) { return spacing({static_cast<uint8_t>(reader.row), reader.packed}); }
 
 const uint8_t *find_codes(const Reader &reader, int64_t line, int64_t first) {
   const int64_t bit = element_at(reader, line, first) * bits_in_memory(reader);

@@ -50,6 +50,9 @@ double factor_of_line(const Reader &reader, int64_t line);
 // Whether elements are multiplied as floats. Integers of two plain operands are not.
 bool is_value(const Reader &reader);
 
+// Of an element.
+int bits_in_memory(const Reader &reader);
+
 // Where elements of a line lie in order and start on a byte, packed or not; null where they do not.
 const uint8_t *find_codes(const Reader &reader, int64_t line, int64_t first);
 
