@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from dlfp4.torch import functions, registering  # noqa: F401  (which defines the operations)
+from dlfp4.torch.arranging import Arranged, multiply_repeated
 from dlfp4.torch.representing import Parts, as_parts
 from dlfp4.torch.scaled_tensor import ScaledTensor, decode, implements, turn
 from dlfp4.torch.views import one_of
@@ -47,6 +48,35 @@ def addmm(
     return product if beta == 0 else torch.add(product, bias, alpha=beta)
 
 
+@implements(aten.addbmm.default)
+def addbmm(
+    function: Any,  # noqa: ARG001
+    bias: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+) -> torch.Tensor:
+    """A bias, and the sum of the products of stacks."""
+    product = multiply_stacks(a, b, None if alpha == 1 else float(alpha)).sum(0)
+    return product if beta == 0 else torch.add(product, bias, alpha=beta)
+
+
+@implements(aten.addmv.default)
+def addmv(
+    function: Any,
+    bias: torch.Tensor,
+    a: ScaledTensor,
+    x: torch.Tensor,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+) -> torch.Tensor:
+    """A bias, and a matrix by a vector."""
+    return addmm(function, bias, x[None], turn(a), beta=beta, alpha=alpha).reshape(-1)
+
+
 @implements(aten.linear.default)
 def linear(function: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:  # noqa: ARG001
     """In inference mode it comes whole."""
@@ -68,6 +98,8 @@ def bmm(function: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:  # noq
 
 def multiply_stacks(a: torch.Tensor, b: torch.Tensor, alpha: float | None = None) -> torch.Tensor:
     """Stacks, matrix by matrix."""
+    if isinstance(a, Arranged) or isinstance(b, Arranged):
+        return multiply_repeated(lambda a, b: multiply_stacks(a, b, alpha), a, b)
     return torch.stack([multiply(one(a, k), one(b, k), alpha) for k in range(a.shape[0])])
 
 
@@ -146,9 +178,3 @@ def decode_parts(function: Any, q: torch.Tensor, *rest: Any) -> torch.Tensor:
 def dequantize(function: Any, q: ScaledTensor) -> torch.Tensor:  # noqa: ARG001
     """All values."""
     return decode(q, q.dtype)
-
-
-@implements(aten.expand.default)
-def expand(function: Any, q: ScaledTensor, size: Sequence[int], *, implicit: bool = False) -> torch.Tensor:  # noqa: ARG001
-    """Values, for ``torch.matmul`` repeats a matrix where rows of x do not follow one another."""
-    return decode(q, q.dtype).expand(size)

@@ -57,9 +57,9 @@ class ScaledTensor(torch.Tensor):  # type: ignore[misc]  # to mypy PyTorch's typ
     ``dtype`` is the float type that it decodes to: ``.to(dtype)`` changes that and nothing else. float64 has the values
     of float32, and products with x of that type are computed in it, of decoded weights. As a frozen weight
     (``torch.nn.Parameter(q, requires_grad=False)``) it multiplies (``F.linear``, ``x @ q.mT``, ``torch.mm``, ``addmm``,
-    ``bmm``), under ``torch.compile`` as well, and gives x its gradient. It can be copied, moved, transposed, sliced
-    between blocks, joined into larger modules, saved and loaded. Whatever needs its values one by one raises
-    NotImplementedError: call :meth:`dequantize` first.
+    ``bmm``, ``einsum``), under ``torch.compile`` as well, and gives x its gradient. It can be copied, moved,
+    transposed, sliced between blocks, joined into larger modules, saved and loaded. Whatever needs its values one by
+    one raises NotImplementedError: call :meth:`dequantize` first.
 
     Attributes
     ----------
@@ -349,12 +349,14 @@ class TracedTensor(ScaledTensor):
 
 
 class PlainTraced(TorchDispatchMode):  # type: ignore[misc]
-    """Has the trace take operations on plain tensors, into which one on a ScaledTensor was decomposed."""
+    """Has the trace take operations on tensors that are not made of others, into which one on a ScaledTensor was
+    decomposed.
+    """
 
     def __torch_dispatch__(
         self, function: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if any(issubclass(kind, ScaledTensor) for kind in types):
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented
         with traces_whole(True):
             return function(*args, **(kwargs or {}))

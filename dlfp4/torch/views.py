@@ -16,6 +16,7 @@ from dlfp4.formats import FLOATS, own_offsets
 from dlfp4.frameworks.base import SUBBYTE
 from dlfp4.operations import Encoding
 from dlfp4.proto import ACROSS, TensorProto
+from dlfp4.torch.arranging import permuted, transposed, viewed, with_one_more
 from dlfp4.torch.cutting import cut, is_one_line, reshaped
 from dlfp4.torch.protos import granularity_of
 from dlfp4.torch.representing import PAIRS, wait_for
@@ -302,7 +303,7 @@ def transpose(function: Any, q: ScaledTensor, first: int, second: int) -> Any:
     if len(pair) == 1:
         return aliasing(function, (q, first, second), mapped(q, aten.alias.default))
     if pair != {q.dim() - 2, q.dim() - 1}:
-        raise NotImplementedError(f"transpose({first}, {second}) of {described(q)}: only the last two dimensions, .mT")
+        return transposed(q, first, second)
     return aliasing(function, (q, first, second), turn(q))
 
 
@@ -313,7 +314,7 @@ def permute(function: Any, q: ScaledTensor, dims: Sequence[int]) -> Any:
     if order == usual:
         return aliasing(function, (q, dims), mapped(q, aten.alias.default))
     if order != [*usual[:-2], *usual[:-3:-1]]:
-        raise NotImplementedError(f"permute({list(dims)}) of {described(q)}: only the last two dimensions, .mT")
+        return permuted(q, order)
     return aliasing(function, (q, dims), turn(q))
 
 
@@ -326,6 +327,8 @@ def view(function: Any, q: ScaledTensor, size: Sequence[int]) -> Any:
     shape = completed(size, q.numel())
     if shape == (q.numel(),) and q.dim() > 1 and (q.turned or not is_one_line(q)):
         return Line(q)
+    if q.turned and shape[-2:] != tuple(q.shape[-2:]):
+        return viewed(q, shape)
     return aliasing(function, (q, size), reshaped(q, shape))
 
 
@@ -404,17 +407,20 @@ def as_strided(
 
 @implements(aten.unsqueeze.default)
 def unsqueeze(function: Any, q: ScaledTensor, dim: int) -> Any:
-    """One more leading dimension."""
+    """One more leading dimension; another one on the way to a product."""
     place = dim % (q.dim() + 1)
+    if place > q.dim() - 2:
+        return with_one_more(q, place)
     return aliasing(function, (q, dim), reshaped(q, (*q.shape[:place], 1, *q.shape[place:])))
 
 
-@implements(aten.squeeze.dim)
-def squeeze(function: Any, q: ScaledTensor, dim: int) -> Any:
-    """Without a leading dimension of extent 1."""
-    place = dim % q.dim()
-    kept = q.shape if q.shape[place] != 1 else (*q.shape[:place], *q.shape[place + 1 :])
-    return aliasing(function, (q, dim), reshaped(q, tuple(kept)))
+@implements(aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default)
+def squeeze(function: Any, q: ScaledTensor, dim: int | Sequence[int] | None = None) -> Any:
+    """Without some leading dimensions of extent 1."""
+    given = range(q.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
+    places = {each % q.dim() for each in given}
+    kept = tuple(extent for place, extent in enumerate(q.shape) if extent != 1 or place not in places)
+    return aliasing(function, (q,) if dim is None else (q, dim), reshaped(q, kept))
 
 
 @implements(aten.slice.Tensor)
@@ -474,6 +480,13 @@ def take_numbered(function: Any, q: ScaledTensor, indices: Sequence[torch.Tensor
     return turn(made) if q.turned else made
 
 
+@implements(aten.index_select.default)
+def take_selected(function: Any, q: ScaledTensor, dim: int, numbers: torch.Tensor) -> ScaledTensor:
+    """The same by the name of the dimension."""
+    taken: ScaledTensor = take_numbered(function, q, [*[None] * (dim % q.dim()), numbers.reshape(-1)])
+    return taken
+
+
 def matrices_of(part: torch.Tensor, count: int, numbers: torch.Tensor) -> torch.Tensor:
     """What some of so many matrices have of a part; a global scale of a single matrix is a number."""
     each = as_bytes(part).reshape(count, -1, *part.shape[1:])[numbers]
@@ -487,7 +500,7 @@ def unbind(function: Any, q: ScaledTensor, dim: int = 0) -> Any:
     return aliasing(function, (q, dim), [one_of(q, dim, index) for index in range(q.shape[dim])])
 
 
-@implements(aten.split.Tensor)
+@implements(aten.split.Tensor, aten.unsafe_split.Tensor)
 def split(function: Any, q: ScaledTensor, size: int, dim: int = 0) -> Any:
     """Slices of one size, on borders of blocks."""
     extent = q.shape[dim]
@@ -495,7 +508,7 @@ def split(function: Any, q: ScaledTensor, size: int, dim: int = 0) -> Any:
     return aliasing(function, (q, size, dim), [cut(q, dim, first, min(first + size, extent)) for first in starts])
 
 
-@implements(aten.split_with_sizes.default)
+@implements(aten.split_with_sizes.default, aten.unsafe_split_with_sizes.default)
 def split_with_sizes(function: Any, q: ScaledTensor, sizes: Sequence[int], dim: int = 0) -> Any:
     """Slices of several sizes, on borders of blocks, such as query, key and value."""
     ends = list(accumulate(sizes))
