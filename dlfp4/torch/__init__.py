@@ -7,11 +7,12 @@ and arguments of dlfp4's, and give the same bytes.
 import torch
 
 from dlfp4.torch import distributing, joining, multiplying, protos, registering, views  # noqa: F401  (which register themselves)
+from dlfp4.torch.from_values import quantize
 from dlfp4.torch.functions import cast, dequantize, dot, grouped_matmul, matmul, pack, unpack, vecdot
 from dlfp4.torch.linear import Linear
 from dlfp4.torch.quantizing import quantize_
 from dlfp4.torch.representing import Parts
-from dlfp4.torch.scaled_tensor import ScaledTensor, quantize
+from dlfp4.torch.scaled_tensor import ScaledTensor
 
 if torch.distributed.is_available():
     from dlfp4.torch import collectives  # noqa: F401

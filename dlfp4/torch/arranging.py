@@ -14,16 +14,17 @@ from dlfp4.torch.cutting import reshaped
 from dlfp4.torch.scaled_tensor import (
     ScaledTensor,
     Shape,
+    Table,
     decode,
+    decomposed,
     described,
     handled,
     implements,
-    is_traced_whole,
     strides_of,
-    traces_whole,
     turn,
     wrapper,
 )
+from dlfp4.torch.tracing import is_traced_whole, traces_whole
 
 aten = torch.ops.aten
 
@@ -65,11 +66,7 @@ class Arranged(torch.Tensor):  # type: ignore[misc]
                 return ARRANGERS[function](*args, **given)
             if function in PRODUCTS:
                 return handled(function, args, given)
-        made = function.decompose(*args, **given)  # what inference mode hands over whole
-        if made is NotImplemented:
-            owner = next(x for x in args if isinstance(x, Arranged))
-            raise NotImplementedError(f"{function} of {owner!r}: call .dequantize() for the values")
-        return made
+        return decomposed(function, args, given)
 
     def __tensor_flatten__(self) -> tuple[list[str], tuple[Group, ...]]:
         return ["whole"], self.groups
@@ -85,17 +82,8 @@ class Arranged(torch.Tensor):  # type: ignore[misc]
 
 
 PRODUCTS = (aten.bmm.default, aten.baddbmm.default)
-ARRANGERS: dict[Any, Callable[..., Any]] = {}
-
-
-def arranges(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Enter a function in the table of what is done to such tensors."""
-
-    def enter(arranger: Callable[..., Any]) -> Callable[..., Any]:
-        ARRANGERS.update(dict.fromkeys(functions, arranger))
-        return arranger
-
-    return enter
+ARRANGERS = Table()  # what is done to such tensors: (*arguments)
+arranges = ARRANGERS.implements
 
 
 def groups_of(q: ScaledTensor | Arranged) -> tuple[ScaledTensor, list[Group]]:

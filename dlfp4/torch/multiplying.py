@@ -33,9 +33,9 @@ def mm(function: Any, a: torch.Tensor, b: torch.Tensor) -> Any:  # noqa: ARG001
     return multiply(a, b)
 
 
-@implements(aten.addmm.default, aten.baddbmm.default)
+@implements(aten.addmm.default, aten.baddbmm.default, aten.addbmm.default)
 def addmm(
-    function: Any,  # noqa: ARG001
+    function: Any,
     bias: torch.Tensor,
     a: torch.Tensor,
     b: torch.Tensor,
@@ -43,23 +43,9 @@ def addmm(
     beta: float = 1,
     alpha: float = 1,
 ) -> torch.Tensor:
-    """A bias, and a product of matrices or of stacks."""
+    """A bias, and a product of matrices or of stacks, or the sum of such a stack."""
     product = (multiply if a.dim() == 2 else multiply_stacks)(a, b, None if alpha == 1 else float(alpha))
-    return product if beta == 0 else torch.add(product, bias, alpha=beta)
-
-
-@implements(aten.addbmm.default)
-def addbmm(
-    function: Any,  # noqa: ARG001
-    bias: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    *,
-    beta: float = 1,
-    alpha: float = 1,
-) -> torch.Tensor:
-    """A bias, and the sum of the products of stacks."""
-    product = multiply_stacks(a, b, None if alpha == 1 else float(alpha)).sum(0)
+    product = product.sum(0) if function is aten.addbmm.default else product
     return product if beta == 0 else torch.add(product, bias, alpha=beta)
 
 

@@ -13,9 +13,10 @@ from dlfp4 import _core
 from dlfp4.arguments import check_named, format_of
 from dlfp4.checkpoints.selection import Choice, choose, is_transposed, options_of, quantize_chosen, without_flag
 from dlfp4.engines.problem import exact_types_of
+from dlfp4.torch.from_values import quantize
 from dlfp4.torch.linear import Linear
 from dlfp4.torch.names import forget_marker, name_parts, quantized_in
-from dlfp4.torch.scaled_tensor import ScaledTensor, element_of, quantize, turn
+from dlfp4.torch.scaled_tensor import ScaledTensor, element_of, turn
 
 if TYPE_CHECKING:
     from dlfp4 import ScaledTensor as Scaled

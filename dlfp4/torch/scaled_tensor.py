@@ -7,12 +7,11 @@ To PyTorch it has the shape and the float type of the values that it decodes to.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Literal, Never, TypedDict, Unpack, overload
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, Literal, Never
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlfp4 import _core
 from dlfp4.formats import FLOATS, offset_parts
@@ -20,11 +19,10 @@ from dlfp4.frameworks.base import SUBBYTE
 from dlfp4.operations import Encoding
 from dlfp4.torch import functions
 from dlfp4.torch.representing import Parts, share_quantized
+from dlfp4.torch.tracing import PlainTraced, is_traced_whole, traces_whole
 
 if TYPE_CHECKING:
     import dlfp4
-    from dlfp4._core import _Rounding, _ScaleLayout
-    from dlfp4.formats import Format, Recipe, RecipeName
 
 # Attributes that hold the inner tensors; all but the first two may be None.
 PARTS = ("elements", "scales", "global_scale", "encode_scale", "offsets")
@@ -35,19 +33,23 @@ DTYPES = (*(getattr(torch, name) for name in FLOATS), torch.float64)
 Axis = Literal[-1, -2]
 Shape = tuple[int, ...]
 Context = tuple[str, Any, bool]  # form, dtype, turned: what a compiler has to know besides the parts
-PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
-# By what PyTorch calls, or the names of others' operations: (function, *its arguments).
-HANDLERS: dict[Any, Callable[..., Any]] = {}
 
 
-def implements(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Enter a function in the table for some of PyTorch's operations."""
+class Table(dict[Any, Callable[..., Any]]):
+    """Functions by what they do for PyTorch: its operations, or names of others'."""
 
-    def enter(handler: Callable[..., Any]) -> Callable[..., Any]:
-        HANDLERS.update(dict.fromkeys(functions, handler))
-        return handler
+    def implements(self, *operations: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Enter a function for some of them."""
 
-    return enter
+        def enter(handler: Callable[..., Any]) -> Callable[..., Any]:
+            self.update(dict.fromkeys(operations, handler))
+            return handler
+
+        return enter
+
+
+HANDLERS = Table()  # (function, *its arguments)
+implements = HANDLERS.implements
 
 
 class ScaledTensor(torch.Tensor):  # type: ignore[misc]  # to mypy PyTorch's types are Any
@@ -348,37 +350,6 @@ class TracedTensor(ScaledTensor):
         return decomposed(function, args, kwargs or {}) if result is NotImplemented else result
 
 
-class PlainTraced(TorchDispatchMode):  # type: ignore[misc]
-    """Has the trace take operations on tensors that are not made of others, into which one on a ScaledTensor was
-    decomposed.
-    """
-
-    def __torch_dispatch__(
-        self, function: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
-            return NotImplemented
-        with traces_whole(True):
-            return function(*args, **(kwargs or {}))
-
-
-def is_traced_whole() -> bool:
-    """Whether a trace on this thread takes operations before autograd and their decomposition."""
-    found: bool = torch._C._dispatch_tls_is_dispatch_key_included(PRE_DISPATCH)
-    return found
-
-
-@contextmanager
-def traces_whole(on: bool) -> Iterator[None]:
-    """With or without such a trace, which PyTorch takes for off where it calls ``__torch_dispatch__``."""
-    is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded(PRE_DISPATCH)
-    torch._C._dispatch_tls_set_dispatch_key_excluded(PRE_DISPATCH, not on)
-    try:
-        yield
-    finally:
-        torch._C._dispatch_tls_set_dispatch_key_excluded(PRE_DISPATCH, is_excluded)
-
-
 def handled(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """What the table has for an operation; NotImplemented where it has nothing, or leaves it to what it is made of."""
     handler = HANDLERS.get(function) or HANDLERS.get(str(function))
@@ -563,16 +534,16 @@ def described(q: ScaledTensor) -> str:
 
 
 def owner_among(args: Iterable[Any]) -> str:
-    """The first ScaledTensor among arguments, described."""
+    """The first tensor among arguments that is made of others, described."""
     for each in args:
-        if isinstance(each, ScaledTensor):
-            return described(each)
+        if hasattr(each, "__tensor_flatten__"):
+            return repr(each)
         if isinstance(each, (list, tuple)) and (found := owner_among(each)):
             return found
     return ""
 
 
-# ---- Quantized and decoded, straight through: gradients are those of the values
+# ---- Decoded: gradients are those of the values
 
 
 def decode(q: ScaledTensor, dtype: torch.dtype) -> torch.Tensor:
@@ -599,128 +570,3 @@ class Dequantize(torch.autograd.Function):  # type: ignore[misc]
     def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ARG004
         """The gradient of the values."""
         return gradient, None
-
-
-class Quantize(torch.autograd.Function):  # type: ignore[misc]
-    """Tensors quantized along some axes of one, which gets the sum of their gradients."""
-
-    @staticmethod
-    def forward(
-        x: torch.Tensor, axes: tuple[Axis, ...], format: str, options: Mapping[str, Any]
-    ) -> tuple[ScaledTensor, ...]:
-        """Quantize."""
-        return encode(x, axes, format, options)
-
-    @staticmethod
-    def setup_context(context: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Nothing is kept."""
-
-    @staticmethod
-    def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ARG004
-        """The gradients of what was quantized."""
-        return sum(gradients[1:], gradients[0]), None, None, None
-
-
-def encode(
-    x: torch.Tensor, axes: tuple[Axis, ...], format: str, options: Mapping[str, Any]
-) -> tuple[ScaledTensor, ...]:
-    """The values quantized along each axis."""
-    made = functions.quantize_to_bytes(functions.arguments_of_quantize(x, format, list(axes), **options))
-    return tuple(assembled(parts, x.dtype) for parts in made)
-
-
-def assembled(parts: Parts, dtype: torch.dtype) -> ScaledTensor:
-    """The tensor of what the operations give."""
-    named = {"elements": parts.data, "scales": parts.scales, "global_scale": parts.global_scale}
-    named["offsets"] = parts.offsets
-    return ScaledTensor(named, parts.type, tuple(parts.shape), dtype)
-
-
-class Options(TypedDict, total=False):
-    """What :func:`quantize` passes on."""
-
-    recipe: Recipe | RecipeName | None
-    global_scale: float | torch.Tensor | None
-    rounding: _Rounding | None
-    seed: int | None
-    scale_layout: _ScaleLayout
-    pad: bool
-    hadamard: Sequence[int] | int | None
-
-
-@overload
-def quantize(
-    x: torch.Tensor,
-    format: Format | str,
-    *,
-    axis: Axis = -1,
-    out: ScaledTensor | None = None,
-    **options: Unpack[Options],
-) -> ScaledTensor: ...
-@overload
-def quantize(
-    x: torch.Tensor,
-    format: Format | str,
-    *,
-    axis: tuple[Axis, ...],
-    out: tuple[ScaledTensor, ...] | None = None,
-    **options: Unpack[Options],
-) -> tuple[ScaledTensor, ...]: ...
-def quantize(
-    x: torch.Tensor,
-    format: Format | str,
-    *,
-    axis: Axis | tuple[Axis, ...] = -1,
-    out: ScaledTensor | tuple[ScaledTensor, ...] | None = None,
-    **options: Unpack[Options],
-) -> ScaledTensor | tuple[ScaledTensor, ...]:
-    """Quantize a tensor to a block-scaled format; gradients pass straight through.
-
-    Parameters
-    ----------
-    x : torch.Tensor
-        ``(..., K)`` of float32, bfloat16, float16 or float64, on the host or a CUDA device.
-    format : Format or str
-        A row of :func:`dlfp4.formats`.
-    axis : int or tuple of int
-        Blocks run along -1, the rows, or -2, the columns; a tuple gives a result for each.
-    out : ScaledTensor or tuple of ScaledTensor, optional
-        The result of an earlier call, which is overwritten; without a gradient.
-    **options
-        `recipe`, `global_scale`, `rounding`, `seed`, `scale_layout`, `pad` and `hadamard`, as of
-        :func:`dlfp4.quantize`.
-
-    Returns
-    -------
-    ScaledTensor
-        Of x's shape and dtype, with the bytes of :func:`dlfp4.quantize`; or a tuple, for a tuple
-        of axes. Where `x` requires a gradient, that of the result is x's.
-
-    Raises
-    ------
-    ValueError, TypeError
-        As :func:`dlfp4.quantize`.
-    RuntimeError
-        Under ``torch.jit.trace``.
-
-    Examples
-    --------
-    >>> import torch, dlfp4.torch
-    >>> x = torch.ones(2, 32, requires_grad=True)
-    >>> dlfp4.torch.quantize(x, "nvfp4").dequantize().sum().backward()
-    >>> x.grad.unique()
-    tensor([1.])
-    """
-    if torch.jit.is_tracing():
-        raise RuntimeError(
-            "torch.jit.trace would keep what the traced function quantizes as a constant: quantize before, or use "
-            "torch.export"
-        )
-    if out is not None:
-        functions.quantize(x, format, axis=axis, out=out, **options)
-        return out
-    axes = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
-    # Dynamo takes an autograd.Function for more than the operations in it.
-    make = Quantize.apply if isinstance(x, torch.Tensor) and x.requires_grad else encode
-    made: tuple[ScaledTensor, ...] = make(x, axes, functions.format_name(format), options)
-    return made if isinstance(axis, (tuple, list)) else made[0]

@@ -36,6 +36,7 @@ DOCUMENTED_OF_TORCH = [
     "torch.linear",
     "torch.quantizing",
     "torch.representing",
+    "torch.from_values",
     "torch.scaled_tensor",
 ]
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -1,0 +1,141 @@
+"""ScaledTensors of plain tensors: ``quantize``, whose gradients pass straight through."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
+
+import torch
+
+from dlfp4.torch import functions
+from dlfp4.torch.representing import Parts
+from dlfp4.torch.scaled_tensor import Axis, ScaledTensor
+
+if TYPE_CHECKING:
+    from dlfp4._core import _Rounding, _ScaleLayout
+    from dlfp4.formats import Format, Recipe, RecipeName
+
+
+class Quantize(torch.autograd.Function):  # type: ignore[misc]
+    """Tensors quantized along some axes of one, which gets the sum of their gradients."""
+
+    @staticmethod
+    def forward(
+        x: torch.Tensor, axes: tuple[Axis, ...], format: str, options: Mapping[str, Any]
+    ) -> tuple[ScaledTensor, ...]:
+        """Quantize."""
+        return encode(x, axes, format, options)
+
+    @staticmethod
+    def setup_context(context: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Nothing is kept."""
+
+    @staticmethod
+    def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ARG004
+        """The gradients of what was quantized."""
+        return sum(gradients[1:], gradients[0]), None, None, None
+
+
+def encode(
+    x: torch.Tensor, axes: tuple[Axis, ...], format: str, options: Mapping[str, Any]
+) -> tuple[ScaledTensor, ...]:
+    """The values quantized along each axis."""
+    made = functions.quantize_to_bytes(functions.arguments_of_quantize(x, format, list(axes), **options))
+    return tuple(assembled(parts, x.dtype) for parts in made)
+
+
+def assembled(parts: Parts, dtype: torch.dtype) -> ScaledTensor:
+    """The tensor of what the operations give."""
+    named = {"elements": parts.data, "scales": parts.scales, "global_scale": parts.global_scale}
+    named["offsets"] = parts.offsets
+    return ScaledTensor(named, parts.type, tuple(parts.shape), dtype)
+
+
+class Options(TypedDict, total=False):
+    """What :func:`quantize` passes on."""
+
+    recipe: Recipe | RecipeName | None
+    global_scale: float | torch.Tensor | None
+    rounding: _Rounding | None
+    seed: int | None
+    scale_layout: _ScaleLayout
+    pad: bool
+    hadamard: Sequence[int] | int | None
+
+
+@overload
+def quantize(
+    x: torch.Tensor,
+    format: Format | str,
+    *,
+    axis: Axis = -1,
+    out: ScaledTensor | None = None,
+    **options: Unpack[Options],
+) -> ScaledTensor: ...
+@overload
+def quantize(
+    x: torch.Tensor,
+    format: Format | str,
+    *,
+    axis: tuple[Axis, ...],
+    out: tuple[ScaledTensor, ...] | None = None,
+    **options: Unpack[Options],
+) -> tuple[ScaledTensor, ...]: ...
+def quantize(
+    x: torch.Tensor,
+    format: Format | str,
+    *,
+    axis: Axis | tuple[Axis, ...] = -1,
+    out: ScaledTensor | tuple[ScaledTensor, ...] | None = None,
+    **options: Unpack[Options],
+) -> ScaledTensor | tuple[ScaledTensor, ...]:
+    """Quantize a tensor to a block-scaled format; gradients pass straight through.
+
+    Parameters
+    ----------
+    x : torch.Tensor
+        ``(..., K)`` of float32, bfloat16, float16 or float64, on the host or a CUDA device.
+    format : Format or str
+        A row of :func:`dlfp4.formats`.
+    axis : int or tuple of int
+        Blocks run along -1, the rows, or -2, the columns; a tuple gives a result for each.
+    out : ScaledTensor or tuple of ScaledTensor, optional
+        The result of an earlier call, which is overwritten; without a gradient.
+    **options
+        `recipe`, `global_scale`, `rounding`, `seed`, `scale_layout`, `pad` and `hadamard`, as of
+        :func:`dlfp4.quantize`.
+
+    Returns
+    -------
+    ScaledTensor
+        Of x's shape and dtype, with the bytes of :func:`dlfp4.quantize`; or a tuple, for a tuple
+        of axes. Where `x` requires a gradient, that of the result is x's.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As :func:`dlfp4.quantize`.
+    RuntimeError
+        Under ``torch.jit.trace``.
+
+    Examples
+    --------
+    >>> import torch, dlfp4.torch
+    >>> x = torch.ones(2, 32, requires_grad=True)
+    >>> dlfp4.torch.quantize(x, "nvfp4").dequantize().sum().backward()
+    >>> x.grad.unique()
+    tensor([1.])
+    """
+    if torch.jit.is_tracing():
+        raise RuntimeError(
+            "torch.jit.trace would keep what the traced function quantizes as a constant: quantize before, or use "
+            "torch.export"
+        )
+    if out is not None:
+        functions.quantize(x, format, axis=axis, out=out, **options)
+        return out
+    axes = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
+    # Dynamo takes an autograd.Function for more than the operations in it.
+    make = Quantize.apply if isinstance(x, torch.Tensor) and x.requires_grad else encode
+    made: tuple[ScaledTensor, ...] = make(x, axes, functions.format_name(format), options)
+    return made if isinstance(axis, (tuple, list)) else made[0]
