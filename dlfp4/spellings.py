@@ -35,9 +35,9 @@ class Spelling:
         The shape of a single scale.
     flat_rows : bool
         One scale a row is stored as (N,), not as (N, 1). Both are read.
-    line_scales : str
-        The type in which loaders hold one scale a row, or one a group of integers, to which quantizing rounds them; "":
-        float32, "weights": that of the weights, in which loaders multiply.
+    held_scales : str
+        The type in which loaders hold float scales, to which quantizing rounds them; "": float32, "weights": that of
+        the weights, in which loaders multiply.
     per_matrix : bool
         Stacks of experts have a global scale for each matrix.
     encodes : bool
@@ -66,7 +66,7 @@ class Spelling:
     scale_words: str = ""
     one: tuple[int, ...] = ()
     flat_rows: bool = False
-    line_scales: Literal["", "weights", "bfloat16", "float16"] = ""
+    held_scales: Literal["", "weights", "bfloat16", "float16"] = ""
     per_matrix: bool = False
     encodes: bool = False
     splits_blocks: bool = False
@@ -101,11 +101,11 @@ LONE = (*TORCHAO[:2], "", WEIGHT)
 SPELLINGS: tuple[Spelling, ...] = (
     Spelling("modelopt", FP4, global_scale="_scale_2", per_matrix=True),
     # Before all with one scale a tensor: that of one block has two dimensions.
-    Spelling("compressed-tensors", TILES),
+    Spelling("compressed-tensors", TILES, held_scales="bfloat16"),
     Spelling("modelopt", ("mxfp4", *BYTES, *ROWS), flat_rows=True),
     Spelling("compressed-tensors", FP4, "_packed", global_scale="_global_scale", one=(1,), encodes=True),
     Spelling("compressed-tensors", ("mxfp4",), "_packed"),
-    Spelling("compressed-tensors", (*BYTES, *ROWS), one=(1,), line_scales="bfloat16"),
+    Spelling("compressed-tensors", (*BYTES, *ROWS), one=(1,), held_scales="bfloat16"),
     Spelling("gpt-oss", ("mxfp4",), "_blocks", "_scales", splits_blocks=True),
     Spelling("", ("mxfp4",), ".blocks", ".scales", splits_blocks=True),  # gpt-oss in the names of OpenAI's own files
     Spelling("deepseek", (*TILES[:1], "fp8_e4m3"), scales="_scale_inv"),
@@ -127,19 +127,19 @@ SPELLINGS: tuple[Spelling, ...] = (
     Spelling("", ("nvfp4", "mxfp4", *BYTES, *ROWS), *LONE),
     Spelling("", ("nvfp4", "mxfp4", *MXFP8), *LONE, scale_layout="128x4"),
     Spelling(
-        "compressed-tensors", INT4, "_packed", line_scales="weights", packing="compressed-tensors",
+        "compressed-tensors", INT4, "_packed", held_scales="weights", packing="compressed-tensors",
         further=("_shape", "_zero_point", "_g_idx"),
     ),
     Spelling(
-        "gptq", (*GROUPS, "uint4_row"), ".qweight", ".scales", name=WEIGHT, line_scales="float16", packing="gptq",
+        "gptq", (*GROUPS, "uint4_row"), ".qweight", ".scales", name=WEIGHT, held_scales="float16", packing="gptq",
         further=(".qzeros", ".g_idx"),
     ),
     Spelling(
-        "awq", (*GROUPS, "uint4_row"), ".qweight", ".scales", name=WEIGHT, line_scales="float16", packing="awq",
+        "awq", (*GROUPS, "uint4_row"), ".qweight", ".scales", name=WEIGHT, held_scales="float16", packing="awq",
         further=(".qzeros",),
     ),
     Spelling(
-        "mlx", GROUPS, WEIGHT, ".scales", name=WEIGHT, line_scales="weights", packing="mlx", further=(".biases",)
+        "mlx", GROUPS, WEIGHT, ".scales", name=WEIGHT, held_scales="weights", packing="mlx", further=(".biases",)
     ),
 )  # fmt: skip
 CONVENTIONS = tuple(dict.fromkeys(spelling.convention for spelling in SPELLINGS if spelling.convention))

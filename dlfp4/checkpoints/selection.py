@@ -217,9 +217,8 @@ def recipe_of(x: Any, format: Format, convention: str | None, recipe: Any) -> Re
     if convention is None:
         return found
     spelling = find_spelling(format, convention)
-    held = format.scales_lines or format.has_integers
-    if held and spelling.line_scales and found.scale_dtype is None:
-        type_of_scales: Any = dtype if spelling.line_scales == "weights" else spelling.line_scales
+    if format.kind == "largest" and spelling.held_scales and found.scale_dtype is None:
+        type_of_scales: Any = dtype if spelling.held_scales == "weights" else spelling.held_scales
         return replace(found, scale_dtype=type_of_scales)
     if len(shape) > 2 and format.has_global_scale and spelling.per_matrix and found.global_scale_per == "tensor":
         return replace(found, global_scale_per="matrix")

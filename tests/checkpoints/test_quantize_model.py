@@ -154,6 +154,9 @@ def test_a_model_has_the_type_to_which_loaders_decode(model, target, format, sai
         ("gptq", "uint4_g32", ("float16", "float16")),
         ("awq", "uint4_g32", ("float16", "float16")),
         ("compressed-tensors", "fp8_row", ("bfloat16", "bfloat16")),
+        ("compressed-tensors", "fp8_e4m3", ("bfloat16", "bfloat16")),
+        ("compressed-tensors", "fp8_128x128", ("bfloat16", "bfloat16")),
+        ("modelopt", "fp8_e4m3", ("float32", "float32")),
     ],
 )
 def test_scales_have_the_type_in_which_loaders_multiply(model, target, convention, format, types):

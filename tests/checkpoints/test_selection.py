@@ -403,7 +403,7 @@ def test_models_in_every_convention(tmp_path, convention, format):
     loaded = checkpoints.load(tmp_path / "b.safetensors")
     unit = {"global_scale": 1.0} if convention == "mlx" and dlfp4.formats()[format].has_global_scale else {}
     held = {"gptq": "float16", "awq": "float16"}.get(convention)  # by loaders; others hold the weights' own type
-    if convention == "compressed-tensors" and format.startswith("fp8_row"):
+    if convention == "compressed-tensors" and format.startswith("fp8"):
         held = "bfloat16"
     recipe = dlfp4.Recipe(scale_dtype=held) if held else None
     expected = dlfp4.quantize(x, format, recipe=recipe, **unit).dequantize().to_numpy()
