@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -141,6 +141,8 @@ class Item:
         Of its parts.
     flags : tuple of Flag
         What is wrong with it.
+    alike : tuple of str
+        The conventions that store such a tensor so; the first is assumed where nothing else decides.
     """
 
     name: str
@@ -149,6 +151,7 @@ class Item:
     row: Row
     nbytes: int
     flags: tuple[Flag, ...]
+    alike: tuple[str, ...]
 
 
 def inspect(path: ModelPath | bytes | bytearray | memoryview) -> Findings:
@@ -198,13 +201,14 @@ def inspect(path: ModelPath | bytes | bytearray | memoryview) -> Findings:
         marks |= joining.marks_of(shard)
         for name, x in joining.described(shard).items():
             (own if isinstance(x, ScaledTensor) else found)[name] = x
-    items = [look_at(name, x, row_of(x, OWN), x.nbytes) for name, x in own.items()]
+    items = [look_at(name, x, row_of(x, OWN), x.nbytes, (OWN,)) for name, x in own.items()]
     used: set[str] = set()
     for each in find_joins(found, marks, joining.unreadable(shards)):
         used.update(each.parts)
-        convention = convention_of(each.spelling, each.tensor.format, method)
-        row = row_of(each.tensor, convention, each.spelling, found[each.parts[1]])
-        items.append(look_at(each.name, each.tensor, row, sum(found[part].nbytes for part in each.parts)))
+        alike = conventions_of(each.spelling, each.tensor.format, method)
+        row = row_of(each.tensor, alike[0], each.spelling, found[each.parts[1]])
+        items.append(look_at(each.name, each.tensor, row, sum(found[part].nbytes for part in each.parts), alike))
+    items = settled(items)
     rest = {name: x for name, x in found.items() if name not in used and isinstance(x, Tensor)}
     groups = as_groups(items, rest, found)
     used_by = dict.fromkeys(each.convention for each in groups if each.convention)
@@ -212,10 +216,10 @@ def inspect(path: ModelPath | bytes | bytearray | memoryview) -> Findings:
     return Findings(" + ".join(used_by), tuple(groups), tuple(flags))
 
 
-def look_at(name: str, q: ScaledTensor, row: Row, nbytes: int) -> Item:
+def look_at(name: str, q: ScaledTensor, row: Row, nbytes: int, alike: tuple[str, ...]) -> Item:
     """What is to be known of a quantized tensor."""
     units = None if q.global_scale is None else numbers_of(q.global_scale)
-    return Item(name, q.format, units, row, nbytes, (*flags_of_global(name, q), *flags_of_scales(name, q)))
+    return Item(name, q.format, units, row, nbytes, (*flags_of_global(name, q), *flags_of_scales(name, q)), alike)
 
 
 # ---- Conventions
@@ -230,20 +234,32 @@ def method_of(files: Files) -> str:
     return METHODS.get(found[1], found[1]) if found else ""
 
 
-def convention_of(spelling: Spelling, format: Format, method: str) -> str:
-    """The convention of a spelling; the one that the configuration names, if it spells alike."""
+def conventions_of(spelling: Spelling, format: Format, method: str) -> tuple[str, ...]:
+    """The conventions that spell so, the one to assume first: that of the configuration alone, if it is among them."""
 
     def look(row: Spelling) -> tuple[object, ...]:
-        return row.data, row.scales, row.global_scale, row.name, row.words, row.encodes, row.high_first
+        marked = row.convention == "comfyui"
+        return marked, row.data, row.scales, row.global_scale, row.name, row.words, row.encodes, row.high_first
 
     alike = [row.convention for row in SPELLINGS if look(row) == look(spelling) and format.name in row.formats]
     if method and method in alike:
-        return method
-    if spelling.convention:
-        return spelling.convention
-    if spelling.data == TORCHAO[0]:
-        return "torchao"
-    return "gpt-oss" if spelling.splits_blocks else "deepseek"
+        return (method,)
+    first = spelling.convention
+    if not first and spelling.data == TORCHAO[0]:
+        first = "torchao"
+    if not first:
+        first = "gpt-oss" if spelling.splits_blocks else "deepseek"
+    return tuple(dict.fromkeys([first, *filter(None, alike)]))
+
+
+def settled(items: Sequence[Item]) -> list[Item]:
+    """The same, where several conventions spell so, in one that other tensors of the model certainly have."""
+    certain = dict.fromkeys(item.alike[0] for item in items if len(item.alike) == 1)
+    settled = []
+    for item in items:
+        convention = next((each for each in certain if each in item.alike), item.alike[0])
+        settled.append(replace(item, row=(convention, *item.row[1:])))
+    return settled
 
 
 # Data of other conventions, by the last component of its name and the parts beside it; the first row that fits.

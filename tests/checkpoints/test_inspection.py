@@ -205,6 +205,23 @@ def test_mixed_conventions_and_the_configuration(tmp_path, look):
     assert look({"w": values(3)}).flags == ()
 
 
+@pytest.mark.parametrize(
+    ("convention", "first", "second"),
+    [
+        ("compressed-tensors", "nvfp4", "fp8_row"),
+        ("compressed-tensors", "fp8_128x128", "fp8_e4m3"),
+        ("compressed-tensors", "mxfp8_e4m3", "int4_g32"),
+        ("modelopt", "fp8_e4m3", "nvfp4"),
+        ("comfyui", "nvfp4", "fp8_e4m3"),
+    ],
+)
+def test_two_formats_of_a_convention_are_not_mixed_conventions(look, convention, first, second):
+    """FP8 is spelled alike by several, of which the other format tells one."""
+    findings = look({DOWN: quantized(first), "model.layers.0.self_attn.o_proj.weight": quantized(second)}, convention)
+    assert findings.convention == convention
+    assert findings.flags == ()
+
+
 def test_findings_are_json(look):
     findings = look({UP: quantized(), GATE: quantized(global_scale=0.5)}, "modelopt")
     content = json.loads(findings.as_json())
