@@ -1,4 +1,4 @@
-"""JSON of files that nobody vouches for: limits come before all work, and messages stay short."""
+"""JSON of files that nobody vouches for: limits come before all work, and messages stay short and in their line."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ SHORT.maxlist = SHORT.maxtuple = SHORT.maxdict = 16
 def shown(value: object) -> str:
     """A value for a message, in a line."""
     return SHORT.repr(value)
+
+
+def printable(line: str) -> str:
+    """A line with names of others in it for a terminal, which takes some characters for orders, or for a line's end."""
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in line)
 
 
 def parse_json(text: bytes, what: str) -> Any:

@@ -23,6 +23,7 @@ from dlfp4.checkpoints.folders import Outcome, Report
 from dlfp4.checkpoints.models import Files
 from dlfp4.checkpoints.names import listed
 from dlfp4.checkpoints.quantizing import quantize_model
+from dlfp4.parsing import printable
 from dlfp4.tables import in_columns
 
 
@@ -56,9 +57,10 @@ def show(
         print(f"{error} The same command continues where this one ended.", file=sys.stderr)
         return 1
     except (OSError, ValueError, ModuleNotFoundError) as error:
-        print(error, file=sys.stderr)
+        print(printable(str(error)), file=sys.stderr)
         return 1
-    print("\n".join([*before(outcomes), *reasons(outcomes), *left, f"{target}: {total(outcomes)}"]))
+    lines = [*before(outcomes), *reasons(outcomes), *left, f"{target}: {total(outcomes)}"]
+    print("\n".join(map(printable, lines)))
     return 0
 
 
@@ -99,7 +101,7 @@ def inspect(source: str, *, as_json: bool) -> int:
     try:
         findings = inspection.inspect(source)
     except (OSError, ValueError) as error:
-        print(error, file=sys.stderr)
+        print(printable(str(error)), file=sys.stderr)
         return 1
     print(findings.as_json() if as_json else findings)
     return int(bool(findings.flags))
@@ -115,7 +117,7 @@ def left_over(files: Files) -> list[str]:
 def progress(what: str) -> Iterator[Report]:
     """Show what is done by rich's progress bar on a terminal, if it is installed; otherwise by a line each."""
     if not (sys.stderr.isatty() and find_spec("rich")):
-        yield lambda name, done, total: print(f"[{done}/{total}] {name}", file=sys.stderr)
+        yield lambda name, done, total: print(printable(f"[{done}/{total}] {name}"), file=sys.stderr)
         return
     rich, console = import_module("rich.progress"), import_module("rich.console")
     with rich.Progress(console=console.Console(stderr=True), transient=True) as bar:

@@ -21,6 +21,7 @@ from dlfp4.checkpoints.conventions import find_joins, find_unscaled, scales_shap
 from dlfp4.checkpoints.models import Files, ModelPath
 from dlfp4.checkpoints.names import fused_with, is_part, last, listed, module_of
 from dlfp4.formats import Format
+from dlfp4.parsing import printable
 from dlfp4.rescaling import has_nonzero
 from dlfp4.spellings import SPELLINGS, TORCHAO, Spelling
 from dlfp4.tables import in_columns
@@ -117,7 +118,7 @@ class Findings:
         flags = [
             f"{fault}: {listed(flag.name for flag in every)}: {every[0].detail}" for fault, every in by_fault.items()
         ]
-        return "\n".join([*in_columns(rows), "", *(flags or ["nothing is flagged"])])
+        return "\n".join(map(printable, [*in_columns(rows), "", *(flags or ["nothing is flagged"])]))
 
 
 Row: TypeAlias = tuple[str, str, str, str, str, str]  # the fields of a group that its tensors share

@@ -178,6 +178,20 @@ def test_output_that_cannot_be_shown_or_read(tmp_path):
     assert (left.returncode, left.stderr) == (141, b"")
 
 
+@pytest.mark.parametrize(
+    "command", [("quantize", "--format", "mxfp4", "-o"), ("convert", "--to", "dlfp4", "-o"), ("inspect",)]
+)
+def test_names_give_a_terminal_no_orders(tmp_path, capsys, command):
+    """Nor do they begin lines, by which a file could say of itself what only the command says."""
+    source, target = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    checkpoints.save(source, {"\x1b[2J\nnothing is flagged\u202e.weight": np.ones((32, 32), np.float32)})
+    assert main([*command[:1], str(source), *command[1:], *[str(target)] * (len(command) > 1)]) == 0
+    printed = "".join(capsys.readouterr())
+    assert r"\x1b[2J\nnothing is flagged\u202e.weight" in printed
+    assert not any(ord(each) < 32 for each in printed.replace("\n", ""))
+    assert "\u202e" not in printed
+
+
 PRINTING = [
     (),
     ("--help",),
