@@ -4,6 +4,14 @@ from typing import TYPE_CHECKING
 
 try:
     from dlfp4._core import __version__
+except ModuleNotFoundError as _error:
+    if _error.name != "dlfp4._core":
+        raise
+    raise ModuleNotFoundError(
+        f"{__path__[0]} has no compiled core. Is that a checkout, in which Python was started? It looks there first, "
+        "and then among installed packages: start it in another folder, or as python -P",
+        name=_error.name,
+    ) from None
 except ImportError as _error:
     if "Interpreter change" not in str(_error):  # as Cython says it
         raise

@@ -2,6 +2,9 @@
 
 import ast
 import re
+import shutil
+import subprocess
+import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -100,3 +103,13 @@ def test_a_subinterpreter_that_imports_first():
     """On Python 3.11 it shuts the main interpreter out, which is told so; later Pythons refuse it themselves."""
     said = run_python(SUBINTERPRETER)
     assert "in another interpreter of this process first" in said or said == "imported (3,)\n"
+
+
+def test_a_checkout_without_a_core(tmp_path):
+    """Python that starts in a checkout finds its folder before an installed package, and says so."""
+    shutil.copytree(PACKAGE, tmp_path / "dlfp4", ignore=shutil.ignore_patterns("*.so", "*.pyd"))
+    command = [sys.executable, "-S", "-c", "import dlfp4"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    wanted = f"ModuleNotFoundError: {tmp_path / 'dlfp4'} has no compiled core."
+    assert wanted in done.stderr
+    assert "start it in another folder, or as python -P" in done.stderr
