@@ -66,9 +66,10 @@ SWAPS = {
 }  # fmt: skip
 OPPOSITE = {"<": ">=", ">=": "<", ">": "<=", "<=": ">"}
 OPERATOR = re.compile(
-    r"(?<= )(?:<=|>=|==|!=|<<|>>|&&|\|\||//|[-+*|&]=|[-<>+*/%&|^]|and|or|is not|is|not in|(?<!for \w )in)(?= |$)"
+    r"(?<= )(?:<=|>=|==|!=|<<|>>|&&|\|\||//|[-+*|&]=|[-<>+*/%&|^]|and|or|is not|is|not in|in)(?= |$)"
     r"|\b(?:true|false|True|False)\b"
 )
+LOOP = re.compile(r"\bfor [\w, ]+ \Z")  # before its "in", which compares nothing
 LEAST_OR_MOST = re.compile(r"(?<![\w.])(?=(([\w.\[\]]+) [<>]=? ([\w.\[\]]+) \? (?:\2 : \3|\3 : \2)\b))")
 NUMBER = re.compile(r"(?<![\w.])(?:0x[\da-fA-F]+|\d+)(?:u|U|l|L)*(?![\w.])")
 FLOAT = re.compile(r"(?<![\w.])(?:\d+\.\d+(?:e-?\d+)?|0x1p\d+)f?(?![\w.])")
@@ -121,6 +122,8 @@ def changes_of(code):
     least_or_most = [found.span(1) for found in LEAST_OR_MOST.finditer(code)]
     for found in OPERATOR.finditer(code):
         old = found.group()
+        if old == "in" and LOOP.search(code, 0, found.start()):
+            continue
         if not any(start <= found.start() < end for start, end in least_or_most):  # where equal ones are the same
             yield *found.span(), SWAPS[old]
         if old in OPPOSITE:
@@ -158,11 +161,11 @@ def mutants_of(file, text=None):
 
 
 def logical_lines(code):
-    """Where each line starts, without its indentation, and ends; lines go on within brackets."""
+    """Where each line starts, without its indentation, and ends; lines go on within brackets and behind a backslash."""
     start, depth = 0, 0
     for place, letter in enumerate(code):
         depth += (letter in "([{") - (letter in ")]}")
-        if letter == "\n" and depth == 0:
+        if letter == "\n" and depth == 0 and code[place - 1] != "\\":
             line = code[start:place].rstrip()
             yield start + len(line) - len(line.lstrip()), start + len(line)
             start = place + 1

@@ -87,6 +87,22 @@ def test_mutants_of_a_part_are_chosen_by_their_numbers():
     assert outcome(text, numbers['total = "1 + 1" if a else len(found) + 2'], 0, 10) == ([0, 0], 4, 10)
 
 
+def test_mutants_of_comprehensions_and_of_lines_that_go_on():
+    part = """\
+def f(a):
+    found = [item for item in range(a) if item in (1, 2)]
+    total = len(found) + \\
+        a
+    return found, total
+"""
+    text, made = mutate.with_all_mutants("f.pxi", 1, part)
+    numbers = {m.after: number for number, m in enumerate(made, 1)}
+    assert outcome(text, 0, 3) == ([1, 2], 5)
+    assert outcome(text, numbers["found = [item for item in range(a) if item not in (1, 2)]"], 3) == ([0], 4)
+    assert outcome(text, numbers["total = len(found) - \\"], 3) == ([1, 2], -1)
+    assert not [after for after in numbers if "for item not in" in after]
+
+
 def test_mutants_that_change_nothing_are_still_made():
     """Each has a reason, and none is left of a line that is no longer there."""
     made = {(m.file, m.before, m.after) for file in mutate.FILES for m in all_of(file)}
