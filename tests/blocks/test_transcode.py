@@ -7,7 +7,7 @@ import pytest
 
 import dlfp4
 from dlfp4 import checkpoints
-from dlfp4.transcode import CONVENTIONS
+from dlfp4.targets import CONVENTIONS
 
 from ..support.block_reference import FORMATS, INPUTS, make
 from ..support.capsules import DEVICES, Made
