@@ -34,7 +34,7 @@ from dlfp4.checkpoints.activations import Respelling, respelled
 from dlfp4.checkpoints.folders import Outcome, Report, Tick
 from dlfp4.checkpoints.models import Files, ModelPath, Shard
 from dlfp4.checkpoints.names import errors_of
-from dlfp4.checkpoints.selection import is_packed
+from dlfp4.checkpoints.roles import is_packed
 from dlfp4.files import as_path
 from dlfp4.spellings import CONVENTIONS
 from dlfp4.suggest import is_one_of
