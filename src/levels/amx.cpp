@@ -1,8 +1,8 @@
 // The level amx: products of the level avx512_bf16 by tiles of AMX, where Linux lets this process use them.
 #include "level.h"
+#include "x86.h"
 
 #ifdef __linux__
-#include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -14,12 +14,7 @@ void add_amx_products(ProductKernels *kernels);
 
 namespace {
 #ifdef __linux__
-// Not by __builtin_cpu_supports, whose names for AMX clang does not know.
-bool has_tiles() {
-  constexpr unsigned kBfloats = 1u << 22, kTiles = 1u << 24, kAll = kBfloats | kTiles;
-  unsigned a, b, c, d;
-  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & kAll) == kAll;
-}
+bool has_tiles() { return x86::has_all(x86::kAmxTile, x86::kAmxBf16); }
 
 // Asks the kernel for the process, as threads and forked children need no more than that. It refuses where it is older
 // than Linux 5.16 or a thread's stack for signals is too small for tiles. Asking again changes nothing.

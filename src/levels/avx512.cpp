@@ -1,17 +1,18 @@
 // The level avx512: AVX-512 with byte permutations (VBMI): codecs and block scaling. Its products are AVX2's.
 #include "level.h"
+#include "x86.h"
 
 namespace dlfp4 {
 
+extern const Level level_avx2;
 void add_avx512_codecs(CodecKernels *kernels);
 void add_avx512_blocks(BlockKernels *kernels);
 
 namespace {
 bool runs() {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-         __builtin_cpu_supports("bmi2");
+  using namespace x86;
+  return level_avx2.runs() && has_all(kAvx512f, kAvx512bw, kAvx512vl, kAvx512dq, kAvx512vbmi) &&
+         saves(kMasksAndWideVectors);
 }
 }  // namespace
 

@@ -1,5 +1,6 @@
 // The level avx512_bf16: products of the AVX-512 level on processors that have BF16 and VNNI too.
 #include "level.h"
+#include "x86.h"
 
 namespace dlfp4 {
 
@@ -7,9 +8,7 @@ extern const Level level_avx512;
 void add_avx512_bf16_products(ProductKernels *kernels);
 
 namespace {
-bool runs() {
-  return level_avx512.runs() && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
-}
+bool runs() { return level_avx512.runs() && x86::has_all(x86::kAvx512vnni, x86::kAvx512bf16); }
 }  // namespace
 
 extern const Level level_avx512_bf16;
