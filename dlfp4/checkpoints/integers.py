@@ -86,11 +86,11 @@ def turned(x: Array) -> Array:
 
 
 def make(element: str, octets: Any, scales: Tensor, **offsets: Any) -> ScaledTensor | None:
-    """The tensor of codes in rows and a scale a group; None where groups have another length."""
+    """The tensor of codes in rows and a scale a group, and offsets, too; None where groups have another length."""
     length = octets.shape[-1] * 2
     fits = scales.dtype.name in FLOAT_SCALES and scales.ndim > 0 and scales.shape[:-1] == octets.shape[:-1]
     groups = scales.shape[-1] if fits else 0
-    if not groups:
+    if not groups or any(part.shape != scales.shape for part in offsets.values()):
         return None
     group = length // groups
     if groups > 1 and (group not in LENGTHS or group * groups != length):
@@ -287,7 +287,7 @@ def read_mlx(parts: Found) -> ScaledTensor | None:
     if biases is None or data.dtype.name != "uint32" or data.ndim < 2 or biases.dtype != parts["scales"].dtype:
         return None
     octets = data.view("uint8")
-    q = make("uint4", octets, parts["scales"], biases=biases) if biases.shape == parts["scales"].shape else None
+    q = make("uint4", octets, parts["scales"], biases=biases)
     if q is None or q.format.scales_lines:
         return None
     return q if is_symmetric(parts["scales"], biases) or has_four_bits(octets, parts["scales"].shape[-1]) else None

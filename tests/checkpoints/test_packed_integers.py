@@ -248,8 +248,19 @@ def test_columns_in_an_order_of_their_own_stay_in_parts_and_are_named(tmp_path):
         {"up.weight_packed": np.zeros((N, K // 8), np.int64)},
         {"up.weight_g_idx": np.zeros(K, np.int32)},
         {"up.weight_zero_point": np.zeros((N, K // GROUP), np.int8)},
+        {"up.weight_zero_point": np.zeros((N // 8, K // GROUP + 1), np.int32)},
+        {"up.weight_zero_point": np.zeros((N // 4, K // GROUP), np.int32)[:1]},
     ],
-    ids=["another shape", "no shape", "groups", "words", "order", "bytes of zero points"],
+    ids=[
+        "another shape",
+        "no shape",
+        "groups",
+        "words",
+        "order",
+        "bytes of zero points",
+        "zero points of more groups",
+        "zero points of less rows",
+    ],
 )
 def test_what_does_not_fit_stays_in_parts(change):
     parts = of_compressed_tensors(symmetric=True)[0] | change
