@@ -183,11 +183,14 @@ class Book:
 
     def finished(self) -> dict[str, list[Outcome]]:
         """The outcomes of the files that are there as they were finished, by path."""
-        return {
-            target: [as_outcome(fields) for fields in entry["outcomes"]]
-            for target in self.digests
-            if (entry := self.entries.get(Path(target).name)) and entry["is"] == identity(target)
-        }
+        try:
+            return {
+                target: [as_outcome(fields) for fields in entry["outcomes"]]
+                for target in self.digests
+                if (entry := self.entries.get(Path(target).name)) and entry["is"] == identity(target)
+            }
+        except (TypeError, KeyError) as error:
+            raise ValueError(f"{self.path} is damaged ({error!r}); name a new folder, or remove this one") from error
 
     def enter(self, target: str, outcomes: Iterable[Outcome]) -> None:
         """Note that a file is finished."""

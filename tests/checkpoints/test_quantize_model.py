@@ -551,6 +551,17 @@ def test_a_killed_run_leaves_no_half_file_and_is_continued(model, target, tmp_pa
     assert contents(target) == contents(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("entry", ["text", {}, {"outcomes": 3}, {"outcomes": [3]}, {"outcomes": [{"name": "w"}]}])
+def test_a_damaged_book_is_named(model, target, entry):
+    checkpoints.quantize_model(model, target, "mxfp4")
+    book = json.loads((target / ".dlfp4.json").read_text())
+    stamp = {"is": book["files"][SHARDS[0]]["is"]} if isinstance(entry, dict) else {}
+    book["files"][SHARDS[0]] = stamp | entry if stamp else entry
+    (target / ".dlfp4.json").write_text(json.dumps(book))
+    with pytest.raises(ValueError, match=r"\.dlfp4\.json is damaged .*; name a new folder, or remove this one"):
+        checkpoints.quantize_model(model, target, "mxfp4")
+
+
 @pytest.mark.parametrize("options", [{"format": "mxfp4"}, {"exclude": ["re:.*down_proj"]}, {"convention": "modelopt"}])
 def test_a_folder_of_other_options_is_left_alone(model, target, options):
     checkpoints.quantize_model(model, target, "nvfp4")
