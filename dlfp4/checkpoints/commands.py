@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -77,8 +78,9 @@ def workers(jobs: int) -> Iterator[Executor | None]:
 
 def prepare_worker(threads: int) -> None:
     """Give a process its share of the cores, and end it with the command: executors leave theirs waiting for ever where
-    the command is killed.
+    the command is killed. Ctrl-C reaches all processes of a terminal, and ends this one without a word.
     """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     dlfp4.set_num_threads(threads)
     Thread(target=end_with, args=(parent_process(),), daemon=True).start()
 

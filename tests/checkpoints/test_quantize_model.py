@@ -774,6 +774,34 @@ def test_workers_end_with_a_killed_command(tmp_path, number):
     assert done.returncode == -number, done.stderr
 
 
+INTERRUPTED = """
+import os, signal, sys, time
+from dlfp4.checkpoints import commands
+
+if __name__ == "__main__":
+    try:
+        with commands.workers(2) as executor:
+            list(executor.map(time.sleep, (2, 2)))  # both are there
+            executor.submit(time.sleep, 600)  # the other waits for work
+            time.sleep(1)
+            os.killpg(0, signal.SIGINT)
+            time.sleep(600)
+    except KeyboardInterrupt:
+        sys.exit(130)
+"""
+
+
+def test_an_interrupt_ends_workers_without_a_word(tmp_path):
+    """As Ctrl-C, which a terminal sends to the command and to its workers."""
+    program = tmp_path / "program.py"
+    program.write_text(INTERRUPTED)
+    command = [sys.executable, "-P", program]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path, start_new_session=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_command_line(model, target):
     done = run(model, "-o", target, "--format", "nvfp4", "--convention", "compressed-tensors")
     assert done.returncode == 0, done.stderr
