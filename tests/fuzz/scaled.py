@@ -3,6 +3,7 @@
 What comes out is held against NumPy's pieces side by side, byte by byte, and receipts against what the values became.
 """
 
+import functools
 import math
 from importlib.util import find_spec
 
@@ -192,10 +193,19 @@ def in_arrow(rng):
 # ---- tvm-ffi
 
 
+@functools.cache
+def registered():
+    """Put dlfp4's functions into the registry of this process: tvm-ffi imports PyTorch, which takes a second."""
+    from dlfp4.frameworks.tvm_ffi import register_functions
+
+    register_functions()
+
+
 def by_tvm_ffi(rng):
     """A function of the registry, with other arguments: an exception of tvm-ffi's, or the bytes of the package's."""
     import tvm_ffi
 
+    registered()
     name, given, expected = makers.call_of_tvm_ffi(rng)
     given, is_changed = list(given), False
     for _ in range(rng.choice([0, 0, 1, 2])):
@@ -222,7 +232,4 @@ TARGETS = {
 if find_spec("pyarrow"):
     TARGETS["arrow"] = in_arrow
 if find_spec("tvm_ffi"):
-    from dlfp4.frameworks.tvm_ffi import register_functions
-
-    register_functions()
     TARGETS["tvm_ffi"] = by_tvm_ffi
