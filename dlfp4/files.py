@@ -97,6 +97,8 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.args and not error.errno:  # NumPy's, which says how many elements it wrote, and nothing else
+            raise OSError(errno.EIO, f"it cannot be written: {error}", os.fspath(path)) from error
         if error.errno and (not error.filename or is_temporary(error.filename)):
             error.filename = os.fspath(path)
             del error.filename2  # of a renaming

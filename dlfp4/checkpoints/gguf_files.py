@@ -138,7 +138,7 @@ def write(
     """
     library = package()
     planned = [each for name, x in tensors.items() for each in entries_of(library, name, x)]
-    with replacing(path) as file:
+    with replacing(path, size=sum(size for _, _, _, size, *_ in planned)) as file:
         # The package opens files by name. This name is the file, which has no other yet.
         writer = library.GGUFWriter(f"/proc/self/fd/{file.fileno()}", architecture)
         try:

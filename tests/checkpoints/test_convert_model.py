@@ -310,6 +310,42 @@ def test_the_mark_of_stable_diffusions_files_stays_there(tmp_path, convention):
     assert set(checkpoints.load(unmarked)) == {"scaled_fp8", UPPER}
 
 
+FULL = """
+import os, resource, sys
+from dlfp4 import checkpoints
+
+source, target, free = sys.argv[1:]
+if free:
+    os.statvfs = lambda folder: os.statvfs_result((4096, 4096, 99, int(free), int(free), 0, 0, 0, 0, 255))
+else:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+try:
+    checkpoints.convert_model(source, target, "gguf")
+except OSError as error:
+    print(error.errno, error.filename, error.strerror)
+"""
+
+
+@pytest.mark.parametrize(
+    ("free", "words"),
+    [
+        ("", "5 {} it cannot be written: "),
+        ("3", "28 {} No space left on device: 32768 bytes are needed, 12288 are free"),
+    ],
+)
+def test_a_full_disk_names_the_gguf_file(tmp_path, free, words):
+    """At the start where it is known, later by NumPy, whose errors say neither what happened nor where."""
+    pytest.importorskip("gguf")
+    source, target = tmp_path / "a", tmp_path / "a.gguf"
+    checkpoints.save(source, {UPPER: UP})
+    target.write_bytes(b"old")
+    command = [sys.executable, "-P", "-c", FULL, source, target, free]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.startswith(words.format(target))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "a.gguf"]
+    assert target.read_bytes() == b"old"
+
+
 def test_a_gguf_file_has_no_mark(tmp_path):
     """GGUF has no type for it, nor for FP8: its values are as MXFP4's here."""
     pytest.importorskip("gguf")
