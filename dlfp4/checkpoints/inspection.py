@@ -415,6 +415,7 @@ def flags_of_members(members: Mapping[str, Item]) -> Iterator[Flag]:
 
 SCALES = re.compile(r"(weight|proj|blocks|experts?)(_scale|_scales|_scale_inv|_scale_2|_global_scale)$|^scale_weight$")
 DATA = re.compile(r"_(packed|blocks)$|^(blocks)$")
+WORDS = re.compile(r"^(weight_packed|qweight)$")  # of integers, int32
 
 
 def flags_of_rest(items: Sequence[Item], rest: Mapping[str, Tensor]) -> Iterator[Flag]:
@@ -434,6 +435,8 @@ def flags_of_rest(items: Sequence[Item], rest: Mapping[str, Tensor]) -> Iterator
             beside = [each for each in by_module[module_of(name)] if each != name and each.startswith(stem)]
             claimed.update(beside)
             yield Flag("packed data without scales", name, unfit(beside, rest) or "no scales are there")
+        elif WORDS.search(last(name)) and x.dtype.name == "int32" and not has_scales(by_module[module_of(name)]):
+            yield Flag("packed data without scales", name, "no scales are there")
         elif is_swizzled(x, rest.get(f"{name}_scale")):
             detail = f"{shown(f'{name}_scale', rest)} is padded as matrix kernels read it, and nothing says so"
             yield Flag("scales in the layout 128x4", name, detail)
@@ -448,6 +451,11 @@ def flags_of_rest(items: Sequence[Item], rest: Mapping[str, Tensor]) -> Iterator
 def is_data(name: str, x: Tensor) -> bool:
     """Whether a tensor of the rest is quantized data."""
     return x.ndim > 1 and bool(PACKED.match(x.dtype.name)) and not is_part(name)
+
+
+def has_scales(names: Iterable[str]) -> bool:
+    """Whether some of a module's tensors are called scales."""
+    return any("scale" in last(name) for name in names)
 
 
 def unfit(parts: Sequence[str], rest: Mapping[str, Tensor]) -> str:

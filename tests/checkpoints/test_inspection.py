@@ -75,7 +75,14 @@ def test_what_dlfp4_wrote(look):
     [
         ({"qweight": ("int32", (8, 64)), "g_idx": ("int32", (64,)), "scales": ("float16", (2, 64))}, "gptq"),
         ({"qweight": ("int32", (64, 8)), "qzeros": ("int32", (2, 8)), "scales": ("float16", (2, 64))}, "awq"),
-        ({"weight_packed": ("int32", (64, 8)), "weight_shape": ("int64", (2,))}, "compressed-tensors"),
+        (
+            {
+                "weight_packed": ("int32", (64, 8)),
+                "weight_shape": ("int64", (2,)),
+                "weight_scale": ("float16", (64, 3)),
+            },
+            "compressed-tensors",
+        ),
         ({"weight": ("uint32", (64, 8)), "scales": ("float16", (64, 2)), "biases": ("float16", (64, 2))}, "mlx"),
         ({"weight": ("uint8", (64, 1)), "weight.absmax": ("float32", (8,))}, "bitsandbytes"),
         ({"codes": ("int8", (64, 8)), "steps": ("float32", (64,))}, "unknown"),
@@ -183,6 +190,24 @@ def test_data_and_scales_that_belong_to_nothing(look):
         assert faults(look(parts)) == {("packed data without scales", DOWN)}
     both = {f"{DOWN}_scale": np.float32(1).reshape(()), f"{DOWN}_scale_inv": np.float32(2).reshape(())}
     assert faults(look({DOWN: fp8} | both)) == {("unscaled FP8", DOWN)}
+
+
+@pytest.mark.parametrize(
+    ("convention", "format", "scales"),
+    [
+        ("compressed-tensors", "int4_g32", "weight_scale"),
+        ("gptq", "uint4_g32", "scales"),
+        ("awq", "uint4_g32", "scales"),
+    ],
+)
+def test_words_of_integers_without_scales(look, convention, format, scales):
+    """Scales beside them that do not fit are of a convention that is not read, such as another order of groups."""
+    parts = split_parts({DOWN: quantized(format)}, convention)
+    module = DOWN.removesuffix("weight")
+    (data,) = (name for name in parts if name.endswith(("qweight", "weight_packed")))
+    assert look(parts | {module + scales: values(3, 5)}).flags == ()
+    parts.pop(module + scales)
+    assert faults(look(parts)) == {("packed data without scales", data)}
 
 
 def test_scales_in_the_order_of_kernels(look):
