@@ -11,6 +11,7 @@ import torch
 
 from dlfp4.extents import count_elements
 from dlfp4.torch.cutting import reshaped
+from dlfp4.torch.memoryless import Memoryless
 from dlfp4.torch.scaled_tensor import (
     ScaledTensor,
     Shape,
@@ -39,7 +40,7 @@ class Factor(NamedTuple):
 Group = tuple[Factor, ...]  # of a dimension, which is their product
 
 
-class Arranged(torch.Tensor):  # type: ignore[misc]
+class Arranged(Memoryless):
     """A ScaledTensor with its dimensions in another order, joined, or among repeats. It has products alone: what they
     take of it is a ScaledTensor again.
     """
@@ -53,8 +54,6 @@ class Arranged(torch.Tensor):  # type: ignore[misc]
         self: Arranged = wrapper(cls, shape, strides=strides_of(shape, False), dtype=whole.dtype, device=whole.device)
         self.whole, self.groups = whole, tuple(groups)
         return self
-
-    __torch_function__ = torch._C._disabled_torch_function_impl
 
     @classmethod
     def __torch_dispatch__(

@@ -7,6 +7,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 import dlfp4
 from dlfp4.torch.scaled_tensor import ScaledTensor, described, implements, owner_among, restore, turn
@@ -38,6 +39,14 @@ def stack(function: Any, tensors: Sequence[torch.Tensor], dim: int = 0) -> torch
             f".dequantize() for the values"
         )
     return joined(function, tensors, lambda given, _: dlfp4.stack(given))
+
+
+def collated(batch: Sequence[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:  # noqa: ARG001
+    """A batch of a DataLoader; its workers would have plain tensors stacked in shared memory made for values."""
+    return torch.stack(list(batch))
+
+
+default_collate_fn_map[ScaledTensor] = collated
 
 
 def joined(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Literal, Never
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -18,6 +18,7 @@ from dlfp4.formats import FLOATS, offset_parts
 from dlfp4.frameworks.base import SUBBYTE
 from dlfp4.operations import Encoding
 from dlfp4.torch import functions
+from dlfp4.torch.memoryless import Memoryless
 from dlfp4.torch.representing import Parts, share_quantized
 from dlfp4.torch.tracing import PlainTraced, is_traced_whole, traces_whole
 
@@ -52,7 +53,7 @@ HANDLERS = Table()  # (function, *its arguments)
 implements = HANDLERS.implements
 
 
-class ScaledTensor(torch.Tensor):  # type: ignore[misc]  # to mypy PyTorch's types are Any
+class ScaledTensor(Memoryless):
     """A block-scaled tensor in PyTorch: ``value = element * scale of its block (* global scale)``.
 
     It comes from :func:`quantize`, or over the memory of a :class:`dlfp4.ScaledTensor` from :meth:`from_dlfp4`. Its
@@ -165,12 +166,6 @@ class ScaledTensor(torch.Tensor):  # type: ignore[misc]  # to mypy PyTorch's typ
         """The parts as ``torch.ops.dlfp4`` takes them."""
         return parts_of(self)
 
-    def __dlpack__(self, *arguments: Any, **options: Any) -> Never:
-        raise BufferError(
-            f"{described(self)} cannot be exchanged as one tensor: its codes mean nothing without their scales; "
-            f"dlfp4.asarray takes it whole, .dequantize() gives its values"
-        )
-
     # ---- What it is
 
     @property
@@ -197,8 +192,6 @@ class ScaledTensor(torch.Tensor):  # type: ignore[misc]  # to mypy PyTorch's typ
         return described(self)
 
     # ---- What PyTorch asks of a tensor that is made of others
-
-    __torch_function__ = torch._C._disabled_torch_function_impl
 
     @classmethod
     def __torch_dispatch__(

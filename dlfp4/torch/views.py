@@ -18,6 +18,7 @@ from dlfp4.operations import Encoding
 from dlfp4.proto import ACROSS, TensorProto
 from dlfp4.torch.arranging import permuted, transposed, viewed, with_one_more
 from dlfp4.torch.cutting import cut, is_one_line, reshaped
+from dlfp4.torch.memoryless import Memoryless
 from dlfp4.torch.protos import granularity_of
 from dlfp4.torch.representing import PAIRS, wait_for
 from dlfp4.torch.representing import described as in_torch
@@ -338,7 +339,7 @@ def completed(size: Sequence[int], count: int) -> tuple[int, ...]:
     return tuple(count // max(1, known) if extent == -1 else extent for extent in size)
 
 
-class Line(torch.Tensor):  # type: ignore[misc]
+class Line(Memoryless):
     """Whole tensors one after another in a line, in which their blocks would be none: FSDP keeps that of a shard, to
     hold its memory, and DistributedDataParallel sends those of a module as one.
     """
@@ -351,8 +352,6 @@ class Line(torch.Tensor):  # type: ignore[misc]
         self: Line = wrapper(cls, (count,), dtype=first.dtype, device=first.device)
         self.members = members
         return self
-
-    __torch_function__ = torch._C._disabled_torch_function_impl
 
     @classmethod
     def __torch_dispatch__(cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
