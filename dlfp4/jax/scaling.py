@@ -16,7 +16,7 @@ from dlfp4.jax.codecs import FLOAT32, Array, cast, convert, elements
 from dlfp4.jax.primitives import call
 from dlfp4.jax.scaled_array import ScaledArray
 from dlfp4.jax.table import QUANTIZE, described_quantized
-from dlfp4.proto import TensorProto
+from dlfp4.proto import TensorProto, flag_of
 
 if TYPE_CHECKING:
     from dlfp4._core import _Axis, _Hadamard, _RecipeLike, _Rounding, _ScaleLayout
@@ -100,6 +100,7 @@ def quantize(
     """
     axes: tuple[Any, ...] = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
     several = isinstance(axis, (tuple, list))
+    keeps_source = flag_of(straight_through, "straight_through")
     options = {
         "recipe": recipe,
         "rounding": rounding,
@@ -110,7 +111,7 @@ def quantize(
     }
     if hadamard is not None and len(axes) > 1:  # what is transformed differs
         each = functools.partial(
-            quantize, x, format, global_scale=global_scale, straight_through=straight_through, **options
+            quantize, x, format, global_scale=global_scale, straight_through=keeps_source, **options
         )
         return tuple(each(axis=one) for one in axes)
     proto, array = elements(x)
@@ -118,9 +119,9 @@ def quantize(
         array = convert(proto, array, FLOAT32)
         proto = replace(proto, dtype=FLOAT32)
     unit = None if global_scale is None else given_scale(global_scale)
-    rounded = jax.lax.stop_gradient(array) if straight_through else array
+    rounded = jax.lax.stop_gradient(array) if keeps_source else array
     made = quantize_elements(proto, rounded, unit, axes, format=_core._find_format(format).name, **options)
-    if straight_through:
+    if keeps_source:
         made = [ScaledArray(q.parts, q.proto, source=array) for q in made]
     return tuple(made) if several else made[0]
 

@@ -12,6 +12,7 @@ from dlfp4.formats import Format, Recipe, own_offsets
 from dlfp4.frameworks.base import FP4
 from dlfp4.frameworks.torch import element_name
 from dlfp4.operations import text_of_recipe
+from dlfp4.proto import flag_of
 from dlfp4.torch.registering import CALLS
 from dlfp4.torch.representing import FORMAT_ELEMENTS, PAIRS, Parts, as_parts, as_plain, as_quantized
 
@@ -154,7 +155,8 @@ def cast(
     tensor([ 0.3125, -5.0000])
     """
     a = as_plain(x)
-    return run(OPS.cast, (a.data, name_of(dtype), a.type, rounding, saturate, packed, signed(seed)), out)
+    flags = flag_of(saturate, "saturate"), flag_of(packed, "packed")  # PyTorch would take None for False
+    return run(OPS.cast, (a.data, name_of(dtype), a.type, rounding, *flags, signed(seed)), out)
 
 
 def pack(x: Plain, *, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -302,7 +304,7 @@ def arguments_of_quantize(
     said = (recipe or "") if recipe is None or isinstance(recipe, str) else text_of(recipe)
     along = [each if type(each) is int else _core._parse_integer(each, "axis") for each in axes]
     name = format_name(format)
-    return a.data, name, a.type, unit, said, along, rounding, signed(seed), scale_layout, pad, signs
+    return a.data, name, a.type, unit, said, along, rounding, signed(seed), scale_layout, flag_of(pad, "pad"), signs
 
 
 def quantize_to_bytes(args: tuple[Any, ...]) -> tuple[Parts, ...]:

@@ -327,3 +327,9 @@ def test_objects_that_are_no_options(option, what):
     for name in ("rounding", "seed"):
         with pytest.raises((TypeError, ValueError), match=f"{name}=.*expected"):
             dj.quantize(x, "nvfp4", **{"rounding": "stochastic", name: wrong})
+
+
+@pytest.mark.parametrize("wrong", [None, 1, "no"])
+def test_straight_through_is_true_or_false(wrong):
+    with pytest.raises(TypeError, match=f"straight_through={wrong!r} is of type .*expected True or False"):
+        dj.quantize(jax.numpy.ones((2, 32)), "mxfp4", straight_through=wrong)

@@ -1,6 +1,8 @@
 """``dlfp4.torch.ScaledTensor`` and its kin have no memory of their own, which nobody reads, nor data loaders share."""
 
 import importlib
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -50,18 +52,25 @@ def test_c_exchange_tables_refuse_it(arrange):
             call(q)
 
 
+LOADER = """
+import torch, dlfp4, dlfp4.torch as dt
+
 class Rows(torch.utils.data.Dataset):
     def __len__(self):
         return 4
 
     def __getitem__(self, index):
-        return {"x": dt.quantize(values(2, 32, seed=index), "mxfp4")}
+        return {"x": dt.quantize(torch.arange(index, index + 64.0).reshape(2, 32), "mxfp4")}
+
+for workers in (0, 1):
+    batches = [batch["x"] for batch in torch.utils.data.DataLoader(Rows(), batch_size=2, num_workers=workers)]
+    each = [Rows()[index]["x"].to_dlfp4() for index in range(4)]
+    for q, stack in zip(batches, (dlfp4.stack(each[:2]), dlfp4.stack(each[2:])), strict=True):
+        assert torch.equal(q.elements, stack.data.view("uint8").to_torch())
+        assert torch.equal(q.dequantize(), stack.dequantize().to_torch())
+"""
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_batches_of_data_loaders(workers):
-    loader = torch.utils.data.DataLoader(Rows(), batch_size=2, num_workers=workers)
-    for number, batch in enumerate(loader):
-        each = [dlfp4.quantize(values(2, 32, seed=index), "mxfp4") for index in (2 * number, 2 * number + 1)]
-        assert torch.equal(batch["x"].elements, dlfp4.stack(each).data.view("uint8").to_torch())
-        assert torch.equal(batch["x"].dequantize(), dlfp4.stack(each).dequantize().to_torch())
+def test_batches_of_data_loaders():
+    """In a process of their own, for workers are forked, which JAX's threads forbid."""
+    subprocess.run([sys.executable, "-P", "-c", LOADER], check=True, timeout=300)

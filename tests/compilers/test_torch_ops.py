@@ -364,3 +364,16 @@ def test_more_objects_that_are_no_options():
             dt.cast(dt.Parts(torch.zeros(4, dtype=torch.uint8), type=wrong), "float32")
     with pytest.raises(RuntimeError, match="rounding"):  # within transforms nothing has memory to be asked
         torch.func.vmap(lambda x: dt.cast(x, "float8_e4m3fn", rounding=3))(randn(2, 64))
+
+
+@pytest.mark.parametrize("wrong", [None, 0, "no"])
+def test_flags_are_true_or_false(wrong):
+    """PyTorch's schemas take None and numbers for flags, and None for False."""
+    calls = {
+        "saturate": lambda x: dt.cast(x, "float8_e4m3fn", saturate=wrong),
+        "packed": lambda x: dt.cast(x, "float4_e2m1fn", packed=wrong),
+        "pad": lambda x: dt.quantize(x, "mxfp4", pad=wrong).elements,
+    }
+    for name, call in calls.items():
+        with pytest.raises(TypeError, match=f"{name}={wrong!r} is of type .*expected True or False"):
+            call(torch.ones(2, 32))
