@@ -778,10 +778,16 @@ INTERRUPTED = """
 import os, signal, sys, time
 from dlfp4.checkpoints import commands
 
+def work(seconds):
+    time.sleep(seconds)
+    return os.getpid()
+
 if __name__ == "__main__":
     try:
         with commands.workers(2) as executor:
-            list(executor.map(time.sleep, (2, 2)))  # both are there
+            seen = set()
+            while len(seen) < 2:  # until both workers are there
+                seen.update(executor.map(work, (0.1, 0.1)))
             executor.submit(time.sleep, 600)  # the other waits for work
             time.sleep(1)
             os.killpg(0, signal.SIGINT)
