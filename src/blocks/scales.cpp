@@ -38,7 +38,7 @@ int element_mantissa(const ScaleRule &rule, const FormatInfo &format) {
 }  // namespace
 
 int scale_mantissa(const dlfp4_recipe &recipe) {
-  const int row = recipe.scale_bits == 16 ? find_row(recipe.scale_code, recipe.scale_bits) : DLFP4_float32;
+  const int row = recipe.scale_bits == 16 ? dlfp4_find_dtype(recipe.scale_code, recipe.scale_bits) : DLFP4_float32;
   return row == DLFP4_bfloat16 || row == DLFP4_float16 ? kTypes[row].mantissa : kTypes[DLFP4_float32].mantissa;
 }
 

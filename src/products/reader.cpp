@@ -46,7 +46,7 @@ LineFactors line_factors(const dlfp4_blocks &blocks, bool is_line) {
 
 dlfp4_status describe_elements(const dlfp4_lines &lines, Reader *reader) {
   if (lines.format < 0) {
-    reader->row = find_row(lines.code, lines.bits);
+    reader->row = dlfp4_find_dtype(lines.code, lines.bits);
     reader->packed = lines.bits < 8 && !lines.padded;
     return reader->row < 0 ? DLFP4_E_DTYPE : DLFP4_OK;
   }

@@ -30,11 +30,15 @@ static const dlfp4_dtype_row dlfp4_dtypes[DLFP4_NUM_DTYPES] = {
 #undef DLFP4_DTYPE
 };
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* The row of a DLPack type with lanes = 1, or -1. */
-static inline int dlfp4_find_dtype(uint8_t code, uint8_t bits) {
-  for (int row = 0; row < DLFP4_NUM_DTYPES; ++row)
-    if (dlfp4_dtypes[row].code == code && dlfp4_dtypes[row].bits == bits) return row;
-  return -1;
+int dlfp4_find_dtype(uint8_t code, uint8_t bits);
+
+#ifdef __cplusplus
 }
+#endif
 
 #endif /* DLFP4_SRC_RULES_DTYPES_H_ */

@@ -11,7 +11,7 @@ namespace dlfp4 {
 namespace {
 
 bool find_source(uint8_t code, uint8_t bits, Source *source) {
-  const int place = source_of(find_row(code, bits));
+  const int place = source_of(dlfp4_find_dtype(code, bits));
   if (place >= 0) *source = static_cast<Source>(place);
   return place >= 0;
 }
@@ -187,7 +187,7 @@ bool load_offsets_across(const dlfp4_blocks &blocks, int64_t line, int64_t count
 
 bool has_known_offsets(const dlfp4_blocks &blocks, const FormatInfo &format) {
   if (!blocks.offsets) return true;
-  const int row = find_row(blocks.offset_code, blocks.offset_bits);
+  const int row = dlfp4_find_dtype(blocks.offset_code, blocks.offset_bits);
   return format.integers &&
          (row == DLFP4_int4 || row == DLFP4_uint4 || row == DLFP4_int8 || row == DLFP4_uint8 || row == DLFP4_float32);
 }
@@ -200,7 +200,7 @@ bool has_whole_blocks(const FormatInfo &format, int64_t length) {
 bool can_set_offsets(const dlfp4_blocks &blocks, const FormatInfo &format) {
   if (!blocks.offsets) return true;
   return has_known_offsets(blocks, format) && format.row->element == DLFP4_uint4 &&
-         find_row(blocks.offset_code, blocks.offset_bits) == DLFP4_uint8;
+         dlfp4_find_dtype(blocks.offset_code, blocks.offset_bits) == DLFP4_uint8;
 }
 
 bool is_addressable(const dlfp4_blocks &blocks, const FormatInfo &format, int64_t lines) {

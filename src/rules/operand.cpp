@@ -29,14 +29,15 @@ constexpr RowsOfTypes kRowsOfTypes = make_rows_of_types();
 
 }  // namespace
 
-int find_row(uint8_t code, uint8_t bits) {
-  return code < kMaxCode && bits <= kMaxBits ? kRowsOfTypes.row[code][bits] : -1;
-}
-
 bool find_operand(const dlfp4_view &view, Operand *operand) {
-  const int row = find_row(view.code, view.bits);
+  const int row = dlfp4_find_dtype(view.code, view.bits);
   *operand = {static_cast<uint8_t>(row), view.bits < 8 && !view.padded};
   return row >= 0;
 }
 
 }  // namespace dlfp4
+
+int dlfp4_find_dtype(uint8_t code, uint8_t bits) {
+  using namespace dlfp4;
+  return code < kMaxCode && bits <= kMaxBits ? kRowsOfTypes.row[code][bits] : -1;
+}

@@ -16,9 +16,6 @@ struct Operand {
   bool packed;
 };
 
-// The row of a DLPack type with lanes = 1, or -1.
-int find_row(uint8_t code, uint8_t bits);
-
 // What the elements of a view are; false where they are of no known type.
 bool find_operand(const dlfp4_view &view, Operand *operand);
 

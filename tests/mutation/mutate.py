@@ -29,7 +29,7 @@ EQUIVALENT = Path(__file__).with_name("equivalent.txt")
 TESTED = ["numerics", "scaling", "layouts", "sums", "block_keys", "matrix", "walk"]
 PARTS = ["exchange/importer", "exchange/describe", "exchange/exchange", "tensor/strides"]
 FILES = [
-    *(f"src/rules/{name}.h" for name in (*TESTED, "hadamard", "changes", "grid", "dtypes", "operand", "encode_rule")),
+    *(f"src/rules/{name}.h" for name in (*TESTED, "hadamard", "changes", "grid", "operand", "encode_rule")),
     *(f"src/rules/{name}.cpp" for name in ("matrix", "operand", "walk")),
     *(f"dlfp4/core/{name}.pxi" for name in PARTS),
 ]

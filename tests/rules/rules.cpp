@@ -224,7 +224,6 @@ int64_t rule_weight_offset(int64_t i, int64_t j, int64_t columns) { return dlfp4
 // --- dtypes.h, operand.h ---------------------------------------------------------------------
 
 int rule_find_dtype(uint8_t code, uint8_t bits) { return dlfp4_find_dtype(code, bits); }
-int rule_find_row(uint8_t code, uint8_t bits) { return find_row(code, bits); }
 
 // Its row, or -1, and whether it is packed.
 int rule_find_operand(const dlfp4_view *view, int *packed) {

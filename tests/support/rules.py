@@ -197,7 +197,6 @@ SIGNATURES = {
         ["gather", "scatter"],
         (None, POINTER(Walk), c_int32, c_int32, c_int32, BYTES, c_int64, c_int64, BYTES, c_int64),
     ),
-    "find_row": (c_int32, c_uint8, c_uint8),
     "find_operand": (c_int32, POINTER(View), POINTER(c_int32)),
     "find_dtype": (c_int32, c_uint8, c_uint8),
     "spacing": (c_int32, c_int32, c_int32),
