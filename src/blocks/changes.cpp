@@ -16,15 +16,6 @@ constexpr int64_t kRun = 2048;       // elements of a row at a time
 constexpr int64_t kGrain = 1 << 16;  // elements worth a thread
 constexpr int64_t kMostBlocks = kRun / kSums;
 
-// Raises a number that other threads raise as well.
-template <class Number>
-void raise(Number *place, Number value) {
-  Number known = __atomic_load_n(place, __ATOMIC_RELAXED);
-  while (known < value &&
-         !__atomic_compare_exchange_n(place, &known, value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
-  }
-}
-
 // Calls body(first column, columns) for runs of a row: whole blocks, or parts of one.
 template <class Body>
 void for_runs(const dlfp4_grid &grid, const Body &body) {

@@ -113,19 +113,17 @@ struct Turned {
   alignas(64) uint8_t stored[kTileBlocks][kTilePitch * kScaleBytes];
 };
 
-// Scales of one byte that are neighbours along lines are turned.
 void turn_scales(const DequantizeCall &call, const Tile &tile, Turned *turned) {
   const Scales &scales = call.scales;
   const int64_t block = tile.first / call.format.block;
   const int64_t blocks = divide_up(tile.first + tile.count, call.format.block) - block;
-  const bool linear = scales.layout == DLFP4_LAYOUT_linear;
-  if (scales.bytes > 1 || scales.lines_per_row > 1 || (linear && scales.stride == 1)) {
+  if (!are_turned(scales)) {
     for (int64_t b = 0; b < blocks; ++b)
       load_scales_across(scales, tile.line, tile.lines, block + b, turned->stored[b]);
     return;
   }
-  const auto turn = call.kernels->unpack_across[8 * scales.bytes];
-  if (linear && scales.step == 1)
+  const auto turn = call.kernels->unpack_across[8];
+  if (scales.layout == DLFP4_LAYOUT_linear && scales.step == 1)
     return turn(scales.data + tile.line * scales.stride + block, scales.stride, blocks, tile.lines, turned->stored[0],
                 sizeof(turned->stored[0]));
   uint8_t loaded[kTileLines][kTileBlocks];
@@ -133,13 +131,10 @@ void turn_scales(const DequantizeCall &call, const Tile &tile, Turned *turned) {
   turn(loaded[0], kTileBlocks, blocks, tile.lines, turned->stored[0], sizeof(turned->stored[0]));
 }
 
-// If codes of one position lie next to each other, nothing needs to be transposed.
-bool are_rows(const DequantizeCall &call) { return call.blocks->strides[0] == 1 && call.format.bits == 8; }
-
 void turn_codes(const DequantizeCall &call, const Tile &tile, Turned *turned) {
   const uint8_t *const codes = line_at(*call.blocks, call.format, tile.line, tile.first);
   const int64_t stride = call.blocks->strides[0], step = call.blocks->strides[1];
-  if (are_rows(call)) return;
+  if (are_rows(*call.blocks, call.format)) return;
   if (step == 1)
     return call.kernels->unpack_across[call.format.bits](codes, stride * call.format.bits / 8, tile.count, tile.lines,
                                                          turned->codes[0], kTilePitch);
@@ -213,8 +208,9 @@ void decode_tile(const DequantizeCall &call, const Tile &tile) {
     const int64_t end = least((k / call.format.block + 1) * call.format.block, last);
     factors_across(call, tile, k / call.format.block, turned.stored[row], decodes, &factors);
     for (; k < end; ++k) {
-      const uint8_t *const codes =
-          are_rows(call) ? line_at(*call.blocks, call.format, tile.line, k) : turned.codes[k - tile.first];
+      const uint8_t *const codes = are_rows(*call.blocks, call.format)
+                                       ? line_at(*call.blocks, call.format, tile.line, k)
+                                       : turned.codes[k - tile.first];
       float *const row = rows.row[k % kRotatedLength];
       decode_position(call, tile, codes, target, factors,
                       rotated ? reinterpret_cast<uint8_t *>(row) : at(call.result, tile.line, k));
@@ -294,10 +290,7 @@ void search_runs(const void *context, int64_t first_run, int64_t last_run) {
     const uint32_t of_run = search.across ? search_across(search, number) : search_along(search, number);
     largest = of_run > largest ? of_run : largest;
   }
-  uint32_t known = __atomic_load_n(&search.largest, __ATOMIC_RELAXED);
-  while (largest > known &&
-         !__atomic_compare_exchange_n(&search.largest, &known, largest, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
-  }
+  raise(&search.largest, largest);
 }
 
 }  // namespace

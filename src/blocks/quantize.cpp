@@ -111,11 +111,12 @@ void move_to_middle(uint8_t *codes, int64_t bytes, uint8_t pattern) {
   for (; i < bytes; ++i) codes[i] ^= pattern;
 }
 
-// Copies codes that lie next to each other to a line of the result.
+// Where codes of a line are written: in the result if they lie next to each other there, else in a buffer.
 uint8_t *place_of(const QuantizeCall &call, int64_t line, int64_t first, uint8_t *buffer) {
   return call.blocks->strides[1] == 1 ? line_at(*call.blocks, call.format, line, first) : buffer;
 }
 
+// Copies codes that lie next to each other to a line of the result, if they are not there.
 void put_line(const QuantizeCall &call, int64_t line, int64_t first, int64_t count, const uint8_t *codes) {
   if (call.blocks->strides[1] != 1)
     scatter_items(codes, 1, count, line_at(*call.blocks, call.format, line, first), call.blocks->strides[1]);
@@ -389,16 +390,14 @@ void encode_across(const QuantizeCall &call, const Tile &tile, int64_t position,
   if (call.moves) move_to_middle(codes, lines, kMiddle);
 }
 
-// Where the result's codes of one position lie next to each other, there is nothing to transpose.
 uint8_t *row_of_codes(const QuantizeCall &call, const Tile &tile, int64_t position, Results *results) {
-  if (call.blocks->strides[0] == 1 && call.format.bits == 8)
-    return line_at(*call.blocks, call.format, tile.line, position);
+  if (are_rows(*call.blocks, call.format)) return line_at(*call.blocks, call.format, tile.line, position);
   return results->codes[position - tile.first];
 }
 
 void put_codes(const QuantizeCall &call, const Tile &tile, const Results &results) {
   const int64_t lines = tile.last_line - tile.line, rows = tile.last - tile.first;
-  if (call.blocks->strides[0] == 1 && call.format.bits == 8) return;
+  if (are_rows(*call.blocks, call.format)) return;
   uint8_t *const to = line_at(*call.blocks, call.format, tile.line, tile.first);
   if (call.blocks->strides[1] == 1)
     return call.kernels->pack_across[call.format.bits](results.codes[0], kTilePitch, rows, lines, to,
@@ -407,19 +406,17 @@ void put_codes(const QuantizeCall &call, const Tile &tile, const Results &result
     scatter_items(results.codes[k], 1, lines, to + k * call.blocks->strides[1], call.blocks->strides[0]);
 }
 
-// Scales of one byte that are no neighbours across lines are turned, so that those of a line are.
 void put_scales(const QuantizeCall &call, const Tile &tile, const Results &results) {
   const Scales &scales = call.scales;
   const int64_t lines = tile.last_line - tile.line, block = tile.first / call.format.block;
   const int64_t blocks = divide_up(tile.last - tile.first, call.format.block);
-  const bool linear = scales.layout == DLFP4_LAYOUT_linear;
-  if (scales.bytes > 1 || scales.lines_per_row > 1 || (linear && scales.stride == 1)) {
+  if (!are_turned(scales)) {
     for (int64_t b = 0; b < blocks; ++b) store_scales_across(scales, tile.line, lines, block + b, results.stored[b]);
     return;
   }
   constexpr int64_t kPitch = sizeof(results.stored[0]);
-  const auto turn = call.kernels->pack_across[8 * scales.bytes];
-  if (linear && scales.step == 1)
+  const auto turn = call.kernels->pack_across[8];
+  if (scales.layout == DLFP4_LAYOUT_linear && scales.step == 1)
     return turn(results.stored[0], kPitch, blocks, lines, scales.data + tile.line * scales.stride + block,
                 scales.stride);
   uint8_t turned[kTileLines][kTileBlocks];

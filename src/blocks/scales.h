@@ -1,4 +1,5 @@
-// What quantizing and dequantizing need of scales beside their places: the rule of a format and a recipe, padding.
+// What quantizing and dequantizing need of scales beside their places: the rule of a format and a recipe, padding, and
+// what is transposed across lines.
 #ifndef DLFP4_SRC_BLOCKS_SCALES_H_
 #define DLFP4_SRC_BLOCKS_SCALES_H_
 
@@ -21,6 +22,17 @@ bool is_rotation(uint32_t rotation, int64_t length);
 
 // Bytes of a padded matrix of scales.
 int64_t padded_bytes(int layout, int64_t rows, int64_t columns, int itemsize);
+
+// Whether codes of one position lie next to each other, across lines: nothing needs to be transposed.
+inline bool are_rows(const dlfp4_blocks &blocks, const FormatInfo &format) {
+  return blocks.strides[0] == 1 && format.bits == 8;
+}
+
+// Whether scales are transposed between memory and kernels across lines: those of a byte each, of a line each, that are
+// no neighbours across lines in memory.
+inline bool are_turned(const Scales &scales) {
+  return scales.bytes == 1 && scales.lines_per_row == 1 && (scales.layout != DLFP4_LAYOUT_linear || scales.stride != 1);
+}
 
 }  // namespace dlfp4
 

@@ -22,6 +22,15 @@ void parallel_for(int64_t count, int64_t grain, RangeBody body, const void *cont
 // The same for `count` tiles, cut anywhere between them.
 void parallel_for_tiles(int64_t count, int64_t grain, RangeBody body, const void *context);
 
+// Raises a number that other threads raise as well.
+template <class Number>
+void raise(Number *place, Number value) {
+  Number known = __atomic_load_n(place, __ATOMIC_RELAXED);
+  while (known < value &&
+         !__atomic_compare_exchange_n(place, &known, value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  }
+}
+
 // Calls body() once, here, in the environment of floats that ranges get.
 template <class Body>
 void compute(const Body &body) {
