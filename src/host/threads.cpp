@@ -64,6 +64,13 @@ int chosen_threads = 0;  // by dlfp4_set_num_threads; 0: OpenMP's own number
 #ifdef _OPENMP
 bool works_alone = false;
 
+#ifndef _WIN32
+// As soon as the library is loaded: before its first call others may have had OpenMP's threads, and have forked.
+__attribute__((constructor)) void watch_forks() {
+  pthread_atfork(nullptr, nullptr, [] { works_alone = true; });
+}
+#endif
+
 int usable_threads() {
   if (works_alone) return 1;
   const int chosen = __atomic_load_n(&chosen_threads, __ATOMIC_RELAXED);
@@ -98,12 +105,6 @@ void split(int64_t count, int64_t grain, int64_t align, RangeBody body, const vo
 }
 
 }  // namespace
-
-void watch_forks() {
-#if defined(_OPENMP) && !defined(_WIN32)
-  pthread_atfork(nullptr, nullptr, [] { works_alone = true; });
-#endif
-}
 
 void parallel_for(int64_t count, int64_t grain, RangeBody body, const void *context) {
   split(count, grain, kThreadAlign, body, context);

@@ -13,9 +13,6 @@ constexpr int64_t kThreadAlign = 256;
 
 using RangeBody = void (*)(const void *context, int64_t first, int64_t last);
 
-// Before the first fork that matters: a child has none of OpenMP's threads, whoever in the process started them.
-void watch_forks();
-
 // Calls body on disjoint ranges that make up [0, count); `grain` is the least worth a thread.
 void parallel_for(int64_t count, int64_t grain, RangeBody body, const void *context);
 

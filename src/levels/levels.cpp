@@ -6,7 +6,6 @@
 
 #include "dlfp4/dlfp4.h"
 #include "host/level.h"
-#include "host/threads.h"
 #include "level.h"
 
 namespace dlfp4 {
@@ -57,7 +56,6 @@ int level_named(const char *name) {
 }
 
 void initialize() {
-  watch_forks();
   for (int level = 0; level < kNumLevels; ++level)
     for (int below = kScalar; below >= level; --below) add_level(*kLevels[below], &kernels_of[level]);
   const char *wanted = getenv("DLFP4_ISA");

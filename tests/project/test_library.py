@@ -77,8 +77,8 @@ def test_who_loads_the_library_shares_its_state_with_the_package():
         dlfp4.set_num_threads(0)
 
 
-CLOSED_AND_OPENED = """
-import _ctypes, ctypes, sys, time
+TENSORS = """
+import ctypes, sys
 sys.path.insert(0, sys.argv[2])
 from capsules import DTYPES, DLDataType, DLDevice, DLTensor
 
@@ -88,6 +88,10 @@ types = [DLDataType(*DTYPES[name], 1) for name in ("float32", "float8_e4m3fn")]
 x, out = (
     DLTensor(ctypes.addressof(part), DLDevice(1, 0), 1, type, shape, None, 0) for part, type in zip(memory, types)
 )
+"""
+
+CLOSED_AND_OPENED = f"""{TENSORS}
+import _ctypes, time
 for _ in range(5):
     library = ctypes.CDLL(sys.argv[1])
     assert library.dlfp4_cast(ctypes.byref(x), ctypes.byref(out), None, 0, None) == 0
@@ -105,6 +109,28 @@ def test_the_library_may_be_closed(asked, used):
         sys.executable, "-c", CLOSED_AND_OPENED, LIBRARY, ROOT / "tests" / "support", used,
         env={**os.environ, "OMP_NUM_THREADS": asked},
     )  # fmt: skip
+
+
+FORKED_BEFORE_THE_FIRST_CALL = f"""{TENSORS}
+import os, re, signal
+library = ctypes.CDLL(sys.argv[1])
+with open("/proc/self/maps") as maps:
+    openmp = re.search(r"/\\S*libgomp\\S*", maps.read())
+if openmp:
+    ctypes.CDLL(openmp.group()).GOMP_parallel(ctypes.CDLL(None).free, None, 4, 0)  # a program's own loop
+child = os.fork()
+if child == 0:
+    signal.alarm(30)
+    library.dlfp4_set_num_threads(4)
+    os._exit(library.dlfp4_cast(ctypes.byref(x), ctypes.byref(out), None, 0, None))
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="no /proc to find OpenMP in")
+def test_a_fork_before_the_first_call():
+    """The program has had OpenMP's threads, which its child has not."""
+    run(sys.executable, "-c", FORKED_BEFORE_THE_FIRST_CALL, LIBRARY, ROOT / "tests" / "support")
 
 
 def configure(folder, *options, project=""):
