@@ -141,14 +141,13 @@ class LoadedScales {
   }
 };
 
-// What two warps bring so of a tile whose x is the second operand: one loads while the other stores.
-template <int Kind, int Rows, int Columns>
+// What two warps bring so of a tile: one loads while the other stores.
+template <int Kind, int Rows, ScaleOrder OrderOfX, int Columns, ScaleOrder OrderOfWeights>
 class LoadedTileScales {
-  static constexpr ScaleOrder kOfWeights = has_scales_of_rows(Kind) ? kInOrder : kOne;
-  static constexpr int kOfLane = lane_scales(Rows, kTurned) + lane_scales(Columns, kOfWeights);
+  static constexpr int kOfLane = lane_scales(Rows, OrderOfX) + lane_scales(Columns, OrderOfWeights);
   static constexpr int kBlocks = kOfLane <= 5 ? 4 : 2;  // as registers allow
-  using OfX = LoadedScales<Rows, kTurned, kBlocks>;
-  using OfWeights = LoadedScales<Columns, kOfWeights, kBlocks>;
+  using OfX = LoadedScales<Rows, OrderOfX, kBlocks>;
+  using OfWeights = LoadedScales<Columns, OrderOfWeights, kBlocks>;
   struct Values {
     typename OfX::Values x;
     typename OfWeights::Values weights;
@@ -279,7 +278,10 @@ class BytesProducts {
     for (int i = 0; i < kBoxBytes / 32; ++i)
       multiply_bytes<FirstIsE5m2, SecondIsE5m2, Lines>(products, first + 2 * i, second + 2 * i, i > 0);
     commit_products();
-    if (takes_turns) give_turn(warpgroup() & 1);  // the other's
+    if (takes_turns)
+      give_turn(warpgroup() & 1);  // the other's
+    else
+      __syncwarp();  // or ptxas reads scales before the last product, which waits for them
     float of_first[2] = {1, 1};
     if constexpr (has_scales(Kind)) load_scales(line + before, of_first);
     float of_second[kLoadsEarly ? Lines / 4 : 1];
@@ -377,9 +379,10 @@ class BytesConsumer {
 // With x as the first operand, in tiles of 128 rows or twice as many: a warpgroup has 64 rows of each 128.
 constexpr int kRowsOfGroup = 64, kRowsByX = kConsumers * kRowsOfGroup, kSumsByX = kBlockRows / 2;
 
-template <int Kind, int Types>
+template <int Kind, int Types, bool OfOneTile = false>
 class BytesConsumerByX {
-  static constexpr bool kTakesTurns = has_scales(Kind);  // sums without scales are added too fast to gain by it
+  // Sums without scales, and those of a block that has one tile, are added too fast to gain by it.
+  static constexpr bool kTakesTurns = has_scales(Kind) && !OfOneTile;
   BytesProducts<Kind, x_is_e5m2(Types), is_e5m2(Types), kInOrder, has_scales_of_rows(Kind) ? kTurned : kOne, false>
       products_;
 

@@ -145,7 +145,7 @@ class Experts {
 
   template <bool Weights, bool X>
   __device__ __forceinline__ void produce_tile(const Place &place, int count, bool maps_scales, Turn &turn) const {
-    const RowsOfX rows = {place.first_row, count, kBox};
+    const BoxedRows rows = {place.first_row, count, kBox};
     const int bytes = (Weights ? ring_.weight_bytes : 0) + (X ? x_stage_bytes(count) : 0) +
                       (maps_scales ? ring_.scales_of_copies(rows) * 4 : 0);
     for (int block = 0; block < q_.blocks; ++block) {

@@ -245,24 +245,28 @@ __device__ inline int arrivals(int kind, int copiers, int of_scales = kWarpSize)
 
 // --- One tile a block of threads, or a cluster -----------------------------------------------------
 
-template <int Kind, int Type, int Rows>
+// Where there are `Sharers`, a cluster's blocks have the same weights and neighbouring rows of x, and not shares of K.
+template <int Kind, int Type, int Rows, int Sharers>
 class SharedTile {
   using Params = typename KindOf<Kind, Type>::Params;
   using Lanes = typename KindOf<Kind, Type>::Lanes;
   // Copies start earlier, and take longer where there are many.
   static constexpr bool kLoadsScales = has_scales(Kind) && Rows >= 128;
+  // Where 128 columns share a scale: a thread needs two so, and 32 otherwise.
+  static constexpr bool kXMayBeFirst = Kind == kBytesByBlock && Rows == kRowsByX;
+  static constexpr ScaleOrder kOrderOfWeights = has_scales_of_rows(Kind) ? kInOrder : kOne;
   const Params &p_;
   const ProductParams &q_;
   const Ring<Kind> ring_;
-  const uint32_t ranks_ = cluster_size(), rank_ = cluster_rank();
+  const uint32_t ranks_ = Sharers > 1 ? 1 : cluster_size(), rank_ = Sharers > 1 ? 0 : cluster_rank();
   const int number_ = cluster_number();
   static constexpr int kDepth = stage_depth(Kind);
-  const int first_row_ = blockIdx.y * Rows;
+  const int first_row_ = (blockIdx.y * Sharers + (Sharers > 1 ? cluster_rank() : 0)) * Rows;
   const int begin_ = part_of(q_.blocks, rank_), count_ = part_of(q_.blocks, rank_ + 1) - begin_;
 
  public:
   __device__ explicit SharedTile(const Params &p)
-      : p_(p), q_(p.product), ring_(Rows, p.halves, p.stages, 0, 1, sums_bytes(Rows, p.halves)) {}
+      : p_(p), q_(p.product), ring_(Rows, p.halves, p.stages, 0, Sharers, sums_bytes(Rows, p.halves)) {}
 
   __device__ void run() {
     if (threadIdx.x == 0) prefetch_maps<Kind>(p_);
@@ -289,8 +293,7 @@ class SharedTile {
     if constexpr (is_prepared(Kind))
       copy_prepared(block, stage, policy);
     else
-      copy_box(ring_.weights + stage * ring_.weight_bytes, &p_.weights, (begin_ + block) * kDepth, first_column(),
-               ring_.full + 8 * stage);
+      ring_.copy_weights(&p_.weights, (begin_ + block) * kDepth, weight_rows(), stage, Sharers);
   }
 
   __device__ void copy_prepared(int block, int stage, uint64_t policy) const {
@@ -306,23 +309,25 @@ class SharedTile {
 
   // For each block along K copy(block, stage), as soon as its stage is free.
   template <class Copy>
-  __device__ void produce(const Copy &copy) const {
+  __device__ Turn produce(const Copy &copy) const {
     Turn turn = first_turn();
     for (int block = 0; block < count_; ++block) {
       wait_for(ring_.empty + 8 * turn.stage, turn.phase);
       copy(block, turn.stage);
       turn.advance(1, ring_.stages);
     }
+    return turn;
   }
 
   // Prepared weights fill the ring before x is known to be there; others may be what the kernel before makes.
   __device__ void produce_weights() const {
     if (!is_prepared(Kind)) wait_for_kernel_before();
     const uint64_t policy = evict_first();
-    produce([&](int block, int stage) {
+    const Turn end = produce([&](int block, int stage) {
       expect_bytes(ring_.full + 8 * stage, ring_.weight_bytes);
       copy_weights(block, stage, policy);
     });
+    if (Sharers > 1) ring_.drain(end);
   }
 
   __device__ void produce_x() const {
@@ -338,20 +343,19 @@ class SharedTile {
     if constexpr (has_scales(Kind)) {
       wait_for_kernel_before();
       if (p_.halves == 2)
-        produce_scales_of<2 * kColumnsOfHalf>(warp);
+        produce_scales_of<2 * kColumnsOfHalf, kXMayBeFirst ? kInOrder : kTurned>(warp);
       else
-        produce_scales_of<kColumnsOfHalf>(warp);
+        produce_scales_of<kColumnsOfHalf, kTurned>(warp);
     }
   }
 
-  template <int Columns>
+  template <int Columns, ScaleOrder OrderOfX>
   __device__ void produce_scales_of(int warp) const {
     if constexpr (kLoadsScales) {
-      const LoadedTileScales<Kind, Rows, Columns> scales(p_, first_row_, first_column());
+      const LoadedTileScales<Kind, Rows, OrderOfX, Columns, kOrderOfWeights> scales(p_, first_row_, first_column());
       scales.produce(ring_, warp, begin_, begin_ + count_);
     } else if (warp == 0) {
-      const TileScales<Rows, kTurned, Columns, has_scales_of_rows(Kind) ? kInOrder : kOne> scales(p_, first_row_,
-                                                                                                  first_column());
+      const TileScales<Rows, OrderOfX, Columns, kOrderOfWeights> scales(p_, first_row_, first_column());
       produce([&](int block, int stage) {
         scales.copy(ring_.scales + stage * ring_.scale_bytes, begin_ + block, ring_.full + 8 * stage, true);
       });
@@ -359,26 +363,24 @@ class SharedTile {
   }
 
   __device__ int first_column() const { return number_ * kColumnsOfHalf * p_.halves; }
+  __device__ BoxedRows weight_rows() const {
+    const int count = kColumnsOfHalf * p_.halves;
+    return {first_column(), count, count / Sharers};
+  }
 
   __device__ void consume() const {
     wait_for_kernel_before();
-    const Finish finish(q_);
     const int group = warpgroup() - 1;
-    const int half = p_.halves == 2 ? group : 0, share = p_.halves == 2 ? 0 : group;
-    const Blocks blocks = {count_, share, p_.halves == 2 ? 1 : kConsumers};
-    Lanes consumer(ring_, q_, half, share);
-    float sums[Rows / 2];
-    consumer.template multiply<Rows>(blocks, sums);
-    if constexpr (Kind == kBytesByLine)
-      scale_lines<Rows>({p_.of_weights, q_.columns, first_column() + half * kColumnsOfHalf},
-                        {p_.of_x, q_.rows, first_row_}, sums);
-    sync_consumers();  // the memory of the ring's stages is free
-    keep(sums, half, share);
+    if (kXMayBeFirst && p_.halves == 2)
+      multiply_by_x(group);
+    else
+      multiply(group);
     if (ranks_ > 1)
       sync_cluster();
     else
       sync_consumers();  // a cluster's barrier orders memory for the whole GPU
     const int parts = ranks_ * (p_.halves == 2 ? 1 : kConsumers);
+    const Finish finish(q_);
     if (parts == 1)
       store<1>(finish);
     else if (parts == 2)
@@ -392,15 +394,43 @@ class SharedTile {
     if (ranks_ > 1) sync_cluster();  // others have read the sums of this block
   }
 
+  // A warpgroup's sums come to the memory of the ring, when its stages are free.
+  __device__ void multiply(int group) const {
+    const int half = p_.halves == 2 ? group : 0, share = p_.halves == 2 ? 0 : group;
+    Lanes consumer(ring_, q_, half, share);
+    float sums[Rows / 2];
+    consumer.template multiply<Rows>({count_, share, p_.halves == 2 ? 1 : kConsumers}, sums);
+    if constexpr (Kind == kBytesByLine)
+      scale_lines<Rows>({p_.of_weights, q_.columns, first_column() + half * kColumnsOfHalf},
+                        {p_.of_x, q_.rows, first_row_}, sums);
+    sync_consumers();
+    keep(sums, half, share);
+  }
+
+  __device__ void multiply_by_x(int group) const {
+    if constexpr (kXMayBeFirst) {
+      BytesConsumerByX<Kind, Type, true> consumer(ring_, group);
+      float sums[1][kSumsByX];
+      consumer.multiply(count_, sums);
+      consumer.end(group);
+      sync_consumers();
+      float *to = memory_of_sums() + (group * kRowsOfGroup + line_of_thread()) * sums_pitch(2) + pair_of_thread();
+#pragma unroll
+      for (int i = 0; i < kSumsByX; i += 2)
+        *reinterpret_cast<float2 *>(to + i / 4 * 8 + (i >> 1 & 1) * 8 * sums_pitch(2)) =
+            make_float2(sums[0][i], sums[0][i + 1]);
+    }
+  }
+
   __device__ void keep(const float *sums, int half, int share) const {
-    const int pitch = sums_pitch(p_.halves), lane = threadIdx.x % kWarpSize,
-              warp = threadIdx.x % kWarpgroup / kWarpSize;
-    float *to = reinterpret_cast<float *>(shared_memory) + share * Rows * pitch + half * kColumnsOfHalf + warp * kTile +
-                (lane >> 2);
+    const int pitch = sums_pitch(p_.halves), lane = lane_of_warp();
+    float *to = memory_of_sums() + share * Rows * pitch + half * kColumnsOfHalf + warp_of_group() * kTile + (lane >> 2);
 #pragma unroll
     for (int i = 0; i < Rows / 2; ++i)
       to[(i / 4 * 8 + (lane & 3) * 2 + (i & 1)) * pitch + (i >> 1 & 1) * 8] = share < count_ ? sums[i] : 0;
   }
+
+  __device__ static float *memory_of_sums() { return reinterpret_cast<float *>(shared_memory); }
 
   // This rank's rows: all ranks' sums of them, and of both warpgroups where they share K.
   template <int Parts>
@@ -508,7 +538,7 @@ class Walk {
   // Blocks of a cluster that share a tile at last wait for each other there.
   __device__ void produce_boxes() const {
     const Turn end = produce([&](const Place &place, int count, int among) {
-      const RowsOfX rows = {place.first_row, count, kHalfRows};
+      const BoxedRows rows = {place.first_row, count, kHalfRows};
       return [&, place, rows, among](int block, int stage) {
         const uint32_t full = ring_.full + 8 * stage;
         const int scales = maps_scales() ? ring_.scales_of_copies(rows) : 0;
@@ -561,10 +591,10 @@ class Walk {
 #endif  // DLFP4_HOPPER
 
 // On other GPUs, where the host does not call them, these are empty.
-template <int Kind, int Type, int Rows, class Params>
+template <int Kind, int Type, int Rows, int Sharers, class Params>
 __device__ inline void multiply_shared_tile(const Params &p) {
 #ifdef DLFP4_HOPPER
-  SharedTile<Kind, Type, Rows>(p).run();
+  SharedTile<Kind, Type, Rows, Sharers>(p).run();
 #endif
 }
 

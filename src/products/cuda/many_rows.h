@@ -10,6 +10,7 @@ namespace cuda {
 
 constexpr int kWarpgroup = 128, kConsumers = 2, kManyRowsThreads = kWarpgroup * (1 + kConsumers);
 constexpr int kMostShared = 227 * 1024;
+constexpr int kPair = 2;  // of blocks of threads, with the same weights
 constexpr int kColumnsOfHalf = kBlockRows / 2;
 constexpr int kBoxBytes = 128;  // of a row, in boxes of bulk copies: what is swizzled
 

@@ -141,7 +141,8 @@ Shape many_rows_shape(const Tactic &tactic, const ProductShape &shape, ManyRowsP
     return {{plan.blocks, 1}, kManyRowsThreads, bytes, kWalkRanks};
   }
   const int64_t across = divide_up(shape.columns, kColumnsOfHalf * tactic.halves);
-  return {{across * tactic.ranks, divide_up(shape.rows, tactic.rows)}, kManyRowsThreads, bytes, tactic.ranks};
+  const int sharers = sharers_of(tactic), cluster = sharers * tactic.ranks;
+  return {{across * cluster, divide_up(shape.rows, tactic.rows * sharers)}, kManyRowsThreads, bytes, cluster};
 }
 
 // --- Products ----------------------------------------------------------------------------------
@@ -238,7 +239,8 @@ int multiply(const dlfp4_cuda_product &product, const Tactic &tactic, uintptr_t 
 
 // --- FP8 by FP8 --------------------------------------------------------------------------------
 
-constexpr ProductOperation kByteSizes[] = {kMultiply16, kMultiply32, kMultiply64, kMultiply128, kMultiplyWalking};
+constexpr ProductOperation kByteSizes[] = {kMultiply16,  kMultiply32,    kMultiply64,
+                                           kMultiply128, kMultiplyPairs, kMultiplyWalking};
 constexpr int kNumByteSizes = sizeof(kByteSizes) / sizeof(*kByteSizes);
 
 template <int Kind>
@@ -258,11 +260,12 @@ namespace {
 
 DeviceKernel byte_kernel(const dlfp4_cuda_bytes_product &product, const Tactic &tactic) {
   const int types = (product.w.is_e5m2 ? kE5m2E4m3 : kE4m3E4m3) + (product.x.is_e5m2 ? 1 : 0);
-  const int size = tactic.family == kWalking ? 4
-                   : tactic.rows == 16       ? 0
-                   : tactic.rows == 32       ? 1
-                   : tactic.rows == 64       ? 2
-                                             : 3;
+  const int size = tactic.family == kWalking  ? 5
+                   : tactic.family == kPaired ? 4
+                   : tactic.rows == 16        ? 0
+                   : tactic.rows == 32        ? 1
+                   : tactic.rows == 64        ? 2
+                                              : 3;
   const int kind = byte_kind(product);
   return kind == kBytes          ? kByteKernels<kBytes>[size][types]
          : kind == kBytesByLine  ? kByteKernels<kBytesByLine>[size][types]
@@ -309,7 +312,7 @@ int multiply_bytes(const dlfp4_cuda_bytes_product &product, const Tactic &tactic
   int status = describe_matrices(tactic, kind, kByteBox, &p);
   if (status == 0)
     status = describe(p.product.weights, kByteBox, p.product.columns, p.product.depth, product.w.stride,
-                      kColumnsOfHalf * p.halves, &p.weights);
+                      kColumnsOfHalf * p.halves / sharers_of(tactic), &p.weights);
   p.maps_scales = status == 0 && tactic.family == kWalking && describe_scales(p.of_x, p.product, &p.x_scales);
   return status != 0 ? status : launch_shape(byte_kernel(product, tactic), shape, &p, stream);
 }

@@ -16,6 +16,7 @@ enum ProductOperation {
   kMultiply64,
   kMultiply128,
   kMultiply256,
+  kMultiplyPairs,
   kMultiplyWalking
 };
 

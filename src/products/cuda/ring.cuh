@@ -53,27 +53,27 @@ __device__ inline Turn first_turn() {
   return turn;
 }
 
-// Rows of x of a tile, in boxes of so many.
-struct RowsOfX {
+// Rows of a tile, of x or of weights, in boxes of so many.
+struct BoxedRows {
   int first, count, box;
 };
 
-// `sharers` blocks of threads of a cluster have the same rows of x at the same time, and each copies a part of them for
-// all, so that less is read from the L2 cache. A stage is then free once all have released it. How many there are has
-// to be known to the compiler: otherwise products by experts take 1.1 to 1.3 times as long.
+// `sharers` blocks of threads of a cluster have the same rows at the same time, of x or of weights, and each copies a
+// part of them for all, so that less is read from the L2 cache. A stage is then free once all have released it. How
+// many there are has to be known to the compiler: otherwise products by experts take 1.1 to 1.3 times as long.
 template <int Kind>
 struct Ring {
   uint32_t x, weights, scales, full, empty;
   int rows, x_bytes, code_bytes, weight_bytes, scale_bytes, stages, sharers;
 
-  __device__ Ring(int rows_of_x, int halves, int count, int first, int sharers_of_x = 1, int later = 0)
+  __device__ Ring(int rows_of_x, int halves, int count, int first, int sharers_of_rows = 1, int later = 0)
       : rows(rows_of_x),
         x_bytes(x_stage_bytes(rows_of_x)),
         code_bytes(code_stage_bytes(Kind, halves)),
         weight_bytes(weight_stage_bytes(Kind, halves)),
         scale_bytes(scale_stage_bytes(Kind, rows_of_x, halves)),
         stages(count),
-        sharers(sharers_of_x) {
+        sharers(sharers_of_rows) {
     x = shared_address(shared_memory) + first;
     weights = x + stages * x_bytes;
     scales = weights + stages * weight_bytes;
@@ -96,22 +96,30 @@ struct Ring {
   }
 
   // For one thread: a stage's rows of x, and their scales; of `among` blocks that have the same, its part for all.
-  __device__ void copy_x(const TensorMap *map, int column, const RowsOfX &rows, int stage, int among) const {
+  __device__ void copy_x(const TensorMap *map, int column, const BoxedRows &rows, int stage, int among) const {
     each_box(rows, among, [&](int first) {
       copy_among(x + stage * x_bytes + x_stage_bytes(first), map, column, rows.first + first, full + 8 * stage, among);
     });
   }
 
+  // The same of weights as they lie.
+  __device__ void copy_weights(const TensorMap *map, int column, const BoxedRows &rows, int stage, int among) const {
+    each_box(rows, among, [&](int first) {
+      copy_among(weights + stage * weight_bytes + first * kBoxBytes, map, column, rows.first + first, full + 8 * stage,
+                 among);
+    });
+  }
+
   // Scales begin at a multiple of what bulk copies read.
-  __device__ void copy_x_scales(const TensorMap *map, int block, const RowsOfX &rows, int stage, int among) const {
-    const RowsOfX copied = {rows.first / kScalesOfCopy * kScalesOfCopy, scales_of_copies(rows), kScaleBox};
+  __device__ void copy_x_scales(const TensorMap *map, int block, const BoxedRows &rows, int stage, int among) const {
+    const BoxedRows copied = {rows.first / kScalesOfCopy * kScalesOfCopy, scales_of_copies(rows), kScaleBox};
     each_box(copied, among, [&](int first) {
       copy_among(scales + stage * scale_bytes + first * 4, map, copied.first + first, block, full + 8 * stage, among);
     });
   }
 
   // How many such scales arrive.
-  __device__ static int scales_of_copies(const RowsOfX &rows) {
+  __device__ static int scales_of_copies(const BoxedRows &rows) {
     return rows.first % kScalesOfCopy == 0 ? rows.count : rows.count + kScaleBox;
   }
 
@@ -132,7 +140,7 @@ struct Ring {
 
  private:
   template <class Copy>
-  __device__ static void each_box(const RowsOfX &rows, int among, const Copy &copy) {
+  __device__ static void each_box(const BoxedRows &rows, int among, const Copy &copy) {
     for (int first = among > 1 ? cluster_rank() * rows.box : 0; first < rows.count; first += among * rows.box)
       copy(first);
   }

@@ -14,11 +14,11 @@ namespace cuda {
       {#rows "x128/4", kShared, rows, 2, 4}, {#rows "x64", kShared, rows, 1, 1}, {#rows "x64/2", kShared, rows, 1, 2}, \
       {#rows "x64/4", kShared, rows, 1, 4}
 
-// The first one serves all GPUs, the others those of sm_90a. Tiles of 16 rows are for FP8 by FP8 alone.
+// The first one serves all GPUs, the others those of sm_90a. Tiles of 16 rows and pairs are for FP8 by FP8 alone.
 const Tactic kTactics[kNumTactics] = {
-    {"stream", kStream, 16, 0, 1}, DLFP4_SHARED_TACTICS(32),  DLFP4_SHARED_TACTICS(64),
-    DLFP4_SHARED_TACTICS(128),     DLFP4_SHARED_TACTICS(256), {"walk", kWalking, kWalkRows, 2, 1},
-    DLFP4_SHARED_TACTICS(16),
+    {"stream", kStream, 16, 0, 1}, DLFP4_SHARED_TACTICS(32),          DLFP4_SHARED_TACTICS(64),
+    DLFP4_SHARED_TACTICS(128),     DLFP4_SHARED_TACTICS(256),         {"walk", kWalking, kWalkRows, 2, 1},
+    DLFP4_SHARED_TACTICS(16),      {"2x128x128", kPaired, 128, 2, 1},
 };
 #undef DLFP4_SHARED_TACTICS
 
@@ -28,9 +28,9 @@ int64_t count_steps(const ProductShape &shape) { return divide_up(shape.depth, s
 
 bool fits(const Tactic &tactic, const ProductShape &shape) {
   if (!serves(tactic, shape.kind)) return false;
-  if (tactic.family != kShared) return true;
+  if (tactic.family == kStream || tactic.family == kWalking) return true;
   const int64_t ways = int64_t{tactic.ranks} * (kConsumers / tactic.halves);
-  return ways <= count_steps(shape) && divide_up(shape.rows, tactic.rows) <= UINT16_MAX;
+  return ways <= count_steps(shape) && divide_up(shape.rows, tactic.rows * sharers_of(tactic)) <= UINT16_MAX;
 }
 
 // --- Microseconds ------------------------------------------------------------------------------
@@ -45,13 +45,15 @@ constexpr double kHalfTile = 1.1;    // of the walk: times what a tile of as man
 constexpr double kHalfBytes = 1.3;   // the same for bytes
 
 // A stage of K: copies, decoding and products for a tile. Bytes are multiplied as they come, those with scales along K
-// later, and in a walk consumers take turns with more of them.
-double time_of_step(int kind, int rows, int halves, bool walks = false) {
+// later; pairs read less, and in a walk consumers take turns with more.
+double time_of_step(int kind, int rows, int halves, KernelFamily family) {
   constexpr double kStageRate = 9e4, kWeightRate = 7e4;  // bytes that a multiprocessor gets in a microsecond
-  if (is_prepared(kind)) return 0.18 + 0.00085 * rows * halves;
-  if (!walks && !has_scales(kind))
-    return std::max(0.0017 * rows * halves, weight_stage_bytes(kind, halves) / kWeightRate);
-  return std::max(0.06 + (walks ? 0.0015 : 0.0019) * rows * halves, stage_bytes(kind, rows, halves) / kStageRate);
+  const int sums = rows * halves;
+  if (is_prepared(kind)) return 0.18 + 0.00085 * sums;
+  if (family == kWalking) return std::max(0.06 + 0.0015 * sums, stage_bytes(kind, rows, halves) / kStageRate);
+  const double multiplied = has_scales(kind) ? 0.14 + (family == kPaired ? 0.001 : 0.0012) * sums
+                                             : (family == kPaired ? 0.0016 : 0.0017) * sums;
+  return std::max(multiplied, weight_stage_bytes(kind, halves) / kWeightRate);
 }
 
 // Sums through shared memory, of several blocks of threads or warpgroups into one, to y.
@@ -73,14 +75,16 @@ double time_of_stream(const ProductShape &shape) {
 }
 
 double time_of_shared(const Tactic &tactic, const ProductShape &shape, int processors) {
-  const int64_t blocks =
-      divide_up(shape.columns, kColumnsOfHalf * tactic.halves) * divide_up(shape.rows, tactic.rows) * tactic.ranks;
+  const int sharers = sharers_of(tactic);
+  const int64_t reads = divide_up(shape.rows, tactic.rows * sharers);  // of the same weights
+  const int64_t blocks = divide_up(shape.columns, kColumnsOfHalf * tactic.halves) * reads * sharers * tactic.ranks;
   const int64_t steps = divide_up(count_steps(shape), tactic.ranks);
   const double sums = time_of_sums(tactic.rows, tactic.halves, tactic.ranks * (kConsumers / tactic.halves) > 1);
   const auto waves = static_cast<double>(divide_up(blocks, running_at_once(tactic.ranks, processors)));
-  const double work = waves * static_cast<double>(steps) * time_of_step(shape.kind, tactic.rows, tactic.halves);
+  const double work =
+      waves * static_cast<double>(steps) * time_of_step(shape.kind, tactic.rows, tactic.halves, tactic.family);
   if (is_prepared(shape.kind)) return kStart + work + waves * sums;
-  const double again = kReadAgain * static_cast<double>(divide_up(shape.rows, tactic.rows) - 1);
+  const double again = kReadAgain * static_cast<double>(reads - 1);
   const double arrival =
       (1 + again) * static_cast<double>(shape.columns) * static_cast<double>(shape.depth) / kReadRate;
   return kStart + std::max(work, arrival) + waves * sums + (waves - 1) * kNextWave +
@@ -89,13 +93,16 @@ double time_of_shared(const Tactic &tactic, const ProductShape &shape, int proce
 
 double time_of(const Tactic &tactic, const ProductShape &shape, int processors) {
   if (tactic.family == kStream) return time_of_stream(shape);
-  return tactic.family == kShared ? time_of_shared(tactic, shape, processors) : plan_walk(shape, processors).time;
+  return tactic.family == kWalking ? plan_walk(shape, processors).time : time_of_shared(tactic, shape, processors);
 }
 
 }  // namespace
 
+int sharers_of(const Tactic &tactic) { return tactic.family == kPaired ? kPair : 1; }
+
 bool serves(const Tactic &tactic, int kind) {
   if (tactic.family == kStream) return is_prepared(kind);
+  if (tactic.family == kPaired) return !is_prepared(kind);
   return tactic.family == kWalking || (is_prepared(kind) ? tactic.rows > 16 : tactic.rows <= 128);
 }
 
@@ -108,7 +115,7 @@ WalkPlan plan_walk(const ProductShape &shape, int processors) {
   order.has_rest = rows > order.x_tiles * kWalkRows;
   const int64_t steps = count_steps(shape);
   const auto time_of_rounds = [&](int64_t tiles, int64_t steps, int rows) {
-    return static_cast<double>(divide_up(tiles, most) * steps) * time_of_step(shape.kind, rows, 2, true);
+    return static_cast<double>(divide_up(tiles, most) * steps) * time_of_step(shape.kind, rows, 2, kWalking);
   };
   const auto plan = [&](int alone) {
     order.alone = alone;

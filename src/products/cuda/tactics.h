@@ -7,17 +7,21 @@
 namespace dlfp4 {
 namespace cuda {
 
-enum KernelFamily { kStream, kShared, kWalking };
+enum KernelFamily { kStream, kShared, kPaired, kWalking };
 
-// Tiles of `rows` of x by 64 * `halves` columns of y, with K shared out to `ranks` blocks of threads.
+// Tiles of `rows` of x by 64 * `halves` columns of y, with K shared out to `ranks` blocks of threads. Pairs of such
+// tiles have the same weights.
 struct Tactic {
   const char *name;
   KernelFamily family;
   int rows, halves, ranks;
 };
 
-constexpr int kNumTactics = 37;
+constexpr int kNumTactics = 38;
 extern const Tactic kTactics[kNumTactics];
+
+// How many tiles that are next to each other read the same weights together.
+int sharers_of(const Tactic &tactic);
 
 // Whether there are kernels of a tactic for a kind of product, a WeightKind or ByteKind.
 bool serves(const Tactic &tactic, int kind);
