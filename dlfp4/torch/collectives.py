@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dlfp4.torch.distributing import joined, parts_to_send, sent
-from dlfp4.torch.scaled_tensor import ScaledTensor, as_bytes, implements, like
+from dlfp4.torch.scaled_tensor import ScaledTensor, as_bytes, described, implements, like, turn
 from dlfp4.torch.views import Line
 
 FUNCTIONAL = torch.ops._c10d_functional
@@ -18,6 +18,8 @@ WAITS = ("wait_tensor", "_wrap_tensor_autograd")  # of which older PyTorch lacks
 @implements(FUNCTIONAL.all_gather_into_tensor.default)
 def all_gather(function: Any, q: ScaledTensor, count: int, group: str) -> ScaledTensor:
     """The tensor of all shards' rows."""
+    if q.turned:
+        raise NotImplementedError(f"a gathered transpose of {described(turn(q))}: gather it as it lies, then transpose")
     shape = (q.shape[0] * count, *q.shape[1:])
     parts = {}
     for part in sent(q, shape, count):
