@@ -9,6 +9,8 @@ import pytest
 from ..support.capsules import framework
 
 torch = framework("torch")
+import dlfp4.torch as dt  # noqa: E402
+
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
     reason="this PyTorch is built without gloo",
@@ -38,3 +40,10 @@ def test_two_processes(name, said):
     """After a check that fails none is run."""
     results, errors = zip(*said, strict=True)
     assert all(f"{name} holds" in result.splitlines() for result in results), "\n".join(errors)
+
+
+def test_a_transpose_is_not_gathered():
+    """Its shards are columns, which do not follow one another in memory as rows do."""
+    q = dt.quantize(torch.ones(64, 32), "nvfp4")
+    with pytest.raises(NotImplementedError, match="gather it as it lies, then transpose"):
+        torch.ops._c10d_functional.all_gather_into_tensor(q.mT, 2, "0")
