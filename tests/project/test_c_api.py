@@ -90,8 +90,11 @@ def test_sizes_that_do_not_exist():
     assert C.size_buffers(format, 0, 0, 16, 16, byref(sizes)) == c_api.E_OPTION
     assert C.size_buffers(format, -1, 99, 16, 16, byref(sizes)) == c_api.E_OPTION
     assert C.size_buffers(format, -1, 0, -1, 16, byref(sizes)) == c_api.E_SHAPE
-    assert C.size_buffers(format, -1, 0, 2**40, 2**40, byref(sizes)) == c_api.E_SHAPE
+    most = 2**40  # what an extent may be
+    for shape in ((16, -1), (most, most), (2**30, 2**30), (most + 1, 0), (0, most + 1)):
+        assert C.size_buffers(format, -1, 0, *shape, byref(sizes)) == c_api.E_SHAPE
     assert bytes(sizes) == bytes(c_api.Sizes())
+    assert C.size_buffers(format, -1, 0, most, 0, byref(sizes)) == c_api.OK
 
 
 def test_null_is_no_name_and_no_place_for_answers():
@@ -240,6 +243,14 @@ def test_scales_change_their_layout(layout):
 def test_scales_of_other_sizes_are_refused(dtype):
     x, out = (c_api.describe(dlfp4.empty((1, 256), dtype)) for _ in range(2))
     assert C.convert_scales(x, 0, out, 0, 1, 256, 0, None) == c_api.E_DTYPE
+
+
+def test_layouts_of_scales_that_are_not_known():
+    x, out = (c_api.describe(dlfp4.empty((1, 256), "float8_e8m0fnu")) for _ in range(2))
+    assert C.convert_scales(x, 0, out, 0, 1, 256, 0, None) == c_api.OK
+    for number in (-1, len(LAYOUTS)):
+        assert C.convert_scales(x, number, out, 0, 1, 256, 0, None) == c_api.E_OPTION
+        assert C.convert_scales(x, 0, out, number, 1, 256, 0, None) == c_api.E_OPTION
 
 
 # ---- Products
@@ -737,6 +748,16 @@ def test_parts_that_do_not_fit_are_refused():
     assert C.quantize(c_api.describe(x), None, 0.5, mx, None, None) == c_api.E_OPTION
 
 
+def test_a_line_is_a_matrix_of_one_row():
+    x = values(1, 64)
+    q = dlfp4.quantize(x, "mxfp4")
+    made = blank_like(q, x)
+    described = c_api.describe_scaled(made)
+    assert C.quantize(c_api.describe(x[0]), None, 0.0, described, None, None) == c_api.OK
+    assert bytes_of(made) == bytes_of(q)
+    assert C.quantize(c_api.describe(x[0, 0]), None, 0.0, described, None, None) == c_api.E_SHAPE
+
+
 @pytest.mark.parametrize("format", ["int4_g32", "uint4_g32"])
 def test_zero_points_and_biases_are_told_apart(format):
     """Either, by its name, in the type that it has; quantizing writes zero points alone."""
@@ -753,6 +774,11 @@ def test_zero_points_and_biases_are_told_apart(format):
         assert C.dequantize(described, c_api.describe(out), None) == c_api.E_OPTION  # both
         setattr(described, name, None)
         assert C.dequantize(described, c_api.describe(out), None) == c_api.E_OPTION  # one by the other's name
+    others = c_api.describe_scaled(made)
+    others.zero_points = (
+        None if made.zero_points is not None else ctypes.pointer(c_api.describe(numbers["zero_points"]))
+    )
+    assert C.quantize(c_api.describe(x), None, 0.0, others, None, None) == c_api.E_OPTION
     biases = c_api.describe_scaled(dlfp4.ScaledTensor.from_parts(made.data, made.scales, format=format, biases=part))
     assert C.quantize(c_api.describe(x), None, 0.0, biases, None, None) == c_api.E_OPTION
 
@@ -768,8 +794,9 @@ def test_tensors_that_cannot_be_counted_are_refused():
     assert status(ndim=-1) == status(ndim=64) == c_api.E_SHAPE
     assert status(shape=(ctypes.c_int64 * 1)(-4)) == c_api.E_SHAPE
     assert status(ndim=2, shape=(ctypes.c_int64 * 2)(2**40, 2**40), strides=None) == c_api.E_SHAPE
-    for stride in (2**62, -(2**63), 2**60):
+    for stride in (2**62, -(2**63), 2**60, (2**64 + 2) // 3):  # the last one's span is two, if what overflows is lost
         assert status(strides=(ctypes.c_int64 * 1)(stride)) == c_api.E_SHAPE
+    assert status(shape=(ctypes.c_int64 * 1)(2), strides=(ctypes.c_int64 * 1)(-(2**63))) == c_api.E_SHAPE
     assert status(shape=None) == status(data=None) == c_api.E_OPTION
     nothing = np.zeros(0, np.float32)
     assert C.cast(c_api.describe(nothing, data=None), c_api.describe(nothing, data=None), None, 0, None) == c_api.OK
