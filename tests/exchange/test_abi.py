@@ -301,10 +301,12 @@ PROTOTYPES = [("float32", (2, 32), 1, 24), ("float4_e2m1fn", (17, 4), 1, 3), ("f
 
 
 def allocate(table, fields):
+    """By a prototype that says nothing of memory: none, and leftovers where a place in it would be said."""
     prototype = capsules.Made(random_array((2, 3)), **fields)
     told, out = [], ctypes.c_void_p()
     set_error = capsules.SetError(lambda context, kind, message: told.append((context, kind, message)))
     tensor = prototype.struct.dl_tensor
+    tensor.data, tensor.byte_offset = None, 2**63
     status = table.managed_tensor_allocator(ctypes.byref(tensor), ctypes.byref(out), 77, set_error)
     return status, out, told
 

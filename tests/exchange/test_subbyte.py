@@ -495,6 +495,15 @@ def test_odd_extents_have_no_x2():
         dlfp4.from_dlpack(made.capsule).x2().__dlpack__(max_version=(1, 3))
 
 
+def test_pairs_that_a_view_cuts_have_no_x2():
+    """The view keeps the dialect, and is refused when it is handed out."""
+    made, _ = packed_made((4, 8), FP4)
+    view = dlfp4.from_dlpack(made.capsule).x2()[:, :3]
+    with pytest.raises(BufferError, match="3, which is odd"):
+        view.__dlpack__(max_version=(1, 3))
+    assert Managed(view.x2(False).__dlpack__(max_version=(1, 3))).shape == (4, 3)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float6_e2m3fn", "uint8"])
 def test_only_fp4_has_an_x2(dtype):
     with pytest.raises((*REFUSALS, TypeError), match=dtype):
