@@ -256,11 +256,11 @@ def conventions_of(spelling: Spelling, format: Format, method: str) -> tuple[str
 def settled(items: Sequence[Item]) -> list[Item]:
     """The same, where several conventions spell so, in one that other tensors of the model certainly have."""
     certain = dict.fromkeys(item.alike[0] for item in items if len(item.alike) == 1)
-    settled = []
-    for item in items:
-        convention = next((each for each in certain if each in item.alike), item.alike[0])
-        settled.append(replace(item, row=(convention, *item.row[1:])))
-    return settled
+
+    def convention_of(item: Item) -> str:
+        return next((each for each in certain if each in item.alike), item.alike[0])
+
+    return [replace(item, row=(convention_of(item), *item.row[1:])) for item in items]
 
 
 # Data of other conventions, by the last component of its name and the parts beside it; the first row that fits.
