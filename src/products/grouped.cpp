@@ -4,7 +4,6 @@
 // are divided. Weighted sums are cut by columns: each is then added up by one thread, in the order of the rows.
 #include <string.h>
 
-#include "host/level.h"
 #include "host/threads.h"
 #include "tiles.h"
 
@@ -23,11 +22,8 @@ struct Segment {
   int64_t start, cost;     // of its tiles, among those that are multiplied at a time
 };
 
-struct GroupedCall {
-  Sides sides;  // with the lines of the first expert
+struct GroupedCall : Job {  // whose sides have the lines of the first expert
   const dlfp4_groups *groups;
-  double factor;
-  Results results;
   uint8_t *prepared;
   Segment *segments;  // those that the workspace holds at a time
   int64_t num_segments;
@@ -232,17 +228,13 @@ bool are_in_order(const dlfp4_groups &groups) {
   return last <= groups.rows;
 }
 
-dlfp4_status make_job(const Product &product, const dlfp4_groups &groups, const dlfp4_matrix &result, float alpha,
-                      GroupedCall *call) {
-  const int level = current_level();
-  if (level < 0) return DLFP4_E_ISA;
-  const dlfp4_status status = make_sides(product, level, &call->sides);
+dlfp4_status make_call(const Product &product, const dlfp4_groups &groups, const dlfp4_matrix &result, float alpha,
+                       GroupedCall *call) {
+  const dlfp4_status status = make_job(product, result, alpha, call);
   if (status != DLFP4_OK) return status;
-  if (!make_results(result, level, &call->results)) return DLFP4_E_DTYPE;
   if (!are_in_order(groups) || !groups.weights != !groups.scatter) return DLFP4_E_SHAPE;
   if (!groups.scatter && result.rows != groups.rows) return DLFP4_E_SHAPE;
   call->groups = &groups;
-  call->factor = call->sides.a.factor * call->sides.b.factor * widen(alpha);
   return DLFP4_OK;
 }
 
@@ -278,7 +270,7 @@ int64_t dlfp4_host_grouped_matmul_workspace(const dlfp4_lines *a, const dlfp4_li
   using namespace dlfp4;
   GroupedCall call = {};
   const Product product = {*a, *b, groups->rows, result->columns, length, number_of(options->activation)};
-  if (make_job(product, *groups, *result, options->alpha, &call) != DLFP4_OK) return -1;
+  if (make_call(product, *groups, *result, options->alpha, &call) != DLFP4_OK) return -1;
   const WorkspaceSize size = size_workspace(call);
   return kAlign + size.prepared + size.segments + size.sums;
 }
@@ -289,7 +281,7 @@ dlfp4_status dlfp4_host_grouped_matmul(const dlfp4_lines *a, const dlfp4_lines *
   using namespace dlfp4;
   GroupedCall call = {};
   const Product product = {*a, *b, groups->rows, result->columns, length, number_of(options->activation)};
-  const dlfp4_status status = make_job(product, *groups, *result, options->alpha, &call);
+  const dlfp4_status status = make_call(product, *groups, *result, options->alpha, &call);
   if (status != DLFP4_OK || result->rows == 0 || result->columns == 0) return status;
   if (!workspace) return DLFP4_E_OPTION;
   const WorkspaceSize size = size_workspace(call);

@@ -2,18 +2,14 @@
 // Layout: tiles of a group's rows and some columns of the result, each with panels of b of its own.
 // Trick: a's rows are prepared once in the workspace; a panel of b serves all rows of its tile from the cache.
 #include "dlfp4/dlfp4.h"
-#include "host/level.h"
 #include "host/threads.h"
 #include "tiles.h"
 
 namespace dlfp4 {
 namespace {
 
-struct MatmulCall {
-  Sides sides;
+struct MatmulCall : Job {  // of the rows that the workspace holds
   PreparedRows rows;
-  double factor;
-  Results results;  // the rows that the workspace holds
   int64_t columns;  // of a tile
 };
 
@@ -70,16 +66,6 @@ void multiply_rows(MatmulCall *call) {
 int64_t rows_at_a_time(const Sides &sides, int64_t rows) {
   const int64_t fitting = kMostWorkspace / (bytes_of_rows(sides, kGroup) + 1) * kGroup;
   return least(rows, fitting < kGroup ? kGroup : fitting);
-}
-
-dlfp4_status make_job(const Product &product, const dlfp4_matrix &result, float alpha, MatmulCall *call) {
-  const int level = current_level();
-  if (level < 0) return DLFP4_E_ISA;
-  const dlfp4_status status = make_sides(product, level, &call->sides);
-  if (status != DLFP4_OK) return status;
-  if (!make_results(result, level, &call->results)) return DLFP4_E_DTYPE;
-  call->factor = call->sides.a.factor * call->sides.b.factor * widen(alpha);
-  return DLFP4_OK;
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "few_rows.h"
+#include "host/level.h"
 #include "panels.h"
 #include "rules/numerics.h"
 
@@ -22,14 +23,25 @@ void add_parts(int64_t parts, int64_t rows, double *totals) {
     }
 }
 
-}  // namespace
-
+// False where the type is none of results'.
 bool make_results(const dlfp4_matrix &matrix, int level, Results *results) {
   Lines lines;
   if (!make_lines(matrix, kAlongRows, &lines)) return false;
   const Operand from = {DLFP4_float32, false}, to = {static_cast<uint8_t>(kSourceRows[lines.source]), false};
   *results = {matrix, make_plan(level, from, to, {DLFP4_NEAREST_EVEN, true, 0, 0})};
   return true;
+}
+
+}  // namespace
+
+dlfp4_status make_job(const Product &product, const dlfp4_matrix &result, float alpha, Job *job) {
+  const int level = current_level();
+  if (level < 0) return DLFP4_E_ISA;
+  const dlfp4_status status = make_sides(product, level, &job->sides);
+  if (status != DLFP4_OK) return status;
+  if (!make_results(result, level, &job->results)) return DLFP4_E_DTYPE;
+  job->factor = job->sides.a.factor * job->sides.b.factor * widen(alpha);
+  return DLFP4_OK;
 }
 
 void prefetch_row(const Results &results, int64_t row, int64_t column, int64_t count) {

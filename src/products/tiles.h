@@ -33,8 +33,15 @@ struct Results {
   Plan plan;
 };
 
-// False where the type is none of results'.
-bool make_results(const dlfp4_matrix &matrix, int level, Results *results);
+// What the arguments of a product make, however its rows are divided.
+struct Job {
+  Sides sides;
+  Results results;
+  double factor;  // of all results
+};
+
+// DLFP4_OK, or why there is no such product.
+dlfp4_status make_job(const Product &product, const dlfp4_matrix &result, float alpha, Job *job);
 
 // `count` values of a row, at most kMostPanels * kColumns, from `column` on.
 void put_row(const Results &results, int64_t row, int64_t column, int64_t count, const float *values);
