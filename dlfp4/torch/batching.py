@@ -12,7 +12,7 @@ import torch
 from dlfp4 import _core
 from dlfp4.formats import find_recipe
 from dlfp4.operations import Encoding, recipe_of_text, text_of_recipe
-from dlfp4.torch.representing import PAIRS, matrix_of
+from dlfp4.torch.representing import PAIRS, matrix_of, without_pairs
 
 if TYPE_CHECKING:
     from dlfp4.torch.registering import Call
@@ -79,7 +79,7 @@ def batch_dequantize(call: Call, named: dict[str, Any], dims: Dims, size: int) -
         return None
     if unit is not None and unit.numel() != (1 if dims["q_global_scale"] is None else size):
         return None
-    data, scales = (front(merged(named[name]), dims[name]) for name in ("q", "q_scales"))
+    data, scales = (front(without_pairs(named[name]), dims[name]) for name in ("q", "q_scales"))
     shape = tuple(named["q_shape"] or matrix_of(data[0], encoding))
     given = {
         "q": data.reshape(-1, data.shape[-1]),
@@ -88,11 +88,6 @@ def batch_dequantize(call: Call, named: dict[str, Any], dims: Dims, size: int) -
         "q_shape": (size, data.shape[1], shape[-1]),
     }
     return OPS.dequantize(*(named | given).values()).reshape(size, *shape), 0
-
-
-def merged(part: torch.Tensor) -> torch.Tensor:
-    """Codes and scales as bytes, which PyTorch can copy."""
-    return part.view(torch.uint8) if part.dtype == PAIRS else part
 
 
 def batch_matmul(call: Call, named: dict[str, Any], dims: Dims, size: int) -> Any:  # noqa: ARG001
@@ -164,7 +159,7 @@ def one_by_one(op: Any, values: tuple[Any, ...], dims: tuple[Any, ...], size: in
 
 def stacked(parts: list[torch.Tensor]) -> torch.Tensor:
     """Results as a batch; PyTorch copies no FP4, but its bytes."""
-    made = torch.stack([merged(part) for part in parts])
+    made = torch.stack([without_pairs(part) for part in parts])
     return made.view(PAIRS) if parts[0].dtype == PAIRS else made
 
 

@@ -14,7 +14,7 @@ from dlfp4.checkpoints import comfyui, conventions, native
 from dlfp4.checkpoints.names import EXPERTS
 from dlfp4.formats import FLOATS, offset_parts
 from dlfp4.torch.joining import blocks_rounded
-from dlfp4.torch.representing import PAIRS
+from dlfp4.torch.representing import without_pairs
 from dlfp4.torch.scaled_tensor import ScaledTensor, like, plain, present, restore, turn
 from dlfp4.torch.views import blank_part, one_by_one, sizes_of, unit_of
 
@@ -167,11 +167,6 @@ def join_own(key: str, state: Mapping[str, Any], target: ScaledTensor) -> tuple[
         return turn(made) if target.turned else made, list(names.values())
     columns = join_columns(parts, source) if target.turned and target.dim() > 2 else None
     return None if columns is None else (columns, list(names.values()))
-
-
-def without_pairs(part: torch.Tensor) -> torch.Tensor:
-    """A part; FP4 as bytes."""
-    return part.view(torch.uint8) if part.dtype == PAIRS else part
 
 
 def join_columns(parts: Mapping[str, torch.Tensor], source: ScaledTensor) -> ScaledTensor | None:

@@ -163,6 +163,11 @@ def describe_quantized(x: Parts, encoding: Encoding) -> TensorProto:
     return TensorProto(shape, format=encoding.format, pad=True, rowwise=rowwise, columnwise=not rowwise)
 
 
+def without_pairs(part: torch.Tensor) -> torch.Tensor:
+    """A part; FP4 as bytes, which PyTorch can copy."""
+    return part.view(torch.uint8) if part.dtype == PAIRS else part
+
+
 def matrix_of(data: torch.Tensor, encoding: Encoding) -> tuple[Any, ...]:
     """The shape of a quantized tensor whose data is all of it."""
     if encoding.prepared is not None:
