@@ -10,6 +10,8 @@ import pytest
 
 import dlfp4
 
+from .support.capsules import framework
+
 OPT_IN = ("gpu", "gpus", "slow")
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX would take 3/4 of a GPU that all share
 
@@ -62,6 +64,11 @@ def loaded_before():
     """What the frameworks have loaded, which the tests of a module need not search for garbage again and again."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def torch():
+    return framework("torch")
 
 
 @pytest.fixture

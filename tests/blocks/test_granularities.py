@@ -10,6 +10,7 @@ import pytest
 import dlfp4
 from dlfp4 import checkpoints
 
+from ..products.test_matmul import wide
 from ..support import block_reference as reference
 from ..support import capsules
 from ..support.block_reference import FORMATS, FP8, INPUTS, LINES, WHOLE, make, same
@@ -278,10 +279,6 @@ def test_protos_pickles_files(recipe, tmp_path):
     x = make("normal", (3, 16, 64))
     with pytest.raises(ValueError, match="global scale has shape"):
         dlfp4.quantize(x, "nvfp4", out=dlfp4.quantize(x, "nvfp4", recipe=recipe))
-
-
-def wide(q):
-    return q.dequantize().to_numpy().astype(np.float64)
 
 
 @pytest.mark.parametrize("m", [1, 3, 40])

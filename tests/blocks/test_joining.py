@@ -8,15 +8,12 @@ import pytest
 import dlfp4
 
 from ..support.block_reference import FORMATS, LINES, TWO_LEVEL
+from .test_transcode import values
 
 F = np.float32
 WHOLE = [name for name in FORMATS if FORMATS[name].block is None]
 BLOCKS = [name for name in FORMATS if name not in (*WHOLE, *LINES)]
 NORMAL = np.random.default_rng(8).standard_normal((4, 256, 384)).astype(F)
-
-
-def values(q):
-    return q.dequantize().to_numpy()
 
 
 def errors(before, after):

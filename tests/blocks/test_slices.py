@@ -11,13 +11,10 @@ from dlfp4 import checkpoints
 from dlfp4.formats import offset_parts
 
 from ..support.block_reference import FORMATS, make
+from .test_transcode import values
 
 NAMES = list(FORMATS)
 NORMAL = np.random.default_rng(5).standard_normal((3, 256, 384)).astype("float32")
-
-
-def values(q):
-    return q.dequantize().to_numpy()
 
 
 def quantized(name, x, axis=-1, **options):

@@ -14,6 +14,8 @@ from dlfp4 import checkpoints
 from dlfp4.checkpoints import conventions, converting, models
 from dlfp4.spellings import SPELLINGS
 
+from ..support.command_line import command_line
+
 RNG = np.random.default_rng(0)
 UP = RNG.normal(size=(64, 128)).astype(np.float32)
 EXPERTS = RNG.normal(size=(3, 32, 64)).astype(ml_dtypes.bfloat16)
@@ -34,11 +36,6 @@ def same(a, b):
     octets = [[x.reshape(-1).view("uint8").to_numpy().tobytes() for x in pair] for pair in pairs]
     equal = all(x == y for x, y in octets)
     return equal and a.format == b.format and np.array_equal(a.dequantize().to_numpy(), b.dequantize().to_numpy())
-
-
-def run(*arguments):
-    command = [sys.executable, "-P", "-m", "dlfp4", "convert", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
 @pytest.mark.parametrize(
@@ -512,13 +509,13 @@ def test_a_damaged_gguf_file_is_named(tmp_path):
 
 
 def test_command_line(model, tmp_path):
-    done = run(model, "-o", tmp_path / "out", "--to", "compressed-tensors")
+    done = command_line("convert", model, "-o", tmp_path / "out", "--to", "compressed-tensors")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == f"{tmp_path / 'out'}: 3 tensors, 2 nvfp4"
-    done = run(tmp_path / "out", "-o", tmp_path / "no" / "out", "--to", "modelopt")
+    done = command_line("convert", tmp_path / "out", "-o", tmp_path / "no" / "out", "--to", "modelopt")
     assert done.returncode == 1
     assert "No such file" in done.stderr
-    done = run(model, "-o", tmp_path / "out", "--to", "nothing")
+    done = command_line("convert", model, "-o", tmp_path / "out", "--to", "nothing")
     assert done.returncode == 2
 
 

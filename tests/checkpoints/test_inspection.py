@@ -1,8 +1,6 @@
 """``checkpoints.inspect`` and ``python -m dlfp4 inspect``: what a model is, and what in it breaks engines."""
 
 import json
-import subprocess
-import sys
 
 import ml_dtypes
 import numpy as np
@@ -12,6 +10,8 @@ import dlfp4
 from dlfp4 import checkpoints
 from dlfp4.checkpoints import inspect, split_parts
 from dlfp4.spellings import SPELLINGS
+
+from ..support.command_line import command_line
 
 UP, GATE, DOWN = (f"model.layers.0.mlp.{name}_proj.weight" for name in ("up", "gate", "down"))
 
@@ -274,24 +274,19 @@ def test_modelopts_own_file_names_it_too(tmp_path, look):
     assert look({DOWN: quantized()}, "modelopt").flags == ()
 
 
-def run(*arguments):
-    command = [sys.executable, "-P", "-m", "dlfp4", "inspect", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-
-
 def test_command_line(tmp_path, look):
     look({DOWN: quantized(), "ids": np.arange(3)}, "compressed-tensors")
-    result = run(tmp_path)
+    result = command_line("inspect", tmp_path)
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
     assert lines[0].split()[:2] == ["convention", "format"]
     assert lines[1].split()[:6] == ["compressed-tensors", "nvfp4", "1x16", "and", "the", "tensor"]
     assert lines[-1] == "nothing is flagged"
     look({f"{DOWN}_scale": values(4, 4)})
-    result = run(tmp_path, "--json")
+    result = command_line("inspect", tmp_path, "--json")
     assert result.returncode == 1
     assert json.loads(result.stdout)["flags"][0]["fault"] == "scales without a weight"
-    result = run(tmp_path / "nothing")
+    result = command_line("inspect", tmp_path / "nothing")
     assert result.returncode == 1
     assert "No such file" in result.stderr
 

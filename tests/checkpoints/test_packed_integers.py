@@ -331,14 +331,20 @@ def test_gptq_of_version_2_stays_in_parts(tmp_path):
     assert [group.format for group in checkpoints.inspect(tmp_path).groups if group.convention] == ["int32"]
 
 
-def test_plans_pack_one_tensor_of_a_shape(tmp_path, monkeypatch):
-    calls = []
+def packed_by_awq(monkeypatch):
+    """The shapes of the tensors that AWQ's packing gets from now on."""
+    shapes = []
 
     def write(q):
-        calls.append(q.shape)
+        shapes.append(q.shape)
         return PACKINGS["awq"].write(q)
 
     monkeypatch.setattr(conventions, "PACKINGS", {**PACKINGS, "awq": replace(PACKINGS["awq"], write=write)})
+    return shapes
+
+
+def test_plans_pack_one_tensor_of_a_shape(tmp_path, monkeypatch):
+    calls = packed_by_awq(monkeypatch)
     shapes = [(64, 128), (64, 128), (128, 128), (64, 128)]
     tensors = {
         f"layers.{k}.proj.weight": np.random.default_rng(k).standard_normal(shape, dtype=np.float32)
@@ -350,18 +356,12 @@ def test_plans_pack_one_tensor_of_a_shape(tmp_path, monkeypatch):
 
 
 def test_conversions_pack_each_tensor_once(tmp_path, monkeypatch):
-    calls = []
-
-    def write(q):
-        calls.append(q.shape)
-        return PACKINGS["awq"].write(q)
-
     shapes = [(64, 128), (128, 128), (64, 256)]
     tensors = {
         f"layers.{k}.proj.weight": dlfp4.quantize(np.ones(shape, F), "uint4_g64") for k, shape in enumerate(shapes)
     }
     checkpoints.save(tmp_path / "a.safetensors", tensors, convention="gptq")
-    monkeypatch.setattr(conventions, "PACKINGS", {**PACKINGS, "awq": replace(PACKINGS["awq"], write=write)})
+    calls = packed_by_awq(monkeypatch)
     checkpoints.convert_model(tmp_path / "a.safetensors", tmp_path / "b.safetensors", "awq")
     assert sorted(calls) == sorted(shapes)
     assert checkpoints.load(tmp_path / "b.safetensors").keys() == tensors.keys()

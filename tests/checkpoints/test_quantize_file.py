@@ -19,6 +19,8 @@ from dlfp4.checkpoints import quantize_model
 from dlfp4.checkpoints.commands import sum_up
 from dlfp4.checkpoints.folders import Outcome
 
+from ..support.command_line import command_line
+
 TENSORS = {
     "up.weight": np.random.default_rng(0).normal(size=(50, 64)).astype(np.float32),
     "layer.0.weight": np.random.default_rng(1).normal(size=(16, 64)).astype(ml_dtypes.bfloat16),
@@ -44,13 +46,8 @@ def target(tmp_path):
     return tmp_path / "out.safetensors"
 
 
-def run(*arguments, **options):
-    command = [sys.executable, "-P", "-m", "dlfp4", "quantize", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **options)
-
-
 def test_command_line(source, target):
-    result = run(source, "--format", "nvfp4", "-o", target)
+    result = command_line("quantize", source, "--format", "nvfp4", "-o", target)
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
     assert lines[0].split() == ["tensor", "shape", "from", "to", "bytes", "bytes", "after", "SNR", "dB"]
@@ -85,7 +82,9 @@ def test_every_format(source, target, format):
 
 def test_patterns_recipe_and_convention(source, target):
     options = ("--include", "*.weight", "--exclude", "up.*", "--exclude", "e[m]pty*", "--convention", "modelopt")
-    result = run(source, "--format", "mxfp4", "--recipe", "transformer-engine-rocm", "-o", target, *options)
+    result = command_line(
+        "quantize", source, "--format", "mxfp4", "--recipe", "transformer-engine-rocm", "-o", target, *options
+    )
     assert result.returncode == 0, result.stderr
     loaded = checkpoints.load(target)
     assert {name for name, tensor in loaded.items() if isinstance(tensor, dlfp4.ScaledTensor)} == {
@@ -135,7 +134,7 @@ def test_bar_on_a_terminal(source, target):
     ],
 )
 def test_mistakes_are_named(source, target, arguments, status, message):
-    result = run(source, "-o", target, *arguments)
+    result = command_line("quantize", source, "-o", target, *arguments)
     assert result.returncode == status
     assert message in result.stderr
     assert "Traceback" not in result.stderr
@@ -196,11 +195,11 @@ def test_of_two_files_that_are_not_there_the_model_is_named(tmp_path):
 
 
 def test_no_file_and_no_safetensors_file(tmp_path, target):
-    result = run(tmp_path / "nothing", "--format", "nvfp4", "-o", target)
+    result = command_line("quantize", tmp_path / "nothing", "--format", "nvfp4", "-o", target)
     assert result.returncode == 1
     assert "No such file" in result.stderr
     (tmp_path / "text").write_text("hello world")
-    result = run(tmp_path / "text", "--format", "nvfp4", "-o", target)
+    result = command_line("quantize", tmp_path / "text", "--format", "nvfp4", "-o", target)
     assert result.returncode == 1
     assert "is no safetensors file" in result.stderr
 

@@ -17,6 +17,8 @@ import dlfp4
 from dlfp4 import checkpoints
 from dlfp4.checkpoints import commands, quantizing
 
+from ..support.command_line import command_line
+
 SHARDS = [f"model-{number:05}-of-00003.safetensors" for number in (1, 2, 3)]
 INDEX = "model.safetensors.index.json"
 
@@ -61,11 +63,6 @@ def contents(folder):
     """What a folder holds, by path, without the book."""
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != ".dlfp4.json"]
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
-
-
-def run(*arguments, **options):
-    command = [sys.executable, "-P", "-m", "dlfp4", "quantize", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **options)
 
 
 def test_a_folder(model, target):
@@ -334,7 +331,7 @@ def test_llama_4_has_its_experts_one_by_one(tmp_path, exclude):
 
 @pytest.mark.parametrize("jobs", ["0", "-3", "1.5", "two", ""])
 def test_jobs_are_one_or_more(model, tmp_path, jobs):
-    done = run(model, "-o", tmp_path / "out", "--format", "nvfp4", f"--jobs={jobs}")
+    done = command_line("quantize", model, "-o", tmp_path / "out", "--format", "nvfp4", f"--jobs={jobs}")
     assert done.returncode == 2
     assert f"argument --jobs: {jobs!r} is no whole number from 1 on" in done.stderr
     assert not (tmp_path / "out").exists()
@@ -745,10 +742,10 @@ def test_a_fault_in_a_task_comes_out(model, target, monkeypatch):
 
 def test_files_at_once(model, target, tmp_path):
     options = ("--format", "nvfp4", "--convention", "modelopt")
-    done = run(model, "-o", target, *options, "--jobs", "2")
+    done = command_line("quantize", model, "-o", target, *options, "--jobs", "2")
     assert done.returncode == 0, done.stderr
     assert sorted(line.split()[1] for line in done.stderr.splitlines()) == SHARDS
-    assert run(model, "-o", tmp_path / "alone", *options).returncode == 0
+    assert command_line("quantize", model, "-o", tmp_path / "alone", *options).returncode == 0
     assert contents(target) == contents(tmp_path / "alone")
 
 
@@ -809,12 +806,12 @@ def test_an_interrupt_ends_workers_without_a_word(tmp_path):
 
 
 def test_command_line(model, target):
-    done = run(model, "-o", target, "--format", "nvfp4", "--convention", "compressed-tensors")
+    done = command_line("quantize", model, "-o", target, "--format", "nvfp4", "--convention", "compressed-tensors")
     assert done.returncode == 0, done.stderr
     assert "not carried over, as they hold other weights: pytorch_model.bin" in done.stdout
     assert f"{target}: 6 of 11 tensors quantized" in done.stdout.splitlines()[-1]
     assert checkpoints.load(target)["model.layers.0.mlp.up_proj.weight"].format == "nvfp4"
-    again = run(model, "-o", target, "--format", "mxfp4", "--convention", "compressed-tensors")
+    again = command_line("quantize", model, "-o", target, "--format", "mxfp4", "--convention", "compressed-tensors")
     assert again.returncode == 1
     assert "was made from another model" in again.stderr
     assert "Traceback" not in again.stderr

@@ -5,15 +5,12 @@ import importlib
 import pytest
 
 from ..support.capsules import framework
+from ..support.torch_tensors import randn
 
 torch = framework("torch")
 dt = importlib.import_module("dlfp4.torch")
 arranging, multiplying = (importlib.import_module(f"dlfp4.torch.{name}") for name in ("arranging", "multiplying"))
 F = torch.nn.functional
-
-
-def randn(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 X, X3, X4 = randn(8, 64), randn(3, 8, 64, seed=1), randn(2, 4, 8, 64, seed=2)

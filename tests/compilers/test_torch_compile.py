@@ -9,6 +9,7 @@ import pytest
 import dlfp4
 
 from ..support.capsules import framework
+from ..support.torch_tensors import randn
 
 torch = framework("torch")
 dt = importlib.import_module("dlfp4.torch")
@@ -22,10 +23,6 @@ needs_compiler = pytest.mark.skipif(
     not shutil.which("g++"), reason="Inductor needs a C++ compiler, and there is no g++"
 )
 PAIRS = torch.float4_e2m1fn_x2
-
-
-def randn(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 X = randn(3, 64)

@@ -8,16 +8,13 @@ import dlfp4
 from dlfp4.operations import Encoding
 
 from ..support.capsules import framework
+from ..support.torch_tensors import randn
 
 torch = framework("torch")
 dt = importlib.import_module("dlfp4.torch")
 quantize = importlib.import_module("dlfp4.torch.functions").quantize  # parts, of which dt.quantize makes a tensor
 ops = torch.ops.dlfp4
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.(script|trace)` is deprecated:DeprecationWarning")
-
-
-def randn(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 EXPERTS, N, K, TOKENS, ROUTED = 3, 32, 64, 6, 10

@@ -10,13 +10,10 @@ import pytest
 import dlfp4
 
 from ..support.capsules import framework
+from ..support.torch_tensors import randn
 
 torch = framework("torch")
 dt = importlib.import_module("dlfp4.torch")
-
-
-def values(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def line(q):
@@ -29,7 +26,7 @@ def arranged(q):
 
 @pytest.mark.parametrize("arrange", [lambda q: q, line, arranged], ids=["as it is", "in a line", "arranged"])
 def test_none_reads_memory_that_is_none(tmp_path, arrange):
-    q = arrange(dt.quantize(values(32, 64), "nvfp4"))
+    q = arrange(dt.quantize(randn(32, 64), "nvfp4"))
     for call in (np.asarray, np.array, lambda q: q.numpy(), lambda q: q.numpy(force=True), lambda q: q.tolist()):
         with pytest.raises(NotImplementedError, match=r"call \.dequantize\(\) for the values"):
             call(q)
@@ -46,7 +43,7 @@ def test_none_reads_memory_that_is_none(tmp_path, arrange):
 @pytest.mark.parametrize("arrange", [lambda q: q, line, arranged], ids=["as it is", "in a line", "arranged"])
 def test_c_exchange_tables_refuse_it(arrange):
     tvm_ffi = framework("tvm_ffi")
-    q = arrange(dt.quantize(values(32, 64), "nvfp4"))
+    q = arrange(dt.quantize(randn(32, 64), "nvfp4"))
     for call in (tvm_ffi.from_dlpack, tvm_ffi.get_global_func("testing.echo")):
         with pytest.raises((TypeError, BufferError), match="exchange"):
             call(q)

@@ -11,6 +11,7 @@ import dlfp4
 from dlfp4 import checkpoints, spellings
 
 from ..support.capsules import framework
+from ..support.torch_tensors import randn
 
 torch = framework("torch")
 dt = importlib.import_module("dlfp4.torch")
@@ -18,10 +19,6 @@ F = torch.nn.functional
 
 
 STORED = sorted({(name, row.convention) for row in spellings.SPELLINGS if row.convention for name in row.formats})
-
-
-def values(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 class Attention(torch.nn.Module):
@@ -41,8 +38,8 @@ class Experts(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.gate_up_proj = torch.nn.Parameter(values(3, 64, 64))
-        self.down_proj = torch.nn.Parameter(values(3, 64, 32))
+        self.gate_up_proj = torch.nn.Parameter(randn(3, 64, 64))
+        self.down_proj = torch.nn.Parameter(randn(3, 64, 32))
 
     def forward(self, x):
         return sum(F.linear(F.linear(x, self.gate_up_proj[k])[..., :32], self.down_proj[k]) for k in range(3))
@@ -103,7 +100,7 @@ class Mixed(Model):
         super().__init__()
         self.cross_attn = torch.nn.MultiheadAttention(64, 2)
         self.c_fc = torch.nn.Module()
-        self.c_fc.weight, self.c_fc.bias = (torch.nn.Parameter(values(*shape)) for shape in ((64, 128), (128,)))
+        self.c_fc.weight, self.c_fc.bias = (torch.nn.Parameter(randn(*shape)) for shape in ((64, 128), (128,)))
 
 
 @pytest.mark.parametrize("include", [None, ["c_fc", "cross_attn"]])
@@ -161,7 +158,7 @@ def test_include_exclude_and_options():
 
 
 def test_linear_is_the_product():
-    x, weight, bias = values(2, 3, 64), values(8, 64, seed=1), values(8, seed=2)
+    x, weight, bias = randn(2, 3, 64), randn(8, 64, seed=1), randn(8, seed=2)
     layer = dt.Linear(64, 8, format="nvfp4", activation="int8")
     assert not layer(x).any()
     layer.load_state_dict({"weight": dt.quantize(weight, "nvfp4"), "bias": bias})
@@ -188,7 +185,7 @@ def test_linear_is_the_product():
 def test_layers_are_those_of_pytorch_in_modes(format, bias):
     """The types of results under autocast; traces, which have weights as constants and follow x."""
     layer = torch.nn.Linear(64, 32, bias=bias)
-    x, more = values(3, 64), values(5, 64, seed=1)
+    x, more = randn(3, 64), randn(5, 64, seed=1)
     with torch.autocast("cpu", torch.bfloat16):
         kind = layer(x).dtype
     dt.quantize_(layer, format)
@@ -217,7 +214,7 @@ CONVENTIONS = {
 
 @pytest.mark.parametrize(("convention", "format"), CONVENTIONS)
 def test_state_dicts_have_the_names_of_conventions(convention, format):
-    weight = values(128, 128)
+    weight = randn(128, 128)
     layer = torch.nn.Linear(128, 128, bias=False)
     layer.weight = torch.nn.Parameter(weight)
     outer = torch.nn.Sequential(dt.quantize_(layer, format, convention=convention))
@@ -280,7 +277,7 @@ def test_models_without_values(convention, format, way):
         other.to_empty(device="cpu").load_state_dict(made.state_dict())
     else:
         other.load_state_dict(made.state_dict(), assign=True)
-    x = values(2, 128)
+    x = randn(2, 128)
     assert torch.equal(other(x), made(x))
 
 
@@ -313,7 +310,7 @@ def test_state_dicts_of_distributed_checkpoints(convention, format, full):
     state = distributed.get_model_state_dict(copy.deepcopy(made), options=options)
     assert state.keys() == made.state_dict().keys()
     distributed.set_model_state_dict(other, state, options=options)
-    x = values(2, 128)
+    x = randn(2, 128)
     assert torch.equal(other(x), made(x))
 
 
@@ -370,7 +367,7 @@ def test_safetensors_loads_tied_weights(tmp_path):
         layers.append(dt.quantize_(layer, "nvfp4"))
     safetensors.save_model(layers[0], str(tmp_path / "model.safetensors"))
     assert safetensors.load_model(layers[1], str(tmp_path / "model.safetensors")) == (set(), [])
-    x = values(2, 64)
+    x = randn(2, 64)
     assert torch.equal(layers[1](x), layers[0](x))
 
 
@@ -379,7 +376,7 @@ def test_models_in_float64(activation):
     made = dt.quantize_(
         torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.Linear(32, 64)), "nvfp4", activation=activation
     )
-    x = values(2, 64)
+    x = randn(2, 64)
     expected = made(x)
     wide = copy.deepcopy(made).double()
     assert {p.dtype for p in wide.parameters()} == {torch.float64}
@@ -394,7 +391,7 @@ def test_accelerate_offloads():
     accelerate = framework("accelerate")
     made = dt.quantize_(torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4))), "nvfp4")
     made[2].weight = made[0].weight
-    x, device = values(2, 64), torch.device("cpu")
+    x, device = randn(2, 64), torch.device("cpu")
     expected = made(x)
     whole = dict(made.named_parameters(remove_duplicate=False))
     places = dict.fromkeys("0123", "cpu")
@@ -416,7 +413,7 @@ def test_layers_with_hooks_of_accelerate():
     layers[1].load_state_dict(layers[0].state_dict())
     accelerate.dispatch_model(layers[0], {"0": "cpu"}, main_device="cpu", force_hooks=True)
     first, second = (dt.quantize_(layer, "nvfp4", activation="int8") for layer in layers)
-    x = values(2, 64)
+    x = randn(2, 64)
     assert torch.equal(first(x), second(x))
     assert not torch.equal(first(x), F.linear(x, second[0].weight, second[0].bias))
 
@@ -476,13 +473,13 @@ def expert_by_expert(names, seed=0, experts=3):
     for number in range(experts):
         for name in (gate, up, down):
             seed += 1
-            yield f"experts.{number}.{name}.weight", values(256, 256, seed=seed)
+            yield f"experts.{number}.{name}.weight", randn(256, 256, seed=seed)
 
 
 def stacks(device="cpu"):
     experts = torch.nn.Module()
-    experts.gate_up_proj = torch.nn.Parameter(values(3, 512, 256).to(device))
-    experts.down_proj = torch.nn.Parameter(values(3, 256, 256).to(device))
+    experts.gate_up_proj = torch.nn.Parameter(randn(3, 512, 256).to(device))
+    experts.down_proj = torch.nn.Parameter(randn(3, 256, 256).to(device))
     return torch.nn.ModuleDict({"experts": experts})
 
 
@@ -539,8 +536,8 @@ def test_experts_that_do_not_make_a_stack():
 def across(seed=0):
     """Stacks of experts as gpt-oss and Llama-4 have them: (experts, in, out)."""
     experts = torch.nn.Module()
-    experts.gate_up_proj = torch.nn.Parameter(values(3, 128, 256, seed=seed))
-    experts.down_proj = torch.nn.Parameter(values(3, 128, 128, seed=seed + 1))
+    experts.gate_up_proj = torch.nn.Parameter(randn(3, 128, 256, seed=seed))
+    experts.down_proj = torch.nn.Parameter(randn(3, 128, 128, seed=seed + 1))
     return torch.nn.ModuleDict({"experts": experts})
 
 
@@ -564,7 +561,7 @@ def test_stacks_that_lie_across_from_files(tmp_path, format):
             weight = made.get_parameter(name)
             assert torch.equal(weight.dequantize(torch.float32), q.dequantize().to_torch()), name
             if state is states[1] or not way:
-                x, ends = values(6, 128), torch.tensor([2, 2, 6])
+                x, ends = randn(6, 128), torch.tensor([2, 2, 6])
                 assert weight.turned
                 assert F.grouped_mm(x, weight, offs=ends.int()).shape == (6, q.shape[2])
 
@@ -575,12 +572,12 @@ def test_transposed_layers():
     class Layer(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.weight, self.bias = torch.nn.Parameter(values(64, 128)), torch.nn.Parameter(torch.zeros(128))
+            self.weight, self.bias = torch.nn.Parameter(randn(64, 128)), torch.nn.Parameter(torch.zeros(128))
 
         def forward(self, x):
             return torch.addmm(self.bias, x, self.weight)
 
-    x = values(2, 64, seed=1)
+    x = randn(2, 64, seed=1)
     for convention in (None, "modelopt"):
         made = torch.nn.ModuleDict({"c_fc": Layer()})
         dt.quantize_(made, "nvfp4", include="c_fc", convention=convention)
@@ -604,10 +601,10 @@ def test_transposed_squares(name, shapes, format):
     """A matrix that has the shape of its transpose is not taken for it."""
     model = torch.nn.ModuleDict({layer: torch.nn.Module() for layer in shapes})
     for layer, shape in shapes.items():
-        model[layer].register_parameter(name, torch.nn.Parameter(values(*shape)))
+        model[layer].register_parameter(name, torch.nn.Parameter(randn(*shape)))
         model[layer].bias = torch.nn.Parameter(torch.zeros(shape[-1]))
     if name == "down_proj":
-        model["experts"].gate_up_proj = torch.nn.Parameter(values(2, 64, 128))
+        model["experts"].gate_up_proj = torch.nn.Parameter(randn(2, 64, 128))
     kept = copy.deepcopy(model)
     dt.quantize_(model, format, include="*", convention="modelopt")
     other = dt.quantize_(copy.deepcopy(kept), format, include="*", convention="modelopt")
@@ -629,8 +626,8 @@ def test_what_is_loaded_computes_what_was_saved(name, convention):
     """Also where a convention stores reciprocals of global scales, of which some do not come back bit by bit."""
     for seed in range(20 if name == "nvfp4" else 2):
         model, other = (torch.nn.Sequential(torch.nn.Linear(256, 128)) for _ in range(2))
-        model[0].weight.data = values(128, 256, seed=seed)
+        model[0].weight.data = randn(128, 256, seed=seed)
         dt.quantize_(model, name, include=["*"], convention=convention)
         dt.quantize_(other, name, include=["*"]).load_state_dict(model.state_dict())
-        x = values(4, 256, seed=100 + seed)
+        x = randn(4, 256, seed=100 + seed)
         assert torch.equal(other(x), model(x))

@@ -10,14 +10,11 @@ import dlfp4
 from dlfp4.operations import Encoding, Prepared
 
 from ..support.capsules import framework
+from ..support.torch_tensors import randn
 
 torch = framework("torch")
 dt = importlib.import_module("dlfp4.torch")
 F = torch.nn.functional
-
-
-def values(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def compiled(function):
@@ -37,7 +34,7 @@ def test_a_tensor_crosses_the_boundary(format):
         q = dt.quantize(x, format)
         return q, q @ w.mT, F.linear(x, w, x[0, :32]), w.mT[:, :16].dequantize(), w.to(torch.bfloat16)
 
-    x, w = values(4, 64), dt.quantize(values(32, 64, seed=1), format)
+    x, w = randn(4, 64), dt.quantize(randn(32, 64, seed=1), format)
     for made, expected in zip(compiled(function)(x, w), function(x, w), strict=True):
         assert (type(made), made.shape, made.dtype) == (type(expected), expected.shape, expected.dtype)
         if isinstance(made, dt.ScaledTensor):
@@ -49,23 +46,23 @@ def test_a_tensor_crosses_the_boundary(format):
 @pytest.mark.parametrize("dynamic", [True, None])
 def test_slices_as_arguments(dynamic):
     """With dynamic shapes detached, for PyTorch fails on views of tensors that are made of others: docs/torch.md."""
-    q = dt.quantize(values(128, 64), "nvfp4")
+    q = dt.quantize(randn(128, 64), "nvfp4")
     function = torch.compile(F.linear, fullgraph=True, dynamic=dynamic, backend="aot_eager")
     for part in (q[:64], q[64:], q[:, 32:]):
         w = part.detach() if dynamic else part
         for rows in (3, 5):
-            x = values(rows, part.shape[1], seed=rows)
+            x = randn(rows, part.shape[1], seed=rows)
             assert torch.equal(function(x, w), F.linear(x, part))
 
 
 def test_a_tensor_of_dlfp4_breaks_the_graph():
     """Its conversion runs between two graphs; where there must be one, PyTorch says why there is none."""
-    q = dlfp4.quantize(values(32, 64), "nvfp4")
+    q = dlfp4.quantize(randn(32, 64), "nvfp4")
 
     def function(x):
         return x.relu() @ dt.ScaledTensor.from_dlfp4(q).mT
 
-    x = values(4, 64, seed=1)
+    x = randn(4, 64, seed=1)
     assert torch.equal(torch.compile(function, backend="aot_eager")(x), function(x))
     torch.compiler.reset()  # what it keeps of the function
     with pytest.raises(torch._dynamo.exc.Unsupported, match="make them before it"):
@@ -79,7 +76,7 @@ def test_inductor(format):
     """Layers with any number of rows, their gradients, and tensors that are made within."""
     layers = torch.nn.Linear(128, 128), torch.nn.ReLU(), torch.nn.Linear(128, 128, bias=False)
     module = dt.quantize_(torch.nn.Sequential(*layers).requires_grad_(False), format)
-    w = dt.quantize(values(128, 128, seed=1), format)
+    w = dt.quantize(randn(128, 128, seed=1), format)
 
     def function(x, w):
         q = dt.quantize(x, format)
@@ -89,30 +86,29 @@ def test_inductor(format):
     made = torch.compile(function, fullgraph=True, dynamic=True)
     with torch._dynamo.config.patch(error_on_recompile=True):
         for rows in (256, 384):  # not as many as columns: PyTorch would take the two for one number
-            x = values(rows, 128, seed=rows)
+            x = randn(rows, 128, seed=rows)
             *plain, q = made(x, w)
             *expected, expected_q = function(x, w)
             assert all(map(torch.equal, plain, expected))
             assert (type(q), q.form, q.shape) == (dt.ScaledTensor, expected_q.form, expected_q.shape)
             assert torch.equal(q.dequantize(), expected_q.dequantize())
-    x, y = (values(4, 128).requires_grad_() for _ in range(2))
+    x, y = (randn(4, 128).requires_grad_() for _ in range(2))
     torch.compile(module, fullgraph=True, dynamic=True)(x).sum().backward()
     module(y).sum().backward()
     assert torch.allclose(x.grad, y.grad, rtol=1e-4, atol=1e-5)  # products of PyTorch, in layouts of its own
 
 
 def test_what_compiled_code_depends_on():
-    q = dt.quantize(values(32, 64), "nvfp4")
+    q = dt.quantize(randn(32, 64), "nvfp4")
     texts = {
-        each._stable_hash_for_caching()
-        for each in (q, q.mT, q[:16], q.bfloat16(), dt.quantize(values(32, 64), "mxfp4"))
+        each._stable_hash_for_caching() for each in (q, q.mT, q[:16], q.bfloat16(), dt.quantize(randn(32, 64), "mxfp4"))
     }
     assert len(texts) == 5
-    assert dt.quantize(values(32, 64, seed=1), "nvfp4")._stable_hash_for_caching() in texts
+    assert dt.quantize(randn(32, 64, seed=1), "nvfp4")._stable_hash_for_caching() in texts
 
 
 def test_gradients_through_a_compiled_model():
-    module, x, y = dt.quantize_(model(), "nvfp4"), values(4, 64).requires_grad_(), values(4, 64).requires_grad_()
+    module, x, y = dt.quantize_(model(), "nvfp4"), randn(4, 64).requires_grad_(), randn(4, 64).requires_grad_()
     compiled(module)(x).sum().backward()
     module(y).sum().backward()
     assert torch.equal(x.grad, y.grad)
@@ -124,8 +120,8 @@ def test_training_the_master_straight_through():
     def loss(master, x):
         return F.linear(x, dt.quantize(master, "nvfp4")).square().sum()
 
-    x = values(4, 64)
-    masters = [values(32, 64).requires_grad_() for _ in range(2)]
+    x = randn(4, 64)
+    masters = [randn(32, 64).requires_grad_() for _ in range(2)]
     for function, master in zip((compiled(loss), loss), masters, strict=True):
         function(master, x).backward()
     assert torch.equal(masters[0].grad, masters[1].grad)
@@ -134,17 +130,17 @@ def test_training_the_master_straight_through():
 @pytest.mark.parametrize("activation", ["int8", "fp8_1x128", "mxfp8", "fp8_row"])
 def test_a_layer_that_rounds_activations(activation):
     module = dt.quantize_(model(), "nvfp4", activation=activation)
-    x = values(4, 64)
+    x = randn(4, 64)
     assert torch.equal(compiled(module)(x), module(x))
 
 
 @pytest.mark.filterwarnings("ignore:`isinstance\\(treespec, LeafSpec\\)` is deprecated:FutureWarning")
 def test_export_saved_and_loaded():
     module, file = dt.quantize_(model(), "nvfp4"), io.BytesIO()
-    exported = torch.export.export(module, (values(4, 64),))
+    exported = torch.export.export(module, (randn(4, 64),))
     torch.export.save(exported, file)
     file.seek(0)
-    x = values(4, 64, seed=3)
+    x = randn(4, 64, seed=3)
     assert torch.equal(torch.export.load(file).module()(x), module(x))
 
 
@@ -215,7 +211,7 @@ WAYS = {
 @pytest.mark.filterwarnings("ignore:`isinstance\\(treespec, LeafSpec\\)` is deprecated:FutureWarning")
 @pytest.mark.parametrize("name", WITHIN)
 def test_tensors_made_within(name):
-    arguments, others = (values(4, 64), values(32, 64, seed=1)), (values(4, 64, seed=2), values(32, 64, seed=3))
+    arguments, others = (randn(4, 64), randn(32, 64, seed=1)), (randn(4, 64, seed=2), randn(32, 64, seed=3))
     for way, trace in WAYS.items():
         module = Within(WITHIN[name], "mxfp8_e4m3" if way == "decompositions" else "nvfp4")
         traced = trace(module, arguments)
@@ -228,7 +224,7 @@ def test_formats_made_within(format):
     if format.startswith("mx") and torch.__version__.startswith("2.11"):
         pytest.skip("PyTorch 2.11 stores no program that has float8_e8m0fnu")
     for axis in (-1, -2):
-        x, w = values(4, 64), values(32, 64, seed=1)
+        x, w = randn(4, 64), randn(32, 64, seed=1)
 
         class Columns(torch.nn.Module):
             def forward(self, x, w):
@@ -244,7 +240,7 @@ def test_formats_made_within(format):
 def test_an_aot_package_of_tensors_made_within(tmp_path):
     names = ("mT", "slice", "view", "transposed twice", "clone", "vector", "stacks")
     module = Within(lambda x, q: [WITHIN[name](x, q) for name in names], "nvfp4")
-    x, w = values(4, 64), values(32, 64, seed=1)
+    x, w = randn(4, 64), randn(32, 64, seed=1)
     exported = torch.export.export(module, (x, w))
     package = torch._inductor.aoti_compile_and_package(exported, package_path=str(tmp_path / "within.pt2"))
     made = torch._inductor.aoti_load_package(package)(2 * x, w)
@@ -253,9 +249,9 @@ def test_an_aot_package_of_tensors_made_within(tmp_path):
 
 
 def test_rows_of_any_number_by_a_tensor_made_within():
-    module, w = Within(WITHIN["mT"], "nvfp4"), values(32, 64, seed=1)
-    exported = torch.export.export(module, (values(4, 64), w), dynamic_shapes=({0: torch.export.Dim("rows")}, None))
-    x = values(7, 64).requires_grad_()
+    module, w = Within(WITHIN["mT"], "nvfp4"), randn(32, 64, seed=1)
+    exported = torch.export.export(module, (randn(4, 64), w), dynamic_shapes=({0: torch.export.Dim("rows")}, None))
+    x = randn(7, 64).requires_grad_()
     made = exported.module()(x, w)
     assert torch.equal(made, module(x, w))
     made.sum().backward()
@@ -265,10 +261,10 @@ def test_rows_of_any_number_by_a_tensor_made_within():
 def test_a_trace_of_whole_operations_gives_no_quantized_result():
     """PyTorch would return the tensor that it traced with, which has no memory."""
     with pytest.raises(RuntimeError, match=r"no form for a ScaledTensor among its results; return \.dequantize\(\)"):
-        torch.export.export(Within(lambda x, q: q.mT, "nvfp4"), (values(4, 64), values(32, 64)))
+        torch.export.export(Within(lambda x, q: q.mT, "nvfp4"), (randn(4, 64), randn(32, 64)))
     module = Within(lambda x, q: (q.elements, q.scales, q.global_scale), "nvfp4")
-    made = torch.export.export(module, (values(4, 64), values(32, 64))).module()(values(4, 64), values(32, 64, seed=2))
-    for part, expected in zip(made, module(None, values(32, 64, seed=2)), strict=True):
+    made = torch.export.export(module, (randn(4, 64), randn(32, 64))).module()(randn(4, 64), randn(32, 64, seed=2))
+    for part, expected in zip(made, module(None, randn(32, 64, seed=2)), strict=True):
         assert torch.equal(part, expected)
 
 
@@ -276,7 +272,7 @@ def test_a_trace_of_whole_operations_gives_no_quantized_result():
 @pytest.mark.filterwarnings("ignore:`torch.jit.script(_method)?` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("name", ["nvfp4", "mxfp4", "mxfp8_e4m3", "fp8_e4m3", "int4_g32"])
 def test_copies_in_a_graph_of_inductor(name):
-    w = dt.quantize(values(64, 64), name)
+    w = dt.quantize(randn(64, 64), name)
     for copy in (lambda w: w.clone(), lambda w: w.to(torch.bfloat16)):
         made, expected = torch.compile(copy, fullgraph=True)(w), copy(w)
         assert made.dtype == expected.dtype
@@ -296,7 +292,7 @@ def test_all_scales_of_mx_formats_are_copied():
 def test_saved_programs_of_prepared_weights(name, axis):
     """The graph has the type of what it was exported with; the weight was pickled in the order that it had before."""
     representing = importlib.import_module("dlfp4.torch.representing")
-    w = dt.quantize(values(256, 512), name)
+    w = dt.quantize(randn(256, 512), name)
     shape = (256, 512) if axis == -1 else (512, 256)
     form = str(Encoding(name, axis, "prepared", prepared=Prepared(256, 512, 120, 1)))
     found = representing.share(representing.Parts(w.elements, w.scales, w.global_scale, form, shape))

@@ -9,6 +9,7 @@ import dlfp4
 from dlfp4.operations import OPERATIONS
 
 from ..support.capsules import framework
+from ..support.torch_tensors import randn
 
 torch = framework("torch")
 dt = importlib.import_module("dlfp4.torch")
@@ -17,10 +18,6 @@ ops = torch.ops.dlfp4
 # Functorch's jvp imports decompositions that PyTorch itself scripts.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.(script|trace)` is deprecated:DeprecationWarning")
 PAIRS = torch.float4_e2m1fn_x2
-
-
-def randn(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 W = quantize(randn(32, 64), "nvfp4")

@@ -244,11 +244,6 @@ def test_numpy_then_takes_fp8_of_pytorch():
 # ---- PyTorch
 
 
-@pytest.fixture
-def torch():
-    return pytest.importorskip("torch")
-
-
 def test_to_torch_shares_or_copies_as_asked(torch):
     tensor = dlfp4.asarray(aligned((4, 6), np.float32, offset=4))
     assert tensor.to_torch().data_ptr() == tensor.to_torch(copy=False).data_ptr() == tensor.data_ptr

@@ -21,6 +21,7 @@ MILLION = 1_000_000
 
 
 def tensor_of(memory=None, **fields):
+    """A Tensor over a factory capsule, and the factory's record of it."""
     made = Made(random_array((3, 4)) if memory is None else memory, **fields)
     return dlfp4.from_dlpack(made.capsule), made
 

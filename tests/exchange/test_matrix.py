@@ -7,8 +7,6 @@ record. The table has the form that `python -m dlfp4 matrix` prints.
 import functools
 import pkgutil
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +17,8 @@ import dlfp4
 from dlfp4 import frameworks
 from dlfp4.frameworks import base
 from dlfp4.matrix import ROWS, SIGNS, Direction, Outcome, matrix, measure, measure_apart, random_values
+
+from ..support.command_line import command_line
 
 # Framework -> dlfp4, dlfp4 -> framework:  = zero-copy  c copy  - refused  . the framework has no such type
 RECORD = """
@@ -258,8 +258,7 @@ object.__setattr__(load("numpy").FRAMEWORK, "read", read)
 def test_a_surprise_is_the_exit_status_and_no_traceback(tmp_path, monkeypatch):
     (tmp_path / "sitecustomize.py").write_text(UNKNOWN_TYPE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    command = [sys.executable, "-P", "-m", "dlfp4", "matrix", "--framework", "numpy"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = command_line("matrix", "--framework", "numpy")
     assert (done.returncode, done.stderr) == (1, "")
     lines = [line for line in done.stdout.splitlines() if "!" in line and "= zero" not in line]
     assert [line.split() for line in lines] == [["int8", "=", "!"]]

@@ -11,17 +11,12 @@ import dlfp4
 
 from ..support import capsules
 from ..support.capsules import DEVICES, IS_COPIED, PADDED, READ_ONLY, Made, Managed, Producer, framework, random_array
+from .test_lifetime import tensor_of
 
 NAMED = {
     name: name if name in ("cpu", "cuda_host", "rocm_host", "tpu_host", "cuda_managed") else f"{name}:0"
     for name in DEVICES
 }
-
-
-def tensor_of(memory=None, **fields):
-    """A Tensor over a factory capsule, and the factory's record of it."""
-    made = Made(random_array((3, 4)) if memory is None else memory, **fields)
-    return dlfp4.from_dlpack(made.capsule), made
 
 
 # ---- consumer: what from_dlpack asks -------------------------------------------------------------------------------

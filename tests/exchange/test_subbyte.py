@@ -25,6 +25,7 @@ from ..support.capsules import (
     pack_codes,
     random_bytes,
 )
+from .test_views import meaningful
 
 REFUSALS = (BufferError, ValueError)
 FP4 = "float4_e2m1fn"
@@ -373,10 +374,6 @@ def test_logical_to_x2(layout, dialect):
     assert managed.data == memory.ctypes.data + 256 or not tensor.size
     back = dlfp4.from_dlpack(capsule)
     assert (back.shape, meaningful(back.shape, back.strides)) == (shape, meaningful(shape, strides))
-
-
-def meaningful(shape, strides):
-    return [s for n, s in zip(shape, strides, strict=True) if n > 1] if math.prod(shape) else []
 
 
 @settings(max_examples=200, deadline=None)

@@ -12,8 +12,6 @@ import pytest
 import dlfp4
 from dlfp4 import checkpoints, frameworks
 
-from ..support.capsules import framework
-
 HEAD = """
 import dataclasses, sys, tempfile, warnings
 import numpy as np, torch, dlfp4
@@ -94,11 +92,6 @@ def run(code):
     done = subprocess.run([sys.executable, "-P", "-c", HEAD + code], capture_output=True, text=True)
     assert done.returncode == 0, (done.returncode, done.stdout, done.stderr)
     return done.stdout
-
-
-@pytest.fixture
-def torch():
-    return framework("torch")
 
 
 @pytest.mark.parametrize("before", ["", WITHOUT_NATIVES], ids=["by C", "by Python"])

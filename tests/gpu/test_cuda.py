@@ -18,11 +18,6 @@ pytestmark = pytest.mark.gpu
 FP8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
 
 
-@pytest.fixture
-def torch():
-    return pytest.importorskip("torch", reason="PyTorch is not installed")
-
-
 def random_bytes(torch, *shape):
     return torch.randint(1, 255, shape, dtype=torch.uint8, device="cuda")
 

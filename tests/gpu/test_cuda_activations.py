@@ -14,13 +14,8 @@ from ..support.block_reference import FORMATS
 from ..support.reference import native_cast
 from .test_cuda_matmul import CUDA, PREPARABLE, on_cuda
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
 K = 384
-
-
-@pytest.fixture(autouse=True)
-def torch():
-    return pytest.importorskip("torch", reason="PyTorch is not installed")
 
 
 def floats(rows, dtype="bfloat16", seed=0):

@@ -17,11 +17,6 @@ TYPES = [(n, p) for n in dict.fromkeys([*FLOATS, *INTEGERS]) for p in (False, Tr
 LENGTHS = [0, 1, 7, 15, 16, 17, 31, 33, 129, 1000, 8191, 8193, 32768, 32771, 50021]
 
 
-@pytest.fixture
-def torch():
-    return pytest.importorskip("torch", reason="PyTorch is not installed")
-
-
 def on_cuda(x):
     return (x if isinstance(x, dlfp4.ScaledTensor | dlfp4.Tensor) else dlfp4.asarray(x)).to_device(CUDA)
 

@@ -4,25 +4,14 @@ import numpy as np
 import pytest
 
 import dlfp4
-from dlfp4._core import _cuda_capability, _multiply_bytes_on_cuda, _multiply_on_cuda
+from dlfp4._core import _multiply_bytes_on_cuda, _multiply_on_cuda
 
 from ..products.test_grouped_matmul import ENDS, route, stack_of, take, values
 from .test_cuda_matmul import CUDA, PREPARABLE, on_cuda
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
 STREAMED, SAME = 6, "32x128"  # a mean of rows up to which weights are streamed; tactics that add along K in that order
 DEEPEST = 8192  # K of streamed products
-
-
-@pytest.fixture(autouse=True)
-def torch():
-    return pytest.importorskip("torch", reason="PyTorch is not installed")
-
-
-@pytest.fixture
-def hopper():
-    if _cuda_capability(0) != (9, 0):
-        pytest.skip(f"kernels for compute capability 9.0; this device has {_cuda_capability(0)}")
 
 
 def prepared(name, experts, n, k, seed=1):

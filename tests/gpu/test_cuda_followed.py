@@ -18,16 +18,6 @@ LONG = 2 * 10**9  # cycles: about a second
 CUDA = "cuda:0"
 
 
-@pytest.fixture
-def torch():
-    return framework("torch")
-
-
-@pytest.fixture
-def cupy():
-    return framework("cupy")
-
-
 def normal(shape, seed):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 import dlfp4
-from dlfp4._core import _cuda_capability, _multiply_bytes_on_cuda, _tactic_names
+from dlfp4._core import _multiply_bytes_on_cuda, _tactic_names
 from dlfp4.engines import cuda_fp8
 from dlfp4.engines.problem import Problem
 
 from ..products.test_matmul import values
 from .test_cuda_matmul import CUDA, HOPPER_FP8, Expected, on_cuda
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch", "hopper")]
 
 ROWS = ("fp8_e4m3", "fp8_row", "fp8_1x128")
 WEIGHTS = (*ROWS, "fp8_128x128")
@@ -24,14 +24,6 @@ SHAPES = [
     (129, 136, 2048), (200, 1000, 1280), (300, 520, 256), (1100, 4096, 384), (450, 33792, 128),
     (1027, 328, 640),
 ]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def torch():
-    module = pytest.importorskip("torch", reason="PyTorch is not installed")
-    if _cuda_capability(0) != (9, 0):
-        pytest.skip(f"kernels for compute capability 9.0; this device has {_cuda_capability(0)}")
-    return module
 
 
 def quantized(shape, name, seed=0, scale=1.0):

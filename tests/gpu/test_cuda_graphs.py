@@ -20,11 +20,6 @@ MEGABYTE = 2**20
 ROWS = dlfp4.Recipe(global_scale_per="row")
 
 
-@pytest.fixture
-def torch():
-    return pytest.importorskip("torch", reason="PyTorch is not installed")
-
-
 def all_bytes(result):
     parts = (result.data, result.scales, result.global_scale) if isinstance(result, dlfp4.ScaledTensor) else (result,)
     return [host_bytes(part) for part in parts if part is not None]
@@ -251,11 +246,6 @@ for _ in range(3):
 
 
 # ---- Streams that end
-
-
-@pytest.fixture
-def cupy():
-    return pytest.importorskip("cupy", reason="CuPy is not installed")
 
 
 def test_what_is_made_on_a_stream_keeps_it(cupy):

@@ -6,7 +6,6 @@ from ctypes import byref
 import pytest
 
 import dlfp4
-from dlfp4._core import _cuda_capability
 
 from ..support import c_api
 from ..support.capsules import framework
@@ -40,12 +39,6 @@ def memory_of(bytes):
     """A workspace."""
     assert bytes >= 0
     return torch.empty(max(1, bytes), dtype=torch.uint8, device="cuda")
-
-
-@pytest.fixture
-def hopper():
-    if _cuda_capability(0) != (9, 0):
-        pytest.skip(f"kernels for compute capability 9.0; this device has {_cuda_capability(0)}")
 
 
 @pytest.mark.parametrize("dtype", ["float4_e2m1fn", "float6_e2m3fn", "float8_e4m3fn"])

@@ -21,11 +21,6 @@ extern "C" __global__ void double_late(float *x, int count) {
 """
 
 
-@pytest.fixture
-def cupy():
-    return pytest.importorskip("cupy", reason="CuPy is not installed")
-
-
 def managed(cupy, values):
     """A CuPy array of the values in managed memory."""
     array = cupy.ndarray(values.shape, values.dtype, memptr=cupy.cuda.malloc_managed(values.nbytes))

@@ -16,18 +16,13 @@ from dlfp4.engines.problem import Problem
 from ..products.test_matmul import CASES, EPSILON, LARGE, assert_product, values
 from ..support.reference import native_cast
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
 
 matmul, autotune = (importlib.import_module(f"dlfp4.{name}") for name in ("matmul", "autotune"))
 CUDA = "cuda:0"
 PREPARABLE = ["nvfp4", "mxfp4", "mxfp8_e4m3", "fp8_e4m3"]  # test_which_formats_are_prepared
 # Of sums of FP8 products in Hopper's tensor cores, in units of the sum of magnitudes: some 14 bits, cut off.
 HOPPER_FP8 = 2.0**-10
-
-
-@pytest.fixture(autouse=True)
-def torch():
-    return pytest.importorskip("torch", reason="PyTorch is not installed")
 
 
 def on_cuda(x):

@@ -5,15 +5,9 @@ import pytest
 
 import dlfp4
 
-from ..support.capsules import framework
 from ..support.reference import host_bytes
 
 pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture
-def torch():
-    return framework("torch")
 
 
 def moved(x, offset=1):

@@ -26,11 +26,6 @@ SOURCES = ["float32", "bfloat16", "float16"]
 MODES = [(rounding, saturate) for rounding in [*reference.ROUNDINGS, "stochastic"] for saturate in (True, False)]
 
 
-@pytest.fixture
-def torch():
-    return pytest.importorskip("torch", reason="PyTorch is not installed")
-
-
 def parts_of(q):
     return [part for part in (q.data, q.scales, q.global_scale) if part is not None]
 

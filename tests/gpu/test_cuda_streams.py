@@ -8,22 +8,11 @@ import pytest
 
 import dlfp4
 
-from ..support.capsules import framework
 from ..support.reference import host_bytes
 
 pytestmark = pytest.mark.gpu
 
 LONG = 2 * 10**9  # cycles: about a second
-
-
-@pytest.fixture
-def torch():
-    return framework("torch")
-
-
-@pytest.fixture
-def cupy():
-    return framework("cupy")
 
 
 def weights(torch, seed=0):

@@ -11,10 +11,8 @@ import dlfp4
 from dlfp4 import TensorProto
 
 from .test_torch_modules import case as case
-from .test_torch_modules import dt as dt
 from .test_torch_ops import FORMATS, host_bytes, randn
 from .test_torch_ops import pytestmark as pytestmark
-from .test_torch_ops import torch as torch
 
 
 def check(torch, made, expected):

@@ -1,7 +1,6 @@
 """Quantized layers of PyTorch on a GPU: prepared weights, their copies, state dicts, compiled code and its graphs."""
 
 import copy
-import importlib
 import io
 import types
 
@@ -12,12 +11,6 @@ import dlfp4
 from . import test_cuda_experts as experts
 from .test_torch_ops import host_bytes, randn
 from .test_torch_ops import pytestmark as pytestmark
-from .test_torch_ops import torch as torch
-
-
-@pytest.fixture
-def dt(torch):
-    return importlib.import_module("dlfp4.torch")
 
 
 @pytest.fixture(params=["nvfp4", "mxfp4", "mxfp8_e4m3", "fp8_e4m3"])

@@ -1,7 +1,5 @@
 """torch.ops.dlfp4 on a GPU: the host's bytes, prepared weights, CUDA graphs of compiled code."""
 
-import importlib
-
 import pytest
 
 import dlfp4
@@ -20,16 +18,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning"),
 ]
 FORMATS = [name for name, row in dlfp4.formats().items() if row.element.name != "uint4"]  # which has zero points
-
-
-@pytest.fixture
-def torch():
-    return pytest.importorskip("torch", reason="PyTorch is not installed")
-
-
-@pytest.fixture
-def dt(torch):
-    return importlib.import_module("dlfp4.torch")
 
 
 def randn(torch, *shape, seed=0):

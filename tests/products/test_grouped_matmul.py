@@ -12,6 +12,7 @@ from ..support.block_reference import FORMATS
 from ..support.capsules import Made, framework, run_python, together
 from ..support.levels import LEVELS, run_at
 from ..support.reference import codes_of, native_cast
+from .test_matmul import poisoned, wide
 
 FLOATS = ("float32", "bfloat16", "float16")
 
@@ -52,10 +53,6 @@ def take(x, first, last):
                                          shape=(last - first, x.shape[1]))  # fmt: skip
 
 
-def poisoned(shape, dtype):
-    return native_cast(np.full(shape, np.nan, np.float32), dtype)
-
-
 def same(got, expected):
     assert got.shape == expected.shape
     assert codes_of(got).tobytes() == np.ascontiguousarray(expected).tobytes()
@@ -91,10 +88,6 @@ def test_quantized_rows(name):
     exact = np.stack([x.dequantize().to_numpy()[order[i]].astype("f8") @ wide(w[expert_of(i, [9, 9, 20, 40])]).T
                       for i in range(40)])  # fmt: skip
     assert np.abs(gathered.to_numpy() - exact).max() <= 1e-4
-
-
-def wide(q):
-    return q.dequantize().to_numpy().astype(np.float64)
 
 
 def expert_of(row, ends):

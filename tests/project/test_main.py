@@ -13,12 +13,9 @@ from dlfp4 import checkpoints, matrix
 from dlfp4.__main__ import main
 from dlfp4.matrix import Cell, Direction, Outcome, Report
 
+from ..support.command_line import command_line
+
 TYPES = ["float32", "float8_e4m3fn", "float4_e2m1fn"]
-
-
-def run(*arguments):
-    command = [sys.executable, "-P", "-m", "dlfp4", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
 @pytest.mark.parametrize(
@@ -31,20 +28,20 @@ def run(*arguments):
     ids=str,
 )
 def test_mistakes_are_named(arguments, message):
-    result = run(*arguments)
+    result = command_line(*arguments)
     assert (result.returncode, result.stdout) == (2, "")
     assert message in result.stderr
 
 
 @pytest.mark.parametrize("arguments", [(), ("--help",)], ids=str)
 def test_help_names_the_commands(arguments):
-    result = run(*arguments)
+    result = command_line(*arguments)
     assert (result.returncode, result.stderr) == (0, "")
     assert all(command in result.stdout for command in ("info", "config", "matrix", "quantize", "bench"))
 
 
 def test_info():
-    result = run("info")
+    result = command_line("info")
     assert (result.returncode, result.stderr) == (0, "")
     rows = {line[:18].rstrip(): line[18:] for line in result.stdout.splitlines()}
     assert rows["python"].split()[0] == sys.version.split()[0]
@@ -59,7 +56,7 @@ def test_info():
 
 def test_matrix_as_a_table_and_as_json():
     options = ["matrix", "--framework", "numpy", *(word for name in TYPES for word in ("--dtype", name))]
-    table, data = run(*options), run(*options, "--json")
+    table, data = command_line(*options), command_line(*options, "--json")
     assert (table.returncode, data.returncode) == (0, 0)
     lines = table.stdout.splitlines()
     assert f"numpy {np.__version__}" in lines[0]
