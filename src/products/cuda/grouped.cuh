@@ -152,20 +152,11 @@ class Experts {
       const uint32_t full = ring_.full + 8 * turn.stage;
       wait_for(ring_.empty + 8 * turn.stage, turn.phase);
       expect_bytes(full, bytes);
-      if (Weights) copy_weights(place.row_block, block, ring_.weights + turn.stage * ring_.weight_bytes, full);
+      if (Weights) copy_row_block(ring_, p_, place.row_block, block, turn.stage);
       if (X) ring_.copy_x(&p_.x, block * stage_depth(Kind), rows, turn.stage, kSharers);
       if constexpr (has_scales(Kind))
         if (maps_scales) ring_.copy_x_scales(&p_.x_scales, block, rows, turn.stage, kSharers);
       turn.advance(1, ring_.stages);
-    }
-  }
-
-  __device__ void copy_weights(int row_block, int block, uint32_t to, uint32_t full) const {
-    if constexpr (is_prepared(Kind)) {
-      constexpr int kBytes = weight_layout(Kind).bytes();
-      copy_bytes(to, q_.weights + (int64_t{row_block} * q_.blocks_in_row + block) * kBytes, kBytes, full);
-    } else {
-      copy_box(to, &p_.weights, block * stage_depth(Kind), row_block * kBlockRows, full);
     }
   }
 

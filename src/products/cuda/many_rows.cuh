@@ -237,6 +237,19 @@ __device__ inline void prefetch_maps(const Params &p) {
   if constexpr (!is_prepared(Kind)) prefetch_map(&p.weights);
 }
 
+// For one thread: 128 rows of weights, and their scales where they are prepared, of a block along K.
+template <int Kind, class Params>
+__device__ inline void copy_row_block(const Ring<Kind> &ring, const Params &p, int row_block, int block, int stage) {
+  if constexpr (is_prepared(Kind)) {
+    constexpr int kBytes = weight_layout(Kind).bytes();
+    const uint8_t *from = p.product.weights + (int64_t{row_block} * p.product.blocks_in_row + block) * kBytes;
+    copy_bytes(ring.weights + stage * ring.weight_bytes, from, kBytes, ring.full + 8 * stage);
+  } else {
+    const BoxedRows rows = {row_block * kBlockRows, kBlockRows, kBlockRows};
+    ring.copy_weights(&p.weights, block * stage_depth(Kind), rows, stage, 1);
+  }
+}
+
 // How many threads of a block arrive at a stage that is full: those that begin copies of weights and of x, or one for
 // both; where there are scales those that bring them, by default each lane of a warp.
 __device__ inline int arrivals(int kind, int copiers, int of_scales = kWarpSize) {
@@ -333,9 +346,8 @@ class SharedTile {
   __device__ void produce_x() const {
     wait_for_kernel_before();
     produce([&](int block, int stage) {
-      const uint32_t full = ring_.full + 8 * stage;
-      expect_bytes(full, ring_.x_bytes);
-      copy_box(ring_.x + stage * ring_.x_bytes, &p_.x, (begin_ + block) * kDepth, first_row_, full);
+      expect_bytes(ring_.full + 8 * stage, ring_.x_bytes);
+      ring_.copy_x(&p_.x, (begin_ + block) * kDepth, {first_row_, Rows, Rows}, stage, 1);
     });
   }
 
@@ -543,23 +555,13 @@ class Walk {
         const uint32_t full = ring_.full + 8 * stage;
         const int scales = maps_scales() ? ring_.scales_of_copies(rows) : 0;
         expect_bytes(full, x_stage_bytes(rows.count) + ring_.weight_bytes + scales * 4);
-        copy_weights(place.row_block, block, ring_.weights + stage * ring_.weight_bytes, full);
+        copy_row_block(ring_, p_, place.row_block, block, stage);
         ring_.copy_x(&p_.x, block * kDepth, rows, stage, among);
         if constexpr (has_scales(Kind))
           if (maps_scales()) ring_.copy_x_scales(&p_.x_scales, block, rows, stage, among);
       };
     });
     if (kSharers > 1 && !has_share()) ring_.drain(end);
-  }
-
-  __device__ void copy_weights(int row_block, int block, uint32_t to, uint32_t full) const {
-    if constexpr (is_prepared(Kind)) {
-      constexpr int kBytesOfBlock = weight_layout(Kind).bytes();
-      const int64_t number = int64_t{row_block} * q_.blocks_in_row + block;
-      copy_bytes(to, q_.weights + number * kBytesOfBlock, kBytesOfBlock, full);
-    } else {
-      copy_box(to, &p_.weights, block * kDepth, row_block * kBlockRows, full);
-    }
   }
 
   __device__ void produce_scales() const {
