@@ -18,7 +18,7 @@ import numpy as np
 import dlfp4
 from dlfp4 import ScaledTensor
 from dlfp4.checkpoints import activations, integers
-from dlfp4.checkpoints.folders import CONFIG, Outcome, write_json
+from dlfp4.checkpoints.folders import CONFIG, Outcome
 from dlfp4.checkpoints.names import experts_of, fused_module, module_of
 from dlfp4.formats import FLOATS
 
@@ -393,18 +393,6 @@ def type_of(config: Mapping[str, Any]) -> str:
     return next((str(config[key]) for key in TYPES if config.get(key)), "")
 
 
-def write(
-    folder: Path,
-    files: Mapping[str, Mapping[str, Any]],
-    outcomes: Sequence[Outcome],
-    former: Mapping[str, Any] | None,
-) -> list[Outcome]:
-    """Write the configuration files of a new model, and say in its outcomes what they change."""
-    for name, content in files.items():
-        write_json(folder / name, content)
-    return with_new_type(outcomes, former, files)
-
-
 def with_new_type(
     outcomes: Sequence[Outcome], config: Mapping[str, Any] | None, files: Mapping[str, Mapping[str, Any]]
 ) -> list[Outcome]:
@@ -449,7 +437,9 @@ def is_kept(outcome: Outcome) -> bool:
 
 
 def has_pow2_scales(q: ScaledTensor) -> bool:
-    """Whether all scales are powers of two."""
+    """Whether all scales are powers of two; of NVFP4's, which are many, nobody asks."""
+    if q.format.kind == "two_level":
+        return False
     if q.scales.dtype == np.dtype(ml_dtypes.float8_e8m0fnu):
         return True
     return bool(np.all(np.frexp(q.scales.to_numpy().astype(np.float32))[0] == 0.5))
