@@ -17,7 +17,7 @@ from dlfp4.autotune import choose, is_idle
 from dlfp4.engines import cpu, cuda
 from dlfp4.engines import problem as common
 from dlfp4.matmul import candidates, make_problem
-from dlfp4.torch.representing import share
+from dlfp4.torch.representing import is_put_together, share
 
 if TYPE_CHECKING:
     from dlfp4.torch.registering import Call, Plan
@@ -53,6 +53,7 @@ def remember(call: Call, args: tuple[Any, ...]) -> None:
         or a.scales is not None
         or b.scales is None
         or b.offsets is not None
+        or is_put_together(b)
         or not is_idle()
     ):
         return

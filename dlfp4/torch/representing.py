@@ -262,35 +262,64 @@ def share_offsets(x: Parts, name: str) -> Tensor | None:
 
 
 def share_prepared(x: Parts, parts: _Stored, shape: Any, encoding: Encoding) -> ScaledTensor:
-    """A prepared weight as a ScaledTensor; one whose parts lie apart, as copies of each do, in linear order.
-
-    Kernels find the scales of a block behind its codes, and read weights before the preceding kernel has ended: what
-    has just been put together has to be waited for.
+    """A prepared weight as a ScaledTensor; one whose parts lie apart is put together, as kernels find the scales of a
+    block behind its codes.
     """
     facts = encoding.prepared
     assert facts is not None
     assert x.scales is not None
-    _, code_bytes, scale_bytes, _ = _core._size_of_prepared(encoding.format, facts.rows, facts.columns)
-    if x.data.shape[1] != code_bytes:  # a saved program's, whose graph has the type that its weight had
+    if x.data.shape[1] != size_of_block(encoding)[0]:  # a saved program's, whose graph has the type that its weight had
         return share_former(x, encoding)
-    by_block = _core.formats()[encoding.format].block is not None
-    follow = not by_block or x.scales.data_ptr() == x.data.data_ptr() + code_bytes
-    if follow and x.data.stride(0) == code_bytes + scale_bytes:
+    if not lies_apart(x, encoding):
         return _core._restore_prepared(*parts, shape, encoding.hadamard, facts)
-    if torch.cuda.is_current_stream_capturing():
-        raise ValueError(
-            f"the parts of a prepared {encoding.format} lie apart, as a CUDA graph copies its inputs: make the weight "
-            f"a module's parameter, or mark its parts with torch._dynamo.mark_static_address"
-        )
+    joined: _Stored = (*together(x, encoding), *parts[2:])
+    made = _core._restore_prepared(*joined, shape, encoding.hadamard, facts)
+    if has_blocks(encoding):
+        return made
+    return made.with_scale_layout("linear")  # what its kernels read behind the codes is no part of such a tensor
+
+
+def has_blocks(encoding: Encoding) -> bool:
+    """Whether a format has a scale for each block, and not one for a tensor."""
+    return _core.formats()[encoding.format].block is not None
+
+
+def size_of_block(encoding: Encoding) -> tuple[int, int]:
+    """The bytes of codes, and of the scales that follow them, in a block of a prepared weight."""
+    facts = encoding.prepared
+    assert facts is not None
+    _, code_bytes, scale_bytes, _ = _core._size_of_prepared(encoding.format, facts.rows, facts.columns)
+    return code_bytes, scale_bytes
+
+
+def lies_apart(x: Parts, encoding: Encoding) -> bool:
+    """Whether the parts of a prepared weight were copied one by one, as a CUDA graph copies its inputs."""
+    assert x.scales is not None
+    code_bytes, scale_bytes = size_of_block(encoding)
+    follow = not has_blocks(encoding) or x.scales.data_ptr() == x.data.data_ptr() + code_bytes
+    return not follow or x.data.stride(0) != code_bytes + scale_bytes
+
+
+def is_put_together(x: Parts) -> bool:
+    """Whether sharing a quantized operand makes a copy of it."""
+    encoding = Encoding.parse(x.type)
+    if encoding.prepared is None or x.data.shape[1] != size_of_block(encoding)[0]:
+        return False
+    return lies_apart(x, encoding)
+
+
+def together(x: Parts, encoding: Encoding) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes and scales of a prepared weight in new memory, the latter behind the former."""
+    assert x.scales is not None
+    code_bytes, scale_bytes = size_of_block(encoding)
     memory = x.data.new_zeros((x.data.shape[0], code_bytes + scale_bytes))
-    codes, behind = memory[:, :code_bytes], memory[:, code_bytes:]
+    codes, scales = memory[:, :code_bytes], memory[:, code_bytes:]
     codes.copy_(x.data)
-    if by_block:
-        behind.copy_(x.scales.view(torch.uint8))
-    joined: _Stored = (codes, behind if by_block else x.scales, *parts[2:])
-    linear = _core._restore_prepared(*joined, shape, encoding.hadamard, facts).with_scale_layout("linear")
-    wait_for(x.data)
-    return linear
+    if not has_blocks(encoding):
+        return codes, x.scales
+    scales.copy_(x.scales.view(torch.uint8))
+    settle(memory)
+    return codes, scales
 
 
 def share_former(x: Parts, encoding: Encoding) -> ScaledTensor:
@@ -303,6 +332,10 @@ def share_former(x: Parts, encoding: Encoding) -> ScaledTensor:
     return q if encoding.axis == -1 else q.mT
 
 
-def wait_for(codes: torch.Tensor) -> None:
-    """Wait until codes of a prepared weight are written, which kernels do not."""
-    torch.cuda.current_stream(codes.device).synchronize()
+def settle(codes: torch.Tensor) -> None:
+    """Have codes of a prepared weight written before a product reads them.
+
+    Our kernels start reading weights while the kernel before them still runs. A kernel of PyTorch in between starts
+    when what was written is there.
+    """
+    torch.ones(1, device=codes.device)

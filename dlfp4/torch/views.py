@@ -20,7 +20,7 @@ from dlfp4.torch.arranging import permuted, transposed, viewed, with_one_more
 from dlfp4.torch.cutting import cut, is_one_line, reshaped
 from dlfp4.torch.memoryless import Memoryless
 from dlfp4.torch.protos import granularity_of
-from dlfp4.torch.representing import PAIRS, wait_for
+from dlfp4.torch.representing import PAIRS, settle
 from dlfp4.torch.representing import described as in_torch
 from dlfp4.torch.scaled_tensor import (
     PARTS,
@@ -168,7 +168,7 @@ def copy_(function: Any, target: Any, source: Any, non_blocking: bool = False) -
             setattr(target, name, new[name].to(target.device, copy=True) if name in new else None)
         target.form = source.form
     if target.encoding.prepared is not None and type(target.elements) is torch.Tensor:
-        wait_for(target.elements)
+        settle(target.elements)
     return target
 
 

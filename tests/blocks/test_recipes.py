@@ -2,14 +2,12 @@
 installs on a CPU, else what its formula says in NumPy, written from the source that is named."""
 
 import importlib
-from typing import get_args
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 import dlfp4
-from dlfp4.formats import RECIPES, RecipeName
 
 from ..support.block_reference import FORMATS, INPUTS, make
 from ..support.reference import codec, codes_of, native_cast, raw_bytes, unpacked_codes
@@ -43,10 +41,6 @@ def finite_inputs(shape, dtype, kinds=tuple(FINITE)):
 
 def package(name):
     return pytest.importorskip(name, reason=f"{name} is not installed")
-
-
-def test_type_checkers_know_all_recipes():
-    assert get_args(RecipeName) == tuple(RECIPES)
 
 
 def assert_same(q, scales, codes, what):

@@ -40,7 +40,7 @@ def quantized(device, name, *shape, seed=0):
 
 
 def check(made, expected):
-    """Equal but for the order of sums, which a copy of a prepared weight may change."""
+    """Equal but for the order of sums."""
     assert (made.shape, made.dtype, made.device) == (expected.shape, expected.dtype, expected.device)
     assert torch.allclose(made.float(), expected.float(), rtol=2e-2, atol=0.5)
 

@@ -152,7 +152,7 @@ SHAPES_OF_TACTICS = [
 ]  # fmt: skip
 
 
-TACTICS = [name for name in _tactic_names() if not name.startswith("16x")]  # those are for FP8 by FP8 alone
+TACTICS = [name for name in _tactic_names() if not name.startswith(("16x", "2x"))]  # those are for FP8 by FP8 alone
 
 
 def tactics_of_image():

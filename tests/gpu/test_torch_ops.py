@@ -63,7 +63,9 @@ def test_prepared_weights_whose_parts_were_copied(torch, dt, name):
     apart = whole._replace(data=whole.data.clone(), scales=whole.scales.clone())
     for _ in range(3):
         assert torch.equal(dt.dequantize(apart), dt.dequantize(whole))
-        assert torch.allclose(dt.matmul(x, apart).float(), dt.matmul(x, whole).float(), rtol=2e-2, atol=2e-2)
+        made, expected = dt.matmul(x, apart), dt.matmul(x, whole)
+        assert torch.allclose(made.float(), expected.float(), rtol=2e-2, atol=2e-2)
+        assert torch.equal(made, expected) or name == "fp8_e4m3"  # which multiplies in linear order then
 
 
 def test_operations_run_on_the_current_stream(torch, dt):

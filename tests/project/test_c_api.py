@@ -10,7 +10,6 @@ import pytest
 import dlfp4
 from dlfp4 import _core
 
-from ..rules.test_layouts import LAYOUTS
 from ..support import c_api
 from ..support.capsules import DTYPES, flushed_subnormals
 
@@ -18,6 +17,7 @@ pytestmark = pytest.mark.arithmetic  # no part of it depends on Python
 
 C = c_api.load()
 FORMATS = list(dlfp4.formats())
+LAYOUTS = ["linear", "128x4", "8x4", "aiter", "n32k4", "deepgemm", "cublas_1x128", "cublas_128x128"]
 RNG = np.random.default_rng(33)
 
 
@@ -384,6 +384,206 @@ def test_a_scale_for_each_matrix_of_a_stack():
         assert C.dequantize(described, c_api.describe(out), None) == status
 
 
+# ---- On a device: what is asked and refused before its driver
+
+THERE = c_api.DLDevice(2, 0)
+
+
+def on_device(x):
+    """An operand or tensor of the host's, described as one of a device's, whose memory nobody is to read."""
+    if isinstance(x, dlfp4.ScaledTensor):
+        result = c_api.describe_scaled(x)
+        for part in result.kept.values():
+            part.contents.device = THERE
+        return result
+    result = c_api.plain(x)
+    result.kept.device = THERE
+    return result
+
+
+def tensor_on_device(x, **changed):
+    return c_api.describe(x, device=THERE, **changed)
+
+
+def fp8(*shape, name="fp8_1x128"):
+    return dlfp4.quantize(values(*shape), name)
+
+
+@pytest.mark.parametrize(
+    ("rows", "names", "bytes"),
+    [
+        (1027, ("fp8_1x128", "fp8_128x128"), 1028 * 3 * 4),
+        (1027, ("fp8_1x128_e5m2", "fp8_1x128"), 1028 * 3 * 4),
+        (1023, ("fp8_1x128", "fp8_128x128"), 0),
+        (1027, ("fp8_row", "fp8_row"), 0),
+        (1027, ("fp8_e4m3", "fp8_e5m2"), 0),
+    ],
+    ids=str,
+)
+def test_workspaces_of_fp8_on_a_device(rows, names, bytes):
+    """Room for scales of neighbouring rows, where these are many."""
+    out = tensor_on_device(np.zeros((rows, 64), np.float32))
+    a, b = fp8(rows, 384, name=names[0]), fp8(64, 384, name=names[1])
+    assert C.matmul_workspace(on_device(a), on_device(b), out, None) == bytes
+    if dlfp4.formats()[names[0]].block == (1, 128) and bytes:
+        turned = a.with_scale_layout("cublas_1x128")
+        assert C.matmul_workspace(on_device(turned), on_device(b), out, None) == 0
+        odd = ctypes.c_void_p(1008 + 8)
+        assert C.matmul(on_device(a), on_device(b), out, None, odd, None) == c_api.E_SHAPE
+
+
+def test_products_that_a_device_does_not_have():
+    out, x, w = np.zeros((4, 64), np.float32), fp8(4, 256), fp8(64, 256)
+
+    def status(a=x, b=w, out=out, **options):
+        call = on_device(a), on_device(b), out if isinstance(out, c_api.DLTensor) else tensor_on_device(out)
+        given = byref(c_api.MatmulOptions(alpha=1.0, **options))
+        assert C.matmul_workspace(*call, given) == -1
+        return C.matmul(*call, given, None, None)
+
+    assert status(b=dlfp4.quantize(values(64, 256), "nvfp4")) == c_api.E_DTYPE
+    assert status(a=values(4, 256)) == c_api.E_DTYPE
+    assert status(b=dlfp4.quantize(values(64, 256), "mxfp8_e4m3")) == c_api.E_OPTION
+    assert status(activation=1) == c_api.E_OPTION
+    assert status(a=values(4, 256, dtype="float8_e4m3fn")) == c_api.E_OPTION  # scales of blocks on one side alone
+    assert status(a=fp8(4, 0, name="fp8_row"), b=fp8(64, 0, name="fp8_row")) == c_api.E_SHAPE
+    assert status(a=fp8(4, 24, name="fp8_row"), b=fp8(64, 24, name="fp8_row")) == c_api.E_SHAPE
+    assert status(b=fp8(64, 128)) == c_api.E_SHAPE
+    assert status(b=fp8(63, 256)) == c_api.E_SHAPE
+    assert status(out=out.astype(np.float64)) == c_api.E_DTYPE
+    assert status(out=np.zeros((64, 4), np.float32).T) == c_api.E_SHAPE
+    assert status(out=tensor_on_device(out, data=out.ctypes.data + 2)) == c_api.E_SHAPE
+    assert status(out=c_api.describe(out)) == c_api.E_DEVICE
+
+
+def routing_on_device(**parts):
+    result = routing(**parts)
+    for part in result.kept.values():
+        part.contents.device = THERE
+    return result
+
+
+def prepared_there(**members):
+    """What dlfp4_prepare() would give for a stack of three (32, 64)."""
+    facts = {"memory": 4096, "device": 0, "format": C.find_format(b"mxfp4"), "rows": 96, "columns": 64, "matrices": 1}
+    return c_api.Prepared(**(facts | members))
+
+
+@pytest.mark.parametrize("integer", [np.int32, np.int64])
+@pytest.mark.parametrize("way", ["in order", "gathered", "added", "both"])
+def test_workspaces_of_experts_on_a_device(way, integer):
+    """Rows of tokens, with their scales, and sums of weighted rows in float32; nobody looks at what the numbers are."""
+    gathers, adds = way in ("gathered", "both"), way in ("added", "both")
+    tokens, rows, columns = 5, 9, 32
+    parts = {"ends": np.array([7, -1, 40], integer)}
+    if gathers or adds:
+        parts["indices"] = np.full(rows, 99, integer)
+    if adds:
+        parts["weights"] = values(rows)
+    out = tensor_on_device(np.zeros((tokens if adds else rows, columns), np.float32))
+    lines = tokens if gathers else rows
+    call = routing_on_device(**parts, gathers=gathers), out
+    sums = rows * columns * 4 if adds else 0
+    w = on_device(fp8(3 * columns, 256))
+    of_bytes = gathers * (rows * 256 + 12 * 2 * 4) + sums
+    assert C.grouped_matmul_workspace(on_device(fp8(lines, 256)), w, *call, None) == of_bytes
+    x = tensor_on_device(values(lines, 64, dtype="bfloat16"))
+    bytes = gathers * rows * 64 * 2 + sums
+    assert C.grouped_matmul_prepared_workspace(x, byref(prepared_there()), *call) == bytes
+    if bytes:
+        assert C.grouped_matmul(on_device(fp8(lines, 256)), w, *call, None, None, None) == c_api.E_OPTION
+        for workspace, status in ((None, c_api.E_OPTION), (1008 + 8, c_api.E_SHAPE)):
+            assert C.grouped_matmul_prepared(x, byref(prepared_there()), *call, 1, workspace, None) == status
+
+
+def test_workspaces_of_sums_on_a_device():
+    bytes_of_line = C.vecdot_workspace(1, 2**20)
+    assert bytes_of_line > 0
+    assert C.vecdot_workspace(7, 2**20) == 7 * bytes_of_line
+    assert C.vecdot_workspace(1000, 64) == C.vecdot_workspace(0, 2**20) == 0
+    for extents in ((-1, 64), (4, -1), (2**62, 2**20), (4, 2**63 - 1)):
+        assert C.vecdot_workspace(*extents) == -1
+    x = on_device(np.zeros((1, 2**20), np.float16))
+    for workspace, status in ((None, c_api.E_OPTION), (4096 + 4, c_api.E_SHAPE)):
+        assert C.vecdot(x, x, tensor_on_device(np.zeros(1, np.float32)), workspace, None) == status
+
+
+def test_experts_that_a_device_does_not_have():
+    x, w, out, ends = fp8(9, 256), fp8(96, 256), np.zeros((9, 32), np.float32), np.array([4, 4, 9])
+    some = np.zeros(9, np.int64)
+
+    def status(rows, x=x, w=w, out=out):
+        call = on_device(x), on_device(w), rows, tensor_on_device(out)
+        assert C.grouped_matmul_workspace(*call, None) == -1
+        return C.grouped_matmul(*call, None, None, None)
+
+    assert status(routing(ends=ends)) == c_api.E_DEVICE
+    assert status(routing_on_device(ends=ends.astype(np.int16))) == c_api.E_DTYPE
+    assert status(routing_on_device(ends=np.array([4, 9]))) == c_api.E_SHAPE
+    assert status(routing_on_device(ends=ends, indices=some)) == c_api.E_OPTION
+    assert status(routing_on_device(ends=ends, weights=values(9))) == c_api.E_OPTION
+    assert status(routing_on_device(ends=np.zeros(6, np.int64)[::2])) == c_api.E_SHAPE
+    assert status(None) == status(c_api.Routing()) == c_api.E_OPTION
+    both = routing_on_device(ends=ends, indices=some, weights=values(9), gathers=1)
+    assert status(both, out=np.zeros((8, 32), np.float32)) == c_api.E_SHAPE  # as many tokens of x as of out
+    for name in ("nvfp4", "fp8_1x128_e5m2"):
+        assert status(routing_on_device(ends=ends), w=dlfp4.quantize(values(96, 256), name)) == c_api.E_DTYPE
+
+
+def test_prepared_weights_of_experts_that_do_not_fit():
+    x, out, ends = values(9, 64, dtype="bfloat16"), np.zeros((9, 32), np.float32), np.array([4, 4, 9])
+
+    def status(x=x, out=out, routed=None, **members):
+        call = tensor_on_device(x), byref(prepared_there(**members)), routed or routing_on_device(ends=ends)
+        call = *call, tensor_on_device(out)
+        assert C.grouped_matmul_prepared_workspace(*call) == -1
+        return C.grouped_matmul_prepared(*call, 1, None, None)
+
+    assert status(device=1) == c_api.E_DEVICE
+    assert status(matrices=2) == c_api.E_OPTION
+    assert status(rows=64 * 3) == status(columns=56) == c_api.E_SHAPE
+    assert status(x=values(9, 60, dtype="bfloat16")) == c_api.E_SHAPE
+    assert status(x=values(9, 128, dtype="bfloat16")[:, ::2]) == c_api.E_SHAPE
+    assert status(x=values(9, 64)) == status(x=values(9, 64, dtype="float16")) == c_api.E_DTYPE
+    assert status(out=out.astype(np.float64)) == c_api.E_DTYPE
+    assert status(routed=routing(ends=ends)) == c_api.E_DEVICE
+    assert C.grouped_matmul_prepared(tensor_on_device(x), None, routing_on_device(ends=ends), tensor_on_device(out), 1,
+                                     None, None) == c_api.E_OPTION  # fmt: skip
+    here = c_api.describe(x), byref(prepared_there())
+    for nowhere in (None, c_api.Routing()):  # before it is looked at where the tensors lie
+        assert C.grouped_matmul_prepared(*here, nowhere, c_api.describe(out), 1, None, None) == c_api.E_OPTION
+        apart = c_api.plain(x), on_device(fp8(96, 64)), nowhere, c_api.describe(out)
+        assert C.grouped_matmul(*apart, None, None, None) == c_api.E_OPTION
+    stack = prepared_there(matrices=3)
+    square = tensor_on_device(np.zeros((9, 96), np.float32))
+    assert C.matmul_prepared(tensor_on_device(x), byref(stack), square, 1, None) == c_api.E_OPTION
+
+
+def test_nothing_is_multiplied_without_a_driver():
+    """Where there are no rows or columns."""
+    nothing = tensor_on_device(np.zeros((0, 64), np.float32))
+    w, x = on_device(fp8(64, 256)), on_device(fp8(0, 256))
+    assert C.matmul(x, w, nothing, None, None, None) == c_api.OK
+    for part in x.kept.values():  # as other producers describe what is empty
+        part.contents.data = None
+    assert C.matmul(x, w, nothing, None, None, None) == c_api.OK
+    of_x = tensor_on_device(values(0, 64, dtype="bfloat16"))
+    whole = tensor_on_device(np.zeros((0, 96), np.float32))
+    assert C.matmul_prepared(of_x, byref(prepared_there()), whole, 1, None) == c_api.OK
+
+
+@pytest.mark.skipif(dlfp4.cuda_available(), reason="there is a CUDA device")
+def test_without_a_driver_a_device_multiplies_nothing():
+    out, ends = np.zeros((9, 32), np.float32), routing_on_device(ends=np.array([4, 4, 9]))
+    call = on_device(fp8(9, 256)), on_device(fp8(32, 256)), tensor_on_device(out)
+    assert C.matmul(*call, None, None, None) == c_api.E_CUDA_DRIVER
+    call = on_device(fp8(9, 256)), on_device(fp8(96, 256)), ends, tensor_on_device(out)
+    assert C.grouped_matmul(*call, None, None, None) == c_api.E_CUDA_DRIVER
+    x = tensor_on_device(values(9, 64, dtype="bfloat16"))
+    call = x, byref(prepared_there()), ends, tensor_on_device(out)
+    assert C.grouped_matmul_prepared(*call, 1, None, None) == c_api.E_CUDA_DRIVER
+
+
 # ---- Strides that mean nothing, addresses of any alignment
 
 
@@ -419,3 +619,225 @@ def test_scales_of_lines_at_any_address():
     workspace = ctypes.create_string_buffer(C.matmul_workspace(*call))
     assert C.matmul(*call, workspace, None) == c_api.OK
     assert out.tobytes() == expected.tobytes()
+
+
+# ---- What is refused
+
+
+def quantize_by(q, x, options):
+    """What quantizing x into q says of a format's recipe with some options."""
+    recipe = c_api.Recipe()
+    assert C.default_recipe(C.find_format(q.format.name.encode()), byref(recipe)) == c_api.OK
+    for name, value in options.items():
+        setattr(recipe, name, value)
+    return C.quantize(c_api.describe(x), byref(recipe), 0, c_api.describe_scaled(q), None, None)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"rounding": 4}, {"rounding": 6}, {"rounding": -1}, {"scale_rule": 4}, {"scale_rule": -1}, {"scale_order": 3},
+     {"scale_order": -1}, {"four_over_six": 3}, {"four_over_six": -1}, {"eps": -1.0}, {"eps": float("nan")},
+     {"largest_scale": -1.0}, {"least_scale": 0x7F}, {"least_scale": 0x80}, {"least_scale": 0x81},
+     {"zero_scale": 0x7F}, {"zero_scale": 0x81}, {"four_over_six": 1, "rounding": 5},
+     {"four_over_six": 1, "divides": 1}, {"four_over_six": 2, "scale_order": 1}],
+)  # fmt: skip
+def test_recipes_that_are_not_known(options):
+    x = values(16, 32)
+    q = dlfp4.quantize(x, "nvfp4")
+    before = bytes_of(q)
+    assert quantize_by(q, x, options) == c_api.E_OPTION
+    assert bytes_of(q) == before
+
+
+def test_recipes_are_of_some_formats():
+    x = values(128, 128)
+    for name, taken in (("nvfp4", True), ("nvfp4_16x16", True), ("mxfp4", False), ("fp8_1x128", False)):
+        status = quantize_by(dlfp4.quantize(x, name), x, {"four_over_six": 1, "largest_scale": 256})
+        assert status == (c_api.OK if taken else c_api.E_OPTION), name
+    for name, options in (("mxfp4", {"zero_scale": 0xFF}), ("mxfp4", {"least_scale": 0xFF})):
+        assert quantize_by(dlfp4.quantize(x, name), x, options) == c_api.E_OPTION
+    for name, options in (("mxfp4", {"zero_scale": 0x80}), ("fp8_row", {"zero_scale": 0x80, "least_scale": 0x7F})):
+        assert quantize_by(dlfp4.quantize(x, name), x, options) == c_api.OK
+
+
+def test_products_without_their_workspace_are_refused():
+    x, w = c_api.plain(values(3, 64)), c_api.describe_scaled(dlfp4.quantize(values(10, 64), "nvfp4"))
+    whole, of_experts = c_api.describe(np.zeros((3, 10), np.float32)), c_api.describe(np.zeros((3, 5), np.float32))
+    nothing = c_api.describe(np.zeros((0, 10), np.float32))
+    assert C.matmul(x, w, whole, None, None, None) == c_api.E_OPTION
+    assert C.grouped_matmul(x, w, routing(ends=np.array([1, 3])), of_experts, None, None, None) == c_api.E_OPTION
+    assert C.matmul(c_api.plain(values(0, 64)), w, nothing, None, None, None) == c_api.OK
+
+
+def test_activations_that_are_not_known():
+    x, w = values(3, 64), dlfp4.quantize(values(5, 64), "nvfp4")
+    call = c_api.plain(x), c_api.describe_scaled(w), c_api.describe(np.zeros((3, 5), np.float32))
+    for activation in (-1, 2, 2**31 - 1):
+        options = byref(c_api.MatmulOptions(activation=activation, alpha=1.0))
+        assert C.matmul_workspace(*call, options) == -1
+        assert C.matmul(*call, options, None, None) == c_api.E_OPTION
+
+
+def test_statuses_have_words():
+    words = [C.status_string(status).decode() for status in range(10)]
+    assert words[0] == "done"
+    assert len(set(words)) == 10
+    assert C.status_string(500).decode() == C.status_string(-1).decode() == "no status of dlfp4"
+    assert C.status_string(c_api.E_CUDA + 2).decode()
+
+
+@pytest.mark.parametrize("device", [c_api.DLDevice(2, 0), c_api.DLDevice(8, 0)], ids=["cuda", "metal"])
+def test_results_lie_where_operands_lie(device):
+    x, out = np.zeros((128, 4), np.uint8), np.ones((128, 4), np.uint8)
+    for devices in ({}, {"device": device}), ({"device": device}, {}):
+        pair = [c_api.describe(given, **where) for given, where in zip((x, out), devices, strict=True)]
+        assert C.cast(*pair, None, 0, None) == c_api.E_DEVICE
+        assert C.convert_scales(pair[0], 0, pair[1], 0, 128, 4, 0, None) == c_api.E_DEVICE
+    assert out.all()
+
+
+def test_what_is_not_together_or_not_there_is_refused():
+    x = values(16, 32)
+    q = dlfp4.quantize(x, "nvfp4")
+    good, elsewhere = c_api.describe_scaled(q), c_api.describe(x, device=c_api.DLDevice(2, 0))
+    assert C.quantize(elsewhere, None, 0, good, None, None) == c_api.E_DEVICE
+    assert C.dequantize(good, elsewhere, None) == c_api.E_DEVICE
+    assert C.cast(c_api.describe(x, device=c_api.DLDevice(8, 0)), c_api.describe(x), None, 0, None) == c_api.E_DEVICE
+    assert C.matmul_workspace(c_api.plain(x), good, c_api.describe(x, device=c_api.DLDevice(2, 0)), None) == -1
+    assert C.quantize(None, None, 0, good, None, None) == c_api.E_OPTION
+    assert C.quantize(c_api.describe(x), None, 0, None, None, None) == c_api.E_OPTION
+    assert C.cast(c_api.describe(x), None, None, 0, None) == c_api.E_OPTION
+
+
+@pytest.mark.skipif(dlfp4.cuda_available(), reason="there is a CUDA device")
+def test_without_a_driver_a_device_is_refused():
+    x = values(16, 32)
+    there = c_api.describe(x, device=c_api.DLDevice(2, 0))
+    assert C.load_cuda(0) == c_api.E_CUDA_DRIVER
+    assert C.cast(there, there, None, 0, None) == c_api.E_CUDA_DRIVER
+
+
+def test_parts_that_do_not_fit_are_refused():
+    x = values(16, 32)
+    q = dlfp4.quantize(x, "nvfp4")
+    part = {name: c_api.describe(getattr(q, name)) for name in ("data", "scales", "global_scale")}
+
+    def status(x=x, given=0.0, **changed):
+        described = c_api.describe_scaled(q)
+        for name, value in changed.items():
+            setattr(described, name, ctypes.pointer(value) if isinstance(value, c_api.DLTensor) else value)
+        return C.quantize(c_api.describe(x), None, given, described, None, None)
+
+    assert status() == c_api.OK
+    assert status(x=values(17, 32)) == c_api.E_SHAPE
+    assert status(x=values(16, 33)) == c_api.E_SHAPE
+    assert status(x=values(16, 32).astype(np.float64)) == c_api.E_DTYPE
+    assert status(data=part["scales"]) == c_api.E_DTYPE
+    assert status(scales=part["data"]) == c_api.E_DTYPE
+    assert status(scales=c_api.describe(q.scales, ndim=1)) == c_api.E_SHAPE
+    assert status(scales=None) == c_api.E_OPTION
+    assert status(global_scale=None) == c_api.E_OPTION
+    assert status(global_scale=c_api.describe(values(3))) == c_api.E_SHAPE
+    assert status(global_scale=part["data"]) == c_api.E_DTYPE
+    assert status(zero_points=part["scales"]) == status(biases=part["scales"]) == c_api.E_OPTION
+    assert status(axis=0) == c_api.E_OPTION
+    assert status(format=len(FORMATS)) == c_api.E_OPTION
+    assert status(layout=-1) == c_api.E_OPTION
+    assert status(given=-1.0) == status(given=float("nan")) == status(given=float("inf")) == c_api.E_OPTION
+    mx = c_api.describe_scaled(dlfp4.quantize(x, "mxfp4"))
+    assert C.quantize(c_api.describe(x), None, 0.5, mx, None, None) == c_api.E_OPTION
+
+
+def test_a_line_is_a_matrix_of_one_row():
+    x = values(1, 64)
+    q = dlfp4.quantize(x, "mxfp4")
+    made = blank_like(q, x)
+    described = c_api.describe_scaled(made)
+    assert C.quantize(c_api.describe(x[0]), None, 0.0, described, None, None) == c_api.OK
+    assert bytes_of(made) == bytes_of(q)
+    assert C.quantize(c_api.describe(x[0, 0]), None, 0.0, described, None, None) == c_api.E_SHAPE
+
+
+@pytest.mark.parametrize("format", ["int4_g32", "uint4_g32"])
+def test_zero_points_and_biases_are_told_apart(format):
+    """Either, by its name, in the type that it has; quantizing writes zero points alone."""
+    x = values(16, 64)
+    made = dlfp4.quantize(x, format)
+    numbers = {"zero_points": np.full((16, 2), 7, np.uint8), "biases": np.full((16, 2), 0.5, np.float32)}
+    for name, part in numbers.items():
+        q = dlfp4.ScaledTensor.from_parts(made.data, made.scales, format=format, **{name: part})
+        out, described = np.zeros_like(x), c_api.describe_scaled(q)
+        assert C.dequantize(described, c_api.describe(out), None) == c_api.OK
+        assert out.tobytes() == q.dequantize().to_numpy().tobytes()
+        (other,) = numbers.keys() - {name}
+        setattr(described, other, getattr(described, name))
+        assert C.dequantize(described, c_api.describe(out), None) == c_api.E_OPTION  # both
+        setattr(described, name, None)
+        assert C.dequantize(described, c_api.describe(out), None) == c_api.E_OPTION  # one by the other's name
+    others = c_api.describe_scaled(made)
+    others.zero_points = (
+        None if made.zero_points is not None else ctypes.pointer(c_api.describe(numbers["zero_points"]))
+    )
+    assert C.quantize(c_api.describe(x), None, 0.0, others, None, None) == c_api.E_OPTION
+    biases = c_api.describe_scaled(dlfp4.ScaledTensor.from_parts(made.data, made.scales, format=format, biases=part))
+    assert C.quantize(c_api.describe(x), None, 0.0, biases, None, None) == c_api.E_OPTION
+
+
+def test_tensors_that_cannot_be_counted_are_refused():
+    x = np.zeros(4, np.float32)
+    out = c_api.describe(x)
+
+    def status(**changed):
+        return C.cast(c_api.describe(x, **changed), out, None, 0, None)
+
+    assert status() == c_api.OK
+    assert status(ndim=-1) == status(ndim=64) == c_api.E_SHAPE
+    assert status(shape=(ctypes.c_int64 * 1)(-4)) == c_api.E_SHAPE
+    assert status(ndim=2, shape=(ctypes.c_int64 * 2)(2**40, 2**40), strides=None) == c_api.E_SHAPE
+    for stride in (2**62, -(2**63), 2**60, (2**64 + 2) // 3):  # the last one's span is two, if what overflows is lost
+        assert status(strides=(ctypes.c_int64 * 1)(stride)) == c_api.E_SHAPE
+    assert status(shape=(ctypes.c_int64 * 1)(2), strides=(ctypes.c_int64 * 1)(-(2**63))) == c_api.E_SHAPE
+    assert status(shape=None) == status(data=None) == c_api.E_OPTION
+    nothing = np.zeros(0, np.float32)
+    assert C.cast(c_api.describe(nothing, data=None), c_api.describe(nothing, data=None), None, 0, None) == c_api.OK
+    assert status(dtype=c_api.DLDataType(2, 32, 2)) == status(dtype=c_api.DLDataType(99, 8, 1)) == c_api.E_DTYPE
+    assert C.cast(c_api.describe(x), out, None, 4, None) == c_api.E_OPTION
+
+
+def test_weights_are_prepared_on_devices_alone():
+    w, prepared = c_api.describe_scaled(dlfp4.quantize(values(128, 64), "nvfp4")), c_api.Prepared()
+    assert C.prepared_bytes(w.format, 128, 64) >= 128 * 64 // 2 + 128 * 64 // 16
+    assert C.prepared_bytes(C.find_format(b"int4_g32"), 128, 64) == C.prepared_bytes(99, 128, 64) == 0
+    memory = ctypes.create_string_buffer(C.prepared_bytes(w.format, 128, 64))
+    assert C.prepare(w, memory, byref(prepared), None) == c_api.E_DEVICE
+    assert C.prepare(w, None, byref(prepared), None) == c_api.E_OPTION
+    x = c_api.describe(values(4, 64, dtype="bfloat16"))
+    assert C.matmul_prepared(x, byref(prepared), x, 1, None) == c_api.E_DEVICE
+    there = on_device(dlfp4.quantize(values(128, 64), "nvfp4"))
+    assert C.prepare(there, 4096 + 128, byref(prepared), None) == c_api.E_SHAPE
+    assert C.prepare(there, 4096, None, None) == c_api.E_OPTION
+
+
+def test_numbers_that_are_not_aligned_are_refused():
+    x, memory = values(4, 64), np.zeros(64, np.uint8)
+    q = c_api.describe_scaled(dlfp4.quantize(x, "nvfp4"))
+    q.global_scale.contents.data = memory.ctypes.data + 1
+    assert C.quantize(c_api.describe(x), None, 0, q, None, None) == c_api.E_SHAPE
+    out = c_api.describe(np.zeros(4, np.float32), data=memory.ctypes.data + 2)
+    assert C.vecdot(c_api.plain(x), c_api.plain(x), out, None, None) == c_api.E_SHAPE
+    whole = c_api.describe_scaled(dlfp4.quantize(x, "fp8_e4m3"))
+    whole.scales.contents.data = memory.ctypes.data + 3
+    assert C.dequantize(whole, c_api.describe(x), None) == c_api.E_SHAPE
+
+
+def test_operands_that_do_not_go_together_are_refused():
+    x, out = values(5, 64), c_api.describe(np.zeros((5, 48), np.float32))
+    w = c_api.describe_scaled(dlfp4.quantize(values(48, 64), "mxfp4"))
+    turned = c_api.describe_scaled(dlfp4.quantize(values(48, 64), "mxfp4"), rotation=C.rotation(1))
+    assert C.matmul_workspace(c_api.plain(x), w, out, None) >= 0
+    assert C.matmul(c_api.plain(values(5, 96)), w, out, None, None, None) == c_api.E_SHAPE
+    assert C.matmul(c_api.plain(values(4, 64)), w, out, None, None, None) == c_api.E_SHAPE
+    assert C.matmul(c_api.plain(x), turned, out, None, None, None) == c_api.E_OPTION
+    assert C.matmul(None, w, out, None, None, None) == c_api.E_OPTION
+    assert C.vecdot(c_api.plain(x), w, c_api.describe(np.zeros(5, np.float32)), None, None) == c_api.E_SHAPE
+    assert C.vecdot(c_api.plain(x), c_api.plain(x), c_api.describe(np.zeros(5)), None, None) == c_api.E_DTYPE
