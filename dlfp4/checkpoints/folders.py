@@ -126,8 +126,9 @@ def check_file(own: Sequence[Path], target: Path) -> None:
     for path in own:
         if not path.exists():
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-        if target.exists() and path.samefile(target):
-            raise ValueError(f"{target} is the model itself, or a file of it; name another file")
+        for each in (path, *models.siblings(path)) if target.exists() else ():
+            if each.exists() and each.samefile(target):
+                raise ValueError(f"{target} is the model itself, or a file of it; name another file")
     check_writable(target)
 
 

@@ -6,6 +6,7 @@ so that a tensor that is missing, doubled or renamed is named before it is misse
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections import Counter
@@ -26,6 +27,7 @@ ModelPath: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]
 SUFFIX = ".safetensors"
 INDEX = ".safetensors.index.json"
 NUMBERED = re.compile(r"(.*-)(\d+)-of-(\d+)\.safetensors")
+SERIES = re.compile(r"(.*-)\d+(-of-\d+\..*)")  # of whatever kind; its groups are the same in all of a series
 MOST_FILES = 100_000  # a larger number in a name counts something else
 SHOWN = 5  # names in a message
 
@@ -187,7 +189,22 @@ def read_index(index: Path) -> dict[str, str]:
             )
     if not places:
         raise ValueError(f"{index} names no tensors")
-    return places
+    return {name: str(PurePosixPath(file)) for name, file in places.items()}  # "./a" is "a"
+
+
+def siblings(path: Path) -> set[Path]:
+    """The files beside one that are of the same model: those of its series of numbers, and those of an index that names
+    it.
+    """
+    series, found = SERIES.fullmatch(path.name), {path}
+    if series:
+        others = filter(None, (SERIES.fullmatch(each.name) for each in path.parent.iterdir()))
+        found.update(path.parent / other.string for other in others if other.groups() == series.groups())
+    for index in path.parent.glob(f"*{INDEX}"):
+        with contextlib.suppress(ValueError):  # a damaged index names nothing
+            named = {index.parent / name for name in read_index(index).values()}
+            found |= named if path in named else set()
+    return found - {path}
 
 
 def is_inside(name: str) -> bool:

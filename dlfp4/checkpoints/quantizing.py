@@ -27,7 +27,15 @@ from dlfp4.checkpoints.conventions import check_convention
 from dlfp4.checkpoints.folders import Outcome, Report, Tick
 from dlfp4.checkpoints.models import Files, ModelPath, Shard
 from dlfp4.checkpoints.names import errors_of
-from dlfp4.checkpoints.selection import Choice, choose, described, quantize_chosen, recipe_of, shared_global_scale
+from dlfp4.checkpoints.selection import (
+    Choice,
+    check_included,
+    choose,
+    described,
+    quantize_chosen,
+    recipe_of,
+    shared_global_scale,
+)
 from dlfp4.files import as_path
 from dlfp4.formats import FLOATS, Format, RecipeName, offset_parts
 
@@ -117,8 +125,8 @@ def quantize_model(
     Raises
     ------
     ValueError
-        A file is damaged or missing; options do not go together; a pattern matches nothing; `target` is a folder of
-        other contents. Told before any work.
+        A file is damaged or missing; options do not go together; a pattern matches nothing, or one of `include` only
+        what is kept all the same; `target` is a file of the model, or a folder of other contents. Told before any work.
     OSError
         A file cannot be read or written.
 
@@ -191,14 +199,21 @@ def quantize_model(
 
 
 def choose_all(
-    shards: Sequence[Shard], format: Format, *, convention: str | None, **options: Any
+    shards: Sequence[Shard],
+    format: Format,
+    *,
+    convention: str | None,
+    include: str | Sequence[str] | None,
+    **options: Any,
 ) -> list[dict[str, Choice]]:
     """The choices for the tensors of each file, made for all of them together."""
     if convention is not None:
         check_convention(convention)
     members = [parts_of(shard, convention)[0] for shard in shards]
     tensors = {name: x for each in members for name, x in each.items()}
-    choices = choose(tensors, format, convention=convention, **options)
+    choices = choose(tensors, format, convention=convention, include=include, **options)
+    kept = {name: choice.reason for name, choice in choices.items() if not choice.quantized}
+    check_included(include, choices.keys() - kept.keys(), kept)
     return [{name: choices[name] for name in each} for each in members]
 
 

@@ -26,7 +26,7 @@ from dlfp4.checkpoints.conventions import (
     scales_shape,
     why_no_stack,
 )
-from dlfp4.checkpoints.names import fused_with, last, module_of
+from dlfp4.checkpoints.names import fused_with, last, listed, module_of
 from dlfp4.checkpoints.roles import FLAG, Model
 from dlfp4.formats import Format, find_recipe
 from dlfp4.frameworks.base import is_row_major
@@ -345,6 +345,30 @@ def find_matches(option: str, patterns: Iterable[str], names: Collection[str]) -
             raise ValueError(f"{option}={pattern!r} matches no tensor of the model; its names are like {some}{near}")
         found |= matched
     return found
+
+
+def check_included(include: str | Sequence[str] | None, chosen: Collection[str], kept: Mapping[str, str]) -> None:
+    """ValueError for a pattern that chooses nothing, as all that it matches is kept for another reason.
+
+    Parameters
+    ----------
+    include
+        As :func:`choose` takes it.
+    chosen : collection of str
+        The names of the tensors to quantize.
+    kept : mapping of str to str
+        Why each of the others is kept.
+    """
+    for pattern in as_patterns("include", include):
+        matches = as_test("include", pattern)
+        if any(map(matches, chosen)):
+            continue
+        names: dict[str, list[str]] = {}  # by the reason
+        for name, reason in kept.items():
+            if matches(name):
+                names.setdefault(reason, []).append(name)
+        told = ", ".join(f"{listed(each)} ({reason})" for reason, each in names.items())
+        raise ValueError(f"include={pattern!r} chooses nothing, as what it matches is kept: {told}")
 
 
 def as_test(option: str, pattern: str) -> Callable[[str], bool]:

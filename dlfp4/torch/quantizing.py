@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,15 @@ import torch
 
 from dlfp4 import _core
 from dlfp4.arguments import check_named, format_of
-from dlfp4.checkpoints.selection import Choice, choose, is_transposed, options_of, quantize_chosen, without_flag
+from dlfp4.checkpoints.selection import (
+    Choice,
+    check_included,
+    choose,
+    is_transposed,
+    options_of,
+    quantize_chosen,
+    without_flag,
+)
 from dlfp4.engines.problem import exact_types_of
 from dlfp4.torch.from_values import quantize
 from dlfp4.torch.linear import Linear
@@ -52,7 +60,8 @@ def quantize_(
         As :func:`dlfp4.quantize` takes them.
     include, exclude : str or sequence of str, optional
         Patterns of the names of parameters; :func:`dlfp4.checkpoints.selection.choose`, which decides for files as
-        well, says what they match, and what is quantized without them: neither embeddings nor heads, routers, norms.
+        well, says what they match, and what no pattern has quantized: embeddings, heads, routers, norms. A head that is
+        to be quantized all the same is given as `module` by itself.
     prepare : bool
         Bring weights on CUDA devices into the order of dlfp4's kernels; see :meth:`dlfp4.ScaledTensor.prepare`:
         matrices, and stacks of such with a multiple of 128 rows. They are cut between blocks of 128 rows alone, so that
@@ -72,7 +81,8 @@ def quantize_(
     Raises
     ------
     ValueError
-        An unknown format, activation or convention; a pattern that matches nothing; no weight is left to quantize.
+        An unknown format, activation or convention; a pattern that matches nothing, or one of `include` only what is
+        kept all the same; no weight is left to quantize.
     TypeError
         `module` is no module, or a pattern no string.
 
@@ -96,6 +106,7 @@ def quantize_(
         exclude=exclude,
     )
     chosen = one_each(tensors, choices)
+    check_included(include, *by_name(tensors, choices, chosen))
     if not chosen:
         reasons = "; ".join(f"{choice.name}: {without_flag(choice.reason)}" for choice in list(choices.values())[:3])
         reasons = reasons or "it has no parameters"
@@ -137,6 +148,16 @@ def one_each(tensors: Mapping[str, torch.Tensor], choices: Mapping[str, Choice])
     for name in choices:
         first.setdefault(id(tensors[name]), name)
     return {name: choices[name] for number, name in first.items() if number not in kept}
+
+
+def by_name(
+    tensors: Mapping[str, torch.Tensor], choices: Mapping[str, Choice], chosen: Collection[str]
+) -> tuple[set[str], dict[str, str]]:
+    """All names of the parameters to quantize, and why each other tensor is kept."""
+    quantized = {id(tensors[name]) for name in chosen}
+    names = {name for name, tensor in tensors.items() if id(tensor) in quantized}
+    others = {name: choice.reason for name, choice in choices.items() if name not in names}
+    return names, {name: without_flag(reason) or "tied to one that is kept" for name, reason in others.items()}
 
 
 def places_of(module: torch.nn.Module) -> dict[int, list[Place]]:

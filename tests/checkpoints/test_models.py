@@ -211,6 +211,14 @@ def test_faults_are_named(folder, damage, message):
         checkpoints.load(folder)
 
 
+def test_one_file_under_two_spellings_of_its_name(folder):
+    places = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    whole = checkpoints.load(folder)
+    for name in ("up.weight", "bias"):
+        write_index(folder, places | {name: f".//{places[name]}"})
+        assert list(checkpoints.load(folder)) == list(whole)
+
+
 def test_no_model(tmp_path):
     with pytest.raises(ValueError, match=r"has no \.safetensors files"):
         checkpoints.load(tmp_path)

@@ -1,6 +1,7 @@
 """``python -m dlfp4 quantize``, as a user runs it, and what it calls."""
 
 import itertools
+import json
 import math
 import os
 import pty
@@ -187,6 +188,33 @@ def test_the_model_itself_is_never_written_over(source, tmp_path):
     with pytest.raises(ValueError, match="is the model itself"):
         checkpoints.convert_model([source], source, "gguf")
     assert source.read_bytes() == before
+
+
+@pytest.mark.parametrize("names", [("model-00001-of-00002", "model-00002-of-00002"), ("experts", "rest")])
+def test_no_other_file_of_the_model_is_written_over(source, tmp_path, names):
+    """Those of its numbers, and of its index; what else lies there is replaced."""
+    first, other = (tmp_path / f"{name}.safetensors" for name in names)
+    source.rename(first)
+    weights = checkpoints.load(first)
+    checkpoints.save(other, {"other.weight": next(iter(weights.values()))})
+    places = {**dict.fromkeys(weights, f"./{first.name}"), "other.weight": other.name}
+    index = tmp_path / "model.safetensors.index.json"
+    if "-of-" not in first.name:
+        index.write_text(json.dumps({"weight_map": places}))
+    before, link = other.read_bytes(), tmp_path / "link.safetensors"
+    link.hardlink_to(other)
+    for place in (other, link):
+        with pytest.raises(ValueError, match="is the model itself, or a file of it; name another file"):
+            quantize_model(first, place, "mxfp4")
+        with pytest.raises(ValueError, match="is the model itself, or a file of it; name another file"):
+            checkpoints.convert_model(first, place, "modelopt")
+    assert other.read_bytes() == before
+    elsewhere = tmp_path / "other-00002-of-00002.safetensors"
+    elsewhere.write_bytes(before)
+    for _ in range(2):
+        quantize_model(first, elsewhere, "mxfp4")
+    index.write_text("{")
+    quantize_model(first, elsewhere, "mxfp4")
 
 
 def test_of_two_files_that_are_not_there_the_model_is_named(tmp_path):

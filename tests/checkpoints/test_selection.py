@@ -229,6 +229,31 @@ def test_patterns_that_match_nothing(option, pattern, message):
         choose({"lm_head.weight": MATRIX}, "nvfp4", **{option: [pattern]})
 
 
+@pytest.mark.parametrize(
+    ("include", "options", "message"),
+    [
+        ("lm_head", {}, r"lm_head\.weight \(output head; include_heads quantizes it\)"),
+        (["mlp.up", "embed*"], {}, r"embed_tokens\.weight \(embedding; include_embeddings quantizes it\)"),
+        ("re:.*router$", {}, r"layers\.0\.mlp\.router\.weight \(router of experts; include_routers quantizes it\)"),
+        ("*.bias", {}, r"layers\.0\.mlp\.up\.bias \(1 dimension: no matrix\)"),
+        ("done", {}, r"done\.weight, done\.weight_scale \(uint8: already quantized"),
+        ("mlp.up", {"exclude": "layers"}, r"layers\.0\.mlp\.up\.weight, layers\.0\.mlp\.up\.bias \(excluded\)"),
+    ],
+)
+def test_patterns_that_choose_nothing(tmp_path, include, options, message):
+    """Told before the work, with the option that chooses what they name."""
+    source, target = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
+    names = ("lm_head", "embed_tokens", "layers.0.mlp.router", "layers.0.mlp.up")
+    tensors = {f"{name}.weight": np.ones((64, 512), np.float32) for name in names}
+    done = checkpoints.split_parts({"done.weight": dlfp4.quantize(np.ones((64, 64), np.float32), "mxfp4")}, "quark")
+    checkpoints.save(source, tensors | done | {"layers.0.mlp.up.bias": np.ones(64, np.float32)})
+    with pytest.raises(ValueError, match=f"chooses nothing, as what it matches is kept: {message}"):
+        quantize_model(source, target, **{"format": "nvfp4", "include": include, **options})
+    assert not target.exists()
+    flags = {"include_heads": True, "include_embeddings": True}
+    assert len(quantize_model(source, target, "nvfp4", include=["lm_head", "embed*"], **flags)) == 7
+
+
 @pytest.mark.parametrize("option", ["include", "exclude"])
 def test_a_string_is_one_pattern(option):
     shapes = {"lm_head.weight": MATRIX, "l.weight": MATRIX}

@@ -144,6 +144,27 @@ def test_errors_name_no_option_of_files():
         dt.quantize_(model, "nvfp4")
 
 
+@pytest.mark.parametrize(
+    ("include", "message"),
+    [
+        ("lm_head", r"lm_head\.weight \(output head\)"),
+        (["q_proj", "embed_tokens"], r"embed_tokens\.weight \(embedding\)"),
+        ("*.bias", r"\(1 dimension: no matrix\)"),
+        ("also", r"also\.weight \(tied to one that is kept\)"),
+    ],
+)
+def test_patterns_that_choose_nothing(include, message):
+    made = model()
+    before = {name: id(tensor) for name, tensor in made.named_parameters(remove_duplicate=False)}
+    made.also = torch.nn.Linear(64, 128, bias=False)
+    made.also.weight = made.embed_tokens.weight
+    with pytest.raises(ValueError, match=f"chooses nothing, as what it matches is kept: .*{message}"):
+        dt.quantize_(made, "nvfp4", include=include)
+    assert before.items() <= {name: id(x) for name, x in made.named_parameters(remove_duplicate=False)}.items()
+    head = torch.nn.Linear(64, 128, bias=False)
+    assert dt.quantize_(head, "nvfp4").weight.format == "nvfp4"
+
+
 def test_include_exclude_and_options():
     made = dt.quantize_(model(), "mxfp4", include="self_attn", exclude=["o_proj", "re:.*v_proj"], activation="int8")
     assert quantized_names(made) == QUANTIZED[:2]
