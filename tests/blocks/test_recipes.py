@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import dlfp4
+from dlfp4.formats import RECIPES, find_recipe
 
-from ..support.block_reference import FORMATS, INPUTS, make
+from ..support.block_reference import FORMATS, INPUTS, MX, make, tiles_of
 from ..support.reference import codec, codes_of, native_cast, raw_bytes, unpacked_codes
 
 pytestmark = pytest.mark.arithmetic
@@ -23,7 +24,8 @@ FINITE = [kind for kind in INPUTS if kind not in ("NaN", "infinite", "any bits")
 
 
 def finite_inputs(shape, dtype, kinds=tuple(FINITE)):
-    """Every kind of hard input as float32 values and as the array of its type, with ties of FP4 and powers of two."""
+    """Every kind of hard input as float32 values and as the array of its type, with ties of FP4, powers of two,
+    subnormals of the type itself and largest elements times powers of two."""
     rng = np.random.default_rng(5)
     ties = rng.choice([0, 0.25, -0.25, 0.75, -0.75, 1.25, 1.75, -1.75, 2.5, -2.5, 3.5, -3.5, 5, -5, 6, -6], shape)
     ties[:, ::16] = 6
@@ -33,6 +35,10 @@ def finite_inputs(shape, dtype, kinds=tuple(FINITE)):
     arrays = {kind: make(kind, shape, dtype) for kind in kinds}
     for name, values in (("ties", ties), ("powers of two", powers), ("one row huge", huge_row), ("tiny", ties * 1e-37)):
         arrays[name] = native_cast(values.astype(F), dtype)
+    least = float(ml_dtypes.finfo(dtype).smallest_subnormal)
+    arrays["subnormal in its type"] = native_cast((rng.integers(-9, 10, shape) * least).astype(F), dtype)
+    largest = np.resize([6.0, 448.0, 57344.0], (shape[0], 1)) * np.ldexp(1.0, rng.integers(-12, 1, (shape[0], 1)))
+    arrays["largest of an element"] = native_cast((rng.choice([-1, 1], shape) * largest).astype(F), dtype)
     for name, x in arrays.items():
         values = native_cast(x, "float32")
         if np.isfinite(values).all():
@@ -275,13 +281,15 @@ MLX = [("mxfp4", "mxfp4", 32, 4), ("mxfp8_e4m3", "mxfp8", 32, 8), ("nvfp4", "nvf
 @pytest.mark.parametrize(("name", "mode", "length", "bits"), MLX)
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_mlx(dtype, name, mode, length, bits):
-    """mx.quantize on its CPU backend; its NVFP4 has no global scale, and its e8m0 bytes wrap around below 0."""
+    """mx.quantize on its CPU backend; its NVFP4 has no global scale, its e8m0 bytes wrap around below 0, and float16
+    loses bits of quotients that are subnormal in it, which dlfp4 keeps."""
     mx = package("mlx.core")
     options = {"global_scale": 1.0} if mode == "nvfp4" else {}
     most = 2600 if mode == "nvfp4" else MOST
+    least = float(ml_dtypes.finfo(FORMATS[name].element).max) * 2.0**-14 if dtype == "float16" else 2.0**-117
     for kind, x, values in finite_inputs((32, 128), dtype):
         largest = np.abs(values).reshape(-1, length).max(-1)
-        held = (largest == 0) | ((largest >= 2.0**-117) & (largest <= most))
+        held = (largest == 0) | ((largest >= least) & (largest <= most))
         packed, scales = mx.quantize(
             mx.array(values).astype(getattr(mx, dtype)), group_size=length, bits=bits, mode=mode
         )[:2]
@@ -320,22 +328,23 @@ def test_other_mxfp4(dtype, recipe):
 # ---- FP8 -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["fp8_1x128", "fp8_1x128_e5m2", "fp8_e4m3"])
+@pytest.mark.parametrize("name", ["fp8_1x128", "fp8_1x128_e5m2", "fp8_128x128", "fp8_row", "fp8_e4m3"])
 @pytest.mark.parametrize("recipe", ["deepseek", "deepseek-ue8m0"])
 def test_deepseek_fp8(recipe, name):
-    """act_quant of DeepSeek-V3.1's kernels: s = max(a, 1e-4) / 448, as a power of two rounded up; x / s."""
-    element = FORMATS[name].element
+    """act_quant of DeepSeek-V3.1's kernels: s = max(a, 1e-4) / 448, as a power of two rounded up; x / s.
+    The last blocks are incomplete."""
+    element, block = FORMATS[name].element, FORMATS[name].block
     most = F(float(ml_dtypes.finfo(element).max))
     for dtype in FLOATS:
-        for kind, x, values in finite_inputs((24, 256), dtype):
-            blocks, largest = blocks_of(values, 128)
-            if FORMATS[name].block is None:
-                blocks, largest = values.reshape(1, 1, -1), np.abs(values).max().reshape(1, 1)
+        for kind, x, values in finite_inputs((140, 208), dtype):
+            tiles = tiles_of(values, block)
+            largest = np.abs(tiles).max((1, 3))
             scale = np.maximum(largest, F(1e-4)) / most
             if recipe == "deepseek-ue8m0":
                 mantissa, exponent = np.frexp(scale)
                 scale = np.ldexp(F(1), exponent - (mantissa == 0.5))
-            codes = codec(element).round(blocks / scale[..., None])
+            codes = codec(element).round(tiles / scale[:, None, :, None])
+            codes = codes.reshape(codes.shape[0] * codes.shape[1], -1)[: values.shape[0], : values.shape[1]]
             assert_same(dlfp4.quantize(x, name, recipe=recipe), scale, codes, (kind, dtype))
 
 
@@ -456,26 +465,36 @@ def test_an_eps_of_negative_zero_is_none(name):
 # ---- options -------------------------------------------------------------------------------------------------------
 
 
-def test_blocks_that_are_not_finite():
+def takes(name, recipe):
+    """Whether a format takes a named recipe."""
+    try:
+        find_recipe(dlfp4.formats()[name], recipe)
+    except ValueError:
+        return False
+    return True
+
+
+LINE_BY_LINE = ("nvfp4", *(name for name in MX if FORMATS[name].block[0] == 1))  # whose blocks are NaN as a whole
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_blocks_that_are_not_finite(recipe, dtype):
     """Whatever the recipe, they are NaN, and others are as if these were not there."""
-    x = make("normal", (16, 128))
+    x = make("normal", (16, 256), dtype)
     broken = x.copy()
-    broken[3, 37], broken[9, 1] = np.nan, -np.inf
-    for name, recipe, options in (
-        ("nvfp4", "modelopt", {"global_scale": 0.01}),
-        ("nvfp4", "flashinfer", {"global_scale": 0.01}),
-        ("nvfp4", "compressed-tensors", {"global_scale": 0.01}),
-        ("mxfp4", "ggml", {}),
-        ("mxfp4", "deepseek", {}),
-    ):
+    broken[3, 37], broken[9, 1], broken[11] = np.nan, -np.inf, np.nan
+    for name in (name for name in LINE_BY_LINE if takes(name, recipe)):
+        options = {"global_scale": 0.01} if name == "nvfp4" else {}
         length = FORMATS[name].block[1]
         clean = dlfp4.quantize(x, name, recipe=recipe, **options).dequantize().to_numpy()
         found = dlfp4.quantize(broken, name, recipe=recipe, **options).dequantize().to_numpy()
         nan = np.zeros(x.shape, bool)
+        nan[11] = True
         for i, j in ((3, 37), (9, 1)):
             nan[i, j // length * length : (j // length + 1) * length] = True
-        assert np.isnan(found).tolist() == nan.tolist()
-        assert found[~nan].tobytes() == clean[~nan].tobytes()
+        assert np.isnan(found).tolist() == nan.tolist(), name
+        assert found[~nan].tobytes() == clean[~nan].tobytes(), name
 
 
 def test_scale_floors():
