@@ -438,10 +438,10 @@ def flags_of_rest(items: Sequence[Item], rest: Mapping[str, Tensor]) -> Iterator
         elif WORDS.search(last(name)) and x.dtype.name == "int32" and not has_scales(by_module[module_of(name)]):
             yield Flag("packed data without scales", name, "no scales are there")
         elif is_swizzled(x, rest.get(f"{name}_scale")):
-            detail = f"{shown(f'{name}_scale', rest)} is padded as matrix kernels read it, and nothing says so"
+            detail = f"{in_words(f'{name}_scale', rest)} is padded as matrix kernels read it, and nothing says so"
             yield Flag("scales in the layout 128x4", name, detail)
         elif half := half_of_nvfp4(name, x, rest):
-            yield Flag("packed data without scales", name, f"{shown(half, rest)} alone is there, of two")
+            yield Flag("packed data without scales", name, f"{in_words(half, rest)} alone is there, of two")
     for name in rest:
         beside = by_module[module_of(name)]
         if SCALES.search(last(name)) and name not in claimed and not any(is_data(each, rest[each]) for each in beside):
@@ -462,7 +462,7 @@ def unfit(parts: Sequence[str], rest: Mapping[str, Tensor]) -> str:
     """The parts that fit no convention, in words; "" for none."""
     if not parts:
         return ""
-    return f"{', '.join(shown(part, rest) for part in parts)} {'does' if len(parts) == 1 else 'do'} not fit"
+    return f"{', '.join(in_words(part, rest) for part in parts)} {'does' if len(parts) == 1 else 'do'} not fit"
 
 
 def half_of_nvfp4(name: str, data: Tensor, rest: Mapping[str, Tensor]) -> str:
@@ -485,7 +485,7 @@ def is_swizzled(data: Tensor, scales: Tensor | None) -> bool:
     return plain != padded and scales.shape == padded
 
 
-def shown(name: str, rest: Mapping[str, Tensor]) -> str:
+def in_words(name: str, rest: Mapping[str, Tensor]) -> str:
     """A part in a few words."""
     x = rest[name]
     return f"{name} ({x.dtype.name} {'x'.join(map(str, x.shape)) or 'scalar'})"
