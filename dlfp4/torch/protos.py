@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from dlfp4 import _core, proto
-from dlfp4.extents import count_elements
 from dlfp4.formats import FLOATS, offsets_of
+from dlfp4.formats import granularity_of as granularity_by_count
 from dlfp4.frameworks.torch import element_name
 from dlfp4.operations import Encoding
 from dlfp4.proto import InGraph, TensorProto
@@ -122,15 +122,14 @@ def facts_of(text: str) -> Any:
     """Format, axis, layout of scales, signs, types of zero points and of biases, by the text of an Encoding."""
     found = Encoding.parse(text)
     layout = "linear" if found.scale_layout == "prepared" else found.scale_layout
-    is_bias = found.offsets in FLOATS
-    zero_points = found.offsets or ("none" if _core._find_format(found.format).has_integers else None)
-    return (
-        found.format,
-        found.axis,
-        layout,
-        found.hadamard,
-        *((None, found.offsets) if is_bias else (zero_points, None)),
-    )
+    return found.format, found.axis, layout, found.hadamard, *types_beside(found)
+
+
+def types_beside(encoding: Encoding) -> tuple[Any, Any]:
+    """The types of zero points and of biases, as TensorProto takes them."""
+    if encoding.offsets in FLOATS:
+        return None, encoding.offsets
+    return encoding.offsets or ("none" if _core._find_format(encoding.format).has_integers else None), None
 
 
 def text_of(
@@ -150,9 +149,7 @@ def granularity_of(format: str, axis: int, shape: tuple[int, ...], unit: tuple[i
     """Which part of a tensor its global scales are of, by their shape."""
     if not unit:
         return "tensor"
-    lines = shape[-1] if axis == -2 else count_elements(shape[:-1])
-    block = _core._find_format(format).block
-    return "row" if unit[0] == lines and block is not None and block[0] == 1 else "matrix"
+    return granularity_by_count(_core._find_format(format), shape, axis, unit[0])
 
 
 def scale_type_of(format: str, dtype: torch.dtype) -> Any:

@@ -139,7 +139,7 @@ def described(buffer: Buffer, packed: bool = True) -> tuple[tuple[Any, ...], tor
     return (*leading, bits // 8), dtype
 
 
-# ---- Partss
+# ---- Operands
 
 
 def describe(x: Parts) -> TensorProto:

@@ -12,14 +12,14 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from dlfp4 import _core
 from dlfp4.extents import count_elements
-from dlfp4.formats import FLOATS, own_offsets
+from dlfp4.formats import own_offsets
 from dlfp4.frameworks.base import SUBBYTE
 from dlfp4.operations import Encoding
 from dlfp4.proto import ACROSS, TensorProto
 from dlfp4.torch.arranging import permuted, transposed, viewed, with_one_more
 from dlfp4.torch.cutting import cut, is_one_line, reshaped
 from dlfp4.torch.memoryless import Memoryless
-from dlfp4.torch.protos import granularity_of
+from dlfp4.torch.protos import granularity_of, types_beside
 from dlfp4.torch.representing import PAIRS, settle
 from dlfp4.torch.representing import described as in_torch
 from dlfp4.torch.scaled_tensor import (
@@ -551,9 +551,7 @@ def sizes_of(
     shape: tuple[int, ...], encoding: Encoding, pad: bool, scale: str | None = None, per: Any = "tensor"
 ) -> dict[str, tuple[Any, torch.dtype]]:
     """Shape and type of each part of a tensor, as dlfp4 describes them."""
-    zero_points: Any
-    biases: Any
-    zero_points, biases = (None, encoding.offsets) if encoding.offsets in FLOATS else (encoding.offsets or None, None)
+    zero_points, biases = types_beside(encoding)
     proto = TensorProto(
         shape,
         format=encoding.format,
@@ -563,25 +561,19 @@ def sizes_of(
         columnwise=encoding.axis == -2,
         scale_dtype=scale if _core._find_format(encoding.format).kind == "largest" else None,  # type: ignore[arg-type]
         global_scale_per=per,
-        zero_points="none" if has_integers(encoding) and not encoding.offsets else zero_points,
+        zero_points=zero_points,
         biases=biases,
     )
-    made = {KINDS[buffer.name.removeprefix(ACROSS)]: in_torch(buffer) for buffer in proto.buffers()}
+    made = {PART_OF_BUFFER[buffer.name.removeprefix(ACROSS)]: in_torch(buffer) for buffer in proto.buffers()}
     size, dtype = made["elements"]
     return made | {"elements": (size, torch.uint8 if dtype is PAIRS else dtype)}
 
 
 # What the buffers of a TensorProto are called here.
-KINDS = {
+PART_OF_BUFFER = {
     "data": "elements", "scales": "scales", "global_scale": "global_scale",
     "zero_points": "offsets", "biases": "offsets",
 }  # fmt: skip
-
-
-def has_integers(encoding: Encoding) -> bool:
-    """Whether blocks may have zero points or biases."""
-    found: bool = _core._find_format(encoding.format).has_integers
-    return found
 
 
 def blank(shape: tuple[int, ...], format: str, dtype: torch.dtype, device: Any) -> ScaledTensor:
