@@ -10,7 +10,8 @@ import pytest
 import dlfp4
 from dlfp4.formats import RECIPES, find_recipe
 
-from ..support.block_reference import FORMATS, INPUTS, MX, make, tiles_of
+from ..support import block_reference
+from ..support.block_reference import FORMATS, FP8, INPUTS, MX, TWO_LEVEL, make, tiles_of
 from ..support.reference import codec, codes_of, native_cast, raw_bytes, unpacked_codes
 
 pytestmark = pytest.mark.arithmetic
@@ -82,6 +83,28 @@ def rounded_to(values, dtype):
 
 def e4m3(values):
     return np.minimum(values, F(448)).astype(F).astype(E4M3)
+
+
+# ---- TransformerEngine ---------------------------------------------------------------------------------------------
+
+
+BY_TRANSFORMER_ENGINE = [(name, "transformer-engine") for name in (*TWO_LEVEL, *MX, *FP8)]
+
+
+@pytest.mark.parametrize(("name", "recipe"), [*BY_TRANSFORMER_ENGINE, *((name, "flashinfer") for name in MX)])
+def test_transformer_engine(name, recipe):
+    """NVFP4 by s = e4m3(a * (G / 6)) and 1 / (s / G), MX scales rounded up, FP8 by max / a: the rules that
+    block_reference.py says; FlashInfer's MX formats are the same."""
+    options = {"rule": "rceil"} if name in MX else {}
+    shape = (72, 200) if FORMATS[name].block not in (None, (1, None)) and name in FP8 else (64, 192)
+    for dtype in FLOATS:
+        inputs = {kind: x for kind, x, _ in finite_inputs(shape, dtype)}
+        inputs |= {kind: make(kind, shape, dtype) for kind in ("NaN", "infinite", "any bits")}
+        inputs["all NaN"] = native_cast(np.full(shape, np.nan, F), dtype)
+        for x in inputs.values():
+            block_reference.assert_equal(
+                dlfp4.quantize(x, name, recipe=recipe), block_reference.quantize(x, name, **options)
+            )
 
 
 # ---- NVFP4 ---------------------------------------------------------------------------------------------------------

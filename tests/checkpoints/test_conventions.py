@@ -509,6 +509,29 @@ def test_what_a_convention_does_not_store(convention, shape, options, message):
         split_parts({"w": q}, convention)
 
 
+@pytest.mark.parametrize(
+    ("convention", "format", "shape", "found"),
+    [
+        ("modelopt", "nvfp4_16x16", (16, 32), "nvfp4"),
+        ("compressed-tensors", "int4_row", (3, 128), "int4_g128"),
+        ("compressed-tensors", "int4_row", (3, 256), "int4_row"),
+        ("compressed-tensors", "fp8_row", (1, 256), "fp8_e4m3"),
+        ("compressed-tensors", "fp8_row", (0, 128), "fp8_128x128"),
+        ("compressed-tensors", "fp8_row", (0, 256), "fp8_row"),
+        ("modelopt", "fp8_row", (0, 128), "fp8_row"),
+    ],
+)
+def test_of_two_formats_with_the_same_parts_the_first_comes_back(generator, convention, format, shape, found):
+    """With the same values, as docs/checkpoints.md says."""
+    q = dlfp4.quantize(generator.normal(size=shape).astype(np.float32), format)
+    again = join_parts(split_parts({"w.weight": q}, convention))["w.weight"]
+    assert (again.format, again.shape) == (found, shape)
+    np.testing.assert_array_equal(again.dequantize().to_numpy(), q.dequantize().to_numpy())
+    parts = (split_parts({"w.weight": each}, convention) for each in (q, again))
+    ours, theirs = ({name: (part.shape, part.to_numpy().tobytes()) for name, part in each.items()} for each in parts)
+    assert ours == theirs or found == "fp8_e4m3"  # whose one scale is stored without a second dimension
+
+
 def test_two_of_one_name():
     q = dlfp4.quantize(np.ones((4, 64), np.float32), "nvfp4")
     with pytest.raises(ValueError, match="w_scale would be stored twice"):
