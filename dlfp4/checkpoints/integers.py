@@ -193,7 +193,7 @@ def read_gptq(parts: Found) -> ScaledTensor | None:
     blocks.
     """
     data, zeros, scales = parts["data"], parts.get(".qzeros"), parts["scales"]
-    if zeros is None or {data.dtype.name, zeros.dtype.name} != {"int32"} or {data.ndim, zeros.ndim, scales.ndim} != {2}:
+    if zeros is None or not are_matrices(data, zeros, scales):
         return None
     groups, rows = scales.shape
     if data.shape[1] != rows or zeros.shape != (groups, rows // IN_WORD) or rows % IN_WORD:
@@ -205,6 +205,11 @@ def read_gptq(parts: Found) -> ScaledTensor | None:
     points = unpacked(bytes_of(on_host(zeros))) + np.uint8(1) & np.uint8(15)
     octets = bytes_of(turned(on_host(data)))
     return make("uint4", octets, dlfp4.asarray(turned(on_host(scales))), zero_points=turned(points))
+
+
+def are_matrices(data: Tensor, zeros: Tensor, scales: Tensor) -> bool:
+    """Whether codes and zero points are words of a matrix, which has scales."""
+    return data.dtype.name == zeros.dtype.name == "int32" and data.ndim == zeros.ndim == scales.ndim == 2
 
 
 def group_of_each(length: int, groups: int) -> Array:
@@ -242,7 +247,7 @@ ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # of the codes in a word
 def read_awq(parts: Found) -> ScaledTensor | None:
     """Words have codes of neighbours along N, even ones first."""
     data, zeros, scales = parts["data"], parts.get(".qzeros"), parts["scales"]
-    if zeros is None or {data.dtype.name, zeros.dtype.name} != {"int32"} or {data.ndim, zeros.ndim, scales.ndim} != {2}:
+    if zeros is None or not are_matrices(data, zeros, scales):
         return None
     groups, rows = scales.shape
     if data.shape[1] * IN_WORD != rows or zeros.shape != (groups, data.shape[1]) or data.shape[0] % 2:
