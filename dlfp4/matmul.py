@@ -248,10 +248,12 @@ def matmul(
     `alpha` as float32, and one rounding to the result's type. On hosts at most 1024 products go into one float32 before
     such sums are added in float64; tensor cores sum in float32. The scale of a whole tensor multiplies sums, and that
     of a block may multiply the sum of its products: a sum must not overflow float32 without them (large finite values
-    by tiny scales give infinity or NaN), and an infinite scale counts once for the block. Where a host multiplies in
-    bfloat16 (AVX-512), operands (elements times the scales of their blocks), the last bits of a float32 `a`, and
-    products count as zero below 2**-126: the bound holds for operands of at least that magnitude, a float32 `a` of
-    2**-100 and more. Decoded FP4 and FP8 are exact in what is multiplied: integers (FP4 by
+    by tiny scales give infinity or NaN), and an infinite scale counts once for the block. What a sum loses below
+    float32's normal numbers is at most ``K * 2**-149`` beside that, before `alpha` and scales multiply the sum: it is
+    seen in results near 2**-126, or where these are huge. Where a host multiplies in bfloat16 (AVX-512 BF16, AMX),
+    operands (elements times the scales of their blocks), the last bits of a float32 `a`, products and sums count as
+    zero below 2**-126: the bound holds for operands of at least that magnitude, a float32 `a` of 2**-100 and more, and
+    sums lose at most ``K * 2**-123``. Decoded FP4 and FP8 are exact in what is multiplied: integers (FP4 by
     FP4), bfloat16, float16 or float32. NaN and infinity propagate as in float arithmetic; with ``activation="int8"`` a
     block of `a` that holds one is NaN as a whole, and one without magnitudes of 2**-110 or more is zeros. Results do
     not depend on the number of threads, and a tactic gives the same bits at each call.

@@ -207,7 +207,8 @@ DLFP4_API int64_t dlfp4_matmul_workspace(const dlfp4_scaled_tensor *a, const dlf
                                          const DLTensor *out, const dlfp4_matmul_options *options);
 
 /** out(i, j) = alpha * the sum over k of a(i, k) * b(j, k): activations of (M, K) by weights of (N, K). On the host the
- * bound is that of dlfp4_vecdot(), and one rounding.
+ * bound is that of dlfp4_vecdot(), and one rounding, for sums of float32's normal numbers: below these a sum loses at
+ * most K * 2^-149 before alpha and scales multiply it, K * 2^-123 at the levels avx512_bf16 and amx.
  *
  * On a CUDA device of compute capability 9.0 these are products of FP8 by FP8, on its tensor cores, as both lie. They
  * keep 13 bits below the largest product when they sum 128; what is smaller is lost, at most 2^-6 * sum |a b|, of

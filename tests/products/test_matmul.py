@@ -11,7 +11,7 @@ import dlfp4
 
 from ..support.block_reference import FORMATS
 from ..support.capsules import framework
-from ..support.levels import LEVELS, run_at
+from ..support.levels import LEVELS, PRODUCTS_ALONE, run_at
 from ..support.reference import codes_of, native_cast
 
 CASES = [
@@ -143,6 +143,46 @@ def test_scales_whose_product_no_float32_holds(m, scale):
         codes[0][:, ::2], codes[1][:, 1::2] = 0, 0
     a, w = (dlfp4.ScaledTensor.from_parts(c, s, format="fp8_1x128") for c, s in zip(codes, scales, strict=True))
     assert_product(dlfp4.matmul(a, w.mT), a, w.mT)
+
+
+BELOW_NORMAL_NUMBERS = """
+import itertools
+import ml_dtypes
+import numpy as np
+import dlfp4
+
+K, N = 256, 40
+
+def make(name, rows, exponent, seed):
+    x = np.random.default_rng(seed).normal(size=(rows, K)) * 2.0**exponent
+    if name in ("float32", "bfloat16"):
+        return x.astype(name)
+    return dlfp4.quantize(x.astype("float32"), name)
+
+def wide(x):
+    x = x.dequantize() if isinstance(x, dlfp4.ScaledTensor) else dlfp4.cast(x, "float64")
+    return x.to_numpy().astype("float64")
+
+most = 0.0
+NAMES = ("float32", "bfloat16", "mxfp4", "mxfp8_e4m3", "fp8_1x128")
+for left, right, rows in itertools.product(NAMES, NAMES, (1, 3, 20)):
+    for exponents in ((-56, -56), (-66, -66), (-70, -70), (-90, -20), (-40, -90)):
+        x, w = make(left, rows, exponents[0], rows), make(right, N, exponents[1], 99)
+        a, b = wide(x), wide(w).T
+        for alpha in (1.0, 2.0 ** min(126, -sum(exponents))):
+            got = dlfp4.matmul(x, w.mT, alpha=alpha, out_dtype="float32").to_numpy().astype("float64")
+            wrong = abs(got - alpha * (a @ b)) - 2.0**-24 * abs(alpha * (a @ b)) - 2.0**-150
+            most = max(most, float((wrong / alpha - K * 2.0**-24 * (abs(a) @ abs(b))).max()) / K)
+print(most)
+"""
+
+
+@pytest.mark.arithmetic
+@pytest.mark.parametrize("level", LEVELS)
+def test_what_sums_lose_below_normal_numbers(level):
+    """A large `alpha` makes it visible: beyond the bound at every level, and no more than the docstring says."""
+    lost = float(run_at(level, BELOW_NORMAL_NUMBERS))
+    assert 0 < lost <= (2.0**-123 if level in PRODUCTS_ALONE else 2.0**-149)
 
 
 def test_plain_elements():
