@@ -593,6 +593,10 @@ def test_empty_tensors_have_any_strides():
     assert C.cast(c_api.describe(x, strides=huge), c_api.describe(out, strides=huge), None, 0, None) == c_api.OK
     pairs = c_api.describe(np.zeros((3, 0), np.uint8), strides=huge, dtype=c_api.DLDataType(17, 4, 2))
     assert C.cast(pairs, c_api.describe(out), None, 0, None) == c_api.OK
+    rows = np.zeros((3, 0, 64), np.float32)
+    odd = c_api.describe(rows, strides=(ctypes.c_int64 * 3)(7, 64, 1))
+    q = c_api.describe_scaled(dlfp4.quantize(np.zeros((0, 64), np.float32), "mxfp4"))
+    assert C.quantize(odd, None, 0, q, None, None) == c_api.OK
     for strides in (None, huge):
         scales = c_api.describe(np.zeros((128, 0), np.uint8), strides=strides)
         assert C.convert_scales(scales, 1, scales, 0, 128, 0, 0, None) == c_api.OK
@@ -794,7 +798,8 @@ def test_tensors_that_cannot_be_counted_are_refused():
     assert status(ndim=-1) == status(ndim=64) == c_api.E_SHAPE
     assert status(shape=(ctypes.c_int64 * 1)(-4)) == c_api.E_SHAPE
     assert status(ndim=2, shape=(ctypes.c_int64 * 2)(2**40, 2**40), strides=None) == c_api.E_SHAPE
-    for stride in (2**62, -(2**63), 2**60, (2**64 + 2) // 3):  # the last one's span is two, if what overflows is lost
+    # Of the last one the span is two, if what overflows is lost; the one before makes 2**56 elements reach too far.
+    for stride in (2**62, -(2**63), 2**60, (2**56 - 1) // 3, (2**64 + 2) // 3):
         assert status(strides=(ctypes.c_int64 * 1)(stride)) == c_api.E_SHAPE
     assert status(shape=(ctypes.c_int64 * 1)(2), strides=(ctypes.c_int64 * 1)(-(2**63))) == c_api.E_SHAPE
     assert status(shape=None) == status(data=None) == c_api.E_OPTION
