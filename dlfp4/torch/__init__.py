@@ -6,7 +6,7 @@ and arguments of dlfp4's, and give the same bytes.
 
 import torch
 
-from dlfp4.torch import distributing, joining, multiplying, protos, registering, views  # noqa: F401  (which register themselves)
+from dlfp4.torch import counting, distributing, joining, multiplying, protos, registering, views  # noqa: F401  (which register themselves)
 from dlfp4.torch.from_values import quantize
 from dlfp4.torch.functions import cast, dequantize, dot, grouped_matmul, matmul, pack, unpack, vecdot
 from dlfp4.torch.linear import Linear

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 
 import torch
 
@@ -97,6 +97,13 @@ class Linear(torch.nn.Linear):  # type: ignore[misc]  # to mypy PyTorch's types 
         if bias is None:
             return product
         return product + (bias if bias.dtype is product.dtype else bias.to(product.dtype))  # autocast has it so
+
+    def __prepare_scriptable__(self) -> Never:
+        """What ``torch.jit.script`` asks of a module, and of those within."""
+        raise NotImplementedError(
+            f"torch.jit.script of {self!r}: TorchScript has no form for a quantized weight; torch.jit.trace, "
+            f"torch.export and torch.compile have"
+        )
 
     def extra_repr(self) -> str:
         """What ``print`` shows of the layer."""

@@ -652,3 +652,12 @@ def test_what_is_loaded_computes_what_was_saved(name, convention):
         dt.quantize_(other, name, include=["*"]).load_state_dict(model.state_dict())
         x = randn(4, 256, seed=100 + seed)
         assert torch.equal(other(x), model(x))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+def test_torch_script_has_no_form_for_it():
+    """Alone, and within another module."""
+    layer = dt.Linear(64, 32, format="nvfp4")
+    for module in (layer, torch.nn.Sequential(torch.nn.Linear(64, 64), layer)):
+        with pytest.raises(NotImplementedError, match=r"no form for a quantized weight; torch\.jit\.trace"):
+            torch.jit.script(module)

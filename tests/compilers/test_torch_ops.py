@@ -16,6 +16,8 @@ from ..support.options import TAKING, refused_alike
 from ..support.reference import raw_bytes
 
 torch = framework("torch")
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
+
 dt = importlib.import_module("dlfp4.torch")
 quantize = importlib.import_module("dlfp4.torch.functions").quantize  # parts, of which dt.quantize makes a tensor
 ops = torch.ops.dlfp4
@@ -377,3 +379,27 @@ def test_flags_are_true_or_false(wrong):
     for name, call in calls.items():
         with pytest.raises(TypeError, match=f"{name}={wrong!r} is of type .*expected True or False"):
             call(torch.ones(2, 32))
+
+
+@pytest.mark.parametrize(
+    "name", ["floats", "codes", "codes across", "a vector", "out", "experts", "a layer", "F.linear"]
+)
+def test_operations_are_counted_as_of_floats(name):
+    x, out = randn(4, 64), torch.empty(4, 32)
+    w, stack = dt.quantize(randn(32, 64), "nvfp4"), dt.quantize(randn(2, 32, 64), "nvfp4")
+    across = dt.quantize(randn(64, 4), "nvfp4", axis=-2).mT
+    offsets = torch.tensor([2, 4], dtype=torch.int32)
+    layer = dt.quantize_(torch.nn.Sequential(torch.nn.Linear(64, 32)), "nvfp4")
+    calls = {
+        "floats": lambda: dt.matmul(x, w.mT, alpha=2.0),
+        "codes": lambda: dt.matmul(dt.quantize(x, "nvfp4"), w.mT),
+        "codes across": lambda: dt.matmul(across, w.mT),
+        "a vector": lambda: [dt.matmul(row, w.mT) for row in x],
+        "out": lambda: dt.matmul(x, w.mT, out=out),
+        "experts": lambda: dt.grouped_matmul(x, stack.mT, offsets),
+        "a layer": lambda: layer(x),
+        "F.linear": lambda: torch.nn.functional.linear(x, w),
+    }
+    with FlopCounterMode(display=False) as counted:
+        calls[name]()
+    assert counted.get_total_flops() == 2 * 4 * 32 * 64
