@@ -71,3 +71,30 @@ for workers in (0, 1):
 def test_batches_of_data_loaders():
     """In a process of their own, for workers are forked, which JAX's threads forbid."""
     subprocess.run([sys.executable, "-P", "-c", LOADER], check=True, timeout=300)
+
+
+SPAWNED = """
+import torch, dlfp4.torch as dt
+
+def child(given, made):
+    w, layer, x = given.get()
+    made.put([torch.nn.functional.linear(x, w).tolist(), layer(x).tolist()])
+
+if __name__ == "__main__":
+    context = torch.multiprocessing.get_context("spawn")
+    given, made = context.Queue(), context.Queue()
+    x, w = torch.randn(2, 64), dt.quantize(torch.randn(32, 64), "nvfp4")
+    layer = dt.quantize_(torch.nn.Sequential(torch.nn.Linear(64, 32)), "nvfp4").requires_grad_(False)
+    process = context.Process(target=child, args=(given, made))
+    process.start()
+    given.put((w, layer, x))
+    assert made.get(timeout=200) == [torch.nn.functional.linear(x, w).tolist(), layer(x).tolist()]
+    process.join()
+"""
+
+
+def test_queues_of_spawned_processes(tmp_path):
+    """A file of its own, for a spawned process imports it."""
+    program = tmp_path / "program.py"
+    program.write_text(SPAWNED)
+    subprocess.run([sys.executable, "-P", str(program)], check=True, timeout=300)
