@@ -15,12 +15,13 @@ namespace cuda {
       {#rows "x64/4", kShared, rows, 1, 4}
 
 // The first one serves all GPUs, the others those of sm_90a. Tiles of 16 rows and pairs are for FP8 by FP8 alone.
-const Tactic kTactics[kNumTactics] = {
+const Tactic kTactics[] = {
     {"stream", kStream, 16, 0, 1}, DLFP4_SHARED_TACTICS(32),          DLFP4_SHARED_TACTICS(64),
     DLFP4_SHARED_TACTICS(128),     DLFP4_SHARED_TACTICS(256),         {"walk", kWalking, kWalkRows, 2, 1},
     DLFP4_SHARED_TACTICS(16),      {"2x128x128", kPaired, 128, 2, 1},
 };
 #undef DLFP4_SHARED_TACTICS
+static_assert(sizeof(kTactics) / sizeof(kTactics[0]) == kNumTactics, "");
 
 namespace {
 
