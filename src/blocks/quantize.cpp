@@ -111,15 +111,22 @@ void move_to_middle(uint8_t *codes, int64_t bytes, uint8_t pattern) {
   for (; i < bytes; ++i) codes[i] ^= pattern;
 }
 
-// Where codes of a line are written: in the result if they lie next to each other there, else in a buffer.
+// Whether codes of a line are written to the result at once. Those that move are not: two threads with the same result
+// would move them twice.
+bool are_in_place(const QuantizeCall &call) { return call.blocks->strides[1] == 1 && !call.moves; }
+
 uint8_t *place_of(const QuantizeCall &call, int64_t line, int64_t first, uint8_t *buffer) {
-  return call.blocks->strides[1] == 1 ? line_at(*call.blocks, call.format, line, first) : buffer;
+  return are_in_place(call) ? line_at(*call.blocks, call.format, line, first) : buffer;
 }
 
 // Copies codes that lie next to each other to a line of the result, if they are not there.
 void put_line(const QuantizeCall &call, int64_t line, int64_t first, int64_t count, const uint8_t *codes) {
-  if (call.blocks->strides[1] != 1)
-    scatter_items(codes, 1, count, line_at(*call.blocks, call.format, line, first), call.blocks->strides[1]);
+  if (are_in_place(call)) return;
+  uint8_t *const to = line_at(*call.blocks, call.format, line, first);
+  if (call.blocks->strides[1] == 1)
+    memcpy(to, codes, static_cast<size_t>(count * call.format.bits / 8));
+  else
+    scatter_items(codes, 1, count, to, call.blocks->strides[1]);
 }
 
 struct Found {

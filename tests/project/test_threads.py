@@ -68,6 +68,34 @@ def test_threads_that_race():
     assert all(int(rounds) > 0 for rounds in counted.values())
 
 
+ONE_RESULT = """
+import threading
+import numpy as np, dlfp4
+
+dlfp4.set_num_threads(1)
+x = np.random.default_rng(4).normal(size=(256, 4096)).astype("float32")
+
+def write(barrier, name, out):
+    barrier.wait()
+    dlfp4.quantize(x, name, out=out)
+
+for name in dlfp4.formats():
+    out, expected = dlfp4.quantize(x, name), dlfp4.quantize(x, name).data.view("uint8").to_numpy()
+    for _ in range(40):
+        barrier = threading.Barrier(2)
+        threads = [threading.Thread(target=write, args=(barrier, name, out)) for _ in range(2)]
+        [thread.start() for thread in threads], [thread.join() for thread in threads]
+        if not np.array_equal(out.data.view("uint8").to_numpy(), expected):
+            print(name)
+            break
+"""
+
+
+def test_threads_that_write_one_result():
+    """Both write the same bytes at the same moment, so these are what must be there in the end."""
+    assert run_python(ONE_RESULT) == ""
+
+
 SMALL_STACK = """
 import threading
 import numpy as np, dlfp4
