@@ -300,12 +300,12 @@ def passing(problem: Problem, pairs: Sequence[Pair], out: Tensor, clock: Clock) 
 def expect(problem: Problem, clock: Clock) -> tuple[Any, Any]:
     """The product in float64, and how far float32 sums may be from it: max(K, 16) * 2**-24 * sum(abs(a * b)).
 
-    Factors below 2**-126 may count as zero.
+    Factors, products and sums below 2**-126 may count as zero: see :func:`dlfp4.matmul`.
     """
     a, b = (clock.float64(decode(x, clock.stream)) for x in (problem.a, problem.b))
     a = a.reshape(-1, a.shape[-1])
     bound = (abs(a) @ abs(b)) * (max(b.shape[0], SHORTEST) * 2.0**-24)
-    bound += (abs(a).sum(1).reshape(-1, 1) + abs(b).sum(0)) * 2.0**-126
+    bound += (abs(a).sum(1).reshape(-1, 1) + abs(b).sum(0)) * 2.0**-126 + b.shape[0] * 2.0**-123
     return (a @ b) * problem.alpha, bound * abs(problem.alpha)
 
 

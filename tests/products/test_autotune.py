@@ -136,6 +136,19 @@ def test_nan_and_infinity_are_right_where_they_belong(use, path):
     assert winners() == {(4, "fake", "right")}
 
 
+def test_sums_below_normal_numbers_may_count_as_zero(use, path):
+    """As levels that multiply in bfloat16 have them, however large alpha makes what was lost."""
+
+    def flushes(problem, out):
+        out.to_numpy()[:] = 0
+
+    use(fake=Tactics(flushes=flushes, slow=slow))
+    x, w = (values(shape).astype("float32") * np.float32(2.0**-66) for shape in ((3, K), (N, K)))
+    with dlfp4.autotune(path):
+        dlfp4.matmul(x, dlfp4.quantize(w, "nvfp4").mT, alpha=2.0**100)
+    assert winners() == {(3, "fake", "flushes")}
+
+
 def test_a_failed_launch_is_passed_over(use, path):
     use(fake=Tactics(fails=fails, good=right))
     with dlfp4.autotune(path):
