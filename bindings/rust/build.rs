@@ -16,8 +16,10 @@ fn main() {
     println!("cargo:rustc-link-lib=dylib=dlfp4");
     if let Some(folder) = env::var("DLFP4_LIB_DIR").ok().or_else(folder_by_pkg_config) {
         println!("cargo:rustc-link-search=native={folder}");
-        // For tests and examples of this crate; a program of your own says itself where it finds the library.
+        // For tests and examples of this crate. A program says itself where it finds the library when it runs; its
+        // build script is told the folder, as DEP_DLFP4_LIBDIR.
         println!("cargo:rustc-link-arg=-Wl,-rpath,{folder}");
+        println!("cargo:libdir={folder}");
     } else {
         // Documentation and `cargo check` link nothing; a program is linked where the linker itself finds the library.
         println!(

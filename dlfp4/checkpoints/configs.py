@@ -18,7 +18,7 @@ import numpy as np
 import dlfp4
 from dlfp4 import ScaledTensor
 from dlfp4.checkpoints import activations, integers
-from dlfp4.checkpoints.folders import CONFIG, Outcome
+from dlfp4.checkpoints.folders import CONFIG, Outcome, write_json
 from dlfp4.checkpoints.names import experts_of, fused_module, module_of
 from dlfp4.formats import FLOATS
 
@@ -391,6 +391,18 @@ def files_of(facts: Facts, config: Mapping[str, Any] | None) -> dict[str, Mappin
 def type_of(config: Mapping[str, Any]) -> str:
     """The type of the model that a configuration names; "" where it names none."""
     return next((str(config[key]) for key in TYPES if config.get(key)), "")
+
+
+def write(
+    folder: Path,
+    files: Mapping[str, Mapping[str, Any]],
+    outcomes: Sequence[Outcome],
+    former: Mapping[str, Any] | None,
+) -> list[Outcome]:
+    """Write the configuration files of a new model, and say in its outcomes what they change."""
+    for name, content in files.items():
+        write_json(folder / name, content)
+    return with_new_type(outcomes, former, files)
 
 
 def with_new_type(

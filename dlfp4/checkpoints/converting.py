@@ -135,10 +135,7 @@ def convert_model(
         folders.check_file(own_files(source), place)
         return convert_gguf(source, place, convention, report)
     files, whole = models.find(source), models.is_folder(source)
-    if whole:
-        folders.check_target(files, place)
-    else:
-        folders.check_file(files.shards, place)
+    folders.check_place(files, place, whole=whole)
     jobs, converts = plan(models.read(source), place, convention, whole=whole)
     if not whole:
         return [each for _, outcomes in folders.run(jobs, work, executor=executor, report=report) for each in outcomes]
@@ -150,9 +147,7 @@ def convert_model(
     models.check_names(Files(place, tuple(map(Path, sizes))), sizes)
     folders.write_index(files, place, sizes)
     written = configs.files_of(configs.facts_of(convention, outcomes, config), config)
-    for name, content in written.items():
-        folders.write_json(place / name, content)
-    return configs.with_new_type(outcomes, config, written)
+    return configs.write(place, written, outcomes, config)
 
 
 def sizes_of(path: str) -> dict[str, int]:

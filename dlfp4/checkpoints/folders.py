@@ -110,6 +110,14 @@ def check_callers(executor: object, report: object) -> None:
         raise TypeError(f"report is of type {type(report).__name__}; expected a function of a name and two numbers")
 
 
+def check_place(files: Files, target: Path, *, whole: bool) -> None:
+    """OSError or ValueError where a folder cannot become a folder, or a file a file."""
+    if whole:
+        check_target(files, target)
+    else:
+        check_file(files.shards, target)
+
+
 def check_target(files: Files, target: Path) -> None:
     """OSError or ValueError where no folder of a model can be made."""
     if target.exists() and not target.is_dir():

@@ -145,10 +145,7 @@ def quantize_model(
     folders.check_callers(executor, report)
     files, place = models.find(source), as_path("target", target)
     whole = models.is_folder(source)
-    if whole:
-        folders.check_target(files, place)
-    else:
-        folders.check_file(files.shards, place)
+    folders.check_place(files, place, whole=whole)
     # Options that do not go together are refused before the work.
     dlfp4.quantize(dlfp4.empty((1, 0, 128), "float32"), chosen, recipe=recipe)
     shards = models.read(source)
@@ -164,20 +161,8 @@ def quantize_model(
             include_routers=include_routers,
             axis=axis,
         )
-    paths = {name: str(path) for path, of_file in zip(files.shards, choices, strict=True) for name in of_file}
-    jobs = [
-        Job(
-            str(path),
-            str(place / path.name if whole else place),
-            tuple(of_file),
-            of_file,
-            chosen.name,
-            recipe,
-            convention,
-            {name: paths[name] for choice in of_file.values() for name in choice.fused if name not in of_file},
-        )
-        for path, of_file in zip(files.shards, choices, strict=True)
-    ]
+    targets = [place / path.name if whole else place for path in files.shards]
+    jobs = plan(files.shards, targets, choices, chosen.name, recipe, convention)
     sizes = {job.target: planned_sizes(job) for job in jobs}
     models.check_names(Files(place, tuple(map(Path, sizes))), sizes)
     if not whole:
@@ -189,10 +174,7 @@ def quantize_model(
     results = folders.make(files, place, jobs, work, executor=executor, report=report, sizes=needed)
     outcomes = [outcome for each in results.values() for outcome in each]
     folders.write_index(files, place, sizes)
-    written = configured(config, jobs[0], outcomes)
-    for name, content in written.items():
-        folders.write_json(place / name, content)
-    return configs.with_new_type(outcomes, config, written)
+    return configs.write(place, configured(config, jobs[0], outcomes), outcomes, config)
 
 
 # ---- The plan
@@ -215,6 +197,24 @@ def choose_all(
     kept = {name: choice.reason for name, choice in choices.items() if not choice.quantized}
     check_included(include, choices.keys() - kept.keys(), kept)
     return [{name: choices[name] for name in each} for each in members]
+
+
+def plan(
+    sources: Sequence[Path],
+    targets: Sequence[Path],
+    choices: Sequence[dict[str, Choice]],
+    format: str,
+    recipe: Recipe | RecipeName | None,
+    convention: str | None,
+) -> list[Job]:
+    """A job for each file."""
+    paths = {name: str(path) for path, of_file in zip(sources, choices, strict=True) for name in of_file}
+    jobs = []
+    for source, target, of_file in zip(sources, targets, choices, strict=True):
+        fused = [name for choice in of_file.values() for name in choice.fused if name not in of_file]
+        elsewhere = {name: paths[name] for name in fused}
+        jobs.append(Job(str(source), str(target), tuple(of_file), of_file, format, recipe, convention, elsewhere))
+    return jobs
 
 
 def parts_of(shard: Shard, convention: str | None) -> tuple[dict[str, Tensor | ScaledTensor], dict[str, str]]:

@@ -202,7 +202,8 @@ DLFP4_API int64_t dlfp4_vecdot_workspace(int64_t lines, int64_t length);
 DLFP4_API dlfp4_status dlfp4_vecdot(const dlfp4_scaled_tensor *a, const dlfp4_scaled_tensor *b, const DLTensor *out,
                                     void *workspace, void *stream);
 
-/** The bytes of workspace that dlfp4_matmul() needs, where the tensors lie; -1 where it will refuse. */
+/** The bytes of workspace that dlfp4_matmul() needs, where the tensors lie; -1 where it will refuse: what it returns
+ * says why, whatever its workspace. */
 DLFP4_API int64_t dlfp4_matmul_workspace(const dlfp4_scaled_tensor *a, const dlfp4_scaled_tensor *b,
                                          const DLTensor *out, const dlfp4_matmul_options *options);
 

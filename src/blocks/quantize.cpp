@@ -674,6 +674,41 @@ void set_offsets(const QuantizeCall &call) {
   }
 }
 
+// What both directions have in common.
+dlfp4_status make_call(const dlfp4_matrix &x, int format, const dlfp4_recipe &recipe, const dlfp4_tensor_scale *scale,
+                       QuantizeCall *call) {
+  const int level = current_level();
+  if (level < 0) return DLFP4_E_ISA;
+  if (!find_format(format, &call->format) || !is_recipe(recipe, call->format)) return DLFP4_E_OPTION;
+  call->kernels = &block_kernels(level);
+  call->scalar = &block_kernels(scalar_level());
+  if (!make_lines(x, kAlongRows, &call->x)) return DLFP4_E_DTYPE;
+  call->rule = make_rule(call->format, recipe, call->x.source, scale);
+  call->mode = {recipe.rounding,
+                call->rule.divides,
+                call->rule.element_mantissa,
+                recipe.drops_negative_zero ? 0.0f : -0.0f,
+                recipe.seed,
+                recipe.first,
+                1};
+  const ElementType element = kTypes[call->format.row->element];
+  call->plus_zeros = recipe.rounds_to_plus_zero && is_float(element) && element.specials != DLFP4_FNUZ;
+  call->moves = call->format.row->element == DLFP4_uint4;
+  return DLFP4_OK;
+}
+
+// What one has of its own.
+dlfp4_status aim(const dlfp4_matrix &x, Direction direction, const dlfp4_blocks &blocks, QuantizeCall *call) {
+  call->direction = direction;
+  call->blocks = &blocks;
+  if (!make_lines(x, direction, &call->x)) return DLFP4_E_DTYPE;
+  if (const dlfp4_status status = check_blocks(*call)) return status;
+  call->scales = make_scales(blocks, call->format);
+  call->x.rotation = blocks.rotation;
+  call->across = is_across(*call);
+  return DLFP4_OK;
+}
+
 }  // namespace
 }  // namespace dlfp4
 
@@ -691,38 +726,15 @@ dlfp4_status dlfp4_host_quantize(const dlfp4_matrix *x, int format, const dlfp4_
                                  const dlfp4_tensor_scale *scale, const dlfp4_blocks *along_rows,
                                  const dlfp4_blocks *along_columns) {
   using namespace dlfp4;
-  const int level = current_level();
-  if (level < 0) return DLFP4_E_ISA;
   QuantizeCall call = {};
-  if (!find_format(format, &call.format)) return DLFP4_E_OPTION;
-  if (!is_recipe(*recipe, call.format)) return DLFP4_E_OPTION;
-  call.kernels = &block_kernels(level);
-  call.scalar = &block_kernels(scalar_level());
-  if (!make_lines(*x, kAlongRows, &call.x)) return DLFP4_E_DTYPE;
-  call.rule = make_rule(call.format, *recipe, call.x.source, scale);
-  call.mode = {recipe->rounding,
-               call.rule.divides,
-               call.rule.element_mantissa,
-               recipe->drops_negative_zero ? 0.0f : -0.0f,
-               recipe->seed,
-               recipe->first,
-               1};
-  const ElementType element = kTypes[call.format.row->element];
-  call.plus_zeros = recipe->rounds_to_plus_zero && is_float(element) && element.specials != DLFP4_FNUZ;
-  call.moves = call.format.row->element == DLFP4_uint4;
-  const dlfp4_blocks *const results[] = {along_rows, along_columns};
+  if (const dlfp4_status status = make_call(*x, format, *recipe, scale, &call)) return status;
   if (along_rows && along_columns && (along_rows->rotation || along_columns->rotation)) return DLFP4_E_OPTION;
+  const dlfp4_blocks *const results[] = {along_rows, along_columns};
   QuantizeCall jobs[2];
   int count = 0;
   for (Direction direction : {kAlongRows, kAlongColumns}) {
     if (!results[direction]) continue;
-    call.direction = direction;
-    call.blocks = results[direction];
-    if (!make_lines(*x, direction, &call.x)) return DLFP4_E_DTYPE;
-    if (const dlfp4_status status = check_blocks(call)) return status;
-    call.scales = make_scales(*call.blocks, call.format);
-    call.x.rotation = call.blocks->rotation;
-    call.across = is_across(call);
+    if (const dlfp4_status status = aim(*x, direction, *results[direction], &call)) return status;
     jobs[count++] = call;
   }
   for (int i = 0; i < count; ++i) {

@@ -2,13 +2,14 @@
 installs on a CPU, else what its formula says in NumPy, written from the source that is named."""
 
 import importlib
+from typing import get_args
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 import dlfp4
-from dlfp4.formats import RECIPES, find_recipe
+from dlfp4.formats import RECIPES, RecipeName, find_recipe
 
 from ..support import block_reference
 from ..support.block_reference import FORMATS, FP8, INPUTS, MX, TWO_LEVEL, make, tiles_of
@@ -48,6 +49,10 @@ def finite_inputs(shape, dtype, kinds=tuple(FINITE)):
 
 def package(name):
     return pytest.importorskip(name, reason=f"{name} is not installed")
+
+
+def test_type_checkers_know_all_recipes():
+    assert get_args(RecipeName) == tuple(RECIPES)
 
 
 def assert_same(q, scales, codes, what):

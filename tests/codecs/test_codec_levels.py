@@ -136,6 +136,11 @@ FLAGS = {
 }
 
 
+def test_every_level_is_tested():
+    rows = re.findall(r"^dlfp4_add_level\((\w+)", (Path(__file__).parents[2] / "CMakeLists.txt").read_text(), re.M)
+    assert LEVELS == list(FLAGS) == rows
+
+
 @pytest.fixture
 def flags():
     """What the operating system says of the processor."""

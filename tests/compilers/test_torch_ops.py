@@ -284,6 +284,10 @@ def test_opcheck_of_codecs_and_sums():
     opcheck(ops.dot.default, x[0], x[1])
 
 
+def test_every_operation_has_a_function():
+    assert OPERATIONS.keys() <= set(dt.__all__)
+
+
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_opcheck_of_out_forms(name):
     x = randn(4, 64)

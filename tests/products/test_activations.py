@@ -1,10 +1,12 @@
 """matmul(activation=...) by FP8 formats: the bytes of the product of what quantize makes of x; what it refuses."""
 
+from typing import get_args
+
 import numpy as np
 import pytest
 
 import dlfp4
-from dlfp4.formats import ACTIVATIONS
+from dlfp4.formats import ACTIVATIONS, Activation
 
 from ..support.block_reference import FORMATS
 from ..support.capsules import framework
@@ -13,6 +15,10 @@ from .test_grouped_matmul import route, stack_of, values
 
 FP8 = {name: format for name, format in ACTIVATIONS.items() if format is not None}
 K = 384
+
+
+def test_type_checkers_know_all_activations():
+    assert get_args(Activation) == tuple(ACTIVATIONS)
 
 
 def same(got, expected):

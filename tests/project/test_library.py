@@ -173,6 +173,17 @@ def test_the_example_with_pytorch_is_built(tmp_path):
     assert "73732 bytes instead of 524288, 20." in run(tmp_path / "torch_tensors")
 
 
+def rust_program(folder, crate):
+    """A program over the crate, which finds the library as docs/library.md says."""
+    (folder / "src").mkdir(parents=True)
+    package = '[package]\nname = "program"\nversion = "1.0.0"\nedition = "2021"\n'
+    (folder / "Cargo.toml").write_text(f'{package}[dependencies]\ndlfp4 = {{ path = "{crate}" }}\n')
+    (folder / "src" / "main.rs").write_text('fn main() {\n    println!("{}", dlfp4::version());\n}\n')
+    page = (ROOT / "docs" / "library.md").read_text()
+    (folder / "build.rs").write_text(re.search(r"```rust\n(.*?)```", page, re.DOTALL)[1])
+    return folder
+
+
 @same_on_every_python
 @needs("cargo")
 @pytest.mark.skipif("-fsanitize" in os.environ.get("CFLAGS", ""), reason="Rust's linker knows no sanitizer of C++")
@@ -185,6 +196,8 @@ def test_the_rust_crate(tmp_path):
     printed = run("cargo", "run", "--offline", "--example", "snr", cwd=crate, env=env).splitlines()
     assert all(15 < float(line.split()[2]) < 35 for line in printed[1:])
     assert len(printed) == 6
+    run("cargo", "build", "--offline", cwd=rust_program(tmp_path / "program", crate), env=env)
+    assert run(tmp_path / "target" / "debug" / "program").strip() == dlfp4.__version__
     lost = {**env, "PKG_CONFIG_PATH": "", "PKG_CONFIG_LIBDIR": "", "CARGO_TERM_COLOR": "never"}
     del lost["DLFP4_LIB_DIR"]
     done = subprocess.run(["cargo", "doc", "--offline"], cwd=crate, env=lost, capture_output=True, text=True)

@@ -7,11 +7,11 @@ import pytest
 
 from ..support import capsules, rules
 from ..support.reference import BITS, Guarded
+from .test_layouts import LAYOUTS
 
 pytestmark = pytest.mark.arithmetic
 
 GUARDED, RESULTS = Guarded(1 << 14), Guarded(64)
-LAYOUTS = ["linear", "128x4", "8x4", "aiter", "n32k4", "deepgemm", "cublas_1x128", "cublas_128x128"]
 KINDS = {"TWO_LEVEL": 0, "POWER": 1, "LARGEST": 2}
 WHOLE_LINE = 1 << 62
 
