@@ -52,14 +52,35 @@ void size(Bytes *input) {
   require(sizes.scale_ndim == (row.lines ? 2 : 0), "scales of another rank");
 }
 
+// Any number of threads is taken; what is no number of some restores OpenMP's own. No case after it has them.
+void choose_threads(Bytes *input) {
+  const int threads = static_cast<int>(input->edge()), usual = dlfp4_get_num_threads();
+  dlfp4_set_num_threads(threads);
+  const int found = dlfp4_get_num_threads();
+  dlfp4_set_num_threads(0);
+  require(found == usual || (threads > 0 && found == threads), "other threads");  // usual: a build without OpenMP
+  require(usual > 0 && dlfp4_get_num_threads() == usual, "threads that stay");
+}
+
+// Of a process without a GPU and without tvm-ffi.
+void look_for_libraries(Bytes *input) {
+  require(strlen(dlfp4_version()) > 4, "no version");
+  require(dlfp4_register_tvm_ffi() == DLFP4_E_LIBRARY, "a library that is not there");
+  require(dlfp4_load_cuda(static_cast<int>(input->edge())) != DLFP4_OK, "kernels for a device that is not there");
+}
+
 void formats(Bytes *input, Arena *arena) {
-  switch (input->below(4)) {
+  switch (input->below(6)) {
     case 0:
       return size(input);
     case 1:
       return find(input, arena);
     case 2:
       return describe(input);
+    case 3:
+      return choose_threads(input);
+    case 4:
+      return look_for_libraries(input);
     default: {
       const int status = static_cast<int>(input->edge());
       require(status < 0 || status > DLFP4_E_CUDA_LAST || dlfp4_status_string(static_cast<dlfp4_status>(status)),

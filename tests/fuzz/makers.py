@@ -237,6 +237,17 @@ POOL = [
     dlfp4.TensorProto((4, 64), format="nvfp4"), np.dtype("float32"), ml_dtypes.bfloat16, slice(1, 3), ..., 1 << 100,
 ]  # fmt: skip
 Q, W = dlfp4.quantize(X, "nvfp4"), dlfp4.quantize(X, "mxfp4")
+
+
+def set_num_threads(*given):
+    """It holds for the whole process: what other cases have is OpenMP's own number."""
+    try:
+        dlfp4.set_num_threads(*given)
+        assert dlfp4.get_num_threads() > 0
+    finally:
+        dlfp4.set_num_threads(0)
+
+
 # Calls as they should be, of which some arguments are then replaced.
 CALLS = [
     (dlfp4.asarray, (X,), {"dtype": "bfloat16"}), (dlfp4.cast, (X, "float4_e2m1fn"), {"rounding": "nearest_even"}),
@@ -254,6 +265,11 @@ CALLS = [
     (dlfp4.unshuffle_weight, (np.zeros((16, 32), "u1"),), {"layout": "aiter"}), (W.to, ("mxfp8_e4m3",), {}),
     (dlfp4.analysis.error, (X, W), {"bins": 64}), (dlfp4.checkpoints.to_ggml, (W,), {}),
     (dlfp4.checkpoints.from_ggml, (np.zeros(34, "u1"), "mxfp4", (1, 64)), {}),
+    (dlfp4.checkpoints.split_parts, ({"w": Q}, "modelopt"), {}),
+    (dlfp4.checkpoints.join_parts, (dlfp4.checkpoints.split_parts({"w": Q}, "modelopt"),), {"metadata": None}),
+    (dlfp4.analysis.compare, (X, ["nvfp4", "mxfp4"]), {"axis": -1}), (dlfp4.analysis.signal_to_noise, (X, Q), {}),
+    (dlfp4.analysis.calibrate, ([X], "mse"), {"format": "nvfp4"}), (dlfp4.backends, (X, Q.mT), {}),
+    (set_num_threads, (2,), {}),
 ]  # fmt: skip
 METHODS = {
     kind: [name for name, each in vars(kind).items() if callable(each) and not name.startswith("_")]

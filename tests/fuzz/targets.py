@@ -158,7 +158,23 @@ def safetensors(rng):
         checkpoints.inspect(content)
     except ValueError:
         return False
+    if rng.random() < 0.05:
+        quantize_file(rng, content)
     return tensors is not None
+
+
+def quantize_file(rng, content):
+    """What lies in a file: ValueError, or a file that can be read."""
+    path = Path(FOLDER.name, "changed.safetensors")
+    target = path.with_name("quantized.safetensors")
+    path.write_bytes(content)
+    try:
+        checkpoints.read_metadata(path)
+        checkpoints.quantize_model(path, target, rng.choice(list(dlfp4.formats())), include=["*"])
+    except ValueError:
+        return
+    for tensor in checkpoints.load(target).values():
+        read(tensor)
 
 
 def read(x):

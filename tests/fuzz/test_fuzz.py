@@ -1,11 +1,17 @@
 """Some hundred random cases of each target, always the same, and the cases that once failed: see run.py for more."""
 
+import inspect
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import dlfp4
+from dlfp4 import analysis, checkpoints
+
 RUN = Path(__file__).with_name("run.py")
+HEADER = Path(__file__).parents[2] / "include/dlfp4/dlfp4.h"
 
 
 def run(*options):
@@ -38,3 +44,30 @@ def test_a_fault_is_reported_with_its_number(tmp_path):
     again = subprocess.run([*command, "--only", "fails", "--case", number], capture_output=True, text=True, check=False)
     assert again.returncode == 1
     assert "planted" in again.stderr
+
+
+def sources(pattern):
+    """The text of the targets."""
+    return "".join(path.read_text() for path in RUN.parent.glob(pattern) if path.name != Path(__file__).name)
+
+
+def test_every_function_of_the_c_api_is_called():
+    declared = set(re.findall(r"^DLFP4_API [\w *]*?\b(dlfp4_\w+)\(", HEADER.read_text(), re.M))
+    assert len(declared) > 25
+    called = set(re.findall(r"\b(dlfp4_\w+)\(", sources("*.cpp") + sources("*.h")))
+    assert declared - called == set()
+
+
+def takes_arguments(function):
+    return inspect.isroutine(function) and bool(inspect.signature(function).parameters)
+
+
+def test_every_function_of_the_package_is_called():
+    """With any arguments, or any contents of a file; autotune, which is given the name of one, has tests of its own."""
+    modules = {"dlfp4": dlfp4, "checkpoints": checkpoints, "analysis": analysis}
+    known = {f"{place}.{name}" for place, module in modules.items() for name in module.__all__
+             if takes_arguments(getattr(module, name))}  # fmt: skip
+    assert len(known) > 25
+    text = sources("*.py")
+    missing = {name for name in known if not re.search(rf"\b{re.escape(name)}\b", text)}
+    assert missing == {"dlfp4.autotune"}
