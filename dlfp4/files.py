@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 TEMPORARY = ".dlfp4-{}.tmp"  # the name of a file that is being written, on file systems where it must have one
+OPEN = "/proc/self/fd"  # where Linux has names of open files, by their descriptors
 
 # ---- Paths
 
@@ -106,8 +107,11 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def is_temporary(name: object) -> bool:
-    """Whether it is the name of a file that is being written, which nobody asked for."""
-    return isinstance(name, str | os.PathLike) and fnmatch.fnmatch(os.path.basename(name), TEMPORARY.format("*"))
+    """Whether it is a name of a file that is being written, which nobody asked for."""
+    if not isinstance(name, str | os.PathLike):
+        return False
+    folder, last = os.path.split(name)
+    return folder == OPEN or fnmatch.fnmatch(last, TEMPORARY.format("*"))
 
 
 # ---- Writing
@@ -149,7 +153,7 @@ def begun_beside(target: Path) -> Iterator[tuple[BinaryIO, Path]]:
 
 def open_beside(temporary: Path) -> BinaryIO:
     """A new file without a name, which vanishes with the process, where the file system has such; else `temporary`."""
-    if os.path.isdir("/proc/self/fd"):
+    if os.path.isdir(OPEN):
         with contextlib.suppress(OSError):
             return locked(os.fdopen(os.open(temporary.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666), "wb"))
     file = locked(temporary.open("xb"))
@@ -172,7 +176,7 @@ def give_name(file: BinaryIO, path: Path) -> None:
         return
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:  # with the folder's descriptor: without one, Python calls link(), which does not follow the link in /proc
-        os.link(f"/proc/self/fd/{file.fileno()}", path.name, dst_dir_fd=folder, follow_symlinks=True)
+        os.link(f"{OPEN}/{file.fileno()}", path.name, dst_dir_fd=folder, follow_symlinks=True)
     finally:
         os.close(folder)
 

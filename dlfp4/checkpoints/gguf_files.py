@@ -22,7 +22,7 @@ from dlfp4._core import _refuse_hadamard
 from dlfp4.checkpoints.ggml import BLOCKS, block_of, count_blocks, from_ggml, to_ggml
 from dlfp4.checkpoints.gguf_headers import MOST_DIMS, check_header
 from dlfp4.extents import count_elements
-from dlfp4.files import open_file, replacing
+from dlfp4.files import OPEN, open_file, replacing
 
 Array = npt.NDArray[Any]
 SUFFIX = ".gguf"
@@ -69,7 +69,7 @@ def read(path: str) -> tuple[dict[str, Tensor | ScaledTensor], dict[str, Any]]:
         with open_file(path) as file:
             check_header(file, os.fstat(file.fileno()).st_size)
             # The package opens files by name; this is the one that was checked.
-            reader = library.GGUFReader(f"/proc/self/fd/{file.fileno()}")
+            reader = library.GGUFReader(f"{OPEN}/{file.fileno()}")
             entries = {entry.name: entry for entry in reader.tensors}
             array = library.GGUFValueType.ARRAY
             fields = {key: field.contents() for key, field in reader.fields.items() if array not in field.types}
@@ -140,7 +140,7 @@ def write(
     planned = [each for name, x in tensors.items() for each in entries_of(library, name, x)]
     with replacing(path, size=sum(size for _, _, _, size, *_ in planned)) as file:
         # The package opens files by name. This name is the file, which has no other yet.
-        writer = library.GGUFWriter(f"/proc/self/fd/{file.fileno()}", architecture)
+        writer = library.GGUFWriter(f"{OPEN}/{file.fileno()}", architecture)
         try:
             for method, value in fields.items():
                 getattr(writer, method)(value)

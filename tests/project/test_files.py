@@ -2,16 +2,12 @@
 
 import contextlib
 import errno
-import itertools
-import json
 import os
 import signal
 import socket
 import stat
 import subprocess
 import sys
-from collections import Counter
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,8 +15,7 @@ import numpy as np
 import pytest
 
 import dlfp4
-from dlfp4 import caches, checkpoints, files
-from dlfp4.checkpoints import safetensors
+from dlfp4 import checkpoints, files
 from dlfp4.files import check_writable, open_file, read_whole, replacing, sweep
 
 
@@ -242,80 +237,6 @@ def test_each_call_that_fails_leaves_the_old_file(tmp_path, monkeypatch, name, n
     monkeypatch.undo()
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
-
-
-def model_in(folder):
-    """A model of two files and what lies beside them."""
-    folder.mkdir()
-    for number in (1, 2):
-        x = np.random.default_rng(number).normal(size=(32, 64)).astype(np.float32)
-        name = f"model-0000{number}-of-00002.safetensors"
-        checkpoints.save(folder / name, {f"model.layers.{number}.mlp.up_proj.weight": x})
-    weights = {
-        f"model.layers.{number}.mlp.up_proj.weight": f"model-0000{number}-of-00002.safetensors" for number in (1, 2)
-    }
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weights}))
-    (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}')
-    (folder / "tokenizer.json").write_text("{}")
-    return folder
-
-
-def writers(model):
-    """What writes, whoever may call it: its name, and a call that makes a target."""
-    (shard,) = model.glob("*-00001-of-*")
-    q = dlfp4.quantize(np.ones((32, 64), np.float32), "nvfp4")
-    yield "save", lambda target: checkpoints.save(target / "x.safetensors", {"x": q, "y": q.data})
-    yield "quantize_model", lambda target: checkpoints.quantize_model(model, target, "nvfp4", convention="modelopt")
-    yield "quantize a file", lambda target: checkpoints.quantize_model(shard, target / "x.safetensors", "mxfp4")
-    yield "convert_model", lambda target: checkpoints.convert_model(shard, target / "x.safetensors", "modelopt")
-    yield "private", lambda target: caches.write_private(target / "kernels", b"content")
-    yield "keep_text", lambda target: caches.keep_text(target / "cache" / "choices.json", b"content")
-    if find_spec("gguf"):
-        yield "gguf", lambda target: checkpoints.convert_model(shard, target / "x.gguf", "gguf")
-
-
-def files_below(folder):
-    """Their bytes by their paths, but the list of what is to be resumed."""
-    paths = [path for path in folder.rglob("*") if path.is_file() and path.name != ".dlfp4.json"]
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
-
-
-def fails_at(call, target, name, number, monkeypatch):
-    """Have the number-th call of a function of `os` fail: whether there was one, and whether an OSError told where."""
-    function = failing(errno.EIO, real=getattr(os, name), after=number, times=1)
-    with monkeypatch.context() as patched:
-        patched.setattr(os, name, function)
-        try:
-            call(target)
-        except OSError as error:
-            return True, error.errno == errno.EIO and str(error.filename).startswith(str(target))
-    return function.failed > 0, False
-
-
-def test_each_call_of_each_writer_fails_in_turn(tmp_path, monkeypatch):
-    """What is there then is whole, nothing else is left, and a second try makes all of it."""
-    monkeypatch.setattr(safetensors.Background, "SYNC", 1)  # the disk is made to begin at each write
-    failures = Counter()
-    for writer, call in writers(model_in(tmp_path / "model")):
-        expected = None
-        for name in ("pwrite", "fdatasync", "fsync", "link", "fchmod", "replace"):
-            for number in itertools.count():
-                target = tmp_path / f"{writer} {name} {number}"
-                target.mkdir()
-                failed, told = fails_at(call, target, name, number, monkeypatch)
-                left = files_below(target)
-                call(target)
-                expected = expected or files_below(target)
-                assert files_below(target) == expected, (writer, name, number)
-                assert left.items() <= expected.items(), (writer, name, number, left.keys() - expected.keys())
-                assert told or left == expected or writer == "keep_text", (writer, name, number)
-                assert told or not failed or name != "fdatasync", (writer, number)  # the system says it once
-                if not failed:
-                    break
-                failures[writer, name] += 1
-    assert {writer for writer, _ in failures} == {writer for writer, _ in writers(tmp_path / "model")}
-    assert failures["save", "fdatasync"] > 0
-    assert sum(failures.values()) > 40
 
 
 def test_the_folder_is_synced_after_the_name_changed(tmp_path, monkeypatch):
