@@ -1,4 +1,6 @@
-"""Collectives of ScaledTensors, part by part: what DTensors call to distribute a weight and to put it together."""
+"""Collectives of ScaledTensors, part by part: what DTensors call to distribute a weight and to put it together, and
+their values.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from dlfp4.torch.distributing import joined, parts_to_send, sent
 from dlfp4.torch.scaled_tensor import ScaledTensor, as_bytes, described, implements, like, turn
@@ -73,3 +76,18 @@ def last_of(works: Sequence[Any]) -> Any:
     for work in works[:-1]:
         work.wait()
     return works[-1]
+
+
+# ---- DTensors
+
+
+def dequantize(function: Any, args: tuple[DTensor], kwargs: Any) -> DTensor:  # noqa: ARG001
+    """The values, which lie as the codes do. PyTorch's own rules for operations would take them for float32."""
+    (x,) = args
+    values = function(x._local_tensor)
+    made: DTensor = DTensor.from_local(values, x.device_mesh, x.placements, shape=x.shape, stride=x.stride())
+    return made
+
+
+# Where a PyTorch has no such table, it refuses DTensors itself.
+getattr(DTensor._op_dispatcher, "_custom_op_handlers", {})[torch.ops.aten.dequantize.self] = dequantize

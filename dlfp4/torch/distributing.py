@@ -1,4 +1,5 @@
-"""ScaledTensors over several processes: what FSDP's ``fully_shard`` asks of a shard, and what it keeps of one.
+"""ScaledTensors over several processes: what FSDP's ``fully_shard`` asks of a shard, and what it keeps of one; DTensors
+of shards, and what these are together.
 
 A shard has whole blocks, so that it is a ScaledTensor itself; its parts are gathered one by one, as bytes.
 """
@@ -12,7 +13,17 @@ import torch
 
 from dlfp4.extents import count_elements
 from dlfp4.frameworks.base import SUBBYTE
-from dlfp4.torch.scaled_tensor import ScaledTensor, Shape, as_bytes, described, element_of, implements, like, present
+from dlfp4.torch.scaled_tensor import (
+    UNITS,
+    ScaledTensor,
+    Shape,
+    as_bytes,
+    described,
+    element_of,
+    implements,
+    like,
+    present,
+)
 
 
 class Sent(NamedTuple):
@@ -54,16 +65,14 @@ def parts_to_send(q: ScaledTensor) -> dict[str, torch.Tensor]:
 
 
 def sent(q: ScaledTensor, shape: Shape, shards: int) -> Iterable[Sent]:
-    """Each part but the encode scale, which no operation reads."""
+    """Each part."""
     # Bytes lie as the tensor does; of smaller elements each line of blocks is a row.
     rows = 1 if q.encoding.axis == -2 and element_of(q.format) in SUBBYTE else 0
     for name, part in parts_to_send(q).items():
-        if name == "global_scale":
+        if name in UNITS:
             place = 0 if has_units_of_rows(q, part, shape, shards) else None
-        elif name != "encode_scale":
-            place = rows if part.dim() > 1 else None
         else:
-            continue
+            place = rows if part.dim() > 1 else None
         yield Sent(name, as_bytes(part).contiguous().reshape(part.shape or (1,)), part.dtype, place)
 
 
@@ -111,3 +120,35 @@ def shares(x: torch.Tensor, y: torch.Tensor) -> bool:
     """Whether two tensors begin at one place."""
     found: bool = x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
     return found
+
+
+# ---- DTensors, whose class PyTorch does not have everywhere
+
+
+def is_divided(x: Any) -> bool:
+    """Whether a tensor is a DTensor of which each process has a ScaledTensor."""
+    return isinstance(getattr(x, "_local_tensor", None), ScaledTensor)
+
+
+def without_values(x: torch.Tensor) -> ScaledTensor:
+    """What the shards of such a DTensor are together, on "meta"; a ScaledTensor itself."""
+    found: ScaledTensor = x._local_tensor.new_empty(x.shape, device="meta") if is_divided(x) else x
+    return found
+
+
+def divided(q: ScaledTensor, target: torch.Tensor) -> torch.Tensor:
+    """A tensor that each process has whole, over the processes as `target` is where that is a DTensor. Of its parts it
+    keeps those of the target, which may have been made without the encode scale of some files.
+    """
+    if not is_divided(target):
+        return q
+    device = q.device if target.is_meta else target.device
+    parts = {name: part.to(device) for name, part in present(q).items() if name in present(target._local_tensor)}
+    distribute = torch.distributed.tensor.distribute_tensor
+    made: torch.Tensor = distribute(like(q, parts), target.device_mesh, target.placements, src_data_rank=None)
+    return made
+
+
+def gathered(x: torch.Tensor) -> torch.Tensor:
+    """A tensor that each process has whole, of any DTensor."""
+    return x.full_tensor() if hasattr(x, "full_tensor") else x

@@ -13,6 +13,7 @@ import dlfp4
 from dlfp4.checkpoints import comfyui, conventions, native
 from dlfp4.checkpoints.names import EXPERTS
 from dlfp4.formats import FLOATS, offset_parts
+from dlfp4.torch.distributing import divided, gathered, is_divided, without_values
 from dlfp4.torch.joining import blocks_rounded
 from dlfp4.torch.representing import without_pairs
 from dlfp4.torch.scaled_tensor import ScaledTensor, like, plain, present, restore, turn
@@ -55,6 +56,11 @@ def quantized_in(module: torch.nn.Module) -> dict[str, ScaledTensor]:
     """A module's own quantized parameters and buffers."""
     own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
     return {name: tensor for name, tensor in own if isinstance(tensor, ScaledTensor)}
+
+
+def divided_in(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """A module's own quantized parameters that are over several processes."""
+    return {name: tensor for name, tensor in module.named_parameters(recurse=False) if is_divided(tensor)}
 
 
 # ---- Out
@@ -125,17 +131,21 @@ def join(
     Of a tensor without parts PyTorch sees one name missing. Safetensors' ``load_model``, which looks for all that its
     file has left out of tied weights, has to see the others, too.
     """
-    for name, target in quantized_in(module).items():
+    for name, own in {**quantized_in(module), **divided_in(module)}.items():
         key = prefix + name
-        is_whole = isinstance(state.get(key), ScaledTensor)
-        if is_whole and state[key] is not target:  # which set_model_state_dict adds where parts have other names
+        given = state.get(key)
+        is_whole = isinstance(given, ScaledTensor) or is_divided(given)
+        if is_whole and given is not own:  # which set_model_state_dict adds where parts have other names
             continue
+        if given is not None and not is_whole:
+            state[key] = gathered(given)  # codes, which set_model_state_dict divides as it does what it knows
+        target = without_values(own)
         found = join_one(key, prefix, state, target) or join_experts(key, prefix, state, target)
         if found is not None:
             whole, parts = found
             for part in parts:
                 del state[part]
-            state[key] = whole
+            state[key] = divided(whole, own)
         elif not is_whole:
             missing += [part for part in split_one(key, target, convention) if part != key and part not in state]
     state.pop(prefix + MARK, None)

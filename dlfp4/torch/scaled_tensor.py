@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 # Attributes that hold the inner tensors; all but the first two may be None.
 PARTS = ("elements", "scales", "global_scale", "encode_scale", "offsets")
+UNITS = ("global_scale", "encode_scale")  # of the tensor, of rows or of matrices
 OWN = (*PARTS, "form", "turned")
 
 DTYPES = (*(getattr(torch, name) for name in FLOATS), torch.float64)
@@ -389,11 +390,15 @@ torch.serialization.add_safe_globals([rebuild, _core._restore_tensor, _core._res
 
 
 def wrapper(cls: type, shape: Shape, **options: Any) -> Any:
-    """A tensor without memory; no inference tensor, for PyTorch would refuse it as a view of one that is none."""
+    """A tensor without memory, for which PyTorch's own functions in C raise where they would give out a null pointer;
+    no inference tensor, for PyTorch would refuse it as a view of one that is none.
+    """
     if cls is ScaledTensor and is_traced_whole():
         cls = TracedTensor
     with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
-        return torch.Tensor._make_wrapper_subclass(cls, shape, **options)
+        made = torch.Tensor._make_wrapper_subclass(cls, shape, **options)
+    torch._C._set_throw_on_mutable_data_ptr(made)
+    return made
 
 
 def as_parameter(x: torch.Tensor, requires_grad: bool) -> ScaledTensor:

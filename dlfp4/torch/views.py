@@ -24,6 +24,7 @@ from dlfp4.torch.representing import PAIRS, settle
 from dlfp4.torch.representing import described as in_torch
 from dlfp4.torch.scaled_tensor import (
     PARTS,
+    UNITS,
     ScaledTensor,
     as_bytes,
     checked_dtype,
@@ -536,6 +537,7 @@ def memory_for(function: Any, q: ScaledTensor, size: Sequence[int], **options: A
     stored = (*shape[:-2], shape[-1], shape[-2]) if q.turned else shape
     parts = present(q)
     sizes = sizes_of(stored, q.encoding, True, str(q.scales.dtype).removeprefix("torch."), unit_of(q))
+    sizes |= {name: sizes["global_scale"] for name in UNITS if name in parts}
     made = {name: function(parts[name], size, **kept) for name, (size, _) in sizes.items() if name in parts}
     return like(q, made, shape=shape, dtype=dtype)
 

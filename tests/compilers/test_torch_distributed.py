@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(
 PROGRAM = Path(__file__).with_name("torch_on_two_processes.py")
 
 
-NAMES = ("layers", "a_model", "refusals", "dtensors", "columns", "tensor_parallel", "data_parallel")
+NAMES = ("layers", "a_model", "refusals", "dtensors", "columns", "parts", "tensor_parallel", "data_parallel")
 
 
 @pytest.fixture(scope="module")

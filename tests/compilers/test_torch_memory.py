@@ -13,6 +13,7 @@ from ..support.capsules import framework
 from ..support.torch_tensors import randn
 
 torch = framework("torch")
+importlib.import_module("torch.utils.dlpack")
 dt = importlib.import_module("dlfp4.torch")
 
 
@@ -35,6 +36,9 @@ def test_none_reads_memory_that_is_none(tmp_path, arrange):
             call(q)
     with pytest.raises(RuntimeError, match=r"no storage of its own.*state_dict\(\)"):
         q.storage()
+    for call in (torch.utils.dlpack.to_dlpack, torch.Tensor.data_ptr):  # of PyTorch in C, which raises its own words
+        with pytest.raises(RuntimeError, match="data"):
+            call(q)
     safetensors = pytest.importorskip("safetensors.torch")
     with pytest.raises(RuntimeError, match=r"no storage of its own.*state_dict\(\)"):
         safetensors.save_file({"weight": q}, tmp_path / "model.safetensors")

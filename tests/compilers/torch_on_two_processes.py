@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed._functional_collectives import all_gather_tensor
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -59,7 +60,7 @@ def weights():
 
 def parts_of(q):
     ours = q.to_dlfp4()
-    parts = (ours.data, ours.scales, ours.global_scale, ours.zero_points)
+    parts = (ours.data, ours.scales, ours.global_scale, ours.zero_points, ours.encode_scale)
     return [None if part is None else (part.shape, bytes_of(part)) for part in parts]
 
 
@@ -156,10 +157,20 @@ def check_dtensors(mesh):
         assert product.placements == (Shard(1),), weight
         assert torch.equal(product.full_tensor(), F.linear(x.to_local(), weight)), weight
         assert parts_of(whole.full_tensor()) == parts_of(weight), weight
+        check_values(whole, weight)
     mine = dt.quantize(values(64, 128, seed=mesh.get_local_rank()), "nvfp4")
     first = dt.quantize(values(64, 128, seed=0), "nvfp4")
     for placement in (Shard(0), Replicate()):  # what the first process has
         assert parts_of(distribute_tensor(mine, mesh, [placement]).full_tensor()) == parts_of(first)
+
+
+def check_values(divided, weight):
+    """Those of each process, of the type that the tensor decodes to, by PyTorch's own description too."""
+    for kind in (torch.float32, torch.bfloat16):
+        values, want = divided.to(kind).dequantize(), weight.to(kind).dequantize()
+        assert values.placements == divided.placements
+        assert torch.equal(values.full_tensor(), want), weight
+        assert torch.equal((values @ values.mT).full_tensor().float(), (want @ want.mT).float()), weight
 
 
 def check_columns(mesh):
@@ -176,6 +187,48 @@ def check_columns(mesh):
     cut = dt.quantize(values(64, 256, seed=mesh.get_local_rank()), "nvfp4")[:, :128]
     first = dt.quantize(values(64, 256, seed=0), "nvfp4")[:, :128]
     assert parts_of(distribute_tensor(cut, mesh, [Replicate()]).to_local()) == parts_of(first)
+
+
+# Format, convention: parts that look like dlfp4's own, of another's names, with zero points, with a second scale twice.
+STORED = (("nvfp4", None), ("nvfp4", "compressed-tensors"), ("uint4_g32", "gptq"), ("mxfp8_e4m3", None),
+          ("fp8_128x128", "deepseek"), ("mxfp6_e2m3", None), ("fp8_row", "compressed-tensors"))  # fmt: skip
+
+
+def check_parts(mesh):
+    """As files have them, into a model that FSDP has divided: by its own names, and by PyTorch's function for it."""
+
+    def made(seed, device="cpu"):
+        torch.manual_seed(seed)
+        with torch.device(device):
+            model = torch.nn.Sequential(torch.nn.Linear(128, 256), torch.nn.Linear(256, 256))
+        return dt.quantize_(model, format, include="*", prepare=False, convention=convention)
+
+    def sharded(seed, device="cpu"):
+        model = made(seed, device)
+        return fully_shard(model, mesh=mesh)
+
+    x, options = values(2, 128), StateDictOptions(full_state_dict=True)
+    for format, convention in STORED:
+        state, want = made(0).state_dict(), made(0)(x)
+        biases = {name: distribute_tensor(state[name], mesh, [Shard(0)]) for name in ("0.bias", "1.bias")}
+        model = sharded(1)
+        model(x)
+        model.reshard()  # of what forward gathered, as for any weight
+        assert model.load_state_dict(state | biases) == ([], []), (format, convention)
+        assert torch.equal(model(x), want), (format, convention)
+        codes = state.get("0.weight")
+        if codes is not None and codes.dtype is not torch.uint8:
+            continue  # gloo sends no FP8
+        for seed, device in ((2, "cpu"), (1, "meta")):
+            model = sharded(seed, device)
+            set_model_state_dict(model, dict(state), options=options)
+            assert torch.equal(model(x), want), (format, convention, device)
+        model = sharded(0)
+        found = get_model_state_dict(model, options=options)
+        assert parts_of(found["0.weight"]) == parts_of(made(0)[0].weight), (format, convention)
+        lacking = {name: part for name, part in state.items() if not name.endswith(("0.weight_scale", "0.scales"))}
+        with pytest.raises(RuntimeError, match=r"Missing key.*0\.weight_scale|Unexpected key.*0\.(weight_p|q)"):
+            model.load_state_dict(lacking | biases)
 
 
 def check_tensor_parallel(mesh):
