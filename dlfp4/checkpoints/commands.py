@@ -78,9 +78,11 @@ def workers(jobs: int) -> Iterator[Executor | None]:
 
 def prepare_worker(threads: int) -> None:
     """Give a process its share of the cores, and end it with the command: executors leave theirs waiting for ever where
-    the command is killed. Ctrl-C reaches all processes of a terminal, and ends this one without a word.
+    the command is killed. Ctrl-C reaches all processes of a terminal, and ends this one without a word, unless the
+    command ignores it, as a shell has it do in the background.
     """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     dlfp4.set_num_threads(threads)
     Thread(target=end_with, args=(parent_process(),), daemon=True).start()
 

@@ -780,6 +780,7 @@ def work(seconds):
     return os.getpid()
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored where the tests run in the background
     try:
         with commands.workers(2) as executor:
             seen = set()
@@ -803,6 +804,30 @@ def test_an_interrupt_ends_workers_without_a_word(tmp_path):
         command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path, start_new_session=True
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+IGNORED = """
+import os, signal
+from dlfp4.checkpoints import commands
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with commands.workers(2) as executor:
+        executor.submit(abs, -1).result()  # a worker is there
+        os.killpg(0, signal.SIGINT)
+        print(executor.submit(abs, -2).result())
+"""
+
+
+def test_workers_ignore_an_interrupt_that_the_command_ignores(tmp_path):
+    """As commands do that a shell starts with `&`, or nohup."""
+    program = tmp_path / "program.py"
+    program.write_text(IGNORED)
+    command = [sys.executable, "-P", program]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path, start_new_session=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "2\n", "")
 
 
 def test_command_line(model, target):
