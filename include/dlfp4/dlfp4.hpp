@@ -40,7 +40,18 @@ DLFP4_API inline const std::error_category &category() noexcept {
   return result;
 }
 
-inline std::error_code make_error_code(dlfp4_status status) noexcept { return {static_cast<int>(status), category()}; }
+}  // namespace dlfp4
+
+/** Beside dlfp4_status, where std::error_code looks for it, so that `code == DLFP4_E_SHAPE` compares the two. */
+inline std::error_code make_error_code(dlfp4_status status) noexcept {
+  return {static_cast<int>(status), dlfp4::category()};
+}
+template <>
+struct std::is_error_code_enum<dlfp4_status> : std::true_type {};
+
+namespace dlfp4 {
+
+using ::make_error_code;
 
 #if defined(__cpp_exceptions)
 /** What the forms throw that set no std::error_code; status() is the C API's. */
