@@ -17,15 +17,18 @@ DLTensor describe(void *data, int64_t *shape, DLDataType type) {
   return {data, {kDLCPU, 0}, 2, type, shape, nullptr, 0};
 }
 
-// What a thread makes of the values that all share: codes, scales, values again, a product.
+// What a thread makes of the values that all share: codes, scales, values again, the codes as bytes, a product. The
+// table for these bytes is made by who needs it first at a level.
 struct Results {
   std::vector<uint8_t> codes = std::vector<uint8_t>(kRows * kColumns / 2);
   std::vector<uint8_t> scales = std::vector<uint8_t>(kRows * kColumns / 32);
   std::vector<uint16_t> values = std::vector<uint16_t>(kRows * kColumns);
+  std::vector<uint8_t> bytes = std::vector<uint8_t>(kRows * kColumns);
   std::vector<float> sums = std::vector<float>(kRows);
 
   bool operator==(const Results &other) const {
-    return codes == other.codes && scales == other.scales && values == other.values && sums == other.sums;
+    return codes == other.codes && scales == other.scales && values == other.values && bytes == other.bytes &&
+           sums == other.sums;
   }
 };
 
@@ -35,11 +38,13 @@ bool run(const std::vector<float> &x, Results *results) {
   const DLTensor data = describe(results->codes.data(), shape, {kDLFloat4_e2m1fn, 4, 1});
   const DLTensor scales = describe(results->scales.data(), scale_shape, {kDLFloat8_e8m0fnu, 8, 1});
   const DLTensor values = describe(results->values.data(), shape, {kDLBfloat, 16, 1});
+  const DLTensor bytes = describe(results->bytes.data(), shape, {kDLFloat8_e4m3fn, 8, 1});
   DLTensor sums = describe(results->sums.data(), lines, {kDLFloat, 32, 1});
   sums.ndim = 1;
   const dlfp4_scaled_tensor q = {dlfp4_find_format("mxfp4"), -1, 0, 0, &data, &scales, nullptr, nullptr, nullptr};
   return dlfp4_quantize(&floats, nullptr, 0, &q, nullptr, nullptr) == DLFP4_OK &&
          dlfp4_dequantize(&q, &values, nullptr) == DLFP4_OK &&
+         dlfp4_cast(&data, &bytes, nullptr, 0, nullptr) == DLFP4_OK &&
          dlfp4_vecdot(&q, &q, &sums, nullptr, nullptr) == DLFP4_OK;
 }
 
