@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HEADER = Path(dlfp4.get_include()) / "dlfp4" / "dlfp4.h"
 INTERFACE = dlfp4.__version__.rpartition(".")[0]
 LIBRARY = Path(dlfp4.get_library_dir()) / f"libdlfp4.so.{INTERFACE}"
+PAGE = (ROOT / "docs" / "library.md").read_text()
 same_on_every_python = pytest.mark.arithmetic  # and takes seconds
 STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"]
 
@@ -34,6 +35,12 @@ def run(*command, **options):
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, **options)
     assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}"
     return done.stdout
+
+
+def shown(language):
+    """The page's program in a language."""
+    (program,) = re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    return program
 
 
 def flags(capsys, *names):
@@ -179,8 +186,7 @@ def rust_program(folder, crate):
     package = '[package]\nname = "program"\nversion = "1.0.0"\nedition = "2021"\n'
     (folder / "Cargo.toml").write_text(f'{package}[dependencies]\ndlfp4 = {{ path = "{crate}" }}\n')
     (folder / "src" / "main.rs").write_text('fn main() {\n    println!("{}", dlfp4::version());\n}\n')
-    page = (ROOT / "docs" / "library.md").read_text()
-    (folder / "build.rs").write_text(re.search(r"```rust\n(.*?)```", page, re.DOTALL)[1])
+    (folder / "build.rs").write_text(shown("rust"))
     return folder
 
 
@@ -204,6 +210,61 @@ def test_the_rust_crate(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "libdlfp4 is not found" in done.stderr
     assert (tmp_path / "target" / "doc" / "dlfp4" / "index.html").exists()
+
+
+OUT_OF = dict(re.findall(r"^\| (an? [^|]+) \| `([^`]+)`", PAGE, re.MULTILINE))
+PRINTS_THE_VERSION = """
+#include <dlfp4/dlfp4.h>
+#include <stdio.h>
+int main(void) { return puts(dlfp4_version()) < 0; }
+"""
+
+
+@same_on_every_python
+@needs("sh", "cmake", "cc", "c++", "pkg-config")
+@pytest.mark.parametrize("way", [way for way in OUT_OF if "with" in way])
+def test_a_program_is_built_as_the_page_says(tmp_path, way):
+    (tmp_path / "main.c").write_text(PRINTS_THE_VERSION)
+    project = "cmake_minimum_required(VERSION 3.25)\nproject(program C)\nadd_executable(program main.c)\n"
+    (tmp_path / "CMakeLists.txt").write_text(project + shown("cmake"))
+    (tmp_path / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    (tmp_path / "python").chmod(0o755)
+    prefix = LIBRARY.parents[1]  # the package's folder has what an installed library has
+    (where,) = re.findall(r"`PKG_CONFIG_PATH=(\S+)`", PAGE)
+    env = {**os.environ, "PKG_CONFIG_PATH": where.replace("PREFIX", str(prefix))}
+    env["PATH"] = f"{tmp_path}:{env['PATH']}"
+    command = re.sub(r"\bPREFIX\b", str(prefix), OUT_OF[way])
+    command = command.replace("cc main.c", f"cc {os.environ.get('CFLAGS', '')} main.c -o program")
+    if "CMake" in way:
+        command += " && cmake --build build && mv build/program ."
+    elif "pkg-config" in way:
+        command += " " + re.search(r"link with `([^`]+)`", PAGE)[1]
+    run("sh", "-ec", command, cwd=tmp_path, env=env)
+    assert run(tmp_path / "program").strip() == dlfp4.__version__
+
+
+PART_OF_A_PROGRAM = """
+#include <dlfp4/dlfp4.h>
+#include <stddef.h>
+int cudaMallocAsync(void **memory, size_t bytes, void *stream);
+int fail(void);
+int multiply(DLTensor x, dlfp4_prepared prepared, DLTensor ends, DLTensor tokens, DLTensor gates, DLTensor out,
+             void *workspace, void *stream) {
+  dlfp4_status status;
+"""
+
+
+@needs("cc")
+def test_the_c_code_of_the_page_compiles(tmp_path, capsys):
+    source = tmp_path / "part.c"
+    source.write_text(f"{PART_OF_A_PROGRAM}{shown('c')}return status; }}\n")
+    run("cc", "-std=c99", *STRICT, *flags(capsys, "--cflags"), "-fsyntax-only", source)
+
+
+def test_the_page_names_what_is_there():
+    there = {word for path in HEADER.parent.iterdir() for word in re.findall(r"\bdlfp4_\w+", path.read_text())}
+    there |= {"dlfp4_DIR", "dlfp4_static"}  # of CMake
+    assert set(re.findall(r"\bdlfp4_\w+", PAGE)) <= there
 
 
 def declared_functions():
